@@ -42,9 +42,12 @@ type laidOut struct {
 
 // packSource has the packs of a run.
 type packSource interface {
-	// find gives the pack with a sample epoch, and the first of the epoch's mini-batches in it.
-	// What is not there yet it makes. The pack stays until close.
-	find(ctx context.Context, sampleEpoch int) (pack *laidOut, first int, err error)
+	// find gives the pack that an epoch of training is in, and the place of the epoch's first
+	// mini-batch in it. What is not there yet it makes. The pack stays until ahead is called after a
+	// find of another.
+	find(ctx context.Context, epoch int) (pack *laidOut, first int, err error)
+	// ahead says that an epoch is about to train, with nothing else of a pack in use.
+	ahead(ctx context.Context, epoch int) error
 	describe(r *report.PackedInfo)
 	close() error
 }
@@ -119,7 +122,7 @@ func (t *packedTiers) place(ctx context.Context) (err error) {
 	}
 	pack := t.now
 	if pack == nil {
-		if pack, _, err = t.packs.find(ctx, e.Config.SampleEpoch(0)); err != nil {
+		if pack, _, err = t.packs.find(ctx, 0); err != nil {
 			return untiered{err}
 		}
 	}
@@ -198,7 +201,7 @@ func (t *packedTiers) prepare(ctx context.Context, p *pass, end int) (int, error
 		}
 		return end, e.store.turnTo(ctx, nil)
 	}
-	pack, first, err := t.packs.find(ctx, p.epoch)
+	pack, first, err := t.packs.find(ctx, p.number)
 	if err != nil {
 		return end, err
 	}
@@ -214,6 +217,9 @@ func (t *packedTiers) prepare(ctx context.Context, p *pass, end int) (int, error
 	t.first = first
 	p.sampled = &packedEpoch{keptPass{e: e, p: p, from: pack.samples, base: first,
 		stage: &t.blocks}, &t.restored}
+	if err := t.packs.ahead(ctx, p.number); err != nil {
+		return end, err
+	}
 	if pack.pages.layout.Rows == 0 { // memory holds all
 		return end, nil
 	}

@@ -65,6 +65,7 @@ func requireSampled(t *testing.T, s *prepare.Sampling, r *packs.Run, d *dataset.
 	for epoch := range s.Config.Epochs {
 		p, first, err := r.Find(ctx, epoch)
 		require.NoError(t, err)
+		r.Ahead(ctx, epoch)
 		sample := s.Config.SampleEpoch(epoch)
 		graph.Shuffle(order, train, s.Config.Seed, sample)
 		for i := range prepare.Batches(len(order), s.Config.Batch) {
@@ -118,7 +119,7 @@ func TestPacksHoldWhatSamplingDraws(t *testing.T) {
 			require.NoError(t, err)
 			s := openSampling(t, dev, d, cfg, report.Observer{})
 			r, err := packs.Start(s, packs.Options{Dir: filepath.Join(t.TempDir(), "p"), Hot: 100,
-				Segment: 3, Ahead: i > 0})
+				Segment: 3})
 			require.NoError(t, err)
 			requireSampled(t, s, r, d)
 			p, first, err := r.Find(context.Background(), 4)

@@ -27,7 +27,7 @@ func TestPacksHoldWhatAGPUDraws(t *testing.T) {
 			v.set(&cfg)
 			s := openSampling(t, dev, d, cfg, report.Observer{})
 			r, err := packs.Start(s, packs.Options{Dir: filepath.Join(t.TempDir(), "p"), Hot: 100,
-				Segment: 3, Ahead: true})
+				Segment: 3})
 			require.NoError(t, err)
 			requireSampled(t, s, r, d)
 			require.NoError(t, r.Close())

@@ -5,7 +5,6 @@ import (
 	"reflect"
 
 	"helios/internal/errs"
-	"helios/sched/plan"
 )
 
 // Key is what a folder's packs depend on. Its JSON names are those of options where there is one.
@@ -37,25 +36,6 @@ var notOptions = map[string]string{"dataset": "dataset", "edges": "number of edg
 func (k Key) samples(first, end int) string {
 	return fmt.Sprintf("%q %d %q %d %q %d %v %d %t %d %d", k.Dataset, k.Edges, k.Train, k.Seed,
 		k.Sampler, k.Dependency, k.Fanouts, k.Batch, k.Degrees, first, end)
-}
-
-// epochsOf is how many sample epochs the first pack has.
-func epochsOf(c *plan.Config) int {
-	if c.SampleEpochs == 0 {
-		return c.Epochs
-	}
-	return c.SampleEpochs
-}
-
-// packEpochs returns the sample epochs first to end-1 of the pack that has one of them: those that
-// training begins with, or those of a refresh.
-func packEpochs(c *plan.Config, sample int) (first, end int) {
-	n := epochsOf(c)
-	if sample < n || c.Refresh == 0 {
-		return 0, n
-	}
-	first = n + (sample-n)/c.Refresh*c.Refresh
-	return first, first + c.Refresh
 }
 
 // same refuses a key that differs, and names what does.

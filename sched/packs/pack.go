@@ -56,9 +56,9 @@ func (e *Entry) name() string { return fmt.Sprintf("epochs-%d-%d", e.First, e.En
 
 // The phases of preparing, as Work.Progress names them.
 const (
-	PhaseSample = "sample"
+	PhaseSample = "sample for packing"
 	PhasePlan   = "plan"
-	PhasePack   = "pack"
+	PhasePack   = "pack MiB"
 )
 
 // Work is what making a pack takes.

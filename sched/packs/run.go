@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 
 	"helios/cache"
 	"helios/cache/packed"
@@ -19,8 +20,9 @@ type Options struct {
 	Budget  int64  // most bytes of the pages of plan.Config.SampleEpochs; 0: no bound
 	Segment int    // mini-batches that share a disk cache; 0: what is best within Budget
 	Hot     int64  // rows that stay in memory while training
-	// Ahead has the packs of a refresh made while the epochs before them train.
-	Ahead bool
+	// Source opens the rows in the type of the run, and says how to close them; nil, and while
+	// others train: the dataset's file.
+	Source func(ctx context.Context) (packed.Source, func() error, error)
 }
 
 // lbaBytes is the LBA of the software SSD over a folder's pages.
@@ -67,10 +69,11 @@ func Start(s *prepare.Sampling, o Options) (*Run, error) {
 // key is what the run's packs depend on.
 func (r *Run) key() Key {
 	c, m := &r.s.Config, r.s.In.Dataset.Meta
+	_, epochs := c.PackEpochs(0)
 	return Key{Dataset: r.s.In.Dataset.UUID().String(), Edges: m.Edges,
 		Train: cache.HashNodes(r.train), Seed: c.Seed, Sampler: c.Sampler,
 		Dependency: c.BatchDependency, Fanouts: c.Fanouts, Batch: c.Batch,
-		Degrees: c.Arch().Degrees(), SampleEpochs: epochsOf(c),
+		Degrees: c.Arch().Degrees(), SampleEpochs: epochs,
 		RowDType: r.s.RowType.String(), RowBytes: r.s.RowBytes, LBABytes: lbaBytes,
 		Segment: r.o.Segment, Budget: r.o.Budget}
 }
@@ -95,34 +98,47 @@ func (r *Run) Close() error {
 }
 
 // Find gives the pack that an epoch of training is in, counted from 0, and the place of the epoch's
-// first mini-batch in it. What is not there yet is made. Packs that no epoch needs from here on are
-// removed, but for the first, and where the run is so the next refresh's is begun. The pack stays
-// until the next Find.
+// first mini-batch in it. What is not there yet is made. Packs of refreshes that no epoch needs
+// from here on are removed. The pack stays until a Find of an epoch that is in another one.
 func (r *Run) Find(ctx context.Context, epoch int) (_ *Pack, first int, err error) {
 	c := &r.s.Config
-	if r.coming != nil {
-		p, err := r.arrived()
-		if err != nil {
-			return nil, 0, stopped(ctx, err)
-		}
-		r.open = append(r.open, p)
-	}
-	live, _ := c.LiveEpochs(epoch)
-	if err := r.forget(live); err != nil {
-		return nil, 0, err
-	}
 	sample := c.SampleEpoch(epoch)
-	p, err := r.get(ctx, sample)
-	if err != nil {
-		return nil, 0, stopped(ctx, err)
-	}
-	if next := r.next(epoch); r.o.Ahead && next >= 0 {
-		if err := r.ahead(ctx, next); err != nil {
+	p := r.held(sample)
+	if p == nil {
+		if r.coming != nil {
+			p, err := r.arrived()
+			if err != nil {
+				return nil, 0, stopped(ctx, err)
+			}
+			r.open = append(r.open, p)
+		}
+		live, _ := c.LiveEpochs(epoch)
+		if c.SampleEpochs == 0 {
+			live = 0
+		}
+		if err := r.forget(live); err != nil {
 			return nil, 0, err
+		}
+		if p, err = r.get(ctx, sample); err != nil {
+			return nil, 0, stopped(ctx, err)
 		}
 	}
 	return p, (sample - p.Entry.First) * r.batches, nil
 }
+
+// Ahead begins the pack of the refresh that follows an epoch of training, where there is one and
+// nothing is being made, while that epoch trains: on one thread, a stream of the lowest priority
+// and with a part of the memory. A Find that needs it waits for it.
+func (r *Run) Ahead(ctx context.Context, epoch int) {
+	if r.coming == nil {
+		if next := r.next(epoch); next >= 0 {
+			r.ahead(ctx, next)
+		}
+	}
+}
+
+// Holds tells whether a pack that Find has given is open still.
+func (r *Run) Holds(p *Pack) bool { return slices.Contains(r.open, p) }
 
 // stopped is the error of a run that the user has stopped, where they have.
 func stopped(ctx context.Context, err error) error {
@@ -132,14 +148,23 @@ func stopped(ctx context.Context, err error) error {
 	return err
 }
 
-// get opens the pack of a sample epoch, and makes it where it is not there.
-func (r *Run) get(ctx context.Context, sample int) (*Pack, error) {
-	first, end := packEpochs(&r.s.Config, sample)
+// held returns the pack of a sample epoch that is open; nil: none is.
+func (r *Run) held(sample int) *Pack {
+	first, end := r.s.Config.PackEpochs(sample)
 	for _, p := range r.open {
 		if p.Entry.First == first && p.Entry.End == end {
-			return p, nil
+			return p
 		}
 	}
+	return nil
+}
+
+// get opens the pack of a sample epoch, and makes it where it is not there.
+func (r *Run) get(ctx context.Context, sample int) (*Pack, error) {
+	if p := r.held(sample); p != nil {
+		return p, nil
+	}
+	first, end := r.s.Config.PackEpochs(sample)
 	if first > 0 && r.hot == nil {
 		// Its hot rows are those of the first pack, also where that trains no more.
 		if _, err := r.get(ctx, 0); err != nil {
@@ -186,16 +211,15 @@ func (r *Run) next(epoch int) int {
 	}
 	_, end := c.LiveEpochs(from)
 	sample := end - c.Refresh
-	if r.folder.Has(packEpochs(c, sample)) {
+	if r.folder.Has(c.PackEpochs(sample)) {
 		return -1
 	}
 	return sample
 }
 
-// ahead makes the pack of a sample epoch while others train: on one thread, a stream of the lowest
-// priority and with a part of the memory.
-func (r *Run) ahead(ctx context.Context, sample int) error {
-	first, end := packEpochs(&r.s.Config, sample)
+// ahead makes the pack of a sample epoch.
+func (r *Run) ahead(ctx context.Context, sample int) {
+	first, end := r.s.Config.PackEpochs(sample)
 	inner, cancel := context.WithCancel(ctx)
 	n := &coming{cancel: cancel, done: make(chan struct{})}
 	r.coming = n
@@ -203,7 +227,6 @@ func (r *Run) ahead(ctx context.Context, sample int) error {
 		defer close(n.done)
 		n.pack, n.err = r.make(inner, first, end, true)
 	}()
-	return nil
 }
 
 // arrived waits for the pack that is made.
@@ -240,6 +263,9 @@ func (r *Run) make(ctx context.Context, first, end int, meanwhile bool) (*Pack, 
 		name, w.Workers, w.Memory = "sample packs beside training", 1, memory/packShare
 	} else {
 		w.Progress = r.tell
+		if from := r.o.Source; from != nil {
+			w.Source = func() (packed.Source, func() error, error) { return from(ctx) }
+		}
 	}
 	w.Sample = func(ctx context.Context, first, end int, to *samples.Writer,
 		told func(done, total int)) error {
@@ -253,10 +279,10 @@ func (r *Run) make(ctx context.Context, first, end int, meanwhile bool) (*Pack, 
 	return r.folder.Make(ctx, first, end, w)
 }
 
-// tell passes progress on, in units that an int holds everywhere.
+// tell passes progress on.
 func (r *Run) tell(phase string, done, total int64) {
-	for total > math.MaxInt32 {
-		done, total = done>>10, total>>10
+	if phase == PhasePack {
+		done, total = done>>20, max(total>>20, 1)
 	}
 	r.s.Observer.TellStep(phase, int(done), int(total))
 }
