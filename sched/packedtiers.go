@@ -43,8 +43,8 @@ type laidOut struct {
 // packSource has the packs of a run.
 type packSource interface {
 	// find gives the pack that an epoch of training is in, and the place of the epoch's first
-	// mini-batch in it. What is not there yet it makes. The pack stays until ahead is called after a
-	// find of another.
+	// mini-batch in it. What is not there yet it makes. The pack stays until ahead is called
+	// after a find of another.
 	find(ctx context.Context, epoch int) (pack *laidOut, first int, err error)
 	// ahead says that an epoch is about to train, with nothing else of a pack in use.
 	ahead(ctx context.Context, epoch int) error

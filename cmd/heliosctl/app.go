@@ -38,7 +38,7 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 		Commands: []*cli.Command{
 			bindCommand(), unbindCommand(), ssdsCommand(),
 			generateCommand(), importCommand(), partitionCommand(), loadCommand(), verifyCommand(),
-			trainCommand(), evalCommand(), predictCommand(), compareCommand(),
+			prepareCommand(), trainCommand(), evalCommand(), predictCommand(), compareCommand(),
 			benchCommand(), cacheCommand(),
 			doctorCommand(), vfioSetupCommand(), versionCommand(),
 			completionCommand(), manCommand(),

@@ -75,3 +75,13 @@ func addStats(t *packed.Stats, s packed.Stats) {
 	t.CacheRuns += s.CacheRuns
 	t.ChunkRuns += s.ChunkRuns
 }
+
+// PrepareResult is what preparing mini-batches for training comes to.
+type PrepareResult struct {
+	Event   string `json:"event"` // "result"
+	Mode    string `json:"mode"`
+	Dataset string `json:"dataset"`
+	Seed    uint64 `json:"seed"`
+	Device  string `json:"device"`
+	PackedInfo
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+
+	hcli "helios/internal/cli"
+	"helios/internal/errs"
+	"helios/sched"
+	"helios/sched/plan"
+)
+
+func prepareCommand() *cli.Command {
+	return verb(&cli.Command{
+		Name:      "prepare",
+		Usage:     "sample mini-batches and lay them out on disk, for a later train",
+		ArgsUsage: "[DATASET]",
+		Description: "Example: heliosctl prepare g --mode " + plan.PackedModes()[0] +
+			" --sample-epochs 4 --packed runs/packed --cpu-cache 10%\n" +
+			"Give what train is going to be given: train with the same --packed uses what is there, and prepares the rest.\n" +
+			"However it is stopped, the same command goes on where it was.",
+	}, 1, prepareOptions(), runPrepare)
+}
+
+func prepareOptions() hcli.Options[runArgs] {
+	return slices.Concat(withDataset(datasetOptions(datasetUsage)),
+		withConfig(modelOptions()).Group("Model"), dataPath())
+}
+
+func runPrepare(ctx context.Context, e *env, a *runArgs) (err error) {
+	if e.given(&a.cfg.Mode) == "" {
+		a.cfg.Mode = plan.PackedModes()[0]
+	}
+	if e.given(&a.timeline) != "" {
+		return errs.New(errs.Usage, "--timeline: nothing trains; leave it out")
+	}
+	if err := a.cfg.Check(); err != nil {
+		return err
+	}
+	s, err := openSession(ctx, e, a)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, s.close)
+	res, err := sched.Prepare(ctx, a.cfg, s.Inputs, e.observer())
+	if err != nil {
+		return err
+	}
+	e.ui.Table([]string{"", ""}, packedRows(&res.PackedInfo))
+	return e.ui.Object(res)
+}
