@@ -139,7 +139,9 @@ func (v *run) layOut(ctx context.Context, p *vpack) error {
 	sampled := v.m.sim.Now()
 	t.info.SampleSeconds += float64(sampled-began) / 1e9
 	c := v.PackConfig(t.tiers.GPURows+t.tiers.CPURows, int64(v.layout.LBABytes))
-	if len(t.packs) > 0 { // the tiers are filled
+	if len(t.packs) > 0 { // the tiers are filled, and a refresh has its share of the room
+		_, all := v.Config.PackEpochs(0)
+		c.Budget = max(c.Budget/int64(all)*int64(p.end-p.first), 1)
 		if c.HotRows, err = t.packs[0].plan.Hot(); err != nil {
 			return err
 		}
