@@ -45,28 +45,35 @@ func TestMETIS(t *testing.T) {
 	}
 }
 
-// What METIS gets are the edges, each in the lists of both its ends and once, in order.
+// undirectedBy compares what METIS gets with the edges: each in the lists of both its ends and
+// once, in order.
+func undirectedBy[T metis.Number](t *testing.T, e *edges, want [][]T, l *metis.Library) {
+	t.Helper()
+	u, err := undirected[T](t.Context(), l, e.topology(t, l.Wide))
+	require.NoError(t, err)
+	require.Len(t, u.start, int(e.nodes)+1)
+	for v, list := range want {
+		slices.Sort(list)
+		require.Equal(t, slices.Compact(list),
+			append([]T(nil), u.adj[u.start[v]:u.start[v+1]]...), "node %d", v)
+	}
+	require.Equal(t, len(u.adj), int(u.start[e.nodes]))
+	require.NoError(t, u.free())
+}
+
 func TestUndirected(t *testing.T) {
-	l := library(t)
 	for seed := range uint64(10) {
 		r := generator(seed)
 		e := anyEdges(r, 1+r.IntN(60), r.IntN(800))
-		want := make([][]int32, e.nodes)
+		narrow, wide := make([][]int32, e.nodes), make([][]int64, e.nodes)
 		for i := range e.src {
 			if a, b := e.src[i], e.dst[i]; a != b {
-				want[a], want[b] = append(want[a], int32(b)), append(want[b], int32(a))
+				narrow[a], narrow[b] = append(narrow[a], int32(b)), append(narrow[b], int32(a))
+				wide[a], wide[b] = append(wide[a], b), append(wide[b], a)
 			}
 		}
-		u, err := undirected[int32](t.Context(), &metis.Library{Path: l.Path}, e.topology(t, false))
-		require.NoError(t, err)
-		require.Len(t, u.start, int(e.nodes)+1)
-		for v, list := range want {
-			slices.Sort(list)
-			require.Equal(t, slices.Compact(list),
-				append([]int32(nil), u.adj[u.start[v]:u.start[v+1]]...), "seed %d, node %d", seed, v)
-		}
-		require.Equal(t, len(u.adj), int(u.start[e.nodes]))
-		require.NoError(t, u.free())
+		undirectedBy(t, e, narrow, &metis.Library{})
+		undirectedBy(t, e, wide, &metis.Library{Wide: true})
 	}
 }
 
