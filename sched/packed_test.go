@@ -31,6 +31,7 @@ var packedWays = []variant{
 	}, 1, 2},
 	{"CPU tier alone, segments of 3", func(c *plan.Config) {
 		c.GPUCache, c.CPUCache, c.Segment = plan.NoCache(), percent(20), 3
+		c.DiskBudget = plan.DiskBudget{Times: 10}
 	}, 2, 2},
 	{"no tier, checked", func(c *plan.Config) {
 		c.GPUCache, c.CPUCache, c.CheckReads = plan.NoCache(), plan.NoCache(), true

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -80,6 +81,17 @@ func marked(t *testing.T) uint64 {
 	return binary.LittleEndian.Uint64(b)
 }
 
+// torn takes the notes away that come first where a load was killed between the two copies of an
+// SSD's superblock.
+func torn(r outcome) outcome {
+	lines := slices.DeleteFunc(strings.SplitAfter(r.errOut, "\n"), func(l string) bool {
+		return strings.HasPrefix(l, "ssd ssd") &&
+			strings.Contains(l, "the two superblocks differ: a load was interrupted")
+	})
+	r.errOut = strings.Join(lines, "")
+	return r
+}
+
 // A load that is killed again and again at random moments goes on each time, and ends as one that
 // was left alone.
 func TestKilledLoadGoesOn(t *testing.T) {
@@ -101,9 +113,9 @@ func TestKilledLoadGoesOn(t *testing.T) {
 		time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond)
 		require.NoError(t, c.Process.Kill())
 		require.Error(t, c.Wait(), "it was done before it was killed: make slowSSD slower")
-		fails(t, hc(t, "verify", "g"), 5, "verify", "did not finish", "% of its stripe is there",
-			"heliosctl load")
-		fails(t, hc(t, trainArgs("--epochs", "1")...), 5, "train", "did not finish")
+		fails(t, torn(hc(t, "verify", "g")), 5, "verify", "did not finish",
+			"% of its stripe is there", "heliosctl load")
+		fails(t, torn(hc(t, trainArgs("--epochs", "1")...)), 5, "train", "did not finish")
 	}
 	out := hc(t, "load", "g", "--json")
 	require.Equal(t, 0, out.code, out.errOut)
