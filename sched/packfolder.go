@@ -8,7 +8,9 @@ import (
 
 	"helios/cache/packed"
 	"helios/dataset/pages"
+	"helios/dataset/stripe"
 	"helios/sched/packs"
+	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
 )
@@ -34,33 +36,58 @@ func openPacks(e *engine) (packSource, error) {
 	}
 	p := &packFolder{e: e, open: map[*packs.Pack]*openPack{}}
 	budget := c.DiskBudget.Of(e.Rows * e.RowBytes)
-	p.info = report.PackedInfo{Dir: dir, Reused: true, Budget: budget}
-	p.run, err = packs.Start(e.Sampling, packs.Options{Dir: dir, Budget: budget,
-		Segment: c.Segment, Hot: e.tiers.GPURows + e.tiers.CPURows, Source: p.source})
-	if err != nil {
+	p.info = report.PackedInfo{Dir: dir, PagesOn: c.PagesOn, Reused: true, Budget: budget}
+	o := packs.Options{Dir: dir, Budget: budget, Segment: c.Segment,
+		Hot: e.tiers.GPURows + e.tiers.CPURows, Source: p.source,
+		Pages: pages.InFolder{Options: pages.OpenOptions{PollDoorbells: e.OnGPU()}}}
+	if c.PagesOn == plan.PagesSSDs {
+		o.Pages = stripe.PagePlace{Dataset: e.In.Dataset, SSDs: e.store.ssds}
+		for _, s := range e.store.ssds {
+			if s.Ctrl.MaxQueuePairs() < packPairs {
+				o.Source, o.InTurn = nil, true
+			}
+		}
+	}
+	if p.run, err = packs.Start(e.Sampling, o); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-// source has the rows read from the SSDs.
+// packPairs is how many queue pairs of each SSD are taken at once where pages are on SSDs: by what
+// writes them, and by what reads rows for them, or for training.
+const packPairs = 2
+
+// source has the rows read from the SSDs, in their order.
 func (p *packFolder) source(ctx context.Context) (packed.Source, func() error, error) {
-	if err := p.e.store.turnTo(ctx, nil); err != nil {
+	r, err := stripe.OpenRows(ctx, p.e.In.Dataset, p.e.store.ssds)
+	if err != nil {
 		return nil, nil, err
 	}
-	r := &storedRows{s: &p.e.store}
-	return r, r.close, nil
+	if why := r.Unchecked(); why != "" {
+		p.e.Observer.TellNote("rows are packed without being held against their checksums: " + why)
+	}
+	return r, func() error { return r.Close(ctx) }, nil
 }
 
 // find implements packSource.
 func (p *packFolder) find(ctx context.Context, epoch int) (*laidOut, int, error) {
 	began := time.Now()
+	if !p.run.Held(epoch) {
+		// The stack may have all queue pairs, which making and opening packs take some of.
+		if err := p.e.store.close(); err != nil {
+			return nil, 0, err
+		}
+	}
 	pack, first, err := p.run.Find(ctx, epoch)
 	if err != nil {
 		return nil, 0, err
 	}
 	if o := p.open[pack]; o != nil {
 		return &o.laidOut, first, nil
+	}
+	if err := p.e.store.close(); err != nil {
+		return nil, 0, err
 	}
 	p.e.trace.run("prepare packs", began)
 	o, err := p.use(ctx, pack)
@@ -82,8 +109,7 @@ func (p *packFolder) use(ctx context.Context, pack *packs.Pack) (_ *openPack, er
 		return nil, err
 	}
 	if s.Pages > 0 {
-		if o.opened, err = pages.OpenFolder(ctx, pack.Dir, pack.Pages, pages.OpenOptions{
-			PollDoorbells: p.e.OnGPU()}); err != nil {
+		if o.opened, err = p.run.OpenPages(ctx, pack); err != nil {
 			if stopped := prepare.Interrupted(ctx); stopped != nil {
 				return nil, stopped
 			}

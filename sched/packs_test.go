@@ -9,6 +9,7 @@ import (
 
 	"helios/cuda"
 	"helios/dataset"
+	"helios/dataset/pages"
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
@@ -118,8 +119,8 @@ func TestPacksHoldWhatSamplingDraws(t *testing.T) {
 			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 			require.NoError(t, err)
 			s := openSampling(t, dev, d, cfg, report.Observer{})
-			r, err := packs.Start(s, packs.Options{Dir: filepath.Join(t.TempDir(), "p"), Hot: 100,
-				Segment: 3})
+			r, err := packs.Start(s, packs.Options{Dir: filepath.Join(t.TempDir(), "p"),
+				Hot: 100, Segment: 3, Pages: pages.InFolder{}})
 			require.NoError(t, err)
 			requireSampled(t, s, r, d)
 			p, first, err := r.Find(context.Background(), 4)
@@ -158,7 +159,8 @@ func TestPacksAreInterrupted(t *testing.T) {
 				cancel()
 			}
 		}})
-		r, err := packs.Start(s, packs.Options{Dir: dir, Hot: 10, Segment: 2})
+		r, err := packs.Start(s, packs.Options{Dir: dir, Hot: 10, Segment: 2,
+			Pages: pages.InFolder{}})
 		require.NoError(t, err)
 		_, _, err = r.Find(ctx, 0)
 		cancel()

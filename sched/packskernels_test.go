@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/dataset/pages"
 	"helios/internal/wide"
 	"helios/sched/packs"
 	"helios/sched/report"
@@ -26,8 +27,8 @@ func TestPacksHoldWhatAGPUDraws(t *testing.T) {
 			cfg.Epochs, cfg.SampleEpochs, cfg.Refresh = 2, 1, 1
 			v.set(&cfg)
 			s := openSampling(t, dev, d, cfg, report.Observer{})
-			r, err := packs.Start(s, packs.Options{Dir: filepath.Join(t.TempDir(), "p"), Hot: 100,
-				Segment: 3})
+			r, err := packs.Start(s, packs.Options{Dir: filepath.Join(t.TempDir(), "p"),
+				Hot: 100, Segment: 3, Pages: pages.InFolder{}})
 			require.NoError(t, err)
 			requireSampled(t, s, r, d)
 			require.NoError(t, r.Close())

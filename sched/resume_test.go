@@ -268,6 +268,7 @@ type childRun struct {
 	SSDs       []string
 	Checkpoint string
 	Pipeline   string
+	Packed     string // a folder: its pages on the SSDs
 	OutOfCore  string // a mode: train outOfCore instead, and print the result
 }
 
@@ -317,8 +318,14 @@ func childMain() int {
 		cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack = "sieve", 4096, 2, 0.9,
 			gpuio.StackSync
 	}
+	obs := report.Observer{}
+	if c.Packed != "" {
+		extentRun(&cfg)
+		cfg.Mode, cfg.PackedDir, cfg.PagesOn = plan.ModeDiskGNN, c.Packed, plan.PagesSSDs
+		obs.Step = func(string, int, int) { fmt.Println("step") }
+	}
 	cfg.OnBatch = func(int, int, *graph.MiniBatch) { fmt.Println("batch") }
-	r, err := Train(context.Background(), cfg, in, report.Observer{})
+	r, err := Train(context.Background(), cfg, in, obs)
 	if err != nil {
 		return fail(err)
 	}

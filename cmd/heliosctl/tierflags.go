@@ -61,6 +61,14 @@ func samplerOption(text string) hcli.Option[plan.Config] {
 	return hcli.Text(f, func(c *plan.Config) *string { return &c.Sampler })
 }
 
+// pagesOption is where mini-batches that are laid out have their pages.
+func pagesOption() hcli.Option[plan.Config] {
+	f := oneOf("pages-on", "where their pages are ("+plan.PagesFolder+": that of --packed; "+
+		plan.PagesSSDs+": the bound SSDs, behind the features)", "", plan.PagePlaces, nil)
+	f.DefaultText = plan.PagesFolder
+	return hcli.Text(f, func(c *plan.Config) *string { return &c.PagesOn })
+}
+
 // dependencyOption is of verbs that sample for training.
 func dependencyOption() hcli.Option[plan.Config] {
 	return hcli.Int(&cli.IntFlag{Name: "batch-dependency", DefaultText: "1",
@@ -117,6 +125,7 @@ func tierOptions() hcli.Options[plan.Config] {
 		hcli.Int(&cli.IntFlag{Name: "segment", DefaultText: "searched for",
 			Usage: "mini-batches that share a disk cache"},
 			func(c *plan.Config) *int { return &c.Segment }).Positive(),
+		pagesOption(),
 		hcli.Parsed(&cli.StringFlag{Name: "cache-line",
 			DefaultText: "4096 in bam and gids, else row",
 			Usage:       "what a dynamic GPU tier reads and keeps at once: lines of `BYTES`, or \"row\""},

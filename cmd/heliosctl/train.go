@@ -669,13 +669,17 @@ func packedRows(p *report.PackedInfo) [][]string {
 	if p.Dir != "" {
 		where = " in " + p.Dir
 	}
+	pages := ""
+	if p.PagesOn == plan.PagesSSDs {
+		pages = " (" + units.FormatBytes(p.PagesBytes) + " of them pages on the SSDs)"
+	}
 	return [][]string{
 		{"packed", fmt.Sprintf("%d mini-batches of %d sample epochs%s, segments of %d; %s in %.3g s (sampling %.3g s, planning %.3g s, packing %.3g s)",
 			p.Batches, p.SampleEpochs, where, p.Segment, when, p.Seconds, p.SampleSeconds,
 			p.PlanSeconds, p.PackSeconds)},
-		{"packed rows", fmt.Sprintf("%s stay in memory, %s in disk caches, %s in chunks; %s on disk, read at %.3f times what is needed, %s at a time",
+		{"packed rows", fmt.Sprintf("%s stay in memory, %s in disk caches, %s in chunks; %s on disk%s, read at %.3f times what is needed, %s at a time",
 			units.FormatCount(float64(p.RowsMemory)), units.FormatCount(float64(p.RowsDiskCache)),
-			units.FormatCount(float64(p.RowsChunks)), units.FormatBytes(p.DiskBytes),
+			units.FormatCount(float64(p.RowsChunks)), units.FormatBytes(p.DiskBytes), pages,
 			p.Amplification, units.FormatBytes(int64(p.RequestBytes)))},
 	}
 }

@@ -375,8 +375,14 @@ func (w *loader) writeSuperblocks(ctx context.Context, i int, st State) error {
 	return t.putSuperblocks(ctx, &sb)
 }
 
+// superblocks keeps goroutines of this process from reading a superblock while it is written, as
+// those of pages are while a run trains.
+var superblocks sync.RWMutex
+
 // putSuperblocks writes both copies, the first of them first, each durable before the next.
 func (t *target) putSuperblocks(ctx context.Context, sb *Superblock) error {
+	superblocks.Lock()
+	defer superblocks.Unlock()
 	for c, lba := range []nvme.LBA{0, secondCopy(t.lbaBytes, t.lbas)} {
 		b, err := sb.encode(c)
 		if err != nil {

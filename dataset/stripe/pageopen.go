@@ -223,12 +223,25 @@ func RemovePages(ctx context.Context, ssds []*gpuio.SSD, id uuid.UUID) (from []s
 	return removePages(ctx, ts, id)
 }
 
-func removePages(ctx context.Context, ts []*target, id uuid.UUID) (from []string, err error) {
-	var there []string
+func removePages(ctx context.Context, ts []*target, id uuid.UUID) ([]string, error) {
+	from, there, err := forgetPages(ctx, ts, id)
+	if err != nil || len(from) > 0 {
+		return from, err
+	}
+	what := "there are no pages on them"
+	if len(there) > 0 {
+		what = "there are " + strings.Join(there, "; ")
+	}
+	return nil, errs.New(errs.Usage, "none of the SSDs has pages of pack %s; %s", id, what)
+}
+
+// forgetPages is removePages; there are all pages that SSDs have had.
+func forgetPages(ctx context.Context, ts []*target, id uuid.UUID) (from, there []string,
+	err error) {
 	for _, t := range ts {
 		c, err := t.readCopies(ctx)
 		if err != nil {
-			return from, err
+			return from, there, err
 		}
 		sb, _, err := c.best()
 		if err != nil {
@@ -247,7 +260,7 @@ func removePages(ctx context.Context, ts []*target, id uuid.UUID) (from []string
 		}
 		if !listed {
 			if err := t.settle(ctx); err != nil {
-				return from, fmt.Errorf("ssd %s: %w", t.name, err)
+				return from, there, fmt.Errorf("ssd %s: %w", t.name, err)
 			}
 			continue
 		}
@@ -255,16 +268,9 @@ func removePages(ctx context.Context, ts []*target, id uuid.UUID) (from []string
 			sb.Pages.remove(i)
 		}
 		if err := t.putSuperblocks(ctx, &sb); err != nil {
-			return from, fmt.Errorf("ssd %s: %w", t.name, err)
+			return from, there, fmt.Errorf("ssd %s: %w", t.name, err)
 		}
 		from = append(from, t.name)
 	}
-	if len(from) == 0 {
-		what := "there are no pages on them"
-		if len(there) > 0 {
-			what = "there are " + strings.Join(there, "; ")
-		}
-		return nil, errs.New(errs.Usage, "none of the SSDs has pages of pack %s; %s", id, what)
-	}
-	return from, nil
+	return from, there, nil
 }

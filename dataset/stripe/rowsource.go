@@ -24,11 +24,12 @@ type RowSource struct {
 	stripes []stripe
 	l       gpuio.Layout
 	sums    []uint32 // by row; nil: they are not checked
+	why     string   // that is
 	bufs    [][]byte // by stripe
 }
 
-// OpenRows opens the rows of d on SSDs. Where all stripes have row checksums every row is held
-// against its own: 4 bytes of memory a row.
+// OpenRows opens the rows of d on SSDs. Where all stripes have row checksums, and memory has room
+// for them, every row is held against its own: 4 bytes of memory a row.
 func OpenRows(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD) (*RowSource, error) {
 	ts, err := openTargets(ctx, ssds)
 	if err != nil {
@@ -50,8 +51,13 @@ func openRows(ctx context.Context, d *dataset.Dataset, ts []*target) (*RowSource
 		bufs: make([][]byte, len(stripes))}
 	for _, s := range stripes {
 		if !s.sb.hasRowSums() {
+			r.why = "ssd " + s.t.name + " has no row checksums"
 			return r, nil
 		}
+	}
+	if err := roomForSums(r.l.Rows); err != nil {
+		r.why = err.Error()
+		return r, nil
 	}
 	r.sums, err = rowSums(ctx, d, stripes)
 	return r, err
@@ -66,8 +72,8 @@ func (r *RowSource) RowBytes() int { return int(r.l.RowBytes) }
 // RowType is the form of the rows.
 func (r *RowSource) RowType() rowtype.Type { return r.stripes[0].sb.RowType }
 
-// Checked tells whether rows are held against their checksums.
-func (r *RowSource) Checked() bool { return r.sums != nil }
+// Unchecked says why rows are not held against their checksums; "": they are.
+func (r *RowSource) Unchecked() string { return r.why }
 
 // ReadRows reads n rows from a row on into dst, which has room for them. What cannot be read, or is
 // not what was loaded, is an error of class device that names the SSD, and the row where that is

@@ -520,7 +520,11 @@ func openTargets(ctx context.Context, ssds []*gpuio.SSD) ([]*target, error) {
 	var ts []*target
 	for _, s := range ssds {
 		ns := s.Ctrl.Namespace()
-		b, err := gpuio.NewBulk(ctx, s.Ctrl, bulkDepth)
+		if err := ctx.Err(); err != nil {
+			return nil, errors.Join(err, closeTargets(ctx, ts))
+		}
+		// Cut off in the middle, the controller would keep a queue pair that nobody knows.
+		b, err := gpuio.NewBulk(context.WithoutCancel(ctx), s.Ctrl, bulkDepth)
 		if err != nil {
 			return nil, errors.Join(err, closeTargets(ctx, ts))
 		}
@@ -552,6 +556,8 @@ type copies struct {
 }
 
 func (t *target) readCopies(ctx context.Context) (copies, error) {
+	superblocks.RLock()
+	defer superblocks.RUnlock()
 	var c copies
 	if t.lbaBytes < 512 || t.lbaBytes > alignBytes {
 		return c, errs.New(errs.Capability,

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/dataset/pages"
 	"helios/internal/errs"
 	"helios/internal/lockowner"
 	"helios/internal/regular"
@@ -31,7 +32,7 @@ const (
 )
 
 // format is the version of the manifest and of what it describes.
-const format = 1
+const format = 2
 
 // manifest is the content of manifestName, behind which stands a line with its checksum.
 type manifest struct {
@@ -42,14 +43,16 @@ type manifest struct {
 
 // Folder is a folder of packs that this process has for itself.
 type Folder struct {
-	dir  string
-	lock *os.File
-	m    manifest
+	dir   string
+	place pages.Place
+	lock  *os.File
+	m     manifest
 }
 
-// Open takes the folder for a run with a key, and makes it where it is not there. One that another
-// process has, that holds anything else, or that was prepared with another key is refused.
-func Open(dir string, key Key) (_ *Folder, err error) {
+// Open takes the folder for a run with a key, and makes it where it is not there; its packs have
+// their pages in a place that the key tells from others. One that another process has, that holds
+// anything else, or that was prepared with another key is refused.
+func Open(dir string, key Key, place pages.Place) (_ *Folder, err error) {
 	there, err := isOurs(dir)
 	if err != nil {
 		return nil, err
@@ -57,7 +60,7 @@ func Open(dir string, key Key) (_ *Folder, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, unusable(err)
 	}
-	f := &Folder{dir: dir}
+	f := &Folder{dir: dir, place: place}
 	if f.lock, err = takeLock(dir); err != nil {
 		return nil, err
 	}

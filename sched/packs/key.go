@@ -22,7 +22,8 @@ type Key struct {
 	SampleEpochs int    `json:"sample-epochs"`
 	RowDType     string `json:"row-dtype"`
 	RowBytes     int64  `json:"row bytes"`
-	LBABytes     int64  `json:"lba bytes"`
+	PagesOn      string `json:"pages-on"`
+	LBABytes     int64  `json:"lba bytes"`   // of where the pages are
 	Segment      int    `json:"segment"`     // 0: searched for
 	Budget       int64  `json:"disk-budget"` // bytes of the pages of SampleEpochs; 0: no bound
 }
@@ -30,7 +31,7 @@ type Key struct {
 // notOptions are the fields of a Key that no option sets, as errors name them.
 var notOptions = map[string]string{"dataset": "dataset", "edges": "number of edges",
 	"training nodes": "training nodes", "degrees": "use of degrees (option model)",
-	"row bytes": "bytes in a row", "lba bytes": "LBAs of the SSDs"}
+	"row bytes": "bytes in a row", "lba bytes": "LBA size"}
 
 // samples is the part of a key that samples depend on: equal where the samples are.
 func (k Key) samples(first, end int) string {

@@ -249,7 +249,7 @@ func (f *Folder) pack(ctx context.Context, p *Pack, e *Entry, w Work) error {
 
 // fill is pack for pages that there are.
 func (f *Folder) fill(ctx context.Context, p *Pack, e *Entry, w Work) (err error) {
-	to, err := pages.CreateFolder(p.Dir, p.Pages)
+	to, err := f.place.Create(ctx, p.Dir, p.Pages)
 	var finished *pages.FinishedError
 	if errors.As(err, &finished) {
 		return nil
@@ -257,7 +257,7 @@ func (f *Folder) fill(ctx context.Context, p *Pack, e *Entry, w Work) (err error
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, to.Close()) }()
+	defer func() { err = errors.Join(err, to.Close(ctx)) }()
 	mark, err := os.OpenFile(filepath.Join(p.Dir, markName),
 		os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
 	if err != nil {
@@ -292,9 +292,19 @@ func (w *Work) tell(phase string, done, total int64) {
 	}
 }
 
+// OpenPages opens the pages of a pack that is whole.
+func (f *Folder) OpenPages(ctx context.Context, p *Pack) (*pages.Opened, error) {
+	o, err := f.place.Open(ctx, p.Dir, p.Pages)
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("%w; where they are gone or damaged remove the folder %s, too, which takes them for whole, and prepare it again",
+			err, f.dir)
+	}
+	return o, err
+}
+
 // Remove removes the packs that were made for sample epochs below first and are no longer needed;
 // those of the folder's first sample epochs stay for later runs.
-func (f *Folder) Remove(first int) error {
+func (f *Folder) Remove(ctx context.Context, first int) error {
 	for {
 		i := slices.IndexFunc(f.m.Packs, func(e Entry) bool {
 			return e.First > 0 && e.End <= first
@@ -302,7 +312,15 @@ func (f *Folder) Remove(first int) error {
 		if i < 0 {
 			return nil
 		}
+		// A removal that is cut off leaves a pack that is gone on with, or none.
+		f.m.Packs[i].Whole = false
+		if err := f.save(); err != nil {
+			return err
+		}
 		e := f.m.Packs[i]
+		if err := f.place.Remove(ctx, filepath.Join(f.dir, e.name()), e.ID); err != nil {
+			return err
+		}
 		f.m.Packs = slices.Delete(f.m.Packs, i, i+1)
 		if err := f.save(); err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cache/packed"
+	"helios/dataset/pages"
 	"helios/internal/errs"
 	"helios/sched/samples"
 )
@@ -125,7 +126,7 @@ func TestMakeGoesOn(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deep", "p")
 	cut, stages := 0, map[string]bool{}
 	for stop := 1; ; stop += 3 {
-		f, err := Open(dir, testKey())
+		f, err := Open(dir, testKey(), pages.InFolder{})
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
 		w, told := testWork(), 0
@@ -167,21 +168,21 @@ func TestMakeGoesOn(t *testing.T) {
 	require.Greater(t, cut, 3)
 	require.True(t, stages[PhaseSample] && stages[PhasePlan], "%v", stages)
 
-	f, err := Open(dir, testKey())
+	f, err := Open(dir, testKey(), pages.InFolder{})
 	require.NoError(t, err)
 	p, err := f.Make(context.Background(), 0, 2, Work{Nodes: testRows, Batches: testBatches})
 	require.NoError(t, err)
 	require.True(t, p.Reused)
 	holds(t, p)
 	require.NoError(t, p.Close())
-	require.NoError(t, f.Remove(2))
+	require.NoError(t, f.Remove(context.Background(), 2))
 	require.True(t, f.Has(2, 3), "of a sample epoch that is in use")
-	require.NoError(t, f.Remove(3))
+	require.NoError(t, f.Remove(context.Background(), 3))
 	require.False(t, f.Has(2, 3))
 	require.True(t, f.Has(0, 2), "the first ones stay")
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "epochs-2-2"), 0o755)) // a Remove that was cut
 	require.NoError(t, f.Close())
-	f, err = Open(dir, testKey())
+	f, err = Open(dir, testKey(), pages.InFolder{})
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	names, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -194,9 +195,9 @@ func TestMakeGoesOn(t *testing.T) {
 // Another run's folder, another program's and one in use are left alone.
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
-	f, err := Open(dir, testKey())
+	f, err := Open(dir, testKey(), pages.InFolder{})
 	require.NoError(t, err)
-	_, err = Open(dir, testKey())
+	_, err = Open(dir, testKey(), pages.InFolder{})
 	require.ErrorContains(t, err, "in use by process")
 	require.Equal(t, errs.Refused, errs.ClassOf(err))
 	require.NoError(t, f.Close())
@@ -210,7 +211,7 @@ func TestOpenRefuses(t *testing.T) {
 	} {
 		k := testKey()
 		set(&k)
-		_, err := Open(dir, k)
+		_, err := Open(dir, k, pages.InFolder{})
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
@@ -221,16 +222,16 @@ func TestOpenRefuses(t *testing.T) {
 		b := append([]byte(nil), was...)
 		b[at] ^= 1
 		require.NoError(t, os.WriteFile(path, b, 0o644))
-		_, err := Open(dir, testKey())
+		_, err := Open(dir, testKey(), pages.InFolder{})
 		require.Equal(t, errs.Device, errs.ClassOf(err), "byte %d: %v", at, err)
 	}
 	require.NoError(t, os.WriteFile(path, was[:9], 0o644))
-	_, err = Open(dir, testKey())
+	_, err = Open(dir, testKey(), pages.InFolder{})
 	require.Equal(t, errs.Device, errs.ClassOf(err))
 
 	other := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(other, "thesis.tex"), nil, 0o644))
-	_, err = Open(other, testKey())
+	_, err = Open(other, testKey(), pages.InFolder{})
 	require.ErrorContains(t, err, "thesis.tex")
 	require.Equal(t, errs.Refused, errs.ClassOf(err))
 	left, err := os.ReadDir(other)
@@ -246,7 +247,7 @@ func TestChild(t *testing.T) {
 	if dir == "" {
 		t.Skip("a part of TestKilled")
 	}
-	f, err := Open(dir, testKey())
+	f, err := Open(dir, testKey(), pages.InFolder{})
 	require.NoError(t, err)
 	w := testWork()
 	w.Progress = func(phase string, done, _ int64) {
@@ -292,7 +293,7 @@ func FuzzManifest(f *testing.F) {
 	b, err := m.encode()
 	require.NoError(f, err)
 	f.Add(b[:len(b)-len(sumLine(nil))])
-	f.Add([]byte(`{"format":1,"packs":[{"first":3,"end":2}]}`))
+	f.Add([]byte(`{"format":2,"packs":[{"first":3,"end":2}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m manifest
 		err := m.decode(append(b[:len(b):len(b)], sumLine(b)...), func(why string) error {

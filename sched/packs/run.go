@@ -3,11 +3,13 @@ package packs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 
 	"helios/cache"
 	"helios/cache/packed"
+	"helios/dataset/pages"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/sched/prepare"
@@ -20,13 +22,13 @@ type Options struct {
 	Budget  int64  // most bytes of the pages of plan.Config.SampleEpochs; 0: no bound
 	Segment int    // mini-batches that share a disk cache; 0: what is best within Budget
 	Hot     int64  // rows that stay in memory while training
+	Pages   pages.Place
+	// InTurn: a refresh's pack is made before the epoch that needs it, not while others train.
+	InTurn bool
 	// Source opens the rows in the type of the run, and says how to close them; nil, and while
 	// others train: the dataset's file.
 	Source func(ctx context.Context) (packed.Source, func() error, error)
 }
-
-// lbaBytes is the LBA of the software SSD over a folder's pages.
-const lbaBytes = 4096
 
 // Run has the packs of a run. Its methods are of one goroutine.
 type Run struct {
@@ -60,7 +62,7 @@ func Start(s *prepare.Sampling, o Options) (*Run, error) {
 			"%d rows would stay in memory, and packed mini-batches keep below 2^31 there; lower %v or %v",
 			o.Hot, errs.Key("gpu-cache"), errs.Key("cpu-cache"))
 	}
-	if r.folder, err = Open(o.Dir, r.key()); err != nil {
+	if r.folder, err = Open(o.Dir, r.key(), o.Pages); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -74,8 +76,8 @@ func (r *Run) key() Key {
 		Train: cache.HashNodes(r.train), Seed: c.Seed, Sampler: c.Sampler,
 		Dependency: c.BatchDependency, Fanouts: c.Fanouts, Batch: c.Batch,
 		Degrees: c.Arch().Degrees(), SampleEpochs: epochs,
-		RowDType: r.s.RowType.String(), RowBytes: r.s.RowBytes, LBABytes: lbaBytes,
-		Segment: r.o.Segment, Budget: r.o.Budget}
+		RowDType: r.s.RowType.String(), RowBytes: r.s.RowBytes, PagesOn: c.PagesOn,
+		LBABytes: r.o.Pages.LBABytes(), Segment: r.o.Segment, Budget: r.o.Budget}
 }
 
 // Close ends what is made in the background, which the next run goes on with, and gives the folder
@@ -107,16 +109,22 @@ func (r *Run) Find(ctx context.Context, epoch int) (_ *Pack, first int, err erro
 	if p == nil {
 		if r.coming != nil {
 			p, err := r.arrived()
-			if err != nil {
+			switch {
+			case err == nil:
+				r.open = append(r.open, p)
+			case ctx.Err() != nil:
 				return nil, 0, stopped(ctx, err)
+			default: // nothing else needs the SSDs and the memory now
+				r.s.Observer.TellNote(fmt.Sprintf(
+					"preparing mini-batches beside training failed, and goes on without training: %v",
+					err))
 			}
-			r.open = append(r.open, p)
 		}
 		live, _ := c.LiveEpochs(epoch)
 		if c.SampleEpochs == 0 {
 			live = 0
 		}
-		if err := r.forget(live); err != nil {
+		if err := r.forget(ctx, live); err != nil {
 			return nil, 0, err
 		}
 		if p, err = r.get(ctx, sample); err != nil {
@@ -130,11 +138,19 @@ func (r *Run) Find(ctx context.Context, epoch int) (_ *Pack, first int, err erro
 // nothing is being made, while that epoch trains: on one thread, a stream of the lowest priority
 // and with a part of the memory. A Find that needs it waits for it.
 func (r *Run) Ahead(ctx context.Context, epoch int) {
-	if r.coming == nil {
+	if r.coming == nil && !r.o.InTurn {
 		if next := r.next(epoch); next >= 0 {
 			r.ahead(ctx, next)
 		}
 	}
+}
+
+// Held tells whether a Find of an epoch has nothing to make, to open or to remove.
+func (r *Run) Held(epoch int) bool { return r.held(r.s.Config.SampleEpoch(epoch)) != nil }
+
+// OpenPages opens the pages of a pack that Find has given, of which there are some.
+func (r *Run) OpenPages(ctx context.Context, p *Pack) (*pages.Opened, error) {
+	return r.folder.OpenPages(ctx, p)
 }
 
 // Holds tells whether a pack that Find has given is open still.
@@ -185,7 +201,7 @@ func (r *Run) get(ctx context.Context, sample int) (*Pack, error) {
 }
 
 // forget closes and removes the packs of refreshes that have no sample epoch from live on.
-func (r *Run) forget(live int) error {
+func (r *Run) forget(ctx context.Context, live int) error {
 	kept, all := r.open[:0], []error(nil)
 	for _, p := range r.open {
 		if p.Entry.First > 0 && p.Entry.End <= live {
@@ -195,7 +211,7 @@ func (r *Run) forget(live int) error {
 		kept = append(kept, p)
 	}
 	r.open = kept
-	return errors.Join(append(all, r.folder.Remove(live))...)
+	return errors.Join(append(all, r.folder.Remove(ctx, live))...)
 }
 
 // next is the first sample epoch of the refresh that follows an epoch of training; below 0 where

@@ -166,11 +166,13 @@ type Config struct {
 	SuperbatchFill bool
 	// PackedDir is the folder of mini-batches that are laid out before training; empty: beside the
 	// dataset. DiskBudget bounds their bytes; zero: three times the features. Segment is how many
-	// of them share a disk cache; 0: what is best under the budget. Unpacked: there are none in a
-	// mode that has them, as in evaluation, whose samples are its own.
+	// of them share a disk cache; 0: what is best under the budget. PagesOn is one of PagePlaces;
+	// empty: the folder. Unpacked: there are none in a mode that has them, as in evaluation, whose
+	// samples are its own.
 	PackedDir  string
 	DiskBudget DiskBudget
 	Segment    int
+	PagesOn    string
 	Unpacked   bool
 	// CacheLine is the bytes of a line of a dynamic GPU tier, or LineRow; 0: by mode (bam and gids
 	// 4096, else a row).

@@ -33,6 +33,7 @@ var _ = registerMode(Mode{
 		if (c.DiskBudget == DiskBudget{}) {
 			c.DiskBudget.Times = defaultDiskTimes
 		}
+		orText(&c.PagesOn, PagesFolder)
 	},
 	Check: func(c Config) error {
 		if !c.LaidOut() {

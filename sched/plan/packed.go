@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,7 +14,16 @@ import (
 
 // PackedOptions are the keys of the options that mean something where mini-batches are laid out
 // beforehand alone.
-var PackedOptions = []string{"packed", "disk-budget", "segment"}
+var PackedOptions = []string{"packed", "disk-budget", "segment", "pages-on"}
+
+// Where the pages of laid out mini-batches are: Config.PagesOn.
+const (
+	PagesFolder = "folder" // in files beside their samples
+	PagesSSDs   = "ssds"   // on the bound SSDs, behind the features
+)
+
+// PagePlaces are the names of where pages can be.
+var PagePlaces = []string{PagesFolder, PagesSSDs}
 
 // defaultDiskTimes is the default of DiskBudget: the first that the paper's evaluation names.
 const defaultDiskTimes = 3
@@ -107,7 +117,7 @@ func (c Config) PackedFolder(dataset string) string {
 // be.
 func (c Config) checkPacked() error {
 	for i, given := range []bool{c.PackedDir != "", c.DiskBudget != DiskBudget{},
-		c.Segment != 0} {
+		c.Segment != 0, c.PagesOn != ""} {
 		if given && !c.mode().Packed {
 			return errs.New(errs.Usage,
 				"%v is of mini-batches that are laid out before training; use %v %s, or leave it out",
@@ -116,6 +126,8 @@ func (c Config) checkPacked() error {
 	}
 	b := c.DiskBudget
 	switch {
+	case c.PagesOn != "" && !slices.Contains(PagePlaces, c.PagesOn):
+		return unknown("pages-on", c.PagesOn, PagePlaces)
 	case c.Segment < 0:
 		return errs.New(errs.Usage, "%v %d is not a number of mini-batches", errs.Key("segment"),
 			c.Segment)

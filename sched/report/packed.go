@@ -6,7 +6,8 @@ import "helios/cache/packed"
 // packs that the run has used; seconds and what was written are of preparing them, whenever that
 // was.
 type PackedInfo struct {
-	Dir string `json:"dir"`
+	Dir     string `json:"dir"`
+	PagesOn string `json:"pages_on"` // "folder", or "ssds": beside the features
 	// Reused: all was there before the run.
 	Reused       bool  `json:"reused"`
 	SampleEpochs int   `json:"sample_epochs"` // that are laid out
