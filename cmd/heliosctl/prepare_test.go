@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,4 +39,36 @@ func TestPrepare(t *testing.T) {
 	require.NoError(t, os.Mkdir("mine", 0o755))
 	require.NoError(t, os.WriteFile("mine/thesis.tex", nil, 0o644))
 	fails(t, hc(t, args("prepare", "--packed", "mine")...), 4, "prepare", "thesis.tex")
+}
+
+// TestPrepareOnSSDs: pages go behind the features, where ssds and verify find them; the rest stays
+// in the folder.
+func TestPrepareOnSSDs(t *testing.T) {
+	loaded(t, 2)
+	args := func(verb string, extra ...string) []string {
+		return append([]string{verb, "g", "--fanout", "5,5", "--batch-size", "256", "--epochs", "2",
+			"--mode", "diskgnn", "--seed", "1", "--json", "--quiet"}, extra...)
+	}
+	there := last(t, ok(t, args("prepare", "--pages-on", "ssds")...))
+	require.Equal(t, "ssds", there["pages_on"])
+	require.Positive(t, there["pages_bytes"])
+	require.Contains(t, ok(t, "ssds"), "pages of pack")
+	require.NoFileExists(t, filepath.Join("g", "packed", "epochs-0-1", "pages"))
+	text := ok(t, "verify", "g")
+	require.Contains(t, text, "1 packs of")
+	require.Contains(t, text, "pages of packed mini-batches have theirs")
+	fails(t, hc(t, args("train")...), 2, "train", "--pages-on")
+	fails(t, hc(t, args("train", "--pages-on", "tape")...), 2, "train", "--pages-on")
+	fails(t, hc(t, "train", "g", "--mode", "cpu", "--pages-on", "ssds"), 2, "train", "diskgnn")
+	there = last(t, ok(t, args("train", "--pages-on", "ssds")...))
+	require.Equal(t, true, there["packed"].(map[string]any)["reused"])
+	folder := last(t, ok(t, args("train", "--packed", "p")...))
+	require.Equal(t, "folder", folder["packed"].(map[string]any)["pages_on"])
+	require.Equal(t, folder["params_sha256"], there["params_sha256"])
+
+	plan := filepath.Join("g", "packed", "epochs-0-1", "plan")
+	b := []byte(readFile(t, plan))
+	b[len(b)/2] ^= 1
+	require.NoError(t, os.WriteFile(plan, b, 0o644))
+	fails(t, hc(t, "verify", "g"), 5, "verify", "plan")
 }

@@ -14,6 +14,8 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/units"
+	"helios/sched/packs"
+	"helios/sched/plan"
 )
 
 func verifyCommand() *cli.Command {
@@ -23,7 +25,7 @@ func verifyCommand() *cli.Command {
 		ArgsUsage: "[DATASET]",
 		Description: "The files of a dataset's folder are held against the checksums that were taken when it was made\n" +
 			"(dataset.seal), those of an older dataset, which has none, against the UUID in dataset.yaml. Where SSDs are bound,\n" +
-			"the rows on them are read, too, and partitions in the folder (*.partition) always. --seal gives an older dataset its checksums, once its arrays are what the UUID\n" +
+			"the rows on them are read, too, and partitions in the folder (*.partition) and packed mini-batches (packed) always. --seal gives an older dataset its checksums, once its arrays are what the UUID\n" +
 			"says; what disagrees with its seal is never sealed again.\n\n" +
 			"Without a dataset each SSD is checked by itself, by its own superblock and checksums. Where load has\n" +
 			"written row checksums (its default), bad rows are named. Pages of packed mini-batches beside the rows are read,\n" +
@@ -144,6 +146,9 @@ func (v *verifier) verifyFiles(ctx context.Context, d *dataset.Dataset) (done bo
 	if err := v.verifyPartitions(d); err != nil {
 		return true, err
 	}
+	if err := v.verifyPacks(ctx, d); err != nil {
+		return true, whenStopped(err, "nothing was written: run it again")
+	}
 	if len(v.names) > 0 || v.source {
 		return false, nil
 	}
@@ -153,6 +158,20 @@ func (v *verifier) verifyFiles(ctx context.Context, d *dataset.Dataset) (done bo
 	}
 	v.ui.Note("no SSD is bound: only the files were checked")
 	return true, nil
+}
+
+// verifyPacks checks packed mini-batches beside the dataset, where there are some.
+func (v *verifier) verifyPacks(ctx context.Context, d *dataset.Dataset) error {
+	r, err := packs.Verify(ctx, plan.Config{}.PackedFolder(d.Dir()), v.ui.Progress)
+	if r == nil || err != nil {
+		return err
+	}
+	for _, n := range r.Notes {
+		v.note(n)
+	}
+	v.ui.Printf("%s: %d packs of %d mini-batches (%s, %d pages) are good", r.Dir, r.Packs,
+		r.Batches, units.FormatBytes(r.Bytes), r.Pages)
+	return v.ui.Event("packs", r)
 }
 
 // showFiles tells what was checked; err is what the check gave.

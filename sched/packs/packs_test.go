@@ -16,6 +16,7 @@ import (
 	"helios/cache/packed"
 	"helios/dataset/pages"
 	"helios/internal/errs"
+	"helios/sched/plan"
 	"helios/sched/samples"
 )
 
@@ -307,4 +308,68 @@ func FuzzManifest(f *testing.F) {
 			require.True(t, 0 <= e.First && e.First < e.End)
 		}
 	})
+}
+
+// Verify reads all that is whole, and finds a changed byte in every file of a pack.
+func TestVerify(t *testing.T) {
+	ctx := context.Background()
+	dir := filepath.Join(t.TempDir(), "p")
+	r, err := Verify(ctx, dir, nil)
+	require.NoError(t, err)
+	require.Nil(t, r)
+	f, err := Open(dir, testKeyIn(), pages.InFolder{})
+	require.NoError(t, err)
+	p, err := f.Make(ctx, 0, 2, testWork())
+	require.NoError(t, err)
+	w := testWork()
+	w.Sample = func(context.Context, int, int, *samples.Writer, func(int, int)) error {
+		return errs.New(errs.Device, "no")
+	}
+	_, err = f.Make(ctx, 2, 3, w)
+	require.Error(t, err)
+	r, err = Verify(ctx, dir, nil)
+	require.NoError(t, err)
+	require.Zero(t, r.Packs)
+	require.Contains(t, r.Notes[0], "in use")
+	require.NoError(t, p.Close())
+	require.NoError(t, f.Close())
+	told := 0
+	r, err = Verify(ctx, dir, func(string, int64, int64) { told++ })
+	require.NoError(t, err)
+	require.Positive(t, told)
+	require.Equal(t, []int64{1, 2 * testBatches, p.Pages.Pages, p.Entry.DiskBytes()},
+		[]int64{int64(r.Packs), r.Batches, r.Pages, r.Bytes})
+	require.Contains(t, r.Notes[0], "epochs 2 to 2")
+	files, err := os.ReadDir(p.Dir)
+	require.NoError(t, err)
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, e := range append(files, nil) {
+		path := filepath.Join(dir, manifestName)
+		if e != nil {
+			path = filepath.Join(p.Dir, e.Name())
+		}
+		was, err := os.ReadFile(path)
+		require.NoError(t, err)
+		found := 0
+		for range 40 {
+			b := append([]byte(nil), was...)
+			b[rng.IntN(len(b))] ^= 1 << rng.IntN(8)
+			require.NoError(t, os.WriteFile(path, b, 0o644))
+			if _, err = Verify(ctx, dir, nil); err != nil {
+				require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
+				found++
+			}
+		}
+		require.Positive(t, found, path)
+		require.NoError(t, os.WriteFile(path, was, 0o644))
+	}
+	_, err = Verify(ctx, dir, nil)
+	require.NoError(t, err)
+}
+
+// testKeyIn is testKey of pages in the folder.
+func testKeyIn() Key {
+	k := testKey()
+	k.PagesOn = plan.PagesFolder
+	return k
 }
