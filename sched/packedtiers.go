@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"sync/atomic"
-	"time"
 
 	"helios/cache"
 	"helios/cache/packed"
@@ -60,7 +58,6 @@ type packedTiers struct {
 	now         *laidOut // whose hot rows the tiers hold
 	first       int      // of its mini-batches, the present pass's first
 	blocks      graph.Stage
-	restored    atomic.Int64 // how long that took
 }
 
 // packedPart is of a segment over packed tiers: a whole mini-batch.
@@ -75,22 +72,6 @@ type packedSlot struct {
 	assembly *cache.Assembly // nil until the first mini-batch
 	staging  cuda.Buffer     // of pages
 }
-
-// packedEpoch is a sample epoch on its way through training, and counts what bringing its
-// mini-batches back takes.
-type packedEpoch struct {
-	keptPass
-	took *atomic.Int64
-}
-
-func (x *packedEpoch) restore(op context.Context, s *slot, i int) error {
-	began := time.Now()
-	defer func() { x.took.Add(int64(time.Since(began))) }()
-	return x.keptPass.restore(op, s, i)
-}
-
-// sampling is how long mini-batches took to be brought back.
-func (t *packedTiers) sampling() time.Duration { return time.Duration(t.restored.Load()) }
 
 func newPackedTiers(e *engine) *packedTiers {
 	t := &packedTiers{staticTiers: staticTiers{e: e}}
@@ -215,8 +196,7 @@ func (t *packedTiers) prepare(ctx context.Context, p *pass, end int) (int, error
 		}
 	}
 	t.first = first
-	p.sampled = &packedEpoch{keptPass{e: e, p: p, from: pack.samples, base: first,
-		stage: &t.blocks}, &t.restored}
+	p.sampled = &keptPass{e: e, p: p, from: pack.samples, base: first, stage: &t.blocks}
 	if err := t.packs.ahead(ctx, p.number); err != nil {
 		return end, err
 	}

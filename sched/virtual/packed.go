@@ -42,7 +42,6 @@ type laid struct {
 	rows     gpuio.Layout // of the features
 	info     report.PackedInfo
 	now      *vpack
-	placed   *vpack // whose hot rows the tiers hold
 	tiers    plan.TierSizes
 	adj      []byte
 	pages    []int64 // scratch
