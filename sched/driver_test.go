@@ -142,9 +142,10 @@ func TestTrainOnGPU(t *testing.T) {
 		}},
 		{"float16 rows, features dropped", rowtype.Float16,
 			func(c *plan.Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
-		{"diskgnn by kernels, float16 rows, checked", rowtype.Float16, func(c *plan.Config) {
+		{"diskgnn by kernels, pages beside rows", rowtype.Float16, func(c *plan.Config) {
 			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = plan.ModeDiskGNN, percent(10), percent(10), 1
 			c.IOStack, c.Pipeline, c.CheckReads = gpuio.StackAsync, plan.PipelineNone, true
+			c.PagesOn = plan.PagesSSDs
 		}},
 	} {
 		if wide.Lean() && i > 1 {

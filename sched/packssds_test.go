@@ -84,7 +84,7 @@ func TestPackedOnSSDs(t *testing.T) {
 			report.Observer{})
 		require.NoError(t, want.err)
 		for i, v := range packedWays {
-			if i == len(packedWays)-1 || n > 0 && i%3 != n || wide.Lean() && i > 1 {
+			if i == len(packedWays)-1 || n > 0 && i%3 != n-1 || wide.Lean() && i > 1 {
 				continue
 			}
 			s := bindIn(t, d, v.ssds, t.TempDir(), i%2 == 0, "")
