@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"sync/atomic"
+	"time"
 
 	"helios/cache"
 	"helios/cache/packed"
@@ -58,6 +60,7 @@ type packedTiers struct {
 	now         *laidOut // whose hot rows the tiers hold
 	first       int      // of its mini-batches, the present pass's first
 	blocks      graph.Stage
+	restored    atomic.Int64 // ns, in which mini-batches were read
 }
 
 // packedPart is of a segment over packed tiers: a whole mini-batch.
@@ -77,6 +80,11 @@ func newPackedTiers(e *engine) *packedTiers {
 	t := &packedTiers{staticTiers: staticTiers{e: e}}
 	e.onClose(t.closePacks) // first, so that it comes last
 	return t
+}
+
+// beside is the time in which kept mini-batches were read in place of sampling.
+func (t *packedTiers) beside() report.StageSeconds {
+	return report.StageSeconds{Sample: time.Duration(t.restored.Load()).Seconds()}
 }
 
 func (t *packedTiers) layout() gpuio.Layout {
@@ -196,7 +204,8 @@ func (t *packedTiers) prepare(ctx context.Context, p *pass, end int) (int, error
 		}
 	}
 	t.first = first
-	p.sampled = &keptPass{e: e, p: p, from: pack.samples, base: first, stage: &t.blocks}
+	p.sampled = &keptPass{e: e, p: p, from: pack.samples, base: first, stage: &t.blocks,
+		took: &t.restored}
 	if err := t.packs.ahead(ctx, p.number); err != nil {
 		return end, err
 	}

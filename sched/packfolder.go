@@ -145,7 +145,10 @@ func (p *packFolder) ahead(ctx context.Context, epoch int) error {
 }
 
 // describe implements packSource.
-func (p *packFolder) describe(r *report.PackedInfo) { *r = p.info }
+func (p *packFolder) describe(r *report.PackedInfo) {
+	*r = p.info
+	r.DiskBytes = p.run.DiskBytes() // packs of refreshes come and go
+}
 
 func (o *openPack) close() error {
 	if o.opened == nil {

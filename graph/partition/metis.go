@@ -92,6 +92,11 @@ func callMETIS[T metis.Number](ctx context.Context, lib *metis.Library, t *graph
 	}
 	if err = errors.Join(err, <-ended); err == nil {
 		for v, p := range part {
+			if p < 0 || int64(p) >= int64(o.Parts) { // a library is not to be believed
+				err = errs.New(errs.Failed, "METIS gave node %d part %d of %d; use %v %s", v,
+					int64(p), o.Parts, errs.Key("method"), Stream)
+				break
+			}
 			of[v] = uint32(p)
 		}
 	}

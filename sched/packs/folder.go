@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +23,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/lockowner"
 	"helios/internal/regular"
+	"helios/sched/samples"
 )
 
 // The files of a folder: the manifest, the name that it has while it is written, and the lock.
@@ -47,6 +49,7 @@ type Folder struct {
 	place pages.Place
 	lock  *os.File
 	m     manifest
+	disk  atomic.Int64 // bytes of all packs when the manifest was last saved
 }
 
 // Open takes the folder for a run with a key, and makes it where it is not there; its packs have
@@ -81,10 +84,21 @@ func Open(dir string, key Key, place pages.Place) (_ *Folder, err error) {
 	if f.m, err = readManifest(filepath.Join(dir, manifestName)); err != nil {
 		return nil, err
 	}
+	if !f.planned() { // samples do not depend on these
+		f.m.Key.Segment, f.m.Key.Budget = key.Segment, key.Budget
+	}
 	if err := key.same(f.m.Key, dir); err != nil {
 		return nil, err
 	}
-	return f, f.clean()
+	return f, errors.Join(f.save(), f.clean())
+}
+
+// planned tells whether a pack has been laid out.
+func (f *Folder) planned() bool {
+	return slices.ContainsFunc(f.m.Packs, func(e Entry) bool {
+		_, err := os.Lstat(filepath.Join(f.dir, e.name(), planName))
+		return e.Whole || e.Planned != nil || !errors.Is(err, fs.ErrNotExist)
+	})
 }
 
 // packFolder is what the folders of packs are called.
@@ -101,11 +115,32 @@ func (f *Folder) clean() error {
 		if !d.IsDir() || known || !packFolder.MatchString(d.Name()) {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(f.dir, d.Name())); err != nil {
+		if err := removePack(filepath.Join(f.dir, d.Name())); err != nil {
 			return unusable(err)
 		}
 	}
 	return nil
+}
+
+// removePack removes the files of a pack, and its folder where nothing else is in it.
+func removePack(dir string) error {
+	if err := samples.Remove(dir); err != nil {
+		return err
+	}
+	if err := pages.RemoveFolder(dir); err != nil {
+		return err
+	}
+	for _, name := range []string{planName, planPartName, markName} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil &&
+			!errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	err := os.Remove(dir)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) {
+		return nil // what else is in it is not ours
+	}
+	return err
 }
 
 // isOurs tells whether a folder has packs. One that is not there, or empty, may become one.
@@ -239,6 +274,11 @@ func (m *manifest) encode() ([]byte, error) {
 
 // save replaces the manifest: whenever the process or the machine stops, one of the two is there.
 func (f *Folder) save() error {
+	all := int64(0)
+	for i := range f.m.Packs {
+		all += f.m.Packs[i].DiskBytes()
+	}
+	f.disk.Store(all)
 	b, err := f.m.encode()
 	if err != nil {
 		return err

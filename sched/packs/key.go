@@ -5,6 +5,7 @@ import (
 	"reflect"
 
 	"helios/internal/errs"
+	"helios/internal/units"
 )
 
 // Key is what a folder's packs depend on. Its JSON names are those of options where there is one.
@@ -54,7 +55,18 @@ func (k Key) same(was Key, dir string) error {
 		}
 		return errs.New(errs.Usage,
 			"the mini-batches in %s were prepared with %s %v, and this run has %v; give the same, or another folder with %v",
-			dir, what, y, x, errs.Key("packed"))
+			dir, what, shown(name, y), shown(name, x), errs.Key("packed"))
 	}
 	return nil
+}
+
+// shown is a field's value for people.
+func shown(name string, v any) string {
+	switch n, ok := v.(int64); {
+	case v != false && reflect.ValueOf(v).IsZero():
+		return "none"
+	case ok && (name == "disk-budget" || name == "row bytes" || name == "lba bytes"):
+		return units.FormatBytes(n)
+	}
+	return fmt.Sprint(v)
 }

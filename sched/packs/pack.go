@@ -39,8 +39,10 @@ type Entry struct {
 	SamplesBytes  int64   `json:"samples_bytes"`
 	PlanBytes     int64   `json:"plan_bytes"`
 	PagesBytes    int64   `json:"pages_bytes"`
-	BytesRead     int64   `json:"bytes_read"`    // of the features
-	BytesWritten  int64   `json:"bytes_written"` // of pages
+	// Planned is the plan's checksum, once there is one; nil: there is none yet.
+	Planned      *uint32 `json:"planned,omitempty"`
+	BytesRead    int64   `json:"bytes_read"`    // of the features
+	BytesWritten int64   `json:"bytes_written"` // of pages
 	// Found is what planning has found of the length of segments.
 	Found packed.Found `json:"found"`
 }
@@ -155,6 +157,9 @@ func (f *Folder) sample(ctx context.Context, p *Pack, e *Entry, w Work) (err err
 	spec := samples.Spec{Nodes: w.Nodes, Batches: w.Batches * (e.End - e.First),
 		Key: f.m.Key.samples(e.First, e.End)}
 	if !samples.Whole(p.Dir) {
+		if e.Whole {
+			return f.gone(p.Dir, "its samples are")
+		}
 		if err := f.phase(&e.SampleSeconds, func() error {
 			to, err := samples.Write(p.Dir, spec)
 			if err != nil {
@@ -165,7 +170,7 @@ func (f *Folder) sample(ctx context.Context, p *Pack, e *Entry, w Work) (err err
 			})
 			if err == nil {
 				e.SamplesBytes = to.Bytes()
-				return to.Finish()
+				err = to.Finish()
 			}
 			return errors.Join(err, to.Close())
 		}); err != nil {
@@ -179,21 +184,32 @@ func (f *Folder) sample(ctx context.Context, p *Pack, e *Entry, w Work) (err err
 	return err
 }
 
+// gone is the error of a pack of which something is no longer there, though it was.
+func (f *Folder) gone(dir, what string) error {
+	return errs.New(errs.Device,
+		"the packed mini-batches in %s are damaged: %s gone; remove the folder %s and prepare again, or name another with %v",
+		dir, what, f.dir, errs.Key("packed"))
+}
+
 // plan opens the plan, or makes it first.
 func (f *Folder) plan(ctx context.Context, p *Pack, e *Entry, w Work) (err error) {
 	path := filepath.Join(p.Dir, planName)
-	if _, err := os.Stat(path); err != nil {
+	_, err = os.Stat(path)
+	if err != nil && (e.Whole || !errors.Is(err, os.ErrNotExist)) {
+		return f.gone(p.Dir, fmt.Sprintf("its plan (%v) is", err))
+	}
+	if err != nil {
 		if err := f.phase(&e.PlanSeconds, func() error {
 			k := &f.m.Key
 			return durably(p.Dir, planPartName, planName, func(to *os.File) error {
 				r, err := packed.Build(ctx, p.Samples, packed.Config{
 					Rows: w.Nodes, RowBytes: k.RowBytes, LBABytes: k.LBABytes, Hot: w.Hot,
-					HotRows: w.HotRows, Budget: f.budget(e), Segment: k.Segment, Seed: k.Seed,
+					HotRows: w.HotRows, Budget: f.budget(e, w.Nodes), Segment: k.Segment, Seed: k.Seed,
 					Workers: w.Workers, Progress: func(step string, done, of int) {
 						w.tell(PhasePlan+": "+step, int64(done), int64(of))
 					}}, to)
 				if err == nil {
-					e.Found, e.PlanBytes = r.Found, r.Bytes
+					e.Found, e.PlanBytes, e.Planned = r.Found, r.Bytes, nil
 				}
 				return err
 			})
@@ -211,17 +227,35 @@ func (f *Folder) plan(ctx context.Context, p *Pack, e *Entry, w Work) (err error
 			"%s is of %d mini-batches, %d rows of %d bytes, and the samples beside it are not; remove the folder %s and prepare again",
 			path, h.Stats.Batches, h.Rows, h.Shape.RowBytes, p.Dir)
 	}
+	// The pages are this plan's and no other's.
+	if sum := p.Plan.Sum(); e.Planned != nil && *e.Planned != sum {
+		return f.gone(p.Dir, "the plan that its pages were filled by is")
+	} else if e.Planned == nil {
+		e.Planned = &sum
+		if err := f.save(); err != nil {
+			return err
+		}
+	}
 	p.Pages = pages.Spec{ID: e.ID, PageBytes: h.Shape.PageBytes, Pages: h.Stats.Pages}
 	return nil
 }
 
-// budget is the room for a pack's pages: those of a refresh have their share of it.
-func (f *Folder) budget(e *Entry) int64 {
+// budget is the room for a pack's pages.
+func (f *Folder) budget(e *Entry, rows int64) int64 {
 	k := &f.m.Key
-	if k.Budget == 0 || e.End-e.First >= k.SampleEpochs {
-		return k.Budget
+	return Budget(k.Budget, e.End-e.First, k.SampleEpochs, rows*k.RowBytes)
+}
+
+// Budget is the room for the pages of a pack of so many sample epochs, where those of all may take
+// budget (0: what they need) and the features are so many bytes. A refresh has its share of it, or
+// what one copy of all rows takes where that is more: the rows that an epoch needs do not become
+// fewer with their number of epochs.
+func Budget(budget int64, epochs, all int, features int64) int64 {
+	if budget == 0 || epochs >= all {
+		return budget
 	}
-	return max(k.Budget/int64(k.SampleEpochs)*int64(e.End-e.First), 1)
+	copyOf := features + features/16 // pages are not full to the last byte
+	return max(budget/int64(all)*int64(epochs), min(budget, copyOf), 1)
 }
 
 // pack fills the pages, unless they are whole.
@@ -325,7 +359,7 @@ func (f *Folder) Remove(ctx context.Context, first int) error {
 		if err := f.save(); err != nil {
 			return err
 		}
-		if err := os.RemoveAll(filepath.Join(f.dir, e.name())); err != nil {
+		if err := removePack(filepath.Join(f.dir, e.name())); err != nil {
 			return err
 		}
 	}

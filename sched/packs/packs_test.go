@@ -196,6 +196,7 @@ func TestMakeGoesOn(t *testing.T) {
 // Another run's folder, another program's and one in use are left alone.
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
+	made(t, dir, testKey())
 	f, err := Open(dir, testKey(), pages.InFolder{})
 	require.NoError(t, err)
 	_, err = Open(dir, testKey(), pages.InFolder{})
@@ -208,7 +209,7 @@ func TestOpenRefuses(t *testing.T) {
 		"option sample-epochs 2":                              func(k *Key) { k.SampleEpochs = 3 },
 		"dataset d, and this run has e":                       func(k *Key) { k.Dataset = "e" },
 		"use of degrees (option model) false":                 func(k *Key) { k.Degrees = true },
-		"option disk-budget 0, and this run has 9; give the ": func(k *Key) { k.Budget = 9 },
+		"option disk-budget none, and this run has 9 B; give": func(k *Key) { k.Budget = 9 },
 	} {
 		k := testKey()
 		set(&k)
@@ -372,4 +373,98 @@ func testKeyIn() Key {
 	k := testKey()
 	k.PagesOn = plan.PagesFolder
 	return k
+}
+
+// made makes a pack of the first sample epochs and closes all.
+func made(t *testing.T, dir string, key Key) {
+	t.Helper()
+	f, err := Open(dir, key, pages.InFolder{})
+	require.NoError(t, err)
+	p, err := f.Make(context.Background(), 0, 2, testWork())
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(p.Close(), f.Close()))
+}
+
+// What a whole pack has lost is not made again behind its pages, which were filled by another plan.
+func TestWholePacksAreNotMended(t *testing.T) {
+	for _, name := range []string{"plan", "samples.index", "other"} {
+		dir := filepath.Join(t.TempDir(), "p")
+		made(t, dir, testKey())
+		pack := filepath.Join(dir, "epochs-0-1")
+		if name == "other" { // the plan of another number of hot rows
+			other := filepath.Join(t.TempDir(), "o")
+			f, err := Open(other, testKey(), pages.InFolder{})
+			require.NoError(t, err)
+			w := testWork()
+			w.Hot--
+			p, err := f.Make(context.Background(), 0, 2, w)
+			require.NoError(t, err)
+			require.NoError(t, errors.Join(p.Close(), f.Close()))
+			require.NoError(t, os.Rename(filepath.Join(other, "epochs-0-1", "plan"),
+				filepath.Join(pack, "plan")))
+		} else {
+			require.NoError(t, os.Remove(filepath.Join(pack, name)))
+		}
+		f, err := Open(dir, testKey(), pages.InFolder{})
+		require.NoError(t, err)
+		_, err = f.Make(context.Background(), 0, 2, testWork())
+		require.Equal(t, errs.Device, errs.ClassOf(err), "%s: %v", name, err)
+		require.ErrorContains(t, err, dir, name)
+		require.NoError(t, f.Close())
+	}
+}
+
+// Only files of packs are removed, whatever their folder is called.
+func TestOthersFilesStay(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "p")
+	made(t, dir, testKey())
+	theirs := filepath.Join(dir, "epochs-7-9")
+	require.NoError(t, os.Mkdir(theirs, 0o755))
+	for _, name := range []string{"notes.txt", "plan"} {
+		require.NoError(t, os.WriteFile(filepath.Join(theirs, name), []byte("x"), 0o644))
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "epochs-8-8"), 0o755))
+	f, err := Open(dir, testKey(), pages.InFolder{})
+	require.NoError(t, err)
+	p, err := f.Make(context.Background(), 2, 3, testWork())
+	require.NoError(t, err)
+	mine := filepath.Join(p.Dir, "mine")
+	require.NoError(t, os.WriteFile(mine, nil, 0o644))
+	require.NoError(t, p.Close())
+	before := f.disk.Load()
+	require.NoError(t, f.Remove(context.Background(), 3))
+	require.Less(t, f.disk.Load(), before)
+	require.FileExists(t, filepath.Join(theirs, "notes.txt"))
+	require.NoFileExists(t, filepath.Join(theirs, "plan"))
+	require.NoDirExists(t, filepath.Join(dir, "epochs-8-8"))
+	require.FileExists(t, mine)
+	require.NoFileExists(t, filepath.Join(filepath.Dir(mine), "pages"))
+	require.NoError(t, f.Close())
+}
+
+// Samples that no plan has laid out take another budget or segment; a plan does not.
+func TestBudgetBeforeThePlan(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "p")
+	key := testKey()
+	key.Segment, key.Budget = 0, 4096
+	f, err := Open(dir, key, pages.InFolder{})
+	require.NoError(t, err)
+	_, err = f.Make(context.Background(), 0, 2, testWork())
+	require.ErrorContains(t, err, "disk-budget")
+	require.NoError(t, f.Close())
+	key.Budget = 1 << 20
+	made(t, dir, key)
+	key.Budget = 2 << 20
+	_, err = Open(dir, key, pages.InFolder{})
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+	require.ErrorContains(t, err, "1 MiB, and this run has 2 MiB")
+}
+
+// A refresh may take one copy of the rows, as far as the budget of all epochs goes.
+func TestBudgetOfARefresh(t *testing.T) {
+	require.EqualValues(t, 3000, Budget(3000, 8, 8, 1000))
+	require.EqualValues(t, 1500, Budget(3000, 4, 8, 1000))
+	require.EqualValues(t, 1062, Budget(3000, 1, 8, 1000))
+	require.EqualValues(t, 700, Budget(700, 1, 8, 1000))
+	require.Zero(t, Budget(0, 1, 8, 1000))
 }

@@ -153,6 +153,9 @@ func (r *Run) OpenPages(ctx context.Context, p *Pack) (*pages.Opened, error) {
 	return r.folder.OpenPages(ctx, p)
 }
 
+// DiskBytes is what the folder's packs take now, as far as they are made.
+func (r *Run) DiskBytes() int64 { return r.folder.disk.Load() }
+
 // Holds tells whether a pack that Find has given is open still.
 func (r *Run) Holds(p *Pack) bool { return slices.Contains(r.open, p) }
 

@@ -14,6 +14,7 @@ import (
 	"helios/internal/des"
 	"helios/internal/hostmem"
 	"helios/sched/cost"
+	"helios/sched/packs"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -140,7 +141,7 @@ func (v *run) layOut(ctx context.Context, p *vpack) error {
 	c := v.PackConfig(t.tiers.GPURows+t.tiers.CPURows, int64(v.layout.LBABytes))
 	if len(t.packs) > 0 { // the tiers are filled, and a refresh has its share of the room
 		_, all := v.Config.PackEpochs(0)
-		c.Budget = max(c.Budget/int64(all)*int64(p.end-p.first), 1)
+		c.Budget = packs.Budget(c.Budget, p.end-p.first, all, v.Rows*v.RowBytes)
 		if c.HotRows, err = t.packs[0].plan.Hot(); err != nil {
 			return err
 		}
