@@ -204,7 +204,8 @@ func (f *Folder) plan(ctx context.Context, p *Pack, e *Entry, w Work) (err error
 			return durably(p.Dir, planPartName, planName, func(to *os.File) error {
 				r, err := packed.Build(ctx, p.Samples, packed.Config{
 					Rows: w.Nodes, RowBytes: k.RowBytes, LBABytes: k.LBABytes, Hot: w.Hot,
-					HotRows: w.HotRows, Budget: f.budget(e, w.Nodes), Segment: k.Segment, Seed: k.Seed,
+					HotRows: w.HotRows, Budget: f.budget(e, w.Nodes),
+					Segment: k.Segment, Seed: k.Seed,
 					Workers: w.Workers, Progress: func(step string, done, of int) {
 						w.tell(PhasePlan+": "+step, int64(done), int64(of))
 					}}, to)
