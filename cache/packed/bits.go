@@ -13,7 +13,7 @@ const bitsSlack = 8
 // widthOf is the bits that numbers below n need.
 func widthOf(n int64) int { return bits.Len64(uint64(max(n-1, 0))) }
 
-// packedBytes is what n numbers of a width take, more than 2^31 of any width aside.
+// packedBytes returns the bytes of n numbers of width bits each; n is at most 2^31.
 func packedBytes(n int64, width int) int64 {
 	if n == 0 || width == 0 {
 		return 0

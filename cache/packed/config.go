@@ -11,7 +11,7 @@ type Config struct {
 	Rows     int64 // of the graph: rows are 0 to Rows-1
 	RowBytes int64
 	LBABytes int64 // of the SSDs that pages are kept on; 0: 4096
-	// Hot is how many rows stay in memory, those of the most accesses; below 2^31. Rows that no
+	// Hot counts the rows that stay in memory: those of the most accesses, below 2^31. Rows that no
 	// mini-batch needs are not among them, so the plan may have fewer.
 	Hot int64
 	// HotRows, where not nil, are the rows that stay, in their order of rank, in place of Hot: for
@@ -27,9 +27,9 @@ type Config struct {
 	// does. Otherwise the room that Budget leaves takes copies of rows: where a mini-batch needs
 	// few rows of a page of the disk cache, its chunk has them too, and the page is not read.
 	Once bool
-	// Hashes is how a disk cache is ordered. 0: by the first four mini-batches of the segment that
-	// need a row, which come in random order: a MinHash of one function's four least values. 1 to
-	// 4: by the least values of so many MinHash functions; the paper takes 2. Below 0: by the
+	// Hashes chooses the order of a disk cache. 0: by the first four mini-batches of the segment
+	// that need a row, which come in random order: a MinHash of one function's four least values. 1
+	// to 4: by the least values of so many MinHash functions; the paper takes 2. Below 0: by the
 	// rows' numbers.
 	Hashes  int
 	Seed    uint64 // of the hash functions, and of what the search samples
@@ -97,7 +97,7 @@ func (c *Config) check(batches int) (Shape, error) {
 	return s, nil
 }
 
-// budgetPages is how many pages may be taken; no bound: far more than there can be.
+// budgetPages returns the most pages that a plan may take; without a bound more than there can be.
 func (c *Config) budgetPages(s Shape) int64 {
 	if c.Budget == 0 {
 		return math.MaxInt64 / 4

@@ -17,7 +17,7 @@ type MarkFile interface {
 	Sync() error
 }
 
-// mark is how far a pack is. All that it tells of was made durable before it was written.
+// mark tells how far packing has come. All that it tells of was made durable before it was written.
 type mark struct {
 	seq   uint64
 	plan  uint32 // Plan.Sum

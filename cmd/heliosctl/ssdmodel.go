@@ -88,9 +88,11 @@ func modelName(d state.SSD) string {
 }
 
 // markModelled names in a run's result the models that its SSDs played. The stacks cpu and mmap
-// read what is behind a software SSD themselves, as fast as it goes.
+// read what is behind a software SSD themselves, as fast as it goes, and so is a folder of packed
+// pages read, which no bound SSD holds.
 func (s *ssdSet) markModelled(io *report.IOResult, cfg plan.Config) {
-	if s == nil || !cfg.WithDefaults().Queued() {
+	c := cfg.WithDefaults()
+	if s == nil || !c.Queued() || c.LaidOut() && c.PagesOn != plan.PagesSSDs {
 		return
 	}
 	for _, d := range s.bound {

@@ -49,7 +49,7 @@ type Folder struct {
 	place pages.Place
 	lock  *os.File
 	m     manifest
-	disk  atomic.Int64 // bytes of all packs when the manifest was last saved
+	disk  atomic.Int64 // bytes of all packs, as measure has found
 }
 
 // Open takes the folder for a run with a key, and makes it where it is not there; its packs have
@@ -84,13 +84,21 @@ func Open(dir string, key Key, place pages.Place) (_ *Folder, err error) {
 	if f.m, err = readManifest(filepath.Join(dir, manifestName)); err != nil {
 		return nil, err
 	}
+	was := f.m.Key
 	if !f.planned() { // samples do not depend on these
-		f.m.Key.Segment, f.m.Key.Budget = key.Segment, key.Budget
+		was.Segment, was.Budget = key.Segment, key.Budget
 	}
-	if err := key.same(f.m.Key, dir); err != nil {
+	if err := key.same(was, dir); err != nil {
 		return nil, err
 	}
-	return f, errors.Join(f.save(), f.clean())
+	f.measure()
+	if was.Segment != f.m.Key.Segment || was.Budget != f.m.Key.Budget {
+		f.m.Key = was
+		if err := f.save(); err != nil {
+			return nil, err
+		}
+	}
+	return f, f.clean()
 }
 
 // planned tells whether a pack has been laid out.
@@ -274,11 +282,7 @@ func (m *manifest) encode() ([]byte, error) {
 
 // save replaces the manifest: whenever the process or the machine stops, one of the two is there.
 func (f *Folder) save() error {
-	all := int64(0)
-	for i := range f.m.Packs {
-		all += f.m.Packs[i].DiskBytes()
-	}
-	f.disk.Store(all)
+	f.measure()
 	b, err := f.m.encode()
 	if err != nil {
 		return err
@@ -287,6 +291,15 @@ func (f *Folder) save() error {
 		_, err := to.Write(b)
 		return err
 	})
+}
+
+// measure adds up what the packs take, for whoever asks while one is made.
+func (f *Folder) measure() {
+	all := int64(0)
+	for i := range f.m.Packs {
+		all += f.m.Packs[i].DiskBytes()
+	}
+	f.disk.Store(all)
 }
 
 // durably writes a file of a folder under another name first.

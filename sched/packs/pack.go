@@ -72,7 +72,7 @@ type Work struct {
 		told func(done, total int)) error
 	// Source opens the rows of the features, in the type of the key, and closes them.
 	Source func() (packed.Source, func() error, error)
-	// Hot is how many rows stay in memory; HotRows, where not nil, which.
+	// Hot counts the rows that stay in memory. HotRows names them, where it is not nil.
 	Hot     int64
 	HotRows []int64
 	Memory  int64 // that packing may take; 0: its default
