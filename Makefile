@@ -39,7 +39,7 @@ else
 unexport HELIOS_DARTAGNAN
 endif
 
-.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-nvidia test-ptx test-faults test-vm test-gpu-pack clean
+.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-nvidia test-ptx test-faults test-vm test-gpu-pack test-python clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/heliosctl ./cmd/heliosctl
@@ -74,7 +74,7 @@ test:
 
 # All cases of the tests that "make test" runs on a few (internal/wide). Those of WIDE_SHIM, and those of
 # WIDE_IO that are named for the device, are test-shim's.
-WIDE := ./cache/packed ./cache/policy ./cache/replay ./cache/superbatch ./cmd/heliosctl ./dataset/importer ./dataset/npy ./dataset/stripe ./dataset/webgraph ./gnn ./gpuio/iosim ./sched ./tools/kernels ./tools/setuptest
+WIDE := ./cache/packed ./cache/policy ./cache/replay ./cache/superbatch ./cmd/heliosctl ./dataset/importer ./dataset/npy ./dataset/parted ./dataset/stripe ./dataset/webgraph ./gnn ./gpuio/iosim ./internal/serve ./sched ./tools/kernels ./tools/setuptest
 WIDE_IO := ./cache ./gpuio ./graph
 WIDE_SHIM := ./cuda/difftest ./cuda/driver ./cuda/kernels ./cuda/shim/iotest ./cuda/shim/selftest
 ON_SHIM := Driver|Shim|GPU
@@ -146,6 +146,13 @@ test-faults:
 VM_SCENARIOS ?=
 test-vm:
 	$(GO) run ./tools/vmtest $(VM_SCENARIOS)
+
+# The Python package: linter, types, and its tests against a fake daemon and the real one. Needs Python
+# 3.10 and pip; PYTHON_ENVS keeps what it installs, some 6 GB with PyTorch (HELIOS_PYTHON_TORCH=no: less).
+PYTHON_ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/heliosctl/python
+PYTEST_FLAGS ?=
+test-python: build
+	./tools/testpython.sh "$(PYTHON_ENVS)" $(PYTEST_FLAGS)
 
 # The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
 GPU_PACK ?= bin/gputier

@@ -568,3 +568,38 @@ func BenchmarkAdmit(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkAnnounce is what telling a directory of a coming batch takes, beside its lookup.
+func BenchmarkAnnounce(b *testing.B) {
+	const rows, count = 10_000_000, 200_000
+	dev := device(b, 1)
+	st := stream(b, dev)
+	rng := rand.New(rand.NewPCG(1, 1))
+	d := must(NewDynamic(dev, DynamicConfig{
+		Rows: rows, RowBytes: 512, Lines: Lines{SSDs: 12, RowsPerLine: 8, LineBytes: 4096,
+			RowStride: 512}, Slots: rows / 8 / 10, Policy: "random", NoData: true,
+	}))(b)
+	t := must(d.NewTicket())(b)
+	nodes := must(dev.Alloc(cuda.MemDevice, count*8, "nodes"))(b)
+	list := hostmem.View[int64](nodes.Bytes())
+	for b.Loop() {
+		b.StopTimer()
+		at, by := rng.Int64N(rows), int64(rows/7+2*rng.IntN(rows/7)+1)
+		for i := range list {
+			list[i] = at
+			at = (at + by) % rows
+		}
+		b.StartTimer()
+		ok(b, d.Announce(list))
+		b.StopTimer()
+		d.NextBatch()
+		ok(b, d.Admit(context.Background(), st, nodes.Ptr(), 0, count, t))
+		ok(b, d.Finish(nil, t, nil, 0, 0))
+		ok(b, d.Release(t))
+		b.StartTimer()
+	}
+	b.ReportMetric(b.Elapsed().Seconds()*1e9/float64(b.N)/count, "ns/row")
+	ok(b, t.Close())
+	ok(b, d.Close())
+	ok(b, nodes.Free())
+}

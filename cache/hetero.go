@@ -23,6 +23,7 @@ type Hetero struct {
 	gpu, cpu cuda.Buffer
 	lookup   cuda.Kernel
 	gather   cuda.Kernel
+	spans    *Spans // whose index it is, over buffers of others; nil: all is its own
 }
 
 // NewHetero allocates the tiers of a placement (the GPU tier in device memory, the CPU tier in
@@ -81,6 +82,9 @@ func NewLookup(dev cuda.Device, i *Index, ssds int) (*Hetero, error) {
 
 // Close frees tiers and index. No lookup or gather may be under way.
 func (h *Hetero) Close() error {
+	if h.spans != nil {
+		return nil
+	}
 	var errs []error
 	for _, b := range []cuda.Buffer{h.gpu, h.cpu} {
 		if b != nil {
@@ -307,13 +311,16 @@ func (h *Hetero) Gather(st cuda.Stream, b *Buckets, dst cuda.DevicePtr, dstStrid
 	if h.gpu == nil {
 		return errors.New("cache: gather from tiers without memory")
 	}
+	gpu, cpu := int64(len(h.place.GPU)), int64(len(h.place.CPU))
+	if h.spans != nil {
+		gpu, cpu = h.spans.first, h.spans.rows-h.spans.first
+	}
 	p := gatherParams{
 		GPURows: h.gpu.Ptr(), CPURows: h.cpu.Ptr(),
 		GPUPos: b.GPUPos.Ptr(), GPUSlot: b.GPUSlot.Ptr(), CPUPos: b.CPUPos.Ptr(),
 		CPUSlot: b.CPUSlot.Ptr(),
-		Dst:     dst, NGPU: b.NGPU, NCPU: b.NCPU, GPUTotal: int64(len(h.place.GPU)),
-		CPUTotal: int64(len(h.place.CPU)),
-		DstRows:  b.dstRows, RowBytes: h.rowBytes, Stride: dstStride,
+		Dst:     dst, NGPU: b.NGPU, NCPU: b.NCPU, GPUTotal: gpu, CPUTotal: cpu,
+		DstRows: b.dstRows, RowBytes: h.rowBytes, Stride: dstStride,
 		GPUPerLine: 1, GPULine: h.rowBytes, GPUStride: h.rowBytes,
 	}
 	return launchGather(h.dev, h.gather, st, p)

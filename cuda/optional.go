@@ -95,6 +95,22 @@ type PeerGrower interface {
 	Cut(bytes int64) error
 }
 
+// Sharer is a device that has to be told of CPU memory that another device of this process has
+// allocated, and does not register it once more.
+type Sharer interface {
+	// Share makes pinned memory of another device usable for copies and kernels of this one.
+	// Freeing the buffer ends that and leaves the memory, which must outlive it.
+	Share(b Buffer) (Buffer, error)
+}
+
+// Share makes pinned memory of another device usable for d; see Sharer.
+func Share(d Device, b Buffer) (Buffer, error) {
+	if s, ok := d.(Sharer); ok {
+		return s.Share(b)
+	}
+	return d.Register(b.Bytes(), b.Purpose())
+}
+
 // Step is one launch of Steps.
 type Step struct {
 	Kernel Kernel
@@ -141,6 +157,24 @@ func LaunchSteps(s Stream, q *Steps) error {
 		}
 	}
 	return nil
+}
+
+// CollectiveOpener is a device that can add up memory of several devices with a vendor's library,
+// opened at run time.
+type CollectiveOpener interface {
+	// OpenCollective opens the library for this device, the first, and more of the same kind; "" =
+	// its usual name. An error of class Capability says what is missing.
+	OpenCollective(more []Device, library string) (Collective, error)
+}
+
+// Collective adds up memory of several devices. The order of its sums is the library's own: results
+// may differ in their last bits from one machine to another, and from those of other ways.
+type Collective interface {
+	Name() string // with its version
+	// AllReduce leaves in each device's memory the sum of all: at and streams are in the order of
+	// devices, and of so many float32 each. It is enqueued on the streams.
+	AllReduce(streams []Stream, at []DevicePtr, floats int64) error
+	Close() error
 }
 
 // Precision tells how products of matrices are computed. Inputs, outputs and sums are float32 in

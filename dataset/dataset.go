@@ -83,7 +83,7 @@ type Meta struct {
 
 // Source says how a dataset was made.
 type Source struct {
-	Kind    string            `yaml:"kind"` // "sbm", "rmat", "npy", "edges", "debian"
+	Kind    string            `yaml:"kind"` // "sbm", "rmat", "communities", "npy", "edges", "debian"
 	From    []string          `yaml:"from,omitempty"`
 	Options map[string]string `yaml:"options,omitempty"` // what to repeat to get the same
 	Counts  map[string]int64  `yaml:"counts,omitempty"`  // what was found on the way

@@ -162,13 +162,14 @@ func (s *step) skipBwd(l int, dIn, dz cuda.DevicePtr) error {
 	return s.addRows(dIn, dz, b.NumDst, in)
 }
 
-// finishNorms enqueues what normalisations keep for other steps.
-func (s *step) finishNorms() error {
+// finishNorms enqueues what normalisations keep for other steps, one of the methods of Norm that do
+// so for a layer.
+func (s *step) finishNorms(layer func(Norm, *step, int) error) error {
 	for l := range s.cfg.Layers - 1 {
 		if s.norm == nil {
 			return nil
 		}
-		if err := s.norm.finish(s, l, s.normOf(l)); err != nil {
+		if err := layer(s.norm, s, l); err != nil {
 			return err
 		}
 	}

@@ -639,7 +639,7 @@ func TestAdam(t *testing.T) {
 		for step := 1; step <= 5; step++ {
 			g := randomFloats(n, uint64(step)+10)
 			copy(f32(store)[n:], g)
-			require.NoError(t, st.adam())
+			require.NoError(t, st.adam(st.grad(0)))
 			st.adamStep++ // as Train does when all of a step is enqueued
 			require.NoError(t, s.Synchronize(t.Context()))
 			for i := range p {

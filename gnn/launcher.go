@@ -23,7 +23,7 @@ type launcher struct {
 type kernels struct {
 	gemmNN, gemmNT, gemmTN                  cuda.Kernel
 	colSum, xentCount, xent, xentSum, adamK cuda.Kernel
-	dropInput                               cuda.Kernel
+	dropInput, shardSum                     cuda.Kernel
 }
 
 func newLauncher(dev cuda.Device) *launcher {
@@ -39,7 +39,7 @@ func (o *launcher) find(own []string) error {
 		name string
 	}{
 		{&o.k.xentCount, "xent_count"}, {&o.k.xent, "softmax_xent"}, {&o.k.xentSum, "xent_sum"},
-		{&o.k.adamK, "adam"}, {&o.k.dropInput, "drop_input"},
+		{&o.k.adamK, "adam"}, {&o.k.dropInput, "drop_input"}, {&o.k.shardSum, "shard_sum"},
 	} {
 		var err error
 		if *k.dst, err = o.kernel(k.name); err != nil {

@@ -48,6 +48,7 @@ type Model struct {
 	params parameters
 	on     *launcher
 	mem    workspace
+	sums   shardSums
 }
 
 // NewModel makes a model with weights from the uniform distribution of Glorot and Bengio
@@ -107,6 +108,11 @@ func (m *Model) Close() error {
 	err := m.mem.close()
 	if e := m.params.close(); err == nil {
 		err = e
+	}
+	if m.sums.buf != nil {
+		if e := m.sums.buf.Free(); err == nil {
+			err = e
+		}
 	}
 	return err
 }
@@ -171,10 +177,10 @@ func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 			err = s.backward(x)
 		}
 		if err == nil {
-			err = s.finishNorms()
+			err = s.finishNorms(Norm.finish)
 		}
 		if err == nil {
-			err = s.adam()
+			err = s.adam(s.grad(0))
 		}
 		if err = s.end(err); err == nil {
 			m.params.adamStep++

@@ -103,26 +103,62 @@ func (n batchNorm) backward(s *step, l int, p normParams) error {
 	return launch(s, "batch_norm_bwd", s.quadBlocks(p.Rows, p.Cols), p)
 }
 
-func (n batchNorm) finish(s *step, l int, p normParams) error {
-	n.stats(s, l, &p)
-	mean, variance := p, p
-	variance.Sum = p.Squares
-	if p.Rows > 1 { // the variance of all nodes is larger than that of a sample around its own mean
-		variance.Share = float32(1 / float64(p.Rows-1))
-	}
-	momentum := float32(batchMomentum)
-	if p.Rows == 1 { // one node says nothing of a spread
+func (n batchNorm) finish(s *step, l int) error {
+	mean, variance, momentum := n.seen(s, l, batchMomentum)
+	return n.running(s, l, func(p *normParams, at int64, old, now cuda.DevicePtr) {
+		*p = mean
+		if at == s.norms[l][runningVar] {
+			*p = variance
+		}
+		p.X, p.Out, p.Grad, p.Momentum = old, now, s.ptr(at), momentum
+	})
+}
+
+// leave is of a shard: its own mean and variance, or the running ones where it has none to give, so
+// that they stay as they are by its weight.
+func (n batchNorm) leave(s *step, l int) error {
+	mean, variance, momentum := n.seen(s, l, 1)
+	return n.running(s, l, func(p *normParams, at int64, old, _ cuda.DevicePtr) {
+		*p = mean
+		if at == s.norms[l][runningVar] {
+			*p = variance
+		}
+		p.X, p.Out, p.Grad, p.Momentum = old, s.grad(at), s.grad(at), momentum
+	})
+}
+
+func (n batchNorm) take(s *step, l int) error {
+	return n.running(s, l, func(p *normParams, at int64, old, now cuda.DevicePtr) {
+		*p = normParams{Rows: 1, Cols: s.dims[l+1], Share: 1, Momentum: batchMomentum,
+			Sum: s.sum + cuda.DevicePtr(at*4), X: old, Out: now, Grad: s.ptr(at)}
+	})
+}
+
+// seen describes the mean and the variance of a mini-batch, and by how much they change running
+// ones that take a share of momentum.
+func (n batchNorm) seen(s *step, l int, momentum float32) (mean, variance normParams, m float32) {
+	mean = s.normOf(l)
+	n.stats(s, l, &mean)
+	variance = mean
+	variance.Sum = mean.Squares
+	switch rows := mean.Rows; {
+	case rows == 1: // one node says nothing of a spread
 		momentum = 0
+	case rows > 1: // the variance of all nodes is larger than that of a sample around its own mean
+		variance.Share = float32(1 / float64(rows-1))
 	}
-	old, now := s.adamStep%2, 1-s.adamStep%2
-	for _, f := range []struct {
-		p  normParams
-		at int64
-	}{{mean, s.norms[l][runningMean]}, {variance, s.norms[l][runningVar]}} {
-		f.p.X, f.p.Out, f.p.Grad = s.moment(old, f.at), s.moment(now, f.at), s.ptr(f.at)
-		f.p.Momentum = momentum
-		if err := launch(s, "batch_running", s.blocks(p.Cols, 4096, p.Cols/32),
-			f.p); err != nil {
+	return mean, variance, momentum
+}
+
+// running enqueues a change of the running mean and of the running variance of a layer, as shape
+// describes it: at is the tensor's place, old and now the moment that has its value and the one
+// that gets it.
+func (batchNorm) running(s *step, l int, shape func(p *normParams, at int64, old,
+	now cuda.DevicePtr)) error {
+	for _, at := range s.norms[l][runningMean : runningVar+1] {
+		var p normParams
+		shape(&p, at, s.moment(s.adamStep%2, at), s.moment(1-s.adamStep%2, at))
+		if err := launch(s, "batch_running", s.blocks(p.Cols, 4096, p.Cols/32), p); err != nil {
 			return err
 		}
 	}

@@ -53,7 +53,9 @@ func (n layerNorm) backward(s *step, l int, p normParams) error {
 	return s.scaleGradients(&p)
 }
 
-func (layerNorm) finish(*step, int, normParams) error { return nil }
+func (layerNorm) finish(*step, int) error { return nil }
+func (layerNorm) leave(*step, int) error  { return nil }
+func (layerNorm) take(*step, int) error   { return nil }
 
 // layerNormForward computes Out[i] = Gamma · (X[i] - mean) · Spread[i] + Beta, and leaves Sum[i] =
 // Σ X[i] and Spread. Sums have the order of simd's Dot. Out may be X.

@@ -31,6 +31,8 @@ type step struct {
 	mb   *graph.MiniBatch
 	set  *Step // nil outside training
 	plan plan
+	// sum is the gradient that a step of several shards applies; see Model.Apply.
+	sum cuda.DevicePtr
 }
 
 // layoutScratch places the most that a kernel of the step takes beside its operands: the step is
@@ -172,8 +174,8 @@ func (s *step) backward(x cuda.DevicePtr) error {
 	return nil
 }
 
-// adam enqueues the optimiser's step number adamStep+1.
-func (s *step) adam() error {
+// adam enqueues the optimiser's step number adamStep+1 with a gradient.
+func (s *step) adam(gradient cuda.DevicePtr) error {
 	b1, b2, eps := s.set.Beta1, s.set.Beta2, s.set.Eps
 	if b1 == 0 {
 		b1 = 0.9
@@ -186,7 +188,7 @@ func (s *step) adam() error {
 	}
 	t := float64(s.adamStep + 1)
 	a := adamParams{
-		P: s.ptr(0), G: s.grad(0), M: s.moment(0, 0), V: s.moment(1, 0), N: s.learns,
+		P: s.ptr(0), G: gradient, M: s.moment(0, 0), V: s.moment(1, 0), N: s.learns,
 		AdamStep: simd.AdamStep{
 			B1: b1, C1: float32(1 - float64(b1)), B2: b2, C2: float32(1 - float64(b2)),
 			StepSize: float32(float64(s.set.LR) / (1 - math.Pow(float64(b1), t))),

@@ -35,8 +35,11 @@ func newRelay(c sampling, key [2]uint32) (*relay, error) {
 }
 
 func (r *relay) prepare(mb *MiniBatch) error {
-	var err error
-	mb.inner, err = r.sampler.NewMiniBatch()
+	// A sampler over another topology, which the device samples itself, may draw into mb too.
+	err := (&sampling{dev: r.dev}).prepare(mb)
+	if err == nil {
+		mb.inner, err = r.sampler.NewMiniBatch()
+	}
 	return err
 }
 

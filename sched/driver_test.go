@@ -266,13 +266,14 @@ func TestOutOfGPUMemory(t *testing.T) {
 	dev, lib := gpu(t, "mem=268435456")
 	want := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 	require.NoError(t, want.err)
+	armed := "fill cpu cache"
 	run := func(t *testing.T, cfg plan.Config, then string) (record, string) {
 		t.Helper()
 		dev, _ := gpu(t, "mem=268435456")
 		var notes []string
 		obs := report.Observer{Note: func(s string) { notes = append(notes, s) },
 			Step: func(stage string, done, total int) {
-				if stage == "fill cpu cache" && done == total && then != "" {
+				if stage == armed && (done == total || stage != "fill cpu cache") && then != "" {
 					fakecuda.Control(t, lib, then)
 					then = ""
 				}
@@ -301,6 +302,35 @@ func TestOutOfGPUMemory(t *testing.T) {
 			require.Contains(t, notes, "out of device memory")
 		})
 	}
+	t.Run("shards", func(t *testing.T) {
+		cfg := cfg
+		cfg.Shards, cfg.Norm = 3, "batch"
+		clean, _ := run(t, cfg, "")
+		require.NoError(t, clean.err)
+		armed = "epoch 1"
+		defer func() { armed = "fill cpu cache" }()
+		calls := []string{"cuMemAlloc_v2:2"}
+		for n := 2; n < 150 && !wide.Lean(); n += 7 { // passes, sums of shards, Adam
+			calls = append(calls, fmt.Sprintf("cuLaunchKernel:%d", n))
+		}
+		whole := 0
+		for _, call := range calls {
+			got, notes := run(t, cfg, "fail="+call+":2")
+			if !strings.Contains(notes, "out of device memory") { // the run was over before
+				require.NoError(t, got.err, call)
+				calls = calls[:whole]
+				break
+			}
+			if got.err != nil { // a stream of reads has no other try
+				require.ErrorContains(t, got.err, "gpuio async: launch", call)
+				continue
+			}
+			whole++
+			require.Equal(t, clean.blocks, got.blocks, call)
+			require.Equal(t, clean.res.ParamsSHA256, got.res.ParamsSHA256, call)
+		}
+		require.GreaterOrEqual(t, whole, min(8, len(calls)))
+	})
 	t.Run("inmem", func(t *testing.T) {
 		if wide.Lean() {
 			t.Skip("the same way as above")
@@ -587,4 +617,92 @@ func TestDynamicTierIsMeasured(t *testing.T) {
 	require.NoError(t, r.err)
 	require.Zero(t, r.res.GPUCacheBytes)
 	require.Zero(t, r.res.Epochs[0].RowsGPU)
+}
+
+// Several GPUs with copies of the model come to the parameters of one: mini-batches and gradients
+// go through pinned memory, rows of any type are widened where they train, nothing is left behind.
+func TestReplicasOnGPU(t *testing.T) {
+	d, feat, s := fiberRig(t)
+	open := func(t *testing.T, q int) (all []cuda.Device) {
+		first, lib := gpu(t, "devices=4,mem=268435456")
+		all = append(all, first)
+		for i := 1; i < q; i++ {
+			dev, err := driver.Open(driver.Options{Library: lib, Index: i,
+				CloseTimeout: 3 * time.Second})
+			require.NoError(t, err)
+			all = append(all, dev)
+		}
+		return all
+	}
+	cfg := onFibers()
+	cfg.GPUCache, cfg.CPUCache, cfg.Shards, cfg.Norm = percent(20), percent(20), 4, "batch"
+	for _, model := range []string{"sage", "gcn"} {
+		cfg := cfg
+		cfg.Model = model
+		want := trainOnAll(t, context.Background(), open(t, 1), cfg, d, s, report.Observer{})
+		require.NoError(t, want.err)
+		for _, q := range []int{2, 4} {
+			c := cfg
+			c.Replicas = q
+			r := trainOnAll(t, context.Background(), open(t, q), c, d, s, report.Observer{})
+			require.NoError(t, r.err)
+			require.Len(t, r.res.MoreDevices, q-1)
+			require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256, "%s, %d GPUs", model, q)
+			require.Equal(t, want.res.TestAcc, r.res.TestAcc)
+			require.Equal(t, want.res.Epochs[0].Loss, r.res.Epochs[0].Loss)
+		}
+	}
+	s.as(t, d, feat, rowtype.Float16)
+	want := trainOnAll(t, context.Background(), open(t, 1), cfg, d, s, report.Observer{})
+	require.NoError(t, want.err)
+	cfg.Replicas = 2
+	r := trainOnAll(t, context.Background(), open(t, 2), cfg, d, s, report.Observer{})
+	require.NoError(t, r.err)
+	require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
+}
+
+// With NCCL in the tree's place parameters are those of the tree but for rounding, the result says
+// so, and a library that fails ends the run.
+func TestReplicasByNCCL(t *testing.T) {
+	d, _, s := fiberRig(t)
+	open := func(t *testing.T) (all []cuda.Device) {
+		first, lib := gpu(t, "devices=3,mem=268435456")
+		all = append(all, first)
+		for i := 1; i < 3; i++ {
+			dev, err := driver.Open(driver.Options{Library: lib, Index: i})
+			require.NoError(t, err)
+			all = append(all, dev)
+		}
+		return all
+	}
+	path := fakecuda.BuildNCCL(t)
+	cfg := onFibers()
+	cfg.GPUCache, cfg.CPUCache, cfg.Shards, cfg.Replicas = percent(20), percent(20), 5, 3
+	cfg.Norm, cfg.Batch = "batch", 15
+	want := trainOnAll(t, context.Background(), open(t), cfg, d, s, report.Observer{})
+	require.NoError(t, want.err)
+	require.Equal(t, "tree", want.res.Reduce)
+	require.Equal(t, 1, want.res.Epochs[0].Batches%5%3, "replicas without a shard")
+	cfg.Reduce = path
+	devices := open(t)
+	fakecuda.Control(t, path, "reset,libcuda="+difftest.Library(t))
+	notes := ""
+	r := trainOnAll(t, context.Background(), devices, cfg, d, s,
+		report.Observer{Note: func(n string) { notes += n + "\n" }})
+	require.NoError(t, r.err)
+	require.Contains(t, notes, "gradients by NCCL 2.23.4: parameters may differ")
+	require.Equal(t, "NCCL 2.23.4, not bit-exact", r.res.Reduce)
+	require.NotEqual(t, "0", fakecuda.Control(t, path, "calls=ncclAllReduce"))
+	require.Equal(t, "0", fakecuda.Control(t, path, "comms"))
+	for e := range want.res.Epochs {
+		require.InDelta(t, want.res.Epochs[e].Loss, r.res.Epochs[e].Loss, 1e-5)
+	}
+	devices = open(t)
+	fakecuda.Control(t, path, "fail=ncclGroupEnd:2")
+	r = trainOnAll(t, context.Background(), devices, cfg, d, s, report.Observer{})
+	require.ErrorContains(t, r.err, "ncclGroupEnd: unhandled system error")
+	cfg.Reduce = "/no/such/libnccl.so"
+	r = trainOnAll(t, context.Background(), open(t), cfg, d, s, report.Observer{})
+	require.Equal(t, errs.Capability, errs.ClassOf(r.err))
+	require.ErrorContains(t, r.err, "option reduce /no/such/libnccl.so")
 }

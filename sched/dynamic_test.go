@@ -196,10 +196,11 @@ func TestPiecesOfAPass(t *testing.T) {
 			e, err := newEngine(ctx, cfg, in, report.Observer{},
 				modelConfig(fingerprintOf(cfg, in)))
 			require.NoError(t, err)
-			order, err := d.Split("train")
+			train, err := d.Split("train")
 			require.NoError(t, err)
-			p := &pass{name: "pieces", order: order, sampler: e.Sampler,
-				step: func(context.Context, *slot) (outcome, error) { return outcome{}, nil }}
+			p := &pass{name: "pieces", order: prepare.NewOrder(train, cfg.Batch),
+				sampler: e.Sampler,
+				step:    func(context.Context, *slot) (outcome, error) { return outcome{}, nil }}
 			for p.end = step; ; p.end += step {
 				require.NoError(t, e.run(ctx, p))
 				if p.first == p.n {
@@ -298,7 +299,7 @@ func TestLaborEveryWay(t *testing.T) {
 	for _, model := range gnn.Archs() {
 		var first record
 		seen := map[string]bool{}
-		for _, v := range slices.Concat(sameWays, dynamicWays, plannedWays, packedWays) {
+		for _, v := range slices.Concat(sameWays, dynamicWays, plannedWays, packedWays, megaWays) {
 			cfg := small()
 			v.set(&cfg)
 			labor(&cfg)

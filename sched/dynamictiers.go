@@ -703,3 +703,7 @@ func (d *dynamicTiers) record(h *trace.Header) cache.Placement {
 }
 
 func (d *dynamicTiers) beside() report.StageSeconds { return report.StageSeconds{} }
+
+func (d *dynamicTiers) shuffled(train []int64, sampleEpoch int) prepare.Order {
+	return d.e.Shuffled(train, sampleEpoch)
+}

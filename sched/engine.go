@@ -41,7 +41,14 @@ type engine struct {
 	model  *gnn.Model
 	blas   cuda.BLAS // nil: our kernels
 	copier *paramCopier
-	wide   *widener
+	// replicas are the devices that train, the engine's own first; sumS adds their gradients.
+	replicas []*replica
+	sumS     cuda.Stream
+	// collective adds the replicas' gradients in place of the tree; nil: none.
+	collective cuda.Collective
+	others     *others     // nil: this process has all shards of a step
+	summed     cuda.Buffer // pinned, for others
+	wide       *widener
 
 	slots      []*slot
 	turn       turns
@@ -93,6 +100,7 @@ func newEngine(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs repo
 	e.Sampling = prepare.New(cfg, in, obs, a.RowType)
 	e.store = store{of: e.Sampling, layout: a.Layout, ssds: a.SSDs}
 	e.rec.of = e.Sampling
+	e.others = newOthers(ctx, cfg, in)
 	if err := e.open(ctx, mc); err != nil {
 		return e, errors.Join(err, e.close())
 	}
@@ -118,18 +126,11 @@ func (e *engine) open(ctx context.Context, mc gnn.ModelConfig) (err error) {
 	if err := e.store.openMemory(); err != nil {
 		return err
 	}
-	if err := e.openBLAS(); err != nil {
-		return err
+	if mc != noModel {
+		if err := openModel(e, mc); err != nil {
+			return err
+		}
 	}
-	mc.Precision, mc.BLAS = e.Config.ProductPrecision(), e.blas
-	if e.model, err = gnn.NewModel(e.Device, mc); err != nil {
-		return err
-	}
-	e.onClose(e.model.Close)
-	if e.copier, err = newParamCopier(e.Device, e.trainS, e.model); err != nil {
-		return err
-	}
-	e.onClose(e.copier.close)
 	if err := e.newSlots(); err != nil {
 		return err
 	}
@@ -146,6 +147,41 @@ func (e *engine) open(ctx context.Context, mc gnn.ModelConfig) (err error) {
 	e.onClose(e.store.close) // before the tiers, which it may still write to
 	return e.place(ctx)
 }
+
+// noModel is for a run that hands mini-batches on in place of training with them.
+var noModel gnn.ModelConfig
+
+// openModel makes the model, its copies, and what its steps need.
+func openModel(e *engine, mc gnn.ModelConfig) (err error) {
+	if err := e.openBLAS(); err != nil {
+		return err
+	}
+	mc.Precision, mc.BLAS = e.Config.ProductPrecision(), e.blas
+	if e.model, err = gnn.NewModel(e.Device, mc); err != nil {
+		return err
+	}
+	e.onClose(e.model.Close)
+	e.onClose(func() error {
+		if e.summed == nil {
+			return nil
+		}
+		return e.summed.Free()
+	})
+	if err := e.openReplicas(mc); err != nil {
+		return err
+	}
+	if err := e.openSteps(); err != nil {
+		return err
+	}
+	if e.copier, err = newParamCopier(e.Device, e.trainS, e.model); err != nil {
+		return err
+	}
+	e.onClose(e.copier.close)
+	return nil
+}
+
+// otherReplicas returns the replicas beside the first.
+func otherReplicas(e *engine) []*replica { return e.replicas[min(1, len(e.replicas)):] }
 
 // openStreams makes the operators' streams, that of sampling aside.
 func (e *engine) openStreams() (err error) {
@@ -203,8 +239,15 @@ func (e *engine) newSlots() error {
 		rows = min(rows, max(avail/2/perRow, 1))
 	}
 	bytes := rows * e.RowBytes
-	if e.wide, err = e.newWidener(e.RowType, rows); err != nil {
-		return err
+	if e.model != nil {
+		if e.wide, err = e.newWidener(e.Device, e.RowType, rows); err != nil {
+			return err
+		}
+	}
+	for _, r := range otherReplicas(e) {
+		if r.wide, err = e.newWidener(r.dev, e.RowType, rows); err != nil {
+			return fmt.Errorf("replica %d on %s: %w", r.number, r.dev.Info().Name, err)
+		}
 	}
 	for i := range e.plan.Credits {
 		x, err := cuda.Reserve(e.Device, bytes, "mini-batch features")

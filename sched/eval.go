@@ -237,8 +237,9 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 
 // checkSeeds refuses a batch with the same node twice, which the frontier could not tell apart.
 func checkSeeds(nodes []int64, batch int) error {
-	for i := 0; i < prepare.Batches(len(nodes), batch); i++ {
-		part := slices.Clone(prepare.SeedsOf(nodes, i, batch))
+	order := prepare.NewOrder(nodes, batch)
+	for i := range order.Len() {
+		part := slices.Clone(order.Seeds(i))
 		slices.Sort(part)
 		for k := 1; k < len(part); k++ {
 			if part[k] == part[k-1] {

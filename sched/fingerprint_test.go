@@ -36,6 +36,7 @@ func TestFingerprintNamesTheField(t *testing.T) {
 		"sample-epochs":     func(f *fingerprint) { f.SampleEpochs = 2 },
 		"refresh":           func(f *fingerprint) { f.Refresh = 1 },
 		"refresh-every":     func(f *fingerprint) { f.RefreshEvery = 1 },
+		"shards":            func(f *fingerprint) { f.Shards = 2 },
 		"draws":             func(f *fingerprint) { f.Draws = drawsByBatch },
 		"weight-decay":      func(f *fingerprint) { f.WeightDecay = 0.5 },
 		"seed":              func(f *fingerprint) { f.Seed++ },

@@ -61,7 +61,9 @@ func (e *engine) workingSet(f *prepare.Frontier) int64 {
 		mb += (f.HopEnd[h]+1)*8 + edges*4
 	}
 	n += samples * mb * 5 / 4 // one is there; when it grows it is there twice for a while
-	n += e.model.WorkspaceBytes(f.HopEnd, f.Edges)
+	if e.model != nil {
+		n += e.model.WorkspaceBytes(f.HopEnd, f.Edges)
+	}
 	n += cache.IndexBytes(e.Rows)
 	// Batches differ a little, and buffers that grow take a quarter more than they need.
 	return n + n/8
@@ -122,6 +124,11 @@ func (e *engine) shrunk(cause error) (plan.TierSizes, error) {
 	var oom *cuda.OutOfMemoryError
 	if !e.OnGPU() || !errors.As(cause, &oom) {
 		return plan.TierSizes{}, cause
+	}
+	if errors.As(cause, new(elsewhere)) {
+		return plan.TierSizes{}, errs.New(errs.Capability,
+			"%w; the caches are on the first device, so they have nothing to give back there: lower option batch-size, option fanout or option hidden",
+			cause)
 	}
 	if errors.As(cause, new(applied)) {
 		return plan.TierSizes{}, errs.New(errs.Capability,
@@ -186,7 +193,11 @@ func (e *engine) shrink(ctx context.Context, cause error) error {
 	b.Auto = false
 	e.tiers = b
 	// The activations too: to grow they would be there twice for a moment.
-	if err := errors.Join(e.features.close(), e.model.ReleaseWorkspace()); err != nil {
+	err = e.features.close()
+	if e.model != nil {
+		err = errors.Join(err, e.model.ReleaseWorkspace())
+	}
+	if err != nil {
 		return err
 	}
 	return e.place(ctx)

@@ -30,6 +30,7 @@ func TestNetworkOptions(t *testing.T) {
 		mode := m.Name
 		cfg := small()
 		cfg.Mode = mode
+		wholeGraph(&cfg)
 		between(&cfg)
 		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err, mode)

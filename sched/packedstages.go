@@ -19,26 +19,7 @@ import (
 //	restore ──work──▶ find places, submit pages ──slot──▶ complete, gather twice ──slot──▶ train
 type packedStages struct {
 	*packedTiers
-	w         *walk
-	submitted chan *slot
-}
-
-// room grows the feature tensor for the rows of the next part, as over static tiers.
-func (a *packedStages) room(s *slot, rows int64) error { return a.w.grow(s, rows) }
-
-// admit finds the pages of what was brought back, and hands on the batches whose reads are out.
-func (a *packedStages) admit(ctx context.Context, parts <-chan work) error {
-	defer close(a.submitted)
-	for w := range parts {
-		if ctx.Err() != nil {
-			continue // drain: the sampler never blocks on us
-		}
-		if err := a.lookup(ctx, w); err != nil {
-			return err
-		}
-		a.submitted <- w.s
-	}
-	return nil
+	slotStages
 }
 
 // lookup runs L and I for a mini-batch: the places of its rows are read and listed, and the reads
@@ -131,44 +112,6 @@ func (a *packedStages) stage(s *slot, bytes int64) error {
 	return nil
 }
 
-// deliver waits for the reads of one batch after the other, and has its rows gathered.
-func (a *packedStages) deliver(ctx context.Context, ready chan<- *slot) error {
-	for s := range a.submitted {
-		if ctx.Err() != nil {
-			continue
-		}
-		if err := a.complete(ctx, s); err != nil {
-			return err
-		}
-		ready <- s
-	}
-	return nil
-}
-
-// complete runs C and G for a batch.
-func (a *packedStages) complete(ctx context.Context, s *slot) error {
-	e, p := a.e, a.w.p
-	rd, end := e.ReadContext(ctx)
-	defer end()
-	op, cancel := e.OperatorContext(ctx)
-	defer cancel()
-	for i := range s.segs[:s.used] {
-		if g := &s.segs[i]; g.pending != nil {
-			if err := a.w.wait(rd, s, g); err != nil {
-				return err
-			}
-		}
-	}
-	err := a.gather(s)
-	if err == nil {
-		err = s.ready.Synchronize(op)
-	}
-	if err != nil {
-		return fmt.Errorf("batch %d: gather: %w", s.index, err)
-	}
-	return e.trace.gathers(p, s)
-}
-
 // gather enqueues a batch's two gathers: of rows that stay in memory, and of those in its pages.
 func (a *packedStages) gather(s *slot) error {
 	e := a.e
@@ -191,5 +134,3 @@ func (a *packedStages) gather(s *slot) error {
 	}
 	return e.gatherS.Record(s.ready)
 }
-
-func (a *packedStages) release(*slot) {}

@@ -220,7 +220,9 @@ func (t *packedTiers) begin(w *walk) stages {
 	if w.p.kind != trace.Train {
 		return t.staticTiers.begin(w)
 	}
-	return &packedStages{t, w, make(chan *slot, w.most)}
+	a := &packedStages{t, newSlotStages(w)}
+	a.findRows, a.gatherRows = a.lookup, a.gather
+	return a
 }
 
 func (t *packedTiers) batchBytes(int64) (bytes, samples int64) {

@@ -56,7 +56,6 @@ func requireSampled(t *testing.T, s *prepare.Sampling, r *packs.Run, d *dataset.
 	ctx := context.Background()
 	train, err := d.Split("train")
 	require.NoError(t, err)
-	order := make([]int64, len(train))
 	fresh, err := s.NewBatch()
 	require.NoError(t, err)
 	kept, err := s.NewBatch()
@@ -68,10 +67,9 @@ func requireSampled(t *testing.T, s *prepare.Sampling, r *packs.Run, d *dataset.
 		require.NoError(t, err)
 		r.Ahead(ctx, epoch)
 		sample := s.Config.SampleEpoch(epoch)
-		graph.Shuffle(order, train, s.Config.Seed, sample)
-		for i := range prepare.Batches(len(order), s.Config.Batch) {
-			seeds := prepare.SeedsOf(order, i, s.Config.Batch)
-			require.NoError(t, s.SampleWhole(ctx, fresh, sample, i, seeds))
+		order := s.Shuffled(train, sample)
+		for i := range order.Len() {
+			require.NoError(t, s.SampleWhole(ctx, fresh, sample, i, order.Seeds(i)))
 			op, cancel := s.OperatorContext(ctx)
 			require.NoError(t, s.Stream.Synchronize(op))
 			nodes, err := p.Samples.Read(first+i, nil)
@@ -80,7 +78,7 @@ func requireSampled(t *testing.T, s *prepare.Sampling, r *packs.Run, d *dataset.
 			require.NoError(t, err)
 			require.NoError(t, s.Sampler.Restore(op, s.Stream, kept, sample, i, nodes, adj, &stage))
 			cancel()
-			require.Equal(t, seeds, nodes[:len(seeds)])
+			require.Equal(t, order.Seeds(i), nodes[:fresh.HopEnd[0]])
 			require.Equal(t, fresh.HopEnd, kept.HopEnd)
 			n := fresh.HopEnd[len(fresh.HopEnd)-1]
 			require.Equal(t, nodes, append([]int64{},

@@ -20,13 +20,15 @@ type pass struct {
 	epoch   int    // sampling key
 	kind    int    // trace.Train, trace.Validate or trace.Test
 	number  int    // of the epoch, from 0, in the trace
-	order   []int64
+	order   prepare.Order
 	first   int // batch to begin with; run leaves it at the next one
 	end     int // where run stops; 0: with the last batch. It may be called again to go on
 	sampler *graph.Sampler
 	onBatch func(index int, mb *graph.MiniBatch) // optional
 	// step trains or infers with a whole batch. It runs in order, on run's goroutine.
 	step func(ctx context.Context, s *slot) (outcome, error)
+	// steps, in training, takes batches through steps of several; see Config.Replicas.
+	steps *steps
 	// after is called when step's batch is counted; index is the batch's.
 	after func(index int) error
 
@@ -46,6 +48,17 @@ type pass struct {
 
 	// sampled has the batches of the next walk; nil: they are sampled in it.
 	sampled kept
+	// ids has the numbers of nodes where the sampler has others than the dataset; nil: it has not.
+	ids nodeIDs
+}
+
+// nodeIDs translate between the dataset's numbers of nodes and the sampler's.
+type nodeIDs interface {
+	// seeds are those of mini-batch i of the whole pass, as the sampler numbers them; to's memory
+	// is used again.
+	seeds(i int, to []int64) []int64
+	// name turns the n nodes of a frontier that nothing looks up any more into the dataset's.
+	name(op context.Context, e *engine, mb *graph.MiniBatch, n int64) error
 }
 
 type outcome struct {
@@ -89,6 +102,9 @@ func (e *engine) streamSeconds() report.StageSeconds {
 	s := report.StageSeconds{
 		Sample: e.Stream.Busy().Seconds(), Lookup: e.lookupS.Busy().Seconds(),
 		Gather: e.gatherS.Busy().Seconds(), Train: e.trainS.Busy().Seconds(),
+	}
+	for _, r := range otherReplicas(e) {
+		s.Train += r.own.Busy().Seconds()
 	}
 	s.Sample += e.Sampler.Busy().Seconds()
 	s.AddTimes(e.features.beside(), 1)
@@ -159,7 +175,7 @@ func (e *engine) snapshot(p *pass, base report.Partial) report.Partial {
 // what is missing, and it goes on with the first batch that has not been through step: a batch that
 // was sampled before is sampled again, to the same blocks.
 func (e *engine) run(ctx context.Context, p *pass) error {
-	p.n = prepare.Batches(len(p.order), e.Config.Batch)
+	p.n = p.order.Len()
 	end := p.n
 	if p.end > 0 {
 		end = min(p.end, p.n)
@@ -174,6 +190,9 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 	}
 	p.heard = max(p.heard, p.first)
 	defer func() { e.trace.run(p.name, begin) }()
+	if p.n == 0 { // a rank may have none
+		return prepare.Interrupted(ctx)
+	}
 	for {
 		began := time.Now()
 		to, err := e.features.prepare(ctx, p, end)

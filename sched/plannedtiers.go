@@ -76,11 +76,8 @@ type plannedTiers struct {
 	tier   *cache.Planned     // nil until the tiers are placed
 	static *superbatch.Static // the rows of plan.PolicyStatic; nil under plan.PolicyBelady
 
-	// What samples superbatches, made for the first.
-	mb     *graph.MiniBatch
-	stream cuda.Stream
-	look   prepare.Stager
-	stage  graph.Stage // of the walk's mini-batches
+	sampler *prepare.Ahead // of superbatches; nil until the first
+	stage   graph.Stage    // of the walk's mini-batches
 
 	// sampled is how long streams before the present one were busy; filed is what was not a
 	// stream's, of bringing mini-batches to their files and back.
@@ -152,10 +149,10 @@ func (t *plannedTiers) close() error {
 			}
 		}
 	}
-	if t.mb != nil {
-		t.sampled += t.stream.Busy()
-		all = append(all, t.stream.Close(), t.mb.Close(), t.look.Close())
-		t.mb, t.stream = nil, nil
+	if t.sampler != nil {
+		t.sampled += t.sampler.Busy()
+		all = append(all, t.sampler.Close(context.Background()))
+		t.sampler = nil
 	}
 	all = append(all, t.stage.Close())
 	if t.tier != nil {
@@ -260,30 +257,17 @@ func (t *plannedTiers) ahead(ctx context.Context, p *pass, now *superbatchPlan) 
 	}()
 }
 
-// open makes what samples superbatches.
-func (t *plannedTiers) open() (err error) {
-	if t.mb != nil {
-		return nil
-	}
-	g := t.e.Config.Operators(true)
-	o := g.StreamOptions(plan.OpSuperbatch)
-	if t.stream, err = t.e.Device.NewStream(o); err != nil {
-		return err
-	}
-	if t.mb, err = t.e.Sampler.NewMiniBatch(); err != nil {
-		err = errors.Join(err, t.stream.Close())
-		t.mb, t.stream = nil, nil
-	}
-	return err
-}
-
 // make samples the superbatch that begins with a mini-batch of a pass, and has its changes found
 // over tiers that hold before. meanwhile: another one trains.
 func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before func(
 	context.Context) (*superbatch.State, error), meanwhile bool) (*superbatchPlan, error) {
 	e := t.e
-	if err := t.open(); err != nil {
-		return nil, err
+	if t.sampler == nil {
+		var err error
+		if t.sampler, err = e.NewAhead(
+			e.Config.Operators(true).StreamOptions(plan.OpSuperbatch)); err != nil {
+			return nil, err
+		}
 	}
 	// While memory is lent nothing trains: what the tiers hold is known.
 	var held *superbatch.State
@@ -298,7 +282,7 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before func
 		}
 	}
 	dir := e.Config.SuperbatchFolder(e.In.Dataset.Dir())
-	room, err := t.room(dir)
+	room, err := t.roomIn(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -334,7 +318,7 @@ func (t *plannedTiers) make(ctx context.Context, p *pass, first int, before func
 		}
 		op, cancel := e.OperatorContext(ctx)
 		defer cancel()
-		return nil, errors.Join(err, x.close(), t.stream.Synchronize(op))
+		return nil, errors.Join(err, x.close(), t.sampler.Wait(op))
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -373,17 +357,17 @@ func (t *plannedTiers) play(ctx context.Context, x *superbatchPlan) {
 // sampleAll samples a superbatch into its files. One without a given length ends where the room
 // does.
 func (t *plannedTiers) sampleAll(ctx context.Context, x *superbatchPlan, room superbatchRoom,
-	meanwhile bool) (err error) {
-	var adj []byte
+	meanwhile bool) error {
 	given, accesses := t.e.Config.Superbatch > 0, int64(0)
 	for i := x.first; i < x.end; i++ {
 		if err := prepare.Interrupted(ctx); err != nil {
 			return err
 		}
-		if err := t.sample(ctx, x.p, i); err != nil {
+		rows, err := t.sampler.Draw(ctx, x.p.epoch, x.p.order.Index(i), x.p.order.Seeds(i))
+		if err != nil {
 			return err
 		}
-		accesses += t.mb.HopEnd[len(t.mb.HopEnd)-1]
+		accesses += rows
 		if need := inspectBytes(accesses, t.e.Rows); need > room.memory {
 			if given && need > room.memory*memoryShare {
 				return errs.New(errs.Usage,
@@ -396,7 +380,9 @@ func (t *plannedTiers) sampleAll(ctx context.Context, x *superbatchPlan, room su
 				return nil
 			}
 		}
-		if adj, err = t.keep(ctx, x.files, adj[:0]); err != nil {
+		took, err := t.sampler.Keep(ctx, x.files)
+		t.filed.Add(int64(took))
+		if err != nil {
 			if errors.Is(err, samples.ErrFull) && !given && i > x.first {
 				x.end = i
 				return nil
@@ -426,45 +412,6 @@ func (t *plannedTiers) inspect(ctx context.Context, x *superbatchPlan,
 	return err
 }
 
-// sample samples all hops of a mini-batch of a pass into t.mb.
-func (t *plannedTiers) sample(ctx context.Context, p *pass, i int) error {
-	e := t.e
-	op, cancel := e.SampleContext(ctx)
-	defer cancel()
-	seeds := prepare.SeedsOf(p.order, i, e.Config.Batch)
-	err := p.sampler.Begin(op, t.stream, t.mb, p.epoch, prepare.DrawsOf(p.epoch, i), seeds)
-	for h := 0; err == nil && h < len(e.Config.Fanouts); h++ {
-		err = p.sampler.Hop(op, t.stream, t.mb, h)
-	}
-	if err != nil {
-		if stopped := prepare.Interrupted(ctx); stopped != nil && op.Err() != nil {
-			return stopped
-		}
-		return fmt.Errorf("batch %d: %w", i, err)
-	}
-	return nil
-}
-
-// keep adds t.mb to a superbatch's files; adj is scratch.
-func (t *plannedTiers) keep(ctx context.Context, to *samples.Files, adj []byte) ([]byte, error) {
-	e := t.e
-	op, cancel := e.OperatorContext(ctx)
-	defer cancel()
-	begin, busy := time.Now(), t.stream.Busy()
-	defer func() { t.filed.Add(int64(time.Since(begin) - (t.stream.Busy() - busy))) }()
-	adj, n, err := t.mb.Save(adj, func(b cuda.Buffer, bytes int64) ([]byte, error) {
-		return t.look.View(op, e.Device, t.stream, b, 0, bytes)
-	})
-	if err != nil {
-		return nil, err
-	}
-	nodes, err := t.look.View(op, e.Device, t.stream, t.mb.Nodes, 0, n*8)
-	if err != nil {
-		return nil, err
-	}
-	return adj, to.Append(hostmem.View[int64](nodes), adj)
-}
-
 // slotBytes is what planning keeps of a slot: its row and its place in the order of reuse, for the
 // superbatch and for those before and after it.
 const slotBytes = 3 * (8 + 4 + 4)
@@ -484,9 +431,9 @@ func inspectBytes(accesses, rows int64) int64 {
 	return accesses*(8+4+8+4) + min(accesses, rows)*24*3
 }
 
-// room returns what a superbatch may take: of the disk the budget, or a quarter of what is free; of
-// the memory an eighth of that.
-func (t *plannedTiers) room(dir string) (r superbatchRoom, err error) {
+// roomIn returns what a superbatch may take: of the disk the budget, or a quarter of what is free;
+// of the memory an eighth of that.
+func (t *plannedTiers) roomIn(dir string) (r superbatchRoom, err error) {
 	at := int64(1) // superbatches there are at one time
 	if t.e.Config.SuperbatchOverlap {
 		at = 2
@@ -572,33 +519,14 @@ func (t *plannedTiers) fill(ctx context.Context, x *superbatchPlan) error {
 //	restore ──work──▶ place, submit ──slot──▶ complete, gather, change ──slot──▶ train
 type plannedStages struct {
 	*plannedTiers
-	w         *walk
-	submitted chan *slot
+	slotStages
 }
 
 func (t *plannedTiers) begin(w *walk) stages {
-	return &plannedStages{t, w, make(chan *slot, w.most)}
-}
-
-// room grows the feature tensor for the rows of the next part, as over static tiers.
-func (a *plannedStages) room(s *slot, rows int64) error { return a.w.grow(s, rows) }
-
-// admit finds the rows of what the sampler hands on, and hands on the batches whose reads are all
-// out.
-func (a *plannedStages) admit(ctx context.Context, parts <-chan work) error {
-	defer close(a.submitted)
-	for w := range parts {
-		if ctx.Err() != nil {
-			continue
-		}
-		if err := a.lookup(ctx, w); err != nil {
-			return err
-		}
-		if w.last {
-			a.submitted <- w.s
-		}
-	}
-	return nil
+	a := &plannedStages{t, newSlotStages(w)}
+	a.findRows = a.lookup
+	a.gatherRows = func(s *slot) error { return a.gather(s, a.now) }
+	return a
 }
 
 // lookup runs L and I for a part.
@@ -666,45 +594,6 @@ func (a *plannedStages) lookup(ctx context.Context, w work) error {
 	return nil
 }
 
-// deliver waits for the reads of one batch after the other, and has its rows gathered and the tiers
-// changed.
-func (a *plannedStages) deliver(ctx context.Context, ready chan<- *slot) error {
-	for s := range a.submitted {
-		if ctx.Err() != nil {
-			continue
-		}
-		if err := a.complete(ctx, s); err != nil {
-			return err
-		}
-		ready <- s
-	}
-	return nil
-}
-
-// complete runs C and G for a batch.
-func (a *plannedStages) complete(ctx context.Context, s *slot) error {
-	e, p := a.e, a.w.p
-	rd, end := e.ReadContext(ctx)
-	defer end()
-	op, cancel := e.OperatorContext(ctx)
-	defer cancel()
-	for i := range s.segs[:s.used] {
-		if g := &s.segs[i]; g.pending != nil {
-			if err := a.w.wait(rd, s, g); err != nil {
-				return err
-			}
-		}
-	}
-	err := a.gather(s, a.now)
-	if err == nil {
-		err = s.ready.Synchronize(op)
-	}
-	if err != nil {
-		return fmt.Errorf("batch %d: gather: %w", s.index, err)
-	}
-	return e.trace.gathers(p, s)
-}
-
 // gather enqueues a batch's gathers and behind them the changes of the tiers.
 func (a *plannedStages) gather(s *slot, x *superbatchPlan) error {
 	e := a.e
@@ -736,8 +625,6 @@ func (a *plannedStages) gather(s *slot, x *superbatchPlan) error {
 	}
 	return e.gatherS.Record(s.ready)
 }
-
-func (a *plannedStages) release(*slot) {}
 
 // drain has nothing to do: the reads are those of the slots.
 func (t *plannedTiers) drain(context.Context) error { return nil }
@@ -782,11 +669,16 @@ func (t *plannedTiers) record(h *trace.Header) cache.Placement {
 
 func (t *plannedTiers) beside() report.StageSeconds {
 	sampled := t.sampled + time.Duration(t.filed.Load())
-	if t.stream != nil {
-		sampled += t.stream.Busy()
+	if t.sampler != nil {
+		sampled += t.sampler.Busy()
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return report.StageSeconds{Sample: sampled.Seconds(),
-		Inspect: t.info.InspectSeconds + t.info.ChangeSeconds}
+		Inspect:  t.info.InspectSeconds + t.info.ChangeSeconds,
+		Complete: t.info.FillSeconds, Topology: t.info.ListSeconds}
+}
+
+func (t *plannedTiers) shuffled(train []int64, sampleEpoch int) prepare.Order {
+	return t.e.Shuffled(train, sampleEpoch)
 }

@@ -3,6 +3,7 @@ package sched
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"helios/internal/errs"
 	"helios/sched/plan"
@@ -10,18 +11,19 @@ import (
 	"helios/sched/report"
 )
 
-// Prepare samples and lays out on disk the mini-batches that Train begins with under cfg, whose
-// mode lays them out, and trains nothing. What is there already stays; what was cut off is gone on
-// with. When ctx ends the error has class errs.Interrupted, and the next call goes on.
+// Prepare lays out on disk what Train begins with under cfg: the mini-batches of a mode that
+// samples them beforehand, or the parts of one that trains mega-batches. It trains nothing. What is
+// there already stays; what was cut off is gone on with. When ctx ends the error has class
+// errs.Interrupted, and the next call goes on.
 func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	obs report.Observer) (res *report.PrepareResult, err error) {
 	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
-	if !cfg.LaidOut() {
+	if !cfg.LaidOut() && !cfg.MegaBatched() {
 		return nil, errs.New(errs.Usage,
-			"%v %s samples while it trains, so there is nothing to prepare; use one of %v",
-			errs.Key("mode"), cfg.Mode, plan.PackedModes())
+			"%v %s reads the features as they are, so there is nothing to prepare; use one of %v",
+			errs.Key("mode"), cfg.Mode, slices.Concat(plan.PackedModes(), plan.MegaModes()))
 	}
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err
@@ -34,5 +36,5 @@ func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	info := e.info()
 	return &report.PrepareResult{Event: "result", Mode: cfg.Mode,
 		Dataset: in.Dataset.Meta.Name, Seed: cfg.Seed, Device: e.Device.Info().Name,
-		PackedInfo: *info.Packed}, nil
+		PackedInfo: info.Packed, Mega: info.Mega}, nil
 }

@@ -240,6 +240,9 @@ func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg plan.Config
 	if cfg.LaidOut() && cfg.PackedDir == "" { // not beside a dataset that other tests use
 		cfg.PackedDir = filepath.Join(t.TempDir(), "packed")
 	}
+	if cfg.MegaBatched() && cfg.PartedDir == "" {
+		cfg.PartedDir = filepath.Join(t.TempDir(), "parted")
+	}
 	h, seen := sha256.New(), sha256.New()
 	onBatch := cfg.OnBatch
 	cfg.OnBatch = func(epoch, index int, mb *graph.MiniBatch) {
@@ -292,6 +295,14 @@ func small() plan.Config {
 		Epochs: 2, Dropout: 0.1,
 		Blocks: 4, OpTimeout: time.Minute, GPUCache: plan.NoCache(), CPUCache: plan.NoCache(),
 		HotnessDir: plan.NoFolder,
+	}
+}
+
+// wholeGraph has a mode of mega-batches train on the whole graph, as every other does: one part and
+// no static nodes.
+func wholeGraph(c *plan.Config) {
+	if c.MegaBatched() {
+		c.Parts, c.StaticNodes = 1, plan.NoShare
 	}
 }
 

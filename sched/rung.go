@@ -29,13 +29,9 @@ func (e *engine) openBLAS() error {
 			"products by our own kernels: option blas is for a GPU, and this is the host device")
 		return nil
 	}
-	library := want
-	if want == plan.BLASAuto {
-		library = ""
-	}
 	var err error
 	if o, ok := e.Device.(cuda.BLASOpener); ok {
-		e.blas, err = o.OpenBLAS(library)
+		e.blas, err = o.OpenBLAS(e.blasLibrary())
 	} else {
 		err = errs.New(errs.Capability, "device %s knows of none", e.Device.Info().Name)
 	}
@@ -52,6 +48,14 @@ func (e *engine) openBLAS() error {
 	return fmt.Errorf("option blas %s: %w", want, err)
 }
 
+// blasLibrary returns the library of Config.BLAS, "" for the usual one.
+func (e *engine) blasLibrary() string {
+	if e.Config.BLAS == plan.BLASAuto {
+		return ""
+	}
+	return e.Config.BLAS
+}
+
 // info returns what the run says of itself.
 func (e *engine) info() report.RunInfo {
 	r := report.RunInfo{MemoryRung: memoryRung(e.store.ssds),
@@ -59,6 +63,16 @@ func (e *engine) info() report.RunInfo {
 		GPUCacheShrunkBytes: e.gpuShrunk, Hotness: e.Hotness}
 	r.Policy, r.Window, r.Sampler, r.Topology = e.Config.Policy, e.Config.Window, e.Config.Sampler,
 		e.Config.Topology
+	r.Shards, r.Replicas = e.Config.Shards, e.Config.Replicas
+	if r.Replicas > 1 {
+		r.Reduce = plan.ReduceTree
+	}
+	if e.collective != nil {
+		r.Reduce = e.collective.Name() + ", not bit-exact"
+	}
+	for _, d := range e.In.More {
+		r.MoreDevices = append(r.MoreDevices, d.Info().Name)
+	}
 	r.BatchDependency, r.SampleEpochs = e.Config.BatchDependency, e.Config.SampleEpochs
 	r.Refresh, r.RefreshEvery = e.Config.Refresh, e.Config.RefreshEvery
 	e.features.describe(&r)
@@ -86,6 +100,9 @@ func (e *engine) arithmetic() string {
 	}
 	if e.blas != nil {
 		k += " " + e.blas.Name()
+	}
+	if e.collective != nil {
+		k += " " + e.collective.Name()
 	}
 	return k
 }

@@ -35,18 +35,22 @@ const bestName = "best.safetensors"
 
 // stateFormat is the version of what a checkpoint's metadata means. The first two had no checksum
 // over their header; the second was of runs with a setting that a program of the first does not
-// know. The latest is of runs with something that a program of plainFormat would leave out: what is
-// between a model's layers, samples that train again; all others are still written as that.
+// know. Later ones are of runs with something that a program of the one before would leave out:
+// what is between a model's layers, samples that train again; then, steps of several mini-batches.
+// All others are still written as plainFormat.
 const (
-	stateFormat      = 4
+	stateFormat      = 5
+	extendedFormat   = 4
 	plainFormat      = 3
 	oldestFormat     = 1
 	lastUnsealedHead = 2
 )
 
 // fingerprint is every setting that decides the parameters. A run resumes only under an equal one,
-// Kernels aside. Mode, caches, pipeline, stack, workers and the number of epochs may differ: they
-// do not change what batch n computes.
+// Kernels aside. Mode (mega-batches aside), caches, pipeline, stack, workers and the number of
+// epochs may differ: they do not change what batch n computes.
+//
+// Large: a field for each setting, as a checkpoint's JSON has them.
 type fingerprint struct {
 	Dataset          string  `json:"dataset"` // UUID
 	Edges            int64   `json:"edges"`   // 0 for the same nodes without their edges
@@ -77,6 +81,10 @@ type fingerprint struct {
 	SampleEpochs int `json:"sample-epochs,omitempty"`
 	Refresh      int `json:"refresh,omitempty"`
 	RefreshEvery int `json:"refresh-every,omitempty"`
+	// Shards is how many mini-batches a step of the optimiser covers; 0: 1.
+	Shards int `json:"shards,omitempty"`
+	// Mega is of runs over mega-batches; nil: of others.
+	Mega *megaPrint `json:"megabatches,omitempty"`
 	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same
 	// in all batches of an epoch.
 	Draws string `json:"draws,omitempty"`
@@ -91,9 +99,12 @@ type fingerprint struct {
 
 // format is the version that a run's checkpoints are written as.
 func (f *fingerprint) format() int {
+	if f.Shards != 0 || f.Mega != nil {
+		return stateFormat
+	}
 	if f.Activation != "" || f.Norm != "" || f.Residual || f.OutHeads != 0 || f.Optimizer != "" ||
 		f.SampleEpochs != 0 {
-		return stateFormat
+		return extendedFormat
 	}
 	return plainFormat
 }
@@ -207,6 +218,7 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		{"sample-epochs", f.SampleEpochs, was.SampleEpochs},
 		{"refresh", f.Refresh, was.Refresh},
 		{"refresh-every", f.RefreshEvery, was.RefreshEvery},
+		{"shards", max(f.Shards, 1), max(was.Shards, 1)},
 		{"draws", f.draws(), was.draws()},
 	} {
 		if x.is != x.old {
@@ -433,7 +445,7 @@ func (st *state) contradiction() string {
 	p := &st.Print
 	switch {
 	case p.InDim < 1 || p.Classes < 1 || p.Hidden < 1 || p.Batch < 1 || len(p.Fanouts) == 0 ||
-		p.Edges < 0:
+		p.Edges < 0 || p.Shards < 0:
 		return fmt.Sprintf(
 			"no model has %d features, %d classes, width %d, batch size %d, fanout %v and %d edges",
 			p.InDim, p.Classes, p.Hidden, p.Batch, p.Fanouts, p.Edges)
@@ -452,7 +464,8 @@ func (st *state) contradiction() string {
 			st.Partial.Batches)
 	}
 	for i, e := range st.Epochs {
-		if e.Epoch != i+1 || e.Batches < 0 || i > 0 && e.Batches != st.Epochs[0].Batches {
+		if e.Epoch != i+1 || e.Batches < 0 ||
+			i > 0 && e.Batches != st.Epochs[0].Batches && p.Mega == nil {
 			return fmt.Sprintf("its history names epoch %d of %d batches where epoch %d was",
 				e.Epoch, e.Batches, i+1)
 		}
@@ -462,15 +475,20 @@ func (st *state) contradiction() string {
 
 // misplaced says why a state can't be one of a run with so many training nodes; empty: it can.
 func (st *state) misplaced(nodes int) string {
-	n := prepare.Batches(nodes, st.Print.Batch)
-	switch steps := int64(st.Epoch)*int64(n) + int64(st.Batch); {
+	n, of := prepare.Batches(nodes, st.Print.Batch), max(st.Print.Shards, 1)
+	if st.Print.Mega != nil {
+		return st.misplacedMega(of)
+	}
+	switch steps := int64(st.Epoch)*int64((n+of-1)/of) + int64((st.Batch+of-1)/of); {
 	case st.Batch > n:
 		return fmt.Sprintf("batch %d is beyond the %d of an epoch", st.Batch, n)
+	case st.Batch%of != 0 && st.Batch != n:
+		return fmt.Sprintf("batch %d is within a step of %d", st.Batch, of)
 	case st.Epoch > 0 && st.Epochs[0].Batches != n:
 		return fmt.Sprintf("its epochs had %d batches, this dataset makes %d",
 			st.Epochs[0].Batches, n)
 	case st.AdamStep != steps:
-		return fmt.Sprintf("Adam step %d does not agree with %d trained batches",
+		return fmt.Sprintf("Adam step %d does not agree with %d steps of trained batches",
 			st.AdamStep, steps)
 	}
 	return ""

@@ -11,6 +11,7 @@ import (
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/sched/plan"
+	"helios/sched/prepare"
 	"helios/sched/report"
 )
 
@@ -20,6 +21,8 @@ import (
 type staticTiers struct {
 	e      *engine
 	hetero *cache.Hetero // nil until the tiers are placed
+	// firstOnHost: what is called the GPU tier is in the CPU's memory too.
+	firstOnHost bool
 }
 
 func (t *staticTiers) layout() gpuio.Layout { return t.e.store.layout }
@@ -104,48 +107,14 @@ type staticPart struct {
 //	sample ──work──▶ look up, submit, gather ──slot──▶ complete ──slot──▶ train
 type staticStages struct {
 	*staticTiers
-	w         *walk
-	submitted chan *slot
+	slotStages
 }
 
 func (t *staticTiers) begin(w *walk) stages {
-	return &staticStages{t, w, make(chan *slot, w.most)}
+	a := &staticStages{t, newSlotStages(w)}
+	a.findRows = a.lookup
+	return a
 }
-
-func (a *staticStages) room(s *slot, rows int64) error { return a.w.grow(s, rows) }
-
-// admit looks up what the sampler hands on, and hands on the batches whose reads are all out.
-func (a *staticStages) admit(ctx context.Context, parts <-chan work) error {
-	defer close(a.submitted)
-	for w := range parts {
-		if ctx.Err() != nil {
-			continue // drain: the sampler never blocks on us
-		}
-		if err := a.lookup(ctx, w); err != nil {
-			return err
-		}
-		if w.last {
-			a.submitted <- w.s
-		}
-	}
-	return nil
-}
-
-// deliver waits for the rows of one batch after the other.
-func (a *staticStages) deliver(ctx context.Context, ready chan<- *slot) error {
-	for s := range a.submitted {
-		if ctx.Err() != nil {
-			continue
-		}
-		if err := a.complete(ctx, s); err != nil {
-			return err
-		}
-		ready <- s
-	}
-	return nil
-}
-
-func (a *staticStages) release(*slot) {}
 
 // lookup runs L, I and G for a part: its rows are found in the tiers, the reads of the others go
 // out, and the cached ones are gathered meanwhile.
@@ -176,6 +145,9 @@ func (a *staticStages) lookup(ctx context.Context, w work) error {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
 		g.ngpu, g.ncpu, g.nmiss, g.moved = b.NGPU, b.NCPU, b.NMiss, b.NGPU+b.NCPU
+		if a.firstOnHost {
+			g.ngpu, g.ncpu = 0, g.moved
+		}
 		e.trace.op(report.TrackLookup, plan.OperatorName("L", w.hop), begin, p, s.index, w.count)
 		if g.nmiss > 0 {
 			if e.store.reader == nil {
@@ -216,26 +188,6 @@ func (a *staticStages) lookup(ctx context.Context, w work) error {
 	return nil
 }
 
-// complete holds a batch until all of its rows are in place.
-func (a *staticStages) complete(ctx context.Context, s *slot) error {
-	e := a.e
-	rd, end := e.ReadContext(ctx)
-	defer end()
-	op, cancel := e.OperatorContext(ctx)
-	defer cancel()
-	for i := range s.segs[:s.used] {
-		if g := &s.segs[i]; g.pending != nil {
-			if err := a.w.wait(rd, s, g); err != nil {
-				return err
-			}
-		}
-	}
-	if err := s.ready.Synchronize(op); err != nil {
-		return fmt.Errorf("batch %d: gather: %w", s.index, err)
-	}
-	return e.trace.gathers(a.w.p, s)
-}
-
 // drain has nothing to do: the reads of a static tier are those of the slots.
 func (t *staticTiers) drain(context.Context) error { return nil }
 
@@ -246,6 +198,10 @@ func (t *staticTiers) settle() error { return nil }
 func (t *staticTiers) lookahead() int { return 0 }
 
 func (t *staticTiers) forget() {}
+
+func (t *staticTiers) shuffled(train []int64, sampleEpoch int) prepare.Order {
+	return t.e.Shuffled(train, sampleEpoch)
+}
 
 func (t *staticTiers) credit(x cuda.Growable) error {
 	s, err := t.e.newSlot()

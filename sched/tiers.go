@@ -28,6 +28,8 @@ type featureTiers interface {
 	// lookahead is how many batches beyond the one that is looked up must have been sampled.
 	lookahead() int
 
+	// shuffled is the order of an epoch of training under the number of its samples.
+	shuffled(train []int64, sampleEpoch int) prepare.Order
 	// prepare does what comes before a walk from p.first on, and says where that walk has to end,
 	// at the latest at end.
 	prepare(ctx context.Context, p *pass, end int) (int, error)
@@ -75,6 +77,9 @@ func (e *engine) newTiers() (featureTiers, error) {
 	}
 	if e.Config.LaidOut() {
 		return newPackedTiers(e), nil
+	}
+	if e.Config.MegaBatched() {
+		return newMegaTiers(e), nil
 	}
 	if e.Config.Superbatched() {
 		return newPlannedTiers(e), nil

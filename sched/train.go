@@ -39,6 +39,9 @@ const (
 // last checkpoint stays as it was, and the Result says what each SSD did.
 func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	obs report.Observer) (res *report.Result, err error) {
+	if in.Group != nil {
+		cfg.Rank, cfg.Ranks = in.Group.Rank(), in.Group.Size()
+	}
 	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
@@ -52,7 +55,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	t := &trainer{cfg: cfg, obs: obs, bestSaved: -1, state: state{
 		Print: fingerprintOf(cfg, in), BestEpoch: -1,
 	}}
-	if cfg.CheckpointDir != "" {
+	if cfg.CheckpointDir != "" && cfg.Rank == 0 {
 		t.path = filepath.Join(cfg.CheckpointDir, checkpointName)
 		lock, err := checkpoint.LockDir(cfg.CheckpointDir)
 		if err != nil {
@@ -60,11 +63,20 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		}
 		defer func() { err = errors.Join(err, lock.Unlock()) }()
 	}
+	if err := t.agree(ctx, in); err != nil {
+		return nil, err
+	}
 	var from *checkpoint.File
 	if cfg.Resume {
-		if from, err = t.find(in); err != nil {
+		if cfg.Rank == 0 {
+			if from, err = t.find(in); err != nil {
+				return nil, err
+			}
+		}
+		if from, err = t.share(ctx, in, from); err != nil {
 			return nil, err
 		}
+		cfg = t.cfg
 	} else if t.path != "" && !cfg.Overwrite {
 		held, err := HeldIn(cfg.CheckpointDir)
 		if err != nil {
@@ -93,10 +105,19 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 			obs.TellNote("checkpoint " + t.path + " " + s)
 		}
 	}
+	if err := t.settleMega(from != nil); err != nil {
+		return nil, err
+	}
 	t.state.Print.setRowType(e.RowType)
 	t.state.Print.Kernels = e.arithmetic()
+	if err := t.agree(ctx, in); err != nil {
+		return nil, err
+	}
 	if from != nil {
 		if t.best, err = restore(ctx, t.path, from, t.state, e.copier, e.model); err != nil {
+			return nil, err
+		}
+		if err := e.restoreReplicas(ctx); err != nil {
 			return nil, err
 		}
 		// A kill may have come between the checkpoint and the best epoch's own file.
@@ -123,6 +144,9 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	}
 	obs.TellPlan(e.Config.Operators(e.store.reader != nil))
 	err = e.rec.end(t.train(ctx, in))
+	if err == nil {
+		err = t.agreeOnEnd(ctx, in)
+	}
 	res.Epochs, res.IO, res.RowsVerified, res.RunInfo = t.state.Epochs, e.store.io(),
 		e.verify.verified(), e.info()
 	res.GPUCacheBytes, res.CPUCacheBytes = e.features.gpuBytes(), e.features.cpuBytes()
@@ -168,6 +192,9 @@ func fingerprintOf(c plan.Config, in prepare.Inputs) fingerprint {
 	}
 	f.setSampler(c.Sampler, c.BatchDependency)
 	f.SampleEpochs, f.Refresh, f.RefreshEvery = c.SampleEpochs, c.Refresh, c.RefreshEvery
+	if c.Shards > 1 {
+		f.Shards = c.Shards
+	}
 	return f
 }
 
@@ -188,6 +215,7 @@ type trainer struct {
 	obs   report.Observer
 	e     *engine
 	path  string // checkpoint, "" for none
+	saves bool   // rank 0 has one
 	state state
 	best  tensors // parameters of the best epoch so far
 	// bestSaved is the best epoch, counted from 1, whose parameters bestName holds; -1 before this
@@ -230,6 +258,9 @@ func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 			"checkpoint %s was made with %s %v, this run has %v; give the same, or another folder for option checkpoint",
 			path, field, was, is)
 	}
+	if err := resumeMega(&t.cfg, path, st.Print.Mega); err != nil {
+		return nil, err
+	}
 	if st.Epoch > t.cfg.Epochs {
 		return nil, errs.New(errs.Usage,
 			"checkpoint %s has %d epochs behind it, option epochs asks for %d; give at least as many",
@@ -267,10 +298,9 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	if err != nil {
 		return err
 	}
-	order := make([]int64, len(train))
 	for t.state.Epoch < t.cfg.Epochs {
 		ep := t.state.Epoch
-		graph.Shuffle(order, train, t.cfg.Seed, t.cfg.SampleEpoch(ep))
+		order := t.e.features.shuffled(train, t.cfg.SampleEpoch(ep))
 		if err := t.epoch(ctx, ep, order, val); err != nil {
 			return err
 		}
@@ -306,13 +336,21 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 }
 
 // epoch trains what is left of epoch ep, validates and saves.
-func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
+func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
+	val []int64) error {
 	e := t.e
 	base := t.state.Partial
-	n := prepare.Batches(len(order), t.cfg.Batch)
+	n := order.Len()
+	asked := ctx
+	if e.others != nil { // a signal ends all ranks behind the same step
+		var release func()
+		ctx, release = e.others.together(ctx)
+		defer release()
+	}
 	p := &pass{name: fmt.Sprintf("epoch %d", ep+1), epoch: t.cfg.SampleEpoch(ep),
-		kind: trace.Train, number: ep, order: order, first: t.state.Batch, sampler: e.Sampler,
-		stats: base}
+		kind: trace.Train, number: ep, order: order, first: order.Before(t.state.Batch),
+		sampler: e.Sampler,
+		stats:   base}
 	if f := t.cfg.OnBatch; f != nil {
 		p.onBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
 	}
@@ -320,13 +358,17 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 	if err != nil {
 		return err
 	}
-	p.step = func(op context.Context, s *slot) (outcome, error) {
-		err := e.model.Train(e.trainS, s.mb, e.wide.of(s.x).Ptr(), s.labels.Ptr(), gnn.Step{
-			Seed: t.cfg.Seed, Epoch: ep, Batch: s.index,
+	set := func(batch int) gnn.Step {
+		return gnn.Step{
+			Seed: t.cfg.Seed, Epoch: ep, Batch: batch,
 			LR: float32(t.cfg.LR), Beta1: beta1, Beta2: beta2, Eps: epsilon,
 			WeightDecay: float32(t.cfg.WeightDecay),
 			Decoupled:   decoupled,
-		})
+		}
+	}
+	p.step = func(op context.Context, s *slot) (outcome, error) {
+		err := e.model.Train(e.trainS, s.mb, e.wide.of(s.x).Ptr(), s.labels.Ptr(),
+			set(order.Index(s.index)))
 		if err != nil {
 			return outcome{}, err
 		}
@@ -336,11 +378,32 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 		}
 		return out, err
 	}
+	steps := e.newSteps(order, set)
+	if t.cfg.Shards > 1 {
+		p.step, p.steps = steps.step, steps
+	}
+	whole := p.first
+	e.others.begin()
+	edge := base // as of the last step's end
 	p.after = func(index int) error {
-		t.state.Batch = index + 1
 		t.obs.TellStep(p.name, index+1, n)
-		if t.cfg.CheckpointEvery > 0 && (index+1)%t.cfg.CheckpointEvery == 0 && index+1 < n {
-			t.state.Partial = e.snapshot(p, base)
+		p.tellLive(e)
+		if !steps.ends(index) {
+			return nil
+		}
+		was := t.state.Batch
+		done := steps.done(index)
+		t.state.Batch, whole = done, index+1
+		e.others.take(&p.stats)
+		if t.cfg.Shards > 1 {
+			edge = e.snapshot(p, base)
+		}
+		if every := t.cfg.CheckpointEvery; every > 0 && done/every > was/every &&
+			done < steps.all.Len() {
+			var err error
+			if t.state.Partial, err = e.others.combine(e.snapshot(p, base)); err != nil {
+				return err
+			}
 			return t.save(ctx)
 		}
 		return nil
@@ -353,15 +416,43 @@ func (t *trainer) epoch(ctx context.Context, ep int, order, val []int64) error {
 		p.end = 0
 	}
 	if err == nil {
+		err = t.choosePasses(ctx, p, func() {
+			order = p.order
+			n = order.Len()
+			*steps = *e.newSteps(order, set)
+		})
+	}
+	if err != nil && p.clock == nil { // before the first walk
+		return err
+	}
+	if err == nil {
 		err = e.run(ctx, p)
 	}
+	// The last step may have no mini-batch of this rank.
+	if all := steps.all.Len(); e.others != nil && err == nil && t.state.Batch < all {
+		if err = steps.rest(ctx, t.state.Batch); err == nil {
+			t.state.Batch, whole = all, p.first
+			e.others.take(&p.stats)
+			err = prepare.Interrupted(ctx)
+		}
+	}
 	t.state.Partial = e.snapshot(p, base)
+	if whole != p.first { // a checkpoint holds whole steps
+		t.state.Partial = edge
+	}
+	if e.others != nil && (err == nil || errs.ClassOf(err) == errs.Interrupted) {
+		sum, serr := e.others.combine(t.state.Partial)
+		if serr != nil {
+			return serr
+		}
+		t.state.Partial = sum
+	}
 	if err != nil {
 		return t.stopped(ctx, err)
 	}
 	r := t.state.Partial.Result(ep, e.RowBytes)
 	if len(val) > 0 && !t.cfg.NoEval {
-		v, err := e.infer(ctx, "validate", prepare.ValEpoch+ep, val, nil)
+		v, err := e.infer(asked, "validate", prepare.ValEpoch+ep, val, nil)
 		if err != nil {
 			return t.stopped(ctx, err)
 		}
@@ -404,6 +495,9 @@ func (t *trainer) stopped(ctx context.Context, err error) error {
 		return err
 	}
 	at := fmt.Sprintf("epoch %d, %d batches done", t.state.Epoch+1, t.state.Batch)
+	if t.cfg.Rank > 0 && t.saves {
+		return errs.New(errs.Interrupted, "stopped in %s; rank 0 saves (%w)", at, err)
+	}
 	if t.path == "" {
 		return errs.New(errs.Interrupted,
 			"stopped in %s; nothing is saved without option checkpoint DIR (%w)", at, err)
@@ -441,7 +535,7 @@ func (t *trainer) save(ctx context.Context) error {
 // A file of the run before, which is overwritten, goes.
 func (t *trainer) saveBest() error {
 	best := t.state.BestEpoch + 1
-	if t.bestSaved == best {
+	if t.bestSaved == best || t.path == "" {
 		return nil
 	}
 	path := filepath.Join(t.cfg.CheckpointDir, bestName)
@@ -464,6 +558,13 @@ func (t *trainer) saveBest() error {
 	return nil
 }
 
+// tellLive tells observers what the pass has come to in this run.
+func (p *pass) tellLive(e *engine) {
+	e.Observer.TellLive(p.name, func() report.Partial {
+		return e.snapshot(p, report.Partial{}).Since(p.base)
+	})
+}
+
 // outcome waits for the training stream and reads the last step's figures.
 func (e *engine) outcome(op context.Context) (outcome, error) {
 	loss, correct, counted, err := e.model.Outcome(op, e.trainS)
@@ -474,8 +575,11 @@ func (e *engine) outcome(op context.Context) (outcome, error) {
 // accuracy and Loss their mean loss. each, when given, is called after every batch.
 func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64,
 	each func(op context.Context, s *slot) error) (report.EpochResult, error) {
-	n := prepare.Batches(len(nodes), e.Config.Batch)
-	p := &pass{name: stage, epoch: key, kind: trace.Test, order: nodes, sampler: e.Sampler}
+	whole := prepare.NewOrder(nodes, e.Config.Batch)
+	order := e.others.part(whole)
+	n := order.Len()
+	e.others.begin()
+	p := &pass{name: stage, epoch: key, kind: trace.Test, order: order, sampler: e.Sampler}
 	if key >= prepare.ValEpoch && key < prepare.ValEpoch+plan.MaxEpochs {
 		p.kind, p.number = trace.Validate, key-prepare.ValEpoch
 	}
@@ -484,6 +588,7 @@ func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64
 			return outcome{}, err
 		}
 		out, err := e.outcome(op)
+		e.others.add(order.Index(s.index), len(s.seeds), out)
 		if err == nil && each != nil {
 			err = each(op, s)
 		}
@@ -491,9 +596,17 @@ func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64
 	}
 	p.after = func(index int) error {
 		e.Observer.TellStep(stage, index+1, n)
+		p.tellLive(e)
 		return nil
 	}
-	if err := e.run(ctx, p); err != nil {
+	err := e.run(ctx, p)
+	if e.others != nil && (err == nil || errs.ClassOf(err) == errs.Interrupted) {
+		if serr := e.others.gather(err); serr != nil {
+			return report.EpochResult{}, serr
+		}
+		e.others.take(&p.stats)
+	}
+	if err != nil {
 		return report.EpochResult{}, err
 	}
 	return e.snapshot(p, report.Partial{}).Result(0, e.RowBytes), nil

@@ -12,7 +12,6 @@ import (
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/sched/plan"
-	"helios/sched/prepare"
 	"helios/sched/report"
 )
 
@@ -91,7 +90,7 @@ func (e *engine) tune(ctx context.Context, p *pass, before plan.Config) (*report
 	e.Config.Depth = before.Depth
 	e.plan = e.Config.Schedule()
 	knobs := e.tuneKnobs(before)
-	n := prepare.Batches(len(p.order), e.Config.Batch)
+	n := p.order.Len()
 	first := p.first
 	t.most = first + int(float64(n-first)*tuneShare)
 	if len(knobs) == 0 {

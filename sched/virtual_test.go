@@ -475,6 +475,20 @@ func TestVirtualRefusals(t *testing.T) {
 		cost.Hardware{Profile: hw}, report.Observer{})
 	require.ErrorContains(t, err, "option clock virtual plays superbatches under option policy belady")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	nccl := small()
+	nccl.Replicas, nccl.Reduce = 2, plan.ReduceNCCL
+	_, err = virtual.Run(context.Background(), nccl, prepare.Inputs{Dev: dev, Dataset: d},
+		cost.Hardware{Profile: hw}, report.Observer{})
+	require.ErrorContains(t, err, "not nccl; leave option reduce out")
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	for _, mode := range plan.MegaModes() { // never played as if rows came one by one
+		mega := small()
+		mega.Mode, mega.Pipeline = mode, ""
+		_, err = virtual.Run(context.Background(), mega, prepare.Inputs{Dev: dev, Dataset: d},
+			cost.Hardware{Profile: hw}, report.Observer{})
+		require.ErrorContains(t, err, "has no times for loading mega-batches")
+		require.Equal(t, errs.Capability, errs.ClassOf(err))
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg := small()
 	cfg.Epochs = 3
@@ -614,4 +628,53 @@ func TestVirtualSSDs(t *testing.T) {
 		}
 		last = r.Epochs[0].Seconds
 	}
+}
+
+// Replicas on the virtual clock: the same mini-batches, read once, on several devices. Computing is
+// divided, copies are paid for, and what one device reads for all bounds it.
+func TestVirtualReplicas(t *testing.T) {
+	d := large.generate(t)
+	play := func(q, shards int, profile string, change func(*plan.Config)) report.EpochResult {
+		var b bytes.Buffer
+		cfg := largeConfig(plan.DefaultPipeline)
+		cfg.Batch, cfg.Replicas, cfg.Shards = 256, q, shards
+		if change != nil {
+			change(&cfg)
+		}
+		cfg.Timeline = timeline.New(&b, timeline.Virtual)
+		r := playVirtual(t, cfg, d, profile, 12)
+		require.NoError(t, cfg.Timeline.Close())
+		require.Equal(t, q, r.Replicas)
+		require.Len(t, r.MoreDevices, q-1)
+		e := r.Epochs[0]
+		spans, _, _ := readTimeline(t, b.Bytes())
+		trained := 0
+		for _, s := range spans {
+			if s.track == report.TrackTrain {
+				trained++
+			}
+		}
+		require.Equal(t, e.Batches, trained, "each mini-batch trains once")
+		return e
+	}
+	compute := func(c *plan.Config) { // slow devices, everything in memory
+		c.SMs.Train, c.Hidden, c.GPUCache, c.CPUCache = 2, 512, percent(90), percent(10)
+	}
+	one := play(1, 4, "a100-p5510x12", compute)
+	last := one.Seconds
+	for _, q := range []int{2, 4} {
+		e := play(q, 4, "a100-p5510x12", compute)
+		require.Equal(t, one.Batches, e.Batches)
+		require.Equal(t, one.RowsGPU, e.RowsGPU)
+		require.Less(t, e.Seconds, last*0.8, "%d devices", q)
+		require.Greater(t, e.Seconds, one.Seconds/float64(q), "none has more than its share to do")
+		last = e.Seconds
+	}
+	reading := func(c *plan.Config) { c.GPUCache, c.CPUCache = percent(1), percent(1) }
+	a, b := play(1, 4, "a100-p5510x12", reading), play(4, 4, "a100-p5510x12", reading)
+	require.Equal(t, a.BytesSSD, b.BytesSSD, "one device reads for all")
+	// Devices that share memory and cores gain nothing but overlap.
+	h1, h2 := play(1, 2, "host", compute), play(2, 2, "host", compute)
+	require.InEpsilon(t, h1.Seconds, h2.Seconds, 0.1)
+	require.Equal(t, b, play(4, 4, "a100-p5510x12", reading), "the same run takes the same time")
 }

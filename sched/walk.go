@@ -37,6 +37,7 @@ type slot struct {
 
 	index int
 	seeds []int64
+	local []int64 // the seeds, as the sampler numbers them
 	rows  []int64 // the frontier, of a batch that was sampled with its superbatch
 	adj   []byte  // its blocks, on their way to mb
 
@@ -134,7 +135,11 @@ func (e *engine) walk(ctx context.Context, p *pass, end int) (err, still error) 
 	stage(func() error { defer close(parts); return w.sampleAll(inner, from, to, parts) })
 	stage(func() error { return w.stages.admit(inner, parts) })
 	stage(func() error { defer close(ready); return w.stages.deliver(inner, ready) })
-	w.train(inner, ready)
+	if len(e.replicas) > 1 && p.steps != nil {
+		w.trainReplicas(inner, ready)
+	} else {
+		w.train(inner, ready)
+	}
 	if stopped := prepare.Interrupted(ctx); stopped != nil {
 		e.store.stopped = true
 		w.fail(stopped)
@@ -190,16 +195,21 @@ func (w *walk) train(ctx context.Context, ready <-chan *slot) {
 			w.fail(err)
 			return
 		}
-		e.trace.credit(-1)
-		w.stages.release(s)
-		w.free <- s
+		w.done(s)
 	}
+}
+
+// done frees the slot of a batch that is counted.
+func (w *walk) done(s *slot) {
+	w.e.trace.credit(-1)
+	w.stages.release(s)
+	w.free <- s
 }
 
 // sample runs S_1..S_h for batch i and hands the parts of its frontier on.
 func (w *walk) sample(ctx context.Context, s *slot, i int, parts chan<- work) error {
 	e, p := w.e, w.p
-	s.index, s.seeds, s.used = i, prepare.SeedsOf(p.order, i, e.Config.Batch), 0
+	s.index, s.seeds, s.used = i, p.order.Seeds(i), 0
 	e.WriteLabels(s.seeds, s.labels)
 	if !e.turn.take(ctx) {
 		return nil // stopped: run knows why
@@ -209,10 +219,16 @@ func (w *walk) sample(ctx context.Context, s *slot, i int, parts chan<- work) er
 	defer cancel()
 	begin := e.trace.now()
 	var err error
+	seeds := s.seeds
+	if p.ids != nil {
+		s.local = p.ids.seeds(p.order.Index(i), s.local)
+		seeds = s.local
+	}
 	if p.sampled != nil {
 		err = p.sampled.restore(op, s, i)
 	} else {
-		err = p.sampler.Begin(op, e.Stream, s.mb, p.epoch, prepare.DrawsOf(p.epoch, i), s.seeds)
+		err = p.sampler.Begin(op, e.Stream, s.mb, p.epoch,
+			prepare.DrawsOf(p.epoch, p.order.Index(i)), seeds)
 	}
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", i, err)
@@ -303,12 +319,34 @@ func (w *walk) step(ctx context.Context, s *slot) error {
 	e, p := w.e, w.p
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
+	if err := w.inspect(op, s, true); err != nil {
+		return err
+	}
+	begin := e.trace.now()
+	out, err := p.step(op, s)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.index, err)
+	}
+	return w.count(s, out, begin)
+}
+
+// inspect holds the rows of a batch that is whole against what they have to be, and lets the
+// observers see it; widen makes them float32 for the engine's own device.
+func (w *walk) inspect(op context.Context, s *slot, widen bool) error {
+	e, p := w.e, w.p
 	rows := s.mb.HopEnd[len(e.Config.Fanouts)]
+	if p.ids != nil && (e.verify != nil || e.Config.OnRows != nil || p.onBatch != nil) {
+		if err := p.ids.name(op, e, s.mb, rows); err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
+	}
 	if err := e.verify.check(op, e, s); err != nil {
 		return err
 	}
-	if err := e.wide.widen(e.trainS, s.x, rows); err != nil {
-		return fmt.Errorf("batch %d: %w", s.index, err)
+	if widen {
+		if err := e.wide.widen(e.trainS, s.x, rows); err != nil {
+			return fmt.Errorf("batch %d: %w", s.index, err)
+		}
 	}
 	if s.index >= p.shown {
 		p.shown = s.index + 1
@@ -316,24 +354,23 @@ func (w *walk) step(ctx context.Context, s *slot) error {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
 	}
-	begin := e.trace.now()
-	out, err := p.step(op, s)
-	if err != nil {
-		return fmt.Errorf("batch %d: %w", s.index, err)
-	}
+	return nil
+}
+
+// count adds a batch that a step is done with to the pass's figures. begin is when that began.
+func (w *walk) count(s *slot, out outcome, begin time.Time) error {
+	e, p := w.e, w.p
 	if math.IsNaN(out.loss) || math.IsInf(out.loss, 0) {
 		// Nothing after it would mean anything, and a checkpoint would keep it.
 		return errs.New(errs.Failed,
 			"batch %d: the loss is %v: the parameters have grown beyond what a float32 holds; train with a smaller --lr, or check the features",
 			s.index, out.loss)
 	}
-	e.trace.op(report.TrackTrain, "T", begin, p, s.index, rows)
+	e.trace.op(report.TrackTrain, "T", begin, p, s.index, s.mb.HopEnd[len(e.Config.Fanouts)])
 	t := &p.stats
-	t.Batches++
-	t.Seeds += int64(len(s.seeds))
-	t.LossSum += out.loss * float64(out.counted)
-	t.Correct += out.correct
-	t.Counted += out.counted
+	if e.others == nil { // else all ranks' are counted together
+		countBatch(t, len(s.seeds), out)
+	}
 	for i := range s.segs[:s.used] {
 		g := &s.segs[i]
 		t.RowsGPU += g.ngpu
@@ -397,9 +434,11 @@ func (e *engine) drain(ctx context.Context, clean bool) error {
 			}
 		}
 	}
-	for _, st := range []interface {
-		Synchronize(context.Context) error
-	}{e.Stream, e.lookupS, e.gatherS, e.trainS} {
+	streams := []cuda.Stream{e.Stream, e.lookupS, e.gatherS, e.trainS}
+	for _, r := range otherReplicas(e) {
+		streams = append(streams, r.own)
+	}
+	for _, st := range streams {
 		if err := st.Synchronize(op); err != nil && clean {
 			all = append(all, err)
 		}

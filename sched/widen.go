@@ -18,17 +18,17 @@ type widener struct {
 	dim       int64
 }
 
-// newWidener makes room for the rows of a batch, which are stored as t.
-func (e *engine) newWidener(t rowtype.Type, rows int64) (w *widener, err error) {
+// newWidener makes room on a device for the rows of a batch, which are stored as t.
+func (e *engine) newWidener(dev cuda.Device, t rowtype.Type, rows int64) (w *widener, err error) {
 	if t == rowtype.Float32 {
 		return nil, nil
 	}
 	w = &widener{dim: int64(e.Dim)}
-	if w.converter, err = cache.NewConverter(e.Device, t, e.Dim); err != nil {
+	if w.converter, err = cache.NewConverter(dev, t, e.Dim); err != nil {
 		return nil, err
 	}
 	bytes := rows * w.dim * 4
-	if w.x, err = cuda.Reserve(e.Device, bytes, "float32 features"); err != nil {
+	if w.x, err = cuda.Reserve(dev, bytes, "float32 features"); err != nil {
 		return nil,
 			fmt.Errorf(
 				"feature tensor of training (%s of address space): %w; lower option batch-size or option fanout",

@@ -7,28 +7,9 @@ set -euo pipefail
 dir=${1:?usage: tools/cudatools.sh DIR}
 version=12.9.86-12.9.79
 
-# owned FOLDER: ends unless it is a folder of this user's, or root's, that no one else may write to.
-owned() {
-	local uid mode
-	if [ -L "$1" ] || [ ! -d "$1" ]; then
-		echo "cudatools: $1 is not a folder; move it away or name another DIR" >&2
-		exit 4
-	fi
-	uid=$(stat -c %u "$1") mode=$(stat -c %a "$1")
-	if { [ "$uid" -ne "$(id -u)" ] && [ "$uid" -ne 0 ]; } || [ $((8#$mode & 8#022)) -ne 0 ]; then
-		echo "cudatools: $1 belongs to user $uid with mode $mode: others can put programs there that we would run;" \
-			"remove it or name a DIR below a folder that only you can write to" >&2
-		exit 4
-	fi
-}
-
-parent=$(dirname "$dir")
-if [ ! -e "$parent" ]; then
-	mkdir -p "$(dirname "$parent")"
-	mkdir -m 0700 "$parent"
-fi
-owned "$parent"
-if [ -e "$dir" ] || [ -L "$dir" ]; then owned "$dir"; fi
+# shellcheck source=tools/owned.sh
+. "$(dirname "$(realpath "$0")")/owned.sh"
+owned_parent "$dir"
 if [ -f "$dir/version" ] && [ "$(cat "$dir/version")" = "$version" ]; then
 	echo "cudatools: $dir has $version"
 	exit 0

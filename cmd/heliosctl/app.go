@@ -38,7 +38,9 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 		Commands: []*cli.Command{
 			bindCommand(), unbindCommand(), ssdsCommand(),
 			generateCommand(), importCommand(), partitionCommand(), loadCommand(), verifyCommand(),
-			prepareCommand(), trainCommand(), evalCommand(), predictCommand(), compareCommand(),
+			prepareCommand(), trainCommand(), evalCommand(), predictCommand(), serveCommand(),
+			compareCommand(),
+			reportCommand(), rerunCommand(),
 			benchCommand(), cacheCommand(),
 			doctorCommand(), vfioSetupCommand(), versionCommand(),
 			completionCommand(), manCommand(),

@@ -16,6 +16,7 @@ import (
 	"helios/gpuio"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/htmlreport"
 	"helios/internal/units"
 )
 
@@ -244,7 +245,8 @@ func runCacheReplay(ctx context.Context, e *env, a *replayArgs) (err error) {
 			}
 		}
 		if htmlOut != nil {
-			if err := htmlOut.Commit(replayPlot(htmlOut, res)); err != nil {
+			err := htmlOut.Commit(writeReplayHTML(htmlOut, e.runLine(out.run), res))
+			if err != nil {
 				return err
 			}
 		}
@@ -485,3 +487,19 @@ func replayCSV(w io.Writer, res *replay.Result) error {
 }
 
 func number(f float64) string { return strconv.FormatFloat(f, 'g', 8, 64) }
+
+// writeReplayHTML writes a page that needs no other file.
+func writeReplayHTML(w io.Writer, begun runLine, res *replay.Result) error {
+	src := htmlreport.Start(begun.Verb, res.Header.Name, begun.Time, begun.Command)
+	for _, p := range res.Plays {
+		if err := src.Add("play", p); err != nil {
+			return err
+		}
+	}
+	for _, text := range gapNotes(res) {
+		if err := src.Add("note", map[string]string{"text": text}); err != nil {
+			return err
+		}
+	}
+	return htmlreport.Write(w, []*htmlreport.Source{src}, programVersion())
+}

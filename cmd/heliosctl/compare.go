@@ -131,7 +131,7 @@ type variant struct {
 // TierOptions over from the flags for all.
 var ofTiers = append([]string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window", "hotness",
 	"hotness-dir", "presample-epochs"}, slices.Concat(plan.SuperbatchOptions,
-	plan.PackedOptions)...)
+	plan.PackedOptions, plan.MegaOptions)...)
 
 // baselineNames are the names that --modes takes beside those of modes.
 func baselineNames() (names []string) {
@@ -236,7 +236,7 @@ func (c *comparer) variantConfig(args []string) (plan.Config, error) {
 		case of.Superbatched():
 			about = append(about, plan.SuperbatchOptions...)
 		}
-		if mode.Packed { // which places rows by its own mini-batches
+		if mode.Packed || mode.Mega() { // which place rows by mini-batches and parts of their own
 			about = nil
 		}
 		tiers = append(slices.DeleteFunc(tiers, func(key string) bool {
@@ -461,6 +461,9 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 			func(x comparedRun) bool { return plan.Config{IOStack: x.IOStack}.Stack().PageCache }) {
 		r.note(in)
 	}
+	if virtual && hw.Profile.CPU.DirectoryNS.Value > 0 {
+		r.noteDirectory(vs)
+	}
 	sum := r.summary()
 	c.showComparison(sum)
 	out.event("compare", sum)
@@ -470,7 +473,7 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 		}
 	}
 	if htmlOut != nil {
-		if err := htmlOut.Commit(writeCompareHTML(htmlOut, sum)); err != nil {
+		if err := htmlOut.Commit(r.writeCompareHTML(htmlOut, e.runLine(out.run), sum)); err != nil {
 			return err
 		}
 	}
@@ -488,7 +491,13 @@ func variantNames(vs []variant) []string {
 // resultKey is equal where losses must be, whether a default was typed or left out.
 func resultKey(c plan.Config) string {
 	c = c.WithDefaults()
-	return fmt.Sprint(c.Model, c.Fanouts, c.Batch, c.Hidden, c.LR, c.Dropout, c.FeatureDropout,
+	var mega []any // what decides which nodes are in memory together, and so may be drawn
+	if c.MegaBatched() {
+		mega = []any{c.Mode, c.Parts, c.PartitionFile, c.StaticNodes, c.MegaBatch, c.Passes,
+			c.PartOrder, c.PartedDir, c.CPUCache, c.GPUCache, c.LoadAhead}
+	}
+	return fmt.Sprint(mega, c.Shards,
+		c.Model, c.Fanouts, c.Batch, c.Hidden, c.LR, c.Dropout, c.FeatureDropout,
 		c.WeightDecay, c.Seed, c.Epochs,
 		c.Network(), cmp.Or(c.Optimizer, gnn.DefaultOptimizer), cmp.Or(c.Sampler, graph.Neighbor),
 		c.BatchDependency, c.SampledAs(c.Epochs),
@@ -589,7 +598,8 @@ func runOf(name string, repeat int, res *report.Result) (run comparedRun, from i
 	st := sum.StageSeconds
 	run.Stages = report.StageSeconds{Sample: st.Sample / n, Inspect: st.Inspect / n,
 		Lookup: st.Lookup / n, Submit: st.Submit / n, Complete: st.Complete / n,
-		Gather: st.Gather / n, Train: st.Train / n, Topology: st.Topology / n}
+		Gather: st.Gather / n, Train: st.Train / n, Topology: st.Topology / n,
+		Between: st.Between / n}
 	return run, from
 }
 
@@ -610,7 +620,7 @@ func bottleneck(r comparedRun, cores int) string {
 		t    float64
 	}{{"sampling", s.Sample}, {"finding the cache's changes", s.Inspect}, {"lookup", s.Lookup},
 		{"submission", s.Submit}, {"the SSDs", s.Complete}, {"gathering", s.Gather},
-		{"the topology on storage", s.Topology}}
+		{"the topology on storage", s.Topology}, {"launches, with nothing busy", s.Between}}
 	slowest := stages[0]
 	for _, x := range stages[1:] {
 		if x.t > slowest.t {
@@ -669,6 +679,21 @@ func (r *comparison) note(in prepare.Inputs) {
 			fmt.Sprintf(
 				"memory has room (%s) for all features (%s): what mmap has read once it finds in the page cache, so its later epochs read no SSD",
 				units.FormatBytes(free), units.FormatBytes(bytes)))
+	}
+}
+
+// noteDirectory says of modelled dynamic tiers whose directory it is that their times have in them.
+func (r *comparison) noteDirectory(vs []variant) {
+	var names []string
+	for _, v := range vs {
+		if v.cfg.WithDefaults().Dynamic() && slices.Contains(r.names, v.name) {
+			names = append(names, v.name)
+		}
+	}
+	if len(names) > 0 {
+		r.notes = append(r.notes, fmt.Sprintf(
+			"%s: one core looks rows up in the directory of the GPU tier, as a run of heliosctl does (cpu.directory_ns of the profile); the directories of the GIDS and BaM papers are in GPU memory, which a profile with directory_ns 0 plays",
+			strings.Join(names, ", ")))
 	}
 }
 

@@ -3,13 +3,11 @@ package main
 import (
 	"encoding/csv"
 	"fmt"
-	"html/template"
 	"io"
 	"slices"
 	"strconv"
-	"strings"
 
-	"helios/internal/ui"
+	"helios/internal/htmlreport"
 	"helios/internal/units"
 )
 
@@ -246,7 +244,7 @@ func (r *comparison) writeCSV(w io.Writer) error {
 		"read_amplification",
 		"stall", "overlap",
 		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds",
-		"train_seconds", "topology_seconds", "inspect_seconds",
+		"train_seconds", "topology_seconds", "inspect_seconds", "between_seconds",
 		// its error comes again from Error
 		"cpu_seconds", "proxy_cpu_seconds", "peak_memory_bytes", "last_loss", "params_sha256",
 		"bottleneck", "modelled"})
@@ -262,7 +260,7 @@ func (r *comparison) writeCSV(w io.Writer) error {
 			f(x.Commands),
 			f(x.ReadAmplification), f(x.Stall), f(x.Overlap),
 			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train),
-			f(st.Topology), f(st.Inspect),
+			f(st.Topology), f(st.Inspect), f(st.Between),
 			f(x.CPUSeconds), f(x.ProxySeconds), strconv.FormatInt(x.PeakMemory, 10), loss, x.Params,
 			x.Bottleneck, strconv.FormatBool(x.Modelled)})
 	}
@@ -270,144 +268,16 @@ func (r *comparison) writeCSV(w io.Writer) error {
 	return c.Error()
 }
 
-// bar is one of the report's: a line of rectangles, and whiskers from the least to the most.
-type bar struct {
-	Y            int
-	Name, Label  string
-	Parts        []barPart
-	LabelX       float64
-	Low, High    float64
-	MidY, TextY  int
-	HasWhiskers  bool
-	WhiskA, WhsB int
-}
-
-type barPart struct {
-	X, W  float64
-	Class string
-	Title string
-}
-
-const (
-	barHeight = 22
-	barStep   = 32
-	barWidth  = 520.0
-)
-
-// plot is one of the report's plots.
-type plot struct {
-	Title  string
-	Bars   []bar
-	Height int
-	Legend []string
-}
-
-func newBar(i int, name, label string) bar {
-	y := i * barStep
-	return bar{Y: y, Name: name, Label: label, MidY: y + barHeight/2, TextY: y + barHeight/2 + 4,
-		WhiskA: y + barHeight/2 - 4, WhsB: y + barHeight/2 + 4}
-}
-
-// timePlot draws a bar for each variant's epoch, with whiskers over the repeats.
-func timePlot(s comparisonSummary) plot {
-	p := plot{Title: "Seconds for an epoch (median; whiskers: least and most)"}
-	most := 0.0
-	for _, v := range s.Variants {
-		most = max(most, v.Seconds.Max)
-	}
-	for i, v := range s.Variants {
-		b := newBar(i, v.Name, v.Seconds.text("%.3g")+" s, ×"+v.Ratio.text("%.2f"))
-		scale := 0.0
-		if most > 0 {
-			scale = barWidth / most
+// writeCompareHTML writes a page that needs no other file.
+func (r *comparison) writeCompareHTML(w io.Writer, begun runLine, s comparisonSummary) error {
+	src := htmlreport.Start(begun.Verb, s.Dataset, begun.Time, begun.Command)
+	for _, x := range r.runs {
+		if err := src.Add("run", x); err != nil {
+			return err
 		}
-		b.Parts = []barPart{{0, v.Seconds.Median * scale, "time", v.Bottleneck}}
-		b.Low, b.High, b.HasWhiskers = v.Seconds.Min*scale, v.Seconds.Max*scale,
-			v.Seconds.Max > v.Seconds.Min
-		b.LabelX = b.High + 8
-		p.Bars = append(p.Bars, b)
 	}
-	p.Height = len(p.Bars) * barStep
-	return p
-}
-
-// rowsPlot draws where each variant's rows came from.
-func rowsPlot(s comparisonSummary) plot {
-	p := plot{Title: "Where an epoch's rows came from", Legend: []string{"gpu GPU tier",
-		"cpu CPU tier", "ssd SSDs"}}
-	for i, v := range s.Variants {
-		g, c, d := v.share3()
-		b := newBar(i, v.Name, fmt.Sprintf("%.1f / %.1f / %.1f%%; %s read", 100*g, 100*c, 100*d,
-			units.FormatBytes(int64(v.BytesSSD.Median))))
-		x := 0.0
-		for _, part := range []struct {
-			share float64
-			class string
-		}{{g, "gpu"}, {c, "cpu"}, {d, "ssd"}} {
-			w := part.share * barWidth
-			b.Parts = append(b.Parts,
-				barPart{x, w, part.class, fmt.Sprintf("%.2f%%", 100*part.share)})
-			x += w
-		}
-		b.LabelX = barWidth + 8
-		p.Bars = append(p.Bars, b)
-	}
-	p.Height = len(p.Bars) * barStep
-	return p
-}
-
-// stallPlot draws the share of an epoch in which training waited.
-func stallPlot(s comparisonSummary) plot {
-	p := plot{Title: "Share of the epoch in which training waited"}
-	for i, v := range s.Variants {
-		b := newBar(i, v.Name, fmt.Sprintf("%.0f%%; %s", 100*v.Stall.Median, v.Bottleneck))
-		w := v.Stall.Median * barWidth
-		b.Parts = []barPart{{0, w, "stall", v.Bottleneck}}
-		b.LabelX = w + 8
-		p.Bars = append(p.Bars, b)
-	}
-	p.Height = len(p.Bars) * barStep
-	return p
-}
-
-// writePage writes an HTML page. The template escapes what HTML acts on; what a terminal acts on,
-// should the page be printed there, goes as well.
-func writePage(w io.Writer, page *template.Template, data any) error {
-	var b strings.Builder
-	if err := page.Execute(&b, data); err != nil {
+	if err := src.Add("compare", s); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, ui.Lines(b.String()))
-	return err
+	return htmlreport.Write(w, []*htmlreport.Source{src}, programVersion())
 }
-
-// writeCompareHTML writes a report that needs no other file.
-func writeCompareHTML(w io.Writer, s comparisonSummary) error {
-	return writePage(w, compareHTML, map[string]any{"S": s, "Rows": s.rows(),
-		"Plots": []plot{timePlot(s), rowsPlot(s), stallPlot(s)}})
-}
-
-var compareHTML = template.Must(template.New("compare").Funcs(template.FuncMap{
-	"first": func(s string) string { return s[:3] },
-	"rest":  func(s string) string { return s[4:] },
-}).Parse(`<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>heliosctl compare: {{.S.Dataset}}</title>
-<style>
-body { font: 14px/1.5 sans-serif; margin: 2em; max-width: 1200px; color: #222; }
-table { border-collapse: collapse; } th, td { text-align: left; padding: .2em .8em .2em 0; border-bottom: 1px solid #ddd; }
-.time { fill: #4477aa; } .gpu { fill: #228833; } .cpu { fill: #ccbb44; } .ssd { fill: #cc6677; } .stall { fill: #aa3377; }
-line { stroke: #222; stroke-width: 1.5; } text { font: 12px sans-serif; }
-</style></head><body>
-<h1>{{.S.Dataset}}: the same training by {{len .S.Variants}} data paths</h1>
-<p>{{.S.Device}}{{with .S.CPUs}}, {{.}} CPUs{{end}}. {{if .S.Hardware}}<b>All times are modelled, of hardware profile {{.S.Hardware}}.</b>{{else}}Times are wall clock, of an epoch's training.{{end}} Ratios are to {{.S.Base}}, by repeat.{{if .S.SameLosses}} Losses and parameters are the same in all runs that must agree.{{end}}{{if and .S.Modelled (not .S.Hardware)}} <b>Software SSDs played a model: times are no measurement of real SSDs.</b>{{end}}</p>
-<table>{{range $i, $r := .Rows}}<tr>{{range $r}}{{if eq $i 0}}<th>{{.}}</th>{{else}}<td>{{.}}</td>{{end}}{{end}}</tr>{{end}}</table>
-{{range .Plots}}<h2>{{.Title}}</h2>
-{{with .Legend}}<p>{{range .}}<svg width="12" height="12"><rect width="12" height="12" class="{{first .}}"/></svg> {{rest .}} &nbsp; {{end}}</p>{{end}}
-<svg width="1150" height="{{.Height}}" role="img">{{range .Bars}}
-<text x="0" y="{{.TextY}}">{{.Name}}</text><g transform="translate(120,0)">{{$b := .}}{{range .Parts}}<rect x="{{.X}}" y="{{$b.Y}}" width="{{.W}}" height="22" class="{{.Class}}"><title>{{.Title}}</title></rect>{{end}}
-{{if .HasWhiskers}}<line x1="{{.Low}}" x2="{{.High}}" y1="{{.MidY}}" y2="{{.MidY}}"/><line x1="{{.Low}}" x2="{{.Low}}" y1="{{.WhiskA}}" y2="{{.WhsB}}"/><line x1="{{.High}}" x2="{{.High}}" y1="{{.WhiskA}}" y2="{{.WhsB}}"/>{{end}}
-<text x="{{.LabelX}}" y="{{.TextY}}">{{.Label}}</text></g>{{end}}
-</svg>{{end}}
-{{with .S.Notes}}<h2>Notes</h2><ul>{{range .}}<li>{{.}}</li>{{end}}</ul>{{end}}
-</body></html>
-`))

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/csv"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,9 +84,9 @@ func TestCompare(t *testing.T) {
 	require.Len(t, rows, 9)
 	html, err := os.ReadFile("c.html")
 	require.NoError(t, err)
-	require.Equal(t, 3, strings.Count(string(html), `role="img"`))
+	require.Equal(t, 4, strings.Count(string(html), "<figure "))
 	require.Contains(t, string(html), "</html>")
-	require.NotContains(t, string(html), "http", "the report needs nothing from elsewhere")
+	require.NotRegexp(t, `(src|href)="[^#]`, string(html), "the page needs nothing from elsewhere")
 	require.Equal(t, out, kept(t, "c.jsonl"))
 }
 
@@ -108,9 +109,18 @@ func TestCompareVirtual(t *testing.T) {
 	require.Equal(t, false, got[4]["same_losses"])
 	html, err := os.ReadFile("c.html")
 	require.NoError(t, err)
-	require.Contains(t, string(html), "All times are modelled")
-	require.NotContains(t, string(html), "wall clock")
-	require.Contains(t, ok(t, args...), "all times are modelled, of hardware profile a100-p5510x12")
+	require.Contains(t, string(html),
+		"Modelled: all times are those of hardware profile a100-p5510x12.")
+	for _, r := range got[:4] {
+		require.GreaterOrEqual(t, r["overlap"], 0.0, r["variant"])
+	}
+	text := ok(t, args...)
+	require.Contains(t, text, "all times are modelled, of hardware profile a100-p5510x12")
+	require.Contains(t, text, "bam, gids: one core looks rows up in the directory of the GPU tier")
+	require.NoError(t, os.WriteFile("own.yaml", []byte("base: a100-p5510x12\nname: own\n"+
+		"cpu:\n  directory_ns: {value: 0, source: by the GPU}\n"), 0o644))
+	require.NotContains(t, ok(t, "compare", "g", "--modes", "helios,bam", "--clock", "virtual",
+		"--hardware", "own.yaml", "--fanout", "5", "--quiet"), "directory")
 	require.Equal(t, 2, hc(t, append(args, "--repeats", "3")...).code)
 }
 
@@ -183,6 +193,12 @@ func TestResultKey(t *testing.T) {
 	require.Equal(t, none, resultKey(plan.Config{Seed: 1, Model: gnn.DefaultArch, Batch: 1024}))
 	require.NotEqual(t, none, resultKey(plan.Config{SeedZero: true}))
 	require.NotEqual(t, none, resultKey(plan.Config{Seed: 2}))
+	require.NotEqual(t, none, resultKey(plan.Config{Shards: 2}))
+	// Mega-batches sample from other graphs, each from its own.
+	keys := []string{none, resultKey(plan.Config{Mode: plan.ModeHier}),
+		resultKey(plan.Config{Mode: plan.ModeHier, Passes: 2}),
+		resultKey(plan.Config{Mode: plan.ModeMarius})}
+	require.Len(t, slices.Compact(slices.Sorted(slices.Values(keys))), len(keys))
 }
 
 // TestEmptyChoice: an empty value, as a variable of a script that is not set leaves, is no choice.

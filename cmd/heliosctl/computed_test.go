@@ -102,6 +102,13 @@ func TestComputedBadFlags(t *testing.T) {
 		{"--memory", "--memory", "1KiB"},
 		{"--signal", "--feature-fn", "hash", "--signal", "2"},
 		{"--homophily", "--kind", "rmat", "--homophily", "0.9"},
+		{"--hub-signal", "--kind", "communities", "--feature-fn", "hash", "--hub-signal", "2"},
+		{"--communities", "--communities", "4"},
+		{"--mixing", "--kind", "rmat", "--mixing", "0.1"},
+		{"--hubs", "--hubs", "0.1"},
+		{"--hub-edges", "--hub-edges", "0.1"},
+		{"--hubs", "--kind", "communities", "--hubs", "2"},
+		{"--communities", "--kind", "communities", "--communities", "51"},
 		{"--memory", "--memory", "much"},
 	} {
 		fails(t, hc(t, append([]string{"generate", "--nodes", "50", "--out", "x"}, c[1:]...)...), 2,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,15 +22,16 @@ import (
 type deviceArgs struct {
 	device  string
 	kernels simd.Level
+	auto    int // GPU that auto takes: that of this process among the ranks of its machine
 }
 
 func deviceOptions() hcli.Options[deviceArgs] {
 	return append(hcli.Options[deviceArgs]{hcli.Text(&cli.StringFlag{
 		Name: "device", Value: "auto",
-		Usage: "compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:`N`",
+		Usage: "compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:`N`; with --replicas also a list, cuda:0,cuda:2",
 	}, func(a *deviceArgs) *string { return &a.device }).Checked(func(a *deviceArgs,
 		_ string) error {
-		_, _, err := parseDevice(a.device)
+		_, _, err := parseDeviceList(a.device)
 		return err
 	})}, kernelsOptions()...)
 }
@@ -60,15 +62,132 @@ func parseDevice(v string) (kind string, index int, err error) {
 		meant(v, []string{"auto", "host", "cuda"}, "choose one of auto, host, cuda, cuda:N"))
 }
 
+// parseDeviceList reads what parseDevice does, or a list of GPUs by number.
+func parseDeviceList(v string) (kind string, index []int, err error) {
+	list := strings.Split(v, ",")
+	for _, one := range list {
+		k, i, err := parseDevice(one)
+		switch {
+		case err != nil:
+			return "", nil, err
+		case len(list) > 1 && !strings.HasPrefix(one, "cuda:"):
+			return "", nil, errs.New(errs.Usage,
+				"--device %q: a list names GPUs by number, such as cuda:0,cuda:2", v)
+		case slices.Contains(index, i):
+			return "", nil, errs.New(errs.Usage,
+				"--device %q names GPU %d twice; each replica needs one of its own", v, i)
+		}
+		kind, index = k, append(index, i)
+	}
+	return kind, index, nil
+}
+
+// takeLocal chooses the GPUs of a rank by its number among those of its machine, below 0 where that
+// is not known; each has so many replicas. A GPU that was named by number is taken by all.
+func (a *deviceArgs) takeLocal(local, replicas int) error {
+	_, index, err := parseDeviceList(cmp.Or(a.device, "auto"))
+	switch {
+	case err != nil:
+		return err
+	case len(index) > 1 && local > 0: // one rank of a machine may have a list
+		return errs.New(errs.Usage,
+			"--device %s: all ranks of this machine would take the same GPUs; leave the list out, and rank LOCAL_RANK takes --replicas of them, one after the other",
+			a.device)
+	case local < 0:
+		return nil
+	}
+	switch a.device {
+	case "cuda":
+		a.device = fmt.Sprintf("cuda:%d", local*max(replicas, 1))
+	case "auto", "":
+		a.auto = local * max(replicas, 1)
+	}
+	return nil
+}
+
+// openAll opens the devices of so many replicas, the first as open does. On the host device they
+// share its workers.
+func (a *deviceArgs) openAll(e *env, workers, replicas int) (all []cuda.Device, err error) {
+	v := cmp.Or(a.device, "auto")
+	kind, index, err := parseDeviceList(v)
+	if err != nil {
+		return nil, err
+	}
+	if len(index) > 1 && len(index) != replicas {
+		return nil, errs.New(errs.Usage,
+			"--device %s names %d GPUs and --replicas is %d; give as many of one as of the other", v,
+			len(index), replicas)
+	}
+	if kind == "auto" {
+		index[0] = a.auto
+	}
+	defer func() {
+		if err != nil {
+			for _, dev := range all {
+				err = errors.Join(err, dev.Close())
+			}
+			all = nil
+		}
+	}()
+	share := cmp.Or(workers, runtime.GOMAXPROCS(0))
+	if len(index) > 1 {
+		v = fmt.Sprintf("cuda:%d", index[0])
+	}
+	one := workers
+	if replicas > 1 {
+		one = max(share/replicas, 1)
+	}
+	dev, err := a.openNamed(e, v, one, "")
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, dev)
+	host := dev.Info().Backend == "host"
+	if host && replicas > share {
+		return all, errs.New(errs.Usage,
+			"--replicas %d: the host device has %d workers, and each replica needs one of its own; give --workers %d, or fewer replicas",
+			replicas, share, replicas)
+	}
+	for i := 1; i < replicas; i++ {
+		if host {
+			dev, err = openHost((i+1)*share/replicas-i*share/replicas, a.kernels)
+		} else {
+			at := index[0] + i
+			if len(index) > 1 {
+				at = index[i]
+			}
+			var gpu *driver.Device
+			if gpu, err = driver.Open(driver.Options{Index: at}); err == nil {
+				dev = gpu
+			}
+		}
+		if err != nil {
+			return all, fmt.Errorf("--replicas %d, device %s: %w; give fewer replicas, or name the GPUs with --device cuda:N,cuda:M",
+				replicas, kind, err)
+		}
+		all = append(all, dev)
+	}
+	return all, nil
+}
+
 // open opens the compute device that --device names. With auto a GPU that is not there or
 // cannot run our kernels is no error: the verb says so and takes the host device. hostOnly is for
 // verbs that take no GPU: unless empty, it says why.
 //
 // workers are the slots of the host device, 0 for one per CPU.
 func (a *deviceArgs) open(e *env, workers int, hostOnly string) (cuda.Device, error) {
-	v := cmp.Or(a.device, "auto")
+	return a.openNamed(e, cmp.Or(a.device, "auto"), workers, hostOnly)
+}
+
+// openNamed is open for a device of a name.
+func (a *deviceArgs) openNamed(e *env, v string, workers int, hostOnly string) (cuda.Device,
+	error) {
 	kind, index, err := parseDevice(v)
 	if err != nil {
+		if _, list, bad := parseDeviceList(v); bad == nil && len(list) > 1 {
+			return nil, errs.New(errs.Usage,
+				"--device %s: several GPUs are for train --replicas; name one of them", v)
+		}
 		return nil, err
 	}
 	if workers < 0 || workers > 4096 {
@@ -76,6 +195,9 @@ func (a *deviceArgs) open(e *env, workers int, hostOnly string) (cuda.Device, er
 	}
 	if kind == "cuda" && hostOnly != "" {
 		return nil, errs.New(errs.Usage, "--device %s: %s; use --device host", v, hostOnly)
+	}
+	if kind == "auto" {
+		index = a.auto
 	}
 	if kind != "host" && hostOnly == "" {
 		dev, err := driver.Open(driver.Options{Index: index})
@@ -92,10 +214,20 @@ func (a *deviceArgs) open(e *env, workers int, hostOnly string) (cuda.Device, er
 			return nil, errs.With(errs.ClassOf(err), &deviceError{v, err})
 		case errs.ClassOf(err) != errs.Capability:
 			return nil, err
+		case index > 0 && opens(0): // else the machine's first rank takes the host device too
+			return nil, fmt.Errorf(
+				"--device auto takes GPU %d, as there are other ranks on this machine: %w; start fewer of them, or say --device host, or --device cuda:0 to share one",
+				index, err)
 		}
 		e.note(hostInstead(err))
 	}
 	return openHost(workers, a.kernels)
+}
+
+// opens tells whether a GPU can be used.
+func opens(index int) bool {
+	dev, err := driver.Open(driver.Options{Index: index})
+	return err == nil && dev.Close() == nil
 }
 
 // ringsDoorbells tells whether a device's kernels ring doorbells by writing them: they cannot call

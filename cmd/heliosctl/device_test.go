@@ -4,15 +4,19 @@ package main
 
 import (
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/urfave/cli/v2"
 
+	"helios/cuda"
 	"helios/cuda/driver"
 	"helios/cuda/fakecuda"
+	"helios/internal/ui"
 )
 
 // fakeGPU isolates the test and returns what makes a fake libcuda with some knobs the one that
@@ -38,6 +42,75 @@ func bindSSDs(t *testing.T) {
 
 var shortBench = []string{"bench", "io", "--io-blocks", "1", "--depth", "8", "--seconds", "0.05",
 	"--json", "--device"}
+
+// Replicas take the GPUs from --device on, or those of a list.
+func TestReplicasTakeGPUs(t *testing.T) {
+	fake := fakeGPU(t)
+	loaded(t, 1)
+	fake("sms=2,devices=3,mem=268435456")
+	args := func(extra ...string) []string {
+		return append([]string{"train", "g", "--fanout", "3", "--hidden", "4", "--batch-size",
+			"400", "--no-eval", "--mode", "inmem", "--json", "--quiet"}, extra...)
+	}
+	more := func(extra ...string) any {
+		return last(t, ok(t, args(extra...)...))["more_devices"]
+	}
+	require.Equal(t, []any{"cuda:1 (Fake GPU (CPU shim))"}, more("--replicas", "2"))
+	require.Equal(t, []any{"cuda:2 (Fake GPU (CPU shim))"}, more("--replicas", "2", "--device",
+		"cuda:1"))
+	require.Equal(t, []any{"cuda:0 (Fake GPU (CPU shim))"}, more("--replicas", "2", "--device",
+		"cuda:2,cuda:0"))
+	fails(t, hc(t, args("--replicas", "4")...), 3, "train", "--replicas 4", "no CUDA device 3")
+	fails(t, hc(t, "eval", "g", "--checkpoint", "c", "--device", "cuda:0,cuda:1"), 2, "eval",
+		"train --replicas")
+}
+
+// Each rank of a machine takes GPUs of its own, by its number there.
+func TestRanksTakeGPUs(t *testing.T) {
+	fake := fakeGPU(t)
+	fake("sms=2,devices=4,mem=268435456")
+	e := &env{ui: ui.New(io.Discard, io.Discard), given: func(...any) string { return "" },
+		c: cli.NewContext(cli.NewApp(), nil, nil)}
+	for _, c := range []struct {
+		device          string
+		local, replicas int
+		want            string // the devices' numbers
+		says            string
+	}{
+		{"auto", 0, 1, "0", ""}, {"auto", 3, 1, "3", ""}, {"", 1, 2, "2 3", ""},
+		{"auto", -1, 1, "0", ""}, {"cuda", 1, 1, "1", ""}, {"cuda", 1, 2, "2 3", ""},
+		{"cuda:2", 1, 1, "2", ""}, {"cuda:3,cuda:0", 0, 2, "3 0", ""},
+		{"cuda:3,cuda:0", -1, 2, "3 0", ""},
+		{"cuda:3,cuda:0", 1, 2, "", "all ranks of this machine would take the same GPUs"},
+		{"auto", 4, 1, "", "--device auto takes GPU 4, as there are other ranks"},
+	} {
+		a := deviceArgs{device: c.device}
+		err := a.takeLocal(c.local, c.replicas)
+		var all []cuda.Device
+		if err == nil {
+			all, err = a.openAll(e, 2, c.replicas)
+		}
+		if c.says != "" {
+			require.ErrorContains(t, err, c.says)
+			continue
+		}
+		require.NoError(t, err, "%+v", c)
+		var got []string
+		for _, dev := range all {
+			got = append(got, strings.TrimSuffix(strings.TrimPrefix(dev.Info().Name, "cuda:"),
+				" (Fake GPU (CPU shim))"))
+			require.NoError(t, dev.Close())
+		}
+		require.Equal(t, c.want, strings.Join(got, " "), "%+v", c)
+	}
+	fake("devices=0")
+	a := deviceArgs{}
+	require.NoError(t, a.takeLocal(1, 1))
+	dev, err := a.open(e, 2, "")
+	require.NoError(t, err, "the host device, as the machine's first rank does")
+	require.Equal(t, "host", dev.Info().Backend)
+	require.NoError(t, dev.Close())
+}
 
 // What auto takes: the GPU that can, else the host device with a line that says why.
 func TestDeviceAuto(t *testing.T) {

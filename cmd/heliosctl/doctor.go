@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,7 +32,7 @@ func doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "doctor",
 		Usage:       "say what this machine can do for heliosctl, what is missing and how to get it",
-		Description: "Changes nothing. Each line has one of three answers: there, not there, could not tell.\nThe exit code is 0 whatever is missing.",
+		Description: "Changes nothing. Each line has one of three answers: there, not there, could not tell; two lines of\nverdict follow. The exit code is 0 whatever is missing.",
 		Action:      action(0, runDoctor),
 	}
 }
@@ -79,7 +80,77 @@ func runDoctor(ctx context.Context, e *env) error {
 		}
 	}
 	e.ui.Table([]string{"part", "what", "answer", "detail"}, rows)
+	can, missing := verdictOf(all)
+	e.ui.Printf("You can %s.", can)
+	e.ui.Printf("%s.", e.nameFlags(missing))
 	return nil
+}
+
+// verdictOf puts the findings into two sentences: what this machine can do, and what it takes for
+// the rest.
+func verdictOf(all []doctorFinding) (can, missing string) {
+	there := func(part, name string) bool {
+		return slices.ContainsFunc(all, func(f doctorFinding) bool {
+			return strings.HasPrefix(f.Part, part) && (name == "" || f.Name == name) &&
+				f.Answer == probe.There
+		})
+	}
+	// needs is what the first of the findings that is not there asks for, or says.
+	needs := func(part string, names ...string) string {
+		for _, f := range all {
+			if !strings.HasPrefix(f.Part, part) || f.Answer == probe.There ||
+				len(names) > 0 && !slices.Contains(names, f.Name) {
+				continue
+			}
+			if f.Next != "" {
+				return f.Next
+			}
+			return f.Detail
+		}
+		return ""
+	}
+	var lacks []string
+	lack := func(of, do string) {
+		if do != "" {
+			lacks = append(lacks, "for "+of+": "+do)
+		}
+	}
+	gpu, software := there("cuda:", "kernels load"), there("host", "software SSDs")
+	ssds := there("nvme", "") && there("vfio", "IOMMU") && there("vfio", "VFIO")
+	on, from := "", ""
+	switch {
+	case gpu:
+		on = "a GPU"
+	case there("host", "host device"):
+		on = "this machine's CPU"
+	}
+	switch {
+	case ssds:
+		from = "NVMe SSDs by VFIO"
+	case software:
+		from = "files, disks or memory that play SSDs (bind-ssds --proxy)"
+	}
+	if !gpu {
+		lack("a GPU", needs("cuda"))
+	}
+	if !ssds {
+		lack("SSDs by VFIO", needs("vfio", "IOMMU", "VFIO", "vfio-pci"))
+		if !there("nvme", "") {
+			lack("an SSD of its own", needs("nvme"))
+		}
+	}
+	if !software {
+		lack("software SSDs", needs("host", "software SSDs"))
+	}
+	can = "train on " + on + " with features from " + from
+	if on == "" || from == "" {
+		can = "not train here, but see how a run would go on other machines: train --clock virtual"
+	}
+	if len(lacks) == 0 {
+		return can, "Nothing is missing"
+	}
+	missing = strings.Join(lacks, "; ")
+	return can, "F" + missing[1:]
 }
 
 // answer turns the error of trying something into an answer: a lack of class Capability is

@@ -16,13 +16,15 @@ func generateCommand() *cli.Command {
 		Name:  "generate",
 		Usage: "make a dataset: a graph with planted labels and features",
 		Description: "sbm is a stochastic block model, whose labels can be learnt from features and neighbours;\n" +
-			"rmat has the skewed degrees of the web and of social networks. Equal flags give equal bytes.",
+			"rmat has the skewed degrees of the web and of social networks; communities has groups that are\n" +
+			"easily told apart, and hubs that all of them know, whose features alone show the class.\n" +
+			"Equal flags give equal bytes.",
 	}, 0, generateOptions(), runGenerate)
 }
 
 func generateOptions() hcli.Options[build.GenerateOptions] {
 	return hcli.Options[build.GenerateOptions]{
-		hcli.Text(oneOf("kind", "graph model", "sbm", []string{"sbm", "rmat"}, nil),
+		hcli.Text(oneOf("kind", "graph model", "sbm", build.Kinds, nil),
 			func(o *build.GenerateOptions) *string { return &o.Kind }),
 		hcli.Int64(&cli.Int64Flag{Name: "nodes", DefaultText: "none",
 			Usage: "`NUMBER` of nodes (required)"},
@@ -37,11 +39,26 @@ func generateOptions() hcli.Options[build.GenerateOptions] {
 		hcli.Uint64(&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of all random choices"},
 			func(o *build.GenerateOptions) *uint64 { return &o.Seed }),
 		hcli.Float(&cli.Float64Flag{Name: "homophily", DefaultText: "0.8",
-			Usage: "sbm: share of neighbours of a node's own class"},
+			Usage: "sbm, communities: share of neighbours of a node's own class"},
 			func(o *build.GenerateOptions) *float64 { return &o.Homophily }).Positive(),
-		hcli.Float(&cli.Float64Flag{Name: "signal", DefaultText: "1",
+		hcli.Float(&cli.Float64Flag{Name: "signal", DefaultText: "1, and 0.1 for communities",
 			Usage: "distance of class centres, in standard deviations of a feature"},
 			func(o *build.GenerateOptions) *float64 { return &o.Signal }).Positive(),
+		hcli.Int(&cli.IntFlag{Name: "communities", DefaultText: "64",
+			Usage: "communities: `NUMBER` of groups of nodes that know each other"},
+			func(o *build.GenerateOptions) *int { return &o.Communities.Count }).Positive(),
+		hcli.Float(&cli.Float64Flag{Name: "mixing", DefaultText: "0.05",
+			Usage: "communities: share of neighbours, hubs aside, from other groups"},
+			func(o *build.GenerateOptions) *float64 { return &o.Communities.Mixing }).Positive(),
+		hcli.Float(&cli.Float64Flag{Name: "hubs", DefaultText: "0.005",
+			Usage: "communities: share of the nodes that are hubs"},
+			func(o *build.GenerateOptions) *float64 { return &o.Communities.Hubs }).Positive(),
+		hcli.Float(&cli.Float64Flag{Name: "hub-edges", DefaultText: "0.1",
+			Usage: "communities: share of neighbours that are hubs, of any group"},
+			func(o *build.GenerateOptions) *float64 { return &o.Communities.HubEdges }).Positive(),
+		hcli.Float(&cli.Float64Flag{Name: "hub-signal", DefaultText: "3",
+			Usage: "communities: --signal for hubs"},
+			func(o *build.GenerateOptions) *float64 { return &o.Communities.HubSignal }).Positive(),
 		hcli.Text(&cli.StringFlag{Name: "feature-fn",
 			Usage: "rows computed from their numbers, none stored: `hash[:SEED]` (default seed: --seed); they say nothing about the class"},
 			func(o *build.GenerateOptions) *string { return &o.FeatureFn }),
@@ -94,13 +111,24 @@ func runGenerate(ctx context.Context, e *env, o *build.GenerateOptions) error {
 		return errs.New(errs.Usage,
 			"--train-fraction and --val-fraction are both 0; give one of them nodes")
 	}
-	if e.given(&o.Signal) != "" && o.FeatureFn != "" {
-		return errs.New(errs.Usage,
-			"--signal is the distance of classes in stored features; rows of --feature-fn say nothing about the class; leave one of the two out")
+	for _, signal := range []*float64{&o.Signal, &o.Communities.HubSignal} {
+		if name := e.given(signal); name != "" && o.FeatureFn != "" {
+			return errs.New(errs.Usage,
+				"--%s is the distance of classes in stored features; rows of --feature-fn say nothing about the class; leave one of the two out",
+				name)
+		}
 	}
-	if e.given(&o.Homophily) != "" && o.Kind != "sbm" {
+	if e.given(&o.Homophily) != "" && !build.Homophilous(o.Kind) {
 		return errs.New(errs.Usage,
-			"--homophily is for --kind sbm; the edges of %s know no classes; leave it out", o.Kind)
+			"--homophily is for kinds whose edges know classes, and those of --kind %s don't; leave it out",
+			o.Kind)
+	}
+	c := &o.Communities
+	for _, at := range []any{&c.Count, &c.Mixing, &c.Hubs, &c.HubEdges, &c.HubSignal} {
+		if name := e.given(at); name != "" && !build.Grouped(o.Kind) {
+			return errs.New(errs.Usage,
+				"--%s is for graphs of communities, not for --kind %s; leave it out", name, o.Kind)
+		}
 	}
 	if o.Out == "" {
 		return errs.New(errs.Usage, "no --out DIR to create the dataset in")

@@ -22,7 +22,7 @@ func loadCommand() *cli.Command {
 		Name:      "load",
 		Usage:     "stripe a dataset's features over the SSDs, with superblocks and checksums",
 		ArgsUsage: "[DATASET]",
-		Description: "SSDs that hold another dataset, pages of packed mini-batches or anything else are refused, unless --force names\n" +
+		Description: "SSDs that hold another dataset, pages that were prepared or anything else are refused, unless --force names\n" +
 			"their serial numbers: an SSD is blank where its first and last MiB are all zeroes or all ones.\n\n" +
 			"A load that was interrupted, by Ctrl-C, a kill or a power failure, is gone on with by the next one of the\n" +
 			"same dataset with the same options over the same SSDs in the same order; it checks a sample of what is there\n" +

@@ -42,6 +42,9 @@ var (
 	errOutputClosed = errors.New("the reader of standard output closed it")
 )
 
+// errSaid ends a verb where what it ran, a script or another verb, has said itself what is wrong.
+var errSaid = errors.New("see above")
+
 // interruptible returns a context that the first SIGINT, SIGTERM or SIGHUP cancels, so that the
 // verb saves what it has. The second one ends the process at once. Without SIGPIPE a closed pipe is
 // an error of the write that meets it, which run takes for a stop as well.
@@ -83,7 +86,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	argv, verb, err := arrange(app, args)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	e := &env{ui: ui.New(stdout, stderr), machine: thisMachine(), ctx: ctx, verb: verb, args: args}
+	e := &env{ui: ui.New(stdout, stderr), machine: thisMachine(), ctx: ctx, verb: verb, args: args,
+		argv: argv, stderr: stderr}
 	e.ui.Closed = func() { stop(errOutputClosed) }
 	if err == nil {
 		err = few
@@ -98,7 +102,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	if errors.Is(err, errScript) {
+	if errors.Is(err, errSaid) {
 		return int(errs.ClassOf(err)) // it has said why
 	}
 	if errors.Is(err, syscall.EPIPE) && context.Cause(ctx) == errOutputClosed {
@@ -139,7 +143,9 @@ type env struct {
 
 	ctx      context.Context // the verb's, whose cause says why it was stopped
 	verb     string
-	args     []string     // as they were typed
+	args     []string // as they were typed
+	argv     []string // the same, with those of --config, as arrange puts them
+	stderr   io.Writer
 	dataMeta dataset.Meta // of the dataset that the verb opened
 }
 

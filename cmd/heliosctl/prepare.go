@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -15,11 +16,12 @@ import (
 func prepareCommand() *cli.Command {
 	return verb(&cli.Command{
 		Name:      "prepare",
-		Usage:     "sample mini-batches and lay them out on disk, for a later train",
+		Usage:     "lay mini-batches or parts of the graph out on disk, for a later train",
 		ArgsUsage: "[DATASET]",
 		Description: "Example: heliosctl prepare g --mode " + plan.PackedModes()[0] +
 			" --sample-epochs 4 --packed runs/packed --cpu-cache 10%\n" +
 			"Give what train is going to be given: train with the same --packed uses what is there, and prepares the rest.\n" +
+			"With --mode " + strings.Join(plan.MegaModes(), " or ") + " it divides the graph into parts and lays them out in --parted.\n" +
 			"However it is stopped, the same command goes on where it was.",
 	}, 1, prepareOptions(), runPrepare)
 }
@@ -48,6 +50,13 @@ func runPrepare(ctx context.Context, e *env, a *runArgs) (err error) {
 	if err != nil {
 		return err
 	}
-	e.ui.Table([]string{"", ""}, packedRows(&res.PackedInfo))
+	var rows [][]string
+	if p := res.PackedInfo; p != nil {
+		rows = packedRows(p)
+	}
+	if m := res.Mega; m != nil {
+		rows = append(rows, partsRows(m)...)
+	}
+	e.ui.Table([]string{"", ""}, rows)
 	return e.ui.Object(res)
 }

@@ -8,14 +8,18 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/klauspost/cpuid/v2"
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/outfile"
 	"helios/internal/ui"
 	"helios/sched"
@@ -85,19 +89,52 @@ type results struct {
 	epochs    map[int]bool // that it has
 }
 
+// resultsSchema is the version of the lines in a file of --results.
+const resultsSchema = 1
+
 // runLine identifies a run, in the events "begin" and "resume".
 type runLine struct {
+	Schema  int      `json:"schema"`
 	Run     string   `json:"run"`
 	Verb    string   `json:"verb"`
-	Command []string `json:"command"`
-	Dataset string   `json:"dataset"`      // its UUID; empty where there is none
-	Name    string   `json:"dataset_name"` // likewise
-	Time    string   `json:"time"`
+	Command []string `json:"command"` // as it was typed
+	// Arguments are the verb, its flags as --name=value, those of --config among them, and behind
+	// "--" the others: what "rerun" runs again in Folder.
+	Arguments []string    `json:"arguments"`
+	Folder    string      `json:"folder"`
+	Dataset   string      `json:"dataset"`      // its UUID; empty where there is none
+	Name      string      `json:"dataset_name"` // likewise
+	Version   string      `json:"version"`      // of heliosctl
+	Machine   machineLine `json:"machine"`
+	Time      string      `json:"time"`
+}
+
+// machineLine tells a machine from others.
+type machineLine struct {
+	CPU         string `json:"cpu"`
+	CPUs        int    `json:"cpus"`
+	MemoryBytes int64  `json:"memory_bytes"`
+	Kernel      string `json:"kernel"`
+}
+
+// ofThisMachine leaves empty what cannot be told.
+func ofThisMachine() machineLine {
+	m := machineLine{CPU: cpuid.CPU.BrandName, CPUs: runtime.GOMAXPROCS(0)}
+	m.MemoryBytes, _ = hostmem.TotalBytes()
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		m.Kernel = unix.ByteSliceToString(u.Sysname[:]) + " " +
+			unix.ByteSliceToString(u.Release[:])
+	}
+	return m
 }
 
 func (e *env) runLine(run string) runLine {
-	return runLine{run, e.verb, append([]string{"heliosctl"}, e.args...), e.dataMeta.UUID,
-		e.dataMeta.Name, time.Now().UTC().Format(time.RFC3339)}
+	folder, _ := os.Getwd() // where it is gone, paths from the root still tell
+	return runLine{Schema: resultsSchema, Run: run, Verb: e.verb,
+		Command: append([]string{"heliosctl"}, e.args...), Arguments: e.argv, Folder: folder,
+		Dataset: e.dataMeta.UUID, Name: e.dataMeta.Name, Version: programVersion(),
+		Machine: ofThisMachine(), Time: time.Now().UTC().Format(time.RFC3339)}
 }
 
 // newRun makes a run's identity.

@@ -107,12 +107,23 @@ func (s *session) openGraph(hostOnly string) error {
 		d = d.WithoutEdges()
 		s.closers = append(s.closers, d.Close)
 	}
-	dev, err := s.deviceArgs.open(s.env, s.cfg.Workers, hostOnly)
+	s.Dataset = d
+	if s.cfg.Replicas > 1 && hostOnly == "" {
+		all, err := s.deviceArgs.openAll(s.env, s.cfg.Workers, s.cfg.Replicas)
+		if err != nil {
+			return err
+		}
+		for _, dev := range all {
+			s.closers = append(s.closers, dev.Close)
+		}
+		s.Dev, s.More = all[0], all[1:]
+		return nil
+	}
+	s.Dev, err = s.deviceArgs.open(s.env, s.cfg.Workers, hostOnly)
 	if err != nil {
 		return err
 	}
-	s.closers = append(s.closers, dev.Close)
-	s.Dev, s.Dataset = dev, d
+	s.closers = append(s.closers, s.Dev.Close)
 	return nil
 }
 
@@ -160,7 +171,7 @@ func (s *session) openInputs(ctx context.Context) error {
 // closing a VFIO device ends its DMA: that must come before the driver gives the GPU's memory to
 // somebody else.
 func (s *session) ssdsFirst() (bool, error) {
-	if kind, _, err := parseDevice(cmp.Or(s.device, "auto")); err != nil || kind == "host" {
+	if kind, _, err := parseDeviceList(cmp.Or(s.device, "auto")); err != nil || kind == "host" {
 		return false, err
 	}
 	st, err := s.store.Load()

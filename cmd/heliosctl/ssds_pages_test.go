@@ -60,7 +60,7 @@ func TestPagesOnSSDs(t *testing.T) {
 	require.Contains(t, ok(t, "ssds"), "pages of pack "+two.ID.String()+" (16 KiB) unfinished")
 	out := hc(t, "verify", "g")
 	require.Equal(t, 0, out.code, out.errOut)
-	require.Contains(t, out.out, "50 pages of packed mini-batches have theirs")
+	require.Contains(t, out.out, "50 prepared pages have theirs")
 	require.Contains(t, out.errOut+out.out, "pages of pack "+two.ID.String()+" are not finished")
 	ok(t, trainArgs()...)
 

@@ -63,8 +63,8 @@ func samplerOption(text string) hcli.Option[plan.Config] {
 
 // pagesOption is where mini-batches that are laid out have their pages.
 func pagesOption() hcli.Option[plan.Config] {
-	f := oneOf("pages-on", "where their pages are ("+plan.PagesFolder+": that of --packed; "+
-		plan.PagesSSDs+": the bound SSDs, behind the features)", "", plan.PagePlaces, nil)
+	f := oneOf("pages-on", "where their pages are ("+plan.PagesFolder+
+		": that of --packed or --parted; "+plan.PagesSSDs+": the bound SSDs, behind the features)", "", plan.PagePlaces, nil)
 	f.DefaultText = plan.PagesFolder
 	return hcli.Text(f, func(c *plan.Config) *string { return &c.PagesOn })
 }
@@ -166,6 +166,43 @@ func tierOptions() hcli.Options[plan.Config] {
 		hcli.NeighborBudget(&cli.StringFlag{Name: "neighbor-cache",
 			DefaultText: "with --topology ssd 10%, in ginex shared",
 			Usage:       "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology; shared: that of --cpu-cache, which the lists have while a superbatch is sampled and rows while one trains (with --superbatch-overlap each has half)"}),
+	}
+}
+
+// megaOptions are of modes whose mega-batches train. Most of them change results.
+func megaOptions() hcli.Options[plan.Config] {
+	modes := " (--mode " + strings.Join(plan.MegaModes(), ", ") + ")"
+	order := oneOf("part-order", "how parts come together ("+plan.PartsDispersed+
+		": every epoch has all, in mega-batches that share none; "+plan.PartsSequential+
+		": those with the training nodes stay, and an epoch is one mega-batch of them and others; --mode "+
+		strings.Join(plan.PartOrderModes(plan.PartsSequential), ", ")+"); changes results", "",
+		plan.PartOrders, nil)
+	order.DefaultText = plan.PartsDispersed
+	ahead := oneOf("load-ahead", "load the next mega-batch while one trains: off has room for more parts",
+		"", plan.LoadAheads, nil)
+	ahead.DefaultText = plan.LoadAheadOn
+	return hcli.Options[plan.Config]{
+		hcli.Int(&cli.IntFlag{Name: "parts", DefaultText: "4 to 64, by the size of the features",
+			Usage: "`N` parts that the graph is divided into" + modes + "; changes results"},
+			func(c *plan.Config) *int { return &c.Parts }).Positive(),
+		hcli.Text(&cli.StringFlag{Name: "partition", DefaultText: "made where the parts are",
+			Usage: "`FILE` that says which node is in which part (heliosctl partition)"},
+			func(c *plan.Config) *string { return &c.PartitionFile }),
+		hcli.Parsed(&cli.StringFlag{Name: "static-nodes",
+			DefaultText: "2%, in marius none",
+			Usage:       "`SHARE` of the nodes, those of the highest out-degree, that are in every mega-batch; changes results"},
+			func(c *plan.Config) *plan.Share { return &c.StaticNodes }, plan.ParseShare),
+		hcli.Parsed(&cli.StringFlag{Name: "megabatch", DefaultText: "what --cpu-cache has room for",
+			Usage: "parts `N` that are in memory together, or a share of them such as 25%; changes results"},
+			func(c *plan.Config) *plan.MegaSize { return &c.MegaBatch }, plan.ParseMegaSize),
+		hcli.Parsed(&cli.StringFlag{Name: "passes", DefaultText: "1",
+			Usage: "times `N` that a mega-batch trains before the next; auto: as often as loading one takes longer than training; changes results"},
+			func(c *plan.Config) *int { return &c.Passes }, plan.ParsePasses),
+		hcli.Text(order, func(c *plan.Config) *string { return &c.PartOrder }),
+		hcli.Text(ahead, func(c *plan.Config) *string { return &c.LoadAhead }),
+		hcli.Text(&cli.StringFlag{Name: "parted", DefaultText: "parted-MODE in the dataset's folder",
+			Usage: "`FOLDER` of the parts" + modes + "; what is not there yet is made"},
+			func(c *plan.Config) *string { return &c.PartedDir }),
 	}
 }
 

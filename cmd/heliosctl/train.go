@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,9 @@ func modelOptions() hcli.Options[plan.Config] {
 			"neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all; one layer per hop"),
 		hcli.Int(&cli.IntFlag{Name: "batch-size", Usage: "seed nodes in a mini-batch"},
 			func(c *plan.Config) *int { return &c.Batch }).Positive(),
+		hcli.Int(&cli.IntFlag{Name: "shards", DefaultText: "as --replicas, 1",
+			Usage: "mini-batches that a step of Adam covers `V`: its gradient is the mean over all their labelled seeds; changes results"},
+			func(c *plan.Config) *int { return &c.Shards }).Positive(),
 		hcli.Int(&cli.IntFlag{Name: "hidden", Usage: "width of the hidden layers"},
 			func(c *plan.Config) *int { return &c.Hidden }).Positive(),
 		hcli.Int(&cli.IntFlag{Name: "epochs", Usage: "passes over the training nodes"},
@@ -95,7 +99,7 @@ func parseFanouts(text string) ([]int, error) {
 // pathOptions decide how the rows come, which never changes a result.
 func pathOptions() hcli.Options[plan.Config] {
 	return hcli.Options[plan.Config]{
-		hcli.Text(oneOf("mode", "data path", "", plan.ModeNames(), laterModes()),
+		hcli.Text(oneOf("mode", "data path", "", plan.ModeNames(), nil),
 			func(c *plan.Config) *string { return &c.Mode }).
 			Default(plan.DefaultMode),
 		hcli.Text(oneOf("io-stack", "who reads the SSDs", "", plan.Stacks, nil),
@@ -186,17 +190,33 @@ func pathOptions() hcli.Options[plan.Config] {
 }
 
 // dataOptions are pathOptions and tierOptions.
-func dataOptions() hcli.Options[plan.Config] { return slices.Concat(pathOptions(), tierOptions()) }
+func dataOptions() hcli.Options[plan.Config] {
+	return slices.Concat(pathOptions(), tierOptions(), megaOptions())
+}
 
 // dataPath are the options of the data path, the tiers and the machine. (Of these --kernels alone
 // may change a result: generic rounds otherwise.)
 func dataPath() hcli.Options[runArgs] {
 	return slices.Concat(
 		withConfig(pathOptions()).Group("Data path"), withConfig(tierOptions()).Group("Tiers"),
+		withConfig(megaOptions()).Group("Mega-batches"),
 		hcli.Options[runArgs]{hcli.Text(&cli.StringFlag{Name: "timeline",
 			Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
 			func(a *runArgs) *string { return &a.timeline })},
 		withDevice(deviceOptions()), withSSDs(ssdOptions()))
+}
+
+// replicaOptions say on how many devices a run trains, which never changes a result at equal
+// --shards.
+func replicaOptions() hcli.Options[plan.Config] {
+	return hcli.Options[plan.Config]{
+		hcli.Int(&cli.IntFlag{Name: "replicas", DefaultText: "1",
+			Usage: "devices that train with copies of the model `Q`: GPUs from --device on, or host devices that share --workers; at equal --shards (without it: as many) the parameters are the same"},
+			func(c *plan.Config) *int { return &c.Replicas }).Positive(),
+		hcli.Text(&cli.StringFlag{Name: "reduce", DefaultText: plan.ReduceTree,
+			Usage: "who adds the gradients of --replicas: tree (ours, to the bit as one device does), nccl (NVIDIA's NCCL where it is installed, GPUs only, not bit-exact) or the `PATH` of libnccl"},
+			func(c *plan.Config) *string { return &c.Reduce }),
+	}
 }
 
 // leftOptions decide what a run leaves behind.
@@ -206,7 +226,7 @@ func leftOptions() hcli.Options[plan.Config] {
 			Usage: "`DIR` for the checkpoint, written after each epoch and on Ctrl-C"},
 			func(c *plan.Config) *string { return &c.CheckpointDir }),
 		hcli.Int(&cli.IntFlag{Name: "checkpoint-every",
-			Usage: "also write it after every `N` mini-batches"},
+			Usage: "also write it after every `N` mini-batches, at the end of their step of --shards"},
 			func(c *plan.Config) *int { return &c.CheckpointEvery }),
 		hcli.Bool(&cli.BoolFlag{Name: "resume",
 			Usage: "go on from the checkpoint in --checkpoint, to the bit where --kernels is as it was; start where there is none"},
@@ -223,15 +243,6 @@ func leftOptions() hcli.Options[plan.Config] {
 	}
 }
 
-// laterModes returns the errors of modes that this version does not have.
-func laterModes() map[string]error {
-	m := map[string]error{}
-	for _, name := range plan.Announced() {
-		_, m[name] = plan.ModeOf(name)
-	}
-	return m
-}
-
 func trainCommand() *cli.Command {
 	return verb(&cli.Command{
 		Name:        "train",
@@ -245,7 +256,9 @@ func trainCommand() *cli.Command {
 type trainerArgs struct {
 	runArgs
 	clockArgs
+	ranks   rankArgs
 	explain bool
+	metrics string
 }
 
 func trainOptions() hcli.Options[trainerArgs] {
@@ -253,12 +266,15 @@ func trainOptions() hcli.Options[trainerArgs] {
 	return slices.Concat(
 		hcli.In(run, slices.Concat(withDataset(datasetOptions(datasetUsage)),
 			withConfig(modelOptions()).Group("Model"),
-			hcli.Options[runArgs]{edgesOption()}.Group("Model"), dataPath())),
+			hcli.Options[runArgs]{edgesOption()}.Group("Model"), dataPath(),
+			withConfig(replicaOptions()).Group("Replicas"))),
+		hcli.In(func(a *trainerArgs) *rankArgs { return &a.ranks }, rankOptions()).Group("Ranks"),
 		hcli.In(func(a *trainerArgs) *clockArgs { return &a.clockArgs }, clockOptions()),
 		hcli.In(run, withConfig(leftOptions()).Group("Run")),
 		hcli.Options[trainerArgs]{hcli.Bool(&cli.BoolFlag{Name: "explain",
 			Usage: "print the operators, what each waits for, their streams, budgets and credits, before training"},
-			func(a *trainerArgs) *bool { return &a.explain })}.Group("Run"),
+			func(a *trainerArgs) *bool { return &a.explain }),
+			metricsOption(func(a *trainerArgs) *string { return &a.metrics })}.Group("Run"),
 		hcli.In(run, withOutputs(outputOptions())))
 }
 
@@ -305,7 +321,8 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 		return err
 	}
 	hw, virtual, err := a.hardware(e, append(notVirtual(&a.runArgs), &a.faults,
-		&a.cfg.CheckpointDir, &a.cfg.CheckpointEvery, &a.cfg.Resume))
+		&a.cfg.CheckpointDir, &a.cfg.CheckpointEvery, &a.cfg.Resume, &a.cfg.Reduce,
+		&a.metrics, &a.ranks.wait, &a.ranks.library))
 	if err != nil {
 		return err
 	}
@@ -316,6 +333,13 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 	t := &trainer{e, a}
 	if virtual {
 		return t.trainVirtual(ctx, hw)
+	}
+	group, err := t.joinRanks(ctx)
+	if err != nil {
+		return err
+	}
+	if group != nil {
+		defer func() { leaveRanks(group, &err) }()
 	}
 	out, held, err := t.openRun()
 	if err != nil {
@@ -342,6 +366,18 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 			100*r.TrainAcc, val, r.Seconds, tierLine(r))
 	}
 	obs.Plan = t.showPlan(out)
+	if a.metrics != "" {
+		m, err := serveMetrics(a.metrics, map[string]string{"run": out.run,
+			"mode":    cmp.Or(a.cfg.Mode, plan.DefaultMode),
+			"dataset": s.Inputs.Dataset.Meta.Name, "version": programVersion()})
+		if err != nil {
+			return err
+		}
+		defer closing(&err, m.close)
+		e.ui.Note("metrics for Prometheus: http://%s/metrics", m.addr)
+		obs = m.watch(obs)
+	}
+	s.Group = group
 	res, err := sched.Train(ctx, a.cfg, s.Inputs, obs)
 	err = orResume(err)
 	var io *report.IOResult
@@ -362,7 +398,7 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 // nothing.
 func (t *trainer) openRun() (out *results, held *sched.Held, err error) {
 	cfg := &t.cfg
-	if cfg.CheckpointDir != "" {
+	if cfg.CheckpointDir != "" && cfg.Rank == 0 {
 		if held, err = sched.HeldIn(cfg.CheckpointDir); err != nil {
 			return nil, nil, err
 		}
@@ -575,6 +611,14 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 		}
 		rows = append(rows, []string{"products", fmt.Sprintf("%s by %s", r.Precision, by)})
 	}
+	if r.Shards > 1 {
+		rows = append(rows, []string{"steps", fmt.Sprintf("of %d mini-batches", r.Shards)})
+	}
+	if r.Replicas > 1 {
+		rows = append(rows, []string{"replicas", fmt.Sprintf(
+			"%d; beside the first on %s; gradients added by %s", r.Replicas,
+			strings.Join(r.MoreDevices, ", "), r.Reduce)})
+	}
 	if m, err := graph.FindMethod(r.Sampler); err == nil && m.Title != "" {
 		title := m.Title
 		if r.BatchDependency > 1 {
@@ -617,6 +661,9 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 	}
 	if p := r.Packed; p != nil {
 		rows = append(rows, packedRows(p)...)
+	}
+	if m := r.Mega; m != nil {
+		rows = append(rows, megaRows(m)...)
 	}
 	if r.Hotness != nil {
 		rows = append(rows, []string{"hotness", r.Hotness.String()})
@@ -682,6 +729,48 @@ func packedRows(p *report.PackedInfo) [][]string {
 			units.FormatCount(float64(p.RowsChunks)), units.FormatBytes(p.DiskBytes), pages,
 			p.Amplification, units.FormatBytes(int64(p.RequestBytes)))},
 	}
+}
+
+// partsRows say what parts there are on disk.
+func partsRows(m *report.MegaInfo) [][]string {
+	when := "reused"
+	if !m.Reused {
+		when = fmt.Sprintf("made in %.3g s", m.LayoutSeconds)
+	}
+	return [][]string{{"parts", fmt.Sprintf("%d in %s, %s: %s in pages of %s; up to %d at a time have room in %s",
+		m.Parts, m.Dir, when, units.FormatBytes(m.DiskBytes), units.FormatBytes(m.PageBytes),
+		m.Loaded, units.FormatBytes(m.Budget))}}
+}
+
+// megaRows say what a run trained on of its parts, and what loading them took.
+func megaRows(m *report.MegaInfo) [][]string {
+	passes := "1 pass"
+	switch {
+	case m.Passes == 0:
+		passes = "passes not chosen yet"
+	case m.Passes > 1:
+		passes = fmt.Sprintf("%d passes", m.Passes)
+	}
+	if m.PassesAuto && m.Passes > 0 {
+		passes += " (chosen)"
+	}
+	static := "no static nodes"
+	if m.StaticRows > 0 {
+		static = units.FormatCount(float64(m.StaticRows)) + " static nodes"
+		if m.StaticOnGPU {
+			static += " (rows in the GPU tier)"
+		}
+	}
+	rows := append(partsRows(m), []string{"in memory", fmt.Sprintf("%d of %d parts, %s, %s over each",
+		m.Loaded, m.Parts, static, passes)})
+	if m.MegaBatches > 0 {
+		rows = append(rows, []string{"mega-batches", fmt.Sprintf(
+			"%d loaded in %.3g s (%d while others trained; training waited %d times, %.3g s): %s of rows, %s of edges, %s of static nodes, %s a request",
+			m.MegaBatches, m.LoadSeconds, m.Ahead, m.Waits, m.WaitSeconds,
+			units.FormatBytes(m.FeatureBytes), units.FormatBytes(m.EdgeBytes),
+			units.FormatBytes(m.StaticBytes), units.FormatBytes(int64(m.RequestBytes)))})
+	}
+	return rows
 }
 
 // showResult is the summary for people.

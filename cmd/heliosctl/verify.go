@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/dataset"
+	"helios/dataset/parted"
 	"helios/dataset/stripe"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
@@ -25,10 +26,11 @@ func verifyCommand() *cli.Command {
 		ArgsUsage: "[DATASET]",
 		Description: "The files of a dataset's folder are held against the checksums that were taken when it was made\n" +
 			"(dataset.seal), those of an older dataset, which has none, against the UUID in dataset.yaml. Where SSDs are bound,\n" +
-			"the rows on them are read, too, and partitions in the folder (*.partition) and packed mini-batches (packed) always. --seal gives an older dataset its checksums, once its arrays are what the UUID\n" +
+			"the rows on them are read, too, and always what is prepared in the folder: partitions (*.partition), packed\n" +
+			"mini-batches (packed) and layouts by part. --seal gives an older dataset its checksums, once its arrays are what the UUID\n" +
 			"says; what disagrees with its seal is never sealed again.\n\n" +
 			"Without a dataset each SSD is checked by itself, by its own superblock and checksums. Where load has\n" +
-			"written row checksums (its default), bad rows are named. Pages of packed mini-batches beside the rows are read,\n" +
+			"written row checksums (its default), bad rows are named. Pages that were prepared beside the rows are read,\n" +
 			"too, and bad ones named.",
 	}, 1, slices.Concat(
 		hcli.In(func(a *verifyArgs) *datasetArgs { return &a.datasetArgs },
@@ -118,7 +120,7 @@ func runVerify(ctx context.Context, e *env, a *verifyArgs) (err error) {
 			compared += fmt.Sprintf(", %d rows equal to the source", r.RowsCompared)
 		}
 		if r.Pages > 0 {
-			compared += fmt.Sprintf(", %d pages of packed mini-batches have theirs", r.Pages)
+			compared += fmt.Sprintf(", %d prepared pages have theirs", r.Pages)
 		}
 		rows := ""
 		if r.RowBytes > 0 {
@@ -149,6 +151,9 @@ func (v *verifier) verifyFiles(ctx context.Context, d *dataset.Dataset) (done bo
 	if err := v.verifyPacks(ctx, d); err != nil {
 		return true, whenStopped(err, "nothing was written: run it again")
 	}
+	if err := v.verifyLayouts(ctx, d); err != nil {
+		return true, whenStopped(err, "nothing was written: run it again")
+	}
 	if len(v.names) > 0 || v.source {
 		return false, nil
 	}
@@ -172,6 +177,36 @@ func (v *verifier) verifyPacks(ctx context.Context, d *dataset.Dataset) error {
 	v.ui.Printf("%s: %d packs of %d mini-batches (%s, %d pages) are good", r.Dir, r.Packs,
 		r.Batches, units.FormatBytes(r.Bytes), r.Pages)
 	return v.ui.Event("packs", r)
+}
+
+// verifyLayouts checks layouts by part beside the dataset, where there are some.
+func (v *verifier) verifyLayouts(ctx context.Context, d *dataset.Dataset) error {
+	folders, err := parted.Folders(d.Dir())
+	if err != nil {
+		return err
+	}
+	var all []error
+	for _, dir := range folders {
+		r, err := parted.Verify(ctx, dir, d.Meta.UUID, v.ui.Progress)
+		if err != nil && ctx.Err() != nil {
+			return err
+		}
+		if err != nil {
+			all = append(all, err)
+			continue
+		}
+		for _, n := range r.Notes {
+			v.note(n)
+		}
+		if r.Whole {
+			v.ui.Printf("%s: %d parts of %d nodes and %d edges (%d pages, %s) are good", r.Dir,
+				r.Parts, r.Nodes, r.Edges, r.Pages, units.FormatBytes(r.Bytes))
+		}
+		if err := v.ui.Event("layout", r); err != nil {
+			return err
+		}
+	}
+	return errors.Join(all...)
 }
 
 // showFiles tells what was checked; err is what the check gave.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"runtime"
 	"runtime/debug"
@@ -15,6 +16,15 @@ import (
 
 // version is set by the Makefile to what git describes.
 var version = ""
+
+// programVersion is the version for people.
+func programVersion() string {
+	v := version
+	if info, ok := debug.ReadBuildInfo(); ok && v == "" {
+		v = info.Main.Version
+	}
+	return cmp.Or(v, "(devel)")
+}
 
 func versionCommand() *cli.Command {
 	return verb(&cli.Command{
@@ -58,19 +68,13 @@ func runVersion(_ context.Context, e *env, a *versionArgs) error {
 	if a.licenses {
 		return printLicenses(e)
 	}
-	v, revision := version, ""
+	v, revision := programVersion(), ""
 	if info, ok := debug.ReadBuildInfo(); ok {
-		if v == "" {
-			v = info.Main.Version
-		}
 		for _, s := range info.Settings {
 			if s.Key == "vcs.revision" {
 				revision = s.Value
 			}
 		}
-	}
-	if v == "" {
-		v = "(devel)"
 	}
 	devices, buses := []string{"host"}, []string{"vfio", "proxy"}
 	if driver.Binding != "" {

@@ -62,12 +62,9 @@ func runVFIOSetup(c *cli.Context) error {
 	case ctx.Err() != nil:
 		return errs.With(errs.Interrupted, context.Cause(ctx))
 	case errors.As(err, &exit) && exit.ExitCode() > 0:
-		return errs.With(errs.Class(exit.ExitCode()), errScript)
+		return errs.With(errs.Class(exit.ExitCode()), errSaid)
 	}
 	return errs.New(errs.Failed,
 		"the script does not run: %w; \"heliosctl vfio-setup --print > vfio-setup.sh\" writes it to a file",
 		err)
 }
-
-// errScript ends the verb where the script has said itself what is wrong.
-var errScript = errors.New("see above")

@@ -145,8 +145,8 @@ func showModelled(e *env, r *report.ModelledResult) {
 		rows = append(rows,
 			[]string{"modelled stages",
 				fmt.Sprintf(
-					"sample %.3g s, "+inspect+"lookup %.3g s, submit %.3g s, complete %.3g s, gather %.3g s, train %.3g s",
-					st.Sample, st.Lookup, st.Submit, st.Complete, st.Gather, st.Train)})
+					"sample %.3g s, "+inspect+"lookup %.3g s, submit %.3g s, complete %.3g s, gather %.3g s, train %.3g s, between them %.3g s",
+					st.Sample, st.Lookup, st.Submit, st.Complete, st.Gather, st.Train, st.Between)})
 		if sum.RowsSSD > 0 {
 			rows = append(rows, []string{"modelled read amplification",
 				fmt.Sprintf("%.3g", sum.ReadAmplification)})

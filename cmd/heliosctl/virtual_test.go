@@ -38,6 +38,16 @@ func TestTrainOnTheVirtualClock(t *testing.T) {
 	require.NoError(t, json.Unmarshal(b, &tr))
 	require.Equal(t, map[string]any{"clock": "virtual", "modelled": true}, tr.Other)
 
+	two := last(t, ok(t, append(args, "--replicas", "2")...))
+	require.Equal(t, 2.0, two["replicas"])
+	require.Equal(t, 2.0, two["shards"])
+	require.Len(t, two["more_devices"], 1)
+	ssds := func(r map[string]any) any { return r["io"].(map[string]any)["ssds"] }
+	require.Equal(t, ssds(r), ssds(two), "one device reads for both")
+	require.Regexp(t, "modelled replicas +2; beside the first on NVIDIA A100",
+		ok(t, "train", "g", "--clock", "virtual", "--hardware", "a100-p5510x12", "--replicas", "2",
+			"--epochs", "1", "--quiet"))
+
 	text := ok(t, "train", "g", "--clock", "virtual", "--hardware", "h100-pm1753x16", "--epochs",
 		"1", "--fanout", "5", "--quiet")
 	for _, l := range strings.Split(strings.TrimSpace(text), "\n") {

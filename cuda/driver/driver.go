@@ -90,6 +90,7 @@ var (
 	_ cuda.Device      = (*Device)(nil)
 	_ cuda.IORegistrar = (*Device)(nil)
 	_ cuda.Exporter    = (*Device)(nil)
+	_ cuda.Sharer      = (*Device)(nil)
 )
 
 // Open opens a GPU and checks that it can run the kernels of this binary. What is missing on the

@@ -29,6 +29,7 @@ const (
 	fromRegister        // the caller's memory
 	fromIO              // the caller's I/O memory
 	fromReserve         // cuMemAddressReserve, with memory mapped as it grows
+	fromShared          // another device's pinned memory
 )
 
 type buffer struct {
@@ -96,7 +97,8 @@ func (b *buffer) Free() error {
 		d.countLocked(b.purpose, -b.size)
 	}
 	if b.region != nil {
-		d.regions.Drop(b.region, b.origin != fromRegister && b.origin != fromIO)
+		d.regions.Drop(b.region, b.origin != fromRegister && b.origin != fromIO &&
+			b.origin != fromShared)
 	}
 	var err error
 	if busy == nil && len(b.pins) > 0 && d.enterToFree() { // else they went with the context
@@ -426,6 +428,29 @@ func (d *Device) Register(mem []byte, purpose string) (cuda.Buffer, error) {
 	defer d.memMu.Unlock()
 	if err := d.pin(b, registerPortable|registerDeviceMap); err != nil {
 		return nil, fmt.Errorf("device %s: register %s: %w", d.info.Name, purpose, err)
+	}
+	d.keepLocked(b)
+	return b, nil
+}
+
+// Share implements cuda.Sharer. Our pinned memory is registered as portable, so all contexts take
+// it as such, at the CPU's addresses (see registerPages).
+func (d *Device) Share(other cuda.Buffer) (cuda.Buffer, error) {
+	mem := other.Bytes()
+	if len(mem) == 0 {
+		return nil, fmt.Errorf("device %s: share %s: no memory", d.info.Name, other.Purpose())
+	}
+	if err := d.accepting(); err != nil {
+		return nil, err
+	}
+	lo := uint64(other.Ptr())
+	b := &buffer{d: d, ptr: devicePtr(lo), size: int64(len(mem)), mem: mem, origin: fromShared,
+		purpose: other.Purpose()}
+	d.memMu.Lock()
+	defer d.memMu.Unlock()
+	var err error
+	if b.region, _, err = d.regions.Add(lo, lo+uint64(len(mem)), b.purpose); err != nil {
+		return nil, fmt.Errorf("device %s: share %s: %w", d.info.Name, b.purpose, err)
 	}
 	d.keepLocked(b)
 	return b, nil

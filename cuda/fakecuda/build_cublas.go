@@ -17,11 +17,25 @@ import (
 // named by the command libcuda=PATH.
 func BuildBLAS(t testing.TB) string {
 	t.Helper()
+	return buildBeside(t, BuildBLASIn)
+}
+
+// BuildNCCL is BuildBLAS for a libnccl; nccl/nccl.cc has its commands.
+func BuildNCCL(t testing.TB) string {
+	t.Helper()
+	return buildBeside(t, func(dir string, opts ...Option) (string, error) {
+		return buildLibrary(dir, "cuda/fakecuda/nccl/nccl.cc", "libnccl", "libnccl.so.2", opts)
+	})
+}
+
+// buildBeside builds a library in the cache of a test's machine.
+func buildBeside(t testing.TB, in func(dir string, opts ...Option) (string, error)) string {
+	t.Helper()
 	dir, err := privatedir.Cache("helios-fakecuda")
 	if err != nil {
 		t.Fatal(err)
 	}
-	path, err := BuildBLASIn(dir)
+	path, err := in(dir)
 	if errors.Is(err, ErrNoCompiler) {
 		t.Skip(err)
 	}
@@ -33,6 +47,11 @@ func BuildBLAS(t testing.TB) string {
 
 // BuildBLASIn is BuildBLAS in a directory of the caller's.
 func BuildBLASIn(dir string, opts ...Option) (string, error) {
+	return buildLibrary(dir, "cuda/fakecuda/cublas/cublas.cc", "libcublas", "libcublas.so.12", opts)
+}
+
+// buildLibrary makes a library of a source that works with the fake libcuda.
+func buildLibrary(dir, source, name, soname string, opts []Option) (string, error) {
 	root, err := findRoot(collect(opts).root)
 	if err != nil {
 		return "", err
@@ -46,18 +65,18 @@ func BuildBLASIn(dir string, opts ...Option) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	object, err := b.object("cuda/fakecuda/cublas/cublas.cc")
+	object, err := b.object(source)
 	if err != nil {
 		return "", err
 	}
 	sum := sha256.Sum256([]byte(object))
-	out := filepath.Join(dir, "libcublas-"+hex.EncodeToString(sum[:12])+".so")
+	out := filepath.Join(dir, name+"-"+hex.EncodeToString(sum[:12])+".so")
 	if fresh(out) {
 		return out, nil
 	}
-	if err := b.run([]string{"-shared", "-pthread", "-Wl,-soname,libcublas.so.12", "-Wl,-Bsymbolic",
+	if err := b.run([]string{"-shared", "-pthread", "-Wl,-soname," + soname, "-Wl,-Bsymbolic",
 		"-Wl,-z,defs", "-o", out + ".new", object, "-ldl"}); err != nil {
-		return "", fmt.Errorf("link the fake libcublas: %w", err)
+		return "", fmt.Errorf("link the fake %s: %w", name, err)
 	}
 	return out, os.Rename(out+".new", out)
 }

@@ -121,6 +121,16 @@ struct AdamParams {
 static_assert(sizeof(AdamParams) == 80, "gnn.adamParams");
 static_assert(__builtin_offsetof(AdamParams, AdamStep) == 40, "gnn.adamParams");
 
+// go: gnn.shardParams
+struct ShardParams {
+	u64 Out, X, Y;
+	i64 N;
+	float Weight;
+	u32 _;
+};
+static_assert(sizeof(ShardParams) == 40, "gnn.shardParams");
+static_assert(__builtin_offsetof(ShardParams, Weight) == 32, "gnn.shardParams");
+
 // go: gnn.dropInputParams
 struct DropInputParams {
 	u64 X;

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"helios/dataset"
 	"helios/dataset/edges"
@@ -22,7 +23,7 @@ import (
 
 // GenerateOptions shape a generated dataset. Zero values mean the defaults.
 type GenerateOptions struct {
-	Kind string // "sbm" or "rmat"
+	Kind string // "sbm", "rmat" or "communities"
 	// Nodes is the number of nodes, at least 1.
 	Nodes int64
 	// AvgDegree is the mean number of in-neighbours (12).
@@ -33,12 +34,16 @@ type GenerateOptions struct {
 	Out       string // directory to create
 	Name      string // defaults to the base name of Out
 
-	// Homophily is, for sbm, the share of a node's neighbours drawn from its own class (0.8).
+	// Homophily is, for sbm and communities, the share of a node's neighbours drawn from its own
+	// class (0.8).
 	Homophily float64
 	// Signal is the distance of a class centre from the origin, where the noise of each
 	// feature has variance 1 (1.0). At 1.0 a node's own features settle its class in a third
-	// of the cases; the mean over its neighbours settles most.
+	// of the cases; the mean over its neighbours settles most. For communities it is that of nodes
+	// that are no hubs (0.1: next to nothing).
 	Signal float64
+	// Communities shape the kind of that name.
+	Communities CommunityOptions
 	// TrainFraction and ValFraction of the nodes go to these splits (0.6 and 0.2 where neither is
 	// given), and TestFraction to test: 0 means the rest, and below 0 none. What is left is in no
 	// split.
@@ -58,10 +63,13 @@ func (o *GenerateOptions) fill() error {
 		}
 	}
 	if o.Kind == "" {
-		o.Kind = "sbm"
+		o.Kind = kindSBM
 	}
 	def(&o.AvgDegree, 12)
 	def(&o.Homophily, 0.8)
+	if o.Kind == kindCommunities {
+		def(&o.Signal, 0.1)
+	}
 	def(&o.Signal, 1)
 	if o.TrainFraction == 0 && o.ValFraction == 0 {
 		o.TrainFraction, o.ValFraction = 0.6, 0.2
@@ -77,8 +85,9 @@ func (o *GenerateOptions) fill() error {
 	}
 	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
 	switch {
-	case o.Kind != "sbm" && o.Kind != "rmat":
-		return errs.New(errs.Usage, "option kind %q is unknown; use sbm or rmat", o.Kind)
+	case !slices.Contains(Kinds, o.Kind):
+		return errs.New(errs.Usage, "option kind %q is unknown; use one of %s", o.Kind,
+			strings.Join(Kinds, ", "))
 	case o.Nodes < 1 || o.Nodes > 1<<40:
 		return errs.New(errs.Usage, "option nodes %d is outside 1..2^40", o.Nodes)
 	case o.Classes < 1 || int64(o.Classes) > o.Nodes || o.Classes > 1<<20:
@@ -97,6 +106,11 @@ func (o *GenerateOptions) fill() error {
 		return errs.New(errs.Usage,
 			"option train-fraction %g, option val-fraction %g and option test-fraction %g are not parts of a whole; give numbers from 0 that make at most 1 together",
 			o.TrainFraction, o.ValFraction, max(o.TestFraction, 0))
+	}
+	if o.Kind == kindCommunities {
+		if err := o.Communities.fill(o); err != nil {
+			return err
+		}
 	}
 	if o.Memory == 0 {
 		o.Memory = generateMemory
@@ -135,7 +149,7 @@ func (o *GenerateOptions) bytes() float64 {
 	}
 	edges := nodes * o.AvgDegree
 	// sorted runs, 5 bytes an edge, lie beside what is merged from them
-	if o.Kind == "rmat" && edges*16 > float64(o.Memory) {
+	if o.Kind == kindRMAT && edges*16 > float64(o.Memory) {
 		edges *= 1 + 5.0/2
 	}
 	return nodes*(row+12+8*splits) + edges*4/2
@@ -150,7 +164,9 @@ func (o *GenerateOptions) bytes() float64 {
 // within a class by popularity, so that a few nodes are in very many neighbourhoods, as in
 // real graphs. "rmat" is the recursive matrix model (Chakrabarti et al. 2004) with Graph500's
 // parameters 0.57, 0.19, 0.19, 0.05 and classes by recursive position; repeated edges and self
-// loops are dropped, so the mean degree ends a little lower. Node ids are scrambled in both.
+// loops are dropped, so the mean degree ends a little lower. "communities" are groups whose nodes
+// know each other, and hubs that everybody knows, which carry the signal of the class
+// (communities.go). Node ids are scrambled in all.
 //
 // Features are the centre of the class plus noise.
 func Generate(ctx context.Context, o GenerateOptions) (err error) {
@@ -181,11 +197,16 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 	if o.TestFraction != 0 {
 		m.Source.Options["test-fraction"] = formatFloat(max(o.TestFraction, 0))
 	}
-	if o.Kind == "sbm" {
-		m.Source.Options["homophily"] = formatFloat(o.Homophily)
-		m.Edges, err = g.sbmEdges(ctx, s)
-	} else {
+	switch o.Kind {
+	case kindRMAT:
 		m.Edges, m.Source.Counts, err = g.rmatEdges(ctx, s)
+	case kindCommunities:
+		o.Communities.record(m.Source.Options)
+		m.Source.Options["homophily"] = formatFloat(o.Homophily)
+		m.Edges, err = g.listEdges(ctx, s, g.community)
+	default:
+		m.Source.Options["homophily"] = formatFloat(o.Homophily)
+		m.Edges, err = g.listEdges(ctx, s, g.neighbors)
 	}
 	if err != nil {
 		return err
@@ -212,7 +233,24 @@ const (
 	genCentre
 	genNoise
 	genSplit
+	genHub
 )
+
+// Kinds of graphs.
+const (
+	kindSBM         = "sbm"
+	kindRMAT        = "rmat"
+	kindCommunities = "communities"
+)
+
+// Kinds are the kinds of graphs that Generate makes.
+var Kinds = []string{kindSBM, kindRMAT, kindCommunities}
+
+// Homophilous tells whether the edges of a kind know classes.
+func Homophilous(kind string) bool { return kind != kindRMAT }
+
+// Grouped tells whether a kind takes CommunityOptions.
+func Grouped(kind string) bool { return kind == kindCommunities }
 
 type generator struct {
 	GenerateOptions
@@ -277,8 +315,12 @@ func (g *generator) rank(id int64) int64 {
 
 // class is the label of a node of the given rank.
 func (g *generator) class(rank int64) int64 {
-	if g.Kind == "sbm" {
+	switch g.Kind {
+	case kindSBM:
 		return rank % int64(g.Classes)
+	case kindCommunities:
+		class, _ := g.placeOf(rank)
+		return class
 	}
 	hi, lo := bits.Mul64(uint64(rank), uint64(g.Classes))
 	q, _ := bits.Div64(hi, lo, uint64(g.Nodes))
@@ -316,8 +358,31 @@ func (g *generator) noise(row []float32, n uint64, use uint32) {
 // neighbors draws the in-neighbours of a node of the block model: distinct, without the node
 // itself, ascending. Collisions are drawn again a bounded number of times.
 func (g *generator) neighbors(id int64, dst []int64) []int64 {
-	rank := g.rank(id)
-	own := rank % int64(g.Classes)
+	own := g.rank(id) % int64(g.Classes)
+	return g.draw(id, dst, func(i uint32) int64 {
+		w := g.words(uint64(id), i, genNeighbor)
+		c := g.classOf(own, w[0], w[1])
+		// Popularity falls with the rank in the class: density r^-0.6. The square root is
+		// correctly rounded everywhere, unlike a general power.
+		u := unit(w[2], w[3])
+		size := (g.Nodes - c + int64(g.Classes) - 1) / int64(g.Classes)
+		j := min(int64(float64(size)*float64(u*u*math.Sqrt(u))), size-1)
+		return c + j*int64(g.Classes)
+	})
+}
+
+// classOf draws the class of a neighbour of a node of class own.
+func (g *generator) classOf(own int64, share, which uint32) int64 {
+	if g.Classes == 1 || unit(share, 0) < g.Homophily {
+		return own
+	}
+	return (own + 1 + int64(philox.Bounded(uint64(which)<<32, uint64(g.Classes-1)))) %
+		int64(g.Classes)
+}
+
+// draw fills dst with the neighbours of a node, of which source gives the rank of draw i, or a
+// number below 0 for none.
+func (g *generator) draw(id int64, dst []int64, source func(i uint32) int64) []int64 {
 	w := g.words(uint64(id), 0, genDegree)
 	// In-degrees spread evenly from half to one and a half times the mean.
 	x := g.AvgDegree * (0.5 + unit(w[0], w[1]))
@@ -329,18 +394,11 @@ func (g *generator) neighbors(id int64, dst []int64) []int64 {
 	dst = dst[:0]
 	for try := uint32(0); len(dst) < degree && try < 4; try++ {
 		for i := uint32(0); len(dst) < degree && i < uint32(degree); i++ {
-			w := g.words(uint64(id), try<<28|i, genNeighbor)
-			c := own
-			if g.Classes > 1 && unit(w[0], 0) >= g.Homophily {
-				c = (own + 1 +
-					int64(philox.Bounded(uint64(w[1])<<32, uint64(g.Classes-1)))) % int64(g.Classes)
+			rank := source(try<<28 | i)
+			if rank < 0 {
+				continue
 			}
-			// Popularity falls with the rank in the class: density r^-0.6. The square root is
-			// correctly rounded everywhere, unlike a general power.
-			u := unit(w[2], w[3])
-			size := (g.Nodes - c + int64(g.Classes) - 1) / int64(g.Classes)
-			j := min(int64(float64(size)*float64(u*u*math.Sqrt(u))), size-1)
-			if src := g.id(c + j*int64(g.Classes)); src != id {
+			if src := g.id(rank); src != id {
 				dst = append(dst, src)
 			}
 		}
@@ -352,7 +410,9 @@ func (g *generator) neighbors(id int64, dst []int64) []int64 {
 
 const nodesPerChunk = 4096
 
-func (g *generator) sbmEdges(ctx context.Context, s *Staging) (int64, error) {
+// listEdges writes the in-neighbours that draw gives for each node, distinct and ascending.
+func (g *generator) listEdges(ctx context.Context, s *Staging,
+	draw func(id int64, dst []int64) []int64) (int64, error) {
 	w, err := edges.NewCSC(s.Store(), g.Nodes)
 	if err != nil {
 		return 0, err
@@ -363,7 +423,7 @@ func (g *generator) sbmEdges(ctx context.Context, s *Staging) (int64, error) {
 		var p part
 		var buf []int64
 		for v := c * nodesPerChunk; v < min((c+1)*nodesPerChunk, g.Nodes); v++ {
-			buf = g.neighbors(v, buf)
+			buf = draw(v, buf)
 			p.degrees = append(p.degrees, int64(len(buf)))
 			p.sources = append(p.sources, buf...)
 		}
@@ -425,9 +485,11 @@ func (g *generator) features(ctx context.Context, s *Staging) error {
 		buf := make([]byte, 0, perChunk*int64(4*g.Dim))
 		for v := c * perChunk; v < min((c+1)*perChunk, g.Nodes); v++ {
 			g.noise(row, uint64(v), genNoise)
-			centre := g.centres[g.class(g.rank(v))*int64(g.Dim):]
+			rank := g.rank(v)
+			centre, far := g.centres[g.class(rank)*int64(g.Dim):], g.far(rank)
 			for i, x := range row {
-				buf = binary.LittleEndian.AppendUint32(buf, math.Float32bits(x+centre[i]))
+				buf = binary.LittleEndian.AppendUint32(buf,
+					math.Float32bits(x+float32(far*centre[i])))
 			}
 		}
 		return buf

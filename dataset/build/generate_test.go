@@ -22,7 +22,7 @@ import (
 )
 
 func TestGenerateSameSeedSameBytes(t *testing.T) {
-	for _, kind := range []string{"sbm", "rmat"} {
+	for _, kind := range Kinds {
 		t.Run(kind, func(t *testing.T) {
 			root := t.TempDir()
 			gen := func(name string, seed uint64, memory int64) map[string]string {
@@ -52,7 +52,8 @@ func TestGenerateSameSeedSameBytes(t *testing.T) {
 // TestGenerateGolden pins the bytes: a dataset made by one version, or on another machine, is
 // the one that this version makes.
 func TestGenerateGolden(t *testing.T) {
-	for kind, want := range map[string]string{"sbm": goldenSBM, "rmat": goldenRMAT} {
+	for kind, want := range map[string]string{"sbm": goldenSBM, "rmat": goldenRMAT,
+		"communities": goldenCommunities} {
 		out := filepath.Join(t.TempDir(), "g")
 		require.NoError(t, Generate(bg, GenerateOptions{Kind: kind, Nodes: 1000, Dim: 9, Seed: 42,
 			Out: out}))
@@ -61,8 +62,9 @@ func TestGenerateGolden(t *testing.T) {
 }
 
 const (
-	goldenSBM  = "a021901e-1744-80d7-b8d3-a6996d570457"
-	goldenRMAT = "29c6dbe5-54d0-8b93-8a31-654783ff8d46"
+	goldenSBM         = "a021901e-1744-80d7-b8d3-a6996d570457"
+	goldenCommunities = "da9d3d32-5d2a-85c6-b2a4-0d92628de09b"
+	goldenRMAT        = "29c6dbe5-54d0-8b93-8a31-654783ff8d46"
 )
 
 func TestSBMIsWhatItSays(t *testing.T) {
@@ -240,7 +242,7 @@ func TestGenerateBadOptions(t *testing.T) {
 
 // TestTinyGraphs: sizes at which something is empty or single.
 func TestTinyGraphs(t *testing.T) {
-	for _, kind := range []string{"sbm", "rmat"} {
+	for _, kind := range Kinds {
 		for _, n := range []int64{1, 2, 3} {
 			out := filepath.Join(t.TempDir(), "g")
 			require.NoError(t, Generate(bg, GenerateOptions{Kind: kind, Nodes: n, Classes: 1,
@@ -257,7 +259,7 @@ func TestTinyGraphs(t *testing.T) {
 // TestFailedWriteLeavesNothing fills the disk at each file in turn.
 func TestFailedWriteLeavesNothing(t *testing.T) {
 	defer func() { WriteFault = nil }()
-	for _, kind := range []string{"sbm", "rmat"} {
+	for _, kind := range Kinds {
 		files := []string{dataset.IndptrName, dataset.IndicesName, dataset.FeaturesName,
 			dataset.LabelsName, "train.npy", "val.npy", "test.npy", dataset.MetaName}
 		if kind == "rmat" {
@@ -319,7 +321,7 @@ func TestReadOnlyFolder(t *testing.T) {
 }
 
 func TestCancelLeavesNothing(t *testing.T) {
-	for _, kind := range []string{"sbm", "rmat"} {
+	for _, kind := range Kinds {
 		for _, stage := range []string{"topology", "features", "labels"} {
 			root := t.TempDir()
 			ctx, cancel := context.WithCancel(bg)

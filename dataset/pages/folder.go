@@ -143,7 +143,7 @@ func (f *Folder) reserve(path string) error {
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("pages of packed mini-batches take %s: %w",
+	err = fmt.Errorf("prepared pages take %s: %w",
 		units.FormatBytes(f.spec.Bytes()), err)
 	if errs.ClassOf(err) == errs.Refused { // another process was faster: the table is its own
 		return err
@@ -337,11 +337,11 @@ func (f *Folder) cause(err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), errors.Is(err, unix.EFBIG):
 		return errs.New(errs.Capability,
-			"the pages of packed mini-batches take more room than %s has (%w): free some, or name another folder",
+			"the prepared pages take more room than %s has (%w): free some, or name another folder",
 			f.dir, err)
 	case errors.Is(err, unix.EIO):
 		return errs.New(errs.Device,
-			"the pages of packed mini-batches in %s: %w; look at the kernel's log for the storage behind it",
+			"the prepared pages in %s: %w; look at the kernel's log for the storage behind it",
 			f.dir, err)
 	}
 	return err

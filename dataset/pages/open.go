@@ -126,13 +126,13 @@ func readFinished(dir string, want *Spec) ([]uint32, error) {
 	t, err := readSums(dir, want)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return nil, errs.New(errs.Usage, "there are no pages of packed mini-batches in %s: %w",
+		return nil, errs.New(errs.Usage, "there are no pages in %s: %w",
 			dir, err)
 	case err != nil:
 		return nil, err
 	case !t.complete:
 		return nil, errs.New(errs.Device,
-			"the pages of packed mini-batches in %s are not finished: preparing them was cut off; go on with it",
+			"the prepared pages in %s are not finished: preparing them was cut off; go on with it",
 			dir)
 	}
 	return t.sums, nil

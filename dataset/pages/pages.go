@@ -1,8 +1,9 @@
 // Package pages keeps pages of one size that a kernel's reads fetch as if they were feature rows:
 // the disk caches and packed chunks of mini-batches (package cache/packed, whose Pages a Folder
-// is). They are a file in a folder, made by CreateFolder (folder.go) and read through a software
-// SSD over it (open.go), by any I/O stack; or they lie on the SSDs of a dataset, behind its rows
-// (package dataset/stripe). Each page has a checksum (sums.go).
+// is), and parts of a graph (package dataset/parted). They are a file in a folder, made by
+// CreateFolder (folder.go) and read through a software SSD over it (open.go), by any I/O stack; or
+// they lie on the SSDs of a dataset, behind its rows (package dataset/stripe). Each page has a
+// checksum (sums.go).
 package pages
 
 import (
@@ -112,7 +113,7 @@ func (e *DamageError) Error() string {
 }
 
 // advice is what helps where pages are damaged: there is no second copy of them.
-const advice = "remove the folder of the packed mini-batches and prepare it again"
+const advice = "remove the folder that they were prepared in and prepare it again"
 
 func damaged(place, format string, a ...any) error {
 	return errs.With(errs.Device, &DamageError{place, fmt.Sprintf(format, a...)})

@@ -22,7 +22,7 @@ import (
 // pageAdvice is what helps where pages on SSDs are damaged: there is no second copy of them.
 func pageAdvice(id uuid.UUID) string {
 	return fmt.Sprintf(
-		"remove them with \"heliosctl ssds --remove-pages %s\" and prepare the packed mini-batches again",
+		"remove them with \"heliosctl ssds --remove-pages %s\" and prepare them again",
 		id)
 }
 

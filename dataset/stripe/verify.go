@@ -58,7 +58,7 @@ type VerifyReport struct {
 	RowsCompared int64      `json:"rows_compared"` // with features.npy
 	RowsChecked  int64      `json:"rows_checked"`  // against their own checksums
 	BadRows      int64      `json:"bad_rows"`      // whose own checksum is wrong
-	Pages        int64      `json:"pages"`         // of packed mini-batches, beside the rows
+	Pages        int64      `json:"pages"`         // prepared ones, beside the rows
 	BadPages     int64      `json:"bad_pages"`     // findings among them
 	BadCount     int64      `json:"bad_count"`
 	Bad          []BadChunk `json:"bad"`

@@ -387,3 +387,34 @@ func TestMakeRefuses(t *testing.T) {
 	_, err := Make(ctx, e.topology(t, false), Options{Parts: 2, Method: Stream})
 	require.Equal(t, errs.Interrupted, errs.ClassOf(err))
 }
+
+// Nodes that are packed are in the first parts, which keep their sizes.
+func TestPackFirst(t *testing.T) {
+	g := &graph.Topology{NumNodes: 1000, Indptr: make([]int64, 1001)}
+	for _, count := range []int{0, 1, 100, 257, 1000} {
+		p, err := Make(context.Background(), g, Options{Parts: 7, Method: Random, Seed: 3})
+		require.NoError(t, err)
+		before := make([]int, 7)
+		for _, part := range p.Of {
+			before[part]++
+		}
+		var nodes []int64
+		for v := range count {
+			nodes = append(nodes, int64(999-v))
+		}
+		p.PackFirst(nodes)
+		parts, room := 0, 0
+		for ; room < count; parts++ {
+			room += before[parts]
+		}
+		for _, v := range nodes {
+			require.Less(t, int(p.Of[v]), parts)
+		}
+		after := make([]int, 7)
+		for _, part := range p.Of {
+			after[part]++
+		}
+		require.Equal(t, before, after)
+		require.NoError(t, p.Close())
+	}
+}

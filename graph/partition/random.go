@@ -47,3 +47,35 @@ func inRanges(of []uint32, parts int) {
 		of[v] = uint32(part)
 	}
 }
+
+// PackFirst exchanges nodes between parts so that some of them, each named once, are in the first
+// parts: as few as have room for them. Every part keeps its number of nodes. Info's figures of the
+// edges stay those of before.
+func (p *Partition) PackFirst(nodes []int64) {
+	size := make([]int64, p.Info.Parts)
+	for _, part := range p.Of {
+		size[part]++
+	}
+	parts, room := uint32(0), int64(0)
+	for ; room < int64(len(nodes)); parts++ {
+		room += size[parts]
+	}
+	// Which of the others give way is as random as where the parts have them.
+	first := make([]uint64, (len(p.Of)+63)/64)
+	var in []int64
+	for _, v := range nodes {
+		first[v/64] |= 1 << (v % 64)
+		if p.Of[v] >= parts {
+			in = append(in, v)
+		}
+	}
+	for v := range p.Of {
+		if len(in) == 0 {
+			return
+		}
+		if p.Of[v] < parts && first[v/64]>>(v%64)&1 == 0 {
+			p.Of[v], p.Of[in[0]] = p.Of[in[0]], p.Of[v]
+			in = in[1:]
+		}
+	}
+}

@@ -13,6 +13,9 @@ var errNone = errors.New("this build opens no libraries")
 // Open fails.
 func Open(name string) (uintptr, error) { return 0, named(name, errNone) }
 
+// OpenGlobal fails.
+func OpenGlobal(name string) (uintptr, error) { return 0, named(name, errNone) }
+
 // Symbol fails.
 func Symbol(_ uintptr, name string) (uintptr, error) { return 0, named(name, errNone) }
 

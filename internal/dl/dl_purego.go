@@ -13,11 +13,16 @@ import (
 const Have = true
 
 // Open loads a library, by name in the loader's places or by path. Its error names it.
-func Open(name string) (uintptr, error) {
+func Open(name string) (uintptr, error) { return open(name, purego.RTLD_LOCAL) }
+
+// OpenGlobal is Open for a library whose own plugins look for its symbols in the whole process.
+func OpenGlobal(name string) (uintptr, error) { return open(name, purego.RTLD_GLOBAL) }
+
+func open(name string, scope int) (uintptr, error) {
 	// dlerror is of the thread that dlopen ran on, and Go may move a goroutine between the two.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	h, err := purego.Dlopen(name, purego.RTLD_NOW|scope)
 	if err != nil {
 		return 0, named(name, err)
 	}

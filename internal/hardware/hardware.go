@@ -130,11 +130,14 @@ type Link struct {
 
 // PCIe are the links and what it takes to cross them.
 type PCIe struct {
-	GPU        Link   `yaml:"gpu"`         // into the GPU
-	SSD        Link   `yaml:"ssd"`         // out of each SSD
-	UVAGBs     Figure `yaml:"uva_gbs"`     // kernels reading the CPU's memory in lines
-	CopyGBs    Figure `yaml:"copy_gbs"`    // copy engine, CPU memory to GPU memory
-	CopyNS     Figure `yaml:"copy_ns"`     // to start one copy
+	GPU     Link   `yaml:"gpu"`      // into the GPU
+	SSD     Link   `yaml:"ssd"`      // out of each SSD
+	UVAGBs  Figure `yaml:"uva_gbs"`  // kernels reading the CPU's memory in lines
+	CopyGBs Figure `yaml:"copy_gbs"` // copy engine, CPU memory to GPU memory
+	CopyNS  Figure `yaml:"copy_ns"`  // to start one copy
+	// PeerGBs is how fast a long copy between two GPUs goes, through the CPU's memory; 0: devices
+	// have one memory, and share their cores.
+	PeerGBs    Figure `yaml:"peer_gbs"`
 	DoorbellNS Figure `yaml:"doorbell_ns"` // from the kernel's store until the SSD sees it
 	FetchNS    Figure `yaml:"fetch_ns"`    // the SSD's read of SQEs from where the queue is
 	// IncludedNS holds what of doorbell and fetch the SSD models' latency already holds: data
@@ -149,9 +152,10 @@ type CPU struct {
 	GatherGBs Figure `yaml:"gather_gbs"` // one core copying rows to their place
 	UringNS   Figure `yaml:"uring_ns"`   // CPU time of one read through io_uring, O_DIRECT
 	FaultNS   Figure `yaml:"fault_ns"`   // CPU time of one page fault that reads
-	// DirectoryNS holds what a dynamic tier's directory takes one core for a row, looked up or
-	// announced; 0: kernels do it, in GPU memory, as BaM's.
+	// DirectoryNS holds what a dynamic tier's directory takes one core for a row that is looked up;
+	// 0: kernels do it, in GPU memory, as BaM's. AnnounceNS is for a row that it hears of before.
 	DirectoryNS Figure `yaml:"directory_ns"`
+	AnnounceNS  Figure `yaml:"announce_ns"`
 	// Planned tiers: InspectNS is what finding the next access of a row takes one core for an
 	// access, which the cores divide among them, and InspectScanNS what each of them takes to read
 	// it. ChangeNS is what finding the changes then takes one core for an access.

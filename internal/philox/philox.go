@@ -41,6 +41,7 @@ const (
 	StreamLayer    Stream = 8  // layer-wise sampling
 	StreamBatch    Stream = 9  // keys of the mini-batches' neighbour sampling
 	StreamPhase    Stream = 10 // when a node's draw changes between dependent mini-batches
+	StreamMega     Stream = 11 // which parts train together, and their passes
 )
 
 // Key derives the Philox key of a seed for one use. (Two rounds of splitmix64's finaliser

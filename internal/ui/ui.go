@@ -324,6 +324,13 @@ func structFields(v reflect.Value, out object) object {
 			out = structFields(v.Field(i), out)
 			continue
 		}
+		if f.Anonymous && name == "" && f.Type.Kind() == reflect.Pointer &&
+			f.Type.Elem().Kind() == reflect.Struct {
+			if !v.Field(i).IsNil() {
+				out = structFields(v.Field(i).Elem(), out)
+			}
+			continue
+		}
 		if !f.IsExported() || strings.Contains(opts, "omitempty") && emptyValue(v.Field(i)) ||
 			strings.Contains(opts, "omitzero") && v.Field(i).IsZero() {
 			continue

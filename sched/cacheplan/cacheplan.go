@@ -272,7 +272,7 @@ func (w *planWork) add(s *cost.Shape, m *cost.Kernels, g *hardware.GPU, uvaGBs f
 			w.topologyBytes += k.UVA
 		}
 	}
-	for _, k := range m.Model(s, true) {
+	for _, k := range append(m.Model(s, true), m.Update(0, 1)...) {
 		w.trainNS += cost.KernelNS(g, &k)
 	}
 	w.trainNS += gap

@@ -9,6 +9,7 @@ import (
 	"helios/graph"
 	"helios/internal/hardware"
 	"helios/internal/rowtype"
+	"helios/internal/treesum"
 	"helios/sched/plan"
 )
 
@@ -220,7 +221,7 @@ func (w *Kernels) layer(list []gnn.Work) []Kernel {
 	return out
 }
 
-// Model is a step of training, or a forward pass.
+// Model is a mini-batch's forward pass, and in training its backward pass.
 func (w *Kernels) Model(s *Shape, train bool) []Kernel {
 	L := len(w.fanouts)
 	var out []Kernel
@@ -243,7 +244,53 @@ func (w *Kernels) Model(s *Shape, train bool) []Kernel {
 	for l := L - 1; l >= 0; l-- {
 		add(w.layer(w.shape.LayerBackward(l, block(l)))...)
 	}
-	return append(out, w.bytes(7*4*w.params)) // Adam: three read and written, the gradient read
+	return out
+}
+
+// Update is what the optimiser does after the mini-batch that is shard number index of a step of n:
+// with several, it keeps the weighted gradient, adds it to those of the shards before it, and Adam
+// takes the sum after the last one.
+func (w *Kernels) Update(index, n int) (out []Kernel) {
+	if n > 1 {
+		out = append(w.Weigh(), w.Joins(index, n)...)
+	}
+	if index == n-1 {
+		out = append(out, w.Adam()...)
+	}
+	return out
+}
+
+// Weigh keeps a shard's weighted gradient.
+func (w *Kernels) Weigh() []Kernel { return []Kernel{w.bytes(2 * 4 * w.params)} }
+
+// Joins adds the gradient of shard number index of a step of n to the sums of those before it.
+func (w *Kernels) Joins(index, n int) (out []Kernel) {
+	nodes := append(treesum.Roots(n, 0, index), treesum.Node{First: index, Count: 1})
+	for range treesum.Joins(nodes, n) {
+		out = append(out, w.bytes(3*4*w.params))
+	}
+	return out
+}
+
+// Adam reads and writes three numbers a parameter, and reads its gradient.
+func (w *Kernels) Adam() []Kernel { return []Kernel{w.bytes(7 * 4 * w.params)} }
+
+// GradientBytes is the size of a gradient.
+func (w *Kernels) GradientBytes() int64 { return 4 * w.params }
+
+// Buffers are the sizes of those in which a mini-batch and its rows go to another device.
+func (w *Kernels) Buffers(s *Shape) (sizes []int64) {
+	for _, b := range s.Blocks {
+		sizes = append(sizes, (b.dst+1)*8, b.edges*4)
+		if w.wholeLists { // the edges have weights
+			sizes = append(sizes, b.src*4)
+		}
+	}
+	rows := s.HopEnd[len(s.HopEnd)-1]
+	if w.arch.Degrees() {
+		sizes = append(sizes, rows*4)
+	}
+	return append(sizes, rows*w.rowBytes)
 }
 
 // Kernel is one launch on the modelled GPU: what it needs of an operator's resources, and what it

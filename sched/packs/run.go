@@ -12,6 +12,7 @@ import (
 	"helios/dataset/pages"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/samples"
 )
@@ -277,9 +278,12 @@ func (r *Run) make(ctx context.Context, first, end int, meanwhile bool) (*Pack, 
 	if s.OnGPU() {
 		w.Workers = 4
 	}
-	name := "sample packs"
-	if meanwhile {
-		name, w.Workers, w.Memory = "sample packs beside training", 1, memory/packShare
+	stream := s.Config.Operators(true).StreamOptions(plan.OpSample)
+	stream.Name = "sample packs"
+	if meanwhile { // others train, and go first
+		stream.Name = "sample packs beside training"
+		stream.Priority, stream.SMs = stream.Priority-1, 1
+		w.Workers, w.Memory = 1, memory/packShare
 	} else {
 		w.Progress = r.tell
 		if from := r.o.Source; from != nil {
@@ -288,7 +292,7 @@ func (r *Run) make(ctx context.Context, first, end int, meanwhile bool) (*Pack, 
 	}
 	w.Sample = func(ctx context.Context, first, end int, to *samples.Writer,
 		told func(done, total int)) error {
-		a, err := s.NewAhead(name, meanwhile)
+		a, err := s.NewAhead(stream)
 		if err != nil {
 			return err
 		}

@@ -68,6 +68,12 @@ const StackNone = "none"
 // MaxEpochs is the most epochs of a run: the numbers from there on key other uses of sampling.
 const MaxEpochs = 1 << 20
 
+// MaxShards is the most mini-batches of an optimiser step.
+const MaxShards = 1 << 16
+
+// MaxReplicas is the most devices that train.
+const MaxReplicas = 64
+
 // maxWindow is the deepest window: each batch in it keeps its sample in memory.
 const maxWindow = 64
 
@@ -93,7 +99,9 @@ type Config struct {
 	Model   string // one of gnn.Archs; gnn.DefaultArch
 	Fanouts []int  // 10,10; hop 1 first; -1 takes every neighbour; one model layer per hop
 	Batch   int    // seed nodes in a mini-batch; 1024
-	Hidden  int    // 128
+	// Shards is how many mini-batches that follow each other a step of the optimiser covers; 1.
+	Shards  int // by Replicas
+	Hidden  int // 128
 	LR      float64
 	Dropout float64 // 0; of hidden activations
 	// FeatureDropout is the share of the input features that a step of training drops; 0.
@@ -174,6 +182,20 @@ type Config struct {
 	Segment    int
 	PagesOn    string
 	Unpacked   bool
+	// Of mega-batches. Parts is how many parts the graph has, 0: by the size of its features;
+	// PartitionFile says which node is in which, empty: they are made; StaticNodes is the share of
+	// the nodes, those of the highest out-degree, that are in every mega-batch; MegaBatch is how
+	// many parts that has; Passes is how often a mega-batch trains before the next, or PassesAuto;
+	// PartOrder is one of PartOrders, LoadAhead one of LoadAheads. These change results, but for
+	// the last. PartedDir is the folder of the parts; empty: beside the dataset.
+	Parts         int
+	PartitionFile string
+	StaticNodes   Share
+	MegaBatch     MegaSize
+	Passes        int
+	PartOrder     string
+	LoadAhead     string
+	PartedDir     string
 	// CacheLine is the bytes of a line of a dynamic GPU tier, or LineRow; 0: by mode (bam and gids
 	// 4096, else a row).
 	CacheLine int64
@@ -228,6 +250,17 @@ type Config struct {
 	// Timeline, where given, gets a span for each operator of each batch.
 	Timeline *timeline.Recorder
 
+	// Replicas is how many devices train, each with a copy of the model; 1. It never changes a
+	// result by itself, but Shards is as many where it is left out.
+	Replicas int
+	// Reduce is who adds the replicas' gradients: ReduceTree, ReduceNCCL, or the path of the
+	// latter's library. Its sums may differ from the tree's in their last bits.
+	Reduce string
+
+	// Rank and Ranks are this process's place among those that train together; 0 and 1. Where
+	// Shards is left out it is as many, times Replicas.
+	Rank, Ranks int
+
 	// Checkpoints.
 	CheckpointDir   string // none are written when empty
 	CheckpointEvery int    // also after every so many batches; 0 = at the end of epochs only
@@ -267,6 +300,10 @@ func (c *Config) fillCommon() {
 		c.Fanouts = []int{10, 10}
 	}
 	orNumber(&c.Batch, 1024)
+	orNumber(&c.Replicas, 1)
+	orText(&c.Reduce, ReduceTree)
+	orNumber(&c.Ranks, 1)
+	orNumber(&c.Shards, c.Replicas*c.Ranks)
 	orNumber(&c.Hidden, 128)
 	m := gnn.ModelConfig{Heads: c.Heads}
 	c.Arch().Default(&m)
@@ -346,6 +383,8 @@ func (c Config) checkAsked(f Config) error {
 			"%v %s keeps in memory what its own mini-batches need most; leave %v, %v and %v out",
 			errs.Key("mode"), f.Mode, errs.Key("hotness"), errs.Key("hotness-dir"),
 			errs.Key("presample-epochs"))
+	case c.checkMegaAsked(f) != nil:
+		return c.checkMegaAsked(f)
 	case c.Presample != 0 && c.Hotness != "" && c.Hotness != HotnessPresample:
 		return errs.New(errs.Usage,
 			"option presample-epochs: option hotness %s counts no epochs beforehand; leave one of the two out",
@@ -471,8 +510,19 @@ func (c Config) hostOnly() error {
 			"option blas %s: the host device computes with its own kernels; leave it out, or use option device cuda",
 			c.BLAS)
 	}
+	if c.Reduce != "" && c.Reduce != ReduceTree {
+		return errs.New(errs.Capability,
+			"option reduce %s: NCCL adds gradients of GPUs, and these are host devices; leave it out, or use option device cuda",
+			c.Reduce)
+	}
 	return nil
 }
+
+// Values of Config.Reduce beside a path.
+const (
+	ReduceTree = "tree"
+	ReduceNCCL = "nccl"
+)
 
 // Values of Config.BLAS beside a path.
 const (
@@ -578,6 +628,8 @@ func (c Config) check() error {
 		v, lo, hi int
 	}{
 		{"batch-size", c.Batch, 1, 1 << 24},
+		{"shards", c.Shards, 1, MaxShards},
+		{"replicas", c.Replicas, 1, MaxReplicas},
 		{"hidden", c.Hidden, 1, 1 << 16},
 		{"epochs", c.Epochs, 1, MaxEpochs},
 		{"prefetch-depth", c.Depth, 1, 64},
@@ -590,6 +642,25 @@ func (c Config) check() error {
 			return errs.New(errs.Usage, "option %s %d is not between %d and %d", n.flag, n.v,
 				n.lo, n.hi)
 		}
+	}
+	switch library := c.Reduce == ReduceNCCL || strings.Contains(c.Reduce, "/"); {
+	case c.Reduce == ReduceTree:
+	case !library:
+		return unknown("reduce", c.Reduce, []string{ReduceTree, ReduceNCCL, "/PATH/libnccl.so.2"})
+	case c.Replicas == 1:
+		return errs.New(errs.Usage,
+			"%v %s: there is one replica, and nothing to add; give %v too, or leave it out",
+			errs.Key("reduce"), c.Reduce, errs.Key("replicas"))
+	}
+	if c.Ranks > 1 {
+		if err := c.checkRanks(); err != nil {
+			return err
+		}
+	}
+	if c.Replicas > c.Shards {
+		return errs.New(errs.Usage,
+			"%v %d: a step of %v %d has a mini-batch for %d of them; give at least as many shards, or fewer replicas",
+			errs.Key("replicas"), c.Replicas, errs.Key("shards"), c.Shards, c.Shards)
 	}
 	if err := c.checkEpochs(); err != nil {
 		return err
@@ -661,6 +732,9 @@ func (c Config) checkCache() error {
 		return err
 	}
 	if err := c.checkPacked(); err != nil {
+		return err
+	}
+	if err := c.checkMega(); err != nil {
 		return err
 	}
 	switch {

@@ -3,9 +3,7 @@ package plan
 import (
 	"cmp"
 	"slices"
-	"strings"
 
-	"helios/internal/errs"
 	"helios/internal/units"
 )
 
@@ -29,6 +27,11 @@ type Mode struct {
 	// Packed: mini-batches are sampled and laid out on disk before training. Both tiers hold the
 	// rows that were hottest then.
 	Packed bool
+	// PartOrders are how parts of the graph come together to mega-batches that train one after the
+	// other; nil: it has none.
+	PartOrders []string
+	// Partitioner is how those parts are made, one of partition.MethodNames.
+	Partitioner string
 	// Fill sets what the configuration leaves open and this mode does otherwise than DefaultMode's
 	// parts in fillCommon. A value that is set stays.
 	Fill func(c *Config)
@@ -81,24 +84,10 @@ func ModeNames() []string {
 	return names
 }
 
-// announced are published systems that users ask for and no file has registered yet.
-var announced = []string{"hier", "marius"}
-
-// Announced returns the modes that users ask for and this version does not have.
-func Announced() []string {
-	return slices.DeleteFunc(slices.Clone(announced), func(name string) bool {
-		return slices.Contains(ModeNames(), name)
-	})
-}
-
 // ModeOf returns the mode of a name.
 func ModeOf(name string) (*Mode, error) {
 	if i := slices.IndexFunc(modes, func(m *Mode) bool { return m.Name == name }); i >= 0 {
 		return modes[i], nil
-	}
-	if slices.Contains(Announced(), name) {
-		return nil, errs.New(errs.Capability, "%v %s is not in this version yet; choose one of %s",
-			errs.Key("mode"), name, strings.Join(ModeNames(), ", "))
 	}
 	return nil, unknown("mode", name, ModeNames())
 }
@@ -115,12 +104,15 @@ func (m *Mode) HasGPUTier() bool {
 // HasCPUTier tells the same of a CPU tier whose size can be chosen.
 func (m *Mode) HasCPUTier() bool { return m.Defaults().CPUCache != units.Budget{} }
 
+// Mega tells whether training goes mega-batch by mega-batch.
+func (m *Mode) Mega() bool { return len(m.PartOrders) > 0 }
+
 // TierOptions returns the keys of the options about tiers that mean something in the mode: a
 // comparison hands those of them on that are given for all modes.
 func (m *Mode) TierOptions() (keys []string) {
 	if m.HasGPUTier() {
 		keys = append(keys, "gpu-cache")
-		if !m.InMemory && !m.Packed {
+		if !m.InMemory && !m.Packed && !m.Mega() {
 			keys = append(keys, "policy", "cache-line", "window")
 		}
 	}
@@ -132,6 +124,9 @@ func (m *Mode) TierOptions() (keys []string) {
 	}
 	if m.Packed {
 		keys = append(keys, PackedOptions...)
+	}
+	if m.Mega() {
+		keys = append(keys, MegaOptions...)
 	}
 	return keys
 }

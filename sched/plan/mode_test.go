@@ -79,11 +79,6 @@ func TestModeNames(t *testing.T) {
 	_, err := ModeOf("helois")
 	require.ErrorContains(t, err, "option mode \"helois\" is not known")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
-	for _, name := range Announced() {
-		_, err := ModeOf(name)
-		require.ErrorContains(t, err, "not in this version yet")
-		require.Equal(t, errs.Capability, errs.ClassOf(err))
-	}
 	require.Panics(t, func() { registerMode(Mode{Name: DefaultMode, Rank: 1}) })
 }
 

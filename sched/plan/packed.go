@@ -117,7 +117,7 @@ func (c Config) PackedFolder(dataset string) string {
 // be.
 func (c Config) checkPacked() error {
 	for i, given := range []bool{c.PackedDir != "", c.DiskBudget != DiskBudget{},
-		c.Segment != 0, c.PagesOn != ""} {
+		c.Segment != 0, c.PagesOn != "" && !c.mode().Mega()} {
 		if given && !c.mode().Packed {
 			return errs.New(errs.Usage,
 				"%v is of mini-batches that are laid out before training; use %v %s, or leave it out",

@@ -95,6 +95,9 @@ func (c Config) Schedule() Schedule {
 	if p.Ahead {
 		s.Credits = c.Depth + 1
 	}
+	if c.Replicas > 1 {
+		s.Credits += c.Replicas - 1 // each trains on one
+	}
 	s.Samples = s.Credits + c.Window
 	return s
 }

@@ -9,7 +9,6 @@ import (
 	"helios/cuda"
 	"helios/graph"
 	"helios/internal/hostmem"
-	"helios/sched/plan"
 )
 
 // Ahead samples mini-batches that train later, on a stream and into a mini-batch of its own, so
@@ -22,14 +21,8 @@ type Ahead struct {
 	adj    []byte
 }
 
-// NewAhead makes one, whose stream has a name for the timeline. meanwhile: others train, and go
-// first. Its owner closes it before s.
-func (s *Sampling) NewAhead(name string, meanwhile bool) (*Ahead, error) {
-	o := s.Config.Operators(true).StreamOptions(plan.OpSample)
-	o.Name = name
-	if meanwhile {
-		o.Priority, o.SMs = o.Priority-1, 1
-	}
+// NewAhead makes one with a stream of its own. Its owner closes it before s.
+func (s *Sampling) NewAhead(o cuda.StreamOptions) (*Ahead, error) {
 	stream, err := s.Device.NewStream(o)
 	if err != nil {
 		return nil, err
@@ -41,7 +34,10 @@ func (s *Sampling) NewAhead(name string, meanwhile bool) (*Ahead, error) {
 	return &Ahead{s: s, mb: mb, stream: stream}, nil
 }
 
-// Close waits for what is under way and frees it.
+// Wait waits for what is under way.
+func (a *Ahead) Wait(op context.Context) error { return a.stream.Synchronize(op) }
+
+// Close is Wait, and frees what it has.
 func (a *Ahead) Close(ctx context.Context) error {
 	op, cancel := a.s.OperatorContext(ctx)
 	defer cancel()
@@ -51,11 +47,9 @@ func (a *Ahead) Close(ctx context.Context) error {
 // Busy is how long its sampling has taken.
 func (a *Ahead) Busy() time.Duration { return a.stream.Busy() }
 
-// Sample samples all hops of a mini-batch as training does that draws it under a sample epoch, and
-// returns its frontier, where the CPU sees it, and what else it is (graph.MiniBatch.Save). Both are
-// valid until the next call.
-func (a *Ahead) Sample(ctx context.Context, epoch, index int, seeds []int64) (nodes []int64,
-	adj []byte, err error) {
+// Draw samples all hops of a mini-batch as training does that draws it under a sample epoch, and
+// returns the rows of its frontier.
+func (a *Ahead) Draw(ctx context.Context, epoch, index int, seeds []int64) (rows int64, err error) {
 	s := a.s
 	op, cancel := s.SampleContext(ctx)
 	defer cancel()
@@ -65,27 +59,45 @@ func (a *Ahead) Sample(ctx context.Context, epoch, index int, seeds []int64) (no
 	}
 	if err != nil {
 		if stopped := Interrupted(ctx); stopped != nil && op.Err() != nil {
-			return nil, nil, stopped
+			return 0, stopped
 		}
-		return nil, nil, fmt.Errorf("sample epoch %d, batch %d: %w", epoch, index, err)
+		return 0, fmt.Errorf("sample epoch %d, batch %d: %w", epoch, index, err)
 	}
-	end, stop := s.OperatorContext(ctx)
-	defer stop()
-	var n int64
-	a.adj, n, err = a.mb.Save(a.adj[:0], func(b cuda.Buffer, bytes int64) ([]byte, error) {
-		return a.look.View(end, s.Device, a.stream, b, 0, bytes)
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	mem, err := a.look.View(end, s.Device, a.stream, a.mb.Nodes, 0, n*8)
-	return hostmem.View[int64](mem), a.adj, err
+	return a.mb.HopEnd[len(a.mb.HopEnd)-1], nil
 }
 
-// Keeper takes mini-batches one behind the other. It has some already: Batches of them.
+// Keep appends the mini-batch that Draw has drawn last, and returns the time that this took beside
+// what its stream did.
+func (a *Ahead) Keep(ctx context.Context, to Keeper) (took time.Duration, err error) {
+	op, cancel := a.s.OperatorContext(ctx)
+	defer cancel()
+	begin, busy := time.Now(), a.Busy()
+	view := func(b cuda.Buffer, bytes int64) ([]byte, error) {
+		return a.look.View(op, a.s.Device, a.stream, b, 0, bytes)
+	}
+	var rows int64
+	a.adj, rows, err = a.mb.Save(a.adj[:0], view)
+	if err != nil {
+		return 0, err
+	}
+	nodes, err := view(a.mb.Nodes, rows*8)
+	if err == nil {
+		err = to.Append(hostmem.View[int64](nodes), a.adj)
+	}
+	return time.Since(begin) - (a.Busy() - busy), err
+}
+
+// Keeper takes mini-batches one behind the other: the nodes of their frontiers, and what else they
+// are (graph.MiniBatch.Save). Both are the caller's again afterwards.
 type Keeper interface {
-	Batches() int
 	Append(nodes []int64, adj []byte) error
+}
+
+// LastingKeeper is a Keeper that outlives a process. It has some mini-batches already: Batches of
+// them.
+type LastingKeeper interface {
+	Keeper
+	Batches() int
 	// Sync makes durable what was appended.
 	Sync() error
 }
@@ -93,20 +105,20 @@ type Keeper interface {
 // SampleEpochs samples the mini-batches of sample epochs first to end-1 that a keeper does not have
 // yet, each epoch with its seeds in its own order of train. After an interrupt it returns with
 // those durable that were whole.
-func (a *Ahead) SampleEpochs(ctx context.Context, first, end int, train []int64, to Keeper,
+func (a *Ahead) SampleEpochs(ctx context.Context, first, end int, train []int64,
+	to LastingKeeper,
 	told func(done, total int)) error {
 	each := Batches(len(train), a.s.Config.Batch)
-	order := make([]int64, len(train))
 	at := to.Batches()
 	for e := first + at/each; e < end; e++ {
-		graph.Shuffle(order, train, a.s.Config.Seed, e)
+		order := a.s.Shuffled(train, e)
 		for i := at % each; i < each; i++ {
 			if stopped := Interrupted(ctx); stopped != nil {
 				return errors.Join(stopped, to.Sync())
 			}
-			nodes, adj, err := a.Sample(ctx, e, i, SeedsOf(order, i, a.s.Config.Batch))
+			_, err := a.Draw(ctx, e, i, order.Seeds(i))
 			if err == nil {
-				err = to.Append(nodes, adj)
+				_, err = a.Keep(ctx, to)
 			}
 			if err != nil {
 				return err

@@ -267,22 +267,20 @@ func (s *Sampling) PresampleBatches(ctx context.Context, train []int64, own bool
 	if err != nil {
 		return err
 	}
-	order := make([]int64, len(train))
 	last := len(s.Config.Fanouts)
-	n := min(Batches(len(train), s.Config.Batch), most)
+	n := min(s.Shuffled(train, s.Config.SampleEpoch(0)).Len(), most)
 	done := 0
 	for p := range epochs {
 		number := PresampleEpoch + p
 		if own {
 			number = s.Config.SampleEpoch(p)
 		}
-		graph.Shuffle(order, train, s.Config.Seed, number)
+		order := s.Shuffled(train, number)
 		for i := range n {
 			if err := Interrupted(ctx); err != nil {
 				return err
 			}
-			if err := s.SampleWhole(ctx, mb, number, i,
-				SeedsOf(order, i, s.Config.Batch)); err != nil {
+			if err := s.SampleWhole(ctx, mb, number, order.Index(i), order.Seeds(i)); err != nil {
 				return fmt.Errorf("presampling, before the first epoch: %w", err)
 			}
 			if h != nil {

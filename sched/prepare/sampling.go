@@ -16,6 +16,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/ranks"
 	"helios/internal/rowtype"
 	"helios/sched/plan"
 	"helios/sched/report"
@@ -232,11 +233,6 @@ func DrawsOf(epoch, index int) int {
 // Batches returns how many batches n seeds make.
 func Batches(n, batch int) int { return (n + batch - 1) / batch }
 
-// SeedsOf is batch i of an order; the last one may be shorter.
-func SeedsOf(order []int64, i, batch int) []int64 {
-	return order[i*batch : min((i+1)*batch, len(order))]
-}
-
 // CountEpoch samples one epoch and counts its rows; each, where given, sees the batches.
 func (s *Sampling) CountEpoch(ctx context.Context, epoch int, train []int64, counts []uint32,
 	each func(*graph.MiniBatch)) (accesses int64, err error) {
@@ -244,14 +240,13 @@ func (s *Sampling) CountEpoch(ctx context.Context, epoch int, train []int64, cou
 	if err != nil {
 		return 0, err
 	}
-	order := make([]int64, len(train))
-	graph.Shuffle(order, train, s.Config.Seed, epoch)
-	n := Batches(len(order), s.Config.Batch)
+	order := s.Shuffled(train, epoch)
+	n := order.Len()
 	for i := range n {
 		if err := Interrupted(ctx); err != nil {
 			return 0, err
 		}
-		if err := s.SampleWhole(ctx, mb, epoch, i, SeedsOf(order, i, s.Config.Batch)); err != nil {
+		if err := s.SampleWhole(ctx, mb, epoch, order.Index(i), order.Seeds(i)); err != nil {
 			return 0, err
 		}
 		for _, v := range hostmem.View[int64](mb.Nodes.Bytes())[:mb.HopEnd[len(mb.HopEnd)-1]] {
@@ -304,6 +299,16 @@ func (s *Sampling) WriteLabels(seeds []int64, to cuda.Buffer) {
 	}
 }
 
+// CountLabels returns how many seeds have a label.
+func (s *Sampling) CountLabels(seeds []int64) (n int64) {
+	for _, v := range seeds {
+		if s.labels[v] >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // HostRows is part of a frontier where the CPU reads it, after the work of st so far; valid until
 // the next call with the same stager.
 func (s *Sampling) HostRows(ctx context.Context, g *Stager, st cuda.Stream, nodes cuda.DevicePtr,
@@ -323,9 +328,13 @@ func (s *Sampling) OnGPU() bool { return s.Device.Info().Backend != "host" }
 
 // Inputs hold what a run works on. The caller opens and closes them.
 type Inputs struct {
-	Dev     cuda.Device
+	Dev cuda.Device
+	// More are the devices beside Dev that train with copies of the model (plan.Config.Replicas).
+	More    []cuda.Device
 	Dataset *dataset.Dataset
-	SSDs    []*gpuio.SSD // any order: the superblocks say which stripe each holds
+	// Group, where given, is the processes that train together (plan.Config.Ranks).
+	Group ranks.Group
+	SSDs  []*gpuio.SSD // any order: the superblocks say which stripe each holds
 }
 
 // FillRows is how many rows one set of a tier's filling reads. Tests lower it.

@@ -19,6 +19,9 @@ func (g *Stager) Close() error {
 	return b.Free()
 }
 
+// Ptr is where the last copy lies.
+func (g *Stager) Ptr() cuda.DevicePtr { return g.buf.Ptr() }
+
 // View is n bytes of b from at on, after the work of st so far: in place where the CPU sees them,
 // else a copy that lasts until the next view.
 func (g *Stager) View(ctx context.Context, dev cuda.Device, st cuda.Stream, b cuda.Buffer, at,

@@ -139,7 +139,16 @@ func (s *Sampling) SampleContext(ctx context.Context) (context.Context, context.
 
 // newSampler makes a sampler of the run's kind.
 func (s *Sampling) newSampler(fanouts []int) (*graph.Sampler, error) {
-	return graph.NewSampler(s.Device, s.dtopo, graph.SamplerConfig{
+	return s.samplerOver(s.dtopo, fanouts)
+}
+
+// SamplerOver makes a sampler of the run's kind over another topology. Close it.
+func (s *Sampling) SamplerOver(t *graph.DeviceTopology) (*graph.Sampler, error) {
+	return s.samplerOver(t, s.Config.Fanouts)
+}
+
+func (s *Sampling) samplerOver(t *graph.DeviceTopology, fanouts []int) (*graph.Sampler, error) {
+	return graph.NewSampler(s.Device, t, graph.SamplerConfig{
 		Method: s.Config.Sampler, Fanouts: fanouts, Seed: s.Config.Seed,
 		Degrees: s.Config.Arch().Degrees(), Dependency: s.Config.BatchDependency,
 	})

@@ -27,11 +27,23 @@ type StageSeconds struct {
 	Train    float64 `json:"train"`
 	// Topology holds what sampling waited for lists of a topology on storage.
 	Topology float64 `json:"topology,omitempty"`
+	// Between is the part of an epoch that no stage accounts for: launches, and what passes from
+	// the end of an operator to the begin of the next while nothing else is busy. It is the least
+	// that this can have been, 0 where stages overlap for longer.
+	Between float64 `json:"between,omitempty"`
 }
 
 // Sum is the time that the operators would take one after the other.
 func (s StageSeconds) Sum() float64 {
-	return s.Sample + s.Inspect + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train + s.Topology
+	return s.Sample + s.Inspect + s.Lookup + s.Submit + s.Complete + s.Gather + s.Train +
+		s.Topology + s.Between
+}
+
+// ByName has the stages by their names in JSON.
+func (s StageSeconds) ByName() map[string]float64 {
+	return map[string]float64{"sample": s.Sample, "inspect": s.Inspect, "lookup": s.Lookup,
+		"submit": s.Submit, "complete": s.Complete, "gather": s.Gather, "train": s.Train,
+		"topology": s.Topology}
 }
 
 // Add adds o, stage by stage.
@@ -47,13 +59,14 @@ func (s *StageSeconds) AddTimes(o StageSeconds, sign float64) {
 	s.Gather += sign * o.Gather
 	s.Train += sign * o.Train
 	s.Topology += sign * o.Topology
+	s.Between += sign * o.Between
 }
 
 // EpochResult is one epoch of training and its validation. Seconds, stall, overlap and
 // stage_seconds are of the training pass alone.
 //
-//   - overlap is 1 - seconds / (sum of stage_seconds), as it is: a serial run shows a little
-//     less than 0, the time between operators.
+//   - overlap is 1 - seconds / (sum of stage_seconds). What no stage accounts for is a part of
+//     that sum, so that a serial run shows 0, and not less for the time between its operators.
 //   - stall is the share of seconds in which training waited for its next batch.
 //   - read_amplification is bytes_ssd over the bytes of the rows that had to come from SSD,
 //     each row counted once for a mini-batch that needs it; 0 where none had to.
@@ -157,6 +170,9 @@ type Observer struct {
 	Epoch func(EpochResult)
 	Step  func(stage string, done, total int)
 	Note  func(string)
+	// Live hears of a pass after each of its mini-batches: its name, as Step has it, and what it
+	// has come to in this run.
+	Live func(pass string, p Partial)
 	// Plan hears of the run's operators: once, when all is open and the first batch is about to be
 	// sampled, and again where the tuner chose other bounds.
 	Plan func(*plan.OpGraph)
@@ -180,6 +196,13 @@ func (o Observer) TellEpoch(e EpochResult) {
 func (o Observer) TellStep(stage string, done, total int) {
 	if o.Step != nil {
 		o.Step(stage, done, total)
+	}
+}
+
+// TellLive passes a pass at work on.
+func (o Observer) TellLive(pass string, p func() Partial) {
+	if o.Live != nil {
+		o.Live(pass, p())
 	}
 }
 
@@ -223,6 +246,19 @@ type Partial struct {
 	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
 }
 
+// coverSeconds gives the seconds that no stage accounts for to Between, and returns the overlap of
+// the stages.
+func (r *EpochResult) coverSeconds() float64 {
+	s := &r.StageSeconds
+	if left := r.Seconds - s.Sum(); left > 0 {
+		s.Between += left
+	}
+	if sum := s.Sum(); sum > 0 {
+		return max(1-r.Seconds/sum, 0) // below 0 by the rounding of a sum
+	}
+	return 0
+}
+
 // Result turns the sums into an epoch's line. epoch counts from 0.
 func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 	r := EpochResult{
@@ -253,8 +289,6 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 		r.SSDBytesPerSecond = float64(p.BytesSSD) / p.Seconds
 		r.SSDIOPS = float64(p.Commands) / p.Seconds
 	}
-	if s := p.Stages.Sum(); s > 0 {
-		r.Overlap = 1 - p.Seconds/s
-	}
+	r.Overlap = r.coverSeconds()
 	return r
 }

@@ -77,12 +77,13 @@ func addStats(t *packed.Stats, s packed.Stats) {
 	t.ChunkRuns += s.ChunkRuns
 }
 
-// PrepareResult is what preparing mini-batches for training comes to.
+// PrepareResult is what preparing mini-batches or parts for training comes to.
 type PrepareResult struct {
-	Event   string `json:"event"` // "result"
-	Mode    string `json:"mode"`
-	Dataset string `json:"dataset"`
-	Seed    uint64 `json:"seed"`
-	Device  string `json:"device"`
-	PackedInfo
+	Event       string    `json:"event"` // "result"
+	Mode        string    `json:"mode"`
+	Dataset     string    `json:"dataset"`
+	Seed        uint64    `json:"seed"`
+	Device      string    `json:"device"`
+	*PackedInfo           // of mini-batches; nil: parts were prepared
+	Mega        *MegaInfo `json:"megabatches,omitempty"`
 }

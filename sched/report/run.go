@@ -58,9 +58,19 @@ type RunInfo struct {
 	Superbatch *SuperbatchInfo `json:"superbatch,omitempty"`
 	// Packed is absent where mini-batches are not laid out beforehand.
 	Packed *PackedInfo `json:"packed,omitempty"`
+	// Mega is absent where no mega-batches train.
+	Mega *MegaInfo `json:"megabatches,omitempty"`
 	// Accumulator is absent where reads are not merged.
 	Accumulator *AccumulatorInfo `json:"accumulator,omitempty"`
-	Sampler     string           `json:"sampler"`
+	// Shards is how many mini-batches a step of the optimiser covers.
+	Shards int `json:"shards"`
+	// Replicas is how many devices trained; the others of them are named.
+	Replicas    int      `json:"replicas"`
+	MoreDevices []string `json:"more_devices,omitempty"`
+	// Reduce is who added their gradients: "tree", to the bit as one device does, or a library,
+	// which does not; absent with one replica.
+	Reduce  string `json:"reduce,omitempty"`
+	Sampler string `json:"sampler"`
 	// BatchDependency is how many batches share draws; 1: each draws for itself.
 	BatchDependency int `json:"batch_dependency"`
 	// SampleEpochs is how many epochs' samples training goes round, of which Refresh are replaced

@@ -112,16 +112,15 @@ func (v *run) layOut(ctx context.Context, p *vpack) error {
 	}
 	defer func() { _ = files.Close() }() // only read
 	p.batches = prepare.Batches(len(train), v.Config.Batch)
-	mb, order, began := v.mbs[0], make([]int64, len(train)), v.m.sim.Now()
+	mb, began := v.mbs[0], v.m.sim.Now()
 	var accesses int64
 	for e := p.first; e < p.end; e++ {
-		graph.Shuffle(order, train, v.Config.Seed, e)
+		order := v.Shuffled(train, e)
 		for i := range p.batches {
 			if err := prepare.Interrupted(ctx); err != nil {
 				return err
 			}
-			if err := v.SampleWhole(ctx, mb, e, i, prepare.SeedsOf(order, i,
-				v.Config.Batch)); err != nil {
+			if err := v.SampleWhole(ctx, mb, e, i, order.Seeds(i)); err != nil {
 				return fmt.Errorf("batch %d: %w", i, err)
 			}
 			s, err := save(v, mb, files)

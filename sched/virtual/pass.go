@@ -27,6 +27,8 @@ type vmachine struct {
 
 	sampleS, lookupS, gatherS, trainS *vstream
 	superS                            *vstream // samples superbatches
+	replicas                          []*vreplica
+	sumS                              *vstream // adds their gradients
 	// directory is the CPU thread that a dynamic tier's policy runs on; nil: rows are looked up by
 	// kernels.
 	directory *des.Pool
@@ -45,7 +47,7 @@ type vpass struct {
 	name  string
 	first int // batch
 	n     int // end
-	train bool
+	vtraining
 	// window is how many batches after one that is looked up have been sampled by then. grouped:
 	// the reads of several batches are merged, up to one whose shape closes the group. staged: rows
 	// are read beside their places, and all of a part are put there once its reads are whole, part
@@ -70,16 +72,24 @@ type vpass struct {
 	vstaging
 	vdelivery
 
-	flying   []*vbatch // sampled or being sampled, in order
-	training bool
-	idle     int64 // since when training waits
-	waited   int64
+	flying []*vbatch // sampled or being sampled, in order
 
 	start     int64
 	submit    int64
 	completes [][2]int64
 	before    report.StageSeconds
 	end       int64
+}
+
+// vtraining is what a pass has of the last operator.
+type vtraining struct {
+	// shard is a mini-batch's number in its step of the optimiser, and how many the step has; nil:
+	// this is no training.
+	shard    func(index int) (at, of int)
+	fleet    *vfleet // of several replicas; nil: one device trains
+	training bool
+	idle     int64 // since when training waits
+	waited   int64
 }
 
 // vstaging holds what a pass over dynamic tiers keeps of sets of reads.
@@ -97,6 +107,7 @@ type vbatch struct {
 	*cost.Shape
 	open    int  // parts that are not in place
 	whole   bool // all its parts have been looked up
+	trained bool // by a replica
 	hasRows bool // it has a credit for rows
 }
 
@@ -435,6 +446,10 @@ func (p *vpass) placed(b *vbatch) {
 
 // step runs T for the oldest batch in flight once it is whole.
 func (p *vpass) step() {
+	if p.fleet != nil {
+		p.fleet.send()
+		return
+	}
 	if p.training || len(p.flying) == 0 || p.err != nil {
 		return
 	}
@@ -445,22 +460,31 @@ func (p *vpass) step() {
 	p.training = true
 	begin := p.sim.Now()
 	p.waited += begin - p.idle
-	p.trainS.launch(p.work.Model(b.Shape, p.train), nil, func(now int64) {
+	work := p.work.Model(b.Shape, p.shard != nil)
+	if p.shard != nil {
+		work = append(work, p.work.Update(p.shard(b.Index))...)
+	}
+	p.trainS.launch(work, nil, func(now int64) {
 		p.span(report.TrackTrain, "T", begin, now, b, b.HopEnd[len(b.HopEnd)-1])
-		p.flying = p.flying[1:]
-		p.training, p.idle, p.end = false, now, now
-		p.free++
-		p.credit(-1)
-		if p.staged {
-			p.out--
-			p.features++
-		}
-		p.after(b)
-		p.sample()
-		p.lookNext()
-		p.finish()
+		p.training, p.idle = false, now
+		p.counted(b)
 		p.step()
 	})
+}
+
+// counted lets go of the oldest mini-batch in flight, which has trained.
+func (p *vpass) counted(b *vbatch) {
+	p.flying, p.end = p.flying[1:], p.sim.Now()
+	p.free++
+	p.credit(-1)
+	if p.staged {
+		p.out--
+		p.features++
+	}
+	p.after(b)
+	p.sample()
+	p.lookNext()
+	p.finish()
 }
 
 // op names an operator of a part.
@@ -496,7 +520,9 @@ func (m *vmachine) find(part *cost.Part, done func(now int64)) {
 		m.lookupS.launch(m.work.Lookup(part), nil, done)
 		return
 	}
-	m.sim.After(p.PCIe.CopyNS.NS()+int64(float64(part.Count*8)/p.PCIe.CopyGBs.Value), func() {
+	copied := p.PCIe.CopyNS.NS() + int64(float64(part.Count*8)/p.PCIe.CopyGBs.Value)
+	m.sim.After(copied, func() {
+		m.lookupS.busy += float64(copied)
 		m.directory.Do(1, int64(float64(part.Count)*p.CPU.DirectoryNS.Value), func(start int64) {
 			m.lookupS.busy += float64(m.sim.Now() - start)
 			done(m.sim.Now())
@@ -511,7 +537,7 @@ func (m *vmachine) announce(s *cost.Shape, done func()) {
 		return
 	}
 	rows := s.HopEnd[len(s.HopEnd)-1]
-	m.directory.Do(1, int64(float64(rows)*m.m.Profile.CPU.DirectoryNS.Value), func(start int64) {
+	m.directory.Do(1, int64(float64(rows)*m.m.Profile.CPU.AnnounceNS.Value), func(start int64) {
 		m.lookupS.busy += float64(m.sim.Now() - start)
 		done()
 	})
@@ -539,11 +565,16 @@ func (m *vmachine) chain(on *vstream, jobs [][]cost.Kernel, done func()) {
 // streams returns how long the operators on streams have been busy since the run began.
 func (m *vmachine) streams() report.StageSeconds {
 	m.gpu.account()
+	train := m.trainS.busy
+	for _, r := range m.replicas[min(1, len(m.replicas)):] {
+		r.train.gpu.account()
+		train += r.train.busy
+	}
 	return report.StageSeconds{
 		Sample:  (m.sampleS.busy + m.superS.busy + float64(m.filed)) / 1e9,
 		Inspect: float64(m.inspected) / 1e9,
 		Lookup:  m.lookupS.busy / 1e9,
-		Gather:  m.gatherS.busy / 1e9, Train: m.trainS.busy / 1e9}
+		Gather:  m.gatherS.busy / 1e9, Train: train / 1e9}
 }
 
 // stages returns what the pass has kept busy.

@@ -113,7 +113,9 @@ func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) e
 		}
 		t.after = &x.changes.After
 		if x.from == x.first {
+			begin := v.m.sim.Now()
 			v.fillPlanned(ctx, x, sum)
+			p.completes = append(p.completes, [2]int64{begin, v.m.sim.Now()})
 		}
 		if v.Config.SuperbatchOverlap && x.end < end {
 			var err error
@@ -152,8 +154,7 @@ func (v *run) makeSuper(ctx context.Context, x *vsuper, pass string) (err error)
 		if err := prepare.Interrupted(ctx); err != nil {
 			return err
 		}
-		if err := v.SampleWhole(ctx, mb, s.key, i, prepare.SeedsOf(s.order, i,
-			v.Config.Batch)); err != nil {
+		if err := v.SampleWhole(ctx, mb, s.key, i, s.order.Seeds(i)); err != nil {
 			return fmt.Errorf("batch %d: %w", i, err)
 		}
 		shape, err := v.keep(mb, x.files)

@@ -64,6 +64,15 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 		return nil, errs.New(errs.Capability,
 			"%v virtual plays superbatches under %v %s, not %s; use that, or another %v",
 			errs.Key("clock"), errs.Key("policy"), plan.PolicyBelady, cfg.Policy, errs.Key("mode"))
+	case cfg.MegaBatched():
+		return nil, errs.New(errs.Capability,
+			"%v virtual has no times for loading mega-batches, which %v %s trains on; use another %v",
+			errs.Key("clock"), errs.Key("mode"), cfg.Mode, errs.Key("mode"))
+	case cfg.Reduce != plan.ReduceTree:
+		return nil, errs.New(errs.Capability,
+			"%v virtual plays the gradients' way through the first device (%v %s), not %s; leave %v out",
+			errs.Key("clock"), errs.Key("reduce"), plan.ReduceTree, cfg.Reduce,
+			errs.Key("reduce"))
 	case cfg.Tune != plan.TuneOff:
 		return nil, errs.New(errs.Usage,
 			"option tune measures the first batches of a run that reads; under option clock virtual play other values of option prefetch-depth, option sm-budget or option accumulate instead")
@@ -143,7 +152,7 @@ type run struct {
 // source samples a pass's batches for real, as far ahead as the window has it.
 type source struct {
 	key, next, n int
-	order        []int64
+	order        prepare.Order
 	lines, count int64 // to be read for the group, batches in it
 }
 
@@ -199,6 +208,7 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) error {
 	}
 	s := ops.Stream(plan.OpSuperbatch)
 	v.m.superS = gpu.stream(s.Priority, s.SMs)
+	v.m.openReplicas(v.Config.Replicas, ops.Stream(plan.OpTrain))
 	v.m.rec.Tracks(report.Tracks...)
 	v.perSSD = make([]gpuio.Planned, ssds)
 	if v.Config.LaidOut() {
@@ -397,8 +407,7 @@ func (v *run) sampleTo(ctx context.Context, i int) error {
 	s := &v.src
 	for last := min(i+v.Config.Window, s.n-1); s.next <= last; s.next++ {
 		mb := v.mbs[s.next%len(v.mbs)]
-		if err := v.SampleWhole(ctx, mb, s.key, s.next, prepare.SeedsOf(s.order, s.next,
-			v.Config.Batch)); err != nil {
+		if err := v.SampleWhole(ctx, mb, s.key, s.next, s.order.Seeds(s.next)); err != nil {
 			return err
 		}
 		if v.Config.Window == 0 {
@@ -498,16 +507,16 @@ func (v *run) train(ctx context.Context, in prepare.Inputs, res *report.Modelled
 	if err != nil {
 		return err
 	}
-	order := make([]int64, len(train))
 	for ep := range v.Config.Epochs {
 		sampled := v.Config.SampleEpoch(ep)
-		graph.Shuffle(order, train, v.Config.Seed, sampled)
-		r, err := v.pass(ctx, fmt.Sprintf("epoch %d", ep+1), sampled, ep, order, true)
+		r, err := v.pass(ctx, fmt.Sprintf("epoch %d", ep+1), sampled, ep,
+			v.Shuffled(train, sampled), true)
 		if err != nil {
 			return v.stopped(ep, err)
 		}
 		if len(val) > 0 && !v.Config.NoEval {
-			w, err := v.pass(ctx, "validate", prepare.ValEpoch+ep, ep, val, false)
+			w, err := v.pass(ctx, "validate", prepare.ValEpoch+ep, ep,
+				prepare.NewOrder(val, v.Config.Batch), false)
 			if err != nil {
 				return v.stopped(ep, err)
 			}
@@ -528,14 +537,19 @@ func (v *run) stopped(epoch int, err error) error {
 }
 
 // pass plays one walk over nodes; key is the sampling's.
-func (v *run) pass(ctx context.Context, name string, key, epoch int, order []int64,
+func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepare.Order,
 	train bool) (report.EpochResult, error) {
 	var sum report.Partial
 	p := &vpass{
-		vmachine: v.m, name: name, n: prepare.Batches(len(order), v.Config.Batch), train: train,
+		vmachine: v.m, name: name, n: order.Len(),
 		window: v.Config.Window, grouped: v.Config.Accumulate > 0, staged: v.dyn != nil,
 	}
 	if train {
+		most, batches := v.Config.Shards, p.n
+		p.shard = func(i int) (at, of int) { return i % most, min(most, batches-i+i%most) }
+		if len(v.m.replicas) > 1 {
+			p.fleet = &vfleet{p: p}
+		}
 		p.first, p.n = v.hw.Limit(p.n)
 	}
 	v.src = source{key: key, n: p.n, order: order}
@@ -629,8 +643,12 @@ func (v *run) info() report.RunInfo {
 		MemoryRung: "modelled", Precision: cuda.FP32.String(), BLAS: plan.BLASOff,
 		Policy: v.Config.Policy, Window: v.Config.Window, Sampler: v.Config.Sampler,
 		Topology: v.Config.Topology, BatchDependency: v.Config.BatchDependency,
+		Shards: v.Config.Shards, Replicas: v.Config.Replicas,
 		SampleEpochs: v.Config.SampleEpochs, Refresh: v.Config.Refresh,
 		RefreshEvery: v.Config.RefreshEvery,
+	}
+	for range v.Config.Replicas - 1 {
+		r.MoreDevices = append(r.MoreDevices, v.hw.Profile.GPU.Name+" (modelled)")
 	}
 	if v.Hotness != nil {
 		h := *v.Hotness

@@ -78,7 +78,35 @@ func collect() ([]licenses.Module, error) {
 		}
 		all = append(all, mod)
 	}
-	return all, nil
+	dir, err := root()
+	if err != nil {
+		return nil, err
+	}
+	page, err := pageModule(filepath.Join(dir, "internal/htmlreport/assets"))
+	return append(all, page), err
+}
+
+// root is the repository's folder.
+func root() (string, error) {
+	b, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return "", fmt.Errorf("go list: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// pageModule is the script of the pages of "report", whose licences tools/plotbundle has collected.
+func pageModule(dir string) (licenses.Module, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "LICENSES.txt"))
+	if err != nil {
+		return licenses.Module{}, err
+	}
+	path, version, ok := strings.Cut(strings.SplitN(string(text), "\n", 2)[0], " ")
+	if !ok {
+		return licenses.Module{}, fmt.Errorf("%s: its first line is no package with a version", dir)
+	}
+	return licenses.Module{Path: path, Version: version,
+		Files: []licenses.File{{Name: "LICENSES.txt", Text: string(text)}}}, nil
 }
 
 // legal are the files that a licence is in.

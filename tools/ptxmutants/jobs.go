@@ -35,6 +35,7 @@ var jobs = []job{
 	{"gnn", "^TestGPULoss$", nil},
 	{"gnn", "^TestGPUPredictionsOfNaN$", nil},
 	{"gnn", "^TestGPUAdam$", nil},
+	{"gnn", "^TestGPUShardSum$", nil},
 	{"gnn", "^TestGPUDropout$", nil},
 	{"gnn", "^TestGPUFaults$", nil},
 	{"gnn", "^TestGPUBetween$", nil},

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	hcli "helios/internal/cli"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/sched/report"
+)
+
+// metricsOption is the option of verbs that tell Prometheus how they go.
+func metricsOption[T any](at func(*T) *string) hcli.Option[T] {
+	return hcli.Text(&cli.StringFlag{Name: "metrics", DefaultText: "none",
+		Usage: "serve metrics for Prometheus on `ADDR` while it runs, such as :9100; without a host on this machine only"},
+		at)
+}
+
+// metrics tell how a run goes, at /metrics, in the text that Prometheus reads
+// (prometheus.io/docs/instrumenting/exposition_formats). Its client libraries open files before
+// main runs, and a process that may open few could not say so any more.
+type metrics struct {
+	mu     sync.Mutex
+	values map[string]float64 // by name with its labels
+	server *http.Server
+	addr   string // that it listens on
+	done   chan error
+
+	pass string // that was last heard of, and what it had come to
+	last report.Partial
+}
+
+// metricsTimeout bounds a request, and the end of those under way.
+const metricsTimeout = 5 * time.Second
+
+// serveMetrics begins to serve; close ends it. Labels tell the run from others.
+func serveMetrics(addr string, labels map[string]string) (*metrics, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "--metrics %s: %w; write HOST:PORT or :PORT", addr, err)
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		return nil, errs.New(errs.Usage, "--metrics %s: %w; choose another port", addr, err)
+	}
+	m := newMetrics(labels)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		m.write(w)
+	})
+	m.server = &http.Server{Handler: mux, ReadTimeout: metricsTimeout,
+		WriteTimeout: metricsTimeout}
+	m.addr = l.Addr().String()
+	m.done = make(chan error, 1)
+	go func() { m.done <- m.server.Serve(l) }()
+	return m, nil
+}
+
+// metricName is a name with labels, whose values are quoted as Prometheus reads them.
+func metricName(name string, labels map[string]string) string {
+	keys := slices.Sorted(maps.Keys(labels))
+	for i, k := range keys {
+		keys[i] = k + "=" + strconv.Quote(labels[k])
+	}
+	name = "heliosctl_" + name
+	if len(keys) > 0 {
+		name += "{" + strings.Join(keys, ",") + "}"
+	}
+	return name
+}
+
+func newMetrics(labels map[string]string) *metrics {
+	return &metrics{values: map[string]float64{metricName("run_info", labels): 1}}
+}
+
+// write writes all values, and the memory that there is now.
+func (m *metrics) write(w io.Writer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if rss, err := hostmem.ReadRSS(); err == nil {
+		m.values[metricName("memory_bytes", nil)] = float64(rss.Counted())
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.values)) {
+		_, _ = fmt.Fprintf(w, "%s %v\n", name, m.values[name]) // who reads has gone
+	}
+}
+
+// add adds to a counter, which a label tells from others of its name; without one there is one.
+func (m *metrics) add(name, label, value string, v float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.values[labelled(name, label, value)] += max(v, 0)
+}
+
+// put sets a gauge.
+func (m *metrics) put(name, label, value string, v float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.values[labelled(name, label, value)] = v
+}
+
+func labelled(name, label, value string) string {
+	if label == "" {
+		return metricName(name, nil)
+	}
+	return metricName(name, map[string]string{label: value})
+}
+
+// watch has an observer's calls counted.
+func (m *metrics) watch(o report.Observer) report.Observer {
+	o.Live = m.live
+	epoch := o.Epoch
+	o.Epoch = func(r report.EpochResult) {
+		m.put("epoch", "", "", float64(r.Epoch))
+		m.put("epoch_seconds", "", "", r.Seconds)
+		m.put("epoch_overlap", "", "", r.Overlap)
+		if epoch != nil {
+			epoch(r)
+		}
+	}
+	return o
+}
+
+// live takes over what a pass has come to.
+func (m *metrics) live(pass string, p report.Partial) {
+	was := m.last
+	if pass != m.pass {
+		was = report.Partial{}
+	}
+	kind := pass
+	if strings.HasPrefix(pass, "epoch ") {
+		kind = "train"
+	}
+	m.add("mini_batches_total", "pass", kind, float64(p.Batches-was.Batches))
+	m.add("seeds_total", "pass", kind, float64(p.Seeds-was.Seeds))
+	m.add("rows_total", "tier", "gpu", float64(p.RowsGPU-was.RowsGPU))
+	m.add("rows_total", "tier", "cpu", float64(p.RowsCPU-was.RowsCPU))
+	m.add("rows_total", "tier", "ssd", float64(p.RowsSSD-was.RowsSSD))
+	m.add("ssd_bytes_total", "", "", float64(p.BytesSSD-was.BytesSSD))
+	m.add("ssd_commands_total", "", "", float64(p.Commands-was.Commands))
+	m.add("ssd_retries_total", "", "", float64(p.Retries-was.Retries))
+	m.add("ssd_timeouts_total", "", "", float64(p.Timeouts-was.Timeouts))
+	m.add("stall_seconds_total", "", "", p.Waited-was.Waited)
+	before := was.Stages.ByName()
+	for name, seconds := range p.Stages.ByName() {
+		m.add("stage_seconds_total", "stage", name, seconds-before[name])
+	}
+	if p.Counted > 0 {
+		m.put("loss", "pass", kind, p.LossSum/float64(p.Counted))
+		m.put("accuracy", "pass", kind, float64(p.Correct)/float64(p.Counted))
+	}
+	m.pass, m.last = pass, p
+}
+
+// close ends the server; nil metrics have none.
+func (m *metrics) close() error {
+	if m == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), metricsTimeout)
+	defer cancel()
+	err := m.server.Shutdown(ctx)
+	if served := <-m.done; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}

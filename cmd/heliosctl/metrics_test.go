@@ -1,0 +1,116 @@
+package main
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/sched/report"
+)
+
+// scrape gets the metrics of an address.
+func scrape(t *testing.T, addr string) string {
+	t.Helper()
+	c := http.Client{Timeout: 10 * time.Second}
+	r, err := c.Get("http://" + addr + "/metrics")
+	require.NoError(t, err)
+	defer r.Body.Close() //nolint:errcheck // only read
+	text, err := io.ReadAll(r.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, r.StatusCode)
+	return string(text)
+}
+
+// Counters grow by what a pass has come to, and a pass that begins anew takes nothing back.
+func TestMetricsCount(t *testing.T) {
+	m, err := serveMetrics(":0", map[string]string{"mode": "m"})
+	require.NoError(t, err)
+	require.Regexp(t, `^127\.0\.0\.1:\d+$`, m.addr, "without a host nobody else reaches it")
+	var told []int
+	o := m.watch(report.Observer{Epoch: func(r report.EpochResult) {
+		told = append(told, r.Epoch)
+	}})
+	p := report.Partial{Batches: 2, Seeds: 20, RowsGPU: 5, RowsCPU: 6, RowsSSD: 7, BytesSSD: 70,
+		Commands: 4, Retries: 1, Timeouts: 1, Waited: 0.5, LossSum: 30, Correct: 4, Counted: 16}
+	p.Stages.Train = 2
+	o.TellLive("epoch 1", func() report.Partial { return report.Partial{Batches: 1, Seeds: 10} })
+	o.TellLive("epoch 1", func() report.Partial { return p })
+	o.TellEpoch(report.EpochResult{Epoch: 1, Seconds: 1.5, Overlap: 0.25})
+	o.TellLive("validate", func() report.Partial { return report.Partial{Batches: 1, Seeds: 3} })
+	o.TellLive("epoch 2", func() report.Partial { return report.Partial{Batches: 1, Seeds: 10} })
+	text := scrape(t, m.addr)
+	for _, want := range []string{
+		`heliosctl_mini_batches_total{pass="train"} 3`, `heliosctl_seeds_total{pass="train"} 30`,
+		`heliosctl_mini_batches_total{pass="validate"} 1`, `heliosctl_rows_total{tier="ssd"} 7`,
+		"heliosctl_ssd_bytes_total 70", "heliosctl_ssd_commands_total 4",
+		"heliosctl_ssd_retries_total 1", "heliosctl_ssd_timeouts_total 1",
+		`heliosctl_stage_seconds_total{stage="train"} 2`, "heliosctl_stall_seconds_total 0.5",
+		`heliosctl_loss{pass="train"} 1.875`, `heliosctl_accuracy{pass="train"} 0.25`,
+		"heliosctl_epoch 1", "heliosctl_epoch_seconds 1.5", "heliosctl_epoch_overlap 0.25",
+		`heliosctl_run_info{mode="m"} 1`,
+	} {
+		require.Contains(t, "\n"+text, "\n"+want+"\n")
+	}
+	require.Regexp(t, `\nheliosctl_memory_bytes [1-9]`, text)
+	require.Equal(t, []int{1}, told)
+	require.NoError(t, m.close())
+	_, err = net.DialTimeout("tcp", m.addr, time.Second)
+	require.Error(t, err, "closed")
+}
+
+// A run that trains tells so meanwhile.
+func TestTrainMetrics(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--nodes", "600", "--dim", "16", "--classes", "3", "--out", "g")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "4MiB")
+	ok(t, "load", "g")
+	cmd := child(t, "train", "g", "--epochs", "100000", "--hidden", "8", "--batch-size", "128",
+		"--metrics", "127.0.0.1:0")
+	said, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(said)
+	at := regexp.MustCompile(`http://(\S+)/metrics`)
+	var addr string
+	for addr == "" && lines.Scan() {
+		if m := at.FindStringSubmatch(lines.Text()); m != nil {
+			addr = m[1]
+		}
+	}
+	require.NotEmpty(t, addr)
+	trained := regexp.MustCompile(`heliosctl_mini_batches_total\{pass="train"\} [1-9]`)
+	whole := regexp.MustCompile(`heliosctl_epoch [1-9]`)
+	for deadline := time.Now().Add(time.Minute); ; {
+		text := scrape(t, addr)
+		if trained.MatchString(text) && whole.MatchString(text) {
+			require.Contains(t, text, `dataset="g"`)
+			break
+		}
+		require.True(t, time.Now().Before(deadline), text)
+		time.Sleep(10 * time.Millisecond)
+	}
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	rest, err := io.ReadAll(said)
+	require.NoError(t, err)
+	require.Error(t, cmd.Wait())
+	require.Equal(t, 130, cmd.ProcessState.ExitCode(), string(rest))
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close() //nolint:errcheck // nobody has connected
+	for addr, says := range map[string]string{"9100": "HOST:PORT", l.Addr().String(): "another port"} {
+		r := hc(t, strings.Fields("train g --quiet --metrics "+addr)...)
+		require.Equal(t, 2, r.code)
+		require.Contains(t, r.errOut, "--metrics "+addr)
+		require.Contains(t, r.errOut, says)
+	}
+	fails(t, hc(t, "train", "g", "--clock", "virtual", "--metrics", ":0"), 2, "train", "--metrics")
+}

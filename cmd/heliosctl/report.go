@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/urfave/cli/v2"
+
+	hcli "helios/internal/cli"
+	"helios/internal/errs"
+	"helios/internal/htmlreport"
+)
+
+// mostReported bounds the files of a report.
+const mostReported = 1000
+
+func reportCommand() *cli.Command {
+	return verb(&cli.Command{
+		Name:      "report",
+		Usage:     "draw results of other verbs on one web page",
+		ArgsUsage: "FILE…",
+		Description: "Each FILE is what --results or --json of train, compare, bench or cache wrote. The page needs no network and nothing\n" +
+			"beside it. Runs of train that differ by their seed alone become one line with a band; others stand beside each other.",
+	}, mostReported, append(hcli.Options[reportArgs]{
+		hcli.Text(&cli.StringFlag{Name: "out", DefaultText: "none",
+			Usage: "web page `FILE` to write (required)"},
+			func(a *reportArgs) *string { return &a.out }),
+	}, hcli.In(func(a *reportArgs) *outputs { return &a.outputs }, overwriteOptions())...),
+		runReport)
+}
+
+// reportArgs holds the options of report.
+type reportArgs struct {
+	outputs
+	out string
+}
+
+func runReport(_ context.Context, e *env, a *reportArgs) (err error) {
+	names := e.c.Args().Slice()
+	switch {
+	case len(names) == 0:
+		return errs.New(errs.Usage,
+			"no FILE to draw; give files that --results of train, compare, bench or cache has written")
+	case a.out == "":
+		return errs.New(errs.Usage, "no --out FILE; name the web page that there is to be")
+	}
+	out, err := a.create("out", a.out)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, out.Discard)
+	var all []*htmlreport.Source
+	for _, name := range names {
+		if fi, err := os.Stat(name); err == nil && sameFile(fi, a.out) {
+			return errs.New(errs.Usage,
+				"--out %s is one of the files of results; name another for the page", a.out)
+		}
+		s, err := readSource(name)
+		if err != nil {
+			return err
+		}
+		if !s.Ended || !s.Whole {
+			e.ui.Note("%s is of a run that did not come to its end; the page says so", name)
+		}
+		all = append(all, s)
+	}
+	if err := out.Commit(htmlreport.Write(out, all, programVersion())); err != nil {
+		return err
+	}
+	e.ui.Printf("%s: %d files of results", a.out, len(all))
+	return e.ui.Event("result", map[string]any{"file": a.out, "sources": len(all)})
+}
+
+func readSource(name string) (_ *htmlreport.Source, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "results: %w", err)
+	}
+	defer closing(&err, f.Close)
+	return htmlreport.Read(f, name)
+}

@@ -1,0 +1,318 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	hcli "helios/internal/cli"
+	"helios/internal/errs"
+	"helios/internal/htmlreport"
+	"helios/sched/plan"
+)
+
+func rerunCommand() *cli.Command {
+	return verb(&cli.Command{
+		Name:      "rerun",
+		Usage:     "run again what made a file of results, and hold the results against it",
+		ArgsUsage: "RESULTS",
+		Description: "RESULTS is a file that --results has written. The verb runs with the same flags, those that --config gave among them,\n" +
+			"in the same folder, without a checkpoint and other files that it wrote. What has to be equal is then compared:\n" +
+			"parameters, losses, accuracies, hits of a replay, audits; times are not.",
+	}, 1, append(hcli.Options[rerunArgs]{
+		hcli.Text(&cli.StringFlag{Name: "results", DefaultText: "not kept",
+			Usage: "keep the results of the new run in `FILE`"},
+			func(a *rerunArgs) *string { return &a.results }),
+		hcli.Text(&cli.StringFlag{Name: "folder", DefaultText: "the one it ran in",
+			Usage: "run in `DIR`"},
+			func(a *rerunArgs) *string { return &a.folder }),
+		hcli.Bool(&cli.BoolFlag{Name: "dry-run", Usage: "only print the command"},
+			func(a *rerunArgs) *bool { return &a.dry }),
+	}, hcli.In(func(a *rerunArgs) *outputs { return &a.outputs }, overwriteOptions())...), runRerun)
+}
+
+// rerunArgs holds the options of rerun.
+type rerunArgs struct {
+	outputs
+	folder string
+	dry    bool
+}
+
+// again are the arguments of a run that is made again, without where the first one wrote and how it
+// told about itself.
+func again(arguments []string) (args []string) {
+	flags := true
+	for _, a := range arguments {
+		flags = flags && a != "--"
+		name, isFlag := strings.CutPrefix(a, "--")
+		name, _, _ = strings.Cut(name, "=")
+		if flags && isFlag && slices.Contains(htmlreport.Aside, name) {
+			continue
+		}
+		args = append(args, a)
+	}
+	return args
+}
+
+func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
+	path := e.c.Args().First()
+	if path == "" {
+		return errs.New(errs.Usage,
+			"no RESULTS; give a file that --results of train, compare, bench or cache has written")
+	}
+	was, err := readMade(path)
+	if err != nil {
+		return err
+	}
+	begun := was.begun
+	switch {
+	case len(begun.Arguments) == 0:
+		return errs.New(errs.Usage,
+			"%s was written by a heliosctl that did not keep its arguments; run it by hand: %s", path,
+			strings.Join(begun.Command, " "))
+	case begun.Schema > resultsSchema:
+		return errs.New(errs.Usage,
+			"%s is of a later heliosctl (%s, schema %d; this one knows %d); take that one", path,
+			begun.Version, begun.Schema, resultsSchema)
+	}
+	if err := e.canRerun(path, begun); err != nil {
+		return err
+	}
+	args := again(begun.Arguments)
+	at := slices.Index(args, "--")
+	if was.shards > 1 && !slices.ContainsFunc(args[:at], func(a string) bool {
+		return strings.HasPrefix(a, "--shards=")
+	}) { // several processes took as many by themselves, and this is one
+		args = slices.Insert(args, at, fmt.Sprintf("--shards=%d", was.shards))
+		at++
+	}
+	if a.dry {
+		e.ui.Printf("heliosctl %s", strings.Join(args, " "))
+		return e.ui.Event("result", map[string]any{"folder": begun.Folder, "arguments": args})
+	}
+	if v := programVersion(); v != begun.Version {
+		e.ui.Note("%s was made by heliosctl %s, this is %s", path, begun.Version, v)
+	}
+	kept, err := a.create("results", a.results)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, kept.Discard)
+	dir, err := os.MkdirTemp("", "heliosctl-rerun-*")
+	if err != nil {
+		return err
+	}
+	defer closing(&err, func() error { return os.RemoveAll(dir) })
+	made := filepath.Join(dir, "results.jsonl")
+	if err := e.runIn(ctx, orText(a.folder, begun.Folder),
+		slices.Insert(slices.Clone(args), at, "--results="+made)); err != nil {
+		return err
+	}
+	now, err := readMade(made)
+	if err != nil {
+		return err
+	}
+	if kept != nil {
+		text, err := os.ReadFile(made)
+		if err == nil {
+			_, err = kept.Write(text)
+		}
+		if err = kept.Commit(err); err != nil {
+			return err
+		}
+	}
+	n, err := was.same(now)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if n == 0 {
+		return errs.New(errs.Failed,
+			"%s: the run has no result that has to be equal, so nothing was compared", path)
+	}
+	e.ui.Printf("%s: %s was made again; all %d values that have to be equal are", path, begun.Verb, n)
+	return e.ui.Event("result", map[string]any{"verb": begun.Verb, "equal": n,
+		"params_sha256": now.params})
+}
+
+// canRerun refuses a file that asks for something else than a run with results.
+func (e *env) canRerun(path string, begun runLine) error {
+	at := slices.Index(begun.Arguments, "--")
+	verb := strings.Fields(begun.Verb)
+	if at < 0 || len(verb) == 0 || len(begun.Arguments) < len(verb) ||
+		!slices.Equal(begun.Arguments[:len(verb)], verb) {
+		return errs.New(errs.Usage,
+			"%s: its first line is not what --results writes: the arguments are not those of its verb %q",
+			path, begun.Verb)
+	}
+	cmds := e.c.App.Commands
+	var c *cli.Command
+	for _, name := range verb {
+		if c = find(cmds, name); c == nil {
+			break
+		}
+		cmds = c.Subcommands
+	}
+	if c == nil || c.Name == e.c.Command.Name || lookup(c.Flags, "results") == nil {
+		return errs.New(errs.Usage, "%s is of the verb %q, which has no results to compare", path,
+			begun.Verb)
+	}
+	for _, a := range begun.Arguments[:at] {
+		if how, is := strings.CutPrefix(a, "--reduce="); is && how != plan.ReduceTree {
+			return errs.New(errs.Usage,
+				"%s was made with --reduce %s, which is not exact to the bit: there is nothing that has to be equal",
+				path, how)
+		}
+	}
+	return nil
+}
+
+func orText(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// runIn runs a verb in a folder. It says itself what went wrong with it.
+func (e *env) runIn(ctx context.Context, folder string, args []string) (err error) {
+	here, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	if err := os.Chdir(folder); err != nil {
+		return errs.New(errs.Usage,
+			"the folder that the run was in: %w; name the one that has its files now with --folder", err)
+	}
+	defer closing(&err, func() error { return os.Chdir(here) })
+	if code := run(ctx, args, io.Discard, e.stderr); code != 0 {
+		return errs.With(errs.Class(code), errSaid)
+	}
+	return nil
+}
+
+// madeRun is what a file of results says of what has to be equal in each run.
+type madeRun struct {
+	begun  runLine
+	values []madeValue
+	params string // of the last result
+	shards int    // of the last result; 0: it does not say
+}
+
+type madeValue struct{ what, is string }
+
+// equalKeys are the keys whose values a run that is made again has, too.
+var equalKeys = []string{"params_sha256", "loss", "losses", "train_acc", "val_acc", "test_acc",
+	"best_epoch", "seeds", "hit_ratio", "gpu_hit_ratio", "optimum_hit_ratio", "audited", "accuracy"}
+
+// hitKeys depend on the memory that was free, except in a replay.
+var hitKeys = []string{"hit_ratio", "gpu_hit_ratio"}
+
+// readMade reads a file of results.
+func readMade(path string) (m madeRun, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return m, errs.New(errs.Usage, "results: %w", err)
+	}
+	defer closing(&err, f.Close)
+	bad := func(what string) error {
+		return errs.New(errs.Usage,
+			"%s %s; give a file that --results of a run that came to its end has written", path, what)
+	}
+	r := bufio.NewReader(f)
+	whole := false
+	for n := 0; ; n++ {
+		text, rerr := r.ReadBytes('\n')
+		if rerr != nil && (rerr != io.EOF || len(text) == 0) {
+			if rerr != io.EOF {
+				return m, fmt.Errorf("%s: %w", path, rerr)
+			}
+			break
+		}
+		var event map[string]any
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.UseNumber()
+		if d.Decode(&event) != nil {
+			return m, bad("has a line that is no JSON object")
+		}
+		switch name, _ := event["event"].(string); {
+		case n == 0 && name != "begin":
+			return m, bad("does not begin as results do")
+		case n == 0:
+			if err := json.Unmarshal(text, &m.begun); err != nil {
+				return m, bad("does not begin as results do")
+			}
+		case name == "end":
+			whole, _ = event["whole"].(bool)
+		case name == "epoch" || name == "resume": // the result has all epochs
+		default:
+			m.collect(name, name == "play", event)
+		}
+	}
+	if !whole {
+		return m, bad("is of a run that did not come to its end")
+	}
+	return m, nil
+}
+
+// collect takes what has to be equal from an event, in an order of its own.
+func (m *madeRun) collect(what string, replay bool, v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		keys := make([]string, 0, len(v))
+		for k := range v {
+			keys = append(keys, k)
+		}
+		slices.Sort(keys)
+		for _, k := range keys {
+			if slices.Contains(equalKeys, k) && (replay || !slices.Contains(hitKeys, k)) {
+				text, _ := json.Marshal(v[k])
+				m.values = append(m.values, madeValue{what + "." + k, string(text)})
+				if s, is := v[k].(string); is && k == "params_sha256" {
+					m.params = s
+				}
+				continue
+			}
+			if n, is := v[k].(json.Number); is && what+"."+k == "result.shards" {
+				shards, _ := n.Int64()
+				m.shards = int(shards)
+			}
+			m.collect(what+"."+k, replay, v[k])
+		}
+	case []any:
+		for i, x := range v {
+			m.collect(fmt.Sprintf("%s[%d]", what, i), replay, x)
+		}
+	}
+}
+
+// same compares with what a second run made, and returns how many values there were.
+func (m *madeRun) same(now madeRun) (n int, err error) {
+	var all []error
+	for i, v := range m.values {
+		switch {
+		case i >= len(now.values) || now.values[i].what != v.what:
+			return i, errs.New(errs.Failed, "the new run has no %s", v.what)
+		case now.values[i].is != v.is:
+			all = append(all, errs.New(errs.Failed, "%s was %s and is %s", v.what, v.is,
+				now.values[i].is))
+		}
+	}
+	if len(now.values) > len(m.values) {
+		all = append(all, errs.New(errs.Failed, "the new run has a %s that was not there",
+			now.values[len(m.values)].what))
+	}
+	if len(all) > 3 {
+		all = append(all[:3], errs.New(errs.Failed, "and %d others differ", len(all)-3))
+	}
+	return len(m.values), errors.Join(all...)
+}

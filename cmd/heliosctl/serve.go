@@ -1,0 +1,575 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"helios/dataset"
+	"helios/gpuio"
+	hcli "helios/internal/cli"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/rowtype"
+	"helios/internal/serve"
+	"helios/internal/simd"
+	"helios/nvme"
+	"helios/nvme/proxy"
+	"helios/sched"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// serveArgs holds the options of serve.
+type serveArgs struct {
+	socket     string
+	group      bool
+	inherit    int
+	maxClients int
+	memory     int64
+}
+
+func serveCommand() *cli.Command {
+	return verb(&cli.Command{
+		Name:  "serve",
+		Usage: "hand mini-batches to PyTorch and other programs through shared memory",
+		Description: "The Python package helios is a client; docs/PROTOCOL.md is for writers of others.\n" +
+			"Ends with Ctrl-C. Takes its socket from systemd where LISTEN_FDS says that there is one.",
+	}, 0, serveOptions(), runServe)
+}
+
+func serveOptions() hcli.Options[serveArgs] {
+	return hcli.Options[serveArgs]{
+		hcli.Text(&cli.StringFlag{Name: "socket",
+			DefaultText: "heliosctl.sock in $XDG_RUNTIME_DIR, else in the state folder",
+			Usage:       "`PATH` of the Unix socket to make"},
+			func(a *serveArgs) *string { return &a.socket }),
+		hcli.Bool(&cli.BoolFlag{Name: "group",
+			Usage: "let members of this process's group in, beside this user and root"},
+			func(a *serveArgs) *bool { return &a.group }),
+		hcli.Int(&cli.IntFlag{Name: "inherit",
+			Usage: "serve the client of the connected socket `FD` alone, and end with it"},
+			func(a *serveArgs) *int { return &a.inherit }).Positive(),
+		hcli.Int(&cli.IntFlag{Name: "max-clients", DefaultText: "16", Usage: "clients at once"},
+			func(a *serveArgs) *int { return &a.maxClients }).Positive(),
+		hcli.Bytes(&cli.StringFlag{Name: "memory", DefaultText: "a quarter of what is free",
+			Usage: "most memory that mini-batches in shared memory may take, `SIZE`"},
+			func(a *serveArgs) *int64 { return &a.memory }),
+	}
+}
+
+func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
+	if a.inherit > 0 {
+		for _, other := range []any{&a.socket, &a.group, &a.maxClients} {
+			if name := e.given(other); name != "" {
+				return errs.New(errs.Usage,
+					"--inherit serves one client, which is connected; leave --%s out", name)
+			}
+		}
+	}
+	if a.memory == 0 {
+		free, err := hostmem.AvailableBytes()
+		if err != nil {
+			return err
+		}
+		a.memory = max(free/4, 64<<20)
+	}
+	b := &serveBackend{env: e, sets: map[string]*sharedSSDs{}}
+	s := serve.New(serve.Config{Backend: b, Version: programVersion(), MaxClients: a.maxClients,
+		Memory: a.memory, Group: a.group, Note: func(text string) { b.note(text) }})
+	if a.inherit > 0 {
+		c, err := inheritedConn(a.inherit)
+		if err != nil {
+			return err
+		}
+		if err := s.ServeConn(ctx, c); err != nil {
+			return err
+		}
+		return prepare.Interrupted(ctx)
+	}
+	l, err := a.listen(e)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, l.Close)
+	e.ui.Printf("listening on %s", l.Addr())
+	if err := e.ui.Event("listening", map[string]any{"socket": l.Addr().String(),
+		"pid": os.Getpid()}); err != nil {
+		return err
+	}
+	return s.Serve(ctx, l)
+}
+
+// inheritedConn takes over a connected socket.
+func inheritedConn(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "inherited socket")
+	defer f.Close() //nolint:errcheck // FileConn has a copy
+	unix.CloseOnExec(fd)
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "--inherit %d: %w; give a connected Unix socket", fd, err)
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(errs.New(errs.Usage, "--inherit %d is no Unix socket", fd),
+			c.Close())
+	}
+	return u, nil
+}
+
+// listen makes the socket, or takes it over from systemd.
+func (a *serveArgs) listen(e *env) (*net.UnixListener, error) {
+	if l, err := activated(e.given(&a.socket) != ""); l != nil || err != nil {
+		return l, err
+	}
+	path := a.socket
+	if path == "" {
+		dir := os.Getenv("XDG_RUNTIME_DIR")
+		if !filepath.IsAbs(dir) {
+			dir = e.store.Dir()
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return nil, err
+			}
+		}
+		path = filepath.Join(dir, "heliosctl.sock")
+	}
+	if err := clearSocket(path); err != nil {
+		return nil, err
+	}
+	mode := 0o177
+	if a.group {
+		mode = 0o117
+	}
+	old := unix.Umask(mode) // from its beginning: nobody else gets in
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	unix.Umask(old)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "--socket %s: %w", path, err)
+	}
+	return l, nil
+}
+
+// clearSocket removes the socket of a daemon that died, and refuses everything else that is there.
+func clearSocket(path string) error {
+	st, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return errs.New(errs.Usage, "--socket %s: %w", path, err)
+	}
+	if st.Mode().Type() != fs.ModeSocket {
+		return errs.New(errs.Refused, "--socket %s: a file that is no socket is there; name another",
+			path)
+	}
+	c, err := net.DialTimeout("unix", path, 5*time.Second)
+	if err == nil {
+		return errors.Join(errs.New(errs.Refused,
+			"--socket %s: a daemon listens there; end it, or name another", path), c.Close())
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return errs.New(errs.Refused, "--socket %s: %w; name another", path, err)
+	}
+	return os.Remove(path)
+}
+
+// activated returns the socket that systemd listens on for us; nil where there is none
+// (sd_listen_fds(3)).
+func activated(named bool) (*net.UnixListener, error) {
+	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+		return nil, nil
+	}
+	n, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
+	if err != nil || n != 1 || named {
+		return nil, errs.New(errs.Usage,
+			"LISTEN_FDS is %q; a socket unit has one ListenStream, and then there is no --socket",
+			os.Getenv("LISTEN_FDS"))
+	}
+	const firstFD = 3
+	f := os.NewFile(firstFD, "socket of systemd")
+	defer f.Close() //nolint:errcheck // FileListener has a copy
+	unix.CloseOnExec(firstFD)
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "the socket of LISTEN_FDS: %w", err)
+	}
+	u, ok := l.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(errs.New(errs.Usage,
+			"the socket of LISTEN_FDS is no Unix stream socket; write ListenStream=/a/path"),
+			l.Close())
+	}
+	u.SetUnlinkOnClose(false) // it is systemd's
+	return u, nil
+}
+
+// serveBackend opens datasets and SSDs for clients. SSDs are opened once, whoever uses them.
+type serveBackend struct {
+	*env
+	said sync.Mutex // notes come one at a time
+
+	mu   sync.Mutex
+	sets map[string]*sharedSSDs
+}
+
+// note says something on standard error.
+func (b *serveBackend) note(text string) {
+	b.said.Lock()
+	defer b.said.Unlock()
+	b.env.note(text)
+}
+
+// sharedSSDs are those of all loaders that name the same ones.
+type sharedSSDs struct {
+	ssds  []*gpuio.SSD
+	polls bool // their controllers look at their doorbells, as those of a GPU need
+	users int
+	end   func() error
+}
+
+// Open opens a dataset.
+func (b *serveBackend) Open(_ context.Context, q serve.OpenRequest) (serve.Dataset, error) {
+	if len(q.SSD) > 0 && len(q.SSDFile) > 0 {
+		return nil, errs.New(errs.Usage, "ssd and ssd_file together; give one")
+	}
+	if !filepath.IsAbs(q.Dataset) {
+		return nil, errs.New(errs.Usage,
+			"dataset %q is no absolute path, which it has to be for a daemon", q.Dataset)
+	}
+	d, err := dataset.Open(q.Dataset)
+	if err != nil {
+		return nil, err
+	}
+	return &servedDataset{b: b, d: d, q: q}, nil
+}
+
+// ssds opens the SSDs that a client named, or counts one more user of them.
+func (b *serveBackend) ssds(ctx context.Context, q serve.OpenRequest, a *runArgs,
+	polls bool) (*sharedSSDs, string, error) {
+	key := strings.Join(slices.Concat([]string{"ssd"}, q.SSD, []string{"", "file"}, q.SSDFile), "\x00")
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s := b.sets[key]; s != nil {
+		if polls && !s.polls {
+			return nil, "", errs.New(errs.Capability,
+				"the SSDs serve a loader on the host device, which a GPU can't share; close that one, or give option device host")
+		}
+		s.users++
+		return s, key, nil
+	}
+	o := &ssdOpener{env: b.env, ssdArgs: a.ssdArgs, stackFlag: "mode", stacks: []string{a.cfg.Mode},
+		pollDoorbells: polls}
+	if a.cfg.IOStack != "" {
+		o.stackFlag, o.stacks = "io-stack", []string{a.cfg.IOStack}
+	}
+	o.names = q.SSD
+	var set *ssdSet
+	var err error
+	if len(q.SSDFile) > 0 {
+		set, err = o.openFiles(ctx, q.SSDFile)
+	} else {
+		set, err = o.open(ctx)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	s := &sharedSSDs{ssds: set.ssds, polls: polls, users: 1, end: set.close}
+	b.sets[key] = s
+	return s, key, nil
+}
+
+// letGo counts one user of SSDs less.
+func (b *serveBackend) letGo(key string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.sets[key]
+	if s.users--; s.users > 0 {
+		return nil
+	}
+	delete(b.sets, key)
+	return s.end()
+}
+
+// openFiles opens files that play SSDs, as they are bound where they are.
+func (o *ssdOpener) openFiles(ctx context.Context, files []string) (_ *ssdSet, err error) {
+	st, err := o.store.Load()
+	if err != nil {
+		return nil, err
+	}
+	if bound, err := choose(st, files); err == nil {
+		return o.openThese(ctx, bound)
+	}
+	s := &ssdSet{}
+	if s.lease, err = o.lease(ctx, nil); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	for _, f := range files {
+		bus, err := openBus(ctx, proxy.Config{Name: f, Path: f, PollDoorbells: o.pollDoorbells,
+			MDTS: softMDTS})
+		if err != nil {
+			return nil, fmt.Errorf("SSD file %s: %w", f, err)
+		}
+		c, err := nvme.Open(ctx, bus, nvme.Options{})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("SSD file %s: %w", f, err), bus.Close())
+		}
+		s.ssds = append(s.ssds, &gpuio.SSD{Ctrl: c, Name: f, BackingPath: f})
+	}
+	return s, nil
+}
+
+// servedDataset is a dataset of a client.
+type servedDataset struct {
+	b  *serveBackend
+	d  *dataset.Dataset
+	q  serve.OpenRequest
+	mu sync.Mutex // one loader is opened at a time
+}
+
+// Close closes the dataset.
+func (d *servedDataset) Close() error { return d.d.Close() }
+
+// Info describes it.
+func (d *servedDataset) Info() serve.DatasetInfo {
+	m := d.d.Meta
+	return serve.DatasetInfo{Name: m.Name, UUID: m.UUID, Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim,
+		Classes: m.Classes, RowDType: m.RowType().String(),
+		Splits: map[string]int64{"train": m.Train, "val": m.Val, "test": m.Test}}
+}
+
+// loaderOptions are those of train that a loader heeds.
+func loaderOptions() hcli.Options[runArgs] {
+	of := func(keys ...string) func(o hcli.Option[plan.Config]) bool {
+		return func(o hcli.Option[plan.Config]) bool { return !slices.Contains(keys, o.Key()) }
+	}
+	sampling := slices.DeleteFunc(slices.Clone(modelOptions()), of("fanout", "batch-size", "epochs",
+		"seed", "sampler", "batch-dependency", "sample-epochs", "refresh", "refresh-every"))
+	path := slices.DeleteFunc(dataOptions(), func(o hcli.Option[plan.Config]) bool {
+		return o.Key() == "precision" || o.Key() == "blas"
+	})
+	return slices.Concat(withConfig(sampling), withConfig(path), withDevice(deviceOptions()),
+		hcli.Options[runArgs]{edgesOption()})
+}
+
+// read sets what a client's options say.
+func (a *runArgs) read(options map[string]string) (map[string]bool, error) {
+	known := loaderOptions()
+	given := map[string]bool{}
+	for _, key := range slices.Sorted(maps.Keys(options)) {
+		i := slices.IndexFunc(known, func(o hcli.Option[runArgs]) bool { return o.Key() == key })
+		if i < 0 {
+			if hcli.HasFlag(trainOptions().Flags(), key) {
+				return nil, errs.New(errs.Usage,
+					"option %s is of training, which is the client's; leave it out", key)
+			}
+			return nil, errs.New(errs.Usage, "unknown option %s; %s", key,
+				meant(key, flagNames(known.Flags()), "options are flags of \"heliosctl train\""))
+		}
+		if err := checkValue(known[i].Flag, key, options[key]); err != nil {
+			return nil, err
+		}
+		if err := known.Set(a, key, options[key]); err != nil {
+			return nil, err
+		}
+		given[key] = true
+	}
+	return given, a.cfg.Check()
+}
+
+// Loader opens a loader, with a device of its own.
+func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ serve.Loader,
+	err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a := &runArgs{}
+	given, err := a.read(q.Options)
+	if err != nil {
+		return nil, err
+	}
+	e := *d.b.env
+	e.given = func(fields ...any) string {
+		if slices.Contains(fields, any(&a.kernels)) && given["kernels"] {
+			return "kernels"
+		}
+		return ""
+	}
+	l := &servedLoader{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	data := d.d
+	if a.noEdges {
+		data = data.WithoutEdges()
+		l.closers = append(l.closers, data.Close)
+	}
+	s := &session{env: &e, runArgs: a}
+	first, err := s.ssdsFirst()
+	if err != nil {
+		return nil, err
+	}
+	var set *sharedSSDs
+	open := func(polls bool) error {
+		var key string
+		if set, key, err = d.b.ssds(ctx, d.q, a, polls); err != nil {
+			return err
+		}
+		l.closers = append(l.closers, func() error { return d.b.letGo(key) })
+		return nil
+	}
+	if first {
+		if err := open(true); err != nil {
+			return nil, err
+		}
+	}
+	dev, err := a.deviceArgs.open(&e, a.cfg.Workers, "")
+	if err != nil {
+		return nil, err
+	}
+	if first { // as in a session: their end comes before the device's
+		l.closers = slices.Insert(l.closers, len(l.closers)-1, dev.Close)
+	} else {
+		l.closers = append(l.closers, dev.Close)
+		if err := open(ringsDoorbells(dev)); err != nil {
+			return nil, err
+		}
+	}
+	l.l, err = sched.OpenLoader(ctx, a.cfg, prepare.Inputs{Dev: dev, Dataset: data,
+		SSDs: set.ssds}, sched.LoaderOptions{Nodes: q.Nodes, Split: q.Split, Shuffle: q.Shuffle,
+		Rank: q.Rank, World: q.World}, report.Observer{Note: d.b.note})
+	if err != nil {
+		return nil, err
+	}
+	l.closers = append(l.closers, l.l.Close)
+	l.dim = int64(data.Meta.Dim)
+	l.t, err = rowtype.Parse(l.l.RowType())
+	return l, err
+}
+
+// servedLoader is a loader of a client.
+type servedLoader struct {
+	l       *sched.Loader
+	dim     int64
+	t       rowtype.Type
+	closers []func() error
+}
+
+// Close ends the loader and what was opened for it.
+func (l *servedLoader) Close() error {
+	err := prepare.CloseAll(l.closers)
+	l.closers = nil
+	return err
+}
+
+// Batches returns how many mini-batches an epoch has.
+func (l *servedLoader) Batches() int { return l.l.Batches() }
+
+// Epoch hands an epoch's mini-batches to emit.
+func (l *servedLoader) Epoch(ctx context.Context, epoch, first int,
+	emit func(*serve.Batch) error) error {
+	return l.l.Epoch(ctx, epoch, first, func(b *sched.Loaded) error {
+		return emit(&serve.Batch{Epoch: b.Epoch, Index: b.Index, Seeds: b.Seeds, HopEnd: b.HopEnd,
+			Tensors: l.tensors(b)})
+	})
+}
+
+// tensors are those of docs/PROTOCOL.md.
+func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
+	rows := int64(len(b.Nodes))
+	all := []serve.Tensor{l.rows(b.Rows, rows), serve.Of("n_id", "int64", b.Nodes), {Name: "y", DType: "int64",
+		Shape: []int64{int64(b.Seeds)}, Bytes: int64(b.Seeds) * 8, Put: func(to []byte) {
+			widen(hostmem.View[int64](to), b.Labels)
+		}}}
+	edges := int64(0) // that edge_index has: of each block those of nodes that the last one added
+	from := func(h int) int64 {
+		if h == 0 {
+			return 0
+		}
+		return b.HopEnd[h-1]
+	}
+	for h := range b.Blocks {
+		k := &b.Blocks[h]
+		n := strconv.Itoa(h)
+		all = append(all, serve.Of("indptr."+n, "int64", k.Indptr), serve.Tensor{Name: "src." + n,
+			DType: "int64", Shape: []int64{int64(len(k.Src))}, Bytes: int64(len(k.Src)) * 8,
+			Put: func(to []byte) { widen(hostmem.View[int64](to), k.Src) }})
+		if k.Weights != nil {
+			all = append(all, serve.Of("weights."+n, "float32", k.Weights))
+		}
+		edges += k.Indptr[k.NumDst] - k.Indptr[from(h)]
+	}
+	if b.Degrees != nil {
+		all = append(all, serve.Of("degrees", "uint32", b.Degrees))
+	}
+	return append(all, serve.Tensor{Name: "edge_index", DType: "int64", Shape: []int64{2, edges},
+		Bytes: 2 * edges * 8, Put: func(to []byte) {
+			pairs, at := hostmem.View[int64](to), int64(0)
+			for h := range b.Blocks {
+				k := &b.Blocks[h]
+				for d := from(h); d < k.NumDst; d++ {
+					for _, s := range k.Src[k.Indptr[d]:k.Indptr[d+1]] {
+						pairs[at], pairs[edges+at] = int64(s), d
+						at++
+					}
+				}
+			}
+		}})
+}
+
+// rows are the features: numbers as the SSDs have them, without the padding of a row; float32 where
+// a row is stored with a scale.
+func (l *servedLoader) rows(from []byte, n int64) serve.Tensor {
+	t, stored := l.t, int64(l.t.RowBytes(int(l.dim)))
+	x := serve.Tensor{Name: "x", DType: t.String(), Shape: []int64{n, l.dim}, Bytes: 4 * n * l.dim}
+	switch t {
+	case rowtype.Int8:
+		x.DType = rowtype.Float32.String()
+		x.Put = func(to []byte) {
+			for i := range n {
+				t.Decode(simd.Generic, hostmem.View[float32](to[4*i*l.dim:][:4*l.dim]),
+					from[i*stored:][:stored])
+			}
+		}
+		return x
+	case rowtype.Float16, rowtype.BFloat16:
+		x.Bytes /= 2
+	}
+	row := x.Bytes / max(n, 1)
+	x.Put = func(to []byte) {
+		if row == stored {
+			copy(to, from)
+			return
+		}
+		for i := range n {
+			copy(to[i*row:][:row], from[i*stored:])
+		}
+	}
+	return x
+}
+
+// widen copies numbers into larger ones.
+func widen[T int32 | uint32](to []int64, from []T) {
+	for i, v := range from {
+		to[i] = int64(v)
+	}
+}

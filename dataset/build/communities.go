@@ -1,0 +1,128 @@
+package build
+
+import (
+	"strconv"
+
+	"helios/internal/errs"
+	"helios/internal/philox"
+)
+
+// Communities with hubs: a graph whose parts are clean and yet do not suffice. Nodes form groups,
+// and most of a node's neighbours are of its own group, so a partitioner finds the groups and cuts
+// few edges. The features of a node say next to nothing of its class. Those of a few hubs do, which
+// lie in all groups, and everybody has some among its neighbours. Who samples within parts alone
+// loses most hubs with the edges that are cut; who keeps the nodes of the highest out-degree in
+// memory, which are the hubs, loses none.
+
+// CommunityOptions shape a graph of kind "communities". Zero values mean the defaults.
+type CommunityOptions struct {
+	// Count is the number of communities, of nearly equal size (64, and fewer where the nodes would
+	// not give each of them four nodes of each class).
+	Count int
+	// Mixing is the share of the neighbours that are no hubs that come from other communities
+	// (0.05).
+	Mixing float64
+	// Hubs is the share of the nodes that are hubs, and at least one of each class (0.005).
+	Hubs float64
+	// HubEdges is the share of a node's neighbours that are hubs, of any community (0.1).
+	HubEdges float64
+	// HubSignal is Signal for hubs (3).
+	HubSignal float64
+}
+
+func (c *CommunityOptions) fill(o *GenerateOptions) error {
+	def := func(v *float64, d float64) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.Mixing, 0.05)
+	def(&c.Hubs, 0.005)
+	def(&c.HubEdges, 0.1)
+	def(&c.HubSignal, 3)
+	if c.Count == 0 {
+		c.Count = int(max(min(64, o.Nodes/int64(4*o.Classes)), 1))
+	}
+	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
+	switch {
+	case c.Count < 1 || int64(c.Count) > o.Nodes:
+		return errs.New(errs.Usage, "option communities %d is outside 1..%d (option nodes)",
+			c.Count, o.Nodes)
+	case !in(c.Mixing, 0.000001, 1):
+		return errs.New(errs.Usage, "option mixing %g is outside 0.000001..1", c.Mixing)
+	case !in(c.Hubs, 0.000001, 1):
+		return errs.New(errs.Usage, "option hubs %g is outside 0.000001..1", c.Hubs)
+	case !in(c.HubEdges, 0.000001, 1):
+		return errs.New(errs.Usage, "option hub-edges %g is outside 0.000001..1", c.HubEdges)
+	case !in(c.HubSignal, 0.000001, 1000):
+		return errs.New(errs.Usage, "option hub-signal %g is outside 0.000001..1000", c.HubSignal)
+	}
+	return nil
+}
+
+func (c *CommunityOptions) record(options map[string]string) {
+	options["communities"] = strconv.Itoa(c.Count)
+	for name, v := range map[string]float64{"mixing": c.Mixing, "hubs": c.Hubs,
+		"hub-edges": c.HubEdges, "hub-signal": c.HubSignal} {
+		options[name] = formatFloat(v)
+	}
+}
+
+// hubs is how many of the first ranks are hubs.
+func (g *generator) hubs() int64 {
+	n := int64(float64(g.Communities.Hubs * float64(g.Nodes)))
+	return min(max(n, int64(g.Classes)), g.Nodes)
+}
+
+// Hubs have the first ranks, their classes in turn. The others follow: their communities in turn,
+// and within a community their classes.
+
+// placeOf is the class of a rank and its community. Hubs have communities too, whose nodes are
+// their neighbours.
+func (g *generator) placeOf(rank int64) (class, community int64) {
+	classes, count, hubs := int64(g.Classes), int64(g.Communities.Count), g.hubs()
+	if rank < hubs {
+		return rank % classes, rank / classes % count
+	}
+	rank -= hubs
+	return rank / count % classes, rank % count
+}
+
+// far is how many times further from the origin the centre of a rank's features is than those of
+// its class are in general.
+func (g *generator) far(rank int64) float32 {
+	if g.Kind == kindCommunities && rank < g.hubs() {
+		return float32(g.Communities.HubSignal / g.Signal)
+	}
+	return 1
+}
+
+// community draws the in-neighbours of a node: hubs of all communities, and others of its own.
+func (g *generator) community(id int64, dst []int64) []int64 {
+	c, classes, hubs := g.Communities, int64(g.Classes), g.hubs()
+	count, others := int64(c.Count), g.Nodes-hubs
+	own, home := g.placeOf(g.rank(id))
+	return g.draw(id, dst, func(i uint32) int64 {
+		w, x := g.words(uint64(id), i, genNeighbor), g.words(uint64(id), i, genHub)
+		class := g.classOf(own, w[0], w[1])
+		at := func(first, step, end int64) int64 { // of those a step apart
+			size := (end - first + step - 1) / step
+			if size < 1 {
+				return -1
+			}
+			return first + step*min(int64(float64(size)*unit(w[2], w[3])), size-1)
+		}
+		if unit(x[0], 0) < c.HubEdges {
+			return at(class, classes, hubs)
+		}
+		of := home
+		if count > 1 && unit(x[1], 0) < c.Mixing {
+			of = (home + 1 + int64(philox.Bounded(uint64(x[2])<<32, uint64(count-1)))) % count
+		}
+		rank := at(of+count*class, count*classes, others)
+		if rank < 0 {
+			return rank
+		}
+		return hubs + rank
+	})
+}

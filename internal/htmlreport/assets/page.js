@@ -1,0 +1,160 @@
+// Draws the figures of the page with Observable Plot. The page works without it: each figure has a
+// table of its values. The root element says in data-state "ready" or "failed" how it went.
+"use strict";
+(() => {
+	const root = document.documentElement;
+	const failures = [];
+	window.addEventListener("error", (e) => failures.push(e.message));
+	const narrow = 480;
+
+	// Series differ by colour, dash and symbol: any one of them suffices.
+	const dashes = [null, "6 3", "2 3", "8 3 2 3"];
+	const symbols = ["circle", "square", "triangle", "diamond", "cross", "star", "wye", "times"];
+	const colour = (i) => `var(--c${(i % 8) + 1})`;
+	const dash = (i) => dashes[Math.floor(i / 2) % dashes.length];
+
+	function format(axis) {
+		if (axis.share) {
+			return (v) => `${+(100 * v).toFixed(1)} %`;
+		}
+		return (v) => (Math.abs(v) >= 1e6 || (v !== 0 && Math.abs(v) < 1e-3) ?
+			v.toExponential(2) : String(+v.toPrecision(4)));
+	}
+
+	function legend(entries) {
+		const list = document.createElement("ul");
+		list.className = "legend";
+		for (const e of entries) {
+			const item = document.createElement("li");
+			const mark = e.area ?
+				`<rect width="14" height="12" fill="${e.colour}"/>` :
+				`<line x2="26" y1="6" y2="6" stroke="${e.colour}" stroke-width="2"` +
+				(e.dash ? ` stroke-dasharray="${e.dash}"` : "") + "/>";
+			item.innerHTML =
+				`<svg width="${e.area ? 14 : 26}" height="12" aria-hidden="true">${mark}</svg>`;
+			item.append(e.name);
+			list.append(item);
+		}
+		return list;
+	}
+
+	function lines(f, width) {
+		const marks = [], entries = [];
+		const x = format(f.x), y = format(f.y);
+		let shown = 0;
+		for (const s of f.series) {
+			const i = s.limit ? -1 : shown++;
+			const stroke = s.limit ? "var(--limit)" : colour(i);
+			const strokeDasharray = s.limit ? "1 4" : dash(i);
+			if (s.points.some((p) => p.lo !== p.hi)) {
+				marks.push(Plot.areaY(s.points, {x: "x", y1: "lo", y2: "hi", fill: stroke,
+					fillOpacity: 0.18}));
+			}
+			marks.push(Plot.line(s.points, {x: "x", y: "y", stroke, strokeWidth: s.limit ? 3 : 2,
+				strokeDasharray}));
+			if (!s.limit && s.points.length <= 40) {
+				marks.push(Plot.dot(s.points, {x: "x", y: "y", fill: stroke, r: 3.5,
+					symbol: symbols[i % symbols.length]}));
+			}
+			entries.push({name: s.name, colour: stroke, dash: strokeDasharray});
+		}
+		const all = f.series.flatMap((s) => s.points.map((p) => ({...p, name: s.name})));
+		marks.push(Plot.tip(all, Plot.pointer({x: "x", y: "y", title: (p) =>
+			`${p.name}\n${f.x.label}: ${x(p.x)}\n${f.y.label}: ${y(p.y)}` +
+			(p.lo !== p.hi ? `\n${y(p.lo)} to ${y(p.hi)}` : "")})));
+		const xs = [...new Set(all.map((p) => p.x))].sort((a, b) => a - b);
+		const few = width < narrow ? 5 : 12;
+		const axis = {label: f.x.label, type: f.x.log ? "log" : "linear", tickFormat: x};
+		if (f.x.whole || f.x.log) {
+			const step = Math.ceil(xs.length / few);
+			axis.ticks = xs.filter((_, i) => i % step === 0);
+		} else {
+			axis.ticks = few;
+		}
+		const plot = Plot.plot({width, height: Math.min(360, Math.max(240, width * 0.55)),
+			marginLeft: 64, marginBottom: 40, x: axis,
+			y: {label: f.y.label, grid: true, zero: !f.y.log, nice: true, tickFormat: y},
+			marks});
+		return [entries.length > 1 || f.series[0].limit ? legend(entries) : null, plot];
+	}
+
+	function bars(f, width) {
+		const wide = width >= narrow;
+		const longest = Math.max(...f.bars.map((b) => b.name.length));
+		const marginLeft = Math.min(wide ? 220 : 130, 24 + 7 * longest);
+		const cut = Math.floor((marginLeft - 16) / 6.6);
+		const name = (n) => (n.length > cut ? n.slice(0, cut - 1) + "…" : n);
+		const value = format(f.x);
+		const marks = [], entries = [], rows = [];
+		if (f.kind === "stacks") {
+			const parts = [...new Set(f.bars.flatMap((b) => (b.parts || []).map((p) => p.name)))];
+			for (const b of f.bars) {
+				let at = 0;
+				for (const p of b.parts || []) {
+					const i = parts.indexOf(p.name);
+					rows.push({bar: b.name, name: p.name, x1: at, x2: at + p.value,
+						value: p.value, fill: colour(i)});
+					at += p.value;
+				}
+			}
+			parts.forEach((p, i) => entries.push({name: p, colour: colour(i), area: true}));
+		} else {
+			for (const b of f.bars) {
+				rows.push({bar: b.name, name: b.name, x1: 0, x2: b.value, value: b.value,
+					lo: b.lo, hi: b.hi, fill: colour(0)});
+			}
+		}
+		marks.push(Plot.barX(rows, {y: "bar", x1: "x1", x2: "x2", fill: "fill", insetTop: 3,
+			insetBottom: 3, stroke: "var(--back)", strokeWidth: 1}));
+		if (f.kind === "spans") {
+			marks.push(Plot.ruleY(rows, {y: "bar", x1: "lo", x2: "hi", stroke: "var(--text)",
+				strokeWidth: 2}));
+			marks.push(Plot.text(rows, {y: "bar", x: "hi", text: (r) => value(r.value), dx: 6,
+				textAnchor: "start", fill: "var(--text)"}));
+		}
+		marks.push(Plot.tip(rows, Plot.pointer({y: "bar", x: (r) => (r.x1 + r.x2) / 2,
+			title: (r) => `${r.bar}\n${r.name}: ${value(r.value)}` +
+				(r.lo !== undefined && r.lo !== r.hi ?
+					`\n${value(r.lo)} to ${value(r.hi)}` : "")})));
+		const plot = Plot.plot({width, height: 60 + 34 * f.bars.length, marginLeft,
+			marginRight: f.kind === "spans" ? 64 : 24, marginBottom: 40,
+			x: {label: f.x.label, grid: true, zero: true, tickFormat: value,
+				ticks: wide ? 8 : 4},
+			y: {label: null, domain: f.bars.map((b) => b.name), tickFormat: name},
+			color: {type: "identity"}, marks});
+		return [entries.length > 0 ? legend(entries) : null, plot];
+	}
+
+	function draw(print) {
+		figures.forEach((f, i) => {
+			const to = document.getElementById(`figure-${i}`);
+			const width = print ? 640 : Math.max(280, Math.floor(to.clientWidth));
+			try {
+				const [key, plot] = f.kind === "lines" ? lines(f, width) : bars(f, width);
+				plot.setAttribute("role", "img");
+				plot.setAttribute("aria-label", `${f.title}. The values are in the table below.`);
+				to.replaceChildren(...[key, plot].filter(Boolean));
+			} catch (e) {
+				failures.push(`${f.title}: ${e.message}`);
+				to.textContent = `This figure could not be drawn (${e.message}); ` +
+					"its values are below.";
+			}
+		});
+	}
+
+	draw(false);
+	let width = window.innerWidth, waiting = 0;
+	window.addEventListener("resize", () => {
+		if (window.innerWidth === width) {
+			return;
+		}
+		width = window.innerWidth;
+		clearTimeout(waiting);
+		waiting = setTimeout(() => draw(false), 150);
+	});
+	window.addEventListener("beforeprint", () => draw(true));
+	window.addEventListener("afterprint", () => draw(false));
+	root.dataset.state = failures.length > 0 ? "failed" : "ready";
+	root.dataset.failures = failures.join("; ");
+	root.dataset.overflow = String(Math.max(0, root.scrollWidth - root.clientWidth));
+})();

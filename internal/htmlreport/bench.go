@@ -1,0 +1,204 @@
+package htmlreport
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// ioRow is a measurement of "bench io".
+type ioRow struct {
+	SSDs      float64 `json:"ssds"`
+	Blocks    float64 `json:"blocks"`
+	RowBytes  float64 `json:"row_bytes"`
+	Stack     string  `json:"stack"`
+	Device    string  `json:"device"`
+	Depth     float64 `json:"depth"`
+	IOPS      float64 `json:"iops"`
+	Bytes     float64 `json:"bytes_per_second"`
+	P50       float64 `json:"p50_us"`
+	P99       float64 `json:"p99_us"`
+	P999      float64 `json:"p999_us"`
+	Errors    int64   `json:"errors"`
+	Audited   bool    `json:"audited"`
+	Modelled  bool    `json:"modelled"`
+	Coalesce  float64 `json:"coalesce_bytes"`
+	Bound     float64 `json:"bound_iops"`
+	Histogram []struct {
+		UpTo  float64 `json:"up_to_us"`
+		Count float64 `json:"count"`
+	} `json:"latency_histogram"`
+}
+
+// parameter is what measurements may differ by.
+type parameter struct {
+	name string
+	unit string
+	of   func(r *ioRow) float64
+}
+
+// parameters are in the order in which they are taken for the axis of a figure.
+var parameters = []parameter{
+	{"SSDs", "", func(r *ioRow) float64 { return r.SSDs }},
+	{"row bytes", "B", func(r *ioRow) float64 { return r.RowBytes }},
+	{"reads in flight per SSD", "in flight", func(r *ioRow) float64 { return r.Depth }},
+	{"thread blocks of the I/O kernels", "blocks", func(r *ioRow) float64 { return r.Blocks }},
+}
+
+// benchIO digests the measurements of one file.
+func benchIO(s *Source) (section, error) {
+	out := section{Title: "Reads: " + s.Name}
+	var all []ioRow
+	err := each(s, "", func(r ioRow) { all = append(all, r) })
+	if err != nil || len(all) == 0 {
+		return section{}, err
+	}
+	x := slices.MaxFunc(parameters, func(a, b parameter) int {
+		return cmp.Compare(distinct(all, a.of), distinct(all, b.of))
+	})
+	if x.name != parameters[0].name && distinct(all, x.of) == distinct(all, parameters[0].of) {
+		x = parameters[0]
+	}
+	// One line for each combination of what else differs.
+	name := func(r *ioRow) string {
+		words := []string{r.Stack}
+		for _, p := range parameters {
+			if p.name == x.name || distinct(all, p.of) < 2 {
+				continue
+			}
+			if p.unit == "" {
+				words = append(words, fmt.Sprintf("%g %s", p.of(r), p.name))
+			} else {
+				words = append(words, fmt.Sprintf("%g %s", p.of(r), p.unit))
+			}
+		}
+		return strings.Join(words, ", ")
+	}
+	by := func(title, label string, of func(r *ioRow) float64) {
+		f := figure{Kind: kindLines, Title: title, X: axis{Label: x.name, Whole: x.unit == "",
+			Log: x.unit != ""}, Y: axis{Label: label}}
+		f.Series = lines(all, name, x.of, of)
+		if label != "µs" {
+			bound := func(r *ioRow) float64 {
+				if r.Bound == 0 || r.IOPS == 0 {
+					return math.NaN()
+				}
+				return of(r) * r.Bound / r.IOPS
+			}
+			for _, l := range lines(all, func(*ioRow) string { return "limit of SSDs and link" },
+				x.of, bound) {
+				l.Limit = true
+				f.Series = append(f.Series, l)
+			}
+		}
+		out.Figures = append(out.Figures, f)
+	}
+	by("Throughput by "+x.name, "GiB/s", func(r *ioRow) float64 { return r.Bytes / (1 << 30) })
+	by("Reads a second by "+x.name, "million reads/s", func(r *ioRow) float64 { return r.IOPS / 1e6 })
+	by("Median latency by "+x.name, "µs", func(r *ioRow) float64 { return r.P50 })
+	by("99th percentile of latency by "+x.name, "µs", func(r *ioRow) float64 { return r.P99 })
+	if f := histograms(all, x, name); len(f.Series) > 0 {
+		out.Figures = append(out.Figures, f)
+	}
+	t := table{Title: "Measurements", Head: []string{"stack", "SSDs", "row bytes", "depth", "blocks",
+		"GiB/s", "million reads/s", "of the limit", "p50 µs", "p99 µs", "p999 µs", "audit"}}
+	modelled := 0
+	for i := range all {
+		r := &all[i]
+		audit, bound := "passed", "–"
+		if !r.Audited || r.Errors > 0 {
+			audit = "FAILED"
+		}
+		if r.Bound > 0 {
+			bound = percent(r.IOPS / r.Bound)
+		}
+		if r.Modelled {
+			modelled++
+		}
+		t.Rows = append(t.Rows, []string{r.Stack, number(r.SSDs), number(r.RowBytes),
+			number(r.Depth), number(r.Blocks), decimal(r.Bytes / (1 << 30)), decimal(r.IOPS / 1e6),
+			bound, decimal(r.P50), decimal(r.P99), decimal(r.P999), audit})
+	}
+	out.Tables = append(out.Tables, t)
+	if modelled > 0 {
+		out.Note = "Modelled: the virtual clock gave the times, no SSD was measured."
+	}
+	return out, nil
+}
+
+func distinct[T any](all []T, of func(*T) float64) int {
+	seen := map[float64]bool{}
+	for i := range all {
+		seen[of(&all[i])] = true
+	}
+	return len(seen)
+}
+
+// lines makes a series for each name, of the median where several values have one x. What is
+// no number is left out.
+func lines[T any](all []T, name func(*T) string, x, y func(*T) float64) (out []series) {
+	at := map[string]int{}
+	var values []map[float64][]float64
+	for i := range all {
+		r := &all[i]
+		if math.IsNaN(y(r)) {
+			continue
+		}
+		n := name(r)
+		if _, ok := at[n]; !ok {
+			at[n] = len(out)
+			out = append(out, series{Name: n})
+			values = append(values, map[float64][]float64{})
+		}
+		v := values[at[n]]
+		v[x(r)] = append(v[x(r)], y(r))
+	}
+	for i := range out {
+		for x, v := range values[i] {
+			lo, mid, hi := spread(v)
+			out[i].Points = append(out[i].Points, point{x, mid, lo, hi})
+		}
+		slices.SortFunc(out[i].Points, func(a, b point) int { return cmp.Compare(a.X, b.X) })
+	}
+	return out
+}
+
+// mostHistograms bounds the lines of the figure of latencies.
+const mostHistograms = 6
+
+// histograms draws, for each name, the latencies of the measurement with the most of x.
+func histograms(all []ioRow, x parameter, name func(*ioRow) string) figure {
+	f := figure{Kind: kindLines, Title: "Latencies",
+		X: axis{Label: "latency, µs", Log: true}, Y: axis{Label: "share of the reads up to it",
+			Share: true}}
+	last := map[string]*ioRow{}
+	var names []string
+	for i := range all {
+		r := &all[i]
+		n := name(r)
+		if last[n] == nil {
+			names = append(names, n)
+		}
+		if last[n] == nil || x.of(r) >= x.of(last[n]) {
+			last[n] = r
+		}
+	}
+	for _, n := range names[:min(len(names), mostHistograms)] {
+		r := last[n]
+		s := series{Name: fmt.Sprintf("%s, %g %s", n, x.of(r), x.name)}
+		sum, total := 0.0, 0.0
+		for _, b := range r.Histogram {
+			total += b.Count
+		}
+		for _, b := range r.Histogram {
+			sum += b.Count
+			s.Points = append(s.Points, single(b.UpTo, sum/total))
+		}
+		if len(s.Points) > 0 {
+			f.Series = append(f.Series, s)
+		}
+	}
+	return f
+}

@@ -1,0 +1,181 @@
+package htmlreport
+
+import "fmt"
+
+// span is a figure over the repeats of a comparison.
+type span struct {
+	Median float64 `json:"median"`
+	Min    float64 `json:"min"`
+	Max    float64 `json:"max"`
+}
+
+// variant is a data path of a comparison.
+type variant struct {
+	Name       string  `json:"name"`
+	IOStack    string  `json:"io_stack"`
+	Pipeline   string  `json:"pipeline"`
+	Seconds    span    `json:"epoch_seconds"`
+	Ratio      span    `json:"ratio"`
+	Bytes      span    `json:"bytes_ssd"`
+	CPU        span    `json:"cpu_seconds"`
+	Stall      span    `json:"stall"`
+	Overlap    span    `json:"overlap"`
+	RowsGPU    float64 `json:"rows_gpu"`
+	RowsCPU    float64 `json:"rows_cpu"`
+	RowsSSD    float64 `json:"rows_ssd"`
+	Peak       float64 `json:"peak_memory_bytes"`
+	Bottleneck string  `json:"bottleneck"`
+}
+
+// comparison is the event at the end of "compare".
+type comparison struct {
+	Dataset  string    `json:"dataset"`
+	Device   string    `json:"device"`
+	Base     string    `json:"base"`
+	Modelled bool      `json:"modelled"`
+	Hardware string    `json:"hardware"`
+	Variants []variant `json:"variants"`
+	Notes    []string  `json:"notes"`
+}
+
+// comparedRun is one run of it.
+type comparedRun struct {
+	Variant string             `json:"variant"`
+	Stages  map[string]float64 `json:"stage_seconds"`
+	Losses  []float64          `json:"losses"`
+}
+
+// compare digests one comparison.
+func compare(s *Source) (section, error) {
+	out := section{Title: "Comparison: " + s.Name}
+	runs := map[string][]comparedRun{}
+	if err := each(s, "run", func(r comparedRun) {
+		runs[r.Variant] = append(runs[r.Variant], r)
+	}); err != nil {
+		return out, err
+	}
+	err := each(s, "compare", func(c comparison) {
+		times := figure{Kind: kindSpans, Title: "Time of an epoch",
+			Note: "Bars are medians, whiskers go from the least to the most of the repeats.",
+			X:    axis{Label: "seconds"}}
+		busy := figure{Kind: kindStacks, Title: "Busy time of the stages in an epoch",
+			Note: "Mean over the repeats. Stages overlap: a bar may be longer than the epoch took.",
+			X:    axis{Label: "seconds"}}
+		from := figure{Kind: kindStacks, Title: "Where an epoch's rows come from",
+			X: axis{Label: "share of the rows", Share: true}}
+		loss := figure{Kind: kindLines, Title: "Loss by epoch", X: axis{Label: "epoch", Whole: true},
+			Y: axis{Label: "mean loss of training"}}
+		t := table{Title: "Data paths of " + c.Dataset + " on " + c.Device, Head: []string{"",
+			"epoch s", "× " + c.Base, "from SSD", "CPU s", "stall", "overlap", "peak memory",
+			"stack, pipeline", "bottleneck"}}
+		for _, v := range c.Variants {
+			times.Bars = append(times.Bars, bar{Name: v.Name, Value: v.Seconds.Median,
+				Lo: v.Seconds.Min, Hi: v.Seconds.Max})
+			mine := runs[v.Name]
+			busy.Bars = append(busy.Bars, bar{Name: v.Name, Parts: stageParts(mine,
+				func(r comparedRun) map[string]float64 { return r.Stages })})
+			from.Bars = append(from.Bars, bar{Name: v.Name, Parts: tiers(v.RowsGPU, v.RowsCPU,
+				v.RowsSSD)})
+			if len(mine) > 0 && len(mine[0].Losses) > 1 {
+				l := series{Name: v.Name}
+				for e, y := range mine[0].Losses {
+					l.Points = append(l.Points, single(float64(e+1), y))
+				}
+				loss.Series = append(loss.Series, l)
+			}
+			t.Rows = append(t.Rows, []string{v.Name, decimal(v.Seconds.Median),
+				fmt.Sprintf("%s (%s–%s)", decimal(v.Ratio.Median), decimal(v.Ratio.Min),
+					decimal(v.Ratio.Max)),
+				size(v.Bytes.Median), decimal(v.CPU.Median), percent(v.Stall.Median),
+				decimal(v.Overlap.Median), size(v.Peak), v.IOStack + ", " + v.Pipeline,
+				v.Bottleneck})
+		}
+		out.Figures = append(out.Figures, times, busy, from)
+		if len(loss.Series) > 0 {
+			out.Figures = append(out.Figures, loss)
+		}
+		out.Tables = append(out.Tables, t)
+		switch {
+		case c.Hardware != "":
+			out.Note = "Modelled: all times are those of hardware profile " + c.Hardware + "."
+		case c.Modelled:
+			out.Note = "Software SSDs played a model: the times are no measurement of real SSDs."
+		}
+		for _, n := range c.Notes {
+			out.Note += " " + n
+		}
+	})
+	return out, err
+}
+
+// play is a cache of "cache replay".
+type play struct {
+	Policy      string  `json:"policy"`
+	Window      float64 `json:"window"`
+	Superbatch  float64 `json:"superbatch"`
+	LineBytes   float64 `json:"line_bytes"`
+	RowsPerLine float64 `json:"rows_per_line"`
+	Share       float64 `json:"share"`
+	Bytes       float64 `json:"cache_bytes"`
+	Total       struct {
+		Hits    float64 `json:"hit_ratio"`
+		GPU     float64 `json:"gpu_hit_ratio"`
+		Optimum float64 `json:"optimum_hit_ratio"`
+		Gap     float64 `json:"gap_points"`
+		Read    float64 `json:"bytes_ssd"`
+	} `json:"total"`
+}
+
+func (p *play) name() string {
+	text := p.Policy
+	if p.RowsPerLine > 1 {
+		text += fmt.Sprintf(", lines of %g bytes", p.LineBytes)
+	}
+	if p.Superbatch > 0 {
+		text += fmt.Sprintf(" of %g mini-batches", p.Superbatch)
+	}
+	if p.Window > 0 {
+		text += fmt.Sprintf(", window %g", p.Window)
+	}
+	return text
+}
+
+// replay digests the caches that a trace was played through.
+func replay(s *Source) (out section, err error) {
+	out = section{Title: "Caches: " + s.Name}
+	var all []play
+	if err = each(s, "play", func(p play) { all = append(all, p) }); err != nil || len(all) == 0 {
+		return section{}, err
+	}
+	f := figure{Kind: kindLines, Title: "Hits by size of the cache", X: axis{Label: "cache, MiB",
+		Log: true}, Y: axis{Label: "rows that no SSD was read for", Share: true}}
+	mib := func(p *play) float64 { return p.Bytes / (1 << 20) }
+	f.Series = lines(all, (*play).name, mib, func(p *play) float64 { return p.Total.Hits })
+	for _, l := range lines(all, func(*play) string { return "optimum" }, mib,
+		func(p *play) float64 { return p.Total.Optimum }) {
+		l.Limit = true
+		f.Series = append(f.Series, l)
+	}
+	read := figure{Kind: kindLines, Title: "Bytes read by size of the cache",
+		X: axis{Label: "cache, MiB", Log: true}, Y: axis{Label: "MiB"}}
+	read.Series = lines(all, (*play).name, mib,
+		func(p *play) float64 { return p.Total.Read / (1 << 20) })
+	gap := figure{Kind: kindLines, Title: "Hits below the optimum by size of the cache",
+		X: f.X, Y: axis{Label: "points"}}
+	gap.Series = lines(all, (*play).name, mib, func(p *play) float64 { return p.Total.Gap })
+	out.Figures = []figure{f, read}
+	if len(gap.Series) > 0 {
+		out.Figures = append(out.Figures, gap)
+	}
+	t := table{Title: "Caches", Head: []string{"policy", "share of the features", "size", "hits",
+		"optimum", "below it, points", "in the GPU tier", "read"}}
+	for i := range all {
+		p := &all[i]
+		t.Rows = append(t.Rows, []string{p.name(), percent(p.Share), size(p.Bytes),
+			percent(p.Total.Hits), percent(p.Total.Optimum), decimal(p.Total.Gap),
+			percent(p.Total.GPU), size(p.Total.Read)})
+	}
+	out.Tables = []table{t}
+	err = each(s, "note", func(n struct{ Text string }) { out.Note += " " + n.Text })
+	return out, err
+}

@@ -1,0 +1,143 @@
+package htmlreport
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+)
+
+// Kinds of figures. The page's script has a function for each.
+const (
+	kindLines  = "lines"  // y over x, a line for each series
+	kindStacks = "stacks" // a bar for each name, of parts behind each other
+	kindSpans  = "spans"  // a bar for each name, with whiskers from the least to the most
+)
+
+// figure is one chart: what the script draws, and what its table of values says.
+type figure struct {
+	Kind   string   `json:"kind"`
+	Title  string   `json:"title"`
+	Note   string   `json:"note,omitempty"`
+	X      axis     `json:"x"`
+	Y      axis     `json:"y"`
+	Series []series `json:"series,omitempty"`
+	Bars   []bar    `json:"bars,omitempty"`
+}
+
+// axis is a figure's: of bars only X, the values.
+type axis struct {
+	Label string `json:"label"` // with its unit
+	Log   bool   `json:"log,omitempty"`
+	Whole bool   `json:"whole,omitempty"` // only whole numbers are marked
+	Share bool   `json:"share,omitempty"` // 0 to 1, told in percent
+}
+
+// series is a line of a figure. A limit is drawn as a bound, not as a result.
+type series struct {
+	Name   string  `json:"name"`
+	Limit  bool    `json:"limit,omitempty"`
+	Points []point `json:"points"`
+}
+
+// point is a value with the least and the most of the runs that it stands for.
+type point struct {
+	X  float64 `json:"x"`
+	Y  float64 `json:"y"`
+	Lo float64 `json:"lo"`
+	Hi float64 `json:"hi"`
+}
+
+func single(x, y float64) point { return point{x, y, y, y} }
+
+// bar is one of a figure's, with its parts or its value and whiskers.
+type bar struct {
+	Name  string  `json:"name"`
+	Parts []part  `json:"parts,omitempty"`
+	Value float64 `json:"value,omitempty"`
+	Lo    float64 `json:"lo,omitempty"`
+	Hi    float64 `json:"hi,omitempty"`
+}
+
+type part struct {
+	Name  string  `json:"name"`
+	Value float64 `json:"value"`
+}
+
+// table is text in rows.
+type table struct {
+	Title string
+	Head  []string
+	Rows  [][]string
+}
+
+// values is a figure's table: the same figures for people who do not see the drawing.
+func (f *figure) values() table {
+	switch f.Kind {
+	case kindLines:
+		return f.lineValues()
+	case kindStacks:
+		return f.stackValues()
+	}
+	t := table{Head: []string{"", f.X.Label, "least", "most"}}
+	for _, b := range f.Bars {
+		t.Rows = append(t.Rows, []string{b.Name, f.X.text(b.Value), f.X.text(b.Lo),
+			f.X.text(b.Hi)})
+	}
+	return t
+}
+
+// lineValues has a row for each x and a column for each series.
+func (f *figure) lineValues() table {
+	t := table{Head: []string{f.X.Label}}
+	at := map[float64]int{}
+	for i, s := range f.Series {
+		t.Head = append(t.Head, s.Name)
+		for _, p := range s.Points {
+			row, ok := at[p.X]
+			if !ok {
+				row = len(t.Rows)
+				at[p.X] = row
+				t.Rows = append(t.Rows, append([]string{f.X.text(p.X)},
+					make([]string, len(f.Series))...))
+			}
+			text := f.Y.text(p.Y)
+			if p.Lo != p.Hi {
+				text += fmt.Sprintf(" (%s–%s)", f.Y.text(p.Lo), f.Y.text(p.Hi))
+			}
+			t.Rows[row][i+1] = text
+		}
+	}
+	return t
+}
+
+func (f *figure) stackValues() table {
+	t := table{Head: []string{""}}
+	column := map[string]int{}
+	for _, b := range f.Bars {
+		for _, p := range b.Parts {
+			if _, ok := column[p.Name]; !ok {
+				column[p.Name] = len(t.Head)
+				t.Head = append(t.Head, p.Name)
+			}
+		}
+	}
+	for _, b := range f.Bars {
+		row := append([]string{b.Name}, make([]string, len(t.Head)-1)...)
+		for _, p := range b.Parts {
+			row[column[p.Name]] = f.X.text(p.Value)
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+// text is a value of an axis for people.
+func (a axis) text(v float64) string {
+	switch {
+	case a.Share:
+		return strconv.FormatFloat(100*v, 'f', 1, 64) + " %"
+	case v == math.Trunc(v) && math.Abs(v) < 1e6:
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	}
+	return strconv.FormatFloat(v, 'g', 4, 64)
+}

@@ -1,0 +1,212 @@
+package htmlreport
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"helios/internal/errs"
+)
+
+// Source is a file of results: the JSON lines that a verb writes with its option results.
+type Source struct {
+	Name    string // of the file, for people
+	Verb    string
+	Command []string
+	Dataset string
+	Time    string // of its beginning, RFC 3339
+	// Ended: the file has its last line, which says that the run was whole, or why it was not.
+	Ended, Whole bool
+	Reason       string
+
+	arguments []string // of the command, as they were settled; older files have none
+	lines     []line
+}
+
+// line is an event of a source.
+type line struct {
+	event string
+	raw   json.RawMessage
+}
+
+// maxLine bounds a line: a whole training run's result is one.
+const maxLine = 256 << 20
+
+// Read reads the results in r; name is the file's.
+func Read(r io.Reader, name string) (*Source, error) {
+	s := &Source{Name: name}
+	bad := func(n int, why string) error {
+		return errs.New(errs.Usage,
+			"%s, line %d: %s; give a file that option results has written, or the output of option json",
+			name, n, why)
+	}
+	b := bufio.NewReaderSize(r, 1<<16)
+	for n := 1; ; n++ {
+		text, err := readLine(b)
+		if err == io.EOF && len(text) == 0 {
+			if len(s.lines) == 0 {
+				return nil, bad(n, "it is empty")
+			}
+			return s, nil
+		}
+		if err != nil && err != io.EOF {
+			return nil, fmt.Errorf("%s, line %d: %w", name, n, err)
+		}
+		text = bytes.TrimSpace(text)
+		if len(text) == 0 {
+			continue
+		}
+		var head struct {
+			Event string `json:"event"`
+			Kind  string `json:"kind"`
+		}
+		if json.Unmarshal(text, &head) != nil || text[0] != '{' {
+			if err == io.EOF && len(s.lines) > 0 { // a run that was killed in the middle of a line
+				s.Reason = "its last line is cut off"
+				return s, nil
+			}
+			return nil, bad(n, "no JSON object")
+		}
+		if head.Event == "" {
+			head.Event = head.Kind
+		}
+		if werr := s.add(head.Event, text); werr != nil {
+			return nil, bad(n, werr.Error())
+		}
+	}
+}
+
+func readLine(b *bufio.Reader) ([]byte, error) {
+	var all []byte
+	for {
+		part, err := b.ReadSlice('\n')
+		all = append(all, part...)
+		if len(all) > maxLine {
+			return nil, fmt.Errorf("longer than %d bytes", maxLine)
+		}
+		if err != bufio.ErrBufferFull {
+			return all, err
+		}
+	}
+}
+
+// add takes a line over.
+func (s *Source) add(event string, text []byte) error {
+	switch event {
+	case "begin":
+		var b struct {
+			Verb      string   `json:"verb"`
+			Command   []string `json:"command"`
+			Arguments []string `json:"arguments"`
+			Name      string   `json:"dataset_name"`
+			Time      string   `json:"time"`
+		}
+		if err := json.Unmarshal(text, &b); err != nil {
+			return err
+		}
+		s.Verb, s.Command, s.Dataset, s.Time = b.Verb, b.Command, b.Name, b.Time
+		s.arguments = b.Arguments
+	case "end":
+		var e struct {
+			Whole  bool   `json:"whole"`
+			Reason string `json:"reason"`
+		}
+		if err := json.Unmarshal(text, &e); err != nil {
+			return err
+		}
+		s.Ended, s.Whole, s.Reason = true, e.Whole, e.Reason
+	}
+	s.lines = append(s.lines, line{event, append(json.RawMessage(nil), text...)})
+	return nil
+}
+
+// each decodes the events of a name into values of T.
+func each[T any](s *Source, event string, f func(T)) error {
+	for _, l := range s.lines {
+		if l.event != event {
+			continue
+		}
+		var v T
+		if err := json.Unmarshal(l.raw, &v); err != nil {
+			return errs.New(errs.Usage,
+				"%s: an event %q is not what this version of heliosctl writes: %w", s.Name,
+				event, err)
+		}
+		f(v)
+	}
+	return nil
+}
+
+func (s *Source) has(event string) bool {
+	for _, l := range s.lines {
+		if l.event == event {
+			return true
+		}
+	}
+	return false
+}
+
+// Aside are the options that say where a run writes, how it tells how it goes and how its processes
+// find each other: none of them makes it another one.
+var Aside = []string{"results", "overwrite", "checkpoint", "checkpoint-every", "resume", "trace",
+	"timeline", "csv", "html", "json", "quiet", "config", "metrics", "mpi", "rank-timeout"}
+
+// neutral tells whether an option leaves a run in its experiment.
+func neutral(key string) bool {
+	return key == "seed" || key == "state" || slices.Contains(Aside, key)
+}
+
+// options are the arguments of a source's command that tell runs apart.
+func (s *Source) options() (all []string) {
+	words := s.Command
+	if len(s.arguments) > 0 { // each with its value, those of a configuration file among them
+		words = append([]string{"heliosctl"}, s.arguments...)
+	}
+	verb := 1 + len(strings.Fields(s.Verb))
+	for i := 0; i < len(words); i++ {
+		w := words[i]
+		name, isFlag := strings.CutPrefix(w, "--")
+		if isFlag && name == "" {
+			continue
+		}
+		if !isFlag {
+			if i >= verb {
+				all = append(all, w)
+			}
+			continue
+		}
+		key, value, given := strings.Cut(name, "=")
+		typed := len(s.arguments) == 0 && i+1 < len(words) // where a value may be a word of its own
+		if !given && typed && !strings.HasPrefix(words[i+1], "--") {
+			value, given = words[i+1], true
+			i++
+		}
+		if neutral(key) {
+			continue
+		}
+		if given {
+			key += " " + value
+		}
+		all = append(all, key)
+	}
+	return all
+}
+
+// Start begins a source of events that were never in a file; Add adds one.
+func Start(verb, dataset, time string, command []string) *Source {
+	return &Source{Name: dataset, Verb: verb, Command: command, Dataset: dataset, Time: time,
+		Ended: true, Whole: true}
+}
+
+// Add adds an event as it stands in a file of results.
+func (s *Source) Add(event string, v any) error {
+	text, err := json.Marshal(v)
+	if err == nil {
+		s.lines = append(s.lines, line{event, text})
+	}
+	return err
+}

@@ -1,0 +1,304 @@
+package htmlreport
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/internal/errs"
+)
+
+// read reads lines as a file of a name.
+func read(t *testing.T, name string, lines ...string) *Source {
+	t.Helper()
+	s, err := Read(strings.NewReader(strings.Join(lines, "\n")+"\n"), name)
+	require.NoError(t, err)
+	return s
+}
+
+func page(t *testing.T, sources ...*Source) string {
+	t.Helper()
+	var b strings.Builder
+	require.NoError(t, Write(&b, sources, "v1"))
+	return b.String()
+}
+
+// trainRun is a file of a run of two epochs.
+func trainRun(t *testing.T, mode string, seed int, losses ...float64) *Source {
+	t.Helper()
+	lines := []string{fmt.Sprintf(
+		`{"event":"begin","run":"r","verb":"train","command":["heliosctl","train","g","--mode","%s","--seed","%d","--results","x%d"],"dataset_name":"g","time":"2026-01-02T03:04:05Z"}`,
+		mode, seed, seed)}
+	for i, l := range losses {
+		lines = append(lines, fmt.Sprintf(
+			`{"event":"epoch","epoch":%d,"seconds":%d,"loss":%g,"val_acc":0.5,"rows_gpu":10,"rows_cpu":20,"rows_ssd":70,"bytes_ssd":1048576,"stage_seconds":{"sample":0.25,"train":0.5,"complete":1,"novel":0.125}}`,
+			i+1, 2+i, l))
+	}
+	return read(t, fmt.Sprintf("%s-%d.jsonl", mode, seed), append(lines, fmt.Sprintf(
+		`{"event":"result","mode":"%s","seed":%d,"test_acc":0.75,"params_sha256":"0123456789abcdef","peak_memory_bytes":2097152}`,
+		mode, seed), `{"event":"end","run":"r","whole":true}`)...)
+}
+
+// Runs that differ by their seed are one line with a band; others are lines beside it.
+func TestSeedsAreABand(t *testing.T) {
+	s, err := train([]*Source{trainRun(t, "helios", 1, 3, 1), trainRun(t, "helios", 2, 4, 2),
+		trainRun(t, "helios", 3, 3.5, 2.5), trainRun(t, "cpu", 1, 9, 8)})
+	require.NoError(t, err)
+	f := s.Figures[0]
+	require.Equal(t, "Loss by epoch", f.Title)
+	require.Equal(t, []series{
+		{Name: "helios", Points: []point{{1, 3.5, 3, 4}, {2, 2, 1, 2.5}}},
+		{Name: "cpu", Points: []point{{1, 9, 9, 9}, {2, 8, 8, 8}}},
+	}, f.Series)
+	require.Contains(t, f.Note, "bands")
+	require.Equal(t, table{Head: []string{"epoch", "helios", "cpu"}, Rows: [][]string{
+		{"1", "3.5 (3–4)", "9"}, {"2", "2 (1–2.5)", "8"}}}, f.values())
+	require.Equal(t, "50.0 %", s.Figures[1].values().Rows[0][1])
+	require.Equal(t, "Time by epoch", s.Figures[2].Title)
+	// Only the second epoch, and a stage that nobody knew comes behind the known ones.
+	require.Equal(t, bar{Name: "helios", Parts: []part{{"sample", 0.25}, {"complete", 1},
+		{"train", 0.5}, {"novel", 0.125}}}, s.Figures[3].Bars[0])
+	require.Equal(t, []part{{"GPU tier", 0.1}, {"CPU tier", 0.2}, {"SSDs", 0.7}},
+		s.Figures[4].Bars[1].Parts)
+	require.Equal(t, []string{"helios", "1", "2", "3", "1", "50.0 %", "75.0 %", "1 MiB", "2 MiB",
+		"0123456789ab…"}, s.Tables[0].Rows[0])
+}
+
+// Runs of one mode are told apart by the options that not all of them have.
+func TestOptionsTellRunsApart(t *testing.T) {
+	of := func(extra ...string) *Source {
+		s := trainRun(t, "helios", 1, 2)
+		s.Command = append(s.Command, extra...)
+		return s
+	}
+	s, err := train([]*Source{of("--gpu-cache=5%"), of("--gpu-cache", "10%", "--no-eval"),
+		of("--gpu-cache", "10%")})
+	require.NoError(t, err)
+	var names []string
+	for _, x := range s.Figures[0].Series {
+		names = append(names, x.Name)
+	}
+	require.Equal(t, []string{"helios gpu-cache 5%", "helios gpu-cache 10% no-eval",
+		"helios gpu-cache 10%"}, names)
+}
+
+// Settled arguments tell the same, however they were typed.
+func TestArgumentsBeforeTheCommand(t *testing.T) {
+	of := func(arguments ...string) *Source {
+		s := trainRun(t, "helios", 1, 2)
+		s.Command, s.arguments = []string{"heliosctl", "train", "--residual", "g"}, arguments
+		return s
+	}
+	s, err := train([]*Source{of("train", "--residual=true", "--metrics=:1", "--seed=1", "--", "g"),
+		of("train", "--residual=true", "--seed=2", "--rank-timeout=1s", "--", "g"),
+		of("train", "--seed=2", "--", "g")})
+	require.NoError(t, err)
+	require.Len(t, s.Figures[0].Series, 2)
+	require.Equal(t, "helios residual true", s.Figures[0].Series[0].Name)
+}
+
+func ioLine(stack string, ssds, rowBytes int, iops float64) string {
+	return fmt.Sprintf(
+		`{"ssds":%d,"blocks":32,"row_bytes":%d,"stack":"%s","depth":256,"iops":%g,"bytes_per_second":%g,"p50_us":90,"p99_us":120,"p999_us":130,"audited":true,"modelled":true,"bound_iops":%g,"latency_histogram":[{"up_to_us":90,"count":3},{"up_to_us":120,"count":1}]}`,
+		ssds, rowBytes, stack, iops, iops*float64(rowBytes), 2*iops)
+}
+
+// The axis is what the measurements differ by most, SSDs before others, and the limit is drawn.
+func TestReadsBySSDs(t *testing.T) {
+	begin := `{"event":"begin","verb":"bench io","command":["heliosctl","bench","io"]}`
+	s, err := benchIO(read(t, "io", begin, ioLine("async", 1, 4096, 1<<18),
+		ioLine("async", 2, 4096, 1<<19), ioLine("cpu", 1, 4096, 1<<17), ioLine("cpu", 2, 4096, 1<<18),
+		`{"kind":"summary","ssds":2}`))
+	require.NoError(t, err)
+	f := s.Figures[0]
+	require.Equal(t, "Throughput by SSDs", f.Title)
+	require.Equal(t, []series{
+		{Name: "async", Points: []point{single(1, 1), single(2, 2)}},
+		{Name: "cpu", Points: []point{single(1, 0.5), single(2, 1)}},
+		{Name: "limit of SSDs and link", Limit: true,
+			Points: []point{{1, 1.5, 1, 2}, {2, 3, 2, 4}}},
+	}, f.Series)
+	require.Contains(t, s.Note, "Modelled")
+	h := s.Figures[len(s.Figures)-1]
+	require.Equal(t, "Latencies", h.Title)
+	require.Equal(t, []point{single(90, 0.75), single(120, 1)}, h.Series[0].Points)
+	require.Len(t, s.Tables[0].Rows, 4)
+	require.Equal(t, "50.0 %", s.Tables[0].Rows[0][7])
+
+	s, err = benchIO(read(t, "io", begin, ioLine("async", 1, 512, 1), ioLine("async", 1, 4096, 1)))
+	require.NoError(t, err)
+	require.Equal(t, "Throughput by row bytes", s.Figures[0].Title)
+	require.True(t, s.Figures[0].X.Log)
+}
+
+func compareFile(t *testing.T) *Source {
+	t.Helper()
+	s := Start("compare", "g", "2026-01-02T03:04:05Z", []string{"heliosctl", "compare"})
+	require.NoError(t, s.Add("run", map[string]any{"variant": "helios", "losses": []float64{2, 1},
+		"stage_seconds": map[string]float64{"train": 0.5}}))
+	require.NoError(t, s.Add("compare", map[string]any{"dataset": "g", "device": "host",
+		"base": "helios", "hardware": "a100", "notes": []string{"a note."},
+		"variants": []map[string]any{{"name": "helios", "io_stack": "async", "pipeline": "deep",
+			"epoch_seconds": span{2, 1, 3}, "ratio": span{1, 1, 1}, "rows_gpu": 1, "rows_ssd": 3,
+			"bottleneck": "the SSDs"}}}))
+	return s
+}
+
+func replayFile(t *testing.T) *Source {
+	t.Helper()
+	s := Start("cache replay", "g", "2026-01-02T03:04:05Z", nil)
+	for i, hits := range []float64{0.25, 0.5} {
+		require.NoError(t, s.Add("play", map[string]any{"policy": "lru", "window": 2,
+			"cache_bytes": (i + 1) << 20, "share": 0.01, "total": map[string]float64{
+				"hit_ratio": hits, "optimum_hit_ratio": 0.75, "gap_points": 3, "bytes_ssd": 1 << 20}}))
+	}
+	require.NoError(t, s.Add("note", map[string]string{"text": "why"}))
+	return s
+}
+
+func TestComparisonAndReplay(t *testing.T) {
+	s, err := compare(compareFile(t))
+	require.NoError(t, err)
+	require.Equal(t, []bar{{Name: "helios", Value: 2, Lo: 1, Hi: 3}}, s.Figures[0].Bars)
+	require.Equal(t, []part{{"train", 0.5}}, s.Figures[1].Bars[0].Parts)
+	require.Equal(t, []point{single(1, 2), single(2, 1)}, s.Figures[3].Series[0].Points)
+	require.Contains(t, s.Note, "Modelled")
+	require.Contains(t, s.Note, "a note.")
+
+	s, err = replay(replayFile(t))
+	require.NoError(t, err)
+	require.Equal(t, []series{
+		{Name: "lru, window 2", Points: []point{single(1, 0.25), single(2, 0.5)}},
+		{Name: "optimum", Limit: true, Points: []point{single(1, 0.75), single(2, 0.75)}},
+	}, s.Figures[0].Series)
+	require.Equal(t, " why", s.Note)
+}
+
+// A verb without figures of its own is told in tables.
+func TestOtherVerbs(t *testing.T) {
+	p := page(t, read(t, "b", `{"event":"begin","verb":"bench sample","command":[]}`,
+		`{"rate":1.5,"ok":true,"list":[1]}`, `{"rate":2,"name":"x"}`))
+	for _, want := range []string{"bench sample: b", `<th scope="col">rate</th>`, "<td>true</td>",
+		"<td>x</td>", "not ended"} {
+		require.Contains(t, p, want)
+	}
+	require.NotContains(t, p, `<th scope="col">list</th>`)
+}
+
+func TestBadFiles(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"empty", "", "empty"}, {"no JSON", "{}\nepoch 1\n{}", "line 2: no JSON object"},
+		{"an array", "[1]\n", "no JSON object"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Read(strings.NewReader(c.text), "file")
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, "option results")
+			require.Equal(t, errs.Usage, errs.ClassOf(err))
+		})
+	}
+	cut, err := Read(strings.NewReader("{\"event\":\"epoch\",\"epoch\":1}\n{\"event\":\"ep"), "cut")
+	require.NoError(t, err)
+	require.Contains(t, page(t, cut), "its last line is cut off")
+	_, err = train([]*Source{read(t, "odd", `{"event":"epoch","epoch":"one"}`)})
+	require.ErrorContains(t, err, `odd: an event "epoch"`)
+	require.ErrorContains(t, Write(&strings.Builder{}, []*Source{read(t, "b",
+		`{"event":"begin","verb":"train"}`, `{"event":"end"}`)}[:0], "v"), "no results")
+}
+
+// all is a file of each kind, with a name that wants to be markup.
+func all(t *testing.T) []*Source {
+	t.Helper()
+	evil := read(t, `</script><script>bad()</script>`,
+		`{"event":"begin","verb":"compare","dataset_name":"<b>","command":["</script><img src=x onerror=bad()>"]}`)
+	require.NoError(t, evil.Add("compare", map[string]any{"dataset": "</script><b>",
+		"variants": []map[string]any{{"name": "</script><script>bad()</script>",
+			"epoch_seconds": span{1, 1, 1}}, {"name": strings.Repeat("long name ", 12),
+			"epoch_seconds": span{2, 1, 3}, "rows_ssd": 1}}}))
+	return []*Source{trainRun(t, "helios", 1, 3, 1), trainRun(t, "helios", 2, 4, 2),
+		trainRun(t, "cpu", 1, 2, 2), compareFile(t), replayFile(t), evil,
+		read(t, "io.jsonl", `{"event":"begin","verb":"bench io","command":[]}`,
+			ioLine("async", 1, 4096, 5e5), ioLine("async", 2, 4096, 9e5)),
+		read(t, "other.jsonl", `{"event":"begin","verb":"bench memory","command":[]}`,
+			`{"rate":1.5}`)}
+}
+
+// The page needs nothing from elsewhere, and no text of the data is markup in it.
+func TestPageStandsAlone(t *testing.T) {
+	p := page(t, all(t)...)
+	require.Less(t, len(p), 2<<20)
+	body := strings.Replace(p, plotScript, "", 1)
+	require.NotEqual(t, p, body)
+	require.NotRegexp(t, `(?i)\bsrc=["']?|href="[^#]|@import|url\(|https?://`,
+		strings.ReplaceAll(body, "img src=x", ""))
+	require.NotRegexp(t, `fetch\(|XMLHttpRequest|WebSocket|importScripts`, p)
+	require.Equal(t, 3, strings.Count(strings.ToLower(p), "<script"))
+	require.Equal(t, 3, strings.Count(strings.ToLower(p), "</script"))
+	require.NotContains(t, body, "<img")
+	// Each figure has its values in a table, which needs no script.
+	require.Equal(t, strings.Count(p, "<figure"), strings.Count(p, "<summary>Values</summary>"))
+}
+
+// Text and lines can be told from what is behind them: WCAG 2.2, 1.4.3 (4.5) and 1.4.11 (3).
+func TestContrast(t *testing.T) {
+	root := regexp.MustCompile(`(?s):root \{(.*?)\}`).FindAllStringSubmatch(pageStyle, -1)
+	require.Len(t, root, 2, "light and dark")
+	for i, theme := range root {
+		colours := map[string]float64{}
+		for _, m := range regexp.MustCompile(`--(\w+): #([0-9a-f]{6});`).FindAllStringSubmatch(
+			theme[1], -1) {
+			colours[m[1]] = luminance(t, m[2])
+		}
+		require.GreaterOrEqual(t, len(colours), 14)
+		for name, l := range colours {
+			a, b := max(l, colours["back"])+0.05, min(l, colours["back"])+0.05
+			switch {
+			case name == "text" || name == "muted" || name == "link":
+				require.GreaterOrEqual(t, a/b, 4.5, "theme %d, --%s", i, name)
+			case name != "back" && name != "line":
+				require.GreaterOrEqual(t, a/b, 3.0, "theme %d, --%s", i, name)
+			}
+		}
+	}
+}
+
+// luminance is the relative luminance of a colour.
+func luminance(t *testing.T, hex string) float64 {
+	t.Helper()
+	sum := 0.0
+	for i, weight := range []float64{0.2126, 0.7152, 0.0722} {
+		v, err := strconv.ParseUint(hex[2*i:2*i+2], 16, 8)
+		require.NoError(t, err)
+		c := float64(v) / 255
+		if c <= 0.04045 {
+			c /= 12.92
+		} else {
+			c = math.Pow((c+0.055)/1.055, 2.4)
+		}
+		sum += weight * c
+	}
+	return sum
+}
+
+// The script's own parts are those of the bundle.
+func TestBundleHasWhatThePageUses(t *testing.T) {
+	entry, err := os.ReadFile("../../tools/plotbundle/entry.js")
+	require.NoError(t, err)
+	exports := regexp.MustCompile(`export \{(.*)\}`).FindStringSubmatch(string(entry))
+	require.NotNil(t, exports)
+	have := map[string]bool{}
+	for _, name := range strings.Split(exports[1], ", ") {
+		have[name] = true
+	}
+	used := map[string]bool{}
+	for _, m := range regexp.MustCompile(`Plot\.(\w+)`).FindAllStringSubmatch(pageScript, -1) {
+		used[m[1]] = true
+	}
+	require.Equal(t, have, used)
+}

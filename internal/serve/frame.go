@@ -1,0 +1,174 @@
+package serve
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+)
+
+// Protocol is the version of the protocol that this package speaks.
+const Protocol = 1
+
+const (
+	maxFrame = 16 << 20
+	maxFDs   = 4
+)
+
+// request is any message of a client. Only the fields of its type count.
+type request struct {
+	Type     string         `json:"type"`
+	Protocol int            `json:"protocol"`
+	Dataset  string         `json:"dataset"`
+	SSDFile  []string       `json:"ssd_file"`
+	SSD      []string       `json:"ssd"`
+	Handle   int            `json:"handle"`
+	Options  map[string]any `json:"options"`
+	Split    *string        `json:"split"`
+	Shuffle  bool           `json:"shuffle"`
+	Rank     int            `json:"rank"`
+	World    *int           `json:"world"`
+	Slots    *int           `json:"slots"`
+	ID       int            `json:"id"`
+	Epoch    int            `json:"epoch"`
+	First    int            `json:"first"`
+	Slot     int            `json:"slot"`
+
+	nodes []int64 // of the descriptor that came with it; nil: none came
+}
+
+// decode reads the body of a frame.
+func decode(body []byte) (*request, error) {
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.UseNumber()
+	r := &request{}
+	if err := d.Decode(r); err != nil {
+		return nil, errs.New(errs.Usage, "protocol: a frame is no message: %w", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, errs.New(errs.Usage, "protocol: a frame has more than one message")
+	}
+	if r.Type == "" {
+		return nil, errs.New(errs.Usage, "protocol: a message has no type")
+	}
+	return r, nil
+}
+
+// texts returns options as a command line has them.
+func texts(options map[string]any) (map[string]string, error) {
+	out := map[string]string{}
+	for k, v := range options {
+		switch v := v.(type) {
+		case string:
+			out[k] = v
+		case json.Number:
+			out[k] = v.String()
+		case bool:
+			out[k] = fmt.Sprint(v)
+		default:
+			return nil, errs.New(errs.Usage, "%v is no text, number or boolean", errs.Key(k))
+		}
+	}
+	return out, nil
+}
+
+// wire is a connection that carries frames. One goroutine reads; several may write.
+type wire struct {
+	c       *net.UnixConn
+	timeout time.Duration // of a frame
+	mu      sync.Mutex    // of writing
+}
+
+// read waits for a frame, which may come late but not slowly. The descriptors are the caller's to
+// close, also with an error.
+func (w *wire) read(first time.Duration) (body []byte, fds []int, err error) {
+	var until time.Time
+	if first > 0 {
+		until = time.Now().Add(first)
+	}
+	if err := w.c.SetReadDeadline(until); err != nil {
+		return nil, nil, err
+	}
+	var head [4]byte
+	for n := 0; n < len(head); {
+		oob := make([]byte, unix.CmsgSpace(4*maxFDs))
+		got, oobn, flags, _, err := w.c.ReadMsgUnix(head[n:], oob)
+		fds = append(fds, descriptors(oob[:oobn])...)
+		if flags&unix.MSG_CTRUNC != 0 {
+			return nil, fds, errs.New(errs.Usage,
+				"protocol: more than %d descriptors came at once", maxFDs)
+		}
+		if err != nil {
+			return nil, fds, err
+		}
+		if got == 0 {
+			return nil, fds, io.EOF
+		}
+		if n == 0 {
+			if err := w.c.SetReadDeadline(time.Now().Add(w.timeout)); err != nil {
+				return nil, fds, err
+			}
+		}
+		n += got
+	}
+	n := binary.LittleEndian.Uint32(head[:])
+	if n > maxFrame {
+		return nil, fds, errs.New(errs.Usage, "protocol: a frame of %d bytes; %d is the most", n,
+			maxFrame)
+	}
+	body = make([]byte, n)
+	_, err = io.ReadFull(w.c, body)
+	return body, fds, err
+}
+
+// descriptors returns those in a control message.
+func descriptors(oob []byte) (fds []int) {
+	all, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range all {
+		if some, err := unix.ParseUnixRights(&all[i]); err == nil {
+			fds = append(fds, some...)
+		}
+	}
+	return fds
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd) // another process's file
+	}
+}
+
+// write sends a message, and a descriptor with it where fd is not negative.
+func (w *wire) write(m any, fd int) error {
+	body, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	frame := append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.c.SetWriteDeadline(time.Now().Add(w.timeout)); err != nil {
+		return err
+	}
+	n := 0
+	if fd >= 0 {
+		if n, _, err = w.c.WriteMsgUnix(frame, unix.UnixRights(fd), nil); err != nil {
+			return err
+		}
+	}
+	if n < len(frame) {
+		_, err = w.c.Write(frame[n:])
+	}
+	return err
+}

@@ -1,0 +1,133 @@
+package serve
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+	"helios/internal/units"
+)
+
+const (
+	alignment = 64
+	pageBytes = 4096
+	firstSlot = 256 << 10 // bytes of a slot until a batch needs more
+)
+
+// memory is how much all rings may take together.
+type memory struct {
+	most int64
+	used atomic.Int64
+}
+
+func (m *memory) take(n int64) error {
+	if now := m.used.Add(n); now > m.most {
+		m.used.Add(-n)
+		return errs.New(errs.Capability,
+			"the rings of this daemon's clients may take %s together, and another %s is too much; use fewer slots or smaller batches, or give the daemon a larger %v",
+			units.FormatBytes(m.most), units.FormatBytes(n), errs.Key("memory"))
+	}
+	return nil
+}
+
+// ring is shared memory of slots, in a file without a name that can't shrink: a client that
+// truncated it would kill us.
+type ring struct {
+	of        *memory
+	fd        int
+	data      []byte
+	slots     int
+	slotBytes int64
+	held      int  // slots that the client has in it
+	old       bool // another one has taken its place
+}
+
+func newRing(of *memory, slots int, slotBytes int64) (r *ring, err error) {
+	size := int64(slots) * slotBytes
+	if err := of.take(size); err != nil {
+		return nil, err
+	}
+	r = &ring{of: of, fd: -1, slots: slots, slotBytes: slotBytes}
+	defer func() {
+		if err != nil {
+			r.unmap()
+			of.used.Add(-size)
+		}
+	}()
+	if r.fd, err = unix.MemfdCreate("helios-ring",
+		unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
+		return nil, fmt.Errorf("ring: %w", err)
+	}
+	if err := unix.Ftruncate(r.fd, size); err != nil {
+		return nil, fmt.Errorf("ring of %d bytes: %w", size, err)
+	}
+	if _, err := unix.FcntlInt(uintptr(r.fd), unix.F_ADD_SEALS,
+		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return nil, fmt.Errorf("ring: %w", err)
+	}
+	if r.data, err = unix.Mmap(r.fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED); err != nil {
+		return nil, fmt.Errorf("ring of %d bytes: %w", size, err)
+	}
+	return r, nil
+}
+
+// unmap lets go of our side.
+func (r *ring) unmap() {
+	if r.data != nil {
+		_ = unix.Munmap(r.data) // it is a whole mapping
+		r.data = nil
+	}
+	if r.fd >= 0 {
+		_ = unix.Close(r.fd)
+		r.fd = -1
+	}
+}
+
+// close ends the ring; it counts as taken until the client has given its slots back.
+func (r *ring) close() {
+	r.unmap()
+	if !r.old {
+		r.old = true
+		r.settle()
+	}
+}
+
+func (r *ring) settle() {
+	if r.old && r.held == 0 {
+		r.of.used.Add(-int64(r.slots) * r.slotBytes)
+		r.held = -1
+	}
+}
+
+// tensor describes one in a slot.
+type tensor struct {
+	Name   string  `json:"name"`
+	DType  string  `json:"dtype"`
+	Shape  []int64 `json:"shape"`
+	Offset int64   `json:"offset"`
+}
+
+// layout places tensors in a slot and returns how many bytes it needs.
+func layout(of []Tensor) (described []tensor, bytes int64) {
+	for _, t := range of {
+		described = append(described, tensor{t.Name, t.DType, t.Shape, bytes})
+		bytes += (t.Bytes + alignment - 1) &^ (alignment - 1)
+	}
+	return described, bytes
+}
+
+// slotFor returns the size of slots that hold so many bytes, with room for larger batches.
+func slotFor(bytes int64) int64 {
+	return (bytes + bytes/2 + pageBytes - 1) &^ (pageBytes - 1)
+}
+
+// put writes tensors into a slot.
+func (r *ring) put(slot int, of []Tensor, described []tensor) {
+	base := r.data[int64(slot)*r.slotBytes:][:r.slotBytes]
+	for i, t := range of {
+		t.Put(base[described[i].Offset:][:t.Bytes])
+	}
+}

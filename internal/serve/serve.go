@@ -1,0 +1,235 @@
+// Package serve hands mini-batches to other processes: a daemon on a Unix socket, and shared memory
+// that batches lie in (docs/PROTOCOL.md). What makes the batches is a Backend.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/user"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// Backend opens datasets. Its methods, and those of what it opens, may be called for several
+// clients at once.
+type Backend interface {
+	Open(ctx context.Context, q OpenRequest) (Dataset, error)
+}
+
+// OpenRequest names a dataset and its SSDs: files that play some, names of bound ones, or none for
+// all that are bound.
+type OpenRequest struct {
+	Dataset      string
+	SSDFile, SSD []string
+}
+
+// Dataset makes loaders, of which none is open any more when it is closed.
+type Dataset interface {
+	Info() DatasetInfo
+	Loader(ctx context.Context, q LoaderRequest) (Loader, error)
+	Close() error
+}
+
+// DatasetInfo describes a dataset to clients.
+type DatasetInfo struct {
+	Name     string           `json:"name"`
+	UUID     string           `json:"uuid"`
+	Nodes    int64            `json:"nodes"`
+	Edges    int64            `json:"edges"`
+	Dim      int              `json:"dim"`
+	Classes  int              `json:"classes"`
+	RowDType string           `json:"row_dtype"`
+	Splits   map[string]int64 `json:"splits"`
+}
+
+// LoaderRequest says which mini-batches a loader makes. Nodes, where not nil, replace Split.
+type LoaderRequest struct {
+	Options     map[string]string
+	Split       string
+	Nodes       []int64
+	Shuffle     bool
+	Rank, World int
+}
+
+// Loader makes mini-batches, one epoch at a time. Epoch ends with emit's first error, and soon when
+// ctx ends.
+type Loader interface {
+	Batches() int
+	Epoch(ctx context.Context, epoch, first int, emit func(*Batch) error) error
+	Close() error
+}
+
+// Batch is a mini-batch, valid until emit returns.
+type Batch struct {
+	Epoch, Index, Seeds int
+	HopEnd              []int64
+	Tensors             []Tensor
+}
+
+// Tensor has Bytes bytes, which Put writes.
+type Tensor struct {
+	Name, DType string
+	Shape       []int64
+	Bytes       int64
+	Put         func(to []byte)
+}
+
+// Config says what a server is. Zero values of the bounds are the defaults.
+type Config struct {
+	Backend    Backend
+	Version    string
+	MaxClients int   // at once; default 16
+	Memory     int64 // of all rings
+	Group      bool  // members of the daemon's group are let in, too
+	Timeout    time.Duration
+	Note       func(string)
+
+	credentials func(*net.UnixConn) (*unix.Ucred, error) // of tests
+}
+
+// Bounds of one client.
+const (
+	maxDatasets = 16
+	maxLoaders  = 64
+	maxSlots    = 64
+	maxWaiting  = 64 // requests that wait for the one before
+)
+
+// Server serves clients.
+type Server struct {
+	Config
+	memory memory
+}
+
+// New returns a server.
+func New(c Config) *Server {
+	if c.MaxClients == 0 {
+		c.MaxClients = 16
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 30 * time.Second
+	}
+	if c.Note == nil {
+		c.Note = func(string) {}
+	}
+	if c.credentials == nil {
+		c.credentials = credentials
+	}
+	return &Server{Config: c, memory: memory{most: c.Memory}}
+}
+
+// Serve accepts clients until ctx ends, ends their sessions, and returns nil.
+func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+	stop := context.AfterFunc(ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	places := make(chan struct{}, s.MaxClients)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		c, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			if err == nil {
+				err = c.Close()
+				return err
+			}
+			return nil
+		}
+		if err != nil {
+			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+				s.Note(fmt.Sprintf("a client must wait: %v", err))
+				select {
+				case <-time.After(time.Second):
+				case <-ctx.Done():
+				}
+				continue
+			}
+			return err
+		}
+		select {
+		case places <- struct{}{}:
+			wg.Go(func() {
+				defer func() { <-places }()
+				if err := s.ServeConn(ctx, c); err != nil {
+					s.Note(fmt.Sprintf("a client's session ended: %v", err))
+				}
+			})
+		default:
+			w := &wire{c: c, timeout: time.Second}
+			_ = w.write(failure(0, errs.New(errs.Capability,
+				"the daemon has %d clients, and no more at once; end one, or give the daemon a larger %v",
+				s.MaxClients, errs.Key("max-clients"))), -1) // it is being sent away
+			_ = c.Close()
+		}
+	}
+}
+
+// credentials returns whose process is at the other end.
+func credentials(c *net.UnixConn) (cred *unix.Ucred, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return cred, errors.Join(err, cerr)
+}
+
+// permit refuses users that are not let in.
+func (s *Server) permit(c *net.UnixConn) error {
+	cred, err := s.credentials(c)
+	if err != nil {
+		return errs.New(errs.Refused, "the client's user is not known: %w", err)
+	}
+	if cred.Uid == 0 || int(cred.Uid) == os.Geteuid() {
+		return nil
+	}
+	if s.Group {
+		if int(cred.Gid) == os.Getegid() {
+			return nil
+		}
+		if u, err := user.LookupId(strconv.Itoa(int(cred.Uid))); err == nil {
+			of, err := u.GroupIds()
+			for _, g := range of {
+				if err == nil && g == strconv.Itoa(os.Getegid()) {
+					return nil
+				}
+			}
+		}
+	}
+	return errs.New(errs.Refused,
+		"user %d may not use this daemon, which is user %d's; start one of your own", cred.Uid,
+		os.Geteuid())
+}
+
+// failed is a message of an error.
+type failed struct {
+	Type    string `json:"type"`
+	ID      int    `json:"id,omitempty"`
+	Class   string `json:"class"`
+	Code    int    `json:"code"`
+	Message string `json:"message"`
+}
+
+func failure(id int, err error) failed {
+	c := errs.ClassOf(err)
+	return failed{"error", id, map[errs.Class]string{errs.Failed: "failed", errs.Usage: "usage",
+		errs.Capability: "capability", errs.Refused: "refused", errs.Device: "device",
+		errs.Interrupted: "interrupted"}[c], int(c), err.Error()}
+}
+
+// Of is a tensor of one dimension whose numbers are those of v.
+func Of[T int64 | uint32 | float32](name, dtype string, v []T) Tensor {
+	raw := hostmem.Bytes(v)
+	return Tensor{Name: name, DType: dtype, Shape: []int64{int64(len(v))}, Bytes: int64(len(raw)),
+		Put: func(to []byte) { copy(to, raw) }}
+}

@@ -1,0 +1,462 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// helloTimeout is how long a new client may take to say what it is.
+const helloTimeout = 10 * time.Second
+
+// session is a client's connection, and what it has open. A goroutine reads requests and gives
+// slots back, another one answers in their order, and each epoch under way has one.
+type session struct {
+	s        *Server
+	w        *wire
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	greeted  bool
+	datasets []Dataset // by handle, from 1
+
+	mu      sync.Mutex // of the map, and of slots
+	loaders map[int]*loader
+	made    int // loaders so far
+}
+
+// loader is one of a session's, with its ring and credits.
+type loader struct {
+	of   *session
+	id   int
+	from Loader
+	free chan int
+	ring *ring
+	held map[int]*ring // slots that the client has
+
+	end   context.CancelFunc // of the epoch under way
+	ended chan struct{}      // closed when none is
+	over  atomic.Bool        // the client is told that it ends, or will be
+}
+
+// errGone ends a session whose client is gone.
+var errGone = errors.New("the client is gone")
+
+// ServeConn serves one client until it or ctx ends, and closes the connection. The error says why
+// the client was sent away.
+func (s *Server) ServeConn(ctx context.Context, c *net.UnixConn) error {
+	x := &session{s: s, w: &wire{c: c, timeout: s.Timeout}, loaders: map[int]*loader{}}
+	defer func() { _ = c.Close() }() // everything is said
+	if err := s.permit(c); err != nil {
+		_ = x.w.write(failure(0, err), -1)
+		return err
+	}
+	x.ctx, x.cancel = context.WithCancelCause(ctx)
+	defer x.cancel(nil)
+	stop := context.AfterFunc(x.ctx, func() { _ = c.CloseRead() })
+	defer stop()
+	requests := make(chan *request, maxWaiting)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(requests)
+		if err := x.readAll(requests); err != nil {
+			x.cancel(err)
+		}
+	})
+	for q := range requests {
+		if x.ctx.Err() != nil {
+			continue
+		}
+		_ = x.wrote(x.handle(q)) // it ends the session
+	}
+	wg.Wait()
+	x.cancel(errGone)
+	var all []error
+	for _, l := range x.loaders {
+		all = append(all, l.close())
+	}
+	for _, d := range x.datasets {
+		all = append(all, d.Close())
+	}
+	if cause := context.Cause(x.ctx); ctx.Err() == nil && !errors.Is(cause, errGone) {
+		all = append(all, cause)
+		if errs.ClassOf(cause) != errs.Failed {
+			_ = x.w.write(failure(0, cause), -1)
+		}
+	}
+	return errors.Join(all...)
+}
+
+// wrote ends the session where a message could not be written.
+func (x *session) wrote(err error) error {
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		err = errGone
+	}
+	if err != nil {
+		x.cancel(err)
+	}
+	return err
+}
+
+// readAll reads requests until the client is gone or does what no client may.
+func (x *session) readAll(to chan<- *request) error {
+	for first := helloTimeout; ; first = 0 {
+		body, fds, err := x.w.read(first)
+		if x.ctx.Err() != nil {
+			closeAll(fds)
+			return nil
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
+			closeAll(fds)
+			return errGone
+		}
+		var q *request
+		if err == nil {
+			q, err = decode(body)
+		} else if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = errs.New(errs.Usage, "protocol: a frame did not come whole in time")
+		}
+		if err == nil && q.Type == "loader" && len(fds) > 0 {
+			q.nodes, err = x.readNodes(fds[0])
+		}
+		closeAll(fds)
+		if err != nil {
+			return err
+		}
+		if q.Type == "release" {
+			if err := x.release(q); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case to <- q:
+		default:
+			return errs.New(errs.Usage, "protocol: %d requests wait for an answer; wait for some",
+				maxWaiting)
+		}
+	}
+}
+
+// readNodes copies node numbers out of a file in memory. Nothing of the client's is mapped, so
+// whatever becomes of the file, we read what is there.
+func (x *session) readNodes(fd int) ([]int64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, errs.New(errs.Usage, "protocol: the file of nodes: %w", err)
+	}
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, errs.New(errs.Usage, "protocol: the file of nodes is not of memfd_create")
+	}
+	if st.Size%8 != 0 || st.Size > x.s.Memory {
+		return nil, errs.New(errs.Usage,
+			"protocol: a file of nodes of %d bytes; it has 8 for each, and at most %d", st.Size,
+			x.s.Memory)
+	}
+	nodes := make([]int64, st.Size/8)
+	for raw := hostmem.Bytes(nodes); len(raw) > 0; {
+		n, err := unix.Pread(fd, raw, st.Size-int64(len(raw)))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n == 0 {
+			return nil, errs.New(errs.Usage, "protocol: the file of nodes ended early: %v", err)
+		}
+		raw = raw[n:]
+	}
+	return nodes, nil
+}
+
+// handle answers a request. An error ends the session; others are sent to the client.
+func (x *session) handle(q *request) error {
+	if q.Type == "hello" {
+		if q.Protocol != Protocol {
+			return errs.New(errs.Usage,
+				"the client speaks protocol %d, this daemon %d; install the package that belongs to it",
+				q.Protocol, Protocol)
+		}
+		x.greeted = true
+		return x.w.write(map[string]any{"type": "welcome", "protocol": Protocol,
+			"version": x.s.Version, "pid": os.Getpid()}, -1)
+	}
+	if !x.greeted {
+		return errs.New(errs.Usage, "protocol: %q before hello", q.Type)
+	}
+	switch q.Type {
+	case "open":
+		return x.open(q)
+	case "loader":
+		return x.loader(q)
+	case "epoch", "stop", "close":
+	default:
+		return errs.New(errs.Usage, "protocol: unknown message %q", q.Type)
+	}
+	if q.ID < 1 || q.ID > x.made {
+		return errs.New(errs.Usage, "protocol: %s of loader %d, which was never made", q.Type, q.ID)
+	}
+	l := x.loaders[q.ID]
+	switch {
+	case q.Type == "epoch" && l == nil:
+		return x.w.write(failure(q.ID, errs.New(errs.Usage, "loader %d is closed", q.ID)), -1)
+	case q.Type == "epoch":
+		return l.start(q)
+	}
+	var err error
+	kind := "stopped"
+	if l != nil {
+		l.stop()
+	}
+	if q.Type == "close" {
+		kind = "closed"
+		if l != nil {
+			x.mu.Lock()
+			delete(x.loaders, q.ID)
+			x.mu.Unlock()
+			err = l.close()
+		}
+	}
+	if err != nil {
+		return x.w.write(failure(q.ID, err), -1)
+	}
+	return x.w.write(map[string]any{"type": kind, "id": q.ID}, -1)
+}
+
+func (x *session) open(q *request) error {
+	if len(x.datasets) == maxDatasets {
+		return x.w.write(failure(0, errs.New(errs.Capability,
+			"a client may open %d datasets; use another connection", maxDatasets)), -1)
+	}
+	d, err := x.s.Backend.Open(x.ctx, OpenRequest{q.Dataset, q.SSDFile, q.SSD})
+	if err != nil {
+		return x.answer(err)
+	}
+	x.datasets = append(x.datasets, d)
+	return x.w.write(map[string]any{"type": "opened", "dataset": d.Info(),
+		"handle": len(x.datasets)}, -1)
+}
+
+// answer tells the client of an error of its request, unless the session ends.
+func (x *session) answer(err error) error {
+	if x.ctx.Err() != nil {
+		return nil
+	}
+	return x.w.write(failure(0, err), -1)
+}
+
+func (x *session) loader(q *request) error {
+	if q.Handle < 1 || q.Handle > len(x.datasets) {
+		return errs.New(errs.Usage, "protocol: no dataset has handle %d", q.Handle)
+	}
+	l, err := x.newLoader(q)
+	if err != nil {
+		return x.answer(err)
+	}
+	return x.w.write(map[string]any{"type": "loader", "id": l.id, "batches": l.from.Batches(),
+		"slots": l.ring.slots, "slot_bytes": l.ring.slotBytes}, l.ring.fd)
+}
+
+func (x *session) newLoader(q *request) (*loader, error) {
+	r := LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, Rank: q.Rank, World: 1}
+	slots := 4
+	switch {
+	case len(x.loaders) == maxLoaders:
+		return nil, errs.New(errs.Capability, "a client may have %d loaders; close some",
+			maxLoaders)
+	case q.Split == nil && q.nodes == nil:
+		return nil, errs.New(errs.Usage, "neither a split nor nodes; give one")
+	case q.Split != nil && q.nodes != nil:
+		return nil, errs.New(errs.Usage, "a split and nodes; give one")
+	case q.Split != nil:
+		r.Split = *q.Split
+	}
+	if q.World != nil {
+		r.World = *q.World
+	}
+	if r.World < 1 || r.Rank < 0 || r.Rank >= r.World {
+		return nil, errs.New(errs.Usage, "rank %d of world %d; it is from 0 to world - 1", r.Rank,
+			r.World)
+	}
+	if q.Slots != nil {
+		slots = *q.Slots
+	}
+	if slots < 1 || slots > maxSlots {
+		return nil, errs.New(errs.Usage, "%d slots are not between 1 and %d", slots, maxSlots)
+	}
+	var err error
+	if r.Options, err = texts(q.Options); err != nil {
+		return nil, err
+	}
+	mem, err := newRing(&x.s.memory, slots, firstSlot)
+	if err != nil {
+		return nil, err
+	}
+	from, err := x.datasets[q.Handle-1].Loader(x.ctx, r)
+	if err != nil {
+		mem.close()
+		return nil, err
+	}
+	l := &loader{of: x, from: from, ring: mem, free: make(chan int, slots),
+		held: map[int]*ring{}, end: func() {}, ended: make(chan struct{})}
+	close(l.ended)
+	for i := range slots {
+		l.free <- i
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.made++
+	l.id = x.made
+	x.loaders[l.id] = l
+	return l, nil
+}
+
+// release takes a slot back. Of a loader that is closed it says nothing new.
+func (x *session) release(q *request) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if q.ID < 1 || q.ID > x.made {
+		return errs.New(errs.Usage, "protocol: release of loader %d, which was never made", q.ID)
+	}
+	l := x.loaders[q.ID]
+	if l == nil {
+		return nil
+	}
+	r := l.held[q.Slot]
+	if r == nil {
+		return errs.New(errs.Usage, "protocol: release of slot %d, which the client does not have",
+			q.Slot)
+	}
+	delete(l.held, q.Slot)
+	r.held--
+	r.settle()
+	l.free <- q.Slot
+	return nil
+}
+
+// running tells whether an epoch is under way.
+func (l *loader) running() bool {
+	select {
+	case <-l.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// start begins an epoch.
+func (l *loader) start(q *request) error {
+	if l.over.Load() {
+		<-l.ended // what is left is the message, which the client has seen
+	}
+	if l.running() {
+		return l.of.w.write(failure(l.id, errs.New(errs.Usage,
+			"loader %d: an epoch is under way; stop it first", l.id)), -1)
+	}
+	ctx, end := context.WithCancel(l.of.ctx)
+	l.end, l.ended = end, make(chan struct{})
+	l.over.Store(false)
+	done := l.ended
+	go func() {
+		defer close(done)
+		defer end()
+		err := l.from.Epoch(ctx, q.Epoch, q.First, func(b *Batch) error { return l.emit(ctx, b) })
+		if ctx.Err() != nil {
+			return // stopped, and whoever did knows
+		}
+		l.over.Store(true)
+		if err != nil {
+			err = l.of.w.write(failure(l.id, err), -1)
+		} else {
+			err = l.of.w.write(map[string]any{"type": "epoch_end", "id": l.id, "epoch": q.Epoch}, -1)
+		}
+		l.of.wrote(err)
+	}()
+	return nil
+}
+
+// batch is the message of one.
+type batch struct {
+	Type    string   `json:"type"`
+	ID      int      `json:"id"`
+	Epoch   int      `json:"epoch"`
+	Index   int      `json:"index"`
+	Slot    int      `json:"slot"`
+	Seeds   int      `json:"num_seeds"`
+	HopEnd  []int64  `json:"hop_end"`
+	Tensors []tensor `json:"tensors"`
+}
+
+// emit puts a batch into a slot, which it waits for as long as the client has all.
+func (l *loader) emit(ctx context.Context, b *Batch) error {
+	var slot int
+	select {
+	case slot = <-l.free:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	sent := false
+	defer func() {
+		if !sent {
+			l.free <- slot
+		}
+	}()
+	described, bytes := layout(b.Tensors)
+	if bytes > l.ring.slotBytes {
+		if err := l.grow(slotFor(bytes)); err != nil {
+			return err
+		}
+	}
+	l.ring.put(slot, b.Tensors, described)
+	l.of.mu.Lock()
+	l.held[slot] = l.ring // before the client knows of it, which may be quick
+	l.ring.held++
+	l.of.mu.Unlock()
+	sent = true
+	err := l.of.w.write(batch{"batch", l.id, b.Epoch, b.Index, slot, b.Seeds, b.HopEnd, described},
+		-1)
+	return l.of.wrote(err)
+}
+
+// grow makes a ring of larger slots. The client has the former one's slots until it releases them.
+func (l *loader) grow(slotBytes int64) error {
+	r, err := newRing(l.ring.of, l.ring.slots, slotBytes)
+	if err != nil {
+		return err
+	}
+	l.of.mu.Lock()
+	l.ring.close()
+	l.ring = r
+	l.of.mu.Unlock()
+	err = l.of.w.write(map[string]any{"type": "ring", "id": l.id, "slots": r.slots,
+		"slot_bytes": r.slotBytes}, r.fd)
+	return l.of.wrote(err)
+}
+
+// stop ends the epoch under way and waits for its end.
+func (l *loader) stop() {
+	l.end()
+	<-l.ended
+}
+
+// close frees what the loader has. It is no longer among the session's.
+func (l *loader) close() error {
+	l.stop()
+	l.of.mu.Lock()
+	for slot, r := range l.held {
+		delete(l.held, slot)
+		r.held--
+		r.settle()
+	}
+	l.ring.close()
+	l.of.mu.Unlock()
+	return l.from.Close()
+}

@@ -1,0 +1,89 @@
+// Package treesum says in which order the shards of an optimiser step are added up. Floating-point
+// sums depend on their order, so there is one: a binary tree over the shards' numbers, in which a
+// sum over 1, 2, 4, … shards is joined with its right neighbour. Whatever devices and processes
+// hold the shards, the same numbers are added, and the same bits come out.
+package treesum
+
+import (
+	"math/bits"
+	"slices"
+)
+
+// Node is the sum over shards First to First+Count-1 of a step: a subtree.
+type Node struct{ First, Count int }
+
+// End is the first shard behind a node.
+func (a Node) End() int { return a.First + a.Count }
+
+// Join returns the node that two neighbours are the halves of in a step of n shards; ok is false
+// where they are not. The tree is that of a stride which doubles, g[s] += g[s+stride]: a right half
+// may be shorter at the step's end.
+func Join(left, right Node, n int) (sum Node, ok bool) {
+	size := left.Count
+	ok = bits.OnesCount(uint(size)) == 1 && left.First%(2*size) == 0 &&
+		right.First == left.End() && right.Count > 0 && right.End() == min(left.First+2*size, n)
+	return Node{left.First, size + right.Count}, ok
+}
+
+// Joins returns how many times the last two of some neighbouring nodes join, one after the other.
+func Joins(nodes []Node, n int) (times int) {
+	if len(nodes) == 0 {
+		return 0
+	}
+	last := nodes[len(nodes)-1]
+	for _, left := range slices.Backward(nodes[:len(nodes)-1]) {
+		sum, ok := Join(left, last, n)
+		if !ok {
+			break
+		}
+		last = sum
+		times++
+	}
+	return times
+}
+
+// Push adds a node behind its neighbours and joins what can be joined. It returns the new list.
+func Push(nodes []Node, last Node, n int) []Node {
+	nodes = append(nodes, last)
+	for range Joins(nodes, n) {
+		k := len(nodes)
+		nodes[k-2].Count += nodes[k-1].Count
+		nodes = nodes[:k-1]
+	}
+	return nodes
+}
+
+// Roots returns the fewest nodes that shards first to end-1 of a step of n make among themselves.
+func Roots(n, first, end int) (nodes []Node) {
+	for s := first; s < end; s++ {
+		nodes = Push(nodes, Node{s, 1}, n)
+	}
+	return nodes
+}
+
+// Room returns the most nodes that are there at one time while shards first to end-1 of a step of n
+// arrive in order, the one that has just arrived included.
+func Room(n, first, end int) (most int) {
+	var nodes []Node
+	for s := first; s < end; s++ {
+		most = max(most, len(nodes)+1)
+		nodes = Push(nodes, Node{s, 1}, n)
+	}
+	return most
+}
+
+// PartRoom returns the most nodes that are there at one time in one of several parts, in whichever
+// step of up to most shards: that of a whole step, for a shorter one ends earlier and joins no
+// later. There is always room for the sum of all parts.
+func PartRoom(most, part, parts int) int {
+	first, end := Share(most, most, part, parts)
+	return max(Room(most, first, end), 1)
+}
+
+// Share returns the shards that one of several parts has of a step of n: neighbours, and the parts
+// are in the shards' order. Whole steps have most shards, and shard s of any step is part
+// s·parts/most's.
+func Share(most, n, part, parts int) (first, end int) {
+	at := func(p int) int { return min((p*most+parts-1)/parts, n) }
+	return at(part), at(part + 1)
+}

@@ -1,0 +1,54 @@
+"""Mini-batches of graphs whose node features stay on SSDs.
+
+>>> import helios
+>>> dataset = helios.open("g")
+>>> loader = helios.NeighborLoader(dataset, num_neighbors=[10, 10], batch_size=1024)
+>>> for batch in loader:
+...     out = model(batch.x, batch.edge_index)[: batch.batch_size]
+
+A daemon (``heliosctl serve``) owns the SSDs, the caches and the sampler; batches come through
+shared memory, without a copy. docs/PYTORCH.md tells more.
+"""
+
+from ._batch import Batch, Block
+from ._dataset import Dataset, open  # noqa: A004
+from ._errors import (
+    CapabilityError,
+    DaemonDied,
+    DeviceError,
+    HeliosError,
+    Interrupted,
+    ProtocolError,
+    RefusedError,
+    UsageError,
+)
+from ._loader import Loader, NumpyLoader
+from ._pyg import NeighborLoader, adjs
+from ._save import save
+from ._verbs import bench, compare, run, train
+from ._version import __version__
+
+__all__ = [
+    "Batch",
+    "Block",
+    "CapabilityError",
+    "DaemonDied",
+    "Dataset",
+    "DeviceError",
+    "HeliosError",
+    "Interrupted",
+    "Loader",
+    "NeighborLoader",
+    "NumpyLoader",
+    "ProtocolError",
+    "RefusedError",
+    "UsageError",
+    "__version__",
+    "adjs",
+    "bench",
+    "compare",
+    "open",
+    "run",
+    "save",
+    "train",
+]

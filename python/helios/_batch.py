@@ -1,0 +1,117 @@
+"""A mini-batch as NumPy arrays, checked against what it says of itself."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ._errors import ProtocolError
+from ._ring import is_count
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Block:
+    """The edges that one hop drew, by destination (CSC).
+
+    Destinations are the first num_dst nodes of the batch, sources its first num_src.
+    """
+
+    num_dst: int
+    num_src: int
+    indptr: Any  #: int64 [num_dst + 1]
+    src: Any  #: int64 [num_edges], positions in n_id
+    weights: Any = None  #: float32 [num_src] of layer-wise sampling, else None
+
+
+@dataclass
+class Batch:
+    """A mini-batch. Nodes are in order of first appearance, the seeds first."""
+
+    epoch: int
+    index: int  #: its number in the whole epoch, over all ranks
+    num_seeds: int
+    hop_end: list[int]  #: nodes after each hop; hop_end[0] is num_seeds
+    n_id: Any  #: int64 [rows], numbers of the nodes in the dataset
+    x: Any  #: [rows, dim], their features
+    y: Any  #: int64 [num_seeds], labels of the seeds, -1 where there is none
+    edge_index: Any  #: int64 [2, edges]: source and destination, positions in n_id
+    blocks: list[Block] = field(default_factory=list)  #: blocks[h] is what hop h drew
+    num_sampled_edges: list[int] = field(default_factory=list)  #: of edge_index, by hop
+    x_dtype: str = "float32"
+    degrees: Any = None  #: uint32 [rows], in-degrees in the dataset, where a sampler needs them
+
+    @property
+    def num_sampled_nodes(self) -> list[int]:
+        """The nodes that each hop added, the seeds first."""
+        return [b - a for a, b in zip([0, *self.hop_end], self.hop_end, strict=False)]
+
+
+def parse(message: dict[str, Any], arrays: dict[str, tuple[Array, str]]) -> Batch:
+    """Makes a batch of a message and its arrays, whose sizes have to fit together."""
+
+    def wrong(what: str) -> ProtocolError:
+        return ProtocolError(f"the daemon sent a batch in which {what}")
+
+    numbers = {k: message.get(k) for k in ("epoch", "index", "num_seeds")}
+    if not all(is_count(n) for n in numbers.values()):
+        raise wrong(f"{numbers} are not all numbers")
+    hop_end = message.get("hop_end")
+    seeds: int = message["num_seeds"]
+    if not isinstance(hop_end, list) or not all(is_count(n) for n in hop_end):
+        raise wrong(f"hop_end is {hop_end!r}")
+    if not hop_end or hop_end[0] != seeds or hop_end != sorted(hop_end):
+        raise wrong(f"hop_end {hop_end} does not begin with {seeds} seeds, or falls")
+    rows = hop_end[-1]
+
+    def array(name: str, dtype: str, shape: tuple[int | None, ...]) -> Array:
+        if name not in arrays:
+            raise wrong(f"tensor {name} is missing")
+        a, kind = arrays[name]
+        if dtype and kind != dtype:
+            raise wrong(f"tensor {name} is {kind}, not {dtype}")
+        if len(a.shape) != len(shape) or any(
+            want is not None and want != got for want, got in zip(shape, a.shape, strict=True)
+        ):
+            raise wrong(f"tensor {name} has the shape {list(a.shape)}, not {list(shape)}")
+        return a
+
+    blocks = []
+    for h, (num_dst, num_src) in enumerate(itertools.pairwise(hop_end)):
+        indptr = array(f"indptr.{h}", "int64", (num_dst + 1,))
+        src = array(f"src.{h}", "int64", (None,))
+        if indptr[0] != 0 or indptr[-1] != len(src):
+            raise wrong(f"indptr.{h} runs from {indptr[0]} to {indptr[-1]} over {len(src)} edges")
+        weights = None
+        if f"weights.{h}" in arrays:
+            weights = array(f"weights.{h}", "float32", (None,))
+        blocks.append(Block(num_dst, num_src, indptr, src, weights))
+    x = array("x", "", (rows, None))
+    batch = Batch(
+        epoch=message["epoch"],
+        index=message["index"],
+        num_seeds=seeds,
+        hop_end=hop_end,
+        n_id=array("n_id", "int64", (rows,)),
+        x=x,
+        y=array("y", "int64", (seeds,)),
+        edge_index=array("edge_index", "int64", (2, None)),
+        blocks=blocks,
+        num_sampled_edges=[
+            int(b.indptr[-1] - b.indptr[first])
+            for b, first in zip(blocks, [0, *hop_end], strict=False)
+        ],
+        x_dtype=arrays["x"][1],
+    )
+    if sum(batch.num_sampled_edges) != batch.edge_index.shape[1]:
+        raise wrong(
+            f"edge_index has {batch.edge_index.shape[1]} edges and the blocks "
+            f"{batch.num_sampled_edges}"
+        )
+    if "degrees" in arrays:
+        batch.degrees = array("degrees", "uint32", (rows,))
+    return batch

@@ -1,0 +1,417 @@
+"""Loaders: epochs of mini-batches that the daemon samples and reads."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from . import _batch, _ring
+from ._batch import Batch
+from ._dataset import Dataset
+from ._errors import HeliosError, ProtocolError, UsageError
+from ._ring import Ring, is_count
+from ._session import Session
+from ._wire import close_all
+
+Item = TypeVar("Item")
+
+# Options that have a parameter of their own.
+_NAMED = {"fanout": "num_neighbors", "batch-size": "batch_size", "seed": "seed"}
+
+
+class _Remote:
+    """A loader on the daemon's side, in one session: its ring, and the slots that we hold."""
+
+    def __init__(self, session: Session, message: Mapping[str, Any], fds: list[int]) -> None:
+        self.session = session
+        number, batches, slots, slot_bytes = (
+            message.get(k) for k in ("id", "batches", "slots", "slot_bytes")
+        )
+        if not (is_count(number) and is_count(batches)):
+            raise ProtocolError(f"the daemon made a loader with {message!r}")
+        self.id = number
+        self.batches = batches
+        self.held: set[int] = set()
+        self.ring = self._map(slots, slot_bytes, fds)
+        self.slots = self.ring.slots
+        self.running = False  # an epoch is under way
+        self.stopping = False  # it is to stop; what comes until "stopped" is given back
+
+    @staticmethod
+    def _map(slots: Any, slot_bytes: Any, fds: list[int]) -> Ring:
+        try:
+            if not (is_count(slots) and is_count(slot_bytes)) or len(fds) != 1:
+                raise ProtocolError(
+                    f"the daemon made a ring of {slots!r} slots of {slot_bytes!r} bytes with "
+                    f"{len(fds)} descriptors"
+                )
+            return Ring(fds[0], slots, slot_bytes)
+        finally:
+            close_all(fds)
+
+    def start(self, epoch: int, first: int) -> None:
+        """Begins an epoch, after the end of the one before."""
+        self.abandon()
+        while self.stopping:
+            message, fds = self.session.next_of(self.id)
+            if message["type"] == "ring":
+                self._grow(message, fds)
+                continue
+            close_all(fds)
+            if message["type"] == "batch":
+                self._release(self._slot(message))
+            self.stopping = message["type"] != "stopped"
+        self.session.send({"type": "epoch", "id": self.id, "epoch": epoch, "first": first})
+        self.running = True
+
+    def abandon(self) -> None:
+        """Stops the epoch under way without waiting; safe to call from garbage collection."""
+        if self.running:
+            self.running = False
+            self.stopping = True
+            self.session.note({"type": "stop", "id": self.id})
+
+    def next(self, copy: bool) -> Batch | None:
+        """Returns the next batch of the epoch; None at its end."""
+        while True:
+            try:
+                message, fds = self.session.next_of(self.id)
+            except BaseException:
+                self.running = False
+                raise
+            if message["type"] == "ring":
+                self._grow(message, fds)
+                continue
+            close_all(fds)
+            if message["type"] == "epoch_end":
+                self.running = False
+                return None
+            if message["type"] == "batch":
+                return self._take(message, copy)
+
+    def _grow(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """Takes the place of the ring; batches that lie in the former one keep it alive."""
+        ring = self._map(message.get("slots"), message.get("slot_bytes"), fds)
+        if ring.slots != self.slots:
+            raise ProtocolError(f"the daemon made {ring.slots} slots of {self.slots}")
+        self.ring = ring
+
+    def _slot(self, message: Mapping[str, Any]) -> int:
+        slot = message.get("slot")
+        if not is_count(slot) or slot >= self.slots or slot in self.held:
+            raise ProtocolError(
+                f"the daemon sent a batch in slot {slot!r} of {self.slots}, of which we hold "
+                f"{sorted(self.held)}"
+            )
+        return slot
+
+    def _take(self, message: dict[str, Any], copy: bool) -> Batch:
+        slot = self._slot(message)
+        owner = self.ring.slot(slot)
+        arrays = _ring.tensors(message.get("tensors"), self.ring.slot_bytes, owner)
+        # One slot stays free, so that the daemon can go on whatever the user keeps.
+        if copy or len(self.held) + 1 >= self.slots:
+            batch = _batch.parse(message, {k: (a.copy(), kind) for k, (a, kind) in arrays.items()})
+            del owner, arrays
+            self._release(slot)
+            return batch
+        batch = _batch.parse(message, arrays)
+        self.held.add(slot)
+        weakref.finalize(owner, self._give_back, slot).atexit = False
+        return batch
+
+    def _give_back(self, slot: int) -> None:
+        self.held.discard(slot)
+        self._release(slot)
+
+    def _release(self, slot: int) -> None:
+        self.session.release(self.id, slot)
+
+
+class Loader(Generic[Item]):
+    """Mini-batches of a dataset. An iteration is an epoch; each epoch has an order of its own.
+
+    Equal seeds and options give the batches that ``heliosctl train`` trains on, id for id.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        num_neighbors: Sequence[int] = (10, 10),
+        batch_size: int = 1024,
+        split: str | None = None,
+        input_nodes: Any = None,
+        shuffle: bool | None = None,
+        seed: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        slots: int = 4,
+        copy: bool = False,
+        **options: Any,
+    ) -> None:
+        """Makes the loader, on the daemon's side too.
+
+        Args:
+            dataset: of :func:`helios.open`.
+            num_neighbors: neighbours that each hop draws, the seeds' first; -1 takes all.
+            batch_size: seeds of a batch; the last one of an epoch may have fewer.
+            split: ``"train"`` (the default), ``"val"`` or ``"test"``.
+            input_nodes: in place of a split, the seeds: their numbers, or a mask over all nodes.
+            shuffle: deal the seeds anew in each epoch; by default of split train only.
+            seed: of the order and of all draws.
+            rank, world_size: this process gets the batches i with i % world_size == rank.
+            slots: batches in shared memory. All but one can be held without a copy.
+            copy: copy each batch out of shared memory.
+            options: those of ``heliosctl train``, such as ``sampler="labor"``, ``mode="cpu"`` or
+                ``gpu_cache="5%"``: a flag's name with underscores.
+        """
+        self.dataset = dataset
+        self._copy = copy
+        self._nodes = None if input_nodes is None else _node_ids(input_nodes, dataset.num_nodes)
+        if split is not None and self._nodes is not None:
+            raise UsageError("give a split or input_nodes, not both")
+        if split is None and self._nodes is None:
+            split = "train"
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} is not from 0 to {world_size - 1}")
+        keys = {k.replace("_", "-"): v for k, v in options.items()}
+        for key, parameter in _NAMED.items():
+            if key in keys:
+                raise UsageError(f"{key} is the parameter {parameter}")
+        if not num_neighbors:
+            raise UsageError("num_neighbors is empty; give a number for each hop, such as [10, 5]")
+        self._request: dict[str, Any] = {
+            "options": {
+                "fanout": ",".join(str(int(n)) for n in num_neighbors),
+                "batch-size": int(batch_size),
+                "seed": int(seed),
+                **{k: _plain(k, v) for k, v in keys.items() if v is not None},
+            },
+            "split": split,
+            "shuffle": split == "train" if shuffle is None else bool(shuffle),
+            "rank": int(rank),
+            "world": int(world_size),
+            "slots": int(slots),
+        }
+        self._remote: _Remote | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._epoch = 0
+        self._given = 0  # batches of that epoch that the user has
+        self._begun = False  # the epoch was begun by an iteration, and did not end
+        self._turn = 0
+        self._connected()
+
+    def _connected(self) -> _Remote:
+        session, handle = self.dataset.session()
+        if self._remote is not None and self._remote.session is session:
+            return self._remote
+        fds: list[int] = []
+        try:
+            request = {"type": "loader", "handle": handle, **self._request}
+            if self._nodes is not None:
+                fds.append(_in_memory(self._nodes))
+            message, received = session.ask(request, "loader", fds)
+        finally:
+            close_all(fds)
+        try:
+            remote = _Remote(session, message, received)
+        except BaseException:
+            session.close()
+            raise
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, session.forget, remote.id)
+        self._finalizer.atexit = False
+        self._remote = remote
+        return remote
+
+    def __len__(self) -> int:
+        """Batches of an epoch, of this rank."""
+        return self._connected().batches
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the one that the next iteration begins."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has the next iteration begin this epoch."""
+        self._epoch, self._given, self._begun = int(epoch), 0, False
+
+    def __iter__(self) -> Iterator[Item]:
+        """Begins the next epoch, or goes on where ``load_state_dict`` says.
+
+        An iteration that another one overtakes ends with an error.
+        """
+        if self._begun:
+            self._epoch, self._given = self._epoch + 1, 0
+        self._begun = True
+        self._turn += 1
+        return _Iteration(self, self._turn)
+
+    def _begin(self) -> _Remote:
+        remote = self._connected()
+        remote.start(self._epoch, self._given)
+        return remote
+
+    def _next(self, remote: _Remote, turn: int) -> Item | None:
+        """Returns the next batch; None at the epoch's end."""
+        if turn != self._turn:
+            raise UsageError("a newer iteration of this loader has begun")
+        batch = remote.next(self._copy)
+        if batch is None:
+            self._epoch, self._given, self._begun = self._epoch + 1, 0, False
+            return None
+        if batch.epoch != self._epoch:
+            raise ProtocolError(
+                f"the daemon sent a batch of epoch {batch.epoch} in epoch {self._epoch}"
+            )
+        self._given += 1
+        return self._convert(batch)
+
+    def _disconnect(self) -> None:
+        if self._remote is not None:
+            self._remote.session.close()
+
+    def _abandon(self, remote: _Remote, turn: int) -> None:
+        if turn == self._turn:
+            remote.abandon()
+
+    def _convert(self, batch: Batch) -> Item:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the iteration is, to the batch, and what makes its batches."""
+        return {"epoch": self._epoch, "batch": self._given, "of": self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Has the next iteration go on behind the last batch that the state's loader gave."""
+        epoch, given = state["epoch"], state["batch"]
+        if not is_count(epoch) or not is_count(given):
+            raise UsageError(f"the state names batch {given!r} of epoch {epoch!r}")
+        theirs, ours = state["of"], self._identity()
+        for key in sorted({*theirs, *ours}):
+            if theirs.get(key) != ours.get(key):
+                raise UsageError(
+                    f"the state is of a loader with {key} {theirs.get(key)!r}, and this one has "
+                    f"{ours.get(key)!r}: its batches are others"
+                )
+        self._epoch, self._given, self._begun = epoch, given, False
+
+    def _identity(self) -> dict[str, Any]:
+        options = self._request["options"]
+        return {
+            "dataset": self.dataset.uuid,
+            "split": self._request["split"],
+            "nodes": None if self._nodes is None else len(self._nodes),
+            "shuffle": self._request["shuffle"],
+            "rank": self._request["rank"],
+            "world_size": self._request["world"],
+            "sampler": options.get("sampler", "neighbor"),
+            **{k: options[k] for k in ("fanout", "batch-size", "seed")},
+        }
+
+    def close(self) -> None:
+        """Gives up the loader on the daemon's side. Batches that live stay valid."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._remote = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_remote": None, "_finalizer": None, "_begun": False}
+
+
+class _Iteration(Iterator[Item]):
+    """One pass over a loader. It keeps no batch, which a generator would, until the next one."""
+
+    def __init__(self, loader: Loader[Item], turn: int) -> None:
+        self._loader = loader
+        self._turn = turn
+        self._remote: _Remote | None = None
+        self._done = False
+
+    def __next__(self) -> Item:
+        if self._done:
+            raise StopIteration
+        try:
+            if self._remote is None:
+                self._remote = self._loader._begin()
+            item = self._loader._next(self._remote, self._turn)
+        except BaseException as e:
+            self._done = True
+            if isinstance(e, ProtocolError):
+                self._loader._disconnect()
+            raise
+        if item is None:
+            self._done = True
+            raise StopIteration
+        return item
+
+    def __del__(self) -> None:
+        if self._remote is not None and not self._done:
+            self._loader._abandon(self._remote, self._turn)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Returns an option's value as JSON has it."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Sequence):
+        return ",".join(str(_plain(key, v)) for v in value)
+    raise UsageError(f"option {key} has the value {value!r}; give a number, a text or a list")
+
+
+def _node_ids(nodes: Any, num_nodes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Returns node numbers [n] from numbers, or from a mask [num_nodes], of NumPy or torch."""
+    a = np.asarray(nodes)
+    if a.size == 0:
+        raise UsageError("input_nodes is empty")
+    if a.ndim != 1:
+        raise UsageError(f"input_nodes has {a.ndim} dimensions; give a list of node numbers")
+    if a.dtype == np.bool_:
+        if len(a) != num_nodes:
+            raise UsageError(f"the mask input_nodes is of {len(a)} nodes, not {num_nodes}")
+        a = np.flatnonzero(a)
+        if len(a) == 0:
+            raise UsageError("the mask input_nodes has no node")
+    if not np.issubdtype(a.dtype, np.integer):
+        raise UsageError(f"input_nodes has the type {a.dtype}; give whole numbers or a mask")
+    if a.min() < 0 or a.max() >= num_nodes:
+        raise UsageError(
+            f"input_nodes has numbers from {a.min()} to {a.max()}; nodes are 0 to {num_nodes - 1}"
+        )
+    return np.ascontiguousarray(a, dtype="<i8")
+
+
+def _in_memory(nodes: np.ndarray[Any, Any]) -> int:
+    """Puts node numbers into a file without a name, sealed, and returns its descriptor."""
+    fd = os.memfd_create("helios-nodes", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with os.fdopen(os.dup(fd), "wb") as f:
+            nodes.tofile(f)
+        f_add_seals, seals = 1033, 0x0001 | 0x0002 | 0x0004 | 0x0008  # all: seal shrink grow write
+        fcntl.fcntl(fd, f_add_seals, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class NumpyLoader(Loader[Batch]):
+    """Mini-batches as :class:`helios.Batch` of NumPy arrays."""
+
+    def _convert(self, batch: Batch) -> Batch:
+        return batch
+
+
+__all__ = ["HeliosError", "Loader", "NumpyLoader"]

@@ -1,0 +1,100 @@
+"""The memory that the daemon puts mini-batches into: slots in a file without a name, mapped here.
+
+A slot is the daemon's until a batch names it, and then ours until we release it. Arrays of a
+batch lie in the slot itself; while one of them lives, or a tensor or view made of it, the slot
+stays ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from ._errors import ProtocolError
+
+ALIGNMENT = 64
+
+# bfloat16 has no NumPy type: its arrays hold the bits (uint16), and helios.torch views them right.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "int8": np.dtype("i1"),
+    "int64": np.dtype("<i8"),
+    "int32": np.dtype("<i4"),
+    "uint32": np.dtype("<u4"),
+}
+
+
+class Ring:
+    """slots × slot_bytes of shared memory."""
+
+    def __init__(self, fd: int, slots: int, slot_bytes: int) -> None:
+        """Maps the file; the caller keeps fd."""
+        if slots < 1 or slot_bytes < 1:
+            raise ProtocolError(f"the daemon made a ring of {slots} slots of {slot_bytes} bytes")
+        size = slots * slot_bytes
+        # A mapping beyond the file's end would kill the process when it is touched.
+        have = os.fstat(fd).st_size
+        if have < size:
+            raise ProtocolError(
+                f"the daemon's ring has {have} bytes; {slots} slots of {slot_bytes} need {size}"
+            )
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        try:
+            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as e:
+            raise ProtocolError(f"the daemon's ring cannot be mapped: {e}") from None
+
+    def slot(self, number: int) -> ctypes.Array[ctypes.c_char]:
+        """Returns a new owner of a slot's memory, which lives as long as what is made of it."""
+        kind = ctypes.c_char * self.slot_bytes
+        return kind.from_buffer(self._map, number * self.slot_bytes)
+
+
+def tensors(
+    described: object, slot_bytes: int, owner: ctypes.Array[ctypes.c_char]
+) -> dict[str, tuple[np.ndarray[Any, Any], str]]:
+    """Returns the arrays that a batch's message describes, by name, with their type's name.
+
+    They lie in owner and keep it alive. Whatever the message says, none reaches beyond the slot.
+    """
+    if not isinstance(described, list):
+        raise ProtocolError("the daemon sent a batch without a list of tensors")
+    out: dict[str, tuple[np.ndarray[Any, Any], str]] = {}
+    memory = memoryview(owner)
+    for d in described:
+        if not isinstance(d, dict):
+            raise ProtocolError("the daemon described a tensor by something that is no object")
+        name, kind, shape, offset = (d.get(k) for k in ("name", "dtype", "shape", "offset"))
+        if not isinstance(name, str) or name in out:
+            raise ProtocolError(f"the daemon named a tensor {name!r}, or named it twice")
+        dtype = DTYPES.get(kind) if isinstance(kind, str) else None
+        if dtype is None:
+            raise ProtocolError(f"the daemon sent tensor {name} with the unknown type {kind!r}")
+        if not isinstance(shape, list) or not all(is_count(n) for n in shape) or len(shape) > 8:
+            raise ProtocolError(f"the daemon sent tensor {name} with the shape {shape!r}")
+        count = math.prod(shape)
+        if (
+            not is_count(offset)
+            or offset % ALIGNMENT
+            or offset + count * dtype.itemsize > slot_bytes
+        ):
+            raise ProtocolError(
+                f"the daemon put tensor {name} of {count} × {kind} at byte {offset!r} of a slot of "
+                f"{slot_bytes}"
+            )
+        flat = np.frombuffer(memory, dtype, count, offset) if count else np.empty(0, dtype)
+        out[name] = flat.reshape(shape), str(kind)
+    return out
+
+
+def is_count(n: object) -> TypeGuard[int]:
+    """Tells whether n is a whole number from 0 to what 63 bits hold."""
+    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 63

@@ -1,0 +1,175 @@
+"""Frames of the daemon's protocol (docs/PROTOCOL.md), and a connection that carries them.
+
+A frame is a length (uint32, little-endian) and that many bytes of JSON: one object with the key
+"type". File descriptors travel with its first byte.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ._errors import DaemonDied, HeliosError, ProtocolError
+
+MAX_FRAME = 16 << 20
+MAX_FDS = 4
+_LENGTH = struct.Struct("<I")
+
+Message = dict[str, Any]
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """Returns the frame of a message."""
+    body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+    if len(body) > MAX_FRAME:
+        raise ProtocolError(
+            f"a {message.get('type')} message of {len(body)} bytes is above the {MAX_FRAME} that "
+            "the protocol allows; pass long lists of nodes as an array"
+        )
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Message:
+    """Returns the message of a frame's body."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as e:
+        raise ProtocolError(f"the daemon sent a frame that is not JSON: {e}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ProtocolError("the daemon sent a frame that is no JSON object with a type")
+    return message
+
+
+class Connection:
+    """One end of a Unix socket that carries frames.
+
+    Two threads may use it, one that sends and one that receives. A frame that was left in its
+    middle, by an error or by Ctrl-C, closes the connection: nobody can tell where the next begins.
+    """
+
+    def __init__(self, sock: socket.socket, timeout: float) -> None:
+        """Takes over a connected socket; timeout is what a whole frame may take, in seconds."""
+        sock.setblocking(True)
+        self._sock = sock
+        self._timeout = timeout
+        self.pid = os.getpid()
+        self.closed = False
+        _alive.add(self)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes this process's end. Nothing happens where it is closed already."""
+        self.closed = True
+        self._sock.close()
+
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Sends a message, and descriptors with its first byte."""
+        frame = encode(message)
+        if self.closed:
+            raise DaemonDied("the connection to the daemon is closed")
+        try:
+            self._sock.settimeout(self._timeout)
+            sent = 0
+            if fds:
+                sent = self._sock.sendmsg(
+                    [frame],
+                    [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))],
+                )
+            self._sock.sendall(memoryview(frame)[sent:])
+        except TimeoutError:
+            self.close()
+            raise HeliosError(
+                f"the daemon took no message for {self._timeout:g} s; it hangs or is stopped"
+            ) from None
+        except OSError as e:
+            self.close()
+            raise DaemonDied(f"the daemon closed the connection ({e.strerror or e})") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self) -> tuple[Message, list[int]]:
+        """Waits for a message; returns it and the descriptors that came with it."""
+        if self.closed:
+            raise DaemonDied("the connection to the daemon is closed")
+        fds: list[int] = []
+        try:
+            deadline = time.monotonic() + self._timeout
+            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline, fds))
+            if length > MAX_FRAME:
+                raise ProtocolError(
+                    f"the daemon announced a frame of {length} bytes; {MAX_FRAME} is the most"
+                )
+            return decode(bytes(self._exactly(length, deadline, None))), fds
+        except TimeoutError:
+            self._give_up(fds)
+            raise HeliosError(
+                f"the daemon sent nothing for {self._timeout:g} s; it hangs, or its work takes "
+                "longer: open the dataset with a larger timeout"
+            ) from None
+        except OSError as e:
+            self._give_up(fds)
+            raise DaemonDied(f"the daemon closed the connection ({e.strerror or e})") from None
+        except BaseException:
+            self._give_up(fds)
+            raise
+
+    def _give_up(self, fds: list[int]) -> None:
+        close_all(fds)
+        self.close()
+
+    def _exactly(self, n: int, deadline: float, fds: list[int] | None) -> bytearray:
+        """Receives n bytes; fds, where given, takes the descriptors that come with them."""
+        data = bytearray(n)
+        view = memoryview(data)
+        done = 0
+        while done < n:
+            self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
+            if fds is not None:
+                room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+                got, control, flags, _ = self._sock.recvmsg_into(
+                    [view[done:]], room, socket.MSG_CMSG_CLOEXEC
+                )
+                for level, kind, payload in control:
+                    if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                        ints = array.array("i")
+                        ints.frombytes(payload[: len(payload) - len(payload) % ints.itemsize])
+                        fds.extend(ints)
+                if flags & socket.MSG_CTRUNC:
+                    raise ProtocolError(f"the daemon sent more than {MAX_FDS} descriptors at once")
+            else:
+                got = self._sock.recv_into(view[done:])
+            if got == 0:
+                raise DaemonDied("the daemon closed the connection")
+            done += got
+        return data
+
+
+def close_all(fds: list[int]) -> None:
+    """Closes descriptors and forgets them."""
+    while fds:
+        with contextlib.suppress(OSError):
+            os.close(fds.pop())
+
+
+# A forked child closes its copies of the connections: they are the parent's, and a copy that stays
+# open would hide the parent's death from the daemon.
+_alive: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for connection in list(_alive):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

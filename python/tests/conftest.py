@@ -1,0 +1,53 @@
+"""Fixtures: fake daemons, the real binary, datasets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fakeserver import FakeServer, Peer
+
+import helios
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Callable[..., FakeServer]]:
+    """Starts fake daemons of a subclass of Peer, which end with the test."""
+    servers: list[FakeServer] = []
+
+    def start(peer: type[Peer] = Peer) -> FakeServer:
+        servers.append(FakeServer(tmp_path / f"s{len(servers)}", peer))
+        return servers[-1]
+
+    yield start
+    for s in servers:
+        s.close()
+
+
+@pytest.fixture(scope="session")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """heliosctl: $HELIOSCTL, or built from this checkout."""
+    named = os.environ.get("HELIOSCTL")
+    if named:
+        return helios._daemon.find_binary(named)
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("set HELIOSCTL to heliosctl's binary, or install Go to build it")
+    out = tmp_path_factory.mktemp("bin") / "heliosctl"
+    subprocess.run(
+        [go, "build", "-trimpath", "-o", str(out), "./cmd/heliosctl"],
+        cwd=REPOSITORY,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        check=True,
+    )
+    return str(out)

@@ -1,0 +1,323 @@
+"""The real daemon: its batches are those of `heliosctl train`, and nothing leaks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import traces
+
+import helios
+
+NODES, DIM, CLASSES = 3000, 24, 5
+WIDE = os.environ.get("HELIOS_WIDE") == "1"
+
+
+class Site:
+    """A folder with a dataset whose rows are on two file-backed SSDs, bound for this process."""
+
+    def __init__(self, folder: Path, binary: str) -> None:
+        self.folder, self.binary, self.dataset = folder, binary, folder / "g"
+
+    def run(self, *args):
+        return helios.run(*args, binary=self.binary)
+
+    def load(self, size="32MiB"):
+        proxies = f"{self.folder / 'a.img'},{self.folder / 'b.img'}"
+        self.run("bind-ssds", f"--proxy={proxies}", f"--size={size}")
+        self.run("load", str(self.dataset))
+
+    def open(self, **more):
+        return helios.open(self.dataset, binary=self.binary, **more)
+
+    def trace(self, fanout, batch_size, epochs=1, **options):
+        """Trains, and returns the rows that each batch looked up."""
+        path = self.folder / "trace"
+        helios.train(
+            self.dataset,
+            binary=self.binary,
+            fanout=fanout,
+            batch_size=batch_size,
+            epochs=epochs,
+            hidden=8,
+            trace=path,
+            overwrite=True,
+            quiet=True,
+            **options,
+        )
+        return traces.batches(path)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, binary):
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HELIOS_STATE", str(folder / "state"))
+        s = Site(folder, binary)
+        s.run("generate", f"--nodes={NODES}", f"--dim={DIM}", f"--classes={CLASSES}",
+              f"--out={s.dataset}")  # fmt: skip
+        s.load()
+        yield s
+
+
+@pytest.fixture(scope="module")
+def arrays(site):
+    """The dataset's own files."""
+    names = ("features", "labels", "indptr", "indices", "train", "val", "test")
+    return {n: np.load(site.dataset / f"{n}.npy") for n in names}
+
+
+def test_dataset(site, arrays):
+    with site.open() as ds:
+        assert (ds.num_nodes, ds.num_features) == arrays["features"].shape
+        assert ds.num_edges == len(arrays["indices"])
+        assert ds.num_classes == CLASSES
+        assert ds.splits == {k: len(arrays[k]) for k in ("train", "val", "test")}
+        assert ds.row_dtype == "float32"
+
+
+WAYS = {
+    "helios": {},
+    "inmem": {"mode": "inmem"},
+    "cpu": {"mode": "cpu", "cpu_cache": "5%"},
+    "mmap": {"mode": "mmap"},
+    "gids": {"mode": "gids", "gpu_cache": "20%"},
+    "labor": {"sampler": "labor"},
+    "ladies": {"sampler": "ladies", "mode": "cpu"},
+    "none": {"pipeline": "none"},
+    "seed": {"seed": 5},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_are_those_of_train(site, arrays, way):
+    """Id for id, in two epochs, with the rows, labels and edges that belong to them."""
+    options = dict(WAYS[way])
+    fanout = "300,200" if way == "ladies" else "4,3"
+    want = site.trace(fanout, 300, epochs=2, **options)
+    neighbors = {
+        v: set(arrays["indices"][arrays["indptr"][v] : arrays["indptr"][v + 1]].tolist())
+        for v in range(NODES)
+    }
+    with site.open() as ds:
+        counts = [int(n) for n in fanout.split(",")]
+        loader = helios.NumpyLoader(ds, counts, batch_size=300, **options)
+        train = [i for k, _, i in want if k == 0]
+        assert len(loader) == len(set(train))
+        seeds = []
+        for epoch in range(2):
+            for i, b in enumerate(loader):
+                assert (b.epoch, b.index) == (epoch, i)
+                assert b.n_id.tolist() == want[0, epoch, i]
+                assert np.array_equal(b.x, arrays["features"][b.n_id])
+                assert np.array_equal(b.y, arrays["labels"][b.n_id[: b.num_seeds]])
+                seeds += b.n_id[: b.num_seeds].tolist()
+                check_edges(b, neighbors, way, counts)
+        assert sorted(seeds) == sorted(arrays["train"].tolist() * 2)
+
+
+def check_edges(b, neighbors, way, counts):
+    ids = b.n_id
+    for hop, block in enumerate(b.blocks):
+        assert len(block.indptr) == block.num_dst + 1
+        dst = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
+        assert block.src.max(initial=0) < block.num_src
+        for s, d in zip(ids[block.src].tolist(), ids[dst].tolist(), strict=True):
+            assert s in neighbors[d]
+        if way != "ladies":
+            drawn = np.diff(block.indptr)
+            most = [min(counts[hop], len(neighbors[v])) for v in ids[: block.num_dst].tolist()]
+            if way != "labor":
+                assert drawn.tolist() == most
+        assert (block.weights is not None) == (way == "ladies")
+    # edge_index: each node once, at the hop after it appeared.
+    first, at = 0, 0
+    for block, edges in zip(b.blocks, b.num_sampled_edges, strict=True):
+        begin = block.indptr[first]
+        src = block.src[begin:]
+        dst = np.repeat(np.arange(first, block.num_dst), np.diff(block.indptr[first:]))
+        assert np.array_equal(b.edge_index[:, at : at + edges], np.stack([src, dst]))
+        first, at = block.num_dst, at + edges
+    assert at == b.edge_index.shape[1]
+
+
+def test_other_splits(site, arrays):
+    """Validation and test in their order, and nodes that the user names."""
+    want = site.trace("4,3", 200)
+    with site.open() as ds:
+        for kind, split in ((1, "val"), (2, "test")):
+            loader = helios.NumpyLoader(ds, [4, 3], batch_size=200, split=split)
+            got = [b.n_id.tolist() for b in loader]
+            assert sum(len(g) > 0 for g in got) == len(loader)
+            seeds = [n for b in loader for n in b.n_id[: b.num_seeds].tolist()]
+            assert seeds == arrays[split].tolist()
+            traced = {i: rows for (k, _, i), rows in want.items() if k == kind}
+            assert traced, "the trace has no such pass"
+            assert got == [traced[i] for i in range(len(got))]
+        nodes = [5, 2999, 0, 17]
+        (b,) = helios.NumpyLoader(ds, [4, 3], input_nodes=nodes)
+        assert b.n_id[:4].tolist() == nodes
+        assert np.array_equal(b.y, arrays["labels"][nodes])
+        assert np.array_equal(b.x, arrays["features"][b.n_id])
+
+
+def test_ranks_share_an_epoch(site):
+    with site.open() as ds:
+        whole = [b.n_id.tolist() for b in helios.NumpyLoader(ds, [4, 3], batch_size=150)]
+        parts: dict[int, list[int]] = {}
+        for rank in range(3):
+            loader = helios.NumpyLoader(ds, [4, 3], batch_size=150, rank=rank, world_size=3)
+            got = {b.index: b.n_id.tolist() for b in loader}
+            assert len(got) == len(loader)
+            assert all(i % 3 == rank for i in got)
+            parts |= got
+        assert [parts[i] for i in range(len(parts))] == whole
+
+
+def test_going_on_from_a_state(site):
+    with site.open() as ds:
+        loader = helios.NumpyLoader(ds, [4, 3], batch_size=150, seed=3)
+        whole = [[b.n_id.tolist() for b in loader] for _ in range(2)]
+        for rank, world in ((0, 1), (1, 2)):
+            share = {"rank": rank, "world_size": world}
+            ahead = helios.NumpyLoader(ds, [4, 3], batch_size=150, seed=3, **share)
+            list(ahead)
+            it = iter(ahead)
+            next(it), next(it)
+            other = helios.NumpyLoader(ds, [4, 3], batch_size=150, seed=3, **share)
+            other.load_state_dict(ahead.state_dict())
+            rest = [b.n_id.tolist() for b in other]
+            assert rest == whole[1][rank::world][2:]
+
+
+def test_kept_tensors(site, arrays):
+    """More batches than slots, kept beyond loader, dataset and daemon."""
+    ds = site.open()
+    kept = list(helios.NumpyLoader(ds, [4, 3], batch_size=100))
+    ds.close()
+    gc.collect()
+    assert len(kept) > 10
+    for b in kept:
+        assert np.array_equal(b.x, arrays["features"][b.n_id])
+
+
+def test_breaking_off_again_and_again(site):
+    with site.open() as ds:
+        loader = helios.NumpyLoader(ds, [4, 3], batch_size=50)
+        for epoch in range(12):
+            for i, b in enumerate(loader):
+                assert (b.epoch, b.index) == (epoch, i)
+                if i == epoch % 4:
+                    break
+
+
+def test_errors(site):
+    with pytest.raises(helios.UsageError):
+        helios.open(site.folder / "nothing", binary=site.binary)
+    with site.open() as ds:
+        for wrong in ({"sampler": "no"}, {"no_such_option": 1}, {"mode": "no"}, {"policy": "no"}):
+            with pytest.raises(helios.UsageError) as e:
+                helios.NumpyLoader(ds, **wrong)
+            assert str(next(iter(wrong))).replace("_", "-") in str(e.value)
+        assert len(list(helios.NumpyLoader(ds))) > 0, "an error ends the session"
+
+
+def test_a_killed_daemon(site):
+    with site.open() as ds:
+        loader = helios.NumpyLoader(ds, [4, 3], batch_size=50)
+        it = iter(loader)
+        b = next(it)
+        want = b.x.copy()
+        os.kill(ds.session()[0].daemon_pid, signal.SIGKILL)
+        with pytest.raises(helios.DaemonDied, match="signal 9"):
+            list(it)
+        assert np.array_equal(b.x, want)
+        assert len(list(loader)) == len(loader)
+
+
+def test_a_shared_daemon(site, arrays):
+    """Two clients of one daemon on a socket; one leaves in the middle."""
+    path = site.folder / "daemon.sock"
+    with subprocess.Popen(
+        [site.binary, "serve", "--socket", str(path)], stderr=subprocess.DEVNULL
+    ) as daemon:
+        try:
+            for _ in range(2000):
+                if path.exists() or daemon.poll() is not None:
+                    break
+                threading.Event().wait(0.01)
+            one = site.open(socket=path)
+            with site.open(socket=path) as other:
+                it = iter(helios.NumpyLoader(one, [4, 3], batch_size=100, mode="inmem"))
+                next(it)
+                got = list(helios.NumpyLoader(other, [4, 3], batch_size=100, mode="inmem"))
+                one.close()
+                again = list(helios.NumpyLoader(other, [4, 3], batch_size=100, mode="inmem"))
+                for a, b in zip(got, again, strict=True):
+                    assert np.array_equal(a.n_id, b.n_id)
+                    assert np.array_equal(a.x, arrays["features"][a.n_id])
+        finally:
+            daemon.send_signal(signal.SIGINT)
+            daemon.wait(30)
+    assert daemon.returncode in (0, 130)
+
+
+def test_save(site, tmp_path):
+    rng = np.random.default_rng(1)
+    x = rng.random((50, 6), np.float32)
+    edges = rng.integers(0, 50, (2, 200))
+    y = rng.integers(0, 3, 50)
+    splits = {"train": np.arange(30), "val": np.arange(30, 40), "test": np.arange(40, 50)}
+    out = tmp_path / "mine"
+    helios.save(out, x, edges, y, splits, binary=site.binary)
+    assert np.array_equal(np.load(out / "features.npy"), x)
+    assert np.array_equal(np.load(out / "labels.npy"), y)
+    assert sorted(np.load(out / "train.npy").tolist()) == list(range(30))
+    indptr, indices = np.load(out / "indptr.npy"), np.load(out / "indices.npy")
+    dst = np.repeat(np.arange(50), np.diff(indptr))
+    assert sorted(zip(indices.tolist(), dst.tolist(), strict=True)) == sorted(
+        zip(*edges.tolist(), strict=True)
+    )
+    with pytest.raises(helios.HeliosError):
+        helios.save(out, x, edges, y, splits, binary=site.binary)
+
+
+def test_verbs(site):
+    got = helios.train(site.dataset, mode="inmem", epochs=2, hidden=8, quiet=True,
+                       binary=site.binary)  # fmt: skip
+    assert len(got["epochs"]) == 2
+    assert got["mode"] == "inmem"
+    got = helios.compare(site.dataset, modes="inmem,cpu", repeats=1, hidden=8, quiet=True,
+                         binary=site.binary)  # fmt: skip
+    assert [v["name"] for v in got["variants"]] == ["inmem", "cpu"]
+    assert len(got["runs"]) == 2
+    with pytest.raises(helios.UsageError, match="fanout"):
+        helios.train(site.dataset, fanout="x", binary=site.binary)
+
+
+def resident():
+    with Path("/proc/self/status").open() as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
+
+
+@pytest.mark.skipif(not WIDE, reason="HELIOS_WIDE=1 runs the long tests")
+def test_nothing_leaks(site):
+    """10,000 batches: as much memory and as many descriptors as after the first."""
+    with site.open() as ds:
+        loader = helios.NumpyLoader(ds, [4, 3], batch_size=50, mode="inmem")
+        done = 0
+        while done < 1000:
+            done += sum(1 for _ in loader)
+        gc.collect()
+        before, descriptors = resident(), len(os.listdir("/proc/self/fd"))
+        while done < 11000:
+            done += sum(1 for _ in loader)
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert resident() - before < 8 << 10, "KiB of growth"

@@ -1,0 +1,33 @@
+"""What is shipped."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+from pathlib import Path
+
+import helios
+
+HERE = Path(__file__).resolve().parents[1]
+
+
+def test_licence_is_the_repositorys():
+    """A copy, since a source distribution holds nothing from outside its folder."""
+    assert (HERE / "LICENSE").read_bytes() == (HERE.parent / "LICENSE").read_bytes()
+
+
+def test_the_installed_package_is_typed_and_licensed():
+    assert (Path(helios.__file__).parent / "py.typed").is_file()
+    files = importlib.metadata.files("helios-gnn")
+    assert any(f.name == "LICENSE" for f in files)
+    assert importlib.metadata.version("helios-gnn") == helios.__version__
+
+
+def test_what_is_public_is_documented():
+    for name in helios.__all__:
+        thing = getattr(helios, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert thing.__doc__, name
+            for method, f in vars(thing).items() if inspect.isclass(thing) else ():
+                if not method.startswith("_") and inspect.isfunction(f):
+                    assert f.__doc__, f"{name}.{method}"

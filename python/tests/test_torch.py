@@ -1,0 +1,219 @@
+"""Batches as tensors of PyTorch, as PyG's Data and as DGL's blocks, from a fake daemon."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fakeserver import HOPS, Peer, expected
+
+import helios
+from helios import _pyg
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+has_pyg = importlib.util.find_spec("torch_geometric") is not None
+has_dgl = importlib.util.find_spec("dgl") is not None
+
+
+def opened(server):
+    return helios.open("somewhere", socket=server.path, timeout=20)
+
+
+def test_tensors_share_memory(fake):
+    from helios.torch import Loader, block_edges
+
+    server = fake()
+    with opened(server) as ds:
+        it = iter(Loader(ds))
+        batch = next(it)
+        want = expected(0, 0)
+        for name in ("x", "n_id", "y", "edge_index"):
+            got = getattr(batch, name)
+            assert isinstance(got, torch.Tensor)
+            assert np.array_equal(got.numpy(), want[name])
+        edges = block_edges(batch.blocks[1])
+        assert edges[0].tolist() == want["src.1"].tolist()
+        assert edges[1].tolist() == list(range(10))
+        row = batch.x[3]
+        batch.x[3] = 7  # a view sees it, so nothing was copied
+        assert row.tolist() == [7, 7, 7, 7]
+        loader = server.peers[0].loader
+        del batch
+        gc.collect()
+        assert loader.released == []
+        assert row.tolist() == [7, 7, 7, 7]
+        del row, got
+        gc.collect()
+        server.wait(lambda: loader.released == [0])
+
+
+def test_autograd_keeps_the_slot(fake):
+    """What a graph needs for its backward pass is not given back before."""
+    from helios.torch import Loader
+
+    server = fake()
+    with opened(server) as ds:
+        it = iter(Loader(ds, slots=3))
+        w = torch.ones(4, 1, requires_grad=True)
+        losses = [(batch.x @ w).sum() for batch in it]
+        for loss in losses:
+            loss.backward()
+        total = sum(expected(0, i)["x"].sum(0, dtype=np.float64) for i in range(5))
+        assert np.allclose(w.grad[:, 0].numpy(), total)
+
+
+class Typed(Peer):
+    """Sends rows of another type, and degrees."""
+
+    def batch(self, loader, epoch, index, slot):
+        message = super().batch(loader, epoch, index, slot)
+        x = message["tensors"][0]
+        assert x["name"] == "x"
+        at = slot * loader.slot_bytes
+        rows = HOPS[-1]
+        if self.kind == "bfloat16":
+            bits = torch.arange(rows * 4, dtype=torch.bfloat16).view(torch.int16).numpy()
+            data = bits.tobytes()
+        else:
+            data = np.arange(rows * 4).astype(self.kind).tobytes()
+        loader.map[at : at + len(data)] = data
+        x["dtype"] = self.kind
+        degrees = np.arange(rows, dtype="<u4").tobytes()
+        loader.map[at + 3968 : at + 3968 + len(degrees)] = degrees
+        described = {"name": "degrees", "dtype": "uint32", "shape": [rows], "offset": 3968}
+        message["tensors"].append(described)
+        return message
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8"])
+def test_row_types(fake, kind):
+    from helios.torch import Loader
+
+    with opened(fake(type("P", (Typed,), {"kind": kind}))) as ds:
+        batch = next(iter(Loader(ds)))
+        assert batch.x.dtype == getattr(torch, kind)
+        assert batch.x.double().flatten().tolist() == list(range(52))
+        assert batch.degrees.tolist() == list(range(13))
+
+
+@pytest.mark.skipif(not has_pyg, reason="PyG is not installed")
+def test_pyg(fake):
+    from torch_geometric.data import Data
+    from torch_geometric.nn import SAGEConv
+    from torch_geometric.utils import trim_to_layer
+
+    with opened(fake()) as ds:
+        loader = helios.NeighborLoader(ds, [1, 1], batch_size=6)
+        for i, data in enumerate(loader):
+            assert isinstance(data, Data)
+            want = expected(0, i)
+            assert data.num_nodes == 13
+            assert data.batch_size == 6
+            assert torch.equal(data.y, torch.from_numpy(want["y"]))
+            assert (data.num_sampled_nodes, data.num_sampled_edges) == ([6, 4, 3], [6, 4])
+            assert data.index == i
+            data = data.to("cpu")  # noqa: PLW2901 - as training loops write it
+            x, edges = data.x, data.edge_index
+            for layer in range(2):
+                x, edges, _ = trim_to_layer(
+                    layer, data.num_sampled_nodes, data.num_sampled_edges, x, edges
+                )
+                x = SAGEConv(4, 4)(x, edges)
+            assert x.shape == (10, 4)
+            sizes = []
+            h = data.x
+            for edges, size in helios.adjs(data):
+                h = SAGEConv(4, 4)((h, h[: size[1]]), edges)
+                sizes.append(size)
+            assert sizes == [(13, 10), (10, 6)]
+            assert h.shape == (6, 4)
+
+
+def test_without_pyg(fake, monkeypatch):
+    """A plain object with the same attributes; of NumPy arrays where there is no PyTorch."""
+    for missing, kind in (("torch_geometric.data", torch.Tensor), ("helios.torch", np.ndarray)):
+        _pyg._kinds.cache_clear()
+        monkeypatch.setitem(sys.modules, missing, None)
+        if missing == "helios.torch":
+            monkeypatch.delattr(helios, "torch", raising=False)
+        with opened(fake()) as ds:
+            data = next(iter(helios.NeighborLoader(ds)))
+            assert type(data) is SimpleNamespace
+            assert isinstance(data.x, kind)
+            assert np.array_equal(np.asarray(data.edge_index), expected(0, 0)["edge_index"])
+            edges, size = helios.adjs(data)[1]
+            assert isinstance(edges, kind)
+            assert size == (10, 6)
+            assert edges[0].tolist() == expected(0, 0)["src.0"].tolist()
+            assert edges[1].tolist() == list(range(6))
+    _pyg._kinds.cache_clear()
+
+
+@pytest.mark.skipif(not has_dgl, reason="DGL is not installed")
+def test_dgl(fake):
+    import dgl
+
+    from helios.dgl import DataLoader
+
+    with opened(fake()) as ds:
+        for i, (inputs, outputs, blocks) in enumerate(DataLoader(ds, [1, 1])):
+            want = expected(0, i)
+            assert inputs.tolist() == want["n_id"].tolist()
+            assert outputs.tolist() == want["n_id"][:6].tolist()
+            outer, inner = blocks
+            assert (outer.num_src_nodes(), outer.num_dst_nodes()) == (13, 10)
+            assert (inner.num_src_nodes(), inner.num_dst_nodes()) == (10, 6)
+            assert np.array_equal(outer.srcdata["feat"].numpy(), want["x"])
+            assert inner.dstdata["label"].tolist() == want["y"].tolist()
+            assert outer.srcdata[dgl.NID].tolist() == want["n_id"].tolist()
+            src, dst = outer.edges()
+            assert src.tolist() == want["src.1"].tolist()
+            assert dst.tolist() == list(range(10))
+
+
+WITHOUT = """
+import sys
+sys.modules[{missing!r}] = None
+import helios
+try:
+    import helios.{module}
+except helios.CapabilityError as e:
+    print("said:", e)
+"""
+
+
+@pytest.mark.parametrize(("module", "missing"), [("torch", "torch"), ("dgl", "dgl")])
+def test_missing_packages_are_named(module, missing):
+    code = WITHOUT.format(module=module, missing=missing)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"helios.{module} needs" in done.stdout
+
+
+class PerWorker(torch.utils.data.IterableDataset):
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        for batch in self.loader:
+            yield torch.utils.data.get_worker_info().id, batch.index, batch.x.clone()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_torch(fake, method):
+    """Workers get connections of their own, whether they are forked or begin anew."""
+    from helios.torch import Loader
+
+    server = fake()
+    with opened(server) as ds:
+        workers = torch.utils.data.DataLoader(
+            PerWorker(Loader(ds)), batch_size=None, num_workers=2, multiprocessing_context=method
+        )
+        seen = sorted((w, i) for w, i, x in workers if np.array_equal(x, expected(0, i)["x"]))
+        assert seen == [(w, i) for w in range(2) for i in range(5)]
+    assert len(server.peers) == 3

@@ -1,0 +1,114 @@
+"""Calls of the binary, against a script that tells how it was called."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+import helios
+
+TELL = """
+import json, sys
+print(json.dumps({"event": "epoch", "epoch": 1}))
+for event in ("run", "result", "compare"):
+    print(json.dumps({"event": event, "argv": sys.argv[1:]}))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "heliosctl"
+        path.write_text(f"#!{sys.executable}\n{text}")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return path
+
+    return write
+
+
+def test_options_become_flags(script, tmp_path):
+    b = script(TELL)
+    got = helios.train(
+        tmp_path, gpu_cache="5%", epochs=2, resume=True, fanout=[5, 3], trace=None, binary=b
+    )
+    flags = ["--gpu-cache=5%", "--epochs=2", "--resume=true", "--fanout=5,3", "--json"]
+    assert got["argv"] == ["train", str(tmp_path), *flags]
+    got = helios.compare("g", modes=("cpu", "mmap"), binary=b)
+    assert got["argv"] == ["compare", "g", "--modes=cpu,mmap", "--json"]
+    assert len(got["runs"]) == 1
+    got = helios.bench("io", "g", ssds="a", binary=b)
+    assert got[-1]["argv"] == ["bench", "io", "g", "--ssds=a", "--json"]
+    assert helios.bench("sample", binary=b)[-1]["argv"] == ["bench", "sample", "--json"]
+    assert helios.run("ssds", binary=b)[0] == {"event": "epoch", "epoch": 1}
+    with pytest.raises(helios.UsageError, match="hidden"):
+        helios.train("g", hidden=object(), binary=b)
+
+
+def test_errors(script):
+    b = script(
+        "import json, sys; print(json.dumps({'event': 'error', 'error': 'the disk is full'})); "
+        "sys.exit(5)"
+    )
+    with pytest.raises(helios.DeviceError, match=r"^the disk is full$"):
+        helios.train("g", binary=b)
+    b = script("import sys; print('oh no', file=sys.stderr); sys.exit(4)")
+    with pytest.raises(helios.RefusedError, match="oh no"):
+        helios.run("load", binary=b)
+    b = script("print('{broken')")
+    with pytest.raises(helios.HeliosError, match="broken"):
+        helios.run("load", binary=b)
+    b = script("print('hello')")
+    with pytest.raises(helios.HeliosError, match="no result"):
+        helios.train("g", binary=b)
+
+
+SAVE = """
+import json, os, sys
+folder = sys.argv[3].removeprefix("--in=")
+import numpy as np
+held = {n: [str(a.dtype), a.tolist()] for n in sorted(os.listdir(folder))
+        for a in [np.load(os.path.join(folder, n))]}
+print(json.dumps({"event": "result", "argv": sys.argv[1:], "held": held}))
+"""
+
+
+def test_save_writes_arrays(script, tmp_path):
+    b = script(SAVE)
+    labels = tmp_path / "given.npy"
+    np.save(labels, np.array([0, 1]))
+    got = helios.save(
+        tmp_path / "out",
+        np.array([[1.5, 2], [3, 4]], np.float32),
+        [[0, 1], [1, 0]],
+        labels,
+        {"train": np.array([True, False]), "val": [1]},
+        undirected=True,
+        binary=b,
+    )
+    assert got["held"] == {
+        "edge_index.npy": ["int64", [[0, 1], [1, 0]]],
+        "features.npy": ["float32", [[1.5, 2], [3, 4]]],
+        "labels.npy": ["int64", [0, 1]],
+        "train.npy": ["bool", [True, False]],
+        "val.npy": ["int64", [1]],
+    }
+    assert got["argv"][3:] == [f"--out={tmp_path / 'out'}", "--undirected=true", "--json"]
+    assert sorted(os.listdir(tmp_path)) == ["given.npy", "heliosctl"]
+
+
+def test_save_refuses(script, tmp_path):
+    b = script(SAVE)
+    x, e, y = np.zeros((2, 1), np.float32), [[0], [1]], [0, 0]
+    with pytest.raises(helios.UsageError, match="valid"):
+        helios.save(tmp_path / "o", x, e, y, {"valid": [1]}, binary=b)
+    with pytest.raises(helios.UsageError, match="no file"):
+        helios.save(tmp_path / "o", x, e, tmp_path / "nothing.npy", binary=b)
+    with pytest.raises(helios.UsageError, match="no folder"):
+        helios.save(tmp_path / "a" / "o", x, e, y, binary=b)
+    with pytest.raises(helios.UsageError, match="numbers"):
+        helios.save(tmp_path / "o", x, e, [None, "a"], binary=b)
+    assert os.listdir(tmp_path) == ["heliosctl"]

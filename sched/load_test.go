@@ -1,0 +1,191 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// content is a copy of all of a mini-batch but its rows, as text.
+func (b *Loaded) content() string {
+	s := fmt.Sprint(b.HopEnd, b.Nodes)
+	for _, k := range b.Blocks {
+		s += fmt.Sprint(k.Indptr, k.Src, k.Weights)
+	}
+	return s
+}
+
+// trained returns the content of the mini-batches that training under cfg has, by epoch and index.
+func trained(t *testing.T, cfg plan.Config, in prepare.Inputs) map[[2]int]string {
+	t.Helper()
+	all := map[[2]int]string{}
+	cfg.OnBatch = func(epoch, index int, mb *graph.MiniBatch) {
+		b := &Loaded{HopEnd: mb.HopEnd,
+			Nodes: hostmem.View[int64](mb.Nodes.Bytes())[:mb.HopEnd[len(mb.HopEnd)-1]]}
+		for _, k := range mb.Blocks {
+			l := LoadedBlock{Indptr: hostmem.View[int64](k.Indptr.Bytes())[:k.NumDst+1]}
+			if k.NumEdges > 0 {
+				l.Src = hostmem.View[uint32](k.Src.Bytes())[:k.NumEdges]
+			}
+			if k.Weights != nil {
+				l.Weights = hostmem.View[float32](k.Weights.Bytes())[:k.NumSrc]
+			}
+			b.Blocks = append(b.Blocks, l)
+		}
+		all[[2]int{epoch, index}] = b.content()
+	}
+	_, err := Train(context.Background(), cfg, in, report.Observer{})
+	require.NoError(t, err)
+	return all
+}
+
+// A loader's mini-batches are those that training has, in every mode and with every sampler, also
+// behind an epoch that was broken off, and its rows are the dataset's.
+func TestLoaderIsTraining(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	for _, mode := range plan.ModeNames() {
+		for _, sampler := range plan.Samplers {
+			t.Run(mode+" "+sampler, func(t *testing.T) {
+				cfg := small()
+				cfg.Mode, cfg.Sampler, cfg.NoEval = mode, sampler, true
+				if cfg.LaidOut() {
+					cfg.PackedDir = filepath.Join(t.TempDir(), "packed")
+				}
+				if sampler == graph.Ladies {
+					cfg.Fanouts = []int{200, 150}
+				}
+				if cfg.Check() != nil {
+					t.Logf("%s has no %s", mode, sampler)
+					return
+				}
+				dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+				require.NoError(t, err)
+				before := hostmem.Usage()
+				in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+				open := func() (*Loader, error) {
+					return OpenLoader(context.Background(), cfg, in,
+						LoaderOptions{Split: "train", Shuffle: true}, report.Observer{})
+				}
+				if cfg.MegaBatched() {
+					_, err := open()
+					require.Equal(t, errs.Capability, errs.ClassOf(err))
+					require.NoError(t, dev.Close())
+					return
+				}
+				want := trained(t, cfg, in)
+				l, err := open()
+				require.NoError(t, err)
+				enough := errors.New("enough")
+				err = l.Epoch(context.Background(), 0, 0, func(*Loaded) error { return enough })
+				require.ErrorIs(t, err, enough)
+				got := map[[2]int]string{}
+				rb := int64(d.Meta.RowBytes())
+				require.Equal(t, rb, l.RowBytes())
+				keep := func(b *Loaded) error {
+					got[[2]int{b.Epoch, b.Index}] = b.content()
+					for i, v := range b.Nodes {
+						if !slices.Equal(b.Rows[int64(i)*rb:][:rb], feat[v*rb:][:rb]) {
+							return fmt.Errorf("row %d is not of node %d", i, v)
+						}
+					}
+					return nil
+				}
+				require.NoError(t, l.Epoch(context.Background(), 0, 0, keep))
+				require.NoError(t, l.Epoch(context.Background(), 1, 2, keep))
+				require.NoError(t, l.Close())
+				require.Greater(t, len(want), l.Batches()+2)
+				delete(want, [2]int{1, 0})
+				delete(want, [2]int{1, 1})
+				require.Equal(t, want, got)
+				require.NoError(t, dev.Close(), "streams or buffers were left open")
+				for k, v := range hostmem.Usage() {
+					if !strings.HasPrefix(k, "topology") { // the dataset's, until it is closed
+						require.LessOrEqual(t, v, before[k], "hostmem for %q", k)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Loaders of several ranks share an epoch's mini-batches, and evaluate as Train does.
+func TestLoaderShares(t *testing.T) {
+	d, _ := tiny.open(t)
+	s := bind(t, d, 1, "")
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+	require.NoError(t, err)
+	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+	load := func(o LoaderOptions) map[int]string {
+		l, err := OpenLoader(context.Background(), small(), in, o, report.Observer{})
+		require.NoError(t, err)
+		got := map[int]string{}
+		require.NoError(t, l.Epoch(context.Background(), 1, 0, func(b *Loaded) error {
+			got[b.Index] = b.content()
+			return nil
+		}))
+		require.Len(t, got, l.Batches())
+		require.NoError(t, l.Close())
+		return got
+	}
+	for _, o := range []LoaderOptions{{Split: "train", Shuffle: true}, {Split: "val"},
+		{Nodes: []int64{9, 3, 1200}}} {
+		whole := load(o)
+		shared := map[int]string{}
+		for o.World, o.Rank = 3, 0; o.Rank < o.World; o.Rank++ {
+			for i, c := range load(o) {
+				require.Equal(t, o.Rank, i%3)
+				shared[i] = c
+			}
+		}
+		require.Equal(t, whole, shared)
+	}
+	require.NoError(t, dev.Close())
+}
+
+func TestLoaderRefuses(t *testing.T) {
+	d, _ := tiny.open(t)
+	s := bind(t, d, 1, "")
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+	require.NoError(t, err)
+	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+	for text, o := range map[string]LoaderOptions{
+		"rank 2 is not between 0 and 1": {Split: "train", Rank: 2, World: 2},
+		`unknown split "x"`:             {Split: "x"},
+		"node 1500 is not in dataset":   {Nodes: []int64{1500}},
+		"node 7 is asked for twice":     {Nodes: []int64{7, 1, 7}},
+		"no nodes to load":              {Nodes: []int64{}},
+	} {
+		_, err := OpenLoader(context.Background(), small(), in, o, report.Observer{})
+		require.ErrorContains(t, err, text)
+		require.Equal(t, errs.Usage, errs.ClassOf(err))
+	}
+	l, err := OpenLoader(context.Background(), small(), in,
+		LoaderOptions{Split: "train", Shuffle: true}, report.Observer{})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	for _, at := range [][2]int{{-1, 0}, {plan.MaxEpochs, 0}, {0, -1}, {0, l.Batches() + 1}} {
+		err := l.Epoch(ctx, at[0], at[1], func(*Loaded) error { return nil })
+		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", at)
+	}
+	n := 0
+	err = l.Epoch(ctx, 0, 0, func(*Loaded) error { n++; cancel(); return nil })
+	require.Equal(t, errs.Interrupted, errs.ClassOf(err))
+	require.Equal(t, 1, n)
+	require.NoError(t, l.Close())
+	require.NoError(t, dev.Close())
+}

@@ -1,0 +1,139 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"helios/cache"
+	"helios/cuda"
+	"helios/graph"
+	"helios/graph/induced"
+	"helios/sched/report"
+)
+
+// megaSlab is room for a mega-batch, and the one that is in it.
+type megaSlab struct {
+	rows   cuda.Buffer
+	hetero *cache.Hetero // over the static rows and these
+	// at has the parts whose rows are in place, and the page of the slab where they begin.
+	at map[int]int64
+
+	parts   []int // of the mega-batch; nil: none is there
+	places  *induced.Places
+	topo    *graph.Topology
+	dtopo   *graph.DeviceTopology
+	sampler *graph.Sampler
+	old     []uint32 // by row, the node in the dataset; nil: nobody asks
+}
+
+// holds tells whether the mega-batch of these parts is there.
+func (m *megaSlab) holds(parts []int) bool { return m.parts != nil && slices.Equal(m.parts, parts) }
+
+// close lets go of the mega-batch, its rows aside.
+func (m *megaSlab) close() error {
+	var all []error
+	if m.sampler != nil {
+		all = append(all, m.sampler.Close())
+	}
+	if m.dtopo != nil {
+		all = append(all, m.dtopo.Close())
+	}
+	if m.topo != nil {
+		all = append(all, m.topo.Close())
+	}
+	m.parts, m.places, m.sampler, m.dtopo, m.topo, m.old = nil, nil, nil, nil, nil, nil
+	return errors.Join(all...)
+}
+
+// load brings a mega-batch into a slab that nothing uses: its rows, the graph that its parts induce
+// and a sampler over it.
+func (t *megaTiers) load(ctx context.Context, n *comingMega, told bool) (err error) {
+	e, p, m := t.e, t.parts, n.slab
+	if err := m.close(); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			clear(m.at)
+			err = errors.Join(err, m.close())
+		}
+	}()
+	perPage := p.Spec.PageBytes / e.RowBytes
+	var features, edges []pageRun
+	var parts []induced.Part
+	raw, at := t.raw.Bytes(), int64(0)
+	rawAt := make([]int64, 0, len(n.parts)+1)
+	was := m.at
+	m.at = map[int]int64{}
+	for _, part := range n.parts {
+		run := p.FeaturePages[part]
+		parts = append(parts, induced.Part{Part: part, First: t.statics() + at*perPage})
+		// Parts of one mega-batch lie apart: what stays at its place is what it was.
+		if page, ok := was[part]; !ok || page != at {
+			features = append(features, pageRun{run, at})
+		}
+		m.at[part] = at
+		at += run.Pages
+	}
+	place := int64(0)
+	for _, part := range n.parts {
+		rawAt = append(rawAt, place*p.Spec.PageBytes)
+		edges = append(edges, pageRun{p.EdgePages[part], place})
+		place += p.EdgePages[part].Pages
+	}
+	rawAt = append(rawAt, place*p.Spec.PageBytes)
+	for i, r := range []struct {
+		runs []pageRun
+		to   cuda.Buffer
+		name string
+	}{{features, m.rows, "load rows"}, {edges, t.raw, "load edges"}} {
+		took, err := e.store.readPages(ctx, r.runs, r.to, r.name, told)
+		n.took = report.AddReadStats(n.took, took)
+		n.bytes[i] += took.Bytes
+		if err != nil {
+			return err
+		}
+	}
+	hooked := e.verify != nil || e.Config.OnRows != nil || e.Config.OnBatch != nil
+	if hooked {
+		m.old = make([]uint32, t.rows())
+		for i := range m.old {
+			m.old[i] = math.MaxUint32
+		}
+		copy(m.old, t.staticOld)
+	}
+	for i := range parts {
+		q := &parts[i]
+		var old []uint32
+		if q.Lists, old, err = lists(p.Section(q.Part, raw[rawAt[i]:rawAt[i+1]])); err != nil {
+			return err
+		}
+		if hooked {
+			copy(m.old[q.First:], old)
+		}
+	}
+	if m.places, err = induced.NewPlaces(p.numbering, t.rows(), parts); err != nil {
+		return err
+	}
+	begin := time.Now()
+	workers := 0
+	if !e.OnGPU() {
+		workers = e.Device.Info().SMs
+	}
+	if m.topo, err = induced.Build(ctx, m.places, t.lists, parts, workers); err != nil {
+		return fmt.Errorf("mega-batch of parts %v: %w", n.parts, err)
+	}
+	e.trace.beside(report.TrackInspect, "induce topology", begin)
+	if m.dtopo, err = graph.Attach(e.Device, m.topo); err != nil {
+		return err
+	}
+	if m.sampler, err = e.SamplerOver(m.dtopo); err != nil {
+		return err
+	}
+	m.parts = n.parts
+	return nil
+}

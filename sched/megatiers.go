@@ -1,0 +1,556 @@
+package sched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"helios/cache"
+	"helios/cache/trace"
+	"helios/cuda"
+	"helios/gpuio"
+	"helios/graph"
+	"helios/graph/induced"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/units"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// Tiers of mega-batches, as those of HierBatching and MariusGNN. The graph is in parts on disk
+// (package dataset/parted). A few parts are in memory together, with the static nodes, which are in
+// every mega-batch; mini-batches are sampled from the graph that these induce, so that no row is
+// read for a mini-batch. While one mega-batch trains the next is loaded, in long sequential reads,
+// into the other of two slabs.
+//
+// In a mega-batch nodes are numbered anew: the static ones first, then a slab of the parts' rows as
+// they lie in their pages. A node's number is the place of its row, so that the index of the tiers
+// is the same for every mega-batch.
+//
+// Evaluation samples the whole graph, and reads rows from where the features are, as static tiers
+// do. The I/O stack turns from parts to rows and back between passes.
+type megaTiers struct {
+	staticTiers             // of evaluation: no row is in a tier
+	train       staticTiers // of a walk over the mega-batch that is there
+	parts       *megaParts
+	batches     *prepare.MegaBatches
+	split       []int64 // the training nodes, in the dataset
+	order       *prepare.MegaOrder
+	ordered     int // the sample epoch of order; below 0: of none
+	passes      int // 0: not chosen yet
+	lastLoad    time.Duration
+	loaded      int // parts of a mega-batch; 0: not chosen yet
+	slabPages   int64
+
+	// Of the tiers that are placed.
+	spans       *cache.Spans
+	static      cuda.Buffer // rows of the static nodes
+	staticLists cuda.Buffer // their lists
+	lists       induced.Lists
+	staticOld   []uint32    // their numbers in the dataset
+	raw         cuda.Buffer // edges of the mega-batch that is being loaded
+	slabs       []*megaSlab
+	now         *megaSlab // that trains; nil: none
+	next        *comingMega
+
+	info report.MegaInfo
+}
+
+// comingMega is a mega-batch that is loaded.
+type comingMega struct {
+	parts  []int
+	slab   *megaSlab
+	cancel context.CancelFunc
+	done   chan struct{}
+	took   gpuio.ReadStats // valid once done is closed, as what follows
+	begin  time.Time
+	load   time.Duration
+	bytes  [2]int64 // of features, of edges
+	err    error
+}
+
+func newMegaTiers(e *engine) *megaTiers {
+	t := &megaTiers{staticTiers: staticTiers{e: e}, train: staticTiers{e: e}, ordered: -1}
+	if p := e.Config.Passes; p != plan.PassesAuto {
+		t.passes = p
+	}
+	e.onClose(t.closeParts) // first, so that it comes last
+	return t
+}
+
+func (t *megaTiers) layout() gpuio.Layout {
+	if p := t.e.store.pages; p != nil {
+		return p.layout
+	}
+	return t.e.store.layout
+}
+
+// place opens the parts, which are made where they are not there yet, and makes room for
+// mega-batches. The static nodes' rows and lists are read.
+func (t *megaTiers) place(ctx context.Context) (err error) {
+	e := t.e
+	if t.parts == nil {
+		if err := t.openParts(ctx); err != nil {
+			return untiered{err}
+		}
+		// Before the stack closes and the tiers go, no load may be under way.
+		e.onClose(func() error { t.stop(); return nil })
+	}
+	if err := t.e.store.turnTo(ctx, t.parts.pages); err != nil {
+		return untiered{err}
+	}
+	onGPU := t.statics() <= e.tiers.GPURows && t.statics() > 0
+	if err := t.size(onGPU); err != nil {
+		return untiered{err}
+	}
+	e.tiers = plan.TierSizes{}
+	kind := cuda.MemPinned
+	if onGPU {
+		e.tiers.GPURows, kind = t.statics(), cuda.MemDevice
+	}
+	if t.hetero, err = cache.NewHetero(e.Device, e.Rows, e.RowBytes, len(e.store.ssds),
+		cache.Placement{}); err != nil {
+		return err
+	}
+	if err := t.fill(ctx); err != nil { // the buckets of lookups; no row is in a tier
+		return err
+	}
+	begin := time.Now()
+	t.train.firstOnHost = !onGPU
+	if t.spans, err = cache.NewSpans(e.Device, t.statics(), t.rows()); err != nil {
+		return err
+	}
+	page := t.parts.Spec.PageBytes
+	if t.static, err = e.Device.Alloc(kind, t.parts.StaticFeatures.Pages*page,
+		"rows of static nodes"); err != nil {
+		return err
+	}
+	if t.staticLists, err = e.Device.Alloc(cuda.MemPinned, t.parts.StaticEdges.Pages*page,
+		"lists of static nodes"); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		run  pageRun
+		to   cuda.Buffer
+		name string
+	}{{pageRun{Run: t.parts.StaticFeatures}, t.static, "fill static rows"},
+		{pageRun{Run: t.parts.StaticEdges}, t.staticLists, "fill static lists"}} {
+		took, err := e.store.readPages(ctx, []pageRun{f.run}, f.to, f.name, true)
+		t.info.AddReads(took)
+		t.info.StaticBytes += took.Bytes
+		if err != nil {
+			return err
+		}
+	}
+	if t.lists, t.staticOld, err = lists(t.parts.StaticSection(
+		t.staticLists.Bytes())); err != nil {
+		return untiered{err}
+	}
+	e.filled(begin)
+	if t.raw, err = e.Device.Alloc(cuda.MemPinned, t.edgePages()*page,
+		"edges of parts"); err != nil {
+		return err
+	}
+	for range t.slabCount() {
+		m := &megaSlab{}
+		t.slabs = append(t.slabs, m)
+		if m.rows, err = e.Device.Alloc(cuda.MemPinned, t.slabPages*page,
+			"rows of a mega-batch"); err != nil {
+			return err
+		}
+		if m.hetero, err = t.spans.Over(e.Device, e.RowBytes, len(e.store.ssds), t.static,
+			m.rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// statics and rows are the static nodes, and the rows of a mega-batch with them.
+func (t *megaTiers) statics() int64 { return t.parts.StaticNodes() }
+
+func (t *megaTiers) rows() int64 {
+	return t.statics() + t.slabPages*(t.parts.Spec.PageBytes/t.e.RowBytes)
+}
+
+// slabCount is how many mega-batches are in memory at once.
+func (t *megaTiers) slabCount() int { return t.slabsOf(t.loaded) }
+
+func (t *megaTiers) slabsOf(loaded int) int {
+	if loaded >= t.parts.Parts || t.e.Config.LoadAhead == plan.LoadAheadOff {
+		return 1
+	}
+	return 2
+}
+
+// largest adds up the largest n of some numbers.
+func largest(of []int64, n int) (sum int64) {
+	sorted := slices.Sorted(slices.Values(of))
+	for _, v := range sorted[len(sorted)-min(n, len(sorted)):] {
+		sum += v
+	}
+	return sum
+}
+
+func (t *megaTiers) edgePages() int64 { return mostPages(t.parts.EdgePages, t.loaded) }
+
+// megaNeeds is the CPU memory of mega-batches by its uses.
+type megaNeeds struct {
+	StaticRows, StaticLists, Slab, Topology, Edges int64
+	slabs                                          int64
+}
+
+func (n megaNeeds) total() int64 {
+	return n.StaticRows + n.StaticLists + n.Edges + n.slabs*(n.Slab+n.Topology)
+}
+
+func (n megaNeeds) String() string {
+	return fmt.Sprintf(
+		"%s of static rows, %s of static lists, %s of edges as they are read, and for each of %d mega-batches in memory %s of rows and %s of topology",
+		units.FormatBytes(n.StaticRows), units.FormatBytes(n.StaticLists),
+		units.FormatBytes(n.Edges), n.slabs, units.FormatBytes(n.Slab),
+		units.FormatBytes(n.Topology))
+}
+
+// needs works out what mega-batches of so many parts take at most.
+func (t *megaTiers) needs(loaded int, staticsOnGPU bool) (n megaNeeds) {
+	p := t.parts
+	n.slabs = int64(t.slabsOf(loaded))
+	if !staticsOnGPU {
+		n.StaticRows = p.StaticFeatures.Pages * p.Spec.PageBytes
+	}
+	n.StaticLists = p.StaticEdges.Pages * p.Spec.PageBytes
+	n.Slab = mostPages(p.FeaturePages, loaded) * p.Spec.PageBytes
+	n.Edges = mostPages(p.EdgePages, loaded) * p.Spec.PageBytes
+	rows := t.statics() + n.Slab/t.e.RowBytes
+	n.Topology = (rows+1)*8 + 4*(largest(p.Edges, loaded)+p.StaticEdgeCount)
+	return n
+}
+
+// size chooses how many parts a mega-batch has, once for the run, and holds them against the
+// budget.
+func (t *megaTiers) size(staticsOnGPU bool) error {
+	e, c := t.e, t.e.Config
+	parts := t.parts.Parts
+	budget := c.MegaBudget(e.Rows * e.RowBytes)
+	if given := c.CPUCache.Of(e.Rows * e.RowBytes); given < budget && t.loaded == 0 {
+		e.Observer.TellNote(fmt.Sprintf(
+			"option cpu-cache of %s counts as %s: parts are whole pages, and fewer would hold none",
+			units.FormatBytes(given), units.FormatBytes(budget)))
+	}
+	least := max(t.parts.fixed+1, 1)
+	if t.parts.fixed > 0 && t.parts.fixed == parts {
+		least = parts
+	}
+	want := c.MegaBatch.Of(parts)
+	if t.loaded > 0 {
+		want = t.loaded
+	}
+	switch {
+	case want > parts:
+		return errs.New(errs.Usage, "%v %d: there are %d parts; give at most so many",
+			errs.Key("megabatch"), want, parts)
+	case want > 0 && want < least:
+		return errs.New(errs.Usage,
+			"%v %d: the first %d of %d parts have the training nodes and are in every mega-batch; give at least %d",
+			errs.Key("megabatch"), want, t.parts.fixed, parts, least)
+	case want == 0:
+		want = least
+		for n := parts; n > least; n-- {
+			if t.needs(n, staticsOnGPU).total() <= budget {
+				want = n
+				break
+			}
+		}
+	}
+	need := t.needs(want, staticsOnGPU)
+	if need.total() > budget {
+		return errs.New(errs.Usage,
+			"mega-batches of %d of %d parts take %s of CPU memory, and %v %v allows %s: %s; give more, lower %v or %v, or divide the graph into more parts (%v)",
+			want, parts, units.FormatBytes(need.total()), errs.Key("cpu-cache"), c.CPUCache,
+			units.FormatBytes(budget), need, errs.Key("megabatch"), errs.Key("static-nodes"),
+			errs.Key("parts"))
+	}
+	t.loaded, t.slabPages = want, need.Slab/t.parts.Spec.PageBytes
+	t.batches = prepare.NewMegaBatches(prepare.MegaBatches{Numbering: t.parts.numbering,
+		Train: t.parts.Train, Loaded: want, Fixed: t.parts.fixed, Batch: c.Batch, Seed: c.Seed})
+	t.info.Loaded, t.info.CPUBytes, t.info.Budget = want, need.total(), budget
+	return nil
+}
+
+// close frees the tiers. The parts stay open for the next place.
+func (t *megaTiers) close() error {
+	t.stop()
+	e := t.e
+	var all []error
+	for _, m := range t.slabs {
+		all = append(all, m.close())
+	}
+	buffers := []*cuda.Buffer{&t.static, &t.staticLists, &t.raw}
+	for _, m := range t.slabs {
+		buffers = append(buffers, &m.rows)
+	}
+	for _, b := range buffers {
+		if *b == nil {
+			continue
+		}
+		if e.store.reader != nil {
+			all = append(all, gpuio.Forget(e.store.reader, *b))
+		}
+		all = append(all, (*b).Free())
+		*b = nil
+	}
+	t.slabs, t.now, t.train.hetero = nil, nil, nil
+	t.lists, t.staticOld = induced.Lists{}, nil
+	if t.spans != nil {
+		all = append(all, t.spans.Close())
+		t.spans = nil
+	}
+	return errors.Join(append(all, t.staticTiers.close())...)
+}
+
+// closeParts is close for the end of the run.
+func (t *megaTiers) closeParts() error {
+	if t.parts == nil {
+		return nil
+	}
+	p := t.parts
+	t.parts = nil
+	return p.close()
+}
+
+// stop ends a load that is under way; nobody needs it.
+func (t *megaTiers) stop() {
+	if n := t.next; n != nil {
+		n.cancel()
+		<-n.done
+		t.next = nil
+	}
+}
+
+// orderOf is the order of an epoch by the number of its samples.
+func (t *megaTiers) orderOf(sampleEpoch int) *prepare.MegaOrder {
+	if t.ordered != sampleEpoch || t.order == nil {
+		t.order = t.batches.Order(t.split, sampleEpoch, max(t.passes, 1))
+		t.ordered = sampleEpoch
+	}
+	return t.order
+}
+
+// shuffled is the order of an epoch of training.
+func (t *megaTiers) shuffled(_ []int64, sampleEpoch int) prepare.Order {
+	return t.orderOf(sampleEpoch).Order
+}
+
+// megaLoadTime is what a load counts as that took so long. Tests have others.
+var megaLoadTime = func(took time.Duration) time.Duration { return took }
+
+// choosePasses sets how often a mega-batch trains, which the next order has.
+func (t *megaTiers) choosePasses(load, train time.Duration) {
+	t.passes = 1
+	if train > 0 {
+		t.passes = int(min(max(megaLoadTime(load)/train, 1), plan.MostPassesAuto))
+	}
+	t.ordered = -1
+	over := "1 pass"
+	if t.passes > 1 {
+		over = fmt.Sprintf("%d passes", t.passes)
+	}
+	t.e.Observer.TellNote(fmt.Sprintf(
+		"option passes auto: a mega-batch loads in %v and trains in %v: %s over each",
+		load.Round(time.Microsecond), train.Round(time.Microsecond), over))
+}
+
+// prepare has the mega-batch that p.first is in ready, and ends the walk with it. An evaluation
+// turns the I/O stack to rows, once what is being loaded for training is there.
+func (t *megaTiers) prepare(ctx context.Context, p *pass, end int) (int, error) {
+	e := t.e
+	if p.first >= end { // a pass that an earlier run has finished
+		return end, nil
+	}
+	if p.kind != trace.Train {
+		if n := t.next; n != nil {
+			<-n.done
+		}
+		return end, e.store.turnTo(ctx, nil)
+	}
+	o := t.orderOf(p.epoch)
+	k := o.Mega(p.order.Index(p.first))
+	parts := o.Parts[k]
+	if t.now == nil || !t.now.holds(parts) {
+		if err := t.swap(ctx, p, parts); err != nil {
+			return end, err
+		}
+	}
+	p.sampler, t.train.hetero = t.now.sampler, t.now.hetero
+	p.ids = megaIDs{t, o}
+	if err := t.ahead(ctx, p, o, k); err != nil {
+		return end, err
+	}
+	return min(p.order.Before(o.Ends[k]), end), nil
+}
+
+// swap makes parts the mega-batch that trains.
+func (t *megaTiers) swap(ctx context.Context, p *pass, parts []int) error {
+	began := time.Now()
+	if n := t.next; n != nil && !slices.Equal(n.parts, parts) {
+		t.stop() // another one: the run goes on elsewhere
+	}
+	ahead := t.next != nil
+	if !ahead {
+		t.now, t.train.hetero = nil, nil
+		if err := t.fetch(ctx, parts, t.slabs[0], false); err != nil {
+			return err
+		}
+	}
+	n := t.next
+	<-n.done
+	t.next = nil
+	n.cancel()
+	if n.err != nil {
+		if stopped := prepare.Interrupted(ctx); stopped != nil {
+			return stopped
+		}
+		return n.err
+	}
+	t.now, t.lastLoad = n.slab, n.load
+	waited := time.Since(began)
+	i := &t.info
+	i.AddReads(n.took)
+	i.FeatureBytes += n.bytes[0]
+	i.EdgeBytes += n.bytes[1]
+	i.MegaBatches++
+	i.LoadSeconds += n.load.Seconds()
+	i.WaitSeconds += waited.Seconds()
+	if waited > time.Millisecond {
+		i.Waits++
+	}
+	if ahead {
+		i.Ahead++
+	}
+	s := &p.stats
+	s.BytesSSD += n.took.Bytes
+	s.Commands += n.took.Commands
+	s.Retries += n.took.Retries
+	s.Timeouts += n.took.Timeouts
+	p.clock.read(n.begin, n.took)
+	return nil
+}
+
+// ahead begins to load what trains after mega-batch k of an epoch: the next one, or the first of
+// the next epoch.
+func (t *megaTiers) ahead(ctx context.Context, p *pass, o *prepare.MegaOrder, k int) error {
+	if t.next != nil || len(t.slabs) < 2 {
+		return nil
+	}
+	var parts []int
+	c := &t.e.Config
+	switch {
+	case k+1 < len(o.Parts):
+		parts = o.Parts[k+1]
+	case p.number+1 < c.Epochs:
+		if all := t.batches.Parts(c.SampleEpoch(p.number + 1)); len(all) > 0 {
+			parts = all[0]
+		}
+	}
+	if parts == nil || t.now.holds(parts) {
+		return nil
+	}
+	slab := t.slabs[0]
+	if slab == t.now {
+		slab = t.slabs[1]
+	}
+	return t.fetch(ctx, parts, slab, true)
+}
+
+// fetch begins to load parts into a slab.
+func (t *megaTiers) fetch(ctx context.Context, parts []int, slab *megaSlab, ahead bool) error {
+	if err := t.e.store.turnTo(ctx, t.parts.pages); err != nil {
+		return err
+	}
+	inner, cancel := context.WithCancel(ctx)
+	n := &comingMega{parts: parts, slab: slab, cancel: cancel, done: make(chan struct{}),
+		begin: time.Now()}
+	t.next = n
+	go func() {
+		defer close(n.done)
+		n.err = t.load(inner, n, !ahead)
+		n.load = time.Since(n.begin)
+		t.e.trace.beside(report.TrackSuper, "load mega-batch", n.begin)
+	}()
+	return nil
+}
+
+// begin makes the stages of a walk.
+func (t *megaTiers) begin(w *walk) stages {
+	if w.p.kind != trace.Train {
+		return t.staticTiers.begin(w)
+	}
+	return t.train.begin(w)
+}
+
+func (t *megaTiers) gpuBytes() int64 {
+	if t.train.firstOnHost || t.static == nil {
+		return 0
+	}
+	return t.static.Size()
+}
+
+// cpuBytes is what mega-batches may take at most.
+func (t *megaTiers) cpuBytes() int64 { return t.info.CPUBytes }
+
+func (t *megaTiers) describe(r *report.RunInfo) {
+	if t.parts == nil {
+		return
+	}
+	info := t.info
+	t.parts.describe(&info)
+	info.Passes, info.PassesAuto = t.passes, t.e.Config.Passes == plan.PassesAuto
+	info.Order, info.StaticRows = t.e.Config.PartOrder, t.statics()
+	info.StaticOnGPU = !t.train.firstOnHost && t.statics() > 0
+	info.Settle()
+	r.Mega = &info
+}
+
+// megaIDs translate between the numbers of nodes in the dataset and in the mega-batch that is
+// there.
+type megaIDs struct {
+	t *megaTiers
+	o *prepare.MegaOrder
+}
+
+// seeds are those of mini-batch i of the whole pass, as the sampler numbers them.
+func (m megaIDs) seeds(i int, to []int64) []int64 {
+	to = to[:0]
+	for _, id := range m.o.IDs(i) {
+		to = append(to, m.t.now.places.Of(id))
+	}
+	return to
+}
+
+// name turns the frontier of a mini-batch into nodes of the dataset, where it is: nothing looks it
+// up any more.
+func (m megaIDs) name(op context.Context, e *engine, mb *graph.MiniBatch, n int64) error {
+	mem, err := e.look[0].View(op, e.Device, e.trainS, mb.Nodes, 0, n*8)
+	if err != nil {
+		return err
+	}
+	nodes := hostmem.View[int64](mem)
+	now := m.t.now
+	for i, v := range nodes {
+		if nodes[i] = int64(now.old[v]); nodes[i] >= e.Rows {
+			return fmt.Errorf("row %d of a mega-batch is of no node", v)
+		}
+	}
+	if mb.Nodes.Bytes() != nil {
+		return nil
+	}
+	if err := e.trainS.Copy(mb.Nodes.Ptr(), e.look[0].Ptr(), n*8); err != nil {
+		return err
+	}
+	return e.trainS.Synchronize(op)
+}

@@ -1,0 +1,112 @@
+package prepare
+
+import (
+	"sort"
+
+	"helios/graph"
+	"helios/internal/treesum"
+)
+
+// Order is which seeds each mini-batch of a pass has. Whoever walks it counts its own mini-batches
+// from 0; Index tells a mini-batch's number in the whole pass, which keys its draws. The zero value
+// has no mini-batches.
+type Order struct {
+	seeds []int64
+	batch int
+	ends  []int // of mini-batches, where they are not cut at equal lengths
+	// Of a rank: it has mini-batches from to from+count-1 of each step of shards. 0 shards: all.
+	shards, from, count int
+}
+
+// Share returns the mini-batches that one of several ranks has: its shards of each step.
+func (o Order) Share(shards, rank, ranks int) Order {
+	if ranks > 1 {
+		from, end := treesum.Share(shards, shards, rank, ranks)
+		o.shards, o.from, o.count = shards, from, end-from
+	}
+	return o
+}
+
+// Whole returns the order of all ranks.
+func (o Order) Whole() Order {
+	o.shards, o.from, o.count = 0, 0, 0
+	return o
+}
+
+// NewOrder cuts seeds, in their order, into mini-batches of batch; the last one may be shorter. The
+// slice is used, not copied.
+func NewOrder(seeds []int64, batch int) Order { return Order{seeds: seeds, batch: batch} }
+
+// NewSections cuts sections of seeds, one behind the other, into mini-batches that never cross from
+// one section to the next: the last of each may be shorter. A section ends before the seed that
+// ends says; one without seeds has no mini-batches. lasts has the mini-batches before each
+// section's end.
+func NewSections(seeds []int64, ends []int, batch int) (o Order, lasts []int) {
+	o = Order{seeds: seeds, ends: []int{}}
+	at := 0
+	for _, end := range ends {
+		for at < end {
+			at = min(at+batch, end)
+			o.ends = append(o.ends, at)
+		}
+		lasts = append(lasts, len(o.ends))
+	}
+	return o, lasts
+}
+
+// Shuffled is the order of an epoch of training under the number of its samples.
+func (s *Sampling) Shuffled(train []int64, sampleEpoch int) Order {
+	order := make([]int64, len(train))
+	graph.Shuffle(order, train, s.Config.Seed, sampleEpoch)
+	return NewOrder(order, s.Config.Batch).Share(s.Config.Shards, s.Config.Rank, s.Config.Ranks)
+}
+
+// Len returns how many mini-batches there are.
+func (o Order) Len() int {
+	n := o.all()
+	if o.shards == 0 {
+		return n
+	}
+	return n/o.shards*o.count + min(max(n%o.shards-o.from, 0), o.count)
+}
+
+// all is how many mini-batches the ranks have together.
+func (o Order) all() int {
+	if o.ends != nil {
+		return len(o.ends)
+	}
+	if len(o.seeds) == 0 {
+		return 0
+	}
+	return Batches(len(o.seeds), o.batch)
+}
+
+// bounds returns where the seeds of mini-batch i are.
+func (o Order) bounds(i int) (from, to int) {
+	if o.ends == nil {
+		return i * o.batch, min((i+1)*o.batch, len(o.seeds))
+	}
+	if i > 0 {
+		from = o.ends[i-1]
+	}
+	return from, o.ends[i]
+}
+
+// Seeds returns those of mini-batch i.
+func (o Order) Seeds(i int) []int64 {
+	from, to := o.bounds(o.Index(i))
+	return o.seeds[from:to]
+}
+
+// Index returns the number in the whole pass of mini-batch i.
+func (o Order) Index(i int) int {
+	if o.shards == 0 {
+		return i
+	}
+	return i/o.count*o.shards + o.from + i%o.count
+}
+
+// Before returns how many of the walker's mini-batches have a number below index in the whole pass.
+func (o Order) Before(index int) int {
+	return sort.Search(o.Len(), func(i int) bool { return o.Index(i) >= index })
+}

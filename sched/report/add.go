@@ -1,0 +1,43 @@
+package report
+
+// counts are the figures that ranks count each for itself.
+func (p *Partial) counts() []*int64 {
+	return []*int64{&p.RowsGPU, &p.RowsCPU, &p.RowsSSD, &p.RowsLoaded, &p.RowsChunk, &p.BytesSSD,
+		&p.Commands, &p.Retries, &p.Timeouts, &p.Inserted, &p.Evicted, &p.Bypassed}
+}
+
+// AddRows adds the rows, commands and lines of another rank.
+func (p *Partial) AddRows(x Partial) {
+	from := x.counts()
+	for i, n := range p.counts() {
+		*n += *from[i]
+	}
+	p.Groups, p.Grouped = p.Groups+x.Groups, p.Grouped+x.Grouped
+	if t := x.TopologyReads; t != nil {
+		if p.TopologyReads != nil {
+			sum := t.Add(*p.TopologyReads)
+			t = &sum
+		}
+		p.TopologyReads = t
+	}
+}
+
+// Since returns what of p came after base, in times as p has them.
+func (p Partial) Since(base Partial) Partial {
+	from := base.counts()
+	for i, n := range p.counts() {
+		*n -= *from[i]
+	}
+	p.Batches, p.Seeds = p.Batches-base.Batches, p.Seeds-base.Seeds
+	p.LossSum, p.Correct, p.Counted = p.LossSum-base.LossSum, p.Correct-base.Correct,
+		p.Counted-base.Counted
+	return p
+}
+
+// DropRows clears what AddRows adds.
+func (p *Partial) DropRows() {
+	for _, n := range p.counts() {
+		*n = 0
+	}
+	p.Groups, p.Grouped, p.TopologyReads = 0, 0, nil
+}

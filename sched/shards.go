@@ -1,0 +1,181 @@
+package sched
+
+import (
+	"context"
+	"fmt"
+
+	"helios/cuda"
+	"helios/gnn"
+	"helios/internal/hostmem"
+	"helios/internal/treesum"
+	"helios/sched/prepare"
+)
+
+// An optimiser step covers Config.Shards mini-batches that follow each other, its shards; the last
+// step of an epoch may have fewer. A step's gradient is that of the mean loss over all labelled
+// seeds of its shards: each shard's is weighted by its share of them, which labels tell before
+// anything trains, and package treesum says in which order they are added.
+//
+// A walk may end between two shards of a step, where a superbatch ends or memory ran out. What was
+// added so far stays with the model, and the next walk goes on behind it.
+
+// hostRoot is a sum of shards' gradients where the CPU sees it.
+type hostRoot struct {
+	treesum.Node
+	Floats []float32
+}
+
+// steps take the mini-batches of a pass through optimiser steps.
+type steps struct {
+	e    *engine
+	mine prepare.Order // that the pass walks
+	all  prepare.Order // of the epoch, in all processes
+	set  func(batch int) gnn.Step
+
+	first   int // mini-batch of all that weights begin with; -1: none yet
+	weights []float32
+	summed  int // first mini-batch of the last step whose sum was whole; -1: none yet
+}
+
+// newSteps is for one pass; set returns the settings of a mini-batch's step.
+func (e *engine) newSteps(order prepare.Order, set func(batch int) gnn.Step) *steps {
+	return &steps{e: e, mine: order, all: order.Whole(), set: set, first: -1, summed: -1}
+}
+
+// shardOf returns a mini-batch's place in its step, by its number in the epoch.
+func (s *steps) shardOf(index int) (first int, at gnn.Shard) {
+	most := s.e.Config.Shards
+	at.Index = index % most
+	first = index - at.Index
+	at.Of = min(most, s.all.Len()-first)
+	return first, at
+}
+
+// ends tells whether a step ends with mini-batch i of the pass.
+func (s *steps) ends(i int) bool {
+	if i+1 == s.mine.Len() {
+		return true
+	}
+	a, _ := s.shardOf(s.mine.Index(i))
+	b, _ := s.shardOf(s.mine.Index(i + 1))
+	return a != b
+}
+
+// weigh sets weights to those of the step of n shards from mini-batch first on: the share that each
+// has of the step's labelled seeds; without any, of its shards.
+func (s *steps) weigh(first, n int) {
+	if s.first == first {
+		return
+	}
+	counted := make([]int64, n)
+	for i := range counted {
+		counted[i] = s.e.CountLabels(s.all.Seeds(first + i))
+	}
+	s.first, s.weights = first, sharesOf(counted)
+}
+
+// sharesOf returns what each of some numbers is of their sum; the same for all where that is 0.
+func sharesOf(counted []int64) []float32 {
+	shares, all := make([]float32, len(counted)), int64(0)
+	for _, c := range counted {
+		all += c
+	}
+	for i, c := range counted {
+		shares[i] = float32(1 / float64(len(counted)))
+		if all > 0 {
+			shares[i] = float32(float64(c) / float64(all))
+		}
+	}
+	return shares
+}
+
+// step trains with a mini-batch of the pass; with the last one of a step parameters change.
+func (s *steps) step(op context.Context, b *slot) (outcome, error) {
+	e := s.e
+	index := s.mine.Index(b.index)
+	first, at := s.shardOf(index)
+	s.weigh(first, at.Of)
+	at.Weight = s.weights[at.Index]
+	set := s.set(index)
+	err := e.model.Gradient(e.trainS, b.mb, e.wide.of(b.x).Ptr(), b.labels.Ptr(), set, at)
+	if err != nil {
+		return outcome{}, err
+	}
+	out, err := e.outcome(op)
+	if err != nil {
+		return out, applied{err}
+	}
+	if s.summed != first {
+		e.others.add(index, len(b.seeds), out)
+	}
+	if !s.ends(b.index) {
+		return out, nil
+	}
+	return out, s.apply(op, first, at.Of, set)
+}
+
+// openSteps makes room for the gradients of a step's shards, where it has several.
+func (e *engine) openSteps() error {
+	n := e.Config.Shards
+	if n == 1 {
+		return nil
+	}
+	room, leaves, more := treesum.PartRoom(n, e.Config.Rank, e.Config.Ranks), 0, 1
+	if len(e.replicas) > 1 {
+		leaves = leafPlaces
+	}
+	if e.collective != nil { // each adds up its own
+		own := (n + len(e.replicas) - 1) / len(e.replicas)
+		room, leaves = treesum.PartRoom(own, 0, 1), 0
+		more = room
+	}
+	if err := e.model.OpenShards(room, leaves); err != nil {
+		return err
+	}
+	for _, r := range e.replicas[1:] {
+		if err := r.model.OpenShards(more, leaves); err != nil {
+			return fmt.Errorf("replica %d on %s: %w", r.number, r.dev.Info().Name, err)
+		}
+	}
+	return nil
+}
+
+// sumOthers adds what other processes have of a step of n shards. It is the point at which a step's
+// gradient is whole in this process, and no parameter has changed.
+func (s *steps) sumOthers(op context.Context, n int) error {
+	e := s.e
+	if e.others == nil {
+		return nil
+	}
+	bytes := e.model.GradientBytes()
+	roots := e.model.Roots()
+	size := bytes * int64(max(len(roots), 1))
+	if e.summed == nil || e.summed.Size() < size {
+		if e.summed != nil {
+			if err := e.summed.Free(); err != nil {
+				return err
+			}
+			e.summed = nil
+		}
+		var err error
+		if e.summed, err = e.Device.Alloc(cuda.MemPinned, size, "sums of gradients"); err != nil {
+			return err
+		}
+	}
+	stage := e.summed
+	mine := make([]hostRoot, len(roots))
+	for i, r := range roots {
+		at := int64(i) * bytes
+		if err := e.trainS.Copy(stage.Ptr()+cuda.DevicePtr(at), r.At, bytes); err != nil {
+			return err
+		}
+		mine[i] = hostRoot{r.Node, hostmem.View[float32](stage.Bytes()[at : at+bytes])}
+	}
+	if err := e.trainS.Synchronize(op); err != nil {
+		return err
+	}
+	if err := e.others.sum(n, mine, hostmem.View[float32](stage.Bytes()[:bytes])); err != nil {
+		return err
+	}
+	return e.trainS.Copy(e.model.SetSum(n), stage.Ptr(), bytes)
+}

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Checks, builds and tests the Python package: tools/testpython.sh DIR [PYTEST ARGUMENTS]. DIR keeps
+# the environments between calls: one with NumPy alone, one with PyTorch and PyG too (some 6 GB, most
+# of it CUDA libraries that PyTorch's wheels ask for). Where PyTorch cannot be installed, its tests are
+# left out, loudly. HELIOSCTL names the binary; PYTHON the interpreter (3.10 or newer).
+# HELIOS_PYTHON_TORCH=no leaves PyTorch out.
+set -euo pipefail
+dir=${1:?usage: tools/testpython.sh DIR [PYTEST ARGUMENTS]}
+shift
+cd "$(dirname "$(realpath "$0")")/.."
+PYTHON=${PYTHON:-python3}
+export HELIOSCTL=${HELIOSCTL:-$PWD/bin/heliosctl}
+export PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+if [ ! -x "$HELIOSCTL" ]; then
+	echo "testpython: $HELIOSCTL is not there; run \"make build\" first" >&2
+	exit 1
+fi
+if ! "$PYTHON" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 10))'; then
+	echo "testpython: $PYTHON is older than 3.10 or has no venv (Debian: python3-venv)" >&2
+	exit 3
+fi
+# shellcheck source=tools/owned.sh
+. tools/owned.sh
+owned_parent "$dir"
+mkdir -p "$dir"
+
+# environment NAME REQUIREMENTS…: makes $dir/NAME unless it is there of the same requirements.
+environment() {
+	local env=$dir/$1 file of
+	shift
+	of=$("$PYTHON" --version && cat "$@")
+	if [ -f "$env/made-of" ] && [ "$(cat "$env/made-of")" = "$of" ]; then
+		return
+	fi
+	rm -rf "$env"
+	"$PYTHON" -m venv "$env" || return
+	for file in "$@"; do
+		timeout 900 "$env/bin/pip" install -q --only-binary :all: -r "$file" || return
+	done
+	echo "$of" >"$env/made-of"
+}
+
+# suite NAME [PYTEST ARGUMENTS]: the tests on the package as it is installed from a wheel.
+suite() {
+	local env=$dir/$1
+	shift
+	"$env/bin/pip" install -q --no-deps --no-index --no-build-isolation --force-reinstall ./python
+	(cd python/tests && "$env/bin/pytest" -c ../pyproject.toml --rootdir . "$@" .)
+}
+
+environment plain python/requirements-test.txt
+(
+	cd python
+	"$dir/plain/bin/ruff" check --no-cache . ../examples/pytorch
+	"$dir/plain/bin/ruff" format --no-cache --check . ../examples/pytorch
+	"$dir/plain/bin/mypy" --cache-dir "$dir/mypy"
+)
+echo "testpython: NumPy alone"
+suite plain "$@"
+if [ "${HELIOS_PYTHON_TORCH:-}" = no ]; then
+	echo "testpython: HELIOS_PYTHON_TORCH=no: THE TESTS OF PyTorch AND PyG DID NOT RUN"
+elif environment torch python/requirements-test.txt python/requirements-torch.txt; then
+	echo "testpython: with PyTorch and PyG"
+	suite torch "$@"
+else
+	echo "testpython: PyTorch CANNOT BE INSTALLED HERE: THE TESTS OF PyTorch AND PyG DID NOT RUN"
+fi
