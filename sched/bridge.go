@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"helios/cuda"
 	"helios/graph"
@@ -15,11 +16,18 @@ const bridgeChunk = 4 << 20
 
 // bridge copies between the engine's device and a replica's. GPUs have no memory in common that
 // every machine has a way between, so each piece goes through pinned memory, while the one before
-// it leaves there. Host devices share the CPU's.
+// it leaves there. Host devices share the CPU's. A replica takes its next mini-batch while the
+// gradient of the one before goes back, so each direction has streams and pinned memory of its own.
 type bridge struct {
-	near, far cuda.Stream // nil: both are host devices
-	stage     cuda.Buffer // pinned, by the near device
-	shared    cuda.Buffer // the same, for the far one
+	there, home *lane // nil: both are host devices
+}
+
+// lane is one direction of a bridge, with one copy at a time.
+type lane struct {
+	mu       sync.Mutex
+	from, to cuda.Stream
+	in       cuda.Buffer // pinned, by the device that copies come from
+	out      cuda.Buffer // the same, for the other one
 }
 
 // newBridge is a way from the device near to the device far.
@@ -28,72 +36,85 @@ func newBridge(near, far cuda.Device) (b *bridge, err error) {
 	if near.Info().Backend == "host" && far.Info().Backend == "host" {
 		return b, nil
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, b.close())
-		}
-	}()
-	if b.near, err = near.NewStream(cuda.StreamOptions{Name: "to replicas"}); err != nil {
-		return b, err
+	if b.there, err = newLane(near, far, "to replicas"); err != nil {
+		return nil, err
 	}
-	if b.far, err = far.NewStream(cuda.StreamOptions{Name: "from the first"}); err != nil {
-		return b, err
+	if b.home, err = newLane(far, near, "from replicas"); err != nil {
+		return nil, errors.Join(err, b.there.close())
 	}
-	if b.stage, err = near.Alloc(cuda.MemPinned, 2*bridgeChunk, "copies to replicas"); err != nil {
-		return b, err
-	}
-	b.shared, err = cuda.Share(far, b.stage)
-	return b, err
+	return b, nil
 }
 
-// out copies from the engine's device to the replica's and waits; back the other way. All work on
-// both ends has to have come to its end.
-func (b *bridge) out(op context.Context, dst, src cuda.DevicePtr, n int64) error {
-	if b.near == nil {
-		copy(cuda.View[byte](dst, n), cuda.View[byte](src, n))
-		return nil
+func newLane(from, to cuda.Device, name string) (l *lane, err error) {
+	l = &lane{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.close())
+		}
+	}()
+	if l.from, err = from.NewStream(cuda.StreamOptions{Name: name + ": out"}); err != nil {
+		return nil, err
 	}
-	return b.move(op, b.near, b.far, b.stage, b.shared, dst, src, n)
+	if l.to, err = to.NewStream(cuda.StreamOptions{Name: name + ": in"}); err != nil {
+		return nil, err
+	}
+	if l.in, err = from.Alloc(cuda.MemPinned, 2*bridgeChunk, "copies "+name); err != nil {
+		return nil, err
+	}
+	l.out, err = cuda.Share(to, l.in)
+	return l, err
+}
+
+// out copies from the engine's device to the replica's and waits; back the other way. What made the
+// bytes at src has to have come to its end, and so has what used those at dst.
+func (b *bridge) out(op context.Context, dst, src cuda.DevicePtr, n int64) error {
+	return b.there.move(op, dst, src, n)
 }
 
 func (b *bridge) back(op context.Context, dst, src cuda.DevicePtr, n int64) error {
-	if b.near == nil {
+	return b.home.move(op, dst, src, n)
+}
+
+func (l *lane) move(op context.Context, dst, src cuda.DevicePtr, n int64) error {
+	if l == nil {
 		copy(cuda.View[byte](dst, n), cuda.View[byte](src, n))
 		return nil
 	}
-	return b.move(op, b.far, b.near, b.shared, b.stage, dst, src, n)
-}
-
-func (b *bridge) move(op context.Context, from, to cuda.Stream, in, out cuda.Buffer, dst,
-	src cuda.DevicePtr, n int64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for at, half := int64(0), cuda.DevicePtr(0); at < n; at += bridgeChunk {
 		size := min(bridgeChunk, n-at)
-		if err := from.Copy(in.Ptr()+half, src+cuda.DevicePtr(at), size); err != nil {
+		if err := l.from.Copy(l.in.Ptr()+half, src+cuda.DevicePtr(at), size); err != nil {
 			return err
 		}
-		if err := from.Synchronize(op); err != nil {
+		if err := l.from.Synchronize(op); err != nil {
 			return err
 		}
 		// The piece before this one has left the other half.
-		if err := to.Synchronize(op); err != nil {
+		if err := l.to.Synchronize(op); err != nil {
 			return err
 		}
-		if err := to.Copy(dst+cuda.DevicePtr(at), out.Ptr()+half, size); err != nil {
+		if err := l.to.Copy(dst+cuda.DevicePtr(at), l.out.Ptr()+half, size); err != nil {
 			return err
 		}
 		half ^= bridgeChunk
 	}
-	return to.Synchronize(op)
+	return l.to.Synchronize(op)
 }
 
-func (b *bridge) close() error {
+func (b *bridge) close() error { return errors.Join(b.home.close(), b.there.close()) }
+
+func (l *lane) close() error {
+	if l == nil {
+		return nil
+	}
 	var all []error
-	for _, s := range []cuda.Stream{b.far, b.near} {
+	for _, s := range []cuda.Stream{l.to, l.from} {
 		if s != nil {
 			all = append(all, s.Close())
 		}
 	}
-	for _, m := range []cuda.Buffer{b.shared, b.stage} {
+	for _, m := range []cuda.Buffer{l.out, l.in} {
 		if m != nil {
 			all = append(all, m.Free())
 		}

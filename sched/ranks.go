@@ -38,6 +38,7 @@ type others struct {
 	shards int
 	asked  context.Context         // ends when this process is asked to stop
 	stop   context.CancelCauseFunc // of the pass at work
+	grace  time.Duration
 
 	mine, all []counted // of mini-batches that are not told yet, and not taken yet
 }
@@ -62,7 +63,7 @@ func newOthers(ctx context.Context, cfg plan.Config, in prepare.Inputs) *others 
 	if in.Group == nil {
 		return nil
 	}
-	return &others{group: in.Group, shards: cfg.Shards, asked: ctx}
+	return &others{group: in.Group, shards: cfg.Shards, asked: ctx, grace: stopGrace}
 }
 
 // begin forgets what an earlier pass has left.
@@ -139,20 +140,20 @@ func (o *others) hear(from int, b []byte) (stop bool, rest []byte, err error) {
 	return stop, b[len(b)-r.Len():], nil
 }
 
-// grace is how long a rank that was asked to stop waits for the others at a call of all.
-var grace = 30 * time.Second
+// stopGrace is how long a rank that was asked to stop waits for the others at a call of all.
+const stopGrace = 30 * time.Second
 
 // call returns the context of a call of all ranks. It bears the wait for a slow one, but not for
-// longer than grace once this rank is asked to stop: its end then ends the group.
+// longer than o.grace once this rank is asked to stop: its end then ends the group.
 func (o *others) call() (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := context.AfterFunc(o.asked, func() {
 		select {
 		case <-ctx.Done():
-		case <-time.After(grace):
+		case <-time.After(o.grace):
 			cancel(errs.New(errs.Interrupted,
 				"interrupted, and the other ranks did not come to the end of the step within %v",
-				grace))
+				o.grace))
 		}
 	})
 	return ctx, func() {

@@ -127,11 +127,9 @@ func TestRanksStop(t *testing.T) {
 // A rank that is asked to stop while another one hangs ends by itself, and so do the others, with
 // that for their cause.
 func TestRanksStopWithoutTheOthers(t *testing.T) {
-	defer func(was time.Duration) { grace = was }(grace)
-	grace = 20 * time.Millisecond
 	all := groups(t, 2)
 	ctx, cancel := context.WithCancel(t.Context())
-	o := &others{group: all[0], shards: 2, asked: ctx}
+	o := &others{group: all[0], shards: 2, asked: ctx, grace: 20 * time.Millisecond}
 	calls := []func() error{
 		func() error {
 			return o.sum(2, []hostRoot{{treesum.Node{Count: 1}, []float32{1, 2}}},

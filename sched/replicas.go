@@ -140,7 +140,7 @@ func (r *replica) open(e *engine, mc gnn.ModelConfig) (err error) {
 		return err
 	}
 	e.onClose(r.way.close)
-	if r.way.near == nil {
+	if r.way.there == nil {
 		return nil
 	}
 	if r.mirror, err = newMirror(r.dev, e.Config.Batch); err != nil {
