@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"sync"
 	"unsafe"
 
@@ -78,27 +77,18 @@ type cublasCalls struct {
 		beta *float32, c uint64, typeC, ldc, compute, algorithm int32) status // cublasGemmEx
 }
 
-func (c *cublasCalls) bind(lib uintptr) error {
-	var missing []string
-	for _, f := range []struct {
-		symbol string
-		fn     any
-	}{
-		{"cublasCreate_v2", &c.create}, {"cublasDestroy_v2", &c.destroy},
-		{"cublasGetProperty", &c.property},
-		{"cublasSetStream_v2", &c.setStream}, {"cublasSetWorkspace_v2", &c.setWorkspace},
-		{"cublasSetMathMode", &c.setMath},
-		{"cublasGemmEx", &c.gemm},
-	} {
-		p, err := dl.Symbol(lib, f.symbol)
-		if err != nil {
-			missing = append(missing, f.symbol)
-			continue
-		}
-		dl.Register(f.fn, p)
-	}
-	if len(missing) > 0 {
-		return fmt.Errorf("lacks %s: it is no cuBLAS of CUDA 12 or 13", strings.Join(missing, ", "))
+func (c *cublasCalls) bind(lib uintptr, name string) error {
+	err := dl.Bind(lib, map[string]any{
+		"cublasCreate_v2":       &c.create,
+		"cublasDestroy_v2":      &c.destroy,
+		"cublasGetProperty":     &c.property,
+		"cublasSetStream_v2":    &c.setStream,
+		"cublasSetWorkspace_v2": &c.setWorkspace,
+		"cublasSetMathMode":     &c.setMath,
+		"cublasGemmEx":          &c.gemm,
+	})
+	if err != nil {
+		return fmt.Errorf("%s %w: it is no cuBLAS of CUDA 12 or 13", name, err)
 	}
 	return nil
 }
@@ -147,28 +137,16 @@ func (d *Device) OpenBLAS(name string) (_ cuda.BLAS, err error) {
 		tried = []string{name}
 	}
 	b := &cublas{d: d, handles: map[*green]*cublasHandle{}}
-	var failed []error
-	for _, path := range tried {
-		lib, err := dl.Open(path)
-		if err == nil {
-			if err = b.calls.bind(lib); err == nil {
-				b.name = path
-				break
-			}
-			err = errors.Join(fmt.Errorf("%s %w", path, err), dl.Close(lib))
-		}
-		failed = append(failed, err)
-	}
-	if b.name == "" {
+	err = dl.First(tried, dl.Open, func(lib uintptr, path string) error {
+		b.name = path
+		return b.calls.bind(lib, path)
+	})
+	if err != nil {
+		next := "name another library or use option blas off"
 		if name == "" {
-			return nil, errs.With(errs.Capability,
-				fmt.Errorf(
-					"cuBLAS: %w; install it (CUDA toolkit, or Python's nvidia-cublas-cu12 with its directory in LD_LIBRARY_PATH), name the library with option blas PATH, or do without by option blas off",
-					errors.Join(failed...)))
+			next = "install it (CUDA toolkit, or Python's nvidia-cublas-cu12 with its directory in LD_LIBRARY_PATH), name the library with option blas PATH, or do without by option blas off"
 		}
-		return nil, errs.With(errs.Capability,
-			fmt.Errorf("cuBLAS: %w; name another library or use option blas off",
-				errors.Join(failed...)))
+		return nil, errs.With(errs.Capability, fmt.Errorf("cuBLAS: %w; %s", err, next))
 	}
 	var version [3]int32
 	for i := range version {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 
 	"helios/cuda"
@@ -39,27 +38,19 @@ type ncclCalls struct {
 	allReduce  func(send, recv, count uint64, kind, op int32, comm, s uintptr) int32
 }
 
-func (c *ncclCalls) bind(lib uintptr) error {
-	var missing []string
-	for _, f := range []struct {
-		symbol string
-		fn     any
-	}{
-		{"ncclGetVersion", &c.version}, {"ncclGetErrorString", &c.text},
-		{"ncclCommInitAll", &c.initAll}, {"ncclCommDestroy", &c.destroy},
-		{"ncclCommAbort", &c.abort},
-		{"ncclGroupStart", &c.groupStart}, {"ncclGroupEnd", &c.groupEnd},
-		{"ncclAllReduce", &c.allReduce},
-	} {
-		p, err := dl.Symbol(lib, f.symbol)
-		if err != nil {
-			missing = append(missing, f.symbol)
-			continue
-		}
-		dl.Register(f.fn, p)
-	}
-	if len(missing) > 0 {
-		return fmt.Errorf("lacks %s: it is no NCCL 2", strings.Join(missing, ", "))
+func (c *ncclCalls) bind(lib uintptr, name string) error {
+	err := dl.Bind(lib, map[string]any{
+		"ncclGetVersion":     &c.version,
+		"ncclGetErrorString": &c.text,
+		"ncclCommInitAll":    &c.initAll,
+		"ncclCommDestroy":    &c.destroy,
+		"ncclCommAbort":      &c.abort,
+		"ncclGroupStart":     &c.groupStart,
+		"ncclGroupEnd":       &c.groupEnd,
+		"ncclAllReduce":      &c.allReduce,
+	})
+	if err != nil {
+		return fmt.Errorf("%s %w: it is no NCCL 2", name, err)
 	}
 	return nil
 }
@@ -100,13 +91,7 @@ func (d *Device) OpenCollective(more []cuda.Device, library string) (_ cuda.Coll
 		}
 		n.devices = append(n.devices, other)
 	}
-	lib, err := dl.Open(n.name)
-	if err == nil {
-		if err = n.calls.bind(lib); err != nil {
-			err = errors.Join(fmt.Errorf("%s %w", n.name, err), dl.Close(lib))
-		}
-	}
-	if err != nil {
+	if err := dl.First([]string{n.name}, dl.Open, n.calls.bind); err != nil {
 		return nil, errs.With(errs.Capability, fmt.Errorf("NCCL: %w; %s", err, next))
 	}
 	var v int32

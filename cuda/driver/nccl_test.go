@@ -103,7 +103,7 @@ func TestNCCLRefused(t *testing.T) {
 	require.ErrorContains(t, open("/no/such/libnccl.so", ""), "/no/such/libnccl.so")
 	require.ErrorContains(t, open("/no/such/libnccl.so", ""), "option reduce tree")
 	blas := fakecuda.BuildBLAS(t)
-	require.ErrorContains(t, open(blas, ""), "lacks ncclGetVersion")
+	require.ErrorContains(t, open(blas, ""), "lacks ncclAllReduce")
 	require.ErrorContains(t, open(path, "version=1300"), "no NCCL 2")
 	require.ErrorContains(t, open(path, "fail=ncclGetVersion:1"), "ncclGetVersion: unhandled")
 	require.ErrorContains(t, open(path, "fail=ncclCommInitAll:1"), "NCCL_DEBUG=INFO")

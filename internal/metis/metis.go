@@ -52,41 +52,30 @@ func Open(path string) (*Library, error) {
 	if path == "" {
 		tried = names
 	}
-	var failed []error
-	for _, name := range tried {
-		h, err := dl.Open(name)
-		if err != nil {
-			failed = append(failed, err)
-			continue
-		}
-		l, err := bind(h, name)
-		if err != nil {
-			failed = append(failed, errors.Join(err, dl.Close(h)))
-			continue
-		}
+	var l *Library
+	err := dl.First(tried, dl.Open, func(h uintptr, name string) (err error) {
+		l, err = bind(h, name)
+		return err
+	})
+	if err == nil {
 		return l, nil
 	}
 	if path == "" {
 		return nil, errs.New(errs.Capability,
 			"METIS: no %s in the loader's places; install it (Debian: libmetis5), or use another partitioner (%w)",
-			strings.Join(names, ", "), errors.Join(failed...))
+			strings.Join(names, ", "), err)
 	}
 	return nil, errs.New(errs.Capability, "METIS: %w; name another library or partitioner",
-		errors.Join(failed...))
+		err)
 }
 
 func bind(h uintptr, name string) (*Library, error) {
 	l := &Library{Path: name}
-	defaults, err := dl.Symbol(h, "METIS_SetDefaultOptions")
+	err := dl.Bind(h, map[string]any{"METIS_SetDefaultOptions": &l.setDefaults,
+		"METIS_PartGraphKway": &l.kway})
 	if err != nil {
-		return nil, fmt.Errorf("%s is no METIS 5: %w", name, err)
+		return nil, fmt.Errorf("%s %w: it is no METIS 5", name, err)
 	}
-	kway, err := dl.Symbol(h, "METIS_PartGraphKway")
-	if err != nil {
-		return nil, fmt.Errorf("%s is no METIS 5: %w", name, err)
-	}
-	dl.Register(&l.setDefaults, defaults)
-	dl.Register(&l.kway, kway)
 	if l.Wide, err = l.width(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}

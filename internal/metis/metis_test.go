@@ -18,7 +18,7 @@ func TestOpenRefuses(t *testing.T) {
 		return
 	}
 	for path, want := range map[string]string{"/none/lib.so": "/none/lib.so",
-		"libc.so.6": "libc.so.6 is no METIS 5"} {
+		"libc.so.6": "it is no METIS 5"} {
 		_, err := Open(path)
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Capability, errs.ClassOf(err))

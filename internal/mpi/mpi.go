@@ -77,27 +77,21 @@ func open(path string, launcher Kind) (*library, error) {
 	if path == "" {
 		tried = names[launcher]
 	}
-	var failed []error
-	for _, name := range tried {
-		// Plugins of Open MPI look for its symbols.
-		h, err := dl.OpenGlobal(name)
-		if err != nil {
-			failed = append(failed, err)
-			continue
-		}
-		l, err := bind(h, name)
-		if err == nil && launcher != "" && l.kind != launcher {
+	var l *library
+	// Plugins of Open MPI look for its symbols.
+	err := dl.First(tried, dl.OpenGlobal, func(h uintptr, name string) (err error) {
+		if l, err = bind(h, name); err == nil && launcher != "" && l.kind != launcher {
 			err = fmt.Errorf("%s is %s, and the mpirun that started this process is of %s: every rank would be alone",
 				name, l.kind, launcher)
 		}
-		if err == nil {
-			return l, nil
-		}
-		failed = append(failed, errors.Join(err, dl.Close(h)))
+		return err
+	})
+	if err == nil {
+		return l, nil
 	}
 	return nil, errs.New(errs.Capability,
 		"MPI: no library of %s (%w); install it (Debian: %s) or name it with option mpi FILE",
-		launcher, errors.Join(failed...), packages[launcher])
+		launcher, err, packages[launcher])
 }
 
 func bind(h uintptr, name string) (*library, error) {
@@ -109,19 +103,13 @@ func bind(h uintptr, name string) (*library, error) {
 		}
 		l.kind, l.world, l.byteType, l.noState = OpenMPI, world, b, 0
 	}
-	for _, f := range []struct {
-		to     any
-		symbol string
-	}{
-		{&l.initThread, "MPI_Init_thread"}, {&l.rank, "MPI_Comm_rank"}, {&l.size, "MPI_Comm_size"},
-		{&l.isend, "MPI_Isend"}, {&l.irecv, "MPI_Irecv"}, {&l.test, "MPI_Test"},
-		{&l.finalize, "MPI_Finalize"},
-	} {
-		p, err := dl.Symbol(h, f.symbol)
-		if err != nil {
-			return nil, fmt.Errorf("%s is no MPI library: %w", name, err)
-		}
-		dl.Register(f.to, p)
+	err := dl.Bind(h, map[string]any{
+		"MPI_Init_thread": &l.initThread, "MPI_Comm_rank": &l.rank, "MPI_Comm_size": &l.size,
+		"MPI_Isend": &l.isend, "MPI_Irecv": &l.irecv, "MPI_Test": &l.test,
+		"MPI_Finalize": &l.finalize,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s %w: it is no MPI library", name, err)
 	}
 	return l, nil
 }

@@ -3,7 +3,6 @@
 package openblas
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
@@ -44,18 +43,12 @@ func Open(path string) (*Library, error) {
 	if path == "auto" {
 		tried = names
 	}
-	var failed []error
-	for _, name := range tried {
-		h, err := dl.Open(name)
-		if err != nil {
-			failed = append(failed, err)
-			continue
-		}
-		l, err := bind(h, name)
-		if err != nil {
-			failed = append(failed, errors.Join(err, dl.Close(h)))
-			continue
-		}
+	var l *Library
+	err := dl.First(tried, dl.Open, func(h uintptr, name string) (err error) {
+		l, err = bind(h, name)
+		return err
+	})
+	if err == nil {
 		return l, nil
 	}
 	if path == "auto" {
@@ -64,29 +57,22 @@ func Open(path string) (*Library, error) {
 			strings.Join(names, ", "))
 	}
 	return nil, errs.New(errs.Capability,
-		"OpenBLAS: %w; name another library or use option openblas off", errors.Join(failed...))
+		"OpenBLAS: %w; name another library or use option openblas off", err)
 }
 
 func bind(h uintptr, name string) (*Library, error) {
 	l := &Library{Path: name}
 	for _, d := range decorations {
-		find := func(symbol string) uintptr {
-			p, err := dl.Symbol(h, d[0]+symbol+d[1])
-			if err != nil {
-				return 0
-			}
-			return p
-		}
-		sgemm, set, get, config := find("cblas_sgemm"), find("openblas_set_num_threads"),
-			find("openblas_get_num_threads"), find("openblas_get_config")
-		if sgemm == 0 || set == 0 || get == 0 || config == 0 {
+		var text func() string
+		err := dl.Bind(h, map[string]any{
+			d[0] + "cblas_sgemm" + d[1]:              &l.sgemm,
+			d[0] + "openblas_set_num_threads" + d[1]: &l.setThreads,
+			d[0] + "openblas_get_num_threads" + d[1]: &l.threads,
+			d[0] + "openblas_get_config" + d[1]:      &text,
+		})
+		if err != nil {
 			continue
 		}
-		dl.Register(&l.sgemm, sgemm)
-		dl.Register(&l.setThreads, set)
-		dl.Register(&l.threads, get)
-		var text func() string
-		dl.Register(&text, config)
 		l.Config = strings.TrimSpace(text())
 		return l, nil
 	}
