@@ -13,8 +13,8 @@ import (
 	"helios/cuda/driver"
 )
 
-// A mini-batch on its way to a replica and a gradient on its way back don't touch each other, nor do
-// two copies in one direction.
+// A mini-batch on its way to a replica and a gradient on its way back don't touch each other, nor
+// do two copies in one direction.
 func TestBridgeBothWaysAtOnce(t *testing.T) {
 	near, lib := gpu(t, "devices=2,mem=268435456")
 	t.Cleanup(func() { require.NoError(t, near.Close()) })
