@@ -23,8 +23,9 @@ type LoaderOptions struct {
 	// Shuffle deals the seeds anew in each epoch, and draws as training does. Without it they keep
 	// their order, and each node's draws are its own, whatever batch it is in, as in evaluation.
 	Shuffle bool
-	// This loader has the mini-batches i of an epoch with i mod World = Rank. A World of 0 is 1.
-	Rank, World int
+	// Any has the loader make any mini-batches, in any order. Without it an epoch is made from one
+	// of them to the end.
+	Any bool
 }
 
 // Loader hands mini-batches to a consumer in place of training with them: the same ones, sampled,
@@ -38,7 +39,7 @@ type Loader struct {
 
 // Loaded is a mini-batch where the CPU sees it. It is valid until the consumer returns.
 type Loaded struct {
-	Epoch, Index int // Index is the number in the whole epoch, whatever the loader's share
+	Epoch, Index int
 	Seeds        int
 	HopEnd       []int64 // nodes after each hop, the seeds' first
 	Nodes        []int64 // HopEnd's last
@@ -57,26 +58,17 @@ type LoadedBlock struct {
 }
 
 // OpenLoader opens a run of cfg without a model. cfg's options of models say nothing here. Modes
-// that lay mini-batches out beforehand do so for a loader of the whole shuffled split train; their
-// other loaders read rows, as evaluation does. Modes that train on mega-batches are refused.
+// that lay mini-batches out beforehand do so for a loader of the shuffled split train in its order;
+// their other loaders read rows, as evaluation does. Modes that train on mega-batches are refused.
 func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o LoaderOptions,
 	obs report.Observer) (l *Loader, err error) {
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Trace = "", false, 0, ""
-	if o.World == 0 {
-		o.World = 1
-	}
-	if o.Rank < 0 || o.Rank >= o.World {
-		return nil, errs.New(errs.Usage, "rank %d is not between 0 and %d", o.Rank, o.World-1)
-	}
 	if cfg.MegaBatched() {
 		return nil, errs.New(errs.Capability,
 			"%v %s trains on parts of the graph in which nodes have other numbers, which no loader hands on; use another mode",
 			errs.Key("mode"), cfg.Mode)
 	}
-	cfg.Unpacked = o.Split != "train" || o.Nodes != nil || !o.Shuffle
-	if o.World > 1 && cfg.LaidOut() {
-		cfg.Unpacked = true // the same mini-batches, read row by row
-	}
+	cfg.Unpacked = o.Split != "train" || o.Nodes != nil || !o.Shuffle || o.Any
 	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
@@ -135,7 +127,7 @@ func (l *Loader) Close() error {
 	return err
 }
 
-// Batches returns how many mini-batches of an epoch are this loader's.
+// Batches returns how many mini-batches an epoch has.
 func (l *Loader) Batches() int { return l.order(0).Len() }
 
 // RowBytes and RowType say how Loaded.Rows are stored.
@@ -144,22 +136,28 @@ func (l *Loader) RowBytes() int64 { return l.e.RowBytes }
 // RowType returns the name of the type of the rows' elements.
 func (l *Loader) RowType() string { return l.e.RowType.String() }
 
-// IO returns what the loader has read so far.
-func (l *Loader) IO() report.IOResult { return l.e.store.io() }
+// BytesRead returns how much the loader has read from SSDs so far.
+func (l *Loader) BytesRead() (n int64) {
+	for _, s := range l.e.store.io().SSDs {
+		n += s.Bytes
+	}
+	return n
+}
 
 func (l *Loader) order(sampleEpoch int) prepare.Order {
 	o := prepare.NewOrder(l.seeds, l.e.Config.Batch)
 	if l.o.Shuffle {
 		o = l.e.features.shuffled(l.seeds, sampleEpoch)
 	}
-	return o.Share(l.o.World, l.o.Rank, l.o.World)
+	return o
 }
 
-// Epoch hands the mini-batches of an epoch, counted from 0, to emit, in their order and one at a
-// time, from the first-th of this loader on. Mini-batches behind it are made meanwhile. It ends
-// with emit's first error. When ctx ends, which emit has to heed where it waits, the error has
-// class errs.Interrupted. Another epoch may follow either.
-func (l *Loader) Epoch(ctx context.Context, epoch, first int, emit func(*Loaded) error) error {
+// Epoch hands mini-batches of an epoch, both counted from 0, to emit, in the order given and one at
+// a time. Those behind it are made meanwhile. It ends with emit's first error. When ctx ends, which
+// emit has to heed where it waits, the error has class errs.Interrupted. Another epoch may follow
+// either.
+func (l *Loader) Epoch(ctx context.Context, epoch int, batches []int,
+	emit func(*Loaded) error) error {
 	e := l.e
 	if epoch < 0 || epoch >= plan.MaxEpochs {
 		return errs.New(errs.Usage, "epoch %d is not between 0 and %d", epoch, plan.MaxEpochs-1)
@@ -170,7 +168,7 @@ func (l *Loader) Epoch(ctx context.Context, epoch, first int, emit func(*Loaded)
 			epoch, errs.Key("mode"), e.Config.Mode, e.Config.Epochs, errs.Key("epochs"))
 	}
 	p := &pass{name: fmt.Sprintf("epoch %d", epoch+1), number: epoch, kind: trace.Train,
-		epoch: e.Config.SampleEpoch(epoch), first: first, sampler: e.Sampler}
+		epoch: e.Config.SampleEpoch(epoch), sampler: e.Sampler}
 	if !l.o.Shuffle {
 		p.kind, p.epoch = trace.Test, prepare.PredictEpoch
 		switch {
@@ -182,8 +180,19 @@ func (l *Loader) Epoch(ctx context.Context, epoch, first int, emit func(*Loaded)
 		}
 	}
 	p.order = l.order(p.epoch)
-	if first < 0 || first > p.order.Len() {
-		return errs.New(errs.Usage, "batch %d is not between 0 and %d", first, p.order.Len())
+	n := p.order.Len()
+	for i, b := range batches {
+		if b < 0 || b >= n {
+			return errs.New(errs.Usage, "batch %d is not between 0 and %d", b, n-1)
+		}
+		if !l.o.Any && b != n-len(batches)+i {
+			return errs.New(errs.Usage,
+				"batch %d of the last %d: this loader makes an epoch in its order, to the end", b,
+				len(batches))
+		}
+	}
+	if p.first = n - len(batches); l.o.Any {
+		p.first, p.order = 0, p.order.Pick(append([]int{}, batches...))
 	}
 	p.step = func(op context.Context, s *slot) (outcome, error) {
 		b, err := l.view(op, p, s)

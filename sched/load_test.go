@@ -29,6 +29,14 @@ func (b *Loaded) content() string {
 	return s
 }
 
+// from returns the batches of an epoch behind the first ones.
+func from(l *Loader, first int) (batches []int) {
+	for i := first; i < l.Batches(); i++ {
+		batches = append(batches, i)
+	}
+	return batches
+}
+
 // trained returns the content of the mini-batches that training under cfg has, by epoch and index.
 func trained(t *testing.T, cfg plan.Config, in prepare.Inputs) map[[2]int]string {
 	t.Helper()
@@ -91,7 +99,8 @@ func TestLoaderIsTraining(t *testing.T) {
 				l, err := open()
 				require.NoError(t, err)
 				enough := errors.New("enough")
-				err = l.Epoch(context.Background(), 0, 0, func(*Loaded) error { return enough })
+				err = l.Epoch(context.Background(), 0, from(l, 0),
+					func(*Loaded) error { return enough })
 				require.ErrorIs(t, err, enough)
 				got := map[[2]int]string{}
 				rb := int64(d.Meta.RowBytes())
@@ -105,8 +114,8 @@ func TestLoaderIsTraining(t *testing.T) {
 					}
 					return nil
 				}
-				require.NoError(t, l.Epoch(context.Background(), 0, 0, keep))
-				require.NoError(t, l.Epoch(context.Background(), 1, 2, keep))
+				require.NoError(t, l.Epoch(context.Background(), 0, from(l, 0), keep))
+				require.NoError(t, l.Epoch(context.Background(), 1, from(l, 2), keep))
 				require.NoError(t, l.Close())
 				require.Greater(t, len(want), l.Batches()+2)
 				delete(want, [2]int{1, 0})
@@ -123,36 +132,51 @@ func TestLoaderIsTraining(t *testing.T) {
 	}
 }
 
-// Loaders of several ranks share an epoch's mini-batches, and evaluate as Train does.
-func TestLoaderShares(t *testing.T) {
+// A loader makes any mini-batches of an epoch in any order, with every kind of tiers, and reads no
+// row more often than in one pass where the tiers are static.
+func TestLoaderMakesAnyBatches(t *testing.T) {
 	d, _ := tiny.open(t)
 	s := bind(t, d, 1, "")
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
-	load := func(o LoaderOptions) map[int]string {
-		l, err := OpenLoader(context.Background(), small(), in, o, report.Observer{})
-		require.NoError(t, err)
-		got := map[int]string{}
-		require.NoError(t, l.Epoch(context.Background(), 1, 0, func(b *Loaded) error {
-			got[b.Index] = b.content()
-			return nil
-		}))
-		require.Len(t, got, l.Batches())
-		require.NoError(t, l.Close())
-		return got
-	}
-	for _, o := range []LoaderOptions{{Split: "train", Shuffle: true}, {Split: "val"},
-		{Nodes: []int64{9, 3, 1200}}} {
-		whole := load(o)
-		shared := map[int]string{}
-		for o.World, o.Rank = 3, 0; o.Rank < o.World; o.Rank++ {
-			for i, c := range load(o) {
-				require.Equal(t, o.Rank, i%3)
-				shared[i] = c
+	for _, mode := range []string{"helios", "gids", "ginex", "diskgnn"} {
+		for _, o := range []LoaderOptions{{Split: "train", Shuffle: true}, {Split: "val"},
+			{Nodes: []int64{9, 3, 1200}}} {
+			cfg := small()
+			cfg.Mode, cfg.Batch = mode, 2
+			if o.Nodes == nil {
+				cfg.Batch = 50
 			}
+			whole := map[int]string{}
+			got := map[int]string{}
+			load := func(to map[int]string) func(b *Loaded) error {
+				return func(b *Loaded) error {
+					require.NotContains(t, to, b.Index)
+					to[b.Index] = b.content()
+					return nil
+				}
+			}
+			o.Any = true
+			l, err := OpenLoader(context.Background(), cfg, in, o, report.Observer{})
+			require.NoError(t, err)
+			require.NoError(t, l.Epoch(context.Background(), 1, from(l, 0), load(whole)))
+			once := l.BytesRead()
+			batches := from(l, 0)
+			require.Len(t, whole, len(batches))
+			slices.Reverse(batches)
+			require.NoError(t, l.Epoch(context.Background(), 1, nil, load(got)))
+			require.Empty(t, got)
+			half := len(batches) / 2
+			require.NoError(t, l.Epoch(context.Background(), 1, batches[half:], load(got)))
+			require.Len(t, got, len(batches)-half)
+			require.NoError(t, l.Epoch(context.Background(), 1, batches[:half], load(got)))
+			require.Equal(t, whole, got)
+			if mode == "helios" {
+				require.Equal(t, 2*once, l.BytesRead())
+			}
+			require.NoError(t, l.Close())
 		}
-		require.Equal(t, whole, shared)
 	}
 	require.NoError(t, dev.Close())
 }
@@ -164,11 +188,10 @@ func TestLoaderRefuses(t *testing.T) {
 	require.NoError(t, err)
 	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
 	for text, o := range map[string]LoaderOptions{
-		"rank 2 is not between 0 and 1": {Split: "train", Rank: 2, World: 2},
-		`unknown split "x"`:             {Split: "x"},
-		"node 1500 is not in dataset":   {Nodes: []int64{1500}},
-		"node 7 is asked for twice":     {Nodes: []int64{7, 1, 7}},
-		"no nodes to load":              {Nodes: []int64{}},
+		`unknown split "x"`:           {Split: "x"},
+		"node 1500 is not in dataset": {Nodes: []int64{1500}},
+		"node 7 is asked for twice":   {Nodes: []int64{7, 1, 7}},
+		"no nodes to load":            {Nodes: []int64{}},
 	} {
 		_, err := OpenLoader(context.Background(), small(), in, o, report.Observer{})
 		require.ErrorContains(t, err, text)
@@ -178,12 +201,14 @@ func TestLoaderRefuses(t *testing.T) {
 		LoaderOptions{Split: "train", Shuffle: true}, report.Observer{})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	for _, at := range [][2]int{{-1, 0}, {plan.MaxEpochs, 0}, {0, -1}, {0, l.Batches() + 1}} {
-		err := l.Epoch(ctx, at[0], at[1], func(*Loaded) error { return nil })
+	last := l.Batches() - 1
+	for _, at := range [][]int{{-1}, {plan.MaxEpochs}, {0, -1}, {0, last + 1}, {0, 0},
+		{0, last, last}} {
+		err := l.Epoch(ctx, at[0], at[1:], func(*Loaded) error { return nil })
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", at)
 	}
 	n := 0
-	err = l.Epoch(ctx, 0, 0, func(*Loaded) error { n++; cancel(); return nil })
+	err = l.Epoch(ctx, 0, from(l, 0), func(*Loaded) error { n++; cancel(); return nil })
 	require.Equal(t, errs.Interrupted, errs.ClassOf(err))
 	require.Equal(t, 1, n)
 	require.NoError(t, l.Close())

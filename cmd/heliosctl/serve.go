@@ -456,7 +456,7 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 	}
 	l.l, err = sched.OpenLoader(ctx, a.cfg, prepare.Inputs{Dev: dev, Dataset: data,
 		SSDs: set.ssds}, sched.LoaderOptions{Nodes: q.Nodes, Split: q.Split, Shuffle: q.Shuffle,
-		Rank: q.Rank, World: q.World}, report.Observer{Note: d.b.note})
+		Any: q.World > 1}, report.Observer{Note: d.b.note})
 	if err != nil {
 		return nil, err
 	}
@@ -481,13 +481,16 @@ func (l *servedLoader) Close() error {
 	return err
 }
 
+// BytesRead returns how much came from SSDs.
+func (l *servedLoader) BytesRead() int64 { return l.l.BytesRead() }
+
 // Batches returns how many mini-batches an epoch has.
 func (l *servedLoader) Batches() int { return l.l.Batches() }
 
-// Epoch hands an epoch's mini-batches to emit.
-func (l *servedLoader) Epoch(ctx context.Context, epoch, first int,
+// Epoch hands mini-batches of an epoch to emit.
+func (l *servedLoader) Epoch(ctx context.Context, epoch int, batches []int,
 	emit func(*serve.Batch) error) error {
-	return l.l.Epoch(ctx, epoch, first, func(b *sched.Loaded) error {
+	return l.l.Epoch(ctx, epoch, batches, func(b *sched.Loaded) error {
 		return emit(&serve.Batch{Epoch: b.Epoch, Index: b.Index, Seeds: b.Seeds, HopEnd: b.HopEnd,
 			Tensors: l.tensors(b)})
 	})

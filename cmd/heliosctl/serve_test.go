@@ -6,10 +6,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -60,7 +64,7 @@ func TestServeOptions(t *testing.T) {
 				Options: map[string]string{"batch-size": "100", "fanout": "3,2", "seed": "5"}}, open)
 		require.NoError(t, err)
 		n := 0
-		require.NoError(t, l.Epoch(context.Background(), 0, 0, func(b *serve.Batch) error {
+		require.NoError(t, l.Epoch(context.Background(), 0, allOf(l), func(b *serve.Batch) error {
 			require.Equal(t, n, b.Index)
 			n++
 			require.Equal(t, []string{"x", "n_id", "y"}, []string{b.Tensors[0].Name,
@@ -71,6 +75,14 @@ func TestServeOptions(t *testing.T) {
 		require.Equal(t, l.Batches(), n)
 		require.NoError(t, l.Close())
 	}
+}
+
+// allOf returns the batches of an epoch.
+func allOf(l serve.Loader) (batches []int) {
+	for i := range l.Batches() {
+		batches = append(batches, i)
+	}
+	return batches
 }
 
 func serverBackend(t testing.TB) *serveBackend {
@@ -176,6 +188,186 @@ func TestServeProcess(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist, "the daemon removes its socket")
 }
 
+// door is a client of a server in this process.
+type door struct {
+	t    testing.TB
+	conn *os.File
+}
+
+type doorMessage struct {
+	Type, Message string
+	Slot, Index   int
+	BytesSSD      int64 `json:"bytes_ssd"`
+}
+
+// openDoor connects a client, whose session ends well with the test.
+func openDoor(t testing.TB, s *serve.Server) *door {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	require.NoError(t, err)
+	d := &door{t, os.NewFile(uintptr(pair[1]), "client")}
+	theirs, err := inheritedConn(pair[0])
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- s.ServeConn(context.Background(), theirs) }()
+	t.Cleanup(func() {
+		_ = d.conn.Close() // it may be closed
+		require.NoError(t, <-done)
+	})
+	d.send(map[string]any{"type": "hello", "protocol": 1})
+	d.next()
+	return d
+}
+
+func (d *door) send(m map[string]any) {
+	body, err := json.Marshal(m)
+	require.NoError(d.t, err)
+	_, err = d.conn.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...))
+	require.NoError(d.t, err)
+}
+
+func (d *door) next() (m doorMessage) {
+	head := make([]byte, 4)
+	_, err := io.ReadFull(d.conn, head)
+	require.NoError(d.t, err)
+	body := make([]byte, binary.LittleEndian.Uint32(head))
+	_, err = io.ReadFull(d.conn, body)
+	require.NoError(d.t, err)
+	require.NoError(d.t, json.Unmarshal(body, &m))
+	require.NotEqual(d.t, "error", m.Type, m.Message)
+	return m
+}
+
+// loader opens dataset g and a loader of split train.
+func (d *door) loader(more map[string]any) {
+	folder, err := filepath.Abs("g")
+	require.NoError(d.t, err)
+	d.send(map[string]any{"type": "open", "dataset": folder})
+	d.next()
+	m := map[string]any{"type": "loader", "handle": 1, "split": "train", "shuffle": true}
+	maps.Copy(m, more)
+	d.send(m)
+	d.next()
+}
+
+// epoch takes all batches of an epoch, and returns their numbers and what the job has read so far.
+func (d *door) epoch(epoch int) (got []int, bytes int64) {
+	d.send(map[string]any{"type": "epoch", "id": 1, "epoch": epoch})
+	for {
+		switch m := d.next(); m.Type {
+		case "epoch_end":
+			return got, m.BytesSSD
+		case "batch":
+			got = append(got, m.Index)
+			d.send(map[string]any{"type": "release", "id": 1, "slot": m.Slot})
+		}
+	}
+}
+
+// readByRanks returns what epochs of a world of ranks read from SSDs: as one job, or as jobs of one
+// rank each that have an equal part of the caches' bytes. cache names the options that have those.
+func readByRanks(t testing.TB, s *serve.Server, world int, apart bool, options map[string]any,
+	cache ...string) (sum int64) {
+	options = maps.Clone(options)
+	if apart {
+		for _, key := range cache {
+			options[key] = options[key].(int) / world
+		}
+	}
+	var doors []*door
+	for rank := range world {
+		d := openDoor(t, s)
+		job := "together"
+		if apart {
+			job = strconv.Itoa(rank)
+		}
+		d.loader(map[string]any{"options": options, "rank": rank, "world": world, "job": job})
+		doors = append(doors, d)
+	}
+	all := make([]int64, world)
+	seen := make([][]int, world)
+	var wg sync.WaitGroup
+	for rank, d := range doors {
+		wg.Go(func() {
+			for epoch := range 3 {
+				got, bytes := d.epoch(epoch)
+				all[rank], seen[rank] = bytes, append(seen[rank], got...)
+			}
+		})
+	}
+	wg.Wait()
+	batches := slices.Concat(seen...)
+	slices.Sort(batches)
+	require.Len(t, batches, 3*(batches[len(batches)-1]+1), "each batch once an epoch")
+	for _, d := range doors {
+		require.NoError(t, d.conn.Close())
+	}
+	if !apart {
+		return slices.Max(all)
+	}
+	for _, n := range all {
+		sum += n
+	}
+	return sum
+}
+
+// rankCaches are options under which ranks are compared, with their caches' bytes.
+var rankCaches = map[string]map[string]any{
+	"static":  {"mode": "helios", "hotness": "degree"},
+	"dynamic": {"mode": "gids", "hotness": "degree"},
+}
+
+// Ranks of a job read about what one loader does; jobs of one rank each with as much memory
+// together read more.
+func TestServeMergesReads(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("HELIOS_STATE", "state")
+	ok(t, "generate", "--nodes", "4000", "--dim", "16", "--out", "g")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "16MiB")
+	ok(t, "load", "g")
+	s := serve.New(serve.Config{Backend: serverBackend(t), Memory: 1 << 30})
+	for name, o := range rankCaches {
+		t.Run(name, func(t *testing.T) {
+			o := maps.Clone(o)
+			o["fanout"], o["batch-size"], o["gpu-cache"], o["cpu-cache"] = "5,5", 100, 1<<17, 0
+			one := readByRanks(t, s, 1, false, o)
+			four := readByRanks(t, s, 4, false, o)
+			apart := readByRanks(t, s, 4, true, o, "gpu-cache")
+			t.Logf("one loader %d bytes, a job of four %d, four jobs %d", one, four, apart)
+			// A pass that ends early reads some anew.
+			require.Less(t, float64(four), 1.25*float64(one))
+			require.Greater(t, float64(apart), 1.25*float64(one))
+		})
+	}
+}
+
+// BenchmarkRanks measures what 1, 2 and 4 ranks read from SSDs, as one job and as jobs of their own
+// with as much memory for caches together: 10 % of the rows.
+func BenchmarkRanks(b *testing.B) {
+	b.Chdir(b.TempDir())
+	b.Setenv("HELIOS_STATE", "state")
+	for _, args := range [][]string{{"generate", "--nodes", "50000", "--dim", "128", "--out", "g"},
+		{"bind-ssds", "--proxy", "a.img", "--size", "128MiB"}, {"load", "g"}} {
+		require.Zero(b, run(context.Background(), append(args, "--quiet"), io.Discard, os.Stderr))
+	}
+	s := serve.New(serve.Config{Backend: serverBackend(b), Memory: 1 << 30})
+	for _, name := range slices.Sorted(maps.Keys(rankCaches)) {
+		o := maps.Clone(rankCaches[name])
+		o["fanout"], o["batch-size"], o["gpu-cache"], o["cpu-cache"] = "10,10", 256, 5000*512, 0
+		for _, world := range []int{1, 2, 4} {
+			b.Run(fmt.Sprintf("%s/%d", name, world), func(b *testing.B) {
+				var job, apart int64
+				for b.Loop() {
+					job += readByRanks(b, s, world, false, o)
+					apart += readByRanks(b, s, world, true, o, "gpu-cache")
+				}
+				b.ReportMetric(float64(job)/float64(b.N)/(1<<20), "MiB-job")
+				b.ReportMetric(float64(apart)/float64(b.N)/(1<<20), "MiB-apart")
+			})
+		}
+	}
+}
+
 // BenchmarkDoor measures an epoch through the daemon's socket and ring beside one of the same
 // loader in this process, in turns: with --mode inmem, where the door is the largest share.
 func BenchmarkDoor(b *testing.B) {
@@ -190,66 +382,22 @@ func BenchmarkDoor(b *testing.B) {
 	l, err := loaderOf(b, backend, serve.LoaderRequest{Split: "train", Shuffle: true, World: 1,
 		Options: options}, serve.OpenRequest{})
 	require.NoError(b, err)
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	require.NoError(b, err)
-	ours := os.NewFile(uintptr(pair[1]), "client")
-	theirs, err := inheritedConn(pair[0])
-	require.NoError(b, err)
-	done := make(chan error, 1)
-	go func() {
-		done <- serve.New(serve.Config{Backend: backend, Memory: 1 << 30}).ServeConn(
-			context.Background(), theirs)
-	}()
-	send := func(m map[string]any) {
-		body, err := json.Marshal(m)
-		require.NoError(b, err)
-		_, err = ours.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))),
-			body...))
-		require.NoError(b, err)
-	}
-	next := func() (m struct {
-		Type, Message string
-		Slot          int
-	}) {
-		head := make([]byte, 4)
-		_, err := io.ReadFull(ours, head)
-		require.NoError(b, err)
-		body := make([]byte, binary.LittleEndian.Uint32(head))
-		_, err = io.ReadFull(ours, body)
-		require.NoError(b, err)
-		require.NoError(b, json.Unmarshal(body, &m))
-		require.NotEqual(b, "error", m.Type, m.Message)
-		return m
-	}
-	folder, err := filepath.Abs("g")
-	require.NoError(b, err)
-	for _, m := range []map[string]any{{"type": "hello", "protocol": 1},
-		{"type": "open", "dataset": folder}, {"type": "loader", "handle": 1, "split": "train",
-			"shuffle": true, "options": options}} {
-		send(m)
-		next()
-	}
+	d := openDoor(b, serve.New(serve.Config{Backend: backend, Memory: 1 << 30}))
+	d.loader(map[string]any{"options": options})
 	var here, through time.Duration
 	batches := 0
 	for epoch := 0; b.Loop(); epoch++ {
 		begin := time.Now()
-		require.NoError(b, l.Epoch(context.Background(), epoch, 0, func(*serve.Batch) error {
+		require.NoError(b, l.Epoch(context.Background(), epoch, allOf(l), func(*serve.Batch) error {
 			batches++
 			return nil
 		}))
 		here += time.Since(begin)
 		begin = time.Now()
-		send(map[string]any{"type": "epoch", "id": 1, "epoch": epoch})
-		for m := next(); m.Type != "epoch_end"; m = next() {
-			if m.Type == "batch" {
-				send(map[string]any{"type": "release", "id": 1, "slot": m.Slot})
-			}
-		}
+		d.epoch(epoch)
 		through += time.Since(begin)
 	}
 	b.ReportMetric(here.Seconds()*1e6/float64(batches), "us-here/batch")
 	b.ReportMetric(through.Seconds()*1e6/float64(batches), "us-door/batch")
 	b.ReportMetric(through.Seconds()/here.Seconds(), "door/here")
-	require.NoError(b, ours.Close())
-	require.NoError(b, <-done)
 }

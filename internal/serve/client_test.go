@@ -25,6 +25,8 @@ import (
 // fakeBackend opens datasets whose batches hold numbers that tell what they are.
 type fakeBackend struct {
 	open    atomic.Int64 // datasets and loaders
+	passes  atomic.Int64
+	made    atomic.Int64 // batches
 	rows    func(index int) int
 	batches int
 }
@@ -69,9 +71,11 @@ func (d *fakeDataset) Loader(ctx context.Context, q LoaderRequest) (Loader, erro
 
 func (l *fakeLoader) Batches() int { return l.d.b.batches }
 
+func (l *fakeLoader) BytesRead() int64 { return 0 }
+
 func (l *fakeLoader) Close() error { l.d.b.open.Add(-1); return nil }
 
-// badEpoch ends with an error.
+// badEpoch ends with an error in place of its last batch.
 const badEpoch = 1 << 20
 
 // number is the content of every element of a batch.
@@ -79,11 +83,17 @@ func number(dataset string, epoch, index int) int64 {
 	return int64(dataset[0])*1_000_000 + int64(epoch)*1000 + int64(index)
 }
 
-func (l *fakeLoader) Epoch(ctx context.Context, epoch, first int, emit func(*Batch) error) error {
-	for i := first; i < l.d.b.batches; i++ {
+func (l *fakeLoader) Epoch(ctx context.Context, epoch int, batches []int,
+	emit func(*Batch) error) error {
+	l.d.b.passes.Add(1)
+	for _, i := range batches {
+		if epoch == badEpoch && i == l.d.b.batches-1 {
+			return errs.New(errs.Device, "the epoch fails")
+		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		l.d.b.made.Add(1)
 		v := make([]int64, l.d.b.rows(i))
 		for k := range v {
 			v[k] = number(l.d.name, epoch, i)
@@ -93,9 +103,6 @@ func (l *fakeLoader) Epoch(ctx context.Context, epoch, first int, emit func(*Bat
 		if err != nil {
 			return err
 		}
-	}
-	if epoch == badEpoch {
-		return errs.New(errs.Device, "the epoch fails")
 	}
 	return nil
 }

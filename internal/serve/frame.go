@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,6 +35,7 @@ type request struct {
 	Shuffle  bool           `json:"shuffle"`
 	Rank     int            `json:"rank"`
 	World    *int           `json:"world"`
+	Job      string         `json:"job"`
 	Slots    *int           `json:"slots"`
 	ID       int            `json:"id"`
 	Epoch    int            `json:"epoch"`
@@ -80,11 +80,10 @@ func texts(options map[string]any) (map[string]string, error) {
 	return out, nil
 }
 
-// wire is a connection that carries frames. One goroutine reads; several may write.
+// wire is a connection that carries frames. One goroutine reads, another one may write.
 type wire struct {
 	c       *net.UnixConn
 	timeout time.Duration // of a frame
-	mu      sync.Mutex    // of writing
 }
 
 // read waits for a frame, which may come late but not slowly. The descriptors are the caller's to
@@ -151,13 +150,15 @@ func closeAll(fds []int) {
 
 // write sends a message, and a descriptor with it where fd is not negative.
 func (w *wire) write(m any, fd int) error {
-	body, err := json.Marshal(m)
+	f, err := frame(m)
 	if err != nil {
 		return err
 	}
-	frame := append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	return w.send(f, fd)
+}
+
+// send sends a frame, and a descriptor with it where fd is not negative.
+func (w *wire) send(frame []byte, fd int) (err error) {
 	if err := w.c.SetWriteDeadline(time.Now().Add(w.timeout)); err != nil {
 		return err
 	}

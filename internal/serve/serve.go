@@ -53,18 +53,22 @@ type DatasetInfo struct {
 
 // LoaderRequest says which mini-batches a loader makes. Nodes, where not nil, replace Split.
 type LoaderRequest struct {
-	Options     map[string]string
-	Split       string
-	Nodes       []int64
-	Shuffle     bool
-	Rank, World int
+	Options map[string]string
+	Split   string
+	Nodes   []int64
+	Shuffle bool
+	// World is how many ranks share the batches of an epoch. Of several, any batches may be asked
+	// for; of one, always the last so many.
+	World int
 }
 
-// Loader makes mini-batches, one epoch at a time. Epoch ends with emit's first error, and soon when
-// ctx ends.
+// Loader makes mini-batches, one epoch at a time. Batches counts those of an epoch. Epoch makes
+// some of them, by their numbers, in the order given. It ends with emit's first error, and soon
+// when ctx ends. BytesRead, which emit may call, tells how much came from SSDs so far.
 type Loader interface {
 	Batches() int
-	Epoch(ctx context.Context, epoch, first int, emit func(*Batch) error) error
+	BytesRead() int64
+	Epoch(ctx context.Context, epoch int, batches []int, emit func(*Batch) error) error
 	Close() error
 }
 
@@ -93,6 +97,8 @@ type Config struct {
 	Timeout    time.Duration
 	Note       func(string)
 
+	// patience is how long ranks of a job that want batches wait with one whose slots are all full.
+	patience    time.Duration
 	credentials func(*net.UnixConn) (*unix.Ucred, error) // of tests
 }
 
@@ -101,6 +107,7 @@ const (
 	maxDatasets = 16
 	maxLoaders  = 64
 	maxSlots    = 64
+	maxWorld    = 4096
 	maxWaiting  = 64 // requests that wait for the one before
 )
 
@@ -108,6 +115,9 @@ const (
 type Server struct {
 	Config
 	memory memory
+
+	mu   sync.Mutex
+	jobs []*job
 }
 
 // New returns a server.
@@ -117,6 +127,9 @@ func New(c Config) *Server {
 	}
 	if c.Timeout == 0 {
 		c.Timeout = 30 * time.Second
+	}
+	if c.patience == 0 {
+		c.patience = 2 * time.Second
 	}
 	if c.Note == nil {
 		c.Note = func(string) {}

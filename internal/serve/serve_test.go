@@ -58,7 +58,8 @@ func TestProtocol(t *testing.T) {
 		c.send(m)
 		require.Contains(t, c.want("error").Message, q.want)
 	}
-	c.send(map[string]any{"type": "epoch", "id": l.ID, "epoch": badEpoch, "first": 6})
+	c.send(map[string]any{"type": "epoch", "id": l.ID, "epoch": badEpoch, "first": 4})
+	c.release(c.want("batch"))
 	a = c.want("error")
 	require.Equal(t, []any{l.ID, "device", 5}, []any{a.ID, a.Class, a.Code})
 	c.send(map[string]any{"type": "close", "id": l.ID})

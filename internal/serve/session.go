@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,32 +19,20 @@ import (
 const helloTimeout = 10 * time.Second
 
 // session is a client's connection, and what it has open. A goroutine reads requests and gives
-// slots back, another one answers in their order, and each epoch under way has one.
+// slots back, another one answers in their order, and a third one sends.
 type session struct {
 	s        *Server
 	w        *wire
+	out      *outbox
+	parent   context.Context // of jobs, which other sessions may share
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	greeted  bool
-	datasets []Dataset // by handle, from 1
+	datasets []*openDataset // by handle, from 1
 
 	mu      sync.Mutex // of the map, and of slots
 	loaders map[int]*loader
 	made    int // loaders so far
-}
-
-// loader is one of a session's, with its ring and credits.
-type loader struct {
-	of   *session
-	id   int
-	from Loader
-	free chan int
-	ring *ring
-	held map[int]*ring // slots that the client has
-
-	end   context.CancelFunc // of the epoch under way
-	ended chan struct{}      // closed when none is
-	over  atomic.Bool        // the client is told that it ends, or will be
 }
 
 // errGone ends a session whose client is gone.
@@ -54,7 +41,7 @@ var errGone = errors.New("the client is gone")
 // ServeConn serves one client until it or ctx ends, and closes the connection. The error says why
 // the client was sent away.
 func (s *Server) ServeConn(ctx context.Context, c *net.UnixConn) error {
-	x := &session{s: s, w: &wire{c: c, timeout: s.Timeout}, loaders: map[int]*loader{}}
+	x := &session{s: s, w: &wire{c: c, timeout: s.Timeout}, parent: ctx, loaders: map[int]*loader{}}
 	defer func() { _ = c.Close() }() // everything is said
 	if err := s.permit(c); err != nil {
 		_ = x.w.write(failure(0, err), -1)
@@ -65,7 +52,9 @@ func (s *Server) ServeConn(ctx context.Context, c *net.UnixConn) error {
 	stop := context.AfterFunc(x.ctx, func() { _ = c.CloseRead() })
 	defer stop()
 	requests := make(chan *request, maxWaiting)
-	var wg sync.WaitGroup
+	x.out = newOutbox(x.w)
+	var wg, sender sync.WaitGroup
+	sender.Go(func() { x.out.run(func(err error) { _ = x.wrote(err) }) })
 	wg.Go(func() {
 		defer close(requests)
 		if err := x.readAll(requests); err != nil {
@@ -85,14 +74,16 @@ func (s *Server) ServeConn(ctx context.Context, c *net.UnixConn) error {
 		all = append(all, l.close())
 	}
 	for _, d := range x.datasets {
-		all = append(all, d.Close())
+		all = append(all, d.letGo())
 	}
 	if cause := context.Cause(x.ctx); ctx.Err() == nil && !errors.Is(cause, errGone) {
 		all = append(all, cause)
 		if errs.ClassOf(cause) != errs.Failed {
-			_ = x.w.write(failure(0, cause), -1)
+			_ = x.out.post(failure(0, cause), -1) // it may be gone
 		}
 	}
+	x.out.close()
+	sender.Wait()
 	return errors.Join(all...)
 }
 
@@ -186,7 +177,7 @@ func (x *session) handle(q *request) error {
 				q.Protocol, Protocol)
 		}
 		x.greeted = true
-		return x.w.write(map[string]any{"type": "welcome", "protocol": Protocol,
+		return x.out.say(map[string]any{"type": "welcome", "protocol": Protocol,
 			"version": x.s.Version, "pid": os.Getpid()}, -1)
 	}
 	if !x.greeted {
@@ -207,14 +198,17 @@ func (x *session) handle(q *request) error {
 	l := x.loaders[q.ID]
 	switch {
 	case q.Type == "epoch" && l == nil:
-		return x.w.write(failure(q.ID, errs.New(errs.Usage, "loader %d is closed", q.ID)), -1)
+		return x.out.say(failure(q.ID, errs.New(errs.Usage, "loader %d is closed", q.ID)), -1)
 	case q.Type == "epoch":
-		return l.start(q)
+		if err := l.job.start(l, q.Epoch, q.First); err != nil {
+			return x.out.say(failure(q.ID, err), -1)
+		}
+		return nil
 	}
 	var err error
 	kind := "stopped"
 	if l != nil {
-		l.stop()
+		l.job.stop(l)
 	}
 	if q.Type == "close" {
 		kind = "closed"
@@ -226,22 +220,24 @@ func (x *session) handle(q *request) error {
 		}
 	}
 	if err != nil {
-		return x.w.write(failure(q.ID, err), -1)
+		return x.out.say(failure(q.ID, err), -1)
 	}
-	return x.w.write(map[string]any{"type": kind, "id": q.ID}, -1)
+	return x.out.say(map[string]any{"type": kind, "id": q.ID}, -1)
 }
 
 func (x *session) open(q *request) error {
 	if len(x.datasets) == maxDatasets {
-		return x.w.write(failure(0, errs.New(errs.Capability,
+		return x.out.say(failure(0, errs.New(errs.Capability,
 			"a client may open %d datasets; use another connection", maxDatasets)), -1)
 	}
 	d, err := x.s.Backend.Open(x.ctx, OpenRequest{q.Dataset, q.SSDFile, q.SSD})
 	if err != nil {
 		return x.answer(err)
 	}
-	x.datasets = append(x.datasets, d)
-	return x.w.write(map[string]any{"type": "opened", "dataset": d.Info(),
+	o := &openDataset{Dataset: d, q: OpenRequest{q.Dataset, q.SSDFile, q.SSD}}
+	o.users.Store(1)
+	x.datasets = append(x.datasets, o)
+	return x.out.say(map[string]any{"type": "opened", "dataset": d.Info(),
 		"handle": len(x.datasets)}, -1)
 }
 
@@ -250,7 +246,7 @@ func (x *session) answer(err error) error {
 	if x.ctx.Err() != nil {
 		return nil
 	}
-	return x.w.write(failure(0, err), -1)
+	return x.out.say(failure(0, err), -1)
 }
 
 func (x *session) loader(q *request) error {
@@ -261,12 +257,12 @@ func (x *session) loader(q *request) error {
 	if err != nil {
 		return x.answer(err)
 	}
-	return x.w.write(map[string]any{"type": "loader", "id": l.id, "batches": l.from.Batches(),
+	return x.out.say(map[string]any{"type": "loader", "id": l.id, "batches": l.count,
 		"slots": l.ring.slots, "slot_bytes": l.ring.slotBytes}, l.ring.fd)
 }
 
 func (x *session) newLoader(q *request) (*loader, error) {
-	r := LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, Rank: q.Rank, World: 1}
+	r := LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, World: 1}
 	slots := 4
 	switch {
 	case len(x.loaders) == maxLoaders:
@@ -282,9 +278,10 @@ func (x *session) newLoader(q *request) (*loader, error) {
 	if q.World != nil {
 		r.World = *q.World
 	}
-	if r.World < 1 || r.Rank < 0 || r.Rank >= r.World {
-		return nil, errs.New(errs.Usage, "rank %d of world %d; it is from 0 to world - 1", r.Rank,
-			r.World)
+	if r.World < 1 || r.World > maxWorld || q.Rank < 0 || q.Rank >= r.World {
+		return nil, errs.New(errs.Usage,
+			"rank %d of world %d; it is from 0 to world - 1, and a world has at most %d", q.Rank,
+			r.World, maxWorld)
 	}
 	if q.Slots != nil {
 		slots = *q.Slots
@@ -300,21 +297,28 @@ func (x *session) newLoader(q *request) (*loader, error) {
 	if err != nil {
 		return nil, err
 	}
-	from, err := x.datasets[q.Handle-1].Loader(x.ctx, r)
-	if err != nil {
+	l := &loader{of: x, rank: q.Rank, ring: mem, free: make(chan int, slots), held: map[int]*ring{}}
+	for i := range slots {
+		l.free <- i
+	}
+	if l.job, err = x.s.join(x.parent, l, x.datasets[q.Handle-1], q.Job, r); err != nil {
 		mem.close()
 		return nil, err
 	}
-	l := &loader{of: x, from: from, ring: mem, free: make(chan int, slots),
-		held: map[int]*ring{}, end: func() {}, ended: make(chan struct{})}
-	close(l.ended)
-	for i := range slots {
-		l.free <- i
+	select {
+	case <-l.job.opened:
+		err = l.job.err
+	case <-x.ctx.Done():
+		err = context.Cause(x.ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.close())
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.made++
 	l.id = x.made
+	l.count = (l.job.from.Batches() + r.World - 1 - l.rank) / r.World
 	x.loaders[l.id] = l
 	return l, nil
 }
@@ -339,124 +343,6 @@ func (x *session) release(q *request) error {
 	r.held--
 	r.settle()
 	l.free <- q.Slot
+	l.job.poke()
 	return nil
-}
-
-// running tells whether an epoch is under way.
-func (l *loader) running() bool {
-	select {
-	case <-l.ended:
-		return false
-	default:
-		return true
-	}
-}
-
-// start begins an epoch.
-func (l *loader) start(q *request) error {
-	if l.over.Load() {
-		<-l.ended // what is left is the message, which the client has seen
-	}
-	if l.running() {
-		return l.of.w.write(failure(l.id, errs.New(errs.Usage,
-			"loader %d: an epoch is under way; stop it first", l.id)), -1)
-	}
-	ctx, end := context.WithCancel(l.of.ctx)
-	l.end, l.ended = end, make(chan struct{})
-	l.over.Store(false)
-	done := l.ended
-	go func() {
-		defer close(done)
-		defer end()
-		err := l.from.Epoch(ctx, q.Epoch, q.First, func(b *Batch) error { return l.emit(ctx, b) })
-		if ctx.Err() != nil {
-			return // stopped, and whoever did knows
-		}
-		l.over.Store(true)
-		if err != nil {
-			err = l.of.w.write(failure(l.id, err), -1)
-		} else {
-			err = l.of.w.write(map[string]any{"type": "epoch_end", "id": l.id, "epoch": q.Epoch}, -1)
-		}
-		l.of.wrote(err)
-	}()
-	return nil
-}
-
-// batch is the message of one.
-type batch struct {
-	Type    string   `json:"type"`
-	ID      int      `json:"id"`
-	Epoch   int      `json:"epoch"`
-	Index   int      `json:"index"`
-	Slot    int      `json:"slot"`
-	Seeds   int      `json:"num_seeds"`
-	HopEnd  []int64  `json:"hop_end"`
-	Tensors []tensor `json:"tensors"`
-}
-
-// emit puts a batch into a slot, which it waits for as long as the client has all.
-func (l *loader) emit(ctx context.Context, b *Batch) error {
-	var slot int
-	select {
-	case slot = <-l.free:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	sent := false
-	defer func() {
-		if !sent {
-			l.free <- slot
-		}
-	}()
-	described, bytes := layout(b.Tensors)
-	if bytes > l.ring.slotBytes {
-		if err := l.grow(slotFor(bytes)); err != nil {
-			return err
-		}
-	}
-	l.ring.put(slot, b.Tensors, described)
-	l.of.mu.Lock()
-	l.held[slot] = l.ring // before the client knows of it, which may be quick
-	l.ring.held++
-	l.of.mu.Unlock()
-	sent = true
-	err := l.of.w.write(batch{"batch", l.id, b.Epoch, b.Index, slot, b.Seeds, b.HopEnd, described},
-		-1)
-	return l.of.wrote(err)
-}
-
-// grow makes a ring of larger slots. The client has the former one's slots until it releases them.
-func (l *loader) grow(slotBytes int64) error {
-	r, err := newRing(l.ring.of, l.ring.slots, slotBytes)
-	if err != nil {
-		return err
-	}
-	l.of.mu.Lock()
-	l.ring.close()
-	l.ring = r
-	l.of.mu.Unlock()
-	err = l.of.w.write(map[string]any{"type": "ring", "id": l.id, "slots": r.slots,
-		"slot_bytes": r.slotBytes}, r.fd)
-	return l.of.wrote(err)
-}
-
-// stop ends the epoch under way and waits for its end.
-func (l *loader) stop() {
-	l.end()
-	<-l.ended
-}
-
-// close frees what the loader has. It is no longer among the session's.
-func (l *loader) close() error {
-	l.stop()
-	l.of.mu.Lock()
-	for slot, r := range l.held {
-		delete(l.held, slot)
-		r.held--
-		r.settle()
-	}
-	l.ring.close()
-	l.of.mu.Unlock()
-	return l.from.Close()
 }

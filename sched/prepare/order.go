@@ -16,6 +16,13 @@ type Order struct {
 	ends  []int // of mini-batches, where they are not cut at equal lengths
 	// Of a rank: it has mini-batches from to from+count-1 of each step of shards. 0 shards: all.
 	shards, from, count int
+	picked              []int // the mini-batches that the walker has, in its order; nil: as above
+}
+
+// Pick returns some mini-batches of a whole order, by their numbers, in the order given.
+func (o Order) Pick(batches []int) Order {
+	o.picked = batches
+	return o
 }
 
 // Share returns the mini-batches that one of several ranks has: its shards of each step.
@@ -29,7 +36,7 @@ func (o Order) Share(shards, rank, ranks int) Order {
 
 // Whole returns the order of all ranks.
 func (o Order) Whole() Order {
-	o.shards, o.from, o.count = 0, 0, 0
+	o.shards, o.from, o.count, o.picked = 0, 0, 0, nil
 	return o
 }
 
@@ -63,6 +70,9 @@ func (s *Sampling) Shuffled(train []int64, sampleEpoch int) Order {
 
 // Len returns how many mini-batches there are.
 func (o Order) Len() int {
+	if o.picked != nil {
+		return len(o.picked)
+	}
 	n := o.all()
 	if o.shards == 0 {
 		return n
@@ -100,6 +110,9 @@ func (o Order) Seeds(i int) []int64 {
 
 // Index returns the number in the whole pass of mini-batch i.
 func (o Order) Index(i int) int {
+	if o.picked != nil {
+		return o.picked[i]
+	}
 	if o.shards == 0 {
 		return i
 	}
@@ -107,6 +120,7 @@ func (o Order) Index(i int) int {
 }
 
 // Before returns how many of the walker's mini-batches have a number below index in the whole pass.
+// None may be picked.
 func (o Order) Before(index int) int {
 	return sort.Search(o.Len(), func(i int) bool { return o.Index(i) >= index })
 }

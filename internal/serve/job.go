@@ -1,0 +1,385 @@
+package serve
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+)
+
+// gatherTime is how long ranks that ask for an epoch wait for the others of their job.
+const gatherTime = 100 * time.Millisecond
+
+// openDataset is a dataset that a session has open, or a job that goes on behind it.
+type openDataset struct {
+	Dataset
+	q     OpenRequest
+	users atomic.Int64
+}
+
+// letGo closes the dataset behind its last user.
+func (d *openDataset) letGo() error {
+	if d.users.Add(-1) > 0 {
+		return nil
+	}
+	return d.Close()
+}
+
+// job is one loader of the backend, and the ranks that share its mini-batches: batch i is of rank i
+// mod world. One goroutine (run) has the backend make batches, in one pass over all ranks that
+// wanted the same epoch when it began. A pass ends early, and another one begins where each rank
+// is, when a rank comes or goes, or when one whose slots are full holds the others up.
+type job struct {
+	key    string
+	world  int
+	wait   time.Duration // Config.patience
+	data   *openDataset
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	opened chan struct{}
+	from   Loader // once opened, unless err
+	err    error
+	ended  chan struct{} // run has returned
+	endErr error
+	read   atomic.Int64 // bytes from SSDs, as of the last batch
+
+	wake chan struct{} // something has changed that run may wait for
+
+	mu         sync.Mutex
+	ranks      map[int]*loader
+	pass       *pass   // under way, or nil
+	delivering *loader // whose slot run is filling
+	delivered  *sync.Cond
+}
+
+// pass is one walk over batches of an epoch.
+type pass struct {
+	epoch  int
+	of     []*loader // by rank; those that got all of their batches are no longer among them
+	stale  bool      // one of them was stopped, and may have begun anew
+	cancel context.CancelFunc
+}
+
+// errRegroup ends a pass whose ranks are no longer those to serve.
+var errRegroup = errors.New("other ranks are to be served")
+
+// keyOf returns what loaders of one job have in common.
+func keyOf(d *openDataset, name string, q LoaderRequest) (string, error) {
+	sum := sha256.Sum256(hostmem.Bytes(q.Nodes))
+	all := []any{name, d.q, d.Info().UUID, q.Options, q.Split, q.Nodes == nil, sum, q.Shuffle,
+		q.World}
+	key, err := json.Marshal(all)
+	return string(key), err
+}
+
+// join makes a loader a rank of a job that lacks it, or of a new one.
+func (s *Server) join(parent context.Context, l *loader, d *openDataset, name string,
+	q LoaderRequest) (*job, error) {
+	key, err := keyOf(d, name, q)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, j := range s.jobs {
+		j.mu.Lock()
+		was := j.ranks[l.rank] // of a session that ends, if any
+		fits := j.key == key && (was == nil || was.of.ctx.Err() != nil)
+		if fits {
+			j.ranks[l.rank] = l
+		}
+		j.mu.Unlock()
+		if fits {
+			return j, nil
+		}
+	}
+	j := &job{key: key, world: q.World, wait: s.patience, data: d, opened: make(chan struct{}),
+		ended: make(chan struct{}), wake: make(chan struct{}, 1),
+		ranks: map[int]*loader{l.rank: l}}
+	j.delivered = sync.NewCond(&j.mu)
+	j.ctx, j.cancel = context.WithCancel(parent)
+	d.users.Add(1)
+	s.jobs = append(s.jobs, j)
+	go j.run(q)
+	return j, nil
+}
+
+// leave takes a loader out of its job, and returns what went wrong at the end of the job if it was
+// the last.
+func (s *Server) leave(l *loader) error {
+	j := l.job
+	s.mu.Lock()
+	j.mu.Lock()
+	mine := j.ranks[l.rank] == l // else another session has taken the place
+	if mine {
+		delete(j.ranks, l.rank)
+	}
+	last := mine && len(j.ranks) == 0
+	if last {
+		s.jobs = slices.DeleteFunc(s.jobs, func(o *job) bool { return o == j })
+		j.cancel()
+	}
+	j.mu.Unlock()
+	s.mu.Unlock()
+	j.stop(l)
+	if !last {
+		return nil
+	}
+	<-j.ended
+	return j.endErr
+}
+
+// poke has run look again.
+func (j *job) poke() {
+	select {
+	case j.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run serves the ranks until the last one has left.
+func (j *job) run(q LoaderRequest) {
+	defer close(j.ended)
+	j.from, j.err = j.data.Loader(j.ctx, q)
+	close(j.opened)
+	if j.err != nil {
+		<-j.ctx.Done()
+		j.endErr = j.data.letGo()
+		return
+	}
+	for {
+		p, ctx := j.gather()
+		if p == nil {
+			break
+		}
+		j.serve(ctx, p)
+	}
+	j.endErr = errors.Join(j.from.Close(), j.data.letGo())
+}
+
+// gather waits for ranks that want an epoch, and a moment for the others of the job. It returns nil
+// when the job ends.
+func (j *job) gather() (*pass, context.Context) {
+	var since time.Time
+	for j.ctx.Err() == nil {
+		j.mu.Lock()
+		epoch, group := j.choose()
+		all := true
+		for _, l := range j.ranks {
+			all = all && l.want
+		}
+		if len(group) > 0 && (all || !since.IsZero() && time.Since(since) >= gatherTime) {
+			p := &pass{epoch: epoch, of: group}
+			var ctx context.Context
+			ctx, p.cancel = context.WithCancel(j.ctx)
+			j.pass = p
+			j.mu.Unlock()
+			return p, ctx
+		}
+		j.mu.Unlock()
+		var late <-chan time.Time
+		if len(group) > 0 {
+			if since.IsZero() {
+				since = time.Now()
+			}
+			late = time.After(gatherTime - time.Since(since))
+		} else {
+			since = time.Time{}
+		}
+		select {
+		case <-j.wake:
+		case <-late:
+		case <-j.ctx.Done():
+		}
+	}
+	return nil, nil
+}
+
+// choose returns the ranks to serve, by rank: of those that want the earliest epoch, all but the
+// ones that were left behind and do not yet have all of their slots free, unless there is nobody
+// else. j.mu is held.
+func (j *job) choose() (epoch int, group []*loader) {
+	pick := func(also bool) {
+		for rank := range j.world {
+			l := j.ranks[rank]
+			if l == nil || !l.want {
+				continue
+			}
+			if l.out = l.out && !also && len(l.free) < cap(l.free); l.out {
+				continue
+			}
+			if len(group) == 0 || l.epoch < epoch {
+				epoch, group = l.epoch, group[:0]
+			}
+			if l.epoch == epoch {
+				group = append(group, l)
+			}
+		}
+	}
+	if pick(false); len(group) == 0 {
+		pick(true)
+	}
+	return epoch, group
+}
+
+// orderOf merges what ranks still have to get: in the order of the epoch, but for a rank that is
+// ahead of another by more than its slots, which goes on beside it.
+func orderOf(group []*loader, world int) (batches []int) {
+	type turn struct{ at, batch int }
+	var all []turn
+	least := group[0].next
+	for _, l := range group {
+		least = min(least, l.next)
+	}
+	for _, l := range group {
+		ahead := max(0, l.next-least-cap(l.free))
+		for k := l.next; k < l.count; k++ {
+			all = append(all, turn{k - ahead, k*world + l.rank})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b turn) int { return a.at - b.at })
+	for _, t := range all {
+		batches = append(batches, t.batch)
+	}
+	return batches
+}
+
+// serve makes the batches of a pass.
+func (j *job) serve(ctx context.Context, p *pass) {
+	defer p.cancel()
+	j.mu.Lock()
+	batches := orderOf(p.of, j.world)
+	j.mu.Unlock()
+	err := j.from.Epoch(ctx, p.epoch, batches, func(b *Batch) error { return j.emit(ctx, p, b) })
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.pass = nil
+	if err == nil || errors.Is(err, errRegroup) || ctx.Err() != nil {
+		return
+	}
+	for _, l := range p.of {
+		if l.want && l.epoch == p.epoch {
+			l.end(err)
+		}
+	}
+}
+
+// emit hands a batch to its rank, once that has a slot for it.
+func (j *job) emit(ctx context.Context, p *pass, b *Batch) error {
+	var since time.Time // others wait
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if epoch, group := j.choose(); p.stale || epoch != p.epoch || !slices.Equal(group, p.of) {
+			return errRegroup
+		}
+		l := j.ranks[b.Index%j.world]
+		if l == nil || l.next != b.Index/j.world {
+			return errs.New(errs.Failed, "batch %d came out of turn", b.Index)
+		}
+		select {
+		case slot := <-l.free:
+			j.deliver(p, l, slot, b)
+			return nil
+		default:
+		}
+		var late <-chan time.Time
+		if !j.starving(l) {
+			since = time.Time{}
+		} else {
+			if since.IsZero() {
+				since = time.Now()
+			}
+			left := j.wait - time.Since(since)
+			if l.lagging || left <= 0 {
+				l.out, l.lagging = true, true
+				continue
+			}
+			late = time.After(left)
+		}
+		j.mu.Unlock()
+		select {
+		case <-j.wake:
+		case <-late:
+		case <-ctx.Done():
+		}
+		j.mu.Lock()
+	}
+}
+
+// starving tells whether another rank wants batches and has slots for them. j.mu is held.
+func (j *job) starving(but *loader) bool {
+	for _, l := range j.ranks {
+		if l != but && l.want && len(l.free) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// deliver puts a batch into a rank's slot. j.mu is held, though not meanwhile.
+func (j *job) deliver(p *pass, l *loader, slot int, b *Batch) {
+	j.delivering = l
+	j.mu.Unlock()
+	err := l.put(slot, b)
+	j.read.Store(j.from.BytesRead())
+	j.mu.Lock()
+	j.delivering = nil
+	j.delivered.Broadcast()
+	if !l.want { // it was stopped meanwhile
+		return
+	}
+	l.next++
+	if err != nil || l.next == l.count {
+		p.of = slices.DeleteFunc(p.of, func(o *loader) bool { return o == l })
+		p.stale = err != nil // there are batches for it
+		l.end(err)
+	}
+}
+
+// start has a rank get the batches of an epoch, behind its first ones.
+func (j *job) start(l *loader, epoch, first int) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	switch {
+	case l.want:
+		return errs.New(errs.Usage, "loader %d: an epoch is under way; stop it first", l.id)
+	case first < 0 || first > l.count:
+		return errs.New(errs.Usage, "batch %d is not between 0 and %d", first, l.count)
+	}
+	l.want, l.out, l.lagging, l.epoch, l.next = true, false, false, epoch, first
+	if first == l.count {
+		l.end(nil)
+		return nil
+	}
+	j.poke()
+	return nil
+}
+
+// stop ends a rank's epoch. No batch comes behind it.
+func (j *job) stop(l *loader) {
+	j.mu.Lock()
+	l.want = false
+	if p := j.pass; p != nil {
+		p.stale = p.stale || slices.Contains(p.of, l)
+		if !slices.ContainsFunc(p.of, func(o *loader) bool { return o.want }) {
+			p.cancel()
+		}
+	}
+	for j.delivering == l {
+		j.delivered.Wait()
+	}
+	j.mu.Unlock()
+	j.poke()
+}
