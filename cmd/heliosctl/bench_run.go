@@ -339,6 +339,9 @@ func (b *ioBench) measure(ctx context.Context) (err error) {
 		if gpuio.AnyStack([]string{at.stack}, queued) {
 			row.SSDModel = b.played(set.bound, ssds[:n])
 			row.SSDsModelled = row.SSDModel != ""
+			if err := b.limit(&row, set.bound, ssds[:n]); err != nil {
+				return err
+			}
 		}
 		limit := limits[key]
 		o.add(benchRow{row, share, limit.Threads, limit.IOPS,

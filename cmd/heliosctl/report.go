@@ -19,8 +19,8 @@ func reportCommand() *cli.Command {
 		Name:      "report",
 		Usage:     "draw results of other verbs on one web page",
 		ArgsUsage: "FILE…",
-		Description: "Each FILE is what --results or --json of train, compare, bench or cache wrote. The page needs no network and nothing\n" +
-			"beside it. Runs of train that differ by their seed alone become one line with a band; others stand beside each other.",
+		Description: "Each FILE is what --results or --json of train, compare, bench or cache wrote, or a --timeline, which becomes lanes.\n" +
+			"The page needs no network and nothing beside it. Runs of train that differ by their seed alone become one line with a band; others stand beside each other.",
 	}, mostReported, append(hcli.Options[reportArgs]{
 		hcli.Text(&cli.StringFlag{Name: "out", DefaultText: "none",
 			Usage: "web page `FILE` to write (required)"},

@@ -31,7 +31,7 @@ func TestReport(t *testing.T) {
 		"all.html: 5 files of results")
 	page := readFile(t, "all.html")
 	for _, want := range []string{"Loss by epoch", "bands go from the least to the most",
-		"Comparison: c.jsonl", "Time of an epoch", "Throughput by SSDs", "limit of SSDs and link",
+		"Comparison: c.jsonl", "Time of an epoch", "Throughput by SSDs", "limit of the SSDs", "limit of the link",
 		"Latencies", "Hits by size of the cache", "heliosctl train g --epochs 2"} {
 		require.Contains(t, page, want)
 	}

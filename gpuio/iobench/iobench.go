@@ -163,6 +163,11 @@ type Row struct {
 	BoundIOPS  float64 `json:"bound_iops,omitempty"`
 	LaunchUS   float64 `json:"launch_us,omitempty"`
 	TeardownUS float64 `json:"teardown_us,omitempty"`
+	// The most commands a second that the SSDs can serve, that the links can carry, and that those
+	// in flight give, each of an idle SSD's mean latency. 0 where nobody knows.
+	SSDBoundIOPS   float64 `json:"ssd_bound_iops,omitempty"`
+	LinkBoundIOPS  float64 `json:"link_bound_iops,omitempty"`
+	DepthBoundIOPS float64 `json:"depth_bound_iops,omitempty"`
 
 	Class     errs.Class `json:"-"` // of AuditError
 	VirtualNS int64      `json:"-"` // length of the simulation

@@ -3,6 +3,7 @@ package iobench
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"helios/gpuio"
@@ -84,7 +85,14 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 		return row, err
 	}
 	row.QueuePairs = v.stack.Config().QueuePairs
-	row.BoundIOPS = m.Bound(int64(v.l.ReadBytes()))
+	bytes := int64(v.l.ReadBytes())
+	row.BoundIOPS = m.Bound(bytes)
+	row.SSDBoundIOPS = m.SSDBound(bytes) * float64(cfg.SSDCount)
+	if row.LinkBoundIOPS = m.IngressBound(bytes); !cfg.kind.Queued { // copied from the CPU's memory
+		row.LinkBoundIOPS = cfg.Hardware.PCIe.CopyGBs.Value * 1e9 / float64(cfg.RowBytes)
+	}
+	idle := m.Model().MeanLatency(ssdmodel.Read) - time.Duration(cfg.Hardware.PCIe.IncludedNS.NS())
+	row.limitDepth(idle)
 	gpu := &cfg.Hardware.GPU
 	row.LaunchUS, row.TeardownUS = gpu.LaunchNS.Value/1e3, gpu.TeardownNS.Value/1e3
 	v.rows, v.offs = make([]int64, 0, cfg.SetRows), make([]int64, cfg.SSDCount+1)
@@ -104,6 +112,40 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 	}
 	v.end()
 	return row, nil
+}
+
+// limitDepth says what the reads in flight allow, each of which takes at least idle on average.
+func (r *Row) limitDepth(idle time.Duration) {
+	if idle > 0 {
+		r.DepthBoundIOPS = float64(r.Depth*r.SSDs) / idle.Seconds()
+	}
+}
+
+// Limit says what SSDs that play models allow, of which bytes is a command's size, and the links of
+// those that have one: sums over the SSDs, 0 where one of them has none.
+func (r *Row) Limit(models []*ssdmodel.Model, linkBytesPerSecond []float64, bytes int64) {
+	var idle time.Duration
+	var ssds, links float64
+	for _, m := range models {
+		if m == nil {
+			ssds, idle = 0, 0
+			break
+		}
+		ssds += m.Peak(ssdmodel.Read, bytes)
+		idle += m.MeanLatency(ssdmodel.Read) / time.Duration(len(models))
+	}
+	for _, l := range linkBytesPerSecond {
+		if l == 0 {
+			links = 0
+			break
+		}
+		links += l / float64(bytes)
+	}
+	if !math.IsInf(ssds, 0) {
+		r.SSDBoundIOPS = ssds
+	}
+	r.LinkBoundIOPS = links
+	r.limitDepth(idle)
 }
 
 // virtualLayout fills the SSDs of a model with rows.

@@ -33,6 +33,9 @@ func TestVirtual(t *testing.T) {
 		require.Contains(t, row.Device, "modelled")
 		require.Positive(t, row.IOPS)
 		require.LessOrEqual(t, row.IOPS, row.BoundIOPS*1.05)
+		require.Equal(t, row.BoundIOPS, row.SSDBoundIOPS) // two SSDs do not fill the link
+		require.InDelta(t, 5.2e6, row.LinkBoundIOPS, 0.1e6)
+		require.LessOrEqual(t, row.IOPS, row.DepthBoundIOPS*1.05)
 		require.LessOrEqual(t, row.P50, row.P95)
 		require.LessOrEqual(t, row.P99, row.P999)
 		require.LessOrEqual(t, row.P999, row.Max)
@@ -125,4 +128,26 @@ func TestOverlapSweep(t *testing.T) {
 	require.Equal(t, 4096, o[0].Rows95)
 	require.InEpsilon(t, 0.95*rows[0].BoundIOPS*30e-6/0.05, o[0].Formula, 1e-6)
 	require.Contains(t, o[0].String(), "modelled")
+}
+
+// Limits of wall time: those of the models, of the links, and of the reads in flight; none where an
+// SSD has no model or a link is not known.
+func TestLimit(t *testing.T) {
+	slow, err := ssdmodel.Load("slow")
+	require.NoError(t, err)
+	idle := slow.MeanLatency(ssdmodel.Read).Seconds()
+	r := Row{SSDs: 2, Depth: 16}
+	r.Limit([]*ssdmodel.Model{slow, slow}, []float64{8e9, 4e9}, 4096)
+	require.InDelta(t, 100e3, r.SSDBoundIOPS, 1)
+	require.InDelta(t, 12e9/4096, r.LinkBoundIOPS, 1e-3)
+	require.InDelta(t, 32/idle, r.DepthBoundIOPS, 1)
+	r = Row{SSDs: 2, Depth: 16}
+	r.Limit([]*ssdmodel.Model{slow, nil}, []float64{8e9, 0}, 4096)
+	require.Equal(t, Row{SSDs: 2, Depth: 16}, r)
+	fixed, err := ssdmodel.Fixed(time.Millisecond)
+	require.NoError(t, err)
+	r = Row{SSDs: 1, Depth: 1}
+	r.Limit([]*ssdmodel.Model{fixed}, []float64{0}, 512)
+	require.Zero(t, r.SSDBoundIOPS, "nothing but the latency bounds it")
+	require.InDelta(t, 1000, r.DepthBoundIOPS, 0.1)
 }

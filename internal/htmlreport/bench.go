@@ -24,8 +24,13 @@ type ioRow struct {
 	Errors    int64   `json:"errors"`
 	Audited   bool    `json:"audited"`
 	Modelled  bool    `json:"modelled"`
+	Played    bool    `json:"ssds_modelled"`
 	Coalesce  float64 `json:"coalesce_bytes"`
 	Bound     float64 `json:"bound_iops"`
+	OfSSDs    float64 `json:"ssd_bound_iops"`
+	Links     float64 `json:"link_bound_iops"`
+	InFlight  float64 `json:"depth_bound_iops"`
+	Serve     float64 `json:"serve_iops"`
 	Histogram []struct {
 		UpTo  float64 `json:"up_to_us"`
 		Count float64 `json:"count"`
@@ -45,6 +50,77 @@ var parameters = []parameter{
 	{"row bytes", "B", func(r *ioRow) float64 { return r.RowBytes }},
 	{"reads in flight per SSD", "in flight", func(r *ioRow) float64 { return r.Depth }},
 	{"thread blocks of the I/O kernels", "blocks", func(r *ioRow) float64 { return r.Blocks }},
+}
+
+// limit is a bound of the commands a second.
+type limit struct {
+	name string
+	of   func(r *ioRow) float64
+}
+
+// limits are those that "bench io" tells.
+var limits = []limit{
+	{"limit of the SSDs", func(r *ioRow) float64 { return r.OfSSDs }},
+	{"limit of the link", func(r *ioRow) float64 { return r.Links }},
+	{"limit of SSDs and link", func(r *ioRow) float64 { // older files have only both together
+		if r.OfSSDs > 0 || r.Links > 0 {
+			return 0
+		}
+		return r.Bound
+	}},
+	{"limit of the reads in flight", func(r *ioRow) float64 { return r.InFlight }},
+	{"limit of the CPUs that play SSDs", func(r *ioRow) float64 { return r.Serve }},
+}
+
+// bound is the lowest limit, 0 where none is known.
+func (r *ioRow) bound() (least float64) {
+	for _, l := range limits {
+		if v := l.of(r); v > 0 && (least == 0 || v < least) {
+			least = v
+		}
+	}
+	return least
+}
+
+// farAbove is how many times above all results a limit is told of, but not drawn: it would press
+// them to the floor of the figure.
+const farAbove = 4
+
+// addLimits draws the limits of a figure's y values, which of makes of a row.
+func (f *figure) addLimits(all []ioRow, x parameter, of func(r *ioRow) float64) {
+	most := 0.0
+	for i := range all {
+		most = max(most, of(&all[i]))
+	}
+	rowSizes := distinct(all, func(r *ioRow) float64 { return r.RowBytes })
+	var far []string
+	for _, l := range limits {
+		name := func(r *ioRow) string {
+			if rowSizes > 1 && x.unit != "B" {
+				return fmt.Sprintf("%s, %g B", l.name, r.RowBytes)
+			}
+			return l.name
+		}
+		for _, s := range lines(all, name, x.of, func(r *ioRow) float64 {
+			if l.of(r) == 0 || r.IOPS == 0 {
+				return math.NaN()
+			}
+			return of(r) * l.of(r) / r.IOPS
+		}) {
+			least := slices.MinFunc(s.Points, func(a, b point) int { return cmp.Compare(a.Y, b.Y) })
+			if s.Limit = true; least.Y > farAbove*most {
+				far = append(far, fmt.Sprintf("%s (%s %s)", s.Name, f.Y.text(least.Y), f.Y.Label))
+				continue
+			}
+			for i := range s.Points { // one line: repeats differ by what was measured, not by it
+				s.Points[i] = single(s.Points[i].X, s.Points[i].Y)
+			}
+			f.Series = append(f.Series, s)
+		}
+	}
+	if len(far) > 0 {
+		f.Note = strings.TrimSpace(f.Note + " Far above and not drawn: " + strings.Join(far, ", ") + ".")
+	}
 }
 
 // benchIO digests the measurements of one file.
@@ -81,17 +157,7 @@ func benchIO(s *Source) (section, error) {
 			Log: x.unit != ""}, Y: axis{Label: label}}
 		f.Series = lines(all, name, x.of, of)
 		if label != "µs" {
-			bound := func(r *ioRow) float64 {
-				if r.Bound == 0 || r.IOPS == 0 {
-					return math.NaN()
-				}
-				return of(r) * r.Bound / r.IOPS
-			}
-			for _, l := range lines(all, func(*ioRow) string { return "limit of SSDs and link" },
-				x.of, bound) {
-				l.Limit = true
-				f.Series = append(f.Series, l)
-			}
+			f.addLimits(all, x, of)
 		}
 		out.Figures = append(out.Figures, f)
 	}
@@ -111,8 +177,8 @@ func benchIO(s *Source) (section, error) {
 		if !r.Audited || r.Errors > 0 {
 			audit = "FAILED"
 		}
-		if r.Bound > 0 {
-			bound = percent(r.IOPS / r.Bound)
+		if b := r.bound(); b > 0 {
+			bound = percent(r.IOPS / b)
 		}
 		if r.Modelled {
 			modelled++
@@ -124,6 +190,8 @@ func benchIO(s *Source) (section, error) {
 	out.Tables = append(out.Tables, t)
 	if modelled > 0 {
 		out.Note = "Modelled: the virtual clock gave the times, no SSD was measured."
+	} else if slices.ContainsFunc(all, func(r ioRow) bool { return r.Played }) {
+		out.Note = "Software SSDs played a model: the times are no measurement of real SSDs."
 	}
 	return out, nil
 }

@@ -2,7 +2,10 @@ package htmlreport
 
 import (
 	"context"
+	_ "embed"
+	"encoding/json"
 	"fmt"
+	"html"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,20 +32,26 @@ func browser(t *testing.T) string {
 	return ""
 }
 
+//go:embed testdata/probe.js
+var probeScript string
+
 // A browser draws every figure, in both themes, on a wide screen and on a narrow one, without an
-// error and without scrolling sideways.
+// error and without scrolling sideways, folded and unfolded. Each text has the contrast of WCAG
+// 2.2, 1.4.3, as the browser computed its colours, and each figure tells its values by keys.
 func TestBrowserDrawsThePage(t *testing.T) {
 	chromium := browser(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "report.html")
 	text := page(t, all(t)...)
-	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	probed := strings.Replace(text, "</body>", "<script>"+probeScript+"</script></body>", 1)
+	require.NotEqual(t, text, probed)
+	require.NoError(t, os.WriteFile(file, []byte(probed), 0o600))
 	figures := strings.Count(text, "<figure ")
-	require.Greater(t, figures, 15)
+	require.Greater(t, figures, 20)
 	for i, v := range []struct {
 		width  int
 		scheme string
-	}{{1280, "1"}, {390, "0"}} {
+	}{{1280, "1"}, {390, "0"}, {390, "1"}, {1280, "0"}} {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, chromium, "--headless", "--no-sandbox", "--disable-gpu",
@@ -57,7 +66,20 @@ func TestBrowserDrawsThePage(t *testing.T) {
 		require.Contains(t, head, `data-state="ready"`)
 		require.Contains(t, head, `data-failures=""`)
 		require.Contains(t, head, `data-overflow="0"`)
+		require.Contains(t, head, `data-unfolded="0"`)
 		require.Equal(t, figures, strings.Count(dom, `role="img"`))
+		var found struct {
+			Texts                    int
+			Faint, Mute, Wide, Small []string
+		}
+		probe := regexp.MustCompile(`data-probe="([^"]*)"`).FindStringSubmatch(head)
+		require.NotNil(t, probe)
+		require.NoError(t, json.Unmarshal([]byte(html.UnescapeString(probe[1])), &found))
+		require.Greater(t, found.Texts, 300)
+		require.Empty(t, found.Faint, "width %d, scheme %s", v.width, v.scheme)
+		require.Empty(t, found.Mute, "width %d, scheme %s", v.width, v.scheme)
+		require.Empty(t, found.Wide, "width %d, scheme %s", v.width, v.scheme)
+		require.Empty(t, found.Small, "width %d, scheme %s", v.width, v.scheme)
 		require.False(t, regexp.MustCompile(`d="[^"]*NaN`).MatchString(dom), "a path has no place")
 	}
 }

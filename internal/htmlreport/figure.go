@@ -3,6 +3,7 @@ package htmlreport
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 )
 
@@ -11,6 +12,7 @@ const (
 	kindLines  = "lines"  // y over x, a line for each series
 	kindStacks = "stacks" // a bar for each name, of parts behind each other
 	kindSpans  = "spans"  // a bar for each name, with whiskers from the least to the most
+	kindLanes  = "lanes"  // spans of time in a lane for each name
 )
 
 // figure is one chart: what the script draws, and what its table of values says.
@@ -56,6 +58,17 @@ type bar struct {
 	Value float64 `json:"value,omitempty"`
 	Lo    float64 `json:"lo,omitempty"`
 	Hi    float64 `json:"hi,omitempty"`
+	// Limit is the best that is possible; 0 where nobody knows.
+	Limit float64 `json:"limit,omitempty"`
+	Spans []lapse `json:"spans,omitempty"`
+}
+
+// lapse is what a lane did between two moments; spans of one kind have one colour.
+type lapse struct {
+	Name string  `json:"name"`
+	Kind string  `json:"kind"`
+	From float64 `json:"from"`
+	To   float64 `json:"to"`
 }
 
 type part struct {
@@ -70,6 +83,13 @@ type table struct {
 	Rows  [][]string
 }
 
+// empty tells that there is nothing to draw.
+func (f *figure) empty() bool {
+	return len(f.Series) == 0 && !slices.ContainsFunc(f.Bars, func(b bar) bool {
+		return f.Kind == kindSpans || len(b.Parts)+len(b.Spans) > 0
+	})
+}
+
 // values is a figure's table: the same figures for people who do not see the drawing.
 func (f *figure) values() table {
 	switch f.Kind {
@@ -77,11 +97,29 @@ func (f *figure) values() table {
 		return f.lineValues()
 	case kindStacks:
 		return f.stackValues()
+	case kindLanes:
+		t := table{Head: []string{"", "span", "from " + f.X.Label, "to"}}
+		for _, b := range f.Bars {
+			for _, s := range b.Spans {
+				t.Rows = append(t.Rows, []string{b.Name, s.Name, f.X.text(s.From), f.X.text(s.To)})
+			}
+		}
+		return t
 	}
 	t := table{Head: []string{"", f.X.Label, "least", "most"}}
+	limits := slices.ContainsFunc(f.Bars, func(b bar) bool { return b.Limit > 0 })
+	if limits {
+		t.Head = append(t.Head, "limit")
+	}
 	for _, b := range f.Bars {
-		t.Rows = append(t.Rows, []string{b.Name, f.X.text(b.Value), f.X.text(b.Lo),
-			f.X.text(b.Hi)})
+		row := []string{b.Name, f.X.text(b.Value), f.X.text(b.Lo), f.X.text(b.Hi)}
+		switch {
+		case b.Limit > 0:
+			row = append(row, f.X.text(b.Limit))
+		case limits:
+			row = append(row, "–")
+		}
+		t.Rows = append(t.Rows, row)
 	}
 	return t
 }
@@ -139,5 +177,5 @@ func (a axis) text(v float64) string {
 	case v == math.Trunc(v) && math.Abs(v) < 1e6:
 		return strconv.FormatFloat(v, 'f', -1, 64)
 	}
-	return strconv.FormatFloat(v, 'g', 4, 64)
+	return decimal(v)
 }

@@ -106,6 +106,9 @@ func decimal(v float64) string {
 	if v == float64(int64(v)) && v < 1e9 && v > -1e9 {
 		return number(v)
 	}
+	if v >= 1e4 && v < 1e9 {
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	}
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"slices"
 	"strings"
 
 	"helios/internal/errs"
@@ -113,6 +114,7 @@ func Write(w io.Writer, sources []*Source, version string) error {
 // digest makes the sections of all sources.
 func digest(sources []*Source) (all []section, err error) {
 	add := func(s section, err error) error {
+		s.Figures = slices.DeleteFunc(s.Figures, func(f figure) bool { return f.empty() })
 		if err == nil && len(s.Figures)+len(s.Tables) > 0 {
 			all = append(all, s)
 		}
@@ -123,6 +125,8 @@ func digest(sources []*Source) (all []section, err error) {
 	}
 	for _, s := range sources {
 		switch {
+		case s.timeline != nil:
+			err = add(timeline(s), nil)
 		case s.has("epoch") || s.Verb == "train":
 		case s.has("compare"):
 			err = add(compare(s))
@@ -130,6 +134,8 @@ func digest(sources []*Source) (all []section, err error) {
 			err = add(replay(s))
 		case s.Verb == "bench io":
 			err = add(benchIO(s))
+		case kernelFigures[s.Verb] != nil:
+			err = add(kernels(s))
 		default:
 			err = add(other(s), nil)
 		}

@@ -25,6 +25,7 @@ type Source struct {
 
 	arguments []string // of the command, as they were settled; older files have none
 	lines     []line
+	timeline  *traced // of a file of option timeline, which has no lines
 }
 
 // line is an event of a source.
@@ -45,6 +46,9 @@ func Read(r io.Reader, name string) (*Source, error) {
 			name, n, why)
 	}
 	b := bufio.NewReaderSize(r, 1<<16)
+	if head, _ := b.Peek(len(timelineStart)); string(head) == timelineStart {
+		return readTimeline(b, name)
+	}
 	for n := 1; ; n++ {
 		text, err := readLine(b)
 		if err == io.EOF && len(text) == 0 {

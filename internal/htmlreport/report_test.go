@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	trace "helios/internal/timeline"
 )
 
 // read reads lines as a file of a name.
@@ -122,7 +123,7 @@ func TestReadsBySSDs(t *testing.T) {
 		{Name: "async", Points: []point{single(1, 1), single(2, 2)}},
 		{Name: "cpu", Points: []point{single(1, 0.5), single(2, 1)}},
 		{Name: "limit of SSDs and link", Limit: true,
-			Points: []point{{1, 1.5, 1, 2}, {2, 3, 2, 4}}},
+			Points: []point{single(1, 1.5), single(2, 3)}},
 	}, f.Series)
 	require.Contains(t, s.Note, "Modelled")
 	h := s.Figures[len(s.Figures)-1]
@@ -180,6 +181,100 @@ func TestComparisonAndReplay(t *testing.T) {
 	require.Equal(t, " why", s.Note)
 }
 
+// kernelLines are two rounds of a row of each benchmark of kernels.
+var kernelLines = map[string][2]string{
+	"sample": {
+		`{"graph":"even","topology":"memory","device":"host","workers":2,"kernels":"avx2","edges_per_second":3e6,"edges_per_second_min":2e6,"edges_per_second_max":4e6}`,
+		`{"graph":"even","topology":"memory","device":"host","workers":2,"kernels":"avx2","edges_per_second":5e6,"edges_per_second_min":4e6,"edges_per_second_max":6e6}`},
+	"compute": {
+		`{"case":"nn:8x8x8","device":"host","workers":1,"precision":"fp32","copy_bytes_per_second":0,"flops_per_second":1e9,"peak_flops_per_second":2e9,"floor_share":0.5,"seconds_per_run":{"median":1,"min":0.5,"max":2}}`,
+		`{"case":"nn:8x8x8","device":"host","workers":1,"precision":"fp32","flops_per_second":1.5e9,"peak_flops_per_second":2e9,"floor_share":0.75,"seconds_per_run":{"median":1,"min":1,"max":1}}`},
+	"cache": {
+		`{"policy":"static","nodes":1e8,"device":"host","workers":2,"lookups_per_second":{"median":2e7,"min":1e7,"max":3e7},"limit_per_second":{"median":4e7,"min":4e7,"max":4e7}}`,
+		`{"policy":"lru","nodes":1e8,"device":"host","workers":2,"lookups_per_second":{"median":1e6,"min":1e6,"max":1e6}}`},
+	"memory": {
+		`{"from":"cpu","row_bytes":4096,"device":"host","workers":2,"gather_bytes_per_second":{"median":8e9,"min":7e9,"max":9e9},"copy_bytes_per_second":{"median":1e10,"min":1e10,"max":1e10}}`,
+		`{"from":"device","row_bytes":4096,"device":"host","workers":2,"gather_bytes_per_second":{"median":8e9,"min":7e9,"max":9e9},"copy_bytes_per_second":{"median":1e10,"min":1e10,"max":1e10}}`},
+}
+
+func kernelFile(t *testing.T, name string) *Source {
+	t.Helper()
+	return read(t, name+".jsonl", fmt.Sprintf(
+		`{"event":"begin","verb":"bench %s","command":["heliosctl","bench","%s"]}`, name, name),
+		kernelLines[name][0], kernelLines[name][1])
+}
+
+// Rows of one name are one bar: the median of their medians, from the least to the most of all.
+func TestBenchmarksOfKernels(t *testing.T) {
+	for name, want := range map[string][]bar{
+		"sample":  {{Name: "even, memory, 2 workers, avx2", Value: 4, Lo: 2, Hi: 6}},
+		"compute": {{Name: "nn:8x8x8, 1 worker", Value: 1.25, Lo: 0.5, Hi: 2, Limit: 2}},
+		"cache": {{Name: "static, 100 M nodes, 2 workers", Value: 20, Lo: 10, Hi: 30, Limit: 40},
+			{Name: "lru, 100 M nodes, 2 workers", Value: 1, Lo: 1, Hi: 1}},
+		"memory": {{Name: "from cpu, rows of 4096 B, 2 workers", Value: 8, Lo: 7, Hi: 9, Limit: 10},
+			{Name: "from device, rows of 4096 B, 2 workers", Value: 8, Lo: 7, Hi: 9, Limit: 10}},
+	} {
+		s, err := kernels(kernelFile(t, name))
+		require.NoError(t, err)
+		require.Equal(t, want, s.Figures[0].Bars, name)
+		require.Len(t, s.Tables[0].Rows, 2, name)
+	}
+	s, err := kernels(kernelFile(t, "cache"))
+	require.NoError(t, err)
+	require.Equal(t, table{Head: []string{"", "million rows/s", "least", "most", "limit"},
+		Rows: [][]string{{"static, 100 M nodes, 2 workers", "20", "10", "30", "40"},
+			{"lru, 100 M nodes, 2 workers", "1", "1", "1", "–"}}}, s.Figures[0].values())
+}
+
+// timelineFile has two mini-batches in two lanes; end is the file's.
+func timelineFile(t *testing.T, end string) *Source {
+	t.Helper()
+	var b strings.Builder
+	r := trace.New(&b, trace.Virtual)
+	r.Tracks("train", "sample")
+	for i := range int64(2) {
+		r.Span("sample", "S1", 1e6+2e6*i, 1e6, map[string]any{"batch": i, "pass": "epoch 1"})
+		r.Span("train", "T", 2e6+2e6*i, 2e6, map[string]any{"batch": i})
+	}
+	r.Counter("credits", "in use", 0, 1)
+	require.NoError(t, r.Close())
+	s, err := Read(strings.NewReader(strings.Replace(b.String(), "\n]}\n", end, 1)), "tl.json")
+	require.NoError(t, err)
+	return s
+}
+
+// A file of a timeline is lanes, in its order, and how busy each is; so is one that was cut off.
+func TestTimeline(t *testing.T) {
+	s := timeline(timelineFile(t, "\n]}\n"))
+	require.Equal(t, []bar{
+		{Name: "train", Spans: []lapse{{"T, mini-batch 0", "train", 1, 3}, {"T, mini-batch 1", "train", 3, 5}}},
+		{Name: "sample", Spans: []lapse{{"S1, mini-batch 0 of epoch 1", "sample", 0, 1},
+			{"S1, mini-batch 1 of epoch 1", "sample", 2, 3}}},
+	}, s.Figures[0].Bars)
+	require.Equal(t, []bar{{Name: "train", Value: 1, Lo: 1, Hi: 1},
+		{Name: "sample", Value: 0.4, Lo: 0.4, Hi: 0.4}}, s.Figures[1].Bars)
+	require.Contains(t, s.Note, "Modelled")
+	require.Equal(t, []string{"sample", "S1, mini-batch 1 of epoch 1", "2", "3"},
+		s.Figures[0].values().Rows[3])
+	cut := timelineFile(t, ",\n{\"ph\":\"X\",\"na")
+	require.False(t, cut.Whole)
+	require.Len(t, timeline(cut).Figures[0].Bars[0].Spans, 2)
+	_, err := Read(strings.NewReader(`{"displayTimeUnit":"ns", nonsense`), "odd")
+	require.ErrorContains(t, err, "odd: no timeline")
+}
+
+// Limits far above all results are told of and not drawn.
+func TestFarLimits(t *testing.T) {
+	s, err := benchIO(read(t, "io", `{"event":"begin","verb":"bench io"}`,
+		`{"ssds":1,"stack":"async","row_bytes":1024,"iops":1048576,"bytes_per_second":1073741824,"ssd_bound_iops":2097152,"link_bound_iops":1073741824,"bound_iops":2097152,"audited":true}`))
+	require.NoError(t, err)
+	require.Equal(t, []series{{Name: "async", Points: []point{single(1, 1)}},
+		{Name: "limit of the SSDs", Limit: true, Points: []point{single(1, 2)}}},
+		s.Figures[0].Series)
+	require.Equal(t, "Far above and not drawn: limit of the link (1024 GiB/s).", s.Figures[0].Note)
+	require.Equal(t, "50.0 %", s.Tables[0].Rows[0][7])
+}
+
 // A verb without figures of its own is told in tables.
 func TestOtherVerbs(t *testing.T) {
 	p := page(t, read(t, "b", `{"event":"begin","verb":"bench sample","command":[]}`,
@@ -225,8 +320,10 @@ func all(t *testing.T) []*Source {
 		trainRun(t, "cpu", 1, 2, 2), compareFile(t), replayFile(t), evil,
 		read(t, "io.jsonl", `{"event":"begin","verb":"bench io","command":[]}`,
 			ioLine("async", 1, 4096, 5e5), ioLine("async", 2, 4096, 9e5)),
-		read(t, "other.jsonl", `{"event":"begin","verb":"bench memory","command":[]}`,
-			`{"rate":1.5}`)}
+		read(t, "other.jsonl", `{"event":"begin","verb":"doctor","command":[]}`,
+			`{"rate":1.5}`),
+		kernelFile(t, "compute"), kernelFile(t, "sample"), kernelFile(t, "cache"),
+		kernelFile(t, "memory"), timelineFile(t, "\n]}\n")}
 }
 
 // The page needs nothing from elsewhere, and no text of the data is markup in it.

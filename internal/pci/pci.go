@@ -158,6 +158,22 @@ func (s Sys) Device(addr string) (Device, error) {
 	return d, nil
 }
 
+// LinkBytes is the most bytes a second that the device's link carries in one direction, packets'
+// headers among them; 0 where the kernel does not tell. PCIe sends 8 bits as 10 at up to 5 GT/s,
+// and above that 128 as 130.
+func (d *Device) LinkBytes() float64 {
+	number, _, _ := strings.Cut(d.LinkSpeed, " ")
+	gt, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(gt > 0 && gt < 1e3) {
+		return 0
+	}
+	code := 128.0 / 130
+	if gt <= 5 {
+		code = 8.0 / 10
+	}
+	return gt * 1e9 * code / 8 * float64(d.LinkWidth)
+}
+
 // driver is the name of the bound driver.
 func (s Sys) driver(addr string) string {
 	l, err := os.Readlink(s.Path(devicesDir, addr, "driver"))

@@ -539,3 +539,15 @@ func TestWaitNVMe(t *testing.T) {
 	_, err = s.WaitNVMe(ctx, addrA)
 	require.ErrorIs(t, err, context.Canceled)
 }
+
+func TestLinkBytes(t *testing.T) {
+	for _, c := range []struct {
+		speed string
+		width int
+		want  float64
+	}{{"16.0 GT/s PCIe", 4, 7.877e9}, {"2.5 GT/s PCIe", 1, 0.25e9}, {"", 4, 0}, {"fast", 4, 0},
+		{"8.0 GT/s PCIe", 0, 0}} {
+		d := pci.Device{LinkSpeed: c.speed, LinkWidth: c.width}
+		require.InDelta(t, c.want, d.LinkBytes(), 1e6, c.speed)
+	}
+}

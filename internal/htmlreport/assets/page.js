@@ -9,16 +9,17 @@
 
 	// Series differ by colour, dash and symbol: any one of them suffices.
 	const dashes = [null, "6 3", "2 3", "8 3 2 3"];
+	const limitDashes = ["1 4", "10 4", "10 4 1 4", "4 4"];
 	const symbols = ["circle", "square", "triangle", "diamond", "cross", "star", "wye", "times"];
 	const colour = (i) => `var(--c${(i % 8) + 1})`;
-	const dash = (i) => dashes[Math.floor(i / 2) % dashes.length];
+	const dash = (i) => dashes[i % dashes.length];
 
 	function format(axis) {
 		if (axis.share) {
 			return (v) => `${+(100 * v).toFixed(1)} %`;
 		}
 		return (v) => (Math.abs(v) >= 1e6 || (v !== 0 && Math.abs(v) < 1e-3) ?
-			v.toExponential(2) : String(+v.toPrecision(4)));
+			v.toExponential(2) : String(Math.abs(v) >= 1e4 ? Math.round(v) : +v.toPrecision(4)));
 	}
 
 	function legend(entries) {
@@ -41,17 +42,17 @@
 	function lines(f, width) {
 		const marks = [], entries = [];
 		const x = format(f.x), y = format(f.y);
-		let shown = 0;
+		let shown = 0, limits = 0;
 		for (const s of f.series) {
-			const i = s.limit ? -1 : shown++;
+			const i = s.limit ? limits++ : shown++;
 			const stroke = s.limit ? "var(--limit)" : colour(i);
-			const strokeDasharray = s.limit ? "1 4" : dash(i);
+			const strokeDasharray = s.limit ? limitDashes[i % limitDashes.length] : dash(i);
 			if (s.points.some((p) => p.lo !== p.hi)) {
 				marks.push(Plot.areaY(s.points, {x: "x", y1: "lo", y2: "hi", fill: stroke,
 					fillOpacity: 0.18}));
 			}
-			marks.push(Plot.line(s.points, {x: "x", y: "y", stroke, strokeWidth: s.limit ? 3 : 2,
-				strokeDasharray}));
+			marks.push(Plot.line(s.points, {x: "x", y: "y", stroke, strokeWidth: s.limit ? 2.5 : 2,
+				strokeDasharray, clip: s.limit}));
 			if (!s.limit && s.points.length <= 40) {
 				marks.push(Plot.dot(s.points, {x: "x", y: "y", fill: stroke, r: 3.5,
 					symbol: symbols[i % symbols.length]}));
@@ -64,8 +65,19 @@
 			(p.lo !== p.hi ? `\n${y(p.lo)} to ${y(p.hi)}` : "")})));
 		const xs = [...new Set(all.map((p) => p.x))].sort((a, b) => a - b);
 		const few = width < narrow ? 5 : 12;
+		// Limits beyond the results are cut off, so that they do not press these to the floor.
+		const results = f.series.filter((s) => !s.limit).flatMap((s) => s.points.map((p) => p.hi));
+		const most = Math.max(...all.map((p) => p.hi));
+		const top = f.series.some((s) => s.limit) && most > 1.6 * Math.max(...results) ?
+			1.6 * Math.max(...results) : undefined;
 		const axis = {label: f.x.label, type: f.x.log ? "log" : "linear", tickFormat: x};
-		if (f.x.whole || f.x.log) {
+		const powers = xs.every((v) => Number.isInteger(Math.log2(v)));
+		if (f.x.log) {
+			axis.base = 2; // only powers of the base have labels
+		}
+		if (f.x.log && (xs.length > few || !powers)) {
+			axis.ticks = few;
+		} else if (f.x.whole || f.x.log) {
 			const step = Math.ceil(xs.length / few);
 			axis.ticks = xs.filter((_, i) => i % step === 0);
 		} else {
@@ -73,17 +85,47 @@
 		}
 		const plot = Plot.plot({width, height: Math.min(360, Math.max(240, width * 0.55)),
 			marginLeft: 64, marginBottom: 40, x: axis,
-			y: {label: f.y.label, grid: true, zero: !f.y.log, nice: true, tickFormat: y},
+			y: {label: f.y.label, grid: true, zero: !f.y.log, nice: true, tickFormat: y,
+				...(top && {domain: [0, top]})},
 			marks});
-		return [entries.length > 1 || f.series[0].limit ? legend(entries) : null, plot];
+		const told = all.map((p) => ({x: p.x, y: p.y, text: `${p.name}: ${y(p.y)} ${f.y.label} at ` +
+			`${x(p.x)} ${f.x.label}` + (p.lo !== p.hi ? `, ${y(p.lo)} to ${y(p.hi)}` : "")}));
+		return [entries.length > 1 || f.series[0].limit ? legend(entries) : null, plot, told];
+	}
+
+	// What bars and lanes have in common: room for the names at the left.
+	function names(f, width) {
+		const wide = width >= narrow;
+		const longest = Math.max(...f.bars.map((b) => b.name.length));
+		const marginLeft = Math.min(wide ? 240 : 150, 24 + 7 * longest);
+		const cut = Math.floor((marginLeft - 16) / 6.6);
+		const name = (n) => { // what tells names apart is often at their end
+			const last = Math.floor(cut / 2);
+			return n.length > cut ? `${n.slice(0, cut - last - 1)}…${n.slice(-last)}` : n;
+		};
+		return {wide, marginLeft, y: {label: null, domain: f.bars.map((b) => b.name), tickFormat: name}};
+	}
+
+	function lanes(f, width) {
+		const {wide, marginLeft, y} = names(f, width);
+		const value = format(f.x);
+		const kinds = [...new Set(f.bars.flatMap((b) => b.spans.map((s) => s.kind)))];
+		const rows = f.bars.flatMap((b) => b.spans.map((s) => ({bar: b.name, x1: s.from, x2: s.to,
+			name: s.name, fill: colour(kinds.indexOf(s.kind))})));
+		const text = (r) => `${r.name}: ${value(r.x2 - r.x1)} ${f.x.label} from ${value(r.x1)}`;
+		const plot = Plot.plot({width, height: 60 + 26 * f.bars.length, marginLeft, marginRight: 24,
+			marginBottom: 40, x: {label: f.x.label, grid: true, tickFormat: value, ticks: wide ? 8 : 4},
+			y, color: {type: "identity"}, marks: [
+				Plot.barX(rows, {y: "bar", x1: "x1", x2: "x2", fill: "fill", insetTop: 3,
+					insetBottom: 3}),
+				Plot.tip(rows, Plot.pointer({y: "bar", x: (r) => (r.x1 + r.x2) / 2,
+					title: (r) => `${r.bar}\n${text(r)}`}))]});
+		return [legend(kinds.map((k, i) => ({name: k, colour: colour(i), area: true}))), plot,
+			rows.map((r) => ({x: (r.x1 + r.x2) / 2, y: r.bar, text: `${r.bar}: ${text(r)}`}))];
 	}
 
 	function bars(f, width) {
-		const wide = width >= narrow;
-		const longest = Math.max(...f.bars.map((b) => b.name.length));
-		const marginLeft = Math.min(wide ? 220 : 130, 24 + 7 * longest);
-		const cut = Math.floor((marginLeft - 16) / 6.6);
-		const name = (n) => (n.length > cut ? n.slice(0, cut - 1) + "…" : n);
+		const {wide, marginLeft, y} = names(f, width);
 		const value = format(f.x);
 		const marks = [], entries = [], rows = [];
 		if (f.kind === "stacks") {
@@ -101,7 +143,7 @@
 		} else {
 			for (const b of f.bars) {
 				rows.push({bar: b.name, name: b.name, x1: 0, x2: b.value, value: b.value,
-					lo: b.lo, hi: b.hi, fill: colour(0)});
+					lo: b.lo ?? b.value, hi: b.hi ?? b.value, limit: b.limit, fill: colour(0)});
 			}
 		}
 		marks.push(Plot.barX(rows, {y: "bar", x1: "x1", x2: "x2", fill: "fill", insetTop: 3,
@@ -109,31 +151,79 @@
 		if (f.kind === "spans") {
 			marks.push(Plot.ruleY(rows, {y: "bar", x1: "lo", x2: "hi", stroke: "var(--text)",
 				strokeWidth: 2}));
-			marks.push(Plot.text(rows, {y: "bar", x: "hi", text: (r) => value(r.value), dx: 6,
+			marks.push(Plot.tickX(rows.filter((r) => r.limit), {y: "bar", x: "limit",
+				stroke: "var(--limit)", strokeWidth: 3, insetTop: 1, insetBottom: 1}));
+			marks.push(Plot.text(rows, {y: "bar", x: (r) => Math.max(r.hi, r.limit || 0), text: (r) => value(r.value), dx: 6,
 				textAnchor: "start", fill: "var(--text)"}));
 		}
 		marks.push(Plot.tip(rows, Plot.pointer({y: "bar", x: (r) => (r.x1 + r.x2) / 2,
 			title: (r) => `${r.bar}\n${r.name}: ${value(r.value)}` +
 				(r.lo !== undefined && r.lo !== r.hi ?
-					`\n${value(r.lo)} to ${value(r.hi)}` : "")})));
-		const plot = Plot.plot({width, height: 60 + 34 * f.bars.length, marginLeft,
+					`\n${value(r.lo)} to ${value(r.hi)}` : "") +
+				(r.limit ? `\nlimit ${value(r.limit)}` : "")})));
+		const plot = Plot.plot({width, height: 60 + (f.bars.length > 12 ? 24 : 34) * f.bars.length, marginLeft,
 			marginRight: f.kind === "spans" ? 64 : 24, marginBottom: 40,
 			x: {label: f.x.label, grid: true, zero: true, tickFormat: value,
 				ticks: wide ? 8 : 4},
-			y: {label: null, domain: f.bars.map((b) => b.name), tickFormat: name},
-			color: {type: "identity"}, marks});
-		return [entries.length > 0 ? legend(entries) : null, plot];
+			y, color: {type: "identity"}, marks});
+		if (rows.some((r) => r.limit)) {
+			entries.push({name: "reached", colour: colour(0), area: true},
+				{name: "limit", colour: "var(--limit)"});
+		}
+		return [entries.length > 0 ? legend(entries) : null, plot, rows.map((r) => ({
+			x: (r.x1 + r.x2) / 2, y: r.bar, text: `${r.bar}: ` +
+				(r.name === r.bar ? "" : `${r.name} `) + `${value(r.value)} ${f.x.label}` +
+				(r.limit ? `, limit ${value(r.limit)}` : "")}))];
 	}
+
+	// Arrow keys walk through a figure's values: the pointer is moved to each, and the line below the
+	// figure says it, also to those who hear the page.
+	function walk(plot, told, line) {
+		let at = -1;
+		const svg = plot.matches("svg") ? plot : plot.querySelector("svg");
+		const show = (to) => {
+			at = Math.max(0, Math.min(told.length - 1, to));
+			const x = plot.scale("x"), y = plot.scale("y"), box = svg.getBoundingClientRect();
+			const shrunk = box.width / svg.width.baseVal.value;
+			line.textContent = told[at].text;
+			svg.dispatchEvent(new PointerEvent("pointermove", {bubbles: true, pointerType: "mouse",
+				clientX: box.left + shrunk * x.apply(told[at].x),
+				clientY: box.top + shrunk * (y.apply(told[at].y) + (y.bandwidth || 0) / 2)}));
+		};
+		const leave = () => {
+			line.textContent = "";
+			svg.dispatchEvent(new PointerEvent("pointerleave", {pointerType: "mouse"}));
+		};
+		svg.addEventListener("keydown", (e) => {
+			const to = {ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1,
+				Home: 0, End: told.length - 1}[e.key];
+			if (e.key === "Escape") {
+				leave();
+			} else if (to !== undefined && told.length > 0) {
+				e.preventDefault();
+				show(to);
+			}
+		});
+		svg.addEventListener("blur", leave);
+		svg.setAttribute("tabindex", "0");
+	}
+
+	const kinds = {lines, lanes, stacks: bars, spans: bars};
 
 	function draw(print) {
 		figures.forEach((f, i) => {
 			const to = document.getElementById(`figure-${i}`);
 			const width = print ? 640 : Math.max(280, Math.floor(to.clientWidth));
 			try {
-				const [key, plot] = f.kind === "lines" ? lines(f, width) : bars(f, width);
+				const [key, plot, told] = kinds[f.kind](f, width);
 				plot.setAttribute("role", "img");
-				plot.setAttribute("aria-label", `${f.title}. The values are in the table below.`);
-				to.replaceChildren(...[key, plot].filter(Boolean));
+				plot.setAttribute("aria-label",
+					`${f.title}. Arrow keys walk through the values, which are in the table below, too.`);
+				const line = document.createElement("p");
+				line.className = "told";
+				line.setAttribute("aria-live", "polite");
+				walk(plot, told, line);
+				to.replaceChildren(...[key, plot, line].filter(Boolean));
 			} catch (e) {
 				failures.push(`${f.title}: ${e.message}`);
 				to.textContent = `This figure could not be drawn (${e.message}); ` +

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"path/filepath"
+
+	"helios/gpuio"
+	"helios/gpuio/iobench"
+	"helios/internal/ssdmodel"
+	"helios/internal/state"
+)
+
+// limit says of a row what its SSDs and their links allow, where a model or the kernel tells.
+func (b *ioBench) limit(row *iobench.Row, bound []state.SSD, ssds []*gpuio.SSD) error {
+	models, links := make([]*ssdmodel.Model, len(ssds)), make([]float64, len(ssds))
+	for i, s := range ssds {
+		for _, d := range bound {
+			if d.Name != s.Name {
+				continue
+			}
+			var err error
+			if d.Kind == state.KindVFIO {
+				// its data sheet is not known, its link is
+				if c, err := b.machine.sys.Device(filepath.Base(d.Path)); err == nil {
+					links[i] = c.LinkBytes()
+				}
+			} else if models[i], err = b.opener.ssdModel(d); err != nil {
+				return err
+			}
+		}
+	}
+	lba := ssds[0].Ctrl.Namespace().LBABytes
+	row.Limit(models, links, int64((row.RowBytes+lba-1)/lba*lba))
+	return nil
+}
