@@ -26,7 +26,7 @@ func benchCommand() *cli.Command {
 		Name:  "bench",
 		Usage: "measure parts of the product",
 		Subcommands: []*cli.Command{benchIOCommand(), benchSampleCommand(), benchComputeCommand(),
-			benchMemoryCommand(), benchCacheCommand()},
+			benchMemoryCommand(), benchCacheCommand(), benchSuiteCommand()},
 	}
 }
 

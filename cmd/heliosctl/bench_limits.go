@@ -29,6 +29,10 @@ func (b *ioBench) limit(row *iobench.Row, bound []state.SSD, ssds []*gpuio.SSD) 
 		}
 	}
 	lba := ssds[0].Ctrl.Namespace().LBABytes
-	row.Limit(models, links, int64((row.RowBytes+lba-1)/lba*lba))
+	bytes := float64((row.RowBytes + lba - 1) / lba * lba)
+	if row.IOPS > 0 { // several rows may share a command
+		bytes = max(bytes, row.SSDBytesPerSecond/row.IOPS)
+	}
+	row.Limit(models, links, int64(bytes))
 	return nil
 }

@@ -430,8 +430,9 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 				run, err = c.compareOne(ctx, v, in, set, repeat+1)
 			}
 			if err != nil {
-				if v.optional && repeat == 0 && errs.ClassOf(err) == errs.Usage &&
-					ctx.Err() == nil {
+				class := errs.ClassOf(err)
+				if v.optional && repeat == 0 && (class == errs.Usage ||
+					class == errs.Capability) && ctx.Err() == nil {
 					left[v.name] = true
 					r.leave(e, v.name, err)
 					continue

@@ -79,8 +79,10 @@ type part struct {
 // table is text in rows.
 type table struct {
 	Title string
-	Head  []string
-	Rows  [][]string
+	// Folded: shown only when it is asked for.
+	Folded bool
+	Head   []string
+	Rows   [][]string
 }
 
 // empty tells that there is nothing to draw.

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html/template"
 	"io"
@@ -125,6 +126,13 @@ func digest(sources []*Source) (all []section, err error) {
 	}
 	for _, s := range sources {
 		switch {
+		case s.Verb == verbSuite:
+			var more []section
+			if more, err = suiteSections(s); err == nil {
+				for _, x := range more {
+					err = errors.Join(err, add(x, nil))
+				}
+			}
 		case s.timeline != nil:
 			err = add(timeline(s), nil)
 		case s.has("epoch") || s.Verb == "train":

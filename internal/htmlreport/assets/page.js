@@ -164,7 +164,7 @@
 		const plot = Plot.plot({width, height: 60 + (f.bars.length > 12 ? 24 : 34) * f.bars.length, marginLeft,
 			marginRight: f.kind === "spans" ? 64 : 24, marginBottom: 40,
 			x: {label: f.x.label, grid: true, zero: true, tickFormat: value,
-				ticks: wide ? 8 : 4},
+				ticks: f.x.share ? (wide ? 5 : 3) : wide ? 8 : 4},
 			y, color: {type: "identity"}, marks});
 		if (rows.some((r) => r.limit)) {
 			entries.push({name: "reached", colour: colour(0), area: true},
