@@ -3,7 +3,6 @@ package sched
 import (
 	"context"
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -115,7 +114,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 	}
 	require.Positive(t, launched, "launches take time where nothing overlaps")
 	for _, mode := range plan.ModeNames() {
-		require.Equal(t, !slices.Contains(plan.MegaModes(), mode), played[mode], mode)
+		require.True(t, played[mode], mode)
 	}
 	for _, pipe := range plan.PipelineNames(nil) {
 		require.True(t, played[pipe], pipe)

@@ -12,6 +12,7 @@ import (
 	"helios/cuda"
 	"helios/graph"
 	"helios/graph/induced"
+	"helios/sched/prepare"
 	"helios/sched/report"
 )
 
@@ -62,35 +63,13 @@ func (t *megaTiers) load(ctx context.Context, n *comingMega, told bool) (err err
 			err = errors.Join(err, m.close())
 		}
 	}()
-	perPage := p.Spec.PageBytes / e.RowBytes
-	var features, edges []pageRun
-	var parts []induced.Part
-	raw, at := t.raw.Bytes(), int64(0)
-	rawAt := make([]int64, 0, len(n.parts)+1)
-	was := m.at
-	m.at = map[int]int64{}
-	for _, part := range n.parts {
-		run := p.FeaturePages[part]
-		parts = append(parts, induced.Part{Part: part, First: t.statics() + at*perPage})
-		// Parts of one mega-batch lie apart: what stays at its place is what it was.
-		if page, ok := was[part]; !ok || page != at {
-			features = append(features, pageRun{run, at})
-		}
-		m.at[part] = at
-		at += run.Pages
-	}
-	place := int64(0)
-	for _, part := range n.parts {
-		rawAt = append(rawAt, place*p.Spec.PageBytes)
-		edges = append(edges, pageRun{p.EdgePages[part], place})
-		place += p.EdgePages[part].Pages
-	}
-	rawAt = append(rawAt, place*p.Spec.PageBytes)
+	places := p.Place(n.parts, m.at)
+	m.at = places.At
 	for i, r := range []struct {
-		runs []pageRun
+		runs []prepare.PageRun
 		to   cuda.Buffer
 		name string
-	}{{features, m.rows, "load rows"}, {edges, t.raw, "load edges"}} {
+	}{{places.Features, m.rows, "load rows"}, {places.Edges, t.raw, "load edges"}} {
 		took, err := e.store.readPages(ctx, r.runs, r.to, r.name, told)
 		n.took = report.AddReadStats(n.took, took)
 		n.bytes[i] += took.Bytes
@@ -100,23 +79,24 @@ func (t *megaTiers) load(ctx context.Context, n *comingMega, told bool) (err err
 	}
 	hooked := e.verify != nil || e.Config.OnRows != nil || e.Config.OnBatch != nil
 	if hooked {
-		m.old = make([]uint32, t.rows())
+		m.old = make([]uint32, t.room.Rows)
 		for i := range m.old {
 			m.old[i] = math.MaxUint32
 		}
 		copy(m.old, t.staticOld)
 	}
+	parts, raw := places.Parts, t.raw.Bytes()
 	for i := range parts {
 		q := &parts[i]
 		var old []uint32
-		if q.Lists, old, err = lists(p.Section(q.Part, raw[rawAt[i]:rawAt[i+1]])); err != nil {
+		if q.Lists, old, err = lists(p.Section(q.Part, places.Section(i, raw))); err != nil {
 			return err
 		}
 		if hooked {
 			copy(m.old[q.First:], old)
 		}
 	}
-	if m.places, err = induced.NewPlaces(p.numbering, t.rows(), parts); err != nil {
+	if m.places, err = induced.NewPlaces(p.Numbering, t.room.Rows, parts); err != nil {
 		return err
 	}
 	begin := time.Now()
@@ -127,6 +107,7 @@ func (t *megaTiers) load(ctx context.Context, n *comingMega, told bool) (err err
 	if m.topo, err = induced.Build(ctx, m.places, t.lists, parts, workers); err != nil {
 		return fmt.Errorf("mega-batch of parts %v: %w", n.parts, err)
 	}
+	n.induce = time.Since(begin)
 	e.trace.beside(report.TrackInspect, "induce topology", begin)
 	if m.dtopo, err = graph.Attach(e.Device, m.topo); err != nil {
 		return err

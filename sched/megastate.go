@@ -19,7 +19,7 @@ type megaPrint struct {
 }
 
 func (t *megaTiers) print() *megaPrint {
-	return &megaPrint{Key: t.parts.info.Key, Parts: t.parts.Parts, Loaded: t.loaded,
+	return &megaPrint{Key: t.parts.info.Key, Parts: t.parts.Parts, Loaded: t.room.Loaded,
 		Passes: t.passes, Order: t.e.Config.PartOrder}
 }
 

@@ -10,10 +10,10 @@ import (
 	"helios/cache"
 	"helios/cache/trace"
 	"helios/cuda"
+	"helios/dataset/parted"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/graph/induced"
-	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/units"
 	"helios/sched/plan"
@@ -43,8 +43,7 @@ type megaTiers struct {
 	ordered     int // the sample epoch of order; below 0: of none
 	passes      int // 0: not chosen yet
 	lastLoad    time.Duration
-	loaded      int // parts of a mega-batch; 0: not chosen yet
-	slabPages   int64
+	room        prepare.MegaRoom // its Loaded is 0: not chosen yet
 
 	// Of the tiers that are placed.
 	spans       *cache.Spans
@@ -69,7 +68,8 @@ type comingMega struct {
 	took   gpuio.ReadStats // valid once done is closed, as what follows
 	begin  time.Time
 	load   time.Duration
-	bytes  [2]int64 // of features, of edges
+	induce time.Duration // of that, making its topology
+	bytes  [2]int64      // of features, of edges
 	err    error
 }
 
@@ -121,7 +121,7 @@ func (t *megaTiers) place(ctx context.Context) (err error) {
 	}
 	begin := time.Now()
 	t.train.firstOnHost = !onGPU
-	if t.spans, err = cache.NewSpans(e.Device, t.statics(), t.rows()); err != nil {
+	if t.spans, err = cache.NewSpans(e.Device, t.statics(), t.room.Rows); err != nil {
 		return err
 	}
 	page := t.parts.Spec.PageBytes
@@ -134,12 +134,12 @@ func (t *megaTiers) place(ctx context.Context) (err error) {
 		return err
 	}
 	for _, f := range []struct {
-		run  pageRun
+		run  parted.Run
 		to   cuda.Buffer
 		name string
-	}{{pageRun{Run: t.parts.StaticFeatures}, t.static, "fill static rows"},
-		{pageRun{Run: t.parts.StaticEdges}, t.staticLists, "fill static lists"}} {
-		took, err := e.store.readPages(ctx, []pageRun{f.run}, f.to, f.name, true)
+	}{{t.parts.StaticFeatures, t.static, "fill static rows"},
+		{t.parts.StaticEdges, t.staticLists, "fill static lists"}} {
+		took, err := e.store.readPages(ctx, []prepare.PageRun{{Run: f.run}}, f.to, f.name, true)
 		t.info.AddReads(took)
 		t.info.StaticBytes += took.Bytes
 		if err != nil {
@@ -151,14 +151,14 @@ func (t *megaTiers) place(ctx context.Context) (err error) {
 		return untiered{err}
 	}
 	e.filled(begin)
-	if t.raw, err = e.Device.Alloc(cuda.MemPinned, t.edgePages()*page,
+	if t.raw, err = e.Device.Alloc(cuda.MemPinned, t.room.Edges,
 		"edges of parts"); err != nil {
 		return err
 	}
-	for range t.slabCount() {
+	for range t.room.Slabs {
 		m := &megaSlab{}
 		t.slabs = append(t.slabs, m)
-		if m.rows, err = e.Device.Alloc(cuda.MemPinned, t.slabPages*page,
+		if m.rows, err = e.Device.Alloc(cuda.MemPinned, t.room.Slab,
 			"rows of a mega-batch"); err != nil {
 			return err
 		}
@@ -170,115 +170,24 @@ func (t *megaTiers) place(ctx context.Context) (err error) {
 	return nil
 }
 
-// statics and rows are the static nodes, and the rows of a mega-batch with them.
+// statics is how many static nodes there are.
 func (t *megaTiers) statics() int64 { return t.parts.StaticNodes() }
-
-func (t *megaTiers) rows() int64 {
-	return t.statics() + t.slabPages*(t.parts.Spec.PageBytes/t.e.RowBytes)
-}
-
-// slabCount is how many mega-batches are in memory at once.
-func (t *megaTiers) slabCount() int { return t.slabsOf(t.loaded) }
-
-func (t *megaTiers) slabsOf(loaded int) int {
-	if loaded >= t.parts.Parts || t.e.Config.LoadAhead == plan.LoadAheadOff {
-		return 1
-	}
-	return 2
-}
-
-// largest adds up the largest n of some numbers.
-func largest(of []int64, n int) (sum int64) {
-	sorted := slices.Sorted(slices.Values(of))
-	for _, v := range sorted[len(sorted)-min(n, len(sorted)):] {
-		sum += v
-	}
-	return sum
-}
-
-func (t *megaTiers) edgePages() int64 { return mostPages(t.parts.EdgePages, t.loaded) }
-
-// megaNeeds is the CPU memory of mega-batches by its uses.
-type megaNeeds struct {
-	StaticRows, StaticLists, Slab, Topology, Edges int64
-	slabs                                          int64
-}
-
-func (n megaNeeds) total() int64 {
-	return n.StaticRows + n.StaticLists + n.Edges + n.slabs*(n.Slab+n.Topology)
-}
-
-func (n megaNeeds) String() string {
-	return fmt.Sprintf(
-		"%s of static rows, %s of static lists, %s of edges as they are read, and for each of %d mega-batches in memory %s of rows and %s of topology",
-		units.FormatBytes(n.StaticRows), units.FormatBytes(n.StaticLists),
-		units.FormatBytes(n.Edges), n.slabs, units.FormatBytes(n.Slab),
-		units.FormatBytes(n.Topology))
-}
-
-// needs works out what mega-batches of so many parts take at most.
-func (t *megaTiers) needs(loaded int, staticsOnGPU bool) (n megaNeeds) {
-	p := t.parts
-	n.slabs = int64(t.slabsOf(loaded))
-	if !staticsOnGPU {
-		n.StaticRows = p.StaticFeatures.Pages * p.Spec.PageBytes
-	}
-	n.StaticLists = p.StaticEdges.Pages * p.Spec.PageBytes
-	n.Slab = mostPages(p.FeaturePages, loaded) * p.Spec.PageBytes
-	n.Edges = mostPages(p.EdgePages, loaded) * p.Spec.PageBytes
-	rows := t.statics() + n.Slab/t.e.RowBytes
-	n.Topology = (rows+1)*8 + 4*(largest(p.Edges, loaded)+p.StaticEdgeCount)
-	return n
-}
 
 // size chooses how many parts a mega-batch has, once for the run, and holds them against the
 // budget.
-func (t *megaTiers) size(staticsOnGPU bool) error {
-	e, c := t.e, t.e.Config
-	parts := t.parts.Parts
+func (t *megaTiers) size(staticsOnGPU bool) (err error) {
+	e, c, settled := t.e, t.e.Config, t.room.Loaded
 	budget := c.MegaBudget(e.Rows * e.RowBytes)
-	if given := c.CPUCache.Of(e.Rows * e.RowBytes); given < budget && t.loaded == 0 {
+	if given := c.CPUCache.Of(e.Rows * e.RowBytes); given < budget && settled == 0 {
 		e.Observer.TellNote(fmt.Sprintf(
 			"option cpu-cache of %s counts as %s: parts are whole pages, and fewer would hold none",
 			units.FormatBytes(given), units.FormatBytes(budget)))
 	}
-	least := max(t.parts.fixed+1, 1)
-	if t.parts.fixed > 0 && t.parts.fixed == parts {
-		least = parts
+	if t.room, err = t.parts.Room(&c, settled, staticsOnGPU); err != nil {
+		return err
 	}
-	want := c.MegaBatch.Of(parts)
-	if t.loaded > 0 {
-		want = t.loaded
-	}
-	switch {
-	case want > parts:
-		return errs.New(errs.Usage, "%v %d: there are %d parts; give at most so many",
-			errs.Key("megabatch"), want, parts)
-	case want > 0 && want < least:
-		return errs.New(errs.Usage,
-			"%v %d: the first %d of %d parts have the training nodes and are in every mega-batch; give at least %d",
-			errs.Key("megabatch"), want, t.parts.fixed, parts, least)
-	case want == 0:
-		want = least
-		for n := parts; n > least; n-- {
-			if t.needs(n, staticsOnGPU).total() <= budget {
-				want = n
-				break
-			}
-		}
-	}
-	need := t.needs(want, staticsOnGPU)
-	if need.total() > budget {
-		return errs.New(errs.Usage,
-			"mega-batches of %d of %d parts take %s of CPU memory, and %v %v allows %s: %s; give more, lower %v or %v, or divide the graph into more parts (%v)",
-			want, parts, units.FormatBytes(need.total()), errs.Key("cpu-cache"), c.CPUCache,
-			units.FormatBytes(budget), need, errs.Key("megabatch"), errs.Key("static-nodes"),
-			errs.Key("parts"))
-	}
-	t.loaded, t.slabPages = want, need.Slab/t.parts.Spec.PageBytes
-	t.batches = prepare.NewMegaBatches(prepare.MegaBatches{Numbering: t.parts.numbering,
-		Train: t.parts.Train, Loaded: want, Fixed: t.parts.fixed, Batch: c.Batch, Seed: c.Seed})
-	t.info.Loaded, t.info.CPUBytes, t.info.Budget = want, need.total(), budget
+	t.batches = t.parts.Batches(&c, t.room)
+	t.info.Loaded, t.info.CPUBytes, t.info.Budget = t.room.Loaded, t.room.Total(), t.room.Budget
 	return nil
 }
 
@@ -351,11 +260,7 @@ var megaLoadTime = func(took time.Duration) time.Duration { return took }
 
 // choosePasses sets how often a mega-batch trains, which the next order has.
 func (t *megaTiers) choosePasses(load, train time.Duration) {
-	t.passes = 1
-	if train > 0 {
-		t.passes = int(min(max(megaLoadTime(load)/train, 1), plan.MostPassesAuto))
-	}
-	t.ordered = -1
+	t.passes, t.ordered = prepare.ChoosePasses(megaLoadTime(load), train), -1
 	over := "1 pass"
 	if t.passes > 1 {
 		over = fmt.Sprintf("%d passes", t.passes)
@@ -425,6 +330,7 @@ func (t *megaTiers) swap(ctx context.Context, p *pass, parts []int) error {
 	i.EdgeBytes += n.bytes[1]
 	i.MegaBatches++
 	i.LoadSeconds += n.load.Seconds()
+	i.InduceSeconds += n.induce.Seconds()
 	i.WaitSeconds += waited.Seconds()
 	if waited > time.Millisecond {
 		i.Waits++
@@ -491,6 +397,11 @@ func (t *megaTiers) begin(w *walk) stages {
 		return t.staticTiers.begin(w)
 	}
 	return t.train.begin(w)
+}
+
+// beside is what inducing topologies has taken, mostly beside training.
+func (t *megaTiers) beside() report.StageSeconds {
+	return report.StageSeconds{Inspect: t.info.InduceSeconds}
 }
 
 func (t *megaTiers) gpuBytes() int64 {

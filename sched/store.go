@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"helios/cuda"
-	"helios/dataset/parted"
 	"helios/dataset/stripe"
 	"helios/gpuio"
 	"helios/internal/errs"
@@ -205,28 +204,18 @@ func (s *store) fillSlots(ctx context.Context, rows []int64, slots []int32, dst 
 	return took, gpuio.Forget(s.reader, dst) // no SSD writes there again
 }
 
-// pageRun is a run of pages, and where it begins in a buffer, in pages.
-type pageRun struct {
-	parted.Run
-	at int64
-}
-
-// pageSetBytes is how much one set of a read of runs takes at most: an interrupt ends the read
-// between two.
-const pageSetBytes = 256 << 20
-
 // readPages reads runs of the pages that the stack is open for into a buffer, one set behind the
 // other. After an error no read is under way. told: the observer hears how far it is.
-func (s *store) readPages(ctx context.Context, runs []pageRun, dst cuda.Buffer, name string,
+func (s *store) readPages(ctx context.Context, runs []prepare.PageRun, dst cuda.Buffer, name string,
 	told bool) (took gpuio.ReadStats, err error) {
 	page := int64(s.pages.layout.RowBytes)
-	most := min(max(pageSetBytes/page, 1), int64(prepare.FillRows))
+	sets, most := prepare.CutPages(runs, page)
+	if len(sets) == 0 {
+		return took, nil
+	}
 	total := int64(0)
 	for _, r := range runs {
 		total += r.Pages
-	}
-	if total == 0 {
-		return took, nil
 	}
 	most = min(most, total)
 	ids, err := s.of.Device.Alloc(cuda.MemPinned, most*12, "numbers of pages")
@@ -238,24 +227,10 @@ func (s *store) readPages(ctx context.Context, runs []pageRun, dst cuda.Buffer, 
 	places := hostmem.View[uint32](ids.Bytes()[most*8:])
 	ssds := int64(len(s.pages.ssds))
 	next := make([]int64, ssds)
-	for done := int64(0); done < total; {
+	done := int64(0)
+	for _, set := range sets { // their pages in their order on each SSD
 		if err := prepare.Interrupted(ctx); err != nil {
 			return took, err
-		}
-		// The next pages, in their order on each SSD.
-		var set []pageRun
-		n := int64(0)
-		for len(runs) > 0 && n < most {
-			r := runs[0]
-			part := min(r.Pages, most-n)
-			set = append(set, pageRun{parted.Run{Page: r.Page, Pages: part}, r.at})
-			n += part
-			if part == r.Pages {
-				runs = runs[1:]
-			} else {
-				runs[0] = pageRun{parted.Run{Page: r.Page + part, Pages: r.Pages - part},
-					r.at + part}
-			}
 		}
 		off := make([]int64, ssds+1)
 		for _, r := range set {
@@ -272,7 +247,7 @@ func (s *store) readPages(ctx context.Context, runs []pageRun, dst cuda.Buffer, 
 				p := r.Page + i
 				k := next[p%ssds]
 				next[p%ssds]++
-				list[k], places[k] = p, uint32(r.at+i)
+				list[k], places[k] = p, uint32(r.At+i)
 			}
 		}
 		op, cancel := s.of.ReadContext(ctx)
@@ -294,7 +269,7 @@ func (s *store) readPages(ctx context.Context, runs []pageRun, dst cuda.Buffer, 
 			}
 			return took, fmt.Errorf("%s: %w", name, errors.Join(readError(err), cerr))
 		}
-		done += n
+		done += off[ssds]
 		if told {
 			s.of.Observer.TellStep(name, int(done), int(total))
 		}

@@ -481,14 +481,6 @@ func TestVirtualRefusals(t *testing.T) {
 		cost.Hardware{Profile: hw}, report.Observer{})
 	require.ErrorContains(t, err, "not nccl; leave option reduce out")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
-	for _, mode := range plan.MegaModes() { // never played as if rows came one by one
-		mega := small()
-		mega.Mode, mega.Pipeline = mode, ""
-		_, err = virtual.Run(context.Background(), mega, prepare.Inputs{Dev: dev, Dataset: d},
-			cost.Hardware{Profile: hw}, report.Observer{})
-		require.ErrorContains(t, err, "has no times for loading mega-batches")
-		require.Equal(t, errs.Capability, errs.ClassOf(err))
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg := small()
 	cfg.Epochs = 3
@@ -677,4 +669,142 @@ func TestVirtualReplicas(t *testing.T) {
 	h1, h2 := play(1, 2, "host", compute), play(2, 2, "host", compute)
 	require.InEpsilon(t, h1.Seconds, h2.Seconds, 0.1)
 	require.Equal(t, b, play(4, 4, "a100-p5510x12", reading), "the same run takes the same time")
+}
+
+// So it is with mega-batches, whose parts, topology and mini-batches are made for real: memory,
+// pages and, where the CPU reads one SSD, requests. The times are the model's.
+func TestVirtualCountsOfMegaBatches(t *testing.T) {
+	for n, g := range []graphSpec{tiny, dense} {
+		d, feat := g.open(t)
+		sets := map[int]*ssdSet{1: bind(t, d, 1, ""), 2: bind(t, d, 2, "")}
+		for i, v := range []variant{
+			{"hier", func(c *plan.Config) { c.StaticNodes, c.Passes = 4, 2 }, 2, 1},
+			{"marius, sequential", func(c *plan.Config) {
+				c.Mode, c.GPUCache = plan.ModeMarius, plan.NoCache()
+				c.PartOrder, c.MegaBatch.Parts, c.Parts = plan.PartsSequential, 8, 10
+			}, 2, 1},
+			{"hier, statics in CPU memory, nothing ahead", func(c *plan.Config) {
+				c.StaticNodes, c.GPUCache, c.LoadAhead = 10, plan.NoCache(), plan.LoadAheadOff
+			}, 2, 1},
+			{"marius on SSDs, shards, no evaluation", func(c *plan.Config) {
+				c.Mode, c.GPUCache, c.PagesOn = plan.ModeMarius, plan.NoCache(), plan.PagesSSDs
+				c.Shards, c.NoEval = 3, true
+			}, 2, 2},
+			{"hier, as many parts as fit, labor", func(c *plan.Config) {
+				c.MegaBatch.Parts, c.Sampler = 0, graph.Labor
+			}, 2, 1},
+			{"hier, whole", func(c *plan.Config) { c.MegaBatch.Parts = 5 }, 2, 1},
+		} {
+			if n > 0 && i%2 != 0 || wide.Lean() && (n > 0 || i > 3) {
+				continue
+			}
+			cfg := onMega(t, 5, 2)
+			cfg.Epochs, cfg.Topology = 3, plan.TopologyMemory // the wall clock's, too
+			v.set(&cfg)
+			real := train(t, context.Background(), cfg, d, feat, sets[v.ssds], 2, report.Observer{})
+			require.NoError(t, real.err, v.name)
+			model := playVirtual(t, cfg, d, "a100-p5510x12", v.ssds)
+			name := fmt.Sprintf("%+v %s", g, v.name)
+			require.Equal(t, real.res.GPUCacheBytes, model.GPUCacheBytes, name)
+			require.Equal(t, real.res.CPUCacheBytes, model.CPUCacheBytes, name)
+			require.Len(t, model.Epochs, len(real.res.Epochs))
+			for k, e := range real.res.Epochs {
+				m := model.Epochs[k]
+				require.Equal(t, !cfg.NoEval, m.ValSeconds > 0, name)
+				e, m = counts(e), counts(m)
+				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				require.Equal(t, e, m, name)
+			}
+			r, m := *real.res.Mega, *model.Mega
+			require.Greater(t, r.LoadSeconds, r.InduceSeconds, name)
+			require.Greater(t, m.LoadSeconds, m.InduceSeconds, name)
+			require.Positive(t, min(r.InduceSeconds, m.InduceSeconds, m.WaitSeconds), name)
+			// What is of a folder, or of time, is not the model's.
+			for _, i := range []*report.MegaInfo{&r, &m} {
+				i.Dir, i.PagesOn, i.Reused, i.Key, i.LayoutSeconds = "", "", false, "", 0
+				i.LoadSeconds, i.InduceSeconds, i.WaitSeconds, i.Waits = 0, 0, 0, 0
+			}
+			require.Equal(t, r, m, name)
+		}
+	}
+}
+
+// Loads hide behind training where that takes as long, and bound an epoch where it does not; the
+// seconds of all passes add up to the clock's.
+func TestVirtualMegaBatches(t *testing.T) {
+	d := large.generate(t)
+	play := func(profile string, ssds, batches int, set func(*plan.Config)) (*report.ModelledResult,
+		[]drawn) {
+		var b bytes.Buffer
+		cfg := largeConfig("")
+		cfg.Mode, cfg.Pipeline, cfg.IOStack = plan.ModeHier, "", ""
+		cfg.GPUCache, cfg.CPUCache, cfg.Hotness = percent(5), percent(80), ""
+		cfg.Parts, cfg.MegaBatch.Parts, cfg.Epochs, cfg.NoEval = 16, 4, 3, true
+		cfg.Hidden, cfg.Fanouts, cfg.Batch = 16, []int{4, 4}, 2048
+		cfg.Timeline = timeline.New(&b, timeline.Virtual)
+		if set != nil {
+			set(&cfg)
+		}
+		hw := hardwareOf(t, profile)
+		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+		require.NoError(t, err)
+		r, err := virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+			cost.Hardware{Profile: hw, SSDs: ssds, Batches: batches}, report.Observer{})
+		require.NoError(t, err)
+		require.NoError(t, dev.Close())
+		require.NoError(t, cfg.Timeline.Close())
+		spans, _, _ := readTimeline(t, b.Bytes())
+		return r, spans
+	}
+	seconds := func(r *report.ModelledResult) (s float64) {
+		for _, e := range r.Epochs {
+			s += e.Seconds
+		}
+		return s
+	}
+	many, _ := play("a100-p5510x12", 12, 0, nil)
+	require.Equal(t, 11, many.Mega.Ahead)
+	require.Less(t, many.Mega.WaitSeconds, 0.5*many.Mega.LoadSeconds, "%+v", many.Mega)
+	require.Positive(t, many.Mega.WaitSeconds, "the first load has nothing to hide behind")
+	off, _ := play("a100-p5510x12", 12, 0, func(c *plan.Config) { c.LoadAhead = plan.LoadAheadOff })
+	require.Zero(t, off.Mega.Ahead)
+	require.InDelta(t, off.Mega.LoadSeconds, off.Mega.WaitSeconds, 1e-9)
+	require.InDelta(t, seconds(many)+off.Mega.WaitSeconds-many.Mega.WaitSeconds, seconds(off),
+		0.02*seconds(off))
+	// One slow SSD bounds: an epoch takes as long as its loads, and more passes cost little.
+	one, spans := play("a100-980pro", 1, 0, nil)
+	last := one.Epochs[2].Seconds
+	rate := float64(one.Epochs[2].BytesSSD) / last
+	require.Greater(t, last, 1.5*many.Epochs[2].Seconds)
+	require.InDelta(t, one.Mega.LoadSeconds, seconds(one), 0.1*seconds(one))
+	require.Less(t, rate, 7.01e9, "a 980 Pro reads 7 GB/s in order")
+	require.Greater(t, rate, 3e9, "loads are short here, and their ends cost")
+	auto, _ := play("a100-980pro", 1, 0, func(c *plan.Config) { c.Passes = plan.PassesAuto })
+	require.Greater(t, auto.Mega.Passes, 1)
+	require.True(t, auto.Mega.PassesAuto)
+	require.Equal(t, int64(auto.Mega.Passes)*one.Epochs[0].Seeds, auto.Epochs[0].Seeds)
+	require.Less(t, seconds(auto), 1.5*seconds(one), "passes hide behind loads")
+	if !wide.Lean() {
+		given, _ := play("a100-980pro", 1, 0, func(c *plan.Config) { c.Passes = auto.Mega.Passes })
+		for i, e := range given.Epochs {
+			require.Equal(t, counts(e), counts(auto.Epochs[i]))
+		}
+	}
+	// No two loads at one time, each with its inducing at its end.
+	end, loads := 0.0, 0
+	for _, s := range spans {
+		if s.name == "load mega-batch" {
+			require.GreaterOrEqual(t, s.from, end-1e-3)
+			end = s.to
+			loads++
+		}
+	}
+	require.Equal(t, one.Mega.MegaBatches, loads)
+	// What is played of an epoch loads no more than that needs.
+	part, _ := play("a100-980pro", 1, 3, nil)
+	require.Equal(t, 3, part.Epochs[0].Batches)
+	require.Less(t, part.Mega.MegaBatches, one.Mega.MegaBatches)
+	devices, _ := play("a100-p5510x12", 12, 0, func(c *plan.Config) { c.Replicas, c.Shards = 2, 2 })
+	e, f := counts(devices.Epochs[1]), counts(many.Epochs[1])
+	require.Equal(t, f, e)
 }

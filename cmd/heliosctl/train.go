@@ -737,8 +737,12 @@ func partsRows(m *report.MegaInfo) [][]string {
 	if !m.Reused {
 		when = fmt.Sprintf("made in %.3g s", m.LayoutSeconds)
 	}
-	return [][]string{{"parts", fmt.Sprintf("%d in %s, %s: %s in pages of %s; up to %d at a time have room in %s",
-		m.Parts, m.Dir, when, units.FormatBytes(m.DiskBytes), units.FormatBytes(m.PageBytes),
+	in := "in " + m.Dir
+	if m.Dir == "" {
+		in, when = "on the SSDs", "taken to be there"
+	}
+	return [][]string{{"parts", fmt.Sprintf("%d %s, %s: %s in pages of %s; up to %d at a time have room in %s",
+		m.Parts, in, when, units.FormatBytes(m.DiskBytes), units.FormatBytes(m.PageBytes),
 		m.Loaded, units.FormatBytes(m.Budget))}}
 }
 
@@ -765,8 +769,8 @@ func megaRows(m *report.MegaInfo) [][]string {
 		m.Loaded, m.Parts, static, passes)})
 	if m.MegaBatches > 0 {
 		rows = append(rows, []string{"mega-batches", fmt.Sprintf(
-			"%d loaded in %.3g s (%d while others trained; training waited %d times, %.3g s): %s of rows, %s of edges, %s of static nodes, %s a request",
-			m.MegaBatches, m.LoadSeconds, m.Ahead, m.Waits, m.WaitSeconds,
+			"%d loaded in %.3g s, %.3g s of them to induce topologies (%d while others trained; training waited %d times, %.3g s): %s of rows, %s of edges, %s of static nodes, %s a request",
+			m.MegaBatches, m.LoadSeconds, m.InduceSeconds, m.Ahead, m.Waits, m.WaitSeconds,
 			units.FormatBytes(m.FeatureBytes), units.FormatBytes(m.EdgeBytes),
 			units.FormatBytes(m.StaticBytes), units.FormatBytes(int64(m.RequestBytes)))})
 	}

@@ -55,7 +55,7 @@ func ssdCountOption[T any](at func(*T) *int) hcli.Option[T] {
 func notVirtual(a *runArgs) []any {
 	c := &a.cfg
 	return []any{&a.names, &a.queues, &c.ReadResets, &c.ReadTimeout, &c.ReadRetries, &c.CPUEngine,
-		&c.CheckReads, &c.MemoryRung, &c.Precision, &c.BLAS}
+		&c.CheckReads, &c.MemoryRung, &c.Precision, &c.BLAS, &c.PartedDir}
 }
 
 // hardware returns the machine of the virtual clock; ok is false under the wall clock. The options

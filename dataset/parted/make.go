@@ -301,6 +301,26 @@ func (k *maker) makePartition(ctx context.Context, path string) error {
 
 // plan finds new numbers and writes the tables. The memory is shared out.
 func (k *maker) plan(ctx context.Context) (*filler, *listKind, error) {
+	newOf, staticEdges, err := k.lay(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := k.saveTables(); err != nil {
+		return nil, nil, err
+	}
+	l := k.l
+	f := &filler{l: l, topo: k.topo, of: k.part.Of, newOf: newOf, o: k.o, stats: &k.m.Stats,
+		block: max(min(mostBlock, k.o.MemoryBytes/16), l.RowBytes)}
+	fixed := 4*l.Nodes + // newOf
+		l.Spec.Pages*(scatterBytes+markedBytes) +
+		8*(9*int64(l.Parts)+2*int64(len(l.Train))) + // tables, and how far lists are
+		2*f.block + scanBytes
+	f.pool = k.o.MemoryBytes - fixed
+	return f, newListKind(l, k.topo.Indptr, staticEdges), nil
+}
+
+// lay finds new numbers and where everything lies.
+func (k *maker) lay(ctx context.Context) (newOf []uint32, staticEdges []int64, err error) {
 	key := &k.m.Key
 	l := &Layout{Dir: k.o.Dir, Key: *key, Parts: key.Parts, Nodes: key.Nodes,
 		RowBytes: key.RowBytes}
@@ -309,12 +329,12 @@ func (k *maker) plan(ctx context.Context) (*filler, *listKind, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	newOf := hostmem.View[uint32](mem)
+	newOf = hostmem.View[uint32](mem)
 	least, ties, err := k.mostNamed(ctx, newOf)
 	if err != nil {
 		return nil, nil, err
 	}
-	staticEdges := k.number(newOf, least, ties)
+	staticEdges = k.number(newOf, least, ties)
 	for v := range l.Nodes {
 		if d := k.topo.InDegree(v); d > math.MaxUint32 {
 			return nil, nil, errs.New(errs.Capability,
@@ -329,20 +349,7 @@ func (k *maker) plan(ctx context.Context) (*filler, *listKind, error) {
 	for i, v := range train {
 		l.Train[i] = int64(newOf[v])
 	}
-	if err := l.place(k.m.ID, key.PageBytes); err != nil {
-		return nil, nil, err
-	}
-	if err := k.saveTables(); err != nil {
-		return nil, nil, err
-	}
-	f := &filler{l: l, topo: k.topo, of: k.part.Of, newOf: newOf, o: k.o, stats: &k.m.Stats,
-		block: max(min(mostBlock, k.o.MemoryBytes/16), l.RowBytes)}
-	fixed := 4*l.Nodes + // newOf
-		l.Spec.Pages*(scatterBytes+markedBytes) +
-		8*(9*int64(l.Parts)+2*int64(len(l.Train))) + // tables, and how far lists are
-		2*f.block + scanBytes
-	f.pool = k.o.MemoryBytes - fixed
-	return f, newListKind(l, k.topo.Indptr, staticEdges), nil
+	return newOf, staticEdges, l.place(k.m.ID, key.PageBytes)
 }
 
 const (

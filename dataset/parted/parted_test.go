@@ -220,6 +220,7 @@ func TestLayout(t *testing.T) {
 			again, err := Make(bg, d, from, o)
 			require.NoError(t, err)
 			require.Equal(t, l, again)
+			planned(t, l, d, topo, o)
 			r, err := Verify(bg, o.Dir, d.Meta.UUID, nil)
 			require.NoError(t, err)
 			require.Equal(t, l.Spec.Pages, r.Pages)
@@ -228,6 +229,32 @@ func TestLayout(t *testing.T) {
 			require.NoError(t, opened.Close(bg))
 		})
 	}
+}
+
+// planned holds what is planned of a layout against what was made of it.
+func planned(t testing.TB, l *Layout, d *dataset.Dataset, topo *graph.Topology, o Options) {
+	t.Helper()
+	p, err := Plan(bg, d, topo, o)
+	require.NoError(t, err)
+	require.Equal(t, []any{l.Base, l.Statics, l.Edges, l.StaticEdgeCount, l.Train, l.FeaturePages,
+		l.EdgePages, l.StaticFeatures, l.StaticEdges, l.Spec.PageBytes, l.Spec.Pages},
+		[]any{p.Base, p.Statics, p.Edges, p.StaticEdgeCount, p.Train, p.FeaturePages,
+			p.EdgePages, p.StaticFeatures, p.StaticEdges, p.Spec.PageBytes, p.Spec.Pages})
+	store := folderBytes(t, l)
+	run := func(r Run) []byte { return store[r.Page*l.Spec.PageBytes:][:r.Pages*l.Spec.PageBytes] }
+	for part := range l.Parts {
+		want := run(l.EdgePages[part])
+		got := make([]byte, len(want))
+		_, err := p.PartEdges(part, got)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got), "edges of part %d", part)
+	}
+	want := run(l.StaticEdges)
+	got := make([]byte, len(want))
+	_, err = p.StaticNodeEdges(got)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got), "edges of the static nodes")
+	require.NoError(t, p.Close())
 }
 
 // One part without static nodes keeps all numbers.

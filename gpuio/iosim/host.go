@@ -128,7 +128,12 @@ func (h *hostEngine) reap() {
 			h.room[min(int(r.ssd), len(h.room)-1)]++
 			h.s.dev.drop(id)
 			if x.left--; x.left == 0 {
-				h.m.Copy(x.total*x.row, func() { h.s.finish(x, h.m.Sim.Now()) })
+				end := func() { h.s.finish(x, h.m.Sim.Now()) }
+				if h.s.c.ToHost {
+					end()
+				} else {
+					h.m.Copy(x.total*x.row, end)
+				}
 			}
 		}
 		h.s.st.CQDoorbells++

@@ -11,8 +11,10 @@ import "helios/internal/ssdmodel"
 type reads struct {
 	m       *Machine
 	servers []*ssdmodel.Server
-	toHost  bool            // queues and data are in the CPU's memory
-	arrive  func(id uint32) // data and completion entry are there
+	toHost  bool // queues are in the CPU's memory, and the data comes there first
+	// The data comes there, wherever the queues are.
+	dataToHost bool
+	arrive     func(id uint32) // data and completion entry are there
 	// from the doorbell's store to the SSD having the command, beyond the model's latency
 	delay int64
 	serve func(bytes int64) int64
@@ -68,7 +70,7 @@ func (s *Stack) newReads(seed uint64, toHost bool, arrive func(uint32)) *reads {
 func (d *reads) wiring(bytes int64) wiring {
 	p := &d.m.Profile.PCIe
 	w := wiring{ssd: p.SSD.WireBytes(bytes)}
-	if d.toHost {
+	if d.dataToHost {
 		w.last = bytes
 	} else {
 		w.last = p.GPU.WireBytes(bytes) + d.m.cqeWire()
@@ -79,7 +81,7 @@ func (d *reads) wiring(bytes int64) wiring {
 
 // last is the link that all SSDs share.
 func (d *reads) last() link {
-	if d.toHost {
+	if d.dataToHost {
 		return d.m.HostMem
 	}
 	return d.m.Ingress

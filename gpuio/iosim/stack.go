@@ -25,6 +25,7 @@ type Config struct {
 	Depth        int    // reads outstanding per SSD (256)
 	CommandBytes int64  // of each read (4096)
 	StagedBytes  int64  // bytes that complete copies for each command; 0: the data is in its place
+	ToHost       bool   // the data stays in the CPU's memory
 	// State tells where the kernels' state lies, "host" or "gpu"; "": for async where the profile
 	// has it, for sync in GPU memory, as BaM and GIDS have it.
 	State string
@@ -135,6 +136,7 @@ func New(m *Machine, c Config) (*Stack, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.dev.dataToHost = s.dev.toHost || c.ToHost
 	s.c = c
 	return s, nil
 }

@@ -162,6 +162,9 @@ type CPU struct {
 	InspectNS     Figure `yaml:"inspect_ns"`
 	InspectScanNS Figure `yaml:"inspect_scan_ns"`
 	ChangeNS      Figure `yaml:"change_ns"`
+	// InduceNS is what inducing the topology of a mega-batch takes one core for an edge of its
+	// parts and of the static nodes, which the cores divide among them.
+	InduceNS Figure `yaml:"induce_ns"`
 	// what one such fault reads at random access (MADV_RANDOM: a page)
 	ReadAheadKB Figure `yaml:"read_ahead_kb"`
 }

@@ -39,6 +39,8 @@ type MegaInfo struct {
 	Requests     int64   `json:"requests"`
 	RequestBytes float64 `json:"mean_request_bytes"`
 	LoadSeconds  float64 `json:"load_seconds"` // sum over the mega-batches
+	// InduceSeconds is the part of them in which the topology was induced.
+	InduceSeconds float64 `json:"induce_seconds"`
 	// Waits is how often training had to wait for a mega-batch, WaitSeconds for how long in all.
 	Waits       int     `json:"waits"`
 	WaitSeconds float64 `json:"wait_seconds"`

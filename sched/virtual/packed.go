@@ -258,8 +258,16 @@ func (v *run) turnTo(p *vpack) error {
 	if p != nil {
 		l = p.layout
 	}
-	v.laid.now, v.m.planned = p, p != nil
-	if v.layout == l || l.Rows == 0 {
+	v.laid.now, v.m.planned, v.paged = p, p != nil, p != nil
+	if l.Rows == 0 {
+		return nil
+	}
+	return v.turn(l)
+}
+
+// turn has the stack read what lies as l says.
+func (v *run) turn(l gpuio.Layout) error {
+	if v.layout == l && v.stack != nil {
 		return nil
 	}
 	v.layout = l

@@ -45,6 +45,7 @@ type vmachine struct {
 type vpass struct {
 	*vmachine
 	name  string
+	epoch int // of the run
 	first int // batch
 	n     int // end
 	vtraining
@@ -122,6 +123,11 @@ type vgroup struct {
 	parts   []vpending
 	arrived bool
 	at      int // part that is next put in its place
+}
+
+// steps makes the pass one of training, whose mini-batches are shards of steps of so many.
+func (p *vpass) steps(shards, batches int) {
+	p.shard = func(i int) (at, of int) { return i % shards, min(shards, batches-i+i%shards) }
 }
 
 // begin begins the pass.

@@ -64,10 +64,6 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 		return nil, errs.New(errs.Capability,
 			"%v virtual plays superbatches under %v %s, not %s; use that, or another %v",
 			errs.Key("clock"), errs.Key("policy"), plan.PolicyBelady, cfg.Policy, errs.Key("mode"))
-	case cfg.MegaBatched():
-		return nil, errs.New(errs.Capability,
-			"%v virtual has no times for loading mega-batches, which %v %s trains on; use another %v",
-			errs.Key("clock"), errs.Key("mode"), cfg.Mode, errs.Key("mode"))
 	case cfg.Reduce != plan.ReduceTree:
 		return nil, errs.New(errs.Capability,
 			"%v virtual plays the gradients' way through the first device (%v %s), not %s; leave %v out",
@@ -145,6 +141,10 @@ type run struct {
 	planned *planned
 	// Packed mini-batches, over static tiers.
 	laid *laid
+	// Mega-batches, over static tiers without rows.
+	mega *mega
+	// What the stack reads are pages; those of parts stay in the CPU's memory.
+	paged, toHost bool
 
 	presampleNS, fillNS int64
 }
@@ -211,8 +211,11 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) error {
 	v.m.openReplicas(v.Config.Replicas, ops.Stream(plan.OpTrain))
 	v.m.rec.Tracks(report.Tracks...)
 	v.perSSD = make([]gpuio.Planned, ssds)
-	if v.Config.LaidOut() {
+	switch {
+	case v.Config.LaidOut():
 		return v.openPacked(ctx, b)
+	case v.Config.MegaBatched():
+		return v.openMega(ctx, b)
 	}
 	if v.Config.Planned() { // superbatches say what comes into the tiers
 		return v.openPlanned(b)
@@ -267,7 +270,7 @@ func (v *run) openStack() (err error) {
 	c, l := v.Config, v.layout
 	o := gpuio.PlanOptions{Stack: c.IOStack, CoalesceBytes: c.CoalesceBytes, Depth: c.QueueDepth,
 		MaxTransferBytes: modelledTransfer}
-	if v.laid != nil && v.laid.now != nil {
+	if v.paged {
 		s := (&pages.Opened{Layout: l}).Options(gpuio.StackOptions{
 			AsyncOptions: gpuio.AsyncOptions{CoalesceBytes: o.CoalesceBytes, Depth: o.Depth}})
 		o.CoalesceBytes, o.Depth = s.CoalesceBytes, s.Depth
@@ -279,7 +282,7 @@ func (v *run) openStack() (err error) {
 		return err
 	}
 	ic := iosim.Config{Stack: c.IOStack, Blocks: c.Blocks, Depth: o.Depth,
-		CommandBytes: int64(l.ReadBytes()), Seed: c.Seed}
+		CommandBytes: int64(l.ReadBytes()), ToHost: v.toHost, Seed: c.Seed}
 	if !c.Queued() {
 		ic.Blocks, ic.Threads = 0, c.Workers
 	} else if c.SMs.IO > 0 { // blocks at once
@@ -509,8 +512,13 @@ func (v *run) train(ctx context.Context, in prepare.Inputs, res *report.Modelled
 	}
 	for ep := range v.Config.Epochs {
 		sampled := v.Config.SampleEpoch(ep)
-		r, err := v.pass(ctx, fmt.Sprintf("epoch %d", ep+1), sampled, ep,
-			v.Shuffled(train, sampled), true)
+		order := prepare.Order{}
+		if v.mega != nil {
+			order = v.mega.orderOf(sampled).Order
+		} else {
+			order = v.Shuffled(train, sampled)
+		}
+		r, err := v.pass(ctx, fmt.Sprintf("epoch %d", ep+1), sampled, ep, order, true)
 		if err != nil {
 			return v.stopped(ep, err)
 		}
@@ -541,12 +549,11 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 	train bool) (report.EpochResult, error) {
 	var sum report.Partial
 	p := &vpass{
-		vmachine: v.m, name: name, n: order.Len(),
+		vmachine: v.m, name: name, epoch: epoch, n: order.Len(),
 		window: v.Config.Window, grouped: v.Config.Accumulate > 0, staged: v.dyn != nil,
 	}
 	if train {
-		most, batches := v.Config.Shards, p.n
-		p.shard = func(i int) (at, of int) { return i % most, min(most, batches-i+i%most) }
+		p.steps(v.Config.Shards, p.n)
 		if len(v.m.replicas) > 1 {
 			p.fleet = &vfleet{p: p}
 		}
@@ -565,7 +572,8 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 			return report.EpochResult{}, err
 		}
 	}
-	for i := 0; i < p.first && v.planned == nil && v.laid == nil; i++ { // caches that have filled
+	filling := v.planned == nil && v.laid == nil && v.mega == nil // caches, by what passes
+	for i := 0; i < p.first && filling; i++ {
 		if err := prepare.Interrupted(ctx); err != nil {
 			return report.EpochResult{}, err
 		}
@@ -577,8 +585,11 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 	}
 	v.src.lines, v.src.count = 0, 0
 	p.shape = func(i int) (*cost.Shape, error) {
-		if v.m.planned && v.laid != nil {
+		switch {
+		case v.m.planned && v.laid != nil:
 			return v.packedShape(i)
+		case v.mega != nil && train:
+			return v.mega.shape(ctx, i)
 		}
 		return v.shape(ctx, i)
 	}
@@ -605,8 +616,11 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 		p.begin()
 		return p.walk(ctx)
 	}
-	if v.planned != nil {
+	switch {
+	case v.planned != nil:
 		play = func() error { return v.superbatches(ctx, p, &sum) }
+	case v.mega != nil:
+		play = func() error { return v.mega.pass(ctx, p, &sum, train) }
 	}
 	err := play()
 	p.tell()
@@ -663,6 +677,9 @@ func (v *run) info() report.RunInfo {
 		info := v.laid.info
 		r.Packed = &info
 	}
+	if v.mega != nil {
+		r.Mega = v.mega.describe(&v.Config)
+	}
 	if v.dyn != nil {
 		r.CacheLineBytes, r.PolicyBytes = v.lines.LineBytes, v.dyn.MetadataBytes()
 	}
@@ -680,14 +697,19 @@ func (v *run) gpuCacheBytes() int64 {
 		return v.dyn.Config().Slots * v.lines.LineBytes
 	case v.planned != nil:
 		return v.planned.tiers.GPURows * v.RowBytes
+	case v.mega != nil && v.mega.onGPU:
+		return v.mega.parts.StaticFeatures.Pages * v.mega.parts.Spec.PageBytes
 	}
 	return int64(len(v.placement.GPU)) * v.RowBytes
 }
 
 // cpuCacheBytes is the CPU tier's size.
 func (v *run) cpuCacheBytes() int64 {
-	if v.planned != nil {
+	switch {
+	case v.planned != nil:
 		return v.planned.tiers.CPURows * v.RowBytes
+	case v.mega != nil:
+		return v.mega.room.Total()
 	}
 	return int64(len(v.placement.CPU)) * v.RowBytes
 }
