@@ -61,6 +61,7 @@ type DynamicConfig struct {
 	Lines          Lines
 	Slots          int64 // lines of the GPU tier
 	Policy         string
+	Directory      string // one of policy.Kinds; empty: the first
 	Seed           uint64
 	CPU            []int64 // rows of the constant CPU buffer, ascending
 	// NoData: lookups only, for a run that reads nothing (the virtual clock).
@@ -91,7 +92,7 @@ type Dynamic struct {
 	gather   cuda.Kernel
 
 	dirMu  sync.Mutex
-	dir    *policy.Directory
+	dir    policy.Directory
 	seen   lineSet // of one part, or of an announcement
 	lines  []int64
 	answer []policy.Answer
@@ -126,8 +127,8 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 		d.cpuIndex = w.window
 	}
 	var err error
-	if d.dir, err = policy.New(policy.Config{Policy: c.Policy, Slots: c.Slots,
-		Seed: c.Seed}); err != nil {
+	if d.dir, err = policy.New(policy.Config{Policy: c.Policy, Kind: c.Directory, Slots: c.Slots,
+		Lines: c.Lines.Count(c.Rows), Seed: c.Seed, Workers: d.workers()}); err != nil {
 		return nil, fmt.Errorf("dynamic cache: %w", err)
 	}
 	if c.NoData {
@@ -145,6 +146,14 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 		return nil, errors.Join(fmt.Errorf("dynamic cache: %w", err), d.slots.Free())
 	}
 	return d, nil
+}
+
+// workers is how many goroutines the directory may play a part on: those of the host device.
+func (d *Dynamic) workers() int {
+	if d.host {
+		return d.dev.Info().SMs
+	}
+	return 0
 }
 
 // Config returns what the cache was made with.

@@ -150,6 +150,7 @@ func checkDynamic(t *testing.T, open opener, batches int) {
 					c := DynamicConfig{
 						Rows: rows, RowBytes: s.rowBytes, Lines: s.lines,
 						Slots: rng.Int64N(s.lines.Count(rows)), Policy: name, Seed: rng.Uint64(),
+						Directory: policy.Kinds()[rng.IntN(2)],
 					}
 					if rng.IntN(3) > 0 {
 						c.CPU = randomPlacement(rng, rows, 0, .1).CPU
@@ -174,7 +175,8 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 		}
 		return lines
 	}
-	model := must(policy.New(policy.Config{Policy: c.Policy, Slots: c.Slots, Seed: c.Seed}))(t)
+	model := must(policy.New(policy.Config{Policy: c.Policy, Kind: c.Directory,
+		Slots: c.Slots, Seed: c.Seed}))(t)
 	window := rng.IntN(4)
 	stride := c.RowBytes + rng.Int64N(40)
 	all := make([][]int64, batches)
@@ -417,10 +419,16 @@ func TestDynamicErrors(t *testing.T) {
 // A failed read's lines leave the directory with those of all later tickets; earlier tickets are
 // not touched.
 func TestDynamicAbandon(t *testing.T) {
+	for _, kind := range policy.Kinds() {
+		t.Run(kind, func(t *testing.T) { checkAbandon(t, kind) })
+	}
+}
+
+func checkAbandon(t *testing.T, kind string) {
 	rng := seeded(t)
 	r := newDynamicRig(t, device(t, 2), DynamicConfig{
 		Rows: 500, RowBytes: 24, Lines: Lines{SSDs: 2, RowsPerLine: 3, LineBytes: 80,
-			RowStride: 24}, Slots: 20, Policy: policy.Random, Seed: 4,
+			RowStride: 24}, Slots: 20, Policy: policy.Random, Directory: kind, Seed: 4,
 	})
 	var free []*Ticket
 	for range 5 {

@@ -78,7 +78,8 @@ func leaseWord(row int64, w int) uint64 { return uint64(row+1)*0x9e3779b97f4a7c1
 
 func newLeaseStress(t *testing.T, name string, rng *rand.Rand) *leaseStress {
 	c := DynamicConfig{Rows: 600, RowBytes: leaseRowBytes, Lines: Lines{SSDs: 2, RowsPerLine: 1,
-		LineBytes: leaseRowBytes, RowStride: leaseRowBytes}, Policy: name, Seed: rng.Uint64()}
+		LineBytes: leaseRowBytes, RowStride: leaseRowBytes}, Policy: name,
+		Directory: policy.Kinds()[rng.IntN(2)], Seed: rng.Uint64()}
 	if rng.IntN(2) == 0 {
 		c.Lines.RowsPerLine, c.Lines.LineBytes, c.Lines.RowStride = 3, 128, 40
 	}

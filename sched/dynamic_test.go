@@ -54,6 +54,13 @@ var dynamicWays = []variant{
 	{"s3fifo series window accumulated cpu", dyn(policy.S3FIFO, 2048, func(c *plan.Config) {
 		c.Pipeline, c.IOStack, c.Accumulate, c.Window = plan.PipelineSeries, gpuio.StackCPU, 0.9, 3
 	}), 1, 4},
+	{"gids in sets", func(c *plan.Config) {
+		c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
+		c.Directory = policy.InSets
+	}, 2, 2},
+	{"s3fifo in sets deep window", dyn(policy.S3FIFO, plan.LineRow, func(c *plan.Config) {
+		c.Window, c.Directory = 2, policy.InSets
+	}), 2, 4},
 	// The rest only in long tests.
 	{"random run-ahead window alone", dyn(policy.Random, plan.LineRow,
 		func(c *plan.Config) { c.Pipeline, c.Window = plan.PipelineRunAhead, 16 }), 2, 4},
@@ -91,7 +98,7 @@ func TestSameParametersByDynamicTiers(t *testing.T) {
 		var first record
 		for i, v := range ways {
 			// tiny has all, the others a third each
-			if i > 0 && n > 0 && i%3 != n || wide.Lean() && i > 7 {
+			if i > 0 && n > 0 && i%3 != n || wide.Lean() && i > 9 {
 				continue
 			}
 			cfg := small()

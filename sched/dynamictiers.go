@@ -124,7 +124,8 @@ func (d *dynamicTiers) place(ctx context.Context) (err error) {
 	e.tiers = plan.TierSizes{GPURows: b.GPURows, CPURows: int64(len(cpu))}
 	d.tier, err = cache.NewDynamic(e.Device, cache.DynamicConfig{
 		Rows: e.Rows, RowBytes: e.RowBytes, Lines: d.lines,
-		Slots: d.slotsIn(b.GPURows * e.RowBytes), Policy: e.Config.Policy, Seed: e.Config.Seed,
+		Slots: d.slotsIn(b.GPURows * e.RowBytes), Policy: e.Config.Policy,
+		Directory: e.Config.Directory, Seed: e.Config.Seed,
 		CPU: cpu,
 	})
 	if err != nil {
@@ -699,6 +700,7 @@ func (d *dynamicTiers) describe(r *report.RunInfo) {
 func (d *dynamicTiers) record(h *trace.Header) cache.Placement {
 	c := d.tier.Config()
 	h.GPULines, h.LineBytes, h.RowsPerLine = c.Slots, d.lines.LineBytes, d.lines.RowsPerLine
+	h.Directory = c.Directory
 	return cache.Placement{CPU: c.CPU}
 }
 

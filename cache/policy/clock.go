@@ -5,8 +5,8 @@ const Clock = "clock"
 
 func init() {
 	register(&Policy{
-		Name: Clock, Summary: "CLOCK: what was accessed since the hand passed stays", order: 3,
-		open: func(d *Directory, c Config) evictor { return newClock(d) },
+		Name: Clock, Summary: "CLOCK: what was accessed since the hand passed stays", order: 3, set: setClock,
+		open: func(d *Queues, c Config) evictor { return newClock(d) },
 	})
 }
 
@@ -18,11 +18,11 @@ const visited = own
 // the hand meets is parked until its pin ends and then stands where the hand passed last. A new
 // line has its first chance only.
 type clock struct {
-	d     *Directory
+	d     *Queues
 	queue queue
 }
 
-func newClock(d *Directory) *clock { return &clock{d, newQueue(d)} }
+func newClock(d *Queues) *clock { return &clock{d, newQueue(d)} }
 
 func (p *clock) insert(slot int32) { p.queue.add(slot) }
 func (p *clock) hit(slot int32)    { p.d.slots[slot].set(visited) }

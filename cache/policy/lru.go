@@ -5,8 +5,8 @@ const LRU = "lru"
 
 func init() {
 	register(&Policy{
-		Name: LRU, Summary: "the line whose last access is the longest ago leaves", order: 2,
-		open: func(d *Directory, c Config) evictor { return newLRU(d) },
+		Name: LRU, Summary: "the line whose last access is the longest ago leaves", order: 2, set: setLRU,
+		open: func(d *Queues, c Config) evictor { return newLRU(d) },
 	})
 }
 
@@ -14,11 +14,11 @@ func init() {
 // pin ends at the end of a batch that accessed the line, so the slot then belongs at the newest
 // end.
 type lru struct {
-	d     *Directory
+	d     *Queues
 	queue queue
 }
 
-func newLRU(d *Directory) *lru { return &lru{d, newQueue(d)} }
+func newLRU(d *Queues) *lru { return &lru{d, newQueue(d)} }
 
 func (p *lru) insert(int32) {}
 func (p *lru) hit(int32)    {}

@@ -20,7 +20,8 @@ type Policy struct {
 	Offline string // why a run cannot have it, and what to do instead; "": it can
 	order   int    // in lists
 
-	open func(d *Directory, c Config) evictor
+	open func(d *Queues, c Config) evictor
+	set  setRule // its rule over a set
 }
 
 var policies []*Policy
@@ -56,8 +57,81 @@ func Online() []string {
 // Config is a directory's.
 type Config struct {
 	Policy string // one of Online
+	Kind   string // of the directory, one of Kinds; empty: InQueues
 	Slots  int64  // lines that the cache holds, below 2^31; line numbers are below 2^55
+	Lines  int64  // that there are: numbers are below it; 0: not known
 	Seed   uint64 // of Random's draws
+	// Workers is how many goroutines may play a part, where the kind lets several; 0: as many as
+	// there are CPUs. Answers do not depend on it.
+	Workers int
+}
+
+// Kinds of directories.
+const (
+	// InSets is Sets: sets of up to 32 lines, each under the policy by itself.
+	InSets = "sets"
+	// InQueues is Queues: any line in any slot, under the policy over all of them.
+	InQueues = "queues"
+)
+
+// Kinds lists the kinds of directories.
+func Kinds() []string { return []string{InSets, InQueues} }
+
+// Directory holds what a cache of lines knows of them. Accesses come in batches: a line that an
+// announced batch will access (the window buffer of GIDS) is not evicted. What finds no slot
+// bypasses the cache. A batch is one moment for the policy: a line that two parts of a batch
+// access was accessed once. It is not safe for concurrent use.
+type Directory interface {
+	// Announce tells the lines, each once, of the next batch that was not announced yet; between
+	// batches, not between the parts of one. A batch that was announced must access exactly these
+	// lines, and its announcement ends line by line as it does. The current batch cannot be
+	// announced any more.
+	Announce(lines []int64)
+	// Forget ends all announcements: a pass that stops early will not make their accesses.
+	Forget()
+	// NextBatch begins a batch.
+	NextBatch()
+	// Access answers for the lines of a part of the current batch; no line stands twice in a part.
+	// out has room for them. Lines that are cached are found before any is inserted; the misses
+	// then get their slots in order.
+	Access(lines []int64, out []Answer)
+	// Drop empties a slot whose filling failed. An empty one stays so.
+	Drop(slot int32)
+	// Find is a line's slot without an access, -1 for none.
+	Find(line int64) int32
+	// Line is the line that a slot holds, -1 for none.
+	Line(slot int32) int64
+	// Stats are the totals since New.
+	Stats() Stats
+	// Bytes is the directory's memory: per cached line, and per line that a batch of the window
+	// announced; never per row of the dataset.
+	Bytes() int64
+}
+
+// New makes the directory of an empty cache.
+func New(c Config) (Directory, error) {
+	if c.Slots < 0 || c.Slots >= math.MaxInt32 {
+		return nil, errs.New(errs.Usage,
+			"a dynamic cache of %d lines: at least 0 and below 2^31 are possible; use larger lines or a smaller cache",
+			c.Slots)
+	}
+	p := Find(c.Policy)
+	switch {
+	case p == nil:
+		return nil, errs.New(errs.Usage, "cache policy %q: use one of %s", c.Policy,
+			strings.Join(Online(), ", "))
+	case p.Offline != "":
+		return nil, errs.New(errs.Usage, "policy %s %s; a run takes one of %s", c.Policy, p.Offline,
+			strings.Join(Online(), ", "))
+	}
+	switch c.Kind {
+	case InSets:
+		return newSets(c, p.set)
+	case InQueues, "":
+		return newQueues(c, p), nil
+	}
+	return nil, errs.New(errs.Usage, "cache directory %q: use one of %s", c.Kind,
+		strings.Join(Kinds(), ", "))
 }
 
 // Answer says where an accessed line is.
@@ -113,12 +187,9 @@ type evictor interface {
 	bytes() int64
 }
 
-// Directory holds what a cache of lines knows of them. Accesses come in batches: a line that the
-// current batch has accessed is not evicted until NextBatch, nor is one that an announced batch
-// will access (the window buffer of GIDS). What finds no slot then bypasses the cache. A batch is
-// one moment for the policy: a line that two parts of a batch access was accessed once. It is not
-// safe for concurrent use.
-type Directory struct {
+// Queues is a directory in which any line may be in any slot. A line that the current batch has
+// accessed is not evicted until NextBatch.
+type Queues struct {
 	table   table // line -> slot
 	slots   []slot
 	free    []int32 // emptied slots
@@ -135,35 +206,17 @@ type Directory struct {
 	touched   uint64 // keeps touch's loads from being optimised away
 }
 
-// New makes the directory of an empty cache.
-func New(c Config) (*Directory, error) {
-	if c.Slots < 0 || c.Slots >= math.MaxInt32 {
-		return nil, errs.New(errs.Usage,
-			"a dynamic cache of %d lines: at least 0 and below 2^31 are possible; use larger lines or a smaller cache",
-			c.Slots)
-	}
-	d := &Directory{table: newTable(c.Slots), slots: make([]slot, c.Slots)}
+func newQueues(c Config, p *Policy) *Queues {
+	d := &Queues{table: newTable(c.Slots), slots: make([]slot, c.Slots)}
 	for i := range d.slots {
 		d.slots[i].hold(noLine, 0)
 	}
-	p := Find(c.Policy)
-	switch {
-	case p == nil:
-		return nil, errs.New(errs.Usage, "cache policy %q: use one of %s", c.Policy,
-			strings.Join(Online(), ", "))
-	case p.Offline != "":
-		return nil, errs.New(errs.Usage, "policy %s %s; a run takes one of %s", c.Policy, p.Offline,
-			strings.Join(Online(), ", "))
-	}
 	d.evictor = p.open(d, c)
-	return d, nil
+	return d
 }
 
-// Announce tells the lines, each once, of the next batch that was not announced yet; between
-// batches, not between the parts of one. A batch that was announced must access exactly these
-// lines, and its announcement ends line by line as it does. The current batch cannot be announced
-// any more.
-func (d *Directory) Announce(lines []int64) {
+// Announce tells the lines of a coming batch.
+func (d *Queues) Announce(lines []int64) {
 	d.announced++
 	var tags [ahead]uint32
 	for len(lines) > 0 {
@@ -187,8 +240,8 @@ func (d *Directory) Announce(lines []int64) {
 	}
 }
 
-// Forget ends all announcements: a pass that stops early will not make their accesses.
-func (d *Directory) Forget() {
+// Forget ends all announcements.
+func (d *Queues) Forget() {
 	for slot := range d.fresh {
 		was := d.slots[slot].flags()
 		d.slots[slot].unset(wanted)
@@ -202,7 +255,7 @@ func (d *Directory) Forget() {
 }
 
 // NextBatch begins a batch: what the last one accessed may be evicted again.
-func (d *Directory) NextBatch() {
+func (d *Queues) NextBatch() {
 	for _, slot := range d.batch {
 		s := &d.slots[slot]
 		s.unset(current)
@@ -219,10 +272,8 @@ func (d *Directory) NextBatch() {
 	}
 }
 
-// Access answers for the lines of a part of the current batch; no line stands twice in a part. out
-// has room for them. Lines that are cached are found before any is inserted, so no line of a part
-// takes the slot of another; the misses then get their slots in order.
-func (d *Directory) Access(lines []int64, out []Answer) {
+// Access answers for the lines of a part. No line of a part takes the slot of another.
+func (d *Queues) Access(lines []int64, out []Answer) {
 	out = out[:len(lines)]
 	d.find(lines, out)
 	d.stats.Accesses += int64(len(lines))
@@ -254,7 +305,7 @@ func (d *Directory) Access(lines []int64, out []Answer) {
 // insert gives the lines that were not hit their slots, in order. What a group of them will need of
 // the table is asked for before the first: their own places, and those of the lines that are likely
 // to go.
-func (d *Directory) insert(lines []int64, out []Answer) {
+func (d *Queues) insert(lines []int64, out []Answer) {
 	var (
 		group [ahead]int32
 		tags  [ahead]uint32
@@ -297,7 +348,7 @@ func (d *Directory) insert(lines []int64, out []Answer) {
 }
 
 // slot is a slot for a new line, -1 where all hold lines that must stay.
-func (d *Directory) slot() int32 {
+func (d *Queues) slot() int32 {
 	if n := len(d.free); n > 0 {
 		slot := d.free[n-1]
 		d.free = d.free[:n-1]
@@ -319,7 +370,7 @@ func (d *Directory) slot() int32 {
 
 // endUse ends the current batch's announcement of a line, and says whether a later batch announced
 // it.
-func (d *Directory) endUse(line int64) bool {
+func (d *Queues) endUse(line int64) bool {
 	if d.uses.n == 0 {
 		return false
 	}
@@ -330,7 +381,7 @@ func (d *Directory) endUse(line int64) bool {
 }
 
 // Drop empties a slot whose filling failed. An empty one stays so.
-func (d *Directory) Drop(slot int32) {
+func (d *Queues) Drop(slot int32) {
 	s := &d.slots[slot]
 	if s.line() == noLine {
 		return
@@ -350,14 +401,14 @@ func (d *Directory) Drop(slot int32) {
 }
 
 // Find is a line's slot without an access, -1 for none.
-func (d *Directory) Find(line int64) int32 { return d.table.get(line, tag(line), d.slots) }
+func (d *Queues) Find(line int64) int32 { return d.table.get(line, tag(line), d.slots) }
 
 // ahead is how many lines' places are asked for at once.
 const ahead = 64
 
 // touch loads where up to ahead lines stand in the tables, all of them before any is looked at:
 // memory is what a directory waits for. It tells the lines' tags.
-func (d *Directory) touch(lines []int64, tags *[ahead]uint32) {
+func (d *Queues) touch(lines []int64, tags *[ahead]uint32) {
 	touched := uint64(0)
 	for i, line := range lines {
 		tags[i] = tag(line)
@@ -372,7 +423,7 @@ func (d *Directory) touch(lines []int64, tags *[ahead]uint32) {
 }
 
 // find answers for many lines.
-func (d *Directory) find(lines []int64, out []Answer) {
+func (d *Queues) find(lines []int64, out []Answer) {
 	var tags [ahead]uint32
 	for len(lines) > 0 {
 		n := min(len(lines), ahead)
@@ -386,14 +437,13 @@ func (d *Directory) find(lines []int64, out []Answer) {
 }
 
 // Line is the line that a slot holds, -1 for none.
-func (d *Directory) Line(slot int32) int64 { return d.slots[slot].line() }
+func (d *Queues) Line(slot int32) int64 { return d.slots[slot].line() }
 
 // Stats are the totals since New.
-func (d *Directory) Stats() Stats { return d.stats }
+func (d *Queues) Stats() Stats { return d.stats }
 
-// Bytes is the directory's memory: per cached line, and per line that a batch of the window
-// announced; never per row of the dataset.
-func (d *Directory) Bytes() int64 {
+// Bytes is the directory's memory.
+func (d *Queues) Bytes() int64 {
 	return d.table.bytes() + int64(cap(d.slots))*16 + int64(cap(d.free)+cap(d.batch))*4 +
 		d.uses.bytes() + d.evictor.bytes()
 }

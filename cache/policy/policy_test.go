@@ -19,8 +19,7 @@ import (
 func play(t testing.TB, policy string, slots int, seed uint64, batches, window, parts int,
 	faults bool) {
 	r := rand.New(rand.NewPCG(seed, 1))
-	d, err := New(Config{Policy: policy, Slots: int64(slots), Seed: seed})
-	require.NoError(t, err)
+	d := newQueues(Config{Slots: int64(slots), Seed: seed}, Find(policy))
 	n := newNaive(policy, slots, seed)
 	lines := int64(2*slots + 5)
 	all := make([][][]int64, batches)

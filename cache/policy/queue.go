@@ -7,7 +7,7 @@ type queue struct {
 	n              int64
 }
 
-func newQueue(d *Directory) queue { return queue{slots: d.slots, oldest: -1, newest: -1} }
+func newQueue(d *Queues) queue { return queue{slots: d.slots, oldest: -1, newest: -1} }
 
 // after puts a slot behind another on the newer side; -1: as the oldest.
 func (q *queue) after(slot, other int32) {

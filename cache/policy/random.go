@@ -7,20 +7,20 @@ const Random = "random"
 
 func init() {
 	register(&Policy{
-		Name: Random, Summary: "a line drawn at random leaves (BaM, GIDS)", order: 1,
-		open: func(d *Directory, c Config) evictor { return newRandom(d, c.Slots, c.Seed) },
+		Name: Random, Summary: "a line drawn at random leaves (BaM, GIDS)", order: 1, set: setRandom,
+		open: func(d *Queues, c Config) evictor { return newRandom(d, c.Slots, c.Seed) },
 	})
 }
 
 // random evicts a slot drawn uniformly from those that are not pinned: they stand in an array, each
 // knowing its place.
 type random struct {
-	d     *Directory
+	d     *Queues
 	slots []int32 // that may be evicted
 	state uint64
 }
 
-func newRandom(d *Directory, slots int64, seed uint64) *random {
+func newRandom(d *Queues, slots int64, seed uint64) *random {
 	return &random{d: d, slots: make([]int32, 0, slots), state: seed}
 }
 

@@ -6,8 +6,8 @@ const S3FIFO = "s3fifo"
 func init() {
 	register(&Policy{
 		Name: S3FIFO, Summary: "S3-FIFO: a small queue, a main one and a memory of lines that left",
-		order: 5,
-		open:  func(d *Directory, c Config) evictor { return newS3FIFO(d, c.Slots) },
+		order: 5, set: setS3FIFO,
+		open: func(d *Queues, c Config) evictor { return newS3FIFO(d, c.Slots) },
 	})
 }
 
@@ -25,7 +25,7 @@ const (
 // rounds as it was accessed, up to three. A pinned slot that stands at the end of its queue is
 // parked until its pin ends and then stands there again; it still counts as a member of its queue.
 type s3fifo struct {
-	d           *Directory
+	d           *Queues
 	small, main queue
 	parkedSmall int64
 	target      int64   // slots of the small queue
@@ -34,7 +34,7 @@ type s3fifo struct {
 	next        int // place in ghost of the next line
 }
 
-func newS3FIFO(d *Directory, slots int64) *s3fifo {
+func newS3FIFO(d *Queues, slots int64) *s3fifo {
 	p := &s3fifo{d: d, small: newQueue(d), main: newQueue(d), target: max(1, slots/10)}
 	p.ghost = make([]int64, max(0, slots-p.target))
 	for i := range p.ghost {

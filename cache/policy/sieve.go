@@ -5,8 +5,8 @@ const Sieve = "sieve"
 
 func init() {
 	register(&Policy{
-		Name: Sieve, Summary: "SIEVE: a hand over lines in order of insertion", order: 4,
-		open: func(d *Directory, c Config) evictor { return newSieve(d) },
+		Name: Sieve, Summary: "SIEVE: a hand over lines in order of insertion", order: 4, set: setSieve,
+		open: func(d *Queues, c Config) evictor { return newSieve(d) },
 	})
 }
 
@@ -15,12 +15,12 @@ func init() {
 // passed last, and what it passes stays in its place. A pinned slot that the hand meets is parked
 // until its pin ends and then stands directly behind the hand.
 type sieve struct {
-	d     *Directory
+	d     *Queues
 	queue queue
 	hand  int32 // the slot to look at next; -1: the oldest
 }
 
-func newSieve(d *Directory) *sieve { return &sieve{d: d, queue: newQueue(d), hand: -1} }
+func newSieve(d *Queues) *sieve { return &sieve{d: d, queue: newQueue(d), hand: -1} }
 
 func (p *sieve) insert(slot int32) { p.queue.add(slot) }
 func (p *sieve) hit(slot int32)    { p.d.slots[slot].set(visited) }

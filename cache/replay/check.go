@@ -175,8 +175,9 @@ type checker struct {
 	planned *planned
 }
 
-func (c *checker) directory() (*policy.Directory, error) {
-	d, err := policy.New(policy.Config{Policy: c.h.Policy, Slots: c.gpuLines, Seed: c.h.Seed})
+func (c *checker) directory() (policy.Directory, error) {
+	d, err := policy.New(policy.Config{Policy: c.h.Policy, Kind: c.h.Directory,
+		Slots: c.gpuLines, Lines: c.view.lines.Count(c.h.Rows), Seed: c.h.Seed})
 	if err != nil {
 		return nil, fmt.Errorf("the trace's own configuration: %w", err)
 	}

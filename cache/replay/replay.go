@@ -10,6 +10,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,6 +98,8 @@ type Config struct {
 	Sizes    []Size
 	Lines    []int64 // bytes of a line, or LineRow
 	Windows  []int   // of the online policies
+	// Directories of the online policies, of policy.Kinds; empty: the run's.
+	Directories []string
 	// Superbatches are numbers of mini-batches that Superbatch and SuperbatchCold know at once;
 	// empty: DefaultSuperbatch. They lie in memory until they are played.
 	Superbatches []int
@@ -162,6 +165,7 @@ type Pass struct {
 // Play is one cache that was played.
 type Play struct {
 	Policy        string  `json:"policy"`
+	Directory     string  `json:"directory,omitempty"` // of an online policy
 	Window        int     `json:"window"`
 	Superbatch    int     `json:"superbatch"` // of the policies that know one, else 0
 	LineBytes     int64   `json:"line_bytes"`
@@ -268,6 +272,15 @@ func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
 	}
 	if len(c.Windows) == 0 {
 		p.c.Windows = []int{0}
+	}
+	if len(p.c.Directories) == 0 {
+		p.c.Directories = []string{cmp.Or(h.Directory, policy.InQueues)}
+	}
+	for _, kind := range p.c.Directories {
+		if !slices.Contains(policy.Kinds(), kind) {
+			return nil, errs.New(errs.Usage, "cache directory %q is not known; choose of %s", kind,
+				strings.Join(policy.Kinds(), ", "))
+		}
 	}
 	if p.c.Workers <= 0 {
 		p.c.Workers = runtime.GOMAXPROCS(0)
@@ -414,17 +427,29 @@ func (p *plan) addLines(ctx context.Context, l cache.Lines, cpu bitset,
 			if name == Belady || !slices.Contains(online, name) {
 				continue
 			}
-			for _, w := range distinctInts(p.c.Windows) {
-				d, err := policy.New(policy.Config{Policy: name, Slots: n, Seed: h.Seed})
-				if err != nil {
-					return err
-				}
-				v.union = v.union || w > 0
-				j := &job{sim: &dynamic{d: d, view: number, v: v, window: w,
-					again: p.r.Totals().Resets > 0}, play: play, best: best, show: true}
-				j.play.Policy, j.play.Window = name, w
-				p.jobs = append(p.jobs, j)
+			if err := p.addOnline(name, number, n, play, best); err != nil {
+				return err
 			}
+		}
+	}
+	return nil
+}
+
+// addOnline adds an online policy's caches of n lines: every directory and window.
+func (p *plan) addOnline(name string, number int, n int64, play Play, best *job) error {
+	v := p.views[number]
+	for _, kind := range p.c.Directories {
+		for _, w := range distinctInts(p.c.Windows) {
+			d, err := policy.New(policy.Config{Policy: name, Kind: kind, Slots: n,
+				Lines: v.lines.Count(p.h.Rows), Seed: p.h.Seed, Workers: 1})
+			if err != nil {
+				return err
+			}
+			v.union = v.union || w > 0
+			j := &job{sim: &dynamic{d: d, view: number, v: v, window: w,
+				again: p.r.Totals().Resets > 0}, play: play, best: best, show: true}
+			j.play.Policy, j.play.Directory, j.play.Window = name, kind, w
+			p.jobs = append(p.jobs, j)
 		}
 	}
 	return nil

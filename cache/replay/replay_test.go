@@ -451,12 +451,14 @@ func TestCheck(t *testing.T) {
 		slots := int64(20)
 		x.h.Policy, x.h.GPULines, x.h.Window, x.h.CPURows = name, slots, int64(window), 10
 		x.h.LineBytes, x.h.RowsPerLine = l.LineBytes, l.RowsPerLine
+		x.h.Directory = []string{"", policy.InSets, policy.InQueues}[r.IntN(3)]
 		path := filepath.Join(t.TempDir(), "trace")
 		w, err := trace.Create(path, x.h, false)
 		require.NoError(t, err)
 		require.NoError(t, w.Hotness(x.hot))
 		require.NoError(t, w.Place(nil, cpu))
-		d, err := policy.New(policy.Config{Policy: name, Slots: slots, Seed: x.h.Seed})
+		d, err := policy.New(policy.Config{Policy: name, Kind: x.h.Directory, Slots: slots,
+			Seed: x.h.Seed})
 		require.NoError(t, err)
 		wrong := seed == 23
 		for _, pass := range x.passesOf() {
@@ -519,7 +521,8 @@ func TestCheck(t *testing.T) {
 				if seed%4 == 1 {
 					require.NoError(t, w.Place(nil, cpu))
 				}
-				d, err = policy.New(policy.Config{Policy: name, Slots: slots, Seed: x.h.Seed})
+				d, err = policy.New(policy.Config{Policy: name, Kind: x.h.Directory, Slots: slots,
+					Seed: x.h.Seed})
 				require.NoError(t, err)
 				told = from
 			}

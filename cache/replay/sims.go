@@ -84,7 +84,7 @@ func (s *static) batch(b *batch) {
 // Reset and looked up after it only, stands after it.
 type dynamic struct {
 	tally
-	d      *policy.Directory
+	d      policy.Directory
 	view   int
 	v      *view
 	window int
@@ -99,7 +99,7 @@ type dynamic struct {
 // queued is a batch, or where the tiers were emptied.
 type queued struct {
 	b     *batch
-	reset *policy.Directory // the empty one
+	reset policy.Directory // the empty one
 }
 
 func (s *dynamic) batch(b *batch) {
@@ -147,7 +147,7 @@ func (s *dynamic) next() {
 }
 
 // reset empties the cache where it stands in the trace.
-func (s *dynamic) reset(d *policy.Directory) {
+func (s *dynamic) reset(d policy.Directory) {
 	if len(s.queue) == 0 {
 		s.d, s.told = d, -1
 		return

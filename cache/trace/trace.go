@@ -61,8 +61,10 @@ type Header struct {
 	BatchDependency int64  `json:"batch_dependency,omitempty"`
 	Mode            string `json:"mode"`
 	// cpu and mmap widen reads to what their files allow
-	IOStack     string `json:"io_stack"`
-	Policy      string `json:"policy"`         // of the run
+	IOStack string `json:"io_stack"`
+	Policy  string `json:"policy"` // of the run
+	// Directory of a dynamic GPU tier; traces of older programs have none: policy.InQueues
+	Directory   string `json:"directory,omitempty"`
 	GPULines    int64  `json:"gpu_lines"`      // lines (dynamic) or rows (static) of the GPU tier
 	LineBytes   int64  `json:"line_bytes"`     // of a line of a dynamic GPU tier; 0: static
 	RowsPerLine int64  `json:"rows_per_line"`  // of a dynamic GPU tier

@@ -16,6 +16,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/units"
+	"helios/sched/plan"
 )
 
 func benchCacheCommand() *cli.Command {
@@ -58,6 +59,9 @@ func benchCacheCommand() *cli.Command {
 			hcli.Int(&cli.IntFlag{Name: "window", Value: 0,
 				Usage: "announce so many sets ahead to dynamic tiers"},
 				func(a *cacheBenchArgs) *int { return &a.cfg.Window }),
+			hcli.Text(oneOf("directory", "what knows where a dynamic tier's lines are",
+				plan.DefaultDirectory, policy.Kinds(), nil),
+				func(a *cacheBenchArgs) *string { return &a.cfg.Directory }),
 			hcli.Int(&cli.IntFlag{Name: "ssd-count", Value: 12,
 				Usage: "SSDs that misses are bucketed by"},
 				func(a *cacheBenchArgs) *int { return &a.cfg.SSDs }).Was("ssds"),

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"helios/cache/policy"
 	"helios/cache/replay"
 	"helios/cache/trace"
 	"helios/gpuio"
@@ -44,6 +46,10 @@ func cacheReplayCommand() *cli.Command {
 		hcli.Parsed(&cli.StringFlag{Name: "cache-line", DefaultText: "the run's",
 			Usage: "lines of the dynamic policies `SIZE[,SIZE…]`: row, or bytes such as 4096"},
 			func(a *replayArgs) *[]int64 { return &a.lines }, parseLines).Was("line"),
+		hcli.Parsed(&cli.StringFlag{Name: "directory", DefaultText: "the run's",
+			Usage: "directories of the policies that know no future `NAME[,NAME…]`: " +
+				strings.Join(policy.Kinds(), ", ")},
+			func(a *replayArgs) *[]string { return &a.directories }, parseDirectories),
 		hcli.Parsed(&cli.StringFlag{Name: "window", DefaultText: "the run's",
 			Usage: "coming batches whose lines stay `N[,N…]`: of the policies that know no future"},
 			func(a *replayArgs) *[]int { return &a.windows }, parseWindows),
@@ -81,6 +87,7 @@ type replayArgs struct {
 	sizes        []replay.Size
 	lines        []int64
 	windows      []int
+	directories  []string
 	superbatches []int
 	cpuCache     units.Budget
 	check        bool
@@ -95,6 +102,17 @@ func parseReplayPolicies(text string) ([]string, error) {
 		if !slices.Contains(replay.Policies(), p) {
 			return nil, errs.New(errs.Usage, "unknown --policy %q; %s", p,
 				meant(p, replay.Policies(), "choose of "+strings.Join(replay.Policies(), ", ")))
+		}
+	}
+	return names, err
+}
+
+func parseDirectories(text string) ([]string, error) {
+	names, err := hcli.SplitList("directory", text)
+	for _, d := range names {
+		if !slices.Contains(policy.Kinds(), d) {
+			return nil, errs.New(errs.Usage, "unknown --directory %q; %s", d,
+				meant(d, policy.Kinds(), "choose of "+strings.Join(policy.Kinds(), ", ")))
 		}
 	}
 	return names, err
@@ -263,6 +281,7 @@ func runCacheReplay(ctx context.Context, e *env, a *replayArgs) (err error) {
 func (y *replayer) config(r *trace.Reader) (c replay.Config, err error) {
 	h := r.Header()
 	c = replay.Config{Policies: y.policies, Sizes: y.sizes, Lines: y.lines, Windows: y.windows,
+		Directories:  y.directories,
 		Superbatches: y.superbatches, Workers: y.workers, Progress: y.ui.Progress, CPURows: -1}
 	if y.given(&y.workers) != "" && c.Workers < 1 {
 		return c, errs.New(errs.Usage, "--workers %d: give at least 1", c.Workers)
@@ -364,7 +383,7 @@ func (y *replayer) show(res *replay.Result, out *results) {
 		return p.Total.Promoted+p.Total.Demoted > 0
 	})
 	row := func(p replay.Play, x replay.Pass) []string {
-		cells := []string{p.Policy, lookAheadText(p), lineText(p),
+		cells := []string{p.Policy, cmp.Or(p.Directory, "-"), lookAheadText(p), lineText(p),
 			fmt.Sprintf("%.3g %%", 100*p.Share), strconv.FormatInt(p.Lines, 10)}
 		if y.passes {
 			name := x.Kind
@@ -395,7 +414,7 @@ func (y *replayer) show(res *replay.Result, out *results) {
 		}
 		rows = append(rows, row(p, p.Total))
 	}
-	header := []string{"policy", "knows", "line", "size", "lines"}
+	header := []string{"policy", "directory", "knows", "line", "size", "lines"}
 	if y.passes {
 		header = append(header, "pass")
 	}
@@ -458,7 +477,7 @@ func replayCSV(w io.Writer, res *replay.Result) error {
 		"rows_gpu", "rows_cpu", "rows_ssd", "accesses", "reads", "bytes_ssd", "inserted", "evicted",
 		"bypassed",
 		"hit_ratio", "gpu_hit_ratio", "optimum_hit_ratio", "gap_points", "reads_over_optimum",
-		"metadata_bytes", "superbatch", "promoted", "demoted"}}
+		"metadata_bytes", "superbatch", "promoted", "demoted", "directory"}}
 	for _, p := range res.Plays {
 		for _, x := range append(slices.Clone(p.Passes), p.Total) {
 			row := []string{p.Policy, strconv.Itoa(p.Window)}
@@ -480,7 +499,7 @@ func replayCSV(w io.Writer, res *replay.Result) error {
 			}
 			rows = append(rows, append(row, strconv.FormatInt(p.MetadataBytes, 10),
 				strconv.Itoa(p.Superbatch), strconv.FormatInt(x.Promoted, 10),
-				strconv.FormatInt(x.Demoted, 10)))
+				strconv.FormatInt(x.Demoted, 10), p.Directory))
 		}
 	}
 	return out.WriteAll(rows)

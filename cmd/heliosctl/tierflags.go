@@ -69,6 +69,15 @@ func pagesOption() hcli.Option[plan.Config] {
 	return hcli.Text(f, func(c *plan.Config) *string { return &c.PagesOn })
 }
 
+// directoryOption is which directory a dynamic tier has.
+func directoryOption() *cli.StringFlag {
+	f := oneOf("directory", "what knows where a dynamic GPU tier's lines are ("+policy.InSets+
+		": sets of 32 lines, each under --policy by itself, worked on by all cores; "+
+		policy.InQueues+": any line in any place, on one core)", "", policy.Kinds(), nil)
+	f.DefaultText = plan.DefaultDirectory
+	return f
+}
+
 // dependencyOption is of verbs that sample for training.
 func dependencyOption() hcli.Option[plan.Config] {
 	return hcli.Int(&cli.IntFlag{Name: "batch-dependency", DefaultText: "1",
@@ -130,6 +139,8 @@ func tierOptions() hcli.Options[plan.Config] {
 			DefaultText: "4096 in bam and gids, else row",
 			Usage:       "what a dynamic GPU tier reads and keeps at once: lines of `BYTES`, or \"row\""},
 			func(c *plan.Config) *int64 { return &c.CacheLine }, cacheLine),
+		hcli.Text(directoryOption(),
+			func(c *plan.Config) *string { return &c.Directory }),
 		hcli.Int(&cli.IntFlag{Name: "window",
 			Usage: "coming mini-batches whose lines a dynamic GPU tier keeps (GIDS's window buffer), 0 for none"},
 			func(c *plan.Config) *int { return &c.Window }).Checked(func(c *plan.Config,

@@ -42,6 +42,7 @@ const (
 	StreamBatch    Stream = 9  // keys of the mini-batches' neighbour sampling
 	StreamPhase    Stream = 10 // when a node's draw changes between dependent mini-batches
 	StreamMega     Stream = 11 // which parts train together, and their passes
+	StreamCache    Stream = 12 // which line of a set leaves
 )
 
 // Key derives the Philox key of a seed for one use. (Two rounds of splitmix64's finaliser

@@ -51,6 +51,9 @@ const (
 	TuneFull  = "full"
 )
 
+// DefaultDirectory is of a dynamic GPU tier.
+const DefaultDirectory = policy.InQueues
+
 // PolicyBelady keeps, in both tiers, what the mini-batches of a superbatch need next (MIN with
 // bypass, Belady 1966): these are sampled before the first of them trains.
 const PolicyBelady = policy.Belady
@@ -199,6 +202,8 @@ type Config struct {
 	// CacheLine is the bytes of a line of a dynamic GPU tier, or LineRow; 0: by mode (bam and gids
 	// 4096, else a row).
 	CacheLine int64
+	// Directory is of a dynamic GPU tier: one of policy.Kinds.
+	Directory string
 	// Window is how many coming batches' lines a dynamic tier keeps (window buffer of GIDS); 0:
 	// none.
 	Window int
@@ -328,6 +333,9 @@ func (c *Config) fillCommon() {
 	orText(&c.IOStack, gpuio.StackAsync)
 	orText(&c.Pipeline, DefaultPipeline)
 	orText(&c.Policy, PolicyStatic)
+	if c.Dynamic() {
+		orText(&c.Directory, DefaultDirectory)
+	}
 	orText(&c.Hotness, HotnessPresample)
 	orText(&c.Sampler, graph.Neighbor)
 	orNumber(&c.BatchDependency, 1)
@@ -745,6 +753,13 @@ func (c Config) checkCache() error {
 	case c.CacheLine != 0 && c.CacheLine != LineRow && (c.CacheLine < 512 || c.CacheLine > MaxLine):
 		return errs.New(errs.Usage, "option cache-line %d is not \"row\" or 512 to %d bytes",
 			c.CacheLine, MaxLine)
+	case c.Directory != "" && !c.Dynamic():
+		return errs.New(errs.Usage,
+			"option directory is of a GPU tier whose lines come and go; choose option policy other than %s, or leave it out",
+			resident)
+	case c.Directory != "" && !slices.Contains(policy.Kinds(), c.Directory):
+		return errs.New(errs.Usage, "option directory %q is not known; choose one of %v", c.Directory,
+			policy.Kinds())
 	case c.Window < 0 || c.Window > maxWindow:
 		return errs.New(errs.Usage, "option window %d is not between 0 and %d batches", c.Window,
 			maxWindow)

@@ -3,6 +3,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"unsafe"
 
 	"helios/cache"
+	"helios/cache/policy"
 	"helios/cuda"
 	"helios/internal/bench"
 	"helios/internal/errs"
@@ -29,10 +31,12 @@ type Config struct {
 	GPUShare float64 // of the rows of the dataset are in the GPU tier
 	CPUShare float64 // are in the static CPU tier
 	LineRows int64   // rows of a line of a dynamic tier
-	Window   int     // sets that are announced ahead to dynamic tiers
-	SSDs     int     // that misses are bucketed by
-	Length   time.Duration
-	Seed     uint64 // of tiers, rows and random eviction
+	// Directory of a dynamic tier, of policy.Kinds; empty: the first
+	Directory string
+	Window    int // sets that are announced ahead to dynamic tiers
+	SSDs      int // that misses are bucketed by
+	Length    time.Duration
+	Seed      uint64 // of tiers, rows and random eviction
 }
 
 // Check refuses what cannot be measured.
@@ -60,6 +64,7 @@ func (c *Config) Check() error {
 type Row struct {
 	Device     string        `json:"device"`
 	Policy     string        `json:"policy"`
+	Directory  string        `json:"directory,omitempty"` // of a dynamic tier
 	Nodes      int64         `json:"nodes"`
 	Rows       int64         `json:"rows"` // of a lookup
 	Workers    int           `json:"workers"`
@@ -456,11 +461,14 @@ func (b *measurement) dynamic(ctx context.Context, name string) (err error) {
 	const rowBytes = 8
 	c := cache.DynamicConfig{
 		Rows: b.total, RowBytes: rowBytes, Slots: b.slots(), Policy: name, Seed: b.Seed,
-		Lines: cache.Lines{SSDs: int64(b.SSDs), RowsPerLine: b.LineRows,
+		Directory: b.Directory, Lines: cache.Lines{SSDs: int64(b.SSDs), RowsPerLine: b.LineRows,
 			LineBytes: b.LineRows * rowBytes, RowStride: rowBytes},
 	}
 	b.row.LineRows, b.row.Slots, b.row.Window = b.LineRows, c.Slots, b.Window
-	b.row.Workers = 1 // the policy decides in order
+	if b.Directory != policy.InSets {
+		b.row.Workers = 1 // the policy decides in order
+	}
+	b.row.Directory = cmp.Or(b.Directory, policy.InQueues)
 	var d *cache.Dynamic
 	if err := b.built(func() (err error) {
 		d, err = cache.NewDynamic(b.dev, c)
@@ -534,9 +542,14 @@ func (b *measurement) dynamic(ctx context.Context, name string) (err error) {
 		b.row.Checked += b.Rows
 		return took, d.Release(t)
 	}
-	// Full is what has evicted. Sets that pin all of a small tier never come to that.
+	// Full is what has evicted and has no room for a hundredth more. Windows that pin all of a
+	// small tier never come to that.
 	k := uint64(0)
-	for most := uint64(8*c.Slots/b.Rows + 8); d.Stats().Evicted == 0 && k < most; k++ {
+	full := func() bool {
+		s := d.Stats()
+		return s.Evicted > 0 && s.Inserted-s.Evicted >= c.Slots-c.Slots/100
+	}
+	for most := uint64(8*c.Slots/b.Rows + 8); !full() && k < most; k++ {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
