@@ -14,15 +14,16 @@ import (
 // Ways is how many lines a set of Sets holds at most: a lane of a warp for each.
 const Ways = 32
 
-// Sets is a directory whose lines belong to sets of up to Ways slots each: a line is in the set that
-// its number's hash names, or nowhere. A policy rules over each set by itself. So sets are worked
-// on at the same time, by as many workers as there are, and the answers do not depend on how many:
-// within a set, the lines of a part are found first, and the misses then come in, in the order of the
-// part. Nothing else is ordered. Draws are of the line's and the batch's numbers, not of a state.
+// Sets is a directory whose lines belong to sets of up to Ways slots each: a line is in the set
+// that its number's hash names, or nowhere. A policy rules over each set by itself. So sets are
+// worked on at the same time, by as many workers as there are, and the answers do not depend on how
+// many: within a set, the lines of a part are found first, and the misses then come in, in the
+// order of the part. Nothing else is ordered. Draws are of the line's and the batch's numbers, not
+// of a state.
 //
-// Under sieve and S3-FIFO what a batch has accessed may be evicted in it, unlike in Queues: hits are
-// copied before slots are filled, and a line that came in and left within one part was never in (a
-// bypass). What an announced batch will access, this one's own accesses to come included, stays.
+// Under sieve and S3-FIFO what a batch has accessed may be evicted in it, unlike in Queues: hits
+// are copied before slots are filled, and a line that came in and left within one part was never in
+// (a bypass). What an announced batch will access, this one's own accesses to come included, stays.
 type Sets struct {
 	rule    setRule
 	key     [2]uint32
@@ -78,7 +79,8 @@ func newSets(c Config, rule setRule) (*Sets, error) {
 			c.Lines, int64(MaxSetLine+1), InQueues)
 	}
 	d := &Sets{rule: rule, key: philox.Key(c.Seed, philox.StreamCache), slots: uint64(c.Slots),
-		sets: uint64(c.Slots+Ways-1) / Ways, stride: setWords, batch: 1, told: 1, workers: c.Workers}
+		sets: uint64(c.Slots+Ways-1) / Ways, stride: setWords, batch: 1, told: 1,
+		workers: c.Workers}
 	if d.workers <= 0 {
 		d.workers = runtime.GOMAXPROCS(0)
 	}
@@ -143,8 +145,8 @@ func find(tags []uint32, tag uint32) int {
 	return -1
 }
 
-// Announce tells the lines of the next batch that was not announced yet, as Directory's does; a line
-// may stand more than once.
+// Announce tells the lines of the next batch that was not announced yet, as Directory's does; a
+// line may stand more than once.
 func (d *Sets) Announce(lines []int64) {
 	if d.slots == 0 {
 		return
@@ -183,8 +185,8 @@ func (d *Sets) NextBatch() { d.batch++ }
 func (d *Sets) Access(lines []int64, out []Answer) { d.AccessEach(lines, out, nil) }
 
 // AccessEach is Access where a line may stand more than once, and a number below 0 stands for no
-// line. The answer stands at a line's first place, and of tells for each place which that is; it may
-// be nil where no line stands twice. Places without a line are left alone.
+// line. The answer stands at a line's first place, and of tells for each place which that is; it
+// may be nil where no line stands twice. Places without a line are left alone.
 func (d *Sets) AccessEach(lines []int64, out []Answer, of []uint32) {
 	d.work.partition(d, lines)
 	var total Stats
@@ -311,8 +313,8 @@ func (d *Sets) Line(slot int32) int64 {
 // Stats are the totals since the directory was made.
 func (d *Sets) Stats() Stats { return d.stats }
 
-// Bytes is the directory's memory but for what a part takes while it is played: per cached line, and
-// per line that a batch of the window announced.
+// Bytes is the directory's memory but for what a part takes while it is played: per cached line,
+// and per line that a batch of the window announced.
 func (d *Sets) Bytes() int64 {
 	n := int64(cap(d.words)+cap(d.until)) * 4
 	for i := range d.window {
@@ -468,13 +470,13 @@ func (w *setWorker) distinct(at []uint64, of []uint32) []uint64 {
 	return out
 }
 
-// windowShards is a power of two: each is one worker's at a time, as a line's shard follows from its
-// hash's low bits and its bucket from the high ones; so shards have a lock.
+// windowShards is a power of two. Workers meet in a shard, as a line's shard follows from its hash's
+// low bits and its bucket from the high ones; so shards have a lock.
 const windowShards = 64
 
 // windowShard tells of announced lines the last batch that accesses them: open addressing with
-// linear probes. An entry is line << 32 | batch; a batch that was is as good as empty when the table
-// is made anew.
+// linear probes. An entry is line << 32 | batch; a batch that was is as good as empty when the
+// table is made anew.
 type windowShard struct {
 	mu      sync.Mutex
 	entries []uint64

@@ -14,8 +14,8 @@ import (
 // playSets runs a directory in sets and its naive twin over random batches with a window, parts in
 // which lines stand twice, and fills that fail, and compares every answer, what is cached after
 // every part, and the totals.
-func playSets(t testing.TB, policy string, slots, workers int, seed uint64, batches, window, parts int,
-	faults bool) {
+func playSets(t testing.TB, policy string, slots, workers int, seed uint64, batches, window,
+	parts int, faults bool) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	dir, err := New(Config{Policy: policy, Kind: InSets, Slots: int64(slots), Seed: seed,
 		Workers: workers})
@@ -112,12 +112,12 @@ func TestSetsAgainstNaive(t *testing.T) {
 func FuzzSetsAgainstNaive(f *testing.F) {
 	f.Add(uint64(1), uint8(0), uint8(40), uint8(2), uint8(1), false)
 	f.Fuzz(func(t *testing.T, seed uint64, which, slots, window, parts uint8, faults bool) {
-		playSets(t, Online()[int(which)%len(Online())], 1+int(slots)%140, 2, seed, 8, int(window)%17,
-			1+int(parts)%4, faults)
+		playSets(t, Online()[int(which)%len(Online())], 1+int(slots)%140, 2, seed, 8,
+			int(window)%17, 1+int(parts)%4, faults)
 	})
 }
 
-// However many workers play a part, the answers are the same. The parts are long enough for several.
+// However many workers play a part, the answers are the same. Parts are long enough for several.
 func TestSetsWorkers(t *testing.T) {
 	const slots, batches = 2000, 3
 	for _, name := range Online() {
@@ -125,7 +125,8 @@ func TestSetsWorkers(t *testing.T) {
 		var stats Stats
 		for _, workers := range []int{1, 2, 5} {
 			r := rand.New(rand.NewPCG(7, 7))
-			d, err := New(Config{Policy: name, Kind: InSets, Slots: slots, Seed: 3, Workers: workers})
+			d, err := New(Config{Policy: name, Kind: InSets, Slots: slots, Seed: 3,
+				Workers: workers})
 			require.NoError(t, err)
 			var got []Answer
 			var next []int64

@@ -26,7 +26,8 @@ func (v *run) openDynamic(b plan.TierSizes) (err error) {
 	c := cache.DynamicConfig{
 		Rows: v.Rows, RowBytes: v.RowBytes, Lines: v.lines,
 		Slots:  min(b.GPURows*v.RowBytes/v.lines.LineBytes, v.lines.Count(v.Rows)),
-		Policy: v.Config.Policy, Directory: v.Config.Directory, Seed: v.Config.Seed, CPU: cpu, NoData: true,
+		Policy: v.Config.Policy, Directory: v.Config.Directory, Seed: v.Config.Seed, CPU: cpu,
+		NoData: true,
 	}
 	if v.dyn, err = cache.NewDynamic(v.Device, c); err != nil {
 		return err
