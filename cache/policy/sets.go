@@ -470,8 +470,8 @@ func (w *setWorker) distinct(at []uint64, of []uint32) []uint64 {
 	return out
 }
 
-// windowShards is a power of two. Workers meet in a shard, as a line is in one by the low bits of its
-// hash and in a bucket by the high ones; so shards have a lock.
+// windowShards is a power of two. Workers meet in a shard: the low bits of a line's hash say its
+// shard, and the high ones its bucket. So shards have a lock.
 const windowShards = 64
 
 // windowShard tells of announced lines the last batch that accesses them: open addressing with
