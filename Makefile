@@ -44,8 +44,8 @@ endif
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/heliosctl ./cmd/heliosctl
 
-# The binary that "make build" made, its manual page, and what shells complete. DESTDIR is for packagers:
-# a folder to install into that is not the final one.
+# The binary that "make build" made, its manual page, what shells complete, and units of systemd for the
+# daemon. DESTDIR is for packagers: a folder to install into that is not the final one.
 PREFIX ?= /usr/local
 DESTDIR ?=
 HELIOSCTL ?= bin/heliosctl
@@ -53,7 +53,8 @@ ROOT = $(DESTDIR)$(PREFIX)
 INSTALLED = "$(ROOT)/bin/heliosctl" "$(ROOT)/share/man/man1/heliosctl.1" \
 	"$(ROOT)/share/bash-completion/completions/heliosctl" \
 	"$(ROOT)/share/zsh/site-functions/_heliosctl" \
-	"$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish"
+	"$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish" \
+	"$(ROOT)/lib/systemd/user/heliosctl.socket" "$(ROOT)/lib/systemd/user/heliosctl.service"
 install:
 	@test -x "$(HELIOSCTL)" || { echo 'install: $(HELIOSCTL) is not there; run "make build" first' >&2; exit 1; }
 	install -Dm755 "$(HELIOSCTL)" "$(ROOT)/bin/heliosctl"
@@ -61,6 +62,8 @@ install:
 	"$(HELIOSCTL)" completion bash | install -Dm644 /dev/stdin "$(ROOT)/share/bash-completion/completions/heliosctl"
 	"$(HELIOSCTL)" completion zsh | install -Dm644 /dev/stdin "$(ROOT)/share/zsh/site-functions/_heliosctl"
 	"$(HELIOSCTL)" completion fish | install -Dm644 /dev/stdin "$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish"
+	install -Dm644 tools/systemd/heliosctl.socket "$(ROOT)/lib/systemd/user/heliosctl.socket"
+	sed 's|@PREFIX@|$(PREFIX)|' tools/systemd/heliosctl.service | install -Dm644 /dev/stdin "$(ROOT)/lib/systemd/user/heliosctl.service"
 
 uninstall:
 	rm -f $(INSTALLED)

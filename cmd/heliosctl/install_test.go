@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// "make install" puts the program, its page and what shells complete below DESTDIR and PREFIX;
-// "make uninstall" takes exactly that back.
+// "make install" puts the program, its page, what shells complete and units below DESTDIR and
+// PREFIX; "make uninstall" takes exactly that back.
 func TestMakeInstall(t *testing.T) {
 	if _, err := exec.LookPath("make"); err != nil {
 		t.Skip("make is not here")
@@ -46,6 +46,8 @@ func TestMakeInstall(t *testing.T) {
 		"opt/h/share/bash-completion/completions/heliosctl":    "complete",
 		"opt/h/share/zsh/site-functions/_heliosctl":            "#compdef heliosctl",
 		"opt/h/share/fish/vendor_completions.d/heliosctl.fish": "complete -c heliosctl",
+		"opt/h/lib/systemd/user/heliosctl.socket":              "ListenStream=%t/heliosctl.sock\nSocketMode=0600",
+		"opt/h/lib/systemd/user/heliosctl.service":             "ExecStart=/opt/h/bin/heliosctl serve\n",
 	} {
 		b, err := os.ReadFile(filepath.Join(root, file))
 		require.NoError(t, err)
@@ -54,7 +56,7 @@ func TestMakeInstall(t *testing.T) {
 	st, err := os.Stat(filepath.Join(root, "opt/h/bin/heliosctl"))
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o755), st.Mode())
-	require.Len(t, files(), 6)
+	require.Len(t, files(), 8)
 	run("uninstall")
 	require.Equal(t, []string{"opt/h/bin/other"}, files())
 }

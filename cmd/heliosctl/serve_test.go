@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -14,11 +12,11 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
 	"helios/internal/serve"
@@ -188,82 +186,6 @@ func TestServeProcess(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist, "the daemon removes its socket")
 }
 
-// door is a client of a server in this process.
-type door struct {
-	t    testing.TB
-	conn *os.File
-}
-
-type doorMessage struct {
-	Type, Message string
-	Slot, Index   int
-	BytesSSD      int64 `json:"bytes_ssd"`
-}
-
-// openDoor connects a client, whose session ends well with the test.
-func openDoor(t testing.TB, s *serve.Server) *door {
-	t.Helper()
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	require.NoError(t, err)
-	d := &door{t, os.NewFile(uintptr(pair[1]), "client")}
-	theirs, err := inheritedConn(pair[0])
-	require.NoError(t, err)
-	done := make(chan error, 1)
-	go func() { done <- s.ServeConn(context.Background(), theirs) }()
-	t.Cleanup(func() {
-		_ = d.conn.Close() // it may be closed
-		require.NoError(t, <-done)
-	})
-	d.send(map[string]any{"type": "hello", "protocol": 1})
-	d.next()
-	return d
-}
-
-func (d *door) send(m map[string]any) {
-	body, err := json.Marshal(m)
-	require.NoError(d.t, err)
-	_, err = d.conn.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...))
-	require.NoError(d.t, err)
-}
-
-func (d *door) next() (m doorMessage) {
-	head := make([]byte, 4)
-	_, err := io.ReadFull(d.conn, head)
-	require.NoError(d.t, err)
-	body := make([]byte, binary.LittleEndian.Uint32(head))
-	_, err = io.ReadFull(d.conn, body)
-	require.NoError(d.t, err)
-	require.NoError(d.t, json.Unmarshal(body, &m))
-	require.NotEqual(d.t, "error", m.Type, m.Message)
-	return m
-}
-
-// loader opens dataset g and a loader of split train.
-func (d *door) loader(more map[string]any) {
-	folder, err := filepath.Abs("g")
-	require.NoError(d.t, err)
-	d.send(map[string]any{"type": "open", "dataset": folder})
-	d.next()
-	m := map[string]any{"type": "loader", "handle": 1, "split": "train", "shuffle": true}
-	maps.Copy(m, more)
-	d.send(m)
-	d.next()
-}
-
-// epoch takes all batches of an epoch, and returns their numbers and what the job has read so far.
-func (d *door) epoch(epoch int) (got []int, bytes int64) {
-	d.send(map[string]any{"type": "epoch", "id": 1, "epoch": epoch})
-	for {
-		switch m := d.next(); m.Type {
-		case "epoch_end":
-			return got, m.BytesSSD
-		case "batch":
-			got = append(got, m.Index)
-			d.send(map[string]any{"type": "release", "id": 1, "slot": m.Slot})
-		}
-	}
-}
-
 // readByRanks returns what epochs of a world of ranks read from SSDs: as one job, or as jobs of one
 // rank each that have an equal part of the caches' bytes. cache names the options that have those.
 func readByRanks(t testing.TB, s *serve.Server, world int, apart bool, options map[string]any,
@@ -281,7 +203,9 @@ func readByRanks(t testing.TB, s *serve.Server, world int, apart bool, options m
 		if apart {
 			job = strconv.Itoa(rank)
 		}
-		d.loader(map[string]any{"options": options, "rank": rank, "world": world, "job": job})
+		_, err := d.loader(map[string]any{"options": options, "rank": rank, "world": world,
+			"job": job})
+		require.NoError(t, err)
 		doors = append(doors, d)
 	}
 	all := make([]int64, world)
@@ -290,8 +214,11 @@ func readByRanks(t testing.TB, s *serve.Server, world int, apart bool, options m
 	for rank, d := range doors {
 		wg.Go(func() {
 			for epoch := range 3 {
-				got, bytes := d.epoch(epoch)
-				all[rank], seen[rank] = bytes, append(seen[rank], got...)
+				got, err := d.epoch(epoch, 0)
+				if err != nil {
+					t.Error(err)
+				}
+				all[rank], seen[rank] = got.read, append(seen[rank], got.batches...)
 			}
 		})
 	}
@@ -300,7 +227,7 @@ func readByRanks(t testing.TB, s *serve.Server, world int, apart bool, options m
 	slices.Sort(batches)
 	require.Len(t, batches, 3*(batches[len(batches)-1]+1), "each batch once an epoch")
 	for _, d := range doors {
-		require.NoError(t, d.conn.Close())
+		d.close()
 	}
 	if !apart {
 		return slices.Max(all)
@@ -368,8 +295,9 @@ func BenchmarkRanks(b *testing.B) {
 	}
 }
 
-// BenchmarkDoor measures an epoch through the daemon's socket and ring beside one of the same
-// loader in this process, in turns: with --mode inmem, where the door is the largest share.
+// BenchmarkDoor measures epochs through the daemon's socket and ring beside those of the same
+// loader in this process, in turns: the time, and the processor's, of both sides of the socket. In
+// mode inmem the door is the largest share.
 func BenchmarkDoor(b *testing.B) {
 	b.Chdir(b.TempDir())
 	b.Setenv("HELIOS_STATE", "state")
@@ -377,27 +305,55 @@ func BenchmarkDoor(b *testing.B) {
 		{"bind-ssds", "--proxy", "a.img", "--size", "128MiB"}, {"load", "g"}} {
 		require.Zero(b, run(context.Background(), append(args, "--quiet"), io.Discard, os.Stderr))
 	}
-	options := map[string]string{"mode": "inmem", "fanout": "10,10", "batch-size": "256"}
-	backend := serverBackend(b)
-	l, err := loaderOf(b, backend, serve.LoaderRequest{Split: "train", Shuffle: true, World: 1,
-		Options: options}, serve.OpenRequest{})
-	require.NoError(b, err)
-	d := openDoor(b, serve.New(serve.Config{Backend: backend, Memory: 1 << 30}))
-	d.loader(map[string]any{"options": options})
-	var here, through time.Duration
-	batches := 0
-	for epoch := 0; b.Loop(); epoch++ {
-		begin := time.Now()
-		require.NoError(b, l.Epoch(context.Background(), epoch, allOf(l), func(*serve.Batch) error {
-			batches++
-			return nil
-		}))
-		here += time.Since(begin)
-		begin = time.Now()
-		d.epoch(epoch)
-		through += time.Since(begin)
+	for _, mode := range []string{"inmem", "helios", "cpu"} {
+		b.Run(mode, func(b *testing.B) {
+			options := map[string]string{"mode": mode, "fanout": "10,10", "batch-size": "1024"}
+			if mode != "inmem" {
+				options["cpu-cache"] = "25%"
+			}
+			backend := serverBackend(b)
+			l, err := loaderOf(b, backend, serve.LoaderRequest{Split: "train", Shuffle: true,
+				World: 1, Options: options}, serve.OpenRequest{})
+			require.NoError(b, err)
+			d := openDoor(b, serve.New(serve.Config{Backend: backend, Memory: 1 << 30}))
+			_, err = d.loader(map[string]any{"options": options})
+			require.NoError(b, err)
+			var here, through took
+			batches := 0
+			for epoch := 0; b.Loop(); epoch++ {
+				here.add(func() {
+					require.NoError(b, l.Epoch(context.Background(), epoch, allOf(l),
+						func(*serve.Batch) error {
+							batches++
+							return nil
+						}))
+				})
+				through.add(func() {
+					_, err := d.epoch(epoch, 0)
+					require.NoError(b, err)
+				})
+			}
+			for name, t := range map[string]took{"here": here, "door": through} {
+				b.ReportMetric(t.wall.Seconds()*1e6/float64(batches), "us-"+name+"/batch")
+				b.ReportMetric(t.cpu.Seconds()*1e6/float64(batches), "cpu-us-"+name+"/batch")
+			}
+			b.ReportMetric(through.wall.Seconds()/here.wall.Seconds(), "door/here")
+			b.ReportMetric(through.cpu.Seconds()/here.cpu.Seconds(), "cpu-door/here")
+		})
 	}
-	b.ReportMetric(here.Seconds()*1e6/float64(batches), "us-here/batch")
-	b.ReportMetric(through.Seconds()*1e6/float64(batches), "us-door/batch")
-	b.ReportMetric(through.Seconds()/here.Seconds(), "door/here")
+}
+
+// took is how long something took in all: on the clock, and of this process's processor time.
+type took struct{ wall, cpu time.Duration }
+
+func (t *took) add(f func()) {
+	busy := func() time.Duration {
+		var u syscall.Rusage
+		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // it can't fail
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	begin, was := time.Now(), busy()
+	f()
+	t.wall += time.Since(begin)
+	t.cpu += busy() - was
 }

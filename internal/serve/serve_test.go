@@ -1,10 +1,12 @@
 package serve
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -273,6 +275,44 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		require.Equal(t, "refused", a.Class)
 		require.Contains(t, a.Message, "user 4242 may not use this daemon")
 	}
+}
+
+// The kernel says who a client is: of two threads of this process, one of another user's.
+func TestAnotherUserIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user for a moment")
+	}
+	r := &rig{s: New(Config{Backend: &fakeBackend{}, Timeout: 5 * time.Second})}
+	// without a file, which the other user could not reach
+	r.path = fmt.Sprintf("@helios-test-%d", os.Getpid())
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: r.path, Net: "unix"})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.s.Serve(ctx, l) }()
+	mine := r.client(t)
+	theirs := make(chan *net.UnixConn, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocks: the thread ends with the goroutine
+		const nobody = 65534
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); e != 0 {
+			t.Error(e)
+		}
+		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.path, Net: "unix"})
+		if err != nil {
+			t.Error(err)
+		}
+		theirs <- c
+	}()
+	c := &client{t: t, w: &wire{c: <-theirs, timeout: 10 * time.Second}}
+	require.Equal(t, "refused", c.gone().Class)
+	c.close()
+	mine.send(map[string]any{"type": "open", "dataset": "a"})
+	mine.want("opened")
+	mine.close()
+	cancel()
+	require.NoError(t, <-done)
+	require.NoError(t, l.Close())
 }
 
 // Bounds hold: of clients, of memory, of loaders and datasets.
