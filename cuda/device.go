@@ -89,6 +89,22 @@ type Exporter interface {
 	ExportDMABuf(b Buffer) (fd int, offset int64, err error)
 }
 
+// ProcessSharer is a device whose memory other processes can use.
+type ProcessSharer interface {
+	// AllocShared returns zeroed memory of the device.
+	AllocShared(size int64, purpose string) (SharedBuffer, error)
+	// PCIBusID names the device, whatever number another process has for it.
+	PCIBusID() string
+}
+
+// SharedBuffer is memory of the device that comes to another process as a file.
+type SharedBuffer interface {
+	Buffer
+	// File is what another process imports, of so many bytes: the size in whole granules. It is the
+	// buffer's to close; who has imported it keeps the memory.
+	File() (fd int, bytes int64)
+}
+
 // StreamOptions shape a stream.
 type StreamOptions struct {
 	Name     string // operator name, for the timeline

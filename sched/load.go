@@ -35,6 +35,7 @@ type Loader struct {
 	o     LoaderOptions
 	seeds []int64
 	looks []prepare.Stager
+	leave bool // rows where they are
 }
 
 // Loaded is a mini-batch where the CPU sees it. It is valid until the consumer returns.
@@ -43,10 +44,12 @@ type Loaded struct {
 	Seeds        int
 	HopEnd       []int64 // nodes after each hop, the seeds' first
 	Nodes        []int64 // HopEnd's last
-	Rows         []byte  // their features, as the SSDs store them
-	Labels       []int32 // of the seeds; -1 where there is none
-	Blocks       []LoadedBlock
-	Degrees      []uint32 // of Nodes; nil where the configuration's model needs none
+	Rows         []byte  // their features, as the SSDs store them; nil after LeaveRows
+	// RowsAt is where these are on the loader's device, for work on its Stream.
+	RowsAt  cuda.DevicePtr
+	Labels  []int32 // of the seeds; -1 where there is none
+	Blocks  []LoadedBlock
+	Degrees []uint32 // of Nodes; nil where the configuration's model needs none
 }
 
 // LoadedBlock has the edges of a hop, as graph.Block.
@@ -136,6 +139,12 @@ func (l *Loader) RowBytes() int64 { return l.e.RowBytes }
 // RowType returns the name of the type of the rows' elements.
 func (l *Loader) RowType() string { return l.e.RowType.String() }
 
+// LeaveRows has batches come without Rows from now on, for a consumer on the device.
+func (l *Loader) LeaveRows() { l.leave = true }
+
+// Stream returns the stream of the consumer's work on the device. It waits for what makes a batch.
+func (l *Loader) Stream() cuda.Stream { return l.e.trainS }
+
 // BytesRead returns how much the loader has read from SSDs so far.
 func (l *Loader) BytesRead() (n int64) {
 	for _, s := range l.e.store.io().SSDs {
@@ -223,12 +232,18 @@ func (l *Loader) view(ctx context.Context, p *pass, s *slot) (*Loaded, error) {
 	var all []error
 	nodes, err := look(mb.Nodes, rows*8)
 	all = append(all, err)
-	x, err := look(s.x, rows*e.RowBytes)
-	all = append(all, err)
+	var x []byte
+	if l.leave {
+		next++
+	} else {
+		x, err = look(s.x, rows*e.RowBytes)
+		all = append(all, err)
+	}
 	deg, err := look(mb.Degrees, rows*4)
 	all = append(all, err)
 	b := &Loaded{Index: p.order.Index(s.index), Seeds: len(s.seeds),
 		HopEnd: slices.Clone(mb.HopEnd), Nodes: hostmem.View[int64](nodes), Rows: x,
+		RowsAt: s.x.Ptr(),
 		Labels: hostmem.View[int32](s.labels.Bytes())[:len(s.seeds)]}
 	if e.Config.Arch().Degrees() {
 		b.Degrees = hostmem.View[uint32](deg)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,10 +27,15 @@ type door struct {
 	slots int64
 	bytes int64 // of a slot
 	sums  bool  // epoch sums batches up
+
+	device string // that the ring lies on
+
+	ended func() // waits for the session in this process; nil: there is none
 }
 
 type doorMessage struct {
 	Type, Message string
+	Device        string
 	ID, Slot      int
 	Epoch, Index  int
 	Batches       int
@@ -54,10 +60,8 @@ func openDoor(t testing.TB, s *serve.Server) *door {
 	d := &door{conn: ours}
 	done := make(chan error, 1)
 	go func() { done <- s.ServeConn(context.Background(), theirs) }()
-	t.Cleanup(func() {
-		d.close()
-		require.NoError(t, <-done)
-	})
+	d.ended = sync.OnceFunc(func() { require.NoError(t, <-done) })
+	t.Cleanup(d.close)
 	require.NoError(t, d.hello())
 	return d
 }
@@ -67,6 +71,9 @@ func (d *door) close() {
 	if d.ring != nil {
 		_ = unix.Munmap(d.ring)
 		d.ring = nil
+	}
+	if d.ended != nil {
+		d.ended()
 	}
 }
 
@@ -123,7 +130,7 @@ func (d *door) mapRing(oob []byte, m doorMessage) error {
 			return err
 		}
 	}
-	d.slots, d.bytes = m.Slots, m.SlotBytes
+	d.slots, d.bytes, d.device = m.Slots, m.SlotBytes, m.Device
 	d.ring, err = unix.Mmap(fds[0], 0, int(d.slots*d.bytes), unix.PROT_READ, unix.MAP_SHARED)
 	return err
 }

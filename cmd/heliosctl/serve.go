@@ -18,6 +18,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"helios/cuda"
 	"helios/dataset"
 	"helios/gpuio"
 	hcli "helios/internal/cli"
@@ -462,7 +463,16 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 	}
 	l.closers = append(l.closers, l.l.Close)
 	l.dim = int64(data.Meta.Dim)
-	l.t, err = rowtype.Parse(l.l.RowType())
+	if l.t, err = rowtype.Parse(l.l.RowType()); err != nil || q.Device == "" || q.Device == "cpu" {
+		return l, err
+	}
+	l.gpu, err = openGPURings(dev, l.l.Stream())
+	if err != nil && q.Device == "auto" {
+		return l, nil
+	}
+	if err == nil && l.rowsGoAsTheyAre() {
+		l.l.LeaveRows()
+	}
 	return l, err
 }
 
@@ -471,6 +481,7 @@ type servedLoader struct {
 	l       *sched.Loader
 	dim     int64
 	t       rowtype.Type
+	gpu     *gpuRings // nil: batches go to the CPU
 	closers []func() error
 }
 
@@ -499,7 +510,7 @@ func (l *servedLoader) Epoch(ctx context.Context, epoch int, batches []int,
 // tensors are those of docs/PROTOCOL.md.
 func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 	rows := int64(len(b.Nodes))
-	all := []serve.Tensor{l.rows(b.Rows, rows), serve.Of("n_id", "int64", b.Nodes), {Name: "y", DType: "int64",
+	all := []serve.Tensor{l.rows(b, rows), serve.Of("n_id", "int64", b.Nodes), {Name: "y", DType: "int64",
 		Shape: []int64{int64(b.Seeds)}, Bytes: int64(b.Seeds) * 8, Put: func(to []byte) {
 			widen(hostmem.View[int64](to), b.Labels)
 		}}}
@@ -541,8 +552,8 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 
 // rows are the features: numbers as the SSDs have them, without the padding of a row; float32 where
 // a row is stored with a scale.
-func (l *servedLoader) rows(from []byte, n int64) serve.Tensor {
-	t, stored := l.t, int64(l.t.RowBytes(int(l.dim)))
+func (l *servedLoader) rows(b *sched.Loaded, n int64) serve.Tensor {
+	from, t, stored := b.Rows, l.t, int64(l.t.RowBytes(int(l.dim)))
 	x := serve.Tensor{Name: "x", DType: t.String(), Shape: []int64{n, l.dim}, Bytes: 4 * n * l.dim}
 	switch t {
 	case rowtype.Int8:
@@ -557,6 +568,12 @@ func (l *servedLoader) rows(from []byte, n int64) serve.Tensor {
 	case rowtype.Float16, rowtype.BFloat16:
 		x.Bytes /= 2
 	}
+	if l.gpu != nil && l.rowsGoAsTheyAre() {
+		x.CopyTo = func(to uint64) error {
+			return l.gpu.stream.Copy(cuda.DevicePtr(to), b.RowsAt, x.Bytes)
+		}
+		return x
+	}
 	row := x.Bytes / max(n, 1)
 	x.Put = func(to []byte) {
 		if row == stored {
@@ -568,6 +585,18 @@ func (l *servedLoader) rows(from []byte, n int64) serve.Tensor {
 		}
 	}
 	return x
+}
+
+// rowsGoAsTheyAre tells whether a tensor has the rows' bytes as the SSDs have them.
+func (l *servedLoader) rowsGoAsTheyAre() bool {
+	element := int64(4)
+	switch l.t {
+	case rowtype.Int8:
+		return false
+	case rowtype.Float16, rowtype.BFloat16:
+		element = 2
+	}
+	return int64(l.t.RowBytes(int(l.dim))) == element*l.dim
 }
 
 // widen copies numbers into larger ones.

@@ -240,8 +240,8 @@ func readByRanks(t testing.TB, s *serve.Server, world int, apart bool, options m
 
 // rankCaches are options under which ranks are compared, with their caches' bytes.
 var rankCaches = map[string]map[string]any{
-	"static":  {"mode": "helios", "hotness": "degree"},
-	"dynamic": {"mode": "gids", "hotness": "degree"},
+	"static":  {"mode": "helios", "hotness": "degree", "device": "host"},
+	"dynamic": {"mode": "gids", "hotness": "degree", "device": "host"},
 }
 
 // Ranks of a job read about what one loader does; jobs of one rank each with as much memory
@@ -307,7 +307,8 @@ func BenchmarkDoor(b *testing.B) {
 	}
 	for _, mode := range []string{"inmem", "helios", "cpu"} {
 		b.Run(mode, func(b *testing.B) {
-			options := map[string]string{"mode": mode, "fanout": "10,10", "batch-size": "1024"}
+			options := map[string]string{"mode": mode, "fanout": "10,10", "batch-size": "1024",
+				"device": "host"}
 			if mode != "inmem" {
 				options["cpu-cache"] = "25%"
 			}

@@ -158,8 +158,8 @@ func TestServeSurvivesKills(t *testing.T) {
 	ok(t, "load", "g")
 	socket, err := filepath.Abs("s")
 	require.NoError(t, err)
-	options := map[string]any{"mode": "helios", "gpu-cache": "16KiB", "cpu-cache": "0",
-		"fanout": "4,4", "batch-size": 50, "hotness": "degree"}
+	options := map[string]any{"mode": "helios", "device": "host", "gpu-cache": "16KiB",
+		"cpu-cache": "0", "fanout": "4,4", "batch-size": 50, "hotness": "degree"}
 	daemon := func() *doorProcess {
 		return startChild(t, "TestServeChild", serveChildEnv+"="+socket)
 	}
@@ -255,7 +255,7 @@ func TestServeLeaks(t *testing.T) {
 	socket, err := filepath.Abs("s")
 	require.NoError(t, err)
 	c := &clientSpec{Socket: socket, World: 1, Options: map[string]any{"mode": "helios",
-		"gpu-cache": "16KiB", "cpu-cache": "0", "fanout": "4,4", "batch-size": 20,
+		"device": "host", "gpu-cache": "16KiB", "cpu-cache": "0", "fanout": "4,4", "batch-size": 20,
 		"hotness": "degree"}}
 	dm := startChild(t, "TestServeChild", serveChildEnv+"="+socket)
 	pid := dm.cmd.Process.Pid

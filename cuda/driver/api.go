@@ -161,6 +161,8 @@ type api interface {
 	MemMap(p devicePtr, bytes int64, h memHandle) result
 	MemUnmap(p devicePtr, bytes int64) result
 	MemSetAccess(p devicePtr, bytes int64, access *memAccess) result
+	// MemExportToShareableHandle gives memory of MemCreate as a file descriptor.
+	MemExportToShareableHandle(h memHandle, handleType int32) (fd int32, r result)
 
 	MemcpyAsync(dst, src devicePtr, bytes int64, s stream) result
 	MemsetD8Async(dst devicePtr, value byte, bytes int64, s stream) result
@@ -231,6 +233,7 @@ var optionalSymbols = []string{
 	"cuGreenCtxCreate", "cuGreenCtxDestroy", "cuGreenCtxStreamCreate", "cuCtxFromGreenCtx",
 	"cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate",
 	"cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
+	"cuMemExportToShareableHandle",
 	"cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
 	"cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch", "cuGraphExecDestroy",
 }
@@ -298,6 +301,7 @@ const (
 	attrHostPointer       attribute = 91
 	attrHostRegister      attribute = 99
 	attrVMM               attribute = 102
+	attrHandleFD          attribute = 103
 	attrVMMDirectRDMA     attribute = 110
 	attrDirectRDMA        attribute = 116
 	attrRDMAOrdering      attribute = 118
@@ -324,6 +328,7 @@ const (
 	greenDefault      = 0x1 // CU_GREEN_CTX_DEFAULT_STREAM
 	resourceSM        = 1   // CU_DEV_RESOURCE_TYPE_SM
 	memPinned         = 1   // CU_MEM_ALLOCATION_TYPE_PINNED
+	handleFD          = 1   // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 	locationDevice    = 1   // CU_MEM_LOCATION_TYPE_DEVICE
 	accessReadWrite   = 3   // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 	granularityLeast  = 0   // CU_MEM_ALLOC_GRANULARITY_MINIMUM

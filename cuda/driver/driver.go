@@ -56,6 +56,7 @@ type Device struct {
 	cc       int // compute capability times 10
 	driver   int // driver's CUDA version
 	vmmRDMA  bool
+	pci      string // bus ID
 	priority struct{ least, greatest int }
 
 	life     sync.RWMutex // held for reading within a call of the library
@@ -146,7 +147,7 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d.caps, d.cc = rep.Capabilities, rep.ComputeCapability
+	d.caps, d.cc, d.pci = rep.Capabilities, rep.ComputeCapability, rep.PCI
 	if v, r := a.DeviceGetAttribute(attrVMMDirectRDMA, d.ord); r == success && v == 1 {
 		d.vmmRDMA = true
 	}

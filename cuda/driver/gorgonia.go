@@ -76,6 +76,7 @@ HX_OPTIONAL(cuMemRelease, (unsigned long long h), (h))
 HX_OPTIONAL(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long h, unsigned long long flags), (p, n, offset, h, flags))
 HX_OPTIONAL(cuMemUnmap, (CUdeviceptr p, size_t n), (p, n))
 HX_OPTIONAL(cuMemSetAccess, (CUdeviceptr p, size_t n, const void *access, size_t count), (p, n, access, count))
+HX_OPTIONAL(cuMemExportToShareableHandle, (void *out, unsigned long long h, int type, unsigned long long flags), (out, h, type, flags))
 HX_OPTIONAL(cuGraphCreate, (void *out, unsigned flags), (out, flags))
 HX_OPTIONAL(cuGraphDestroy, (uintptr_t g), (g))
 HX_OPTIONAL(cuGraphAddKernelNode_v2, (void *out, uintptr_t g, const void *deps, size_t n, uintptr_t params), (out, g, deps, n, params))
@@ -373,6 +374,13 @@ func (l *linked) MemUnmap(p devicePtr, n int64) result {
 
 func (l *linked) MemSetAccess(p devicePtr, n int64, access *memAccess) result {
 	return result(C.helios_cuMemSetAccess(C.CUdeviceptr(p), C.size_t(n), unsafe.Pointer(access), 1))
+}
+
+func (l *linked) MemExportToShareableHandle(h memHandle, handleType int32) (int32, result) {
+	fd := int32(-1)
+	r := C.helios_cuMemExportToShareableHandle(unsafe.Pointer(&fd), C.ulonglong(h),
+		C.int(handleType), 0)
+	return fd, result(r)
 }
 
 func (l *linked) GraphCreate() (graph, result) {

@@ -23,6 +23,7 @@ type Capabilities struct {
 	WritesOrdered bool // and their writes are seen in order by kernels of this GPU at least
 	HostAtomics   bool // atomics on CPU memory are atomic with the CPU's
 	GrowingMemory bool // addresses can be reserved without memory (virtual memory management)
+	SharedMemory  bool // memory of that kind goes to other processes as a file descriptor
 	Graphs        bool // many launches can be one
 
 	ComputeCapability int // times 10: 80 is 8.0
@@ -216,6 +217,7 @@ func describe(a api, index int, d ordinal, version int) (GPU, error) {
 		GrowingMemory: all(a, "cuMemGetAllocationGranularity", "cuMemAddressReserve",
 			"cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap",
 			"cuMemSetAccess") && may(attrVMM) == 1,
+		SharedMemory: a.has("cuMemExportToShareableHandle") && may(attrHandleFD) == 1,
 		Graphs: all(a, "cuGraphCreate", "cuGraphDestroy", "cuGraphAddKernelNode_v2",
 			"cuGraphInstantiateWithFlags",
 			"cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch", "cuGraphExecDestroy"),
@@ -308,6 +310,8 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 		connections(),
 		yes("growing memory", c.GrowingMemory, "virtual memory management",
 			"buffers that grow take all of their memory at once", "a driver of CUDA 10.2 or later"),
+		yes("shared memory", c.GrowingMemory && c.SharedMemory, "files of cuMemExportToShareableHandle",
+			"clients of the daemon get mini-batches through CPU memory", "a driver of CUDA 10.2 or later"),
 		yes("graphs", c.Graphs, "", "each kernel of a step is a launch of its own",
 			"a driver of CUDA 12.0 or later"),
 		yes("dma-buf export", c.DMABuf, "", "its memory cannot be mapped for an SSD's DMA",

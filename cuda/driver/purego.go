@@ -54,7 +54,7 @@ type entryPoints struct {
 	eventElapsed uintptr
 	launch uintptr
 	vmGranularity, vmReserve, vmFree, vmCreate, vmRelease, vmMap, vmUnmap,
-	vmAccess uintptr
+	vmAccess, vmExport uintptr
 	graphCreate, graphDestroy, graphNode, graphMake, graphSet, graphLaunch,
 	graphDrop uintptr
 	devResource, smSplit, resDesc, greenCreate, greenDestroy, greenStream,
@@ -90,7 +90,8 @@ func (f *entryPoints) table() map[string]*uintptr {
 		"cuMemAddressFree": &f.vmFree,
 		"cuMemCreate":      &f.vmCreate, "cuMemRelease": &f.vmRelease, "cuMemMap": &f.vmMap,
 		"cuMemUnmap": &f.vmUnmap, "cuMemSetAccess": &f.vmAccess,
-		"cuGraphCreate": &f.graphCreate, "cuGraphDestroy": &f.graphDestroy,
+		"cuMemExportToShareableHandle": &f.vmExport,
+		"cuGraphCreate":                &f.graphCreate, "cuGraphDestroy": &f.graphDestroy,
 		"cuGraphAddKernelNode_v2":           &f.graphNode,
 		"cuGraphInstantiateWithFlags":       &f.graphMake,
 		"cuGraphExecKernelNodeSetParams_v2": &f.graphSet, "cuGraphLaunch": &f.graphLaunch,
@@ -396,6 +397,12 @@ func (p *pure) MemUnmap(a devicePtr, n int64) result {
 
 func (p *pure) MemSetAccess(a devicePtr, n int64, access *memAccess) result {
 	return cu(p.fn.vmAccess, uintptr(a), uintptr(n), uintptr(unsafe.Pointer(access)), 1)
+}
+
+func (p *pure) MemExportToShareableHandle(h memHandle, handleType int32) (int32, result) {
+	fd := int32(-1)
+	r := cu(p.fn.vmExport, uintptr(unsafe.Pointer(&fd)), uintptr(h), uintptr(handleType), 0)
+	return fd, r
 }
 
 func (p *pure) GraphCreate() (graph, result) {

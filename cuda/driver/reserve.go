@@ -43,6 +43,7 @@ type growth struct {
 	pieces  []int64    // sizes, in order
 	mapped  atomic.Int64
 	gone    bool
+	shared  *shared // nil: with no other process
 }
 
 // pieceBytes is the most that one piece has.
@@ -189,9 +190,12 @@ func (b *buffer) Grow(bytes int64) error {
 		}
 		defer d.leave()
 		most := max(pieceBytes&^(g.granule-1), g.granule)
+		if g.shared != nil {
+			most = end
+		}
 		for at < end {
 			n := min(end-at, most)
-			if err := d.mapPiece(b.base+devicePtr(at), n); err != nil {
+			if err := d.mapPiece(b.base+devicePtr(at), n, g.shared); err != nil {
 				return err
 			}
 			g.pieces = append(g.pieces, n)
@@ -240,10 +244,20 @@ func (b *buffer) cutBack(bytes int64, keep int) error {
 // mapPiece puts new memory behind n bytes from p. It runs within enter. The handle is given back at
 // once: "the memory allocation will be freed when all outstanding mappings to the memory are
 // unmapped" (cuMemRelease).
-func (d *Device) mapPiece(p devicePtr, n int64) error {
-	h, r := d.api.MemCreate(n, d.memProp())
+func (d *Device) mapPiece(p devicePtr, n int64, to *shared) error {
+	prop := d.memProp()
+	if to != nil {
+		prop.HandleTypes = handleFD
+	}
+	h, r := d.api.MemCreate(n, prop)
 	if r != success {
 		return d.failed("cuMemCreate", r)
+	}
+	if to != nil {
+		if err := to.export(d, h); err != nil {
+			d.api.MemRelease(h)
+			return err
+		}
 	}
 	r = d.api.MemMap(p, n, h)
 	released := d.api.MemRelease(h)
@@ -333,7 +347,7 @@ func (b *buffer) unreserve(idle bool) error {
 	if b.kept {
 		b.back(0)
 	}
-	return err
+	return errors.Join(err, g.shared.close())
 }
 
 // peerPieces are the physical allocations that are behind a buffer now, in order.

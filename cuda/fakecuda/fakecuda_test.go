@@ -729,6 +729,37 @@ func TestVirtualMemory(t *testing.T) {
 		l.want(code, "cuMemCreate", out.at(), n, prop.at(), 0)
 		return out.get()
 	}
+	// Memory that is made for it comes as a file, which is imported as the same memory.
+	put(prop.b, 1, 1, 1, 0)
+	giver := create(ok, g)
+	put(prop.b, 1, 0, 1, 0)
+	plain := create(ok, g)
+	file := l.slot()
+	l.want(invalidValue, "cuMemExportToShareableHandle", file.at(), plain, 1, 0)
+	l.want(invalidValue, "cuMemExportToShareableHandle", file.at(), giver, 2, 0)
+	l.want(ok, "cuMemExportToShareableHandle", file.at(), giver, 1, 0)
+	l.want(invalidValue, "cuMemImportFromShareableHandle", out.at(), uintptr(1<<20), 1)
+	l.want(ok, "cuMemImportFromShareableHandle", out.at(), uintptr(file.i32()), 1)
+	taken := out.get()
+	l.want(ok, "cuMemMap", at, g, 0, giver, 0)
+	l.want(ok, "cuMemSetAccess", at, g, access.at(), 1)
+	l.want(ok, "cuMemsetD8_v2", at, 6, g)
+	l.want(ok, "cuMemMap", at+g, g, 0, taken, 0)
+	l.want(ok, "cuMemSetAccess", at+g, g, access.at(), 1)
+	if v := l.read(at+g, 1)[0]; byte(v) != 6 {
+		t.Fatalf("imported memory has %#x", v)
+	}
+	l.want(ok, "cuMemUnmap", at, g)
+	l.want(ok, "cuMemRelease", giver)
+	if v := l.read(at+g, 1)[0]; byte(v) != 6 {
+		t.Fatalf("imported memory has %#x when the giver's is gone", v)
+	}
+	l.want(ok, "cuMemUnmap", at+g, g)
+	l.want(ok, "cuMemRelease", taken)
+	l.want(ok, "cuMemRelease", plain)
+	if err := syscall.Close(int(file.i32())); err != nil {
+		t.Fatal(err)
+	}
 	create(invalidValue, g-4096)
 	create(outOfMemory, 13*g)
 	h := create(ok, 2*g)

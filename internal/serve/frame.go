@@ -36,6 +36,7 @@ type request struct {
 	Rank     int            `json:"rank"`
 	World    *int           `json:"world"`
 	Job      string         `json:"job"`
+	Device   string         `json:"device"`
 	Slots    *int           `json:"slots"`
 	ID       int            `json:"id"`
 	Epoch    int            `json:"epoch"`

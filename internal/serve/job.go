@@ -75,7 +75,7 @@ var errRegroup = errors.New("other ranks are to be served")
 func keyOf(d *openDataset, name string, q LoaderRequest) (string, error) {
 	sum := sha256.Sum256(hostmem.Bytes(q.Nodes))
 	all := []any{name, d.q, d.Info().UUID, q.Options, q.Split, q.Nodes == nil, sum, q.Shuffle,
-		q.World}
+		q.World, q.Device}
 	key, err := json.Marshal(all)
 	return string(key), err
 }
@@ -135,6 +135,14 @@ func (s *Server) leave(l *loader) error {
 	}
 	<-j.ended
 	return j.endErr
+}
+
+// device returns the loader where batches go to its device's memory; else nil.
+func (j *job) device() DeviceLoader {
+	if on, ok := j.from.(DeviceLoader); ok && on.DeviceName() != "" {
+		return on
+	}
+	return nil
 }
 
 // poke has run look again.

@@ -1,5 +1,7 @@
 package serve
 
+import "errors"
+
 // loader is one of a session's: a rank of a job, with a ring and credits of its own.
 type loader struct {
 	of   *session
@@ -53,7 +55,10 @@ func (l *loader) put(slot int, b *Batch) error {
 			return err
 		}
 	}
-	l.ring.put(slot, b.Tensors, described)
+	if err := l.ring.put(slot, b.Tensors, described); err != nil {
+		l.free <- slot
+		return err
+	}
 	l.of.mu.Lock()
 	l.held[slot] = l.ring // before the client knows of it, which may be quick
 	l.ring.held++
@@ -64,28 +69,43 @@ func (l *loader) put(slot int, b *Batch) error {
 
 // grow makes a ring of larger slots. The client has the former one's slots until it releases them.
 func (l *loader) grow(slotBytes int64) error {
-	r, err := newRing(l.ring.of, l.ring.slots, slotBytes)
+	r, err := newRing(l.ring.of, l.ring.slots, slotBytes, l.job.device())
 	if err != nil {
 		return err
 	}
 	l.of.mu.Lock()
-	l.ring.close()
+	err = l.ring.close()
 	l.ring = r
 	l.of.mu.Unlock()
-	return l.of.wrote(l.of.out.post(map[string]any{"type": "ring", "id": l.id, "slots": r.slots,
-		"slot_bytes": r.slotBytes}, r.fd))
+	if err != nil {
+		return err
+	}
+	return l.of.wrote(l.of.out.post(l.describe("ring"), r.fd))
+}
+
+// describe is a message that a ring comes with.
+func (l *loader) describe(kind string) map[string]any {
+	r := l.ring
+	m := map[string]any{"type": kind, "id": l.id, "slots": r.slots, "slot_bytes": r.slotBytes}
+	if on := l.job.device(); on != nil {
+		m["device"], m["file_bytes"] = on.DeviceName(), r.bytes
+	}
+	return m
 }
 
 // close frees what the loader has. It is no longer among the session's.
 func (l *loader) close() error {
-	err := l.of.s.leave(l)
+	l.job.stop(l) // so nothing is put into the ring any more
 	l.of.mu.Lock()
-	defer l.of.mu.Unlock()
 	for slot, r := range l.held {
 		delete(l.held, slot)
 		r.held--
 		r.settle()
 	}
-	l.ring.close()
-	return err
+	var err error
+	if l.ring != nil {
+		err = l.ring.close() // before the device that it may lie on
+	}
+	l.of.mu.Unlock()
+	return errors.Join(err, l.of.s.leave(l))
 }

@@ -37,14 +37,17 @@ func (m *memory) take(n int64) error {
 type ring struct {
 	of        *memory
 	fd        int
+	bytes     int64 // of the file
 	data      []byte
+	device    DeviceMemory // in place of data
 	slots     int
 	slotBytes int64
 	held      int  // slots that the client has in it
 	old       bool // another one has taken its place
 }
 
-func newRing(of *memory, slots int, slotBytes int64) (r *ring, err error) {
+// newRing makes a ring in the CPU's memory, or in that of the device of on, where that is not nil.
+func newRing(of *memory, slots int, slotBytes int64, on DeviceLoader) (r *ring, err error) {
 	size := int64(slots) * slotBytes
 	if err := of.take(size); err != nil {
 		return nil, err
@@ -52,10 +55,18 @@ func newRing(of *memory, slots int, slotBytes int64) (r *ring, err error) {
 	r = &ring{of: of, fd: -1, slots: slots, slotBytes: slotBytes}
 	defer func() {
 		if err != nil {
-			r.unmap()
+			_ = r.unmap() // there is an error already
 			of.used.Add(-size)
 		}
 	}()
+	if on != nil {
+		if r.device, err = on.DeviceMemory(size); err != nil {
+			return nil, err
+		}
+		r.fd, r.bytes = r.device.File()
+		return r, nil
+	}
+	r.bytes = size
 	if r.fd, err = unix.MemfdCreate("helios-ring",
 		unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
 		return nil, fmt.Errorf("ring: %w", err)
@@ -75,7 +86,12 @@ func newRing(of *memory, slots int, slotBytes int64) (r *ring, err error) {
 }
 
 // unmap lets go of our side.
-func (r *ring) unmap() {
+func (r *ring) unmap() error {
+	if r.device != nil {
+		err := r.device.Close() // the file, too
+		r.device, r.fd = nil, -1
+		return err
+	}
 	if r.data != nil {
 		_ = unix.Munmap(r.data) // it is a whole mapping
 		r.data = nil
@@ -84,15 +100,17 @@ func (r *ring) unmap() {
 		_ = unix.Close(r.fd)
 		r.fd = -1
 	}
+	return nil
 }
 
 // close ends the ring; it counts as taken until the client has given its slots back.
-func (r *ring) close() {
-	r.unmap()
+func (r *ring) close() error {
+	err := r.unmap()
 	if !r.old {
 		r.old = true
 		r.settle()
 	}
+	return err
 }
 
 func (r *ring) settle() {
@@ -125,9 +143,17 @@ func slotFor(bytes int64) int64 {
 }
 
 // put writes tensors into a slot.
-func (r *ring) put(slot int, of []Tensor, described []tensor) {
+func (r *ring) put(slot int, of []Tensor, described []tensor) error {
+	if r.device != nil {
+		offsets := make([]int64, len(described))
+		for i := range described {
+			offsets[i] = described[i].Offset
+		}
+		return r.device.Put(int64(slot)*r.slotBytes, of, offsets)
+	}
 	base := r.data[int64(slot)*r.slotBytes:][:r.slotBytes]
 	for i, t := range of {
 		t.Put(base[described[i].Offset:][:t.Bytes])
 	}
+	return nil
 }

@@ -57,6 +57,9 @@ type LoaderRequest struct {
 	Split   string
 	Nodes   []int64
 	Shuffle bool
+	// Device is where the client wants batches: "cpu", "cuda", or "auto", which is cuda where that
+	// goes.
+	Device string
 	// World is how many ranks share the batches of an epoch. Of several, any batches may be asked
 	// for; of one, always the last so many.
 	World int
@@ -69,6 +72,25 @@ type Loader interface {
 	Batches() int
 	BytesRead() int64
 	Epoch(ctx context.Context, epoch int, batches []int, emit func(*Batch) error) error
+	Close() error
+}
+
+// DeviceLoader is a loader that can put batches into the memory of the device that makes them.
+type DeviceLoader interface {
+	Loader
+	// DeviceName is what a client finds the device by; empty: batches go to the CPU's memory.
+	DeviceName() string
+	// DeviceMemory makes memory that other processes can use.
+	DeviceMemory(bytes int64) (DeviceMemory, error)
+}
+
+// DeviceMemory is memory of a device that comes to clients as a file.
+type DeviceMemory interface {
+	File() (fd int, bytes int64)
+	// Put writes tensors of the batch that is being emitted to their offsets behind at. When it
+	// returns they are there, for all processes.
+	Put(at int64, tensors []Tensor, offsets []int64) error
+	// Close lets go of our side. Clients keep theirs.
 	Close() error
 }
 
@@ -85,6 +107,8 @@ type Tensor struct {
 	Shape       []int64
 	Bytes       int64
 	Put         func(to []byte)
+	// CopyTo begins to copy it to an address of the device's, for DeviceMemory; nil: Put does.
+	CopyTo func(address uint64) error
 }
 
 // Config says what a server is. Zero values of the bounds are the defaults.

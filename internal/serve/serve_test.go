@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -397,6 +398,13 @@ func FuzzConnection(f *testing.F) {
 	f.Add(frameOf(`{"type":"open","dataset":"a"}`))
 	f.Add(append(frameOf(`{"type":"open","dataset":"a"}`),
 		frameOf(`{"type":"loader","handle":1,"split":"train"}`)...))
+	f.Add(slices.Concat(frameOf(`{"type":"open","dataset":"a"}`),
+		frameOf(`{"type":"loader","handle":1,"split":"train","rank":1,"world":3,"job":"j"}`),
+		frameOf(`{"type":"epoch","id":1,"epoch":2,"first":1}`),
+		frameOf(`{"type":"release","id":1,"slot":0}`), frameOf(`{"type":"stop","id":1}`),
+		frameOf(`{"type":"close","id":1}`)))
+	f.Add(append(frameOf(`{"type":"open","dataset":"a"}`),
+		frameOf(`{"type":"loader","handle":1,"split":"train","device":"cuda","slots":64}`)...))
 	f.Add([]byte{1, 0, 0, 0, '{', 255, 255, 255, 255})
 	r := start(f, func(c *Config) { c.Timeout = 200 * time.Millisecond })
 	f.Fuzz(func(t *testing.T, b []byte) {

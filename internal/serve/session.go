@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -257,12 +258,14 @@ func (x *session) loader(q *request) error {
 	if err != nil {
 		return x.answer(err)
 	}
-	return x.out.say(map[string]any{"type": "loader", "id": l.id, "batches": l.count,
-		"slots": l.ring.slots, "slot_bytes": l.ring.slotBytes}, l.ring.fd)
+	m := l.describe("loader")
+	m["batches"] = l.count
+	return x.out.say(m, l.ring.fd)
 }
 
 func (x *session) newLoader(q *request) (*loader, error) {
-	r := LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, World: 1}
+	r := LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, World: 1,
+		Device: cmp.Or(q.Device, "cpu")}
 	slots := 4
 	switch {
 	case len(x.loaders) == maxLoaders:
@@ -274,6 +277,9 @@ func (x *session) newLoader(q *request) (*loader, error) {
 		return nil, errs.New(errs.Usage, "a split and nodes; give one")
 	case q.Split != nil:
 		r.Split = *q.Split
+	}
+	if r.Device != "cpu" && r.Device != "cuda" && r.Device != "auto" {
+		return nil, errs.New(errs.Usage, "device %q is not one of cpu, cuda and auto", r.Device)
 	}
 	if q.World != nil {
 		r.World = *q.World
@@ -293,16 +299,11 @@ func (x *session) newLoader(q *request) (*loader, error) {
 	if r.Options, err = texts(q.Options); err != nil {
 		return nil, err
 	}
-	mem, err := newRing(&x.s.memory, slots, firstSlot)
-	if err != nil {
-		return nil, err
-	}
-	l := &loader{of: x, rank: q.Rank, ring: mem, free: make(chan int, slots), held: map[int]*ring{}}
+	l := &loader{of: x, rank: q.Rank, free: make(chan int, slots), held: map[int]*ring{}}
 	for i := range slots {
 		l.free <- i
 	}
 	if l.job, err = x.s.join(x.parent, l, x.datasets[q.Handle-1], q.Job, r); err != nil {
-		mem.close()
 		return nil, err
 	}
 	select {
@@ -310,6 +311,9 @@ func (x *session) newLoader(q *request) (*loader, error) {
 		err = l.job.err
 	case <-x.ctx.Done():
 		err = context.Cause(x.ctx)
+	}
+	if err == nil {
+		l.ring, err = newRing(&x.s.memory, slots, firstSlot, l.job.device())
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.close())

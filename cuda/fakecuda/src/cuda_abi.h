@@ -25,7 +25,7 @@ typedef int CUfunction_attribute;
 typedef int CUpointer_attribute;
 typedef int CUjit_option;
 typedef int CUlimit;
-typedef int CUmemRangeHandleType;
+typedef int CUmemRangeHandleType, CUmemAllocationHandleType;
 typedef int CUdevResourceType;
 typedef int CUdriverProcAddressQueryResult;
 typedef int CUstreamCaptureStatus;
@@ -141,6 +141,7 @@ enum {
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
 	CU_MEM_LOCATION_TYPE_DEVICE = 1,
 	CU_MEM_HANDLE_TYPE_NONE = 0,
+	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
 	CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
 	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,

@@ -155,6 +155,8 @@ struct Physical {
 	u64 size = 0;
 	int device = 0;
 	bool released = false, mapped = false;
+	int fd = -1;           // of memory that can be exported, or was imported: a memory file
+	bool imported = false; // another process's, or another handle's: in nobody's account, and full of what is there
 };
 
 // A mapping in a reservation of addresses.

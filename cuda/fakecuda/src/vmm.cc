@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace fake {
@@ -32,7 +34,8 @@ void take_away(u64 p, u64 n) { mmap((void *)p, n, PROT_NONE, MAP_PRIVATE | MAP_A
 void settle(u64 handle) { // with mu held
 	auto it = g().physical.find(handle);
 	if (it == g().physical.end() || !it->second.released || it->second.mapped) return;
-	if (it->second.device < (int)g().devices.size()) g().devices[it->second.device]->bytes -= it->second.size;
+	if (!it->second.imported && it->second.device < (int)g().devices.size()) g().devices[it->second.device]->bytes -= it->second.size;
+	if (it->second.fd >= 0) close(it->second.fd);
 	g().physical.erase(it);
 }
 
@@ -52,7 +55,7 @@ CUresult prop_ok(const CUmemAllocationProp *p) { // with mu held
 	if (!g().knobs.vmm) return CUDA_ERROR_NOT_SUPPORTED;
 	if (p == nullptr || (int)p->type != CU_MEM_ALLOCATION_TYPE_PINNED || (int)p->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
 	if (p->location.id < 0 || p->location.id >= (int)g().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
-	if ((int)p->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+	if ((int)p->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE && (int)p->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
 	if (p->win32HandleMetaData != nullptr || p->allocFlags.compressionType || p->allocFlags.usage || p->allocFlags.gpuDirectRDMACapable > 1) return CUDA_ERROR_INVALID_VALUE;
 	for (unsigned char c : p->allocFlags.reserved)
 		if (c) return CUDA_ERROR_INVALID_VALUE;
@@ -90,6 +93,8 @@ void drop_reserved() { // with mu held
 		munmap(x.second.map, x.second.map_size);
 	}
 	d.reserved.clear();
+	for (auto &x : d.physical)
+		if (x.second.fd >= 0) close(x.second.fd);
 	d.physical.clear();
 	drop_graphs();
 }
@@ -154,10 +159,18 @@ HX_API cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAl
 	Device &dev = *d.devices[prop->location.id];
 	u64 used = dev.bytes + d.knobs.used;
 	if (size > d.knobs.mem || size + used > d.knobs.mem) return CUDA_ERROR_OUT_OF_MEMORY;
-	dev.bytes += size;
 	Physical p;
 	p.size = size;
 	p.device = prop->location.id;
+	if ((int)prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+		p.fd = memfd_create("fake GPU memory", MFD_CLOEXEC);
+		if (p.fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+		if (ftruncate(p.fd, (off_t)size) != 0) {
+			close(p.fd);
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+	}
+	dev.bytes += size;
 	*out = ++d.ids;
 	d.physical[*out] = p;
 	return CUDA_SUCCESS;
@@ -173,6 +186,44 @@ HX_API cuMemRelease(CUmemGenericAllocationHandle h) {
 	return CUDA_SUCCESS;
 }
 
+// The stand-in for NVIDIA's file is the memory file itself. Whoever holds it, or a mapping of it, holds the
+// memory, also when this process is gone.
+HX_API cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type, unsigned long long flags) {
+	HX_ENTER(cuMemExportToShareableHandle);
+	std::lock_guard<std::mutex> lk(g().mu);
+	auto it = g().physical.find(h);
+	if (out == nullptr || flags != 0 || (int)type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+	if (it == g().physical.end() || it->second.released || it->second.fd < 0) return CUDA_ERROR_INVALID_VALUE; // not made for it
+	int fd = fcntl(it->second.fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+	*(int *)out = fd;
+	return CUDA_SUCCESS;
+}
+
+HX_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle, CUmemAllocationHandleType type) {
+	HX_ENTER(cuMemImportFromShareableHandle);
+	CUcontext c;
+	HX_TRY(current(&c));
+	auto &d = g();
+	std::lock_guard<std::mutex> lk(d.mu);
+	if (!d.knobs.vmm) return CUDA_ERROR_NOT_SUPPORTED;
+	if (out == nullptr || (int)type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+	struct stat st;
+	Physical p;
+	p.fd = fcntl((int)(intptr_t)handle, F_DUPFD_CLOEXEC, 0);
+	if (p.fd < 0) return CUDA_ERROR_INVALID_VALUE;
+	if (fstat(p.fd, &st) != 0 || !whole((u64)st.st_size)) {
+		close(p.fd);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	p.size = (u64)st.st_size;
+	p.device = c->device;
+	p.imported = true;
+	*out = ++d.ids;
+	d.physical[*out] = p;
+	return CUDA_SUCCESS;
+}
+
 HX_API cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocationHandle h, unsigned long long flags) {
 	HX_ENTER(cuMemMap);
 	std::lock_guard<std::mutex> lk(g().mu);
@@ -184,8 +235,9 @@ HX_API cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocatio
 	if (r == nullptr || p + size > r->lo + r->size) return CUDA_ERROR_INVALID_VALUE;
 	for (auto &x : r->parts)
 		if (x.first < p + size && p < x.first + x.second.size) return CUDA_ERROR_INVALID_VALUE; // mapped already
-	if (mmap((void *)p, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-	memset((void *)p, junk, std::min<u64>(size, 2 << 20));
+	int fd = it->second.fd, flags_of = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+	if (mmap((void *)p, size, PROT_READ | PROT_WRITE, flags_of | MAP_FIXED, fd, 0) == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!it->second.imported) memset((void *)p, junk, std::min<u64>(size, 2 << 20));
 	mprotect((void *)p, size, PROT_NONE);
 	it->second.mapped = true;
 	Mapped m;
