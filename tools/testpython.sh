@@ -40,11 +40,25 @@ environment() {
 	echo "$of" >"$env/made-of"
 }
 
-# suite NAME [PYTEST ARGUMENTS]: the tests on the package as it is installed from a wheel.
+# wheels: builds both, and again from a copy of the sources in another folder: equal to the byte.
+wheels() {
+	local again
+	again=$(mktemp -d)
+	rm -rf "$dir/wheels"
+	./tools/wheels.sh "$dir/wheels"
+	mkdir "$again/copy"
+	git ls-files -z --cached --others --exclude-standard | tar --null -T - -c | tar -x -C "$again/copy"
+	(cd "$again/copy" && ./tools/wheels.sh "$again/wheels")
+	diff -r "$dir/wheels" "$again/wheels"
+	rm -rf "$again"
+	(cd "$dir/wheels" && sha256sum -- *)
+}
+
+# suite NAME [PYTEST ARGUMENTS]: the tests on the package as it is installed from its wheel.
 suite() {
 	local env=$dir/$1
 	shift
-	"$env/bin/pip" install -q --no-deps --no-index --no-build-isolation --force-reinstall ./python
+	"$env/bin/pip" install -q --no-deps --no-index --force-reinstall "$dir"/wheels/helios_gnn-*.whl
 	(cd python/tests && "$env/bin/pytest" -c ../pyproject.toml --rootdir . "$@" .)
 }
 
@@ -55,6 +69,9 @@ environment plain python/requirements-test.txt
 	"$dir/plain/bin/ruff" format --no-cache --check . ../examples/pytorch
 	"$dir/plain/bin/mypy" --cache-dir "$dir/mypy"
 )
+export HELIOS_WHEELS=$dir/wheels HATCHLING=$dir/plain/bin/hatchling
+echo "testpython: both wheels, built twice"
+wheels
 echo "testpython: NumPy alone"
 suite plain "$@"
 if [ "${HELIOS_PYTHON_TORCH:-}" = no ]; then

@@ -25,6 +25,7 @@ from ._errors import (
 from ._loader import Loader, NumpyLoader
 from ._pyg import NeighborLoader, adjs
 from ._save import save
+from ._steps import Part, steps
 from ._verbs import bench, compare, run, train
 from ._version import __version__
 
@@ -40,6 +41,7 @@ __all__ = [
     "Loader",
     "NeighborLoader",
     "NumpyLoader",
+    "Part",
     "ProtocolError",
     "RefusedError",
     "UsageError",
@@ -50,5 +52,6 @@ __all__ = [
     "open",
     "run",
     "save",
+    "steps",
     "train",
 ]

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import IO
@@ -18,18 +19,20 @@ _LOG_BYTES = 4000
 
 
 def find_binary(binary: str | os.PathLike[str] | None = None) -> str:
-    """Returns the path of heliosctl: binary, else $HELIOSCTL, else the one in PATH."""
+    """Returns heliosctl's path: binary, else $HELIOSCTL, else that of its wheel, else in PATH."""
     named = os.fspath(binary) if binary is not None else os.environ.get("HELIOSCTL")
     if named:
         found = shutil.which(named)
         if found is None:
             raise UsageError(f"{named} is no program that can be run; name heliosctl's binary")
         return str(Path(found).absolute())
-    found = shutil.which("heliosctl")
+    # The wheel heliosctl puts it beside this interpreter, which need not be in PATH.
+    beside = Path(sysconfig.get_path("scripts")) / "heliosctl"
+    found = shutil.which(beside) or shutil.which("heliosctl")
     if found is None:
         raise CapabilityError(
-            'heliosctl is not in PATH; build it with "make build" and set HELIOSCTL to '
-            "bin/heliosctl, or pass binary="
+            "heliosctl is not here; install the wheel heliosctl, or build it with "
+            '"make build" and set HELIOSCTL to bin/heliosctl, or pass binary='
         )
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import os
 import weakref
@@ -202,7 +203,8 @@ class Loader(Generic[Item]):
         self._remote: _Remote | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._epoch = 0
-        self._given = 0  # batches of that epoch that the user has
+        self._from = 0  # batches of that epoch, of all ranks, that are left out
+        self._given = 0  # batches of ours behind them that the user has
         self._begun = False  # the epoch was begun by an iteration, and did not end
         self._turn = 0
         self._connected()
@@ -236,29 +238,78 @@ class Loader(Generic[Item]):
         return self._connected().batches
 
     @property
+    def next_batch(self) -> int:
+        """The batch of the epoch, over all ranks, that the next iteration begins with."""
+        return 0 if self._begun else self._from + self._given * self.world_size
+
+    @property
+    def num_seeds(self) -> int:
+        """Seeds of an epoch, of all ranks together."""
+        if self._nodes is not None:
+            return len(self._nodes)
+        return self.dataset.splits[self._request["split"]]
+
+    @property
+    def batch_size(self) -> int:
+        """Seeds of a batch; the last one of an epoch may have fewer."""
+        return int(self._request["options"]["batch-size"])
+
+    @property
+    def rank(self) -> int:
+        """Which of the ranks this loader is of."""
+        return int(self._request["rank"])
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks share an epoch."""
+        return int(self._request["world"])
+
+    def _part(self, number: int, of: int) -> Loader[Item]:
+        """Returns a loader of every of-th batch of this one, from its next one but number on."""
+        done = self._left_out() + self._given
+        mine = (done + number) % of
+        other = copy.copy(self)
+        other.__dict__.update(self.__getstate__())
+        other._request = {
+            **self._request,
+            "rank": self.rank + self.world_size * mine,
+            "world": self.world_size * of,
+        }
+        other._place(self._epoch, self.rank + self.world_size * done)
+        return other
+
+    @property
     def epoch(self) -> int:
         """The epoch under way, or the one that the next iteration begins."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Has the next iteration begin this epoch."""
-        self._epoch, self._given, self._begun = int(epoch), 0, False
+        self._place(int(epoch))
 
     def __iter__(self) -> Iterator[Item]:
         """Begins the next epoch, or goes on where ``load_state_dict`` says.
 
         An iteration that another one overtakes ends with an error.
         """
+        return _Iteration(self)
+
+    def _begin(self) -> tuple[_Remote, int]:
+        """Begins an iteration, which it does with its first batch: some ask for more than one."""
         if self._begun:
-            self._epoch, self._given = self._epoch + 1, 0
+            self._place(self._epoch + 1)
         self._begun = True
         self._turn += 1
-        return _Iteration(self, self._turn)
-
-    def _begin(self) -> _Remote:
         remote = self._connected()
-        remote.start(self._epoch, self._given)
-        return remote
+        remote.start(self._epoch, min(self._left_out() + self._given, remote.batches))
+        return remote, self._turn
+
+    def _place(self, epoch: int, begin: int = 0) -> None:
+        self._epoch, self._from, self._given, self._begun = epoch, begin, 0, False
+
+    def _left_out(self) -> int:
+        """Returns how many of the batches that are left out are this rank's."""
+        return max(0, -(-(self._from - self.rank) // self.world_size))
 
     def _next(self, remote: _Remote, turn: int) -> Item | None:
         """Returns the next batch; None at the epoch's end."""
@@ -266,7 +317,7 @@ class Loader(Generic[Item]):
             raise UsageError("a newer iteration of this loader has begun")
         batch = remote.next(self._copy)
         if batch is None:
-            self._epoch, self._given, self._begun = self._epoch + 1, 0, False
+            self._place(self._epoch + 1)
             return None
         if batch.epoch != self._epoch:
             raise ProtocolError(
@@ -287,14 +338,23 @@ class Loader(Generic[Item]):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the iteration is, to the batch, and what makes its batches."""
-        return {"epoch": self._epoch, "batch": self._given, "of": self._identity()}
+        """Returns where the iteration is, to the batch, and what makes its batches.
+
+        ``batch`` counts those of all ranks, which are in step: each has had as many as this one, or
+        the epoch has no more for it. So rank 0's state is that of all.
+        """
+        batch = self._from + self._given * self.world_size
+        return {"epoch": self._epoch, "batch": batch, "of": self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on behind the last batch that the state's loader gave."""
-        epoch, given = state["epoch"], state["batch"]
-        if not is_count(epoch) or not is_count(given):
-            raise UsageError(f"the state names batch {given!r} of epoch {epoch!r}")
+        """Has the next iteration go on behind the last batch that the state's loader gave.
+
+        The number of ranks may be another one: together they go on with the next batch of the
+        epoch. Let all of them load the state of one, and of the same moment.
+        """
+        epoch, batch = state["epoch"], state["batch"]
+        if not is_count(epoch) or not is_count(batch):
+            raise UsageError(f"the state names batch {batch!r} of epoch {epoch!r}")
         theirs, ours = state["of"], self._identity()
         for key in sorted({*theirs, *ours}):
             if theirs.get(key) != ours.get(key):
@@ -302,7 +362,7 @@ class Loader(Generic[Item]):
                     f"the state is of a loader with {key} {theirs.get(key)!r}, and this one has "
                     f"{ours.get(key)!r}: its batches are others"
                 )
-        self._epoch, self._given, self._begun = epoch, given, False
+        self._place(epoch, batch)
 
     def _identity(self) -> dict[str, Any]:
         options = self._request["options"]
@@ -311,8 +371,6 @@ class Loader(Generic[Item]):
             "split": self._request["split"],
             "nodes": None if self._nodes is None else len(self._nodes),
             "shuffle": self._request["shuffle"],
-            "rank": self._request["rank"],
-            "world_size": self._request["world"],
             "sampler": options.get("sampler", "neighbor"),
             **{k: options[k] for k in ("fanout", "batch-size", "seed")},
         }
@@ -330,9 +388,9 @@ class Loader(Generic[Item]):
 class _Iteration(Iterator[Item]):
     """One pass over a loader. It keeps no batch, which a generator would, until the next one."""
 
-    def __init__(self, loader: Loader[Item], turn: int) -> None:
+    def __init__(self, loader: Loader[Item]) -> None:
         self._loader = loader
-        self._turn = turn
+        self._turn = 0
         self._remote: _Remote | None = None
         self._done = False
 
@@ -341,7 +399,7 @@ class _Iteration(Iterator[Item]):
             raise StopIteration
         try:
             if self._remote is None:
-                self._remote = self._loader._begin()
+                self._remote, self._turn = self._loader._begin()
             item = self._loader._next(self._remote, self._turn)
         except BaseException as e:
             self._done = True

@@ -69,10 +69,73 @@ class Loader(_Loader[Batch]):
         return tensors(batch)
 
 
+class IterableDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    """A loader's batches for the workers of ``torch.utils.data.DataLoader``.
+
+    Worker w of n makes every n-th batch, so batches come in the loader's order whatever n is::
+
+        data = helios.torch.IterableDataset(loader)
+        for epoch in range(epochs):
+            data.set_epoch(epoch)
+            for batch in torch.utils.data.DataLoader(data, batch_size=None, num_workers=2):
+                ...
+
+    An iteration is of the epoch that was set last, as with a DistributedSampler. The daemon makes
+    batches ahead without any worker; this is for code that has them anyway.
+    """
+
+    def __init__(self, loader: _Loader[Any]) -> None:
+        """Takes over a loader of any kind."""
+        self.loader = loader
+        # Shared, for workers that outlive an epoch.
+        self._epoch = torch.full((1,), loader.epoch).share_memory_()
+        self._mine: _Loader[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has the next iteration begin this epoch, as of a DistributedSampler."""
+        self._epoch[0] = epoch
+        self.loader.set_epoch(epoch)
+
+    def _of_worker(self) -> _Loader[Any]:
+        info = torch.utils.data.get_worker_info()
+        if info is None:
+            return self.loader
+        if self._mine is None:
+            self._mine = self.loader._part(info.id, info.num_workers)
+        return self._mine
+
+    def __iter__(self) -> Any:
+        loader, epoch = self._of_worker(), int(self._epoch[0])
+        if loader.epoch != epoch or loader._begun:
+            loader.set_epoch(epoch)
+            info = torch.utils.data.get_worker_info()
+            if info is not None and loader.rank // self.loader.world_size != info.id:
+                # Its part began in the middle of an epoch; in a whole one it is another.
+                self.loader.set_epoch(epoch)
+                self._mine = None
+                loader = self._of_worker()
+        return iter(loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the loader's state: in a worker, that of its part."""
+        return self._of_worker().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Has the loader go on behind a state."""
+        self._of_worker().load_state_dict(state)
+        self._epoch[0] = state["epoch"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mine": None}
+
+
 def block_edges(block: Block) -> torch.Tensor:
     """Returns the edges of a block, int64 [2, edges]: source, destination; positions in n_id."""
     dst = torch.arange(block.num_dst).repeat_interleave(block.indptr[1:] - block.indptr[:-1])
     return torch.stack([block.src, dst])
 
 
-__all__ = ["Loader", "block_edges", "tensor", "tensors"]
+__all__ = ["IterableDataset", "Loader", "block_edges", "tensor", "tensors"]

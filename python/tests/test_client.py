@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import pickle
 
@@ -193,6 +194,73 @@ def test_ranks(fake):
             assert len(loader) == (3, 2)[rank]
             seen.append([b.index for b in loader])
     assert seen == [[0, 2, 4], [1, 3]]
+
+
+def test_a_state_of_another_number_of_ranks(fake):
+    """Together they go on with the next batch of the epoch, whoever had it before."""
+    server = fake(type("P", (Peer,), {"batches": 11}))
+    with opened(server) as ds:
+
+        def loader(rank, world):
+            return helios.NumpyLoader(ds, rank=rank, world_size=world)
+
+        for before, given, after in itertools.product((1, 2, 4), (0, 1, 2), (1, 2, 3, 4)):
+            states = []
+            for rank in range(before):
+                one = loader(rank, before)
+                one.load_state_dict({**one.state_dict(), "epoch": 0, "batch": 1})
+                it = iter(one)
+                for _ in range(given):
+                    next(it)
+                states.append(one.state_dict())
+                del it
+            assert all(s == states[0] for s in states)
+            seen = []
+            for rank in range(after):
+                other = loader(rank, after)
+                other.load_state_dict(states[0])
+                seen += [b.index for b in other]
+            assert sorted(seen) == list(range(1 + given * before, 11))
+        done = loader(0, 2)
+        it = iter(done)
+        for _ in range(6):
+            next(it)
+        rest = loader(0, 1)
+        rest.load_state_dict(done.state_dict())  # 12 of 11: rank 1 had no sixth
+        assert list(rest) == []
+        assert [b.epoch for b in rest][:1] == [1]
+
+
+def test_steps(fake):
+    """Parts of a step weigh what their seeds do, whatever the ranks; and go on from a state."""
+
+    with opened(fake(type("P", (Peer,), {"batches": 11}))) as ds:
+        ds.splits["train"] = 10 * HOPS[0] + 2
+        for world in (1, 2, 4):
+            weights: dict[tuple[int, int], float] = {}
+            for rank in range(world):
+                loader = helios.NumpyLoader(ds, batch_size=6, rank=rank, world_size=world)
+                step = 0
+                for part in helios.steps(loader, 4):
+                    if part.batch is not None:
+                        weights[step, part.batch.index] = part.weight / world
+                    else:
+                        assert part.weight == 0
+                    step += part.last
+                assert step == 3
+                assert loader.epoch == 1
+            assert sorted(weights) == [(i // 4, i) for i in range(11)]
+            assert weights[0, 0] == pytest.approx(1 / 4)
+            assert weights[2, 8] == pytest.approx(6 / 14)
+            assert weights[2, 10] == pytest.approx(2 / 14)
+        loader = helios.NumpyLoader(ds, batch_size=6, world_size=2)
+        loader.load_state_dict({**loader.state_dict(), "batch": 8})
+        assert [p.batch and p.batch.index for p in helios.steps(loader, 4)] == [8, 10]
+        loader.load_state_dict({**loader.state_dict(), "batch": 6})
+        with pytest.raises(helios.UsageError, match="middle of a step"):
+            list(helios.steps(loader, 4))
+        with pytest.raises(helios.UsageError, match="multiple"):
+            helios.steps(loader, 3)
 
 
 def test_input_nodes(fake):

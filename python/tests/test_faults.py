@@ -10,6 +10,7 @@ import stat
 import struct
 import subprocess
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 
@@ -441,6 +442,7 @@ def test_a_private_daemon_that_hangs(tmp_path, monkeypatch):
 def test_no_binary(tmp_path, monkeypatch):
     monkeypatch.delenv("HELIOSCTL", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(helios.CapabilityError, match="make build"):
         helios.open("x")
     with pytest.raises(helios.UsageError, match="no program"):

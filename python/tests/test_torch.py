@@ -195,25 +195,106 @@ def test_missing_packages_are_named(module, missing):
     assert f"helios.{module} needs" in done.stdout
 
 
-class PerWorker(torch.utils.data.IterableDataset):
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __iter__(self):
-        for batch in self.loader:
-            yield torch.utils.data.get_worker_info().id, batch.index, batch.x.clone()
-
-
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_torch(fake, method):
-    """Workers get connections of their own, whether they are forked or begin anew."""
+def test_the_order_whatever_the_workers(fake, workers, method):
+    """Of a rank's batches, with and without persistent workers, and from a state on."""
+    from helios.torch import IterableDataset, Loader
+
+    if method == "spawn" and workers != 2:
+        pytest.skip("one case of spawn is enough, which begins a Python for each worker")
+    server = fake(type("P", (Peer,), {"batches": 11}))
+    with opened(server) as ds:
+        loader = Loader(ds, rank=1, world_size=2)
+        data = IterableDataset(loader)
+        more = {"multiprocessing_context": method, "persistent_workers": True} if workers else {}
+        dealt = torch.utils.data.DataLoader(data, batch_size=None, num_workers=workers, **more)
+        assert len(dealt) == 5
+        for epoch in (0, 1, 4):
+            data.set_epoch(epoch)
+            got = list(dealt)
+            assert [(b.epoch, b.index) for b in got] == [(epoch, i) for i in range(1, 11, 2)]
+            for b in got:
+                assert np.array_equal(b.x.numpy(), expected(epoch, b.index)["x"])
+        assert len(server.peers) == 1 + workers
+        if method == "spawn":
+            return
+        other = IterableDataset(Loader(ds, rank=1, world_size=2))
+        other.load_state_dict({**loader.state_dict(), "epoch": 6, "batch": 4})
+        more.pop("persistent_workers", None)
+        rest = torch.utils.data.DataLoader(other, batch_size=None, num_workers=workers, **more)
+        assert [(b.epoch, b.index) for b in rest] == [(6, 5), (6, 7), (6, 9)]
+
+
+def test_torchdata(fake):
+    """StatefulDataLoader keeps and restores the place, with workers too."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="no torchdata")
+    from helios.torch import IterableDataset, Loader
+
+    with opened(fake(type("P", (Peer,), {"batches": 11}))) as ds:
+
+        def loader(workers):
+            data = IterableDataset(Loader(ds))
+            more = {"multiprocessing_context": "fork"} if workers else {}
+            return stateful.StatefulDataLoader(data, batch_size=None, num_workers=workers, **more)
+
+        for workers in (0, 2):
+            first = loader(workers)
+            it = iter(first)
+            assert [next(it).index for _ in range(4)] == [0, 1, 2, 3]
+            state = first.state_dict()
+            del it
+            second = loader(workers)
+            second.load_state_dict(state)
+            assert [b.index for b in second] == list(range(4, 11))
+
+
+def test_tqdm(fake, capsys):
+    tqdm = pytest.importorskip("tqdm", reason="no tqdm")
+    with opened(fake()) as ds:
+        assert len(list(tqdm.tqdm(helios.torch.Loader(ds)))) == 5
+    assert "5/5" in capsys.readouterr().err
+
+
+def test_lightning(fake, tmp_path):
+    """A Trainer takes the loader as it is, and goes on in the middle of an epoch."""
+    lightning = pytest.importorskip("lightning", reason="no Lightning")
     from helios.torch import Loader
 
-    server = fake()
-    with opened(server) as ds:
-        workers = torch.utils.data.DataLoader(
-            PerWorker(Loader(ds)), batch_size=None, num_workers=2, multiprocessing_context=method
+    seen = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def training_step(self, batch, _):
+            seen.append((batch.epoch, batch.index))
+            y = batch.y % 3
+            return torch.nn.functional.cross_entropy(self.layer(batch.x[: batch.num_seeds]), y)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+    def trainer(**more):
+        return lightning.Trainer(
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+            **more,
         )
-        seen = sorted((w, i) for w, i, x in workers if np.array_equal(x, expected(0, i)["x"]))
-        assert seen == [(w, i) for w in range(2) for i in range(5)]
-    assert len(server.peers) == 3
+
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(
+        dirpath=tmp_path, filename="c", every_n_train_steps=8, save_top_k=-1
+    )
+    with opened(fake()) as ds:
+        trainer(max_steps=9, callbacks=[saver]).fit(Model(), Loader(ds))
+        assert seen == [(0, i) for i in range(5)] + [(1, i) for i in range(4)]
+        seen.clear()
+        more = {"max_epochs": 2, "enable_checkpointing": False}
+        trainer(**more).fit(
+            Model(), Loader(ds), ckpt_path=tmp_path / "c.ckpt", weights_only=False
+        )
+        assert seen == [(1, 3), (1, 4)]
