@@ -61,6 +61,11 @@ class Dataset:
             self.close()
             raise ProtocolError(f"the daemon described the dataset as {d!r}: {e!r}") from None
 
+    @property
+    def path(self) -> str:
+        """The dataset's folder."""
+        return self._how.dataset
+
     def session(self) -> tuple[Session, int]:
         """Returns a session of this process and the dataset's handle in it."""
         session, handle, _ = self._connect()

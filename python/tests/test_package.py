@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import inspect
 from pathlib import Path
@@ -21,6 +22,17 @@ def test_the_installed_package_is_typed_and_licensed():
     files = importlib.metadata.files("helios-gnn")
     assert any(f.name == "LICENSE" for f in files)
     assert importlib.metadata.version("helios-gnn") == helios.__version__
+
+
+def test_a_new_users_change():
+    """From PyG's loader to ours: five lines at most, beside the text at the top."""
+    examples = HERE.parent / "examples" / "pytorch"
+    code = [
+        (examples / f"neighbor_{n}.py").read_text().split('"""', 2)[2].splitlines()
+        for n in ("memory", "helios")
+    ]
+    added = [x for x in difflib.ndiff(*code) if x.startswith("+ ") and x.strip() != "+"]
+    assert 0 < len(added) <= 5, added
 
 
 def test_what_is_public_is_documented():

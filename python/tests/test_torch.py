@@ -294,7 +294,5 @@ def test_lightning(fake, tmp_path):
         assert seen == [(0, i) for i in range(5)] + [(1, i) for i in range(4)]
         seen.clear()
         more = {"max_epochs": 2, "enable_checkpointing": False}
-        trainer(**more).fit(
-            Model(), Loader(ds), ckpt_path=tmp_path / "c.ckpt", weights_only=False
-        )
+        trainer(**more).fit(Model(), Loader(ds), ckpt_path=tmp_path / "c.ckpt", weights_only=False)
         assert seen == [(1, 3), (1, 4)]

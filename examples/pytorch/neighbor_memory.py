@@ -1,0 +1,29 @@
+"""GraphSAGE on sampled neighbours with PyG alone, all features in memory.
+
+python neighbor_memory.py DATA.pt: a torch_geometric.data.Data with a train_mask. With the features
+on SSDs: neighbor_helios.py, which differs in four lines.
+"""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import GraphSAGE
+
+data = torch.load(sys.argv[1], weights_only=False)
+loader = NeighborLoader(data, [10, 5], batch_size=256, input_nodes=data.train_mask, shuffle=True)
+
+torch.manual_seed(1)
+model = GraphSAGE(data.num_features, 64, num_layers=2, out_channels=int(data.y.max()) + 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(5):
+    total = 0.0
+    for batch in loader:
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    print(f"epoch {epoch + 1}: loss {total / len(loader):.4f}")
