@@ -1,0 +1,220 @@
+"""Our loader beside PyG's NeighborLoader, GraphBolt and DGL: seconds a batch, in turns, by where the features are.
+
+    tools/frameworks/setup.sh /tmp/frameworks
+    make build && /tmp/frameworks/bin/pip install ./python
+    /tmp/frameworks/bin/python tools/frameworks/loaders.py --heliosctl bin/heliosctl
+
+Each measurement is a process of its own: an epoch that is not counted, then --epochs that are. Task load takes each batch and
+adds up its rows, so that none stays unread; train is a step of GraphSAGE. CPU seconds and peak memory are those of the process
+and of its daemon. NeighborLoader needs torch_sparse here (pyg-lib is not on PyPI). Nothing bounds the page cache.
+"""
+import argparse, json, os, resource, statistics, subprocess, sys, tempfile, time
+
+p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+p.add_argument("--heliosctl", required=True)
+p.add_argument("--nodes", type=int, default=500_000)
+p.add_argument("--degree", type=float, default=15)
+p.add_argument("--dim", type=int, default=128)
+p.add_argument("--batches", type=int, default=25)
+p.add_argument("--batch", type=int, default=1024)
+p.add_argument("--hidden", type=int, default=128)
+p.add_argument("--fanout", default="10,10")
+p.add_argument("--epochs", type=int, default=1)
+p.add_argument("--rounds", type=int, default=3)
+p.add_argument("--tasks", default="load,train")
+p.add_argument("--ways", default="inmem,helios-10,helios-25,cpu-10,cpu-25,train-inmem,train-helios-10,pyg,pyg-mmap,dgl,graphbolt,graphbolt-mmap")
+p.add_argument("--work", help="folder for the dataset; kept (default: a temporary one)")
+p.add_argument("--json", help="write all results to this file")
+p.add_argument("--one", help=argparse.SUPPRESS)
+a = p.parse_args()
+fanout = [int(n) for n in a.fanout.split(",")]
+CLASSES = 16
+
+
+def options(way):
+    """Mode and caches of one of our ways, as arguments of a loader."""
+    mode, _, share = way.partition("-")
+    if mode == "inmem":
+        return {"mode": "inmem"}
+    if mode == "cpu":
+        return {"mode": "cpu", "cpu_cache": f"{share}%"}
+    return {"mode": mode, "gpu_cache": "0", "cpu_cache": f"{share}%"}
+
+
+def measure(way, task, data):
+    import numpy as np
+    import torch
+
+    torch.manual_seed(1)
+    path = {n: os.path.join(data, n + ".npy") for n in ("indptr", "indices", "features", "labels", "train")}
+    train = torch.from_numpy(np.load(path["train"]))
+    mapped = way.endswith("-mmap")
+
+    def features():
+        x = np.load(path["features"], mmap_mode="r" if mapped else None)
+        return torch.from_numpy(x)
+
+    def topology():
+        return torch.from_numpy(np.load(path["indptr"])), torch.from_numpy(np.load(path["indices"]).astype(np.int64))
+
+    # Each way: begin() yields an epoch's (x, y, blocks for the model, number of seeds).
+    closing = None
+    if way in ("pyg", "pyg-mmap"):
+        from torch_geometric.data import Data
+        from torch_geometric.loader import NeighborLoader
+        from torch_sparse import SparseTensor
+
+        indptr, indices = topology()
+        n = len(indptr) - 1
+        adj = SparseTensor(rowptr=indptr, col=indices, sparse_sizes=(n, n), is_sorted=True, trust_data=True)
+        whole = Data(x=features(), y=torch.from_numpy(np.load(path["labels"]).astype(np.int64)), adj_t=adj)
+        loader = NeighborLoader(whole, fanout, input_nodes=train, batch_size=a.batch, shuffle=True)
+
+        def begin():
+            for b in loader:
+                yield b.x, b.y[: b.batch_size], b.adj_t, b.batch_size
+    elif way in ("dgl", "graphbolt", "graphbolt-mmap"):
+        os.environ.setdefault("DGLBACKEND", "pytorch")
+        import dgl
+
+        indptr, indices = topology()
+        x, labels = features(), torch.from_numpy(np.load(path["labels"]).astype(np.int64))
+        if way == "dgl":
+            graph = dgl.graph(("csc", (indptr, indices, torch.tensor([], dtype=torch.int64))), num_nodes=len(indptr) - 1)
+            sampler = dgl.dataloading.NeighborSampler(fanout[::-1])
+
+            def begin():
+                for n_id, out, blocks in dgl.dataloading.DataLoader(graph, train, sampler, batch_size=a.batch, shuffle=True):
+                    yield x[n_id], labels[out], blocks, len(out)
+        else:
+            import dgl.graphbolt as gb
+
+            graph = gb.fused_csc_sampling_graph(indptr, indices)
+            store = gb.BasicFeatureStore({("node", None, "feat"): gb.TorchBasedFeature(x)})
+
+            def begin():
+                dp = gb.ItemSampler(gb.ItemSet(train, names="seed_nodes"), batch_size=a.batch, shuffle=True)
+                dp = dp.sample_neighbor(graph, [torch.LongTensor([f]) for f in fanout])
+                dp = dp.fetch_feature(store, node_feature_keys=["feat"])
+                for b in gb.DataLoader(dp):
+                    yield b.node_features["feat"], labels[b.seed_nodes], b.blocks, len(b.seed_nodes)
+    else:
+        import helios
+
+        dataset = helios.open(data, binary=a.heliosctl)
+        closing = dataset.close
+        loader = helios.NeighborLoader(dataset, fanout, batch_size=a.batch, **options(way))
+
+        def begin():
+            for b in loader:
+                yield b.x, b.y, b.edge_index, b.batch_size
+
+    step = None
+    if task == "train":
+        sizes = [a.dim] + [a.hidden] * (len(fanout) - 1) + [CLASSES]
+        dgls = way.startswith(("dgl", "graphbolt"))
+        if dgls:
+            from dgl.nn import SAGEConv
+
+            layers = torch.nn.ModuleList(SAGEConv(i, o, "mean") for i, o in zip(sizes, sizes[1:]))
+        else:
+            from torch_geometric.nn import SAGEConv
+
+            layers = torch.nn.ModuleList(SAGEConv(i, o) for i, o in zip(sizes, sizes[1:]))
+        optimizer = torch.optim.Adam(layers.parameters(), lr=0.003)
+
+        def step(x, y, blocks, seeds):
+            for i, layer in enumerate(layers):
+                x = layer(blocks[i], x) if dgls else layer(x, blocks)
+                x = x.relu() if i + 1 < len(layers) else x
+            loss = torch.nn.functional.cross_entropy(x[:seeds], y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def epoch():
+        n = 0
+        for item in begin():
+            if step:
+                step(*item)
+            else:
+                float(item[0].sum())
+            n += 1
+        return n
+
+    epoch()
+    began, n = time.perf_counter(), 0
+    for _ in range(a.epochs):
+        n += epoch()
+    took = time.perf_counter() - began
+    daemon_peak = 0
+    if closing:
+        with open(f"/proc/{dataset.session()[0].daemon_pid}/status") as status:
+            daemon_peak = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+        closing()
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"seconds_per_batch": took / n, "batches": n, "cpu": own.ru_utime + own.ru_stime, "peak": own.ru_maxrss << 10,
+            "daemon_cpu": children.ru_utime + children.ru_stime, "daemon_peak": daemon_peak}
+
+
+if a.one:
+    print(json.dumps(measure(*a.one.split(":"), a.work)))
+    sys.exit()
+
+work = a.work or tempfile.mkdtemp(prefix="heliosctl-loaders-")
+os.makedirs(work, exist_ok=True)
+env = dict(os.environ, HELIOS_STATE=os.path.join(work, "state"))
+data = os.path.join(work, "g")
+
+
+def run(*argv):
+    r = subprocess.run(argv, env=env, capture_output=True, text=True)
+    if r.returncode:
+        sys.exit(f"{' '.join(argv)}: exit code {r.returncode}\n{r.stdout[-2000:]}{r.stderr[-2000:]}")
+    return [json.loads(line) for line in r.stdout.splitlines() if line.startswith("{")]
+
+
+def in_process(way, task):
+    """heliosctl train itself: its second epoch, with its own model."""
+    more = [f"--{k.replace('_', '-')}={v}" for k, v in options(way.removeprefix("train-")).items()]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    got = run(a.heliosctl, "train", data, "--fanout", a.fanout, "--batch-size", str(a.batch), "--hidden", str(a.hidden), "--epochs",
+              str(1 + a.epochs), "--no-eval", "--json", "--quiet", *more)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    epochs = [r for r in got if r["event"] == "epoch"][1:]
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds_per_batch": sum(e["seconds"] for e in epochs) / (a.batches * a.epochs), "cpu": cpu, "peak": 0, "daemon_cpu": 0,
+            "daemon_peak": 0}
+
+
+if not os.path.exists(data):
+    share = (a.batches * a.batch + 0.5) / a.nodes
+    run(a.heliosctl, "generate", "--kind", "rmat", "--nodes", str(a.nodes), "--avg-degree", str(a.degree), "--dim", str(a.dim),
+        "--classes", str(CLASSES), "--train-fraction", f"{share:.9f}", "--val-fraction", "0.01", "--seed", "7", "--out", data, "--json")
+    size = f"{a.nodes * a.dim * 4 * 5 // 4 // 2**20 + 64}MiB"
+    run(a.heliosctl, "bind-ssds", "--proxy", os.path.join(work, "ssd.img"), "--size", size, "--json")
+    run(a.heliosctl, "load", data, "--json")
+results = []
+for task in a.tasks.split(","):
+    for turn in range(a.rounds):
+        for way in a.ways.split(","):
+            if way.startswith("train-"):
+                if task == "load":
+                    continue
+                got = in_process(way, task)
+            else:
+                passed = [f"--{k}={getattr(a, k)}" for k in ("heliosctl", "dim", "batch", "hidden", "fanout", "epochs")]
+                got = run(sys.executable, os.path.realpath(__file__), *passed, "--work", data, "--one", f"{way}:{task}")[-1]
+            results.append({"way": way, "task": task, "round": turn, **got})
+            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    print(f"| {task} | seconds a batch | CPU s, and the daemon's | peak, and the daemon's |\n|---|---|---|---|")
+    for way in a.ways.split(","):
+        of = [r for r in results if r["way"] == way and r["task"] == task]
+        if of:
+            s = sorted(r["seconds_per_batch"] for r in of)
+            m = {k: statistics.median(r[k] for r in of) for k in ("cpu", "daemon_cpu", "peak", "daemon_peak")}
+            print(f"| {way} | {statistics.median(s):.4f} ({s[0]:.4f}-{s[-1]:.4f}) | {m['cpu']:.1f}, {m['daemon_cpu']:.1f} | "
+                  f"{m['peak'] / 2**20:.0f}, {m['daemon_peak'] / 2**20:.0f} MiB |")
+if a.json:
+    with open(a.json, "w") as f:
+        json.dump(results, f, indent=1)
