@@ -41,7 +41,7 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 			prepareCommand(), trainCommand(), evalCommand(), predictCommand(), serveCommand(),
 			compareCommand(),
 			reportCommand(), rerunCommand(),
-			benchCommand(), cacheCommand(),
+			benchCommand(), cacheCommand(), planCommand(),
 			doctorCommand(), vfioSetupCommand(), versionCommand(),
 			completionCommand(), manCommand(),
 		},

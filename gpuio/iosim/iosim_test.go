@@ -277,7 +277,7 @@ func TestQueueDepthCurveIsTheModels(t *testing.T) {
 			m := machine(t, profile, 1)
 
 			// The model alone.
-			server := m.model.NewServer(9)
+			server := m.Model().NewServer(9)
 			var pure des.Sim
 			want := 0
 			var again func()

@@ -14,6 +14,11 @@
 package iosim
 
 import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
 	"helios/internal/des"
 	"helios/internal/errs"
 	"helios/internal/hardware"
@@ -30,35 +35,38 @@ type Machine struct {
 	SMs     *des.Pool
 	CPU     *des.Pool // cores
 
-	model *ssdmodel.Model
-	links []*des.Link // out of each SSD
-	slots *des.Pool   // warps that run at once; nil: all that are resident
+	models []*ssdmodel.Model // of each SSD
+	links  []*des.Link       // out of each SSD
+	slots  *des.Pool         // warps that run at once; nil: all that are resident
 }
 
 // MaxSSDs bounds a machine.
-const MaxSSDs = 1024
+const MaxSSDs = hardware.MaxSSDs
 
 // NewMachine makes a profile's machine with so many SSDs; 0: as many as the profile has.
 func NewMachine(sim *des.Sim, p *hardware.Profile, ssds int) (*Machine, error) {
-	if ssds == 0 {
-		ssds = p.SSDs.Count.Int()
-	}
-	if ssds < 1 || ssds > MaxSSDs {
+	if ssds < 0 || ssds > MaxSSDs {
 		return nil, errs.New(errs.Usage, "a modelled machine with %d SSDs: choose 1 to %d", ssds,
 			MaxSSDs)
 	}
-	model, err := ssdmodel.Load(p.SSDs.Model)
-	if err != nil {
-		return nil, err
-	}
 	m := &Machine{
-		Sim: sim, Profile: p, model: model,
+		Sim: sim, Profile: p,
 		Ingress: des.NewLink(sim, p.PCIe.GPU.RawGBs.Value*1e9, 0),
 		HostMem: des.NewLink(sim, p.CPU.MemoryGBs.Value*1e9, 0),
 		SMs:     des.NewPool(sim, p.GPU.SMs.Int()),
 		CPU:     des.NewPool(sim, p.CPU.Cores.Int()),
 	}
-	for range ssds {
+	loaded := map[string]*ssdmodel.Model{}
+	for _, name := range p.SSDs.Models(ssds) {
+		model := loaded[name]
+		if model == nil {
+			var err error
+			if model, err = ssdmodel.Load(name); err != nil {
+				return nil, err
+			}
+			loaded[name] = model
+		}
+		m.models = append(m.models, model)
 		m.links = append(m.links, des.NewLink(sim, p.PCIe.SSD.RawGBs.Value*1e9, 0))
 	}
 	if n := p.GPU.WarpSlots.Int(); n > 0 {
@@ -70,11 +78,50 @@ func NewMachine(sim *des.Sim, p *hardware.Profile, ssds int) (*Machine, error) {
 // SSDs is the number of SSDs.
 func (m *Machine) SSDs() int { return len(m.links) }
 
-// Model is the SSDs' model.
-func (m *Machine) Model() *ssdmodel.Model { return m.model }
+// Model is the first SSD's model.
+func (m *Machine) Model() *ssdmodel.Model { return m.models[0] }
 
-// UseModel replaces the SSD model of the profile, before the first stack is made.
-func (m *Machine) UseModel(model *ssdmodel.Model) { m.model = model }
+// Models are the models of the SSDs, one an SSD.
+func (m *Machine) Models() []*ssdmodel.Model { return m.models }
+
+// ModelName says which SSDs there are: the model's name, or how many there are of each.
+func (m *Machine) ModelName() string {
+	count := map[string]int{}
+	var names []string
+	for _, x := range m.models {
+		if count[x.Name]++; count[x.Name] == 1 {
+			names = append(names, x.Name)
+		}
+	}
+	if len(names) == 1 {
+		return names[0]
+	}
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%d %s", count[name], name)
+	}
+	return strings.Join(names, " + ")
+}
+
+// LBABytes is the block size that rows are laid out in: the smallest that all SSDs can be
+// formatted with.
+func (m *Machine) LBABytes() (int, error) {
+	for _, lba := range []int{512, 4096} {
+		if !slices.ContainsFunc(m.models,
+			func(x *ssdmodel.Model) bool { return !x.LBAOK(lba) }) {
+			return lba, nil
+		}
+	}
+	return 0, errs.New(errs.Usage,
+		"the SSDs of hardware profile %s (%s) have no block size in common; choose others",
+		m.Profile.Name, m.ModelName())
+}
+
+// UseModel replaces the SSD models of the profile, before the first stack is made.
+func (m *Machine) UseModel(model *ssdmodel.Model) {
+	for i := range m.models {
+		m.models[i] = model
+	}
+}
 
 // Kernel runs a kernel for ns on so many SMs (0: all), after those that were asked for earlier, and
 // then calls done.
@@ -127,10 +174,21 @@ func (m *Machine) IngressBound(bytes int64) float64 {
 // cqeWire is the traffic of a completion entry, which is written where the queue is.
 func (m *Machine) cqeWire() int64 { return m.Profile.PCIe.GPU.WireBytes(16) }
 
-// SSDBound is the most reads of so many bytes a second of one SSD.
-func (m *Machine) SSDBound(bytes int64) float64 {
+// BoundOf is the most reads of so many bytes a second of SSD i.
+func (m *Machine) BoundOf(i int, bytes int64) float64 {
 	l := &m.Profile.PCIe.SSD
-	return min(m.model.Peak(ssdmodel.Read, bytes), l.RawGBs.Value*1e9/float64(l.WireBytes(bytes)))
+	return min(m.models[i].Peak(ssdmodel.Read, bytes),
+		l.RawGBs.Value*1e9/float64(l.WireBytes(bytes)))
+}
+
+// SSDBound is the most reads of so many bytes a second of one SSD: of the slowest, as each gets as
+// many rows as any other.
+func (m *Machine) SSDBound(bytes int64) float64 {
+	most := math.Inf(1)
+	for i := range m.models {
+		most = min(most, m.BoundOf(i, bytes))
+	}
+	return most
 }
 
 // Bound is the most reads of so many bytes a second of the machine: its SSDs, or the GPU's link.

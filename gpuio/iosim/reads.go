@@ -53,7 +53,7 @@ func (s *Stack) newReads(seed uint64, toHost bool, arrive func(uint32)) *reads {
 		d.delay = max(p.DoorbellNS.NS()+p.FetchNS.NS()-p.IncludedNS.NS(), 0)
 	}
 	for i := range m.SSDs() {
-		d.servers = append(d.servers, m.model.NewServer(seed*MaxSSDs+uint64(i)))
+		d.servers = append(d.servers, m.models[i].NewServer(seed*MaxSSDs+uint64(i)))
 	}
 	if io := &m.Profile.GPU.IO; m.slots != nil && !toHost {
 		d.serve = func(bytes int64) int64 {

@@ -169,10 +169,40 @@ type CPU struct {
 	ReadAheadKB Figure `yaml:"read_ahead_kb"`
 }
 
-// SSDs are the drives.
+// SSDs are the drives: Count of Model, and after them those of each group of More. Rows are striped
+// over all of them evenly, so the slowest bounds what they read together.
 type SSDs struct {
-	Model string `yaml:"model"` // of internal/ssdmodel, or a file
+	Model string     `yaml:"model"` // of internal/ssdmodel, or a file
+	Count Figure     `yaml:"count"`
+	More  []SSDGroup `yaml:"more"`
+}
+
+// SSDGroup is SSDs of one model beside the first ones.
+type SSDGroup struct {
+	Model string `yaml:"model"`
 	Count Figure `yaml:"count"`
+}
+
+// MaxSSDs bounds a machine.
+const MaxSSDs = 1024
+
+// Models returns the models of n SSDs (0: of all there are), those of the first group first. Where
+// n is more than there are the list begins anew, so that a machine grows as it is.
+func (s *SSDs) Models(n int) []string {
+	var all []string
+	for _, g := range append([]SSDGroup{{s.Model, s.Count}}, s.More...) {
+		for range g.Count.Int() {
+			all = append(all, g.Model)
+		}
+	}
+	if n == 0 {
+		return all
+	}
+	out := make([]string, n)
+	for i := range out {
+		out[i] = all[i%len(all)]
+	}
+	return out
 }
 
 // Rate is the data rate in bytes/s that a link moves in pieces of n bytes.
@@ -291,6 +321,22 @@ func (p *Profile) check() error {
 	}
 	if p.SSDs.Model == "" {
 		say("ssds.model is missing: name an SSD model")
+	}
+	ssds := p.SSDs.Count.Value
+	for i, g := range p.SSDs.More {
+		path := fmt.Sprintf("ssds.more[%d]", i)
+		switch c := g.Count; {
+		case g.Model == "":
+			say("%s.model is missing: name an SSD model", path)
+		case !(c.Value >= 1 && c.Value <= MaxSSDs):
+			say("%s.count is %v: give 1 to %d", path, c.Value, MaxSSDs)
+		case strings.TrimSpace(c.Source) == "":
+			say("%s.count has no source: say where it comes from, or \"assumed: why\"", path)
+		}
+		ssds += g.Count.Value
+	}
+	if ssds > MaxSSDs {
+		say("ssds has %v: give at most %d", ssds, MaxSSDs)
 	}
 	if s := p.GPU.IO.State; s != StateHost && s != StateGPU {
 		say("gpu.io.state is %q: host or gpu", s)

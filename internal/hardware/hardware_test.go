@@ -55,6 +55,26 @@ func TestFileOnABase(t *testing.T) {
 	require.Empty(t, p.Base)
 }
 
+// SSDs of several models follow each other, and a machine with more of them goes on in turns.
+func TestUnequalSSDs(t *testing.T) {
+	p, err := load(t, "base: host\nname: mixed\nssds:\n  model: p5510\n  count: {value: 2, source: s}\n"+
+		"  more: [{model: optane, count: {value: 1, source: s}}]\n")
+	require.NoError(t, err)
+	require.Equal(t, []string{"p5510", "p5510", "optane"}, p.SSDs.Models(0))
+	require.Equal(t, []string{"p5510"}, p.SSDs.Models(1))
+	require.Equal(t, []string{"p5510", "p5510", "optane", "p5510"}, p.SSDs.Models(4))
+	for text, want := range map[string]string{
+		"{model: optane, count: {value: 1}}":               "ssds.more[0].count has no source",
+		"{count: {value: 1, source: s}}":                   "ssds.more[0].model is missing",
+		"{model: optane, count: {value: 0, source: s}}":    "ssds.more[0].count is 0",
+		"{model: optane, count: {value: 1024, source: s}}": "ssds has 1025",
+	} {
+		_, err := load(t, "base: host\nname: x\nssds: {model: p5510, count: {value: 1, source: s}, more: ["+
+			text+"]}\n")
+		require.ErrorContains(t, err, want)
+	}
+}
+
 func TestProfilesThatAreRefused(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"base: a100-p5510x12\nname: x\ngpu: {sms: {value: 0, source: s}}\n",

@@ -293,9 +293,9 @@ func (w *planWork) plan(dataset, from string, rowBytes int64, o Options) (*Plan,
 	if err != nil {
 		return nil, err
 	}
-	lba := 512
-	if sizes := machine.Model().LBAs.Bytes; len(sizes) > 0 {
-		lba = sizes[0]
+	lba, err := machine.LBABytes()
+	if err != nil {
+		return nil, err
 	}
 	ssds := machine.SSDs()
 	layout, err := gpuio.NewLayout(rows, int(rowBytes), ssds, lba)
@@ -308,7 +308,7 @@ func (w *planWork) plan(dataset, from string, rowBytes int64, o Options) (*Plan,
 	total := rows * rowBytes
 	p := &Plan{
 		Event: "cache plan", Modelled: true, Dataset: dataset, Hardware: hw.Name,
-		SSDModel: machine.Model().Name, SSDs: ssds, From: from, Hotness: w.by,
+		SSDModel: machine.ModelName(), SSDs: ssds, From: from, Hotness: w.by,
 		Rows: rows, RowBytes: rowBytes, Epochs: w.epochs, Batches: w.batches, Accesses: w.accesses,
 		Notes:       w.notes,
 		BudgetBytes: min(o.Budget.Of(total), total), GPUMaxBytes: max(o.GPUMax, 0),

@@ -63,6 +63,24 @@ func ShapeOf(mb *graph.MiniBatch) Shape {
 	return s
 }
 
+// MadeUp is the shape of a mini-batch that nobody sampled: the nodes up to each hop, those of the
+// seeds first, and the edges of each hop.
+func MadeUp(hopEnd, edges []int64) Shape {
+	s := Shape{Seeds: hopEnd[0], HopEnd: hopEnd}
+	for h, n := range edges {
+		s.Blocks = append(s.Blocks, Block{dst: hopEnd[h], src: hopEnd[h+1], edges: n})
+	}
+	return s
+}
+
+// Edges is how many edges the hops have together.
+func (s *Shape) Edges() (n int64) {
+	for _, b := range s.Blocks {
+		n += b.edges
+	}
+	return n
+}
+
 // CountLists fills in how many in-neighbours each hop's destinations have.
 func (s *Shape) CountLists(indptr, nodes []int64) {
 	var sum, at int64

@@ -39,10 +39,15 @@ func (v *run) openDynamic(b plan.TierSizes) (err error) {
 	v.OnClose(v.ticket.Close)
 	v.m.work.LineBytes = v.lines.LineBytes
 	v.off = make([]int64, v.layout.SSDs+1)
-	if v.hw.Profile.CPU.DirectoryNS.Value > 0 {
-		v.m.directory = des.NewPool(v.m.sim, 1)
-	}
+	v.m.openDirectory()
 	return nil
+}
+
+// openDirectory has a core look rows up, unless kernels do.
+func (m *vmachine) openDirectory() {
+	if m.m.Profile.CPU.DirectoryNS.Value > 0 {
+		m.directory = des.NewPool(m.sim, 1)
+	}
 }
 
 // admit looks a part up in the dynamic tier.

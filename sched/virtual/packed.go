@@ -10,6 +10,7 @@ import (
 	"helios/cache/packed"
 	"helios/cuda"
 	"helios/gpuio"
+	"helios/gpuio/iosim"
 	"helios/graph"
 	"helios/internal/des"
 	"helios/internal/hostmem"
@@ -180,17 +181,28 @@ func (v *run) layOut(ctx context.Context, p *vpack) error {
 	return nil
 }
 
+// StripedRates returns the bytes a second that the SSDs of a machine read and write together in
+// long requests, where each has an equal share, within what the link carries. SSDs of which nobody
+// said a bandwidth bound nothing.
+func StripedRates(m *iosim.Machine) (read, write float64) {
+	link := m.Profile.PCIe.CopyGBs.Value * 1e9
+	read, write = link, link
+	for _, x := range m.Models() {
+		for _, r := range []struct {
+			mbs float64
+			to  *float64
+		}{{x.Read.Bandwidth.MBs, &read}, {x.Write.Bandwidth.MBs, &write}} {
+			if r.mbs > 0 {
+				*r.to = min(*r.to, float64(m.SSDs())*r.mbs*1e6)
+			}
+		}
+	}
+	return read, write
+}
+
 // packing is how long a pack's pages take to be written.
 func packing(v *run, r *packed.Result) int64 {
-	m, n := v.m.m.Model(), float64(v.m.m.SSDs())
-	rate := func(mbs float64) float64 {
-		if mbs == 0 { // nobody said
-			return v.hw.Profile.PCIe.CopyGBs.Value * 1e9
-		}
-		return n * mbs * 1e6
-	}
-	read := min(rate(m.Read.Bandwidth.MBs), v.hw.Profile.PCIe.CopyGBs.Value*1e9)
-	write := min(rate(m.Write.Bandwidth.MBs), v.hw.Profile.PCIe.CopyGBs.Value*1e9)
+	read, write := StripedRates(v.m.m)
 	rows := float64(r.Stats.CacheRows+r.Stats.ChunkRows) * float64(v.RowBytes)
 	io := float64(v.Rows*v.RowBytes)/read + float64(r.Stats.Pages*r.Shape.PageBytes)/write
 	return int64(1e9 * max(io, rows/(v.hw.Profile.CPU.GatherGBs.Value*1e9)))

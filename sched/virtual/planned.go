@@ -55,6 +55,8 @@ type planned struct {
 	adj   []byte
 	misses, striped,
 	off []int64
+	// made has mini-batches that nobody has to sample; nil: they are.
+	made func(x *vsuper) error
 }
 
 // vsuper is a superbatch: mini-batches first to end-1 of a pass. Those from from on are played.
@@ -63,7 +65,9 @@ type vsuper struct {
 	shapes           []*cost.Shape
 	files            *samples.Files
 	changes          *superbatch.Changes
-	there            []int64 // when the changes of each mini-batch that is played are found
+	// fill has the rows of each tier that are read first, where nobody has sampled (planned.made).
+	fill  [2][]int64
+	there []int64 // when the changes of each mini-batch that is played are found
 }
 
 // found returns when the changes of a mini-batch are.
@@ -87,6 +91,9 @@ func (v *run) openPlanned(b plan.TierSizes) error {
 // drop lets go of a superbatch.
 func (t *planned) drop(x *vsuper) error {
 	delete(t.held, x)
+	if x.files == nil {
+		return nil
+	}
 	return x.files.Close()
 }
 
@@ -111,7 +118,9 @@ func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) e
 			v.playSuper(x, last)
 			v.m.sim.Run()
 		}
-		t.after = &x.changes.After
+		if x.changes != nil {
+			t.after = &x.changes.After
+		}
 		if x.from == x.first {
 			begin := v.m.sim.Now()
 			v.fillPlanned(ctx, x, sum)
@@ -144,6 +153,9 @@ func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) e
 // makeSuper samples a superbatch for real and finds its changes.
 func (v *run) makeSuper(ctx context.Context, x *vsuper, pass string) (err error) {
 	t, s := v.planned, &v.src
+	if t.made != nil {
+		return t.made(x)
+	}
 	dir := v.Config.SuperbatchFolder(v.In.Dataset.Dir())
 	if x.files, err = samples.Create(dir, v.Rows, 0); err != nil {
 		return err
@@ -262,16 +274,18 @@ func (v *run) inspect(x *vsuper, accesses int64) {
 // fillPlanned plays the reads of the rows that a superbatch begins with.
 func (v *run) fillPlanned(ctx context.Context, x *vsuper, sum *report.Partial) {
 	t, start := v.planned, v.m.sim.Now()
-	var rows [2][]int64
-	for _, m := range x.changes.Fill {
-		tier := 0
-		if int64(m.Slot) >= t.tiers.GPURows {
-			tier = 1
+	rows := x.fill
+	if x.changes != nil {
+		for _, m := range x.changes.Fill {
+			tier := 0
+			if int64(m.Slot) >= t.tiers.GPURows {
+				tier = 1
+			}
+			rows[tier] = append(rows[tier], x.changes.First[m.At])
 		}
-		rows[tier] = append(rows[tier], x.changes.First[m.At])
+		x.changes.Fill, x.changes.First = nil, nil
 	}
-	sum.RowsLoaded += int64(len(x.changes.Fill))
-	x.changes.Fill, x.changes.First = nil, nil
+	sum.RowsLoaded += int64(len(rows[0]) + len(rows[1]))
 	commands, bytes := v.readSets(ctx, rows[:])
 	sum.Commands += commands
 	sum.BytesSSD += bytes
@@ -283,6 +297,9 @@ func (v *run) fillPlanned(ctx context.Context, x *vsuper, sum *report.Partial) {
 func (v *run) plannedShape(x *vsuper, i int) (*cost.Shape, error) {
 	t, index := v.planned, i-x.first
 	s := x.shapes[index]
+	if t.made != nil {
+		return s, nil
+	}
 	var err error
 	if t.rows, err = x.files.Read(index, t.rows); err != nil {
 		return nil, err

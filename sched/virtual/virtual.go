@@ -98,7 +98,7 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 			TopologyBytes: v.Topology.Bytes(), PresampleSecs: float64(v.presampleNS) / 1e9,
 			FillSeconds: float64(v.fillNS) / 1e9,
 		},
-		Hardware: hw.Profile.Name, SSDModel: v.m.m.Model().Name, SSDs: v.m.m.SSDs(),
+		Hardware: hw.Profile.Name, SSDModel: v.m.m.ModelName(), SSDs: v.m.m.SSDs(),
 	}
 	v.Observer.TellPlan(v.Config.Operators(v.m.stack != nil))
 	err = v.train(ctx, in, res)
@@ -156,9 +156,9 @@ type source struct {
 	lines, count int64 // to be read for the group, batches in it
 }
 
-// open makes the machine, samples to place the rows, and plays presampling and the filling of the
-// tiers.
-func (v *run) open(ctx context.Context, in prepare.Inputs) error {
+// openMachine makes the machine with the operators' streams, and the layout of the rows. wide tells
+// whether the topology has 8 bytes for a neighbour.
+func (v *run) openMachine(classes int, wide bool) error {
 	p := v.hw.Profile
 	sim := des.New()
 	machine, err := iosim.NewMachine(sim, p, v.hw.SSDs)
@@ -166,16 +166,42 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) error {
 		return err
 	}
 	ssds := machine.SSDs()
-	lba := 512
-	if sizes := machine.Model().LBAs.Bytes; len(sizes) > 0 {
-		lba = sizes[0]
+	lba, err := machine.LBABytes()
+	if err != nil {
+		return err
 	}
 	if v.layout, err = gpuio.NewLayout(v.Rows, int(v.RowBytes), ssds, lba); err != nil {
 		return err
 	}
+	gpu := newVGPU(machine)
+	v.m = &vmachine{
+		sim: sim, m: machine, gpu: gpu, plan: v.plan, rec: v.Config.Timeline,
+		work: cost.NewKernels(&p.GPU.Ops, v.Config, v.Dim, v.RowType, classes, wide),
+	}
+	ops := v.Config.Operators(true)
+	for name, to := range map[string]**vstream{plan.OpSample: &v.m.sampleS,
+		plan.OpLookup: &v.m.lookupS, plan.OpGather: &v.m.gatherS, plan.OpTrain: &v.m.trainS} {
+		s := ops.Stream(name)
+		*to = gpu.stream(s.Priority, s.SMs)
+	}
+	s := ops.Stream(plan.OpSuperbatch)
+	v.m.superS = gpu.stream(s.Priority, s.SMs)
+	v.m.openReplicas(v.Config.Replicas, ops.Stream(plan.OpTrain))
+	v.m.rec.Tracks(report.Tracks...)
+	v.perSSD = make([]gpuio.Planned, ssds)
+	return nil
+}
+
+// open makes the machine, samples to place the rows, and plays presampling and the filling of the
+// tiers.
+func (v *run) open(ctx context.Context, in prepare.Inputs) (err error) {
+	if err := v.openMachine(in.Dataset.Meta.Classes, v.Topology.Wide()); err != nil {
+		return err
+	}
+	sim, ssds := v.m.sim, v.m.m.SSDs()
 	// The GPU's memory bounds its tier; the profile says nothing of how much memory the CPU has.
 	b, err := v.Config.TierRows(v.Rows, v.RowBytes, math.MaxInt64/2,
-		int64(p.GPU.MemoryGiB.Value*(1<<30)))
+		int64(v.hw.Profile.GPU.MemoryGiB.Value*(1<<30)))
 	if err != nil {
 		return err
 	}
@@ -193,24 +219,6 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) error {
 		}
 		v.OnClose((*to).Close)
 	}
-
-	gpu := newVGPU(machine)
-	v.m = &vmachine{
-		sim: sim, m: machine, gpu: gpu, plan: v.plan, rec: v.Config.Timeline,
-		work: cost.NewKernels(&p.GPU.Ops, v.Config, v.Dim, v.RowType, in.Dataset.Meta.Classes,
-			v.Topology.Wide()),
-	}
-	ops := v.Config.Operators(true)
-	for name, to := range map[string]**vstream{plan.OpSample: &v.m.sampleS,
-		plan.OpLookup: &v.m.lookupS, plan.OpGather: &v.m.gatherS, plan.OpTrain: &v.m.trainS} {
-		s := ops.Stream(name)
-		*to = gpu.stream(s.Priority, s.SMs)
-	}
-	s := ops.Stream(plan.OpSuperbatch)
-	v.m.superS = gpu.stream(s.Priority, s.SMs)
-	v.m.openReplicas(v.Config.Replicas, ops.Stream(plan.OpTrain))
-	v.m.rec.Tracks(report.Tracks...)
-	v.perSSD = make([]gpuio.Planned, ssds)
 	switch {
 	case v.Config.LaidOut():
 		return v.openPacked(ctx, b)
@@ -220,7 +228,7 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) error {
 	if v.Config.Planned() { // superbatches say what comes into the tiers
 		return v.openPlanned(b)
 	}
-	v.Presampled = func(mb *graph.MiniBatch) { v.presample(cost.ShapeOf(mb)) }
+	v.Presampled = func(mb *graph.MiniBatch) { v.m.presample(cost.ShapeOf(mb)) }
 	placed := b
 	if v.Config.Dynamic() { // lines come into the GPU tier by themselves
 		placed.GPURows, placed.Auto = 0, false
@@ -324,8 +332,7 @@ func (v *run) openStack() (err error) {
 }
 
 // presample plays the sampling of one batch whose rows are counted.
-func (v *run) presample(s cost.Shape) {
-	m := v.m
+func (m *vmachine) presample(s cost.Shape) {
 	jobs := append(m.work.Sampling(&s), m.work.Hotness(s.HopEnd[len(s.HopEnd)-1]))
 	m.chain(m.sampleS, jobs, func() {})
 	m.sim.Run()
@@ -449,14 +456,20 @@ func (v *run) shape(ctx context.Context, i int) (*cost.Shape, error) {
 	}); err != nil {
 		return nil, fmt.Errorf("batch %d: %w", i, err)
 	}
-	if v.Config.Accumulate > 0 {
-		g := &v.src
-		g.count++
-		if s.Closes = g.lines >= v.acc.Target || g.count >= plan.MaxGroup || i == g.n-1; s.Closes {
-			g.lines, g.count = 0, 0
-		}
-	}
+	group(v, &s, i)
 	return &s, nil
+}
+
+// group tells whether the group of merged reads ends with batch i, whose lines are counted.
+func group(v *run, s *cost.Shape, i int) {
+	if v.Config.Accumulate <= 0 {
+		return
+	}
+	g := &v.src
+	g.count++
+	if s.Closes = g.lines >= v.acc.Target || g.count >= plan.MaxGroup || i == g.n-1; s.Closes {
+		g.lines, g.count = 0, 0
+	}
 }
 
 // parts gives a shape its parts, of which find looks those up that have rows.
@@ -548,15 +561,9 @@ func (v *run) stopped(epoch int, err error) error {
 func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepare.Order,
 	train bool) (report.EpochResult, error) {
 	var sum report.Partial
-	p := &vpass{
-		vmachine: v.m, name: name, epoch: epoch, n: order.Len(),
-		window: v.Config.Window, grouped: v.Config.Accumulate > 0, staged: v.dyn != nil,
-	}
+	p := newPass(v, name, order.Len(), train)
+	p.epoch = epoch
 	if train {
-		p.steps(v.Config.Shards, p.n)
-		if len(v.m.replicas) > 1 {
-			p.fleet = &vfleet{p: p}
-		}
 		p.first, p.n = v.hw.Limit(p.n)
 	}
 	v.src = source{key: key, n: p.n, order: order}
@@ -595,21 +602,7 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 	}
 	all := p.n
 	p.after = func(b *vbatch) {
-		sum.Batches++
-		sum.Seeds += b.Seeds
-		for _, part := range b.Parts {
-			sum.RowsGPU += part.NGPU
-			sum.RowsCPU += part.NCPU
-			sum.RowsSSD += part.NMiss
-			for _, r := range part.Reads {
-				sum.BytesSSD += r.Bytes
-				sum.Commands += r.Commands
-			}
-			sum.Inserted += part.Fills
-			sum.Evicted += part.Evicted
-			sum.Bypassed += part.Bypassed
-			sum.RowsChunk += part.Chunk
-		}
+		count(&sum, b)
 		v.Observer.TellStep("modelled "+name, b.Index+1, all)
 	}
 	play := func() error {
@@ -627,12 +620,51 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 	if err != nil {
 		return report.EpochResult{}, err
 	}
+	return p.result(sum, epoch, v.RowBytes), nil
+}
+
+// newPass makes a walk over n mini-batches.
+func newPass(v *run, name string, n int, train bool) *vpass {
+	p := &vpass{
+		vmachine: v.m, name: name, n: n,
+		window: v.Config.Window, grouped: v.Config.Accumulate > 0, staged: v.Config.Dynamic(),
+	}
+	if train {
+		p.steps(v.Config.Shards, n)
+		if len(v.m.replicas) > 1 {
+			p.fleet = &vfleet{p: p}
+		}
+	}
+	return p
+}
+
+// count adds a mini-batch that has trained.
+func count(sum *report.Partial, b *vbatch) {
+	sum.Batches++
+	sum.Seeds += b.Seeds
+	for _, part := range b.Parts {
+		sum.RowsGPU += part.NGPU
+		sum.RowsCPU += part.NCPU
+		sum.RowsSSD += part.NMiss
+		for _, r := range part.Reads {
+			sum.BytesSSD += r.Bytes
+			sum.Commands += r.Commands
+		}
+		sum.Inserted += part.Fills
+		sum.Evicted += part.Evicted
+		sum.Bypassed += part.Bypassed
+		sum.RowsChunk += part.Chunk
+	}
+}
+
+// result is what a pass that has ended came to.
+func (p *vpass) result(sum report.Partial, epoch int, rowBytes int64) report.EpochResult {
 	if p.grouped {
 		sum.Groups, sum.Grouped = p.merged, sum.Batches
 	}
 	sum.Seconds, sum.Waited, sum.Stages = float64(p.end-p.start)/1e9, float64(p.waited)/1e9,
 		p.stages()
-	return sum.Result(epoch, v.RowBytes), nil
+	return sum.Result(epoch, rowBytes)
 }
 
 // conserved checks that the modelled SSDs did what the batches needed, no less and no more, and

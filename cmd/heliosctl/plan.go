@@ -1,0 +1,459 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	hcli "helios/internal/cli"
+	"helios/internal/errs"
+	"helios/internal/hardware"
+	"helios/internal/rowtype"
+	"helios/internal/units"
+	"helios/sched/plan"
+	"helios/sched/planner"
+)
+
+// planArgs holds the options of "plan".
+type planArgs struct {
+	runArgs
+	graph    string
+	trace    string
+	degrees  string
+	skew     string
+	profile  string // of --hardware
+	ssdCount int
+	nodes    int64
+	edges    int64
+	dim      int
+	classes  int
+	fraction float64
+	budget   units.Budget
+	batches  int
+	prices   planner.Prices
+	sweep    []planner.Sweep
+	halve    bool
+}
+
+// planned are the options of a run that mean something in a plan.
+var planned = []string{"model", "fanout", "batch-size", "shards", "hidden", "heads", "heads-out",
+	"epochs", "seed", "sampler", "batch-dependency", "sample-epochs", "refresh", "refresh-every",
+	"mode", "io-stack", "pipeline", "io-blocks", "depth", "prefetch-depth", "coalesce",
+	"sm-budget",
+	"workers", "replicas", "gpu-cache", "cpu-cache", "policy", "superbatch", "superbatch-overlap",
+	"disk-budget", "directory", "cache-line", "window", "accumulate", "hotness",
+	"presample-epochs", "hotness-dir", "row-dtype"}
+
+// plannedOptions are those of a run that a plan takes.
+func plannedOptions() (out hcli.Options[plan.Config]) {
+	for _, o := range slices.Concat(modelOptions(), pathOptions(), tierOptions(),
+		replicaOptions()) {
+		if slices.Contains(planned, o.Key()) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// graphOptions say what graph is planned for, and what is accessed of it.
+func graphOptions() hcli.Options[planArgs] {
+	return hcli.Options[planArgs]{
+		hcli.Text(&cli.StringFlag{Name: "graph", Usage: "the graph, by `NAME` (" +
+			strings.Join(planner.GraphNames(), ", ") + ": those of the papers) or a dataset's folder, whose mini-batches are then sampled"},
+			func(a *planArgs) *string { return &a.graph }),
+		hcli.Text(&cli.StringFlag{Name: "trace",
+			Usage: "plan for the accesses in `FILE` (train --trace)"},
+			func(a *planArgs) *string { return &a.trace }),
+		hcli.Text(&cli.StringFlag{Name: "degrees",
+			Usage: "plan for a degree distribution: `FILE` with a line \"degree nodes\" for each degree"},
+			func(a *planArgs) *string { return &a.degrees }),
+		hcli.Text(&cli.StringFlag{Name: "skew", DefaultText: "the graph's",
+			Usage: "how unevenly rows are accessed: `ROWS:ACCESSES`, as 10%:70% where the hottest 10 % of the rows have 70 % of the accesses, or zipf:S"},
+			func(a *planArgs) *string { return &a.skew }),
+		hcli.Int64(&cli.Int64Flag{Name: "nodes", DefaultText: "the graph's", Usage: "nodes"},
+			func(a *planArgs) *int64 { return &a.nodes }).Positive(),
+		hcli.Int64(&cli.Int64Flag{Name: "edges", DefaultText: "the graph's", Usage: "edges"},
+			func(a *planArgs) *int64 { return &a.edges }).Positive(),
+		hcli.Int(&cli.IntFlag{Name: "dim", DefaultText: "the graph's", Usage: "features of a row"},
+			func(a *planArgs) *int { return &a.dim }).Positive(),
+		hcli.Int(&cli.IntFlag{Name: "classes", DefaultText: "the graph's, or 64",
+			Usage: "classes of nodes"}, func(a *planArgs) *int { return &a.classes }).Positive(),
+		hcli.Float(&cli.Float64Flag{Name: "train-fraction", DefaultText: "the graph's, or 0.01",
+			Usage: "`SHARE` of the nodes that train"},
+			func(a *planArgs) *float64 { return &a.fraction }).Positive(),
+	}.Group("Graph and accesses")
+}
+
+// questionOptions say what is asked.
+func questionOptions() hcli.Options[planArgs] {
+	return hcli.Options[planArgs]{
+		hcli.Text(&cli.StringFlag{Name: "hardware", Usage: "the machine, a `PROFILE` (" +
+			strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
+			func(a *planArgs) *string { return &a.profile }),
+		ssdCountOption(func(a *planArgs) *int { return &a.ssdCount }),
+		hcli.Budget(&cli.StringFlag{Name: "budget",
+			Usage: "memory for both tiers together, a `SIZE` or a share of the features: the GPU's as far as it goes (half of it for a dynamic tier), then the CPU's; else --gpu-cache and --cpu-cache"},
+			func(a *planArgs) *units.Budget { return &a.budget }),
+		hcli.Parsed(&cli.StringFlag{Name: "price",
+			Usage: "prices an hour `WHAT=PRICE[,…]` of " + strings.Join(planner.Priced, ", ") +
+				" (of CPU memory): adds what an epoch costs"},
+			func(a *planArgs) *planner.Prices { return &a.prices }, planner.ParsePrices),
+		hcli.Parsed(&cli.StringFlag{Name: "sweep",
+			Usage: "plan for each value of a setting, `KEY=VALUES`, as ssds=1..12 or cpu-cache=0,5%,10%: " +
+				strings.Join(planner.SweepKeys(), ", ")},
+			func(a *planArgs) *[]planner.Sweep { return &a.sweep },
+			func(text string) ([]planner.Sweep, error) {
+				s, err := planner.ParseSweep(text)
+				return []planner.Sweep{s}, err
+			}),
+		hcli.Bool(&cli.BoolFlag{Name: "halve",
+			Usage: "also say which resource, doubled, gains most, and what it takes to halve the epoch's time"},
+			func(a *planArgs) *bool { return &a.halve }),
+		hcli.Int(&cli.IntFlag{Name: "batches", DefaultText: "what seconds allow",
+			Usage: "mini-batches that are played; an epoch is continued from them"},
+			func(a *planArgs) *int { return &a.batches }).Positive(),
+	}.Group("Question")
+}
+
+func planCommand() *cli.Command {
+	run := func(a *planArgs) *runArgs { return &a.runArgs }
+	return verb(&cli.Command{
+		Name:      "plan",
+		Usage:     "what an epoch would take on a machine, for a graph that need not be there",
+		ArgsUsage: "[DATASET]",
+		Description: "Plays mini-batches on the virtual clock, as train --clock virtual does, but they may come from a skew, a degree\n" +
+			"distribution or a trace, so neither the graph nor the machine has to exist: time of an epoch, what bounds it, bytes by\n" +
+			"tier, preparation, disk, memory, cost. Every figure is modelled.",
+	}, 1, slices.Concat(
+		graphOptions(), questionOptions(),
+		hcli.In(run, slices.Concat(withConfig(plannedOptions()), withDevice(kernelsOptions()),
+			withOutputs(outputOptions()))),
+	), runPlan)
+}
+
+// describe settles the graph and where its accesses are from.
+func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
+	name := cmp.Or(a.graph, e.c.Args().First())
+	if a.graph != "" && e.c.NArg() > 0 {
+		return errs.New(errs.Usage, "two graphs, --graph %s and %s; give one", a.graph,
+			e.c.Args().First())
+	}
+	g, known := planner.FindGraph(name)
+	if !known && name != "" {
+		a.dataset = name
+	}
+	if from := e.given(&a.trace, &a.degrees, &a.skew); from != "" && a.dataset != "" {
+		return errs.New(errs.Usage,
+			"--%s: %s is a dataset, whose mini-batches are sampled; leave one of the two out", from,
+			a.dataset)
+	}
+	if a.trace != "" && e.given(&a.degrees, &a.skew) != "" ||
+		a.degrees != "" && e.given(&a.skew) != "" {
+		return errs.New(errs.Usage,
+			"--trace, --degrees and --skew each say what is accessed; give one of them")
+	}
+	o.Trace = a.trace
+	switch {
+	case a.dataset != "" || a.trace != "":
+	case a.degrees != "":
+		if o.Popularity, err = planner.ReadDegrees(a.degrees); err != nil {
+			return err
+		}
+	case known || e.given(&a.skew) != "" && a.nodes > 0:
+		g.Skew = cmp.Or(a.skew, g.Skew)
+		if a.skew != "" {
+			g.SkewSource = "given"
+		}
+		if o.Popularity, err = planner.ParsePopularity(g.Skew); err != nil {
+			return err
+		}
+	default:
+		return errs.New(errs.Usage,
+			"no graph: give --graph with one of %s or a dataset's folder, or --trace, or --degrees, or --skew with --nodes and --edges",
+			strings.Join(planner.GraphNames(), ", "))
+	}
+	if n, m, ok := o.Popularity.Totals(); ok && !known {
+		g.Name, g.Nodes, g.Edges = a.degrees, n, m
+	}
+	g.Name = cmp.Or(g.Name, "given")
+	g.Nodes, g.Edges = cmp.Or(a.nodes, g.Nodes), cmp.Or(a.edges, g.Edges)
+	g.Dim, g.Classes = cmp.Or(a.dim, g.Dim, 1024), cmp.Or(a.classes, g.Classes, 64)
+	g.Train = cmp.Or(a.fraction, g.Train, 0.01)
+	o.Graph = g
+	return nil
+}
+
+// check refuses what cannot be, before anything is opened.
+func (a *planArgs) check(e *env) (o planner.Options, err error) {
+	if e.given(&a.profile) == "" {
+		return o, errs.New(errs.Usage, "no --hardware: choose one of %s, or give a YAML file",
+			strings.Join(hardware.Names(), ", "))
+	}
+	if err := a.describe(e, &o); err != nil {
+		return o, err
+	}
+	if o.Hardware.Profile, err = hardware.Load(a.profile); err != nil {
+		return o, err
+	}
+	c := &a.cfg
+	if f := e.given(&a.budget); f != "" {
+		if g := e.given(&c.CPUCache); g != "" {
+			return o, errs.New(errs.Usage,
+				"--%s divides the memory between the tiers; leave --%s out, or --%s", f, g, f)
+		}
+	}
+	if f := e.given(&c.Fanouts, &c.Batch, &c.Seed, &c.Sampler, &c.BatchDependency); f != "" &&
+		a.trace != "" {
+		return o, errs.New(errs.Usage, "--%s: a trace has its own; leave it out", f)
+	}
+	if f := e.given(&a.nodes, &a.edges, &a.dim, &a.classes, &a.fraction); f != "" &&
+		a.dataset != "" {
+		return o, errs.New(errs.Usage, "--%s: the dataset %s has its own; leave it out", f, a.dataset)
+	}
+	if a.halve && len(a.sweep) > 0 {
+		return o, errs.New(errs.Usage, "--halve asks about one plan; leave --sweep out")
+	}
+	if c.RowType != "" {
+		if o.RowType, err = rowtype.Parse(c.RowType); err != nil {
+			return o, fmt.Errorf("--row-dtype: %w", err)
+		}
+	}
+	o.Hardware.SSDs, o.Budget, o.Batches, o.Prices = a.ssdCount, a.budget, a.batches, a.prices
+	o.Config = a.cfg
+	return o, nil
+}
+
+// open opens the dataset, where there is one.
+func (a *planArgs) open(e *env, o *planner.Options) (closes func() error, err error) {
+	if a.dataset == "" {
+		return func() error { return nil }, nil
+	}
+	s, err := openGraph(e, &a.runArgs, "a plan samples on the host device")
+	if err != nil {
+		return nil, err
+	}
+	m := s.Dataset.Meta
+	o.Inputs = s.Inputs
+	o.Graph = planner.Graph{Name: m.Name, Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim,
+		Classes: max(m.Classes, 1), Train: 1, Source: a.dataset}
+	if train, err := s.Dataset.Split("train"); err == nil && m.Nodes > 0 && len(train) > 0 {
+		o.Graph.Train = float64(len(train)) / float64(m.Nodes)
+	}
+	if a.cfg.RowType == "" {
+		o.RowType = m.RowType()
+	}
+	return s.close, nil
+}
+
+func runPlan(ctx context.Context, e *env, a *planArgs) (err error) {
+	o, err := a.check(e)
+	if err != nil {
+		return err
+	}
+	closes, err := a.open(e, &o)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, closes)
+	out, err := a.openResults(e)
+	if err != nil {
+		return err
+	}
+	defer out.end(&err)
+	p, err := planner.New(o, e.observer())
+	if err != nil {
+		return err
+	}
+	defer closing(&err, p.Close)
+	if len(a.sweep) > 0 {
+		return a.runSweep(ctx, e, p, out)
+	}
+	x, err := p.Plan(ctx, nil)
+	if err != nil {
+		return err
+	}
+	r := planResult{Plan: x}
+	if a.halve {
+		if r.Halving, err = p.Halve(ctx, x); err != nil {
+			return err
+		}
+	}
+	showPlan(e, &r)
+	out.object(r)
+	return nil
+}
+
+// planResult is the line of a plan.
+type planResult struct {
+	*planner.Plan
+	Halving *planner.Halving `json:"halving,omitempty"`
+}
+
+// sweepPoint is a line of a sweep.
+type sweepPoint struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+	*planner.Plan
+}
+
+// sweepResult is the last line of a sweep.
+type sweepResult struct {
+	Event    string    `json:"event"` // "sweep"
+	Modelled bool      `json:"modelled"`
+	Key      string    `json:"key"`
+	Values   []string  `json:"values"`
+	Seconds  []float64 `json:"seconds"`
+	Best     string    `json:"best"` // the first value within a hundredth of the least time
+}
+
+// runSweep plans for each value of a setting.
+func (a *planArgs) runSweep(ctx context.Context, e *env, p *planner.Planner,
+	out *results) (err error) {
+	s := a.sweep[0]
+	if err := p.Refused(s); err != nil {
+		return err
+	}
+	r := sweepResult{Event: "sweep", Modelled: true, Key: s.Key, Values: s.Values}
+	header := []string{s.Key, "s an epoch", "limit", "hits", "read", "GB/s of the SSDs", "stall"}
+	var rows [][]string
+	noted := map[string]bool{}
+	for i, v := range s.Values {
+		e.ui.Progress("plan "+s.Key, int64(i+1), int64(len(s.Values)))
+		x, err := p.Point(ctx, s, v)
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", s.Key, v, err)
+		}
+		x.Event = "point"
+		out.event("point", sweepPoint{s.Key, v, x})
+		r.Seconds = append(r.Seconds, x.Seconds)
+		row := []string{v, fmt.Sprintf("%.4g", x.Seconds), x.Bottleneck,
+			fmt.Sprintf("%.1f%%", 100*x.HitRatio), units.FormatBytes(x.BytesSSD),
+			fmt.Sprintf("%.3g", x.SSDBytesPerSecond/1e9), fmt.Sprintf("%.0f%%", 100*x.Stall)}
+		if x.Cost != nil {
+			row = append(row, fmt.Sprintf("%.4g", x.Cost.Epoch))
+		}
+		rows = append(rows, row)
+		for _, n := range x.Notes {
+			if !noted[n] {
+				noted[n] = true
+				e.note(n)
+			}
+		}
+	}
+	if a.prices != nil {
+		header = append(header, "cost")
+	}
+	least := slices.Min(r.Seconds)
+	i := slices.IndexFunc(r.Seconds, func(t float64) bool { return t <= 1.01*least })
+	r.Best = s.Values[i]
+	e.ui.Table(header, rows)
+	e.ui.Printf("modelled: from %s %s on an epoch takes no more than %.4g s, within 1%% of the least",
+		s.Key, r.Best, r.Seconds[i])
+	out.object(r)
+	return nil
+}
+
+// showPlan is the summary for people.
+func showPlan(e *env, r *planResult) {
+	for _, n := range r.Notes {
+		e.note(n)
+	}
+	b := units.FormatBytes
+	g := r.Graph
+	rows := [][]string{
+		{"modelled plan", fmt.Sprintf("%s, %s, on %s with %d %s; I/O stack %s, pipeline %s",
+			r.Mode, r.Model, r.Hardware, r.SSDs, r.SSDModel, r.IOStack, r.Pipeline)},
+		{"graph", fmt.Sprintf("%s: %s nodes, %s edges, rows of %s (%s)", g.Name,
+			units.FormatCount(float64(g.Nodes)), units.FormatCount(float64(g.Edges)),
+			b(r.RowBytes), b(g.Nodes*r.RowBytes))},
+		{"accesses", r.From + skewFrom(g)},
+		{"epoch", fmt.Sprintf("%.4g s (modelled), %d mini-batches of %d, %d played", r.Seconds,
+			r.Batches, r.Batch, r.Played)},
+		{"limit", fmt.Sprintf("%s; training waits %.0f%% of the time", r.Bottleneck, 100*r.Stall)},
+		{"busy", busyText(r.Plan)},
+		{"rows from", fmt.Sprintf("GPU %s, CPU %s, SSDs %s (%.1f%% hits)", b(r.BytesGPU),
+			b(r.BytesCPU), b(r.RowsSSD*r.RowBytes), 100*r.HitRatio)},
+		{"SSDs read", fmt.Sprintf("%s in %s commands, %s/s", b(r.BytesSSD),
+			units.FormatCount(float64(r.SSDCommands)), b(int64(r.SSDBytesPerSecond)))},
+		{"before", fmt.Sprintf(
+			"writing the rows %s once; hotness %s, packing %s, filling the tiers %s",
+			secondsText(r.Preparation.Load), secondsText(r.Preparation.Hotness),
+			secondsText(r.Preparation.Pack), secondsText(r.Preparation.Fill))},
+		{"disk", bytesText(r.Disk)}, {"GPU memory", bytesText(r.GPUMemory)},
+		{"CPU memory", bytesText(r.CPUMemory)},
+	}
+	if r.Cost != nil {
+		rows = append(rows, []string{"cost", fmt.Sprintf(
+			"%.4g an epoch, %.4g before the first, at %.4g an hour", r.Cost.Epoch,
+			r.Cost.Preparation, r.Cost.Hour)})
+	}
+	e.ui.Table([]string{"", ""}, rows)
+	if r.Halving != nil {
+		showHalving(e, r)
+	}
+}
+
+func skewFrom(g planner.Graph) string {
+	if g.SkewSource == "" {
+		return ""
+	}
+	return "; " + g.SkewSource
+}
+
+func secondsText(s float64) string { return fmt.Sprintf("%.3g s", s) }
+
+// busyText lists how long an epoch keeps what is there busy.
+func busyText(p *planner.Plan) string {
+	var parts []string
+	for _, name := range planner.Resources {
+		if t := p.Busy[name]; t > 0 {
+			parts = append(parts, fmt.Sprintf("%s %.0f%%", name, 100*t/p.Seconds))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func bytesText(m map[string]int64) string {
+	var parts []string
+	sum := int64(0)
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		if m[name] > 0 {
+			parts = append(parts, name+" "+units.FormatBytes(m[name]))
+			sum += m[name]
+		}
+	}
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ", ") + "; " + units.FormatBytes(sum) + " in all"
+}
+
+func showHalving(e *env, r *planResult) {
+	var rows [][]string
+	for _, d := range r.Halving.Doubled {
+		rows = append(rows, []string{strings.Join(d.What, " and "), fmt.Sprintf("%.4g", d.Seconds),
+			fmt.Sprintf("%.2f", d.Gain), d.Bottleneck})
+	}
+	e.ui.Table([]string{"doubled", "s an epoch", "times as fast", "limit then"}, rows)
+	steps := r.Halving.Steps
+	if len(steps) == 0 {
+		e.ui.Printf("modelled: nothing that can be doubled here, alone or in a pair, gains 2%%")
+		return
+	}
+	last := steps[len(steps)-1]
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(last.Factors)) {
+		all = append(all, fmt.Sprintf("%g times %s", last.Factors[name], name))
+	}
+	end := "halves the epoch's time"
+	if !r.Halving.Halved {
+		end = "is as far as doubling gets"
+	}
+	e.ui.Printf("modelled: %s %s: %.4g s, %.2f times as fast; then %s is the limit",
+		strings.Join(all, ", "), end, last.Seconds, last.Gain, last.Bottleneck)
+}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestPlanVerb(t *testing.T) {
+	isolate(t)
+	args := []string{"plan", "--skew", "10%:60%", "--nodes", "50000", "--edges", "500000", "--dim",
+		"128", "--train-fraction", "0.05", "--hardware", "a100-p5510x12", "--ssd-count", "2",
+		"--fanout", "3,3", "--batch-size", "32", "--batches", "6"}
+	with := func(more ...string) []string { return append(append([]string{}, args...), more...) }
+	out := ok(t, with("--budget", "10%", "--price", "machine=10,ssd=0.1", "--json", "--results",
+		"plan.jsonl")...)
+	p := lines(t, out)[0]
+	require.Equal(t, "plan", p["event"])
+	require.Equal(t, true, p["modelled"])
+	require.Equal(t, 79.0, p["batches"])
+	require.InEpsilon(t, 10.2/3600*p["seconds"].(float64), p["cost"].(map[string]any)["epoch"], 1e-9)
+	require.Equal(t, out, kept(t, "plan.jsonl"))
+	require.Contains(t, ok(t, with("--halve", "--quiet")...), "times as fast")
+
+	swept := lines(t, ok(t, with("--sweep", "ssds=1..3", "--json")...))
+	require.Len(t, swept, 4)
+	for i, l := range swept[:3] {
+		require.Equal(t, "point", l["event"])
+		require.Equal(t, float64(i+1), l["ssd_count"])
+	}
+	require.Equal(t, "sweep", swept[3]["event"])
+	require.Len(t, swept[3]["seconds"], 3)
+	require.Contains(t, ok(t, with("--sweep", "cpu-cache=0,5%", "--quiet")...), "cpu-cache")
+
+	ok(t, "generate", "--kind", "rmat", "--nodes", "4000", "--avg-degree", "8", "--classes", "5",
+		"--dim", "128", "--feature-fn", "hash", "--seed", "3", "--out", "g")
+	require.Contains(t, ok(t, "plan", "g", "--hardware", "a100-p5510x12", "--fanout", "3,3",
+		"--quiet"), "samples of dataset g")
+	require.NoError(t, os.WriteFile("degrees", []byte("100 50\n2 5000\n"), 0o644))
+	require.Contains(t, ok(t, "plan", "--degrees", "degrees", "--hardware", "a100-p5510x12",
+		"--fanout", "3,3", "--mode", "cpu", "--quiet"), "5050 nodes, 15 k edges")
+
+	for want, bad := range map[string][]string{
+		"no --hardware":            {"plan", "--graph", "ig"},
+		"no graph":                 {"plan", "--hardware", "host"},
+		"is a dataset":             {"plan", "g", "--hardware", "host", "--skew", "zipf:1"},
+		"two graphs":               {"plan", "g", "--graph", "ig", "--hardware", "host"},
+		"--nodes":                  {"plan", "g", "--nodes", "5", "--hardware", "host"},
+		"nosuch":                   {"plan", "nosuch", "--hardware", "host"},
+		"leave --sweep out":        with("--halve", "--sweep", "ssds=1..2"),
+		"leave --cpu-cache out":    with("--budget", "1%", "--cpu-cache", "1%"),
+		"leave one of the two out": with("--budget", "1%", "--sweep", "cpu-cache=1%"),
+		"one of ssds":              with("--sweep", "hidden=1..2"),
+		"price":                    with("--price", "gold=1"),
+		"each say what":            {"plan", "--trace", "x", "--skew", "zipf:1", "--hardware", "host"},
+		"a trace has its own":      {"plan", "--trace", "x", "--seed", "1", "--hardware", "host"},
+	} {
+		fails(t, hc(t, bad...), 2, "plan", want)
+	}
+}

@@ -1,0 +1,348 @@
+package planner
+
+import (
+	"context"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cache/trace"
+	"helios/cuda"
+	"helios/dataset"
+	"helios/dataset/build"
+	"helios/internal/errs"
+	"helios/internal/hardware"
+	"helios/internal/units"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"helios/sched/virtual"
+)
+
+func profile(t testing.TB, name string) *hardware.Profile {
+	t.Helper()
+	p, err := hardware.Load(name)
+	require.NoError(t, err)
+	return p
+}
+
+func skew(t testing.TB, text string) *Popularity {
+	t.Helper()
+	p, err := ParsePopularity(text)
+	require.NoError(t, err)
+	return p
+}
+
+// small is a plan that takes milliseconds.
+func small(t testing.TB, mode string) Options {
+	return Options{
+		Config:   plan.Config{Mode: mode, Fanouts: []int{5, 5}, Batch: 32},
+		Hardware: cost.Hardware{Profile: profile(t, "a100-p5510x12"), SSDs: 2},
+		Graph: Graph{Name: "s", Nodes: 100_000, Edges: 1_500_000, Dim: 128, Classes: 8,
+			Train: 0.05},
+		Popularity: skew(t, "10%:60%"), Batches: 6,
+	}
+}
+
+func find(t testing.TB, o Options, vary func(*Options)) *Plan {
+	t.Helper()
+	p, err := New(o, report.Observer{})
+	require.NoError(t, err)
+	x, err := p.Plan(context.Background(), vary)
+	require.NoError(t, err)
+	require.NoError(t, p.Close())
+	return x
+}
+
+// Every mode that has times gives a plan, the same one twice, whose rows are those of an epoch.
+func TestModes(t *testing.T) {
+	for _, mode := range plan.ModeNames() {
+		o := small(t, mode)
+		o.Config.Fanouts = []int{3, 3}
+		if mode != plan.ModeInmem {
+			o.Budget = units.Budget{Percent: 10}
+		}
+		if c := (plan.Config{Mode: mode}).WithDefaults(); c.MegaBatched() {
+			p, err := New(o, report.Observer{})
+			require.NoError(t, err)
+			_, err = p.Plan(context.Background(), nil)
+			require.ErrorContains(t, err, "mega-batches", mode)
+			continue
+		}
+		x := find(t, o, nil)
+		require.Equal(t, x, find(t, o, nil), mode)
+		require.Equal(t, 157, x.Batches, mode)
+		require.Greater(t, x.Seconds, 0.0, mode)
+		require.Contains(t, append(Resources, resNothing), x.Bottleneck, mode)
+		rows := x.RowsGPU + x.RowsCPU + x.RowsSSD
+		require.Greater(t, rows, int64(157*32), mode)
+		require.InDelta(t, 1-float64(x.RowsSSD)/float64(rows), x.HitRatio, 1e-3, mode)
+		if mode == plan.ModeInmem {
+			require.Zero(t, x.BytesSSD)
+			continue
+		}
+		require.GreaterOrEqual(t, x.BytesSSD, x.RowsSSD*x.RowBytes/2, mode)
+		require.LessOrEqual(t, x.GPUCacheBytes+x.CPUCacheBytes, 100_000*x.RowBytes/10+8*x.RowBytes,
+			mode)
+		for _, name := range []string{resSSDs, resLink, resTraining} {
+			require.LessOrEqual(t, x.Busy[name], 1.1*x.Seconds, "%s: %s", mode, name)
+		}
+	}
+}
+
+// What a share of the rows has of the accesses is what was asked for, and what a static tier of
+// that size hits.
+func TestShareOfAccesses(t *testing.T) {
+	o := small(t, plan.ModeCPU)
+	o.Batches = 12
+	o.Config.CPUCache = units.Budget{Percent: 10}
+	require.InDelta(t, 0.6, find(t, o, nil).HitRatio, 0.02)
+	o.Popularity = skew(t, "10%:95%")
+	p, err := New(o, report.Observer{})
+	require.NoError(t, err)
+	_, err = p.Plan(context.Background(), nil)
+	require.ErrorContains(t, err, "take at most")
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+	o.Popularity = skew(t, "zipf:0")
+	require.InDelta(t, 0.1, find(t, o, nil).HitRatio, 0.02)
+}
+
+// A file of degrees gives nodes and edges, and the hot nodes are those of the highest degree.
+func TestDegrees(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	write := func(text string) (*Popularity, error) {
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return ReadDegrees(path)
+	}
+	p, err := write("# degree nodes\n1 900\n91,100\n0 5\n")
+	require.NoError(t, err)
+	n, m, ok := p.Totals()
+	require.True(t, ok)
+	require.EqualValues(t, 1005, n)
+	require.EqualValues(t, 10000, m)
+	hot := 0
+	for i := range 1000 {
+		r := p.rank((float64(i)+0.5)/1000, n)
+		require.True(t, r >= 0 && r < 1000, "a node without edges is not drawn: %d", r)
+		if r < 100 {
+			hot++
+		}
+	}
+	require.Equal(t, 910, hot)
+	require.InDelta(t, (900*1+100*10)/1005.0, p.drawn(10, 9.95), 1e-9)
+	for _, text := range []string{"", "1\n", "a 1\n", "1 -1\n", "0 7\n", "1 2 3\n",
+		"1 99999999999999999999\n"} {
+		_, err := write(text)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), "%q: %v", text, err)
+	}
+	_, err = ReadDegrees(filepath.Join(t.TempDir(), "no"))
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+}
+
+func TestSkewsThatAreRefused(t *testing.T) {
+	for _, text := range []string{"", "zipf:", "zipf:-1", "zipf:NaN", "10%", "10:70", "0%:70%",
+		"10%:100%", "70%:10%", "10%:NaN%"} {
+		_, err := ParsePopularity(text)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), "%q: %v", text, err)
+	}
+}
+
+// Ranks go to rows one to one.
+func TestPlaces(t *testing.T) {
+	for _, n := range []int64{1, 2, 3, 1000, 4097} {
+		seen := map[int64]bool{}
+		at := newPlaces(n, 7)
+		for r := range n {
+			row := at.row(r)
+			require.True(t, row >= 0 && row < n && !seen[row])
+			seen[row] = true
+		}
+	}
+	s := newSet(1)
+	for i := range int64(5000) {
+		require.True(t, s.add(i*i))
+		require.False(t, s.add(i*i))
+	}
+}
+
+// graphOf generates a dataset of R-MAT.
+func graphOf(t testing.TB) prepare.Inputs {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "g")
+	require.NoError(t, build.Generate(context.Background(), build.GenerateOptions{Kind: "rmat",
+		Nodes: 20_000, AvgDegree: 10, Classes: 8, Dim: 128, Seed: 3, FeatureFn: "hash",
+		TrainFraction: 0.1, TestFraction: -1, Memory: 64 << 20, Out: dir}))
+	ds, err := dataset.Open(dir)
+	require.NoError(t, err)
+	dev, err := cuda.NewHost(cuda.HostOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, dev.Close())
+		require.NoError(t, ds.Close())
+	})
+	return prepare.Inputs{Dataset: ds, Dev: dev}
+}
+
+// Of a dataset whose whole epoch is played a plan says what train on the virtual clock says, row
+// for row.
+func TestPlanOfADatasetIsTheVirtualClocks(t *testing.T) {
+	in := graphOf(t)
+	for _, mode := range []string{plan.ModeHelios, plan.ModeCPU, plan.ModeMmap, plan.ModeInmem} {
+		o := Options{Inputs: in, Batches: 100,
+			Hardware: cost.Hardware{Profile: profile(t, "a100-p5510x12"), SSDs: 2},
+			Config: plan.Config{Mode: mode, Fanouts: []int{5, 5}, Batch: 200,
+				HotnessDir: plan.NoFolder},
+			Graph: Graph{Name: "g", Nodes: 20_000, Edges: in.Dataset.Meta.Edges, Dim: 128,
+				Classes: 8, Train: 0.1}}
+		if mode == plan.ModeHelios {
+			o.Config.GPUCache = units.Budget{Percent: 3}
+			o.Config.CPUCache = units.Budget{Percent: 7}
+		}
+		if mode == plan.ModeInmem {
+			o.Config.GPUCache = units.Budget{Percent: 3}
+		}
+		x := find(t, o, nil)
+		c := o.Config
+		c.NoEval, c.Epochs, c.Topology = true, 1, plan.TopologyMemory
+		r, err := virtual.Run(context.Background(), c, in, o.Hardware, report.Observer{})
+		require.NoError(t, err)
+		e := r.Epochs[0]
+		require.Equal(t, []int64{e.RowsGPU, e.RowsCPU, e.RowsSSD, e.BytesSSD, e.SSDCommands},
+			[]int64{x.RowsGPU, x.RowsCPU, x.RowsSSD, x.BytesSSD, x.SSDCommands}, mode)
+		require.InEpsilon(t, e.Seconds, x.Seconds, 0.02, mode)
+	}
+}
+
+// A trace's own accesses are looked up.
+func TestTrace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t")
+	w, err := trace.Create(path, trace.Header{Dataset: "d", Name: "traced", Rows: 1000,
+		RowBytes: 512, SSDs: 1, SlotBytes: 512, LBABytes: 512, Seed: 5, Fanouts: []int64{3},
+		Sampler: "neighbor", Batch: 8, Mode: "helios", IOStack: "async", Policy: "static"}, false)
+	require.NoError(t, err)
+	scores := make([]uint32, 1000)
+	for i := range scores {
+		scores[i] = uint32(1000 - i)
+	}
+	require.NoError(t, w.Hotness(scores))
+	for i := range 4 {
+		require.NoError(t, w.Begin(trace.Train, 0, i))
+		rows := make([]int64, 20)
+		for k := range rows {
+			rows[k] = int64(i*10 + k*50)
+		}
+		require.NoError(t, w.Part(rows))
+	}
+	require.NoError(t, w.Close())
+	o := small(t, plan.ModeCPU)
+	o.Config = plan.Config{Mode: plan.ModeCPU, CPUCache: units.Budget{Percent: 50}}
+	o.Popularity, o.Trace, o.Batches = nil, path, 0
+	x := find(t, o, nil)
+	require.Equal(t, "traced", x.Graph.Name)
+	require.Equal(t, 4, x.Batches)
+	require.Equal(t, []int{3}, x.Fanouts)
+	require.EqualValues(t, 80, x.RowsCPU+x.RowsSSD)
+	want := int64(0)
+	for i := range 4 {
+		for k := range 20 {
+			if i*10+k*50 < 500 {
+				want++
+			}
+		}
+	}
+	require.Equal(t, want, x.RowsCPU)
+	require.NotEmpty(t, x.Notes)
+	p, err := New(o, report.Observer{})
+	require.NoError(t, err)
+	require.ErrorContains(t, p.Refused(Sweep{Key: "batch-size"}), "trace")
+	o.Trace += ".no"
+	p, err = New(o, report.Observer{})
+	require.NoError(t, err)
+	_, err = p.Plan(context.Background(), nil)
+	require.Error(t, err)
+}
+
+// More SSDs shorten an epoch until something else bounds it, and doubling says so.
+func TestSweepAndHalve(t *testing.T) {
+	o := small(t, plan.ModeHelios)
+	o.Graph.Dim, o.Config.Batch, o.Batches = 1024, 256, 8
+	o.Config.GPUCache, o.Config.CPUCache = units.Budget{Percent: 1}, plan.NoCache()
+	o.Prices = Prices{"machine": 3600, "ssd": 36}
+	s, err := ParseSweep("ssds=1..3")
+	require.NoError(t, err)
+	p, err := New(o, report.Observer{})
+	require.NoError(t, err)
+	var times []float64
+	for i, v := range s.Values {
+		x, err := p.Point(context.Background(), s, v)
+		require.NoError(t, err)
+		require.Equal(t, i+1, x.SSDs)
+		require.Equal(t, resSSDs, x.Bottleneck)
+		require.InEpsilon(t, x.Seconds*(1+0.01*float64(i+1)), x.Cost.Epoch, 1e-9)
+		times = append(times, x.Seconds)
+	}
+	require.InDelta(t, 2, times[0]/times[1], 0.2)
+	require.InDelta(t, 3, times[0]/times[2], 0.4)
+	base, err := p.Plan(context.Background(), nil)
+	require.NoError(t, err)
+	h, err := p.Halve(context.Background(), base)
+	require.NoError(t, err)
+	require.Equal(t, []string{"ssds"}, h.Doubled[0].What)
+	require.InDelta(t, 2, h.Doubled[0].Gain, 0.2)
+	require.NotEmpty(t, h.Steps)
+	require.True(t, h.Halved)
+	require.Equal(t, 12., profile(t, "a100-p5510x12").SSDs.Count.Value)
+	require.Equal(t, base, find(t, o, nil), "doubling leaves the machine as it was")
+}
+
+func TestParseSweep(t *testing.T) {
+	s, err := ParseSweep("batch-size=64..4096")
+	require.NoError(t, err)
+	require.Equal(t, []string{"64", "128", "256", "512", "1024", "2048", "4096"}, s.Values)
+	s, err = ParseSweep("cpu-cache=0,5%,1GiB")
+	require.NoError(t, err)
+	require.Equal(t, []string{"0", "5%", "1GiB"}, s.Values)
+	for _, text := range []string{"", "ssds", "ssds=", "ssds=0..3", "ssds=5..2", "ssds=x",
+		"hidden=1",
+		"cpu-cache=200%", "ssds=1..99999999999999999999"} {
+		_, err := ParseSweep(text)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), "%q: %v", text, err)
+	}
+	for _, text := range []string{"ssd", "ssd=-1", "disk=1", "ssd=1,ssd=2", "ssd=NaN"} {
+		_, err := ParsePrices(text)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), "%q: %v", text, err)
+	}
+}
+
+// Where SSDs are unequal the slowest bounds all, and the plan says what that costs.
+func TestUnequalSSDs(t *testing.T) {
+	o := small(t, plan.ModeHelios)
+	o.Graph.Dim, o.Config.Batch = 1024, 128
+	o.Config.GPUCache, o.Config.CPUCache = units.Budget{Percent: 1}, plan.NoCache()
+	own := *o.Hardware.Profile
+	own.SSDs = hardware.SSDs{Model: "p5510", Count: hardware.Figure{Value: 1},
+		More: []hardware.SSDGroup{{Model: "slow", Count: hardware.Figure{Value: 1}}}}
+	o.Hardware.Profile = &own
+	mixed := find(t, o, nil)
+	require.Equal(t, "1 p5510 + 1 slow", mixed.SSDModel)
+	require.Contains(t, mixed.Notes[len(mixed.Notes)-1], "slow bounds them")
+	fast := find(t, o, func(o *Options) {
+		only := own
+		only.SSDs.More = nil
+		o.Hardware = cost.Hardware{Profile: &only, SSDs: 2}
+	})
+	require.Greater(t, mixed.Seconds, 5*fast.Seconds)
+	require.Equal(t, mixed.RowsSSD, fast.RowsSSD)
+}
+
+// The pace of the middle continues, whatever the end does.
+func TestEpochSeconds(t *testing.T) {
+	require.Equal(t, 3.0, epochSeconds([]float64{1, 2, 3}, 3, 0, 2))
+	require.Equal(t, 12.0, epochSeconds([]float64{3, 4, 5, 5.5, 6}, 11, 0, 2))
+	require.Equal(t, 9.0, epochSeconds([]float64{1, 2, 3}, 9, -1, 2))
+	require.False(t, math.IsNaN(epochSeconds([]float64{1}, 5, -1, 0)))
+}

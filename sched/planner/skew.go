@@ -1,0 +1,263 @@
+package planner
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"helios/internal/errs"
+	"helios/internal/regular"
+	"helios/internal/units"
+)
+
+// Popularity says how unevenly nodes are met: the rank of the node at the other end of an edge, the
+// most popular first, and how many in-neighbours a node has.
+type Popularity struct {
+	// by is what it is made from, for people.
+	by string
+	// power is the exponent s of 1/(rank+1)^s; used where groups is empty.
+	power float64
+	// share: power is found such that the hottest `rows` of the nodes take `accesses` of the
+	// accesses, which are what is left of a mini-batch's draws when each node counts once.
+	rows, accesses float64
+	// groups are nodes of one degree, the highest first.
+	groups []degreeGroup
+}
+
+// degreeGroup is nodes of one degree. nodes and mass are sums up to its end.
+type degreeGroup struct {
+	degree, count int64
+	nodes, mass   float64
+}
+
+// ParsePopularity reads a skew: zipf:S for an exponent, or SHARE:SHARE, such as 10%:70%, for what
+// share of the accesses the hottest share of the rows takes.
+func ParsePopularity(text string) (*Popularity, error) {
+	bad := func() error {
+		return errs.New(errs.Usage,
+			"skew %q is neither zipf:S, such as zipf:0.8, nor the share of the accesses that the hottest share of the rows takes, such as 10%%:70%%",
+			text)
+	}
+	p := &Popularity{by: "skew " + text}
+	if s, ok := strings.CutPrefix(text, "zipf:"); ok {
+		v, err := strconv.ParseFloat(s, 64)
+		if err != nil || !(v >= 0 && v <= 4) {
+			return nil, bad()
+		}
+		p.power = v
+		return p, nil
+	}
+	rows, accesses, ok := strings.Cut(text, ":")
+	if !ok {
+		return nil, bad()
+	}
+	for _, x := range []struct {
+		text string
+		to   *float64
+	}{{rows, &p.rows}, {accesses, &p.accesses}} {
+		digits, ok := strings.CutSuffix(x.text, "%")
+		v, err := strconv.ParseFloat(digits, 64)
+		if !ok || err != nil || !(v > 0 && v < 100) {
+			return nil, bad()
+		}
+		*x.to = v / 100
+	}
+	if p.accesses < p.rows {
+		return nil, errs.New(errs.Usage,
+			"skew %q: the hottest rows take less than an even share of the accesses", text)
+	}
+	return p, nil
+}
+
+// maxDegrees bounds the lines of a file of degrees.
+const maxDegrees = 1 << 22
+
+// ReadDegrees reads a degree distribution: a line for each degree, "degree nodes". A node is met as
+// often as its degree has it.
+func ReadDegrees(path string) (*Popularity, error) {
+	text, err := regular.Read(path, 256<<20)
+	if err != nil {
+		return nil, errs.With(errs.Usage, fmt.Errorf("degree distribution: %w", err))
+	}
+	p := &Popularity{by: "degree distribution " + path}
+	lines := bufio.NewScanner(strings.NewReader(string(text)))
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		fields := strings.FieldsFunc(line,
+			func(r rune) bool { return strings.ContainsRune(" \t,;", r) })
+		var g degreeGroup
+		ok := len(fields) == 2
+		for i, to := range []*int64{&g.degree, &g.count} {
+			if ok {
+				v, err := strconv.ParseInt(fields[i], 10, 64)
+				*to, ok = v, err == nil && v >= 0 && v <= maxNodes
+			}
+		}
+		if !ok {
+			return nil, errs.New(errs.Usage,
+				"degree distribution %s, line %d: %.40q is not a degree and a number of nodes",
+				path, n, line)
+		}
+		if g.count > 0 {
+			p.groups = append(p.groups, g)
+		}
+		if len(p.groups) > maxDegrees {
+			return nil, errs.New(errs.Usage, "degree distribution %s has more than %d lines", path,
+				maxDegrees)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, errs.New(errs.Usage, "degree distribution %s: %w", path, err)
+	}
+	slices.SortFunc(p.groups, func(a, b degreeGroup) int { return cmp.Compare(b.degree, a.degree) })
+	nodes, mass := 0.0, 0.0
+	for i := range p.groups {
+		g := &p.groups[i]
+		nodes += float64(g.count)
+		mass += float64(g.count) * float64(g.degree)
+		g.nodes, g.mass = nodes, mass
+	}
+	if !(mass > 0) || nodes > maxNodes || mass > 64*maxNodes {
+		return nil, errs.New(errs.Usage,
+			"degree distribution %s has %s nodes and %s edges; 1 to %d nodes, and some edge, can be planned for",
+			path, units.FormatCount(nodes), units.FormatCount(mass), int64(maxNodes))
+	}
+	return p, nil
+}
+
+// Totals returns the nodes and edges of a degree distribution.
+func (p *Popularity) Totals() (nodes, edges int64, ok bool) {
+	if p == nil || len(p.groups) == 0 {
+		return 0, 0, false
+	}
+	last := p.groups[len(p.groups)-1]
+	return int64(last.nodes), int64(last.mass), true
+}
+
+// drawn is how many of its in-neighbours a node draws on average at a fanout (-1: all) in a graph
+// of a mean degree. Without a distribution degrees are taken to spread exponentially.
+func (p *Popularity) drawn(fanout int, mean float64) float64 {
+	if fanout < 0 || mean == 0 {
+		return mean
+	}
+	f := float64(fanout)
+	if len(p.groups) == 0 {
+		return mean * (1 - math.Exp(-f/mean))
+	}
+	sum := 0.0
+	for _, g := range p.groups {
+		sum += float64(g.count) * min(float64(g.degree), f)
+	}
+	return sum / p.groups[len(p.groups)-1].nodes
+}
+
+// rank turns a number in [0, 1) into the rank of one of n nodes.
+func (p *Popularity) rank(u float64, n int64) int64 {
+	if len(p.groups) > 0 {
+		want := u * p.groups[len(p.groups)-1].mass
+		i, _ := slices.BinarySearchFunc(p.groups, want,
+			func(g degreeGroup, w float64) int { return cmp.Compare(g.mass, w) })
+		i = min(i, len(p.groups)-1)
+		g := &p.groups[i]
+		within := (g.mass - want) / max(float64(g.degree), 1)
+		return min(max(int64(g.nodes-math.Ceil(within)), 0), n-1)
+	}
+	top, r := float64(n)+1, 0.0
+	if a := 1 - p.power; math.Abs(a) < 1e-9 {
+		r = math.Exp(u * math.Log(top))
+	} else {
+		r = math.Pow(1+u*(math.Pow(top, a)-1), 1/a)
+	}
+	return min(max(int64(r-1), 0), n-1)
+}
+
+// chance is the probability that a draw meets the node of a rank among n.
+func (p *Popularity) chance(rank float64, n int64) float64 {
+	if len(p.groups) > 0 {
+		i, _ := slices.BinarySearchFunc(p.groups, rank,
+			func(g degreeGroup, r float64) int { return cmp.Compare(g.nodes, r) })
+		i = min(i, len(p.groups)-1)
+		return float64(p.groups[i].degree) / p.groups[len(p.groups)-1].mass
+	}
+	top, a := float64(n)+1, 1-p.power
+	if math.Abs(a) < 1e-9 {
+		return 1 / (rank + 1) / math.Log(top)
+	}
+	return a * math.Pow(rank+1, -p.power) / (math.Pow(top, a) - 1)
+}
+
+// steps is how finely ranks are summed over.
+const steps = 600
+
+// hops sums what a mini-batch of seeds accesses: after each hop the edges drawn, the nodes in it,
+// and the share of them that the hottest `hot` of n nodes have.
+func (p *Popularity) hops(seeds float64, per []float64, n int64, hot float64) (edges,
+	nodes []float64, share float64) {
+	total := float64(n)
+	// Ranks from 0 on, spaced by their logarithm; a cell has those from one to the next.
+	cell := make([]float64, steps+1)
+	for i := range cell {
+		cell[i] = math.Pow(total+1, float64(i)/steps) - 1
+	}
+	met := func(draws, upto float64) (sum float64) {
+		for i := range steps {
+			from, to := cell[i], min(cell[i+1], upto)
+			if to <= from {
+				break
+			}
+			c := p.chance((from+to)/2, n)
+			sum += (to - from) * -math.Expm1(-draws*c-seeds/total)
+		}
+		return sum
+	}
+	now, draws := seeds, 0.0
+	for _, k := range per {
+		e := now * k
+		draws += e
+		now = min(max(met(draws, total), now), total)
+		edges, nodes = append(edges, e), append(nodes, now)
+	}
+	return edges, nodes, met(draws, hot*total) / max(met(draws, total), 1)
+}
+
+// settle finds the exponent that gives the share which was asked for.
+func (p *Popularity) settle(seeds float64, per []float64, n int64) error {
+	if p.rows == 0 {
+		return nil
+	}
+	share := func(power float64) float64 {
+		p.power = power
+		_, _, x := p.hops(seeds, per, n, p.rows)
+		return x
+	}
+	// The share rises with the exponent until few nodes are met at all, and the seeds, which are
+	// any, are most of a mini-batch.
+	hi, most := 0.0, 0.0
+	for i := range 26 {
+		if x := share(float64(i) / 10); x > most {
+			hi, most = float64(i)/10, x
+		}
+	}
+	lo := 0.0
+	for range 60 {
+		if mid := (lo + hi) / 2; share(mid) < p.accesses {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	p.power = hi
+	if math.Abs(share(hi)-p.accesses) > 0.02 {
+		return errs.New(errs.Usage,
+			"%s cannot be: mini-batches of %.0f seeds meet so many of %d nodes that the hottest %g%% take at most %.0f%% of the accesses; give a smaller share, or zipf:S",
+			p.by, seeds, n, 100*p.rows, 100*most)
+	}
+	return nil
+}
