@@ -152,7 +152,13 @@ func benchIO(s *Source) (section, error) {
 		}
 		return strings.Join(words, ", ")
 	}
+	alone := distinct(all, x.of) == 1 // nothing is swept: names are all that tells rows apart
 	by := func(title, label string, of func(r *ioRow) float64) {
+		if alone {
+			out.Figures = append(out.Figures, soleFigure(all, strings.TrimSuffix(title, " by "+x.name),
+				label, name, of))
+			return
+		}
 		f := figure{Kind: kindLines, Title: title, X: axis{Label: x.name, Whole: x.unit == "",
 			Log: x.unit != ""}, Y: axis{Label: label}}
 		f.Series = lines(all, name, x.of, of)
@@ -194,6 +200,23 @@ func benchIO(s *Source) (section, error) {
 		out.Note = "Software SSDs played a model: the times are no measurement of real SSDs."
 	}
 	return out, nil
+}
+
+// soleFigure draws rows that are swept by nothing as bars, each with its lowest limit.
+func soleFigure(all []ioRow, title, label string, name func(*ioRow) string,
+	of func(*ioRow) float64) figure {
+	f := figure{Kind: kindSpans, Title: title, X: axis{Label: label}}
+	zero := func(*ioRow) float64 { return 0 }
+	for _, s := range lines(all, name, zero, of) {
+		b := bar{Name: s.Name, Value: s.Points[0].Y, Lo: s.Points[0].Lo, Hi: s.Points[0].Hi}
+		for i := range all {
+			if r := &all[i]; label != "µs" && name(r) == s.Name && r.bound() > 0 && r.IOPS > 0 {
+				b.Limit = of(r) * r.bound() / r.IOPS
+			}
+		}
+		f.Bars = append(f.Bars, b)
+	}
+	return f
 }
 
 func distinct[T any](all []T, of func(*T) float64) int {

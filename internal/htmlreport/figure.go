@@ -38,6 +38,7 @@ type axis struct {
 type series struct {
 	Name   string  `json:"name"`
 	Limit  bool    `json:"limit,omitempty"`
+	Marks  bool    `json:"marks,omitempty"` // without a line
 	Points []point `json:"points"`
 }
 

@@ -136,6 +136,8 @@ func digest(sources []*Source) (all []section, err error) {
 		case s.timeline != nil:
 			err = add(timeline(s), nil)
 		case s.has("epoch") || s.Verb == "train":
+		case s.Verb == verbPlan:
+			err = add(plans(s))
 		case s.has("compare"):
 			err = add(compare(s))
 		case s.has("play"):

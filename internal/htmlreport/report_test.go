@@ -266,13 +266,76 @@ func TestTimeline(t *testing.T) {
 // Limits far above all results are told of and not drawn.
 func TestFarLimits(t *testing.T) {
 	s, err := benchIO(read(t, "io", `{"event":"begin","verb":"bench io"}`,
-		`{"ssds":1,"stack":"async","row_bytes":1024,"iops":1048576,"bytes_per_second":1073741824,"ssd_bound_iops":2097152,"link_bound_iops":1073741824,"bound_iops":2097152,"audited":true}`))
+		`{"ssds":1,"stack":"async","row_bytes":1024,"iops":1048576,"bytes_per_second":1073741824,"ssd_bound_iops":2097152,"link_bound_iops":1073741824,"bound_iops":2097152,"audited":true}`,
+		`{"ssds":2,"stack":"async","row_bytes":1024,"iops":1048576,"bytes_per_second":1073741824,"ssd_bound_iops":2097152,"link_bound_iops":1073741824,"bound_iops":2097152,"audited":true}`))
 	require.NoError(t, err)
-	require.Equal(t, []series{{Name: "async", Points: []point{single(1, 1)}},
-		{Name: "limit of the SSDs", Limit: true, Points: []point{single(1, 2)}}},
+	require.Equal(t, []series{{Name: "async", Points: []point{single(1, 1), single(2, 1)}},
+		{Name: "limit of the SSDs", Limit: true, Points: []point{single(1, 2), single(2, 2)}}},
 		s.Figures[0].Series)
 	require.Equal(t, "Far above and not drawn: limit of the link (1024 GiB/s).", s.Figures[0].Note)
 	require.Equal(t, "50.0 %", s.Tables[0].Rows[0][7])
+}
+
+// Where nothing is swept, stacks are bars, each with its limit.
+func TestReadsOfOnePoint(t *testing.T) {
+	s, err := benchIO(read(t, "io", `{"event":"begin","verb":"bench io"}`,
+		ioLine("async", 1, 4096, 1<<18), ioLine("cpu", 1, 4096, 1<<17)))
+	require.NoError(t, err)
+	require.Equal(t, "Throughput", s.Figures[0].Title)
+	require.Equal(t, []bar{{Name: "async", Value: 1, Lo: 1, Hi: 1, Limit: 2},
+		{Name: "cpu", Value: 0.5, Lo: 0.5, Hi: 0.5, Limit: 1}}, s.Figures[0].Bars)
+	require.Zero(t, s.Figures[2].Bars[0].Limit, "of latency")
+}
+
+// planFile is a sweep of the number of SSDs, or one plan.
+func planFile(t *testing.T, lines ...string) *Source {
+	t.Helper()
+	return read(t, "plan.jsonl", append([]string{
+		`{"event":"begin","verb":"plan","command":["heliosctl","plan"]}`}, lines...)...)
+}
+
+func planPoint(event, head, bottleneck string, seconds float64) string {
+	return fmt.Sprintf(
+		`{"event":"%s",%s"modelled":true,"mode":"helios","hardware":"a100","ssd_count":2,"seconds":%g,"bottleneck":"%s","stall":0.5,"busy_seconds":{"train":1,"link":0.5},"rows_gpu":1,"rows_cpu":1,"rows_ssd":2,"bytes_ssd":1048576,"ssd_bytes_per_second":2e9,"preparation_seconds":{"load":1,"fill":2},"disk_bytes":{"features":1048576},"gpu_memory_bytes":{"cache":1048576},"cpu_memory_bytes":{},"cost":{"epoch":0.25},"notes":["a note"]`,
+		event, head, seconds, bottleneck)
+}
+
+// A sweep is a line with marks for the bottleneck; a plan alone is a bar, and what would halve it.
+func TestPlans(t *testing.T) {
+	at := func(n, bottleneck string, seconds float64) string {
+		return planPoint("point", `"key":"ssds","value":"`+n+`",`, bottleneck, seconds) + "}"
+	}
+	s, err := plans(planFile(t, at("1", "the SSDs", 4), at("2", "the SSDs", 2),
+		at("4", "the link", 1.5), `{"event":"sweep","key":"ssds"}`))
+	require.NoError(t, err)
+	require.Equal(t, "Time of an epoch by ssds", s.Figures[0].Title)
+	require.Equal(t, []series{
+		{Name: "epoch", Points: []point{single(1, 4), single(2, 2), single(4, 1.5)}},
+		{Name: "limit: the SSDs", Marks: true, Points: []point{single(1, 4), single(2, 2)}},
+		{Name: "limit: the link", Marks: true, Points: []point{single(4, 1.5)}},
+	}, s.Figures[0].Series)
+	require.Equal(t, "Modelled: no epoch was run. a note.", s.Note)
+	require.Equal(t, bar{Name: "ssds 2", Parts: []part{{"train", 1}, {"link", 0.5}}},
+		s.Figures[1].Bars[1])
+	require.Equal(t, []string{"ssds 1", "4", "the SSDs", "50.0 %", "0", "1 MiB", "2", "3", "1 MiB",
+		"1 MiB", "–", "0.25"}, s.Tables[0].Rows[0])
+
+	s, err = plans(planFile(t, planPoint("plan", "", "the SSDs", 2)+
+		`,"halving":{"doubled":[{"what":["SSDs"],"seconds":1.25,"gain":1.6,"bottleneck":"the link"}],"steps":[{"what":["SSDs","link"],"seconds":1,"gain":2}]}}`))
+	require.NoError(t, err)
+	require.Equal(t, []bar{{Name: "helios on a100, 2 SSDs", Value: 2, Lo: 2, Hi: 2}},
+		s.Figures[0].Bars)
+	require.Equal(t, []bar{{Name: "SSDs", Value: 1.6, Lo: 1.6, Hi: 1.6}}, s.Figures[1].Bars)
+	require.Equal(t, [][]string{{"SSDs", "1.25", "1.6", "the link"},
+		{"step 1: SSDs, link", "1", "2", ""}}, s.Tables[1].Rows)
+	// Budgets are sizes; names are bars.
+	s, err = plans(planFile(t, planPoint("point", `"key":"cpu-cache","value":"1GiB",`, "x", 1)+"}"))
+	require.NoError(t, err)
+	require.Equal(t, "cpu-cache, MiB", s.Figures[0].X.Label)
+	require.Equal(t, 1024.0, s.Figures[0].Series[0].Points[0].X)
+	s, err = plans(planFile(t, planPoint("point", `"key":"mode","value":"gids",`, "x", 1)+"}"))
+	require.NoError(t, err)
+	require.Equal(t, "mode gids", s.Figures[0].Bars[0].Name)
 }
 
 // A verb without figures of its own is told in tables.
@@ -323,7 +386,10 @@ func all(t *testing.T) []*Source {
 		read(t, "other.jsonl", `{"event":"begin","verb":"doctor","command":[]}`,
 			`{"rate":1.5}`),
 		kernelFile(t, "compute"), kernelFile(t, "sample"), kernelFile(t, "cache"),
-		kernelFile(t, "memory"), suiteFile(t), timelineFile(t, "\n]}\n")}
+		kernelFile(t, "memory"), suiteFile(t), planFile(t,
+			planPoint("point", `"key":"ssds","value":"1",`, "the SSDs", 3)+"}",
+			planPoint("point", `"key":"ssds","value":"2",`, "the link", 2)+"}"),
+		timelineFile(t, "\n]}\n")}
 }
 
 // The page needs nothing from elsewhere, and no text of the data is markup in it.
@@ -411,10 +477,10 @@ func suiteFile(t *testing.T) *Source {
 	io := func(iops float64) string { return ioLine("async", 1, 4096, iops) }
 	return read(t, "suite.jsonl",
 		`{"event":"begin","verb":"bench suite","command":["heliosctl","bench","suite"]}`,
-		step("ssds", "bench io", "virtual", 1, io(1<<18)),
+		step("ssds", "bench io", "virtual", 1, io(1<<18), ioLine("async", 2, 4096, 1<<19)),
 		`{"event":"step","step":"memory","title":"Step memory","clock":"wall","verb":"bench memory","round":1,"rounds":2,"failed":"no room","lines":[]}`,
 		`{"event":"figures","figures":[]}`,
-		step("ssds", "bench io", "virtual", 2, io(1<<19)),
+		step("ssds", "bench io", "virtual", 2, io(1<<19), ioLine("async", 2, 4096, 1<<19)),
 		step("memory", "bench memory", "wall", 1, kernelLines["memory"][0]),
 		`{"event":"figures","figures":[{"step":"ssds","what":"1 SSD","value":{"median":2,"min":1,"max":3},"unit":"GiB/s","floor":4,"share":0.5,"floor_from":"IOPS","audited":true,"rounds":2},{"step":"ssds","what":"epoch","value":{"median":2,"min":1,"max":4},"unit":"s","floor":1,"share":0.5,"audited":false},{"step":"memory","what":"x","value":{"median":1,"min":1,"max":1},"unit":"GiB/s","audited":true}]}`)
 }
@@ -439,6 +505,6 @@ func TestSuite(t *testing.T) {
 	require.Equal(t, [][]string{{"Step ssds", "virtual", "2 of 2", "3"},
 		{"Step memory", "wall", "1 of 2", "1.5"}, {"all", "", "", "4.5"}}, all[0].Tables[2].Rows)
 	require.Equal(t, []string{"Step memory", "wall", "1", "no room"}, all[0].Tables[3].Rows[0])
-	require.Equal(t, []point{{1, 1.5, 1, 2}}, all[1].Figures[0].Series[0].Points)
+	require.Equal(t, []point{{1, 1.5, 1, 2}, single(2, 2)}, all[1].Figures[0].Series[0].Points)
 	require.True(t, all[1].Tables[0].Folded)
 }

@@ -51,13 +51,15 @@
 				marks.push(Plot.areaY(s.points, {x: "x", y1: "lo", y2: "hi", fill: stroke,
 					fillOpacity: 0.18}));
 			}
-			marks.push(Plot.line(s.points, {x: "x", y: "y", stroke, strokeWidth: s.limit ? 2.5 : 2,
-				strokeDasharray, clip: s.limit}));
+			if (!s.marks) {
+				marks.push(Plot.line(s.points, {x: "x", y: "y", stroke, strokeWidth: s.limit ? 2.5 : 2,
+					strokeDasharray, clip: s.limit}));
+			}
 			if (!s.limit && s.points.length <= 40) {
-				marks.push(Plot.dot(s.points, {x: "x", y: "y", fill: stroke, r: 3.5,
+				marks.push(Plot.dot(s.points, {x: "x", y: "y", fill: stroke, r: s.marks ? 5 : 3.5,
 					symbol: symbols[i % symbols.length]}));
 			}
-			entries.push({name: s.name, colour: stroke, dash: strokeDasharray});
+			entries.push({name: s.name, colour: stroke, dash: strokeDasharray, area: s.marks});
 		}
 		const all = f.series.flatMap((s) => s.points.map((p) => ({...p, name: s.name})));
 		marks.push(Plot.tip(all, Plot.pointer({x: "x", y: "y", title: (p) =>
@@ -71,13 +73,15 @@
 		const top = f.series.some((s) => s.limit) && most > 1.6 * Math.max(...results) ?
 			1.6 * Math.max(...results) : undefined;
 		const axis = {label: f.x.label, type: f.x.log ? "log" : "linear", tickFormat: x};
-		const powers = xs.every((v) => Number.isInteger(Math.log2(v)));
-		if (f.x.log) {
-			axis.base = 2; // only powers of the base have labels
-		}
-		if (f.x.log && (xs.length > few || !powers)) {
-			axis.ticks = few;
-		} else if (f.x.whole || f.x.log) {
+		if (f.x.log) { // powers of two: of others D3 leaves labels out
+			axis.base = 2;
+			axis.ticks = [];
+			for (let v = 2 ** Math.ceil(Math.log2(xs[0])); v <= xs.at(-1); v *= 2) {
+				axis.ticks.push(v);
+			}
+			const step = Math.ceil(axis.ticks.length / few);
+			axis.ticks = axis.ticks.filter((_, i) => i % step === 0);
+		} else if (f.x.whole) {
 			const step = Math.ceil(xs.length / few);
 			axis.ticks = xs.filter((_, i) => i % step === 0);
 		} else {
