@@ -19,6 +19,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/serve"
 	"helios/sched/report"
 )
 
@@ -35,6 +36,7 @@ func metricsOption[T any](at func(*T) *string) hcli.Option[T] {
 type metrics struct {
 	mu     sync.Mutex
 	values map[string]float64 // by name with its labels
+	fill   func()             // brings values up to date before they are told; nil: they are
 	server *http.Server
 	addr   string // that it listens on
 	done   chan error
@@ -62,6 +64,12 @@ func serveMetrics(addr string, labels map[string]string) (*metrics, error) {
 	m := newMetrics(labels)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		m.mu.Lock()
+		fill := m.fill
+		m.mu.Unlock()
+		if fill != nil {
+			fill()
+		}
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		m.write(w)
 	})
@@ -121,6 +129,20 @@ func labelled(name, label, value string) string {
 		return metricName(name, nil)
 	}
 	return metricName(name, map[string]string{label: value})
+}
+
+// daemon has the figures of a daemon told.
+func (m *metrics) daemon(s *serve.Server) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fill = func() {
+		t := s.Stats()
+		for name, v := range map[string]int64{"clients": t.Clients, "jobs": t.Jobs,
+			"ranks": t.Ranks, "ring_bytes": t.RingBytes, "mini_batches_total": t.Batches,
+			"ssd_bytes_total": t.BytesSSD} {
+			m.put(name, "", "", float64(v))
+		}
+	}
 }
 
 // watch has an observer's calls counted.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/serve"
 	"helios/sched/report"
 )
 
@@ -113,4 +114,17 @@ func TestTrainMetrics(t *testing.T) {
 		require.Contains(t, r.errOut, says)
 	}
 	fails(t, hc(t, "train", "g", "--clock", "virtual", "--metrics", ":0"), 2, "train", "--metrics")
+}
+
+// A daemon's figures are those of the moment when somebody asks.
+func TestMetricsOfDaemon(t *testing.T) {
+	m, err := serveMetrics(":0", map[string]string{"verb": "serve"})
+	require.NoError(t, err)
+	s := serve.New(serve.Config{Memory: 1 << 20})
+	m.daemon(s)
+	require.Contains(t, scrape(t, m.addr), "heliosctl_clients 0\n")
+	d := openDoor(t, s)
+	require.Contains(t, scrape(t, m.addr), "heliosctl_clients 1\nheliosctl_jobs 0\n")
+	d.close()
+	require.NoError(t, m.close())
 }

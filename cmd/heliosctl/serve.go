@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,7 @@ type serveArgs struct {
 	inherit    int
 	maxClients int
 	memory     int64
+	metrics    string
 }
 
 func serveCommand() *cli.Command {
@@ -70,6 +72,7 @@ func serveOptions() hcli.Options[serveArgs] {
 		hcli.Bytes(&cli.StringFlag{Name: "memory", DefaultText: "a quarter of what is free",
 			Usage: "most memory that mini-batches in shared memory may take, `SIZE`"},
 			func(a *serveArgs) *int64 { return &a.memory }),
+		metricsOption(func(a *serveArgs) *string { return &a.metrics }),
 	}
 }
 
@@ -89,9 +92,19 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 		}
 		a.memory = max(free/4, 64<<20)
 	}
-	b := &serveBackend{env: e, sets: map[string]*sharedSSDs{}}
+	b := &serveBackend{env: e, sets: map[string]*sharedSSDs{},
+		gpus: map[string]*sharedGPU{}}
 	s := serve.New(serve.Config{Backend: b, Version: programVersion(), MaxClients: a.maxClients,
 		Memory: a.memory, Group: a.group, Note: func(text string) { b.note(text) }})
+	if a.metrics != "" {
+		m, err := serveMetrics(a.metrics, map[string]string{"verb": "serve"})
+		if err != nil {
+			return err
+		}
+		defer closing(&err, m.close)
+		m.daemon(s)
+		e.ui.Printf("metrics at http://%s/metrics", m.addr)
+	}
 	if a.inherit > 0 {
 		c, err := inheritedConn(a.inherit)
 		if err != nil {
@@ -225,6 +238,44 @@ type serveBackend struct {
 
 	mu   sync.Mutex
 	sets map[string]*sharedSSDs
+	gpus map[string]*sharedGPU
+}
+
+// sharedGPU is that of all loaders whose options name it: the memory of a set of SSDs is registered
+// with a GPU once.
+type sharedGPU struct {
+	dev   cuda.Device
+	users int
+}
+
+// device opens the device of a loader, or counts one more user of its GPU. A loader on the host has
+// its own. The second value lets go of it.
+func (b *serveBackend) device(e *env, a *runArgs) (cuda.Device, func() error, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	key := cmp.Or(a.device, "auto")
+	g := b.gpus[key]
+	if g == nil {
+		dev, err := a.deviceArgs.open(e, a.cfg.Workers, "")
+		if err != nil {
+			return nil, nil, err
+		}
+		if !ringsDoorbells(dev) {
+			return dev, dev.Close, nil
+		}
+		g = &sharedGPU{dev: dev}
+		b.gpus[key] = g
+	}
+	g.users++
+	return g.dev, func() error {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if g.users--; g.users > 0 {
+			return nil
+		}
+		delete(b.gpus, key)
+		return g.dev.Close()
+	}, nil
 }
 
 // note says something on standard error.
@@ -443,14 +494,14 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 			return nil, err
 		}
 	}
-	dev, err := a.deviceArgs.open(&e, a.cfg.Workers, "")
+	dev, closeDevice, err := d.b.device(&e, a)
 	if err != nil {
 		return nil, err
 	}
 	if first { // as in a session: their end comes before the device's
-		l.closers = slices.Insert(l.closers, len(l.closers)-1, dev.Close)
+		l.closers = slices.Insert(l.closers, len(l.closers)-1, closeDevice)
 	} else {
-		l.closers = append(l.closers, dev.Close)
+		l.closers = append(l.closers, closeDevice)
 		if err := open(ringsDoorbells(dev)); err != nil {
 			return nil, err
 		}

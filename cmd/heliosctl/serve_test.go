@@ -92,7 +92,8 @@ func serverBackend(t testing.TB) *serveBackend {
 	for _, c := range app.Commands {
 		if c.Name == "serve" {
 			c.Action = action(0, func(_ context.Context, e *env) error {
-				b = &serveBackend{env: e, sets: map[string]*sharedSSDs{}}
+				b = &serveBackend{env: e, sets: map[string]*sharedSSDs{},
+					gpus: map[string]*sharedGPU{}}
 				return nil
 			})
 		}

@@ -38,6 +38,19 @@ func TestServeOnGPU(t *testing.T) {
 		}
 		d.close()
 	}
+	// Two loaders of a client, one of which evaluates meanwhile, share the GPU.
+	one, two := openDoor(t, s), openDoor(t, s)
+	for _, d := range []*door{one, two} {
+		d.sums = true
+		_, err := d.loader(map[string]any{"options": options, "device": "cuda"})
+		require.NoError(t, err)
+	}
+	for _, d := range []*door{two, one} {
+		got, err := d.epoch(0, 0)
+		require.NoError(t, err)
+		require.Equal(t, sums["cpu"][:len(got.sums)], got.sums)
+		d.close()
+	}
 	require.NotEmpty(t, sums["cpu"])
 	require.Equal(t, sums["cpu"], sums["cuda"])
 	require.Equal(t, sums["cpu"], sums["auto"])

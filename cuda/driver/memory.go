@@ -54,6 +54,8 @@ type pin struct {
 	lo, hi uint64
 	refs   int // buffers
 	gone   bool
+	io     bool   // another device's registers
+	dev    uint64 // the GPU's address of them
 }
 
 func (b *buffer) Ptr() cuda.DevicePtr { return cuda.DevicePtr(b.ptr) }
@@ -300,9 +302,14 @@ func (d *Device) pin(b *buffer, flags uint32) (err error) {
 				return err
 			}
 			seen = dev
-			d.pins = slices.Insert(d.pins, i, &pin{lo: at, hi: to})
+			d.pins = slices.Insert(d.pins, i, &pin{lo: at, hi: to,
+				io: flags&registerIOMemory != 0, dev: dev})
 		} else if flags&registerIOMemory != 0 {
-			return fmt.Errorf("memory for %s is registered already", b.purpose)
+			// by another reader of the same SSD, or it is an error
+			if p := d.pins[i]; !p.io || p.lo != at || p.hi != end {
+				return fmt.Errorf("memory for %s is registered already", b.purpose)
+			}
+			seen = d.pins[i].dev
 		}
 		p := d.pins[i]
 		p.refs++

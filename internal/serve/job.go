@@ -125,6 +125,7 @@ func (s *Server) leave(l *loader) error {
 	last := mine && len(j.ranks) == 0
 	if last {
 		s.jobs = slices.DeleteFunc(s.jobs, func(o *job) bool { return o == j })
+		s.read.Add(j.read.Load())
 		j.cancel()
 	}
 	j.mu.Unlock()

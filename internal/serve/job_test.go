@@ -67,6 +67,8 @@ func TestRanksShareAJob(t *testing.T) {
 		r.rank(t, 0, 3, more)
 		require.EqualValues(t, 4+2*(i+1), r.b.open.Load(), "%v", more)
 	}
+	require.Equal(t, Stats{Clients: 9, Jobs: 7, Ranks: 9, RingBytes: 9 * 2 * firstSlot,
+		Batches: 60}, r.s.Stats())
 	clients[0].send(map[string]any{"type": "close", "id": loaders[0].ID})
 	clients[0].want("closed")
 	clients[1].epoch(loaders[1], 9, 5)

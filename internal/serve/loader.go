@@ -63,6 +63,7 @@ func (l *loader) put(slot int, b *Batch) error {
 	l.held[slot] = l.ring // before the client knows of it, which may be quick
 	l.ring.held++
 	l.of.mu.Unlock()
+	l.of.s.batches.Add(1)
 	return l.of.wrote(l.of.out.post(batch{"batch", l.id, b.Epoch, b.Index, slot, b.Seeds, b.HopEnd,
 		described}, -1))
 }

@@ -11,6 +11,7 @@ import (
 	"os/user"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -140,8 +141,34 @@ type Server struct {
 	Config
 	memory memory
 
+	clients, batches atomic.Int64
+	read             atomic.Int64 // of jobs that are closed
+
 	mu   sync.Mutex
 	jobs []*job
+}
+
+// Stats is what a server has to do, and has done.
+type Stats struct {
+	Clients, Jobs, Ranks int64
+	RingBytes            int64 // of all rings
+	Batches              int64 // handed to clients so far
+	BytesSSD             int64 // read from SSDs so far
+}
+
+// Stats returns the figures of now.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := Stats{Clients: s.clients.Load(), Jobs: int64(len(s.jobs)), RingBytes: s.memory.used.Load(),
+		Batches: s.batches.Load(), BytesSSD: s.read.Load()}
+	for _, j := range s.jobs {
+		j.mu.Lock()
+		t.Ranks += int64(len(j.ranks))
+		j.mu.Unlock()
+		t.BytesSSD += j.read.Load()
+	}
+	return t
 }
 
 // New returns a server.

@@ -48,6 +48,8 @@ func (s *Server) ServeConn(ctx context.Context, c *net.UnixConn) error {
 		_ = x.w.write(failure(0, err), -1)
 		return err
 	}
+	s.clients.Add(1)
+	defer s.clients.Add(-1)
 	x.ctx, x.cancel = context.WithCancelCause(ctx)
 	defer x.cancel(nil)
 	stop := context.AfterFunc(x.ctx, func() { _ = c.CloseRead() })
