@@ -4,13 +4,13 @@ import (
 	"context"
 	"math"
 	"math/bits"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 )
 
@@ -53,7 +53,7 @@ func ReversePageRank(ctx context.Context, t *Topology, o PageRankOptions) ([]flo
 		o.Iterations = 20
 	}
 	if o.Workers == 0 {
-		o.Workers = runtime.GOMAXPROCS(0)
+		o.Workers = hostcpu.Count()
 	}
 	if !(o.Damping > 0 && o.Damping < 1) || o.Iterations < 0 || o.Workers < 0 {
 		return nil, errs.New(errs.Usage,
@@ -220,7 +220,7 @@ func (r *pageRank) split(n int64, f func(lo, hi int64)) {
 // there are cores.
 func OutDegrees(ctx context.Context, t *Topology, workers int) ([]uint32, error) {
 	if workers <= 0 {
-		workers = runtime.GOMAXPROCS(0)
+		workers = hostcpu.Count()
 	}
 	out := make([]uint32, t.NumNodes)
 	r := pageRank{ctx: ctx, t: t, workers: workers}

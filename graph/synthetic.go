@@ -3,10 +3,10 @@ package graph
 import (
 	"math"
 	"math/bits"
-	"runtime"
 	"sync"
 
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 )
 
 // Synthetic makes a graph in memory at the speed of writing it, for measurements: node degrees are
@@ -47,7 +47,7 @@ func Synthetic(nodes int64, avgDegree float64, skewed bool, seed uint64) (*Topol
 		return int64(expect[bits.OnesCount64(id(v))] + r)
 	}
 	parallel := func(f func(lo, hi int64)) {
-		workers := int64(runtime.GOMAXPROCS(0))
+		workers := int64(hostcpu.Count())
 		var wg sync.WaitGroup
 		for w := range workers {
 			wg.Go(func() { f(nodes*w/workers, nodes*(w+1)/workers) })

@@ -10,12 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"sync"
 	"unsafe"
 
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 )
 
@@ -202,7 +202,7 @@ func (t *Topology) validateIDs() error {
 // firstBad runs check over [0, n) in chunks on all cores; check returns the first bad position
 // of its chunk or -1. The smallest one wins.
 func firstBad(n int64, check func(lo, hi int64) int64) int64 {
-	workers := int64(min(runtime.GOMAXPROCS(0), int(n>>16)+1))
+	workers := int64(min(hostcpu.Count(), int(n>>16)+1))
 	found := make([]int64, workers)
 	var wg sync.WaitGroup
 	for w := range workers {

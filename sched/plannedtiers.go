@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/units"
 	"helios/sched/plan"
@@ -401,13 +401,13 @@ func (t *plannedTiers) inspect(ctx context.Context, x *superbatchPlan,
 	before *superbatch.State) (err error) {
 	c := t.tier.Config()
 	if t.static != nil {
-		x.changes, err = t.static.Inspect(ctx, x.files, before, runtime.GOMAXPROCS(0))
+		x.changes, err = t.static.Inspect(ctx, x.files, before, hostcpu.Count())
 		return err
 	}
 	x.changes, err = superbatch.Begin(ctx, x.files, superbatch.Config{
 		Slots: c.GPUSlots + c.CPUSlots, GPU: c.GPUSlots, Before: before,
 		Fill: t.e.Config.SuperbatchFill, Keep: !t.e.Config.SuperbatchFill,
-		Workers: runtime.GOMAXPROCS(0),
+		Workers: hostcpu.Count(),
 	})
 	return err
 }

@@ -3,12 +3,12 @@ package sched
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"helios/dataset/stripe"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/sched/prepare"
 )
@@ -70,7 +70,7 @@ func (v *rowVerifier) check(ctx context.Context, e *engine, s *slot) error {
 // firstWrong is the index of a row that is not that of its node; -1 where all are.
 func (v *rowVerifier) firstWrong(nodes []int64, rows []byte, rowBytes int64) int64 {
 	n := int64(len(nodes))
-	workers := min(int64(runtime.GOMAXPROCS(0)), n/64+1)
+	workers := min(int64(hostcpu.Count()), n/64+1)
 	bad := make([]int64, workers)
 	var wg sync.WaitGroup
 	for w := range workers {

@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"helios/cache/policy"
 	"helios/cache/trace"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/units"
 )
 
@@ -283,7 +283,7 @@ func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
 		}
 	}
 	if p.c.Workers <= 0 {
-		p.c.Workers = runtime.GOMAXPROCS(0)
+		p.c.Workers = hostcpu.Count()
 	}
 	if p.c.CPURows < 0 {
 		p.c.CPURows = h.CPURows

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"helios/graph"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/units"
 	"helios/nvme/proxy"
@@ -406,7 +406,7 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 	stop := proxy.MeterCPU()
 	defer stop()
 
-	r := &comparison{names: variantNames(vs), cores: runtime.GOMAXPROCS(0),
+	r := &comparison{names: variantNames(vs), cores: hostcpu.Count(),
 		device: in.Dev.Info().Name, dataset: in.Dataset.Meta.Name}
 	if virtual {
 		r.hardware, r.device, r.cores = hw.Profile.Name, hw.Profile.GPU.Name+" (modelled)", 0
@@ -551,7 +551,7 @@ func (c *comparer) compareOne(ctx context.Context, v variant, in prepare.Inputs,
 			(b.proxy-a.proxy).Seconds()/n
 		run.DiskBytes = float64(b.disk-a.disk) / n
 	}
-	run.Bottleneck = bottleneck(run, runtime.GOMAXPROCS(0))
+	run.Bottleneck = bottleneck(run, hostcpu.Count())
 	return run, nil
 }
 

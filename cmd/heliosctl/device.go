@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"helios/cuda/driver"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/simd"
 )
 
@@ -129,7 +129,7 @@ func (a *deviceArgs) openAll(e *env, workers, replicas int) (all []cuda.Device, 
 			all = nil
 		}
 	}()
-	share := cmp.Or(workers, runtime.GOMAXPROCS(0))
+	share := cmp.Or(workers, hostcpu.Count())
 	if len(index) > 1 {
 		v = fmt.Sprintf("cuda:%d", index[0])
 	}
@@ -270,7 +270,7 @@ func (d *deviceError) Unwrap() error { return d.err }
 // openHost opens the host device. workers are its SM slots; 0 is one for each CPU.
 func openHost(workers int, level simd.Level) (cuda.Device, error) {
 	if workers == 0 {
-		workers = runtime.GOMAXPROCS(0)
+		workers = hostcpu.Count()
 	}
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers, Kernels: level})
 	if err != nil {

@@ -24,11 +24,13 @@ import (
 	"helios/dataset"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/state"
 	"helios/internal/ui"
 )
 
 func main() {
+	hostcpu.AddWaiter()
 	ctx, stop := interruptible()
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/outfile"
 	"helios/internal/ui"
@@ -119,7 +119,7 @@ type machineLine struct {
 
 // ofThisMachine leaves empty what cannot be told.
 func ofThisMachine() machineLine {
-	m := machineLine{CPU: cpuid.CPU.BrandName, CPUs: runtime.GOMAXPROCS(0)}
+	m := machineLine{CPU: cpuid.CPU.BrandName, CPUs: hostcpu.Count()}
 	m.MemoryBytes, _ = hostmem.TotalBytes()
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/progress"
 )
@@ -147,7 +148,7 @@ type Sorter struct {
 
 // New takes its memory at once: what memory leaves beside everything else.
 func New(s Store, memory int64, rules Rules) (*Sorter, error) {
-	workers := runtime.GOMAXPROCS(0)
+	workers := hostcpu.Count()
 	var heap runtime.MemStats
 	runtime.ReadMemStats(&heap)
 	off := int64(0)

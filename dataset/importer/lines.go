@@ -9,13 +9,13 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"unsafe"
 
 	"helios/dataset/edges"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/regular"
 )
 
@@ -69,7 +69,7 @@ func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T
 		b   lineBlock
 		err error
 	}
-	workers := runtime.GOMAXPROCS(0)
+	workers := hostcpu.Count()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	queue := make(chan chan result, workers)

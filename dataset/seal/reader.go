@@ -9,12 +9,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/regular"
 )
 
@@ -256,7 +256,7 @@ func inPieces(ctx context.Context, from, to int64, fn func(from, to int64) error
 	var failed error
 	at := n
 	var wg sync.WaitGroup
-	for range min(int64(runtime.GOMAXPROCS(0)), n) {
+	for range min(int64(hostcpu.Count()), n) {
 		wg.Go(func() {
 			for {
 				i := next.Add(1) - 1

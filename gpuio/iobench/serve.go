@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +11,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/philox"
 	"helios/nvme"
@@ -64,7 +64,7 @@ func MeasureServe(ctx context.Context, ssds []*gpuio.SSD, rowBytes, depth, threa
 	if failed == nil {
 		failed = ctx.Err()
 	}
-	return ServeLimit{Threads: min(threads, runtime.GOMAXPROCS(0)),
+	return ServeLimit{Threads: min(threads, hostcpu.Count()),
 		IOPS: float64(reads.Load()) / took.Seconds()}, failed
 }
 

@@ -11,11 +11,11 @@ package induced
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync"
 
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 )
 
 // Numbering says where the nodes of the whole graph are.
@@ -157,7 +157,7 @@ type chunk struct {
 func Build(ctx context.Context, places *Places, static Lists, parts []Part,
 	workers int) (*graph.Topology, error) {
 	if workers < 1 {
-		workers = runtime.GOMAXPROCS(0)
+		workers = hostcpu.Count()
 	}
 	chunks, err := cut(places, &static, parts)
 	if err != nil {

@@ -9,12 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"strings"
 
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/progress"
 )
@@ -137,7 +137,7 @@ func (o *Options) check(t *graph.Topology) error {
 			MostPasses)
 	}
 	if o.Threads <= 0 {
-		o.Threads = runtime.GOMAXPROCS(0)
+		o.Threads = hostcpu.Count()
 	}
 	if o.Method == "" {
 		o.Method = Auto

@@ -3,14 +3,15 @@ package inorder
 
 import (
 	"context"
-	"runtime"
+
+	"helios/internal/hostcpu"
 )
 
 // Map calls produce(0..n-1) on all cores and consume in order, on the caller's goroutine,
 // with a bounded number of results waiting.
 func Map[T any](ctx context.Context, n int64, produce func(int64) T,
 	consume func(int64, T) error) error {
-	workers := runtime.GOMAXPROCS(0)
+	workers := hostcpu.Count()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	queue := make(chan chan T, workers) // its capacity bounds what is in flight

@@ -1,9 +1,8 @@
 package prepare
 
 import (
-	"runtime"
-
 	"helios/cache/packed"
+	"helios/internal/hostcpu"
 )
 
 // PackConfig is what mini-batches are laid out by beside so many rows in memory, on SSDs with LBAs
@@ -12,7 +11,7 @@ func (s *Sampling) PackConfig(hot, lbaBytes int64) packed.Config {
 	return packed.Config{
 		Rows: s.Rows, RowBytes: s.RowBytes, LBABytes: lbaBytes, Hot: hot,
 		Budget: s.Config.DiskBudget.Of(s.Rows * s.RowBytes), Segment: s.Config.Segment,
-		Seed: s.Config.Seed, Workers: runtime.GOMAXPROCS(0),
+		Seed: s.Config.Seed, Workers: hostcpu.Count(),
 		Progress: func(step string, done, of int) { s.Observer.TellStep(step, done, of) },
 	}
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 
 	"helios/cache/superbatch"
 	"helios/cuda"
 	"helios/graph"
 	"helios/internal/des"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/sched/cost"
 	"helios/sched/plan"
@@ -181,7 +181,7 @@ func (v *run) makeSuper(ctx context.Context, x *vsuper, pass string) (err error)
 	if x.changes, err = superbatch.Inspect(ctx, x.files, superbatch.Config{
 		Slots: t.tiers.GPURows + t.tiers.CPURows, GPU: t.tiers.GPURows, Before: t.after,
 		Fill: v.Config.SuperbatchFill, Keep: !v.Config.SuperbatchFill,
-		Workers: runtime.GOMAXPROCS(0),
+		Workers: hostcpu.Count(),
 	}); err != nil {
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
 			return stopped

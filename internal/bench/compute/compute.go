@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"helios/graph"
 	"helios/internal/bench"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/openblas"
 	"helios/internal/philox"
 	"helios/internal/simd"
@@ -532,7 +532,7 @@ func (b *buffers) close() error {
 // fill draws uniform values of [-1, 1).
 func (c *Config) fill(v []float32, stream uint32) {
 	key := philox.Key(c.Seed, philox.StreamBench)
-	parts := min((len(v)+1<<20-1)>>20, runtime.GOMAXPROCS(0))
+	parts := min((len(v)+1<<20-1)>>20, hostcpu.Count())
 	var wg sync.WaitGroup
 	for part := range parts {
 		lo, hi := len(v)*part/parts&^3, len(v)*(part+1)/parts&^3

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"strings"
 	"unsafe"
@@ -15,6 +14,7 @@ import (
 	"helios/gnn"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/philox"
 	"helios/internal/simd"
 )
@@ -445,7 +445,7 @@ func (s *StepShape) twin(ctx context.Context, dev cuda.Device, cfg *Config, prec
 	if dev.Info().Backend == "host" {
 		level = simd.Generic
 	}
-	host, err := cuda.NewHost(cuda.HostOptions{SMs: runtime.GOMAXPROCS(0), Kernels: level})
+	host, err := cuda.NewHost(cuda.HostOptions{SMs: hostcpu.Count(), Kernels: level})
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"helios/graph"
 	"helios/internal/bench"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/units"
 )
@@ -149,7 +149,7 @@ func wordOf(row, w int64) uint32 {
 func fillRows(mem []byte, first, rowBytes int64) {
 	words := hostmem.View[uint32](mem)
 	per := rowBytes / 4
-	n, workers := int64(len(words))/per, int64(runtime.GOMAXPROCS(0))
+	n, workers := int64(len(words))/per, int64(hostcpu.Count())
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
