@@ -216,8 +216,9 @@ func (r *reactor) enter(w *waiter, d time.Duration, due int64) bool {
 		noSlack()
 	}
 	if w == nil || w.sleepIn(stateEntered, due) {
+		atLeast, batch := r.turnSize(due)
 		from := section()
-		err := r.ring.SubmitAndWait(&r.wait, 1, d, 0)
+		err := r.ring.SubmitAndWait(&r.wait, atLeast, d, batch)
 		ended(from)
 		if w != nil {
 			w.state.Store(stateAwake)
@@ -229,6 +230,24 @@ func (r *reactor) enter(w *waiter, d time.Duration, due int64) bool {
 	}
 	r.leader.Store(false)
 	return true
+}
+
+// Sizes of a turn: a sleep waits for a batchShare of the completions to come, when there are as
+// many as batchFrom, but not longer for them than batchTime.
+const (
+	batchFrom  = 16
+	batchShare = 8
+	batchTime  = 50 * time.Microsecond
+)
+
+// turnSize tells for how many completions a sleep waits, and after what time for one only. Each
+// wake-up takes a switch of threads, and the completions of many reads come close together.
+func (r *reactor) turnSize(due int64) (atLeast int, batch time.Duration) {
+	n := r.inflight.Load()
+	if due != never || n < batchFrom {
+		return 1, 0
+	}
+	return int(n / batchShare), batchTime
 }
 
 // leaderless tells whether operations are in flight and nobody waits for them.
