@@ -22,6 +22,7 @@ type Block struct {
 	grid  *grid
 	slot  int32 // -1 while it holds none
 	ret   returner
+	meter blockMeter
 }
 
 func (b *Block) init(s *scheduler) {
@@ -37,6 +38,8 @@ func (b *Block) Yield() { b.sched.yield(b) }
 // deadline of its own). The memory of the device may be used in fn; time in it is not counted
 // as busy.
 func (b *Block) Park(fn func()) {
+	b.Pause()
+	defer b.Resume()
 	b.sched.leave(b)
 	defer b.sched.enter(b)
 	fn()
@@ -86,7 +89,10 @@ func (b *Block) exec(g *grid, i int32) bool {
 	b.Index, b.Blocks, b.Threads = int(i), int(g.blocks), int(g.thread)
 	b.grid = g
 	finished := int64(1)
-	if e := b.call(g); e != nil {
+	b.beginMeter()
+	e := b.call(g)
+	b.endMeter(g)
+	if e != nil {
 		finished += g.abort(e)
 	}
 	b.grid = nil

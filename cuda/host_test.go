@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 )
 
@@ -659,3 +660,47 @@ func benchWait(b *testing.B, wait func(*Block)) {
 
 func BenchmarkYield(b *testing.B) { benchWait(b, (*Block).Yield) }
 func BenchmarkPark(b *testing.B)  { benchWait(b, func(blk *Block) { blk.Park(func() {}) }) }
+
+// spin uses CPU time of its own thread.
+func spin(d time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for from := hostcpu.ThreadTime(); hostcpu.ThreadTime()-from < d; {
+	}
+}
+
+func TestMeterCPU(t *testing.T) {
+	const own, other = time.Millisecond, 15 * time.Millisecond
+	h := open(t, HostOptions{SMs: 1})
+	s := stream(t, h, StreamOptions{Name: "metered"})
+	run := func() time.Duration {
+		before := h.CPUTimes()[Spender{"metered", "test_hook"}]
+		hook(t, &tBlock, func(b *Block) {
+			spin(own)
+			b.Park(func() { spin(other) })
+			b.Pause()
+			spin(other)
+			b.Resume()
+			spin(own)
+		})
+		if err := Launch(s, kernel(t, h, "test_hook"), LaunchConfig{2, 32}, struct{}{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Synchronize(limit(t)); err != nil {
+			t.Fatal(err)
+		}
+		return h.CPUTimes()[Spender{"metered", "test_hook"}] - before
+	}
+	if d := run(); d != 0 {
+		t.Fatalf("%v counted though nobody asked", d)
+	}
+	stop := h.MeterCPU()
+	if d := run(); d < 4*own || d >= other {
+		t.Fatalf("%v counted: want four times %v, and nothing of %v", d, own, other)
+	}
+	stop()
+	stop() // has no effect
+	if d := run(); d != 0 {
+		t.Fatalf("%v counted after the end", d)
+	}
+}

@@ -96,6 +96,7 @@ type scheduler struct {
 	busy    []time.Duration // per slot
 	closed  bool
 	level   simd.Level // of the kernels; never changes
+	meter   meter
 }
 
 func (s *scheduler) init(slots int, level simd.Level) {
@@ -486,6 +487,8 @@ func (s *scheduler) yield(b *Block) {
 	if s.waiting.Load() == 0 {
 		return
 	}
+	b.Pause()
+	defer b.Resume()
 	st := b.grid.stream
 	s.mu.Lock()
 	s.release(st) // so that a stream with its budget used up can yield to itself

@@ -35,7 +35,7 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 	if err != nil {
 		return err
 	}
-	k := kernelView{h: h, sets: p.Sets, completing: true}
+	k := kernelView{h: h, caller: b, sets: p.Sets, completing: true}
 	set := at[setState](p.Sets, int(p.Set))
 	lo, hi := b.Range(int64(p.NumQueues))
 	until := nanotime() + p.LimitNS

@@ -72,7 +72,9 @@ func (h *hostSide) waitAt(b *cuda.Block, i int, d time.Duration) {
 	case d > 0:
 		b.Park(p.fn)
 	case p.group != nil:
+		b.Pause() // the controllers' work
 		p.group.Wait(0)
+		b.Resume()
 	default:
 		b.Yield()
 	}

@@ -32,7 +32,7 @@ func submitKernel(b *cuda.Block, p *submitParams) error {
 	if err != nil {
 		return err
 	}
-	k := kernelView{h: h, sets: p.Sets}
+	k := kernelView{h: h, caller: b, sets: p.Sets}
 	set := at[setState](p.Sets, int(p.Set))
 	atomic.CompareAndSwapInt64(&set.StartNS, 0, nanotime())
 	lo, hi := b.Range(int64(p.NumQueues))
@@ -55,6 +55,7 @@ func submitKernel(b *cuda.Block, p *submitParams) error {
 // kernelView holds what both kernels need besides a queue.
 type kernelView struct {
 	h          *hostSide
+	caller     *cuda.Block // nil: the host
 	sets       cuda.DevicePtr
 	completing bool
 	// deferred: the host does this for kernels of another device, whose row lists it cannot read.
@@ -430,7 +431,9 @@ func (q *queueState) store(cid uint32, cmd *command) {
 // ring makes the entries so far visible to the SSD.
 func (k kernelView) ring(q *queueState, c *refillCounts) {
 	nvme.StoreDoorbell((*uint32)(pointer(q.SQDoorbell)), q.Tail)
+	k.caller.Pause() // the controller's work
 	k.h.kick(q.SSD, uint16(q.QID))
+	k.caller.Resume()
 	c.rings++
 	c.unrung = 0
 }

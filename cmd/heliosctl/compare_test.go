@@ -61,6 +61,17 @@ func TestCompare(t *testing.T) {
 	proxied, kernel := got[0], got[1]
 	require.Positive(t, proxied["proxy_cpu_seconds"], "software SSDs serve the async stack")
 	require.Zero(t, kernel["proxy_cpu_seconds"], "the cpu stack reads the files itself")
+	spent := func(r map[string]any, stream string) (all float64) {
+		for _, t := range r["kernel_cpu_seconds"].(map[string]any)[stream].(map[string]any) {
+			all += t.(float64)
+		}
+		return all
+	}
+	for _, stream := range []string{"sample", "lookup", "gather", "train", "submit", "complete"} {
+		require.Positive(t, spent(proxied, stream), stream)
+		require.Less(t, spent(proxied, stream), proxied["cpu_seconds"], stream)
+	}
+	require.NotContains(t, kernel["kernel_cpu_seconds"], "submit", "the cpu stack has no kernels")
 	sum := got[8]
 	require.Equal(t, "compare", sum["event"])
 	require.Equal(t, true, sum["same_losses"])

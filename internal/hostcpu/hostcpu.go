@@ -1,11 +1,15 @@
-// Package hostcpu tells on how many processors the process may compute, and lets goroutines that
-// wait in the kernel have a place of their own beside those that compute.
+// Package hostcpu tells on how many processors the process may compute and what its threads have
+// spent, and lets goroutines that wait in the kernel have a place of their own beside those that
+// compute.
 package hostcpu
 
 import (
 	"os"
 	"runtime"
 	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // waiters is how many of GOMAXPROCS's places are for goroutines that wait.
@@ -27,4 +31,14 @@ func AddWaiter() {
 	if os.Getenv("GOMAXPROCS") == "" && waiters.CompareAndSwap(0, 1) {
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	}
+}
+
+// ThreadTime is the CPU time of the calling thread. A goroutine that compares two of them has locked
+// itself to its thread in between (runtime.LockOSThread).
+func ThreadTime() time.Duration {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
 }

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"helios/internal/hostcpu"
 )
 
 // The CPU time of all software controllers of the process: carrying commands out, handing them to
@@ -40,22 +40,13 @@ func section() int64 {
 		return noSection
 	}
 	runtime.LockOSThread()
-	return threadNS()
+	return int64(hostcpu.ThreadTime())
 }
 
 func ended(from int64) {
 	if from == noSection {
 		return
 	}
-	cpuSpent.Add(threadNS() - from)
+	cpuSpent.Add(int64(hostcpu.ThreadTime()) - from)
 	runtime.UnlockOSThread()
-}
-
-// threadNS is the CPU time of the calling thread.
-func threadNS() int64 {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) != nil {
-		return 0
-	}
-	return ts.Nano()
 }
