@@ -76,8 +76,8 @@ func readSyncKernel(b *cuda.Block, p *syncParams) error {
 	}
 	per := uint32(max(b.Threads/warp, 1))
 	k := syncView{
-		kernelView: kernelView{h: h, caller: b, sets: p.Sets}, p: p, set: at[setState](p.Sets, int(p.Set)),
-		side:  h.sync,
+		kernelView: kernelView{h: h, caller: b, sets: p.Sets}, p: p,
+		set: at[setState](p.Sets, int(p.Set)), side: h.sync,
 		block: int32(b.Index), warps: uint32(b.Blocks) * per, now: nanotime(),
 	}
 	k.until = k.now + p.LimitNS

@@ -313,13 +313,7 @@ type comparedRun struct {
 	Stall             float64             `json:"stall"`
 	Overlap           float64             `json:"overlap"`
 	Stages            report.StageSeconds `json:"stage_seconds"`
-	// CPU time of an epoch: the process's, and of it the software controllers'.
-	CPUSeconds   float64 `json:"cpu_seconds"`
-	ProxySeconds float64 `json:"proxy_cpu_seconds"`
-	// Kernels is the CPU time of an epoch that host kernels took, by stream and kernel; absent on a
-	// GPU. What is left of CPUSeconds are threads of the cpu and mmap stacks, copies and the Go
-	// runtime.
-	Kernels map[string]map[string]float64 `json:"kernel_cpu_seconds,omitempty"`
+	cpuUse
 	// DiskBytes is what the kernel read from disks for the process in an epoch: rows of files,
 	// also by page faults, neighbour lists and the samples of superbatches; 0 where it does not
 	// tell.
@@ -333,6 +327,17 @@ type comparedRun struct {
 	Bottleneck string    `json:"bottleneck"`
 	// software SSDs played a model, or all times are the virtual clock's
 	Modelled bool `json:"modelled"`
+}
+
+// cpuUse is CPU time of an epoch.
+type cpuUse struct {
+	// the process's, and of it the software controllers'
+	CPUSeconds   float64 `json:"cpu_seconds"`
+	ProxySeconds float64 `json:"proxy_cpu_seconds"`
+	// Kernels is the CPU time of an epoch that host kernels took, by stream and kernel; absent on a
+	// GPU. What is left of CPUSeconds are threads of the cpu and mmap stacks, copies and the Go
+	// runtime.
+	Kernels map[string]map[string]float64 `json:"kernel_cpu_seconds,omitempty"`
 }
 
 // usage is CPU time of the process and of its software controllers, and what was read from disks.

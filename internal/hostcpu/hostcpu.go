@@ -33,7 +33,7 @@ func AddWaiter() {
 	}
 }
 
-// ThreadTime is the CPU time of the calling thread. A goroutine that compares two of them has locked
+// ThreadTime is the CPU time of the calling thread. A goroutine that compares two of them locks
 // itself to its thread in between (runtime.LockOSThread).
 func ThreadTime() time.Duration {
 	var ts unix.Timespec
