@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import random
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -321,3 +325,111 @@ def test_nothing_leaks(site):
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) == descriptors
         assert resident() - before < 8 << 10, "KiB of growth"
+
+
+@contextlib.contextmanager
+def serving(site, name):
+    """A daemon on a socket, which ends in order."""
+    path = site.folder / name  # or a whole path
+    command = [site.binary, "serve", "--socket", str(path), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            daemon.stdout.readline()  # it listens
+            yield path, daemon
+        finally:
+            daemon.send_signal(signal.SIGINT)
+            daemon.wait(30)
+
+
+def test_two_datasets(site, arrays, tmp_path):
+    """Two clients of one daemon, each with a dataset and an SSD of its own, in turns."""
+    other, image = tmp_path / "other", tmp_path / "o.img"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+        site.run("generate", "--nodes=1500", "--dim=8", "--seed=5", f"--out={other}")
+        site.run("bind-ssds", f"--proxy={image}", "--size=16MiB")
+        site.run("load", str(other))
+    x = np.load(other / "features.npy")
+    with (
+        serving(site, "two.sock") as (path, _),
+        site.open(socket=path) as one,
+        helios.open(other, socket=path, ssd_file=image) as two,
+    ):
+        a = helios.NumpyLoader(one, [4, 3], batch_size=100)
+        b = helios.NumpyLoader(two, [4, 3], batch_size=50)
+        seen = 0
+        for p, q in zip(a, b, strict=False):
+            assert np.array_equal(p.x, arrays["features"][p.n_id])
+            assert np.array_equal(q.x, x[q.n_id])
+            seen += 1
+        assert seen == min(len(a), len(b))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused(site):
+    """By the socket's mode, and by the daemon where that lets everybody in."""
+    with tempfile.TemporaryDirectory() as folder, serving(site, f"{folder}/s") as (path, _):
+        Path(folder).chmod(0o755)
+        for mode, kind, said in (
+            (0o600, helios.UsageError, "Permission denied"),
+            (0o666, helios.RefusedError, "user"),
+        ):
+            if mode != 0o600:
+                path.chmod(mode)
+            assert path.stat().st_mode & 0o777 == mode
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.setgroups([])
+                    os.setgid(65534)
+                    os.setuid(65534)
+                    helios.open(site.dataset, socket=path)
+                except Exception as e:
+                    os.write(write, f"{type(e).__name__} {e}".encode())
+                finally:
+                    os._exit(0)
+            os.close(write)
+            with os.fdopen(read, "rb") as f:
+                answer = f.read().decode()
+            os.waitpid(child, 0)
+            assert answer.startswith(kind.__name__), answer
+            assert said in answer
+
+
+@pytest.mark.skipif(not WIDE, reason="HELIOS_WIDE=1 runs the long tests")
+def test_random_kills(site, arrays):
+    """100 kills, of clients and of their daemon: the next ones find all as it was."""
+    rng = random.Random(1)
+    code = (
+        "import helios, sys\n"
+        "ds = helios.open(sys.argv[1], socket=sys.argv[2])\n"
+        "l = helios.NumpyLoader(ds, [4, 3], batch_size=50)\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    for b in l: pass\n"
+    )
+    killed = {"client": 0, "daemon": 0}
+    while sum(killed.values()) < 100:
+        with serving(site, "kills.sock") as (path, daemon):
+            for _ in range(10):
+                command = [sys.executable, "-c", code, str(site.dataset), str(path)]
+                with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as c:
+                    c.stdout.readline()
+                    threading.Event().wait(rng.random() / 10)
+                    if rng.random() < 0.2:
+                        daemon.kill()
+                        assert b"DaemonDied" in c.communicate(timeout=60)[1]
+                        killed["daemon"] += 1
+                        break
+                    c.kill()
+                    c.communicate()
+                    killed["client"] += 1
+                with site.open(socket=path) as ds:
+                    for b in helios.NumpyLoader(ds, [4, 3], batch_size=300):
+                        assert np.array_equal(b.x, arrays["features"][b.n_id])
+            else:
+                fds = len(os.listdir(f"/proc/{daemon.pid}/fd"))
+                assert fds < 40, "descriptors of clients that are gone"
+    print(killed)
+    assert min(killed.values()) > 5
