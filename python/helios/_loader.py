@@ -38,6 +38,7 @@ class _Remote:
         self.id = number
         self.batches = batches
         self.held: set[int] = set()
+        self.bytes_ssd: int | None = None
         self.ring = self._map(slots, slot_bytes, fds)
         self.slots = self.ring.slots
         self.running = False  # an epoch is under way
@@ -91,6 +92,8 @@ class _Remote:
             close_all(fds)
             if message["type"] == "epoch_end":
                 self.running = False
+                read = message.get("bytes_ssd")
+                self.bytes_ssd = read if is_count(read) else None
                 return None
             if message["type"] == "batch":
                 return self._take(message, copy)
@@ -236,6 +239,14 @@ class Loader(Generic[Item]):
     def __len__(self) -> int:
         """Batches of an epoch, of this rank."""
         return self._connected().batches
+
+    @property
+    def bytes_ssd(self) -> int | None:
+        """Bytes that all ranks had read from SSDs at the end of this one's last epoch.
+
+        None before that.
+        """
+        return None if self._remote is None else self._remote.bytes_ssd
 
     @property
     def next_batch(self) -> int:

@@ -365,6 +365,44 @@ def test_two_datasets(site, arrays, tmp_path):
         assert seen == min(len(a), len(b))
 
 
+def test_ranks_read_once(site):
+    """Ranks of one daemon read together what one loader reads."""
+    options = {"batch_size": 100, "mode": "bam", "gpu_cache": "30%"}
+
+    def epoch(loader, into):
+        into.append(sum(len(b.n_id) for b in loader))
+
+    with serving(site, "ranks.sock") as (path, _), site.open(socket=path) as ds:
+        whole = helios.NumpyLoader(ds, [4, 3], **options)
+        rows = sum(len(b.n_id) for b in whole)
+        alone = whole.bytes_ssd
+        whole.close()
+        each = []
+        for rank in range(2):
+            one = helios.NumpyLoader(ds, [4, 3], rank=rank, world_size=2, **options)
+            list(one)
+            each.append(one.bytes_ssd)
+            one.close()
+        clients = [site.open(socket=path) for _ in range(2)]
+        loaders = [
+            helios.NumpyLoader(c, [4, 3], rank=r, world_size=2, **options)
+            for r, c in enumerate(clients)
+        ]
+        seen: list[int] = []
+        threads = [threading.Thread(target=epoch, args=(loader, seen)) for loader in loaders]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        together = max(loader.bytes_ssd for loader in loaders)
+        for c in clients:
+            c.close()
+    print(f"one loader {alone} bytes, two ranks of a job {together}, each alone {each}")
+    assert sum(seen) == rows
+    assert 0 < together < 1.05 * alone
+    assert together <= sum(each)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(site):
     """By the socket's mode, and by the daemon where that lets everybody in."""

@@ -32,7 +32,8 @@ def wheel(start: str) -> Path:
 def bare() -> dict[str, str]:
     """An environment in which nothing names heliosctl."""
     gone = ("HELIOSCTL", "PYTHONPATH", "HELIOS_STATE")
-    return {k: v for k, v in os.environ.items() if k not in gone} | {"PATH": "/usr/bin:/bin"}
+    kept = {k: v for k, v in os.environ.items() if k not in gone}
+    return kept | {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 
 
 def test_each_file_is_as_recorded():
