@@ -26,7 +26,7 @@ from ._loader import Loader, NumpyLoader
 from ._pyg import NeighborLoader, adjs
 from ._save import save
 from ._steps import Part, steps
-from ._verbs import bench, compare, run, train
+from ._verbs import bench, compare, import_, run, train
 from ._version import __version__
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "adjs",
     "bench",
     "compare",
+    "import_",
     "open",
     "run",
     "save",

@@ -63,11 +63,14 @@ def _verb(verb: Sequence[str], dataset: Any, binary: Any, options: dict[str, Any
 
 
 def flags(options: dict[str, Any]) -> list[str]:
-    """Returns options as flags: ``gpu_cache="5%"`` is ``--gpu-cache=5%``. None leaves one out."""
+    """Returns options as flags: ``gpu_cache="5%"`` is ``--gpu-cache=5%``. None leaves one out.
+
+    A name that Python has for itself gets an underscore: ``in_``.
+    """
     out = []
     for name, value in options.items():
         if value is not None:
-            out.append(f"--{name.replace('_', '-')}={_text(name, value)}")
+            out.append(f"--{name.rstrip('_').replace('_', '-')}={_text(name, value)}")
     return out
 
 
@@ -110,6 +113,23 @@ def compare(
     records = _verb(["compare"], dataset, binary, options)
     runs = [r for r in records if r.get("event") == "run"]
     return {**_result(records, "compare"), "runs": runs}
+
+
+def import_(
+    kind: str,
+    out: str | os.PathLike[str],
+    *,
+    binary: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Record:
+    """Makes a dataset of another format (``heliosctl import KIND``); returns the result.
+
+    >>> helios.import_("ogb", "mine", in_="ogbn_arxiv")
+
+    :func:`save` makes one from arrays.
+    """
+    records = run("import", kind, f"--out={os.fspath(out)}", *flags(options), binary=binary)
+    return records[-1] if records else {}
 
 
 def bench(

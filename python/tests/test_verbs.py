@@ -43,6 +43,9 @@ def test_options_become_flags(script, tmp_path):
     got = helios.bench("io", "g", ssds="a", binary=b)
     assert got[-1]["argv"] == ["bench", "io", "g", "--ssds=a", "--json"]
     assert helios.bench("sample", binary=b)[-1]["argv"] == ["bench", "sample", "--json"]
+    got = helios.import_("npy", tmp_path / "o", in_=["a", "b"], undirected=True, binary=b)
+    assert got["argv"][:3] == ["import", "npy", f"--out={tmp_path / 'o'}"]
+    assert got["argv"][3:] == ["--in=a,b", "--undirected=true", "--json"]
     assert helios.run("ssds", binary=b)[0] == {"event": "epoch", "epoch": 1}
     with pytest.raises(helios.UsageError, match="hidden"):
         helios.train("g", hidden=object(), binary=b)
