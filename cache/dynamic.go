@@ -96,6 +96,7 @@ type Dynamic struct {
 	seen   lineSet // of one part, or of an announcement
 	lines  []int64
 	answer []policy.Answer
+	byPos  eachScratch // where the directory is in sets
 
 	mu      sync.Mutex
 	stream  cuda.Stream // of the last copies
@@ -422,6 +423,9 @@ func (d *Dynamic) toCPU(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 
 // sort asks the directory and fills t's lists.
 func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
+	if dir, ok := d.dir.(*policy.Sets); ok {
+		return d.sortSets(dir, rows, first, t)
+	}
 	total := uint64(d.c.Rows)
 	for i, row := range rows {
 		if uint64(row) >= total {
@@ -583,11 +587,11 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 			return err
 		}
 	}
-	ssds := uint64(d.c.Lines.SSDs)
+	ssds := uint32(d.c.Lines.SSDs)
 	clear(p.SSDOffset)
 	for _, t := range tickets {
 		for _, l := range t.lines {
-			p.SSDOffset[uint64(l)%ssds+1]++
+			p.SSDOffset[ssdOf(l, ssds)+1]++
 		}
 	}
 	for s := range p.at {
@@ -598,11 +602,7 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 	for _, t := range tickets {
 		t.base, t.planned = base, true
 		if !d.c.NoData {
-			for k, l := range t.lines {
-				at := &p.at[uint64(l)%ssds]
-				p.rows[*at], p.pos[*at] = l, uint32(base+int64(k))
-				*at++
-			}
+			p.deal(t.lines, base)
 		}
 		base += t.NLines
 	}

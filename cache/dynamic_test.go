@@ -532,14 +532,15 @@ func TestDynamicNoData(t *testing.T) {
 
 func BenchmarkAdmit(b *testing.B) {
 	const rows, count = 100_000_000, 500_000
-	dev := device(b, 1)
+	dev := device(b, 2)
 	st := stream(b, dev)
 	rng := rand.New(rand.NewPCG(1, 1))
-	for _, name := range policy.Online() {
-		b.Run(name, func(b *testing.B) {
+	for i, name := range slices.Concat(policy.Online(), policy.Online()) {
+		kind := policy.Kinds()[i/len(policy.Online())]
+		b.Run(kind+"/"+name, func(b *testing.B) {
 			d := must(NewDynamic(dev, DynamicConfig{
 				Rows: rows, RowBytes: 512, Lines: Lines{SSDs: 12, RowsPerLine: 1, LineBytes: 512,
-					RowStride: 512}, Slots: rows / 10, Policy: name, NoData: true,
+					RowStride: 512}, Slots: rows / 10, Policy: name, Directory: kind, NoData: true,
 			}))(b)
 			t, p := must(d.NewTicket())(b), must(d.NewReadPlan())(b)
 			nodes := must(dev.Alloc(cuda.MemDevice, count*8, "nodes"))(b)
@@ -558,7 +559,7 @@ func BenchmarkAdmit(b *testing.B) {
 					at = (at + by) % rows
 				}
 			}
-			for d.Stats().Evicted == 0 {
+			for s := d.Stats(); s.Inserted-s.Evicted < rows/11; s = d.Stats() {
 				next()
 				turn()
 			}
@@ -580,7 +581,7 @@ func BenchmarkAdmit(b *testing.B) {
 // BenchmarkAnnounce is what telling a directory of a coming batch takes, beside its lookup.
 func BenchmarkAnnounce(b *testing.B) {
 	const rows, count = 10_000_000, 200_000
-	dev := device(b, 1)
+	dev := device(b, 2)
 	st := stream(b, dev)
 	rng := rand.New(rand.NewPCG(1, 1))
 	d := must(NewDynamic(dev, DynamicConfig{
@@ -610,4 +611,59 @@ func BenchmarkAnnounce(b *testing.B) {
 	ok(b, t.Close())
 	ok(b, d.Close())
 	ok(b, nodes.Free())
+}
+
+// A lookup that several workers share has the lists of one.
+func TestSharedLookups(t *testing.T) {
+	const rows, count = 200_000, 3 * perEachChunk
+	var want []*Ticket
+	for _, workers := range []int{1, 3} {
+		r := rand.New(rand.NewPCG(1, 2))
+		dev := device(t, workers)
+		d := must(NewDynamic(dev, DynamicConfig{Rows: rows, RowBytes: 8, NoData: true,
+			Lines: Lines{SSDs: 3, RowsPerLine: 4, LineBytes: 32, RowStride: 8}, Slots: rows / 40,
+			Policy: policy.S3FIFO, Directory: policy.InSets,
+			CPU: randomPlacement(rand.New(rand.NewPCG(3, 4)), rows, 0, .1).CPU}))(t)
+		st := stream(t, dev)
+		var tickets []*Ticket
+		t.Cleanup(func() {
+			if len(tickets) > 0 {
+				ok(t, d.Abandon(tickets[0]))
+			}
+			for _, tk := range tickets {
+				ok(t, tk.Close())
+			}
+		})
+		for turn := range 3 {
+			list := make([]int64, count)
+			for i := range list {
+				list[i] = int64(r.Float64() * r.Float64() * rows)
+			}
+			tk := must(d.NewTicket())(t)
+			d.NextBatch()
+			ok(t, d.Admit(limit(t), st, upload(t, dev, list).Ptr(), 5, count-5, tk))
+			tickets = append(tickets, tk)
+			if workers == 1 {
+				want = append(want, tk)
+				continue
+			}
+			a, b := want[turn], tk
+			if a.NGPU == 0 && turn > 0 || a.NCPU == 0 || a.fills == a.NLines {
+				t.Fatalf("%v: nothing was tried", a)
+			}
+			for i, l := range [][2][]uint32{{a.gpuPos[:a.NGPU], b.gpuPos[:b.NGPU]},
+				{a.gpuRow[:a.NGPU], b.gpuRow[:b.NGPU]}, {a.cpuPos[:a.NCPU], b.cpuPos[:b.NCPU]},
+				{a.cpuRow[:a.NCPU], b.cpuRow[:b.NCPU]}, {a.missPos[:a.NMiss], b.missPos[:b.NMiss]},
+				{a.missRow[:a.NMiss], b.missRow[:b.NMiss]},
+				{a.fillLine[:a.fills], b.fillLine[:b.fills]},
+				{a.fillSlot[:a.fills], b.fillSlot[:b.fills]}} {
+				if !slices.Equal(l[0], l[1]) {
+					t.Fatalf("turn %d: list %d differs", turn, i)
+				}
+			}
+			if !slices.Equal(a.lines, b.lines) {
+				t.Fatalf("turn %d: lines differ", turn)
+			}
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"helios/internal/errs"
 	"helios/internal/philox"
@@ -128,18 +129,21 @@ func (d *Sets) at(slot int32) (set uint64, way int) {
 	return set, int(uint64(slot) - d.base(set))
 }
 
-// find is a line's way, or -1.
+// find is a line's way, or -1. Two tags are compared at a time: what is zero where they are equal
+// borrows from its top bit.
 func find(tags []uint32, tag uint32) int {
-	t := (*[Ways]uint32)(tags)
-	for i := 0; i < Ways; i += 8 {
-		var m uint32
-		for j := range 8 {
-			if t[i+j] == tag {
-				m |= 1 << j
-			}
+	const low, high = 1<<32 | 1, 1<<63 | 1<<31
+	pairs := (*[Ways / 2]uint64)(unsafe.Pointer((*[Ways]uint32)(tags)))
+	both := uint64(tag)<<32 | uint64(tag)
+	for i := 0; i < Ways/2; i += 4 {
+		a, b, c, d := pairs[i]^both, pairs[i+1]^both, pairs[i+2]^both, pairs[i+3]^both
+		if ((a-low)&^a|(b-low)&^b|(c-low)&^c|(d-low)&^d)&high == 0 {
+			continue
 		}
-		if m != 0 {
-			return i + bits.TrailingZeros32(m)
+		for way, t := range tags[2*i : 2*i+8] {
+			if t == tag {
+				return 2*i + way
+			}
 		}
 	}
 	return -1
@@ -222,30 +226,23 @@ func (s Stats) plus(o Stats) Stats {
 func (d *Sets) bucket(w *setWorker, at []uint64, out []Answer) {
 	w.stats.Accesses += int64(len(at))
 	misses := at[:0]
-	touched := uint32(0)
-	for len(at) > 0 {
-		group := at[:min(len(at), setsAhead)]
-		at = at[len(group):]
+	next := d.touch(w, at, 0)
+	for k := 1; len(at) > 0; k++ {
+		group, sets := at[:next], &w.sets[(k+1)%2]
+		at = at[next:]
+		next = d.touch(w, at, k%2)
 		for i, e := range group {
-			set := d.setOf(int64(e >> 32))
-			w.sets[i] = set
-			from := set * uint64(d.stride)
-			touched ^= d.words[from] ^ d.words[from+16] ^ d.words[from+32]
-		}
-		for i, e := range group {
-			set := w.sets[i]
-			s := d.set(set)
+			s := d.set(sets[i])
 			way := find(s[setTags:], uint32(e>>32))
 			if way < 0 {
 				misses = append(misses, e)
 				continue
 			}
-			d.hit(s, set, way)
-			out[uint32(e)] = Answer{Slot: int32(d.base(set)) + int32(way), Hit: true}
+			d.hit(s, sets[i], way)
+			out[uint32(e)] = Answer{Slot: int32(d.base(sets[i])) + int32(way), Hit: true}
 			w.stats.Hits++
 		}
 	}
-	w.touched = touched
 	for _, e := range misses {
 		set := d.setOf(int64(e >> 32))
 		slot := int32(-1)
@@ -260,6 +257,9 @@ func (d *Sets) bucket(w *setWorker, at []uint64, out []Answer) {
 		}
 		out[uint32(e)] = Answer{Slot: slot}
 	}
+	if d.rule.keepsBatch() { // what came in is there
+		return
+	}
 	for _, e := range misses {
 		a := &out[uint32(e)]
 		if a.Slot < 0 {
@@ -273,6 +273,21 @@ func (d *Sets) bucket(w *setWorker, at []uint64, out []Answer) {
 			w.stats.Bypassed++
 		}
 	}
+}
+
+// touch loads the sets of the accesses to come, all of them before any is looked at: memory is what
+// a directory waits for. It says how many they are.
+func (d *Sets) touch(w *setWorker, at []uint64, turn int) int {
+	n := min(len(at), setsAhead)
+	touched := w.touched
+	for i, e := range at[:n] {
+		set := d.setOf(int64(e >> 32))
+		w.sets[turn][i] = set
+		from := set * uint64(d.stride)
+		touched ^= d.words[from] ^ d.words[from+16] ^ d.words[from+32]
+	}
+	w.touched = touched
+	return n
 }
 
 // Drop empties a slot whose filling failed. An empty one stays so.
@@ -343,8 +358,8 @@ type setWork struct {
 // setWorker is what one worker has.
 type setWorker struct {
 	stats   Stats
-	seen    []uint64 // of distinct: line + 1 << 32 | its first place
-	sets    [setsAhead]uint64
+	seen    []uint64             // of distinct: line + 1 << 32 | its first place
+	sets    [2][setsAhead]uint64 // of a group of accesses and of the next
 	touched uint32
 	_       [64]byte
 }

@@ -145,11 +145,8 @@ func (d *Sets) replace(s []uint32, ways int, line int64, may uint32) int {
 	switch d.rule {
 	case setRandom:
 		w := philox.Block(d.key, [4]uint32{uint32(line), uint32(line >> 32), d.batch, 0})
-		for n := philox.Bounded(uint64(w[1])<<32|uint64(w[0]),
-			uint64(bits.OnesCount32(may))); n > 0; n-- {
-			may &= may - 1
-		}
-		return bits.TrailingZeros32(may)
+		return nthBit(may, int(philox.Bounded(uint64(w[1])<<32|uint64(w[0]),
+			uint64(bits.OnesCount32(may)))))
 	case setLRU:
 		o := order(s, ways)
 		place := oldest(o, may)
@@ -189,6 +186,16 @@ func (d *Sets) replace(s []uint32, ways int, line int64, may uint32) int {
 		}
 	}
 	return replaceS3FIFO(s, ways, may)
+}
+
+// nthBit is the place of the n-th bit, from 0, of a mask that has more.
+func nthBit(mask uint32, n int) (place int) {
+	for half := 16; half > 0; half /= 2 {
+		if low := bits.OnesCount32(mask & (1<<half - 1)); n >= low {
+			n, mask, place = n-low, mask>>half, place+half
+		}
+	}
+	return place
 }
 
 // replaceS3FIFO looks at the small queue while it is at least a tenth of the set, else at the main
