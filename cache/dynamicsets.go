@@ -8,9 +8,9 @@ import (
 	"helios/cache/policy"
 )
 
-// A lookup whose directory is in sets is dealt out to workers by chunks of its positions: each finds
-// its rows' lines, the directory answers, and each writes its part of the ticket's lists where the
-// chunks before it end. So the lists are those of one worker.
+// A lookup whose directory is in sets is dealt out to workers by chunks of its positions: each
+// finds its rows' lines, the directory answers, and each writes its part of the ticket's lists
+// where the chunks before it end. So the lists are those of one worker.
 
 // eachScratch is a lookup by position.
 type eachScratch struct {
