@@ -111,8 +111,11 @@ var kernelFigures = map[string][]kernelFigure{
 	"bench memory": {{title: "Gathers of rows", label: "GB/s",
 		note: "Marks are plain copies of as many bytes.",
 		of: func(r *kernelRow) (rate, bool) {
-			return rate{fmt.Sprintf("from %s, rows of %g B, %s", r.From, r.Row, r.workers()),
-				r.Gather.by(1e9), r.Copy.Median / 1e9}, r.Gather.Median > 0
+			name := fmt.Sprintf("%s tier, %g B", r.From, r.Row)
+			if !strings.HasPrefix(r.Device, "host") {
+				name = r.Device + ", " + name
+			}
+			return rate{name, r.Gather.by(1e9), r.Copy.Median / 1e9}, r.Gather.Median > 0
 		}}},
 }
 

@@ -211,8 +211,8 @@ func TestBenchmarksOfKernels(t *testing.T) {
 		"compute": {{Name: "nn:8x8x8, 1 worker", Value: 1.25, Lo: 0.5, Hi: 2, Limit: 2}},
 		"cache": {{Name: "static, 100 M nodes, 2 workers", Value: 20, Lo: 10, Hi: 30, Limit: 40},
 			{Name: "lru, 100 M nodes, 2 workers", Value: 1, Lo: 1, Hi: 1}},
-		"memory": {{Name: "from cpu, rows of 4096 B, 2 workers", Value: 8, Lo: 7, Hi: 9, Limit: 10},
-			{Name: "from device, rows of 4096 B, 2 workers", Value: 8, Lo: 7, Hi: 9, Limit: 10}},
+		"memory": {{Name: "cpu tier, 4096 B", Value: 8, Lo: 7, Hi: 9, Limit: 10},
+			{Name: "device tier, 4096 B", Value: 8, Lo: 7, Hi: 9, Limit: 10}},
 	} {
 		s, err := kernels(kernelFile(t, name))
 		require.NoError(t, err)
