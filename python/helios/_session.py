@@ -48,6 +48,7 @@ class Session:
         except BaseException:
             self.close()
             raise
+        self._connection.greeted = True
         self.daemon_version = str(welcome.get("version", ""))
         self.daemon_pid = welcome.get("pid")
 

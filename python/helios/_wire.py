@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._errors import DaemonDied, HeliosError, ProtocolError
+from ._errors import DaemonDied, HeliosError, ProtocolError, from_code
 
 MAX_FRAME = 16 << 20
 MAX_FDS = 4
@@ -62,6 +62,7 @@ class Connection:
         self._timeout = timeout
         self.pid = os.getpid()
         self.closed = False
+        self.greeted = False  # the daemon let us in
         _alive.add(self)
 
     def __del__(self) -> None:
@@ -92,11 +93,26 @@ class Connection:
                 f"the daemon took no message for {self._timeout:g} s; it hangs or is stopped"
             ) from None
         except OSError as e:
+            refused = None if self.greeted else self._refusal()
             self.close()
+            if refused is not None:
+                raise from_code(refused.get("code"), str(refused.get("message"))) from None
             raise DaemonDied(f"the daemon closed the connection ({e.strerror or e})") from None
         except BaseException:
             self.close()
             raise
+
+    def _refusal(self) -> Message | None:
+        """Returns the error that the daemon sent before it closed the connection, if it did.
+
+        It sends away whom it does not let in, maybe before we have said anything.
+        """
+        try:
+            message, fds = self.receive()
+        except HeliosError:
+            return None
+        close_all(fds)
+        return message if message["type"] == "error" else None
 
     def receive(self) -> tuple[Message, list[int]]:
         """Waits for a message; returns it and the descriptors that came with it."""

@@ -228,6 +228,29 @@ def test_a_daemon_that_dies(fake):
             np.testing.assert_array_equal(b.x, expected(0, b.index)["x"])
 
 
+def test_a_daemon_that_sends_us_away(fake, monkeypatch):
+    """Its error is heard, though it is gone before we have said anything."""
+
+    class Refuses(Peer):
+        def serve(self):
+            about = {"class": "refused", "code": 4, "message": "not your daemon"}
+            self.send({"type": "error", **about})
+            self.sock.close()
+            self.server.gone = True
+
+    server = fake(Refuses)
+    server.gone = False
+    send = helios._wire.Connection.send
+
+    def late(self, *args):
+        server.wait(lambda: server.gone)
+        return send(self, *args)
+
+    monkeypatch.setattr(helios._wire.Connection, "send", late)
+    with pytest.raises(helios.RefusedError, match="not your daemon"):
+        opened(server)
+
+
 def test_a_silent_daemon(fake):
     class Silent(Peer):
         def on_epoch(self, message):
