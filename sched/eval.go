@@ -172,7 +172,7 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 		return nil, err
 	}
 	return &report.EvalResult{
-		Event: "result", Mode: e.Config.Mode, Model: e.Config.Model, Dataset: in.Dataset.Meta.Name,
+		Mode: e.Config.Mode, Model: e.Config.Model, Dataset: in.Dataset.Meta.Name,
 		Checkpoint: o.path, Epoch: o.from, Split: split, Fanouts: e.Config.Fanouts, Nodes: r.Seeds,
 		Accuracy: r.TrainAcc, Loss: r.Loss, Seconds: r.Seconds, Device: e.Device.Info().Name,
 		Kernels: e.Device.Info().Loaded(), IOStack: e.store.stack(),

@@ -34,7 +34,7 @@ func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
 	info := e.info()
-	return &report.PrepareResult{Event: "result", Mode: cfg.Mode,
+	return &report.PrepareResult{Mode: cfg.Mode,
 		Dataset: in.Dataset.Meta.Name, Seed: cfg.Seed, Device: e.Device.Info().Name,
 		PackedInfo: info.Packed, Mega: info.Mega}, nil
 }

@@ -126,7 +126,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		}
 	}
 	res = &report.Result{
-		Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
+		Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
 		Device: e.Device.Info().Name, Kernels: e.Device.Info().Loaded(), IOStack: e.store.stack(),
 		RunInfo: e.info(), Pipeline: cfg.Pipeline,
 		RowDType: e.RowType.String(), RowBytes: e.RowBytes,

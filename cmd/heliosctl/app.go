@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -25,8 +26,19 @@ func commonOptions() hcli.Options[env] {
 			func(e *env) *bool { return &e.ui.JSON }),
 		hcli.Bool(&cli.BoolFlag{Name: "quiet", Usage: "show no progress"},
 			func(e *env) *bool { return &e.ui.Quiet }),
+		hcli.Parsed(oneOf("progress",
+			"progress and notes on standard error: for people, or as JSON lines for scripts",
+			progressText, []string{progressText, progressJSON}, nil),
+			func(e *env) *bool { return &e.ui.Lines },
+			func(s string) (bool, error) { return s == progressJSON, nil }),
 	}
 }
+
+// Ways to show progress.
+const (
+	progressText = "text"
+	progressJSON = "json"
+)
 
 // newApp builds the command line. urfave/cli parses and documents it; arrange has put the
 // arguments in an order that it can parse.
@@ -55,20 +67,22 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return usageError(err) },
 	}
 	for _, c := range app.Commands {
-		finish(c)
+		finish(c, "")
 	}
 	return app
 }
 
 // finish gives a verb, or each verb of a group, what all verbs have.
-func finish(c *cli.Command) {
+func finish(c *cli.Command, parent string) {
+	path := strings.TrimPrefix(parent+" "+c.Name, " ")
 	c.HideHelpCommand = true
 	c.OnUsageError = func(_ *cli.Context, err error, _ bool) error { return usageError(err) }
 	for _, s := range c.Subcommands {
-		finish(s)
+		finish(s, path)
 	}
 	if len(c.Subcommands) == 0 {
 		// Flags in groups are listed before the help flag is added by itself.
+		explainColumns(c, path)
 		c.Flags = slices.Concat(c.Flags, commonFlags(), []cli.Flag{cli.HelpFlag})
 	}
 }

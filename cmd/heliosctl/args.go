@@ -10,6 +10,7 @@ import (
 
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/units"
 )
 
 // arrange puts the arguments in the order that urfave/cli can parse (it takes a flag after the
@@ -258,7 +259,7 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 			theirs = append(theirs, flagValue{alias.name, value})
 			continue
 		}
-		if err := checkValue(f, name, value); err != nil {
+		if value, err = plainValue(f, name, value); err != nil {
 			return nil, nil, false, err
 		}
 		flags = append(flags, named(f, name, value)...)
@@ -272,6 +273,21 @@ func named(f cli.Flag, typed, value string) flagValues {
 		return flagValues{{f.Names()[0], value}}
 	}
 	return flagValues{{typed, value}, {f.Names()[0], value}}
+}
+
+// plainValue is a value that checkValue lets pass: a count such as 1M is written out, which flags
+// of whole numbers take in every verb.
+func plainValue(f cli.Flag, name, value string) (string, error) {
+	switch f.(type) {
+	case *cli.IntFlag, *cli.Int64Flag, *cli.Uint64Flag:
+		if n, err := units.ParseCount(value); err == nil {
+			if big, err := strconv.ParseUint(value, 10, 64); err == nil {
+				return strconv.FormatUint(big, 10), nil // a seed may be larger than any count
+			}
+			value = strconv.FormatInt(n, 10)
+		}
+	}
+	return value, checkValue(f, name, value)
 }
 
 // checkValue refuses a value that is not of the flag's type.

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 )
 
@@ -167,4 +168,29 @@ func TestNearest(t *testing.T) {
 	require.Equal(t, 1, distance("ab", "ba"))
 	require.Equal(t, 3, distance("kitten", "sitting"))
 	require.Equal(t, 4, distance("", "four"))
+}
+
+// Counts are written in one way, for every verb and in files of --config.
+func TestCounts(t *testing.T) {
+	isolate(t)
+	require.NoError(t, os.WriteFile("c.yaml", []byte("nodes: 0.5K\ndim: 8\n"), 0o600))
+	require.EqualValues(t, 1000, lines(t, ok(t, "generate", "--nodes", "1K", "--dim", "8", "--out", "a",
+		"--json"))[0]["nodes"])
+	require.EqualValues(t, 500, lines(t, ok(t, "generate", "--config", "c.yaml", "--out", "b",
+		"--json"))[0]["nodes"])
+	fails(t, hc(t, "generate", "--nodes", "1.0001K", "--out", "c"), 2, "generate", "--nodes",
+		"not a whole number")
+	for path, c := range verbs(newApp(io.Discard, io.Discard).Commands, "") {
+		for _, f := range c.Flags {
+			switch f.(type) {
+			case *cli.IntFlag, *cli.Int64Flag, *cli.Uint64Flag:
+				value, err := plainValue(f, f.Names()[0], "2K")
+				require.NoError(t, err, path)
+				require.Equal(t, "2000", value)
+			}
+		}
+	}
+	big, err := plainValue(&cli.Uint64Flag{Name: "seed"}, "seed", "18446744073709551615")
+	require.NoError(t, err)
+	require.Equal(t, "18446744073709551615", big)
 }

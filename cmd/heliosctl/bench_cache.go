@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -82,18 +81,12 @@ type cacheBenchArgs struct {
 
 // parseCount reads a number of things, such as 100M.
 func parseCount(flag, s string) (int64, error) {
-	digits, scale := s, 1.0
-	for suffix, by := range map[string]float64{"K": 1e3, "M": 1e6, "G": 1e9} {
-		if d, found := strings.CutSuffix(strings.ToUpper(s), suffix); found {
-			digits, scale = d, by
-		}
-	}
-	v, err := strconv.ParseFloat(digits, 64)
-	if err != nil || !(v*scale >= 1 && v*scale <= 1<<40) || v*scale != math.Trunc(v*scale) {
+	n, err := units.ParseCount(s)
+	if err != nil || n < 1 || n > 1<<40 {
 		return 0, errs.New(errs.Usage,
 			"--%s %s: give a whole number from 1 to 2^40, such as 1000000 or 100M", flag, s)
 	}
-	return int64(v * scale), nil
+	return n, nil
 }
 
 func parseCounts(text string) ([]int64, error) {
@@ -175,7 +168,7 @@ func runBenchCache(ctx context.Context, e *env, a *cacheBenchArgs) (err error) {
 				if !r.Audited {
 					failed++
 				}
-				out.object(r)
+				out.event("row", r)
 				rows = append(rows, r)
 			}
 		}
@@ -189,11 +182,12 @@ func runBenchCache(ctx context.Context, e *env, a *cacheBenchArgs) (err error) {
 }
 
 func showCacheBench(e *env, rows []cache.Row) {
-	mega := func(s *bench.Spread) string {
+	rate := func(s *bench.Spread) (median, around string) {
 		if s == nil {
-			return "-"
+			return "-", "-"
 		}
-		return fmt.Sprintf("%.4g (%.4g-%.4g)", s.Median/1e6, s.Min/1e6, s.Max/1e6)
+		return units.FormatCount(s.Median),
+			units.FormatCount(s.Min) + "–" + units.FormatCount(s.Max)
 	}
 	var table [][]string
 	for _, r := range rows {
@@ -203,7 +197,7 @@ func showCacheBench(e *env, rows []cache.Row) {
 		}
 		ratio, latency := "-", "-"
 		if r.Ratio != nil {
-			ratio, latency = r.Ratio.String(), fmt.Sprintf("%.0f", r.LatencyNS)
+			ratio, latency = r.Ratio.String(), units.FormatSeconds(r.LatencyNS/1e9)
 		}
 		metadata := fmt.Sprintf("%s (%.3f B/node)", units.FormatBytes(r.IndexBytes),
 			float64(r.IndexBytes)/float64(r.Nodes))
@@ -211,13 +205,14 @@ func showCacheBench(e *env, rows []cache.Row) {
 			metadata = fmt.Sprintf("%s (%.1f B/line)", units.FormatBytes(r.Metadata),
 				float64(r.Metadata)/float64(r.Slots))
 		}
+		lookups, around := rate(&r.Lookups)
+		limit, limitAround := rate(r.Limit)
 		table = append(table, []string{r.Device, units.FormatCount(float64(r.Nodes)), r.Policy,
-			strconv.Itoa(r.Workers), mega(&r.Lookups), mega(r.Limit), ratio, latency,
-			metadata, units.FormatBytes(r.BuildBytes), fmt.Sprintf("%.2f", r.BuildTime),
-			fmt.Sprintf("%.1f", 100*r.HitRatio), units.FormatCount(float64(r.Checked)), check})
+			strconv.Itoa(r.Workers), lookups, around, limit, limitAround, ratio, latency,
+			metadata, units.FormatBytes(r.BuildBytes), units.FormatSeconds(r.BuildTime),
+			fmt.Sprintf("%.1f%%", 100*r.HitRatio), units.FormatCount(float64(r.Checked)), check})
 	}
-	e.ui.Table([]string{"device", "nodes", "policy", "workers", "M lookups/s", "limit M/s", "ratio",
-		"latency ns", "index", "build", "build s", "hits %", "checked", "audit"}, table)
+	e.ui.Columns(cacheColumns, table)
 }
 
 // measure measures one policy on a device of its own.

@@ -130,6 +130,7 @@ func stepOptions() hcli.Options[compute.StepShape] {
 type computeBench struct {
 	*env
 	*computeBenchArgs
+	before int // cases that were measured on other devices
 }
 
 func parseSlots(text string) ([]int, error) {
@@ -243,7 +244,7 @@ func runBenchCompute(ctx context.Context, e *env, a *computeBenchArgs) (err erro
 	if err := a.check(e); err != nil {
 		return err
 	}
-	b := &computeBench{e, a}
+	b := &computeBench{env: e, computeBenchArgs: a}
 	if a.openblas != "off" {
 		if a.cfg.BLAS, err = openblas.Open(a.openblas); err != nil {
 			return err
@@ -255,8 +256,7 @@ func runBenchCompute(ctx context.Context, e *env, a *computeBenchArgs) (err erro
 	}
 	defer out.end(&err)
 	if b.cfg.BLAS != nil {
-		out.event("openblas", map[string]string{"path": b.cfg.BLAS.Path,
-			"config": b.cfg.BLAS.Config})
+		out.event("openblas", blasLine{b.cfg.BLAS.Path, b.cfg.BLAS.Config})
 		e.ui.Printf("%s (%s)", b.cfg.BLAS.Config, b.cfg.BLAS.Path)
 	}
 	var rows []compute.Row
@@ -286,6 +286,19 @@ func runBenchCompute(ctx context.Context, e *env, a *computeBenchArgs) (err erro
 		}
 	}
 	return nil
+}
+
+// blasLine names the library that products are compared with.
+type blasLine struct {
+	Path   string `json:"path"`
+	Config string `json:"config"`
+}
+
+// peakLine tells what a GPU can compute.
+type peakLine struct {
+	Device string             `json:"device"`
+	FLOPS  map[string]float64 `json:"flops"` // a second, by precision
+	How    string             `json:"how"`
 }
 
 // measureHost measures all cases with some workers.
@@ -322,9 +335,8 @@ func (b *computeBench) measureGPU(ctx context.Context, name string,
 		}
 	}
 	peak, how := gpuPeak(dev)
-	out.event("peak", map[string]any{"device": dev.Info().Name,
-		"flops": map[string]float64{"fp32": peak[cuda.FP32], "tf32": peak[cuda.TF32],
-			"bf16": peak[cuda.BF16]}, "how": how})
+	out.event("peak", peakLine{dev.Info().Name, map[string]float64{"fp32": peak[cuda.FP32],
+		"tf32": peak[cuda.TF32], "bf16": peak[cuda.BF16]}, how})
 	b.ui.Printf("%s: peak %s", dev.Info().Name, how)
 	return b.measure(ctx, dev, &cfg, compute.GPUShapes, peak, out)
 }
@@ -392,7 +404,7 @@ func (b *computeBench) measure(ctx context.Context, dev cuda.Device,
 		return nil, err
 	}
 	for i := range cases {
-		b.ui.Progress("bench compute", int64(i), int64(len(cases)))
+		b.ui.Progress("bench compute", int64(b.before+i), int64(len(cases)*b.turns()))
 		r, err := cases[i].Measure(ctx, dev, cfg, most, b.length())
 		var full *cuda.OutOfMemoryError
 		if errors.As(err, &full) && dev.Info().Backend != "host" {
@@ -401,10 +413,21 @@ func (b *computeBench) measure(ctx context.Context, dev cuda.Device,
 		if err != nil {
 			return rows, err
 		}
-		out.object(r)
+		out.event("row", r)
 		rows = append(rows, r)
 	}
+	b.before += len(cases)
 	return rows, nil
+}
+
+// turns counts how often all cases are measured.
+func (b *computeBench) turns() (n int) {
+	for _, d := range b.devices {
+		if n++; d == "host" {
+			n += len(b.slots) - 1
+		}
+	}
+	return n
 }
 
 func (b *computeBench) show(rows []compute.Row) {
@@ -437,14 +460,12 @@ func (b *computeBench) show(rows []compute.Row) {
 			kernels = codeName(r.Code) + " " + r.Precision
 		}
 		table = append(table, []string{r.Case, kernels, fmt.Sprint(r.Workers),
-			fmt.Sprintf("%.4g", r.Seconds.Median*1e3), flops, share(r.PeakShare),
+			units.FormatSeconds(r.Seconds.Median), flops, share(r.PeakShare),
 			giga(r.BytesPerSecond), share(r.CopyShare),
 			share(r.FloorShare), dash(r.Rival), theirs, ratio, cpu, fmt.Sprintf("%.1e", r.Error),
 			fmt.Sprintf("%.1e", r.Bound), rivalError, check})
 	}
-	b.ui.Table([]string{"case", "kernels", "workers", "ms", "GFLOP/s", "of peak", "GB/s", "of copy",
-		"of floor", "rival", "GFLOP/s", "ratio", "by CPU", "error", "bound", "its error",
-		"check"}, table)
+	b.ui.Columns(computeColumns, table)
 }
 
 // codeName tells how a GPU's kernels were loaded (cuda.Info.Code), without the reason.

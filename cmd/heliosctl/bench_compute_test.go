@@ -34,7 +34,7 @@ func TestBenchCompute(t *testing.T) {
 		}
 		require.Equal(t, 4, products)
 	}
-	require.Regexp(t, `nn:8x8x8 +\S+ +1 .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8",
+	require.Regexp(t, `nn:8x8x8 +\S+ [nµm]s .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8",
 		"--rows", "100", "--seconds", "0.01", "--workers", "1"))
 }
 

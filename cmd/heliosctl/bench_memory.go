@@ -109,7 +109,7 @@ func runBenchMemory(ctx context.Context, e *env, a *memoryBenchArgs) (err error)
 				if !r.Audited {
 					failed++
 				}
-				out.object(r)
+				out.event("row", r)
 				rows = append(rows, r)
 			}
 		}
@@ -124,7 +124,10 @@ func runBenchMemory(ctx context.Context, e *env, a *memoryBenchArgs) (err error)
 
 func showMemoryBench(e *env, rows []memory.Row) {
 	giga := func(s bench.Spread) string {
-		return fmt.Sprintf("%.4g (%.4g-%.4g)", s.Median/1e9, s.Min/1e9, s.Max/1e9)
+		return fmt.Sprintf("%.3g", s.Median/1e9)
+	}
+	around := func(s bench.Spread) string {
+		return fmt.Sprintf("%.3g–%.3g", s.Min/1e9, s.Max/1e9)
 	}
 	var table [][]string
 	for _, r := range rows {
@@ -132,13 +135,13 @@ func showMemoryBench(e *env, rows []memory.Row) {
 		if !r.Audited {
 			check = "FAILED: " + r.Why
 		}
-		table = append(table, []string{r.Device, r.From, strconv.FormatInt(r.RowBytes, 10),
+		table = append(table, []string{r.Device, r.From, units.FormatBytes(r.RowBytes),
 			units.FormatCount(float64(r.Rows)), strconv.Itoa(r.Turns),
-			giga(r.Gather), giga(r.Copy), r.Ratio.String(), units.FormatCount(r.Lookups.Median),
+			giga(r.Gather), around(r.Gather), giga(r.Copy),
+			around(r.Copy), r.Ratio.String(), units.FormatCount(r.Lookups.Median),
 			units.FormatCount(float64(r.Checked)), check})
 	}
-	e.ui.Table([]string{"device", "from", "row", "rows", "turns", "gather GB/s", "copy GB/s",
-		"ratio", "lookups/s", "checked", "audit"}, table)
+	e.ui.Columns(memoryColumns, table)
 }
 
 // measure measures both tiers of a device of its own with one size of row.

@@ -30,7 +30,7 @@ func TestBenchMemory(t *testing.T) {
 	rows = lines(t, ok(t, "bench", "memory", "--tier", "20MiB", "--set", "18MiB", "--row-bytes",
 		"260", "--seconds", "0.01", "--json"))
 	require.Less(t, rows[0]["checked_rows"], 2*rows[0]["rows"].(float64))
-	require.Regexp(t, `host .* device +4096 .* passed`, ok(t, "bench", "memory", "--tier", "1MiB",
+	require.Regexp(t, `device +4 KiB .* passed`, ok(t, "bench", "memory", "--tier", "1MiB",
 		"--set", "1MiB", "--seconds", "0.01"))
 	// Sampling on the GPU gives what the host gets, to the bit.
 	rows = lines(t, ok(t, "bench", "sample", "--device", "host,cuda", "--workers", "1", "--nodes",

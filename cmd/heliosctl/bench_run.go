@@ -69,7 +69,7 @@ func (o *benchOutput) config(at point) iobench.Config {
 }
 
 func (o *benchOutput) add(r benchRow) {
-	o.out.object(r)
+	o.out.event("row", r)
 	o.rows = append(o.rows, r.Row)
 	o.from += r.VirtualNS + int64(time.Millisecond)
 	audit := "passed"
@@ -85,6 +85,11 @@ func (o *benchOutput) add(r benchRow) {
 		}
 		audit = "FAILED: " + strings.ReplaceAll(r.AuditError, "\n", "; ")
 	}
+	o.table = append(o.table, ioCells(&r, audit))
+}
+
+// ioCells are a row of ioColumns.
+func ioCells(r *benchRow, audit string) []string {
 	only := func(measured bool, s string) string {
 		if !measured {
 			s = ""
@@ -92,39 +97,34 @@ func (o *benchOutput) add(r benchRow) {
 		return dash(s)
 	}
 	wall := !r.Modelled
-	rate := "-"
+	rate, model := "-", "-"
 	if r.Open != nil {
 		rate = units.FormatCount(r.Open.Offered)
 	}
-	model := "-"
 	if r.SSDsModelled {
 		model = r.SSDModel + " (modelled)"
 	}
-	us := func(v float64) string { return fmt.Sprintf("%.0f", v) }
-	o.table = append(o.table, []string{
+	us := func(v float64) string { return units.FormatSeconds(v / 1e6) }
+	return []string{
 		strconv.Itoa(r.SSDs), model, strconv.Itoa(r.Blocks), strconv.Itoa(r.Threads),
-		strconv.Itoa(r.RowBytes), r.Stack, strconv.Itoa(r.QueuePairs), strconv.Itoa(r.Depth),
-		coalesceText(r.CoalesceBytes), strconv.Itoa(r.SetRows), rate,
+		units.FormatBytes(int64(r.RowBytes)), r.Stack, strconv.Itoa(r.QueuePairs),
+		strconv.Itoa(r.Depth), coalesceText(r.CoalesceBytes), strconv.Itoa(r.SetRows), rate,
 		units.FormatCount(r.RowsPerSecond), units.FormatCount(r.IOPS),
-		units.FormatBytes(int64(r.BytesPerSecond)) + "/s",
+		fmt.Sprintf("%.3g", r.BytesPerSecond/float64(units.GiB)),
 		fmt.Sprintf("%.3g", r.CommandsPerRow), fmt.Sprintf("%.3g", r.ReadAmplification),
-		only(wall, fmt.Sprintf("%.2f", r.CPUPerIO)),
+		only(wall, us(r.CPUPerIO)),
 		us(r.P50), us(r.P95), us(r.P99), us(r.P999), us(r.Max),
 		fmt.Sprintf("%.2f-%.2f", r.LeastShare, r.MostShare),
 		only(wall, strconv.FormatInt(r.Errors, 10)), only(wall, strconv.FormatInt(r.Retries, 10)),
 		only(wall && !math.IsNaN(r.Written), share100(r.Written)), count0(r.ServeThreads),
 		count0(int(r.ServeIOPS)), audit,
-	})
+	}
 }
 
 // show prints the table and what follows from it, and ends the verb.
 func (o *benchOutput) show() error {
 	e := o.env
-	e.ui.Table([]string{"SSDs", "SSD model", "blocks", "threads", "row", "stack", "QPs", "depth",
-		"coalesce", "set", "offered/s", "rows/s", "IOPS", "rate", "cmds/row", "read amp",
-		"CPU us/IO",
-		"p50 us", "p95 us", "p99 us", "p99.9 us", "max us", "balance", "errors", "retries",
-		"written", "serving CPUs", "their limit", "audit"}, o.table)
+	e.ui.Columns(ioColumns, o.table)
 	alike := false
 	for i := range o.rows {
 		r := &o.rows[i]
@@ -148,11 +148,11 @@ func (o *benchOutput) show() error {
 		}
 	}
 	for _, s := range iobench.Summarise(o.rows) {
-		o.out.object(s)
+		o.out.event("summary", s)
 		e.ui.Printf("%s", s)
 	}
 	for _, s := range iobench.Overlaps(o.rows) {
-		o.out.object(s)
+		o.out.event("overlap", s)
 		e.ui.Printf("%s", s)
 	}
 	if o.failed > 0 {

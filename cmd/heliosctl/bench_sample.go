@@ -298,7 +298,7 @@ func runBenchSample(ctx context.Context, e *env, a *sampleBenchArgs) (err error)
 	}
 	table, failed := [][]string{}, 0
 	for _, r := range rows {
-		out.object(r)
+		out.event("row", r)
 		audit := "passed"
 		if !r.Audited {
 			failed++
@@ -317,19 +317,16 @@ func runBenchSample(ctx context.Context, e *env, a *sampleBenchArgs) (err error)
 		table = append(table, []string{
 			r.Device, code, strconv.Itoa(r.Workers), units.FormatCount(r.Rate),
 			units.FormatCount(r.Min) + "-" + units.FormatCount(r.Max),
-			units.FormatCount(r.NodeRate), fmt.Sprintf("%.1f", r.NSPerEdge),
-			fmt.Sprintf("%.1f", r.CPUPerEdge), share100(r.Busy), units.FormatCount(r.PerBatch),
-			fmt.Sprintf("%.2f", r.Distinct), units.FormatBytes(own),
+			units.FormatCount(r.NodeRate), units.FormatSeconds(r.NSPerEdge / 1e9),
+			units.FormatSeconds(r.CPUPerEdge / 1e9), share100(r.Busy),
+			units.FormatCount(r.PerBatch), fmt.Sprintf("%.2f", r.Distinct), units.FormatBytes(own),
 		})
-		if len(where) > 1 {
-			more := []string{r.Topology, "", ""}
-			if s := r.Reads; s != nil {
-				more[1] = share100(float64(s.CachedEdges) / float64(max(s.Edges, 1)))
-				more[2] = units.FormatBytes(s.Bytes / max(r.Sampled, 1))
-			}
-			table[len(table)-1] = append(table[len(table)-1], more...)
+		more := []string{r.Topology, "", ""}
+		if s := r.Reads; s != nil {
+			more[1] = share100(float64(s.CachedEdges) / float64(max(s.Edges, 1)))
+			more[2] = units.FormatBytes(s.Bytes / max(r.Sampled, 1))
 		}
-		table[len(table)-1] = append(table[len(table)-1], audit)
+		table[len(table)-1] = append(append(table[len(table)-1], more...), audit)
 	}
 	e.ui.Printf(
 		"%s: %d nodes, %d edges, topology of %s; fanout %s, %d seeds, %d turns of %d batches", name,
@@ -340,12 +337,7 @@ func runBenchSample(ctx context.Context, e *env, a *sampleBenchArgs) (err error)
 		e.ui.Printf("on storage: in memory offsets of %s and %d lists of hot nodes in %s",
 			units.FormatBytes(i.OffsetBytes), i.CacheLists, units.FormatBytes(i.CacheBytes))
 	}
-	head := []string{"device", "kernels", "workers", "edges/s", "range", "nodes/s", "ns/edge",
-		"CPU ns/edge", "busy", "edges/batch", "distinct", "memory"}
-	if len(where) > 1 {
-		head = append(head, "topology", "from memory", "read")
-	}
-	e.ui.Table(append(head, "audit"), table)
+	e.ui.Columns(sampleColumns, table)
 	if failed > 0 {
 		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed,
 			len(rows))

@@ -314,7 +314,7 @@ func (s *suite) runStep(ctx context.Context, x *suiteStep, round int) (d stepDon
 	begun := time.Now()
 	code, said := s.runVerb(ctx, d.Arguments)
 	d.Seconds = time.Since(begun).Seconds()
-	d.Arguments = again(d.Arguments)
+	d.Arguments = again(d.Arguments, findVerb(s.c.App.Commands, strings.Fields(x.verb())))
 	switch {
 	case ctx.Err() != nil:
 		return d, context.Cause(ctx)
@@ -402,6 +402,11 @@ func (s *suite) make(ctx context.Context) error {
 	return nil
 }
 
+// figuresLine holds the figures of all steps.
+type figuresLine struct {
+	Figures []benchsuite.Figure `json:"figures"`
+}
+
 // tell adds the figures to the results, prints them and draws the report.
 func (s *suite) tell() error {
 	var steps []benchsuite.Step
@@ -418,7 +423,7 @@ func (s *suite) tell() error {
 	if err != nil {
 		return err
 	}
-	s.results.event("figures", map[string]any{"figures": figures})
+	s.results.event("figures", figuresLine{figures})
 	if s.results.err != nil {
 		return s.results.err
 	}
@@ -445,8 +450,7 @@ func (s *suite) show(figures []benchsuite.Figure, titles map[string]string) {
 			fmt.Sprintf("%.4g", f.Value.Median), f.Unit, floor, share})
 		at = to
 	}
-	s.ui.Table([]string{"step", "figures", "nearest to its floor", "median", "unit", "floor",
-		"reached"}, table)
+	s.ui.Columns(suiteColumns, table)
 }
 
 func percent1(v float64) string { return strconv.FormatFloat(100*v, 'f', 1, 64) + "%" }

@@ -106,7 +106,7 @@ func (s *suite) resume() func([]byte) error {
 // nothing.
 func differs(was, now *runLine) string {
 	plain := func(all []string) []string {
-		return slices.DeleteFunc(again(all), func(a string) bool {
+		return slices.DeleteFunc(again(all, nil), func(a string) bool {
 			return strings.HasPrefix(a, "--out=")
 		})
 	}

@@ -159,7 +159,7 @@ func runCachePlan(ctx context.Context, e *env, a *cachePlanArgs) (err error) {
 		return err
 	}
 	showCachePlan(e, p)
-	out.object(p)
+	out.event("cache plan", p)
 	return nil
 }
 
@@ -170,8 +170,7 @@ func showCachePlan(e *env, p *cacheplan.Plan) {
 	for _, n := range p.Notes {
 		e.note(n)
 	}
-	per := func(seconds float64) string { return fmt.Sprintf("%.4g", seconds) }
-	e.ui.Table([]string{"", ""}, [][]string{
+	e.ui.Facts([][]string{
 		{"modelled plan", fmt.Sprintf("%s on %s with %d %s; accesses from %s", p.Dataset,
 			p.Hardware, p.SSDs, p.SSDModel, p.From)},
 		{"accesses", fmt.Sprintf("%d rows of %s in %d batches (epochs: %d); placed by %s",
@@ -183,15 +182,13 @@ func showCachePlan(e *env, p *cacheplan.Plan) {
 			units.FormatBytes(p.BudgetBytes), units.FormatBytes(p.Rows*p.RowBytes),
 			units.FormatBytes(max(p.GPUMaxBytes, 0)))},
 	})
-	header := append([]string{"", "GPU tier", "CPU tier", "hits GPU", "hits CPU",
-		"modelled epoch s", "busiest"}, cacheplan.Resources...)
 	var rows [][]string
 	row := func(mark string, c cacheplan.Point) {
 		r := []string{mark, units.FormatBytes(c.GPUBytes), units.FormatBytes(c.CPUBytes),
 			fmt.Sprintf("%.2f%%", 100*c.HitGPU), fmt.Sprintf("%.2f%%", 100*c.HitCPU),
-			per(c.Seconds), c.Bottleneck}
+			units.FormatSeconds(c.Seconds), c.Bottleneck}
 		for _, name := range cacheplan.Resources {
-			r = append(r, per(c.Resources[name]))
+			r = append(r, units.FormatSeconds(c.Resources[name]))
 		}
 		rows = append(rows, r)
 	}
@@ -206,7 +203,7 @@ func showCachePlan(e *env, p *cacheplan.Plan) {
 			row("", c)
 		}
 	}
-	e.ui.Table(header, rows)
+	e.ui.Columns(splitColumns, rows)
 	e.ui.Printf(
 		"modelled best of %d splits: --gpu-cache %d --cpu-cache %d, %.4g s an epoch, %s is the limit; %d splits take as long (to a thousandth), from %s in the GPU on",
 		len(p.Curve), p.Best.GPUBytes, p.Best.CPUBytes, p.Best.Seconds, p.Best.Bottleneck, p.Flat,
@@ -300,11 +297,10 @@ func runCacheHotness(ctx context.Context, e *env, a *hotnessArgs) (err error) {
 		for _, h := range s.Sizes {
 			rows = append(rows, []string{s.By, h.Size, fmt.Sprintf("%.2f%%", 100*h.Hit),
 				fmt.Sprintf("%.2f%%", 100*h.Best), fmt.Sprintf("%.2f", h.Gap),
-				fmt.Sprintf("%.1f", 100*h.OfBest), fmt.Sprintf("%.3g", s.Seconds)})
+				fmt.Sprintf("%.1f", 100*h.OfBest), units.FormatSeconds(s.Seconds)})
 		}
 	}
-	e.ui.Table([]string{"hotness", "tier", "hits", "optimum", "points below", "of 100",
-		"seconds"}, rows)
-	out.object(r)
+	e.ui.Columns(hotnessColumns, rows)
+	out.event("hotness", r)
 	return nil
 }

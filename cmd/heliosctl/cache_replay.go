@@ -379,30 +379,22 @@ func lineText(p replay.Play) string {
 
 func (y *replayer) show(res *replay.Result, out *results) {
 	var rows [][]string
-	moved := slices.ContainsFunc(res.Plays, func(p replay.Play) bool {
-		return p.Total.Promoted+p.Total.Demoted > 0
-	})
 	row := func(p replay.Play, x replay.Pass) []string {
 		cells := []string{p.Policy, cmp.Or(p.Directory, "-"), lookAheadText(p), lineText(p),
 			fmt.Sprintf("%.3g %%", 100*p.Share), strconv.FormatInt(p.Lines, 10)}
+		pass := ""
 		if y.passes {
-			name := x.Kind
-			if x.Epoch >= 0 {
-				name += " " + strconv.Itoa(x.Epoch+1)
+			if pass = x.Kind; x.Epoch >= 0 {
+				pass += " " + strconv.Itoa(x.Epoch+1)
 			}
-			cells = append(cells, name)
 		}
 		metadata := ""
 		if p.MetadataBytes > 0 {
 			metadata = fmt.Sprintf("%.1f", float64(p.MetadataBytes)/float64(max(p.Lines, 1)))
 		}
-		cells = append(cells, fmt.Sprintf("%.2f %%", 100*x.HitRatio),
-			fmt.Sprintf("%.2f %%", 100*x.GPUHitRatio))
-		if moved {
-			cells = append(cells, strconv.FormatInt(x.Promoted, 10),
-				strconv.FormatInt(x.Demoted, 10))
-		}
-		return append(cells, units.FormatBytes(x.BytesSSD),
+		return append(cells, pass, fmt.Sprintf("%.2f %%", 100*x.HitRatio),
+			fmt.Sprintf("%.2f %%", 100*x.GPUHitRatio), strconv.FormatInt(x.Promoted, 10),
+			strconv.FormatInt(x.Demoted, 10), units.FormatBytes(x.BytesSSD),
 			fmt.Sprintf("%.2f", x.GapPoints), fmt.Sprintf("%.3f", x.ReadsOverOptimum), metadata)
 	}
 	for _, p := range res.Plays {
@@ -414,16 +406,7 @@ func (y *replayer) show(res *replay.Result, out *results) {
 		}
 		rows = append(rows, row(p, p.Total))
 	}
-	header := []string{"policy", "directory", "knows", "line", "size", "lines"}
-	if y.passes {
-		header = append(header, "pass")
-	}
-	header = append(header, "hits", "in GPU")
-	if moved {
-		header = append(header, "CPU→GPU", "GPU→CPU")
-	}
-	y.ui.Table(append(header, "from SSDs", "gap (points)", "reads/optimum",
-		"metadata B/line"), rows)
+	y.ui.Columns(replayColumns, rows)
 	for _, text := range gapNotes(res) {
 		y.ui.Printf("%s", text)
 	}
@@ -431,8 +414,16 @@ func (y *replayer) show(res *replay.Result, out *results) {
 		y.ui.Printf("CPU tier: %d rows (%s)", res.CPURows,
 			units.FormatBytes(res.CPURows*res.Header.RowBytes))
 	}
-	out.event("result", map[string]any{"trace": res.Trace, "header": res.Header,
-		"totals": res.Totals, "cpu_rows": res.CPURows, "plays": len(res.Plays)})
+	out.event("result", replayLine{res.Trace, res.Header, res.Totals, res.CPURows, len(res.Plays)})
+}
+
+// replayLine is the result of "cache replay", whose plays have lines of their own.
+type replayLine struct {
+	Trace   string       `json:"trace"`
+	Header  trace.Header `json:"header"`
+	Totals  trace.Totals `json:"totals"`
+	CPURows int64        `json:"cpu_rows"`
+	Plays   int          `json:"plays"`
 }
 
 // gapNotes say what the gaps are from, by what was played.
@@ -449,7 +440,7 @@ func gapNotes(res *replay.Result) (notes []string) {
 	}
 	if moving {
 		notes = append(notes,
-			"gap and reads/optimum of policies whose lines come and go: from belady of the same size, which begins empty, as they do")
+			"gap and reads of policies whose lines come and go: from belady of the same size, which begins empty, as they do")
 	}
 	if planned && res.CPURows > 0 {
 		notes = append(notes,
@@ -460,7 +451,7 @@ func gapNotes(res *replay.Result) (notes []string) {
 			"with several rows a line belady is what reads the fewest lines: others may find a few more rows (a gap below 0), and read more")
 	}
 	if still {
-		text := "gap and reads/optimum of static: from oracle, each pass's own hottest rows"
+		text := "gap and reads of static: from oracle, each pass's own hottest rows"
 		if moving {
 			text += "; both are filled before the first access, which is not counted, so they may show more hits than belady"
 		}

@@ -139,7 +139,7 @@ func TestCacheReplay(t *testing.T) {
 		}
 	}
 	require.Equal(t, len(rows)-1, points)
-	require.Regexp(t, `lru +queues +0 +4096 +10 % +50 +train 1 +\d+\.\d\d %`,
+	require.Regexp(t, `lru +10 % +train 1 +\d+\.\d\d %`,
 		ok(t, "cache", "replay", "--trace", "run.trace", "--policy", "lru", "--sizes", "50lines",
 			"--window", "0", "--passes"))
 }

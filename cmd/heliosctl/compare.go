@@ -484,11 +484,12 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 			r.runs = append(r.runs, run)
 			out.event("run", run)
 			if virtual {
-				e.ui.Printf("%s: modelled %.4g s an epoch; %s", v.name, run.Seconds, run.Bottleneck)
+				e.ui.Printf("%s: modelled %s an epoch; %s", v.name, units.FormatSeconds(run.Seconds),
+					run.Bottleneck)
 				continue
 			}
-			e.ui.Printf("%s, repeat %d: %.4g s an epoch; %s", v.name, repeat+1, run.Seconds,
-				run.Bottleneck)
+			e.ui.Printf("%s, repeat %d: %s an epoch; %s", v.name, repeat+1,
+				units.FormatSeconds(run.Seconds), run.Bottleneck)
 			key := resultKey(v.cfg)
 			if first, ok := keys[key]; !ok {
 				keys[key] = v.name

@@ -34,11 +34,9 @@ func spanOf(v []float64) span3 {
 	return span3{m, s[0], s[len(s)-1]}
 }
 
-func (s span3) text(format string) string {
-	if s.Min == s.Max {
-		return fmt.Sprintf(format, s.Median)
-	}
-	return fmt.Sprintf(format+" ("+format+"–"+format+")", s.Median, s.Min, s.Max)
+// rangeBy is the least and the most.
+func (s span3) rangeBy(format func(float64) string) string {
+	return format(s.Min) + "–" + format(s.Max)
 }
 
 // comparedVariant is a variant over its repeats.
@@ -239,36 +237,84 @@ func (v comparedVariant) share3() (gpu, cpu, ssd float64) {
 	return v.RowsGPU / all, v.RowsCPU / all, v.RowsSSD / all
 }
 
-// rows are the table for people and for the report; the first is its header.
-func (s comparisonSummary) rows() [][]string {
-	t := [][]string{{"", "epoch s", "× " + s.Base, "GPU / CPU / SSD rows", "from SSD", "disk read",
-		"stall", "overlap", "CPU s", "software SSDs' CPU s", "first epoch s", "set-up s", "peak memory"}}
-	prepared := slices.ContainsFunc(s.Variants,
-		func(v comparedVariant) bool { return v.Prepare.Max > 0 })
-	if prepared {
-		t[0] = append(t[0], "prepared in s", "epoch s with its part")
-	}
+// cells are the rows of compareColumns.
+func (s comparisonSummary) cells() (t [][]string) {
 	for _, v := range s.Variants {
 		g, c, d := v.share3()
-		proxy := "–"
-		if v.ProxySeconds.Max > 0 {
-			proxy = fmt.Sprintf("%.3g", v.ProxySeconds.Median)
-		}
 		t = append(t, []string{
-			v.Name, v.Seconds.text("%.3g"), v.Ratio.text("%.2f"),
+			v.Name, units.FormatSeconds(v.Seconds.Median),
+			v.Seconds.rangeBy(units.FormatSeconds), s.beside(v),
+			fmt.Sprintf("%.1f%%", 100*d),
 			fmt.Sprintf("%.1f / %.1f / %.1f%%", 100*g, 100*c, 100*d),
 			units.FormatBytes(int64(v.BytesSSD.Median)), memoryFigure(int64(v.DiskBytes.Median)),
 			fmt.Sprintf("%.0f%%", 100*v.Stall.Median),
 			fmt.Sprintf("%.2f", v.Overlap.Median),
-			figure(v.CPUSeconds.Median), proxy, fmt.Sprintf("%.3g", v.First.Median),
-			fmt.Sprintf("%.3g", v.Setup.Median), memoryFigure(v.PeakMemory),
+			figure(v.CPUSeconds.Median), figure(v.ProxySeconds.Median),
+			units.FormatSeconds(v.First.Median), units.FormatSeconds(v.Setup.Median),
+			memoryFigure(v.PeakMemory), figure(v.Prepare.Median), amortised(v),
 		})
-		if prepared {
-			i := len(t) - 1
-			t[i] = append(t[i], figure(v.Prepare.Median), fmt.Sprintf("%.3g", v.Amortised.Median))
-		}
 	}
 	return t
+}
+
+func amortised(v comparedVariant) string {
+	if v.Prepare.Max == 0 {
+		return "–"
+	}
+	return units.FormatSeconds(v.Amortised.Median)
+}
+
+// beside says how fast a data path is beside the first.
+func (s comparisonSummary) beside(v comparedVariant) string {
+	if v.Name == s.Base {
+		return "–"
+	}
+	return speed(v.Ratio)
+}
+
+// speed says in words which of two is faster, where r is the time of the one over that of the
+// other. Repeats that disagree tell of no difference.
+func speed(r span3) string {
+	switch {
+	case r.Median <= 0:
+		return "–"
+	case r.Min < 1 && r.Max > 1:
+		return "no clear difference"
+	case r.Median < 0.995:
+		return times(1/r.Median) + "× faster"
+	case r.Median > 1.005:
+		return times(r.Median) + "× slower"
+	}
+	return "as fast"
+}
+
+func times(v float64) string {
+	if v >= 99.5 {
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}
+
+// fastest says which data path is the fastest, and by how much it leads the next.
+func (s comparisonSummary) fastest() string {
+	if len(s.Variants) < 2 {
+		return ""
+	}
+	v := slices.SortedFunc(slices.Values(s.Variants), func(a, b comparedVariant) int {
+		return cmp.Compare(a.Seconds.Median, b.Seconds.Median)
+	})
+	a, b := v[0], v[1]
+	if a.Seconds.Median <= 0 {
+		return ""
+	}
+	text := fmt.Sprintf("%s is the fastest: %s an epoch", a.Name,
+		units.FormatSeconds(a.Seconds.Median))
+	if a.Seconds.Max >= b.Seconds.Min {
+		return text + fmt.Sprintf("; %s may be as fast (%s): the ranges of their repeats overlap",
+			b.Name, units.FormatSeconds(b.Seconds.Median))
+	}
+	return text + fmt.Sprintf(", %s times as fast as %s, the next",
+		times(b.Seconds.Median/a.Seconds.Median), b.Name)
 }
 
 // figure and memory are a dash for what the virtual clock does not have.
@@ -276,7 +322,7 @@ func figure(v float64) string {
 	if v == 0 {
 		return "–"
 	}
-	return fmt.Sprintf("%.3g", v)
+	return units.FormatSeconds(v)
 }
 
 func memoryFigure(n int64) string {
@@ -287,8 +333,10 @@ func memoryFigure(n int64) string {
 }
 
 func (c *comparer) showComparison(s comparisonSummary) {
-	t := s.rows()
-	c.ui.Table(t[0], t[1:])
+	c.ui.Columns(compareColumns(s.Base), s.cells())
+	if text := s.fastest(); text != "" {
+		c.ui.Printf("%s", text)
+	}
 	for _, v := range s.Variants {
 		c.ui.Printf("%s: %s, %s; bottleneck: %s", v.Name, v.IOStack, v.Pipeline, v.Bottleneck)
 	}

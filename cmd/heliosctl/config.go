@@ -64,7 +64,7 @@ func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven
 				bad(val.Line, "key %q has a value that is neither a scalar nor a list of scalars",
 					name)
 		}
-		if err := checkValue(fl, name, value); err != nil {
+		if value, err = plainValue(fl, name, value); err != nil {
 			return nil, errs.New(errs.Usage, "--config %s: line %d: %w", file, val.Line, err)
 		}
 		if _, explicit := flags.get(now); explicit || now == "dataset" && datasetGiven {

@@ -167,7 +167,15 @@ func (a *deviceArgs) openAll(e *env, workers, replicas int) (all []cuda.Device, 
 		}
 		all = append(all, dev)
 	}
+	e.took(all...)
 	return all, nil
+}
+
+// took keeps the names of devices for the results.
+func (e *env) took(all ...cuda.Device) {
+	for _, d := range all {
+		e.tookDevices = append(e.tookDevices, d.Info().Name)
+	}
 }
 
 // open opens the compute device that --device names. With auto a GPU that is not there or
@@ -176,7 +184,11 @@ func (a *deviceArgs) openAll(e *env, workers, replicas int) (all []cuda.Device, 
 //
 // workers are the slots of the host device, 0 for one per CPU.
 func (a *deviceArgs) open(e *env, workers int, hostOnly string) (cuda.Device, error) {
-	return a.openNamed(e, cmp.Or(a.device, "auto"), workers, hostOnly)
+	dev, err := a.openNamed(e, cmp.Or(a.device, "auto"), workers, hostOnly)
+	if err == nil {
+		e.took(dev)
+	}
+	return dev, err
 }
 
 // openNamed is open for a device of a name.

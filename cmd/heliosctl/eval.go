@@ -26,6 +26,9 @@ type inferArgs struct {
 	split      string
 }
 
+// settle leaves the settings as they are: the defaults are the checkpoint's.
+func (a *inferArgs) settle() {}
+
 func inferOptions() hcli.Options[inferArgs] {
 	run := func(a *inferArgs) *runArgs { return &a.runArgs }
 	return slices.Concat(
@@ -131,8 +134,8 @@ func runEval(ctx context.Context, e *env, a *inferArgs) (err error) {
 	}
 	table = append(append(table, runInfoRows(r.RunInfo)...),
 		[]string{"parameters", "sha256 " + r.ParamsSHA256})
-	e.ui.Table([]string{"", ""}, append(table, ioRows(r.IO)...))
+	e.ui.Facts(append(table, ioRows(r.IO)...))
 	showSSDs(e, r.IO)
-	out.object(r)
+	out.event("result", r)
 	return nil
 }

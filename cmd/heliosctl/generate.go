@@ -157,9 +157,22 @@ func (e *env) showDataset(event, dir string) (err error) {
 	m := d.Meta
 	e.ui.Printf("%s: %d nodes, %d edges, %d features, %d classes in %s", m.Name, m.Nodes, m.Edges,
 		m.Dim, m.Classes, dir)
-	return e.ui.Event(event, map[string]any{
-		"dataset": m.Name, "path": dir, "uuid": d.UUID().String(), "nodes": m.Nodes,
-		"edges": m.Edges,
-		"dim":   m.Dim, "classes": m.Classes, "train": m.Train, "val": m.Val, "test": m.Test,
-	})
+	return e.ui.Event(event, datasetLine{Dataset: m.Name, Path: dir, UUID: d.UUID().String(),
+		Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim, Classes: m.Classes, Train: m.Train, Val: m.Val,
+		Test: m.Test})
+}
+
+// datasetLine is a dataset that was made.
+type datasetLine struct {
+	Dataset string `json:"dataset"`
+	Path    string `json:"path"`
+	UUID    string `json:"uuid"`
+	Nodes   int64  `json:"nodes"`
+	Edges   int64  `json:"edges"`
+	Dim     int    `json:"dim"` // features per node
+	Classes int    `json:"classes"`
+	// Nodes of each split.
+	Train int64 `json:"train"`
+	Val   int64 `json:"val"`
+	Test  int64 `json:"test"`
 }

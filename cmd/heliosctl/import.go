@@ -72,6 +72,12 @@ func runImport(ctx context.Context, e *env, f *importer.Format) error {
 	return e.showImport(out.Out)
 }
 
+// importLine says what an import found on its way.
+type importLine struct {
+	Counts map[string]int64 `json:"counts"`
+	Peak   int64            `json:"peak_memory_bytes,omitempty"`
+}
+
 // showImport tells what became of the edges, and the most memory that the process held.
 func (e *env) showImport(out string) error {
 	d, err := dataset.Open(out)
@@ -82,13 +88,13 @@ func (e *env) showImport(out string) error {
 	if err := d.Close(); err != nil {
 		return err
 	}
-	r := map[string]any{"counts": counts}
+	r := importLine{Counts: counts}
 	var text []string
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		text = append(text, fmt.Sprintf("%d %s", counts[name], name))
 	}
 	if peak, err := hostmem.PeakRSS(); err == nil {
-		r["peak_memory_bytes"] = peak
+		r.Peak = peak
 		text = append(text, "memory at most "+units.FormatBytes(peak))
 	}
 	e.ui.Printf("%s", strings.Join(text, ", "))

@@ -114,8 +114,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if e.ui.JSON {
 		// The same for a program that reads standard output, so that what it has read so far
 		// does not look whole.
-		if jerr := e.ui.Event("error", map[string]any{"verb": verb, "error": text,
-			"exit_code": int(class)}); jerr == nil {
+		if jerr := e.ui.Event("error", errorLine{verb, text, int(class)}); jerr == nil {
 			_ = e.ui.Close()
 		}
 	}
@@ -125,6 +124,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	e.ui.Error(name, text)
 	return int(class)
+}
+
+// errorLine says why a verb failed.
+type errorLine struct {
+	Verb     string `json:"verb"`
+	Error    string `json:"error"`
+	ExitCode int    `json:"exit_code"`
 }
 
 const envKey = "env"
@@ -143,12 +149,15 @@ type env struct {
 	// What the verb sees of the computer that it runs on.
 	machine *machine
 
-	ctx      context.Context // the verb's, whose cause says why it was stopped
-	verb     string
-	args     []string // as they were typed
-	argv     []string // the same, with those of --config, as arrange puts them
-	stderr   io.Writer
-	dataMeta dataset.Meta // of the dataset that the verb opened
+	ctx          context.Context // the verb's, whose cause says why it was stopped
+	verb         string
+	args         []string // as they were typed
+	argv         []string // the same, with those of --config, as arrange puts them
+	stderr       io.Writer
+	dataMeta     dataset.Meta // of the dataset that the verb opened
+	tookDevices  []string     // names of those that the verb opened
+	tookSSDs     []state.SSD
+	tookSettings func() map[string]any // of the verb, by its options
 }
 
 // verb completes a command that takes up to maxArgs arguments: its flags are those of options, and
@@ -159,6 +168,13 @@ func verb[T any](c *cli.Command, maxArgs int, options hcli.Options[T],
 	c.Action = action(maxArgs, func(ctx context.Context, e *env) error {
 		o := new(T)
 		e.given = func(fields ...any) string { return options.Given(e.c, o, fields...) }
+		e.tookSettings = func() map[string]any {
+			with := *o
+			if s, is := any(&with).(interface{ settle() }); is {
+				s.settle()
+			}
+			return options.Values(&with)
+		}
 		if err := options.Read(e.c, o); err != nil {
 			if errors.Is(err, errListFaults) {
 				return listFaults(e)
@@ -233,6 +249,7 @@ func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFu
 		if err := commonOptions().Read(c, e); err != nil {
 			return err
 		}
+		e.ui.Wide = c.Bool(wideFlag)
 		for _, f := range c.Command.Flags {
 			if old, is := f.(*hcli.Renamed); is && c.IsSet(old.Name) {
 				e.ui.Note("--%s is called --%s now; the next version knows it by that name only",

@@ -48,6 +48,7 @@ func hc(t *testing.T, args ...string) outcome {
 	var out, errOut bytes.Buffer
 	code := run(t.Context(), args, &out, &errOut)
 	flagsNamed(t, args, out.String()+errOut.String())
+	validOutput(t, args, out.String())
 	return outcome{code, out.String(), errOut.String()}
 }
 

@@ -83,12 +83,22 @@ func faultOption() hcli.Option[ssdArgs] {
 // nothing.
 var errListFaults = errors.New("the faults are listed")
 
+// faultLine is a fault that can be injected.
+type faultLine struct {
+	Name    string `json:"name"`
+	During  string `json:"during"`
+	Fault   string `json:"fault"` // what --fault takes
+	What    string `json:"what"`
+	Outcome string `json:"outcome"`
+	Class   string `json:"class"`
+}
+
 // listFaults prints the faults that have a documented outcome.
 func listFaults(e *env) error {
 	rows := [][]string{}
 	for _, f := range faultinject.Catalogue() {
-		if err := e.ui.Event("fault", map[string]any{"name": f.Name, "during": f.During,
-			"fault": f.Fault, "what": f.What, "outcome": f.Outcome, "class": f.Class}); err != nil {
+		if err := e.ui.Event("fault", faultLine{f.Name, string(f.During), f.Fault, f.What, f.Outcome,
+			string(f.Class)}); err != nil {
 			return err
 		}
 		rows = append(rows, []string{f.Fault, string(f.During), string(f.Class),
@@ -203,6 +213,7 @@ func (o *ssdOpener) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSe
 		}
 		s.ssds = append(s.ssds, ssd)
 	}
+	o.tookSSDs = chosen
 	return s, nil
 }
 

@@ -231,7 +231,7 @@ func showPartition(e *env, r *partitionResult) error {
 	if r.File != "" {
 		rows = append(rows, []string{"file", r.File})
 	}
-	e.ui.Table([]string{"", ""}, rows)
+	e.ui.Facts(rows)
 	return e.ui.Event("result", r)
 }
 

@@ -284,7 +284,7 @@ func runPlan(ctx context.Context, e *env, a *planArgs) (err error) {
 		}
 	}
 	showPlan(e, &r)
-	out.object(r)
+	out.event("plan", r)
 	return nil
 }
 
@@ -303,7 +303,6 @@ type sweepPoint struct {
 
 // sweepResult is the last line of a sweep.
 type sweepResult struct {
-	Event    string    `json:"event"` // "sweep"
 	Modelled bool      `json:"modelled"`
 	Key      string    `json:"key"`
 	Values   []string  `json:"values"`
@@ -318,7 +317,7 @@ func (a *planArgs) runSweep(ctx context.Context, e *env, p *planner.Planner,
 	if err := p.Refused(s); err != nil {
 		return err
 	}
-	r := sweepResult{Event: "sweep", Modelled: true, Key: s.Key, Values: s.Values}
+	r := sweepResult{Modelled: true, Key: s.Key, Values: s.Values}
 	header := []string{s.Key, "s an epoch", "limit", "hits", "read", "GB/s of the SSDs", "stall"}
 	var rows [][]string
 	noted := map[string]bool{}
@@ -328,7 +327,6 @@ func (a *planArgs) runSweep(ctx context.Context, e *env, p *planner.Planner,
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", s.Key, v, err)
 		}
-		x.Event = "point"
 		out.event("point", sweepPoint{s.Key, v, x})
 		r.Seconds = append(r.Seconds, x.Seconds)
 		row := []string{v, fmt.Sprintf("%.4g", x.Seconds), x.Bottleneck,
@@ -354,7 +352,7 @@ func (a *planArgs) runSweep(ctx context.Context, e *env, p *planner.Planner,
 	e.ui.Table(header, rows)
 	e.ui.Printf("modelled: from %s %s on an epoch takes no more than %.4g s, within 1%% of the least",
 		s.Key, r.Best, r.Seconds[i])
-	out.object(r)
+	out.event("sweep", r)
 	return nil
 }
 
@@ -392,7 +390,7 @@ func showPlan(e *env, r *planResult) {
 			"%.4g an epoch, %.4g before the first, at %.4g an hour", r.Cost.Epoch,
 			r.Cost.Preparation, r.Cost.Hour)})
 	}
-	e.ui.Table([]string{"", ""}, rows)
+	e.ui.Facts(rows)
 	if r.Halving != nil {
 		showHalving(e, r)
 	}

@@ -141,12 +141,12 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 			for i, v := range p.Nodes {
 				c := p.Classes[i]
 				rec := []string{strconv.FormatInt(v, 10), strconv.Itoa(int(c))}
-				obj := map[string]any{"node": v, "class": c}
+				obj := nodeLine{Node: v, Class: c}
 				if int(v) < len(names) {
-					rec, obj["name"] = append(rec, names[v]), names[v]
+					rec, obj.Name = append(rec, names[v]), names[v]
 				}
 				if int(c) < len(classes) {
-					rec, obj["class_name"] = append(rec, classes[c]), classes[c]
+					rec, obj.ClassName = append(rec, classes[c]), classes[c]
 				}
 				if rows != nil {
 					rows.write(rec)
@@ -156,7 +156,7 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 					rec[j] = ui.Text(rec[j]) // a name may hold a tab
 				}
 				e.ui.Printf("%s", strings.Join(rec, "\t"))
-				if err := e.ui.Object(obj); err != nil {
+				if err := e.ui.Event("node", obj); err != nil {
 					return err
 				}
 			}
@@ -184,14 +184,8 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 		}
 		e.ui.Printf("embeddings in %s", emb.f.Path())
 	}
-	return e.ui.Event("result", map[string]any{"nodes": n, "checkpoint": a.checkpoint,
-		"csv": a.csv, "embeddings": a.embeddings, "io": res.IO,
-		"out":         a.csv, // the former name of csv, for one version more, as --out
-		"memory_rung": res.MemoryRung, "memory_rung_tried": res.MemoryRungTried,
-		"precision": res.Precision, "blas": res.BLAS,
-		"gpu_cache_shrunk_bytes": res.GPUCacheShrunkBytes,
-		"policy":                 res.Policy, "window": res.Window, "sampler": res.Sampler,
-		"topology": res.Topology})
+	return e.ui.Event("result", predictLine{Nodes: n, Checkpoint: a.checkpoint, CSV: a.csv,
+		Embeddings: a.embeddings, Out: a.csv, PredictResult: &res})
 }
 
 // csvFile keeps its first error for commit, as csv.Writer does.
@@ -234,4 +228,22 @@ func writeFloats(w io.Writer, v []float32) error {
 		}
 	}
 	return nil
+}
+
+// nodeLine is a node's class.
+type nodeLine struct {
+	Node      int64  `json:"node"`
+	Class     int32  `json:"class"`
+	Name      string `json:"name,omitempty"`
+	ClassName string `json:"class_name,omitempty"`
+}
+
+// predictLine is the result of predict.
+type predictLine struct {
+	Nodes      int64  `json:"nodes"`
+	Checkpoint string `json:"checkpoint"`
+	CSV        string `json:"csv"`
+	Embeddings string `json:"embeddings"`
+	Out        string `json:"out"` // the former name of csv, for one version more
+	*report.PredictResult
 }

@@ -57,6 +57,6 @@ func runPrepare(ctx context.Context, e *env, a *runArgs) (err error) {
 	if m := res.Mega; m != nil {
 		rows = append(rows, partsRows(m)...)
 	}
-	e.ui.Table([]string{"", ""}, rows)
-	return e.ui.Object(res)
+	e.ui.Facts(rows)
+	return e.ui.Event("result", res)
 }

@@ -68,7 +68,13 @@ func runReport(_ context.Context, e *env, a *reportArgs) (err error) {
 		return err
 	}
 	e.ui.Printf("%s: %d files of results", a.out, len(all))
-	return e.ui.Event("result", map[string]any{"file": a.out, "sources": len(all)})
+	return e.ui.Event("result", reportLine{a.out, len(all)})
+}
+
+// reportLine names the page that report has written.
+type reportLine struct {
+	File    string `json:"file"`
+	Sources int    `json:"sources"` // files of results
 }
 
 func readSource(name string) (_ *htmlreport.Source, err error) {

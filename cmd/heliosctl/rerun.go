@@ -48,15 +48,29 @@ type rerunArgs struct {
 	dry    bool
 }
 
+// againLine is the command of rerun --dry-run.
+type againLine struct {
+	Folder    string   `json:"folder"`
+	Arguments []string `json:"arguments"`
+}
+
+// rerunLine says how many values were compared.
+type rerunLine struct {
+	Verb   string `json:"verb"`
+	Equal  int    `json:"equal"`
+	Params string `json:"params_sha256"` // of the last result; empty where the verb has none
+}
+
 // again are the arguments of a run that is made again, without where the first one wrote and how it
-// told about itself.
-func again(arguments []string) (args []string) {
+// told about itself. A checkpoint stays where the verb reads one.
+func again(arguments []string, c *cli.Command) (args []string) {
 	flags := true
 	for _, a := range arguments {
 		flags = flags && a != "--"
 		name, isFlag := strings.CutPrefix(a, "--")
 		name, _, _ = strings.Cut(name, "=")
-		if flags && isFlag && slices.Contains(htmlreport.Aside, name) {
+		reads := name == "checkpoint" && c != nil && lookup(c.Flags, "resume") == nil
+		if flags && isFlag && !reads && slices.Contains(htmlreport.Aside, name) {
 			continue
 		}
 		args = append(args, a)
@@ -85,10 +99,11 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 			"%s is of a later heliosctl (%s, schema %d; this one knows %d); take that one", path,
 			begun.Version, begun.Schema, resultsSchema)
 	}
-	if err := e.canRerun(path, begun); err != nil {
+	c, err := e.canRerun(path, begun)
+	if err != nil {
 		return err
 	}
-	args := again(begun.Arguments)
+	args := again(begun.Arguments, c)
 	at := slices.Index(args, "--")
 	if was.shards > 1 && !slices.ContainsFunc(args[:at], func(a string) bool {
 		return strings.HasPrefix(a, "--shards=")
@@ -98,7 +113,7 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	}
 	if a.dry {
 		e.ui.Printf("heliosctl %s", strings.Join(args, " "))
-		return e.ui.Event("result", map[string]any{"folder": begun.Folder, "arguments": args})
+		return e.ui.Event("result", againLine{begun.Folder, args})
 	}
 	if v := programVersion(); v != begun.Version {
 		e.ui.Note("%s was made by heliosctl %s, this is %s", path, begun.Version, v)
@@ -140,40 +155,44 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 			"%s: the run has no result that has to be equal, so nothing was compared", path)
 	}
 	e.ui.Printf("%s: %s was made again; all %d values that have to be equal are", path, begun.Verb, n)
-	return e.ui.Event("result", map[string]any{"verb": begun.Verb, "equal": n,
-		"params_sha256": now.params})
+	return e.ui.Event("result", rerunLine{begun.Verb, n, now.params})
 }
 
-// canRerun refuses a file that asks for something else than a run with results.
-func (e *env) canRerun(path string, begun runLine) error {
+// findVerb finds a verb by the words of its name; nil where there is none.
+func findVerb(cmds []*cli.Command, words []string) (c *cli.Command) {
+	for _, name := range words {
+		if c = find(cmds, name); c == nil {
+			return nil
+		}
+		cmds = c.Subcommands
+	}
+	return c
+}
+
+// canRerun returns the verb of a file, and refuses one that asks for something else than a run with
+// results.
+func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 	at := slices.Index(begun.Arguments, "--")
 	verb := strings.Fields(begun.Verb)
 	if at < 0 || len(verb) == 0 || len(begun.Arguments) < len(verb) ||
 		!slices.Equal(begun.Arguments[:len(verb)], verb) {
-		return errs.New(errs.Usage,
+		return nil, errs.New(errs.Usage,
 			"%s: its first line is not what --results writes: the arguments are not those of its verb %q",
 			path, begun.Verb)
 	}
-	cmds := e.c.App.Commands
-	var c *cli.Command
-	for _, name := range verb {
-		if c = find(cmds, name); c == nil {
-			break
-		}
-		cmds = c.Subcommands
-	}
+	c := findVerb(e.c.App.Commands, verb)
 	if c == nil || c.Name == e.c.Command.Name || lookup(c.Flags, "results") == nil {
-		return errs.New(errs.Usage, "%s is of the verb %q, which has no results to compare", path,
+		return nil, errs.New(errs.Usage, "%s is of the verb %q, which has no results to compare", path,
 			begun.Verb)
 	}
 	for _, a := range begun.Arguments[:at] {
 		if how, is := strings.CutPrefix(a, "--reduce="); is && how != plan.ReduceTree {
-			return errs.New(errs.Usage,
+			return nil, errs.New(errs.Usage,
 				"%s was made with --reduce %s, which is not exact to the bit: there is nothing that has to be equal",
 				path, how)
 		}
 	}
-	return nil
+	return c, nil
 }
 
 func orText(a, b string) string {
@@ -212,10 +231,13 @@ type madeValue struct{ what, is string }
 
 // equalKeys are the keys whose values a run that is made again has, too.
 var equalKeys = []string{"params_sha256", "loss", "losses", "train_acc", "val_acc", "test_acc",
-	"best_epoch", "seeds", "hit_ratio", "gpu_hit_ratio", "optimum_hit_ratio", "audited", "accuracy"}
+	"best_epoch", "seeds", "optimum_hit_ratio", "audited", "accuracy",
+	"digest", "ok", "best"}
 
-// hitKeys depend on the memory that was free, except in a replay.
-var hitKeys = []string{"hit_ratio", "gpu_hit_ratio"}
+// exactKeys depend on the memory that was free, and on what came first, except in a replay and on
+// the virtual clock.
+var exactKeys = []string{"hit_ratio", "gpu_hit_ratio", "rows_gpu", "rows_cpu", "rows_ssd",
+	"bytes_ssd", "ssd_commands"}
 
 // readMade reads a file of results.
 func readMade(path string) (m madeRun, err error) {
@@ -255,7 +277,9 @@ func readMade(path string) (m madeRun, err error) {
 			whole, _ = event["whole"].(bool)
 		case name == "epoch" || name == "resume": // the result has all epochs
 		default:
-			m.collect(name, name == "play", event)
+			exact := name == "play" || m.begun.Verb == "plan" ||
+				slices.Contains(m.begun.Arguments, "--clock=virtual")
+			m.collect(name, exact, event)
 		}
 	}
 	if !whole {
@@ -265,7 +289,7 @@ func readMade(path string) (m madeRun, err error) {
 }
 
 // collect takes what has to be equal from an event, in an order of its own.
-func (m *madeRun) collect(what string, replay bool, v any) {
+func (m *madeRun) collect(what string, exact bool, v any) {
 	switch v := v.(type) {
 	case map[string]any:
 		keys := make([]string, 0, len(v))
@@ -274,7 +298,8 @@ func (m *madeRun) collect(what string, replay bool, v any) {
 		}
 		slices.Sort(keys)
 		for _, k := range keys {
-			if slices.Contains(equalKeys, k) && (replay || !slices.Contains(hitKeys, k)) {
+			if slices.Contains(exactKeys, k) && exact ||
+				slices.Contains(equalKeys, k) && !slices.Contains(exactKeys, k) {
 				text, _ := json.Marshal(v[k])
 				m.values = append(m.values, madeValue{what + "." + k, string(text)})
 				if s, is := v[k].(string); is && k == "params_sha256" {
@@ -286,11 +311,11 @@ func (m *madeRun) collect(what string, replay bool, v any) {
 				shards, _ := n.Int64()
 				m.shards = int(shards)
 			}
-			m.collect(what+"."+k, replay, v[k])
+			m.collect(what+"."+k, exact, v[k])
 		}
 	case []any:
 		for i, x := range v {
-			m.collect(fmt.Sprintf("%s[%d]", what, i), replay, x)
+			m.collect(fmt.Sprintf("%s[%d]", what, i), exact, x)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func TestRerun(t *testing.T) {
 	sha := lines(t, readFile(t, "t.jsonl"))[3]["params_sha256"].(string)
 
 	begin := lines(t, readFile(t, "t.jsonl"))[0]
-	require.EqualValues(t, 1, begin["schema"])
+	require.EqualValues(t, resultsSchema, begin["schema"])
 	require.Equal(t, dir, begin["folder"])
 	require.NotEmpty(t, begin["version"])
 	require.NotEmpty(t, begin["machine"].(map[string]any)["kernel"])
@@ -64,7 +64,7 @@ func TestRerun(t *testing.T) {
 	}
 	put("gone.jsonl", `"folder":"`+dir, `"folder":"`+dir+"/gone")
 	put("old.jsonl", `"arguments"`, `"unknown"`)
-	put("later.jsonl", `"schema":1`, `"schema":2`)
+	put("later.jsonl", `"schema":2`, `"schema":3`)
 	put("verb.jsonl", `"verb":"train"`, `"verb":"rerun"`)
 	put("itself.jsonl", `"verb":"train"`, `"verb":"rerun"`)
 	itself := strings.Replace(readFile(t, "itself.jsonl"), `"arguments":["train"`,
@@ -88,7 +88,7 @@ func TestRerun(t *testing.T) {
 	}
 	// Processes that trained together took as many shards as they were; metrics are of the first
 	// run.
-	put("ranks.jsonl", `"shards":1`, `"shards":2`)
+	put("ranks.jsonl", `"shards":1,"replicas"`, `"shards":2,"replicas"`)
 	metrics := strings.Replace(readFile(t, "ranks.jsonl"), `"--hidden=8"`,
 		`"--hidden=8","--metrics=:9100","--rank-timeout=1s","--mpi=x"`, 1)
 	require.NoError(t, os.WriteFile("ranks.jsonl", []byte(metrics), 0o600))

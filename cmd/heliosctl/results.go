@@ -21,6 +21,7 @@ import (
 	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/outfile"
+	"helios/internal/state"
 	"helios/internal/ui"
 	"helios/sched"
 )
@@ -90,7 +91,7 @@ type results struct {
 }
 
 // resultsSchema is the version of the lines in a file of --results.
-const resultsSchema = 1
+const resultsSchema = 2
 
 // runLine identifies a run, in the events "begin" and "resume".
 type runLine struct {
@@ -106,7 +107,12 @@ type runLine struct {
 	Name      string      `json:"dataset_name"` // likewise
 	Version   string      `json:"version"`      // of heliosctl
 	Machine   machineLine `json:"machine"`
-	Time      string      `json:"time"`
+	// Settings are all options of the verb with their values, defaults among them: 0 and "" are
+	// left to what is found at run time.
+	Settings map[string]any `json:"settings"`
+	Devices  []string       `json:"devices"` // that compute
+	SSDs     []state.SSD    `json:"ssds"`    // that are read
+	Time     string         `json:"time"`
 }
 
 // machineLine tells a machine from others.
@@ -131,11 +137,28 @@ func ofThisMachine() machineLine {
 
 func (e *env) runLine(run string) runLine {
 	folder, _ := os.Getwd() // where it is gone, paths from the root still tell
+	var settings map[string]any
+	if e.tookSettings != nil {
+		settings = e.tookSettings()
+	}
 	return runLine{Schema: resultsSchema, Run: run, Verb: e.verb,
 		Command: append([]string{"heliosctl"}, e.args...), Arguments: e.argv, Folder: folder,
+		Settings: settings, Devices: e.tookDevices, SSDs: e.tookSSDs,
 		Dataset: e.dataMeta.UUID, Name: e.dataMeta.Name, Version: programVersion(),
-		Machine: ofThisMachine(), Time: time.Now().UTC().Format(time.RFC3339)}
+		Machine: ofThisMachine(), Time: nowText()}
 }
+
+// endLine says how a run ended.
+type endLine struct {
+	Run   string `json:"run"`
+	Whole bool   `json:"whole"` // it did all that it was asked for
+	// Reason why it is not whole, and the exit code.
+	Reason   string `json:"reason,omitempty"`
+	ExitCode int    `json:"exit_code,omitempty"`
+	Time     string `json:"time"`
+}
+
+func nowText() string { return time.Now().UTC().Format(time.RFC3339) }
 
 // newRun makes a run's identity.
 func newRun() string {
@@ -263,20 +286,12 @@ func (r *results) start(held *sched.Held) error {
 	return r.err
 }
 
-// event and object keep their first error for commit, so that callbacks can use them.
+// event keeps its first error for the end, so that callbacks can use it.
 func (r *results) event(name string, v any) {
 	r.begin()
 	r.keep(r.e.ui.Event(name, v))
 	if r.w != nil {
 		r.keep(r.w.Event(name, v))
-	}
-}
-
-func (r *results) object(v any) {
-	r.begin()
-	r.keep(r.e.ui.Object(v))
-	if r.w != nil {
-		r.keep(r.w.Object(v))
 	}
 }
 
@@ -291,8 +306,7 @@ func (r *results) keep(err error) {
 func (r *results) end(err *error) {
 	if p := recover(); p != nil { // else this would look whole
 		if r.lines != nil && !r.silent {
-			_ = r.w.Event("end", map[string]any{"run": r.run, "whole": false,
-				"reason": "a fault of heliosctl", "time": time.Now().UTC().Format(time.RFC3339)})
+			_ = r.w.Event("end", endLine{Run: r.run, Reason: "a fault of heliosctl", Time: nowText()})
 		}
 		panic(p)
 	}
@@ -308,11 +322,10 @@ func (r *results) end(err *error) {
 		*err = errors.Join(*err, r.file.Discard())
 		return
 	}
-	last := map[string]any{"run": r.run, "whole": *err == nil,
-		"time": time.Now().UTC().Format(time.RFC3339)}
+	last := endLine{Run: r.run, Whole: *err == nil, Time: nowText()}
 	if *err != nil {
 		class, text := r.e.classify(*err)
-		last["reason"], last["exit_code"] = text, int(class)
+		last.Reason, last.ExitCode = text, int(class)
 	}
 	werr := errors.Join(r.w.Event("end", last), r.lines.Close())
 	if *err == nil {

@@ -121,11 +121,16 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 	}
 	defer closing(&err, l.Close)
 	e.ui.Printf("listening on %s", l.Addr())
-	if err := e.ui.Event("listening", map[string]any{"socket": l.Addr().String(),
-		"pid": os.Getpid()}); err != nil {
+	if err := e.ui.Event("listening", listeningLine{l.Addr().String(), os.Getpid()}); err != nil {
 		return err
 	}
 	return s.Serve(ctx, l)
+}
+
+// listeningLine says where clients find the daemon.
+type listeningLine struct {
+	Socket string `json:"socket"`
+	PID    int    `json:"pid"`
 }
 
 // inheritedConn takes over a connected socket.
@@ -436,10 +441,11 @@ func (a *runArgs) read(options map[string]string) (map[string]bool, error) {
 			return nil, errs.New(errs.Usage, "unknown option %s; %s", key,
 				meant(key, flagNames(known.Flags()), "options are flags of \"heliosctl train\""))
 		}
-		if err := checkValue(known[i].Flag, key, options[key]); err != nil {
+		value, err := plainValue(known[i].Flag, key, options[key])
+		if err != nil {
 			return nil, err
 		}
-		if err := known.Set(a, key, options[key]); err != nil {
+		if err := known.Set(a, key, value); err != nil {
 			return nil, err
 		}
 		given[key] = true

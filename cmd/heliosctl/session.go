@@ -65,6 +65,9 @@ type session struct {
 	closers []func() error
 }
 
+// settle completes the settings with their defaults.
+func (a *runArgs) settle() { a.cfg = a.cfg.WithDefaults() }
+
 // openSession opens all that a run of a model works on. The configuration in a gets the recorder of
 // --timeline.
 func openSession(ctx context.Context, e *env, a *runArgs) (_ *session, err error) {

@@ -115,7 +115,7 @@ func runSSDs(ctx context.Context, e *env, o *ssdsArgs) error {
 				bad = append(bad, d.Name)
 			}
 		}
-		if err := e.ui.Object(r); err != nil {
+		if err := e.ui.Event("ssd", r); err != nil {
 			return err
 		}
 		rows = append(rows, []string{r.Name, r.Kind, r.Serial, units.FormatBytes(r.Bytes),
@@ -127,7 +127,7 @@ func runSSDs(ctx context.Context, e *env, o *ssdsArgs) error {
 	}
 	for k := range others {
 		r := i.describe(ctx, &others[k])
-		if err := e.ui.Object(r); err != nil {
+		if err := e.ui.Event("ssd", r); err != nil {
 			return err
 		}
 		controllers = append(controllers, controllerRow(r))
@@ -135,8 +135,7 @@ func runSSDs(ctx context.Context, e *env, o *ssdsArgs) error {
 	}
 	switch {
 	case len(rows) > 0:
-		e.ui.Table([]string{"SSD", "kind", "serial", "size", "LBA", "modelled", "health", "dataset",
-			"path"}, rows)
+		e.ui.Columns(ssdColumns, rows)
 	case len(want) == 0:
 		e.ui.Printf("no SSD is bound in %s; bind some with \"heliosctl bind-ssds\"", e.store.Dir())
 	}

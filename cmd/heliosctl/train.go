@@ -258,6 +258,7 @@ type trainerArgs struct {
 	clockArgs
 	ranks   rankArgs
 	explain bool
+	live    bool
 	metrics string
 }
 
@@ -272,8 +273,11 @@ func trainOptions() hcli.Options[trainerArgs] {
 		hcli.In(func(a *trainerArgs) *clockArgs { return &a.clockArgs }, clockOptions()),
 		hcli.In(run, withConfig(leftOptions()).Group("Run")),
 		hcli.Options[trainerArgs]{hcli.Bool(&cli.BoolFlag{Name: "explain",
-			Usage: "print the operators, what each waits for, their streams, budgets and credits, before training"},
+			Usage: "print the steps of a mini-batch before training: what each does, waits for and runs on"},
 			func(a *trainerArgs) *bool { return &a.explain }),
+			hcli.Bool(&cli.BoolFlag{Name: "live",
+				Usage: "show stages, tiers, SSDs and loss while it runs, drawn over on a terminal"},
+				func(a *trainerArgs) *bool { return &a.live }),
 			metricsOption(func(a *trainerArgs) *string { return &a.metrics })}.Group("Run"),
 		hcli.In(run, withOutputs(outputOptions())))
 }
@@ -322,7 +326,7 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 	}
 	hw, virtual, err := a.hardware(e, append(notVirtual(&a.runArgs), &a.faults,
 		&a.cfg.CheckpointDir, &a.cfg.CheckpointEvery, &a.cfg.Resume, &a.cfg.Reduce,
-		&a.metrics, &a.ranks.wait, &a.ranks.library))
+		&a.metrics, &a.live, &a.ranks.wait, &a.ranks.library))
 	if err != nil {
 		return err
 	}
@@ -355,8 +359,10 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 		return err
 	}
 
-	obs := e.observer()
+	w := newWatch(t)
+	obs := w.observer()
 	obs.Epoch = func(r report.EpochResult) {
+		w.ended(r)
 		out.event("epoch", r)
 		val := ""
 		if r.ValAcc != nil {
@@ -388,8 +394,8 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 	if err != nil {
 		return err
 	}
-	showResult(e, res)
-	out.object(res)
+	showResult(e, res, w)
+	out.event("result", res)
 	return nil
 }
 
@@ -453,21 +459,6 @@ func (e *env) observer() report.Observer {
 			e.ui.Progress(stage, int64(done), int64(total))
 		},
 		Note: e.note,
-	}
-}
-
-// showPlan prints a run's operators, where that was asked for.
-func (t *trainer) showPlan(out *results) func(*plan.OpGraph) {
-	if !t.explain {
-		return nil
-	}
-	return func(g *plan.OpGraph) {
-		out.event("plan", g)
-		table := g.Table()
-		t.ui.Table(table[0], table[1:])
-		for _, b := range g.Bounds() {
-			t.ui.Printf("%s", b)
-		}
 	}
 }
 
@@ -562,7 +553,7 @@ func pathRows(sum report.EpochResult, seconds float64) [][]string {
 		{"hit ratio", fmt.Sprintf("GPU tier %s, CPU tier %s; from SSD %s of %s rows",
 			share(gpu, all), share(cpu, all), share(ssd, all),
 			units.FormatCount(float64(all)))},
-		{"SSD", fmt.Sprintf("%s in %s commands: %s/s, %s IOPS over the training time",
+		{"SSDs in training", fmt.Sprintf("%s in %s commands: %s/s, %s IOPS over the training time",
 			units.FormatBytes(sum.BytesSSD), units.FormatCount(float64(sum.SSDCommands)),
 			units.FormatBytes(int64(float64(sum.BytesSSD)/seconds)),
 			units.FormatCount(float64(sum.SSDCommands)/seconds))},
@@ -778,7 +769,7 @@ func megaRows(m *report.MegaInfo) [][]string {
 }
 
 // showResult is the summary for people.
-func showResult(e *env, r *report.Result) {
+func showResult(e *env, r *report.Result, w *watch) {
 	sum, seconds := epochsOf(r)
 	rows := [][]string{
 		{"mode", fmt.Sprintf("%s, %s on %s; I/O stack %s, pipeline %s, memory rung %s", r.Mode,
@@ -794,7 +785,7 @@ func showResult(e *env, r *report.Result) {
 				100**r.TestAcc, r.BestEpoch)})
 	}
 	if seconds > 0 {
-		rows = append(rows, pathRows(sum, seconds)...)
+		rows = append(append(rows, pathRows(sum, seconds)...), w.besideRows(r.IO)...)
 	}
 	if r.RowsVerified != nil {
 		rows = append(rows,
@@ -810,6 +801,6 @@ func showResult(e *env, r *report.Result) {
 	if r.Checkpoint != "" {
 		rows = append(rows, []string{"checkpoint", r.Checkpoint})
 	}
-	e.ui.Table([]string{"", ""}, append(rows, ioRows(r.IO)...))
+	e.ui.Facts(append(rows, ioRows(r.IO)...))
 	showSSDs(e, r.IO)
 }

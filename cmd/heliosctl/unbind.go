@@ -69,11 +69,7 @@ type unbinder struct {
 
 // unbindOwn gives software SSDs back.
 func (u *unbinder) unbindOwn(ctx context.Context, want []string, all bool) error {
-	type result struct {
-		state.SSD
-		Deleted bool `json:"deleted"`
-	}
-	var done []result
+	var done []unboundSoftware
 	any := false
 	err := u.store.Update(ctx, func(st *state.State) error {
 		any = len(st.SSDs)+len(st.Unfinished) > 0
@@ -96,7 +92,7 @@ func (u *unbinder) unbindOwn(ctx context.Context, want []string, all bool) error
 		}
 		defer lease.Release()
 		for _, d := range chosen {
-			r := result{SSD: d}
+			r := unboundSoftware{SSD: d}
 			if u.delete && d.Created {
 				if r.Deleted, err = removeCreated(d); err != nil {
 					return err
@@ -183,4 +179,10 @@ func allocated(fi fs.FileInfo) int64 {
 		return s.Blocks * 512
 	}
 	return fi.Size()
+}
+
+// unboundSoftware is a software SSD that was unbound.
+type unboundSoftware struct {
+	state.SSD
+	Deleted bool `json:"deleted"` // its file
 }

@@ -83,9 +83,20 @@ func runVersion(_ context.Context, e *env, a *versionArgs) error {
 	e.ui.Printf(
 		"heliosctl %s (%s, %s/%s); devices: %s; SSDs: NVMe by VFIO, proxied files, block devices, shared memory",
 		v, runtime.Version(), runtime.GOOS, runtime.GOARCH, strings.Join(devices, ", "))
-	return e.ui.Object(map[string]any{
-		"version": v, "revision": revision, "go": runtime.Version(), "os": runtime.GOOS,
-		"arch":    runtime.GOARCH,
-		"devices": devices, "cuda_binding": driver.Binding, "buses": buses,
-	})
+	return e.ui.Event("version", versionLine{Schema: resultsSchema, Version: v, Revision: revision,
+		Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH, Devices: devices,
+		CUDA: driver.Binding, Buses: buses})
+}
+
+// versionLine says what this build is.
+type versionLine struct {
+	Schema   int      `json:"schema"` // of the lines of --json
+	Version  string   `json:"version"`
+	Revision string   `json:"revision"`
+	Go       string   `json:"go"`
+	OS       string   `json:"os"`
+	Arch     string   `json:"arch"`
+	Devices  []string `json:"devices"`
+	CUDA     string   `json:"cuda_binding"`
+	Buses    []string `json:"buses"`
 }

@@ -111,7 +111,7 @@ func (t *trainer) trainVirtual(ctx context.Context, hw cost.Hardware) (err error
 		return err
 	}
 	showModelled(t.env, res)
-	out.object(res)
+	out.event("result", res)
 	return nil
 }
 
@@ -159,5 +159,5 @@ func showModelled(e *env, r *report.ModelledResult) {
 		[]string{"modelled memory", fmt.Sprintf("GPU tier %s, CPU tier %s, topology %s",
 			units.FormatBytes(r.GPUCacheBytes), units.FormatBytes(r.CPUCacheBytes),
 			units.FormatBytes(r.TopologyBytes))})
-	e.ui.Table([]string{"", ""}, rows)
+	e.ui.Facts(rows)
 }

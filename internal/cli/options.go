@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -92,6 +93,36 @@ func (o Options[T]) Read(c *cli.Context, to *T) error {
 func (o Options[T]) Set(to *T, key, text string) error {
 	i := slices.IndexFunc(o, func(x Option[T]) bool { return x.Key() == key })
 	return o[i].parse(to, text)
+}
+
+// Values are the settings of a *T by their names, for JSON: texts, numbers and lists of them.
+// Options that set several fields are not among them.
+func (o Options[T]) Values(of *T) map[string]any {
+	out := map[string]any{}
+	for _, x := range o {
+		if x.field == nil {
+			continue
+		}
+		v := reflect.ValueOf(x.field(of)).Elem()
+		if s, is := v.Interface().(fmt.Stringer); is {
+			out[x.Key()] = s.String()
+			continue
+		}
+		switch v.Kind() {
+		case reflect.Bool, reflect.String, reflect.Int, reflect.Int64, reflect.Uint64,
+			reflect.Float64:
+			out[x.Key()] = v.Interface()
+		case reflect.Slice:
+			texts := make([]string, v.Len())
+			for i := range texts {
+				texts[i] = fmt.Sprint(v.Index(i).Interface())
+			}
+			out[x.Key()] = texts
+		default:
+			out[x.Key()] = fmt.Sprintf("%+v", v.Interface())
+		}
+	}
+	return out
 }
 
 // Given returns the name of the first of some fields of a *T whose option was given, or "".

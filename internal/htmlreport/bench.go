@@ -127,7 +127,7 @@ func (f *figure) addLimits(all []ioRow, x parameter, of func(r *ioRow) float64) 
 func benchIO(s *Source) (section, error) {
 	out := section{Title: "Reads: " + s.Name}
 	var all []ioRow
-	err := each(s, "", func(r ioRow) { all = append(all, r) })
+	err := each(s, "row", func(r ioRow) { all = append(all, r) })
 	if err != nil || len(all) == 0 {
 		return section{}, err
 	}

@@ -131,7 +131,7 @@ func (r *kernelRow) kernel() string {
 func kernels(s *Source) (section, error) {
 	out := other(s)
 	var rows []kernelRow
-	if err := each(s, "", func(r kernelRow) { rows = append(rows, r) }); err != nil {
+	if err := each(s, "row", func(r kernelRow) { rows = append(rows, r) }); err != nil {
 		return section{}, err
 	}
 	for _, k := range kernelFigures[s.Verb] {

@@ -24,7 +24,7 @@ func other(s *Source) section {
 	}
 	for _, event := range events {
 		t := table{Title: event}
-		if event == "" {
+		if event == "row" {
 			t.Title = "Measurements"
 		}
 		column := map[string]int{}

@@ -76,7 +76,9 @@ func Read(r io.Reader, name string) (*Source, error) {
 			return nil, bad(n, "no JSON object")
 		}
 		if head.Event == "" {
-			head.Event = head.Kind
+			if head.Event = head.Kind; head.Event == "" {
+				head.Event = "row" // as rows of benchmarks were, without an event
+			}
 		}
 		if werr := s.add(head.Event, text); werr != nil {
 			return nil, bad(n, werr.Error())
@@ -156,7 +158,7 @@ func (s *Source) has(event string) bool {
 
 // Aside are the options that say where a run writes, how it tells how it goes and how its processes
 // find each other: none of them makes it another one.
-var Aside = []string{"results", "overwrite", "checkpoint", "checkpoint-every", "resume", "trace",
+var Aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite", "checkpoint", "checkpoint-every", "resume", "trace",
 	"timeline", "csv", "html", "json", "quiet", "config", "metrics", "mpi", "rank-timeout"}
 
 // neutral tells whether an option leaves a run in its experiment.

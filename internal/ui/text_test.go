@@ -62,7 +62,7 @@ func TestOutputIsEscapedAndBounded(t *testing.T) {
 			u.Progress(s, 0, 1)
 			u.now = func() time.Time { return now.Add(10 * plainFirst) }
 			u.Progress(s, 1, 2)
-			require.NoError(t, u.Object(map[string]any{"v": s, s: 1}))
+			require.NoError(t, u.Event("m", map[string]any{"v": s, s: 1}))
 			require.NoError(t, u.Event("e", map[string]any{"v": s}))
 			require.NoError(t, u.Close())
 			harmless(t, out.String())

@@ -13,26 +13,19 @@ import (
 	"reflect"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sys/unix"
-
-	"helios/internal/units"
-)
-
-// Plain progress lines: the first only once a stage has lasted so long, so that short work
-// stays silent, then one at this interval.
-const (
-	plainFirst = 2 * time.Second
-	plainEvery = 5 * time.Second
 )
 
 // UI writes for one command. It is safe for concurrent use.
 type UI struct {
 	JSON  bool // results as JSON lines; tables and text are left out
 	Quiet bool // no progress, no notes
+	// Lines has progress and notes as JSON lines on standard error, for scripts.
+	Lines bool
+	Wide  bool // tables with all their columns
 	// Closed, where it is set, is called when the reader of results has closed its pipe.
 	Closed func()
 
@@ -40,18 +33,23 @@ type UI struct {
 	out     io.Writer
 	err     io.Writer
 	term    bool
+	width   int // of the terminal that out is; 0: it is none
+	errWide int // likewise, of err
 	now     func() time.Time
 	stage   string
 	started time.Time
 	last    time.Time
+	done    int64
 	first   int64 // done when the stage began: what an earlier run did is no measure of the rate
 	bar     *progressbar.ProgressBar
+	drawn   int // lines of a live view that are on the terminal
 	outErr  error
 }
 
 // New writes results to out, progress and notes to err.
 func New(out, err io.Writer) *UI {
-	return &UI{out: out, err: err, term: IsTerminal(err), now: time.Now}
+	return &UI{out: out, err: err, term: IsTerminal(err),
+		width: terminalWidth(out), errWide: terminalWidth(err), now: time.Now}
 }
 
 // IsTerminal says whether w is a terminal.
@@ -64,72 +62,6 @@ func IsTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// Progress reports done of total units (total 0 = not known) of a stage. A call with another
-// stage ends the previous one. It is cheap enough to be called for every chunk.
-func (u *UI) Progress(stage string, done, total int64) {
-	if u.Quiet {
-		return
-	}
-	stage = lineText(stage)
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	now := u.now()
-	if stage != u.stage {
-		u.endStage()
-		u.stage, u.started, u.last, u.first = stage, now, time.Time{}, done
-		if u.term {
-			u.bar = newBar(u.err, stage, total)
-		}
-	}
-	if u.bar != nil {
-		if total > 0 && total != u.bar.GetMax64() {
-			u.bar.ChangeMax64(total)
-		}
-		_ = u.bar.Set64(done) // drawing is best effort
-		return
-	}
-	if u.term || now.Sub(u.started) < plainFirst || now.Sub(u.last) < plainEvery {
-		return
-	}
-	u.last = now
-	took := now.Sub(u.started)
-	rate := float64(done-u.first) / took.Seconds()
-	if total > 0 {
-		left := ""
-		if rate > 0 && done < total {
-			left = fmt.Sprintf(", %s left",
-				time.Duration(float64(total-done)/rate*float64(time.Second)).Round(time.Second))
-		}
-		fmt.Fprintf(u.err, "%s: %d of %d (%.0f%%), %s, %s/s%s\n", stage, done, total,
-			100*float64(done)/float64(total), took.Round(time.Second),
-			units.FormatCount(rate), left)
-	} else {
-		fmt.Fprintf(u.err, "%s: %d, %s, %s/s\n", stage, done, took.Round(time.Second),
-			units.FormatCount(rate))
-	}
-}
-
-func newBar(w io.Writer, stage string, total int64) *progressbar.ProgressBar {
-	if total <= 0 {
-		total = -1
-	}
-	return progressbar.NewOptions64(total,
-		progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(stage),
-		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(true),
-		progressbar.OptionShowCount(), progressbar.OptionShowIts())
-}
-
-// endStage takes the bar away, so that the next line starts on a clean one. Call with mu held.
-func (u *UI) endStage() {
-	if u.bar != nil {
-		_ = u.bar.Clear()
-		_ = u.bar.Exit()
-		u.bar = nil
-	}
-	u.stage = ""
-}
-
 // Note tells people something on standard error, such as a fallback that was chosen.
 func (u *UI) Note(format string, args ...any) {
 	if u.Quiet {
@@ -137,10 +69,13 @@ func (u *UI) Note(format string, args ...any) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.bar != nil {
-		_ = u.bar.Clear()
+	u.hide()
+	text := OneLine(fmt.Sprintf(format, args...))
+	if u.Lines {
+		u.line(map[string]any{"event": "note", "text": text})
+		return
 	}
-	fmt.Fprintln(u.err, lineText(OneLine(fmt.Sprintf(format, args...))))
+	fmt.Fprintln(u.err, fold(lineText(text), u.errWide))
 }
 
 // Printf writes a line of a result for people; with JSON it writes nothing.
@@ -148,24 +83,11 @@ func (u *UI) Printf(format string, args ...any) {
 	if u.JSON {
 		return
 	}
-	u.write([]byte(lineText(fmt.Sprintf(format, args...)) + "\n"))
+	u.write([]byte(fold(lineText(fmt.Sprintf(format, args...)), u.width) + "\n"))
 }
 
-// Object writes v as one JSON line; without JSON it writes nothing. Floats that JSON can't
-// hold (NaN, infinities) become null.
-func (u *UI) Object(v any) error {
-	if !u.JSON {
-		return nil
-	}
-	b, err := json.Marshal(finite(reflect.ValueOf(v)))
-	if err != nil {
-		return fmt.Errorf("json: %w", err)
-	}
-	u.write(append(escapeJSON(b), '\n'))
-	return nil
-}
-
-// Event writes v as one JSON line with "event" as its first field. v is a struct or a map.
+// Event writes v, a struct or a map, as one JSON line with "event" as its first field; without JSON
+// it writes nothing. Floats that JSON can't hold (NaN, infinities) become null.
 func (u *UI) Event(event string, v any) error {
 	if !u.JSON {
 		return nil
@@ -190,36 +112,10 @@ func (u *UI) Event(event string, v any) error {
 	return nil
 }
 
-// Table writes rows under a header, in columns; with JSON it writes nothing.
-func (u *UI) Table(header []string, rows [][]string) {
-	if u.JSON {
-		return
-	}
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, strings.Join(header, "\t"))
-	for _, r := range rows {
-		cells := make([]string, len(r))
-		for i, c := range r {
-			cells[i] = bound(Text(c), maxCell)
-		}
-		fmt.Fprintln(w, strings.Join(cells, "\t"))
-	}
-	if err := w.Flush(); err != nil {
-		u.fail(err)
-		return
-	}
-	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
-	for i, l := range lines {
-		lines[i] = strings.TrimRight(l, " ")
-	}
-	u.write([]byte(strings.Join(lines, "\n") + "\n"))
-}
-
 func (u *UI) write(b []byte) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.endStage()
+	u.hide()
 	if u.outErr != nil {
 		return
 	}
@@ -253,7 +149,7 @@ func (u *UI) Error(name, text string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.endStage()
-	fmt.Fprintf(u.err, "%s: %s\n", name, lineText(text))
+	fmt.Fprintln(u.err, fold(name+": "+lineText(text), u.errWide))
 }
 
 // OneLine folds a text of several lines into one.

@@ -31,7 +31,7 @@ type outer struct {
 }
 
 // Where nothing is out of JSON's range, an object is what encoding/json makes of it.
-func TestObjectIsEncodingJSON(t *testing.T) {
+func TestEventIsEncodingJSON(t *testing.T) {
 	v := outer{inner: inner{1, 2.5}, When: time.Unix(0, 0).UTC(), Since: time.Unix(7, 0).UTC(),
 		Skip: "x", List: []inner{{3, 4}}, Map: map[string]inner{"z": {}, "a": {1, 1}},
 		Ptr: &inner{5, 6}}
@@ -40,8 +40,8 @@ func TestObjectIsEncodingJSON(t *testing.T) {
 	var out bytes.Buffer
 	u := New(&out, &out)
 	u.JSON = true
-	require.NoError(t, u.Object(&v))
-	require.Equal(t, string(want)+"\n", out.String())
+	require.NoError(t, u.Event("x", &v))
+	require.Equal(t, `{"event":"x",`+string(want[1:])+"\n", out.String())
 }
 
 func TestEvent(t *testing.T) {
@@ -65,7 +65,7 @@ func TestTable(t *testing.T) {
 	var out bytes.Buffer
 	u := New(&out, &out)
 	u.Table([]string{"name", "size"}, [][]string{{"ssd0", "1 GiB"}, {"longer-name", ""}})
-	require.Equal(t, "name         size\nssd0         1 GiB\nlonger-name\n", out.String())
+	require.Equal(t, "name          size\nssd0         1 GiB\nlonger-name\n", out.String())
 }
 
 func TestPlainProgress(t *testing.T) {

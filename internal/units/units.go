@@ -149,18 +149,60 @@ func (b Budget) String() string {
 	return strconv.FormatInt(b.Bytes, 10)
 }
 
+// ParseCount reads a number of things: 1000000, 100M or 1.5k, where K, M, G and T are thousands,
+// millions, billions and trillions.
+func ParseCount(s string) (int64, error) {
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
+		return n, nil
+	}
+	digits, scale := s, 1.0
+	if at := len(s) - 1; at > 0 {
+		if by := map[byte]float64{'k': 1e3, 'm': 1e6, 'g': 1e9, 't': 1e12}[s[at]|0x20]; by > 0 {
+			digits, scale = s[:at], by
+		}
+	}
+	v, err := strconv.ParseFloat(digits, 64)
+	v *= scale
+	if err != nil || math.IsNaN(v) || math.Abs(v) > 1<<53 || v != math.Trunc(v) ||
+		strings.ContainsAny(digits, "xXpP_") {
+		return 0, fmt.Errorf("%q is not a whole number; write it like 1000000 or 1M", s)
+	}
+	return int64(v), nil
+}
+
 // ParseInts reads a list such as 1,2,4. Every number must be at least low.
 func ParseInts(s string, low int) ([]int, error) {
 	var out []int
 	for _, p := range strings.Split(s, ",") {
-		n, err := strconv.Atoi(strings.TrimSpace(p))
+		n, err := ParseCount(strings.TrimSpace(p))
 		if err != nil {
 			return nil, fmt.Errorf("%q is not a list of whole numbers; write it like 1,2,4", s)
 		}
-		if n < low {
+		if n < int64(low) {
 			return nil, fmt.Errorf("%d in %q is below %d", n, s, low)
 		}
-		out = append(out, n)
+		out = append(out, int(n))
 	}
 	return out, nil
+}
+
+// FormatSeconds writes a time for people, with three digits: 0.0123 is "12.3 ms".
+func FormatSeconds(v float64) string {
+	switch a := math.Abs(v); {
+	case math.IsNaN(v) || math.IsInf(v, 0):
+		return "-"
+	case a >= 5999.5:
+		return fmt.Sprintf("%.3g h", v/3600)
+	case a >= 119.95:
+		return fmt.Sprintf("%.3g min", v/60)
+	case a >= 0.9995:
+		return strconv.FormatFloat(v, 'g', 3, 64) + " s"
+	case a >= 0.9995e-3:
+		return strconv.FormatFloat(v*1e3, 'g', 3, 64) + " ms"
+	case a >= 0.9995e-6:
+		return strconv.FormatFloat(v*1e6, 'g', 3, 64) + " µs"
+	case a == 0:
+		return "0 s"
+	}
+	return strconv.FormatFloat(v*1e9, 'g', 3, 64) + " ns"
 }

@@ -1,6 +1,7 @@
 package units
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -97,4 +98,28 @@ func FuzzParseBytes(f *testing.F) {
 			t.Fatalf("%q as budget gives %+v, %v", s, b, err)
 		}
 	})
+}
+
+func TestFormatSeconds(t *testing.T) {
+	for v, want := range map[float64]string{0: "0 s", 1: "1 s", 0.0123: "12.3 ms", 0.9999: "1 s",
+		85e-6: "85 µs", 7e-9: "7 ns", 119: "119 s", 150: "2.5 min", 7200: "2 h", math.NaN(): "-"} {
+		require.Equal(t, want, FormatSeconds(v))
+	}
+}
+
+func TestParseCount(t *testing.T) {
+	for s, want := range map[string]int64{"1": 1, "-1": -1, "20000": 20000, "1M": 1e6, "1.5k": 1500,
+		"2G": 2e9, "3t": 3e12, "1e3": 1000, "9223372036854775807": math.MaxInt64} {
+		got, err := ParseCount(s)
+		require.NoError(t, err, s)
+		require.Equal(t, want, got, s)
+	}
+	for _, s := range []string{"", "k", "1.5", "1Mi", "x", "1kk", "1 k", "NaN", "InfM", "0x10k", "1_0k",
+		"9e18k", "1.0001k"} {
+		_, err := ParseCount(s)
+		require.Error(t, err, s)
+	}
+	list, err := ParseInts("1k, 2", 1)
+	require.NoError(t, err)
+	require.Equal(t, []int{1000, 2}, list)
 }

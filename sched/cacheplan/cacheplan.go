@@ -57,7 +57,6 @@ var Resources = []string{"ssds", "link", "gpu", "cpu memory", "sampling", "train
 
 // Plan is the answer of PlanCache. Every time in it is modelled.
 type Plan struct {
-	Event    string `json:"event"` // "cache plan"
 	Modelled bool   `json:"modelled"`
 	Dataset  string `json:"dataset"`
 	Hardware string `json:"hardware"`
@@ -307,7 +306,7 @@ func (w *planWork) plan(dataset, from string, rowBytes int64, o Options) (*Plan,
 	}
 	total := rows * rowBytes
 	p := &Plan{
-		Event: "cache plan", Modelled: true, Dataset: dataset, Hardware: hw.Name,
+		Modelled: true, Dataset: dataset, Hardware: hw.Name,
 		SSDModel: machine.ModelName(), SSDs: ssds, From: from, Hotness: w.by,
 		Rows: rows, RowBytes: rowBytes, Epochs: w.epochs, Batches: w.batches, Accesses: w.accesses,
 		Notes:       w.notes,

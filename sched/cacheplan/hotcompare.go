@@ -17,7 +17,6 @@ import (
 // HotnessReport says how good sources of hotness are: what tiers placed by each would have served
 // of an epoch that none of them has seen.
 type HotnessReport struct {
-	Event    string          `json:"event"` // "hotness"
 	Dataset  string          `json:"dataset"`
 	Rows     int64           `json:"rows"`
 	Seeds    int             `json:"seeds"` // training nodes
@@ -63,7 +62,7 @@ func CompareHotness(ctx context.Context, cfg plan.Config, in prepare.Inputs, sou
 		return nil, err
 	}
 	r = &HotnessReport{
-		Event: "hotness", Dataset: in.Dataset.Meta.Name, Rows: e.Rows, Seeds: len(train),
+		Dataset: in.Dataset.Meta.Name, Rows: e.Rows, Seeds: len(train),
 		Fanouts: e.Config.Fanouts, Batch: e.Config.Batch, Sampler: e.Config.Sampler,
 	}
 	for _, by := range sources { // before the long work

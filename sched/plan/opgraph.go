@@ -278,28 +278,28 @@ func (g *OpGraph) Op(name string) *Operator {
 
 // Bounds says in words what bounds the batches in flight and how they follow each other.
 func (g *OpGraph) Bounds() []string {
-	from := "lookup"
+	from := "its first lookup (L)"
 	if g.Dynamic {
-		from = "gather"
+		from = "its gather (G)"
 	}
 	out := []string{
-		fmt.Sprintf("at most %d mini-batches hold a feature tensor, from their %s to the end of T",
+		fmt.Sprintf("at most %d mini-batches are under way: each holds a tensor of features from %s until it has trained",
 			g.Credits, from)}
 	if g.Credits == 1 {
-		out[0] = fmt.Sprintf("one mini-batch holds a feature tensor, from its %s to the end of T",
+		out[0] = fmt.Sprintf("one mini-batch is under way: it holds a tensor of features from %s until it has trained",
 			from)
 	}
 	switch {
 	case g.Accumulate > 0:
 		out = append(out,
 			fmt.Sprintf(
-				"at most %d are sampled and not trained, %d of them in a set of merged reads",
+				"at most %d are sampled ahead of training, %d of them in a set of merged reads",
 				g.Samples+MaxGroup, MaxGroup))
 	case g.Samples > g.Credits:
-		out = append(out, fmt.Sprintf("at most %d are sampled and not trained", g.Samples))
+		out = append(out, fmt.Sprintf("at most %d are sampled ahead of training", g.Samples))
 	}
 	if g.Serial {
-		out = append(out, "one operator of a batch at a time")
+		out = append(out, "one step of a mini-batch at a time")
 	}
 	if g.Op(NameAhead) != nil {
 		s := fmt.Sprintf("S and %s are done for a superbatch before its first mini-batch trains",
@@ -315,7 +315,7 @@ func (g *OpGraph) Bounds() []string {
 	}
 	if g.Window > 0 {
 		out = append(out,
-			fmt.Sprintf("lines of the next %d mini-batches stay in the GPU tier (window)",
+			fmt.Sprintf("what the next %d mini-batches need stays in the GPU tier (window)",
 				g.Window))
 	}
 	if g.Accumulate > 0 {
@@ -324,30 +324,74 @@ func (g *OpGraph) Bounds() []string {
 				"reads of several mini-batches go out together until they reach %g%% of the SSDs' peak rate (accumulator)",
 				100*g.Accumulate))
 	}
-	return append(out, "batches train in order; the operators of a stream run in order")
+	return append(out, "mini-batches train in order; the steps on a stream run one after another")
 }
 
-// Table is the graph for people: a header and a line for each operator.
-func (g *OpGraph) Table() [][]string {
-	t := [][]string{{"operator", "kind", "for layer", "rows at most", "stream", "priority", "SMs",
-		"after"}}
+// TableColumns name the cells of Table.
+var TableColumns = []string{"step", "what it does", "waits for", "nodes", "layer", "on", "priority",
+	"SMs"}
+
+// Table is the graph for people: a line of cells for each operator.
+func (g *OpGraph) Table() (t [][]string) {
 	for _, o := range g.Ops {
 		s := g.Stream(o.Stream)
-		layer, rows, prio, sms := fmt.Sprint(o.Layer), "all", fmt.Sprint(s.Priority), "all"
+		layer, prio := fmt.Sprint(o.Layer), fmt.Sprint(s.Priority)
+		rows, sms := "the graph's", "all"
 		if o.Layer == 0 {
 			layer = "all"
 		}
 		if o.Rows > 0 {
-			rows = fmt.Sprint(o.Rows)
+			rows = fmt.Sprint("≤ ", o.Rows)
 		}
 		if s.SMs > 0 {
 			sms = fmt.Sprint(s.SMs)
 		}
+		on := "stream " + o.Stream
 		if s.OnCPU {
-			prio, sms = "-", "CPU"
+			on, prio, sms = "CPU", "-", "-"
 		}
-		t = append(t, []string{o.Name, o.Kind, layer, rows, o.Stream, prio, sms,
-			strings.Join(o.After, " ")})
+		t = append(t, []string{o.Name, g.words(&o), strings.Join(o.After, " "), rows, layer, on,
+			prio, sms})
 	}
 	return t
+}
+
+// words say what an operator does.
+func (g *OpGraph) words(o *Operator) string {
+	of := fmt.Sprintf("hop %d", o.Hop)
+	switch {
+	case o.Hop == 0:
+		of = "the seeds"
+	case !g.PerHop:
+		of = "all nodes"
+	}
+	switch o.Kind {
+	case OpSample:
+		text := fmt.Sprintf("sample hop %d: neighbours of the seeds", o.Hop)
+		if o.Hop > 1 {
+			text = fmt.Sprintf("sample hop %d: neighbours of all nodes so far", o.Hop)
+		}
+		if o.Beside {
+			text += ", for a whole superbatch"
+		}
+		return text
+	case OpLookup:
+		return "find out which tier has the features of " + of
+	case OpSubmit:
+		return "ask the SSDs for those of " + of + " that no tier has"
+	case OpComplete:
+		return "wait until these are there"
+	case OpGather:
+		return "copy those of " + of + " that a tier has"
+	case OpTrain:
+		return "forward pass, backward pass, optimiser"
+	case OpInspect:
+		if o.Name == NameChanges {
+			return "find which rows move between tiers, and when"
+		}
+		return "find when a superbatch needs each row"
+	case OpRestore:
+		return "read a sampled mini-batch back from its file"
+	}
+	return o.Kind
 }

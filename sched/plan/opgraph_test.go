@@ -63,15 +63,15 @@ func TestOpGraph(t *testing.T) {
 		"a dynamic tier moves data in the order of its decisions")
 	require.Zero(t, c.Operators(true).Op("T").Rows)
 	require.Empty(t, c.Operators(true).Op("L0").After)
-	require.Contains(t, c.Operators(true).Bounds()[0], "from their gather")
+	require.Contains(t, c.Operators(true).Bounds()[0], "from its gather")
 	c.Window = 2
 	require.Equal(t, []string{"S2"}, c.Operators(true).Op("L0").After,
 		"a window looks a batch up when all of it is sampled")
 	require.Equal(t, []string{"S2"}, c.Operators(true).Op("L1").After)
 	c = Config{Mode: ModeGIDS}.WithDefaults()
 	require.Contains(t, c.Operators(true).Bounds()[1],
-		"at most 41 are sampled and not trained, 32 of them")
-	require.Contains(t, Config{}.WithDefaults().Operators(true).Bounds()[0], "from their lookup")
+		"at most 41 are sampled ahead of training, 32 of them")
+	require.Contains(t, Config{}.WithDefaults().Operators(true).Bounds()[0], "from its first lookup")
 	c = Config{Sampler: graph.Ladies, Batch: 10, Fanouts: []int{7, 8}}.WithDefaults()
 	require.Equal(t, int64(25), c.Operators(true).Op("T").Rows)
 	c.Sampler = graph.Labor

@@ -77,7 +77,6 @@ func (p *Planner) Close() error {
 //
 // Large: a field for each figure, as its JSON has them.
 type Plan struct {
-	Event    string `json:"event"` // "plan"; of a sweep "point"
 	Modelled bool   `json:"modelled"`
 	Graph    Graph  `json:"graph"`
 	From     string `json:"from"`    // what the accesses are from
@@ -438,7 +437,7 @@ func (j *job) result(r *virtual.Played) (*Plan, error) {
 	from, to := j.pace()
 	gpu, cpu, ssd := e.Tiers()
 	p := &Plan{
-		Event: "plan", Modelled: true, Graph: j.o.Graph, From: j.a.by, Hotness: j.a.hot,
+		Modelled: true, Graph: j.o.Graph, From: j.a.by, Hotness: j.a.hot,
 		Mode: c.Mode, Model: c.Model, IOStack: c.IOStack, Pipeline: c.Pipeline, Policy: c.Policy,
 		Hardware: hw.Name, SSDModel: j.m.ModelName(), SSDs: j.m.SSDs(), Fanouts: c.Fanouts,
 		Batch: c.Batch, RowBytes: j.bytes,

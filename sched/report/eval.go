@@ -2,7 +2,6 @@ package report
 
 // EvalResult is the line that "eval --json" prints.
 type EvalResult struct {
-	Event           string       `json:"event"` // "result"
 	Mode            string       `json:"mode"`
 	Model           string       `json:"model"`
 	Dataset         string       `json:"dataset"`

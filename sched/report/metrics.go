@@ -129,7 +129,6 @@ func (r *EpochResult) Tiers() (gpu, cpu, ssd int64) {
 
 // Result is a finished run: the last line of "train --json".
 type Result struct {
-	Event   string `json:"event"` // "result"
 	Mode    string `json:"mode"`
 	Model   string `json:"model"`
 	Dataset string `json:"dataset"`

@@ -32,12 +32,12 @@ func TestEpochFigures(t *testing.T) {
 
 // The names that scripts rely on (the JSON contract).
 func TestResultFieldNames(t *testing.T) {
-	b, err := json.Marshal(Result{Event: "result", Epochs: []EpochResult{{}}})
+	b, err := json.Marshal(Result{Epochs: []EpochResult{{}}})
 	require.NoError(t, err)
 	var m map[string]any
 	require.NoError(t, json.Unmarshal(b, &m))
 	for _, k := range []string{
-		"event", "mode", "model", "dataset", "seed", "device", "io_stack", "memory_rung", "epochs",
+		"mode", "model", "dataset", "seed", "device", "io_stack", "memory_rung", "epochs",
 		"test_acc",
 		"gpu_cache_bytes", "cpu_cache_bytes", "topology_bytes", "peak_memory_bytes",
 		"params_sha256",

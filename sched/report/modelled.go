@@ -3,6 +3,7 @@ package report
 import (
 	"encoding/json"
 
+	"helios/internal/ui"
 	"helios/sched/plan"
 )
 
@@ -16,6 +17,24 @@ type ModelledResult struct {
 	SSDs     int
 }
 
+// modelledJSON is what a ModelledResult writes.
+type modelledJSON struct {
+	Modelled bool   `json:"modelled"`
+	Clock    string `json:"clock"`
+	Hardware string `json:"hardware"`
+	SSDModel string `json:"ssd_model"`
+	SSDs     int    `json:"ssd_count"`
+	Result
+	Epochs     []ModelledEpoch `json:"epochs"`
+	BestEpoch  *ui.Absent      `json:"best_epoch,omitempty"`
+	TestAcc    *ui.Absent      `json:"test_acc,omitempty"`
+	Params     *ui.Absent      `json:"params_sha256,omitempty"`
+	PeakMemory *ui.Absent      `json:"peak_memory_bytes,omitempty"`
+}
+
+// JSONShape is for its schema.
+func (ModelledResult) JSONShape() any { return modelledJSON{} }
+
 // MarshalJSON writes the fields of a Result without those that only arithmetic, or this machine,
 // could fill.
 func (r ModelledResult) MarshalJSON() ([]byte, error) {
@@ -23,36 +42,26 @@ func (r ModelledResult) MarshalJSON() ([]byte, error) {
 	for i, e := range r.Epochs {
 		epochs[i] = ModelledEpoch{e}
 	}
-	return json.Marshal(struct {
-		Event    string `json:"event"`
-		Modelled bool   `json:"modelled"`
-		Clock    string `json:"clock"`
-		Hardware string `json:"hardware"`
-		SSDModel string `json:"ssd_model"`
-		SSDs     int    `json:"ssd_count"`
-		Result
-		Epochs     []ModelledEpoch `json:"epochs"`
-		BestEpoch  *absent         `json:"best_epoch,omitempty"`
-		TestAcc    *absent         `json:"test_acc,omitempty"`
-		Params     *absent         `json:"params_sha256,omitempty"`
-		PeakMemory *absent         `json:"peak_memory_bytes,omitempty"`
-	}{Event: r.Event, Modelled: true, Clock: plan.ClockVirtual, Hardware: r.Hardware,
+	return json.Marshal(modelledJSON{Modelled: true, Clock: plan.ClockVirtual, Hardware: r.Hardware,
 		SSDModel: r.SSDModel, SSDs: r.SSDs, Result: r.Result, Epochs: epochs})
 }
-
-// absent takes the place of a field that is left out.
-type absent struct{}
 
 // ModelledEpoch is an EpochResult of the virtual clock.
 type ModelledEpoch struct{ EpochResult }
 
+// modelledEpochJSON is what a ModelledEpoch writes.
+type modelledEpochJSON struct {
+	Modelled bool `json:"modelled"`
+	EpochResult
+	Loss     *ui.Absent `json:"loss,omitempty"`
+	TrainAcc *ui.Absent `json:"train_acc,omitempty"`
+	ValAcc   *ui.Absent `json:"val_acc,omitempty"`
+}
+
+// JSONShape is for its schema.
+func (ModelledEpoch) JSONShape() any { return modelledEpochJSON{} }
+
 // MarshalJSON leaves out what only arithmetic could fill.
 func (e ModelledEpoch) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Modelled bool `json:"modelled"`
-		EpochResult
-		Loss     *absent `json:"loss,omitempty"`
-		TrainAcc *absent `json:"train_acc,omitempty"`
-		ValAcc   *absent `json:"val_acc,omitempty"`
-	}{Modelled: true, EpochResult: e.EpochResult})
+	return json.Marshal(modelledEpochJSON{Modelled: true, EpochResult: e.EpochResult})
 }

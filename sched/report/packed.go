@@ -79,7 +79,6 @@ func addStats(t *packed.Stats, s packed.Stats) {
 
 // PrepareResult is what preparing mini-batches or parts for training comes to.
 type PrepareResult struct {
-	Event       string    `json:"event"` // "result"
 	Mode        string    `json:"mode"`
 	Dataset     string    `json:"dataset"`
 	Seed        uint64    `json:"seed"`

@@ -89,7 +89,7 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 	meta := in.Dataset.Meta
 	res = &report.ModelledResult{
 		Result: report.Result{
-			Event: "result", Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
+			Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
 			Device: hw.Profile.GPU.Name + " (modelled)", IOStack: v.stackName(), RunInfo: v.info(),
 			Pipeline: cfg.Pipeline,
 			RowDType: v.RowType.String(), RowBytes: v.RowBytes,

@@ -611,7 +611,7 @@ func (r *runner) benched(out, _ []byte) (string, error) {
 			r.res.Summaries = append(r.res.Summaries, raw)
 			continue
 		}
-		if b.Event != "" { // an error, which the step's exit code tells
+		if b.Event != "row" && b.Event != "" { // an error, which the step's exit code tells
 			continue
 		}
 		rows++

@@ -105,14 +105,14 @@ func Figures(steps []Step) ([]Figure, error) {
 	return slices.Concat(bySteps...), nil
 }
 
-// rows decodes the rows of a step that have the given event, "" for those of benchmarks.
+// rows decodes the rows of a step that have the given event; those of benchmarks had none once.
 func rows[T any](s *Step, event string) (all []T, err error) {
 	for _, raw := range s.Rows {
 		var head struct{ Event, Kind string }
 		if err := json.Unmarshal(raw, &head); err != nil {
 			return nil, err
 		}
-		if cmp.Or(head.Event, head.Kind) != event {
+		if cmp.Or(head.Event, head.Kind, "row") != event {
 			continue
 		}
 		var v T
@@ -233,7 +233,7 @@ func ioNames(list []ioRow) func(r *ioRow) string {
 }
 
 func ioFigures(k *known, s *Step) (out []Figure, err error) {
-	list, err := rows[ioRow](s, "")
+	list, err := rows[ioRow](s, "row")
 	if err != nil {
 		return nil, err
 	}
@@ -274,7 +274,7 @@ type memoryRow struct {
 }
 
 func memoryFigures(k *known, s *Step) (out []Figure, err error) {
-	list, err := rows[memoryRow](s, "")
+	list, err := rows[memoryRow](s, "row")
 	if err != nil {
 		return nil, err
 	}
@@ -308,7 +308,7 @@ type cacheRow struct {
 }
 
 func cacheFigures(k *known, s *Step) (out []Figure, err error) {
-	list, err := rows[cacheRow](s, "")
+	list, err := rows[cacheRow](s, "row")
 	if err != nil {
 		return nil, err
 	}
@@ -351,7 +351,7 @@ type sampleRow struct {
 const edgeBytes = 8
 
 func sampleFigures(k *known, s *Step) (out []Figure, err error) {
-	list, err := rows[sampleRow](s, "")
+	list, err := rows[sampleRow](s, "row")
 	if err != nil {
 		return nil, err
 	}
@@ -385,7 +385,7 @@ type computeRow struct {
 }
 
 func computeFigures(_ *known, s *Step) (out []Figure, err error) {
-	list, err := rows[computeRow](s, "")
+	list, err := rows[computeRow](s, "row")
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"helios/internal/ui"
+	"helios/sched/cacheplan"
+	"helios/sched/plan"
+)
+
+// tableColumns are the tables of verbs, whose help explains them.
+var tableColumns = map[string][]ui.Column{
+	"bench io":      ioColumns,
+	"bench cache":   cacheColumns,
+	"bench compute": computeColumns,
+	"bench memory":  memoryColumns,
+	"bench sample":  sampleColumns,
+	"bench suite":   suiteColumns,
+	"cache hotness": hotnessColumns,
+	"cache plan":    splitColumns,
+	"cache replay":  replayColumns,
+	"compare":       compareColumns(""),
+	"ssds":          ssdColumns,
+	"train":         planColumns,
+}
+
+const wideFlag = "wide"
+
+// explainColumns has a verb's help explain its table, and gives it --wide where some columns are
+// not always shown.
+func explainColumns(c *cli.Command, path string) {
+	columns, has := tableColumns[path]
+	if !has {
+		return
+	}
+	c.Description = strings.TrimPrefix(c.Description+"\n\nColumns:\n"+
+		ui.Explain(columns, "(--"+wideFlag+")"), "\n\n")
+	if ui.HasWide(columns) {
+		c.Flags = append(c.Flags, &cli.BoolFlag{Name: wideFlag, Usage: "show all columns of tables"})
+	}
+}
+
+// ioColumns are those of "bench io".
+var ioColumns = []ui.Column{
+	{Name: "SSDs", About: "SSDs that are read at once"},
+	{Name: "model", About: "model that software SSDs play; its figures are modelled", Shown: ui.IfAny},
+	{Name: "blocks", About: "thread blocks of the I/O kernels"},
+	{Name: "threads", About: "threads of a block", Shown: ui.OnlyWide},
+	{Name: "row", About: "size of a row", Shown: ui.IfVaries},
+	{Name: "stack", About: "who reads: see --io-stack"},
+	{Name: "QPs", About: "queue pairs per SSD", Shown: ui.OnlyWide},
+	{Name: "depth", About: "reads in flight per SSD", Shown: ui.IfVaries},
+	{Name: "coalesce", About: "most bytes that a command reads for several rows", Shown: ui.IfVaries},
+	{Name: "set", About: "rows that are asked for together", Shown: ui.IfVaries},
+	{Name: "offered/s", About: "rows a second that arrived (--rate)", Shown: ui.IfAny},
+	{Name: "rows/s", About: "rows a second that were read", Shown: ui.OnlyWide},
+	{Name: "IOPS", About: "read commands a second, of all SSDs"},
+	{Name: "GiB/s", About: "rows read in a second, of all SSDs"},
+	{Name: "cmds/row", About: "commands by rows: below 1 where rows share one", Shown: ui.OnlyWide},
+	{Name: "read amp", About: "bytes that commands moved, by bytes of rows", Shown: ui.OnlyWide},
+	{Name: "CPU/IO", About: "CPU time of the process by commands", Shown: ui.OnlyWide},
+	{Name: "p50", About: "median latency of a command; with --rate of a row, from its arrival"},
+	{Name: "p95", About: "95 % were faster", Shown: ui.OnlyWide},
+	{Name: "p99", About: "99 % were faster"},
+	{Name: "p99.9", About: "99.9 % were faster", Shown: ui.OnlyWide},
+	{Name: "max", About: "the slowest", Shown: ui.OnlyWide},
+	{Name: "balance", About: "least and most that an SSD read, over the mean", Shown: ui.OnlyWide},
+	{Name: "errors", About: "completions with an error", Shown: ui.IfAny},
+	{Name: "retries", About: "commands that were issued again", Shown: ui.IfAny},
+	{Name: "written", About: "share of the SSDs that was ever written", Shown: ui.OnlyWide},
+	{Name: "serving CPUs", About: "threads that play SSDs in RAM", Shown: ui.OnlyWide},
+	{Name: "their limit", About: "commands a second that these reach with nothing beside them",
+		Shown: ui.OnlyWide},
+	{Name: "audit", About: "counts of launches, data and SSDs agree; modelled: nothing was read"},
+}
+
+// cacheColumns are those of "bench cache".
+var cacheColumns = []ui.Column{
+	{Name: "device", About: "device that looks rows up", Shown: ui.IfVaries},
+	{Name: "nodes", About: "rows of the dataset", Shown: ui.IfVaries},
+	{Name: "policy", About: "static index, or policy of a dynamic tier"},
+	{Name: "workers", About: "worker slots of the host device", Shown: ui.OnlyWide},
+	{Name: "lookups/s", About: "rows looked up in a second, median over the turns"},
+	{Name: "range", About: "least and most over the turns", Shown: ui.OnlyWide},
+	{Name: "limit", About: "random 64-byte loads of the same index a second, the static index's limit"},
+	{Name: "its range", About: "least and most over the turns", Shown: ui.OnlyWide},
+	{Name: "ratio", About: "lookups by limit"},
+	{Name: "latency", About: "one load that waits for the one before", Shown: ui.OnlyWide},
+	{Name: "index", About: "memory of the index or of the policy's directory", Shown: ui.OnlyWide},
+	{Name: "build", About: "most memory while it was made", Shown: ui.OnlyWide},
+	{Name: "built in", About: "time that making it took", Shown: ui.OnlyWide},
+	{Name: "hits", About: "rows that the GPU tier had"},
+	{Name: "checked", About: "answers that the audit compared", Shown: ui.OnlyWide},
+	{Name: "audit", About: "each answer is where the row should be"},
+}
+
+// computeColumns are those of "bench compute".
+var computeColumns = []ui.Column{
+	{Name: "case", About: "kernel and its sizes, or a step of a model"},
+	{Name: "kernels", About: "instructions, or code and precision of a GPU", Shown: ui.IfVaries},
+	{Name: "workers", About: "worker slots, or SMs", Shown: ui.IfVaries},
+	{Name: "time", About: "median of one run"},
+	{Name: "GFLOP/s", About: "floating-point operations a second"},
+	{Name: "of peak", About: "share of what the device can compute"},
+	{Name: "GB/s", About: "bytes that have to move, a second", Shown: ui.OnlyWide},
+	{Name: "of copy", About: "share of the rate of a plain copy", Shown: ui.OnlyWide},
+	{Name: "of floor", About: "least possible time by the time taken"},
+	{Name: "rival", About: "library that takes turns with ours", Shown: ui.OnlyWide},
+	{Name: "its GFLOP/s", About: "what that reaches", Shown: ui.OnlyWide},
+	{Name: "ratio", About: "its time by ours: above 1 ours is faster", Shown: ui.IfAny},
+	{Name: "by CPU", About: "the same of CPU time", Shown: ui.OnlyWide},
+	{Name: "error", About: "largest difference from a reference, relative", Shown: ui.OnlyWide},
+	{Name: "bound", About: "most that it may be", Shown: ui.OnlyWide},
+	{Name: "its error", About: "the rival's", Shown: ui.OnlyWide},
+	{Name: "check", About: "errors are within their bounds"},
+}
+
+// memoryColumns are those of "bench memory".
+var memoryColumns = []ui.Column{
+	{Name: "device", About: "device that gathers", Shown: ui.IfVaries},
+	{Name: "from", About: "tier that the rows lie in"},
+	{Name: "row", About: "size of a row"},
+	{Name: "rows", About: "rows of a gather", Shown: ui.OnlyWide},
+	{Name: "turns", About: "how often gather and copy took turns", Shown: ui.OnlyWide},
+	{Name: "gather GB/s", About: "bytes gathered in a second, median over the turns"},
+	{Name: "range", About: "least and most over the turns", Shown: ui.OnlyWide},
+	{Name: "copy GB/s", About: "bytes of a plain copy"},
+	{Name: "its range", About: "least and most over the turns", Shown: ui.OnlyWide},
+	{Name: "ratio", About: "gather by copy"},
+	{Name: "lookups/s", About: "rows looked up and gathered in a second"},
+	{Name: "checked", About: "rows that the audit compared", Shown: ui.OnlyWide},
+	{Name: "audit", About: "each row holds what it should"},
+}
+
+// sampleColumns are those of "bench sample".
+var sampleColumns = []ui.Column{
+	{Name: "device", About: "device that samples", Shown: ui.IfVaries},
+	{Name: "kernels", About: "instructions, or a GPU's code"},
+	{Name: "workers", About: "worker slots of the host device"},
+	{Name: "edges/s", About: "edges drawn in a second, median over the turns"},
+	{Name: "range", About: "least and most over the turns", Shown: ui.OnlyWide},
+	{Name: "nodes/s", About: "nodes of frontiers a second"},
+	{Name: "per edge", About: "time by edges", Shown: ui.OnlyWide},
+	{Name: "CPU per edge", About: "CPU time of the process by edges", Shown: ui.OnlyWide},
+	{Name: "busy", About: "share of the time in which kernels ran"},
+	{Name: "edges/batch", About: "edges of a mini-batch", Shown: ui.OnlyWide},
+	{Name: "distinct", About: "new nodes by edges"},
+	{Name: "memory", About: "memory beside the topology", Shown: ui.OnlyWide},
+	{Name: "topology", About: "where the neighbour lists are", Shown: ui.IfVaries},
+	{Name: "from memory", About: "share of the edges whose lists a cache had", Shown: ui.IfAny},
+	{Name: "read", About: "bytes of lists that a mini-batch read", Shown: ui.IfAny},
+	{Name: "audit", About: "edges are the topology's, none twice, as many as they should be"},
+}
+
+// suiteColumns are those of "bench suite".
+var suiteColumns = []ui.Column{
+	{Name: "step", About: "what was measured, and on which clock"},
+	{Name: "figures", About: "how many figures it gave", Shown: ui.OnlyWide},
+	{Name: "nearest to its floor", About: "the figure that came nearest"},
+	{Name: "median", About: "its median over the rounds"},
+	{Name: "unit", About: "of median and floor"},
+	{Name: "floor", About: "the best that is possible: bytes by bandwidth, operations by peak, IOPS"},
+	{Name: "reached", About: "share of the floor"},
+}
+
+// hotnessColumns are those of "cache hotness".
+var hotnessColumns = []ui.Column{
+	{Name: "hotness", About: "source by which rows are placed"},
+	{Name: "tier", About: "size of the tier"},
+	{Name: "hits", About: "share of the epoch's accesses that it serves"},
+	{Name: "optimum", About: "the most that any placement could serve"},
+	{Name: "points below", About: "optimum less hits"},
+	{Name: "of 100", About: "hits by optimum, in percent"},
+	{Name: "time", About: "time that finding the hotness took"},
+}
+
+// splitColumns are those of "cache plan".
+var splitColumns = append([]ui.Column{
+	{Name: "", About: "the best split is marked"},
+	{Name: "GPU tier", About: "memory of the GPU's tier"},
+	{Name: "CPU tier", About: "memory of the CPU's tier"},
+	{Name: "hits GPU", About: "share of accesses that the GPU's tier serves"},
+	{Name: "hits CPU", About: "share of accesses that the CPU's tier serves"},
+	{Name: "modelled epoch", About: "time of an epoch"},
+	{Name: "busiest", About: "resource that decides it"},
+}, func() (resources []ui.Column) {
+	for _, r := range cacheplan.Resources {
+		resources = append(resources, ui.Column{Name: r, About: "time that an epoch keeps it busy",
+			Shown: ui.OnlyWide})
+	}
+	return resources
+}()...)
+
+// replayColumns are those of "cache replay".
+var replayColumns = []ui.Column{
+	{Name: "policy", About: "which lines the cache keeps"},
+	{Name: "directory", About: "who keeps track of its lines (--directory)", Shown: ui.IfVaries},
+	{Name: "knows", About: "mini-batches ahead that the policy knows", Shown: ui.IfVaries},
+	{Name: "line", About: "what it reads and keeps at once", Shown: ui.IfVaries},
+	{Name: "size", About: "size of the cache, as a share of the rows"},
+	{Name: "lines", About: "the same in lines", Shown: ui.OnlyWide},
+	{Name: "pass", About: "pass of the run (--passes)", Shown: ui.IfAny},
+	{Name: "hits", About: "accesses that no SSD served"},
+	{Name: "in GPU", About: "accesses that the GPU's tier served"},
+	{Name: "CPU→GPU", About: "lines that moved up", Shown: ui.OnlyWide},
+	{Name: "GPU→CPU", About: "lines that moved down", Shown: ui.OnlyWide},
+	{Name: "from SSDs", About: "bytes read"},
+	{Name: "gap", About: "points of hits below the optimum"},
+	{Name: "reads", About: "reads by the optimum's"},
+	{Name: "B/line", About: "memory of the policy by lines", Shown: ui.OnlyWide},
+}
+
+// compareColumns are those of compare; base is the data path that others are held against.
+func compareColumns(base string) []ui.Column {
+	against := "beside the first"
+	if base != "" {
+		against = "beside " + base
+	}
+	return []ui.Column{
+		{Name: "", About: "data path"},
+		{Name: "epoch", About: "time of an epoch, median over the repeats"},
+		{Name: "range", About: "least and most over the repeats", Shown: ui.OnlyWide},
+		{Name: against, About: "which is faster, and how many times, by the ratios of the repeats"},
+		{Name: "from SSDs", About: "share of the rows that no tier had"},
+		{Name: "GPU / CPU / SSD rows", About: "where rows came from", Shown: ui.OnlyWide},
+		{Name: "read", About: "bytes that the SSDs gave in an epoch"},
+		{Name: "disk read", About: "bytes that the disks below gave", Shown: ui.OnlyWide},
+		{Name: "waits", About: "share of the time in which training waited"},
+		{Name: "overlap", About: "share of the stages' time that ran beside others", Shown: ui.OnlyWide},
+		{Name: "CPU time", About: "of the process, in an epoch"},
+		{Name: "software SSDs' CPU", About: "of it, to play SSDs", Shown: ui.OnlyWide},
+		{Name: "first epoch", About: "the first epoch's time", Shown: ui.OnlyWide},
+		{Name: "set-up", About: "time before the first epoch", Shown: ui.OnlyWide},
+		{Name: "memory", About: "most memory that the process had"},
+		{Name: "prepared in", About: "time that laying mini-batches out took, once", Shown: ui.IfAny},
+		{Name: "epoch with it", About: "epoch's time with its part of that", Shown: ui.IfAny},
+	}
+}
+
+// ssdColumns are those of bound SSDs in "ssds".
+var ssdColumns = []ui.Column{
+	{Name: "SSD", About: "name by which verbs know it"},
+	{Name: "kind", About: "vfio: a controller of its own; others: software over files, disks or memory"},
+	{Name: "serial", About: "serial number", Shown: ui.OnlyWide},
+	{Name: "size", About: "size of its namespace"},
+	{Name: "LBA", About: "bytes of a logical block", Shown: ui.IfVaries},
+	{Name: "modelled", About: "model whose times it plays", Shown: ui.IfAny},
+	{Name: "health", About: "what its SMART log says"},
+	{Name: "dataset", About: "what is on it"},
+	{Name: "path", About: "where it is"},
+}
+
+// planColumns are those of "train --explain".
+var planColumns = []ui.Column{
+	{Name: plan.TableColumns[0], About: "its name, as in timelines: letter and hop"},
+	{Name: plan.TableColumns[1], About: "what it does for a mini-batch"},
+	{Name: plan.TableColumns[2], About: "steps of the same mini-batch that have to be done"},
+	{Name: plan.TableColumns[3], About: "most nodes that it meets"},
+	{Name: plan.TableColumns[4], About: "layer of the model that needs it", Shown: ui.OnlyWide},
+	{Name: plan.TableColumns[5], About: "stream of the device, or the CPU"},
+	{Name: plan.TableColumns[6], About: "of the stream: higher goes first", Shown: ui.OnlyWide},
+	{Name: plan.TableColumns[7], About: "most SMs, or worker slots, at once", Shown: ui.OnlyWide},
+}

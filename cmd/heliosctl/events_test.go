@@ -1,0 +1,92 @@
+package main
+
+import (
+	"helios/cache/replay"
+	"helios/dataset"
+	"helios/dataset/importer"
+	"helios/dataset/parted"
+	"helios/dataset/stripe"
+	"helios/gpuio/iobench"
+	"helios/internal/bench/cache"
+	"helios/internal/bench/compute"
+	"helios/internal/bench/memory"
+	"helios/internal/bench/sample"
+	"helios/internal/licenses"
+	"helios/internal/state"
+	"helios/sched/cacheplan"
+	"helios/sched/packs"
+	"helios/sched/plan"
+	"helios/sched/report"
+)
+
+// verbEvents are the lines that verbs write with --json, by their names and their Go types: of them
+// "make generate" makes docs/results.schema.json and the lists of docs/CLI.md. A test of any verb
+// fails where it writes another line. Verb "" is for all that have --results.
+var verbEvents = []struct {
+	verb, event string
+	of          any
+}{
+	{"", "begin", runLine{}},
+	{"", "resume", runLine{}},
+	{"", "end", endLine{}},
+	{"", "error", errorLine{}},
+	{"", "faults", map[string]int64{}},
+	{"", "fault", faultLine{}},
+	{"", "io", report.IOResult{}},
+
+	{"bench cache", "row", cache.Row{}},
+	{"bench compute", "openblas", blasLine{}},
+	{"bench compute", "peak", peakLine{}},
+	{"bench compute", "row", compute.Row{}},
+	{"bench io", "overlap", iobench.Overlap{}},
+	{"bench io", "row", benchRow{}},
+	{"bench io", "summary", iobench.Summary{}},
+	{"bench memory", "row", memory.Row{}},
+	{"bench sample", "row", sample.Row{}},
+	{"bench suite", "figures", figuresLine{}},
+	{"bench suite", "step", stepDone{}},
+	{"bind-ssds", "bound", state.SSD{}},
+	{"bind-ssds", "bound", state.Record{}},
+	{"bind-ssds", "candidate", candidateReport{}},
+	{"cache hotness", "hotness", cacheplan.HotnessReport{}},
+	{"cache plan", "cache plan", cacheplan.Plan{}},
+	{"cache replay", "check", replay.Checked{}},
+	{"cache replay", "play", replay.Play{}},
+	{"cache replay", "result", replayLine{}},
+	{"compare", "compare", comparisonSummary{}},
+	{"compare", "run", comparedRun{}},
+	{"doctor", "finding", doctorFinding{}},
+	{"eval", "result", report.EvalResult{}},
+	{"generate", "generated", datasetLine{}},
+	{"import", "found", importer.DebianReport{}},
+	{"import", "import", importLine{}},
+	{"import", "imported", datasetLine{}},
+	{"load", "result", stripe.LoadReport{}},
+	{"partition", "result", partitionResult{}},
+	{"plan", "plan", planResult{}},
+	{"plan", "point", sweepPoint{}},
+	{"plan", "sweep", sweepResult{}},
+	{"predict", "node", nodeLine{}},
+	{"predict", "result", predictLine{}},
+	{"prepare", "result", report.PrepareResult{}},
+	{"report", "result", reportLine{}},
+	{"rerun", "result", againLine{}},
+	{"rerun", "result", rerunLine{}},
+	{"serve", "listening", listeningLine{}},
+	{"ssds", "result", removedPages{}},
+	{"ssds", "ssd", ssdReport{}},
+	{"train", "epoch", report.EpochResult{}},
+	{"train", "epoch", report.ModelledEpoch{}},
+	{"train", "plan", plan.OpGraph{}},
+	{"train", "result", report.ModelledResult{}},
+	{"train", "result", report.Result{}},
+	{"unbind-ssds", "unbound", unboundReport{}},
+	{"unbind-ssds", "unbound", unboundSoftware{}},
+	{"verify", "files", dataset.FilesReport{}},
+	{"verify", "layout", parted.VerifyReport{}},
+	{"verify", "packs", packs.VerifyReport{}},
+	{"verify", "partition", partitionReport{}},
+	{"verify", "result", stripe.VerifyReport{}},
+	{"version", "license", licenses.Module{}},
+	{"version", "version", versionLine{}},
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"helios/internal/ui"
+	"helios/internal/units"
+	"helios/sched/report"
+)
+
+// watch follows a run of train: it tells progress of the whole, draws the view of --live, and knows
+// what evaluation read beside training.
+type watch struct {
+	*trainer
+	done, total int64  // mini-batches of training, of all epochs
+	part        string // epoch or pass at work
+
+	pass             string // that was last heard of
+	now              report.Partial
+	losses           []float64 // of the epochs that ended
+	trained, beside  traffic   // of passes that ended, by kind
+	lately           traffic   // as of a while ago
+	at               time.Time // when that was
+	perBytes, perCmd float64   // bytes and commands a second since
+}
+
+// traffic is what SSDs gave.
+type traffic struct{ bytes, commands int64 }
+
+func (t *traffic) add(p report.Partial) {
+	t.bytes += p.BytesSSD
+	t.commands += p.Commands
+}
+
+func newWatch(t *trainer) *watch { return &watch{trainer: t} }
+
+func (w *watch) observer() report.Observer {
+	o := w.env.observer()
+	o.Step, o.Live = w.step, w.hear
+	return o
+}
+
+// step tells how far training is, evaluation between epochs included: the time that is left is that
+// of the run, and does not begin anew with each epoch.
+func (w *watch) step(stage string, done, total int) {
+	name, in := strings.CutPrefix(stage, "epoch ")
+	epoch, err := strconv.Atoi(name)
+	epochs := int64(max(w.cfg.WithDefaults().Epochs, 1))
+	switch {
+	case in && err == nil:
+		w.total = epochs * int64(total)
+		w.done = int64(epoch-1)*int64(total) + int64(done)
+		w.part = fmt.Sprintf("epoch %d of %d", epoch, epochs)
+	case w.total == 0 || w.done == w.total && stage == "test":
+		w.ui.Progress(stage, int64(done), int64(total))
+		return
+	default:
+		w.part = stage
+	}
+	if !w.live {
+		w.ui.ProgressOf("train", w.part, w.done, w.total)
+	}
+}
+
+// hear takes over what a pass has come to.
+func (w *watch) hear(pass string, p report.Partial) {
+	if pass != w.pass {
+		w.endPass()
+	}
+	w.pass, w.now = pass, p
+	if w.live {
+		w.ui.Live("train", w.done, w.total, w.view)
+	}
+}
+
+func (w *watch) endPass() {
+	if strings.HasPrefix(w.pass, "epoch ") {
+		w.trained.add(w.now)
+	} else {
+		w.beside.add(w.now)
+	}
+	w.pass, w.now = "", report.Partial{}
+}
+
+func (w *watch) ended(r report.EpochResult) { w.losses = append(w.losses, r.Loss) }
+
+// besideRows say what SSDs gave beside training, so that all sums add up.
+func (w *watch) besideRows(io report.IOResult) (rows [][]string) {
+	w.endPass()
+	text := func(t traffic) string {
+		return fmt.Sprintf("%s in %s commands", units.FormatBytes(t.bytes),
+			units.FormatCount(float64(t.commands)))
+	}
+	if w.beside.commands > 0 {
+		rows = append(rows, []string{"SSDs in evaluation", text(w.beside)})
+	}
+	rest := traffic{-w.trained.bytes - w.beside.bytes, -w.trained.commands - w.beside.commands}
+	for _, s := range io.SSDs {
+		rest.bytes += s.Bytes
+		rest.commands += s.Commands
+	}
+	if rest.commands > 0 && rest.bytes > 0 {
+		rows = append(rows, []string{"SSDs before training", text(rest) + ", to fill tiers"})
+	}
+	return rows
+}
+
+// view is what --live shows.
+func (w *watch) view(took, left time.Duration) [][]string {
+	p := w.now
+	head := fmt.Sprintf("%s  %s %.0f%%  %s", w.part, ui.Bar(float64(w.done)/float64(max(w.total, 1)), 20),
+		100*float64(w.done)/float64(max(w.total, 1)), took.Round(time.Second))
+	if left > 0 {
+		head += fmt.Sprintf(", %s left", left.Round(time.Second))
+	}
+	rows := [][]string{{cmp.Or(w.cfg.Mode, "train"), head}}
+	if p.Counted > 0 {
+		loss := fmt.Sprintf("%.4f, accuracy %.2f%%", p.LossSum/float64(p.Counted),
+			100*float64(p.Correct)/float64(p.Counted))
+		if n := len(w.losses); n > 0 {
+			loss += "; epochs before " + ui.Spark(w.losses[max(n-20, 0):])
+		}
+		rows = append(rows, []string{"loss", loss})
+	}
+	all := p.RowsGPU + p.RowsCPU + p.RowsSSD
+	rows = append(rows, []string{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSDs %s of %s",
+		share(p.RowsGPU, all), share(p.RowsCPU, all), share(p.RowsSSD, all),
+		units.FormatCount(float64(all)))})
+	rows = append(rows, []string{"SSDs", w.rates()})
+	return append(rows, w.stages()...)
+}
+
+// rates are the SSDs' of the last second or so.
+func (w *watch) rates() string {
+	sum := w.trained
+	sum.bytes += w.beside.bytes + w.now.BytesSSD
+	sum.commands += w.beside.commands + w.now.Commands
+	now := time.Now()
+	if d := now.Sub(w.at).Seconds(); w.at.IsZero() {
+		w.at, w.lately = now, sum
+	} else if d >= 1 {
+		w.perBytes = float64(sum.bytes-w.lately.bytes) / d
+		w.perCmd = float64(sum.commands-w.lately.commands) / d
+		w.at, w.lately = now, sum
+	}
+	text := fmt.Sprintf("%s/s, %s IOPS; %s by now", units.FormatBytes(int64(w.perBytes)),
+		units.FormatCount(w.perCmd), units.FormatBytes(sum.bytes))
+	if w.now.Retries+w.now.Timeouts > 0 {
+		text += fmt.Sprintf("; %d retries, %d timeouts", w.now.Retries, w.now.Timeouts)
+	}
+	return text
+}
+
+// stageNames are the stages in the order of a mini-batch's way.
+var stageNames = []string{"sample", "topology", "inspect", "lookup", "submit", "complete", "gather", "train"}
+
+// stages say which share of the time each stage was busy.
+func (w *watch) stages() (rows [][]string) {
+	by := w.now.Stages.ByName()
+	for _, name := range stageNames {
+		if by[name] == 0 || w.now.Seconds == 0 {
+			continue
+		}
+		busy := by[name] / w.now.Seconds
+		rows = append(rows, []string{"  " + name, fmt.Sprintf("%s %4.0f%% busy",
+			ui.Bar(busy, 20), 100*busy)})
+	}
+	return rows
+}
