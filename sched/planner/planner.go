@@ -298,8 +298,8 @@ func refused(c plan.Config) error {
 			errs.Key("topology"), plan.TopologyMemory)
 	case c.MegaBatched():
 		return errs.New(errs.Capability,
-			"a plan has no times for loading mega-batches, which %v %s trains on; use another %v",
-			errs.Key("mode"), c.Mode, errs.Key("mode"))
+			"a plan has no times for loading mega-batches, which %v %s trains on; have train play it on a dataset under %v virtual, or use another %v",
+			errs.Key("mode"), c.Mode, errs.Key("clock"), errs.Key("mode"))
 	case c.Superbatched() && !c.Planned():
 		return errs.New(errs.Capability, "a plan has superbatches under %v %s, not %s; use that",
 			errs.Key("policy"), plan.PolicyBelady, c.Policy)
