@@ -3,12 +3,12 @@ package policy
 import (
 	"math"
 	"math/bits"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/philox"
 )
 
@@ -83,7 +83,7 @@ func newSets(c Config, rule setRule) (*Sets, error) {
 		sets: uint64(c.Slots+Ways-1) / Ways, stride: setWords, batch: 1, told: 1,
 		workers: c.Workers}
 	if d.workers <= 0 {
-		d.workers = runtime.GOMAXPROCS(0)
+		d.workers = hostcpu.Count()
 	}
 	if rule == setS3FIFO {
 		d.stride += Ways

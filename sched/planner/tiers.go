@@ -2,13 +2,13 @@ package planner
 
 import (
 	"context"
-	"runtime"
 	"slices"
 
 	"helios/cache"
 	"helios/cache/policy"
 	"helios/cache/superbatch"
 	"helios/gpuio"
+	"helios/internal/hostcpu"
 	"helios/sched/cost"
 	"helios/sched/plan"
 	"helios/sched/virtual"
@@ -185,7 +185,7 @@ func (l *lookups) super(first, end int) (fill [2][]int64, err error) {
 	l.first = first
 	l.changes, err = superbatch.Inspect(l.ctx, rows, superbatch.Config{
 		Slots: l.tiers.GPURows + l.tiers.CPURows, GPU: l.tiers.GPURows, Before: l.after,
-		Fill: l.c.SuperbatchFill, Keep: !l.c.SuperbatchFill, Workers: runtime.GOMAXPROCS(0)})
+		Fill: l.c.SuperbatchFill, Keep: !l.c.SuperbatchFill, Workers: hostcpu.Count()})
 	if err != nil {
 		return fill, err
 	}
