@@ -85,15 +85,27 @@ extern "C" void hx_shim_resume();
 
 namespace shim {
 
+// A guarded stack takes two of the process's mappings (vm.max_map_count, 65,530). Several copies of the
+// library may be in one process (fakecuda.Private), each with a count of its own.
 static std::atomic<u32> guards;
-constexpr u32 max_guards = 12000;
+constexpr u32 max_guards = 3000;
 constexpr unsigned long long canary = 0x5ca1ab1e0ddba11u;
 
-// Stacks without guard pages are cut from slabs, for ever.
+// Stacks without guard pages are cut from slabs, which stay; freed ones are used again.
+static std::mutex slab_lock;
+static Stack *slab_freed;
+
 static Stack *slab_stack(size_t size) {
-	static std::mutex lock;
 	static char *rest, *end;
-	std::lock_guard<std::mutex> hold(lock);
+	std::lock_guard<std::mutex> hold(slab_lock);
+	for (Stack **at = &slab_freed; *at != nullptr; at = &(*at)->next) {
+		if ((*at)->size != size) continue;
+		Stack *s = *at;
+		*at = s->next;
+		s->next = nullptr;
+		*reinterpret_cast<unsigned long long *>(s->base) = canary;
+		return s;
+	}
 	if (rest == nullptr || (size_t)(end - rest) < size) {
 		size_t slab = 64 * size;
 		void *m = mmap(nullptr, slab, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -115,10 +127,13 @@ Stack *new_stack(size_t size) {
 		return slab_stack(size);
 	}
 	void *m = mmap(nullptr, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (m == MAP_FAILED) return nullptr;
-	if (mprotect(m, page, PROT_NONE) != 0) {
+	if (m != MAP_FAILED && mprotect(m, page, PROT_NONE) != 0) {
 		munmap(m, size + page);
-		return nullptr;
+		m = MAP_FAILED;
+	}
+	if (m == MAP_FAILED) { // no mappings are left; a slab takes one for many stacks
+		guards.fetch_sub(1, std::memory_order_relaxed);
+		return slab_stack(size);
 	}
 	return new Stack{static_cast<char *>(m) + page, size, true, nullptr, nullptr, nullptr};
 }
@@ -128,8 +143,13 @@ void free_stack(Stack *s) {
 		size_t page = (size_t)sysconf(_SC_PAGESIZE);
 		munmap(s->base - page, s->size + page);
 		guards.fetch_sub(1, std::memory_order_relaxed);
+		delete s;
+		return;
 	}
-	delete s;
+	s->tsan = s->fenced = nullptr; // destroyed by the caller, where there were any
+	std::lock_guard<std::mutex> hold(slab_lock);
+	s->next = slab_freed;
+	slab_freed = s;
 }
 
 bool overflowed(const Stack *s) { return !s->guarded && *reinterpret_cast<const unsigned long long *>(s->base) != canary; }
