@@ -8,7 +8,7 @@ import (
 	"helios/internal/philox"
 )
 
-// The policies over one set. Kernel "sets_play" (cuda/kernels) does the same, a warp a set.
+// The policies over one set. Words have 32 bits and a set 32 ways, so that a warp can work on one.
 
 // order is a set's ways from the oldest to the newest.
 func order(s []uint32, ways int) []byte {
