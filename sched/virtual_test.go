@@ -415,7 +415,6 @@ func TestVirtualLabels(t *testing.T) {
 	require.NoError(t, err)
 	var m map[string]any
 	require.NoError(t, json.Unmarshal(b, &m))
-	require.Equal(t, "result", m["event"])
 	require.Equal(t, true, m["modelled"])
 	require.Equal(t, "virtual", m["clock"])
 	require.Equal(t, "h100-pm1753x16", m["hardware"])
