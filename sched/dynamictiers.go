@@ -371,12 +371,12 @@ func (a *dynamicStages) lookup(ctx context.Context, w work) error {
 		}
 		if first {
 			a.tier.NextBatch()
-			if err := e.rec.begin(a.w.p, s.index); err != nil {
+			if err := e.rec.Begin(a.w.p.kind, a.w.p.number, s.index); err != nil {
 				return err
 			}
 		}
 		if w.count > 0 {
-			if err := e.rec.part(op, e.lookupS, w.nodes, w.first, w.count); err != nil {
+			if err := e.rec.Part(op, e.lookupS, w.nodes, w.first, w.count); err != nil {
 				return fmt.Errorf("batch %d: %w", s.index, err)
 			}
 		}

@@ -52,7 +52,7 @@ type engine struct {
 
 	slots      []*slot
 	turn       turns
-	rec        recording
+	rec        prepare.Recording
 	trace      *tracer           // nil without a timeline
 	look       [2]prepare.Stager // nodes, rows
 	lookupS    cuda.Stream
@@ -99,7 +99,7 @@ func newEngine(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs repo
 	}
 	e.Sampling = prepare.New(cfg, in, obs, a.RowType)
 	e.store = store{of: e.Sampling, layout: a.Layout, ssds: a.SSDs}
-	e.rec.of = e.Sampling
+	e.rec.Of = e.Sampling
 	e.others = newOthers(ctx, cfg, in)
 	if err := e.open(ctx, mc); err != nil {
 		return e, errors.Join(err, e.close())
@@ -135,14 +135,14 @@ func (e *engine) open(ctx context.Context, mc gnn.ModelConfig) (err error) {
 		return err
 	}
 	// the trace begins once rows are placed, which may take long
-	if err := e.rec.check(); err != nil {
+	if err := e.rec.Check(); err != nil {
 		return err
 	}
 	if err := e.newTracer(); err != nil {
 		return err
 	}
 	e.onClose(func() error { return errors.Join(e.look[0].Close(), e.look[1].Close()) })
-	e.onClose(e.rec.close)
+	e.onClose(e.rec.Close)
 	e.onClose(e.features.close)
 	e.onClose(e.store.close) // before the tiers, which it may still write to
 	return e.place(ctx)

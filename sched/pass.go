@@ -224,7 +224,7 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 			return stopped
 		}
 		if err == nil && p.first == p.n {
-			err = e.rec.live(p)
+			err = e.rec.Live(p.kind, p.number, p.stats.Since(p.base))
 		}
 		return overdue(err)
 	}

@@ -196,9 +196,9 @@ func (t *plannedTiers) prepare(ctx context.Context, p *pass, end int) (int, erro
 		t.now = now
 		if t.static == nil {
 			c := t.tier.Config()
-			if err := t.e.rec.superbatch(p, trace.Superbatch{First: now.first,
-				Batches: now.end - now.first, GPURows: c.GPUSlots, CPURows: c.CPUSlots,
-				Kept: now.kept}); err != nil {
+			if err := t.e.rec.Superbatch(trace.Superbatch{Kind: p.kind, Epoch: p.number,
+				First: now.first, Batches: now.end - now.first, GPURows: c.GPUSlots,
+				CPURows: c.CPUSlots, Kept: now.kept}); err != nil {
 				return end, errors.Join(err, t.drop())
 			}
 		}
@@ -542,11 +542,11 @@ func (a *plannedStages) lookup(ctx context.Context, w work) error {
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
 	if s.used == 0 {
-		if err := e.rec.begin(p, s.index); err != nil {
+		if err := e.rec.Begin(p.kind, p.number, s.index); err != nil {
 			return err
 		}
 	}
-	if err := e.rec.part(op, e.lookupS, w.nodes, w.first, w.count); err != nil {
+	if err := e.rec.Part(op, e.lookupS, w.nodes, w.first, w.count); err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
 	}
 	x := a.now

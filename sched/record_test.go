@@ -1,20 +1,27 @@
 package sched
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/cache/replay"
 	"helios/cache/trace"
+	"helios/cuda"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/units"
 	"helios/internal/wide"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/virtual"
 )
 
 // replayed holds a trace's live counters against its replay; passes is how many had to be there.
@@ -140,4 +147,83 @@ func TestTraceBeginsAndScores(t *testing.T) {
 		require.Equal(t, scores, f.Totals().Hotness)
 		require.NoError(t, f.Close())
 	}
+}
+
+// The virtual clock's accesses are a real run's, so its trace is that run's to the byte, of every
+// kind of tiers; the run's figures do not depend on it.
+func TestTraceOnTheVirtualClock(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 3, "")
+	var ways []variant
+	for i, v := range slices.Concat([]variant{
+		{"static", caches(5, 10), 3, 2},
+		{"hop by hop", modePipe(plan.ModeHelios, plan.DefaultPipeline, caches(10, 0)), 3, 2},
+		{"all in memory", caches(100, 0), 3, 2},
+		{"no evaluation", func(c *plan.Config) { c.NoEval = true }, 3, 2},
+	}, dynamicWays[:4], plannedWays) {
+		if !wide.Lean() || i < 3 || i%3 == 0 {
+			ways = append(ways, v)
+		}
+	}
+	for _, v := range ways {
+		cfg := small()
+		v.set(&cfg)
+		if c := cfg.WithDefaults(); c.Superbatched() && !c.Planned() {
+			continue // the virtual clock refuses it
+		}
+		cfg.Topology = plan.TopologyMemory
+		if cfg.WithDefaults().Planned() {
+			cfg.SuperbatchDir = t.TempDir()
+		}
+		cfg.Trace = filepath.Join(t.TempDir(), "run.trace")
+		real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+		require.NoError(t, real.err, v.name)
+		want, err := os.ReadFile(cfg.Trace)
+		require.NoError(t, err)
+		cfg.CheckReads = false // nothing is read
+		cfg.Trace = filepath.Join(t.TempDir(), "modelled.trace")
+		model := playVirtual(t, cfg, d, "a100-p5510x12", 3)
+		got, err := os.ReadFile(cfg.Trace)
+		require.NoError(t, err)
+		passes := 2*cfg.Epochs + 1
+		if cfg.NoEval {
+			passes = cfg.Epochs
+		}
+		replayed(t, cfg.Trace, passes)
+		require.True(t, bytes.Equal(want, got), "%s: %d bytes, modelled %d", v.name, len(want),
+			len(got))
+		cfg.Trace = ""
+		require.Equal(t, playVirtual(t, cfg, d, "a100-p5510x12", 3), model, v.name)
+	}
+}
+
+// A modelled run that is interrupted leaves a trace whose whole passes agree, and one that fails
+// leaves none; a file that is there stays.
+func TestTraceOfModelledRunsThatEndEarly(t *testing.T) {
+	d, _ := tiny.open(t)
+	dir := t.TempDir()
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
+	require.NoError(t, err)
+	play := func(ctx context.Context, cfg plan.Config, obs report.Observer) error {
+		_, err := virtual.Run(ctx, cfg, prepare.Inputs{Dev: dev, Dataset: d},
+			cost.Hardware{Profile: hardwareOf(t, "a100-p5510x12"), SSDs: 2}, obs)
+		return err
+	}
+	cfg := small()
+	dynamicWays[1].set(&cfg)
+	cfg.Trace = filepath.Join(dir, "run.trace")
+	ctx, cancel := context.WithCancel(context.Background())
+	err = play(ctx, cfg, report.Observer{Epoch: func(report.EpochResult) { cancel() }})
+	cancel()
+	require.Equal(t, errs.Interrupted, errs.ClassOf(err), "%v", err)
+	replayed(t, cfg.Trace, 2)
+
+	err = play(context.Background(), cfg, report.Observer{})
+	require.Equal(t, errs.Refused, errs.ClassOf(err), "%v", err)
+	replayed(t, cfg.Trace, 2)
+	require.NoError(t, os.Remove(cfg.Trace))
+	require.NoError(t, dev.Close())
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
 }

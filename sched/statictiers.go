@@ -128,11 +128,11 @@ func (a *staticStages) lookup(ctx context.Context, w work) error {
 	defer cancel()
 	if w.count > 0 {
 		if s.used == 0 {
-			if err := e.rec.begin(p, s.index); err != nil {
+			if err := e.rec.Begin(p.kind, p.number, s.index); err != nil {
 				return err
 			}
 		}
-		if err := e.rec.part(op, e.lookupS, w.nodes, w.first, w.count); err != nil {
+		if err := e.rec.Part(op, e.lookupS, w.nodes, w.first, w.count); err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
 		g := &s.segs[s.used]

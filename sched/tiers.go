@@ -92,7 +92,7 @@ func (e *engine) newTiers() (featureTiers, error) {
 func (e *engine) place(ctx context.Context) error {
 	err := e.features.place(ctx)
 	if err == nil {
-		err = e.rec.placed(e.store.layout, e.features)
+		err = e.rec.Placed(e.store.layout, e.features.record)
 	}
 	if err != nil && prepare.Interrupted(ctx) == nil {
 		return overdue(e.shrink(ctx, err))
@@ -104,8 +104,8 @@ func (e *engine) place(ctx context.Context) error {
 func (e *engine) hooks() prepare.Hooks {
 	h := prepare.Hooks{Measure: e.measured,
 		Found: func(start time.Time) { e.trace.run("presample", start) }}
-	if e.rec.on() {
-		h.Scores = e.rec.keepScores
+	if e.rec.On() {
+		h.Scores = e.rec.KeepScores
 	}
 	return h
 }

@@ -143,7 +143,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		obs.TellNote(cfg.Mode + " keeps every row in memory: option cpu-cache has no effect")
 	}
 	obs.TellPlan(e.Config.Operators(e.store.reader != nil))
-	err = e.rec.end(t.train(ctx, in))
+	err = e.rec.End(t.train(ctx, in))
 	if err == nil {
 		err = t.agreeOnEnd(ctx, in)
 	}

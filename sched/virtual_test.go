@@ -451,7 +451,6 @@ func TestVirtualRefusals(t *testing.T) {
 		"option checkpoint": func(c *plan.Config) { c.CheckpointDir = t.TempDir() },
 		"option pipeline":   func(c *plan.Config) { c.Pipeline = "x" },
 		"option gpu-cache":  func(c *plan.Config) { c.GPUCache.Bytes = 200 << 30 },
-		"option trace":      func(c *plan.Config) { c.Trace = "t" },
 		"option tune":       func(c *plan.Config) { c.Tune = plan.TuneQuick },
 	} {
 		cfg := small()

@@ -425,10 +425,8 @@ func (t *trainer) openRun() (out *results, held *sched.Held, err error) {
 		}
 		held = nil
 	}
-	if cfg.Trace != "" { // the run itself makes it
-		if err := orOverwrite(t.files().Claim("--trace", cfg.Trace)); err != nil {
-			return nil, nil, err
-		}
+	if err := t.claimTrace(); err != nil {
+		return nil, nil, err
 	}
 	if !cfg.Resume {
 		out, err = t.openResults(t.env)
@@ -439,6 +437,14 @@ func (t *trainer) openRun() (out *results, held *sched.Held, err error) {
 		cfg.Run = out.run
 	}
 	return out, held, err
+}
+
+// claimTrace finds out before any work whether there may be a trace, which the run itself makes.
+func (t *trainer) claimTrace() error {
+	if t.cfg.Trace == "" {
+		return nil
+	}
+	return orOverwrite(t.files().Claim("--trace", t.cfg.Trace))
 }
 
 // orResume adds the ways out to the refusal of a folder that holds a checkpoint.

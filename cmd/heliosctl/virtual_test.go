@@ -48,6 +48,10 @@ func TestTrainOnTheVirtualClock(t *testing.T) {
 		ok(t, "train", "g", "--clock", "virtual", "--hardware", "a100-p5510x12", "--replicas", "2",
 			"--epochs", "1", "--quiet"))
 
+	ok(t, append(args, "--trace", "t.trace")...)
+	require.Contains(t, ok(t, "cache", "replay", "--trace", "t.trace", "--check"), "equal")
+	require.Contains(t, hc(t, append(args, "--trace", "t.trace")...).errOut, "--overwrite")
+
 	text := ok(t, "train", "g", "--clock", "virtual", "--hardware", "h100-pm1753x16", "--epochs",
 		"1", "--fanout", "5", "--quiet")
 	for _, l := range strings.Split(strings.TrimSpace(text), "\n") {

@@ -67,6 +67,7 @@ type vsuper struct {
 	changes          *superbatch.Changes
 	// fill has the rows of each tier that are read first, where nobody has sampled (planned.made).
 	fill  [2][]int64
+	kept  int64   // slots, the first ones, whose rows it finds there
 	there []int64 // when the changes of each mini-batch that is played are found
 }
 
@@ -120,6 +121,9 @@ func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) e
 		}
 		if x.changes != nil {
 			t.after = &x.changes.After
+		}
+		if err := v.rec.super(x); err != nil {
+			return err
 		}
 		if x.from == x.first {
 			begin := v.m.sim.Now()
@@ -177,6 +181,9 @@ func (v *run) makeSuper(ctx context.Context, x *vsuper, pass string) (err error)
 		x.shapes = append(x.shapes, shape)
 		bytes += shape.Saved
 		v.Observer.TellStep("sample superbatch of "+pass, i-x.first+1, x.end-x.first)
+	}
+	if t.after != nil {
+		x.kept = t.tiers.GPURows + t.tiers.CPURows
 	}
 	if x.changes, err = superbatch.Inspect(ctx, x.files, superbatch.Config{
 		Slots: t.tiers.GPURows + t.tiers.CPURows, GPU: t.tiers.GPURows, Before: t.after,
@@ -271,9 +278,8 @@ func (v *run) inspect(x *vsuper, accesses int64) {
 	m.sim.After(looked, func() {})
 }
 
-// fillPlanned plays the reads of the rows that a superbatch begins with.
-func (v *run) fillPlanned(ctx context.Context, x *vsuper, sum *report.Partial) {
-	t, start := v.planned, v.m.sim.Now()
+// firstRows takes the rows that a superbatch begins with, by tier.
+func (t *planned) firstRows(x *vsuper) [2][]int64 {
 	rows := x.fill
 	if x.changes != nil {
 		for _, m := range x.changes.Fill {
@@ -285,6 +291,13 @@ func (v *run) fillPlanned(ctx context.Context, x *vsuper, sum *report.Partial) {
 		}
 		x.changes.Fill, x.changes.First = nil, nil
 	}
+	return rows
+}
+
+// fillPlanned plays the reads of the rows that a superbatch begins with.
+func (v *run) fillPlanned(ctx context.Context, x *vsuper, sum *report.Partial) {
+	t, start := v.planned, v.m.sim.Now()
+	rows := t.firstRows(x)
 	sum.RowsLoaded += int64(len(rows[0]) + len(rows[1]))
 	commands, bytes := v.readSets(ctx, rows[:])
 	sum.Commands += commands
@@ -304,8 +317,14 @@ func (v *run) plannedShape(x *vsuper, i int) (*cost.Shape, error) {
 	if t.rows, err = x.files.Read(index, t.rows); err != nil {
 		return nil, err
 	}
+	if err := v.rec.Begin(v.src.kind, v.src.epoch, i); err != nil {
+		return nil, err
+	}
 	slots := x.changes.Slots(index)
 	err = v.parts(s, func(from int64, part *cost.Part) error {
+		if err := v.rec.Rows(t.rows[from : from+part.Count]); err != nil {
+			return err
+		}
 		t.misses = t.misses[:0]
 		for k, slot := range slots[from : from+part.Count] {
 			switch {

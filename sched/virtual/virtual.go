@@ -10,6 +10,7 @@ import (
 	"math"
 
 	"helios/cache"
+	"helios/cache/trace"
 	"helios/cuda"
 	"helios/dataset/pages"
 	"helios/gpuio"
@@ -36,7 +37,8 @@ const directAlign = 4096
 // and looked up in the real caches on in's device, while durations come from hw. The topology is in
 // memory where cfg names none. No features are read and nothing is computed, so in needs no SSDs.
 // Equal arguments give equal results. Not modelled: errors and retries, hits of mmap's page cache
-// (each row is a fault), the CPU's own work between operators, the test pass, checkpoints.
+// (each row is a fault), the CPU's own work between operators, the test pass (which a trace has all
+// the same), checkpoints.
 //
 // When ctx ends, the error has class errs.Interrupted and the result holds the epochs that were
 // whole.
@@ -72,16 +74,14 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 	case cfg.Tune != plan.TuneOff:
 		return nil, errs.New(errs.Usage,
 			"option tune measures the first batches of a run that reads; under option clock virtual play other values of option prefetch-depth, option sm-budget or option accumulate instead")
-	case cfg.Trace != "":
-		return nil, errs.New(errs.Usage,
-			"option trace records a run that reads, to hold replays against; under option clock virtual nothing is read: leave one of them out")
 	}
 	s, err := prepare.Open(ctx, cfg, in, obs)
 	if err != nil {
 		return nil, err
 	}
 	v := &run{Sampling: s, plan: s.Config.Schedule(), hw: hw}
-	defer func() { err = errors.Join(err, v.Close()) }()
+	v.rec = recorder{v: v, Recording: prepare.Recording{Of: s}}
+	defer func() { err = errors.Join(err, v.rec.Close(), v.Close()) }()
 	if err := v.open(ctx, in); err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 		Hardware: hw.Profile.Name, SSDModel: v.m.m.ModelName(), SSDs: v.m.m.SSDs(),
 	}
 	v.Observer.TellPlan(v.Config.Operators(v.m.stack != nil))
-	err = v.train(ctx, in, res)
+	err = v.rec.End(v.train(ctx, in, res))
 	res.IO, res.RunInfo = v.io(), v.info()
 	if err == nil {
 		err = v.conserved()
@@ -122,6 +122,7 @@ type run struct {
 	mbs []*graph.MiniBatch // one more than the window's depth
 	src source
 	acc report.AccumulatorInfo
+	rec recorder
 	// filled is the commands of a stack before the present one.
 	filled    int64
 	layout    gpuio.Layout
@@ -151,6 +152,7 @@ type run struct {
 
 // source samples a pass's batches for real, as far ahead as the window has it.
 type source struct {
+	kind, epoch  int // of the pass, for a trace
 	key, next, n int
 	order        prepare.Order
 	lines, count int64 // to be read for the group, batches in it
@@ -198,7 +200,10 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) (err error) {
 	if err := v.openMachine(in.Dataset.Meta.Classes, v.Topology.Wide()); err != nil {
 		return err
 	}
-	sim, ssds := v.m.sim, v.m.m.SSDs()
+	if err := v.rec.Check(); err != nil {
+		return err
+	}
+	sim, ssds, rows := v.m.sim, v.m.m.SSDs(), v.layout
 	// The GPU's memory bounds its tier; the profile says nothing of how much memory the CPU has.
 	b, err := v.Config.TierRows(v.Rows, v.RowBytes, math.MaxInt64/2,
 		int64(v.hw.Profile.GPU.MemoryGiB.Value*(1<<30)))
@@ -226,14 +231,21 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) (err error) {
 		return v.openMega(ctx, b)
 	}
 	if v.Config.Planned() { // superbatches say what comes into the tiers
-		return v.openPlanned(b)
+		if err := v.openPlanned(b); err != nil {
+			return err
+		}
+		return v.rec.Placed(rows, v.rec.tiers(b.GPURows))
 	}
 	v.Presampled = func(mb *graph.MiniBatch) { v.m.presample(cost.ShapeOf(mb)) }
 	placed := b
 	if v.Config.Dynamic() { // lines come into the GPU tier by themselves
 		placed.GPURows, placed.Auto = 0, false
 	}
-	if v.placement, err = v.Choose(ctx, placed, prepare.Hooks{}); err != nil {
+	hooks := prepare.Hooks{}
+	if v.rec.On() {
+		hooks.Scores = v.rec.KeepScores
+	}
+	if v.placement, err = v.Choose(ctx, placed, hooks); err != nil {
 		return err
 	}
 	v.span("presample", 0)
@@ -250,6 +262,9 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) (err error) {
 			return err
 		}
 		if err := v.calibrate(); err != nil {
+			return err
+		}
+		if err := v.rec.Placed(rows, v.rec.tiers(0)); err != nil {
 			return err
 		}
 		return prepare.Interrupted(ctx)
@@ -269,6 +284,9 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) (err error) {
 	v.fill(ctx)
 	if b.GPURows+b.CPURows == v.Rows { // every row is in a tier
 		v.m.stack = nil
+	}
+	if err := v.rec.Placed(rows, v.rec.tiers(int64(len(v.placement.GPU)))); err != nil {
+		return err
 	}
 	return prepare.Interrupted(ctx)
 }
@@ -346,10 +364,18 @@ func (v *run) fill(ctx context.Context) {
 	v.span("fill tiers", start)
 }
 
-// readSets plays reads of rows into tiers, set by set as a real run makes them.
+// readSets plays reads of rows into tiers.
 func (v *run) readSets(ctx context.Context, tiers [][]int64) (commands, bytes int64) {
-	m := v.m
-	rows, off := make([]int64, prepare.FillRows), make([]int64, m.m.SSDs()+1)
+	return planSets(ctx, v, tiers, func(per []int64, size int64) {
+		v.m.stack.SubmitSized(per, size, func(iosim.Times) {})
+		v.m.sim.Run()
+	})
+}
+
+// planSets plans reads of rows into tiers, set by set as a real run makes them.
+func planSets(ctx context.Context, v *run, tiers [][]int64,
+	play func(per []int64, size int64)) (commands, bytes int64) {
+	rows, off := make([]int64, prepare.FillRows), make([]int64, len(v.perSSD)+1)
 	for _, all := range tiers {
 		for at := 0; at < len(all) && ctx.Err() == nil; at += prepare.FillRows {
 			part := all[at:min(at+prepare.FillRows, len(all))]
@@ -359,8 +385,7 @@ func (v *run) readSets(ctx context.Context, tiers [][]int64) (commands, bytes in
 				commands += r.Commands
 				bytes += r.Bytes
 			}
-			m.stack.SubmitSized(per, size, func(iosim.Times) {})
-			m.sim.Run()
+			play(per, size)
 		}
 	}
 	return commands, bytes
@@ -451,7 +476,13 @@ func (v *run) shape(ctx context.Context, i int) (*cost.Shape, error) {
 	if v.dyn != nil {
 		look = v.admit
 	}
+	if err := v.rec.Begin(v.src.kind, v.src.epoch, i); err != nil {
+		return nil, err
+	}
 	if err := v.parts(&s, func(from int64, part *cost.Part) error {
+		if err := v.rec.Part(op, v.lookupS, mb.Nodes.Ptr(), from, part.Count); err != nil {
+			return err
+		}
 		return look(op, mb, from, part)
 	}); err != nil {
 		return nil, fmt.Errorf("batch %d: %w", i, err)
@@ -546,6 +577,9 @@ func (v *run) train(ctx context.Context, in prepare.Inputs, res *report.Modelled
 		res.Epochs = append(res.Epochs, r)
 		v.Observer.TellEpoch(r)
 	}
+	if err := v.rec.test(ctx); err != nil {
+		return v.stopped(v.Config.Epochs-1, err)
+	}
 	return nil
 }
 
@@ -566,7 +600,10 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 	if train {
 		p.first, p.n = v.hw.Limit(p.n)
 	}
-	v.src = source{key: key, n: p.n, order: order}
+	v.src = source{kind: trace.Validate, epoch: epoch, key: key, n: p.n, order: order}
+	if train {
+		v.src.kind = trace.Train
+	}
 	if v.laid != nil {
 		var pack *vpack
 		if train {
@@ -617,6 +654,9 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 	}
 	err := play()
 	p.tell()
+	if err == nil && sum.Batches == order.Len() { // a part of a pass has nothing to be held against
+		err = v.rec.Live(v.src.kind, v.src.epoch, sum)
+	}
 	if err != nil {
 		return report.EpochResult{}, err
 	}
@@ -642,6 +682,7 @@ func newPass(v *run, name string, n int, train bool) *vpass {
 func count(sum *report.Partial, b *vbatch) {
 	sum.Batches++
 	sum.Seeds += b.Seeds
+	sum.Inserted += b.Change.ToGPU + b.Change.ToCPU
 	for _, part := range b.Parts {
 		sum.RowsGPU += part.NGPU
 		sum.RowsCPU += part.NCPU
