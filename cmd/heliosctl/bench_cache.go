@@ -24,7 +24,7 @@ func benchCacheCommand() *cli.Command {
 		Name:  "cache",
 		Usage: "lookups in the static index and in dynamic tiers, audited",
 		Description: "Looks sets of distinct, uniformly random rows up: in the static index, bucketing, slots and the wait for the\n" +
-			"answer included, and in a dynamic GPU tier under each policy (--gpu-share of the rows, filled before it is\n" +
+			"answer included, and in a dynamic GPU tier under each policy (--gpu-cache of the rows, filled before it is\n" +
 			"measured), the plan of the reads included. No row is read from an SSD.\n" +
 			"\"limit\" is what memory allows the static lookup: as many random 64-byte lines of the same index, loaded by as\n" +
 			"many workers, and nothing done with them; \"latency\" is one such load that waits for the one before. Lookups and limit\n" +
@@ -46,12 +46,14 @@ func benchCacheCommand() *cli.Command {
 			hcli.Parsed(&cli.StringFlag{Name: "rows", Value: "1M", Usage: "rows of a lookup"},
 				func(a *cacheBenchArgs) *int64 { return &a.cfg.Rows },
 				func(s string) (int64, error) { return parseCount("rows", s) }),
-			hcli.Float(&cli.Float64Flag{Name: "gpu-share", Value: 0.1,
-				Usage: "of the rows are in the GPU tier"},
-				func(a *cacheBenchArgs) *float64 { return &a.cfg.GPUShare }),
-			hcli.Float(&cli.Float64Flag{Name: "cpu-share", Value: 0.2,
-				Usage: "of the rows are in the static CPU tier"},
-				func(a *cacheBenchArgs) *float64 { return &a.cfg.CPUShare }),
+			hcli.Parsed(&cli.StringFlag{Name: "gpu-cache", Value: "10%",
+				Usage: "`SHARE` of the rows that are in the GPU tier"},
+				func(a *cacheBenchArgs) *float64 { return &a.cfg.GPUShare },
+				parseShare("gpu-cache")).Was("gpu-share"),
+			hcli.Parsed(&cli.StringFlag{Name: "cpu-cache", Value: "20%",
+				Usage: "`SHARE` of the rows that are in the static CPU tier"},
+				func(a *cacheBenchArgs) *float64 { return &a.cfg.CPUShare },
+				parseShare("cpu-cache")).Was("cpu-share"),
 			hcli.Int64(&cli.Int64Flag{Name: "line-rows", Value: 1,
 				Usage: "rows of a line of a dynamic tier"},
 				func(a *cacheBenchArgs) *int64 { return &a.cfg.LineRows }),
@@ -87,6 +89,22 @@ func parseCount(flag, s string) (int64, error) {
 			"--%s %s: give a whole number from 1 to 2^40, such as 1000000 or 100M", flag, s)
 	}
 	return n, nil
+}
+
+// parseShare reads a share of a whole: a percentage, or a number up to 1.
+func parseShare(flag string) func(string) (float64, error) {
+	return func(s string) (float64, error) {
+		number, percent := strings.CutSuffix(strings.TrimSpace(s), "%")
+		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+		if percent {
+			v /= 100
+		}
+		if err != nil || !(v >= 0 && v <= 1) {
+			return 0, errs.New(errs.Usage,
+				"--%s %s: give a share of the rows from 0%% to 100%%, such as 10%%", flag, s)
+		}
+		return v, nil
+	}
 }
 
 func parseCounts(text string) ([]int64, error) {

@@ -16,7 +16,7 @@ func TestBenchCache(t *testing.T) {
 	fakecuda.Control(t, lib, "reset,sms=4,mem=67108864")
 	rows := lines(t, ok(t, "bench", "cache", "--device", "host,cuda", "--nodes", "20K", "--rows",
 		"1K", "--policy", "static,random,sieve", "--line-rows", "3", "--window", "2",
-		"--gpu-share", "0.3", "--seconds", "0.001", "--results", "out.json", "--json"))
+		"--gpu-cache", "30%", "--seconds", "0.001", "--results", "out.json", "--json"))
 	require.Equal(t, rows, lines(t, kept(t, "out.json")))
 	require.Len(t, rows, 6)
 	for i, r := range rows {
@@ -51,15 +51,17 @@ func TestBenchCacheBadInput(t *testing.T) {
 			"static"}, ""},
 		{"an offline policy", nil, "bench cache --policy belady", 2,
 			[]string{"belady", "train's --trace", "replay"}, ""},
-		{"shares of more than all", nil, "bench cache --gpu-share 0.6 --cpu-share 0.5", 2,
-			[]string{"--gpu-share 0.6"}, ""},
+		{"shares of more than all", nil, "bench cache --gpu-cache 60% --cpu-cache 50%", 2,
+			[]string{"--gpu-cache 60%"}, ""},
+		{"a share of bytes", nil, "bench cache --gpu-cache 1MiB", 2,
+			[]string{"--gpu-cache 1MiB", "10%"}, ""},
 		{"lines without rows", nil, "bench cache --line-rows 0", 2, []string{"--line-rows 0"}, ""},
 		{"a window without end", nil, "bench cache --window 65", 2, []string{"--window 65"}, ""},
 		{"no SSD", nil, "bench cache --ssd-count 0", 2, []string{"--ssd-count 0"}, ""},
 		{"no time", nil, "bench cache --seconds 0", 2, []string{"--seconds 0"}, ""},
 		{"more than memory", nil,
-			"bench cache --nodes 100G --policy lru --gpu-share 0.9 --cpu-share 0", 3,
-			[]string{"--gpu-share"}, ""},
+			"bench cache --nodes 100G --policy lru --gpu-cache 90% --cpu-cache 0", 3,
+			[]string{"--gpu-cache"}, ""},
 		{"workers of a GPU", nil, "bench cache --device cuda --workers 1", 2,
 			[]string{"--workers", "host"}, ""},
 	})

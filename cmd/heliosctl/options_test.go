@@ -80,6 +80,11 @@ func TestFormerNames(t *testing.T) {
 	require.NoError(t, os.WriteFile("c.yaml", []byte("stack: sync\nio-stack: sync\n"), 0o600))
 	fails(t, hc(t, append(virtual, "--config", "c.yaml")...), 2, "bench io", "stands twice")
 
+	// A share was a number once.
+	r = hc(t, "bench", "cache", "--gpu-share", "0.6", "--cpu-share", "0.5")
+	require.Equal(t, 2, r.code, r.errOut)
+	require.Contains(t, r.errOut, "--gpu-cache 60% and --cpu-cache 50%")
+
 	require.NotRegexp(t, `--(stack|blocks|only)\b`, ok(t, "bench", "io", "--help"))
 	require.NotContains(t, ok(t, "bench", "io", "--st", "--generate-bash-completion"), "--stack")
 	fails(t, hc(t, "bench", "io", "--blockz", "1"), 2, "bench io", "unknown flag --blockz")

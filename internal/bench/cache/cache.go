@@ -47,8 +47,8 @@ func (c *Config) Check() error {
 			errs.Key("rows"), c.Rows)
 	case !(c.GPUShare >= 0 && c.CPUShare >= 0 && c.GPUShare+c.CPUShare <= 1):
 		return errs.New(errs.Usage,
-			"%v %v and %v %v: give shares from 0 that are at most 1 together",
-			errs.Key("gpu-share"), c.GPUShare, errs.Key("cpu-share"), c.CPUShare)
+			"%v %g%% and %v %g%%: give shares that are at most 100%% together",
+			errs.Key("gpu-cache"), 100*c.GPUShare, errs.Key("cpu-cache"), 100*c.CPUShare)
 	case c.LineRows < 1 || c.LineRows > 1<<12:
 		return errs.New(errs.Usage, "%v %d is not between 1 and %d", errs.Key("line-rows"),
 			c.LineRows, 1<<12)
@@ -154,7 +154,7 @@ func (b *measurement) fits(name string) error {
 		return errs.New(errs.Capability,
 			"%v %d with policy %s takes %s of CPU memory, and %s are available; give fewer, or a smaller %v, %v or %v",
 			errs.Key("nodes"), b.total, name, units.FormatBytes(need), units.FormatBytes(avail),
-			errs.Key("gpu-share"), errs.Key("rows"), errs.Key("window"))
+			errs.Key("gpu-cache"), errs.Key("rows"), errs.Key("window"))
 	}
 	return nil
 }

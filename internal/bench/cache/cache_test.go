@@ -95,7 +95,7 @@ func TestCheck(t *testing.T) {
 	require.NoError(t, good.Check())
 	for key, spoil := range map[string]func(*Config){
 		"rows":      func(c *Config) { c.Rows = 0 },
-		"gpu-share": func(c *Config) { c.GPUShare = 1.5 },
+		"gpu-cache": func(c *Config) { c.GPUShare = 1.5 },
 		"line-rows": func(c *Config) { c.LineRows = 0 },
 		"window":    func(c *Config) { c.Window = 65 },
 		"ssd-count": func(c *Config) { c.SSDs = 0 },
