@@ -163,6 +163,7 @@ var sharedFlags = []string{"dataset", "no-edges", "workers", "device", "kernels"
 type comparer struct {
 	*env
 	*compareArgs
+	far progressOfRuns
 }
 
 // readVariants reads what is to be compared.
@@ -401,7 +402,7 @@ func diskBytes() int64 {
 }
 
 func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
-	c := &comparer{e, a}
+	c := &comparer{env: e, compareArgs: a}
 	vs, err := c.readVariants()
 	if err != nil {
 		return err
@@ -454,6 +455,8 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 	}
 	keys := map[string]string{} // of results that must be the same → the variant that had it first
 	left := map[string]bool{}
+	rest := repeats * len(vs) // runs that are not done
+	c.far = progressOfRuns{ui: e.ui, whole: "compare", runs: int64(rest)}
 	for repeat := range repeats {
 		for i := range vs {
 			v := vs[(i+repeat)%len(vs)] // no variant always follows the same one
@@ -475,12 +478,16 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 				if v.optional && repeat == 0 && (class == errs.Usage ||
 					class == errs.Capability) && ctx.Err() == nil {
 					left[v.name] = true
+					rest -= repeats
+					c.far.end(rest)
 					r.leave(e, v.name, err)
 					continue
 				}
 				return whenStopped(fmt.Errorf("%s, repeat %d: %w", v.name, repeat+1, err),
 					"a comparison saves nothing: start it again")
 			}
+			rest--
+			c.far.end(rest)
 			r.runs = append(r.runs, run)
 			out.event("run", run)
 			if virtual {
@@ -566,10 +573,8 @@ func dropPages(set *ssdSet) {
 func (c *comparer) compareOne(ctx context.Context, v variant, in prepare.Inputs, set *ssdSet,
 	repeat int) (comparedRun, error) {
 	obs := c.observer()
-	step := obs.Step
-	obs.Step = func(stage string, done, total int) {
-		step(fmt.Sprintf("%s, repeat %d: %s", v.name, repeat, stage), done, total)
-	}
+	c.far.begin(fmt.Sprintf("%s, repeat %d", v.name, repeat), v.cfg.WithDefaults().Epochs)
+	obs.Step = c.far.step
 	var at []usage // when training begins, and after each epoch
 	obs.Plan = func(*plan.OpGraph) {
 		if len(at) == 0 {
@@ -602,8 +607,8 @@ func (c *comparer) compareOne(ctx context.Context, v variant, in prepare.Inputs,
 func (c *comparer) playOne(ctx context.Context, v variant, in prepare.Inputs,
 	hw cost.Hardware) (comparedRun, error) {
 	obs := c.observer()
-	step := obs.Step
-	obs.Step = func(stage string, done, total int) { step(v.name+": "+stage, done, total) }
+	c.far.begin(v.name, v.cfg.WithDefaults().Epochs)
+	obs.Step = c.far.step
 	res, err := virtual.Run(ctx, v.cfg, in, hw, obs)
 	if err != nil {
 		return comparedRun{}, err

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -16,8 +15,7 @@ import (
 // what evaluation read beside training.
 type watch struct {
 	*trainer
-	done, total int64  // mini-batches of training, of all epochs
-	part        string // epoch or pass at work
+	far progressOfRuns
 
 	pass             string // that was last heard of
 	now              report.Partial
@@ -36,34 +34,15 @@ func (t *traffic) add(p report.Partial) {
 	t.commands += p.Commands
 }
 
-func newWatch(t *trainer) *watch { return &watch{trainer: t} }
+func newWatch(t *trainer) *watch {
+	return &watch{trainer: t, far: progressOfRuns{ui: t.ui, whole: "train", runs: 1,
+		epochs: int64(max(t.cfg.WithDefaults().Epochs, 1)), silent: t.live}}
+}
 
 func (w *watch) observer() report.Observer {
 	o := w.env.observer()
-	o.Step, o.Live = w.step, w.hear
+	o.Step, o.Live = w.far.step, w.hear
 	return o
-}
-
-// step tells how far training is, evaluation between epochs included: the time that is left is that
-// of the run, and does not begin anew with each epoch.
-func (w *watch) step(stage string, done, total int) {
-	name, in := strings.CutPrefix(stage, "epoch ")
-	epoch, err := strconv.Atoi(name)
-	epochs := int64(max(w.cfg.WithDefaults().Epochs, 1))
-	switch {
-	case in && err == nil:
-		w.total = epochs * int64(total)
-		w.done = int64(epoch-1)*int64(total) + int64(done)
-		w.part = fmt.Sprintf("epoch %d of %d", epoch, epochs)
-	case w.total == 0 || w.done == w.total && stage == "test":
-		w.ui.Progress(stage, int64(done), int64(total))
-		return
-	default:
-		w.part = stage
-	}
-	if !w.live {
-		w.ui.ProgressOf("train", w.part, w.done, w.total)
-	}
 }
 
 // hear takes over what a pass has come to.
@@ -73,7 +52,7 @@ func (w *watch) hear(pass string, p report.Partial) {
 	}
 	w.pass, w.now = pass, p
 	if w.live {
-		w.ui.Live("train", w.done, w.total, w.view)
+		w.ui.Live("train", w.far.done, w.far.total, w.view)
 	}
 }
 
@@ -112,8 +91,9 @@ func (w *watch) besideRows(io report.IOResult) (rows [][]string) {
 // view is what --live shows.
 func (w *watch) view(took, left time.Duration) [][]string {
 	p := w.now
-	head := fmt.Sprintf("%s  %s %.0f%%  %s", w.part, ui.Bar(float64(w.done)/float64(max(w.total, 1)), 20),
-		100*float64(w.done)/float64(max(w.total, 1)), took.Round(time.Second))
+	far := float64(w.far.done) / float64(max(w.far.total, 1))
+	head := fmt.Sprintf("%s  %s %.0f%%  %s", w.far.part, ui.Bar(far, 20), 100*far,
+		took.Round(time.Second))
 	if left > 0 {
 		head += fmt.Sprintf(", %s left", left.Round(time.Second))
 	}

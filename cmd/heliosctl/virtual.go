@@ -104,6 +104,8 @@ func (t *trainer) trainVirtual(ctx context.Context, hw cost.Hardware) (err error
 	}
 	defer closing(&err, s.close)
 	obs := t.observer()
+	far := newWatch(t).far
+	obs.Step = far.step
 	obs.Epoch = func(r report.EpochResult) {
 		out.event("epoch", report.ModelledEpoch{EpochResult: r})
 		t.ui.Printf("modelled epoch %d: %.6g s; %s", r.Epoch, r.Seconds, tierLine(r))
