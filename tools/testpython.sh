@@ -72,6 +72,12 @@ environment plain python/requirements-test.txt
 export HELIOS_WHEELS=$dir/wheels HATCHLING=$dir/plain/bin/hatchling
 echo "testpython: both wheels, built twice"
 wheels
+if command -v "${CXX:-g++}" >/dev/null; then
+	HELIOS_FAKE_LIBCUDA=$(CGO_ENABLED=0 go run ./tools/fakelib -o "$dir/libcuda")
+	export HELIOS_FAKE_LIBCUDA
+else
+	echo "testpython: no C++ compiler (g++, or CXX): THE TESTS OF TENSORS ON A GPU DO NOT RUN"
+fi
 echo "testpython: NumPy alone"
 suite plain "$@"
 if [ "${HELIOS_PYTHON_TORCH:-}" = no ]; then

@@ -560,8 +560,27 @@ func (l *servedLoader) Epoch(ctx context.Context, epoch int, batches []int,
 	emit func(*serve.Batch) error) error {
 	return l.l.Epoch(ctx, epoch, batches, func(b *sched.Loaded) error {
 		return emit(&serve.Batch{Epoch: b.Epoch, Index: b.Index, Seeds: b.Seeds, HopEnd: b.HopEnd,
-			Tensors: l.tensors(b)})
+			HopEdges: hopEdges(b), Tensors: l.tensors(b)})
 	})
+}
+
+// firstOf is the first node of those that the hop before h added; hop 0 has the seeds'.
+func firstOf(b *sched.Loaded, h int) int64 {
+	if h == 0 {
+		return 0
+	}
+	return b.HopEnd[h-1]
+}
+
+// hopEdges counts the edges of edge_index by hop: of each block those of nodes that the hop before
+// added.
+func hopEdges(b *sched.Loaded) []int64 {
+	out := make([]int64, len(b.Blocks))
+	for h := range b.Blocks {
+		k := &b.Blocks[h]
+		out[h] = k.Indptr[k.NumDst] - k.Indptr[firstOf(b, h)]
+	}
+	return out
 }
 
 // tensors are those of docs/PROTOCOL.md.
@@ -571,12 +590,9 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 		Shape: []int64{int64(b.Seeds)}, Bytes: int64(b.Seeds) * 8, Put: func(to []byte) {
 			widen(hostmem.View[int64](to), b.Labels)
 		}}}
-	edges := int64(0) // that edge_index has: of each block those of nodes that the last one added
-	from := func(h int) int64 {
-		if h == 0 {
-			return 0
-		}
-		return b.HopEnd[h-1]
+	edges := int64(0) // that edge_index has
+	for _, n := range hopEdges(b) {
+		edges += n
 	}
 	for h := range b.Blocks {
 		k := &b.Blocks[h]
@@ -587,7 +603,6 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 		if k.Weights != nil {
 			all = append(all, serve.Of("weights."+n, "float32", k.Weights))
 		}
-		edges += k.Indptr[k.NumDst] - k.Indptr[from(h)]
 	}
 	if b.Degrees != nil {
 		all = append(all, serve.Of("degrees", "uint32", b.Degrees))
@@ -597,7 +612,7 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 			pairs, at := hostmem.View[int64](to), int64(0)
 			for h := range b.Blocks {
 				k := &b.Blocks[h]
-				for d := from(h); d < k.NumDst; d++ {
+				for d := firstOf(b, h); d < k.NumDst; d++ {
 					for _, s := range k.Src[k.Indptr[d]:k.Indptr[d+1]] {
 						pairs[at], pairs[edges+at] = int64(s), d
 						at++

@@ -68,6 +68,10 @@ func TestServeOptions(t *testing.T) {
 			require.Equal(t, []string{"x", "n_id", "y"}, []string{b.Tensors[0].Name,
 				b.Tensors[1].Name, b.Tensors[2].Name})
 			require.Equal(t, []int64{b.HopEnd[2], 16}, b.Tensors[0].Shape)
+			require.Len(t, b.HopEdges, 2)
+			last := b.Tensors[len(b.Tensors)-1]
+			require.Equal(t, "edge_index", last.Name)
+			require.Equal(t, []int64{2, b.HopEdges[0] + b.HopEdges[1]}, last.Shape)
 			return nil
 		}))
 		require.Equal(t, l.Batches(), n)

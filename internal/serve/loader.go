@@ -36,14 +36,16 @@ func (l *loader) end(err error) {
 
 // batch is the message of one.
 type batch struct {
-	Type    string   `json:"type"`
-	ID      int      `json:"id"`
-	Epoch   int      `json:"epoch"`
-	Index   int      `json:"index"`
-	Slot    int      `json:"slot"`
-	Seeds   int      `json:"num_seeds"`
-	HopEnd  []int64  `json:"hop_end"`
-	Tensors []tensor `json:"tensors"`
+	Type   string  `json:"type"`
+	ID     int     `json:"id"`
+	Epoch  int     `json:"epoch"`
+	Index  int     `json:"index"`
+	Slot   int     `json:"slot"`
+	Seeds  int     `json:"num_seeds"`
+	HopEnd []int64 `json:"hop_end"`
+	// Clients whose tensors lie on a GPU would have to fetch indptr for them.
+	HopEdges []int64  `json:"hop_edges,omitempty"`
+	Tensors  []tensor `json:"tensors"`
 }
 
 // put writes a batch into a slot, which is then the client's.
@@ -65,7 +67,7 @@ func (l *loader) put(slot int, b *Batch) error {
 	l.of.mu.Unlock()
 	l.of.s.batches.Add(1)
 	return l.of.wrote(l.of.out.post(batch{"batch", l.id, b.Epoch, b.Index, slot, b.Seeds, b.HopEnd,
-		described}, -1))
+		b.HopEdges, described}, -1))
 }
 
 // grow makes a ring of larger slots. The client has the former one's slots until it releases them.

@@ -99,6 +99,7 @@ type DeviceMemory interface {
 type Batch struct {
 	Epoch, Index, Seeds int
 	HopEnd              []int64
+	HopEdges            []int64 // of edge_index
 	Tensors             []Tensor
 }
 

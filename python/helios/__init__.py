@@ -11,6 +11,7 @@ shared memory, without a copy. docs/PYTORCH.md tells more.
 """
 
 from ._batch import Batch, Block
+from ._cuda import DeviceArray
 from ._dataset import Dataset, open  # noqa: A004
 from ._errors import (
     CapabilityError,
@@ -35,6 +36,7 @@ __all__ = [
     "CapabilityError",
     "DaemonDied",
     "Dataset",
+    "DeviceArray",
     "DeviceError",
     "HeliosError",
     "Interrupted",

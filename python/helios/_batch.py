@@ -1,17 +1,19 @@
-"""A mini-batch as NumPy arrays, checked against what it says of itself."""
+"""A mini-batch as arrays of NumPy or of a GPU, checked against what it says of itself."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ._cuda import DeviceArray
 from ._errors import ProtocolError
 from ._ring import is_count
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any] | DeviceArray
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Batch:
         return [b - a for a, b in zip([0, *self.hop_end], self.hop_end, strict=False)]
 
 
-def parse(message: dict[str, Any], arrays: dict[str, tuple[Array, str]]) -> Batch:
+def parse(message: dict[str, Any], arrays: Mapping[str, tuple[Array, str]]) -> Batch:
     """Makes a batch of a message and its arrays, whose sizes have to fit together."""
 
     def wrong(what: str) -> ProtocolError:
@@ -80,12 +82,27 @@ def parse(message: dict[str, Any], arrays: dict[str, tuple[Array, str]]) -> Batc
             raise wrong(f"tensor {name} has the shape {list(a.shape)}, not {list(shape)}")
         return a
 
+    edges = message.get("hop_edges")
+    if edges is not None and (
+        not isinstance(edges, list)
+        or len(edges) != len(hop_end) - 1
+        or not all(is_count(n) for n in edges)
+    ):
+        raise wrong(f"hop_edges is {edges!r}, of {len(hop_end) - 1} hops")
+    counted = []
+
     blocks = []
     for h, (num_dst, num_src) in enumerate(itertools.pairwise(hop_end)):
         indptr = array(f"indptr.{h}", "int64", (num_dst + 1,))
         src = array(f"src.{h}", "int64", (None,))
-        if indptr[0] != 0 or indptr[-1] != len(src):
+        if isinstance(indptr, DeviceArray):  # the message tells it, for the GPU does not at once
+            if edges is None or edges[h] > len(src):
+                raise wrong(f"hop_edges is {edges!r}, and src.{h} has {len(src)} edges")
+            counted.append(edges[h])
+        elif indptr[0] != 0 or indptr[-1] != len(src):
             raise wrong(f"indptr.{h} runs from {indptr[0]} to {indptr[-1]} over {len(src)} edges")
+        else:
+            counted.append(int(indptr[-1] - indptr[hop_end[h - 1] if h else 0]))
         weights = None
         if f"weights.{h}" in arrays:
             weights = array(f"weights.{h}", "float32", (None,))
@@ -101,12 +118,11 @@ def parse(message: dict[str, Any], arrays: dict[str, tuple[Array, str]]) -> Batc
         y=array("y", "int64", (seeds,)),
         edge_index=array("edge_index", "int64", (2, None)),
         blocks=blocks,
-        num_sampled_edges=[
-            int(b.indptr[-1] - b.indptr[first])
-            for b, first in zip(blocks, [0, *hop_end], strict=False)
-        ],
+        num_sampled_edges=counted,
         x_dtype=arrays["x"][1],
     )
+    if edges is not None and edges != counted:
+        raise wrong(f"hop_edges is {edges}, and the blocks have {counted}")
     if sum(batch.num_sampled_edges) != batch.edge_index.shape[1]:
         raise wrong(
             f"edge_index has {batch.edge_index.shape[1]} edges and the blocks "

@@ -6,15 +6,17 @@ import copy
 import fcntl
 import os
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from . import _batch, _ring
+from . import _batch, _cuda
 from ._batch import Batch
+from ._cuda import GpuRing
 from ._dataset import Dataset
-from ._errors import HeliosError, ProtocolError, UsageError
+from ._errors import CapabilityError, DeviceError, HeliosError, ProtocolError, UsageError
 from ._ring import Ring, is_count
 from ._session import Session
 from ._wire import close_all
@@ -23,6 +25,9 @@ Item = TypeVar("Item")
 
 # Options that have a parameter of their own.
 _NAMED = {"fanout": "num_neighbors", "batch-size": "batch_size", "seed": "seed"}
+
+#: where batches lie: in the CPU's memory, on the daemon's GPU, or there where that goes
+DEVICES = ("cpu", "cuda", "auto")
 
 
 class _Remote:
@@ -38,26 +43,40 @@ class _Remote:
         self.id = number
         self.batches = batches
         self.held: set[int] = set()
+        # Slots of held whose tensors have gone, though kernels may still read them. Garbage
+        # collection appends here, at any moment.
+        self._dead: deque[int] = deque()
         self.bytes_ssd: int | None = None
-        self.ring = self._map(slots, slot_bytes, fds)
+        self.ring = self._map(message, fds)
         self.slots = self.ring.slots
+        self.lost = False  # we lack the ring that the daemon uses
         self.running = False  # an epoch is under way
         self.stopping = False  # it is to stop; what comes until "stopped" is given back
 
     @staticmethod
-    def _map(slots: Any, slot_bytes: Any, fds: list[int]) -> Ring:
+    def _map(message: Mapping[str, Any], fds: list[int]) -> Ring | GpuRing:
+        slots, slot_bytes, device, file_bytes = (
+            message.get(k) for k in ("slots", "slot_bytes", "device", "file_bytes")
+        )
         try:
             if not (is_count(slots) and is_count(slot_bytes)) or len(fds) != 1:
                 raise ProtocolError(
                     f"the daemon made a ring of {slots!r} slots of {slot_bytes!r} bytes with "
                     f"{len(fds)} descriptors"
                 )
-            return Ring(fds[0], slots, slot_bytes)
+            if device is None:
+                return Ring(fds[0], slots, slot_bytes)
+            if not isinstance(device, str) or not is_count(file_bytes):
+                raise ProtocolError(
+                    f"the daemon made a ring of {file_bytes!r} bytes on device {device!r}"
+                )
+            return GpuRing(fds[0], slots, slot_bytes, device, file_bytes)
         finally:
             close_all(fds)
 
     def start(self, epoch: int, first: int) -> None:
         """Begins an epoch, after the end of the one before."""
+        self._settle()
         self.abandon()
         while self.stopping:
             message, fds = self.session.next_of(self.id)
@@ -80,6 +99,8 @@ class _Remote:
 
     def next(self, copy: bool) -> Batch | None:
         """Returns the next batch of the epoch; None at its end."""
+        if len(self.held) > self.slots // 2:  # seldom, for the GPU runs dry meanwhile
+            self._settle()
         while True:
             try:
                 message, fds = self.session.next_of(self.id)
@@ -100,9 +121,16 @@ class _Remote:
 
     def _grow(self, message: Mapping[str, Any], fds: list[int]) -> None:
         """Takes the place of the ring; batches that lie in the former one keep it alive."""
-        ring = self._map(message.get("slots"), message.get("slot_bytes"), fds)
+        try:
+            ring = self._map(message, fds)
+        except BaseException:
+            self.lost = True  # batches to come lie where we cannot see them
+            self.session.forget(self.id)
+            raise
         if ring.slots != self.slots:
             raise ProtocolError(f"the daemon made {ring.slots} slots of {self.slots}")
+        if ring.on_gpu != self.ring.on_gpu:
+            raise ProtocolError("the daemon moved a ring to another device")
         self.ring = ring
 
     def _slot(self, message: Mapping[str, Any]) -> int:
@@ -116,22 +144,42 @@ class _Remote:
 
     def _take(self, message: dict[str, Any], copy: bool) -> Batch:
         slot = self._slot(message)
-        owner = self.ring.slot(slot)
-        arrays = _ring.tensors(message.get("tensors"), self.ring.slot_bytes, owner)
         # One slot stays free, so that the daemon can go on whatever the user keeps.
-        if copy or len(self.held) + 1 >= self.slots:
-            batch = _batch.parse(message, {k: (a.copy(), kind) for k, (a, kind) in arrays.items()})
-            del owner, arrays
+        if len(self.held) + 1 >= self.slots:
+            self._settle()
+        copy = copy or len(self.held) + 1 >= self.slots
+        try:
+            arrays, owner = self.ring.take(message.get("tensors"), slot, copy)
+        except CapabilityError:  # no memory for a copy, which was not begun
             self._release(slot)
-            return batch
+            raise
+        if owner is None:
+            self._release(slot)
+            return _batch.parse(message, arrays)
         batch = _batch.parse(message, arrays)
         self.held.add(slot)
-        weakref.finalize(owner, self._give_back, slot).atexit = False
+        weakref.finalize(owner, self._give_back, slot, self.ring.on_gpu).atexit = False
         return batch
 
-    def _give_back(self, slot: int) -> None:
+    def _give_back(self, slot: int, on_gpu: bool) -> None:
+        """Notes that the last tensor in a slot has gone; called by garbage collection."""
+        if on_gpu:
+            self._dead.append(slot)
+            return
         self.held.discard(slot)
         self._release(slot)
+
+    def _settle(self) -> None:
+        """Gives slots on the GPU back, once the kernels that may read them have ended."""
+        dead = list(self._dead)
+        if not dead:
+            return
+        if isinstance(self.ring, GpuRing):
+            self.ring.gpu.synchronize()
+        for slot in dead:
+            self._dead.popleft()
+            self.held.discard(slot)
+            self._release(slot)
 
     def _release(self, slot: int) -> None:
         self.session.release(self.id, slot)
@@ -157,6 +205,8 @@ class Loader(Generic[Item]):
         *,
         slots: int = 4,
         copy: bool = False,
+        device: Any = "cpu",
+        daemon_device: str | None = None,
         **options: Any,
     ) -> None:
         """Makes the loader, on the daemon's side too.
@@ -172,6 +222,10 @@ class Loader(Generic[Item]):
             rank, world_size: this process gets the batches i with i % world_size == rank.
             slots: batches in shared memory. All but one can be held without a copy.
             copy: copy each batch out of shared memory.
+            device: where batches lie: ``"cpu"``; ``"cuda"``, on the GPU that the daemon runs on;
+                or ``"auto"``, there where that goes.
+            daemon_device: what the daemon samples and reads with, ``--device`` of ``train``:
+                ``"auto"`` (a GPU if there is one), ``"host"``, ``"cuda"`` or ``"cuda:1"``.
             options: those of ``heliosctl train``, such as ``sampler="labor"``, ``mode="cpu"`` or
                 ``gpu_cache="5%"``: a flag's name with underscores.
         """
@@ -188,6 +242,14 @@ class Loader(Generic[Item]):
         for key, parameter in _NAMED.items():
             if key in keys:
                 raise UsageError(f"{key} is the parameter {parameter}")
+        self._device = str(device)
+        if self._device not in DEVICES:
+            raise UsageError(
+                f"device {self._device!r}: batches lie on {', '.join(DEVICES[:-1])} or "
+                f"{DEVICES[-1]}; daemon_device names what the daemon works with"
+            )
+        if daemon_device is not None:
+            keys["device"] = daemon_device
         if not num_neighbors:
             raise UsageError("num_neighbors is empty; give a number for each hop, such as [10, 5]")
         self._request: dict[str, Any] = {
@@ -214,11 +276,44 @@ class Loader(Generic[Item]):
 
     def _connected(self) -> _Remote:
         session, handle = self.dataset.session()
-        if self._remote is not None and self._remote.session is session:
-            return self._remote
+        have = self._remote
+        if have is not None and have.session is session and not have.lost:
+            return have
+        device = self._usable_device()
+        try:
+            remote = self._open(session, handle, device)
+        except CapabilityError:
+            if device != "auto":
+                raise
+            remote = self._open(session, handle, "cpu")
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, session.forget, remote.id)
+        self._finalizer.atexit = False
+        self._remote = remote
+        return remote
+
+    def _usable_device(self) -> str:
+        """Returns the device to ask for; ``auto`` is the CPU where this process has no GPU."""
+        if self._device != "cpu":
+            try:
+                self._check_gpu()
+                _cuda.driver()
+            except CapabilityError:
+                if self._device != "auto":
+                    raise
+                return "cpu"
+        return self._device
+
+    def _check_gpu(self) -> None:
+        """Raises a CapabilityError where the items that this loader makes cannot lie on a GPU."""
+
+    def _open(self, session: Session, handle: int, device: str) -> _Remote:
+        request = {"type": "loader", "handle": handle, **self._request}
+        if device != "cpu":
+            request["device"] = device
         fds: list[int] = []
         try:
-            request = {"type": "loader", "handle": handle, **self._request}
             if self._nodes is not None:
                 fds.append(_in_memory(self._nodes))
             message, received = session.ask(request, "loader", fds)
@@ -226,14 +321,22 @@ class Loader(Generic[Item]):
             close_all(fds)
         try:
             remote = _Remote(session, message, received)
+        except (CapabilityError, DeviceError):
+            session.forget(message["id"])
+            raise
         except BaseException:
+            close_all(received)
             session.close()
             raise
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, session.forget, remote.id)
-        self._finalizer.atexit = False
-        self._remote = remote
+        if device == "cuda" and not remote.ring.on_gpu:
+            session.forget(remote.id)
+            raise CapabilityError(
+                "device cuda: this daemon gives batches in the CPU's memory alone; it is older "
+                "than this package"
+            )
+        if device == "cpu" and remote.ring.on_gpu:
+            session.close()
+            raise ProtocolError("the daemon made a ring on a GPU for device cpu")
         return remote
 
     def __len__(self) -> int:
@@ -274,6 +377,12 @@ class Loader(Generic[Item]):
     def world_size(self) -> int:
         """How many ranks share an epoch."""
         return int(self._request["world"])
+
+    @property
+    def device(self) -> str:
+        """Where batches lie: ``"cpu"``, or ``"cuda:0"`` as PyTorch numbers GPUs."""
+        ring = self._connected().ring
+        return f"cuda:{ring.gpu.number}" if isinstance(ring, GpuRing) else "cpu"
 
     def _part(self, number: int, of: int) -> Loader[Item]:
         """Returns a loader of every of-th batch of this one, from its next one but number on."""
@@ -477,7 +586,10 @@ def _in_memory(nodes: np.ndarray[Any, Any]) -> int:
 
 
 class NumpyLoader(Loader[Batch]):
-    """Mini-batches as :class:`helios.Batch` of NumPy arrays."""
+    """Mini-batches as :class:`helios.Batch` of NumPy arrays.
+
+    With ``device="cuda"`` they are of :class:`helios.DeviceArray`, which CuPy and JAX take.
+    """
 
     def _convert(self, batch: Batch) -> Batch:
         return batch

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ._batch import Batch, Block
+from ._cuda import DeviceArray
+from ._errors import CapabilityError
 from ._loader import Loader
 
 
@@ -29,6 +31,8 @@ def _kinds() -> tuple[Any, Any, Any]:
 def _edges(block: Block) -> Any:
     import numpy as np
 
+    if isinstance(block.indptr, DeviceArray):
+        raise CapabilityError("adjs: edges on a GPU are made by PyTorch, which is not installed")
     dst = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
     return np.stack([block.src, dst])
 
@@ -50,8 +54,15 @@ class NeighborLoader(Loader[Any]):
     ========================  ===================================================================
 
     Without PyG the batch is a plain object with these attributes; without PyTorch they are NumPy
-    arrays. ``y`` has the seeds' labels only: ``batch.y[:batch.batch_size]`` works as with PyG.
+    arrays, or with ``device="cuda"`` :class:`helios.DeviceArray`. ``y`` has the seeds' labels only:
+    ``batch.y[:batch.batch_size]`` works as with PyG.
     """
+
+    def _check_gpu(self) -> None:
+        if _kinds()[1] is not None:
+            from .torch import check_gpu
+
+            check_gpu()
 
     def _convert(self, batch: Batch) -> Any:
         kind, convert, _ = _kinds()

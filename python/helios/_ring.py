@@ -11,6 +11,8 @@ import ctypes
 import math
 import mmap
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -31,8 +33,14 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+Owner = ctypes.Array[ctypes.c_char]
+Arrays = dict[str, tuple[np.ndarray[Any, Any], str]]
+
+
 class Ring:
     """slots × slot_bytes of shared memory."""
+
+    on_gpu = False
 
     def __init__(self, fd: int, slots: int, slot_bytes: int) -> None:
         """Maps the file; the caller keeps fd."""
@@ -52,47 +60,76 @@ class Ring:
         except (OSError, ValueError) as e:
             raise ProtocolError(f"the daemon's ring cannot be mapped: {e}") from None
 
-    def slot(self, number: int) -> ctypes.Array[ctypes.c_char]:
-        """Returns a new owner of a slot's memory, which lives as long as what is made of it."""
+    def take(self, described: object, slot: int, copy: bool) -> tuple[Arrays, Owner | None]:
+        """Returns the arrays of a batch, and what lives as long as one that lies in the slot."""
         kind = ctypes.c_char * self.slot_bytes
-        return kind.from_buffer(self._map, number * self.slot_bytes)
+        owner = kind.from_buffer(self._map, slot * self.slot_bytes)
+        arrays = tensors(described, self.slot_bytes, owner)
+        if copy:
+            return {k: (a.copy(), kind) for k, (a, kind) in arrays.items()}, None
+        return arrays, owner
 
 
-def tensors(
-    described: object, slot_bytes: int, owner: ctypes.Array[ctypes.c_char]
-) -> dict[str, tuple[np.ndarray[Any, Any], str]]:
+@dataclass(frozen=True)
+class Place:
+    """Where in a slot a tensor lies."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """The byte behind its last."""
+        return self.offset + self.count * DTYPES[self.kind].itemsize
+
+
+def tensors(described: object, slot_bytes: int, owner: Owner) -> Arrays:
     """Returns the arrays that a batch's message describes, by name, with their type's name.
 
-    They lie in owner and keep it alive. Whatever the message says, none reaches beyond the slot.
+    They lie in owner and keep it alive.
+    """
+    out: Arrays = {}
+    memory = memoryview(owner)
+    for p in places(described, slot_bytes):
+        dtype = DTYPES[p.kind]
+        flat = np.frombuffer(memory, dtype, p.count, p.offset) if p.count else np.empty(0, dtype)
+        out[p.name] = flat.reshape(p.shape), p.kind
+    return out
+
+
+def places(described: object, slot_bytes: int) -> Iterator[Place]:
+    """Yields where the tensors lie that a batch's message describes.
+
+    Whatever the message says, none reaches beyond the slot.
     """
     if not isinstance(described, list):
         raise ProtocolError("the daemon sent a batch without a list of tensors")
-    out: dict[str, tuple[np.ndarray[Any, Any], str]] = {}
-    memory = memoryview(owner)
+    seen: set[str] = set()
     for d in described:
         if not isinstance(d, dict):
             raise ProtocolError("the daemon described a tensor by something that is no object")
         name, kind, shape, offset = (d.get(k) for k in ("name", "dtype", "shape", "offset"))
-        if not isinstance(name, str) or name in out:
+        if not isinstance(name, str) or name in seen:
             raise ProtocolError(f"the daemon named a tensor {name!r}, or named it twice")
-        dtype = DTYPES.get(kind) if isinstance(kind, str) else None
-        if dtype is None:
+        seen.add(name)
+        if not isinstance(kind, str) or kind not in DTYPES:
             raise ProtocolError(f"the daemon sent tensor {name} with the unknown type {kind!r}")
         if not isinstance(shape, list) or not all(is_count(n) for n in shape) or len(shape) > 8:
             raise ProtocolError(f"the daemon sent tensor {name} with the shape {shape!r}")
-        count = math.prod(shape)
-        if (
-            not is_count(offset)
-            or offset % ALIGNMENT
-            or offset + count * dtype.itemsize > slot_bytes
-        ):
+        place = Place(name, kind, tuple(shape), offset if is_count(offset) else -1)
+        if place.offset < 0 or place.offset % ALIGNMENT or place.end > slot_bytes:
             raise ProtocolError(
-                f"the daemon put tensor {name} of {count} × {kind} at byte {offset!r} of a slot of "
-                f"{slot_bytes}"
+                f"the daemon put tensor {name} of {place.count} × {kind} at byte {offset!r} of a "
+                f"slot of {slot_bytes}"
             )
-        flat = np.frombuffer(memory, dtype, count, offset) if count else np.empty(0, dtype)
-        out[name] = flat.reshape(shape), str(kind)
-    return out
+        yield place
 
 
 def is_count(n: object) -> TypeGuard[int]:

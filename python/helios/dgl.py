@@ -25,6 +25,12 @@ class DataLoader(_Loader[Item]):
     that of their source.
     """
 
+    def _check_gpu(self) -> None:
+        raise CapabilityError(
+            'device cuda: helios.dgl makes blocks in the CPU\'s memory; give device="cpu" and '
+            "move them, or use helios.torch.Loader"
+        )
+
     def _convert(self, batch: Batch) -> Item:
         b = tensors(batch)
         blocks = []

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ._batch import Batch, Block
+from ._cuda import DeviceArray
 from ._errors import CapabilityError
 from ._loader import Loader as _Loader
 
@@ -26,6 +27,8 @@ _SIGNED = {"uint32": np.int32}
 
 def tensor(a: Any, kind: str = "") -> torch.Tensor:
     """Returns an array as a tensor on the same memory, which it keeps alive."""
+    if isinstance(a, DeviceArray):
+        return torch.from_dlpack(a.view("int32") if kind in _SIGNED else a)
     if kind in _SIGNED:
         a = a.view(_SIGNED[kind])
     elif a.dtype == np.uint16:
@@ -34,6 +37,19 @@ def tensor(a: Any, kind: str = "") -> torch.Tensor:
         warnings.filterwarnings("ignore", message=".*not writable.*")
         t = torch.from_numpy(a)
     return t.view(_VIEWS[kind]) if kind in _VIEWS else t
+
+
+def check_gpu() -> None:
+    """Raises a CapabilityError where PyTorch has no GPU."""
+    if torch.version.cuda is None:
+        raise CapabilityError(
+            f"device cuda: PyTorch {torch.__version__} is built without CUDA; install a build with "
+            'it, or give device="cpu"'
+        )
+    if not torch.cuda.is_available():
+        raise CapabilityError(
+            'device cuda: PyTorch finds no GPU here (torch.cuda.is_available()); give device="cpu"'
+        )
 
 
 def tensors(batch: Batch) -> Batch:
@@ -64,6 +80,9 @@ class Loader(_Loader[Batch]):
     ``x`` is [rows, dim], ``y`` int64 [num_seeds], ``n_id`` int64 [rows], ``edge_index`` int64
     [2, edges]; ``blocks[h]`` has what hop h drew, by destination.
     """
+
+    def _check_gpu(self) -> None:
+        check_gpu()
 
     def _convert(self, batch: Batch) -> Batch:
         return tensors(batch)
@@ -134,8 +153,10 @@ class IterableDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 def block_edges(block: Block) -> torch.Tensor:
     """Returns the edges of a block, int64 [2, edges]: source, destination; positions in n_id."""
-    dst = torch.arange(block.num_dst).repeat_interleave(block.indptr[1:] - block.indptr[:-1])
+    dst = torch.arange(block.num_dst, device=block.indptr.device).repeat_interleave(
+        block.indptr[1:] - block.indptr[:-1]
+    )
     return torch.stack([block.src, dst])
 
 
-__all__ = ["IterableDataset", "Loader", "block_edges", "tensor", "tensors"]
+__all__ = ["IterableDataset", "Loader", "block_edges", "check_gpu", "tensor", "tensors"]

@@ -51,3 +51,23 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> str:
         check=True,
     )
     return str(out)
+
+
+@pytest.fixture(scope="session")
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The fake libcuda: $HELIOS_FAKE_LIBCUDA, or built from this checkout."""
+    named = os.environ.get("HELIOS_FAKE_LIBCUDA")
+    if named:
+        return named
+    go = shutil.which("go")
+    if go is None or shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("the fake libcuda is built by Go and a C++ compiler, or HELIOS_FAKE_LIBCUDA")
+    out = tmp_path_factory.mktemp("libcuda")
+    subprocess.run(
+        [go, "run", "-trimpath", "./tools/fakelib", "-o", str(out)],
+        cwd=REPOSITORY,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return str(out / "libcuda.so.1")
