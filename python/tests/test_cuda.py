@@ -182,6 +182,25 @@ def test_slots_are_released_once(gpu, fake):
         server.wait(lambda: len(theirs.released) >= 8)
 
 
+def test_slots_that_wait_are_given_back(gpu, fake):
+    """Before a batch would be copied for lack of slots, and with the next epoch."""
+    server = fake(GpuPeer)
+    with opened(server) as ds:
+        it = iter(helios.NumpyLoader(ds, device="cuda", slots=2))
+        for i in range(5):
+            batch = next(it)
+            check(batch, 0, i)
+            del batch
+        assert gpu.calls("cuMemAlloc_v2") == 0
+        loader = helios.NumpyLoader(ds, device="cuda", slots=16)
+        assert len(list(loader)) == 5
+        theirs = server.peers[0].loaders[2]
+        assert theirs.released == []
+        kept = next(iter(loader))
+        server.wait(lambda: sorted(theirs.released) == [0, 1, 2, 3, 4])
+        check(kept, 1, 0)
+
+
 @pytest.mark.parametrize("more", [{"copy": True}, {"slots": 2}, {"slots": 1}])
 def test_copies(gpu, fake, more):
     """A batch that is copied lies in memory of our own, which goes with it."""
@@ -253,8 +272,10 @@ def taken(array, **arguments):
 USED = b"used_dltensor"
 
 
-def test_capsules(gpu, fake):
+def test_capsules(gpu, fake, monkeypatch):
     """The struct that consumers read, and what it keeps until they give it back."""
+    freed, free = [], _cuda._libc.free
+    monkeypatch.setattr(_cuda._libc, "free", lambda at: (freed.append(at), free(at)))
     server = fake(GpuPeer)
     with opened(server) as ds:
         loader = helios.NumpyLoader(ds, device="cuda", slots=4)
@@ -286,6 +307,8 @@ def test_capsules(gpu, fake):
             ctypes.CFUNCTYPE(None, ctypes.c_void_p)(m.deleter)(at)
         assert list(remote._dead) == [0]
         assert _cuda._out == {}
+        assert len(freed) == 3
+        assert freed[1:] == [pointer, ids_pointer]
         last = next(it)
         for more in ({"dl_device": (1, 0)}, {"copy": True}):
             with pytest.raises(BufferError):
@@ -492,7 +515,7 @@ def test_a_ring_that_is_no_ring(gpu, fake, lies, want):
         helios.NumpyLoader(ds, device="cuda")
 
 
-@pytest.mark.parametrize("edges", [None, [6], [7, 4], [6, 99], [6, -4], "64", [3, 7]])
+@pytest.mark.parametrize("edges", [None, [6], [7, 4], [7, 3], [6, 99], [6, -4], "64", [3, 7]])
 def test_edges_that_do_not_fit(gpu, fake, edges):
     # The last one's sum fits: only the blocks tell, which are read on the CPU alone.
     device = "cpu" if edges == [3, 7] else "cuda"
