@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -618,6 +620,19 @@ def test_tensors(gpu, fake, wrapped, monkeypatch):
             wrapped.seen.clear()
 
 
+def test_without_pytorch(gpu, fake):
+    """PyG's batch is an object of arrays that others take by DLPack."""
+    if importlib.util.find_spec("torch"):
+        pytest.skip("PyTorch is installed")
+    with opened(fake(GpuPeer)) as ds:
+        batch = next(iter(helios.NeighborLoader(ds, device="cuda")))
+        assert isinstance(batch.x, helios.DeviceArray)
+        assert batch.edge_index.numpy().tolist() == expected(0, 0)["edge_index"].tolist()
+        assert batch.num_sampled_edges == GpuPeer.edges
+        with pytest.raises(helios.CapabilityError, match="made by PyTorch"):
+            helios.adjs(batch)
+
+
 def test_the_real_daemon(gpu, binary, tmp_path, monkeypatch):
     """heliosctl's GPU is another process's fake: its batches are those of the CPU's ring."""
     monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
@@ -626,7 +641,7 @@ def test_the_real_daemon(gpu, binary, tmp_path, monkeypatch):
     def run(*arguments):
         helios.run(*arguments, binary=binary)
 
-    run("generate", "--nodes=600", "--dim=16", f"--out={tmp_path / 'g'}")
+    run("generate", "--nodes=600", "--dim=256", f"--out={tmp_path / 'g'}")
     run("bind-ssds", f"--proxy={tmp_path / 'a.img'}", "--size=16MiB")
     run("load", str(tmp_path / "g"))
     options = {"mode": "helios", "gpu_cache": "16KiB", "cpu_cache": "0", "hotness": "degree"}
@@ -645,9 +660,16 @@ def test_the_real_daemon(gpu, binary, tmp_path, monkeypatch):
                 assert got.keys() == want.keys()
                 for name, array in want.items():
                     assert np.array_equal(got[name], array), name
-    gc.collect()
-    assert gpu.calls("cuMemImportFromShareableHandle") >= 2
-    assert gpu.live()["reserved"] == 0
+        # Rows of a batch are larger than the first slots, so each ring was replaced once.
+        assert gpu.calls("cuMemImportFromShareableHandle") == 4
+        gc.collect()
+        assert gpu.live()["reserved"] == 0
+        it = iter(helios.NumpyLoader(ds, [3, 2], device="cuda", **options))
+        batch = next(it)
+        os.kill(ds.session()[0].daemon_pid, signal.SIGKILL)
+        ds.close()  # waits for its end
+        for name, array in copied(batch).items():
+            assert np.array_equal(array, seen["cpu"][0][name]), name
 
 
 def copied(batch):
