@@ -143,6 +143,36 @@ func TestDegrees(t *testing.T) {
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 }
 
+// Whatever a file of degrees holds, it is refused, or gives a graph whose nodes that have edges are
+// drawn, and no other.
+func FuzzDegrees(f *testing.F) {
+	f.Add([]byte("# degree nodes\n1 900\n91,100\n0 5\n"), 0.5)
+	f.Add([]byte("1 1"), 0.999999999)
+	f.Add([]byte("1099511627776 64\n0 1099511627000\n"), 0.0)
+	f.Add([]byte("3;4\n3\t4\n\n"), 0.3)
+	f.Add([]byte("-1 1\n"), 0.1)
+	f.Fuzz(func(t *testing.T, text []byte, u float64) {
+		p, err := parseDegrees("d", text)
+		if err != nil {
+			require.Equal(t, errs.Usage, errs.ClassOf(err))
+			return
+		}
+		n, m, ok := p.Totals()
+		require.True(t, ok && n >= 1 && n <= maxNodes && m >= 1 && m <= 64*maxNodes, "%d, %d", n, m)
+		if !(u >= 0 && u < 1) {
+			return
+		}
+		r := p.rank(u, n)
+		require.True(t, r >= 0 && r < n)
+		require.Positive(t, p.chance(float64(r), n), "rank %d of %d has no edge", r, n)
+		mean := float64(m) / float64(n)
+		for _, fanout := range []int{-1, 1, 10, 1 << 20} {
+			d := p.drawn(fanout, mean)
+			require.True(t, d >= 0 && d <= mean*(1+1e-9), "%v of %v at fanout %d", d, mean, fanout)
+		}
+	})
+}
+
 func TestSkewsThatAreRefused(t *testing.T) {
 	for _, text := range []string{"", "zipf:", "zipf:-1", "zipf:NaN", "10%", "10:70", "0%:70%",
 		"10%:100%", "70%:10%", "10%:NaN%"} {

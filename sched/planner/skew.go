@@ -2,6 +2,7 @@ package planner
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"fmt"
 	"math"
@@ -83,9 +84,16 @@ func ReadDegrees(path string) (*Popularity, error) {
 	if err != nil {
 		return nil, errs.With(errs.Usage, fmt.Errorf("degree distribution: %w", err))
 	}
+	return parseDegrees(path, text)
+}
+
+// parseDegrees is ReadDegrees of what a file holds.
+func parseDegrees(path string, text []byte) (*Popularity, error) {
 	p := &Popularity{by: "degree distribution " + path}
-	lines := bufio.NewScanner(strings.NewReader(string(text)))
-	for n := 1; lines.Scan(); n++ {
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	n := 0
+	for lines.Scan() {
+		n++
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
@@ -114,7 +122,7 @@ func ReadDegrees(path string) (*Popularity, error) {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return nil, errs.New(errs.Usage, "degree distribution %s: %w", path, err)
+		return nil, errs.New(errs.Usage, "degree distribution %s, line %d: %w", path, n+1, err)
 	}
 	slices.SortFunc(p.groups, func(a, b degreeGroup) int { return cmp.Compare(b.degree, a.degree) })
 	nodes, mass := 0.0, 0.0

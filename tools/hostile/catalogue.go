@@ -21,8 +21,8 @@ const (
 // catalogue is every hostile input. A reader that takes a new format gets its cases here.
 func catalogue() []hostileCase {
 	return slices.Concat(arrayCases(), splitCases(), archiveCases(), edgeCases(), pickleCases(),
-		graphboltCases(), otherFormats(), traceCases(), datasetCases(), partitionCases(),
-		fileCases())
+		graphboltCases(), otherFormats(), traceCases(), degreeCases(), datasetCases(),
+		partitionCases(), fileCases())
 }
 
 // one is a case that changes a single file of others.
@@ -596,10 +596,42 @@ func traceCases() (all []hostileCase) {
 		all = append(all, hostileCase{name: "trace, replay: " + n, args: "cache replay t",
 			files: map[string]any{"t": files[n]}, names: "t"},
 			hostileCase{name: "trace, plan: " + n, args: "cache plan --trace t --budget 1MiB",
+				files: map[string]any{"t": files[n]}, names: "t"},
+			hostileCase{name: "trace, planner: " + n, args: "plan --trace t --hardware host",
 				files: map[string]any{"t": files[n]}, names: "t"})
 	}
-	return append(all, hostileCase{name: "trace: a pipe", args: "cache replay t",
-		files: map[string]any{"t": special(fifo)}, names: "t is a pipe"})
+	for _, args := range []string{"cache replay t", "plan --trace t --hardware host"} {
+		all = append(all, hostileCase{name: "trace: a pipe, " + args, args: args,
+			files: map[string]any{"t": special(fifo)}, names: "t is a pipe"})
+	}
+	return all
+}
+
+// degreeCases are files of degrees.
+func degreeCases() (all []hostileCase) {
+	files := map[string]any{
+		"a pipe": special(fifo), "a folder": special(folder), "a device": linkTo("/dev/zero"),
+		"a link to nowhere": linkTo("nowhere"), "a socket": special(socket), "empty": "", "lfs": lfs,
+		"no edge": "0 7\n", "no node": "7 0\n", "one number": "7\n", "three numbers": "1 2 3\n",
+		"negative": "5 -1\n", "nodes 2^62": "1 4611686018427387904\n",
+		"degree 2^62": "4611686018427387904 1\n", "nodes 2^63": "1 9223372036854775808\n",
+		"a sum of nodes beyond": strings.Repeat("1 1099511627776\n", 2),
+		"a sum of edges beyond": "1099511627776 1099511627776\n",
+		"not a number":          "NaN 1\n", "a fraction": "1.5 2\n", "hexadecimal": "0x10 2\n",
+		"a line of 1 MiB":  strings.Repeat("9", 1<<20),
+		"blanks of 1 MiB":  "1 2" + strings.Repeat(" ", 1<<20) + "x\n",
+		"binary":           strings.Repeat("\x00\xff", 4096),
+		"gzip":             gz("1 2\n"),
+		"6 million lines":  strings.Repeat("1 1\n", 6_000_000),
+		"sparse of 1 TiB":  sparse([]byte("1 2\n"), 1<<40),
+		"sparse of 64 MiB": sparse([]byte("1 2\n"), 64<<20),
+	}
+	for _, n := range sorted(files) {
+		all = append(all, hostileCase{name: "degrees: " + n,
+			args:  "plan --degrees d.txt --hardware host --mode cpu --fanout 2 --batch-size 4",
+			files: map[string]any{"d.txt": files[n]}, names: "d.txt"})
+	}
+	return all
 }
 
 // partitionCases are files of partitions: whole heads by their checksum that tell lies, and others.
