@@ -35,6 +35,7 @@ type planArgs struct {
 	fraction float64
 	budget   units.Budget
 	batches  int
+	cut      *float64
 	prices   planner.Prices
 	sweep    []planner.Sweep
 	halve    bool
@@ -47,11 +48,12 @@ var planned = []string{"model", "fanout", "batch-size", "shards", "hidden", "hea
 	"sm-budget",
 	"workers", "replicas", "gpu-cache", "cpu-cache", "policy", "superbatch", "superbatch-overlap",
 	"disk-budget", "directory", "cache-line", "window", "accumulate", "hotness",
-	"presample-epochs", "hotness-dir", "row-dtype"}
+	"presample-epochs", "hotness-dir", "row-dtype", "parts", "partition", "static-nodes", "megabatch",
+	"passes", "part-order", "load-ahead"}
 
 // plannedOptions are those of a run that a plan takes.
 func plannedOptions() (out hcli.Options[plan.Config]) {
-	for _, o := range slices.Concat(modelOptions(), pathOptions(), tierOptions(),
+	for _, o := range slices.Concat(modelOptions(), pathOptions(), tierOptions(), megaOptions(),
 		replicaOptions()) {
 		if slices.Contains(planned, o.Key()) {
 			out = append(out, o)
@@ -86,6 +88,11 @@ func graphOptions() hcli.Options[planArgs] {
 		hcli.Float(&cli.Float64Flag{Name: "train-fraction", DefaultText: "the graph's, or 0.01",
 			Usage: "`SHARE` of the nodes that train"},
 			func(a *planArgs) *float64 { return &a.fraction }).Positive(),
+		hcli.Parsed(&cli.StringFlag{Name: "cut",
+			DefaultText: "that of random parts, or assumed to be 50%",
+			Usage: "`SHARE` of the edges that lead from part to part (--mode " +
+				strings.Join(plan.MegaModes(), ", ") + ", without a dataset)"},
+			func(a *planArgs) **float64 { return &a.cut }, planner.ParseCut),
 	}.Group("Graph and accesses")
 }
 
@@ -215,6 +222,16 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 		a.dataset != "" {
 		return o, errs.New(errs.Usage, "--%s: the dataset %s has its own; leave it out", f, a.dataset)
 	}
+	if f := e.given(&a.cut); f != "" {
+		switch {
+		case a.dataset != "":
+			return o, errs.New(errs.Usage, "--%s: the dataset %s is partitioned; leave it out", f,
+				a.dataset)
+		case !c.WithDefaults().MegaBatched():
+			return o, errs.New(errs.Usage, "--%s is of parts, which --mode %s trains on; leave it out",
+				f, strings.Join(plan.MegaModes(), " or "))
+		}
+	}
 	if a.halve && len(a.sweep) > 0 {
 		return o, errs.New(errs.Usage, "--halve asks about one plan; leave --sweep out")
 	}
@@ -224,6 +241,7 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 		}
 	}
 	o.Hardware.SSDs, o.Budget, o.Batches, o.Prices = a.ssdCount, a.budget, a.batches, a.prices
+	o.Cut = a.cut
 	o.Config = a.cfg
 	return o, nil
 }
@@ -384,6 +402,17 @@ func showPlan(e *env, r *planResult) {
 			secondsText(r.Preparation.Pack), secondsText(r.Preparation.Fill))},
 		{"disk", bytesText(r.Disk)}, {"GPU memory", bytesText(r.GPUMemory)},
 		{"CPU memory", bytesText(r.CPUMemory)},
+	}
+	if m := r.Mega; m != nil && m.CutSource != "" {
+		rows = append(rows, []string{"parts", fmt.Sprintf(
+			"%d of equal size; %.3g%% of the edges lead from part to part (%s), %.3g%% are in a mega-batch",
+			m.Parts, 100*m.Cut, m.CutSource, 100*m.Kept)})
+	}
+	if m := r.Mega; m != nil {
+		rows = append(rows, []string{"mega-batches", fmt.Sprintf(
+			"%d of %d parts in memory, %d times each; %s loads one, in reads of %s; an epoch reads %s, by the formula %s",
+			m.Loaded, m.Parts, m.Passes, secondsText(m.LoadSeconds), b(int64(m.RequestBytes)),
+			b(m.FeatureBytes+m.EdgeBytes), b(m.EpochBytes))})
 	}
 	if r.Cost != nil {
 		rows = append(rows, []string{"cost", fmt.Sprintf(

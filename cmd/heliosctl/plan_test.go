@@ -41,7 +41,20 @@ func TestPlanVerb(t *testing.T) {
 	require.Contains(t, ok(t, "plan", "--degrees", "degrees", "--hardware", "a100-p5510x12",
 		"--fanout", "3,3", "--mode", "cpu", "--quiet"), "5050 nodes, 15 k edges")
 
+	out = ok(t, with("--mode", "marius", "--parts", "8", "--megabatch", "2", "--json")...)
+	m := lines(t, out)[0]["megabatches"].(map[string]any)
+	require.Equal(t, []any{0.875, "that of random parts", 1.0}, []any{m["cut"], m["cut_source"],
+		m["megabatches"]})
+	require.Contains(t, ok(t, with("--mode", "hier", "--parts", "8", "--cut", "30%")...), "30% of the edges")
+	require.Contains(t, ok(t, "plan", "g", "--hardware", "a100-p5510x12", "--fanout", "3,3", "--mode",
+		"hier", "--quiet"), "samples of mega-batches of dataset g")
+
 	for want, bad := range map[string][]string{
+		"is of parts":              with("--cut", "30%"),
+		"of the edges":             with("--cut", "2", "--mode", "hier"),
+		"is partitioned":           {"plan", "g", "--cut", "30%", "--mode", "hier", "--hardware", "host"},
+		"give --cut instead":       with("--mode", "hier", "--partition", "x"),
+		"whole epochs":             {"plan", "g", "--mode", "hier", "--batches", "3", "--hardware", "host"},
 		"no --hardware":            {"plan", "--graph", "ig"},
 		"no graph":                 {"plan", "--hardware", "host"},
 		"is a dataset":             {"plan", "g", "--hardware", "host", "--skew", "zipf:1"},

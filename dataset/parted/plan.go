@@ -3,6 +3,8 @@ package parted
 import (
 	"context"
 	"errors"
+	"math"
+	"math/bits"
 
 	"github.com/google/uuid"
 
@@ -104,4 +106,53 @@ func (p *Planned) write(raw []byte, nodes int64, id func(i int64) int64) {
 			at++
 		}
 	}
+}
+
+// Even describes a graph that need not be there, for parts of equal size.
+type Even struct {
+	Nodes, Edges, RowBytes int64
+	Parts                  int
+	// Statics are the static nodes, and StaticEdges their in-edges; they lie in all parts alike.
+	Statics, StaticEdges int64
+	// Train counts the training nodes, which lie in all parts alike, or First in the first ones.
+	Train int64
+	First bool
+}
+
+// Layout lays the graph out as Make would lay one out whose parts are so. It has no folder.
+func (e Even) Layout() (*Layout, error) {
+	if e.Nodes < 1 || e.Nodes > math.MaxUint32 || e.Parts < 1 || int64(e.Parts) > e.Nodes ||
+		e.Statics < 0 || e.Statics > e.Nodes || e.Train < 0 || e.Train > e.Nodes || e.Edges < 0 {
+		return nil, errs.New(errs.Usage,
+			"%d nodes in %d parts, %d of them static ones: a layout by part has 1 to %d nodes, and no more parts or static nodes than that",
+			e.Nodes, e.Parts, e.Statics, int64(math.MaxUint32))
+	}
+	page, err := PageBytes(e.RowBytes, e.Nodes, e.Parts)
+	if err != nil {
+		return nil, err
+	}
+	l := &Layout{Key: Key{Nodes: e.Nodes, Edges: e.Edges, Parts: e.Parts, RowBytes: e.RowBytes,
+		PageBytes: page}, Parts: e.Parts, Nodes: e.Nodes, RowBytes: e.RowBytes,
+		StaticEdgeCount: e.StaticEdges, Train: make([]int64, e.Train)}
+	upTo := func(all int64, part int) int64 { return share(all, int64(part), int64(e.Parts)) }
+	for p := range e.Parts + 1 {
+		l.Base, l.Statics = append(l.Base, upTo(e.Nodes, p)), append(l.Statics, upTo(e.Statics, p))
+		if p > 0 {
+			l.Edges = append(l.Edges, upTo(e.Edges, p)-upTo(e.Edges, p-1))
+		}
+	}
+	for i := range l.Train {
+		l.Train[i] = int64(i)
+		if !e.First {
+			l.Train[i] = share(e.Nodes, int64(i), e.Train)
+		}
+	}
+	return l, l.place(uuid.Max, page)
+}
+
+// share is n·at/of without overflow; at is at most of.
+func share(n, at, of int64) int64 {
+	hi, lo := bits.Mul64(uint64(n), uint64(at))
+	q, _ := bits.Div64(hi, lo, uint64(of))
+	return int64(q)
 }

@@ -44,6 +44,8 @@ type accesses struct {
 	// row is the row of a rank.
 	row     func(rank int64) int64
 	sampled plan.Config
+	// popularity is what is drawn by, settled; nil: nothing is drawn.
+	popularity *Popularity
 }
 
 // get is batch i; those after the last that can be had begin anew.
@@ -103,7 +105,7 @@ func fromPopularity(g Graph, p *Popularity, c plan.Config) (*accesses, error) {
 	}
 	a := &accesses{by: pop.by, hot: "how often a node is drawn", rows: g.Nodes,
 		epoch: int((train + int64(c.Batch) - 1) / int64(c.Batch)), most: math.MaxInt32,
-		edges: g.Edges}
+		edges: g.Edges, popularity: &pop}
 	a.topology, a.wide = topologyBytes(g.Nodes, g.Edges)
 	if pop.rows > 0 {
 		a.by += fmt.Sprintf(" (1/rank^%.3g)", pop.power)
@@ -348,6 +350,9 @@ func fromDataset(ctx context.Context, c plan.Config, in prepare.Inputs,
 	if c.Planned() || c.LaidOut() || c.MegaBatched() {
 		// What these modes place by is their own; here rows only need an order.
 		asked.Hotness = plan.HotnessPresample
+		if c.LaidOut() { // the tiers hold what the packed mini-batches access most
+			asked.Hotness = plan.HotnessForesight
+		}
 	}
 	s, err := prepare.Open(ctx, asked, in, obs)
 	if err != nil {

@@ -22,12 +22,18 @@ func (j *job) prepare(p *Plan, sample float64) {
 	if !j.c.Dynamic() {
 		filled += j.tiers.GPURows
 	}
+	p.Disk = map[string]int64{"features": stored, "topology": j.a.topology}
+	if j.mega != nil {
+		p.Preparation.Pack = float64(stored)/read + float64(j.disk)/write
+		p.Preparation.Fill = float64(j.static) / read
+		p.Disk["parts"] = j.disk
+		return
+	}
 	static := !j.c.Planned() && !j.c.LaidOut()
 	if j.c.Planned() {
 		filled = 0
 	}
 	p.Preparation.Fill = float64(filled) / j.m.Bound(int64(j.layout.ReadBytes()))
-	p.Disk = map[string]int64{"features": stored, "topology": j.a.topology}
 	if both := j.tiers.GPURows + j.tiers.CPURows; static && both > 0 && both < j.a.rows {
 		switch j.c.Hotness {
 		case plan.HotnessPresample, plan.HotnessForesight:
@@ -68,6 +74,9 @@ func (j *job) memory(p *Plan) {
 		"model": 4 * j.kernels.GradientBytes()}
 	p.CPUMemory = map[string]int64{"topology": j.a.topology, "rows": p.CPUCacheBytes}
 	switch {
+	case j.mega != nil:
+		p.CPUMemory = map[string]int64{"mega-batches": j.memoryOf}
+		p.CPUCacheBytes = j.memoryOf
 	case j.c.Planned():
 		p.CPUMemory["superbatch"] = 20 * int64(len(j.first.rows)) *
 			int64(min(j.o.Config.SuperbatchMost(j.a.epoch), j.a.epoch))

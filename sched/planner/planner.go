@@ -39,7 +39,10 @@ type Options struct {
 	// Budget is memory for both tiers together; zero: the tiers' own budgets hold.
 	Budget  units.Budget
 	Batches int // that are played; 0: as many as a few seconds allow
-	Prices  Prices
+	// Cut is the share of the edges that lead from part to part, of mega-batches that are made up;
+	// nil: that of random parts, or half of them.
+	Cut    *float64
+	Prices Prices
 }
 
 // Planner makes plans that share what was sampled or drawn.
@@ -124,6 +127,7 @@ type Plan struct {
 	GPUMemory   map[string]int64 `json:"gpu_memory_bytes"`
 	CPUMemory   map[string]int64 `json:"cpu_memory_bytes"`
 	Cost        *Cost            `json:"cost,omitempty"`
+	Mega        *Mega            `json:"megabatches,omitempty"` // where these train
 	Notes       []string         `json:"notes,omitempty"`
 }
 
@@ -165,7 +169,12 @@ func (p *Planner) Plan(ctx context.Context, vary func(*Options)) (*Plan, error) 
 	if err != nil {
 		return nil, err
 	}
-	played, err := virtual.Play(ctx, j.work, o.Hardware)
+	var played *virtual.Played
+	if j.c.MegaBatched() {
+		played, err = j.playMega(ctx, p)
+	} else {
+		played, err = virtual.Play(ctx, j.work, o.Hardware)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -187,6 +196,10 @@ type job struct {
 	shape   packed.Shape
 	notes   []string
 	kernels *cost.Kernels
+	// Of mega-batches, once they have been played: what is said of them, and the bytes of the parts
+	// on disk, of mega-batches in CPU memory, and of what is in all of them.
+	mega                   *Mega
+	disk, memoryOf, static int64
 }
 
 func (p *Planner) newJob(ctx context.Context, o Options) (*job, error) {
@@ -263,6 +276,12 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *acces
 		var a *accesses
 		g := o.Graph
 		switch {
+		case o.Inputs.Dataset != nil && f.MegaBatched():
+			a = megaDataset(f, o.Inputs)
+		case o.Trace != "" && f.MegaBatched():
+			err = errs.New(errs.Usage,
+				"a trace does not say what is in which part, and %v %s trains on parts; plan by a skew, by degrees or for a dataset",
+				errs.Key("mode"), f.Mode)
 		case o.Inputs.Dataset != nil:
 			a, err = fromDataset(ctx, f, o.Inputs, p.obs)
 		case o.Trace != "":
@@ -296,10 +315,6 @@ func refused(c plan.Config) error {
 	case c.Topology == plan.TopologySSD:
 		return errs.New(errs.Capability, "a plan has the topology in memory; use %v %s",
 			errs.Key("topology"), plan.TopologyMemory)
-	case c.MegaBatched():
-		return errs.New(errs.Capability,
-			"a plan has no times for loading mega-batches, which %v %s trains on; have train play it on a dataset under %v virtual, or use another %v",
-			errs.Key("mode"), c.Mode, errs.Key("clock"), errs.Key("mode"))
 	case c.Superbatched() && !c.Planned():
 		return errs.New(errs.Capability, "a plan has superbatches under %v %s, not %s; use that",
 			errs.Key("policy"), plan.PolicyBelady, c.Policy)
@@ -434,6 +449,9 @@ func (j *job) result(r *virtual.Played) (*Plan, error) {
 		return nil, errs.New(errs.Failed, "no mini-batch was played: this is a bug")
 	}
 	scale := float64(j.a.epoch) / float64(n)
+	if j.c.MegaBatched() {
+		j.work.Batches = n
+	}
 	from, to := j.pace()
 	gpu, cpu, ssd := e.Tiers()
 	p := &Plan{
@@ -459,6 +477,7 @@ func (j *job) result(r *virtual.Played) (*Plan, error) {
 		resLookup: s.Lookup * scale, resSSDs: r.SSDSeconds * scale, resLink: r.LinkSeconds * scale,
 		resGather: s.Gather * scale, resTraining: s.Train * scale}
 	p.Bottleneck = bottleneck(e, r)
+	p.Mega = j.mega
 	j.prepare(p, s.Sample/float64(n))
 	j.memory(p)
 	if j.o.Prices.given() {
@@ -479,6 +498,8 @@ func scaled(n int64, by float64) int64 { return int64(math.Round(float64(n) * by
 func (j *job) pace() (from, to int) {
 	n := j.work.Batches
 	switch {
+	case j.c.MegaBatched(): // whole ones, of an epoch behind another
+		return -1, n - 1
 	case j.c.Accumulate > 0:
 		return -1, n - 1
 	case j.c.Planned():

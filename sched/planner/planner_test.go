@@ -2,6 +2,7 @@ package planner
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"helios/cuda"
 	"helios/dataset"
 	"helios/dataset/build"
+	"helios/graph"
+	"helios/graph/partition"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/units"
@@ -66,15 +69,16 @@ func TestModes(t *testing.T) {
 		if mode != plan.ModeInmem {
 			o.Budget = units.Budget{Percent: 10}
 		}
-		if c := (plan.Config{Mode: mode}).WithDefaults(); c.MegaBatched() {
-			p, err := New(o, report.Observer{})
-			require.NoError(t, err)
-			_, err = p.Plan(context.Background(), nil)
-			require.ErrorContains(t, err, "mega-batches", mode)
-			continue
-		}
 		x := find(t, o, nil)
 		require.Equal(t, x, find(t, o, nil), mode)
+		if c := (plan.Config{Mode: mode}).WithDefaults(); c.MegaBatched() {
+			require.GreaterOrEqual(t, x.Batches, 157, mode)
+			require.Greater(t, x.RowsGPU+x.RowsCPU, int64(157*32), mode)
+			require.InEpsilon(t, x.Mega.EpochBytes, x.BytesSSD, 0.3, mode)
+			require.LessOrEqual(t, x.CPUCacheBytes, plan.LeastMegaBudget, mode)
+			require.NotEmpty(t, x.Mega.CutSource, mode)
+			continue
+		}
 		require.Equal(t, 157, x.Batches, mode)
 		require.Greater(t, x.Seconds, 0.0, mode)
 		require.Contains(t, append(Resources, resNothing), x.Bottleneck, mode)
@@ -217,17 +221,31 @@ func graphOf(t testing.TB) prepare.Inputs {
 	return prepare.Inputs{Dataset: ds, Dev: dev}
 }
 
+// ofDataset is a plan of a whole epoch of a dataset's mini-batches.
+func ofDataset(t testing.TB, in prepare.Inputs, mode string) Options {
+	return Options{Inputs: in, Batches: 100,
+		Hardware: cost.Hardware{Profile: profile(t, "a100-p5510x12"), SSDs: 2},
+		Config: plan.Config{Mode: mode, Fanouts: []int{5, 5}, Batch: 200,
+			HotnessDir: plan.NoFolder},
+		Graph: Graph{Name: "g", Nodes: 20_000, Edges: in.Dataset.Meta.Edges, Dim: 128,
+			Classes: 8, Train: 0.1}}
+}
+
+// played is a run's epoch on the virtual clock, by its number.
+func played(t testing.TB, o Options, epoch int) (report.EpochResult, *report.ModelledResult) {
+	c := o.Config
+	c.NoEval, c.Epochs, c.Topology = true, epoch+1, plan.TopologyMemory
+	r, err := virtual.Run(context.Background(), c, o.Inputs, o.Hardware, report.Observer{})
+	require.NoError(t, err)
+	return r.Epochs[epoch], r
+}
+
 // Of a dataset whose whole epoch is played a plan says what train on the virtual clock says, row
 // for row.
 func TestPlanOfADatasetIsTheVirtualClocks(t *testing.T) {
 	in := graphOf(t)
 	for _, mode := range []string{plan.ModeHelios, plan.ModeCPU, plan.ModeMmap, plan.ModeInmem} {
-		o := Options{Inputs: in, Batches: 100,
-			Hardware: cost.Hardware{Profile: profile(t, "a100-p5510x12"), SSDs: 2},
-			Config: plan.Config{Mode: mode, Fanouts: []int{5, 5}, Batch: 200,
-				HotnessDir: plan.NoFolder},
-			Graph: Graph{Name: "g", Nodes: 20_000, Edges: in.Dataset.Meta.Edges, Dim: 128,
-				Classes: 8, Train: 0.1}}
+		o := ofDataset(t, in, mode)
 		if mode == plan.ModeHelios {
 			o.Config.GPUCache = units.Budget{Percent: 3}
 			o.Config.CPUCache = units.Budget{Percent: 7}
@@ -236,15 +254,109 @@ func TestPlanOfADatasetIsTheVirtualClocks(t *testing.T) {
 			o.Config.GPUCache = units.Budget{Percent: 3}
 		}
 		x := find(t, o, nil)
-		c := o.Config
-		c.NoEval, c.Epochs, c.Topology = true, 1, plan.TopologyMemory
-		r, err := virtual.Run(context.Background(), c, in, o.Hardware, report.Observer{})
-		require.NoError(t, err)
-		e := r.Epochs[0]
+		e, _ := played(t, o, 0)
 		require.Equal(t, []int64{e.RowsGPU, e.RowsCPU, e.RowsSSD, e.BytesSSD, e.SSDCommands},
 			[]int64{x.RowsGPU, x.RowsCPU, x.RowsSSD, x.BytesSSD, x.SSDCommands}, mode)
 		require.InEpsilon(t, e.Seconds, x.Seconds, 0.02, mode)
 	}
+}
+
+// Packed mini-batches are planned to the row, and what fills while it runs as it is once it is
+// full: a run's second epoch is near.
+func TestPlanOfADatasetWhoseTiersFill(t *testing.T) {
+	in := graphOf(t)
+	for _, x := range []struct {
+		mode  string
+		epoch int // of the run
+		off   float64
+	}{{plan.ModeDiskGNN, 0, 0}, {plan.ModeGIDS, 1, 0.05}, {plan.ModeBaM, 1, 0.05},
+		{plan.ModeGinex, 1, 0.15}} {
+		o := ofDataset(t, in, x.mode)
+		o.Config.GPUCache = units.Budget{Percent: 5}
+		p := find(t, o, nil)
+		e, _ := played(t, o, x.epoch)
+		for _, n := range [][2]int64{{e.RowsSSD, p.RowsSSD}, {e.BytesSSD, p.BytesSSD},
+			{e.SSDCommands, p.SSDCommands}} {
+			require.InEpsilon(t, n[0], n[1], x.off+1e-9, "%s: %v", x.mode, n)
+		}
+		require.InEpsilon(t, e.RowsGPU+e.RowsCPU+e.RowsSSD, p.RowsGPU+p.RowsCPU+p.RowsSSD, 0.03,
+			x.mode)
+		require.InEpsilon(t, e.Seconds, p.Seconds, x.off+0.001, x.mode)
+	}
+}
+
+// degreesOf are a topology's nodes by how often they are in-neighbours.
+func degreesOf(t testing.TB, topo *graph.Topology) *Popularity {
+	count := make([]int64, topo.NumNodes)
+	for v := range topo.NumNodes {
+		for i := range topo.InDegree(v) {
+			count[topo.Neighbor(v, i)]++
+		}
+	}
+	by := map[int64]int64{}
+	for _, n := range count {
+		by[n]++
+	}
+	var text []byte
+	for d, n := range by {
+		text = fmt.Appendf(text, "%d %d\n", d, n)
+	}
+	p, err := parseDegrees("out-degrees", text)
+	require.NoError(t, err)
+	return p
+}
+
+// Mega-batches of a dataset are the virtual clock's own. Made up by degrees and a cut, parts of
+// equal size have as many loads and about the bytes, and take about as long.
+func TestPlanOfMegaBatches(t *testing.T) {
+	in := graphOf(t)
+	c, err := plan.Config{Topology: plan.TopologyMemory}.Filled()
+	require.NoError(t, err)
+	s, err := prepare.Open(context.Background(), c, in, report.Observer{})
+	require.NoError(t, err)
+	degrees := degreesOf(t, s.Topology)
+	cutOf := func(c plan.Config) float64 {
+		p, err := partition.Make(context.Background(), s.Topology, partition.Options{
+			Parts: c.Parts, Method: c.Partitioner(), Seed: 1})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, p.Close()) }()
+		x, err := p.Measure(context.Background(), s.Topology, nil)
+		require.NoError(t, err)
+		return x.CutShare
+	}
+	for _, c := range []plan.Config{
+		{Mode: plan.ModeHier, Parts: 16, MegaBatch: plan.MegaSize{Parts: 4}, StaticNodes: 5},
+		{Mode: plan.ModeMarius, Parts: 16, MegaBatch: plan.MegaSize{Parts: 8},
+			PartOrder: plan.PartsSequential},
+		{Mode: plan.ModeHier, Parts: 8, MegaBatch: plan.MegaSize{Parts: 2}, Passes: 2},
+	} {
+		cut := cutOf(c)
+		for epoch := range 2 {
+			o := ofDataset(t, in, c.Mode)
+			c.Fanouts, c.Batch, c.HotnessDir, c.Epochs = o.Config.Fanouts, o.Config.Batch,
+				plan.NoFolder, epoch+1
+			c.CPUCache = units.Budget{Bytes: 64 << 20}
+			o.Config, o.Batches = c, 0
+			x := find(t, o, nil)
+			e, r := played(t, o, epoch)
+			require.Equal(t, []int64{e.RowsGPU, e.RowsCPU, e.RowsSSD, e.BytesSSD, e.SSDCommands},
+				[]int64{x.RowsGPU, x.RowsCPU, x.RowsSSD, x.BytesSSD, x.SSDCommands})
+			require.Equal(t, e.Batches, x.Batches)
+			require.InEpsilon(t, e.Seconds, x.Seconds, 1e-9)
+			require.Equal(t, r.Mega.EpochBytes, x.Mega.EpochBytes)
+			require.Zero(t, x.Mega.Cut)
+
+			o.Inputs, o.Popularity, o.Cut = prepare.Inputs{}, degrees, &cut
+			y := find(t, o, nil)
+			require.Equal(t, x.Mega.MegaBatches, y.Mega.MegaBatches)
+			require.InEpsilon(t, x.Mega.EpochBytes, y.Mega.EpochBytes, 0.01)
+			require.InEpsilon(t, x.BytesSSD, y.BytesSSD, 0.10)
+			require.InDelta(t, x.Batches, y.Batches, 2)
+			require.InEpsilon(t, x.Seconds, y.Seconds, 0.15)
+			require.InEpsilon(t, x.RowsGPU+x.RowsCPU, y.RowsGPU+y.RowsCPU, 0.25)
+		}
+	}
+	require.NoError(t, s.Close())
 }
 
 // A trace's own accesses are looked up.

@@ -151,7 +151,11 @@ func (p *Popularity) Totals() (nodes, edges int64, ok bool) {
 
 // drawn is how many of its in-neighbours a node draws on average at a fanout (-1: all) in a graph
 // of a mean degree. Without a distribution degrees are taken to spread exponentially.
-func (p *Popularity) drawn(fanout int, mean float64) float64 {
+func (p *Popularity) drawn(fanout int, mean float64) float64 { return p.drawnOf(fanout, mean, 1) }
+
+// drawnOf is drawn where a share of every node's edges is there.
+func (p *Popularity) drawnOf(fanout int, mean, share float64) float64 {
+	mean *= share
 	if fanout < 0 || mean == 0 {
 		return mean
 	}
@@ -161,7 +165,7 @@ func (p *Popularity) drawn(fanout int, mean float64) float64 {
 	}
 	sum := 0.0
 	for _, g := range p.groups {
-		sum += float64(g.count) * min(float64(g.degree), f)
+		sum += float64(g.count) * min(share*float64(g.degree), f)
 	}
 	return sum / p.groups[len(p.groups)-1].nodes
 }
@@ -184,6 +188,34 @@ func (p *Popularity) rank(u float64, n int64) int64 {
 		r = math.Pow(1+u*(math.Pow(top, a)-1), 1/a)
 	}
 	return min(max(int64(r-1), 0), n-1)
+}
+
+// below is the share of the draws that meet the hottest so many of n nodes.
+func (p *Popularity) below(hottest, n int64) float64 {
+	switch {
+	case hottest <= 0:
+		return 0
+	case hottest >= n:
+		return 1
+	case len(p.groups) > 0:
+		return p.edgesOf(hottest, 0) / p.groups[len(p.groups)-1].mass
+	}
+	top, at, a := float64(n)+1, float64(hottest)+1, 1-p.power
+	if math.Abs(a) < 1e-9 {
+		return math.Log(at) / math.Log(top)
+	}
+	return (math.Pow(at, a) - 1) / (math.Pow(top, a) - 1)
+}
+
+// edgesOf is the in-edges of the hottest so many nodes, of a graph of a mean degree.
+func (p *Popularity) edgesOf(hottest int64, mean float64) float64 {
+	if len(p.groups) == 0 {
+		return float64(hottest) * mean
+	}
+	i, _ := slices.BinarySearchFunc(p.groups, float64(hottest),
+		func(g degreeGroup, h float64) int { return cmp.Compare(g.nodes, h) })
+	g := p.groups[min(i, len(p.groups)-1)]
+	return g.mass - max(g.nodes-float64(hottest), 0)*float64(g.degree)
 }
 
 // chance is the probability that a draw meets the node of a rank among n.

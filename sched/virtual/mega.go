@@ -43,7 +43,7 @@ import (
 type mega struct {
 	v       *run
 	parts   *prepare.MegaParts
-	planned *parted.Planned
+	planned *parted.Planned // nil: no graph is there, and nothing is sampled
 	room    prepare.MegaRoom
 	batches *prepare.MegaBatches
 	split   []int64 // the training nodes, in the dataset
@@ -122,7 +122,21 @@ func (v *run) openMega(ctx context.Context, b plan.TierSizes) (err error) {
 	if err := t.planParts(ctx); err != nil {
 		return err
 	}
-	p := t.parts
+	if err := t.open(b); err != nil {
+		return err
+	}
+	if err := t.openGraph(); err != nil {
+		return err
+	}
+	if err := t.fill(); err != nil {
+		return err
+	}
+	return prepare.Interrupted(ctx)
+}
+
+// open makes room for mega-batches of the parts.
+func (t *mega) open(b plan.TierSizes) (err error) {
+	v, p := t.v, t.parts
 	t.onGPU = p.StaticNodes() > 0 && p.StaticNodes() <= b.GPURows
 	if t.room, err = p.Room(&v.Config, 0, t.onGPU); err != nil {
 		return err
@@ -132,6 +146,15 @@ func (v *run) openMega(ctx context.Context, b plan.TierSizes) (err error) {
 		int(v.layout.LBABytes)); err != nil {
 		return err
 	}
+	for range t.room.Slabs {
+		t.slabs = append(t.slabs, &vslab{})
+	}
+	return nil
+}
+
+// openGraph takes what mini-batches are sampled from.
+func (t *mega) openGraph() error {
+	v, p := t.v, t.parts
 	static, err := t.alloc(p.StaticEdges.Pages * p.Spec.PageBytes)
 	if err != nil {
 		return err
@@ -144,9 +167,6 @@ func (v *run) openMega(ctx context.Context, b plan.TierSizes) (err error) {
 	if t.raw, err = t.alloc(t.room.Edges); err != nil {
 		return err
 	}
-	for range t.room.Slabs {
-		t.slabs = append(t.slabs, &vslab{})
-	}
 	// Evaluation finds no row in a tier.
 	if v.hetero, err = cache.NewHetero(v.Device, v.Rows, 1, int(v.layout.SSDs),
 		v.placement); err != nil {
@@ -157,6 +177,12 @@ func (v *run) openMega(ctx context.Context, b plan.TierSizes) (err error) {
 		return err
 	}
 	v.OnClose(v.buckets.Close)
+	return nil
+}
+
+// fill plays the reads of what is in every mega-batch.
+func (t *mega) fill() error {
+	v, p := t.v, t.parts
 	if err := t.turnToParts(true); err != nil {
 		return err
 	}
@@ -170,7 +196,7 @@ func (v *run) openMega(ctx context.Context, b plan.TierSizes) (err error) {
 	}
 	v.fillNS = v.m.sim.Now() - begin
 	v.span("fill tiers", begin)
-	return prepare.Interrupted(ctx)
+	return nil
 }
 
 // planParts partitions the graph and works out where everything would lie.
@@ -337,6 +363,9 @@ func (t *mega) fetch(ctx context.Context, parts []int, slab *vslab, ahead bool) 
 // induce makes a mega-batch's topology, and a sampler over it.
 func (t *mega) induce(ctx context.Context, slab *vslab, places *prepare.MegaPlaces) (err error) {
 	v := t.v
+	if t.planned == nil {
+		return nil
+	}
 	for i := range places.Parts {
 		q := &places.Parts[i]
 		s, err := t.planned.PartEdges(q.Part, places.Section(i, t.raw))

@@ -23,11 +23,15 @@ type Work struct {
 	RowType rowtype.Type
 	Classes int
 	WideIDs bool // the topology has 8 bytes for a neighbour
-	Batches int  // that are played
+	Batches int  // that are played; of mega-batches 0: all
 	// PageBytes is the size of a page of packed mini-batches (Config.LaidOut), which are read in
 	// the place of rows, and Pages how many there are.
 	PageBytes, Pages int64
-	Source           Source
+	// Parts are those of mega-batches (Config.MegaBatched), and Tiers have room for the rows of
+	// their static nodes, or not. As many epochs are played as Config has, and the last one counts.
+	Parts  *prepare.MegaParts
+	Tiers  plan.TierSizes
+	Source Source
 }
 
 // Source makes up mini-batches.
@@ -39,6 +43,8 @@ type Source struct {
 	Super func(first, end int) (fill [2][]int64, err error)
 	// Batch gives the batches in order.
 	Batch func(i int) (*Looked, error)
+	// Mega gives, in the place of Batch, a batch of a mega-batch by the number of its seeds.
+	Mega func(seeds int) (*Looked, error)
 }
 
 // Looked is a mini-batch that was looked up.
@@ -58,6 +64,8 @@ type Played struct {
 	PerSSD                  []report.SSDResult
 	Accumulator             *report.AccumulatorInfo
 	Superbatch              *report.SuperbatchInfo
+	Mega                    *report.MegaInfo // its counts and times are those of the epoch
+	Batches                 int              // of mega-batches: that an epoch has
 }
 
 // Play plays a work's mini-batches on a machine, the tiers filled. Equal arguments give equal
@@ -66,10 +74,14 @@ func Play(ctx context.Context, w Work, hw cost.Hardware) (p *Played, err error) 
 	v := &run{Sampling: &prepare.Sampling{Config: w.Config, Rows: w.Rows, Dim: w.Dim,
 		RowType: w.RowType, RowBytes: int64(w.RowType.RowBytes(w.Dim))},
 		plan: w.Config.Schedule(), hw: hw}
+	v.rec = recorder{v: v, Recording: prepare.Recording{Of: v.Sampling}}
 	if err := v.openMachine(w.Classes, w.WideIDs); err != nil {
 		return nil, err
 	}
 	of := &playing{v, &w}
+	if w.Config.MegaBatched() {
+		return of.megaBatches(ctx)
+	}
 	if err := of.open(); err != nil {
 		return nil, err
 	}
@@ -128,7 +140,7 @@ func (p *playing) open() (err error) {
 		v.m.openDirectory()
 	case c.LaidOut():
 		v.laid = &laid{rows: v.layout, now: &vpack{}}
-		v.m.planned = true
+		v.m.planned, v.paged = true, true
 		v.m.gpu.egress = des.NewLink(v.m.sim, v.hw.Profile.PCIe.UVAGBs.Value*1e9, 0)
 		if v.layout, err = gpuio.NewLayout(w.Pages, int(w.PageBytes), int(v.layout.SSDs),
 			int(v.layout.LBABytes)); err != nil {
@@ -149,12 +161,16 @@ func (p *playing) open() (err error) {
 
 // batch is a batch of the source, whose reads are planned here.
 func (p *playing) batch(i int) (*cost.Shape, error) {
-	v, w := p.run, p.w
-	b, err := w.Source.Batch(i)
+	b, err := p.w.Source.Batch(i)
 	if err != nil {
 		return nil, err
 	}
-	s := &b.Shape
+	return p.settle(i, b)
+}
+
+// settle plans the reads of batch i.
+func (p *playing) settle(i int, b *Looked) (*cost.Shape, error) {
+	v, s := p.run, &b.Shape
 	if len(s.Parts) == 0 || len(b.Read) != len(s.Parts) {
 		return nil, errors.New("a batch that was made up has no parts, or others than its reads")
 	}
