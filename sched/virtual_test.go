@@ -19,6 +19,7 @@ import (
 	"helios/internal/hardware"
 	"helios/internal/hostmem"
 	"helios/internal/timeline"
+	"helios/internal/units"
 	"helios/internal/wide"
 	"helios/sched/cost"
 	"helios/sched/plan"
@@ -460,12 +461,15 @@ func TestVirtualRefusals(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
-	stored := small()
-	stored.Topology = plan.TopologySSD
-	_, err = virtual.Run(context.Background(), stored, prepare.Inputs{Dev: dev, Dataset: d},
-		cost.Hardware{Profile: hw}, report.Observer{})
-	require.ErrorContains(t, err, "option topology")
-	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	for want, mode := range map[string]string{"option topology memory": plan.ModeHier,
+		"lends the CPU cache": plan.ModeGinex} {
+		stored := small()
+		stored.Mode, stored.Topology, stored.CPUCache = mode, plan.TopologySSD, percent(10)
+		_, err = virtual.Run(context.Background(), stored, prepare.Inputs{Dev: dev, Dataset: d},
+			cost.Hardware{Profile: hw}, report.Observer{})
+		require.ErrorContains(t, err, want)
+		require.Equal(t, errs.Capability, errs.ClassOf(err))
+	}
 	static := small()
 	static.Mode, static.Policy, static.Topology = plan.ModeGinex, plan.PolicyStatic,
 		plan.TopologyMemory
@@ -805,4 +809,78 @@ func TestVirtualMegaBatches(t *testing.T) {
 	devices, _ := play("a100-p5510x12", 12, 0, func(c *plan.Config) { c.Replicas, c.Shards = 2, 2 })
 	e, f := counts(devices.Epochs[1]), counts(many.Epochs[1])
 	require.Equal(t, f, e)
+}
+
+// Over a topology on storage a modelled run draws, finds in its neighbour cache and reads what a
+// real one does; its reads take time, and the rows' commands are those over a topology in memory.
+func TestVirtualCountsOfTopologyOnSSD(t *testing.T) {
+	ways := []variant{
+		{"none", modePipe(plan.ModeHelios, plan.PipelineNone, caches(5, 10)), 2, 3},
+		{"deep", modePipe(plan.ModeHelios, plan.DefaultPipeline, caches(10, 0)), 2, 3},
+		{"gids", func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
+		}, 2, 3},
+		{"belady", modePipe(plan.ModeHelios, plan.DefaultPipeline, func(c *plan.Config) {
+			c.Policy, c.GPUCache, c.CPUCache = plan.PolicyBelady, percent(5), percent(10)
+		}), 2, 3},
+		{"ginex overlapped", func(c *plan.Config) {
+			c.Mode, c.CPUCache = plan.ModeGinex, percent(20)
+			c.Superbatch, c.SuperbatchOverlap = 2, true
+		}, 2, 3},
+		{"gcn", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+			func(c *plan.Config) { c.Model, c.Fanouts = "gcn", []int{-1, 2} }), 2, 3},
+		{"ladies", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+			func(c *plan.Config) { c.Sampler, c.Fanouts = graph.Ladies, []int{40, 30} }), 2, 3},
+		{"labor", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+			func(c *plan.Config) { c.Sampler, c.BatchDependency = graph.Labor, 4 }), 2, 3},
+	}
+	for n, g := range []graphSpec{tiny, dense} {
+		d, feat := g.open(t)
+		s := bind(t, d, 3, "")
+		for i, v := range ways {
+			if n > 0 && i%3 != 0 || wide.Lean() && i > 4 {
+				continue
+			}
+			cfg := small()
+			v.set(&cfg)
+			cfg.Topology, cfg.NeighborCache = plan.TopologySSD, []units.Budget{plan.NoCache(),
+				percent(40)}[i%2]
+			if cfg.WithDefaults().Planned() {
+				cfg.SuperbatchDir = t.TempDir()
+			}
+			real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+			require.NoError(t, real.err, v.name)
+			model := playVirtual(t, cfg, d, "a100-p5510x12", 3)
+			require.Equal(t, model, playVirtual(t, cfg, d, "a100-p5510x12", 3), v.name)
+			cfg.Topology, cfg.NeighborCache = plan.TopologyMemory, units.Budget{}
+			memory := playVirtual(t, cfg, d, "a100-p5510x12", 3)
+			name := fmt.Sprintf("%+v %s", g, v.name)
+			for i, e := range real.res.Epochs {
+				m := model.Epochs[i]
+				r, f := *e.TopologyReads, *m.TopologyReads
+				require.Positive(t, f.Reads, name)
+				require.Positive(t, f.Wait, name)
+				require.InDelta(t, f.Wait.Seconds(), m.StageSeconds.Topology, 1e-9, name)
+				r.Wait, f.Wait = 0, 0
+				require.Equal(t, r, f, name)
+				require.Nil(t, memory.Epochs[i].TopologyReads, name)
+				if cfg.Pipeline == plan.PipelineNone { // nothing hides them
+					require.Greater(t, m.Seconds, memory.Epochs[i].Seconds, name)
+				}
+				require.GreaterOrEqual(t, m.StageSeconds.Between, -1e-9, name)
+				e, m = counts(e), counts(m)
+				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				if cfg.WithDefaults().IOStack == gpuio.StackCPU { // groups differ in it
+					e.BytesSSD, e.SSDCommands, e.ReadAmplification = m.BytesSSD, m.SSDCommands,
+						m.ReadAmplification
+				}
+				require.Equal(t, e, m, name)
+			}
+			require.Equal(t, memory.IO.SSDs, model.IO.SSDs, "%s: lists are no rows", name)
+			r, f := *real.res.TopologyStorage, *model.TopologyStorage
+			r.OpenSeconds, r.Direct, r.IOUring = 0, true, true
+			require.Equal(t, r, f, name)
+			require.Equal(t, real.res.TopologyBytes, model.TopologyBytes, name)
+		}
+	}
 }

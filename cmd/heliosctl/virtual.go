@@ -144,8 +144,11 @@ func showModelled(e *env, r *report.ModelledResult) {
 			rows = append(rows, []string{"modelled " + l[0], l[1]})
 		}
 		st, inspect := sum.StageSeconds, ""
+		if st.Topology > 0 {
+			inspect = fmt.Sprintf("lists from storage %.3g s, ", st.Topology)
+		}
 		if st.Inspect > 0 {
-			inspect = fmt.Sprintf("inspect %.3g s, ", st.Inspect)
+			inspect += fmt.Sprintf("inspect %.3g s, ", st.Inspect)
 		}
 		rows = append(rows,
 			[]string{"modelled stages",

@@ -48,6 +48,10 @@ func TestTrainOnTheVirtualClock(t *testing.T) {
 		ok(t, "train", "g", "--clock", "virtual", "--hardware", "a100-p5510x12", "--replicas", "2",
 			"--epochs", "1", "--quiet"))
 
+	far := last(t, ok(t, append(args, "--topology", "ssd", "--neighbor-cache", "5%")...))
+	require.Positive(t, far["topology_storage"].(map[string]any)["offset_bytes"])
+	require.Equal(t, ssds(r), ssds(far), "lists are no rows")
+
 	ok(t, append(args, "--trace", "t.trace")...)
 	require.Contains(t, ok(t, "cache", "replay", "--trace", "t.trace", "--check"), "equal")
 	require.Contains(t, hc(t, append(args, "--trace", "t.trace")...).errOut, "--overwrite")

@@ -323,6 +323,27 @@ func TestSetsOverlap(t *testing.T) {
 	require.Greater(t, four, 1.4e6*0.97)
 }
 
+// SSDs that serve two stacks take as long as for one with the reads of both; SSDs of their own,
+// half.
+func TestStacksShareSSDs(t *testing.T) {
+	took := func(per int64, stacks int, beside bool) int64 {
+		m := machine(t, "a100-p5510x12", 2)
+		c := Config{Stack: gpuio.StackCPU, Threads: 8, ToHost: true, Seed: 3}
+		for range stacks {
+			s := stack(t, m, c)
+			if s.Submit(each(2, per), func(Times) {}); beside {
+				c.Beside = s
+			}
+		}
+		m.Sim.Run()
+		return m.Sim.Now()
+	}
+	const n = 20_000
+	all := float64(took(2*n, 1, false))
+	require.InEpsilon(t, all, took(n, 2, true), .03)
+	require.InEpsilon(t, all/2, took(n, 2, false), .03)
+}
+
 func TestCPUStacksAreBoundByTheirThreads(t *testing.T) {
 	iops, _, s := bench{profile: "a100-p5510x12", ssds: 12, c: Config{Stack: gpuio.StackCPU,
 		Threads: 2}, set: 512, sets: 4, warm: 5e6, ns: 20e6}.run(t)

@@ -30,6 +30,9 @@ type Config struct {
 	// has it, for sync in GPU memory, as BaM and GIDS have it.
 	State string
 	Seed  uint64
+	// Beside has the SSDs serve another stack's reads, too: those that a second stack has in flight
+	// wait for each other. nil: this stack's SSDs serve nobody else.
+	Beside *Stack
 }
 
 // Times tell when a set was submitted, when its last command had been handed to a queue or a
@@ -137,6 +140,9 @@ func New(m *Machine, c Config) (*Stack, error) {
 		return nil, err
 	}
 	s.dev.dataToHost = s.dev.toHost || c.ToHost
+	if c.Beside != nil {
+		s.dev.servers = c.Beside.dev.servers
+	}
 	s.c = c
 	return s, nil
 }

@@ -165,6 +165,9 @@ type CPU struct {
 	// InduceNS is what inducing the topology of a mega-batch takes one core for an edge of its
 	// parts and of the static nodes, which the cores divide among them.
 	InduceNS Figure `yaml:"induce_ns"`
+	// StoredNS is what sampling takes one core for an edge whose neighbour list is on storage, its
+	// read aside, which the cores divide among them.
+	StoredNS Figure `yaml:"stored_ns"`
 	// what one such fault reads at random access (MADV_RANDOM: a page)
 	ReadAheadKB Figure `yaml:"read_ahead_kb"`
 }

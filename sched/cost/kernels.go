@@ -31,7 +31,13 @@ type Shape struct {
 	// it changes the tiers.
 	Saved  int64
 	Change Change
+	// Stored has by hop what sampling it took of neighbour lists on storage; nil: they are in
+	// memory.
+	Stored []Stored
 }
+
+// Stored is what a hop over a topology on storage drew and read.
+type Stored struct{ Edges, Reads, Bytes int64 }
 
 // Change is how a mini-batch changes planned tiers once it is gathered: how many of its rows go to
 // each, and how many others go from the GPU tier to the CPU tier.
@@ -154,6 +160,12 @@ func (w *Kernels) Hop(s *Shape, h int) []Kernel {
 		// unique_count, unique_assign, unique_relabel: their time is in sample's item
 		{}, assign, {},
 	}
+}
+
+// HopBytes is what a hop that the CPU samples brings to the GPU: new nodes, and the block.
+func (w *Kernels) HopBytes(s *Shape, h int) int64 {
+	b := s.Blocks[h]
+	return (b.src-b.dst)*8 + (b.dst+1)*8 + b.edges*4
 }
 
 // Sampling is the launches that sample a batch, one after the other.

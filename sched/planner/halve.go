@@ -58,7 +58,7 @@ var levers = []struct {
 			f.Value *= by
 		}
 		for _, f := range []*hardware.Figure{&c.DirectoryNS, &c.AnnounceNS, &c.InspectScanNS,
-			&c.ChangeNS} {
+			&c.ChangeNS, &c.StoredNS} {
 			f.Value /= by
 		}
 	}},

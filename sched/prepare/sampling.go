@@ -55,6 +55,8 @@ type Sampling struct {
 	Sampler  *graph.Sampler
 	Stream   cuda.Stream
 
+	// EachHop, where given, sees a mini-batch behind each hop that SampleWhole has sampled.
+	EachHop func(mb *graph.MiniBatch, hop int)
 	// Presampled, where given, sees what presampling samples.
 	Presampled    func(*graph.MiniBatch)
 	Scratch       *graph.MiniBatch    // for sampling outside of a walk
@@ -216,6 +218,9 @@ func (s *Sampling) SampleWhole(ctx context.Context, mb *graph.MiniBatch, epoch, 
 				return stopped
 			}
 			return err
+		}
+		if s.EachHop != nil {
+			s.EachHop(mb, h)
 		}
 	}
 	return nil

@@ -218,7 +218,7 @@ func save(v *run, mb *graph.MiniBatch, to *samples.Files) (*cost.Shape, error) {
 		return nil, err
 	}
 	t.adj = adj
-	s, was := cost.ShapeOf(mb), to.Bytes()
+	s, was := v.m.shapeOf(mb), to.Bytes()
 	nodes := hostmem.View[int64](mb.Nodes.Bytes())
 	if v.Config.Method().WholeLists {
 		s.CountLists(v.Topology.Indptr, nodes)
@@ -231,7 +231,7 @@ func save(v *run, mb *graph.MiniBatch, to *samples.Files) (*cost.Shape, error) {
 // playSampling plays the sampling of a mini-batch and its way to a file.
 func playSampling(v *run, s *cost.Shape) {
 	m := v.m
-	m.chain(m.superS, m.work.Sampling(s), func() {
+	m.sampleWhole(m.superS, s, func() {
 		bytes, p := float64(s.Saved), m.m.Profile
 		m.sim.After(p.PCIe.CopyNS.NS()+int64(bytes/p.PCIe.CopyGBs.Value)+
 			int64(bytes/p.CPU.GatherGBs.Value), func() {})

@@ -37,6 +37,8 @@ type vmachine struct {
 	// changes took to be found, in ns.
 	filed, inspected int64
 
+	lists *lists // neighbour lists on storage; nil: they are in memory
+
 	credits, reads int64 // in use, in flight: for the timeline
 }
 
@@ -193,7 +195,7 @@ func (p *vpass) sample() {
 		p.restore(b, begin)
 		return
 	}
-	p.sampleS.launch(p.work.Begin(s), nil, func(int64) {
+	p.beginSampling(p.sampleS, s, func() {
 		if p.plan.PerHop {
 			p.hand(b, 0, false)
 		}
@@ -203,7 +205,7 @@ func (p *vpass) sample() {
 
 // hop runs S_{h+1} and what follows it.
 func (p *vpass) hop(b *vbatch, h int, begin int64) {
-	p.sampleS.launch(p.work.Hop(b.Shape, h), nil, func(now int64) {
+	p.sampleHop(p.sampleS, b.Shape, h, func(now int64) {
 		p.span(report.TrackSample, plan.OperatorName("S", h+1), begin, now, b, b.HopEnd[h+1])
 		last := h+1 == len(b.Blocks)
 		switch { // in the order of the batches, whenever they are announced
@@ -578,9 +580,9 @@ func (m *vmachine) streams() report.StageSeconds {
 	}
 	return report.StageSeconds{
 		Sample:  (m.sampleS.busy + m.superS.busy + float64(m.filed)) / 1e9,
-		Inspect: float64(m.inspected) / 1e9,
-		Lookup:  m.lookupS.busy / 1e9,
-		Gather:  m.gatherS.busy / 1e9, Train: train / 1e9}
+		Inspect: float64(m.inspected) / 1e9, Topology: float64(m.listWait()) / 1e9,
+		Lookup: m.lookupS.busy / 1e9,
+		Gather: m.gatherS.busy / 1e9, Train: train / 1e9}
 }
 
 // stages returns what the pass has kept busy.

@@ -215,7 +215,7 @@ func (v *run) keep(mb *graph.MiniBatch, to *samples.Files) (*cost.Shape, error) 
 		return nil, err
 	}
 	t.adj = adj
-	s, was := cost.ShapeOf(mb), to.Bytes()
+	s, was := v.m.shapeOf(mb), to.Bytes()
 	nodes := hostmem.View[int64](mb.Nodes.Bytes())
 	if v.Config.Method().WholeLists {
 		s.CountLists(v.Topology.Indptr, nodes)
@@ -247,7 +247,7 @@ func (v *run) playSuper(x, before *vsuper) {
 		s := shapes[0]
 		shapes = shapes[1:]
 		accesses += s.HopEnd[len(s.HopEnd)-1]
-		m.chain(m.superS, m.work.Sampling(s), func() {
+		m.sampleWhole(m.superS, s, func() {
 			bytes := float64(s.Saved)
 			took := p.PCIe.CopyNS.NS() + int64(bytes/p.PCIe.CopyGBs.Value) +
 				int64(bytes/p.CPU.GatherGBs.Value)

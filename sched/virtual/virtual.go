@@ -35,10 +35,10 @@ const directAlign = 4096
 
 // Run plays cfg's run on the virtual clock: the same plan over the same batches, sampled for real
 // and looked up in the real caches on in's device, while durations come from hw. The topology is in
-// memory where cfg names none. No features are read and nothing is computed, so in needs no SSDs.
-// Equal arguments give equal results. Not modelled: errors and retries, hits of mmap's page cache
-// (each row is a fault), the CPU's own work between operators, the test pass (which a trace has all
-// the same), checkpoints.
+// memory where cfg names none (lists.go: on storage). No features are read and nothing is computed,
+// so in needs no SSDs. Equal arguments give equal results. Not modelled: errors and retries, hits
+// of mmap's page cache (each row is a fault), the CPU's own work between operators, the test pass
+// (which a trace has all the same), checkpoints.
 //
 // When ctx ends, the error has class errs.Interrupted and the result holds the epochs that were
 // whole.
@@ -58,10 +58,8 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 		return nil, err
 	}
 	switch {
-	case cfg.Topology == plan.TopologySSD:
-		return nil, errs.New(errs.Capability,
-			"option clock virtual has no times for sampling from storage, which the CPU does; use option topology %s",
-			plan.TopologyMemory)
+	case refuseStored(&cfg) != nil:
+		return nil, refuseStored(&cfg)
 	case cfg.Superbatched() && !cfg.Planned():
 		return nil, errs.New(errs.Capability,
 			"%v virtual plays superbatches under %v %s, not %s; use that, or another %v",
@@ -203,6 +201,10 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) (err error) {
 	if err := v.rec.Check(); err != nil {
 		return err
 	}
+	watchLists(v)
+	if err := v.m.openLists(v.Config.Seed); err != nil {
+		return err
+	}
 	sim, ssds, rows := v.m.sim, v.m.m.SSDs(), v.layout
 	// The GPU's memory bounds its tier; the profile says nothing of how much memory the CPU has.
 	b, err := v.Config.TierRows(v.Rows, v.RowBytes, math.MaxInt64/2,
@@ -236,7 +238,7 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) (err error) {
 		}
 		return v.rec.Placed(rows, v.rec.tiers(b.GPURows))
 	}
-	v.Presampled = func(mb *graph.MiniBatch) { v.m.presample(cost.ShapeOf(mb)) }
+	v.Presampled = func(mb *graph.MiniBatch) { v.m.presample(v.m.shapeOf(mb)) }
 	placed := b
 	if v.Config.Dynamic() { // lines come into the GPU tier by themselves
 		placed.GPURows, placed.Auto = 0, false
@@ -330,6 +332,9 @@ func (v *run) openStack() (err error) {
 		return err
 	}
 	v.stack = v.m.stack
+	if err := v.m.openLists(c.Seed); err != nil {
+		return err
+	}
 	// What the I/O kernels hold while they run: their budget, or their warps' share of the GPU's.
 	ic = v.m.stack.Config()
 	g := &v.hw.Profile.GPU
@@ -351,8 +356,9 @@ func (v *run) openStack() (err error) {
 
 // presample plays the sampling of one batch whose rows are counted.
 func (m *vmachine) presample(s cost.Shape) {
-	jobs := append(m.work.Sampling(&s), m.work.Hotness(s.HopEnd[len(s.HopEnd)-1]))
-	m.chain(m.sampleS, jobs, func() {})
+	m.sampleWhole(m.sampleS, &s, func() {
+		m.chain(m.sampleS, [][]cost.Kernel{m.work.Hotness(s.HopEnd[len(s.HopEnd)-1])}, func() {})
+	})
 	m.sim.Run()
 }
 
@@ -462,7 +468,7 @@ func (v *run) shape(ctx context.Context, i int) (*cost.Shape, error) {
 		return nil, err
 	}
 	mb := v.mbs[i%len(v.mbs)]
-	s := cost.ShapeOf(mb)
+	s := v.m.shapeOf(mb)
 	s.At, s.Announced = i, v.Config.Window > 0
 	if v.Config.Method().WholeLists {
 		s.CountLists(v.Topology.Indptr, hostmem.View[int64](mb.Nodes.Bytes()))
@@ -628,6 +634,7 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 		v.perSSD = planned
 	}
 	v.src.lines, v.src.count = 0, 0
+	read, waited := v.TopologyReads(nil), v.m.listWait()
 	p.shape = func(i int) (*cost.Shape, error) {
 		switch {
 		case v.m.planned && v.laid != nil:
@@ -654,6 +661,7 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 	}
 	err := play()
 	p.tell()
+	sum.TopologyReads = listReads(v, read, waited)
 	if err == nil && sum.Batches == order.Len() { // a part of a pass has nothing to be held against
 		err = v.rec.Live(v.src.kind, v.src.epoch, sum)
 	}
@@ -716,7 +724,7 @@ func (v *run) conserved() error {
 		planned += p.Commands
 	}
 	if did := v.filled + v.stack.Stats().Commands; did != planned || v.stack.InFlight() != 0 ||
-		v.m.credits != 0 || v.m.reads != 0 {
+		v.m.credits != 0 || v.m.reads != 0 || v.m.lists != nil && v.m.lists.stack.InFlight() != 0 {
 		return fmt.Errorf(
 			"the modelled run lost track: %d of %d commands done, %d sets, %d batches and %d rows still in flight; this is a bug",
 			did, planned, v.stack.InFlight(), v.m.credits, v.m.reads)
@@ -737,6 +745,7 @@ func (v *run) info() report.RunInfo {
 	for range v.Config.Replicas - 1 {
 		r.MoreDevices = append(r.MoreDevices, v.hw.Profile.GPU.Name+" (modelled)")
 	}
+	r.TopologyStorage = listInfo(v)
 	if v.Hotness != nil {
 		h := *v.Hotness
 		h.Seconds = float64(v.presampleNS) / 1e9 // and not this machine's
