@@ -122,8 +122,10 @@ func (v *run) superbatches(ctx context.Context, p *vpass, sum *report.Partial) e
 		if x.changes != nil {
 			t.after = &x.changes.After
 		}
-		if err := v.rec.super(x); err != nil {
-			return err
+		if t.made == nil {
+			if err := v.rec.super(x); err != nil {
+				return err
+			}
 		}
 		if x.from == x.first {
 			begin := v.m.sim.Now()

@@ -40,9 +40,6 @@ func (r *recorder) tiers(gpu int64) func(*trace.Header) cache.Placement {
 // super records that a superbatch begins.
 func (r *recorder) super(x *vsuper) error {
 	v, t := r.v, r.v.planned
-	if t.made != nil {
-		return nil
-	}
 	return r.Superbatch(trace.Superbatch{Kind: v.src.kind, Epoch: v.src.epoch, First: x.first,
 		Batches: x.end - x.first, GPURows: t.tiers.GPURows, CPURows: t.tiers.CPURows,
 		Kept: x.kept})
