@@ -237,14 +237,23 @@ func (a *accesses) rank(scores []uint32) {
 }
 
 // hottest is the state of a cache that earlier epochs have filled: it holds the hottest rows, and
-// the least hot one of them goes first.
-func (a *accesses) hottest(slots int64) *superbatch.State {
+// the least hot one of them goes first. Where met is given, the slots of rows that none of those
+// batches accesses are empty, which looks up fewer rows: in one tier they leave in the same order
+// and are never read, so nothing that a plan counts is another.
+func (a *accesses) hottest(slots int64, met []*batch) *superbatch.State {
 	n := min(slots, a.rows)
 	s := &superbatch.State{Rows: make([]int64, slots), Reuse: make([]int32, 0, slots)}
 	for i := range s.Rows {
 		s.Rows[i] = superbatch.Empty
-		if int64(i) < n {
+		if int64(i) < n && met == nil {
 			s.Rows[i] = a.row(int64(i))
+		}
+	}
+	for _, b := range met {
+		for k, rank := range b.ranks {
+			if rank < n {
+				s.Rows[rank] = b.rows[k]
+			}
 		}
 	}
 	for i := range slots - n {

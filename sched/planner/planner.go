@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"helios/cache/packed"
+	"helios/cache/superbatch"
 	"helios/gpuio"
 	"helios/gpuio/iosim"
 	"helios/internal/des"
@@ -248,10 +249,27 @@ func (p *Planner) newJob(ctx context.Context, o Options) (*job, error) {
 		j.look.warm = j.warm()
 	}
 	if j.c.Planned() {
-		j.look.after = a.hottest(j.tiers.GPURows + j.tiers.CPURows)
+		if j.look.after, err = j.full(ctx, n); err != nil {
+			return nil, err
+		}
 	}
 	j.work.Source = j.look.source()
 	return j, nil
+}
+
+// full is the state of tiers that know a superbatch, before the first of n batches.
+func (j *job) full(ctx context.Context, n int) (*superbatch.State, error) {
+	var met []*batch
+	if j.tiers.GPURows == 0 || j.tiers.CPURows == 0 {
+		for i := range n {
+			b, err := j.a.get(ctx, i)
+			if err != nil {
+				return nil, err
+			}
+			met = append(met, b)
+		}
+	}
+	return j.a.hottest(j.tiers.GPURows+j.tiers.CPURows, met), nil
 }
 
 // accesses settles the configuration, and gives the mini-batches that it asks for.

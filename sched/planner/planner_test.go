@@ -408,6 +408,36 @@ func TestTrace(t *testing.T) {
 	require.Error(t, err)
 }
 
+// Slots whose rows nobody accesses may as well be empty: a plan's figures are the same.
+func TestEmptySlotsOfSuperbatches(t *testing.T) {
+	for _, share := range []float64{2, 10, 40, 100} {
+		o := small(t, plan.ModeGinex)
+		o.Config.CPUCache = units.Budget{Percent: share}
+		o.Batches = 40
+		var plans []any
+		for _, empty := range []bool{true, false} {
+			p, err := New(o, report.Observer{})
+			require.NoError(t, err)
+			j, err := p.newJob(context.Background(), p.o)
+			require.NoError(t, err)
+			require.Zero(t, j.tiers.GPURows)
+			whole := j.a.hottest(j.tiers.CPURows, nil)
+			require.Equal(t, whole.Reuse, j.look.after.Reuse)
+			if !empty {
+				require.NotEqual(t, whole.Rows, j.look.after.Rows)
+				j.look.after = whole
+			}
+			r, err := virtual.Play(context.Background(), j.work, p.o.Hardware)
+			require.NoError(t, err)
+			x, err := j.result(r)
+			require.NoError(t, err)
+			plans = append(plans, x)
+			require.NoError(t, p.Close())
+		}
+		require.Equal(t, plans[1], plans[0], "%v%%", share)
+	}
+}
+
 // More SSDs shorten an epoch until something else bounds it, and doubling says so.
 func TestSweepAndHalve(t *testing.T) {
 	o := small(t, plan.ModeHelios)
