@@ -2,7 +2,6 @@ package sched
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +12,8 @@ import (
 	"helios/cache/policy"
 	"helios/internal/wide"
 	"helios/sched/plan"
-	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tuner"
 )
 
 // tuned is a run with many small batches.
@@ -32,12 +31,12 @@ func tuned(level string, f func(*plan.Config)) plan.Config {
 
 // Whatever the tuner tries and chooses, the run is the same to the bit, and it tells what it did.
 func TestTune(t *testing.T) {
-	least, batches := tuneLeast, tuneBatches
-	tuneLeast = 0
+	least, batches := tuner.Least, tuner.Batches
+	tuner.Least = 0
 	if wide.Lean() {
-		tuneBatches = 1
+		tuner.Batches = 1
 	}
-	defer func() { tuneLeast, tuneBatches = least, batches }()
+	defer func() { tuner.Least, tuner.Batches = least, batches }()
 	d, feat := tiny.open(t)
 	set := bind(t, d, 2, "")
 	plain := train(t, context.Background(), tuned(plan.TuneOff, nil), d, feat, set, 2,
@@ -134,9 +133,9 @@ func TestTune(t *testing.T) {
 // What comes after a batch, such as a checkpoint, is no part of a segment's time: it would decide
 // by where it falls.
 func TestTuneWithoutCheckpoints(t *testing.T) {
-	least, batches := tuneLeast, tuneBatches
-	tuneLeast, tuneBatches = 0, 1
-	defer func() { tuneLeast, tuneBatches = least, batches }()
+	least, batches := tuner.Least, tuner.Batches
+	tuner.Least, tuner.Batches = 0, 1
+	defer func() { tuner.Least, tuner.Batches = least, batches }()
 	d, feat := tiny.open(t)
 	cfg := tuned(plan.TuneQuick, func(c *plan.Config) { c.Batch, c.Epochs = 60, 1 })
 	const long = 1500 * time.Millisecond
@@ -151,48 +150,5 @@ func TestTuneWithoutCheckpoints(t *testing.T) {
 	require.NotEmpty(t, r.res.Tuned.Trials)
 	for _, x := range r.res.Tuned.Trials {
 		require.Less(t, x.Seconds, long.Seconds(), "%+v", x)
-	}
-}
-
-// A value is taken when it is better by more than noise, and only then.
-func TestTuneChoice(t *testing.T) {
-	for _, c := range []struct {
-		times []float64 // of the values; the second is the present one
-		noise float64   // of its second time
-		want  int
-	}{
-		{[]float64{2, 1, 0.9}, 0, 2},
-		{[]float64{0.98, 1, 0.985}, 0, 1},
-		{[]float64{0.5, 1, 0.6}, 0, 0},
-		{[]float64{2, 1, 3}, 0, 1},
-		{[]float64{2, 1, 0.9}, 0.2, 1}, // its own times differ by more
-		{[]float64{2, 1, 0.5}, 0.2, 2},
-	} {
-		for rounds := 1; rounds <= 2; rounds++ {
-			var at int
-			var sets []int
-			k := tuneKnob{name: "x", values: []string{"a", "b", "c"}, now: 1,
-				set: func(_ context.Context, i int) error {
-					at = i
-					sets = append(sets, i)
-					return nil
-				}}
-			tn := &tuner{e: &engine{Sampling: &prepare.Sampling{}}, res: &report.TuneResult{},
-				level: rounds, each: 2}
-			measured := map[int]int{}
-			tn.train = func(_ context.Context, n int) (float64, error) {
-				measured[at]++
-				took := c.times[at]
-				if at == 1 && measured[1]%2 == 0 {
-					took += c.noise
-				}
-				return took * float64(n), nil
-			}
-			require.NoError(t, tn.choose(context.Background(), &k))
-			require.Equal(t, c.want, k.now, fmt.Sprint(c))
-			require.Equal(t, c.want, at, "the engine is left with it")
-			require.Equal(t, map[int]int{0: rounds, 1: 2 * rounds, 2: rounds}, measured)
-			require.Equal(t, 1, sets[0], "the present value comes first")
-		}
 	}
 }

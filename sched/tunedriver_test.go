@@ -11,6 +11,7 @@ import (
 	"helios/internal/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tuner"
 )
 
 // On a device of the driver too, streams made anew with other budgets and a stack opened anew with
@@ -19,9 +20,9 @@ func TestTuneOnGPU(t *testing.T) {
 	if wide.Lean() {
 		t.Skip("many launches, each of them fibers on the fake")
 	}
-	least, batches := tuneLeast, tuneBatches
-	tuneLeast, tuneBatches = 0, 1
-	defer func() { tuneLeast, tuneBatches = least, batches }()
+	least, batches := tuner.Least, tuner.Batches
+	tuner.Least, tuner.Batches = 0, 1
+	defer func() { tuner.Least, tuner.Batches = least, batches }()
 	d, feat, s := fiberRig(t)
 	for _, set := range []func(*plan.Config){
 		func(*plan.Config) {},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -452,7 +453,6 @@ func TestVirtualRefusals(t *testing.T) {
 		"option checkpoint": func(c *plan.Config) { c.CheckpointDir = t.TempDir() },
 		"option pipeline":   func(c *plan.Config) { c.Pipeline = "x" },
 		"option gpu-cache":  func(c *plan.Config) { c.GPUCache.Bytes = 200 << 30 },
-		"option tune":       func(c *plan.Config) { c.Tune = plan.TuneQuick },
 	} {
 		cfg := small()
 		set(&cfg)
@@ -470,6 +470,12 @@ func TestVirtualRefusals(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Capability, errs.ClassOf(err))
 	}
+	planned := small()
+	planned.Policy, planned.CPUCache, planned.Tune = plan.PolicyBelady, percent(10), plan.TuneQuick
+	_, err = virtual.Run(context.Background(), planned, prepare.Inputs{Dev: dev, Dataset: d},
+		cost.Hardware{Profile: hw}, report.Observer{})
+	require.ErrorContains(t, err, "leave option tune out")
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	static := small()
 	static.Mode, static.Policy, static.Topology = plan.ModeGinex, plan.PolicyStatic,
 		plan.TopologyMemory
@@ -882,5 +888,72 @@ func TestVirtualCountsOfTopologyOnSSD(t *testing.T) {
 			require.Equal(t, r, f, name)
 			require.Equal(t, real.res.TopologyBytes, model.TopologyBytes, name)
 		}
+	}
+}
+
+// The tuner on modelled times tries what that of a real run tries, takes the best of it, and
+// changes no count: the first epoch has each mini-batch once, and the next one is not slower.
+func TestVirtualTune(t *testing.T) {
+	d, _ := tiny.open(t)
+	for _, c := range []struct {
+		name  string
+		cfg   plan.Config
+		knobs []string
+	}{
+		{"quick", tuned(plan.TuneQuick, nil), []string{"prefetch-depth", "sm-budget"}},
+		{"full", tuned(plan.TuneFull, nil), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
+		{"gids", tuned(plan.TuneFull, func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
+		}), []string{"accumulate"}},
+		{"a window", tuned(plan.TuneFull, dyn(policy.LRU, plan.LineRow,
+			func(c *plan.Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget",
+			"io-blocks"}},
+		{"in turn", tuned(plan.TuneFull, func(c *plan.Config) { c.Pipeline = plan.PipelineNone }),
+			nil},
+	} {
+		c.cfg.Batch, c.cfg.Epochs = 2, 2 // the first one has the segments in it
+		r := playVirtual(t, c.cfg, d, "a100-p5510x12", 3)
+		require.Equal(t, r, playVirtual(t, c.cfg, d, "a100-p5510x12", 3), c.name)
+		plain := c.cfg
+		plain.Tune = plan.TuneOff
+		want := playVirtual(t, plain, d, "a100-p5510x12", 3)
+		require.Nil(t, want.Tuned, c.name)
+		for i, e := range r.Epochs {
+			e, w := counts(e), counts(want.Epochs[i])
+			require.Equal(t, w, e, c.name)
+		}
+		u := r.Tuned
+		require.NotNil(t, u, c.name)
+		if c.knobs == nil {
+			require.Contains(t, u.Skipped, "nothing to choose")
+			require.Equal(t, want.Epochs[0].Seconds, r.Epochs[0].Seconds)
+			continue
+		}
+		var knobs []string
+		before := 0.0
+		for _, x := range u.Trials {
+			if !slices.Contains(knobs, x.Setting) {
+				knobs = append(knobs, x.Setting)
+			}
+			if x.Before {
+				before = x.Seconds
+			}
+			require.Positive(t, x.Seconds, c.name)
+			if x.Chosen && before > 0 {
+				require.LessOrEqual(t, x.Seconds, before, "%s: %+v", c.name, x)
+			}
+			if x.Chosen {
+				before = 0
+			}
+		}
+		require.Equal(t, c.knobs, knobs, c.name)
+		require.Empty(t, u.Skipped, c.name)
+		require.Positive(t, u.Seconds, c.name)
+		require.Less(t, u.Batches, r.Epochs[0].Batches, c.name)
+		last := len(r.Epochs) - 1
+		require.LessOrEqual(t, r.Epochs[last].Seconds, want.Epochs[last].Seconds*1.03, "%s: %s",
+			c.name, u.Flags)
+		t.Logf("%s: %.4g ms an epoch, tuned %.4g ms: %q", c.name, 1e3*want.Epochs[last].Seconds,
+			1e3*r.Epochs[last].Seconds, u.Flags)
 	}
 }

@@ -52,6 +52,8 @@ func TestTrainOnTheVirtualClock(t *testing.T) {
 	require.Positive(t, far["topology_storage"].(map[string]any)["offset_bytes"])
 	require.Equal(t, ssds(r), ssds(far), "lists are no rows")
 
+	require.Equal(t, "quick", last(t, ok(t, append(args, "--tune", "quick")...))["tuned"].(map[string]any)["level"])
+
 	ok(t, append(args, "--trace", "t.trace")...)
 	require.Contains(t, ok(t, "cache", "replay", "--trace", "t.trace", "--check"), "equal")
 	require.Contains(t, hc(t, append(args, "--trace", "t.trace")...).errOut, "--overwrite")

@@ -69,9 +69,8 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 			"%v virtual plays the gradients' way through the first device (%v %s), not %s; leave %v out",
 			errs.Key("clock"), errs.Key("reduce"), plan.ReduceTree, cfg.Reduce,
 			errs.Key("reduce"))
-	case cfg.Tune != plan.TuneOff:
-		return nil, errs.New(errs.Usage,
-			"option tune measures the first batches of a run that reads; under option clock virtual play other values of option prefetch-depth, option sm-budget or option accumulate instead")
+	case refuseTuning(&cfg) != nil:
+		return nil, refuseTuning(&cfg)
 	}
 	s, err := prepare.Open(ctx, cfg, in, obs)
 	if err != nil {
@@ -121,6 +120,8 @@ type run struct {
 	src source
 	acc report.AccumulatorInfo
 	rec recorder
+	// tuned is what the tuner did; nil: not yet, or nobody asked.
+	tuned *report.TuneResult
 	// filled is the commands of a stack before the present one.
 	filled    int64
 	layout    gpuio.Layout
@@ -145,13 +146,17 @@ type run struct {
 	// What the stack reads are pages; those of parts stay in the CPU's memory.
 	paged, toHost bool
 
-	presampleNS, fillNS int64
+	setUp
 }
+
+// setUp is what a run took before its first epoch.
+type setUp struct{ presampleNS, fillNS int64 }
 
 // source samples a pass's batches for real, as far ahead as the window has it.
 type source struct {
 	kind, epoch  int // of the pass, for a trace
 	key, next, n int
+	end          int // of the part that is played, where it is not all
 	order        prepare.Order
 	lines, count int64 // to be read for the group, batches in it
 }
@@ -504,7 +509,8 @@ func group(v *run, s *cost.Shape, i int) {
 	}
 	g := &v.src
 	g.count++
-	if s.Closes = g.lines >= v.acc.Target || g.count >= plan.MaxGroup || i == g.n-1; s.Closes {
+	last := i == g.n-1 || i == g.end-1
+	if s.Closes = g.lines >= v.acc.Target || g.count >= plan.MaxGroup || last; s.Closes {
 		g.lines, g.count = 0, 0
 	}
 }
@@ -651,6 +657,9 @@ func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepa
 	}
 	play := func() error {
 		p.begin()
+		if train && v.Config.Tuning() && v.tuned == nil {
+			return tune(ctx, v, p)
+		}
 		return p.walk(ctx)
 	}
 	switch {
@@ -745,7 +754,7 @@ func (v *run) info() report.RunInfo {
 	for range v.Config.Replicas - 1 {
 		r.MoreDevices = append(r.MoreDevices, v.hw.Profile.GPU.Name+" (modelled)")
 	}
-	r.TopologyStorage = listInfo(v)
+	r.TopologyStorage, r.Tuned = listInfo(v), v.tuned
 	if v.Hotness != nil {
 		h := *v.Hotness
 		h.Seconds = float64(v.presampleNS) / 1e9 // and not this machine's
