@@ -39,6 +39,8 @@ type planArgs struct {
 	prices   planner.Prices
 	sweep    []planner.Sweep
 	halve    bool
+	run      string // of --calibrate
+	saved    string // of --save-profile
 }
 
 // planned are the options of a run that mean something in a plan.
@@ -121,6 +123,12 @@ func questionOptions() hcli.Options[planArgs] {
 		hcli.Bool(&cli.BoolFlag{Name: "halve",
 			Usage: "also say which resource, doubled, gains most, and what it takes to halve the epoch's time"},
 			func(a *planArgs) *bool { return &a.halve }),
+		hcli.Text(&cli.StringFlag{Name: "calibrate",
+			Usage: "make training as fast as it was in the run of `RESULTS` (train --results) on this dataset, with the same model and mini-batches"},
+			func(a *planArgs) *string { return &a.run }),
+		hcli.Text(&cli.StringFlag{Name: "save-profile",
+			Usage: "keep the calibrated machine in `FILE`, for --hardware"},
+			func(a *planArgs) *string { return &a.saved }),
 		hcli.Int(&cli.IntFlag{Name: "batches", DefaultText: "what seconds allow",
 			Usage: "mini-batches that are played; an epoch is continued from them"},
 			func(a *planArgs) *int { return &a.batches }).Positive(),
@@ -222,6 +230,14 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 		a.dataset != "" {
 		return o, errs.New(errs.Usage, "--%s: the dataset %s has its own; leave it out", f, a.dataset)
 	}
+	if a.run != "" && a.dataset == "" {
+		return o, errs.New(errs.Usage,
+			"--calibrate: a run is of a dataset, and none is given; give its folder")
+	}
+	if a.saved != "" && a.run == "" {
+		return o, errs.New(errs.Usage,
+			"--save-profile keeps a calibrated machine; give the results of a run with --calibrate")
+	}
 	if f := e.given(&a.cut); f != "" {
 		switch {
 		case a.dataset != "":
@@ -288,6 +304,11 @@ func runPlan(ctx context.Context, e *env, a *planArgs) (err error) {
 		return err
 	}
 	defer closing(&err, p.Close)
+	if a.run != "" {
+		if err := a.calibrate(ctx, e, p, o.Inputs.Dataset.Meta.UUID); err != nil {
+			return err
+		}
+	}
 	if len(a.sweep) > 0 {
 		return a.runSweep(ctx, e, p, out)
 	}

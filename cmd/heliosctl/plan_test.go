@@ -1,11 +1,63 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"regexp"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
+
+// A machine that trains as fast as a run did is planned with, kept, and planned with again.
+func TestPlanCalibrates(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--kind", "rmat", "--nodes", "4000", "--avg-degree", "8", "--classes", "5",
+		"--dim", "128", "--feature-fn", "hash", "--seed", "3", "--train-fraction", "0.2", "--out", "g")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "16MiB")
+	ok(t, "load", "g")
+	run := []string{"--fanout", "3,3", "--batch-size", "128", "--hidden", "128"}
+	ok(t, append([]string{"train", "g", "--mode", "inmem", "--epochs", "3", "--no-eval", "--results",
+		"run.jsonl"}, run...)...)
+	with := func(more ...string) []string {
+		return slices.Concat([]string{"plan", "g", "--mode", "inmem", "--json"}, run, more)
+	}
+	busy := func(more ...string) float64 {
+		return lines(t, ok(t, with(more...)...))[0]["busy_seconds"].(map[string]any)["training"].(float64)
+	}
+	r, err := readTrained("run.jsonl")
+	require.NoError(t, err)
+	require.Positive(t, r.seconds)
+	// From here on as if this machine trained three times as fast as the profile, whatever it does.
+	r.seconds = busy("--hardware", "host") / 3
+	text, err := os.ReadFile("run.jsonl")
+	require.NoError(t, err)
+	text = regexp.MustCompile(`"train":[0-9.e-]+`).ReplaceAll(text,
+		fmt.Appendf(nil, `"train":%g`, r.seconds))
+	require.NoError(t, os.WriteFile("run.jsonl", text, 0o600))
+	calibrated := busy("--hardware", "host", "--calibrate", "run.jsonl", "--save-profile", "my.yaml")
+	require.InEpsilon(t, r.seconds, calibrated, 0.011)
+	require.Equal(t, calibrated, busy("--hardware", "my.yaml"))
+	require.InEpsilon(t, r.seconds, busy("--hardware", "my.yaml", "--calibrate", "run.jsonl",
+		"--save-profile", "again.yaml"), 0.011)
+	require.InEpsilon(t, r.seconds, busy("--hardware", "./again.yaml"), 0.011)
+
+	fails(t, hc(t, with("--hardware", "host", "--calibrate", "run.jsonl", "--save-profile",
+		"my.yaml")...), 4, "plan", "is there already")
+	require.NoError(t, os.WriteFile("cut.jsonl", text[:900], 0o600))
+	for want, bad := range map[string][]string{
+		"ran with --hidden":   with("--hardware", "host", "--calibrate", "run.jsonl", "--hidden", "64"),
+		"ran with --fanout":   with("--hardware", "host", "--calibrate", "run.jsonl", "--fanout", "3"),
+		"JSON object":         with("--hardware", "host", "--calibrate", "cut.jsonl"),
+		"no such file":        with("--hardware", "host", "--calibrate", "none.jsonl"),
+		"give the results of": with("--hardware", "host", "--save-profile", "x.yaml"),
+		"a run is of a dataset": {"plan", "--graph", "pa", "--hardware", "host", "--calibrate",
+			"run.jsonl"},
+	} {
+		fails(t, hc(t, bad...), 2, "plan", want)
+	}
+}
 
 func TestPlanVerb(t *testing.T) {
 	isolate(t)

@@ -159,7 +159,8 @@ func (s *Source) has(event string) bool {
 // Aside are the options that say where a run writes, how it tells how it goes and how its processes
 // find each other: none of them makes it another one.
 var Aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite", "checkpoint", "checkpoint-every", "resume", "trace",
-	"timeline", "csv", "html", "json", "quiet", "config", "metrics", "mpi", "rank-timeout"}
+	"timeline", "csv", "html", "json", "quiet", "config", "metrics", "mpi", "rank-timeout",
+	"save-profile"}
 
 // neutral tells whether an option leaves a run in its experiment.
 func neutral(key string) bool {

@@ -518,3 +518,28 @@ func TestEpochSeconds(t *testing.T) {
 	require.Equal(t, 9.0, epochSeconds([]float64{1, 2, 3}, 9, -1, 2))
 	require.False(t, math.IsNaN(epochSeconds([]float64{1}, 5, -1, 0)))
 }
+
+// Training takes as long as it is told to, or the plan says why it cannot.
+func TestCalibrate(t *testing.T) {
+	o := small(t, plan.ModeHelios)
+	o.Hardware.Profile = profile(t, "host")
+	base := find(t, o, nil).Busy[resTraining]
+	for _, by := range []float64{0.2, 1, 3} {
+		p, err := New(o, report.Observer{})
+		require.NoError(t, err)
+		tflops, err := p.Calibrate(context.Background(), by*base)
+		require.NoError(t, err)
+		require.Positive(t, tflops)
+		x, err := p.Plan(context.Background(), nil)
+		require.NoError(t, err)
+		require.InEpsilon(t, by*base, x.Busy[resTraining], closeEnough)
+		require.NoError(t, p.Close())
+	}
+	require.Equal(t, base, find(t, o, nil).Busy[resTraining], "the profile is as it was")
+	for _, bad := range []float64{0, -1, math.NaN(), math.Inf(1), base * 1e-12} {
+		p, err := New(o, report.Observer{})
+		require.NoError(t, err)
+		_, err = p.Calibrate(context.Background(), bad)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v: %v", bad, err)
+	}
+}

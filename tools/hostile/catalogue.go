@@ -607,7 +607,7 @@ func traceCases() (all []hostileCase) {
 	return all
 }
 
-// degreeCases are files of degrees.
+// degreeCases are files of degrees, and results of runs to calibrate by.
 func degreeCases() (all []hostileCase) {
 	files := map[string]any{
 		"a pipe": special(fifo), "a folder": special(folder), "a device": linkTo("/dev/zero"),
@@ -630,6 +630,19 @@ func degreeCases() (all []hostileCase) {
 		all = append(all, hostileCase{name: "degrees: " + n,
 			args:  "plan --degrees d.txt --hardware host --mode cpu --fanout 2 --batch-size 4",
 			files: map[string]any{"d.txt": files[n]}, names: "d.txt"})
+	}
+	files = map[string]any{"a pipe": special(fifo), "a device": linkTo("/dev/zero"),
+		"a folder": special(folder), "empty": "", "lfs": lfs, "no json": "{\n",
+		"no begin": `{"event":"epoch"}` + "\n", "a list": "[]\n",
+		"begin alone":      `{"event":"begin","verb":"train","settings":{"clock":"wall"}}` + "\n",
+		"settings of text": `{"event":"begin","settings":7}` + "\n",
+		"no epoch": `{"event":"begin","verb":"train","settings":{"clock":"wall"}}` + "\n" +
+			`{"event":"end","whole":true}` + "\n",
+		"a line of 64 MiB": strings.Repeat("9", 64<<20)}
+	for _, n := range sorted(files) {
+		all = append(all, hostileCase{name: "calibrate: " + n,
+			args:  "plan set --hardware host --mode cpu --calibrate r.jsonl",
+			files: map[string]any{"r.jsonl": files[n]}, names: "r.jsonl"})
 	}
 	return all
 }
