@@ -124,14 +124,6 @@ func (u *UI) write(b []byte) {
 	}
 }
 
-func (u *UI) fail(err error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.outErr == nil {
-		u.outErr = err
-	}
-}
-
 // Close takes a remaining bar away and returns the first error of writing results: output that
 // went to a full disk or a closed pipe must not pass for whole.
 func (u *UI) Close() error {
