@@ -175,8 +175,10 @@ class Loader:
         fd = os.memfd_create("ring", os.MFD_CLOEXEC)
         os.ftruncate(fd, self.slots * self.slot_bytes)
         self.map = mmap.mmap(fd, self.slots * self.slot_bytes)
-        self.peer.send(message, (fd,))
-        os.close(fd)
+        try:
+            self.peer.send(message, (fd,))
+        finally:  # the client may be gone
+            os.close(fd)
 
     def epoch(self, message: dict[str, Any]) -> None:
         self.under_way = message["epoch"]
