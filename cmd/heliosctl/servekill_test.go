@@ -37,13 +37,13 @@ type clientSpec struct {
 func (c *clientSpec) run(stop <-chan struct{}) error {
 	for {
 		err := c.session(stop)
-		select {
-		case <-stop:
-			return err
-		default:
-		}
 		if err != nil && !lostDaemon(err) {
 			return err
+		}
+		select {
+		case <-stop: // perhaps just behind a kill of the daemon
+			return nil
+		default:
 		}
 	}
 }
