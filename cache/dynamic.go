@@ -149,7 +149,7 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 	return d, nil
 }
 
-// workers is how many goroutines the directory may play a part on: those of the host device.
+// workers counts the goroutines that the directory may play a part on: those of the host device.
 func (d *Dynamic) workers() int {
 	if d.host {
 		return d.dev.Info().SMs

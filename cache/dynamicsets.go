@@ -21,7 +21,7 @@ type eachScratch struct {
 	chunks []eachChunk
 }
 
-// eachChunk is how many rows a chunk of positions has of each list; then where they begin.
+// eachChunk counts the rows of each list in a chunk of positions; then it has where they begin.
 type eachChunk struct {
 	first, end                   int
 	gpu, cpu, miss, lines, fills int64
@@ -29,7 +29,7 @@ type eachChunk struct {
 	_                            [64]byte
 }
 
-// perEachChunk is how many positions make another worker worth its start.
+// perEachChunk positions make another worker worth its start.
 const perEachChunk = 8192
 
 func (s *eachScratch) reserve(n, workers int) {

@@ -61,7 +61,7 @@ type Config struct {
 	Slots  int64  // lines that the cache holds, below 2^31; line numbers are below 2^55
 	Lines  int64  // that there are: numbers are below it; 0: not known
 	Seed   uint64 // of Random's draws
-	// Workers is how many goroutines may play a part, where the kind lets several; 0: as many as
+	// Workers bounds the goroutines that play a part, where the kind lets several; 0: as many as
 	// there are CPUs. Answers do not depend on it.
 	Workers int
 }

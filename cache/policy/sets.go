@@ -12,7 +12,7 @@ import (
 	"helios/internal/philox"
 )
 
-// Ways is how many lines a set of Sets holds at most: a lane of a warp for each.
+// Ways bounds the lines of a set of Sets: a lane of a warp for each.
 const Ways = 32
 
 // Sets is a directory whose lines belong to sets of up to Ways slots each: a line is in the set
@@ -120,7 +120,7 @@ func (d *Sets) base(set uint64) uint64 {
 	return set * d.slots / d.sets
 }
 
-// ways is how many slots a set has.
+// ways counts the slots of a set.
 func (d *Sets) ways(set uint64) int { return int(d.base(set+1) - d.base(set)) }
 
 // at is a slot's set and way.
