@@ -298,6 +298,16 @@ type sharedSSDs struct {
 	end   func() error
 }
 
+// own returns the SSDs for one loader, which finds its dataset on them and writes down where.
+func (s *sharedSSDs) own() []*gpuio.SSD {
+	own := make([]*gpuio.SSD, len(s.ssds))
+	for i, ssd := range s.ssds {
+		one := *ssd
+		own[i] = &one
+	}
+	return own
+}
+
 // Open opens a dataset.
 func (b *serveBackend) Open(_ context.Context, q serve.OpenRequest) (serve.Dataset, error) {
 	if len(q.SSD) > 0 && len(q.SSDFile) > 0 {
@@ -328,7 +338,8 @@ func (b *serveBackend) ssds(ctx context.Context, q serve.OpenRequest, a *runArgs
 		s.users++
 		return s, key, nil
 	}
-	o := &ssdOpener{env: b.env, ssdArgs: a.ssdArgs, stackFlag: "mode", stacks: []string{a.cfg.Mode},
+	e := *b.env // a verb writes down there what it opened, and loaders are opened side by side
+	o := &ssdOpener{env: &e, ssdArgs: a.ssdArgs, stackFlag: "mode", stacks: []string{a.cfg.Mode},
 		pollDoorbells: polls}
 	if a.cfg.IOStack != "" {
 		o.stackFlag, o.stacks = "io-stack", []string{a.cfg.IOStack}
@@ -513,7 +524,7 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 		}
 	}
 	l.l, err = sched.OpenLoader(ctx, a.cfg, prepare.Inputs{Dev: dev, Dataset: data,
-		SSDs: set.ssds}, sched.LoaderOptions{Nodes: q.Nodes, Split: q.Split, Shuffle: q.Shuffle,
+		SSDs: set.own()}, sched.LoaderOptions{Nodes: q.Nodes, Split: q.Split, Shuffle: q.Shuffle,
 		Any: q.World > 1}, report.Observer{Note: d.b.note})
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"helios/internal/errs"
 	"helios/internal/serve"
@@ -77,6 +79,41 @@ func TestServeOptions(t *testing.T) {
 		require.Equal(t, l.Batches(), n)
 		require.NoError(t, l.Close())
 	}
+}
+
+// Loaders that are opened side by side share SSDs and nothing that either writes to: the race
+// detector looks on.
+func TestServeOpensLoadersAtOnce(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("HELIOS_STATE", "state")
+	ok(t, "generate", "--nodes", "300", "--dim", "16", "--out", "g")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "16MiB")
+	ok(t, "load", "g")
+	b := serverBackend(t)
+	open := serve.OpenRequest{}
+	open.Dataset, _ = filepath.Abs("g")
+	var g errgroup.Group
+	for range 4 {
+		g.Go(func() error {
+			d, err := b.Open(t.Context(), open)
+			if err != nil {
+				return err
+			}
+			l, err := d.Loader(t.Context(), serve.LoaderRequest{Split: "train", World: 1,
+				Options: map[string]string{"batch-size": "100", "fanout": "2"}})
+			if err != nil {
+				return errors.Join(err, d.Close())
+			}
+			n := 0
+			err = l.Epoch(t.Context(), 0, allOf(l), func(*serve.Batch) error { n++; return nil })
+			if n != l.Batches() {
+				err = errors.Join(err, fmt.Errorf("%d batches of %d", n, l.Batches()))
+			}
+			return errors.Join(err, l.Close(), d.Close())
+		})
+	}
+	require.NoError(t, g.Wait())
+	require.Empty(t, b.sets, "SSDs stay open")
 }
 
 // allOf returns the batches of an epoch.
