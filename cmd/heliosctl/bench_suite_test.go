@@ -19,7 +19,12 @@ import (
 // steps are the events "step" of a suite's results.
 func suiteStepsOf(t *testing.T, dir string) (names []string) {
 	t.Helper()
-	for _, l := range lines(t, readFile(t, filepath.Join(dir, suiteResults))) {
+	return stepsIn(t, filepath.Join(dir, suiteResults))
+}
+
+func stepsIn(t *testing.T, path string) (names []string) {
+	t.Helper()
+	for _, l := range lines(t, readFile(t, path)) {
 		if l["event"] == "step" {
 			require.Empty(t, l["failed"])
 			require.NotEmpty(t, l["lines"])
@@ -104,6 +109,18 @@ func TestBenchSuite(t *testing.T) {
 	require.Contains(t, ok(t, args...), "report: ", "nothing is left but to draw it")
 	require.FileExists(t, "s/report.html")
 	require.Equal(t, steps, suiteStepsOf(t, "s"))
+	again := lines(t, ok(t, "rerun", "s/results.jsonl", "--results", "again.jsonl", "--json"))
+	require.Equal(t, "bench suite", again[0]["verb"])
+	require.Greater(t, again[0]["equal"], 7.0)
+	require.ElementsMatch(t, steps, stepsIn(t, "again.jsonl"))
+	require.NoError(t, os.WriteFile("other.jsonl", []byte(strings.ReplaceAll(
+		readFile(t, "s/results.jsonl"), `"digest":"`, `"digest":"x`)), 0o600))
+	fails(t, hc(t, "rerun", "other.jsonl"), 1, "rerun", `sample-wall 1[0].digest was "x`)
+	entries, err := os.ReadDir(".")
+	require.NoError(t, err)
+	for _, e := range entries {
+		require.NotContains(t, e.Name(), "heliosctl-rerun", "left behind")
+	}
 	ok(t, append(args, "--overwrite", "--only", "memory")...)
 	require.Equal(t, []string{"memory-wall", "memory-wall"}, suiteStepsOf(t, "s"))
 }
@@ -163,6 +180,10 @@ func TestBenchSuiteWhole(t *testing.T) {
 	isolate(t)
 	ok(t, "bench", "suite", "--preset", "smoke", "--out", "own")
 	require.Len(t, suiteStepsOf(t, "own"), 2*9+2+4+2)
+	got := lines(t, ok(t, "rerun", "own/results.jsonl", "--results", "again.jsonl", "--json"))
+	require.Equal(t, "bench suite", got[0]["verb"])
+	require.Greater(t, got[0]["equal"], 100.0)
+	require.Len(t, stepsIn(t, "again.jsonl"), len(suiteStepsOf(t, "own")))
 	var b strings.Builder
 	f, err := os.Open("own/results.jsonl")
 	require.NoError(t, err)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,7 +27,7 @@ func rerunCommand() *cli.Command {
 		Name:      "rerun",
 		Usage:     "run again what made a file of results, and hold the results against it",
 		ArgsUsage: "RESULTS",
-		Description: "RESULTS is a file that --results has written. The verb runs with the same flags, those that --config gave among them,\n" +
+		Description: "RESULTS is a file that --results has written, or results.jsonl of a suite's folder. The verb runs with the same flags, those that --config gave among them,\n" +
 			"in the same folder, without a checkpoint and other files that it wrote. What has to be equal is then compared:\n" +
 			"parameters, losses, accuracies, hits of a replay, audits; times are not.",
 	}, 1, append(hcli.Options[rerunArgs]{
@@ -82,7 +83,7 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	path := e.c.Args().First()
 	if path == "" {
 		return errs.New(errs.Usage,
-			"no RESULTS; give a file that --results of train, compare, bench or cache has written")
+			"no RESULTS; give a file that --results of train, compare, bench or cache has written, or a suite's results.jsonl")
 	}
 	was, err := readMade(path)
 	if err != nil {
@@ -123,14 +124,25 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 		return err
 	}
 	defer closing(&err, kept.Discard)
-	dir, err := os.MkdirTemp("", "heliosctl-rerun-*")
+	folder := orText(a.folder, begun.Folder)
+	near := ""
+	if suite, is := ownFolder(args[:at]); is { // its SSDs lie there, so where the first one's lay
+		near = filepath.Dir(suite)
+		if !filepath.IsAbs(near) {
+			near = filepath.Join(folder, near)
+		}
+	}
+	dir, err := os.MkdirTemp(near, "heliosctl-rerun-*")
 	if err != nil {
-		return err
+		return errs.New(errs.Usage,
+			"a folder for the new run: %w; name the one that the files are in now with --folder", err)
 	}
 	defer closing(&err, func() error { return os.RemoveAll(dir) })
-	made := filepath.Join(dir, "results.jsonl")
-	if err := e.runIn(ctx, orText(a.folder, begun.Folder),
-		slices.Insert(slices.Clone(args), at, "--results="+made)); err != nil {
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	args, made := writesTo(args, dir)
+	if err := e.runIn(ctx, folder, args); err != nil {
 		return err
 	}
 	now, err := readMade(made)
@@ -158,6 +170,33 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	return e.ui.Event("result", rerunLine{begun.Verb, n, now.params})
 }
 
+// ownFolder returns the folder that a verb keeps its results in, where it takes --out for it.
+func ownFolder(flags []string) (dir string, is bool) {
+	if len(flags) < 2 || !slices.Equal(flags[:2], []string{"bench", "suite"}) {
+		return "", false
+	}
+	for _, a := range flags {
+		if v, out := strings.CutPrefix(a, "--out="); out {
+			dir, is = v, true
+		}
+	}
+	return dir, is
+}
+
+// writesTo returns arguments whose results come into a folder, and the file that they come to.
+func writesTo(args []string, dir string) (with []string, made string) {
+	flag, to := "--results=", filepath.Join(dir, suiteResults)
+	made = to
+	if _, is := ownFolder(args[:slices.Index(args, "--")]); is {
+		flag, to = "--out=", filepath.Join(dir, "suite")
+		made = filepath.Join(to, suiteResults)
+		args = slices.DeleteFunc(slices.Clone(args), func(a string) bool {
+			return strings.HasPrefix(a, flag)
+		})
+	}
+	return slices.Insert(slices.Clone(args), slices.Index(args, "--"), flag+to), made
+}
+
 // findVerb finds a verb by the words of its name; nil where there is none.
 func findVerb(cmds []*cli.Command, words []string) (c *cli.Command) {
 	for _, name := range words {
@@ -181,7 +220,8 @@ func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 			path, begun.Verb)
 	}
 	c := findVerb(e.c.App.Commands, verb)
-	if c == nil || c.Name == e.c.Command.Name || lookup(c.Flags, "results") == nil {
+	_, suite := ownFolder(begun.Arguments[:at])
+	if c == nil || c.Name == e.c.Command.Name || !suite && lookup(c.Flags, "results") == nil {
 		return nil, errs.New(errs.Usage, "%s is of the verb %q, which has no results to compare", path,
 			begun.Verb)
 	}
@@ -252,6 +292,7 @@ func readMade(path string) (m madeRun, err error) {
 	}
 	r := bufio.NewReader(f)
 	whole := false
+	steps := map[string]json.RawMessage{} // of a suite, by its name and round: the last that came to its end
 	for n := 0; ; n++ {
 		text, rerr := r.ReadBytes('\n')
 		if rerr != nil && (rerr != io.EOF || len(text) == 0) {
@@ -275,7 +316,11 @@ func readMade(path string) (m madeRun, err error) {
 			}
 		case name == "end":
 			whole, _ = event["whole"].(bool)
-		case name == "epoch" || name == "resume": // the result has all epochs
+		case name == "step":
+			if err := keepStep(steps, text); err != nil {
+				return m, bad("has a step that is none of a suite")
+			}
+		case name == "epoch" || name == "resume" || name == "figures": // the result has all epochs
 		default:
 			exact := name == "play" || m.begun.Verb == "plan" ||
 				slices.Contains(m.begun.Arguments, "--clock=virtual")
@@ -285,7 +330,36 @@ func readMade(path string) (m madeRun, err error) {
 	if !whole {
 		return m, bad("is of a run that did not come to its end")
 	}
-	return m, nil
+	return m, m.collectSteps(steps)
+}
+
+// keepStep keeps a step of a suite that did not fail.
+func keepStep(steps map[string]json.RawMessage, text []byte) error {
+	var d stepDone
+	if err := json.Unmarshal(text, &d); err != nil {
+		return err
+	}
+	if d.Failed == "" {
+		steps[doneKey(d.Step, d.Round)] = bytes.Clone(text)
+	}
+	return nil
+}
+
+// collectSteps takes what has to be equal from the steps of a suite, in whatever order they ran.
+func (m *madeRun) collectSteps(steps map[string]json.RawMessage) error {
+	for _, key := range slices.Sorted(maps.Keys(steps)) {
+		var step struct {
+			Clock string
+			Lines []any
+		}
+		d := json.NewDecoder(bytes.NewReader(steps[key]))
+		d.UseNumber()
+		if err := d.Decode(&step); err != nil {
+			return err
+		}
+		m.collect(key, step.Clock == plan.ClockVirtual, step.Lines)
+	}
+	return nil
 }
 
 // collect takes what has to be equal from an event, in an order of its own.

@@ -307,7 +307,7 @@ func (r *rig) audit(ctx context.Context, p *Config, t *graph.Topology, order []i
 		reads, info := r.reads, r.host.StorageInfo()
 		row.Reads, row.Storage = &reads, &info
 	}
-	digest := r.counts
+	digest := uint64(0)
 	var failure error
 	for i := 0; i < auditBatches && failure == nil; i++ {
 		seeds := batchOf(order, i, p.Batch)
@@ -327,10 +327,11 @@ func (r *rig) audit(ctx context.Context, p *Config, t *graph.Topology, order []i
 		failure = err
 	}
 	row.Digest = fmt.Sprintf("%016x", digest)
-	if failure == nil && row.Digest != first.row.Digest {
+	if failure == nil && (row.Digest != first.row.Digest || r.counts != first.counts) {
 		failure = fmt.Errorf(
-			"the mini-batches differ from those of %s, %s with %d workers (digest %s, %s there)",
-			first.row.Device, first.row.Kernels, first.row.Workers, row.Digest, first.row.Digest)
+			"the mini-batches differ from those of %s, %s with %d workers (digest %s, %s there; of all numbers of nodes and edges %016x, %016x there)",
+			first.row.Device, first.row.Kernels, first.row.Workers, row.Digest, first.row.Digest,
+			r.counts, first.counts)
 	}
 	row.Audited = failure == nil
 	if failure != nil {
