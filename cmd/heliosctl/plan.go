@@ -124,7 +124,7 @@ func questionOptions() hcli.Options[planArgs] {
 			Usage: "also say which resource, doubled, gains most, and what it takes to halve the epoch's time"},
 			func(a *planArgs) *bool { return &a.halve }),
 		hcli.Text(&cli.StringFlag{Name: "calibrate",
-			Usage: "make training as fast as it was in the run of `RESULTS` (train --results) on this dataset, with the same model and mini-batches"},
+			Usage: "make training, and lookups of a dynamic tier, as fast as they were in the run of `RESULTS` (train --results) on this dataset, with the same model and mini-batches"},
 			func(a *planArgs) *string { return &a.run }),
 		hcli.Text(&cli.StringFlag{Name: "save-profile",
 			Usage: "keep the calibrated machine in `FILE`, for --hardware"},

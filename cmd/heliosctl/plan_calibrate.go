@@ -22,8 +22,8 @@ import (
 
 // trainedRun is what a run's results say of its training.
 type trainedRun struct {
-	begun   runLine
-	seconds float64 // of an epoch's training, the median
+	begun runLine
+	took  planner.Measured // medians over its epochs
 }
 
 // readTrained reads the results of a run of train on the wall clock.
@@ -48,7 +48,7 @@ func readTrained(path string) (r trainedRun, err error) {
 		return r, err
 	}
 	defer closing(&err, f.Close)
-	var all []float64
+	var training, lookup []float64
 	lines := bufio.NewReader(f)
 	for {
 		text, rerr := lines.ReadBytes('\n')
@@ -57,7 +57,8 @@ func readTrained(path string) (r trainedRun, err error) {
 			Stages map[string]float64 `json:"stage_seconds"`
 		}
 		if len(text) > 0 && json.Unmarshal(text, &l) == nil && l.Event == "epoch" {
-			all = append(all, l.Stages["train"])
+			training = append(training, l.Stages["train"])
+			lookup = append(lookup, l.Stages["lookup"])
 		}
 		if rerr == io.EOF {
 			break
@@ -66,14 +67,17 @@ func readTrained(path string) (r trainedRun, err error) {
 			return r, fmt.Errorf("%s: %w", path, rerr)
 		}
 	}
-	if len(all) > 1 { // the first one warms up
-		all = all[1:]
-	}
-	if len(all) == 0 {
+	if len(training) == 0 {
 		return r, errs.New(errs.Usage, "%s has no epoch to calibrate by", path)
 	}
-	slices.Sort(all)
-	r.seconds = all[len(all)/2]
+	middle := func(all []float64) float64 {
+		if len(all) > 1 { // the first one warms up
+			all = all[1:]
+		}
+		slices.Sort(all)
+		return all[len(all)/2]
+	}
+	r.took = planner.Measured{Training: middle(training), Lookup: middle(lookup)}
 	return r, nil
 }
 
@@ -101,7 +105,7 @@ func (r *trainedRun) alike(path string, dataset string, c plan.Config) error {
 	return nil
 }
 
-// calibrate makes the planner train as fast as a run did, and keeps the profile where asked to.
+// calibrate makes the planner as fast as a run was, and keeps the profile where asked to.
 func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, dataset string) (
 	err error) {
 	r, err := readTrained(a.run)
@@ -116,12 +120,20 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 		return err
 	}
 	defer closing(&err, out.Discard)
-	tflops, err := p.Calibrate(ctx, r.seconds)
+	if r.begun.Settings["mode"] != any(a.cfg.Mode) { // its lookups are of other tiers
+		r.took.Lookup = 0
+	}
+	c, err := p.Calibrate(ctx, r.took)
 	if err != nil {
 		return err
 	}
-	e.note(fmt.Sprintf("calibrated: an epoch trained in %.4g s in %s, which is gpu.tensor_tflops %.4g",
-		r.seconds, a.run, tflops))
+	said := fmt.Sprintf("calibrated: an epoch trained in %.4g s in %s, which is gpu.tensor_tflops %.4g",
+		r.took.Training, a.run, c.TensorTFLOPS)
+	if c.DirectoryNS > 0 {
+		said += fmt.Sprintf("; its lookups took %.4g s, which is cpu.directory_ns %.4g", r.took.Lookup,
+			c.DirectoryNS)
+	}
+	e.note(said)
 	if out == nil {
 		return nil
 	}
@@ -131,9 +143,16 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 			return err
 		}
 	}
-	text, err := yaml.Marshal(map[string]any{"base": base, "name": "calibrated",
-		"gpu": map[string]any{"tensor_tflops": map[string]any{"value": tflops,
-			"source": "training measured in run " + r.begun.Run}}})
+	figure := func(v float64, what string) map[string]any {
+		return map[string]any{"value": v, "source": what + " measured in run " + r.begun.Run}
+	}
+	profile := map[string]any{"base": base, "name": "calibrated",
+		"gpu": map[string]any{"tensor_tflops": figure(c.TensorTFLOPS, "training")}}
+	if c.DirectoryNS > 0 {
+		profile["cpu"] = map[string]any{"directory_ns": figure(c.DirectoryNS, "lookups"),
+			"announce_ns": figure(c.AnnounceNS, "in proportion to lookups")}
+	}
+	text, err := yaml.Marshal(profile)
 	if err == nil {
 		_, err = out.Write(text)
 	}

@@ -28,20 +28,34 @@ func TestPlanCalibrates(t *testing.T) {
 	}
 	r, err := readTrained("run.jsonl")
 	require.NoError(t, err)
-	require.Positive(t, r.seconds)
+	require.Positive(t, r.took.Training)
 	// From here on as if this machine trained three times as fast as the profile, whatever it does.
-	r.seconds = busy("--hardware", "host") / 3
+	r.took.Training = busy("--hardware", "host") / 3
 	text, err := os.ReadFile("run.jsonl")
 	require.NoError(t, err)
 	text = regexp.MustCompile(`"train":[0-9.e-]+`).ReplaceAll(text,
-		fmt.Appendf(nil, `"train":%g`, r.seconds))
+		fmt.Appendf(nil, `"train":%g`, r.took.Training))
 	require.NoError(t, os.WriteFile("run.jsonl", text, 0o600))
 	calibrated := busy("--hardware", "host", "--calibrate", "run.jsonl", "--save-profile", "my.yaml")
-	require.InEpsilon(t, r.seconds, calibrated, 0.011)
+	require.InEpsilon(t, r.took.Training, calibrated, 0.011)
 	require.Equal(t, calibrated, busy("--hardware", "my.yaml"))
-	require.InEpsilon(t, r.seconds, busy("--hardware", "my.yaml", "--calibrate", "run.jsonl",
+	require.InEpsilon(t, r.took.Training, busy("--hardware", "my.yaml", "--calibrate", "run.jsonl",
 		"--save-profile", "again.yaml"), 0.011)
-	require.InEpsilon(t, r.seconds, busy("--hardware", "./again.yaml"), 0.011)
+	require.InEpsilon(t, r.took.Training, busy("--hardware", "./again.yaml"), 0.011)
+
+	// A dynamic tier's directory likewise, from a run of the same mode.
+	ok(t, append([]string{"train", "g", "--mode", "bam", "--gpu-cache", "10%", "--epochs", "2",
+		"--no-eval", "--results", "bam.jsonl"}, run...)...)
+	bam := slices.Concat([]string{"plan", "g", "--mode", "bam", "--gpu-cache", "10%", "--json"}, run)
+	lookups := func(more ...string) float64 {
+		return lines(t, ok(t, slices.Concat(bam, more)...))[0]["busy_seconds"].(map[string]any)["lookup"].(float64)
+	}
+	of, err := readTrained("bam.jsonl")
+	require.NoError(t, err)
+	require.Positive(t, of.took.Lookup)
+	require.InEpsilon(t, of.took.Lookup, lookups("--hardware", "host", "--calibrate", "bam.jsonl",
+		"--save-profile", "bam.yaml"), 0.011)
+	require.InEpsilon(t, of.took.Lookup, lookups("--hardware", "./bam.yaml"), 0.011)
 
 	fails(t, hc(t, with("--hardware", "host", "--calibrate", "run.jsonl", "--save-profile",
 		"my.yaml")...), 4, "plan", "is there already")

@@ -5,39 +5,78 @@ import (
 	"math"
 
 	"helios/internal/errs"
+	"helios/internal/hardware"
 )
 
-// Calibrating ends where the plan trains as long as the run within closeEnough, or after mostTries.
+// Calibrating ends where the plan takes as long as the run within closeEnough, or after mostTries.
 const (
 	closeEnough = 0.01
 	mostTries   = 12
 )
 
+// Measured holds what an epoch of a run took, in seconds by stage.
+type Measured struct {
+	Training float64
+	Lookup   float64 // 0: not known; only that of a dynamic tier is heeded
+}
+
+// Calibrated are the figures that make a plan take as long as a run.
+type Calibrated struct {
+	TensorTFLOPS float64 // gpu.tensor_tflops
+	DirectoryNS  float64 // cpu.directory_ns; 0: not calibrated
+	AnnounceNS   float64 // cpu.announce_ns, which goes with it
+}
+
 // Calibrate changes the machine's speed of arithmetic (gpu.tensor_tflops) until training takes as
-// long in an epoch of the plan as it took in one of a run, and returns what it then is.
-func (p *Planner) Calibrate(ctx context.Context, seconds float64) (tflops float64, err error) {
-	if !(seconds > 0) || math.IsInf(seconds, 0) {
-		return 0, errs.New(errs.Usage,
-			"an epoch's training took %g s in the run: that is no time to calibrate by", seconds)
+// long in an epoch of the plan as it took in one of a run. Where the plan has a dynamic tier whose
+// directory is the CPU's, its time a row is changed likewise, until lookups take as long.
+func (p *Planner) Calibrate(ctx context.Context, m Measured) (c Calibrated, err error) {
+	if !(m.Training > 0) || math.IsInf(m.Training, 0) {
+		return c, errs.New(errs.Usage,
+			"an epoch's training took %g s in the run: that is no time to calibrate by", m.Training)
+	}
+	filled, err := p.o.Config.Filled()
+	if err != nil {
+		return c, err
 	}
 	own := *p.o.Hardware.Profile
 	p.o.Hardware.Profile = &own
-	was := own.GPU.TensorTFLOPS.Value
+	directory := filled.Dynamic() && own.CPU.DirectoryNS.Value > 0 && m.Lookup > 0
+	was := own
 	for range mostTries {
 		x, err := p.Plan(ctx, nil)
 		if err != nil {
-			return 0, err
+			return c, err
 		}
-		by := x.Busy[resTraining] / seconds
-		if math.Abs(by-1) <= closeEnough {
-			return own.GPU.TensorTFLOPS.Value, nil
+		by, lookups := x.Busy[resTraining]/m.Training, 1.0
+		if directory {
+			lookups = x.Busy[resLookup] / m.Lookup
 		}
-		if own.GPU.TensorTFLOPS.Value *= by; !(own.GPU.TensorTFLOPS.Value > was/1e4 &&
-			own.GPU.TensorTFLOPS.Value < was*1e4) {
+		if math.Abs(by-1) <= closeEnough && math.Abs(lookups-1) <= closeEnough {
+			c.TensorTFLOPS = own.GPU.TensorTFLOPS.Value
+			if directory {
+				c.DirectoryNS, c.AnnounceNS = own.CPU.DirectoryNS.Value, own.CPU.AnnounceNS.Value
+			}
+			return c, nil
+		}
+		own.GPU.TensorTFLOPS.Value *= by
+		if !near(own.GPU.TensorTFLOPS, was.GPU.TensorTFLOPS) {
 			break
 		}
+		own.CPU.DirectoryNS.Value /= lookups
+		own.CPU.AnnounceNS.Value /= lookups
+		if !near(own.CPU.DirectoryNS, was.CPU.DirectoryNS) {
+			return c, errs.New(errs.Usage,
+				"no cpu.directory_ns makes the plan's lookups take as long as the run's, %.4g s an epoch; take a run that looks more rows up (a larger %v)",
+				m.Lookup, errs.Key("fanout"))
+		}
 	}
-	return 0, errs.New(errs.Usage,
+	return c, errs.New(errs.Usage,
 		"no gpu.tensor_tflops makes the plan train as long as the run did, %.4g s an epoch: other figures of %s bound its training; take a run that computes more (a larger %v), or another profile",
-		seconds, own.Name, errs.Key("hidden"))
+		m.Training, own.Name, errs.Key("hidden"))
+}
+
+// near tells whether a figure is still of its size.
+func near(now, was hardware.Figure) bool {
+	return was.Value == 0 || now.Value > was.Value/1e4 && now.Value < was.Value*1e4
 }

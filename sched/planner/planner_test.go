@@ -527,9 +527,10 @@ func TestCalibrate(t *testing.T) {
 	for _, by := range []float64{0.2, 1, 3} {
 		p, err := New(o, report.Observer{})
 		require.NoError(t, err)
-		tflops, err := p.Calibrate(context.Background(), by*base)
+		c, err := p.Calibrate(context.Background(), Measured{Training: by * base, Lookup: 1})
 		require.NoError(t, err)
-		require.Positive(t, tflops)
+		require.Positive(t, c.TensorTFLOPS)
+		require.Zero(t, c.DirectoryNS, "no dynamic tier")
 		x, err := p.Plan(context.Background(), nil)
 		require.NoError(t, err)
 		require.InEpsilon(t, by*base, x.Busy[resTraining], closeEnough)
@@ -539,7 +540,30 @@ func TestCalibrate(t *testing.T) {
 	for _, bad := range []float64{0, -1, math.NaN(), math.Inf(1), base * 1e-12} {
 		p, err := New(o, report.Observer{})
 		require.NoError(t, err)
-		_, err = p.Calibrate(context.Background(), bad)
+		_, err = p.Calibrate(context.Background(), Measured{Training: bad})
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v: %v", bad, err)
 	}
+}
+
+// So do lookups in a directory that the CPU keeps.
+func TestCalibrateDirectory(t *testing.T) {
+	o := small(t, plan.ModeGIDS)
+	o.Hardware.Profile = profile(t, "host")
+	base := find(t, o, nil).Busy
+	require.Positive(t, base[resLookup])
+	p, err := New(o, report.Observer{})
+	require.NoError(t, err)
+	c, err := p.Calibrate(context.Background(),
+		Measured{Training: 2 * base[resTraining], Lookup: base[resLookup] / 3})
+	require.NoError(t, err)
+	x, err := p.Plan(context.Background(), nil)
+	require.NoError(t, err)
+	require.InEpsilon(t, 2*base[resTraining], x.Busy[resTraining], closeEnough)
+	require.InEpsilon(t, base[resLookup]/3, x.Busy[resLookup], closeEnough)
+	own := o.Hardware.Profile.CPU
+	require.InEpsilon(t, own.DirectoryNS.Value/3, c.DirectoryNS, 0.05)
+	require.InEpsilon(t, own.AnnounceNS.Value/own.DirectoryNS.Value, c.AnnounceNS/c.DirectoryNS, 1e-9)
+	_, err = p.Calibrate(context.Background(), Measured{Training: base[resTraining], Lookup: 1e-12})
+	require.ErrorContains(t, err, "cpu.directory_ns")
+	require.NoError(t, p.Close())
 }

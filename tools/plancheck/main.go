@@ -4,8 +4,9 @@
 //	go run ./tools/plancheck -heliosctl bin/heliosctl -wall wall.json   # measures
 //	go run ./tools/plancheck -heliosctl bin/heliosctl -plan wall.json   # plans
 //
-// Measure on an idle machine. The profile "host" gets one figure from it: how fast it trains, from
-// a run with all rows in memory, which is not among those that are compared.
+// Measure on an idle machine. The profile "host" gets two figures from it: how fast it trains, from
+// a run with all rows in memory, and how fast it looks rows up in a dynamic tier, from one of bam.
+// Neither run is among those that are compared.
 package main
 
 import (
@@ -28,9 +29,10 @@ import (
 	"helios/internal/hardware"
 )
 
-// configurations are what is run and planned, but for calibration, which is the first.
+// configurations are what is run and planned. The first ones are for calibration alone.
 var configurations = []string{
 	"--mode inmem --gpu-cache 5%",
+	"--mode bam --gpu-cache 10%",
 	"--mode helios --gpu-cache 5%",
 	"--mode helios --gpu-cache 1% --cpu-cache 0",
 	"--mode helios --gpu-cache 10% --cpu-cache 20%",
@@ -46,7 +48,14 @@ var configurations = []string{
 	"--mode bam --gpu-cache 5%",
 	"--mode bam --gpu-cache 20%",
 	"--mode gids --gpu-cache 5%",
+	"--mode helios --gpu-cache 90% --hidden 1024",
+	"--mode helios --gpu-cache 40% --cpu-cache 60% --hidden 1024 --model gcn",
+	"--mode gids --gpu-cache 80% --hidden 2048",
 }
+
+// calibrations are the first configurations: of one the speed of training is taken, of the other
+// that of a dynamic tier's lookups.
+const calibrations = 2
 
 // common are the flags of all of them. Hotness is found beforehand, by degree.
 var common = []string{"--seed", "1"}
@@ -66,6 +75,7 @@ type run struct {
 	Seconds []float64 `json:"seconds"` // of the epochs after the first
 	Limit   string    `json:"limit"`
 	Train   float64   `json:"train_seconds"` // of the last epoch
+	Lookup  float64   `json:"lookup_seconds"`
 }
 
 func main() {
@@ -114,7 +124,7 @@ func check(ctx context.Context, o options, out io.Writer) (err error) {
 		if err != nil {
 			return err
 		}
-		if err := json.Unmarshal(text, &runs); err != nil || len(runs) < 2 {
+		if err := json.Unmarshal(text, &runs); err != nil || len(runs) <= calibrations {
 			return fmt.Errorf("%s holds no runs: %w", o.plan, err)
 		}
 	} else if runs, err = o.measure(ctx, graph); err != nil {
@@ -180,7 +190,8 @@ func (o *options) measure(ctx context.Context, graph string) (runs []run, err er
 			x.Seconds = append(x.Seconds, e.Seconds)
 		}
 		last := r.Epochs[len(r.Epochs)-1]
-		x.Limit, x.Train = limit(last.Stages, last.Seconds, last.Stall), last.Stages["train"]
+		x.Limit = limit(last.Stages, last.Seconds, last.Stall)
+		x.Train, x.Lookup = last.Stages["train"], last.Stages["lookup"]
 		runs = append(runs, x)
 		fmt.Fprintf(os.Stderr, "%s: %.4g s\n", flags, median(x.Seconds))
 	}
@@ -226,33 +237,43 @@ func (o *options) planFor(ctx context.Context, graph, profile, flags string) (p 
 	return p, err
 }
 
-// calibrated writes the profile with the speed of training that the first run had.
-func (o *options) calibrated(ctx context.Context, graph string, first run) (string, error) {
-	p, err := o.planFor(ctx, graph, "host", first.Flags)
-	if err != nil {
-		return "", err
-	}
+// calibrated writes the profile with the speeds of training and of lookups that the first runs had.
+func (o *options) calibrated(ctx context.Context, graph string, runs []run) (string, error) {
 	host, err := hardware.Load("host")
 	if err != nil {
 		return "", err
 	}
-	if first.Train <= 0 || p.Busy["training"] <= 0 {
-		return "", errors.New("the run in memory has no time of training to calibrate by")
+	by := map[string]float64{}
+	for resource, r := range map[string]struct {
+		run
+		took float64
+	}{"training": {runs[0], runs[0].Train}, "lookup": {runs[1], runs[1].Lookup}} {
+		p, err := o.planFor(ctx, graph, "host", r.Flags)
+		if err != nil {
+			return "", err
+		}
+		if r.took <= 0 || p.Busy[resource] <= 0 {
+			return "", fmt.Errorf("the run %s has no time of %s to calibrate by", r.Flags, resource)
+		}
+		by[resource] = p.Busy[resource] / r.took
 	}
 	// The arithmetic and the element-wise kernels alike.
-	by := p.Busy["training"] / first.Train
 	path := filepath.Join(o.dir, "calibrated.yaml")
 	return path, os.WriteFile(path, fmt.Appendf(nil, `base: host
 name: calibrated
 ssds: {model: %s, count: {value: %d, source: plancheck}}
 gpu:
   tensor_tflops: {value: %g, source: "plancheck: training with all rows in memory"}
-`, o.model, ssds, host.GPU.TensorTFLOPS.Value*by), 0o644)
+cpu:
+  directory_ns: {value: %g, source: "plancheck: lookups of bam"}
+  announce_ns: {value: %g, source: "plancheck: in proportion to them"}
+`, o.model, ssds, host.GPU.TensorTFLOPS.Value*by["training"],
+		host.CPU.DirectoryNS.Value/by["lookup"], host.CPU.AnnounceNS.Value/by["lookup"]), 0o644)
 }
 
 // compare plans and prints.
 func (o *options) compare(ctx context.Context, graph string, runs []run, out io.Writer) error {
-	profile, err := o.calibrated(ctx, graph, runs[0])
+	profile, err := o.calibrated(ctx, graph, runs)
 	if err != nil {
 		return err
 	}
@@ -260,7 +281,7 @@ func (o *options) compare(ctx context.Context, graph string, runs []run, out io.
 	fmt.Fprintln(w, "run\twall s (least-most)\tplanned s\tplanned/wall\twall limit\tplanned limit")
 	var off []float64
 	same := 0
-	for _, r := range runs[1:] {
+	for _, r := range runs[calibrations:] {
 		p, err := o.planFor(ctx, graph, profile, r.Flags)
 		if err != nil {
 			return err

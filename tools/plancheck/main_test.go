@@ -19,7 +19,7 @@ func TestLimit(t *testing.T) {
 	require.Equal(t, 2.0, median([]float64{3, 1, 2}))
 }
 
-// What is measured is planned for with the machine's own speed of training, and a program that
+// What is measured is planned for with the machine's own speed of training and of lookups, and a program that
 // fails is told.
 func TestCompare(t *testing.T) {
 	dir := t.TempDir()
@@ -30,9 +30,10 @@ func TestCompare(t *testing.T) {
 		return path
 	}
 	write("heliosctl", "#!/bin/sh\n"+
-		`echo '{"seconds": 1.1, "bottleneck": "ssds", "busy_seconds": {"training": 4}}'`+"\n", 0o755)
+		`echo '{"seconds": 1.1, "bottleneck": "ssds", "busy_seconds": {"training": 4, "lookup": 3}}'`+"\n", 0o755)
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "g"), 0o755))
 	runs, err := json.Marshal([]run{{Flags: "--mode inmem", Seconds: []float64{1}, Train: 2},
+		{Flags: "--mode bam --gpu-cache 10%", Seconds: []float64{1}, Lookup: 1},
 		{Flags: "--mode bam", Seconds: []float64{1, 1, 2}, Limit: "ssds"}})
 	require.NoError(t, err)
 	o := options{heliosctl: program, dir: dir, epochs: 2, model: "slow",
@@ -44,6 +45,8 @@ func TestCompare(t *testing.T) {
 	profile, err := os.ReadFile(filepath.Join(dir, "calibrated.yaml"))
 	require.NoError(t, err)
 	require.Contains(t, string(profile), "value: 0.052")
+	require.Contains(t, string(profile), "directory_ns: {value: 200,")
+	require.Contains(t, string(profile), "announce_ns: {value: 50,")
 	write("heliosctl", "#!/bin/sh\necho no such thing >&2\nexit 2\n", 0o755)
 	require.ErrorContains(t, check(context.Background(), o, &out), "no such thing")
 }
