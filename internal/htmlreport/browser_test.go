@@ -1,6 +1,7 @@
 package htmlreport
 
 import (
+	"bytes"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -82,4 +84,35 @@ func TestBrowserDrawsThePage(t *testing.T) {
 		require.Empty(t, found.Small, "width %d, scheme %s", v.width, v.scheme)
 		require.False(t, regexp.MustCompile(`d="[^"]*NaN`).MatchString(dom), "a path has no place")
 	}
+}
+
+// Printed, the page has its figures, and tables whose words are whole.
+func TestBrowserPrintsThePage(t *testing.T) {
+	chromium := browser(t)
+	pdftotext, err := exec.LookPath("pdftotext")
+	if err != nil {
+		if os.Getenv("HELIOS_NEED_BROWSER") != "" {
+			t.Fatal("no pdftotext: install the package poppler-utils")
+		}
+		t.Skip("no pdftotext on this machine: CI reads what is printed")
+	}
+	dir := t.TempDir()
+	file, pdf := filepath.Join(dir, "report.html"), filepath.Join(dir, "report.pdf")
+	require.NoError(t, os.WriteFile(file, []byte(page(t, all(t)...)), 0o600))
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, chromium, "--headless", "--no-sandbox", "--disable-gpu",
+		"--disable-dev-shm-usage", "--user-data-dir="+filepath.Join(dir, "profile"),
+		"--virtual-time-budget=5000", "--no-pdf-header-footer", "--print-to-pdf="+pdf,
+		"file://"+file).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	text, err := exec.CommandContext(ctx, pdftotext, pdf, "-").Output()
+	require.NoError(t, err)
+	words := strings.Fields(string(text))
+	for _, want := range []string{"blocks", "stack", "parameters", "validation", "overlap",
+		"passed", "epochs"} {
+		require.True(t, slices.Contains(words, want), want)
+	}
+	require.False(t, slices.Contains(words, "ocks"), "a word of a table is cut")
+	require.Less(t, bytes.Count(text, []byte("\f")), 120, "pages")
 }
