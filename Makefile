@@ -92,7 +92,7 @@ test-realdata:
 
 # The race detector, on few cases.
 race:
-	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -timeout 15m ./...
+	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -timeout 25m ./...
 
 # The CUDA kernels on the CPU shim: its own tests, the I/O kernels against model SSDs in SEEDS seeded
 # schedules and TSAN_SEEDS runs under ThreadSanitizer with every planted bug, DIFF_BATCHES random
