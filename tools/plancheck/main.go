@@ -5,8 +5,8 @@
 //	go run ./tools/plancheck -heliosctl bin/heliosctl -plan wall.json   # plans
 //
 // Measure on an idle machine. The profile "host" gets two figures from it: how fast it trains, from
-// a run with all rows in memory, and how fast it looks rows up in a dynamic tier, from one of bam.
-// Neither run is among those that are compared.
+// a run of the same model and mini-batches with all rows in memory, and how fast it looks rows up in
+// a dynamic tier, from one of bam. These runs are not among those that are compared.
 package main
 
 import (
@@ -29,10 +29,8 @@ import (
 	"helios/internal/hardware"
 )
 
-// configurations are what is run and planned. The first ones are for calibration alone.
+// configurations are what is run and planned.
 var configurations = []string{
-	"--mode inmem --gpu-cache 5%",
-	"--mode bam --gpu-cache 10%",
 	"--mode helios --gpu-cache 5%",
 	"--mode helios --gpu-cache 1% --cpu-cache 0",
 	"--mode helios --gpu-cache 10% --cpu-cache 20%",
@@ -53,9 +51,33 @@ var configurations = []string{
 	"--mode gids --gpu-cache 80% --hidden 2048",
 }
 
-// calibrations are the first configurations: of one the speed of training is taken, of the other
-// that of a dynamic tier's lookups.
-const calibrations = 2
+// directory is the run whose time of lookups in a dynamic tier is taken.
+const directory = "--mode bam --gpu-cache 10%"
+
+// training returns the run whose time of training is taken for a configuration: the same model and
+// mini-batches, with all rows in memory.
+func training(flags string) string {
+	words := strings.Fields(flags)
+	run := "--mode inmem --gpu-cache 5%"
+	for i, w := range words[:len(words)-1] {
+		if slices.Contains([]string{"--model", "--hidden", "--fanout", "--batch-size"}, w) {
+			run += " " + w + " " + words[i+1]
+		}
+	}
+	return run
+}
+
+// toMeasure are the configurations, and before them what is for their calibration alone.
+func toMeasure() (all []string) {
+	all = append(all, directory)
+	for _, flags := range configurations {
+		if run := training(flags); !slices.Contains(all, run) {
+			all = append(all, run)
+		}
+		all = append(all, flags)
+	}
+	return all
+}
 
 // common are the flags of all of them. Hotness is found beforehand, by degree.
 var common = []string{"--seed", "1"}
@@ -74,7 +96,7 @@ type run struct {
 	Flags   string    `json:"flags"`
 	Seconds []float64 `json:"seconds"` // of the epochs after the first
 	Limit   string    `json:"limit"`
-	Train   float64   `json:"train_seconds"` // of the last epoch
+	Train   float64   `json:"train_seconds"` // medians over these epochs, as the next
 	Lookup  float64   `json:"lookup_seconds"`
 }
 
@@ -124,7 +146,7 @@ func check(ctx context.Context, o options, out io.Writer) (err error) {
 		if err != nil {
 			return err
 		}
-		if err := json.Unmarshal(text, &runs); err != nil || len(runs) <= calibrations {
+		if err := json.Unmarshal(text, &runs); err != nil || len(runs) == 0 {
 			return fmt.Errorf("%s holds no runs: %w", o.plan, err)
 		}
 	} else if runs, err = o.measure(ctx, graph); err != nil {
@@ -169,7 +191,7 @@ func (o *options) measure(ctx context.Context, graph string) (runs []run, err er
 	if _, err := o.call(ctx, "load", graph); err != nil {
 		return nil, err
 	}
-	for _, flags := range configurations {
+	for _, flags := range toMeasure() {
 		args := slices.Concat([]string{"train", graph, "--no-eval", "--json", "--epochs",
 			fmt.Sprint(o.epochs)}, strings.Fields(flags), common)
 		text, err := o.call(ctx, args...)
@@ -186,12 +208,14 @@ func (o *options) measure(ctx context.Context, graph string) (runs []run, err er
 			return nil, fmt.Errorf("train %s: its result is not whole: %w", flags, err)
 		}
 		x := run{Flags: flags}
+		var train, lookup []float64
 		for _, e := range r.Epochs[1:] {
 			x.Seconds = append(x.Seconds, e.Seconds)
+			train, lookup = append(train, e.Stages["train"]), append(lookup, e.Stages["lookup"])
 		}
 		last := r.Epochs[len(r.Epochs)-1]
 		x.Limit = limit(last.Stages, last.Seconds, last.Stall)
-		x.Train, x.Lookup = last.Stages["train"], last.Stages["lookup"]
+		x.Train, x.Lookup = median(train), median(lookup)
 		runs = append(runs, x)
 		fmt.Fprintf(os.Stderr, "%s: %.4g s\n", flags, median(x.Seconds))
 	}
@@ -237,25 +261,31 @@ func (o *options) planFor(ctx context.Context, graph, profile, flags string) (p 
 	return p, err
 }
 
-// calibrated writes the profile with the speeds of training and of lookups that the first runs had.
-func (o *options) calibrated(ctx context.Context, graph string, runs []run) (string, error) {
+// calibrated writes the profile with the speeds of training and of lookups that other runs had, for
+// a configuration.
+func (o *options) calibrated(ctx context.Context, graph, flags string, runs []run) (string, error) {
 	host, err := hardware.Load("host")
 	if err != nil {
 		return "", err
 	}
 	by := map[string]float64{}
-	for resource, r := range map[string]struct {
-		run
-		took float64
-	}{"training": {runs[0], runs[0].Train}, "lookup": {runs[1], runs[1].Lookup}} {
-		p, err := o.planFor(ctx, graph, "host", r.Flags)
+	for resource, of := range map[string]string{"training": training(flags), "lookup": directory} {
+		at := slices.IndexFunc(runs, func(r run) bool { return r.Flags == of })
+		if at < 0 {
+			return "", fmt.Errorf("no run %s to calibrate by", of)
+		}
+		took := runs[at].Train
+		if resource == "lookup" {
+			took = runs[at].Lookup
+		}
+		p, err := o.planFor(ctx, graph, "host", of)
 		if err != nil {
 			return "", err
 		}
-		if r.took <= 0 || p.Busy[resource] <= 0 {
-			return "", fmt.Errorf("the run %s has no time of %s to calibrate by", r.Flags, resource)
+		if took <= 0 || p.Busy[resource] <= 0 {
+			return "", fmt.Errorf("the run %s has no time of %s to calibrate by", of, resource)
 		}
-		by[resource] = p.Busy[resource] / r.took
+		by[resource] = p.Busy[resource] / took
 	}
 	// The arithmetic and the element-wise kernels alike.
 	path := filepath.Join(o.dir, "calibrated.yaml")
@@ -273,15 +303,18 @@ cpu:
 
 // compare plans and prints.
 func (o *options) compare(ctx context.Context, graph string, runs []run, out io.Writer) error {
-	profile, err := o.calibrated(ctx, graph, runs)
-	if err != nil {
-		return err
-	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "run\twall s (least-most)\tplanned s\tplanned/wall\twall limit\tplanned limit")
 	var off []float64
 	same := 0
-	for _, r := range runs[calibrations:] {
+	for _, r := range runs {
+		if !slices.Contains(configurations, r.Flags) {
+			continue
+		}
+		profile, err := o.calibrated(ctx, graph, r.Flags, runs)
+		if err != nil {
+			return err
+		}
 		p, err := o.planFor(ctx, graph, profile, r.Flags)
 		if err != nil {
 			return err
@@ -298,13 +331,16 @@ func (o *options) compare(ctx context.Context, graph string, runs []run, out io.
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	if len(off) == 0 {
+		return errors.New("none of the runs is one that is planned")
+	}
 	within := 0
 	for _, d := range off {
 		if d <= 0.15 {
 			within++
 		}
 	}
-	_, err = fmt.Fprintf(out,
+	_, err := fmt.Fprintf(out,
 		"%d runs: off by %.1f %% in the median, %.1f %% at worst; %d within 15 %%; %d with the same limit\n",
 		len(off), 100*median(off), 100*slices.Max(off), within, same)
 	return err

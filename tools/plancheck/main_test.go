@@ -6,10 +6,22 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
+
+func TestCalibrationRuns(t *testing.T) {
+	require.Equal(t, "--mode inmem --gpu-cache 5% --fanout 5,5 --hidden 64",
+		training("--mode gids --fanout 5,5 --gpu-cache 1% --hidden 64"))
+	all := toMeasure()
+	require.Contains(t, all, directory)
+	for _, flags := range configurations {
+		require.Contains(t, all, training(flags))
+	}
+	require.Len(t, slices.Compact(slices.Sorted(slices.Values(all))), len(all), "each once")
+}
 
 func TestLimit(t *testing.T) {
 	stages := map[string]float64{"sample": 1, "complete": 3, "train": 9}
@@ -32,9 +44,9 @@ func TestCompare(t *testing.T) {
 	write("heliosctl", "#!/bin/sh\n"+
 		`echo '{"seconds": 1.1, "bottleneck": "ssds", "busy_seconds": {"training": 4, "lookup": 3}}'`+"\n", 0o755)
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "g"), 0o755))
-	runs, err := json.Marshal([]run{{Flags: "--mode inmem", Seconds: []float64{1}, Train: 2},
-		{Flags: "--mode bam --gpu-cache 10%", Seconds: []float64{1}, Lookup: 1},
-		{Flags: "--mode bam", Seconds: []float64{1, 1, 2}, Limit: "ssds"}})
+	runs, err := json.Marshal([]run{{Flags: training("--mode bam --gpu-cache 5%"), Seconds: []float64{1}, Train: 2},
+		{Flags: directory, Seconds: []float64{1}, Lookup: 1},
+		{Flags: "--mode bam --gpu-cache 5%", Seconds: []float64{1, 1, 2}, Limit: "ssds"}})
 	require.NoError(t, err)
 	o := options{heliosctl: program, dir: dir, epochs: 2, model: "slow",
 		plan: write("wall.json", string(runs), 0o600)}
