@@ -292,7 +292,7 @@ func readMade(path string) (m madeRun, err error) {
 	}
 	r := bufio.NewReader(f)
 	whole := false
-	steps := map[string]json.RawMessage{} // of a suite, by its name and round: the last that came to its end
+	steps := map[string]json.RawMessage{} // of a suite: by name and round, the last that succeeded
 	for n := 0; ; n++ {
 		text, rerr := r.ReadBytes('\n')
 		if rerr != nil && (rerr != io.EOF || len(text) == 0) {

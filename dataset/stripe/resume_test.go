@@ -162,9 +162,9 @@ func (w *watch) dataLBAs(i int) (n int64) {
 }
 
 // TestPowerLossAndResume cuts the power before each single write and flush of a load that marks
-// often, and every second time again in the load that goes on; the last one runs to its end. The SSDs are then what
-// they are after a load that nothing has interrupted, and nothing outside the extents was touched
-// at any time.
+// often, and every second time again in the load that goes on; the last one runs to its end. The
+// SSDs are then what they are after a load that nothing has interrupted, and nothing outside the
+// extents was touched at any time.
 func TestPowerLossAndResume(t *testing.T) {
 	for _, c := range []struct {
 		nodes int64

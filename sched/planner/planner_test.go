@@ -562,7 +562,8 @@ func TestCalibrateDirectory(t *testing.T) {
 	require.InEpsilon(t, base[resLookup]/3, x.Busy[resLookup], closeEnough)
 	own := o.Hardware.Profile.CPU
 	require.InEpsilon(t, own.DirectoryNS.Value/3, c.DirectoryNS, 0.05)
-	require.InEpsilon(t, own.AnnounceNS.Value/own.DirectoryNS.Value, c.AnnounceNS/c.DirectoryNS, 1e-9)
+	require.InEpsilon(t, own.AnnounceNS.Value/own.DirectoryNS.Value, c.AnnounceNS/c.DirectoryNS,
+		1e-9)
 	_, err = p.Calibrate(context.Background(), Measured{Training: base[resTraining], Lookup: 1e-12})
 	require.ErrorContains(t, err, "cpu.directory_ns")
 	require.NoError(t, p.Close())

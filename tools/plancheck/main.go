@@ -5,8 +5,8 @@
 //	go run ./tools/plancheck -heliosctl bin/heliosctl -plan wall.json   # plans
 //
 // Measure on an idle machine. The profile "host" gets two figures from it: how fast it trains, from
-// a run of the same model and mini-batches with all rows in memory, and how fast it looks rows up in
-// a dynamic tier, from one of bam. These runs are not among those that are compared.
+// a run of the same model and mini-batches with all rows in memory, and how fast it looks rows up
+// in a dynamic tier, from one of bam. These runs are not among those that are compared.
 package main
 
 import (

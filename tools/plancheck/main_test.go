@@ -31,8 +31,8 @@ func TestLimit(t *testing.T) {
 	require.Equal(t, 2.0, median([]float64{3, 1, 2}))
 }
 
-// What is measured is planned for with the machine's own speed of training and of lookups, and a program that
-// fails is told.
+// What is measured is planned for with the machine's own speeds of training and of lookups, and a
+// program that fails is told.
 func TestCompare(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "heliosctl")
