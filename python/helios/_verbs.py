@@ -6,17 +6,51 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._daemon import find_binary
-from ._errors import HeliosError, UsageError, from_code
+from ._errors import CapabilityError, HeliosError, UsageError, from_code
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Record = dict[str, Any]
 
 
-def run(
-    *args: str | os.PathLike[str], binary: str | os.PathLike[str] | None = None
-) -> list[Record]:
+class Records(list[Record]):
+    """What a verb printed, in its order."""
+
+    def frame(self) -> DataFrame:
+        """Returns a DataFrame with a row for each record; fields within fields are ``a.b``."""
+        return _frame(self)
+
+
+class Result(Record):
+    """A run's result, and its records as a table."""
+
+    def __init__(self, fields: Record, table: str) -> None:
+        """The field that is named table has a list of records."""
+        super().__init__(fields)
+        self._table = table
+
+    def frame(self) -> DataFrame:
+        """Returns a DataFrame of the epochs or runs; its ``attrs`` have the other fields."""
+        frame = _frame(self.get(self._table, []))
+        frame.attrs.update({k: v for k, v in self.items() if k != self._table})
+        return frame
+
+
+def _frame(records: Sequence[Record]) -> DataFrame:
+    try:
+        import pandas
+    except ImportError as e:
+        raise CapabilityError(
+            "a DataFrame needs pandas; install it (pip install pandas), or take the dicts"
+        ) from e
+    return pandas.json_normalize(list(records))
+
+
+def run(*args: str | os.PathLike[str], binary: str | os.PathLike[str] | None = None) -> Records:
     """Runs ``heliosctl ARGS… --json`` and returns its records in their order.
 
     An error is raised as the exception of its exit code. Ctrl-C reaches the verb, too, which saves
@@ -32,7 +66,7 @@ def run(
         errors="replace",
     ) as process:
         out, err = _finish(process)
-    records = []
+    records = Records()
     for line in out.splitlines():
         if line.startswith("{"):
             try:
@@ -55,7 +89,7 @@ def _finish(process: subprocess.Popen[str]) -> tuple[str, str]:
         raise
 
 
-def _verb(verb: Sequence[str], dataset: Any, binary: Any, options: dict[str, Any]) -> list[Record]:
+def _verb(verb: Sequence[str], dataset: Any, binary: Any, options: dict[str, Any]) -> Records:
     args = [*verb]
     if dataset is not None:
         args.append(os.fspath(dataset))
@@ -95,24 +129,25 @@ def _result(records: list[Record], event: str) -> Record:
 
 def train(
     dataset: str | os.PathLike[str], *, binary: str | os.PathLike[str] | None = None, **options: Any
-) -> Record:
+) -> Result:
     """Trains a model of heliosctl's own (``heliosctl train``); returns the run's result.
 
-    ``result["epochs"]`` has a record for each epoch. Options are the flags, with underscores.
+    ``result["epochs"]`` has a record for each epoch, ``result.frame()`` a row. Options are the
+    flags, with underscores.
     """
-    return _result(_verb(["train"], dataset, binary, options), "result")
+    return Result(_result(_verb(["train"], dataset, binary, options), "result"), "epochs")
 
 
 def compare(
     dataset: str | os.PathLike[str], *, binary: str | os.PathLike[str] | None = None, **options: Any
-) -> Record:
+) -> Result:
     """Trains by several data paths in turns (``heliosctl compare``); returns the comparison.
 
-    ``result["runs"]`` has a record for each run.
+    ``result["runs"]`` has a record for each run, ``result.frame()`` a row.
     """
     records = _verb(["compare"], dataset, binary, options)
     runs = [r for r in records if r.get("event") == "run"]
-    return {**_result(records, "compare"), "runs": runs}
+    return Result({**_result(records, "compare"), "runs": runs}, "runs")
 
 
 def import_(
@@ -138,6 +173,6 @@ def bench(
     *,
     binary: str | os.PathLike[str] | None = None,
     **options: Any,
-) -> list[Record]:
+) -> Records:
     """Measures a part of the program (``heliosctl bench WHAT``); returns its records."""
     return _verb(["bench", what], dataset, binary, options)

@@ -69,6 +69,34 @@ def test_errors(script):
         helios.train("g", binary=b)
 
 
+TABLE = """
+import json, sys
+for event in ("run", "run", "result", "compare"):
+    print(json.dumps({"event": event, "io": {"reads": 7}, "epochs": [{"epoch": 1}, {"epoch": 2}]}))
+"""
+
+
+def test_frames(script):
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    b = script(TABLE)
+    frame = helios.train("g", binary=b).frame()
+    assert frame.to_dict("list") == {"epoch": [1, 2]}
+    assert frame.attrs == {"event": "result", "io": {"reads": 7}}
+    frame = helios.compare("g", binary=b).frame()
+    assert frame["event"].tolist() == ["run", "run"]
+    assert (frame.attrs["event"], "runs" in frame.attrs) == ("compare", False)
+    frame = helios.bench("io", binary=b).frame()
+    assert frame["io.reads"].tolist() == [7] * 4
+
+
+def test_frames_want_pandas(script, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    got = helios.train("g", binary=script(TABLE))
+    assert got["epochs"] == [{"epoch": 1}, {"epoch": 2}]
+    with pytest.raises(helios.CapabilityError, match="pip install pandas"):
+        got.frame()
+
+
 SAVE = """
 import json, os, sys
 folder = sys.argv[3].removeprefix("--in=")
