@@ -91,18 +91,32 @@ func (r *trainedRun) alike(path string, dataset string, c plan.Config) error {
 	if err != nil {
 		return err
 	}
-	for key, is := range map[string]any{"model": f.Model, "batch-size": f.Batch,
-		"hidden": f.Hidden, "sampler": f.Sampler, "fanout": f.Fanouts} {
-		was := r.begun.Settings[key]
-		if x, ok := was.(float64); ok {
-			was = int64(x)
-		}
-		if a, b := fmt.Sprint(was), fmt.Sprint(is); a != b {
-			return errs.New(errs.Usage, "%s ran with --%s %s, and the plan has %s: give it that", path,
-				key, strings.Trim(a, "[]"), strings.Trim(b, "[]"))
-		}
+	if key, was, is := r.differs([]setting{{"model", f.Model}, {"batch-size", f.Batch},
+		{"hidden", f.Hidden}, {"sampler", f.Sampler}, {"fanout", f.Fanouts}}); key != "" {
+		return errs.New(errs.Usage, "%s ran with --%s %s, and the plan has %s: give it that", path, key,
+			was, is)
 	}
 	return nil
+}
+
+// setting is an option, and what a plan has it set to.
+type setting struct {
+	key string
+	is  any
+}
+
+// differs returns the first of some settings that the run had another value of; "" for none.
+func (r *trainedRun) differs(settings []setting) (key, was, is string) {
+	for _, s := range settings {
+		had := r.begun.Settings[s.key]
+		if x, ok := had.(float64); ok {
+			had = int64(x)
+		}
+		if a, b := fmt.Sprint(had), fmt.Sprint(s.is); a != b {
+			return s.key, strings.Trim(a, "[]"), strings.Trim(b, "[]")
+		}
+	}
+	return "", "", ""
 }
 
 // calibrate makes the planner as fast as a run was, and keeps the profile where asked to.
@@ -120,8 +134,18 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 		return err
 	}
 	defer closing(&err, out.Discard)
-	if r.begun.Settings["mode"] != any(a.cfg.Mode) { // its lookups are of other tiers
+	f, err := a.cfg.Filled()
+	if err != nil {
+		return err
+	}
+	if key, _, _ := r.differs([]setting{{"mode", f.Mode}, {"policy", f.Policy},
+		{"directory", f.Directory}, {"window", f.Window}, {"cache-line", f.CacheLine}}); key != "" {
 		r.took.Lookup = 0
+		if f.Dynamic() {
+			e.note(fmt.Sprintf(
+				"%s had another --%s than the plan: its lookups say nothing of this tier, and cpu.directory_ns stays as it is",
+				a.run, key))
+		}
 	}
 	c, err := p.Calibrate(ctx, r.took)
 	if err != nil {

@@ -56,6 +56,15 @@ func TestPlanCalibrates(t *testing.T) {
 	require.InEpsilon(t, of.took.Lookup, lookups("--hardware", "host", "--calibrate", "bam.jsonl",
 		"--save-profile", "bam.yaml"), 0.011)
 	require.InEpsilon(t, of.took.Lookup, lookups("--hardware", "./bam.yaml"), 0.011)
+	// Lookups of another tier say nothing of this one.
+	for flag, value := range map[string]string{"policy": "lru", "mode": "gids", "window": "3"} {
+		r := hc(t, slices.Concat(bam, []string{"--hardware", "host", "--calibrate", "bam.jsonl",
+			"--" + flag, value, "--save-profile", flag + ".yaml"})...)
+		require.Zero(t, r.code, r.errOut)
+		require.Contains(t, r.errOut, "bam.jsonl had another --"+flag)
+		require.Contains(t, r.errOut, "cpu.directory_ns stays as it is")
+		require.NotContains(t, readFile(t, flag+".yaml"), "directory_ns")
+	}
 
 	fails(t, hc(t, with("--hardware", "host", "--calibrate", "run.jsonl", "--save-profile",
 		"my.yaml")...), 4, "plan", "is there already")
