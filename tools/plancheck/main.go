@@ -261,31 +261,30 @@ func (o *options) planFor(ctx context.Context, graph, profile, flags string) (p 
 	return p, err
 }
 
-// calibrated writes the profile with the speeds of training and of lookups that other runs had, for
-// a configuration.
-func (o *options) calibrated(ctx context.Context, graph, flags string, runs []run) (string, error) {
+// faster returns how many times as long profile "host" keeps a resource busy as a run did.
+func (o *options) faster(ctx context.Context, graph, flags, resource string, runs []run) (float64,
+	error) {
+	at := slices.IndexFunc(runs, func(r run) bool { return r.Flags == flags })
+	if at < 0 {
+		return 0, fmt.Errorf("no run %s to calibrate by", flags)
+	}
+	took := map[string]float64{"training": runs[at].Train, "lookup": runs[at].Lookup}[resource]
+	p, err := o.planFor(ctx, graph, "host", flags)
+	if err != nil {
+		return 0, err
+	}
+	if took <= 0 || p.Busy[resource] <= 0 {
+		return 0, fmt.Errorf("the run %s has no time of %s to calibrate by", flags, resource)
+	}
+	return p.Busy[resource] / took, nil
+}
+
+// calibrated writes the profile with speeds of training and of lookups that are so many times its
+// own.
+func (o *options) calibrated(train, lookup float64) (string, error) {
 	host, err := hardware.Load("host")
 	if err != nil {
 		return "", err
-	}
-	by := map[string]float64{}
-	for resource, of := range map[string]string{"training": training(flags), "lookup": directory} {
-		at := slices.IndexFunc(runs, func(r run) bool { return r.Flags == of })
-		if at < 0 {
-			return "", fmt.Errorf("no run %s to calibrate by", of)
-		}
-		took := runs[at].Train
-		if resource == "lookup" {
-			took = runs[at].Lookup
-		}
-		p, err := o.planFor(ctx, graph, "host", of)
-		if err != nil {
-			return "", err
-		}
-		if took <= 0 || p.Busy[resource] <= 0 {
-			return "", fmt.Errorf("the run %s has no time of %s to calibrate by", of, resource)
-		}
-		by[resource] = p.Busy[resource] / took
 	}
 	// The arithmetic and the element-wise kernels alike.
 	path := filepath.Join(o.dir, "calibrated.yaml")
@@ -297,12 +296,17 @@ gpu:
 cpu:
   directory_ns: {value: %g, source: "plancheck: lookups of bam"}
   announce_ns: {value: %g, source: "plancheck: in proportion to them"}
-`, o.model, ssds, host.GPU.TensorTFLOPS.Value*by["training"],
-		host.CPU.DirectoryNS.Value/by["lookup"], host.CPU.AnnounceNS.Value/by["lookup"]), 0o644)
+`, o.model, ssds, host.GPU.TensorTFLOPS.Value*train,
+		host.CPU.DirectoryNS.Value/lookup, host.CPU.AnnounceNS.Value/lookup), 0o644)
 }
 
 // compare plans and prints.
 func (o *options) compare(ctx context.Context, graph string, runs []run, out io.Writer) error {
+	lookup, err := o.faster(ctx, graph, directory, "lookup", runs)
+	if err != nil {
+		return err
+	}
+	trains := map[string]float64{} // by the run that it is taken from
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "run\twall s (least-most)\tplanned s\tplanned/wall\twall limit\tplanned limit")
 	var off []float64
@@ -311,7 +315,13 @@ func (o *options) compare(ctx context.Context, graph string, runs []run, out io.
 		if !slices.Contains(configurations, r.Flags) {
 			continue
 		}
-		profile, err := o.calibrated(ctx, graph, r.Flags, runs)
+		from := training(r.Flags)
+		if trains[from] == 0 {
+			if trains[from], err = o.faster(ctx, graph, from, "training", runs); err != nil {
+				return err
+			}
+		}
+		profile, err := o.calibrated(trains[from], lookup)
 		if err != nil {
 			return err
 		}
@@ -340,7 +350,7 @@ func (o *options) compare(ctx context.Context, graph string, runs []run, out io.
 			within++
 		}
 	}
-	_, err := fmt.Fprintf(out,
+	_, err = fmt.Fprintf(out,
 		"%d runs: off by %.1f %% in the median, %.1f %% at worst; %d within 15 %%; %d with the same limit\n",
 		len(off), 100*median(off), 100*slices.Max(off), within, same)
 	return err
