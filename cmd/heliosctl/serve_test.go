@@ -84,11 +84,7 @@ func TestServeOptions(t *testing.T) {
 // Loaders that are opened side by side share SSDs and nothing that either writes to: the race
 // detector looks on.
 func TestServeOpensLoadersAtOnce(t *testing.T) {
-	t.Chdir(t.TempDir())
-	t.Setenv("HELIOS_STATE", "state")
-	ok(t, "generate", "--nodes", "300", "--dim", "16", "--out", "g")
-	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "16MiB")
-	ok(t, "load", "g")
+	loaded(t, 2)
 	b := serverBackend(t)
 	open := serve.OpenRequest{}
 	open.Dataset, _ = filepath.Abs("g")
@@ -100,7 +96,7 @@ func TestServeOpensLoadersAtOnce(t *testing.T) {
 				return err
 			}
 			l, err := d.Loader(t.Context(), serve.LoaderRequest{Split: "train", World: 1,
-				Options: map[string]string{"batch-size": "100", "fanout": "2"}})
+				Options: map[string]string{"batch-size": "1000", "fanout": "2"}})
 			if err != nil {
 				return errors.Join(err, d.Close())
 			}
