@@ -27,8 +27,9 @@ func rerunCommand() *cli.Command {
 		Name:      "rerun",
 		Usage:     "run again what made a file of results, and hold the results against it",
 		ArgsUsage: "RESULTS",
-		Description: "RESULTS is a file that --results has written, or results.jsonl of a suite's folder. The verb runs with the same flags, those that --config gave among them,\n" +
-			"in the same folder, without a checkpoint and other files that it wrote. What has to be equal is then compared:\n" +
+		Description: "RESULTS is a file that --results has written, or results.jsonl in the folder of a suite. The verb runs with the\n" +
+			"same flags, those that --config gave among them, in the same folder, without a checkpoint and other files that it\n" +
+			"wrote; a suite gets a folder beside the first one, which goes at the end. What has to be equal is then compared:\n" +
 			"parameters, losses, accuracies, hits of a replay, audits; times are not.",
 	}, 1, append(hcli.Options[rerunArgs]{
 		hcli.Text(&cli.StringFlag{Name: "results", DefaultText: "not kept",
