@@ -124,7 +124,7 @@ func Build(ctx context.Context, a Accesses, c Config, to File) (*Result, error) 
 		switch {
 		case over <= 0:
 			return r, nil
-		case !once && soft == budget:
+		case !once && soft == budget && soft > 0:
 			// The last segments need more than their share: less for all.
 			soft = max(budget-2*over, 0)
 		case !once:

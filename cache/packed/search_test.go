@@ -1,11 +1,14 @@
 package packed
 
 import (
+	"context"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/errs"
 	"helios/internal/wide"
 )
 
@@ -52,5 +55,18 @@ func TestSearchIsNearTheBest(t *testing.T) {
 				require.InEpsilon(t, res.Stats.ReadPages(), res.Found.ReadPages, 0.1)
 			}
 		}
+	}
+}
+
+// A budget of less than a page ends with what is needed at least.
+func TestBudgetOfLessThanAPage(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	m := random(rand.New(rand.NewPCG(7, 7)), 4, 200, 50)
+	for _, segment := range []int{0, 2} {
+		c := Config{Rows: 200, RowBytes: 512, Budget: 1, Segment: segment, Workers: 1}
+		_, err := Build(ctx, m, c, &file{})
+		require.Equal(t, errs.Usage, errs.ClassOf(err), "segment %d: %v", segment, err)
+		require.ErrorContains(t, err, "option disk-budget is 1 B; give more of it")
 	}
 }
