@@ -315,13 +315,18 @@ func readMade(path string) (m madeRun, err error) {
 			if err := json.Unmarshal(text, &m.begun); err != nil {
 				return m, bad("does not begin as results do")
 			}
+		case name == "resume": // its result has what came before, and its flags are those of it all
+			m, whole = madeRun{}, false
+			if err := json.Unmarshal(text, &m.begun); err != nil {
+				return m, bad("has a line \"resume\" that is not one of results")
+			}
 		case name == "end":
 			whole, _ = event["whole"].(bool)
 		case name == "step":
 			if err := keepStep(steps, text); err != nil {
 				return m, bad("has a step that is none of a suite")
 			}
-		case name == "epoch" || name == "resume" || name == "figures": // the result has all epochs
+		case name == "epoch" || name == "figures": // the result has all epochs
 		default:
 			exact := name == "play" || m.begun.Verb == "plan" ||
 				slices.Contains(m.begun.Arguments, "--clock=virtual")

@@ -50,6 +50,16 @@ func TestRerun(t *testing.T) {
 	require.Len(t, entries, 4, "neither a checkpoint nor a trace")
 	t.Chdir(dir)
 
+	// A run that went on with more epochs is one run of all of them.
+	ok(t, append([]string{"train", "g", "--epochs", "1", "--checkpoint", "on", "--results", "on.jsonl"},
+		small...)...)
+	ok(t, append([]string{"train", "g", "--epochs", "2", "--checkpoint", "on", "--results", "on.jsonl",
+		"--resume"}, small...)...)
+	require.Contains(t, ok(t, "rerun", "on.jsonl", "--dry-run"), "--epochs=2")
+	require.Contains(t, ok(t, "rerun", "on.jsonl"), "was made again")
+	begun, _, _ := strings.Cut(readFile(t, "on.jsonl"), `{"event":"epoch","epoch":2`)
+	require.NoError(t, os.WriteFile("dead.jsonl", []byte(begun), 0o600))
+
 	text := readFile(t, "t.jsonl")
 	require.NoError(t, os.WriteFile("other.jsonl", []byte(strings.Replace(text, sha, "00"+sha[2:], 1)),
 		0o600))
@@ -82,6 +92,7 @@ func TestRerun(t *testing.T) {
 		{"rerun itself.jsonl", "has no results to compare"},
 		{"rerun cut.jsonl", "not those of its verb"}, {"rerun nccl.jsonl", "not exact to the bit"},
 		{"rerun killed.jsonl", "did not come to its end"},
+		{"rerun dead.jsonl", "did not come to its end"},
 		{"rerun nothing.jsonl", "does not begin as results do"}, {"rerun a.img", "no JSON object"},
 	} {
 		fails(t, hc(t, strings.Fields(c.args)...), 2, "rerun", c.says)

@@ -116,6 +116,14 @@ func (s *Source) add(event string, text []byte) error {
 		}
 		s.Verb, s.Command, s.Dataset, s.Time = b.Verb, b.Command, b.Name, b.Time
 		s.arguments = b.Arguments
+	case "resume": // the end that it comes behind is not the last; the flags are those of it all
+		var b struct {
+			Arguments []string `json:"arguments"`
+		}
+		if err := json.Unmarshal(text, &b); err != nil {
+			return err
+		}
+		s.Ended, s.Whole, s.Reason, s.arguments = false, false, "", b.Arguments
 	case "end":
 		var e struct {
 			Whole  bool   `json:"whole"`

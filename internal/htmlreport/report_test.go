@@ -104,6 +104,17 @@ func TestArgumentsBeforeTheCommand(t *testing.T) {
 	require.Equal(t, "helios residual true", s.Figures[0].Series[0].Name)
 }
 
+// A run that went on is one run by the flags that it went on with, and is as whole as its end.
+func TestResumedRun(t *testing.T) {
+	begin := `{"event":"begin","verb":"train","arguments":["train","--epochs=1","--","g"]}`
+	resume := `{"event":"resume","verb":"train","arguments":["train","--epochs=2","--","g"]}`
+	end := `{"event":"end","whole":true}`
+	s := read(t, "run", begin, end, resume)
+	require.False(t, s.Ended || s.Whole)
+	require.Equal(t, []string{"epochs 2", "g"}, s.options())
+	require.True(t, read(t, "run", begin, end, resume, end).Whole)
+}
+
 func ioLine(stack string, ssds, rowBytes int, iops float64) string {
 	return fmt.Sprintf(
 		`{"ssds":%d,"blocks":32,"row_bytes":%d,"stack":"%s","depth":256,"iops":%g,"bytes_per_second":%g,"p50_us":90,"p99_us":120,"p999_us":130,"audited":true,"modelled":true,"bound_iops":%g,"latency_histogram":[{"up_to_us":90,"count":3},{"up_to_us":120,"count":1}]}`,
