@@ -1,0 +1,42 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestFindsWideTests: used in a test, in what it calls, in a method, in a variable, under another
+// name; a test of the same package that uses none of it is left out.
+func TestFindsWideTests(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	write("a_test.go", `package p
+import ("testing"; "helios/internal/wide")
+func TestItself(t *testing.T) { wide.Only(t) }
+func cases() int { if wide.Lean() { return 1 }; return 9 }
+type rig struct{}
+func (rig) seeds() int { return cases() }
+var many = cases()
+`)
+	write("b_test.go", `package p
+import ("testing"; w "helios/internal/wide")
+func TestByMethod(t *testing.T) { _ = rig{}.seeds() }
+func TestByVariable(t *testing.T) { _ = many }
+func TestRenamed(t *testing.T) { t.Run("x", func(t *testing.T) { w.Only(t) }) }
+func TestPlain(t *testing.T) { t.Log("wide") }
+func TestMain(m *testing.M) { _ = many }
+`)
+	got, err := pattern([]string{dir})
+	require.NoError(t, err)
+	require.Equal(t, "^(TestByMethod|TestByVariable|TestItself|TestRenamed)$", got)
+
+	write("b_test.go", "package p\n")
+	write("a_test.go", "package p\nfunc TestPlain(t *testing.T) {}\n")
+	_, err = pattern([]string{dir})
+	require.ErrorContains(t, err, "no test of "+dir+" uses internal/wide")
+}
