@@ -517,14 +517,20 @@ type ReadPlan struct {
 	capacity int64
 	rows     []int64
 	pos      []uint32
-	at       []int64
+	pieces   []planPiece
+}
+
+// planPiece is some lines of a ticket.
+type planPiece struct {
+	lines []int64
+	base  int64   // their first place in the staging buffer
+	at    []int64 // by SSD: how many lines; then where they go
 }
 
 // NewReadPlan makes an empty plan to be used again and again. Its memory grows with the largest
 // one.
 func (d *Dynamic) NewReadPlan() (*ReadPlan, error) {
-	n := d.c.Lines.SSDs
-	return &ReadPlan{d: d, SSDOffset: make([]int64, n+1), at: make([]int64, n)}, nil
+	return &ReadPlan{d: d, SSDOffset: make([]int64, d.c.Lines.SSDs+1)}, nil
 }
 
 func (p *ReadPlan) reserve(lines int64) (err error) {
@@ -587,24 +593,24 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 			return err
 		}
 	}
-	ssds := uint32(d.c.Lines.SSDs)
+	p.cut(tickets, total, d.workers())
+	p.each(p.count)
 	clear(p.SSDOffset)
-	for _, t := range tickets {
-		for _, l := range t.lines {
-			p.SSDOffset[ssdOf(l, ssds)+1]++
+	for i := range p.pieces {
+		for s, n := range p.pieces[i].at {
+			p.SSDOffset[s+1] += n
 		}
 	}
-	for s := range p.at {
-		p.at[s] = p.SSDOffset[s]
+	for s := range d.c.Lines.SSDs {
 		p.SSDOffset[s+1] += p.SSDOffset[s]
-	}
-	base := int64(0)
-	for _, t := range tickets {
-		t.base, t.planned = base, true
-		if !d.c.NoData {
-			p.deal(t.lines, base)
+		at := p.SSDOffset[s]
+		for i := range p.pieces {
+			n := &p.pieces[i].at[s]
+			*n, at = at, at+*n
 		}
-		base += t.NLines
+	}
+	if !d.c.NoData {
+		p.each(p.deal)
 	}
 	p.Lines = total
 	return nil

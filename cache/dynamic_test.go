@@ -667,3 +667,53 @@ func TestSharedLookups(t *testing.T) {
 		}
 	}
 }
+
+// A plan that several workers make has the lines of its tickets by SSD, in their order.
+func TestSharedPlans(t *testing.T) {
+	const rows, count, ssds = 200_000, 3 * perPiece, 5
+	dev := device(t, 3)
+	d := must(NewDynamic(dev, DynamicConfig{Rows: rows, RowBytes: 8, Slots: 100,
+		Lines:  Lines{SSDs: ssds, RowsPerLine: 1, LineBytes: 8, RowStride: 8},
+		Policy: policy.Clock, Directory: policy.InSets}))(t)
+	st, r := stream(t, dev), rand.New(rand.NewPCG(1, 2))
+	plan := must(d.NewReadPlan())(t)
+	for turn := range 2 {
+		var tickets []*Ticket
+		var wantRows [ssds][]int64
+		var wantPos [ssds][]uint32
+		place := uint32(0)
+		for k := range 3 {
+			list := make([]int64, count*(2-k%2)/2)
+			for i := range list {
+				list[i] = r.Int64N(rows)
+			}
+			tk := must(d.NewTicket())(t)
+			d.NextBatch()
+			ok(t, d.Admit(limit(t), st, upload(t, dev, list).Ptr(), 0, int64(len(list)), tk))
+			tickets = append(tickets, tk)
+			for _, l := range tk.lines {
+				wantRows[l%ssds] = append(wantRows[l%ssds], l)
+				wantPos[l%ssds] = append(wantPos[l%ssds], place)
+				place++
+			}
+		}
+		ok(t, d.Plan(plan, tickets...))
+		if len(plan.pieces) < 4 || plan.Lines != int64(place) {
+			t.Fatalf("turn %d: %d lines in %d pieces: want %d lines", turn, plan.Lines,
+				len(plan.pieces), place)
+		}
+		for s := range ssds {
+			lo, hi := plan.SSDOffset[s], plan.SSDOffset[s+1]
+			if !slices.Equal(plan.rows[lo:hi], wantRows[s]) ||
+				!slices.Equal(plan.pos[lo:hi], wantPos[s]) {
+				t.Fatalf("turn %d: the reads of SSD %d differ", turn, s)
+			}
+		}
+		ok(t, d.Abandon(tickets[0]))
+		for _, tk := range tickets {
+			ok(t, tk.Close())
+		}
+	}
+	ok(t, plan.Close())
+	ok(t, d.Close())
+}

@@ -3,6 +3,7 @@ package cache
 import (
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 
 	"helios/cache/policy"
@@ -175,12 +176,58 @@ func (s *eachScratch) emit(c *eachChunk, first, per uint32, t *Ticket) {
 	}
 }
 
-// deal puts a ticket's lines behind the reads of their SSDs.
-func (p *ReadPlan) deal(lines []int64, base int64) {
-	ssds := uint32(len(p.at))
-	for k, l := range lines {
-		at := &p.at[ssdOf(l, ssds)]
-		p.rows[*at], p.pos[*at] = l, uint32(base+int64(k))
+// perPiece lines of a ticket make another piece worth a worker's start.
+const perPiece = 8192
+
+// cut makes pieces of tickets of so many lines in all, for so many workers.
+func (p *ReadPlan) cut(tickets []*Ticket, total int64, workers int) {
+	each := max(perPiece, total/int64(max(workers, 1))+1)
+	base := int64(0)
+	p.pieces = p.pieces[:0]
+	for _, t := range tickets {
+		t.base, t.planned = base, true
+		for lines := t.lines; len(lines) > 0; {
+			n := len(p.pieces)
+			p.pieces = slices.Grow(p.pieces, 1)[:n+1] // keeps what was there before
+			k, part := &p.pieces[n], min(each, int64(len(lines)))
+			if k.at == nil {
+				k.at = make([]int64, p.d.c.Lines.SSDs)
+			}
+			k.lines, k.base = lines[:part], base
+			lines, base = lines[part:], base+part
+		}
+	}
+}
+
+// each runs do for every piece, at the same time where there is enough to do.
+func (p *ReadPlan) each(do func(k *planPiece)) {
+	lines := 0
+	var wg sync.WaitGroup
+	for i := range p.pieces {
+		k := &p.pieces[i]
+		if lines += len(k.lines); lines > perPiece && i < len(p.pieces)-1 {
+			wg.Go(func() { do(k) })
+			lines = 0
+		} else {
+			do(k)
+		}
+	}
+	wg.Wait()
+}
+
+// count counts a piece's lines by SSD.
+func (p *ReadPlan) count(k *planPiece) {
+	clear(k.at)
+	for _, l := range k.lines {
+		k.at[ssdOf(l, uint32(len(k.at)))]++
+	}
+}
+
+// deal puts a piece's lines behind the reads of their SSDs.
+func (p *ReadPlan) deal(k *planPiece) {
+	for i, l := range k.lines {
+		at := &k.at[ssdOf(l, uint32(len(k.at)))]
+		p.rows[*at], p.pos[*at] = l, uint32(k.base+int64(i))
 		*at++
 	}
 }

@@ -1,13 +1,17 @@
 package policy
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/simd"
 	"helios/internal/wide"
 )
 
@@ -117,17 +121,21 @@ func FuzzSetsAgainstNaive(f *testing.F) {
 	})
 }
 
-// However many workers play a part, the answers are the same. Parts are long enough for several.
+// However many workers play a part, and by which instructions, the answers are the same. Parts are
+// long enough for several.
 func TestSetsWorkers(t *testing.T) {
 	const slots, batches = 2000, 3
 	for _, name := range Online() {
 		var want []Answer
 		var stats Stats
-		for _, workers := range []int{1, 2, 5} {
+		for turn, workers := range []int{1, 2, 5} {
 			r := rand.New(rand.NewPCG(7, 7))
 			d, err := New(Config{Policy: name, Kind: InSets, Slots: slots, Seed: 3,
 				Workers: workers})
 			require.NoError(t, err)
+			if levels := simd.Levels(); turn > 0 {
+				d.(*Sets).level = levels[turn%len(levels)]
+			}
 			var got []Answer
 			var next []int64
 			draw := func() []int64 {
@@ -194,4 +202,50 @@ func TestSetsForget(t *testing.T) {
 		d.Access([]int64{3}, out)
 		require.Equal(t, Stats{Accesses: 4, Inserted: 3, Evicted: 1, Bypassed: 1}, d.Stats(), name)
 	}
+}
+
+// BenchmarkSets has as many lines as make a directory of 60 MB, ten times as many rows, each part a
+// million of them once.
+func BenchmarkSets(b *testing.B) {
+	const slots, rows, part = 10_000_000, 100_000_000, 1_000_000
+	for _, name := range Online() {
+		for _, workers := range []int{1, 2} {
+			b.Run(fmt.Sprintf("%s/workers%d", name, workers), func(b *testing.B) {
+				dir, err := New(Config{Policy: name, Kind: InSets, Slots: slots, Workers: workers})
+				require.NoError(b, err)
+				d, out, of := dir.(*Sets), make([]Answer, part), make([]uint32, part)
+				lines, x, took := make([]int64, part), uint64(0), time.Duration(0)
+				step := func() {
+					for i := range lines { // a permutation of all rows, in pieces
+						x = (x + 38_196_601) % rows
+						lines[i] = int64(x)
+					}
+					d.NextBatch()
+					before := cpuTime(b)
+					b.StartTimer()
+					d.AccessEach(lines, out, of)
+					b.StopTimer()
+					took += cpuTime(b) - before
+				}
+				b.StopTimer()
+				for range 16 {
+					step()
+				}
+				b.ResetTimer()
+				took = 0
+				for range b.N {
+					step()
+				}
+				b.ReportMetric(part*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mlines/s")
+				b.ReportMetric(float64(took)/float64(b.N)/part, "ns-cpu/line")
+			})
+		}
+	}
+}
+
+// cpuTime is the process's.
+func cpuTime(b *testing.B) time.Duration {
+	var u unix.Rusage
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

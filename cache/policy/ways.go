@@ -41,7 +41,7 @@ func (d *Sets) seen(s []uint32) *uint32 {
 }
 
 // hit notes an access to a way; a batch does so once, and not where it brought the line in.
-func (d *Sets) hit(s []uint32, set uint64, way int) {
+func (d *Sets) hit(s []uint32, ways, way int) {
 	bit, seen := uint32(1)<<way, d.seen(s)
 	if *seen&bit != 0 {
 		return
@@ -49,7 +49,7 @@ func (d *Sets) hit(s []uint32, set uint64, way int) {
 	*seen |= bit
 	switch d.rule {
 	case setLRU:
-		o := order(s, d.ways(set))
+		o := order(s, ways)
 		newest(o, bytes.IndexByte(o, byte(way)))
 	case setClock, setSieve:
 		s[setVisited] |= bit
@@ -90,10 +90,11 @@ func (d *Sets) stay(s []uint32, set uint64, ways int) (mask uint32) {
 	return mask &^ (now & *d.seen(s))
 }
 
-// insert brings a line in that is not cached. It tells the way, -1 where all must stay, and whether
-// another line left it.
-func (d *Sets) insert(set uint64, line int64) (way int, evicts bool) {
-	s, ways := d.set(set), d.ways(set)
+// insert brings a line in that is not cached; ghost is where it was among the set's ghosts before
+// the part, Ways for nowhere. It tells the way, -1 where all must stay, and whether another line
+// left it.
+func (d *Sets) insert(s []uint32, set uint64, ways int, line int64, ghost uint8) (way int,
+	evicts bool) {
 	full := uint32(1<<ways - 1)
 	if free := full &^ s[setHeld]; free != 0 {
 		way = bits.TrailingZeros32(free)
@@ -113,9 +114,9 @@ func (d *Sets) insert(set uint64, line int64) (way int, evicts bool) {
 	if d.rule == setS3FIFO {
 		s[setOften] &^= bit
 		s[setMain] &^= bit
-		ghosts := s[setGhosts:]
-		if at := find(ghosts, uint32(line)); at >= 0 {
-			ghosts[at] = noTag
+		// No part makes a ghost of a line that it has yet to bring in.
+		if ghost < Ways && s[setGhosts+int(ghost)] == uint32(line) {
+			s[setGhosts+int(ghost)] = noTag
 			s[setMain] |= bit
 		}
 	}
@@ -154,19 +155,25 @@ func (d *Sets) replace(s []uint32, ways int, line int64, may uint32) int {
 		newest(o, place)
 		return way
 	case setClock:
-		hand := int(s[setHand])
-		for {
-			way := hand
-			if hand++; hand == ways {
-				hand = 0
-			}
-			bit := uint32(1) << way
-			if (may&^s[setVisited])&bit != 0 {
-				s[setHand] = uint32(hand)
-				return way
-			}
-			s[setVisited] &^= bit
+		// The hand passes ways up to the first that may leave and was not accessed; if there is
+		// none, it comes round once and then takes the first that may leave.
+		hand := s[setHand]
+		can := may &^ s[setVisited]
+		if can == 0 {
+			s[setVisited], can = 0, may
 		}
+		before, way := uint32(1)<<hand-1, 0
+		if ahead := can &^ before; ahead != 0 {
+			way = bits.TrailingZeros32(ahead)
+			s[setVisited] &^= (1<<way - 1) &^ before
+		} else { // behind the last way
+			way = bits.TrailingZeros32(can)
+			s[setVisited] &= before &^ (1<<way - 1)
+		}
+		if s[setHand] = uint32(way) + 1; way+1 == ways {
+			s[setHand] = 0
+		}
+		return way
 	case setSieve:
 		o := order(s, ways)
 		for place := int(s[setHand]); ; {
@@ -188,12 +195,14 @@ func (d *Sets) replace(s []uint32, ways int, line int64, may uint32) int {
 	return replaceS3FIFO(s, ways, may)
 }
 
-// nthBit is the place of the n-th bit, from 0, of a mask that has more.
+// nthBit is the place of the n-th bit, from 0, of a mask that has more. It does not branch: the
+// place is random.
 func nthBit(mask uint32, n int) (place int) {
 	for half := 16; half > 0; half /= 2 {
-		if low := bits.OnesCount32(mask & (1<<half - 1)); n >= low {
-			n, mask, place = n-low, mask>>half, place+half
-		}
+		low := bits.OnesCount32(mask >> place & (1<<half - 1))
+		up := ^((n - low) >> 63) // all ones where it is in the upper half
+		n -= low & up
+		place += half & up
 	}
 	return place
 }

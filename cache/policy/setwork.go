@@ -1,0 +1,361 @@
+package policy
+
+import (
+	"math"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"helios/internal/simd"
+)
+
+// How a part is played on Sets. Its accesses are dealt out to buckets of neighbouring sets that fit
+// a second-level cache; a worker takes a bucket and brings the accesses to each set together. So a
+// set's number is found twice and its memory is asked for once a part, while groups of sets before
+// it are played. Each access leaves its answer where it stood in its bucket, and a pass over the
+// part, which reads buckets from front to back, brings the answers into the part's order.
+
+// bucketBytes is about what the sets of a bucket take: less than a second-level cache.
+const bucketBytes = 128 << 10
+
+// groupSets is how many sets with accesses are played while those of the next group are asked for.
+const groupSets = 16
+
+// perWorker is how many lines make another worker worth its start.
+const perWorker = 4096
+
+// An access is line << 32 | place in the part; once played it is an answer: a slot or noSlot,
+// answerHit beside it, or answerAgain beside the place of the line's first access.
+const (
+	noSlot      = math.MaxInt32
+	answerHit   = 1 << 32
+	answerAgain = 1 << 33
+)
+
+// setWork deals a part's accesses to workers by buckets of neighbouring sets.
+type setWork struct {
+	shift   uint // of a set's number to its bucket
+	buckets int
+	places  []uint32 // where buckets begin, by chunk of the part
+	ends    []uint32 // by bucket
+	sets    []uint32 // by place in the part
+	at      []uint32 // by place in the part: where in entries
+	entries []uint64 // by bucket, stably
+	workers []setWorker
+	next    atomic.Int64
+}
+
+// setWorker is what one worker has: of a bucket, by access, its accesses by set.
+type setWorker struct {
+	stats      Stats
+	head       []uint32 // by set: 1 + the first access that was not played
+	after      []uint32 // 1 + the next access to the same set
+	local      []uint32 // set within the bucket
+	set, tag   []uint32
+	from       []uint32 // in the bucket
+	way, ghost []uint8  // Ways: nowhere
+	runs, lead []uint32 // where the accesses to a set begin; the set
+	seen       []uint64 // of distinct: line + 1 << 32 | an access
+	_          [64]byte
+}
+
+// run calls do for 0..n-1 at the same time.
+func run(n int, do func(i int)) {
+	if n == 1 {
+		do(0)
+		return
+	}
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { do(i) })
+	}
+	wg.Wait()
+}
+
+// chunks says in how many pieces a part is worked on.
+func (k *setWork) chunks(d *Sets, lines int) int {
+	n := min(max(lines/perWorker, 1), d.workers)
+	if len(k.workers) < n {
+		k.workers = append(k.workers, make([]setWorker, n-len(k.workers))...)
+	}
+	return n
+}
+
+// partition sorts a part's lines by bucket, stably.
+func (k *setWork) partition(d *Sets, lines []int64) {
+	n := k.chunks(d, len(lines))
+	k.shift = 0
+	for bucketBytes>>(k.shift+1) > d.stride*4 && d.sets>>k.shift > uint64(4*n) {
+		k.shift++
+	}
+	k.buckets = int(d.sets>>k.shift) + 1
+	if need := n * k.buckets; len(k.places) < need {
+		k.places = make([]uint32, need)
+	}
+	if len(k.ends) < k.buckets {
+		k.ends = make([]uint32, k.buckets)
+	}
+	if cap(k.entries) < len(lines) {
+		size := len(lines) + len(lines)/4
+		k.entries, k.sets, k.at = make([]uint64, size), make([]uint32, size), make([]uint32, size)
+	}
+	k.entries, k.sets, k.at = k.entries[:len(lines)], k.sets[:len(lines)], k.at[:len(lines)]
+	clear(k.places[:n*k.buckets])
+	run(n, func(i int) {
+		lo, hi := i*len(lines)/n, (i+1)*len(lines)/n
+		places, sets := k.places[i*k.buckets:][:k.buckets], k.sets[lo:hi]
+		for j, line := range lines[lo:hi] {
+			if line >= 0 {
+				set := d.setOf(line)
+				sets[j] = uint32(set)
+				places[set>>k.shift]++
+			}
+		}
+	})
+	at := uint32(0)
+	for b := range k.buckets {
+		for i := range n {
+			c := &k.places[i*k.buckets+b]
+			*c, at = at, at+*c
+		}
+		k.ends[b] = at
+	}
+	run(n, func(i int) {
+		lo, hi := i*len(lines)/n, (i+1)*len(lines)/n
+		places, sets, to := k.places[i*k.buckets:][:k.buckets], k.sets[lo:hi], k.at[lo:hi]
+		for j, line := range lines[lo:hi] {
+			if line >= 0 {
+				p := &places[sets[j]>>k.shift]
+				k.entries[*p] = uint64(line)<<32 | uint64(lo+j)
+				to[j] = *p
+				*p++
+			}
+		}
+	})
+}
+
+// each gives the buckets to workers, each bucket once, with the number of its first set.
+func (k *setWork) each(d *Sets, do func(w *setWorker, first uint64, at []uint64)) {
+	k.next.Store(0)
+	run(k.chunks(d, len(k.entries)), func(i int) {
+		for {
+			b := int(k.next.Add(1)) - 1
+			if b >= k.buckets {
+				return
+			}
+			from := uint32(0)
+			if b > 0 {
+				from = k.ends[b-1]
+			}
+			if from < k.ends[b] {
+				do(&k.workers[i], uint64(b)<<k.shift, k.entries[from:k.ends[b]])
+			}
+		}
+	})
+}
+
+// answer brings the answers into the part's order.
+func (k *setWork) answer(lines []int64, out []Answer, of []uint32) {
+	n := min(max(len(lines)/perWorker, 1), len(k.workers))
+	run(n, func(i int) {
+		for j := i * len(lines) / n; j < (i+1)*len(lines)/n; j++ {
+			if lines[j] < 0 {
+				continue
+			}
+			e := k.entries[k.at[j]]
+			if of != nil {
+				if of[j] = uint32(j); e&answerAgain != 0 {
+					of[j] = uint32(e)
+					continue
+				}
+			}
+			slot := int32(uint32(e))
+			if slot == noSlot {
+				slot = -1
+			}
+			out[j] = Answer{Slot: slot, Hit: e&answerHit != 0}
+		}
+	})
+}
+
+// reserve makes room for a bucket of so many accesses to so many sets.
+func (w *setWorker) reserve(accesses, sets int) {
+	if len(w.head) < sets {
+		w.head = make([]uint32, sets)
+	}
+	if len(w.after) < accesses {
+		n := accesses + accesses/4
+		for _, s := range []*[]uint32{&w.after, &w.local, &w.set, &w.tag, &w.from, &w.lead} {
+			*s = make([]uint32, n)
+		}
+		w.way, w.ghost, w.runs = make([]uint8, n), make([]uint8, n), make([]uint32, n+1)
+	}
+}
+
+// bySet brings the accesses to each set together, in their order, and says how many sets they are
+// to: the accesses to set lead[r] are those from runs[r] up to runs[r+1].
+func (w *setWorker) bySet(d *Sets, first uint64, at []uint64) (sets int) {
+	after, local, head := w.after[:len(at)], w.local[:len(at)], w.head
+	for i := len(at) - 1; i >= 0; i-- {
+		set := uint32(d.setOf(int64(at[i]>>32)) - first)
+		local[i], after[i] = set, head[set]
+		head[set] = uint32(i) + 1
+	}
+	n := uint32(0)
+	for i, set := range local {
+		if head[set] != uint32(i)+1 {
+			continue // played with the one before it
+		}
+		head[set] = 0
+		w.runs[sets], w.lead[sets] = n, uint32(first)+set
+		sets++
+		for c := uint32(i) + 1; c != 0; c = after[c-1] {
+			w.set[n], w.tag[n], w.from[n] = uint32(first)+set, uint32(at[c-1]>>32), c-1
+			n++
+		}
+	}
+	w.runs[sets] = n
+	return sets
+}
+
+// bucket plays the accesses to some neighbouring sets. repeats says that a line may stand twice.
+func (d *Sets) bucket(w *setWorker, first uint64, at []uint64, repeats bool) {
+	w.reserve(len(at), 1<<d.work.shift)
+	if d.slots == 0 {
+		d.bypass(w, at, repeats)
+		return
+	}
+	words := simd.SetWords{Words: d.words, Stride: d.stride, Tags: setTags}
+	ghosts := words
+	ghosts.Tags = setGhosts
+	sets := w.bySet(d, first, at)
+	d.level.PrefetchSets(words, w.lead[:min(groupSets, sets)])
+	for group := 0; group < sets; group += groupSets {
+		end := min(group+groupSets, sets)
+		d.level.PrefetchSets(words, w.lead[end:min(end+groupSets, sets)])
+		lo, hi := w.runs[group], w.runs[end]
+		d.level.FindWays(words, w.set[lo:hi], w.tag[lo:hi], w.way[lo:hi])
+		if d.rule == setS3FIFO {
+			d.level.FindWays(ghosts, w.set[lo:hi], w.tag[lo:hi], w.ghost[lo:hi])
+		}
+		for r := group; r < end; r++ {
+			lo, hi := w.runs[r], w.runs[r+1]
+			if repeats && hi-lo > 1 {
+				hi = lo + w.distinct(at, lo, hi)
+			}
+			d.play(w, uint64(w.lead[r]), at, lo, hi)
+		}
+	}
+}
+
+// play plays the accesses from lo up to hi, all to one set: what is cached was found, then the rest
+// comes in, and then what left again within the part is told to be a bypass.
+func (d *Sets) play(w *setWorker, set uint64, at []uint64, lo, hi uint32) {
+	from, tags, found, ghost := w.from[lo:hi], w.tag[lo:hi], w.way[lo:hi], w.ghost[lo:hi]
+	s, base := d.set(set), uint32(d.base(set))
+	ways := int(d.base(set+1)) - int(base)
+	misses := uint32(0)
+	for i, way := range found {
+		if way == Ways {
+			misses++
+			continue
+		}
+		d.hit(s, ways, int(way))
+		at[from[i]] = uint64(base+uint32(way)) | answerHit
+	}
+	w.stats.Accesses += int64(len(found))
+	w.stats.Hits += int64(len(found)) - int64(misses)
+	if misses == 0 {
+		return
+	}
+	for i, tag := range tags {
+		if found[i] < Ways {
+			continue
+		}
+		way, evicts := d.insert(s, set, ways, int64(tag), ghost[i])
+		slot := uint32(noSlot)
+		if way >= 0 {
+			slot = base + uint32(way)
+			w.stats.Inserted++
+			if evicts {
+				w.stats.Evicted++
+			}
+		} else {
+			w.stats.Bypassed++
+		}
+		at[from[i]] = uint64(slot)
+	}
+	if d.rule.keepsBatch() || misses == 1 { // what came in is there
+		return
+	}
+	for i, tag := range tags {
+		e := &at[from[i]]
+		if found[i] < Ways || *e == noSlot || s[setTags+uint32(*e)-base] == tag {
+			continue
+		}
+		*e = noSlot
+		w.stats.Inserted--
+		w.stats.Evicted--
+		w.stats.Bypassed++
+	}
+}
+
+// bypass answers where there is no slot.
+func (d *Sets) bypass(w *setWorker, at []uint64, repeats bool) {
+	n := uint32(len(at))
+	for i, e := range at {
+		w.from[i], w.tag[i] = uint32(i), uint32(e>>32)
+	}
+	if repeats {
+		n = w.distinct(at, 0, n)
+	}
+	for _, i := range w.from[:n] {
+		at[i] = noSlot
+	}
+	w.stats.Accesses += int64(n)
+	w.stats.Bypassed += int64(n)
+}
+
+// fewAccesses are compared each with each.
+const fewAccesses = 12
+
+// distinct drops those of the accesses from lo up to hi whose lines stand before them, and says how
+// many are left. Those dropped are answered.
+func (w *setWorker) distinct(at []uint64, lo, hi uint32) uint32 {
+	from, tags, ways, ghosts := w.from[lo:hi], w.tag[lo:hi], w.way[lo:hi], w.ghost[lo:hi]
+	size, n := 0, 0
+	if len(tags) > fewAccesses {
+		for size = 64; size < 2*len(tags); {
+			size *= 2
+		}
+		if len(w.seen) < size {
+			w.seen = make([]uint64, size)
+		}
+		clear(w.seen[:size])
+	}
+	for i, tag := range tags {
+		first := n
+		if size == 0 {
+			for first = 0; first < n && tags[first] != tag; {
+				first++
+			}
+		} else {
+			shift, key := 32-uint(bits.TrailingZeros(uint(size))), uint64(tag)+1
+			j := tag * 0x9e3779b1 >> shift
+			for w.seen[j] != 0 && w.seen[j]>>32 != key {
+				j = (j + 1) & uint32(size-1)
+			}
+			if w.seen[j] == 0 {
+				w.seen[j] = key<<32 | uint64(n)
+			}
+			first = int(uint32(w.seen[j]))
+		}
+		if first < n {
+			at[from[i]] = answerAgain | uint64(uint32(at[from[first]]))
+			continue
+		}
+		from[n], tags[n], ways[n], ghosts[n] = from[i], tag, ways[i], ghosts[i]
+		n++
+	}
+	return uint32(n)
+}
