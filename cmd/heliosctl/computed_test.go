@@ -107,6 +107,7 @@ func TestComputedBadFlags(t *testing.T) {
 		{"--mixing", "--kind", "rmat", "--mixing", "0.1"},
 		{"--hubs", "--hubs", "0.1"},
 		{"--hub-edges", "--hub-edges", "0.1"},
+		{"--hub-peers", "--hub-peers", "0.1"},
 		{"--hubs", "--kind", "communities", "--hubs", "2"},
 		{"--communities", "--kind", "communities", "--communities", "51"},
 		{"--memory", "--memory", "much"},

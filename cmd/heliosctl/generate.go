@@ -56,6 +56,9 @@ func generateOptions() hcli.Options[build.GenerateOptions] {
 		hcli.Float(&cli.Float64Flag{Name: "hub-edges", DefaultText: "0.1",
 			Usage: "communities: share of neighbours that are hubs, of any group"},
 			func(o *build.GenerateOptions) *float64 { return &o.Communities.HubEdges }).Positive(),
+		hcli.Float(&cli.Float64Flag{Name: "hub-peers", DefaultText: "--hub-edges",
+			Usage: "communities: share of a hub's neighbours that are hubs, of any group"},
+			func(o *build.GenerateOptions) *float64 { return &o.Communities.HubPeers }).Positive(),
 		hcli.Float(&cli.Float64Flag{Name: "hub-signal", DefaultText: "3",
 			Usage: "communities: --signal for hubs"},
 			func(o *build.GenerateOptions) *float64 { return &o.Communities.HubSignal }).Positive(),
@@ -124,7 +127,8 @@ func runGenerate(ctx context.Context, e *env, o *build.GenerateOptions) error {
 			o.Kind)
 	}
 	c := &o.Communities
-	for _, at := range []any{&c.Count, &c.Mixing, &c.Hubs, &c.HubEdges, &c.HubSignal} {
+	for _, at := range []any{&c.Count, &c.Mixing, &c.Hubs, &c.HubEdges, &c.HubPeers,
+		&c.HubSignal} {
 		if name := e.given(at); name != "" && !build.Grouped(o.Kind) {
 			return errs.New(errs.Usage,
 				"--%s is for graphs of communities, not for --kind %s; leave it out", name, o.Kind)

@@ -13,6 +13,11 @@ import (
 // lie in all groups, and everybody has some among its neighbours. Who samples within parts alone
 // loses most hubs with the edges that are cut; who keeps the nodes of the highest out-degree in
 // memory, which are the hubs, loses none.
+//
+// Hubs have neighbours, too. Where those are nodes of their group (the default), a hub that stays in
+// memory without its group has a list there that lacks most of it, and the rest are other hubs: it
+// says more of the class than the whole list. Where hubs know hubs (HubPeers 1), as in the rich
+// clubs of Zhou and Mondragon (IEEE Communications Letters 8(3), 2004), its list stays whole.
 
 // CommunityOptions shape a graph of kind "communities". Zero values mean the defaults.
 type CommunityOptions struct {
@@ -26,6 +31,8 @@ type CommunityOptions struct {
 	Hubs float64
 	// HubEdges is the share of a node's neighbours that are hubs, of any community (0.1).
 	HubEdges float64
+	// HubPeers is HubEdges for hubs (HubEdges).
+	HubPeers float64
 	// HubSignal is Signal for hubs (3).
 	HubSignal float64
 }
@@ -39,6 +46,7 @@ func (c *CommunityOptions) fill(o *GenerateOptions) error {
 	def(&c.Mixing, 0.05)
 	def(&c.Hubs, 0.005)
 	def(&c.HubEdges, 0.1)
+	def(&c.HubPeers, c.HubEdges)
 	def(&c.HubSignal, 3)
 	if c.Count == 0 {
 		c.Count = int(max(min(64, o.Nodes/int64(4*o.Classes)), 1))
@@ -54,6 +62,8 @@ func (c *CommunityOptions) fill(o *GenerateOptions) error {
 		return errs.New(errs.Usage, "option hubs %g is outside 0.000001..1", c.Hubs)
 	case !in(c.HubEdges, 0.000001, 1):
 		return errs.New(errs.Usage, "option hub-edges %g is outside 0.000001..1", c.HubEdges)
+	case !in(c.HubPeers, 0.000001, 1):
+		return errs.New(errs.Usage, "option hub-peers %g is outside 0.000001..1", c.HubPeers)
 	case !in(c.HubSignal, 0.000001, 1000):
 		return errs.New(errs.Usage, "option hub-signal %g is outside 0.000001..1000", c.HubSignal)
 	}
@@ -65,6 +75,9 @@ func (c *CommunityOptions) record(options map[string]string) {
 	for name, v := range map[string]float64{"mixing": c.Mixing, "hubs": c.Hubs,
 		"hub-edges": c.HubEdges, "hub-signal": c.HubSignal} {
 		options[name] = formatFloat(v)
+	}
+	if c.HubPeers != c.HubEdges {
+		options["hub-peers"] = formatFloat(c.HubPeers)
 	}
 }
 
@@ -102,6 +115,10 @@ func (g *generator) community(id int64, dst []int64) []int64 {
 	c, classes, hubs := g.Communities, int64(g.Classes), g.hubs()
 	count, others := int64(c.Count), g.Nodes-hubs
 	own, home := g.placeOf(g.rank(id))
+	share := c.HubEdges
+	if g.rank(id) < hubs {
+		share = c.HubPeers
+	}
 	return g.draw(id, dst, func(i uint32) int64 {
 		w, x := g.words(uint64(id), i, genNeighbor), g.words(uint64(id), i, genHub)
 		class := g.classOf(own, w[0], w[1])
@@ -112,7 +129,7 @@ func (g *generator) community(id int64, dst []int64) []int64 {
 			}
 			return first + step*min(int64(float64(size)*unit(w[2], w[3])), size-1)
 		}
-		if unit(x[0], 0) < c.HubEdges {
+		if unit(x[0], 0) < share {
 			return at(class, classes, hubs)
 		}
 		of := home

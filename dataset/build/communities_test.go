@@ -100,6 +100,55 @@ func TestCommunitiesAreWhatTheySay(t *testing.T) {
 	require.InDelta(t, whole, withHubs, 0.03)
 }
 
+// TestHubPeers: where hubs know hubs, parts that have the hubs beside them lack no edge of theirs,
+// and of the others only what mixes; without the hubs they lack nearly all edges that say something.
+func TestHubPeers(t *testing.T) {
+	const nodes, groups, degree = 8_000, 8, 16
+	count := func(peers float64) (hubs, others, lost [2]float64) {
+		out := filepath.Join(t.TempDir(), "g")
+		o := GenerateOptions{Kind: "communities", Nodes: nodes, Dim: 1, Classes: 4,
+			AvgDegree: degree, Out: out, Communities: CommunityOptions{Count: groups, Hubs: 0.02,
+				HubPeers: peers}}
+		require.NoError(t, Generate(bg, o))
+		require.NoError(t, o.fill())
+		g := newGenerator(o)
+		tp, err := datasettest.Open(t, out).Topology()
+		require.NoError(t, err)
+		isHub := func(v int64) bool { return g.rank(v) < g.hubs() }
+		for v := range tp.NumNodes {
+			_, of := g.placeOf(g.rank(v))
+			to := &others
+			if isHub(v) {
+				to = &hubs
+			}
+			for i := range tp.InDegree(v) {
+				u := tp.Neighbor(v, i)
+				_, from := g.placeOf(g.rank(u))
+				to[0]++
+				switch {
+				case isHub(u):
+					to[1]++
+					if from != of {
+						lost[1]++ // without hubs in memory
+					}
+				case from != of:
+					lost[0]++
+				}
+			}
+		}
+		return hubs, others, lost
+	}
+	hubs, others, lost := count(1)
+	require.InDelta(t, degree, hubs[0]/(0.02*nodes), 1)
+	require.Equal(t, hubs[0], hubs[1], "all neighbours of hubs are hubs")
+	require.InDelta(t, 0.1, others[1]/others[0], 0.01)
+	require.InDelta(t, 0.9*0.05, lost[0]/others[0], 0.01)
+	require.Greater(t, lost[1], 0.8*(others[1]+hubs[1]))
+	hubs, others, _ = count(0) // the default: as those of others
+	require.InDelta(t, 0.1, hubs[1]/hubs[0], 0.03)
+	require.InDelta(t, 0.1, others[1]/others[0], 0.01)
+}
+
 // restrict keeps some edges of a topology.
 func restrict(t testing.TB, tp *graph.Topology, keep func(v, u int64) bool) *graph.Topology {
 	var src, dst []int64
@@ -119,7 +168,7 @@ func restrict(t testing.TB, tp *graph.Topology, keep func(v, u int64) bool) *gra
 // TestCommunitiesOfFewNodes: where groups and classes have no nodes, nobody is drawn from them.
 func TestCommunitiesOfFewNodes(t *testing.T) {
 	for _, c := range []CommunityOptions{{Count: 7}, {Hubs: 1}, {Mixing: 1, Count: 2},
-		{HubEdges: 1}} {
+		{HubEdges: 1}, {HubPeers: 1}} {
 		out := filepath.Join(t.TempDir(), "g")
 		require.NoError(t, Generate(bg, GenerateOptions{Kind: "communities", Nodes: 7, Classes: 3,
 			Dim: 2, AvgDegree: 3, Out: out, Communities: c}))
@@ -128,7 +177,7 @@ func TestCommunitiesOfFewNodes(t *testing.T) {
 		require.NoError(t, tp.Validate())
 	}
 	for _, bad := range []CommunityOptions{{Count: -1}, {Count: 8}, {Mixing: 1.5}, {Hubs: -1},
-		{HubEdges: math.NaN()}, {HubSignal: 1e9}} {
+		{HubEdges: math.NaN()}, {HubPeers: 2}, {HubSignal: 1e9}} {
 		err := Generate(bg, GenerateOptions{Kind: "communities", Nodes: 7, Classes: 3, Dim: 2,
 			Out: filepath.Join(t.TempDir(), "g"), Communities: bad})
 		datasettest.RequireUsage(t, err)
