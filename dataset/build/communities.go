@@ -14,9 +14,9 @@ import (
 // loses most hubs with the edges that are cut; who keeps the nodes of the highest out-degree in
 // memory, which are the hubs, loses none.
 //
-// Hubs have neighbours, too. Where those are nodes of their group (the default), a hub that stays in
-// memory without its group has a list there that lacks most of it, and the rest are other hubs: it
-// says more of the class than the whole list. Where hubs know hubs (HubPeers 1), as in the rich
+// Hubs have neighbours, too. Where those are nodes of their group (the default), a hub that stays
+// in memory without its group has a list there that lacks most of it, and the rest are other hubs:
+// it says more of the class than the whole list. Where hubs know hubs (HubPeers 1), as in the rich
 // clubs of Zhou and Mondragon (IEEE Communications Letters 8(3), 2004), its list stays whole.
 
 // CommunityOptions shape a graph of kind "communities". Zero values mean the defaults.

@@ -101,7 +101,8 @@ func TestCommunitiesAreWhatTheySay(t *testing.T) {
 }
 
 // TestHubPeers: where hubs know hubs, parts that have the hubs beside them lack no edge of theirs,
-// and of the others only what mixes; without the hubs they lack nearly all edges that say something.
+// and of the others only what mixes; without the hubs they lack nearly all edges that say
+// something.
 func TestHubPeers(t *testing.T) {
 	const nodes, groups, degree = 8_000, 8, 16
 	count := func(peers float64) (hubs, others, lost [2]float64) {
