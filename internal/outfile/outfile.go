@@ -1,21 +1,25 @@
 // Package outfile is the one rule for files that a verb writes.
 //
-// A file that is there is not replaced, unless the caller says so. A new one is written under a
-// temporary name beside its place and renamed when it is whole, so that no reader takes a part of
-// it for all. What is no regular file (a pipe, a terminal, /dev/null) is written straight. Lines is
-// for files that grow by whole lines.
+// A file that is there is not replaced, unless the caller says so. A new one is written without a
+// name and gets its own when it is whole, so that no reader takes a part of it for all, and a
+// process that dies leaves nothing. What is no regular file (a pipe, a terminal, /dev/null) is
+// written straight. Lines is for files that grow by whole lines.
 //
-// A process that dies leaves its temporary file behind. The next one that writes the same name
-// removes it, once the kernel says that nobody has it open.
+// Where the file system has no files without names (open(2), O_TMPFILE), the file has a temporary
+// name beside its place meanwhile, as every file has for the moment in which it replaces another.
+// The next process that writes the same name removes what one that died has left there, once the
+// kernel says that nobody has it open.
 package outfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -33,7 +37,8 @@ func (e *Exists) Error() string { return e.What + " " + e.Path + " is there alre
 type File struct {
 	what, path string
 	f          *os.File
-	place      string // what the temporary file becomes; "" where the target is written straight
+	place      string // what the new file becomes; "" where the target is written straight
+	temp       string // the name that it has meanwhile; "": none
 	replace    bool
 	err        error // the first of writing
 }
@@ -49,7 +54,7 @@ func Check(what, path string, replace bool) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Close(), os.Remove(f.Name()))
+	return f.Discard()
 }
 
 // Create begins path; what names it in errors ("--out"). Unless replace is set, a regular file that
@@ -67,11 +72,7 @@ func Create(what, path string, replace bool) (*File, error) {
 		}
 		return &File{what: what, path: path, f: f}, nil
 	}
-	f, err := t.create()
-	if err != nil {
-		return nil, err
-	}
-	return &File{what: what, path: path, f: f, place: t.real, replace: replace}, nil
+	return t.create()
 }
 
 // Path is the name that was given.
@@ -117,13 +118,22 @@ func (f *File) Commit(err error) error {
 	return err
 }
 
-// put renames the temporary file. It stays open.
+// put gives the new file its name. It stays open.
 func (f *File) put() error {
 	err := f.f.Sync()
-	if err == nil && f.replace {
-		err = os.Rename(f.f.Name(), f.place)
-	} else if err == nil {
-		err = renameNew(f.f.Name(), f.place)
+	switch {
+	case err != nil:
+	case f.temp == "" && !f.replace:
+		err = link(f.f, f.place)
+	case f.replace:
+		if f.temp == "" { // a link replaces nothing
+			err = f.name(func(temp string) error { return link(f.f, temp) })
+		}
+		if err == nil {
+			err = os.Rename(f.temp, f.place)
+		}
+	default:
+		err = renameNew(f.temp, f.place)
 	}
 	if errors.Is(err, fs.ErrExist) {
 		err = fmt.Errorf("it came to be there meanwhile: %w", err)
@@ -131,6 +141,7 @@ func (f *File) put() error {
 	if err != nil {
 		return err
 	}
+	f.temp = ""
 	return syncDir(filepath.Dir(f.place))
 }
 
@@ -140,11 +151,17 @@ func (f *File) Discard() error {
 		return nil
 	}
 	err := f.f.Close()
-	if f.place != "" {
-		err = errors.Join(err, os.Remove(f.f.Name()))
+	if f.temp != "" {
+		err = errors.Join(err, os.Remove(f.temp))
 	}
 	f.f = nil
 	return err
+}
+
+// link gives a file without a name one where nothing is.
+func link(f *os.File, to string) error {
+	return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.AT_FDCWD, to,
+		unix.AT_SYMLINK_FOLLOW)
 }
 
 // renameNew renames where nothing is.
@@ -173,12 +190,13 @@ type target struct {
 	fd         int    // of this process, for /dev/stdout and its like; else -1
 	device     bool   // there, and no regular file
 	real       string // the file with links followed, which a rename must not replace
+	replace    bool
 }
 
 func (t *target) straight() bool { return t.fd >= 0 || t.device }
 
 func find(what, path string, replace bool) (*target, error) {
-	t := &target{what: what, path: path, fd: descriptor(path)}
+	t := &target{what: what, path: path, fd: descriptor(path), replace: replace}
 	if path == "" {
 		return nil, errs.New(errs.Usage, "%s: no file is named", what)
 	}
@@ -268,21 +286,53 @@ func (t *target) open() (*os.File, error) {
 // partialMark stands in temporary names, before a random number.
 const partialMark = ".partial-"
 
-// create makes the temporary file, and removes those of processes that died.
-func (t *target) create() (*os.File, error) {
+// noNames is what open(2) with O_TMPFILE says where it makes no files without names: the file
+// system, or a kernel that takes it for the opening of a folder, has none.
+var noNames = []error{unix.EOPNOTSUPP, unix.EISDIR, unix.ENOENT, unix.EINVAL}
+
+// create makes the new file, and removes those of processes that died.
+func (t *target) create() (*File, error) {
 	dir, base := filepath.Split(t.real)
 	Sweep(dir, "."+base+partialMark, "")
-	var f *os.File
-	err := fs.ErrExist
-	for errors.Is(err, fs.ErrExist) { // os.CreateTemp would not heed the umask
-		f, err = os.OpenFile(filepath.Join(dir, "."+base+partialMark+
-			strconv.FormatUint(rand.Uint64(), 10)), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+	f := &File{what: t.what, path: t.path, place: t.real, replace: t.replace}
+	err := f.openNameless(dir)
+	if slices.ContainsFunc(noNames, func(no error) bool { return errors.Is(err, no) }) {
+		err = f.name(func(temp string) (err error) { // os.CreateTemp would not heed the umask
+			f.f, err = os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+			return err
+		})
 	}
 	if err != nil {
 		return nil, errs.New(errs.Usage, "%s: %w; name a file in a folder that can be written",
 			t.what, err)
 	}
 	return f, nil
+}
+
+// openNameless makes a file that link can name.
+func (f *File) openNameless(dir string) (err error) {
+	if _, err := os.Stat("/proc/self/fd"); err != nil || alwaysNamed {
+		return unix.EOPNOTSUPP // link needs it
+	}
+	f.f, err = os.OpenFile(cmp.Or(dir, "."), os.O_RDWR|unix.O_TMPFILE, 0o666)
+	return err
+}
+
+// alwaysNamed lets tests have what file systems without nameless files have.
+var alwaysNamed bool
+
+// name finds a temporary name for which try does not say that it is taken.
+func (f *File) name(try func(temp string) error) error {
+	dir, base := filepath.Split(f.place)
+	err := fs.ErrExist
+	for errors.Is(err, fs.ErrExist) {
+		f.temp = filepath.Join(dir, "."+base+partialMark+strconv.FormatUint(rand.Uint64(), 10))
+		err = try(f.temp)
+	}
+	if err != nil {
+		f.temp = ""
+	}
+	return err
 }
 
 // Sweep removes what dead processes left in dir: regular files whose names are prefix, a number and

@@ -14,11 +14,16 @@ import (
 	"helios/internal/errs"
 )
 
-// asWriter makes the test binary write a file or lines and wait to be killed.
-const asWriter = "HELIOS_OUTFILE_TEST"
+// asWriter makes the test binary write a file and wait to be killed; asNamed also takes files
+// without names from it.
+const (
+	asWriter = "HELIOS_OUTFILE_TEST"
+	asNamed  = "HELIOS_OUTFILE_NAMED"
+)
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(asWriter); path != "" {
+		alwaysNamed = os.Getenv(asNamed) != ""
 		f, err := Create("--out", path, false)
 		if err == nil {
 			_, err = f.Write([]byte("part"))
@@ -52,6 +57,25 @@ func write(t *testing.T, path string, replace bool, text string) error {
 	return f.Commit(err)
 }
 
+// bothWays runs a test with files that have no name until they are whole, and with named ones.
+func bothWays(t *testing.T, test func(t *testing.T)) {
+	t.Run("nameless", func(t *testing.T) {
+		f := File{}
+		if err := f.openNameless(t.TempDir()); errors.Is(err, unix.EOPNOTSUPP) {
+			t.Skip("the file system of the test's folder has no files without names")
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		require.NoError(t, f.Discard())
+		test(t)
+	})
+	t.Run("named", func(t *testing.T) {
+		alwaysNamed = true
+		defer func() { alwaysNamed = false }()
+		test(t)
+	})
+}
+
 func text(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -59,7 +83,9 @@ func text(t *testing.T, path string) string {
 	return string(b)
 }
 
-func TestFileIsThereWholeOrNotAtAll(t *testing.T) {
+func TestFileIsThereWholeOrNotAtAll(t *testing.T) { bothWays(t, testWholeOrNotAtAll) }
+
+func testWholeOrNotAtAll(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	f, err := Create("--out", path, false)
@@ -78,10 +104,22 @@ func TestFileIsThereWholeOrNotAtAll(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.Discard())
 	require.Equal(t, "1", text(t, path))
+	require.NoError(t, write(t, path, true, "2"))
+	require.Equal(t, "2", text(t, path))
 	require.Equal(t, []string{"a"}, names(t, dir))
+	// Who may read it is the umask's choice.
+	mask := unix.Umask(0o27)
+	err = write(t, filepath.Join(dir, "b"), false, "3")
+	unix.Umask(mask)
+	require.NoError(t, err)
+	st, err := os.Stat(filepath.Join(dir, "b"))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o640), st.Mode())
 }
 
-func TestNothingIsReplacedUnasked(t *testing.T) {
+func TestNothingIsReplacedUnasked(t *testing.T) { bothWays(t, testNotReplacedUnasked) }
+
+func testNotReplacedUnasked(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	require.NoError(t, write(t, path, false, "1"))
@@ -245,12 +283,18 @@ func TestSetRefusesOneFileTwice(t *testing.T) {
 	}
 }
 
-// What a killed writer leaves is removed by the next one, and what a writer still has open is not.
-func TestLeftoversOfTheDead(t *testing.T) {
+// A killed writer leaves nothing; where files have names meanwhile, the next one removes what it
+// left, and what a writer still has open is not removed.
+func TestLeftoversOfTheDead(t *testing.T) { bothWays(t, testLeftoversOfTheDead) }
+
+func testLeftoversOfTheDead(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	c := exec.Command(os.Args[0])
 	c.Env = append(os.Environ(), asWriter+"="+path)
+	if alwaysNamed {
+		c.Env = append(c.Env, asNamed+"=1")
+	}
 	out, err := c.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, c.Start())
@@ -259,11 +303,16 @@ func TestLeftoversOfTheDead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "ready\n", string(b))
 	left := names(t, dir)
-	require.Len(t, left, 1)
+	if alwaysNamed {
+		require.Len(t, left, 1)
+	} else {
+		require.Empty(t, left)
+	}
 	require.NoError(t, Check("--out", path, false))
 	require.Equal(t, left, names(t, dir), "its writer lives")
 	require.NoError(t, c.Process.Kill())
 	require.Error(t, c.Wait())
+	require.Equal(t, left, names(t, dir))
 	// Names that are none of ours stay.
 	other := []string{".a.partial-1x", ".b.partial-1"}
 	for _, n := range other {
