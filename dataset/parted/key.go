@@ -58,6 +58,9 @@ func (k *Key) same(was *Key, dir string) error {
 		return other("number of parts", was.Parts, k.Parts)
 	case k.Asked != nil && was.Asked == nil:
 		return other("partition", "given by a file", fmt.Sprintf("one to be made (%v)", *k.Asked))
+	case k.Asked == nil && was.Asked != nil && was.Sum == "":
+		// The folder would say that the given one is what was asked for.
+		return other("partition", fmt.Sprintf("one to be made (%v)", *was.Asked), "one given by a file")
 	case k.Asked != nil && *k.Asked != *was.Asked:
 		return other("partition", *was.Asked, *k.Asked)
 	case k.Sum != "" && was.Sum != "" && k.Sum != was.Sum:

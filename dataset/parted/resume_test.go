@@ -343,6 +343,25 @@ func TestRefusals(t *testing.T) {
 		require.False(t, r.Whole)
 		require.Len(t, r.Notes, 1)
 	})
+	// Cut off before there was a partition, the folder is of the one to be made: of a given one it
+	// would pass for that later.
+	t.Run("given for one that was to be made", func(t *testing.T) {
+		o := base
+		o.Dir = filepath.Join(t.TempDir(), "l")
+		ctx, cancel := context.WithCancel(bg)
+		cancel()
+		_, err := Make(ctx, d, topo, o)
+		require.Equal(t, errs.Interrupted, errs.ClassOf(err), "%v", err)
+		o.Partition = given
+		_, err = Make(bg, d, topo, o)
+		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
+		require.ErrorContains(t, err, "given by a file")
+		o.Partition = nil
+		_, err = Make(bg, d, topo, o)
+		require.NoError(t, err)
+		_, err = Verify(bg, o.Dir, d.Meta.UUID, nil)
+		require.NoError(t, err)
+	})
 	t.Run("stopped", func(t *testing.T) {
 		o := base
 		o.Dir = filepath.Join(t.TempDir(), "l")
