@@ -6,6 +6,8 @@
 //	growth   30 epochs: the memory after the last within 1 % of that after the third
 //	kills    a run killed with SIGKILL at random moments: its checkpoint is the old or the new one, each line of its results
 //	         parses, and resumed it comes to equal parameters
+//	hierkills  partition and runs of mode hier, from the making of their layout on, killed with SIGKILL at random moments: the
+//	         next one goes on, its parameters and bytes are those without kills, the dataset is as it was, nothing is left over
 //
 //	make build && go run ./tools/acceptance -heliosctl bin/heliosctl
 //
@@ -61,11 +63,11 @@ type result struct {
 
 func main() {
 	r := &runner{}
-	only := flag.String("only", "edges,memory,same,growth,kills", "claims to run")
+	only := flag.String("only", "edges,memory,same,growth,kills,hierkills", "claims to run")
 	parent := flag.String("dir", os.TempDir(), "folder for the work; needs 6 GB free")
 	flag.StringVar(&r.bin, "heliosctl", "bin/heliosctl", "binary to run")
 	flag.IntVar(&r.seeds, "seeds", 5, "paired seeds of edges")
-	flag.IntVar(&r.kills, "kills", 20, "kills of kills; 200 take about a minute on an idle machine")
+	flag.IntVar(&r.kills, "kills", 20, "kills of kills and of hierkills; 200 take about a minute on an idle machine")
 	flag.IntVar(&r.nodes, "nodes", 1_000_000, "nodes of memory")
 	flag.Parse()
 	if err := run(r, *only, *parent); err != nil {
@@ -86,12 +88,13 @@ func run(r *runner, only, parent string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
 	claims := map[string]func() error{
-		"edges": r.edges, "memory": r.memory, "same": r.same, "growth": r.growth, "kills": r.killed}
+		"edges": r.edges, "memory": r.memory, "same": r.same, "growth": r.growth, "kills": r.killed,
+		"hierkills": r.hierKilled}
 	var failed []string
 	for _, name := range strings.Split(only, ",") {
 		claim, ok := claims[name]
 		if !ok {
-			return fmt.Errorf("unknown claim %q: choose edges, memory, same, growth or kills", name)
+			return fmt.Errorf("unknown claim %q: choose edges, memory, same, growth, kills or hierkills", name)
 		}
 		fmt.Printf("== %s\n", name)
 		began := time.Now()
