@@ -92,8 +92,9 @@ type Dynamic struct {
 	gather   cuda.Kernel
 
 	dirMu  sync.Mutex
-	dir    policy.Directory
-	seen   lineSet // of one part, or of an announcement
+	dir    policy.Directory // nil where it is gpu
+	gpu    *gpuSets         // in the memory of a device of the driver, in sets
+	seen   lineSet          // of one part, or of an announcement
 	lines  []int64
 	answer []policy.Answer
 	byPos  eachScratch // where the directory is in sets
@@ -120,7 +121,8 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 			c.Slots, c.Lines.RowsPerLine, math.MaxInt32)
 	}
 	d := &Dynamic{c: c, dev: dev, host: dev.Info().Backend == "host", used: map[*Ticket]struct{}{}}
-	if len(c.CPU) > 0 {
+	onGPU := c.Directory == policy.InSets && !d.host
+	if len(c.CPU) > 0 && !onGPU {
 		w := &lineWriter{rows: c.Rows, window: make([]line, (c.Rows+RowsPerLine-1)/RowsPerLine)}
 		if err := errors.Join(w.placement(Placement{CPU: c.CPU}), w.finish()); err != nil {
 			return nil, fmt.Errorf("dynamic cache: %w", err)
@@ -128,23 +130,27 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 		d.cpuIndex = w.window
 	}
 	var err error
-	if d.dir, err = policy.New(policy.Config{Policy: c.Policy, Kind: c.Directory, Slots: c.Slots,
-		Lines: c.Lines.Count(c.Rows), Seed: c.Seed, Workers: d.workers()}); err != nil {
+	if onGPU {
+		d.gpu, err = newGPUSets(dev, c)
+	} else {
+		d.dir, err = policy.New(policy.Config{Policy: c.Policy, Kind: c.Directory, Slots: c.Slots,
+			Lines: c.Lines.Count(c.Rows), Seed: c.Seed, Workers: d.workers()})
+	}
+	if err != nil {
 		return nil, fmt.Errorf("dynamic cache: %w", err)
 	}
 	if c.NoData {
 		return d, nil
 	}
-	if d.gather, err = dev.Kernel("gather"); err != nil {
-		return nil, fmt.Errorf("dynamic cache: %w", err)
+	d.gather, err = dev.Kernel("gather")
+	if err == nil {
+		d.slots, err = dev.Alloc(cuda.MemDevice, c.Slots*c.Lines.LineBytes, "gpu cache")
 	}
-	if d.slots, err = dev.Alloc(cuda.MemDevice, c.Slots*c.Lines.LineBytes,
-		"gpu cache"); err != nil {
-		return nil, fmt.Errorf("dynamic cache: %w", err)
+	if err == nil {
+		d.cpu, err = dev.Alloc(cuda.MemPinned, int64(len(c.CPU))*c.RowBytes, "cpu cache")
 	}
-	if d.cpu, err = dev.Alloc(cuda.MemPinned, int64(len(c.CPU))*c.RowBytes,
-		"cpu cache"); err != nil {
-		return nil, errors.Join(fmt.Errorf("dynamic cache: %w", err), d.slots.Free())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("dynamic cache: %w", err), d.Close())
 	}
 	return d, nil
 }
@@ -168,6 +174,9 @@ func (d *Dynamic) CPUBuffer() cuda.Buffer { return d.cpu }
 func (d *Dynamic) Stats() policy.Stats {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
+	if d.gpu != nil {
+		return d.gpu.stats
+	}
 	return d.dir.Stats()
 }
 
@@ -175,12 +184,20 @@ func (d *Dynamic) Stats() policy.Stats {
 func (d *Dynamic) MetadataBytes() int64 {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
+	if d.gpu != nil {
+		return d.gpu.bytes()
+	}
 	return d.dir.Bytes()
 }
 
-// IndexBytes is the index of the CPU tier, in the CPU's memory: 64 bytes for 224 rows of the
+// IndexBytes is the index of the CPU tier, where the directory is: 64 bytes for 224 rows of the
 // dataset, none without such a tier.
-func (d *Dynamic) IndexBytes() int64 { return int64(len(d.cpuIndex)) * lineBytes }
+func (d *Dynamic) IndexBytes() int64 {
+	if d.gpu != nil && d.gpu.index != nil {
+		return d.gpu.index.Bytes()
+	}
+	return int64(len(d.cpuIndex)) * lineBytes
+}
 
 // Announce tells the rows (host memory) of a batch that will be admitted, for the window; in the
 // order of admission, each batch once.
@@ -195,13 +212,19 @@ func (d *Dynamic) Announce(rows []int64) error {
 				"dynamic cache: announced row %d at position %d: the dataset has rows 0 to %d", row,
 				i, d.c.Rows-1)
 		}
-		if d.inCPU(row) {
+		if d.gpu != nil || d.inCPU(row) {
 			continue
 		}
 		l, _ := d.c.Lines.Of(row)
 		if _, fresh := d.seen.add(l, uint32(len(d.lines))); fresh {
 			d.lines = append(d.lines, l)
 		}
+	}
+	if d.gpu != nil {
+		if err := d.gpu.announce(rows); err != nil {
+			return fmt.Errorf("dynamic cache: announcement of %d rows: %w", len(rows), err)
+		}
+		return nil
 	}
 	d.dir.Announce(d.lines)
 	return nil
@@ -217,6 +240,10 @@ func (d *Dynamic) inCPU(row int64) bool {
 func (d *Dynamic) Forget() {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
+	if d.gpu != nil {
+		d.gpu.forget()
+		return
+	}
 	d.dir.Forget()
 }
 
@@ -224,6 +251,10 @@ func (d *Dynamic) Forget() {
 func (d *Dynamic) NextBatch() {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
+	if d.gpu != nil {
+		d.gpu.batch++
+		return
+	}
 	d.dir.NextBatch()
 }
 
@@ -246,6 +277,9 @@ func (d *Dynamic) Close() error {
 		all = append(all,
 			fmt.Errorf("dynamic cache: closed with %d tickets out, the first of which is %v",
 				len(left), left[0]))
+	}
+	if d.gpu != nil {
+		all = append(all, d.gpu.close())
 	}
 	for _, b := range []cuda.Buffer{d.slots, d.cpu} {
 		if b != nil {
@@ -280,9 +314,10 @@ type Ticket struct {
 	fills    int64
 	capacity int64
 	nodes    cuda.Buffer // pinned: what Admit copied from the device
-	lists    cuda.Buffer // pinned: uint32[capacity] for each of the below
+	read     cuda.Buffer // pinned: lines, where kernels find them
+	lists    cuda.Buffer // uint32[capacity] for each of the below: pinned, or of the device
 	// Rows by where they come from: position in the batch and row in the tier (or in the staging
-	// lines).
+	// lines). Nil where kernels write them.
 	gpuPos, gpuRow, cpuPos, cpuRow, missPos, missRow []uint32
 	fillLine, fillSlot                               []uint32 // staging line, slot
 	lines                                            []int64  // to be read
@@ -313,9 +348,20 @@ func (t *Ticket) reserve(count int64) (err error) {
 		return fmt.Errorf("dynamic cache: %w", err)
 	}
 	count = max(count+count/4, 2048)
-	if t.lists, err = t.d.dev.Alloc(cuda.MemPinned, count*ticketLists*4,
-		"cache lookup"); err != nil {
+	where := cuda.MemPinned
+	if t.d.gpu != nil {
+		where = cuda.MemDevice
+	}
+	if t.lists, err = t.d.dev.Alloc(where, count*ticketLists*4, "cache lookup"); err != nil {
 		return fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err)
+	}
+	if t.d.gpu != nil {
+		if t.read, err = t.d.dev.Alloc(cuda.MemPinned, count*8, "cache lookup"); err != nil {
+			return errors.Join(fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err),
+				t.free())
+		}
+		t.capacity = count
+		return nil
 	}
 	if !t.d.host {
 		if t.nodes, err = t.d.dev.Alloc(cuda.MemPinned, count*8, "cache lookup"); err != nil {
@@ -335,7 +381,8 @@ func (t *Ticket) reserve(count int64) (err error) {
 func (t *Ticket) free() error {
 	t.capacity = 0
 	var all []error
-	for _, b := range []*cuda.Buffer{&t.lists, &t.nodes} {
+	t.lines = nil
+	for _, b := range []*cuda.Buffer{&t.lists, &t.nodes, &t.read} {
 		if *b != nil {
 			all = append(all, (*b).Free())
 			*b = nil
@@ -380,14 +427,21 @@ func (d *Dynamic) Admit(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 	if err := t.reserve(count); err != nil {
 		return err
 	}
-	rows, err := d.toCPU(ctx, st, nodes, first, count, t)
-	if err != nil {
-		return fmt.Errorf("dynamic cache: lookup of %d rows: %w", count, err)
+	var rows []int64
+	if d.gpu == nil {
+		if rows, err = d.toCPU(ctx, st, nodes, first, count, t); err != nil {
+			return fmt.Errorf("dynamic cache: lookup of %d rows: %w", count, err)
+		}
 	}
 	t.clear()
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
-	if err := d.sort(rows, first, t); err != nil {
+	if d.gpu == nil {
+		err = d.sort(rows, first, t)
+	} else if err = d.gpu.access(ctx, st, nodes, first, count, t); err != nil {
+		err = fmt.Errorf("dynamic cache: lookup of %d rows: %w", count, err)
+	}
+	if err != nil {
 		t.clear()
 		return err
 	}
@@ -737,7 +791,7 @@ func (d *Dynamic) end(t *Ticket) {
 // Abandon ends a ticket whose reads failed, and all later ones that were admitted: their promised
 // lines leave the directory. None of their reads may be under way. Earlier ones are finished as
 // ever.
-func (d *Dynamic) Abandon(t *Ticket) error {
+func (d *Dynamic) Abandon(t *Ticket) (err error) {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
 	d.mu.Lock()
@@ -747,15 +801,30 @@ func (d *Dynamic) Abandon(t *Ticket) error {
 	}
 	at := slices.Index(d.waiting, t)
 	for _, w := range d.waiting[at:] {
-		for i := range w.fills {
-			// A later ticket may have the slot, which is then its line's to leave.
-			if slot := int32(w.fillSlot[i]); d.dir.Find(w.lines[w.fillLine[i]]) == slot {
-				d.dir.Drop(slot)
-			}
-		}
+		err = errors.Join(err, d.takeBack(w))
 		d.end(w)
 	}
 	d.waiting = d.waiting[:at]
+	if d.gpu != nil {
+		err = errors.Join(err, d.gpu.settle())
+	}
+	if err != nil {
+		return fmt.Errorf("dynamic cache: lines of failed reads leave: %w", err)
+	}
+	return nil
+}
+
+// takeBack empties the slots that a ticket was promised. The caller holds both locks.
+func (d *Dynamic) takeBack(t *Ticket) error {
+	if d.gpu != nil {
+		return d.gpu.drop(t)
+	}
+	for i := range t.fills {
+		// A later ticket may have the slot, which is then its line's to leave.
+		if slot := int32(t.fillSlot[i]); d.dir.Find(t.lines[t.fillLine[i]]) == slot {
+			d.dir.Drop(slot)
+		}
+	}
 	return nil
 }
 

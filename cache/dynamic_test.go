@@ -305,9 +305,9 @@ func (r *dynamicRig) checkSlots(t testing.TB) {
 	size := r.c.Lines.LineBytes
 	mem := download[byte](t, r.dev, r.st, r.d.slots, r.d.slots.Size())
 	want := make([]byte, size)
-	held := 0
+	held, find := 0, finder(t, r.d, r.st)
 	for l := range r.c.Lines.Count(r.c.Rows) {
-		slot := r.d.dir.Find(l)
+		slot := find(l)
 		if slot < 0 {
 			continue
 		}
@@ -420,13 +420,13 @@ func TestDynamicErrors(t *testing.T) {
 // not touched.
 func TestDynamicAbandon(t *testing.T) {
 	for _, kind := range policy.Kinds() {
-		t.Run(kind, func(t *testing.T) { checkAbandon(t, kind) })
+		t.Run(kind, func(t *testing.T) { checkAbandon(t, device, kind, 200) })
 	}
 }
 
-func checkAbandon(t *testing.T, kind string) {
+func checkAbandon(t *testing.T, open opener, kind string, rounds int) {
 	rng := seeded(t)
-	r := newDynamicRig(t, device(t, 2), DynamicConfig{
+	r := newDynamicRig(t, open(t, 2), DynamicConfig{
 		Rows: 500, RowBytes: 24, Lines: Lines{SSDs: 2, RowsPerLine: 3, LineBytes: 80,
 			RowStride: 24}, Slots: 20, Policy: policy.Random, Directory: kind, Seed: 4,
 	})
@@ -435,7 +435,7 @@ func checkAbandon(t *testing.T, kind string) {
 		free = append(free, must(r.d.NewTicket())(t))
 	}
 	x := must(r.dev.Alloc(cuda.MemDevice, 50*24, "features"))(t)
-	for range 200 {
+	for range rounds {
 		var rows [][]int64
 		for _, tk := range free {
 			r.d.NextBatch()
@@ -467,9 +467,10 @@ func checkAbandon(t *testing.T, kind string) {
 			ok(t, staging.Free())
 		}
 		// What the directory has now is what the slots hold.
-		mem, want := r.d.slots.Bytes(), make([]byte, 80)
+		mem, want := download[byte](t, r.dev, r.st, r.d.slots, r.d.slots.Size()), make([]byte, 80)
+		find := finder(t, r.d, r.st)
 		for l := range r.c.Lines.Count(500) {
-			if slot := r.d.dir.Find(l); slot >= 0 {
+			if slot := find(l); slot >= 0 {
 				lineContent(r.c, l, want)
 				if !bytes.Equal(mem[int64(slot)*80:][:80], want) {
 					t.Fatalf("slot %d does not hold line %d", slot, l)

@@ -389,9 +389,9 @@ func (s *leaseStress) pass(rng *rand.Rand, n int, faulty bool) error {
 
 // slots compares every slot with the line that the directory has in it.
 func (s *leaseStress) slots() error {
-	l, mem := s.c.Lines, s.d.slots.Bytes()
+	l, mem, find := s.c.Lines, s.d.slots.Bytes(), finder(s.t, s.d, nil)
 	for n := range l.Count(s.c.Rows) {
-		slot := s.d.dir.Find(n)
+		slot := find(n)
 		if slot < 0 {
 			continue
 		}

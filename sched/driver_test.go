@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cache/policy"
 	"helios/cuda"
 	"helios/cuda/difftest"
 	"helios/cuda/driver"
@@ -495,6 +496,17 @@ func TestDynamicTiersOnGPU(t *testing.T) {
 				c *plan.Config) {
 				c.Policy, c.GPUCache, c.CacheLine = "sieve", percent(10), plan.LineRow
 			}},
+		{name: "gids sets", set: func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache, c.Window = plan.ModeGIDS, percent(50), percent(10), 2
+			c.Directory = policy.InSets
+		}},
+		{name: "bam sets", set: func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.Directory = plan.ModeBaM, percent(60), policy.InSets
+		}},
+		{name: "s3fifo sets deep", set: func(c *plan.Config) {
+			c.Policy, c.GPUCache, c.CacheLine = "s3fifo", percent(10), plan.LineRow
+			c.Directory = policy.InSets
+		}},
 		{name: "lru lines prefetch", set: func(c *plan.Config) {
 			c.Policy, c.GPUCache, c.CacheLine, c.Pipeline, c.Window = "lru", percent(20), 1024,
 				plan.PipelinePrefetch, 1

@@ -110,6 +110,22 @@ type Directory interface {
 
 // New makes the directory of an empty cache.
 func New(c Config) (Directory, error) {
+	p, err := c.check()
+	if err != nil {
+		return nil, err
+	}
+	switch c.Kind {
+	case InSets:
+		return newSets(c)
+	case InQueues, "":
+		return newQueues(c, p), nil
+	}
+	return nil, errs.New(errs.Usage, "cache directory %q: use one of %s", c.Kind,
+		strings.Join(Kinds(), ", "))
+}
+
+// check finds the policy of a configuration whose slots and policy a run can have.
+func (c Config) check() (*Policy, error) {
 	if c.Slots < 0 || c.Slots >= math.MaxInt32 {
 		return nil, errs.New(errs.Usage,
 			"a dynamic cache of %d lines: at least 0 and below 2^31 are possible; use larger lines or a smaller cache",
@@ -124,14 +140,7 @@ func New(c Config) (Directory, error) {
 		return nil, errs.New(errs.Usage, "policy %s %s; a run takes one of %s", c.Policy, p.Offline,
 			strings.Join(Online(), ", "))
 	}
-	switch c.Kind {
-	case InSets:
-		return newSets(c, p.set)
-	case InQueues, "":
-		return newQueues(c, p), nil
-	}
-	return nil, errs.New(errs.Usage, "cache directory %q: use one of %s", c.Kind,
-		strings.Join(Kinds(), ", "))
+	return p, nil
 }
 
 // Answer says where an accessed line is.

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"math"
 	"math/bits"
 	"sync"
 
@@ -67,26 +66,48 @@ const (
 	setTags    = 16 // lines, noTag: none
 	setGhosts  = 48 // S3-FIFO: lines that left the small queue, noTag: none
 	setWords   = setGhosts
-	noTag      = math.MaxUint32
+	noTag      = 1<<32 - 1
 )
 
 // MaxSetLine is the greatest number of a line that Sets can hold.
 const MaxSetLine = noTag - 1
 
-func newSets(c Config, rule setRule) (*Sets, error) {
+// SetLayout is what kernels must know of Sets to keep them in a GPU's memory.
+type SetLayout struct {
+	Rule   uint32 // the policy's number
+	Key    [2]uint32
+	Sets   int64
+	Stride int // words of a set
+}
+
+// LayOutSets checks c as New does, and lays its sets out.
+func LayOutSets(c Config) (SetLayout, error) {
+	p, err := c.check()
+	if err != nil {
+		return SetLayout{}, err
+	}
 	if c.Lines > MaxSetLine+1 {
-		return nil, errs.New(errs.Usage,
+		return SetLayout{}, errs.New(errs.Usage,
 			"a set-associative directory over %d lines: it knows lines by 32 bits, so at most %d; use longer lines or the directory in %s",
 			c.Lines, int64(MaxSetLine+1), InQueues)
 	}
-	d := &Sets{rule: rule, key: philox.Key(c.Seed, philox.StreamCache), slots: uint64(c.Slots),
-		sets: uint64(c.Slots+Ways-1) / Ways, stride: setWords, batch: 1, told: 1,
-		workers: c.Workers, level: simd.Best()}
+	l := SetLayout{Rule: uint32(p.set), Key: philox.Key(c.Seed, philox.StreamCache),
+		Sets: (c.Slots + Ways - 1) / Ways, Stride: setWords}
+	if p.set == setS3FIFO {
+		l.Stride += Ways
+	}
+	return l, nil
+}
+
+func newSets(c Config) (*Sets, error) {
+	l, err := LayOutSets(c)
+	if err != nil {
+		return nil, err
+	}
+	d := &Sets{rule: setRule(l.Rule), key: l.Key, slots: uint64(c.Slots), sets: uint64(l.Sets),
+		stride: l.Stride, batch: 1, told: 1, workers: c.Workers, level: simd.Best()}
 	if d.workers <= 0 {
 		d.workers = hostcpu.Count()
-	}
-	if rule == setS3FIFO {
-		d.stride += Ways
 	}
 	d.words = make([]uint32, d.sets*uint64(d.stride))
 	for i := range d.sets {

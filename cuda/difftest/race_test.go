@@ -26,6 +26,15 @@ var stepBarriers = []struct{ kernel, file, right, wrong string }{
 		"\t\tdev::st(&parts[dev::tid()], leaf);"},
 }
 
+// setBarriers are as barriers, of the directory in sets.
+var setBarriers = []struct{ kernel, file, right, wrong string }{
+	{"sets_sort", "sets.cu",
+		"\t\tdev::syncwarp(); // all have read before the lowest writes\n", ""},
+	{"sets_lists", "sets.cu",
+		"\t\t\tif (w < active) number_lines(p, mine, own);\n\t\t\tdev::syncthreads();",
+		"\t\t\tif (w < active) number_lines(p, mine, own);"},
+}
+
 // raceProgram builds src/race.cc with the kernels under root, under ThreadSanitizer. It skips where
 // the compiler or its ThreadSanitizer is not there.
 func raceProgram(t *testing.T, root string) string {
@@ -68,7 +77,7 @@ func raceProgram(t *testing.T, root string) string {
 		jobs = append(jobs, append([]string{"-DHX_TSAN=1"}, common...), []string{f})
 	}
 	for _, k := range []string{"lookup", "gather", "sample", "unique", "ladies", "labor", "hotness",
-		"aggregate", "transpose", "colsum", "loss", "adam", "dropout"} {
+		"sets", "aggregate", "transpose", "colsum", "loss", "adam", "dropout"} {
 		jobs = append(jobs, append([]string{"-fsanitize=thread", "-DHX_SHIM", "-x", "c++"},
 			common...), []string{filepath.Join(root, "cuda/kernels", k+".cu")})
 	}
@@ -127,7 +136,7 @@ func TestRace(t *testing.T) {
 		t.Fatalf("seed %d: %v\n%s", s, err, text)
 	}
 	t.Log(strings.TrimSpace(text))
-	for _, p := range slices.Concat(barriers, stepBarriers) {
+	for _, p := range slices.Concat(barriers, stepBarriers, setBarriers) {
 		t.Run("without a barrier in "+p.kernel, func(t *testing.T) {
 			// A missing barrier shows in some rounds only: threads must meet where it was.
 			text, err := race(t, raceProgram(t, plantedRoot(t, p.file, p.right, p.wrong)), 1,

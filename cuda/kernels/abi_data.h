@@ -107,6 +107,45 @@ struct RankParams {
 };
 static_assert(sizeof(RankParams) == 88, "cache.rankParams");
 
+constexpr u32 setsCount = 1, setsPrefix = 2, setsNumber = 4, setsWrite = 8;
+constexpr u32 sortBits = 8, sortBins = 1 << sortBits;
+constexpr u32 setStats = 5;
+constexpr u32 hitAnswer = 1u << 31, noAnswer = 0xffffffffu;
+
+// Policies of a set, and the places of its words.
+// go: policy.Ways
+constexpr u32 setWays = 32;
+constexpr u32 setRandom = 1, setLRU = 2, setClock = 3, setSieve = 4, setS3FIFO = 5;
+constexpr u32 setBatch = 0, setSeen = 1, setHeld = 2, setVisited = 3, setOften = 4, setMain = 5, setHand = 6;
+constexpr u32 setOrder = 8, setTags = 16, setGhosts = 48;
+constexpr u32 noTag = 0xffffffffu;
+
+// go: cache.setsParams
+struct SetsParams {
+	u64 Words, Until;
+	u64 Window, Table;
+	u64 CPUIndex;
+	u64 Nodes;
+	u64 Line, Place, Of, Answer, Number;
+	u64 KeysIn, ValsIn, KeysOut, ValsOut;
+	u64 Counts, Stats, Totals;
+	u64 GPUPos, GPURow;
+	u64 CPUPos, CPURow;
+	u64 MissPos, MissRow;
+	u64 FillLine, FillSlot;
+	u64 Lines;
+	i64 Rows, First, Count;
+	i64 Sets, Slots;
+	i64 WindowSlots, TableSlots;
+	u32 SSDs, PerLine;
+	u32 Key[2];
+	u32 Batch, Rule, Stride;
+	u32 Grid, Phases, Shift;
+};
+static_assert(sizeof(SetsParams) == 312, "cache.setsParams");
+static_assert(__builtin_offsetof(SetsParams, Rows) == 216, "cache.setsParams");
+static_assert(__builtin_offsetof(SetsParams, Phases) == 304, "cache.setsParams");
+
 // go: graph.sampleParams
 struct SampleParams {
 	u64 Indptr;

@@ -364,7 +364,7 @@ func (g *goSide) load(dir string) (*types.Package, error) {
 // find returns an object by "package.Name". A package is known by the last part of its path.
 func (g *goSide) find(name string) (types.Object, error) {
 	pkg, id, _ := strings.Cut(name, ".")
-	for _, under := range []string{"", "cuda", "nvme", "internal", "gpuio"} {
+	for _, under := range []string{"", "cache", "cuda", "nvme", "internal", "gpuio"} {
 		dir := filepath.ToSlash(filepath.Join(under, pkg))
 		if _, err := os.Stat(filepath.Join(g.root, dir)); err != nil {
 			continue

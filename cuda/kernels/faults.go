@@ -32,6 +32,9 @@ var faults = map[string][]string{
 	"xent_count": {
 		"label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels"},
 
+	"sets_lines":    {"sets_lines: row %d at position %d: the dataset has rows 0 to %d"},
+	"sets_announce": {"sets_announce: row %d at position %d: the dataset has rows 0 to %d"},
+
 	"hotness": {"hotness: row %d at position %d: the dataset has rows 0 to %d"},
 
 	"check_rows": {"check_rows: row %d at index %d: the layout has %d rows",

@@ -24,6 +24,7 @@ var jobs = []job{
 	{"cuda/difftest", "^TestFailuresHaveTheSameWords$", nil},
 	{"cuda/difftest", "^TestTrace$", few},
 	{"cache", "^TestDriver$/^alone$/^(Dynamic|EmptyBudgets|Hotness)$", nil},
+	{"cache", "^TestDriver$/^alone$/^(Sets|Abandon)$", few},
 	{"cache", "^TestDriver$/^alone$/^Rank$", nil},
 	{"cache", "^TestDriver$/^compared$", nil},
 	{"graph", "^TestDriver$/^alone$/^(RepeatedSeedsAndSelfLoops|ManyRepeatedSeeds|NoEdges|" +

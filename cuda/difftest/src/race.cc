@@ -273,6 +273,95 @@ void round() {
 	}
 }
 
+// A directory in sets: announcements, parts and failures, as cache/gpusets.go launches them.
+void sets() {
+	i64 rows = (i64)(1 + below(2000)), slots = (i64)(1 + below(200)), most = 400;
+	SetsParams p = {};
+	p.Rule = setRandom + (u32)below(5);
+	p.Stride = p.Rule == setS3FIFO ? setGhosts + setWays : setGhosts;
+	p.Slots = slots;
+	p.Sets = (slots + setWays - 1) / setWays;
+	p.Rows = rows;
+	p.SSDs = 1 + (u32)below(3);
+	p.PerLine = 1 + (u32)below(4);
+	p.Key[0] = (u32)rng();
+	u32 grid = (u32)(1 + below(5));
+	std::vector<u32> words((u64)(p.Sets * p.Stride)), until((u64)(p.Sets * setWays)), at[9], list[8], counts((u64)grid * sortBins);
+	std::vector<u64> window(4096), other(4096), table(1024), stats(setStats);
+	std::vector<i64> totals(5 + setStats), lines(most), nodes(most);
+	for (auto &a : at) a.resize(most);
+	for (auto &l : list) l.resize(most);
+	p.Words = address(words);
+	p.Counts = address(counts);
+	p.Stats = address(stats);
+	p.Totals = address(totals);
+	p.Nodes = address(nodes);
+	p.Line = address(at[0]);
+	p.Place = address(at[1]);
+	p.Of = address(at[2]);
+	p.Answer = address(at[3]);
+	p.Number = address(at[4]);
+	u64 *lists[] = {&p.GPUPos, &p.GPURow, &p.CPUPos, &p.CPURow, &p.MissPos, &p.MissRow, &p.FillLine, &p.FillSlot};
+	for (u32 i = 0; i < 8; i++) *lists[i] = address(list[i]);
+	p.Lines = address(lines);
+	p.Grid = grid;
+	p.Table = address(table);
+	p.TableSlots = 1024;
+	launch("sets_clear", grid, &p);
+	bool pins = below(2);
+	if (pins) {
+		p.Until = address(until);
+		p.Window = address(window);
+		p.WindowSlots = 4096;
+	}
+	for (u32 batch = 1; batch < 5; batch++) {
+		p.Count = (i64)(1 + below(most));
+		for (i64 i = 0; i < p.Count; i++) nodes[i] = (i64)below((u64)rows);
+		if (pins) {
+			p.Batch = batch + (u32)below(2);
+			launch("sets_announce", grid, &p);
+			if (batch == 2) { // the table moves
+				SetsParams moved = p;
+				moved.Table = p.Window;
+				moved.TableSlots = p.WindowSlots;
+				moved.Window = address(other);
+				moved.Batch = batch;
+				launch("sets_window", grid, &moved);
+				p.Window = moved.Window;
+			}
+		}
+		p.Batch = batch;
+		std::fill(table.begin(), table.end(), ~0ull);
+		launch("sets_lines", grid, &p);
+		for (u32 pass = 0; pass < 2; pass++) {
+			p.Shift = pass * sortBits;
+			p.KeysOut = address(at[5 + pass]);
+			p.ValsOut = address(at[7 + pass]);
+			for (u32 phase : {setsCount, setsPrefix, setsWrite}) {
+				if (grid == 1 && phase != setsCount) break;
+				p.Phases = grid == 1 ? setsCount | setsPrefix | setsWrite : phase;
+				launch("sets_sort", phase == setsPrefix ? 1 : grid, &p);
+			}
+			p.KeysIn = p.KeysOut;
+			p.ValsIn = p.ValsOut;
+		}
+		launch("sets_play", grid, &p);
+		for (u32 phase : {setsCount, setsPrefix, setsNumber, setsWrite}) {
+			if (grid == 1 && phase != setsCount) break;
+			p.Phases = grid == 1 ? setsCount | setsPrefix | setsNumber | setsWrite : phase;
+			launch("sets_lists", phase == setsPrefix ? 1 : grid, &p);
+		}
+		if (totals[0] + totals[2] != p.Count || totals[4] != totals[7]) {
+			std::fprintf(stderr, "sets: %lld and %lld rows of %lld, %lld fills, %lld lines came in\n", totals[0], totals[2], p.Count, totals[4], totals[7]);
+			std::exit(1);
+		}
+		if (below(2) && totals[4] > 0) {
+			p.Count = totals[4];
+			launch("sets_drop", grid, &p);
+		}
+	}
+}
+
 // The kernels of a training step, products aside, on a random block.
 void step() {
 	i64 dst = (i64)(1 + below(150)), sources = dst + (i64)below(300), dim = (i64)(4 + 4 * below(40));
@@ -380,6 +469,7 @@ int main(int argc, char **argv) {
 	u64 rounds = std::strtoull(argv[2], nullptr, 10);
 	for (u64 i = 0; i < rounds; i++) {
 		round();
+		sets();
 		step();
 	}
 	std::printf("%llu rounds, %llu launches\n", rounds, launches);

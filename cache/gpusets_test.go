@@ -1,0 +1,244 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"helios/cache/policy"
+	"helios/cuda"
+	"helios/internal/wide"
+)
+
+// finder finds a line's slot, wherever the directory is.
+func finder(t testing.TB, d *Dynamic, st cuda.Stream) func(line int64) int32 {
+	t.Helper()
+	if d.gpu == nil {
+		return d.dir.Find
+	}
+	slots, p := map[int64]int32{}, d.gpu.params
+	words := setWords(t, d, st)
+	for set := range p.Sets {
+		for way, tag := range words[set*int64(p.Stride)+16:][:policy.Ways] {
+			if tag != 1<<32-1 {
+				slots[int64(tag)] = int32(set*p.Slots/p.Sets) + int32(way)
+			}
+		}
+	}
+	return func(line int64) int32 {
+		if slot, ok := slots[line]; ok {
+			return slot
+		}
+		return -1
+	}
+}
+
+// setWords is the state of the sets.
+func setWords(t testing.TB, d *Dynamic, st cuda.Stream) []uint32 {
+	t.Helper()
+	if d.gpu != nil {
+		ok(t, d.gpu.settle())
+		return download[uint32](t, d.dev, st, d.gpu.words, d.gpu.words.Size()/4)
+	}
+	return private(d, "words")
+}
+
+// setUntil is the last announced batch of each way's line; nil before there is a window.
+func setUntil(t testing.TB, d *Dynamic, st cuda.Stream) []uint32 {
+	t.Helper()
+	if d.gpu == nil {
+		return private(d, "until")
+	}
+	if d.gpu.until == nil {
+		return nil
+	}
+	return download[uint32](t, d.dev, st, d.gpu.until, d.gpu.until.Size()/4)
+}
+
+// private is a field of the directory on the CPU.
+func private(d *Dynamic, field string) []uint32 {
+	v := reflect.ValueOf(d.dir).Elem().FieldByName(field)
+	return *(*[]uint32)(unsafe.Pointer(v.UnsafeAddr()))
+}
+
+// grained makes blocks of so many items, so that small parts have several.
+type grained struct {
+	cuda.Device
+	items int64
+}
+
+func (g grained) Grain(int64) int64 { return g.items }
+
+// setsBatches is how many batches checkGPUSets plays, over all its settings.
+func setsBatches(t testing.TB) int {
+	n := 120
+	if wide.Lean() {
+		n = 40
+	}
+	if s := os.Getenv("DIFF_BATCHES"); s != "" {
+		v, err := strconv.Atoi(s)
+		ok(t, err)
+		n = v
+	}
+	return n
+}
+
+// checkGPUSets plays random batches on a directory in the device's memory and on policy.Sets, with
+// windows, failures and passes that stop early, and compares each ticket, all counters and every
+// word of every set.
+func checkGPUSets(t *testing.T, open opener, batches int) {
+	rng := seeded(t)
+	dev, cpu := open(t, 3), device(t, 2)
+	policies := policy.Online()
+	each := max(min(batches/len(policies), 100), 4)
+	for i := 0; i*each < batches; i++ {
+		lines := Lines{SSDs: 1 + rng.Int64N(3), RowsPerLine: 1, LineBytes: 8, RowStride: 8}
+		if rng.IntN(2) == 0 {
+			lines.RowsPerLine = 1 + rng.Int64N(8)
+			lines.LineBytes = 8 * lines.RowsPerLine
+		}
+		c := DynamicConfig{Rows: 1 + rng.Int64N(3000), RowBytes: 8, Lines: lines, NoData: true,
+			Directory: policy.InSets, Policy: policies[i%len(policies)], Seed: rng.Uint64()}
+		c.Slots = []int64{1 + rng.Int64N(32), 1 + rng.Int64N(200), 32 * (1 + rng.Int64N(9)),
+			1 + rng.Int64N(20_000)}[rng.IntN(4)]
+		if rng.IntN(25) == 0 {
+			c.Slots = 0
+		}
+		if c.Slots > lines.Count(c.Rows) && rng.IntN(2) == 0 {
+			c.Slots = lines.Count(c.Rows)/2 + 1
+		}
+		if rng.IntN(3) == 0 {
+			c.CPU = randomPlacement(rng, c.Rows, 0, .2).CPU
+		}
+		t.Run(fmt.Sprintf("%s/%d of %d slots", c.Policy, i, c.Slots), func(t *testing.T) {
+			playGPUSets(t, rng, grained{dev, 1 + rng.Int64N(200)}, cpu, c, each)
+		})
+	}
+}
+
+// playGPUSets plays a trace of one setting.
+func playGPUSets(t *testing.T, rng *rand.Rand, dev, cpu cuda.Device, c DynamicConfig,
+	batches int) {
+	st, other := stream(t, dev), stream(t, cpu)
+	got, want := must(NewDynamic(dev, c))(t), must(NewDynamic(cpu, c))(t)
+	defer func() { ok(t, errors.Join(got.Close(), want.Close())) }()
+	if got.gpu == nil {
+		t.Fatal("the directory is on the CPU")
+	}
+	window := rng.IntN(4)
+	all := make([][]int64, batches)
+	most := 1 + rng.IntN(int(min(c.Rows, 700)))
+	for i := range all {
+		all[i] = someRows(rng, c.Rows, 1+rng.IntN(most))
+		if rng.IntN(4) == 0 {
+			all[i] = append(all[i], all[i][0])
+		}
+	}
+	var out [][2]*Ticket
+	defer func() {
+		for _, o := range out {
+			ok(t, errors.Join(o[0].Close(), o[1].Close()))
+		}
+	}()
+	tickets := func() [2]*Ticket {
+		if n := len(out); n > 0 {
+			o := out[n-1]
+			out = out[:n-1]
+			return o
+		}
+		return [2]*Ticket{must(got.NewTicket())(t), must(want.NewTicket())(t)}
+	}
+	announced := 0
+	for at, rows := range all {
+		for ; announced < min(at+1+window, batches) && window > 0; announced++ {
+			ok(t, errors.Join(got.Announce(all[announced]), want.Announce(all[announced])))
+		}
+		got.NextBatch()
+		want.NextBatch()
+		var in [][2]*Ticket
+		nodes, twin := upload(t, dev, rows), upload(t, cpu, rows)
+		for first := int64(0); first < int64(len(rows)); {
+			n := min(1+rng.Int64N(500), int64(len(rows))-first)
+			o := tickets()
+			ok(t, got.Admit(limit(t), st, nodes.Ptr(), first, n, o[0]))
+			ok(t, want.Admit(limit(t), other, twin.Ptr(), first, n, o[1]))
+			sameTickets(t, dev, st, o[0], o[1])
+			in, first = append(in, o), first+n
+		}
+		good := len(in)
+		if rng.IntN(5) == 0 {
+			good = rng.IntN(len(in))
+			ok(t, errors.Join(got.Abandon(in[good][0]), want.Abandon(in[good][1])))
+		}
+		for k, o := range in {
+			if k < good {
+				ok(t, errors.Join(got.Finish(st, o[0], nil, 0, 8),
+					want.Finish(other, o[1], nil, 0, 8), got.Release(o[0]), want.Release(o[1])))
+			}
+			out = append(out, o)
+		}
+		if rng.IntN(20) == 0 {
+			got.Forget()
+			want.Forget()
+			announced = at + 1
+		}
+		if a, b := got.Stats(), want.Stats(); a != b {
+			t.Fatalf("batch %d: counters %+v on the GPU, %+v on the CPU", at, a, b)
+		}
+		sameSets(t, got, want, st)
+	}
+}
+
+func sameTickets(t *testing.T, dev cuda.Device, st cuda.Stream, got, want *Ticket) {
+	t.Helper()
+	if a, b := got.String(), want.String(); a[strings.Index(a, "("):] != b[strings.Index(b, "("):] ||
+		got.fills != want.fills || got.dstRows != want.dstRows {
+		t.Fatalf("%v, %d fills, on the GPU; %v, %d fills, on the CPU", a, got.fills, b, want.fills)
+	}
+	if !slices.Equal(got.lines, want.lines) {
+		t.Fatalf("lines to be read: %v on the GPU, %v on the CPU", got.lines, want.lines)
+	}
+	lists := download[uint32](t, dev, st, got.lists, got.capacity*ticketLists)
+	for i, l := range []struct {
+		want []uint32
+		n    int64
+	}{{want.gpuPos, want.NGPU}, {want.gpuRow, want.NGPU}, {want.cpuPos, want.NCPU},
+		{want.cpuRow, want.NCPU}, {want.missPos, want.NMiss}, {want.missRow, want.NMiss},
+		{want.fillLine, want.fills}, {want.fillSlot, want.fills}} {
+		if a := lists[int64(i)*got.capacity:][:l.n]; !slices.Equal(a, l.want[:l.n]) {
+			t.Fatalf("list %d: %v on the GPU, %v on the CPU", i, a, l.want[:l.n])
+		}
+	}
+}
+
+// sameSets compares all words, and of pins those that hold: which of those that are over stand
+// there still is each table's own affair.
+func sameSets(t *testing.T, got, want *Dynamic, st cuda.Stream) {
+	t.Helper()
+	a, b := setWords(t, got, st), setWords(t, want, st)
+	if !slices.Equal(a, b) {
+		for i := range a {
+			if a[i] != b[i] {
+				t.Fatalf("word %d of set %d: %#x on the GPU, %#x on the CPU",
+					i%int(got.gpu.params.Stride), i/int(got.gpu.params.Stride), a[i], b[i])
+			}
+		}
+	}
+	a, b = setUntil(t, got, st), setUntil(t, want, st)
+	if len(a) != len(b) {
+		t.Fatalf("%d pins on the GPU, %d on the CPU", len(a), len(b))
+	}
+	for i := range a {
+		if a[i] != b[i] && max(a[i], b[i]) >= got.gpu.batch {
+			t.Fatalf("way %d of set %d: pinned until batch %d on the GPU, %d on the CPU", i%32, i/32,
+				a[i], b[i])
+		}
+	}
+}
