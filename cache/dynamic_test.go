@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"helios/cache/policy"
 	"helios/cuda"
 	"helios/cuda/difftest"
@@ -717,4 +719,55 @@ func TestSharedPlans(t *testing.T) {
 	}
 	ok(t, plan.Close())
 	ok(t, d.Close())
+}
+
+// BenchmarkSetsPath is a lookup with the plan of its reads, of a million of 100 million rows, each
+// once, with a directory of 10 million lines, by two workers; in processor time of all threads.
+func BenchmarkSetsPath(b *testing.B) {
+	const rows, part = 100_000_000, 1_000_000
+	for _, name := range policy.Online() {
+		b.Run(name, func(b *testing.B) {
+			dev := device(b, 2)
+			d := must(NewDynamic(dev, DynamicConfig{Rows: rows, RowBytes: 8, NoData: true,
+				Slots: rows / 10, Policy: name, Directory: policy.InSets,
+				Lines: Lines{SSDs: 12, RowsPerLine: 1, LineBytes: 8, RowStride: 8}}))(b)
+			st, nodes := stream(b, dev), upload(b, dev, make([]int64, part))
+			plan, tk := must(d.NewReadPlan())(b), must(d.NewTicket())(b)
+			x := int64(0)
+			step := func() (took int64) {
+				list := hostmem.View[int64](nodes.Bytes())
+				for i := range list { // a permutation of all rows, in pieces
+					x = (x + 38_196_601) % rows
+					list[i] = x
+				}
+				d.NextBatch()
+				before := processTime(b)
+				ok(b, d.Admit(limit(b), st, nodes.Ptr(), 0, part, tk))
+				ok(b, d.Plan(plan, tk))
+				took = processTime(b) - before
+				ok(b, d.Finish(st, tk, nil, 0, 0))
+				ok(b, d.Release(tk))
+				return took
+			}
+			for range 14 { // full
+				step()
+			}
+			b.ResetTimer()
+			took := int64(0)
+			for range b.N {
+				took += step()
+			}
+			b.ReportMetric(float64(took)/float64(b.N)/part, "ns-cpu/row")
+			ok(b, plan.Close())
+			ok(b, tk.Close())
+			ok(b, d.Close())
+		})
+	}
+}
+
+// processTime is the processor time of the process in ns.
+func processTime(b *testing.B) int64 {
+	var u unix.Rusage
+	ok(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
+	return u.Utime.Nano() + u.Stime.Nano()
 }
