@@ -83,7 +83,8 @@ func graphOptions() hcli.Options[planArgs] {
 			func(a *planArgs) *int64 { return &a.nodes }).Positive(),
 		hcli.Int64(&cli.Int64Flag{Name: "edges", DefaultText: "the graph's", Usage: "edges"},
 			func(a *planArgs) *int64 { return &a.edges }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "dim", DefaultText: "the graph's", Usage: "features of a row"},
+		hcli.Int(&cli.IntFlag{Name: "dim", DefaultText: "the graph's, as many as a trace's rows hold, or 1024",
+			Usage: "features of a row"},
 			func(a *planArgs) *int { return &a.dim }).Positive(),
 		hcli.Int(&cli.IntFlag{Name: "classes", DefaultText: "the graph's, or 64",
 			Usage: "classes of nodes"}, func(a *planArgs) *int { return &a.classes }).Positive(),
@@ -197,7 +198,10 @@ func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 	}
 	g.Name = cmp.Or(g.Name, "given")
 	g.Nodes, g.Edges = cmp.Or(a.nodes, g.Nodes), cmp.Or(a.edges, g.Edges)
-	g.Dim, g.Classes = cmp.Or(a.dim, g.Dim, 1024), cmp.Or(a.classes, g.Classes, 64)
+	if g.Dim = cmp.Or(a.dim, g.Dim); a.trace == "" { // a trace has the bytes of its rows
+		g.Dim = cmp.Or(g.Dim, 1024)
+	}
+	g.Classes = cmp.Or(a.classes, g.Classes, 64)
 	g.Train = cmp.Or(a.fraction, g.Train, 0.01)
 	o.Graph = g
 	return nil
@@ -221,9 +225,12 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 			return o, errs.New(errs.Usage,
 				"--%s divides the memory between the tiers; leave --%s out, or --%s", f, g, f)
 		}
+		if a.budget == (units.Budget{}) { // 0 was typed, which is no tier
+			a.budget = plan.NoCache()
+		}
 	}
-	if f := e.given(&c.Fanouts, &c.Batch, &c.Seed, &c.Sampler, &c.BatchDependency); f != "" &&
-		a.trace != "" {
+	if f := e.given(&a.nodes, &c.Fanouts, &c.Batch, &c.Seed, &c.Sampler,
+		&c.BatchDependency); f != "" && a.trace != "" {
 		return o, errs.New(errs.Usage, "--%s: a trace has its own; leave it out", f)
 	}
 	if f := e.given(&a.nodes, &a.edges, &a.dim, &a.classes, &a.fraction); f != "" &&

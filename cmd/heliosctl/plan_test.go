@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/rowtype"
 )
 
 // A machine that trains as fast as a run did is planned with, kept, and planned with again.
@@ -145,5 +147,24 @@ func TestPlanVerb(t *testing.T) {
 		"a trace has its own":      {"plan", "--trace", "x", "--seed", "1", "--hardware", "host"},
 	} {
 		fails(t, hc(t, bad...), 2, "plan", want)
+	}
+}
+
+// A budget of nothing plans for no tiers, and rows of each type are swept by their bytes.
+func TestPlanOfNoTierAndOfRowTypes(t *testing.T) {
+	isolate(t)
+	graph := []string{"plan", "--hardware", "a100-optane", "--skew", "10%:60%", "--nodes", "10000",
+		"--edges", "100000", "--dim", "64", "--batch-size", "64", "--fanout", "3,3", "--json"}
+	with := func(more ...string) []map[string]any {
+		return lines(t, ok(t, slices.Concat(graph, more)...))
+	}
+	for _, mode := range []string{"helios", "bam", "ginex", "diskgnn"} {
+		require.Positive(t, with("--mode", mode, "--budget", "50%")[0]["hit_ratio"], mode)
+		require.Zero(t, with("--mode", mode, "--budget", "0")[0]["hit_ratio"], mode)
+	}
+	for _, dtype := range rowtype.Names() {
+		points := with("--row-dtype", dtype, "--sweep", "row-bytes=64,512")
+		require.EqualValues(t, 64, points[0]["row_bytes"], dtype)
+		require.EqualValues(t, 512, points[1]["row_bytes"], dtype)
 	}
 }

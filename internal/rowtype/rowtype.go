@@ -73,6 +73,18 @@ func (t Type) RowBytes(dim int) int {
 
 const scaleBytes = 4
 
+// Dim returns the most features that a row of so many bytes has; 1 where it has no room for any.
+func (t Type) Dim(bytes int) int {
+	switch bytes &^= 3; t {
+	case Float16, BFloat16:
+		return max(bytes/2, 1)
+	case Int8:
+		return max(bytes-scaleBytes, 1)
+	default:
+		return max(bytes/4, 1)
+	}
+}
+
 // RangeError is a value that a type cannot hold.
 type RangeError struct {
 	Type  Type

@@ -160,3 +160,15 @@ func TestRange(t *testing.T) {
 	require.InDelta(t, 2e-43, float64(got[0]), 1e-43)
 	require.Equal(t, got[0], -got[1])
 }
+
+// Dim is the most that fits.
+func TestDim(t *testing.T) {
+	for _, typ := range Types() {
+		require.Equal(t, 1, typ.Dim(0), typ)
+		for bytes := 8; bytes < 200; bytes++ {
+			d := typ.Dim(bytes)
+			require.LessOrEqual(t, typ.RowBytes(d), bytes, typ)
+			require.Greater(t, typ.RowBytes(d+1), bytes, typ)
+		}
+	}
+}

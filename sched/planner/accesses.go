@@ -32,6 +32,7 @@ type accesses struct {
 	hot   string // what ranks rows
 	notes []string
 	rows  int64
+	bytes int // of a row, as a trace has it
 	epoch int // batches that an epoch has
 	most  int // batches that can be had
 	drawn []*batch
@@ -176,7 +177,7 @@ func fromTrace(ctx context.Context, path string, g *Graph, c *plan.Config) (_ *a
 	for _, f := range h.Fanouts {
 		c.Fanouts = append(c.Fanouts, int(f))
 	}
-	a := &accesses{by: "trace " + path, rows: h.Rows, edges: g.Edges}
+	a := &accesses{by: "trace " + path, rows: h.Rows, bytes: int(h.RowBytes), edges: g.Edges}
 	a.topology, a.wide = topologyBytes(g.Nodes, g.Edges)
 	if g.Edges == 0 {
 		a.topology = 0

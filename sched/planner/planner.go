@@ -37,7 +37,8 @@ type Options struct {
 	Popularity *Popularity
 	Trace      string
 	Inputs     prepare.Inputs
-	// Budget is memory for both tiers together; zero: the tiers' own budgets hold.
+	// Budget is memory for both tiers together; zero: the tiers' own budgets hold, plan.NoCache:
+	// there are none.
 	Budget  units.Budget
 	Batches int // that are played; 0: as many as a few seconds allow
 	// Cut is the share of the edges that lead from part to part, of mega-batches that are made up;
@@ -321,6 +322,9 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *acces
 	a := p.kept[key]
 	if o.Trace != "" { // it says what was sampled
 		o.Graph.Name, o.Graph.Nodes = a.graph.Name, a.graph.Nodes
+		if o.Graph.Dim == 0 {
+			o.Graph.Dim = o.RowType.Dim(a.bytes)
+		}
 		f.Batch, f.Fanouts, f.Seed, f.SeedZero, f.Sampler = a.sampled.Batch, a.sampled.Fanouts,
 			a.sampled.Seed, a.sampled.SeedZero, a.sampled.Sampler
 	}
@@ -370,7 +374,7 @@ func (j *job) size() error {
 			return errs.New(errs.Usage, "%v: %v %s has all rows in memory; leave it out",
 				errs.Key("budget"), errs.Key("mode"), c.Mode)
 		}
-		all, gpu := min(j.o.Budget.Of(total), total), int64(0)
+		all, gpu := min(max(j.o.Budget.Of(total), 0), total), int64(0)
 		if hasGPU := c.GPUCache != (units.Budget{}); hasGPU && c.Dynamic() {
 			gpu = min(all/2, free)
 		} else if hasGPU {

@@ -18,6 +18,7 @@ import (
 	"helios/graph/partition"
 	"helios/internal/errs"
 	"helios/internal/hardware"
+	"helios/internal/rowtype"
 	"helios/internal/units"
 	"helios/sched/cost"
 	"helios/sched/plan"
@@ -398,6 +399,12 @@ func TestTrace(t *testing.T) {
 	}
 	require.Equal(t, want, x.RowsCPU)
 	require.NotEmpty(t, x.Notes)
+	o.Graph.Dim = 64
+	require.EqualValues(t, 256, find(t, o, nil).RowBytes, "as given")
+	o.Graph.Dim = 0
+	require.EqualValues(t, 512, find(t, o, nil).RowBytes, "as the run had them")
+	o.RowType = rowtype.Float16
+	require.Equal(t, 256, find(t, o, nil).Graph.Dim)
 	p, err := New(o, report.Observer{})
 	require.NoError(t, err)
 	require.ErrorContains(t, p.Refused(Sweep{Key: "batch-size"}), "trace")

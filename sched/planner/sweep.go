@@ -37,7 +37,7 @@ var sweeps = []struct {
 	}},
 	{"row-bytes", func(o *Options, text string) error {
 		return number(text, func(n int64) {
-			o.Graph.Dim = max(int(n)/(o.RowType.RowBytes(2)-o.RowType.RowBytes(1)), 1)
+			o.Graph.Dim = o.RowType.Dim(int(n))
 		})
 	}},
 }
