@@ -43,10 +43,12 @@ func Reserve(d Device, size int64, purpose string) (Growable, error) {
 	if err != nil {
 		return nil, err
 	}
-	return whole{b}, nil
+	return Whole(b), nil
 }
 
-// whole is a Buffer as a Growable.
+// Whole is a buffer all of which is usable as a Growable.
+func Whole(b Buffer) Growable { return whole{b} }
+
 type whole struct{ Buffer }
 
 func (w whole) Grow(bytes int64) error {

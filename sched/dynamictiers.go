@@ -275,8 +275,8 @@ func (d *dynamicTiers) begin(w *walk) stages {
 func (a *dynamicStages) room(*slot, int64) error { return nil }
 
 func (a *dynamicStages) release(s *slot) {
-	a.spare <- s.x
-	s.x = nil
+	a.spare <- s.own
+	s.x, s.own = nil, nil
 }
 
 // deliver gathers what groups have read, and hands on the batches that are whole by that.
@@ -536,7 +536,9 @@ func (a *dynamicStages) finish(ctx context.Context, g *readGroup, ready chan<- *
 		s := x.slot
 		if s.x == nil {
 			select {
-			case s.x = <-a.spare:
+			case x := <-a.spare:
+				s.x = p.placeOf(s.index, x)
+				s.own = x
 			case <-ctx.Done():
 				return nil
 			}
@@ -623,7 +625,7 @@ func (d *dynamicTiers) settle() error {
 	e := d.e
 	var out []*segment
 	for _, s := range e.slots {
-		s.x = nil
+		s.x, s.own = nil, nil
 		for i := range s.segs {
 			if s.segs[i].out != segFree {
 				out = append(out, &s.segs[i])
@@ -667,6 +669,8 @@ func (d *dynamicTiers) credit(x cuda.Growable) error {
 	d.xs = append(d.xs, x)
 	return nil
 }
+
+func (d *dynamicTiers) places() bool { return true }
 
 func (d *dynamicTiers) gpuBytes() int64 {
 	if d.tier == nil {

@@ -51,6 +51,7 @@ type engine struct {
 	wide       *widener
 
 	slots      []*slot
+	slotBytes  int64 // of a feature tensor
 	turn       turns
 	rec        prepare.Recording
 	trace      *tracer           // nil without a timeline
@@ -239,6 +240,7 @@ func (e *engine) newSlots() error {
 		rows = min(rows, max(avail/2/perRow, 1))
 	}
 	bytes := rows * e.RowBytes
+	e.slotBytes = bytes
 	if e.model != nil {
 		if e.wide, err = e.newWidener(e.Device, e.RowType, rows); err != nil {
 			return err

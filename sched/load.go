@@ -36,6 +36,7 @@ type Loader struct {
 	seeds []int64
 	looks []prepare.Stager
 	leave bool // rows where they are
+	at    places
 }
 
 // Loaded is a mini-batch where the CPU sees it. It is valid until the consumer returns.
@@ -45,6 +46,7 @@ type Loaded struct {
 	HopEnd       []int64 // nodes after each hop, the seeds' first
 	Nodes        []int64 // HopEnd's last
 	Rows         []byte  // their features, as the SSDs store them; nil after LeaveRows
+	At           *Place  // that Rows lie in; nil: the loader's own memory
 	// RowsAt is where these are on the loader's device, for work on its Stream.
 	RowsAt  cuda.DevicePtr
 	Labels  []int32 // of the seeds; -1 where there is none
@@ -123,7 +125,7 @@ func seedsOf(in prepare.Inputs, o LoaderOptions) ([]int64, error) {
 
 // Close releases what the loader holds.
 func (l *Loader) Close() error {
-	err := l.e.close()
+	err := errors.Join(l.e.close(), l.at.end())
 	for i := range l.looks {
 		err = errors.Join(err, l.looks[i].Close())
 	}
@@ -167,6 +169,15 @@ func (l *Loader) order(sampleEpoch int) prepare.Order {
 // either.
 func (l *Loader) Epoch(ctx context.Context, epoch int, batches []int,
 	emit func(*Loaded) error) error {
+	return l.EpochInto(ctx, epoch, batches, nil, emit)
+}
+
+// EpochInto is Epoch for a consumer with memory for rows. place says where those of the batch of
+// that index go; nil: the loader's own memory. It is called on another goroutine than emit, in the
+// order of the batches, and again with the same index for a batch that is made anew. A place is the
+// batch's until emit has returned, or EpochInto.
+func (l *Loader) EpochInto(ctx context.Context, epoch int, batches []int,
+	place func(index int) *Place, emit func(*Loaded) error) error {
 	e := l.e
 	if epoch < 0 || epoch >= plan.MaxEpochs {
 		return errs.New(errs.Usage, "epoch %d is not between 0 and %d", epoch, plan.MaxEpochs-1)
@@ -204,6 +215,9 @@ func (l *Loader) Epoch(ctx context.Context, epoch int, batches []int,
 		p.first, p.order = 0, p.order.Pick(append([]int{}, batches...))
 	}
 	p.step = func(op context.Context, s *slot) (outcome, error) {
+		if err := l.at.sweep(e, false); err != nil {
+			return outcome{}, err
+		}
 		b, err := l.view(op, p, s)
 		if err != nil {
 			return outcome{}, err
@@ -211,8 +225,18 @@ func (l *Loader) Epoch(ctx context.Context, epoch int, batches []int,
 		b.Epoch = epoch
 		return outcome{}, emit(b)
 	}
+	if place != nil && l.Ahead() > 0 {
+		p.place = func(i int) cuda.Growable {
+			if at := place(p.order.Index(i)); at != nil {
+				return at
+			}
+			return nil
+		}
+	}
 	e.store.stopped = false
-	return e.run(ctx, p)
+	l.at.begin()
+	err := e.run(ctx, p)
+	return errors.Join(err, l.at.sweep(e, true))
 }
 
 // view brings a mini-batch to where the CPU sees it.
@@ -245,6 +269,7 @@ func (l *Loader) view(ctx context.Context, p *pass, s *slot) (*Loaded, error) {
 		HopEnd: slices.Clone(mb.HopEnd), Nodes: hostmem.View[int64](nodes), Rows: x,
 		RowsAt: s.x.Ptr(),
 		Labels: hostmem.View[int32](s.labels.Bytes())[:len(s.seeds)]}
+	b.At, _ = s.x.(*Place)
 	if e.Config.Arch().Degrees() {
 		b.Degrees = hostmem.View[uint32](deg)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"helios/cuda"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
@@ -25,6 +26,10 @@ type pass struct {
 	end     int // where run stops; 0: with the last batch. It may be called again to go on
 	sampler *graph.Sampler
 	onBatch func(index int, mb *graph.MiniBatch) // optional
+	// place gives memory for the rows of a batch, by its place in order, in place of the engine's
+	// own; nil: it has none. It is called by one goroutine at a time, and again for a batch that is
+	// made anew.
+	place func(i int) cuda.Growable
 	// step trains or infers with a whole batch. It runs in order, on run's goroutine.
 	step func(ctx context.Context, s *slot) (outcome, error)
 	// steps, in training, takes batches through steps of several; see Config.Replicas.
@@ -59,6 +64,16 @@ type nodeIDs interface {
 	seeds(i int, to []int64) []int64
 	// name turns the n nodes of a frontier that nothing looks up any more into the dataset's.
 	name(op context.Context, e *engine, mb *graph.MiniBatch, n int64) error
+}
+
+// placeOf returns the feature tensor of batch i: that of a consumer, or else the engine's own.
+func (p *pass) placeOf(i int, own cuda.Growable) cuda.Growable {
+	if p.place != nil {
+		if x := p.place(i); x != nil {
+			return x
+		}
+	}
+	return own
 }
 
 type outcome struct {

@@ -644,6 +644,9 @@ func (t *plannedTiers) credit(x cuda.Growable) error {
 	return err
 }
 
+// places is false: the tiers take rows in from feature tensors, which nobody else may write to.
+func (t *plannedTiers) places() bool { return false }
+
 func (t *plannedTiers) gpuBytes() int64 { return t.e.tiers.GPURows * t.e.RowBytes }
 
 func (t *plannedTiers) cpuBytes() int64 { return t.e.tiers.CPURows * t.e.RowBytes }

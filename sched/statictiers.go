@@ -206,10 +206,12 @@ func (t *staticTiers) shuffled(train []int64, sampleEpoch int) prepare.Order {
 func (t *staticTiers) credit(x cuda.Growable) error {
 	s, err := t.e.newSlot()
 	if err == nil {
-		s.x = x
+		s.own = x
 	}
 	return err
 }
+
+func (t *staticTiers) places() bool { return true }
 
 func (t *staticTiers) gpuBytes() int64 { return int64(len(t.e.placement.GPU)) * t.e.RowBytes }
 

@@ -25,6 +25,8 @@ type featureTiers interface {
 	layout() gpuio.Layout
 	// credit adds a feature tensor for a mini-batch in flight.
 	credit(x cuda.Growable) error
+	// places tells whether a consumer's memory may take a feature tensor's place.
+	places() bool
 	// lookahead is how many batches beyond the one that is looked up must have been sampled.
 	lookahead() int
 

@@ -30,10 +30,11 @@ import (
 type slot struct {
 	mb     *graph.MiniBatch
 	x      cuda.Growable
-	labels cuda.Buffer // int32[batch], written by the CPU
-	segs   []segment   // one per hop and one for the seeds
-	used   int         // segments of this batch
-	ready  cuda.Event  // the gathers are done
+	own    cuda.Growable // the engine's, where x may be a consumer's in its place
+	labels cuda.Buffer   // int32[batch], written by the CPU
+	segs   []segment     // one per hop and one for the seeds
+	used   int           // segments of this batch
+	ready  cuda.Event    // the gathers are done
 
 	index int
 	seeds []int64
@@ -210,6 +211,9 @@ func (w *walk) done(s *slot) {
 func (w *walk) sample(ctx context.Context, s *slot, i int, parts chan<- work) error {
 	e, p := w.e, w.p
 	s.index, s.seeds, s.used = i, p.order.Seeds(i), 0
+	if s.own != nil {
+		s.x = p.placeOf(i, s.own)
+	}
 	e.WriteLabels(s.seeds, s.labels)
 	if !e.turn.take(ctx) {
 		return nil // stopped: run knows why

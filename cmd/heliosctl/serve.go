@@ -568,11 +568,32 @@ func (l *servedLoader) Batches() int { return l.l.Batches() }
 
 // Epoch hands mini-batches of an epoch to emit.
 func (l *servedLoader) Epoch(ctx context.Context, epoch int, batches []int,
-	emit func(*serve.Batch) error) error {
-	return l.l.Epoch(ctx, epoch, batches, func(b *sched.Loaded) error {
-		return emit(&serve.Batch{Epoch: b.Epoch, Index: b.Index, Seeds: b.Seeds, HopEnd: b.HopEnd,
-			HopEdges: hopEdges(b), Tensors: l.tensors(b)})
+	claim func(index int) serve.Place, emit func(*serve.Batch) error) error {
+	place := func(index int) *sched.Place {
+		p, _ := claim(index).(*sched.Place)
+		return p
+	}
+	return l.l.EpochInto(ctx, epoch, batches, place, func(b *sched.Loaded) error {
+		served := &serve.Batch{Epoch: b.Epoch, Index: b.Index, Seeds: b.Seeds, HopEnd: b.HopEnd,
+			HopEdges: hopEdges(b), Tensors: l.tensors(b)}
+		if b.At != nil {
+			served.At = b.At
+		}
+		return emit(served)
 	})
+}
+
+// Ahead implements serve.Placer: rows that go to clients as they are can be made in their slots.
+func (l *servedLoader) Ahead() int {
+	if l.gpu != nil || !l.rowsGoAsTheyAre() {
+		return 0
+	}
+	return l.l.Ahead()
+}
+
+// Place implements serve.Placer.
+func (l *servedLoader) Place(fd int, at, bytes int64) (serve.Place, error) {
+	return l.l.NewPlace(fd, at, bytes)
 }
 
 // firstOf is the first node of those that the hop before h added; hop 0 has the seeds'.

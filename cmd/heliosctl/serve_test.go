@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"maps"
 	"net"
@@ -64,7 +65,7 @@ func TestServeOptions(t *testing.T) {
 				Options: map[string]string{"batch-size": "100", "fanout": "3,2", "seed": "5"}}, open)
 		require.NoError(t, err)
 		n := 0
-		require.NoError(t, l.Epoch(context.Background(), 0, allOf(l), func(b *serve.Batch) error {
+		require.NoError(t, l.Epoch(t.Context(), 0, allOf(l), nowhere, func(b *serve.Batch) error {
 			require.Equal(t, n, b.Index)
 			n++
 			require.Equal(t, []string{"x", "n_id", "y"}, []string{b.Tensors[0].Name,
@@ -77,6 +78,53 @@ func TestServeOptions(t *testing.T) {
 			return nil
 		}))
 		require.Equal(t, l.Batches(), n)
+		require.NoError(t, l.Close())
+	}
+}
+
+// Rows that are made in a client's slots are those that come without a door. Rows that tiers take
+// in from where they are, or that are checked there, are copied.
+func TestServeRowsInPlace(t *testing.T) {
+	loaded(t, 2)
+	for _, q := range []struct {
+		mode    string
+		more    map[string]any
+		inPlace bool
+	}{{"inmem", nil, true}, {"helios", nil, true}, {"cpu", nil, true}, {"gids", nil, true},
+		{"ginex", nil, false}, {"cpu", map[string]any{"check-reads": true}, false}} {
+		options := map[string]any{"mode": q.mode, "fanout": "3,2", "batch-size": 300,
+			"device": "host"}
+		maps.Copy(options, q.more)
+		text := map[string]string{}
+		for k, v := range options {
+			text[k] = fmt.Sprint(v)
+		}
+		b := serverBackend(t)
+		l, err := loaderOf(t, b, serve.LoaderRequest{Split: "train", Shuffle: true, World: 1,
+			Options: text}, serve.OpenRequest{})
+		require.NoError(t, err)
+		require.Equal(t, q.inPlace, l.(serve.Placer).Ahead() > 0, q.mode)
+		var want []uint32
+		require.NoError(t, l.Epoch(t.Context(), 1, allOf(l), nowhere, func(b *serve.Batch) error {
+			sum := uint32(0)
+			for _, x := range b.Tensors[:2] {
+				raw := make([]byte, x.Bytes)
+				x.Put(raw)
+				sum = crc32.Update(sum, crc32.IEEETable, raw)
+			}
+			want = append(want, sum)
+			return nil
+		}))
+		d := openDoor(t, serve.New(serve.Config{Backend: b, Memory: 1 << 30}))
+		d.sums = true
+		_, err = d.loader(map[string]any{"options": options})
+		require.NoError(t, err)
+		for range 2 { // the second time no ring is replaced
+			got, err := d.epoch(1, 0)
+			require.NoError(t, err)
+			require.Equal(t, want, got.sums, q.mode)
+		}
+		d.close()
 		require.NoError(t, l.Close())
 	}
 }
@@ -101,7 +149,10 @@ func TestServeOpensLoadersAtOnce(t *testing.T) {
 				return errors.Join(err, d.Close())
 			}
 			n := 0
-			err = l.Epoch(t.Context(), 0, allOf(l), func(*serve.Batch) error { n++; return nil })
+			err = l.Epoch(t.Context(), 0, allOf(l), nowhere, func(*serve.Batch) error {
+				n++
+				return nil
+			})
 			if n != l.Batches() {
 				err = errors.Join(err, fmt.Errorf("%d batches of %d", n, l.Batches()))
 			}
@@ -208,7 +259,7 @@ func TestServeProcess(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 		require.NoError(t, err)
-		body := `{"type":"hello","protocol":1}`
+		body := `{"type":"hello","protocol":2}`
 		_, err = c.Write(append([]byte{byte(len(body)), 0, 0, 0}, body...))
 		require.NoError(t, err)
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
@@ -361,7 +412,7 @@ func BenchmarkDoor(b *testing.B) {
 			batches := 0
 			for epoch := 0; b.Loop(); epoch++ {
 				here.add(func() {
-					require.NoError(b, l.Epoch(context.Background(), epoch, allOf(l),
+					require.NoError(b, l.Epoch(context.Background(), epoch, allOf(l), nowhere,
 						func(*serve.Batch) error {
 							batches++
 							return nil
@@ -381,6 +432,9 @@ func BenchmarkDoor(b *testing.B) {
 		})
 	}
 }
+
+// nowhere has batches come without a place.
+func nowhere(int) serve.Place { return nil }
 
 // took is how long something took in all: on the clock, and of this process's processor time.
 type took struct{ wall, cpu time.Duration }

@@ -9,6 +9,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"helios/internal/errs"
 )
 
@@ -184,5 +186,45 @@ func TestCgroupFree(t *testing.T) {
 	}
 	if total, err := TotalBytes(); err != nil || total <= 0 {
 		t.Errorf("total: %d %v", total, err)
+	}
+}
+
+// Memory over a file shares the file's part with others, and its rest with nobody.
+func TestMapFile(t *testing.T) {
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // mapped
+	if err := unix.Ftruncate(fd, 3*PageBytes); err != nil {
+		t.Fatal(err)
+	}
+	b, err := MapFile(fd, PageBytes, PageBytes, 4*PageBytes, "test file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range b {
+		b[i] = 5
+	}
+	got := make([]byte, 3*PageBytes)
+	if _, err := unix.Pread(fd, got, 0); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range got {
+		if want := byte(i / PageBytes % 2 * 5); v != want {
+			t.Fatalf("byte %d of the file is %d, not %d", i, v, want)
+		}
+	}
+	if Usage()["test file"] != 4*PageBytes {
+		t.Fatalf("usage %d", Usage()["test file"])
+	}
+	if err := Free(b); err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range [][3]int64{{1, PageBytes, PageBytes}, {0, 1, PageBytes}, {0, 0, PageBytes},
+		{0, 2 * PageBytes, PageBytes}, {-PageBytes, PageBytes, PageBytes}} {
+		if _, err := MapFile(fd, q[0], q[1], q[2], "test file"); err == nil {
+			t.Fatalf("%v was mapped", q)
+		}
 	}
 }

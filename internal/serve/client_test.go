@@ -29,6 +29,31 @@ type fakeBackend struct {
 	made    atomic.Int64 // batches
 	rows    func(index int) int
 	batches int
+	ahead   int // batches that are made in their places
+}
+
+// fakePlace has room for larger batches than its slot.
+type fakePlace struct {
+	b   *fakeBackend
+	mem []byte
+}
+
+const fakePlaceBytes = 4 << 20
+
+func (p *fakePlace) Close() error {
+	p.b.open.Add(-1)
+	return hostmem.Free(p.mem)
+}
+
+func (l *fakeLoader) Ahead() int { return l.d.b.ahead }
+
+func (l *fakeLoader) Place(fd int, at, bytes int64) (Place, error) {
+	mem, err := hostmem.MapFile(fd, at, min(bytes, fakePlaceBytes), fakePlaceBytes, "place")
+	if err != nil {
+		return nil, err
+	}
+	l.d.b.open.Add(1)
+	return &fakePlace{l.d.b, mem}, nil
 }
 
 type fakeDataset struct {
@@ -84,9 +109,27 @@ func number(dataset string, epoch, index int) int64 {
 }
 
 func (l *fakeLoader) Epoch(ctx context.Context, epoch int, batches []int,
-	emit func(*Batch) error) error {
+	claim func(int) Place, emit func(*Batch) error) error {
 	l.d.b.passes.Add(1)
-	for _, i := range batches {
+	type made struct {
+		v  []int64
+		at Place
+	}
+	began := map[int]made{}
+	begin := func(i int) {
+		if _, ok := began[i]; ok {
+			return
+		}
+		m := made{v: make([]int64, l.d.b.rows(i))}
+		if p, ok := claim(i).(*fakePlace); ok {
+			m.at, m.v = p, hostmem.View[int64](p.mem[:8*len(m.v)])
+		}
+		for k := range m.v {
+			m.v[k] = number(l.d.name, epoch, i)
+		}
+		began[i] = m
+	}
+	for k, i := range batches {
 		if epoch == badEpoch && i == l.d.b.batches-1 {
 			return errs.New(errs.Device, "the epoch fails")
 		}
@@ -94,12 +137,12 @@ func (l *fakeLoader) Epoch(ctx context.Context, epoch int, batches []int,
 			return ctx.Err()
 		}
 		l.d.b.made.Add(1)
-		v := make([]int64, l.d.b.rows(i))
-		for k := range v {
-			v[k] = number(l.d.name, epoch, i)
+		for _, next := range batches[k:min(k+max(l.d.b.ahead, 1), len(batches))] {
+			begin(next)
 		}
+		v := began[i].v
 		err := emit(&Batch{Epoch: epoch, Index: i, Seeds: 1, HopEnd: []int64{1, int64(len(v))},
-			Tensors: []Tensor{Of("one", "int64", v[:1]), Of("v", "int64", v)}})
+			Tensors: []Tensor{Of("v", "int64", v), Of("one", "int64", v[:1])}, At: began[i].at})
 		if err != nil {
 			return err
 		}
@@ -123,6 +166,7 @@ type answer struct {
 	Index     int      `json:"index"`
 	Slot      int      `json:"slot"`
 	Slots     int      `json:"slots"`
+	Credits   int      `json:"credits"`
 	SlotBytes int64    `json:"slot_bytes"`
 	Batches   int      `json:"batches"`
 	Handle    int      `json:"handle"`
@@ -194,7 +238,10 @@ func (c *client) close() {
 	_ = c.w.c.Close()
 }
 
-func (c *client) hello() { c.send(map[string]any{"type": "hello", "protocol": 1}); c.want("welcome") }
+func (c *client) hello() {
+	c.send(map[string]any{"type": "hello", "protocol": Protocol})
+	c.want("welcome")
+}
 
 func (c *client) loader(dataset string, more map[string]any) answer {
 	c.send(map[string]any{"type": "open", "dataset": dataset})
@@ -217,7 +264,8 @@ func (c *client) numbers(a answer, i int) []int64 {
 // check wants a batch of dataset to hold what it should.
 func (c *client) check(a answer, dataset string, rows int) {
 	c.t.Helper()
-	v := c.numbers(a, 1)
+	require.Equal(c.t, number(dataset, a.Epoch, a.Index), c.numbers(a, 1)[0])
+	v := c.numbers(a, 0)
 	require.Len(c.t, v, rows)
 	for _, x := range v {
 		require.Equal(c.t, number(dataset, a.Epoch, a.Index), x)

@@ -15,7 +15,7 @@ import (
 )
 
 // Protocol is the version of the protocol that this package speaks.
-const Protocol = 1
+const Protocol = 2
 
 const (
 	maxFrame = 16 << 20

@@ -55,8 +55,9 @@ type job struct {
 
 	mu         sync.Mutex
 	ranks      map[int]*loader
-	pass       *pass   // under way, or nil
-	delivering *loader // whose slot run is filling
+	pass       *pass          // under way, or nil
+	claims     map[int]*claim // of batches that are being made
+	delivering *loader        // whose slot run is filling
 	delivered  *sync.Cond
 }
 
@@ -102,7 +103,7 @@ func (s *Server) join(parent context.Context, l *loader, d *openDataset, name st
 		}
 	}
 	j := &job{key: key, world: q.World, wait: s.patience, data: d, opened: make(chan struct{}),
-		ended: make(chan struct{}), wake: make(chan struct{}, 1),
+		ended: make(chan struct{}), wake: make(chan struct{}, 1), claims: map[int]*claim{},
 		ranks: map[int]*loader{l.rank: l}}
 	j.delivered = sync.NewCond(&j.mu)
 	j.ctx, j.cancel = context.WithCancel(parent)
@@ -267,7 +268,9 @@ func (j *job) serve(ctx context.Context, p *pass) {
 	j.mu.Lock()
 	batches := orderOf(p.of, j.world)
 	j.mu.Unlock()
-	err := j.from.Epoch(ctx, p.epoch, batches, func(b *Batch) error { return j.emit(ctx, p, b) })
+	err := j.from.Epoch(ctx, p.epoch, batches, func(i int) Place { return j.claim(p, i) },
+		func(b *Batch) error { return j.emit(ctx, p, b) })
+	j.unclaim()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.pass = nil
@@ -298,8 +301,8 @@ func (j *job) emit(ctx context.Context, p *pass, b *Batch) error {
 			return errs.New(errs.Failed, "batch %d came out of turn", b.Index)
 		}
 		select {
-		case slot := <-l.free:
-			j.deliver(p, l, slot, b)
+		case <-l.free:
+			j.deliver(p, l, b)
 			return nil
 		default:
 		}
@@ -338,10 +341,12 @@ func (j *job) starving(but *loader) bool {
 }
 
 // deliver puts a batch into a rank's slot. j.mu is held, though not meanwhile.
-func (j *job) deliver(p *pass, l *loader, slot int, b *Batch) {
+func (j *job) deliver(p *pass, l *loader, b *Batch) {
 	j.delivering = l
+	c := j.claims[b.Index]
+	delete(j.claims, b.Index)
 	j.mu.Unlock()
-	err := l.put(slot, b)
+	err := l.put(b, c)
 	j.read.Store(j.from.BytesRead())
 	j.mu.Lock()
 	j.delivering = nil

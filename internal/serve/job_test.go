@@ -168,7 +168,8 @@ func TestRanksAtRandom(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := start(t, func(c *Config) { c.patience = 5 * time.Millisecond })
 			r.b.batches = 23
-			r.b.rows = func(i int) int { return 50 << (i / 4) }
+			r.b.rows = func(i int) int { return 50 << (i / 2) }
+			r.b.ahead = seed % 3
 			world := 1 + seed%4
 			var wg sync.WaitGroup
 			for rank := range world {
@@ -218,7 +219,7 @@ func (r *rig) stray(t *testing.T, rng *rand.Rand, rank, world int) {
 			case n < 4:
 				time.Sleep(time.Duration(rng.IntN(10)) * time.Millisecond)
 			}
-			if len(held) == l.Slots || rng.IntN(2) == 0 {
+			if len(held) == l.Credits || rng.IntN(2) == 0 {
 				for _, a := range held {
 					c.release(a)
 				}
@@ -236,7 +237,7 @@ func (r *rig) stray(t *testing.T, rng *rand.Rand, rank, world int) {
 
 func TestOrderOf(t *testing.T) {
 	rank := func(rank, next, count, slots int) *loader {
-		return &loader{rank: rank, next: next, count: count, free: make(chan int, slots)}
+		return &loader{rank: rank, next: next, count: count, free: make(chan struct{}, slots)}
 	}
 	for _, q := range []struct {
 		of   []*loader

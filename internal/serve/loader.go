@@ -8,9 +8,12 @@ type loader struct {
 	id   int
 	job  *job
 	rank int
-	free chan int      // slots
+	free chan struct{} // credits: batches that the client may yet get
 	ring *ring         // changed by the job alone, and under of.mu
-	held map[int]*ring // slots that the client has; of.mu guards it
+
+	// of.mu guards these.
+	held  map[int]*ring // slots that the client has
+	spare []int         // slots that nobody has: more than credits, for batches that are being made
 
 	// job.mu guards these.
 	count   int  // batches of an epoch
@@ -48,23 +51,31 @@ type batch struct {
 	Tensors  []tensor `json:"tensors"`
 }
 
-// put writes a batch into a slot, which is then the client's.
-func (l *loader) put(slot int, b *Batch) error {
+// put writes a batch into a slot, which is then the client's: that of its claim, if it has one.
+func (l *loader) put(b *Batch, c *claim) error {
 	described, bytes := layout(b.Tensors)
 	if bytes > l.ring.slotBytes {
 		if err := l.grow(slotFor(bytes)); err != nil {
-			l.free <- slot
-			return err
+			l.free <- struct{}{}
+			return errors.Join(err, c.giveBack())
 		}
 	}
-	if err := l.ring.put(slot, b.Tensors, described); err != nil {
-		l.free <- slot
-		return err
+	slot := c.slotOf(l)
+	there := c != nil && c.ring == l.ring && b.At == c.place
+	if err := l.ring.put(slot, b.Tensors, described, there); err != nil {
+		l.of.mu.Lock()
+		l.spare = append(l.spare, slot)
+		l.of.mu.Unlock()
+		l.free <- struct{}{}
+		return errors.Join(err, c.drop())
 	}
 	l.of.mu.Lock()
 	l.held[slot] = l.ring // before the client knows of it, which may be quick
 	l.ring.held++
 	l.of.mu.Unlock()
+	if err := c.drop(); err != nil {
+		return err
+	}
 	l.of.s.batches.Add(1)
 	return l.of.wrote(l.of.out.post(batch{"batch", l.id, b.Epoch, b.Index, slot, b.Seeds, b.HopEnd,
 		b.HopEdges, described}, -1))
@@ -72,7 +83,7 @@ func (l *loader) put(slot int, b *Batch) error {
 
 // grow makes a ring of larger slots. The client has the former one's slots until it releases them.
 func (l *loader) grow(slotBytes int64) error {
-	r, err := newRing(l.ring.of, l.ring.slots, slotBytes, l.job.device())
+	r, err := newRing(l.ring.of, l.ring.slots, slotBytes, l.job.device(), l.job.placer())
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -40,6 +41,9 @@ type ring struct {
 	bytes     int64 // of the file
 	data      []byte
 	device    DeviceMemory // in place of data
+	placer    Placer       // that makes places; nil: nobody does
+	places    []Place      // by slot, once one was claimed
+	claims    int          // slots that batches have which are being made: they hold the mapping
 	slots     int
 	slotBytes int64
 	held      int  // slots that the client has in it
@@ -47,12 +51,15 @@ type ring struct {
 }
 
 // newRing makes a ring in the CPU's memory, or in that of the device of on, where that is not nil.
-func newRing(of *memory, slots int, slotBytes int64, on DeviceLoader) (r *ring, err error) {
+// Batches are made in it by placer; nil: they are copied to it.
+func newRing(of *memory, slots int, slotBytes int64, on DeviceLoader, placer Placer) (r *ring,
+	err error) {
 	size := int64(slots) * slotBytes
 	if err := of.take(size); err != nil {
 		return nil, err
 	}
-	r = &ring{of: of, fd: -1, slots: slots, slotBytes: slotBytes}
+	r = &ring{of: of, fd: -1, slots: slots, slotBytes: slotBytes, placer: placer,
+		places: make([]Place, slots)}
 	defer func() {
 		if err != nil {
 			_ = r.unmap() // there is an error already
@@ -92,6 +99,13 @@ func (r *ring) unmap() error {
 		r.device, r.fd = nil, -1
 		return err
 	}
+	var err error
+	for i, p := range r.places {
+		if p != nil {
+			err = errors.Join(err, p.Close())
+			r.places[i] = nil
+		}
+	}
 	if r.data != nil {
 		_ = unix.Munmap(r.data) // it is a whole mapping
 		r.data = nil
@@ -100,21 +114,43 @@ func (r *ring) unmap() error {
 		_ = unix.Close(r.fd)
 		r.fd = -1
 	}
-	return nil
-}
-
-// close ends the ring; it counts as taken until the client has given its slots back.
-func (r *ring) close() error {
-	err := r.unmap()
-	if !r.old {
-		r.old = true
-		r.settle()
-	}
 	return err
 }
 
+// place returns the place of a slot.
+func (r *ring) place(slot int) (Place, error) {
+	if r.places[slot] == nil {
+		p, err := r.placer.Place(r.fd, int64(slot)*r.slotBytes, r.slotBytes)
+		if err != nil {
+			return nil, err
+		}
+		r.places[slot] = p
+	}
+	return r.places[slot], nil
+}
+
+// close ends the ring; it counts as taken until the client has given its slots back, and batches
+// that are being made in it have ended.
+func (r *ring) close() error {
+	r.old = true
+	var err error
+	if r.claims == 0 {
+		err = r.unmap()
+	}
+	r.settle()
+	return err
+}
+
+// drop ends a claim.
+func (r *ring) drop() error {
+	if r.claims--; r.old {
+		return r.close()
+	}
+	return nil
+}
+
 func (r *ring) settle() {
-	if r.old && r.held == 0 {
+	if r.old && r.held == 0 && r.claims == 0 {
 		r.of.used.Add(-int64(r.slots) * r.slotBytes)
 		r.held = -1
 	}
@@ -142,8 +178,8 @@ func slotFor(bytes int64) int64 {
 	return (bytes + bytes/2 + pageBytes - 1) &^ (pageBytes - 1)
 }
 
-// put writes tensors into a slot.
-func (r *ring) put(slot int, of []Tensor, described []tensor) error {
+// put writes tensors into a slot, but for the first one where that is there.
+func (r *ring) put(slot int, of []Tensor, described []tensor, there bool) error {
 	if r.device != nil {
 		offsets := make([]int64, len(described))
 		for i := range described {
@@ -153,6 +189,9 @@ func (r *ring) put(slot int, of []Tensor, described []tensor) error {
 	}
 	base := r.data[int64(slot)*r.slotBytes:][:r.slotBytes]
 	for i, t := range of {
+		if i == 0 && there {
+			continue
+		}
 		t.Put(base[described[i].Offset:][:t.Bytes])
 	}
 	return nil

@@ -69,12 +69,30 @@ type LoaderRequest struct {
 // Loader makes mini-batches, one epoch at a time. Batches counts those of an epoch. Epoch makes
 // some of them, by their numbers, in the order given. It ends with emit's first error, and soon
 // when ctx ends. BytesRead, which emit may call, tells how much came from SSDs so far.
+//
+// claim gives a place for the first tensor of a batch that is being made, for a Placer; nil: there
+// is none. It may be called beside emit, and again for a batch that is made anew.
 type Loader interface {
 	Batches() int
 	BytesRead() int64
-	Epoch(ctx context.Context, epoch int, batches []int, emit func(*Batch) error) error
+	Epoch(ctx context.Context, epoch int, batches []int, claim func(index int) Place,
+		emit func(*Batch) error) error
 	Close() error
 }
+
+// Placer is a loader that can make the first tensor of a batch where its client finds it.
+type Placer interface {
+	Loader
+	// Ahead is how many batches may have a place before they are emitted; 0: none ever has.
+	Ahead() int
+	// Place makes a place at an offset of a file that has room for so many bytes, both multiples
+	// of 4096. A batch may turn out larger; its place is then valid all the same, and only its
+	// first bytes are in the file.
+	Place(fd int, at, bytes int64) (Place, error)
+}
+
+// Place is where the first tensor of a batch goes.
+type Place interface{ Close() error }
 
 // DeviceLoader is a loader that can put batches into the memory of the device that makes them.
 type DeviceLoader interface {
@@ -101,6 +119,7 @@ type Batch struct {
 	HopEnd              []int64
 	HopEdges            []int64 // of edge_index
 	Tensors             []Tensor
+	At                  Place // that the first tensor is in; nil: none
 }
 
 // Tensor has Bytes bytes, which Put writes.

@@ -26,7 +26,7 @@ func TestProtocol(t *testing.T) {
 	c := r.client(t)
 	l := c.loader("a", map[string]any{"slots": 2})
 	require.Equal(t, 6, l.Batches)
-	require.Equal(t, 2, l.Slots)
+	require.Equal(t, []int{2, 2}, []int{l.Slots, l.Credits})
 	for epoch, first := range []int{0, 4, 6} {
 		c.send(map[string]any{"type": "epoch", "id": l.ID, "epoch": epoch, "first": first})
 		for i := first; i < 6; i++ {
@@ -194,7 +194,7 @@ func TestHostileClients(t *testing.T) {
 		{string(frameOf(strings.Repeat("[", 100000))), "is no message"},
 		{string(frameOf(`{"type":"stop","id":1}{"type":"stop"}`)), "more than one message"},
 		{string(frameOf(`{"type":"no"}`)), `unknown message "no"`},
-		{string(frameOf(`{"type":"hello","protocol":2}`)), "speaks protocol 2"},
+		{string(frameOf(`{"type":"hello","protocol":1}`)), "speaks protocol 1"},
 		{string(frameOf(`{"type":"release","id":1,"slot":0}`)), "was never made"},
 		{string(frameOf(`{"type":"epoch","id":-1}`)), "was never made"},
 		{string(frameOf(`{"type":"loader","handle":7,"split":"train"}`)), "no dataset has handle 7"},
@@ -377,7 +377,7 @@ func TestNothingLeaks(t *testing.T) {
 }
 
 func FuzzRequest(f *testing.F) {
-	f.Add([]byte(`{"type":"hello","protocol":1}`))
+	f.Add([]byte(`{"type":"hello","protocol":2}`))
 	f.Add([]byte(`{"type":"loader","handle":1,"options":{"a":1.5,"b":true,"c":"x"},"split":null}`))
 	f.Add([]byte(`{"type":"epoch","id":1e99}`))
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -261,7 +261,7 @@ func (x *session) loader(q *request) error {
 		return x.answer(err)
 	}
 	m := l.describe("loader")
-	m["batches"] = l.count
+	m["batches"], m["credits"] = l.count, cap(l.free)
 	return x.out.say(m, l.ring.fd)
 }
 
@@ -301,9 +301,9 @@ func (x *session) newLoader(q *request) (*loader, error) {
 	if r.Options, err = texts(q.Options); err != nil {
 		return nil, err
 	}
-	l := &loader{of: x, rank: q.Rank, free: make(chan int, slots), held: map[int]*ring{}}
-	for i := range slots {
-		l.free <- i
+	l := &loader{of: x, rank: q.Rank, free: make(chan struct{}, slots), held: map[int]*ring{}}
+	for range slots {
+		l.free <- struct{}{}
 	}
 	if l.job, err = x.s.join(x.parent, l, x.datasets[q.Handle-1], q.Job, r); err != nil {
 		return nil, err
@@ -315,7 +315,11 @@ func (x *session) newLoader(q *request) (*loader, error) {
 		err = context.Cause(x.ctx)
 	}
 	if err == nil {
-		l.ring, err = newRing(&x.s.memory, slots, firstSlot, l.job.device())
+		slots += l.job.ahead()
+		for i := range slots {
+			l.spare = append(l.spare, i)
+		}
+		l.ring, err = newRing(&x.s.memory, slots, firstSlot, l.job.device(), l.job.placer())
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.close())
@@ -348,7 +352,8 @@ func (x *session) release(q *request) error {
 	delete(l.held, q.Slot)
 	r.held--
 	r.settle()
-	l.free <- q.Slot
+	l.spare = append(l.spare, q.Slot)
+	l.free <- struct{}{}
 	l.job.poke()
 	return nil
 }

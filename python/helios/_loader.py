@@ -35,10 +35,8 @@ class _Remote:
 
     def __init__(self, session: Session, message: Mapping[str, Any], fds: list[int]) -> None:
         self.session = session
-        number, batches, slots, slot_bytes = (
-            message.get(k) for k in ("id", "batches", "slots", "slot_bytes")
-        )
-        if not (is_count(number) and is_count(batches)):
+        number, batches, credits = (message.get(k) for k in ("id", "batches", "credits"))
+        if not (is_count(number) and is_count(batches) and is_count(credits) and credits):
             raise ProtocolError(f"the daemon made a loader with {message!r}")
         self.id = number
         self.batches = batches
@@ -48,7 +46,8 @@ class _Remote:
         self._dead: deque[int] = deque()
         self.bytes_ssd: int | None = None
         self.ring = self._map(message, fds)
-        self.slots = self.ring.slots
+        # How many slots may be ours; the daemon makes the next batches in the others.
+        self.slots = min(credits, self.ring.slots)
         self.lost = False  # we lack the ring that the daemon uses
         self.running = False  # an epoch is under way
         self.stopping = False  # it is to stop; what comes until "stopped" is given back
@@ -127,17 +126,17 @@ class _Remote:
             self.lost = True  # batches to come lie where we cannot see them
             self.session.forget(self.id)
             raise
-        if ring.slots != self.slots:
-            raise ProtocolError(f"the daemon made {ring.slots} slots of {self.slots}")
+        if ring.slots != self.ring.slots:
+            raise ProtocolError(f"the daemon made {ring.slots} slots of {self.ring.slots}")
         if ring.on_gpu != self.ring.on_gpu:
             raise ProtocolError("the daemon moved a ring to another device")
         self.ring = ring
 
     def _slot(self, message: Mapping[str, Any]) -> int:
         slot = message.get("slot")
-        if not is_count(slot) or slot >= self.slots or slot in self.held:
+        if not is_count(slot) or slot >= self.ring.slots or slot in self.held:
             raise ProtocolError(
-                f"the daemon sent a batch in slot {slot!r} of {self.slots}, of which we hold "
+                f"the daemon sent a batch in slot {slot!r} of {self.ring.slots}, of which we hold "
                 f"{sorted(self.held)}"
             )
         return slot

@@ -113,7 +113,7 @@ class Peer:
             getattr(self, "on_" + message["type"])(message)
 
     def on_hello(self, message: dict[str, Any]) -> None:
-        self.send({"type": "welcome", "protocol": 1, "version": "fake", "pid": os.getpid()})
+        self.send({"type": "welcome", "protocol": 2, "version": "fake", "pid": os.getpid()})
 
     def on_open(self, message: dict[str, Any]) -> None:
         if message["dataset"].endswith("missing"):
@@ -162,14 +162,16 @@ class Loader:
 
     def __init__(self, peer: Peer, number: int, request: dict[str, Any]) -> None:
         self.peer, self.id = peer, number
-        self.slots, self.slot_bytes = request["slots"], peer.slot_bytes
+        self.credits, self.slot_bytes = request["slots"], peer.slot_bytes
+        # As the daemon, which makes the next batches in slots of the CPU's memory.
+        self.slots = self.credits + (0 if "device" in request else 3)
         self.mine = list(range(request["rank"], peer.batches, request["world"]))
         self.pending: list[int] = []
         self.under_way: int | None = None
         self.released: list[int] = []
         self.free = set(range(self.slots))
         answer = {"type": "loader", "id": number, "batches": len(self.mine), "slots": self.slots}
-        self._send_ring({**answer, "slot_bytes": self.slot_bytes})
+        self._send_ring({**answer, "credits": self.credits, "slot_bytes": self.slot_bytes})
 
     def _send_ring(self, message: dict[str, Any]) -> None:
         fd = os.memfd_create("ring", os.MFD_CLOEXEC)
@@ -196,7 +198,7 @@ class Loader:
         self.peer.send({"type": "stopped", "id": self.id})
 
     def pump(self) -> None:
-        while self.pending and self.free:
+        while self.pending and self.slots - len(self.free) < self.credits:
             index = self.pending.pop(0)
             if index == self.peer.grow_at:
                 self.slot_bytes *= 2
