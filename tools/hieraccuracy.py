@@ -1,7 +1,7 @@
 """Test accuracy of modes hier and marius beside sampling from the whole graph in memory, with settings that validation chose.
 
     make build
-    python3 tools/hieraccuracy.py --heliosctl bin/heliosctl                  # a generated graph, some 15 minutes on 2 cores
+    python3 tools/hieraccuracy.py --heliosctl bin/heliosctl                  # a generated graph, some 10 minutes on 2 cores
     python3 tools/hieraccuracy.py --heliosctl bin/heliosctl --dataset D …    # a folder of heliosctl import
 
 Two steps with seeds of their own. Choose: hier trains with each number of parts and each share of static nodes; the best mean
