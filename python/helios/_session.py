@@ -70,7 +70,11 @@ class Session:
         """Sends a request and waits for its answer, which is of the named type."""
         with self._asking:
             self.send(message, fds)
-            got, received = self._next(self._answers)
+            try:
+                got, received = self._next(self._answers)
+            except BaseException:  # the answer would be taken for that of the next request
+                self._connection.close()
+                raise
         if got["type"] == answer:
             return got, received
         close_all(received)

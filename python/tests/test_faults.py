@@ -392,6 +392,26 @@ def test_interrupt(fake):
     assert rest == "interrupted\n5 0 0.0\n"
 
 
+def test_interrupt_of_a_request(fake):
+    """Ctrl-C while another thread receives the answer: nobody gets it for a later request."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with opened(fake()) as ds:
+        session, _ = ds.session()
+        was = signal.signal(signal.SIGALRM, stop)
+        try:
+            with session._receiving:  # as a thread that waits for batches has it
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                with pytest.raises(KeyboardInterrupt):
+                    session.ask({"type": "hello", "protocol": 1, "client": "late"}, "welcome")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, was)
+        assert not session.alive
+
+
 def script(folder, text):
     path = folder / "heliosctl"
     path.write_text(f"#!{sys.executable}\n{text}")
