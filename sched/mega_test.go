@@ -315,19 +315,20 @@ func TestMegaSequential(t *testing.T) {
 	require.ErrorContains(t, r.err, "have the training nodes and are in every mega-batch")
 }
 
-// The budget is held, and the error names what takes it; without a size there are as many parts as
-// fit.
+// The budget is held, of features five times as large too, and the error names what takes it;
+// without a size there are as many parts as fit. An epoch reads the formula's bytes and what fills up
+// pages, in long requests.
 func TestMegaBudget(t *testing.T) {
 	was := plan.LeastMegaBudget
 	plan.LeastMegaBudget = 0
 	t.Cleanup(func() { plan.LeastMegaBudget = was })
-	// Parts of ten pages: what they are padded to is little.
-	d, feat := graphSpec{nodes: 12000, dim: 128, degree: 6, train: 0.05}.open(t)
+	// Parts of twelve pages: what they are padded to is little.
+	d, feat := graphSpec{nodes: 24000, dim: 128, degree: 6, train: 0.02}.open(t)
 	s := bind(t, d, 2, "")
-	cfg := onMega(t, 10, 0)
+	cfg := onMega(t, 16, 0)
 	cfg.Epochs, cfg.NoEval = 1, true
 	last := 0
-	for _, share := range []float64{40, 70, 100} {
+	for _, share := range []float64{20, 40, 100} {
 		cfg.CPUCache = percent(share)
 		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
@@ -335,18 +336,22 @@ func TestMegaBudget(t *testing.T) {
 		require.Greater(t, i.Loaded, last)
 		require.LessOrEqual(t, i.CPUBytes, i.Budget)
 		require.Equal(t, i.CPUBytes, r.res.CPUCacheBytes)
+		require.GreaterOrEqual(t, i.RequestBytes, 256.0*1024)
+		read := i.FeatureBytes + i.EdgeBytes
+		require.GreaterOrEqual(t, read, i.EpochBytes)
+		require.Less(t, read, i.EpochBytes+2*int64(i.Parts)*i.PageBytes)
 		last = i.Loaded
 	}
 	cfg.CPUCache = percent(3)
 	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
-	for _, want := range []string{"mega-batches of 1 of 10 parts take", "static lists", "of edges",
+	for _, want := range []string{"mega-batches of 1 of 16 parts take", "static lists", "of edges",
 		"each of 2 mega-batches", "topology", "option cpu-cache"} {
 		require.ErrorContains(t, r.err, want)
 	}
 	cfg.CPUCache, cfg.MegaBatch.Percent = percent(40), 90
 	r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
-	require.ErrorContains(t, r.err, "mega-batches of 9 of 10 parts take")
+	require.ErrorContains(t, r.err, "mega-batches of 14 of 16 parts take")
 }
 
 // Every row that a mega-batch trains on is that of its node in the dataset.
