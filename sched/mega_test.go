@@ -316,8 +316,8 @@ func TestMegaSequential(t *testing.T) {
 }
 
 // The budget is held, of features five times as large too, and the error names what takes it;
-// without a size there are as many parts as fit. An epoch reads the formula's bytes and what fills up
-// pages, in long requests.
+// without a size there are as many parts as fit. An epoch reads the formula's bytes and what fills
+// up pages, in long requests.
 func TestMegaBudget(t *testing.T) {
 	was := plan.LeastMegaBudget
 	plan.LeastMegaBudget = 0
