@@ -71,7 +71,7 @@ func serveOptions() hcli.Options[serveArgs] {
 			func(a *serveArgs) *int { return &a.maxClients }).Positive(),
 		hcli.Bytes(&cli.StringFlag{Name: "memory", DefaultText: "a quarter of what is free",
 			Usage: "most memory that mini-batches in shared memory may take, `SIZE`"},
-			func(a *serveArgs) *int64 { return &a.memory }),
+			func(a *serveArgs) *int64 { return &a.memory }).Positive(),
 		metricsOption(func(a *serveArgs) *string { return &a.metrics }),
 	}
 }

@@ -204,6 +204,7 @@ func TestServeRefuses(t *testing.T) {
 	require.NoError(t, l.Close())
 	fails(t, hc(t, "serve", "--socket", "no/such/folder"), 2, "serve", "no/such/folder")
 	fails(t, hc(t, "serve", "--memory", "x"), 2, "serve", "--memory")
+	fails(t, hc(t, "serve", "--memory", "0"), 2, "serve", "--memory 0 is not a positive number")
 }
 
 const serveChildEnv = "HELIOS_SERVE_TEST"

@@ -143,8 +143,14 @@ func (f *Folder) reserve(path string) error {
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("prepared pages take %s: %w",
-		units.FormatBytes(f.spec.Bytes()), err)
+	if no := unix.Errno(0); errors.As(err, &no) &&
+		(no == unix.ENOSPC || no == unix.EDQUOT || no == unix.EFBIG) {
+		err = errs.New(errs.Capability, // their size is not for anybody to choose
+			"prepared pages take %s, more room than %s has (%w): free some, or name another folder",
+			units.FormatBytes(f.spec.Bytes()), f.dir, no)
+	} else {
+		err = fmt.Errorf("prepared pages take %s: %w", units.FormatBytes(f.spec.Bytes()), err)
+	}
 	if errs.ClassOf(err) == errs.Refused { // another process was faster: the table is its own
 		return err
 	}

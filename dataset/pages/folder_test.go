@@ -310,8 +310,8 @@ func TestCreateRefuses(t *testing.T) {
 
 	// A disk that is too small, for a file of 64 TiB.
 	_, err = CreateFolder(dir, Spec{testID, 1 << 24, 1 << 22})
-	require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
-	require.ErrorContains(t, err, "prepared pages take 64 TiB")
+	require.Equal(t, errs.Capability, errs.ClassOf(err), "%v", err)
+	require.ErrorContains(t, err, "prepared pages take 64 TiB, more room than "+dir+" has")
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
