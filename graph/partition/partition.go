@@ -31,6 +31,9 @@ const (
 // MostPasses bounds Options.Passes.
 const MostPasses = 1000
 
+// MostThreads bounds Options.Threads, each of which looks at all lists for the votes of its nodes.
+const MostThreads = 1024
+
 // Options of a partition. Zero values mean the defaults.
 type Options struct {
 	Parts  int    // how many; at least 1, at most one for each node
@@ -137,7 +140,11 @@ func (o *Options) check(t *graph.Topology) error {
 			MostPasses)
 	}
 	if o.Threads <= 0 {
-		o.Threads = hostcpu.Count()
+		o.Threads = min(hostcpu.Count(), MostThreads)
+	}
+	if o.Threads > MostThreads {
+		return errs.New(errs.Usage, "%v %d: give 1 to %d", errs.Key("workers"), o.Threads,
+			MostThreads)
 	}
 	if o.Method == "" {
 		o.Method = Auto

@@ -374,6 +374,7 @@ func TestMakeRefuses(t *testing.T) {
 		"option parts 11":              {Parts: 11},
 		"option balance 0.9":           {Parts: 2, Balance: 0.9},
 		"option passes -1":             {Parts: 2, Passes: -1},
+		"option workers 1025":          {Parts: 2, Threads: MostThreads + 1},
 		`option method "best": choose`: {Parts: 2, Method: "best"},
 	} {
 		_, err := Make(t.Context(), x, o)
