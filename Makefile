@@ -72,12 +72,10 @@ uninstall:
 demo: build
 	./tools/demo.sh
 
-# The packages whose tests take longest come first, and two are under way for each core: some tests wait
-# for deadlines and disks most of their time.
+# The packages whose tests take longest come first, so that none is left alone at the end.
 LONGEST := ./sched ./cmd/heliosctl ./gpuio ./dataset/stripe ./internal/ranks ./tools/setuptest ./dataset/importer
-AT_ONCE := $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 test:
-	$(GO) test -p $(AT_ONCE) -timeout 20m $(LONGEST) ./...
+	$(GO) test -timeout 20m $(LONGEST) ./...
 
 # All cases of the tests that "make test" runs on a few (internal/wide), and only these tests
 # (tools/widetests). Those of WIDE_SHIM, and those of WIDE_IO that are named for the device, are test-shim's.
@@ -86,8 +84,8 @@ WIDE_IO := ./cache ./gpuio ./graph
 WIDE_SHIM := ./cuda/difftest ./cuda/driver ./cuda/kernels ./cuda/shim/iotest ./cuda/shim/selftest
 ON_SHIM := Driver|Shim|GPU
 test-wide:
-	HELIOS_WIDE=1 $(GO) test -p $(AT_ONCE) -count=1 -timeout 20m -run "$$($(GO) run ./tools/widetests $(WIDE))" $(WIDE)
-	HELIOS_WIDE=1 $(GO) test -p $(AT_ONCE) -count=1 -timeout 20m -run "$$($(GO) run ./tools/widetests $(WIDE_IO))" -skip '$(ON_SHIM)' $(WIDE_IO)
+	HELIOS_WIDE=1 $(GO) test -count=1 -timeout 20m -run "$$($(GO) run ./tools/widetests $(WIDE))" $(WIDE)
+	HELIOS_WIDE=1 $(GO) test -count=1 -timeout 20m -run "$$($(GO) run ./tools/widetests $(WIDE_IO))" -skip '$(ON_SHIM)' $(WIDE_IO)
 
 # The tests of the published data sets, which are an error where they lack.
 test-realdata:
@@ -98,7 +96,7 @@ test-realdata:
 # texts and refusals, which "make test" has.
 NOT_RACED := Bad|Refus|Help|Document|Docs|Declared|Schema|TestCompletion$$|ManualPage|MakeInstall|VFIOSetup|FewFiles|FullDisk|ReadOnlyFolder|BenchCompute|Rerun|Report
 race:
-	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -p $(AT_ONCE) -timeout 30m -skip '$(NOT_RACED)' \
+	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -timeout 30m -skip '$(NOT_RACED)' \
 		$(filter-out ./tools/%,$(LONGEST)) $$($(GO) list ./... | grep -v '/tools/')
 
 # The CUDA kernels on the CPU shim: its own tests, the I/O kernels against model SSDs in SEEDS seeded

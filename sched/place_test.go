@@ -54,6 +54,12 @@ func (s *shelf) place(index int) *Place {
 	return p
 }
 
+func (s *shelf) of(index int) *Place {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.has[index]
+}
+
 func (s *shelf) giveBack(index int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +98,7 @@ func TestLoaderFillsPlaces(t *testing.T) {
 				q.lacked = i == 1
 				placed := 0
 				take := func(b *Loaded) error {
-					require.Same(t, q.has[b.Index], b.At)
+					require.Same(t, q.of(b.Index), b.At)
 					for k, v := range b.Nodes {
 						require.True(t, slices.Equal(b.Rows[int64(k)*rb:][:rb], feat[v*rb:][:rb]),
 							"row %d of batch %d", k, b.Index)

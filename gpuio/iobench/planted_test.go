@@ -81,6 +81,7 @@ func TestPlantedBugs(t *testing.T) {
 		}, "out of resources"},
 		{"a late launch fails", []string{"async", "sync"}, "", func(c *Config) {
 			var n atomic.Int32
+			c.Duration = 2 * time.Second // that the launch comes; the run ends with it
 			c.Dev = planted{Device: c.Dev, launch: func(string) (error, bool) {
 				if n.Add(1) > 4 {
 					return errors.New("launch failed: unspecified failure"), false
@@ -103,7 +104,7 @@ func TestPlantedBugs(t *testing.T) {
 		{"completions twice", []string{"async"}, "dup(op=read,times=3)", nil,
 			"named no command in flight"},
 		{"media error", []string{"async", "sync"},
-			"error(op=read,sct=2,sc=0x81,dnr=1,after=100,times=1)", nil, "unrecovered read error"},
+			"error(op=read,sct=2,sc=0x81,dnr=1,after=10,times=1)", nil, "unrecovered read error"},
 		{"SMART counts too few commands", []string{"async", "sync"}, "", func(c *Config) {
 			c.smart = undercount(func(l *nvme.SMARTLog) { l.HostReads.Lo-- })
 		}, "SSD ssd1 counted"},
