@@ -41,6 +41,9 @@ type Options struct {
 	// controller's own: how long a client waits for one that does not become ready. 0 leaves it as
 	// it is.
 	ReadyTimeout time.Duration
+	// EchoWait is how long the second completion of "dup(n=…)" waits for others to come first;
+	// 0: 2 ms.
+	EchoWait time.Duration
 }
 
 // Bus is a controller with faults in front of it. It implements nvme.Bus, Kicker, Waiter,
@@ -86,6 +89,9 @@ type Bus struct {
 func New(inner nvme.Bus, set *faultinject.Set, opt Options) *Bus {
 	b := &Bus{inner: inner, set: set, opt: opt, stride: 4, pageBytes: 4096, lbaBytes: 512,
 		sqs: map[uint16]*squeue{}, cqs: map[uint16]*cqueue{}}
+	if b.opt.EchoWait == 0 {
+		b.opt.EchoWait = echoWait
+	}
 	b.kicker, _ = inner.(nvme.Kicker)
 	b.waiter, _ = inner.(nvme.Waiter)
 	if v, err := inner.Read64(nvme.RegCAP); err == nil && v != 1<<64-1 {

@@ -183,7 +183,9 @@ func TestDuplicateAmongMany(t *testing.T) {
 
 // With n the second completion comes after others: of the same CID, too, when that is in use again.
 func TestLateDuplicate(t *testing.T) {
-	g := newRig(t, rigOptions{faults: "dup(op=read,lba=3,n=3)"})
+	const late = "dup(op=read,lba=3,n=3)"
+	// The client may be slow: the second one does not give up waiting.
+	g := newRig(t, rigOptions{faults: late, opt: faultbus.Options{EchoWait: time.Minute}})
 	q := g.queue(4)
 	for range 10 {
 		q.Put(g.read(2, 3, 1, 0))
@@ -195,6 +197,8 @@ func TestLateDuplicate(t *testing.T) {
 		q.done(2, 0)
 	}
 	// Where none follow, it comes soon; not behind the end of its queue.
+	g = newRig(t, rigOptions{faults: late})
+	q = g.queue(4)
 	q.Put(g.read(2, 3, 1, 0))
 	q.done(2, 0)
 	q.done(2, 0)

@@ -598,13 +598,13 @@ func (c *cqueue) post(e entry) {
 	}
 }
 
-// echoTime is how long an echo waits for others to come first.
-const echoTime = 2 * time.Millisecond
+// echoWait is Options.EchoWait where that is not set.
+const echoWait = 2 * time.Millisecond
 
 // again has an entry posted once more, after n others; it counts as the first itself.
 func (c *cqueue) again(e entry, n int) {
 	x := &echo{e: e, left: n + 1}
-	x.timer = time.AfterFunc(echoTime, func() {
+	x.timer = time.AfterFunc(c.b.opt.EchoWait, func() {
 		c.b.mu.Lock()
 		defer c.b.unlock()
 		if c.dead || c.b.stopped() || !slices.Contains(c.echoes, x) {
