@@ -28,12 +28,6 @@ const (
 	setLists = 5 // of a ticket, that sets_lists counts
 )
 
-// What sets_play answers: hitAnswer | slot, a slot to be filled, or noAnswer for a bypass.
-const (
-	hitAnswer = 1 << 31
-	noAnswer  = 1<<32 - 1
-)
-
 // setsParams are the parameters of the kernels "sets_…", which keep a directory in sets in a GPU's
 // memory; cuda/kernels/sets.cu says what each does.
 //
