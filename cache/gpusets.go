@@ -303,8 +303,11 @@ func (s *gpuSets) forget() {
 	if s.until == nil {
 		return
 	}
-	if err := errors.Join(s.st.Fill(s.until.Ptr(), 0, s.until.Size()),
-		s.st.Fill(s.window.Ptr(), 0, s.window.Size())); err != nil {
+	err := s.st.Fill(s.until.Ptr(), 0, s.until.Size())
+	if s.window != nil { // none: nothing was announced, or there was no memory for it
+		err = errors.Join(err, s.st.Fill(s.window.Ptr(), 0, s.window.Size()))
+	}
+	if err != nil {
 		s.failed = fmt.Errorf("announcements did not end: %w", err)
 	}
 }

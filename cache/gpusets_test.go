@@ -155,6 +155,11 @@ func playGPUSets(t *testing.T, rng *rand.Rand, dev, cpu cuda.Device, c DynamicCo
 		}
 		return [2]*Ticket{must(got.NewTicket())(t), must(want.NewTicket())(t)}
 	}
+	if window > 0 { // nothing is announced, and that ends
+		ok(t, errors.Join(got.Announce(nil), want.Announce(nil)))
+		got.Forget()
+		want.Forget()
+	}
 	announced := 0
 	for at, rows := range all {
 		for ; announced < min(at+1+window, batches) && window > 0; announced++ {
