@@ -1,8 +1,9 @@
-"""The ring on a GPU: memory of the daemon's that this process maps, through libcuda alone.
+"""Batches on a GPU, through libcuda alone: in memory of the daemon's, or copied to our own.
 
 The daemon sends the descriptor of an allocation (docs/PROTOCOL.md, "On the GPU"). It is mapped
-into the device's primary context, which PyTorch, CuPy and JAX use too. Arrays on it go to them by
-DLPack, without a copy.
+into the device's primary context, which PyTorch, CuPy and JAX use too. Where the daemon has no
+memory there to give, its ring in the CPU's memory is pinned, and each batch is copied from it.
+Arrays go on by DLPack, without another copy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ._errors import CapabilityError, DeviceError, HeliosError, ProtocolError
-from ._ring import DTYPES, places
+from ._ring import DTYPES, Place, Ring, places
 
 #: the variable that names another libcuda, for heliosctl too
 LIBRARY = "HELIOS_LIBCUDA"
@@ -36,11 +37,13 @@ class _Access(ctypes.Structure):
 
 _ON_DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
 _READ_WRITE = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 _pointer = ctypes.POINTER
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuInit": (ctypes.c_uint,),
+    "cuDeviceGet": (_pointer(ctypes.c_int), ctypes.c_int),
     "cuDeviceGetByPCIBusId": (_pointer(ctypes.c_int), ctypes.c_char_p),
     "cuDevicePrimaryCtxRetain": (_pointer(ctypes.c_void_p), ctypes.c_int),
     "cuDevicePrimaryCtxRelease_v2": (ctypes.c_int,),
@@ -62,6 +65,12 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuMemAddressFree": (_Address, ctypes.c_size_t),
     "cuMemAlloc_v2": (_pointer(_Address), ctypes.c_size_t),
     "cuMemFree_v2": (_Address,),
+    "cuMemHostRegister_v2": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint),
+    "cuMemHostUnregister": (ctypes.c_void_p,),
+    "cuStreamCreate": (_pointer(ctypes.c_void_p), ctypes.c_uint),
+    "cuStreamDestroy_v2": (ctypes.c_void_p,),
+    "cuStreamSynchronize": (ctypes.c_void_p,),
+    "cuMemcpyHtoDAsync_v2": (_Address, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
     "cuMemcpyDtoD_v2": (_Address, _Address, ctypes.c_size_t),
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, _Address, ctypes.c_size_t),
     "cuGetErrorName": (ctypes.c_int, _pointer(ctypes.c_char_p)),
@@ -76,7 +85,7 @@ _LACKS = {
     34: "install NVIDIA's driver; this library is a stub",
     46: "another process has the GPU for itself",
     100: "no GPU is visible here (nvidia-smi, CUDA_VISIBLE_DEVICES)",
-    101: "the daemon's GPU is not visible here (nvidia-smi, CUDA_VISIBLE_DEVICES)",
+    101: "that GPU is not visible here (nvidia-smi, CUDA_VISIBLE_DEVICES)",
     800: "the driver does not allow it here",
     801: "the driver or GPU does not share memory between processes",
     803: "the driver's library and its kernel module are of different versions",
@@ -146,13 +155,19 @@ def driver() -> Driver:
 
 
 class Gpu:
-    """A GPU by its PCI bus ID, with its primary context, which is kept while this object lives."""
+    """A GPU by its PCI bus ID, or by the number that PyTorch has for it.
 
-    def __init__(self, pci: str) -> None:
+    Its primary context is kept while this object lives.
+    """
+
+    def __init__(self, name: str | int) -> None:
         self.driver = driver()
         number, context = ctypes.c_int(), ctypes.c_void_p()
         call = self.driver.call
-        call("cuDeviceGetByPCIBusId", ctypes.byref(number), pci.encode())
+        if isinstance(name, int):
+            call("cuDeviceGet", ctypes.byref(number), name)
+        else:
+            call("cuDeviceGetByPCIBusId", ctypes.byref(number), name.encode())
         self.number = number.value  #: PyTorch has it as cuda:number
         call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
         self._context = context
@@ -191,8 +206,8 @@ def _here(of: Driver, name: str, *arguments: Any) -> None:
         of.call(name, *arguments)
 
 
-def _end(gpu: Gpu, calls: tuple[tuple[Any, ...], ...]) -> None:
-    """Frees memory, once no kernel can use it any more."""
+def _end(gpu: Gpu, calls: tuple[tuple[Any, ...], ...], _kept: object = None) -> None:
+    """Frees memory, once no kernel can use it any more; what is kept goes with the last call."""
     if gpu.driver.pid != os.getpid():
         return
     failed = []
@@ -218,6 +233,7 @@ class GpuRing:
     """slots × slot_bytes of a GPU's memory, which the daemon made."""
 
     on_gpu = True
+    kind = "gpu"
 
     def __init__(self, fd: int, slots: int, slot_bytes: int, device: str, file_bytes: int) -> None:
         """Maps the allocation behind the descriptor; the caller keeps fd."""
@@ -241,18 +257,74 @@ class GpuRing:
         """Returns the arrays of a batch, and what lives as long as one that lies in the slot."""
         of = list(places(described, self.slot_bytes))
         memory = Memory(self.gpu, self._address + slot * self.slot_bytes, self.slot_bytes, of=self)
-        owner: Memory | None = memory
-        if copy:
-            memory, owner = self._copied(memory, max((p.end for p in of), default=0)), None
-        return {p.name: (DeviceArray(memory, p.kind, p.shape, p.offset), p.kind) for p in of}, owner
-
-    def _copied(self, memory: Memory, size: int) -> Memory:
+        if not copy:
+            return _arrays(memory, of), memory
+        size = _end_of(of)
         copied = self.gpu.allocate(size)
         with self.gpu.current() as call:
             if size:
                 call("cuMemcpyDtoD_v2", copied.address, memory.address, size)
             call("cuCtxSynchronize")  # a copy within a device goes on behind the call
-        return copied
+        return _arrays(copied, of), None
+
+
+class PinnedRing:
+    """A ring in the CPU's memory, pinned, with as many slots on a GPU that batches are copied to.
+
+    A slot of both is ours until its tensors have gone and the kernels that read them have ended.
+    """
+
+    on_gpu = True
+    kind = "pinned"
+
+    def __init__(self, fd: int, slots: int, slot_bytes: int, number: int) -> None:
+        """Maps and pins the file; the caller keeps fd."""
+        self._host = Ring(fd, slots, slot_bytes)
+        self.slots, self.slot_bytes = slots, slot_bytes
+        self.gpu = Gpu(number)
+        stream, memory = ctypes.c_void_p(), _Address()
+        with self.gpu.current() as call, contextlib.ExitStack() as undo:
+            host, size = self._host.address, slots * slot_bytes
+            call("cuMemHostRegister_v2", host, size, 0)
+            undo.callback(call, "cuMemHostUnregister", host)
+            call("cuMemAlloc_v2", ctypes.byref(memory), size)
+            undo.callback(call, "cuMemFree_v2", memory)
+            # One that does not wait for kernels of others on the default stream.
+            call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+            undo.pop_all()
+        self._address, self._stream = memory.value, stream
+        calls = (
+            ("cuStreamDestroy_v2", stream),
+            ("cuMemFree_v2", memory),
+            ("cuMemHostUnregister", host),
+        )
+        # The host's mapping is kept until it is pinned no more.
+        weakref.finalize(self, _end, self.gpu, calls, self._host).atexit = False
+
+    def take(
+        self, described: object, slot: int, copy: bool
+    ) -> tuple[dict[str, tuple[DeviceArray, str]], Memory | None]:
+        """Returns the arrays of a batch, and what lives as long as one that lies in the slot."""
+        of = list(places(described, self.slot_bytes))
+        size, at = _end_of(of), slot * self.slot_bytes
+        if copy:
+            memory = self.gpu.allocate(size)
+        else:
+            memory = Memory(self.gpu, self._address + at, self.slot_bytes, of=self)
+        with self.gpu.current() as call:
+            if size:
+                host = self._host.address + at
+                call("cuMemcpyHtoDAsync_v2", memory.address, host, size, self._stream)
+            call("cuStreamSynchronize", self._stream)
+        return _arrays(memory, of), None if copy else memory
+
+
+def _arrays(memory: Memory, of: list[Place]) -> dict[str, tuple[DeviceArray, str]]:
+    return {p.name: (DeviceArray(memory, p.kind, p.shape, p.offset), p.kind) for p in of}
+
+
+def _end_of(of: list[Place]) -> int:
+    return max((p.end for p in of), default=0)
 
 
 def _map(gpu: Gpu, fd: int, size: int) -> int:

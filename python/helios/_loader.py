@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import fcntl
+import logging
 import os
+import re
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ import numpy as np
 
 from . import _batch, _cuda
 from ._batch import Batch
-from ._cuda import GpuRing
+from ._cuda import GpuRing, PinnedRing
 from ._dataset import Dataset
 from ._errors import CapabilityError, DeviceError, HeliosError, ProtocolError, UsageError
 from ._ring import Ring, is_count
@@ -26,15 +28,21 @@ Item = TypeVar("Item")
 # Options that have a parameter of their own.
 _NAMED = {"fanout": "num_neighbors", "batch-size": "batch_size", "seed": "seed"}
 
-#: where batches lie: in the CPU's memory, on the daemon's GPU, or there where that goes
-DEVICES = ("cpu", "cuda", "auto")
+#: where batches lie: in the CPU's memory, on a GPU, or there where that goes
+DEVICES = ("cpu", "cuda", "cuda:N", "auto")
+
+_log = logging.getLogger("helios")
 
 
 class _Remote:
     """A loader on the daemon's side, in one session: its ring, and the slots that we hold."""
 
-    def __init__(self, session: Session, message: Mapping[str, Any], fds: list[int]) -> None:
+    def __init__(
+        self, session: Session, message: Mapping[str, Any], fds: list[int], pinned: int | None
+    ) -> None:
+        """Maps the ring, which is pinned for a GPU where that is given."""
         self.session = session
+        self._pinned = pinned
         number, batches, credits = (message.get(k) for k in ("id", "batches", "credits"))
         if not (is_count(number) and is_count(batches) and is_count(credits) and credits):
             raise ProtocolError(f"the daemon made a loader with {message!r}")
@@ -52,8 +60,7 @@ class _Remote:
         self.running = False  # an epoch is under way
         self.stopping = False  # it is to stop; what comes until "stopped" is given back
 
-    @staticmethod
-    def _map(message: Mapping[str, Any], fds: list[int]) -> Ring | GpuRing:
+    def _map(self, message: Mapping[str, Any], fds: list[int]) -> Ring | GpuRing | PinnedRing:
         slots, slot_bytes, device, file_bytes = (
             message.get(k) for k in ("slots", "slot_bytes", "device", "file_bytes")
         )
@@ -63,6 +70,8 @@ class _Remote:
                     f"the daemon made a ring of {slots!r} slots of {slot_bytes!r} bytes with "
                     f"{len(fds)} descriptors"
                 )
+            if device is None and self._pinned is not None:
+                return PinnedRing(fds[0], slots, slot_bytes, self._pinned)
             if device is None:
                 return Ring(fds[0], slots, slot_bytes)
             if not isinstance(device, str) or not is_count(file_bytes):
@@ -128,7 +137,7 @@ class _Remote:
             raise
         if ring.slots != self.ring.slots:
             raise ProtocolError(f"the daemon made {ring.slots} slots of {self.ring.slots}")
-        if ring.on_gpu != self.ring.on_gpu:
+        if ring.kind != self.ring.kind:
             raise ProtocolError("the daemon moved a ring to another device")
         self.ring = ring
 
@@ -173,7 +182,7 @@ class _Remote:
         dead = list(self._dead)
         if not dead:
             return
-        if isinstance(self.ring, GpuRing):
+        if not isinstance(self.ring, Ring):
             self.ring.gpu.synchronize()
         for slot in dead:
             self._dead.popleft()
@@ -221,8 +230,9 @@ class Loader(Generic[Item]):
             rank, world_size: this process gets the batches i with i % world_size == rank.
             slots: batches in shared memory. All but one can be held without a copy.
             copy: copy each batch out of shared memory.
-            device: where batches lie: ``"cpu"``; ``"cuda"``, on the GPU that the daemon runs on;
-                or ``"auto"``, there where that goes.
+            device: where batches lie: ``"cpu"``; ``"cuda"``, on the GPU that the daemon runs on, or
+                this process's first where the daemon can't give memory of its own; ``"cuda:1"``, on
+                that GPU as PyTorch numbers them; or ``"auto"``, on a GPU where that goes.
             daemon_device: what the daemon samples and reads with, ``--device`` of ``train``:
                 ``"auto"`` (a GPU if there is one), ``"host"``, ``"cuda"`` or ``"cuda:1"``.
             options: those of ``heliosctl train``, such as ``sampler="labor"``, ``mode="cpu"`` or
@@ -242,7 +252,7 @@ class Loader(Generic[Item]):
             if key in keys:
                 raise UsageError(f"{key} is the parameter {parameter}")
         self._device = str(device)
-        if self._device not in DEVICES:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?|auto", self._device):
             raise UsageError(
                 f"device {self._device!r}: batches lie on {', '.join(DEVICES[:-1])} or "
                 f"{DEVICES[-1]}; daemon_device names what the daemon works with"
@@ -278,13 +288,7 @@ class Loader(Generic[Item]):
         have = self._remote
         if have is not None and have.session is session and not have.lost:
             return have
-        device = self._usable_device()
-        try:
-            remote = self._open(session, handle, device)
-        except CapabilityError:
-            if device != "auto":
-                raise
-            remote = self._open(session, handle, "cpu")
+        remote = self._opened(session, handle)
         if self._finalizer is not None:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(self, session.forget, remote.id)
@@ -292,22 +296,44 @@ class Loader(Generic[Item]):
         self._remote = remote
         return remote
 
-    def _usable_device(self) -> str:
-        """Returns the device to ask for; ``auto`` is the CPU where this process has no GPU."""
-        if self._device != "cpu":
+    def _opened(self, session: Session, handle: int) -> _Remote:
+        """Opens the loader on the daemon's side, in the best way that goes."""
+        lacks: list[CapabilityError] = []
+        for device, pinned in self._ways():
             try:
-                self._check_gpu()
-                _cuda.driver()
-            except CapabilityError:
-                if self._device != "auto":
-                    raise
-                return "cpu"
-        return self._device
+                if device != "cpu" or pinned is not None:
+                    self._check_gpu()
+                    _cuda.driver()
+                remote = self._open(session, handle, device, pinned)
+            except CapabilityError as e:
+                if str(e) not in map(str, lacks):
+                    lacks.append(e)
+                continue
+            for why in lacks:
+                _log.info("batches come through a %s ring: %s", remote.ring.kind, why)
+            return remote
+        if len(lacks) == 1:
+            raise lacks[0]
+        raise CapabilityError("; and through pinned memory: ".join(map(str, lacks)))
+
+    def _ways(self) -> list[tuple[str, int | None]]:
+        """Returns what to ask the daemon for, and the GPU that its ring is pinned for: best first.
+
+        The ranks of a job have to ask for the same. Those on a GPU each cannot all have a ring on
+        the daemon's, so all of them take a pinned one.
+        """
+        kind, _, number = self._device.partition(":")
+        if kind == "cpu":
+            return [("cpu", None)]
+        pinned = ("cpu", int(number or 0))
+        if number and self.world_size > 1:
+            return [pinned]
+        return [("cuda", None), pinned, *([("cpu", None)] if kind == "auto" else [])]
 
     def _check_gpu(self) -> None:
         """Raises a CapabilityError where the items that this loader makes cannot lie on a GPU."""
 
-    def _open(self, session: Session, handle: int, device: str) -> _Remote:
+    def _open(self, session: Session, handle: int, device: str, pinned: int | None) -> _Remote:
         request = {"type": "loader", "handle": handle, **self._request}
         if device != "cpu":
             request["device"] = device
@@ -319,7 +345,7 @@ class Loader(Generic[Item]):
         finally:
             close_all(fds)
         try:
-            remote = _Remote(session, message, received)
+            remote = _Remote(session, message, received, pinned)
         except (CapabilityError, DeviceError):
             session.forget(message["id"])
             raise
@@ -327,13 +353,18 @@ class Loader(Generic[Item]):
             close_all(received)
             session.close()
             raise
-        if device == "cuda" and not remote.ring.on_gpu:
+        ring = remote.ring
+        if device == "cuda" and not isinstance(ring, GpuRing):
             session.forget(remote.id)
             raise CapabilityError(
                 "device cuda: this daemon gives batches in the CPU's memory alone; it is older "
                 "than this package"
             )
-        if device == "cpu" and remote.ring.on_gpu:
+        wanted = self._device.partition(":")[2]
+        if isinstance(ring, GpuRing) and wanted and ring.gpu.number != int(wanted):
+            session.forget(remote.id)
+            raise CapabilityError(f"the daemon runs on cuda:{ring.gpu.number}, not {self._device}")
+        if device == "cpu" and isinstance(ring, GpuRing):
             session.close()
             raise ProtocolError("the daemon made a ring on a GPU for device cpu")
         return remote
@@ -381,7 +412,15 @@ class Loader(Generic[Item]):
     def device(self) -> str:
         """Where batches lie: ``"cpu"``, or ``"cuda:0"`` as PyTorch numbers GPUs."""
         ring = self._connected().ring
-        return f"cuda:{ring.gpu.number}" if isinstance(ring, GpuRing) else "cpu"
+        return "cpu" if isinstance(ring, Ring) else f"cuda:{ring.gpu.number}"
+
+    @property
+    def ring(self) -> str:
+        """What batches come through: ``"cpu"``, or to a GPU ``"gpu"`` or ``"pinned"``.
+
+        ``"gpu"`` is the daemon's memory there; from ``"pinned"`` memory each batch is copied once.
+        """
+        return self._connected().ring.kind
 
     def _part(self, number: int, of: int) -> Loader[Item]:
         """Returns a loader of every of-th batch of this one, from its next one but number on."""

@@ -41,6 +41,7 @@ class Ring:
     """slots × slot_bytes of shared memory."""
 
     on_gpu = False
+    kind = "cpu"
 
     def __init__(self, fd: int, slots: int, slot_bytes: int) -> None:
         """Maps the file; the caller keeps fd."""
@@ -59,6 +60,11 @@ class Ring:
             self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except (OSError, ValueError) as e:
             raise ProtocolError(f"the daemon's ring cannot be mapped: {e}") from None
+
+    @property
+    def address(self) -> int:
+        """Where it is mapped."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def take(self, described: object, slot: int, copy: bool) -> tuple[Arrays, Owner | None]:
         """Returns the arrays of a batch, and what lives as long as one that lies in the slot."""

@@ -97,6 +97,14 @@ class GpuLoader(Loader):
             os.close(fd)
 
 
+class HostLoader(Loader):
+    """Its rings are closed with the test."""
+
+    def _send_ring(self, message):
+        super()._send_ring(message)
+        GpuPeer.maps.append(self.map)
+
+
 class GpuPeer(Peer):
     """Makes a ring on the GPU for whoever asks."""
 
@@ -108,9 +116,7 @@ class GpuPeer(Peer):
     def on_loader(self, message):
         number = len(self.loaders) + 1
         on_gpu = message.get("device", "cpu") != "cpu"
-        self.loaders[number] = (GpuLoader if on_gpu else Loader)(self, number, message)
-        if not on_gpu:
-            GpuPeer.maps.append(self.loaders[number].map)
+        self.loaders[number] = (GpuLoader if on_gpu else HostLoader)(self, number, message)
 
     def batch(self, loader, epoch, index, slot):
         message = super().batch(loader, epoch, index, slot)
@@ -119,6 +125,19 @@ class GpuPeer(Peer):
 
 def peer(**more):
     return type("P", (GpuPeer,), more)
+
+
+class HostPeer(GpuPeer):
+    """Its loaders run on the host, so it has no memory of a GPU to give."""
+
+    def on_loader(self, message):
+        if message.get("device", "cpu") == "cpu":
+            super().on_loader(message)
+            return
+        self.send({"type": "error", "class": "capability", "code": 3, "message": "on the host"})
+
+
+KINDS = pytest.mark.parametrize("kind", [GpuPeer, HostPeer], ids=["gpu", "pinned"])
 
 
 def opened(server):
@@ -153,9 +172,65 @@ def test_epochs(gpu, fake):
         assert gpu.calls("cuMemAlloc_v2") == 0
 
 
-def test_a_slot_goes_back_behind_its_kernels(gpu, fake):
-    """A slot whose tensors have gone is given back after a wait for the GPU, and never before."""
+def test_a_pinned_ring(gpu, fake):
+    """It is pinned once, batches are copied beside other streams, and all of it goes."""
+    server = fake(HostPeer)
+    with opened(server) as ds:
+        loader = helios.NumpyLoader(ds, device="cuda")
+        assert (loader.device, loader.ring) == ("cuda:0", "pinned")
+        for epoch in range(2):
+            for i, batch in enumerate(loader):
+                check(batch, epoch, i)
+            assert i == 4
+        assert gpu.calls("cuMemHostRegister_v2") == 1
+        assert gpu.calls("cuMemcpyHtoDAsync_v2") == 10
+        assert gpu.calls("cuMemAlloc_v2") == 1
+        assert gpu.calls("cuStreamCreate") == 1
+        batch = next(iter(loader))
+        del loader
+        gc.collect()
+        check(batch, 2, 0)
+        del batch
+        gc.collect()
+        assert gpu.calls("cuMemHostUnregister") == 1
+        assert not any(gpu.live().values())
+
+
+def test_the_ranks_of_a_job_on_a_gpu_each(gpu, fake):
+    """All of them ask for the CPU's ring, that on the daemon's GPU too: they are one job."""
+    gpu.do("devices=2")
     server = fake(GpuPeer)
+    with opened(server) as ds:
+        for rank in range(2):
+            loader = helios.NumpyLoader(ds, device=f"cuda:{rank}", rank=rank, world_size=2)
+            assert (loader.device, loader.ring) == (f"cuda:{rank}", "pinned")
+            batches = list(loader)
+            assert [b.index for b in batches] == list(range(rank, 5, 2))
+            for batch in batches:
+                check(batch, 0, batch.index)
+                assert batch.x.__dlpack_device__() == (2, rank)
+            del batches, batch
+        asked = [r for r in server.peers[0].requests if r["type"] == "loader"]
+        assert not any("device" in r for r in asked)
+        with pytest.raises(helios.CapabilityError, match="cuDeviceGet: .*that GPU is not visible"):
+            helios.NumpyLoader(ds, device="cuda:7", world_size=2)
+
+
+def test_the_gpu_by_its_number(gpu, fake):
+    """The daemon's memory where it lies on that GPU, and else a pinned ring."""
+    gpu.do("devices=2")
+    with opened(fake(GpuPeer)) as ds:
+        for number, ring in ((0, "gpu"), (1, "pinned")):
+            loader = helios.NumpyLoader(ds, device=f"cuda:{number}")
+            assert (loader.device, loader.ring) == (f"cuda:{number}", ring)
+            check(next(iter(loader)), 0, 0)
+        assert helios.NumpyLoader(ds).ring == "cpu"
+
+
+@KINDS
+def test_a_slot_goes_back_behind_its_kernels(gpu, fake, kind):
+    """A slot whose tensors have gone is given back after a wait for the GPU, and never before."""
+    server = fake(kind)
     with opened(server) as ds:
         it = iter(helios.NumpyLoader(ds, device="cuda", slots=4))
         first, second = next(it), next(it)
@@ -172,8 +247,9 @@ def test_a_slot_goes_back_behind_its_kernels(gpu, fake):
         del it
 
 
-def test_slots_are_released_once(gpu, fake):
-    server = fake(GpuPeer)
+@KINDS
+def test_slots_are_released_once(gpu, fake, kind):
+    server = fake(kind)
     with opened(server) as ds:
         loader = helios.NumpyLoader(ds, device="cuda", slots=4)
         it = iter(loader)
@@ -214,32 +290,37 @@ def test_slots_that_wait_are_given_back(gpu, fake):
         check(kept, 1, 0)
 
 
+@KINDS
 @pytest.mark.parametrize("more", [{"copy": True}, {"slots": 2}, {"slots": 1}])
-def test_copies(gpu, fake, more):
+def test_copies(gpu, fake, more, kind):
     """A batch that is copied lies in memory of our own, which goes with it."""
-    server = fake(GpuPeer)
+    server = fake(kind)
+    slots = 1 if kind is HostPeer else 0  # the memory of a pinned ring's
     with opened(server) as ds:
-        batches = list(helios.NumpyLoader(ds, device="cuda", **more))
+        loader = helios.NumpyLoader(ds, device="cuda", **more)
+        batches = list(loader)
         for i, batch in enumerate(batches):
             check(batch, 0, i)
-        assert gpu.live()["device"] == (4 if more.get("slots") == 2 else 5)
-        del batches, batch
+        assert gpu.live()["device"] == slots + (4 if more.get("slots") == 2 else 5)
+        del batches, batch, loader
         gc.collect()
         assert gpu.live()["device"] == 0
 
 
-def test_a_larger_ring(gpu, fake):
+@KINDS
+def test_a_larger_ring(gpu, fake, kind):
     """Batches of the former ring stay, and it goes with the last of them."""
-    with opened(fake(peer(grow_at=2, slot_bytes=GRANULE))) as ds:
+    memory = "reserved" if kind is GpuPeer else "device"
+    with opened(fake(type("P", (kind,), {"grow_at": 2, "slot_bytes": GRANULE}))) as ds:
         loader = helios.NumpyLoader(ds, device="cuda", slots=8)
         batches = list(loader)
         for i, batch in enumerate(batches):
             check(batch, 0, i)
-        assert gpu.live()["reserved"] == 2
+        assert gpu.live()[memory] == 2
         del batches[:2], batch
         gc.collect()
         # The slots of the former ring are given back by the next epoch; it needs none of them.
-        assert gpu.live()["reserved"] == 1
+        assert gpu.live()[memory] == 1
         del batches
         assert len(list(loader)) == 5
 
@@ -397,19 +478,18 @@ MAPPING = (
 
 @pytest.mark.parametrize("name", MAPPING)
 def test_a_ring_that_cannot_be_mapped(gpu, fake, name):
-    """Each failure is told by its call's name, and undone; the session goes on."""
+    """What the GPU lacks for it is undone, and the ring pinned; what fails is told by its name."""
     server = fake(GpuPeer)
     with opened(server) as ds:
-        gpu.do(f"fail={name}:1:801")
-        with pytest.raises(helios.CapabilityError, match=f"{name}: CUDA_ERROR_NOT_SUPPORTED"):
-            helios.NumpyLoader(ds, device="cuda")
-        if name != "cuMemRelease":  # the handle that it did not release keeps the context
-            gc.collect()
-            assert not any(gpu.live().values()), gpu.do("live")
-        gpu.do(f"fail={name}:1:801")
-        loader = helios.NumpyLoader(ds, device="auto")
-        assert loader.device == "cpu"
-        assert next(iter(loader)).x.tolist() == expected(0, 0)["x"].tolist()
+        for device in ("cuda", "auto"):
+            gpu.do(f"fail={name}:1:801")
+            loader = helios.NumpyLoader(ds, device=device)
+            assert (loader.device, loader.ring) == ("cuda:0", "pinned")
+            check(next(iter(loader)), 0, 0)
+            del loader
+            if name != "cuMemRelease":  # the handle that it did not release keeps the context
+                gc.collect()
+                assert not any(gpu.live().values()), gpu.do("live")
         gpu.do(f"fail={name}:1:719")
         with pytest.raises(helios.DeviceError, match=f"{name}: CUDA_ERROR_LAUNCH_FAILED"):
             helios.NumpyLoader(ds, device="auto")
@@ -418,6 +498,47 @@ def test_a_ring_that_cannot_be_mapped(gpu, fake, name):
         gc.collect()
         assert gpu.live()["reserved"] == 0
         gpu.do("reset")
+
+
+PINNING = (
+    "cuDeviceGet",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxPushCurrent_v2",
+    "cuMemHostRegister_v2",
+    "cuMemAlloc_v2",
+    "cuStreamCreate",
+)
+
+
+@pytest.mark.parametrize("name", PINNING)
+def test_a_ring_that_cannot_be_pinned(gpu, fake, name):
+    """Each failure is told with that of the better way, and undone; the session goes on."""
+    server = fake(HostPeer)
+    with opened(server) as ds:
+        gpu.do(f"fail={name}:1:801")
+        with pytest.raises(
+            helios.CapabilityError,
+            match=f"on the host; and through pinned memory.*{name}: CUDA_ERROR_NOT_SUPPORTED",
+        ):
+            helios.NumpyLoader(ds, device="cuda")
+        gc.collect()
+        assert not any(gpu.live().values()), gpu.do("live")
+        gpu.do(f"fail={name}:1:801")
+        loader = helios.NumpyLoader(ds, device="auto")
+        assert (loader.device, loader.ring) == ("cpu", "cpu")
+        assert next(iter(loader)).x.tolist() == expected(0, 0)["x"].tolist()
+        gpu.do(f"fail={name}:1:719")
+        with pytest.raises(helios.DeviceError, match=f"{name}: CUDA_ERROR_LAUNCH_FAILED"):
+            helios.NumpyLoader(ds, device="auto")
+
+
+@pytest.mark.parametrize("name", ["cuMemcpyHtoDAsync_v2", "cuStreamSynchronize"])
+def test_a_copy_from_pinned_memory_that_fails(gpu, fake, name):
+    with opened(fake(HostPeer)) as ds:
+        it = iter(helios.NumpyLoader(ds, device="cuda"))
+        gpu.do(f"fail={name}:1:719")
+        with pytest.raises(helios.DeviceError, match=f"{name}: CUDA_ERROR_LAUNCH_FAILED"):
+            next(it)
 
 
 @pytest.mark.parametrize("name", ["cuMemAlloc_v2", "cuMemcpyDtoD_v2", "cuCtxSynchronize"])
@@ -482,7 +603,7 @@ def test_a_ring_that_cannot_be_freed(gpu, fake, name, monkeypatch):
 def test_no_library(gpu, fake, monkeypatch):
     for library, want in (
         ("libcuda-of-no-test.so", "install NVIDIA's driver"),
-        ("libm.so.6", "libm.so.6 lacks cuInit, cuDeviceGetByPCIBusId"),
+        ("libm.so.6", "libm.so.6 lacks cuInit, cuDeviceGet, cuDeviceGetByPCIBusId"),
     ):
         monkeypatch.setenv(_cuda.LIBRARY, library)
         with opened(fake(GpuPeer)) as ds:
@@ -503,10 +624,12 @@ def test_no_gpu(gpu, fake):
         helios.NumpyLoader(ds, device="cuda")
     gpu.do("init=0")
     with opened(fake(peer(lies={"device": "cuda:0000:77:00.0"}))) as ds:
-        with pytest.raises(helios.CapabilityError, match="the daemon's GPU is not visible here"):
-            helios.NumpyLoader(ds, device="cuda")
+        assert helios.NumpyLoader(ds, device="cuda").ring == "pinned"
+    with opened(fake(peer(lies={"device": None}))) as ds:
+        assert helios.NumpyLoader(ds, device="cuda").ring == "pinned"
+        gpu.do("fail=cuMemHostRegister_v2:1:2")
         with pytest.raises(helios.CapabilityError, match="daemon gives batches in the CPU's"):
-            helios.NumpyLoader(opened(fake(peer(lies={"device": None}))), device="cuda")
+            helios.NumpyLoader(ds, device="cuda")
 
 
 LIES = [
@@ -539,8 +662,9 @@ def test_edges_that_do_not_fit(gpu, fake, edges):
 def test_devices_by_name(gpu, fake):
     server = fake(GpuPeer)
     with opened(server) as ds:
-        with pytest.raises(helios.UsageError, match="'cuda:1'.*daemon_device names"):
-            helios.NumpyLoader(ds, device="cuda:1")
+        for name in ("gpu", "cuda:", "cuda:x", "cuda:-1"):
+            with pytest.raises(helios.UsageError, match=f"'{name}'.*daemon_device names"):
+                helios.NumpyLoader(ds, device=name)
         helios.NumpyLoader(ds, daemon_device="cuda:1")
         # The loader may have closed itself by now: it is kept nowhere.
         asked = next(r for r in server.peers[0].requests if r["type"] == "loader")
@@ -677,6 +801,17 @@ def test_the_real_daemon(gpu, binary, tmp_path, monkeypatch):
         assert gpu.calls("cuMemImportFromShareableHandle") == 4
         gc.collect()
         assert gpu.live()["reserved"] == 0
+        # A daemon that works with the CPU, and the ring pinned: the same batches on the GPU.
+        loader = helios.NumpyLoader(
+            ds, [3, 2], device="cuda", **{**options, "mode": "inmem", "daemon_device": "host"}
+        )
+        assert (loader.device, loader.ring) == ("cuda:0", "pinned")
+        for want, b in zip(seen["cpu"], (b for _ in range(2) for b in loader), strict=True):
+            for name, array in copied(b).items():
+                assert np.array_equal(array, want[name]), name
+        del loader, b
+        gc.collect()
+        assert gpu.live()["device"] == 0
         it = iter(helios.NumpyLoader(ds, [3, 2], device="cuda", **options))
         batch = next(it)
         os.kill(ds.session()[0].daemon_pid, signal.SIGKILL)
