@@ -289,7 +289,7 @@ func (d *Dataset) Rows(first int64, dst []float32) error {
 		return err
 	}
 	for ; len(dst) > 0; dst, buf = dst[d.Meta.Dim:], buf[row:] {
-		t.Decode(simd.Auto, dst[:d.Meta.Dim], buf[:row])
+		t.Decode(simd.Auto, dst[:d.Meta.Dim], buf[:row], 1)
 	}
 	return nil
 }

@@ -92,7 +92,11 @@ const convertBytes = 256 << 10
 func (d *Dataset) RowsAs(t rowtype.Type) *RowReader { return &RowReader{d: d, t: t} }
 
 // Read is ReadRows in the reader's type. A value that it cannot hold is an error of class usage.
-func (r *RowReader) Read(first int64, dst []byte) error {
+// Scales of rows are left out.
+func (r *RowReader) Read(first int64, dst []byte) error { return r.ReadScaled(first, dst, nil) }
+
+// ReadScaled is Read that also gives the rows' scales, of a type that has some; nil: nobody asks.
+func (r *RowReader) ReadScaled(first int64, dst []byte, scales []float32) error {
 	from := r.d.Meta.RowType()
 	if r.t == from {
 		return r.d.ReadRows(first, dst)
@@ -110,10 +114,17 @@ func (r *RowReader) Read(first int64, dst []byte) error {
 			return err
 		}
 		for i := range n {
-			from.Decode(simd.Auto, r.wide, r.raw[i*in:(i+1)*in])
-			if err := r.t.Encode(dst[i*out:(i+1)*out], r.wide); err != nil {
+			from.Decode(simd.Auto, r.wide, r.raw[i*in:(i+1)*in], 1)
+			scale, err := r.t.Encode(dst[i*out:(i+1)*out], r.wide)
+			if err != nil {
 				return r.d.outOfRange(first+i, err)
 			}
+			if scales != nil {
+				scales[i] = scale
+			}
+		}
+		if scales != nil {
+			scales = scales[n:]
 		}
 		first += n
 		dst = dst[n*out:]

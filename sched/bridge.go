@@ -178,6 +178,9 @@ func (m *mirror) take(op context.Context, way *bridge, s *slot, rowBytes int64,
 		m.mb.Blocks = append(m.mb.Blocks, b)
 	}
 	m.mb.Degrees = hold("degrees", from.Degrees, rows*4)
+	if of.RowType.Scaled() { // by whose numbers scales are looked up
+		m.mb.Nodes = hold("nodes", from.Nodes, rows*8)
+	}
 	x = hold("features", s.x, rows*rowBytes)
 	of.WriteLabels(s.seeds, m.labels)
 	return &m.mb, x, err

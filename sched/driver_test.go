@@ -143,6 +143,10 @@ func TestTrainOnGPU(t *testing.T) {
 		}},
 		{"float16 rows, features dropped", rowtype.Float16,
 			func(c *plan.Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
+		{"int8 rows", rowtype.Int8, cached},
+		{"int8 rows of mega-batches", rowtype.Int8, func(c *plan.Config) {
+			c.Mode, c.Epochs, c.CPUCache, c.PartedDir = plan.ModeHier, 1, percent(60), t.TempDir()
+		}},
 		{"diskgnn by kernels, pages beside rows", rowtype.Float16, func(c *plan.Config) {
 			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = plan.ModeDiskGNN, percent(10), percent(10), 1
 			c.IOStack, c.Pipeline, c.CheckReads = gpuio.StackAsync, plan.PipelineNone, true
@@ -664,7 +668,7 @@ func TestReplicasOnGPU(t *testing.T) {
 			require.Equal(t, want.res.Epochs[0].Loss, r.res.Epochs[0].Loss)
 		}
 	}
-	s.as(t, d, feat, rowtype.Float16)
+	s.as(t, d, feat, rowtype.Int8)
 	want := trainOnAll(t, context.Background(), open(t, 1), cfg, d, s, report.Observer{})
 	require.NoError(t, want.err)
 	cfg.Replicas = 2

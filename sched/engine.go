@@ -115,6 +115,13 @@ func (e *engine) open(ctx context.Context, mc gnn.ModelConfig) (err error) {
 	if e.features, err = e.newTiers(); err != nil {
 		return err
 	}
+	e.onClose(e.store.closeScales)
+	if err := e.store.openScales(ctx); err != nil {
+		return err
+	}
+	if e.verify != nil {
+		e.verify.WithScales(e.store.allScales())
+	}
 	if e.tiers, err = e.budgets(); err != nil {
 		return err
 	}

@@ -141,6 +141,9 @@ func (l *Loader) RowBytes() int64 { return l.e.RowBytes }
 // RowType returns the name of the type of the rows' elements.
 func (l *Loader) RowType() string { return l.e.RowType.String() }
 
+// Scales returns the scales of the rows of all nodes; nil where their type has none.
+func (l *Loader) Scales() []float32 { return l.e.store.allScales() }
+
 // LeaveRows has batches come without Rows from now on, for a consumer on the device.
 func (l *Loader) LeaveRows() { l.leave = true }
 

@@ -12,6 +12,7 @@ import (
 	"helios/cuda"
 	"helios/graph"
 	"helios/graph/induced"
+	"helios/internal/hostmem"
 	"helios/sched/prepare"
 	"helios/sched/report"
 )
@@ -28,7 +29,8 @@ type megaSlab struct {
 	topo    *graph.Topology
 	dtopo   *graph.DeviceTopology
 	sampler *graph.Sampler
-	old     []uint32 // by row, the node in the dataset; nil: nobody asks
+	old     []uint32    // by row, the node in the dataset; nil: nobody asks
+	scales  cuda.Buffer // pinned, by row; nil: rows have none, or are looked up by node
 }
 
 // holds tells whether the mega-batch of these parts is there.
@@ -48,6 +50,21 @@ func (m *megaSlab) close() error {
 	}
 	m.parts, m.places, m.sampler, m.dtopo, m.topo, m.old = nil, nil, nil, nil, nil, nil
 	return errors.Join(all...)
+}
+
+// takeScales puts the scales of nodes, by their numbers in the dataset, where those of rows from
+// first on are looked up.
+func (m *megaSlab) takeScales(t *megaTiers, first int64, nodes []uint32) {
+	if m.scales == nil {
+		return
+	}
+	to := hostmem.View[float32](m.scales.Bytes())[first:]
+	all := t.e.store.allScales()
+	for i, v := range nodes {
+		if int64(v) < t.e.Rows { // pages end in room for rows
+			to[i] = all[v]
+		}
+	}
 }
 
 // load brings a mega-batch into a slab that nothing uses: its rows, the graph that its parts induce
@@ -77,7 +94,7 @@ func (t *megaTiers) load(ctx context.Context, n *comingMega, told bool) (err err
 			return err
 		}
 	}
-	hooked := e.verify != nil || e.Config.OnRows != nil || e.Config.OnBatch != nil
+	hooked := namesNodes(e)
 	if hooked {
 		m.old = make([]uint32, t.room.Rows)
 		for i := range m.old {
@@ -85,6 +102,7 @@ func (t *megaTiers) load(ctx context.Context, n *comingMega, told bool) (err err
 		}
 		copy(m.old, t.staticOld)
 	}
+	m.takeScales(t, 0, t.staticOld)
 	parts, raw := places.Parts, t.raw.Bytes()
 	for i := range parts {
 		q := &parts[i]
@@ -95,6 +113,7 @@ func (t *megaTiers) load(ctx context.Context, n *comingMega, told bool) (err err
 		if hooked {
 			copy(m.old[q.First:], old)
 		}
+		m.takeScales(t, q.First, old)
 	}
 	if m.places, err = induced.NewPlaces(p.Numbering, t.room.Rows, parts); err != nil {
 		return err

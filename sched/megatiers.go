@@ -162,6 +162,12 @@ func (t *megaTiers) place(ctx context.Context) (err error) {
 			"rows of a mega-batch"); err != nil {
 			return err
 		}
+		if e.store.scales != nil && !namesNodes(e) {
+			if m.scales, err = e.Device.Alloc(cuda.MemPinned, t.room.Rows*4,
+				"scales of a mega-batch"); err != nil {
+				return err
+			}
+		}
 		if m.hetero, err = t.spans.Over(e.Device, e.RowBytes, len(e.store.ssds), t.static,
 			m.rows); err != nil {
 			return err
@@ -201,7 +207,7 @@ func (t *megaTiers) close() error {
 	}
 	buffers := []*cuda.Buffer{&t.static, &t.staticLists, &t.raw}
 	for _, m := range t.slabs {
-		buffers = append(buffers, &m.rows)
+		buffers = append(buffers, &m.rows, &m.scales)
 	}
 	for _, b := range buffers {
 		if *b == nil {
@@ -441,6 +447,15 @@ func (m megaIDs) seeds(i int, to []int64) []int64 {
 		to = append(to, m.t.now.places.Of(id))
 	}
 	return to
+}
+
+// scales are those of the mega-batch that is there.
+func (m megaIDs) scales() cache.Scales {
+	s := m.t.now.scales
+	if s == nil {
+		return cache.Scales{}
+	}
+	return cache.Scales{Table: s.Ptr(), Rows: m.t.room.Rows}
 }
 
 // name turns the frontier of a mini-batch into nodes of the dataset, where it is: nothing looks it

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"helios/cache"
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/graph"
@@ -64,6 +65,8 @@ type nodeIDs interface {
 	seeds(i int, to []int64) []int64
 	// name turns the n nodes of a frontier that nothing looks up any more into the dataset's.
 	name(op context.Context, e *engine, mb *graph.MiniBatch, n int64) error
+	// scales are those of rows by the sampler's numbers; the zero value where rows have none.
+	scales() cache.Scales
 }
 
 // placeOf returns the feature tensor of batch i: that of a consumer, or else the engine's own.

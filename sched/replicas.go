@@ -190,7 +190,7 @@ func (f *flight) gradient(ctx context.Context, e *engine) (err error) {
 		}
 		labels = r.mirror.labels
 	}
-	if err := wide.widen(st, x, s.mb.HopEnd[len(e.Config.Fanouts)]); err != nil {
+	if err := wide.widen(st, mb, x, s.mb.HopEnd[len(e.Config.Fanouts)], s.scales); err != nil {
 		return err
 	}
 	if e.collective != nil {

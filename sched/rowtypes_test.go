@@ -35,8 +35,9 @@ func (s *ssdSet) as(t testing.TB, d *dataset.Dataset, feat []byte, rt rowtype.Ty
 	dst := hostmem.View[float32](out)
 	row := make([]byte, rt.RowBytes(d.Meta.Dim))
 	for v := 0; v < len(src); v += d.Meta.Dim {
-		require.NoError(t, rt.Encode(row, src[v:v+d.Meta.Dim]))
-		rt.Decode(simd.Generic, dst[v:v+d.Meta.Dim], row)
+		scale, err := rt.Encode(row, src[v:v+d.Meta.Dim])
+		require.NoError(t, err)
+		rt.Decode(simd.Generic, dst[v:v+d.Meta.Dim], row, scale)
 	}
 	return out
 }
@@ -103,6 +104,38 @@ func TestRowTypesEveryWay(t *testing.T) {
 			shas[key] = rt.String()
 		}
 	}
+}
+
+// TestScalesWithoutObservers: mega-batches look the scales of int8 rows up by their own numbers of
+// nodes where nobody asks for the dataset's, and train to the same parameters: those of every other
+// mode where a mega-batch is the whole graph.
+func TestScalesWithoutObservers(t *testing.T) {
+	d, feat := odd.open(t)
+	s := bind(t, d, 2, "")
+	narrow := s.as(t, d, feat, rowtype.Int8)
+	run := func(cfg plan.Config) *report.Result {
+		t.Helper()
+		cfg.Epochs = 1
+		r := trainSeveral(t, context.Background(), cfg, d, s, report.Observer{})
+		require.NoError(t, r.err)
+		require.EqualValues(t, 4*odd.nodes, r.res.ScaleBytes)
+		return r.res
+	}
+	in := small()
+	in.Mode = plan.ModeInmem
+	want := run(in)
+	whole := onMega(t, 1, 0)
+	whole.StaticNodes = plan.NoShare
+	require.Equal(t, want.ParamsSHA256, run(whole).ParamsSHA256)
+
+	parts := onMega(t, 12, 4)
+	parts.Epochs = 1
+	res := run(parts)
+	require.Positive(t, res.Mega.StaticRows)
+	require.Greater(t, res.Mega.MegaBatches, 1)
+	seen := train(t, context.Background(), parts, d, narrow, s, 2, report.Observer{})
+	require.NoError(t, seen.err)
+	require.Equal(t, seen.res.ParamsSHA256, res.ParamsSHA256)
 }
 
 // TestRowTypeMismatch: --row-dtype and checkpoints hold a run to a type.

@@ -24,6 +24,7 @@ type store struct {
 	pages  *pageStore    // that the stack is open for; nil: it reads the rows
 	reader gpuio.Reader  // nil when every row is in a tier
 	before gpuio.Stats   // of readers that are closed
+	scales cuda.Buffer   // pinned, of all rows; nil: their type has none
 	// stopped: the user interrupted, and nothing is worth a long wait any more.
 	stopped bool
 }

@@ -132,9 +132,10 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		RowDType: e.RowType.String(), RowBytes: e.RowBytes,
 		GPUCacheBytes: e.features.gpuBytes(),
 		CPUCacheBytes: e.features.cpuBytes(),
-		TopologyBytes: e.Topology.Bytes(), PresampleSecs: e.PresampleTime.Seconds(),
-		FillSeconds: e.fill.Seconds(),
-		Checkpoint:  t.path,
+		TopologyBytes: e.Topology.Bytes(), ScaleBytes: e.ScaleBytes(),
+		PresampleSecs: e.PresampleTime.Seconds(),
+		FillSeconds:   e.fill.Seconds(),
+		Checkpoint:    t.path,
 	}
 	if from != nil {
 		res.ResumedAt = fmt.Sprintf("epoch %d batch %d", t.state.Epoch+1, t.state.Batch)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"helios/cache"
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/graph"
@@ -39,8 +40,11 @@ type slot struct {
 	index int
 	seeds []int64
 	local []int64 // the seeds, as the sampler numbers them
-	rows  []int64 // the frontier, of a batch that was sampled with its superbatch
-	adj   []byte  // its blocks, on their way to mb
+	// where the scales of a mega-batch's rows lie by the sampler's numbers, of a frontier that has
+	// them; the zero value: by the dataset's
+	scales cache.Scales
+	rows   []int64 // the frontier, of a batch that was sampled with its superbatch
+	adj    []byte  // its blocks, on their way to mb
 
 	packedSlot
 }
@@ -339,16 +343,21 @@ func (w *walk) step(ctx context.Context, s *slot) error {
 func (w *walk) inspect(op context.Context, s *slot, widen bool) error {
 	e, p := w.e, w.p
 	rows := s.mb.HopEnd[len(e.Config.Fanouts)]
-	if p.ids != nil && (e.verify != nil || e.Config.OnRows != nil || p.onBatch != nil) {
+	s.scales = cache.Scales{}
+	switch {
+	case p.ids == nil:
+	case namesNodes(e):
 		if err := p.ids.name(op, e, s.mb, rows); err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
+	default:
+		s.scales = p.ids.scales()
 	}
 	if err := e.verify.check(op, e, s); err != nil {
 		return err
 	}
 	if widen {
-		if err := e.wide.widen(e.trainS, s.x, rows); err != nil {
+		if err := e.wide.widen(e.trainS, s.mb, s.x, rows, s.scales); err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 
 	"helios/cache"
 	"helios/cuda"
+	"helios/graph"
 	"helios/internal/rowtype"
 	"helios/internal/units"
 )
@@ -16,6 +17,7 @@ type widener struct {
 	converter *cache.Converter
 	x         cuda.Growable
 	dim       int64
+	scales    cache.Scales // of all rows, by the dataset's numbers of nodes
 }
 
 // newWidener makes room on a device for the rows of a batch, which are stored as t.
@@ -26,6 +28,13 @@ func (e *engine) newWidener(dev cuda.Device, t rowtype.Type, rows int64) (w *wid
 	w = &widener{dim: int64(e.Dim)}
 	if w.converter, err = cache.NewConverter(dev, t, e.Dim); err != nil {
 		return nil, err
+	}
+	var free func() error
+	if w.scales, free, err = e.store.scalesAt(dev); err != nil {
+		return nil, err
+	}
+	if free != nil {
+		e.onClose(free)
 	}
 	bytes := rows * w.dim * 4
 	if w.x, err = cuda.Reserve(dev, bytes, "float32 features"); err != nil {
@@ -38,15 +47,24 @@ func (e *engine) newWidener(dev cuda.Device, t rowtype.Type, rows int64) (w *wid
 	return w, nil
 }
 
-// widen enqueues the conversion of a batch's rows. They are in of(x) then.
-func (w *widener) widen(st cuda.Stream, x cuda.Buffer, rows int64) error {
+// widen enqueues the conversion of a batch's rows. They are in of(x) then. Row i is of node i of
+// mb, whose scale is where own says, or, in its zero value, among those of all rows.
+func (w *widener) widen(st cuda.Stream, mb *graph.MiniBatch, x cuda.Buffer, rows int64,
+	own cache.Scales) error {
 	if w == nil {
 		return nil
+	}
+	s := w.scales
+	if own.Table != 0 {
+		s = own
+	}
+	if s.Table != 0 {
+		s.Nodes = mb.Nodes.Ptr()
 	}
 	if err := w.x.Grow(rows * w.dim * 4); err != nil {
 		return err
 	}
-	return w.converter.Convert(st, w.x.Ptr(), x.Ptr(), rows)
+	return w.converter.Convert(st, w.x.Ptr(), x.Ptr(), rows, s)
 }
 
 // of is the feature tensor that a batch trains on, whose rows as they are stored lie in x.

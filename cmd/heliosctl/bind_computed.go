@@ -55,7 +55,8 @@ func (b *binder) bindComputed(ctx context.Context, model boundModel) (err error)
 		want[i] = state.SSD{Kind: state.KindComputed, Path: dir, Serial: newSerial(),
 			Bytes: c.Size(), LBABytes: b.lba, Bound: time.Now().UTC().Truncate(time.Second),
 			Computed: &state.Computed{UUID: d.UUID().String(), Stripe: i, Stripes: n,
-				RowDType: b.rowType.String(), TableCRC: sums.Table, RowTableCRC: sums.RowTable}}
+				RowDType: b.rowType.String(), TableCRC: sums.Table, RowTableCRC: sums.RowTable,
+				Scales: b.rowType.Scaled()}}
 		if err := model.bind(&want[i]); err != nil {
 			return err
 		}
@@ -91,6 +92,11 @@ func (o *ssdOpener) computedBus(ctx context.Context, s state.SSD) (nvme.Bus, err
 	typ, err := rowtype.Parse(c.RowDType)
 	if err != nil {
 		return nil, err
+	}
+	if typ.Scaled() != c.Scales {
+		return nil, errs.New(errs.Device,
+			"an earlier heliosctl bound it, which had the scales of %s in the rows; \"heliosctl unbind-ssds %s\" and bind it anew",
+			typ, s.Name)
 	}
 	d, err := dataset.Open(s.Path)
 	if err != nil {

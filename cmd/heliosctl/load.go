@@ -29,8 +29,8 @@ func loadCommand() *cli.Command {
 			"and starts over in case of doubt, or with --restart. A mark of how far it is is written every second, or more\n" +
 			"seldom where flushes are slow (--mark-every), and when Ctrl-C ends it.\n\n" +
 			"--row-dtype stores rows in fewer bytes: float16 (up to 65504), bfloat16 (float32's range, 8 bits of precision)\n" +
-			"or int8 (8 bits and a scale for each row). They stay so in every cache and become float32 when they are\n" +
-			"trained on. A value that the type cannot hold is refused, with its row.\n\n" +
+			"or int8 (8 bits; a scale for each row lies beside the rows, 4 bytes). They stay so in every cache and become\n" +
+			"float32 when they are trained on. A value that the type cannot hold is refused, with its row.\n\n" +
 			"Each chunk of 1 MiB gets a CRC32C, which verify checks. By default each row gets one too: verify then\n" +
 			"names bad rows, and --check-reads of train, eval and predict checks each row that it reads.\n" +
 			"That costs 4 bytes a row on the SSDs (1.6 % for rows of 256 bytes, 0.1 % for 4 KiB) and CPU time while\n" +
@@ -135,6 +135,9 @@ func runLoad(ctx context.Context, e *env, a *loadArgs) (err error) {
 	sums := "no row checksums"
 	if r.RowChecksums > 0 {
 		sums = units.FormatBytes(r.RowChecksums) + " of row checksums"
+	}
+	if r.RowScales > 0 {
+		sums += ", " + units.FormatBytes(r.RowScales) + " of scales"
 	}
 	r.StartedOver = hcli.NameFlags(r.StartedOver, e.c.Command.Flags)
 	how := ""

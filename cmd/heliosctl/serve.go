@@ -662,10 +662,11 @@ func (l *servedLoader) rows(b *sched.Loaded, n int64) serve.Tensor {
 	switch t {
 	case rowtype.Int8:
 		x.DType = rowtype.Float32.String()
+		scales := l.l.Scales()
 		x.Put = func(to []byte) {
 			for i := range n {
 				t.Decode(simd.Generic, hostmem.View[float32](to[4*i*l.dim:][:4*l.dim]),
-					from[i*stored:][:stored])
+					from[i*stored:][:stored], scales[b.Nodes[i]])
 			}
 		}
 		return x

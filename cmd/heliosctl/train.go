@@ -774,6 +774,17 @@ func megaRows(m *report.MegaInfo) [][]string {
 	return rows
 }
 
+// memoryText says what lies in memory for the whole run.
+func memoryText(r *report.Result) string {
+	text := fmt.Sprintf("GPU tier %s, CPU tier %s, topology %s",
+		units.FormatBytes(r.GPUCacheBytes), units.FormatBytes(r.CPUCacheBytes),
+		units.FormatBytes(r.TopologyBytes))
+	if r.ScaleBytes > 0 {
+		text += ", scales of rows " + units.FormatBytes(r.ScaleBytes)
+	}
+	return text
+}
+
 // showResult is the summary for people.
 func showResult(e *env, r *report.Result, w *watch) {
 	sum, seconds := epochsOf(r)
@@ -800,9 +811,8 @@ func showResult(e *env, r *report.Result, w *watch) {
 					*r.RowsVerified)})
 	}
 	rows = append(rows,
-		[]string{"memory", fmt.Sprintf("peak %s; GPU tier %s, CPU tier %s, topology %s",
-			units.FormatBytes(r.PeakMemoryBytes), units.FormatBytes(r.GPUCacheBytes),
-			units.FormatBytes(r.CPUCacheBytes), units.FormatBytes(r.TopologyBytes))},
+		[]string{"memory", fmt.Sprintf("peak %s; ", units.FormatBytes(r.PeakMemoryBytes)) +
+			memoryText(r)},
 		[]string{"parameters", "sha256 " + r.ParamsSHA256})
 	if r.Checkpoint != "" {
 		rows = append(rows, []string{"checkpoint", r.Checkpoint})

@@ -164,8 +164,6 @@ func showModelled(e *env, r *report.ModelledResult) {
 		rows = append(rows, []string{"modelled " + l[0], l[1]})
 	}
 	rows = append(rows,
-		[]string{"modelled memory", fmt.Sprintf("GPU tier %s, CPU tier %s, topology %s",
-			units.FormatBytes(r.GPUCacheBytes), units.FormatBytes(r.CPUCacheBytes),
-			units.FormatBytes(r.TopologyBytes))})
+		[]string{"modelled memory", memoryText(&r.Result)})
 	e.ui.Facts(rows)
 }

@@ -31,14 +31,20 @@ func TestConvertEveryType(t *testing.T) {
 	}
 	for _, rt := range rowtype.Types()[1:] {
 		for _, dim := range dims {
-			const rows = 75
+			const rows, nodes = 75, 60
 			size := rt.RowBytes(dim)
 			mem := make([]byte, rows*size)
 			for i := range mem {
 				mem[i] = byte(r.Uint32())
 			}
-			for v := 0; rt == rowtype.Int8 && v < rows; v++ {
-				binary.LittleEndian.PutUint32(mem[v*size:],
+			// Behind the rows, the nodes that they are of, and those nodes' scales.
+			from := (len(mem) + 7) &^ 7
+			mem = append(mem, make([]byte, from-len(mem))...)
+			for range rows {
+				mem = binary.LittleEndian.AppendUint64(mem, r.Uint64N(nodes))
+			}
+			for range nodes {
+				mem = binary.LittleEndian.AppendUint32(mem,
 					math.Float32bits(float32(r.NormFloat64())))
 			}
 			src, err := dev.Alloc(cuda.MemDevice, int64(len(mem)), "stored rows")
@@ -48,6 +54,8 @@ func TestConvertEveryType(t *testing.T) {
 			if err := difftest.Upload(ctx, dev, st, src.Ptr(), mem); err != nil {
 				t.Fatal(err)
 			}
+			s := cache.Scales{Nodes: src.Ptr() + cuda.DevicePtr(from), Rows: nodes}
+			s.Table = s.Nodes + 8*rows
 			c, err := cache.NewConverter(dev, rt, dim)
 			if err != nil {
 				t.Fatal(err)
@@ -57,7 +65,7 @@ func TestConvertEveryType(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := errors.Join(c.Convert(st, dst.Ptr()+at, src.Ptr(), rows),
+				if err := errors.Join(c.Convert(st, dst.Ptr()+at, src.Ptr(), rows, s),
 					st.Synchronize(ctx)); err != nil {
 					t.Fatalf("%d values of %s at %d: %v", dim, rt, at, err)
 				}

@@ -60,12 +60,14 @@ constexpr u32 rowFloat16 = 1, rowBFloat16 = 2, rowInt8 = 3;
 // go: cache.convertParams
 struct ConvertParams {
 	u64 Src, Dst;
+	u64 Nodes, Scales;
 	i64 Rows, RowBytes, Dim;
+	i64 Table;
 	u32 Type;
 	u32 _;
 };
-static_assert(sizeof(ConvertParams) == 48, "cache.convertParams");
-static_assert(__builtin_offsetof(ConvertParams, Type) == 40, "cache.convertParams");
+static_assert(sizeof(ConvertParams) == 72, "cache.convertParams");
+static_assert(__builtin_offsetof(ConvertParams, Type) == 64, "cache.convertParams");
 
 // go: cache.hotnessParams
 struct HotnessParams {

@@ -5,7 +5,7 @@
 //
 //	1 float16    Dim halves, zero-padded to a word
 //	2 bfloat16   the upper halves of Dim float32, zero-padded to a word
-//	3 int8       a float32 scale, Dim signed bytes, zero-padded to a word: value = byte × scale
+//	3 int8       Dim signed bytes, zero-padded to a word: value = byte × Scales[Nodes[i]]
 //
 // A block takes a contiguous share of the rows, its warps take turns. A group of 1 to 32 lanes (as many as
 // a row has words, rounded up to a power of two) does one row, so a warp works on 32/group rows at once. A
@@ -17,7 +17,10 @@
 // No shared memory, no barrier; no two threads write the same byte. The caller's next launch on the
 // stream sees all of it.
 //
-// Bytes per row: RowBytes + 4×Dim. Bound by HBM: expect 80 to 90 % of the copy bandwidth for rows of 128
+// The lanes of a group read the same node and the same scale, each one transaction. The table of scales may lie
+// in pinned memory of the CPU: a sector of 32 bytes a row crosses the bus then.
+//
+// Bytes per row: RowBytes + 4×Dim, and 8 + 32 for a scale. Bound by HBM: expect 80 to 90 % of the copy bandwidth for rows of 128
 // values and more. Not measured: no GPU was at hand.
 #include "abi_data.h"
 #include "device.h"
@@ -49,10 +52,9 @@ template <u32 type> HX_DEVICE inline u32 element(u32 word, u32 i, float scale) {
 	return type == rowFloat16 ? wide_half(h) : h << 16;
 }
 
-template <u32 type> HX_DEVICE inline void convert(const ConvertParams &p, Share s) {
+template <u32 type> HX_DEVICE inline void convert(const hx_launch &hx, const ConvertParams &p, Share s) {
 	constexpr u32 per = type == rowInt8 ? 4 : 2; // values in a word
-	constexpr u64 head = type == rowInt8 ? 4 : 0;
-	u64 words = ((u64)p.RowBytes - head) / 4;
+	u64 words = (u64)p.RowBytes / 4;
 	bool whole = ((p.Dst | (u64)p.Dim * 4) % (per * 4)) == 0; // of its words every one is full and aligned
 	u32 group = 1;
 	while (group < 32 && group < words) group *= 2;
@@ -60,9 +62,17 @@ template <u32 type> HX_DEVICE inline void convert(const ConvertParams &p, Share 
 	u32 w = dev::tid() / 32, warps = dev::threads() / 32;
 	for (i64 i = s.lo + w * rows + own; i < s.hi; i += warps * rows) {
 		u64 src = p.Src + (u64)(i * p.RowBytes), dst = p.Dst + (u64)(i * p.Dim) * 4;
-		float scale = type == rowInt8 ? float_of(dev::ld(dev::at<u32>(src))) : 1;
+		float scale = 1;
+		if (type == rowInt8) {
+			u64 node = dev::ld(dev::at<u64>(p.Nodes, i));
+			if (node >= (u64)p.Table) {
+				dev::fail(hx, 2, (u64)i, node, (u64)p.Table);
+				continue;
+			}
+			scale = float_of(dev::ld(dev::at<u32>(p.Scales, (i64)node)));
+		}
 		for (u64 at = sub; at < words; at += group) {
-			u32 word = dev::ld(dev::at<u32>(src + head, (i64)at));
+			u32 word = dev::ld(dev::at<u32>(src, (i64)at));
 			u32 v[4] = {};
 #pragma GCC unroll 4
 			for (u32 k = 0; k < per; k++) v[k] = element<type>(word, k, scale);
@@ -82,17 +92,17 @@ template <u32 type> HX_DEVICE inline void convert(const ConvertParams &p, Share 
 
 HX_KERNEL(convert_rows, ConvertParams) {
 	if (dev::dropped(hx)) return;
-	u64 half = ((u64)p.Dim * 2 + 3) / 4 * 4, byte = 4 + ((u64)p.Dim + 3) / 4 * 4;
+	u64 half = ((u64)p.Dim * 2 + 3) / 4 * 4, byte = ((u64)p.Dim + 3) / 4 * 4;
 	if (p.Type < rowFloat16 || p.Type > rowInt8 || (u64)p.RowBytes != (p.Type == rowInt8 ? byte : half)) {
 		if (dev::tid() == 0) dev::fail(hx, 1, p.Type, (u64)p.RowBytes, (u64)p.Dim);
 		return;
 	}
 	Share s = block_share(p.Rows);
 	if (p.Type == rowFloat16) {
-		convert<rowFloat16>(p, s);
+		convert<rowFloat16>(hx, p, s);
 	} else if (p.Type == rowBFloat16) {
-		convert<rowBFloat16>(p, s);
+		convert<rowBFloat16>(hx, p, s);
 	} else {
-		convert<rowInt8>(p, s);
+		convert<rowInt8>(hx, p, s);
 	}
 }

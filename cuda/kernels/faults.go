@@ -16,7 +16,8 @@ var faults = map[string][]string{
 	"lookup": {"lookup: row %d at position %d: the dataset has rows 0 to %d"},
 	"gather": {"gather: slot %d of hit %d: the tier has %d rows",
 		"gather: position %d of hit %d: the tensor has %d rows"},
-	"convert_rows": {"convert_rows: rows of type %d with %d bytes for %d features"},
+	"convert_rows": {"convert_rows: rows of type %d with %d bytes for %d features",
+		"convert_rows: row %d is of node %d, there are scales of %d"},
 
 	"sage_mean":         aggFaults,
 	"sage_weighted":     aggFaults,

@@ -145,7 +145,7 @@ func (w *featureWriter) put(v []float32) error {
 				w.from, at%w.dim, at/w.dim, x)
 		}
 	}
-	if err := w.t.Encode(w.tmp[:w.t.RowBytes(len(v))], v); err != nil {
+	if _, err := w.t.Encode(w.tmp[:w.t.RowBytes(len(v))], v); err != nil {
 		var re *rowtype.RangeError
 		if !errors.As(err, &re) {
 			return err

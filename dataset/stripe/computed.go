@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"sync"
 
 	"github.com/google/uuid"
@@ -79,14 +80,15 @@ func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*C
 	if c.size = o.Bytes; c.size == 0 {
 		// as large as can be, to learn the need
 		g, err := newGeometry(c.l, o.Stripe, o.LBABytes, maxStripe/uint64(o.LBABytes),
-			!o.NoRowChecksums)
+			rowEntry(o.Type, !o.NoRowChecksums))
 		if err != nil {
 			return nil, fmt.Errorf("stripe %d of %d of %s: %w", o.Stripe, o.Stripes, d.Dir(), err)
 		}
 		c.size = g.needBytes
 	}
 	lbas := uint64(c.size / int64(o.LBABytes))
-	if c.g, err = newGeometry(c.l, o.Stripe, o.LBABytes, lbas, !o.NoRowChecksums); err != nil {
+	if c.g, err = newGeometry(c.l, o.Stripe, o.LBABytes, lbas,
+		rowEntry(o.Type, !o.NoRowChecksums)); err != nil {
 		return nil, fmt.Errorf("stripe %d of %d of %s: %w; leave option size out, or give a larger one",
 			o.Stripe, o.Stripes, d.Dir(), err)
 	}
@@ -186,12 +188,7 @@ func (c *Computed) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-func (c *Computed) rowTableBytes() int64 {
-	if c.g.rowTableLBAs == 0 {
-		return 0
-	}
-	return 4 * c.g.rows
-}
+func (c *Computed) rowTableBytes() int64 { return c.g.rowEntry * c.g.rows }
 
 // rowOf is the row in a slot of this stripe.
 func (c *Computed) rowOf(slot int64) int64 {
@@ -239,20 +236,31 @@ func (c *Computed) fillRow(b []byte, slot int64) {
 
 // table computes the chunk checksums from pos on.
 func (c *Computed) table(b []byte, pos int64) {
-	sumsFrom(b, pos, c.chunkCRC)
+	entries(b, pos, 4, func(i int64, x []byte) { binary.LittleEndian.PutUint32(x, c.chunkCRC(i)) })
 }
 
-// rowTable computes the row checksums from pos on.
+// rowTable computes the row table from pos on.
 func (c *Computed) rowTable(b []byte, pos int64) {
-	sumsFrom(b, pos, func(slot int64) uint32 { return c.enc.crc(c.rowOf(slot)) })
+	entries(b, pos, c.g.rowEntry, func(slot int64, x []byte) {
+		row := c.rowOf(slot)
+		if c.sb.RowType.Scaled() {
+			sum, scale := c.enc.scaled(row)
+			binary.LittleEndian.PutUint32(x, sum)
+			binary.LittleEndian.PutUint32(x[c.g.rowEntry-4:], math.Float32bits(scale))
+			return
+		}
+		binary.LittleEndian.PutUint32(x, c.enc.crc(row))
+	})
 }
 
-// sumsFrom writes 4-byte values of numbered things to b, from byte pos of all of them on.
-func sumsFrom(b []byte, pos int64, sum func(int64) uint32) {
-	var x [4]byte
+// entries writes what fill makes of numbered things, size bytes each, to b, from byte pos of all of
+// them on.
+func entries(b []byte, pos, size int64, fill func(i int64, x []byte)) {
+	var all [8]byte
+	x := all[:size]
 	for len(b) > 0 {
-		binary.LittleEndian.PutUint32(x[:], sum(pos/4))
-		n := copy(b, x[pos%4:])
+		fill(pos/size, x)
+		n := copy(b, x[pos%size:])
 		b, pos = b[n:], pos+int64(n)
 	}
 }
@@ -390,19 +398,29 @@ func newRowEncoder(fn *dataset.FeatureFunc, t rowtype.Type) *rowEncoder {
 // slow tells whether checksums take as long as the rows.
 func (e *rowEncoder) slow() bool { return e.lin == nil }
 
-// encode writes row r to b, of e.bytes.
-func (e *rowEncoder) encode(r int64, b []byte) {
+// encode writes row r to b, of e.bytes, and returns its scale.
+func (e *rowEncoder) encode(r int64, b []byte) (scale float32) {
 	if e.typ == rowtype.Float32 {
 		e.fn.Row(r, b)
-		return
+		return 1
 	}
 	s := e.scratch.Get().(*rowScratch)
 	e.fn.Floats(r, s.floats, s.raw)
-	if err := e.typ.Encode(b, s.floats); err != nil {
+	scale, err := e.typ.Encode(b, s.floats)
+	if err != nil {
 		panic("feature function: a value within ±1 that " + e.typ.String() + " does not hold: " +
 			err.Error())
 	}
 	e.scratch.Put(s)
+	return scale
+}
+
+// scaled is the CRC32C of row r, and its scale.
+func (e *rowEncoder) scaled(r int64) (sum uint32, scale float32) {
+	s := e.scratch.Get().(*rowScratch)
+	defer e.scratch.Put(s)
+	scale = e.encode(r, s.row)
+	return crc32.Checksum(s.row, castagnoli), scale
 }
 
 // raw is the state of a CRC32C that began with 0 and took row r.
@@ -428,8 +446,9 @@ func (e *rowEncoder) crc(r int64) uint32 { return ^(e.shift.apply(^uint32(0)) ^ 
 // RowVerifier checks rows that were gathered from anywhere against the dataset's feature function,
 // to the bit. It is safe for concurrent use.
 type RowVerifier struct {
-	enc  *rowEncoder
-	name string
+	enc    *rowEncoder
+	name   string
+	scales []float32 // by row; nil: they are not checked
 }
 
 // NewRowVerifier is for rows of d that are stored as t. A dataset whose rows are stored in
@@ -441,8 +460,11 @@ func NewRowVerifier(d *dataset.Dataset, t rowtype.Type) (*RowVerifier, error) {
 			"dataset %s has no feature function to check rows against; make one with option feature-fn hash, or check reads by checksums (option check-reads)",
 			d.Dir())
 	}
-	return &RowVerifier{newRowEncoder(fn, t), d.Meta.FeatureFn}, nil
+	return &RowVerifier{enc: newRowEncoder(fn, t), name: d.Meta.FeatureFn}, nil
 }
+
+// WithScales has Check hold the scales of rows against the function, too. They are by row.
+func (v *RowVerifier) WithScales(scales []float32) { v.scales = scales }
 
 // Check returns the index of the first of nodes whose row is not what it must be, or -1. rows holds
 // the rows of all nodes, one behind the other.
@@ -450,8 +472,8 @@ func (v *RowVerifier) Check(nodes []int64, rows []byte) int {
 	n := v.enc.bytes
 	buf := make([]byte, n)
 	for i, node := range nodes {
-		v.enc.encode(node, buf)
-		if !bytes.Equal(buf, rows[i*n:(i+1)*n]) {
+		scale := v.enc.encode(node, buf)
+		if !bytes.Equal(buf, rows[i*n:(i+1)*n]) || v.scales != nil && v.scales[node] != scale {
 			return i
 		}
 	}
@@ -461,7 +483,11 @@ func (v *RowVerifier) Check(nodes []int64, rows []byte) int {
 // Wrong describes what is wrong with a row that Check has found.
 func (v *RowVerifier) Wrong(node int64, row []byte) string {
 	buf := make([]byte, v.enc.bytes)
-	v.enc.encode(node, buf)
+	scale := v.enc.encode(node, buf)
+	if bytes.Equal(buf, row) {
+		return fmt.Sprintf("scale of node %d is not what %s says: %v, not %v", node, v.name,
+			v.scales[node], scale)
+	}
 	at := 0
 	for at < len(row)-1 && buf[at] == row[at] {
 		at++

@@ -61,6 +61,7 @@ func TestComputedEqualsLoaded(t *testing.T) {
 		{4000, 301, 512, 3, rowtype.Float32, false},   // padded, across chunks
 		{1, 1, 512, 2, rowtype.Float32, false},        // an empty stripe
 		{5000, 100, 512, 1, rowtype.Int8, false},
+		{5000, 100, 512, 2, rowtype.Int8, true},
 		{3000, 601, 4096, 2, rowtype.Float16, false},
 		{3000, 129, 512, 2, rowtype.BFloat16, true},
 	}
@@ -79,7 +80,7 @@ func TestComputedEqualsLoaded(t *testing.T) {
 			d := hashed(t, k.nodes, k.dim, rng.Uint64(), "hash")
 			l, err := gpuio.NewLayout(k.nodes, k.typ.RowBytes(k.dim), k.ssd, k.lba)
 			require.NoError(t, err)
-			g, err := newGeometry(l, 0, k.lba, 1<<40, true)
+			g, err := newGeometry(l, 0, k.lba, 1<<40, 8)
 			require.NoError(t, err)
 			// beyond the last 4 KiB bound, too
 			size := g.needBytes + rng.Int64N(20)*512*8 + int64(k.lba)*rng.Int64N(8)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -62,6 +63,7 @@ type LoadReport struct {
 	Chunks       int64 `json:"chunks"` // checksummed, 1 MiB each
 	// bytes of their tables on all SSDs; 0: none
 	RowChecksums int64 `json:"row_checksums"`
+	RowScales    int64 `json:"row_scales,omitempty"`
 	// of DataBytes: what an interrupted load had left, and was not written again
 	ResumedBytes int64 `json:"resumed_bytes"`
 	// why an interrupted load was not gone on with
@@ -149,7 +151,7 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 		RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
 		PaddingBytes: l.PaddingBytes(), Layout: l}
 	for i, t := range ts {
-		g, err := newGeometry(l, i, t.lbaBytes, t.lbas, !o.NoRowChecksums)
+		g, err := newGeometry(l, i, t.lbaBytes, t.lbas, rowEntry(rt, !o.NoRowChecksums))
 		if err != nil {
 			return LoadReport{},
 				fmt.Errorf(
@@ -169,7 +171,15 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 		}
 		r.DataBytes += g.dataBytes
 		r.Chunks += g.chunks
-		r.RowChecksums += g.rowTableLBAs * int64(t.lbaBytes)
+		if g.rowEntry > 0 {
+			each := g.rowTableLBAs * int64(t.lbaBytes) / g.rowEntry * 4
+			if !o.NoRowChecksums {
+				r.RowChecksums += each
+			}
+			if rt.Scaled() {
+				r.RowScales += each
+			}
+		}
 		e, err := extentsOf(t, &w.sb[i])
 		if err != nil {
 			return LoadReport{}, err
@@ -280,6 +290,9 @@ func (w *loader) note(format string, a ...any) {
 		w.o.Note(fmt.Sprintf(format, a...))
 	}
 }
+
+// scaled tells whether the rows have scales beside them.
+func (w *loader) scaled() bool { return w.sb[0].RowType.Scaled() }
 
 // begin makes w a new load.
 func (w *loader) begin() error {
@@ -403,20 +416,21 @@ func (w *loader) writeData(ctx context.Context, old []oldStripe) error {
 	g, ctx := errgroup.WithContext(ctx)
 	stripes := make([]*stripeWriter, len(w.ts))
 	for i := range w.ts {
-		stripes[i] = newStripeWriter(w.l, w.geo[i], !w.o.NoRowChecksums)
+		stripes[i] = newStripeWriter(w.l, w.geo[i], !w.o.NoRowChecksums, w.scaled())
 	}
 	g.Go(func() (err error) {
 		row := int64(w.l.RowBytes)
 		n := int64(len(stripes))
 		buf := make([]byte, max(w.o.read/row, 1)*row)
+		scales := make([]float32, int64(len(buf))/row)
 		marked := time.Now()
 		for at := int64(0); at < w.l.Rows; {
 			b := buf[:min(int64(len(buf)), (w.l.Rows-at)*row)]
-			if err := w.rows.Read(at, b); err != nil {
+			if err := w.rows.ReadScaled(at, b, scales); err != nil {
 				return err
 			}
-			for ; len(b) > 0; at++ {
-				if err := stripes[at%n].put(ctx, at/n, b[:row]); err != nil {
+			for k := 0; len(b) > 0; at, k = at+1, k+1 {
+				if err := stripes[at%n].put(ctx, at/n, b[:row], scales[k]); err != nil {
 					return err
 				}
 				b = b[row:]
@@ -512,7 +526,7 @@ func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter, p
 		to, n, what := &data, pr.chunks, "chunk"
 		b := p.buf
 		if p.sums {
-			to, n, what = &rows, pr.pieces, "piece of row checksums"
+			to, n, what = &rows, pr.pieces, "piece of the row table"
 			b = append(b, zeroBlock[:-len(b)&(alignBytes-1)]...)
 		}
 		var err error
@@ -534,7 +548,7 @@ func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter, p
 	}
 	if pr.chunks != g.chunks || rows.bytes != g.rowTableLBAs*int64(g.lbaBytes) {
 		return fmt.Errorf(
-			"wrote %d chunks of %d and %d bytes of row checksums of %d: the layout and the extents disagree",
+			"wrote %d chunks of %d and %d bytes of the row table of %d: the layout and the extents disagree",
 			pr.chunks, g.chunks, rows.bytes, g.rowTableLBAs*int64(g.lbaBytes))
 	}
 	tableCRC := crc32.Checksum(pr.table[:4*g.chunks], castagnoli)
@@ -574,6 +588,7 @@ type stripeWriter struct {
 	pos     int64 // bytes laid out so far
 	size    int64
 	rowSums bool
+	scaled  bool
 	sums    []byte // the row table from its last piece on
 }
 
@@ -584,9 +599,9 @@ type piece struct {
 	mark bool
 }
 
-func newStripeWriter(l gpuio.Layout, g geometry, rowSums bool) *stripeWriter {
+func newStripeWriter(l gpuio.Layout, g geometry, rowSums, scaled bool) *stripeWriter {
 	s := &stripeWriter{l: l, full: make(chan piece, 2), free: make(chan []byte, 4),
-		size: g.dataBytes, rowSums: rowSums}
+		size: g.dataBytes, rowSums: rowSums, scaled: scaled}
 	for range cap(s.free) {
 		s.free <- make([]byte, 0, chunkBytes)
 	}
@@ -600,15 +615,20 @@ func slotOffset(l gpuio.Layout, slot int64) int64 {
 }
 
 // put lays out a row; slots come in order.
-func (s *stripeWriter) put(ctx context.Context, slot int64, row []byte) error {
+func (s *stripeWriter) put(ctx context.Context, slot int64, row []byte, scale float32) error {
 	if err := s.zeroTo(ctx, slotOffset(s.l, slot)); err != nil {
 		return err
 	}
-	if s.rowSums {
+	if s.rowSums || s.scaled {
 		if err := s.fresh(ctx, &s.sums); err != nil {
 			return err
 		}
-		s.sums = binary.LittleEndian.AppendUint32(s.sums, crc32.Checksum(row, castagnoli))
+		if s.rowSums {
+			s.sums = binary.LittleEndian.AppendUint32(s.sums, crc32.Checksum(row, castagnoli))
+		}
+		if s.scaled {
+			s.sums = binary.LittleEndian.AppendUint32(s.sums, math.Float32bits(scale))
+		}
 		if len(s.sums) == chunkBytes {
 			if err := s.send(ctx, &s.sums, true); err != nil {
 				return err

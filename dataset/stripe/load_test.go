@@ -502,9 +502,9 @@ func TestAttachErrors(t *testing.T) {
 		}, errs.Device, "damaged Helios superblock: CRC32C"},
 		"a later version": {func() []*simSSD {
 			s := sealed(t, d, 1)
-			reseal(s[0], func(w *wireSuperblock) { w.Version = 4 })
+			reseal(s[0], func(w *wireSuperblock) { w.Version = 5 })
 			return s
-		}, errs.Device, "version 4 is unknown"},
+		}, errs.Device, "version 5 is unknown"},
 		"an extent outside the SSD": {func() []*simSSD {
 			s := sealed(t, d, 1)
 			reseal(s[0], func(w *wireSuperblock) { w.DataLBA = 1 << 40 })
@@ -660,7 +660,7 @@ func TestVerifyFindsDirtyPadding(t *testing.T) {
 func TestSuperblockRoundTrip(t *testing.T) {
 	l, err := gpuio.NewLayout(1234, 400, 3, 512)
 	require.NoError(t, err)
-	g, err := newGeometry(l, 2, 512, 1<<20, true)
+	g, err := newGeometry(l, 2, 512, 1<<20, 4)
 	require.NoError(t, err)
 	sb := Superblock{UUID: uuid.New(), LoadID: uuid.New(),
 		Name:        trimName("a name of any length " + string(bytes.Repeat([]byte{'x'}, 60))),
@@ -705,7 +705,7 @@ func TestSuperblockRoundTrip(t *testing.T) {
 // the SSD.
 func FuzzSuperblock(f *testing.F) {
 	l, _ := gpuio.NewLayout(1234, 400, 3, 512)
-	g, _ := newGeometry(l, 2, 512, 1<<20, false)
+	g, _ := newGeometry(l, 2, 512, 1<<20, 0)
 	sb := Superblock{State: StateComplete, StripeIndex: 2, StripeCount: 3, Rows: 1234,
 		RowBytes: 400, LBABytes: 512, RowsPerLBA: 1, LBAsPerRow: 1,
 		DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs,
@@ -715,7 +715,7 @@ func FuzzSuperblock(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b[:wireBytes])
-	if g, err = newGeometry(l, 2, 512, 1<<20, true); err != nil {
+	if g, err = newGeometry(l, 2, 512, 1<<20, 4); err != nil {
 		f.Fatal(err)
 	}
 	sb.RowChecksum, sb.RowTableLBA, sb.RowTableLBAs, sb.RowTableCRC = checksumCRC32C, g.rowTableLBA,
@@ -738,7 +738,7 @@ func FuzzSuperblock(f *testing.F) {
 	}
 	// With extents of pages, one of them without a slot here.
 	sb.State, sb.Mark, sb.RowType, sb.DType = StateComplete, Mark{}, rowtype.Int8, rowtype.Float32
-	if g, err = newGeometry(l, 2, 512, 1<<20, true); err != nil {
+	if g, err = newGeometry(l, 2, 512, 1<<20, 8); err != nil {
 		f.Fatal(err)
 	}
 	for i, spec := range []pages.Spec{{ID: uuid.New(), PageBytes: 8192, Pages: 40},
@@ -776,8 +776,7 @@ func FuzzSuperblock(f *testing.F) {
 			uint64(s.DataLBA)+uint64(s.DataLBAs) > s.DeviceLBAs || uint64(s.TableLBA)+
 			uint64(s.TableLBAs) > s.DeviceLBAs ||
 			uint64(s.RowTableLBA)+uint64(s.RowTableLBAs) > s.DeviceLBAs ||
-			(s.hasRowSums() &&
-				s.RowTableLBAs*int64(s.LBABytes) < s.layout().RowsOn(s.StripeIndex)*4) {
+			s.RowTableLBAs*int64(s.LBABytes) < s.layout().RowsOn(s.StripeIndex)*s.rowEntry() {
 			t.Fatalf("accepted %+v", s)
 		}
 		if n, all := s.OnFlash(); n < 0 || n > all {

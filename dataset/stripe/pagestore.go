@@ -137,7 +137,7 @@ func (p *PageStore) begin(ctx context.Context) error {
 			part.sb.Pages.remove(part.at)
 		}
 		g, err := newGeometry(part.sb.layout(), part.sb.StripeIndex, part.sb.LBABytes,
-			part.sb.DeviceLBAs, part.sb.hasRowSums())
+			part.sb.DeviceLBAs, part.sb.rowEntry())
 		if err != nil {
 			return err
 		}

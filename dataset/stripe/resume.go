@@ -105,7 +105,7 @@ func (p *headway) check(ssd string) error {
 		o.matched = true
 	case p.chunks > o.mark.Chunks || p.pieces > o.mark.RowPieces:
 		return stale(
-			"ssd %s: its progress mark (%d chunks, %d pieces of row checksums) is none that a load makes",
+			"ssd %s: its progress mark (%d chunks, %d pieces of the row table) is none that a load makes",
 			ssd, o.mark.Chunks, o.mark.RowPieces)
 	}
 	return nil

@@ -395,7 +395,7 @@ func TestResumeInDoubt(t *testing.T) {
 			reseal(t, s[1], func(w *wireSuperblock) { w.MarkRowPieces = 1; w.MarkChunks = 1 })
 			return s
 		},
-			why: "ssd sim1: its progress mark (1 chunks, 1 pieces of row checksums) is none that a load makes"},
+			why: "ssd sim1: its progress mark (1 chunks, 1 pieces of the row table) is none that a load makes"},
 		"mark beyond the stripe": {ssds: func(t *testing.T, s []*simSSD) []*simSSD {
 			reseal(t, s[1], func(w *wireSuperblock) { w.MarkChunks = 7 })
 			return s

@@ -58,9 +58,10 @@ func TestLoadRowTypes(t *testing.T) {
 				require.Equal(t, rt.String(), r.RowDType)
 				require.Equal(t, rt.RowBytes(37), r.RowBytes)
 				row := rt.RowBytes(37)
-				want := make([]byte, 700*row)
+				want, scales := make([]byte, 700*row), make([]float32, 700)
 				for v := range 700 {
-					require.NoError(t, rt.Encode(want[v*row:(v+1)*row], src[v*37:(v+1)*37]))
+					scales[v], err = rt.Encode(want[v*row:(v+1)*row], src[v*37:(v+1)*37])
+					require.NoError(t, err)
 				}
 				stripes, err := attach(bg, d, targetsOf(s...), AttachOptions{})
 				require.NoError(t, err)
@@ -68,6 +69,12 @@ func TestLoadRowTypes(t *testing.T) {
 				l := stripes[0].sb.layout()
 				sums, err := rowSums(bg, d, stripes)
 				require.NoError(t, err)
+				if rt.Scaled() {
+					require.Equal(t, scales, scalesOf(t, d, stripes))
+					require.EqualValues(t, 2*4096/2, r.RowScales)
+				} else {
+					require.Zero(t, r.RowScales)
+				}
 				for v := range int64(700) {
 					i, lba, blocks, off := l.Locate(v)
 					buf := make([]byte, int(blocks)*512)
@@ -95,6 +102,74 @@ func TestLoadRowTypes(t *testing.T) {
 			})
 		}
 	}
+}
+
+func scalesOf(t *testing.T, d *dataset.Dataset, stripes []stripe) []float32 {
+	t.Helper()
+	got := make([]float32, stripes[0].sb.Rows)
+	require.NoError(t, eachTable(bg, d, stripes, func(v int64, _ uint32, scale float32) {
+		got[v] = scale
+	}))
+	return got
+}
+
+// TestScales: rows of 256 int8 features take 256 bytes; their scales lie in the row table, with and
+// without checksums of rows, and damage to them is found: by the table's checksum, or, where that
+// was made to fit, by the source.
+func TestScales(t *testing.T) {
+	d := small(t, 3000, 256, 1)
+	src := datasettest.WideRows(t, d)
+	for _, sums := range []bool{true, false} {
+		s := sims(2, 512)
+		r, err := load(bg, d, targetsOf(s...), LoadOptions{RowType: "int8", NoRowChecksums: !sums})
+		require.NoError(t, err)
+		require.Equal(t, []int{256, 2}, []int{r.RowBytes, r.RowsPerLBA})
+		require.Equal(t, sums, r.RowChecksums > 0)
+		stripes, err := attach(bg, d, targetsOf(s...), AttachOptions{})
+		require.NoError(t, err)
+		got, tmp := scalesOf(t, d, stripes), make([]byte, 256)
+		for v := range 3000 {
+			scale, err := rowtype.Int8.Encode(tmp, src[v*256:(v+1)*256])
+			require.NoError(t, err)
+			require.Equal(t, scale, got[v])
+		}
+		_, err = verify(bg, d, targetsOf(s...), VerifyOptions{Source: true})
+		require.NoError(t, err)
+
+		sb := stripes[0].sb
+		table := s[0].durable[int64(sb.RowTableLBA)*512:][:1500*sb.rowEntry()]
+		table[sb.rowEntry()*11-2] ^= 1 // of slot 10, which is row 20
+		err = eachTable(bg, d, stripes, func(int64, uint32, float32) {})
+		require.ErrorIs(t, err, errRowTable)
+		require.ErrorContains(t, err, "ssd sim0: "+sb.rowTableName()+": damaged table: CRC32C")
+		require.Equal(t, errs.Device, errs.ClassOf(err))
+		_, err = verify(bg, d, targetsOf(s...), VerifyOptions{})
+		require.ErrorContains(t, err, sb.rowTableName()+": damaged table")
+		reseal(t, s[0], func(w *wireSuperblock) {
+			w.RowTableCRC = crc32.Checksum(table, castagnoli)
+		})
+		_, err = verify(bg, d, targetsOf(s...), VerifyOptions{Source: true})
+		require.ErrorContains(t, err, "the scale of row 20 differs from ")
+	}
+}
+
+// TestOldScales: a stripe whose int8 rows begin with their scales, as up to version 3, is refused
+// by name wherever it is looked at, and loaded over only with consent.
+func TestOldScales(t *testing.T) {
+	d := small(t, 300, 16, 1)
+	s := sims(1, 512)
+	must(load(bg, d, targetsOf(s...), LoadOptions{RowType: "int8"}))
+	reseal(t, s[0], func(w *wireSuperblock) { w.Version = versionRowTypes })
+	_, err := attach(bg, d, targetsOf(s...), AttachOptions{})
+	require.ErrorContains(t, err, "int8 rows begin with their scales")
+	require.ErrorContains(t, err, "heliosctl load --row-dtype int8")
+	require.Equal(t, errs.Device, errs.ClassOf(err))
+	_, err = load(bg, d, targetsOf(s...), LoadOptions{RowType: "int8"})
+	require.ErrorContains(t, err, "int8 rows begin with their scales")
+	require.Equal(t, errs.Refused, errs.ClassOf(err))
+	must(load(bg, d, targetsOf(s...), LoadOptions{RowType: "int8", Force: "SER0"}))
+	_, err = verify(bg, d, targetsOf(s...), VerifyOptions{Source: true})
+	require.NoError(t, err)
 }
 
 // TestFloat32StaysVersion1: stripes of float32 rows are what they were before there were other
@@ -127,6 +202,8 @@ func TestRowTypeFields(t *testing.T) {
 		"a scale for all": {func(w *wireSuperblock) { w.Scale = 0.5 }, "row type is impossible"},
 		"a zero point":    {func(w *wireSuperblock) { w.Zero = 1 }, "row type is impossible"},
 		"says itself twice": {func(w *wireSuperblock) { w.StoredDType, w.Scale = 1, 0 },
+			"row type is impossible"},
+		"scales of float16": {func(w *wireSuperblock) { w.StoredDType, w.Scale = 2, 1 },
 			"row type is impossible"},
 		"version 1, float16": {func(w *wireSuperblock) { w.Version, w.DType = 1, 2 }, "dtype 2"},
 	} {
@@ -182,16 +259,21 @@ func TestLoadRefusesValues(t *testing.T) {
 // over with another one.
 func TestResumeRowType(t *testing.T) {
 	d := small(t, 30_000, 64, 1)
-	whole := junkSims()
-	must(load(bg, d, targetsOf(whole...), LoadOptions{Force: "SER0,SER1", RowType: "float16"}))
-	for _, next := range []string{"float16", "bfloat16", "float32"} {
-		s := interrupted(t, d, 1, LoadOptions{RowType: "float16"})
+	for _, c := range [][2]string{{"float16", "float16"}, {"float16", "bfloat16"},
+		{"float16", "float32"}, {"int8", "int8"}} {
+		was, next := c[0], c[1]
+		if was == "int8" { // as many bytes
+			d = small(t, 30_000, 128, 1)
+		}
+		whole := junkSims()
+		must(load(bg, d, targetsOf(whole...), LoadOptions{Force: "SER0,SER1", RowType: was}))
+		s := interrupted(t, d, 1, LoadOptions{RowType: was})
 		_, err := attach(bg, d, targetsOf(s...), AttachOptions{})
 		require.ErrorContains(t, err, `run "heliosctl load --dataset `+d.Dir()+
-			` --row-dtype float16"`)
+			` --row-dtype `+was+`"`)
 		r, err := load(bg, d, targetsOf(s...), often(LoadOptions{RowType: next}))
 		require.NoError(t, err)
-		if next == "float16" {
+		if next == was {
 			require.Positive(t, r.ResumedBytes)
 			require.Empty(t, r.StartedOver)
 			for i := range s {
@@ -199,8 +281,11 @@ func TestResumeRowType(t *testing.T) {
 			}
 			a, b := whole[0].clone(), s[0].clone()
 			sameLoad(t, a, b)
-			require.True(t, bytes.Equal(a.durable[headBytes:headBytes+int(r.DataBytes/2)],
-				b.durable[headBytes:headBytes+int(r.DataBytes/2)]))
+			sb, err := decodeSuperblock(a.durable[:superblockBytes])
+			require.NoError(t, err)
+			end := (int(sb.RowTableLBA) + int(sb.RowTableLBAs)) * 512
+			require.Greater(t, end, headBytes+int(r.DataBytes/2))
+			require.True(t, bytes.Equal(a.durable[headBytes:end], b.durable[headBytes:end]))
 			continue
 		}
 		require.Zero(t, r.ResumedBytes)
@@ -229,7 +314,7 @@ func TestImportFloat16(t *testing.T) {
 		require.Zero(t, binary.LittleEndian.Uint16(rows[12*v+10:]), "padding")
 	}
 	var wide [5]float32
-	rowtype.Float16.Decode(simd.Generic, wide[:], rows)
+	rowtype.Float16.Decode(simd.Generic, wide[:], rows, 1)
 	require.Equal(t, datasettest.WideRows(t, d)[47*5:48*5], wide[:])
 	fi, err := os.Stat(d.Path(dataset.FeaturesName))
 	require.NoError(t, err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
 
 	"golang.org/x/sync/errgroup"
 
@@ -46,14 +47,45 @@ func rowSums(ctx context.Context, d *dataset.Dataset, stripes []stripe) ([]uint3
 		return nil, fmt.Errorf("%w; read without checking, or free memory", err)
 	}
 	sums := make([]uint32, stripes[0].sb.Rows)
+	return sums, eachTable(ctx, d, stripes, func(row int64, sum uint32, _ float32) {
+		sums[row] = sum
+	})
+}
+
+// Scales reads the scales of all rows from the SSDs into dst, which has room for them.
+// The SSDs are those that Attach returned, in any order.
+// A damaged table is an error of class device.
+func Scales(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, dst []float32) (err error) {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	stripes, err := attach(ctx, d, ts, AttachOptions{})
+	if err != nil {
+		return err
+	}
+	if sb := &stripes[0].sb; !sb.RowType.Scaled() || int64(len(dst)) != sb.Rows {
+		return errs.New(errs.Failed, "%d scales of %d rows of %s", len(dst), sb.Rows, sb.RowType)
+	}
+	return eachTable(ctx, d, stripes, func(row int64, _ uint32, scale float32) {
+		dst[row] = scale
+	})
+}
+
+// eachTable reads the row tables of all stripes at once.
+func eachTable(ctx context.Context, d *dataset.Dataset, stripes []stripe,
+	put func(row int64, sum uint32, scale float32)) error {
 	n := len(stripes)
 	g, gctx := errgroup.WithContext(ctx)
 	for i, s := range stripes {
 		g.Go(func() error {
 			err := s.rowTable(gctx,
-				func(slot int64, sum uint32) { sums[slot*int64(n)+int64(i)] = sum })
+				func(slot int64, sum uint32, scale float32) {
+					put(slot*int64(n)+int64(i), sum, scale)
+				})
 			if err != nil {
-				return fmt.Errorf("ssd %s: row checksums: %w", s.t.name, err)
+				return fmt.Errorf("ssd %s: %s: %w", s.t.name, s.sb.rowTableName(), err)
 			}
 			return nil
 		})
@@ -64,9 +96,9 @@ func rowSums(ctx context.Context, d *dataset.Dataset, stripes []stripe) ([]uint3
 				fmt.Errorf("%w; run \"heliosctl verify --dataset %s\", or load it again", err,
 					d.Dir()))
 		}
-		return nil, err
+		return err
 	}
-	return sums, nil
+	return nil
 }
 
 // refuseSumsFrom is the share of the memory that can be had from which on row checksums are
@@ -86,12 +118,13 @@ func roomForSums(rows int64) error {
 // errRowTable is a row table that is not the one that its superblock describes.
 var errRowTable = errors.New("damaged table")
 
-// rowTable reads the row checksums of a stripe and gives them to put in order of slots. That the
-// table is whole is known only at the end.
-func (s stripe) rowTable(ctx context.Context, put func(slot int64, sum uint32)) error {
-	lba := int64(s.sb.LBABytes)
+// rowTable reads the row table of a stripe and gives what it has of each row, zero for the rest, to
+// put in order of slots. That the table is whole is known only at the end.
+func (s stripe) rowTable(ctx context.Context,
+	put func(slot int64, sum uint32, scale float32)) error {
+	lba, each := int64(s.sb.LBABytes), s.sb.rowEntry()
 	l := s.sb.layout()
-	left := l.RowsOn(s.sb.StripeIndex) * 4
+	left := l.RowsOn(s.sb.StripeIndex) * each
 	buf := make([]byte, min(s.sb.RowTableLBAs*lba, chunkBytes))
 	at, slot, crc := s.sb.RowTableLBA, int64(0), uint32(0)
 	for left > 0 {
@@ -103,8 +136,16 @@ func (s stripe) rowTable(ctx context.Context, put func(slot int64, sum uint32)) 
 		b = b[:min(int64(len(b)), left)]
 		left -= int64(len(b))
 		crc = crc32.Update(crc, castagnoli, b)
-		for ; len(b) > 0; b = b[4:] {
-			put(slot, binary.LittleEndian.Uint32(b))
+		for ; len(b) > 0; b = b[each:] {
+			var sum uint32
+			if s.sb.hasRowSums() {
+				sum = binary.LittleEndian.Uint32(b)
+			}
+			scale := float32(0)
+			if s.sb.RowType.Scaled() {
+				scale = math.Float32frombits(binary.LittleEndian.Uint32(b[each-4:]))
+			}
+			put(slot, sum, scale)
 			slot++
 		}
 	}

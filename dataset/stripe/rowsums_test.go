@@ -128,12 +128,13 @@ func TestWithoutRowSums(t *testing.T) {
 func TestOlderVersionIgnoresRowSums(t *testing.T) {
 	l, err := gpuio.NewLayout(1234, 400, 3, 512)
 	require.NoError(t, err)
-	with, err := newGeometry(l, 2, 512, 1<<20, true)
+	with, err := newGeometry(l, 2, 512, 1<<20, 4)
 	require.NoError(t, err)
-	without, err := newGeometry(l, 2, 512, 1<<20, false)
+	without, err := newGeometry(l, 2, 512, 1<<20, 0)
 	require.NoError(t, err)
 	require.Less(t, without.needBytes, with.needBytes)
-	with.rowTableLBA, with.rowTableLBAs, with.needBytes = 0, 0, without.needBytes
+	with.rowTableLBA, with.rowTableLBAs, with.rowEntry = 0, 0, 0
+	with.needBytes = without.needBytes
 	require.Equal(t, without, with)
 	require.EqualValues(t, 1, superblockVersion, "the row table is optional: see superblockVersion")
 }
@@ -147,11 +148,11 @@ func TestRowTableFields(t *testing.T) {
 		change func(*wireSuperblock)
 		want   string
 	}{
-		"moved": {func(w *wireSuperblock) { w.RowTableLBA++ }, "row checksums is impossible"},
+		"moved": {func(w *wireSuperblock) { w.RowTableLBA++ }, "row table is impossible"},
 		"longer": {func(w *wireSuperblock) { w.RowTableLBAs = 1 << 40 },
-			"row checksums is impossible"},
+			"row table is impossible"},
 		"left behind": {func(w *wireSuperblock) { w.RowChecksum = 0 },
-			"row checksums is impossible"},
+			"row table is impossible"},
 		"other kind": {func(w *wireSuperblock) { w.RowChecksum = 2 },
 			"row checksum kind 2, this heliosctl knows 1; use the heliosctl that wrote it"},
 	} {

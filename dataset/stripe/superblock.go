@@ -26,7 +26,8 @@ import (
 //	0                 superblock (4 KiB), then zeros up to
 //	1 MiB             the feature extent of this stripe, as gpuio.Layout places rows
 //	after it          CRC32C of each 1 MiB chunk of the extent, 4 bytes each
-//	after that        optional: CRC32C of each row of the extent, by slot, 4 bytes each
+//	after that        optional: the row table: for each row of the extent, by slot, its CRC32C where
+//	                  there are row checksums, and its scale (float32) where its type has one
 //	after that        optional: extents of pages, which superblocks list (pagelist.go)
 //	end - 1 MiB       zeros up to
 //	end - 4 KiB       the superblock again ("end" rounded down to 4 KiB)
@@ -43,7 +44,8 @@ import (
 // worth a version: rows in another type than float32, which are version 2 (stripes of float32 stay
 // version 1, to the byte), mirrors, and extents of pages: a heliosctl that does not know these
 // would load over them and ask nobody. A stripe is version 3 while it has some, and goes back to 1
-// or 2 with the last of them.
+// or 2 with the last of them. Rows of int8 are version 4, with or without pages: up to version 3
+// each of them began with its scale, and this heliosctl refuses those.
 const (
 	superblockBytes   = 4096
 	headBytes         = 1 << 20
@@ -53,6 +55,7 @@ const (
 	superblockVersion = 1
 	versionRowTypes   = 2 // version 1 with rows that are not float32
 	versionPages      = 3 // with extents of pages, and rows of any type
+	versionScales     = 4 // with rows whose scales are in the row table
 	superblockMagic   = "HeliosSB"
 )
 
@@ -75,7 +78,7 @@ const (
 	dtypeFloat32   = 1
 	dtypeFloat16   = 2
 	dtypeBFloat16  = 3
-	dtypeInt8      = 4 // each row begins with its scale
+	dtypeInt8      = 4 // up to version 3 each row begins with its scale
 	checksumNone   = 0 // of rows only
 	checksumCRC32C = 1
 )
@@ -115,9 +118,9 @@ type Superblock struct {
 	ChunkBytes  int
 	TableCRC    uint32 // CRC32C of the table's entries
 	DeviceLBAs  uint64 // size of the namespace when it was loaded
-	// Checksums of the rows; all zero where the stripe has none.
+	// The row table; all zero where the stripe has none.
 	RowChecksum  uint32   // kind
-	RowTableLBA  nvme.LBA // 4 bytes for each slot
+	RowTableLBA  nvme.LBA // rowEntry bytes for each slot
 	RowTableLBAs int64
 	RowTableCRC  uint32 // CRC32C of the row table's entries
 	Mark         Mark   // while it is being loaded
@@ -126,6 +129,19 @@ type Superblock struct {
 
 // hasRowSums tells whether the stripe has a checksum for each row.
 func (s *Superblock) hasRowSums() bool { return s.RowChecksum != checksumNone }
+
+// rowEntry is how many bytes the row table has of a row.
+func (s *Superblock) rowEntry() int64 { return rowEntry(s.RowType, s.hasRowSums()) }
+
+func rowEntry(t rowtype.Type, sums bool) (n int64) {
+	if sums {
+		n = 4
+	}
+	if t.Scaled() {
+		n += 4
+	}
+	return n
+}
 
 // stored are the fields that say how rows differ from the dataset's own.
 func (s *Superblock) stored() (code uint32, scale float32) {
@@ -249,6 +265,9 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 	if s.Pages.n > 0 {
 		w.Version = versionPages
 	}
+	if s.RowType.Scaled() {
+		w.Version = versionScales
+	}
 	w.StoredDType, w.Scale = s.stored()
 	copy(w.Magic[:], superblockMagic)
 	copy(w.Name[:], s.Name)
@@ -265,6 +284,10 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 
 // ErrNoSuperblock says that an SSD holds no dataset, as far as its superblock's place shows.
 var ErrNoSuperblock = errors.New("no Helios superblock")
+
+// errOldScales is that of a stripe up to version 3 with rows of int8.
+var errOldScales = errors.New(
+	"its int8 rows begin with their scales, as an earlier heliosctl stored them; this one has scales in a table beside the rows: load the SSD again with \"heliosctl load --row-dtype int8\" and option force")
 
 var errBadSuperblock = errors.New("damaged Helios superblock")
 
@@ -285,11 +308,11 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	if _, err := binary.Decode(b, binary.LittleEndian, &w); err != nil {
 		return s, fmt.Errorf("%w: %w", errBadSuperblock, err)
 	}
-	if w.Version < superblockVersion || w.Version > versionPages || w.HeaderBytes != wireBytes {
+	if w.Version < superblockVersion || w.Version > versionScales || w.HeaderBytes != wireBytes {
 		return s,
 			fmt.Errorf(
 				"superblock version %d is unknown, this heliosctl reads %d to %d; use the heliosctl that wrote it or load again",
-				w.Version, superblockVersion, versionPages)
+				w.Version, superblockVersion, versionScales)
 	}
 	dtype, known := rowTypeOf(w.DType)
 	if w.ChecksumKind != checksumCRC32C || !known || w.Version == superblockVersion &&
@@ -307,6 +330,9 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 					"superblock with rows of stored dtype %d, this heliosctl knows 1 to 4; use the heliosctl that wrote it or load again",
 					w.StoredDType)
 		}
+	}
+	if stored.Scaled() && w.Version < versionScales {
+		return s, errOldScales
 	}
 	if w.RowChecksum != checksumNone && w.RowChecksum != checksumCRC32C {
 		return s,
@@ -337,7 +363,8 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	if code, scale := s.stored(); w.Version >= versionRowTypes &&
 		(w.StoredDType != code || w.Scale != scale || w.Zero != 0 ||
 			w.RowBytes%4 != 0 || int(w.RowBytes) < stored.RowBytes(1) ||
-			w.Version == versionRowTypes && dtype == rowtype.Float32 && stored == dtype) {
+			w.Version == versionRowTypes && dtype == rowtype.Float32 && stored == dtype ||
+			w.Version == versionScales && !stored.Scaled()) {
 		return bad("its row type")
 	}
 	// The layout decides the extents; NewLayout inside Check bounds the sizes it is made of.
@@ -352,20 +379,20 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	if w.StripeIndex >= w.StripeCount {
 		return bad("its stripe index")
 	}
-	g, err := newGeometry(l, s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.hasRowSums())
+	g, err := newGeometry(l, s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.rowEntry())
 	if err != nil || s.ChunkBytes != chunkBytes || s.DataLBA != g.dataLBA ||
 		s.DataLBAs != g.dataLBAs || s.TableLBA != g.tableLBA || s.TableLBAs != g.tableLBAs {
 		return bad("its extents")
 	}
 	if s.RowTableLBA != g.rowTableLBA || s.RowTableLBAs != g.rowTableLBAs ||
-		(!s.hasRowSums() && s.RowTableCRC != 0) {
-		return bad("its table of row checksums")
+		(s.rowEntry() == 0 && s.RowTableCRC != 0) {
+		return bad("its row table")
 	}
 	if w.MarkChunks > uint64(g.chunks) || w.MarkRowPieces > uint64(g.rowPieces()) ||
 		(s.State == StateComplete && s.Mark != Mark{}) {
 		return bad("its progress mark")
 	}
-	if (w.Version == versionPages) != (w.PageExtents > 0) {
+	if w.Version < versionScales && (w.Version == versionPages) != (w.PageExtents > 0) {
 		return bad("its number of page extents")
 	}
 	if s.Pages, err = decodePageList(b[wireBytes:], w.PageExtents); err != nil {
@@ -387,7 +414,8 @@ type geometry struct {
 	tableLBA     nvme.LBA
 	tableLBAs    int64
 	rows         int64
-	rowTableLBA  nvme.LBA // 0: no row checksums
+	rowEntry     int64    // bytes of a row in the row table
+	rowTableLBA  nvme.LBA // 0: there is none
 	rowTableLBAs int64
 	tailLBA      nvme.LBA // start of the zeros before the second superblock
 	secondLBA    nvme.LBA
@@ -396,9 +424,9 @@ type geometry struct {
 }
 
 // newGeometry places a stripe; it fails when the SSD is too small.
-func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowSums bool) (geometry,
+func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowEntry int64) (geometry,
 	error) {
-	g := geometry{lbaBytes: lbaBytes, rows: l.RowsOn(stripe)}
+	g := geometry{lbaBytes: lbaBytes, rows: l.RowsOn(stripe), rowEntry: rowEntry}
 	lba := int64(lbaBytes)
 	if lba < 512 || lba > alignBytes {
 		return g, errs.New(errs.Capability, "LBAs of %d bytes are not supported, only 512 to 4096",
@@ -408,7 +436,7 @@ func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowSum
 		return g, errs.New(errs.Capability, "SSDs of more than %d bytes are not supported",
 			int64(maxStripe))
 	}
-	if g.rows > maxStripe/int64(l.ReadBytes()) { // the sums below would overflow
+	if g.rows > maxStripe/max(int64(l.ReadBytes()), rowEntry) { // the sums below would overflow
 		return g, errs.New(errs.Usage,
 			"its %d rows take more than the %d bytes that an SSD may have; use more SSDs", g.rows,
 			int64(maxStripe))
@@ -422,10 +450,10 @@ func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowSum
 	g.tableLBA = nvme.LBA(table / lba)
 	g.tableLBAs = up(g.chunks*4) / lba
 	end := table + up(g.chunks*4)
-	if rowSums {
+	if rowEntry > 0 {
 		g.rowTableLBA = nvme.LBA(end / lba)
-		g.rowTableLBAs = up(g.rows*4) / lba
-		end += up(g.rows * 4)
+		g.rowTableLBAs = up(g.rows*rowEntry) / lba
+		end += up(g.rows * rowEntry)
 	}
 	g.needBytes = end + tailBytes
 	g.haveBytes = int64(deviceLBAs) * lba / alignBytes * alignBytes
@@ -439,10 +467,7 @@ func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowSum
 
 // rowPieces returns how many pieces of up to 1 MiB the row table is written in.
 func (g *geometry) rowPieces() int64 {
-	if g.rowTableLBAs == 0 {
-		return 0
-	}
-	return (g.rows*4 + chunkBytes - 1) / chunkBytes
+	return (g.rows*g.rowEntry + chunkBytes - 1) / chunkBytes
 }
 
 // Extent is a run of LBAs of an SSD.
@@ -463,7 +488,7 @@ type SSDExtents struct {
 // Extents is all of an SSD that a load of this stripe may write, in order of LBAs, and that it has
 // written when it has ended, with the page extents that it has: nothing else on the SSD is ours.
 func (s *Superblock) Extents() ([]Extent, error) {
-	g, err := newGeometry(s.layout(), s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.hasRowSums())
+	g, err := newGeometry(s.layout(), s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.rowEntry())
 	if err != nil {
 		return nil, err
 	}
@@ -472,12 +497,23 @@ func (s *Superblock) Extents() ([]Extent, error) {
 		{"features", g.dataLBA, g.dataLBAs},
 		{"chunk checksums", g.tableLBA, g.tableLBAs},
 	}
-	if s.hasRowSums() {
-		e = append(e, Extent{"row checksums", g.rowTableLBA, g.rowTableLBAs})
+	if g.rowEntry > 0 {
+		e = append(e, Extent{s.rowTableName(), g.rowTableLBA, g.rowTableLBAs})
 	}
 	e = append(e, s.pageExtents()...)
 	return append(e, Extent{"zeros and superblock", g.tailLBA, int64(s.DeviceLBAs) -
 		int64(g.tailLBA)}), nil
+}
+
+// rowTableName says what the row table has.
+func (s *Superblock) rowTableName() string {
+	switch {
+	case !s.RowType.Scaled():
+		return "row checksums"
+	case s.hasRowSums():
+		return "row checksums and scales"
+	}
+	return "scales of rows"
 }
 
 func extentsOf(t *target, sb *Superblock) (SSDExtents, error) {

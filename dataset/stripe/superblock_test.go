@@ -19,8 +19,8 @@ func TestGeometryDoesNotWrap(t *testing.T) {
 	}{{1 << 40, 1 << 24}, {1 << 48, 1 << 24}, {1 << 47, 1 << 24}, {1<<48 - 1, 1<<24 - 4}} {
 		l, err := gpuio.NewLayout(c.rows, c.rowBytes, 1, 512)
 		require.NoError(t, err)
-		for _, sums := range []bool{false, true} {
-			_, err = newGeometry(l, 0, 512, 1<<42, sums)
+		for _, entry := range []int64{0, 4, 8} {
+			_, err = newGeometry(l, 0, 512, 1<<42, entry)
 			require.Equal(t, errs.Usage, errs.ClassOf(err), "%d rows of %d", c.rows, c.rowBytes)
 			require.ErrorContains(t, err, "use more SSDs")
 		}
@@ -42,12 +42,12 @@ func TestGeometryDoesNotWrap(t *testing.T) {
 	// The largest that there may be: a row of 1 MiB for each of 2^40 nodes.
 	l, err := gpuio.NewLayout(1<<40, 4<<18, 1, 4096)
 	require.NoError(t, err)
-	g, err := newGeometry(l, 0, 4096, maxStripe/4096, true)
+	g, err := newGeometry(l, 0, 4096, maxStripe/4096, 4)
 	require.NoError(t, err)
 	require.EqualValues(t, 1<<60, g.dataBytes)
 	require.Greater(t, g.needBytes, g.dataBytes)
-	_, err = newGeometry(l, 0, 4096, maxStripe/4096+1, true)
+	_, err = newGeometry(l, 0, 4096, maxStripe/4096+1, 4)
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
-	_, err = newGeometry(l, 0, 4096, 1<<20, true)
+	_, err = newGeometry(l, 0, 4096, 1<<20, 4)
 	require.ErrorContains(t, err, "needs ")
 }

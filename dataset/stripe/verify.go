@@ -178,9 +178,8 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 	}
 	var sums int64
 	for _, s := range stripes {
-		if l := s.sb.layout(); s.sb.hasRowSums() {
-			sums += l.RowsOn(s.sb.StripeIndex)
-		}
+		l := s.sb.layout()
+		sums += l.RowsOn(s.sb.StripeIndex) * s.sb.rowEntry() / 4
 	}
 	if err := roomForSums(sums); err != nil { // chunks have theirs
 		v.noRows = true
@@ -249,21 +248,36 @@ func (v *verifier) record(b BadChunk) {
 	}
 }
 
-// rowSums is the stripe's row table; nil where it has none, or none that can be used.
-func (v *verifier) rowSums(ctx context.Context, s stripe) ([]uint32, error) {
-	if !s.sb.hasRowSums() || v.noRows {
-		return nil, nil
+// rowTable is what the stripe's row table has, by slot; nil where it has none, or none that can be
+// used.
+func (v *verifier) rowTable(ctx context.Context, s stripe) (sums []uint32, scales []float32,
+	err error) {
+	if s.sb.rowEntry() == 0 || v.noRows && !s.sb.RowType.Scaled() {
+		return nil, nil, nil
 	}
 	l := s.sb.layout()
-	sums := make([]uint32, l.RowsOn(s.sb.StripeIndex))
-	if err := s.rowTable(ctx, func(slot int64, sum uint32) { sums[slot] = sum }); err != nil {
-		if ctx.Err() != nil {
-			return nil, err
-		}
-		v.bad(s, -1, s.sb.RowTableLBA, s.sb.RowTableLBAs, "row checksums: %v", err)
-		return nil, nil
+	n := l.RowsOn(s.sb.StripeIndex)
+	if s.sb.hasRowSums() && !v.noRows {
+		sums = make([]uint32, n)
 	}
-	return sums, nil
+	if s.sb.RowType.Scaled() && v.o.Source && !v.noRows {
+		scales = make([]float32, n)
+	}
+	if err := s.rowTable(ctx, func(slot int64, sum uint32, scale float32) {
+		if sums != nil {
+			sums[slot] = sum
+		}
+		if scales != nil {
+			scales[slot] = scale
+		}
+	}); err != nil {
+		if ctx.Err() != nil {
+			return nil, nil, err
+		}
+		v.bad(s, -1, s.sb.RowTableLBA, s.sb.RowTableLBAs, "%s: %v", s.sb.rowTableName(), err)
+		return nil, nil, nil
+	}
+	return sums, scales, nil
 }
 
 // stripe checks one SSD. Only the end of ctx and errors of features.npy stop it.
@@ -300,14 +314,14 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 			"checksum table: CRC32C %08x, the superblock says %08x", got, s.sb.TableCRC)
 		haveTable = false
 	}
-	sums, err := v.rowSums(ctx, s)
+	sums, scales, err := v.rowTable(ctx, s)
 	if err != nil {
 		return err
 	}
 	l := s.sb.layout()
 	rows := rowChecker{l: l, n: l.RowsOn(s.sb.StripeIndex), sums: sums}
 	buf := make([]byte, chunkBytes)
-	cmp := newComparer(v, s)
+	cmp := newComparer(v, s, scales)
 	var badRows int64
 	for i := range chunks {
 		n := min(chunkBytes, s.sb.DataLBAs*lba-i*chunkBytes)
@@ -386,10 +400,12 @@ type comparer struct {
 	want []byte
 	row  []byte
 	have int64 // slot that row holds; -1 none
+	// by slot, as the row table has them; nil: they are not compared
+	scales []float32
 }
 
-func newComparer(v *verifier, s stripe) *comparer {
-	c := &comparer{v: v, s: s, row: make([]byte, s.sb.RowBytes), have: -1}
+func newComparer(v *verifier, s stripe, scales []float32) *comparer {
+	c := &comparer{v: v, s: s, row: make([]byte, s.sb.RowBytes), have: -1, scales: scales}
 	if v.d != nil {
 		c.from = v.d.RowsAs(s.sb.RowType)
 	}
@@ -407,17 +423,22 @@ func (c *comparer) chunk(i int64, at nvme.LBA, b []byte) error {
 	// The first slot that reaches into this chunk.
 	unit := int64(l.LBAsPerRow) * int64(l.LBABytes) // padded slot, or LBA of packed rows
 	slot := c.pos / unit * int64(l.RowsPerLBA)
-	first, end := int64(-1), c.pos+int64(len(b))
+	first, scaled, end := int64(-1), int64(-1), c.pos+int64(len(b))
 	for ; slot < onSSD && slotOffset(l, slot) < end; slot++ {
 		off := slotOffset(l, slot)
 		if off+row <= c.pos {
 			continue
 		}
 		if c.have != slot {
-			if err := c.from.Read(slot*int64(l.SSDs)+int64(c.s.sb.StripeIndex), c.row); err != nil {
+			var scale [1]float32
+			v := slot*int64(l.SSDs) + int64(c.s.sb.StripeIndex)
+			if err := c.from.ReadScaled(v, c.row, scale[:]); err != nil {
 				return err
 			}
 			c.have = slot
+			if c.scales != nil && c.scales[slot] != scale[0] && scaled < 0 {
+				scaled = v
+			}
 			c.rows++
 		}
 		from := max(off, c.pos)
@@ -433,6 +454,10 @@ func (c *comparer) chunk(i int64, at nvme.LBA, b []byte) error {
 			c.v.d.RowSource())
 	case !bytes.Equal(c.want, b):
 		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "padding is not zero")
+	}
+	if scaled >= 0 {
+		c.v.bad(c.s, -1, c.s.sb.RowTableLBA, c.s.sb.RowTableLBAs, "the scale of row %d differs from %s",
+			scaled, c.v.d.RowSource())
 	}
 	c.pos = end
 	return nil

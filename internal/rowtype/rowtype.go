@@ -7,9 +7,10 @@
 //	float32   dim × 4 bytes
 //	float16   dim × 2 bytes, zero-padded: IEEE half precision, up to 65504
 //	bfloat16  dim × 2 bytes, zero-padded: float32's range, 8 bits of precision
-//	int8      float32 scale, dim bytes, zero-padded: value = scale × byte, scale = largest magnitude / 127
+//	int8      dim bytes, zero-padded: value = scale × byte, scale = largest magnitude / 127
 //
-// All numbers are little-endian and rounded to nearest, ties to even.
+// The scale of an int8 row, a float32, lies beside it, in a table by row (dataset/stripe). All
+// numbers are little-endian and rounded to nearest, ties to even.
 package rowtype
 
 import (
@@ -65,13 +66,14 @@ func (t Type) RowBytes(dim int) int {
 	case Float16, BFloat16:
 		return (2*dim + 3) &^ 3
 	case Int8:
-		return scaleBytes + (dim+3)&^3
+		return (dim + 3) &^ 3
 	default:
 		return 4 * dim
 	}
 }
 
-const scaleBytes = 4
+// Scaled tells whether each row has a scale beside it.
+func (t Type) Scaled() bool { return t == Int8 }
 
 // Dim returns the most features that a row of so many bytes has; 1 where it has no room for any.
 func (t Type) Dim(bytes int) int {
@@ -79,7 +81,7 @@ func (t Type) Dim(bytes int) int {
 	case Float16, BFloat16:
 		return max(bytes/2, 1)
 	case Int8:
-		return max(bytes-scaleBytes, 1)
+		return max(bytes, 1)
 	default:
 		return max(bytes/4, 1)
 	}
@@ -112,16 +114,17 @@ func (e *RangeError) Wider() (Type, bool) {
 	return Float32, true
 }
 
-// Encode stores a row: dst has RowBytes(len(src)) bytes. Its error is a *RangeError for the first
-// value that the type cannot hold; dst is then not a row. float32 takes everything as it is.
-func (t Type) Encode(dst []byte, src []float32) error {
+// Encode stores a row: dst has RowBytes(len(src)) bytes. The scale is 1 where the type has none.
+// Its error is a *RangeError for the first value that the type cannot hold; dst is then not a row.
+// float32 takes everything as it is.
+func (t Type) Encode(dst []byte, src []float32) (scale float32, err error) {
 	dst = dst[:t.RowBytes(len(src))]
 	switch t {
 	case Float16:
 		for i, x := range src {
 			h := half(x)
 			if h&0x7c00 == 0x7c00 {
-				return &RangeError{t, i, x}
+				return 0, &RangeError{t, i, x}
 			}
 			binary.LittleEndian.PutUint16(dst[2*i:], h)
 		}
@@ -130,7 +133,7 @@ func (t Type) Encode(dst []byte, src []float32) error {
 		for i, x := range src {
 			h := brain(x)
 			if h&0x7f80 == 0x7f80 {
-				return &RangeError{t, i, x}
+				return 0, &RangeError{t, i, x}
 			}
 			binary.LittleEndian.PutUint16(dst[2*i:], h)
 		}
@@ -142,29 +145,27 @@ func (t Type) Encode(dst []byte, src []float32) error {
 			binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(x))
 		}
 	}
-	return nil
+	return 1, nil
 }
 
-func encodeInt8(dst []byte, src []float32) error {
+func encodeInt8(q []byte, src []float32) (scale float32, err error) {
 	var most float32
 	at := 0
 	for i, x := range src {
 		if x-x != 0 {
-			return &RangeError{Int8, i, x}
+			return 0, &RangeError{Int8, i, x}
 		}
 		if a := math.Float32frombits(math.Float32bits(x) &^ (1 << 31)); a > most {
 			most, at = a, i
 		}
 	}
-	scale := most / 127
+	scale = most / 127
 	if full := scale * 127; full-full != 0 {
-		return &RangeError{Int8, at, src[at]}
+		return 0, &RangeError{Int8, at, src[at]}
 	}
-	binary.LittleEndian.PutUint32(dst, math.Float32bits(scale))
-	q := dst[scaleBytes:]
 	if scale == 0 { // all zero, or so small that nothing is left
 		clear(q)
-		return nil
+		return 0, nil
 	}
 	for i, x := range src {
 		// Where the scale has few bits itself (subnormal), the quotient may be beyond 127.
@@ -172,11 +173,11 @@ func encodeInt8(dst []byte, src []float32) error {
 		q[i] = byte(int8(v))
 	}
 	clear(q[len(src):])
-	return nil
+	return scale, nil
 }
 
-// Decode widens a stored row to len(dst) values.
-func (t Type) Decode(l simd.Level, dst []float32, row []byte) {
+// Decode widens a stored row to len(dst) values. The scale is the row's, where the type has one.
+func (t Type) Decode(l simd.Level, dst []float32, row []byte, scale float32) {
 	row = row[:t.RowBytes(len(dst))]
 	switch t {
 	case Float16:
@@ -184,7 +185,7 @@ func (t Type) Decode(l simd.Level, dst []float32, row []byte) {
 	case BFloat16:
 		l.FromBFloat16(dst, row)
 	case Int8:
-		l.FromInt8(dst, row[scaleBytes:], math.Float32frombits(binary.LittleEndian.Uint32(row)))
+		l.FromInt8(dst, row, scale)
 	default:
 		for i := range dst {
 			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(row[4*i:]))

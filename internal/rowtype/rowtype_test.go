@@ -20,8 +20,9 @@ func TestNames(t *testing.T) {
 	_, err := Parse("fp8")
 	require.ErrorContains(t, err, "float32, float16, bfloat16, int8")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
-	require.Equal(t, []int{4 * 5, 12, 12, 12}, []int{Float32.RowBytes(5), Float16.RowBytes(5),
+	require.Equal(t, []int{4 * 5, 12, 12, 8}, []int{Float32.RowBytes(5), Float16.RowBytes(5),
 		BFloat16.RowBytes(5), Int8.RowBytes(5)})
+	require.Equal(t, 256, Int8.RowBytes(256))
 }
 
 // nearest checks got, which came from x, against both of its neighbours in the type.
@@ -86,12 +87,13 @@ func TestEncodeDecode(t *testing.T) {
 			for i := range row {
 				row[i] = 0xff // padding must be written
 			}
-			require.NoError(t, rt.Encode(row, src))
+			scale, err := rt.Encode(row, src)
+			require.NoError(t, err)
 			require.Zero(t, len(row)%4)
 			var first []float32
 			for _, l := range simd.Levels() {
 				got := make([]float32, dim)
-				rt.Decode(l, got, row)
+				rt.Decode(l, got, row, scale)
 				if first == nil {
 					first = got
 				}
@@ -101,6 +103,11 @@ func TestEncodeDecode(t *testing.T) {
 			for _, x := range src {
 				most = max(most, math.Abs(float64(x)))
 			}
+			want := float32(1)
+			if rt.Scaled() {
+				want = float32(most) / 127
+			}
+			require.Equal(t, want, scale)
 			for i, x := range src {
 				limit := map[Type]float64{Float32: 0, Float16: math.Abs(float64(x)) / 2048,
 					BFloat16: math.Abs(float64(x)) / 256, Int8: most / 253.9}[rt]
@@ -110,7 +117,8 @@ func TestEncodeDecode(t *testing.T) {
 			// What has been stored once is stored again without loss, but for int8's rounded scale.
 			if rt != Int8 {
 				again := make([]byte, len(row))
-				require.NoError(t, rt.Encode(again, first))
+				_, err := rt.Encode(again, first)
+				require.NoError(t, err)
 				require.Equal(t, row, again)
 			}
 		}
@@ -137,7 +145,7 @@ func TestRange(t *testing.T) {
 		{Int8, 1e38, "", none},
 		{Int8, 1e-45, "", none}, {Int8, 3e-44, "", none}, {Float32, nan, "", none},
 	} {
-		err := c.t.Encode(make([]byte, c.t.RowBytes(3)), []float32{1e-46, c.x, 0})
+		_, err := c.t.Encode(make([]byte, c.t.RowBytes(3)), []float32{1e-46, c.x, 0})
 		if c.want == "" {
 			require.NoError(t, err, "%v %v", c.t, c.x)
 			continue
@@ -154,9 +162,10 @@ func TestRange(t *testing.T) {
 	}
 	// A row whose scale is subnormal stays in range.
 	row := make([]byte, Int8.RowBytes(2))
-	require.NoError(t, Int8.Encode(row, []float32{2e-43, -2e-43}))
+	scale, err := Int8.Encode(row, []float32{2e-43, -2e-43})
+	require.NoError(t, err)
 	got := make([]float32, 2)
-	Int8.Decode(simd.Generic, got, row)
+	Int8.Decode(simd.Generic, got, row, scale)
 	require.InDelta(t, 2e-43, float64(got[0]), 1e-43)
 	require.Equal(t, got[0], -got[1])
 }

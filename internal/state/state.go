@@ -77,6 +77,9 @@ type Computed struct {
 	RowDType    string `json:"row_dtype"`
 	TableCRC    uint32 `json:"table_crc"`
 	RowTableCRC uint32 `json:"row_table_crc"`
+	// Scales says that the row table has the scales of int8 rows; an older heliosctl had them in
+	// the rows.
+	Scales bool `json:"scales,omitempty"`
 }
 
 // State is the content of the file.

@@ -110,6 +110,7 @@ type Kernels struct {
 	LineBytes  int64 // bytes of a line of a dynamic tier
 	rowBytes   int64
 	widen      bool // rows become float32 before they are trained on
+	scaled     bool // each by its scale
 	params     int64
 }
 
@@ -122,7 +123,7 @@ func NewKernels(ops *hardware.Ops, cfg plan.Config, dim int, t rowtype.Type, cla
 	wideIDs bool) *Kernels {
 	w := &Kernels{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, arch: cfg.Arch(),
 		wholeLists: cfg.Method().WholeLists, rowBytes: int64(t.RowBytes(dim)),
-		widen: t != rowtype.Float32}
+		widen: t != rowtype.Float32, scaled: t.Scaled()}
 	if wideIDs {
 		w.idBytes = 8
 	}
@@ -261,7 +262,11 @@ func (w *Kernels) Model(s *Shape, train bool) []Kernel {
 		return gnn.BlockShape{Dst: b.dst, Src: b.src, Edges: b.edges}
 	}
 	if w.widen { // convert_rows
-		add(w.bytes(s.HopEnd[L] * (w.rowBytes + 4*int64(w.shape.InDim))))
+		each := w.rowBytes + 4*int64(w.shape.InDim)
+		if w.scaled { // a node's number, and the sector that its scale is in
+			each += 8 + 32
+		}
+		add(w.bytes(s.HopEnd[L] * each))
 	}
 	for l := range L {
 		add(w.layer(w.shape.LayerForward(l, block(l)))...)

@@ -85,4 +85,7 @@ func (j *job) memory(p *Plan) {
 	default:
 		p.GPUMemory["index"] = index
 	}
+	if j.o.RowType.Scaled() {
+		p.CPUMemory["scales"] = 4 * j.a.rows
+	}
 }

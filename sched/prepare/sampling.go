@@ -77,6 +77,14 @@ func New(cfg plan.Config, in Inputs, obs report.Observer, t rowtype.Type) *Sampl
 	return s
 }
 
+// ScaleBytes is the CPU memory that the scales of all rows take; 0 where their type has none.
+func (s *Sampling) ScaleBytes() int64 {
+	if !s.RowType.Scaled() {
+		return 0
+	}
+	return 4 * s.Rows
+}
+
 // Open opens a dataset for a run that reads no rows, on the host device: rows are of the type that
 // cfg names, or the dataset's. Close it.
 func Open(ctx context.Context, cfg plan.Config, in Inputs, obs report.Observer) (*Sampling, error) {

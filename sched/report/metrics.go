@@ -152,6 +152,7 @@ type Result struct {
 	GPUCacheBytes   int64         `json:"gpu_cache_bytes"`
 	CPUCacheBytes   int64         `json:"cpu_cache_bytes"`
 	TopologyBytes   int64         `json:"topology_bytes"`
+	ScaleBytes      int64         `json:"scale_bytes,omitempty"` // of rows that have scales, in memory
 	PeakMemoryBytes int64         `json:"peak_memory_bytes"`
 	Memory          []hostmem.Use `json:"memory"` // at the end, by purpose, the largest first
 	PresampleSecs   float64       `json:"presample_seconds"`

@@ -92,8 +92,9 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 			RowDType: v.RowType.String(), RowBytes: v.RowBytes,
 			GPUCacheBytes: v.gpuCacheBytes(),
 			CPUCacheBytes: v.cpuCacheBytes(),
-			TopologyBytes: v.Topology.Bytes(), PresampleSecs: float64(v.presampleNS) / 1e9,
-			FillSeconds: float64(v.fillNS) / 1e9,
+			TopologyBytes: v.Topology.Bytes(), ScaleBytes: v.ScaleBytes(),
+			PresampleSecs: float64(v.presampleNS) / 1e9,
+			FillSeconds:   float64(v.fillNS) / 1e9,
 		},
 		Hardware: hw.Profile.Name, SSDModel: v.m.m.ModelName(), SSDs: v.m.m.SSDs(),
 	}
