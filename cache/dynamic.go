@@ -314,8 +314,10 @@ type Ticket struct {
 	fills    int64
 	capacity int64
 	nodes    cuda.Buffer // pinned: what Admit copied from the device
-	read     cuda.Buffer // pinned: lines, where kernels find them
+	read     cuda.Buffer // of the device: lines, and lines by SSD, where kernels find them
+	offsets  []int64     // by SSD: where its lines begin among those
 	lists    cuda.Buffer // uint32[capacity] for each of the below: pinned, or of the device
+	// and there a ninth, the numbers of the lines by SSD
 	// Rows by where they come from: position in the batch and row in the tier (or in the staging
 	// lines). Nil where kernels write them.
 	gpuPos, gpuRow, cpuPos, cpuRow, missPos, missRow []uint32
@@ -323,13 +325,16 @@ type Ticket struct {
 	lines                                            []int64  // to be read
 }
 
-// Lines are the lines to be read, valid until Release.
+// Lines are the lines to be read, valid until Release; nil where they are in a GPU's memory.
 func (t *Ticket) Lines() []int64 { return t.lines }
 
 // Fills returns how many of them go to slots.
 func (t *Ticket) Fills() int64 { return t.fills }
 
-const ticketLists = 8
+const (
+	ticketLists    = 8
+	gpuTicketLists = ticketLists + 1
+)
 
 func (t *Ticket) String() string {
 	return fmt.Sprintf("ticket %d (%s: %d rows, %d lines to read)", t.number, ticketStates[t.state],
@@ -348,15 +353,15 @@ func (t *Ticket) reserve(count int64) (err error) {
 		return fmt.Errorf("dynamic cache: %w", err)
 	}
 	count = max(count+count/4, 2048)
-	where := cuda.MemPinned
+	where, lists := cuda.MemPinned, int64(ticketLists)
 	if t.d.gpu != nil {
-		where = cuda.MemDevice
+		where, lists = cuda.MemDevice, gpuTicketLists
 	}
-	if t.lists, err = t.d.dev.Alloc(where, count*ticketLists*4, "cache lookup"); err != nil {
+	if t.lists, err = t.d.dev.Alloc(where, count*lists*4, "cache lookup"); err != nil {
 		return fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err)
 	}
 	if t.d.gpu != nil {
-		if t.read, err = t.d.dev.Alloc(cuda.MemPinned, count*8, "cache lookup"); err != nil {
+		if t.read, err = t.d.dev.Alloc(cuda.MemDevice, 2*count*8, "cache lookup"); err != nil {
 			return errors.Join(fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err),
 				t.free())
 		}
@@ -396,6 +401,9 @@ func (t *Ticket) list(
 	i int64) cuda.DevicePtr {
 	return t.lists.Ptr() + cuda.DevicePtr(i*t.capacity*4)
 }
+
+// dealt is where the lines by SSD are.
+func (t *Ticket) dealt() cuda.DevicePtr { return t.read.Ptr() + cuda.DevicePtr(t.capacity*8) }
 
 func (t *Ticket) clear() {
 	t.NGPU, t.NCPU, t.NMiss, t.NLines, t.fills, t.dstRows, t.base, t.planned = 0, 0, 0, 0, 0, 0,
@@ -563,11 +571,13 @@ func (t *Ticket) in(d *Dynamic, want ticketState) error {
 // Pos and SSDOffset of a gpuio.ReadSet; line Pos[i] of the staging buffer, LineBytes apart, is line
 // Rows[i].
 type ReadPlan struct {
-	Rows, Pos cuda.Buffer
+	Rows, Pos cuda.DevicePtr // in the CPU's memory, or with a directory of the GPU in the GPU's
 	SSDOffset []int64
 	Lines     int64
 
 	d        *Dynamic
+	own      [2]cuda.Buffer // rows and positions; a plan of one ticket of the GPU uses that one's
+	moves    cuda.Buffer    // pinned; see setsParams
 	capacity int64
 	rows     []int64
 	pos      []uint32
@@ -595,24 +605,30 @@ func (p *ReadPlan) reserve(lines int64) (err error) {
 		return fmt.Errorf("dynamic cache: %w", err)
 	}
 	lines = max(lines+lines/4, 2048)
-	if p.Rows, err = p.d.dev.Alloc(cuda.MemPinned, lines*8, "cache lookup"); err == nil {
-		p.Pos, err = p.d.dev.Alloc(cuda.MemPinned, lines*4, "cache lookup")
+	kind := cuda.MemPinned
+	if p.d.gpu != nil {
+		kind = cuda.MemDevice
 	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("dynamic cache: reads of %d lines: %w", lines, err),
-			p.Close())
+	for i, bytes := range []int64{8, 4} {
+		if p.own[i], err = p.d.dev.Alloc(kind, lines*bytes, "cache lookup"); err != nil {
+			return errors.Join(fmt.Errorf("dynamic cache: reads of %d lines: %w", lines, err),
+				p.Close())
+		}
 	}
-	p.rows, p.pos, p.capacity = hostmem.View[int64](p.Rows.Bytes()),
-		hostmem.View[uint32](p.Pos.Bytes()), lines
+	if p.d.gpu == nil {
+		p.rows, p.pos = hostmem.View[int64](p.own[0].Bytes()),
+			hostmem.View[uint32](p.own[1].Bytes())
+	}
+	p.capacity = lines
 	return nil
 }
 
 // Close frees the plan.
 func (p *ReadPlan) Close() error {
-	p.Lines, p.capacity, p.rows, p.pos = 0, 0, nil, nil
+	p.Lines, p.capacity, p.rows, p.pos, p.Rows, p.Pos = 0, 0, nil, nil, 0, 0
 	clear(p.SSDOffset)
 	var all []error
-	for _, b := range []*cuda.Buffer{&p.Rows, &p.Pos} {
+	for _, b := range []*cuda.Buffer{&p.own[0], &p.own[1], &p.moves} {
 		if *b != nil {
 			all = append(all, (*b).Free())
 			*b = nil
@@ -642,9 +658,15 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 			"dynamic cache: %d tickets read %d lines: want less than 2^32; lower option batch-size",
 			len(tickets), total)
 	}
+	if d.gpu != nil {
+		return d.planGPU(p, tickets, total)
+	}
 	if !d.c.NoData {
 		if err := p.reserve(total); err != nil {
 			return err
+		}
+		if total > 0 {
+			p.Rows, p.Pos = p.own[0].Ptr(), p.own[1].Ptr()
 		}
 	}
 	p.cut(tickets, total, d.workers())
@@ -667,6 +689,47 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 		p.each(p.deal)
 	}
 	p.Lines = total
+	return nil
+}
+
+// planGPU is Plan where kernels have dealt the lines out. The caller holds mu.
+func (d *Dynamic) planGPU(p *ReadPlan, tickets []*Ticket, total int64) error {
+	base, with := int64(0), []*Ticket(nil)
+	for _, t := range tickets {
+		if t.NLines > 0 {
+			with = append(with, t)
+		}
+	}
+	if len(with) > 1 && !d.c.NoData {
+		if err := p.reserve(total); err != nil {
+			return err
+		}
+	}
+	clear(p.SSDOffset)
+	for _, t := range tickets {
+		t.base, t.planned = base, true
+		base += t.NLines
+		if t.NLines == 0 { // its bounds are another lookup's
+			continue
+		}
+		for ssd := range t.offsets[1:] {
+			p.SSDOffset[ssd+1] += t.offsets[ssd+1] - t.offsets[ssd]
+		}
+	}
+	for ssd := range p.SSDOffset[1:] {
+		p.SSDOffset[ssd+1] += p.SSDOffset[ssd]
+	}
+	p.Lines = total
+	switch {
+	case d.c.NoData || total == 0:
+	case len(with) == 1:
+		p.Rows, p.Pos = with[0].dealt(), with[0].list(8)
+	default:
+		p.Rows, p.Pos = p.own[0].Ptr(), p.own[1].Ptr()
+		if err := d.gpu.merge(p, with); err != nil {
+			return fmt.Errorf("dynamic cache: reads of %d lines: %w", total, err)
+		}
+	}
 	return nil
 }
 

@@ -6,19 +6,22 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"unsafe"
 
 	"helios/cache/policy"
 	"helios/cuda"
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 )
 
 // Phases of sets_sort and sets_lists.
 const (
-	setsCount  = 1 // each block: find its entries, count them by bin or list
-	setsPrefix = 2 // one block: from counts to places
-	setsNumber = 4 // each block: number the lines to be read
-	setsWrite  = 8 // each block: write its entries to their places
+	setsCount  = 1  // each block: find its entries, count them by bin or list
+	setsPrefix = 2  // one block: from counts to places
+	setsNumber = 4  // each block: number the lines to be read, and count them by SSD
+	setsDeal   = 16 // one block: from counts by SSD to places
+	setsWrite  = 8  // each block: write its entries to their places
 )
 
 const (
@@ -42,26 +45,33 @@ type setsParams struct {
 	KeysIn, ValsIn, KeysOut, ValsOut cuda.DevicePtr // uint32[Count]: set and position
 	Counts                           cuda.DevicePtr // uint32[Grid][sortBins]
 	Stats                            cuda.DevicePtr // uint64[setStats]
-	Totals                           cuda.DevicePtr // int64[setLists + setStats]
-	GPUPos, GPURow                   cuda.DevicePtr // uint32[Count], as the others
-	CPUPos, CPURow                   cuda.DevicePtr
-	MissPos, MissRow                 cuda.DevicePtr
-	FillLine, FillSlot               cuda.DevicePtr
-	Lines                            cuda.DevicePtr // int64[Count]
-	Rows, First, Count               int64
-	Sets, Slots                      int64
-	WindowSlots, TableSlots          int64 // powers of two
-	SSDs, PerLine                    uint32
-	Key                              [2]uint32
-	Batch, Rule, Stride              uint32
-	Grid, Phases, Shift              uint32
+	// int64[setLists + setStats + sortBins], the last of them by SSD: where its lines begin.
+	Totals             cuda.DevicePtr
+	GPUPos, GPURow     cuda.DevicePtr // uint32[Count], as the others
+	CPUPos, CPURow     cuda.DevicePtr
+	MissPos, MissRow   cuda.DevicePtr
+	FillLine, FillSlot cuda.DevicePtr
+	Lines              cuda.DevicePtr // int64[Count]
+	SSDCounts          cuda.DevicePtr // uint32[Grid][sortBins]
+	// Lines and their numbers, by SSD: int64[Count], uint32[Count].
+	Dealt, DealtPos cuda.DevicePtr
+	// sets_merge: the plan's, and by SSD how far a ticket's lines move there, int64[SSDs].
+	PlanRows, PlanPos, Moves cuda.DevicePtr
+	Rows, First, Count       int64
+	Sets, Slots              int64
+	WindowSlots, TableSlots  int64 // powers of two
+	SSDs, PerLine            uint32
+	Key                      [2]uint32
+	Batch, Rule, Stride      uint32
+	Grid, Phases, Shift      uint32
+	SSDBits, _               uint32
 }
 
 // CUDA kernels get the same bytes.
 const (
-	_ = -(unsafe.Sizeof(setsParams{}) ^ 312)
-	_ = -(unsafe.Offsetof(setsParams{}.Rows) ^ 216)
-	_ = -(unsafe.Offsetof(setsParams{}.Phases) ^ 304)
+	_ = -(unsafe.Sizeof(setsParams{}) ^ 368)
+	_ = -(unsafe.Offsetof(setsParams{}.Rows) ^ 264)
+	_ = -(unsafe.Offsetof(setsParams{}.Phases) ^ 352)
 )
 
 // gpuSets is a policy.Sets in a GPU's memory, played by kernels: to the bit what policy.Sets is.
@@ -73,7 +83,8 @@ type gpuSets struct {
 	params setsParams // what all launches have in common
 	index  *Index     // of the CPU tier; nil without one
 	st     cuda.Stream
-	failed error // a launch that may have changed half of the directory
+	plans  cuda.Stream // of merged plans, which others than lookups' goroutine make
+	failed error       // a launch that may have changed half of the directory
 
 	words, until  cuda.Buffer
 	window, spare cuda.Buffer // the announced lines' last batches; a second table of that size
@@ -85,7 +96,7 @@ type gpuSets struct {
 	capacity int64       // positions that there is room for
 	scratch  cuda.Buffer // uint32[9][capacity]
 	table    cuda.Buffer
-	counts   cuda.Buffer // and Stats behind them
+	counts   cuda.Buffer // and those by SSD, and Stats behind them
 	totals   cuda.Buffer // pinned
 	stats    policy.Stats
 }
@@ -101,7 +112,17 @@ const setsTimeout = moveTimeout
 
 const setsScratch = 9 // arrays
 
+const (
+	prefixThreads = 1024
+	playedEach    = 2 * threads / 32 // accesses that make a block of sets_play: two a warp
+)
+
 func newGPUSets(dev cuda.Device, c DynamicConfig) (s *gpuSets, err error) {
+	if c.Lines.SSDs > sortBins {
+		return nil, errs.New(errs.Capability,
+			"%d SSDs: a directory in a GPU's memory deals lines out to at most %d; use option directory %s",
+			c.Lines.SSDs, sortBins, policy.InQueues)
+	}
 	layout, err := policy.LayOutSets(policy.Config{Policy: c.Policy, Slots: c.Slots,
 		Lines: c.Lines.Count(c.Rows), Seed: c.Seed})
 	if err != nil {
@@ -114,7 +135,7 @@ func newGPUSets(dev cuda.Device, c DynamicConfig) (s *gpuSets, err error) {
 		}
 	}()
 	for _, name := range []string{"sets_clear", "sets_lines", "sets_sort", "sets_play",
-		"sets_lists", "sets_announce", "sets_window", "sets_drop"} {
+		"sets_lists", "sets_merge", "sets_announce", "sets_window", "sets_drop"} {
 		if s.kernel[name], err = dev.Kernel(name); err != nil {
 			return s, err
 		}
@@ -128,23 +149,28 @@ func newGPUSets(dev cuda.Device, c DynamicConfig) (s *gpuSets, err error) {
 	if s.st, err = dev.NewStream(cuda.StreamOptions{Name: "cache directory"}); err != nil {
 		return s, err
 	}
+	if s.plans, err = dev.NewStream(cuda.StreamOptions{Name: "cache read plans"}); err != nil {
+		return s, err
+	}
 	words := layout.Sets * int64(layout.Stride)
 	if s.words, err = dev.Alloc(cuda.MemDevice, words*4, "cache directory"); err != nil {
 		return s, err
 	}
-	if s.counts, err = dev.Alloc(cuda.MemDevice, maxGrid(dev)*sortBins*4+setStats*8,
-		"cache lookup"); err != nil {
+	counts := maxGrid(dev) * sortBins * 4
+	if s.counts, err = dev.Alloc(cuda.MemDevice, 2*counts+setStats*8, "cache lookup"); err != nil {
 		return s, err
 	}
-	if s.totals, err = dev.Alloc(cuda.MemPinned, (setLists+setStats)*8,
+	if s.totals, err = dev.Alloc(cuda.MemPinned, (setLists+setStats+sortBins)*8,
 		"cache lookup"); err != nil {
 		return s, err
 	}
 	p := &s.params
 	p.Words, p.Counts, p.Totals = s.words.Ptr(), s.counts.Ptr(), s.totals.Ptr()
-	p.Stats = p.Counts + cuda.DevicePtr(maxGrid(dev)*sortBins*4)
+	p.SSDCounts = p.Counts + cuda.DevicePtr(counts)
+	p.Stats = p.SSDCounts + cuda.DevicePtr(counts)
 	p.Rows, p.Sets, p.Slots = c.Rows, layout.Sets, c.Slots
 	p.SSDs, p.PerLine = uint32(c.Lines.SSDs), uint32(c.Lines.RowsPerLine)
+	p.SSDBits = uint32(bits.Len64(uint64(c.Lines.SSDs - 1)))
 	p.Key, p.Rule, p.Stride = layout.Key, layout.Rule, uint32(layout.Stride)
 	if words > 0 {
 		if err = s.launch(s.st, "sets_clear", s.grid(words), s.params); err != nil {
@@ -159,21 +185,35 @@ func (s *gpuSets) grid(n int64) int {
 	return int(min(max(n/rowsPerBlock(s.dev), 1), maxGrid(s.dev)))
 }
 
+// fine is a grid of more blocks, of so few items that none waits for memory again and again.
+func (s *gpuSets) fine(n, each int64) int {
+	each = grain(s.dev, each)
+	return int(min((n+each-1)/each, maxGrid(s.dev)))
+}
+
 func (s *gpuSets) launch(st cuda.Stream, name string, blocks int, p setsParams) error {
-	return cuda.Launch(st, s.kernel[name], cuda.LaunchConfig{Blocks: blocks, Threads: threads}, p)
+	c := cuda.LaunchConfig{Blocks: blocks, Threads: threads}
+	if p.Phases == setsPrefix || p.Phases == setsDeal { // its one block waits for less
+		c.Threads = prefixThreads
+	}
+	return cuda.Launch(st, s.kernel[name], c, p)
 }
 
 // settle waits for what runs on the directory's own stream.
-func (s *gpuSets) settle() error {
+func (s *gpuSets) settle() error { return settled(s.st) }
+
+func settled(st cuda.Stream) error {
 	ctx, cancel := context.WithTimeout(context.Background(), setsTimeout)
 	defer cancel()
-	return s.st.Synchronize(ctx)
+	return st.Synchronize(ctx)
 }
 
 func (s *gpuSets) close() error {
 	var all []error
-	if s.st != nil {
-		all = append(all, s.st.Close())
+	for _, st := range []cuda.Stream{s.st, s.plans} {
+		if st != nil {
+			all = append(all, st.Close())
+		}
 	}
 	if s.index != nil {
 		all = append(all, s.index.Close())
@@ -359,6 +399,8 @@ func (s *gpuSets) access(ctx context.Context, st cuda.Stream, nodes cuda.DeviceP
 	}
 	n := hostmem.View[int64](s.totals.Bytes())
 	t.NGPU, t.NCPU, t.NMiss, t.NLines, t.fills = n[0], n[1], n[2], n[3], n[4]
+	ssds := int64(s.params.SSDs)
+	t.offsets = append(append(t.offsets[:0], n[setLists+setStats:][:ssds]...), t.NLines)
 	n = n[setLists:]
 	if s.params.Slots == 0 {
 		n[4] = n[0]
@@ -368,7 +410,6 @@ func (s *gpuSets) access(ctx context.Context, st cuda.Stream, nodes cuda.DeviceP
 	s.stats.Inserted += n[2]
 	s.stats.Evicted += n[3]
 	s.stats.Bypassed += n[4]
-	t.lines = hostmem.View[int64](t.read.Bytes())[:t.NLines]
 	t.dstRows = first + count
 	return nil
 }
@@ -384,14 +425,14 @@ func (s *gpuSets) play(st cuda.Stream, nodes cuda.DevicePtr, first, count int64,
 	keys, vals := [2]cuda.DevicePtr{array(5), array(6)}, [2]cuda.DevicePtr{array(7), array(8)}
 	p.GPUPos, p.GPURow, p.CPUPos, p.CPURow = t.list(0), t.list(1), t.list(2), t.list(3)
 	p.MissPos, p.MissRow, p.FillLine, p.FillSlot = t.list(4), t.list(5), t.list(6), t.list(7)
-	p.Lines = t.read.Ptr()
+	p.Lines, p.Dealt, p.DealtPos = t.read.Ptr(), t.dealt(), t.list(8)
 	p.Table, p.TableSlots = s.table.Ptr(), int64(1)<<bits.Len64(uint64(2*count-1))
 	grid := s.grid(count)
 	p.Grid = uint32(grid)
 	if err := st.Fill(p.Table, 0xff, p.TableSlots*8); err != nil {
 		return err
 	}
-	if err := s.launch(st, "sets_lines", grid, p); err != nil {
+	if err := s.launch(st, "sets_lines", s.fine(count, threads), p); err != nil {
 		return err
 	}
 	width := uint32(bits.Len64(uint64(max(s.params.Sets-1, 0))))
@@ -408,13 +449,12 @@ func (s *gpuSets) play(st cuda.Stream, nodes cuda.DevicePtr, first, count int64,
 			return err
 		}
 	} else {
-		// A warp for a few sets: each waits for memory only a few times.
-		blocks := min(max(count/grain(s.dev, threads), 1), maxGrid(s.dev))
-		if err := s.launch(st, "sets_play", int(blocks), p); err != nil {
+		if err := s.launch(st, "sets_play", s.fine(count, playedEach), p); err != nil {
 			return err
 		}
 	}
-	return s.phases(st, "sets_lists", p, setsCount, setsPrefix, setsNumber, setsWrite)
+	return s.phases(st, "sets_lists", p, setsCount, setsPrefix, setsNumber, setsDeal,
+		setsWrite)
 }
 
 // phases launches a kernel for each of its phases, or once where one block does all.
@@ -429,7 +469,7 @@ func (s *gpuSets) phases(st cuda.Stream, name string, p setsParams, phases ...ui
 	for _, phase := range phases {
 		p.Phases = phase
 		blocks := int(p.Grid)
-		if phase == setsPrefix {
+		if phase == setsPrefix || phase == setsDeal {
 			blocks = 1
 		}
 		if err := s.launch(st, name, blocks, p); err != nil {
@@ -437,6 +477,34 @@ func (s *gpuSets) phases(st cuda.Stream, name string, p setsParams, phases ...ui
 		}
 	}
 	return nil
+}
+
+// merge writes the reads of tickets to p's places, in order, and waits for that.
+func (s *gpuSets) merge(p *ReadPlan, tickets []*Ticket) error {
+	ssds := int64(s.params.SSDs)
+	if err := s.grow(&p.moves, cuda.MemPinned, int64(len(tickets))*ssds*8,
+		"cache lookup"); err != nil {
+		return err
+	}
+	moves := hostmem.View[int64](p.moves.Bytes())
+	at := slices.Clone(p.SSDOffset[:ssds])
+	for i, t := range tickets {
+		for ssd := range ssds {
+			moves[int64(i)*ssds+ssd] = at[ssd] - t.offsets[ssd]
+			at[ssd] += t.offsets[ssd+1] - t.offsets[ssd]
+		}
+		if t.NLines == 0 {
+			continue
+		}
+		k := s.params
+		k.Dealt, k.DealtPos, k.Count, k.First = t.dealt(), t.list(8), t.NLines, t.base
+		k.PlanRows, k.PlanPos = p.Rows, p.Pos
+		k.Moves = p.moves.Ptr() + cuda.DevicePtr(int64(i)*ssds*8)
+		if err := s.launch(s.plans, "sets_merge", s.grid(t.NLines), k); err != nil {
+			return err
+		}
+	}
+	return settled(s.plans)
 }
 
 // drop empties the slots that t was promised and whose filling failed.

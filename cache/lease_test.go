@@ -152,8 +152,8 @@ func (s *leaseStress) read(g *leaseGroup, rng *rand.Rand, fail bool) {
 	l, mem := s.c.Lines, g.staging.Bytes()
 	rows, pos := []int64(nil), []uint32(nil)
 	if g.plan.Lines > 0 {
-		rows, pos = hostmem.View[int64](g.plan.Rows.Bytes()),
-			hostmem.View[uint32](g.plan.Pos.Bytes())
+		rows, pos = cuda.View[int64](g.plan.Rows, g.plan.Lines),
+			cuda.View[uint32](g.plan.Pos, g.plan.Lines)
 	}
 	for i := range g.plan.Lines {
 		if rng.IntN(400) == 0 {

@@ -457,7 +457,7 @@ func (a *dynamicStages) flush(ctx context.Context) error {
 		var err error
 		g.submitted = time.Now()
 		g.pending, err = e.store.reader.Submit(rd, &gpuio.ReadSet{
-			Rows: g.plan.Rows.Ptr(), Pos: g.plan.Pos.Ptr(), SSDOffset: g.plan.SSDOffset,
+			Rows: g.plan.Rows, Pos: g.plan.Pos, SSDOffset: g.plan.SSDOffset,
 			Dst: g.staging, DstStride: a.lines.LineBytes, DstBytes: bytes,
 		})
 		if err != nil {

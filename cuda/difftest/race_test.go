@@ -29,10 +29,10 @@ var stepBarriers = []struct{ kernel, file, right, wrong string }{
 // setBarriers are as barriers, of the directory in sets.
 var setBarriers = []struct{ kernel, file, right, wrong string }{
 	{"sets_sort", "sets.cu",
-		"\t\tdev::syncwarp(); // all have read before the lowest writes\n", ""},
+		"\tdev::syncwarp(); // all have read before the lowest writes\n", ""},
 	{"sets_lists", "sets.cu",
-		"\t\t\tif (w < active) number_lines(p, mine, own);\n\t\t\tdev::syncthreads();",
-		"\t\t\tif (w < active) number_lines(p, mine, own);"},
+		"\t\tif (w < active) count_lists(p, mine, own, ssds);\n\t\tdev::syncthreads();",
+		"\t\tif (w < active) count_lists(p, mine, own, ssds);"},
 }
 
 // raceProgram builds src/race.cc with the kernels under root, under ThreadSanitizer. It skips where

@@ -109,7 +109,7 @@ struct RankParams {
 };
 static_assert(sizeof(RankParams) == 88, "cache.rankParams");
 
-constexpr u32 setsCount = 1, setsPrefix = 2, setsNumber = 4, setsWrite = 8;
+constexpr u32 setsCount = 1, setsPrefix = 2, setsNumber = 4, setsDeal = 16, setsWrite = 8;
 constexpr u32 sortBits = 8, sortBins = 1 << sortBits;
 constexpr u32 setStats = 5;
 constexpr u32 hitAnswer = 1u << 31, noAnswer = 0xffffffffu;
@@ -136,6 +136,8 @@ struct SetsParams {
 	u64 MissPos, MissRow;
 	u64 FillLine, FillSlot;
 	u64 Lines;
+	u64 SSDCounts, Dealt, DealtPos;
+	u64 PlanRows, PlanPos, Moves;
 	i64 Rows, First, Count;
 	i64 Sets, Slots;
 	i64 WindowSlots, TableSlots;
@@ -143,10 +145,11 @@ struct SetsParams {
 	u32 Key[2];
 	u32 Batch, Rule, Stride;
 	u32 Grid, Phases, Shift;
+	u32 SSDBits, _;
 };
-static_assert(sizeof(SetsParams) == 312, "cache.setsParams");
-static_assert(__builtin_offsetof(SetsParams, Rows) == 216, "cache.setsParams");
-static_assert(__builtin_offsetof(SetsParams, Phases) == 304, "cache.setsParams");
+static_assert(sizeof(SetsParams) == 368, "cache.setsParams");
+static_assert(__builtin_offsetof(SetsParams, Rows) == 264, "cache.setsParams");
+static_assert(__builtin_offsetof(SetsParams, Phases) == 352, "cache.setsParams");
 
 // go: graph.sampleParams
 struct SampleParams {

@@ -1,5 +1,5 @@
-// sets_clear, sets_lines, sets_sort, sets_play, sets_lists, sets_announce, sets_window, sets_drop: the directory of a dynamic cache
-// (cache/policy.Sets) in the GPU's memory. It finds, admits, evicts and pins lines without the CPU. Reference: cache/policy/sets.go and
+// sets_clear, sets_lines, sets_sort, sets_play, sets_lists, sets_merge, sets_announce, sets_window, sets_drop: the directory of a dynamic
+// cache (cache/policy.Sets) in the GPU's memory. It finds, admits, evicts and pins lines without the CPU. Reference: cache/policy/sets.go and
 // ways.go, and cache/dynamicsets.go for the lists: the same answers, lists and words of each set, to the bit, for any grid and any block of
 // whole warps. cache/gpusets.go launches them.
 //
@@ -17,7 +17,10 @@
 //                  place of the order and a ghost. The lines of the part are found first, then the misses come in; under sieve and S3-FIFO a
 //                  line that came in and left is told as a bypass. Answer at the first place: hit flag | slot, or noAnswer.
 //   sets_lists     the ticket's lists in ascending order of position: count, prefix, number (lines to be read get theirs, in order of their
-//                  first places) and write. Totals is where the CPU looks; Stats is zero again.
+//                  first places) and write. Totals is where the CPU looks; Stats is zero again. The lines to be read are dealt out to SSDs
+//                  as well, stably: counted beside number, prefix, and written beside write (Dealt, DealtPos: the line and its number).
+//   sets_merge     a ticket's dealt lines to their places in a plan of several tickets: Moves says by SSD how far, First where its lines
+//                  begin in the staging buffer.
 //   sets_announce  rows of a batch to come: Window learns each line's last batch (atomic maximum), Until that of lines that are cached.
 //   sets_window    the live entries of one window table to another.
 //   sets_drop      empties slots whose filling failed, if they still have that line. Fills of one part never share a slot, but may share a
@@ -27,9 +30,9 @@
 // for Table, Window and Until in sets_announce (relaxed atomics, any order gives the same) and Stats (sums).
 //
 // Memory by position: 8 (row) + 16 (Line, Place, Of, Answer) + 32 twice (Table) + 16 a pass; by line that is played one set of
-// 192 bytes (320 with ghosts), and 128 of Until with a window, read and written. Dependent trips to memory: three in sets_lines, two a launch of
-// sets_sort, and in sets_play four (places, position, line, set) however many misses the set has, and one for Window. Not measured:
-// no GPU was at hand.
+// 192 bytes (320 with ghosts), and 128 of Until with a window, read and written. Dependent trips to memory: in sets_play two a set of up to
+// 32 accesses (places and positions; lines and set) however many misses it has, and more for Window; cache/gpucost.go has those of all
+// launches, counted in the PTX. Times are not measured: no GPU was at hand.
 #include "abi_data.h"
 #include "device.h"
 #include "philox.h"
@@ -88,11 +91,8 @@ template <bool least> HX_DEVICE inline void note(u64 table, u64 slots, u64 empty
 	u64 want = (u64)key << 32 | value, at = mix(key) & (slots - 1);
 	for (u64 probes = 0; probes < slots; probes++, at = (at + 1) & (slots - 1)) {
 		u64 *e = dev::at<u64>(table, (i64)at);
-		u64 old = dev::ld_relaxed_gpu(e);
-		if (old == empty) {
-			old = dev::cas_gpu<dev::relaxed>(e, empty, want);
-			if (old == empty) return;
-		}
+		u64 old = dev::cas_gpu<dev::relaxed>(e, empty, want); // a load before it would be one more trip
+		if (old == empty) return;
 		if (old >> 32 != key) continue;
 		if constexpr (least) {
 			dev::min_gpu<dev::relaxed>(e, want);
@@ -161,48 +161,100 @@ HX_DEVICE inline void count_digits(const SetsParams &p, Share s, u32 *own) {
 	}
 }
 
-// From counts by block and digit to places, by one block.
-HX_DEVICE inline void sort_prefix(const SetsParams &p, u32 *total) {
-	for (u32 b = dev::tid(); b < sortBins; b += dev::threads()) {
-		u32 sum = 0;
+constexpr u32 ahead = 8; // counts that a thread asks for before it needs the first
+
+struct Counted {
+	u32 c[ahead];
+};
+
+HX_DEVICE inline Counted counts_at(u64 counts, Share s, i64 g, u32 bin) {
+	Counted v;
 #pragma GCC unroll 8
-		for (u32 g = 0; g < p.Grid; g++) sum += dev::ld(dev::at<u32>(p.Counts, (i64)g * sortBins + b));
-		dev::st(&total[b], sum);
+	for (u32 k = 0; k < ahead; k++) v.c[k] = g + k < s.hi ? dev::ld(dev::at<u32>(counts, (g + k) * sortBins + bin)) : 0;
+	return v;
+}
+
+// From counts by block and bin to places, by one block. A bin has as many threads as the block has for it, each with a part of the blocks.
+// place, for workers * sortBins, then has where each bin begins. Returns the sum, in the first warp.
+HX_DEVICE inline u32 bins_prefix(u64 counts, u32 grid, u32 *place) {
+	u32 parts = dev::threads() / sortBins, all = 0;
+	parts = parts < 1 ? 1 : parts > workers ? workers : parts;
+	for (u32 i = dev::tid(); i < parts * sortBins; i += dev::threads()) {
+		Share s = share_of({0, grid}, i / sortBins, parts);
+		u32 sum = 0;
+		for (i64 g = s.lo; g < s.hi; g += ahead) {
+			Counted v = counts_at(counts, s, g, i % sortBins);
+#pragma GCC unroll 8
+			for (u32 k = 0; k < ahead; k++) sum += v.c[k];
+		}
+		dev::st(&place[i], sum);
 	}
 	dev::syncthreads();
 	if (dev::tid() < 32) {
-		u32 at = 0;
 		for (u32 b = dev::lane(); b < sortBins; b += 32) {
-			u32 c = dev::ld(&total[b]), to = warp_scan(c);
-			dev::st(&total[b], at + to - c);
-			at += dev::shfl(dev::full_mask, to, 31);
+			u32 c = 0;
+			for (u32 i = 0; i < parts; i++) c += dev::ld(&place[i * sortBins + b]);
+			u32 to = warp_scan(c), from = all + to - c;
+			for (u32 i = 0; i < parts; i++) {
+				c = dev::ld(&place[i * sortBins + b]);
+				dev::st(&place[i * sortBins + b], from);
+				from += c;
+			}
+			all += dev::shfl(dev::full_mask, to, 31);
 		}
-		if (dev::lane() == 0 && p.Shift == 0) dev::st(dev::at<u64>(p.Stats, 0), (u64)at);
 	}
 	dev::syncthreads();
+	for (u32 i = dev::tid(); i < parts * sortBins; i += dev::threads()) {
+		Share s = share_of({0, grid}, i / sortBins, parts);
+		u32 at = dev::ld(&place[i]);
+		for (i64 g = s.lo; g < s.hi; g += ahead) {
+			Counted v = counts_at(counts, s, g, i % sortBins);
+#pragma GCC unroll 8
+			for (u32 k = 0; k < ahead; k++) {
+				if (g + k < s.hi) dev::st(dev::at<u32>(counts, (g + k) * sortBins + i % sortBins), at);
+				at += v.c[k];
+			}
+		}
+	}
+	return all;
+}
+
+// A block's counts of its warps, by bin.
+HX_DEVICE inline void put_counts(u64 counts, const u32 *place, u32 active) {
 	for (u32 b = dev::tid(); b < sortBins; b += dev::threads()) {
-		u32 at = dev::ld(&total[b]);
-		for (u32 g = 0; g < p.Grid; g++) {
-			u32 *count = dev::at<u32>(p.Counts, (i64)g * sortBins + b);
-			u32 c = dev::ld(count);
-			dev::st(count, at);
+		u32 sum = 0;
+		for (u32 i = 0; i < active; i++) sum += dev::ld(&place[i * sortBins + b]);
+		dev::st(dev::at<u32>(counts, (i64)dev::bid() * sortBins + b), sum);
+	}
+}
+
+// Where the warps of a block begin in each bin, in the place of their counts.
+HX_DEVICE inline void take_places(u64 counts, u32 *place, u32 active) {
+	for (u32 b = dev::tid(); b < sortBins; b += dev::threads()) {
+		u32 at = dev::ld(dev::at<u32>(counts, (i64)dev::bid() * sortBins + b));
+		for (u32 i = 0; i < active; i++) {
+			u32 c = dev::ld(&place[i * sortBins + b]);
+			dev::st(&place[i * sortBins + b], at);
 			at += c;
 		}
 	}
+}
+
+// Where this lane's entry goes: behind what its bin has got so far, in the order of the lanes. For whole warps; have: the lane has an entry.
+HX_DEVICE inline u32 take_place(u32 *own, bool have, u32 bin, u32 bits) {
+	u32 peers = warp_peers(dev::ballot(dev::full_mask, have), bin, bits), from = dev::ld(&own[bin]);
+	dev::syncwarp(); // all have read before the lowest writes
+	if (have && (peers & lanes_below()) == 0) dev::st(&own[bin], from + dev::popc(peers));
+	dev::syncwarp();
+	return from + dev::popc(peers & lanes_below());
 }
 
 HX_DEVICE inline void sort_scatter(const SetsParams &p, Share s, u32 *own) {
 	for (i64 base = s.lo; base < s.hi; base += 32) {
 		i64 i = base + dev::lane();
 		Entry e = entry(p, i, i < s.hi);
-		u32 d = digit(p, e.set), peers = warp_peers(dev::ballot(dev::full_mask, e.have), d, sortBits);
-		u32 from = dev::ld(&own[d]);
-		dev::syncwarp(); // all have read before the lowest writes
-		if (!e.have) peers = 0;
-		if (e.have && (peers & lanes_below()) == 0) dev::st(&own[d], from + dev::popc(peers));
-		dev::syncwarp();
+		u32 at = take_place(own, e.have, digit(p, e.set), sortBits);
 		if (e.have) {
-			u32 at = from + dev::popc(peers & lanes_below());
 			dev::st(dev::at<u32>(p.KeysOut, at), e.set);
 			dev::st(dev::at<u32>(p.ValsOut, at), e.pos);
 		}
@@ -424,7 +476,7 @@ struct Tally {
 	u32 hits, inserted, evicted, bypassed;
 };
 
-// An access of the warp's 32: its lane's answer is memory's until the set is done.
+// An access of the warp's 32.
 struct Access {
 	bool have;
 	u32 pos, line, answer;
@@ -436,11 +488,17 @@ HX_DEVICE inline Access access(const SetsParams &p, i64 i, i64 end, bool answere
 	return {true, pos, dev::ld(dev::at<u32>(p.Line, pos)), answered ? dev::ld(dev::at<u32>(p.Answer, pos)) : noAnswer};
 }
 
-HX_DEVICE inline void play(const SetsParams &p, u32 set, i64 begin, i64 end, Tally &t) {
-	Ways s = load(p, set);
+HX_DEVICE inline void answer(const SetsParams &p, const Access &a) { dev::st(dev::at<u32>(p.Answer, a.pos), a.answer); }
+
+// Plays a set's accesses, of which pos has the first 32: those stay in registers, so that nothing is waited for twice. What is behind them
+// has its answers in memory meanwhile.
+HX_DEVICE inline void play(const SetsParams &p, u32 set, i64 begin, i64 end, u32 pos, Tally &t) {
 	u32 lane = dev::lane();
+	Access first = {begin + lane < end, pos, 0, noAnswer};
+	if (first.have) first.line = dev::ld(dev::at<u32>(p.Line, pos)); // under way with the set
+	Ways s = load(p, set);
 	for (i64 base = begin; base < end; base += 32) {
-		Access a = access(p, base + lane, end, false);
+		Access a = base == begin ? first : access(p, base + lane, end, false);
 		for (u32 k = 0; k < 32 && base + k < end; k++) {
 			u32 found = dev::ballot(dev::full_mask, s.tag == dev::shfl(dev::full_mask, a.line, k));
 			if (found == 0) continue;
@@ -449,10 +507,14 @@ HX_DEVICE inline void play(const SetsParams &p, u32 set, i64 begin, i64 end, Tal
 			if (lane == k) a.answer = hitAnswer | (s.base + way);
 			t.hits++;
 		}
-		if (a.have) dev::st(dev::at<u32>(p.Answer, a.pos), a.answer);
+		if (base == begin) {
+			first = a;
+		} else if (a.have) {
+			answer(p, a);
+		}
 	}
 	for (i64 base = begin; base < end; base += 32) {
-		Access a = access(p, base + lane, end, true);
+		Access a = base == begin ? first : access(p, base + lane, end, true);
 		bool miss = a.have && a.answer == noAnswer;
 		u32 until = miss && p.Until != 0 ? noted(p.Window, (u64)p.WindowSlots, 0, a.line, 0) : 0;
 		for (u32 left = dev::ballot(dev::full_mask, miss); left != 0; left &= left - 1) {
@@ -467,23 +529,36 @@ HX_DEVICE inline void play(const SetsParams &p, u32 set, i64 begin, i64 end, Tal
 			t.inserted++;
 			t.evicted += evicts;
 		}
-		if (miss) dev::st(dev::at<u32>(p.Answer, a.pos), a.answer);
+		if (base == begin) {
+			first = a;
+		} else if (miss) {
+			answer(p, a);
+		}
 	}
 	if (!keeps_batch(p.Rule)) { // what came in may have left
 		for (i64 base = begin; base < end; base += 32) {
-			Access a = access(p, base + lane, end, true);
+			Access a = base == begin ? first : access(p, base + lane, end, true);
 			bool came = a.have && (a.answer & hitAnswer) == 0;
 			u32 tag = dev::shfl(dev::full_mask, s.tag, came ? a.answer - s.base : 0);
 			bool gone = came && tag != a.line;
 			u32 n = dev::popc(dev::ballot(dev::full_mask, gone));
-			if (gone) dev::st(dev::at<u32>(p.Answer, a.pos), noAnswer);
+			if (gone) a.answer = noAnswer;
 			t.inserted -= n;
 			t.evicted -= n;
 			t.bypassed += n;
+			if (base == begin) {
+				first = a;
+			} else if (gone) {
+				answer(p, a);
+			}
 		}
 	}
+	if (first.have) answer(p, first);
 	store(p, set, s);
 }
+
+// The SSD of a position's line.
+HX_DEVICE inline u32 ssd_of(const SetsParams &p, i64 i) { return dev::ld(dev::at<u32>(p.Line, i)) % p.SSDs; }
 
 constexpr u32 lists = 5; // GPU hits, CPU hits, rows of lines to be read, these lines, those of them that fill a slot
 
@@ -497,10 +572,20 @@ HX_DEVICE inline u32 lists_of(const SetsParams &p, i64 i, bool have) {
 	return answer == noAnswer ? 4 | 8 : 4 | 8 | 16;
 }
 
-HX_DEVICE inline void count_lists(const SetsParams &p, Share s, u32 *own) {
+// ssds, unless null, gets the lines to be read by SSD.
+HX_DEVICE inline void count_lists(const SetsParams &p, Share s, u32 *own, u32 *ssds) {
 	u32 n[lists] = {};
+	if (ssds != nullptr) {
+		for (u32 b = dev::lane(); b < sortBins; b += 32) dev::st(&ssds[b], 0u);
+		dev::syncwarp();
+	}
 	for (i64 base = s.lo; base < s.hi; base += 32) {
-		u32 in = lists_of(p, base + dev::lane(), base + dev::lane() < s.hi);
+		i64 i = base + dev::lane();
+		u32 in = lists_of(p, i, i < s.hi);
+		if (ssds != nullptr) {
+			bool read = (in & 8) != 0;
+			take_place(ssds, read, read ? ssd_of(p, i) : 0, p.SSDBits);
+		}
 #pragma GCC unroll 5
 		for (u32 k = 0; k < lists; k++) n[k] += dev::popc(dev::ballot(dev::full_mask, (in >> k & 1) != 0));
 	}
@@ -550,11 +635,11 @@ HX_DEVICE inline void number_lines(const SetsParams &p, Share s, const u32 *from
 	}
 }
 
-HX_DEVICE inline void emit_rows(const SetsParams &p, Share s, const u32 *from) {
+HX_DEVICE inline void emit_rows(const SetsParams &p, Share s, const u32 *from, u32 *ssds) {
 	u32 next[3] = {dev::ld(&from[0]), dev::ld(&from[1]), dev::ld(&from[2])};
 	for (i64 base = s.lo; base < s.hi; base += 32) {
 		i64 i = base + dev::lane();
-		u32 in = lists_of(p, i, i < s.hi) & 7, pos = (u32)(p.First + i);
+		u32 all = lists_of(p, i, i < s.hi), in = all & 7, pos = (u32)(p.First + i);
 		u32 gpu = dev::ballot(dev::full_mask, in == 1), cpu = dev::ballot(dev::full_mask, in == 2),
 		    miss = dev::ballot(dev::full_mask, in == 4);
 		u32 row = 0;
@@ -570,6 +655,12 @@ HX_DEVICE inline void emit_rows(const SetsParams &p, Share s, const u32 *from) {
 		next[0] += dev::popc(gpu);
 		next[1] += dev::popc(cpu);
 		next[2] += dev::popc(miss);
+		bool read = (all & 8) != 0;
+		u32 dealt = take_place(ssds, read, read ? ssd_of(p, i) : 0, p.SSDBits);
+		if (read) {
+			dev::st(dev::at<i64>(p.Dealt, dealt), (i64)dev::ld(dev::at<u32>(p.Line, i)));
+			dev::st(dev::at<u32>(p.DealtPos, dealt), dev::ld(dev::at<u32>(p.Number, i)));
+		}
 	}
 }
 
@@ -615,28 +706,18 @@ HX_KERNEL(sets_sort, SetsParams) {
 			count_digits(p, mine, own);
 		}
 		dev::syncthreads();
-		for (u32 b = dev::tid(); b < sortBins; b += dev::threads()) {
-			u32 sum = 0;
-			for (u32 i = 0; i < active; i++) sum += dev::ld(&place[i * sortBins + b]);
-			dev::st(dev::at<u32>(p.Counts, (i64)dev::bid() * sortBins + b), sum);
-		}
+		put_counts(p.Counts, place, active);
 		dev::syncthreads();
 	}
 	if (p.Phases & setsPrefix) {
-		sort_prefix(p, place);
+		u32 sum = bins_prefix(p.Counts, p.Grid, place);
+		if (dev::tid() == 0 && p.Shift == 0) dev::st(dev::at<u64>(p.Stats, 0), (u64)sum);
 		dev::syncthreads();
 	}
 	if (p.Phases & setsWrite) {
 		if (w < active) count_digits(p, mine, own);
 		dev::syncthreads();
-		for (u32 b = dev::tid(); b < sortBins; b += dev::threads()) {
-			u32 at = dev::ld(dev::at<u32>(p.Counts, (i64)dev::bid() * sortBins + b));
-			for (u32 i = 0; i < active; i++) {
-				u32 c = dev::ld(&place[i * sortBins + b]);
-				dev::st(&place[i * sortBins + b], at);
-				at += c;
-			}
-		}
+		take_places(p.Counts, place, active);
 		dev::syncthreads();
 		if (w < active) sort_scatter(p, mine, own);
 	}
@@ -650,8 +731,12 @@ HX_KERNEL(sets_play, SetsParams) {
 	Tally t = {};
 	i64 end = set_begin(p, s.hi, n);
 	for (i64 at = set_begin(p, s.lo, n); at < end;) {
-		i64 next = set_begin(p, at + 1, n);
-		play(p, dev::ld(dev::at<u32>(p.KeysIn, at)), at, next, t);
+		i64 i = at + dev::lane();
+		bool have = i < n;
+		u32 key = have ? dev::ld(dev::at<u32>(p.KeysIn, i)) : 0, pos = have ? dev::ld(dev::at<u32>(p.ValsIn, i)) : 0;
+		u32 set = dev::shfl(dev::full_mask, key, 0), other = dev::ballot(dev::full_mask, !have || key != set);
+		i64 next = other != 0 ? at + dev::ctz(other) : set_begin(p, at + 32, n);
+		play(p, set, at, next, pos, t);
 		at = next;
 	}
 	if (dev::lane() != 0) return;
@@ -663,12 +748,13 @@ HX_KERNEL(sets_play, SetsParams) {
 
 HX_KERNEL(sets_lists, SetsParams) {
 	HX_SHARED(u32, place, workers * lists);
+	HX_SHARED(u32, dealt, workers * sortBins);
 	if (dev::dropped(hx)) return;
 	u32 w = dev::tid() / 32, active;
 	Share mine = warp_share(p.Count, &active);
-	u32 *own = place + (w < active ? w : 0) * lists;
+	u32 *own = place + (w < active ? w : 0) * lists, *ssds = dealt + (w < active ? w : 0) * sortBins;
 	if (p.Phases & setsCount) {
-		if (w < active) count_lists(p, mine, own);
+		if (w < active) count_lists(p, mine, own, nullptr);
 		dev::syncthreads();
 		for (u32 k = dev::tid(); k < lists; k += dev::threads()) {
 			u32 sum = 0;
@@ -682,7 +768,7 @@ HX_KERNEL(sets_lists, SetsParams) {
 		dev::syncthreads();
 	}
 	if (p.Phases & (setsNumber | setsWrite)) {
-		if (w < active) count_lists(p, mine, own);
+		if (w < active) count_lists(p, mine, own, ssds);
 		dev::syncthreads();
 		for (u32 k = dev::tid(); k < lists; k += dev::threads()) {
 			u32 at = dev::ld(dev::at<u32>(p.Counts, (i64)dev::bid() * lists + k));
@@ -693,11 +779,35 @@ HX_KERNEL(sets_lists, SetsParams) {
 			}
 		}
 		dev::syncthreads();
-		if (p.Phases & setsNumber) {
-			if (w < active) number_lines(p, mine, own);
-			dev::syncthreads();
+	}
+	if (p.Phases & setsNumber) {
+		if (w < active) number_lines(p, mine, own);
+		put_counts(p.SSDCounts, dealt, active);
+		dev::syncthreads();
+	}
+	if (p.Phases & setsDeal) {
+		// The counts of this block's warps are needed again where it is the only one.
+		HX_SHARED(u32, bins, workers * sortBins);
+		bins_prefix(p.SSDCounts, p.Grid, bins);
+		for (u32 b = dev::tid(); b < p.SSDs; b += dev::threads()) {
+			dev::st(dev::at<i64>(p.Totals, lists + setStats + b), (i64)dev::ld(&bins[b]));
 		}
-		if (p.Phases & setsWrite && w < active) emit_rows(p, mine, own);
+		dev::syncthreads();
+	}
+	if (p.Phases & setsWrite) {
+		take_places(p.SSDCounts, dealt, active);
+		dev::syncthreads();
+		if (w < active) emit_rows(p, mine, own, ssds);
+	}
+}
+
+HX_KERNEL(sets_merge, SetsParams) {
+	if (dev::dropped(hx)) return;
+	Share s = block_share(p.Count);
+	for (i64 i = s.lo + dev::tid(); i < s.hi; i += dev::threads()) {
+		i64 line = dev::ld(dev::at<i64>(p.Dealt, i)), to = i + dev::ld(dev::at<i64>(p.Moves, (u32)line % p.SSDs));
+		dev::st(dev::at<i64>(p.PlanRows, to), line);
+		dev::st(dev::at<u32>(p.PlanPos, to), dev::ld(dev::at<u32>(p.DealtPos, i)) + (u32)p.First);
 	}
 }
 

@@ -48,7 +48,8 @@ type inst struct {
 	targets       []int32 // of a branchTable
 	meet          int32   // where the paths of a branch come together again; -1 for nowhere
 	group         func(w *warp, parts []part, member uint32)
-	key           string // of a collective: lanes meet at instructions with the same
+	key           string  // of a collective: lanes meet at instructions with the same
+	uses, defs    []int32 // register slots
 }
 
 // Predicate slots that never change, and the register slot that nobody reads.
@@ -103,14 +104,15 @@ func compile(m *Module, s *source) (*program, error) {
 		if err := c.one(&c.prog.insts[i], s.instrs[i]); err != nil {
 			return nil, err
 		}
-		defs := c.defs
+		uses, defs := c.uses, c.defs
 		if w := s.shadow; w != nil && w.index == i {
 			if err := c.one(&w.in, w.text); err != nil {
 				return nil, err
 			}
 			c.prog.shadow = &w.in
 		}
-		flow[i] = flowOf{uses: c.uses, defs: defs}
+		c.prog.insts[i].uses, c.prog.insts[i].defs = uses, defs
+		flow[i] = flowOf{uses: uses, defs: defs}
 	}
 	if len(s.instrs) == 0 {
 		return nil, fmt.Errorf("ptx line %d: kernel %s has no instruction", s.line, s.name)

@@ -285,8 +285,10 @@ func (p *program) shareSlots(flow []flowOf) {
 		for _, f := range []*int32{&in.d, &in.a, &in.b, &in.c, &in.e} {
 			*f = to[*f]
 		}
-		for k := range in.list {
-			in.list[k] = to[in.list[k]]
+		for _, slots := range [][]int32{in.list, in.uses, in.defs} {
+			for k := range slots {
+				slots[k] = to[slots[k]]
+			}
 		}
 	}
 	for i := range p.insts {

@@ -289,6 +289,8 @@ type Launch struct {
 	Workers int
 	// MaxInstructions ends a launch with an error after so many instructions of warps. 0 is no end.
 	MaxInstructions int64
+	// Traffic also counts what goes to the global space (Stats.Traffic).
+	Traffic bool
 	// Clock is %globaltimer in ns; nil is the system's clock.
 	Clock func() uint64
 }
@@ -302,4 +304,5 @@ type Stats struct {
 	// was there: both only write registers, and read nothing that other threads change. Differed is
 	// 0 where they always wrote the same; they are compared until they do not.
 	Compared, Differed int64
+	Traffic            Traffic
 }

@@ -31,6 +31,7 @@ type launch struct {
 	sharedBytes int
 	limit       int64 // of instructions
 	clock       func() uint64
+	traffic     bool
 	next        atomic.Int64 // block
 	used        atomic.Int64 // instructions
 	compared    atomic.Int64 // runs of a mutation's instruction beside its shadow
@@ -60,6 +61,8 @@ type block struct {
 	bars   [16]meeting
 	counts []int64 // of the worker
 	lanes  int64
+	trips  int64    // of its warps up to barriers
+	moved  *Traffic // of the worker
 }
 
 // meeting is one of a block's barriers.
@@ -94,7 +97,8 @@ func (k *Kernel) Run(ctx context.Context, l Launch) (Stats, error) {
 		return Stats{}, fmt.Errorf("launch of %s: "+format, append([]any{k.Name}, a...)...)
 	}
 	r := &launch{kernel: k, params: slices.Clone(l.Params), seed: l.Seed, limit: l.MaxInstructions,
-		open: l.Memory == nil, dynamic: l.SharedBytes, clock: l.Clock, resident: l.Resident}
+		open: l.Memory == nil, dynamic: l.SharedBytes, clock: l.Clock, resident: l.Resident,
+		traffic: l.Traffic}
 	var err error
 	if r.grid, r.blocks, err = dims(l.Grid); err != nil {
 		return bad("grid: %v", err)
@@ -173,6 +177,7 @@ func (r *launch) work(worker, places int) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	counts := make([]int64, len(r.kernel.prog.insts))
 	var total, lanes int64
+	var moved Traffic
 	var running *warp
 	defer func() {
 		if running != nil { // a fault of the CPU in the middle of an instruction
@@ -195,10 +200,11 @@ func (r *launch) work(worker, places int) (err error) {
 		for i, n := range counts {
 			r.stats.Executed[i] += n
 		}
+		r.stats.Traffic.add(moved)
 	}()
 	var list []*block
 	for i := range places {
-		b := &block{run: r, place: worker*places + i, counts: counts}
+		b := &block{run: r, place: worker*places + i, counts: counts, moved: &moved}
 		if !b.begin() {
 			break
 		}
@@ -292,7 +298,7 @@ func (b *block) begin() bool {
 		return false
 	}
 	b.index = int(next)
-	b.alive = r.threads
+	b.alive, b.trips = r.threads, 0
 	clear(b.bars[:])
 	warps := (r.threads + 31) / 32
 	if b.warps == nil {
@@ -364,9 +370,12 @@ func (b *block) open(m *meeting) {
 	if m.arrived == 0 || m.arrived < want {
 		return
 	}
-	for _, p := range m.paths {
+	for i, p := range m.paths {
 		p.state, p.alone = ready, 0
 		p.pc++
+		if b.run.traffic {
+			m.of[i].trips = max(m.of[i].trips, b.trips)
+		}
 	}
 	*m = meeting{}
 }

@@ -67,7 +67,9 @@ type warp struct {
 	groups  [32]int // committed by the lane
 	fence   atomic.Uint64
 	fault   error
-	at_     int32 // the instruction that runs
+	at_     int32   // the instruction that runs
+	trips   int64   // see Traffic
+	arrives []int64 // by register slot: how many trips the warp has made when its value is there
 	spare   []*node
 }
 
@@ -89,7 +91,10 @@ func (w *warp) start(index, lanes int) {
 		w.regs = make([][32]uint64, prog.slots)
 		w.preds = make([]uint32, prog.preds)
 	}
-	w.index, w.fault, w.steps = index, nil, 0
+	w.index, w.fault, w.steps, w.trips = index, nil, 0, 0
+	if run.traffic {
+		w.arrives = make([]int64, prog.slots)
+	}
 	w.waiting = w.waiting[:0]
 	w.groups = [32]int{}
 	for l := range w.copies {
@@ -330,6 +335,9 @@ func (w *warp) advance(p *path, budget int) int {
 		if lanes != 0 {
 			counts[p.pc]++
 			lanesRun += int64(bits.OnesCount32(lanes))
+			if w.block.run.traffic {
+				w.travel(in, lanes)
+			}
 		}
 		if in.kind == plain {
 			p.pc++

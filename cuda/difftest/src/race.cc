@@ -286,9 +286,10 @@ void sets() {
 	p.PerLine = 1 + (u32)below(4);
 	p.Key[0] = (u32)rng();
 	u32 grid = (u32)(1 + below(5));
-	std::vector<u32> words((u64)(p.Sets * p.Stride)), until((u64)(p.Sets * setWays)), at[9], list[8], counts((u64)grid * sortBins);
+	std::vector<u32> words((u64)(p.Sets * p.Stride)), until((u64)(p.Sets * setWays)), at[9], list[8], counts((u64)grid * sortBins), deal((u64)grid * sortBins);
 	std::vector<u64> window(4096), other(4096), table(1024), stats(setStats);
-	std::vector<i64> totals(5 + setStats), lines(most), nodes(most);
+	std::vector<i64> totals(5 + setStats + sortBins), lines(most), nodes(most), dealt(most), plan(most), moves(3);
+	std::vector<u32> dealt_pos(most), plan_pos(most);
 	for (auto &a : at) a.resize(most);
 	for (auto &l : list) l.resize(most);
 	p.Words = address(words);
@@ -304,6 +305,13 @@ void sets() {
 	u64 *lists[] = {&p.GPUPos, &p.GPURow, &p.CPUPos, &p.CPURow, &p.MissPos, &p.MissRow, &p.FillLine, &p.FillSlot};
 	for (u32 i = 0; i < 8; i++) *lists[i] = address(list[i]);
 	p.Lines = address(lines);
+	p.SSDCounts = address(deal);
+	p.Dealt = address(dealt);
+	p.DealtPos = address(dealt_pos);
+	p.PlanRows = address(plan);
+	p.PlanPos = address(plan_pos);
+	p.Moves = address(moves);
+	p.SSDBits = p.SSDs > 2 ? 2 : p.SSDs - 1;
 	p.Grid = grid;
 	p.Table = address(table);
 	p.TableSlots = 1024;
@@ -346,14 +354,23 @@ void sets() {
 			p.ValsIn = p.ValsOut;
 		}
 		launch("sets_play", grid, &p);
-		for (u32 phase : {setsCount, setsPrefix, setsNumber, setsWrite}) {
+		for (u32 phase : {setsCount, setsPrefix, setsNumber, setsDeal, setsWrite}) {
 			if (grid == 1 && phase != setsCount) break;
-			p.Phases = grid == 1 ? setsCount | setsPrefix | setsNumber | setsWrite : phase;
-			launch("sets_lists", phase == setsPrefix ? 1 : grid, &p);
+			p.Phases = grid == 1 ? setsCount | setsPrefix | setsNumber | setsDeal | setsWrite : phase;
+			launch("sets_lists", phase == setsPrefix || phase == setsDeal ? 1 : grid, &p);
 		}
 		if (totals[0] + totals[2] != p.Count || totals[4] != totals[7]) {
 			std::fprintf(stderr, "sets: %lld and %lld rows of %lld, %lld fills, %lld lines came in\n", totals[0], totals[2], p.Count, totals[4], totals[7]);
 			std::exit(1);
+		}
+		SetsParams merge = p;
+		merge.Count = totals[3];
+		launch("sets_merge", grid, &merge);
+		for (i64 i = 0; i < merge.Count; i++) {
+			if (plan[i] != dealt[i] || lines[dealt_pos[i]] != plan[i] || (i > 0 && plan[i - 1] % p.SSDs > plan[i] % p.SSDs)) {
+				std::fprintf(stderr, "sets: line %lld is at %lld of the plan\n", dealt[i], i);
+				std::exit(1);
+			}
 		}
 		if (below(2) && totals[4] > 0) {
 			p.Count = totals[4];

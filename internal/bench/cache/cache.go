@@ -587,7 +587,7 @@ func (b *measurement) serve(l cache.Lines, plan *cache.ReadPlan, staging cuda.Bu
 		return
 	}
 	to := hostmem.View[int64](staging.Bytes())
-	rows, pos := hostmem.View[int64](plan.Rows.Bytes()), hostmem.View[uint32](plan.Pos.Bytes())
+	rows, pos := cuda.View[int64](plan.Rows, plan.Lines), cuda.View[uint32](plan.Pos, plan.Lines)
 	for i := range plan.Lines {
 		at := int64(pos[i]) * l.RowsPerLine
 		first := rows[i]/l.SSDs*l.RowsPerLine*l.SSDs + rows[i]%l.SSDs
