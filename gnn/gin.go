@@ -279,10 +279,10 @@ func ginSum(b *cuda.Block, p *aggParams) error {
 	}
 	self := p.selfWeight()
 	lo, hi := b.Range(p.NumDst)
-	for i := lo; i < hi; i++ {
-		level.SumRows(&sum, out[i*d:(i+1)*d], int(indptr[i]), int(indptr[i+1]), 1,
-			sum.X[i*d:], self)
-	}
+	sumLists(level, &sum, out, sum.X[:p.NumDst*d], lo, hi, indptr[lo],
+		func(i int64) simd.RowList {
+			return simd.RowList{N: uint32(indptr[i+1] - indptr[i]), Factor: 1, Start: self}
+		})
 	if sum.Stream {
 		level.StoreFence()
 	}
@@ -307,18 +307,13 @@ func ginSumBwd(b *cuda.Block, p *aggParams) error {
 	if lo > 0 {
 		from = end[lo-1]
 	}
-	for j := lo; j < hi; j++ {
-		var init []float32
-		if j < p.NumDst {
-			init = sum.X[j*d : (j+1)*d]
+	sumLists(level, &sum, out, sum.X, lo, hi, int64(from), func(j int64) simd.RowList {
+		q := simd.RowList{N: end[j] - from, Factor: 1, Start: self}
+		if from = end[j]; weights != nil {
+			q.Factor = weights[j]
 		}
-		factor := float32(1)
-		if weights != nil {
-			factor = weights[j]
-		}
-		level.SumRows(&sum, out[j*d:(j+1)*d], int(from), int(end[j]), factor, init, self)
-		from = end[j]
-	}
+		return q
+	})
 	return nil
 }
 
@@ -329,9 +324,9 @@ func reluBwd(b *cuda.Block, p *aggParams) error {
 	out, grad := cuda.View[float32](p.Out, p.NumDst*d), cuda.View[float32](p.Grad, p.NumDst*d)
 	sum := simd.RowSum{Dim: int(d), Gate: true, Scale: p.Scale}
 	lo, hi := b.Range(p.NumDst)
-	for i := lo; i < hi; i++ {
-		level.SumRows(&sum, out[i*d:(i+1)*d], 0, 0, 1, grad[i*d:(i+1)*d], 1)
-	}
+	sumLists(level, &sum, out, grad, lo, hi, 0, func(int64) simd.RowList {
+		return simd.RowList{Start: 1}
+	})
 	return nil
 }
 

@@ -180,23 +180,48 @@ func aggregate(b *cuda.Block, p *aggParams, gcn bool) error {
 	} else if w.src != nil {
 		sum.Table = w.src
 	}
+	var own []float32
+	if gcn {
+		own = sum.X[:p.NumDst*d]
+	}
 	lo, hi := b.Range(p.NumDst)
-	for i := lo; i < hi; i++ {
-		from, to := w.indptr[i], w.indptr[i+1]
-		wi := float32(0)
-		if to > from {
-			wi = w.ofDst(i)
+	sumLists(level, &sum, out, own, lo, hi, w.indptr[lo], func(i int64) (q simd.RowList) {
+		if q.N = uint32(w.indptr[i+1] - w.indptr[i]); q.N > 0 {
+			q.Factor = w.ofDst(i)
 		}
 		if gcn {
-			level.SumRows(&sum, out[i*d:(i+1)*d], int(from), int(to), wi, sum.X[i*d:], w.self(i))
-		} else {
-			level.SumRows(&sum, out[i*d:(i+1)*d], int(from), int(to), wi, nil, 0)
+			q.Start = w.self(i)
 		}
-	}
+		return q
+	})
 	if sum.Stream {
 		level.StoreFence()
 	}
 	return nil
+}
+
+// sumLists makes rows lo to hi-1 of out, whose lists begin at the place at of sum's. The first rows
+// have a row of own that comes first.
+func sumLists(l simd.Level, sum *simd.RowSum, out, own []float32, lo, hi, at int64,
+	list func(row int64) simd.RowList) {
+	var lists [64]simd.RowList // at one time: a call costs as much as a short list
+	d := int64(sum.Dim)
+	for lo < hi {
+		to := min(hi, lo+int64(len(lists)))
+		var first []float32
+		if lo*d < int64(len(own)) {
+			to = min(to, int64(len(own))/d)
+			first = own[lo*d : to*d]
+		}
+		n := int64(0)
+		for i := lo; i < to; i++ {
+			q := list(i)
+			lists[i-lo] = q
+			n += int64(q.N)
+		}
+		l.SumLists(sum, out[lo*d:to*d], int(at), lists[:to-lo], first)
+		lo, at = to, at+n
+	}
 }
 
 // The backward pass gathers: source j sums over the destinations that sampled it. transpose makes
@@ -270,19 +295,13 @@ func aggregateBwd(b *cuda.Block, p *aggParams, gcn bool) error {
 	if lo > 0 {
 		from = end[lo-1]
 	}
-	for j := lo; j < hi; j++ {
-		to := end[j]
-		var init []float32
-		start := float32(1)
-		if j < p.NumDst {
-			init = self[j*d : (j+1)*d]
-			if gcn {
-				start = w.self(j)
-			}
+	sumLists(level, &sum, out, self, lo, hi, int64(from), func(j int64) simd.RowList {
+		q := simd.RowList{N: end[j] - from, Factor: w.ofSrc(j), Start: 1}
+		if from = end[j]; gcn && j < p.NumDst {
+			q.Start = w.self(j)
 		}
-		level.SumRows(&sum, out[j*d:(j+1)*d], int(from), int(to), w.ofSrc(j), init, start)
-		from = to
-	}
+		return q
+	})
 	return nil
 }
 

@@ -24,9 +24,12 @@ type RowSum struct {
 	// Stream stores around the caches, which pays when out is larger than they are. The caller ends
 	// with StoreFence.
 	Stream bool
+
+	partial []float32 // of a list that the assembly adds in parts
 }
 
-// rowsArgs is the assembly's view of one sum; gen/rows has the offsets.
+// rowsArgs is the assembly's view of SumLists; gen/rows has the offsets. The first fields are about
+// the rows that are added at one time.
 type rowsArgs struct {
 	out, x               *float32
 	idx                  *uint32
@@ -35,7 +38,19 @@ type rowsArgs struct {
 	dim, left            int64
 	factor, start, scale float32
 	mode                 uint32
+	last                 *float32 // where x's last row begins
+	weights              int64    // that table has
+
+	lists           *RowList
+	count           int64 // of lists
+	allInit, allOut *float32
+	partial         *float32
+	todo            int64 // rows of the list
+	allMode         uint64
 }
+
+// sideRows is how many rows the assembly adds at one time.
+const sideRows = 8
 
 const (
 	modeGate   = 1
@@ -45,56 +60,83 @@ const (
 const (
 	_ = -(unsafe.Offsetof(rowsArgs{}.dim) ^ 48)
 	_ = -(unsafe.Offsetof(rowsArgs{}.mode) ^ 76)
+	_ = -(unsafe.Offsetof(rowsArgs{}.weights) ^ 88)
+	_ = -(unsafe.Offsetof(rowsArgs{}.allMode) ^ 144)
+	_ = -(unsafe.Sizeof(RowList{}) ^ 12)
 )
 
-// SumRows sets out to start·init plus the sum of factor·Table[j]·X[j] over the rows j in
-// List[lo:hi]. init may be nil for 0, and may not overlap out. It panics on a row that X does not
-// have.
-func (l Level) SumRows(s *RowSum, out []float32, lo, hi int, factor float32, init []float32,
-	start float32) {
-	out = out[:s.Dim]
-	list := s.List[lo:hi]
-	if s.Dim == 0 {
+// RowList is the part of RowSum.List that makes one row: of N rows, Factor times their weights. The
+// row that comes first counts Start times.
+type RowList struct {
+	N             uint32
+	Factor, Start float32
+}
+
+// SumLists makes a row of out for each of lists, which stand one behind the other in List from lo
+// on: Start·init plus the sum of Factor·Table[j]·X[j] over its rows j. init has a row for each of
+// out's, or is nil for 0, and may not overlap out. SumLists panics on a row that X does not have.
+// One s serves one goroutine.
+func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init []float32) {
+	wide := len(lists) * s.Dim
+	if wide == 0 {
 		return
 	}
+	out = out[:wide]
 	if init != nil {
-		init = init[:s.Dim]
+		init = init[:wide]
 	}
-	top := uint32(0)
-	for _, j := range list {
-		top = max(top, j)
+	rows, most := 0, uint32(0)
+	for i := range lists {
+		rows += int(lists[i].N)
+		most = max(most, lists[i].N)
 	}
-	if len(list) > 0 {
-		_ = s.X[int(top)*s.Dim : (int(top)+1)*s.Dim]
-		if s.Table != nil {
-			_ = s.Table[top]
-		}
-	}
+	list := s.List[lo : lo+rows]
 	if l < AVX2 {
-		s.sum(out, list, factor, init, start)
+		for i, q := range lists {
+			var first []float32
+			if init != nil {
+				first = init[i*s.Dim : (i+1)*s.Dim]
+			}
+			s.sum(out[i*s.Dim:(i+1)*s.Dim], list[:q.N], q.Factor, first, q.Start)
+			list = list[q.N:]
+		}
 		return
 	}
 	a := rowsArgs{
-		out: unsafe.SliceData(out), x: unsafe.SliceData(s.X), idx: unsafe.SliceData(list),
-		n:     int64(len(list)),
-		table: unsafe.SliceData(s.Table), init: unsafe.SliceData(init), dim: int64(s.Dim),
-		left:   int64(len(s.List) - lo),
-		factor: factor, start: start, scale: s.Scale,
+		x: unsafe.SliceData(s.X), idx: unsafe.SliceData(list), table: unsafe.SliceData(s.Table),
+		dim: int64(s.Dim), left: int64(len(s.List) - lo), scale: s.Scale,
+		weights: int64(len(s.Table)), lists: &lists[0], count: int64(len(lists)), allOut: &out[0],
+		allInit: unsafe.SliceData(init),
+	}
+	if rows > 0 {
+		a.last = &s.X[len(s.X)-s.Dim]
+	}
+	if most > sideRows {
+		if len(s.partial) < s.Dim {
+			s.partial = make([]float32, s.Dim)
+		}
+		a.partial = &s.partial[0]
 	}
 	if s.Gate {
-		a.mode = modeGate
+		a.allMode = modeGate
 	}
-	if s.Stream && uintptr(unsafe.Pointer(a.out))%64 == 0 {
-		a.mode |= modeStream
+	if s.Stream && (uintptr(unsafe.Pointer(a.allOut))|uintptr(4*s.Dim))%64 == 0 {
+		a.allMode |= modeStream
 	}
-	if l == AVX2 {
-		sumRowsAVX2((*byte)(unsafe.Pointer(&a)))
-	} else {
-		sumRowsAVX512((*byte)(unsafe.Pointer(&a)))
+	if !sumLists((*byte)(unsafe.Pointer(&a))) {
+		panic("simd: SumLists: a row of a list is not there")
 	}
 }
 
-// sum is SumRows in Go: four rows at a time, which saves loads and stores of the result.
+// SumRows is SumLists for List[lo:hi].
+func (l Level) SumRows(s *RowSum, out []float32, lo, hi int, factor float32, init []float32,
+	start float32) {
+	_ = s.List[lo:hi]
+	one := [1]RowList{{uint32(hi - lo), factor, start}}
+	l.SumLists(s, out, lo, one[:], init)
+}
+
+// sum makes one row in Go: four rows at a time, which saves loads and stores of the result.
 func (s *RowSum) sum(out []float32, list []uint32, factor float32, init []float32, start float32) {
 	var buf [256]float32
 	row := func(j uint32, c int) []float32 { return s.X[int(j)*s.Dim+c : (int(j)+1)*s.Dim] }

@@ -4,11 +4,6 @@
 
 package simd
 
-// sumRowsAVX2 is SumRows for one list.
-//
-//go:noescape
-func sumRowsAVX2(a *byte)
-
 // sumColumnsAVX2 is SumColumns.
 //
 //go:noescape
@@ -24,11 +19,6 @@ func adamAVX2(a *byte)
 //go:noescape
 func copyRowsAVX2(a *byte)
 
-// sumRowsAVX512 is SumRows for one list.
-//
-//go:noescape
-func sumRowsAVX512(a *byte)
-
 // sumColumnsAVX512 is SumColumns.
 //
 //go:noescape
@@ -43,6 +33,11 @@ func adamAVX512(a *byte)
 //
 //go:noescape
 func copyRowsAVX512(a *byte)
+
+// sumLists is SumLists. It returns false where a row is not there.
+//
+//go:noescape
+func sumLists(a *byte) bool
 
 // prefetchParts is PrefetchParts.
 //

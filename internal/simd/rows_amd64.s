@@ -22,409 +22,6 @@ DATA tailMasks<>+56(SB)/4, $0x00000000
 DATA tailMasks<>+60(SB)/4, $0x00000000
 GLOBL tailMasks<>(SB), RODATA|NOPTR, $64
 
-// func sumRowsAVX2(a *byte)
-// Requires: AVX, AVX2, CMOV, MMX+
-TEXT ·sumRowsAVX2(SB), NOSPLIT, $0-8
-	MOVQ a+0(FP), AX
-	MOVQ (AX), CX
-	MOVQ 8(AX), DX
-	MOVQ 40(AX), BX
-	MOVQ 16(AX), SI
-	MOVQ 24(AX), DI
-	MOVQ 48(AX), R8
-	MOVQ R8, R9
-	SHLQ $0x02, R9
-
-stripe8:
-	CMPQ         R8, $0x00000040
-	JL           stripe4
-	TESTQ        BX, BX
-	JE           stripe8zero
-	VBROADCASTSS 68(AX), Y8
-	VMOVUPS      (BX), Y0
-	VMULPS       Y0, Y8, Y0
-	VMOVUPS      32(BX), Y1
-	VMULPS       Y1, Y8, Y1
-	VMOVUPS      64(BX), Y2
-	VMULPS       Y2, Y8, Y2
-	VMOVUPS      96(BX), Y3
-	VMULPS       Y3, Y8, Y3
-	VMOVUPS      128(BX), Y4
-	VMULPS       Y4, Y8, Y4
-	VMOVUPS      160(BX), Y5
-	VMULPS       Y5, Y8, Y5
-	VMOVUPS      192(BX), Y6
-	VMULPS       Y6, Y8, Y6
-	VMOVUPS      224(BX), Y7
-	VMULPS       Y7, Y8, Y7
-	ADDQ         $0x00000100, BX
-	JMP          stripe8list
-
-stripe8zero:
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-
-stripe8list:
-	XORQ         R10, R10
-	TESTQ        DI, DI
-	JE           stripe8end
-	VBROADCASTSS 64(AX), Y8
-
-stripe8edge:
-	MOVL         (SI)(R10*4), R11
-	MOVQ         32(AX), R12
-	TESTQ        R12, R12
-	JE           stripe8weighed
-	VMOVSS       (R12)(R11*4), X8
-	VMULSS       64(AX), X8, X8
-	VBROADCASTSS X8, Y8
-
-stripe8weighed:
-	LEAQ       16(R10), R12
-	CMPQ       R12, 56(AX)
-	CMOVQGE    R10, R12
-	MOVL       (SI)(R12*4), R12
-	IMULQ      R9, R11
-	IMULQ      R9, R12
-	ADDQ       DX, R11
-	ADDQ       DX, R12
-	PREFETCHT1 (R12)
-	VMULPS     (R11), Y8, Y9
-	VADDPS     Y9, Y0, Y0
-	VMULPS     32(R11), Y8, Y10
-	VADDPS     Y10, Y1, Y1
-	PREFETCHT1 64(R12)
-	VMULPS     64(R11), Y8, Y10
-	VADDPS     Y10, Y2, Y2
-	VMULPS     96(R11), Y8, Y10
-	VADDPS     Y10, Y3, Y3
-	PREFETCHT1 128(R12)
-	VMULPS     128(R11), Y8, Y9
-	VADDPS     Y9, Y4, Y4
-	VMULPS     160(R11), Y8, Y10
-	VADDPS     Y10, Y5, Y5
-	PREFETCHT1 192(R12)
-	VMULPS     192(R11), Y8, Y10
-	VADDPS     Y10, Y6, Y6
-	VMULPS     224(R11), Y8, Y10
-	VADDPS     Y10, Y7, Y7
-	INCQ       R10
-	CMPQ       R10, DI
-	JL         stripe8edge
-
-stripe8end:
-	TESTL        $0x00000001, 76(AX)
-	JE           stripe8store
-	VBROADCASTSS 72(AX), Y8
-	VXORPS       Y9, Y9, Y9
-	VMOVUPS      (CX), Y10
-	VMULPS       Y8, Y0, Y0
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y0, Y0
-	VMOVUPS      32(CX), Y10
-	VMULPS       Y8, Y1, Y1
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y1, Y1
-	VMOVUPS      64(CX), Y10
-	VMULPS       Y8, Y2, Y2
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y2, Y2
-	VMOVUPS      96(CX), Y10
-	VMULPS       Y8, Y3, Y3
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y3, Y3
-	VMOVUPS      128(CX), Y10
-	VMULPS       Y8, Y4, Y4
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y4, Y4
-	VMOVUPS      160(CX), Y10
-	VMULPS       Y8, Y5, Y5
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y5, Y5
-	VMOVUPS      192(CX), Y10
-	VMULPS       Y8, Y6, Y6
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y6, Y6
-	VMOVUPS      224(CX), Y10
-	VMULPS       Y8, Y7, Y7
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y7, Y7
-
-stripe8store:
-	TESTL    $0x00000002, 76(AX)
-	JE       stripe8plain
-	VMOVNTPS Y0, (CX)
-	VMOVNTPS Y1, 32(CX)
-	VMOVNTPS Y2, 64(CX)
-	VMOVNTPS Y3, 96(CX)
-	VMOVNTPS Y4, 128(CX)
-	VMOVNTPS Y5, 160(CX)
-	VMOVNTPS Y6, 192(CX)
-	VMOVNTPS Y7, 224(CX)
-	JMP      stripe8stored
-
-stripe8plain:
-	VMOVUPS Y0, (CX)
-	VMOVUPS Y1, 32(CX)
-	VMOVUPS Y2, 64(CX)
-	VMOVUPS Y3, 96(CX)
-	VMOVUPS Y4, 128(CX)
-	VMOVUPS Y5, 160(CX)
-	VMOVUPS Y6, 192(CX)
-	VMOVUPS Y7, 224(CX)
-
-stripe8stored:
-	ADDQ $0x00000100, CX
-	ADDQ $0x00000100, DX
-	SUBQ $0x00000040, R8
-	JMP  stripe8
-
-stripe4:
-	CMPQ         R8, $0x00000020
-	JL           stripe1
-	TESTQ        BX, BX
-	JE           stripe4zero
-	VBROADCASTSS 68(AX), Y8
-	VMOVUPS      (BX), Y0
-	VMULPS       Y0, Y8, Y0
-	VMOVUPS      32(BX), Y1
-	VMULPS       Y1, Y8, Y1
-	VMOVUPS      64(BX), Y2
-	VMULPS       Y2, Y8, Y2
-	VMOVUPS      96(BX), Y3
-	VMULPS       Y3, Y8, Y3
-	ADDQ         $0x00000080, BX
-	JMP          stripe4list
-
-stripe4zero:
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-
-stripe4list:
-	XORQ         R10, R10
-	TESTQ        DI, DI
-	JE           stripe4end
-	VBROADCASTSS 64(AX), Y8
-
-stripe4edge:
-	MOVL         (SI)(R10*4), R11
-	MOVQ         32(AX), R12
-	TESTQ        R12, R12
-	JE           stripe4weighed
-	VMOVSS       (R12)(R11*4), X8
-	VMULSS       64(AX), X8, X8
-	VBROADCASTSS X8, Y8
-
-stripe4weighed:
-	LEAQ       16(R10), R12
-	CMPQ       R12, 56(AX)
-	CMOVQGE    R10, R12
-	MOVL       (SI)(R12*4), R12
-	IMULQ      R9, R11
-	IMULQ      R9, R12
-	ADDQ       DX, R11
-	ADDQ       DX, R12
-	PREFETCHT1 (R12)
-	VMULPS     (R11), Y8, Y9
-	VADDPS     Y9, Y0, Y0
-	VMULPS     32(R11), Y8, Y10
-	VADDPS     Y10, Y1, Y1
-	PREFETCHT1 64(R12)
-	VMULPS     64(R11), Y8, Y10
-	VADDPS     Y10, Y2, Y2
-	VMULPS     96(R11), Y8, Y10
-	VADDPS     Y10, Y3, Y3
-	INCQ       R10
-	CMPQ       R10, DI
-	JL         stripe4edge
-
-stripe4end:
-	TESTL        $0x00000001, 76(AX)
-	JE           stripe4store
-	VBROADCASTSS 72(AX), Y8
-	VXORPS       Y9, Y9, Y9
-	VMOVUPS      (CX), Y10
-	VMULPS       Y8, Y0, Y0
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y0, Y0
-	VMOVUPS      32(CX), Y10
-	VMULPS       Y8, Y1, Y1
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y1, Y1
-	VMOVUPS      64(CX), Y10
-	VMULPS       Y8, Y2, Y2
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y2, Y2
-	VMOVUPS      96(CX), Y10
-	VMULPS       Y8, Y3, Y3
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y3, Y3
-
-stripe4store:
-	TESTL    $0x00000002, 76(AX)
-	JE       stripe4plain
-	VMOVNTPS Y0, (CX)
-	VMOVNTPS Y1, 32(CX)
-	VMOVNTPS Y2, 64(CX)
-	VMOVNTPS Y3, 96(CX)
-	JMP      stripe4stored
-
-stripe4plain:
-	VMOVUPS Y0, (CX)
-	VMOVUPS Y1, 32(CX)
-	VMOVUPS Y2, 64(CX)
-	VMOVUPS Y3, 96(CX)
-
-stripe4stored:
-	ADDQ $0x00000080, CX
-	ADDQ $0x00000080, DX
-	SUBQ $0x00000020, R8
-	JMP  stripe4
-
-stripe1:
-	CMPQ         R8, $0x00000008
-	JL           stripe0
-	TESTQ        BX, BX
-	JE           stripe1zero
-	VBROADCASTSS 68(AX), Y8
-	VMOVUPS      (BX), Y0
-	VMULPS       Y0, Y8, Y0
-	ADDQ         $0x00000020, BX
-	JMP          stripe1list
-
-stripe1zero:
-	VXORPS Y0, Y0, Y0
-
-stripe1list:
-	XORQ         R10, R10
-	TESTQ        DI, DI
-	JE           stripe1end
-	VBROADCASTSS 64(AX), Y8
-
-stripe1edge:
-	MOVL         (SI)(R10*4), R11
-	MOVQ         32(AX), R12
-	TESTQ        R12, R12
-	JE           stripe1weighed
-	VMOVSS       (R12)(R11*4), X8
-	VMULSS       64(AX), X8, X8
-	VBROADCASTSS X8, Y8
-
-stripe1weighed:
-	LEAQ       16(R10), R12
-	CMPQ       R12, 56(AX)
-	CMOVQGE    R10, R12
-	MOVL       (SI)(R12*4), R12
-	IMULQ      R9, R11
-	IMULQ      R9, R12
-	ADDQ       DX, R11
-	ADDQ       DX, R12
-	PREFETCHT1 (R12)
-	VMULPS     (R11), Y8, Y9
-	VADDPS     Y9, Y0, Y0
-	INCQ       R10
-	CMPQ       R10, DI
-	JL         stripe1edge
-
-stripe1end:
-	TESTL        $0x00000001, 76(AX)
-	JE           stripe1store
-	VBROADCASTSS 72(AX), Y8
-	VXORPS       Y9, Y9, Y9
-	VMOVUPS      (CX), Y10
-	VMULPS       Y8, Y0, Y0
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y0, Y0
-
-stripe1store:
-	TESTL    $0x00000002, 76(AX)
-	JE       stripe1plain
-	VMOVNTPS Y0, (CX)
-	JMP      stripe1stored
-
-stripe1plain:
-	VMOVUPS Y0, (CX)
-
-stripe1stored:
-	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, DX
-	SUBQ $0x00000008, R8
-	JMP  stripe1
-
-stripe0:
-	TESTQ        R8, R8
-	JE           done
-	LEAQ         tailMasks<>+0(SB), R11
-	MOVQ         $0x00000008, R10
-	SUBQ         R8, R10
-	VMOVDQU      (R11)(R10*4), Y1
-	TESTQ        BX, BX
-	JE           stripe0zero
-	VBROADCASTSS 68(AX), Y8
-	VMASKMOVPS   (BX), Y1, Y0
-	VMULPS       Y0, Y8, Y0
-	JMP          stripe0list
-
-stripe0zero:
-	VXORPS Y0, Y0, Y0
-
-stripe0list:
-	XORQ         R10, R10
-	TESTQ        DI, DI
-	JE           stripe0end
-	VBROADCASTSS 64(AX), Y8
-
-stripe0edge:
-	MOVL         (SI)(R10*4), R11
-	MOVQ         32(AX), R12
-	TESTQ        R12, R12
-	JE           stripe0weighed
-	VMOVSS       (R12)(R11*4), X8
-	VMULSS       64(AX), X8, X8
-	VBROADCASTSS X8, Y8
-
-stripe0weighed:
-	LEAQ       16(R10), R12
-	CMPQ       R12, 56(AX)
-	CMOVQGE    R10, R12
-	MOVL       (SI)(R12*4), R12
-	IMULQ      R9, R11
-	IMULQ      R9, R12
-	ADDQ       DX, R11
-	ADDQ       DX, R12
-	PREFETCHT1 (R12)
-	VMASKMOVPS (R11), Y1, Y9
-	VMULPS     Y9, Y8, Y9
-	VADDPS     Y9, Y0, Y0
-	INCQ       R10
-	CMPQ       R10, DI
-	JL         stripe0edge
-
-stripe0end:
-	TESTL        $0x00000001, 76(AX)
-	JE           stripe0store
-	VBROADCASTSS 72(AX), Y8
-	VXORPS       Y9, Y9, Y9
-	VMASKMOVPS   (CX), Y1, Y10
-	VMULPS       Y8, Y0, Y0
-	VCMPPS       $0x1e, Y9, Y10, Y10
-	VANDPS       Y10, Y0, Y0
-
-stripe0store:
-	VMASKMOVPS Y0, Y1, (CX)
-
-done:
-	VZEROUPPER
-	RET
-
 // func sumColumnsAVX2(a *byte)
 // Requires: AVX, MMX+
 TEXT ·sumColumnsAVX2(SB), NOSPLIT, $0-8
@@ -698,664 +295,6 @@ line:
 	JL         line
 	INCQ       R10
 	JMP        row
-
-done:
-	VZEROUPPER
-	RET
-
-// func sumRowsAVX512(a *byte)
-// Requires: AVX, AVX512F, BMI2, CMOV, MMX+
-TEXT ·sumRowsAVX512(SB), NOSPLIT, $0-8
-	MOVQ a+0(FP), AX
-	MOVQ (AX), CX
-	MOVQ 8(AX), DX
-	MOVQ 40(AX), BX
-	MOVQ 16(AX), SI
-	MOVQ 24(AX), DI
-	MOVQ 48(AX), R8
-	MOVQ R8, R9
-	SHLQ $0x02, R9
-
-stripe16:
-	CMPQ         R8, $0x00000100
-	JL           stripe8
-	TESTQ        BX, BX
-	JE           stripe16zero
-	VBROADCASTSS 68(AX), Z16
-	VMOVUPS      (BX), Z0
-	VMULPS       Z0, Z16, Z0
-	VMOVUPS      64(BX), Z1
-	VMULPS       Z1, Z16, Z1
-	VMOVUPS      128(BX), Z2
-	VMULPS       Z2, Z16, Z2
-	VMOVUPS      192(BX), Z3
-	VMULPS       Z3, Z16, Z3
-	VMOVUPS      256(BX), Z4
-	VMULPS       Z4, Z16, Z4
-	VMOVUPS      320(BX), Z5
-	VMULPS       Z5, Z16, Z5
-	VMOVUPS      384(BX), Z6
-	VMULPS       Z6, Z16, Z6
-	VMOVUPS      448(BX), Z7
-	VMULPS       Z7, Z16, Z7
-	VMOVUPS      512(BX), Z8
-	VMULPS       Z8, Z16, Z8
-	VMOVUPS      576(BX), Z9
-	VMULPS       Z9, Z16, Z9
-	VMOVUPS      640(BX), Z10
-	VMULPS       Z10, Z16, Z10
-	VMOVUPS      704(BX), Z11
-	VMULPS       Z11, Z16, Z11
-	VMOVUPS      768(BX), Z12
-	VMULPS       Z12, Z16, Z12
-	VMOVUPS      832(BX), Z13
-	VMULPS       Z13, Z16, Z13
-	VMOVUPS      896(BX), Z14
-	VMULPS       Z14, Z16, Z14
-	VMOVUPS      960(BX), Z15
-	VMULPS       Z15, Z16, Z15
-	ADDQ         $0x00000400, BX
-	JMP          stripe16list
-
-stripe16zero:
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-
-stripe16list:
-	XORQ         R10, R10
-	TESTQ        DI, DI
-	JE           stripe16end
-	VBROADCASTSS 64(AX), Z16
-
-stripe16edge:
-	MOVL         (SI)(R10*4), R11
-	MOVQ         32(AX), R12
-	TESTQ        R12, R12
-	JE           stripe16weighed
-	VMOVSS       (R12)(R11*4), X16
-	VMULSS       64(AX), X16, X16
-	VBROADCASTSS X16, Z16
-
-stripe16weighed:
-	LEAQ       16(R10), R12
-	CMPQ       R12, 56(AX)
-	CMOVQGE    R10, R12
-	MOVL       (SI)(R12*4), R12
-	IMULQ      R9, R11
-	IMULQ      R9, R12
-	ADDQ       DX, R11
-	ADDQ       DX, R12
-	PREFETCHT1 (R12)
-	VMULPS     (R11), Z16, Z17
-	VADDPS     Z17, Z0, Z0
-	PREFETCHT1 64(R12)
-	VMULPS     64(R11), Z16, Z18
-	VADDPS     Z18, Z1, Z1
-	PREFETCHT1 128(R12)
-	VMULPS     128(R11), Z16, Z18
-	VADDPS     Z18, Z2, Z2
-	PREFETCHT1 192(R12)
-	VMULPS     192(R11), Z16, Z18
-	VADDPS     Z18, Z3, Z3
-	PREFETCHT1 256(R12)
-	VMULPS     256(R11), Z16, Z17
-	VADDPS     Z17, Z4, Z4
-	PREFETCHT1 320(R12)
-	VMULPS     320(R11), Z16, Z18
-	VADDPS     Z18, Z5, Z5
-	PREFETCHT1 384(R12)
-	VMULPS     384(R11), Z16, Z18
-	VADDPS     Z18, Z6, Z6
-	PREFETCHT1 448(R12)
-	VMULPS     448(R11), Z16, Z18
-	VADDPS     Z18, Z7, Z7
-	PREFETCHT1 512(R12)
-	VMULPS     512(R11), Z16, Z17
-	VADDPS     Z17, Z8, Z8
-	PREFETCHT1 576(R12)
-	VMULPS     576(R11), Z16, Z18
-	VADDPS     Z18, Z9, Z9
-	PREFETCHT1 640(R12)
-	VMULPS     640(R11), Z16, Z18
-	VADDPS     Z18, Z10, Z10
-	PREFETCHT1 704(R12)
-	VMULPS     704(R11), Z16, Z18
-	VADDPS     Z18, Z11, Z11
-	PREFETCHT1 768(R12)
-	VMULPS     768(R11), Z16, Z17
-	VADDPS     Z17, Z12, Z12
-	PREFETCHT1 832(R12)
-	VMULPS     832(R11), Z16, Z18
-	VADDPS     Z18, Z13, Z13
-	PREFETCHT1 896(R12)
-	VMULPS     896(R11), Z16, Z18
-	VADDPS     Z18, Z14, Z14
-	PREFETCHT1 960(R12)
-	VMULPS     960(R11), Z16, Z18
-	VADDPS     Z18, Z15, Z15
-	INCQ       R10
-	CMPQ       R10, DI
-	JL         stripe16edge
-
-stripe16end:
-	TESTL        $0x00000001, 76(AX)
-	JE           stripe16store
-	VBROADCASTSS 72(AX), Z16
-	VPXORD       Z17, Z17, Z17
-	VMOVUPS      (CX), Z18
-	VMULPS       Z16, Z0, Z0
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z0, K1, Z0
-	VMOVUPS      64(CX), Z18
-	VMULPS       Z16, Z1, Z1
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z1, K1, Z1
-	VMOVUPS      128(CX), Z18
-	VMULPS       Z16, Z2, Z2
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z2, K1, Z2
-	VMOVUPS      192(CX), Z18
-	VMULPS       Z16, Z3, Z3
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z3, K1, Z3
-	VMOVUPS      256(CX), Z18
-	VMULPS       Z16, Z4, Z4
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z4, K1, Z4
-	VMOVUPS      320(CX), Z18
-	VMULPS       Z16, Z5, Z5
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z5, K1, Z5
-	VMOVUPS      384(CX), Z18
-	VMULPS       Z16, Z6, Z6
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z6, K1, Z6
-	VMOVUPS      448(CX), Z18
-	VMULPS       Z16, Z7, Z7
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z7, K1, Z7
-	VMOVUPS      512(CX), Z18
-	VMULPS       Z16, Z8, Z8
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z8, K1, Z8
-	VMOVUPS      576(CX), Z18
-	VMULPS       Z16, Z9, Z9
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z9, K1, Z9
-	VMOVUPS      640(CX), Z18
-	VMULPS       Z16, Z10, Z10
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z10, K1, Z10
-	VMOVUPS      704(CX), Z18
-	VMULPS       Z16, Z11, Z11
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z11, K1, Z11
-	VMOVUPS      768(CX), Z18
-	VMULPS       Z16, Z12, Z12
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z12, K1, Z12
-	VMOVUPS      832(CX), Z18
-	VMULPS       Z16, Z13, Z13
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z13, K1, Z13
-	VMOVUPS      896(CX), Z18
-	VMULPS       Z16, Z14, Z14
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z14, K1, Z14
-	VMOVUPS      960(CX), Z18
-	VMULPS       Z16, Z15, Z15
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z15, K1, Z15
-
-stripe16store:
-	TESTL    $0x00000002, 76(AX)
-	JE       stripe16plain
-	VMOVNTPS Z0, (CX)
-	VMOVNTPS Z1, 64(CX)
-	VMOVNTPS Z2, 128(CX)
-	VMOVNTPS Z3, 192(CX)
-	VMOVNTPS Z4, 256(CX)
-	VMOVNTPS Z5, 320(CX)
-	VMOVNTPS Z6, 384(CX)
-	VMOVNTPS Z7, 448(CX)
-	VMOVNTPS Z8, 512(CX)
-	VMOVNTPS Z9, 576(CX)
-	VMOVNTPS Z10, 640(CX)
-	VMOVNTPS Z11, 704(CX)
-	VMOVNTPS Z12, 768(CX)
-	VMOVNTPS Z13, 832(CX)
-	VMOVNTPS Z14, 896(CX)
-	VMOVNTPS Z15, 960(CX)
-	JMP      stripe16stored
-
-stripe16plain:
-	VMOVUPS Z0, (CX)
-	VMOVUPS Z1, 64(CX)
-	VMOVUPS Z2, 128(CX)
-	VMOVUPS Z3, 192(CX)
-	VMOVUPS Z4, 256(CX)
-	VMOVUPS Z5, 320(CX)
-	VMOVUPS Z6, 384(CX)
-	VMOVUPS Z7, 448(CX)
-	VMOVUPS Z8, 512(CX)
-	VMOVUPS Z9, 576(CX)
-	VMOVUPS Z10, 640(CX)
-	VMOVUPS Z11, 704(CX)
-	VMOVUPS Z12, 768(CX)
-	VMOVUPS Z13, 832(CX)
-	VMOVUPS Z14, 896(CX)
-	VMOVUPS Z15, 960(CX)
-
-stripe16stored:
-	ADDQ $0x00000400, CX
-	ADDQ $0x00000400, DX
-	SUBQ $0x00000100, R8
-	JMP  stripe16
-
-stripe8:
-	CMPQ         R8, $0x00000080
-	JL           stripe4
-	TESTQ        BX, BX
-	JE           stripe8zero
-	VBROADCASTSS 68(AX), Z16
-	VMOVUPS      (BX), Z0
-	VMULPS       Z0, Z16, Z0
-	VMOVUPS      64(BX), Z1
-	VMULPS       Z1, Z16, Z1
-	VMOVUPS      128(BX), Z2
-	VMULPS       Z2, Z16, Z2
-	VMOVUPS      192(BX), Z3
-	VMULPS       Z3, Z16, Z3
-	VMOVUPS      256(BX), Z4
-	VMULPS       Z4, Z16, Z4
-	VMOVUPS      320(BX), Z5
-	VMULPS       Z5, Z16, Z5
-	VMOVUPS      384(BX), Z6
-	VMULPS       Z6, Z16, Z6
-	VMOVUPS      448(BX), Z7
-	VMULPS       Z7, Z16, Z7
-	ADDQ         $0x00000200, BX
-	JMP          stripe8list
-
-stripe8zero:
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-
-stripe8list:
-	XORQ         R10, R10
-	TESTQ        DI, DI
-	JE           stripe8end
-	VBROADCASTSS 64(AX), Z16
-
-stripe8edge:
-	MOVL         (SI)(R10*4), R11
-	MOVQ         32(AX), R12
-	TESTQ        R12, R12
-	JE           stripe8weighed
-	VMOVSS       (R12)(R11*4), X16
-	VMULSS       64(AX), X16, X16
-	VBROADCASTSS X16, Z16
-
-stripe8weighed:
-	LEAQ       16(R10), R12
-	CMPQ       R12, 56(AX)
-	CMOVQGE    R10, R12
-	MOVL       (SI)(R12*4), R12
-	IMULQ      R9, R11
-	IMULQ      R9, R12
-	ADDQ       DX, R11
-	ADDQ       DX, R12
-	PREFETCHT1 (R12)
-	VMULPS     (R11), Z16, Z17
-	VADDPS     Z17, Z0, Z0
-	PREFETCHT1 64(R12)
-	VMULPS     64(R11), Z16, Z18
-	VADDPS     Z18, Z1, Z1
-	PREFETCHT1 128(R12)
-	VMULPS     128(R11), Z16, Z18
-	VADDPS     Z18, Z2, Z2
-	PREFETCHT1 192(R12)
-	VMULPS     192(R11), Z16, Z18
-	VADDPS     Z18, Z3, Z3
-	PREFETCHT1 256(R12)
-	VMULPS     256(R11), Z16, Z17
-	VADDPS     Z17, Z4, Z4
-	PREFETCHT1 320(R12)
-	VMULPS     320(R11), Z16, Z18
-	VADDPS     Z18, Z5, Z5
-	PREFETCHT1 384(R12)
-	VMULPS     384(R11), Z16, Z18
-	VADDPS     Z18, Z6, Z6
-	PREFETCHT1 448(R12)
-	VMULPS     448(R11), Z16, Z18
-	VADDPS     Z18, Z7, Z7
-	INCQ       R10
-	CMPQ       R10, DI
-	JL         stripe8edge
-
-stripe8end:
-	TESTL        $0x00000001, 76(AX)
-	JE           stripe8store
-	VBROADCASTSS 72(AX), Z16
-	VPXORD       Z17, Z17, Z17
-	VMOVUPS      (CX), Z18
-	VMULPS       Z16, Z0, Z0
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z0, K1, Z0
-	VMOVUPS      64(CX), Z18
-	VMULPS       Z16, Z1, Z1
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z1, K1, Z1
-	VMOVUPS      128(CX), Z18
-	VMULPS       Z16, Z2, Z2
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z2, K1, Z2
-	VMOVUPS      192(CX), Z18
-	VMULPS       Z16, Z3, Z3
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z3, K1, Z3
-	VMOVUPS      256(CX), Z18
-	VMULPS       Z16, Z4, Z4
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z4, K1, Z4
-	VMOVUPS      320(CX), Z18
-	VMULPS       Z16, Z5, Z5
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z5, K1, Z5
-	VMOVUPS      384(CX), Z18
-	VMULPS       Z16, Z6, Z6
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z6, K1, Z6
-	VMOVUPS      448(CX), Z18
-	VMULPS       Z16, Z7, Z7
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z7, K1, Z7
-
-stripe8store:
-	TESTL    $0x00000002, 76(AX)
-	JE       stripe8plain
-	VMOVNTPS Z0, (CX)
-	VMOVNTPS Z1, 64(CX)
-	VMOVNTPS Z2, 128(CX)
-	VMOVNTPS Z3, 192(CX)
-	VMOVNTPS Z4, 256(CX)
-	VMOVNTPS Z5, 320(CX)
-	VMOVNTPS Z6, 384(CX)
-	VMOVNTPS Z7, 448(CX)
-	JMP      stripe8stored
-
-stripe8plain:
-	VMOVUPS Z0, (CX)
-	VMOVUPS Z1, 64(CX)
-	VMOVUPS Z2, 128(CX)
-	VMOVUPS Z3, 192(CX)
-	VMOVUPS Z4, 256(CX)
-	VMOVUPS Z5, 320(CX)
-	VMOVUPS Z6, 384(CX)
-	VMOVUPS Z7, 448(CX)
-
-stripe8stored:
-	ADDQ $0x00000200, CX
-	ADDQ $0x00000200, DX
-	SUBQ $0x00000080, R8
-	JMP  stripe8
-
-stripe4:
-	CMPQ         R8, $0x00000040
-	JL           stripe1
-	TESTQ        BX, BX
-	JE           stripe4zero
-	VBROADCASTSS 68(AX), Z16
-	VMOVUPS      (BX), Z0
-	VMULPS       Z0, Z16, Z0
-	VMOVUPS      64(BX), Z1
-	VMULPS       Z1, Z16, Z1
-	VMOVUPS      128(BX), Z2
-	VMULPS       Z2, Z16, Z2
-	VMOVUPS      192(BX), Z3
-	VMULPS       Z3, Z16, Z3
-	ADDQ         $0x00000100, BX
-	JMP          stripe4list
-
-stripe4zero:
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-
-stripe4list:
-	XORQ         R10, R10
-	TESTQ        DI, DI
-	JE           stripe4end
-	VBROADCASTSS 64(AX), Z16
-
-stripe4edge:
-	MOVL         (SI)(R10*4), R11
-	MOVQ         32(AX), R12
-	TESTQ        R12, R12
-	JE           stripe4weighed
-	VMOVSS       (R12)(R11*4), X16
-	VMULSS       64(AX), X16, X16
-	VBROADCASTSS X16, Z16
-
-stripe4weighed:
-	LEAQ       16(R10), R12
-	CMPQ       R12, 56(AX)
-	CMOVQGE    R10, R12
-	MOVL       (SI)(R12*4), R12
-	IMULQ      R9, R11
-	IMULQ      R9, R12
-	ADDQ       DX, R11
-	ADDQ       DX, R12
-	PREFETCHT1 (R12)
-	VMULPS     (R11), Z16, Z17
-	VADDPS     Z17, Z0, Z0
-	PREFETCHT1 64(R12)
-	VMULPS     64(R11), Z16, Z18
-	VADDPS     Z18, Z1, Z1
-	PREFETCHT1 128(R12)
-	VMULPS     128(R11), Z16, Z18
-	VADDPS     Z18, Z2, Z2
-	PREFETCHT1 192(R12)
-	VMULPS     192(R11), Z16, Z18
-	VADDPS     Z18, Z3, Z3
-	INCQ       R10
-	CMPQ       R10, DI
-	JL         stripe4edge
-
-stripe4end:
-	TESTL        $0x00000001, 76(AX)
-	JE           stripe4store
-	VBROADCASTSS 72(AX), Z16
-	VPXORD       Z17, Z17, Z17
-	VMOVUPS      (CX), Z18
-	VMULPS       Z16, Z0, Z0
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z0, K1, Z0
-	VMOVUPS      64(CX), Z18
-	VMULPS       Z16, Z1, Z1
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z1, K1, Z1
-	VMOVUPS      128(CX), Z18
-	VMULPS       Z16, Z2, Z2
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z2, K1, Z2
-	VMOVUPS      192(CX), Z18
-	VMULPS       Z16, Z3, Z3
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z3, K1, Z3
-
-stripe4store:
-	TESTL    $0x00000002, 76(AX)
-	JE       stripe4plain
-	VMOVNTPS Z0, (CX)
-	VMOVNTPS Z1, 64(CX)
-	VMOVNTPS Z2, 128(CX)
-	VMOVNTPS Z3, 192(CX)
-	JMP      stripe4stored
-
-stripe4plain:
-	VMOVUPS Z0, (CX)
-	VMOVUPS Z1, 64(CX)
-	VMOVUPS Z2, 128(CX)
-	VMOVUPS Z3, 192(CX)
-
-stripe4stored:
-	ADDQ $0x00000100, CX
-	ADDQ $0x00000100, DX
-	SUBQ $0x00000040, R8
-	JMP  stripe4
-
-stripe1:
-	CMPQ         R8, $0x00000010
-	JL           stripe0
-	TESTQ        BX, BX
-	JE           stripe1zero
-	VBROADCASTSS 68(AX), Z16
-	VMOVUPS      (BX), Z0
-	VMULPS       Z0, Z16, Z0
-	ADDQ         $0x00000040, BX
-	JMP          stripe1list
-
-stripe1zero:
-	VPXORD Z0, Z0, Z0
-
-stripe1list:
-	XORQ         R10, R10
-	TESTQ        DI, DI
-	JE           stripe1end
-	VBROADCASTSS 64(AX), Z16
-
-stripe1edge:
-	MOVL         (SI)(R10*4), R11
-	MOVQ         32(AX), R12
-	TESTQ        R12, R12
-	JE           stripe1weighed
-	VMOVSS       (R12)(R11*4), X16
-	VMULSS       64(AX), X16, X16
-	VBROADCASTSS X16, Z16
-
-stripe1weighed:
-	LEAQ       16(R10), R12
-	CMPQ       R12, 56(AX)
-	CMOVQGE    R10, R12
-	MOVL       (SI)(R12*4), R12
-	IMULQ      R9, R11
-	IMULQ      R9, R12
-	ADDQ       DX, R11
-	ADDQ       DX, R12
-	PREFETCHT1 (R12)
-	VMULPS     (R11), Z16, Z17
-	VADDPS     Z17, Z0, Z0
-	INCQ       R10
-	CMPQ       R10, DI
-	JL         stripe1edge
-
-stripe1end:
-	TESTL        $0x00000001, 76(AX)
-	JE           stripe1store
-	VBROADCASTSS 72(AX), Z16
-	VPXORD       Z17, Z17, Z17
-	VMOVUPS      (CX), Z18
-	VMULPS       Z16, Z0, Z0
-	VCMPPS       $0x1e, Z17, Z18, K1
-	VMOVUPS.Z    Z0, K1, Z0
-
-stripe1store:
-	TESTL    $0x00000002, 76(AX)
-	JE       stripe1plain
-	VMOVNTPS Z0, (CX)
-	JMP      stripe1stored
-
-stripe1plain:
-	VMOVUPS Z0, (CX)
-
-stripe1stored:
-	ADDQ $0x00000040, CX
-	ADDQ $0x00000040, DX
-	SUBQ $0x00000010, R8
-	JMP  stripe1
-
-stripe0:
-	TESTQ        R8, R8
-	JE           done
-	MOVQ         $-1, R10
-	BZHIQ        R8, R10, R10
-	KMOVW        R10, K1
-	TESTQ        BX, BX
-	JE           stripe0zero
-	VBROADCASTSS 68(AX), Z16
-	VMOVUPS.Z    (BX), K1, Z0
-	VMULPS       Z0, Z16, Z0
-	JMP          stripe0list
-
-stripe0zero:
-	VPXORD Z0, Z0, Z0
-
-stripe0list:
-	XORQ         R10, R10
-	TESTQ        DI, DI
-	JE           stripe0end
-	VBROADCASTSS 64(AX), Z16
-
-stripe0edge:
-	MOVL         (SI)(R10*4), R11
-	MOVQ         32(AX), R12
-	TESTQ        R12, R12
-	JE           stripe0weighed
-	VMOVSS       (R12)(R11*4), X16
-	VMULSS       64(AX), X16, X16
-	VBROADCASTSS X16, Z16
-
-stripe0weighed:
-	LEAQ       16(R10), R12
-	CMPQ       R12, 56(AX)
-	CMOVQGE    R10, R12
-	MOVL       (SI)(R12*4), R12
-	IMULQ      R9, R11
-	IMULQ      R9, R12
-	ADDQ       DX, R11
-	ADDQ       DX, R12
-	PREFETCHT1 (R12)
-	VMOVUPS.Z  (R11), K1, Z17
-	VMULPS     Z17, Z16, Z17
-	VADDPS     Z17, Z0, Z0
-	INCQ       R10
-	CMPQ       R10, DI
-	JL         stripe0edge
-
-stripe0end:
-	TESTL        $0x00000001, 76(AX)
-	JE           stripe0store
-	VBROADCASTSS 72(AX), Z16
-	VPXORD       Z17, Z17, Z17
-	VMOVUPS.Z    (CX), K1, Z18
-	VMULPS       Z16, Z0, Z0
-	VCMPPS       $0x1e, Z17, Z18, K2
-	VMOVUPS.Z    Z0, K2, Z0
-
-stripe0store:
-	VMOVUPS Z0, K1, (CX)
 
 done:
 	VZEROUPPER
@@ -1711,6 +650,1517 @@ line:
 
 done:
 	VZEROUPPER
+	RET
+
+// func sumLists(a *byte) bool
+// Requires: AVX, CMOV, MMX+
+TEXT ·sumLists(SB), NOSPLIT, $96-9
+	MOVQ    a+0(FP), AX
+	MOVQ    48(AX), CX
+	ANDQ    $0x07, CX
+	LEAQ    tailMasks<>+0(SB), BX
+	MOVQ    $0x00000008, DX
+	SUBQ    CX, DX
+	VMOVDQU (BX)(DX*4), Y0
+
+list:
+	DECQ  104(AX)
+	JL    done
+	MOVQ  48(AX), CX
+	SHLQ  $0x02, CX
+	MOVQ  96(AX), DX
+	MOVL  (DX), BX
+	MOVL  BX, 136(AX)
+	MOVL  4(DX), BX
+	MOVL  BX, 64(AX)
+	MOVL  8(DX), BX
+	MOVL  BX, 68(AX)
+	ADDQ  $0x0c, DX
+	MOVQ  DX, 96(AX)
+	MOVQ  112(AX), DX
+	MOVQ  DX, 40(AX)
+	TESTQ DX, DX
+	JE    part
+	ADDQ  CX, DX
+	MOVQ  DX, 112(AX)
+
+part:
+	MOVQ 48(AX), CX
+	SHLQ $0x02, CX
+	MOVL 136(AX), SI
+	CMPQ SI, $0x00000008
+	JA   long
+	MOVQ 120(AX), DX
+	MOVQ DX, (AX)
+	ADDQ CX, DX
+	MOVQ DX, 120(AX)
+	MOVL 144(AX), BX
+	MOVL BX, 76(AX)
+	JMP  add
+
+long:
+	MOVQ $0x00000008, SI
+	MOVQ 128(AX), DX
+	MOVQ DX, (AX)
+	MOVL $0x00000000, 76(AX)
+
+add:
+	MOVQ   SI, 24(AX)
+	MOVQ   16(AX), DX
+	MOVQ   8(AX), BX
+	MOVQ   32(AX), DI
+	MOVQ   80(AX), R8
+	VMOVSS 64(AX), X1
+	XORQ   R9, R9
+	JMP    named
+
+name:
+	MOVL    (DX)(R9*4), R10
+	VMOVAPS X1, X2
+	TESTQ   DI, DI
+	JE      weighed
+	CMPQ    R10, 88(AX)
+	JAE     bad
+	VMULSS  (DI)(R10*4), X1, X2
+
+weighed:
+	VMOVSS  X2, 64(SP)(R9*4)
+	IMULQ   CX, R10
+	ADDQ    BX, R10
+	CMPQ    R10, R8
+	JA      bad
+	MOVQ    R10, (SP)(R9*8)
+	LEAQ    16(R9), R10
+	CMPQ    R10, 56(AX)
+	CMOVQGE R9, R10
+	MOVL    (DX)(R10*4), R10
+	IMULQ   CX, R10
+	ADDQ    BX, R10
+	LEAQ    (R10)(CX*1), R11
+
+ask:
+	PREFETCHT1 (R10)
+	ADDQ       $0x00000040, R10
+	CMPQ       R10, R11
+	JB         ask
+	INCQ       R9
+
+named:
+	CMPQ         R9, SI
+	JL           name
+	CMPQ         SI, $0x00000000
+	JE           rows0
+	CMPQ         SI, $0x00000001
+	JE           rows1
+	CMPQ         SI, $0x00000002
+	JE           rows2
+	CMPQ         SI, $0x00000003
+	JE           rows3
+	CMPQ         SI, $0x00000004
+	JE           rows4
+	CMPQ         SI, $0x00000005
+	JE           rows5
+	CMPQ         SI, $0x00000006
+	JE           rows6
+	CMPQ         SI, $0x00000007
+	JE           rows7
+	MOVQ         (AX), CX
+	MOVQ         40(AX), DX
+	MOVQ         48(AX), BX
+	MOVQ         (SP), SI
+	VBROADCASTSS 64(SP), Y1
+	MOVQ         8(SP), DI
+	VBROADCASTSS 68(SP), Y2
+	MOVQ         16(SP), R8
+	VBROADCASTSS 72(SP), Y3
+	MOVQ         24(SP), R9
+	VBROADCASTSS 76(SP), Y4
+	MOVQ         32(SP), R10
+	VBROADCASTSS 80(SP), Y5
+	MOVQ         40(SP), R11
+	VBROADCASTSS 84(SP), Y6
+	MOVQ         48(SP), R12
+	VBROADCASTSS 88(SP), Y7
+	MOVQ         56(SP), R13
+	VBROADCASTSS 92(SP), Y8
+	XORQ         R14, R14
+
+rows8by2:
+	CMPQ         BX, $0x00000010
+	JL           rows8by1
+	VXORPS       Y11, Y11, Y11
+	VXORPS       Y12, Y12, Y12
+	TESTQ        DX, DX
+	JE           rows8by2add
+	VBROADCASTSS 68(AX), Y10
+	VMOVUPS      (DX)(R14*1), Y11
+	VMULPS       Y11, Y10, Y11
+	VMOVUPS      32(DX)(R14*1), Y12
+	VMULPS       Y12, Y10, Y12
+
+rows8by2add:
+	VMULPS       (SI)(R14*1), Y1, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       32(SI)(R14*1), Y1, Y9
+	VADDPS       Y9, Y12, Y12
+	VMULPS       (DI)(R14*1), Y2, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       32(DI)(R14*1), Y2, Y9
+	VADDPS       Y9, Y12, Y12
+	VMULPS       (R8)(R14*1), Y3, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       32(R8)(R14*1), Y3, Y9
+	VADDPS       Y9, Y12, Y12
+	VMULPS       (R9)(R14*1), Y4, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       32(R9)(R14*1), Y4, Y9
+	VADDPS       Y9, Y12, Y12
+	VMULPS       (R10)(R14*1), Y5, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       32(R10)(R14*1), Y5, Y9
+	VADDPS       Y9, Y12, Y12
+	VMULPS       (R11)(R14*1), Y6, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       32(R11)(R14*1), Y6, Y9
+	VADDPS       Y9, Y12, Y12
+	VMULPS       (R12)(R14*1), Y7, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       32(R12)(R14*1), Y7, Y9
+	VADDPS       Y9, Y12, Y12
+	VMULPS       (R13)(R14*1), Y8, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       32(R13)(R14*1), Y8, Y9
+	VADDPS       Y9, Y12, Y12
+	TESTL        $0x00000001, 76(AX)
+	JE           rows8by2store
+	VBROADCASTSS 72(AX), Y10
+	VMULPS       Y10, Y11, Y11
+	VMULPS       Y10, Y12, Y12
+	VXORPS       Y10, Y10, Y10
+	VMOVUPS      (CX)(R14*1), Y9
+	VCMPPS       $0x1e, Y10, Y9, Y9
+	VANDPS       Y9, Y11, Y11
+	VMOVUPS      32(CX)(R14*1), Y9
+	VCMPPS       $0x1e, Y10, Y9, Y9
+	VANDPS       Y9, Y12, Y12
+
+rows8by2store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows8by2plain
+	VMOVNTPS Y11, (CX)(R14*1)
+	VMOVNTPS Y12, 32(CX)(R14*1)
+	JMP      rows8by2stored
+
+rows8by2plain:
+	VMOVUPS Y11, (CX)(R14*1)
+	VMOVUPS Y12, 32(CX)(R14*1)
+
+rows8by2stored:
+	ADDQ $0x00000040, R14
+	SUBQ $0x00000010, BX
+	JMP  rows8by2
+
+rows8by1:
+	CMPQ         BX, $0x00000008
+	JL           rows8by0
+	VXORPS       Y11, Y11, Y11
+	TESTQ        DX, DX
+	JE           rows8by1add
+	VBROADCASTSS 68(AX), Y10
+	VMOVUPS      (DX)(R14*1), Y11
+	VMULPS       Y11, Y10, Y11
+
+rows8by1add:
+	VMULPS       (SI)(R14*1), Y1, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       (DI)(R14*1), Y2, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       (R8)(R14*1), Y3, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       (R9)(R14*1), Y4, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       (R10)(R14*1), Y5, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       (R11)(R14*1), Y6, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       (R12)(R14*1), Y7, Y9
+	VADDPS       Y9, Y11, Y11
+	VMULPS       (R13)(R14*1), Y8, Y9
+	VADDPS       Y9, Y11, Y11
+	TESTL        $0x00000001, 76(AX)
+	JE           rows8by1store
+	VBROADCASTSS 72(AX), Y10
+	VMULPS       Y10, Y11, Y11
+	VXORPS       Y10, Y10, Y10
+	VMOVUPS      (CX)(R14*1), Y9
+	VCMPPS       $0x1e, Y10, Y9, Y9
+	VANDPS       Y9, Y11, Y11
+
+rows8by1store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows8by1plain
+	VMOVNTPS Y11, (CX)(R14*1)
+	JMP      rows8by1stored
+
+rows8by1plain:
+	VMOVUPS Y11, (CX)(R14*1)
+
+rows8by1stored:
+	ADDQ $0x00000020, R14
+	SUBQ $0x00000008, BX
+	JMP  rows8by1
+
+rows8by0:
+	TESTQ        BX, BX
+	JE           rows8by0done
+	VXORPS       Y11, Y11, Y11
+	TESTQ        DX, DX
+	JE           rows8by0add
+	VBROADCASTSS 68(AX), Y10
+	VMASKMOVPS   (DX)(R14*1), Y0, Y11
+	VMULPS       Y11, Y10, Y11
+
+rows8by0add:
+	VMASKMOVPS   (SI)(R14*1), Y0, Y9
+	VMULPS       Y9, Y1, Y9
+	VADDPS       Y9, Y11, Y11
+	VMASKMOVPS   (DI)(R14*1), Y0, Y9
+	VMULPS       Y9, Y2, Y9
+	VADDPS       Y9, Y11, Y11
+	VMASKMOVPS   (R8)(R14*1), Y0, Y9
+	VMULPS       Y9, Y3, Y9
+	VADDPS       Y9, Y11, Y11
+	VMASKMOVPS   (R9)(R14*1), Y0, Y9
+	VMULPS       Y9, Y4, Y9
+	VADDPS       Y9, Y11, Y11
+	VMASKMOVPS   (R10)(R14*1), Y0, Y9
+	VMULPS       Y9, Y5, Y9
+	VADDPS       Y9, Y11, Y11
+	VMASKMOVPS   (R11)(R14*1), Y0, Y9
+	VMULPS       Y9, Y6, Y9
+	VADDPS       Y9, Y11, Y11
+	VMASKMOVPS   (R12)(R14*1), Y0, Y9
+	VMULPS       Y9, Y7, Y9
+	VADDPS       Y9, Y11, Y11
+	VMASKMOVPS   (R13)(R14*1), Y0, Y9
+	VMULPS       Y9, Y8, Y9
+	VADDPS       Y9, Y11, Y11
+	TESTL        $0x00000001, 76(AX)
+	JE           rows8by0store
+	VBROADCASTSS 72(AX), Y10
+	VMULPS       Y10, Y11, Y11
+	VXORPS       Y10, Y10, Y10
+	VMASKMOVPS   (CX)(R14*1), Y0, Y9
+	VCMPPS       $0x1e, Y10, Y9, Y9
+	VANDPS       Y9, Y11, Y11
+
+rows8by0store:
+	VMASKMOVPS Y11, Y0, (CX)(R14*1)
+
+rows8by0done:
+	JMP added
+
+rows7:
+	MOVQ         (AX), CX
+	MOVQ         40(AX), DX
+	MOVQ         48(AX), BX
+	MOVQ         (SP), SI
+	VBROADCASTSS 64(SP), Y1
+	MOVQ         8(SP), DI
+	VBROADCASTSS 68(SP), Y2
+	MOVQ         16(SP), R8
+	VBROADCASTSS 72(SP), Y3
+	MOVQ         24(SP), R9
+	VBROADCASTSS 76(SP), Y4
+	MOVQ         32(SP), R10
+	VBROADCASTSS 80(SP), Y5
+	MOVQ         40(SP), R11
+	VBROADCASTSS 84(SP), Y6
+	MOVQ         48(SP), R12
+	VBROADCASTSS 88(SP), Y7
+	XORQ         R13, R13
+
+rows7by2:
+	CMPQ         BX, $0x00000010
+	JL           rows7by1
+	VXORPS       Y10, Y10, Y10
+	VXORPS       Y11, Y11, Y11
+	TESTQ        DX, DX
+	JE           rows7by2add
+	VBROADCASTSS 68(AX), Y9
+	VMOVUPS      (DX)(R13*1), Y10
+	VMULPS       Y10, Y9, Y10
+	VMOVUPS      32(DX)(R13*1), Y11
+	VMULPS       Y11, Y9, Y11
+
+rows7by2add:
+	VMULPS       (SI)(R13*1), Y1, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       32(SI)(R13*1), Y1, Y8
+	VADDPS       Y8, Y11, Y11
+	VMULPS       (DI)(R13*1), Y2, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       32(DI)(R13*1), Y2, Y8
+	VADDPS       Y8, Y11, Y11
+	VMULPS       (R8)(R13*1), Y3, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       32(R8)(R13*1), Y3, Y8
+	VADDPS       Y8, Y11, Y11
+	VMULPS       (R9)(R13*1), Y4, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       32(R9)(R13*1), Y4, Y8
+	VADDPS       Y8, Y11, Y11
+	VMULPS       (R10)(R13*1), Y5, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       32(R10)(R13*1), Y5, Y8
+	VADDPS       Y8, Y11, Y11
+	VMULPS       (R11)(R13*1), Y6, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       32(R11)(R13*1), Y6, Y8
+	VADDPS       Y8, Y11, Y11
+	VMULPS       (R12)(R13*1), Y7, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       32(R12)(R13*1), Y7, Y8
+	VADDPS       Y8, Y11, Y11
+	TESTL        $0x00000001, 76(AX)
+	JE           rows7by2store
+	VBROADCASTSS 72(AX), Y9
+	VMULPS       Y9, Y10, Y10
+	VMULPS       Y9, Y11, Y11
+	VXORPS       Y9, Y9, Y9
+	VMOVUPS      (CX)(R13*1), Y8
+	VCMPPS       $0x1e, Y9, Y8, Y8
+	VANDPS       Y8, Y10, Y10
+	VMOVUPS      32(CX)(R13*1), Y8
+	VCMPPS       $0x1e, Y9, Y8, Y8
+	VANDPS       Y8, Y11, Y11
+
+rows7by2store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows7by2plain
+	VMOVNTPS Y10, (CX)(R13*1)
+	VMOVNTPS Y11, 32(CX)(R13*1)
+	JMP      rows7by2stored
+
+rows7by2plain:
+	VMOVUPS Y10, (CX)(R13*1)
+	VMOVUPS Y11, 32(CX)(R13*1)
+
+rows7by2stored:
+	ADDQ $0x00000040, R13
+	SUBQ $0x00000010, BX
+	JMP  rows7by2
+
+rows7by1:
+	CMPQ         BX, $0x00000008
+	JL           rows7by0
+	VXORPS       Y10, Y10, Y10
+	TESTQ        DX, DX
+	JE           rows7by1add
+	VBROADCASTSS 68(AX), Y9
+	VMOVUPS      (DX)(R13*1), Y10
+	VMULPS       Y10, Y9, Y10
+
+rows7by1add:
+	VMULPS       (SI)(R13*1), Y1, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       (DI)(R13*1), Y2, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       (R8)(R13*1), Y3, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       (R9)(R13*1), Y4, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       (R10)(R13*1), Y5, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       (R11)(R13*1), Y6, Y8
+	VADDPS       Y8, Y10, Y10
+	VMULPS       (R12)(R13*1), Y7, Y8
+	VADDPS       Y8, Y10, Y10
+	TESTL        $0x00000001, 76(AX)
+	JE           rows7by1store
+	VBROADCASTSS 72(AX), Y9
+	VMULPS       Y9, Y10, Y10
+	VXORPS       Y9, Y9, Y9
+	VMOVUPS      (CX)(R13*1), Y8
+	VCMPPS       $0x1e, Y9, Y8, Y8
+	VANDPS       Y8, Y10, Y10
+
+rows7by1store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows7by1plain
+	VMOVNTPS Y10, (CX)(R13*1)
+	JMP      rows7by1stored
+
+rows7by1plain:
+	VMOVUPS Y10, (CX)(R13*1)
+
+rows7by1stored:
+	ADDQ $0x00000020, R13
+	SUBQ $0x00000008, BX
+	JMP  rows7by1
+
+rows7by0:
+	TESTQ        BX, BX
+	JE           rows7by0done
+	VXORPS       Y10, Y10, Y10
+	TESTQ        DX, DX
+	JE           rows7by0add
+	VBROADCASTSS 68(AX), Y9
+	VMASKMOVPS   (DX)(R13*1), Y0, Y10
+	VMULPS       Y10, Y9, Y10
+
+rows7by0add:
+	VMASKMOVPS   (SI)(R13*1), Y0, Y8
+	VMULPS       Y8, Y1, Y8
+	VADDPS       Y8, Y10, Y10
+	VMASKMOVPS   (DI)(R13*1), Y0, Y8
+	VMULPS       Y8, Y2, Y8
+	VADDPS       Y8, Y10, Y10
+	VMASKMOVPS   (R8)(R13*1), Y0, Y8
+	VMULPS       Y8, Y3, Y8
+	VADDPS       Y8, Y10, Y10
+	VMASKMOVPS   (R9)(R13*1), Y0, Y8
+	VMULPS       Y8, Y4, Y8
+	VADDPS       Y8, Y10, Y10
+	VMASKMOVPS   (R10)(R13*1), Y0, Y8
+	VMULPS       Y8, Y5, Y8
+	VADDPS       Y8, Y10, Y10
+	VMASKMOVPS   (R11)(R13*1), Y0, Y8
+	VMULPS       Y8, Y6, Y8
+	VADDPS       Y8, Y10, Y10
+	VMASKMOVPS   (R12)(R13*1), Y0, Y8
+	VMULPS       Y8, Y7, Y8
+	VADDPS       Y8, Y10, Y10
+	TESTL        $0x00000001, 76(AX)
+	JE           rows7by0store
+	VBROADCASTSS 72(AX), Y9
+	VMULPS       Y9, Y10, Y10
+	VXORPS       Y9, Y9, Y9
+	VMASKMOVPS   (CX)(R13*1), Y0, Y8
+	VCMPPS       $0x1e, Y9, Y8, Y8
+	VANDPS       Y8, Y10, Y10
+
+rows7by0store:
+	VMASKMOVPS Y10, Y0, (CX)(R13*1)
+
+rows7by0done:
+	JMP added
+
+rows6:
+	MOVQ         (AX), CX
+	MOVQ         40(AX), DX
+	MOVQ         48(AX), BX
+	MOVQ         (SP), SI
+	VBROADCASTSS 64(SP), Y1
+	MOVQ         8(SP), DI
+	VBROADCASTSS 68(SP), Y2
+	MOVQ         16(SP), R8
+	VBROADCASTSS 72(SP), Y3
+	MOVQ         24(SP), R9
+	VBROADCASTSS 76(SP), Y4
+	MOVQ         32(SP), R10
+	VBROADCASTSS 80(SP), Y5
+	MOVQ         40(SP), R11
+	VBROADCASTSS 84(SP), Y6
+	XORQ         R12, R12
+
+rows6by2:
+	CMPQ         BX, $0x00000010
+	JL           rows6by1
+	VXORPS       Y9, Y9, Y9
+	VXORPS       Y10, Y10, Y10
+	TESTQ        DX, DX
+	JE           rows6by2add
+	VBROADCASTSS 68(AX), Y8
+	VMOVUPS      (DX)(R12*1), Y9
+	VMULPS       Y9, Y8, Y9
+	VMOVUPS      32(DX)(R12*1), Y10
+	VMULPS       Y10, Y8, Y10
+
+rows6by2add:
+	VMULPS       (SI)(R12*1), Y1, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       32(SI)(R12*1), Y1, Y7
+	VADDPS       Y7, Y10, Y10
+	VMULPS       (DI)(R12*1), Y2, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       32(DI)(R12*1), Y2, Y7
+	VADDPS       Y7, Y10, Y10
+	VMULPS       (R8)(R12*1), Y3, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       32(R8)(R12*1), Y3, Y7
+	VADDPS       Y7, Y10, Y10
+	VMULPS       (R9)(R12*1), Y4, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       32(R9)(R12*1), Y4, Y7
+	VADDPS       Y7, Y10, Y10
+	VMULPS       (R10)(R12*1), Y5, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       32(R10)(R12*1), Y5, Y7
+	VADDPS       Y7, Y10, Y10
+	VMULPS       (R11)(R12*1), Y6, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       32(R11)(R12*1), Y6, Y7
+	VADDPS       Y7, Y10, Y10
+	TESTL        $0x00000001, 76(AX)
+	JE           rows6by2store
+	VBROADCASTSS 72(AX), Y8
+	VMULPS       Y8, Y9, Y9
+	VMULPS       Y8, Y10, Y10
+	VXORPS       Y8, Y8, Y8
+	VMOVUPS      (CX)(R12*1), Y7
+	VCMPPS       $0x1e, Y8, Y7, Y7
+	VANDPS       Y7, Y9, Y9
+	VMOVUPS      32(CX)(R12*1), Y7
+	VCMPPS       $0x1e, Y8, Y7, Y7
+	VANDPS       Y7, Y10, Y10
+
+rows6by2store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows6by2plain
+	VMOVNTPS Y9, (CX)(R12*1)
+	VMOVNTPS Y10, 32(CX)(R12*1)
+	JMP      rows6by2stored
+
+rows6by2plain:
+	VMOVUPS Y9, (CX)(R12*1)
+	VMOVUPS Y10, 32(CX)(R12*1)
+
+rows6by2stored:
+	ADDQ $0x00000040, R12
+	SUBQ $0x00000010, BX
+	JMP  rows6by2
+
+rows6by1:
+	CMPQ         BX, $0x00000008
+	JL           rows6by0
+	VXORPS       Y9, Y9, Y9
+	TESTQ        DX, DX
+	JE           rows6by1add
+	VBROADCASTSS 68(AX), Y8
+	VMOVUPS      (DX)(R12*1), Y9
+	VMULPS       Y9, Y8, Y9
+
+rows6by1add:
+	VMULPS       (SI)(R12*1), Y1, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       (DI)(R12*1), Y2, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       (R8)(R12*1), Y3, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       (R9)(R12*1), Y4, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       (R10)(R12*1), Y5, Y7
+	VADDPS       Y7, Y9, Y9
+	VMULPS       (R11)(R12*1), Y6, Y7
+	VADDPS       Y7, Y9, Y9
+	TESTL        $0x00000001, 76(AX)
+	JE           rows6by1store
+	VBROADCASTSS 72(AX), Y8
+	VMULPS       Y8, Y9, Y9
+	VXORPS       Y8, Y8, Y8
+	VMOVUPS      (CX)(R12*1), Y7
+	VCMPPS       $0x1e, Y8, Y7, Y7
+	VANDPS       Y7, Y9, Y9
+
+rows6by1store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows6by1plain
+	VMOVNTPS Y9, (CX)(R12*1)
+	JMP      rows6by1stored
+
+rows6by1plain:
+	VMOVUPS Y9, (CX)(R12*1)
+
+rows6by1stored:
+	ADDQ $0x00000020, R12
+	SUBQ $0x00000008, BX
+	JMP  rows6by1
+
+rows6by0:
+	TESTQ        BX, BX
+	JE           rows6by0done
+	VXORPS       Y9, Y9, Y9
+	TESTQ        DX, DX
+	JE           rows6by0add
+	VBROADCASTSS 68(AX), Y8
+	VMASKMOVPS   (DX)(R12*1), Y0, Y9
+	VMULPS       Y9, Y8, Y9
+
+rows6by0add:
+	VMASKMOVPS   (SI)(R12*1), Y0, Y7
+	VMULPS       Y7, Y1, Y7
+	VADDPS       Y7, Y9, Y9
+	VMASKMOVPS   (DI)(R12*1), Y0, Y7
+	VMULPS       Y7, Y2, Y7
+	VADDPS       Y7, Y9, Y9
+	VMASKMOVPS   (R8)(R12*1), Y0, Y7
+	VMULPS       Y7, Y3, Y7
+	VADDPS       Y7, Y9, Y9
+	VMASKMOVPS   (R9)(R12*1), Y0, Y7
+	VMULPS       Y7, Y4, Y7
+	VADDPS       Y7, Y9, Y9
+	VMASKMOVPS   (R10)(R12*1), Y0, Y7
+	VMULPS       Y7, Y5, Y7
+	VADDPS       Y7, Y9, Y9
+	VMASKMOVPS   (R11)(R12*1), Y0, Y7
+	VMULPS       Y7, Y6, Y7
+	VADDPS       Y7, Y9, Y9
+	TESTL        $0x00000001, 76(AX)
+	JE           rows6by0store
+	VBROADCASTSS 72(AX), Y8
+	VMULPS       Y8, Y9, Y9
+	VXORPS       Y8, Y8, Y8
+	VMASKMOVPS   (CX)(R12*1), Y0, Y7
+	VCMPPS       $0x1e, Y8, Y7, Y7
+	VANDPS       Y7, Y9, Y9
+
+rows6by0store:
+	VMASKMOVPS Y9, Y0, (CX)(R12*1)
+
+rows6by0done:
+	JMP added
+
+rows5:
+	MOVQ         (AX), CX
+	MOVQ         40(AX), DX
+	MOVQ         48(AX), BX
+	MOVQ         (SP), SI
+	VBROADCASTSS 64(SP), Y1
+	MOVQ         8(SP), DI
+	VBROADCASTSS 68(SP), Y2
+	MOVQ         16(SP), R8
+	VBROADCASTSS 72(SP), Y3
+	MOVQ         24(SP), R9
+	VBROADCASTSS 76(SP), Y4
+	MOVQ         32(SP), R10
+	VBROADCASTSS 80(SP), Y5
+	XORQ         R11, R11
+
+rows5by2:
+	CMPQ         BX, $0x00000010
+	JL           rows5by1
+	VXORPS       Y8, Y8, Y8
+	VXORPS       Y9, Y9, Y9
+	TESTQ        DX, DX
+	JE           rows5by2add
+	VBROADCASTSS 68(AX), Y7
+	VMOVUPS      (DX)(R11*1), Y8
+	VMULPS       Y8, Y7, Y8
+	VMOVUPS      32(DX)(R11*1), Y9
+	VMULPS       Y9, Y7, Y9
+
+rows5by2add:
+	VMULPS       (SI)(R11*1), Y1, Y6
+	VADDPS       Y6, Y8, Y8
+	VMULPS       32(SI)(R11*1), Y1, Y6
+	VADDPS       Y6, Y9, Y9
+	VMULPS       (DI)(R11*1), Y2, Y6
+	VADDPS       Y6, Y8, Y8
+	VMULPS       32(DI)(R11*1), Y2, Y6
+	VADDPS       Y6, Y9, Y9
+	VMULPS       (R8)(R11*1), Y3, Y6
+	VADDPS       Y6, Y8, Y8
+	VMULPS       32(R8)(R11*1), Y3, Y6
+	VADDPS       Y6, Y9, Y9
+	VMULPS       (R9)(R11*1), Y4, Y6
+	VADDPS       Y6, Y8, Y8
+	VMULPS       32(R9)(R11*1), Y4, Y6
+	VADDPS       Y6, Y9, Y9
+	VMULPS       (R10)(R11*1), Y5, Y6
+	VADDPS       Y6, Y8, Y8
+	VMULPS       32(R10)(R11*1), Y5, Y6
+	VADDPS       Y6, Y9, Y9
+	TESTL        $0x00000001, 76(AX)
+	JE           rows5by2store
+	VBROADCASTSS 72(AX), Y7
+	VMULPS       Y7, Y8, Y8
+	VMULPS       Y7, Y9, Y9
+	VXORPS       Y7, Y7, Y7
+	VMOVUPS      (CX)(R11*1), Y6
+	VCMPPS       $0x1e, Y7, Y6, Y6
+	VANDPS       Y6, Y8, Y8
+	VMOVUPS      32(CX)(R11*1), Y6
+	VCMPPS       $0x1e, Y7, Y6, Y6
+	VANDPS       Y6, Y9, Y9
+
+rows5by2store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows5by2plain
+	VMOVNTPS Y8, (CX)(R11*1)
+	VMOVNTPS Y9, 32(CX)(R11*1)
+	JMP      rows5by2stored
+
+rows5by2plain:
+	VMOVUPS Y8, (CX)(R11*1)
+	VMOVUPS Y9, 32(CX)(R11*1)
+
+rows5by2stored:
+	ADDQ $0x00000040, R11
+	SUBQ $0x00000010, BX
+	JMP  rows5by2
+
+rows5by1:
+	CMPQ         BX, $0x00000008
+	JL           rows5by0
+	VXORPS       Y8, Y8, Y8
+	TESTQ        DX, DX
+	JE           rows5by1add
+	VBROADCASTSS 68(AX), Y7
+	VMOVUPS      (DX)(R11*1), Y8
+	VMULPS       Y8, Y7, Y8
+
+rows5by1add:
+	VMULPS       (SI)(R11*1), Y1, Y6
+	VADDPS       Y6, Y8, Y8
+	VMULPS       (DI)(R11*1), Y2, Y6
+	VADDPS       Y6, Y8, Y8
+	VMULPS       (R8)(R11*1), Y3, Y6
+	VADDPS       Y6, Y8, Y8
+	VMULPS       (R9)(R11*1), Y4, Y6
+	VADDPS       Y6, Y8, Y8
+	VMULPS       (R10)(R11*1), Y5, Y6
+	VADDPS       Y6, Y8, Y8
+	TESTL        $0x00000001, 76(AX)
+	JE           rows5by1store
+	VBROADCASTSS 72(AX), Y7
+	VMULPS       Y7, Y8, Y8
+	VXORPS       Y7, Y7, Y7
+	VMOVUPS      (CX)(R11*1), Y6
+	VCMPPS       $0x1e, Y7, Y6, Y6
+	VANDPS       Y6, Y8, Y8
+
+rows5by1store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows5by1plain
+	VMOVNTPS Y8, (CX)(R11*1)
+	JMP      rows5by1stored
+
+rows5by1plain:
+	VMOVUPS Y8, (CX)(R11*1)
+
+rows5by1stored:
+	ADDQ $0x00000020, R11
+	SUBQ $0x00000008, BX
+	JMP  rows5by1
+
+rows5by0:
+	TESTQ        BX, BX
+	JE           rows5by0done
+	VXORPS       Y8, Y8, Y8
+	TESTQ        DX, DX
+	JE           rows5by0add
+	VBROADCASTSS 68(AX), Y7
+	VMASKMOVPS   (DX)(R11*1), Y0, Y8
+	VMULPS       Y8, Y7, Y8
+
+rows5by0add:
+	VMASKMOVPS   (SI)(R11*1), Y0, Y6
+	VMULPS       Y6, Y1, Y6
+	VADDPS       Y6, Y8, Y8
+	VMASKMOVPS   (DI)(R11*1), Y0, Y6
+	VMULPS       Y6, Y2, Y6
+	VADDPS       Y6, Y8, Y8
+	VMASKMOVPS   (R8)(R11*1), Y0, Y6
+	VMULPS       Y6, Y3, Y6
+	VADDPS       Y6, Y8, Y8
+	VMASKMOVPS   (R9)(R11*1), Y0, Y6
+	VMULPS       Y6, Y4, Y6
+	VADDPS       Y6, Y8, Y8
+	VMASKMOVPS   (R10)(R11*1), Y0, Y6
+	VMULPS       Y6, Y5, Y6
+	VADDPS       Y6, Y8, Y8
+	TESTL        $0x00000001, 76(AX)
+	JE           rows5by0store
+	VBROADCASTSS 72(AX), Y7
+	VMULPS       Y7, Y8, Y8
+	VXORPS       Y7, Y7, Y7
+	VMASKMOVPS   (CX)(R11*1), Y0, Y6
+	VCMPPS       $0x1e, Y7, Y6, Y6
+	VANDPS       Y6, Y8, Y8
+
+rows5by0store:
+	VMASKMOVPS Y8, Y0, (CX)(R11*1)
+
+rows5by0done:
+	JMP added
+
+rows4:
+	MOVQ         (AX), CX
+	MOVQ         40(AX), DX
+	MOVQ         48(AX), BX
+	MOVQ         (SP), SI
+	VBROADCASTSS 64(SP), Y1
+	MOVQ         8(SP), DI
+	VBROADCASTSS 68(SP), Y2
+	MOVQ         16(SP), R8
+	VBROADCASTSS 72(SP), Y3
+	MOVQ         24(SP), R9
+	VBROADCASTSS 76(SP), Y4
+	XORQ         R10, R10
+
+rows4by2:
+	CMPQ         BX, $0x00000010
+	JL           rows4by1
+	VXORPS       Y7, Y7, Y7
+	VXORPS       Y8, Y8, Y8
+	TESTQ        DX, DX
+	JE           rows4by2add
+	VBROADCASTSS 68(AX), Y6
+	VMOVUPS      (DX)(R10*1), Y7
+	VMULPS       Y7, Y6, Y7
+	VMOVUPS      32(DX)(R10*1), Y8
+	VMULPS       Y8, Y6, Y8
+
+rows4by2add:
+	VMULPS       (SI)(R10*1), Y1, Y5
+	VADDPS       Y5, Y7, Y7
+	VMULPS       32(SI)(R10*1), Y1, Y5
+	VADDPS       Y5, Y8, Y8
+	VMULPS       (DI)(R10*1), Y2, Y5
+	VADDPS       Y5, Y7, Y7
+	VMULPS       32(DI)(R10*1), Y2, Y5
+	VADDPS       Y5, Y8, Y8
+	VMULPS       (R8)(R10*1), Y3, Y5
+	VADDPS       Y5, Y7, Y7
+	VMULPS       32(R8)(R10*1), Y3, Y5
+	VADDPS       Y5, Y8, Y8
+	VMULPS       (R9)(R10*1), Y4, Y5
+	VADDPS       Y5, Y7, Y7
+	VMULPS       32(R9)(R10*1), Y4, Y5
+	VADDPS       Y5, Y8, Y8
+	TESTL        $0x00000001, 76(AX)
+	JE           rows4by2store
+	VBROADCASTSS 72(AX), Y6
+	VMULPS       Y6, Y7, Y7
+	VMULPS       Y6, Y8, Y8
+	VXORPS       Y6, Y6, Y6
+	VMOVUPS      (CX)(R10*1), Y5
+	VCMPPS       $0x1e, Y6, Y5, Y5
+	VANDPS       Y5, Y7, Y7
+	VMOVUPS      32(CX)(R10*1), Y5
+	VCMPPS       $0x1e, Y6, Y5, Y5
+	VANDPS       Y5, Y8, Y8
+
+rows4by2store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows4by2plain
+	VMOVNTPS Y7, (CX)(R10*1)
+	VMOVNTPS Y8, 32(CX)(R10*1)
+	JMP      rows4by2stored
+
+rows4by2plain:
+	VMOVUPS Y7, (CX)(R10*1)
+	VMOVUPS Y8, 32(CX)(R10*1)
+
+rows4by2stored:
+	ADDQ $0x00000040, R10
+	SUBQ $0x00000010, BX
+	JMP  rows4by2
+
+rows4by1:
+	CMPQ         BX, $0x00000008
+	JL           rows4by0
+	VXORPS       Y7, Y7, Y7
+	TESTQ        DX, DX
+	JE           rows4by1add
+	VBROADCASTSS 68(AX), Y6
+	VMOVUPS      (DX)(R10*1), Y7
+	VMULPS       Y7, Y6, Y7
+
+rows4by1add:
+	VMULPS       (SI)(R10*1), Y1, Y5
+	VADDPS       Y5, Y7, Y7
+	VMULPS       (DI)(R10*1), Y2, Y5
+	VADDPS       Y5, Y7, Y7
+	VMULPS       (R8)(R10*1), Y3, Y5
+	VADDPS       Y5, Y7, Y7
+	VMULPS       (R9)(R10*1), Y4, Y5
+	VADDPS       Y5, Y7, Y7
+	TESTL        $0x00000001, 76(AX)
+	JE           rows4by1store
+	VBROADCASTSS 72(AX), Y6
+	VMULPS       Y6, Y7, Y7
+	VXORPS       Y6, Y6, Y6
+	VMOVUPS      (CX)(R10*1), Y5
+	VCMPPS       $0x1e, Y6, Y5, Y5
+	VANDPS       Y5, Y7, Y7
+
+rows4by1store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows4by1plain
+	VMOVNTPS Y7, (CX)(R10*1)
+	JMP      rows4by1stored
+
+rows4by1plain:
+	VMOVUPS Y7, (CX)(R10*1)
+
+rows4by1stored:
+	ADDQ $0x00000020, R10
+	SUBQ $0x00000008, BX
+	JMP  rows4by1
+
+rows4by0:
+	TESTQ        BX, BX
+	JE           rows4by0done
+	VXORPS       Y7, Y7, Y7
+	TESTQ        DX, DX
+	JE           rows4by0add
+	VBROADCASTSS 68(AX), Y6
+	VMASKMOVPS   (DX)(R10*1), Y0, Y7
+	VMULPS       Y7, Y6, Y7
+
+rows4by0add:
+	VMASKMOVPS   (SI)(R10*1), Y0, Y5
+	VMULPS       Y5, Y1, Y5
+	VADDPS       Y5, Y7, Y7
+	VMASKMOVPS   (DI)(R10*1), Y0, Y5
+	VMULPS       Y5, Y2, Y5
+	VADDPS       Y5, Y7, Y7
+	VMASKMOVPS   (R8)(R10*1), Y0, Y5
+	VMULPS       Y5, Y3, Y5
+	VADDPS       Y5, Y7, Y7
+	VMASKMOVPS   (R9)(R10*1), Y0, Y5
+	VMULPS       Y5, Y4, Y5
+	VADDPS       Y5, Y7, Y7
+	TESTL        $0x00000001, 76(AX)
+	JE           rows4by0store
+	VBROADCASTSS 72(AX), Y6
+	VMULPS       Y6, Y7, Y7
+	VXORPS       Y6, Y6, Y6
+	VMASKMOVPS   (CX)(R10*1), Y0, Y5
+	VCMPPS       $0x1e, Y6, Y5, Y5
+	VANDPS       Y5, Y7, Y7
+
+rows4by0store:
+	VMASKMOVPS Y7, Y0, (CX)(R10*1)
+
+rows4by0done:
+	JMP added
+
+rows3:
+	MOVQ         (AX), CX
+	MOVQ         40(AX), DX
+	MOVQ         48(AX), BX
+	MOVQ         (SP), SI
+	VBROADCASTSS 64(SP), Y1
+	MOVQ         8(SP), DI
+	VBROADCASTSS 68(SP), Y2
+	MOVQ         16(SP), R8
+	VBROADCASTSS 72(SP), Y3
+	XORQ         R9, R9
+
+rows3by2:
+	CMPQ         BX, $0x00000010
+	JL           rows3by1
+	VXORPS       Y6, Y6, Y6
+	VXORPS       Y7, Y7, Y7
+	TESTQ        DX, DX
+	JE           rows3by2add
+	VBROADCASTSS 68(AX), Y5
+	VMOVUPS      (DX)(R9*1), Y6
+	VMULPS       Y6, Y5, Y6
+	VMOVUPS      32(DX)(R9*1), Y7
+	VMULPS       Y7, Y5, Y7
+
+rows3by2add:
+	VMULPS       (SI)(R9*1), Y1, Y4
+	VADDPS       Y4, Y6, Y6
+	VMULPS       32(SI)(R9*1), Y1, Y4
+	VADDPS       Y4, Y7, Y7
+	VMULPS       (DI)(R9*1), Y2, Y4
+	VADDPS       Y4, Y6, Y6
+	VMULPS       32(DI)(R9*1), Y2, Y4
+	VADDPS       Y4, Y7, Y7
+	VMULPS       (R8)(R9*1), Y3, Y4
+	VADDPS       Y4, Y6, Y6
+	VMULPS       32(R8)(R9*1), Y3, Y4
+	VADDPS       Y4, Y7, Y7
+	TESTL        $0x00000001, 76(AX)
+	JE           rows3by2store
+	VBROADCASTSS 72(AX), Y5
+	VMULPS       Y5, Y6, Y6
+	VMULPS       Y5, Y7, Y7
+	VXORPS       Y5, Y5, Y5
+	VMOVUPS      (CX)(R9*1), Y4
+	VCMPPS       $0x1e, Y5, Y4, Y4
+	VANDPS       Y4, Y6, Y6
+	VMOVUPS      32(CX)(R9*1), Y4
+	VCMPPS       $0x1e, Y5, Y4, Y4
+	VANDPS       Y4, Y7, Y7
+
+rows3by2store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows3by2plain
+	VMOVNTPS Y6, (CX)(R9*1)
+	VMOVNTPS Y7, 32(CX)(R9*1)
+	JMP      rows3by2stored
+
+rows3by2plain:
+	VMOVUPS Y6, (CX)(R9*1)
+	VMOVUPS Y7, 32(CX)(R9*1)
+
+rows3by2stored:
+	ADDQ $0x00000040, R9
+	SUBQ $0x00000010, BX
+	JMP  rows3by2
+
+rows3by1:
+	CMPQ         BX, $0x00000008
+	JL           rows3by0
+	VXORPS       Y6, Y6, Y6
+	TESTQ        DX, DX
+	JE           rows3by1add
+	VBROADCASTSS 68(AX), Y5
+	VMOVUPS      (DX)(R9*1), Y6
+	VMULPS       Y6, Y5, Y6
+
+rows3by1add:
+	VMULPS       (SI)(R9*1), Y1, Y4
+	VADDPS       Y4, Y6, Y6
+	VMULPS       (DI)(R9*1), Y2, Y4
+	VADDPS       Y4, Y6, Y6
+	VMULPS       (R8)(R9*1), Y3, Y4
+	VADDPS       Y4, Y6, Y6
+	TESTL        $0x00000001, 76(AX)
+	JE           rows3by1store
+	VBROADCASTSS 72(AX), Y5
+	VMULPS       Y5, Y6, Y6
+	VXORPS       Y5, Y5, Y5
+	VMOVUPS      (CX)(R9*1), Y4
+	VCMPPS       $0x1e, Y5, Y4, Y4
+	VANDPS       Y4, Y6, Y6
+
+rows3by1store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows3by1plain
+	VMOVNTPS Y6, (CX)(R9*1)
+	JMP      rows3by1stored
+
+rows3by1plain:
+	VMOVUPS Y6, (CX)(R9*1)
+
+rows3by1stored:
+	ADDQ $0x00000020, R9
+	SUBQ $0x00000008, BX
+	JMP  rows3by1
+
+rows3by0:
+	TESTQ        BX, BX
+	JE           rows3by0done
+	VXORPS       Y6, Y6, Y6
+	TESTQ        DX, DX
+	JE           rows3by0add
+	VBROADCASTSS 68(AX), Y5
+	VMASKMOVPS   (DX)(R9*1), Y0, Y6
+	VMULPS       Y6, Y5, Y6
+
+rows3by0add:
+	VMASKMOVPS   (SI)(R9*1), Y0, Y4
+	VMULPS       Y4, Y1, Y4
+	VADDPS       Y4, Y6, Y6
+	VMASKMOVPS   (DI)(R9*1), Y0, Y4
+	VMULPS       Y4, Y2, Y4
+	VADDPS       Y4, Y6, Y6
+	VMASKMOVPS   (R8)(R9*1), Y0, Y4
+	VMULPS       Y4, Y3, Y4
+	VADDPS       Y4, Y6, Y6
+	TESTL        $0x00000001, 76(AX)
+	JE           rows3by0store
+	VBROADCASTSS 72(AX), Y5
+	VMULPS       Y5, Y6, Y6
+	VXORPS       Y5, Y5, Y5
+	VMASKMOVPS   (CX)(R9*1), Y0, Y4
+	VCMPPS       $0x1e, Y5, Y4, Y4
+	VANDPS       Y4, Y6, Y6
+
+rows3by0store:
+	VMASKMOVPS Y6, Y0, (CX)(R9*1)
+
+rows3by0done:
+	JMP added
+
+rows2:
+	MOVQ         (AX), CX
+	MOVQ         40(AX), DX
+	MOVQ         48(AX), BX
+	MOVQ         (SP), SI
+	VBROADCASTSS 64(SP), Y1
+	MOVQ         8(SP), DI
+	VBROADCASTSS 68(SP), Y2
+	XORQ         R8, R8
+
+rows2by2:
+	CMPQ         BX, $0x00000010
+	JL           rows2by1
+	VXORPS       Y5, Y5, Y5
+	VXORPS       Y6, Y6, Y6
+	TESTQ        DX, DX
+	JE           rows2by2add
+	VBROADCASTSS 68(AX), Y4
+	VMOVUPS      (DX)(R8*1), Y5
+	VMULPS       Y5, Y4, Y5
+	VMOVUPS      32(DX)(R8*1), Y6
+	VMULPS       Y6, Y4, Y6
+
+rows2by2add:
+	VMULPS       (SI)(R8*1), Y1, Y3
+	VADDPS       Y3, Y5, Y5
+	VMULPS       32(SI)(R8*1), Y1, Y3
+	VADDPS       Y3, Y6, Y6
+	VMULPS       (DI)(R8*1), Y2, Y3
+	VADDPS       Y3, Y5, Y5
+	VMULPS       32(DI)(R8*1), Y2, Y3
+	VADDPS       Y3, Y6, Y6
+	TESTL        $0x00000001, 76(AX)
+	JE           rows2by2store
+	VBROADCASTSS 72(AX), Y4
+	VMULPS       Y4, Y5, Y5
+	VMULPS       Y4, Y6, Y6
+	VXORPS       Y4, Y4, Y4
+	VMOVUPS      (CX)(R8*1), Y3
+	VCMPPS       $0x1e, Y4, Y3, Y3
+	VANDPS       Y3, Y5, Y5
+	VMOVUPS      32(CX)(R8*1), Y3
+	VCMPPS       $0x1e, Y4, Y3, Y3
+	VANDPS       Y3, Y6, Y6
+
+rows2by2store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows2by2plain
+	VMOVNTPS Y5, (CX)(R8*1)
+	VMOVNTPS Y6, 32(CX)(R8*1)
+	JMP      rows2by2stored
+
+rows2by2plain:
+	VMOVUPS Y5, (CX)(R8*1)
+	VMOVUPS Y6, 32(CX)(R8*1)
+
+rows2by2stored:
+	ADDQ $0x00000040, R8
+	SUBQ $0x00000010, BX
+	JMP  rows2by2
+
+rows2by1:
+	CMPQ         BX, $0x00000008
+	JL           rows2by0
+	VXORPS       Y5, Y5, Y5
+	TESTQ        DX, DX
+	JE           rows2by1add
+	VBROADCASTSS 68(AX), Y4
+	VMOVUPS      (DX)(R8*1), Y5
+	VMULPS       Y5, Y4, Y5
+
+rows2by1add:
+	VMULPS       (SI)(R8*1), Y1, Y3
+	VADDPS       Y3, Y5, Y5
+	VMULPS       (DI)(R8*1), Y2, Y3
+	VADDPS       Y3, Y5, Y5
+	TESTL        $0x00000001, 76(AX)
+	JE           rows2by1store
+	VBROADCASTSS 72(AX), Y4
+	VMULPS       Y4, Y5, Y5
+	VXORPS       Y4, Y4, Y4
+	VMOVUPS      (CX)(R8*1), Y3
+	VCMPPS       $0x1e, Y4, Y3, Y3
+	VANDPS       Y3, Y5, Y5
+
+rows2by1store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows2by1plain
+	VMOVNTPS Y5, (CX)(R8*1)
+	JMP      rows2by1stored
+
+rows2by1plain:
+	VMOVUPS Y5, (CX)(R8*1)
+
+rows2by1stored:
+	ADDQ $0x00000020, R8
+	SUBQ $0x00000008, BX
+	JMP  rows2by1
+
+rows2by0:
+	TESTQ        BX, BX
+	JE           rows2by0done
+	VXORPS       Y5, Y5, Y5
+	TESTQ        DX, DX
+	JE           rows2by0add
+	VBROADCASTSS 68(AX), Y4
+	VMASKMOVPS   (DX)(R8*1), Y0, Y5
+	VMULPS       Y5, Y4, Y5
+
+rows2by0add:
+	VMASKMOVPS   (SI)(R8*1), Y0, Y3
+	VMULPS       Y3, Y1, Y3
+	VADDPS       Y3, Y5, Y5
+	VMASKMOVPS   (DI)(R8*1), Y0, Y3
+	VMULPS       Y3, Y2, Y3
+	VADDPS       Y3, Y5, Y5
+	TESTL        $0x00000001, 76(AX)
+	JE           rows2by0store
+	VBROADCASTSS 72(AX), Y4
+	VMULPS       Y4, Y5, Y5
+	VXORPS       Y4, Y4, Y4
+	VMASKMOVPS   (CX)(R8*1), Y0, Y3
+	VCMPPS       $0x1e, Y4, Y3, Y3
+	VANDPS       Y3, Y5, Y5
+
+rows2by0store:
+	VMASKMOVPS Y5, Y0, (CX)(R8*1)
+
+rows2by0done:
+	JMP added
+
+rows1:
+	MOVQ         (AX), CX
+	MOVQ         40(AX), DX
+	MOVQ         48(AX), BX
+	MOVQ         (SP), SI
+	VBROADCASTSS 64(SP), Y1
+	XORQ         DI, DI
+
+rows1by2:
+	CMPQ         BX, $0x00000010
+	JL           rows1by1
+	VXORPS       Y4, Y4, Y4
+	VXORPS       Y5, Y5, Y5
+	TESTQ        DX, DX
+	JE           rows1by2add
+	VBROADCASTSS 68(AX), Y3
+	VMOVUPS      (DX)(DI*1), Y4
+	VMULPS       Y4, Y3, Y4
+	VMOVUPS      32(DX)(DI*1), Y5
+	VMULPS       Y5, Y3, Y5
+
+rows1by2add:
+	VMULPS       (SI)(DI*1), Y1, Y2
+	VADDPS       Y2, Y4, Y4
+	VMULPS       32(SI)(DI*1), Y1, Y2
+	VADDPS       Y2, Y5, Y5
+	TESTL        $0x00000001, 76(AX)
+	JE           rows1by2store
+	VBROADCASTSS 72(AX), Y3
+	VMULPS       Y3, Y4, Y4
+	VMULPS       Y3, Y5, Y5
+	VXORPS       Y3, Y3, Y3
+	VMOVUPS      (CX)(DI*1), Y2
+	VCMPPS       $0x1e, Y3, Y2, Y2
+	VANDPS       Y2, Y4, Y4
+	VMOVUPS      32(CX)(DI*1), Y2
+	VCMPPS       $0x1e, Y3, Y2, Y2
+	VANDPS       Y2, Y5, Y5
+
+rows1by2store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows1by2plain
+	VMOVNTPS Y4, (CX)(DI*1)
+	VMOVNTPS Y5, 32(CX)(DI*1)
+	JMP      rows1by2stored
+
+rows1by2plain:
+	VMOVUPS Y4, (CX)(DI*1)
+	VMOVUPS Y5, 32(CX)(DI*1)
+
+rows1by2stored:
+	ADDQ $0x00000040, DI
+	SUBQ $0x00000010, BX
+	JMP  rows1by2
+
+rows1by1:
+	CMPQ         BX, $0x00000008
+	JL           rows1by0
+	VXORPS       Y4, Y4, Y4
+	TESTQ        DX, DX
+	JE           rows1by1add
+	VBROADCASTSS 68(AX), Y3
+	VMOVUPS      (DX)(DI*1), Y4
+	VMULPS       Y4, Y3, Y4
+
+rows1by1add:
+	VMULPS       (SI)(DI*1), Y1, Y2
+	VADDPS       Y2, Y4, Y4
+	TESTL        $0x00000001, 76(AX)
+	JE           rows1by1store
+	VBROADCASTSS 72(AX), Y3
+	VMULPS       Y3, Y4, Y4
+	VXORPS       Y3, Y3, Y3
+	VMOVUPS      (CX)(DI*1), Y2
+	VCMPPS       $0x1e, Y3, Y2, Y2
+	VANDPS       Y2, Y4, Y4
+
+rows1by1store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows1by1plain
+	VMOVNTPS Y4, (CX)(DI*1)
+	JMP      rows1by1stored
+
+rows1by1plain:
+	VMOVUPS Y4, (CX)(DI*1)
+
+rows1by1stored:
+	ADDQ $0x00000020, DI
+	SUBQ $0x00000008, BX
+	JMP  rows1by1
+
+rows1by0:
+	TESTQ        BX, BX
+	JE           rows1by0done
+	VXORPS       Y4, Y4, Y4
+	TESTQ        DX, DX
+	JE           rows1by0add
+	VBROADCASTSS 68(AX), Y3
+	VMASKMOVPS   (DX)(DI*1), Y0, Y4
+	VMULPS       Y4, Y3, Y4
+
+rows1by0add:
+	VMASKMOVPS   (SI)(DI*1), Y0, Y2
+	VMULPS       Y2, Y1, Y2
+	VADDPS       Y2, Y4, Y4
+	TESTL        $0x00000001, 76(AX)
+	JE           rows1by0store
+	VBROADCASTSS 72(AX), Y3
+	VMULPS       Y3, Y4, Y4
+	VXORPS       Y3, Y3, Y3
+	VMASKMOVPS   (CX)(DI*1), Y0, Y2
+	VCMPPS       $0x1e, Y3, Y2, Y2
+	VANDPS       Y2, Y4, Y4
+
+rows1by0store:
+	VMASKMOVPS Y4, Y0, (CX)(DI*1)
+
+rows1by0done:
+	JMP added
+
+rows0:
+	MOVQ (AX), CX
+	MOVQ 40(AX), DX
+	MOVQ 48(AX), BX
+	XORQ SI, SI
+
+rows0by2:
+	CMPQ         BX, $0x00000010
+	JL           rows0by1
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	TESTQ        DX, DX
+	JE           rows0by2add
+	VBROADCASTSS 68(AX), Y2
+	VMOVUPS      (DX)(SI*1), Y3
+	VMULPS       Y3, Y2, Y3
+	VMOVUPS      32(DX)(SI*1), Y4
+	VMULPS       Y4, Y2, Y4
+
+rows0by2add:
+	TESTL        $0x00000001, 76(AX)
+	JE           rows0by2store
+	VBROADCASTSS 72(AX), Y2
+	VMULPS       Y2, Y3, Y3
+	VMULPS       Y2, Y4, Y4
+	VXORPS       Y2, Y2, Y2
+	VMOVUPS      (CX)(SI*1), Y1
+	VCMPPS       $0x1e, Y2, Y1, Y1
+	VANDPS       Y1, Y3, Y3
+	VMOVUPS      32(CX)(SI*1), Y1
+	VCMPPS       $0x1e, Y2, Y1, Y1
+	VANDPS       Y1, Y4, Y4
+
+rows0by2store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows0by2plain
+	VMOVNTPS Y3, (CX)(SI*1)
+	VMOVNTPS Y4, 32(CX)(SI*1)
+	JMP      rows0by2stored
+
+rows0by2plain:
+	VMOVUPS Y3, (CX)(SI*1)
+	VMOVUPS Y4, 32(CX)(SI*1)
+
+rows0by2stored:
+	ADDQ $0x00000040, SI
+	SUBQ $0x00000010, BX
+	JMP  rows0by2
+
+rows0by1:
+	CMPQ         BX, $0x00000008
+	JL           rows0by0
+	VXORPS       Y3, Y3, Y3
+	TESTQ        DX, DX
+	JE           rows0by1add
+	VBROADCASTSS 68(AX), Y2
+	VMOVUPS      (DX)(SI*1), Y3
+	VMULPS       Y3, Y2, Y3
+
+rows0by1add:
+	TESTL        $0x00000001, 76(AX)
+	JE           rows0by1store
+	VBROADCASTSS 72(AX), Y2
+	VMULPS       Y2, Y3, Y3
+	VXORPS       Y2, Y2, Y2
+	VMOVUPS      (CX)(SI*1), Y1
+	VCMPPS       $0x1e, Y2, Y1, Y1
+	VANDPS       Y1, Y3, Y3
+
+rows0by1store:
+	TESTL    $0x00000002, 76(AX)
+	JE       rows0by1plain
+	VMOVNTPS Y3, (CX)(SI*1)
+	JMP      rows0by1stored
+
+rows0by1plain:
+	VMOVUPS Y3, (CX)(SI*1)
+
+rows0by1stored:
+	ADDQ $0x00000020, SI
+	SUBQ $0x00000008, BX
+	JMP  rows0by1
+
+rows0by0:
+	TESTQ        BX, BX
+	JE           rows0by0done
+	VXORPS       Y3, Y3, Y3
+	TESTQ        DX, DX
+	JE           rows0by0add
+	VBROADCASTSS 68(AX), Y2
+	VMASKMOVPS   (DX)(SI*1), Y0, Y3
+	VMULPS       Y3, Y2, Y3
+
+rows0by0add:
+	TESTL        $0x00000001, 76(AX)
+	JE           rows0by0store
+	VBROADCASTSS 72(AX), Y2
+	VMULPS       Y2, Y3, Y3
+	VXORPS       Y2, Y2, Y2
+	VMASKMOVPS   (CX)(SI*1), Y0, Y1
+	VCMPPS       $0x1e, Y2, Y1, Y1
+	VANDPS       Y1, Y3, Y3
+
+rows0by0store:
+	VMASKMOVPS Y3, Y0, (CX)(SI*1)
+
+rows0by0done:
+added:
+	MOVQ 24(AX), SI
+	SUBQ SI, 56(AX)
+	SUBL SI, 136(AX)
+	SHLQ $0x02, SI
+	ADDQ SI, 16(AX)
+	CMPL 136(AX), $0x00
+	JE   list
+	MOVQ 128(AX), DX
+	MOVQ DX, 40(AX)
+	MOVL $0x3f800000, 68(AX)
+	JMP  part
+
+bad:
+	XORB AL, AL
+	JMP  end
+
+done:
+	MOVB $0x01, AL
+
+end:
+	VZEROUPPER
+	MOVB AL, ret+8(FP)
 	RET
 
 // func prefetchParts(a *byte)

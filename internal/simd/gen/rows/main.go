@@ -1,13 +1,13 @@
 // Command rows generates the loops over feature rows (internal/simd/rows.go): weighted sums of rows
 // named by a list, sums of columns, Adam, and copies of rows.
 //
-// A sum keeps a stripe of its result in registers over the whole list, so that it is stored once,
-// and asks for the stripe of a row some places further on in the list while it adds one: the rows
-// are all over memory.
+// The rows of a list are all over memory, so a sum asks for rows further on in the list while it
+// adds some: the rows of a list side by side, a line at a time.
 package main
 
 import (
 	"fmt"
+	"math"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -18,6 +18,9 @@ import (
 const (
 	rowsOut, rowsX, rowsIdx, rowsN, rowsTable, rowsInit       = 0, 8, 16, 24, 32, 40
 	rowsDim, rowsLeft, rowsFactor, rowsStart, rowsScale, mode = 48, 56, 64, 68, 72, 76
+	rowsLast, rowsWeights                                     = 80, 88
+	listsNext, listsLeft, listsInit, listsOut                 = 96, 104, 112, 120
+	listsPartial, listsTodo, listsMode, listBytes             = 128, 136, 144, 12
 	colsOut, colsX, colsRows, colsN, colsStride               = 0, 8, 16, 24, 32
 	adamP, adamG, adamM, adamV, adamN, adamB1                 = 0, 8, 16, 24, 32, 40
 	copyDst, copySrc, copyPos, copySlot, copyN                = 0, 8, 16, 24, 32
@@ -36,6 +39,10 @@ const ahead = 16
 
 const line = 64 // bytes that one prefetch fetches
 
+// sideRows is how many rows are added side by side (rows.go has it too): each has a register for
+// its address and one for its weight.
+const sideRows = 8
+
 // level is a vector width and the stripes that its registers hold.
 type level struct {
 	name    string
@@ -53,11 +60,11 @@ func main() {
 		{"AVX2", 8, []int{8, 4, 1, 0}, func() reg.VecVirtual { return YMM() }},
 		{"AVX512", 16, []int{16, 8, 4, 1, 0}, func() reg.VecVirtual { return ZMM() }},
 	} {
-		sumRows(l)
 		sumColumns(l)
 		adam(l)
 		copyRows(l)
 	}
+	sumLists()
 	prefetchParts()
 	TEXT("storeFence", NOSPLIT, "func()")
 	Doc("storeFence orders the stores around the caches before all later ones.")
@@ -138,37 +145,158 @@ func zero(l level, v reg.VecVirtual) {
 	}
 }
 
-// sumRows makes out = start·init + Σ w_e·x[idx[e]], each product and each sum rounded, in the
-// list's order; w_e = factor·table[idx[e]], or factor without a table.
-func sumRows(l level) {
-	TEXT("sumRows"+l.name, NOSPLIT, "func(a *byte)")
+// sumLists makes each row out = start·init + Σ w_e·x[idx[e]], each product and each sum rounded, in
+// the list's order; w_e = factor·table[idx[e]], or factor without a table. Lists and results are
+// adjacent. Of a list longer than sideRows a part is added at a time, into another row until the
+// last: out may hold gates. Memory bounds it, so one width of vectors does for all levels.
+func sumLists() {
+	l := level{"AVX2", 8, nil, func() reg.VecVirtual { return YMM() }}
+	TEXT("sumLists", NOSPLIT, "func(a *byte) bool")
 	Pragma("noescape")
-	Doc("sumRows" + l.name + " is SumRows for one list.")
+	Doc("sumLists is SumLists. It returns false where a row is not there.")
+	addresses, weights := AllocLocal(8*sideRows), AllocLocal(4*sideRows)
 	args := Load(Param("a"), GP64())
-	out, x, init := load(args, rowsOut), load(args, rowsX), load(args, rowsInit)
-	idx, n := load(args, rowsIdx), load(args, rowsN)
-	todo := load(args, rowsDim) // columns
-	pitch := GP64()             // of x
-	MOVQ(todo, pitch)
-	SHLQ(U8(2), pitch)
-	e, row, far := GP64(), GP64(), GP64()
-	sums := make([]reg.VecVirtual, l.stripes[0])
-	for v := range sums {
-		sums[v] = l.vec()
+	odd := load(args, rowsDim) // columns of the masked rest
+	ANDQ(U8(7), odd)
+	tail := l.rest(odd)
+	Label("list")
+	DECQ(field(args, listsLeft))
+	JL(LabelRef("done"))
+	pitch, p, q := GP64(), GP64(), GP64()
+	bytesOf := func() {
+		MOVQ(field(args, rowsDim), pitch)
+		SHLQ(U8(2), pitch)
 	}
-	w := l.vec()
-	tmp := []reg.VecVirtual{l.vec(), l.vec(), l.vec(), l.vec()}
-	for s, vectors := range l.stripes {
-		name := fmt.Sprintf("stripe%d", vectors)
-		next := "done"
-		if s+1 < len(l.stripes) {
-			next = fmt.Sprintf("stripe%d", l.stripes[s+1])
-		}
-		Label(name)
+	bytesOf()
+	MOVQ(field(args, listsNext), p)
+	for _, f := range [][2]int{{0, listsTodo}, {4, rowsFactor}, {8, rowsStart}} {
+		MOVL(field(p, f[0]), q.As32())
+		MOVL(q.As32(), field(args, f[1]))
+	}
+	ADDQ(U8(listBytes), p)
+	MOVQ(p, field(args, listsNext))
+	MOVQ(field(args, listsInit), p)
+	MOVQ(p, field(args, rowsInit))
+	TESTQ(p, p)
+	JE(LabelRef("part"))
+	ADDQ(pitch, p)
+	MOVQ(p, field(args, listsInit))
+	Label("part")
+	bytesOf()
+	n := GP64()
+	MOVL(field(args, listsTodo), n.As32())
+	CMPQ(n, U32(sideRows))
+	JA(LabelRef("long"))
+	MOVQ(field(args, listsOut), p)
+	MOVQ(p, field(args, rowsOut))
+	ADDQ(pitch, p)
+	MOVQ(p, field(args, listsOut))
+	MOVL(field(args, listsMode), q.As32())
+	MOVL(q.As32(), field(args, mode))
+	JMP(LabelRef("add"))
+	Label("long")
+	MOVQ(U32(sideRows), n)
+	MOVQ(field(args, listsPartial), p)
+	MOVQ(p, field(args, rowsOut))
+	MOVL(U32(0), field(args, mode))
+	Label("add")
+	MOVQ(n, field(args, rowsN))
+	idx, x, table, last := load(args, rowsIdx), load(args, rowsX), load(args, rowsTable),
+		load(args, rowsLast)
+	e, row, far, end := GP64(), GP64(), GP64(), GP64()
+	f, w := XMM(), XMM()
+	VMOVSS(field(args, rowsFactor), f)
+	XORQ(e, e)
+	JMP(LabelRef("named"))
+	Label("name")
+	MOVL(Mem{Base: idx, Index: e, Scale: 4}, row.As32())
+	VMOVAPS(f, w)
+	TESTQ(table, table)
+	JE(LabelRef("weighed"))
+	CMPQ(row, field(args, rowsWeights))
+	JAE(LabelRef("bad"))
+	VMULSS(Mem{Base: table, Index: row, Scale: 4}, f, w)
+	Label("weighed")
+	VMOVSS(w, weights.Idx(e, 4))
+	IMULQ(pitch, row)
+	ADDQ(x, row)
+	CMPQ(row, last)
+	JA(LabelRef("bad"))
+	MOVQ(row, addresses.Idx(e, 8))
+	LEAQ(Mem{Base: e, Disp: ahead}, far)
+	CMPQ(far, field(args, rowsLeft))
+	CMOVQGE(e, far) // past the end: this row again
+	MOVL(Mem{Base: idx, Index: far, Scale: 4}, far.As32())
+	IMULQ(pitch, far)
+	ADDQ(x, far)
+	LEAQ(Mem{Base: far, Index: pitch, Scale: 1}, end)
+	Label("ask")
+	PREFETCHT1(Mem{Base: far})
+	ADDQ(U32(line), far)
+	CMPQ(far, end)
+	JB(LabelRef("ask"))
+	INCQ(e)
+	Label("named")
+	CMPQ(e, n)
+	JL(LabelRef("name"))
+	for rows := range sideRows {
+		CMPQ(n, U32(uint32(rows)))
+		JE(LabelRef(fmt.Sprintf("rows%d", rows)))
+	}
+	for rows := sideRows; rows >= 0; rows-- {
+		Label(fmt.Sprintf("rows%d", rows))
+		sideBySide(l, tail, args, rows, addresses, weights)
+		JMP(LabelRef("added"))
+	}
+	Label("added")
+	MOVQ(field(args, rowsN), n)
+	SUBQ(n, field(args, rowsLeft))
+	SUBL(n.As32(), field(args, listsTodo))
+	SHLQ(U8(2), n)
+	ADDQ(n, field(args, rowsIdx))
+	CMPL(field(args, listsTodo), U8(0))
+	JE(LabelRef("list"))
+	MOVQ(field(args, listsPartial), p)
+	MOVQ(p, field(args, rowsInit))
+	MOVL(U32(math.Float32bits(1)), field(args, rowsStart))
+	JMP(LabelRef("part"))
+	ok := GP8()
+	Label("bad")
+	XORB(ok, ok)
+	JMP(LabelRef("end"))
+	Label("done")
+	MOVB(U8(1), ok)
+	Label("end")
+	VZEROUPPER()
+	Store(ok, ReturnIndex(0))
+	RET()
+}
+
+// sideBySide adds so many rows.
+func sideBySide(l level, tail rest, args reg.Register, rows int, addresses, weights Mem) {
+	out, init, todo := load(args, rowsOut), load(args, rowsInit), load(args, rowsDim)
+	address, weight := make([]reg.GPVirtual, rows), make([]reg.VecVirtual, rows)
+	for e := range rows {
+		address[e], weight[e] = GP64(), l.vec()
+		MOVQ(addresses.Offset(8*e), address[e])
+		VBROADCASTSS(weights.Offset(4*e), weight[e])
+	}
+	at := GP64() // bytes of the rows that are done
+	XORQ(at, at)
+	t, start := l.vec(), l.vec()
+	sums := []reg.VecVirtual{l.vec(), l.vec()}
+	for _, vectors := range []int{2, 1, 0} { // 0: the masked rest
+		name := fmt.Sprintf("rows%dby%d", rows, vectors)
 		count := max(vectors, 1)
 		width := count * l.lanes
-		var tail rest
-		at := func(base reg.Register, v int) Mem { return Mem{Base: base, Disp: v * l.bytes()} }
+		Label(name)
+		if vectors > 0 {
+			CMPQ(todo, U32(uint32(width)))
+			JL(LabelRef(fmt.Sprintf("rows%dby%d", rows, vectors-1)))
+		} else {
+			TESTQ(todo, todo)
+			JE(LabelRef(name + "done"))
+		}
 		get := func(m Mem, v reg.VecVirtual) {
 			if vectors > 0 {
 				VMOVUPS(m, v)
@@ -176,116 +304,64 @@ func sumRows(l level) {
 				tail.load(m, v)
 			}
 		}
-		if vectors > 0 {
-			CMPQ(todo, U32(uint32(width)))
-			JL(LabelRef(next))
-		} else {
-			TESTQ(todo, todo)
-			JE(LabelRef("done"))
-			tail = l.rest(todo)
+		part := func(base reg.Register, v int) Mem {
+			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.bytes()}
 		}
-		sums := sums[:count]
-		TESTQ(init, init)
-		JE(LabelRef(name + "zero"))
-		VBROADCASTSS(field(args, rowsStart), w)
-		for v := range sums {
-			get(at(init, v), sums[v])
-			VMULPS(sums[v], w, sums[v])
-		}
-		if vectors > 0 {
-			ADDQ(U32(uint32(width*4)), init)
-		}
-		JMP(LabelRef(name + "list"))
-		Label(name + "zero")
-		for v := range sums {
+		for v := range count {
 			zero(l, sums[v])
 		}
-		Label(name + "list")
-		XORQ(e, e)
-		TESTQ(n, n)
-		JE(LabelRef(name + "end"))
-		VBROADCASTSS(field(args, rowsFactor), w)
-		Label(name + "edge")
-		MOVL(Mem{Base: idx, Index: e, Scale: 4}, row.As32())
-		MOVQ(field(args, rowsTable), far)
-		TESTQ(far, far)
-		JE(LabelRef(name + "weighed"))
-		{
-			f := w.AsX()
-			VMOVSS(Mem{Base: far, Index: row, Scale: 4}, f)
-			VMULSS(field(args, rowsFactor), f, f)
-			VBROADCASTSS(f, w)
+		TESTQ(init, init)
+		JE(LabelRef(name + "add"))
+		VBROADCASTSS(field(args, rowsStart), start)
+		for v := range count {
+			get(part(init, v), sums[v])
+			VMULPS(sums[v], start, sums[v])
 		}
-		Label(name + "weighed")
-		LEAQ(Mem{Base: e, Disp: ahead}, far)
-		CMPQ(far, field(args, rowsLeft))
-		CMOVQGE(e, far) // past the end: this row again
-		MOVL(Mem{Base: idx, Index: far, Scale: 4}, far.As32())
-		IMULQ(pitch, row)
-		IMULQ(pitch, far)
-		ADDQ(x, row)
-		ADDQ(x, far)
-		asked := -line
-		for v := range sums {
-			t := tmp[v%len(tmp)]
-			if v*l.bytes() >= asked+line {
-				asked = v * l.bytes()
-				PREFETCHT1(at(far, v))
+		Label(name + "add")
+		for e := range rows {
+			for v := range count {
+				if vectors > 0 {
+					VMULPS(part(address[e], v), weight[e], t)
+				} else {
+					tail.load(part(address[e], v), t)
+					VMULPS(t, weight[e], t)
+				}
+				VADDPS(t, sums[v], sums[v])
 			}
-			if vectors > 0 {
-				VMULPS(at(row, v), w, t)
-			} else {
-				tail.load(at(row, v), t)
-				VMULPS(t, w, t)
-			}
-			VADDPS(t, sums[v], sums[v])
 		}
-		INCQ(e)
-		CMPQ(e, n)
-		JL(LabelRef(name + "edge"))
-		Label(name + "end")
-		// Gate, where asked for.
 		TESTL(U32(modeGate), field(args, mode))
 		JE(LabelRef(name + "store"))
-		VBROADCASTSS(field(args, rowsScale), w)
-		zero(l, tmp[0])
-		for v := range sums {
-			h := tmp[1+v%3]
-			get(at(out, v), h)
-			VMULPS(w, sums[v], sums[v])
-			if l.lanes == 16 {
-				k := K()
-				VCMPPS(U8(0x1e), tmp[0], h, k) // h > 0, false for NaN
-				VMOVUPS_Z(sums[v], k, sums[v])
-			} else {
-				VCMPPS(U8(0x1e), tmp[0], h, h)
-				VANDPS(h, sums[v], sums[v])
-			}
+		VBROADCASTSS(field(args, rowsScale), start)
+		for v := range count {
+			VMULPS(start, sums[v], sums[v])
+		}
+		zero(l, start)
+		for v := range count {
+			get(part(out, v), t)
+			VCMPPS(U8(0x1e), start, t, t) // > 0, false for NaN
+			VANDPS(t, sums[v], sums[v])
 		}
 		Label(name + "store")
-		if vectors > 0 {
-			TESTL(U32(modeStream), field(args, mode))
-			JE(LabelRef(name + "plain"))
-			for v := range sums {
-				VMOVNTPS(sums[v], at(out, v))
-			}
-			JMP(LabelRef(name + "stored"))
-			Label(name + "plain")
-			for v := range sums {
-				VMOVUPS(sums[v], at(out, v))
-			}
-			Label(name + "stored")
-			ADDQ(U32(uint32(width*4)), out)
-			ADDQ(U32(uint32(width*4)), x)
-			SUBQ(U32(uint32(width)), todo)
-			JMP(LabelRef(name))
-		} else {
-			tail.store(sums[0], at(out, 0))
+		if vectors == 0 {
+			tail.store(sums[0], part(out, 0))
+			Label(name + "done")
+			break
 		}
+		TESTL(U32(modeStream), field(args, mode))
+		JE(LabelRef(name + "plain"))
+		for v := range count {
+			VMOVNTPS(sums[v], part(out, v))
+		}
+		JMP(LabelRef(name + "stored"))
+		Label(name + "plain")
+		for v := range count {
+			VMOVUPS(sums[v], part(out, v))
+		}
+		Label(name + "stored")
+		ADDQ(U32(uint32(width*4)), at)
+		SUBQ(U32(uint32(width)), todo)
+		JMP(LabelRef(name))
 	}
-	Label("done")
-	VZEROUPPER()
-	RET()
 }
 
 // sumColumns makes out[c] = Σ_r x[r, c], rows in order.
