@@ -26,3 +26,15 @@ func TestAddWaiter(t *testing.T) {
 		require.Equal(t, before, Count(), "as many that compute")
 	}
 }
+
+func TestTakePlace(t *testing.T) {
+	t.Cleanup(func() { waiters.Store(0) })
+	waiters.Store(0)
+	require.False(t, TakePlace(), "there is none")
+	waiters.Store(1)
+	require.True(t, TakePlace())
+	require.False(t, TakePlace(), "it is taken")
+	FreePlace()
+	require.True(t, TakePlace())
+	FreePlace()
+}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 )
 
 // Options shape a ring.
@@ -231,34 +232,47 @@ func (r *Ring) Reap(dst []CQE) int {
 	return n
 }
 
-// Submit hands all published entries to the kernel without waiting.
+// Submit hands all published entries to the kernel without waiting. It is a raw system call: the
+// kernel computes for a few us an entry, and Go's scheduler need not look after that.
 func (r *Ring) Submit() error {
 	r.submitParts()
 	n := r.Unsubmitted()
 	if n == 0 {
 		return nil
 	}
-	_, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(n), 0, 0, 0, 0)
+	_, _, e := unix.RawSyscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(n), 0, 0, 0, 0)
 	return enterError(e)
 }
 
 // submitParts hands all published entries but the last few to the kernel, in several calls: see
 // SubmitAndWait.
 func (r *Ring) submitParts() {
-	n := r.Unsubmitted()
-	for step := max(n/submitParts, minSubmit); n > step; n = r.Unsubmitted() {
-		if done, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(step), 0, 0,
-			0, 0); e != 0 || done == 0 {
+	for n := r.Unsubmitted(); ; {
+		step := max(n/submitParts, r.inKernel()/busyParts, 1)
+		if n <= step {
+			return
+		}
+		if done, _, e := unix.RawSyscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(step), 0,
+			0, 0, 0); e != 0 || done == 0 {
 			return // the caller's own call tells why
 		}
+		n = r.Unsubmitted()
 	}
 }
 
-// A batch is submitted in submitParts calls, of at least minSubmit entries each.
+// A batch is submitted in up to submitParts calls. While the kernel works on others the device has
+// enough to do, and a call takes as many as a busyParts of those.
 const (
 	submitParts = 16
-	minSubmit   = 1
+	busyParts   = 4
 )
+
+// inKernel is the number of operations that the kernel has taken and whose completions nobody has
+// reaped.
+func (r *Ring) inKernel() uint32 {
+	h := atomic.LoadUint32(r.cqHead)
+	return atomic.LoadUint32(r.sqHead) - h
+}
 
 // Wait is the argument block of SubmitAndWait; a waiter keeps one, so that waiting does not
 // allocate. One goroutine uses it at a time.
@@ -270,13 +284,19 @@ type Wait struct {
 // SubmitAndWait submits all published entries and returns when atLeast completions have come
 // since the call, or the time is over, or a signal came. When batch is not 0 and the kernel
 // is 6.12 or newer, it returns after that time already with fewer, but at least one.
-// It returns nil in all these cases; the caller looks at the completion queue.
+// It returns nil in all these cases; the caller looks at the completion queue. In the place of
+// hostcpu.AddWaiter it returns after placeTime at the latest.
 //
 // Many entries go to the kernel in several calls. The kernel hands those of one call to the
 // device as one batch, and a device that answers a batch at once (virtual disks do) would have
 // nothing to do while the answers are dealt with and the next batch is made: at depth 32 that
 // costs a fifth of the throughput, and the further calls hardly any processor time.
 func (r *Ring) SubmitAndWait(w *Wait, atLeast int, timeout, batch time.Duration) error {
+	placed := hostcpu.TakePlace()
+	if placed {
+		defer hostcpu.FreePlace()
+		timeout = min(timeout, placeTime)
+	}
 	timeout = max(timeout, 0)
 	w.ts = timespec{int64(timeout / time.Second), int64(timeout % time.Second)}
 	w.arg = geteventsArg{sigmaskSz: 8, ts: unsafe.Pointer(&w.ts)}
@@ -288,11 +308,20 @@ func (r *Ring) SubmitAndWait(w *Wait, atLeast int, timeout, batch time.Duration)
 		}
 	}
 	r.submitParts()
-	_, _, e := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.Unsubmitted()),
-		uintptr(atLeast),
-		enterGetevents|enterExtArg, uintptr(unsafe.Pointer(&w.arg)), unsafe.Sizeof(w.arg))
+	const flags = enterGetevents | enterExtArg
+	var e unix.Errno
+	if placed {
+		_, _, e = unix.RawSyscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.Unsubmitted()),
+			uintptr(atLeast), flags, uintptr(unsafe.Pointer(&w.arg)), unsafe.Sizeof(w.arg))
+	} else {
+		_, _, e = unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(r.Unsubmitted()),
+			uintptr(atLeast), flags, uintptr(unsafe.Pointer(&w.arg)), unsafe.Sizeof(w.arg))
+	}
 	return enterError(e)
 }
+
+// placeTime bounds a wait that Go's scheduler does not see: timers of its place wait as long.
+const placeTime = 2 * time.Millisecond
 
 func enterError(e unix.Errno) error {
 	switch e {

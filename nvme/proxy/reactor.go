@@ -237,7 +237,7 @@ func (r *reactor) enter(w *waiter, d time.Duration, due int64) bool {
 const (
 	batchFrom  = 16
 	batchShare = 8
-	batchTime  = 50 * time.Microsecond
+	batchTime  = 300 * time.Microsecond
 )
 
 // turnSize tells for how many completions a sleep waits, and after what time for one only. Each
@@ -248,6 +248,16 @@ func (r *reactor) turnSize(due int64) (atLeast int, batch time.Duration) {
 		return 1, 0
 	}
 	return int(n / batchShare), batchTime
+}
+
+// early tells whether so few of many operations have completed that a turn is better taken later:
+// each costs a system call or two, a place among those that compute, and a switch of threads.
+func (r *reactor) early(due int64) bool {
+	if r.ring == nil {
+		return false
+	}
+	atLeast, _ := r.turnSize(due)
+	return int(r.ring.Ready()) < atLeast && atLeast > 1
 }
 
 // leaderless tells whether operations are in flight and nobody waits for them.
@@ -622,17 +632,19 @@ func (w *waiter) sleepIn(state int32, due int64) bool {
 
 // waitFor is the heart of the controller: see the package comment.
 func (w *waiter) waitFor(d time.Duration) {
-	if !w.acquire(d) {
+	r := w.r
+	if d <= 0 && r.early(w.due()) || !w.acquire(d) {
 		return
 	}
 	if !w.attended.Load() {
 		w.attended.Store(true)
 	}
-	r := w.r
 	var deadline time.Time
-	for {
+	for slept := false; ; {
 		w.work(d > 0)
-		r.reap()
+		if slept || !r.early(w.due()) {
+			r.reap()
+		}
 		if w.changed(true) || d <= 0 || r.closed.Load() || w.single && len(*w.cqs.Load()) == 0 {
 			break
 		}
@@ -653,6 +665,7 @@ func (w *waiter) waitFor(d time.Duration) {
 		}
 		if r.ring != nil && r.inflight.Load() > 0 {
 			if r.enter(w, left, due) {
+				slept = true
 				continue
 			}
 			r.hand()

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/errs"
 	"helios/nvme"
 )
 
@@ -406,4 +407,34 @@ func TestBlockDevice(t *testing.T) {
 	raw, err := os.ReadFile(path)
 	require.NoError(t, err)
 	assert.True(t, bytes.Equal(raw[7*512:10*512], g.mem[:1536]))
+}
+
+// A turn at many operations waits for an eighth of them; one at few, or with a completion that is
+// due, takes what there is.
+func TestTurnIsEarly(t *testing.T) {
+	r, err := newReactor(true, false)
+	if errs.ClassOf(err) == errs.Capability {
+		t.Skipf("no io_uring here: %v", err)
+	}
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, r.close()) }()
+	for range 2 {
+		e := r.ring.SQE()
+		e.PrepNop()
+		e.Data = wakeData
+	}
+	r.ring.Flush()
+	r.submit()
+	require.EqualValues(t, 2, r.ring.Ready())
+	for _, c := range []struct {
+		inflight int64
+		due      int64
+		early    bool
+	}{{24, never, true}, {16, never, false}, {3, never, false}, {24, immediately, false}} {
+		r.inflight.Store(c.inflight)
+		assert.Equal(t, c.early, r.early(c.due), "%+v", c)
+	}
+	r.inflight.Store(2)
+	r.reap()
+	assert.Zero(t, r.inflight.Load())
 }
