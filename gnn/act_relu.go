@@ -12,7 +12,8 @@ func init() {
 			l.BiasReLU(out, nil, true)
 		},
 		slope: func(l simd.Level, x, grad []float32) {
-			l.SumRows(&simd.RowSum{Dim: len(x), Gate: true, Scale: 1}, x, 0, 0, 1, grad, 1)
+			l.SumLists(&simd.RowSum{Dim: len(x), Gate: true, Scale: 1}, x, 0,
+				[]simd.RowList{{Start: 1}}, grad)
 		},
 	})
 }

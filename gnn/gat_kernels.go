@@ -160,11 +160,11 @@ func gatSum(b *cuda.Block, p *gatParams) error {
 	z, out := view(p.Z, p.NumSrc*p.Heads*p.Dim), view(p.Out, p.NumDst*p.Heads*p.Dim)
 	indptr, src := cuda.View[int64](p.Indptr, p.NumDst+1), cuda.View[uint32](p.Src, p.Edges)
 	alpha, self := view(p.Alpha, p.Edges*p.Heads), view(p.AlphaSelf, p.NumDst*p.Heads)
-	s := simd.HeadSum{X: z, Heads: int(p.Heads), Dim: int(p.Dim), Weights: alpha}
+	s := simd.HeadSum{X: z, Heads: int(p.Heads), Dim: int(p.Dim), List: src, Weights: alpha}
 	lo, hi := b.Range(p.NumDst)
 	wide := p.Heads * p.Dim
 	for i := lo; i < hi; i++ {
-		b.SIMD().SumHeads(&s, out[i*wide:(i+1)*wide], src[indptr[i]:indptr[i+1]], int(indptr[i]),
+		b.SIMD().SumHeads(&s, out[i*wide:(i+1)*wide], int(indptr[i]), int(indptr[i+1]),
 			z[i*wide:], self[i*p.Heads:])
 	}
 	return nil
@@ -213,6 +213,9 @@ func gatEdges(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
+// dotsAhead is how many edges further on gatDot asks for the source's row.
+const dotsAhead = 4
+
 // gatDot computes the gradients by attention: DotSelf[i, k] = Grad[i, k] · Z[i, k], Dot[e, k] =
 // Grad[EdgeDst[e], k] · Z[Src[e], k].
 func gatDot(b *cuda.Block, p *gatParams) error {
@@ -229,7 +232,8 @@ func gatDot(b *cuda.Block, p *gatParams) error {
 		}
 		e, k := (r-own)/p.Heads, (r-own)%p.Heads
 		i, j := int64(dst[e])*p.Heads+k, int64(src[e])*p.Heads+k
-		dot[r-own] = level.Dot(grad[i*d:(i+1)*d], z[j*d:(j+1)*d])
+		next := int64(src[min(e+dotsAhead, p.Edges-1)])*p.Heads + k
+		dot[r-own] = level.DotAhead(grad[i*d:(i+1)*d], z[j*d:(j+1)*d], z[next*d:])
 	}
 	return nil
 }
@@ -320,7 +324,9 @@ func gatSumBwd(b *cuda.Block, p *gatParams) error {
 		view(p.AlphaSelf, p.NumDst*heads)
 	attSrc, attDst, dSrc, dDst := view(p.AttSrc, wide), view(p.AttDst, wide),
 		view(p.DSrc, p.NumSrc*heads), view(p.DDst, p.NumDst*heads)
-	s := simd.HeadSum{X: grad, Heads: int(heads), Dim: int(d), Weights: alpha, Rows: dst}
+	s := simd.HeadSum{X: grad, Heads: int(heads), Dim: int(d), List: list, Rows: dst,
+		Weights: alpha}
+	level := b.SIMD()
 	lo, hi := b.Range(p.NumSrc)
 	from := uint32(0)
 	if lo > 0 {
@@ -329,22 +335,14 @@ func gatSumBwd(b *cuda.Block, p *gatParams) error {
 	for j := lo; j < hi; j++ {
 		row := out[j*wide : (j+1)*wide]
 		if j < p.NumDst {
-			b.SIMD().SumHeads(&s, row, list[from:end[j]], 0, grad[j*wide:], self[j*heads:])
+			level.SumHeads(&s, row, int(from), int(end[j]), grad[j*wide:], self[j*heads:])
 		} else {
-			b.SIMD().SumHeads(&s, row, list[from:end[j]], 0, nil, nil)
+			level.SumHeads(&s, row, int(from), int(end[j]), nil, nil)
 		}
 		from = end[j]
-		for k := range heads {
-			part, w := row[k*d:(k+1)*d], dSrc[j*heads+k]
-			for f, a := range attSrc[k*d : (k+1)*d] {
-				part[f] += float32(w * a)
-			}
-			if j < p.NumDst {
-				w := dDst[j*heads+k]
-				for f, a := range attDst[k*d : (k+1)*d] {
-					part[f] += float32(w * a)
-				}
-			}
+		level.AddHeads(row, attSrc, dSrc[j*heads:], int(d))
+		if j < p.NumDst {
+			level.AddHeads(row, attDst, dDst[j*heads:], int(d))
 		}
 	}
 	return nil
@@ -356,11 +354,9 @@ func gatScale(b *cuda.Block, p *gatParams) error {
 	z, out, scale := view(p.Z, p.Rows*p.Heads*d), view(p.Out, p.Rows*p.Heads*d),
 		view(p.Scale, p.Rows*p.Heads)
 	lo, hi := b.Range(p.Rows * p.Heads)
-	for r := lo; r < hi; r++ {
-		for f, v := range z[r*d : (r+1)*d] {
-			out[r*d+int64(f)] = scale[r] * v
-		}
-	}
+	sumLists(b.SIMD(), &simd.RowSum{Dim: int(d)}, out, z, lo, hi, 0, func(r int64) simd.RowList {
+		return simd.RowList{Start: scale[r]}
+	})
 	return nil
 }
 

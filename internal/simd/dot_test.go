@@ -46,7 +46,9 @@ func TestSumHeads(t *testing.T) {
 		heads, dim := shape[0], shape[1]
 		wide := heads * dim
 		s := HeadSum{X: normal(9 * wide), Heads: heads, Dim: dim, Weights: normal(20 * heads)}
-		list := []uint32{3, 0, 8, 3}
+		list := []uint32{1, 2, 3, 4, 5, 6, 3, 0, 8, 3}
+		const lo = 6
+		s.List = list
 		init, start := normal(wide), normal(heads)
 		for _, rows := range [][]uint32{nil, {5, 1, 2, 8, 0, 7, 7, 3, 2}} {
 			s.Rows = rows
@@ -54,8 +56,8 @@ func TestSumHeads(t *testing.T) {
 			for c := range want {
 				k := c / dim
 				want[c] += float32(start[k] * init[c])
-				for n, e := range list {
-					row, edge := int(e), 6+n
+				for n, e := range list[lo:] {
+					row, edge := int(e), lo+n
 					if rows != nil {
 						row, edge = int(rows[e]), int(e)
 					}
@@ -64,7 +66,7 @@ func TestSumHeads(t *testing.T) {
 			}
 			for _, l := range Levels() {
 				out := append(normal(wide), 77)
-				l.SumHeads(&s, out[:wide], list, 6, init, start)
+				l.SumHeads(&s, out[:wide], lo, len(list), init, start)
 				require.Equal(t, append(append([]float32{}, want...), 77), out, "%v of %v",
 					shape, l)
 			}

@@ -92,8 +92,8 @@ func guardRows(f *fence, l Level, dim int) {
 		if variant&4 != 0 {
 			s.Table = nil
 		}
-		l.SumRows(&s, f.floats(dim), 0, 7, 0.5, f.floats(dim), 2)
-		l.SumRows(&s, f.floats(dim), 7, 7, 0.5, nil, 2)
+		sumRows(l, &s, f.floats(dim), 0, 7, 0.5, f.floats(dim), 2)
+		sumRows(l, &s, f.floats(dim), 7, 7, 0.5, nil, 2)
 		l.StoreFence()
 	}
 	l.SumColumns(f.floats(dim), f.floats(6*(dim+3)+dim), 7, dim+3)

@@ -6,24 +6,36 @@ import "unsafe"
 type headArgs struct {
 	out, x, weights *float32
 	heads, dim      int64
+	ahead           *float32 // asked of memory as x is read
 }
 
-// HeadSum is a weighted sum of rows of X, each Heads × Dim float32s, by a list, with a weight of
-// its own for each element of the list and each head. Every product and every sum is rounded, in
-// the order of the list.
+// headsAhead is how many rows further on in the list memory is asked for.
+const headsAhead = 4
+
+// HeadSum is a weighted sum of rows of X, each Heads × Dim float32s, over parts of one list, with a
+// weight of its own for each element of the list and each head. Every product and every sum is
+// rounded, in the order of the list.
 type HeadSum struct {
 	X          []float32
 	Heads, Dim int
-	// Weights has Heads elements for each edge, Rows the row of X of each edge; nil: the list has
-	// rows, and its edges are those from the first on.
-	Weights []float32
-	Rows    []uint32
+	// List has edges, and Rows the row of X of each edge; where Rows is nil, List has the rows of
+	// edges 0, 1, ….
+	List, Rows []uint32
+	Weights    []float32 // Heads of each edge
 }
 
-// SumHeads sets out to the sum over a list: of edges, or, where Rows is nil, of the rows of edges
-// first, first+1, …. init, which may be nil, comes first, times start for each head.
-func (l Level) SumHeads(s *HeadSum, out []float32, list []uint32, first int, init,
-	start []float32) {
+// edge is the edge at place n of the list, and its row.
+func (s *HeadSum) edge(n int) (edge, row int) {
+	if s.Rows == nil {
+		return n, int(s.List[n])
+	}
+	e := s.List[n]
+	return int(e), int(s.Rows[e])
+}
+
+// SumHeads sets out to the sum over List[lo:hi]. init, which may be nil, comes first, times start
+// for each head.
+func (l Level) SumHeads(s *HeadSum, out []float32, lo, hi int, init, start []float32) {
 	wide := s.Heads * s.Dim
 	out = out[:wide]
 	clear(out)
@@ -31,23 +43,30 @@ func (l Level) SumHeads(s *HeadSum, out []float32, list []uint32, first int, ini
 		return
 	}
 	if init != nil {
-		s.add(l, out, init, start)
+		l.AddHeads(out, init, start, s.Dim)
 	}
-	for n, e := range list {
-		row, edge := int(e), first+n
-		if s.Rows != nil {
-			row, edge = int(s.Rows[e]), int(e)
-		}
-		s.add(l, out, s.X[row*wide:], s.Weights[edge*s.Heads:])
+	for n := lo; n < hi; n++ {
+		edge, row := s.edge(n)
+		_, next := s.edge(min(n+headsAhead, len(s.List)-1))
+		addHeads(l, out, s.X[row*wide:], s.Weights[edge*s.Heads:], s.X[next*wide:], s.Dim)
 	}
 }
 
-// add adds a row times the weights of its heads.
-func (s *HeadSum) add(l Level, out, x, weights []float32) {
-	x, weights = x[:len(out)], weights[:s.Heads]
-	if l >= AVX2 && s.Dim >= 8 {
-		a := headArgs{&out[0], &x[0], &weights[0], int64(s.Heads), int64(s.Dim)}
-		if l == AVX512 && s.Dim >= 16 {
+// AddHeads adds x, as long as out, to out, each dim elements times the weight of their head.
+func (l Level) AddHeads(out, x, weights []float32, dim int) {
+	addHeads(l, out, x, weights, x, dim)
+}
+
+// addHeads is AddHeads, and asks memory for what is ahead.
+func addHeads(l Level, out, x, weights, ahead []float32, dim int) {
+	if len(out) == 0 {
+		return
+	}
+	heads := len(out) / dim
+	x, weights = x[:len(out)], weights[:heads]
+	if l >= AVX2 && dim >= 8 {
+		a := headArgs{&out[0], &x[0], &weights[0], int64(heads), int64(dim), &ahead[0]}
+		if l == AVX512 && dim >= 16 {
 			addHeadsAVX512((*byte)(unsafe.Pointer(&a)))
 		} else {
 			addHeadsAVX2((*byte)(unsafe.Pointer(&a)))
@@ -55,8 +74,8 @@ func (s *HeadSum) add(l Level, out, x, weights []float32) {
 		return
 	}
 	for k, w := range weights {
-		o := out[k*s.Dim : (k+1)*s.Dim]
-		for f, v := range x[k*s.Dim : (k+1)*s.Dim] {
+		o := out[k*dim : (k+1)*dim]
+		for f, v := range x[k*dim : (k+1)*dim] {
 			o[f] += float32(w * v)
 		}
 	}

@@ -5,36 +5,40 @@
 #include "textflag.h"
 
 // func dotAVX2(a *byte)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·dotAVX2(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   (AX), CX
 	MOVQ   8(AX), DX
 	MOVQ   16(AX), BX
+	MOVQ   40(AX), SI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 
 chunk:
-	CMPQ    BX, $0x00000020
-	JL      rest
-	VMOVUPS (CX), Y4
-	VMULPS  (DX), Y4, Y4
-	VADDPS  Y4, Y0, Y0
-	VMOVUPS 32(CX), Y4
-	VMULPS  32(DX), Y4, Y4
-	VADDPS  Y4, Y1, Y1
-	VMOVUPS 64(CX), Y4
-	VMULPS  64(DX), Y4, Y4
-	VADDPS  Y4, Y2, Y2
-	VMOVUPS 96(CX), Y4
-	VMULPS  96(DX), Y4, Y4
-	VADDPS  Y4, Y3, Y3
-	ADDQ    $0x00000080, CX
-	ADDQ    $0x00000080, DX
-	SUBQ    $0x00000020, BX
-	JMP     chunk
+	CMPQ       BX, $0x00000020
+	JL         rest
+	PREFETCHT1 (SI)
+	PREFETCHT1 64(SI)
+	VMOVUPS    (CX), Y4
+	VMULPS     (DX), Y4, Y4
+	VADDPS     Y4, Y0, Y0
+	VMOVUPS    32(CX), Y4
+	VMULPS     32(DX), Y4, Y4
+	VADDPS     Y4, Y1, Y1
+	VMOVUPS    64(CX), Y4
+	VMULPS     64(DX), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	VMOVUPS    96(CX), Y4
+	VMULPS     96(DX), Y4, Y4
+	VADDPS     Y4, Y3, Y3
+	ADDQ       $0x00000080, CX
+	ADDQ       $0x00000080, DX
+	ADDQ       $0x00000080, SI
+	SUBQ       $0x00000020, BX
+	JMP        chunk
 
 rest:
 	TESTQ   BX, BX
@@ -64,46 +68,50 @@ tree:
 	VADDPS       X1, X0, X0
 	VMOVSHDUP    X0, X1
 	VADDSS       X1, X0, X0
-	VMOVSS       X0, 40(AX)
+	VMOVSS       X0, 48(AX)
 	VZEROUPPER
 	RET
 
 // func addHeadsAVX2(a *byte)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·addHeadsAVX2(SB), NOSPLIT, $0-8
 	MOVQ a+0(FP), AX
 	MOVQ (AX), CX
 	MOVQ 8(AX), DX
 	MOVQ 16(AX), BX
 	MOVQ 24(AX), SI
-	MOVQ 32(AX), AX
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), AX
 
 head:
 	TESTQ        SI, SI
 	JE           done
 	VBROADCASTSS (BX), Y0
-	MOVQ         AX, DI
+	MOVQ         DI, R8
 
 vector:
-	CMPQ    DI, $0x00000008
-	JL      scalar
-	VMULPS  (DX), Y0, Y1
-	VADDPS  (CX), Y1, Y1
-	VMOVUPS Y1, (CX)
-	ADDQ    $0x00000020, DX
-	ADDQ    $0x00000020, CX
-	SUBQ    $0x00000008, DI
-	JMP     vector
+	CMPQ       R8, $0x00000008
+	JL         scalar
+	PREFETCHT1 (AX)
+	VMULPS     (DX), Y0, Y1
+	VADDPS     (CX), Y1, Y1
+	VMOVUPS    Y1, (CX)
+	ADDQ       $0x00000020, AX
+	ADDQ       $0x00000020, DX
+	ADDQ       $0x00000020, CX
+	SUBQ       $0x00000008, R8
+	JMP        vector
 
 scalar:
-	TESTQ  DI, DI
+	TESTQ  R8, R8
 	JE     next
 	VMULSS (DX), X0, X1
 	VADDSS (CX), X1, X1
 	VMOVSS X1, (CX)
+	ADDQ   $0x00000004, AX
 	ADDQ   $0x00000004, DX
 	ADDQ   $0x00000004, CX
-	DECQ   DI
+	DECQ   R8
 	JMP    scalar
 
 next:
@@ -116,41 +124,45 @@ done:
 	RET
 
 // func addHeadsAVX512(a *byte)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·addHeadsAVX512(SB), NOSPLIT, $0-8
 	MOVQ a+0(FP), AX
 	MOVQ (AX), CX
 	MOVQ 8(AX), DX
 	MOVQ 16(AX), BX
 	MOVQ 24(AX), SI
-	MOVQ 32(AX), AX
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), AX
 
 head:
 	TESTQ        SI, SI
 	JE           done
 	VBROADCASTSS (BX), Z0
-	MOVQ         AX, DI
+	MOVQ         DI, R8
 
 vector:
-	CMPQ    DI, $0x00000010
-	JL      scalar
-	VMULPS  (DX), Z0, Z1
-	VADDPS  (CX), Z1, Z1
-	VMOVUPS Z1, (CX)
-	ADDQ    $0x00000040, DX
-	ADDQ    $0x00000040, CX
-	SUBQ    $0x00000010, DI
-	JMP     vector
+	CMPQ       R8, $0x00000010
+	JL         scalar
+	PREFETCHT1 (AX)
+	VMULPS     (DX), Z0, Z1
+	VADDPS     (CX), Z1, Z1
+	VMOVUPS    Z1, (CX)
+	ADDQ       $0x00000040, AX
+	ADDQ       $0x00000040, DX
+	ADDQ       $0x00000040, CX
+	SUBQ       $0x00000010, R8
+	JMP        vector
 
 scalar:
-	TESTQ  DI, DI
+	TESTQ  R8, R8
 	JE     next
 	VMULSS (DX), X0, X1
 	VADDSS (CX), X1, X1
 	VMOVSS X1, (CX)
+	ADDQ   $0x00000004, AX
 	ADDQ   $0x00000004, DX
 	ADDQ   $0x00000004, CX
-	DECQ   DI
+	DECQ   R8
 	JMP    scalar
 
 next:

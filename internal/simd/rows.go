@@ -74,8 +74,8 @@ type RowList struct {
 
 // SumLists makes a row of out for each of lists, which stand one behind the other in List from lo
 // on: Start·init plus the sum of Factor·Table[j]·X[j] over its rows j. init has a row for each of
-// out's, or is nil for 0, and may not overlap out. SumLists panics on a row that X does not have.
-// One s serves one goroutine.
+// out's, or is nil for 0, and may not overlap out; but where all lists are empty it may be out.
+// SumLists panics on a row that X does not have. One s serves one goroutine.
 func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init []float32) {
 	wide := len(lists) * s.Dim
 	if wide == 0 {
@@ -126,14 +126,6 @@ func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init 
 	if !sumLists((*byte)(unsafe.Pointer(&a))) {
 		panic("simd: SumLists: a row of a list is not there")
 	}
-}
-
-// SumRows is SumLists for List[lo:hi].
-func (l Level) SumRows(s *RowSum, out []float32, lo, hi int, factor float32, init []float32,
-	start float32) {
-	_ = s.List[lo:hi]
-	one := [1]RowList{{uint32(hi - lo), factor, start}}
-	l.SumLists(s, out, lo, one[:], init)
 }
 
 // sum makes one row in Go: four rows at a time, which saves loads and stores of the result.

@@ -59,7 +59,7 @@ func alignedFloats(n int) []float32 {
 	return v[:n:n]
 }
 
-// rowSumByHand is SumRows element by element, as the contract says it.
+// rowSumByHand is sumRows element by element, as the contract says it.
 func rowSumByHand(s *RowSum, old []float32, list []uint32, factor float32, init []float32,
 	start float32) []float32 {
 	out := make([]float32, s.Dim)
@@ -88,7 +88,41 @@ func rowSumByHand(s *RowSum, old []float32, list []uint32, factor float32, init 
 	return out
 }
 
-func TestSumRows(t *testing.T) {
+// sumRows is SumLists for one list, List[lo:hi].
+func sumRows(l Level, s *RowSum, out []float32, lo, hi int, factor float32, init []float32,
+	start float32) {
+	_ = s.List[lo:hi]
+	one := [1]RowList{{uint32(hi - lo), factor, start}}
+	l.SumLists(s, out, lo, one[:], init)
+}
+
+// requireManyLists sums lists of all lengths in one call.
+func requireManyLists(t *testing.T, r *rand.Rand) {
+	const rows, dim = 40, 77
+	s := RowSum{X: someFloats(r, rows*dim), Dim: dim, Gate: true, Scale: 0.5}
+	var lists []RowList
+	for n := range uint32(20) {
+		lists = append(lists, RowList{n, 0.25 * float32(n), float32(n)})
+		for range n {
+			s.List = append(s.List, r.Uint32N(rows))
+		}
+	}
+	init, old := someFloats(r, len(lists)*dim), someFloats(r, len(lists)*dim)
+	var want []float32
+	at := 0
+	for i, q := range lists {
+		want = append(want, rowSumByHand(&s, old[i*dim:], s.List[at:at+int(q.N)], q.Factor,
+			init[i*dim:], q.Start)...)
+		at += int(q.N)
+	}
+	for _, l := range Levels() {
+		got := append([]float32{}, old...)
+		l.SumLists(&s, got, 0, lists, init)
+		requireBits(t, want, got, "%v, many lists", l)
+	}
+}
+
+func TestSumLists(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	const rows = 40
 	for _, dim := range rowDims {
@@ -120,7 +154,7 @@ func TestSumRows(t *testing.T) {
 						all := alignedFloats(dim + 3)
 						copy(all[offset:], old)
 						all[dim+offset] = 77
-						l.SumRows(&s, all[offset:offset+dim], lo, hi, 0.3, init, 0.7)
+						sumRows(l, &s, all[offset:offset+dim], lo, hi, 0.3, init, 0.7)
 						l.StoreFence()
 						requireBits(t, want, all[offset:offset+dim],
 							"%v, %d columns, %d rows, variant %d", l, dim, hi-lo, variant)
@@ -131,9 +165,10 @@ func TestSumRows(t *testing.T) {
 			}
 		}
 	}
+	requireManyLists(t, r)
 	for _, l := range Levels() {
 		require.Panics(t, func() {
-			l.SumRows(&RowSum{X: make([]float32, 6), Dim: 2, List: []uint32{1, 3}},
+			sumRows(l, &RowSum{X: make([]float32, 6), Dim: 2, List: []uint32{1, 3}},
 				make([]float32, 2), 0, 2, 1, nil, 0)
 		}, "a row that is not there")
 	}

@@ -10,8 +10,8 @@ import (
 
 // Offsets of dotArgs and headArgs.
 const (
-	dotA, dotB, dotN, dotTailA, dotTailB, dotOut    = 0, 8, 16, 24, 32, 40
-	headOut, headX, headWeights, headHeads, headDim = 0, 8, 16, 24, 32
+	dotA, dotB, dotN, dotTailA, dotTailB, dotAhead, dotOut     = 0, 8, 16, 24, 32, 40, 48
+	headOut, headX, headWeights, headHeads, headDim, headAhead = 0, 8, 16, 24, 32, 40
 )
 
 func load(args reg.Register, offset int) reg.GPVirtual {
@@ -35,7 +35,7 @@ func dot() {
 	Pragma("noescape")
 	Doc("dotAVX2 is Dot.")
 	args := Load(Param("a"), GP64())
-	a, b, n := load(args, dotA), load(args, dotB), load(args, dotN)
+	a, b, n, ahead := load(args, dotA), load(args, dotB), load(args, dotN), load(args, dotAhead)
 	var sums [4]reg.VecVirtual
 	for v := range sums {
 		sums[v] = YMM()
@@ -52,9 +52,12 @@ func dot() {
 	Label("chunk")
 	CMPQ(n, U32(32))
 	JL(LabelRef("rest"))
+	PREFETCHT1(Mem{Base: ahead})
+	PREFETCHT1(Mem{Base: ahead, Disp: 64})
 	part(a, b)
 	ADDQ(U32(128), a)
 	ADDQ(U32(128), b)
+	ADDQ(U32(128), ahead)
 	SUBQ(U32(32), n)
 	JMP(LabelRef("chunk"))
 	Label("rest")
@@ -77,14 +80,14 @@ func dot() {
 	RET()
 }
 
-// addHeads adds x times the weight of each head to out.
+// addHeads adds x times the weight of each head to out, and asks memory for a row further on.
 func addHeads(name string, lanes int, vec func() reg.VecVirtual) {
 	TEXT("addHeads"+name, NOSPLIT, "func(a *byte)")
 	Pragma("noescape")
 	Doc("addHeads" + name + " is HeadSum.add.")
 	args := Load(Param("a"), GP64())
 	out, x, weights := load(args, headOut), load(args, headX), load(args, headWeights)
-	heads, dim := load(args, headHeads), load(args, headDim)
+	heads, dim, ahead := load(args, headHeads), load(args, headDim), load(args, headAhead)
 	n, w, t := GP64(), vec(), vec()
 	Label("head")
 	TESTQ(heads, heads)
@@ -94,9 +97,11 @@ func addHeads(name string, lanes int, vec func() reg.VecVirtual) {
 	Label("vector")
 	CMPQ(n, U32(uint32(lanes)))
 	JL(LabelRef("scalar"))
+	PREFETCHT1(Mem{Base: ahead})
 	VMULPS(Mem{Base: x}, w, t)
 	VADDPS(Mem{Base: out}, t, t)
 	VMOVUPS(t, Mem{Base: out})
+	ADDQ(U32(uint32(4*lanes)), ahead)
 	ADDQ(U32(uint32(4*lanes)), x)
 	ADDQ(U32(uint32(4*lanes)), out)
 	SUBQ(U32(uint32(lanes)), n)
@@ -107,6 +112,7 @@ func addHeads(name string, lanes int, vec func() reg.VecVirtual) {
 	VMULSS(Mem{Base: x}, w.AsX(), t.AsX())
 	VADDSS(Mem{Base: out}, t.AsX(), t.AsX())
 	VMOVSS(t.AsX(), Mem{Base: out})
+	ADDQ(U32(4), ahead)
 	ADDQ(U32(4), x)
 	ADDQ(U32(4), out)
 	DECQ(n)
