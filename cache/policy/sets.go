@@ -25,7 +25,7 @@ const Ways = 32
 // (a bypass). What an announced batch will access, this one's own accesses to come included, stays.
 type Sets struct {
 	rule    setRule
-	key     [2]uint32
+	draws   [20]uint64 // simd.DrawKeys
 	slots   uint64
 	sets    uint64
 	stride  int // words of a set
@@ -104,8 +104,9 @@ func newSets(c Config) (*Sets, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Sets{rule: setRule(l.Rule), key: l.Key, slots: uint64(c.Slots), sets: uint64(l.Sets),
-		stride: l.Stride, batch: 1, told: 1, workers: c.Workers, level: simd.Best()}
+	d := &Sets{rule: setRule(l.Rule), draws: simd.DrawKeys(l.Key), slots: uint64(c.Slots),
+		sets: uint64(l.Sets), stride: l.Stride, batch: 1, told: 1, workers: c.Workers,
+		level: simd.Best()}
 	if d.workers <= 0 {
 		d.workers = hostcpu.Count()
 	}
@@ -138,6 +139,18 @@ func (d *Sets) setOf(line int64) uint64 {
 func (d *Sets) base(set uint64) uint64 {
 	short := d.sets*Ways - d.slots // sets that have a slot less
 	return set*Ways - uint64(uint32(set*short+d.sets-1)/uint32(d.sets))
+}
+
+// span is base, and how many slots the set has, for one division.
+func (d *Sets) span(set uint64) (base uint32, ways int) {
+	short, sets := uint32(d.sets*Ways-d.slots), uint32(d.sets)
+	x := uint32(set)*short + sets - 1
+	before := x / sets
+	ways = Ways
+	if rest := x - before*sets + short; rest >= sets {
+		ways -= int(rest / sets)
+	}
+	return uint32(set)*Ways - before, ways
 }
 
 // at is a slot's set and way.

@@ -45,14 +45,16 @@ type setWork struct {
 	next    atomic.Int64
 }
 
-// setWorker is what one worker has: of a bucket, by access, its accesses by set.
+// setWorker is what one worker has: of a bucket, by access, its accesses by set. places and some
+// are zero between buckets.
 type setWorker struct {
 	stats      Stats
-	head       []uint32 // by set: 1 + the first access that was not played
-	after      []uint32 // 1 + the next access to the same set
+	places     []uint32 // by set within the bucket: how many accesses, then where the next goes
+	some       []uint64 // a bit a set: it has accesses
 	local      []uint32 // set within the bucket
 	set, tag   []uint32
 	from       []uint32 // in the bucket
+	draw       []uint64 // random's, of the line and the batch
 	way, ghost []uint8  // Ways: nowhere
 	runs, lead []uint32 // where the accesses to a set begin; the set
 	seen       []uint64 // of distinct: line + 1 << 32 | an access
@@ -180,41 +182,50 @@ func (k *setWork) answer(lines []int64, out []Answer, of []uint32) {
 
 // reserve makes room for a bucket of so many accesses to so many sets.
 func (w *setWorker) reserve(accesses, sets int) {
-	if len(w.head) < sets {
-		w.head = make([]uint32, sets)
+	if len(w.places) < sets {
+		w.places, w.some = make([]uint32, sets), make([]uint64, sets/64+1)
 	}
-	if len(w.after) < accesses {
+	if len(w.local) < accesses {
 		n := accesses + accesses/4
-		for _, s := range []*[]uint32{&w.after, &w.local, &w.set, &w.tag, &w.from, &w.lead} {
+		for _, s := range []*[]uint32{&w.local, &w.set, &w.tag, &w.from, &w.lead} {
 			*s = make([]uint32, n)
 		}
+		w.draw = make([]uint64, n)
 		w.way, w.ghost, w.runs = make([]uint8, n), make([]uint8, n), make([]uint32, n+1)
 	}
 }
 
 // bySet brings the accesses to each set together, in their order, and says how many sets they are
-// to: the accesses to set lead[r] are those from runs[r] up to runs[r+1].
+// to: the accesses to set lead[r] are those from runs[r] up to runs[r+1]. Sets come in the order of
+// their numbers, so that memory is met from front to back.
 func (w *setWorker) bySet(d *Sets, first uint64, at []uint64) (sets int) {
-	after, local, head := w.after[:len(at)], w.local[:len(at)], w.head
-	for i := len(at) - 1; i >= 0; i-- {
-		set := uint32(d.setOf(int64(at[i]>>32)) - first)
-		local[i], after[i] = set, head[set]
-		head[set] = uint32(i) + 1
+	local, places := w.local[:len(at)], w.places
+	for i, e := range at {
+		set := uint32(d.setOf(int64(e>>32)) - first)
+		local[i] = set
+		places[set]++
+		w.some[set/64] |= 1 << (set % 64)
 	}
 	n := uint32(0)
-	for i, set := range local {
-		if head[set] != uint32(i)+1 {
-			continue // played with the one before it
+	for i, some := range w.some {
+		for ; some != 0; some &= some - 1 {
+			set := uint32(i*64 + bits.TrailingZeros64(some))
+			w.runs[sets], w.lead[sets] = n, uint32(first)+set
+			places[set], n = n, n+places[set]
+			sets++
 		}
-		head[set] = 0
-		w.runs[sets], w.lead[sets] = n, uint32(first)+set
-		sets++
-		for c := uint32(i) + 1; c != 0; c = after[c-1] {
-			w.set[n], w.tag[n], w.from[n] = uint32(first)+set, uint32(at[c-1]>>32), c-1
-			n++
-		}
+		w.some[i] = 0
 	}
 	w.runs[sets] = n
+	of, tag, from := w.set[:len(at)], w.tag[:len(at)], w.from[:len(at)]
+	for i, set := range local {
+		p := places[set]
+		places[set]++
+		of[p], tag[p], from[p] = uint32(first)+set, uint32(at[i]>>32), uint32(i)
+	}
+	for _, set := range w.lead[:sets] {
+		places[set-uint32(first)] = 0
+	}
 	return sets
 }
 
@@ -230,6 +241,10 @@ func (d *Sets) bucket(w *setWorker, first uint64, at []uint64, repeats bool) {
 	ghosts.Tags = setGhosts
 	sets := w.bySet(d, first, at)
 	d.level.PrefetchSets(words, w.lead[:min(groupSets, sets)])
+	if d.rule == setRandom {
+		n := w.runs[sets]
+		d.level.DrawTagged(&d.draws, w.tag[:n], d.batch, w.draw[:n])
+	}
 	for group := 0; group < sets; group += groupSets {
 		end := min(group+groupSets, sets)
 		d.level.PrefetchSets(words, w.lead[end:min(end+groupSets, sets)])
@@ -240,7 +255,7 @@ func (d *Sets) bucket(w *setWorker, first uint64, at []uint64, repeats bool) {
 		}
 		for r := group; r < end; r++ {
 			lo, hi := w.runs[r], w.runs[r+1]
-			if repeats && hi-lo > 1 {
+			if repeats && anyTwice(w.tag[lo:hi]) {
 				hi = lo + w.distinct(at, lo, hi)
 			}
 			d.play(w, uint64(w.lead[r]), at, lo, hi)
@@ -252,8 +267,9 @@ func (d *Sets) bucket(w *setWorker, first uint64, at []uint64, repeats bool) {
 // comes in, and then what left again within the part is told to be a bypass.
 func (d *Sets) play(w *setWorker, set uint64, at []uint64, lo, hi uint32) {
 	from, tags, found, ghost := w.from[lo:hi], w.tag[lo:hi], w.way[lo:hi], w.ghost[lo:hi]
-	s, base := d.set(set), uint32(d.base(set))
-	ways := int(d.base(set+1)) - int(base)
+	draw := w.draw[lo:hi]
+	s := d.set(set)
+	base, ways := d.span(set)
 	misses := uint32(0)
 	for i, way := range found {
 		if way == Ways {
@@ -272,7 +288,7 @@ func (d *Sets) play(w *setWorker, set uint64, at []uint64, lo, hi uint32) {
 		if found[i] < Ways {
 			continue
 		}
-		way, evicts := d.insert(s, set, ways, int64(tag), ghost[i])
+		way, evicts := d.insert(s, set, ways, tag, ghost[i], draw[i])
 		slot := uint32(noSlot)
 		if way >= 0 {
 			slot = base + uint32(way)
@@ -319,10 +335,27 @@ func (d *Sets) bypass(w *setWorker, at []uint64, repeats bool) {
 // fewAccesses are compared each with each.
 const fewAccesses = 12
 
+// anyTwice tells whether a tag stands twice, or that there are too many to tell here. It does not
+// branch on tags.
+func anyTwice(tags []uint32) bool {
+	if len(tags) > fewAccesses {
+		return true
+	}
+	equal := uint32(0) // the top bit: a difference was 0
+	for i, a := range tags {
+		for _, b := range tags[:i] {
+			x := a ^ b
+			equal |= (x - 1) &^ x
+		}
+	}
+	return equal>>31 != 0
+}
+
 // distinct drops those of the accesses from lo up to hi whose lines stand before them, and says how
 // many are left. Those dropped are answered.
 func (w *setWorker) distinct(at []uint64, lo, hi uint32) uint32 {
 	from, tags, ways, ghosts := w.from[lo:hi], w.tag[lo:hi], w.way[lo:hi], w.ghost[lo:hi]
+	draws := w.draw[lo:hi]
 	size, n := 0, 0
 	if len(tags) > fewAccesses {
 		for size = 64; size < 2*len(tags); {
@@ -355,6 +388,7 @@ func (w *setWorker) distinct(at []uint64, lo, hi uint32) uint32 {
 			continue
 		}
 		from[n], tags[n], ways[n], ghosts[n] = from[i], tag, ways[i], ghosts[i]
+		draws[n] = draws[i]
 		n++
 	}
 	return uint32(n)

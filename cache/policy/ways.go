@@ -91,10 +91,10 @@ func (d *Sets) stay(s []uint32, set uint64, ways int) (mask uint32) {
 }
 
 // insert brings a line in that is not cached; ghost is where it was among the set's ghosts before
-// the part, Ways for nowhere. It tells the way, -1 where all must stay, and whether another line
-// left it.
-func (d *Sets) insert(s []uint32, set uint64, ways int, line int64, ghost uint8) (way int,
-	evicts bool) {
+// the part, Ways for nowhere, and draw what random draws. It tells the way, -1 where all must stay,
+// and whether another line left it.
+func (d *Sets) insert(s []uint32, set uint64, ways int, line uint32, ghost uint8,
+	draw uint64) (way int, evicts bool) {
 	full := uint32(1<<ways - 1)
 	if free := full &^ s[setHeld]; free != 0 {
 		way = bits.TrailingZeros32(free)
@@ -104,10 +104,10 @@ func (d *Sets) insert(s []uint32, set uint64, ways int, line int64, ghost uint8)
 		if may == 0 {
 			return -1, false
 		}
-		way, evicts = d.replace(s, ways, line, may), true
+		way, evicts = d.replace(s, ways, draw, may), true
 	}
 	bit := uint32(1) << way
-	s[setTags+way] = uint32(line)
+	s[setTags+way] = line
 	s[setHeld] |= bit
 	s[setVisited] &^= bit
 	*d.seen(s) |= bit
@@ -115,14 +115,14 @@ func (d *Sets) insert(s []uint32, set uint64, ways int, line int64, ghost uint8)
 		s[setOften] &^= bit
 		s[setMain] &^= bit
 		// No part makes a ghost of a line that it has yet to bring in.
-		if ghost < Ways && s[setGhosts+int(ghost)] == uint32(line) {
+		if ghost < Ways && s[setGhosts+int(ghost)] == line {
 			s[setGhosts+int(ghost)] = noTag
 			s[setMain] |= bit
 		}
 	}
 	if d.until != nil {
 		hash := mix(uint64(line))
-		d.until[set*Ways+uint64(way)] = d.window[hash%windowShards].last(uint32(line))
+		d.until[set*Ways+uint64(way)] = d.window[hash%windowShards].last(line)
 	}
 	return way, evicts
 }
@@ -142,12 +142,10 @@ func (d *Sets) fill(s []uint32, ways, way int) {
 
 // replace takes the line out that the policy gives up, one of may, which is not empty; all ways
 // hold a line. The way stands at the newest end then.
-func (d *Sets) replace(s []uint32, ways int, line int64, may uint32) int {
+func (d *Sets) replace(s []uint32, ways int, draw uint64, may uint32) int {
 	switch d.rule {
 	case setRandom:
-		w := philox.Block(d.key, [4]uint32{uint32(line), uint32(line >> 32), d.batch, 0})
-		return nthBit(may, int(philox.Bounded(uint64(w[1])<<32|uint64(w[0]),
-			uint64(bits.OnesCount32(may)))))
+		return nthBit(may, int(philox.Bounded(draw, uint64(bits.OnesCount32(may)))))
 	case setLRU:
 		o := order(s, ways)
 		place := oldest(o, may)
@@ -196,16 +194,31 @@ func (d *Sets) replace(s []uint32, ways int, line int64, may uint32) int {
 }
 
 // nthBit is the place of the n-th bit, from 0, of a mask that has more. It does not branch: the
-// place is random.
+// place is random. Of four sums, of the bits up to the end of each byte, those up to n are counted:
+// that many bytes are passed.
 func nthBit(mask uint32, n int) (place int) {
-	for half := 16; half > 0; half /= 2 {
-		low := bits.OnesCount32(mask >> place & (1<<half - 1))
-		up := ^((n - low) >> 63) // all ones where it is in the upper half
-		n -= low & up
-		place += half & up
-	}
-	return place
+	const ones, tops = 0x01010101, 0x80808080
+	x := mask - mask>>1&0x55555555
+	x = x&0x33333333 + x>>2&0x33333333
+	sums := (x + x>>4) & 0x0f0f0f0f * ones
+	passed := bits.OnesCount32(((uint32(n)*ones|tops)-sums)&tops) * 8
+	n -= int(sums << 8 >> passed & 0xff)
+	return passed + int(bitPlaces[mask>>passed&0xff][n&7])
 }
+
+// bitPlaces has the places of each byte's bits.
+var bitPlaces = func() (t [256][8]uint8) {
+	for b := range t {
+		n := 0
+		for place := range 8 {
+			if b>>place&1 != 0 {
+				t[b][n] = uint8(place)
+				n++
+			}
+		}
+	}
+	return t
+}()
 
 // replaceS3FIFO looks at the small queue while it is at least a tenth of the set, else at the main
 // one, and in both only at what may leave. The small queue gives a line that was accessed more

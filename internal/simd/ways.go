@@ -1,6 +1,10 @@
 package simd
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"helios/internal/philox"
+)
 
 //go:generate go run ./gen/ways -out ways_amd64.s -stubs ways_amd64.go -pkg simd
 
@@ -89,4 +93,38 @@ func (l Level) PrefetchSets(s SetWords, sets []uint32) {
 	}
 	a := setsArgs{&s.Words[0], &sets[0], int64(len(sets)), int64(s.Stride) * 4}
 	prefetchSets((*byte)(unsafe.Pointer(&a)))
+}
+
+// drawArgs is the assembly's view of DrawTagged.
+type drawArgs struct {
+	tags     *uint32
+	out      *uint64
+	keys     *[20]uint64
+	n, batch int64
+}
+
+// DrawKeys has the keys of Philox's ten rounds, two a round.
+func DrawKeys(key [2]uint32) (keys [20]uint64) {
+	for i := range 10 {
+		keys[2*i] = uint64(key[0] + uint32(i)*0x9E3779B9)
+		keys[2*i+1] = uint64(key[1] + uint32(i)*0xBB67AE85)
+	}
+	return keys
+}
+
+// DrawTagged writes to out for each tag 64 random bits: the first two words of Philox4x32-10 under
+// counter (tag, 0, batch, 0). keys are DrawKeys's.
+func (l Level) DrawTagged(keys *[20]uint64, tags []uint32, batch uint32, out []uint64) {
+	out = out[:len(tags)]
+	i := 0
+	if l >= AVX2 && len(tags) >= 8 {
+		i = len(tags) &^ 7
+		a := drawArgs{&tags[0], &out[0], keys, int64(i), int64(batch)}
+		drawTaggedAVX2((*byte)(unsafe.Pointer(&a)))
+	}
+	key := [2]uint32{uint32(keys[0]), uint32(keys[1])}
+	for ; i < len(tags); i++ {
+		w := philox.Block(key, [4]uint32{tags[i], 0, batch, 0})
+		out[i] = uint64(w[1])<<32 | uint64(w[0])
+	}
 }

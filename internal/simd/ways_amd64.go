@@ -13,3 +13,8 @@ func findWaysAVX2(a *byte)
 //
 //go:noescape
 func prefetchSets(a *byte)
+
+// drawTaggedAVX2 is DrawTagged of a multiple of 8 tags.
+//
+//go:noescape
+func drawTaggedAVX2(a *byte)

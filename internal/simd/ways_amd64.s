@@ -76,3 +76,224 @@ line:
 
 end:
 	RET
+
+// func drawTaggedAVX2(a *byte)
+// Requires: AVX, AVX2
+TEXT ·drawTaggedAVX2(SB), NOSPLIT, $0-8
+	MOVQ         a+0(FP), AX
+	MOVQ         (AX), CX
+	MOVQ         8(AX), DX
+	MOVQ         16(AX), BX
+	MOVQ         24(AX), SI
+	MOVQ         $0x00000000d2511f53, DI
+	VMOVQ        DI, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x00000000cd9e8d57, DI
+	VMOVQ        DI, X1
+	VPBROADCASTQ X1, Y1
+	VPBROADCASTQ 32(AX), Y2
+	XORQ         AX, AX
+
+eight:
+	CMPQ         AX, SI
+	JGE          end
+	VPMOVZXDQ    (CX)(AX*4), Y3
+	VPXOR        Y4, Y4, Y4
+	VMOVDQA      Y2, Y5
+	VPXOR        Y6, Y6, Y6
+	VPMOVZXDQ    16(CX)(AX*4), Y7
+	VPXOR        Y8, Y8, Y8
+	VMOVDQA      Y2, Y9
+	VPXOR        Y10, Y10, Y10
+	VPMULUDQ     Y0, Y3, Y3
+	VPMULUDQ     Y1, Y5, Y5
+	VPMULUDQ     Y0, Y7, Y7
+	VPMULUDQ     Y1, Y9, Y9
+	VPBROADCASTQ (BX), Y11
+	VPSRLQ       $0x20, Y5, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y4, Y4
+	VPSRLQ       $0x20, Y9, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y8, Y8
+	VPBROADCASTQ 8(BX), Y11
+	VPSRLQ       $0x20, Y3, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y6, Y6
+	VPSRLQ       $0x20, Y7, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y10, Y10
+	VPMULUDQ     Y0, Y4, Y4
+	VPMULUDQ     Y1, Y6, Y6
+	VPMULUDQ     Y0, Y8, Y8
+	VPMULUDQ     Y1, Y10, Y10
+	VPBROADCASTQ 16(BX), Y11
+	VPSRLQ       $0x20, Y6, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y5, Y5
+	VPSRLQ       $0x20, Y10, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y9, Y9
+	VPBROADCASTQ 24(BX), Y11
+	VPSRLQ       $0x20, Y4, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y3, Y3
+	VPSRLQ       $0x20, Y8, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y7, Y7
+	VPMULUDQ     Y0, Y5, Y5
+	VPMULUDQ     Y1, Y3, Y3
+	VPMULUDQ     Y0, Y9, Y9
+	VPMULUDQ     Y1, Y7, Y7
+	VPBROADCASTQ 32(BX), Y11
+	VPSRLQ       $0x20, Y3, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y6, Y6
+	VPSRLQ       $0x20, Y7, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y10, Y10
+	VPBROADCASTQ 40(BX), Y11
+	VPSRLQ       $0x20, Y5, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y4, Y4
+	VPSRLQ       $0x20, Y9, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y8, Y8
+	VPMULUDQ     Y0, Y6, Y6
+	VPMULUDQ     Y1, Y4, Y4
+	VPMULUDQ     Y0, Y10, Y10
+	VPMULUDQ     Y1, Y8, Y8
+	VPBROADCASTQ 48(BX), Y11
+	VPSRLQ       $0x20, Y4, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y3, Y3
+	VPSRLQ       $0x20, Y8, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y7, Y7
+	VPBROADCASTQ 56(BX), Y11
+	VPSRLQ       $0x20, Y6, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y5, Y5
+	VPSRLQ       $0x20, Y10, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y9, Y9
+	VPMULUDQ     Y0, Y3, Y3
+	VPMULUDQ     Y1, Y5, Y5
+	VPMULUDQ     Y0, Y7, Y7
+	VPMULUDQ     Y1, Y9, Y9
+	VPBROADCASTQ 64(BX), Y11
+	VPSRLQ       $0x20, Y5, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y4, Y4
+	VPSRLQ       $0x20, Y9, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y8, Y8
+	VPBROADCASTQ 72(BX), Y11
+	VPSRLQ       $0x20, Y3, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y6, Y6
+	VPSRLQ       $0x20, Y7, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y10, Y10
+	VPMULUDQ     Y0, Y4, Y4
+	VPMULUDQ     Y1, Y6, Y6
+	VPMULUDQ     Y0, Y8, Y8
+	VPMULUDQ     Y1, Y10, Y10
+	VPBROADCASTQ 80(BX), Y11
+	VPSRLQ       $0x20, Y6, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y5, Y5
+	VPSRLQ       $0x20, Y10, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y9, Y9
+	VPBROADCASTQ 88(BX), Y11
+	VPSRLQ       $0x20, Y4, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y3, Y3
+	VPSRLQ       $0x20, Y8, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y7, Y7
+	VPMULUDQ     Y0, Y5, Y5
+	VPMULUDQ     Y1, Y3, Y3
+	VPMULUDQ     Y0, Y9, Y9
+	VPMULUDQ     Y1, Y7, Y7
+	VPBROADCASTQ 96(BX), Y11
+	VPSRLQ       $0x20, Y3, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y6, Y6
+	VPSRLQ       $0x20, Y7, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y10, Y10
+	VPBROADCASTQ 104(BX), Y11
+	VPSRLQ       $0x20, Y5, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y4, Y4
+	VPSRLQ       $0x20, Y9, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y8, Y8
+	VPMULUDQ     Y0, Y6, Y6
+	VPMULUDQ     Y1, Y4, Y4
+	VPMULUDQ     Y0, Y10, Y10
+	VPMULUDQ     Y1, Y8, Y8
+	VPBROADCASTQ 112(BX), Y11
+	VPSRLQ       $0x20, Y4, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y3, Y3
+	VPSRLQ       $0x20, Y8, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y7, Y7
+	VPBROADCASTQ 120(BX), Y11
+	VPSRLQ       $0x20, Y6, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y5, Y5
+	VPSRLQ       $0x20, Y10, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y9, Y9
+	VPMULUDQ     Y0, Y3, Y3
+	VPMULUDQ     Y1, Y5, Y5
+	VPMULUDQ     Y0, Y7, Y7
+	VPMULUDQ     Y1, Y9, Y9
+	VPBROADCASTQ 128(BX), Y11
+	VPSRLQ       $0x20, Y5, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y4, Y4
+	VPSRLQ       $0x20, Y9, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y8, Y8
+	VPBROADCASTQ 136(BX), Y11
+	VPSRLQ       $0x20, Y3, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y6, Y6
+	VPSRLQ       $0x20, Y7, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y10, Y10
+	VPMULUDQ     Y0, Y4, Y4
+	VPMULUDQ     Y1, Y6, Y6
+	VPMULUDQ     Y0, Y8, Y8
+	VPMULUDQ     Y1, Y10, Y10
+	VPBROADCASTQ 144(BX), Y11
+	VPSRLQ       $0x20, Y6, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y5, Y5
+	VPSRLQ       $0x20, Y10, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y9, Y9
+	VPBROADCASTQ 152(BX), Y11
+	VPSRLQ       $0x20, Y4, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y3, Y3
+	VPSRLQ       $0x20, Y8, Y12
+	VPXOR        Y11, Y12, Y12
+	VPXOR        Y12, Y7, Y7
+	VPSLLQ       $0x20, Y6, Y6
+	VPBLENDD     $0xaa, Y6, Y5, Y5
+	VMOVDQU      Y5, (DX)(AX*8)
+	VPSLLQ       $0x20, Y10, Y10
+	VPBLENDD     $0xaa, Y10, Y9, Y9
+	VMOVDQU      Y9, 32(DX)(AX*8)
+	ADDQ         $0x08, AX
+	JMP          eight
+
+end:
+	VZEROUPPER
+	RET

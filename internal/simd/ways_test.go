@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/philox"
 )
 
 // Every level finds the first way with a tag, and none where there is none; no level reads outside
@@ -48,5 +50,29 @@ func TestFindWays(t *testing.T) {
 	for _, l := range Levels() {
 		l.FindWays(SetWords{}, nil, nil, nil)
 		l.PrefetchSets(SetWords{}, []uint32{1})
+	}
+}
+
+// Every level draws what Philox does, for any number of tags, and writes nothing beside them.
+func TestDrawTagged(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, back := range []bool{false, true} {
+		f := &fence{t: t, back: back, r: r}
+		for _, n := range []int{0, 1, 7, 8, 9, 16, 31, 200} {
+			key, batch := [2]uint32{r.Uint32(), r.Uint32()}, r.Uint32()
+			keys, tags := DrawKeys(key), guarded[uint32](f, n)
+			for i := range tags {
+				tags[i] = r.Uint32()
+			}
+			for _, l := range Levels() {
+				out := guarded[uint64](f, n)
+				l.DrawTagged(&keys, tags, batch, out)
+				for i, tag := range tags {
+					w := philox.Block(key, [4]uint32{tag, 0, batch, 0})
+					require.Equal(t, uint64(w[1])<<32|uint64(w[0]), out[i], "%v: %d of %d", l, i,
+						n)
+				}
+			}
+		}
 	}
 }
