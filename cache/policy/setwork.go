@@ -243,7 +243,7 @@ func (d *Sets) bucket(w *setWorker, first uint64, at []uint64, repeats bool) {
 	d.level.PrefetchSets(words, w.lead[:min(groupSets, sets)])
 	if d.rule == setRandom {
 		n := w.runs[sets]
-		d.level.DrawTagged(&d.draws, w.tag[:n], d.batch, w.draw[:n])
+		simd.DrawTagged(d.level, &d.draws, w.tag[:n], d.batch, w.draw[:n])
 	}
 	for group := 0; group < sets; group += groupSets {
 		end := min(group+groupSets, sets)

@@ -114,7 +114,7 @@ func DrawKeys(key [2]uint32) (keys [20]uint64) {
 
 // DrawTagged writes to out for each tag 64 random bits: the first two words of Philox4x32-10 under
 // counter (tag, 0, batch, 0). keys are DrawKeys's.
-func (l Level) DrawTagged(keys *[20]uint64, tags []uint32, batch uint32, out []uint64) {
+func DrawTagged(l Level, keys *[20]uint64, tags []uint32, batch uint32, out []uint64) {
 	out = out[:len(tags)]
 	i := 0
 	if l >= AVX2 && len(tags) >= 8 {

@@ -66,7 +66,7 @@ func TestDrawTagged(t *testing.T) {
 			}
 			for _, l := range Levels() {
 				out := guarded[uint64](f, n)
-				l.DrawTagged(&keys, tags, batch, out)
+				DrawTagged(l, &keys, tags, batch, out)
 				for i, tag := range tags {
 					w := philox.Block(key, [4]uint32{tag, 0, batch, 0})
 					require.Equal(t, uint64(w[1])<<32|uint64(w[0]), out[i], "%v: %d of %d", l, i,
