@@ -310,10 +310,7 @@ func (s *gpuSets) makeRoom(st cuda.Stream, n int64) error {
 		}
 	}
 	s.announced = kept
-	slots := int64(1024)
-	for slots < 4*(live+n) {
-		slots *= 2
-	}
+	slots := windowSlots(live + n)
 	if err := s.settle(); err != nil { // the last announcement may use the tables
 		return err
 	}
@@ -361,8 +358,8 @@ func (s *gpuSets) reserve(count int64) error {
 	if err := s.grow(&s.scratch, cuda.MemDevice, count*4*setsScratch, "cache lookup"); err != nil {
 		return err
 	}
-	slots := int64(1) << bits.Len64(uint64(2*count-1))
-	if err := s.grow(&s.table, cuda.MemDevice, slots*8, "cache lookup"); err != nil {
+	if err := s.grow(&s.table, cuda.MemDevice, GPULookup{Rows: count}.TableBytes(),
+		"cache lookup"); err != nil {
 		return err
 	}
 	s.capacity = count

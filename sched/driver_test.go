@@ -491,19 +491,25 @@ func TestLostContext(t *testing.T) {
 // and counts of the host device.
 func TestDynamicTiersOnGPU(t *testing.T) {
 	d, feat, s := fiberRig(t)
+	// Sums are those of the device: with static tiers it has the same parameters, to the bit.
+	still := onFibers()
+	still.NoEval, still.GPUCache, still.CPUCache = true, percent(10), percent(20)
+	dev, _ := gpu(t, "")
+	static := trainOn(t, context.Background(), dev, still, d, feat, s, report.Observer{})
+	require.NoError(t, static.err)
 	for i, v := range []variant{
 		{name: "gids", set: func(c *plan.Config) {
 			c.Mode, c.GPUCache, c.CPUCache, c.Window = plan.ModeGIDS, percent(50), percent(10), 2
+		}},
+		{name: "gids queues", set: func(c *plan.Config) {
+			c.Mode, c.GPUCache, c.CPUCache, c.Window = plan.ModeGIDS, percent(50), percent(10), 2
+			c.Directory = policy.InQueues
 		}},
 		{name: "sieve deep by rows",
 			set: func(
 				c *plan.Config) {
 				c.Policy, c.GPUCache, c.CacheLine = "sieve", percent(10), plan.LineRow
 			}},
-		{name: "gids sets", set: func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache, c.Window = plan.ModeGIDS, percent(50), percent(10), 2
-			c.Directory = policy.InSets
-		}},
 		{name: "bam sets", set: func(c *plan.Config) {
 			c.Mode, c.GPUCache, c.Directory = plan.ModeBaM, percent(60), policy.InSets
 		}},
@@ -527,6 +533,8 @@ func TestDynamicTiersOnGPU(t *testing.T) {
 			dev, _ := gpu(t, "")
 			g := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 			near(t, host, g)
+			require.Equal(t, static.res.ParamsSHA256, g.res.ParamsSHA256)
+			require.Equal(t, static.seen, g.seen, "rows, batch by batch")
 			for i, h := range host.res.Epochs {
 				e := g.res.Epochs[i]
 				require.Equal(t, []int64{h.RowsGPU, h.RowsCPU, h.RowsSSD, h.LinesInserted,

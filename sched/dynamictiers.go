@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"helios/cache"
+	"helios/cache/policy"
 	"helios/cache/trace"
 	"helios/cuda"
 	"helios/gpuio"
@@ -87,6 +88,22 @@ func newDynamicTiers(e *engine) (d *dynamicTiers, err error) {
 func (d *dynamicTiers) slotsIn(bytes int64) int64 {
 	e := d.e
 	return min(bytes/d.lines.LineBytes, d.lines.Count(e.Rows))
+}
+
+// onGPU tells whether the directory is in a GPU's memory.
+func (d *dynamicTiers) onGPU() bool {
+	return d.e.OnGPU() && d.e.Config.Directory == policy.InSets
+}
+
+// besideDirectory is how much of the GPU's memory lines get, where they and their directory have
+// that room.
+func (d *dynamicTiers) besideDirectory(room int64) (int64, error) {
+	if !d.onGPU() {
+		return room, nil
+	}
+	slots := d.slotsIn(room)
+	bytes, err := cache.GPUSetsBytes(d.e.Config.Policy, slots, d.e.Config.Window > 0)
+	return max(min(room, room-bytes), 0), err
 }
 
 func (d *dynamicTiers) layout() gpuio.Layout { return d.of }

@@ -53,6 +53,10 @@ func (e *engine) workingSet(f *prepare.Frontier) int64 {
 	n += credits * rows * bucketBytes * 9 / 8
 	beside, samples := e.features.batchBytes(rows)
 	n += beside
+	if d, ok := e.features.(*dynamicTiers); ok && d.onGPU() {
+		n += credits*rows*(cache.GPUTicketBytes-bucketBytes)*9/8 +
+			cache.GPUSetsWork(rows, e.Config.Window)
+	}
 	mb := rows * 8
 	if e.Config.Arch().Degrees() {
 		mb += rows * 4
@@ -111,6 +115,11 @@ func (e *engine) autoTiers(ctx context.Context, b plan.TierSizes) (plan.TierSize
 		return plan.TierSizes{CPURows: b.CPURows}, nil
 	}
 	room := max(free-e.workingSet(&e.Seen)-deviceSlack(e.Device.Info().MemTotal), 0)
+	if d, ok := e.features.(*dynamicTiers); ok {
+		if room, err = d.besideDirectory(room); err != nil {
+			return b, err
+		}
+	}
 	b.GPURows, b.Auto = min(room, e.Rows*e.RowBytes)/e.RowBytes, false
 	if e.Config.Planned() { // a row is in one tier
 		b.CPURows = min(b.CPURows, e.Rows-b.GPURows)

@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"helios/cache/policy"
 	"helios/cuda"
 	"helios/gnn"
 	"helios/graph"
@@ -511,7 +512,7 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 			func(x comparedRun) bool { return plan.Config{IOStack: x.IOStack}.Stack().PageCache }) {
 		r.note(in)
 	}
-	if virtual && hw.Profile.CPU.DirectoryNS.Value > 0 {
+	if virtual {
 		r.noteDirectory(vs)
 	}
 	sum := r.summary()
@@ -731,18 +732,19 @@ func (r *comparison) note(in prepare.Inputs) {
 	}
 }
 
-// noteDirectory says of modelled dynamic tiers whose directory it is that their times have in them.
+// noteDirectory says of modelled dynamic tiers that their directory is one core's.
 func (r *comparison) noteDirectory(vs []variant) {
 	var names []string
 	for _, v := range vs {
-		if v.cfg.WithDefaults().Dynamic() && slices.Contains(r.names, v.name) {
+		c := v.cfg.WithDefaults()
+		if c.Dynamic() && c.Directory == policy.InQueues && slices.Contains(r.names, v.name) {
 			names = append(names, v.name)
 		}
 	}
 	if len(names) > 0 {
 		r.notes = append(r.notes, fmt.Sprintf(
-			"%s: one core looks rows up in the directory of the GPU tier, as a run of heliosctl does (cpu.directory_ns of the profile); the directories of the GIDS and BaM papers are in GPU memory, which a profile with directory_ns 0 plays",
-			strings.Join(names, ", ")))
+			"%s: one core looks rows up in the directory of the GPU tier (cpu.directory_ns of the profile); the directories of the GIDS and BaM papers are in GPU memory, as that of %v %s is",
+			strings.Join(names, ", "), errs.Key("directory"), policy.InSets))
 	}
 }
 

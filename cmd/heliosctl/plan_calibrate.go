@@ -143,7 +143,7 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 		r.took.Lookup = 0
 		if f.Dynamic() {
 			e.note(fmt.Sprintf(
-				"%s had another --%s than the plan: its lookups say nothing of this tier, and cpu.directory_ns stays as it is",
+				"%s had another --%s than the plan: its lookups say nothing of this tier, and their time stays as it is",
 				a.run, key))
 		}
 	}
@@ -153,9 +153,9 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 	}
 	said := fmt.Sprintf("calibrated: an epoch trained in %.4g s in %s, which is gpu.tensor_tflops %.4g",
 		r.took.Training, a.run, c.TensorTFLOPS)
-	if c.DirectoryNS > 0 {
-		said += fmt.Sprintf("; its lookups took %.4g s, which is cpu.directory_ns %.4g", r.took.Lookup,
-			c.DirectoryNS)
+	if c.Directory != "" {
+		said += fmt.Sprintf("; its lookups took %.4g s, which is cpu.%s %.4g", r.took.Lookup,
+			c.Directory, c.LookupNS)
 	}
 	e.note(said)
 	if out == nil {
@@ -172,8 +172,8 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 	}
 	profile := map[string]any{"base": base, "name": "calibrated",
 		"gpu": map[string]any{"tensor_tflops": figure(c.TensorTFLOPS, "training")}}
-	if c.DirectoryNS > 0 {
-		profile["cpu"] = map[string]any{"directory_ns": figure(c.DirectoryNS, "lookups"),
+	if c.Directory != "" {
+		profile["cpu"] = map[string]any{c.Directory: figure(c.LookupNS, "lookups"),
 			"announce_ns": figure(c.AnnounceNS, "in proportion to lookups")}
 	}
 	text, err := yaml.Marshal(profile)

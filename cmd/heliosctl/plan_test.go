@@ -64,7 +64,7 @@ func TestPlanCalibrates(t *testing.T) {
 			"--" + flag, value, "--save-profile", flag + ".yaml"})...)
 		require.Zero(t, r.code, r.errOut)
 		require.Contains(t, r.errOut, "bam.jsonl had another --"+flag)
-		require.Contains(t, r.errOut, "cpu.directory_ns stays as it is")
+		require.Contains(t, r.errOut, "their time stays as it is")
 		require.NotContains(t, readFile(t, flag+".yaml"), "directory_ns")
 	}
 

@@ -57,6 +57,7 @@ type GPU struct {
 	HBMSMs       Figure `yaml:"hbm_sms"`       // SMs that are enough to reach it
 	MemoryWayNS  Figure `yaml:"memory_way_ns"` // a dependent load or atomic in GPU memory
 	HostWayNS    Figure `yaml:"host_way_ns"`   // the same in the CPU's memory
+	AtomicGS     Figure `yaml:"atomic_gs"`     // atomics a ns on different words of GPU memory
 	FP32TFLOPS   Figure `yaml:"fp32_tflops"`
 	TensorTFLOPS Figure `yaml:"tensor_tflops"` // TF32
 	// from the call until an I/O kernel's first access reaches an SSD, on an idle stream
@@ -110,6 +111,9 @@ type Ops struct {
 	Gather      Op `yaml:"gather"`      // item: a row copied within GPU memory
 	GEMM        Op `yaml:"gemm"`        // flops
 	Elementwise Op `yaml:"elementwise"` // bytes
+	// Directory is of the kernels that keep a dynamic tier's directory in sets. Item: an
+	// instruction of a warp, of which 0 ns say that there are none and the CPU keeps it.
+	Directory Op `yaml:"directory"`
 }
 
 // Op tells how well an operator uses the GPU.
@@ -152,9 +156,11 @@ type CPU struct {
 	GatherGBs Figure `yaml:"gather_gbs"` // one core copying rows to their place
 	UringNS   Figure `yaml:"uring_ns"`   // CPU time of one read through io_uring, O_DIRECT
 	FaultNS   Figure `yaml:"fault_ns"`   // CPU time of one page fault that reads
-	// DirectoryNS holds what a dynamic tier's directory takes one core for a row that is looked up;
-	// 0: kernels do it, in GPU memory, as BaM's. AnnounceNS is for a row that it hears of before.
+	// DirectoryNS holds what a dynamic tier's directory in queues takes one core for a row that is
+	// looked up, SetsNS what one in sets that the CPU keeps takes the cores, which divide it among
+	// them. AnnounceNS is for a row that either hears of before.
 	DirectoryNS Figure `yaml:"directory_ns"`
+	SetsNS      Figure `yaml:"sets_ns"`
 	AnnounceNS  Figure `yaml:"announce_ns"`
 	// Planned tiers: InspectNS is what finding the next access of a row takes one core for an
 	// access, which the cores divide among them, and InspectScanNS what each of them takes to read
@@ -256,10 +262,16 @@ type Work struct {
 	Items int64   // of its operator
 	Bytes int64   // of GPU memory read and written
 	Flops float64 // multiply-adds count twice
+	// Warps that have so many trips to GPU memory one after the other; Resident of them are on an
+	// SM at a time, 0: as many as it holds.
+	Warps, Resident int64
+	Trips           float64
+	Atomics         float64
 }
 
 // KernelNS returns how long an operator runs on sms SMs (0: all), launch not included: the slowest
-// of its items, its memory traffic and its arithmetic.
+// of its items, its memory traffic, its arithmetic, its atomics and what its warps wait for one
+// after the other.
 func (g *GPU) KernelNS(op Op, w Work, sms int) int64 {
 	all := g.SMs.Value
 	n := all
@@ -274,8 +286,22 @@ func (g *GPU) KernelNS(op Op, w Work, sms int) int64 {
 	if w.Flops > 0 && op.Flops.Value > 0 {
 		t = max(t, w.Flops/(g.TensorTFLOPS.Value*1e3*op.Flops.Value*n/all))
 	}
+	if w.Atomics > 0 && g.AtomicGS.Value > 0 {
+		t = max(t, w.Atomics/g.AtomicGS.Value)
+	}
+	if w.Trips > 0 {
+		held := g.WarpsPerSM.Value
+		if w.Resident > 0 {
+			held = min(held, float64(w.Resident))
+		}
+		waves := math.Ceil(float64(max(w.Warps, 1)) / (n * held))
+		t = max(t, waves*w.Trips*g.MemoryWayNS.Value)
+	}
 	return int64(math.Ceil(t))
 }
+
+// KeepsDirectory tells whether kernels keep a dynamic tier's directory in sets.
+func (g *GPU) KeepsDirectory() bool { return g.Ops.Directory.ItemNS.Value > 0 }
 
 // check tells what is missing or cannot be.
 func (p *Profile) check() error {
@@ -316,7 +342,8 @@ func (p *Profile) check() error {
 		{"pcie.ssd.max_payload", p.PCIe.SSD.MaxPayload, 16}, {"pcie.copy_gbs", p.PCIe.CopyGBs,
 			0.001}, {"pcie.uva_gbs", p.PCIe.UVAGBs, 0.001}, {"gpu.io.copy_gbs",
 			p.GPU.IO.CopyGBs, 0.001},
-		{"ssds.count", p.SSDs.Count, 1},
+		{"ssds.count", p.SSDs.Count, 1}, {"cpu.directory_ns", p.CPU.DirectoryNS, 0.001},
+		{"cpu.sets_ns", p.CPU.SetsNS, 0.001}, {"gpu.atomic_gs", p.GPU.AtomicGS, 1e-6},
 	} {
 		if need.f.Value < need.min {
 			say("%s is %v: give at least %v", need.path, need.f.Value, need.min)

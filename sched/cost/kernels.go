@@ -4,6 +4,7 @@
 package cost
 
 import (
+	"helios/cache"
 	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
@@ -54,6 +55,8 @@ type Part struct {
 	// Lines that a dynamic tier takes from what was read, those it lets go for them, and those it
 	// takes not.
 	Fills, Evicted, Bypassed int64
+	// Of a dynamic tier: its lines that were accessed, and those that were not there.
+	Lines, Missed int64
 	// Of packed mini-batches: rows that are gathered from where their pages were read to, and those
 	// of them that are of the mini-batch's own chunk.
 	Staged, Chunk int64
@@ -108,10 +111,12 @@ type Kernels struct {
 	shape      gnn.ModelConfig
 	wholeLists bool  // of graph.Method
 	LineBytes  int64 // bytes of a line of a dynamic tier
-	rowBytes   int64
-	widen      bool // rows become float32 before they are trained on
-	scaled     bool // each by its scale
-	params     int64
+	// Directory of it that kernels keep; nil: none.
+	Directory *cache.GPUSets
+	rowBytes  int64
+	widen     bool // rows become float32 before they are trained on
+	scaled    bool // each by its scale
+	params    int64
 }
 
 // sector is what a kernel's read of a few bytes of the CPU's memory moves over the link.
@@ -190,6 +195,30 @@ func (w *Kernels) Lookup(p *Part) []Kernel {
 		k = append(k, Kernel{}, Kernel{})
 	}
 	return k
+}
+
+// sectorBytes is what a load of a few bytes of GPU memory moves.
+const sectorBytes = 32
+
+func (w *Kernels) directory(l cache.GPULaunch) Kernel {
+	return Kernel{Op: &w.ops.Directory, Work: hardware.Work{
+		Items: int64(l.Instructions), Bytes: int64(l.Sectors+l.Atomics) * sectorBytes,
+		Warps: l.Warps, Resident: l.Resident, Trips: l.Trips, Atomics: l.Atomics}}
+}
+
+// Admit looks a part up in the directory that kernels keep.
+func (w *Kernels) Admit(p *Part) []Kernel {
+	l := cache.GPULookup{Rows: p.Count, Lines: p.Lines, Missed: p.Missed}
+	k := []Kernel{w.bytes(l.TableBytes())}
+	for _, x := range w.Directory.Launches(l) {
+		k = append(k, w.directory(x))
+	}
+	return k
+}
+
+// Announce tells that directory the rows of a batch to come.
+func (w *Kernels) Announce(rows int64) []Kernel {
+	return []Kernel{w.directory(w.Directory.Announcement(rows))}
 }
 
 // Gather copies a part's cached rows to their places.

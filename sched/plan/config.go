@@ -51,8 +51,9 @@ const (
 	TuneFull  = "full"
 )
 
-// DefaultDirectory is of a dynamic GPU tier.
-const DefaultDirectory = policy.InQueues
+// DefaultDirectory is of a dynamic GPU tier: the one that a GPU keeps by itself, and that all cores
+// work on (docs/architecture/cache.md has the figures).
+const DefaultDirectory = policy.InSets
 
 // PolicyBelady keeps, in both tiers, what the mini-batches of a superbatch need next (MIN with
 // bypass, Belady 1966): these are sampled before the first of them trains.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 
+	"helios/cache/policy"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 )
@@ -23,7 +24,8 @@ type Measured struct {
 // Calibrated are the figures that make a plan take as long as a run.
 type Calibrated struct {
 	TensorTFLOPS float64 // gpu.tensor_tflops
-	DirectoryNS  float64 // cpu.directory_ns; 0: not calibrated
+	Directory    string  // the figure of cpu that is LookupNS; empty: not calibrated
+	LookupNS     float64
 	AnnounceNS   float64 // cpu.announce_ns, which goes with it
 }
 
@@ -41,8 +43,13 @@ func (p *Planner) Calibrate(ctx context.Context, m Measured) (c Calibrated, err 
 	}
 	own := *p.o.Hardware.Profile
 	p.o.Hardware.Profile = &own
-	directory := filled.Dynamic() && own.CPU.DirectoryNS.Value > 0 && m.Lookup > 0
-	was := own
+	figure, lookup := "directory_ns", &own.CPU.DirectoryNS
+	if filled.Directory == policy.InSets {
+		figure, lookup = "sets_ns", &own.CPU.SetsNS
+	}
+	directory := filled.Dynamic() && m.Lookup > 0 &&
+		(filled.Directory != policy.InSets || !own.GPU.KeepsDirectory())
+	was, first := own, *lookup
 	for range mostTries {
 		x, err := p.Plan(ctx, nil)
 		if err != nil {
@@ -55,7 +62,8 @@ func (p *Planner) Calibrate(ctx context.Context, m Measured) (c Calibrated, err 
 		if math.Abs(by-1) <= closeEnough && math.Abs(lookups-1) <= closeEnough {
 			c.TensorTFLOPS = own.GPU.TensorTFLOPS.Value
 			if directory {
-				c.DirectoryNS, c.AnnounceNS = own.CPU.DirectoryNS.Value, own.CPU.AnnounceNS.Value
+				c.Directory, c.LookupNS = figure, lookup.Value
+				c.AnnounceNS = own.CPU.AnnounceNS.Value
 			}
 			return c, nil
 		}
@@ -63,12 +71,12 @@ func (p *Planner) Calibrate(ctx context.Context, m Measured) (c Calibrated, err 
 		if !near(own.GPU.TensorTFLOPS, was.GPU.TensorTFLOPS) {
 			break
 		}
-		own.CPU.DirectoryNS.Value /= lookups
+		lookup.Value /= lookups
 		own.CPU.AnnounceNS.Value /= lookups
-		if !near(own.CPU.DirectoryNS, was.CPU.DirectoryNS) {
+		if !near(*lookup, first) {
 			return c, errs.New(errs.Usage,
-				"no cpu.directory_ns makes the plan's lookups take as long as the run's, %.4g s an epoch; take a run that looks more rows up (a larger %v)",
-				m.Lookup, errs.Key("fanout"))
+				"no cpu.%s makes the plan's lookups take as long as the run's, %.4g s an epoch; take a run that looks more rows up (a larger %v)",
+				figure, m.Lookup, errs.Key("fanout"))
 		}
 	}
 	return c, errs.New(errs.Usage,

@@ -48,7 +48,8 @@ var levers = []struct {
 	}},
 	{"gpu", nil, func(o *Options, _ *Plan, by float64) {
 		g := &o.Hardware.Profile.GPU
-		for _, f := range []*hardware.Figure{&g.SMs, &g.HBMGBs, &g.HBMSMs, &g.TensorTFLOPS} {
+		for _, f := range []*hardware.Figure{&g.SMs, &g.HBMGBs, &g.HBMSMs, &g.AtomicGS,
+			&g.TensorTFLOPS} {
 			f.Value *= by
 		}
 	}},
@@ -57,8 +58,8 @@ var levers = []struct {
 		for _, f := range []*hardware.Figure{&c.Cores, &c.MemoryGBs, &c.GatherGBs} {
 			f.Value *= by
 		}
-		for _, f := range []*hardware.Figure{&c.DirectoryNS, &c.AnnounceNS, &c.InspectScanNS,
-			&c.ChangeNS, &c.StoredNS} {
+		for _, f := range []*hardware.Figure{&c.DirectoryNS, &c.SetsNS, &c.AnnounceNS,
+			&c.InspectScanNS, &c.ChangeNS, &c.StoredNS} {
 			f.Value /= by
 		}
 	}},

@@ -80,6 +80,12 @@ func (j *job) memory(p *Plan) {
 	case j.c.Planned():
 		p.CPUMemory["superbatch"] = 20 * int64(len(j.first.rows)) *
 			int64(min(j.o.Config.SuperbatchMost(j.a.epoch), j.a.epoch))
+	case j.onGPU():
+		// The sizes were laid out before, so nothing fails here.
+		p.GPUMemory["directory"], _ = j.directory(p.GPUCacheBytes)
+		if j.tiers.CPURows > 0 {
+			p.GPUMemory["directory"] += index
+		}
 	case j.c.Dynamic():
 		p.CPUMemory["directory"] = 24*j.tiers.GPURows + cache.IndexBytes(j.tiers.CPURows)
 	default:

@@ -12,7 +12,9 @@ import (
 	"math"
 	"slices"
 
+	"helios/cache"
 	"helios/cache/packed"
+	"helios/cache/policy"
 	"helios/cache/superbatch"
 	"helios/gpuio"
 	"helios/gpuio/iosim"
@@ -254,7 +256,7 @@ func (p *Planner) newJob(ctx context.Context, o Options) (*job, error) {
 			return nil, err
 		}
 	}
-	j.work.Source = j.look.source()
+	j.work.Source, j.work.Slots = j.look.source(), j.look.slots
 	return j, nil
 }
 
@@ -354,7 +356,31 @@ const gpuSlack = 1 << 30
 // slots is the memory of the feature tensors of mini-batches under way.
 func (j *job) slots() int64 {
 	s := j.c.Schedule()
-	return int64(s.Credits) * int64(len(j.first.rows)) * j.bytes
+	n := int64(len(j.first.rows))
+	slots := int64(s.Credits) * n * j.bytes
+	if j.onGPU() {
+		slots += int64(s.Credits)*n*cache.GPUTicketBytes + cache.GPUSetsWork(n, j.c.Window)
+	}
+	return slots
+}
+
+// onGPU tells whether kernels keep the directory of a dynamic tier.
+func (j *job) onGPU() bool {
+	return j.c.Dynamic() && j.c.Directory == policy.InSets &&
+		j.o.Hardware.Profile.GPU.KeepsDirectory()
+}
+
+// directory is what it takes of the GPU's memory for a tier of so many bytes.
+func (j *job) directory(bytes int64) (int64, error) {
+	if !j.onGPU() {
+		return 0, nil
+	}
+	lines, _, err := prepare.LayLines(j.layout, j.a.rows, j.c.CacheLine)
+	if err != nil {
+		return 0, err
+	}
+	return cache.GPUSetsBytes(j.c.Policy, min(bytes/lines.LineBytes, lines.Count(j.a.rows)),
+		j.c.Window > 0)
 }
 
 // size settles the tiers.
@@ -363,6 +389,14 @@ func (j *job) size() error {
 	g := &j.o.Hardware.Profile.GPU
 	memory := int64(g.MemoryGiB.Value * (1 << 30))
 	free := max(memory-gpuSlack-j.slots(), 0)
+	directory, err := j.directory(free)
+	if err != nil {
+		return err
+	}
+	if directory > 0 { // and the index of the CPU tier
+		directory += cache.IndexBytes(j.a.rows)
+	}
+	free = max(free-directory, 0)
 	if c.GPUCacheAuto {
 		c.GPUCacheAuto, c.GPUCache = false, units.Budget{Bytes: min(free, total)}
 		if j.o.Hardware.Profile.PCIe.PeerGBs.Value == 0 { // its memory is the CPU's
@@ -382,7 +416,6 @@ func (j *job) size() error {
 		}
 		c.GPUCache, c.CPUCache = units.Budget{Bytes: gpu}, units.Budget{Bytes: all - gpu}
 	}
-	var err error
 	if j.tiers, err = c.TierRows(j.a.rows, j.bytes, math.MaxInt64/2, memory); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cache/policy"
 	"helios/cache/trace"
 	"helios/cuda"
 	"helios/dataset"
@@ -537,7 +538,7 @@ func TestCalibrate(t *testing.T) {
 		c, err := p.Calibrate(context.Background(), Measured{Training: by * base, Lookup: 1})
 		require.NoError(t, err)
 		require.Positive(t, c.TensorTFLOPS)
-		require.Zero(t, c.DirectoryNS, "no dynamic tier")
+		require.Zero(t, c.LookupNS, "no dynamic tier")
 		x, err := p.Plan(context.Background(), nil)
 		require.NoError(t, err)
 		require.InEpsilon(t, by*base, x.Busy[resTraining], closeEnough)
@@ -552,10 +553,39 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
+// A tier of what the GPU's memory has room for leaves the room that its directory takes.
+func TestAutoLeavesDirectory(t *testing.T) {
+	o := small(t, plan.ModeGIDS)
+	o.Config.Policy, o.Config.GPUCache, o.Config.GPUCacheAuto = "s3fifo", units.Budget{}, true
+	o.Config.CacheLine = plan.LineRow
+	plans := map[string]*Plan{}
+	for _, kind := range policy.Kinds() {
+		own := *o.Hardware.Profile
+		plans[kind] = find(t, o, func(o *Options) {
+			o.Config.Directory = kind
+			own.GPU.MemoryGiB.Value = (float64(gpuSlack) + 8<<20) / (1 << 30)
+			o.Hardware.Profile = &own
+		})
+	}
+	sets, queues := plans[policy.InSets].GPUMemory, plans[policy.InQueues].GPUMemory
+	require.Positive(t, sets["directory"])
+	require.NotContains(t, queues, "directory")
+	require.Positive(t, sets["rows"])
+	require.Less(t, sets["rows"], queues["rows"])
+	require.LessOrEqual(t, sets["rows"]+sets["directory"]+sets["mini-batches"], int64(8<<20))
+}
+
 // So do lookups in a directory that the CPU keeps.
 func TestCalibrateDirectory(t *testing.T) {
+	for kind, figure := range map[string]string{policy.InSets: "sets_ns",
+		policy.InQueues: "directory_ns"} {
+		t.Run(kind, func(t *testing.T) { calibrateDirectory(t, kind, figure) })
+	}
+}
+
+func calibrateDirectory(t *testing.T, kind, figure string) {
 	o := small(t, plan.ModeGIDS)
-	o.Hardware.Profile = profile(t, "host")
+	o.Hardware.Profile, o.Config.Directory = profile(t, "host"), kind
 	base := find(t, o, nil).Busy
 	require.Positive(t, base[resLookup])
 	p, err := New(o, report.Observer{})
@@ -568,10 +598,11 @@ func TestCalibrateDirectory(t *testing.T) {
 	require.InEpsilon(t, 2*base[resTraining], x.Busy[resTraining], closeEnough)
 	require.InEpsilon(t, base[resLookup]/3, x.Busy[resLookup], closeEnough)
 	own := o.Hardware.Profile.CPU
-	require.InEpsilon(t, own.DirectoryNS.Value/3, c.DirectoryNS, 0.05)
-	require.InEpsilon(t, own.AnnounceNS.Value/own.DirectoryNS.Value, c.AnnounceNS/c.DirectoryNS,
-		1e-9)
+	was := map[string]float64{"sets_ns": own.SetsNS.Value, "directory_ns": own.DirectoryNS.Value}
+	require.Equal(t, figure, c.Directory)
+	require.InEpsilon(t, was[figure]/3, c.LookupNS, 0.05)
+	require.InEpsilon(t, own.AnnounceNS.Value/was[figure], c.AnnounceNS/c.LookupNS, 1e-9)
 	_, err = p.Calibrate(context.Background(), Measured{Training: base[resTraining], Lookup: 1e-12})
-	require.ErrorContains(t, err, "cpu.directory_ns")
+	require.ErrorContains(t, err, "cpu."+figure)
 	require.NoError(t, p.Close())
 }

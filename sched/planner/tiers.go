@@ -58,10 +58,8 @@ func (l *lookups) open(_ gpuio.Layout, lines cache.Lines) (err error) {
 		return nil
 	}
 	l.lines = lines
-	bytes := l.tiers.GPURows * l.rowBytes
 	if l.dir, err = policy.New(policy.Config{Policy: l.c.Policy, Kind: l.c.Directory,
-		Seed: l.c.Seed, Lines: lines.Count(l.a.rows),
-		Slots: min(bytes/lines.LineBytes, lines.Count(l.a.rows))}); err != nil {
+		Seed: l.c.Seed, Lines: lines.Count(l.a.rows), Slots: l.slots(lines)}); err != nil {
 		return err
 	}
 	for i := range l.warm {
@@ -70,6 +68,11 @@ func (l *lookups) open(_ gpuio.Layout, lines cache.Lines) (err error) {
 		}
 	}
 	return nil
+}
+
+// slots is how many lines a dynamic tier holds.
+func (l *lookups) slots(lines cache.Lines) int64 {
+	return min(l.tiers.GPURows*l.rowBytes/lines.LineBytes, lines.Count(l.a.rows))
 }
 
 // parts cuts a batch's rows into the parts that are looked up one after the other.
@@ -168,6 +171,7 @@ func (l *lookups) dynamic(i int) (*virtual.Looked, error) {
 		st := l.dir.Stats()
 		p.NCPU, p.Fills = inBuffer, st.Inserted-before.Inserted
 		p.Evicted, p.Bypassed = st.Evicted-before.Evicted, st.Bypassed-before.Bypassed
+		p.Lines, p.Missed = int64(len(lines)), int64(len(read))
 		return p, read
 	}), nil
 }

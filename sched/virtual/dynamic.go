@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"helios/cache"
+	"helios/cache/policy"
 	"helios/gpuio/iosim"
 	"helios/graph"
 	"helios/internal/des"
@@ -37,16 +38,26 @@ func (v *run) openDynamic(b plan.TierSizes) (err error) {
 		return err
 	}
 	v.OnClose(v.ticket.Close)
-	v.m.work.LineBytes = v.lines.LineBytes
 	v.off = make([]int64, v.layout.SSDs+1)
-	v.m.openDirectory()
+	openDirectory(v, c.Slots)
 	return nil
 }
 
-// openDirectory has a core look rows up, unless kernels do.
-func (m *vmachine) openDirectory() {
-	if m.m.Profile.CPU.DirectoryNS.Value > 0 {
+// openDirectory has kernels look rows up where the directory is in sets and the GPU keeps it, else
+// the CPU.
+func openDirectory(v *run, slots int64) {
+	m, p := v.m, v.hw.Profile
+	m.work.LineBytes = v.lines.LineBytes
+	switch {
+	case v.Config.Directory != policy.InSets:
+		m.directory, m.directoryNS = des.NewPool(m.sim, 1), p.CPU.DirectoryNS.Value
+	case p.GPU.KeepsDirectory():
+		m.work.Directory = &cache.GPUSets{Policy: v.Config.Policy,
+			Sets: (slots + policy.Ways - 1) / policy.Ways, SSDs: v.lines.SSDs,
+			Window: v.Config.Window > 0, SMs: int64(p.GPU.SMs.Int())}
+	default: // workers share a lookup
 		m.directory = des.NewPool(m.sim, 1)
+		m.directoryNS = p.CPU.SetsNS.Value / p.CPU.Cores.Value
 	}
 }
 
@@ -60,6 +71,7 @@ func (v *run) admit(ctx context.Context, mb *graph.MiniBatch, from int64, part *
 	part.NGPU, part.NCPU, part.NMiss, part.Fills = t.NGPU, t.NCPU, t.NMiss, t.Fills()
 	after := v.dyn.Stats()
 	part.Evicted, part.Bypassed = after.Evicted-before.Evicted, after.Bypassed-before.Bypassed
+	part.Lines, part.Missed = after.Accesses-before.Accesses, t.NLines
 	v.src.lines += t.NLines
 	if t.NLines > 0 {
 		all := t.Lines()

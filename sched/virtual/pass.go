@@ -29,10 +29,11 @@ type vmachine struct {
 	superS                            *vstream // samples superbatches
 	replicas                          []*vreplica
 	sumS                              *vstream // adds their gradients
-	// directory is the CPU thread that a dynamic tier's policy runs on; nil: rows are looked up by
-	// kernels.
-	directory *des.Pool
-	planned   bool // rows are where a superbatch's changes say
+	// directory is the CPU's where it looks rows of a dynamic tier up, in directoryNS each; nil:
+	// kernels do.
+	directory   *des.Pool
+	directoryNS float64
+	planned     bool // rows are where a superbatch's changes say
 	// filed is what mini-batches took to their superbatch's files and back, inspected what the
 	// changes took to be found, in ns.
 	filed, inspected int64
@@ -524,6 +525,9 @@ func (m *vmachine) find(part *cost.Part, done func(now int64)) {
 			done(m.sim.Now())
 		})
 		return
+	case m.work.Directory != nil:
+		m.lookupS.launch(m.work.Admit(part), nil, done)
+		return
 	case m.directory == nil:
 		m.lookupS.launch(m.work.Lookup(part), nil, done)
 		return
@@ -531,7 +535,7 @@ func (m *vmachine) find(part *cost.Part, done func(now int64)) {
 	copied := p.PCIe.CopyNS.NS() + int64(float64(part.Count*8)/p.PCIe.CopyGBs.Value)
 	m.sim.After(copied, func() {
 		m.lookupS.busy += float64(copied)
-		m.directory.Do(1, int64(float64(part.Count)*p.CPU.DirectoryNS.Value), func(start int64) {
+		m.directory.Do(1, int64(float64(part.Count)*m.directoryNS), func(start int64) {
 			m.lookupS.busy += float64(m.sim.Now() - start)
 			done(m.sim.Now())
 		})
@@ -540,11 +544,16 @@ func (m *vmachine) find(part *cost.Part, done func(now int64)) {
 
 // announce tells the directory of a coming batch's lines.
 func (m *vmachine) announce(s *cost.Shape, done func()) {
-	if m.directory == nil || !s.Announced {
+	rows := s.HopEnd[len(s.HopEnd)-1]
+	switch {
+	case s.Announced && m.work.Directory != nil: // lookups are behind it on their stream
+		m.lookupS.launch(m.work.Announce(rows), nil, nil)
+		done()
+		return
+	case m.directory == nil || !s.Announced:
 		done()
 		return
 	}
-	rows := s.HopEnd[len(s.HopEnd)-1]
 	m.directory.Do(1, int64(float64(rows)*m.m.Profile.CPU.AnnounceNS.Value), func(start int64) {
 		m.lookupS.busy += float64(m.sim.Now() - start)
 		done()

@@ -29,8 +29,10 @@ type Work struct {
 	PageBytes, Pages int64
 	// Parts are those of mega-batches (Config.MegaBatched), and Tiers have room for the rows of
 	// their static nodes, or not. As many epochs are played as Config has, and the last one counts.
-	Parts  *prepare.MegaParts
-	Tiers  plan.TierSizes
+	Parts *prepare.MegaParts
+	Tiers plan.TierSizes
+	// Slots of a dynamic tier of such lines.
+	Slots  func(l cache.Lines) int64
 	Source Source
 }
 
@@ -136,8 +138,7 @@ func (p *playing) open() (err error) {
 		if v.lines, v.layout, err = prepare.LayLines(v.layout, v.Rows, c.CacheLine); err != nil {
 			return err
 		}
-		v.m.work.LineBytes = v.lines.LineBytes
-		v.m.openDirectory()
+		openDirectory(v, w.Slots(v.lines))
 	case c.LaidOut():
 		v.laid = &laid{rows: v.layout, now: &vpack{}}
 		v.m.planned, v.paged = true, true

@@ -273,13 +273,9 @@ func (l *lab) play(s setup) (report.EpochResult, error) {
 	if err != nil {
 		return none, err
 	}
-	own := *p
-	if c.Mode == plan.ModeBaM || c.Mode == plan.ModeGIDS {
-		own.CPU.DirectoryNS.Value = 0 // theirs is in GPU memory
-	}
 	l.ds.Meta.Dim = s.dim
 	res, err := virtual.Run(l.ctx, *c, prepare.Inputs{Dev: l.dev, Dataset: l.ds},
-		cost.Hardware{Profile: &own, SSDs: s.ssds, Warm: s.warm, Batches: s.batches},
+		cost.Hardware{Profile: p, SSDs: s.ssds, Warm: s.warm, Batches: s.batches},
 		report.Observer{})
 	if err != nil {
 		return none, err

@@ -294,10 +294,10 @@ ssds: {model: %s, count: {value: %d, source: plancheck}}
 gpu:
   tensor_tflops: {value: %g, source: "plancheck: training with all rows in memory"}
 cpu:
-  directory_ns: {value: %g, source: "plancheck: lookups of bam"}
+  sets_ns: {value: %g, source: "plancheck: lookups of bam"}
   announce_ns: {value: %g, source: "plancheck: in proportion to them"}
 `, o.model, ssds, host.GPU.TensorTFLOPS.Value*train,
-		host.CPU.DirectoryNS.Value/lookup, host.CPU.AnnounceNS.Value/lookup), 0o644)
+		host.CPU.SetsNS.Value/lookup, host.CPU.AnnounceNS.Value/lookup), 0o644)
 }
 
 // compare plans and prints.

@@ -57,7 +57,7 @@ func TestCompare(t *testing.T) {
 	profile, err := os.ReadFile(filepath.Join(dir, "calibrated.yaml"))
 	require.NoError(t, err)
 	require.Contains(t, string(profile), "value: 0.052")
-	require.Contains(t, string(profile), "directory_ns: {value: 200,")
+	require.Contains(t, string(profile), "sets_ns: {value: 43.333")
 	require.Contains(t, string(profile), "announce_ns: {value: 50,")
 	write("heliosctl", "#!/bin/sh\necho no such thing >&2\nexit 2\n", 0o755)
 	require.ErrorContains(t, check(context.Background(), o, &out), "no such thing")
