@@ -248,7 +248,7 @@ func (r *Ring) Submit() error {
 // SubmitAndWait.
 func (r *Ring) submitParts() {
 	for n := r.Unsubmitted(); ; {
-		step := max(n/submitParts, r.inKernel()/busyParts, 1)
+		step := max(n/submitParts, r.inKernel(), 1)
 		if n <= step {
 			return
 		}
@@ -260,12 +260,9 @@ func (r *Ring) submitParts() {
 	}
 }
 
-// A batch is submitted in up to submitParts calls. While the kernel works on others the device has
-// enough to do, and a call takes as many as a busyParts of those.
-const (
-	submitParts = 16
-	busyParts   = 4
-)
+// submitParts is in how many calls a batch is submitted at most. While the kernel works on others
+// the device has enough to do, and a call takes as many as those are.
+const submitParts = 16
 
 // inKernel is the number of operations that the kernel has taken and whose completions nobody has
 // reaped.

@@ -237,7 +237,7 @@ func (r *reactor) enter(w *waiter, d time.Duration, due int64) bool {
 const (
 	batchFrom  = 16
 	batchShare = 8
-	batchTime  = 300 * time.Microsecond
+	batchTime  = 50 * time.Microsecond
 )
 
 // turnSize tells for how many completions a sleep waits, and after what time for one only. Each
