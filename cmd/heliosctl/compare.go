@@ -743,8 +743,8 @@ func (r *comparison) noteDirectory(vs []variant) {
 	}
 	if len(names) > 0 {
 		r.notes = append(r.notes, fmt.Sprintf(
-			"%s: one core looks rows up in the directory of the GPU tier (cpu.directory_ns of the profile); the directories of the GIDS and BaM papers are in GPU memory, as that of %v %s is",
-			strings.Join(names, ", "), errs.Key("directory"), policy.InSets))
+			"%s: one core looks rows up in the directory of the GPU tier (cpu.directory_ns of the profile); the directories of the GIDS and BaM papers are in GPU memory, as that of --directory %s is",
+			strings.Join(names, ", "), policy.InSets))
 	}
 }
 
