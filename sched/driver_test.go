@@ -157,14 +157,15 @@ func TestTrainOnGPU(t *testing.T) {
 			break
 		}
 		t.Run(v.name, func(t *testing.T) {
+			stored := feat
 			if v.row != rowtype.Float32 {
-				feat = s.as(t, d, feat, v.row)
+				stored = s.as(t, d, feat, v.row)
 			}
 			cfg := onFibers()
 			v.set(&cfg)
-			host := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+			host := train(t, context.Background(), cfg, d, stored, s, 2, report.Observer{})
 			dev, _ := gpu(t, "")
-			g := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
+			g := trainOn(t, context.Background(), dev, cfg, d, stored, s, report.Observer{})
 			diff := near(t, host, g)
 			t.Logf("largest difference of losses %.2g; parameters equal: %v", diff,
 				host.res.ParamsSHA256 == g.res.ParamsSHA256)
