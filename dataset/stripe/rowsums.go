@@ -55,21 +55,14 @@ func rowSums(ctx context.Context, d *dataset.Dataset, stripes []stripe) ([]uint3
 // Scales reads the scales of all rows from the SSDs into dst, which has room for them.
 // The SSDs are those that Attach returned, in any order.
 // A damaged table is an error of class device.
-func Scales(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, dst []float32) (err error) {
-	ts, err := openTargets(ctx, ssds)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	stripes, err := attach(ctx, d, ts, AttachOptions{})
-	if err != nil {
-		return err
-	}
-	if sb := &stripes[0].sb; !sb.RowType.Scaled() || int64(len(dst)) != sb.Rows {
-		return errs.New(errs.Failed, "%d scales of %d rows of %s", len(dst), sb.Rows, sb.RowType)
-	}
-	return eachTable(ctx, d, stripes, func(row int64, _ uint32, scale float32) {
-		dst[row] = scale
+func Scales(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, dst []float32) error {
+	return withStripes(ctx, d, ssds, func(stripes []stripe) error {
+		if sb := &stripes[0].sb; !sb.RowType.Scaled() || int64(len(dst)) != sb.Rows {
+			return errs.New(errs.Failed, "%d scales of %d rows of %s", len(dst), sb.Rows, sb.RowType)
+		}
+		return eachTable(ctx, d, stripes, func(row int64, _ uint32, scale float32) {
+			dst[row] = scale
+		})
 	})
 }
 
