@@ -78,8 +78,9 @@ func NewConverter(dev cuda.Device, t rowtype.Type, dim int) (*Converter, error) 
 	return &Converter{dev: dev, kernel: k, t: t, dim: dim, rowBytes: int64(t.RowBytes(dim))}, nil
 }
 
-// Scales are those of rows that are converted: float32 at Table, of Rows nodes, where Nodes says
-// which node each row is of (int64). The zero value is for types without.
+// Scales says where a conversion finds its rows' scales. Table has a float32 for each of Rows
+// nodes, and Nodes has the node of each row to convert (int64). Row types without scales take the
+// zero value.
 type Scales struct {
 	Nodes, Table cuda.DevicePtr
 	Rows         int64

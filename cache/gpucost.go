@@ -21,11 +21,10 @@ type GPUSets struct {
 // the CPU tier, and those of them that are not cached.
 type GPULookup struct{ Rows, Lines, Missed int64 }
 
-// GPULaunch is what a launch asks of a GPU: Warps that work, of which the registers let an SM hold
-// Resident at a time; trips to memory that the slowest of them waits for one after the other;
-// instructions of warps; sectors of 32 bytes that loads and stores touch, caches left out; and
-// atomics. Figures are those of the committed PTX, counted by cuda/ptxrun: TestGPUCost holds them
-// against it.
+// GPULaunch is the work of one launch. Warps take part, and an SM holds Resident of them at a time.
+// The slowest warp waits for Trips to memory, one after the other. All warps together execute
+// Instructions and Atomics, and touch Sectors of 32 bytes, as if there were no caches. The figures
+// are counted in the committed PTX by cuda/ptxrun; TestGPUCost compares them.
 type GPULaunch struct {
 	Kernel                         string
 	Warps, Resident                int64
@@ -142,7 +141,8 @@ func (l GPULookup) TableBytes() int64 {
 	return int64(8) << bits.Len64(uint64(2*l.Rows-1))
 }
 
-// GPUSetsBytes is what a directory in sets takes of a GPU's memory for so many cached lines.
+// GPUSetsBytes returns the bytes of GPU memory that a directory in sets keeps for a number of
+// cached lines under a policy. With a window it also keeps until when each line stays.
 func GPUSetsBytes(rule string, lines int64, window bool) (int64, error) {
 	l, err := policy.LayOutSets(policy.Config{Policy: rule, Slots: lines, Lines: lines})
 	if err != nil {
@@ -155,8 +155,8 @@ func GPUSetsBytes(rule string, lines int64, window bool) (int64, error) {
 	return l.Sets * words * 4, nil
 }
 
-// GPUSetsWork is what looking up parts of so many rows takes beside it, with as many batches
-// announced ahead.
+// GPUSetsWork returns the bytes of GPU memory that lookups of up to rows rows need beside the
+// directory, when window batches are announced ahead.
 func GPUSetsWork(rows int64, window int) int64 {
 	rows += rows / 4
 	n := rows*4*setsScratch + GPULookup{Rows: rows}.TableBytes()
@@ -166,10 +166,10 @@ func GPUSetsWork(rows int64, window int) int64 {
 	return n
 }
 
-// GPUTicketBytes is what a ticket takes of it for a row.
+// GPUTicketBytes is the GPU memory that a ticket holds for each of its rows.
 const GPUTicketBytes = gpuTicketLists*4 + 2*8
 
-// windowSlots is how many slots a table has for so many rows.
+// windowSlots returns the slots of the hash table of a number of announced rows: a power of two.
 func windowSlots(rows int64) int64 {
 	slots := int64(1024)
 	for slots < 4*rows {
