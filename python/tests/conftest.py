@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fakeserver import FakeServer, Peer
 
 import helios
+
+# A shell's background job ignores Ctrl-C, and so do the processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

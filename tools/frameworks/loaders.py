@@ -5,10 +5,21 @@
     /tmp/frameworks/bin/python tools/frameworks/loaders.py --heliosctl bin/heliosctl
 
 Each measurement is a process of its own: an epoch that is not counted, then --epochs that are. Task load takes each batch and
-adds up its rows, so that none stays unread; train is a step of GraphSAGE. CPU seconds and peak memory are those of the process
-and of its daemon. NeighborLoader needs torch_sparse here (pyg-lib is not on PyPI). Nothing bounds the page cache.
+adds up its rows, so that none stays unread; train is a step of GraphSAGE: PyG's, or DGL's for its ways and ours with +dgl. CPU seconds and peak memory are those of the process
+and of its daemon. NeighborLoader needs torch_sparse here (pyg-lib is not on PyPI). A way's name ends in -mmap where features
+are mapped, with the kernel's read-ahead, and in -mmap-random where MADV_RANDOM turns that off.
+
+Nothing bounds the page cache, unless --rows-memory SIZE does: then each process, with its daemon, gets a control group of its own
+(memory controller, version 1 or 2; needs root) and, after the epoch that is not counted, no more than what it holds then beside rows,
+SIZE for rows, and --slack for the rest. Ours take SIZE by their caches (name the share, as helios-25) and read with O_DIRECT, others
+by the page cache of their mapped features. One more epoch is not counted then. Ways in memory have no bound, and train- ways none but
+their caches' sizes. Page cache in use at the end is told as "cached".
+Out of core, 2 GiB of rows and 512 MiB for them:
+
+    python loaders.py --heliosctl bin/heliosctl --nodes 2097152 --dim 256 --rows-memory 512MiB \
+        --ways inmem,helios-25,cpu-25,train-helios-25,train-cpu-25,dgl-mmap-random,graphbolt-mmap,graphbolt-mmap-random,pyg-mmap-random
 """
-import argparse, json, os, resource, statistics, subprocess, sys, tempfile, time
+import argparse, json, mmap, os, resource, statistics, subprocess, sys, tempfile, time
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("--heliosctl", required=True)
@@ -23,12 +34,95 @@ p.add_argument("--epochs", type=int, default=1)
 p.add_argument("--rounds", type=int, default=3)
 p.add_argument("--tasks", default="load,train")
 p.add_argument("--ways", default="inmem,helios-10,helios-25,cpu-10,cpu-25,train-inmem,train-helios-10,pyg,pyg-mmap,dgl,graphbolt,graphbolt-mmap")
+p.add_argument("--rows-memory", help="what rows may take in memory, in a control group, as 512MiB")
+p.add_argument("--slack", default="256MiB", help="what a bounded process may take beside rows and what it held")
+p.add_argument("--group", help=argparse.SUPPRESS)
 p.add_argument("--work", help="folder for the dataset; kept (default: a temporary one)")
 p.add_argument("--json", help="write all results to this file")
 p.add_argument("--one", help=argparse.SUPPRESS)
 a = p.parse_args()
 fanout = [int(n) for n in a.fanout.split(",")]
 CLASSES = 16
+
+
+def size(text):
+    """Bytes of a size as 512MiB."""
+    for unit, shift in (("KiB", 10), ("MiB", 20), ("GiB", 30)):
+        if text.endswith(unit):
+            return int(float(text.removesuffix(unit)) * (1 << shift))
+    sys.exit(f"{text!r} is not a size: use KiB, MiB or GiB, as 512MiB")
+
+
+class Group:
+    """A control group that bounds the memory of a process and of its daemon, page cache included."""
+
+    def __init__(self, path):
+        self.path = path
+        self.v2 = os.path.exists(os.path.join(path, "cgroup.events"))
+
+    @classmethod
+    def below_own(cls):
+        own = at = None
+        with open("/proc/self/cgroup") as f:
+            groups = [line.rstrip("\n").split(":", 2) for line in f]
+        with open("/proc/self/mountinfo") as f:
+            mounts = [line.split() for line in f]
+        for _, kinds, path in groups:
+            if "memory" in kinds.split(","):
+                own, at = path, next((m[4] for m in mounts if "cgroup" in m and "memory" in m[-1].split(",")), None)
+                break
+            if kinds == "":
+                own, at = path, next((m[4] for m in mounts if "cgroup2" in m), None)
+        if at is None:
+            sys.exit("--rows-memory: no memory controller is mounted (control groups, version 1 or 2)")
+        path = os.path.join(at + own.rstrip("/"), f"loaders-{os.getpid()}-{time.monotonic_ns()}")
+        try:
+            os.mkdir(path)
+        except OSError as e:
+            sys.exit(f"--rows-memory: no control group can be made: {e}; run as root")
+        group = cls(path)
+        if not any(os.path.exists(os.path.join(path, n)) for n in ("memory.max", "memory.limit_in_bytes")):
+            os.rmdir(path)
+            sys.exit(f"--rows-memory: {os.path.dirname(path)} gives its groups no memory controller (cgroup.subtree_control)")
+        return group
+
+    def enter(self):
+        with open(os.path.join(self.path, "cgroup.procs"), "w") as f:
+            f.write(str(os.getpid()))
+
+    def stat(self):
+        with open(os.path.join(self.path, "memory.stat")) as f:
+            return {k: int(v) for k, v in (line.split() for line in f)}
+
+    def held(self):
+        """Bytes that are no page cache of files."""
+        s = self.stat()
+        return s["anon"] + s["shmem"] if self.v2 else s["total_rss"] + s["total_shmem"]
+
+    def bound(self, most):
+        name = "memory.max" if self.v2 else "memory.limit_in_bytes"
+        for turn in range(50):  # version 1 refuses a limit until enough pages are given back
+            try:
+                with open(os.path.join(self.path, name), "w") as f:
+                    f.write(str(most))
+                return
+            except OSError:
+                if turn == 49:
+                    raise
+                time.sleep(0.1)
+
+    def cached(self):
+        s = self.stat()
+        return s["file"] - s["shmem"] if self.v2 else s["total_cache"] - s["total_shmem"]
+
+    def remove(self):
+        for turn in range(50):  # a process that just ended may still be there
+            try:
+                return os.rmdir(self.path)
+            except OSError:
+                if turn == 49:
+                    raise
+                time.sleep(0.1)
 
 
 def options(way):
@@ -48,18 +142,21 @@ def measure(way, task, data):
     torch.manual_seed(1)
     path = {n: os.path.join(data, n + ".npy") for n in ("indptr", "indices", "features", "labels", "train")}
     train = torch.from_numpy(np.load(path["train"]))
-    mapped = way.endswith("-mmap")
+    framework, _, kept = way.partition("-")
+    mapped = kept.startswith("mmap")
 
     def features():
         x = np.load(path["features"], mmap_mode="r" if mapped else None)
+        if kept == "mmap-random":
+            x._mmap.madvise(mmap.MADV_RANDOM)
         return torch.from_numpy(x)
 
     def topology():
         return torch.from_numpy(np.load(path["indptr"])), torch.from_numpy(np.load(path["indices"]).astype(np.int64))
 
     # Each way: begin() yields an epoch's (x, y, blocks for the model, number of seeds).
-    closing = None
-    if way in ("pyg", "pyg-mmap"):
+    closing, dgls = None, framework in ("dgl", "graphbolt")
+    if framework == "pyg":
         from torch_geometric.data import Data
         from torch_geometric.loader import NeighborLoader
         from torch_sparse import SparseTensor
@@ -73,13 +170,13 @@ def measure(way, task, data):
         def begin():
             for b in loader:
                 yield b.x, b.y[: b.batch_size], b.adj_t, b.batch_size
-    elif way in ("dgl", "graphbolt", "graphbolt-mmap"):
+    elif framework in ("dgl", "graphbolt"):
         os.environ.setdefault("DGLBACKEND", "pytorch")
         import dgl
 
         indptr, indices = topology()
         x, labels = features(), torch.from_numpy(np.load(path["labels"]).astype(np.int64))
-        if way == "dgl":
+        if framework == "dgl":
             graph = dgl.graph(("csc", (indptr, indices, torch.tensor([], dtype=torch.int64))), num_nodes=len(indptr) - 1)
             sampler = dgl.dataloading.NeighborSampler(fanout[::-1])
 
@@ -103,16 +200,25 @@ def measure(way, task, data):
 
         dataset = helios.open(data, binary=a.heliosctl)
         closing = dataset.close
-        loader = helios.NeighborLoader(dataset, fanout, batch_size=a.batch, **options(way))
+        way, _, dgls = way.partition("+")
+        if dgls:
+            import helios.dgl
+
+            loader = helios.dgl.DataLoader(dataset, fanout, batch_size=a.batch, **options(way))
+        else:
+            loader = helios.NeighborLoader(dataset, fanout, batch_size=a.batch, **options(way))
 
         def begin():
             for b in loader:
-                yield b.x, b.y, b.edge_index, b.batch_size
+                if dgls:
+                    blocks = b[2]
+                    yield blocks[0].srcdata["feat"], blocks[-1].dstdata["label"], blocks, len(b[1])
+                else:
+                    yield b.x, b.y, b.edge_index, b.batch_size
 
     step = None
     if task == "train":
         sizes = [a.dim] + [a.hidden] * (len(fanout) - 1) + [CLASSES]
-        dgls = way.startswith(("dgl", "graphbolt"))
         if dgls:
             from dgl.nn import SAGEConv
 
@@ -143,10 +249,17 @@ def measure(way, task, data):
         return n
 
     epoch()
+    group, cached = Group(a.group) if a.group else None, 0
+    if group:
+        rows = 0 if closing else size(a.rows_memory)  # ours hold them already
+        group.bound(group.held() + rows + size(a.slack))
+        epoch()
     began, n = time.perf_counter(), 0
     for _ in range(a.epochs):
         n += epoch()
     took = time.perf_counter() - began
+    if group:
+        cached = group.cached()
     daemon_peak = 0
     if closing:
         with open(f"/proc/{dataset.session()[0].daemon_pid}/status") as status:
@@ -154,7 +267,7 @@ def measure(way, task, data):
         closing()
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"seconds_per_batch": took / n, "batches": n, "cpu": own.ru_utime + own.ru_stime, "peak": own.ru_maxrss << 10,
-            "daemon_cpu": children.ru_utime + children.ru_stime, "daemon_peak": daemon_peak}
+            "daemon_cpu": children.ru_utime + children.ru_stime, "daemon_peak": daemon_peak, "cached": cached}
 
 
 if a.one:
@@ -167,11 +280,29 @@ env = dict(os.environ, HELIOS_STATE=os.path.join(work, "state"))
 data = os.path.join(work, "g")
 
 
-def run(*argv):
-    r = subprocess.run(argv, env=env, capture_output=True, text=True)
+def run(*argv, **how):
+    r = subprocess.run(argv, env=env, capture_output=True, text=True, **how)
     if r.returncode:
         sys.exit(f"{' '.join(argv)}: exit code {r.returncode}\n{r.stdout[-2000:]}{r.stderr[-2000:]}")
     return [json.loads(line) for line in r.stdout.splitlines() if line.startswith("{")]
+
+
+def apart(way, task, *more, **how):
+    """A way in a process of its own."""
+    passed = [f"--{k}={getattr(a, k)}" for k in ("heliosctl", "dim", "batch", "hidden", "fanout", "epochs")]
+    return run(sys.executable, os.path.realpath(__file__), *passed, *more, "--work", data, "--one", f"{way}:{task}", **how)[-1]
+
+
+def in_group(way, task):
+    """The same, in a control group. What the page cache has of the features, others pay for: it is dropped first."""
+    with open(os.path.join(data, "features.npy"), "rb") as f:
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    group = Group.below_own()
+    try:
+        return apart(way, task, "--group", group.path, "--rows-memory", a.rows_memory, "--slack", a.slack, preexec_fn=group.enter)
+    finally:
+        group.remove()
 
 
 def in_process(way, task):
@@ -184,7 +315,7 @@ def in_process(way, task):
     epochs = [r for r in got if r["event"] == "epoch"][1:]
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"seconds_per_batch": sum(e["seconds"] for e in epochs) / (a.batches * a.epochs), "cpu": cpu, "peak": 0, "daemon_cpu": 0,
-            "daemon_peak": 0}
+            "daemon_peak": 0, "cached": 0}
 
 
 if not os.path.exists(data):
@@ -203,18 +334,17 @@ for task in a.tasks.split(","):
                     continue
                 got = in_process(way, task)
             else:
-                passed = [f"--{k}={getattr(a, k)}" for k in ("heliosctl", "dim", "batch", "hidden", "fanout", "epochs")]
-                got = run(sys.executable, os.path.realpath(__file__), *passed, "--work", data, "--one", f"{way}:{task}")[-1]
+                got = in_group(way, task) if a.rows_memory and "-" in way else apart(way, task)
             results.append({"way": way, "task": task, "round": turn, **got})
             print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-    print(f"| {task} | seconds a batch | CPU s, and the daemon's | peak, and the daemon's |\n|---|---|---|---|")
+    print(f"| {task} | seconds a batch | CPU s, and the daemon's | peak, and the daemon's | page cache |\n|---|---|---|---|---|")
     for way in a.ways.split(","):
         of = [r for r in results if r["way"] == way and r["task"] == task]
         if of:
             s = sorted(r["seconds_per_batch"] for r in of)
-            m = {k: statistics.median(r[k] for r in of) for k in ("cpu", "daemon_cpu", "peak", "daemon_peak")}
+            m = {k: statistics.median(r[k] for r in of) for k in ("cpu", "daemon_cpu", "peak", "daemon_peak", "cached")}
             print(f"| {way} | {statistics.median(s):.4f} ({s[0]:.4f}-{s[-1]:.4f}) | {m['cpu']:.1f}, {m['daemon_cpu']:.1f} | "
-                  f"{m['peak'] / 2**20:.0f}, {m['daemon_peak'] / 2**20:.0f} MiB |")
+                  f"{m['peak'] / 2**20:.0f}, {m['daemon_peak'] / 2**20:.0f} MiB | {m['cached'] / 2**20:.0f} MiB |")
 if a.json:
     with open(a.json, "w") as f:
         json.dump(results, f, indent=1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A throw-away Python environment with PyG and DGL, for compare.py: setup.sh DIR [PYTHON]. It takes some 7 GB of
-# disk and 20 minutes of two cores, most of which compile torch_sparse. Delete DIR afterwards.
+# A throw-away Python environment with PyG and DGL, for compare.py and loaders.py: setup.sh DIR [PYTHON]. It takes some 7 GB of
+# disk and 10 to 20 minutes of two cores, most of which compile torch_sparse. Delete DIR afterwards.
 set -euo pipefail
 here=$(dirname "$(realpath "$0")")
 dir=${1:?usage: setup.sh DIR [PYTHON]}
