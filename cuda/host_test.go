@@ -343,6 +343,36 @@ func TestBusyWorkers(t *testing.T) {
 	}
 }
 
+// A value that is there, one that comes and the end of a channel are each received, at once and
+// after the receiver has parked.
+func TestAwait(t *testing.T) {
+	for _, after := range []time.Duration{0, 20 * linger} {
+		c := make(chan int, 1)
+		later := func(do func()) {
+			began := now()
+			go func() {
+				for now()-began < int64(after) {
+					runtime.Gosched()
+				}
+				do()
+			}()
+		}
+		c <- 1
+		for want := 1; want <= 3; want++ {
+			if v, ok := await(c); v != want || !ok {
+				t.Fatalf("after %v: got %d, %v, want %d", after, v, ok, want)
+			}
+			if want < 3 {
+				later(func() { c <- want + 1 })
+			}
+		}
+		later(func() { close(c) })
+		if v, ok := await(c); ok {
+			t.Fatalf("after %v: got %d of a closed channel", after, v)
+		}
+	}
+}
+
 // A stream is busy while it holds a slot: of two that share the only one, each for its part.
 func TestBusyIsTimeOnASlot(t *testing.T) {
 	h := open(t, HostOptions{SMs: 1})

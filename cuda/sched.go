@@ -42,6 +42,12 @@ const quantum = 200 * time.Microsecond
 // resident blocks of an SM (32 on compute capability 9.0).
 const residentPerSM = 32
 
+// linger is how long a goroutine of the device looks for its next work, or for the end of a grid
+// whose last blocks others run, before it parks. To wake one that has parked takes 60 us and more:
+// a thread has to be woken, and Go sleeps before it takes from another thread the goroutine that
+// that one has just made ready. Small grids are over by then.
+const linger = 50 * time.Microsecond
+
 var epoch = time.Now()
 
 // now is monotonic time in nanoseconds.
@@ -310,9 +316,32 @@ func (s *scheduler) worker() *worker {
 func (w *worker) loop() {
 	defer close(w.ended)
 	debug.SetPanicOnFault(true)
-	for j := range w.wake {
+	for {
+		j, ok := await(w.wake)
+		if !ok {
+			return
+		}
 		w.block.sched.run(&w.block, j, w)
 	}
+}
+
+// await receives from c: it polls for as long as linger before it parks. It lets other goroutines
+// run after some looks only: two that do nothing but yield contend for Go's queue.
+func await[T any](c <-chan T) (v T, ok bool) {
+	for end := now() + int64(linger); now() < end; runtime.Gosched() {
+		for range 200 {
+			if len(c) > 0 {
+				break
+			}
+		}
+		select {
+		case v, ok = <-c:
+			return v, ok
+		default:
+		}
+	}
+	v, ok = <-c
+	return v, ok
 }
 
 // run runs blocks, starting with j, for as long as it keeps a slot. w is nil on a stream's own
@@ -441,7 +470,7 @@ func (s *scheduler) launch(g *grid, b *Block) {
 	}
 	s.mu.Unlock()
 	if !s.run(b, job{g, 0, slot}, nil) {
-		<-g.stream.gridDone
+		await(g.stream.gridDone)
 	}
 }
 
