@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/simd"
@@ -70,17 +72,24 @@ type hopDraws struct {
 	Labor  simd.LaborKeys // of host_labor_hop
 }
 
-// hopControl holds what the blocks of a launch share.
+// hopControl holds what the blocks of a launch share. What one block writes while others look at
+// something else is on a line of its own.
 type hopControl struct {
 	claim   atomic.Int64 // next tile to draw
+	_       [56]byte
 	entered atomic.Int64 // tiles entered
+	_       [56]byte
 	token   atomic.Int32 // 1: a block enters
 	stop    atomic.Int32
 	home    atomic.Int32 // block that entered last, plus one
 	_       int32
-	edges   int64                 // entered; the token's holder has them
-	nodes   int64                 // new ones
-	ready   [maxRing]atomic.Int64 // by slot: the tile that lies there drawn, plus one
+	edges   int64 // entered; the token's holder has them
+	nodes   int64 // new ones
+	_       [32]byte
+	ready   [maxRing]struct { // by slot: the tile that lies there drawn, plus one
+		atomic.Int64
+		_ [56]byte
+	}
 }
 
 const maxRing = 64
@@ -132,6 +141,7 @@ type hopBlock struct {
 	direct  []uint32
 	hash    simd.SampleHash
 	keys    [20]uint64
+	draws   []uint32                // of some groups; the slot's go from block to block
 	tail    [simd.SampleGroup]int64 // of a tile whose last group is not full
 
 	// of host_labor_hop: what the tile takes, and where a list's first lines are
@@ -234,7 +244,9 @@ func (h *hopBlock) work(b *cuda.Block) error {
 		h.keys = simd.SampleKeys(p.Key)
 	}
 	c, ring, me := h.ctl, int64(p.RingSlots), int32(b.Index)+1
-	mem := cuda.View[byte](p.Ring, ring*slotBytes)
+	mem := cuda.View[byte](p.Ring, ring*slotBytes+int64(b.Blocks)*drawWords*4)
+	h.draws = unsafe.Slice((*uint32)(unsafe.Pointer(
+		&mem[ring*slotBytes+int64(b.Index)*drawWords*4])), drawWords)
 	at := func(t int64) tile {
 		m := unsafe.Pointer(&mem[t%ring*slotBytes])
 		word := func(off, n int) []uint32 { return unsafe.Slice((*uint32)(unsafe.Add(m, off)), n) }
@@ -246,7 +258,7 @@ func (h *hopBlock) work(b *cuda.Block) error {
 		}
 	}
 	isReady := func(t int64) bool { return c.ready[t%ring].Load() == t+1 }
-	for c.stop.Load() == 0 {
+	for looks := 0; c.stop.Load() == 0; looks++ {
 		t, next := c.entered.Load(), c.claim.Load()
 		if t == h.tiles {
 			return nil
@@ -265,6 +277,7 @@ func (h *hopBlock) work(b *cuda.Block) error {
 				c.entered.Store(t + 1)
 			}
 			c.token.Store(0)
+			looks = 0
 			continue
 		}
 		if mayDraw {
@@ -274,15 +287,38 @@ func (h *hopBlock) work(b *cuda.Block) error {
 				}
 				c.ready[next%ring].Store(next + 1)
 			}
+			looks = 0
 			continue
 		}
 		if next == h.tiles && (!isReady(t) || c.token.Load() == 1) && c.entered.Load() == t {
 			// Whoever draws the tiles that are left, or enters, looks again when done.
 			return nil
 		}
-		b.Yield()
+		h.wait(b, looks)
 	}
 	return nil
+}
+
+// A block without work looks again so often, some microseconds, before it lets other goroutines
+// run, and so often before it lets other threads run as well.
+const (
+	looksAlone   = 500
+	looksYielded = looksAlone + 30
+)
+
+// wait is for a tile that another block draws or enters, which takes microseconds. To yield at once
+// would cost more than that: two blocks that do contend for Go's queue of goroutines, change
+// threads and leave their caches behind. But where threads share a processor, the tile may be
+// another one's that has not run for milliseconds, so it gets the processor.
+func (h *hopBlock) wait(b *cuda.Block, looks int) {
+	switch {
+	case looks < looksAlone:
+	case looks < looksYielded:
+		b.Yield()
+	default:
+		b.Yield()
+		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	}
 }
 
 // draw fills a slot with the draws of tile t.
@@ -308,7 +344,7 @@ func (h *hopBlock) draw(t int64, s tile) error {
 				v = &h.tail
 				copy(v[:], h.nodes[lo+int64(g):][:m])
 			}
-			draws := s.draws[g/simd.SampleGroup%(ahead+1)*stride:]
+			draws := h.draws[g/simd.SampleGroup%(ahead+1)*stride:]
 			h.level.SampleDraw(v, (*[simd.SampleGroup]uint32)(s.deg[g:]), k, &h.keys, h.Epoch,
 				h.Hop<<24, draws)
 			h.level.SamplePrefetch(s.first[g:], m, k, draws, h.indices, h.wide != nil)
@@ -317,7 +353,7 @@ func (h *hopBlock) draw(t int64, s tile) error {
 		if o < 0 || o >= n {
 			continue
 		}
-		m, draws, ids := min(simd.SampleGroup, n-o), s.draws[o/simd.SampleGroup%(ahead+1)*stride:],
+		m, draws, ids := min(simd.SampleGroup, n-o), h.draws[o/simd.SampleGroup%(ahead+1)*stride:],
 			s.ids[s.local[o]:]
 		var bad int
 		if h.wide != nil {
@@ -543,8 +579,8 @@ func newHostHopper(c sampling) (*hostHopper, error) {
 	if err := s.open(&s.sampling); err != nil {
 		return nil, err
 	}
-	if s.ring, err = c.dev.Alloc(cuda.MemDevice, hostRing(s.workers)*slotBytes,
-		ringPurpose); err == nil {
+	if s.ring, err = c.dev.Alloc(cuda.MemDevice,
+		hostRing(s.workers)*slotBytes+int64(s.workers)*drawWords*4, ringPurpose); err == nil {
 		s.control, err = c.dev.Alloc(cuda.MemDevice, int64(unsafe.Sizeof(hopControl{})),
 			ringPurpose)
 	}
@@ -584,7 +620,7 @@ func (s *hostHopper) params(mb *MiniBatch, n int64) hopParams {
 		MaxNodes: t.NumNodes + int64(mb.NumSeeds),
 		hopDraws: hopDraws{Key: mb.key, Epoch: uint32(mb.Epoch)},
 		PosBits:  s.posBits, IDBits: s.idBits(), Stamp: s.stamp,
-		RingSlots: uint32(s.ring.Size() / slotBytes),
+		RingSlots: uint32(hostRing(s.workers)),
 	}
 	if t.Wide() {
 		p.Wide = 1
