@@ -115,8 +115,10 @@ with helios.open(a.dataset, socket=a.socket) as dataset:
                 if rank == 0:
                     torch.save(state, f"{a.checkpoint}.new")
                     Path(f"{a.checkpoint}.new").replace(a.checkpoint)
-        mean = sum_of(total).item() / loader.num_seeds
+        # A name of its own: were Gloo's thread the last one that has the tensor, and Python at its
+        # end, the process would abort (pytorch/pytorch#179291).
+        loss_sum = sum_of(total)
         if rank == 0:
-            print(f"epoch {epoch + 1}: loss {mean:.6f}", flush=True)
+            print(f"epoch {epoch + 1}: loss {loss_sum.item() / loader.num_seeds:.6f}", flush=True)
         total.zero_()
 dist.destroy_process_group()
