@@ -186,7 +186,7 @@ type Precision uint8
 const (
 	FP32 Precision = iota // float32 multiply-add
 	TF32                  // factors rounded to 10 bits of mantissa, tensor cores
-	BF16                  // factors rounded to bfloat16, tensor cores
+	BF16                  // factors rounded to bfloat16; on a GPU tensor cores
 )
 
 var precisions = []string{"fp32", "tf32", "bf16"}

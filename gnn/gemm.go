@@ -17,7 +17,8 @@ import (
 //
 // then, as flags say: + Bias[N], ReLU, dropout. Every element is one sum over k in index order
 // (first all of A·B, then all of A2·B2), rounded to float32 after each step (at level Generic also
-// before each addition), so neither tiles nor workers change a bit. The grid is ceil(M/MB) ×
+// before each addition), so neither tiles nor workers change a bit. The kernels gemm_*_bf16 round the
+// factors to bfloat16 and sum in pairs of steps (simd.Product), equal at all levels. The grid is ceil(M/MB) ×
 // ceil(N/NB) blocks; block i has row tile i / ceil(N/NB).
 //
 // The sum over a row of inputs and a row of neighbour means (GraphSAGE) is one launch with two
@@ -73,13 +74,21 @@ type gemmPanels struct {
 var gemmPool = sync.Pool{New: func() any { return new(gemmPanels) }}
 
 func init() {
-	cuda.RegisterHost("gemm_nn",
-		func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, false, false) })
-	cuda.RegisterHost("gemm_nt",
-		func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, false, true) })
-	cuda.RegisterHost("gemm_tn",
-		func(b *cuda.Block, p *gemmParams) error { return gemm(b, p, true, false) })
+	for _, op := range []gemmOp{opNN, opNT, opTN} {
+		for _, prec := range hostPrecisions {
+			cuda.RegisterHost(gemmName(op, false, prec, gemmVariant{}),
+				func(b *cuda.Block, p *gemmParams) error {
+					return gemm(b, p, op == opTN, op == opNT, prec == cuda.BF16)
+				})
+		}
+	}
 }
+
+// hostPrecisions are HostPrecisions.
+var hostPrecisions = []cuda.Precision{cuda.FP32, cuda.BF16}
+
+// HostPrecisions are those of a host device's products.
+func HostPrecisions() []cuda.Precision { return hostPrecisions }
 
 // matrix views rows × cols elements at p.
 func matrix(p cuda.DevicePtr, rows, cols, ld int64) []float32 {
@@ -91,15 +100,15 @@ func matrix(p cuda.DevicePtr, rows, cols, ld int64) []float32 {
 
 // gemm computes a block's tile. Above Generic the sums are fused multiply-adds, still one chain an
 // element: then all levels, tiles and workers agree to the bit.
-func gemm(blk *cuda.Block, p *gemmParams, transA, transB bool) error {
+func gemm(blk *cuda.Block, p *gemmParams, transA, transB, bf16 bool) error {
 	nTiles := (p.N + p.NB - 1) / p.NB
 	i0, j0 := int64(blk.Index)/nTiles*p.MB, int64(blk.Index)%nTiles*p.NB
 	i1, j1 := min(i0+p.MB, p.M), min(j0+p.NB, p.N)
 	if i0 >= i1 || j0 >= j1 {
 		return nil
 	}
-	if l := blk.SIMD(); l > simd.Generic {
-		p.vector(l, transA, transB, i0, i1, j0, j1)
+	if l := blk.SIMD(); l > simd.Generic || bf16 {
+		p.vector(l, transA, transB, bf16, i0, i1, j0, j1)
 		return nil
 	}
 	for ; j0 < j1; j0 += gemmNB {
@@ -143,11 +152,11 @@ func (p *gemmParams) bias(j0, j1 int64) []float32 {
 	return cuda.View[float32](p.Bias, p.N)[j0:j1]
 }
 
-func (p *gemmParams) vector(l simd.Level, transA, transB bool, i0, i1, j0, j1 int64) {
+func (p *gemmParams) vector(l simd.Level, transA, transB, bf16 bool, i0, i1, j0, j1 int64) {
 	c := matrix(p.C, p.M, p.N, p.LDC)[i0*p.LDC+j0:]
 	bias := p.bias(j0, j1)
 	l.Multiply(&simd.Product{
-		M: int(i1 - i0), N: int(j1 - j0), TransA: transA, TransB: transB,
+		M: int(i1 - i0), N: int(j1 - j0), TransA: transA, TransB: transB, BF16: bf16,
 		Terms: p.terms(transA, transB, i0, j0), C: c, LDC: int(p.LDC),
 		Finish: func(from, to int) { // while the rows are in L1 and L2
 			for i := int64(from); i < int64(to); i++ {

@@ -317,7 +317,8 @@ func TestGEMM(t *testing.T) {
 			streams = append(streams, newStream(t, devs[len(devs)-1]))
 		}
 	}
-	for _, name := range []string{"gemm_nn", "gemm_nt", "gemm_tn"} {
+	for _, name := range []string{"gemm_nn", "gemm_nt", "gemm_tn", "gemm_nn_bf16", "gemm_nt_bf16",
+		"gemm_tn_bf16"} {
 		for _, M := range sizes {
 			for _, N := range sizes {
 				for _, K := range sizes {
@@ -331,9 +332,14 @@ func TestGEMM(t *testing.T) {
 	}
 }
 
-func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name string, M, N,
+func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, kernel string, M, N,
 	K int64) {
 	const pad = 3 // rows are longer than they are wide
+	name, bf16 := strings.CutSuffix(kernel, "_bf16")
+	prec := cuda.FP32
+	if bf16 {
+		prec = cuda.BF16
+	}
 	p := gemmParams{M: M, N: N, K: K, LDA: K + pad, LDB: N + pad, LDC: N + pad, Flags: gemmReLU}
 	ra, rb := M, K
 	switch name {
@@ -349,7 +355,7 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 	var first []float32
 	class := ""
 	for w, dev := range devs {
-		k, err := dev.Kernel(name)
+		k, err := dev.Kernel(kernel)
 		require.NoError(t, err)
 		var bufs []cuda.Buffer
 		buf := func(v []float32) cuda.DevicePtr {
@@ -373,12 +379,12 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 			require.NoError(t, x.Free())
 		}
 		now := "generic"
-		if dev.Info().Kernels != now {
+		if bf16 || dev.Info().Kernels != now {
 			now = "fused"
 		}
 		if now == class {
-			require.Equal(t, first, got, "%s %dx%dx%d differs at level %s with tile %dx%d", name, M,
-				N, K, dev.Info().Kernels, p.MB, p.NB)
+			require.Equal(t, first, got, "%s %dx%dx%d differs at level %s with tile %dx%d", kernel,
+				M, N, K, dev.Info().Kernels, p.MB, p.NB)
 			continue
 		}
 		first, class = got, now
@@ -390,8 +396,9 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 				}
 				sum, scale := 0.0, 1.0
 				add := func(x, y float32) {
-					sum += float64(x) * float64(y)
-					scale += math.Abs(float64(x) * float64(y))
+					z := roundFactor(x, prec) * roundFactor(y, prec)
+					sum += z
+					scale += math.Abs(z)
 				}
 				for q := range K {
 					switch name {
@@ -406,9 +413,10 @@ func checkGEMM(t *testing.T, devs []cuda.Device, streams []cuda.Stream, name str
 				for q := range p.K2 {
 					add(a2[i*6+q], b2[q*N+j])
 				}
-				add(1, bias[j])
+				sum += float64(bias[j])
+				scale += math.Abs(float64(bias[j]))
 				if d := math.Abs(max(sum, 0) - float64(got[i*p.LDC+j])); d > 3e-6*scale {
-					t.Fatalf("%s %dx%dx%d [%d,%d]: %v, expected %v", name, M, N, K, i, j,
+					t.Fatalf("%s %dx%dx%d [%d,%d]: %v, expected %v", kernel, M, N, K, i, j,
 						got[i*p.LDC+j], sum)
 				}
 			}
@@ -538,6 +546,40 @@ func TestWorkersChangeNothing(t *testing.T) {
 			require.Equal(t, want, sum, "%s with %d workers at level %v", kind, sms, at.level)
 			require.Equal(t, wantLoss, loss)
 		}
+	}
+}
+
+// With factors in bfloat16 all levels and numbers of workers give the same bits, Generic too; they
+// are not float32's, and the loss is near.
+func TestBF16IsTheSameEverywhere(t *testing.T) {
+	for _, kind := range Archs() {
+		train := func(level simd.Level, sms int, prec cuda.Precision) (string, float64) {
+			g := newRig(t, rigConfig{nodes: 600, edges: 5000, dim: 21, classes: 7, seeds: 90,
+				fanouts: []int{5, 3}, sms: sms, level: level})
+			m := g.model(t, ModelConfig{Kind: kind, InDim: 21, Hidden: 33, Classes: 7, Layers: 2,
+				Dropout: 0.3, Seed: 1, Precision: prec})
+			for i := range 3 {
+				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(),
+					Step{Seed: 2, Batch: i, LR: 0.01, WeightDecay: 0.01}))
+			}
+			loss, _, _, err := m.Outcome(g.ctx, g.stream)
+			require.NoError(t, err)
+			sum, err := m.ParamsSHA256()
+			require.NoError(t, err)
+			return sum, loss
+		}
+		want, loss := train(simd.Generic, 1, cuda.BF16)
+		for _, l := range simd.Levels() {
+			for _, sms := range []int{1, 3} {
+				got, lossHere := train(l, sms, cuda.BF16)
+				require.Equal(t, want, got, "%s at %v with %d workers", kind, l, sms)
+				require.Equal(t, loss, lossHere)
+			}
+		}
+		sum32, loss32 := train(simd.Auto, 2, cuda.FP32)
+		require.NotEqual(t, want, sum32)
+		require.InEpsilon(t, loss32, loss, 1e-2, kind)
+		require.NotEqual(t, loss32, loss)
 	}
 }
 

@@ -2,9 +2,11 @@ package gnn
 
 import (
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"helios/cuda"
+	"helios/internal/errs"
 )
 
 // launcher launches the kernels that models share: products, sums over columns, the transpose of a
@@ -12,7 +14,7 @@ import (
 type launcher struct {
 	grid
 	dev       cuda.Device
-	precision cuda.Precision // of products on a GPU
+	precision cuda.Precision // of products
 	blas      cuda.BLAS      // that computes them; nil: our own kernels
 	k         kernels
 	named     map[string]cuda.Kernel // see kernel
@@ -60,14 +62,24 @@ func (o *launcher) find(own []string) error {
 	return nil
 }
 
+// hostProduct is the host's kernel of a product.
+func (o *launcher) hostProduct(op gemmOp) string {
+	return gemmName(op, false, o.precision, gemmVariant{})
+}
+
 // findHost finds the host's kernels of products and of sums over columns.
 func (o *launcher) findHost() (err error) {
+	if !slices.Contains(hostPrecisions, o.precision) {
+		return errs.New(errs.Usage,
+			"precision %v is for a GPU (option device cuda); a host device computes products in fp32 or bf16",
+			o.precision)
+	}
 	for _, k := range []struct {
 		dst  *cuda.Kernel
 		name string
 	}{
-		{&o.k.gemmNN, opNN.String()}, {&o.k.gemmNT, opNT.String()}, {&o.k.gemmTN, opTN.String()},
-		{&o.k.colSum, "col_sum"},
+		{&o.k.gemmNN, o.hostProduct(opNN)}, {&o.k.gemmNT, o.hostProduct(opNT)},
+		{&o.k.gemmTN, o.hostProduct(opTN)}, {&o.k.colSum, "col_sum"},
 	} {
 		if *k.dst, err = o.dev.Kernel(k.name); err != nil {
 			return err

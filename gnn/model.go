@@ -35,10 +35,10 @@ type ModelConfig struct {
 	AttentionDropout float32 // of gat
 	Seed             uint64  // of the initial parameters
 
-	// Of devices that are no host device. They change how products are computed, not what a
-	// checkpoint holds.
-	Precision cuda.Precision
-	BLAS      cuda.BLAS // nil: our own kernels. The model does not close it.
+	// They change how products are computed, not what a checkpoint holds.
+	Precision cuda.Precision // a host device has fp32 and bf16
+	// Of devices that are no host device; nil: our own kernels. The model does not close it.
+	BLAS cuda.BLAS
 }
 
 // Model is a network with its optimiser on a device. Steps must be enqueued one at a time and
@@ -65,10 +65,10 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 	case cfg.Precision > cuda.BF16:
 		return nil, errs.New(errs.Usage, "precision %v is unknown; choose %s", cfg.Precision,
 			strings.Join(cuda.Precisions(), ", "))
-	case !m.on.gpu && (cfg.Precision != cuda.FP32 || cfg.BLAS != nil):
+	case !m.on.gpu && cfg.BLAS != nil:
 		return nil, errs.New(errs.Usage,
-			"device %s computes products in fp32 by its own kernels; precision %v and a BLAS are for a GPU (option device cuda)",
-			dev.Info().Name, cfg.Precision)
+			"device %s computes products by its own kernels; a BLAS is for a GPU (option device cuda)",
+			dev.Info().Name)
 	}
 	if err := m.on.find(net.kernels(m.on.gpu)); err != nil {
 		return nil, fmt.Errorf("model: %w", err)

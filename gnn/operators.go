@@ -10,8 +10,8 @@ import (
 // benchmarks that measure each by itself.
 type Operators struct{ on *launcher }
 
-// NewOperators finds the kernels of a device. On a GPU products multiply with precision prec; the
-// host device knows float32 only.
+// NewOperators finds the kernels of a device, whose products multiply with precision prec. A host
+// device has fp32 and bf16.
 func NewOperators(dev cuda.Device, prec cuda.Precision) (*Operators, error) {
 	on := newLauncher(dev)
 	on.precision = prec

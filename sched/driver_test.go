@@ -212,6 +212,42 @@ func TestPrecisions(t *testing.T) {
 	}
 }
 
+// TestHostBF16: products of the host device with factors in bfloat16 learn nearly the same as in
+// float32, by any number of workers the same, and a checkpoint that changes over says so.
+func TestHostBF16(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	for seed := range uint64(5) {
+		cfg := small()
+		cfg.Seed, cfg.Epochs, cfg.NoEval = 1+seed, 3, true
+		want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+		cfg.Precision = "bf16"
+		got := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+		require.NoError(t, want.err)
+		require.NoError(t, got.err)
+		require.Equal(t, want.blocks, got.blocks)
+		require.Equal(t, want.seen, got.seen)
+		require.NotEqual(t, want.res.ParamsSHA256, got.res.ParamsSHA256)
+		require.Equal(t, "bf16", got.res.Precision)
+		for i, e := range want.res.Epochs {
+			require.InEpsilon(t, e.Loss, got.res.Epochs[i].Loss, 1e-2)
+			require.NotEqual(t, e.Loss, got.res.Epochs[i].Loss)
+		}
+		t.Logf("seed %d: last loss %v, in fp32 %v", cfg.Seed, got.res.Epochs[2].Loss,
+			want.res.Epochs[2].Loss)
+		if seed == 0 {
+			again := train(t, context.Background(), cfg, d, feat, s, 3, report.Observer{})
+			require.NoError(t, again.err)
+			require.Equal(t, got.res.ParamsSHA256, again.res.ParamsSHA256, "with three workers")
+		}
+	}
+	cfg := small()
+	cfg.Precision = "tf32"
+	refused := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.Equal(t, errs.Capability, errs.ClassOf(refused.err))
+	require.ErrorContains(t, refused.err, "option precision tf32: the host device computes in fp32 or bf16")
+}
+
 // TestVerifyRowsOnGPU: rows in the GPU's memory are held against the feature function in chunks,
 // and drawn in the timeline.
 func TestVerifyRowsOnGPU(t *testing.T) {

@@ -21,11 +21,13 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 	d, _ := tiny.open(t)
 	s := bind(t, d, 1, "")
 	dir := t.TempDir()
+	precision := ""
 	run := func(l simd.Level, epochs int) (notes string) {
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2, Kernels: l})
 		require.NoError(t, err)
 		cfg := small()
 		cfg.Epochs, cfg.CheckpointDir, cfg.Resume, cfg.NoEval = epochs, dir, true, true
+		cfg.Precision = precision
 		_, err = Train(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d,
 			SSDs: s.ssds}, report.Observer{Note: func(s string) { notes += s + "\n" }})
 		require.NoError(t, err)
@@ -50,4 +52,11 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 	require.Contains(t, n, "option kernels generic and goes on with avx2")
 	require.NotContains(t, run(simd.Best(), 4), "option kernels", "AVX2 and AVX-512 give the same bits")
 	require.Contains(t, run(simd.Generic, 5), "goes on with generic")
+	precision = "bf16"
+	require.Contains(t, run(simd.Best(), 6), "option kernels generic and goes on with option kernels "+
+		simd.Best().String()+" and option precision bf16")
+	require.NotContains(t, run(simd.Generic, 7), "option kernels", "all levels give the same bits")
+	precision = "fp32"
+	require.Contains(t, run(simd.AVX2, 8),
+		"option kernels generic and option precision bf16 and goes on with option kernels avx2")
 }

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"helios/cuda"
 	"helios/gnn"
@@ -116,9 +117,17 @@ func (f *fingerprint) rounding(now string) string {
 	if was == "" {
 		was = generic
 	}
-	// The vector levels of the host give the same bits.
+	// The vector levels of the host give the same bits; in bf16 all levels do.
+	host := func(k string) (level, precision string, ok bool) {
+		level, precision, _ = strings.Cut(k, " ")
+		return level, precision, slices.Contains(simd.Names(), level)
+	}
 	bits := func(k string) string {
-		if k != generic && slices.Contains(simd.Names(), k) {
+		level, precision, ok := host(k)
+		switch {
+		case ok && precision != "":
+			return "host " + precision
+		case ok && level != generic:
 			return "vector"
 		}
 		return k
@@ -127,14 +136,21 @@ func (f *fingerprint) rounding(now string) string {
 		return ""
 	}
 	name := func(k string) string {
-		if slices.Contains(simd.Names(), k) {
-			return "option kernels " + k
+		level, precision, ok := host(k)
+		switch {
+		case !ok:
+			return "a GPU's kernels (" + k + ")"
+		case precision != "":
+			return "option kernels " + level + " and option precision " + precision
 		}
-		return "a GPU's kernels (" + k + ")"
+		return "option kernels " + level
 	}
 	with := now
-	if bits(now) == now && now != generic || bits(was) == was && was != generic {
-		with = name(now) // another device
+	if slices.ContainsFunc([]string{was, now}, func(k string) bool {
+		_, precision, ok := host(k)
+		return !ok || precision != ""
+	}) {
+		with = name(now) // another device or precision
 	}
 	return fmt.Sprintf(
 		"was made with %s and goes on with %s, which rounds otherwise: the parameters will not be to the bit those of a run that was never stopped",

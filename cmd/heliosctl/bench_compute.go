@@ -17,6 +17,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/openblas"
+	"helios/internal/simd"
 	"helios/internal/units"
 )
 
@@ -34,8 +35,8 @@ func benchComputeCommand() *cli.Command {
 		"Products of matrices can run in turns with a library that is opened at run time for this comparison:\n" +
 		"on the host device OpenBLAS, on a GPU cuBLAS, where --precision takes each. The ratio is its time by\n" +
 		"ours, the median over the turns and its range; \"by CPU\" is the same ratio in CPU time.\n" +
-		"The host device's peak is measured in the same run: fused multiply-adds on registers, times the\n" +
-		"workers. That of a GPU is its highest clock, its SMs, and what an SM of its compute capability does\n" +
+		"The host device's peak is measured in the same run: fused multiply-adds on registers (in bf16 those\n" +
+		"of pairs, where the CPU has them), times the workers. That of a GPU is its highest clock, its SMs, and what an SM of its compute capability does\n" +
 		"in a clock. \"of copy\" is against a copy within the GPU's memory, measured in the same run. \"of floor\"\n" +
 		"is the least time for the operations at the peak and the bytes at the copy's rate, the longer of the\n" +
 		"two (of a whole step their sum), as a share of the time taken; on the host device, where copies are\n" +
@@ -54,9 +55,10 @@ func benchComputeCommand() *cli.Command {
 			hcli.Int64(&cli.Int64Flag{Name: "rows", Value: 65536,
 				Usage: "destinations of the aggregates; other matrices of that group grow with it"},
 				func(a *computeBenchArgs) *int64 { return &a.cfg.Rows }),
-			hcli.Parsed(&cli.StringFlag{Name: "precision", Value: "fp32,tf32,bf16",
-				Usage: "of products and steps on a GPU `NAME[,NAME…]`: " +
-					strings.Join(cuda.Precisions(), ", ")},
+			hcli.Parsed(&cli.StringFlag{Name: "precision",
+				DefaultText: "on a GPU all, on the host device fp32",
+				Usage: "of products and steps `NAME[,NAME…]`: " +
+					strings.Join(cuda.Precisions(), ", ") + " (on a GPU)"},
 				func(a *computeBenchArgs) *[]cuda.Precision { return &a.precisions },
 				parsePrecisions),
 			hcli.Text(&cli.StringFlag{Name: "openblas", Value: "off",
@@ -172,8 +174,16 @@ func (a *computeBenchArgs) check(e *env) error {
 		return err
 	}
 	hostOnly := slices.Equal(a.devices, []string{"host"})
-	if f := e.given(&a.precisions, &a.blas); f != "" && hostOnly {
+	if f := e.given(&a.blas); f != "" && hostOnly {
 		return errs.New(errs.Usage, "--%s is for GPUs; add cuda to --device, or leave it out", f)
+	}
+	if slices.Contains(a.devices, "host") {
+		for _, p := range a.precisions {
+			if !slices.Contains(gnn.HostPrecisions(), p) {
+				return errs.New(errs.Usage,
+					"--precision %v is for GPUs; leave it out, or give --device cuda alone", p)
+			}
+		}
 	}
 	if a.shapes != "" {
 		if _, err := compute.ParseShapes(a.shapes); err != nil {
@@ -310,6 +320,11 @@ func (b *computeBench) measureHost(ctx context.Context, workers int,
 	}
 	defer closing(&err, dev.Close)
 	cfg := b.cfg
+	cfg.Precisions = b.precisions
+	if l, err := simd.Parse(dev.Info().Kernels); err == nil &&
+		slices.Contains(b.precisions, cuda.BF16) {
+		b.ui.Printf("bf16 by %s", l.BF16Way())
+	}
 	return b.measure(ctx, dev, &cfg, compute.DefaultShapes, [3]float64{}, out)
 }
 
@@ -322,7 +337,9 @@ func (b *computeBench) measureGPU(ctx context.Context, name string,
 	}
 	defer closing(&err, dev.Close)
 	cfg := b.cfg
-	cfg.Precisions = b.precisions
+	if cfg.Precisions = b.precisions; len(cfg.Precisions) == 0 {
+		cfg.Precisions = []cuda.Precision{cuda.FP32, cuda.TF32, cuda.BF16}
+	}
 	if want := b.blas; want != "off" {
 		if cfg.Vendor, err = openVendor(dev, want); err != nil {
 			if want != "auto" {
@@ -458,6 +475,8 @@ func (b *computeBench) show(rows []compute.Row) {
 		kernels := r.Kernels
 		if r.Code != "" {
 			kernels = codeName(r.Code) + " " + r.Precision
+		} else if r.Precision != cuda.FP32.String() {
+			kernels += " " + r.Precision
 		}
 		table = append(table, []string{r.Case, kernels, fmt.Sprint(r.Workers),
 			units.FormatSeconds(r.Seconds.Median), flops, share(r.PeakShare),

@@ -15,16 +15,16 @@ func TestBenchCompute(t *testing.T) {
 	for _, l := range simd.Levels() {
 		args := []string{"bench", "compute", "--shapes", "64x47x100,tn:33x1x300", "--seconds",
 			"0.01", "--rows", "1000", "--workers", "1,2", "--kernels", l.String(), "--overwrite",
-			"--results", "out.json"}
+			"--precision", "fp32,bf16", "--results", "out.json"}
 		rows := lines(t, ok(t, append(args, "--json")...))
 		require.Equal(t, rows, lines(t, kept(t, "out.json")))
-		products := 0
+		products := map[any]int{}
 		for _, r := range rows {
 			require.Equal(t, true, r["ok"])
 			require.Equal(t, l.String(), r["kernels"])
 			require.Nil(t, r["ratio"])
 			if r["m"] != nil {
-				products++
+				products[r["precision"]]++
 				require.Positive(t, r["flops_per_second"])
 				require.Positive(t, r["error"])
 				require.Less(t, r["error"], r["error_bound"])
@@ -32,8 +32,10 @@ func TestBenchCompute(t *testing.T) {
 				require.Equal(t, l > simd.Generic, r["floor_seconds"].(float64) > 0)
 			}
 		}
-		require.Equal(t, 4, products)
+		require.Equal(t, map[any]int{"fp32": 4, "bf16": 4}, products)
 	}
+	require.Regexp(t, `nn:8x8x8 +\S+ bf16 .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8",
+		"--only", "gemm", "--precision", "bf16", "--seconds", "0.01", "--workers", "1"))
 	require.Regexp(t, `nn:8x8x8 +\S+ [nµm]s .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8",
 		"--rows", "100", "--seconds", "0.01", "--workers", "1"))
 }
@@ -103,7 +105,7 @@ func TestBenchComputeBadInput(t *testing.T) {
 		{"too many workers", nil, "bench compute --workers 5000", 2,
 			[]string{"--workers 5000"}, ""},
 		{"precision of the host device", nil, "bench compute --precision tf32", 2,
-			[]string{"--precision", "cuda"}, ""},
+			[]string{"--precision tf32", "cuda"}, ""},
 		{"no such precision", nil, "bench compute --device cuda --precision fp8", 2,
 			[]string{"fp8", "fp32, tf32, bf16"}, ""},
 		{"OpenBLAS beside a GPU", nil, "bench compute --device cuda --openblas auto", 2,

@@ -173,7 +173,7 @@ func pathOptions() hcli.Options[plan.Config] {
 			"", append([]string{gpuio.RungAuto}, gpuio.Rungs()...), nil),
 			func(c *plan.Config) *string { return &c.MemoryRung }),
 		hcli.Text(oneOf("precision",
-			"of the model's products on a GPU (tf32 and bf16 round their factors, on tensor cores)",
+			"of the model's products; bf16 rounds their factors, tf32 too, on a GPU only",
 			"", cuda.Precisions(), nil),
 			func(c *plan.Config) *string { return &c.Precision }),
 		hcli.Text(&cli.StringFlag{Name: "blas",

@@ -12,10 +12,12 @@ import (
 //go:generate go run ./gen/gemm -out gemm_amd64.s -stubs gemm_amd64.go -pkg simd
 
 // Product is a sum of products of float32 matrices, C[M,N] = Σ A·B over Terms. A and B are
-// row-major or, as TransA and TransB say, given as their transposes (A[K,M], B[N,K]).
+// row-major or, as TransA and TransB say, given as their transposes (A[K,M], B[N,K]). With BF16
+// factors are rounded, see bf16Step.
 type Product struct {
 	M, N           int
 	TransA, TransB bool
+	BF16           bool
 	Terms          [2]Term
 	C              []float32
 	LDC            int
@@ -73,6 +75,9 @@ type gemmScratch struct {
 	thin [gemmThin * gemmThinRows]float32
 	zero [gemmKC + 32]float32
 	rows [32]*float32
+
+	terms [2]thinTerm
+	half  [16 * (halfSteps + 16)]float32 // rounded rows of a side
 }
 
 var gemmPool = sync.Pool{New: func() any { return new(gemmScratch) }}
@@ -111,19 +116,31 @@ func (g *Product) check() {
 	}
 }
 
-// Multiply computes g's product. It is for levels above Generic. It panics where an operand is too
-// short.
+// blocker computes rows × cols elements of C (at c) from column j0 of the operands on.
+type blocker interface {
+	block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *float32, ldc int,
+		finish func(i0, i1 int))
+}
+
+// Multiply computes g's product. It is for levels above Generic, but for products with BF16. It
+// panics where an operand is too short.
 func (l Level) Multiply(g *Product) {
 	if g.M == 0 || g.N == 0 {
 		return
 	}
 	g.check()
-	m := microOf(l)
+	if g.BF16 {
+		l.multiplyBF16(g)
+		return
+	}
+	g.by(microOf(l))
+}
+
+// by computes g's product by m.
+func (g *Product) by(m blocker) {
 	s := gemmPool.Get().(*gemmScratch)
 	defer gemmPool.Put(s)
-	var terms []thinTerm
-	var room [2]thinTerm
-	terms = room[:0]
+	terms := s.terms[:0]
 	for _, t := range g.Terms {
 		if t.K > 0 {
 			terms = append(terms, thinTerm{side{&t.A[0], t.LDA, g.TransA},
@@ -144,7 +161,7 @@ func (l Level) Multiply(g *Product) {
 			for j := range terms {
 				terms[j].x, terms[j].y = terms[j].y, terms[j].x
 			}
-			m.thin(s, terms, i, g.N, n)
+			thin(m, s, terms, i, g.N, n)
 			for j := range terms {
 				terms[j].x, terms[j].y = terms[j].y, terms[j].x
 			}
@@ -165,7 +182,7 @@ func (l Level) Multiply(g *Product) {
 			if j+n < g.N {
 				finish = nil
 			}
-			m.block(s, terms, 0, j, g.M, n, &g.C[j], g.LDC, finish)
+			m.block(s, terms, j, g.M, n, &g.C[j], g.LDC, finish)
 		}
 	}
 }
@@ -176,14 +193,14 @@ type thinTerm struct {
 }
 
 // thin computes columns j0 to j0+n of a product of few rows into s.thin.
-func (m *micro) thin(s *gemmScratch, terms []thinTerm, j0, rows, n int) {
+func thin(m blocker, s *gemmScratch, terms []thinTerm, j0, rows, n int) {
 	for j := 0; j < n; j += gemmNC {
-		m.block(s, terms, 0, j0+j, rows, min(gemmNC, n-j), &s.thin[j], gemmThinRows, nil)
+		m.block(s, terms, j0+j, rows, min(gemmNC, n-j), &s.thin[j], gemmThinRows, nil)
 	}
 }
 
-// block computes rows × cols elements of C (at c) from row i0 and column j0 of the operands.
-func (m *micro) block(s *gemmScratch, terms []thinTerm, i0, j0, rows, cols int, c *float32, ldc int,
+// block implements blocker.
+func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *float32, ldc int,
 	finish func(i0, i1 int)) {
 	nr := 2 * m.lanes
 	load := 0
@@ -205,7 +222,7 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, i0, j0, rows, cols int, 
 			}
 			for i := 0; i < rows; i += gemmMC {
 				mc := min(gemmMC, rows-i)
-				x := t.x.from(k0, i0+i)
+				x := t.x.from(k0, i)
 				xs, xp := x.ld*4, m.rows
 				xbase := x.p
 				if !x.major || cols > nr {
@@ -229,12 +246,7 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, i0, j0, rows, cols int, 
 						py = &s.y[(j-packed)/nr*yp]
 					}
 					for q := 0; q < mc; {
-						size := m.rows
-						for _, z := range m.sizes {
-							if size = z; size <= mc-q {
-								break
-							}
-						}
+						size := m.size(mc - q)
 						px := at(xbase, q/m.rows*xp+q%m.rows)
 						m.tile[size][v](kc, px, xs, py, ys, at(c, (i+q)*ldc+j), ldc*4, n, load)
 						q += size
@@ -244,9 +256,19 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, i0, j0, rows, cols int, 
 					finish(i, i+mc)
 				}
 			}
-			load = 1
+			load = loadC
 		}
 	}
+}
+
+// size is the rows of the largest tile that has at most n, which is at least 1.
+func (m *micro) size(n int) int {
+	for _, z := range m.sizes {
+		if z <= n {
+			return z
+		}
+	}
+	return 1
 }
 
 // packY makes panels of two vectors of columns, ps floats apart.
@@ -358,7 +380,11 @@ func (l Level) PeakFLOPS() float64 {
 	if l <= Generic {
 		return 0
 	}
-	m := microOf(l)
+	return microOf(l).peakFLOPS(2)
+}
+
+// peakFLOPS is PeakFLOPS of an instruction that does so many operations in a lane.
+func (m *micro) peakFLOPS(ops int) float64 {
 	chains := 14 // registers of gen/gemm's peak
 	if m.lanes == 16 {
 		chains = 30
@@ -370,5 +396,5 @@ func (l Level) PeakFLOPS() float64 {
 		m.peak(steps)
 		best = min(best, time.Since(start))
 	}
-	return float64(2*steps*chains*m.lanes) / best.Seconds()
+	return float64(ops*steps*chains*m.lanes) / best.Seconds()
 }

@@ -70,6 +70,19 @@ func gemmDropoutZ(c *float32, n int, p *uint32, limit uint32, scale float32)
 func gemmPeakZ(n int)
 
 //go:noescape
+func gemmRoundZ(dst *float32, src *float32, n int)
+
+// gemmZipYZ makes panels of two vectors of columns.
+//
+//go:noescape
+func gemmZipYZ(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+
+// gemmZipXZ makes panels of the tile's rows.
+//
+//go:noescape
+func gemmZipXZ(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+
+//go:noescape
 func gemmY1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 
 //go:noescape
@@ -118,3 +131,73 @@ func gemmFinishY(c *float32, bias *float32, n int, relu int)
 func gemmDropoutY(c *float32, n int, p *uint32, limit uint32, scale float32)
 
 func gemmPeakY(n int)
+
+//go:noescape
+func gemmRoundY(dst *float32, src *float32, n int)
+
+// gemmZipYY makes panels of two vectors of columns.
+//
+//go:noescape
+func gemmZipYY(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+
+// gemmZipXY makes panels of the tile's rows.
+//
+//go:noescape
+func gemmZipXY(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+
+//go:noescape
+func gemmB1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmB12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+
+//go:noescape
+func gemmRoundB(dst *float32, src *float32, n int)
+
+// gemmZipYB makes panels of two vectors of columns.
+//
+//go:noescape
+func gemmZipYB(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+
+// gemmZipXB makes panels of the tile's rows.
+//
+//go:noescape
+func gemmZipXB(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+
+func gemmPeakB(n int)

@@ -24,15 +24,25 @@ GLOBL gemmMasks<>(SB), RODATA|NOPTR, $64
 
 // func gemmZ1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ1x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ1x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -107,38 +117,60 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), CX
-	VMOVUPS Z0, (AX)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), CX
+	VMOVUPS  Z0, (AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), CX
-	VMOVUPS Z0, K1, (AX)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), CX
+	VMOVUPS  Z0, K1, (AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ1x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ1x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -233,41 +265,63 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x10, AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x10, AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), CX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), CX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, K1, 64(AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ2x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ2x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -356,40 +410,62 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, (AX)(CX*1)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, (AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, K1, (AX)
-	VMOVUPS Z1, K1, (AX)(CX*1)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, K1, (AX)
+	VMOVUPS  Z1, K1, (AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ2x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ2x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -507,45 +583,67 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x10, AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, 64(AX)(CX*1)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x10, AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, 64(AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, K1, 64(AX)(CX*1)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, K1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, K1, 64(AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ3x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ3x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -648,42 +746,64 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, (AX)(CX*1)
-	VMOVUPS Z2, (AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, (AX)(CX*1)
+	VMOVUPS  Z2, (AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, K1, (AX)
-	VMOVUPS Z1, K1, (AX)(CX*1)
-	VMOVUPS Z2, K1, (AX)(CX*2)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, K1, (AX)
+	VMOVUPS  Z1, K1, (AX)(CX*1)
+	VMOVUPS  Z2, K1, (AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ3x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ3x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -824,49 +944,71 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x10, AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, 64(AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x10, AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, 64(AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, K1, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, K1, 64(AX)(CX*2)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, K1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, K1, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, K1, 64(AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ4x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ4x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -986,46 +1128,68 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, (AX)(CX*1)
-	VMOVUPS Z2, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z3, (AX)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, (AX)(CX*1)
+	VMOVUPS  Z2, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z3, (AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, K1, (AX)
-	VMOVUPS Z1, K1, (AX)(CX*1)
-	VMOVUPS Z2, K1, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z3, K1, (AX)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, K1, (AX)
+	VMOVUPS  Z1, K1, (AX)(CX*1)
+	VMOVUPS  Z2, K1, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z3, K1, (AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ4x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ4x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -1192,55 +1356,77 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x10, AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x10, AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, 64(AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, K1, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, K1, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, K1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, K1, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, K1, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, K1, 64(AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ6x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ6x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -1388,50 +1574,72 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, (AX)(CX*1)
-	VMOVUPS Z2, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z3, (AX)
-	VMOVUPS Z4, (AX)(CX*1)
-	VMOVUPS Z5, (AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, (AX)(CX*1)
+	VMOVUPS  Z2, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z3, (AX)
+	VMOVUPS  Z4, (AX)(CX*1)
+	VMOVUPS  Z5, (AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, K1, (AX)
-	VMOVUPS Z1, K1, (AX)(CX*1)
-	VMOVUPS Z2, K1, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z3, K1, (AX)
-	VMOVUPS Z4, K1, (AX)(CX*1)
-	VMOVUPS Z5, K1, (AX)(CX*2)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, K1, (AX)
+	VMOVUPS  Z1, K1, (AX)(CX*1)
+	VMOVUPS  Z2, K1, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z3, K1, (AX)
+	VMOVUPS  Z4, K1, (AX)(CX*1)
+	VMOVUPS  Z5, K1, (AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ6x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ6x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -1644,63 +1852,85 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x10, AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	VMOVUPS Z8, (AX)(CX*1)
-	VMOVUPS Z9, 64(AX)(CX*1)
-	VMOVUPS Z10, (AX)(CX*2)
-	VMOVUPS Z11, 64(AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x10, AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, 64(AX)
+	VMOVUPS  Z8, (AX)(CX*1)
+	VMOVUPS  Z9, 64(AX)(CX*1)
+	VMOVUPS  Z10, (AX)(CX*2)
+	VMOVUPS  Z11, 64(AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, K1, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, K1, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
-	VMOVUPS Z8, (AX)(CX*1)
-	VMOVUPS Z9, K1, 64(AX)(CX*1)
-	VMOVUPS Z10, (AX)(CX*2)
-	VMOVUPS Z11, K1, 64(AX)(CX*2)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, K1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, K1, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, K1, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, K1, 64(AX)
+	VMOVUPS  Z8, (AX)(CX*1)
+	VMOVUPS  Z9, K1, 64(AX)(CX*1)
+	VMOVUPS  Z10, (AX)(CX*2)
+	VMOVUPS  Z11, K1, 64(AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ8x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ8x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -1879,56 +2109,78 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, (AX)(CX*1)
-	VMOVUPS Z2, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z3, (AX)
-	VMOVUPS Z4, (AX)(CX*1)
-	VMOVUPS Z5, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, (AX)(CX*1)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, (AX)(CX*1)
+	VMOVUPS  Z2, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z3, (AX)
+	VMOVUPS  Z4, (AX)(CX*1)
+	VMOVUPS  Z5, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, (AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, K1, (AX)
-	VMOVUPS Z1, K1, (AX)(CX*1)
-	VMOVUPS Z2, K1, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z3, K1, (AX)
-	VMOVUPS Z4, K1, (AX)(CX*1)
-	VMOVUPS Z5, K1, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, K1, (AX)
-	VMOVUPS Z7, K1, (AX)(CX*1)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, K1, (AX)
+	VMOVUPS  Z1, K1, (AX)(CX*1)
+	VMOVUPS  Z2, K1, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z3, K1, (AX)
+	VMOVUPS  Z4, K1, (AX)(CX*1)
+	VMOVUPS  Z5, K1, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, K1, (AX)
+	VMOVUPS  Z7, K1, (AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ8x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ8x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -2190,73 +2442,95 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x10, AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	VMOVUPS Z8, (AX)(CX*1)
-	VMOVUPS Z9, 64(AX)(CX*1)
-	VMOVUPS Z10, (AX)(CX*2)
-	VMOVUPS Z11, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	VMOVUPS Z14, (AX)(CX*1)
-	VMOVUPS Z15, 64(AX)(CX*1)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x10, AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, 64(AX)
+	VMOVUPS  Z8, (AX)(CX*1)
+	VMOVUPS  Z9, 64(AX)(CX*1)
+	VMOVUPS  Z10, (AX)(CX*2)
+	VMOVUPS  Z11, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z12, (AX)
+	VMOVUPS  Z13, 64(AX)
+	VMOVUPS  Z14, (AX)(CX*1)
+	VMOVUPS  Z15, 64(AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, K1, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, K1, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
-	VMOVUPS Z8, (AX)(CX*1)
-	VMOVUPS Z9, K1, 64(AX)(CX*1)
-	VMOVUPS Z10, (AX)(CX*2)
-	VMOVUPS Z11, K1, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, K1, 64(AX)
-	VMOVUPS Z14, (AX)(CX*1)
-	VMOVUPS Z15, K1, 64(AX)(CX*1)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, K1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, K1, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, K1, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, K1, 64(AX)
+	VMOVUPS  Z8, (AX)(CX*1)
+	VMOVUPS  Z9, K1, 64(AX)(CX*1)
+	VMOVUPS  Z10, (AX)(CX*2)
+	VMOVUPS  Z11, K1, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z12, (AX)
+	VMOVUPS  Z13, K1, 64(AX)
+	VMOVUPS  Z14, (AX)(CX*1)
+	VMOVUPS  Z15, K1, 64(AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ12x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ12x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -2494,66 +2768,88 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, (AX)(CX*1)
-	VMOVUPS Z2, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z3, (AX)
-	VMOVUPS Z4, (AX)(CX*1)
-	VMOVUPS Z5, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, (AX)(CX*1)
-	VMOVUPS Z8, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z9, (AX)
-	VMOVUPS Z10, (AX)(CX*1)
-	VMOVUPS Z11, (AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, (AX)(CX*1)
+	VMOVUPS  Z2, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z3, (AX)
+	VMOVUPS  Z4, (AX)(CX*1)
+	VMOVUPS  Z5, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, (AX)(CX*1)
+	VMOVUPS  Z8, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z9, (AX)
+	VMOVUPS  Z10, (AX)(CX*1)
+	VMOVUPS  Z11, (AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, K1, (AX)
-	VMOVUPS Z1, K1, (AX)(CX*1)
-	VMOVUPS Z2, K1, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z3, K1, (AX)
-	VMOVUPS Z4, K1, (AX)(CX*1)
-	VMOVUPS Z5, K1, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, K1, (AX)
-	VMOVUPS Z7, K1, (AX)(CX*1)
-	VMOVUPS Z8, K1, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z9, K1, (AX)
-	VMOVUPS Z10, K1, (AX)(CX*1)
-	VMOVUPS Z11, K1, (AX)(CX*2)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, K1, (AX)
+	VMOVUPS  Z1, K1, (AX)(CX*1)
+	VMOVUPS  Z2, K1, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z3, K1, (AX)
+	VMOVUPS  Z4, K1, (AX)(CX*1)
+	VMOVUPS  Z5, K1, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, K1, (AX)
+	VMOVUPS  Z7, K1, (AX)(CX*1)
+	VMOVUPS  Z8, K1, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z9, K1, (AX)
+	VMOVUPS  Z10, K1, (AX)(CX*1)
+	VMOVUPS  Z11, K1, (AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ12x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ12x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -2910,91 +3206,113 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x10, AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, 64(AX)
-	VMOVUPS Z8, (AX)(CX*1)
-	VMOVUPS Z9, 64(AX)(CX*1)
-	VMOVUPS Z10, (AX)(CX*2)
-	VMOVUPS Z11, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, 64(AX)
-	VMOVUPS Z14, (AX)(CX*1)
-	VMOVUPS Z15, 64(AX)(CX*1)
-	VMOVUPS Z16, (AX)(CX*2)
-	VMOVUPS Z17, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z18, (AX)
-	VMOVUPS Z19, 64(AX)
-	VMOVUPS Z20, (AX)(CX*1)
-	VMOVUPS Z21, 64(AX)(CX*1)
-	VMOVUPS Z22, (AX)(CX*2)
-	VMOVUPS Z23, 64(AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x10, AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, 64(AX)
+	VMOVUPS  Z8, (AX)(CX*1)
+	VMOVUPS  Z9, 64(AX)(CX*1)
+	VMOVUPS  Z10, (AX)(CX*2)
+	VMOVUPS  Z11, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z12, (AX)
+	VMOVUPS  Z13, 64(AX)
+	VMOVUPS  Z14, (AX)(CX*1)
+	VMOVUPS  Z15, 64(AX)(CX*1)
+	VMOVUPS  Z16, (AX)(CX*2)
+	VMOVUPS  Z17, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z18, (AX)
+	VMOVUPS  Z19, 64(AX)
+	VMOVUPS  Z20, (AX)(CX*1)
+	VMOVUPS  Z21, 64(AX)(CX*1)
+	VMOVUPS  Z22, (AX)(CX*2)
+	VMOVUPS  Z23, 64(AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
-	VMOVUPS Z2, (AX)(CX*1)
-	VMOVUPS Z3, K1, 64(AX)(CX*1)
-	VMOVUPS Z4, (AX)(CX*2)
-	VMOVUPS Z5, K1, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
-	VMOVUPS Z8, (AX)(CX*1)
-	VMOVUPS Z9, K1, 64(AX)(CX*1)
-	VMOVUPS Z10, (AX)(CX*2)
-	VMOVUPS Z11, K1, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, K1, 64(AX)
-	VMOVUPS Z14, (AX)(CX*1)
-	VMOVUPS Z15, K1, 64(AX)(CX*1)
-	VMOVUPS Z16, (AX)(CX*2)
-	VMOVUPS Z17, K1, 64(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Z18, (AX)
-	VMOVUPS Z19, K1, 64(AX)
-	VMOVUPS Z20, (AX)(CX*1)
-	VMOVUPS Z21, K1, 64(AX)(CX*1)
-	VMOVUPS Z22, (AX)(CX*2)
-	VMOVUPS Z23, K1, 64(AX)(CX*2)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, K1, 64(AX)
+	VMOVUPS  Z2, (AX)(CX*1)
+	VMOVUPS  Z3, K1, 64(AX)(CX*1)
+	VMOVUPS  Z4, (AX)(CX*2)
+	VMOVUPS  Z5, K1, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z6, (AX)
+	VMOVUPS  Z7, K1, 64(AX)
+	VMOVUPS  Z8, (AX)(CX*1)
+	VMOVUPS  Z9, K1, 64(AX)(CX*1)
+	VMOVUPS  Z10, (AX)(CX*2)
+	VMOVUPS  Z11, K1, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z12, (AX)
+	VMOVUPS  Z13, K1, 64(AX)
+	VMOVUPS  Z14, (AX)(CX*1)
+	VMOVUPS  Z15, K1, 64(AX)(CX*1)
+	VMOVUPS  Z16, (AX)(CX*2)
+	VMOVUPS  Z17, K1, 64(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Z18, (AX)
+	VMOVUPS  Z19, K1, 64(AX)
+	VMOVUPS  Z20, (AX)(CX*1)
+	VMOVUPS  Z21, K1, 64(AX)(CX*1)
+	VMOVUPS  Z22, (AX)(CX*2)
+	VMOVUPS  Z23, K1, 64(AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ1x8(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ1x8(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -3163,53 +3481,75 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x70, AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	VMOVUPS Z4, 256(AX)
-	VMOVUPS Z5, 320(AX)
-	VMOVUPS Z6, 384(AX)
-	VMOVUPS Z7, 448(AX)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x70, AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), CX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, 128(AX)
+	VMOVUPS  Z3, 192(AX)
+	VMOVUPS  Z4, 256(AX)
+	VMOVUPS  Z5, 320(AX)
+	VMOVUPS  Z6, 384(AX)
+	VMOVUPS  Z7, 448(AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	VMOVUPS Z4, 256(AX)
-	VMOVUPS Z5, 320(AX)
-	VMOVUPS Z6, 384(AX)
-	VMOVUPS Z7, K1, 448(AX)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), CX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, 128(AX)
+	VMOVUPS  Z3, 192(AX)
+	VMOVUPS  Z4, 256(AX)
+	VMOVUPS  Z5, 320(AX)
+	VMOVUPS  Z6, 384(AX)
+	VMOVUPS  Z7, K1, 448(AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmZ2x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ2x8(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmZ2x8(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -3495,55 +3835,67 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x70, AX
-	CMPQ    AX, $0x10
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	VMOVUPS Z4, 256(AX)
-	VMOVUPS Z5, 320(AX)
-	VMOVUPS Z6, 384(AX)
-	VMOVUPS Z7, 448(AX)
-	VMOVUPS Z8, (AX)(CX*1)
-	VMOVUPS Z9, 64(AX)(CX*1)
-	VMOVUPS Z10, 128(AX)(CX*1)
-	VMOVUPS Z11, 192(AX)(CX*1)
-	VMOVUPS Z12, 256(AX)(CX*1)
-	VMOVUPS Z13, 320(AX)(CX*1)
-	VMOVUPS Z14, 384(AX)(CX*1)
-	VMOVUPS Z15, 448(AX)(CX*1)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x70, AX
+	CMPQ     AX, $0x10
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, 128(AX)
+	VMOVUPS  Z3, 192(AX)
+	VMOVUPS  Z4, 256(AX)
+	VMOVUPS  Z5, 320(AX)
+	VMOVUPS  Z6, 384(AX)
+	VMOVUPS  Z7, 448(AX)
+	VMOVUPS  Z8, (AX)(CX*1)
+	VMOVUPS  Z9, 64(AX)(CX*1)
+	VMOVUPS  Z10, 128(AX)(CX*1)
+	VMOVUPS  Z11, 192(AX)(CX*1)
+	VMOVUPS  Z12, 256(AX)(CX*1)
+	VMOVUPS  Z13, 320(AX)(CX*1)
+	VMOVUPS  Z14, 384(AX)(CX*1)
+	VMOVUPS  Z15, 448(AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
 storeEdge:
-	MOVQ    $-1, CX
-	BZHIQ   AX, CX, CX
-	KMOVW   CX, K1
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, 64(AX)
-	VMOVUPS Z2, 128(AX)
-	VMOVUPS Z3, 192(AX)
-	VMOVUPS Z4, 256(AX)
-	VMOVUPS Z5, 320(AX)
-	VMOVUPS Z6, 384(AX)
-	VMOVUPS Z7, K1, 448(AX)
-	VMOVUPS Z8, (AX)(CX*1)
-	VMOVUPS Z9, 64(AX)(CX*1)
-	VMOVUPS Z10, 128(AX)(CX*1)
-	VMOVUPS Z11, 192(AX)(CX*1)
-	VMOVUPS Z12, 256(AX)(CX*1)
-	VMOVUPS Z13, 320(AX)(CX*1)
-	VMOVUPS Z14, 384(AX)(CX*1)
-	VMOVUPS Z15, K1, 448(AX)(CX*1)
+	MOVQ     $-1, CX
+	BZHIQ    AX, CX, CX
+	KMOVW    CX, K1
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Z0, (AX)
+	VMOVUPS  Z1, 64(AX)
+	VMOVUPS  Z2, 128(AX)
+	VMOVUPS  Z3, 192(AX)
+	VMOVUPS  Z4, 256(AX)
+	VMOVUPS  Z5, 320(AX)
+	VMOVUPS  Z6, 384(AX)
+	VMOVUPS  Z7, K1, 448(AX)
+	VMOVUPS  Z8, (AX)(CX*1)
+	VMOVUPS  Z9, 64(AX)(CX*1)
+	VMOVUPS  Z10, 128(AX)(CX*1)
+	VMOVUPS  Z11, 192(AX)(CX*1)
+	VMOVUPS  Z12, 256(AX)(CX*1)
+	VMOVUPS  Z13, 320(AX)(CX*1)
+	VMOVUPS  Z14, 384(AX)(CX*1)
+	VMOVUPS  Z15, K1, 448(AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      endEdge
+	VLDMXCSR (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
@@ -4431,17 +4783,421 @@ loop:
 	VZEROUPPER
 	RET
 
+// func gemmRoundZ(dst *float32, src *float32, n int)
+// Requires: AVX, AVX512F, BMI2, CMOV
+TEXT ·gemmRoundZ(SB), NOSPLIT, $0-24
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	MOVL         $0x00000001, BX
+	VMOVD        BX, X5
+	VPBROADCASTD X5, Z5
+	MOVL         $0x00007fff, BX
+	VMOVD        BX, X6
+	VPBROADCASTD X6, Z6
+	MOVL         $0xffff0000, BX
+	VMOVD        BX, X7
+	VPBROADCASTD X7, Z7
+	MOVL         $0x7f800000, BX
+	VMOVD        BX, X8
+	VPBROADCASTD X8, Z8
+	MOVL         $0x00400000, BX
+	VMOVD        BX, X9
+	VPBROADCASTD X9, Z9
+	MOVL         $0x7fffffff, BX
+	VMOVD        BX, X10
+	VPBROADCASTD X10, Z10
+	VPXORD       Z11, Z11, Z11
+	SUBQ         $0x10, DX
+	JLT          tail
+
+loop:
+	VMOVUPS   (CX), Z0
+	VPSRLD    $0x10, Z0, Z3
+	VPANDD    Z5, Z3, Z3
+	VPADDD    Z0, Z3, Z3
+	VPADDD    Z6, Z3, Z3
+	VCMPPS    $0x03, Z0, Z0, K4
+	VPTESTNMD Z8, Z0, K5
+	VPORD     Z9, Z0, K4, Z3
+	VPANDD    Z7, Z3, Z0
+	VPANDND   Z0, Z10, K5, Z0
+	VPSHUFD   $0xb1, Z0, Z0
+	VMOVUPS   Z0, (AX)
+	ADDQ      $0x00000040, CX
+	ADDQ      $0x40, AX
+	SUBQ      $0x10, DX
+	JGE       loop
+
+tail:
+	ADDQ      $0x10, DX
+	JEQ       done
+	XORQ      BX, BX
+	SUBQ      $0x00000000, DX
+	CMOVQLT   BX, DX
+	MOVQ      $0x00000010, BX
+	CMPQ      DX, BX
+	CMOVQGT   BX, DX
+	MOVQ      $-1, BX
+	BZHIQ     DX, BX, BX
+	KMOVW     BX, K1
+	VMOVUPS.Z (CX), K1, Z0
+	VPSRLD    $0x10, Z0, Z3
+	VPANDD    Z5, Z3, Z3
+	VPADDD    Z0, Z3, Z3
+	VPADDD    Z6, Z3, Z3
+	VCMPPS    $0x03, Z0, Z0, K4
+	VPTESTNMD Z8, Z0, K5
+	VPORD     Z9, Z0, K4, Z3
+	VPANDD    Z7, Z3, Z0
+	VPANDND   Z0, Z10, K5, Z0
+	VPSHUFD   $0xb1, Z0, Z0
+	VMOVUPS   Z0, (AX)
+
+done:
+	VZEROUPPER
+	RET
+
+// func gemmZipYZ(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+// Requires: AVX, AVX512F, BMI2, CMOV
+TEXT ·gemmZipYZ(SB), NOSPLIT, $0-56
+	MOVQ         dst+0(FP), AX
+	MOVQ         ps+8(FP), CX
+	MOVQ         src+16(FP), DX
+	MOVQ         k+32(FP), BX
+	MOVQ         n+40(FP), SI
+	MOVL         $0x00000001, DI
+	VMOVD        DI, X7
+	VPBROADCASTD X7, Z7
+	MOVL         $0x00007fff, DI
+	VMOVD        DI, X8
+	VPBROADCASTD X8, Z8
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X9
+	VPBROADCASTD X9, Z9
+	MOVL         $0x7f800000, DI
+	VMOVD        DI, X10
+	VPBROADCASTD X10, Z10
+	MOVL         $0x00400000, DI
+	VMOVD        DI, X11
+	VPBROADCASTD X11, Z11
+	MOVL         $0x7fffffff, DI
+	VMOVD        DI, X12
+	VPBROADCASTD X12, Z12
+	VPXORD       Z13, Z13, Z13
+
+row:
+	MOVQ AX, DI
+	MOVQ DX, R8
+	MOVQ ld+24(FP), R9
+	LEAQ (DX)(R9*2), DX
+	ADDQ R8, R9
+	CMPQ BX, $0x01
+	JNE  both
+	MOVQ none+48(FP), R9
+
+both:
+	MOVQ SI, R10
+	SUBQ $0x20, R10
+	JLT  tail
+
+panel:
+	VMOVUPS   (R8), Z0
+	VMOVUPS   (R9), Z2
+	VMOVUPS   64(R8), Z1
+	VMOVUPS   64(R9), Z3
+	VPSRLD    $0x10, Z0, Z5
+	VPANDD    Z7, Z5, Z5
+	VPADDD    Z0, Z5, Z5
+	VPADDD    Z8, Z5, Z5
+	VCMPPS    $0x03, Z0, Z0, K4
+	VPTESTNMD Z10, Z0, K5
+	VPORD     Z11, Z0, K4, Z5
+	VPANDD    Z9, Z5, Z0
+	VPANDND   Z0, Z12, K5, Z0
+	VPSRLD    $0x10, Z2, Z5
+	VPANDD    Z7, Z5, Z5
+	VPADDD    Z2, Z5, Z5
+	VPADDD    Z8, Z5, Z5
+	VCMPPS    $0x03, Z2, Z2, K4
+	VPTESTNMD Z10, Z2, K5
+	VPORD     Z11, Z2, K4, Z5
+	VPANDD    Z9, Z5, Z2
+	VPANDND   Z2, Z12, K5, Z2
+	VPSRLD    $0x10, Z1, Z5
+	VPANDD    Z7, Z5, Z5
+	VPADDD    Z1, Z5, Z5
+	VPADDD    Z8, Z5, Z5
+	VCMPPS    $0x03, Z1, Z1, K4
+	VPTESTNMD Z10, Z1, K5
+	VPORD     Z11, Z1, K4, Z5
+	VPANDD    Z9, Z5, Z1
+	VPANDND   Z1, Z12, K5, Z1
+	VPSRLD    $0x10, Z3, Z5
+	VPANDD    Z7, Z5, Z5
+	VPADDD    Z3, Z5, Z5
+	VPADDD    Z8, Z5, Z5
+	VCMPPS    $0x03, Z3, Z3, K4
+	VPTESTNMD Z10, Z3, K5
+	VPORD     Z11, Z3, K4, Z5
+	VPANDD    Z9, Z5, Z3
+	VPANDND   Z3, Z12, K5, Z3
+	VMOVUPS   Z2, (DI)
+	VMOVUPS   Z3, 64(DI)
+	VMOVUPS   Z0, 128(DI)
+	VMOVUPS   Z1, 192(DI)
+	ADDQ      $0x00000080, R8
+	ADDQ      $0x00000080, R9
+	ADDQ      CX, DI
+	SUBQ      $0x20, R10
+	JGE       panel
+
+tail:
+	ADDQ      $0x20, R10
+	JEQ       next
+	MOVQ      R10, R11
+	XORQ      R12, R12
+	SUBQ      $0x00000000, R11
+	CMOVQLT   R12, R11
+	MOVQ      $0x00000010, R12
+	CMPQ      R11, R12
+	CMOVQGT   R12, R11
+	MOVQ      $-1, R12
+	BZHIQ     R11, R12, R12
+	KMOVW     R12, K1
+	VMOVUPS.Z (R8), K1, Z0
+	MOVQ      R10, R11
+	XORQ      R12, R12
+	SUBQ      $0x00000000, R11
+	CMOVQLT   R12, R11
+	MOVQ      $0x00000010, R12
+	CMPQ      R11, R12
+	CMOVQGT   R12, R11
+	MOVQ      $-1, R12
+	BZHIQ     R11, R12, R12
+	KMOVW     R12, K1
+	VMOVUPS.Z (R9), K1, Z2
+	MOVQ      R10, R11
+	XORQ      R12, R12
+	SUBQ      $0x00000010, R11
+	CMOVQLT   R12, R11
+	MOVQ      $0x00000010, R12
+	CMPQ      R11, R12
+	CMOVQGT   R12, R11
+	MOVQ      $-1, R12
+	BZHIQ     R11, R12, R12
+	KMOVW     R12, K1
+	VMOVUPS.Z 64(R8), K1, Z1
+	MOVQ      R10, R8
+	XORQ      R10, R10
+	SUBQ      $0x00000010, R8
+	CMOVQLT   R10, R8
+	MOVQ      $0x00000010, R10
+	CMPQ      R8, R10
+	CMOVQGT   R10, R8
+	MOVQ      $-1, R10
+	BZHIQ     R8, R10, R10
+	KMOVW     R10, K1
+	VMOVUPS.Z 64(R9), K1, Z3
+	VPSRLD    $0x10, Z0, Z5
+	VPANDD    Z7, Z5, Z5
+	VPADDD    Z0, Z5, Z5
+	VPADDD    Z8, Z5, Z5
+	VCMPPS    $0x03, Z0, Z0, K4
+	VPTESTNMD Z10, Z0, K5
+	VPORD     Z11, Z0, K4, Z5
+	VPANDD    Z9, Z5, Z0
+	VPANDND   Z0, Z12, K5, Z0
+	VPSRLD    $0x10, Z2, Z5
+	VPANDD    Z7, Z5, Z5
+	VPADDD    Z2, Z5, Z5
+	VPADDD    Z8, Z5, Z5
+	VCMPPS    $0x03, Z2, Z2, K4
+	VPTESTNMD Z10, Z2, K5
+	VPORD     Z11, Z2, K4, Z5
+	VPANDD    Z9, Z5, Z2
+	VPANDND   Z2, Z12, K5, Z2
+	VPSRLD    $0x10, Z1, Z5
+	VPANDD    Z7, Z5, Z5
+	VPADDD    Z1, Z5, Z5
+	VPADDD    Z8, Z5, Z5
+	VCMPPS    $0x03, Z1, Z1, K4
+	VPTESTNMD Z10, Z1, K5
+	VPORD     Z11, Z1, K4, Z5
+	VPANDD    Z9, Z5, Z1
+	VPANDND   Z1, Z12, K5, Z1
+	VPSRLD    $0x10, Z3, Z5
+	VPANDD    Z7, Z5, Z5
+	VPADDD    Z3, Z5, Z5
+	VPADDD    Z8, Z5, Z5
+	VCMPPS    $0x03, Z3, Z3, K4
+	VPTESTNMD Z10, Z3, K5
+	VPORD     Z11, Z3, K4, Z5
+	VPANDD    Z9, Z5, Z3
+	VPANDND   Z3, Z12, K5, Z3
+	VMOVUPS   Z2, (DI)
+	VMOVUPS   Z3, 64(DI)
+	VMOVUPS   Z0, 128(DI)
+	VMOVUPS   Z1, 192(DI)
+
+next:
+	ADDQ $0x00000100, AX
+	SUBQ $0x02, BX
+	JGT  row
+	VZEROUPPER
+	RET
+
+// func gemmZipXZ(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+// Requires: AVX, AVX512F, BMI2, CMOV
+TEXT ·gemmZipXZ(SB), NOSPLIT, $0-56
+	MOVQ         dst+0(FP), AX
+	MOVQ         ps+8(FP), CX
+	MOVQ         src+16(FP), DX
+	MOVQ         k+32(FP), BX
+	MOVQ         n+40(FP), SI
+	MOVL         $0x00000001, DI
+	VMOVD        DI, X5
+	VPBROADCASTD X5, Z5
+	MOVL         $0x00007fff, DI
+	VMOVD        DI, X6
+	VPBROADCASTD X6, Z6
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X7
+	VPBROADCASTD X7, Z7
+	MOVL         $0x7f800000, DI
+	VMOVD        DI, X8
+	VPBROADCASTD X8, Z8
+	MOVL         $0x00400000, DI
+	VMOVD        DI, X9
+	VPBROADCASTD X9, Z9
+	MOVL         $0x7fffffff, DI
+	VMOVD        DI, X10
+	VPBROADCASTD X10, Z10
+	VPXORD       Z11, Z11, Z11
+	MOVQ         $0x0000000c, DI
+	MOVQ         $-1, R8
+	BZHIQ        DI, R8, R8
+	KMOVW        R8, K1
+	KMOVW        K1, K2
+
+row:
+	MOVQ AX, DI
+	MOVQ DX, R8
+	MOVQ ld+24(FP), R9
+	LEAQ (DX)(R9*2), DX
+	ADDQ R8, R9
+	CMPQ BX, $0x01
+	JNE  both
+	MOVQ none+48(FP), R9
+
+both:
+	MOVQ SI, R10
+	SUBQ $0x0c, R10
+	JLT  tail
+
+panel:
+	VMOVUPS.Z (R8), K2, Z0
+	VMOVUPS.Z (R9), K2, Z1
+	VPSRLD    $0x10, Z0, Z3
+	VPANDD    Z5, Z3, Z3
+	VPADDD    Z0, Z3, Z3
+	VPADDD    Z6, Z3, Z3
+	VCMPPS    $0x03, Z0, Z0, K4
+	VPTESTNMD Z8, Z0, K5
+	VPORD     Z9, Z0, K4, Z3
+	VPANDD    Z7, Z3, Z0
+	VPANDND   Z0, Z10, K5, Z0
+	VPSRLD    $0x10, Z1, Z3
+	VPANDD    Z5, Z3, Z3
+	VPADDD    Z1, Z3, Z3
+	VPADDD    Z6, Z3, Z3
+	VCMPPS    $0x03, Z1, Z1, K4
+	VPTESTNMD Z8, Z1, K5
+	VPORD     Z9, Z1, K4, Z3
+	VPANDD    Z7, Z3, Z1
+	VPANDND   Z1, Z10, K5, Z1
+	VMOVUPS   Z1, (DI)
+	VMOVUPS   Z0, 48(DI)
+	ADDQ      $0x00000030, R8
+	ADDQ      $0x00000030, R9
+	ADDQ      CX, DI
+	SUBQ      $0x0c, R10
+	JGE       panel
+
+tail:
+	ADDQ      $0x0c, R10
+	JEQ       next
+	MOVQ      R10, R11
+	XORQ      R12, R12
+	SUBQ      $0x00000000, R11
+	CMOVQLT   R12, R11
+	MOVQ      $0x00000010, R12
+	CMPQ      R11, R12
+	CMOVQGT   R12, R11
+	MOVQ      $-1, R12
+	BZHIQ     R11, R12, R12
+	KMOVW     R12, K1
+	VMOVUPS.Z (R8), K1, Z0
+	MOVQ      R10, R8
+	XORQ      R10, R10
+	SUBQ      $0x00000000, R8
+	CMOVQLT   R10, R8
+	MOVQ      $0x00000010, R10
+	CMPQ      R8, R10
+	CMOVQGT   R10, R8
+	MOVQ      $-1, R10
+	BZHIQ     R8, R10, R10
+	KMOVW     R10, K1
+	VMOVUPS.Z (R9), K1, Z1
+	VPSRLD    $0x10, Z0, Z3
+	VPANDD    Z5, Z3, Z3
+	VPADDD    Z0, Z3, Z3
+	VPADDD    Z6, Z3, Z3
+	VCMPPS    $0x03, Z0, Z0, K4
+	VPTESTNMD Z8, Z0, K5
+	VPORD     Z9, Z0, K4, Z3
+	VPANDD    Z7, Z3, Z0
+	VPANDND   Z0, Z10, K5, Z0
+	VPSRLD    $0x10, Z1, Z3
+	VPANDD    Z5, Z3, Z3
+	VPADDD    Z1, Z3, Z3
+	VPADDD    Z6, Z3, Z3
+	VCMPPS    $0x03, Z1, Z1, K4
+	VPTESTNMD Z8, Z1, K5
+	VPORD     Z9, Z1, K4, Z3
+	VPANDD    Z7, Z3, Z1
+	VPANDND   Z1, Z10, K5, Z1
+	VMOVUPS   Z1, (DI)
+	VMOVUPS   Z0, 48(DI)
+
+next:
+	ADDQ $0x00000060, AX
+	SUBQ $0x02, BX
+	JGT  row
+	VZEROUPPER
+	RET
+
 // func gemmY1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY1x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY1x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -4516,13 +5272,19 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), CX
-	VMOVUPS Y0, (AX)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), CX
+	VMOVUPS  Y0, (AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -4534,20 +5296,36 @@ storeEdge:
 	MOVQ       ldc+48(FP), CX
 	LEAQ       (CX)(CX*2), CX
 	VMASKMOVPS Y0, Y15, (AX)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY1x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY1x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -4636,15 +5414,21 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x08, AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), CX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, 32(AX)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x08, AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), CX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, 32(AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -4657,20 +5441,36 @@ storeEdge:
 	LEAQ       (CX)(CX*2), CX
 	VMOVUPS    Y0, (AX)
 	VMASKMOVPS Y1, Y15, 32(AX)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY2x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY2x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -4759,14 +5559,20 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, (AX)(CX*1)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, (AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -4779,20 +5585,36 @@ storeEdge:
 	LEAQ       (CX)(CX*2), DX
 	VMASKMOVPS Y0, Y15, (AX)
 	VMASKMOVPS Y1, Y15, (AX)(CX*1)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY2x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY2x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -4903,17 +5725,23 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x08, AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, 32(AX)
-	VMOVUPS Y2, (AX)(CX*1)
-	VMOVUPS Y3, 32(AX)(CX*1)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x08, AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, 32(AX)
+	VMOVUPS  Y2, (AX)(CX*1)
+	VMOVUPS  Y3, 32(AX)(CX*1)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -4928,20 +5756,36 @@ storeEdge:
 	VMASKMOVPS Y1, Y15, 32(AX)
 	VMOVUPS    Y2, (AX)(CX*1)
 	VMASKMOVPS Y3, Y15, 32(AX)(CX*1)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY3x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY3x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -5044,15 +5888,21 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, (AX)(CX*1)
-	VMOVUPS Y2, (AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, (AX)(CX*1)
+	VMOVUPS  Y2, (AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -5066,20 +5916,36 @@ storeEdge:
 	VMASKMOVPS Y0, Y15, (AX)
 	VMASKMOVPS Y1, Y15, (AX)(CX*1)
 	VMASKMOVPS Y2, Y15, (AX)(CX*2)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY3x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY3x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -5212,19 +6078,25 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x08, AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, 32(AX)
-	VMOVUPS Y2, (AX)(CX*1)
-	VMOVUPS Y3, 32(AX)(CX*1)
-	VMOVUPS Y4, (AX)(CX*2)
-	VMOVUPS Y5, 32(AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x08, AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, 32(AX)
+	VMOVUPS  Y2, (AX)(CX*1)
+	VMOVUPS  Y3, 32(AX)(CX*1)
+	VMOVUPS  Y4, (AX)(CX*2)
+	VMOVUPS  Y5, 32(AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -5241,20 +6113,36 @@ storeEdge:
 	VMASKMOVPS Y3, Y15, 32(AX)(CX*1)
 	VMOVUPS    Y4, (AX)(CX*2)
 	VMASKMOVPS Y5, Y15, 32(AX)(CX*2)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY4x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY4x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -5374,17 +6262,23 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, (AX)(CX*1)
-	VMOVUPS Y2, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Y3, (AX)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, (AX)(CX*1)
+	VMOVUPS  Y2, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Y3, (AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -5400,20 +6294,36 @@ storeEdge:
 	VMASKMOVPS Y2, Y15, (AX)(CX*2)
 	ADDQ       DX, AX
 	VMASKMOVPS Y3, Y15, (AX)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY4x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY4x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -5571,22 +6481,28 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x08, AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, 32(AX)
-	VMOVUPS Y2, (AX)(CX*1)
-	VMOVUPS Y3, 32(AX)(CX*1)
-	VMOVUPS Y4, (AX)(CX*2)
-	VMOVUPS Y5, 32(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Y6, (AX)
-	VMOVUPS Y7, 32(AX)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x08, AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, 32(AX)
+	VMOVUPS  Y2, (AX)(CX*1)
+	VMOVUPS  Y3, 32(AX)(CX*1)
+	VMOVUPS  Y4, (AX)(CX*2)
+	VMOVUPS  Y5, 32(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Y6, (AX)
+	VMOVUPS  Y7, 32(AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -5606,20 +6522,36 @@ storeEdge:
 	ADDQ       DX, AX
 	VMOVUPS    Y6, (AX)
 	VMASKMOVPS Y7, Y15, 32(AX)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY6x1(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY6x1(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -5767,19 +6699,25 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, (AX)(CX*1)
-	VMOVUPS Y2, (AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Y3, (AX)
-	VMOVUPS Y4, (AX)(CX*1)
-	VMOVUPS Y5, (AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, (AX)(CX*1)
+	VMOVUPS  Y2, (AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Y3, (AX)
+	VMOVUPS  Y4, (AX)(CX*1)
+	VMOVUPS  Y5, (AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -5797,20 +6735,36 @@ storeEdge:
 	VMASKMOVPS Y3, Y15, (AX)
 	VMASKMOVPS Y4, Y15, (AX)(CX*1)
 	VMASKMOVPS Y5, Y15, (AX)(CX*2)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY6x2(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY6x2(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -6012,26 +6966,32 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x08, AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), DX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, 32(AX)
-	VMOVUPS Y2, (AX)(CX*1)
-	VMOVUPS Y3, 32(AX)(CX*1)
-	VMOVUPS Y4, (AX)(CX*2)
-	VMOVUPS Y5, 32(AX)(CX*2)
-	ADDQ    DX, AX
-	VMOVUPS Y6, (AX)
-	VMOVUPS Y7, 32(AX)
-	VMOVUPS Y8, (AX)(CX*1)
-	VMOVUPS Y9, 32(AX)(CX*1)
-	VMOVUPS Y10, (AX)(CX*2)
-	VMOVUPS Y11, 32(AX)(CX*2)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x08, AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), DX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, 32(AX)
+	VMOVUPS  Y2, (AX)(CX*1)
+	VMOVUPS  Y3, 32(AX)(CX*1)
+	VMOVUPS  Y4, (AX)(CX*2)
+	VMOVUPS  Y5, 32(AX)(CX*2)
+	ADDQ     DX, AX
+	VMOVUPS  Y6, (AX)
+	VMOVUPS  Y7, 32(AX)
+	VMOVUPS  Y8, (AX)(CX*1)
+	VMOVUPS  Y9, 32(AX)(CX*1)
+	VMOVUPS  Y10, (AX)(CX*2)
+	VMOVUPS  Y11, 32(AX)(CX*2)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -6055,20 +7015,36 @@ storeEdge:
 	VMASKMOVPS Y9, Y15, 32(AX)(CX*1)
 	VMOVUPS    Y10, (AX)(CX*2)
 	VMASKMOVPS Y11, Y15, 32(AX)(CX*2)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
 // func gemmY1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY1x8(SB), NOSPLIT, $0-72
-	MOVQ       k+0(FP), AX
-	MOVQ       x+8(FP), CX
-	MOVQ       xs+16(FP), DX
-	MOVQ       y+24(FP), BX
-	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
+TEXT ·gemmY1x8(SB), NOSPLIT, $8-72
+	MOVQ     k+0(FP), AX
+	MOVQ     x+8(FP), CX
+	MOVQ     xs+16(FP), DX
+	MOVQ     y+24(FP), BX
+	MOVQ     ys+32(FP), SI
+	LEAQ     (SI)(SI*8), DI
+	MOVQ     load+64(FP), R8
+	TESTQ    $0x00000002, R8
+	JEQ      begin
+	VSTMXCSR (SP)
+	MOVL     (SP), R8
+	ORL      $0x00008000, R8
+	MOVL     R8, 4(SP)
+	VLDMXCSR 4(SP)
+
+begin:
 	MOVQ       load+64(FP), R8
-	TESTQ      R8, R8
+	TESTQ      $0x00000001, R8
 	JNE        load
 	MOVQ       c+40(FP), R8
 	MOVQ       ldc+48(FP), R9
@@ -6213,21 +7189,27 @@ one:
 	JNE          one
 
 store:
-	MOVQ    n+56(FP), AX
-	SUBQ    $0x38, AX
-	CMPQ    AX, $0x08
-	JNE     storeEdge
-	MOVQ    c+40(FP), AX
-	MOVQ    ldc+48(FP), CX
-	LEAQ    (CX)(CX*2), CX
-	VMOVUPS Y0, (AX)
-	VMOVUPS Y1, 32(AX)
-	VMOVUPS Y2, 64(AX)
-	VMOVUPS Y3, 96(AX)
-	VMOVUPS Y4, 128(AX)
-	VMOVUPS Y5, 160(AX)
-	VMOVUPS Y6, 192(AX)
-	VMOVUPS Y7, 224(AX)
+	MOVQ     n+56(FP), AX
+	SUBQ     $0x38, AX
+	CMPQ     AX, $0x08
+	JNE      storeEdge
+	MOVQ     c+40(FP), AX
+	MOVQ     ldc+48(FP), CX
+	LEAQ     (CX)(CX*2), CX
+	VMOVUPS  Y0, (AX)
+	VMOVUPS  Y1, 32(AX)
+	VMOVUPS  Y2, 64(AX)
+	VMOVUPS  Y3, 96(AX)
+	VMOVUPS  Y4, 128(AX)
+	VMOVUPS  Y5, 160(AX)
+	VMOVUPS  Y6, 192(AX)
+	VMOVUPS  Y7, 224(AX)
+	MOVQ     load+64(FP), AX
+	TESTQ    $0x00000002, AX
+	JEQ      end
+	VLDMXCSR (SP)
+
+end:
 	VZEROUPPER
 	RET
 
@@ -6246,6 +7228,12 @@ storeEdge:
 	VMOVUPS    Y5, 160(AX)
 	VMOVUPS    Y6, 192(AX)
 	VMASKMOVPS Y7, Y15, 224(AX)
+	MOVQ       load+64(FP), AX
+	TESTQ      $0x00000002, AX
+	JEQ        endEdge
+	VLDMXCSR   (SP)
+
+endEdge:
 	VZEROUPPER
 	RET
 
@@ -6964,5 +7952,4317 @@ loop:
 	VFMADD231PS Y14, Y15, Y13
 	DECQ        AX
 	JNE         loop
+	VZEROUPPER
+	RET
+
+// func gemmRoundY(dst *float32, src *float32, n int)
+// Requires: AVX, AVX2, CMOV
+TEXT ·gemmRoundY(SB), NOSPLIT, $0-24
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         n+16(FP), DX
+	MOVL         $0x00000001, BX
+	VMOVD        BX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x00007fff, BX
+	VMOVD        BX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0xffff0000, BX
+	VMOVD        BX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0x7f800000, BX
+	VMOVD        BX, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0x00400000, BX
+	VMOVD        BX, X9
+	VPBROADCASTD X9, Y9
+	MOVL         $0x7fffffff, BX
+	VMOVD        BX, X10
+	VPBROADCASTD X10, Y10
+	VPXOR        Y11, Y11, Y11
+	SUBQ         $0x08, DX
+	JLT          tail
+
+loop:
+	VMOVUPS   (CX), Y0
+	VPSRLD    $0x10, Y0, Y3
+	VPAND     Y5, Y3, Y3
+	VPADDD    Y0, Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VPOR      Y9, Y0, Y4
+	VPAND     Y7, Y4, Y4
+	VPAND     Y7, Y3, Y3
+	VCMPPS    $0x03, Y0, Y0, Y15
+	VBLENDVPS Y15, Y4, Y3, Y3
+	VPAND     Y8, Y0, Y4
+	VPCMPEQD  Y11, Y4, Y4
+	VPAND     Y10, Y4, Y4
+	VPANDN    Y3, Y4, Y0
+	VPSHUFD   $0xb1, Y0, Y0
+	VMOVUPS   Y0, (AX)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x20, AX
+	SUBQ      $0x08, DX
+	JGE       loop
+
+tail:
+	ADDQ       $0x08, DX
+	JEQ        done
+	XORQ       BX, BX
+	SUBQ       $0x00000000, DX
+	CMOVQLT    BX, DX
+	MOVQ       $0x00000008, BX
+	CMPQ       DX, BX
+	CMOVQGT    BX, DX
+	LEAQ       gemmMasks<>+32(SB), BX
+	NEGQ       DX
+	VMOVDQU    (BX)(DX*4), Y2
+	VMASKMOVPS (CX), Y2, Y0
+	VPSRLD     $0x10, Y0, Y3
+	VPAND      Y5, Y3, Y3
+	VPADDD     Y0, Y3, Y3
+	VPADDD     Y6, Y3, Y3
+	VPOR       Y9, Y0, Y4
+	VPAND      Y7, Y4, Y4
+	VPAND      Y7, Y3, Y3
+	VCMPPS     $0x03, Y0, Y0, Y15
+	VBLENDVPS  Y15, Y4, Y3, Y3
+	VPAND      Y8, Y0, Y4
+	VPCMPEQD   Y11, Y4, Y4
+	VPAND      Y10, Y4, Y4
+	VPANDN     Y3, Y4, Y0
+	VPSHUFD    $0xb1, Y0, Y0
+	VMOVUPS    Y0, (AX)
+
+done:
+	VZEROUPPER
+	RET
+
+// func gemmZipYY(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+// Requires: AVX, AVX2, CMOV
+TEXT ·gemmZipYY(SB), NOSPLIT, $0-56
+	MOVQ         dst+0(FP), AX
+	MOVQ         ps+8(FP), CX
+	MOVQ         src+16(FP), DX
+	MOVQ         k+32(FP), BX
+	MOVQ         n+40(FP), SI
+	MOVL         $0x00000001, DI
+	VMOVD        DI, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0x00007fff, DI
+	VMOVD        DI, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X9
+	VPBROADCASTD X9, Y9
+	MOVL         $0x7f800000, DI
+	VMOVD        DI, X10
+	VPBROADCASTD X10, Y10
+	MOVL         $0x00400000, DI
+	VMOVD        DI, X11
+	VPBROADCASTD X11, Y11
+	MOVL         $0x7fffffff, DI
+	VMOVD        DI, X12
+	VPBROADCASTD X12, Y12
+	VPXOR        Y13, Y13, Y13
+
+row:
+	MOVQ AX, DI
+	MOVQ DX, R8
+	MOVQ ld+24(FP), R9
+	LEAQ (DX)(R9*2), DX
+	ADDQ R8, R9
+	CMPQ BX, $0x01
+	JNE  both
+	MOVQ none+48(FP), R9
+
+both:
+	MOVQ SI, R10
+	SUBQ $0x10, R10
+	JLT  tail
+
+panel:
+	VMOVUPS   (R8), Y0
+	VMOVUPS   (R9), Y2
+	VMOVUPS   32(R8), Y1
+	VMOVUPS   32(R9), Y3
+	VPSRLD    $0x10, Y0, Y5
+	VPAND     Y7, Y5, Y5
+	VPADDD    Y0, Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VPOR      Y11, Y0, Y6
+	VPAND     Y9, Y6, Y6
+	VPAND     Y9, Y5, Y5
+	VCMPPS    $0x03, Y0, Y0, Y15
+	VBLENDVPS Y15, Y6, Y5, Y5
+	VPAND     Y10, Y0, Y6
+	VPCMPEQD  Y13, Y6, Y6
+	VPAND     Y12, Y6, Y6
+	VPANDN    Y5, Y6, Y0
+	VPSRLD    $0x10, Y2, Y5
+	VPAND     Y7, Y5, Y5
+	VPADDD    Y2, Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VPOR      Y11, Y2, Y6
+	VPAND     Y9, Y6, Y6
+	VPAND     Y9, Y5, Y5
+	VCMPPS    $0x03, Y2, Y2, Y15
+	VBLENDVPS Y15, Y6, Y5, Y5
+	VPAND     Y10, Y2, Y6
+	VPCMPEQD  Y13, Y6, Y6
+	VPAND     Y12, Y6, Y6
+	VPANDN    Y5, Y6, Y2
+	VPSRLD    $0x10, Y1, Y5
+	VPAND     Y7, Y5, Y5
+	VPADDD    Y1, Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VPOR      Y11, Y1, Y6
+	VPAND     Y9, Y6, Y6
+	VPAND     Y9, Y5, Y5
+	VCMPPS    $0x03, Y1, Y1, Y15
+	VBLENDVPS Y15, Y6, Y5, Y5
+	VPAND     Y10, Y1, Y6
+	VPCMPEQD  Y13, Y6, Y6
+	VPAND     Y12, Y6, Y6
+	VPANDN    Y5, Y6, Y1
+	VPSRLD    $0x10, Y3, Y5
+	VPAND     Y7, Y5, Y5
+	VPADDD    Y3, Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VPOR      Y11, Y3, Y6
+	VPAND     Y9, Y6, Y6
+	VPAND     Y9, Y5, Y5
+	VCMPPS    $0x03, Y3, Y3, Y15
+	VBLENDVPS Y15, Y6, Y5, Y5
+	VPAND     Y10, Y3, Y6
+	VPCMPEQD  Y13, Y6, Y6
+	VPAND     Y12, Y6, Y6
+	VPANDN    Y5, Y6, Y3
+	VMOVUPS   Y2, (DI)
+	VMOVUPS   Y3, 32(DI)
+	VMOVUPS   Y0, 64(DI)
+	VMOVUPS   Y1, 96(DI)
+	ADDQ      $0x00000040, R8
+	ADDQ      $0x00000040, R9
+	ADDQ      CX, DI
+	SUBQ      $0x10, R10
+	JGE       panel
+
+tail:
+	ADDQ       $0x10, R10
+	JEQ        next
+	MOVQ       R10, R11
+	XORQ       R12, R12
+	SUBQ       $0x00000000, R11
+	CMOVQLT    R12, R11
+	MOVQ       $0x00000008, R12
+	CMPQ       R11, R12
+	CMOVQGT    R12, R11
+	LEAQ       gemmMasks<>+32(SB), R12
+	NEGQ       R11
+	VMOVDQU    (R12)(R11*4), Y4
+	VMASKMOVPS (R8), Y4, Y0
+	MOVQ       R10, R11
+	XORQ       R12, R12
+	SUBQ       $0x00000000, R11
+	CMOVQLT    R12, R11
+	MOVQ       $0x00000008, R12
+	CMPQ       R11, R12
+	CMOVQGT    R12, R11
+	LEAQ       gemmMasks<>+32(SB), R12
+	NEGQ       R11
+	VMOVDQU    (R12)(R11*4), Y4
+	VMASKMOVPS (R9), Y4, Y2
+	MOVQ       R10, R11
+	XORQ       R12, R12
+	SUBQ       $0x00000008, R11
+	CMOVQLT    R12, R11
+	MOVQ       $0x00000008, R12
+	CMPQ       R11, R12
+	CMOVQGT    R12, R11
+	LEAQ       gemmMasks<>+32(SB), R12
+	NEGQ       R11
+	VMOVDQU    (R12)(R11*4), Y4
+	VMASKMOVPS 32(R8), Y4, Y1
+	MOVQ       R10, R8
+	XORQ       R10, R10
+	SUBQ       $0x00000008, R8
+	CMOVQLT    R10, R8
+	MOVQ       $0x00000008, R10
+	CMPQ       R8, R10
+	CMOVQGT    R10, R8
+	LEAQ       gemmMasks<>+32(SB), R10
+	NEGQ       R8
+	VMOVDQU    (R10)(R8*4), Y4
+	VMASKMOVPS 32(R9), Y4, Y3
+	VPSRLD     $0x10, Y0, Y5
+	VPAND      Y7, Y5, Y5
+	VPADDD     Y0, Y5, Y5
+	VPADDD     Y8, Y5, Y5
+	VPOR       Y11, Y0, Y6
+	VPAND      Y9, Y6, Y6
+	VPAND      Y9, Y5, Y5
+	VCMPPS     $0x03, Y0, Y0, Y15
+	VBLENDVPS  Y15, Y6, Y5, Y5
+	VPAND      Y10, Y0, Y6
+	VPCMPEQD   Y13, Y6, Y6
+	VPAND      Y12, Y6, Y6
+	VPANDN     Y5, Y6, Y0
+	VPSRLD     $0x10, Y2, Y5
+	VPAND      Y7, Y5, Y5
+	VPADDD     Y2, Y5, Y5
+	VPADDD     Y8, Y5, Y5
+	VPOR       Y11, Y2, Y6
+	VPAND      Y9, Y6, Y6
+	VPAND      Y9, Y5, Y5
+	VCMPPS     $0x03, Y2, Y2, Y15
+	VBLENDVPS  Y15, Y6, Y5, Y5
+	VPAND      Y10, Y2, Y6
+	VPCMPEQD   Y13, Y6, Y6
+	VPAND      Y12, Y6, Y6
+	VPANDN     Y5, Y6, Y2
+	VPSRLD     $0x10, Y1, Y5
+	VPAND      Y7, Y5, Y5
+	VPADDD     Y1, Y5, Y5
+	VPADDD     Y8, Y5, Y5
+	VPOR       Y11, Y1, Y6
+	VPAND      Y9, Y6, Y6
+	VPAND      Y9, Y5, Y5
+	VCMPPS     $0x03, Y1, Y1, Y15
+	VBLENDVPS  Y15, Y6, Y5, Y5
+	VPAND      Y10, Y1, Y6
+	VPCMPEQD   Y13, Y6, Y6
+	VPAND      Y12, Y6, Y6
+	VPANDN     Y5, Y6, Y1
+	VPSRLD     $0x10, Y3, Y5
+	VPAND      Y7, Y5, Y5
+	VPADDD     Y3, Y5, Y5
+	VPADDD     Y8, Y5, Y5
+	VPOR       Y11, Y3, Y6
+	VPAND      Y9, Y6, Y6
+	VPAND      Y9, Y5, Y5
+	VCMPPS     $0x03, Y3, Y3, Y15
+	VBLENDVPS  Y15, Y6, Y5, Y5
+	VPAND      Y10, Y3, Y6
+	VPCMPEQD   Y13, Y6, Y6
+	VPAND      Y12, Y6, Y6
+	VPANDN     Y5, Y6, Y3
+	VMOVUPS    Y2, (DI)
+	VMOVUPS    Y3, 32(DI)
+	VMOVUPS    Y0, 64(DI)
+	VMOVUPS    Y1, 96(DI)
+
+next:
+	ADDQ $0x00000080, AX
+	SUBQ $0x02, BX
+	JGT  row
+	VZEROUPPER
+	RET
+
+// func gemmZipXY(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+// Requires: AVX, AVX2, CMOV
+TEXT ·gemmZipXY(SB), NOSPLIT, $0-56
+	MOVQ         dst+0(FP), AX
+	MOVQ         ps+8(FP), CX
+	MOVQ         src+16(FP), DX
+	MOVQ         k+32(FP), BX
+	MOVQ         n+40(FP), SI
+	MOVL         $0x00000001, DI
+	VMOVD        DI, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x00007fff, DI
+	VMOVD        DI, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0x7f800000, DI
+	VMOVD        DI, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0x00400000, DI
+	VMOVD        DI, X9
+	VPBROADCASTD X9, Y9
+	MOVL         $0x7fffffff, DI
+	VMOVD        DI, X10
+	VPBROADCASTD X10, Y10
+	VPXOR        Y11, Y11, Y11
+	MOVQ         $0x00000006, DI
+	LEAQ         gemmMasks<>+32(SB), R8
+	NEGQ         DI
+	VMOVDQU      (R8)(DI*4), Y14
+
+row:
+	MOVQ AX, DI
+	MOVQ DX, R8
+	MOVQ ld+24(FP), R9
+	LEAQ (DX)(R9*2), DX
+	ADDQ R8, R9
+	CMPQ BX, $0x01
+	JNE  both
+	MOVQ none+48(FP), R9
+
+both:
+	MOVQ SI, R10
+	SUBQ $0x06, R10
+	JLT  tail
+
+panel:
+	VMASKMOVPS (R8), Y14, Y0
+	VMASKMOVPS (R9), Y14, Y1
+	VPSRLD     $0x10, Y0, Y3
+	VPAND      Y5, Y3, Y3
+	VPADDD     Y0, Y3, Y3
+	VPADDD     Y6, Y3, Y3
+	VPOR       Y9, Y0, Y4
+	VPAND      Y7, Y4, Y4
+	VPAND      Y7, Y3, Y3
+	VCMPPS     $0x03, Y0, Y0, Y15
+	VBLENDVPS  Y15, Y4, Y3, Y3
+	VPAND      Y8, Y0, Y4
+	VPCMPEQD   Y11, Y4, Y4
+	VPAND      Y10, Y4, Y4
+	VPANDN     Y3, Y4, Y0
+	VPSRLD     $0x10, Y1, Y3
+	VPAND      Y5, Y3, Y3
+	VPADDD     Y1, Y3, Y3
+	VPADDD     Y6, Y3, Y3
+	VPOR       Y9, Y1, Y4
+	VPAND      Y7, Y4, Y4
+	VPAND      Y7, Y3, Y3
+	VCMPPS     $0x03, Y1, Y1, Y15
+	VBLENDVPS  Y15, Y4, Y3, Y3
+	VPAND      Y8, Y1, Y4
+	VPCMPEQD   Y11, Y4, Y4
+	VPAND      Y10, Y4, Y4
+	VPANDN     Y3, Y4, Y1
+	VMOVUPS    Y1, (DI)
+	VMOVUPS    Y0, 24(DI)
+	ADDQ       $0x00000018, R8
+	ADDQ       $0x00000018, R9
+	ADDQ       CX, DI
+	SUBQ       $0x06, R10
+	JGE        panel
+
+tail:
+	ADDQ       $0x06, R10
+	JEQ        next
+	MOVQ       R10, R11
+	XORQ       R12, R12
+	SUBQ       $0x00000000, R11
+	CMOVQLT    R12, R11
+	MOVQ       $0x00000008, R12
+	CMPQ       R11, R12
+	CMOVQGT    R12, R11
+	LEAQ       gemmMasks<>+32(SB), R12
+	NEGQ       R11
+	VMOVDQU    (R12)(R11*4), Y2
+	VMASKMOVPS (R8), Y2, Y0
+	MOVQ       R10, R8
+	XORQ       R10, R10
+	SUBQ       $0x00000000, R8
+	CMOVQLT    R10, R8
+	MOVQ       $0x00000008, R10
+	CMPQ       R8, R10
+	CMOVQGT    R10, R8
+	LEAQ       gemmMasks<>+32(SB), R10
+	NEGQ       R8
+	VMOVDQU    (R10)(R8*4), Y2
+	VMASKMOVPS (R9), Y2, Y1
+	VPSRLD     $0x10, Y0, Y3
+	VPAND      Y5, Y3, Y3
+	VPADDD     Y0, Y3, Y3
+	VPADDD     Y6, Y3, Y3
+	VPOR       Y9, Y0, Y4
+	VPAND      Y7, Y4, Y4
+	VPAND      Y7, Y3, Y3
+	VCMPPS     $0x03, Y0, Y0, Y15
+	VBLENDVPS  Y15, Y4, Y3, Y3
+	VPAND      Y8, Y0, Y4
+	VPCMPEQD   Y11, Y4, Y4
+	VPAND      Y10, Y4, Y4
+	VPANDN     Y3, Y4, Y0
+	VPSRLD     $0x10, Y1, Y3
+	VPAND      Y5, Y3, Y3
+	VPADDD     Y1, Y3, Y3
+	VPADDD     Y6, Y3, Y3
+	VPOR       Y9, Y1, Y4
+	VPAND      Y7, Y4, Y4
+	VPAND      Y7, Y3, Y3
+	VCMPPS     $0x03, Y1, Y1, Y15
+	VBLENDVPS  Y15, Y4, Y3, Y3
+	VPAND      Y8, Y1, Y4
+	VPCMPEQD   Y11, Y4, Y4
+	VPAND      Y10, Y4, Y4
+	VPANDN     Y3, Y4, Y1
+	VMOVUPS    Y1, (DI)
+	VMOVUPS    Y0, 24(DI)
+
+next:
+	ADDQ $0x00000030, AX
+	SUBQ $0x02, BX
+	JGT  row
+	VZEROUPPER
+	RET
+
+// func gemmB1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB1x1(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R9
+	VPXORD     Z0, Z0, Z0
+	PREFETCHT0 (R8)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R9
+	VMOVUPS (R8), Z0
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R9
+	VMOVUPS.Z (R8), K1, Z0
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z1
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z2
+	LONG         $0x486ef262
+	WORD         $0xc152
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z1
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z2
+	LONG         $0x486ef262
+	WORD         $0xc152
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z1
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z2
+	LONG         $0x486ef262
+	WORD         $0xc152
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z1
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z2
+	LONG         $0x486ef262
+	WORD         $0xc152
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z1
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z2
+	LONG         $0x486ef262
+	WORD         $0xc152
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), CX
+	VMOVUPS Z0, (AX)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), CX
+	VMOVUPS Z0, K1, (AX)
+	VZEROUPPER
+	RET
+
+// func gemmB1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB1x2(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R9
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	SUBQ    $0x10, R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R9
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R9
+	VMOVUPS   (R8), Z0
+	VMOVUPS.Z 64(R8), K1, Z1
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z2
+	VMOVUPS      64(BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc252
+	LONG         $0x485ef262
+	WORD         $0xcb52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z2
+	VMOVUPS      64(BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc252
+	LONG         $0x485ef262
+	WORD         $0xcb52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z2
+	VMOVUPS      64(BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc252
+	LONG         $0x485ef262
+	WORD         $0xcb52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z2
+	VMOVUPS      64(BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc252
+	LONG         $0x485ef262
+	WORD         $0xcb52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z2
+	VMOVUPS      64(BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc252
+	LONG         $0x485ef262
+	WORD         $0xcb52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	SUBQ    $0x10, AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), CX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), CX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	VZEROUPPER
+	RET
+
+// func gemmB2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB2x1(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	PREFETCHT0 (R8)
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)(R9*1)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS (R8)(R9*1), Z1
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS.Z (R8), K1, Z0
+	VMOVUPS.Z (R8)(R9*1), K1, Z1
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z2
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z3
+	LONG         $0x4866f262
+	WORD         $0xc252
+	VBROADCASTSS 4(CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xca52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z2
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z3
+	LONG         $0x4866f262
+	WORD         $0xc252
+	VBROADCASTSS 4(CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xca52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z2
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z3
+	LONG         $0x4866f262
+	WORD         $0xc252
+	VBROADCASTSS 4(CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xca52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z2
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z3
+	LONG         $0x4866f262
+	WORD         $0xc252
+	VBROADCASTSS 4(CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xca52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z2
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z3
+	LONG         $0x4866f262
+	WORD         $0xc252
+	VBROADCASTSS 4(CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xca52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K1, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func gemmB2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB2x2(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	SUBQ    $0x10, R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
+	VMOVUPS (R8)(R9*1), Z2
+	VMOVUPS 64(R8)(R9*1), Z3
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS   (R8), Z0
+	VMOVUPS.Z 64(R8), K1, Z1
+	VMOVUPS   (R8)(R9*1), Z2
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z4
+	VMOVUPS      64(BX), Z5
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xc452
+	LONG         $0x484ef262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	LONG         $0x4846f262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z4
+	VMOVUPS      64(BX), Z5
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xc452
+	LONG         $0x484ef262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	LONG         $0x4846f262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z4
+	VMOVUPS      64(BX), Z5
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xc452
+	LONG         $0x484ef262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	LONG         $0x4846f262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z4
+	VMOVUPS      64(BX), Z5
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xc452
+	LONG         $0x484ef262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	LONG         $0x4846f262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z4
+	VMOVUPS      64(BX), Z5
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xc452
+	LONG         $0x484ef262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	LONG         $0x4846f262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	SUBQ    $0x10, AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, 64(AX)(CX*1)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, K1, 64(AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func gemmB3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB3x1(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	PREFETCHT0 (R8)
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z2, Z2, Z2
+	PREFETCHT0 (R8)(R9*2)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS (R8)(R9*1), Z1
+	VMOVUPS (R8)(R9*2), Z2
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS.Z (R8), K1, Z0
+	VMOVUPS.Z (R8)(R9*1), K1, Z1
+	VMOVUPS.Z (R8)(R9*2), K1, Z2
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc352
+	VBROADCASTSS 4(CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xcb52
+	VBROADCASTSS 8(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xd352
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc352
+	VBROADCASTSS 4(CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xcb52
+	VBROADCASTSS 8(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xd352
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc352
+	VBROADCASTSS 4(CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xcb52
+	VBROADCASTSS 8(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xd352
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc352
+	VBROADCASTSS 4(CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xcb52
+	VBROADCASTSS 8(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xd352
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z3
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z4
+	LONG         $0x485ef262
+	WORD         $0xc352
+	VBROADCASTSS 4(CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xcb52
+	VBROADCASTSS 8(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xd352
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, (AX)(CX*1)
+	VMOVUPS Z2, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K1, (AX)(CX*1)
+	VMOVUPS Z2, K1, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func gemmB3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB3x2(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	SUBQ    $0x10, R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
+	VMOVUPS (R8)(R9*1), Z2
+	VMOVUPS 64(R8)(R9*1), Z3
+	VMOVUPS (R8)(R9*2), Z4
+	VMOVUPS 64(R8)(R9*2), Z5
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS   (R8), Z0
+	VMOVUPS.Z 64(R8), K1, Z1
+	VMOVUPS   (R8)(R9*1), Z2
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
+	VMOVUPS   (R8)(R9*2), Z4
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z6
+	VMOVUPS      64(BX), Z7
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xc652
+	LONG         $0x483ef262
+	WORD         $0xcf52
+	VBROADCASTSS 4(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	LONG         $0x4836f262
+	WORD         $0xdf52
+	VBROADCASTSS 8(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xe652
+	LONG         $0x482ef262
+	WORD         $0xef52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z6
+	VMOVUPS      64(BX), Z7
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xc652
+	LONG         $0x483ef262
+	WORD         $0xcf52
+	VBROADCASTSS 4(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	LONG         $0x4836f262
+	WORD         $0xdf52
+	VBROADCASTSS 8(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xe652
+	LONG         $0x482ef262
+	WORD         $0xef52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z6
+	VMOVUPS      64(BX), Z7
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xc652
+	LONG         $0x483ef262
+	WORD         $0xcf52
+	VBROADCASTSS 4(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	LONG         $0x4836f262
+	WORD         $0xdf52
+	VBROADCASTSS 8(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xe652
+	LONG         $0x482ef262
+	WORD         $0xef52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z6
+	VMOVUPS      64(BX), Z7
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xc652
+	LONG         $0x483ef262
+	WORD         $0xcf52
+	VBROADCASTSS 4(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	LONG         $0x4836f262
+	WORD         $0xdf52
+	VBROADCASTSS 8(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xe652
+	LONG         $0x482ef262
+	WORD         $0xef52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z6
+	VMOVUPS      64(BX), Z7
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xc652
+	LONG         $0x483ef262
+	WORD         $0xcf52
+	VBROADCASTSS 4(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	LONG         $0x4836f262
+	WORD         $0xdf52
+	VBROADCASTSS 8(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xe652
+	LONG         $0x482ef262
+	WORD         $0xef52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	SUBQ    $0x10, AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, 64(AX)(CX*2)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, K1, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, K1, 64(AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func gemmB4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB4x1(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	PREFETCHT0 (R8)
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z2, Z2, Z2
+	PREFETCHT0 (R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS (R8)(R9*1), Z1
+	VMOVUPS (R8)(R9*2), Z2
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z3
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS.Z (R8), K1, Z0
+	VMOVUPS.Z (R8)(R9*1), K1, Z1
+	VMOVUPS.Z (R8)(R9*2), K1, Z2
+	ADDQ      R10, R8
+	VMOVUPS.Z (R8), K1, Z3
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z4
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z4
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z4
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z4
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z4
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z5
+	LONG         $0x4856f262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z6
+	LONG         $0x484ef262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, (AX)(CX*1)
+	VMOVUPS Z2, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z3, (AX)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K1, (AX)(CX*1)
+	VMOVUPS Z2, K1, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z3, K1, (AX)
+	VZEROUPPER
+	RET
+
+// func gemmB4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB4x2(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	SUBQ    $0x10, R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
+	VMOVUPS (R8)(R9*1), Z2
+	VMOVUPS 64(R8)(R9*1), Z3
+	VMOVUPS (R8)(R9*2), Z4
+	VMOVUPS 64(R8)(R9*2), Z5
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z6
+	VMOVUPS 64(R8), Z7
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS   (R8), Z0
+	VMOVUPS.Z 64(R8), K1, Z1
+	VMOVUPS   (R8)(R9*1), Z2
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
+	VMOVUPS   (R8)(R9*2), Z4
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
+	ADDQ      R10, R8
+	VMOVUPS   (R8), Z6
+	VMOVUPS.Z 64(R8), K1, Z7
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z8
+	VMOVUPS      64(BX), Z9
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc052
+	LONG         $0x482ed262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	LONG         $0x4826d262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xe052
+	LONG         $0x481ed262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xf052
+	LONG         $0x4816d262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z8
+	VMOVUPS      64(BX), Z9
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc052
+	LONG         $0x482ed262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	LONG         $0x4826d262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xe052
+	LONG         $0x481ed262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xf052
+	LONG         $0x4816d262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z8
+	VMOVUPS      64(BX), Z9
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc052
+	LONG         $0x482ed262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	LONG         $0x4826d262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xe052
+	LONG         $0x481ed262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xf052
+	LONG         $0x4816d262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z8
+	VMOVUPS      64(BX), Z9
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc052
+	LONG         $0x482ed262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	LONG         $0x4826d262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xe052
+	LONG         $0x481ed262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xf052
+	LONG         $0x4816d262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z8
+	VMOVUPS      64(BX), Z9
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc052
+	LONG         $0x482ed262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	LONG         $0x4826d262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xe052
+	LONG         $0x481ed262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xf052
+	LONG         $0x4816d262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	SUBQ    $0x10, AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, 64(AX)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, K1, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, K1, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, K1, 64(AX)
+	VZEROUPPER
+	RET
+
+// func gemmB6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB6x1(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	PREFETCHT0 (R8)
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z2, Z2, Z2
+	PREFETCHT0 (R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)
+	VPXORD     Z4, Z4, Z4
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z5, Z5, Z5
+	PREFETCHT0 (R8)(R9*2)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS (R8)(R9*1), Z1
+	VMOVUPS (R8)(R9*2), Z2
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z3
+	VMOVUPS (R8)(R9*1), Z4
+	VMOVUPS (R8)(R9*2), Z5
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS.Z (R8), K1, Z0
+	VMOVUPS.Z (R8)(R9*1), K1, Z1
+	VMOVUPS.Z (R8)(R9*2), K1, Z2
+	ADDQ      R10, R8
+	VMOVUPS.Z (R8), K1, Z3
+	VMOVUPS.Z (R8)(R9*1), K1, Z4
+	VMOVUPS.Z (R8)(R9*2), K1, Z5
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z6
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xc652
+	VBROADCASTSS 4(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xce52
+	VBROADCASTSS 8(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	VBROADCASTSS 12(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xde52
+	VBROADCASTSS 16(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xe652
+	VBROADCASTSS 20(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xee52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z6
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xc652
+	VBROADCASTSS 4(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xce52
+	VBROADCASTSS 8(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	VBROADCASTSS 12(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xde52
+	VBROADCASTSS 16(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xe652
+	VBROADCASTSS 20(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xee52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z6
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xc652
+	VBROADCASTSS 4(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xce52
+	VBROADCASTSS 8(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	VBROADCASTSS 12(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xde52
+	VBROADCASTSS 16(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xe652
+	VBROADCASTSS 20(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xee52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z6
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xc652
+	VBROADCASTSS 4(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xce52
+	VBROADCASTSS 8(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	VBROADCASTSS 12(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xde52
+	VBROADCASTSS 16(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xe652
+	VBROADCASTSS 20(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xee52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z6
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xc652
+	VBROADCASTSS 4(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xce52
+	VBROADCASTSS 8(CX), Z9
+	LONG         $0x4836f262
+	WORD         $0xd652
+	VBROADCASTSS 12(CX), Z10
+	LONG         $0x482ef262
+	WORD         $0xde52
+	VBROADCASTSS 16(CX), Z7
+	LONG         $0x4846f262
+	WORD         $0xe652
+	VBROADCASTSS 20(CX), Z8
+	LONG         $0x483ef262
+	WORD         $0xee52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, (AX)(CX*1)
+	VMOVUPS Z2, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, (AX)(CX*1)
+	VMOVUPS Z5, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K1, (AX)(CX*1)
+	VMOVUPS Z2, K1, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z3, K1, (AX)
+	VMOVUPS Z4, K1, (AX)(CX*1)
+	VMOVUPS Z5, K1, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func gemmB6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB6x2(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	SUBQ    $0x10, R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
+	VMOVUPS (R8)(R9*1), Z2
+	VMOVUPS 64(R8)(R9*1), Z3
+	VMOVUPS (R8)(R9*2), Z4
+	VMOVUPS 64(R8)(R9*2), Z5
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z6
+	VMOVUPS 64(R8), Z7
+	VMOVUPS (R8)(R9*1), Z8
+	VMOVUPS 64(R8)(R9*1), Z9
+	VMOVUPS (R8)(R9*2), Z10
+	VMOVUPS 64(R8)(R9*2), Z11
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS   (R8), Z0
+	VMOVUPS.Z 64(R8), K1, Z1
+	VMOVUPS   (R8)(R9*1), Z2
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
+	VMOVUPS   (R8)(R9*2), Z4
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
+	ADDQ      R10, R8
+	VMOVUPS   (R8), Z6
+	VMOVUPS.Z 64(R8), K1, Z7
+	VMOVUPS   (R8)(R9*1), Z8
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z9
+	VMOVUPS   (R8)(R9*2), Z10
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z11
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z12
+	VMOVUPS      64(BX), Z13
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xc452
+	LONG         $0x480ed262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	LONG         $0x4806d262
+	WORD         $0xdd52
+	VBROADCASTSS 8(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xe452
+	LONG         $0x407ed262
+	WORD         $0xed52
+	VBROADCASTSS 12(CX), Z17
+	LONG         $0x4076d262
+	WORD         $0xf452
+	LONG         $0x4076d262
+	WORD         $0xfd52
+	VBROADCASTSS 16(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xc452
+	LONG         $0x480e5262
+	WORD         $0xcd52
+	VBROADCASTSS 20(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	LONG         $0x48065262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z12
+	VMOVUPS      64(BX), Z13
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xc452
+	LONG         $0x480ed262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	LONG         $0x4806d262
+	WORD         $0xdd52
+	VBROADCASTSS 8(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xe452
+	LONG         $0x407ed262
+	WORD         $0xed52
+	VBROADCASTSS 12(CX), Z17
+	LONG         $0x4076d262
+	WORD         $0xf452
+	LONG         $0x4076d262
+	WORD         $0xfd52
+	VBROADCASTSS 16(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xc452
+	LONG         $0x480e5262
+	WORD         $0xcd52
+	VBROADCASTSS 20(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	LONG         $0x48065262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z12
+	VMOVUPS      64(BX), Z13
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xc452
+	LONG         $0x480ed262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	LONG         $0x4806d262
+	WORD         $0xdd52
+	VBROADCASTSS 8(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xe452
+	LONG         $0x407ed262
+	WORD         $0xed52
+	VBROADCASTSS 12(CX), Z17
+	LONG         $0x4076d262
+	WORD         $0xf452
+	LONG         $0x4076d262
+	WORD         $0xfd52
+	VBROADCASTSS 16(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xc452
+	LONG         $0x480e5262
+	WORD         $0xcd52
+	VBROADCASTSS 20(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	LONG         $0x48065262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z12
+	VMOVUPS      64(BX), Z13
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xc452
+	LONG         $0x480ed262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	LONG         $0x4806d262
+	WORD         $0xdd52
+	VBROADCASTSS 8(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xe452
+	LONG         $0x407ed262
+	WORD         $0xed52
+	VBROADCASTSS 12(CX), Z17
+	LONG         $0x4076d262
+	WORD         $0xf452
+	LONG         $0x4076d262
+	WORD         $0xfd52
+	VBROADCASTSS 16(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xc452
+	LONG         $0x480e5262
+	WORD         $0xcd52
+	VBROADCASTSS 20(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	LONG         $0x48065262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z12
+	VMOVUPS      64(BX), Z13
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xc452
+	LONG         $0x480ed262
+	WORD         $0xcd52
+	VBROADCASTSS 4(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	LONG         $0x4806d262
+	WORD         $0xdd52
+	VBROADCASTSS 8(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xe452
+	LONG         $0x407ed262
+	WORD         $0xed52
+	VBROADCASTSS 12(CX), Z17
+	LONG         $0x4076d262
+	WORD         $0xf452
+	LONG         $0x4076d262
+	WORD         $0xfd52
+	VBROADCASTSS 16(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xc452
+	LONG         $0x480e5262
+	WORD         $0xcd52
+	VBROADCASTSS 20(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	LONG         $0x48065262
+	WORD         $0xdd52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	SUBQ    $0x10, AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, 64(AX)
+	VMOVUPS Z8, (AX)(CX*1)
+	VMOVUPS Z9, 64(AX)(CX*1)
+	VMOVUPS Z10, (AX)(CX*2)
+	VMOVUPS Z11, 64(AX)(CX*2)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, K1, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, K1, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, K1, 64(AX)
+	VMOVUPS Z8, (AX)(CX*1)
+	VMOVUPS Z9, K1, 64(AX)(CX*1)
+	VMOVUPS Z10, (AX)(CX*2)
+	VMOVUPS Z11, K1, 64(AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func gemmB8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB8x1(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	PREFETCHT0 (R8)
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z2, Z2, Z2
+	PREFETCHT0 (R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)
+	VPXORD     Z4, Z4, Z4
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z5, Z5, Z5
+	PREFETCHT0 (R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z6, Z6, Z6
+	PREFETCHT0 (R8)
+	VPXORD     Z7, Z7, Z7
+	PREFETCHT0 (R8)(R9*1)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS (R8)(R9*1), Z1
+	VMOVUPS (R8)(R9*2), Z2
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z3
+	VMOVUPS (R8)(R9*1), Z4
+	VMOVUPS (R8)(R9*2), Z5
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z6
+	VMOVUPS (R8)(R9*1), Z7
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS.Z (R8), K1, Z0
+	VMOVUPS.Z (R8)(R9*1), K1, Z1
+	VMOVUPS.Z (R8)(R9*2), K1, Z2
+	ADDQ      R10, R8
+	VMOVUPS.Z (R8), K1, Z3
+	VMOVUPS.Z (R8)(R9*1), K1, Z4
+	VMOVUPS.Z (R8)(R9*2), K1, Z5
+	ADDQ      R10, R8
+	VMOVUPS.Z (R8), K1, Z6
+	VMOVUPS.Z (R8)(R9*1), K1, Z7
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z8
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xc052
+	VBROADCASTSS 4(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc852
+	VBROADCASTSS 8(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	VBROADCASTSS 12(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xd852
+	VBROADCASTSS 16(CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xe052
+	VBROADCASTSS 20(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xe852
+	VBROADCASTSS 24(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xf052
+	VBROADCASTSS 28(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xf852
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z8
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xc052
+	VBROADCASTSS 4(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc852
+	VBROADCASTSS 8(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	VBROADCASTSS 12(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xd852
+	VBROADCASTSS 16(CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xe052
+	VBROADCASTSS 20(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xe852
+	VBROADCASTSS 24(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xf052
+	VBROADCASTSS 28(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xf852
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z8
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xc052
+	VBROADCASTSS 4(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc852
+	VBROADCASTSS 8(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	VBROADCASTSS 12(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xd852
+	VBROADCASTSS 16(CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xe052
+	VBROADCASTSS 20(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xe852
+	VBROADCASTSS 24(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xf052
+	VBROADCASTSS 28(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xf852
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z8
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xc052
+	VBROADCASTSS 4(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc852
+	VBROADCASTSS 8(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	VBROADCASTSS 12(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xd852
+	VBROADCASTSS 16(CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xe052
+	VBROADCASTSS 20(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xe852
+	VBROADCASTSS 24(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xf052
+	VBROADCASTSS 28(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xf852
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z8
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xc052
+	VBROADCASTSS 4(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xc852
+	VBROADCASTSS 8(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xd052
+	VBROADCASTSS 12(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xd852
+	VBROADCASTSS 16(CX), Z9
+	LONG         $0x4836d262
+	WORD         $0xe052
+	VBROADCASTSS 20(CX), Z10
+	LONG         $0x482ed262
+	WORD         $0xe852
+	VBROADCASTSS 24(CX), Z11
+	LONG         $0x4826d262
+	WORD         $0xf052
+	VBROADCASTSS 28(CX), Z12
+	LONG         $0x481ed262
+	WORD         $0xf852
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, (AX)(CX*1)
+	VMOVUPS Z2, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, (AX)(CX*1)
+	VMOVUPS Z5, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K1, (AX)(CX*1)
+	VMOVUPS Z2, K1, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z3, K1, (AX)
+	VMOVUPS Z4, K1, (AX)(CX*1)
+	VMOVUPS Z5, K1, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, K1, (AX)
+	VMOVUPS Z7, K1, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func gemmB8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB8x2(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	SUBQ    $0x10, R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
+	VMOVUPS (R8)(R9*1), Z2
+	VMOVUPS 64(R8)(R9*1), Z3
+	VMOVUPS (R8)(R9*2), Z4
+	VMOVUPS 64(R8)(R9*2), Z5
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z6
+	VMOVUPS 64(R8), Z7
+	VMOVUPS (R8)(R9*1), Z8
+	VMOVUPS 64(R8)(R9*1), Z9
+	VMOVUPS (R8)(R9*2), Z10
+	VMOVUPS 64(R8)(R9*2), Z11
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z12
+	VMOVUPS 64(R8), Z13
+	VMOVUPS (R8)(R9*1), Z14
+	VMOVUPS 64(R8)(R9*1), Z15
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS   (R8), Z0
+	VMOVUPS.Z 64(R8), K1, Z1
+	VMOVUPS   (R8)(R9*1), Z2
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
+	VMOVUPS   (R8)(R9*2), Z4
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
+	ADDQ      R10, R8
+	VMOVUPS   (R8), Z6
+	VMOVUPS.Z 64(R8), K1, Z7
+	VMOVUPS   (R8)(R9*1), Z8
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z9
+	VMOVUPS   (R8)(R9*2), Z10
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z11
+	ADDQ      R10, R8
+	VMOVUPS   (R8), Z12
+	VMOVUPS.Z 64(R8), K1, Z13
+	VMOVUPS   (R8)(R9*1), Z14
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z15
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z16
+	VMOVUPS      64(BX), Z17
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z18
+	LONG         $0x406eb262
+	WORD         $0xc052
+	LONG         $0x406eb262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z19
+	LONG         $0x4066b262
+	WORD         $0xd052
+	LONG         $0x4066b262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z20
+	LONG         $0x405eb262
+	WORD         $0xe052
+	LONG         $0x405eb262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z21
+	LONG         $0x4056b262
+	WORD         $0xf052
+	LONG         $0x4056b262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z18
+	LONG         $0x406e3262
+	WORD         $0xc052
+	LONG         $0x406e3262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z19
+	LONG         $0x40663262
+	WORD         $0xd052
+	LONG         $0x40663262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z20
+	LONG         $0x405e3262
+	WORD         $0xe052
+	LONG         $0x405e3262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z21
+	LONG         $0x40563262
+	WORD         $0xf052
+	LONG         $0x40563262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z16
+	VMOVUPS      64(BX), Z17
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z18
+	LONG         $0x406eb262
+	WORD         $0xc052
+	LONG         $0x406eb262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z19
+	LONG         $0x4066b262
+	WORD         $0xd052
+	LONG         $0x4066b262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z20
+	LONG         $0x405eb262
+	WORD         $0xe052
+	LONG         $0x405eb262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z21
+	LONG         $0x4056b262
+	WORD         $0xf052
+	LONG         $0x4056b262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z18
+	LONG         $0x406e3262
+	WORD         $0xc052
+	LONG         $0x406e3262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z19
+	LONG         $0x40663262
+	WORD         $0xd052
+	LONG         $0x40663262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z20
+	LONG         $0x405e3262
+	WORD         $0xe052
+	LONG         $0x405e3262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z21
+	LONG         $0x40563262
+	WORD         $0xf052
+	LONG         $0x40563262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z16
+	VMOVUPS      64(BX), Z17
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z18
+	LONG         $0x406eb262
+	WORD         $0xc052
+	LONG         $0x406eb262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z19
+	LONG         $0x4066b262
+	WORD         $0xd052
+	LONG         $0x4066b262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z20
+	LONG         $0x405eb262
+	WORD         $0xe052
+	LONG         $0x405eb262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z21
+	LONG         $0x4056b262
+	WORD         $0xf052
+	LONG         $0x4056b262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z18
+	LONG         $0x406e3262
+	WORD         $0xc052
+	LONG         $0x406e3262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z19
+	LONG         $0x40663262
+	WORD         $0xd052
+	LONG         $0x40663262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z20
+	LONG         $0x405e3262
+	WORD         $0xe052
+	LONG         $0x405e3262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z21
+	LONG         $0x40563262
+	WORD         $0xf052
+	LONG         $0x40563262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z16
+	VMOVUPS      64(BX), Z17
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z18
+	LONG         $0x406eb262
+	WORD         $0xc052
+	LONG         $0x406eb262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z19
+	LONG         $0x4066b262
+	WORD         $0xd052
+	LONG         $0x4066b262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z20
+	LONG         $0x405eb262
+	WORD         $0xe052
+	LONG         $0x405eb262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z21
+	LONG         $0x4056b262
+	WORD         $0xf052
+	LONG         $0x4056b262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z18
+	LONG         $0x406e3262
+	WORD         $0xc052
+	LONG         $0x406e3262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z19
+	LONG         $0x40663262
+	WORD         $0xd052
+	LONG         $0x40663262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z20
+	LONG         $0x405e3262
+	WORD         $0xe052
+	LONG         $0x405e3262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z21
+	LONG         $0x40563262
+	WORD         $0xf052
+	LONG         $0x40563262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z16
+	VMOVUPS      64(BX), Z17
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z18
+	LONG         $0x406eb262
+	WORD         $0xc052
+	LONG         $0x406eb262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z19
+	LONG         $0x4066b262
+	WORD         $0xd052
+	LONG         $0x4066b262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z20
+	LONG         $0x405eb262
+	WORD         $0xe052
+	LONG         $0x405eb262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z21
+	LONG         $0x4056b262
+	WORD         $0xf052
+	LONG         $0x4056b262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z18
+	LONG         $0x406e3262
+	WORD         $0xc052
+	LONG         $0x406e3262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z19
+	LONG         $0x40663262
+	WORD         $0xd052
+	LONG         $0x40663262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z20
+	LONG         $0x405e3262
+	WORD         $0xe052
+	LONG         $0x405e3262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z21
+	LONG         $0x40563262
+	WORD         $0xf052
+	LONG         $0x40563262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	SUBQ    $0x10, AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, 64(AX)
+	VMOVUPS Z8, (AX)(CX*1)
+	VMOVUPS Z9, 64(AX)(CX*1)
+	VMOVUPS Z10, (AX)(CX*2)
+	VMOVUPS Z11, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z12, (AX)
+	VMOVUPS Z13, 64(AX)
+	VMOVUPS Z14, (AX)(CX*1)
+	VMOVUPS Z15, 64(AX)(CX*1)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, K1, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, K1, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, K1, 64(AX)
+	VMOVUPS Z8, (AX)(CX*1)
+	VMOVUPS Z9, K1, 64(AX)(CX*1)
+	VMOVUPS Z10, (AX)(CX*2)
+	VMOVUPS Z11, K1, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z12, (AX)
+	VMOVUPS Z13, K1, 64(AX)
+	VMOVUPS Z14, (AX)(CX*1)
+	VMOVUPS Z15, K1, 64(AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func gemmB12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB12x1(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	PREFETCHT0 (R8)
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z2, Z2, Z2
+	PREFETCHT0 (R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)
+	VPXORD     Z4, Z4, Z4
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z5, Z5, Z5
+	PREFETCHT0 (R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z6, Z6, Z6
+	PREFETCHT0 (R8)
+	VPXORD     Z7, Z7, Z7
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z8, Z8, Z8
+	PREFETCHT0 (R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z9, Z9, Z9
+	PREFETCHT0 (R8)
+	VPXORD     Z10, Z10, Z10
+	PREFETCHT0 (R8)(R9*1)
+	VPXORD     Z11, Z11, Z11
+	PREFETCHT0 (R8)(R9*2)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS (R8)(R9*1), Z1
+	VMOVUPS (R8)(R9*2), Z2
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z3
+	VMOVUPS (R8)(R9*1), Z4
+	VMOVUPS (R8)(R9*2), Z5
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z6
+	VMOVUPS (R8)(R9*1), Z7
+	VMOVUPS (R8)(R9*2), Z8
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z9
+	VMOVUPS (R8)(R9*1), Z10
+	VMOVUPS (R8)(R9*2), Z11
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS.Z (R8), K1, Z0
+	VMOVUPS.Z (R8)(R9*1), K1, Z1
+	VMOVUPS.Z (R8)(R9*2), K1, Z2
+	ADDQ      R10, R8
+	VMOVUPS.Z (R8), K1, Z3
+	VMOVUPS.Z (R8)(R9*1), K1, Z4
+	VMOVUPS.Z (R8)(R9*2), K1, Z5
+	ADDQ      R10, R8
+	VMOVUPS.Z (R8), K1, Z6
+	VMOVUPS.Z (R8)(R9*1), K1, Z7
+	VMOVUPS.Z (R8)(R9*2), K1, Z8
+	ADDQ      R10, R8
+	VMOVUPS.Z (R8), K1, Z9
+	VMOVUPS.Z (R8)(R9*1), K1, Z10
+	VMOVUPS.Z (R8)(R9*2), K1, Z11
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z12
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xdc52
+	VBROADCASTSS 16(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xe452
+	VBROADCASTSS 20(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xec52
+	VBROADCASTSS 24(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xf452
+	VBROADCASTSS 28(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xfc52
+	VBROADCASTSS 32(CX), Z13
+	LONG         $0x48165262
+	WORD         $0xc452
+	VBROADCASTSS 36(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xcc52
+	VBROADCASTSS 40(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	VBROADCASTSS 44(CX), Z16
+	LONG         $0x407e5262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z12
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xdc52
+	VBROADCASTSS 16(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xe452
+	VBROADCASTSS 20(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xec52
+	VBROADCASTSS 24(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xf452
+	VBROADCASTSS 28(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xfc52
+	VBROADCASTSS 32(CX), Z13
+	LONG         $0x48165262
+	WORD         $0xc452
+	VBROADCASTSS 36(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xcc52
+	VBROADCASTSS 40(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	VBROADCASTSS 44(CX), Z16
+	LONG         $0x407e5262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z12
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xdc52
+	VBROADCASTSS 16(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xe452
+	VBROADCASTSS 20(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xec52
+	VBROADCASTSS 24(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xf452
+	VBROADCASTSS 28(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xfc52
+	VBROADCASTSS 32(CX), Z13
+	LONG         $0x48165262
+	WORD         $0xc452
+	VBROADCASTSS 36(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xcc52
+	VBROADCASTSS 40(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	VBROADCASTSS 44(CX), Z16
+	LONG         $0x407e5262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z12
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xdc52
+	VBROADCASTSS 16(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xe452
+	VBROADCASTSS 20(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xec52
+	VBROADCASTSS 24(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xf452
+	VBROADCASTSS 28(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xfc52
+	VBROADCASTSS 32(CX), Z13
+	LONG         $0x48165262
+	WORD         $0xc452
+	VBROADCASTSS 36(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xcc52
+	VBROADCASTSS 40(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	VBROADCASTSS 44(CX), Z16
+	LONG         $0x407e5262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z12
+	PREFETCHT0   (BX)(DI*1)
+	VBROADCASTSS (CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xc452
+	VBROADCASTSS 4(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xcc52
+	VBROADCASTSS 8(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xd452
+	VBROADCASTSS 12(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xdc52
+	VBROADCASTSS 16(CX), Z13
+	LONG         $0x4816d262
+	WORD         $0xe452
+	VBROADCASTSS 20(CX), Z14
+	LONG         $0x480ed262
+	WORD         $0xec52
+	VBROADCASTSS 24(CX), Z15
+	LONG         $0x4806d262
+	WORD         $0xf452
+	VBROADCASTSS 28(CX), Z16
+	LONG         $0x407ed262
+	WORD         $0xfc52
+	VBROADCASTSS 32(CX), Z13
+	LONG         $0x48165262
+	WORD         $0xc452
+	VBROADCASTSS 36(CX), Z14
+	LONG         $0x480e5262
+	WORD         $0xcc52
+	VBROADCASTSS 40(CX), Z15
+	LONG         $0x48065262
+	WORD         $0xd452
+	VBROADCASTSS 44(CX), Z16
+	LONG         $0x407e5262
+	WORD         $0xdc52
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, (AX)(CX*1)
+	VMOVUPS Z2, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, (AX)(CX*1)
+	VMOVUPS Z5, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, (AX)(CX*1)
+	VMOVUPS Z8, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z9, (AX)
+	VMOVUPS Z10, (AX)(CX*1)
+	VMOVUPS Z11, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K1, (AX)(CX*1)
+	VMOVUPS Z2, K1, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z3, K1, (AX)
+	VMOVUPS Z4, K1, (AX)(CX*1)
+	VMOVUPS Z5, K1, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, K1, (AX)
+	VMOVUPS Z7, K1, (AX)(CX*1)
+	VMOVUPS Z8, K1, (AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z9, K1, (AX)
+	VMOVUPS Z10, K1, (AX)(CX*1)
+	VMOVUPS Z11, K1, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func gemmB12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·gemmB12x2(SB), NOSPLIT, $0-72
+	MOVQ       k+0(FP), AX
+	MOVQ       x+8(FP), CX
+	MOVQ       xs+16(FP), DX
+	MOVQ       y+24(FP), BX
+	MOVQ       ys+32(FP), SI
+	LEAQ       (SI)(SI*8), DI
+	MOVQ       load+64(FP), R8
+	TESTQ      $0x00000001, R8
+	JNE        load
+	MOVQ       c+40(FP), R8
+	MOVQ       ldc+48(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	ADDQ       R10, R8
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 64(R8)(R9*1)
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
+	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 64(R8)(R9*2)
+	JMP        start
+
+load:
+	MOVQ    n+56(FP), R8
+	SUBQ    $0x10, R8
+	CMPQ    R8, $0x10
+	JNE     loadEdge
+	MOVQ    c+40(FP), R8
+	MOVQ    ldc+48(FP), R9
+	LEAQ    (R9)(R9*2), R10
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
+	VMOVUPS (R8)(R9*1), Z2
+	VMOVUPS 64(R8)(R9*1), Z3
+	VMOVUPS (R8)(R9*2), Z4
+	VMOVUPS 64(R8)(R9*2), Z5
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z6
+	VMOVUPS 64(R8), Z7
+	VMOVUPS (R8)(R9*1), Z8
+	VMOVUPS 64(R8)(R9*1), Z9
+	VMOVUPS (R8)(R9*2), Z10
+	VMOVUPS 64(R8)(R9*2), Z11
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z12
+	VMOVUPS 64(R8), Z13
+	VMOVUPS (R8)(R9*1), Z14
+	VMOVUPS 64(R8)(R9*1), Z15
+	VMOVUPS (R8)(R9*2), Z16
+	VMOVUPS 64(R8)(R9*2), Z17
+	ADDQ    R10, R8
+	VMOVUPS (R8), Z18
+	VMOVUPS 64(R8), Z19
+	VMOVUPS (R8)(R9*1), Z20
+	VMOVUPS 64(R8)(R9*1), Z21
+	VMOVUPS (R8)(R9*2), Z22
+	VMOVUPS 64(R8)(R9*2), Z23
+	JMP     start
+
+loadEdge:
+	MOVQ      $-1, R9
+	BZHIQ     R8, R9, R9
+	KMOVW     R9, K1
+	MOVQ      c+40(FP), R8
+	MOVQ      ldc+48(FP), R9
+	LEAQ      (R9)(R9*2), R10
+	VMOVUPS   (R8), Z0
+	VMOVUPS.Z 64(R8), K1, Z1
+	VMOVUPS   (R8)(R9*1), Z2
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
+	VMOVUPS   (R8)(R9*2), Z4
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
+	ADDQ      R10, R8
+	VMOVUPS   (R8), Z6
+	VMOVUPS.Z 64(R8), K1, Z7
+	VMOVUPS   (R8)(R9*1), Z8
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z9
+	VMOVUPS   (R8)(R9*2), Z10
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z11
+	ADDQ      R10, R8
+	VMOVUPS   (R8), Z12
+	VMOVUPS.Z 64(R8), K1, Z13
+	VMOVUPS   (R8)(R9*1), Z14
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z15
+	VMOVUPS   (R8)(R9*2), Z16
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z17
+	ADDQ      R10, R8
+	VMOVUPS   (R8), Z18
+	VMOVUPS.Z 64(R8), K1, Z19
+	VMOVUPS   (R8)(R9*1), Z20
+	VMOVUPS.Z 64(R8)(R9*1), K1, Z21
+	VMOVUPS   (R8)(R9*2), Z22
+	VMOVUPS.Z 64(R8)(R9*2), K1, Z23
+
+start:
+	SUBQ $0x04, AX
+	JLT  rest
+
+four:
+	VMOVUPS      (BX), Z24
+	VMOVUPS      64(BX), Z25
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z26
+	LONG         $0x402e9262
+	WORD         $0xc052
+	LONG         $0x402e9262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z27
+	LONG         $0x40269262
+	WORD         $0xd052
+	LONG         $0x40269262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z28
+	LONG         $0x401e9262
+	WORD         $0xe052
+	LONG         $0x401e9262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z29
+	LONG         $0x40169262
+	WORD         $0xf052
+	LONG         $0x40169262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z26
+	LONG         $0x402e1262
+	WORD         $0xc052
+	LONG         $0x402e1262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z27
+	LONG         $0x40261262
+	WORD         $0xd052
+	LONG         $0x40261262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z28
+	LONG         $0x401e1262
+	WORD         $0xe052
+	LONG         $0x401e1262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z29
+	LONG         $0x40161262
+	WORD         $0xf052
+	LONG         $0x40161262
+	WORD         $0xf952
+	VBROADCASTSS 32(CX), Z26
+	LONG         $0x402e8262
+	WORD         $0xc052
+	LONG         $0x402e8262
+	WORD         $0xc952
+	VBROADCASTSS 36(CX), Z27
+	LONG         $0x40268262
+	WORD         $0xd052
+	LONG         $0x40268262
+	WORD         $0xd952
+	VBROADCASTSS 40(CX), Z28
+	LONG         $0x401e8262
+	WORD         $0xe052
+	LONG         $0x401e8262
+	WORD         $0xe952
+	VBROADCASTSS 44(CX), Z29
+	LONG         $0x40168262
+	WORD         $0xf052
+	LONG         $0x40168262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z24
+	VMOVUPS      64(BX), Z25
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z26
+	LONG         $0x402e9262
+	WORD         $0xc052
+	LONG         $0x402e9262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z27
+	LONG         $0x40269262
+	WORD         $0xd052
+	LONG         $0x40269262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z28
+	LONG         $0x401e9262
+	WORD         $0xe052
+	LONG         $0x401e9262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z29
+	LONG         $0x40169262
+	WORD         $0xf052
+	LONG         $0x40169262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z26
+	LONG         $0x402e1262
+	WORD         $0xc052
+	LONG         $0x402e1262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z27
+	LONG         $0x40261262
+	WORD         $0xd052
+	LONG         $0x40261262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z28
+	LONG         $0x401e1262
+	WORD         $0xe052
+	LONG         $0x401e1262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z29
+	LONG         $0x40161262
+	WORD         $0xf052
+	LONG         $0x40161262
+	WORD         $0xf952
+	VBROADCASTSS 32(CX), Z26
+	LONG         $0x402e8262
+	WORD         $0xc052
+	LONG         $0x402e8262
+	WORD         $0xc952
+	VBROADCASTSS 36(CX), Z27
+	LONG         $0x40268262
+	WORD         $0xd052
+	LONG         $0x40268262
+	WORD         $0xd952
+	VBROADCASTSS 40(CX), Z28
+	LONG         $0x401e8262
+	WORD         $0xe052
+	LONG         $0x401e8262
+	WORD         $0xe952
+	VBROADCASTSS 44(CX), Z29
+	LONG         $0x40168262
+	WORD         $0xf052
+	LONG         $0x40168262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z24
+	VMOVUPS      64(BX), Z25
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z26
+	LONG         $0x402e9262
+	WORD         $0xc052
+	LONG         $0x402e9262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z27
+	LONG         $0x40269262
+	WORD         $0xd052
+	LONG         $0x40269262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z28
+	LONG         $0x401e9262
+	WORD         $0xe052
+	LONG         $0x401e9262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z29
+	LONG         $0x40169262
+	WORD         $0xf052
+	LONG         $0x40169262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z26
+	LONG         $0x402e1262
+	WORD         $0xc052
+	LONG         $0x402e1262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z27
+	LONG         $0x40261262
+	WORD         $0xd052
+	LONG         $0x40261262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z28
+	LONG         $0x401e1262
+	WORD         $0xe052
+	LONG         $0x401e1262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z29
+	LONG         $0x40161262
+	WORD         $0xf052
+	LONG         $0x40161262
+	WORD         $0xf952
+	VBROADCASTSS 32(CX), Z26
+	LONG         $0x402e8262
+	WORD         $0xc052
+	LONG         $0x402e8262
+	WORD         $0xc952
+	VBROADCASTSS 36(CX), Z27
+	LONG         $0x40268262
+	WORD         $0xd052
+	LONG         $0x40268262
+	WORD         $0xd952
+	VBROADCASTSS 40(CX), Z28
+	LONG         $0x401e8262
+	WORD         $0xe052
+	LONG         $0x401e8262
+	WORD         $0xe952
+	VBROADCASTSS 44(CX), Z29
+	LONG         $0x40168262
+	WORD         $0xf052
+	LONG         $0x40168262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	VMOVUPS      (BX), Z24
+	VMOVUPS      64(BX), Z25
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z26
+	LONG         $0x402e9262
+	WORD         $0xc052
+	LONG         $0x402e9262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z27
+	LONG         $0x40269262
+	WORD         $0xd052
+	LONG         $0x40269262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z28
+	LONG         $0x401e9262
+	WORD         $0xe052
+	LONG         $0x401e9262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z29
+	LONG         $0x40169262
+	WORD         $0xf052
+	LONG         $0x40169262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z26
+	LONG         $0x402e1262
+	WORD         $0xc052
+	LONG         $0x402e1262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z27
+	LONG         $0x40261262
+	WORD         $0xd052
+	LONG         $0x40261262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z28
+	LONG         $0x401e1262
+	WORD         $0xe052
+	LONG         $0x401e1262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z29
+	LONG         $0x40161262
+	WORD         $0xf052
+	LONG         $0x40161262
+	WORD         $0xf952
+	VBROADCASTSS 32(CX), Z26
+	LONG         $0x402e8262
+	WORD         $0xc052
+	LONG         $0x402e8262
+	WORD         $0xc952
+	VBROADCASTSS 36(CX), Z27
+	LONG         $0x40268262
+	WORD         $0xd052
+	LONG         $0x40268262
+	WORD         $0xd952
+	VBROADCASTSS 40(CX), Z28
+	LONG         $0x401e8262
+	WORD         $0xe052
+	LONG         $0x401e8262
+	WORD         $0xe952
+	VBROADCASTSS 44(CX), Z29
+	LONG         $0x40168262
+	WORD         $0xf052
+	LONG         $0x40168262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	SUBQ         $0x04, AX
+	JGE          four
+
+rest:
+	ADDQ $0x04, AX
+	JEQ  store
+
+one:
+	VMOVUPS      (BX), Z24
+	VMOVUPS      64(BX), Z25
+	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   64(BX)(DI*1)
+	VBROADCASTSS (CX), Z26
+	LONG         $0x402e9262
+	WORD         $0xc052
+	LONG         $0x402e9262
+	WORD         $0xc952
+	VBROADCASTSS 4(CX), Z27
+	LONG         $0x40269262
+	WORD         $0xd052
+	LONG         $0x40269262
+	WORD         $0xd952
+	VBROADCASTSS 8(CX), Z28
+	LONG         $0x401e9262
+	WORD         $0xe052
+	LONG         $0x401e9262
+	WORD         $0xe952
+	VBROADCASTSS 12(CX), Z29
+	LONG         $0x40169262
+	WORD         $0xf052
+	LONG         $0x40169262
+	WORD         $0xf952
+	VBROADCASTSS 16(CX), Z26
+	LONG         $0x402e1262
+	WORD         $0xc052
+	LONG         $0x402e1262
+	WORD         $0xc952
+	VBROADCASTSS 20(CX), Z27
+	LONG         $0x40261262
+	WORD         $0xd052
+	LONG         $0x40261262
+	WORD         $0xd952
+	VBROADCASTSS 24(CX), Z28
+	LONG         $0x401e1262
+	WORD         $0xe052
+	LONG         $0x401e1262
+	WORD         $0xe952
+	VBROADCASTSS 28(CX), Z29
+	LONG         $0x40161262
+	WORD         $0xf052
+	LONG         $0x40161262
+	WORD         $0xf952
+	VBROADCASTSS 32(CX), Z26
+	LONG         $0x402e8262
+	WORD         $0xc052
+	LONG         $0x402e8262
+	WORD         $0xc952
+	VBROADCASTSS 36(CX), Z27
+	LONG         $0x40268262
+	WORD         $0xd052
+	LONG         $0x40268262
+	WORD         $0xd952
+	VBROADCASTSS 40(CX), Z28
+	LONG         $0x401e8262
+	WORD         $0xe052
+	LONG         $0x401e8262
+	WORD         $0xe952
+	VBROADCASTSS 44(CX), Z29
+	LONG         $0x40168262
+	WORD         $0xf052
+	LONG         $0x40168262
+	WORD         $0xf952
+	ADDQ         DX, CX
+	ADDQ         SI, BX
+	DECQ         AX
+	JNE          one
+
+store:
+	MOVQ    n+56(FP), AX
+	SUBQ    $0x10, AX
+	CMPQ    AX, $0x10
+	JNE     storeEdge
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, 64(AX)
+	VMOVUPS Z8, (AX)(CX*1)
+	VMOVUPS Z9, 64(AX)(CX*1)
+	VMOVUPS Z10, (AX)(CX*2)
+	VMOVUPS Z11, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z12, (AX)
+	VMOVUPS Z13, 64(AX)
+	VMOVUPS Z14, (AX)(CX*1)
+	VMOVUPS Z15, 64(AX)(CX*1)
+	VMOVUPS Z16, (AX)(CX*2)
+	VMOVUPS Z17, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z18, (AX)
+	VMOVUPS Z19, 64(AX)
+	VMOVUPS Z20, (AX)(CX*1)
+	VMOVUPS Z21, 64(AX)(CX*1)
+	VMOVUPS Z22, (AX)(CX*2)
+	VMOVUPS Z23, 64(AX)(CX*2)
+	VZEROUPPER
+	RET
+
+storeEdge:
+	MOVQ    $-1, CX
+	BZHIQ   AX, CX, CX
+	KMOVW   CX, K1
+	MOVQ    c+40(FP), AX
+	MOVQ    ldc+48(FP), CX
+	LEAQ    (CX)(CX*2), DX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z2, (AX)(CX*1)
+	VMOVUPS Z3, K1, 64(AX)(CX*1)
+	VMOVUPS Z4, (AX)(CX*2)
+	VMOVUPS Z5, K1, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, K1, 64(AX)
+	VMOVUPS Z8, (AX)(CX*1)
+	VMOVUPS Z9, K1, 64(AX)(CX*1)
+	VMOVUPS Z10, (AX)(CX*2)
+	VMOVUPS Z11, K1, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z12, (AX)
+	VMOVUPS Z13, K1, 64(AX)
+	VMOVUPS Z14, (AX)(CX*1)
+	VMOVUPS Z15, K1, 64(AX)(CX*1)
+	VMOVUPS Z16, (AX)(CX*2)
+	VMOVUPS Z17, K1, 64(AX)(CX*2)
+	ADDQ    DX, AX
+	VMOVUPS Z18, (AX)
+	VMOVUPS Z19, K1, 64(AX)
+	VMOVUPS Z20, (AX)(CX*1)
+	VMOVUPS Z21, K1, 64(AX)(CX*1)
+	VMOVUPS Z22, (AX)(CX*2)
+	VMOVUPS Z23, K1, 64(AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func gemmRoundB(dst *float32, src *float32, n int)
+// Requires: AVX, AVX512F, BMI2, CMOV
+TEXT ·gemmRoundB(SB), NOSPLIT, $0-24
+	MOVQ      dst+0(FP), AX
+	MOVQ      src+8(FP), CX
+	MOVQ      n+16(FP), DX
+	VMOVDQU64 gemmPairs<>+0(SB), Z3
+	SUBQ      $0x20, DX
+	JLT       tail
+
+loop:
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	LONG    $0x4877f262
+	WORD    $0xc072
+	VMOVUPS Z0, (AX)
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x40, AX
+	SUBQ    $0x20, DX
+	JGE     loop
+
+tail:
+	ADDQ      $0x20, DX
+	JEQ       done
+	MOVQ      DX, BX
+	XORQ      SI, SI
+	SUBQ      $0x00000000, BX
+	CMOVQLT   SI, BX
+	MOVQ      $0x00000010, SI
+	CMPQ      BX, SI
+	CMOVQGT   SI, BX
+	MOVQ      $-1, SI
+	BZHIQ     BX, SI, SI
+	KMOVW     SI, K1
+	VMOVUPS.Z (CX), K1, Z0
+	XORQ      BX, BX
+	SUBQ      $0x00000010, DX
+	CMOVQLT   BX, DX
+	MOVQ      $0x00000010, BX
+	CMPQ      DX, BX
+	CMOVQGT   BX, DX
+	MOVQ      $-1, BX
+	BZHIQ     DX, BX, BX
+	KMOVW     BX, K1
+	VMOVUPS.Z 64(CX), K1, Z1
+	LONG      $0x4877f262
+	WORD      $0xc072
+	VMOVUPS   Z0, (AX)
+
+done:
+	VZEROUPPER
+	RET
+
+DATA gemmPairs<>+0(SB)/4, $0x00100000
+DATA gemmPairs<>+4(SB)/4, $0x00110001
+DATA gemmPairs<>+8(SB)/4, $0x00120002
+DATA gemmPairs<>+12(SB)/4, $0x00130003
+DATA gemmPairs<>+16(SB)/4, $0x00140004
+DATA gemmPairs<>+20(SB)/4, $0x00150005
+DATA gemmPairs<>+24(SB)/4, $0x00160006
+DATA gemmPairs<>+28(SB)/4, $0x00170007
+DATA gemmPairs<>+32(SB)/4, $0x00180008
+DATA gemmPairs<>+36(SB)/4, $0x00190009
+DATA gemmPairs<>+40(SB)/4, $0x001a000a
+DATA gemmPairs<>+44(SB)/4, $0x001b000b
+DATA gemmPairs<>+48(SB)/4, $0x001c000c
+DATA gemmPairs<>+52(SB)/4, $0x001d000d
+DATA gemmPairs<>+56(SB)/4, $0x001e000e
+DATA gemmPairs<>+60(SB)/4, $0x001f000f
+GLOBL gemmPairs<>(SB), RODATA|NOPTR, $64
+
+// func gemmZipYB(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+// Requires: AVX, AVX512BW, AVX512F, BMI2, CMOV
+TEXT ·gemmZipYB(SB), NOSPLIT, $0-56
+	MOVQ      dst+0(FP), AX
+	MOVQ      ps+8(FP), CX
+	MOVQ      src+16(FP), DX
+	MOVQ      k+32(FP), BX
+	MOVQ      n+40(FP), SI
+	VMOVDQU64 gemmPairs<>+0(SB), Z5
+
+row:
+	MOVQ AX, DI
+	MOVQ DX, R8
+	MOVQ ld+24(FP), R9
+	LEAQ (DX)(R9*2), DX
+	ADDQ R8, R9
+	CMPQ BX, $0x01
+	JNE  both
+	MOVQ none+48(FP), R9
+
+both:
+	MOVQ SI, R10
+	SUBQ $0x20, R10
+	JLT  tail
+
+panel:
+	VMOVUPS (R8), Z0
+	VMOVUPS (R9), Z2
+	VMOVUPS 64(R8), Z1
+	VMOVUPS 64(R9), Z3
+	LONG    $0x486ff262
+	WORD    $0xc072
+	VPERMW  Z0, Z5, Z0
+	VMOVUPS Z0, (DI)
+	LONG    $0x4867f262
+	WORD    $0xc972
+	VPERMW  Z1, Z5, Z1
+	VMOVUPS Z1, 64(DI)
+	ADDQ    $0x00000080, R8
+	ADDQ    $0x00000080, R9
+	ADDQ    CX, DI
+	SUBQ    $0x20, R10
+	JGE     panel
+
+tail:
+	ADDQ      $0x20, R10
+	JEQ       next
+	MOVQ      R10, R11
+	XORQ      R12, R12
+	SUBQ      $0x00000000, R11
+	CMOVQLT   R12, R11
+	MOVQ      $0x00000010, R12
+	CMPQ      R11, R12
+	CMOVQGT   R12, R11
+	MOVQ      $-1, R12
+	BZHIQ     R11, R12, R12
+	KMOVW     R12, K1
+	VMOVUPS.Z (R8), K1, Z0
+	MOVQ      R10, R11
+	XORQ      R12, R12
+	SUBQ      $0x00000000, R11
+	CMOVQLT   R12, R11
+	MOVQ      $0x00000010, R12
+	CMPQ      R11, R12
+	CMOVQGT   R12, R11
+	MOVQ      $-1, R12
+	BZHIQ     R11, R12, R12
+	KMOVW     R12, K1
+	VMOVUPS.Z (R9), K1, Z2
+	MOVQ      R10, R11
+	XORQ      R12, R12
+	SUBQ      $0x00000010, R11
+	CMOVQLT   R12, R11
+	MOVQ      $0x00000010, R12
+	CMPQ      R11, R12
+	CMOVQGT   R12, R11
+	MOVQ      $-1, R12
+	BZHIQ     R11, R12, R12
+	KMOVW     R12, K1
+	VMOVUPS.Z 64(R8), K1, Z1
+	MOVQ      R10, R8
+	XORQ      R10, R10
+	SUBQ      $0x00000010, R8
+	CMOVQLT   R10, R8
+	MOVQ      $0x00000010, R10
+	CMPQ      R8, R10
+	CMOVQGT   R10, R8
+	MOVQ      $-1, R10
+	BZHIQ     R8, R10, R10
+	KMOVW     R10, K1
+	VMOVUPS.Z 64(R9), K1, Z3
+	LONG      $0x486ff262
+	WORD      $0xc072
+	VPERMW    Z0, Z5, Z0
+	VMOVUPS   Z0, (DI)
+	LONG      $0x4867f262
+	WORD      $0xc972
+	VPERMW    Z1, Z5, Z1
+	VMOVUPS   Z1, 64(DI)
+
+next:
+	ADDQ $0x00000080, AX
+	SUBQ $0x02, BX
+	JGT  row
+	VZEROUPPER
+	RET
+
+// func gemmZipXB(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
+// Requires: AVX, AVX512BW, AVX512F, BMI2, CMOV
+TEXT ·gemmZipXB(SB), NOSPLIT, $0-56
+	MOVQ      dst+0(FP), AX
+	MOVQ      ps+8(FP), CX
+	MOVQ      src+16(FP), DX
+	MOVQ      k+32(FP), BX
+	MOVQ      n+40(FP), SI
+	VMOVDQU64 gemmPairs<>+0(SB), Z3
+	MOVQ      $0x0000000c, DI
+	MOVQ      $-1, R8
+	BZHIQ     DI, R8, R8
+	KMOVW     R8, K1
+	KMOVW     K1, K2
+
+row:
+	MOVQ AX, DI
+	MOVQ DX, R8
+	MOVQ ld+24(FP), R9
+	LEAQ (DX)(R9*2), DX
+	ADDQ R8, R9
+	CMPQ BX, $0x01
+	JNE  both
+	MOVQ none+48(FP), R9
+
+both:
+	MOVQ SI, R10
+	SUBQ $0x0c, R10
+	JLT  tail
+
+panel:
+	VMOVUPS.Z (R8), K2, Z0
+	VMOVUPS.Z (R9), K2, Z1
+	LONG      $0x4877f262
+	WORD      $0xc072
+	VPERMW    Z0, Z3, Z0
+	VMOVUPS   Z0, (DI)
+	ADDQ      $0x00000030, R8
+	ADDQ      $0x00000030, R9
+	ADDQ      CX, DI
+	SUBQ      $0x0c, R10
+	JGE       panel
+
+tail:
+	ADDQ      $0x0c, R10
+	JEQ       next
+	MOVQ      R10, R11
+	XORQ      R12, R12
+	SUBQ      $0x00000000, R11
+	CMOVQLT   R12, R11
+	MOVQ      $0x00000010, R12
+	CMPQ      R11, R12
+	CMOVQGT   R12, R11
+	MOVQ      $-1, R12
+	BZHIQ     R11, R12, R12
+	KMOVW     R12, K1
+	VMOVUPS.Z (R8), K1, Z0
+	MOVQ      R10, R8
+	XORQ      R10, R10
+	SUBQ      $0x00000000, R8
+	CMOVQLT   R10, R8
+	MOVQ      $0x00000010, R10
+	CMPQ      R8, R10
+	CMOVQGT   R10, R8
+	MOVQ      $-1, R10
+	BZHIQ     R8, R10, R10
+	KMOVW     R10, K1
+	VMOVUPS.Z (R9), K1, Z1
+	LONG      $0x4877f262
+	WORD      $0xc072
+	VPERMW    Z0, Z3, Z0
+	VMOVUPS   Z0, (DI)
+
+next:
+	ADDQ $0x00000030, AX
+	SUBQ $0x02, BX
+	JGT  row
+	VZEROUPPER
+	RET
+
+// func gemmPeakB(n int)
+// Requires: AVX, AVX512F
+TEXT ·gemmPeakB(SB), NOSPLIT, $0-8
+	MOVQ   n+0(FP), AX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	VPXORD Z16, Z16, Z16
+	VPXORD Z17, Z17, Z17
+	VPXORD Z18, Z18, Z18
+	VPXORD Z19, Z19, Z19
+	VPXORD Z20, Z20, Z20
+	VPXORD Z21, Z21, Z21
+	VPXORD Z22, Z22, Z22
+	VPXORD Z23, Z23, Z23
+	VPXORD Z24, Z24, Z24
+	VPXORD Z25, Z25, Z25
+	VPXORD Z26, Z26, Z26
+	VPXORD Z27, Z27, Z27
+	VPXORD Z28, Z28, Z28
+	VPXORD Z29, Z29, Z29
+	VPXORD Z30, Z30, Z30
+	VPXORD Z31, Z31, Z31
+
+loop:
+	LONG $0x40069262
+	WORD $0xc652
+	LONG $0x40069262
+	WORD $0xce52
+	LONG $0x40069262
+	WORD $0xd652
+	LONG $0x40069262
+	WORD $0xde52
+	LONG $0x40069262
+	WORD $0xe652
+	LONG $0x40069262
+	WORD $0xee52
+	LONG $0x40069262
+	WORD $0xf652
+	LONG $0x40069262
+	WORD $0xfe52
+	LONG $0x40061262
+	WORD $0xc652
+	LONG $0x40061262
+	WORD $0xce52
+	LONG $0x40061262
+	WORD $0xd652
+	LONG $0x40061262
+	WORD $0xde52
+	LONG $0x40061262
+	WORD $0xe652
+	LONG $0x40061262
+	WORD $0xee52
+	LONG $0x40061262
+	WORD $0xf652
+	LONG $0x40061262
+	WORD $0xfe52
+	LONG $0x40068262
+	WORD $0xc652
+	LONG $0x40068262
+	WORD $0xce52
+	LONG $0x40068262
+	WORD $0xd652
+	LONG $0x40068262
+	WORD $0xde52
+	LONG $0x40068262
+	WORD $0xe652
+	LONG $0x40068262
+	WORD $0xee52
+	LONG $0x40068262
+	WORD $0xf652
+	LONG $0x40068262
+	WORD $0xfe52
+	LONG $0x40060262
+	WORD $0xc652
+	LONG $0x40060262
+	WORD $0xce52
+	LONG $0x40060262
+	WORD $0xd652
+	LONG $0x40060262
+	WORD $0xde52
+	LONG $0x40060262
+	WORD $0xe652
+	LONG $0x40060262
+	WORD $0xee52
+	DECQ AX
+	JNE  loop
 	VZEROUPPER
 	RET

@@ -50,7 +50,10 @@ func newGemmCase(r *rand.Rand, m, n, k, k2 int, transA, transB bool, odd float64
 }
 
 // run computes the case into a C full of guards and checks that nothing but C was written.
-func (c *gemmCase) run(t *testing.T, l Level) []float32 {
+func (c *gemmCase) run(t *testing.T, l Level) []float32 { return c.runBy(t, l.Multiply) }
+
+// runBy is run by some way to multiply.
+func (c *gemmCase) runBy(t *testing.T, multiply func(p *Product)) []float32 {
 	const guard = -12345
 	all := make([]float32, c.M*c.LDC+64)
 	for i := range all {
@@ -66,7 +69,7 @@ func (c *gemmCase) run(t *testing.T, l Level) []float32 {
 				"row %d is finished before it is computed", i)
 		}
 	}
-	l.Multiply(&p)
+	multiply(&p)
 	for i, n := range done {
 		require.Equal(t, 1, n, "row %d finished", i)
 	}

@@ -509,10 +509,10 @@ func IOSMs(blocks, sms int) int {
 
 // hostOnly refuses what the host device lacks.
 func (c Config) hostOnly() error {
-	if c.ProductPrecision() != cuda.FP32 {
+	if p := c.ProductPrecision(); !slices.Contains(gnn.HostPrecisions(), p) {
 		return errs.New(errs.Capability,
-			"option precision %s: the host device computes in fp32 alone; leave it out, or use option device cuda",
-			c.Precision)
+			"option precision %v: the host device computes in fp32 or bf16; use one of them, or option device cuda",
+			p)
 	}
 	if c.BLAS != "" && c.BLAS != BLASOff && c.BLAS != BLASAuto {
 		return errs.New(errs.Capability,

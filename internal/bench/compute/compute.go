@@ -47,7 +47,7 @@ type Config struct {
 	Rows   int64
 	BLAS   *openblas.Library // on the CPU, for the host device; nil: no comparison
 	Vendor cuda.BLAS         // of the GPU; nil: no comparison
-	// Precisions of products on a GPU; none: fp32. The host device knows no others.
+	// Precisions of products and steps; none: fp32.
 	Precisions []cuda.Precision
 	Step       StepShape
 
@@ -742,7 +742,13 @@ func Limits(ctx context.Context, dev cuda.Device, cfg *Config, peak [3]float64) 
 		if err != nil {
 			return m, err
 		}
-		m.Peak[cuda.FP32] = l.PeakFLOPS() * float64(info.SMs)
+		for _, prec := range cfg.precisions() {
+			one := l.PeakFLOPS
+			if prec == cuda.BF16 {
+				one = l.PeakBF16
+			}
+			m.Peak[prec] = one() * float64(info.SMs)
+		}
 		return m, nil
 	}
 	m.Peak = peak

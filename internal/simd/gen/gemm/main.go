@@ -1,5 +1,6 @@
 // Command gemm writes the assembly of simd's matrix products: micro-kernels, the packing of panels,
-// and what follows a product (bias, ReLU, dropout), each for AVX2 and AVX-512.
+// and what follows a product (bias, ReLU, dropout), each for AVX2 and AVX-512; and those of factors
+// in bfloat16.
 package main
 
 import (
@@ -17,6 +18,7 @@ type isa struct {
 	rows  []int
 	vec   []reg.VecPhysical
 	wide  bool // AVX-512
+	pairs bool // factors are pairs of bfloat16, see bf16.go
 }
 
 var (
@@ -25,11 +27,11 @@ var (
 		reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
 		reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23, reg.Z24, reg.Z25,
 		reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31,
-	}, true}
+	}, true, false}
 	ymm = isa{"Y", 8, []int{1, 2, 3, 4, 6}, []reg.VecPhysical{
 		reg.Y0, reg.Y1, reg.Y2, reg.Y3, reg.Y4, reg.Y5, reg.Y6, reg.Y7, reg.Y8, reg.Y9, reg.Y10,
 		reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15,
-	}, false}
+	}, false, false}
 )
 
 // wide is the vectors of the tiles for a few rows.
@@ -58,7 +60,9 @@ func main() {
 		s.finish()
 		s.dropout()
 		s.peak()
+		s.bf16()
 	}
+	halves()
 	Generate()
 }
 
@@ -106,8 +110,9 @@ func (s *isa) storeMasked(v reg.VecPhysical, m Mem, mask reg.VecPhysical) {
 }
 
 // kernel adds to an m × n tile of C the product of k steps: in step i, m elements at x + i·xs times
-// n at y + i·ys (strides in bytes). With load 0 the sums start from 0, not from C. n is in the last
-// of nv vectors; y is read in whole vectors.
+// n at y + i·ys (strides in bytes). Without loadC in load the sums start from 0, not from C; with
+// flushSums each sum below the least normal number becomes 0. n is in the last of nv vectors; y is
+// read in whole vectors.
 func (s *isa) kernel(m, nv int) {
 	name := fmt.Sprintf("gemm%s%dx%d", s.tag, m, nv)
 	TEXT(name, NOSPLIT,
@@ -154,9 +159,10 @@ func (s *isa) kernel(m, nv int) {
 		}
 		return n
 	}
+	ends := s.flush()
 	load := GP64()
 	Load(Param("load"), load)
-	TESTQ(load, load)
+	TESTQ(U32(loadC), load)
 	JNE(LabelRef("load"))
 	each(func(i int, row Mem) {
 		for j := range nv {
@@ -201,9 +207,12 @@ func (s *isa) kernel(m, nv int) {
 			t := a[i%len(a)]
 			VBROADCASTSS(Mem{Base: x}.Offset(4*i), t)
 			for j := range nv {
-				if len(b) == 0 {
+				switch {
+				case s.pairs:
+					vdpbf16ps(b[j], t, acc(i, j))
+				case len(b) == 0:
 					VFMADD231PS(Mem{Base: y}.Offset(j*s.size()), t, acc(i, j))
-				} else {
+				default:
 					VFMADD231PS(b[j], t, acc(i, j))
 				}
 			}
@@ -236,6 +245,7 @@ func (s *isa) kernel(m, nv int) {
 			VMOVUPS(acc(i, j), row.Offset(j*s.size()))
 		}
 	})
+	ends("")
 	VZEROUPPER()
 	RET()
 	Label("storeEdge")
@@ -246,6 +256,7 @@ func (s *isa) kernel(m, nv int) {
 		}
 		s.storeMasked(acc(i, nv-1), row.Offset((nv-1)*s.size()), mask)
 	})
+	ends("Edge")
 	VZEROUPPER()
 	RET()
 }
@@ -652,7 +663,7 @@ func (s *isa) dropout() {
 	RET()
 }
 
-// peak does n times one fused multiply-add on each register but the last two, none of which waits
+// peak does n times one fused multiply-add (or step of a pair) on each register but the last two, none of which waits
 // for another: what the processor can do at most.
 func (s *isa) peak() {
 	TEXT("gemmPeak"+s.tag, NOSPLIT, "func(n int)")
@@ -663,7 +674,11 @@ func (s *isa) peak() {
 	Label("loop")
 	last := len(s.vec) - 2
 	for _, v := range s.vec[:last] {
-		VFMADD231PS(s.vec[last], s.vec[last+1], v)
+		if s.pairs {
+			vdpbf16ps(s.vec[last], s.vec[last+1], v)
+		} else {
+			VFMADD231PS(s.vec[last], s.vec[last+1], v)
+		}
 	}
 	DECQ(n)
 	JNE(LabelRef("loop"))
