@@ -17,9 +17,9 @@ import (
 //
 // then, as flags say: + Bias[N], ReLU, dropout. Every element is one sum over k in index order
 // (first all of A·B, then all of A2·B2), rounded to float32 after each step (at level Generic also
-// before each addition), so neither tiles nor workers change a bit. The kernels gemm_*_bf16 round the
-// factors to bfloat16 and sum in pairs of steps (simd.Product), equal at all levels. The grid is ceil(M/MB) ×
-// ceil(N/NB) blocks; block i has row tile i / ceil(N/NB).
+// before each addition), so neither tiles nor workers change a bit. The kernels gemm_*_bf16 round
+// the factors to bfloat16 and sum in pairs of steps (simd.Product), equal at all levels. The grid
+// is ceil(M/MB) × ceil(N/NB) blocks; block i has row tile i / ceil(N/NB).
 //
 // The sum over a row of inputs and a row of neighbour means (GraphSAGE) is one launch with two
 // products, which saves a pass over C and the concatenated input.

@@ -323,7 +323,7 @@ func (b *computeBench) measureHost(ctx context.Context, workers int,
 	cfg.Precisions = b.precisions
 	if l, err := simd.Parse(dev.Info().Kernels); err == nil &&
 		slices.Contains(b.precisions, cuda.BF16) {
-		b.ui.Printf("bf16 by %s", l.BF16Way())
+		b.ui.Printf("bf16 by %s", simd.BF16Way(l))
 	}
 	return b.measure(ctx, dev, &cfg, compute.DefaultShapes, [3]float64{}, out)
 }

@@ -34,7 +34,7 @@ func TestBenchCompute(t *testing.T) {
 		}
 		require.Equal(t, map[any]int{"fp32": 4, "bf16": 4}, products)
 	}
-	require.Regexp(t, `nn:8x8x8 +\S+ bf16 .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8",
+	require.Regexp(t, `(?s)bf16 by [a-z0-9_ ]+\n.*nn:8x8x8 .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8",
 		"--only", "gemm", "--precision", "bf16", "--seconds", "0.01", "--workers", "1"))
 	require.Regexp(t, `nn:8x8x8 +\S+ [nµm]s .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8",
 		"--rows", "100", "--seconds", "0.01", "--workers", "1"))

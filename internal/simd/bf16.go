@@ -84,7 +84,7 @@ func bf16StepOdd(c, a, b float32) float32 {
 }
 
 // multiplyBF16 is Multiply of factors in bfloat16.
-func (l Level) multiplyBF16(g *Product) {
+func multiplyBF16(l Level, g *Product) {
 	if l <= Generic {
 		g.bf16Chains()
 		return
@@ -268,8 +268,8 @@ func (g *Product) bf16Chains() {
 	}
 }
 
-// PeakBF16 is PeakFLOPS of products with BF16.
-func (l Level) PeakBF16() float64 {
+// PeakBF16 is PeakFLOPS of products with BF16 at a level.
+func PeakBF16(l Level) float64 {
 	if l <= Generic {
 		return 0
 	}
@@ -278,7 +278,7 @@ func (l Level) PeakBF16() float64 {
 }
 
 // BF16Way names the instructions of products with BF16: "avx512_bf16", or a level's.
-func (l Level) BF16Way() string {
+func BF16Way(l Level) string {
 	if l <= Generic {
 		return l.String()
 	}

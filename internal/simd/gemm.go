@@ -130,7 +130,7 @@ func (l Level) Multiply(g *Product) {
 	}
 	g.check()
 	if g.BF16 {
-		l.multiplyBF16(g)
+		multiplyBF16(l, g)
 		return
 	}
 	g.by(microOf(l))

@@ -743,11 +743,11 @@ func Limits(ctx context.Context, dev cuda.Device, cfg *Config, peak [3]float64) 
 			return m, err
 		}
 		for _, prec := range cfg.precisions() {
-			one := l.PeakFLOPS
+			one := simd.Level.PeakFLOPS
 			if prec == cuda.BF16 {
-				one = l.PeakBF16
+				one = simd.PeakBF16
 			}
-			m.Peak[prec] = one() * float64(info.SMs)
+			m.Peak[prec] = one(l) * float64(info.SMs)
 		}
 		return m, nil
 	}

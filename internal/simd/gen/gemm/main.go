@@ -663,8 +663,8 @@ func (s *isa) dropout() {
 	RET()
 }
 
-// peak does n times one fused multiply-add (or step of a pair) on each register but the last two, none of which waits
-// for another: what the processor can do at most.
+// peak does n times one fused multiply-add (or step of a pair) on each register but the last two,
+// none of which waits for another: what the processor can do at most.
 func (s *isa) peak() {
 	TEXT("gemmPeak"+s.tag, NOSPLIT, "func(n int)")
 	n := Load(Param("n"), GP64())
