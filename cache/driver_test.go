@@ -33,6 +33,7 @@ func TestDriver(t *testing.T) {
 			t.Run("EmptyBudgets", func(t *testing.T) { checkEmptyBudgets(t, open) })
 			t.Run("Dynamic", func(t *testing.T) { checkDynamic(t, open, 4) })
 			t.Run("Sets", func(t *testing.T) { checkGPUSets(t, open, setsBatches(t)) })
+			t.Run("HostWaits", func(t *testing.T) { checkHostWaits(t, open) })
 			t.Run("Abandon", func(t *testing.T) { checkAbandon(t, open, policy.InSets, 10) })
 			t.Run("Hotness", func(t *testing.T) { checkHotness(t, open) })
 			if name == "compared" && wide.Lean() {

@@ -98,6 +98,7 @@ type Dynamic struct {
 	lines  []int64
 	answer []policy.Answer
 	byPos  eachScratch // where the directory is in sets
+	ahead  cuda.Buffer // pinned: announced rows of a device that the CPU does not see
 
 	mu      sync.Mutex
 	stream  cuda.Stream // of the last copies
@@ -199,32 +200,47 @@ func (d *Dynamic) IndexBytes() int64 {
 	return int64(len(d.cpuIndex)) * lineBytes
 }
 
-// Announce tells the rows (host memory) of a batch that will be admitted, for the window; in the
-// order of admission, each batch once.
-func (d *Dynamic) Announce(rows []int64) error {
+// Announce tells the rows of a batch that will be admitted, for the window: the first count of
+// nodes (device memory), behind the work of st; in the order of admission, each batch once. Where
+// the directory is on the CPU it waits for st, no longer than ctx; else nodes must stay until the
+// batch is admitted.
+func (d *Dynamic) Announce(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr,
+	count int64) error {
 	d.dirMu.Lock()
 	defer d.dirMu.Unlock()
+	var err error
+	if d.gpu != nil {
+		err = d.gpu.announce(st, nodes, count)
+	} else {
+		err = d.announce(ctx, st, nodes, count)
+	}
+	if err != nil {
+		return fmt.Errorf("dynamic cache: announcement of %d rows: %w", count, err)
+	}
+	return nil
+}
+
+// announce is Announce to a directory on the CPU.
+func (d *Dynamic) announce(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr,
+	count int64) error {
+	rows, err := d.toCPU(ctx, st, nodes, 0, count, &d.ahead)
+	if err != nil {
+		return err
+	}
 	d.lines = d.lines[:0]
 	d.seen.reset(int64(len(rows)))
 	for i, row := range rows {
 		if uint64(row) >= uint64(d.c.Rows) {
-			return fmt.Errorf(
-				"dynamic cache: announced row %d at position %d: the dataset has rows 0 to %d", row,
-				i, d.c.Rows-1)
+			return fmt.Errorf("row %d at position %d: the dataset has rows 0 to %d", row, i,
+				d.c.Rows-1)
 		}
-		if d.gpu != nil || d.inCPU(row) {
+		if d.inCPU(row) {
 			continue
 		}
 		l, _ := d.c.Lines.Of(row)
 		if _, fresh := d.seen.add(l, uint32(len(d.lines))); fresh {
 			d.lines = append(d.lines, l)
 		}
-	}
-	if d.gpu != nil {
-		if err := d.gpu.announce(rows); err != nil {
-			return fmt.Errorf("dynamic cache: announcement of %d rows: %w", len(rows), err)
-		}
-		return nil
 	}
 	d.dir.Announce(d.lines)
 	return nil
@@ -281,7 +297,7 @@ func (d *Dynamic) Close() error {
 	if d.gpu != nil {
 		all = append(all, d.gpu.close())
 	}
-	for _, b := range []cuda.Buffer{d.slots, d.cpu} {
+	for _, b := range []cuda.Buffer{d.slots, d.cpu, d.ahead} {
 		if b != nil {
 			all = append(all, b.Free())
 		}
@@ -368,12 +384,6 @@ func (t *Ticket) reserve(count int64) (err error) {
 		t.capacity = count
 		return nil
 	}
-	if !t.d.host {
-		if t.nodes, err = t.d.dev.Alloc(cuda.MemPinned, count*8, "cache lookup"); err != nil {
-			return errors.Join(fmt.Errorf("dynamic cache: ticket for %d rows: %w", count, err),
-				t.free())
-		}
-	}
 	mem := hostmem.View[uint32](t.lists.Bytes())
 	for i, l := range []*[]uint32{&t.gpuPos, &t.gpuRow, &t.cpuPos, &t.cpuRow, &t.missPos,
 		&t.missRow, &t.fillLine, &t.fillSlot} {
@@ -437,7 +447,7 @@ func (d *Dynamic) Admit(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 	}
 	var rows []int64
 	if d.gpu == nil {
-		if rows, err = d.toCPU(ctx, st, nodes, first, count, t); err != nil {
+		if rows, err = d.toCPU(ctx, st, nodes, first, count, &t.nodes); err != nil {
 			return fmt.Errorf("dynamic cache: lookup of %d rows: %w", count, err)
 		}
 	}
@@ -462,9 +472,10 @@ func (d *Dynamic) Admit(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 	return nil
 }
 
-// toCPU is the rows where the CPU can read them.
+// toCPU is the rows where the CPU can read them. Where it does not see the device's memory they are
+// copied to mem, which grows.
 func (d *Dynamic) toCPU(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first,
-	count int64, t *Ticket) ([]int64, error) {
+	count int64, mem *cuda.Buffer) ([]int64, error) {
 	if count == 0 {
 		return nil, nil
 	}
@@ -474,13 +485,27 @@ func (d *Dynamic) toCPU(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 		}
 		return cuda.View[int64](nodes, first+count)[first:], nil
 	}
-	if err := st.Copy(t.nodes.Ptr(), nodes+cuda.DevicePtr(first*8), count*8); err != nil {
+	if *mem == nil || (*mem).Size() < count*8 {
+		if *mem != nil {
+			old := *mem
+			*mem = nil
+			if err := old.Free(); err != nil {
+				return nil, err
+			}
+		}
+		var err error
+		if *mem, err = d.dev.Alloc(cuda.MemPinned, max(count+count/4, 2048)*8,
+			"cache lookup"); err != nil {
+			return nil, err
+		}
+	}
+	if err := st.Copy((*mem).Ptr(), nodes+cuda.DevicePtr(first*8), count*8); err != nil {
 		return nil, err
 	}
 	if err := st.Synchronize(ctx); err != nil {
 		return nil, err
 	}
-	return hostmem.View[int64](t.nodes.Bytes())[:count], nil
+	return hostmem.View[int64]((*mem).Bytes())[:count], nil
 }
 
 // sort asks the directory and fills t's lists.
@@ -574,10 +599,12 @@ type ReadPlan struct {
 	Rows, Pos cuda.DevicePtr // in the CPU's memory, or with a directory of the GPU in the GPU's
 	SSDOffset []int64
 	Lines     int64
+	Ready     cuda.Event // Rows and Pos are valid once it happened; nil: they are
 
 	d        *Dynamic
 	own      [2]cuda.Buffer // rows and positions; a plan of one ticket of the GPU uses that one's
 	moves    cuda.Buffer    // pinned; see setsParams
+	merged   cuda.Event     // is Ready where kernels merge the reads of tickets
 	capacity int64
 	rows     []int64
 	pos      []uint32
@@ -601,7 +628,7 @@ func (p *ReadPlan) reserve(lines int64) (err error) {
 	if lines <= p.capacity {
 		return nil
 	}
-	if err := p.Close(); err != nil {
+	if err := p.free(); err != nil {
 		return fmt.Errorf("dynamic cache: %w", err)
 	}
 	lines = max(lines+lines/4, 2048)
@@ -625,6 +652,28 @@ func (p *ReadPlan) reserve(lines int64) (err error) {
 
 // Close frees the plan.
 func (p *ReadPlan) Close() error {
+	all := []error{p.settle(), p.free()}
+	if p.merged != nil {
+		all = append(all, p.merged.Close())
+		p.merged = nil
+	}
+	return errors.Join(all...)
+}
+
+// settle waits for a merge whose reads never went out; those that did have waited for it.
+func (p *ReadPlan) settle() error {
+	if p.Ready == nil || p.Ready.Done() {
+		p.Ready = nil
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), setsTimeout)
+	defer cancel()
+	err := p.Ready.Synchronize(ctx)
+	p.Ready = nil
+	return err
+}
+
+func (p *ReadPlan) free() error {
 	p.Lines, p.capacity, p.rows, p.pos, p.Rows, p.Pos = 0, 0, nil, nil, 0, 0
 	clear(p.SSDOffset)
 	var all []error
@@ -699,6 +748,9 @@ func (d *Dynamic) planGPU(p *ReadPlan, tickets []*Ticket, total int64) error {
 		if t.NLines > 0 {
 			with = append(with, t)
 		}
+	}
+	if err := p.settle(); err != nil {
+		return fmt.Errorf("dynamic cache: the plan's last merge: %w", err)
 	}
 	if len(with) > 1 && !d.c.NoData {
 		if err := p.reserve(total); err != nil {
@@ -869,7 +921,7 @@ func (d *Dynamic) Abandon(t *Ticket) (err error) {
 	}
 	d.waiting = d.waiting[:at]
 	if d.gpu != nil {
-		err = errors.Join(err, d.gpu.settle())
+		err = errors.Join(err, d.gpu.settle(), settled(d.gpu.plans))
 	}
 	if err != nil {
 		return fmt.Errorf("dynamic cache: lines of failed reads leave: %w", err)

@@ -99,6 +99,7 @@ func (r *dynamicRig) read(t testing.TB) cuda.Buffer {
 	if p.Lines == 0 {
 		return nil
 	}
+	ready(t, p)
 	rows := must(difftest.Download[int64](limit(t), r.dev, r.st, p.Rows, p.Lines))(t)
 	places := must(difftest.Download[uint32](limit(t), r.dev, r.st, p.Pos, p.Lines))(t)
 	mem := make([]byte, p.Lines*size)
@@ -119,6 +120,24 @@ func (r *dynamicRig) read(t testing.TB) cuda.Buffer {
 	b := must(r.dev.Alloc(cuda.MemDevice, int64(len(mem)), "staging"))(t)
 	ok(t, difftest.Upload(limit(t), r.dev, r.st, b.Ptr(), mem))
 	return b
+}
+
+// announce tells a cache of a coming batch.
+func announce(t testing.TB, d *Dynamic, st cuda.Stream, rows []int64) {
+	t.Helper()
+	nodes := cuda.DevicePtr(0)
+	if len(rows) > 0 {
+		nodes = upload(t, d.dev, rows).Ptr()
+	}
+	ok(t, d.Announce(limit(t), st, nodes, int64(len(rows))))
+}
+
+// ready waits until a plan's lists are there.
+func ready(t testing.TB, p *ReadPlan) {
+	t.Helper()
+	if p.Ready != nil {
+		ok(t, p.Ready.Synchronize(limit(t)))
+	}
 }
 
 // someRows are distinct rows, the lower ones more often.
@@ -207,7 +226,7 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 		var group []part
 		for end := min(at+1+rng.IntN(4), batches); at < end; at++ {
 			for ; window > 0 && announced < min(at+1+window, batches); announced++ {
-				ok(t, r.d.Announce(all[announced]))
+				announce(t, r.d, r.st, all[announced])
 				model.Announce(linesOf(all[announced]))
 			}
 			r.d.NextBatch()
@@ -365,8 +384,8 @@ func TestDynamicErrors(t *testing.T) {
 			t.Fatalf("%v: want %q", err, text)
 		}
 	}
-	want(d.Announce([]int64{5, 100}),
-		"announced row 100 at position 1: the dataset has rows 0 to 99")
+	want(d.Announce(ctx, st, nodes.Ptr(), 4),
+		"announcement of 4 rows: row 100 at position 3: the dataset has rows 0 to 99")
 	want(d.Admit(ctx, st, nodes.Ptr(), 0, 4, a),
 		"row 100 at position 3: the dataset has rows 0 to 99")
 	want(d.Admit(ctx, st, nodes.Ptr(), -1, 4, a), "positions and rows of lines below 2^32")
@@ -603,7 +622,7 @@ func BenchmarkAnnounce(b *testing.B) {
 			at = (at + by) % rows
 		}
 		b.StartTimer()
-		ok(b, d.Announce(list))
+		ok(b, d.Announce(limit(b), st, nodes.Ptr(), int64(len(list))))
 		b.StopTimer()
 		d.NextBatch()
 		ok(b, d.Admit(context.Background(), st, nodes.Ptr(), 0, count, t))

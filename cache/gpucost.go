@@ -70,6 +70,12 @@ func (g GPUSets) Launches(l GPULookup) []GPULaunch {
 	blocks := fine(l.Rows, threads)
 	out := []GPULaunch{{"sets_lines", blocks * perBlock, residentUsual,
 		14 * math.Ceil(n/float64(blocks*threads)), 4.8 * n, 0.6 * n, 1.35 * m}}
+	if g.Window { // when the lines come next
+		x := &out[0]
+		x.Trips += 8 * math.Ceil(n/float64(blocks*threads))
+		x.Instructions += 3 * n
+		x.Sectors += 1.8 * n
+	}
 	add := func(name string, all ...GPULaunch) {
 		if grid > 1 {
 			for _, x := range all {
@@ -127,8 +133,7 @@ func (g GPUSets) play(l GPULookup, warps int64) GPULaunch {
 		x.Sectors += 8 * touched
 	}
 	if g.Window {
-		x.Trips += 8 * math.Ceil(touched/float64(warps)) * chunks
-		x.Sectors += 8*touched + 1.3*float64(l.Missed)
+		x.Sectors += 8*touched + 0.9*m
 	}
 	return x
 }

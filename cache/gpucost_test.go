@@ -111,7 +111,7 @@ func checkGPUCost(t *testing.T, dev cuda.Device, seen func() []launched, name st
 		nodes := upload(t, dev, list)
 		seen()
 		if window {
-			ok(t, d.Announce(list))
+			announce(t, d, st, list)
 			ok(t, d.gpu.settle())
 			all := seen() // before it, the table may move
 			near(t, all[len(all)-1], cost.Announcement(n))

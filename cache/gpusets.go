@@ -75,8 +75,10 @@ const (
 )
 
 // gpuSets is a policy.Sets in a GPU's memory, played by kernels: to the bit what policy.Sets is.
-// Lookups run on their caller's stream and are waited for; announcements and what ends them run on
-// a stream of their own, which the next lookup waits for.
+// Lookups and announcements run on their caller's stream, what ends announcements and what failed
+// reads give back on one of its own, and events keep them in the order of the calls. The CPU waits
+// for a lookup's counts, without which it cannot ask for the reads, and for nothing else but memory
+// that grows.
 type gpuSets struct {
 	dev    cuda.Device
 	kernel map[string]cuda.Kernel
@@ -84,14 +86,15 @@ type gpuSets struct {
 	index  *Index     // of the CPU tier; nil without one
 	st     cuda.Stream
 	plans  cuda.Stream // of merged plans, which others than lookups' goroutine make
+	on     cuda.Stream // has the latest work on the directory; nil: that is known to be done
+	turn   cuda.Event  // behind it, when another stream goes on
 	failed error       // a launch that may have changed half of the directory
 
 	words, until  cuda.Buffer
 	window, spare cuda.Buffer // the announced lines' last batches; a second table of that size
 	batch, told   uint32      // number of the current batch, of the last one that was announced
 	announced     []announcement
-	noted         int64       // entries that window has at most
-	rows          cuda.Buffer // pinned: of an announcement
+	noted         int64 // entries that window has at most
 
 	capacity int64       // positions that there is room for
 	scratch  cuda.Buffer // uint32[9][capacity]
@@ -107,7 +110,7 @@ type announcement struct {
 	rows  int64
 }
 
-// setsTimeout bounds the waits for announcements and for what a failed batch gives back.
+// setsTimeout bounds the waits before memory is freed and for what a failed batch gives back.
 const setsTimeout = moveTimeout
 
 const setsScratch = 9 // arrays
@@ -152,6 +155,9 @@ func newGPUSets(dev cuda.Device, c DynamicConfig) (s *gpuSets, err error) {
 	if s.plans, err = dev.NewStream(cuda.StreamOptions{Name: "cache read plans"}); err != nil {
 		return s, err
 	}
+	if s.turn, err = dev.NewEvent(); err != nil {
+		return s, err
+	}
 	words := layout.Sets * int64(layout.Stride)
 	if s.words, err = dev.Alloc(cuda.MemDevice, words*4, "cache directory"); err != nil {
 		return s, err
@@ -173,6 +179,7 @@ func newGPUSets(dev cuda.Device, c DynamicConfig) (s *gpuSets, err error) {
 	p.SSDBits = uint32(bits.Len64(uint64(c.Lines.SSDs - 1)))
 	p.Key, p.Rule, p.Stride = layout.Key, layout.Rule, uint32(layout.Stride)
 	if words > 0 {
+		s.on = s.st
 		if err = s.launch(s.st, "sets_clear", s.grid(words), s.params); err != nil {
 			return s, err
 		}
@@ -199,8 +206,31 @@ func (s *gpuSets) launch(st cuda.Stream, name string, blocks int, p setsParams) 
 	return cuda.Launch(st, s.kernel[name], c, p)
 }
 
-// settle waits for what runs on the directory's own stream.
-func (s *gpuSets) settle() error { return settled(s.st) }
+// follow has st's next work come after all work on the directory so far.
+func (s *gpuSets) follow(st cuda.Stream) error {
+	if s.on != nil && s.on != st {
+		if err := s.on.Record(s.turn); err != nil {
+			return err
+		}
+		if err := st.Wait(s.turn); err != nil {
+			return err
+		}
+	}
+	s.on = st
+	return nil
+}
+
+// settle waits until all work on the directory is done.
+func (s *gpuSets) settle() error {
+	if s.on == nil {
+		return nil
+	}
+	err := settled(s.on)
+	if err == nil {
+		s.on = nil
+	}
+	return err
+}
 
 func settled(st cuda.Stream) error {
 	ctx, cancel := context.WithTimeout(context.Background(), setsTimeout)
@@ -209,6 +239,7 @@ func settled(st cuda.Stream) error {
 }
 
 func (s *gpuSets) close() error {
+	_ = s.settle() // an error is that of a caller's stream, who hears of it there
 	var all []error
 	for _, st := range []cuda.Stream{s.st, s.plans} {
 		if st != nil {
@@ -218,7 +249,10 @@ func (s *gpuSets) close() error {
 	if s.index != nil {
 		all = append(all, s.index.Close())
 	}
-	for _, b := range []cuda.Buffer{s.words, s.until, s.window, s.spare, s.rows, s.scratch, s.table,
+	if s.turn != nil {
+		all = append(all, s.turn.Close())
+	}
+	for _, b := range []cuda.Buffer{s.words, s.until, s.window, s.spare, s.scratch, s.table,
 		s.counts, s.totals} {
 		if b != nil {
 			all = append(all, b.Free())
@@ -257,24 +291,14 @@ func (s *gpuSets) grow(b *cuda.Buffer, kind cuda.MemKind, size int64, purpose st
 	return nil
 }
 
-// announce tells the rows (host memory) of a coming batch.
-func (s *gpuSets) announce(rows []int64) error {
+// announce tells the rows (device memory) of a coming batch, behind the work of st.
+func (s *gpuSets) announce(st cuda.Stream, nodes cuda.DevicePtr, n int64) error {
 	if s.params.Slots == 0 {
 		return nil
 	}
-	if err := s.settle(); err != nil { // the last announcement may use the buffer
+	if err := s.follow(st); err != nil {
 		return err
 	}
-	n := int64(len(rows))
-	if err := s.grow(&s.rows, cuda.MemPinned, max(n+n/8, 512)*8, "cache lookup"); err != nil {
-		return err
-	}
-	copy(hostmem.View[int64](s.rows.Bytes()), rows)
-	return s.announceNodes(s.st, s.rows.Ptr(), n)
-}
-
-// announceNodes is announce of rows in device memory, behind the work of st.
-func (s *gpuSets) announceNodes(st cuda.Stream, nodes cuda.DevicePtr, n int64) error {
 	if s.until == nil {
 		var err error
 		if s.until, err = s.dev.Alloc(cuda.MemDevice, s.params.Sets*policy.Ways*4,
@@ -311,8 +335,10 @@ func (s *gpuSets) makeRoom(st cuda.Stream, n int64) error {
 	}
 	s.announced = kept
 	slots := windowSlots(live + n)
-	if err := s.settle(); err != nil { // the last announcement may use the tables
-		return err
+	if s.spare != nil && s.spare.Size() < slots*8 { // the table may be read yet
+		if err := settled(st); err != nil {
+			return err
+		}
 	}
 	if err := s.grow(&s.spare, cuda.MemDevice, slots*8, "cache directory"); err != nil {
 		return err
@@ -340,9 +366,13 @@ func (s *gpuSets) forget() {
 	if s.until == nil {
 		return
 	}
-	err := s.st.Fill(s.until.Ptr(), 0, s.until.Size())
-	if s.window != nil { // none: nothing was announced, or there was no memory for it
-		err = errors.Join(err, s.st.Fill(s.window.Ptr(), 0, s.window.Size()))
+	err := s.follow(s.st)
+	if err == nil {
+		err = s.st.Fill(s.until.Ptr(), 0, s.until.Size())
+	}
+	// None: nothing was announced, or there was no memory for it.
+	if err == nil && s.window != nil {
+		err = s.st.Fill(s.window.Ptr(), 0, s.window.Size())
 	}
 	if err != nil {
 		s.failed = fmt.Errorf("announcements did not end: %w", err)
@@ -373,9 +403,6 @@ func (s *gpuSets) access(ctx context.Context, st cuda.Stream, nodes cuda.DeviceP
 	if s.failed != nil {
 		return s.failed
 	}
-	if err := s.settle(); err != nil {
-		return err
-	}
 	if count == 0 {
 		t.dstRows = first
 		return nil
@@ -386,7 +413,10 @@ func (s *gpuSets) access(ctx context.Context, st cuda.Stream, nodes cuda.DeviceP
 	if err := s.reserve(count); err != nil {
 		return err
 	}
-	err := s.play(st, nodes, first, count, t)
+	err := s.follow(st)
+	if err == nil {
+		err = s.play(st, nodes, first, count, t)
+	}
 	if err == nil {
 		err = st.Synchronize(ctx)
 	}
@@ -394,6 +424,7 @@ func (s *gpuSets) access(ctx context.Context, st cuda.Stream, nodes cuda.DeviceP
 		s.failed = fmt.Errorf("the directory on the GPU is of no use after: %w", err)
 		return err
 	}
+	s.on = nil
 	n := hostmem.View[int64](s.totals.Bytes())
 	t.NGPU, t.NCPU, t.NMiss, t.NLines, t.fills = n[0], n[1], n[2], n[3], n[4]
 	ssds := int64(s.params.SSDs)
@@ -476,9 +507,15 @@ func (s *gpuSets) phases(st cuda.Stream, name string, p setsParams, phases ...ui
 	return nil
 }
 
-// merge writes the reads of tickets to p's places, in order, and waits for that.
+// merge writes the reads of tickets to p's places, in order; p.Ready happens when they are there.
 func (s *gpuSets) merge(p *ReadPlan, tickets []*Ticket) error {
 	ssds := int64(s.params.SSDs)
+	if p.merged == nil {
+		var err error
+		if p.merged, err = s.dev.NewEvent(); err != nil {
+			return err
+		}
+	}
 	if err := s.grow(&p.moves, cuda.MemPinned, int64(len(tickets))*ssds*8,
 		"cache lookup"); err != nil {
 		return err
@@ -501,13 +538,17 @@ func (s *gpuSets) merge(p *ReadPlan, tickets []*Ticket) error {
 			return err
 		}
 	}
-	return settled(s.plans)
+	p.Ready = p.merged
+	return s.plans.Record(p.merged)
 }
 
 // drop empties the slots that t was promised and whose filling failed.
 func (s *gpuSets) drop(t *Ticket) error {
 	if t.fills == 0 {
 		return nil
+	}
+	if err := s.follow(s.st); err != nil {
+		return err
 	}
 	p := s.params
 	p.Count, p.FillLine, p.FillSlot, p.Lines = t.fills, t.list(6), t.list(7), t.read.Ptr()

@@ -40,6 +40,7 @@ type leaseStress struct {
 	st     cuda.Stream // of the copies
 	look   cuda.Stream
 	nodes  cuda.Buffer // of what is looked up after a failure
+	told   cuda.Buffer // of an announcement, which the CPU reads
 	window int
 	ops    atomic.Int64 // rows admitted
 	faults int64
@@ -90,6 +91,7 @@ func newLeaseStress(t *testing.T, name string, rng *rand.Rand) *leaseStress {
 	s.st, s.look = must(dev.NewStream(cuda.StreamOptions{Name: "copies"}))(t),
 		must(dev.NewStream(cuda.StreamOptions{Name: "lookups"}))(t)
 	s.nodes = must(dev.Alloc(cuda.MemDevice, leaseRows*8, "nodes"))(t)
+	s.told = must(dev.Alloc(cuda.MemDevice, leaseRows*8, "announced nodes"))(t)
 	const groups, batches = 3, 9
 	s.groups, s.batches = make(chan *leaseGroup, groups), make(chan *leaseBatch, batches)
 	for range groups {
@@ -123,7 +125,8 @@ func (s *leaseStress) close() {
 	for _, t := range s.free {
 		all = append(all, t.Close())
 	}
-	all = append(all, s.nodes.Free(), s.d.Close(), s.st.Close(), s.look.Close(), s.dev.Close())
+	all = append(all, s.nodes.Free(), s.told.Free(), s.d.Close(), s.st.Close(), s.look.Close(),
+		s.dev.Close())
 	ok(s.t, errors.Join(all...))
 }
 
@@ -224,7 +227,9 @@ func (s *leaseStress) admit(ctx context.Context, rng *rand.Rand, all [][]int64, 
 				break
 			}
 			for ; s.window > 0 && announced < min(at+1+s.window, len(all)); announced++ {
-				if err := s.d.Announce(all[announced]); err != nil {
+				rows := all[announced]
+				copy(hostmem.View[int64](s.told.Bytes()), rows)
+				if err := s.d.Announce(ctx, s.look, s.told.Ptr(), int64(len(rows))); err != nil {
 					return err
 				}
 			}

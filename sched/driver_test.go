@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -582,6 +583,35 @@ func TestDynamicTiersOnGPU(t *testing.T) {
 			require.Positive(t, g.res.Epochs[1].RowsGPU)
 		})
 	}
+}
+
+// TestAnnouncementsStayOnGPU: a window takes no copy of a mini-batch's frontier to the CPU, where
+// the directory is the GPU's.
+func TestAnnouncementsStayOnGPU(t *testing.T) {
+	if difftest.Library(t) == "" {
+		t.Skip("counts calls of the fake libcuda")
+	}
+	d, feat, s := fiberRig(t)
+	copies := func(window int, directory string) (calls, batches int) {
+		cfg := onFibers()
+		cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.NoEval = plan.ModeGIDS, percent(50), percent(10),
+			true
+		cfg.Batch, cfg.Epochs, cfg.Accumulate, cfg.Window, cfg.Directory = 6, 1, plan.Off, window,
+			directory
+		dev, lib := gpu(t, "")
+		r := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
+		require.NoError(t, r.err)
+		calls, err := strconv.Atoi(strings.TrimSpace(fakecuda.Control(t, lib,
+			"calls=cuMemcpyAsync")))
+		require.NoError(t, err)
+		return calls, r.res.Epochs[0].Batches
+	}
+	without, n := copies(plan.Off, policy.InSets)
+	with, _ := copies(2, policy.InSets)
+	require.Less(t, with, without+n/2, "%d mini-batches", n)
+	queues, _ := copies(plan.Off, policy.InQueues)
+	more, _ := copies(2, policy.InQueues)
+	require.GreaterOrEqual(t, more, queues+n, "and the count sees those of another directory")
 }
 
 // TestPlannedTiersOnGPU: tiers that know the future, on a device of the driver: the rows and counts

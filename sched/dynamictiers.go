@@ -59,11 +59,10 @@ type dynamicTiers struct {
 	byRow  bool         // lines are rows, in the features' own layout
 	groups []*readGroup
 	// lines that a group may aim at: its staging has room for these and a batch beside them
-	most  int64
-	xs    []cuda.Growable // feature tensors, by credit
-	seq   uint64          // of admitted segments
-	acc   report.AccumulatorInfo
-	ahead prepare.Stager // announced rows
+	most int64
+	xs   []cuda.Growable // feature tensors, by credit
+	seq  uint64          // of admitted segments
+	acc  report.AccumulatorInfo
 }
 
 // newDynamicTiers settles the geometry of the lines.
@@ -167,7 +166,7 @@ func (d *dynamicTiers) place(ctx context.Context) (err error) {
 // close frees the tier and what is in use with it. Nothing may be in flight.
 func (d *dynamicTiers) close() error {
 	e := d.e
-	all := []error{d.ahead.Close()}
+	var all []error
 	for _, s := range e.slots {
 		for i := range s.segs {
 			if t := s.segs[i].ticket; t != nil {
@@ -345,12 +344,9 @@ func (a *dynamicStages) admit(ctx context.Context, parts <-chan work) error {
 			continue
 		}
 		op, cancel := e.OperatorContext(ctx)
-		rows, err := e.HostRows(op, &a.ahead, e.lookupS, w.nodes, 0, w.first+w.count)
-		if err == nil {
-			begin := time.Now()
-			err = a.tier.Announce(rows)
-			p.clock.lookedUp(time.Since(begin))
-		}
+		begin := time.Now()
+		err := a.tier.Announce(op, e.lookupS, w.nodes, w.first+w.count)
+		p.clock.lookedUp(time.Since(begin))
 		cancel()
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", w.s.index, err)
@@ -475,7 +471,7 @@ func (a *dynamicStages) flush(ctx context.Context) error {
 		g.submitted = time.Now()
 		g.pending, err = e.store.reader.Submit(rd, &gpuio.ReadSet{
 			Rows: g.plan.Rows, Pos: g.plan.Pos, SSDOffset: g.plan.SSDOffset,
-			Dst: g.staging, DstStride: a.lines.LineBytes, DstBytes: bytes,
+			Dst: g.staging, DstStride: a.lines.LineBytes, DstBytes: bytes, Ready: g.plan.Ready,
 		})
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", index, readError(err))

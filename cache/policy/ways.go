@@ -121,8 +121,11 @@ func (d *Sets) insert(s []uint32, set uint64, ways int, line uint32, ghost uint8
 		}
 	}
 	if d.until != nil {
-		hash := mix(uint64(line))
-		d.until[set*Ways+uint64(way)] = d.window[hash%windowShards].last(line)
+		until := d.window[mix(uint64(line))%windowShards].last(line)
+		if until < d.batch { // the table still has it, or has let it go
+			until = 0
+		}
+		d.until[set*Ways+uint64(way)] = until
 	}
 	return way, evicts
 }

@@ -9,7 +9,8 @@
 //
 //   sets_lines     position → Line (noTag: in the CPU tier) and Place (the row's in its line, or the CPU tier's row). Table, filled
 //                  with ones before, learns each line's least position: entries are Line << 32 | position and only fall (atomic minimum),
-//                  so what is read later does not depend on who came first; where it stands in the table does.
+//                  so what is read later does not depend on who came first; where it stands in the table does. With a window, Number is
+//                  the last batch to come that accesses the line, 0 for none: asked here for all lines at once, not by the warps that play.
 //   sets_sort      a stable radix sort of the lines' first places by set, sortBits a pass: count, prefix and scatter as in lookup.cu. The
 //                  first pass takes positions in order, writes Of (each position's first place) and drops repeats; the number of
 //                  what is left goes to Stats[0].
@@ -17,8 +18,9 @@
 //                  place of the order and a ghost. The lines of the part are found first, then the misses come in; under sieve and S3-FIFO a
 //                  line that came in and left is told as a bypass. Answer at the first place: hit flag | slot, or noAnswer.
 //   sets_lists     the ticket's lists in ascending order of position: count, prefix, number (lines to be read get theirs, in order of their
-//                  first places) and write. Totals is where the CPU looks; Stats is zero again. The lines to be read are dealt out to SSDs
-//                  as well, stably: counted beside number, prefix, and written beside write (Dealt, DealtPos: the line and its number).
+//                  first places, in Number) and write. Totals is where the CPU looks; Stats is zero again. The lines to be read are dealt
+//                  out to SSDs as well, stably: counted beside number, prefix, and written beside write (Dealt, DealtPos: the line and its
+//                  number).
 //   sets_merge     a ticket's dealt lines to their places in a plan of several tickets: Moves says by SSD how far, First where its lines
 //                  begin in the staging buffer.
 //   sets_announce  rows of a batch to come: Window learns each line's last batch (atomic maximum), Until that of lines that are cached.
@@ -29,10 +31,10 @@
 // A set's words belong to one warp of a launch of sets_play; all else is written by one thread of one launch and read by later ones, but
 // for Table, Window and Until in sets_announce (relaxed atomics, any order gives the same) and Stats (sums).
 //
-// Memory by position: 8 (row) + 16 (Line, Place, Of, Answer) + 32 twice (Table) + 16 a pass; by line that is played one set of
-// 192 bytes (320 with ghosts), and 128 of Until with a window, read and written. Dependent trips to memory: in sets_play two a set of up to
-// 32 accesses (places and positions; lines and set) however many misses it has, and more for Window; cache/gpucost.go has those of all
-// launches, counted in the PTX. Times are not measured: no GPU was at hand.
+// Memory by position: 8 (row) + 16 (Line, Place, Of, Answer) + 32 twice (Table) + 16 a pass, and 36 with a window (Window, Number); by line
+// that is played one set of 192 bytes (320 with ghosts), and 128 of Until with a window, read and written. Dependent trips to memory: in
+// sets_play two a set of up to 32 accesses (places and positions; lines and set) however many misses it has; cache/gpucost.go has those of
+// all launches, counted in the PTX. Times are not measured: no GPU was at hand.
 #include "abi_data.h"
 #include "device.h"
 #include "philox.h"
@@ -479,13 +481,16 @@ struct Tally {
 // An access of the warp's 32.
 struct Access {
 	bool have;
-	u32 pos, line, answer;
+	u32 pos, line, until, answer;
 };
 
+HX_DEVICE inline u32 until_of(const SetsParams &p, u32 pos) { return p.Until != 0 ? dev::ld(dev::at<u32>(p.Number, pos)) : 0; }
+
 HX_DEVICE inline Access access(const SetsParams &p, i64 i, i64 end, bool answered) {
-	if (i >= end) return {false, 0, 0, noAnswer};
+	if (i >= end) return {false, 0, 0, 0, noAnswer};
 	u32 pos = dev::ld(dev::at<u32>(p.ValsIn, i));
-	return {true, pos, dev::ld(dev::at<u32>(p.Line, pos)), answered ? dev::ld(dev::at<u32>(p.Answer, pos)) : noAnswer};
+	return {true, pos, dev::ld(dev::at<u32>(p.Line, pos)), answered ? until_of(p, pos) : 0,
+	        answered ? dev::ld(dev::at<u32>(p.Answer, pos)) : noAnswer};
 }
 
 HX_DEVICE inline void answer(const SetsParams &p, const Access &a) { dev::st(dev::at<u32>(p.Answer, a.pos), a.answer); }
@@ -494,8 +499,11 @@ HX_DEVICE inline void answer(const SetsParams &p, const Access &a) { dev::st(dev
 // has its answers in memory meanwhile.
 HX_DEVICE inline void play(const SetsParams &p, u32 set, i64 begin, i64 end, u32 pos, Tally &t) {
 	u32 lane = dev::lane();
-	Access first = {begin + lane < end, pos, 0, noAnswer};
-	if (first.have) first.line = dev::ld(dev::at<u32>(p.Line, pos)); // under way with the set
+	Access first = {begin + lane < end, pos, 0, 0, noAnswer};
+	if (first.have) { // under way with the set
+		first.line = dev::ld(dev::at<u32>(p.Line, pos));
+		first.until = until_of(p, pos);
+	}
 	Ways s = load(p, set);
 	for (i64 base = begin; base < end; base += 32) {
 		Access a = base == begin ? first : access(p, base + lane, end, false);
@@ -516,11 +524,10 @@ HX_DEVICE inline void play(const SetsParams &p, u32 set, i64 begin, i64 end, u32
 	for (i64 base = begin; base < end; base += 32) {
 		Access a = base == begin ? first : access(p, base + lane, end, true);
 		bool miss = a.have && a.answer == noAnswer;
-		u32 until = miss && p.Until != 0 ? noted(p.Window, (u64)p.WindowSlots, 0, a.line, 0) : 0;
 		for (u32 left = dev::ballot(dev::full_mask, miss); left != 0; left &= left - 1) {
 			u32 k = dev::ctz(left);
 			bool evicts;
-			u32 way = insert(p, s, dev::shfl(dev::full_mask, a.line, k), dev::shfl(dev::full_mask, until, k), &evicts);
+			u32 way = insert(p, s, dev::shfl(dev::full_mask, a.line, k), dev::shfl(dev::full_mask, a.until, k), &evicts);
 			if (way == setWays) {
 				t.bypassed++;
 				continue;
@@ -687,6 +694,10 @@ HX_KERNEL(sets_lines, SetsParams) {
 		} else if (!in_cpu(p, row, &at.index)) {
 			at = spot_of(p, row);
 			note<true>(p.Table, (u64)p.TableSlots, noEntry, at.line, (u32)i);
+			if (p.Until != 0) {
+				u32 until = noted(p.Window, (u64)p.WindowSlots, 0, at.line, 0);
+				dev::st(dev::at<u32>(p.Number, i), until < p.Batch ? 0 : until);
+			}
 		}
 		dev::st(dev::at<u32>(p.Line, i), at.line);
 		dev::st(dev::at<u32>(p.Place, i), at.index);

@@ -42,7 +42,7 @@ var levers = []struct {
 	{"link", nil, func(o *Options, _ *Plan, by float64) {
 		l := &o.Hardware.Profile.PCIe
 		for _, f := range []*hardware.Figure{&l.GPU.RawGBs, &l.GPU.CeilingGBs, &l.UVAGBs,
-			&l.CopyGBs} {
+			&l.CopyGBs, &l.PeerGBs} {
 			f.Value *= by
 		}
 	}},

@@ -3,6 +3,7 @@ package planner
 import (
 	"context"
 	"math"
+	"slices"
 
 	"helios/dataset/parted"
 	"helios/graph/partition"
@@ -77,7 +78,7 @@ type megas struct {
 	kept    float64
 	seeds   int64 // training nodes of a mega-batch
 	per     []float64
-	drawn   map[int][]*batch // by the number of seeds
+	drawn   map[int][]*virtual.Looked // by the number of seeds
 	asked   int
 }
 
@@ -166,7 +167,7 @@ func (j *job) toldMega(r *virtual.Played, x *megas) *Mega {
 // makeMega makes parts of equal size, and says what a mini-batch finds in a mega-batch of them.
 func (j *job) makeMega() (*megas, error) {
 	g, c, pop := &j.o.Graph, &j.c, j.a.popularity
-	x := &megas{j: j, drawn: map[int][]*batch{}}
+	x := &megas{j: j, drawn: map[int][]*virtual.Looked{}}
 	if c.PartitionFile != "" {
 		return nil, errs.New(errs.Usage,
 			"%v %s is of a dataset's nodes, and here none are known; give %v instead",
@@ -261,11 +262,20 @@ func (x *megas) batch(seeds int) (*virtual.Looked, error) {
 	all := x.drawn[seeds]
 	x.asked++
 	if len(all) < drawnMegas {
-		all = append(all, x.draw(seeds, philox.Mix(x.j.c.Seed^philox.Mix(uint64(x.asked)))))
+		b := x.draw(seeds, philox.Mix(x.j.c.Seed^philox.Mix(uint64(x.asked))))
+		if len(all) == 0 {
+			x.j.first = b
+		}
+		all = append(all, x.find(b))
 		x.drawn[seeds] = all
-		x.j.first = x.drawn[seeds][0]
 	}
-	b := all[x.asked%len(all)]
+	b := *all[x.asked%len(all)]
+	b.Shape.Parts = slices.Clone(b.Shape.Parts) // which learn what is read for them
+	return &b, nil
+}
+
+// find looks a mini-batch up: its rows are in one of the tiers.
+func (x *megas) find(b *batch) *virtual.Looked {
 	return x.j.look.parts(b, func(_, ranks []int64) (p cost.Part, read []int64) {
 		for _, r := range ranks {
 			if x.onGPU && r < x.statics {
@@ -274,7 +284,7 @@ func (x *megas) batch(seeds int) (*virtual.Looked, error) {
 		}
 		p.NCPU = int64(len(ranks)) - p.NGPU
 		return p, nil
-	}), nil
+	})
 }
 
 // draw draws a mini-batch: its nodes are numbered within a mega-batch, the hottest first.

@@ -137,7 +137,7 @@ type Plan struct {
 
 // Resources are what Plan.Busy counts.
 var Resources = []string{resSampling, resInspect, resLookup, resSSDs, resLink, resGather,
-	resTraining}
+	resTraining, resCopies}
 
 // What can bound an epoch.
 const (
@@ -147,7 +147,8 @@ const (
 	resSSDs     = "ssds"
 	resLink     = "link"
 	resGather   = "gather"
-	resTraining = "training"
+	resTraining = "training" // of all devices
+	resCopies   = "copies to other GPUs"
 	resNothing  = "nothing overlaps"
 )
 
@@ -530,8 +531,9 @@ func (j *job) result(r *virtual.Played) (*Plan, error) {
 	s := e.StageSeconds
 	p.Busy = map[string]float64{resSampling: s.Sample * scale, resInspect: s.Inspect * scale,
 		resLookup: s.Lookup * scale, resSSDs: r.SSDSeconds * scale, resLink: r.LinkSeconds * scale,
-		resGather: s.Gather * scale, resTraining: s.Train * scale}
-	p.Bottleneck = bottleneck(e, r)
+		resGather: s.Gather * scale, resTraining: s.Train * scale,
+		resCopies: r.CopySeconds * scale}
+	p.Bottleneck = bottleneck(e, r, max(j.c.Replicas, 1))
 	p.Mega = j.mega
 	j.prepare(p, s.Sample/float64(n))
 	j.memory(p)
@@ -584,8 +586,10 @@ func epochSeconds(ends []float64, batches, from, to int) float64 {
 // enoughStall is the share of the time that training may wait and still be what bounds an epoch.
 const enoughStall = 0.10
 
-// bottleneck names what bounds what was played.
-func bottleneck(e *report.EpochResult, r *virtual.Played) string {
+// bottleneck names what bounds what was played, on so many devices that train. One of these is
+// never without a mini-batch while others are on their way to it, so it does not seem to wait; if
+// their way takes longer than their training, that is what bounds it.
+func bottleneck(e *report.EpochResult, r *virtual.Played, replicas int) string {
 	s := e.StageSeconds
 	stages := []struct {
 		name string
@@ -599,6 +603,8 @@ func bottleneck(e *report.EpochResult, r *virtual.Played) string {
 		return cmp.Compare(a.t, b.t)
 	})
 	switch {
+	case e.Stall <= enoughStall && r.CopySeconds > s.Train/float64(replicas):
+		return resCopies
 	case e.Stall <= enoughStall:
 		return resTraining
 	case slowest.t < 0.6*e.Seconds && e.Overlap < 0.1:

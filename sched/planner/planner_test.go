@@ -100,6 +100,24 @@ func TestModes(t *testing.T) {
 	}
 }
 
+// Beside other GPUs the bound is training where they have much to do for each row, and else the
+// rows' way to them.
+func TestReplicasAreBoundByCopies(t *testing.T) {
+	o := small(t, plan.ModeInmem)
+	o.Graph.Nodes, o.Graph.Edges, o.Popularity = 10_000_000, 150_000_000, skew(t, "10%:70%")
+	o.Config.Hidden, o.Config.Batch, o.Config.Fanouts, o.Batches = 512, 1024, []int{10, 10}, 8
+	alone := find(t, o, nil)
+	require.Equal(t, resTraining, alone.Bottleneck)
+	require.Zero(t, alone.Busy[resCopies])
+	o.Config.Replicas = 2
+	x := find(t, o, nil)
+	require.Equal(t, resCopies, x.Bottleneck)
+	require.Greater(t, x.Busy[resCopies], x.Busy[resTraining]/2)
+	require.Less(t, x.Busy[resCopies], x.Seconds)
+	o.Config.Hidden = 4096
+	require.Equal(t, resTraining, find(t, o, nil).Bottleneck)
+}
+
 // What a share of the rows has of the accesses is what was asked for, and what a static tier of
 // that size hits.
 func TestShareOfAccesses(t *testing.T) {

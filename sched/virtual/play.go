@@ -63,11 +63,14 @@ type Played struct {
 	// SSDSeconds is how long the busiest SSD needs for its commands, LinkSeconds how long the link
 	// into the GPU does for what crossed it, at their peak rates.
 	SSDSeconds, LinkSeconds float64
-	PerSSD                  []report.SSDResult
-	Accumulator             *report.AccumulatorInfo
-	Superbatch              *report.SuperbatchInfo
-	Mega                    *report.MegaInfo // its counts and times are those of the epoch
-	Batches                 int              // of mega-batches: that an epoch has
+	// CopySeconds is how long the first device's link is busy with what leaves for others that
+	// train (Config.Replicas) and have memory of their own.
+	CopySeconds float64
+	PerSSD      []report.SSDResult
+	Accumulator *report.AccumulatorInfo
+	Superbatch  *report.SuperbatchInfo
+	Mega        *report.MegaInfo // its counts and times are those of the epoch
+	Batches     int              // of mega-batches: that an epoch has
 }
 
 // Play plays a work's mini-batches on a machine, the tiers filled. Equal arguments give equal
@@ -111,6 +114,7 @@ func Play(ctx context.Context, w Work, hw cost.Hardware) (p *Played, err error) 
 	ingress := v.m.m.Ingress
 	p.Epoch = pass.result(sum, 0, v.RowBytes)
 	p.LinkSeconds = float64(ingress.Time(ingress.Bytes())) / 1e9
+	p.CopySeconds = v.m.copySeconds()
 	p.PerSSD = v.io().SSDs
 	for i, s := range p.PerSSD {
 		if s.Commands > 0 {

@@ -70,13 +70,14 @@ func (t *mega) playMega(ctx context.Context, shape func(i int) (*cost.Shape, err
 			p.Ends = append(p.Ends, float64(v.m.sim.Now()-pass.start)/1e9)
 		}
 		pass.shape = shape
-		crossed := m.Ingress.Bytes()
+		crossed, copied := m.Ingress.Bytes(), v.m.copySeconds()
 		if err := t.pass(ctx, pass, &sum, true); err != nil {
 			return nil, err
 		}
 		p.Epoch = pass.result(sum, epoch, v.RowBytes)
 		p.Batches, p.Mega = t.orderOf(key).Len(), t.describe(&v.Config)
 		p.LinkSeconds = float64(m.Ingress.Time(m.Ingress.Bytes()-crossed)) / 1e9
+		p.CopySeconds = v.m.copySeconds() - copied
 		for i := range m.SSDs() {
 			if sum.Commands > 0 {
 				p.SSDSeconds = max(p.SSDSeconds, float64(sum.Commands)/float64(m.SSDs())/

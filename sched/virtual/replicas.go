@@ -52,6 +52,14 @@ func (m *vmachine) openReplicas(n int, train plan.OpStream) {
 	}
 }
 
+// copySeconds is how long what left for other devices has kept the first one's link busy.
+func (m *vmachine) copySeconds() float64 {
+	if len(m.replicas) < 2 || !m.replicas[1].apart {
+		return 0
+	}
+	return float64(m.gpu.egress.BusyNS()) / 1e9
+}
+
 // leave copies buffers from the first device to another one.
 func (m *vmachine) leave(sizes []int64, done func()) {
 	if len(sizes) == 0 {

@@ -460,8 +460,8 @@ func (v *run) sampleTo(ctx context.Context, i int) error {
 		if v.Config.Window == 0 {
 			continue
 		}
-		if err := v.dyn.Announce(hostmem.View[int64](mb.Nodes.Bytes())[:mb.HopEnd[len(mb.HopEnd)-
-			1]]); err != nil {
+		if err := v.dyn.Announce(ctx, v.lookupS, mb.Nodes.Ptr(),
+			mb.HopEnd[len(mb.HopEnd)-1]); err != nil {
 			return fmt.Errorf("batch %d: %w", s.next, err)
 		}
 	}

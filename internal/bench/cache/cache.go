@@ -499,8 +499,13 @@ func (b *measurement) dynamic(ctx context.Context, name string) (err error) {
 	defer errs.Closing(&err, x.Free)
 	// The ring holds the current set and those that are announced.
 	ring := make([][]int64, 1+b.Window)
+	all, err := b.dev.Alloc(cuda.MemPinned, int64(len(ring))*b.Rows*8, "rows asked for")
+	if err != nil {
+		return err
+	}
+	defer errs.Closing(&err, all.Free)
 	for k := range ring {
-		ring[k] = make([]int64, b.Rows)
+		ring[k] = hostmem.View[int64](all.Bytes())[int64(k)*b.Rows:][:b.Rows]
 	}
 	announced := uint64(0)
 	made := uint64(0)
@@ -513,7 +518,8 @@ func (b *measurement) dynamic(ctx context.Context, name string) (err error) {
 		defer cancel()
 		start := time.Now()
 		for ; b.Window > 0 && announced < made; announced++ {
-			if err := d.Announce(ring[announced%uint64(len(ring))]); err != nil {
+			at := cuda.DevicePtr(announced % uint64(len(ring)) * uint64(b.Rows) * 8)
+			if err := d.Announce(op, b.stream, all.Ptr()+at, b.Rows); err != nil {
 				return 0, err
 			}
 		}
