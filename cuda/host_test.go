@@ -704,7 +704,8 @@ func TestMeterCPU(t *testing.T) {
 	h := open(t, HostOptions{SMs: 1})
 	s := stream(t, h, StreamOptions{Name: "metered"})
 	run := func() time.Duration {
-		before := h.CPUTimes()[Spender{"metered", "test_hook"}]
+		by := hostcpu.Spender{Stage: "metered", Operator: "test_hook"}
+		before := hostcpu.Spent()[by]
 		hook(t, &tBlock, func(b *Block) {
 			spin(own)
 			b.Park(func() { spin(other) })
@@ -719,12 +720,12 @@ func TestMeterCPU(t *testing.T) {
 		if err := s.Synchronize(limit(t)); err != nil {
 			t.Fatal(err)
 		}
-		return h.CPUTimes()[Spender{"metered", "test_hook"}] - before
+		return hostcpu.Spent()[by] - before
 	}
 	if d := run(); d != 0 {
 		t.Fatalf("%v counted though nobody asked", d)
 	}
-	stop := h.MeterCPU()
+	stop := hostcpu.Meter()
 	if d := run(); d < 4*own || d >= other {
 		t.Fatalf("%v counted: want four times %v, and nothing of %v", d, own, other)
 	}

@@ -2,62 +2,20 @@ package cuda
 
 import (
 	"runtime"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"helios/internal/hostcpu"
 )
 
-// CPUMeter is a device whose kernels run on CPUs and that tells what they spend there.
-type CPUMeter interface {
-	// MeterCPU has CPUTimes count from here on, until stop is called. It takes two system calls for
-	// each block.
-	MeterCPU() (stop func())
-	// CPUTimes is what kernels have spent while it was counted. What blocks have paused for is not
-	// in it (Park, Yield, Pause), nor are copies and fills.
-	CPUTimes() map[Spender]time.Duration
-}
-
-var _ CPUMeter = (*Host)(nil)
-
-// Spender is a kernel on a stream.
-type Spender struct{ Stream, Kernel string }
-
-// meter adds up the CPU time of blocks while somebody asks for it.
-type meter struct {
-	on    atomic.Int32
-	mu    sync.Mutex
-	spent map[Spender]time.Duration
-}
-
-// blockMeter is a block's part: goroutines share threads, so the block is tied to its thread while
-// the thread's clock measures it.
+// blockMeter is a block's CPU time, for hostcpu.Spent: goroutines share threads, so the block is
+// tied to its thread while the thread's clock measures it. The spender is the kernel on its stream.
 type blockMeter struct {
 	running, paused bool
 	from, spent     time.Duration
 }
 
-// MeterCPU implements CPUMeter.
-func (h *Host) MeterCPU() (stop func()) {
-	h.sched.meter.on.Add(1)
-	return sync.OnceFunc(func() { h.sched.meter.on.Add(-1) })
-}
-
-// CPUTimes implements CPUMeter.
-func (h *Host) CPUTimes() map[Spender]time.Duration {
-	m := &h.sched.meter
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := make(map[Spender]time.Duration, len(m.spent))
-	for k, v := range m.spent {
-		out[k] = v
-	}
-	return out
-}
-
 func (b *Block) beginMeter() {
-	if b.sched.meter.on.Load() == 0 {
+	if !hostcpu.Metering() {
 		return
 	}
 	runtime.LockOSThread()
@@ -74,13 +32,7 @@ func (b *Block) endMeter(g *grid) {
 		runtime.UnlockOSThread()
 	}
 	b.meter = blockMeter{}
-	m := &b.sched.meter
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.spent == nil {
-		m.spent = map[Spender]time.Duration{}
-	}
-	m.spent[Spender{g.stream.opt.Name, g.kernel.name}] += spent
+	hostcpu.Spend(hostcpu.Spender{Stage: g.stream.opt.Name, Operator: g.kernel.name}, spent)
 }
 
 // Pause says that what follows, until Resume, is not the kernel's own work, such as that of a

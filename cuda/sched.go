@@ -102,7 +102,6 @@ type scheduler struct {
 	busy    []time.Duration // per slot
 	closed  bool
 	level   simd.Level // of the kernels; never changes
-	meter   meter
 }
 
 func (s *scheduler) init(slots int, level simd.Level) {

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"helios/internal/hostcpu"
 )
 
 type opKind uint8
@@ -189,7 +191,10 @@ func (s *hostStream) do(o *op) {
 			s.setErr(e)
 		}
 	case opCopy, opFill:
-		if err := s.move(o); err != nil {
+		section := hostcpu.Begin()
+		err := s.move(o)
+		section.End(hostcpu.Spender{Stage: s.opt.Name, Operator: "copies and fills"})
+		if err != nil {
 			s.setErr(fmt.Errorf("stream %q: %w", s.opt.Name, err))
 		}
 	case opRecord:

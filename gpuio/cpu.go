@@ -12,6 +12,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/iouring"
 	"helios/nvme"
@@ -245,7 +246,10 @@ func (w *ringWorker) loop() {
 	defer w.close()
 	var wait iouring.Wait
 	cqes := make([]iouring.CQE, 64)
+	cpu := hostcpu.Thread{By: w.r.spender()}
+	defer cpu.Lap()
 	for {
+		cpu.Lap()
 		if !w.fill() && w.busy == 0 {
 			return
 		}

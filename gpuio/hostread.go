@@ -16,6 +16,7 @@ import (
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/fileid"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 )
 
@@ -647,6 +648,7 @@ func (r *hostReader) syncWorker(read func(p *hostPending, u *hostUnit) error) {
 			continue
 		}
 		done := int64(0)
+		section := hostcpu.Begin()
 		for k := lo; k < hi; k++ {
 			u := p.unit(k)
 			done += u.rows()
@@ -665,8 +667,14 @@ func (r *hostReader) syncWorker(read func(p *hostPending, u *hostUnit) error) {
 				merged = now
 			}
 		}
+		section.End(r.spender())
 		p.finished(done)
 	}
+}
+
+// spender is who takes the CPU time of the threads that read.
+func (r *hostReader) spender() hostcpu.Spender {
+	return hostcpu.Spender{Stage: "read", Operator: r.name + " stack"}
 }
 
 func (p *hostPending) failAll(n int64, err error) {

@@ -9,6 +9,7 @@ import (
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/report"
@@ -45,7 +46,10 @@ func (a *packedStages) lookup(ctx context.Context, w work) error {
 		return fmt.Errorf("batch %d: %w", s.index, err)
 	}
 	ssds := max(len(pack.pages.ssds), 1)
-	if err := a.ranked.Assemble(l, &s.at, pack.shape, ssds, w.count); err != nil {
+	section := hostcpu.Begin()
+	err := a.ranked.Assemble(l, &s.at, pack.shape, ssds, w.count)
+	section.End(spentLookup)
+	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
 	}
 	p.clock.lookedUp(time.Since(from))
@@ -71,7 +75,6 @@ func (a *packedStages) lookup(ctx context.Context, w work) error {
 	rd, end := e.ReadContext(ctx)
 	defer end()
 	g.submitted = time.Now()
-	var err error
 	if g.pending, err = e.store.reader.Submit(rd, &gpuio.ReadSet{
 		Rows: l.Page, Pos: l.Place, SSDOffset: l.SSDOffset,
 		Dst: s.staging, DstStride: pack.shape.PageBytes, DstBytes: size,

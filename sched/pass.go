@@ -12,6 +12,8 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
+	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
 )
@@ -96,7 +98,11 @@ type clock struct {
 	waited           time.Duration
 	groups, grouped  int // sets of merged reads, and the batches in them
 	topology         *graph.StorageStats
+	cpu              hostcpu.Usage
 }
+
+// spentLookup are the lookups that the CPU does.
+var spentLookup = hostcpu.Spender{Stage: plan.OpLookup, Operator: "directory on the CPU"}
 
 // lookedUp counts a lookup of a dynamic tier.
 func (c *clock) lookedUp(d time.Duration) {
@@ -203,7 +209,8 @@ func (e *engine) run(ctx context.Context, p *pass) error {
 	}
 	begin := time.Now()
 	if p.clock == nil {
-		p.clock = &clock{start: begin, before: e.streamSeconds(), topology: e.TopologyReads(nil)}
+		p.clock = &clock{start: begin, before: e.streamSeconds(), topology: e.TopologyReads(nil),
+			cpu: hostcpu.Now()}
 		p.shown, p.base = p.first, p.stats
 	}
 	p.heard = max(p.heard, p.first)

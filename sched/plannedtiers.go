@@ -568,7 +568,9 @@ func (a *plannedStages) lookup(ctx context.Context, w work) error {
 		g.places = l
 	}
 	slots := x.changes.Slots(index)
+	section := hostcpu.Begin()
 	err := a.tier.Place(l, s.rows[w.first:to], slots[w.first:to], w.first)
+	section.End(spentLookup)
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
 	}

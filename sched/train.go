@@ -15,6 +15,7 @@ import (
 	"helios/gnn"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/sched/checkpoint"
 	"helios/sched/plan"
@@ -383,7 +384,7 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 	if t.cfg.Shards > 1 {
 		p.step, p.steps = steps.step, steps
 	}
-	whole := p.first
+	begun, whole := p.first, p.first
 	e.others.begin()
 	edge := base // as of the last step's end
 	p.after = func(index int) error {
@@ -437,6 +438,7 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 			err = prepare.Interrupted(ctx)
 		}
 	}
+	cpu := report.CPUSince(p.clock.cpu, hostcpu.Now(), hostcpu.Count(), p.first-begun)
 	t.state.Partial = e.snapshot(p, base)
 	if whole != p.first { // a checkpoint holds whole steps
 		t.state.Partial = edge
@@ -452,6 +454,7 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 		return t.stopped(ctx, err)
 	}
 	r := t.state.Partial.Result(ep, e.RowBytes)
+	r.CPU = cpu
 	if len(val) > 0 && !t.cfg.NoEval {
 		v, err := e.infer(asked, "validate", prepare.ValEpoch+ep, val, nil)
 		if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -23,7 +24,7 @@ var tableColumns = map[string][]ui.Column{
 	"cache replay":  replayColumns,
 	"compare":       compareColumns(""),
 	"ssds":          ssdColumns,
-	"train":         planColumns,
+	"train":         slices.Concat(planColumns, cpuColumns),
 }
 
 const wideFlag = "wide"
@@ -250,6 +251,14 @@ var ssdColumns = []ui.Column{
 	{Name: "health", About: "what its SMART log says"},
 	{Name: "dataset", About: "what is on it"},
 	{Name: "path", About: "where it is"},
+}
+
+// cpuColumns are those of the processor time that "train --explain" prints at the end.
+var cpuColumns = []ui.Column{
+	{Name: "stage", About: "stream of the device, or what else takes processor time"},
+	{Name: "operator", About: "kernel, or piece of work"},
+	{Name: "us", About: "microseconds of processor time for a mini-batch"},
+	{Name: "share", About: "of all that the process took"},
 }
 
 // planColumns are those of "train --explain".

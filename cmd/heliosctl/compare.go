@@ -10,13 +10,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
 	"helios/cache/policy"
-	"helios/cuda"
 	"helios/gnn"
 	"helios/graph"
 	hcli "helios/internal/cli"
@@ -336,54 +334,38 @@ type cpuUse struct {
 	// the process's, and of it the software controllers'
 	CPUSeconds   float64 `json:"cpu_seconds"`
 	ProxySeconds float64 `json:"proxy_cpu_seconds"`
-	// Kernels is the CPU time of an epoch that host kernels took, by stream and kernel; absent on a
-	// GPU. What is left of CPUSeconds are threads of the cpu and mmap stacks, copies and the Go
-	// runtime.
+	// Kernels is the CPU time of an epoch by stage and operator, software SSDs aside: kernels by
+	// stream, and what else is metered. What is left of CPUSeconds is report.CPUUse's unaccounted.
 	Kernels map[string]map[string]float64 `json:"kernel_cpu_seconds,omitempty"`
 }
 
-// usage is CPU time of the process and of its software controllers, and what was read from disks.
+// usage is CPU time of the process, and what was read from disks.
 type usage struct {
-	process, proxy time.Duration
-	kernels        map[cuda.Spender]time.Duration
-	disk           int64
+	hostcpu.Usage
+	disk int64
 }
 
-func usageNow(dev cuda.Device) usage {
-	var u unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // fails for bad arguments only
-	now := usage{process: time.Duration(u.Utime.Nano() + u.Stime.Nano()), proxy: proxy.CPUTime(),
-		disk: diskBytes()}
-	if m, ok := dev.(cuda.CPUMeter); ok {
-		now.kernels = m.CPUTimes()
-	}
-	return now
-}
+func usageNow() usage { return usage{hostcpu.Now(), diskBytes()} }
 
-// meterCPU has usageNow tell what controllers and kernels take, until stop is called.
-func meterCPU(dev cuda.Device) (stop func()) {
-	controllers, kernels := proxy.MeterCPU(), func() {}
-	if m, ok := dev.(cuda.CPUMeter); ok {
-		kernels = m.MeterCPU()
-	}
-	return func() { kernels(); controllers() }
-}
-
-// kernelSeconds is what kernels have taken from a to b, as a part of one in n.
-func kernelSeconds(a, b usage, n float64) map[string]map[string]float64 {
-	var out map[string]map[string]float64
-	for k, t := range b.kernels {
-		if d := t - a.kernels[k]; d > 0 {
-			if out == nil {
-				out = map[string]map[string]float64{}
-			}
-			if out[k.Stream] == nil {
-				out[k.Stream] = map[string]float64{}
-			}
-			out[k.Stream][k.Kernel] = d.Seconds() / n
+// cpuBetween is CPU time from a to b, as a part of one in n.
+func cpuBetween(a, b usage, n float64) (u cpuUse) {
+	u.CPUSeconds = (b.Process - a.Process).Seconds() / n
+	spent, _ := b.Since(a.Usage)
+	for k, t := range spent {
+		s := t.Seconds() / n
+		if k.Stage == proxy.Stage {
+			u.ProxySeconds += s
+			continue
 		}
+		if u.Kernels == nil {
+			u.Kernels = map[string]map[string]float64{}
+		}
+		if u.Kernels[k.Stage] == nil {
+			u.Kernels[k.Stage] = map[string]float64{}
+		}
+		u.Kernels[k.Stage][k.Operator] = s
 	}
-	return out
+	return u
 }
 
 // diskBytes returns the bytes that the process has had read from disks so far, 0 where the kernel
@@ -447,7 +429,7 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 	}
 	defer closing(&err, s.close)
 	in, set := s.Inputs, s.set
-	defer meterCPU(in.Dev)()
+	defer hostcpu.Meter()()
 
 	r := &comparison{names: variantNames(vs), cores: hostcpu.Count(),
 		device: in.Dev.Info().Name, dataset: in.Dataset.Meta.Name}
@@ -579,10 +561,10 @@ func (c *comparer) compareOne(ctx context.Context, v variant, in prepare.Inputs,
 	var at []usage // when training begins, and after each epoch
 	obs.Plan = func(*plan.OpGraph) {
 		if len(at) == 0 {
-			at = append(at, usageNow(in.Dev))
+			at = append(at, usageNow())
 		}
 	}
-	obs.Epoch = func(report.EpochResult) { at = append(at, usageNow(in.Dev)) }
+	obs.Epoch = func(report.EpochResult) { at = append(at, usageNow()) }
 	res, err := sched.Train(ctx, v.cfg, in, obs)
 	if err != nil {
 		return comparedRun{}, err
@@ -595,9 +577,7 @@ func (c *comparer) compareOne(ctx context.Context, v variant, in prepare.Inputs,
 	run.Params, run.PeakMemory = res.ParamsSHA256, res.PeakMemoryBytes
 	if len(at) == len(res.Epochs)+1 {
 		a, b, n := at[from], at[len(at)-1], float64(run.Epochs)
-		run.CPUSeconds, run.ProxySeconds = (b.process-a.process).Seconds()/n,
-			(b.proxy-a.proxy).Seconds()/n
-		run.Kernels = kernelSeconds(a, b, n)
+		run.cpuUse = cpuBetween(a, b, n)
 		run.DiskBytes = float64(b.disk-a.disk) / n
 	}
 	run.Bottleneck = bottleneck(run, hostcpu.Count())

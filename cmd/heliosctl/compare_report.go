@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"helios/cuda"
+	"helios/internal/hostcpu"
 	"helios/internal/htmlreport"
 	"helios/internal/units"
 )
@@ -56,7 +56,7 @@ type comparedVariant struct {
 	Overlap      span3 `json:"overlap"`
 	CPUSeconds   span3 `json:"cpu_seconds"`
 	ProxySeconds span3 `json:"proxy_cpu_seconds"`
-	// Kernels is the median of each kernel, by stream.
+	// Kernels is the median of each operator, by stage.
 	Kernels    map[string]map[string]float64 `json:"kernel_cpu_seconds,omitempty"`
 	BytesSSD   span3                         `json:"bytes_ssd"`
 	DiskBytes  span3                         `json:"disk_bytes"`
@@ -159,29 +159,29 @@ func (r *comparison) summary() comparisonSummary {
 	return s
 }
 
-// medianKernels is each kernel's median over the runs.
+// medianKernels is each operator's median over the runs.
 func medianKernels(runs []comparedRun) map[string]map[string]float64 {
-	times := map[cuda.Spender][]float64{}
+	times := map[hostcpu.Spender][]float64{}
 	for _, r := range runs {
 		for stream, kernels := range r.Kernels {
 			for kernel, t := range kernels {
-				k := cuda.Spender{Stream: stream, Kernel: kernel}
+				k := hostcpu.Spender{Stage: stream, Operator: kernel}
 				times[k] = append(times[k], t)
 			}
 		}
 	}
 	out := map[string]map[string]float64{}
 	for k, t := range times {
-		if out[k.Stream] == nil {
-			out[k.Stream] = map[string]float64{}
+		if out[k.Stage] == nil {
+			out[k.Stage] = map[string]float64{}
 		}
-		out[k.Stream][k.Kernel] = spanOf(t).Median
+		out[k.Stage][k.Operator] = spanOf(t).Median
 	}
 	return out
 }
 
-// spentCPU tells what an epoch's CPU time went to: streams by their kernels, the software SSDs, and
-// the rest. Empty where kernels do not run on CPUs.
+// spentCPU tells what an epoch's CPU time went to: stages by their operators, the software SSDs,
+// and the rest. Empty where nothing was metered.
 func (v comparedVariant) spentCPU() string {
 	if len(v.Kernels) == 0 {
 		return ""

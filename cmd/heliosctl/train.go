@@ -273,7 +273,7 @@ func trainOptions() hcli.Options[trainerArgs] {
 		hcli.In(func(a *trainerArgs) *clockArgs { return &a.clockArgs }, clockOptions()),
 		hcli.In(run, withConfig(leftOptions()).Group("Run")),
 		hcli.Options[trainerArgs]{hcli.Bool(&cli.BoolFlag{Name: "explain",
-			Usage: "print the steps of a mini-batch before training: what each does, waits for and runs on"},
+			Usage: "print the steps of a mini-batch before training: what each does, waits for and runs on; and afterwards the processor time of each"},
 			func(a *trainerArgs) *bool { return &a.explain }),
 			hcli.Bool(&cli.BoolFlag{Name: "live",
 				Usage: "show stages, tiers, SSDs and loss while it runs, drawn over on a terminal"},
@@ -384,6 +384,7 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 		obs = m.watch(obs)
 	}
 	s.Group = group
+	defer t.meterCPU()()
 	res, err := sched.Train(ctx, a.cfg, s.Inputs, obs)
 	err = orResume(err)
 	var io *report.IOResult
@@ -395,6 +396,7 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 		return err
 	}
 	showResult(e, res, w)
+	showCPU(e, res.Epochs)
 	out.event("result", res)
 	return nil
 }

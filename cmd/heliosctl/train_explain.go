@@ -1,10 +1,48 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 
+	"helios/internal/hostcpu"
 	"helios/sched/plan"
+	"helios/sched/report"
 )
+
+// meterCPU has the epochs of a run that is to be explained account for their CPU time, until stop
+// is called.
+func (t *trainer) meterCPU() (stop func()) {
+	if !t.explain {
+		return func() {}
+	}
+	return hostcpu.Meter()
+}
+
+// showCPU prints the CPU time of a mini-batch by what took it, of the last epoch.
+func showCPU(e *env, epochs []report.EpochResult) {
+	if len(epochs) == 0 {
+		return
+	}
+	last := epochs[len(epochs)-1]
+	u := last.CPU
+	if u == nil || u.Batches == 0 || u.Seconds == 0 {
+		return
+	}
+	row := func(stage, operator string, seconds float64) []string {
+		return []string{stage, operator, fmt.Sprintf("%.1f", 1e6*seconds/float64(u.Batches)),
+			fmt.Sprintf("%.1f%%", 100*seconds/u.Seconds)}
+	}
+	var rows [][]string
+	for _, p := range u.Parts {
+		rows = append(rows, row(p.Stage, p.Operator, p.Seconds))
+	}
+	rows = append(rows, row("unaccounted", "Go's scheduler, launches, the rest", u.Unaccounted),
+		row("all", "by getrusage", u.Seconds))
+	e.ui.Printf("processor time of a mini-batch, of the %d that epoch %d trained:", u.Batches,
+		last.Epoch)
+	e.ui.Columns(cpuColumns, rows)
+	e.ui.Printf("processors idle: %.1f us a mini-batch", 1e6*u.Idle/float64(u.Batches))
+}
 
 // showPlan prints a run's operators, where that was asked for. Of a plan that the tuner has changed
 // it prints the lines that are others now.

@@ -38,7 +38,7 @@ func trainRun(t *testing.T, mode string, seed int, losses ...float64) *Source {
 		mode, seed, seed)}
 	for i, l := range losses {
 		lines = append(lines, fmt.Sprintf(
-			`{"event":"epoch","epoch":%d,"seconds":%d,"loss":%g,"val_acc":0.5,"rows_gpu":10,"rows_cpu":20,"rows_ssd":70,"bytes_ssd":1048576,"stage_seconds":{"sample":0.25,"train":0.5,"complete":1,"novel":0.125}}`,
+			`{"event":"epoch","epoch":%d,"seconds":%d,"loss":%g,"val_acc":0.5,"rows_gpu":10,"rows_cpu":20,"rows_ssd":70,"bytes_ssd":1048576,"stage_seconds":{"sample":0.25,"train":0.5,"complete":1,"novel":0.125},"cpu":{"batches":10,"seconds":0.04,"parts":[{"stage":"train","operator":"product","seconds":0.02},{"stage":"software SSDs","operator":"io_uring_enter","seconds":0.006},{"stage":"train","operator":"mean","seconds":0.004}],"unaccounted_seconds":0.01,"idle_seconds":0.05}}`,
 			i+1, 2+i, l))
 	}
 	return read(t, fmt.Sprintf("%s-%d.jsonl", mode, seed), append(lines, fmt.Sprintf(
@@ -67,6 +67,12 @@ func TestSeedsAreABand(t *testing.T) {
 		{"train", 0.5}, {"novel", 0.125}}}, s.Figures[3].Bars[0])
 	require.Equal(t, []part{{"GPU tier", 0.1}, {"CPU tier", 0.2}, {"SSDs", 0.7}},
 		s.Figures[4].Bars[1].Parts)
+	require.Equal(t, []part{{"train", 2.4}, {"software SSDs", 0.6}, {"unaccounted", 1}, {"idle", 5}},
+		s.Figures[5].Bars[0].Parts)
+	require.Equal(t, [][]string{{"train", "product", "2000", "50.0 %"},
+		{"software SSDs", "io_uring_enter", "600", "15.0 %"}, {"train", "mean", "400", "10.0 %"},
+		{"unaccounted", "Go's scheduler, launches, the rest", "1000", "25.0 %"},
+		{"idle", "of the processors that the process may use", "5000", "–"}}, s.Tables[1].Rows)
 	require.Equal(t, []string{"helios", "1", "2", "3", "1", "50.0 %", "75.0 %", "1 MiB", "2 MiB",
 		"0123456789ab…"}, s.Tables[0].Rows[0])
 }

@@ -18,6 +18,20 @@ type epoch struct {
 	RowsSSD float64            `json:"rows_ssd"`
 	Bytes   float64            `json:"bytes_ssd"`
 	Stages  map[string]float64 `json:"stage_seconds"`
+	CPU     *cpuUse            `json:"cpu"`
+}
+
+// cpuUse is the processor time of an epoch, where the run accounted for it.
+type cpuUse struct {
+	Batches int     `json:"batches"`
+	Seconds float64 `json:"seconds"`
+	Parts   []struct {
+		Stage    string  `json:"stage"`
+		Operator string  `json:"operator"`
+		Seconds  float64 `json:"seconds"`
+	} `json:"parts"`
+	Unaccounted float64 `json:"unaccounted_seconds"`
+	Idle        float64 `json:"idle_seconds"`
 }
 
 // trained is a run of training.
@@ -91,8 +105,9 @@ func train(sources []*Source) (section, error) {
 			}
 		}
 	}
-	out.Figures = append(out.Figures, stages(all), rows(all))
+	out.Figures = append(out.Figures, stages(all), rows(all), processors(all))
 	out.Tables = append(out.Tables, trainTable(all))
+	out.Tables = append(out.Tables, processorTables(all)...)
 	return out, nil
 }
 
@@ -184,6 +199,93 @@ func stages(all []experiment) figure {
 			func(e epoch) map[string]float64 { return e.Stages })})
 	}
 	return f
+}
+
+// processorTime is what a mini-batch takes of the processors, in microseconds by operator, then
+// unaccounted and idle: means over the epochs that accounted for it.
+func (x *experiment) processorTime() (all [][2]string, us map[[2]string]float64) {
+	us = map[[2]string]float64{}
+	n := 0.0
+	for _, e := range x.later() {
+		if e.CPU == nil || e.CPU.Batches == 0 {
+			continue
+		}
+		n++
+		each := 1e6 / float64(e.CPU.Batches)
+		for _, p := range e.CPU.Parts {
+			us[[2]string{p.Stage, p.Operator}] += each * p.Seconds
+		}
+		us[unaccounted] += each * e.CPU.Unaccounted
+		us[idle] += each * e.CPU.Idle
+	}
+	for k, v := range us {
+		us[k] = v / n
+		if k != unaccounted && k != idle {
+			all = append(all, k)
+		}
+	}
+	slices.SortFunc(all, func(a, b [2]string) int {
+		return cmp.Or(cmp.Compare(us[b], us[a]), cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1]))
+	})
+	if n > 0 {
+		all = append(all, unaccounted, idle)
+	}
+	return all, us
+}
+
+// Names of what no operator has.
+var (
+	unaccounted = [2]string{"unaccounted", "Go's scheduler, launches, the rest"}
+	idle        = [2]string{"idle", "of the processors that the process may use"}
+)
+
+func processors(all []experiment) figure {
+	f := figure{Kind: kindStacks, Title: "Processor time of a mini-batch",
+		Note: "Mean over the epochs but the first, of runs that accounted for it.",
+		X:    axis{Label: "ms of all processors"}}
+	for _, x := range all {
+		names, us := x.processorTime()
+		b := bar{Name: x.name}
+		for _, k := range names {
+			i := slices.IndexFunc(b.Parts, func(p part) bool { return p.Name == k[0] })
+			if i < 0 {
+				i = len(b.Parts)
+				b.Parts = append(b.Parts, part{Name: k[0]})
+			}
+			b.Parts[i].Value += us[k] / 1e3
+		}
+		if len(b.Parts) > 0 {
+			f.Bars = append(f.Bars, b)
+		}
+	}
+	return f
+}
+
+// processorTables tell each experiment's processor time by operator.
+func processorTables(all []experiment) (out []table) {
+	for _, x := range all {
+		names, us := x.processorTime()
+		if len(names) == 0 {
+			continue
+		}
+		whole := 0.0
+		for _, k := range names {
+			if k != idle {
+				whole += us[k]
+			}
+		}
+		t := table{Title: "Processor time of a mini-batch: " + x.name, Folded: true,
+			Head: []string{"stage", "operator", "us", "share"}}
+		for _, k := range names {
+			share := "–"
+			if k != idle && whole > 0 {
+				share = percent(us[k] / whole)
+			}
+			t.Rows = append(t.Rows, []string{k[0], k[1], decimal(us[k]), share})
+		}
+		out = append(out, t)
+	}
+	return out
 }
 
 // stageParts are the means of stages, those of no time left out.

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"helios/internal/hostcpu"
 	"helios/internal/iouring"
 	"helios/nvme"
 )
@@ -157,9 +158,9 @@ func (r *reactor) submit() {
 
 // hand is submit by a party that does nothing else just then: its CPU time is the controllers'.
 func (r *reactor) hand() {
-	from := section()
+	section := hostcpu.Begin()
 	r.submit()
-	ended(from)
+	section.End(spentInKernel)
 }
 
 // reap finishes the commands whose operations the kernel has completed. While a leader sleeps
@@ -169,7 +170,7 @@ func (r *reactor) reap() {
 	if r.ring == nil || r.ring.Ready() == 0 || !r.reapMu.TryLock() {
 		return // whoever holds the lock wakes those concerned
 	}
-	from := section()
+	section := hostcpu.Begin()
 	for !r.closed.Load() && !r.leader.Load() {
 		n := r.ring.Reap(r.reapBuf[:])
 		if n == 0 {
@@ -196,7 +197,7 @@ func (r *reactor) reap() {
 		}
 		r.inflight.Add(-int64(n))
 	}
-	ended(from)
+	section.End(spentCompleting)
 	r.reapMu.Unlock()
 }
 
@@ -217,9 +218,9 @@ func (r *reactor) enter(w *waiter, d time.Duration, due int64) bool {
 	}
 	if w == nil || w.sleepIn(stateEntered, due) {
 		atLeast, batch := r.turnSize(due)
-		from := section()
+		section := hostcpu.Begin()
 		err := r.ring.SubmitAndWait(&r.wait, atLeast, d, batch)
-		ended(from)
+		section.End(spentInKernel)
 		if w != nil {
 			w.state.Store(stateAwake)
 		}
@@ -444,9 +445,9 @@ func (r *reactor) serveAll(quit <-chan struct{}) (worked bool, due int64) {
 			}
 			c.mu.Lock()
 			before := c.nposted
-			from := section()
+			section := hostcpu.Begin()
 			c.serve()
-			ended(from)
+			section.End(spentServing)
 			w, k, next := c.pending()
 			more, kernel, due = more || w || c.nposted != before, kernel || k, min(due, next)
 			c.unlock()
@@ -591,9 +592,9 @@ func (w *waiter) work(block bool) {
 		} else if !c.mu.TryLock() {
 			continue
 		}
-		from := section()
+		section := hostcpu.Begin()
 		c.serve()
-		ended(from)
+		section.End(spentServing)
 		c.unlock()
 	}
 }
@@ -763,9 +764,9 @@ func (c *cqueue) kick() {
 	default:
 		// The party sleeps in the kernel: submit for it.
 		c.mu.Lock()
-		from := section()
+		section := hostcpu.Begin()
 		c.serve()
-		ended(from)
+		section.End(spentServing)
 		c.unlock()
 		r.hand()
 	}

@@ -117,6 +117,8 @@ type EpochResult struct {
 	// TopologyReads holds what sampling read of a topology on storage, run-ahead included; absent
 	// for one in memory.
 	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
+	// CPU accounts for the process's CPU time; absent unless the run was asked to.
+	CPU *CPUUse `json:"cpu,omitempty"`
 }
 
 // Tiers counts rows by where they came from. What was loaded before its superbatch came from the

@@ -1,0 +1,88 @@
+package hostcpu
+
+import (
+	"os"
+	"path/filepath"
+	"runtime/metrics"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Usage is what the process has taken of its processors so far.
+type Usage struct {
+	At      time.Time
+	Process time.Duration // by getrusage: all threads, those that the kernel lends it included
+	Spent   map[Spender]time.Duration
+}
+
+// Spenders that no section measures.
+var (
+	// Garbage is the collector of Go's runtime, as that tells at the end of a collection.
+	Garbage = Spender{"Go's runtime", "garbage collection"}
+	// Workers are the threads to which the kernel hands operations of io_uring that would block.
+	Workers = Spender{"io_uring", "worker threads of the kernel"}
+)
+
+// Now returns the usage so far. While nobody meters, Spent is empty.
+func Now() Usage {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // fails for bad arguments only
+	now := Usage{At: time.Now(), Process: time.Duration(u.Utime.Nano() + u.Stime.Nano())}
+	if Metering() {
+		now.Spent = Spent()
+		now.Spent[Garbage] = garbage()
+		now.Spent[Workers] = workers("/proc/self/task")
+	}
+	return now
+}
+
+// Since returns what each spender took since was, those that took nothing left out, and their sum.
+func (u Usage) Since(was Usage) (by map[Spender]time.Duration, sum time.Duration) {
+	by = map[Spender]time.Duration{}
+	for k, t := range u.Spent {
+		if t -= was.Spent[k]; t > 0 {
+			by[k] = t
+			sum += t
+		}
+	}
+	return by, sum
+}
+
+// garbage is what collections took that were no goroutine's own work for them, which its section
+// has.
+func garbage() time.Duration {
+	s := []metrics.Sample{{Name: "/cpu/classes/gc/mark/dedicated:cpu-seconds"},
+		{Name: "/cpu/classes/gc/pause:cpu-seconds"}}
+	metrics.Read(s)
+	sum := 0.0
+	for _, x := range s {
+		if x.Value.Kind() == metrics.KindFloat64 {
+			sum += x.Value.Float64()
+		}
+	}
+	return time.Duration(sum * float64(time.Second))
+}
+
+// workers adds up the threads that the kernel names so. One that is not needed for seconds ends,
+// and its time is no longer told.
+func workers(tasks string) (sum time.Duration) {
+	dirs, err := filepath.Glob(filepath.Join(tasks, "*"))
+	if err != nil {
+		return 0
+	}
+	for _, d := range dirs {
+		name, err := os.ReadFile(filepath.Join(d, "comm"))
+		if err != nil || !strings.HasPrefix(string(name), "iou-") {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(d, "schedstat"))
+		if f := strings.Fields(string(b)); err == nil && len(f) > 0 {
+			ns, _ := strconv.ParseInt(f[0], 10, 64) // else 0
+			sum += time.Duration(ns)
+		}
+	}
+	return sum
+}

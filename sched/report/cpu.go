@@ -1,0 +1,50 @@
+package report
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"helios/internal/hostcpu"
+)
+
+// CPUUse is what the process took of its processors while it trained an epoch, or what a resumed
+// run had left of one. The parts and the unaccounted seconds add up to the whole, and with the idle
+// ones to all that the processors had.
+type CPUUse struct {
+	Batches int     `json:"batches"`
+	Seconds float64 `json:"seconds"` // as the kernel counts them for the process
+	// Parts are what was measured, the largest first.
+	Parts []CPUPart `json:"parts"`
+	// Unaccounted is what no part has: Go's scheduler, launches, and what passes work from one
+	// operator to the next.
+	Unaccounted float64 `json:"unaccounted_seconds"`
+	Idle        float64 `json:"idle_seconds"` // of the processors that the process may use
+}
+
+// CPUPart is an operator of a stage: a kernel of a stream, or what takes CPU time beside them.
+type CPUPart struct {
+	Stage    string  `json:"stage"`
+	Operator string  `json:"operator"`
+	Seconds  float64 `json:"seconds"`
+}
+
+// CPUSince accounts for the time between two usages of so many processors; nil where nobody metered
+// all the time.
+func CPUSince(was, now hostcpu.Usage, processors, batches int) *CPUUse {
+	if was.Spent == nil || now.Spent == nil {
+		return nil
+	}
+	by, sum := now.Since(was)
+	all := now.Process - was.Process
+	u := &CPUUse{Batches: batches, Seconds: all.Seconds(), Unaccounted: max(all-sum, 0).Seconds(),
+		Idle: max(time.Duration(processors)*now.At.Sub(was.At)-all, 0).Seconds()}
+	for k, t := range by {
+		u.Parts = append(u.Parts, CPUPart{k.Stage, k.Operator, t.Seconds()})
+	}
+	slices.SortFunc(u.Parts, func(a, b CPUPart) int {
+		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.Stage, b.Stage),
+			cmp.Compare(a.Operator, b.Operator))
+	})
+	return u
+}
