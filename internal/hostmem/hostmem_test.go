@@ -98,6 +98,45 @@ func TestView(t *testing.T) {
 	}
 }
 
+// The meter looks again when pages have become resident, and only then.
+func TestPeakMeterTicks(t *testing.T) {
+	m := StartPeakMeter(time.Millisecond)
+	defer m.Stop()
+	peak := func() int64 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.peak
+	}
+	before := peak()
+	const size = 64 << 20
+	b, err := Alloc(size, "touched")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(b); i += PageBytes {
+		b[i] = 1
+	}
+	for end := time.Now().Add(10 * time.Second); peak() < before+size*9/10; {
+		if time.Now().After(end) {
+			t.Fatalf("a peak of %d bytes after %d were touched beside %d", peak(), size, before)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := Free(b); err != nil {
+		t.Fatal(err)
+	}
+	idle := PeakMeter{}
+	if !idle.faulted() {
+		t.Fatal("no page fault since the process began")
+	}
+	for range 100 {
+		if !idle.faulted() {
+			return
+		}
+	}
+	t.Fatal("a page fault between any two looks")
+}
+
 func TestRSSSeesTouchedMemory(t *testing.T) {
 	before, err := ReadRSS()
 	if err != nil {
