@@ -28,22 +28,29 @@ func init() {
 	cuda.RegisterHost("bias_act", biasAct)
 }
 
+// headLists is how many rows are made by one call: a call costs as much as a short list.
+const headLists = 64
+
 func view(p cuda.DevicePtr, n int64) []float32 { return cuda.View[float32](p, n) }
 
 // gatScore computes ScoreSrc[j, k] = AttSrc[k] · Z[j, k], and ScoreDst in the same way for
 // destinations.
 func gatScore(b *cuda.Block, p *gatParams) error {
-	z, d, level := view(p.Z, p.NumSrc*p.Heads*p.Dim), p.Dim, b.SIMD()
-	attSrc, attDst := view(p.AttSrc, p.Heads*d), view(p.AttDst, p.Heads*d)
-	src, dst := view(p.ScoreSrc, p.NumSrc*p.Heads), view(p.ScoreDst, p.NumDst*p.Heads)
-	lo, hi := b.Range(p.NumSrc * p.Heads)
-	for r := lo; r < hi; r++ {
-		k := r % p.Heads
-		row := z[r*d : (r+1)*d]
-		src[r] = level.Dot(attSrc[k*d:(k+1)*d], row)
-		if r < p.NumDst*p.Heads {
-			dst[r] = level.Dot(attDst[k*d:(k+1)*d], row)
+	z, level, wide := view(p.Z, p.NumSrc*p.Heads*p.Dim), b.SIMD(), p.Heads*p.Dim
+	src := simd.HeadDots{A: view(p.AttSrc, wide), Heads: int(p.Heads), Dim: int(p.Dim)}
+	dst := src
+	dst.A = view(p.AttDst, wide)
+	scoreSrc, scoreDst := view(p.ScoreSrc, p.NumSrc*p.Heads), view(p.ScoreDst, p.NumDst*p.Heads)
+	lo, hi := b.Range(p.NumSrc)
+	for lo < hi { // rows that are in the caches the second time
+		to := min(hi, lo+headLists)
+		src.B = z[lo*wide : to*wide]
+		level.DotRows(&src, scoreSrc[lo*p.Heads:to*p.Heads])
+		if lo < p.NumDst {
+			dst.B = src.B
+			level.DotRows(&dst, scoreDst[lo*p.Heads:min(to, p.NumDst)*p.Heads])
 		}
+		lo = to
 	}
 	return nil
 }
@@ -157,15 +164,24 @@ func gatSoftmax(b *cuda.Block, p *gatParams) error {
 // gatSum computes Out[i, k] = AlphaSelf[i, k] Z[i, k] + Σ_e Alpha[e, k] Z[Src[e], k], float32[N, K,
 // D].
 func gatSum(b *cuda.Block, p *gatParams) error {
-	z, out := view(p.Z, p.NumSrc*p.Heads*p.Dim), view(p.Out, p.NumDst*p.Heads*p.Dim)
-	indptr, src := cuda.View[int64](p.Indptr, p.NumDst+1), cuda.View[uint32](p.Src, p.Edges)
-	alpha, self := view(p.Alpha, p.Edges*p.Heads), view(p.AlphaSelf, p.NumDst*p.Heads)
-	s := simd.HeadSum{X: z, Heads: int(p.Heads), Dim: int(p.Dim), List: src, Weights: alpha}
-	lo, hi := b.Range(p.NumDst)
 	wide := p.Heads * p.Dim
-	for i := lo; i < hi; i++ {
-		b.SIMD().SumHeads(&s, out[i*wide:(i+1)*wide], int(indptr[i]), int(indptr[i+1]),
-			z[i*wide:], self[i*p.Heads:])
+	z, out, level := view(p.Z, p.NumSrc*wide), view(p.Out, p.NumDst*wide), b.SIMD()
+	indptr, self := cuda.View[int64](p.Indptr, p.NumDst+1), view(p.AlphaSelf, p.NumDst*p.Heads)
+	s := simd.HeadSum{X: z, Heads: int(p.Heads), Dim: int(p.Dim), List: cuda.View[uint32](p.Src,
+		p.Edges), Weights: view(p.Alpha, p.Edges*p.Heads), Stream: 4*p.NumDst*wide >= streamBytes}
+	var counts [headLists]uint32
+	lo, hi := b.Range(p.NumDst)
+	for lo < hi {
+		to := min(hi, lo+headLists)
+		for i := lo; i < to; i++ {
+			counts[i-lo] = uint32(indptr[i+1] - indptr[i])
+		}
+		level.SumHeads(&s, out[lo*wide:to*wide], int(indptr[lo]), counts[:to-lo], &simd.HeadTerms{
+			{X: z[lo*wide : to*wide], Weights: self[lo*p.Heads : to*p.Heads]}})
+		lo = to
+	}
+	if s.Stream {
+		level.StoreFence()
 	}
 	return nil
 }
@@ -213,27 +229,26 @@ func gatEdges(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-// dotsAhead is how many edges further on gatDot asks for the source's row.
-const dotsAhead = 4
-
 // gatDot computes the gradients by attention: DotSelf[i, k] = Grad[i, k] · Z[i, k], Dot[e, k] =
 // Grad[EdgeDst[e], k] · Z[Src[e], k].
 func gatDot(b *cuda.Block, p *gatParams) error {
-	d, level := p.Dim, b.SIMD()
-	z, grad := view(p.Z, p.NumSrc*p.Heads*d), view(p.Grad, p.NumDst*p.Heads*d)
-	src, dst := cuda.View[uint32](p.Src, p.Edges), cuda.View[uint32](p.EdgeDst, p.Edges)
+	level, wide := b.SIMD(), p.Heads*p.Dim
+	z, grad := view(p.Z, p.NumSrc*wide), view(p.Grad, p.NumDst*wide)
+	indptr, src := cuda.View[int64](p.Indptr, p.NumDst+1), cuda.View[uint32](p.Src, p.Edges)
 	dot, self := view(p.Dot, p.Edges*p.Heads), view(p.DotSelf, p.NumDst*p.Heads)
-	own := p.NumDst * p.Heads
-	lo, hi := b.Range(own + p.Edges*p.Heads)
-	for r := lo; r < hi; r++ {
-		if r < own {
-			self[r] = level.Dot(grad[r*d:(r+1)*d], z[r*d:(r+1)*d])
-			continue
+	s := simd.HeadDots{Heads: int(p.Heads), Dim: int(p.Dim)}
+	var counts [headLists]uint32
+	lo, hi := b.Range(p.NumDst)
+	for lo < hi {
+		to := min(hi, lo+headLists)
+		for i := lo; i < to; i++ {
+			counts[i-lo] = uint32(indptr[i+1] - indptr[i])
 		}
-		e, k := (r-own)/p.Heads, (r-own)%p.Heads
-		i, j := int64(dst[e])*p.Heads+k, int64(src[e])*p.Heads+k
-		next := int64(src[min(e+dotsAhead, p.Edges-1)])*p.Heads + k
-		dot[r-own] = level.DotAhead(grad[i*d:(i+1)*d], z[j*d:(j+1)*d], z[next*d:])
+		s.A, s.B = grad[lo*wide:to*wide], z[lo*wide:to*wide]
+		level.DotRows(&s, self[lo*p.Heads:to*p.Heads])
+		s.B = z
+		level.DotHeads(&s, dot[indptr[lo]*p.Heads:], src, int(indptr[lo]), counts[:to-lo])
+		lo = to
 	}
 	return nil
 }
@@ -316,34 +331,38 @@ func gatScoreBwd(b *cuda.Block, p *gatParams) error {
 //
 // whose first and last term only destinations have.
 func gatSumBwd(b *cuda.Block, p *gatParams) error {
-	d, heads := p.Dim, p.Heads
-	wide := heads * d
+	heads, level, wide := p.Heads, b.SIMD(), p.Heads*p.Dim
 	out, grad := view(p.Out, p.NumSrc*wide), view(p.Grad, p.NumDst*wide)
-	end, list := cuda.View[uint32](p.TEnd, p.NumSrc), cuda.View[uint32](p.TEdge, p.Edges)
-	dst, alpha, self := cuda.View[uint32](p.EdgeDst, p.Edges), view(p.Alpha, p.Edges*heads),
-		view(p.AlphaSelf, p.NumDst*heads)
+	end, self := cuda.View[uint32](p.TEnd, p.NumSrc), view(p.AlphaSelf, p.NumDst*heads)
 	attSrc, attDst, dSrc, dDst := view(p.AttSrc, wide), view(p.AttDst, wide),
 		view(p.DSrc, p.NumSrc*heads), view(p.DDst, p.NumDst*heads)
-	s := simd.HeadSum{X: grad, Heads: int(heads), Dim: int(d), List: list, Rows: dst,
-		Weights: alpha}
-	level := b.SIMD()
+	s := simd.HeadSum{X: grad, Heads: int(heads), Dim: int(p.Dim), List: cuda.View[uint32](p.TEdge,
+		p.Edges), Rows: cuda.View[uint32](p.EdgeDst, p.Edges), Weights: view(p.Alpha,
+		p.Edges*heads), Stream: 4*p.NumSrc*wide >= streamBytes}
+	var counts [headLists]uint32
 	lo, hi := b.Range(p.NumSrc)
 	from := uint32(0)
 	if lo > 0 {
 		from = end[lo-1]
 	}
-	for j := lo; j < hi; j++ {
-		row := out[j*wide : (j+1)*wide]
-		if j < p.NumDst {
-			level.SumHeads(&s, row, int(from), int(end[j]), grad[j*wide:], self[j*heads:])
-		} else {
-			level.SumHeads(&s, row, int(from), int(end[j]), nil, nil)
+	for lo < hi {
+		to := min(hi, lo+headLists)
+		terms := simd.HeadTerms{1: {X: attSrc, Weights: dSrc[lo*heads : to*heads]}}
+		if lo < p.NumDst {
+			to = min(to, p.NumDst)
+			terms[0] = simd.HeadTerm{X: grad[lo*wide : to*wide], Weights: self[lo*heads : to*heads]}
+			terms[2] = simd.HeadTerm{X: attDst, Weights: dDst[lo*heads : to*heads]}
 		}
-		from = end[j]
-		level.AddHeads(row, attSrc, dSrc[j*heads:], int(d))
-		if j < p.NumDst {
-			level.AddHeads(row, attDst, dDst[j*heads:], int(d))
+		at := from
+		for j := lo; j < to; j++ {
+			counts[j-lo] = end[j] - at
+			at = end[j]
 		}
+		level.SumHeads(&s, out[lo*wide:to*wide], int(from), counts[:to-lo], &terms)
+		lo, from = to, at
+	}
+	if s.Stream {
+		level.StoreFence()
 	}
 	return nil
 }

@@ -317,9 +317,9 @@ type sumParams struct {
 // sumLeaf is how many rows of a level of col_sum make one of the next.
 const sumLeaf = 64
 
-// colSumPer is how many columns make a block: part of a row by each of several costs more than
-// whole rows by one.
-const colSumPer = 256
+// colSumPer is how many columns make a block at least: four lines of a row, which memory gives at
+// nearly the rate of whole rows.
+const colSumPer = 64
 
 func colSum(b *cuda.Block, p *sumParams) error {
 	lo, hi := b.Range(p.Cols)

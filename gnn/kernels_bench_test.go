@@ -2,9 +2,12 @@ package gnn
 
 import (
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -91,21 +94,129 @@ func bigBatch(b *testing.B, dev cuda.Device, s cuda.Stream) (mb *graph.MiniBatch
 	return mb, x, labels
 }
 
-// BenchmarkStepKernels measures what a training step of bigBatch on two workers does besides
-// products, kernel by kernel, in processor time.
+// touched is a floor: the least processor time, of five runs, in which some workers read and write
+// rows as a kernel reads and writes them: each calls run for its share of n rows.
+func touched(workers, n int, run func(lo, hi int)) time.Duration {
+	best := time.Duration(math.MaxInt64)
+	for range 5 {
+		from := cpuTime()
+		var all sync.WaitGroup
+		for w := range workers {
+			all.Go(func() { run(n*w/workers, n*(w+1)/workers) })
+		}
+		all.Wait()
+		best = min(best, cpuTime()-from)
+	}
+	return best
+}
+
+// gatherFloors gives the floors of the kernels that gather rows: the lines of all rows that they
+// read, in their order, and of those that they write. What a kernel reads beside rows is left out.
+func gatherFloors(b *testing.B, dev cuda.Device, level simd.Level, mb *graph.MiniBatch,
+	kind string) map[string]time.Duration {
+	out := map[string]time.Duration{}
+	workers := dev.Info().SMs
+	size := mb.Blocks[len(mb.Blocks)-1].NumSrc * 256
+	x, y := f32(alloc(b, dev, 4*size)), f32(alloc(b, dev, 4*size))
+	for i := range x {
+		x[i] = 1 // memory that nobody wrote to is one page
+	}
+	copy(y, x)
+	order := make([]uint32, mb.Blocks[len(mb.Blocks)-1].NumSrc)
+	for i := range order {
+		order[i] = uint32(i)
+	}
+	zeros := make([]uint32, len(order))
+	bytes := func(v []float32) []byte {
+		return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v))
+	}
+	for h := range mb.Blocks {
+		block := &mb.Blocks[h]
+		first := h == len(mb.Blocks)-1
+		wide := 256
+		if first && kind == "sage" {
+			wide = 128
+		}
+		n, m := int(block.NumSrc), int(block.NumDst)
+		src, indptr := cuda.View[uint32](pointer(block.Src), block.NumEdges),
+			cuda.View[int64](pointer(block.Indptr), block.NumDst+1)
+		lists := make([][]uint32, n)
+		for i := range m {
+			for _, j := range src[indptr[i]:indptr[i+1]] {
+				lists[j] = append(lists[j], uint32(i))
+			}
+		}
+		back, ends := slices.Concat(lists...), make([]int, n+1)
+		for j, list := range lists {
+			ends[j+1] = ends[j] + len(list)
+		}
+		read := func(list []uint32, lo, hi int) { simd.ReadRows(level, x, wide, list, lo, hi) }
+		write := func(lo, hi int) {
+			if !level.CopyRows(bytes(y), bytes(x), order[lo:hi], zeros[:hi-lo], hi-lo, 4*wide,
+				4*wide) {
+				clear(y[lo*wide : hi*wide])
+			}
+			level.StoreFence()
+		}
+		floor := func(kernel string, rows int, run func(lo, hi int)) {
+			out[kernel] += touched(workers, rows, run)
+		}
+		forward := func(lo, hi int) { read(src, int(indptr[lo]), int(indptr[hi])) }
+		backward := func(lo, hi int) {
+			read(back, ends[lo], ends[hi])
+			read(order, min(lo, m), min(hi, m)) // destinations' own
+			write(lo, hi)
+		}
+		if kind == "sage" {
+			floor("sage_mean", m, func(lo, hi int) { forward(lo, hi); write(lo, hi) })
+			if !first {
+				floor("sage_mean_bwd", n, func(lo, hi int) {
+					read(order, lo, hi) // the gates
+					backward(lo, hi)
+				})
+			}
+			continue
+		}
+		floor("gat_sum", m, func(lo, hi int) {
+			forward(lo, hi)
+			read(order, lo, hi)
+			write(lo, hi)
+		})
+		floor("gat_dot", m, func(lo, hi int) {
+			forward(lo, hi)
+			read(order, lo, hi)
+			simd.ReadRows(level, y, wide, order, lo, hi) // the gradients
+		})
+		floor("gat_sum_bwd", n, backward)
+		floor("gat_score", n, func(lo, hi int) { read(order, lo, hi) })
+		floor("gat_scale", n, func(lo, hi int) {
+			read(order, lo, hi)
+			write(lo, hi)
+			read(order, min(lo, m), min(hi, m))
+			write(min(lo, m), min(hi, m))
+		})
+	}
+	return out
+}
+
+// BenchmarkStepKernels measures what a training step of bigBatch on one and on two workers does
+// besides products, kernel by kernel, in processor time.
 func BenchmarkStepKernels(b *testing.B) {
 	if testing.Short() {
 		b.Skip("a graph of 15 M edges")
 	}
 	for _, level := range simd.Levels() {
 		for _, kind := range []string{"sage", "gat"} {
-			b.Run(level.String()+"/"+kind, func(b *testing.B) { benchStep(b, level, kind) })
+			for workers := 1; workers <= 2; workers++ {
+				b.Run(fmt.Sprintf("%v/%s/%d", level, kind, workers),
+					func(b *testing.B) { benchStep(b, level, kind, workers) })
+			}
 		}
 	}
 }
 
-func benchStep(b *testing.B, level simd.Level, kind string) {
-	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2, Kernels: level})
+func benchStep(b *testing.B, level simd.Level, kind string, workers int) {
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: workers, Kernels: level})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, dev.Close()) })
 	s := &timedStream{newStream(b, dev), b, false, map[string]time.Duration{}}
@@ -145,6 +256,13 @@ func benchStep(b *testing.B, level simd.Level, kind string) {
 	}
 	b.ReportMetric(all*1e3, "best-ms")
 	b.Logf("least ms of each kernel:%s", line.String())
+	line.Reset()
+	floors := gatherFloors(b, dev, level, mb, kind)
+	for _, k := range slices.Sorted(maps.Keys(floors)) {
+		fmt.Fprintf(&line, " %s %.2f (%.2f times)", k, floors[k].Seconds()*1e3,
+			best[k].Seconds()/floors[k].Seconds())
+	}
+	b.Logf("floors in ms, and the kernel's time by it:%s", line.String())
 	for l := range mb.Blocks {
 		b.Logf("block %d: %d destinations, %d sources, %d edges", l, mb.Blocks[l].NumDst,
 			mb.Blocks[l].NumSrc, mb.Blocks[l].NumEdges)

@@ -148,7 +148,9 @@ func (o *launcher) colSum(q *stepSink, p *sumParams, scratch cuda.DevicePtr) err
 	if o.gpu {
 		return o.colSumGPU(q, p, scratch)
 	}
-	return put(q, o.k.colSum, o.blocksFor(p.Cols, colSumPer), *p)
+	// No more blocks than workers: each row is read in so many parts.
+	blocks := max(1, min(int64(o.sms), (p.Cols+colSumPer-1)/colSumPer))
+	return put(q, o.k.colSum, cuda.LaunchConfig{Blocks: int(blocks), Threads: aggThreads}, *p)
 }
 
 // stepSink takes the launches of a training or inference step. On the host device each one goes to

@@ -108,7 +108,7 @@ var computeColumns = []ui.Column{
 	{Name: "GB/s", About: "bytes that have to move, a second", Shown: ui.OnlyWide},
 	{Name: "of copy", About: "share of the rate of a plain copy", Shown: ui.OnlyWide},
 	{Name: "of floor", About: "least possible time by the time taken"},
-	{Name: "rival", About: "library that takes turns with ours", Shown: ui.OnlyWide},
+	{Name: "rival", About: "library, or memory alone, that takes turns with ours", Shown: ui.OnlyWide},
 	{Name: "its GFLOP/s", About: "what that reaches", Shown: ui.OnlyWide},
 	{Name: "ratio", About: "its time by ours: above 1 ours is faster", Shown: ui.IfAny},
 	{Name: "by CPU", About: "the same of CPU time", Shown: ui.OnlyWide},

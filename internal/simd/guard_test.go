@@ -73,6 +73,7 @@ func TestGuardPages(t *testing.T) {
 					defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 					f := &fence{t, back, rand.New(rand.NewPCG(9, uint64(n)))}
 					guardRows(f, l, n)
+					guardHeads(f, l, n)
 					guardConvert(f, l, n)
 					guardGemm(f, l, n)
 					guardSample(f, l, n)
@@ -97,6 +98,7 @@ func guardRows(f *fence, l Level, dim int) {
 		l.StoreFence()
 	}
 	l.SumColumns(f.floats(dim), f.floats(6*(dim+3)+dim), 7, dim+3)
+	ReadRows(l, s.X, dim, s.List, 0, 7)
 	l.Adam(f.floats(dim), f.floats(dim), f.floats(dim), f.floats(dim),
 		&AdamStep{B1: .9, C1: .1, B2: .99, C2: .01, StepSize: 1, RootC2: 1, Eps: 1})
 	width := 64 * (1 + dim/16)
@@ -106,6 +108,31 @@ func guardRows(f *fence, l Level, dim int) {
 	require.Equal(f.t, l > Generic, l.CopyRows(dst, src, pos, slot, 5, width, width))
 	require.Equal(f.t, l > Generic, l.CopyRows(dst, src, pos[5:], slot[5:], 2, width, width))
 	l.StoreFence()
+}
+
+func guardHeads(f *fence, l Level, dim int) {
+	const rows = 9
+	for _, heads := range []int{1, 3, 8, 19} {
+		wide := heads * dim
+		dots := HeadDots{f.floats(2 * wide), f.floats(rows * wide), heads, dim}
+		list := f.numbers(7, rows)
+		list[6], list[0] = rows-1, 0
+		l.DotHeads(&dots, f.floats(7*heads), list, 0, []uint32{3, 4})
+		dots.A = f.floats(wide)
+		l.DotRows(&dots, f.floats(rows*heads))
+		l.Dot(f.floats(dim), f.floats(dim))
+		s := HeadSum{X: f.floats(rows * wide), Heads: heads, Dim: dim, List: list,
+			Weights: f.floats(7 * heads)}
+		for variant := range 4 {
+			if s.Stream = variant&1 != 0; variant&2 != 0 {
+				s.Rows, s.Weights = f.numbers(rows, rows), f.floats(rows*heads)
+			}
+			l.SumHeads(&s, f.floats(2*wide), 0, []uint32{3, 4}, &HeadTerms{
+				{f.floats(2 * wide), f.floats(2 * heads)}, {f.floats(wide), f.floats(2 * heads)}})
+			l.SumHeads(&s, f.floats(wide), 7, []uint32{0}, &HeadTerms{})
+			l.StoreFence()
+		}
+	}
 }
 
 func guardConvert(f *fence, l Level, n int) {

@@ -4,17 +4,22 @@
 
 package simd
 
-// dotAVX2 is Dot.
+// dotHeadsAVX2 is DotHeads. It returns false where a row is not there.
 //
 //go:noescape
-func dotAVX2(a *byte)
+func dotHeadsAVX2(a *byte) bool
 
-// addHeadsAVX2 is HeadSum.add.
+// sumHeadsAVX2 is SumHeads. It returns false where a row is not there.
 //
 //go:noescape
-func addHeadsAVX2(a *byte)
+func sumHeadsAVX2(a *byte) bool
 
-// addHeadsAVX512 is HeadSum.add.
+// dotHeadsAVX512 is DotHeads. It returns false where a row is not there.
 //
 //go:noescape
-func addHeadsAVX512(a *byte)
+func dotHeadsAVX512(a *byte) bool
+
+// sumHeadsAVX512 is SumHeads. It returns false where a row is not there.
+//
+//go:noescape
+func sumHeadsAVX512(a *byte) bool

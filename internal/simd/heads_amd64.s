@@ -4,172 +4,2406 @@
 
 #include "textflag.h"
 
-// func dotAVX2(a *byte)
-// Requires: AVX, MMX+
-TEXT ·dotAVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   8(AX), DX
-	MOVQ   16(AX), BX
-	MOVQ   40(AX), SI
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
+DATA headMasks<>+0(SB)/4, $0xffffffff
+DATA headMasks<>+4(SB)/4, $0xffffffff
+DATA headMasks<>+8(SB)/4, $0xffffffff
+DATA headMasks<>+12(SB)/4, $0xffffffff
+DATA headMasks<>+16(SB)/4, $0xffffffff
+DATA headMasks<>+20(SB)/4, $0xffffffff
+DATA headMasks<>+24(SB)/4, $0xffffffff
+DATA headMasks<>+28(SB)/4, $0xffffffff
+DATA headMasks<>+32(SB)/4, $0x00000000
+DATA headMasks<>+36(SB)/4, $0x00000000
+DATA headMasks<>+40(SB)/4, $0x00000000
+DATA headMasks<>+44(SB)/4, $0x00000000
+DATA headMasks<>+48(SB)/4, $0x00000000
+DATA headMasks<>+52(SB)/4, $0x00000000
+DATA headMasks<>+56(SB)/4, $0x00000000
+DATA headMasks<>+60(SB)/4, $0x00000000
+GLOBL headMasks<>(SB), RODATA|NOPTR, $64
+
+// func dotHeadsAVX2(a *byte) bool
+// Requires: AVX, CMOV, MMX+
+TEXT ·dotHeadsAVX2(SB), NOSPLIT, $0-9
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), CX
+	ANDQ    $0x1f, CX
+	MOVQ    CX, DX
+	XORQ    BX, BX
+	TESTQ   DX, DX
+	CMOVQLT BX, DX
+	MOVQ    $0x00000008, BX
+	CMPQ    DX, BX
+	CMOVQGT BX, DX
+	LEAQ    headMasks<>+0(SB), SI
+	SUBQ    DX, BX
+	VMOVDQU (SI)(BX*4), Y0
+	SUBQ    $0x00000008, CX
+	MOVQ    CX, DX
+	XORQ    BX, BX
+	TESTQ   DX, DX
+	CMOVQLT BX, DX
+	MOVQ    $0x00000008, BX
+	CMPQ    DX, BX
+	CMOVQGT BX, DX
+	LEAQ    headMasks<>+0(SB), SI
+	SUBQ    DX, BX
+	VMOVDQU (SI)(BX*4), Y1
+	SUBQ    $0x00000008, CX
+	MOVQ    CX, DX
+	XORQ    BX, BX
+	TESTQ   DX, DX
+	CMOVQLT BX, DX
+	MOVQ    $0x00000008, BX
+	CMPQ    DX, BX
+	CMOVQGT BX, DX
+	LEAQ    headMasks<>+0(SB), SI
+	SUBQ    DX, BX
+	VMOVDQU (SI)(BX*4), Y2
+	SUBQ    $0x00000008, CX
+	MOVQ    CX, DX
+	XORQ    BX, BX
+	TESTQ   DX, DX
+	CMOVQLT BX, DX
+	MOVQ    $0x00000008, BX
+	CMPQ    DX, BX
+	CMOVQGT BX, DX
+	LEAQ    headMasks<>+0(SB), SI
+	SUBQ    DX, BX
+	VMOVDQU (SI)(BX*4), Y3
+	SUBQ    $0x00000008, CX
+	MOVQ    8(AX), CX
+	MOVQ    64(AX), DX
+	MOVQ    16(AX), BX
+	TESTQ   DX, DX
+	JE      row
+
+list:
+	DECQ 96(AX)
+	JL   done
+	MOVQ 88(AX), SI
+	MOVL (SI), SI
+	MOVQ SI, 40(AX)
+	ADDQ $0x04, 88(AX)
+
+row:
+	DECQ    40(AX)
+	JL      listed
+	MOVQ    (AX), SI
+	MOVQ    CX, DI
+	MOVQ    CX, R8
+	TESTQ   DX, DX
+	JE      found
+	MOVL    (DX), DI
+	IMULQ   56(AX), DI
+	ADDQ    CX, DI
+	CMPQ    DI, 80(AX)
+	JA      bad
+	LEAQ    48(DX), R8
+	CMPQ    R8, 72(AX)
+	CMOVQHI 72(AX), R8
+	MOVL    (R8), R8
+	IMULQ   56(AX), R8
+	ADDQ    CX, R8
+	ADDQ    $0x04, DX
+
+found:
+	MOVQ 24(AX), R9
+
+head:
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   32(AX), R10
 
 chunk:
-	CMPQ       BX, $0x00000020
+	CMPQ       R10, $0x00000020
 	JL         rest
-	PREFETCHT1 (SI)
-	PREFETCHT1 64(SI)
-	VMOVUPS    (CX), Y4
-	VMULPS     (DX), Y4, Y4
-	VADDPS     Y4, Y0, Y0
-	VMOVUPS    32(CX), Y4
-	VMULPS     32(DX), Y4, Y4
-	VADDPS     Y4, Y1, Y1
-	VMOVUPS    64(CX), Y4
-	VMULPS     64(DX), Y4, Y4
-	VADDPS     Y4, Y2, Y2
-	VMOVUPS    96(CX), Y4
-	VMULPS     96(DX), Y4, Y4
-	VADDPS     Y4, Y3, Y3
-	ADDQ       $0x00000080, CX
-	ADDQ       $0x00000080, DX
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VMOVUPS    (SI), Y8
+	VMULPS     (DI), Y8, Y8
+	VADDPS     Y8, Y4, Y4
+	VMOVUPS    32(SI), Y8
+	VMULPS     32(DI), Y8, Y8
+	VADDPS     Y8, Y5, Y5
+	VMOVUPS    64(SI), Y8
+	VMULPS     64(DI), Y8, Y8
+	VADDPS     Y8, Y6, Y6
+	VMOVUPS    96(SI), Y8
+	VMULPS     96(DI), Y8, Y8
+	VADDPS     Y8, Y7, Y7
 	ADDQ       $0x00000080, SI
-	SUBQ       $0x00000020, BX
+	ADDQ       $0x00000080, DI
+	ADDQ       $0x00000080, R8
+	SUBQ       $0x00000020, R10
 	JMP        chunk
 
 rest:
-	TESTQ   BX, BX
-	JE      tree
-	MOVQ    24(AX), CX
-	MOVQ    32(AX), DX
-	VMOVUPS (CX), Y4
-	VMULPS  (DX), Y4, Y4
-	VADDPS  Y4, Y0, Y0
-	VMOVUPS 32(CX), Y4
-	VMULPS  32(DX), Y4, Y4
-	VADDPS  Y4, Y1, Y1
-	VMOVUPS 64(CX), Y4
-	VMULPS  64(DX), Y4, Y4
-	VADDPS  Y4, Y2, Y2
-	VMOVUPS 96(CX), Y4
-	VMULPS  96(DX), Y4, Y4
-	VADDPS  Y4, Y3, Y3
+	TESTQ      R10, R10
+	JE         tree
+	PREFETCHT0 (R8)
+	VMASKMOVPS (SI), Y0, Y8
+	VMASKMOVPS (DI), Y0, Y9
+	VMULPS     Y9, Y8, Y8
+	VADDPS     Y8, Y4, Y4
+	VMASKMOVPS 32(SI), Y1, Y8
+	VMASKMOVPS 32(DI), Y1, Y9
+	VMULPS     Y9, Y8, Y8
+	VADDPS     Y8, Y5, Y5
+	VMASKMOVPS 64(SI), Y2, Y8
+	VMASKMOVPS 64(DI), Y2, Y9
+	VMULPS     Y9, Y8, Y8
+	VADDPS     Y8, Y6, Y6
+	VMASKMOVPS 96(SI), Y3, Y8
+	VMASKMOVPS 96(DI), Y3, Y9
+	VMULPS     Y9, Y8, Y8
+	VADDPS     Y8, Y7, Y7
+	LEAQ       (SI)(R10*4), SI
+	LEAQ       (DI)(R10*4), DI
+	LEAQ       (R8)(R10*4), R8
 
 tree:
-	VADDPS       Y2, Y0, Y0
-	VADDPS       Y3, Y1, Y1
-	VADDPS       Y1, Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VADDPS       X1, X0, X0
-	VMOVHLPS     X0, X0, X1
-	VADDPS       X1, X0, X0
-	VMOVSHDUP    X0, X1
-	VADDSS       X1, X0, X0
-	VMOVSS       X0, 48(AX)
-	VZEROUPPER
-	RET
+	VADDPS       Y6, Y4, Y4
+	VADDPS       Y7, Y5, Y5
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X5
+	VADDPS       X5, X4, X4
+	VMOVHLPS     X4, X4, X5
+	VADDPS       X5, X4, X4
+	VMOVSHDUP    X4, X5
+	VADDSS       X5, X4, X4
+	VMOVSS       X4, (BX)
+	ADDQ         $0x04, BX
+	DECQ         R9
+	JNE          head
+	TESTQ        DX, DX
+	JNE          row
+	ADDQ         56(AX), CX
+	MOVQ         48(AX), SI
+	ADDQ         SI, (AX)
+	JMP          row
 
-// func addHeadsAVX2(a *byte)
-// Requires: AVX, MMX+
-TEXT ·addHeadsAVX2(SB), NOSPLIT, $0-8
-	MOVQ a+0(FP), AX
-	MOVQ (AX), CX
-	MOVQ 8(AX), DX
-	MOVQ 16(AX), BX
-	MOVQ 24(AX), SI
-	MOVQ 32(AX), DI
-	MOVQ 40(AX), AX
+listed:
+	TESTQ DX, DX
+	JE    done
+	MOVQ  48(AX), SI
+	ADDQ  SI, (AX)
+	JMP   list
 
-head:
-	TESTQ        SI, SI
-	JE           done
-	VBROADCASTSS (BX), Y0
-	MOVQ         DI, R8
-
-vector:
-	CMPQ       R8, $0x00000008
-	JL         scalar
-	PREFETCHT1 (AX)
-	VMULPS     (DX), Y0, Y1
-	VADDPS     (CX), Y1, Y1
-	VMOVUPS    Y1, (CX)
-	ADDQ       $0x00000020, AX
-	ADDQ       $0x00000020, DX
-	ADDQ       $0x00000020, CX
-	SUBQ       $0x00000008, R8
-	JMP        vector
-
-scalar:
-	TESTQ  R8, R8
-	JE     next
-	VMULSS (DX), X0, X1
-	VADDSS (CX), X1, X1
-	VMOVSS X1, (CX)
-	ADDQ   $0x00000004, AX
-	ADDQ   $0x00000004, DX
-	ADDQ   $0x00000004, CX
-	DECQ   R8
-	JMP    scalar
-
-next:
-	ADDQ $0x00000004, BX
-	DECQ SI
-	JMP  head
+bad:
+	XORB AL, AL
+	JMP  end
 
 done:
+	MOVB $0x01, AL
+
+end:
 	VZEROUPPER
+	MOVB AL, ret+8(FP)
 	RET
 
-// func addHeadsAVX512(a *byte)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·addHeadsAVX512(SB), NOSPLIT, $0-8
-	MOVQ a+0(FP), AX
-	MOVQ (AX), CX
-	MOVQ 8(AX), DX
-	MOVQ 16(AX), BX
-	MOVQ 24(AX), SI
-	MOVQ 32(AX), DI
-	MOVQ 40(AX), AX
+// func sumHeadsAVX2(a *byte) bool
+// Requires: AVX, AVX2, CMOV, MMX+
+TEXT ·sumHeadsAVX2(SB), NOSPLIT, $0-9
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), CX
+	ANDQ    $0x00000007, CX
+	XORQ    DX, DX
+	TESTQ   CX, CX
+	CMOVQLT DX, CX
+	MOVQ    $0x00000008, DX
+	CMPQ    CX, DX
+	CMOVQGT DX, CX
+	LEAQ    headMasks<>+0(SB), BX
+	SUBQ    CX, DX
+	VMOVDQU (BX)(DX*4), Y0
+	MOVQ    64(AX), CX
+	XORQ    DX, DX
+	TESTQ   CX, CX
+	CMOVQLT DX, CX
+	MOVQ    $0x00000008, DX
+	CMPQ    CX, DX
+	CMOVQGT DX, CX
+	LEAQ    headMasks<>+0(SB), BX
+	SUBQ    CX, DX
+	VMOVDQU (BX)(DX*4), Y1
+	MOVQ    40(AX), CX
+	MOVQ    8(AX), DX
+	MOVQ    72(AX), BX
 
-head:
-	TESTQ        SI, SI
-	JE           done
-	VBROADCASTSS (BX), Z0
-	MOVQ         DI, R8
+list:
+	DECQ 112(AX)
+	JL   done
+	MOVQ 32(AX), R8
+	MOVQ 104(AX), SI
+	MOVL (SI), SI
+	LEAQ (BX)(SI*4), SI
+	XORQ DI, DI
 
-vector:
+stripe8:
+	CMPQ       R8, $0x00000040
+	JL         stripe4
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
+	MOVQ       128(AX), R10
+	TESTQ      R10, R10
+	JE         stripe8term0
+	MOVQ       144(AX), R12
+	VMASKMOVPS (R12), Y1, Y10
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     (R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     32(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y3, Y3
+	VMOVUPS    64(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     64(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y4, Y4
+	VMOVUPS    96(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     96(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y5, Y5
+	VMOVUPS    128(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     128(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y6, Y6
+	VMOVUPS    160(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     160(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y7, Y7
+	VMOVUPS    192(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     192(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y8, Y8
+	VMOVUPS    224(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     224(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y9, Y9
+
+stripe8term0:
+	MOVQ BX, R9
+	JMP  stripe8more
+
+stripe8row:
+	MOVL       (R9), R10
+	LEAQ       48(R9), R11
+	CMPQ       R11, 80(AX)
+	CMOVQHI    80(AX), R11
+	MOVL       (R11), R11
+	MOVQ       88(AX), R12
+	TESTQ      R12, R12
+	JE         stripe8rows
+	CMPQ       R10, 96(AX)
+	JAE        bad
+	CMPQ       R11, 96(AX)
+	CMOVQCC    R10, R11
+	MOVQ       R10, R13
+	MOVL       (R12)(R10*4), R10
+	MOVL       (R12)(R11*4), R12
+	IMULQ      56(AX), R11
+	ADDQ       48(AX), R11
+	PREFETCHT0 (R11)
+	MOVQ       R12, R11
+	MOVQ       R13, R12
+	IMULQ      56(AX), R12
+	JMP        stripe8weighed
+
+stripe8rows:
+	MOVQ  R9, R12
+	SUBQ  72(AX), R12
+	SHRQ  $0x02, R12
+	IMULQ 56(AX), R12
+
+stripe8weighed:
+	ADDQ       48(AX), R12
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	CMPQ       R10, 16(AX)
+	JA         bad
+	IMULQ      CX, R11
+	ADDQ       DX, R11
+	VMASKMOVPS (R12), Y1, Y10
+	MOVQ       24(AX), R12
+	PREFETCHT0 (R11)(DI*1)
+	VMOVUPS    (R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     (R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     32(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y3, Y3
+	PREFETCHT0 64(R11)(DI*1)
+	VMOVUPS    64(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     64(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y4, Y4
+	VMOVUPS    96(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     96(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y5, Y5
+	PREFETCHT0 128(R11)(DI*1)
+	VMOVUPS    128(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     128(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y6, Y6
+	VMOVUPS    160(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     160(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y7, Y7
+	PREFETCHT0 192(R11)(DI*1)
+	VMOVUPS    192(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     192(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y8, Y8
+	VMOVUPS    224(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     224(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y9, Y9
+	ADDQ       $0x04, R9
+
+stripe8more:
+	CMPQ       R9, SI
+	JB         stripe8row
+	MOVQ       152(AX), R10
+	TESTQ      R10, R10
+	JE         stripe8term1
+	MOVQ       168(AX), R12
+	VMASKMOVPS (R12), Y1, Y10
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     (R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     32(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y3, Y3
+	VMOVUPS    64(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     64(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y4, Y4
+	VMOVUPS    96(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     96(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y5, Y5
+	VMOVUPS    128(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     128(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y6, Y6
+	VMOVUPS    160(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     160(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y7, Y7
+	VMOVUPS    192(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     192(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y8, Y8
+	VMOVUPS    224(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     224(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y9, Y9
+
+stripe8term1:
+	MOVQ       176(AX), R10
+	TESTQ      R10, R10
+	JE         stripe8term2
+	MOVQ       192(AX), R12
+	VMASKMOVPS (R12), Y1, Y10
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     (R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     32(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y3, Y3
+	VMOVUPS    64(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     64(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y4, Y4
+	VMOVUPS    96(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     96(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y5, Y5
+	VMOVUPS    128(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     128(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y6, Y6
+	VMOVUPS    160(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     160(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y7, Y7
+	VMOVUPS    192(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     192(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y8, Y8
+	VMOVUPS    224(R12)(DI*1), Y11
+	VPERMPS    Y10, Y11, Y11
+	VMULPS     224(R10)(DI*1), Y11, Y11
+	VADDPS     Y11, Y9, Y9
+
+stripe8term2:
+	MOVQ     (AX), R12
+	CMPQ     120(AX), $0x00
+	JE       stripe8plain
+	VMOVNTPS Y2, (R12)(DI*1)
+	VMOVNTPS Y3, 32(R12)(DI*1)
+	VMOVNTPS Y4, 64(R12)(DI*1)
+	VMOVNTPS Y5, 96(R12)(DI*1)
+	VMOVNTPS Y6, 128(R12)(DI*1)
+	VMOVNTPS Y7, 160(R12)(DI*1)
+	VMOVNTPS Y8, 192(R12)(DI*1)
+	VMOVNTPS Y9, 224(R12)(DI*1)
+	JMP      stripe8stored
+
+stripe8plain:
+	VMOVUPS Y2, (R12)(DI*1)
+	VMOVUPS Y3, 32(R12)(DI*1)
+	VMOVUPS Y4, 64(R12)(DI*1)
+	VMOVUPS Y5, 96(R12)(DI*1)
+	VMOVUPS Y6, 128(R12)(DI*1)
+	VMOVUPS Y7, 160(R12)(DI*1)
+	VMOVUPS Y8, 192(R12)(DI*1)
+	VMOVUPS Y9, 224(R12)(DI*1)
+
+stripe8stored:
+	ADDQ $0x00000100, DI
+	SUBQ $0x00000040, R8
+	JMP  stripe8
+
+stripe4:
+	CMPQ       R8, $0x00000020
+	JL         stripe2
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	MOVQ       128(AX), R10
+	TESTQ      R10, R10
+	JE         stripe4term0
+	MOVQ       144(AX), R12
+	VMASKMOVPS (R12), Y1, Y6
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     (R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     32(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y3, Y3
+	VMOVUPS    64(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     64(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y4, Y4
+	VMOVUPS    96(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     96(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y5, Y5
+
+stripe4term0:
+	MOVQ BX, R9
+	JMP  stripe4more
+
+stripe4row:
+	MOVL       (R9), R10
+	LEAQ       48(R9), R11
+	CMPQ       R11, 80(AX)
+	CMOVQHI    80(AX), R11
+	MOVL       (R11), R11
+	MOVQ       88(AX), R12
+	TESTQ      R12, R12
+	JE         stripe4rows
+	CMPQ       R10, 96(AX)
+	JAE        bad
+	CMPQ       R11, 96(AX)
+	CMOVQCC    R10, R11
+	MOVQ       R10, R13
+	MOVL       (R12)(R10*4), R10
+	MOVL       (R12)(R11*4), R12
+	IMULQ      56(AX), R11
+	ADDQ       48(AX), R11
+	PREFETCHT0 (R11)
+	MOVQ       R12, R11
+	MOVQ       R13, R12
+	IMULQ      56(AX), R12
+	JMP        stripe4weighed
+
+stripe4rows:
+	MOVQ  R9, R12
+	SUBQ  72(AX), R12
+	SHRQ  $0x02, R12
+	IMULQ 56(AX), R12
+
+stripe4weighed:
+	ADDQ       48(AX), R12
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	CMPQ       R10, 16(AX)
+	JA         bad
+	IMULQ      CX, R11
+	ADDQ       DX, R11
+	VMASKMOVPS (R12), Y1, Y6
+	MOVQ       24(AX), R12
+	PREFETCHT0 (R11)(DI*1)
+	VMOVUPS    (R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     (R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     32(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y3, Y3
+	PREFETCHT0 64(R11)(DI*1)
+	VMOVUPS    64(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     64(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y4, Y4
+	VMOVUPS    96(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     96(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y5, Y5
+	ADDQ       $0x04, R9
+
+stripe4more:
+	CMPQ       R9, SI
+	JB         stripe4row
+	MOVQ       152(AX), R10
+	TESTQ      R10, R10
+	JE         stripe4term1
+	MOVQ       168(AX), R12
+	VMASKMOVPS (R12), Y1, Y6
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     (R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     32(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y3, Y3
+	VMOVUPS    64(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     64(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y4, Y4
+	VMOVUPS    96(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     96(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y5, Y5
+
+stripe4term1:
+	MOVQ       176(AX), R10
+	TESTQ      R10, R10
+	JE         stripe4term2
+	MOVQ       192(AX), R12
+	VMASKMOVPS (R12), Y1, Y6
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     (R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     32(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y3, Y3
+	VMOVUPS    64(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     64(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y4, Y4
+	VMOVUPS    96(R12)(DI*1), Y7
+	VPERMPS    Y6, Y7, Y7
+	VMULPS     96(R10)(DI*1), Y7, Y7
+	VADDPS     Y7, Y5, Y5
+
+stripe4term2:
+	MOVQ     (AX), R12
+	CMPQ     120(AX), $0x00
+	JE       stripe4plain
+	VMOVNTPS Y2, (R12)(DI*1)
+	VMOVNTPS Y3, 32(R12)(DI*1)
+	VMOVNTPS Y4, 64(R12)(DI*1)
+	VMOVNTPS Y5, 96(R12)(DI*1)
+	JMP      stripe4stored
+
+stripe4plain:
+	VMOVUPS Y2, (R12)(DI*1)
+	VMOVUPS Y3, 32(R12)(DI*1)
+	VMOVUPS Y4, 64(R12)(DI*1)
+	VMOVUPS Y5, 96(R12)(DI*1)
+
+stripe4stored:
+	ADDQ $0x00000080, DI
+	SUBQ $0x00000020, R8
+	JMP  stripe4
+
+stripe2:
 	CMPQ       R8, $0x00000010
-	JL         scalar
-	PREFETCHT1 (AX)
-	VMULPS     (DX), Z0, Z1
-	VADDPS     (CX), Z1, Z1
-	VMOVUPS    Z1, (CX)
-	ADDQ       $0x00000040, AX
-	ADDQ       $0x00000040, DX
-	ADDQ       $0x00000040, CX
-	SUBQ       $0x00000010, R8
-	JMP        vector
+	JL         stripe1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	MOVQ       128(AX), R10
+	TESTQ      R10, R10
+	JE         stripe2term0
+	MOVQ       144(AX), R12
+	VMASKMOVPS (R12), Y1, Y4
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y5
+	VPERMPS    Y4, Y5, Y5
+	VMULPS     (R10)(DI*1), Y5, Y5
+	VADDPS     Y5, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y5
+	VPERMPS    Y4, Y5, Y5
+	VMULPS     32(R10)(DI*1), Y5, Y5
+	VADDPS     Y5, Y3, Y3
 
-scalar:
-	TESTQ  R8, R8
-	JE     next
-	VMULSS (DX), X0, X1
-	VADDSS (CX), X1, X1
-	VMOVSS X1, (CX)
-	ADDQ   $0x00000004, AX
-	ADDQ   $0x00000004, DX
-	ADDQ   $0x00000004, CX
-	DECQ   R8
-	JMP    scalar
+stripe2term0:
+	MOVQ BX, R9
+	JMP  stripe2more
 
-next:
-	ADDQ $0x00000004, BX
-	DECQ SI
-	JMP  head
+stripe2row:
+	MOVL       (R9), R10
+	LEAQ       48(R9), R11
+	CMPQ       R11, 80(AX)
+	CMOVQHI    80(AX), R11
+	MOVL       (R11), R11
+	MOVQ       88(AX), R12
+	TESTQ      R12, R12
+	JE         stripe2rows
+	CMPQ       R10, 96(AX)
+	JAE        bad
+	CMPQ       R11, 96(AX)
+	CMOVQCC    R10, R11
+	MOVQ       R10, R13
+	MOVL       (R12)(R10*4), R10
+	MOVL       (R12)(R11*4), R12
+	IMULQ      56(AX), R11
+	ADDQ       48(AX), R11
+	PREFETCHT0 (R11)
+	MOVQ       R12, R11
+	MOVQ       R13, R12
+	IMULQ      56(AX), R12
+	JMP        stripe2weighed
+
+stripe2rows:
+	MOVQ  R9, R12
+	SUBQ  72(AX), R12
+	SHRQ  $0x02, R12
+	IMULQ 56(AX), R12
+
+stripe2weighed:
+	ADDQ       48(AX), R12
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	CMPQ       R10, 16(AX)
+	JA         bad
+	IMULQ      CX, R11
+	ADDQ       DX, R11
+	VMASKMOVPS (R12), Y1, Y4
+	MOVQ       24(AX), R12
+	PREFETCHT0 (R11)(DI*1)
+	VMOVUPS    (R12)(DI*1), Y5
+	VPERMPS    Y4, Y5, Y5
+	VMULPS     (R10)(DI*1), Y5, Y5
+	VADDPS     Y5, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y5
+	VPERMPS    Y4, Y5, Y5
+	VMULPS     32(R10)(DI*1), Y5, Y5
+	VADDPS     Y5, Y3, Y3
+	ADDQ       $0x04, R9
+
+stripe2more:
+	CMPQ       R9, SI
+	JB         stripe2row
+	MOVQ       152(AX), R10
+	TESTQ      R10, R10
+	JE         stripe2term1
+	MOVQ       168(AX), R12
+	VMASKMOVPS (R12), Y1, Y4
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y5
+	VPERMPS    Y4, Y5, Y5
+	VMULPS     (R10)(DI*1), Y5, Y5
+	VADDPS     Y5, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y5
+	VPERMPS    Y4, Y5, Y5
+	VMULPS     32(R10)(DI*1), Y5, Y5
+	VADDPS     Y5, Y3, Y3
+
+stripe2term1:
+	MOVQ       176(AX), R10
+	TESTQ      R10, R10
+	JE         stripe2term2
+	MOVQ       192(AX), R12
+	VMASKMOVPS (R12), Y1, Y4
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y5
+	VPERMPS    Y4, Y5, Y5
+	VMULPS     (R10)(DI*1), Y5, Y5
+	VADDPS     Y5, Y2, Y2
+	VMOVUPS    32(R12)(DI*1), Y5
+	VPERMPS    Y4, Y5, Y5
+	VMULPS     32(R10)(DI*1), Y5, Y5
+	VADDPS     Y5, Y3, Y3
+
+stripe2term2:
+	MOVQ     (AX), R12
+	CMPQ     120(AX), $0x00
+	JE       stripe2plain
+	VMOVNTPS Y2, (R12)(DI*1)
+	VMOVNTPS Y3, 32(R12)(DI*1)
+	JMP      stripe2stored
+
+stripe2plain:
+	VMOVUPS Y2, (R12)(DI*1)
+	VMOVUPS Y3, 32(R12)(DI*1)
+
+stripe2stored:
+	ADDQ $0x00000040, DI
+	SUBQ $0x00000010, R8
+	JMP  stripe2
+
+stripe1:
+	CMPQ       R8, $0x00000008
+	JL         stripe0
+	VXORPS     Y2, Y2, Y2
+	MOVQ       128(AX), R10
+	TESTQ      R10, R10
+	JE         stripe1term0
+	MOVQ       144(AX), R12
+	VMASKMOVPS (R12), Y1, Y3
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y4
+	VPERMPS    Y3, Y4, Y4
+	VMULPS     (R10)(DI*1), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+
+stripe1term0:
+	MOVQ BX, R9
+	JMP  stripe1more
+
+stripe1row:
+	MOVL       (R9), R10
+	LEAQ       48(R9), R11
+	CMPQ       R11, 80(AX)
+	CMOVQHI    80(AX), R11
+	MOVL       (R11), R11
+	MOVQ       88(AX), R12
+	TESTQ      R12, R12
+	JE         stripe1rows
+	CMPQ       R10, 96(AX)
+	JAE        bad
+	CMPQ       R11, 96(AX)
+	CMOVQCC    R10, R11
+	MOVQ       R10, R13
+	MOVL       (R12)(R10*4), R10
+	MOVL       (R12)(R11*4), R12
+	IMULQ      56(AX), R11
+	ADDQ       48(AX), R11
+	PREFETCHT0 (R11)
+	MOVQ       R12, R11
+	MOVQ       R13, R12
+	IMULQ      56(AX), R12
+	JMP        stripe1weighed
+
+stripe1rows:
+	MOVQ  R9, R12
+	SUBQ  72(AX), R12
+	SHRQ  $0x02, R12
+	IMULQ 56(AX), R12
+
+stripe1weighed:
+	ADDQ       48(AX), R12
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	CMPQ       R10, 16(AX)
+	JA         bad
+	IMULQ      CX, R11
+	ADDQ       DX, R11
+	VMASKMOVPS (R12), Y1, Y3
+	MOVQ       24(AX), R12
+	PREFETCHT0 (R11)(DI*1)
+	VMOVUPS    (R12)(DI*1), Y4
+	VPERMPS    Y3, Y4, Y4
+	VMULPS     (R10)(DI*1), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	ADDQ       $0x04, R9
+
+stripe1more:
+	CMPQ       R9, SI
+	JB         stripe1row
+	MOVQ       152(AX), R10
+	TESTQ      R10, R10
+	JE         stripe1term1
+	MOVQ       168(AX), R12
+	VMASKMOVPS (R12), Y1, Y3
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y4
+	VPERMPS    Y3, Y4, Y4
+	VMULPS     (R10)(DI*1), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+
+stripe1term1:
+	MOVQ       176(AX), R10
+	TESTQ      R10, R10
+	JE         stripe1term2
+	MOVQ       192(AX), R12
+	VMASKMOVPS (R12), Y1, Y3
+	MOVQ       24(AX), R12
+	VMOVUPS    (R12)(DI*1), Y4
+	VPERMPS    Y3, Y4, Y4
+	VMULPS     (R10)(DI*1), Y4, Y4
+	VADDPS     Y4, Y2, Y2
+
+stripe1term2:
+	MOVQ     (AX), R12
+	CMPQ     120(AX), $0x00
+	JE       stripe1plain
+	VMOVNTPS Y2, (R12)(DI*1)
+	JMP      stripe1stored
+
+stripe1plain:
+	VMOVUPS Y2, (R12)(DI*1)
+
+stripe1stored:
+	ADDQ $0x00000020, DI
+	SUBQ $0x00000008, R8
+	JMP  stripe1
+
+stripe0:
+	TESTQ      R8, R8
+	JE         listed
+	VXORPS     Y2, Y2, Y2
+	MOVQ       128(AX), R8
+	TESTQ      R8, R8
+	JE         stripe0term0
+	MOVQ       144(AX), R9
+	VMASKMOVPS (R9), Y1, Y3
+	MOVQ       24(AX), R9
+	VMASKMOVPS (R9)(DI*1), Y0, Y4
+	VPERMPS    Y3, Y4, Y4
+	VMASKMOVPS (R8)(DI*1), Y0, Y3
+	VMULPS     Y3, Y4, Y4
+	VADDPS     Y4, Y2, Y2
+
+stripe0term0:
+	JMP stripe0more
+
+stripe0row:
+	MOVL       (BX), R8
+	LEAQ       48(BX), R10
+	CMPQ       R10, 80(AX)
+	CMOVQHI    80(AX), R10
+	MOVL       (R10), R10
+	MOVQ       88(AX), R9
+	TESTQ      R9, R9
+	JE         stripe0rows
+	CMPQ       R8, 96(AX)
+	JAE        bad
+	CMPQ       R10, 96(AX)
+	CMOVQCC    R8, R10
+	MOVQ       R8, R11
+	MOVL       (R9)(R8*4), R8
+	MOVL       (R9)(R10*4), R9
+	IMULQ      56(AX), R10
+	ADDQ       48(AX), R10
+	PREFETCHT0 (R10)
+	MOVQ       R9, R10
+	MOVQ       R11, R9
+	IMULQ      56(AX), R9
+	JMP        stripe0weighed
+
+stripe0rows:
+	MOVQ  BX, R9
+	SUBQ  72(AX), R9
+	SHRQ  $0x02, R9
+	IMULQ 56(AX), R9
+
+stripe0weighed:
+	ADDQ       48(AX), R9
+	IMULQ      CX, R8
+	ADDQ       DX, R8
+	CMPQ       R8, 16(AX)
+	JA         bad
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	VMASKMOVPS (R9), Y1, Y3
+	MOVQ       24(AX), R9
+	PREFETCHT0 (R10)(DI*1)
+	VMASKMOVPS (R9)(DI*1), Y0, Y4
+	VPERMPS    Y3, Y4, Y4
+	VMASKMOVPS (R8)(DI*1), Y0, Y3
+	VMULPS     Y3, Y4, Y4
+	VADDPS     Y4, Y2, Y2
+	ADDQ       $0x04, BX
+
+stripe0more:
+	CMPQ       BX, SI
+	JB         stripe0row
+	MOVQ       152(AX), R8
+	TESTQ      R8, R8
+	JE         stripe0term1
+	MOVQ       168(AX), R9
+	VMASKMOVPS (R9), Y1, Y3
+	MOVQ       24(AX), R9
+	VMASKMOVPS (R9)(DI*1), Y0, Y4
+	VPERMPS    Y3, Y4, Y4
+	VMASKMOVPS (R8)(DI*1), Y0, Y3
+	VMULPS     Y3, Y4, Y4
+	VADDPS     Y4, Y2, Y2
+
+stripe0term1:
+	MOVQ       176(AX), R8
+	TESTQ      R8, R8
+	JE         stripe0term2
+	MOVQ       192(AX), R9
+	VMASKMOVPS (R9), Y1, Y3
+	MOVQ       24(AX), R9
+	VMASKMOVPS (R9)(DI*1), Y0, Y4
+	VPERMPS    Y3, Y4, Y4
+	VMASKMOVPS (R8)(DI*1), Y0, Y3
+	VMULPS     Y3, Y4, Y4
+	VADDPS     Y4, Y2, Y2
+
+stripe0term2:
+	MOVQ       (AX), R9
+	VMASKMOVPS Y2, Y0, (R9)(DI*1)
+
+listed:
+	MOVQ  SI, BX
+	ADDQ  $0x04, 104(AX)
+	ADDQ  CX, (AX)
+	MOVQ  128(AX), SI
+	TESTQ SI, SI
+	JE    term0
+	ADDQ  136(AX), SI
+	MOVQ  SI, 128(AX)
+	MOVQ  56(AX), SI
+	ADDQ  SI, 144(AX)
+
+term0:
+	MOVQ  152(AX), SI
+	TESTQ SI, SI
+	JE    term1
+	ADDQ  160(AX), SI
+	MOVQ  SI, 152(AX)
+	MOVQ  56(AX), SI
+	ADDQ  SI, 168(AX)
+
+term1:
+	MOVQ  176(AX), SI
+	TESTQ SI, SI
+	JE    term2
+	ADDQ  184(AX), SI
+	MOVQ  SI, 176(AX)
+	MOVQ  56(AX), SI
+	ADDQ  SI, 192(AX)
+
+term2:
+	JMP list
+
+bad:
+	XORB AL, AL
+	JMP  end
 
 done:
+	MOVB $0x01, AL
+
+end:
 	VZEROUPPER
+	MOVB AL, ret+8(FP)
+	RET
+
+// func dotHeadsAVX512(a *byte) bool
+// Requires: AVX, AVX512F, BMI2, CMOV, MMX+
+TEXT ·dotHeadsAVX512(SB), NOSPLIT, $0-9
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), CX
+	ANDQ    $0x1f, CX
+	MOVQ    CX, DX
+	XORQ    BX, BX
+	TESTQ   DX, DX
+	CMOVQLT BX, DX
+	MOVQ    $0x00000010, BX
+	CMPQ    DX, BX
+	CMOVQGT BX, DX
+	MOVQ    $-1, BX
+	BZHIQ   DX, BX, BX
+	KMOVW   BX, K1
+	SUBQ    $0x00000010, CX
+	MOVQ    CX, DX
+	XORQ    BX, BX
+	TESTQ   DX, DX
+	CMOVQLT BX, DX
+	MOVQ    $0x00000010, BX
+	CMPQ    DX, BX
+	CMOVQGT BX, DX
+	MOVQ    $-1, BX
+	BZHIQ   DX, BX, BX
+	KMOVW   BX, K2
+	SUBQ    $0x00000010, CX
+	MOVQ    8(AX), CX
+	MOVQ    64(AX), DX
+	MOVQ    16(AX), BX
+	TESTQ   DX, DX
+	JE      row
+
+list:
+	DECQ 96(AX)
+	JL   done
+	MOVQ 88(AX), SI
+	MOVL (SI), SI
+	MOVQ SI, 40(AX)
+	ADDQ $0x04, 88(AX)
+
+row:
+	DECQ    40(AX)
+	JL      listed
+	MOVQ    (AX), SI
+	MOVQ    CX, DI
+	MOVQ    CX, R8
+	TESTQ   DX, DX
+	JE      found
+	MOVL    (DX), DI
+	IMULQ   56(AX), DI
+	ADDQ    CX, DI
+	CMPQ    DI, 80(AX)
+	JA      bad
+	LEAQ    48(DX), R8
+	CMPQ    R8, 72(AX)
+	CMOVQHI 72(AX), R8
+	MOVL    (R8), R8
+	IMULQ   56(AX), R8
+	ADDQ    CX, R8
+	ADDQ    $0x04, DX
+
+found:
+	MOVQ 24(AX), R9
+
+head:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   32(AX), R10
+
+chunk:
+	CMPQ       R10, $0x00000020
+	JL         rest
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VMOVUPS    (SI), Z2
+	VMULPS     (DI), Z2, Z2
+	VADDPS     Z2, Z0, Z0
+	VMOVUPS    64(SI), Z2
+	VMULPS     64(DI), Z2, Z2
+	VADDPS     Z2, Z1, Z1
+	ADDQ       $0x00000080, SI
+	ADDQ       $0x00000080, DI
+	ADDQ       $0x00000080, R8
+	SUBQ       $0x00000020, R10
+	JMP        chunk
+
+rest:
+	TESTQ      R10, R10
+	JE         tree
+	PREFETCHT0 (R8)
+	VMOVUPS.Z  (SI), K1, Z2
+	VMOVUPS.Z  (DI), K1, Z3
+	VMULPS     Z3, Z2, Z2
+	VADDPS     Z2, Z0, Z0
+	VMOVUPS.Z  64(SI), K2, Z2
+	VMOVUPS.Z  64(DI), K2, Z3
+	VMULPS     Z3, Z2, Z2
+	VADDPS     Z2, Z1, Z1
+	LEAQ       (SI)(R10*4), SI
+	LEAQ       (DI)(R10*4), DI
+	LEAQ       (R8)(R10*4), R8
+
+tree:
+	VADDPS        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y2
+	VADDPS        Y2, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X2
+	VADDPS        X2, X0, X0
+	VMOVHLPS      X0, X0, X2
+	VADDPS        X2, X0, X0
+	VMOVSHDUP     X0, X2
+	VADDSS        X2, X0, X0
+	VMOVSS        X0, (BX)
+	ADDQ          $0x04, BX
+	DECQ          R9
+	JNE           head
+	TESTQ         DX, DX
+	JNE           row
+	ADDQ          56(AX), CX
+	MOVQ          48(AX), SI
+	ADDQ          SI, (AX)
+	JMP           row
+
+listed:
+	TESTQ DX, DX
+	JE    done
+	MOVQ  48(AX), SI
+	ADDQ  SI, (AX)
+	JMP   list
+
+bad:
+	XORB AL, AL
+	JMP  end
+
+done:
+	MOVB $0x01, AL
+
+end:
+	VZEROUPPER
+	MOVB AL, ret+8(FP)
+	RET
+
+// func sumHeadsAVX512(a *byte) bool
+// Requires: AVX, AVX512F, BMI2, CMOV, MMX+
+TEXT ·sumHeadsAVX512(SB), NOSPLIT, $0-9
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), CX
+	ANDQ    $0x0000000f, CX
+	XORQ    DX, DX
+	TESTQ   CX, CX
+	CMOVQLT DX, CX
+	MOVQ    $0x00000010, DX
+	CMPQ    CX, DX
+	CMOVQGT DX, CX
+	MOVQ    $-1, DX
+	BZHIQ   CX, DX, DX
+	KMOVW   DX, K1
+	MOVQ    64(AX), CX
+	XORQ    DX, DX
+	TESTQ   CX, CX
+	CMOVQLT DX, CX
+	MOVQ    $0x00000010, DX
+	CMPQ    CX, DX
+	CMOVQGT DX, CX
+	MOVQ    $-1, DX
+	BZHIQ   CX, DX, DX
+	KMOVW   DX, K2
+	MOVQ    40(AX), CX
+	MOVQ    8(AX), DX
+	MOVQ    72(AX), BX
+
+list:
+	DECQ 112(AX)
+	JL   done
+	MOVQ 32(AX), R8
+	MOVQ 104(AX), SI
+	MOVL (SI), SI
+	LEAQ (BX)(SI*4), SI
+	XORQ DI, DI
+
+stripe16:
+	CMPQ      R8, $0x00000100
+	JL        stripe8
+	VPXORD    Z0, Z0, Z0
+	VPXORD    Z1, Z1, Z1
+	VPXORD    Z2, Z2, Z2
+	VPXORD    Z3, Z3, Z3
+	VPXORD    Z4, Z4, Z4
+	VPXORD    Z5, Z5, Z5
+	VPXORD    Z6, Z6, Z6
+	VPXORD    Z7, Z7, Z7
+	VPXORD    Z8, Z8, Z8
+	VPXORD    Z9, Z9, Z9
+	VPXORD    Z10, Z10, Z10
+	VPXORD    Z11, Z11, Z11
+	VPXORD    Z12, Z12, Z12
+	VPXORD    Z13, Z13, Z13
+	VPXORD    Z14, Z14, Z14
+	VPXORD    Z15, Z15, Z15
+	MOVQ      128(AX), R10
+	TESTQ     R10, R10
+	JE        stripe16term0
+	MOVQ      144(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+	VMOVUPS   128(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    128(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z2, Z2
+	VMOVUPS   192(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    192(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z3, Z3
+	VMOVUPS   256(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    256(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z4, Z4
+	VMOVUPS   320(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    320(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z5, Z5
+	VMOVUPS   384(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    384(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z6, Z6
+	VMOVUPS   448(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    448(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z7, Z7
+	VMOVUPS   512(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    512(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z8, Z8
+	VMOVUPS   576(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    576(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z9, Z9
+	VMOVUPS   640(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    640(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z10, Z10
+	VMOVUPS   704(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    704(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z11, Z11
+	VMOVUPS   768(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    768(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z12, Z12
+	VMOVUPS   832(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    832(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z13, Z13
+	VMOVUPS   896(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    896(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z14, Z14
+	VMOVUPS   960(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    960(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z15, Z15
+
+stripe16term0:
+	MOVQ BX, R9
+	JMP  stripe16more
+
+stripe16row:
+	MOVL       (R9), R10
+	LEAQ       48(R9), R11
+	CMPQ       R11, 80(AX)
+	CMOVQHI    80(AX), R11
+	MOVL       (R11), R11
+	MOVQ       88(AX), R12
+	TESTQ      R12, R12
+	JE         stripe16rows
+	CMPQ       R10, 96(AX)
+	JAE        bad
+	CMPQ       R11, 96(AX)
+	CMOVQCC    R10, R11
+	MOVQ       R10, R13
+	MOVL       (R12)(R10*4), R10
+	MOVL       (R12)(R11*4), R12
+	IMULQ      56(AX), R11
+	ADDQ       48(AX), R11
+	PREFETCHT0 (R11)
+	MOVQ       R12, R11
+	MOVQ       R13, R12
+	IMULQ      56(AX), R12
+	JMP        stripe16weighed
+
+stripe16rows:
+	MOVQ  R9, R12
+	SUBQ  72(AX), R12
+	SHRQ  $0x02, R12
+	IMULQ 56(AX), R12
+
+stripe16weighed:
+	ADDQ       48(AX), R12
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	CMPQ       R10, 16(AX)
+	JA         bad
+	IMULQ      CX, R11
+	ADDQ       DX, R11
+	VMOVUPS.Z  (R12), K2, Z16
+	MOVQ       24(AX), R12
+	PREFETCHT0 (R11)(DI*1)
+	VMOVUPS    (R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     (R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z0, Z0
+	PREFETCHT0 64(R11)(DI*1)
+	VMOVUPS    64(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     64(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z1, Z1
+	PREFETCHT0 128(R11)(DI*1)
+	VMOVUPS    128(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     128(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z2, Z2
+	PREFETCHT0 192(R11)(DI*1)
+	VMOVUPS    192(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     192(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z3, Z3
+	PREFETCHT0 256(R11)(DI*1)
+	VMOVUPS    256(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     256(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z4, Z4
+	PREFETCHT0 320(R11)(DI*1)
+	VMOVUPS    320(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     320(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z5, Z5
+	PREFETCHT0 384(R11)(DI*1)
+	VMOVUPS    384(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     384(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z6, Z6
+	PREFETCHT0 448(R11)(DI*1)
+	VMOVUPS    448(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     448(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z7, Z7
+	PREFETCHT0 512(R11)(DI*1)
+	VMOVUPS    512(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     512(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z8, Z8
+	PREFETCHT0 576(R11)(DI*1)
+	VMOVUPS    576(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     576(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z9, Z9
+	PREFETCHT0 640(R11)(DI*1)
+	VMOVUPS    640(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     640(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z10, Z10
+	PREFETCHT0 704(R11)(DI*1)
+	VMOVUPS    704(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     704(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z11, Z11
+	PREFETCHT0 768(R11)(DI*1)
+	VMOVUPS    768(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     768(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z12, Z12
+	PREFETCHT0 832(R11)(DI*1)
+	VMOVUPS    832(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     832(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z13, Z13
+	PREFETCHT0 896(R11)(DI*1)
+	VMOVUPS    896(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     896(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z14, Z14
+	PREFETCHT0 960(R11)(DI*1)
+	VMOVUPS    960(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     960(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z15, Z15
+	ADDQ       $0x04, R9
+
+stripe16more:
+	CMPQ      R9, SI
+	JB        stripe16row
+	MOVQ      152(AX), R10
+	TESTQ     R10, R10
+	JE        stripe16term1
+	MOVQ      168(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+	VMOVUPS   128(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    128(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z2, Z2
+	VMOVUPS   192(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    192(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z3, Z3
+	VMOVUPS   256(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    256(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z4, Z4
+	VMOVUPS   320(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    320(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z5, Z5
+	VMOVUPS   384(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    384(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z6, Z6
+	VMOVUPS   448(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    448(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z7, Z7
+	VMOVUPS   512(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    512(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z8, Z8
+	VMOVUPS   576(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    576(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z9, Z9
+	VMOVUPS   640(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    640(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z10, Z10
+	VMOVUPS   704(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    704(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z11, Z11
+	VMOVUPS   768(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    768(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z12, Z12
+	VMOVUPS   832(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    832(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z13, Z13
+	VMOVUPS   896(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    896(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z14, Z14
+	VMOVUPS   960(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    960(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z15, Z15
+
+stripe16term1:
+	MOVQ      176(AX), R10
+	TESTQ     R10, R10
+	JE        stripe16term2
+	MOVQ      192(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+	VMOVUPS   128(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    128(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z2, Z2
+	VMOVUPS   192(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    192(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z3, Z3
+	VMOVUPS   256(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    256(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z4, Z4
+	VMOVUPS   320(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    320(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z5, Z5
+	VMOVUPS   384(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    384(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z6, Z6
+	VMOVUPS   448(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    448(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z7, Z7
+	VMOVUPS   512(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    512(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z8, Z8
+	VMOVUPS   576(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    576(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z9, Z9
+	VMOVUPS   640(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    640(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z10, Z10
+	VMOVUPS   704(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    704(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z11, Z11
+	VMOVUPS   768(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    768(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z12, Z12
+	VMOVUPS   832(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    832(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z13, Z13
+	VMOVUPS   896(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    896(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z14, Z14
+	VMOVUPS   960(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    960(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z15, Z15
+
+stripe16term2:
+	MOVQ     (AX), R12
+	CMPQ     120(AX), $0x00
+	JE       stripe16plain
+	VMOVNTPS Z0, (R12)(DI*1)
+	VMOVNTPS Z1, 64(R12)(DI*1)
+	VMOVNTPS Z2, 128(R12)(DI*1)
+	VMOVNTPS Z3, 192(R12)(DI*1)
+	VMOVNTPS Z4, 256(R12)(DI*1)
+	VMOVNTPS Z5, 320(R12)(DI*1)
+	VMOVNTPS Z6, 384(R12)(DI*1)
+	VMOVNTPS Z7, 448(R12)(DI*1)
+	VMOVNTPS Z8, 512(R12)(DI*1)
+	VMOVNTPS Z9, 576(R12)(DI*1)
+	VMOVNTPS Z10, 640(R12)(DI*1)
+	VMOVNTPS Z11, 704(R12)(DI*1)
+	VMOVNTPS Z12, 768(R12)(DI*1)
+	VMOVNTPS Z13, 832(R12)(DI*1)
+	VMOVNTPS Z14, 896(R12)(DI*1)
+	VMOVNTPS Z15, 960(R12)(DI*1)
+	JMP      stripe16stored
+
+stripe16plain:
+	VMOVUPS Z0, (R12)(DI*1)
+	VMOVUPS Z1, 64(R12)(DI*1)
+	VMOVUPS Z2, 128(R12)(DI*1)
+	VMOVUPS Z3, 192(R12)(DI*1)
+	VMOVUPS Z4, 256(R12)(DI*1)
+	VMOVUPS Z5, 320(R12)(DI*1)
+	VMOVUPS Z6, 384(R12)(DI*1)
+	VMOVUPS Z7, 448(R12)(DI*1)
+	VMOVUPS Z8, 512(R12)(DI*1)
+	VMOVUPS Z9, 576(R12)(DI*1)
+	VMOVUPS Z10, 640(R12)(DI*1)
+	VMOVUPS Z11, 704(R12)(DI*1)
+	VMOVUPS Z12, 768(R12)(DI*1)
+	VMOVUPS Z13, 832(R12)(DI*1)
+	VMOVUPS Z14, 896(R12)(DI*1)
+	VMOVUPS Z15, 960(R12)(DI*1)
+
+stripe16stored:
+	ADDQ $0x00000400, DI
+	SUBQ $0x00000100, R8
+	JMP  stripe16
+
+stripe8:
+	CMPQ      R8, $0x00000080
+	JL        stripe4
+	VPXORD    Z0, Z0, Z0
+	VPXORD    Z1, Z1, Z1
+	VPXORD    Z2, Z2, Z2
+	VPXORD    Z3, Z3, Z3
+	VPXORD    Z4, Z4, Z4
+	VPXORD    Z5, Z5, Z5
+	VPXORD    Z6, Z6, Z6
+	VPXORD    Z7, Z7, Z7
+	MOVQ      128(AX), R10
+	TESTQ     R10, R10
+	JE        stripe8term0
+	MOVQ      144(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+	VMOVUPS   128(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    128(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z2, Z2
+	VMOVUPS   192(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    192(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z3, Z3
+	VMOVUPS   256(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    256(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z4, Z4
+	VMOVUPS   320(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    320(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z5, Z5
+	VMOVUPS   384(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    384(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z6, Z6
+	VMOVUPS   448(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    448(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z7, Z7
+
+stripe8term0:
+	MOVQ BX, R9
+	JMP  stripe8more
+
+stripe8row:
+	MOVL       (R9), R10
+	LEAQ       48(R9), R11
+	CMPQ       R11, 80(AX)
+	CMOVQHI    80(AX), R11
+	MOVL       (R11), R11
+	MOVQ       88(AX), R12
+	TESTQ      R12, R12
+	JE         stripe8rows
+	CMPQ       R10, 96(AX)
+	JAE        bad
+	CMPQ       R11, 96(AX)
+	CMOVQCC    R10, R11
+	MOVQ       R10, R13
+	MOVL       (R12)(R10*4), R10
+	MOVL       (R12)(R11*4), R12
+	IMULQ      56(AX), R11
+	ADDQ       48(AX), R11
+	PREFETCHT0 (R11)
+	MOVQ       R12, R11
+	MOVQ       R13, R12
+	IMULQ      56(AX), R12
+	JMP        stripe8weighed
+
+stripe8rows:
+	MOVQ  R9, R12
+	SUBQ  72(AX), R12
+	SHRQ  $0x02, R12
+	IMULQ 56(AX), R12
+
+stripe8weighed:
+	ADDQ       48(AX), R12
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	CMPQ       R10, 16(AX)
+	JA         bad
+	IMULQ      CX, R11
+	ADDQ       DX, R11
+	VMOVUPS.Z  (R12), K2, Z16
+	MOVQ       24(AX), R12
+	PREFETCHT0 (R11)(DI*1)
+	VMOVUPS    (R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     (R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z0, Z0
+	PREFETCHT0 64(R11)(DI*1)
+	VMOVUPS    64(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     64(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z1, Z1
+	PREFETCHT0 128(R11)(DI*1)
+	VMOVUPS    128(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     128(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z2, Z2
+	PREFETCHT0 192(R11)(DI*1)
+	VMOVUPS    192(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     192(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z3, Z3
+	PREFETCHT0 256(R11)(DI*1)
+	VMOVUPS    256(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     256(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z4, Z4
+	PREFETCHT0 320(R11)(DI*1)
+	VMOVUPS    320(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     320(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z5, Z5
+	PREFETCHT0 384(R11)(DI*1)
+	VMOVUPS    384(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     384(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z6, Z6
+	PREFETCHT0 448(R11)(DI*1)
+	VMOVUPS    448(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     448(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z7, Z7
+	ADDQ       $0x04, R9
+
+stripe8more:
+	CMPQ      R9, SI
+	JB        stripe8row
+	MOVQ      152(AX), R10
+	TESTQ     R10, R10
+	JE        stripe8term1
+	MOVQ      168(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+	VMOVUPS   128(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    128(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z2, Z2
+	VMOVUPS   192(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    192(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z3, Z3
+	VMOVUPS   256(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    256(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z4, Z4
+	VMOVUPS   320(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    320(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z5, Z5
+	VMOVUPS   384(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    384(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z6, Z6
+	VMOVUPS   448(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    448(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z7, Z7
+
+stripe8term1:
+	MOVQ      176(AX), R10
+	TESTQ     R10, R10
+	JE        stripe8term2
+	MOVQ      192(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+	VMOVUPS   128(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    128(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z2, Z2
+	VMOVUPS   192(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    192(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z3, Z3
+	VMOVUPS   256(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    256(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z4, Z4
+	VMOVUPS   320(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    320(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z5, Z5
+	VMOVUPS   384(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    384(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z6, Z6
+	VMOVUPS   448(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    448(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z7, Z7
+
+stripe8term2:
+	MOVQ     (AX), R12
+	CMPQ     120(AX), $0x00
+	JE       stripe8plain
+	VMOVNTPS Z0, (R12)(DI*1)
+	VMOVNTPS Z1, 64(R12)(DI*1)
+	VMOVNTPS Z2, 128(R12)(DI*1)
+	VMOVNTPS Z3, 192(R12)(DI*1)
+	VMOVNTPS Z4, 256(R12)(DI*1)
+	VMOVNTPS Z5, 320(R12)(DI*1)
+	VMOVNTPS Z6, 384(R12)(DI*1)
+	VMOVNTPS Z7, 448(R12)(DI*1)
+	JMP      stripe8stored
+
+stripe8plain:
+	VMOVUPS Z0, (R12)(DI*1)
+	VMOVUPS Z1, 64(R12)(DI*1)
+	VMOVUPS Z2, 128(R12)(DI*1)
+	VMOVUPS Z3, 192(R12)(DI*1)
+	VMOVUPS Z4, 256(R12)(DI*1)
+	VMOVUPS Z5, 320(R12)(DI*1)
+	VMOVUPS Z6, 384(R12)(DI*1)
+	VMOVUPS Z7, 448(R12)(DI*1)
+
+stripe8stored:
+	ADDQ $0x00000200, DI
+	SUBQ $0x00000080, R8
+	JMP  stripe8
+
+stripe4:
+	CMPQ      R8, $0x00000040
+	JL        stripe2
+	VPXORD    Z0, Z0, Z0
+	VPXORD    Z1, Z1, Z1
+	VPXORD    Z2, Z2, Z2
+	VPXORD    Z3, Z3, Z3
+	MOVQ      128(AX), R10
+	TESTQ     R10, R10
+	JE        stripe4term0
+	MOVQ      144(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+	VMOVUPS   128(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    128(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z2, Z2
+	VMOVUPS   192(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    192(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z3, Z3
+
+stripe4term0:
+	MOVQ BX, R9
+	JMP  stripe4more
+
+stripe4row:
+	MOVL       (R9), R10
+	LEAQ       48(R9), R11
+	CMPQ       R11, 80(AX)
+	CMOVQHI    80(AX), R11
+	MOVL       (R11), R11
+	MOVQ       88(AX), R12
+	TESTQ      R12, R12
+	JE         stripe4rows
+	CMPQ       R10, 96(AX)
+	JAE        bad
+	CMPQ       R11, 96(AX)
+	CMOVQCC    R10, R11
+	MOVQ       R10, R13
+	MOVL       (R12)(R10*4), R10
+	MOVL       (R12)(R11*4), R12
+	IMULQ      56(AX), R11
+	ADDQ       48(AX), R11
+	PREFETCHT0 (R11)
+	MOVQ       R12, R11
+	MOVQ       R13, R12
+	IMULQ      56(AX), R12
+	JMP        stripe4weighed
+
+stripe4rows:
+	MOVQ  R9, R12
+	SUBQ  72(AX), R12
+	SHRQ  $0x02, R12
+	IMULQ 56(AX), R12
+
+stripe4weighed:
+	ADDQ       48(AX), R12
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	CMPQ       R10, 16(AX)
+	JA         bad
+	IMULQ      CX, R11
+	ADDQ       DX, R11
+	VMOVUPS.Z  (R12), K2, Z16
+	MOVQ       24(AX), R12
+	PREFETCHT0 (R11)(DI*1)
+	VMOVUPS    (R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     (R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z0, Z0
+	PREFETCHT0 64(R11)(DI*1)
+	VMOVUPS    64(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     64(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z1, Z1
+	PREFETCHT0 128(R11)(DI*1)
+	VMOVUPS    128(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     128(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z2, Z2
+	PREFETCHT0 192(R11)(DI*1)
+	VMOVUPS    192(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     192(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z3, Z3
+	ADDQ       $0x04, R9
+
+stripe4more:
+	CMPQ      R9, SI
+	JB        stripe4row
+	MOVQ      152(AX), R10
+	TESTQ     R10, R10
+	JE        stripe4term1
+	MOVQ      168(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+	VMOVUPS   128(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    128(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z2, Z2
+	VMOVUPS   192(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    192(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z3, Z3
+
+stripe4term1:
+	MOVQ      176(AX), R10
+	TESTQ     R10, R10
+	JE        stripe4term2
+	MOVQ      192(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+	VMOVUPS   128(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    128(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z2, Z2
+	VMOVUPS   192(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    192(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z3, Z3
+
+stripe4term2:
+	MOVQ     (AX), R12
+	CMPQ     120(AX), $0x00
+	JE       stripe4plain
+	VMOVNTPS Z0, (R12)(DI*1)
+	VMOVNTPS Z1, 64(R12)(DI*1)
+	VMOVNTPS Z2, 128(R12)(DI*1)
+	VMOVNTPS Z3, 192(R12)(DI*1)
+	JMP      stripe4stored
+
+stripe4plain:
+	VMOVUPS Z0, (R12)(DI*1)
+	VMOVUPS Z1, 64(R12)(DI*1)
+	VMOVUPS Z2, 128(R12)(DI*1)
+	VMOVUPS Z3, 192(R12)(DI*1)
+
+stripe4stored:
+	ADDQ $0x00000100, DI
+	SUBQ $0x00000040, R8
+	JMP  stripe4
+
+stripe2:
+	CMPQ      R8, $0x00000020
+	JL        stripe1
+	VPXORD    Z0, Z0, Z0
+	VPXORD    Z1, Z1, Z1
+	MOVQ      128(AX), R10
+	TESTQ     R10, R10
+	JE        stripe2term0
+	MOVQ      144(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+
+stripe2term0:
+	MOVQ BX, R9
+	JMP  stripe2more
+
+stripe2row:
+	MOVL       (R9), R10
+	LEAQ       48(R9), R11
+	CMPQ       R11, 80(AX)
+	CMOVQHI    80(AX), R11
+	MOVL       (R11), R11
+	MOVQ       88(AX), R12
+	TESTQ      R12, R12
+	JE         stripe2rows
+	CMPQ       R10, 96(AX)
+	JAE        bad
+	CMPQ       R11, 96(AX)
+	CMOVQCC    R10, R11
+	MOVQ       R10, R13
+	MOVL       (R12)(R10*4), R10
+	MOVL       (R12)(R11*4), R12
+	IMULQ      56(AX), R11
+	ADDQ       48(AX), R11
+	PREFETCHT0 (R11)
+	MOVQ       R12, R11
+	MOVQ       R13, R12
+	IMULQ      56(AX), R12
+	JMP        stripe2weighed
+
+stripe2rows:
+	MOVQ  R9, R12
+	SUBQ  72(AX), R12
+	SHRQ  $0x02, R12
+	IMULQ 56(AX), R12
+
+stripe2weighed:
+	ADDQ       48(AX), R12
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	CMPQ       R10, 16(AX)
+	JA         bad
+	IMULQ      CX, R11
+	ADDQ       DX, R11
+	VMOVUPS.Z  (R12), K2, Z16
+	MOVQ       24(AX), R12
+	PREFETCHT0 (R11)(DI*1)
+	VMOVUPS    (R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     (R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z0, Z0
+	PREFETCHT0 64(R11)(DI*1)
+	VMOVUPS    64(R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     64(R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z1, Z1
+	ADDQ       $0x04, R9
+
+stripe2more:
+	CMPQ      R9, SI
+	JB        stripe2row
+	MOVQ      152(AX), R10
+	TESTQ     R10, R10
+	JE        stripe2term1
+	MOVQ      168(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+
+stripe2term1:
+	MOVQ      176(AX), R10
+	TESTQ     R10, R10
+	JE        stripe2term2
+	MOVQ      192(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+	VMOVUPS   64(R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    64(R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z1, Z1
+
+stripe2term2:
+	MOVQ     (AX), R12
+	CMPQ     120(AX), $0x00
+	JE       stripe2plain
+	VMOVNTPS Z0, (R12)(DI*1)
+	VMOVNTPS Z1, 64(R12)(DI*1)
+	JMP      stripe2stored
+
+stripe2plain:
+	VMOVUPS Z0, (R12)(DI*1)
+	VMOVUPS Z1, 64(R12)(DI*1)
+
+stripe2stored:
+	ADDQ $0x00000080, DI
+	SUBQ $0x00000020, R8
+	JMP  stripe2
+
+stripe1:
+	CMPQ      R8, $0x00000010
+	JL        stripe0
+	VPXORD    Z0, Z0, Z0
+	MOVQ      128(AX), R10
+	TESTQ     R10, R10
+	JE        stripe1term0
+	MOVQ      144(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+
+stripe1term0:
+	MOVQ BX, R9
+	JMP  stripe1more
+
+stripe1row:
+	MOVL       (R9), R10
+	LEAQ       48(R9), R11
+	CMPQ       R11, 80(AX)
+	CMOVQHI    80(AX), R11
+	MOVL       (R11), R11
+	MOVQ       88(AX), R12
+	TESTQ      R12, R12
+	JE         stripe1rows
+	CMPQ       R10, 96(AX)
+	JAE        bad
+	CMPQ       R11, 96(AX)
+	CMOVQCC    R10, R11
+	MOVQ       R10, R13
+	MOVL       (R12)(R10*4), R10
+	MOVL       (R12)(R11*4), R12
+	IMULQ      56(AX), R11
+	ADDQ       48(AX), R11
+	PREFETCHT0 (R11)
+	MOVQ       R12, R11
+	MOVQ       R13, R12
+	IMULQ      56(AX), R12
+	JMP        stripe1weighed
+
+stripe1rows:
+	MOVQ  R9, R12
+	SUBQ  72(AX), R12
+	SHRQ  $0x02, R12
+	IMULQ 56(AX), R12
+
+stripe1weighed:
+	ADDQ       48(AX), R12
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	CMPQ       R10, 16(AX)
+	JA         bad
+	IMULQ      CX, R11
+	ADDQ       DX, R11
+	VMOVUPS.Z  (R12), K2, Z16
+	MOVQ       24(AX), R12
+	PREFETCHT0 (R11)(DI*1)
+	VMOVUPS    (R12)(DI*1), Z17
+	VPERMPS    Z16, Z17, Z17
+	VMULPS     (R10)(DI*1), Z17, Z17
+	VADDPS     Z17, Z0, Z0
+	ADDQ       $0x04, R9
+
+stripe1more:
+	CMPQ      R9, SI
+	JB        stripe1row
+	MOVQ      152(AX), R10
+	TESTQ     R10, R10
+	JE        stripe1term1
+	MOVQ      168(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+
+stripe1term1:
+	MOVQ      176(AX), R10
+	TESTQ     R10, R10
+	JE        stripe1term2
+	MOVQ      192(AX), R12
+	VMOVUPS.Z (R12), K2, Z16
+	MOVQ      24(AX), R12
+	VMOVUPS   (R12)(DI*1), Z17
+	VPERMPS   Z16, Z17, Z17
+	VMULPS    (R10)(DI*1), Z17, Z17
+	VADDPS    Z17, Z0, Z0
+
+stripe1term2:
+	MOVQ     (AX), R12
+	CMPQ     120(AX), $0x00
+	JE       stripe1plain
+	VMOVNTPS Z0, (R12)(DI*1)
+	JMP      stripe1stored
+
+stripe1plain:
+	VMOVUPS Z0, (R12)(DI*1)
+
+stripe1stored:
+	ADDQ $0x00000040, DI
+	SUBQ $0x00000010, R8
+	JMP  stripe1
+
+stripe0:
+	TESTQ     R8, R8
+	JE        listed
+	VPXORD    Z0, Z0, Z0
+	MOVQ      128(AX), R8
+	TESTQ     R8, R8
+	JE        stripe0term0
+	MOVQ      144(AX), R9
+	VMOVUPS.Z (R9), K2, Z16
+	MOVQ      24(AX), R9
+	VMOVUPS.Z (R9)(DI*1), K1, Z17
+	VPERMPS   Z16, Z17, Z17
+	VMOVUPS.Z (R8)(DI*1), K1, Z16
+	VMULPS    Z16, Z17, Z17
+	VADDPS    Z17, Z0, Z0
+
+stripe0term0:
+	JMP stripe0more
+
+stripe0row:
+	MOVL       (BX), R8
+	LEAQ       48(BX), R10
+	CMPQ       R10, 80(AX)
+	CMOVQHI    80(AX), R10
+	MOVL       (R10), R10
+	MOVQ       88(AX), R9
+	TESTQ      R9, R9
+	JE         stripe0rows
+	CMPQ       R8, 96(AX)
+	JAE        bad
+	CMPQ       R10, 96(AX)
+	CMOVQCC    R8, R10
+	MOVQ       R8, R11
+	MOVL       (R9)(R8*4), R8
+	MOVL       (R9)(R10*4), R9
+	IMULQ      56(AX), R10
+	ADDQ       48(AX), R10
+	PREFETCHT0 (R10)
+	MOVQ       R9, R10
+	MOVQ       R11, R9
+	IMULQ      56(AX), R9
+	JMP        stripe0weighed
+
+stripe0rows:
+	MOVQ  BX, R9
+	SUBQ  72(AX), R9
+	SHRQ  $0x02, R9
+	IMULQ 56(AX), R9
+
+stripe0weighed:
+	ADDQ       48(AX), R9
+	IMULQ      CX, R8
+	ADDQ       DX, R8
+	CMPQ       R8, 16(AX)
+	JA         bad
+	IMULQ      CX, R10
+	ADDQ       DX, R10
+	VMOVUPS.Z  (R9), K2, Z16
+	MOVQ       24(AX), R9
+	PREFETCHT0 (R10)(DI*1)
+	VMOVUPS.Z  (R9)(DI*1), K1, Z17
+	VPERMPS    Z16, Z17, Z17
+	VMOVUPS.Z  (R8)(DI*1), K1, Z16
+	VMULPS     Z16, Z17, Z17
+	VADDPS     Z17, Z0, Z0
+	ADDQ       $0x04, BX
+
+stripe0more:
+	CMPQ      BX, SI
+	JB        stripe0row
+	MOVQ      152(AX), R8
+	TESTQ     R8, R8
+	JE        stripe0term1
+	MOVQ      168(AX), R9
+	VMOVUPS.Z (R9), K2, Z16
+	MOVQ      24(AX), R9
+	VMOVUPS.Z (R9)(DI*1), K1, Z17
+	VPERMPS   Z16, Z17, Z17
+	VMOVUPS.Z (R8)(DI*1), K1, Z16
+	VMULPS    Z16, Z17, Z17
+	VADDPS    Z17, Z0, Z0
+
+stripe0term1:
+	MOVQ      176(AX), R8
+	TESTQ     R8, R8
+	JE        stripe0term2
+	MOVQ      192(AX), R9
+	VMOVUPS.Z (R9), K2, Z16
+	MOVQ      24(AX), R9
+	VMOVUPS.Z (R9)(DI*1), K1, Z17
+	VPERMPS   Z16, Z17, Z17
+	VMOVUPS.Z (R8)(DI*1), K1, Z16
+	VMULPS    Z16, Z17, Z17
+	VADDPS    Z17, Z0, Z0
+
+stripe0term2:
+	MOVQ    (AX), R9
+	VMOVUPS Z0, K1, (R9)(DI*1)
+
+listed:
+	MOVQ  SI, BX
+	ADDQ  $0x04, 104(AX)
+	ADDQ  CX, (AX)
+	MOVQ  128(AX), SI
+	TESTQ SI, SI
+	JE    term0
+	ADDQ  136(AX), SI
+	MOVQ  SI, 128(AX)
+	MOVQ  56(AX), SI
+	ADDQ  SI, 144(AX)
+
+term0:
+	MOVQ  152(AX), SI
+	TESTQ SI, SI
+	JE    term1
+	ADDQ  160(AX), SI
+	MOVQ  SI, 152(AX)
+	MOVQ  56(AX), SI
+	ADDQ  SI, 168(AX)
+
+term1:
+	MOVQ  176(AX), SI
+	TESTQ SI, SI
+	JE    term2
+	ADDQ  184(AX), SI
+	MOVQ  SI, 176(AX)
+	MOVQ  56(AX), SI
+	ADDQ  SI, 192(AX)
+
+term2:
+	JMP list
+
+bad:
+	XORB AL, AL
+	JMP  end
+
+done:
+	MOVB $0x01, AL
+
+end:
+	VZEROUPPER
+	MOVB AL, ret+8(FP)
 	RET

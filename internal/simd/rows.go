@@ -3,6 +3,7 @@ package simd
 import (
 	"math"
 	"math/bits"
+	"runtime"
 	"unsafe"
 )
 
@@ -25,11 +26,11 @@ type RowSum struct {
 	// with StoreFence.
 	Stream bool
 
-	partial []float32 // of a list that the assembly adds in parts
+	partial []float32 // AVX2: of a list that is added in parts
 }
 
-// rowsArgs is the assembly's view of SumLists; gen/rows has the offsets. The first fields are about
-// the rows that are added at one time.
+// rowsArgs is the assembly's view of SumLists; gen/rows has the offsets. At AVX2 the first fields
+// are about the rows that are added at one time.
 type rowsArgs struct {
 	out, x               *float32
 	idx                  *uint32
@@ -49,7 +50,7 @@ type rowsArgs struct {
 	allMode         uint64
 }
 
-// sideRows is how many rows the assembly adds at one time.
+// sideRows is how many rows AVX2 adds at one time.
 const sideRows = 8
 
 const (
@@ -111,7 +112,7 @@ func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init 
 	if rows > 0 {
 		a.last = &s.X[len(s.X)-s.Dim]
 	}
-	if most > sideRows {
+	if most > sideRows && l == AVX2 {
 		if len(s.partial) < s.Dim {
 			s.partial = make([]float32, s.Dim)
 		}
@@ -123,7 +124,13 @@ func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init 
 	if s.Stream && (uintptr(unsafe.Pointer(a.allOut))|uintptr(4*s.Dim))%64 == 0 {
 		a.allMode |= modeStream
 	}
-	if !sumLists((*byte)(unsafe.Pointer(&a))) {
+	there := false
+	if l == AVX2 {
+		there = sumListsAVX2((*byte)(unsafe.Pointer(&a)))
+	} else {
+		there = sumListsAVX512((*byte)(unsafe.Pointer(&a)))
+	}
+	if !there {
 		panic("simd: SumLists: a row of a list is not there")
 	}
 }
@@ -325,6 +332,42 @@ func (l Level) PrefetchParts(mem []byte, rows []int64, d Divisor) {
 	}
 	a := prefetchArgs{&mem[0], &rows[0], int64(len(rows)), d.Shift, d.Magic}
 	prefetchParts((*byte)(unsafe.Pointer(&a)))
+}
+
+// readArgs is the assembly's view of ReadRows.
+type readArgs struct {
+	x     *float32
+	pitch int64 // bytes
+	list  *uint32
+	n     int64
+	final *uint32
+	last  *float32
+}
+
+// ReadRows reads one word of each line of the rows of x, each dim float32s and adjacent, that
+// list[lo:hi] names, and does nothing with it: the floor of a kernel that reads those rows in that
+// order. Rows behind hi are asked of memory. ReadRows panics on a row that x does not have.
+func ReadRows(l Level, x []float32, dim int, list []uint32, lo, hi int) {
+	rows := list[lo:hi]
+	if len(rows) == 0 || dim == 0 {
+		return
+	}
+	if l >= AVX2 {
+		a := readArgs{x: &x[0], pitch: int64(4 * dim), list: &rows[0], n: int64(len(rows)),
+			final: &list[len(list)-1], last: &x[len(x)-dim]}
+		if !readRows((*byte)(unsafe.Pointer(&a))) {
+			panic("simd: ReadRows: a row of a list is not there")
+		}
+		return
+	}
+	const line = 16
+	word := float32(0)
+	for _, j := range rows {
+		for row := x[int(j)*dim:][:dim]; len(row) > 0; row = row[min(line, len(row)):] {
+			word = row[0]
+		}
+	}
+	runtime.KeepAlive(word)
 }
 
 // StoreFence orders the stores around the caches before all later ones.

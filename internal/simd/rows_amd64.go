@@ -34,15 +34,25 @@ func adamAVX512(a *byte)
 //go:noescape
 func copyRowsAVX512(a *byte)
 
-// sumLists is SumLists. It returns false where a row is not there.
+// sumListsAVX2 is SumLists. It returns false where a row is not there.
 //
 //go:noescape
-func sumLists(a *byte) bool
+func sumListsAVX2(a *byte) bool
+
+// sumListsAVX512 is SumLists. It returns false where a row is not there.
+//
+//go:noescape
+func sumListsAVX512(a *byte) bool
 
 // prefetchParts is PrefetchParts.
 //
 //go:noescape
 func prefetchParts(a *byte)
+
+// readRows is ReadRows. It returns false where a row is not there.
+//
+//go:noescape
+func readRows(a *byte) bool
 
 // storeFence orders the stores around the caches before all later ones.
 func storeFence()

@@ -652,9 +652,9 @@ done:
 	VZEROUPPER
 	RET
 
-// func sumLists(a *byte) bool
+// func sumListsAVX2(a *byte) bool
 // Requires: AVX, CMOV, MMX+
-TEXT ·sumLists(SB), NOSPLIT, $96-9
+TEXT ·sumListsAVX2(SB), NOSPLIT, $96-9
 	MOVQ    a+0(FP), AX
 	MOVQ    48(AX), CX
 	ANDQ    $0x07, CX
@@ -2163,6 +2163,713 @@ end:
 	MOVB AL, ret+8(FP)
 	RET
 
+// func sumListsAVX512(a *byte) bool
+// Requires: AVX, AVX512F, BMI2, CMOV, MMX+
+TEXT ·sumListsAVX512(SB), NOSPLIT, $0-9
+	MOVQ         a+0(FP), AX
+	MOVQ         8(AX), CX
+	MOVQ         48(AX), DX
+	MOVQ         DX, BX
+	ANDQ         $0x0f, BX
+	MOVQ         $-1, SI
+	BZHIQ        BX, SI, SI
+	KMOVW        SI, K1
+	SHLQ         $0x02, DX
+	MOVQ         56(AX), BX
+	SHLQ         $0x02, BX
+	ADDQ         16(AX), BX
+	SUBQ         $0x04, BX
+	VBROADCASTSS 72(AX), Z2
+
+list:
+	DECQ         104(AX)
+	JL           done
+	MOVQ         120(AX), SI
+	MOVQ         112(AX), DI
+	MOVQ         96(AX), R9
+	MOVL         (R9), R8
+	SHLQ         $0x02, R8
+	ADDQ         16(AX), R8
+	VBROADCASTSS 4(R9), Z0
+	VBROADCASTSS 8(R9), Z1
+	MOVQ         48(AX), R10
+	XORQ         R9, R9
+
+stripe16:
+	CMPQ    R10, $0x00000100
+	JL      stripe8
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	TESTQ   DI, DI
+	JE      stripe16rows
+	VMOVUPS (DI)(R9*1), Z3
+	VMULPS  Z1, Z3, Z3
+	VMOVUPS 64(DI)(R9*1), Z4
+	VMULPS  Z1, Z4, Z4
+	VMOVUPS 128(DI)(R9*1), Z5
+	VMULPS  Z1, Z5, Z5
+	VMOVUPS 192(DI)(R9*1), Z6
+	VMULPS  Z1, Z6, Z6
+	VMOVUPS 256(DI)(R9*1), Z7
+	VMULPS  Z1, Z7, Z7
+	VMOVUPS 320(DI)(R9*1), Z8
+	VMULPS  Z1, Z8, Z8
+	VMOVUPS 384(DI)(R9*1), Z9
+	VMULPS  Z1, Z9, Z9
+	VMOVUPS 448(DI)(R9*1), Z10
+	VMULPS  Z1, Z10, Z10
+	VMOVUPS 512(DI)(R9*1), Z11
+	VMULPS  Z1, Z11, Z11
+	VMOVUPS 576(DI)(R9*1), Z12
+	VMULPS  Z1, Z12, Z12
+	VMOVUPS 640(DI)(R9*1), Z13
+	VMULPS  Z1, Z13, Z13
+	VMOVUPS 704(DI)(R9*1), Z14
+	VMULPS  Z1, Z14, Z14
+	VMOVUPS 768(DI)(R9*1), Z15
+	VMULPS  Z1, Z15, Z15
+	VMOVUPS 832(DI)(R9*1), Z16
+	VMULPS  Z1, Z16, Z16
+	VMOVUPS 896(DI)(R9*1), Z17
+	VMULPS  Z1, Z17, Z17
+	VMOVUPS 960(DI)(R9*1), Z18
+	VMULPS  Z1, Z18, Z18
+
+stripe16rows:
+	MOVQ 16(AX), R11
+	JMP  stripe16more
+
+stripe16row:
+	MOVL        (R11), R12
+	VMOVAPS     Z0, Z19
+	MOVQ        32(AX), R13
+	TESTQ       R13, R13
+	JE          stripe16weighed
+	CMPQ        R12, 88(AX)
+	JAE         bad
+	VMULPS.BCST (R13)(R12*4), Z0, Z19
+
+stripe16weighed:
+	IMULQ      DX, R12
+	ADDQ       CX, R12
+	CMPQ       R12, 80(AX)
+	JA         bad
+	LEAQ       64(R11), R13
+	CMPQ       R13, BX
+	CMOVQHI    BX, R13
+	MOVL       (R13), R13
+	IMULQ      DX, R13
+	ADDQ       CX, R13
+	PREFETCHT0 (R13)(R9*1)
+	VMULPS     (R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z3, Z3
+	PREFETCHT0 64(R13)(R9*1)
+	VMULPS     64(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z4, Z4
+	PREFETCHT0 128(R13)(R9*1)
+	VMULPS     128(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z5, Z5
+	PREFETCHT0 192(R13)(R9*1)
+	VMULPS     192(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z6, Z6
+	PREFETCHT0 256(R13)(R9*1)
+	VMULPS     256(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z7, Z7
+	PREFETCHT0 320(R13)(R9*1)
+	VMULPS     320(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z8, Z8
+	PREFETCHT0 384(R13)(R9*1)
+	VMULPS     384(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z9, Z9
+	PREFETCHT0 448(R13)(R9*1)
+	VMULPS     448(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z10, Z10
+	PREFETCHT0 512(R13)(R9*1)
+	VMULPS     512(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z11, Z11
+	PREFETCHT0 576(R13)(R9*1)
+	VMULPS     576(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z12, Z12
+	PREFETCHT0 640(R13)(R9*1)
+	VMULPS     640(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z13, Z13
+	PREFETCHT0 704(R13)(R9*1)
+	VMULPS     704(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z14, Z14
+	PREFETCHT0 768(R13)(R9*1)
+	VMULPS     768(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z15, Z15
+	PREFETCHT0 832(R13)(R9*1)
+	VMULPS     832(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z16, Z16
+	PREFETCHT0 896(R13)(R9*1)
+	VMULPS     896(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z17, Z17
+	PREFETCHT0 960(R13)(R9*1)
+	VMULPS     960(R12)(R9*1), Z19, Z20
+	VADDPS     Z20, Z18, Z18
+	ADDQ       $0x04, R11
+
+stripe16more:
+	CMPQ     R11, R8
+	JB       stripe16row
+	TESTQ    $0x00000001, 144(AX)
+	JE       stripe16store
+	VPXORD   Z19, Z19, Z19
+	VMOVUPS  (SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z3, K2, Z3
+	VMOVUPS  64(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z4, K2, Z4
+	VMOVUPS  128(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z5, K2, Z5
+	VMOVUPS  192(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z6, K2, Z6
+	VMOVUPS  256(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z7, K2, Z7
+	VMOVUPS  320(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z8, K2, Z8
+	VMOVUPS  384(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z9, K2, Z9
+	VMOVUPS  448(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z10, K2, Z10
+	VMOVUPS  512(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z11, K2, Z11
+	VMOVUPS  576(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z12, K2, Z12
+	VMOVUPS  640(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z13, K2, Z13
+	VMOVUPS  704(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z14, K2, Z14
+	VMOVUPS  768(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z15, K2, Z15
+	VMOVUPS  832(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z16, K2, Z16
+	VMOVUPS  896(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z17, K2, Z17
+	VMOVUPS  960(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z19, Z20, K2
+	VMULPS.Z Z2, Z18, K2, Z18
+
+stripe16store:
+	TESTQ    $0x00000002, 144(AX)
+	JE       stripe16plain
+	VMOVNTPS Z3, (SI)(R9*1)
+	VMOVNTPS Z4, 64(SI)(R9*1)
+	VMOVNTPS Z5, 128(SI)(R9*1)
+	VMOVNTPS Z6, 192(SI)(R9*1)
+	VMOVNTPS Z7, 256(SI)(R9*1)
+	VMOVNTPS Z8, 320(SI)(R9*1)
+	VMOVNTPS Z9, 384(SI)(R9*1)
+	VMOVNTPS Z10, 448(SI)(R9*1)
+	VMOVNTPS Z11, 512(SI)(R9*1)
+	VMOVNTPS Z12, 576(SI)(R9*1)
+	VMOVNTPS Z13, 640(SI)(R9*1)
+	VMOVNTPS Z14, 704(SI)(R9*1)
+	VMOVNTPS Z15, 768(SI)(R9*1)
+	VMOVNTPS Z16, 832(SI)(R9*1)
+	VMOVNTPS Z17, 896(SI)(R9*1)
+	VMOVNTPS Z18, 960(SI)(R9*1)
+	JMP      stripe16stored
+
+stripe16plain:
+	VMOVUPS Z3, (SI)(R9*1)
+	VMOVUPS Z4, 64(SI)(R9*1)
+	VMOVUPS Z5, 128(SI)(R9*1)
+	VMOVUPS Z6, 192(SI)(R9*1)
+	VMOVUPS Z7, 256(SI)(R9*1)
+	VMOVUPS Z8, 320(SI)(R9*1)
+	VMOVUPS Z9, 384(SI)(R9*1)
+	VMOVUPS Z10, 448(SI)(R9*1)
+	VMOVUPS Z11, 512(SI)(R9*1)
+	VMOVUPS Z12, 576(SI)(R9*1)
+	VMOVUPS Z13, 640(SI)(R9*1)
+	VMOVUPS Z14, 704(SI)(R9*1)
+	VMOVUPS Z15, 768(SI)(R9*1)
+	VMOVUPS Z16, 832(SI)(R9*1)
+	VMOVUPS Z17, 896(SI)(R9*1)
+	VMOVUPS Z18, 960(SI)(R9*1)
+
+stripe16stored:
+	ADDQ $0x00000400, R9
+	SUBQ $0x00000100, R10
+	JMP  stripe16
+
+stripe8:
+	CMPQ    R10, $0x00000080
+	JL      stripe4
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	TESTQ   DI, DI
+	JE      stripe8rows
+	VMOVUPS (DI)(R9*1), Z3
+	VMULPS  Z1, Z3, Z3
+	VMOVUPS 64(DI)(R9*1), Z4
+	VMULPS  Z1, Z4, Z4
+	VMOVUPS 128(DI)(R9*1), Z5
+	VMULPS  Z1, Z5, Z5
+	VMOVUPS 192(DI)(R9*1), Z6
+	VMULPS  Z1, Z6, Z6
+	VMOVUPS 256(DI)(R9*1), Z7
+	VMULPS  Z1, Z7, Z7
+	VMOVUPS 320(DI)(R9*1), Z8
+	VMULPS  Z1, Z8, Z8
+	VMOVUPS 384(DI)(R9*1), Z9
+	VMULPS  Z1, Z9, Z9
+	VMOVUPS 448(DI)(R9*1), Z10
+	VMULPS  Z1, Z10, Z10
+
+stripe8rows:
+	MOVQ 16(AX), R11
+	JMP  stripe8more
+
+stripe8row:
+	MOVL        (R11), R12
+	VMOVAPS     Z0, Z21
+	MOVQ        32(AX), R13
+	TESTQ       R13, R13
+	JE          stripe8weighed
+	CMPQ        R12, 88(AX)
+	JAE         bad
+	VMULPS.BCST (R13)(R12*4), Z0, Z21
+
+stripe8weighed:
+	IMULQ      DX, R12
+	ADDQ       CX, R12
+	CMPQ       R12, 80(AX)
+	JA         bad
+	LEAQ       64(R11), R13
+	CMPQ       R13, BX
+	CMOVQHI    BX, R13
+	MOVL       (R13), R13
+	IMULQ      DX, R13
+	ADDQ       CX, R13
+	PREFETCHT0 (R13)(R9*1)
+	VMULPS     (R12)(R9*1), Z21, Z20
+	VADDPS     Z20, Z3, Z3
+	PREFETCHT0 64(R13)(R9*1)
+	VMULPS     64(R12)(R9*1), Z21, Z20
+	VADDPS     Z20, Z4, Z4
+	PREFETCHT0 128(R13)(R9*1)
+	VMULPS     128(R12)(R9*1), Z21, Z20
+	VADDPS     Z20, Z5, Z5
+	PREFETCHT0 192(R13)(R9*1)
+	VMULPS     192(R12)(R9*1), Z21, Z20
+	VADDPS     Z20, Z6, Z6
+	PREFETCHT0 256(R13)(R9*1)
+	VMULPS     256(R12)(R9*1), Z21, Z20
+	VADDPS     Z20, Z7, Z7
+	PREFETCHT0 320(R13)(R9*1)
+	VMULPS     320(R12)(R9*1), Z21, Z20
+	VADDPS     Z20, Z8, Z8
+	PREFETCHT0 384(R13)(R9*1)
+	VMULPS     384(R12)(R9*1), Z21, Z20
+	VADDPS     Z20, Z9, Z9
+	PREFETCHT0 448(R13)(R9*1)
+	VMULPS     448(R12)(R9*1), Z21, Z20
+	VADDPS     Z20, Z10, Z10
+	ADDQ       $0x04, R11
+
+stripe8more:
+	CMPQ     R11, R8
+	JB       stripe8row
+	TESTQ    $0x00000001, 144(AX)
+	JE       stripe8store
+	VPXORD   Z21, Z21, Z21
+	VMOVUPS  (SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z21, Z20, K2
+	VMULPS.Z Z2, Z3, K2, Z3
+	VMOVUPS  64(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z21, Z20, K2
+	VMULPS.Z Z2, Z4, K2, Z4
+	VMOVUPS  128(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z21, Z20, K2
+	VMULPS.Z Z2, Z5, K2, Z5
+	VMOVUPS  192(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z21, Z20, K2
+	VMULPS.Z Z2, Z6, K2, Z6
+	VMOVUPS  256(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z21, Z20, K2
+	VMULPS.Z Z2, Z7, K2, Z7
+	VMOVUPS  320(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z21, Z20, K2
+	VMULPS.Z Z2, Z8, K2, Z8
+	VMOVUPS  384(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z21, Z20, K2
+	VMULPS.Z Z2, Z9, K2, Z9
+	VMOVUPS  448(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z21, Z20, K2
+	VMULPS.Z Z2, Z10, K2, Z10
+
+stripe8store:
+	TESTQ    $0x00000002, 144(AX)
+	JE       stripe8plain
+	VMOVNTPS Z3, (SI)(R9*1)
+	VMOVNTPS Z4, 64(SI)(R9*1)
+	VMOVNTPS Z5, 128(SI)(R9*1)
+	VMOVNTPS Z6, 192(SI)(R9*1)
+	VMOVNTPS Z7, 256(SI)(R9*1)
+	VMOVNTPS Z8, 320(SI)(R9*1)
+	VMOVNTPS Z9, 384(SI)(R9*1)
+	VMOVNTPS Z10, 448(SI)(R9*1)
+	JMP      stripe8stored
+
+stripe8plain:
+	VMOVUPS Z3, (SI)(R9*1)
+	VMOVUPS Z4, 64(SI)(R9*1)
+	VMOVUPS Z5, 128(SI)(R9*1)
+	VMOVUPS Z6, 192(SI)(R9*1)
+	VMOVUPS Z7, 256(SI)(R9*1)
+	VMOVUPS Z8, 320(SI)(R9*1)
+	VMOVUPS Z9, 384(SI)(R9*1)
+	VMOVUPS Z10, 448(SI)(R9*1)
+
+stripe8stored:
+	ADDQ $0x00000200, R9
+	SUBQ $0x00000080, R10
+	JMP  stripe8
+
+stripe4:
+	CMPQ    R10, $0x00000040
+	JL      stripe2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	TESTQ   DI, DI
+	JE      stripe4rows
+	VMOVUPS (DI)(R9*1), Z3
+	VMULPS  Z1, Z3, Z3
+	VMOVUPS 64(DI)(R9*1), Z4
+	VMULPS  Z1, Z4, Z4
+	VMOVUPS 128(DI)(R9*1), Z5
+	VMULPS  Z1, Z5, Z5
+	VMOVUPS 192(DI)(R9*1), Z6
+	VMULPS  Z1, Z6, Z6
+
+stripe4rows:
+	MOVQ 16(AX), R11
+	JMP  stripe4more
+
+stripe4row:
+	MOVL        (R11), R12
+	VMOVAPS     Z0, Z22
+	MOVQ        32(AX), R13
+	TESTQ       R13, R13
+	JE          stripe4weighed
+	CMPQ        R12, 88(AX)
+	JAE         bad
+	VMULPS.BCST (R13)(R12*4), Z0, Z22
+
+stripe4weighed:
+	IMULQ      DX, R12
+	ADDQ       CX, R12
+	CMPQ       R12, 80(AX)
+	JA         bad
+	LEAQ       64(R11), R13
+	CMPQ       R13, BX
+	CMOVQHI    BX, R13
+	MOVL       (R13), R13
+	IMULQ      DX, R13
+	ADDQ       CX, R13
+	PREFETCHT0 (R13)(R9*1)
+	VMULPS     (R12)(R9*1), Z22, Z20
+	VADDPS     Z20, Z3, Z3
+	PREFETCHT0 64(R13)(R9*1)
+	VMULPS     64(R12)(R9*1), Z22, Z20
+	VADDPS     Z20, Z4, Z4
+	PREFETCHT0 128(R13)(R9*1)
+	VMULPS     128(R12)(R9*1), Z22, Z20
+	VADDPS     Z20, Z5, Z5
+	PREFETCHT0 192(R13)(R9*1)
+	VMULPS     192(R12)(R9*1), Z22, Z20
+	VADDPS     Z20, Z6, Z6
+	ADDQ       $0x04, R11
+
+stripe4more:
+	CMPQ     R11, R8
+	JB       stripe4row
+	TESTQ    $0x00000001, 144(AX)
+	JE       stripe4store
+	VPXORD   Z22, Z22, Z22
+	VMOVUPS  (SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z22, Z20, K2
+	VMULPS.Z Z2, Z3, K2, Z3
+	VMOVUPS  64(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z22, Z20, K2
+	VMULPS.Z Z2, Z4, K2, Z4
+	VMOVUPS  128(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z22, Z20, K2
+	VMULPS.Z Z2, Z5, K2, Z5
+	VMOVUPS  192(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z22, Z20, K2
+	VMULPS.Z Z2, Z6, K2, Z6
+
+stripe4store:
+	TESTQ    $0x00000002, 144(AX)
+	JE       stripe4plain
+	VMOVNTPS Z3, (SI)(R9*1)
+	VMOVNTPS Z4, 64(SI)(R9*1)
+	VMOVNTPS Z5, 128(SI)(R9*1)
+	VMOVNTPS Z6, 192(SI)(R9*1)
+	JMP      stripe4stored
+
+stripe4plain:
+	VMOVUPS Z3, (SI)(R9*1)
+	VMOVUPS Z4, 64(SI)(R9*1)
+	VMOVUPS Z5, 128(SI)(R9*1)
+	VMOVUPS Z6, 192(SI)(R9*1)
+
+stripe4stored:
+	ADDQ $0x00000100, R9
+	SUBQ $0x00000040, R10
+	JMP  stripe4
+
+stripe2:
+	CMPQ    R10, $0x00000020
+	JL      stripe1
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	TESTQ   DI, DI
+	JE      stripe2rows
+	VMOVUPS (DI)(R9*1), Z3
+	VMULPS  Z1, Z3, Z3
+	VMOVUPS 64(DI)(R9*1), Z4
+	VMULPS  Z1, Z4, Z4
+
+stripe2rows:
+	MOVQ 16(AX), R11
+	JMP  stripe2more
+
+stripe2row:
+	MOVL        (R11), R12
+	VMOVAPS     Z0, Z23
+	MOVQ        32(AX), R13
+	TESTQ       R13, R13
+	JE          stripe2weighed
+	CMPQ        R12, 88(AX)
+	JAE         bad
+	VMULPS.BCST (R13)(R12*4), Z0, Z23
+
+stripe2weighed:
+	IMULQ      DX, R12
+	ADDQ       CX, R12
+	CMPQ       R12, 80(AX)
+	JA         bad
+	LEAQ       64(R11), R13
+	CMPQ       R13, BX
+	CMOVQHI    BX, R13
+	MOVL       (R13), R13
+	IMULQ      DX, R13
+	ADDQ       CX, R13
+	PREFETCHT0 (R13)(R9*1)
+	VMULPS     (R12)(R9*1), Z23, Z20
+	VADDPS     Z20, Z3, Z3
+	PREFETCHT0 64(R13)(R9*1)
+	VMULPS     64(R12)(R9*1), Z23, Z20
+	VADDPS     Z20, Z4, Z4
+	ADDQ       $0x04, R11
+
+stripe2more:
+	CMPQ     R11, R8
+	JB       stripe2row
+	TESTQ    $0x00000001, 144(AX)
+	JE       stripe2store
+	VPXORD   Z23, Z23, Z23
+	VMOVUPS  (SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z23, Z20, K2
+	VMULPS.Z Z2, Z3, K2, Z3
+	VMOVUPS  64(SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z23, Z20, K2
+	VMULPS.Z Z2, Z4, K2, Z4
+
+stripe2store:
+	TESTQ    $0x00000002, 144(AX)
+	JE       stripe2plain
+	VMOVNTPS Z3, (SI)(R9*1)
+	VMOVNTPS Z4, 64(SI)(R9*1)
+	JMP      stripe2stored
+
+stripe2plain:
+	VMOVUPS Z3, (SI)(R9*1)
+	VMOVUPS Z4, 64(SI)(R9*1)
+
+stripe2stored:
+	ADDQ $0x00000080, R9
+	SUBQ $0x00000020, R10
+	JMP  stripe2
+
+stripe1:
+	CMPQ    R10, $0x00000010
+	JL      stripe0
+	VPXORD  Z3, Z3, Z3
+	TESTQ   DI, DI
+	JE      stripe1rows
+	VMOVUPS (DI)(R9*1), Z3
+	VMULPS  Z1, Z3, Z3
+
+stripe1rows:
+	MOVQ 16(AX), R11
+	JMP  stripe1more
+
+stripe1row:
+	MOVL        (R11), R12
+	VMOVAPS     Z0, Z24
+	MOVQ        32(AX), R13
+	TESTQ       R13, R13
+	JE          stripe1weighed
+	CMPQ        R12, 88(AX)
+	JAE         bad
+	VMULPS.BCST (R13)(R12*4), Z0, Z24
+
+stripe1weighed:
+	IMULQ      DX, R12
+	ADDQ       CX, R12
+	CMPQ       R12, 80(AX)
+	JA         bad
+	LEAQ       64(R11), R13
+	CMPQ       R13, BX
+	CMOVQHI    BX, R13
+	MOVL       (R13), R13
+	IMULQ      DX, R13
+	ADDQ       CX, R13
+	PREFETCHT0 (R13)(R9*1)
+	VMULPS     (R12)(R9*1), Z24, Z20
+	VADDPS     Z20, Z3, Z3
+	ADDQ       $0x04, R11
+
+stripe1more:
+	CMPQ     R11, R8
+	JB       stripe1row
+	TESTQ    $0x00000001, 144(AX)
+	JE       stripe1store
+	VPXORD   Z24, Z24, Z24
+	VMOVUPS  (SI)(R9*1), Z20
+	VCMPPS   $0x1e, Z24, Z20, K2
+	VMULPS.Z Z2, Z3, K2, Z3
+
+stripe1store:
+	TESTQ    $0x00000002, 144(AX)
+	JE       stripe1plain
+	VMOVNTPS Z3, (SI)(R9*1)
+	JMP      stripe1stored
+
+stripe1plain:
+	VMOVUPS Z3, (SI)(R9*1)
+
+stripe1stored:
+	ADDQ $0x00000040, R9
+	SUBQ $0x00000010, R10
+	JMP  stripe1
+
+stripe0:
+	TESTQ     R10, R10
+	JE        listed
+	VPXORD    Z3, Z3, Z3
+	TESTQ     DI, DI
+	JE        stripe0rows
+	VMOVUPS.Z (DI)(R9*1), K1, Z3
+	VMULPS    Z1, Z3, Z3
+
+stripe0rows:
+	MOVQ 16(AX), R10
+	JMP  stripe0more
+
+stripe0row:
+	MOVL        (R10), R11
+	VMOVAPS     Z0, Z25
+	MOVQ        32(AX), R12
+	TESTQ       R12, R12
+	JE          stripe0weighed
+	CMPQ        R11, 88(AX)
+	JAE         bad
+	VMULPS.BCST (R12)(R11*4), Z0, Z25
+
+stripe0weighed:
+	IMULQ      DX, R11
+	ADDQ       CX, R11
+	CMPQ       R11, 80(AX)
+	JA         bad
+	LEAQ       64(R10), R12
+	CMPQ       R12, BX
+	CMOVQHI    BX, R12
+	MOVL       (R12), R12
+	IMULQ      DX, R12
+	ADDQ       CX, R12
+	PREFETCHT0 (R12)(R9*1)
+	VMOVUPS.Z  (R11)(R9*1), K1, Z1
+	VMULPS     Z1, Z25, Z1
+	VADDPS     Z1, Z3, Z3
+	ADDQ       $0x04, R10
+
+stripe0more:
+	CMPQ      R10, R8
+	JB        stripe0row
+	TESTQ     $0x00000001, 144(AX)
+	JE        stripe0store
+	VPXORD    Z25, Z25, Z25
+	VMOVUPS.Z (SI)(R9*1), K1, Z1
+	VCMPPS    $0x1e, Z25, Z1, K2
+	VMULPS.Z  Z2, Z3, K2, Z3
+
+stripe0store:
+	VMOVUPS Z3, K1, (SI)(R9*1)
+
+listed:
+	MOVQ  R8, 16(AX)
+	ADDQ  $0x0c, 96(AX)
+	ADDQ  DX, 120(AX)
+	TESTQ DI, DI
+	JE    list
+	ADDQ  DX, 112(AX)
+	JMP   list
+
+bad:
+	XORB AL, AL
+	JMP  end
+
+done:
+	MOVB $0x01, AL
+
+end:
+	VZEROUPPER
+	MOVB AL, ret+8(FP)
+	RET
+
 // func prefetchParts(a *byte)
 // Requires: BMI2, MMX+
 TEXT ·prefetchParts(SB), NOSPLIT, $0-8
@@ -2186,6 +2893,53 @@ part:
 	JMP        part
 
 end:
+	RET
+
+// func readRows(a *byte) bool
+// Requires: CMOV, MMX+
+TEXT ·readRows(SB), NOSPLIT, $0-9
+	MOVQ a+0(FP), AX
+	MOVQ (AX), CX
+	MOVQ 8(AX), DX
+	MOVQ 16(AX), BX
+	MOVQ 24(AX), SI
+	MOVQ 32(AX), DI
+	MOVQ 40(AX), AX
+	JMP  more
+
+row:
+	MOVL    (BX), R8
+	LEAQ    64(BX), R9
+	CMPQ    R9, DI
+	CMOVQHI DI, R9
+	MOVL    (R9), R9
+	IMULQ   DX, R8
+	IMULQ   DX, R9
+	ADDQ    CX, R8
+	ADDQ    CX, R9
+	CMPQ    R8, AX
+	JA      bad
+	LEAQ    (R8)(DX*1), R10
+
+line:
+	PREFETCHT0 (R9)
+	MOVL       (R8), R11
+	ADDQ       $0x00000040, R8
+	ADDQ       $0x00000040, R9
+	CMPQ       R8, R10
+	JB         line
+	ADDQ       $0x04, BX
+
+more:
+	DECQ SI
+	JGE  row
+	MOVB $0x01, AL
+	MOVB AL, ret+8(FP)
+	RET
+
+bad:
+	XORB AL, AL
+	MOVB AL, ret+8(FP)
 	RET
 
 // func storeFence()

@@ -96,6 +96,10 @@ type Run struct {
 	// the same work by RivalName, or nil; one of the CPU's is done when it returns
 	Rival     func(s cuda.Stream) error
 	RivalName string
+	Idle      bool // the rival computes nothing: it is a floor
+	// Threads gives a rival of the CPU so many threads, which may spin after their work, and
+	// returns how many it has; nil: it has none of its own.
+	Threads func(n int) int
 	// Check does the work once more, with nothing of before left in the results, and looks at them.
 	Check        func(ctx context.Context, s cuda.Stream) (Checked, error)
 	Flops, Bytes float64 // those of the case, where only Open knows them
@@ -211,8 +215,8 @@ func (b *Case) Measure(ctx context.Context, dev cuda.Device, cfg *Config, most M
 	sides := 1.0
 	if run.Rival != nil {
 		r.Rival = run.RivalName
-		if host {
-			r.RivalThreads = cfg.BLAS.SetThreads(info.SMs)
+		if run.Threads != nil {
+			r.RivalThreads = run.Threads(info.SMs)
 		}
 		if _, _, err = timed(1, run.Rival); err != nil {
 			return r, err
@@ -487,7 +491,7 @@ func (b *buffers) again(ctx context.Context, s cuda.Stream, run *Run, results ..
 	if err := run.Launch(s); err != nil {
 		return err
 	}
-	if run.Rival != nil {
+	if run.Rival != nil && !run.Idle {
 		if err := run.Rival(s); err != nil {
 			return err
 		}
@@ -620,7 +624,7 @@ func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (*Run, er
 			return cfg.Vendor.Multiply(st, &q)
 		}
 	case !gpu && cfg.BLAS != nil:
-		run.RivalName = "OpenBLAS"
+		run.RivalName, run.Threads = "OpenBLAS", cfg.BLAS.SetThreads
 		run.Rival = func(cuda.Stream) error {
 			cfg.BLAS.Multiply(int(s.M), int(s.N), int(s.K),
 				openblas.Matrix{Data: a.v, LD: int(p.LDA), Trans: p.TransA},

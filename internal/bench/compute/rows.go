@@ -5,16 +5,19 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
+	"unsafe"
 
 	"helios/cuda"
 	"helios/gnn"
 	"helios/internal/philox"
+	"helios/internal/simd"
 )
 
 func init() {
 	Groups = append(Groups,
 		Group{"rows",
-			"kernels that memory bounds: aggregates, their gradients and transposes, and sums of columns, beside a copy (option rows)",
+			"kernels that memory bounds: aggregates, their gradients and transposes, and sums of columns, beside a copy (option rows); on the host device in turns with loops that only read and write the same rows in the same order: the ratio is the share of that floor",
 			false, rowCases})
 }
 
@@ -182,6 +185,97 @@ func (w *weights) self(i int64) float32 { return 1 / (float32(w.degrees[i]) + 1)
 // sumLeaf is how many values a chain of col_sum's tree of sums has.
 const sumLeaf = 64
 
+// touch does on the host device what no kernel over rows can do without, so many workers side by
+// side: each calls do for its share of n rows.
+func touch(dev cuda.Device, n int64, do func(l simd.Level, lo, hi int64)) func(cuda.Stream) error {
+	info := dev.Info()
+	l, err := simd.Parse(info.Kernels)
+	return func(cuda.Stream) error {
+		if err != nil {
+			return err
+		}
+		var all sync.WaitGroup
+		for w := range int64(info.SMs) {
+			all.Go(func() { do(l, n*w/int64(info.SMs), n*(w+1)/int64(info.SMs)) })
+		}
+		all.Wait()
+		return nil
+	}
+}
+
+// inOrder are the numbers of n rows.
+func inOrder(n int64) []uint32 {
+	list := make([]uint32, n)
+	for i := range list {
+		list[i] = uint32(i)
+	}
+	return list
+}
+
+// overwrite stores something in rows of y, around the caches where they are whole lines.
+func overwrite(l simd.Level, y []float32, dim int64, order, same []uint32) {
+	if len(order) == 0 || l.CopyRows(bytesOf(y), bytesOf(y), order, same, len(order), int(4*dim),
+		int(4*dim)) {
+		l.StoreFence()
+		return
+	}
+	clear(y)
+}
+
+func bytesOf(v []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))
+}
+
+// aggregateFloor reads the rows that an aggregate or its gradient reads, in its order, and writes
+// those that it writes.
+func aggregateFloor(dev cuda.Device, a *aggregateData) func(cuda.Stream) error {
+	d, n, order := int(a.dim), int64(len(a.indptr)-1), inOrder(int64(len(a.x))/a.dim)
+	same := make([]uint32, len(order))
+	if !a.bwd {
+		return touch(dev, n, func(l simd.Level, lo, hi int64) {
+			simd.ReadRows(l, a.x, d, a.src, int(a.indptr[lo]), int(a.indptr[hi]))
+			if a.gcn {
+				simd.ReadRows(l, a.x, d, order, int(lo), int(hi))
+			}
+			overwrite(l, a.y[lo*a.dim:hi*a.dim], a.dim, order[:hi-lo], same[:hi-lo])
+		})
+	}
+	own := a.self
+	if a.gcn {
+		own = a.y
+	}
+	return touch(dev, int64(len(order)), func(l simd.Level, lo, hi int64) {
+		from := uint32(0)
+		if lo > 0 {
+			from = a.ends[lo-1]
+		}
+		if lo < hi {
+			simd.ReadRows(l, a.y, d, a.lists, int(from), int(a.ends[hi-1]))
+		}
+		if lo < n {
+			simd.ReadRows(l, own, d, order, int(lo), int(min(hi, n)))
+		}
+		var lists [64]simd.RowList // empty: each row is read and written where it is
+		for i := range lists {
+			lists[i].Start = 1
+		}
+		for ; lo < hi; lo += int64(len(lists)) {
+			to := min(hi, lo+int64(len(lists)))
+			x := a.x[lo*a.dim : to*a.dim]
+			l.SumLists(&simd.RowSum{Dim: d}, x, 0, lists[:to-lo], x)
+		}
+	})
+}
+
+// aggregateData are the arrays of an aggregate, as the CPU sees them.
+type aggregateData struct {
+	x, y, self       []float32
+	src, ends, lists []uint32
+	indptr           []int64
+	dim              int64
+	gcn, bwd         bool
+}
+
 // openAggregate opens an aggregate, its gradient (bwd), or the transpose that the gradient needs.
 func openAggregate(dev cuda.Device, cfg *Config, kind string, n, dim int64, gcn, bwd bool) (*Run,
 	error) {
@@ -247,6 +341,12 @@ func openAggregate(dev cuda.Device, cfg *Config, kind string, n, dim int64, gcn,
 	run := &Run{
 		Launch: func(s cuda.Stream) error { return ops.Aggregate(s, kind, &p) },
 		Close:  mem.close,
+	}
+	if !transposes && dev.Info().Backend == "host" {
+		run.RivalName, run.Idle = "memory", true
+		run.Rival = aggregateFloor(dev, &aggregateData{x: x.v, y: y.v, self: self.v, src: src,
+			ends: view32[uint32](ends), lists: view32[uint32](lists), indptr: indptr, dim: dim,
+			gcn: gcn, bwd: bwd})
 	}
 	if transposes {
 		run.Launch = transpose
@@ -393,6 +493,13 @@ func openColSum(dev cuda.Device, cfg *Config, rows int64) (*Run, error) {
 			return ops.ColumnSum(s, y.p, x.p, rows, benchWidth, scratch)
 		},
 		Close: mem.close,
+	}
+	if dev.Info().Backend == "host" {
+		order := inOrder(rows)
+		run.RivalName, run.Idle = "memory", true
+		run.Rival = touch(dev, rows, func(l simd.Level, lo, hi int64) {
+			simd.ReadRows(l, x.v, benchWidth, order, int(lo), int(hi))
+		})
 	}
 	run.Check = func(ctx context.Context, s cuda.Stream) (Checked, error) {
 		out := Checked{Bound: benchWidth * 0x1p-24} // of a tree whose levels are chains of sumLeaf

@@ -2,7 +2,7 @@
 // named by a list, sums of columns, Adam, and copies of rows.
 //
 // The rows of a list are all over memory, so a sum asks for rows further on in the list while it
-// adds some: the rows of a list side by side, a line at a time.
+// adds some.
 package main
 
 import (
@@ -64,8 +64,10 @@ func main() {
 		adam(l)
 		copyRows(l)
 	}
-	sumLists()
+	sumListsSideBySide()
+	sumListsInRegisters()
 	prefetchParts()
+	readRows()
 	TEXT("storeFence", NOSPLIT, "func()")
 	Doc("storeFence orders the stores around the caches before all later ones.")
 	SFENCE()
@@ -145,15 +147,15 @@ func zero(l level, v reg.VecVirtual) {
 	}
 }
 
-// sumLists makes each row out = start·init + Σ w_e·x[idx[e]], each product and each sum rounded, in
-// the list's order; w_e = factor·table[idx[e]], or factor without a table. Lists and results are
-// adjacent. Of a list longer than sideRows a part is added at a time, into another row until the
-// last: out may hold gates. Memory bounds it, so one width of vectors does for all levels.
-func sumLists() {
+// sumListsSideBySide makes each row out = start·init + Σ w_e·x[idx[e]], each product and each sum
+// rounded, in the list's order; w_e = factor·table[idx[e]], or factor without a table. Lists and
+// results are adjacent. Of a list longer than sideRows a part is added at a time, into another row
+// until the last: out may hold gates. AVX2 has too few registers for sumListsInRegisters.
+func sumListsSideBySide() {
 	l := level{"AVX2", 8, nil, func() reg.VecVirtual { return YMM() }}
-	TEXT("sumLists", NOSPLIT, "func(a *byte) bool")
+	TEXT("sumListsAVX2", NOSPLIT, "func(a *byte) bool")
 	Pragma("noescape")
-	Doc("sumLists is SumLists. It returns false where a row is not there.")
+	Doc("sumListsAVX2 is SumLists. It returns false where a row is not there.")
 	addresses, weights := AllocLocal(8*sideRows), AllocLocal(4*sideRows)
 	args := Load(Param("a"), GP64())
 	odd := load(args, rowsDim) // columns of the masked rest
@@ -362,6 +364,167 @@ func sideBySide(l level, tail rest, args reg.Register, rows int, addresses, weig
 		SUBQ(U32(uint32(width)), todo)
 		JMP(LabelRef(name))
 	}
+}
+
+// sumListsInRegisters makes the same rows with AVX-512. Its registers hold 256 columns of a result,
+// so the rows of a list are read one after the other, each from its first line to its last: the
+// order that the processor's own prefetchers follow. The row that comes ahead places later is asked
+// for a line at a time, as this one is read.
+func sumListsInRegisters() {
+	l := level{"AVX512", 16, []int{16, 8, 4, 2, 1, 0}, func() reg.VecVirtual { return ZMM() }}
+	TEXT("sumListsAVX512", NOSPLIT, "func(a *byte) bool")
+	Pragma("noescape")
+	Doc("sumListsAVX512 is SumLists. It returns false where a row is not there.")
+	args := Load(Param("a"), GP64())
+	x, pitch, odd := load(args, rowsX), load(args, rowsDim), GP64()
+	MOVQ(pitch, odd)
+	ANDQ(U8(15), odd) // columns of the masked rest
+	tail := l.rest(odd)
+	SHLQ(U8(2), pitch)
+	// The list's last row: from there on it is asked for again.
+	final := load(args, rowsLeft)
+	SHLQ(U8(2), final)
+	ADDQ(field(args, rowsIdx), final)
+	SUBQ(U8(4), final)
+	factor, start, scale := ZMM(), ZMM(), ZMM()
+	VBROADCASTSS(field(args, rowsScale), scale)
+	Label("list")
+	DECQ(field(args, listsLeft))
+	JL(LabelRef("done"))
+	out, init, end, p := load(args, listsOut), load(args, listsInit), GP64(), GP64()
+	MOVQ(field(args, listsNext), p)
+	MOVL(field(p, 0), end.As32())
+	SHLQ(U8(2), end)
+	ADDQ(field(args, rowsIdx), end)
+	VBROADCASTSS(field(p, 4), factor)
+	VBROADCASTSS(field(p, 8), start)
+	at, todo := GP64(), load(args, rowsDim)
+	XORQ(at, at)
+	// The same for all stripes: clearing a register counts as reading it.
+	all := make([]reg.VecVirtual, l.stripes[0])
+	for v := range all {
+		all[v] = l.vec()
+	}
+	for s, vectors := range l.stripes {
+		name := fmt.Sprintf("stripe%d", vectors)
+		next := "listed"
+		if s+1 < len(l.stripes) {
+			next = fmt.Sprintf("stripe%d", l.stripes[s+1])
+		}
+		Label(name)
+		count := max(vectors, 1)
+		width := count * l.lanes
+		if vectors > 0 {
+			CMPQ(todo, U32(uint32(width)))
+			JL(LabelRef(next))
+		} else {
+			TESTQ(todo, todo)
+			JE(LabelRef(next))
+		}
+		part := func(base reg.Register, v int) Mem {
+			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.bytes()}
+		}
+		get := func(m Mem, v reg.VecVirtual) {
+			if vectors > 0 {
+				VMOVUPS(m, v)
+			} else {
+				tail.load(m, v)
+			}
+		}
+		sums := all[:count]
+		for v := range sums {
+			zero(l, sums[v])
+		}
+		TESTQ(init, init)
+		JE(LabelRef(name + "rows"))
+		for v := range sums {
+			get(part(init, v), sums[v])
+			VMULPS(start, sums[v], sums[v])
+		}
+		Label(name + "rows")
+		e, row, far, w, t := load(args, rowsIdx), GP64(), GP64(), l.vec(), l.vec()
+		JMP(LabelRef(name + "more"))
+		Label(name + "row")
+		MOVL(Mem{Base: e}, row.As32())
+		VMOVAPS(factor, w)
+		MOVQ(field(args, rowsTable), far)
+		TESTQ(far, far)
+		JE(LabelRef(name + "weighed"))
+		CMPQ(row, field(args, rowsWeights))
+		JAE(LabelRef("bad"))
+		VMULPS_BCST(Mem{Base: far, Index: row, Scale: 4}, factor, w)
+		Label(name + "weighed")
+		IMULQ(pitch, row)
+		ADDQ(x, row)
+		CMPQ(row, field(args, rowsLast))
+		JA(LabelRef("bad"))
+		LEAQ(Mem{Base: e, Disp: 4 * ahead}, far)
+		CMPQ(far, final)
+		CMOVQHI(final, far)
+		MOVL(Mem{Base: far}, far.As32())
+		IMULQ(pitch, far)
+		ADDQ(x, far)
+		for v := range sums {
+			PREFETCHT0(part(far, v))
+			if vectors > 0 {
+				VMULPS(part(row, v), w, t)
+			} else {
+				tail.load(part(row, v), t)
+				VMULPS(t, w, t)
+			}
+			VADDPS(t, sums[v], sums[v])
+		}
+		ADDQ(U8(4), e)
+		Label(name + "more")
+		CMPQ(e, end)
+		JB(LabelRef(name + "row"))
+		TESTQ(U32(modeGate), field(args, listsMode))
+		JE(LabelRef(name + "store"))
+		k := K()
+		zero(l, w)
+		for v := range sums {
+			get(part(out, v), t)
+			VCMPPS(U8(0x1e), w, t, k) // > 0, false for NaN
+			VMULPS_Z(scale, sums[v], k, sums[v])
+		}
+		Label(name + "store")
+		if vectors == 0 {
+			tail.store(sums[0], part(out, 0))
+			break
+		}
+		TESTQ(U32(modeStream), field(args, listsMode))
+		JE(LabelRef(name + "plain"))
+		for v := range sums {
+			VMOVNTPS(sums[v], part(out, v))
+		}
+		JMP(LabelRef(name + "stored"))
+		Label(name + "plain")
+		for v := range sums {
+			VMOVUPS(sums[v], part(out, v))
+		}
+		Label(name + "stored")
+		ADDQ(U32(uint32(width*4)), at)
+		SUBQ(U32(uint32(width)), todo)
+		JMP(LabelRef(name))
+	}
+	Label("listed")
+	MOVQ(end, field(args, rowsIdx))
+	ADDQ(U8(listBytes), field(args, listsNext))
+	ADDQ(pitch, field(args, listsOut))
+	TESTQ(init, init)
+	JE(LabelRef("list"))
+	ADDQ(pitch, field(args, listsInit))
+	JMP(LabelRef("list"))
+	ok := GP8()
+	Label("bad")
+	XORB(ok, ok)
+	JMP(LabelRef("end"))
+	Label("done")
+	MOVB(U8(1), ok)
+	Label("end")
+	VZEROUPPER()
+	Store(ok, ReturnIndex(0))
+	RET()
 }
 
 // sumColumns makes out[c] = Σ_r x[r, c], rows in order.
@@ -590,5 +753,53 @@ func prefetchParts() {
 	INCQ(i)
 	JMP(LabelRef("part"))
 	Label("end")
+	RET()
+}
+
+// Offsets in readArgs.
+const readX, readPitch, readList, readN, readFinal, readLast = 0, 8, 16, 24, 32, 40
+
+// readRows reads a word of each line of the rows that a list names, and asks for the lines of later
+// rows: the least that a kernel over these rows can do.
+func readRows() {
+	TEXT("readRows", NOSPLIT, "func(a *byte) bool")
+	Pragma("noescape")
+	Doc("readRows is ReadRows. It returns false where a row is not there.")
+	args := Load(Param("a"), GP64())
+	x, pitch, list, left := load(args, readX), load(args, readPitch), load(args, readList),
+		load(args, readN)
+	final, last := load(args, readFinal), load(args, readLast)
+	row, far, stop, word, ok := GP64(), GP64(), GP64(), GP32(), GP8()
+	JMP(LabelRef("more"))
+	Label("row")
+	MOVL(Mem{Base: list}, row.As32())
+	LEAQ(Mem{Base: list, Disp: 4 * ahead}, far)
+	CMPQ(far, final)
+	CMOVQHI(final, far)
+	MOVL(Mem{Base: far}, far.As32())
+	IMULQ(pitch, row)
+	IMULQ(pitch, far)
+	ADDQ(x, row)
+	ADDQ(x, far)
+	CMPQ(row, last)
+	JA(LabelRef("bad"))
+	LEAQ(Mem{Base: row, Index: pitch, Scale: 1}, stop)
+	Label("line")
+	PREFETCHT0(Mem{Base: far})
+	MOVL(Mem{Base: row}, word)
+	ADDQ(U32(line), row)
+	ADDQ(U32(line), far)
+	CMPQ(row, stop)
+	JB(LabelRef("line"))
+	ADDQ(U8(4), list)
+	Label("more")
+	DECQ(left)
+	JGE(LabelRef("row"))
+	MOVB(U8(1), ok)
+	Store(ok, ReturnIndex(0))
+	RET()
+	Label("bad")
+	XORB(ok, ok)
+	Store(ok, ReturnIndex(0))
 	RET()
 }
