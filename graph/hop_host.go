@@ -282,8 +282,12 @@ func (h *hopBlock) work(b *cuda.Block) error {
 		}
 		if mayDraw {
 			if c.claim.CompareAndSwap(next, next+1) {
-				if err := draw(next, at(next)); err != nil {
+				s := at(next)
+				if err := draw(next, s); err != nil {
 					return err
+				}
+				if b.Blocks > 1 && c.home.Load() != me {
+					h.warm(next, s)
 				}
 				c.ready[next%ring].Store(next + 1)
 			}
@@ -297,6 +301,20 @@ func (h *hopBlock) work(b *cuda.Block) error {
 		h.wait(b, looks)
 	}
 	return nil
+}
+
+// warmBytes is the size from which on a table of entries by node is warmed. Smaller ones stay in
+// the caches of the block that enters; hash tables were slower for it.
+const warmBytes = 8 << 20
+
+// warm brings the entries of tile t from memory into a cache, for the block that enters: to wait
+// for them is most of its work where the table is large, and no other block can do that work.
+func (h *hopBlock) warm(t int64, s tile) {
+	if h.Hashed != 0 || h.Slots*4 <= warmBytes {
+		return
+	}
+	n := min(tileNodes, h.NumDst-h.FirstDst-t*tileNodes)
+	simd.SampleWarm(h.level, s.ids[:s.local[n]], h.direct)
 }
 
 // A block without work looks again so often, some microseconds, before it lets other goroutines

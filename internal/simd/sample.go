@@ -199,6 +199,13 @@ func (l Level) SampleEnter(ids []uint32, n int, table []uint32, stamp, mask uint
 	return next
 }
 
+// SampleWarm prefetches the entries of ids in a table of SampleEnter.
+func SampleWarm(l Level, ids, table []uint32) {
+	if l.Resolve() >= AVX2 && len(ids) > 0 {
+		sampleWarmAsm(&ids[0], uint64(len(ids)), &table[0])
+	}
+}
+
 // SampleHash is a hash table of a power of two of slots with linear probing: an entry is stamp, id
 // and number, packed. It must never be full.
 type SampleHash struct {

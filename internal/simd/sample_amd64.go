@@ -28,6 +28,9 @@ func sampleEnterAsm(ids *uint32, n uint64, table *uint32, stamp uint32, mask uin
 // sampleEnterHashAsm numbers ids by a hash table.
 func sampleEnterHashAsm(ids *uint32, n uint64, table *uint64, slotMask uint64, hashShift uint64, posBits uint64, stamp uint64, mask uint64, low uint64, nodes *int64, next uint64, src *uint32) uint64
 
+// sampleWarmAsm prefetches the entries of n ids, at least one, in a table with an entry for each node.
+func sampleWarmAsm(ids *uint32, n uint64, table *uint32)
+
 // laborTake32AVX512 copies ids whose variates are at most limit to out, until room for a step lacks. It returns how many ids it has looked at and how many it took, and raises max, by halves of ids of 64 bits, to the largest one taken.
 func laborTake32AVX512(list *byte, n uint64, keys *[4]uint64, limit uint64, max *[16]uint32, out *uint32, room uint64) (done uint64, taken uint64)
 

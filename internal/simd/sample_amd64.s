@@ -871,6 +871,22 @@ done:
 	MOVQ R8, ret+96(FP)
 	RET
 
+// func sampleWarmAsm(ids *uint32, n uint64, table *uint32)
+// Requires: MMX+
+TEXT ·sampleWarmAsm(SB), NOSPLIT, $0-24
+	MOVQ ids+0(FP), AX
+	MOVQ n+8(FP), CX
+	MOVQ table+16(FP), DX
+	XORQ BX, BX
+
+id:
+	MOVL       (AX)(BX*4), SI
+	PREFETCHT0 (DX)(SI*4)
+	INCQ       BX
+	CMPQ       BX, CX
+	JB         id
+	RET
+
 // func laborTake32AVX512(list *byte, n uint64, keys *[4]uint64, limit uint64, max *[16]uint32, out *uint32, room uint64) (done uint64, taken uint64)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2, POPCNT
 TEXT ·laborTake32AVX512(SB), NOSPLIT, $0-72

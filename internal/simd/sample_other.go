@@ -25,6 +25,9 @@ func sampleEnterHashAsm(*uint32, uint64, *uint64, uint64, uint64, uint64, uint64
 	*int64, uint64, *uint32) uint64 {
 	panic("no assembly")
 }
+func sampleWarmAsm(*uint32, uint64, *uint32) {
+	panic("no assembly")
+}
 func samplePrefetchAsm(*int64, uint64, uint64, *uint32, *byte, uint64) {
 	panic("no assembly")
 }

@@ -117,6 +117,7 @@ func TestSampleTileLevels(t *testing.T) {
 				table[i] = 4<<10 | uint32(i)
 			}
 			table[17] = 5<<10 | 3
+			SampleWarm(l, ids[:e], table)
 			o.next = l.SampleEnter(ids, e, table, 5<<10, 1<<10-1, o.nodes, 20, o.src)
 		}
 		o.ids, o.nodes, o.deg = ids[:e], o.nodes[:o.next], o.deg[:n]

@@ -25,6 +25,7 @@ func main() {
 	gather("sampleGather64", 8)
 	enterDirect()
 	enterHash()
+	warm()
 	labor512("laborTake32AVX512", 4)
 	labor512("laborTake64AVX512", 8)
 	packs, first := laborPacks(), laborFirst()
@@ -534,5 +535,21 @@ func enterHash() {
 	JMP(operand.LabelRef("probe"))
 	Label("done")
 	Store(next, ReturnIndex(0))
+	RET()
+}
+
+// warm prefetches what enterDirect will read and write.
+func warm() {
+	TEXT("sampleWarmAsm", NOSPLIT, "func(ids *uint32, n uint64, table *uint32)")
+	Doc("sampleWarmAsm prefetches the entries of n ids, at least one, in a table with an entry for each node.")
+	ids, n, table := param("ids"), param("n"), param("table")
+	i, id := GP64(), GP64()
+	XORQ(i, i)
+	Label("id")
+	MOVL(indexed(ids, i, 4, 0), id.As32())
+	PREFETCHT0(indexed(table, id, 4, 0))
+	INCQ(i)
+	CMPQ(i, n)
+	JB(operand.LabelRef("id"))
 	RET()
 }
