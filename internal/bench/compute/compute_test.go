@@ -31,8 +31,9 @@ func TestParseShapes(t *testing.T) {
 func TestBenchmarks(t *testing.T) {
 	shapes, err := ParseShapes("nn:50x47x100,nt:50x33x602,tn:31x1x700,nn:1x200x9")
 	require.NoError(t, err)
-	cfg := &Config{Seed: 3, Shapes: shapes, Rows: 2000, Step: StepShape{Nodes: 2000, AvgDegree: 6,
-		Batch: 40, Fanouts: []int{4, 3}, Dim: 20, Hidden: 16, Classes: 5}}
+	cfg := &Config{Seed: 3, Shapes: shapes, Rows: 2000, Precisions: gnn.HostPrecisions(),
+		Step: StepShape{Nodes: 2000, AvgDegree: 6, Batch: 40, Fanouts: []int{4, 3},
+			Dim: 20, Hidden: 16, Classes: 5}}
 	defer func() { require.NoError(t, cfg.Close()) }()
 	for _, l := range simd.Levels() {
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2, Kernels: l})
@@ -43,7 +44,7 @@ func TestBenchmarks(t *testing.T) {
 			require.NoError(t, err)
 			require.NotEmpty(t, cases)
 			for _, c := range cases {
-				r, err := c.Measure(t.Context(), dev, cfg, Machine{Peak: [3]float64{1e9}},
+				r, err := c.Measure(t.Context(), dev, cfg, Machine{Peak: [3]float64{1e9, 1e9, 1e9}},
 					time.Millisecond)
 				require.NoError(t, err)
 				require.True(t, r.OK, "%s at %v: error %g, bound %g, inexact %d: %s", c.Name, l,

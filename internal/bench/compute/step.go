@@ -438,12 +438,13 @@ const twinSeeds = 32
 var twinTolerance = [...]float64{cuda.FP32: 1e-5, cuda.TF32: 1e-2, cuda.BF16: 6e-2}
 
 // twin does one step of a small batch of the same kind here and on the host device, and compares
-// losses and gradients. The host device itself is held against its kernels in Go, without vectors.
+// losses and gradients. The host device itself is held against its kernels in Go, without vectors,
+// in the same precision.
 func (s *StepShape) twin(ctx context.Context, dev cuda.Device, cfg *Config, prec cuda.Precision,
 	out *Checked) error {
-	level := simd.Auto
+	level, hostPrec := simd.Auto, cuda.FP32
 	if dev.Info().Backend == "host" {
-		level = simd.Generic
+		level, hostPrec = simd.Generic, prec
 	}
 	host, err := cuda.NewHost(cuda.HostOptions{SMs: hostcpu.Count(), Kernels: level})
 	if err != nil {
@@ -480,7 +481,7 @@ func (s *StepShape) twin(ctx context.Context, dev cuda.Device, cfg *Config, prec
 		}
 		return r, nil
 	}
-	want, err := do(host, cuda.FP32)
+	want, err := do(host, hostPrec)
 	if err = errors.Join(err, host.Close()); err != nil {
 		return err
 	}
@@ -489,6 +490,9 @@ func (s *StepShape) twin(ctx context.Context, dev cuda.Device, cfg *Config, prec
 		return err
 	}
 	most := twinTolerance[prec]
+	if hostPrec == prec {
+		most = twinTolerance[cuda.FP32]
+	}
 	if d := math.Abs(got.loss - want.loss); !(d <= most*math.Abs(want.loss)) {
 		out.Inexact++
 		out.Where = fmt.Sprintf("the loss of a batch of %d is %v, on the host device %v",
