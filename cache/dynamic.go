@@ -156,6 +156,9 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 	return d, nil
 }
 
+// OnGPU tells whether kernels look up, whose stream is busy then.
+func (d *Dynamic) OnGPU() bool { return d.gpu != nil }
+
 // workers counts the goroutines that the directory may play a part on: those of the host device.
 func (d *Dynamic) workers() int {
 	if d.host {

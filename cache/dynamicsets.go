@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"helios/cache/policy"
+	"helios/internal/hostcpu"
 )
 
 // A lookup whose directory is in sets is dealt out to workers by chunks of its positions: each
@@ -55,7 +56,11 @@ func (s *eachScratch) each(do func(c *eachChunk)) {
 	}
 	var wg sync.WaitGroup
 	for i := range s.chunks {
-		wg.Go(func() { do(&s.chunks[i]) })
+		wg.Go(func() {
+			section := hostcpu.Begin()
+			do(&s.chunks[i])
+			section.End(hostcpu.Lookups)
+		})
 	}
 	wg.Wait()
 }
@@ -206,7 +211,11 @@ func (p *ReadPlan) each(do func(k *planPiece)) {
 	for i := range p.pieces {
 		k := &p.pieces[i]
 		if lines += len(k.lines); lines > perPiece && i < len(p.pieces)-1 {
-			wg.Go(func() { do(k) })
+			wg.Go(func() {
+				section := hostcpu.Begin()
+				do(k)
+				section.End(hostcpu.Lookups)
+			})
 			lines = 0
 		} else {
 			do(k)

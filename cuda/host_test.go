@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
@@ -371,6 +372,24 @@ func TestAwait(t *testing.T) {
 			t.Fatalf("after %v: got %d of a closed channel", after, v)
 		}
 	}
+}
+
+// In a bubble, where time passes when all goroutines wait, the device's wait as well.
+func TestBubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := open(t, HostOptions{SMs: 4})
+		s := stream(t, h, StreamOptions{Name: "s"})
+		for range 3 {
+			if err := Launch(s, kernel(t, h, "test_nop"), LaunchConfig{64, 32},
+				struct{}{}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Hour)
+			if err := s.Synchronize(limit(t)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }
 
 // A stream is busy while it holds a slot: of two that share the only one, each for its part.

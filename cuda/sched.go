@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"helios/internal/hostcpu"
 	"helios/internal/simd"
 )
 
@@ -327,6 +328,10 @@ func (w *worker) loop() {
 // await receives from c: it polls for as long as linger before it parks. It lets other goroutines
 // run after some looks only: two that do nothing but yield contend for Go's queue.
 func await[T any](c <-chan T) (v T, ok bool) {
+	if hostcpu.InBubble() {
+		v, ok = <-c
+		return v, ok
+	}
 	for end := now() + int64(linger); now() < end; runtime.Gosched() {
 		for range 200 {
 			if len(c) > 0 {

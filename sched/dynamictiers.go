@@ -13,6 +13,7 @@ import (
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/units"
 	"helios/sched/plan"
@@ -344,9 +345,12 @@ func (a *dynamicStages) admit(ctx context.Context, parts <-chan work) error {
 			continue
 		}
 		op, cancel := e.OperatorContext(ctx)
-		begin := time.Now()
+		begin, section := time.Now(), hostcpu.Begin()
 		err := a.tier.Announce(op, e.lookupS, w.nodes, w.first+w.count)
-		p.clock.lookedUp(time.Since(begin))
+		section.End(hostcpu.Lookups)
+		if !a.tier.OnGPU() { // else its stream tells
+			p.clock.lookedUp(time.Since(begin))
+		}
 		cancel()
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", w.s.index, err)
@@ -394,11 +398,15 @@ func (a *dynamicStages) lookup(ctx context.Context, w work) error {
 			}
 		}
 		begin := time.Now()
-		before := a.tier.Stats()
-		if err := a.tier.Admit(op, e.lookupS, w.nodes, w.first, w.count, g.ticket); err != nil {
+		before, section := a.tier.Stats(), hostcpu.Begin()
+		err := a.tier.Admit(op, e.lookupS, w.nodes, w.first, w.count, g.ticket)
+		section.End(hostcpu.Lookups)
+		if err != nil {
 			return fmt.Errorf("batch %d: %w", s.index, err)
 		}
-		a.w.p.clock.lookedUp(time.Since(begin))
+		if !a.tier.OnGPU() {
+			a.w.p.clock.lookedUp(time.Since(begin))
+		}
 		after := a.tier.Stats()
 		g.out, g.seq = segAdmitted, a.seq
 		a.seq++
@@ -462,12 +470,14 @@ func (a *dynamicStages) flush(ctx context.Context) error {
 		for i, x := range g.segs {
 			tickets[i] = x.ticket
 		}
-		if err := a.tier.Plan(g.plan, tickets...); err != nil {
+		section := hostcpu.Begin()
+		err := a.tier.Plan(g.plan, tickets...)
+		section.End(hostcpu.Lookups)
+		if err != nil {
 			return fmt.Errorf("batch %d: %w", index, err)
 		}
 		rd, end := e.ReadContext(ctx)
 		defer end()
-		var err error
 		g.submitted = time.Now()
 		g.pending, err = e.store.reader.Submit(rd, &gpuio.ReadSet{
 			Rows: g.plan.Rows, Pos: g.plan.Pos, SSDOffset: g.plan.SSDOffset,

@@ -48,7 +48,7 @@ func (a *packedStages) lookup(ctx context.Context, w work) error {
 	ssds := max(len(pack.pages.ssds), 1)
 	section := hostcpu.Begin()
 	err := a.ranked.Assemble(l, &s.at, pack.shape, ssds, w.count)
-	section.End(spentLookup)
+	section.End(hostcpu.Lookups)
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
 	}

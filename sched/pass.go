@@ -13,7 +13,6 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
-	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
 )
@@ -100,9 +99,6 @@ type clock struct {
 	topology         *graph.StorageStats
 	cpu              hostcpu.Usage
 }
-
-// spentLookup are the lookups that the CPU does.
-var spentLookup = hostcpu.Spender{Stage: plan.OpLookup, Operator: "directory on the CPU"}
 
 // lookedUp counts a lookup of a dynamic tier.
 func (c *clock) lookedUp(d time.Duration) {

@@ -570,7 +570,7 @@ func (a *plannedStages) lookup(ctx context.Context, w work) error {
 	slots := x.changes.Slots(index)
 	section := hostcpu.Begin()
 	err := a.tier.Place(l, s.rows[w.first:to], slots[w.first:to], w.first)
-	section.End(spentLookup)
+	section.End(hostcpu.Lookups)
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.index, err)
 	}

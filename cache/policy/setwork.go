@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"helios/internal/hostcpu"
 	"helios/internal/simd"
 )
 
@@ -69,7 +70,11 @@ func run(n int, do func(i int)) {
 	}
 	var wg sync.WaitGroup
 	for i := range n {
-		wg.Go(func() { do(i) })
+		wg.Go(func() {
+			section := hostcpu.Begin()
+			do(i)
+			section.End(hostcpu.Lookups)
+		})
 	}
 	wg.Wait()
 }

@@ -58,7 +58,7 @@ func benchComputeCommand() *cli.Command {
 			hcli.Parsed(&cli.StringFlag{Name: "precision",
 				DefaultText: "on a GPU all, on the host device fp32",
 				Usage: "of products and steps `NAME[,NAME…]`: " +
-					strings.Join(cuda.Precisions(), ", ") + " (on a GPU)"},
+					strings.Join(cuda.Precisions(), ", ") + "; tf32 on a GPU only"},
 				func(a *computeBenchArgs) *[]cuda.Precision { return &a.precisions },
 				parsePrecisions),
 			hcli.Text(&cli.StringFlag{Name: "openblas", Value: "off",

@@ -18,11 +18,15 @@ func TestBenchCompute(t *testing.T) {
 			"--precision", "fp32,bf16", "--results", "out.json"}
 		rows := lines(t, ok(t, append(args, "--json")...))
 		require.Equal(t, rows, lines(t, kept(t, "out.json")))
-		products := map[any]int{}
+		products, beside := map[any]int{}, 0
 		for _, r := range rows {
 			require.Equal(t, true, r["ok"])
 			require.Equal(t, l.String(), r["kernels"])
-			require.Nil(t, r["ratio"])
+			if ratio, of := r["ratio"].(map[string]any); of {
+				require.Nil(t, r["m"], "OpenBLAS was not asked for")
+				require.Positive(t, ratio["median"])
+				beside++
+			}
 			if r["m"] != nil {
 				products[r["precision"]]++
 				require.Positive(t, r["flops_per_second"])
@@ -33,6 +37,7 @@ func TestBenchCompute(t *testing.T) {
 			}
 		}
 		require.Equal(t, map[any]int{"fp32": 4, "bf16": 4}, products)
+		require.Positive(t, beside, "kernels beside their floor")
 	}
 	require.Regexp(t, `(?s)bf16 by [a-z0-9_ ]+\n.*nn:8x8x8 .* passed`, ok(t, "bench", "compute", "--shapes", "8x8x8",
 		"--only", "gemm", "--precision", "bf16", "--seconds", "0.01", "--workers", "1"))

@@ -159,7 +159,7 @@ func (r *comparison) summary() comparisonSummary {
 	return s
 }
 
-// medianKernels is each operator's median over the runs.
+// medianKernels is each operator's median over the runs; where one lacks it took no time.
 func medianKernels(runs []comparedRun) map[string]map[string]float64 {
 	times := map[hostcpu.Spender][]float64{}
 	for _, r := range runs {
@@ -172,6 +172,7 @@ func medianKernels(runs []comparedRun) map[string]map[string]float64 {
 	}
 	out := map[string]map[string]float64{}
 	for k, t := range times {
+		t = append(t, make([]float64, len(runs)-len(t))...)
 		if out[k.Stage] == nil {
 			out[k.Stage] = map[string]float64{}
 		}

@@ -21,6 +21,7 @@ func TestProcessorTime(t *testing.T) {
 		"helios": {"sample", "lookup", "submit", "complete", "gather", "train", "software SSDs"},
 		"cpu":    {"sample", "lookup", "gather", "train", "read"},
 		"inmem":  {"sample", "lookup", "gather", "train"},
+		"gids":   {"sample", "lookup", "gather", "train", "software SSDs"},
 	} {
 		out := lines(t, ok(t, "train", "g", "--mode", mode, "--fanout", "10,10", "--batch-size",
 			"1024", "--hidden", "64", "--gpu-cache", "25%", "--epochs", "2", "--no-eval",
@@ -48,7 +49,9 @@ func TestProcessorTime(t *testing.T) {
 		}
 		// Threads that run have their last tick not counted yet.
 		require.InDelta(t, all, sum, 0.02+0.01*all, mode)
-		require.Less(t, rest/all, mostUnaccounted, "%s: %v", mode, cpu)
+		if mode != "gids" { // whose reads are waited for by yielding
+			require.Less(t, rest/all, mostUnaccounted, "%s: %v", mode, cpu)
+		}
 		t.Logf("%s: %.3f s, unaccounted %.1f %%", mode, all, 100*rest/all)
 	}
 	require.Regexp(t, `software SSDs +io_uring_enter +\d+\.\d +\d+\.\d%`,

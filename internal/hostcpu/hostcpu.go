@@ -56,3 +56,11 @@ func ThreadTime() time.Duration {
 	}
 	return time.Duration(ts.Nano())
 }
+
+// InBubble tells whether the caller runs in a bubble of testing/synctest, where time passes only
+// when all goroutines wait: whoever polls until a time has come does so for ever. There, time.Now
+// has no monotonic reading.
+func InBubble() bool {
+	t := time.Now()
+	return t == t.Round(0)
+}

@@ -18,6 +18,9 @@ type Usage struct {
 	Spent   map[Spender]time.Duration
 }
 
+// Lookups are those that the CPU does, whichever goroutines of a directory take part in them.
+var Lookups = Spender{"lookup", "directory on the CPU"}
+
 // Spenders that no section measures.
 var (
 	// Garbage is the collector of Go's runtime, as that tells at the end of a collection.
@@ -52,18 +55,14 @@ func (u Usage) Since(was Usage) (by map[Spender]time.Duration, sum time.Duration
 }
 
 // garbage is what collections took that were no goroutine's own work for them, which its section
-// has.
+// has. Pauses are left out: Go tells of them as if all processors had worked.
 func garbage() time.Duration {
-	s := []metrics.Sample{{Name: "/cpu/classes/gc/mark/dedicated:cpu-seconds"},
-		{Name: "/cpu/classes/gc/pause:cpu-seconds"}}
+	s := []metrics.Sample{{Name: "/cpu/classes/gc/mark/dedicated:cpu-seconds"}}
 	metrics.Read(s)
-	sum := 0.0
-	for _, x := range s {
-		if x.Value.Kind() == metrics.KindFloat64 {
-			sum += x.Value.Float64()
-		}
+	if s[0].Value.Kind() != metrics.KindFloat64 {
+		return 0
 	}
-	return time.Duration(sum * float64(time.Second))
+	return time.Duration(s[0].Value.Float64() * float64(time.Second))
 }
 
 // workers adds up the threads that the kernel names so. One that is not needed for seconds ends,

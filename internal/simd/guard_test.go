@@ -171,6 +171,10 @@ func guardGemm(f *fence, l Level, n int) {
 			}
 			p.C, p.LDC = side(p.M, p.N, false)
 			l.Multiply(&p)
+			p.BF16 = true
+			for _, w := range bf16Ways(l) {
+				p.by(w)
+			}
 		}
 	}
 }

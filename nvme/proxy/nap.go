@@ -31,13 +31,6 @@ func restUntil(due int64, fake bool) time.Duration {
 	return gap - napAhead
 }
 
-// fakeTime tells whether the caller runs in a bubble of testing/synctest. There, time.Now has no
-// monotonic reading.
-func fakeTime() bool {
-	t := time.Now()
-	return t == t.Round(0)
-}
-
 // Futex operations, private to the process (linux/futex.h).
 const (
 	futexWaitPrivate = 128

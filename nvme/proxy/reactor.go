@@ -61,7 +61,7 @@ type reactor struct {
 }
 
 func newReactor(withRing, poll bool) (*reactor, error) {
-	r := &reactor{poll: poll, fake: fakeTime(), svc: make(chan struct{}, 1)}
+	r := &reactor{poll: poll, fake: hostcpu.InBubble(), svc: make(chan struct{}, 1)}
 	r.table.Store(&[]*cqueue{})
 	if withRing {
 		ring, err := iouring.New(iouring.Options{Entries: ringEntries, CQEntries: ringCQEntries})

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/ssdmodel"
 	"helios/nvme"
 )
@@ -220,11 +221,11 @@ func TestModelOptions(t *testing.T) {
 // TestFakeTime: in a bubble of testing/synctest a modelled SSD keeps the bubble's time, to the
 // nanosecond and without taking any.
 func TestFakeTime(t *testing.T) {
-	require.False(t, fakeTime())
+	require.False(t, hostcpu.InBubble())
 	path := newFile(t, 1<<20, true)
 	real := time.Now()
 	synctest.Test(t, func(t *testing.T) {
-		require.True(t, fakeTime())
+		require.True(t, hostcpu.InBubble())
 		m := builtin(t, "p5510")
 		bus, err := Open(Config{Path: path, RAM: true, Serial: "BUBBLE", Model: m})
 		require.NoError(t, err)

@@ -53,6 +53,10 @@ def size(text):
     sys.exit(f"{text!r} is not a size: use KiB, MiB or GiB, as 512MiB")
 
 
+for text in filter(None, (a.rows_memory, a.slack)):
+    size(text)  # before anything is made
+
+
 class Group:
     """A control group that bounds the memory of a process and of its daemon, page cache included."""
 
@@ -322,8 +326,8 @@ if not os.path.exists(data):
     share = (a.batches * a.batch + 0.5) / a.nodes
     run(a.heliosctl, "generate", "--kind", "rmat", "--nodes", str(a.nodes), "--avg-degree", str(a.degree), "--dim", str(a.dim),
         "--classes", str(CLASSES), "--train-fraction", f"{share:.9f}", "--val-fraction", "0.01", "--seed", "7", "--out", data, "--json")
-    size = f"{a.nodes * a.dim * 4 * 5 // 4 // 2**20 + 64}MiB"
-    run(a.heliosctl, "bind-ssds", "--proxy", os.path.join(work, "ssd.img"), "--size", size, "--json")
+    room = f"{a.nodes * a.dim * 4 * 5 // 4 // 2**20 + 64}MiB"
+    run(a.heliosctl, "bind-ssds", "--proxy", os.path.join(work, "ssd.img"), "--size", room, "--json")
     run(a.heliosctl, "load", data, "--json")
 results = []
 for task in a.tasks.split(","):

@@ -260,7 +260,9 @@ func (b *Case) Measure(ctx context.Context, dev cuda.Device, cfg *Config, most M
 	r.FLOPS, r.BytesPerSecond = flops/r.Seconds.Median, bytes/r.Seconds.Median
 	r.limits(flops, bytes, most, b)
 	if run.Rival != nil {
-		r.RivalFLOPS = flops / bench.SpreadOf(rival).Median
+		if !run.Idle {
+			r.RivalFLOPS = flops / bench.SpreadOf(rival).Median
+		}
 		a := bench.SpreadOf(ratio)
 		if r.Ratio = &a; host {
 			b := bench.SpreadOf(ratioCPU)
@@ -587,7 +589,8 @@ func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (*Run, er
 		p.LDB = s.K
 	}
 	results := []array{c}
-	if gpu && cfg.Vendor != nil || !gpu && cfg.BLAS != nil {
+	blas := !gpu && cfg.BLAS != nil && prec == cuda.FP32
+	if gpu && cfg.Vendor != nil || blas {
 		results = append(results, mem.floats(s.M*s.N))
 	}
 	rival := results[len(results)-1]
@@ -623,7 +626,7 @@ func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (*Run, er
 			q.C = rival.p
 			return cfg.Vendor.Multiply(st, &q)
 		}
-	case !gpu && cfg.BLAS != nil:
+	case blas:
 		run.RivalName, run.Threads = "OpenBLAS", cfg.BLAS.SetThreads
 		run.Rival = func(cuda.Stream) error {
 			cfg.BLAS.Multiply(int(s.M), int(s.N), int(s.K),
@@ -746,12 +749,9 @@ func Limits(ctx context.Context, dev cuda.Device, cfg *Config, peak [3]float64) 
 		if err != nil {
 			return m, err
 		}
-		for _, prec := range cfg.precisions() {
-			one := simd.Level.PeakFLOPS
-			if prec == cuda.BF16 {
-				one = simd.PeakBF16
-			}
-			m.Peak[prec] = one(l) * float64(info.SMs)
+		m.Peak[cuda.FP32] = l.PeakFLOPS() * float64(info.SMs) // of all but products, too
+		if slices.Contains(cfg.precisions(), cuda.BF16) {
+			m.Peak[cuda.BF16] = simd.PeakBF16(l) * float64(info.SMs)
 		}
 		return m, nil
 	}
