@@ -73,7 +73,7 @@ func vcvtne2ps2bf16(low, high, d reg.VecPhysical) {
 }
 
 // flush has a kernel set MXCSR's flush to zero if its argument says so, and returns what undoes
-// that. Go does not preempt assembly. A fault inside a kernel would leave the thread so, but a kernel's
+// that. Go does not preempt assembly. A fault inside a kernel would leave the thread so, but its
 // memory is the device's, which is there for as long as it runs. VDPBF16PS needs no MXCSR.
 func (s *isa) flush() (end func(tag string)) {
 	if s.pairs {
