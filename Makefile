@@ -93,8 +93,9 @@ test-realdata:
 	HELIOS_WIDE=1 $(GO) test -count=1 -v -timeout 10m -run 'CiteSeer|CNR2000' ./cmd/heliosctl ./dataset/importer ./dataset/webgraph
 
 # The race detector, on few cases, and not on what runs nothing at the same time: tools, and tests of flags,
-# texts, refusals and the virtual clock, which "make test" has.
-NOT_RACED := Bad|Refus|Help|Document|Docs|Declared|Schema|TestCompletion$$|ManualPage|MakeInstall|VFIOSetup|FewFiles|FullDisk|ReadOnlyFolder|BenchCompute|Rerun|Report|EpochsAreCovered|ByteTrials|TestPlan(Verb|Of|Calibrates)|KilledBinds|KilledUnbinds|KilledLoad|OddStates
+# texts, refusals and the virtual clock, which "make test" has; nor on shares of the processor's time, much of
+# which it takes itself.
+NOT_RACED := Bad|Refus|Help|Document|Docs|Declared|Schema|TestCompletion$$|ManualPage|MakeInstall|VFIOSetup|FewFiles|FullDisk|ReadOnlyFolder|BenchCompute|Rerun|Report|EpochsAreCovered|ByteTrials|TestPlan(Verb|Of|Calibrates)|KilledBinds|KilledUnbinds|KilledLoad|OddStates|ProcessorTime
 race:
 	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -timeout 30m -skip '$(NOT_RACED)' \
 		$(filter-out ./tools/%,$(LONGEST)) $$($(GO) list ./... | grep -v '/tools/')
