@@ -11,6 +11,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"helios/internal/simd/gen/vec"
 )
 
 // Offsets of dotArgs.
@@ -40,22 +42,12 @@ const ahead = 12
 
 const line = 64 // bytes that one prefetch fetches
 
-// level is a vector width and the stripes of a result that its registers hold.
-type level struct {
-	name    string
-	lanes   int
-	stripes []int // in vectors, widest first; 0 is the masked rest
-	vec     func() reg.VecVirtual
-}
-
-func (l level) bytes() int { return 4 * l.lanes }
-
 func main() {
 	ConstraintExpr("amd64")
-	tailMasks()
-	for _, l := range []level{
-		{"AVX2", 8, []int{8, 4, 2, 1, 0}, func() reg.VecVirtual { return YMM() }},
-		{"AVX512", 16, []int{16, 8, 4, 2, 1, 0}, func() reg.VecVirtual { return ZMM() }},
+	vec.TailMasks("headMasks")
+	for _, l := range []vec.Level{
+		vec.AVX2(8, 4, 2, 1, 0),
+		vec.AVX512(16, 8, 4, 2, 1, 0),
 	} {
 		dots(l)
 		sumHeadRows(l)
@@ -63,140 +55,60 @@ func main() {
 	Generate()
 }
 
-var masks Mem
-
-// tailMasks is 8 times all ones and 8 times 0: a window of it masks the last elements at AVX2.
-func tailMasks() {
-	masks = GLOBL("headMasks", RODATA|NOPTR)
-	for i := range 16 {
-		v := uint32(0)
-		if i < 8 {
-			v = 0xffffffff
-		}
-		DATA(4*i, U32(v))
-	}
-}
-
-// rest is a vector's worth of memory access that stops after some elements.
-type rest struct {
-	l level
-	k reg.Register // AVX512
-	m reg.VecVirtual
-}
-
-// rest stops after n elements, of which there may be more than lanes, or fewer than 0.
-func (l level) rest(n reg.Register) rest {
-	r := rest{l: l}
-	at, most := GP64(), GP64()
-	MOVQ(n, at)
-	XORQ(most, most)
-	TESTQ(at, at)
-	CMOVQLT(most, at)
-	MOVQ(U32(uint32(l.lanes)), most)
-	CMPQ(at, most)
-	CMOVQGT(most, at)
-	if l.lanes == 16 {
-		r.k = K()
-		MOVQ(I32(-1), most)
-		BZHIQ(at, most, most)
-		KMOVW(most.As32(), r.k)
-		return r
-	}
-	r.m = YMM()
-	base := GP64()
-	LEAQ(masks, base)
-	SUBQ(at, most)
-	VMOVDQU(Mem{Base: base, Index: most, Scale: 4}, r.m)
-	return r
-}
-
-// load sets the other elements to 0.
-func (r rest) load(m Mem, v reg.VecVirtual) {
-	if r.l.lanes == 16 {
-		VMOVUPS_Z(m, r.k, v)
-	} else {
-		VMASKMOVPS(m, r.m, v)
-	}
-}
-
-func (r rest) store(v reg.VecVirtual, m Mem) {
-	if r.l.lanes == 16 {
-		VMOVUPS(v, r.k, m)
-	} else {
-		VMASKMOVPS(v, r.m, m)
-	}
-}
-
-func field(args reg.Register, offset int) Mem { return Mem{Base: args, Disp: offset} }
-
-func load(args reg.Register, offset int) reg.GPVirtual {
-	r := GP64()
-	MOVQ(field(args, offset), r)
-	return r
-}
-
-func zero(l level, v reg.VecVirtual) {
-	if l.lanes == 16 {
-		VPXORD(v, v, v)
-	} else {
-		VXORPS(v, v, v)
-	}
-}
-
 // dots makes the dot products of some rows, head by head: each in 32 lanes, 32 elements at a time
 // and then a rest, whose missing elements are 0, and adds the lanes as a tree.
-func dots(l level) {
-	TEXT("dotHeads"+l.name, NOSPLIT, "func(a *byte) bool")
+func dots(l vec.Level) {
+	TEXT("dotHeads"+l.Name, NOSPLIT, "func(a *byte) bool")
 	Pragma("noescape")
-	Doc("dotHeads" + l.name + " is DotHeads. It returns false where a row is not there.")
+	Doc("dotHeads" + l.Name + " is DotHeads. It returns false where a row is not there.")
 	args := Load(Param("a"), GP64())
-	odd := load(args, dotDim)
+	odd := vec.Arg(args, dotDim)
 	ANDQ(U8(dotLanes-1), odd)
-	var tails []rest
-	for range dotLanes / l.lanes {
-		tails = append(tails, l.rest(odd))
-		SUBQ(U32(uint32(l.lanes)), odd)
+	var tails []vec.Rest
+	for range dotLanes / l.Lanes {
+		tails = append(tails, l.Clamped(odd))
+		SUBQ(U32(uint32(l.Lanes)), odd)
 	}
-	next, list, out := load(args, dotB), load(args, dotList), load(args, dotOut)
+	next, list, out := vec.Arg(args, dotB), vec.Arg(args, dotList), vec.Arg(args, dotOut)
 	a, b, far := GP64(), GP64(), GP64()
 	TESTQ(list, list)
 	JE(LabelRef("row"))
 	Label("list")
-	DECQ(field(args, dotLeft))
+	DECQ(vec.Field(args, dotLeft))
 	JL(LabelRef("done"))
-	MOVQ(field(args, dotCounts), a)
+	MOVQ(vec.Field(args, dotCounts), a)
 	MOVL(Mem{Base: a}, a.As32())
-	MOVQ(a, field(args, dotRows))
-	ADDQ(U8(4), field(args, dotCounts))
+	MOVQ(a, vec.Field(args, dotRows))
+	ADDQ(U8(4), vec.Field(args, dotCounts))
 	Label("row")
-	DECQ(field(args, dotRows))
+	DECQ(vec.Field(args, dotRows))
 	JL(LabelRef("listed"))
-	MOVQ(field(args, dotA), a)
+	MOVQ(vec.Field(args, dotA), a)
 	MOVQ(next, b)
 	MOVQ(next, far) // rows in order come by themselves
 	TESTQ(list, list)
 	JE(LabelRef("found"))
 	MOVL(Mem{Base: list}, b.As32())
-	IMULQ(field(args, dotPitchB), b)
+	IMULQ(vec.Field(args, dotPitchB), b)
 	ADDQ(next, b)
-	CMPQ(b, field(args, dotLast))
+	CMPQ(b, vec.Field(args, dotLast))
 	JA(LabelRef("bad"))
 	LEAQ(Mem{Base: list, Disp: 4 * ahead}, far)
-	CMPQ(far, field(args, dotFinal))
-	CMOVQHI(field(args, dotFinal), far)
+	CMPQ(far, vec.Field(args, dotFinal))
+	CMOVQHI(vec.Field(args, dotFinal), far)
 	MOVL(Mem{Base: far}, far.As32())
-	IMULQ(field(args, dotPitchB), far)
+	IMULQ(vec.Field(args, dotPitchB), far)
 	ADDQ(next, far)
 	ADDQ(U8(4), list)
 	Label("found")
-	heads := load(args, dotHeads)
+	heads := vec.Arg(args, dotHeads)
 	Label("head")
 	sums := make([]reg.VecVirtual, len(tails))
 	for v := range sums {
-		sums[v] = l.vec()
-		zero(l, sums[v])
+		sums[v] = l.Vec()
+		l.Zero(sums[v])
 	}
-	n, t := load(args, dotDim), l.vec()
+	n, t := vec.Arg(args, dotDim), l.Vec()
 	part := func(get func(v int)) {
 		for v := range sums {
 			get(v)
@@ -209,8 +121,8 @@ func dots(l level) {
 	PREFETCHT0(Mem{Base: far})
 	PREFETCHT0(Mem{Base: far, Disp: line})
 	part(func(v int) {
-		VMOVUPS(Mem{Base: a, Disp: v * l.bytes()}, t)
-		VMULPS(Mem{Base: b, Disp: v * l.bytes()}, t, t)
+		VMOVUPS(Mem{Base: a, Disp: v * l.Bytes()}, t)
+		VMULPS(Mem{Base: b, Disp: v * l.Bytes()}, t, t)
 	})
 	for _, p := range []reg.GPVirtual{a, b, far} {
 		ADDQ(U32(4*dotLanes), p)
@@ -221,10 +133,10 @@ func dots(l level) {
 	TESTQ(n, n)
 	JE(LabelRef("tree"))
 	PREFETCHT0(Mem{Base: far})
-	u := l.vec()
+	u := l.Vec()
 	part(func(v int) {
-		tails[v].load(Mem{Base: a, Disp: v * l.bytes()}, t)
-		tails[v].load(Mem{Base: b, Disp: v * l.bytes()}, u)
+		tails[v].Load(Mem{Base: a, Disp: v * l.Bytes()}, t)
+		tails[v].Load(Mem{Base: b, Disp: v * l.Bytes()}, u)
 		VMULPS(u, t, t)
 	})
 	for _, p := range []reg.GPVirtual{a, b, far} {
@@ -237,7 +149,7 @@ func dots(l level) {
 		}
 	}
 	half := sums[0].AsY()
-	if l.lanes == 16 {
+	if l.Lanes == 16 {
 		high := YMM()
 		VEXTRACTF64X4(U8(1), sums[0], high)
 		VADDPS(high, half, half)
@@ -255,15 +167,15 @@ func dots(l level) {
 	JNE(LabelRef("head"))
 	TESTQ(list, list)
 	JNE(LabelRef("row"))
-	ADDQ(field(args, dotPitchB), next)
-	MOVQ(field(args, dotPitchA), a)
-	ADDQ(a, field(args, dotA))
+	ADDQ(vec.Field(args, dotPitchB), next)
+	MOVQ(vec.Field(args, dotPitchA), a)
+	ADDQ(a, vec.Field(args, dotA))
 	JMP(LabelRef("row"))
 	Label("listed")
 	TESTQ(list, list)
 	JE(LabelRef("done"))
-	MOVQ(field(args, dotPitchA), a)
-	ADDQ(a, field(args, dotA))
+	MOVQ(vec.Field(args, dotPitchA), a)
+	ADDQ(a, vec.Field(args, dotA))
 	JMP(LabelRef("list"))
 	end()
 }
@@ -285,38 +197,38 @@ func end() {
 // sumHeadRows makes each row out = first term + Σ_e w_e·x[row(e)] + other terms, each product and
 // each sum rounded, where the weight of a column is that of its head. The heads' weights are in the
 // lanes of one register, and headOf permutes them to the columns'.
-func sumHeadRows(l level) {
-	TEXT("sumHeads"+l.name, NOSPLIT, "func(a *byte) bool")
+func sumHeadRows(l vec.Level) {
+	TEXT("sumHeads"+l.Name, NOSPLIT, "func(a *byte) bool")
 	Pragma("noescape")
-	Doc("sumHeads" + l.name + " is SumHeads. It returns false where a row is not there.")
+	Doc("sumHeads" + l.Name + " is SumHeads. It returns false where a row is not there.")
 	args := Load(Param("a"), GP64())
-	odd := load(args, sumCols)
-	ANDQ(U32(uint32(l.lanes-1)), odd)
-	tail := l.rest(odd)
-	heads := l.rest(load(args, sumHeads))
-	pitch, x, first := load(args, sumPitch), load(args, sumX), load(args, sumList)
+	odd := vec.Arg(args, sumCols)
+	ANDQ(U32(uint32(l.Lanes-1)), odd)
+	tail := l.Clamped(odd)
+	heads := l.Clamped(vec.Arg(args, sumHeads))
+	pitch, x, first := vec.Arg(args, sumPitch), vec.Arg(args, sumX), vec.Arg(args, sumList)
 	Label("list")
-	DECQ(field(args, sumLeft))
+	DECQ(vec.Field(args, sumLeft))
 	JL(LabelRef("done"))
-	last, at, todo := GP64(), GP64(), load(args, sumCols)
-	MOVQ(field(args, sumCounts), last)
+	last, at, todo := GP64(), GP64(), vec.Arg(args, sumCols)
+	MOVQ(vec.Field(args, sumCounts), last)
 	MOVL(Mem{Base: last}, last.As32())
 	LEAQ(Mem{Base: first, Index: last, Scale: 4}, last)
 	XORQ(at, at)
 	// The same for all stripes: clearing a register counts as reading it.
-	all := make([]reg.VecVirtual, l.stripes[0])
+	all := make([]reg.VecVirtual, l.Stripes[0])
 	for v := range all {
-		all[v] = l.vec()
+		all[v] = l.Vec()
 	}
-	for s, vectors := range l.stripes {
+	for s, vectors := range l.Stripes {
 		name := fmt.Sprintf("stripe%d", vectors)
 		next := "listed"
-		if s+1 < len(l.stripes) {
-			next = fmt.Sprintf("stripe%d", l.stripes[s+1])
+		if s+1 < len(l.Stripes) {
+			next = fmt.Sprintf("stripe%d", l.Stripes[s+1])
 		}
 		Label(name)
 		count := max(vectors, 1)
-		width := count * l.lanes
+		width := count * l.Lanes
 		if vectors > 0 {
 			CMPQ(todo, U32(uint32(width)))
 			JL(LabelRef(next))
@@ -325,20 +237,20 @@ func sumHeadRows(l level) {
 			JE(LabelRef(next))
 		}
 		part := func(base reg.Register, v int) Mem {
-			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.bytes()}
+			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.Bytes()}
 		}
 		sums := all[:count]
 		for v := range sums {
-			zero(l, sums[v])
+			l.Zero(sums[v])
 		}
 		e, row, far, p := GP64(), GP64(), GP64(), GP64()
-		w, t, u := l.vec(), l.vec(), l.vec()
+		w, t, u := l.Vec(), l.Vec(), l.Vec()
 		// add adds the row times the weights at p.
 		add := func(asks bool) {
-			heads.load(Mem{Base: p}, w)
-			MOVQ(field(args, sumHeadOf), p)
+			heads.Load(Mem{Base: p}, w)
+			MOVQ(vec.Field(args, sumHeadOf), p)
 			for v := range sums {
-				if asks && v*l.bytes()%line == 0 {
+				if asks && v*l.Bytes()%line == 0 {
 					PREFETCHT0(part(far, v))
 				}
 				if vectors > 0 {
@@ -346,9 +258,9 @@ func sumHeadRows(l level) {
 					VPERMPS(w, t, t)
 					VMULPS(part(row, v), t, t)
 				} else {
-					tail.load(part(p, v), t)
+					tail.Load(part(p, v), t)
 					VPERMPS(w, t, t)
-					tail.load(part(row, v), u)
+					tail.Load(part(row, v), u)
 					VMULPS(u, t, t)
 				}
 				VADDPS(t, sums[v], sums[v])
@@ -357,10 +269,10 @@ func sumHeadRows(l level) {
 		term := func(i int) {
 			of := sumTerms + i*termBytes
 			after := fmt.Sprintf("%sterm%d", name, i)
-			MOVQ(field(args, of+termX), row)
+			MOVQ(vec.Field(args, of+termX), row)
 			TESTQ(row, row)
 			JE(LabelRef(after))
-			MOVQ(field(args, of+termWeights), p)
+			MOVQ(vec.Field(args, of+termWeights), p)
 			add(false)
 			Label(after)
 		}
@@ -370,37 +282,37 @@ func sumHeadRows(l level) {
 		Label(name + "row")
 		MOVL(Mem{Base: e}, row.As32())
 		LEAQ(Mem{Base: e, Disp: 4 * ahead}, far)
-		CMPQ(far, field(args, sumFinal))
-		CMOVQHI(field(args, sumFinal), far)
+		CMPQ(far, vec.Field(args, sumFinal))
+		CMOVQHI(vec.Field(args, sumFinal), far)
 		MOVL(Mem{Base: far}, far.As32())
-		MOVQ(field(args, sumRows), p)
+		MOVQ(vec.Field(args, sumRows), p)
 		TESTQ(p, p)
 		JE(LabelRef(name + "rows"))
-		CMPQ(row, field(args, sumEdges)) // the list is of edges
+		CMPQ(row, vec.Field(args, sumEdges)) // the list is of edges
 		JAE(LabelRef("bad"))
-		CMPQ(far, field(args, sumEdges))
+		CMPQ(far, vec.Field(args, sumEdges))
 		CMOVQCC(row, far)
 		edge := GP64()
 		MOVQ(row, edge)
 		MOVL(Mem{Base: p, Index: row, Scale: 4}, row.As32())
 		MOVL(Mem{Base: p, Index: far, Scale: 4}, p.As32())
-		IMULQ(field(args, sumStride), far)
-		ADDQ(field(args, sumWeights), far)
+		IMULQ(vec.Field(args, sumStride), far)
+		ADDQ(vec.Field(args, sumWeights), far)
 		PREFETCHT0(Mem{Base: far})
 		MOVQ(p, far)
 		MOVQ(edge, p)
-		IMULQ(field(args, sumStride), p)
+		IMULQ(vec.Field(args, sumStride), p)
 		JMP(LabelRef(name + "weighed"))
 		Label(name + "rows") // of edges in order
 		MOVQ(e, p)
-		SUBQ(field(args, sumList), p)
+		SUBQ(vec.Field(args, sumList), p)
 		SHRQ(U8(2), p)
-		IMULQ(field(args, sumStride), p)
+		IMULQ(vec.Field(args, sumStride), p)
 		Label(name + "weighed")
-		ADDQ(field(args, sumWeights), p)
+		ADDQ(vec.Field(args, sumWeights), p)
 		IMULQ(pitch, row)
 		ADDQ(x, row)
-		CMPQ(row, field(args, sumLast))
+		CMPQ(row, vec.Field(args, sumLast))
 		JA(LabelRef("bad"))
 		IMULQ(pitch, far)
 		ADDQ(x, far)
@@ -412,12 +324,12 @@ func sumHeadRows(l level) {
 		for i := 1; i < terms; i++ {
 			term(i)
 		}
-		MOVQ(field(args, sumOut), p)
+		MOVQ(vec.Field(args, sumOut), p)
 		if vectors == 0 {
-			tail.store(sums[0], part(p, 0))
+			tail.Store(sums[0], part(p, 0))
 			break
 		}
-		CMPQ(field(args, sumStream), U8(0))
+		CMPQ(vec.Field(args, sumStream), U8(0))
 		JE(LabelRef(name + "plain"))
 		for v := range sums {
 			VMOVNTPS(sums[v], part(p, v))
@@ -434,18 +346,18 @@ func sumHeadRows(l level) {
 	}
 	Label("listed")
 	MOVQ(last, first)
-	ADDQ(U8(4), field(args, sumCounts))
-	ADDQ(pitch, field(args, sumOut))
+	ADDQ(U8(4), vec.Field(args, sumCounts))
+	ADDQ(pitch, vec.Field(args, sumOut))
 	for i := range terms {
 		of := sumTerms + i*termBytes
 		by := GP64()
-		MOVQ(field(args, of+termX), by)
+		MOVQ(vec.Field(args, of+termX), by)
 		TESTQ(by, by)
 		JE(LabelRef(fmt.Sprintf("term%d", i)))
-		ADDQ(field(args, of+termPitch), by)
-		MOVQ(by, field(args, of+termX))
-		MOVQ(field(args, sumStride), by)
-		ADDQ(by, field(args, of+termWeights))
+		ADDQ(vec.Field(args, of+termPitch), by)
+		MOVQ(by, vec.Field(args, of+termX))
+		MOVQ(vec.Field(args, sumStride), by)
+		ADDQ(by, vec.Field(args, of+termWeights))
 		Label(fmt.Sprintf("term%d", i))
 	}
 	JMP(LabelRef("list"))

@@ -12,6 +12,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"helios/internal/simd/gen/vec"
 )
 
 // Offsets of rowsArgs, colsArgs, adamArgs and copyArgs in rows.go.
@@ -43,22 +45,12 @@ const line = 64 // bytes that one prefetch fetches
 // its address and one for its weight.
 const sideRows = 8
 
-// level is a vector width and the stripes that its registers hold.
-type level struct {
-	name    string
-	lanes   int
-	stripes []int // in vectors, widest first; 0 is the masked rest
-	vec     func() reg.VecVirtual
-}
-
-func (l level) bytes() int { return 4 * l.lanes }
-
 func main() {
 	ConstraintExpr("amd64")
-	tailMasks()
-	for _, l := range []level{
-		{"AVX2", 8, []int{8, 4, 1, 0}, func() reg.VecVirtual { return YMM() }},
-		{"AVX512", 16, []int{16, 8, 4, 1, 0}, func() reg.VecVirtual { return ZMM() }},
+	vec.TailMasks("tailMasks")
+	for _, l := range []vec.Level{
+		vec.AVX2(8, 4, 1, 0),
+		vec.AVX512(16, 8, 4, 1, 0),
 	} {
 		sumColumns(l)
 		adam(l)
@@ -75,139 +67,67 @@ func main() {
 	Generate()
 }
 
-var masks Mem
-
-// tailMasks is 8 times all ones and 8 times 0: a window of it masks the last elements at AVX2.
-func tailMasks() {
-	masks = GLOBL("tailMasks", RODATA|NOPTR)
-	for i := range 16 {
-		v := uint32(0)
-		if i < 8 {
-			v = 0xffffffff
-		}
-		DATA(4*i, U32(v))
-	}
-}
-
-// rest is a vector's worth of memory access that stops after n elements, for the end of a row.
-type rest struct {
-	l level
-	k reg.Register // AVX512
-	m reg.VecVirtual
-}
-
-func (l level) rest(n reg.Register) rest {
-	r := rest{l: l}
-	at := GP64()
-	if l.lanes == 16 {
-		r.k = K()
-		MOVQ(I32(-1), at)
-		BZHIQ(n, at, at)
-		KMOVW(at.As32(), r.k)
-		return r
-	}
-	r.m = YMM()
-	base := GP64()
-	LEAQ(masks, base)
-	MOVQ(U32(8), at)
-	SUBQ(n, at)
-	VMOVDQU(Mem{Base: base, Index: at, Scale: 4}, r.m)
-	return r
-}
-
-func (r rest) load(m Mem, v reg.VecVirtual) {
-	if r.l.lanes == 16 {
-		VMOVUPS_Z(m, r.k, v)
-	} else {
-		VMASKMOVPS(m, r.m, v)
-	}
-}
-
-func (r rest) store(v reg.VecVirtual, m Mem) {
-	if r.l.lanes == 16 {
-		VMOVUPS(v, r.k, m)
-	} else {
-		VMASKMOVPS(v, r.m, m)
-	}
-}
-
-func field(args reg.Register, offset int) Mem { return Mem{Base: args, Disp: offset} }
-
-func load(args reg.Register, offset int) reg.GPVirtual {
-	r := GP64()
-	MOVQ(field(args, offset), r)
-	return r
-}
-
-func zero(l level, v reg.VecVirtual) {
-	if l.lanes == 16 {
-		VPXORD(v, v, v)
-	} else {
-		VXORPS(v, v, v)
-	}
-}
-
 // sumListsSideBySide makes each row out = start·init + Σ w_e·x[idx[e]], each product and each sum
 // rounded, in the list's order; w_e = factor·table[idx[e]], or factor without a table. Lists and
 // results are adjacent. Of a list longer than sideRows a part is added at a time, into another row
 // until the last: out may hold gates. AVX2 has too few registers for sumListsInRegisters.
 func sumListsSideBySide() {
-	l := level{"AVX2", 8, nil, func() reg.VecVirtual { return YMM() }}
+	l := vec.AVX2()
 	TEXT("sumListsAVX2", NOSPLIT, "func(a *byte) bool")
 	Pragma("noescape")
 	Doc("sumListsAVX2 is SumLists. It returns false where a row is not there.")
 	addresses, weights := AllocLocal(8*sideRows), AllocLocal(4*sideRows)
 	args := Load(Param("a"), GP64())
-	odd := load(args, rowsDim) // columns of the masked rest
+	odd := vec.Arg(args, rowsDim) // columns of the masked rest
 	ANDQ(U8(7), odd)
-	tail := l.rest(odd)
+	tail := l.Rest(odd)
 	Label("list")
-	DECQ(field(args, listsLeft))
+	DECQ(vec.Field(args, listsLeft))
 	JL(LabelRef("done"))
 	pitch, p, q := GP64(), GP64(), GP64()
 	bytesOf := func() {
-		MOVQ(field(args, rowsDim), pitch)
+		MOVQ(vec.Field(args, rowsDim), pitch)
 		SHLQ(U8(2), pitch)
 	}
 	bytesOf()
-	MOVQ(field(args, listsNext), p)
+	MOVQ(vec.Field(args, listsNext), p)
 	for _, f := range [][2]int{{0, listsTodo}, {4, rowsFactor}, {8, rowsStart}} {
-		MOVL(field(p, f[0]), q.As32())
-		MOVL(q.As32(), field(args, f[1]))
+		MOVL(vec.Field(p, f[0]), q.As32())
+		MOVL(q.As32(), vec.Field(args, f[1]))
 	}
 	ADDQ(U8(listBytes), p)
-	MOVQ(p, field(args, listsNext))
-	MOVQ(field(args, listsInit), p)
-	MOVQ(p, field(args, rowsInit))
+	MOVQ(p, vec.Field(args, listsNext))
+	MOVQ(vec.Field(args, listsInit), p)
+	MOVQ(p, vec.Field(args, rowsInit))
 	TESTQ(p, p)
 	JE(LabelRef("part"))
 	ADDQ(pitch, p)
-	MOVQ(p, field(args, listsInit))
+	MOVQ(p, vec.Field(args, listsInit))
 	Label("part")
 	bytesOf()
 	n := GP64()
-	MOVL(field(args, listsTodo), n.As32())
+	MOVL(vec.Field(args, listsTodo), n.As32())
 	CMPQ(n, U32(sideRows))
 	JA(LabelRef("long"))
-	MOVQ(field(args, listsOut), p)
-	MOVQ(p, field(args, rowsOut))
+	MOVQ(vec.Field(args, listsOut), p)
+	MOVQ(p, vec.Field(args, rowsOut))
 	ADDQ(pitch, p)
-	MOVQ(p, field(args, listsOut))
-	MOVL(field(args, listsMode), q.As32())
-	MOVL(q.As32(), field(args, mode))
+	MOVQ(p, vec.Field(args, listsOut))
+	MOVL(vec.Field(args, listsMode), q.As32())
+	MOVL(q.As32(), vec.Field(args, mode))
 	JMP(LabelRef("add"))
 	Label("long")
 	MOVQ(U32(sideRows), n)
-	MOVQ(field(args, listsPartial), p)
-	MOVQ(p, field(args, rowsOut))
-	MOVL(U32(0), field(args, mode))
+	MOVQ(vec.Field(args, listsPartial), p)
+	MOVQ(p, vec.Field(args, rowsOut))
+	MOVL(U32(0), vec.Field(args, mode))
 	Label("add")
-	MOVQ(n, field(args, rowsN))
-	idx, x, table, last := load(args, rowsIdx), load(args, rowsX), load(args, rowsTable),
-		load(args, rowsLast)
+	MOVQ(n, vec.Field(args, rowsN))
+	idx, x, table, last := vec.Arg(args, rowsIdx), vec.Arg(args, rowsX), vec.Arg(args, rowsTable),
+		vec.Arg(args, rowsLast)
 	e, row, far, end := GP64(), GP64(), GP64(), GP64()
 	f, w := XMM(), XMM()
-	VMOVSS(field(args, rowsFactor), f)
+	VMOVSS(vec.Field(args, rowsFactor), f)
 	XORQ(e, e)
 	JMP(LabelRef("named"))
 	Label("name")
@@ -215,7 +135,7 @@ func sumListsSideBySide() {
 	VMOVAPS(f, w)
 	TESTQ(table, table)
 	JE(LabelRef("weighed"))
-	CMPQ(row, field(args, rowsWeights))
+	CMPQ(row, vec.Field(args, rowsWeights))
 	JAE(LabelRef("bad"))
 	VMULSS(Mem{Base: table, Index: row, Scale: 4}, f, w)
 	Label("weighed")
@@ -226,7 +146,7 @@ func sumListsSideBySide() {
 	JA(LabelRef("bad"))
 	MOVQ(row, addresses.Idx(e, 8))
 	LEAQ(Mem{Base: e, Disp: ahead}, far)
-	CMPQ(far, field(args, rowsLeft))
+	CMPQ(far, vec.Field(args, rowsLeft))
 	CMOVQGE(e, far) // past the end: this row again
 	MOVL(Mem{Base: idx, Index: far, Scale: 4}, far.As32())
 	IMULQ(pitch, far)
@@ -251,16 +171,16 @@ func sumListsSideBySide() {
 		JMP(LabelRef("added"))
 	}
 	Label("added")
-	MOVQ(field(args, rowsN), n)
-	SUBQ(n, field(args, rowsLeft))
-	SUBL(n.As32(), field(args, listsTodo))
+	MOVQ(vec.Field(args, rowsN), n)
+	SUBQ(n, vec.Field(args, rowsLeft))
+	SUBL(n.As32(), vec.Field(args, listsTodo))
 	SHLQ(U8(2), n)
-	ADDQ(n, field(args, rowsIdx))
-	CMPL(field(args, listsTodo), U8(0))
+	ADDQ(n, vec.Field(args, rowsIdx))
+	CMPL(vec.Field(args, listsTodo), U8(0))
 	JE(LabelRef("list"))
-	MOVQ(field(args, listsPartial), p)
-	MOVQ(p, field(args, rowsInit))
-	MOVL(U32(math.Float32bits(1)), field(args, rowsStart))
+	MOVQ(vec.Field(args, listsPartial), p)
+	MOVQ(p, vec.Field(args, rowsInit))
+	MOVL(U32(math.Float32bits(1)), vec.Field(args, rowsStart))
 	JMP(LabelRef("part"))
 	ok := GP8()
 	Label("bad")
@@ -275,22 +195,22 @@ func sumListsSideBySide() {
 }
 
 // sideBySide adds so many rows.
-func sideBySide(l level, tail rest, args reg.Register, rows int, addresses, weights Mem) {
-	out, init, todo := load(args, rowsOut), load(args, rowsInit), load(args, rowsDim)
+func sideBySide(l vec.Level, tail vec.Rest, args reg.Register, rows int, addresses, weights Mem) {
+	out, init, todo := vec.Arg(args, rowsOut), vec.Arg(args, rowsInit), vec.Arg(args, rowsDim)
 	address, weight := make([]reg.GPVirtual, rows), make([]reg.VecVirtual, rows)
 	for e := range rows {
-		address[e], weight[e] = GP64(), l.vec()
+		address[e], weight[e] = GP64(), l.Vec()
 		MOVQ(addresses.Offset(8*e), address[e])
 		VBROADCASTSS(weights.Offset(4*e), weight[e])
 	}
 	at := GP64() // bytes of the rows that are done
 	XORQ(at, at)
-	t, start := l.vec(), l.vec()
-	sums := []reg.VecVirtual{l.vec(), l.vec()}
+	t, start := l.Vec(), l.Vec()
+	sums := []reg.VecVirtual{l.Vec(), l.Vec()}
 	for _, vectors := range []int{2, 1, 0} { // 0: the masked rest
 		name := fmt.Sprintf("rows%dby%d", rows, vectors)
 		count := max(vectors, 1)
-		width := count * l.lanes
+		width := count * l.Lanes
 		Label(name)
 		if vectors > 0 {
 			CMPQ(todo, U32(uint32(width)))
@@ -303,18 +223,18 @@ func sideBySide(l level, tail rest, args reg.Register, rows int, addresses, weig
 			if vectors > 0 {
 				VMOVUPS(m, v)
 			} else {
-				tail.load(m, v)
+				tail.Load(m, v)
 			}
 		}
 		part := func(base reg.Register, v int) Mem {
-			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.bytes()}
+			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.Bytes()}
 		}
 		for v := range count {
-			zero(l, sums[v])
+			l.Zero(sums[v])
 		}
 		TESTQ(init, init)
 		JE(LabelRef(name + "add"))
-		VBROADCASTSS(field(args, rowsStart), start)
+		VBROADCASTSS(vec.Field(args, rowsStart), start)
 		for v := range count {
 			get(part(init, v), sums[v])
 			VMULPS(sums[v], start, sums[v])
@@ -325,19 +245,19 @@ func sideBySide(l level, tail rest, args reg.Register, rows int, addresses, weig
 				if vectors > 0 {
 					VMULPS(part(address[e], v), weight[e], t)
 				} else {
-					tail.load(part(address[e], v), t)
+					tail.Load(part(address[e], v), t)
 					VMULPS(t, weight[e], t)
 				}
 				VADDPS(t, sums[v], sums[v])
 			}
 		}
-		TESTL(U32(modeGate), field(args, mode))
+		TESTL(U32(modeGate), vec.Field(args, mode))
 		JE(LabelRef(name + "store"))
-		VBROADCASTSS(field(args, rowsScale), start)
+		VBROADCASTSS(vec.Field(args, rowsScale), start)
 		for v := range count {
 			VMULPS(start, sums[v], sums[v])
 		}
-		zero(l, start)
+		l.Zero(start)
 		for v := range count {
 			get(part(out, v), t)
 			VCMPPS(U8(0x1e), start, t, t) // > 0, false for NaN
@@ -345,11 +265,11 @@ func sideBySide(l level, tail rest, args reg.Register, rows int, addresses, weig
 		}
 		Label(name + "store")
 		if vectors == 0 {
-			tail.store(sums[0], part(out, 0))
+			tail.Store(sums[0], part(out, 0))
 			Label(name + "done")
 			break
 		}
-		TESTL(U32(modeStream), field(args, mode))
+		TESTL(U32(modeStream), vec.Field(args, mode))
 		JE(LabelRef(name + "plain"))
 		for v := range count {
 			VMOVNTPS(sums[v], part(out, v))
@@ -371,49 +291,49 @@ func sideBySide(l level, tail rest, args reg.Register, rows int, addresses, weig
 // order that the processor's own prefetchers follow. The row that comes ahead places later is asked
 // for a line at a time, as this one is read.
 func sumListsInRegisters() {
-	l := level{"AVX512", 16, []int{16, 8, 4, 2, 1, 0}, func() reg.VecVirtual { return ZMM() }}
+	l := vec.AVX512(16, 8, 4, 2, 1, 0)
 	TEXT("sumListsAVX512", NOSPLIT, "func(a *byte) bool")
 	Pragma("noescape")
 	Doc("sumListsAVX512 is SumLists. It returns false where a row is not there.")
 	args := Load(Param("a"), GP64())
-	x, pitch, odd := load(args, rowsX), load(args, rowsDim), GP64()
+	x, pitch, odd := vec.Arg(args, rowsX), vec.Arg(args, rowsDim), GP64()
 	MOVQ(pitch, odd)
 	ANDQ(U8(15), odd) // columns of the masked rest
-	tail := l.rest(odd)
+	tail := l.Rest(odd)
 	SHLQ(U8(2), pitch)
 	// The list's last row: from there on it is asked for again.
-	final := load(args, rowsLeft)
+	final := vec.Arg(args, rowsLeft)
 	SHLQ(U8(2), final)
-	ADDQ(field(args, rowsIdx), final)
+	ADDQ(vec.Field(args, rowsIdx), final)
 	SUBQ(U8(4), final)
 	factor, start, scale := ZMM(), ZMM(), ZMM()
-	VBROADCASTSS(field(args, rowsScale), scale)
+	VBROADCASTSS(vec.Field(args, rowsScale), scale)
 	Label("list")
-	DECQ(field(args, listsLeft))
+	DECQ(vec.Field(args, listsLeft))
 	JL(LabelRef("done"))
-	out, init, end, p := load(args, listsOut), load(args, listsInit), GP64(), GP64()
-	MOVQ(field(args, listsNext), p)
-	MOVL(field(p, 0), end.As32())
+	out, init, end, p := vec.Arg(args, listsOut), vec.Arg(args, listsInit), GP64(), GP64()
+	MOVQ(vec.Field(args, listsNext), p)
+	MOVL(vec.Field(p, 0), end.As32())
 	SHLQ(U8(2), end)
-	ADDQ(field(args, rowsIdx), end)
-	VBROADCASTSS(field(p, 4), factor)
-	VBROADCASTSS(field(p, 8), start)
-	at, todo := GP64(), load(args, rowsDim)
+	ADDQ(vec.Field(args, rowsIdx), end)
+	VBROADCASTSS(vec.Field(p, 4), factor)
+	VBROADCASTSS(vec.Field(p, 8), start)
+	at, todo := GP64(), vec.Arg(args, rowsDim)
 	XORQ(at, at)
 	// The same for all stripes: clearing a register counts as reading it.
-	all := make([]reg.VecVirtual, l.stripes[0])
+	all := make([]reg.VecVirtual, l.Stripes[0])
 	for v := range all {
-		all[v] = l.vec()
+		all[v] = l.Vec()
 	}
-	for s, vectors := range l.stripes {
+	for s, vectors := range l.Stripes {
 		name := fmt.Sprintf("stripe%d", vectors)
 		next := "listed"
-		if s+1 < len(l.stripes) {
-			next = fmt.Sprintf("stripe%d", l.stripes[s+1])
+		if s+1 < len(l.Stripes) {
+			next = fmt.Sprintf("stripe%d", l.Stripes[s+1])
 		}
 		Label(name)
 		count := max(vectors, 1)
-		width := count * l.lanes
+		width := count * l.Lanes
 		if vectors > 0 {
 			CMPQ(todo, U32(uint32(width)))
 			JL(LabelRef(next))
@@ -422,18 +342,18 @@ func sumListsInRegisters() {
 			JE(LabelRef(next))
 		}
 		part := func(base reg.Register, v int) Mem {
-			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.bytes()}
+			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.Bytes()}
 		}
 		get := func(m Mem, v reg.VecVirtual) {
 			if vectors > 0 {
 				VMOVUPS(m, v)
 			} else {
-				tail.load(m, v)
+				tail.Load(m, v)
 			}
 		}
 		sums := all[:count]
 		for v := range sums {
-			zero(l, sums[v])
+			l.Zero(sums[v])
 		}
 		TESTQ(init, init)
 		JE(LabelRef(name + "rows"))
@@ -442,21 +362,21 @@ func sumListsInRegisters() {
 			VMULPS(start, sums[v], sums[v])
 		}
 		Label(name + "rows")
-		e, row, far, w, t := load(args, rowsIdx), GP64(), GP64(), l.vec(), l.vec()
+		e, row, far, w, t := vec.Arg(args, rowsIdx), GP64(), GP64(), l.Vec(), l.Vec()
 		JMP(LabelRef(name + "more"))
 		Label(name + "row")
 		MOVL(Mem{Base: e}, row.As32())
 		VMOVAPS(factor, w)
-		MOVQ(field(args, rowsTable), far)
+		MOVQ(vec.Field(args, rowsTable), far)
 		TESTQ(far, far)
 		JE(LabelRef(name + "weighed"))
-		CMPQ(row, field(args, rowsWeights))
+		CMPQ(row, vec.Field(args, rowsWeights))
 		JAE(LabelRef("bad"))
 		VMULPS_BCST(Mem{Base: far, Index: row, Scale: 4}, factor, w)
 		Label(name + "weighed")
 		IMULQ(pitch, row)
 		ADDQ(x, row)
-		CMPQ(row, field(args, rowsLast))
+		CMPQ(row, vec.Field(args, rowsLast))
 		JA(LabelRef("bad"))
 		LEAQ(Mem{Base: e, Disp: 4 * ahead}, far)
 		CMPQ(far, final)
@@ -469,7 +389,7 @@ func sumListsInRegisters() {
 			if vectors > 0 {
 				VMULPS(part(row, v), w, t)
 			} else {
-				tail.load(part(row, v), t)
+				tail.Load(part(row, v), t)
 				VMULPS(t, w, t)
 			}
 			VADDPS(t, sums[v], sums[v])
@@ -478,10 +398,10 @@ func sumListsInRegisters() {
 		Label(name + "more")
 		CMPQ(e, end)
 		JB(LabelRef(name + "row"))
-		TESTQ(U32(modeGate), field(args, listsMode))
+		TESTQ(U32(modeGate), vec.Field(args, listsMode))
 		JE(LabelRef(name + "store"))
 		k := K()
-		zero(l, w)
+		l.Zero(w)
 		for v := range sums {
 			get(part(out, v), t)
 			VCMPPS(U8(0x1e), w, t, k) // > 0, false for NaN
@@ -489,10 +409,10 @@ func sumListsInRegisters() {
 		}
 		Label(name + "store")
 		if vectors == 0 {
-			tail.store(sums[0], part(out, 0))
+			tail.Store(sums[0], part(out, 0))
 			break
 		}
-		TESTQ(U32(modeStream), field(args, listsMode))
+		TESTQ(U32(modeStream), vec.Field(args, listsMode))
 		JE(LabelRef(name + "plain"))
 		for v := range sums {
 			VMOVNTPS(sums[v], part(out, v))
@@ -508,12 +428,12 @@ func sumListsInRegisters() {
 		JMP(LabelRef(name))
 	}
 	Label("listed")
-	MOVQ(end, field(args, rowsIdx))
-	ADDQ(U8(listBytes), field(args, listsNext))
-	ADDQ(pitch, field(args, listsOut))
+	MOVQ(end, vec.Field(args, rowsIdx))
+	ADDQ(U8(listBytes), vec.Field(args, listsNext))
+	ADDQ(pitch, vec.Field(args, listsOut))
 	TESTQ(init, init)
 	JE(LabelRef("list"))
-	ADDQ(pitch, field(args, listsInit))
+	ADDQ(pitch, vec.Field(args, listsInit))
 	JMP(LabelRef("list"))
 	ok := GP8()
 	Label("bad")
@@ -528,37 +448,37 @@ func sumListsInRegisters() {
 }
 
 // sumColumns makes out[c] = Σ_r x[r, c], rows in order.
-func sumColumns(l level) {
-	TEXT("sumColumns"+l.name, NOSPLIT, "func(a *byte)")
+func sumColumns(l vec.Level) {
+	TEXT("sumColumns"+l.Name, NOSPLIT, "func(a *byte)")
 	Pragma("noescape")
-	Doc("sumColumns" + l.name + " is SumColumns.")
+	Doc("sumColumns" + l.Name + " is SumColumns.")
 	args := Load(Param("a"), GP64())
-	out, x, todo := load(args, colsOut), load(args, colsX), load(args, colsN)
-	rows, pitch := load(args, colsRows), load(args, colsStride)
+	out, x, todo := vec.Arg(args, colsOut), vec.Arg(args, colsX), vec.Arg(args, colsN)
+	rows, pitch := vec.Arg(args, colsRows), vec.Arg(args, colsStride)
 	SHLQ(U8(2), pitch)
-	for s, vectors := range l.stripes {
+	for s, vectors := range l.Stripes {
 		name := fmt.Sprintf("stripe%d", vectors)
 		next := "done"
-		if s+1 < len(l.stripes) {
-			next = fmt.Sprintf("stripe%d", l.stripes[s+1])
+		if s+1 < len(l.Stripes) {
+			next = fmt.Sprintf("stripe%d", l.Stripes[s+1])
 		}
 		Label(name)
 		count := max(vectors, 1)
-		width := count * l.lanes
-		var tail rest
+		width := count * l.Lanes
+		var tail vec.Rest
 		if vectors > 0 {
 			CMPQ(todo, U32(uint32(width)))
 			JL(LabelRef(next))
 		} else {
 			TESTQ(todo, todo)
 			JE(LabelRef("done"))
-			tail = l.rest(todo)
+			tail = l.Rest(todo)
 		}
-		at := func(base reg.Register, v int) Mem { return Mem{Base: base, Disp: v * l.bytes()} }
+		at := func(base reg.Register, v int) Mem { return Mem{Base: base, Disp: v * l.Bytes()} }
 		sums := make([]reg.VecVirtual, count)
 		for v := range sums {
-			sums[v] = l.vec()
-			zero(l, sums[v])
+			sums[v] = l.Vec()
+			l.Zero(sums[v])
 		}
 		row, far, left := GP64(), GP64(), GP64()
 		MOVQ(x, row)
@@ -566,16 +486,16 @@ func sumColumns(l level) {
 		MOVQ(rows, left)
 		Label(name + "row")
 		asked := -line
-		t := l.vec()
+		t := l.Vec()
 		for v := range sums {
-			if v*l.bytes() >= asked+line {
-				asked = v * l.bytes()
+			if v*l.Bytes() >= asked+line {
+				asked = v * l.Bytes()
 				PREFETCHT1(at(far, v))
 			}
 			if vectors > 0 {
 				VADDPS(at(row, v), sums[v], sums[v])
 			} else {
-				tail.load(at(row, v), t)
+				tail.Load(at(row, v), t)
 				VADDPS(t, sums[v], sums[v])
 			}
 		}
@@ -592,7 +512,7 @@ func sumColumns(l level) {
 			SUBQ(U32(uint32(width)), todo)
 			JMP(LabelRef(name))
 		} else {
-			tail.store(sums[0], at(out, 0))
+			tail.Store(sums[0], at(out, 0))
 		}
 	}
 	Label("done")
@@ -601,25 +521,26 @@ func sumColumns(l level) {
 }
 
 // adam makes one step of the optimiser.
-func adam(l level) {
-	TEXT("adam"+l.name, NOSPLIT, "func(a *byte)")
+func adam(l vec.Level) {
+	TEXT("adam"+l.Name, NOSPLIT, "func(a *byte)")
 	Pragma("noescape")
-	Doc("adam" + l.name + " is Adam.")
+	Doc("adam" + l.Name + " is Adam.")
 	args := Load(Param("a"), GP64())
-	p, g, m, v := load(args, adamP), load(args, adamG), load(args, adamM), load(args, adamV)
-	n := load(args, adamN)
+	p, g := vec.Arg(args, adamP), vec.Arg(args, adamG)
+	m, v := vec.Arg(args, adamM), vec.Arg(args, adamV)
+	n := vec.Arg(args, adamN)
 	var c [9]reg.VecVirtual // B1, C1, B2, C2, step, root, eps, L2, decay
 	for i := range c {
-		c[i] = l.vec()
-		if l.lanes == 16 {
-			VBROADCASTSS(field(args, adamB1+4*i), c[i])
+		c[i] = l.Vec()
+		if l.Lanes == 16 {
+			VBROADCASTSS(vec.Field(args, adamB1+4*i), c[i])
 		}
 	}
 	// AVX2 has too few registers for all of them.
 	times := func(i int, x, dst reg.VecVirtual) {
-		if l.lanes == 8 {
-			t := l.vec()
-			VBROADCASTSS(field(args, adamB1+4*i), t)
+		if l.Lanes == 8 {
+			t := l.Vec()
+			VBROADCASTSS(vec.Field(args, adamB1+4*i), t)
 			VMULPS(t, x, dst)
 			return
 		}
@@ -627,7 +548,7 @@ func adam(l level) {
 	}
 	step := func(load func(reg.Register, reg.VecVirtual),
 		store func(reg.VecVirtual, reg.Register)) {
-		x, d, mi, vi, t := l.vec(), l.vec(), l.vec(), l.vec(), l.vec()
+		x, d, mi, vi, t := l.Vec(), l.Vec(), l.Vec(), l.Vec(), l.Vec()
 		load(p, x)
 		load(g, d)
 		load(m, mi)
@@ -647,9 +568,9 @@ func adam(l level) {
 		store(vi, v)
 		VSQRTPS(vi, t)
 		times(5, t, t)
-		if l.lanes == 8 {
-			e := l.vec()
-			VBROADCASTSS(field(args, adamB1+4*6), e)
+		if l.Lanes == 8 {
+			e := l.Vec()
+			VBROADCASTSS(vec.Field(args, adamB1+4*6), e)
 			VADDPS(e, t, t)
 		} else {
 			VADDPS(c[6], t, t)
@@ -660,36 +581,36 @@ func adam(l level) {
 		store(x, p)
 	}
 	Label("loop")
-	CMPQ(n, U32(uint32(l.lanes)))
+	CMPQ(n, U32(uint32(l.Lanes)))
 	JL(LabelRef("rest"))
 	step(func(b reg.Register, r reg.VecVirtual) { VMOVUPS(Mem{Base: b}, r) },
 		func(r reg.VecVirtual, b reg.Register) { VMOVUPS(r, Mem{Base: b}) })
 	for _, b := range []reg.Register{p, g, m, v} {
-		ADDQ(U32(uint32(l.bytes())), b)
+		ADDQ(U32(uint32(l.Bytes())), b)
 	}
-	SUBQ(U32(uint32(l.lanes)), n)
+	SUBQ(U32(uint32(l.Lanes)), n)
 	JMP(LabelRef("loop"))
 	Label("rest")
 	TESTQ(n, n)
 	JE(LabelRef("done"))
-	tail := l.rest(n)
-	step(func(b reg.Register, r reg.VecVirtual) { tail.load(Mem{Base: b}, r) },
-		func(r reg.VecVirtual, b reg.Register) { tail.store(r, Mem{Base: b}) })
+	tail := l.Rest(n)
+	step(func(b reg.Register, r reg.VecVirtual) { tail.Load(Mem{Base: b}, r) },
+		func(r reg.VecVirtual, b reg.Register) { tail.Store(r, Mem{Base: b}) })
 	Label("done")
 	VZEROUPPER()
 	RET()
 }
 
 // copyRows copies row slot[i] of src to row pos[i] of dst around the caches, 64 bytes at a time.
-func copyRows(l level) {
-	TEXT("copyRows"+l.name, NOSPLIT, "func(a *byte)")
+func copyRows(l vec.Level) {
+	TEXT("copyRows"+l.Name, NOSPLIT, "func(a *byte)")
 	Pragma("noescape")
-	Doc("copyRows" + l.name + " is CopyRows.")
+	Doc("copyRows" + l.Name + " is CopyRows.")
 	args := Load(Param("a"), GP64())
-	pos, slot, n, left := load(args, copyPos), load(args, copySlot), load(args, copyN),
-		load(args, copyLeft)
-	src, dst := load(args, copySrc), load(args, copyDst)
-	size, stride := load(args, copyBytes), load(args, copyStride)
+	pos, slot, n, left := vec.Arg(args, copyPos), vec.Arg(args, copySlot), vec.Arg(args, copyN),
+		vec.Arg(args, copyLeft)
+	src, dst := vec.Arg(args, copySrc), vec.Arg(args, copyDst)
+	size, stride := vec.Arg(args, copyBytes), vec.Arg(args, copyStride)
 	i := GP64()
 	XORQ(i, i)
 	Label("row")
@@ -711,8 +632,8 @@ func copyRows(l level) {
 	XORQ(at, at)
 	Label("line")
 	PREFETCHT1(Mem{Base: far, Index: at, Scale: 1})
-	for b := 0; b < line; b += l.bytes() {
-		v := l.vec()
+	for b := 0; b < line; b += l.Bytes() {
+		v := l.Vec()
 		VMOVUPS(Mem{Base: from, Index: at, Scale: 1, Disp: b}, v)
 		VMOVNTPS(v, Mem{Base: to, Index: at, Scale: 1, Disp: b})
 	}
@@ -736,9 +657,9 @@ func prefetchParts() {
 	Pragma("noescape")
 	Doc("prefetchParts is PrefetchParts.")
 	args := Load(Param("a"), GP64())
-	base, rows, n, shift := load(args, prefetchBase), load(args, prefetchRows),
-		load(args, prefetchN), load(args, prefetchShift)
-	MOVQ(field(args, prefetchMagic), reg.RDX)
+	base, rows, n, shift := vec.Arg(args, prefetchBase), vec.Arg(args, prefetchRows),
+		vec.Arg(args, prefetchN), vec.Arg(args, prefetchShift)
+	MOVQ(vec.Field(args, prefetchMagic), reg.RDX)
 	i := GP64()
 	XORQ(i, i)
 	Label("part")
@@ -766,9 +687,9 @@ func readRows() {
 	Pragma("noescape")
 	Doc("readRows is ReadRows. It returns false where a row is not there.")
 	args := Load(Param("a"), GP64())
-	x, pitch, list, left := load(args, readX), load(args, readPitch), load(args, readList),
-		load(args, readN)
-	final, last := load(args, readFinal), load(args, readLast)
+	x, pitch, list, left := vec.Arg(args, readX), vec.Arg(args, readPitch), vec.Arg(args, readList),
+		vec.Arg(args, readN)
+	final, last := vec.Arg(args, readFinal), vec.Arg(args, readLast)
 	row, far, stop, word, ok := GP64(), GP64(), GP64(), GP32(), GP8()
 	JMP(LabelRef("more"))
 	Label("row")
