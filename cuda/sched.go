@@ -43,8 +43,8 @@ const quantum = 200 * time.Microsecond
 // resident blocks of an SM (32 on compute capability 9.0).
 const residentPerSM = 32
 
-// linger is how long a goroutine of the device looks for its next work, or for the end of a grid
-// whose last blocks others run, before it parks. One that has parked starts 0.1 to 5 ms after its
+// A goroutine of the device that has nothing to do polls for linger before it parks: for its next
+// work, or for the end of a grid whose last blocks others run. One that has parked starts 0.1 to 5 ms after its
 // launch on a virtual machine of two processors, one that looks within 0.1 us. Small grids are over
 // by then.
 const linger = 50 * time.Microsecond

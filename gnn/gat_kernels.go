@@ -28,7 +28,7 @@ func init() {
 	cuda.RegisterHost("bias_act", biasAct)
 }
 
-// headLists is how many rows are made by one call: a call costs as much as a short list.
+// One call of the vector code makes headLists rows, as a call costs as much as a short list.
 const headLists = 64
 
 func view(p cuda.DevicePtr, n int64) []float32 { return cuda.View[float32](p, n) }

@@ -317,8 +317,8 @@ type sumParams struct {
 // sumLeaf is how many rows of a level of col_sum make one of the next.
 const sumLeaf = 64
 
-// colSumPer is how many columns make a block at least: four lines of a row, which memory gives at
-// nearly the rate of whole rows.
+// A block sums colSumPer columns or more: four cache lines of a row, which memory gives at nearly
+// the rate of whole rows.
 const colSumPer = 64
 
 func colSum(b *cuda.Block, p *sumParams) error {

@@ -672,7 +672,7 @@ func (r *hostReader) syncWorker(read func(p *hostPending, u *hostUnit) error) {
 	}
 }
 
-// spender is who takes the CPU time of the threads that read.
+// spender names the threads that read, in an account of CPU time.
 func (r *hostReader) spender() hostcpu.Spender {
 	return hostcpu.Spender{Stage: "read", Operator: r.name + " stack"}
 }

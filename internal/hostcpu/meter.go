@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Spender is what takes CPU time: an operator of a stage, such as a kernel of a stream.
+// Spender is an operator of a stage that takes CPU time, such as a kernel of a stream.
 type Spender struct{ Stage, Operator string }
 
 // The process's CPU time by what took it. Goroutines share threads, so a section of work is tied to
@@ -30,7 +30,7 @@ func Meter() (stop func()) {
 // Metering tells whether somebody asks.
 func Metering() bool { return metering.Load() != 0 }
 
-// Spent is what each spender has taken while it was counted.
+// Spent returns the CPU time of each spender while it was metered.
 func Spent() map[Spender]time.Duration {
 	ledger.Lock()
 	defer ledger.Unlock()
