@@ -44,9 +44,9 @@ const quantum = 200 * time.Microsecond
 const residentPerSM = 32
 
 // A goroutine of the device that has nothing to do polls for linger before it parks: for its next
-// work, or for the end of a grid whose last blocks others run. One that has parked starts 0.1 to 5 ms after its
-// launch on a virtual machine of two processors, one that looks within 0.1 us. Small grids are over
-// by then.
+// work, or for the end of a grid whose last blocks others run. One that has parked starts 0.1 to
+// 5 ms after its launch on a virtual machine of two processors, one that polls within 0.1 us. Small
+// grids are over by then.
 const linger = 50 * time.Microsecond
 
 var epoch = time.Now()
