@@ -33,11 +33,11 @@ func benchComputeCommand() *cli.Command {
 	about := "Measures kernels and checks what they computed against float64 references.\n" +
 		"A row whose error is above what rounding can give is shown as failed.\n" +
 		"Products of matrices can run in turns with a library that is opened at run time for this comparison:\n" +
-		"on the host device OpenBLAS, on a GPU cuBLAS, where --precision takes each. The ratio is its time by\n" +
+		"on the host device OpenBLAS in fp32, on a GPU cuBLAS in each --precision. The ratio is its time by\n" +
 		"ours, the median over the turns and its range; \"by CPU\" is the same ratio in CPU time.\n" +
 		"The host device's peak is measured in the same run: fused multiply-adds on registers (in bf16 those\n" +
-		"of pairs, where the CPU has them), times the workers. That of a GPU is its highest clock, its SMs, and what an SM of its compute capability does\n" +
-		"in a clock. \"of copy\" is against a copy within the GPU's memory, measured in the same run. \"of floor\"\n" +
+		"of pairs, where the CPU has them), times the workers. That of a GPU is its highest clock, its SMs, and\n" +
+		"what an SM of its compute capability does in a clock. \"of copy\" is against a copy within the GPU's memory, measured in the same run. \"of floor\"\n" +
 		"is the least time for the operations at the peak and the bytes at the copy's rate, the longer of the\n" +
 		"two (of a whole step their sum), as a share of the time taken; on the host device, where copies are\n" +
 		"not measured, for the operations alone. The groups of kernels:"
