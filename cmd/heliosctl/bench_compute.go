@@ -37,10 +37,11 @@ func benchComputeCommand() *cli.Command {
 		"ours, the median over the turns and its range; \"by CPU\" is the same ratio in CPU time.\n" +
 		"The host device's peak is measured in the same run: fused multiply-adds on registers (in bf16 those\n" +
 		"of pairs, where the CPU has them), times the workers. That of a GPU is its highest clock, its SMs, and\n" +
-		"what an SM of its compute capability does in a clock. \"of copy\" is against a copy within the GPU's memory, measured in the same run. \"of floor\"\n" +
-		"is the least time for the operations at the peak and the bytes at the copy's rate, the longer of the\n" +
-		"two (of a whole step their sum), as a share of the time taken; on the host device, where copies are\n" +
-		"not measured, for the operations alone. The groups of kernels:"
+		"what an SM of its compute capability does in a clock. \"of copy\" is against a copy within the GPU's\n" +
+		"memory, measured in the same run. \"of floor\" is the least time for the operations at the peak and the\n" +
+		"bytes at the copy's rate, the longer of the two (of a whole step their sum), as a share of the time\n" +
+		"taken; on the host device, where copies are not measured, for the operations alone.\n" +
+		"The groups of kernels:"
 	kernel := func(a *computeBenchArgs) *kernelBenchArgs { return &a.kernelBenchArgs }
 	options := slices.Concat(
 		hcli.In(kernel, hcli.Options[kernelBenchArgs]{devicesOption()}),
