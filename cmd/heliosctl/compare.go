@@ -385,6 +385,9 @@ func diskBytes() int64 {
 }
 
 func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
+	if err := e.oneProcess(); err != nil {
+		return err
+	}
 	c := &comparer{env: e, compareArgs: a}
 	vs, err := c.readVariants()
 	if err != nil {

@@ -97,6 +97,9 @@ func orOtherDataset(err error) error {
 }
 
 func runEval(ctx context.Context, e *env, a *inferArgs) (err error) {
+	if err := e.oneProcess(); err != nil {
+		return err
+	}
 	if err := a.check(); err != nil {
 		return err
 	}

@@ -90,6 +90,9 @@ func (a *predictArgs) classified(e *env, d *dataset.Dataset) ([]int64, error) {
 }
 
 func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
+	if err := e.oneProcess(); err != nil {
+		return err
+	}
 	if err := a.check(); err != nil {
 		return err
 	}

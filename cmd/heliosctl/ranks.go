@@ -19,14 +19,20 @@ import (
 
 // rankArgs say how the processes of one run meet.
 type rankArgs struct {
-	wait    time.Duration
-	library string
+	wait       time.Duration
+	library    string
+	secretFile string
+	insecure   bool
+	listen     string
 }
+
+// secretVar holds the secret of the ranks where no file does.
+const secretVar = "HELIOS_RANK_SECRET"
 
 func rankOptions() hcli.Options[rankArgs] {
 	return hcli.Options[rankArgs]{
 		hcli.Duration(&cli.DurationFlag{Name: "rank-timeout", DefaultText: "10m",
-			Usage: "`TIME` that a process waits for the slowest one of its run (RANK and WORLD_SIZE, or mpirun)"},
+			Usage: "`TIME` that a process waits for the slowest one of its run (of torchrun, srun or mpirun)"},
 			func(a *rankArgs) *time.Duration { return &a.wait }).Checked(func(a *rankArgs,
 			_ string) error {
 			if a.wait < time.Second {
@@ -37,7 +43,57 @@ func rankOptions() hcli.Options[rankArgs] {
 		hcli.Text(&cli.StringFlag{Name: "mpi", DefaultText: "that of mpirun, by its usual name",
 			Usage: "MPI library `FILE` under mpirun"},
 			func(a *rankArgs) *string { return &a.library }),
+		hcli.Text(&cli.StringFlag{Name: "rank-secret-file", DefaultText: "$" + secretVar,
+			Usage: "`FILE` with the secret that all processes of the run know, which is needed where other machines reach MASTER_ADDR"},
+			func(a *rankArgs) *string { return &a.secretFile }),
+		hcli.Bool(&cli.BoolFlag{Name: "rank-insecure",
+			Usage: "let processes on other machines join without a secret: whoever reaches the port can take part"},
+			func(a *rankArgs) *bool { return &a.insecure }),
+		hcli.Text(&cli.StringFlag{Name: "rank-listen", DefaultText: "MASTER_ADDR, or all with a secret where it is another machine's",
+			Usage: "`ADDRESS[:PORT]` at which rank 0 listens for the others"},
+			func(a *rankArgs) *string { return &a.listen }),
 	}
+}
+
+// secret is what the processes of a run know; nil where nothing is said.
+func (a *rankArgs) secret(note func(string)) ([]byte, error) {
+	from, text := "$"+secretVar, []byte(os.Getenv(secretVar))
+	if a.secretFile != "" {
+		from = a.secretFile
+		f, err := os.Open(from)
+		if err != nil {
+			return nil, errs.With(errs.Usage, fmt.Errorf("--rank-secret-file: %w", err))
+		}
+		defer func() { _ = f.Close() }() // it is read only
+		if text, err = io.ReadAll(io.LimitReader(f, ranks.SecretMost+1)); err != nil {
+			return nil, errs.With(errs.Usage, fmt.Errorf("--rank-secret-file: %w", err))
+		}
+		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Mode()&0o077 != 0 {
+			note(from + " holds the secret, and other users may read or write it; run chmod 600 " + from)
+		}
+	} else if len(text) == 0 {
+		return nil, nil
+	}
+	secret, err := ranks.CheckSecret(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", from, err)
+	}
+	if a.insecure {
+		return nil, errs.New(errs.Usage,
+			"--rank-insecure: there is a secret in %s; leave one of the two out", from)
+	}
+	return secret, nil
+}
+
+// oneProcess refuses a verb that a launcher has started several times at once.
+func (e *env) oneProcess() error {
+	l, err := ranks.FromEnv(os.LookupEnv)
+	if err != nil || l == nil || l.Size == 1 {
+		return err
+	}
+	return errs.New(errs.Usage,
+		"this runs in one process, and its launcher started %d (%s=%d); start it once, or with RANK=0 and WORLD_SIZE=1 in each that is to run by itself",
+		l.Size, l.By, l.Size)
 }
 
 // joinRanks brings this process together with the others of its run; nil where it is alone. Rank 0
@@ -52,11 +108,28 @@ func (t *trainer) joinRanks(ctx context.Context) (ranks.Group, error) {
 			"--%s %s: no mpirun started this process; start it with mpirun, or leave the option out",
 			name, t.ranks.library)
 	}
-	if l == nil || l.Size == 1 {
+	a := &t.ranks
+	name := t.given(&a.secretFile, &a.insecure, &a.listen)
+	if name != "" && (l == nil || l.MPI != "") {
+		return nil, errs.New(errs.Usage,
+			"--%s is for several processes that meet over TCP, and this is none of them (RANK and WORLD_SIZE are not set, and torchrun or srun did not start it); leave it out",
+			name)
+	}
+	if l == nil {
 		return nil, nil
 	}
-	g, err := ranks.Join(ctx, *l, ranks.Options{Job: os.Getenv("TORCHELASTIC_RUN_ID"),
-		Wait: t.ranks.wait, Library: t.ranks.library, Note: t.note})
+	if l.Note != "" {
+		t.note(l.Note)
+	}
+	if l.Size == 1 {
+		return nil, nil
+	}
+	secret, err := a.secret(t.note)
+	if err != nil {
+		return nil, err
+	}
+	g, err := ranks.Join(ctx, *l, ranks.Options{Wait: a.wait, Library: a.library, Secret: secret,
+		Insecure: a.insecure, Listen: a.listen, Note: t.note})
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -171,5 +172,83 @@ func TestRanks(t *testing.T) {
 	for _, p := range all {
 		require.Equal(t, 2, p.code(t))
 		require.Contains(t, p.err.String(), "for one process")
+	}
+}
+
+// What a launcher says is taken or refused by name, and verbs of one process refuse to be several.
+func TestLaunchersAreRefused(t *testing.T) {
+	t.Setenv("HELIOS_RANK_SECRET", "")
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("short", []byte("secret\n"), 0o600))
+	require.NoError(t, os.WriteFile("long", []byte("0123456789abcdef\n"), 0o600))
+	slurm := "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=n[1-2] "
+	torch := "RANK=1 WORLD_SIZE=2 MASTER_PORT=1 MASTER_ADDR=192.0.2.1 "
+	for _, c := range []struct {
+		env, args string
+		code      int
+		says      string
+	}{
+		{slurm, "compare g", 2, "its launcher started 2 (SLURM_STEP_NUM_TASKS=2)"},
+		{slurm, "eval g --checkpoint c", 2, "its launcher started 2"},
+		{torch, "predict g --checkpoint c", 2, "its launcher started 2 (WORLD_SIZE=2)"},
+		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3",
+			"train g --clock virtual --hardware a100-p5510x12", 2, "its launcher started 3"},
+		{"PMIX_RANK=0", "train g", 2, "PMIX_RANK is set"},
+		{strings.Replace(slurm, "[1-2]", "[x]", 1), "train g", 2, "SLURM_STEP_NODELIST=\"n[x]\""},
+		{torch, "train g", 4, "share no secret"},
+		{torch, "train g --rank-secret-file missing", 2, "--rank-secret-file: open missing"},
+		{torch, "train g --rank-secret-file .", 2, "--rank-secret-file: read ."},
+		{torch, "train g --rank-secret-file short", 2, "short: a secret of ranks has 16 to 4096 bytes"},
+		{torch, "train g --rank-secret-file /dev/zero", 2, "16 to 4096 bytes"},
+		{torch, "train g --rank-secret-file long --rank-insecure", 2, "leave one of the two out"},
+		{torch + "HELIOS_RANK_SECRET=x", "train g", 2, "$HELIOS_RANK_SECRET: a secret of ranks has"},
+		{"", "train g --rank-secret-file long", 2, "--rank-secret-file is for several processes"},
+		{"", "train g --rank-insecure", 2, "--rank-insecure is for several processes"},
+		{"PMI_RANK=0 PMI_SIZE=2", "train g --rank-listen 0.0.0.0", 2, "--rank-listen is for several"},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			for _, f := range strings.Fields(c.env) {
+				name, value, _ := strings.Cut(f, "=")
+				t.Setenv(name, value)
+			}
+			fails(t, hc(t, strings.Fields(c.args)...), c.code, strings.Fields(c.args)[0], c.says)
+		})
+	}
+}
+
+// Tasks of srun train one model, with and without a secret.
+func TestSlurmTasksJoin(t *testing.T) {
+	binary := ranksBinary(t)
+	loaded(t, 1)
+	args := []string{"train", "g", "--fanout", "3,3", "--batch-size", "96", "--hidden", "8",
+		"--epochs", "1", "--seed", "1", "--device", "host", "--workers", "1", "--shards", "2",
+		"--json", "--quiet"}
+	one := last(t, ok(t, args...))
+	for r := range 2 {
+		t.Setenv("HELIOS_STATE", fmt.Sprintf("s%d", r))
+		ok(t, "bind-ssds", "--proxy", fmt.Sprintf("rank%d.img", r), "--size", "8MiB")
+		ok(t, "load", "g")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, os.WriteFile("secret", []byte("0123456789abcdef\n"), 0o600))
+	port := testrig.FreePort(t)
+	for _, more := range [][]string{nil, {"--rank-secret-file", "secret"}} {
+		var all []*rankProcess
+		for r := range 2 {
+			p := &rankProcess{cmd: exec.CommandContext(ctx, binary, append(args, more...)...)}
+			p.cmd.Env = append(os.Environ(), fmt.Sprintf("HELIOS_STATE=s%d", r), "SLURM_JOB_ID=1",
+				"SLURM_STEP_ID=0", "SLURM_NTASKS=2", "SLURM_STEP_NUM_TASKS=2",
+				"SLURM_STEP_NUM_NODES=1", "SLURM_STEP_NODELIST=node[01-02]", "MASTER_PORT="+port,
+				"SLURM_PROCID="+strconv.Itoa(r), "SLURM_LOCALID="+strconv.Itoa(r))
+			p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.err
+			require.NoError(t, p.cmd.Start())
+			all = append(all, p)
+		}
+		for _, p := range all {
+			require.Zero(t, p.code(t), p.err.String())
+		}
+		require.Equal(t, one["params_sha256"], last(t, all[0].out.String())["params_sha256"])
+		require.Empty(t, all[1].out.String())
 	}
 }

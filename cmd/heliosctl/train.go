@@ -326,7 +326,8 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 	}
 	hw, virtual, err := a.hardware(e, append(notVirtual(&a.runArgs), &a.faults,
 		&a.cfg.CheckpointDir, &a.cfg.CheckpointEvery, &a.cfg.Resume, &a.cfg.Reduce,
-		&a.metrics, &a.live, &a.ranks.wait, &a.ranks.library))
+		&a.metrics, &a.live, &a.ranks.wait, &a.ranks.library, &a.ranks.secretFile,
+		&a.ranks.insecure, &a.ranks.listen))
 	if err != nil {
 		return err
 	}
@@ -336,6 +337,9 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 	}
 	t := &trainer{e, a}
 	if virtual {
+		if err := e.oneProcess(); err != nil {
+			return err
+		}
 		return t.trainVirtual(ctx, hw)
 	}
 	group, err := t.joinRanks(ctx)

@@ -168,7 +168,7 @@ func (s *Source) has(event string) bool {
 // find each other: none of them makes it another one.
 var Aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite", "checkpoint", "checkpoint-every", "resume", "trace",
 	"timeline", "csv", "html", "json", "quiet", "config", "metrics", "mpi", "rank-timeout",
-	"save-profile"}
+	"rank-secret-file", "rank-insecure", "rank-listen", "save-profile"}
 
 // neutral tells whether an option leaves a run in its experiment.
 func neutral(key string) bool {

@@ -24,7 +24,7 @@ const (
 	frameBytes  = 1 << 20
 	// The longest message; a checkpoint is one.
 	mostMessage = 1 << 40
-	protocol    = 1
+	protocol    = 2
 )
 
 const (
@@ -33,6 +33,8 @@ const (
 	kindAlive
 	kindAbort
 	kindBye
+	kindNonce
+	kindProof
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

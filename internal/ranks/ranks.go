@@ -9,14 +9,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 
 	"helios/internal/errs"
-	"helios/internal/mpi"
 )
 
 // Group is this process among the ranks of a run. All ranks make the same calls in the same order,
@@ -42,114 +39,23 @@ type Group interface {
 	Close() error
 }
 
-// Launch is what a launcher says of this process.
-type Launch struct {
-	Rank, Size int
-	Local      int      // rank on this machine; -1: not said
-	MPI        mpi.Kind // of mpirun; "": TCP
-	Master     string   // host:port at which the first rank listens
-}
-
-// FromEnv reads the variables of a launcher; nil where there is none.
-func FromEnv(get func(string) (string, bool)) (*Launch, error) {
-	for _, m := range []struct {
-		kind              mpi.Kind
-		rank, size, local string
-	}{
-		{mpi.OpenMPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-		{mpi.MPICH, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-	} {
-		if _, ok := get(m.size); ok {
-			l := &Launch{MPI: m.kind}
-			return l, l.read(get, m.rank, m.size, m.local)
-		}
-	}
-	_, haveRank := get("RANK")
-	_, haveSize := get("WORLD_SIZE")
-	if !haveRank && !haveSize {
-		return nil, nil
-	}
-	l := &Launch{}
-	if err := l.read(get, "RANK", "WORLD_SIZE", "LOCAL_RANK"); err != nil {
-		return nil, err
-	}
-	if l.Size == 1 {
-		return l, nil
-	}
-	host, ok := get("MASTER_ADDR")
-	if !ok || host == "" {
-		return nil, missing("MASTER_ADDR")
-	}
-	text, ok := get("MASTER_PORT")
-	if !ok {
-		return nil, missing("MASTER_PORT")
-	}
-	port, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || port == 0 {
-		return nil, errs.New(errs.Usage, "MASTER_PORT=%q is no port; give one of 1 to 65535", text)
-	}
-	// torchrun may listen there itself.
-	if v, _ := get("TORCHELASTIC_USE_AGENT_STORE"); v == "True" {
-		if port++; port > 65535 {
-			return nil, errs.New(errs.Usage,
-				"MASTER_PORT=%s is torchrun's own, and there is none behind it; give torchrun a lower one",
-				text)
-		}
-	}
-	l.Master = net.JoinHostPort(host, strconv.FormatUint(port, 10))
-	return l, nil
-}
-
-func missing(name string) error {
-	return errs.New(errs.Usage,
-		"environment: %s is not set, others of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are; set all four for a run of several ranks, or unset RANK and WORLD_SIZE for a run of one",
-		name)
-}
-
-func (l *Launch) read(get func(string) (string, bool), rank, size, local string) error {
-	l.Local = -1
-	for _, x := range []struct {
-		name string
-		to   *int
-		must bool
-		low  int
-		high int
-	}{
-		{size, &l.Size, true, 1, MaxSize}, {rank, &l.Rank, true, 0, MaxSize - 1},
-		{local, &l.Local, false, 0, MaxSize - 1},
-	} {
-		text, ok := get(x.name)
-		if !ok && !x.must {
-			continue
-		}
-		if !ok {
-			return missing(x.name)
-		}
-		n, err := strconv.Atoi(text)
-		if err != nil || n < x.low || n > x.high {
-			return errs.New(errs.Usage, "environment: %s=%q is not a number of %d to %d", x.name,
-				text, x.low, x.high)
-		}
-		*x.to = n
-	}
-	if l.Rank >= l.Size {
-		return errs.New(errs.Usage, "environment: %s=%d, and %s=%d: ranks count from 0", rank,
-			l.Rank, size, l.Size)
-	}
-	return nil
-}
-
 // MaxSize is the most ranks.
 const MaxSize = 1024
 
 // Options of a group.
 type Options struct {
-	// Job tells this run from others that use the same port.
-	Job string
 	// Join bounds the wait for all ranks to come (5 minutes), Wait a call's for the slowest rank
 	// (10 minutes), and Silence the time in which nothing comes from a rank (20 seconds).
 	Join, Wait, Silence time.Duration
 	Library             string // of MPI; "": by its usual name
+	// Secret is what the ranks of a run over TCP know and nobody else. Without one they meet on
+	// this machine only, unless Insecure lets them meet anywhere.
+	Secret   []byte
+	Insecure bool
+	// Listen is where the first rank listens, host or host:port; "": at the launcher's address.
+	Listen string
+	// Patience is how long a rank waits for the others before it says so (2 seconds).
+	Patience time.Duration
 	// Note, where given, is told what people may want to know of the wait for all ranks.
 	Note func(text string)
 }
@@ -165,6 +71,7 @@ func Join(ctx context.Context, l Launch, o Options) (Group, error) {
 	o.Join = cmp.Or(o.Join, 5*time.Minute)
 	o.Wait = cmp.Or(o.Wait, 10*time.Minute)
 	o.Silence = cmp.Or(o.Silence, 20*time.Second)
+	o.Patience = cmp.Or(o.Patience, 2*time.Second)
 	if l.MPI != "" {
 		return joinMPI(ctx, l, o)
 	}

@@ -3,7 +3,6 @@ package ranks
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -51,7 +50,7 @@ func takePart(name string) error {
 	if err != nil {
 		return err
 	}
-	o := Options{Job: "test", Join: 30 * time.Second}
+	o := Options{Join: 30 * time.Second}
 	for v, to := range map[string]*time.Duration{waitVar: &o.Wait, silenceVar: &o.Silence} {
 		if text := os.Getenv(v); text != "" {
 			if *to, err = time.ParseDuration(text); err != nil {
@@ -316,22 +315,29 @@ func TestSlowRank(t *testing.T) {
 	})
 }
 
-// join brings n groups together within this process.
-func join(t *testing.T, port string, o []Options) ([]Group, []error) {
+// join brings groups together within this process, each with its options and of job "a" unless jobs
+// says another.
+func join(t *testing.T, port string, o []Options, jobs ...string) ([]Group, []error) {
 	groups, failed := make([]Group, len(o)), make([]error, len(o))
 	var wg sync.WaitGroup
 	for r := range o {
 		wg.Go(func() {
-			groups[r], failed[r] = Join(t.Context(), Launch{Rank: r, Size: len(o), Local: -1,
-				Master: "127.0.0.1:" + port}, o[r])
+			l := Launch{Rank: r, Size: len(o), Local: -1, Master: "127.0.0.1:" + port, Job: "a"}
+			if r < len(jobs) {
+				l.Job = jobs[r]
+			}
+			groups[r], failed[r] = Join(t.Context(), l, o[r])
 		})
 	}
 	wg.Wait()
-	for _, g := range groups {
-		if g != nil {
-			t.Cleanup(func() { _ = g.Close() })
+	t.Cleanup(func() {
+		for _, g := range groups {
+			if g != nil {
+				wg.Go(func() { _ = g.Close() }) // each waits for the others to leave
+			}
 		}
-	}
+		wg.Wait()
+	})
 	return groups, failed
 }
 
@@ -343,20 +349,9 @@ func TestStrangersAreSentAway(t *testing.T) {
 	damaged := header{kind: kindHello, total: 2}.encode([]byte("{}"))
 	other := header{kind: kindHello}.encode(nil)
 	other[3] = 77
-	greet := func(h hello) []byte {
-		b, err := json.Marshal(h)
-		require.NoError(t, err)
-		head := header{kind: kindHello, total: uint64(len(b))}.encode(b)
-		return append(head[:], b...)
-	}
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
-	for _, say := range [][]byte{greet(hello{Rank: -5, Size: 2, Job: "b", Host: "x"}),
-		greet(hello{Rank: -5, Size: 2, Job: "a", Host: "x"}),
-		greet(hello{Rank: 0, Size: 2, Job: "a", Host: strings.Repeat("\n\x1b[2J", 1000)}),
-		greet(hello{Rank: 1, Size: 3, Job: "a", Host: "x"}), nil, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
-		append(good[:], "{]"...), long[:], append(damaged[:], "{!"...), other[:],
-		bytes.Repeat([]byte{0xff}, 1<<16), []byte("HRK")} {
+	come := func(greet func(c net.Conn)) {
 		wg.Go(func() {
 			for {
 				select {
@@ -368,16 +363,32 @@ func TestStrangersAreSentAway(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				_, _ = c.Write(say)
+				greet(c)
 				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 				_, _ = io.Copy(io.Discard, c)
 				_ = c.Close()
 			}
 		})
 	}
+	for _, say := range [][]byte{nil, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+		append(good[:], "{]"...), long[:], append(damaged[:], "{!"...), other[:],
+		bytes.Repeat([]byte{0xff}, 1<<16), []byte("HRK")} {
+		come(func(c net.Conn) { _, _ = c.Write(say) })
+	}
+	for _, h := range []hello{{Rank: -5, Size: 2, Job: "b", Host: "x"},
+		{Rank: -5, Size: 2, Job: "a", Host: "x"},
+		{Rank: 0, Size: 2, Job: "a", Host: strings.Repeat("\n\x1b[2J", 1000)},
+		{Rank: 1, Size: 3, Job: "a", Host: "x"}} {
+		come(func(c net.Conn) {
+			p, err := (&overTCP{}).prove(t.Context(), c, true, time.Now().Add(time.Second))
+			if err == nil {
+				_ = p.sendHello(h)
+			}
+		})
+	}
 	var mu sync.Mutex
 	var notes []string
-	o := Options{Job: "a", Join: 20 * time.Second, Note: func(text string) {
+	o := Options{Join: 20 * time.Second, Note: func(text string) {
 		mu.Lock()
 		defer mu.Unlock()
 		notes = append(notes, text)
@@ -386,11 +397,11 @@ func TestStrangersAreSentAway(t *testing.T) {
 	var first Group
 	go func() {
 		var err error
-		first, err = Join(t.Context(), Launch{Size: 2, Master: "127.0.0.1:" + port}, o)
+		first, err = Join(t.Context(), Launch{Size: 2, Master: "127.0.0.1:" + port, Job: "a"}, o)
 		late <- err
 	}()
 	time.Sleep(300 * time.Millisecond) // strangers alone
-	second, err := Join(t.Context(), Launch{Rank: 1, Size: 2, Master: "127.0.0.1:" + port}, o)
+	second, err := Join(t.Context(), Launch{Rank: 1, Size: 2, Master: "127.0.0.1:" + port, Job: "a"}, o)
 	require.NoError(t, err)
 	require.NoError(t, <-late)
 	close(stop)
@@ -413,14 +424,13 @@ func TestStrangersAreSentAway(t *testing.T) {
 // A rank of another run hears why it is refused; the first one waits on, for it may be a stranger,
 // and names it when time is up.
 func TestOtherRunsAreRefused(t *testing.T) {
-	o := Options{Job: "a", Join: time.Second}
-	other := o
-	other.Job = "b"
-	_, failed := join(t, testrig.FreePort(t), []Options{o, other})
+	o := Options{Join: time.Second}
+	_, failed := join(t, testrig.FreePort(t), []Options{o, o}, "a", "b")
 	for r, err := range failed {
-		require.ErrorContains(t, err, "rank 1 on ", "rank %d", r)
-		require.ErrorContains(t, err, "of another run")
+		require.ErrorContains(t, err, "of another run", "rank %d", r)
 	}
+	require.ErrorContains(t, failed[0], "rank 1 on ")
+	require.ErrorContains(t, failed[1], "refuses this rank")
 	require.ErrorContains(t, failed[0], "ranks [1] did not come, and the last that was refused")
 	require.ErrorContains(t, failed[0], "not all 2 ranks came")
 	require.Equal(t, errs.Failed, errs.ClassOf(failed[0]))
@@ -460,7 +470,7 @@ func TestDamagedFrames(t *testing.T) {
 		"does not speak": func() []byte { return make([]byte, 2*headerBytes) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := Options{Job: "a", Join: 10 * time.Second}
+			o := Options{Join: 10 * time.Second}
 			groups, failed := join(t, testrig.FreePort(t), []Options{o, o})
 			require.NoError(t, errors.Join(failed...))
 			_, err := groups[1].(*overTCP).peers[0].conn.Write(say())
@@ -494,47 +504,4 @@ func TestDeadlinesOfWriting(t *testing.T) {
 	require.Equal(t, now.Add(time.Second), c.deadline)
 	require.NoError(t, p.write(kindAlive, nil, now))
 	require.Equal(t, now, c.deadline, "an earlier one stays")
-}
-
-func TestFromEnv(t *testing.T) {
-	for _, c := range []struct {
-		env  string
-		want *Launch
-		says string
-	}{
-		{"", nil, ""},
-		{"MASTER_ADDR=a MASTER_PORT=1", nil, ""},
-		{"RANK=1 WORLD_SIZE=3 LOCAL_RANK=1 MASTER_ADDR=a MASTER_PORT=9",
-			&Launch{Rank: 1, Size: 3, Local: 1, Master: "a:9"}, ""},
-		{"RANK=0 WORLD_SIZE=1", &Launch{Size: 1, Local: -1}, ""},
-		{"RANK=1 WORLD_SIZE=3 MASTER_ADDR=::1 MASTER_PORT=9 TORCHELASTIC_USE_AGENT_STORE=True",
-			&Launch{Rank: 1, Size: 3, Local: -1, Master: "[::1]:10"}, ""},
-		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0",
-			&Launch{Rank: 1, Size: 2, MPI: mpi.OpenMPI}, ""},
-		{"PMI_RANK=1 PMI_SIZE=2", &Launch{Rank: 1, Size: 2, Local: -1, MPI: mpi.MPICH}, ""},
-		{"RANK=1", nil, "WORLD_SIZE is not set"},
-		{"WORLD_SIZE=2", nil, "RANK is not set"},
-		{"RANK=1 WORLD_SIZE=2", nil, "MASTER_ADDR is not set"},
-		{"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", nil, "MASTER_PORT is not set"},
-		{"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=0", nil, "is no port"},
-		{"RANK=2 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1", nil, "ranks count from 0"},
-		{"RANK=x WORLD_SIZE=2", nil, `RANK="x" is not a number`},
-		{"RANK=0 WORLD_SIZE=0", nil, `WORLD_SIZE="0" is not a number`},
-		{"RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True",
-			nil, "torchrun's own"},
-	} {
-		env := map[string]string{}
-		for _, f := range strings.Fields(c.env) {
-			k, v, _ := strings.Cut(f, "=")
-			env[k] = v
-		}
-		got, err := FromEnv(func(k string) (string, bool) { v, ok := env[k]; return v, ok })
-		if c.says != "" {
-			require.ErrorContains(t, err, c.says, c.env)
-			require.Equal(t, errs.Usage, errs.ClassOf(err), c.env)
-			continue
-		}
-		require.NoError(t, err, c.env)
-		require.Equal(t, c.want, got, c.env)
-	}
 }

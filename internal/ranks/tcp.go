@@ -25,8 +25,7 @@ import (
 // token, and each rank connects to those between the first one and itself. So there is a
 // connection for each pair.
 //
-// Nothing is encrypted, and whoever reaches the port before a rank does can take its place: the
-// network has to be private. A stranger that says something else is sent away, and a rank waits on.
+// A stranger is sent away, and a rank waits on; see prove.go for who is none.
 
 // hello is the first message on a connection, and the answer to it.
 type hello struct {
@@ -55,6 +54,7 @@ type overTCP struct {
 	bye   atomic.Bool
 	sent  atomic.Int64
 	wg    sync.WaitGroup
+	waits *waiting // while ranks meet
 }
 
 // peer is the connection to another rank.
@@ -100,7 +100,9 @@ func joinTCP(ctx context.Context, l Launch, o Options) (_ Group, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, o.Join, errs.New(errs.Failed,
 		"not all %d ranks came to %s within %v", l.Size, l.Master, o.Join))
 	defer cancel()
+	g.waits = g.startWaiting()
 	defer func() {
+		g.waits.end()
 		if err == nil {
 			return
 		}
@@ -132,24 +134,18 @@ func joinTCP(ctx context.Context, l Launch, o Options) (_ Group, err error) {
 }
 
 func (g *overTCP) me() hello {
-	return hello{Rank: g.l.Rank, Size: g.l.Size, Job: g.o.Job, Host: hostname()}
+	return hello{Rank: g.l.Rank, Size: g.l.Size, Job: g.l.Job, Host: hostname()}
 }
 
 // gatherRanks is the first rank's part of meeting.
 func (g *overTCP) gatherRanks(ctx context.Context) error {
-	at, err := (&net.ListenConfig{}).Listen(ctx, "tcp", g.l.Master)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return errs.New(errs.Usage,
-			"%s is in use, by another run or program; give another MASTER_PORT (%w)", g.l.Master,
-			err)
-	}
+	at, err := g.listen(ctx)
 	if err != nil {
-		return errs.New(errs.Usage,
-			"cannot listen at %s; MASTER_ADDR has to be an address of rank 0's machine (%w)",
-			g.l.Master, err)
+		return err
 	}
-	peers := make([]string, g.l.Size)
-	if err := g.accept(ctx, at, g.l.Size-1, "", func(p *peer, h hello) {
+	peers, links := make([]string, g.l.Size), make([]*proven, g.l.Size)
+	if err := g.accept(ctx, at, g.l.Size-1, "", func(p *peer, link *proven, h hello) {
+		links[p.rank] = link
 		host, _, err := net.SplitHostPort(p.conn.RemoteAddr().String())
 		if err == nil {
 			peers[p.rank] = net.JoinHostPort(host, h.Listen)
@@ -159,71 +155,57 @@ func (g *overTCP) gatherRanks(ctx context.Context) error {
 	}
 	h := g.me()
 	h.Peers, h.Token = peers, rand.Text()
-	for _, p := range g.peers[1:] {
-		if err := sendHello(p.conn, h); err != nil {
-			return g.lost(p, err)
+	for r, link := range links[1:] {
+		if err := link.sendHello(h); err != nil {
+			return g.lost(g.peers[1+r], err)
 		}
 	}
 	return nil
 }
 
+// arrival is a rank that has come, or something else that has.
+type arrival struct {
+	p      *peer
+	link   *proven
+	h      hello
+	told   string // why it is sent away, to itself
+	refuse error  // and to this rank's user
+}
+
 // accept waits for n ranks to come, and sends strangers away.
 func (g *overTCP) accept(ctx context.Context, at net.Listener, n int, token string,
-	come func(p *peer, h hello)) error {
-	type arrival struct {
-		p      *peer
-		h      hello
-		refuse error
-	}
-	stop := context.AfterFunc(ctx, func() { _ = at.Close() })
-	defer stop()
-	defer func() { _ = at.Close() }()
+	come func(p *peer, link *proven, h hello)) error {
 	arrivals, quit := make(chan arrival), make(chan struct{})
 	var wg sync.WaitGroup
-	var mu sync.Mutex
-	open := map[net.Conn]bool{} // that have not said who they are
+	stop := context.AfterFunc(ctx, func() { _ = at.Close() })
+	defer stop()
+	meet, cancel := context.WithCancel(ctx)
 	defer func() {
 		close(quit)
+		cancel()
 		_ = at.Close()
-		mu.Lock()
-		for c := range open {
-			_ = c.Close()
-		}
-		mu.Unlock()
 		wg.Wait()
 	}()
 	wg.Go(func() {
+		places := make(chan struct{}, 2*MaxSize) // of those that have not said who they are
 		for {
 			c, err := at.Accept()
 			if err != nil {
 				return
 			}
-			mu.Lock()
-			full := len(open) >= 2*MaxSize // of strangers
-			if !full {
-				open[c] = true
-			}
-			mu.Unlock()
-			if full {
+			select {
+			case places <- struct{}{}:
+			default: // strangers
 				_ = c.Close()
 				continue
 			}
 			wg.Go(func() {
-				h, err := receiveHello(c, time.Now().Add(helloTime))
-				mu.Lock()
-				delete(open, c)
-				mu.Unlock()
+				a, err := g.receiveRank(meet, c, token)
+				<-places
 				if err != nil {
 					_ = c.Close() // no rank
 					return
 				}
-				h.Host = named(h.Host)
-				a := arrival{p: newPeer(h.Rank, h.Host, c), h: h}
-				if token != "" && h.Token != token {
-					_ = c.Close()
-					return
-				}
-				a.refuse = g.stranger(h)
 				select {
 				case arrivals <- a:
 				case <-quit:
@@ -234,9 +216,11 @@ func (g *overTCP) accept(ctx context.Context, at net.Listener, n int, token stri
 	})
 	var refused error // the last one that came and is none of this run
 	for n > 0 {
+		g.waits.set(fmt.Sprintf("ranks %v at %s", g.absent(), at.Addr()))
 		select {
 		case a := <-arrivals:
 			if a.refuse == nil && g.peers[a.p.rank] != nil {
+				a.told = "another process has come as this rank"
 				a.refuse = errs.New(errs.Usage, "two processes are rank %d, on %s and on %s",
 					a.p.rank, g.peers[a.p.rank].host, a.p.host)
 			}
@@ -246,37 +230,72 @@ func (g *overTCP) accept(ctx context.Context, at net.Listener, n int, token stri
 					g.o.note(a.refuse.Error() + "; waiting on")
 				}
 				refused = a.refuse
-				h := g.me()
-				h.Refuse = refused.Error()
 				wg.Go(func() {
-					_ = sendHello(a.p.conn, h) // it may have gone already
+					if a.told != "" {
+						_ = a.link.sendHello(hello{Refuse: a.told}) // it may have gone already
+					}
 					_ = a.p.conn.Close()
 				})
 				continue
 			}
 			g.peers[a.p.rank] = a.p
-			come(a.p, a.h)
+			come(a.p, a.link, a.h)
 			n--
 		case <-ctx.Done():
-			var absent []int
-			for r, p := range g.peers {
-				if p == nil && r != g.l.Rank {
-					absent = append(absent, r)
-				}
-			}
-			switch {
-			case refused != nil:
-				return fmt.Errorf("ranks %v did not come, and the last that was refused: %w", absent,
-					refused)
-			case g.l.Rank == 0 && at.Addr().(*net.TCPAddr).IP.IsLoopback():
-				return fmt.Errorf(
-					"ranks %v did not come; MASTER_ADDR is %s here, which no other machine reaches: give all ranks rank 0's address in their network",
-					absent, at.Addr())
-			}
-			return fmt.Errorf("ranks %v did not come", absent)
+			return g.notCome(at, refused)
 		}
 	}
 	return nil
+}
+
+// receiveRank lets a process that came say who it is. It fails for what is no heliosctl.
+func (g *overTCP) receiveRank(ctx context.Context, c net.Conn, token string) (a arrival,
+	err error) {
+	deadline := time.Now().Add(helloTime)
+	a.p = newPeer(0, "", c)
+	if a.link, err = g.prove(ctx, c, false, deadline); err != nil {
+		if errors.Is(err, errSecret) {
+			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+			a.refuse = errs.New(errs.Usage,
+				"a process on %s: %w; give all ranks the same one, by $HELIOS_RANK_SECRET or option rank-secret-file",
+				host, err)
+			return a, nil
+		}
+		return a, err
+	}
+	if a.h, err = a.link.receiveHello(ctx, deadline); err != nil {
+		return a, err
+	}
+	if token != "" && a.h.Token != token {
+		return a, errors.New("it is of another meeting")
+	}
+	a.p.rank, a.p.host = a.h.Rank, named(a.h.Host)
+	a.told, a.refuse = g.stranger(a.h)
+	return a, nil
+}
+
+// absent are the ranks that have not come.
+func (g *overTCP) absent() (all []int) {
+	for r, p := range g.peers {
+		if p == nil && r != g.l.Rank {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// notCome is the error where the time is up.
+func (g *overTCP) notCome(at net.Listener, refused error) error {
+	switch {
+	case refused != nil:
+		return fmt.Errorf("ranks %v did not come, and the last that was refused: %w", g.absent(),
+			refused)
+	case g.l.Rank == 0 && at.Addr().(*net.TCPAddr).IP.IsLoopback():
+		return fmt.Errorf(
+			"ranks %v did not come; MASTER_ADDR is %s here, which no other machine reaches: give all ranks rank 0's address in their network",
+			g.absent(), at.Addr())
+	}
+	return fmt.Errorf("ranks %v did not come", g.absent())
 }
 
 // named is the name by which another process calls its machine, as errors show it.
@@ -291,33 +310,49 @@ func named(host string) string {
 	return host
 }
 
-// stranger says why a rank is none of this run's.
-func (g *overTCP) stranger(h hello) error {
+// stranger says why a rank is none of this run's: to that rank, which may not be told of the run,
+// and to the user.
+func (g *overTCP) stranger(h hello) (told string, err error) {
+	host := named(h.Host)
 	switch {
-	case h.Job != g.o.Job:
-		return errs.New(errs.Usage,
-			"rank %d on %s is of another run: its options or its job are others; give all ranks the same options, and each run a MASTER_PORT of its own",
-			h.Rank, h.Host)
+	case h.Job != g.l.Job:
+		return "it is of another run: its options or its job are others; give all ranks the same options, and each run a MASTER_PORT of its own",
+			errs.New(errs.Usage,
+				"rank %d on %s is of another run: its options or its job are others; give all ranks the same options, and each run a MASTER_PORT of its own",
+				h.Rank, host)
 	case h.Size != g.l.Size:
-		return errs.New(errs.Usage, "rank %d on %s has WORLD_SIZE=%d, rank %d has %d", h.Rank,
-			h.Host, h.Size, g.l.Rank, g.l.Size)
+		return "its number of ranks (WORLD_SIZE) is another; this rank's output says which",
+			errs.New(errs.Usage, "rank %d on %s has WORLD_SIZE=%d, rank %d has %d", h.Rank, host,
+				h.Size, g.l.Rank, g.l.Size)
 	case h.Rank < 0 || h.Rank >= g.l.Size || h.Rank == g.l.Rank:
-		return errs.New(errs.Usage, "two processes are rank %d of %d, or it is none: the other is on %s",
-			h.Rank, g.l.Size, h.Host)
+		return "another process has its rank, or it is none",
+			errs.New(errs.Usage, "two processes are rank %d of %d, or it is none: the other is on %s",
+				h.Rank, g.l.Size, host)
 	}
-	return nil
+	return "", nil
 }
 
 // comeTo is the part of the others.
 func (g *overTCP) comeTo(ctx context.Context) error {
-	conn, err := dial(ctx, g.l.Master, true)
+	host, _, err := net.SplitHostPort(g.l.Master)
+	if err != nil {
+		return err
+	}
+	all, err := addresses(ctx, host)
+	if err != nil {
+		return noMaster(err)
+	}
+	if err := g.o.mayMeet("MASTER_ADDR="+host, all); err != nil {
+		return err
+	}
+	conn, err := g.dial(ctx, 0, g.l.Master)
 	if err != nil {
 		return err
 	}
 	first := newPeer(0, g.l.Master, conn)
 	g.peers[0] = first
 	// At the address by which the first rank sees this one.
-	host, _, err := net.SplitHostPort(conn.LocalAddr().String())
+	host, _, err = net.SplitHostPort(conn.LocalAddr().String())
 	if err != nil {
 		return err
 	}
@@ -330,87 +365,86 @@ func (g *overTCP) comeTo(ctx context.Context) error {
 	if _, h.Listen, err = net.SplitHostPort(at.Addr().String()); err != nil {
 		return err
 	}
-	if err := sendHello(conn, h); err != nil {
-		return fmt.Errorf("rank 0 at %s: %w", g.l.Master, err)
-	}
-	deadline, _ := ctx.Deadline()
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Now()) })
-	answer, err := receiveHello(conn, deadline)
-	stop()
+	answer, err := g.introduce(ctx, conn, h)
 	if err != nil {
 		return fmt.Errorf("rank 0 at %s: %w", g.l.Master, err)
 	}
-	answer.Host = named(answer.Host)
-	if answer.Refuse != "" {
-		return errs.New(errs.Usage, "rank 0 on %s refuses this rank: %s", answer.Host,
-			cut(answer.Refuse))
-	}
-	if answer.Rank != 0 || len(answer.Peers) != g.l.Size || answer.Token == "" {
-		return errs.New(errs.Usage, "what listens at %s is not rank 0 of this run", g.l.Master)
-	}
-	if err := g.stranger(answer); err != nil {
-		return err
-	}
-	first.host = answer.Host
+	first.host = named(answer.Host)
 	for r := 1; r < g.l.Rank; r++ {
-		c, err := dial(ctx, answer.Peers[r], false)
+		c, err := g.dial(ctx, r, answer.Peers[r])
+		if err != nil {
+			return err
+		}
+		g.peers[r] = newPeer(r, answer.Peers[r], c)
+		link, err := g.proveTo(ctx, c)
 		if err != nil {
 			return fmt.Errorf("rank %d at %s: %w", r, answer.Peers[r], err)
 		}
-		g.peers[r] = newPeer(r, answer.Peers[r], c)
 		h := g.me()
 		h.Token = answer.Token
-		if err := sendHello(c, h); err != nil {
+		if err := link.sendHello(h); err != nil {
 			return g.lost(g.peers[r], err)
 		}
 	}
-	return g.accept(ctx, at, g.l.Size-1-g.l.Rank, answer.Token, func(*peer, hello) {})
+	return g.accept(ctx, at, g.l.Size-1-g.l.Rank, answer.Token, func(*peer, *proven, hello) {})
 }
 
-// dial connects to an address; again and again where nobody may listen there yet.
-func dial(ctx context.Context, to string, again bool) (net.Conn, error) {
+// introduce says to the first rank who this one is, and returns the answer, which comes when all
+// ranks have come.
+func (g *overTCP) introduce(ctx context.Context, c net.Conn, h hello) (answer hello, err error) {
+	link, err := g.proveTo(ctx, c)
+	if err != nil {
+		return answer, err
+	}
+	if err := link.sendHello(h); err != nil {
+		return answer, err
+	}
+	g.waits.set("the other ranks: rank 0 at " + g.l.Master + " has met this one")
+	deadline, _ := ctx.Deadline()
+	answer, err = link.receiveHello(ctx, deadline)
+	switch {
+	case err != nil:
+		return answer, err
+	case answer.Refuse != "":
+		return answer, errs.New(errs.Usage, "refuses this rank: %s", cut(answer.Refuse))
+	case answer.Rank != 0 || len(answer.Peers) != g.l.Size || answer.Token == "":
+		return answer, errs.New(errs.Usage, "what listens there is not rank 0 of this run")
+	}
+	_, err = g.stranger(answer)
+	return answer, err
+}
+
+// proveTo proves this rank to one that listens.
+func (g *overTCP) proveTo(ctx context.Context, c net.Conn) (*proven, error) {
+	deadline, _ := ctx.Deadline()
+	link, err := g.prove(ctx, c, true, deadline)
+	if ctx.Err() == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
+		err = errs.New(errs.Usage,
+			"hangs up when this rank proves that it knows the run's secret; give all ranks the same one, by $HELIOS_RANK_SECRET or option rank-secret-file, and each run a MASTER_PORT of its own (%w)",
+			err)
+	}
+	return link, err
+}
+
+// dial connects to a rank; to the first one again and again, for it may not listen yet.
+func (g *overTCP) dial(ctx context.Context, rank int, to string) (net.Conn, error) {
+	g.waits.set(fmt.Sprintf("rank %d at %s", rank, to))
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		c, err := (&net.Dialer{Timeout: helloTime}).DialContext(ctx, "tcp", to)
 		if err == nil {
 			return c, nil
 		}
 		var dns *net.DNSError
-		if !again || errors.As(err, &dns) && dns.IsNotFound {
-			return nil, errs.New(errs.Usage, "cannot reach %s: %w", to, err)
+		if rank > 0 || errors.As(err, &dns) && dns.IsNotFound {
+			return nil, errs.New(errs.Usage, "cannot reach rank %d at %s: %w", rank, to, err)
 		}
+		g.waits.set(fmt.Sprintf("rank 0 at %s, which cannot be reached: %v", to, err))
 		select {
 		case <-ctx.Done():
 			return nil, err
 		case <-time.After(wait):
 		}
 	}
-}
-
-func sendHello(c net.Conn, h hello) error {
-	b, err := json.Marshal(h)
-	if err != nil {
-		return err
-	}
-	head := header{kind: kindHello, total: uint64(len(b))}.encode(b)
-	if err := c.SetWriteDeadline(time.Now().Add(helloTime)); err != nil {
-		return err
-	}
-	_, err = c.Write(append(head[:], b...))
-	return err
-}
-
-func receiveHello(c net.Conn, deadline time.Time) (h hello, err error) {
-	if err := c.SetReadDeadline(deadline); err != nil {
-		return h, err
-	}
-	f, b, err := readFrame(c, nil, helloBytes)
-	if err != nil {
-		return h, err
-	}
-	if f.kind != kindHello {
-		return h, fmt.Errorf("its first message is of kind %d", f.kind)
-	}
-	return h, json.Unmarshal(b, &h)
 }
 
 func (g *overTCP) Rank() int        { return g.l.Rank }
@@ -424,8 +458,8 @@ func (g *overTCP) lost(p *peer, err error) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return errs.New(class,
-			"rank %d on %s: no sign of life for %v: its machine, the network or the process hangs",
-			p.rank, p.host, g.o.Silence)
+			"rank %d on %s: no sign of life for %v, says rank %d on %s: its machine, the network or the process hangs",
+			p.rank, p.host, g.o.Silence, g.l.Rank, hostname())
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE):
 		return errs.New(class,
@@ -559,7 +593,13 @@ func (g *overTCP) receive(p *peer) error {
 			if err != nil {
 				return err
 			}
-			g.fail(f.err(), f)
+			why := f.err()
+			if f.Rank == g.l.Rank {
+				// Of this one, which lives: what it sends does not arrive.
+				why = errs.New(errs.Class(f.Class), "rank %d on %s has ended the run, for it says of this rank: %s",
+					p.rank, p.host, f.Text)
+			}
+			g.fail(why, f)
 		case kindData:
 			if h.number != number || uint64(len(message)+len(b)) > h.total ||
 				len(b) == 0 && h.total > 0 {
