@@ -27,6 +27,9 @@ else
 unexport HELIOS_TESTDATA
 endif
 
+# Where tools/cudatools.sh puts ptxas and the headers of CUDA.
+CUDA_TOOLS := $(or $(HELIOS_CUDA_TOOLS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/heliosctl/cuda-tools)
+
 # A folder of Dartagnan (tools/litmus), from beside the clone unless HELIOS_DARTAGNAN names one.
 ifeq ($(origin HELIOS_DARTAGNAN),undefined)
 ifneq ($(wildcard ../shared/gpu-evidence/dartagnan/.),)
@@ -41,8 +44,18 @@ endif
 
 .PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-nvidia test-ptx test-faults test-vm test-gpu-pack test-python clean
 
+# GPU_BINDING=gorgonia: by gorgonia.org/cu and cgo, with headers that it fetches, and tested on the fake
+# libcuda. Needs C and C++ compilers and pip.
+GPU_BINDING ?= purego
 build:
+ifeq ($(GPU_BINDING),gorgonia)
+	./tools/cudatools.sh "$(CUDA_TOOLS)"
+	LDFLAGS='$(LDFLAGS)' ./tools/gorgonia.sh "$(CUDA_TOOLS)/include" bin/heliosctl
+else ifeq ($(GPU_BINDING),purego)
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/heliosctl ./cmd/heliosctl
+else
+	$(error GPU_BINDING=$(GPU_BINDING) is neither purego nor gorgonia)
+endif
 
 # The binary that "make build" made, its manual page, what shells complete, and units of systemd for the
 # daemon. DESTDIR is for packagers: a folder to install into that is not the final one.

@@ -6,7 +6,7 @@ package driver
 // headers of CUDA 12 (13 changed signatures that the module uses), -lcuda when linking and libcuda
 // when starting:
 //
-//	CGO_ENABLED=1 CGO_CFLAGS=-I… CGO_LDFLAGS=-L… go build -tags gorgonia ./cmd/heliosctl
+//	make build GPU_BINDING=gorgonia
 //
 // Traps, which are why it is not the default: without libcuda.so.1 the program does not start at
 // all; and the module's init calls cuInit and ends the process when that fails, before main, so

@@ -20,7 +20,7 @@ import (
 func linked(t testing.TB) string {
 	t.Helper()
 	lib := os.Getenv("HELIOS_LINKED_LIBCUDA")
-	require.NotEmpty(t, lib, "start the tests of -tags gorgonia by tools/gorgonia.sh")
+	require.NotEmpty(t, lib, "start the tests of -tags gorgonia by make build GPU_BINDING=gorgonia")
 	return lib
 }
 
