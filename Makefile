@@ -42,7 +42,7 @@ else
 unexport HELIOS_DARTAGNAN
 endif
 
-.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-nvidia test-ptx test-faults test-vm test-gpu-pack test-python clean
+.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-nvidia test-ptx test-faults test-vm test-rsemu test-gpu-pack test-python clean
 
 # GPU_BINDING=gorgonia: by gorgonia.org/cu and cgo, with headers that it fetches, and tested on the fake
 # libcuda. Needs C and C++ compilers and pip.
@@ -168,6 +168,14 @@ test-faults:
 VM_SCENARIOS ?=
 test-vm:
 	$(GO) run ./tools/vmtest $(VM_SCENARIOS)
+
+# heliosctl's queues on another controller that others wrote: that of the crate rsemu, without a VM
+# (tools/rsemu). Needs cargo of Rust 1.91 or later; RSEMU keeps what it builds.
+RSEMU ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/heliosctl/rsemu
+test-rsemu:
+	@command -v cargo >/dev/null || { echo "test-rsemu: no cargo (Rust 1.91 or later) is here" >&2; exit 1; }
+	cargo build --quiet --release --locked --manifest-path tools/rsemu/Cargo.toml --target-dir "$(RSEMU)"
+	HELIOS_RSEMU="$(abspath $(RSEMU))/release/libhelios_rsemu.so" $(GO) test -count=1 -v -timeout 10m ./tools/rsemu
 
 # The Python package: linter, types, and its tests against a fake daemon and the real one. Needs Python
 # 3.10 and pip; PYTHON_ENVS keeps what it installs, some 6 GB with PyTorch (HELIOS_PYTHON_TORCH=no: less).

@@ -45,6 +45,8 @@ type Target struct {
 	// BadAddress is an address that the controller refuses to move data to: not mapped, or its own
 	// registers. 0 where there is none, or where the IOMMU would log it.
 	BadAddress nvme.IOVA
+	// Skip has steps that the controller does not survive, by name, with the reason.
+	Skip map[string]string
 	// Hold keeps the next read in the medium until release is called; nil where nobody can.
 	Hold func() (release func() error, err error)
 }
@@ -199,11 +201,13 @@ func (w *walker) take(ctx context.Context, s step) Result {
 		names[i] = a.String()
 	}
 	r.Want = strings.Join(names, " or ")
-	if s.need != nil {
-		if r.Why = s.need(w); r.Why != "" {
-			r.Verdict = Absent
-			return r
-		}
+	r.Why = w.t.Skip[s.name]
+	if s.need != nil && r.Why == "" {
+		r.Why = s.need(w)
+	}
+	if r.Why != "" {
+		r.Verdict = Absent
+		return r
 	}
 	w.guard()
 	ctx, cancel := context.WithTimeout(ctx, stepTime)
