@@ -189,6 +189,7 @@ func TestLaunchersAreRefused(t *testing.T) {
 		says      string
 	}{
 		{slurm, "compare g", 2, "its launcher started 2 (SLURM_STEP_NUM_TASKS=2)"},
+		{slurm, "rerun short", 2, "its launcher started 2"},
 		{slurm, "eval g --checkpoint c", 2, "its launcher started 2"},
 		{torch, "predict g --checkpoint c", 2, "its launcher started 2 (WORLD_SIZE=2)"},
 		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3",

@@ -86,6 +86,9 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 		return errs.New(errs.Usage,
 			"no RESULTS; give a file that --results of train, compare, bench or cache has written, or a suite's results.jsonl")
 	}
+	if err := e.oneProcess(); err != nil {
+		return err
+	}
 	was, err := readMade(path)
 	if err != nil {
 		return err
