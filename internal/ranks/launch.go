@@ -245,23 +245,24 @@ func (e environment) slurm() (*Launch, error) {
 	if id >= special || e.first("SLURM_PROCID", "SLURM_STEP_NUM_TASKS") == "" {
 		return nil, nil
 	}
+	inStep := e.first(step, "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
+		"SLURM_LAUNCH_NODE_IPADDR") != ""
+	rank, _ := e("SLURM_PROCID")
+	if !inStep && rank == "0" && e.first("SLURM_JOB_ID", "SLURM_JOBID") != "" {
+		return nil, nil // a batch script
+	}
 	l := &Launch{By: size}
 	if size == "" {
 		l.By = "SLURM_STEP_NUM_TASKS"
 	}
-	if err := e.numbers(l, "SLURM_PROCID", l.By, "SLURM_LOCALID", true); err != nil {
-		return nil, err
+	err := e.numbers(l, "SLURM_PROCID", l.By, "SLURM_LOCALID", true)
+	if err != nil || l.Size == 1 {
+		return l, err
 	}
-	if e.first(step, "SLURM_STEP_NUM_TASKS") == "" {
-		if l.Rank == 0 {
-			return nil, nil // a batch script
-		}
+	if !inStep {
 		return nil, errs.New(errs.Usage,
-			"environment: SLURM_PROCID=%d is set, and SLURM_STEP_ID is not; start the ranks by srun, with all of its variables, or unset SLURM_PROCID for a run of one",
-			l.Rank)
-	}
-	if l.Size == 1 {
-		return l, nil
+			"environment: SLURM_PROCID=%d and %s=%d are set, and SLURM_STEP_ID is not; start the ranks by srun, with all of its variables, or unset SLURM_PROCID for a run of one",
+			l.Rank, l.By, l.Size)
 	}
 	if e.has("SLURM_NTASKS") {
 		n := 0
@@ -285,8 +286,8 @@ func (e environment) slurm() (*Launch, error) {
 // meetInSlurm takes the first node of the step for that of the first rank, and a port by the
 // numbers of job and step, below those that systems give away.
 func (e environment) meetInSlurm(l *Launch, step int) error {
-	if e.has("SLURM_STEP_NUM_NODES") {
-		if err := e.number("SLURM_STEP_NUM_NODES", &l.Nodes, 1, MaxSize); err != nil {
+	if nodes := e.first("SLURM_STEP_NUM_NODES", "SLURM_NNODES"); nodes != "" {
+		if err := e.number(nodes, &l.Nodes, 1, MaxSize); err != nil {
 			return err
 		}
 	}
