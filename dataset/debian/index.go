@@ -6,7 +6,6 @@ package debian
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -16,11 +15,8 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/pierrec/lz4/v4"
-	"github.com/therootcompany/xz"
-
+	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
 )
 
 // Package holds what a stanza says about one binary package.
@@ -188,52 +184,8 @@ func Targets(relation string) []string {
 	return names
 }
 
-// maxDictionary is twice what "xz -9" uses: the file says how much memory its reader shall take.
-const maxDictionary = 128 << 20
-
-var errDictionary = fmt.Errorf(
-	"its dictionary has more than %d MiB; compress it again with xz -9 or less", maxDictionary>>20)
-
-// xzReader explains a later stream of the file with a dictionary that is too large.
-type xzReader struct{ r io.Reader }
-
-func (x xzReader) Read(b []byte) (int, error) {
-	n, err := x.r.Read(b)
-	if errors.Is(err, xz.ErrMemlimit) {
-		err = errDictionary
-	}
-	return n, err
-}
-
-// Open opens an index, decompressing .gz, .lz4 and .xz.
-func Open(path string) (io.ReadCloser, error) {
-	f, err := regular.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	var r io.Reader = f
-	switch filepath.Ext(path) {
-	case ".gz":
-		r, err = gzip.NewReader(bufio.NewReader(f))
-	case ".lz4":
-		r = lz4.NewReader(f)
-	case ".xz":
-		r, err = xz.NewReader(bufio.NewReader(f), maxDictionary)
-		if errors.Is(err, xz.ErrMemlimit) {
-			err = errDictionary
-		}
-		r = xzReader{r}
-	case ".bz2", ".zst", ".lzma":
-		err = fmt.Errorf("%s is not supported; decompress it first", filepath.Ext(path))
-	}
-	if err != nil {
-		return nil, errors.Join(errs.New(errs.Usage, "%s: %w", path, err), f.Close())
-	}
-	return struct {
-		io.Reader
-		io.Closer
-	}{r, f}, nil
-}
+// Open opens an index, plain or compressed, by its content.
+func Open(path string) (io.ReadCloser, error) { return container.OpenText(path) }
 
 // ListsDir tells where apt keeps the indexes it has downloaded (Dir::State::lists).
 const ListsDir = "/var/lib/apt/lists"

@@ -9,8 +9,8 @@ import (
 	"os"
 
 	"helios/dataset/npy"
+	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
 )
 
 // The file of dgl.save_graphs, version 2, all little-endian:
@@ -73,7 +73,7 @@ type dglReader struct {
 }
 
 func openDGL(path string) (*dglReader, error) {
-	f, err := regular.Open(path)
+	f, _, err := container.Open(path)
 	if err != nil {
 		return nil, err
 	}

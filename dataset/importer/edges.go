@@ -132,7 +132,7 @@ func (im *edgesImport) run(ctx context.Context, edges string) error {
 			return err
 		}
 	}
-	if strings.HasSuffix(edges, ".npy") {
+	if isArray(edges) {
 		if nodesFrom == "" {
 			return errs.New(errs.Usage,
 				"%s: an edge array needs features, labels or option nodes beside it to tell the number of nodes",

@@ -2,16 +2,14 @@ package importer
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"errors"
 	"io"
 	"os"
-	"strings"
 
 	"helios/dataset/edges"
+	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
 )
 
 // textPart is a part of a text file, textBlock what is read at once; variables for tests. A part
@@ -24,21 +22,18 @@ var (
 // textEdges takes the edges of a text file. known says that the number of nodes is; more
 // that columns after the second are skipped.
 func (im *edgeSet) textEdges(ctx context.Context, path string, known, more bool) error {
-	f, err := regular.Open(path)
+	in, err := container.OpenText(path)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return err
-	}
+	defer in.Close()
+	f, size := in.File, in.Size
 	limit := int64(maxTextNodes)
 	if known {
 		limit = im.m.Nodes
 	}
-	s := edges.Source{Name: path, Unit: "bytes", Total: st.Size(), Parts: 1}
-	if strings.HasSuffix(path, ".gz") {
+	s := edges.Source{Name: path, Unit: "bytes", Total: size, Parts: 1}
+	if in.Packed {
 		s.Read = func(ctx context.Context, _ int, emit func(src, dst []int64) error,
 			done func(int64)) error {
 			return readZipped(ctx, path, &edgeText{path: path, limit: limit, known: known,
@@ -50,10 +45,10 @@ func (im *edgeSet) textEdges(ctx context.Context, path string, known, more bool)
 	if err != nil {
 		return err
 	}
-	s.Parts = int((st.Size() + textPart - 1) / textPart)
+	s.Parts = int((size + textPart - 1) / textPart)
 	s.Read = func(ctx context.Context, part int, emit func(src, dst []int64) error,
 		done func(int64)) error {
-		return readPart(ctx, f, st.Size(), int64(part)*textPart, &edgeText{path: path, limit: limit,
+		return readPart(ctx, f, size, int64(part)*textPart, &edgeText{path: path, limit: limit,
 			known: known, more: more, emit: emit}, first, done)
 	}
 	return im.edgesFrom(ctx, s)
@@ -352,29 +347,13 @@ func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText, fi
 }
 
 // fileCounter tells how far a file is read.
-type fileCounter struct {
-	r io.Reader
-	n int64
-}
-
-func (c *fileCounter) Read(b []byte) (int, error) {
-	n, err := c.r.Read(b)
-	c.n += int64(n)
-	return n, err
-}
-
-// readZipped parses a .gz file, which is unpacked ahead by a goroutine of its own.
+// readZipped parses a compressed file, which is unpacked ahead by a goroutine of its own.
 func readZipped(ctx context.Context, path string, t *edgeText, done func(int64)) error {
-	f, err := regular.Open(path)
+	in, err := container.OpenText(path)
 	if err != nil {
-		return errs.With(errs.Usage, err)
+		return err
 	}
-	defer f.Close()
-	in := &fileCounter{r: f}
-	gz, err := gzip.NewReader(in)
-	if err != nil {
-		return errs.New(errs.Usage, "%s: not gzip, or truncated: %w", path, err)
-	}
+	defer in.Close()
 	type block struct {
 		b    []byte
 		read int64 // of the file
@@ -397,14 +376,12 @@ func readZipped(ctx context.Context, path string, t *edgeText, done func(int64))
 				return
 			}
 			var n int
-			n, err = io.ReadFull(gz, b)
-			if errors.Is(err, io.ErrUnexpectedEOF) && n > 0 {
-				if _, again := gz.Read(b[n:]); errors.Is(again, io.EOF) {
-					err = io.EOF // of the text, not of the file
-				}
+			n, err = io.ReadFull(in, b)
+			if errors.Is(err, io.ErrUnexpectedEOF) {
+				err = io.EOF
 			}
 			select {
-			case blocks <- block{b[:n], in.n, err}:
+			case blocks <- block{b[:n], in.At(), err}:
 			case <-ctx.Done():
 				return
 			}

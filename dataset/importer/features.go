@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"strconv"
-	"strings"
 
 	"helios/dataset"
 	"helios/dataset/build"
@@ -250,7 +249,7 @@ func (im *featureColumn) featuresOr(ctx context.Context, own func() error) error
 
 // featureFile writes features.npy from a file that Features names.
 func (im *featureColumn) featureFile(ctx context.Context, path string) error {
-	if !strings.HasSuffix(path, ".npy") {
+	if !isArray(path) {
 		return im.csvMatrix(ctx, path)
 	}
 	a, err := npy.Open(path)
@@ -310,7 +309,7 @@ func (im *featureColumn) csvMatrix(ctx context.Context, path string) error {
 
 // textFeatures writes features.npy from a text file or array and returns the rows.
 func (im *featureColumn) textFeatures(ctx context.Context, path string) (int64, error) {
-	if strings.HasSuffix(path, ".npy") {
+	if isArray(path) {
 		a, err := npy.Open(path)
 		if err != nil {
 			return 0, err

@@ -3,8 +3,10 @@ package importer
 import (
 	"errors"
 	"os"
+	"strings"
 
 	"helios/dataset/npy"
+	"helios/internal/container"
 )
 
 // isFile reports whether a path leads to a file, a device or the like, and not a folder.
@@ -38,3 +40,8 @@ func eachInt(a *npy.Array, fn func(pos, x int64) error) error {
 
 // closing closes an archive and joins what that says to err.
 func closing(err error, a *npy.Archive) error { return errors.Join(err, a.Close()) }
+
+// isArray reports whether a file is, or is called, an array of NumPy.
+func isArray(path string) bool {
+	return strings.HasSuffix(path, ".npy") || container.Is(path, container.NPY)
+}

@@ -8,7 +8,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 
 	"helios/dataset/build"
 	"helios/dataset/npy"
@@ -100,7 +99,7 @@ func (im *labelColumn) nodeLabels(a *npy.Array) ([]int32, error) {
 
 // textLabels reads labels, one a line in node order, or with the node id before each.
 func (im *labelColumn) textLabels(path string) ([]int32, error) {
-	if strings.HasSuffix(path, ".npy") {
+	if isArray(path) {
 		a, err := npy.Open(path)
 		if err != nil {
 			return nil, err
@@ -225,7 +224,7 @@ func (im *labelColumn) csvLabels(ctx context.Context, path string) ([]int32, err
 
 // labelFile reads a label for each node from an array, or from lines.
 func (im *labelColumn) labelFile(ctx context.Context, path string) ([]int32, error) {
-	if strings.HasSuffix(path, ".npy") {
+	if isArray(path) {
 		a, err := npy.Open(path)
 		if err != nil {
 			return nil, err

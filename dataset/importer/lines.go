@@ -2,7 +2,6 @@ package importer
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"errors"
 	"io"
@@ -10,13 +9,12 @@ import (
 	"math"
 	"os"
 	"strconv"
-	"strings"
 	"unsafe"
 
 	"helios/dataset/edges"
+	"helios/internal/container"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
-	"helios/internal/regular"
 )
 
 // lineBlock is some whole lines of a text file.
@@ -30,40 +28,17 @@ type lineBlock struct {
 
 const blockBytes = 1 << 20
 
-// counted counts what is read from a file.
-type counted struct {
-	f *os.File
-	n int64
-}
-
-func (c *counted) Read(b []byte) (int, error) {
-	n, err := c.f.Read(b)
-	c.n += int64(n)
-	return n, err
-}
-
-// eachBlock reads a text file, plain or .gz, once: one goroutine decompresses, parse works on
+// eachBlock reads a text file, plain or compressed, once: one goroutine decompresses, parse works on
 // blocks of whole lines on all cores, and take gets the results in the order of the file, on the
 // caller's goroutine. Memory is bounded by a few blocks. What parse returns must not point into the
 // block's text.
 func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T, error),
 	take func(T, lineBlock) error) error {
-	f, err := regular.Open(path)
+	in, err := container.OpenText(path)
 	if err != nil {
-		return errs.With(errs.Usage, err)
+		return err
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return errs.With(errs.Device, err)
-	}
-	file := &counted{f: f}
-	var r io.Reader = file
-	if strings.HasSuffix(path, ".gz") {
-		if r, err = gzip.NewReader(file); err != nil {
-			return errs.New(errs.Usage, "%s: not gzip, or truncated: %w", path, err)
-		}
-	}
+	defer in.Close()
 	type result struct {
 		v   T
 		b   lineBlock
@@ -101,14 +76,13 @@ func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T
 				if n == len(buf) { // a line of more than a block
 					buf = append(buf, make([]byte, min(len(buf), maxLine+blockBytes-len(buf)))...)
 				}
-				k, rerr := io.ReadFull(r, buf[n:])
+				k, rerr := io.ReadFull(in, buf[n:])
 				n += k
 				if end = bytes.LastIndexByte(buf[:n], '\n') + 1; end == 0 {
 					end = -1
 				}
 				switch {
-				case errors.Is(rerr, io.EOF) || errors.Is(rerr, io.ErrUnexpectedEOF) &&
-					gzipWhole(r):
+				case errors.Is(rerr, io.EOF) || errors.Is(rerr, io.ErrUnexpectedEOF):
 					more, end = false, n
 				case rerr != nil || end < 0 && n >= maxLine:
 					lines := line + int64(bytes.Count(buf[:n], []byte{'\n'}))
@@ -116,7 +90,7 @@ func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T
 						"%s:%d: line of more than %d bytes; is it a text file?", path, lines,
 						maxLine)
 					if rerr != nil {
-						err = readFailed(path, lines, file.n, rerr)
+						err = readFailed(path, lines, in.At(), rerr)
 					}
 					res := make(chan result, 1)
 					res <- result{err: err}
@@ -125,7 +99,7 @@ func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T
 				}
 			}
 			rest = append(rest[:0], buf[end:n]...)
-			b := lineBlock{path: path, line: line, text: buf[:end], at: file.n, size: st.Size()}
+			b := lineBlock{path: path, line: line, text: buf[:end], at: in.At(), size: in.Size}
 			line += int64(bytes.Count(b.text, []byte{'\n'}))
 			res := make(chan result, 1)
 			if !send(res) {
@@ -161,16 +135,6 @@ func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T
 		}
 	}
 	return ctx.Err()
-}
-
-// gzipWhole tells the end of a file, at which io.ReadFull is short, from a compressed stream that
-// was cut.
-func gzipWhole(r io.Reader) bool {
-	if _, ok := r.(*gzip.Reader); !ok {
-		return true
-	}
-	_, err := r.Read(make([]byte, 1)) // what the stream says itself
-	return errors.Is(err, io.EOF)
 }
 
 // readFailed is a failure of the file system, or damage of a compressed stream.

@@ -3,7 +3,6 @@ package importer
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -13,13 +12,13 @@ import (
 	"strings"
 
 	"helios/dataset/edges"
+	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
 )
 
 func init() {
 	register(Format{Name: "mtx",
-		Usage:       "sparse square matrices in MatrixMarket's coordinate format, plain or .gz",
+		Usage:       "sparse square matrices in MatrixMarket's coordinate format, plain or compressed",
 		Description: mtxHelp}, MTX)
 }
 
@@ -27,7 +26,7 @@ const mtxHelp = "Entry (i, j) becomes the edge from node i-1 to node j-1, whatev
 	"skew-symmetric or Hermitian matrix stands for both. Features, labels and splits come from\n" +
 	"option features, option labels and option splits."
 
-// MTX imports the pattern of a sparse matrix in MatrixMarket's coordinate format, plain or .gz:
+// MTX imports the pattern of a sparse matrix in MatrixMarket's coordinate format, plain or compressed:
 // entry (i, j) becomes the edge i-1 → j-1, whatever its value, and in a symmetric, skew-symmetric
 // or Hermitian matrix, of which a file holds one triangle, also j-1 → i-1. The matrix must be
 // square.
@@ -52,7 +51,7 @@ func MTX(ctx context.Context, o Options) error {
 // mtx is a matrix whose two heading lines were read.
 type mtx struct {
 	path            string
-	gz              bool
+	packed          bool
 	field, symmetry string
 	values          int   // numbers after i and j
 	n, entries      int64 // rows and columns; lines
@@ -64,21 +63,13 @@ type mtx struct {
 var mtxPartBytes int64 = 8 << 20
 
 func openMTX(path string) (*mtx, error) {
-	m := &mtx{path: path, gz: strings.HasSuffix(path, ".gz")}
-	f, err := regular.Open(path)
+	in, err := container.OpenText(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	m.size = st.Size()
-	t, err := m.text(f, 0, m.size)
-	if err != nil {
-		return nil, err
-	}
+	defer in.Close()
+	m := &mtx{path: path, packed: in.Packed, size: in.Size}
+	t := m.text(in, 0)
 	if err := m.heading(t); err != nil {
 		return nil, err
 	}
@@ -86,7 +77,7 @@ func openMTX(path string) (*mtx, error) {
 	if m.parts() == 1 {
 		return m, nil // counted as it is read
 	}
-	return m, m.count(f)
+	return m, m.count(in.File)
 }
 
 // mtxText is the lines of a file, or of a part of one.
@@ -98,18 +89,14 @@ type mtxText struct {
 	text []byte
 }
 
-// text reads size bytes from begin.
-func (m *mtx) text(f *os.File, begin, size int64) (*mtxText, error) {
-	t := &mtxText{path: m.path, at: begin,
-		br: bufio.NewReaderSize(io.NewSectionReader(f, begin, size), int(min(1<<20, size+1)))}
-	if m.gz {
-		z, err := gzip.NewReader(t.br)
-		if err != nil {
-			return nil, errs.New(errs.Usage, "%s: not gzip, or truncated: %w", m.path, err)
-		}
-		t.br = bufio.NewReaderSize(z, 1<<20)
-	}
-	return t, nil
+// text reads lines from r, whose first byte is at begin.
+func (m *mtx) text(r io.Reader, begin int64) *mtxText {
+	return &mtxText{path: m.path, at: begin, br: bufio.NewReaderSize(r, 1<<20)}
+}
+
+// from reads the lines of a plain file from begin on.
+func (m *mtx) from(f *os.File, begin int64) *mtxText {
+	return m.text(io.NewSectionReader(f, begin, m.size-begin), begin)
 }
 
 func (t *mtxText) bad(format string, a ...any) error {
@@ -206,7 +193,7 @@ func (m *mtx) heading(t *mtxText) error {
 func clipTo(b []byte, n int) []byte { return b[:min(n, len(b))] }
 
 func (m *mtx) parts() int {
-	if m.gz {
+	if m.packed {
 		return 1
 	}
 	return int(min(max((m.size-m.begin)/mtxPartBytes, 1), 1024))
@@ -233,10 +220,7 @@ func (m *mtx) count(f *os.File) error {
 	if n == m.entries {
 		return nil
 	}
-	t, err := m.text(f, m.begin, m.size-m.begin)
-	if err != nil {
-		return err
-	}
+	t := m.from(f, m.begin)
 	for n = 0; ; {
 		more, err := t.next()
 		if err != nil {
@@ -265,29 +249,28 @@ func (m *mtx) edges() edges.Source {
 		Name: m.path, Unit: "edges", Total: m.entries, Parts: parts,
 		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error,
 			done func(int64)) error {
-			f, err := regular.Open(m.path)
+			in, err := container.OpenText(m.path)
 			if err != nil {
-				return errs.With(errs.Usage, err)
+				return err
 			}
-			defer f.Close()
+			defer in.Close()
 			begin, end := cut(part), m.size
 			if part+1 < parts {
 				end = cut(part + 1)
 			}
 			var t *mtxText
 			switch {
-			case m.gz:
-				t, err = m.text(f, 0, m.size)
+			case m.packed:
+				t = m.text(in, 0)
 				end = 1 << 62
 				for err == nil && t.at < m.begin { // the heading again
 					_, err = t.next()
 				}
 			case part == 0:
-				t, err = m.text(f, begin, m.size-begin)
+				t = m.from(in.File, begin)
 			default: // the line across the cut belongs to the part before
-				if t, err = m.text(f, begin-1, m.size-begin+1); err == nil {
-					_, err = t.next()
-				}
+				t = m.from(in.File, begin-1)
+				_, err = t.next()
 			}
 			if err != nil {
 				return err

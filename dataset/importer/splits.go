@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"strconv"
-	"strings"
 
 	"helios/dataset"
 	"helios/dataset/build"
@@ -180,7 +179,7 @@ func (im *splitSets) folderSplits(ctx context.Context, dir string) ([]splitSet, 
 }
 
 func (im *splitSets) splitFile(ctx context.Context, path string) ([]int64, error) {
-	if !strings.HasSuffix(path, ".npy") {
+	if !isArray(path) {
 		return im.csvIDs(ctx, path)
 	}
 	a, err := npy.Open(path)
@@ -208,7 +207,7 @@ func (im *splitSets) csvIDs(ctx context.Context, path string) ([]int64, error) {
 
 // textSplit reads node ids, one a line, or an array.
 func (im *splitSets) textSplit(path string) ([]int64, error) {
-	if strings.HasSuffix(path, ".npy") {
+	if isArray(path) {
 		a, err := npy.Open(path)
 		if err != nil {
 			return nil, err

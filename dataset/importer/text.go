@@ -3,17 +3,14 @@ package importer
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strconv"
-	"strings"
 
+	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
 )
 
 // lines reads a text file, plain or compressed, in bounded memory.
@@ -22,8 +19,7 @@ type lines struct {
 	n      int64 // of the line in text, from 1
 	text   []byte
 	fields [][]byte
-	f      *os.File
-	gz     *gzip.Reader
+	in     *container.Text
 	br     *bufio.Reader
 	long   []byte
 }
@@ -35,22 +31,14 @@ var byteOrderMark = []byte("\xef\xbb\xbf")
 const maxLine = 16 << 20
 
 func openLines(path string) (*lines, error) {
-	f, err := regular.Open(path)
+	in, err := container.OpenText(path)
 	if err != nil {
-		return nil, errs.With(errs.Usage, err)
+		return nil, err
 	}
-	l := &lines{path: path, f: f, br: bufio.NewReaderSize(f, 256<<10)}
-	if strings.HasSuffix(path, ".gz") {
-		if l.gz, err = gzip.NewReader(l.br); err != nil {
-			return nil, errors.Join(errs.New(errs.Usage, "%s: not gzip, or truncated: %w", path,
-				err), f.Close())
-		}
-		l.br = bufio.NewReaderSize(l.gz, 256<<10)
-	}
-	return l, nil
+	return &lines{path: path, in: in, br: bufio.NewReaderSize(in, 256<<10)}, nil
 }
 
-func (l *lines) close() error { return l.f.Close() }
+func (l *lines) close() error { return l.in.Close() }
 
 // next reads the next line that holds fields; false at the end.
 func (l *lines) next() (bool, error) {

@@ -15,6 +15,7 @@ import (
 	"sort"
 	"strings"
 
+	"helios/internal/container"
 	"helios/internal/errs"
 	"helios/internal/regular"
 )
@@ -33,9 +34,9 @@ type Array struct {
 // Open reads the header of the .npy file and checks the file's length against its shape.
 // Errors name the file and are of class usage.
 func Open(path string) (*Array, error) {
-	f, err := regular.Open(path)
+	f, _, err := container.Open(path, container.NPY)
 	if err != nil {
-		return nil, errs.With(errs.Usage, err)
+		return nil, err
 	}
 	defer f.Close()
 	h, start, err := ReadHeader(bufio.NewReader(f))
@@ -85,7 +86,7 @@ type Archive struct {
 
 // OpenArchive opens a .npz file.
 func OpenArchive(path string) (*Archive, error) {
-	f, err := regular.Open(path)
+	f, kind, err := container.Open(path, container.Zip)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +107,11 @@ func OpenArchive(path string) (*Archive, error) {
 		}
 		seen[m.Name] = true
 	}
-	return &Archive{Path: path, zr: zr, f: f}, nil
+	a := &Archive{Path: path, zr: zr, f: f}
+	if len(a.Names()) == 0 && len(zr.File) > 0 {
+		return nil, errors.Join(kind.Refuse(path), f.Close())
+	}
+	return a, nil
 }
 
 // Close closes the archive; its arrays can no longer be streamed.

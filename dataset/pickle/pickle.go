@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"helios/dataset/npy"
+	"helios/internal/container"
 	"helios/internal/errs"
 	"helios/internal/regular"
 )
@@ -122,6 +123,9 @@ func Load(path string, memory int64) (any, error) {
 	if memory > 0 && st.Size() >= memory {
 		return nil, errs.New(errs.Usage, "%s: %d bytes, there is memory for %d", path,
 			st.Size(), memory)
+	}
+	if err := container.Check(path, container.Pickle); err != nil {
+		return nil, err
 	}
 	b, err := regular.Read(path, MaxBytes)
 	if err != nil {

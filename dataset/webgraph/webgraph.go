@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 
+	"helios/internal/container"
 	"helios/internal/errs"
 	"helios/internal/regular"
 )
@@ -80,8 +81,8 @@ func Open(ctx context.Context, base string) (g *Graph, err error) {
 	if err := g.properties(string(text)); err != nil {
 		return nil, err
 	}
-	if g.file, err = regular.Open(g.Name); err != nil {
-		return nil, errs.With(errs.Usage, err)
+	if g.file, _, err = container.Open(g.Name); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
