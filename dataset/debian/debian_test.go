@@ -129,7 +129,8 @@ func TestOpenAndFindLists(t *testing.T) {
 		require.NoError(t, r.Close())
 		require.Equal(t, sample, string(b), f)
 	}
-	for name, content := range map[string]string{"x.gz": "no", "x.xz": "no", "x.zst": "no"} {
+	for name, content := range map[string]string{"x.gz": "\x1f\x8b\b\x00", "x.xz": "\xfd7zXZ\x00no",
+		"x.zst": "\x28\xb5\x2f\xfdno"} {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 		_, err := Open(path)

@@ -299,7 +299,7 @@ func (im *dglImport) dglEdges(path string, g dglGraph) (s edges.Source, err erro
 		}
 	}
 	if best.bit == dglCOO {
-		return pairEdges(best.a, best.b, nodes), nil
+		return pairEdges(best.a, best.b, nodes)
 	}
-	return offsetEdges(best.a, best.b, nodes, best.bit == dglCSC), nil
+	return offsetEdges(best.a, best.b, nodes, best.bit == dglCSC)
 }

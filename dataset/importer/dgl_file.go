@@ -11,6 +11,7 @@ import (
 	"helios/dataset/npy"
 	"helios/internal/container"
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // The file of dgl.save_graphs, version 2, all little-endian:
@@ -73,7 +74,7 @@ type dglReader struct {
 }
 
 func openDGL(path string) (*dglReader, error) {
-	f, _, err := container.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -373,8 +374,13 @@ func (r *dglReader) graphs(want int64) (n int64, g dglGraph, err error) {
 			return 0, g, errs.New(errs.Usage,
 				"%s: offset 0: big-endian; write it again on a little-endian machine", r.path)
 		}
+		kind, err := container.FileOf(r.path)
+		if err != nil {
+			return 0, g, err
+		}
 		return 0, g, errs.New(errs.Usage,
-			"%s: offset 0: not a file of dgl.save_graphs (it begins with % x)", r.path, head)
+			"%s: offset 0: not a file of dgl.save_graphs (it begins with % x)%s", r.path, head,
+			kind.Hint())
 	}
 	version, kind := r.u64("the version"), r.u64("the graph type")
 	if r.err == nil && (version != 2 || kind != 2) {

@@ -410,11 +410,13 @@ func TestArrayEdges(t *testing.T) {
 		require.NoError(t, err)
 		return a
 	}
-	for name, s := range map[string]edges.Source{
-		"in":    offsetEdges(opened("ptr"), opened("idx"), nodes, true),
-		"out":   offsetEdges(opened("ptr"), opened("idx"), nodes, false),
-		"pairs": pairEdges(opened("idx"), opened("own"), nodes),
+	for name, source := range map[string]func() (edges.Source, error){
+		"in":    func() (edges.Source, error) { return offsetEdges(opened("ptr"), opened("idx"), nodes, true) },
+		"out":   func() (edges.Source, error) { return offsetEdges(opened("ptr"), opened("idx"), nodes, false) },
+		"pairs": func() (edges.Source, error) { return pairEdges(opened("idx"), opened("own"), nodes) },
 	} {
+		s, err := source()
+		require.NoError(t, err)
 		require.Greater(t, s.Parts, 5)
 		src, dst := make([][]int64, s.Parts), make([][]int64, s.Parts)
 		var wg sync.WaitGroup

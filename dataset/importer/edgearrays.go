@@ -2,6 +2,7 @@ package importer
 
 import (
 	"context"
+	"slices"
 
 	"helios/dataset"
 	"helios/dataset/edges"
@@ -14,20 +15,66 @@ const (
 	idsPerRead   = 32 << 10
 )
 
-// edgeIndex takes the edges of an edge list array.
-func (im *edgeSet) edgeIndex(ctx context.Context, a *npy.Array) error {
+// edgeShape says how an edge list array is laid out.
+type edgeShape int
+
+const (
+	anyShape  edgeShape = iota // as the shape says
+	twoRows                    // (2, edges): the sources, then the destinations
+	twoColumn                  // (edges, 2): a pair for each edge
+)
+
+// rowsOf reports whether an edge list array holds the sources and then the destinations, and not
+// pairs.
+func (s edgeShape) rowsOf(a *npy.Array, nodes int64) (rows bool, err error) {
 	sh := a.Header.Shape
-	if len(sh) != 2 || sh[0] != 2 && sh[1] != 2 {
-		return errs.New(errs.Usage, "%s: edges have shape %s, must be (2, edges) or (edges, 2)",
-			a.Name, a.Header.ShapeString())
+	must := map[edgeShape]string{anyShape: "(2, edges) or (edges, 2)", twoRows: "(2, edges)",
+		twoColumn: "(edges, 2)"}[s]
+	if len(sh) != 2 || (sh[0] != 2 || s == twoColumn) && (sh[1] != 2 || s == twoRows) {
+		return false, errs.New(errs.Usage, "%s: edges have shape %s, must be %s", a.Name,
+			a.Header.ShapeString(), must)
 	}
-	// [2, 2] is read as [2, E], which is how PyTorch Geometric and OGB write. An array in
-	// Fortran order is its transpose in C order.
-	rows := sh[0] == 2
-	n := sh[1]
-	if !rows {
-		n = sh[0]
+	if k := a.Header.DType.Kind; k != 'i' && k != 'u' {
+		return false, errs.New(errs.Usage,
+			"%s: holds %s, integers are needed; save x.astype(numpy.int64)", a.Name,
+			a.Header.DType)
 	}
+	if s == anyShape && sh[0] == 2 && sh[1] == 2 {
+		r, err := a.Reader(0)
+		if err != nil {
+			return false, err
+		}
+		defer r.Close()
+		v := make([]int64, 4)
+		if err := fill(r, v); err != nil {
+			return false, err
+		}
+		if v[1] != v[2] && slices.Max(v) < nodes { // else either reading says what is wrong
+			return false, errs.New(errs.Usage,
+				"%s: shape (2, 2) can be two sources and two destinations, or two pairs; save them as two arrays, src and dst",
+				a.Name)
+		}
+	}
+	return s == twoRows || s == anyShape && sh[0] == 2, nil
+}
+
+// edgeIndex takes the edges of an edge list array.
+func (im *edgeSet) edgeIndex(ctx context.Context, a *npy.Array, shape edgeShape) error {
+	s, err := indexEdges(a, im.m.Nodes, shape)
+	if err != nil {
+		return err
+	}
+	return im.edgesFrom(ctx, s)
+}
+
+// indexEdges are the edges of an edge list array.
+func indexEdges(a *npy.Array, nodes int64, shape edgeShape) (s edges.Source, err error) {
+	rows, err := shape.rowsOf(a, nodes)
+	if err != nil {
+		return s, err
+	}
+	// An array in Fortran order is its transpose in C order.
+	n := a.Header.Elements() / 2
 	if a.Header.Fortran {
 		rows = !rows
 	}
@@ -35,8 +82,7 @@ func (im *edgeSet) edgeIndex(ctx context.Context, a *npy.Array) error {
 	if a.Seekable() {
 		per = edgesPerPart
 	}
-	nodes := im.m.Nodes
-	s := edges.Source{Name: a.Name, Unit: "edges", Total: n,
+	s = edges.Source{Name: a.Name, Unit: "edges", Total: n,
 		Parts: int((n + per - 1) / max(per, 1))}
 	if rows {
 		s.Read = func(_ context.Context, part int, emit func(src, dst []int64) error,
@@ -49,7 +95,7 @@ func (im *edgeSet) edgeIndex(ctx context.Context, a *npy.Array) error {
 			return readPairs(a, nodes, int64(part)*per, min(int64(part+1)*per, n), emit, done)
 		}
 	}
-	return im.edgesFrom(ctx, s)
+	return s, nil
 }
 
 // readRows reads edges from..to of an array whose first n ids are the sources.
@@ -135,118 +181,31 @@ func fill(r *npy.Reader, dst []int64) error {
 	return nil
 }
 
-// cscArrays takes the edges of indptr and indices.
-func (im *edgeSet) cscArrays(ctx context.Context, ptr, idx *npy.Array) error {
-	nodes := im.m.Nodes
-	if len(ptr.Header.Shape) != 1 || ptr.Header.Shape[0] != nodes+1 {
-		return errs.New(errs.Usage, "%s has shape %s, the %d nodes need (%d,)", ptr.Name,
-			ptr.Header.ShapeString(), nodes, nodes+1)
-	}
-	if len(idx.Header.Shape) != 1 {
-		return errs.New(errs.Usage, "%s has shape %s, must be one-dimensional", idx.Name,
-			idx.Header.ShapeString())
-	}
-	per := int64(1) << 20 // nodes
-	if !ptr.Seekable() || !idx.Seekable() {
-		per = nodes
-	}
-	return im.edgesFrom(ctx, edges.Source{Name: idx.Name, Unit: "edges", Total: idx.Header.Shape[0],
-		Parts: int((nodes + per - 1) / max(per, 1)),
-		Read: func(_ context.Context, part int, emit func(src, dst []int64) error,
-			done func(int64)) error {
-			return readCSC(ptr, idx, nodes, int64(part)*per, min(int64(part+1)*per, nodes),
-				emit, done)
-		}})
-}
-
-// readCSC reads the edges to the nodes from..to.
-func readCSC(ptr, idx *npy.Array, nodes, from, to int64, emit func(src, dst []int64) error,
-	done func(int64)) error {
-	total := idx.Header.Shape[0]
-	rp, err := ptr.Reader(from)
-	if err != nil {
-		return err
-	}
-	defer rp.Close()
-	bad := func(end, at int64) error {
-		return errs.New(errs.Usage,
-			"%s: offset %d at position %d does not rise from 0 to the %d entries of %s", ptr.Name,
-			end, at, total, idx.Name)
-	}
-	offs := make([]int64, min(to-from+1, idsPerRead))
-	if err := fill(rp, offs[:1]); err != nil {
-		return err
-	}
-	pos := offs[0]
-	if from == 0 && pos != 0 || pos < 0 || pos > total {
-		return bad(pos, from)
-	}
-	ri, err := idx.Reader(pos)
-	if err != nil {
-		return err
-	}
-	defer ri.Close()
-	src, dst := make([]int64, 0, idsPerRead), make([]int64, 0, idsPerRead)
-	flush := func() error {
-		if err := fill(ri, src); err != nil {
-			return err
-		}
-		first := pos - int64(len(src))
-		for i, v := range src {
-			if uint64(v) >= uint64(nodes) {
-				return dataset.BadID(idx.Name, first+int64(i), v, nodes)
-			}
-		}
-		if err := emit(src, dst); err != nil {
-			return err
-		}
-		done(int64(len(src)))
-		src, dst = src[:0], dst[:0]
-		return nil
-	}
-	for v := from; v < to; {
-		k := min(to-v, int64(len(offs)))
-		if err := fill(rp, offs[:k]); err != nil {
-			return err
-		}
-		for _, end := range offs[:k] {
-			if end < pos || end > total {
-				return bad(end, v+1)
-			}
-			for pos < end {
-				n := min(end-pos, int64(cap(dst)-len(dst)))
-				for range n {
-					dst = append(dst, v)
-				}
-				src = src[:len(dst)]
-				if pos += n; len(dst) == cap(dst) {
-					if err := flush(); err != nil {
-						return err
-					}
-				}
-			}
-			v++
-		}
-	}
-	if to == nodes && pos != total {
-		return errs.New(errs.Usage, "%s ends with %d, but %s has %d entries", ptr.Name, pos,
-			idx.Name, total)
-	}
-	return flush()
-}
-
 // partEdges is how many edges a part of an array has: many times a batch, and enough parts for all
 // cores. Tests make it small.
 var partEdges int64 = 4 << 20
 
-// pairEdges are the edges src[i] → dst[i] of two seekable arrays.
-func pairEdges(src, dst *npy.Array, nodes int64) edges.Source {
+// pairEdges are the edges src[i] → dst[i] of two arrays.
+func pairEdges(src, dst *npy.Array, nodes int64) (edges.Source, error) {
+	for _, a := range []*npy.Array{src, dst} {
+		if err := idArray(a); err != nil {
+			return edges.Source{}, err
+		}
+	}
 	n := src.Header.Elements()
-	parts := int(max(1, (n+partEdges-1)/partEdges))
+	if dst.Header.Elements() != n {
+		return edges.Source{}, errs.New(errs.Usage, "%s has %d entries, %s has %d; an edge is one of each",
+			src.Name, n, dst.Name, dst.Header.Elements())
+	}
+	per := max(n, 1) // a compressed array is read from its start only
+	if src.Seekable() && dst.Seekable() {
+		per = partEdges
+	}
+	parts := int(max(1, (n+per-1)/per))
 	return edges.Source{Name: src.Name, Unit: "edges", Total: n, Parts: parts,
 		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error,
 			done func(int64)) error {
-			from, to := int64(part)*partEdges, min(n, int64(part+1)*partEdges)
+			from, to := int64(part)*per, min(n, int64(part+1)*per)
 			rs, err := src.Reader(from)
 			if err != nil {
 				return err
@@ -284,15 +243,40 @@ func pairEdges(src, dst *npy.Array, nodes int64) edges.Source {
 				}
 			}
 			return nil
-		}}
+		}}, nil
 }
 
-// offsetEdges are the edges of two seekable arrays: the neighbours of v are idx[ptr[v]:ptr[v+1]],
-// which are the sources of edges to v with in, and the destinations of edges from v without. A part
-// is a range of nodes.
-func offsetEdges(ptr, idx *npy.Array, nodes int64, in bool) edges.Source {
+// idArray refuses an array that is no list of node ids or offsets.
+func idArray(a *npy.Array) error {
+	if k := a.Header.DType.Kind; k != 'i' && k != 'u' {
+		return errs.New(errs.Usage, "%s: holds %s, integers are needed; save x.astype(numpy.int64)",
+			a.Name, a.Header.DType)
+	}
+	if len(a.Header.Shape) != 1 {
+		return errs.New(errs.Usage, "%s has shape %s, must be one-dimensional", a.Name,
+			a.Header.ShapeString())
+	}
+	return nil
+}
+
+// offsetEdges are the edges of two arrays: the neighbours of v are idx[ptr[v]:ptr[v+1]], which are
+// the sources of edges to v with in, and the destinations of edges from v without. A part is a
+// range of nodes.
+func offsetEdges(ptr, idx *npy.Array, nodes int64, in bool) (edges.Source, error) {
+	for _, a := range []*npy.Array{ptr, idx} {
+		if err := idArray(a); err != nil {
+			return edges.Source{}, err
+		}
+	}
+	if n := ptr.Header.Elements(); n != nodes+1 {
+		return edges.Source{}, errs.New(errs.Usage, "%s has shape %s, the %d nodes need (%d,)",
+			ptr.Name, ptr.Header.ShapeString(), nodes, nodes+1)
+	}
 	total := idx.Header.Elements()
-	parts := max(1, min((total+partEdges-1)/partEdges, nodes))
+	parts := int64(1) // a compressed array is read from its start only
+	if ptr.Seekable() && idx.Seekable() {
+		parts = max(1, min((total+partEdges-1)/partEdges, nodes))
+	}
 	return edges.Source{Name: idx.Name, Unit: "edges", Total: total, Parts: int(parts),
 		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error,
 			done func(int64)) error {
@@ -376,5 +360,5 @@ func offsetEdges(ptr, idx *npy.Array, nodes int64, in bool) edges.Source {
 					idx.Name, total)
 			}
 			return nil
-		}}
+		}}, nil
 }

@@ -140,7 +140,7 @@ func (im *edgesImport) run(ctx context.Context, edges string) error {
 		}
 		a, err := npy.Open(edges)
 		if err == nil {
-			err = im.edgeIndex(ctx, a)
+			err = im.edgeIndex(ctx, a, anyShape)
 		}
 		if err != nil {
 			return err

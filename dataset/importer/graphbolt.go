@@ -288,11 +288,7 @@ func (im *graphboltImport) graphboltEdges(ctx context.Context, meta string,
 	if err != nil {
 		return err
 	}
-	if sh := a.Header.Shape; len(sh) != 2 || sh[0] != 2 {
-		return errs.New(errs.Usage, "%s: edges have shape %s, must be (2, edges)", a.Name,
-			a.Header.ShapeString())
-	}
-	return im.edgeIndex(ctx, a)
+	return im.edgeIndex(ctx, a, twoRows)
 }
 
 // graphboltFeature chooses the node features: by name, or feat, or the only ones.

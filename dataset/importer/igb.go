@@ -163,11 +163,7 @@ func (im *igbImport) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if sh := edges.Header.Shape; len(sh) != 2 || sh[1] != 2 {
-		return errs.New(errs.Usage, "%s: edges have shape %s, must be (edges, 2)", edges.Name,
-			edges.Header.ShapeString())
-	}
-	if err := im.edgeIndex(ctx, edges); err != nil {
+	if err := im.edgeIndex(ctx, edges, twoColumn); err != nil {
 		return err
 	}
 	if err := im.topology(ctx); err != nil {

@@ -104,11 +104,7 @@ func (im *mag240mImport) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if sh := edges.Header.Shape; len(sh) != 2 || sh[0] != 2 {
-		return errs.New(errs.Usage, "%s: edges have shape %s, must be (2, edges)", edges.Name,
-			edges.Header.ShapeString())
-	}
-	if err := im.edgeIndex(ctx, edges); err != nil {
+	if err := im.edgeIndex(ctx, edges, twoRows); err != nil {
 		return err
 	}
 	if err := im.topology(ctx); err != nil {

@@ -172,8 +172,8 @@ func TestMTXRefuses(t *testing.T) {
 			"after 2 of 1 entries"},
 		"a line without ends": {head + "pattern general\n3 3 1\n" + strings.Repeat("1", 2<<20),
 			"line of more than 1048576 bytes"},
-		"gz/cut":   {string(gz[:len(gz)-9]), "truncated or damaged"},
-		"gz/no gz": {"%%MatrixMarket", "not gzip"},
+		"gz/cut":  {string(gz[:len(gz)-9]), "truncated or damaged"},
+		"gz/zstd": {"\x28\xb5\x2f\xfd\x00", "a Zstandard file; unpack it first with unzstd"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "m.mtx")

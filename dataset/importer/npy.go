@@ -9,7 +9,9 @@ import (
 	"slices"
 	"strings"
 
+	"helios/dataset/edges"
 	"helios/dataset/npy"
+	"helios/internal/container"
 	"helios/internal/errs"
 	"helios/internal/options"
 )
@@ -22,19 +24,25 @@ func init() {
 
 // NPYOptions shape an import of arrays.
 type NPYOptions struct {
-	Map ArrayMap `option:"map" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the input's arrays; ours are edge_index, indptr, indices, features, labels, train, val, test"`
+	Map ArrayMap `option:"map" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the input's arrays; ours are edge_index, src, dst, indptr, indices, features, labels, train, val, test"`
+	// Lists is "in" or "out"; "" leaves it to the format of a SciPy archive, and is else "in".
+	Lists string `option:"lists" oneof:"in,out" shown:"as a SciPy archive says, else in" usage:"what a node's list in indptr and indices holds: in-neighbours (CSC) or out-neighbours (CSR)"`
 	Options
 }
 
-const npyHelp = "Arrays are found by their names: edge_index (2 × edges), features (nodes × dim), labels (nodes),\n" +
-	"and train, val and test where the splits are given: ids, or masks, also several of them (10 × nodes; option split-index).\n" +
-	"option map gives other names, as in my_ids=train. Arrays that are not used are named."
+const npyHelp = "Arrays are found by their names: edge_index (2 × edges, sources first; or edges × 2), or src and dst, or indptr and\n" +
+	"indices; features (nodes × dim), labels (nodes), and train, val and test where the splits are given: ids, or masks,\n" +
+	"also several of them (10 × nodes; option split-index). option map gives other names, as in my_ids=train.\n" +
+	"An archive of scipy.sparse.save_npz (csr, csc or coo) is an adjacency matrix, in which entry (i, j) is the edge from\n" +
+	"i to j; it can also lie in the folder. Arrays that are not used are named."
 
 // The names under which arrays are looked for, in a directory (with ".npy") and in an archive. The
 // first of each is ours; the others are those of NumPy exports of PyTorch Geometric, DGL and OGB,
 // and of the heterophilous graphs of Platonov et al. (ICLR 2023).
 var (
 	edgeNames    = []string{"edge_index", "edges", "edge", "edge_list"}
+	sourceNames  = []string{"src", "row"}
+	targetNames  = []string{"dst", "col"}
 	featureNames = []string{"features", "node_feat", "feat", "feats", "x", "node_features",
 		"node_feats"}
 	labelNames = []string{"labels", "node_label", "label", "y", "node_labels"}
@@ -49,8 +57,8 @@ var (
 )
 
 // ArrayNames are the names that an ArrayMap gives the input's names for.
-var ArrayNames = []string{"edge_index", "indptr", "indices", "features", "labels", "train",
-	"val", "test"}
+var ArrayNames = []string{"edge_index", "src", "dst", "indptr", "indices", "features", "labels",
+	"train", "val", "test"}
 
 // ArrayMap gives the input's name for one of ArrayNames, such as "train": "my_train_ids".
 type ArrayMap map[string]string
@@ -80,6 +88,7 @@ func (m *ArrayMap) UnmarshalText(text []byte) error {
 type arrays struct {
 	dir     string
 	archive *npy.Archive
+	matrix  *sparse           // the archive is one, or it is in the folder
 	theirs  map[string]string // the input's name for one of ArrayNames
 	used    map[string]bool
 }
@@ -93,24 +102,65 @@ func openArrays(in string, theirs map[string]string) (*arrays, error) {
 	switch {
 	case st.IsDir():
 		a.dir = in
-	case strings.HasSuffix(in, ".npz"):
-		if a.archive, err = npy.OpenArchive(in); err != nil {
-			return nil, err
-		}
-	case strings.HasSuffix(in, ".npy"):
+	case isArray(in):
 		return nil, errs.New(errs.Usage,
 			"%s is one array; give the directory that holds %s.npy, %s.npy and %s.npy, or an .npz",
 			in, edgeNames[0], featureNames[0], labelNames[0])
 	default:
-		return nil, errs.New(errs.Usage,
-			"%s: neither a directory of .npy files nor an .npz archive", in)
+		kind, err := container.FileOf(in)
+		if err == nil && kind.Kind != container.Zip {
+			err = errs.New(errs.Usage, "%s: neither a directory of .npy files nor an .npz archive%s",
+				in, kind.Hint())
+		}
+		if err != nil {
+			return nil, err
+		}
+		if a.archive, err = npy.OpenArchive(in); err != nil {
+			return nil, err
+		}
+		if a.matrix, err = openSparse(a.archive); err != nil {
+			return nil, errors.Join(err, a.archive.Close())
+		}
 	}
 	return a, nil
 }
 
-func (a *arrays) close() error {
+func (a *arrays) close() (err error) {
 	if a.archive != nil {
-		return a.archive.Close()
+		err = a.archive.Close()
+	}
+	if a.matrix != nil && a.matrix.archive != a.archive {
+		err = errors.Join(err, a.matrix.archive.Close())
+	}
+	return err
+}
+
+// findMatrix looks for an adjacency matrix in a folder, as SciPy saves it.
+func (a *arrays) findMatrix() error {
+	for _, n := range unusedFiles(a.dir) {
+		path := filepath.Join(a.dir, n)
+		if a.archive != nil || !strings.HasSuffix(n, ".npz") {
+			continue
+		}
+		archive, err := npy.OpenArchive(path)
+		if err != nil {
+			return err
+		}
+		m, err := openSparse(archive)
+		switch {
+		case err != nil || m == nil:
+			err = errors.Join(err, archive.Close())
+		case a.matrix != nil:
+			err = errors.Join(errs.New(errs.Usage,
+				"%s and %s are both a sparse matrix; give one with option in, and the features and labels with options",
+				a.matrix.archive.Path, path), archive.Close())
+		default:
+			a.matrix = m
+			a.used[n] = true
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -166,6 +216,14 @@ func (a *arrays) unused() (names []string) {
 			names = append(names, n)
 		}
 	}
+	if m := a.matrix; m != nil {
+		own := slices.DeleteFunc(append(m.archive.Names(), m.archive.Others()...),
+			func(n string) bool { return slices.Contains(sparseArrays, n) })
+		if m.archive != a.archive {
+			return append(names, own...)
+		}
+		return slices.DeleteFunc(names, func(n string) bool { return !slices.Contains(own, n) })
+	}
 	return names
 }
 
@@ -179,17 +237,24 @@ func (a *arrays) where() string {
 // NPY imports arrays: a directory of .npy files, or an .npz archive, with
 //
 //	edge_index (or edges, edge)            [2, E] or [E, 2], sources first; or
-//	indptr and indices                     CSC: in-neighbours of v at indices[indptr[v]:indptr[v+1]]
+//	indptr and indices                     lists of in-neighbours of each node, or of out-neighbours (Lists)
+//	src and dst (row and col)              [E] each
 //	features (node_feat, feat, feats, x)   [nodes, dim], floats of any width
 //	labels (node_label, label, y)          [nodes] or [nodes, 1], integers or floats, NaN or -1 = none
 //	train, val (valid), test               node ids, also as *_idx, idx_*; or masks, also as *_mask, *_masks
 //
-// The splits are optional: all three or none. Every array is streamed. Map gives other names.
+// Or the archive, or one in the folder, is a matrix of scipy.sparse.save_npz (sparse.go). The
+// splits are optional: all three or none. Every array is streamed. Map gives other names.
 // Arrays that nobody takes are named, and where they look like splits, and there are no others, the
 // import is refused.
 func NPY(ctx context.Context, o NPYOptions) (err error) {
 	if err := o.fillOwn(); err != nil {
 		return err
+	}
+	switch o.Lists {
+	case "", "in", "out":
+	default:
+		return errs.New(errs.Usage, "%v %q: give in or out", errs.Key("lists"), brief(o.Lists))
 	}
 	in, err := openArrays(o.In, o.Map)
 	if err != nil {
@@ -197,95 +262,42 @@ func NPY(ctx context.Context, o NPYOptions) (err error) {
 	}
 	defer func() { err = errors.Join(err, in.close()) }()
 	return run(request{kind: "npy", options: &o, Options: o.Options}, func(im *importer) error {
-		return (&npyImport{im}).run(ctx, in)
+		return (&npyImport{im, o}).run(ctx, in)
 	})
 }
 
 // npyImport is an import of arrays.
-type npyImport struct{ *importer }
+type npyImport struct {
+	*importer
+	opt NPYOptions
+}
 
 func (im *npyImport) run(ctx context.Context, in *arrays) error {
 	o := &im.o
 	im.m.Source.From = []string{filepath.Base(filepath.Clean(o.In))}
-	need := func(a *npy.Array, err error, what string, names []string) (*npy.Array, error) {
-		if err == nil && a == nil {
-			err = errs.New(errs.Usage,
-				"%s has no %s (looked for %s; it has %s); option map THEIRS=%s names them", in.where(),
-				what, strings.Join(names, ", "), briefNames(in.names()), names[0])
-		}
-		return a, err
-	}
-	get := func(override string, names []string) (*npy.Array, error) {
-		if override != "" {
-			return npy.Open(override)
-		}
-		return in.find(names...)
-	}
-	var feat *npy.Array
-	var err error
-	if o.FeatureFn == "" {
-		feat, err = get(o.Features, featureNames)
-		if feat, err = need(feat, err, "features", featureNames); err != nil {
-			return err
-		}
-	}
-	lab, err := get(o.Labels, labelNames)
-	if err == nil && lab == nil && !o.UnlabelledOK {
-		return errs.New(errs.Usage,
-			"%s has no labels (looked for %s; it has %s); option map THEIRS=labels names them, option unlabelled-ok imports it without",
-			in.where(), strings.Join(labelNames, ", "), briefNames(in.names()))
-	}
+	graph, err := im.findGraph(in)
 	if err != nil {
 		return err
 	}
-	nodesFrom := ""
-	if o.Nodes > 0 {
-		im.m.Nodes, nodesFrom = o.Nodes, "option nodes"
-	}
-	if feat != nil && len(feat.Header.Shape) > 0 {
-		if err := im.sameRows(feat.Header.Shape[0], feat.Name, &nodesFrom); err != nil {
-			return err
-		}
-	}
-	var labels []int32
-	labelsFile := ""
-	if lab != nil {
-		if labels, err = im.labelArray(lab); err != nil {
-			return err
-		}
-		labelsFile = lab.Name
-		if err := im.sameRows(int64(len(labels)), lab.Name, &nodesFrom); err != nil {
-			return err
-		}
-	}
-	if nodesFrom == "" {
-		return errs.New(errs.Usage, "%s: nothing tells the number of nodes; give option nodes",
-			in.where())
-	}
-	if err := im.checkNodes(nodesFrom); err != nil {
+	feat, labels, labelsFile, err := im.columns(ctx, in, graph)
+	if err != nil {
 		return err
 	}
+	var splits []splitSet
 	splitsIn := in
 	if o.SplitDir != "" {
 		splitsIn = &arrays{dir: o.SplitDir, used: map[string]bool{}}
 	}
-	var splits []splitSet
 	if !o.MakeSplits {
 		if splits, err = im.splitArrays(splitsIn); err != nil {
 			return err
 		}
 	}
-	// The small and likely wrong things are checked by now; next the long ones.
-	edges, err := in.find(edgeNames...)
+	edges, err := im.graphEdges(in, graph)
 	if err != nil {
 		return err
 	}
-	var ptr, idx *npy.Array
-	if edges == nil {
-		if ptr, idx, err = findCSC(in); err != nil {
-			return err
-		}
-	}
+	// The small and likely wrong things are checked by now; next the long ones.
 	unused := in.unused()
 	if len(splits) == 0 && !o.MakeSplits {
 		if odd := slices.DeleteFunc(slices.Clone(unused),
@@ -296,19 +308,14 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 		}
 	}
 	im.noteUnused(in.where(), unused)
-	if edges != nil {
-		err = im.edgeIndex(ctx, edges)
-	} else {
-		err = im.cscArrays(ctx, ptr, idx)
-	}
-	if err != nil {
+	if err := im.edgesFrom(ctx, edges); err != nil {
 		return err
 	}
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
 	if feat == nil {
-		err = im.hashFeatures(o.FeatureFn)
+		err = im.madeFeatures(ctx)
 	} else {
 		err = im.matrix(ctx, feat)
 	}
@@ -318,19 +325,128 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 	return im.labelsAndSplits(labels, labelsFile, splits)
 }
 
-func findCSC(in *arrays) (ptr, idx *npy.Array, err error) {
-	if ptr, err = in.find("indptr"); err != nil {
-		return nil, nil, err
+// columns opens the features and reads the labels; their rows, or the graph, tell the number of
+// nodes.
+func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (feat *npy.Array,
+	labels []int32, labelsFile string, err error) {
+	o := &im.o
+	get := func(override string, names []string) (*npy.Array, error) {
+		if override != "" {
+			return npy.Open(override)
+		}
+		return in.find(names...)
 	}
-	if idx, err = in.find("indices"); err != nil {
-		return nil, nil, err
+	if o.FeatureFn == "" {
+		if feat, err = get(o.Features, featureNames); err == nil && feat == nil {
+			err = errs.New(errs.Usage,
+				"%s has no features (looked for %s; it has %s); option map THEIRS=features names them, option features FILE gives them, option feature-fn hash computes some",
+				in.where(), strings.Join(featureNames, ", "), briefNames(in.names()))
+		}
+		if err != nil {
+			return nil, nil, "", err
+		}
 	}
-	if ptr == nil || idx == nil {
-		return nil, nil, errs.New(errs.Usage,
-			"%s has no edges (looked for %s, or indptr and indices; it has %s); option map THEIRS=edge_index names them",
-			in.where(), strings.Join(edgeNames, ", "), briefNames(in.names()))
+	lab, err := get(o.Labels, labelNames)
+	if err == nil && lab == nil && !o.UnlabelledOK {
+		err = errs.New(errs.Usage,
+			"%s has no labels (looked for %s; it has %s); option map THEIRS=labels names them, option unlabelled-ok imports it without",
+			in.where(), strings.Join(labelNames, ", "), briefNames(in.names()))
 	}
-	return ptr, idx, nil
+	if err != nil {
+		return nil, nil, "", err
+	}
+	nodesFrom := ""
+	if o.Nodes > 0 {
+		im.m.Nodes, nodesFrom = o.Nodes, "option nodes"
+	}
+	if m := in.matrix; m != nil {
+		if err := im.sameRows(m.nodes, m.archive.Path, &nodesFrom); err != nil {
+			return nil, nil, "", err
+		}
+	}
+	if feat != nil && len(feat.Header.Shape) > 0 {
+		if err := im.sameRows(feat.Header.Shape[0], feat.Name, &nodesFrom); err != nil {
+			return nil, nil, "", err
+		}
+	}
+	if lab != nil {
+		if labels, err = im.labelArray(lab); err == nil {
+			err = im.sameRows(int64(len(labels)), lab.Name, &nodesFrom)
+		}
+		if err != nil {
+			return nil, nil, "", err
+		}
+		labelsFile = lab.Name
+	}
+	if p := graph.ptr; nodesFrom == "" && p != nil && len(p.Header.Shape) == 1 {
+		im.m.Nodes, nodesFrom = p.Header.Shape[0]-1, p.Name
+	}
+	if nodesFrom == "" {
+		return nil, nil, "", errs.New(errs.Usage,
+			"%s: nothing tells the number of nodes; give option nodes", in.where())
+	}
+	return feat, labels, labelsFile, im.checkNodes(nodesFrom)
+}
+
+// npyGraph is the arrays of the edges, in one of the forms; none where they are a matrix.
+type npyGraph struct{ index, src, dst, ptr, idx *npy.Array }
+
+// findGraph opens the arrays of the edges.
+func (im *npyImport) findGraph(in *arrays) (g npyGraph, err error) {
+	if in.matrix != nil {
+		return g, nil
+	}
+	for _, f := range []struct {
+		to    **npy.Array
+		names []string
+	}{{&g.index, edgeNames}, {&g.src, sourceNames}, {&g.dst, targetNames},
+		{&g.ptr, []string{"indptr"}}, {&g.idx, []string{"indices"}}} {
+		if g.index != nil || g.src != nil && g.dst != nil {
+			break // the others are not used
+		}
+		if *f.to, err = in.find(f.names...); err != nil {
+			return g, err
+		}
+	}
+	switch {
+	case g.index != nil || g.src != nil && g.dst != nil || g.ptr != nil && g.idx != nil:
+		return g, nil
+	case g == npyGraph{}:
+		if err := in.findMatrix(); err != nil || in.matrix != nil {
+			return g, err
+		}
+	}
+	return g, errs.New(errs.Usage,
+		"%s has no edges (looked for %s, or src and dst, or indptr and indices, or a matrix of scipy.sparse.save_npz; it has %s); option map THEIRS=edge_index names them",
+		in.where(), strings.Join(edgeNames, ", "), briefNames(in.names()))
+}
+
+// graphEdges checks the arrays of the edges against the nodes.
+func (im *npyImport) graphEdges(in *arrays, g npyGraph) (s edges.Source, err error) {
+	lists := im.opt.Lists
+	if lists != "" {
+		im.m.Source.Options["lists"] = lists
+	}
+	switch {
+	case in.matrix != nil:
+		if s, err = in.matrix.edges(lists); err != nil {
+			return s, err
+		}
+		return s, im.noteValues(in.matrix, s.Total)
+	case g.ptr != nil && g.idx != nil:
+		if lists == "" {
+			im.m.Source.Options["lists"] = "in"
+			im.o.note("%s and %s are read as lists of in-neighbours (CSC); option lists out reads lists of out-neighbours (CSR)",
+				g.ptr.Name, g.idx.Name)
+		}
+		return offsetEdges(g.ptr, g.idx, im.m.Nodes, lists != "out")
+	case lists != "":
+		return s, errs.New(errs.Usage, "option lists %s: %s has pairs of nodes and no lists; leave it out",
+			lists, in.where())
+	case g.index != nil:
+		return indexEdges(g.index, im.m.Nodes, anyShape)
+	}
+	return pairEdges(g.src, g.dst, im.m.Nodes)
 }
 
 // splitArrays reads the three splits; none is fine, some is not.

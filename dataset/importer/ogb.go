@@ -209,7 +209,7 @@ func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
 			return err
 		}
 	}
-	if err := im.edgeIndex(ctx, index); err != nil {
+	if err := im.edgeIndex(ctx, index, twoRows); err != nil {
 		return err
 	}
 	if err := im.topology(ctx); err != nil {

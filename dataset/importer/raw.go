@@ -643,7 +643,11 @@ func (im *rawImport) run(ctx context.Context, r *rawIn) error {
 			r.dir, brief(unused[i]))
 	}
 	im.noteUnused(r.dir, unused)
-	if err := im.edgesFrom(ctx, offsetEdges(ptr, idx, r.nodes, r.in)); err != nil {
+	edges, err := offsetEdges(ptr, idx, r.nodes, r.in)
+	if err != nil {
+		return err
+	}
+	if err := im.edgesFrom(ctx, edges); err != nil {
 		return err
 	}
 	im.madeUp = feat == nil && o.FeatureFn == ""

@@ -174,6 +174,30 @@ func (a *Archive) Array(name string) (*Array, error) {
 		strings.Join(a.Names(), ", "))
 }
 
+// maxText bounds a member that Text reads.
+const maxText = 4 << 10
+
+// Text returns the text that the member called name (without ".npy") holds, bytes or characters in
+// an array without dimensions, as SciPy saves the format of a matrix; "" without an error where it
+// is not there.
+func (a *Archive) Text(name string) (string, error) {
+	f, err := a.zr.Open(name + ".npy")
+	if err != nil {
+		return "", nil //nolint:nilerr // not there
+	}
+	defer f.Close()
+	full := a.Path + ":" + name
+	b, err := io.ReadAll(io.LimitReader(f, maxText))
+	if err != nil {
+		return "", readError(full, err)
+	}
+	text, err := readText(b)
+	if err != nil {
+		return "", errs.New(errs.Usage, "%s: %w", full, err)
+	}
+	return text, nil
+}
+
 // Base is the array's name without folder and ending.
 func (a *Array) Base() string { return strings.TrimSuffix(filepath.Base(a.Name), ".npy") }
 
@@ -311,9 +335,6 @@ func swap(b []byte, size int) {
 	}
 }
 
-// maxUint marks a uint64 that no int64 holds, so that range checks reject it.
-const maxUint = math.MaxInt64
-
 func intAt(dt DType, b []byte, i int) int64 {
 	switch dt.Size {
 	case 1:
@@ -334,18 +355,15 @@ func intAt(dt DType, b []byte, i int) int64 {
 		}
 		return int64(v)
 	}
-	v := binary.LittleEndian.Uint64(b[8*i:])
-	if dt.Kind == 'u' && v > maxUint {
-		return maxUint
-	}
-	return int64(v)
+	return int64(binary.LittleEndian.Uint64(b[8*i:]))
 }
 
-// Ints fills dst with integers and returns how many; 0 with io.EOF at the end. uint64 values
-// above the range of int64 saturate. Arrays of floats are refused: use Floats.
+// Ints fills dst with integers and returns how many; 0 with io.EOF at the end. Arrays of floats are
+// refused: use Floats. So is a uint64 above the range of int64.
 func (r *Reader) Ints(dst []int64) (int, error) {
 	if r.dt.Kind == 'f' {
-		return 0, errs.New(errs.Usage, "%s: holds %s, integers are needed", r.name, r.dt)
+		return 0, errs.New(errs.Usage, "%s: holds %s, integers are needed; save x.astype(numpy.int64)", r.name,
+			r.dt)
 	}
 	b, n, err := r.next(len(dst))
 	if err != nil {
@@ -363,6 +381,11 @@ func (r *Reader) Ints(dst []int64) (int, error) {
 	default:
 		for i := range dst[:n] {
 			dst[i] = intAt(r.dt, b, i)
+			if dst[i] < 0 && r.dt.Kind == 'u' {
+				return 0, errs.New(errs.Usage,
+					"%s: element %d is %d, which is above 2^63; no id, offset or class is that large",
+					r.name, r.total-r.left-int64(n-i), uint64(dst[i]))
+			}
 		}
 	}
 	return n, nil
@@ -393,6 +416,8 @@ func floats[T float32 | float64](r *Reader, dst []T) (int, error) {
 	}
 	for i := range dst[:n] {
 		switch {
+		case r.dt.Kind == 'u' && r.dt.Size == 8:
+			dst[i] = T(binary.LittleEndian.Uint64(b[8*i:]))
 		case r.dt.Kind != 'f':
 			dst[i] = T(intAt(r.dt, b, i))
 		case r.dt.Size == 2:

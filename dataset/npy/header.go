@@ -5,6 +5,7 @@
 package npy
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -54,10 +55,24 @@ func (d DType) String() string {
 	return order + string(d.Kind) + strconv.Itoa(d.Size)
 }
 
+// notNumbers are NumPy's other kinds of elements, and what to do with them.
+var notNumbers = map[byte]string{
+	'O': "Python objects, which are pickled and not read; save the array with a dtype of numbers",
+	'S': "text; save numbers instead", 'a': "text; save numbers instead",
+	'U': "text; save numbers instead",
+	'c': "complex numbers; save the real part",
+	'M': "dates; save numbers instead", 'm': "times; save numbers instead",
+	'V': "raw bytes, as bfloat16 is written; save x.astype(numpy.float32)",
+	'f': "a float of another width; save x.astype(numpy.float32)",
+}
+
 // ParseDType reads a NumPy type string. Only numbers and bools are known.
 func ParseDType(s string) (DType, error) {
 	bad := fmt.Errorf(
 		"element type %.20q is not a number that Helios reads (f2, f4, f8, i1-i8, u1-u8, b1)", s)
+	if kind := strings.TrimLeft(s, "<>=|"); len(s) > 1 && kind != "" && notNumbers[kind[0]] != "" {
+		bad = fmt.Errorf("%w: it is %s", bad, notNumbers[kind[0]])
+	}
 	if len(s) != 3 || s[2] < '1' || s[2] > '8' {
 		return DType{}, bad
 	}
@@ -134,7 +149,9 @@ func (h Header) ShapeString() string {
 
 // ReadHeader reads the header at the start of r and returns it with its length in bytes, which
 // is where the data begins.
-func ReadHeader(r io.Reader) (Header, int64, error) {
+func ReadHeader(r io.Reader) (Header, int64, error) { return readHeader(r, ParseDType) }
+
+func readHeader(r io.Reader, dtype func(string) (DType, error)) (Header, int64, error) {
 	var pre [12]byte
 	if _, err := io.ReadFull(r, pre[:8]); err != nil {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -168,11 +185,50 @@ func ReadHeader(r io.Reader) (Header, int64, error) {
 	if _, err := io.ReadFull(r, text); err != nil {
 		return Header{}, 0, truncatedHeader(err)
 	}
-	h, err := parseDict(string(text))
+	h, err := parseDict(string(text), dtype)
 	if err != nil {
 		return Header{}, 0, err
 	}
 	return h, start + length, nil
+}
+
+// readText reads a .npy file of one text, in NumPy's types S (bytes) and U (characters).
+func readText(b []byte) (string, error) {
+	h, start, err := readHeader(bytes.NewReader(b), textDType)
+	if err != nil {
+		return "", err
+	}
+	if b = b[start:]; h.Elements() != 1 || int64(len(b)) != h.Bytes() {
+		return "", fmt.Errorf("one text is needed, shape %s is there", h.ShapeString())
+	}
+	if h.DType.Kind == 'U' { // four bytes a character
+		if h.DType.Big {
+			swap(b, 4)
+		}
+		var out []rune
+		for ; len(b) > 0; b = b[4:] {
+			out = append(out, rune(binary.LittleEndian.Uint32(b)))
+		}
+		b = []byte(string(out))
+	}
+	return strings.TrimRight(string(b), "\x00"), nil
+}
+
+// textDType reads a NumPy type string of text: S and the bytes, or U and the characters.
+func textDType(s string) (DType, error) {
+	kind := strings.TrimLeft(s, "<>=|")
+	n := 0
+	var err error
+	if len(kind) > 1 {
+		n, err = strconv.Atoi(kind[1:])
+	}
+	if err != nil || n < 1 || n > maxHeader || kind[0] != 'S' && kind[0] != 'U' {
+		return DType{}, fmt.Errorf("element type %.20q is not text", s)
+	}
+	if kind[0] == 'U' {
+		n *= 4
+	}
+	return DType{Kind: kind[0], Size: n, Big: s[0] == '>'}, nil
 }
 
 func truncatedHeader(err error) error {
@@ -229,7 +285,7 @@ func (p *parser) word() string {
 var errDict = errors.New(
 	"the .npy header is not the dictionary that NumPy writes ('descr', 'fortran_order', 'shape')")
 
-func parseDict(s string) (Header, error) {
+func parseDict(s string, dtype func(string) (DType, error)) (Header, error) {
 	p := &parser{s: s}
 	var h Header
 	seen := map[string]bool{}
@@ -246,9 +302,10 @@ func parseDict(s string) (Header, error) {
 		case "descr":
 			v, ok := p.str()
 			if !ok {
-				return h, errors.New("the .npy array holds records, not numbers")
+				return h, errors.New(
+					"the .npy array holds records, not numbers; save each field as an array of its own")
 			}
-			d, err := ParseDType(v)
+			d, err := dtype(v)
 			if err != nil {
 				return h, err
 			}

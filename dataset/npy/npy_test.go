@@ -65,9 +65,17 @@ func TestReadHeader(t *testing.T) {
 			"{'descr': '<f8', 'fortran_order': False, 'shape': (2305843009213693952,)}"),
 			"too large"},
 		"complex numbers": {header(1,
-			"{'descr': '<c8', 'fortran_order': False, 'shape': (1,)}"), "c8"},
+			"{'descr': '<c8', 'fortran_order': False, 'shape': (1,)}"), "complex"},
+		"bfloat16": {header(1,
+			"{'descr': '<V2', 'fortran_order': False, 'shape': (1,)}"), "bfloat16"},
+		"text": {header(1,
+			"{'descr': '<U7', 'fortran_order': False, 'shape': (1,)}"), "it is text"},
+		"long double": {header(1,
+			"{'descr': '<f16', 'fortran_order': False, 'shape': (1,)}"), "another width"},
+		"dates": {header(1,
+			"{'descr': '<M8[ns]', 'fortran_order': False, 'shape': (1,)}"), "it is dates"},
 		"objects": {header(1,
-			"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "not a number"},
+			"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "Python objects"},
 		"records": {header(1,
 			"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}"), "records"},
 		"three byte integers": {header(1,
@@ -173,7 +181,7 @@ func TestEveryType(t *testing.T) {
 		{">i4", []int32{-5, 1 << 20}, []float64{-5, 1 << 20}},
 		{"<u4", []uint32{math.MaxUint32, 0}, []float64{math.MaxUint32, 0}},
 		{">i8", []int64{-1 << 40, 3}, []float64{-1 << 40, 3}},
-		{"<u8", []uint64{1 << 40, math.MaxUint64}, []float64{1 << 40, math.MaxInt64}},
+		{"<u8", []uint64{1 << 40, math.MaxUint64}, []float64{1 << 40, math.MaxUint64}},
 		{"<f2", []uint16{0x3c00, 0xc100}, []float64{1, -2.5}},
 		{">f4", []float32{1.5, -3}, []float64{1.5, -3}},
 		{"<f8", []float64{0.1, math.Inf(1)}, []float64{0.1, math.Inf(1)}},
@@ -205,9 +213,12 @@ func TestEveryType(t *testing.T) {
 			require.NoError(t, err)
 			defer ri.Close()
 			ints := make([]int64, 2)
-			if _, err = ri.Ints(ints); dt.Kind == 'f' {
-				require.ErrorContains(t, err, "integers are needed")
-			} else {
+			switch _, err = ri.Ints(ints); {
+			case dt.Kind == 'f':
+				require.ErrorContains(t, err, "integers are needed; save x.astype(numpy.int64)")
+			case c.want[1] == math.MaxUint64:
+				require.ErrorContains(t, err, "element 1 is 18446744073709551615, which is above")
+			default:
 				require.NoError(t, err)
 				require.EqualValues(t, c.want[0], ints[0])
 			}
@@ -285,6 +296,12 @@ func TestArchive(t *testing.T) {
 		"short.npy": {zip.Store, member(Header{Float32, false, []int64{2}}, []float32{1})},
 		"raw.npy":   {zip.Store, []byte("hello")},
 		"note.txt":  {zip.Store, []byte("hello")},
+		"bytes.npy": {zip.Store, append(header(1, "{'descr': '|S3', 'fortran_order': False, 'shape': (), }"),
+			"csr"...)},
+		"chars.npy": {zip.Store, append(header(1, "{'descr': '>U4', 'fortran_order': False, 'shape': (), }"),
+			"\x00\x00\x00c\x00\x00\x00o\x00\x00\x00o\x00\x00\x00\x00"...)},
+		"texts.npy": {zip.Store, append(header(1, "{'descr': '|S1', 'fortran_order': False, 'shape': (2,), }"),
+			"ab"...)},
 	} {
 		w, err := zw.CreateHeader(&zip.FileHeader{Name: name, Method: m.method})
 		require.NoError(t, err)
@@ -297,7 +314,16 @@ func TestArchive(t *testing.T) {
 	ar, err := OpenArchive(path)
 	require.NoError(t, err)
 	defer ar.Close()
-	require.Equal(t, []string{"edges", "raw", "short", "x"}, ar.Names())
+	require.Equal(t, []string{"bytes", "chars", "edges", "raw", "short", "texts", "x"}, ar.Names())
+	for name, want := range map[string]string{"bytes": "csr", "chars": "coo", "none": ""} {
+		text, err := ar.Text(name)
+		require.NoError(t, err)
+		require.Equal(t, want, text)
+	}
+	_, err = ar.Text("texts")
+	require.ErrorContains(t, err, "one text is needed, shape (2,) is there")
+	_, err = ar.Text("x")
+	require.ErrorContains(t, err, path+`:x: element type "<f4" is not text`)
 	a, err := ar.Array("edges")
 	require.NoError(t, err)
 	require.Equal(t, []int64{2, 50_000}, a.Header.Shape)
@@ -314,7 +340,7 @@ func TestArchive(t *testing.T) {
 	_, err = ar.Array("raw")
 	require.ErrorIs(t, err, ErrNotNPY)
 	_, err = ar.Array("nothing")
-	require.ErrorContains(t, err, "it holds edges, raw, short, x")
+	require.ErrorContains(t, err, "it holds bytes, chars, edges, raw, short, texts, x")
 	require.NoError(t, os.WriteFile(path, []byte("PK no zip"), 0o644))
 	_, err = OpenArchive(path)
 	require.ErrorContains(t, err, "not a .npz archive")

@@ -95,6 +95,14 @@ type File struct {
 	Next string // what to do with it
 }
 
+// Hint says what the file is, to be put behind an error about it; "" where it is Plain.
+func (k File) Hint() string {
+	if k.Kind == Plain {
+		return ""
+	}
+	return ": it is " + k.Name + "; " + k.Next
+}
+
 // Of looks at the start of a file, of which tail are the last bytes, or nil.
 func Of(head, tail []byte) File {
 	for _, s := range signatures {
