@@ -247,7 +247,7 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 			"load h", 4, []string{"2 of the 2 SSDs", "overwrites all of them"}, ""},
 		{"training without labels", func(t *testing.T) {
 			require.NoError(t, os.WriteFile("e.csv", []byte("0,1\n1,2\n"), 0o644))
-			ok(t, "import", "edges", "--in", "e.csv", "--out", "g")
+			ok(t, "import", "edges", "--in", "e.csv", "--out", "g", "--feature-fn", "random")
 			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "1MiB")
 		}, "train g", 2, []string{"g has no labels", "--labels"}, ""},
 		{"load over a file system", func(t *testing.T) {
@@ -517,7 +517,7 @@ func TestFullDisk(t *testing.T) {
 			`"$HC" generate --nodes 20000 --classes 4 --dim 64 --out m/g --quiet; rc=$?; [ -e m/g ] && exit 98; [ -z "$(ls -A m)" ] || exit 97; exit $rc`,
 			"generate", []int{1}, "m/g"},
 		{"import",
-			`i=0; while [ $i -lt 200000 ]; do echo "$i,$((i+1))"; i=$((i+1)); done >e.csv; "$HC" import edges --in e.csv --out m/g --quiet; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`,
+			`i=0; while [ $i -lt 200000 ]; do echo "$i,$((i+1))"; i=$((i+1)); done >e.csv; "$HC" import edges --in e.csv --out m/g --feature-fn random --quiet; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`,
 			"import edges", []int{1}, "m/g"},
 		{"bind",
 			`"$HC" bind-ssds --proxy m/a.img --size 16MiB; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`,
@@ -547,7 +547,7 @@ func TestReadOnlyFolder(t *testing.T) {
 	ro := "mount -o remount,ro none m || exit 99\n"
 	for _, c := range []struct{ name, script, verb string }{
 		{"generate", `"$HC" generate --nodes 100 --classes 4 --out m/g`, "generate"},
-		{"import", `echo 0,1 >e.csv; "$HC" import edges --in e.csv --out m/g`, "import edges"},
+		{"import", `echo 0,1 >e.csv; "$HC" import edges --in e.csv --out m/g --feature-fn random`, "import edges"},
 		{"bind", `"$HC" bind-ssds --proxy m/a.img --size 1MiB`, "bind-ssds"},
 		{"state", `"$HC" bind-ssds --state m/s --proxy a.img --size 1MiB`, "bind-ssds"},
 		{"checkpoint",

@@ -74,7 +74,7 @@ func TestNothingSteersTheTerminal(t *testing.T) {
 		{"doctor"}, {"version"}, {"train", "g", "--config", "bad.yaml"},
 		{"train", "g", "--config", "raw.yaml"}, {"train", evil}, {evil}, {"train", "--" + evil},
 		{"load", "g", "--ssds", evil},
-		{"import", "edges", "--in", "e.csv", "--out", "x"}, {"import", "graphbolt", "--in", "gb",
+		{"import", "edges", "--in", "e.csv", "--out", "x", "--feature-fn", "random"}, {"import", "graphbolt", "--in", "gb",
 			"--out", "x"}, {"import", "npy", "--in", "no" + evil, "--out", "x"},
 		{"unbind-ssds", "--state", odd},
 	}

@@ -44,8 +44,8 @@ var (
 // .csv, .tsv, .txt (or .gz of these), or .npy: so an OGB "raw" folder can be given as it is.
 //
 // Features are rows of numbers; labels are one number a line, or a node id and a number. Both
-// may be .npy files. A graph without features gets made-up ones; without labels it can't be
-// trained on, but sampled and measured.
+// may be .npy files. Features can be made (FeatureFn); without labels a graph can't be trained on,
+// but sampled and measured.
 func Edges(ctx context.Context, o EdgesOptions) error {
 	dim := o.Dim
 	if err := o.fillMadeUp(); err != nil {
@@ -81,6 +81,9 @@ func Edges(ctx context.Context, o EdgesOptions) error {
 					o.In, brief(unused[i]))
 			}
 		}
+	}
+	if err := o.needFeaturesSoon(edges); err != nil {
+		return err
 	}
 	return run(request{kind: "edges", options: &o, Options: o.Options}, func(im *importer) error {
 		im.noteUnused(o.In, unused)
@@ -151,7 +154,9 @@ func (im *edgesImport) run(ctx context.Context, edges string) error {
 	if im.m.Nodes < 1 {
 		return errs.New(errs.Usage, "%s holds no edges", edges)
 	}
-	im.madeUp = o.Features == "" && o.FeatureFn == ""
+	if err := o.needFeatures(o.In); err != nil {
+		return err
+	}
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
@@ -159,11 +164,7 @@ func (im *edgesImport) run(ctx context.Context, edges string) error {
 		return errs.New(errs.Usage, "%s holds no edges; give option no-edges, if that is right", edges)
 	}
 	if o.FeatureFn != "" {
-		if err := im.hashFeatures(o.FeatureFn); err != nil {
-			return err
-		}
-	} else if o.Features == "" {
-		if err := im.randomFeatures(ctx); err != nil {
+		if err := im.madeFeatures(ctx); err != nil {
 			return err
 		}
 	}

@@ -159,8 +159,8 @@ func (w *featureWriter) put(v []float32) error {
 	return err
 }
 
-// randomFeatures makes up features for a graph that has none: noise that tells nodes apart,
-// and the logarithm of the in-degree in column 0. Structure is then all there is to learn.
+// randomFeatures makes up features for a graph that has none: noise that tells nodes apart, and the
+// logarithm of the in-degree in column 0. Structure is then all there is to learn.
 func (im *featureColumn) randomFeatures(ctx context.Context) error {
 	im.m.Dim = im.o.Dim
 	im.m.Source.Options["features"] = "random"
@@ -240,7 +240,7 @@ func (im *featureColumn) features(ctx context.Context, a *npy.Array) error {
 func (im *featureColumn) featuresOr(ctx context.Context, own func() error) error {
 	switch {
 	case im.o.FeatureFn != "":
-		return im.hashFeatures(im.o.FeatureFn)
+		return im.madeFeatures(ctx)
 	case im.o.Features != "":
 		return im.featureFile(ctx, im.o.Features)
 	}
@@ -259,12 +259,12 @@ func (im *featureColumn) featureFile(ctx context.Context, path string) error {
 	return im.features(ctx, a)
 }
 
-// madeFeatures are those of a graph that has none: a function of the node's number, or made up.
+// madeFeatures makes the features that FeatureFn says.
 func (im *featureColumn) madeFeatures(ctx context.Context) error {
-	if im.o.FeatureFn != "" {
-		return im.hashFeatures(im.o.FeatureFn)
+	if im.o.FeatureFn == RandomFeatures {
+		return im.randomFeatures(ctx)
 	}
-	return im.randomFeatures(ctx)
+	return im.hashFeatures(im.o.FeatureFn)
 }
 
 // csvMatrix writes features.npy from lines of numbers, one for each of the nodes.

@@ -46,7 +46,9 @@ func (im *importer) around(ctx context.Context, file string, edges edges.Source)
 	if err := im.edgesFrom(ctx, edges); err != nil {
 		return err
 	}
-	im.madeUp = o.Features == "" && o.FeatureFn == ""
+	if err := o.needFeatures(file); err != nil {
+		return err
+	}
 	if err := im.topology(ctx); err != nil {
 		return err
 	}

@@ -170,7 +170,7 @@ func (im *igbImport) run(ctx context.Context) error {
 		return err
 	}
 	if feat == nil {
-		err = im.hashFeatures(o.FeatureFn)
+		err = im.madeFeatures(ctx)
 	} else {
 		err = im.features(ctx, feat)
 	}

@@ -38,6 +38,9 @@ func MTX(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	if err := o.needFeaturesSoon(m.path); err != nil {
+		return err
+	}
 	return run(request{kind: "mtx", options: &o, Options: o}, func(im *importer) error {
 		im.m.Nodes = m.n
 		im.m.Source.Options["matrix"] = m.field + " " + m.symmetry

@@ -432,11 +432,15 @@ func TestImportEdges(t *testing.T) {
 		})
 	}
 
-	// Edges alone: nodes from the ids, features made up, nothing to train on.
+	// Edges alone: nodes from the ids, features only where they are asked for, nothing to train on.
 	file := filepath.Join(t.TempDir(), "snap.txt")
 	require.NoError(t, os.WriteFile(file, []byte("% snap\n0 1\n2 1\n"), 0o644))
 	out := filepath.Join(t.TempDir(), "g")
-	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file}, Dim: 8,
+	err := plain(Edges)(bg, Options{Input: Input{In: file}, Output: Output{Out: out}})
+	require.ErrorContains(t, err, "snap.txt comes without features: give them with option features")
+	require.ErrorContains(t, err, "option feature-fn hash")
+	datasettest.RequireUsage(t, err)
+	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file}, FeatureFn: RandomFeatures, Dim: 8,
 		Output: Output{Out: out, Seed: 4}}))
 	v := viewOf(t, out)
 	require.Equal(t, []int64{0, 0, 2, 2}, v.indptr)
@@ -447,10 +451,10 @@ func TestImportEdges(t *testing.T) {
 	require.Equal(t, []int32{-1, -1, -1}, v.labels)
 	require.Empty(t, v.train)
 	out2 := filepath.Join(t.TempDir(), "g")
-	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file}, Dim: 8,
+	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file}, FeatureFn: RandomFeatures, Dim: 8,
 		Output: Output{Out: out2, Seed: 4}}))
 	require.Equal(t, datasettest.Digest(t, out), datasettest.Digest(t, out2))
-	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file}, Nodes: 10,
+	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file}, FeatureFn: RandomFeatures, Nodes: 10,
 		Output: Output{Out: filepath.Join(t.TempDir(), "g")}}))
 }
 
@@ -512,8 +516,11 @@ func TestImportEdgesBad(t *testing.T) {
 			for n, text := range c.files {
 				require.NoError(t, os.WriteFile(filepath.Join(dir, n), []byte(text), 0o644))
 			}
-			err := plain(Edges)(bg, Options{Input: Input{In: dir},
-				Output: Output{Out: filepath.Join(root, "g")}})
+			o := Options{Input: Input{In: dir}, Output: Output{Out: filepath.Join(root, "g")}}
+			if c.files["features.csv"] == "" {
+				o.FeatureFn = RandomFeatures
+			}
+			err := plain(Edges)(bg, o)
 			require.ErrorContains(t, err, c.want)
 			require.NotContains(t, err.Error(), "\n")
 			datasettest.RequireUsage(t, err)

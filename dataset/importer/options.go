@@ -13,13 +13,16 @@ import (
 	"helios/internal/rowtype"
 )
 
+// RandomFeatures is the FeatureFn that stores noise, with the logarithm of the in-degree in front.
+const RandomFeatures = "random"
+
 // Output are the options of every format: the dataset to make.
 type Output struct {
 	Out string `option:"out" arg:"DIR" usage:"DIR to create"`
 	// Name defaults to the base name of Out.
 	Name string `option:"name" usage:"name of the dataset (default: last part of option out)"`
-	// Seed is that of the splits, and of features that are made up.
-	Seed uint64 `option:"seed" default:"1" usage:"seed of the splits, and of features that are made up"`
+	// Seed is that of the splits, and of features that FeatureFn makes.
+	Seed uint64 `option:"seed" default:"1" usage:"seed of the splits, and of features that option feature-fn makes"`
 	// TrainFraction and ValFraction count where no splits are given; 0 and 0 mean 0.6 and 0.2.
 	TrainFraction float64 `option:"train-fraction" default:"0.6" usage:"share of the labelled nodes to train on, where no splits are given"`
 	ValFraction   float64 `option:"val-fraction" default:"0.2" usage:"share of them to validate on; the rest is for the test"`
@@ -71,12 +74,11 @@ type Options struct {
 	// AddReverse adds the opposite of each edge that is not a self loop; repeated edges stay.
 	AddReverse bool `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless option dedup"`
 	Dedup      bool `option:"dedup" usage:"drop repeated edges"`
-	// FeatureFn, such as "hash:7", computes the features from the node's number, in place of
-	// Features.
-	FeatureFn string `option:"feature-fn" arg:"FN" usage:"FN, \"hash\" or \"hash:SEED\", computes the features (option dim many) from the node's number; none are stored"`
-	// Dim is the number of features of FeatureFn, and of those that are made up for a graph that
-	// has none (64).
-	Dim int `option:"dim" positive:"yes" shown:"64" usage:"features per node, where they are made up or option feature-fn computes them"`
+	// FeatureFn makes features in place of Features: "hash:7" computes them from the node's number,
+	// RandomFeatures stores noise.
+	FeatureFn string `option:"feature-fn" also:"features-fn" arg:"FN" usage:"FN makes the features (option dim many) of a graph that has none: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
+	// Dim is the number of features of FeatureFn (64).
+	Dim int `option:"dim" positive:"yes" shown:"64" usage:"features per node, where option feature-fn makes them"`
 	Output
 }
 
@@ -156,7 +158,7 @@ func (o *Options) fillOwn() error {
 	return o.fill()
 }
 
-// fillMadeUp is fill of a format whose features are in a file of their own, computed, or made up.
+// fillMadeUp is fill of a format whose features are in a file of their own, or made.
 func (o *Options) fillMadeUp() error {
 	if err := o.dimUsed(o.Dim); err != nil {
 		return err
@@ -168,10 +170,30 @@ func (o *Options) fillMadeUp() error {
 func (o *Options) dimUsed(dim int) error {
 	if dim != 0 && o.Features != "" {
 		return errs.New(errs.Usage,
-			"%v %d is for features that are made up or computed; %s has features",
-			errs.Key("dim"), dim, o.Features)
+			"%v %d is for features that %v makes; %s has features",
+			errs.Key("dim"), dim, errs.Key("feature-fn"), o.Features)
 	}
 	return nil
+}
+
+// needFeaturesSoon is needFeatures before the edges are read, where that takes long. What is wrong
+// with a small file is said first.
+func (o *Options) needFeaturesSoon(edges string) error {
+	if st, err := os.Stat(edges); err != nil || st.Size() <= textPart {
+		return nil //nolint:nilerr // its reader says so
+	}
+	return o.needFeatures(o.In)
+}
+
+// needFeatures refuses a graph that comes without features where the options give none: a model
+// learns little from noise, so nobody gets it unasked.
+func (o *Options) needFeatures(file string) error {
+	if o.Features != "" || o.FeatureFn != "" {
+		return nil
+	}
+	return errs.New(errs.Usage,
+		"%s comes without features: give them with %v FILE, or make some with %v hash (computed from the node's number) or %v %s (noise)",
+		file, errs.Key("features"), errs.Key("feature-fn"), errs.Key("feature-fn"), RandomFeatures)
 }
 
 // fillFor is fillMadeUp for an In that is the common part of the names of several files, one of

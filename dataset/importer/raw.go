@@ -27,7 +27,7 @@ func init() {
 
 // RawOptions say what headerless arrays cannot: which files they are and how they are laid out.
 // Empty fields are taken from the folder's own configuration, its file names and the files'
-// lengths. Dim is the number of features in the file, or of those that are made up or computed.
+// lengths. Dim is the number of features in the file, or of those that FeatureFn makes.
 type RawOptions struct {
 	// Layout is one of RawLayouts.
 	Layout string `option:"layout" shown:"told by the files" usage:"whose files these are: ginex, diskgnn, legion, gnnlab, plain"`
@@ -45,7 +45,7 @@ type RawOptions struct {
 
 const rawHelp = "option in is the folder with indptr, indices, features and labels and the project's own configuration (conf.json,\n" +
 	"meta.txt, meta_config). All lengths are checked against the numbers of nodes, edges and features; what they leave open is asked for.\n" +
-	"option dim is the number of features in the file, or of those that are made up where there are none (64)."
+	"option dim is the number of features in the file, or of those that option feature-fn makes (64)."
 
 // RawLayouts are the layouts that Raw knows.
 var RawLayouts = []string{"ginex", "diskgnn", "legion", "gnnlab", "plain"}
@@ -611,6 +611,11 @@ func (im *rawImport) run(ctx context.Context, r *rawIn) error {
 	} else if r.dim > 0 && r.dim <= dataset.MaxDim {
 		o.Dim = int(r.dim)
 	}
+	if feat == nil {
+		if err := o.needFeatures(r.dir); err != nil {
+			return err
+		}
+	}
 	var labels []int32
 	if f := r.file["labels"]; f != "" {
 		if _, ok := r.dtype["labels"]; !ok {
@@ -650,7 +655,6 @@ func (im *rawImport) run(ctx context.Context, r *rawIn) error {
 	if err := im.edgesFrom(ctx, edges); err != nil {
 		return err
 	}
-	im.madeUp = feat == nil && o.FeatureFn == ""
 	if err := im.topology(ctx); err != nil {
 		return err
 	}

@@ -155,6 +155,10 @@ func TestImportRaw(t *testing.T) {
 	o := RawOptions{Options: Options{Input: Input{In: writeFolder(t, files)},
 		Output: Output{Out: filepath.Join(t.TempDir(), "d")}}}
 	o.Lists = "out"
+	err := Raw(context.Background(), o)
+	require.ErrorContains(t, err, "comes without features")
+	datasettest.RequireUsage(t, err)
+	o.FeatureFn = RandomFeatures
 	require.NoError(t, Raw(context.Background(), o))
 	v := viewOf(t, o.Out)
 	require.Equal(t, []int64{0, 2, 3, 3, 5, 6}, v.indptr)

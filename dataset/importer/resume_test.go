@@ -349,7 +349,7 @@ func TestImportEdgeRules(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(text.String()), 0o644))
 	for i := range 48 {
 		o := Options{Input: Input{In: file, SelfLoops: []string{"keep", "drop", "add"}[i/16]}, Dim: 1,
-			Nodes: nodes, Undirected: i&1 > 0, AddReverse: i&2 > 0, Dedup: i&4 > 0,
+			FeatureFn: RandomFeatures, Nodes: nodes, Undirected: i&1 > 0, AddReverse: i&2 > 0, Dedup: i&4 > 0,
 			Output: Output{Out: filepath.Join(t.TempDir(), "g"), NoEdges: i&8 > 0 && i&7 == 0,
 				Memory: int64(i%2) << 30}}
 		require.NoError(t, plain(Edges)(bg, o))
@@ -378,7 +378,7 @@ func TestImportEdgeRules(t *testing.T) {
 	datasettest.RequireUsage(t, plain(Edges)(bg, o))
 	// Ids far apart are told.
 	require.NoError(t, os.WriteFile(file, []byte("0 1\n900000 5\n"), 0o644))
-	o.SelfLoops, o.Dim = "", 1
+	o.SelfLoops, o.FeatureFn, o.Dim = "", RandomFeatures, 1
 	said := ""
 	o.Note = func(s string) { said += s }
 	require.NoError(t, plain(Edges)(bg, o))

@@ -15,7 +15,6 @@ type edgeSet struct {
 	*job
 	sorter    *edges.Sorter // made by the first edgesFrom
 	nodesOpen bool          // the largest id tells how many nodes there are
-	madeUp    bool          // so are the features; room needs it
 }
 
 func (im *edgeSet) freeSorter() error {
@@ -41,7 +40,7 @@ func (im *edgeSet) room() error {
 		return nil // an interrupted import that has had the room
 	}
 	row := 8 + 4.0 // offset and label
-	if im.madeUp {
+	if im.o.FeatureFn == RandomFeatures {
 		size := 4.0
 		if im.o.FeatureDType == rowtype.Float16.String() {
 			size = 2

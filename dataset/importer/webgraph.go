@@ -48,6 +48,9 @@ func WebGraph(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.Close()) }()
+	if err := o.needFeaturesSoon(g.Name); err != nil {
+		return err
+	}
 	r.inputs = []string{base + ".graph", base + ".properties"}
 	if offsets := base + ".offsets"; isFile(offsets) {
 		r.inputs = append(r.inputs, offsets)

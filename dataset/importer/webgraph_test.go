@@ -46,7 +46,8 @@ func TestImportWebGraph(t *testing.T) {
 	for i, in := range []string{base, base + ".graph", base + ".properties", filepath.Dir(base)} {
 		out := filepath.Join(t.TempDir(), "d")
 		require.NoError(t, WebGraph(context.Background(), Options{Input: Input{In: in}, Dim: 1,
-			Labels: writeText(t, "y", "0\n1\n1\n0\n"), Output: Output{Out: out}}), i)
+			FeatureFn: RandomFeatures,
+			Labels:    writeText(t, "y", "0\n1\n1\n0\n"), Output: Output{Out: out}}), i)
 		v := viewOf(t, out)
 		require.Equal(t, []int64{0, 1, 3, 5, 7}, v.indptr)
 		require.Equal(t, []uint32{3, 0, 1, 0, 1, 0, 1}, v.indices)

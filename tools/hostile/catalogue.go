@@ -14,7 +14,7 @@ import (
 
 const (
 	npyIn   = "import npy --in in --out out"
-	edgesIn = "import edges --in in/edges.csv --out out --nodes 5 --dim 4"
+	edgesIn = "import edges --in in/edges.csv --out out --nodes 5 --feature-fn random --dim 4"
 	secret  = "s3cr3t-of-another-file"
 )
 
@@ -228,7 +228,7 @@ func edgeCases() (all []hostileCase) {
 		all = append(all, one("edges: "+c.name, edgesIn, "in/edges.csv", c.text, nil))
 	}
 	lists := map[string]any{"in/edges.csv": "0,1\n1,2\n"}
-	z := "import edges --in in/edges.csv.gz --out out --nodes 5 --dim 4"
+	z := "import edges --in in/edges.csv.gz --out out --nodes 5 --feature-fn random --dim 4"
 	good := gz(strings.Repeat("0,1\n", 1000))
 	folder := "import edges --in in --out out"
 	labels := map[string]any{"in/edges.csv": "0,1\n1,2\n", "in/labels.csv": "0\n1\n0\n",
@@ -239,7 +239,9 @@ func edgeCases() (all []hostileCase) {
 		hostileCase{name: "edges gz: cut", args: z,
 			files: map[string]any{"in/edges.csv.gz": good[:len(good)-9]}, names: "edges.csv.gz"},
 		hostileCase{name: "edges gz: no gzip", args: z,
-			files: map[string]any{"in/edges.csv.gz": "0,1\n"}, names: "edges.csv.gz"},
+			files: map[string]any{"in/edges.csv.gz": "\x1f\x8b\b\x00no"}, names: "edges.csv.gz"},
+		hostileCase{name: "edges gz: Parquet within", args: z,
+			files: map[string]any{"in/edges.csv.gz": gz("PAR1\x15\x04")}, names: "Parquet"},
 		hostileCase{name: "edges gz: flipped", args: z,
 			files: map[string]any{"in/edges.csv.gz": flip(good, len(good)-6)},
 			names: "edges.csv.gz"},
@@ -247,7 +249,7 @@ func edgeCases() (all []hostileCase) {
 			files: map[string]any{"in/edges.csv.gz": gz(strings.Repeat("1", 64<<20))},
 			names: "edges.csv.gz"},
 		hostileCase{name: "edges: id 2^36-1 without --nodes",
-			args:  "import edges --in in/edges.csv --out out --dim 262144",
+			args:  "import edges --in in/edges.csv --out out --feature-fn random --dim 262144",
 			files: map[string]any{"in/edges.csv": "0,68719476735\n"}, names: "68719476735"},
 		hostileCase{name: "edges: label of node 2^35", args: folder,
 			files: with(lists, map[string]any{"in/labels.csv": "34359738368,1\n"}),
@@ -438,10 +440,10 @@ func otherFormats() (all []hostileCase) {
 		"not square":   "%%MatrixMarket matrix coordinate pattern general\n3 4 1\n1 1\n",
 		"lfs":          lfs, "comments only": "%%MatrixMarket matrix coordinate pattern general\n" +
 			strings.Repeat("%\n", 1<<20), "escapes": "%%MatrixMarket \x1b[2J \x1b[2J a b\n"} {
-		add("mtx: "+name, "import mtx --in m.mtx --out out --dim 262144", "m.mtx",
+		add("mtx: "+name, "import mtx --in m.mtx --out out --feature-fn random --dim 262144", "m.mtx",
 			map[string]any{"m.mtx": text})
 	}
-	add("mtx: values are said", "import mtx --in m.mtx --out out --dim 4", "",
+	add("mtx: values are said", "import mtx --in m.mtx --out out --feature-fn random --dim 4", "",
 		map[string]any{"m.mtx": "%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2 0.5\n"})
 	all[len(all)-1].note = "no edge weights"
 	props := func(kv string) string {
@@ -453,7 +455,7 @@ func otherFormats() (all []hostileCase) {
 		"compressionflags=" + strings.Repeat("OUTDEGREES_DELTA|", 3000) + "x", "version=7"} {
 		name, _, _ := strings.Cut(kv, "=")
 		add(fmt.Sprintf("webgraph: %s=%.12s", name, kv[len(name)+1:]),
-			"import webgraph --in g.graph --out out --dim 262144", "g.",
+			"import webgraph --in g.graph --out out --feature-fn random --dim 262144", "g.",
 			map[string]any{"g.graph": strings.Repeat("\xa5", 64), "g.properties": props(kv)})
 	}
 	add("webgraph: properties of 2 MiB", "import webgraph --in g.graph --out out", "g.properties",
