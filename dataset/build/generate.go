@@ -527,7 +527,7 @@ func (g *generator) labelsAndSplits(ctx context.Context, s *Staging) (train, val
 		p.labels = make([]int32, 0, hi-lo)
 		for v := lo; v < hi; v++ {
 			p.labels = append(p.labels, int32(g.class(g.rank(v))))
-			if i := sp.deal(uint64(v)); i >= 0 {
+			if i := sp.Of(uint64(v)); i >= 0 {
 				p.nodes[i] = append(p.nodes[i], v)
 			}
 		}

@@ -35,10 +35,15 @@ func NewSplitter(s *Staging, seed uint64, train, val float64) (*Splitter, error)
 	return sp, nil
 }
 
-// deal is the split of the node whose stable key is k; -1 for none.
-func (sp *Splitter) deal(k uint64) int {
+// Unit is a number from 0 to below 1 by chance, the same for a seed and a key.
+func (sp *Splitter) Unit(k uint64) float64 {
 	w := philox.Block(sp.key, [4]uint32{uint32(k), uint32(k >> 32), 0, genSplit})
-	switch u := unit(w[0], w[1]); {
+	return unit(w[0], w[1])
+}
+
+// Of is the split of the node whose stable key is k; -1 for none.
+func (sp *Splitter) Of(k uint64) int {
+	switch u := sp.Unit(k); {
 	case u < sp.train:
 		return 0
 	case u < sp.trainVal:
@@ -47,14 +52,6 @@ func (sp *Splitter) deal(k uint64) int {
 		return 2
 	}
 	return -1
-}
-
-// Put deals node v, whose stable key is k.
-func (sp *Splitter) Put(v int64, k uint64) error {
-	if i := sp.deal(k); i >= 0 {
-		return sp.Place(i, v)
-	}
-	return nil
 }
 
 // Place puts node v into a split.

@@ -280,6 +280,7 @@ func (im *debianImport) run(ctx context.Context, packages []debian.Package,
 		h.Write([]byte(packages[v].Name))
 		return h.Sum64()
 	}
+	im.o.NumClasses = int64(len(sections))
 	if err := im.labelsAndSplits(labels, "", nil); err != nil {
 		return err
 	}

@@ -2,7 +2,9 @@ package importer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -50,7 +52,8 @@ type (
 			Type string `yaml:"type"`
 			Num  int64  `yaml:"num"`
 		} `yaml:"nodes"`
-		Edges []*graphboltData `yaml:"edges"`
+		Edges    []*graphboltData `yaml:"edges"`
+		Features []*graphboltData `yaml:"feature_data"` // weights of edges, for one
 	}
 	graphboltData struct {
 		Domain string `yaml:"domain"`
@@ -60,10 +63,11 @@ type (
 		Path   string `yaml:"path"`
 	}
 	graphboltTask struct {
-		Name  string         `yaml:"name"`
-		Train []graphboltSet `yaml:"train_set"`
-		Val   []graphboltSet `yaml:"validation_set"`
-		Test  []graphboltSet `yaml:"test_set"`
+		Name    string         `yaml:"name"`
+		Classes int64          `yaml:"num_classes"`
+		Train   []graphboltSet `yaml:"train_set"`
+		Val     []graphboltSet `yaml:"validation_set"`
+		Test    []graphboltSet `yaml:"test_set"`
 	}
 	graphboltSet struct {
 		Type string           `yaml:"type"`
@@ -93,7 +97,7 @@ func GraphBolt(ctx context.Context, o GraphBoltOptions) error {
 	}
 	r := request{kind: "graphbolt", options: &o, Options: o.Options, inputs: m.files(o.In)}
 	return runNamed(r, func(im *importer) error {
-		return (&graphboltImport{im, o}).run(ctx, path, m)
+		return (&graphboltImport{im, o, map[*graphboltData]bool{}}).run(ctx, path, m)
 	})
 }
 
@@ -143,7 +147,7 @@ func parseGraphBolt(path string, text []byte) (*graphboltMeta, error) {
 
 // all lists the entries that name a file.
 func (m *graphboltMeta) all() []*graphboltData {
-	all := slices.Concat(m.Graph.Edges, m.Features)
+	all := slices.Concat(m.Graph.Edges, m.Graph.Features, m.Features)
 	for _, t := range m.Tasks {
 		if t == nil {
 			continue
@@ -186,7 +190,39 @@ func (d *graphboltData) in(dir string) string {
 // graphboltImport is an import of an OnDiskDataset.
 type graphboltImport struct {
 	*importer
-	opt GraphBoltOptions
+	opt  GraphBoltOptions
+	used map[*graphboltData]bool
+}
+
+func (im *graphboltImport) take(d *graphboltData) { im.used[d] = true }
+
+// graphboltUnused names the entries and files that nobody took.
+func (im *graphboltImport) graphboltUnused(m *graphboltMeta) (names []string) {
+	files := []string{filepath.Join(im.o.In, metaYAML)}
+	other := func(kind string, all []*graphboltData) {
+		for _, d := range all {
+			if d == nil {
+				continue
+			}
+			files = append(files, filepath.Clean(d.in(im.o.In))) // named by its entry
+			if !im.used[d] {
+				names = append(names, strings.Join(strings.Fields(strings.Join([]string{d.Domain, kind,
+					cmp.Or(d.Name, d.Path)}, " ")), " "))
+			}
+		}
+	}
+	other("graph feature", m.Graph.Features)
+	other("feature", m.Features)
+	other("edges", m.Graph.Edges)
+	for _, t := range m.Tasks {
+		if t == nil {
+			continue
+		}
+		for _, s := range slices.Concat(t.Train, t.Val, t.Test) {
+			other("task "+t.Name, s.Data)
+		}
+	}
+	return append(names, unusedBelow(im.o.In, files)...)
 }
 
 func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMeta) error {
@@ -206,13 +242,7 @@ func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMet
 		if err != nil {
 			return err
 		}
-		var unused []string
-		for _, f := range m.Features {
-			if f != nil && f != d {
-				unused = append(unused, strings.TrimSpace(f.Domain+" feature "+f.Name))
-			}
-		}
-		im.noteUnused(path, unused)
+		im.take(d)
 		file, err := im.graphboltPath(path, "feature_data "+brief(d.Name), d)
 		if err != nil {
 			return err
@@ -232,6 +262,8 @@ func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMet
 	if err != nil {
 		return err
 	}
+	im.take(m.Graph.Edges[0])
+	im.noteUnused(path, im.graphboltUnused(m))
 	if err := im.graphboltEdges(ctx, path, m.Graph.Edges[0]); err != nil {
 		return err
 	}
@@ -364,6 +396,16 @@ func (im *graphboltImport) graphboltSets(ctx context.Context, path string,
 	labelFile = path
 	labelled := false
 	for _, t := range tasks {
+		switch {
+		case t.Classes == 0:
+		case t.Classes < 0 || t.Classes >= math.MaxInt32:
+			return nil, "", nil, errs.New(errs.Usage, "%s: num_classes of task %s is %d", path,
+				brief(t.Name), t.Classes)
+		case o.NumClasses == 0:
+			o.NumClasses, im.classesFrom = t.Classes, path+" (num_classes)"
+		case o.NumClasses != t.Classes:
+			o.note("option num-classes %d is taken; %s says %d", o.NumClasses, path, t.Classes)
+		}
 		for _, s := range []struct {
 			name string
 			sets []graphboltSet
@@ -413,6 +455,10 @@ func (im *graphboltImport) graphboltSet(meta, name string, data []*graphboltData
 		case d.Name == "labels" || d.Name == "" && i == 1:
 			lab = d
 		}
+	}
+	im.take(seeds)
+	if lab != nil && im.o.Labels == "" {
+		im.take(lab)
 	}
 	if seeds == nil {
 		return set, false, errs.New(errs.Usage,

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -74,6 +75,9 @@ type Options struct {
 	// AddReverse adds the opposite of each edge that is not a self loop; repeated edges stay.
 	AddReverse bool `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless option dedup"`
 	Dedup      bool `option:"dedup" usage:"drop repeated edges"`
+	// NumClasses is the number of classes where the labels do not tell it, or seem to be none (0:
+	// the largest label, plus 1).
+	NumClasses int64 `option:"num-classes" positive:"yes" arg:"N" shown:"the largest label, plus 1" usage:"N classes, where the labels leave some out or look like something else"`
 	// FeatureFn makes features in place of Features: "hash:7" computes them from the node's number,
 	// RandomFeatures stores noise.
 	FeatureFn string `option:"feature-fn" also:"features-fn" arg:"FN" usage:"FN makes the features (option dim many) of a graph that has none: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
@@ -222,6 +226,10 @@ func (o *Options) fill() error {
 	if o.Nodes < 0 {
 		return errs.New(errs.Usage, "%v %d: a number of nodes cannot be negative",
 			errs.Key("nodes"), o.Nodes)
+	}
+	if o.NumClasses < 0 || o.NumClasses >= math.MaxInt32 {
+		return errs.New(errs.Usage, "%v %d: give a number of classes", errs.Key("num-classes"),
+			o.NumClasses)
 	}
 	if o.Nodes > maxTextNodes {
 		return errs.New(errs.Usage, "%v %d: at most %d nodes can be imported", errs.Key("nodes"),

@@ -136,6 +136,7 @@ func (im *planetoidImport) run(ctx context.Context, prefix string) error {
 		return err
 	}
 	n := int64(len(p.y))
+	im.o.NumClasses, im.classesFrom = int64(len(p.y[0])), p.file("y")
 	val := min(planetoidVal, p.allx.Rows-n)
 	return im.labelsAndSplits(labels, p.file("ally"), []splitSet{
 		{p.file("y"), rangeOf(0, n)}, {p.file("ally"), rangeOf(n, n+val)},

@@ -15,8 +15,9 @@ import (
 // splitSets reads the splits of an import, and writes them with the labels.
 type splitSets struct {
 	*job
-	indexed bool // SplitIndex chose a split
-	// splitKey is a stable key of a node for dealing it to a split; nil means its id.
+	indexed     bool   // SplitIndex chose a split
+	classesFrom string // what says NumClasses, where it is no option
+	// splitKey, where set, is a stable key of a node, which alone decides where it goes.
 	splitKey func(v int64) uint64
 	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
 	splitOf func(v int64) int
@@ -269,7 +270,10 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 		if l == noLabel {
 			im.m.Unlabelled++
 		}
-		im.m.Classes = max(im.m.Classes, int(l)+1)
+	}
+	used, err := im.countClasses(labels, labelsFile)
+	if err != nil {
+		return err
 	}
 	out, err := im.s.Array("labels", npy.Int32, 0)
 	if err != nil {
@@ -288,7 +292,24 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 	if err != nil {
 		return err
 	}
-	if err := im.deal(sp, labels, given); err != nil {
+	trained := newClassSet(int64(im.m.Classes))
+	place := func(split int, v int64) error {
+		if split == 0 {
+			trained.add(labels[v])
+		}
+		return sp.Place(split, v)
+	}
+	switch {
+	case len(given) > 0:
+		err = im.placeGiven(place, labels, given)
+	case im.splitKey != nil:
+		err = placeByRule(place, labels, func(v int64) int { return sp.Of(im.splitKey(v)) })
+	case im.splitOf != nil:
+		err = placeByRule(place, labels, im.splitOf)
+	default:
+		err = im.deal(sp, place, labels)
+	}
+	if err != nil {
 		return errors.Join(err, sp.Discard())
 	}
 	if im.m.Train, im.m.Val, im.m.Test, err = sp.Close(); err != nil {
@@ -300,8 +321,15 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 			why = "option make-splits"
 		}
 		im.m.Source.Options["split"] = "random"
-		im.o.note("%s: %d nodes are dealt to train, %d to val and %d to test, at random by seed %d",
-			why, im.m.Train, im.m.Val, im.m.Test, im.o.Seed)
+		how := "in equal shares of each class and at random by seed"
+		if im.splitKey != nil {
+			how = "at random by seed"
+		}
+		im.o.note("%s: %d nodes are dealt to train, %d to val and %d to test, %s %d", why, im.m.Train,
+			im.m.Val, im.m.Test, how, im.o.Seed)
+	}
+	if labels != nil {
+		im.noteUntrained(used, trained)
 	}
 	return nil
 }
@@ -332,30 +360,66 @@ func (im *splitSets) checkLabels(labels []int32, file string, given []splitSet) 
 	return nil
 }
 
-func (im *splitSets) deal(sp *build.Splitter, labels []int32, given []splitSet) error {
-	if len(given) == 0 {
-		for v, l := range labels {
-			if l == noLabel {
-				continue
-			}
-			if im.splitOf != nil {
-				if i := im.splitOf(int64(v)); i >= 0 {
-					if err := sp.Place(i, int64(v)); err != nil {
-						return err
-					}
-				}
-				continue
-			}
-			k := uint64(v)
-			if im.splitKey != nil {
-				k = im.splitKey(int64(v))
-			}
-			if err := sp.Put(int64(v), k); err != nil {
+// placeByRule puts the labelled nodes where the format says.
+func placeByRule(place func(int, int64) error, labels []int32, of func(v int64) int) error {
+	for v, l := range labels {
+		if l == noLabel {
+			continue
+		}
+		if i := of(int64(v)); i >= 0 {
+			if err := place(i, int64(v)); err != nil {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// deal puts the labelled nodes into the splits by chance, so many of each class as quotas says. A
+// node goes to a split with the probability that the split has among the places that are left.
+func (im *splitSets) deal(sp *build.Splitter, place func(int, int64) error, labels []int32) error {
+	if labels == nil {
 		return nil
 	}
+	const each = 8 * (1 + 3) // a count and three quotas
+	if err := im.needMemory("the splits of the classes", int64(im.m.Classes), each); err != nil {
+		return err
+	}
+	counts := make([]int64, im.m.Classes)
+	for _, l := range labels {
+		if l != noLabel {
+			counts[l]++
+		}
+	}
+	train, val := im.o.TrainFraction, im.o.ValFraction
+	left := quotas(counts, [3]float64{train, val, max(1-train-val, 0)})
+	for v, l := range labels {
+		if l == noLabel {
+			continue
+		}
+		x := sp.Unit(uint64(v)) * float64(counts[l])
+		to := len(dataset.Splits) - 1
+		for s, n := range left[l] {
+			if x -= float64(n); n > 0 && x < 0 {
+				to = s
+				break
+			}
+		}
+		for left[l][to] == 0 { // x was rounded
+			to--
+		}
+		left[l][to]--
+		counts[l]--
+		if err := place(to, int64(v)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// placeGiven puts the nodes of the given splits where these say, and refuses splits that overlap.
+func (im *splitSets) placeGiven(place func(int, int64) error, labels []int32,
+	given []splitSet) error {
 	if err := im.needMemory("the split of each node", im.m.Nodes, 1); err != nil {
 		return err
 	}
@@ -376,7 +440,7 @@ func (im *splitSets) deal(sp *build.Splitter, labels []int32, given []splitSet) 
 	}
 	for v, o := range owner {
 		if o != 0 && labels != nil && labels[v] != noLabel {
-			if err := sp.Place(int(o-1), int64(v)); err != nil {
+			if err := place(int(o-1), int64(v)); err != nil {
 				return err
 			}
 		}

@@ -1,0 +1,214 @@
+package importer
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+	"strconv"
+	"strings"
+
+	"helios/internal/errs"
+)
+
+// Labels are classes where they look like some. Beyond these bounds they are taken for a stray
+// number or for numbers to predict, and refused unless NumClasses says how many classes there are:
+// the last layer of a model has a column for each.
+const (
+	freeClasses   = 1000    // as many classes may have gaps as they like
+	mostGaps      = 10      // beyond, as many classes for one that a node has
+	mostClasses   = 1 << 24 // beyond, they are not even counted
+	mostDistinct  = 20      // from here on, the labels of a graph are classes if …
+	nodesPerLabel = 2       // … as many nodes share each, on average
+)
+
+// classSet is a set of classes.
+type classSet []uint64
+
+func newClassSet(classes int64) classSet { return make(classSet, (classes+63)/64) }
+
+func (s classSet) add(c int32)      { s[c/64] |= 1 << (c % 64) }
+func (s classSet) has(c int64) bool { return s[c/64]&(1<<(c%64)) != 0 }
+
+func (s classSet) count() (n int64) {
+	for _, w := range s {
+		n += int64(bits.OnesCount64(w))
+	}
+	return n
+}
+
+// without lists the classes below n that are not in the set, and not in but, as ranges.
+func (s classSet) without(n int64, but classSet) (ranges []string, total int64) {
+	for c := int64(0); c < n; c++ {
+		first := c
+		for c < n && !s.has(c) && (but == nil || !but.has(c)) {
+			c++
+		}
+		switch total += c - first; {
+		case c == first:
+		case c == first+1:
+			ranges = append(ranges, fmt.Sprint(first))
+		default:
+			ranges = append(ranges, fmt.Sprintf("%d to %d", first, c-1))
+		}
+	}
+	return ranges, total
+}
+
+// countClasses sets the number of classes: that of the options, or else the largest label plus 1,
+// where the labels look like classes. Classes without a node are named.
+func (im *splitSets) countClasses(labels []int32, file string) (used classSet, err error) {
+	most, at, labelled := int32(noLabel), 0, int64(0)
+	for v, l := range labels {
+		if l > most {
+			most, at = l, v
+		}
+		if l != noLabel {
+			labelled++
+		}
+	}
+	classes, told := int64(most)+1, im.o.NumClasses
+	from := im.classesFrom
+	if from == "" {
+		from = "option num-classes"
+	}
+	switch {
+	case told > 0 && classes > told:
+		return nil, errs.New(errs.Usage, "%s: label %d of node %d, but %s says %d classes, 0 to %d",
+			file, most, at, from, told, told-1)
+	case told == 0 && classes > mostClasses:
+		return nil, errs.New(errs.Usage,
+			"%s: label %d of node %d would make %d classes; mend the label, or give option num-classes %d if it is right",
+			file, most, at, classes, classes)
+	case told > 0:
+		classes = told
+	}
+	if err := im.needMemory(file+": the classes", classes, 1); err != nil {
+		return nil, err
+	}
+	used = newClassSet(classes)
+	for _, l := range labels {
+		if l != noLabel {
+			used.add(l)
+		}
+	}
+	if err := im.looksLikeClasses(file, used.count(), classes, labelled, at); err != nil {
+		return nil, err
+	}
+	im.m.Classes = int(classes)
+	if gaps, n := used.without(classes, nil); n > 0 && labelled > 0 {
+		im.m.Source.Counts["classes-without-a-node"] = n
+		im.o.note("%s of the %d classes %s no node: %s", are(n, "one", "%d"), classes,
+			are(n, "has", "have"), briefNames(gaps))
+	}
+	return used, nil
+}
+
+func are(n int64, one, more string) string {
+	if n == 1 {
+		return one
+	}
+	return strings.ReplaceAll(more, "%d", strconv.FormatInt(n, 10))
+}
+
+// looksLikeClasses refuses labels that a stray number or regression targets are among. at is the
+// node with the largest.
+func (im *splitSets) looksLikeClasses(file string, distinct, classes, labelled int64, at int) error {
+	switch {
+	case im.o.NumClasses > 0:
+	case classes > max(freeClasses, mostGaps*distinct):
+		return errs.New(errs.Usage,
+			"%s: label %d of node %d would make %d classes, and only %d have a node; mend the label, or give option num-classes %d if it is right",
+			file, classes-1, at, classes, distinct, classes)
+	case distinct >= mostDistinct && nodesPerLabel*distinct > labelled:
+		return errs.New(errs.Usage,
+			"%s: %d different labels on %d labelled nodes; these look like numbers to predict (regression) or ids, not like classes: group them, or give option num-classes %d if they are classes",
+			file, distinct, labelled, classes)
+	}
+	return nil
+}
+
+// noteUntrained names the classes that have a node and none in train.
+func (im *splitSets) noteUntrained(used, trained classSet) {
+	if im.m.Train == 0 {
+		im.o.note("no labelled node is in train: there is nothing to train on")
+		return
+	}
+	if names, n := trained.without(int64(im.m.Classes), unused(used, im.m.Classes)); n > 0 {
+		im.m.Source.Counts["classes-without-a-training-node"] = n
+		im.o.note("%s no node in train: %s", are(n, "one class has", "%d classes have"),
+			briefNames(names))
+	}
+}
+
+// unused is the set of classes that are not in a set.
+func unused(s classSet, classes int) classSet {
+	out := newClassSet(int64(classes))
+	for i := range s {
+		out[i] = ^s[i]
+	}
+	return out
+}
+
+// quotas is how many nodes of each class go to train, val and test, where the shares are whole's.
+// Over all classes they are the shares to a node (largest remainder); within each class they are as
+// near as that allows. Each class gets a node to train on where there are enough of them.
+func quotas(counts []int64, shares [3]float64) [][3]int64 {
+	order := make([]int, 0, len(counts))
+	n := int64(0)
+	for c, k := range counts {
+		if n += k; k > 0 {
+			order = append(order, c)
+		}
+	}
+	// Small classes first: the large ones take up what the small ones cannot.
+	slices.SortStableFunc(order, func(a, b int) int { return int(min(max(counts[a]-counts[b], -1), 1)) })
+	left := apportion(n, shares)
+	each := left[0] >= int64(len(order))
+	out := make([][3]int64, len(counts))
+	var dealt [3]int64
+	p := 0.0
+	for _, c := range order {
+		for i := range counts[c] {
+			p++
+			best, most := -1, math.Inf(-1)
+			for s, share := range shares {
+				// Apart, since a fused operation rounds differently.
+				due := float64(share * p)
+				if lack := due - float64(dealt[s]); left[s] > 0 && lack > most {
+					best, most = s, lack
+				}
+			}
+			if i == 0 && each && left[0] > 0 {
+				best = 0
+			}
+			out[c][best]++
+			dealt[best]++
+			left[best]--
+		}
+	}
+	return out
+}
+
+// apportion divides n by the shares, by the largest remainders.
+func apportion(n int64, shares [3]float64) (out [3]int64) {
+	var rest [3]float64
+	left := n
+	for s, share := range shares {
+		due := float64(share * float64(n))
+		out[s] = min(int64(due+1e-9), left)
+		rest[s] = due - float64(out[s])
+		left -= out[s]
+	}
+	for ; left > 0; left-- {
+		best := 0
+		for s := range rest {
+			if rest[s] > rest[best]+1e-9 {
+				best = s
+			}
+		}
+		out[best]++
+		rest[best]--
+	}
+	return out
+}
