@@ -187,6 +187,9 @@ func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
 		unused = append(unused, "edge data "+n)
 	}
 	im.noteUnused(path, unused)
+	if path != o.In {
+		im.noteUnused(o.In, append(unusedFiles(o.In, path), subfolders(o.In)...))
+	}
 	if err := im.edgesFrom(ctx, edges); err != nil {
 		return err
 	}

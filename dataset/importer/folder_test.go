@@ -699,6 +699,46 @@ func TestImportIGB(t *testing.T) {
 	require.Equal(t, []int64{0, 1, 2, 3}, v.train) // int(8 × 0.6)
 	require.Equal(t, []int64{4}, v.val)            // int(8 × 0.2)
 	require.Equal(t, []int64{5, 6, 7}, v.test)
+
+	// The padding of the 2K labels is no class, and leaves train and val as they are; labels in its
+	// place are taken. The file may end behind it.
+	igb.labelled["2K"], igb.padding = 8, map[string]int64{"2K": 2}
+	two := with(IGB, func(o *IGBOptions) { o.Classes = "2K" })
+	for name, labels := range map[string][]float32{"whole": {3, 1, 2, 3, 1, 2, 0, 0, 0, 0},
+		"short": {3, 1, 2, 3, 1, 2, 0, 0}, "mended": {3, 1, 2, 3, 1, 2, 0, 1, 0, 0}} {
+		f["processed/paper/node_label_2K.npy"] = plainFloats(labels...)
+		said := ""
+		v, _ = imported(t, two, f, "full", Options{Output: Output{
+			Note: func(s string) { said += s + "\n" }}})
+		want, test := []int32{3, 1, 2, 3, 1, 2, -1, -1, -1, -1}, []int64{5}
+		if name == "mended" {
+			want, test = []int32{3, 1, 2, 3, 1, 2, 0, 1, -1, -1}, []int64{5, 6, 7}
+		} else {
+			require.Contains(t, said, "the last 2 of its 8 labels are zeros")
+		}
+		require.Equal(t, want, v.labels, name)
+		require.Equal(t, []int64{0, 1, 2, 3}, v.train, name)
+		require.Equal(t, []int64{4}, v.val, name)
+		require.Equal(t, test, v.test, name)
+	}
+}
+
+// A run of zeros at the end of IGB's labels that chance does not explain is named.
+func TestIGBZerosAtTheEnd(t *testing.T) {
+	for _, c := range []struct {
+		labels []int32
+		says   bool
+	}{
+		{append(slices.Repeat([]int32{1, 2, 0, 3}, 50), make([]int32, 30)...), true},
+		{append(slices.Repeat([]int32{1, 2, 0, 3}, 50), make([]int32, 3)...), false},
+		{append(append(slices.Repeat([]int32{1, 2, 3}, 50), make([]int32, 30)...), noLabel), true},
+		{make([]int32, 100), false}, {nil, false},
+	} {
+		said := ""
+		o := Options{Output: Output{Note: func(s string) { said = s }}}
+		(&igbImport{importer: newImporter(&job{o: o})}).noteZeros(c.labels)
+		require.Equal(t, c.says, strings.Contains(said, "are all class 0"), "%v", c.labels)
+	}
 }
 
 func TestImportIGBBad(t *testing.T) {

@@ -3,6 +3,7 @@ package importer
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,20 +35,23 @@ const igbHelp = "option in is the folder of one size (tiny, small, medium, large
 
 const igbFolder = "one size of IGB as it is unpacked (such as large): processed/paper/node_feat.npy and node_label_19.npy or node_label_2K.npy, and processed/paper__cites__paper/edge_index.npy"
 
-// igb holds what is known of the dataset: the papers of each size, the features of a paper, and how
-// many papers of the full graph are labelled in each set of labels (they come first). Tests make it
-// smaller.
+// igb holds what is known of the dataset: the papers of each size, the features of a paper, how
+// many papers of the full graph the benchmark's loader takes for labelled in each set of labels
+// (they come first), and how many of these are padding, zeros that were written by mistake
+// (github.com/IllinoisGraphBenchmark/IGB-Datasets, issue 57). Tests make it smaller.
 var igb = struct {
 	sizes    map[string]int64
 	dim      int64
 	full     int64
 	labelled map[string]int64
+	padding  map[string]int64
 }{
 	sizes: map[string]int64{"tiny": 100_000, "experimental": 100_000, "small": 1_000_000,
 		"medium": 10_000_000, "large": 100_000_000, "full": 269_346_174},
 	dim:      1024,
 	full:     269_346_174,
 	labelled: map[string]int64{"19": 227_130_858, "2K": 157_675_969},
+	padding:  map[string]int64{"2K": 4_292_595},
 }
 
 // IGB imports the papers and citations of the Illinois Graph Benchmark. Arrays without a header,
@@ -84,14 +88,15 @@ func IGB(ctx context.Context, o IGBOptions) error {
 	return runNamed(request{kind: "igb", options: &o, Options: o.Options},
 		func(im *importer) error {
 			im.noteUnused(o.In, unusedBelow(o.In, used))
-			return (&igbImport{im, o}).run(ctx)
+			return (&igbImport{importer: im, opt: o}).run(ctx)
 		})
 }
 
 // igbImport is an import of IGB.
 type igbImport struct {
 	*importer
-	opt IGBOptions
+	opt    IGBOptions
+	padded int64 // labels that are padding
 }
 
 func (im *igbImport) run(ctx context.Context) error {
@@ -122,18 +127,16 @@ func (im *igbImport) run(ctx context.Context) error {
 	}
 	if errors.Is(err, npy.ErrNotNPY) {
 		lab, err = npy.Section("", o.Labels, 0, npy.Header{DType: npy.Float32,
-			Shape: []int64{im.m.Nodes}}, true)
+			Shape: []int64{im.igbLabelRows()}}, true)
 	}
 	if err != nil {
-		return err
-	}
-	if err := im.oneRowEach(lab, "labels"); err != nil {
 		return err
 	}
 	labels, err := im.igbLabels(lab)
 	if err != nil {
 		return err
 	}
+	im.noteZeros(labels)
 	var splits []splitSet
 	if o.SplitDir != "" {
 		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
@@ -152,7 +155,7 @@ func (im *igbImport) run(ctx context.Context) error {
 				return 0
 			case v < train+val:
 				return 1
-			case v < n:
+			case v < n-im.padded:
 				return 2
 			}
 			return -1
@@ -180,12 +183,28 @@ func (im *igbImport) run(ctx context.Context) error {
 	return im.labelsAndSplits(labels, o.Labels, splits)
 }
 
+// igbLabelRows is how many labels a file without a header has: one for each paper, or, of the full
+// graph, one for each labelled paper.
+func (im *igbImport) igbLabelRows() int64 {
+	labelled := igb.labelled[im.opt.Classes]
+	if st, err := os.Stat(im.o.Labels); err == nil && im.m.Nodes == igb.full &&
+		st.Size() == 4*labelled {
+		return labelled
+	}
+	return im.m.Nodes
+}
+
 // igbLabels reads the labels. Behind the labelled papers of the full graph, no label means
 // anything.
 func (im *igbImport) igbLabels(a *npy.Array) ([]int32, error) {
 	n, labelled := im.m.Nodes, igb.labelled[im.opt.Classes]
 	if n != igb.full || labelled >= n {
-		return im.labelArray(a)
+		return im.nodeLabels(a)
+	}
+	if sh := a.Header.Shape; len(sh) == 0 || sh[0] != labelled {
+		if err := im.oneRowEach(a, "labels"); err != nil {
+			return nil, err
+		}
 	}
 	first := *a
 	first.Header.Shape = []int64{labelled}
@@ -193,11 +212,48 @@ func (im *igbImport) igbLabels(a *npy.Array) ([]int32, error) {
 		return nil, err
 	}
 	labels, err := im.labelArray(&first)
+	if pad := igb.padding[im.opt.Classes]; err == nil && pad > 0 && pad < labelled {
+		tail := labels[labelled-pad:]
+		if !slices.ContainsFunc(tail, func(l int32) bool { return l != 0 }) {
+			for i := range tail {
+				tail[i] = noLabel
+			}
+			im.padded = pad
+			im.m.Source.Counts["labels-that-are-padding"] = pad
+			im.o.note("%s: the last %d of its %d labels are zeros that the benchmark wrote by mistake; these papers have no label and are in no split",
+				a.Name, pad, labelled)
+		}
+	}
 	labels = slices.Grow(labels, int(n)-len(labels))
 	for err == nil && int64(len(labels)) < n {
 		labels = append(labels, noLabel)
 	}
 	return labels, err
+}
+
+// noteZeros names a run of zeros at the end of the labels that chance does not explain: it may be
+// padding.
+func (im *igbImport) noteZeros(labels []int32) {
+	end := len(labels)
+	for end > 0 && labels[end-1] == noLabel {
+		end--
+	}
+	first := end
+	for first > 0 && labels[first-1] == 0 {
+		first--
+	}
+	zeros := 0
+	for _, l := range labels[:first] {
+		if l == 0 {
+			zeros++
+		}
+	}
+	// The share of zeros before, to the power of the run's length, is below one in 10^12.
+	if run := end - first; first > 0 && run > 1 &&
+		float64(run)*math.Log((float64(zeros)+1)/(float64(first)+1)) < -27.6 {
+		im.o.note("the last %d of the %d labels are all class 0: if they are padding, write -1 in their place",
+			run, end)
+	}
 }
 
 // igbNodes is the number of papers that Nodes or the folder's name says.

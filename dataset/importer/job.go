@@ -127,6 +127,21 @@ func unusedFiles(dir string, used ...string) (names []string) {
 	return names
 }
 
+// subfolders are the folders in a folder, each with a slash behind its name.
+func subfolders(dir string) (names []string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil // reading what is needed has said so
+	}
+	for _, e := range entries {
+		if n := e.Name(); e.IsDir() && !strings.HasPrefix(n, ".") &&
+			!strings.Contains(n, dataset.PartialMark) {
+			names = append(names, n+"/")
+		}
+	}
+	return names
+}
+
 // unusedBelow are the files in and under a folder, by their paths from it, but for those that are
 // used, hidden or READMEs. A folder of which nothing is used stands for its files.
 func unusedBelow(dir string, used []string) (names []string) {
@@ -135,23 +150,15 @@ func unusedBelow(dir string, used []string) (names []string) {
 			names = append(names, n)
 		}
 	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return names // reading what is needed has said so
-	}
-	for _, e := range entries {
-		n := e.Name()
-		if !e.IsDir() || strings.HasPrefix(n, ".") || strings.Contains(n, dataset.PartialMark) {
-			continue
-		}
+	for _, n := range subfolders(dir) {
 		below := filepath.Join(dir, n)
 		if !slices.ContainsFunc(used,
 			func(u string) bool { return strings.HasPrefix(u, below+string(filepath.Separator)) }) {
-			names = append(names, n+"/")
+			names = append(names, n)
 			continue
 		}
 		for _, f := range unusedBelow(below, used) {
-			names = append(names, n+"/"+f)
+			names = append(names, n+f)
 		}
 	}
 	return names

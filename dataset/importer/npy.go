@@ -307,6 +307,9 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 				in.where(), briefNames(odd), brief(odd[0]))
 		}
 	}
+	if in.archive == nil {
+		unused = append(unused, subfolders(in.dir)...)
+	}
 	im.noteUnused(in.where(), unused)
 	if err := im.edgesFrom(ctx, edges); err != nil {
 		return err

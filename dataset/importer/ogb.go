@@ -118,12 +118,11 @@ func (im *ogbImport) ogbText(ctx context.Context, raw string) error {
 	if err != nil {
 		return err
 	}
-	unused := unusedFiles(raw, "num-node-list.csv.gz", "num-edge-list.csv.gz", labelFile,
-		"edge.csv.gz", "node-feat.csv.gz")
-	if o.Features != "" || o.FeatureFn != "" {
-		unused = append(unused, "node-feat.csv.gz")
+	used := []string{"num-node-list.csv.gz", "num-edge-list.csv.gz", "edge.csv.gz"}
+	if o.Features == "" && o.FeatureFn == "" {
+		used = append(used, "node-feat.csv.gz")
 	}
-	im.noteUnused(raw, unused)
+	im.ogbUnused(raw, labelFile, splits, used...)
 	// The small and likely wrong things are checked by now; next the long ones.
 	if err := im.edgesFrom(ctx, csvEdges(filepath.Join(raw, "edge.csv.gz"), nodes, edges,
 		inverse)); err != nil {
@@ -201,6 +200,7 @@ func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
 	if err != nil {
 		return err
 	}
+	im.ogbUnused(raw, labelFile, splits, "data.npz")
 	if len(splits) == 0 {
 		o.UnlabelledOK = true // what NaN means here
 	}
@@ -245,6 +245,18 @@ func (im *ogbImport) ogbBinaryLabels(ctx context.Context, raw string) (labels []
 		labels, err = im.nodeLabels(arr)
 	}
 	return labels, file, err
+}
+
+// ogbUnused names the files of the dataset that are not used.
+func (im *ogbImport) ogbUnused(raw, labels string, splits []splitSet, used ...string) {
+	for i, n := range used {
+		used[i] = filepath.Join(raw, n)
+	}
+	used = append(used, filepath.Clean(labels), filepath.Join(im.o.In, "master.csv"))
+	for _, s := range splits {
+		used = append(used, s.file)
+	}
+	im.noteUnused(im.o.In, unusedBelow(im.o.In, used))
 }
 
 // ogbNodes takes the number of nodes that a dataset states.

@@ -3,6 +3,7 @@ package importer
 import (
 	"context"
 	"math"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -117,6 +118,13 @@ func (im *planetoidImport) run(ctx context.Context, prefix string) error {
 		return err
 	}
 	o := &im.o
+	if st, err := os.Stat(o.In); err == nil && st.IsDir() {
+		var used []string
+		for _, part := range []string{"x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"} {
+			used = append(used, p.file(part))
+		}
+		im.noteUnused(o.In, append(unusedFiles(o.In, used...), subfolders(o.In)...))
+	}
 	im.m.Nodes = p.nodes
 	im.m.Source = o.source("planetoid", prefix)
 	if im.opt.NormalizeFeatures != "" {

@@ -647,7 +647,7 @@ func (im *rawImport) run(ctx context.Context, r *rawIn) error {
 			"%s holds %s, which may be a split, and none that is known; give option splits DIR, or option make-splits to deal new ones",
 			r.dir, brief(unused[i]))
 	}
-	im.noteUnused(r.dir, unused)
+	im.noteUnused(r.dir, append(unused, subfolders(r.dir)...))
 	edges, err := offsetEdges(ptr, idx, r.nodes, r.in)
 	if err != nil {
 		return err

@@ -57,6 +57,9 @@ func WebGraph(ctx context.Context, o Options) (err error) {
 	}
 	return run(r, func(im *importer) error {
 		im.m.Nodes = g.Nodes
+		if st, err := os.Stat(o.In); err == nil && st.IsDir() {
+			im.noteUnused(o.In, append(unusedFiles(o.In, r.inputs...), subfolders(o.In)...))
+		}
 		return im.around(ctx, g.Name, webgraphEdges(g))
 	})
 }
