@@ -51,7 +51,11 @@ func runImport(ctx context.Context, e *env, f *importer.Format) error {
 		return errs.New(errs.Usage, "no --out DIR to create the dataset in")
 	}
 	out.Progress = e.ui.Progress
-	out.Note = e.note
+	var notes []string
+	out.Note = func(s string) {
+		notes = append(notes, e.nameFlags(s))
+		e.note(s)
+	}
 	found, err := f.Run(ctx, o)
 	if err != nil {
 		var kept *importer.KeptError
@@ -69,17 +73,18 @@ func runImport(ctx context.Context, e *env, f *importer.Format) error {
 	if err := e.showDataset("imported", out.Out); err != nil {
 		return err
 	}
-	return e.showImport(out.Out)
+	return e.showImport(out.Out, notes)
 }
 
 // importLine says what an import found on its way.
 type importLine struct {
 	Counts map[string]int64 `json:"counts"`
+	Notes  []string         `json:"notes,omitempty"` // what is not used, chosen or odd
 	Peak   int64            `json:"peak_memory_bytes,omitempty"`
 }
 
 // showImport tells what became of the edges, and the most memory that the process held.
-func (e *env) showImport(out string) error {
+func (e *env) showImport(out string, notes []string) error {
 	d, err := dataset.Open(out)
 	if err != nil {
 		return err
@@ -88,7 +93,7 @@ func (e *env) showImport(out string) error {
 	if err := d.Close(); err != nil {
 		return err
 	}
-	r := importLine{Counts: counts}
+	r := importLine{Counts: counts, Notes: notes}
 	var text []string
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		text = append(text, fmt.Sprintf("%d %s", counts[name], name))

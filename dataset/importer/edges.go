@@ -35,6 +35,10 @@ var (
 	labelFiles   = []string{"node-label", "labels", "label", "y"}
 	splitFiles   = [3][]string{{"train"}, {"val", "valid"}, {"test"}}
 	textEndings  = []string{".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".npy"}
+	// Other files of these names are read, or refused by the name of what they are.
+	otherEndings = []string{".csv.bz2", ".csv.xz", ".csv.lz4", ".csv.zst", ".csv.zip", ".tsv.bz2",
+		".tsv.xz", ".txt.bz2", ".txt.xz", ".zip", ".parquet", ".feather", ".arrow", ".h5", ".hdf5",
+		".mat", ".xlsx", ".xls", ".pkl", ".pickle", ".pt", ".pth", ".npz", ".sqlite", ".db"}
 )
 
 // Edges imports an edge list: a text file, plain or .gz, with one edge a line, source first, split
@@ -92,10 +96,12 @@ func Edges(ctx context.Context, o EdgesOptions) error {
 }
 
 func findText(dir string, names []string) string {
-	for _, n := range names {
-		for _, e := range textEndings {
-			if st, err := os.Stat(filepath.Join(dir, n+e)); err == nil && !st.IsDir() {
-				return filepath.Join(dir, n+e)
+	for _, endings := range [][]string{textEndings, otherEndings} {
+		for _, n := range names {
+			for _, e := range endings {
+				if path := filepath.Join(dir, n+e); isFile(path) {
+					return path
+				}
 			}
 		}
 	}

@@ -187,7 +187,39 @@ func (a *arrays) find(names ...string) (*npy.Array, error) {
 		return nil, errs.New(errs.Usage, "option map: %s has no array %s (it has %s)", a.where(),
 			brief(mapped), briefNames(have))
 	}
-	return nil, nil
+	return nil, a.foreign(names)
+}
+
+// foreign refuses a file in the folder that has one of the names and is of a kind that is not read.
+func (a *arrays) foreign(names []string) error {
+	if a.archive != nil {
+		return nil
+	}
+	for _, f := range unusedFiles(a.dir) {
+		base, ending, _ := strings.Cut(f, ".")
+		if !slices.Contains(names, base) || ending == "npy" || ending == "npz" {
+			continue
+		}
+		path := filepath.Join(a.dir, f)
+		switch kind, err := container.FileOf(path); {
+		case err != nil:
+			return err
+		case kind.Foreign():
+			return kind.Refuse(path)
+		}
+	}
+	return nil
+}
+
+// has lists the arrays, and in a folder also the other files.
+func (a *arrays) has() (names []string) {
+	if a.archive != nil {
+		return append(a.archive.Names(), a.archive.Others()...)
+	}
+	for _, n := range unusedFiles(a.dir) {
+		names = append(names, strings.TrimSuffix(n, ".npy"))
+	}
+	return names
 }
 
 // names lists the arrays.
@@ -343,7 +375,7 @@ func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (f
 		if feat, err = get(o.Features, featureNames); err == nil && feat == nil {
 			err = errs.New(errs.Usage,
 				"%s has no features (looked for %s; it has %s); option map THEIRS=features names them, option features FILE gives them, option feature-fn hash computes some",
-				in.where(), strings.Join(featureNames, ", "), briefNames(in.names()))
+				in.where(), strings.Join(featureNames, ", "), briefNames(in.has()))
 		}
 		if err != nil {
 			return nil, nil, "", err
@@ -353,7 +385,7 @@ func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (f
 	if err == nil && lab == nil && !o.UnlabelledOK {
 		err = errs.New(errs.Usage,
 			"%s has no labels (looked for %s; it has %s); option map THEIRS=labels names them, option unlabelled-ok imports it without",
-			in.where(), strings.Join(labelNames, ", "), briefNames(in.names()))
+			in.where(), strings.Join(labelNames, ", "), briefNames(in.has()))
 	}
 	if err != nil {
 		return nil, nil, "", err
@@ -421,7 +453,7 @@ func (im *npyImport) findGraph(in *arrays) (g npyGraph, err error) {
 	}
 	return g, errs.New(errs.Usage,
 		"%s has no edges (looked for %s, or src and dst, or indptr and indices, or a matrix of scipy.sparse.save_npz; it has %s); option map THEIRS=edge_index names them",
-		in.where(), strings.Join(edgeNames, ", "), briefNames(in.names()))
+		in.where(), strings.Join(edgeNames, ", "), briefNames(in.has()))
 }
 
 // graphEdges checks the arrays of the edges against the nodes.

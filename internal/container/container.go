@@ -103,6 +103,9 @@ func (k File) Hint() string {
 	return ": it is " + k.Name + "; " + k.Next
 }
 
+// Foreign reports whether the file is neither an array nor text, plain or compressed.
+func (k File) Foreign() bool { return k.Kind == Zip || k.Kind >= Pickle }
+
 // Of looks at the start of a file, of which tail are the last bytes, or nil.
 func Of(head, tail []byte) File {
 	for _, s := range signatures {
