@@ -80,8 +80,8 @@ func i8(v ...int64) member   { return member{"<i8", fmt.Sprintf("(%d,)", len(v))
 func f8(v ...float64) member { return member{"<f8", fmt.Sprintf("(%d,)", len(v)), v} }
 func b1(v ...bool) member    { return member{"|b1", fmt.Sprintf("(%d,)", len(v)), v} }
 
-// The matrix of these tests has the entries (0,1) (0,2) (1,0) (3,2) (4,4); its arrays are those that
-// SciPy 1.17 writes.
+// The matrix of these tests has the entries (0,1) (0,2) (1,0) (3,2) (4,4); its arrays are those
+// that SciPy 1.17 writes.
 var (
 	matrixRest = members{"shape": i8(5, 5), "data": f8(1, 1, 1, 1, 1)}
 	csr        = matrixRest.with(members{"format": {"|S3", "()", "csr"},

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/bits"
@@ -97,7 +98,6 @@ func (im *splitSets) countClasses(labels []int32, file string) (used classSet, e
 	}
 	im.m.Classes = int(classes)
 	if gaps, n := used.without(classes, nil); n > 0 && labelled > 0 {
-		im.m.Source.Counts["classes-without-a-node"] = n
 		im.o.note("%s of the %d classes %s no node: %s", are(n, "one", "%d"), classes,
 			are(n, "has", "have"), briefNames(gaps))
 	}
@@ -113,7 +113,8 @@ func are(n int64, one, more string) string {
 
 // looksLikeClasses refuses labels that a stray number or regression targets are among. at is the
 // node with the largest.
-func (im *splitSets) looksLikeClasses(file string, distinct, classes, labelled int64, at int) error {
+func (im *splitSets) looksLikeClasses(file string, distinct, classes, labelled int64,
+	at int) error {
 	switch {
 	case im.o.NumClasses > 0:
 	case classes > max(freeClasses, mostGaps*distinct):
@@ -135,7 +136,6 @@ func (im *splitSets) noteUntrained(used, trained classSet) {
 		return
 	}
 	if names, n := trained.without(int64(im.m.Classes), unused(used, im.m.Classes)); n > 0 {
-		im.m.Source.Counts["classes-without-a-training-node"] = n
 		im.o.note("%s no node in train: %s", are(n, "one class has", "%d classes have"),
 			briefNames(names))
 	}
@@ -162,7 +162,7 @@ func quotas(counts []int64, shares [3]float64) [][3]int64 {
 		}
 	}
 	// Small classes first: the large ones take up what the small ones cannot.
-	slices.SortStableFunc(order, func(a, b int) int { return int(min(max(counts[a]-counts[b], -1), 1)) })
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(counts[a], counts[b]) })
 	left := apportion(n, shares)
 	each := left[0] >= int64(len(order))
 	out := make([][3]int64, len(counts))

@@ -13,7 +13,8 @@ import (
 )
 
 // importLabels imports a graph of as many nodes as there are labels, with splits that are dealt.
-func importLabels(t *testing.T, labels []int64, change func(*Options)) (*dataset.Dataset, string, error) {
+func importLabels(t *testing.T, labels []int64, change func(*Options)) (*dataset.Dataset, string,
+	error) {
 	n := int64(len(labels))
 	dir := datasettest.WriteDir(t, map[string]datasettest.Arr{
 		"edge_index": {DT: "<i8", Shape: []int64{2, 1}, Data: []int64{0, n - 1}},

@@ -32,9 +32,9 @@ const debianHelp = "Edges go both ways unless option one-way, and are never repe
 
 // DebianOptions shape the import of a Debian package index.
 type DebianOptions struct {
-	// In holds package indexes (Packages files, plain, .gz, .lz4 or .xz) or folders of them.
+	// In holds package indexes (Packages files, plain or compressed) or folders of them.
 	// Empty means apt's own lists, and if there are none, what "apt-cache dumpavail" prints.
-	In []string `option:"in" shown:"the package lists of this machine" arg:"PATH[,PATH…]" usage:"package indexes PATH[,PATH…]: Packages files, plain, .gz, .lz4 or .xz, or folders of them"`
+	In []string `option:"in" shown:"the package lists of this machine" arg:"PATH[,PATH…]" usage:"package indexes PATH[,PATH…]: Packages files, plain or compressed (gzip, bzip2, xz, lz4), or folders of them"`
 	// Dim is how many words become features (DebianDim).
 	Dim int `option:"dim" positive:"yes" shown:"256" usage:"words that become features"`
 	// LongDescriptions also takes the words of the long descriptions, where the index has

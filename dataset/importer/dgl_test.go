@@ -411,9 +411,15 @@ func TestArrayEdges(t *testing.T) {
 		return a
 	}
 	for name, source := range map[string]func() (edges.Source, error){
-		"in":    func() (edges.Source, error) { return offsetEdges(opened("ptr"), opened("idx"), nodes, true) },
-		"out":   func() (edges.Source, error) { return offsetEdges(opened("ptr"), opened("idx"), nodes, false) },
-		"pairs": func() (edges.Source, error) { return pairEdges(opened("idx"), opened("own"), nodes) },
+		"in": func() (edges.Source, error) {
+			return offsetEdges(opened("ptr"), opened("idx"), nodes, true)
+		},
+		"out": func() (edges.Source, error) {
+			return offsetEdges(opened("ptr"), opened("idx"), nodes, false)
+		},
+		"pairs": func() (edges.Source, error) {
+			return pairEdges(opened("idx"), opened("own"), nodes)
+		},
 	} {
 		s, err := source()
 		require.NoError(t, err)

@@ -24,7 +24,7 @@ type EdgesOptions struct {
 	Options
 }
 
-const edgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, plain or .gz (further\n" +
+const edgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, plain or compressed (further\n" +
 	"columns are refused, or left out with option ignore-columns); or a\n" +
 	"folder with edges and, where there are some, features, labels and splits (OGB's raw folder)."
 

@@ -179,12 +179,14 @@ func TestFirstLine(t *testing.T) {
 // TestStrayID: a number that is far too large is refused, before it takes the disk or the memory.
 func TestStrayID(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "g")
-	o := Options{Input: Input{In: writeText(t, "e.txt", "0 1\n60000000000 1\n")}, FeatureFn: RandomFeatures, Dim: 4096, Output: Output{Out: out,
-		Note: func(string) {}}}
+	o := Options{Input: Input{In: writeText(t, "e.txt", "0 1\n60000000000 1\n")},
+		FeatureFn: RandomFeatures, Dim: 4096, Output: Output{Out: out,
+			Note: func(string) {}}}
 	err := plain(Edges)(bg, o)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, "the largest id in the edges is 60000000000")
-	mtx := Options{Input: Input{In: writeText(t, "m.mtx", "%%MatrixMarket matrix coordinate pattern general\n60000000000 60000000000 1\n1 2\n")}, FeatureFn: RandomFeatures, Dim: 4096, Output: Output{Out: out}}
+	mtx := Options{Input: Input{In: writeText(t, "m.mtx", "%%MatrixMarket matrix coordinate pattern general\n60000000000 60000000000 1\n1 2\n")},
+		FeatureFn: RandomFeatures, Dim: 4096, Output: Output{Out: out}}
 	err = MTX(bg, mtx)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, "there are 60000000000 nodes")

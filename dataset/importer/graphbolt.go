@@ -206,8 +206,7 @@ func (im *graphboltImport) graphboltUnused(m *graphboltMeta) (names []string) {
 			}
 			files = append(files, filepath.Clean(d.in(im.o.In))) // named by its entry
 			if !im.used[d] {
-				names = append(names, strings.Join(strings.Fields(strings.Join([]string{d.Domain, kind,
-					cmp.Or(d.Name, d.Path)}, " ")), " "))
+				names = append(names, strings.TrimSpace(d.Domain+" "+kind)+" "+cmp.Or(d.Name, d.Path))
 			}
 		}
 	}

@@ -28,7 +28,7 @@ type lineBlock struct {
 
 const blockBytes = 1 << 20
 
-// eachBlock reads a text file, plain or compressed, once: one goroutine decompresses, parse works on
+// eachBlock reads a text file, plain or compressed, once: one goroutine unpacks, parse works on
 // blocks of whole lines on all cores, and take gets the results in the order of the file, on the
 // caller's goroutine. Memory is bounded by a few blocks. What parse returns must not point into the
 // block's text.

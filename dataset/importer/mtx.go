@@ -26,8 +26,8 @@ const mtxHelp = "Entry (i, j) becomes the edge from node i-1 to node j-1, whatev
 	"skew-symmetric or Hermitian matrix stands for both. Features, labels and splits come from\n" +
 	"option features, option labels and option splits."
 
-// MTX imports the pattern of a sparse matrix in MatrixMarket's coordinate format, plain or compressed:
-// entry (i, j) becomes the edge i-1 → j-1, whatever its value, and in a symmetric, skew-symmetric
+// MTX imports the pattern of a sparse matrix in MatrixMarket's format, plain or compressed: entry
+// (i, j) becomes the edge i-1 → j-1, whatever its value, and in a symmetric, skew-symmetric
 // or Hermitian matrix, of which a file holds one triangle, also j-1 → i-1. The matrix must be
 // square.
 func MTX(ctx context.Context, o Options) error {

@@ -83,7 +83,8 @@ func TestMTXForms(t *testing.T) {
 	}
 	out := filepath.Join(t.TempDir(), "d")
 	in := writeText(t, "m.mtx", head+"real general\n3 3 2\n1 3 1\n3 2 1\n")
-	require.NoError(t, MTX(context.Background(), Options{Input: Input{In: in}, FeatureFn: RandomFeatures, Dim: 2,
+	require.NoError(t, MTX(context.Background(), Options{Input: Input{In: in},
+		FeatureFn: RandomFeatures, Dim: 2,
 		Labels: writeText(t, "y.txt", "0\n1\n0\n"), Output: Output{Out: out}}))
 	v := viewOf(t, out)
 	require.Equal(t, []int64{0, 0, 1, 2}, v.indptr)

@@ -440,7 +440,8 @@ func TestImportEdges(t *testing.T) {
 	require.ErrorContains(t, err, "snap.txt comes without features: give them with option features")
 	require.ErrorContains(t, err, "option feature-fn hash")
 	datasettest.RequireUsage(t, err)
-	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file}, FeatureFn: RandomFeatures, Dim: 8,
+	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file},
+		FeatureFn: RandomFeatures, Dim: 8,
 		Output: Output{Out: out, Seed: 4}}))
 	v := viewOf(t, out)
 	require.Equal(t, []int64{0, 0, 2, 2}, v.indptr)
@@ -451,10 +452,12 @@ func TestImportEdges(t *testing.T) {
 	require.Equal(t, []int32{-1, -1, -1}, v.labels)
 	require.Empty(t, v.train)
 	out2 := filepath.Join(t.TempDir(), "g")
-	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file}, FeatureFn: RandomFeatures, Dim: 8,
+	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file},
+		FeatureFn: RandomFeatures, Dim: 8,
 		Output: Output{Out: out2, Seed: 4}}))
 	require.Equal(t, datasettest.Digest(t, out), datasettest.Digest(t, out2))
-	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file}, FeatureFn: RandomFeatures, Nodes: 10,
+	require.NoError(t, plain(Edges)(bg, Options{Input: Input{In: file},
+		FeatureFn: RandomFeatures, Nodes: 10,
 		Output: Output{Out: filepath.Join(t.TempDir(), "g")}}))
 }
 

@@ -23,7 +23,7 @@ type Output struct {
 	// Name defaults to the base name of Out.
 	Name string `option:"name" usage:"name of the dataset (default: last part of option out)"`
 	// Seed is that of the splits, and of features that FeatureFn makes.
-	Seed uint64 `option:"seed" default:"1" usage:"seed of the splits, and of features that option feature-fn makes"`
+	Seed uint64 `option:"seed" default:"1" usage:"seed of the splits, and of features that are made up"`
 	// TrainFraction and ValFraction count where no splits are given; 0 and 0 mean 0.6 and 0.2.
 	TrainFraction float64 `option:"train-fraction" default:"0.6" usage:"share of the labelled nodes to train on, where no splits are given"`
 	ValFraction   float64 `option:"val-fraction" default:"0.2" usage:"share of them to validate on; the rest is for the test"`

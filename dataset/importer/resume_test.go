@@ -349,7 +349,8 @@ func TestImportEdgeRules(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(text.String()), 0o644))
 	for i := range 48 {
 		o := Options{Input: Input{In: file, SelfLoops: []string{"keep", "drop", "add"}[i/16]}, Dim: 1,
-			FeatureFn: RandomFeatures, Nodes: nodes, Undirected: i&1 > 0, AddReverse: i&2 > 0, Dedup: i&4 > 0,
+			FeatureFn: RandomFeatures, Nodes: nodes,
+			Undirected: i&1 > 0, AddReverse: i&2 > 0, Dedup: i&4 > 0,
 			Output: Output{Out: filepath.Join(t.TempDir(), "g"), NoEdges: i&8 > 0 && i&7 == 0,
 				Memory: int64(i%2) << 30}}
 		require.NoError(t, plain(Edges)(bg, o))

@@ -124,7 +124,8 @@ func Of(head, tail []byte) File {
 		f := File{s.kind, s.name, s.next}
 		if s.kind == Zip {
 			for _, z := range zips {
-				if bytes.Contains(head, []byte(z.member)) || bytes.Contains(tail, []byte(z.member)) {
+				m := []byte(z.member)
+				if bytes.Contains(head, m) || bytes.Contains(tail, m) {
 					f.Name, f.Next = z.name, z.next
 					break
 				}

@@ -102,7 +102,9 @@ func TestOpenText(t *testing.T) {
 
 // Each kind is refused by its name, with what to do, whatever the file is called.
 func TestForeign(t *testing.T) {
-	at := func(n int, s string) []byte { return append(make([]byte, n), s+strings.Repeat("\x00", 64)...) }
+	at := func(n int, s string) []byte {
+		return append(make([]byte, n), s+strings.Repeat("\x00", 64)...)
+	}
 	for name, c := range map[string]struct {
 		content []byte
 		say     string
