@@ -322,8 +322,12 @@ func checkIndptr(file, indices string, p []int64, edges int64) error {
 
 // BadID says that a file names a node that there is not.
 func BadID(file string, pos, v, nodes int64) error {
-	return errs.New(errs.Usage, "%s: node id %d at position %d is outside 0..%d", file, v, pos,
-		nodes-1)
+	hint := ""
+	if v == nodes {
+		hint = "; ids count from 0: take 1 off where these count from 1"
+	}
+	return errs.New(errs.Usage, "%s: node id %d at position %d is outside 0..%d%s", file, v, pos,
+		nodes-1, hint)
 }
 
 // Labels are the classes of all nodes; -1 means unlabelled. They are to be read only: those of a

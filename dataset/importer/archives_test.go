@@ -171,6 +171,10 @@ func TestArchives(t *testing.T) {
 		"records": {folder: members{"edge_index": {"<V9", "(5,)", make([]byte, 45)}}, err: "raw bytes"},
 		"mask too short": {folder: members{"edge_index": {"<i8", "(2, 5)", ei},
 			"train_mask": b1(true, true)}, err: "train_mask.npy is a mask of 2 nodes, there are 5"},
+		"mask of integers too short": {folder: members{"edge_index": {"<i8", "(2, 5)", ei},
+			"train_mask": i8(0, 1, 1, 0)}, err: "train_mask.npy is a mask of 4 nodes, there are 5"},
+		"ids from 1": {folder: members{"edge_index": {"<i8", "(2, 3)", []int64{1, 2, 3, 4, 5, 1}}},
+			err: "node id 5 at position 4 is outside 0..4; ids count from 0: take 1 off"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.folder != nil {

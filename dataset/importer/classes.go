@@ -74,7 +74,12 @@ func (im *splitSets) countClasses(labels []int32, file string) (used classSet, e
 		from = "option num-classes"
 	}
 	switch {
+	case labelled == 0: // none to count, whatever is told
+		return nil, nil
 	case told > 0 && classes > told:
+		if im.classesFrom != "" {
+			from += ", which option num-classes overrides,"
+		}
 		return nil, errs.New(errs.Usage, "%s: label %d of node %d, but %s says %d classes, 0 to %d",
 			file, most, at, from, told, told-1)
 	case told == 0 && classes > mostClasses:
@@ -97,7 +102,7 @@ func (im *splitSets) countClasses(labels []int32, file string) (used classSet, e
 		return nil, err
 	}
 	im.m.Classes = int(classes)
-	if gaps, n := used.without(classes, nil); n > 0 && labelled > 0 {
+	if gaps, n := used.without(classes, nil); n > 0 {
 		im.o.note("%s of the %d classes %s no node: %s", are(n, "one", "%d"), classes,
 			are(n, "has", "have"), briefNames(gaps))
 	}

@@ -893,6 +893,26 @@ func TestImportGraphBolt(t *testing.T) {
 	}), boltTree(t), "x", Options{})
 	require.Equal(t, []float32{1, 2, 3, 4, 5}, v.features)
 
+	// What is not used is named, once, and num_classes counts.
+	f = boltTree(t)
+	inMeta("feature_data: []",
+		"feature_data: [{domain: edge, name: weight, format: numpy, path: w.npy}]")(f)
+	inMeta("num_classes: 3", "num_classes: 4")(f)
+	f["w.npy"], f["notes.txt"] = "x", "x"
+	said := ""
+	o := Options{Output: Output{Note: func(s string) { said += s + "\n" }}}
+	v, out := imported(t, plain(GraphBolt), f, "x", o)
+	require.Equal(t, goodView, v)
+	require.Equal(t, 4, datasettest.Open(t, out).Meta.Classes)
+	require.Contains(t, said, "edge graph feature weight")
+	require.Contains(t, said, "notes.txt")
+	require.Contains(t, said, "one of the 4 classes has no node: 3")
+	require.Equal(t, 1, strings.Count(said, "not used of"))
+	inMeta("num_classes: 4", "num_classes: 2")(f)
+	o.NumClasses = 3
+	imported(t, plain(GraphBolt), f, "x", o)
+	require.Contains(t, said, "option num-classes 3 is taken; ")
+
 	// Sets without labels: other labels, or none.
 	f = boltTree(t)
 	for _, n := range []string{"train", "val", "test"} {
@@ -968,6 +988,8 @@ func TestImportGraphBoltBad(t *testing.T) {
 			want: []string{`is of format "csv", numpy is needed`}},
 		"which feature": {change: inMeta("name: feat", "name: a"),
 			want: []string{"choose one of a, other with option feature"}},
+		"fewer classes": {change: inMeta("num_classes: 3", "num_classes: 2"),
+			want: []string{"label 2 of node 2, but ", "metadata.yaml (num_classes), which option num-classes overrides, says 2 classes"}},
 		"no such feature": {imp: with(GraphBolt, func(o *GraphBoltOptions) { o.Feature = "y" }),
 			want: []string{"option feature y", "has feat, other"}},
 		"no features": {change: replaced("metadata.yaml",

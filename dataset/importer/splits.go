@@ -74,6 +74,15 @@ func (im *splitSets) splitIDs(a *npy.Array) ([]int64, error) {
 		if mask, err = zerosAndOnes(a); err != nil {
 			return nil, err
 		}
+	} else if !mask && sh[0] > 2 {
+		other, err := zerosAndOnes(a)
+		if err != nil {
+			return nil, err
+		}
+		if other {
+			return nil, errs.New(errs.Usage, "%s is a mask of %d nodes, there are %d", a.Name, sh[0],
+				im.m.Nodes)
+		}
 	}
 	var ids []int64
 	err := eachInt(a, func(pos, x int64) (err error) {
@@ -328,7 +337,7 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 		im.o.note("%s: %d nodes are dealt to train, %d to val and %d to test, %s %d", why, im.m.Train,
 			im.m.Val, im.m.Test, how, im.o.Seed)
 	}
-	if labels != nil {
+	if used != nil {
 		im.noteUntrained(used, trained)
 	}
 	return nil
