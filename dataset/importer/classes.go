@@ -38,27 +38,36 @@ func (s classSet) count() (n int64) {
 	return n
 }
 
-// without lists the classes below n that are not in the set, and not in but, as ranges.
-func (s classSet) without(n int64, but classSet) (ranges []string, total int64) {
+// without names the classes below n that are among a set (nil: all) and not in this one, as ranges,
+// and counts them.
+func (s classSet) without(n int64, among classSet) (text string, total int64) {
+	var ranges []string
+	more := 0
 	for c := int64(0); c < n; c++ {
 		first := c
-		for c < n && !s.has(c) && (but == nil || !but.has(c)) {
+		for c < n && !s.has(c) && (among == nil || among.has(c)) {
 			c++
 		}
 		switch total += c - first; {
 		case c == first:
+		case len(ranges) == maxNames:
+			more++
 		case c == first+1:
 			ranges = append(ranges, fmt.Sprint(first))
 		default:
 			ranges = append(ranges, fmt.Sprintf("%d to %d", first, c-1))
 		}
 	}
-	return ranges, total
+	if more > 0 {
+		ranges = append(ranges, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(ranges, ", "), total
 }
 
 // countClasses sets the number of classes: that of the options, or else the largest label plus 1,
-// where the labels look like classes. Classes without a node are named.
-func (im *splitSets) countClasses(labels []int32, file string) (used classSet, err error) {
+// where the labels look like classes. Classes without a node are named. Formats call it once the
+// labels are read, before what takes long.
+func (im *job) countClasses(labels []int32, file string) error {
 	most, at, labelled := int32(noLabel), 0, int64(0)
 	for v, l := range labels {
 		if l > most {
@@ -75,38 +84,39 @@ func (im *splitSets) countClasses(labels []int32, file string) (used classSet, e
 	}
 	switch {
 	case labelled == 0: // none to count, whatever is told
-		return nil, nil
+		return nil
 	case told > 0 && classes > told:
 		if im.classesFrom != "" {
 			from += ", which option num-classes overrides,"
 		}
-		return nil, errs.New(errs.Usage, "%s: label %d of node %d, but %s says %d classes, 0 to %d",
+		return errs.New(errs.Usage, "%s: label %d of node %d, but %s says %d classes, 0 to %d",
 			file, most, at, from, told, told-1)
 	case told == 0 && classes > mostClasses:
-		return nil, errs.New(errs.Usage,
+		return errs.New(errs.Usage,
 			"%s: label %d of node %d would make %d classes; mend the label, or give option num-classes %d if it is right",
 			file, most, at, classes, classes)
 	case told > 0:
 		classes = told
 	}
 	if err := im.needMemory(file+": the classes", classes, 1); err != nil {
-		return nil, err
+		return err
 	}
-	used = newClassSet(classes)
+	used := newClassSet(classes)
 	for _, l := range labels {
 		if l != noLabel {
 			used.add(l)
 		}
 	}
 	if err := im.looksLikeClasses(file, used.count(), classes, labelled, at); err != nil {
-		return nil, err
+		return err
 	}
 	im.m.Classes = int(classes)
 	if gaps, n := used.without(classes, nil); n > 0 {
 		im.o.note("%s of the %d classes %s no node: %s", are(n, "one", "%d"), classes,
-			are(n, "has", "have"), briefNames(gaps))
+			are(n, "has", "have"), gaps)
 	}
-	return used, nil
+	im.used = used
+	return nil
 }
 
 func are(n int64, one, more string) string {
@@ -118,7 +128,7 @@ func are(n int64, one, more string) string {
 
 // looksLikeClasses refuses labels that a stray number or regression targets are among. at is the
 // node with the largest.
-func (im *splitSets) looksLikeClasses(file string, distinct, classes, labelled int64,
+func (im *job) looksLikeClasses(file string, distinct, classes, labelled int64,
 	at int) error {
 	switch {
 	case im.o.NumClasses > 0:
@@ -135,24 +145,15 @@ func (im *splitSets) looksLikeClasses(file string, distinct, classes, labelled i
 }
 
 // noteUntrained names the classes that have a node and none in train.
-func (im *splitSets) noteUntrained(used, trained classSet) {
+func (im *job) noteUntrained(trained classSet) {
 	if im.m.Train == 0 {
 		im.o.note("no labelled node is in train: there is nothing to train on")
 		return
 	}
-	if names, n := trained.without(int64(im.m.Classes), unused(used, im.m.Classes)); n > 0 {
+	if names, n := trained.without(int64(im.m.Classes), im.used); n > 0 {
 		im.o.note("%s no node in train: %s", are(n, "one class has", "%d classes have"),
-			briefNames(names))
+			names)
 	}
-}
-
-// unused is the set of classes that are not in a set.
-func unused(s classSet, classes int) classSet {
-	out := newClassSet(int64(classes))
-	for i := range s {
-		out[i] = ^s[i]
-	}
-	return out
 }
 
 // quotas is how many nodes of each class go to train, val and test, where the shares are whole's.

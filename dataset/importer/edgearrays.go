@@ -49,7 +49,7 @@ func (s edgeShape) rowsOf(a *npy.Array, nodes int64) (rows bool, err error) {
 		if err := fill(r, v); err != nil {
 			return false, err
 		}
-		if v[1] != v[2] && slices.Max(v) < nodes { // else either reading says what is wrong
+		if v[1] != v[2] && slices.Min(v) >= 0 && slices.Max(v) < nodes { // else both are wrong
 			return false, errs.New(errs.Usage,
 				"%s: shape (2, 2) can be two sources and two destinations, or two pairs; save them as two arrays, src and dst",
 				a.Name)
@@ -244,6 +244,12 @@ func pairEdges(src, dst *npy.Array, nodes int64) (edges.Source, error) {
 			}
 			return nil
 		}}, nil
+}
+
+// noteLists says how arrays are read that do not say what a list holds.
+func (im *job) noteLists(ptr, idx *npy.Array) {
+	im.o.note("%s and %s are read as lists of in-neighbours (CSC); option lists out reads lists of out-neighbours (CSR)",
+		ptr.Name, idx.Name)
 }
 
 // idArray refuses an array that is no list of node ids or offsets.

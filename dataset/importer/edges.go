@@ -140,6 +140,9 @@ func (im *edgesImport) run(ctx context.Context, edges string) error {
 		if err := im.sameRows(int64(len(labels)), o.Labels, &nodesFrom); err != nil {
 			return err
 		}
+		if err := im.countClasses(labels, o.Labels); err != nil {
+			return err
+		}
 	}
 	if isArray(edges) {
 		if nodesFrom == "" {

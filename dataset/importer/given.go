@@ -32,6 +32,9 @@ func (im *importer) around(ctx context.Context, file string, edges edges.Source)
 		if labels, err = im.textLabels(o.Labels); err == nil {
 			err = im.sameRows(int64(len(labels)), o.Labels, &nodesFrom)
 		}
+		if err == nil {
+			err = im.countClasses(labels, o.Labels)
+		}
 		if err != nil {
 			return err
 		}

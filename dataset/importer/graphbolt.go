@@ -261,6 +261,11 @@ func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMet
 	if err != nil {
 		return err
 	}
+	if o.Labels == "" { // else they are counted
+		if err := im.countClasses(labels, labelFile); err != nil {
+			return err
+		}
+	}
 	im.take(m.Graph.Edges[0])
 	im.noteUnused(path, im.graphboltUnused(m))
 	if err := im.graphboltEdges(ctx, path, m.Graph.Edges[0]); err != nil {

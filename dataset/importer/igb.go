@@ -137,6 +137,9 @@ func (im *igbImport) run(ctx context.Context) error {
 		return err
 	}
 	im.noteZeros(labels)
+	if err := im.countClasses(labels, o.Labels); err != nil {
+		return err
+	}
 	var splits []splitSet
 	if o.SplitDir != "" {
 		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
@@ -199,7 +202,10 @@ func (im *igbImport) igbLabelRows() int64 {
 func (im *igbImport) igbLabels(a *npy.Array) ([]int32, error) {
 	n, labelled := im.m.Nodes, igb.labelled[im.opt.Classes]
 	if n != igb.full || labelled >= n {
-		return im.nodeLabels(a)
+		if err := im.oneRowEach(a, "labels"); err != nil {
+			return nil, err
+		}
+		return im.labelArray(a)
 	}
 	if sh := a.Header.Shape; len(sh) == 0 || sh[0] != labelled {
 		if err := im.oneRowEach(a, "labels"); err != nil {

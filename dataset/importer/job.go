@@ -26,6 +26,9 @@ type job struct {
 	s    *build.Staging
 	m    dataset.Meta
 	held int64 // bytes of memory that were promised (needMemory)
+
+	used        classSet // classes with a node; nil without labels
+	classesFrom string   // what says NumClasses, where it is no option
 }
 
 // leastMemory is the least budget: an import needs it anyway.

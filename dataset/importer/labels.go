@@ -94,7 +94,11 @@ func (im *labelColumn) nodeLabels(a *npy.Array) ([]int32, error) {
 	if err := im.oneRowEach(a, "labels"); err != nil {
 		return nil, err
 	}
-	return im.labelArray(a)
+	labels, err := im.labelArray(a)
+	if err == nil {
+		err = im.countClasses(labels, a.Name)
+	}
+	return labels, err
 }
 
 // textLabels reads labels, one a line in node order, or with the node id before each.
@@ -218,6 +222,9 @@ func (im *labelColumn) csvLabels(ctx context.Context, path string) ([]int32, err
 	if err == nil && int64(len(labels)) != im.m.Nodes {
 		err = errs.New(errs.Usage, "%s ends after %d labels, there are %d nodes", path, len(labels),
 			im.m.Nodes)
+	}
+	if err == nil {
+		err = im.countClasses(labels, path)
 	}
 	return labels, err
 }

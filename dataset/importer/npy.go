@@ -408,6 +408,9 @@ func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (f
 		if labels, err = im.labelArray(lab); err == nil {
 			err = im.sameRows(int64(len(labels)), lab.Name, &nodesFrom)
 		}
+		if err == nil {
+			err = im.countClasses(labels, lab.Name)
+		}
 		if err != nil {
 			return nil, nil, "", err
 		}
@@ -471,8 +474,7 @@ func (im *npyImport) graphEdges(in *arrays, g npyGraph) (s edges.Source, err err
 	case g.ptr != nil && g.idx != nil:
 		if lists == "" {
 			im.m.Source.Options["lists"] = "in"
-			im.o.note("%s and %s are read as lists of in-neighbours (CSC); option lists out reads lists of out-neighbours (CSR)",
-				g.ptr.Name, g.idx.Name)
+			im.noteLists(g.ptr, g.idx)
 		}
 		return offsetEdges(g.ptr, g.idx, im.m.Nodes, lists != "out")
 	case lists != "":

@@ -87,6 +87,7 @@ type rawIn struct {
 	nodes, edges int64 // 0 = not known
 	dim          int64
 	in           bool              // CSC
+	guessed      bool              // in is what the layout leaves open
 	file         map[string]string // by part: indptr, indices, features, labels
 	dtype        map[string]npy.DType
 	split        [3]string // files of ids
@@ -186,7 +187,7 @@ func openRaw(o *RawOptions, dim int64) (*rawIn, error) {
 			r.dtype[p] = dt
 		}
 	}
-	r.in = r.layout != "legion"
+	r.in, r.guessed = r.layout != "legion", r.layout == "plain" && o.Lists == ""
 	switch o.Lists {
 	case "":
 	case "in", "out":
@@ -648,6 +649,9 @@ func (im *rawImport) run(ctx context.Context, r *rawIn) error {
 			r.dir, brief(unused[i]))
 	}
 	im.noteUnused(r.dir, append(unused, subfolders(r.dir)...))
+	if r.guessed {
+		im.noteLists(ptr, idx)
+	}
 	edges, err := offsetEdges(ptr, idx, r.nodes, r.in)
 	if err != nil {
 		return err

@@ -15,8 +15,7 @@ import (
 // splitSets reads the splits of an import, and writes them with the labels.
 type splitSets struct {
 	*job
-	indexed     bool   // SplitIndex chose a split
-	classesFrom string // what says NumClasses, where it is no option
+	indexed bool // SplitIndex chose a split
 	// splitKey, where set, is a stable key of a node, which alone decides where it goes.
 	splitKey func(v int64) uint64
 	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
@@ -280,9 +279,10 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 			im.m.Unlabelled++
 		}
 	}
-	used, err := im.countClasses(labels, labelsFile)
-	if err != nil {
-		return err
+	if im.used == nil {
+		if err := im.countClasses(labels, labelsFile); err != nil {
+			return err
+		}
 	}
 	out, err := im.s.Array("labels", npy.Int32, 0)
 	if err != nil {
@@ -337,8 +337,8 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 		im.o.note("%s: %d nodes are dealt to train, %d to val and %d to test, %s %d", why, im.m.Train,
 			im.m.Val, im.m.Test, how, im.o.Seed)
 	}
-	if used != nil {
-		im.noteUntrained(used, trained)
+	if im.used != nil {
+		im.noteUntrained(trained)
 	}
 	return nil
 }
