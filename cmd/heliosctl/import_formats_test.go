@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/dataset/datasettest"
 	"helios/dataset/importer"
 	"helios/internal/options"
 )
@@ -72,6 +74,26 @@ func TestImportFormatsTakeTheirOptions(t *testing.T) {
 		"import npy", `--map "a=b": give THEIRS=OURS`)
 	fails(t, hc(t, "import", "npy", "--in", "x", "--out", "g", "--nodes", "0"), 2,
 		"import npy", "--nodes 0 is not a positive number")
+}
+
+// An import's last line of JSON has what was not used and what is odd, with flags for options.
+func TestImportNotes(t *testing.T) {
+	isolate(t)
+	a := datasettest.GoodArrays()
+	a["indptr"] = datasettest.Arr{DT: "<i8", Shape: []int64{6}, Data: []int64{0, 1, 2, 3, 4, 5}}
+	a["indices"] = datasettest.Arr{DT: "<i8", Shape: []int64{5}, Data: []int64{1, 0, 0, 3, 4}}
+	a["edge_weight"] = a["indices"]
+	delete(a, "edge_index")
+	out := ok(t, "import", "npy", "--in", datasettest.WriteDir(t, a), "--out", "g", "--num-classes",
+		"4", "--json")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	var last struct{ Notes []string }
+	require.NoError(t, json.Unmarshal([]byte(lines[len(lines)-1]), &last))
+	notes := strings.Join(last.Notes, "\n")
+	for _, want := range []string{"(CSC); --lists out reads",
+		"edge_weight.npy; models take no edge weights", "one of the 4 classes has no node: 3"} {
+		require.Contains(t, notes, want)
+	}
 }
 
 func TestImportDGLVerb(t *testing.T) {

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"archive/zip"
 	"bytes"
 	"context"
 	"os"
@@ -111,9 +112,16 @@ func TestArrayMap(t *testing.T) {
 	}
 }
 
-// IGB and MAG240M name what the folder holds and the import leaves, whole folders by their names.
+// Importers name what the folder holds and the import leaves, once, whole folders by their names.
 func TestFoldersNameUnused(t *testing.T) {
 	smallIGB(t)
+	arrays, cora := tree{}, tree{}
+	for n, text := range planetoidFiles() {
+		cora["ind.cora."+n] = text
+	}
+	for n, a := range datasettest.GoodArrays() {
+		arrays[n+".npy"] = string(a.Bytes(t))
+	}
 	for name, c := range map[string]struct {
 		imp    importFunc
 		folder tree
@@ -126,6 +134,11 @@ func TestFoldersNameUnused(t *testing.T) {
 			[]string{"processed/paper/node_feat.npy"}},
 		"mag240m": {MAG240M, magTree(t, nil), Options{},
 			[]string{"not used of ", "processed/author/", "release.txt"}},
+		"ogb":              {plain(OGB), ogbTree(t), Options{}, []string{"processed/", "release.txt"}},
+		"ogb's papers":     {plain(OGB), papersTree(t, zip.Deflate, nil), Options{}, []string{"processed/", "release.txt"}},
+		"npy":              {plain(NPY), arrays, Options{}, []string{"processed/", "release.txt"}},
+		"graphbolt":        {plain(GraphBolt), boltTree(t), Options{}, []string{"processed/", "release.txt"}},
+		"a Planetoid file": {planetoidIn, cora, Options{}, []string{"processed/", "release.txt"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var notes []string
@@ -141,8 +154,14 @@ func TestFoldersNameUnused(t *testing.T) {
 				"node_year.npy"} {
 				require.NotContains(t, text, used)
 			}
+			require.Equal(t, 1, strings.Count(text, "release.txt"), text)
 		})
 	}
+}
+
+// planetoidIn imports Planetoid's files with the options of all formats.
+func planetoidIn(ctx context.Context, o Options) error {
+	return Planetoid(ctx, PlanetoidOptions{Input: o.Input, Output: o.Output})
 }
 
 // A number of features beside a file of features would have no effect, so it is refused.
