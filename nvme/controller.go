@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"helios/internal/errs"
+	"helios/internal/nsid"
 )
 
 // Options tune a Controller. The zero value is good.
@@ -106,6 +107,7 @@ type Controller struct {
 	fatal      error // the controller died or broke the protocol: everything is refused until Reset
 	id         IdentifyController
 	ns         Namespace
+	who        nsid.ID // of ns
 	nsids      []uint32
 	granted    int
 	generation uint64                // of queue pairs: they do not outlive a reset
@@ -448,13 +450,14 @@ func (c *Controller) identify(ctx context.Context) error {
 	want := c.opt.Namespace
 	if want == 0 {
 		if len(nsids) == 0 {
-			return errs.New(errs.Device,
+			return errs.New(errs.Capability,
 				"nvme %s: no active namespace; create and attach one with \"nvme create-ns\"",
 				c.bus.Name())
 		}
 		want = nsids[0]
 	}
-	if err := c.checkCommandSet(ctx, want); err != nil {
+	desc, err := c.descriptors(ctx, want)
+	if err != nil {
 		return err
 	}
 	if _, err := c.exec(ctx, true, fmt.Sprintf("identify namespace %d", want),
@@ -469,6 +472,7 @@ func (c *Controller) identify(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("nvme %s: %w", c.bus.Name(), err)
 	}
+	who := identityOf(&id, want, &in, desc)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.generation > 1 && (ns != c.ns || id.SN != c.id.SN) {
@@ -476,35 +480,53 @@ func (c *Controller) identify(ctx context.Context) error {
 			"nvme %s: another SSD or namespace format after the reset (%s, %d blocks; was %s, %d): unbind and bind it again",
 			c.bus.Name(), id.Serial(), ns.Blocks, c.id.Serial(), c.ns.Blocks)
 	}
-	c.id, c.ns, c.nsids = id, ns, nsids
+	c.id, c.ns, c.nsids, c.who = id, ns, nsids, who
 	if c.aborts == nil {
 		c.aborts = make(chan struct{}, int(id.ACL)+1)
 	}
 	return nil
 }
 
-// checkCommandSet refuses a namespace of another command set than NVM. Its Identify data (CNS 00h)
-// may look like any other's, and its reads and writes fail, or worse. Only controllers that say so
-// in CAP have such namespaces (CAP.CSS bit 6).
-func (c *Controller) checkCommandSet(ctx context.Context, nsid uint32) error {
-	if c.cap.CSS()&(1<<6) == 0 {
-		return nil
+// descriptors asks for a namespace's identification descriptors, and refuses a namespace of another
+// command set than NVM. Its Identify data (CNS 00h) may look like any other's, and its reads and
+// writes fail, or worse. Only controllers that say so in CAP have such namespaces (CAP.CSS bit 6);
+// those from before NVMe 1.3 have no descriptors.
+func (c *Controller) descriptors(ctx context.Context, ns uint32) (d NamespaceDescriptors,
+	err error) {
+	sets := c.cap.CSS()&(1<<6) != 0
+	if !sets && c.version < 1<<16|3<<8 {
+		return d, nil
 	}
 	page := make([]byte, IdentifyBytes)
-	if _, err := c.exec(ctx, true, fmt.Sprintf("identify descriptors of namespace %d", nsid),
-		IdentifyCommand(0, CNSNSDescriptors, nsid, 0, 0), page); err != nil {
-		return err
+	_, err = c.exec(ctx, true, fmt.Sprintf("identify descriptors of namespace %d", ns),
+		IdentifyCommand(0, CNSNSDescriptors, ns, 0, 0), page)
+	var se *StatusError
+	if !sets && errors.As(err, &se) {
+		return d, nil
 	}
-	set, err := DecodeCommandSet(page)
 	if err != nil {
-		return &ProtocolError{Bus: c.bus.Name(), What: err.Error()}
+		return d, err
 	}
-	if set != CommandSetNVM {
-		return errs.New(errs.Capability,
+	if d, err = DecodeNamespaceDescriptors(page); err != nil {
+		return d, &ProtocolError{Bus: c.bus.Name(), What: err.Error()}
+	}
+	if d.Set != CommandSetNVM {
+		return d, errs.New(errs.Capability,
 			"nvme %s: namespace %d has the %s command set and is no ordinary block storage; use another SSD, or make a namespace of the NVM command set with \"nvme create-ns\"",
-			c.bus.Name(), nsid, set)
+			c.bus.Name(), ns, d.Set)
 	}
-	return nil
+	return d, nil
+}
+
+// identityOf puts together what a controller says of who its namespace is.
+func identityOf(id *IdentifyController, ns uint32, in *IdentifyNamespace,
+	d NamespaceDescriptors) nsid.ID {
+	who := nsid.ID{NQN: asciiField(id.SUBNQN[:]), Serial: id.Serial(), Model: id.Model(), NSID: ns,
+		Private: in.NMIC&SharedNamespace == 0}
+	for _, b := range append(d.IDs, in.NGUID[:], in.EUI64[:]) {
+		who.Add(b)
+	}
+	return who
 }
 
 func (c *Controller) activeNamespaces(ctx context.Context, id *IdentifyController) ([]uint32,
@@ -600,6 +622,14 @@ func (c *Controller) Namespace() Namespace {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ns
+}
+
+// NamespaceID is the identity of the namespace that I/O goes to, the same through every controller
+// that reaches it.
+func (c *Controller) NamespaceID() nsid.ID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.who
 }
 
 // Namespaces are the IDs of the controller's active namespaces.

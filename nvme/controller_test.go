@@ -166,6 +166,7 @@ func TestCommandSets(t *testing.T) {
 		}
 	}
 	f := newFake() // one that has no such list is not asked for it
+	f.vs = 1<<16 | 2<<8
 	f.handle = func(c Command) (*Completion, bool) {
 		if c.Opcode == AdminIdentify && c.CDW10 == CNSNSDescriptors {
 			t.Error("asked for descriptors")
@@ -177,12 +178,31 @@ func TestCommandSets(t *testing.T) {
 	for n := range page { // no list makes it read beyond the page
 		page[n] = 1
 	}
-	if _, err := DecodeCommandSet(page); err != nil {
+	if _, err := DecodeNamespaceDescriptors(page); err != nil {
 		t.Error(err)
 	}
 	page[0], page[1] = 9, 255
-	if _, err := DecodeCommandSet(page[:200]); err == nil {
+	if _, err := DecodeNamespaceDescriptors(page[:200]); err == nil {
 		t.Error("a descriptor that ends behind the list")
+	}
+}
+
+// A namespace has one identity through every controller, and says so in three places.
+func TestNamespaceIdentity(t *testing.T) {
+	uuid := []byte("0123456789abcdef")
+	one, two := newFake(), newFake()
+	for i, f := range []*fakeBus{one, two} {
+		f.ns.NGUID[3], f.ns.NMIC = byte(i+1), SharedNamespace // each knows its UUID, at least
+		f.descriptors = append([]byte{DescriptorUUID, 16, 0, 0}, uuid...)
+	}
+	a, b := open(t, one, Options{}).NamespaceID(), open(t, two, Options{}).NamespaceID()
+	if !a.Same(b) || a.Private || len(a.IDs) != 2 || a.NSID != 1 {
+		t.Error(a, b)
+	}
+	other := newFake()
+	other.ns.NGUID[3] = 2
+	if b = open(t, other, Options{}).NamespaceID(); a.Same(b) || !b.Private {
+		t.Error(a, b)
 	}
 }
 
@@ -217,9 +237,9 @@ func TestOpenFails(t *testing.T) {
 			"queue entry sizes SQES 77h", 0},
 		{"administrative controller", func(f *fakeBus) { f.id.CNTRLTYPE = 3 }, nil, errs.Capability,
 			"type 3", 0},
-		{"no namespace", func(f *fakeBus) { f.nsids = nil }, nil, errs.Device,
+		{"no namespace", func(f *fakeBus) { f.nsids = nil }, nil, errs.Capability,
 			"no active namespace", 0},
-		{"empty namespace", func(f *fakeBus) { f.ns.NSZE = 0 }, nil, errs.Device,
+		{"empty namespace", func(f *fakeBus) { f.ns.NSZE = 0 }, nil, errs.Capability,
 			"has no blocks", 0},
 		{"strange blocks", func(f *fakeBus) { f.ns.LBAF[0].LBADS = 13 }, nil, errs.Capability,
 			"LBAs of 8192 bytes are not supported, only 512 and 4096", 0},

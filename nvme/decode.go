@@ -80,23 +80,30 @@ func DecodeActiveNamespaces(b []byte) ([]uint32, error) {
 	return ids, nil
 }
 
-// DecodeCommandSet reads a namespace identification descriptor list (Identify, CNS 03h) and returns
-// the namespace's I/O command set. A list without that descriptor is of the NVM command set.
-func DecodeCommandSet(b []byte) (CommandSet, error) {
+// NamespaceDescriptors is what a namespace says of itself in its identification descriptors.
+type NamespaceDescriptors struct {
+	Set CommandSet // CommandSetNVM where no descriptor says another
+	IDs [][]byte   // EUI-64, NGUID and UUID, those that are there
+}
+
+// DecodeNamespaceDescriptors reads a namespace identification descriptor list (Identify, CNS 03h).
+func DecodeNamespaceDescriptors(b []byte) (d NamespaceDescriptors, err error) {
 	const header = 4 // type, length, two reserved bytes
 	for len(b) >= header && b[0] != 0 {
 		n := int(b[1])
 		if n == 0 || header+n > len(b) {
-			return 0,
-				fmt.Errorf("nvme: namespace identification descriptor of type %d has length %d",
-					b[0], n)
+			return d, fmt.Errorf(
+				"nvme: namespace identification descriptor of type %d has length %d", b[0], n)
 		}
-		if b[0] == CommandSetDescriptor {
-			return CommandSet(b[header]), nil
+		switch b[0] {
+		case DescriptorEUI64, DescriptorNGUID, DescriptorUUID:
+			d.IDs = append(d.IDs, b[header:header+n])
+		case DescriptorCommandSet:
+			d.Set = CommandSet(b[header])
 		}
 		b = b[header+n:]
 	}
-	return CommandSetNVM, nil
+	return d, nil
 }
 
 // Namespace is the part of a namespace's identity that I/O needs.
@@ -129,7 +136,7 @@ func MakeNamespace(id uint32, n *IdentifyNamespace) (Namespace, error) {
 				n.NLBAF)
 	}
 	if n.NSZE == 0 {
-		return Namespace{}, errs.New(errs.Device,
+		return Namespace{}, errs.New(errs.Capability,
 			"namespace %d has no blocks; create or attach a namespace with \"nvme create-ns\"", id)
 	}
 	if f.LBADS != 9 && f.LBADS != 12 {
@@ -139,9 +146,13 @@ func MakeNamespace(id uint32, n *IdentifyNamespace) (Namespace, error) {
 	}
 	// Metadata would need a buffer of its own per command, or lies between the blocks.
 	if f.MetadataBytes != 0 {
+		with := ""
+		if pi := n.DPS & 7; pi != 0 {
+			with = fmt.Sprintf(" (protection information of type %d)", pi)
+		}
 		return Namespace{}, errs.New(errs.Capability,
-			"namespace %d: %d bytes of metadata per block; format it to none with \"nvme format\"",
-			id, f.MetadataBytes)
+			"namespace %d: %d bytes of metadata per block%s; format it to none with \"nvme format\"",
+			id, f.MetadataBytes, with)
 	}
 	if n.NSZE > math.MaxInt64>>f.LBADS {
 		return Namespace{}, errs.New(errs.Device,

@@ -291,9 +291,17 @@ func (s CommandSet) String() string {
 	return fmt.Sprintf("number %d", uint8(s))
 }
 
-// CommandSetDescriptor is the type (NIDT) of the namespace identification descriptor that holds a
-// Command Set Identifier.
-const CommandSetDescriptor = 4
+// Types (NIDT) of namespace identification descriptors (figure 277).
+const (
+	DescriptorEUI64      = 1
+	DescriptorNGUID      = 2
+	DescriptorUUID       = 3
+	DescriptorCommandSet = 4
+)
+
+// SharedNamespace are the bits of NMIC that say that several controllers may reach the namespace:
+// of its subsystem (0), or of others, where it is dispersed (1).
+const SharedNamespace = 1<<0 | 1<<1
 
 // Log page identifiers (figure 195).
 const (

@@ -14,13 +14,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
 	hcli "helios/internal/cli"
+	"helios/internal/diskuse"
 	"helios/internal/errs"
 	"helios/internal/fileid"
 	"helios/internal/pci"
@@ -216,7 +216,7 @@ func runBind(ctx context.Context, e *env, a *bindArgs) error {
 			paths = ramPaths(e.store.Dir(), a.ram, st)
 		}
 		for _, p := range paths {
-			d, err := a.describe(st, bound, p, kind)
+			d, err := b.describe(st, bound, p, kind)
 			if err != nil {
 				return err
 			}
@@ -263,25 +263,46 @@ func showSoftware(e *env, bound []state.SSD) error {
 	return nil
 }
 
-// sameFile tells whether a path is the file (a hard link, say) or block device of fi.
-func sameFile(fi fs.FileInfo, path string) bool {
-	other, err := os.Stat(path)
+// unbound refuses a path to what is bound already under this name or another: a link, a loop device
+// over the file, the disk of a partition, another path to the namespace.
+func (b *binder) unbound(st *state.State, now []state.SSD, path, abs string) error {
+	records, err := b.store.Machine().Records()
 	if err != nil {
-		return false
+		return err
 	}
-	if os.SameFile(fi, other) {
-		return true
+	mine, err := diskuse.BackingOf(b.machine.sys, abs)
+	if errors.Is(err, fs.ErrNotExist) {
+		mine = diskuse.Backing{}
+	} else if err != nil {
+		return errs.New(errs.Usage, "--proxy: %w; name a file or block device that can be opened",
+			err)
 	}
-	a, ok := fi.Sys().(*syscall.Stat_t)
-	b, ok2 := other.Sys().(*syscall.Stat_t)
-	return ok && ok2 && fi.Mode()&other.Mode()&fs.ModeDevice != 0 && a.Rdev == b.Rdev
+	for _, d := range st.SSDs {
+		theirs, err := b.machine.backing(d, records)
+		// One whose file is gone has none.
+		if d.Path != abs && (err != nil || !mine.Overlaps(theirs)) || d.Kind == state.KindComputed {
+			continue
+		}
+		also := ""
+		if d.Path != abs {
+			also = " (" + d.Path + " leads to the same)"
+		}
+		if slices.ContainsFunc(now, func(n state.SSD) bool { return n.Name == d.Name }) {
+			return errs.New(errs.Usage, "--proxy %s names the same file twice%s; name each once",
+				path, also)
+		}
+		return errs.New(errs.Usage,
+			"--proxy %s is bound already as %s%s; leave it out, or \"heliosctl unbind-ssds %s\" first",
+			path, d.Name, also, d.Name)
+	}
+	return nil
 }
 
 // describe checks one path, creating the file where there is none, and describes the SSD. now are
 // the SSDs of the same command.
-func (a *bindArgs) describe(st *state.State, now []state.SSD, path, kind string) (state.SSD,
+func (b *binder) describe(st *state.State, now []state.SSD, path, kind string) (state.SSD,
 	error) {
-	size, lba := a.size, a.lba
+	size, lba := b.size, b.lba
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return state.SSD{}, errs.New(errs.Usage, "--proxy %s: %w", path, err)
@@ -290,22 +311,11 @@ func (a *bindArgs) describe(st *state.State, now []state.SSD, path, kind string)
 		abs = real // one file under two names is one SSD
 	}
 	fi, err := os.Stat(abs)
-	for _, d := range st.SSDs {
-		if d.Kind == state.KindComputed {
-			continue // its path is a dataset
-		}
-		if d.Path == abs || err == nil && sameFile(fi, d.Path) {
-			if slices.ContainsFunc(now, func(n state.SSD) bool { return n.Name == d.Name }) {
-				return state.SSD{}, errs.New(errs.Usage,
-					"--proxy %s names the same file twice; name each once", path)
-			}
-			return state.SSD{}, errs.New(errs.Usage,
-				"--proxy %s is bound already as %s; leave it out, or \"heliosctl unbind-ssds %s\" first",
-				path, d.Name, d.Name)
-		}
+	if err := b.unbound(st, now, path, abs); err != nil {
+		return state.SSD{}, err
 	}
 	d := state.SSD{Name: st.NextName(), Kind: kind, Path: abs, Serial: newSerial(), LBABytes: lba,
-		Buffered: a.buffered, Bound: time.Now().UTC().Truncate(time.Second)}
+		Buffered: b.buffered, Bound: time.Now().UTC().Truncate(time.Second)}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if size == 0 {

@@ -216,6 +216,7 @@ func (b *binder) judge(plan []candidate, force []string, unused bool) ([]candida
 		if err != nil && b.machine.root() {
 			c.live = append(c.live, "it could not be found out who uses it: "+err.Error())
 		}
+		c.live = append(c.live, c.Others...)
 		if c.Busy {
 			c.live = append(c.live, "the kernel is still binding or unbinding it")
 		}
@@ -606,6 +607,9 @@ func (b *binder) bindGroup(ctx context.Context, dom domain, cs []candidate, gid 
 		if err := b.prove(ctx, dom, &cs[i], &taken[i], force); err != nil {
 			return nil, err
 		}
+		if err := recs.Put(&taken[i]); err != nil { // the next one may be the same namespace
+			return nil, err
+		}
 	}
 	if gid, err = b.onlyOurs(cs[0].Group, gid, addrs...); err != nil {
 		return nil, err
@@ -709,7 +713,16 @@ func (b *binder) prove(ctx context.Context, dom domain, cand *candidate, r *stat
 			"%s: the kernel said serial number %s, the controller says %s; do not use this SSD",
 			r.PCI, r.Serial, c.Serial())
 	}
-	ns := c.Namespace()
+	// A controller without a driver tells only now whose namespace it reaches.
+	id, ns := c.NamespaceID(), c.Namespace()
+	records, err := b.store.Machine().Records()
+	if err != nil {
+		return err
+	}
+	if err := b.machine.soleOwner(id, r.PCI, records); err != nil {
+		return err
+	}
+	r.Namespace = &id
 	r.Serial, r.Controller, r.Firmware, r.Bytes, r.LBABytes = c.Serial(), c.Model(), c.Firmware(),
 		ns.Bytes(), ns.LBABytes
 	if n := len(c.Namespaces()); n > 1 {

@@ -249,11 +249,16 @@ func nvmeFinding(e *env, c *controller) probe.Finding {
 		for _, u := range uses {
 			text = append(text, u.String())
 		}
+		text = append(text, c.Others...)
+		why := e.machine.unfit(c)
 		switch {
+		case why != "":
+			f.Answer, f.Next = probe.NotThere, "an SSD that can be used"
+			text = append(text, why)
 		case err != nil:
 			f.Answer = probe.Unknown
 			text = append(text, "whether it is free needs root to see")
-		case len(uses) > 0:
+		case len(uses)+len(c.Others) > 0:
 			f.Answer, f.Next = probe.NotThere, "an SSD that nobody uses"
 		case c.Driver == vfioDriver:
 			f.Answer, f.Next = probe.Unknown, strayNext(c.Addr)

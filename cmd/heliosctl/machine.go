@@ -74,6 +74,8 @@ type controller struct {
 	pci.Device
 	Kernel pci.Controller // what the kernel's nvme driver says of it, while it has it
 	Record *state.Record  // ours, or half on its way
+	// Others say by which bound controllers its namespaces are reached as well.
+	Others []string
 }
 
 // text tells how messages call a controller.
@@ -199,6 +201,11 @@ func (m *machine) look(d pci.Device, records []state.Record) (controller, error)
 	var err error
 	if c.Kernel, err = m.sys.NVMe(d.Addr); err != nil && !errors.Is(err, pci.ErrNotFound) {
 		return c, err
+	}
+	for _, ns := range c.Kernel.Namespaces {
+		for _, p := range m.boundPaths(ns.ID, d.Addr, records) {
+			c.Others = append(c.Others, "/dev/"+ns.Name+" "+p)
+		}
 	}
 	return c, nil
 }

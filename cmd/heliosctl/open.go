@@ -125,6 +125,8 @@ type ssdOpener struct {
 	// stackFlag "mode" they are modes.
 	stacks    []string
 	stackFlag string
+	// listing opens SSDs to look at them only: other paths to their namespaces do not matter.
+	listing bool
 	// playModel replaces the model that a software controller was bound with.
 	playModel *ssdmodel.Model
 	// pollDoorbells has software controllers look at their doorbells, for a device that writes
@@ -212,6 +214,11 @@ func (o *ssdOpener) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSe
 			ssd.BackingPath = "" // the kernel has no file for it
 		}
 		s.ssds = append(s.ssds, ssd)
+	}
+	if !o.listing {
+		if err := o.checkPaths(s); err != nil {
+			return nil, err
+		}
 	}
 	o.tookSSDs = chosen
 	return s, nil

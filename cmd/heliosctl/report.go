@@ -51,7 +51,9 @@ func runReport(_ context.Context, e *env, a *reportArgs) (err error) {
 	defer closing(&err, out.Discard)
 	var all []*htmlreport.Source
 	for _, name := range names {
-		if fi, err := os.Stat(name); err == nil && sameFile(fi, a.out) {
+		fi, err := os.Stat(name)
+		page, perr := os.Stat(a.out)
+		if err == nil && perr == nil && os.SameFile(fi, page) {
 			return errs.New(errs.Usage,
 				"--out %s is one of the files of results; name another for the page", a.out)
 		}

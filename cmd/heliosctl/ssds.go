@@ -176,7 +176,7 @@ func (i *inspector) inspect(ctx context.Context, d state.SSD) (r ssdReport, err 
 	} else if fi, err := os.Stat(d.Path); err == nil && d.Kind != state.KindComputed {
 		r.Allocated = allocated(fi)
 	}
-	set, err := (&ssdOpener{env: i.env}).openThese(ctx, []state.SSD{d})
+	set, err := (&ssdOpener{env: i.env, listing: true}).openThese(ctx, []state.SSD{d})
 	var other *proxy.ReplacedError
 	if errs.ClassOf(err) == errs.Refused && !errors.As(err, &other) {
 		r.InUse, r.Health, r.Content = true, "in use", "in use by another heliosctl"
@@ -188,6 +188,9 @@ func (i *inspector) inspect(ctx context.Context, d state.SSD) (r ssdReport, err 
 	defer closing(&err, set.close)
 	s := set.ssds[0]
 	r.Model, r.Firmware = s.Ctrl.Model(), s.Ctrl.Firmware()
+	if err := (&ssdOpener{env: i.env}).checkPaths(set); err != nil {
+		r.HeldBy = append(r.HeldBy, err.Error())
+	}
 	log, err := s.Ctrl.SMART(ctx)
 	if err != nil {
 		return r, err

@@ -167,6 +167,7 @@ func (i *inspector) describe(ctx context.Context, c *controller) ssdReport {
 	for _, u := range uses {
 		r.HeldBy = append(r.HeldBy, u.String())
 	}
+	r.HeldBy = append(r.HeldBy, c.Others...)
 	switch {
 	case err == nil:
 	case i.machine.root():

@@ -112,7 +112,7 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 	error) {
 	start := time.Now()
 	serials := map[string]string{}
-	for _, t := range ts {
+	for i, t := range ts {
 		if t.lbaBytes != ts[0].lbaBytes {
 			return LoadReport{}, errs.New(errs.Usage,
 				"ssd %s has LBAs of %d bytes and %s of %d; all SSDs of a dataset must agree, choose others with option ssds",
@@ -123,6 +123,14 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 				t.name, other)
 		}
 		serials[t.name] = t.serial
+		for _, o := range ts[:i] {
+			if t.ssd != nil && o.ssd != nil &&
+				t.ssd.Ctrl.NamespaceID().Same(o.ssd.Ctrl.NamespaceID()) {
+				return LoadReport{}, errs.New(errs.Refused,
+					"ssds %s and %s are two paths to one namespace (%v): each would overwrite what the other holds; leave one of them out",
+					o.name, t.name, t.ssd.Ctrl.NamespaceID())
+			}
+		}
 	}
 	rt := d.Meta.RowType()
 	if o.RowType != "" {

@@ -286,7 +286,7 @@ func words(us []Use) []string {
 			live = "live"
 		}
 		out = append(out, fmt.Sprintf("%s %s %s: %s", u.Kind, live, u.Device, u.Text))
-		if u.String() != "/dev/"+u.Device+" "+u.Text {
+		if u.Device != "" && u.String() != "/dev/"+u.Device+" "+u.Text {
 			panic(u.String())
 		}
 	}
@@ -386,10 +386,10 @@ func TestOfController(t *testing.T) {
 	us, err = OfController(m.Sys(), "00:04.0")
 	require.NoError(t, err)
 	require.Equal(t, []string{
+		"vfs live : 0000:00:04.0 has 2 virtual functions, which would vanish; write 0 to its sriov_numvfs first",
 		"mounted live nvme0n1: is mounted at /data (ext4)",
 		"open live nvme0: is open in smartd (process 88)",
 		"open live ng0n1: is open in nvme (process 89)",
-		"vfs live nvme0: has 2 virtual functions, which would vanish; write 0 to their sriov_numvfs first",
 	}, words(us))
 
 	m.Add(fakesys.SSD{Addr: "0000:00:06.0", Serial: "SER2", Group: 9, Multipath: true})
@@ -398,15 +398,71 @@ func TestOfController(t *testing.T) {
 	us, err = OfController(m.Sys(), "0000:00:06.0")
 	require.NoError(t, err)
 	require.Equal(t, []string{"mounted live nvme2n1: is mounted at /m (ext4)",
-		"multipath content nvme2n1: is reached through nvme0 as well, which the kernel keeps"},
+		"multipath live nvme2n1: is the namespace that the kernel reaches through nvme0 as well (/dev/nvme2n1)"},
 		words(us))
 
 	require.NoError(t, m.Sys().Bind(addr, "vfio-pci"))
 	us, err = OfController(m.Sys(), addr)
 	require.NoError(t, err)
-	require.Empty(t, us, "taken from the kernel")
+	require.Equal(t, []string{
+		"vfs live : 0000:00:04.0 has 2 virtual functions, which would vanish; write 0 to its sriov_numvfs first",
+	}, words(us), "taken from the kernel")
 	_, err = OfController(m.Sys(), "00:09.0")
 	require.Error(t, err)
+}
+
+// One namespace under two names, as without native multipath: what one name is used for, the other
+// does not show.
+func TestOtherPaths(t *testing.T) {
+	const uuid, third = "5b9d2c1e-0000-4000-8000-0123456789ab", "0000:00:06.0"
+	for name, c := range map[string]struct {
+		other fakesys.SSD
+		want  []string
+	}{
+		"by UUID": {fakesys.SSD{Serial: "SER2", UUID: uuid}, []string{
+			"multipath live nvme0n1: is the namespace that the kernel reaches through nvme1 as well (/dev/nvme1n1)"}},
+		"by subsystem and NSID": {fakesys.SSD{Serial: "SER2", NQN: "nqn.2019-08.org.qemu:SER0"},
+			[]string{
+				"multipath live nvme0n1: is the namespace that the kernel reaches through nvme1 as well (/dev/nvme1n1)"}},
+		"another namespace of the subsystem": {fakesys.SSD{Serial: "SER2",
+			UUID: "5b9d2c1e-0000-4000-8000-0123456789ac", NQN: "nqn.2019-08.org.qemu:SER0"}, nil},
+		"another SSD": {fakesys.SSD{Serial: "SER2"}, nil},
+	} {
+		m := fakesys.New(t.TempDir())
+		m.Add(fakesys.SSD{Addr: addr, Serial: "SER0", Group: 7, UUID: uuid})
+		if c.other.UUID == "" {
+			m.Remove("/sys/class/block/nvme0n1/uuid")
+		}
+		c.other.Addr, c.other.Group = third, 8
+		m.Add(c.other)
+		us, err := OfController(m.Sys(), addr)
+		require.NoError(t, err)
+		require.Equal(t, c.want, words(us), name)
+	}
+}
+
+func TestVirtualFunctionOfOneInUse(t *testing.T) {
+	m := machine(t)
+	const vf = "0000:00:05.0"
+	m.Virtual(addr, vf)
+	us, err := OfController(m.Sys(), vf)
+	require.NoError(t, err)
+	require.Empty(t, us, "nobody uses the physical function")
+	both(m, m.Dev(disk), "/data", "ext4", "/dev/nvme0n1")
+	want := []string{"pf live : 0000:00:05.0 is a virtual function of 0000:00:04.0, which is in use: /dev/nvme0n1 is mounted at /data (ext4)"}
+	us, err = OfController(m.Sys(), vf)
+	require.NoError(t, err)
+	require.Equal(t, want, words(us))
+	require.NoError(t, m.Sys().Bind(vf, "vfio-pci"))
+	us, err = LookAt(m.Sys(), vf)
+	require.NoError(t, err)
+	require.Equal(t, want, words(us), "without a driver that could be asked, too")
+	m.Put("/proc/1/mountinfo", "")
+	m.Put("/proc/4711/mountinfo", "")
+	require.NoError(t, m.Sys().Bind(addr, "vfio-pci"))
+	us, err = OfController(m.Sys(), vf)
+	require.NoError(t, err)
+	require.Equal(t, []string{"pf live : 0000:00:05.0 is a virtual function of 0000:00:04.0, which driver vfio-pci has"}, words(us))
 }
 
 func TestOpeners(t *testing.T) {

@@ -414,15 +414,18 @@ func ofController(sys pci.Sys, addr string, excl func(string) error) ([]Use, err
 	if err != nil {
 		return nil, err
 	}
+	us, unseen := functions(sys, d, excl)
 	c, err := sys.NVMe(d.Addr)
 	if errors.Is(err, pci.ErrNotFound) {
-		return nil, nil
+		return us, errors.Join(unseen...)
 	}
 	if err != nil {
-		return nil, err
+		return us, errors.Join(append(unseen, err)...)
 	}
-	var us []Use
-	var unseen []error
+	all, err := sys.Namespaces()
+	if err != nil {
+		unseen = append(unseen, err)
+	}
 	nodes := []string{"/dev/" + c.Name}
 	for _, ns := range c.Namespaces {
 		u, err := of(sys, ns.Name, excl)
@@ -430,10 +433,8 @@ func ofController(sys pci.Sys, addr string, excl func(string) error) ([]Use, err
 		if err != nil {
 			unseen = append(unseen, err)
 		}
-		if others := slices.DeleteFunc(slices.Clone(ns.Paths),
-			func(p string) bool { return p == c.Name }); len(others) > 0 {
-			us = append(us, Use{Kind: Multipath, Device: ns.Name, Text: "is reached through " +
-				strings.Join(others, ", ") + " as well, which the kernel keeps"})
+		for _, p := range OtherPaths(all, ns, c.Name) {
+			us = append(us, Use{Kind: Multipath, Device: ns.Name, Text: p, Live: true})
 		}
 		if ns.Generic != "" {
 			nodes = append(nodes, "/dev/"+ns.Generic)
@@ -456,11 +457,58 @@ func ofController(sys pci.Sys, addr string, excl func(string) error) ([]Use, err
 				Text: "is open in " + t, Live: true})
 		}
 	}
-	if d.VFs > 0 {
-		us = append(us, Use{Kind: VFs, Device: c.Name,
-			Text: fmt.Sprintf(
-				"has %d virtual functions, which would vanish; write 0 to their sriov_numvfs first",
-				d.VFs), Live: true})
-	}
 	return us, errors.Join(unseen...)
+}
+
+// OtherPaths says by which controllers other than ctrl the kernel reaches a namespace, and by which
+// block devices. all are the namespaces that the kernel has; of a bound one only the ID is known. Without native multipath one namespace
+// is a block device for each of its controllers, and what is done to one of them the others do not
+// know.
+func OtherPaths(all []pci.Namespace, ns pci.Namespace, ctrl string) []string {
+	var out []string
+	for _, o := range all {
+		others := slices.DeleteFunc(slices.Clone(o.Paths),
+			func(p string) bool { return p == ctrl })
+		if len(others) > 0 && (o.Name == ns.Name || o.ID.Same(ns.ID)) {
+			out = append(out, fmt.Sprintf(
+				"is the namespace that the kernel reaches through %s as well (/dev/%s)",
+				strings.Join(others, ", "), o.Name))
+		}
+	}
+	return out
+}
+
+// functions reports what SR-IOV makes of a controller: the virtual functions that it has, and the
+// use of the physical function whose virtual one it is. A reset of that takes its virtual functions
+// along, and their namespaces may be its own.
+func functions(sys pci.Sys, d pci.Device, excl func(string) error) (us []Use, unseen []error) {
+	if d.VFs > 0 {
+		us = append(us, Use{Kind: VFs, Live: true, Text: fmt.Sprintf(
+			"%s has %d virtual functions, which would vanish; write 0 to its sriov_numvfs first",
+			d.Addr, d.VFs)})
+	}
+	if d.PF == "" || d.PF == d.Addr {
+		return us, nil
+	}
+	pf, err := sys.Device(d.PF)
+	if err != nil {
+		return us, []error{fmt.Errorf("the physical function of %s: %w", d.Addr, err)}
+	}
+	of := d.Addr + " is a virtual function of " + pf.Addr + ", "
+	if pf.Driver != "" && pf.Driver != "nvme" {
+		return append(us, Use{Kind: PF, Live: true, Text: of + "which driver " + pf.Driver +
+			" has"}), nil
+	}
+	of += "which is in use: "
+	uses, err := ofController(sys, pf.Addr, excl)
+	if err != nil {
+		unseen = append(unseen, err)
+	}
+	for _, u := range uses {
+		// That it has virtual functions, and shares namespaces with them, is no use.
+		if u.Live && u.Kind != VFs && u.Kind != Multipath {
+			us = append(us, Use{Kind: PF, Live: true, Text: of + u.String()})
+		}
+	}
+	return us, unseen
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"helios/internal/errs"
+	"helios/internal/nsid"
 )
 
 // Controller holds what the kernel's nvme driver says of a controller.
@@ -38,8 +39,10 @@ type Namespace struct {
 	Bytes    int64
 	LBABytes int
 	Zoned    bool // host-managed or host-aware zones
-	// Paths are the names of all controllers that reach it; more than one is a shared namespace.
+	// Paths are the names of all controllers that reach it by this block device; more than one is
+	// a shared namespace.
 	Paths []string
+	ID    nsid.ID
 }
 
 // Bytes is the size of all namespaces.
@@ -107,30 +110,85 @@ func (s Sys) NVMe(addr string) (Controller, error) {
 		return Controller{}, errs.New(errs.Capability,
 			"%s has %s and no kernel NVMe controller: %w", d.Addr, by, ErrNotFound)
 	}
-	c := Controller{Name: names[i]}
-	dir += "/" + c.Name
-	c.State, c.Serial, c.Model = s.text(dir+"/state"), s.text(dir+"/serial"), s.text(dir+"/model")
-	c.Firmware, c.NQN = s.text(dir+"/firmware_rev"), s.text(dir+"/subsysnqn")
-	names, err = s.list(dir)
+	return s.controller(dir + "/" + names[i])
+}
+
+// controller reads the controller whose folder is dir.
+func (s Sys) controller(dir string) (Controller, error) {
+	c := Controller{Name: filepath.Base(dir), State: s.text(dir + "/state"),
+		Serial: s.text(dir + "/serial"), Model: s.text(dir + "/model"),
+		Firmware: s.text(dir + "/firmware_rev"), NQN: s.text(dir + "/subsysnqn")}
+	names, err := s.list(dir)
 	if err != nil {
-		return Controller{}, fmt.Errorf("controller %s: %w", d.Addr, err)
+		return Controller{}, fmt.Errorf("controller %s: %w", c.Name, err)
 	}
 	for _, n := range names {
+		var ns Namespace
 		switch {
 		case nsName.MatchString(n):
-			ns := s.namespace(n)
+			ns = s.namespace(n)
 			ns.Paths = []string{c.Name}
-			c.Namespaces = append(c.Namespaces, ns)
 		case hidden.MatchString(n):
-			ns := s.namespace(headOf(n))
+			ns = s.namespace(headOf(n))
 			ns.Hidden, ns.Paths = n, s.paths(ns.Name)
-			c.Namespaces = append(c.Namespaces, ns)
+		default:
+			continue
 		}
+		ns.ID = s.identity(c, ns, dir+"/"+n)
+		c.Namespaces = append(c.Namespaces, ns)
 	}
 	slices.SortFunc(c.Namespaces, func(a, b Namespace) int {
 		return cmp.Or(cmp.Compare(len(a.Name), len(b.Name)), strings.Compare(a.Name, b.Name))
 	})
 	return c, nil
+}
+
+// madeUpNQN begins the NQN that the kernel gives to the subsystem of a controller that has none, or
+// one that it cannot believe (nvme_init_subnqn in drivers/nvme/host/core.c).
+const madeUpNQN = "nqn.2014.08.org.nvmexpress:"
+
+// identity is what the kernel tells of who a namespace is, at its block device or at the hidden
+// path below.
+func (s Sys) identity(c Controller, ns Namespace, path string) nsid.ID {
+	id := nsid.ID{NQN: c.NQN, Serial: c.Serial, Model: c.Model, NSID: uint32(max(ns.NSID, 0))}
+	if strings.HasPrefix(id.NQN, madeUpNQN) {
+		id.NQN = ""
+	}
+	for _, dir := range []string{"/sys/class/block/" + ns.Name, path} {
+		for _, attr := range []string{"uuid", "nguid", "eui", "wwid"} {
+			text := s.text(dir + "/" + attr)
+			for _, kind := range []string{"uuid.", "eui."} { // of a wwid
+				text = strings.TrimPrefix(text, kind)
+			}
+			id.AddHex(text)
+		}
+	}
+	return id
+}
+
+// Namespaces lists the namespaces that the kernel has, of controllers on PCI Express and over
+// fabrics, once for each block device.
+func (s Sys) Namespaces() ([]Namespace, error) {
+	names, err := s.list("/sys/class/nvme")
+	if err != nil {
+		return nil, fmt.Errorf("listing NVMe controllers: %w", err)
+	}
+	var out []Namespace
+	for _, n := range names {
+		if !ctrlName.MatchString(n) {
+			continue
+		}
+		c, err := s.controller("/sys/class/nvme/" + n)
+		if err != nil {
+			return nil, err
+		}
+		for _, ns := range c.Namespaces {
+			if !slices.ContainsFunc(out, func(o Namespace) bool { return o.Name == ns.Name }) {
+				out = append(out, ns)
+			}
+		}
+	}
+	return out, nil
 }
 
 // headOf turns the name of a hidden path, nvme0c1n2, into that of its disk, nvme0n2.

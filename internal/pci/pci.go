@@ -51,6 +51,7 @@ type Device struct {
 	LinkSpeed string // "16.0 GT/s PCIe", "" when unknown
 	LinkWidth int    // lanes, 0 when unknown
 	VFs       int    // virtual functions that are enabled (SR-IOV)
+	PF        string // of a virtual function: the address of its physical function
 	Busy      bool   // the kernel is still binding or unbinding it; Override is unknown
 }
 
@@ -155,6 +156,12 @@ func (s Sys) Device(addr string) (Device, error) {
 		d.LinkWidth = n
 	}
 	d.VFs, _ = strconv.Atoi(s.text(dir + "/sriov_numvfs"))
+	if vfs, err := filepath.Glob(s.Path(dir, "virtfn*")); err == nil {
+		d.VFs = max(d.VFs, len(vfs))
+	}
+	if pf, err := os.Readlink(s.Path(dir, "physfn")); err == nil {
+		d.PF = filepath.Base(pf)
+	}
 	return d, nil
 }
 

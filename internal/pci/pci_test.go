@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/internal/nsid"
 	"helios/internal/pci"
 	"helios/internal/pci/fakesys"
 )
@@ -77,21 +78,65 @@ func TestDevices(t *testing.T) {
 	require.Empty(t, none)
 }
 
+// The kernel's attributes of an identity, in every form that it has had.
+func TestIdentities(t *testing.T) {
+	const uuid, plain = "5b9d2c1e-0000-4000-8000-0123456789ab", "5b9d2c1e0000400080000123456789ab"
+	for name, put := range map[string]map[string]string{
+		"uuid": {"uuid": uuid}, "nguid": {"nguid": uuid}, "capitals": {"uuid": strings.ToUpper(uuid)},
+		"wwid, UUID": {"wwid": "uuid." + uuid}, "wwid, NGUID": {"wwid": "eui." + plain},
+		"all": {"uuid": uuid, "nguid": uuid, "wwid": "uuid." + uuid},
+	} {
+		m := machine(t)
+		for k, v := range put {
+			m.Put("/sys/class/block/nvme0n1/"+k, v+"\n")
+		}
+		all, err := m.Sys().Namespaces()
+		require.NoError(t, err)
+		require.Equal(t, []string{plain}, all[0].ID.IDs, name)
+		require.Empty(t, all[1].ID.IDs, name)
+		require.False(t, all[0].ID.Same(all[1].ID))
+	}
+	m := machine(t)
+	m.Put("/sys/class/block/nvme0n1/eui", "00 25 38 b1 11 b2 a0 a2\n")
+	m.Put("/sys/class/block/nvme1n1/wwid", "nvme.8086-4242-4d-00000001\n")
+	m.Put("/sys/class/nvme/nvme1/subsysnqn", "nqn.2014.08.org.nvmexpress:80868086SER1  M\n")
+	all, err := m.Sys().Namespaces()
+	require.NoError(t, err)
+	require.Equal(t, []string{"002538b111b2a0a2"}, all[0].ID.IDs)
+	require.Empty(t, all[1].ID.IDs)
+	require.Empty(t, all[1].ID.NQN, "made up by the kernel")
+}
+
+func TestVirtualFunctions(t *testing.T) {
+	m := machine(t)
+	m.Virtual(addrA, addrB)
+	pf, err := m.Sys().Device(addrA)
+	require.NoError(t, err)
+	vf, err := m.Sys().Device(addrB)
+	require.NoError(t, err)
+	require.Equal(t, 1, pf.VFs)
+	require.Empty(t, pf.PF)
+	require.Equal(t, addrA, vf.PF)
+	require.Zero(t, vf.VFs)
+}
+
 func TestController(t *testing.T) {
 	m := machine(t)
+	id := nsid.ID{NQN: "nqn.2019-08.org.qemu:SER0", Serial: "SER0", Model: "Fake NVMe", NSID: 1}
 	c, err := m.Sys().NVMe("00:04.0")
 	require.NoError(t, err)
 	require.Equal(t, pci.Controller{Name: "nvme0", State: "live", Serial: "SER0",
 		Model: "Fake NVMe", Firmware: "1.0", NQN: "nqn.2019-08.org.qemu:SER0",
 		Namespaces: []pci.Namespace{{Name: "nvme0n1", Generic: "ng0n1", Dev: "259:1", NSID: 1,
-			Bytes: 64 << 20, LBABytes: 512, Paths: []string{"nvme0"}}}}, c)
+			Bytes: 64 << 20, LBABytes: 512, Paths: []string{"nvme0"}, ID: id}}}, c)
 	require.Equal(t, []string{"/dev/nvme0", "/dev/nvme0n1", "/dev/ng0n1"}, c.Nodes())
 
 	c, err = m.Sys().NVMe(addrB)
 	require.NoError(t, err)
 	require.Equal(t, []pci.Namespace{{Name: "nvme1n1", Hidden: "nvme1c1n1", Generic: "ng1n1",
-		Dev: "259:2", NSID: 1, Bytes: 1 << 30, LBABytes: 4096, Paths: []string{"nvme1"}}},
-		c.Namespaces)
+		Dev: "259:2", NSID: 1, Bytes: 1 << 30, LBABytes: 4096, Paths: []string{"nvme1"},
+		ID: nsid.ID{NQN: "nqn.2019-08.org.qemu:SER1", Serial: "SER1", Model: "QEMU NVMe Ctrl",
+			NSID: 1}}}, c.Namespaces)
 	require.Equal(t, int64(1<<30), c.Bytes())
 
 	_, err = m.Sys().NVMe(addrC)

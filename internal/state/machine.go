@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/nsid"
 )
 
 // Controllers that vfio-pci holds belong to the machine, not to a user: root binds and unbinds
@@ -49,13 +50,24 @@ const (
 type Record struct {
 	Version int `json:"version"`
 	SSD
-	Phase      Phase     `json:"phase"`
-	Controller string    `json:"controller_model,omitempty"`
-	Firmware   string    `json:"controller_firmware,omitempty"`
-	Disks      []string  `json:"disks,omitempty"` // what the kernel called its namespaces
-	Node       string    `json:"node,omitempty"`  // its VFIO group's device node
-	PID        int       `json:"pid"`             // who wrote this
-	Since      time.Time `json:"since"`           // when the phase began
+	Phase      Phase    `json:"phase"`
+	Controller string   `json:"controller_model,omitempty"`
+	Firmware   string   `json:"controller_firmware,omitempty"`
+	Disks      []string `json:"disks,omitempty"` // what the kernel called its namespaces
+	Node       string   `json:"node,omitempty"`  // its VFIO group's device node
+	// Namespace is the one that is used, as the controller said when it was proved; nil before, and
+	// in records of an older heliosctl.
+	Namespace *nsid.ID  `json:"namespace,omitempty"`
+	PID       int       `json:"pid"`   // who wrote this
+	Since     time.Time `json:"since"` // when the phase began
+}
+
+// NamespaceID is the identity of the SSD's namespace, as far as the record knows it.
+func (r *Record) NamespaceID() nsid.ID {
+	if r.Namespace != nil {
+		return *r.Namespace
+	}
+	return nsid.ID{Serial: r.Serial, Model: r.Controller}
 }
 
 // Machine is the folder of records.

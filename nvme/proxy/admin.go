@@ -210,11 +210,11 @@ func (b *Bus) identify(c *cqueue, cmd *nvme.Command) nvme.Status {
 		if cmd.NSID != 1 {
 			return nvme.StatusInvalidNamespace
 		}
-		list := [nvme.IdentifyBytes]byte{0: 1, 1: 8} // NIDT 1h: EUI-64, 8 bytes
+		list := [nvme.IdentifyBytes]byte{0: nvme.DescriptorEUI64, 1: 8}
 		id := b.identifyNamespace()
 		copy(list[4:], id.EUI64[:])
 		if b.cfg.CommandSet != nvme.CommandSetNVM {
-			copy(list[12:], []byte{nvme.CommandSetDescriptor, 1, 0, 0, byte(b.cfg.CommandSet)})
+			copy(list[12:], []byte{nvme.DescriptorCommandSet, 1, 0, 0, byte(b.cfg.CommandSet)})
 		}
 		return b.toHost(c, cmd, list[:])
 	}

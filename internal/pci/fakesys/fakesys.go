@@ -25,6 +25,8 @@ type SSD struct {
 	Class                         uint32 // 0: an NVMe controller; others get no nvme driver
 	Zoned                         bool   // host-managed zones
 	Content                       []byte // the first bytes of its disk
+	NQN                           string // of the subsystem; "": one of the serial number's own
+	UUID                          string // of the namespace; "": none
 }
 
 // Machine is a fake machine. Its methods panic where the tree cannot be made: the test is wrong.
@@ -150,6 +152,12 @@ func (m *Machine) Add(s SSD) {
 	}
 }
 
+// Virtual makes vf a virtual function of pf (SR-IOV).
+func (m *Machine) Virtual(pf, vf string) {
+	m.Link(device(pf)+"/virtfn0", "../"+vf)
+	m.Link(device(vf)+"/physfn", "../"+pf)
+}
+
 // Name is the namespace's block device when the kernel drives the SSD: nvme0n1.
 func (m *Machine) Name(addr string) string { return fmt.Sprintf("nvme%dn1", m.number[addr]) }
 
@@ -230,9 +238,13 @@ func (m *Machine) attach(addr, driver string) {
 	}
 	n := m.number[addr]
 	ctrl := fmt.Sprintf("%s/nvme/nvme%d", device(addr), n)
+	nqn := s.NQN
+	if nqn == "" {
+		nqn = "nqn.2019-08.org.qemu:" + s.Serial
+	}
 	for k, v := range map[string]string{"serial": s.Serial, "model": s.Model,
 		"firmware_rev": s.Firmware, "state": "live", "transport": "pcie",
-		"subsysnqn": "nqn.2019-08.org.qemu:" + s.Serial} {
+		"subsysnqn": nqn} {
 		m.Put(ctrl+"/"+k, v+"\n")
 	}
 	m.Put(fmt.Sprintf("/dev/nvme%d", n), "")
@@ -245,6 +257,9 @@ func (m *Machine) attach(addr, driver string) {
 	}
 	m.block(head+"/"+m.Name(addr), s.Bytes, s.LBABytes)
 	m.Put(head+"/"+m.Name(addr)+"/nsid", "1\n")
+	if s.UUID != "" {
+		m.Put(head+"/"+m.Name(addr)+"/uuid", s.UUID+"\n")
+	}
 	zones := "none\n"
 	if s.Zoned {
 		zones = "host-managed\n"

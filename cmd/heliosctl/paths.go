@@ -1,0 +1,105 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"helios/internal/diskuse"
+	"helios/internal/errs"
+	"helios/internal/nsid"
+	"helios/internal/pci"
+	"helios/internal/state"
+)
+
+// A namespace that two controllers reach is one disk. What the kernel does to it through one of
+// them, or a program through a bound one, nobody sees through the other: it is in use, always.
+
+// boundPaths says by which other bound controllers than the one at addr a namespace is reached.
+func (m *machine) boundPaths(id nsid.ID, addr string, records []state.Record) []string {
+	var out []string
+	for _, r := range records {
+		if r.PCI == addr || !r.NamespaceID().Same(id) {
+			continue
+		}
+		// The kernel's own paths are asked for elsewhere.
+		if d, err := m.sys.Device(r.PCI); err == nil && d.Driver == vfioDriver {
+			out = append(out, fmt.Sprintf("is the namespace that %s (%s) reaches, which is bound",
+				r.Name, r.PCI))
+		}
+	}
+	return out
+}
+
+// soleOwner refuses a namespace of the controller at addr, which vfio-pci has, where the kernel or
+// another bound controller reaches it too, or where it is that of a virtual function whose physical
+// one is in use.
+func (m *machine) soleOwner(id nsid.ID, addr string, records []state.Record) error {
+	kernel, err := m.sys.Namespaces()
+	if err != nil {
+		return err
+	}
+	var why []string
+	for _, p := range append(diskuse.OtherPaths(kernel, pci.Namespace{ID: id}, ""),
+		m.boundPaths(id, addr, records)...) {
+		why = append(why, "its namespace "+p)
+	}
+	uses, err := m.seen(addr)
+	if err != nil && m.root() {
+		return err
+	}
+	for _, u := range uses {
+		if u.Live {
+			why = append(why, u.String())
+		}
+	}
+	if len(why) == 0 {
+		return nil
+	}
+	return errs.New(errs.Refused,
+		"%s: %s; end that use, which no --force overrides: unbind the other controller from its driver (\"echo ADDRESS >/sys/bus/pci/drivers/nvme/unbind\" as root takes it from the kernel)",
+		addr, strings.Join(why, ", "))
+}
+
+// checkPaths refuses SSDs of a set that are one disk, or that somebody else reaches too.
+func (o *ssdOpener) checkPaths(s *ssdSet) error {
+	records, err := o.store.Machine().Records()
+	if err != nil {
+		return err
+	}
+	var before []diskuse.Backing
+	for i, d := range s.bound {
+		if d.Kind == state.KindVFIO {
+			if err := o.machine.soleOwner(s.ssds[i].Ctrl.NamespaceID(), d.PCI,
+				records); err != nil {
+				return fmt.Errorf("SSD %s at %w", d.Name, err)
+			}
+		}
+		b, err := o.machine.backing(d, records)
+		if err != nil {
+			return err
+		}
+		if j := slices.IndexFunc(before, b.Overlaps); j >= 0 {
+			return errs.New(errs.Refused,
+				"SSDs %s (%s) and %s (%s) are two paths to one disk; use one of them, and \"heliosctl unbind-ssds\" the other",
+				s.bound[j].Name, s.bound[j].Path, d.Name, d.Path)
+		}
+		before = append(before, b)
+	}
+	return nil
+}
+
+// backing is what stands behind a bound SSD.
+func (m *machine) backing(d state.SSD, records []state.Record) (diskuse.Backing, error) {
+	switch d.Kind {
+	case state.KindComputed:
+		return diskuse.Backing{}, nil
+	case state.KindVFIO:
+		i := slices.IndexFunc(records, func(r state.Record) bool { return r.Name == d.Name })
+		if i < 0 {
+			return diskuse.Backing{}, nil
+		}
+		return diskuse.BackingOfNamespace(records[i].NamespaceID()), nil
+	}
+	return diskuse.BackingOf(m.sys, d.Path)
+}
