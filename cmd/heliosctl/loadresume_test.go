@@ -27,10 +27,10 @@ write: {latency: {quantiles: [{q: 0, us: 50}, {q: 1, us: 50}], source: "assumed:
 flush: {latency: {quantiles: [{q: 0, us: 50}, {q: 1, us: 50}], source: "assumed: a test"}}
 `
 
-// slowly binds two SSDs that play slowSSD, with something in every byte but the
-// first and last MiB, which make them look blank, and makes a dataset of 40 MB. They
-// are in shared memory, where a flush costs nothing.
-func slowly(t *testing.T, mbs int) (pattern []byte) {
+// slowly binds two SSDs that play slowSSD, with something in every byte but the first and last MiB,
+// and makes a dataset of 40 MB. force names them to a load. They are in shared memory, where a flush
+// costs nothing.
+func slowly(t *testing.T, mbs int) (pattern []byte, force string) {
 	t.Helper()
 	isolate(t)
 	t.Chdir(testrig.MemoryDir(t))
@@ -43,8 +43,9 @@ func slowly(t *testing.T, mbs int) (pattern []byte) {
 	}
 	ok(t, "generate", "--nodes", "20000", "--dim", "500", "--avg-degree", "2", "--seed", "5",
 		"--out", "g", "--quiet")
-	ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--ssd-model", "slow.yaml", "--buffered")
-	return pattern
+	bound := lines(t, ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--ssd-model", "slow.yaml",
+		"--buffered", "--json"))
+	return pattern, fmt.Sprintf("%s,%s", bound[0]["serial"], bound[1]["serial"])
 }
 
 // requireOutside: nothing but the extents that a load's result names has changed.
@@ -95,7 +96,7 @@ func torn(r outcome) outcome {
 // A load that is killed again and again at random moments goes on each time, and ends as one that
 // was left alone.
 func TestKilledLoadGoesOn(t *testing.T) {
-	pattern := slowly(t, 4)
+	pattern, force := slowly(t, 4)
 	kills := 3
 	if wide.Lean() {
 		kills = 1
@@ -104,7 +105,7 @@ func TestKilledLoadGoesOn(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	for range kills {
-		c := child(t, "load", "g", "--quiet", "--mark-every", "400ms")
+		c := child(t, "load", "g", "--quiet", "--mark-every", "400ms", "--force", force)
 		require.NoError(t, c.Start())
 		before := marked(t)
 		require.Eventually(t, func() bool { return marked(t) > before }, 20*time.Second,
@@ -130,7 +131,7 @@ func TestKilledLoadGoesOn(t *testing.T) {
 
 // Ctrl-C ends a load with 130, a mark and the next command; --restart starts over.
 func TestInterruptedLoad(t *testing.T) {
-	pattern := slowly(t, 16)
+	pattern, force := slowly(t, 16)
 	fails(t, hc(t, "load", "g", "--mark-every", "0s"), 2, "load",
 		"--mark-every 0s is no time between two marks")
 	stop := func(after time.Duration, args ...string) outcome {
@@ -154,7 +155,7 @@ func TestInterruptedLoad(t *testing.T) {
 			require.Equal(t, 130, o.code, o.errOut)
 		}
 	}
-	fails(t, begun("load", "g", "--quiet", "--row-dtype", "float32"), 130, "load", "interrupted",
+	fails(t, begun("load", "g", "--quiet", "--row-dtype", "float32", "--force", force), 130, "load", "interrupted",
 		"% of it are on the SSDs",
 		"the next \"heliosctl load --dataset g --row-dtype float32\" goes on there")
 	require.Contains(t, ok(t, "load", "g"), ", resumed at ")

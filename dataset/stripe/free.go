@@ -21,7 +21,8 @@ func (t *target) forceName() string {
 
 // checkFree refuses a device that holds something which is not this dataset, unless force names it.
 // A device is free where it carries this dataset and no pages beside it, or where nothing is
-// recognised on it and both its ends are blank: unknown content is somebody's, too. It returns what
+// recognised on it and it is blank, at both ends and in samples of the middle: unknown content is
+// somebody's, too. It returns what
 // the superblocks say. Every write of a load comes after this check, and pages go onto SSDs that
 // carry their dataset.
 func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string) (copies, error) {
@@ -94,6 +95,12 @@ func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string
 	}
 	if what := signatures.Unknown(head, tail); what != "" {
 		return refuse(what)
+	}
+	switch what, err := t.sample(ctx); {
+	case err != nil:
+		return c, err
+	case what != "":
+		return refuse(what + ", between two blank ends")
 	}
 	return c, nil
 }

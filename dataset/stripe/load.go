@@ -100,6 +100,9 @@ type LoadReport struct {
 // error the report holds OnFlash.
 func Load(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o LoadOptions) (r LoadReport,
 	err error) {
+	if err := distinct(ssds); err != nil {
+		return r, err
+	}
 	ts, err := openTargets(ctx, ssds)
 	if err != nil {
 		return r, err
@@ -108,11 +111,25 @@ func Load(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o LoadOpti
 	return load(ctx, d, ts, o)
 }
 
+// distinct refuses SSDs that are two paths to one namespace.
+func distinct(ssds []*gpuio.SSD) error {
+	for i, s := range ssds {
+		for _, o := range ssds[:i] {
+			if s.Ctrl != o.Ctrl && s.Ctrl.NamespaceID().Same(o.Ctrl.NamespaceID()) {
+				return errs.New(errs.Refused,
+					"ssds %s and %s are two paths to one namespace (%v): each would overwrite what the other holds; leave one of them out",
+					o.Name, s.Name, s.Ctrl.NamespaceID())
+			}
+		}
+	}
+	return nil
+}
+
 func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) (LoadReport,
 	error) {
 	start := time.Now()
 	serials := map[string]string{}
-	for i, t := range ts {
+	for _, t := range ts {
 		if t.lbaBytes != ts[0].lbaBytes {
 			return LoadReport{}, errs.New(errs.Usage,
 				"ssd %s has LBAs of %d bytes and %s of %d; all SSDs of a dataset must agree, choose others with option ssds",
@@ -123,14 +140,6 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 				t.name, other)
 		}
 		serials[t.name] = t.serial
-		for _, o := range ts[:i] {
-			if t.ssd != nil && o.ssd != nil &&
-				t.ssd.Ctrl.NamespaceID().Same(o.ssd.Ctrl.NamespaceID()) {
-				return LoadReport{}, errs.New(errs.Refused,
-					"ssds %s and %s are two paths to one namespace (%v): each would overwrite what the other holds; leave one of them out",
-					o.name, t.name, t.ssd.Ctrl.NamespaceID())
-			}
-		}
 	}
 	rt := d.Meta.RowType()
 	if o.RowType != "" {

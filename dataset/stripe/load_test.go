@@ -192,7 +192,7 @@ func TestRefuses(t *testing.T) {
 			for i := range 4096 {
 				s.durable[i] = 0xff
 			}
-		}, "byte 4096 and the next look like 00 00"},
+		}, "byte 0 and the next look like ff ff"},
 		"another dataset": {func(s *simSSD) { must(load(bg, other, targetsOf(s), LoadOptions{})) },
 			"another dataset, \"g\" (" + other.Meta.UUID},
 		"another dataset, first superblock gone": {func(s *simSSD) {
@@ -264,17 +264,44 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// A blank SSD needs no --force: zeroes or ones at both ends, whatever lies between them.
-func TestLoadTakesBlankSSDs(t *testing.T) {
+// An SSD is blank where it is in the middle too: who wipes the ends of a disk leaves what was on it.
+func TestLoadSamplesTheMiddle(t *testing.T) {
 	d := small(t, 200, 16, 1)
-	erased := newSim(5<<19/512, 512)
-	for i := range erased.durable {
-		erased.durable[i] = 0xff
+	const bytesAll = 96 << 20
+	load1 := func(dirty func(image []byte)) error {
+		s := newSim(bytesAll/512, 512)
+		dirty(s.durable)
+		before := s.clone().durable
+		_, err := load(bg, d, targetsOf(s), LoadOptions{})
+		if err != nil {
+			require.Equal(t, before, s.clone().durable, "a refused SSD was written to")
+		}
+		return err
 	}
-	old := newSim(5<<19/512, 512) // what a discard of both ends leaves
-	copy(old.durable[1<<20+4096:], "SQLite format 3")
-	_, err := load(bg, d, targetsOf(newSim(5<<19/512, 512), erased, old), LoadOptions{})
-	require.NoError(t, err)
+	require.NoError(t, load1(func([]byte) {}))
+	noise := func(image []byte) {
+		for i := range image {
+			image[i] = byte(i>>3 | 1)
+		}
+	}
+	for name, c := range map[string]struct {
+		dirty func(image []byte)
+		want  string
+	}{
+		"dd bs=1M count=1, and its end": {func(b []byte) { noise(b[1<<20 : len(b)-1<<20]) },
+			"something unknown, not empty"},
+		"a backup superblock": {func(b []byte) { copy(b[32<<20+0x38:], "\x53\xef") },
+			"an ext2/3/4 file system (its copy at byte 33554432)"},
+		"a partition's file system": {func(b []byte) { copy(b[1<<20:], "XFSB") },
+			"an XFS file system (at byte 1048576)"},
+		"one full MiB": {func(b []byte) { noise(b[57<<20+4096 : 58<<20+4096]) }, "between two blank ends"},
+		"erased flash": {func(b []byte) { copy(b, bytes.Repeat([]byte{0xff}, len(b))) }, "look like ff ff"},
+	} {
+		err := load1(c.dirty)
+		require.Equal(t, errs.Refused, errs.ClassOf(err), name)
+		require.ErrorContains(t, err, c.want, name)
+		require.ErrorContains(t, err, "option force SER0", name)
+	}
 }
 
 // An SSD without a serial number is forced by its name, never by an empty word.

@@ -5,20 +5,19 @@ import (
 	"fmt"
 )
 
-// BlankBytes at each end of a device decide whether it is blank.
+// BlankBytes at each end of a device are read whole to decide whether it is blank, and samples of
+// what lies between (Places).
 const BlankBytes = 1 << 20
 
-// Blank tells whether an end of a device holds nothing: it is all zeroes, as a new file or a
-// discarded SSD reads, or all ones, as erased flash does.
-func Blank(end []byte) bool {
-	return len(end) == 0 || (end[0] == 0 || end[0] == 0xff) && bytes.Count(end, end[:1]) == len(end)
-}
+// Blank reports whether a part of a device holds nothing: it is all zeroes, as a new file or a
+// discarded SSD reads. All ones may be content as well as erased flash.
+func Blank(b []byte) bool { return bytes.Count(b, []byte{0}) == len(b) }
 
 // shownBytes of unknown content are shown.
 const shownBytes = 16
 
 // Unknown describes the content of a device that Find has no name for, by the first bytes of either
-// end that are not blank; it is "" for a blank device. head and tail hold BlankBytes each, or the
+// end that are not blank; it is "" where both are blank. head and tail hold BlankBytes each, or the
 // whole of a smaller device. The text is bounded and has no control characters.
 func Unknown(head, tail []byte) string {
 	if !Blank(head) {
@@ -35,14 +34,9 @@ func Unknown(head, tail []byte) string {
 	return ""
 }
 
-// firstByte tells where content begins behind a lead of zeroes or ones.
+// firstByte returns where content begins behind a lead of zeroes.
 func firstByte(b []byte) int {
-	for i, c := range b {
-		if c != b[0] || c != 0 && c != 0xff {
-			return i
-		}
-	}
-	return 0
+	return max(bytes.IndexFunc(b, func(r rune) bool { return r != 0 }), 0)
 }
 
 // look shows bytes: a text of three letters or more in quotes, all else in hexadecimal.

@@ -106,12 +106,16 @@ func All(head, tail []byte, deviceBytes int64) []string {
 		bytes.Equal(at(deviceBytes&^0xffff-0x10000, 4), raid) {
 		add("a Linux RAID member")
 	}
-	// ZFS keeps a ring of uberblocks in each label, the first from 128 KiB on.
-	for off := int64(128 << 10); off < 256<<10; off += 1024 {
-		if b := at(off, 8); b != nil && (binary.LittleEndian.Uint64(b) == 0x00bab10c ||
-			binary.BigEndian.Uint64(b) == 0x00bab10c) {
-			add("a ZFS pool")
-			break
+	// ZFS has two labels of 256 KiB at each end, and in the second half of each a ring of uberblocks.
+	const label = 256 << 10
+	end := deviceBytes &^ (label - 1)
+	for off := int64(label / 2); off < label; off += 1024 {
+		for _, from := range []int64{0, label, end - 2*label, end - label} {
+			if b := at(max(from, 0)+off, 8); b != nil &&
+				(binary.LittleEndian.Uint64(b) == 0x00bab10c ||
+					binary.BigEndian.Uint64(b) == 0x00bab10c) {
+				add("a ZFS pool")
+			}
 		}
 	}
 	// A boot signature alone may be the boot code of a file system; with a used entry it is a
