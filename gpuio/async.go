@@ -20,7 +20,7 @@ type AsyncOptions struct {
 	Blocks     int           // blocks of each I/O kernel at most (32)
 	Threads    int           // threads of a block (32); the host device takes a block as one warp
 	QueuePairs int           // per SSD; 0: as many as the blocks can drive at once
-	Depth      int           // reads outstanding per SSD, over all its queue pairs (256)
+	Depth      int           // reads outstanding per SSD, over all its queue pairs (256, if it takes so many)
 	Timeout    time.Duration // deadline of one attempt (10 s)
 	Retries    int           // attempts after the first; negative: none (3)
 	SMs        int           // budget of each I/O stream; 0 = all
@@ -156,11 +156,15 @@ func NewAsync(dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, e
 
 func newEngine(name string, sync *syncOptions, dev cuda.Device, ssds []*SSD, l Layout,
 	o AsyncOptions) (Reader, error) {
+	fits := o.Depth == 0
 	if err := o.fill(); err != nil {
 		return nil, err
 	}
 	if err := checkSSDs(ssds, l, true); err != nil {
 		return nil, err
+	}
+	if fits {
+		o.Depth = FitDepth(ssds, o.QueuePairs, o.Depth)
 	}
 	e := &async{
 		queueSet: queueSet{side: side{dev: dev}, rung: RungPinned, ssds: ssds, layout: l, opt: o},

@@ -767,6 +767,13 @@ func TestShortBacking(t *testing.T) {
 func TestOptions(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
 		proxy: func(c *proxy.Config) { c.MaxQueuePairs, c.MaxQueueEntries, c.MDTS = 4, 16, 1 }})
+	// Nobody asked for a depth: it is what the SSD takes, with a queue pair left for loads.
+	for pairs, want := range map[int]int{0: 45, 1: 15, 4: 60} {
+		fits, err := NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{QueuePairs: pairs})
+		require.NoError(t, err)
+		require.Equal(t, want, fits.(*async).opt.Depth)
+		require.NoError(t, fits.Close(t.Context()))
+	}
 	two, err := NewLayout(4, 512, 2, 512)
 	require.NoError(t, err)
 	far, err := NewLayout(1<<30, 512, 1, 512)

@@ -68,6 +68,32 @@ func (e *queueSet) queues() int { return len(e.ssds) * e.perSSD }
 
 func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(), g) }
 
+// pairLimit is how many queue pairs of an SSD a reader may have that asks for so many, or with 0 for
+// what it needs.
+func pairLimit(s *SSD, asked int) int {
+	limit := s.Ctrl.MaxQueuePairs()
+	if asked == 0 && limit > 1 {
+		limit-- // leaves one for Bulk
+	}
+	return limit
+}
+
+// commandsPerQueue is how many commands an SSD's queue takes: a ring keeps one entry free.
+func commandsPerQueue(s *SSD) int { return min(maxCommands, s.Ctrl.MaxQueueEntries()-1) }
+
+// FitDepth lowers a depth that nobody asked for to what each of the SSDs takes on its queue pairs: on
+// so many, or with 0 on all but the one that loads use.
+func FitDepth(ssds []*SSD, queuePairs, depth int) int {
+	for _, s := range ssds {
+		pairs := pairLimit(s, queuePairs)
+		if queuePairs > 0 {
+			pairs = min(pairs, queuePairs)
+		}
+		depth = min(depth, pairs*commandsPerQueue(s))
+	}
+	return depth
+}
+
 // choosePairs settles the queue pairs per SSD and each one's commands. It returns how many warps of
 // the I/O kernels run at once, and how many of them a block has.
 func (e *queueSet) choosePairs() (active, perBlock int, err error) {
@@ -88,24 +114,20 @@ func (e *queueSet) choosePairs() (active, perBlock int, err error) {
 	}
 	e.perSSD = min(e.perSSD, e.opt.Depth)
 	for _, s := range e.ssds {
-		limit := s.Ctrl.MaxQueuePairs()
-		if e.opt.QueuePairs == 0 && limit > 1 {
-			limit-- // leaves one for Bulk
-		}
+		limit := pairLimit(s, e.opt.QueuePairs)
 		if e.perSSD > limit && e.opt.QueuePairs != 0 {
 			return 0, 0, errs.New(errs.Usage,
 				"%d queue pairs per SSD: %s has %d; ask for at most that", e.opt.QueuePairs,
 				s.name(), limit)
 		}
 		e.perSSD = min(e.perSSD, limit)
-		if per := (e.opt.Depth + e.perSSD - 1) / e.perSSD; per > min(maxCommands,
-			s.Ctrl.MaxQueueEntries()-1) {
+		most := commandsPerQueue(s)
+		if per := (e.opt.Depth + e.perSSD - 1) / e.perSSD; per > most {
 			if e.opt.QueuePairs != 0 {
 				return 0, 0, errs.New(errs.Usage,
 					"depth %d over %d queue pairs: %s takes at most %d commands per queue; use more queue pairs or less depth",
-					e.opt.Depth, e.perSSD, s.name(), min(maxCommands, s.Ctrl.MaxQueueEntries()-1))
+					e.opt.Depth, e.perSSD, s.name(), most)
 			}
-			most := min(maxCommands, s.Ctrl.MaxQueueEntries()-1)
 			e.perSSD = (e.opt.Depth + most - 1) / most
 			if e.perSSD > limit {
 				return 0, 0, errs.New(errs.Usage,

@@ -14,7 +14,7 @@ type SyncOptions struct {
 	// threads of a block, 32 to a warp; each warp has one read out at most (128)
 	Threads    int
 	QueuePairs int           // per SSD; 0: by the blocks, as for async
-	Depth      int           // reads outstanding per SSD at most, over all its queue pairs (256)
+	Depth      int           // reads outstanding per SSD at most, as for async
 	Timeout    time.Duration // deadline of one attempt (10 s)
 	Retries    int           // attempts after the first; negative: none (3)
 	SMs        int           // budget of the I/O stream; 0 = all

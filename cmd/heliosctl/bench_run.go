@@ -316,6 +316,9 @@ func (b *ioBench) measure(ctx context.Context) (err error) {
 	}
 	for i, at := range points {
 		n := at.ssds
+		if b.given(&b.depths) == "" {
+			at.depth = gpuio.FitDepth(ssds[:n], b.queuePairs, at.depth)
+		}
 		key := fmt.Sprint(n, at.rowBytes, at.depth)
 		if _, ok := limits[key]; !ok {
 			limits[key], err = iobench.MeasureServe(ctx, ssds[:n], at.rowBytes, at.depth, serving,

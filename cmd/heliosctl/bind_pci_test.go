@@ -278,6 +278,22 @@ func TestBindRefusals(t *testing.T) {
 			r.Put("/sys/devices/pci0000:00/"+addrA+"/nvme/nvme0/nvme0n1/size", "0\n")
 			r.m.identify = largeLBAs
 		}, "nvme0", 3, []string{"LBAs of 8192 bytes are not supported, only 512 and 4096"}},
+		{"metadata, by the controller's word", func(t *testing.T, r *rig) {
+			r.m.identify = func(string, int) (id nvme.IdentifyNamespace, err error) {
+				id.NSZE, id.LBAF[0], id.DPS = 100, nvme.LBAFormat{LBADS: 12, MetadataBytes: 8}, 1
+				return id, nil
+			}
+		}, "nvme0 --force " + serialA, 3, []string{"/dev/nvme0n1",
+			"8 bytes of metadata per block (protection information of type 1)", "nvme format"}},
+		{"metadata, by the kernel's word", func(t *testing.T, r *rig) {
+			r.Put("/sys/class/block/nvme0n1/metadata_bytes", "16\n")
+		}, "nvme0", 3, []string{"/dev/nvme0n1 has 16 bytes of metadata"}},
+		{"protection information", func(t *testing.T, r *rig) {
+			r.Put("/sys/class/block/nvme0n1/integrity/format", "T10-DIF-TYPE1-CRC\n")
+		}, "nvme0", 3, []string{"/dev/nvme0n1 has metadata (integrity format T10-DIF-TYPE1-CRC)"}},
+		{"no namespace", func(t *testing.T, r *rig) {
+			r.Remove("/sys/devices/pci0000:00/" + addrA + "/nvme/nvme0/nvme0n1")
+		}, "nvme0", 3, []string{"/dev/nvme0 has no namespace", "nvme create-ns"}},
 		{"AMD", func(t *testing.T, r *rig) {
 			r.Put("/proc/cpuinfo", "vendor_id : AuthenticAMD\n")
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: -1})
@@ -321,6 +337,37 @@ func TestBindRefusals(t *testing.T) {
 			require.Len(t, r.Writes(), n, "no driver was touched")
 			require.Empty(t, records(t))
 		})
+	}
+}
+
+// Of several namespaces the one with the lowest ID is used, and it is the one that is shown.
+func TestMixedNamespaces(t *testing.T) {
+	r := newRig(t)
+	dir := "/sys/devices/pci0000:00/" + addrA + "/nvme/nvme0/"
+	r.Put(dir+"nvme0n1/nsid", "2\n")
+	r.Put(dir+"nvme0n2/nsid", "1\n")
+	r.Put(dir+"nvme0n2/size", "2048\n")
+	r.Put(dir+"nvme0n2/queue/logical_block_size", "4096\n")
+	r.Link("/sys/class/block/nvme0n2", "../../"+strings.TrimPrefix(dir, "/sys/")+"nvme0n2")
+	found := lines(t, ok(t, "ssds", "--json", addrA))
+	require.Equal(t, float64(4096), found[0]["lba_bytes"])
+	require.Equal(t, float64(1<<20), found[0]["bytes"])
+	require.Equal(t, []any{"nvme0n1", "nvme0n2"}, found[0]["disks"])
+}
+
+// An SSD that has left the machine, or vfio-pci, is a matter of the device, not of what was typed.
+func TestVanishedSSDs(t *testing.T) {
+	r := newRig(t)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "200", "--avg-degree", "4", "--classes", "2",
+		"--dim", "8", "--seed", "3", "--out", "g")
+	ok(t, "bind-ssds", "nvme0")
+	ok(t, "load", "g")
+	require.NoError(t, r.m.sys.Restore(addrA, "nvme"))
+	fails(t, hc(t, "verify", "g"), 5, "verify", "vfio0", addrA, "vfio-pci has it no more", "driver nvme")
+	r.Remove("/sys/bus/pci/devices/" + addrA)
+	for _, args := range [][]string{{"verify", "g"}, {"load", "g"}, trainArgs()} {
+		fails(t, hc(t, args...), 5, args[0], "vfio0", addrA, "not in the machine any more",
+			"unbind-ssds vfio0")
 	}
 }
 

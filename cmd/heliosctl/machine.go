@@ -89,7 +89,8 @@ func (c *controller) text() string {
 	return c.Addr
 }
 
-// serial, model and bytes are what the kernel says now, else what our record says.
+// serial, model, bytes and lbaBytes are what the kernel says now, else what our record says; of
+// several namespaces it is the one that we would use.
 func (c *controller) serial() string {
 	if c.Kernel.Name == "" && c.Record != nil {
 		return c.Record.Serial
@@ -108,17 +109,16 @@ func (c *controller) bytes() int64 {
 	if c.Kernel.Name == "" && c.Record != nil {
 		return c.Record.Bytes
 	}
-	return c.Kernel.Bytes()
+	ns, _ := c.Kernel.First()
+	return ns.Bytes
 }
 
 func (c *controller) lbaBytes() int {
-	switch {
-	case len(c.Kernel.Namespaces) > 0:
-		return c.Kernel.Namespaces[0].LBABytes
-	case c.Record != nil:
+	if c.Kernel.Name == "" && c.Record != nil {
 		return c.Record.LBABytes
 	}
-	return 0
+	ns, _ := c.Kernel.First()
+	return ns.LBABytes
 }
 
 // disks are the names of its block devices, such as nvme0n1.
@@ -141,8 +141,14 @@ func (c *controller) link() string {
 // unfit says why the namespace that we would use cannot be used, as far as the kernel's driver
 // shows it.
 func (m *machine) unfit(c *controller) string {
+	if c.Kernel.Name == "" {
+		return ""
+	}
 	ns, there := c.Kernel.First()
 	switch {
+	case !there && (c.Kernel.State == "live" || c.Kernel.State == ""):
+		return "/dev/" + c.Kernel.Name +
+			" has no namespace that the kernel shows as a disk; create and attach one with \"nvme create-ns\" and \"nvme attach-ns\""
 	case !there:
 		return ""
 	case ns.Zoned:
@@ -152,16 +158,29 @@ func (m *machine) unfit(c *controller) string {
 		return fmt.Sprintf(
 			"/dev/%s has LBAs of %d bytes, which are not supported, only 512 and 4096; format it to one of them with \"nvme format\"",
 			ns.Name, ns.LBABytes)
-	case ns.Bytes > 0:
-		return ""
 	}
-	// The kernel shows a format that it cannot use itself as a disk of no bytes. The controller
-	// tells it.
+	// The kernel shows some formats that it cannot use itself as a disk of no bytes, and does not
+	// say everywhere which have metadata. The controller tells root.
 	id, err := m.identify(c.Kernel.Name, ns.NSID)
 	if err == nil {
 		_, err = nvme.MakeNamespace(uint32(ns.NSID), &id)
+		if err == nil {
+			return ""
+		}
+		return fmt.Sprintf("/dev/%s cannot be used: %v", ns.Name, err)
 	}
-	if err == nil || errors.Is(err, os.ErrPermission) {
+	dir := "/sys/class/block/" + ns.Name
+	meta, pi := m.attr(dir+"/metadata_bytes"), m.attr(dir+"/integrity/format")
+	switch {
+	case meta != "" && meta != "0":
+		return fmt.Sprintf(
+			"/dev/%s has %s bytes of metadata per block; format it to none with \"nvme format\"",
+			ns.Name, meta)
+	case pi != "" && pi != "none":
+		return fmt.Sprintf(
+			"/dev/%s has metadata (integrity format %s) in each block; format it to none with \"nvme format\"",
+			ns.Name, pi)
+	case ns.Bytes > 0 || errors.Is(err, os.ErrPermission):
 		return ""
 	}
 	return fmt.Sprintf("/dev/%s has no bytes for the kernel: %v", ns.Name, err)

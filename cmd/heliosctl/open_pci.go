@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -66,6 +67,9 @@ func openController(ctx context.Context, d domain, addr string) (nvme.Bus, error
 
 // vfioBus opens the bus of a bound controller in the set's one address space.
 func (o *ssdOpener) vfioBus(ctx context.Context, s *ssdSet, d state.SSD) (nvme.Bus, error) {
+	if _, next, err := o.machine.stillBound(d); err != nil {
+		return nil, fmt.Errorf("at %s: %w: %s", d.PCI, err, next)
+	}
 	if s.domain == nil {
 		dom, err := o.machine.domain()
 		if err != nil {

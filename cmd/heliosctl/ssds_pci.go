@@ -90,14 +90,10 @@ func (i *inspector) listed(want []string) (bound []state.SSD, others []controlle
 
 // inspectController says where a bound controller is, and what is wrong with that.
 func (i *inspector) inspectController(d state.SSD, r *ssdReport) error {
-	dev, err := i.machine.sys.Device(d.PCI)
-	if errors.Is(err, pci.ErrNotFound) {
-		r.Next = fmt.Sprintf(
-			"plug it in again and reboot or bind it anew; \"sudo heliosctl unbind-ssds %s\" forgets it",
-			d.Name)
-		return errs.New(errs.Device, "it is not in the machine any more")
-	} else if err != nil {
-		return err
+	dev, next, gone := i.machine.stillBound(d)
+	r.Next = next
+	if gone != nil && dev.Addr == "" {
+		return gone
 	}
 	records, err := i.store.Machine().Records()
 	if err != nil {
@@ -111,14 +107,25 @@ func (i *inspector) inspectController(d state.SSD, r *ssdReport) error {
 	if c.Record != nil {
 		r.Model, r.Firmware = c.Record.Controller, c.Record.Firmware
 	}
-	if dev.Driver != vfioDriver {
-		r.Next = fmt.Sprintf(
-			"take it again with \"sudo heliosctl bind-ssds %s\", or forget it with \"sudo heliosctl unbind-ssds %s\"",
-			d.PCI, d.Name)
-		return errs.New(errs.Device, "vfio-pci has it no more, but %s",
-			map[bool]string{true: "nobody", false: "driver " + dev.Driver}[dev.Driver == ""])
+	return gone
+}
+
+// stillBound finds the controller of a bound SSD, which may have left the machine or vfio-pci since;
+// next is what to do then.
+func (m *machine) stillBound(d state.SSD) (dev pci.Device, next string, err error) {
+	dev, err = m.sys.Device(d.PCI)
+	if errors.Is(err, pci.ErrNotFound) {
+		return dev, fmt.Sprintf(
+			"plug it in again and reboot or bind it anew; \"sudo heliosctl unbind-ssds %s\" forgets it",
+			d.Name), errs.New(errs.Device, "it is not in the machine any more")
 	}
-	return nil
+	if err != nil || dev.Driver == vfioDriver {
+		return dev, "", err
+	}
+	return dev, fmt.Sprintf(
+			"take it again with \"sudo heliosctl bind-ssds %s\", or forget it with \"sudo heliosctl unbind-ssds %s\"",
+			d.PCI, d.Name), errs.New(errs.Device, "vfio-pci has it no more, but %s",
+			map[bool]string{true: "nobody", false: "driver " + dev.Driver}[dev.Driver == ""])
 }
 
 // strayText is said of a controller at vfio-pci of which there is no record.
@@ -184,10 +191,6 @@ func (i *inspector) describe(ctx context.Context, c *controller) ssdReport {
 	default:
 		r.SMART, r.Health = smart(log), health(log, false)
 	}
-	if len(c.Kernel.Namespaces) == 0 {
-		r.Content = "no namespace"
-		return r
-	}
 	if !i.describeUnfit(c, &r) {
 		i.describeContent(ctx, c, &r)
 	}
@@ -202,8 +205,8 @@ func (i *inspector) describeUnfit(c *controller, r *ssdReport) bool {
 		return false
 	}
 	r.Content = "unusable: " + why
-	ns, _ := c.Kernel.First()
-	if ns.Bytes > 0 {
+	ns, there := c.Kernel.First()
+	if !there || ns.Bytes > 0 {
 		return true
 	}
 	if id, err := i.machine.identify(c.Kernel.Name, ns.NSID); err == nil {
@@ -216,7 +219,7 @@ func (i *inspector) describeUnfit(c *controller, r *ssdReport) bool {
 
 // describeContent looks for our superblock on a disk that the kernel has.
 func (i *inspector) describeContent(ctx context.Context, c *controller, r *ssdReport) {
-	ns := c.Kernel.Namespaces[0]
+	ns, _ := c.Kernel.First()
 	f, err := os.Open(i.machine.sys.Path("/dev", ns.Name))
 	if errors.Is(err, fs.ErrPermission) {
 		r.Content = "needs root"

@@ -45,15 +45,6 @@ type Namespace struct {
 	ID    nsid.ID
 }
 
-// Bytes is the size of all namespaces.
-func (c Controller) Bytes() int64 {
-	n := int64(0)
-	for _, ns := range c.Namespaces {
-		n += ns.Bytes
-	}
-	return n
-}
-
 // First is the namespace that we would use: the one with the lowest namespace ID. ok is false where
 // there is none.
 func (c Controller) First() (ns Namespace, ok bool) {

@@ -46,6 +46,10 @@ const (
 // findDevice is the sysfs view of a device that vfio-pci must have.
 func (m machine) findDevice(addr string) (pci.Device, error) {
 	dev, err := m.sys().Device(addr)
+	if errors.Is(err, pci.ErrNotFound) {
+		return dev, errs.New(errs.Device, "vfio %s: it is not in the machine any more: %w", addr,
+			pci.ErrNotFound)
+	}
 	if err != nil {
 		return dev, fmt.Errorf("vfio %s: %w", addr, err)
 	}

@@ -505,7 +505,7 @@ func TestAttachErrors(t *testing.T) {
 		class    errs.Class
 		words    []string
 	}{
-		{"no such device", backends, func(*fake) {}, "0000:00:1f.0", errs.Usage,
+		{"no such device", backends, func(*fake) {}, "0000:00:1f.0", errs.Device,
 			[]string{"0000:00:1f.0"}},
 		{"no address", backends, func(*fake) {}, "nvme0", errs.Usage, []string{"nvme0"}},
 		{"kernel driver", backends, func(k *fake) { k.add("0000:01:00.0", 20, "nvme") },
