@@ -116,7 +116,8 @@ func verdictOf(all []doctorFinding) (can, missing string) {
 		}
 	}
 	gpu, software := there("cuda:", "kernels load"), there("host", "software SSDs")
-	ssds := there("nvme", "") && there("vfio", "IOMMU") && there("vfio", "VFIO")
+	needed := needsOfVFIO(all)
+	ssds := there("nvme", "") && there("vfio", vfio.NeedIOMMU) && needed == ""
 	on, from := "", ""
 	switch {
 	case gpu:
@@ -134,7 +135,7 @@ func verdictOf(all []doctorFinding) (can, missing string) {
 		lack("a GPU", needs("cuda"))
 	}
 	if !ssds {
-		lack("SSDs by VFIO", needs("vfio", "IOMMU", "VFIO", "vfio-pci"))
+		lack("SSDs by VFIO", needed)
 		if !there("nvme", "") {
 			lack("an SSD of its own", needs("nvme"))
 		}
@@ -151,6 +152,24 @@ func verdictOf(all []doctorFinding) (can, missing string) {
 	}
 	missing = strings.Join(lacks, "; ")
 	return can, "F" + missing[1:]
+}
+
+// needsOfVFIO is what the first of the requirements of SSDs by VFIO asks for that is not there, "" for
+// none. Interrupt remapping shows on some machines only at the bind.
+func needsOfVFIO(all []doctorFinding) string {
+	for _, name := range vfio.Needs {
+		i := slices.IndexFunc(all,
+			func(f doctorFinding) bool { return f.Part == "vfio" && f.Name == name })
+		switch {
+		case i < 0 || all[i].Answer == probe.There:
+		case all[i].Answer == probe.Unknown && name == vfio.NeedRemapping:
+		case all[i].Next != "":
+			return all[i].Next
+		default:
+			return all[i].Detail
+		}
+	}
+	return ""
 }
 
 // answer turns the error of trying something into an answer: a lack of class Capability is

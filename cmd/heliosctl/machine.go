@@ -15,8 +15,10 @@ import (
 	"helios/internal/diskuse"
 	"helios/internal/errs"
 	"helios/internal/pci"
+	"helios/internal/probe"
 	"helios/internal/state"
 	"helios/internal/ui"
+	"helios/internal/vfio"
 	"helios/nvme"
 )
 
@@ -283,6 +285,11 @@ func (m *machine) ready(chosen []candidate) error {
 			return errs.New(errs.Capability, "%s is in no IOMMU group: %s", c.text(), m.noIOMMU())
 		}
 	}
+	if f := vfio.Remapping(m.sys); f.Answer == probe.NotThere {
+		return errs.New(errs.Capability,
+			"this machine has no interrupt remapping (%s), without which the kernel gives no device to user space; %s",
+			f.Detail, f.Next)
+	}
 	if !m.root() {
 		return errs.New(errs.Capability,
 			"changing a device's driver needs root: run the same command with sudo; using bound SSDs does not")
@@ -295,28 +302,7 @@ func (m *machine) ready(chosen []candidate) error {
 }
 
 // noIOMMU says how this machine gets its IOMMU switched on.
-func (m *machine) noIOMMU() string {
-	cpu, cmdline := m.attr("/proc/cpuinfo"), " "+m.attr("/proc/cmdline")+" "
-	for _, off := range []string{"intel_iommu=off", "amd_iommu=off", "iommu=off"} {
-		if strings.Contains(cmdline, " "+off+" ") {
-			return "the kernel argument " + off +
-				" keeps the IOMMU off; take it out of the boot loader's command line, and reboot"
-		}
-	}
-	if _, err := os.Stat(m.sys.Path("/sys/firmware/acpi/tables/IVRS")); err == nil &&
-		strings.Contains(cpu, "AuthenticAMD") {
-		return "the firmware offers the IOMMU (AMD-Vi), but the kernel does not use it; its log says why (\"sudo dmesg | grep AMD-Vi\"): often a firmware update helps, or a kernel with CONFIG_AMD_IOMMU"
-	}
-	switch {
-	case strings.Contains(cpu, "GenuineIntel") && strings.Contains(cmdline, " intel_iommu=on"):
-		return "intel_iommu=on is given, so the firmware hides the IOMMU; switch on VT-d (\"Virtualization Technology for Directed I/O\") in its set-up"
-	case strings.Contains(cpu, "GenuineIntel"):
-		return "the IOMMU is not on; add intel_iommu=on iommu=pt to the kernel's command line in the boot loader, switch on VT-d in the firmware's set-up, and reboot"
-	case strings.Contains(cpu, "AuthenticAMD"):
-		return "the IOMMU is not on; switch on IOMMU (AMD-Vi) in the firmware's set-up, add iommu=pt to the kernel's command line in the boot loader, and reboot"
-	}
-	return "the IOMMU is not on; switch it on in the firmware's set-up (VT-d, AMD-Vi or SMMU), with an Intel CPU also add intel_iommu=on to the kernel's command line, and reboot"
-}
+func (m *machine) noIOMMU() string { return vfio.NoIOMMU(m.sys) }
 
 // groupNode is the device node of an IOMMU group.
 func groupNode(group int) string { return "/dev/vfio/" + strconv.Itoa(group) }

@@ -17,17 +17,18 @@ import (
 )
 
 // lockedEnough is the RLIMIT_MEMLOCK from which on a small job fits: queues and the buffers of a
-// few mini-batches.
+// few mini-batches. vfio-setup.sh has it as enough_memlock_kib.
 const lockedEnough = 256 << 20
 
-// Probe looks at what driving SSDs in user space needs: the IOMMU, VFIO with its two backends, the
-// driver vfio-pci, the limit of locked memory, huge pages, and whether SSDs can be given a GPU's
-// memory. It opens no device.
+// Probe looks at what driving SSDs in user space needs (Needs), at VFIO's two backends, at huge
+// pages, and whether SSDs can be given a GPU's memory. It opens no device.
 func Probe() []probe.Finding { return realMachine().probe() }
 
 func (m machine) probe() []probe.Finding {
-	return []probe.Finding{m.probeIOMMU(), m.probeVFIO(), m.probeType1(), m.probeIOMMUFD(),
-		m.probeDriver(), m.probeLocked(), m.probeHuge(), m.probePeer(), m.probeMapFile()}
+	out := []probe.Finding{m.probeIOMMU(), m.probeRemapping(), m.probeVFIO()}
+	type1, iommufd := m.probeType1(), m.probeIOMMUFD()
+	return append(out, backendOf(type1, iommufd), type1, iommufd, m.probeDriver(), m.probeLocked(),
+		m.probeGroup(), m.probeHuge(), m.probePeer(), m.probeMapFile())
 }
 
 // entries counts what a folder holds; a missing folder holds nothing.
@@ -40,7 +41,7 @@ func (m machine) entries(dir string) (int, error) {
 }
 
 func (m machine) probeIOMMU() probe.Finding {
-	f := probe.Finding{Name: "IOMMU"}
+	f := probe.Finding{Name: NeedIOMMU}
 	list, err := os.ReadDir(m.path("/sys/kernel/iommu_groups"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		f.Detail = err.Error()
@@ -62,14 +63,14 @@ func (m machine) probeIOMMU() probe.Finding {
 		f.Answer, f.Detail, f.Next = probe.NotThere,
 			fmt.Sprintf(
 				"%d groups of VFIO's mode without an IOMMU, which protects no memory and is not used",
-				without), statusHint
+				without), m.noIOMMU()
 	case devices > 0 && err == nil:
 		f.Answer, f.Detail, f.Next = probe.NotThere,
-			"the IOMMU is there, but no device has a group", statusHint
+			"the IOMMU is there, but no device has a group", m.noIOMMU()
 	default:
 		f.Answer, f.Detail, f.Next = probe.NotThere,
 			"no device has an IOMMU group: it is off in the firmware or on the kernel's command line",
-			statusHint
+			m.noIOMMU()
 	}
 	return f
 }
@@ -148,7 +149,7 @@ func (m machine) probeIOMMUFD() probe.Finding {
 }
 
 func (m machine) probeDriver() probe.Finding {
-	f := probe.Finding{Name: "vfio-pci", Next: setupHint}
+	f := probe.Finding{Name: NeedDriver, Next: setupHint}
 	dir := "/sys/bus/pci/drivers/" + vfioDriver
 	list, err := os.ReadDir(m.path(dir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -173,7 +174,7 @@ func (m machine) probeDriver() probe.Finding {
 }
 
 func (m machine) probeLocked() probe.Finding {
-	f := probe.Finding{Name: "locked memory", Next: setupHint}
+	f := probe.Finding{Name: NeedLocked, Next: setupHint}
 	used, limit, err := m.k.memlock()
 	switch {
 	case err != nil:
@@ -181,9 +182,9 @@ func (m machine) probeLocked() probe.Finding {
 	case limit < 0:
 		f.Answer, f.Detail, f.Next = probe.There, "no limit", ""
 	case limit < lockedEnough:
-		f.Answer, f.Detail = probe.NotThere,
-			fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use); real SSDs need %s or more",
-				units.FormatBytes(limit), units.FormatBytes(used), units.FormatBytes(lockedEnough))
+		f.Answer, f.Next = probe.NotThere, memlockNext(lockedEnough)
+		f.Detail = fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use); real SSDs need %s or more",
+			units.FormatBytes(limit), units.FormatBytes(used), units.FormatBytes(lockedEnough))
 	default:
 		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use)",
 			units.FormatBytes(limit), units.FormatBytes(used)), ""

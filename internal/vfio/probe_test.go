@@ -1,6 +1,8 @@
 package vfio
 
 import (
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,8 +20,9 @@ func (k *fake) huge(total, free, promised string) {
 }
 
 func TestProbe(t *testing.T) {
-	names := []string{"IOMMU", "VFIO", "VFIO type1v2", "VFIO iommufd", "vfio-pci", "locked memory",
-		"huge pages", "other devices' memory", "dma-buf import"}
+	names := []string{"IOMMU", "interrupt remapping", "VFIO", "VFIO backend", "VFIO type1v2",
+		"VFIO iommufd", "vfio-pci", "locked memory", "group", "huge pages", "other devices' memory",
+		"dma-buf import"}
 	const there, not, unknown = probe.There, probe.NotThere, probe.Unknown
 	for _, c := range []struct {
 		name    string
@@ -42,7 +45,7 @@ func TestProbe(t *testing.T) {
 			k.huge("0", "0", "0")
 		}, []probe.Answer{not, not, not, not, not, not, not, not, not}, map[string]string{
 			"other devices' memory": "takes type1",
-			"IOMMU":                 "heliosctl vfio-setup status",
+			"IOMMU":                 "switch it on in the firmware's set-up",
 			"VFIO":                  "heliosctl vfio-setup setup", "vfio-pci": "not loaded",
 			"locked memory": "8 MiB", "huge pages": "none reserved",
 		}},
@@ -91,11 +94,21 @@ func TestProbe(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			k := newFake(t)
 			c.prepare(k)
+			a := c.answers // those that follow from them are told here
+			backend := a[2]
+			if backend != there && a[3] != not {
+				backend = there
+			}
+			c.answers = slices.Concat(a[:1], []probe.Answer{unknown, a[1], backend}, a[2:6],
+				[]probe.Answer{there}, a[6:])
 			found := k.machine().probe()
 			if len(found) != len(names) {
 				t.Fatalf("%d findings", len(found))
 			}
 			for i, f := range found {
+				if f.Name == NeedGroup && os.Geteuid() != 0 {
+					continue // as the user of this test has it
+				}
 				if f.Name != names[i] || f.Answer != c.answers[i] {
 					t.Errorf("%+v, want %s %s", f, names[i], c.answers[i])
 				}
@@ -113,5 +126,92 @@ func TestProbe(t *testing.T) {
 	}
 	if n := len(Probe()); n != len(names) { // the real machine, whatever it has
 		t.Errorf("%d findings", n)
+	}
+}
+
+func TestRemapping(t *testing.T) {
+	const irq = "  1:  0  9  IR-IO-APIC  1-edge  i8042\nLOC:  1  2  Local timer interrupts\n"
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  probe.Answer
+		word  string
+	}{
+		"nothing to be seen": {nil, probe.Unknown, "a bind tells"},
+		"on":                 {map[string]string{"/proc/interrupts": irq}, probe.There, "on"},
+		"newer names": {map[string]string{"/proc/interrupts": strings.ReplaceAll(irq, "IR-IO-APIC",
+			"IR-PCI-MSIX-0000:00:04.0")}, probe.There, "on"},
+		"off": {map[string]string{"/proc/interrupts": strings.ReplaceAll(irq, "IR-", "")},
+			probe.NotThere, "the kernel uses none"},
+		"an argument": {map[string]string{"/proc/cmdline": "quiet intel_iommu=on intremap=off"},
+			probe.NotThere, "intremap=off"},
+		"an old argument": {map[string]string{"/proc/cmdline": "nointremap"}, probe.NotThere,
+			"nointremap"},
+		"an IOMMU without": {map[string]string{"/sys/class/iommu/dmar0/intel-iommu/ecap": "f00040\n"},
+			probe.NotThere, "the IOMMU has none"},
+		"an IOMMU with": {map[string]string{"/sys/class/iommu/dmar0/intel-iommu/ecap": "f0004a\n"},
+			probe.Unknown, "a bind tells"},
+		"unsafe, and known": {map[string]string{"/proc/cmdline": "intremap=off",
+			"/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts": "Y\n"}, probe.There,
+			"allow_unsafe_interrupts"},
+		"unsafe by iommufd, which type1 does not ask": {map[string]string{
+			"/proc/cmdline": "intremap=off",
+			"/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts": "N\n",
+			"/sys/module/iommufd/parameters/allow_unsafe_interrupts":          "Y\n"},
+			probe.NotThere, "intremap=off"},
+		"unsafe by iommufd": {map[string]string{"/proc/cmdline": "intremap=off",
+			"/sys/module/iommufd/parameters/allow_unsafe_interrupts": "Y\n"}, probe.There, "iommufd"},
+		"an Arm machine": {map[string]string{
+			"/proc/interrupts": " 11:  0  9  GICv3  27 Level  arch_timer\n"}, probe.Unknown, ""},
+	} {
+		k := newFake(t)
+		for f, text := range c.files {
+			k.Put(f, text)
+		}
+		f := k.machine().probeRemapping()
+		if f.Answer != c.want || !strings.Contains(f.Detail, c.word) ||
+			f.Answer == probe.NotThere && !strings.Contains(f.Next, "intremap=on") {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+func TestNoIOMMU(t *testing.T) {
+	const tables = "/sys/firmware/acpi/tables/"
+	for _, c := range []struct {
+		files []string
+		cpu   string
+		args  string
+		want  string
+	}{
+		{[]string{tables + "VIOT"}, "GenuineIntel", "", "sudo modprobe virtio_iommu"},
+		{[]string{tables + "VIOT"}, "AuthenticAMD", "", "sudo modprobe virtio_iommu"},
+		{[]string{tables + "VIOT", "/sys/module/virtio_iommu/initstate"}, "GenuineIntel", "",
+			"virtio_iommu is loaded"},
+		{[]string{tables + "VIOT", tables + "DMAR"}, "GenuineIntel", "", "add intel_iommu=on"},
+		{nil, "GenuineIntel", "intel_iommu=off", "keeps the IOMMU off"},
+		{nil, "GenuineIntel", "intel_iommu=on", "hides the IOMMU"},
+		{[]string{tables + "IVRS"}, "AuthenticAMD", "", "dmesg | grep AMD-Vi"},
+		{nil, "", "", "VT-d, AMD-Vi or SMMU"},
+	} {
+		k := newFake(t)
+		for _, f := range c.files {
+			k.Put(f, "")
+		}
+		k.Put("/proc/cpuinfo", "vendor_id : "+c.cpu+"\n")
+		k.Put("/proc/cmdline", "quiet "+c.args+"\n")
+		if got := NoIOMMU(k.machine().sys()); !strings.Contains(got, c.want) {
+			t.Errorf("%v: %s", c, got)
+		}
+	}
+}
+
+// What a limit of locked memory lacks, setup can give: an earlier value stays unless told otherwise.
+func TestMemlockNext(t *testing.T) {
+	for needed, want := range map[uint64]string{1: "--memlock 512MiB", 300 << 20: "--memlock 512MiB",
+		500 << 20: "--memlock 768MiB", 64 << 30: "--memlock 81920MiB"} {
+		if got := memlockNext(needed); !strings.Contains(got, want+"\"") ||
+			!strings.Contains(got, "log in again") {
+			t.Errorf("%d: %s", needed, got)
+		}
 	}
 }

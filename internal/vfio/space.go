@@ -77,8 +77,8 @@ func (m machine) findDevice(addr string) (pci.Device, error) {
 // not check interrupts: a device could raise any of them by a write.
 func noRemapping(dev pci.Device, err error) error {
 	return errs.New(errs.Capability,
-		"vfio %s: the kernel refuses the IOMMU: %w: this machine has no interrupt remapping; turn on VT-d or AMD-Vi with interrupt remapping in the firmware's set-up",
-		dev.Addr, err)
+		"vfio %s: the kernel refuses the IOMMU: %w: this machine has no interrupt remapping; %s",
+		dev.Addr, err, remappingHint)
 }
 
 // groupText names every device of a group with its driver.
@@ -207,9 +207,3 @@ func (m machine) peerError(backend string, size uint64, err error) error {
 // nativeType1 tells the type1 driver from iommufd's imitation of it, by its folder in sysfs, which
 // also drivers that are built in have when they have parameters, as this one has.
 func (m machine) nativeType1() bool { return m.exists("/sys/module/vfio_iommu_type1") }
-
-func (m machine) memlockError(size uint64, used, limit int64) error {
-	return errs.New(errs.Capability,
-		"vfio: pin %d bytes: RLIMIT_MEMLOCK is %d bytes, %d of them in use, %d needed; %s (it raises the limit), or lower the buffer budgets",
-		size, limit, used, uint64(used)+size, setupHint)
-}
