@@ -23,7 +23,8 @@ limits_file=/etc/security/limits.d/80-heliosctl-memlock.conf
 rules_file=/etc/udev/rules.d/72-heliosctl-vfio.rules
 default_group=helios
 nvme_class=0x010802        # NVM Express I/O controller
-least_memlock_kib=65536    # queues and staging buffers of a small run
+least_memlock_kib=65536    # queues and staging buffers of the smallest run
+some_memlock_kib=262144    # of most small ones
 most_default_huge_mib=1024 # what setup reserves unasked, at most
 
 self=${0:-vfio-setup.sh}
@@ -456,9 +457,13 @@ limit_at_login() {
 limit_by_default() {
 	awk '/^Max locked memory/ { if ($4 == "unlimited") print $4; else printf "%.0f\n", $4 / 1024 }' "$R/proc/1/limits" 2>/dev/null
 }
-enough_memlock() { [ "$1" = unlimited ] || [ "$1" -ge "$least_memlock_kib" ]; }
+# enough_memlock KIB [LEAST]
+enough_memlock() { [ "$1" = unlimited ] || [ "$1" -ge "${2:-$least_memlock_kib}" ]; }
 
 # --- status
+#
+# What an ordinary user needs. heliosctl's doctor and bind-ssds ask the same (internal/vfio/require.go),
+# so that none of the three says ready where another fails: a change here is a change there.
 
 row() { printf '%-15s %s\n' "$1" "$2"; }
 lacks=
@@ -525,8 +530,14 @@ status_iommu() {
 			if [ -e "$R/sys/firmware/acpi/tables/$u" ]; then firmware=1; fi
 		done
 	fi
+	viot=0
+	if [ -e "$R/sys/firmware/acpi/tables/VIOT" ] && [ ! -e "$R/sys/firmware/acpi/tables/DMAR" ] && [ ! -e "$R/sys/firmware/acpi/tables/IVRS" ]; then viot=1; fi
 	in_firmware="turn it on in the firmware (BIOS or UEFI): \"Intel VT for Directed I/O\" or VT-d, \"AMD-Vi\" or IOMMU, or SMMU; in a virtual machine, its host must give it a virtual IOMMU (QEMU: -device intel-iommu)"
-	if [ -n "$against" ]; then
+	if [ $viot = 1 ] && ! loaded virtio_iommu; then
+		lack "the IOMMU is off: the firmware offers a virtual one (VIOT), whose driver virtio_iommu is not loaded" "sudo modprobe virtio_iommu, and put virtio_iommu into the initramfs (on Debian or Ubuntu /etc/initramfs-tools/modules, then \"sudo update-initramfs -u\"; on RHEL, Fedora and their kin \"sudo dracut --force --add-drivers virtio_iommu\") and reboot, for devices must come after it"
+	elif [ $viot = 1 ]; then
+		lack "the IOMMU is off: the firmware offers a virtual one (VIOT) and virtio_iommu is loaded, but no device is behind it" "see why in the kernel's log: \"sudo dmesg | grep -i iommu\""
+	elif [ -n "$against" ]; then
 		lack "the IOMMU is off: the kernel argument $against turns it off" "remove $against from the kernel arguments and reboot, on Debian or Ubuntu in /etc/default/grub followed by \"sudo update-grub\", on RHEL and its kin with \"sudo grubby --update-kernel=ALL --remove-args='$against'\". This script leaves boot loaders alone"
 	elif [ "$firmware" = 0 ]; then
 		lack "the IOMMU is off: the firmware reports none" "$in_firmware"
@@ -542,6 +553,40 @@ status_iommu() {
 	else
 		lack "the IOMMU is off" "$in_firmware"
 	fi
+}
+
+# status_remapping: without interrupt remapping a device can raise any interrupt by a write, and the kernel
+# gives none to user space unless its parameter allow_unsafe_interrupts says so.
+status_remapping() {
+	if [ "$iommu_on" = 0 ]; then return 0; fi
+	if grep -qs ' IR-' "$R/proc/interrupts"; then # the kernel's names of remapped interrupts
+		row interrupts "remapped"
+		return 0
+	fi
+	off=
+	if grep -qsE 'IO-APIC|PCI-MSI' "$R/proc/interrupts"; then off="the kernel uses none"; fi
+	# shellcheck disable=SC2013 # words are what is wanted
+	for a in $(cat "$R/proc/cmdline" 2>/dev/null); do
+		case $a in
+		intremap=off | nointremap) off="the kernel argument $a turns it off" ;;
+		esac
+	done
+	for u in "$R"/sys/class/iommu/dmar*/intel-iommu/ecap; do
+		case $(word "$u") in
+		'' | *[89abcdefABCDEF]) ;; # bit 3: IR (VT-d, section 11.4.3)
+		*) off="the IOMMU has none" ;;
+		esac
+	done
+	if [ -z "$off" ]; then return 0; fi # the kernel does not show it here; a bind tells
+	u=vfio_iommu_type1
+	if [ ! -d "$R/sys/module/$u" ]; then u=iommufd; fi
+	if [ "$(word "$R/sys/module/$u/parameters/allow_unsafe_interrupts")" = Y ]; then
+		row interrupts "not remapped: $off; $u does without"
+		note "$u takes devices without interrupt remapping (allow_unsafe_interrupts): a device can raise any interrupt"
+		return 0
+	fi
+	row interrupts "not remapped: $off"
+	lack "there is no interrupt remapping ($off), without which the kernel gives no device to user space" "turn on interrupt remapping beside VT-d or AMD-Vi in the firmware, and take intremap=off out of the kernel arguments; in a virtual machine its host gives it: QEMU with -machine kernel-irqchip=split -device intel-iommu,intremap=on, libvirt with <ioapic driver='qemu'/> and <iommu model='intel'><driver intremap='on'/></iommu>"
 }
 
 status_modules() {
@@ -637,9 +682,15 @@ status_user() {
 		note "nothing here reads /etc/security/limits.d at login (no pam_limits in /etc/pam.d): raise the limit of locked memory where $user's session starts"
 	fi
 	if [ -z "$limit" ] || ! enough_memlock "$limit"; then
-		lack "$user may lock too little memory for SSDs to reach (at least $(kib_text $least_memlock_kib))" "sudo $self setup${user:+ --user $user}, then log in again"
+		case $from in
+		'' | 'the default' | "$limits_file") raise="sudo $self setup --memlock $(kib_text $((2 * some_memlock_kib)) | tr -d ' ')${user:+ --user $user}" ;;
+		*) raise="raise memlock in $from" ;;
+		esac
+		lack "$user may lock too little memory for SSDs to reach (at least $(kib_text $least_memlock_kib))" "$raise, then log in again"
 	elif [ "$user" = "$me" ] && [ -n "$session" ] && ! enough_memlock "$session"; then
 		lack "this session may lock $(kib_text "$session") only" "log out and in again; where that does not help (a service, a desktop's terminal), raise LimitMEMLOCK= of that systemd unit"
+	elif ! enough_memlock "$limit" "$some_memlock_kib"; then
+		note "$(kib_text "$limit") of locked memory do for the smallest runs only, since all that SSDs read into is locked: sudo $self setup --memlock SIZE, or unlimited, raises it"
 	fi
 }
 
@@ -723,6 +774,7 @@ status_ssds() {
 look() {
 	row kernel "$(word "$R/proc/sys/kernel/osrelease")"
 	status_iommu
+	status_remapping
 	status_modules
 	status_huge
 	status_user
@@ -937,6 +989,7 @@ do_setup() {
 	fi
 	put $limits_file "# Memory that SSDs reach is locked. KiB, or unlimited; takes effect at login.
 @$group - memlock $memlock"
+	say "locked memory: $(kib_text "$memlock") for group $group from the next login on$memlock_why"
 	put $rules_file "$(rules_text)"
 	reload_rules
 	setup_nodes
@@ -1154,7 +1207,14 @@ bind | unbind)
 	pass "$verb-ssds" "$@"
 	exit
 	;;
-status | setup | reset) ;;
+status | setup | reset)
+	missing=
+	for c in awk cat chmod chgrp cp cut grep head id mkdir mv readlink rm rmdir sed stat tail tr; do
+		command -v "$c" >/dev/null || [ -x "$R/bin/$c" ] || missing="$missing${missing:+, }$c"
+	done
+	# Without them what is there would not be found.
+	if [ -n "$missing" ]; then die 3 "there is no $missing in PATH ($PATH), which $verb needs; install what has it (gawk or mawk, sed, grep, coreutils, or busybox) or mend PATH, then run $verb again"; fi
+	;;
 *) bad "there is no verb \"$verb\"; there are status, setup, bind, unbind and reset" ;;
 esac
 
@@ -1229,9 +1289,13 @@ if [ -z "$group" ]; then
 	group=${group:-$default_group}
 	check_name group "$group"
 fi
+memlock_why=
 if [ -z "$memlock" ]; then
 	# What an earlier setup wrote stays, unless another value is given.
-	if ours "$R$limits_file"; then memlock=$(awk '$3 == "memlock" { print $4; exit }' "$R$limits_file"); fi
+	if ours "$R$limits_file"; then
+		memlock=$(awk '$3 == "memlock" { print $4; exit }' "$R$limits_file")
+		memlock_why=", as an earlier setup set it (--memlock SIZE or unlimited changes it)"
+	fi
 	memlock=${memlock:-unlimited}
 fi
 

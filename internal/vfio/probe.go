@@ -16,9 +16,12 @@ import (
 	"helios/internal/units"
 )
 
-// lockedEnough is the RLIMIT_MEMLOCK from which on a small job fits: queues and the buffers of a
-// few mini-batches. vfio-setup.sh has it as enough_memlock_kib.
-const lockedEnough = 256 << 20
+// lockedLeast is the RLIMIT_MEMLOCK below which nothing runs, lockedSome that from which on most small
+// jobs fit: queues and the buffers of a few mini-batches. vfio-setup.sh has both.
+const (
+	lockedLeast = 64 << 20
+	lockedSome  = 256 << 20
+)
 
 // Probe looks at what driving SSDs in user space needs (Needs), at VFIO's two backends, at huge
 // pages, and whether SSDs can be given a GPU's memory. It opens no device.
@@ -181,10 +184,15 @@ func (m machine) probeLocked() probe.Finding {
 		f.Detail = err.Error()
 	case limit < 0:
 		f.Answer, f.Detail, f.Next = probe.There, "no limit", ""
-	case limit < lockedEnough:
-		f.Answer, f.Next = probe.NotThere, memlockNext(lockedEnough)
+	case limit < lockedLeast:
+		f.Answer, f.Next = probe.NotThere, memlockNext(lockedSome)
 		f.Detail = fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use); real SSDs need %s or more",
-			units.FormatBytes(limit), units.FormatBytes(used), units.FormatBytes(lockedEnough))
+			units.FormatBytes(limit), units.FormatBytes(used), units.FormatBytes(lockedLeast))
+	case limit < lockedSome:
+		f.Answer, f.Next = probe.There, ""
+		f.Detail = fmt.Sprintf(
+			"RLIMIT_MEMLOCK is %s (%s in use), which does for the smallest runs only",
+			units.FormatBytes(limit), units.FormatBytes(used))
 	default:
 		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use)",
 			units.FormatBytes(limit), units.FormatBytes(used)), ""

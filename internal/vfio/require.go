@@ -49,6 +49,15 @@ func (m machine) argument(words ...string) string {
 	return ""
 }
 
+// loaded reports whether a module is there, by its name with underscores; also when it is built in.
+func (m machine) loaded(module string) bool {
+	if m.exists("/sys/module/" + module) {
+		return true
+	}
+	builtin := m.attr("/lib/modules/" + m.attr("/proc/sys/kernel/osrelease") + "/modules.builtin")
+	return strings.Contains(strings.ReplaceAll(builtin, "-", "_"), "/"+module+".ko")
+}
+
 // NoIOMMU says how a machine gets its IOMMU switched on.
 func NoIOMMU(sys pci.Sys) string { return machine{root: sys.Root}.noIOMMU() }
 
@@ -57,10 +66,11 @@ func (m machine) noIOMMU() string {
 	cpu := m.attr("/proc/cpuinfo")
 	intel, amd := strings.Contains(cpu, "GenuineIntel"), strings.Contains(cpu, "AuthenticAMD")
 	off := m.argument("intel_iommu=off", "amd_iommu=off", "iommu=off")
+	virtual := table("VIOT") && !table("DMAR") && !table("IVRS")
 	switch {
-	case table("VIOT") && !table("DMAR") && !table("IVRS") && !m.exists("/sys/module/virtio_iommu"):
+	case virtual && !m.loaded("virtio_iommu"):
 		return "the firmware offers a virtual IOMMU (VIOT), whose driver virtio_iommu is not loaded; \"sudo modprobe virtio_iommu\", and put virtio_iommu into the initramfs (Debian, Ubuntu: /etc/initramfs-tools/modules, then \"sudo update-initramfs -u\"; RHEL, Fedora: \"sudo dracut --force --add-drivers virtio_iommu\") and reboot, for devices must come after it"
-	case table("VIOT") && !table("DMAR") && !table("IVRS"):
+	case virtual:
 		return "the firmware offers a virtual IOMMU (VIOT) and virtio_iommu is loaded, but no device is behind it; the kernel's log says why (\"sudo dmesg | grep -i iommu\")"
 	case off != "":
 		return "the kernel argument " + off +
@@ -73,6 +83,9 @@ func (m machine) noIOMMU() string {
 		return "the IOMMU is not on; add intel_iommu=on iommu=pt to the kernel's command line in the boot loader, switch on VT-d in the firmware's set-up, and reboot"
 	case amd:
 		return "the IOMMU is not on; switch on IOMMU (AMD-Vi) in the firmware's set-up, add iommu=pt to the kernel's command line in the boot loader, and reboot"
+	}
+	if strings.Contains(cpu, "CPU implementer") { // Arm
+		return "the IOMMU is not on; switch the SMMU on in the firmware's set-up, and reboot"
 	}
 	return "the IOMMU is not on; switch it on in the firmware's set-up (VT-d, AMD-Vi or SMMU), with an Intel CPU also add intel_iommu=on to the kernel's command line, and reboot"
 }

@@ -12,7 +12,10 @@ import (
 	"sync"
 	"testing"
 
+	"helios/internal/pci"
+	"helios/internal/probe"
 	"helios/internal/state"
+	"helios/internal/vfio"
 )
 
 const (
@@ -258,6 +261,44 @@ func TestStatusNamesEachLack(t *testing.T) {
 		}, []string{off}, []string{"SMMU"}},
 		{"no iommu=pt", func(m *machine) { m.write("proc/cmdline", "intel_iommu=on\n") }, nil,
 			[]string{"without iommu=pt", "nothing lacks"}},
+		{"VIOT without its driver", func(m *machine) {
+			noGroups(m)
+			m.remove("sys/firmware/acpi/tables/DMAR")
+			m.write("sys/firmware/acpi/tables/VIOT", "")
+			m.write("proc/cmdline", "quiet\n")
+		}, []string{off + ": the firmware offers a virtual one (VIOT), whose driver virtio_iommu is not loaded"},
+			[]string{"sudo modprobe virtio_iommu", "initramfs"}},
+		{"VIOT with its driver", func(m *machine) {
+			noGroups(m)
+			m.remove("sys/firmware/acpi/tables/DMAR")
+			m.write("sys/firmware/acpi/tables/VIOT", "")
+			m.write("sys/module/virtio_iommu/initstate", "live\n")
+		}, []string{off + ": the firmware offers a virtual one (VIOT) and virtio_iommu is loaded"}, nil},
+		{"VIOT with its driver built in", func(m *machine) {
+			noGroups(m)
+			m.remove("sys/firmware/acpi/tables/DMAR")
+			m.write("sys/firmware/acpi/tables/VIOT", "")
+			m.write("lib/modules/6.1.0-99-test/modules.builtin",
+				"kernel/drivers/iommu/virtio-iommu.ko\n")
+		}, []string{off + ": the firmware offers a virtual one (VIOT) and virtio_iommu is loaded"}, nil},
+		{"interrupts remapped",
+			func(m *machine) { m.write("proc/interrupts", irq) }, nil, []string{"interrupts      remapped"}},
+		{"no interrupt remapping", func(m *machine) {
+			m.write("proc/interrupts", strings.ReplaceAll(irq, "IR-", ""))
+		}, []string{"there is no interrupt remapping (the kernel uses none)"},
+			[]string{"intremap=on", "libvirt"}},
+		{"remapping turned off", func(m *machine) { m.write("proc/cmdline", "iommu=pt intremap=off\n") },
+			[]string{"there is no interrupt remapping (the kernel argument intremap=off turns it off)"}, nil},
+		{"an IOMMU without remapping", func(m *machine) {
+			m.write("sys/class/iommu/dmar0/intel-iommu/ecap", "f00f42\n")
+		}, []string{"there is no interrupt remapping (the IOMMU has none)"}, nil},
+		{"an IOMMU with remapping", func(m *machine) {
+			m.write("sys/class/iommu/dmar0/intel-iommu/ecap", "f00f4e\n")
+		}, nil, nil},
+		{"unsafe interrupts", func(m *machine) {
+			m.write("proc/interrupts", strings.ReplaceAll(irq, "IR-", ""))
+			m.write("sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", "Y\n")
+		}, nil, []string{"a device can raise any interrupt"}},
 		{"no modules",
 			func(m *machine) { m.remove("sys/module/vfio_pci", "sys/module/vfio_iommu_type1") },
 			[]string{"vfio_pci and vfio_iommu_type1: not loaded"}, nil},
@@ -285,20 +326,23 @@ func TestStatusNamesEachLack(t *testing.T) {
 			[]string{"nobody is in group helios"}, nil},
 		{"little memory", func(m *machine) { m.remove(limitsFile) },
 			[]string{"alice may lock too little memory"},
-			[]string{"alice: 8 MiB at login, from the default"}},
+			[]string{"alice: 8 MiB at login, from the default",
+				"setup --memlock 512MiB --user alice, then log in again"}},
 		{"a user's own limit",
 			func(
 				m *machine) {
 				m.write("etc/security/limits.conf", "alice soft memlock 100 # KiB\n")
 			}, []string{"alice may lock too little memory"},
-			[]string{"alice: 100 KiB at login, from /etc/security/limits.conf"}},
+			[]string{"alice: 100 KiB at login, from /etc/security/limits.conf",
+				"next: raise memlock in /etc/security/limits.conf, then log in again"}},
 		{"a hard limit", func(m *machine) {
 			m.write(limitsFile, "@helios soft memlock unlimited\n@helios hard memlock 2048\n")
 		}, []string{"alice may lock too little memory"}, []string{"alice: 2 MiB"}},
 		{"a later file", func(m *machine) {
 			m.write("etc/security/limits.d/99-site.conf",
 				"@helios - memlock 131072\n* - memlock 1\n")
-		}, nil, []string{"128 MiB at login, from /etc/security/limits.d/99-site.conf"}},
+		}, nil, []string{"128 MiB at login, from /etc/security/limits.d/99-site.conf",
+			"128 MiB of locked memory do for the smallest runs only", "setup --memlock SIZE"}},
 		{"no rule", func(m *machine) { m.remove(rulesFile) },
 			[]string{"there is no udev rule that gives the group helios"}, nil},
 		{"a rule of others", func(m *machine) { m.write(rulesFile, "GROUP=\"helios\"\n") },
@@ -350,9 +394,85 @@ func TestStatusNamesEachLack(t *testing.T) {
 					r.want(3, c.words...)
 				}
 				m.same(before, "status")
+				compareWithHeliosctl(t, r)
 			})
 		})
 	}
+}
+
+const irq = "  1:  0  9  IR-IO-APIC  1-edge  i8042\nLOC:  1  2  Local timer interrupts\n"
+
+// compareWithHeliosctl: doctor and bind-ssds lack what status lacks, and name the same next step.
+func compareWithHeliosctl(t *testing.T, r result) {
+	t.Helper()
+	sys := pci.Sys{Root: r.m.root}
+	if got, want := vfio.Remapping(sys).Answer == probe.NotThere,
+		strings.Contains(r.out, "there is no interrupt remapping"); got != want &&
+		!strings.Contains(r.out, "the IOMMU is off") {
+		t.Errorf("no interrupt remapping: heliosctl says %v, status %v:\n%s", got, want, r.out)
+	}
+	if !strings.Contains(r.out, "the IOMMU is off") {
+		return
+	}
+	next := vfio.NoIOMMU(sys)
+	for _, w := range []string{"sudo modprobe virtio_iommu", "update-initramfs", "dmesg | grep -i iommu",
+		"dmesg | grep AMD-Vi", "add intel_iommu=on", "the kernel argument intel_iommu=off"} {
+		if got, want := strings.Contains(next, w), strings.Contains(r.out, w); got != want {
+			t.Errorf("%q: in heliosctl's next step %v, in that of status %v:\n%s\n%s", w, got, want,
+				next, r.out)
+		}
+	}
+}
+
+// A command that is not there would make everything look as if it were not there.
+func TestMissingCommands(t *testing.T) {
+	eachShell(t, func(t *testing.T, sh shell) {
+		m := ready(t, sh)
+		m.env = []string{"SUDO_USER=alice"}
+		before := m.tree()
+		dir := t.TempDir() // a PATH without awk and tail
+		names, err := os.ReadDir("/usr/bin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sh.name == "busybox" {
+			if names, err = os.ReadDir(sh.path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, n := range names {
+			at := filepath.Join("/usr/bin", n.Name())
+			if sh.name == "busybox" {
+				at = filepath.Join(sh.path, n.Name())
+			}
+			if !strings.HasSuffix(n.Name(), "awk") && n.Name() != "tail" {
+				if err := os.Symlink(at, filepath.Join(dir, n.Name())); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		m.sh.path = dir
+		for _, verb := range []string{"status", "setup", "reset"} {
+			m.run(verb).want(3, "there is no awk, tail in PATH", "install what has it").not("lack", "removed")
+		}
+		m.run("--help").want(0, "prepare this machine")
+		m.same(before, "without awk")
+	})
+}
+
+// setup says which limit of locked memory it leaves, and keeps one that was given.
+func TestSetupSaysTheLimit(t *testing.T) {
+	eachShell(t, func(t *testing.T, sh shell) {
+		m := newMachine(t, sh, groupTools["none"]...)
+		m.env = []string{"SUDO_USER=alice"}
+		m.run("setup", "--hugepages", "0").want(0, "locked memory: unlimited for group helios")
+		m.run("setup", "--hugepages", "0", "--memlock", "64MiB").want(0,
+			"locked memory: 64 MiB for group helios from the next login on",
+			"64 MiB of locked memory do for the smallest runs only").not("as an earlier setup set it")
+		m.run("setup", "--hugepages", "0").want(0,
+			"locked memory: 64 MiB for group helios from the next login on, as an earlier setup set it (--memlock SIZE or unlimited changes it)")
+		m.run("setup", "--hugepages", "0", "--memlock", "512MiB").want(0, "locked memory: 512 MiB")
+	})
 }
 
 // What only a new login brings is told apart from what setup brings.
