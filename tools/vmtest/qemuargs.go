@@ -24,6 +24,7 @@ type Disk struct {
 	// gives an empty one: break and resume through HMP "qemu-io dN 'break read_aio tag'".
 	BlkDebug     string
 	ThrottleIOPS int
+	VFs          int // virtual functions that it can have (SR-IOV)
 }
 
 // Config is a machine.
@@ -34,6 +35,11 @@ type Config struct {
 	// SharedGroup puts the first two disks into one IOMMU group: two functions of one slot, which
 	// without ACS may reach each other.
 	SharedGroup bool
+	// SharedNamespace makes the first two disks two controllers of one subsystem with one namespace,
+	// which the image of the first holds.
+	SharedNamespace bool
+	NoRemapping     bool   // the IOMMU has no interrupt remapping
+	KernelArgs      string // more of them
 	// PeerMB is the size of a device at peerAddr with memory behind its BAR 2, a power of two. Its
 	// memory is a file of the host.
 	PeerMB int
@@ -71,7 +77,7 @@ func (c Config) withDefaults() Config {
 func (c Config) check() error {
 	serials := map[string]int{}
 	for i, d := range c.Disks {
-		if j, twice := serials[d.Serial]; twice {
+		if j, twice := serials[d.Serial]; twice && !(c.SharedNamespace && i == 1) {
 			return fmt.Errorf("disks %d and %d have the serial %s", j, i, d.Serial)
 		}
 		serials[d.Serial] = i
@@ -95,6 +101,9 @@ func (c Config) check() error {
 		if c.SharedGroup && i < 2 && d.HotPlug {
 			return fmt.Errorf("disk %d: a shared group has no hot plug", i)
 		}
+	}
+	if c.SharedNamespace && (len(c.Disks) < 2 || c.Disks[0].Serial != c.Disks[1].Serial) {
+		return fmt.Errorf("a shared namespace needs two disks with one serial")
 	}
 	if c.SharedGroup && len(c.Disks) < 2 {
 		return fmt.Errorf("a shared group needs two disks")
@@ -152,6 +161,10 @@ func nvmeDevice(i int, d Disk) map[string]any {
 	if d.IOQPairs > 0 {
 		a["max_ioqpairs"] = d.IOQPairs
 	}
+	if d.VFs > 0 { // a subsystem of its own, and at least two queues and an interrupt for each
+		a["subsys"], a["sriov_max_vfs"] = fmt.Sprintf("sub%d", i), d.VFs
+		a["sriov_vq_flexible"], a["sriov_vi_flexible"] = 2*d.VFs, d.VFs
+	}
 	if d.HotPlug {
 		a["bus"] = fmt.Sprintf("port%d", i)
 	} else {
@@ -162,8 +175,9 @@ func nvmeDevice(i int, d Disk) map[string]any {
 
 func deviceText(a map[string]any) string {
 	out := fmt.Sprint(a["driver"])
-	for _, k := range []string{"id", "serial", "drive", "bus", "addr", "multifunction", "mdts",
-		"cmb_size_mb", "legacy-cmb", "max_ioqpairs"} {
+	for _, k := range []string{"id", "serial", "drive", "subsys", "bus", "addr", "multifunction",
+		"mdts", "cmb_size_mb", "legacy-cmb", "max_ioqpairs", "sriov_max_vfs", "sriov_vq_flexible",
+		"sriov_vi_flexible"} {
 		if v, ok := a[k]; ok {
 			if v == true {
 				v = "on"
@@ -185,11 +199,16 @@ func qemuArgs(c Config, p places) []string {
 		"-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16",
 		"-smp", strconv.Itoa(c.CPUs), "-m", fmt.Sprintf("%dM", c.MemoryMB),
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-		"-kernel", p.kernel, "-initrd", p.initrd, "-append", bootArgs,
+		"-kernel", p.kernel, "-initrd", p.initrd, "-append",
+		strings.TrimSpace(bootArgs + " " + c.KernelArgs),
 		"-chardev", "file,id=con,path=" + comma(p.console()), "-serial", "chardev:con",
 		"-chardev", "socket,id=ch,path=" + comma(p.channel()), "-serial", "chardev:ch",
 		"-chardev", "socket,id=qmp,path=" + comma(p.qmp()), "-mon", "chardev=qmp,mode=control",
-		"-device", "intel-iommu,intremap=on,caching-mode=on",
+		"-device", "intel-iommu,intremap=" + map[bool]string{true: "off", false: "on"}[c.NoRemapping] +
+			",caching-mode=on",
+	}
+	if c.SharedNamespace {
+		a = append(a, "-device", "nvme-subsys,id=sub0,nqn=shared")
 	}
 	if c.PeerMB > 0 {
 		a = append(a, "-object",
@@ -218,6 +237,14 @@ func qemuArgs(c Config, p places) []string {
 			continue
 		}
 		dev := nvmeDevice(i, d)
+		if d.VFs > 0 {
+			a = append(a, "-device", fmt.Sprintf("nvme-subsys,id=sub%d", i))
+		}
+		shared := c.SharedNamespace && i < 2
+		if shared {
+			delete(dev, "drive")
+			dev["subsys"] = "sub0"
+		}
 		if c.SharedGroup && i < 2 {
 			dev["addr"] = fmt.Sprintf("10.%d", i)
 			if i == 0 {
@@ -225,6 +252,9 @@ func qemuArgs(c Config, p places) []string {
 			}
 		}
 		a = append(a, "-device", deviceText(dev))
+		if shared && i == 1 { // behind both controllers
+			a = append(a, "-device", "nvme-ns,bus=nvme0,drive=d0,nsid=1,shared=on")
+		}
 		if d.ownNamespace() {
 			ns := fmt.Sprintf(
 				"nvme-ns,bus=nvme%d,drive=d%d,logical_block_size=%d,physical_block_size=%d", i, i,
