@@ -92,7 +92,7 @@ func (c Config) check() error {
 		if d.Absent && !d.HotPlug {
 			return fmt.Errorf("disk %d: absent without a hot-plug port", i)
 		}
-		if d.HotPlug && d.ownNamespace() {
+		if d.HotPlug && (d.LBA != 512 || d.Zoned) {
 			return fmt.Errorf("disk %d: hot plug takes 512-byte blocks without zones only", i)
 		}
 		if d.LegacyCMB && d.CMBMB == 0 {
@@ -116,7 +116,7 @@ func (c Config) check() error {
 
 // ownNamespace tells whether QEMU gets the namespace as a device of its own: it has what the
 // controller's own default lacks.
-func (d Disk) ownNamespace() bool { return d.LBA != 512 || d.Zoned }
+func (d Disk) ownNamespace() bool { return d.LBA != 512 || d.Zoned || d.VFs > 0 }
 
 // peerAddr tells where the device with memory is.
 const peerAddr = "0000:00:1e.0"
