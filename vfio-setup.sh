@@ -534,7 +534,7 @@ status_iommu() {
 	if [ -e "$R/sys/firmware/acpi/tables/VIOT" ] && [ ! -e "$R/sys/firmware/acpi/tables/DMAR" ] && [ ! -e "$R/sys/firmware/acpi/tables/IVRS" ]; then viot=1; fi
 	in_firmware="turn it on in the firmware (BIOS or UEFI): \"Intel VT for Directed I/O\" or VT-d, \"AMD-Vi\" or IOMMU, or SMMU; in a virtual machine, its host must give it a virtual IOMMU (QEMU: -device intel-iommu)"
 	if [ $viot = 1 ] && ! loaded virtio_iommu; then
-		lack "the IOMMU is off: the firmware offers a virtual one (VIOT), whose driver virtio_iommu is not loaded" "sudo modprobe virtio_iommu, and put virtio_iommu into the initramfs (on Debian or Ubuntu /etc/initramfs-tools/modules, then \"sudo update-initramfs -u\"; on RHEL, Fedora and their kin \"sudo dracut --force --add-drivers virtio_iommu\") and reboot, for devices must come after it"
+		lack "the IOMMU is off: the firmware offers a virtual one (VIOT), whose driver virtio_iommu is not loaded" "sudo modprobe virtio_iommu, and put virtio_iommu into the initramfs (on Debian or Ubuntu /etc/initramfs-tools/modules, then \"sudo update-initramfs -u\"; on RHEL, Fedora and their kin a line add_drivers+=virtio_iommu in /etc/dracut.conf.d/virtio_iommu.conf, then \"sudo dracut -f\") and reboot, for devices must come after it"
 	elif [ $viot = 1 ]; then
 		lack "the IOMMU is off: the firmware offers a virtual one (VIOT) and virtio_iommu is loaded, but no device is behind it" "see why in the kernel's log: \"sudo dmesg | grep -i iommu\""
 	elif [ -n "$against" ]; then

@@ -20,7 +20,7 @@ type AsyncOptions struct {
 	Blocks     int           // blocks of each I/O kernel at most (32)
 	Threads    int           // threads of a block (32); the host device takes a block as one warp
 	QueuePairs int           // per SSD; 0: as many as the blocks can drive at once
-	Depth      int           // reads outstanding per SSD, over all its queue pairs (256, if it takes so many)
+	Depth      int           // reads outstanding per SSD, over its queue pairs (256, or less)
 	Timeout    time.Duration // deadline of one attempt (10 s)
 	Retries    int           // attempts after the first; negative: none (3)
 	SMs        int           // budget of each I/O stream; 0 = all

@@ -68,8 +68,8 @@ func (e *queueSet) queues() int { return len(e.ssds) * e.perSSD }
 
 func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(), g) }
 
-// pairLimit is how many queue pairs of an SSD a reader may have that asks for so many, or with 0 for
-// what it needs.
+// pairLimit is how many queue pairs of an SSD a reader may have that asks for so many, or with 0
+// for what it needs.
 func pairLimit(s *SSD, asked int) int {
 	limit := s.Ctrl.MaxQueuePairs()
 	if asked == 0 && limit > 1 {
@@ -81,8 +81,8 @@ func pairLimit(s *SSD, asked int) int {
 // commandsPerQueue is how many commands an SSD's queue takes: a ring keeps one entry free.
 func commandsPerQueue(s *SSD) int { return min(maxCommands, s.Ctrl.MaxQueueEntries()-1) }
 
-// FitDepth lowers a depth that nobody asked for to what each of the SSDs takes on its queue pairs: on
-// so many, or with 0 on all but the one that loads use.
+// FitDepth lowers a depth that nobody asked for to what each of the SSDs takes on its queue pairs:
+// on so many, or with 0 on all but the one that loads use.
 func FitDepth(ssds []*SSD, queuePairs, depth int) int {
 	for _, s := range ssds {
 		pairs := pairLimit(s, queuePairs)

@@ -147,7 +147,8 @@ func (p *prover) identifies(ctx context.Context, s *side, i int) (err error) {
 // reads proves the whole way of rows.
 func (p *prover) reads(ctx context.Context, m *Memory) (err error) {
 	rd, err := newEngine("proof", nil, p.dev, p.ssds, p.layout, AsyncOptions{
-		Blocks: 1, QueuePairs: 1, Depth: FitDepth(p.ssds, 1, 4), Timeout: proveTimeout, Retries: 1, Resets: -1,
+		Blocks: 1, QueuePairs: 1, Depth: FitDepth(p.ssds, 1, 4), Timeout: proveTimeout,
+		Retries: 1, Resets: -1,
 		CoalesceBytes: proveRows * int(p.layout.RowBytes), Memory: m,
 	})
 	if err != nil {

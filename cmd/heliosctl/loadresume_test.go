@@ -28,8 +28,8 @@ flush: {latency: {quantiles: [{q: 0, us: 50}, {q: 1, us: 50}], source: "assumed:
 `
 
 // slowly binds two SSDs that play slowSSD, with something in every byte but the first and last MiB,
-// and makes a dataset of 40 MB. force names them to a load. They are in shared memory, where a flush
-// costs nothing.
+// and makes a dataset of 40 MB. force names them to a load. They are in shared memory, where a
+// flush costs nothing.
 func slowly(t *testing.T, mbs int) (pattern []byte, force string) {
 	t.Helper()
 	isolate(t)

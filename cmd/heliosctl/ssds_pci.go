@@ -110,8 +110,8 @@ func (i *inspector) inspectController(d state.SSD, r *ssdReport) error {
 	return gone
 }
 
-// stillBound finds the controller of a bound SSD, which may have left the machine or vfio-pci since;
-// next is what to do then.
+// stillBound finds the controller of a bound SSD, which may have left the machine or vfio-pci
+// since; next is what to do then.
 func (m *machine) stillBound(d state.SSD) (dev pci.Device, next string, err error) {
 	dev, err = m.sys.Device(d.PCI)
 	if errors.Is(err, pci.ErrNotFound) {

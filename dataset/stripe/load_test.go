@@ -264,7 +264,8 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// An SSD is blank where it is in the middle too: who wipes the ends of a disk leaves what was on it.
+// An SSD is blank where it is in the middle too: who wipes the ends of a disk leaves what was on
+// it.
 func TestLoadSamplesTheMiddle(t *testing.T) {
 	d := small(t, 200, 16, 1)
 	const bytesAll = 96 << 20

@@ -11,7 +11,8 @@ import (
 	"helios/internal/pci/fakesys"
 )
 
-// Block devices that share bytes overlap, whatever their names; those that only share a disk do not.
+// Block devices that share bytes overlap, whatever their names; those that only share a disk do
+// not.
 func TestOverlaps(t *testing.T) {
 	m := fakesys.New(t.TempDir())
 	const uuid = "5b9d2c1e-0000-4000-8000-0123456789ab"

@@ -461,9 +461,9 @@ func ofController(sys pci.Sys, addr string, excl func(string) error) ([]Use, err
 }
 
 // OtherPaths says by which controllers other than ctrl the kernel reaches a namespace, and by which
-// block devices. all are the namespaces that the kernel has; of a bound one only the ID is known. Without native multipath one namespace
-// is a block device for each of its controllers, and what is done to one of them the others do not
-// know.
+// block devices. all are the namespaces that the kernel has; of a bound one only the ID is known.
+// Without native multipath one namespace is a block device for each of its controllers, and what is
+// done to one of them the others do not know.
 func OtherPaths(all []pci.Namespace, ns pci.Namespace, ctrl string) []string {
 	var out []string
 	for _, o := range all {

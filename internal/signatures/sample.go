@@ -16,11 +16,11 @@ const (
 	gib = 1 << 30
 )
 
-// Places lists, in order, where the middle of a device is looked at to see whether it is blank: what
-// lies between the BlankBytes at its ends. Who has wiped the ends of a disk has not wiped what was on
-// it. The number of places is bounded, however large the device: the places where formats keep
-// copies of their superblocks, each MiB of the beginning, which fills up first, and two in each of
-// 1,024 equal parts, the second one at random. draw gives a number below n.
+// Places lists, in order, where the middle of a device is looked at to see whether it is blank:
+// what lies between the BlankBytes at its ends. Who has wiped the ends of a disk has not wiped what
+// was on it. The number of places is bounded, however large the device: the places where formats
+// keep copies of their superblocks, each MiB of the beginning, which fills up first, and two in
+// each of 1,024 equal parts, the second one at random. draw gives a number below n.
 func Places(deviceBytes int64, draw func(n int64) int64) []int64 {
 	first, last := int64(BlankBytes), (deviceBytes-BlankBytes)&^(SampleBytes-1)-SampleBytes
 	if last < first {

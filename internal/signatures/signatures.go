@@ -106,7 +106,8 @@ func All(head, tail []byte, deviceBytes int64) []string {
 		bytes.Equal(at(deviceBytes&^0xffff-0x10000, 4), raid) {
 		add("a Linux RAID member")
 	}
-	// ZFS has two labels of 256 KiB at each end, and in the second half of each a ring of uberblocks.
+	// ZFS has two labels of 256 KiB at each end, and in the second half of each a ring of
+	// uberblocks.
 	const label = 256 << 10
 	end := deviceBytes &^ (label - 1)
 	for off := int64(label / 2); off < label; off += 1024 {

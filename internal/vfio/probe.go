@@ -16,8 +16,8 @@ import (
 	"helios/internal/units"
 )
 
-// lockedLeast is the RLIMIT_MEMLOCK below which nothing runs, lockedSome that from which on most small
-// jobs fit: queues and the buffers of a few mini-batches. vfio-setup.sh has both.
+// lockedLeast is the RLIMIT_MEMLOCK below which nothing runs, lockedSome that from which on most
+// small jobs fit: queues and the buffers of a few mini-batches. vfio-setup.sh has both.
 const (
 	lockedLeast = 64 << 20
 	lockedSome  = 256 << 20

@@ -14,8 +14,8 @@ import (
 	"helios/internal/probe"
 )
 
-// What it takes to drive SSDs: "heliosctl doctor" and bind-ssds ask here, and "vfio-setup.sh status"
-// asks the same of the same files, since it also runs where there is no heliosctl
+// What it takes to drive SSDs: "heliosctl doctor" and bind-ssds ask here, and "vfio-setup.sh
+// status" asks the same of the same files, since it also runs where there is no heliosctl
 // (tools/setuptest compares the two). A change here is a change there.
 
 // The names of the findings that have to be there.
@@ -69,7 +69,7 @@ func (m machine) noIOMMU() string {
 	virtual := table("VIOT") && !table("DMAR") && !table("IVRS")
 	switch {
 	case virtual && !m.loaded("virtio_iommu"):
-		return "the firmware offers a virtual IOMMU (VIOT), whose driver virtio_iommu is not loaded; \"sudo modprobe virtio_iommu\", and put virtio_iommu into the initramfs (Debian, Ubuntu: /etc/initramfs-tools/modules, then \"sudo update-initramfs -u\"; RHEL, Fedora: \"sudo dracut --force --add-drivers virtio_iommu\") and reboot, for devices must come after it"
+		return "the firmware offers a virtual IOMMU (VIOT), whose driver virtio_iommu is not loaded; \"sudo modprobe virtio_iommu\", and put virtio_iommu into the initramfs (Debian, Ubuntu: /etc/initramfs-tools/modules, then \"sudo update-initramfs -u\"; RHEL, Fedora: a line add_drivers+=virtio_iommu in /etc/dracut.conf.d/virtio_iommu.conf, then \"sudo dracut -f\") and reboot, for devices must come after it"
 	case virtual:
 		return "the firmware offers a virtual IOMMU (VIOT) and virtio_iommu is loaded, but no device is behind it; the kernel's log says why (\"sudo dmesg | grep -i iommu\")"
 	case off != "":
@@ -194,7 +194,7 @@ func memlockNext(needed uint64) string {
 	const step = 256 << 20
 	size := max((needed+needed/4+step-1)/step, 2) * step >> 20
 	return fmt.Sprintf(
-		`run "sudo heliosctl vfio-setup setup --memlock %dMiB" (or --memlock unlimited), then log in again`,
+		`run "sudo heliosctl vfio-setup setup --memlock %dMiB" (or unlimited in place of the size), then log in again`,
 		size)
 }
 

@@ -35,8 +35,8 @@ type Config struct {
 	// SharedGroup puts the first two disks into one IOMMU group: two functions of one slot, which
 	// without ACS may reach each other.
 	SharedGroup bool
-	// SharedNamespace makes the first two disks two controllers of one subsystem with one namespace,
-	// which the image of the first holds.
+	// SharedNamespace makes the first two disks two controllers of one subsystem with one
+	// namespace, which the image of the first holds.
 	SharedNamespace bool
 	NoRemapping     bool   // the IOMMU has no interrupt remapping
 	KernelArgs      string // more of them

@@ -30,12 +30,12 @@ func init() {
 }
 
 // driverOf is the driver that has a device, "" for none.
-func (t *T) driverOf(addr string) string {
+func driverOf(t *T, addr string) string {
 	return strings.TrimSpace(t.OK("root",
 		fmt.Sprintf("basename \"$(readlink /sys/bus/pci/devices/%s/driver)\"", addr)))
 }
 
-func (t *T) imageSum(i int) []byte {
+func imageSum(t *T, i int) []byte {
 	t.OK("root", "sync")
 	b, err := os.ReadFile(t.DiskPath(i))
 	if err != nil {
@@ -60,12 +60,12 @@ func runShared(t *T) {
 	dev := strings.TrimSpace(t.OK("root", "ls -d /dev/nvme*n1"))
 	t.OK("root", "mke2fs -q "+dev+" 2>&1 && mkdir /data && mount -t ext4 "+dev+
 		" /data && echo precious >/data/file && sync && mount -o remount,ro /data")
-	before := t.imageSum(0)
+	before := imageSum(t, 0)
 	refused := func(words ...string) {
 		for _, force := range []string{"", "--force SHARED "} {
 			t.Exit(4, append(words, two, "no --force overrides", "is back with no driver"), "root",
 				"heliosctl bind-ssds --quiet "+force+two)
-			if d := t.driverOf(two); d != "" {
+			if d := driverOf(t, two); d != "" {
 				t.Errorf("%s is with driver %q", two, d)
 			}
 		}
@@ -74,7 +74,7 @@ func runShared(t *T) {
 	t.OK("root", "ls /run/heliosctl/vfio*.json 2>/dev/null && exit 1; umount /data")
 	refused("is the namespace that the kernel reaches through", dev) // idle, but mounted at will
 	unbind(one)
-	if !bytes.Equal(t.imageSum(0), before) {
+	if !bytes.Equal(imageSum(t, 0), before) {
 		t.Errorf("the image has changed")
 	}
 
@@ -88,12 +88,12 @@ func runShared(t *T) {
 	t.OK("user", "cd /tmp && heliosctl load g --force SHARED && heliosctl verify g")
 	t.OK("root", fmt.Sprintf("echo %s >/sys/bus/pci/drivers/nvme/bind", two))
 	t.OK("root", "for i in $(seq 100); do ls /dev/nvme*n1 2>/dev/null && exit 0; sleep 0.1; done; exit 1")
-	before = t.imageSum(0)
+	before = imageSum(t, 0)
 	t.Exit(4, []string{"vfio0", "is the namespace that the kernel reaches through",
 		"no --force overrides"}, "user", "cd /tmp && heliosctl load g --force SHARED --restart")
 	t.Exit(0, []string{"is the namespace that the kernel reaches through"}, "user", "heliosctl ssds")
 	t.Exit(4, []string{"vfio0 (" + one + ") reaches"}, "root", "heliosctl bind-ssds "+two)
-	if !bytes.Equal(t.imageSum(0), before) {
+	if !bytes.Equal(imageSum(t, 0), before) {
 		t.Errorf("the image has changed")
 	}
 	unbind(two)
@@ -110,7 +110,7 @@ func runVFs(t *T) {
 	dir := "/sys/bus/pci/devices/" + pf
 	t.OK("root", "cd "+dir+" && echo 0 >sriov_drivers_autoprobe && echo 1 >sriov_numvfs")
 	vf := strings.TrimSpace(t.OK("root", "basename \"$(readlink "+dir+"/virtfn0)\""))
-	before := t.imageSum(0)
+	before := imageSum(t, 0)
 	for _, force := range []string{"", "--force HELIOS0 "} {
 		t.Exit(4, []string{vf + " is a virtual function of " + pf, dev + " is mounted at /data",
 			"nothing was changed"}, "root", "heliosctl bind-ssds "+force+vf)
@@ -120,12 +120,12 @@ func runVFs(t *T) {
 		t.Exit(4, []string{pf + " has 1 virtual functions", "sriov_numvfs", "nothing was changed"},
 			"root", "heliosctl bind-ssds "+force+pf)
 	}
-	if d := t.driverOf(pf) + t.driverOf(vf); d != "nvme" {
+	if d := driverOf(t, pf) + driverOf(t, vf); d != "nvme" {
 		t.Errorf("the drivers are %q", d)
 	}
 	t.OK("root", "echo 0 >"+dir+"/sriov_numvfs")
 	t.OK("root", "heliosctl bind-ssds --force HELIOS0 "+pf+" && heliosctl unbind-ssds")
-	if !bytes.Equal(t.imageSum(0), before) {
+	if !bytes.Equal(imageSum(t, 0), before) {
 		t.Errorf("the image has changed")
 	}
 }
@@ -140,7 +140,7 @@ func runNoRemapping(t *T) {
 		"user", "heliosctl doctor")
 	t.Exit(3, words, "root", "heliosctl bind-ssds "+t.Addr(0))
 	t.Exit(0, words, "root", "heliosctl bind-ssds --dry-run "+t.Addr(0))
-	if d := t.driverOf(t.Addr(0)); d != "nvme" {
+	if d := driverOf(t, t.Addr(0)); d != "nvme" {
 		t.Errorf("the driver is %q", d)
 	}
 	// Where the kernel is told to do without, it works, and is said to.
@@ -160,10 +160,10 @@ func runMiddle(t *T) {
 		" bs=1M count=1 seek=$at conv=notrunc,fsync 2>/dev/null; done")
 	t.OK("root", "heliosctl bind-ssds "+t.Addr(0)+" "+t.Addr(1))
 	t.OK("user", "cd /tmp && heliosctl generate --out g --nodes 500 --dim 32 --quiet")
-	before := t.imageSum(0)
+	before := imageSum(t, 0)
 	t.Exit(4, []string{"serial HELIOS0", "between two blank ends", "--force HELIOS0"}, "user",
 		"cd /tmp && heliosctl load g")
-	if !bytes.Equal(t.imageSum(0), before) {
+	if !bytes.Equal(imageSum(t, 0), before) {
 		t.Errorf("the image has changed")
 	}
 	t.OK("user", "cd /tmp && heliosctl load g --ssds HELIOS1 && heliosctl verify g --ssds HELIOS1")
