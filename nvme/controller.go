@@ -507,7 +507,7 @@ func (c *Controller) descriptors(ctx context.Context, ns uint32) (d NamespaceDes
 	if err != nil {
 		return d, err
 	}
-	if d, err = DecodeNamespaceDescriptors(page); err != nil {
+	if d, err = DecodeNamespaceDescriptors(page); err != nil && sets {
 		return d, &ProtocolError{Bus: c.bus.Name(), What: err.Error()}
 	}
 	if d.Set != CommandSetNVM {
