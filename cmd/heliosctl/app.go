@@ -21,16 +21,16 @@ func commonOptions() hcli.Options[env] {
 	return hcli.Options[env]{
 		hcli.Text(&cli.StringFlag{Name: "state", Usage: "`DIR` with the list of bound SSDs (default: $" +
 			state.EnvDir + ", else heliosctl in the user's state folder)"},
-			func(e *env) *string { return &e.stateDir }),
+			func(e *env) *string { return &e.stateDir }).Aside(),
 		hcli.Bool(&cli.BoolFlag{Name: "json", Usage: "write results as JSON, one object per line"},
-			func(e *env) *bool { return &e.ui.JSON }),
+			func(e *env) *bool { return &e.ui.JSON }).Aside(),
 		hcli.Bool(&cli.BoolFlag{Name: "quiet", Usage: "show no progress"},
-			func(e *env) *bool { return &e.ui.Quiet }),
+			func(e *env) *bool { return &e.ui.Quiet }).Aside(),
 		hcli.Parsed(oneOf("progress",
 			"progress and notes on standard error: for people, or as JSON lines for scripts",
 			progressText, []string{progressText, progressJSON}, nil),
 			func(e *env) *bool { return &e.ui.Lines },
-			func(s string) (bool, error) { return s == progressJSON, nil }),
+			func(s string) (bool, error) { return s == progressJSON, nil }).Aside(),
 	}
 }
 

@@ -41,7 +41,7 @@ func benchCacheCommand() *cli.Command {
 			hcli.Parsed(&cli.StringFlag{Name: "policy",
 				Value: strings.Join(append([]string{cache.Static}, policy.Online()...), ","),
 				Usage: "what is measured `NAME[,NAME…]`"},
-				func(a *cacheBenchArgs) *[]string { return &a.policies }, parseBenchPolicies).
+				func(a *cacheBenchArgs) *[]string { return &a.policies }, parseBenchPolicies).Setting().
 				Was("policies"),
 			hcli.Parsed(&cli.StringFlag{Name: "rows", Value: "1M", Usage: "rows of a lookup"},
 				func(a *cacheBenchArgs) *int64 { return &a.cfg.Rows },
@@ -62,7 +62,7 @@ func benchCacheCommand() *cli.Command {
 				func(a *cacheBenchArgs) *int { return &a.cfg.Window }),
 			hcli.Text(oneOf("directory", "what knows where a dynamic tier's lines are",
 				plan.DefaultDirectory, policy.Kinds(), nil),
-				func(a *cacheBenchArgs) *string { return &a.cfg.Directory }),
+				func(a *cacheBenchArgs) *string { return &a.cfg.Directory }).Setting(),
 			hcli.Int(&cli.IntFlag{Name: "ssd-count", Value: 12,
 				Usage: "SSDs that misses are bucketed by"},
 				func(a *cacheBenchArgs) *int { return &a.cfg.SSDs }).Was("ssds"),

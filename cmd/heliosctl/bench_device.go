@@ -28,7 +28,7 @@ type kernelBenchArgs struct {
 func devicesOption() hcli.Option[kernelBenchArgs] {
 	return hcli.Parsed(&cli.StringFlag{Name: "device", Value: "host",
 		Usage: "`DEVICE[,DEVICE…]`: host, cuda or cuda:N"},
-		func(a *kernelBenchArgs) *[]string { return &a.devices }, parseDevices)
+		func(a *kernelBenchArgs) *[]string { return &a.devices }, parseDevices).Setting()
 }
 
 func secondsOption() hcli.Option[kernelBenchArgs] {

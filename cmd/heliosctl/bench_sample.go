@@ -44,7 +44,7 @@ func benchSampleCommand() *cli.Command {
 			"sample the topology of this dataset `DIR` from its training nodes; may also be given as an argument")),
 		hcli.Options[sampleBenchArgs]{
 			hcli.Text(oneOf("graph", "without a dataset", "even", []string{"even", "skewed"}, nil),
-				func(a *sampleBenchArgs) *string { return &a.graph }),
+				func(a *sampleBenchArgs) *string { return &a.graph }).Setting(),
 			hcli.Int64(&cli.Int64Flag{Name: "nodes", Value: 1_000_000, Usage: "its nodes"},
 				func(a *sampleBenchArgs) *int64 { return &a.nodes }),
 			hcli.Float(&cli.Float64Flag{Name: "avg-degree", Value: 15,
@@ -58,7 +58,7 @@ func benchSampleCommand() *cli.Command {
 			hcli.Parsed(&cli.StringFlag{Name: "topology", Value: plan.TopologyMemory,
 				Usage: "where a dataset's neighbour lists are, `WHERE[,WHERE]`: " +
 					strings.Join(plan.Topologies, ", ")},
-				func(a *sampleBenchArgs) *[]string { return &a.topologies }, parseTopologies),
+				func(a *sampleBenchArgs) *[]string { return &a.topologies }, parseTopologies).Setting(),
 			hcli.Budget(&cli.StringFlag{Name: "neighbor-cache", DefaultText: "10% with --topology ssd",
 				Usage: "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology"},
 				func(a *sampleBenchArgs) *units.Budget { return &a.lists }),
@@ -80,7 +80,7 @@ func benchSampleCommand() *cli.Command {
 				func(a *sampleBenchArgs) *int { return &a.cfg.Turns }),
 			hcli.Bool(&cli.BoolFlag{Name: "degrees",
 				Usage: "look up the degrees of all nodes too, as GCN needs them"},
-				func(a *sampleBenchArgs) *bool { return &a.cfg.Sampler.Degrees }),
+				func(a *sampleBenchArgs) *bool { return &a.cfg.Sampler.Degrees }).Setting(),
 		},
 		hcli.In(kernel, append(hcli.Options[kernelBenchArgs]{
 			seedOption("seed of the graph, of the batches and of the draws")},

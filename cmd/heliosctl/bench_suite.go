@@ -49,12 +49,12 @@ func benchSuiteCommand() *cli.Command {
 		hcli.Options[suiteArgs]{
 			hcli.Text(&cli.StringFlag{Name: "out", DefaultText: "none",
 				Usage: "`DIR` of results and report (required)"},
-				func(a *suiteArgs) *string { return &a.out }),
+				func(a *suiteArgs) *string { return &a.out }).Aside(),
 			hcli.Text(oneOf("preset", "how much is measured: smoke takes seconds and shows that all of it runs, quick a few minutes on two cores, full longer",
 				"full", slices.Sorted(maps.Keys(suiteSizes)), nil),
-				func(a *suiteArgs) *string { return &a.preset }),
+				func(a *suiteArgs) *string { return &a.preset }).Setting(),
 			hcli.Bool(&cli.BoolFlag{Name: "quick", Usage: "the same as --preset quick"},
-				func(a *suiteArgs) *bool { return &a.quick }),
+				func(a *suiteArgs) *bool { return &a.quick }).Setting(),
 			hcli.Duration(&cli.DurationFlag{Name: "budget-time", DefaultText: "the preset's",
 				Usage: "choose the length of the measurements so that the suite takes about `TIME`, such as 20m"},
 				func(a *suiteArgs) *time.Duration { return &a.budget }).Checked(func(a *suiteArgs,
@@ -66,20 +66,20 @@ func benchSuiteCommand() *cli.Command {
 			}),
 			hcli.List(&cli.StringFlag{Name: "only", DefaultText: "all",
 				Usage: "groups to measure `GROUP[,GROUP…]`: " + strings.Join(suiteGroups, ", ")},
-				func(a *suiteArgs) *[]string { return &a.only }),
+				func(a *suiteArgs) *[]string { return &a.only }).Setting(),
 			hcli.List(&cli.StringFlag{Name: "clock", Value: strings.Join(plan.Clocks, ","),
 				Usage: "`CLOCK[,CLOCK]`: " + strings.Join(plan.Clocks, ", ")},
-				func(a *suiteArgs) *[]string { return &a.clocks }),
+				func(a *suiteArgs) *[]string { return &a.clocks }).Setting(),
 			hcli.Text(&cli.StringFlag{Name: "hardware", Value: "a100-p5510x12",
 				Usage: "machine of the virtual clock, a `PROFILE` (" +
 					strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-				func(a *suiteArgs) *string { return &a.profile }),
+				func(a *suiteArgs) *string { return &a.profile }).Input(hardware.Names()...),
 			hcli.Text(&cli.StringFlag{Name: "device", Value: "host",
 				Usage: "`DEVICE` of the wall clock's measurements: host, cuda or cuda:N"},
-				func(a *suiteArgs) *string { return &a.device }),
+				func(a *suiteArgs) *string { return &a.device }).Setting(),
 			hcli.Bool(&cli.BoolFlag{Name: "overwrite",
 				Usage: "begin anew in a folder that holds a suite"},
-				func(a *suiteArgs) *bool { return &a.anew }),
+				func(a *suiteArgs) *bool { return &a.anew }).Aside(),
 		}), runBenchSuite)
 }
 
@@ -314,7 +314,7 @@ func (s *suite) runStep(ctx context.Context, x *suiteStep, round int) (d stepDon
 	begun := time.Now()
 	code, said := s.runVerb(ctx, d.Arguments)
 	d.Seconds = time.Since(begun).Seconds()
-	d.Arguments = again(d.Arguments, findVerb(s.c.App.Commands, strings.Fields(x.verb())))
+	d.Arguments = usesOf(findVerb(s.c.App.Commands, strings.Fields(x.verb()))).settings(d.Arguments)
 	switch {
 	case ctx.Err() != nil:
 		return d, context.Cause(ctx)

@@ -93,7 +93,7 @@ func (s *suite) resume() func([]byte) error {
 			return nil
 		}
 		now := s.runLine("")
-		if what := differs(&was.runLine, &now); what != "" {
+		if what := differs(&was.runLine, &now, s.uses); what != "" {
 			return errs.New(errs.Refused,
 				"--out %s holds a suite with %s; --overwrite begins it anew, or name another folder",
 				s.out, what)
@@ -104,18 +104,13 @@ func (s *suite) resume() func([]byte) error {
 
 // differs says what keeps a suite's figures from standing beside those of an earlier run; "" for
 // nothing.
-func differs(was, now *runLine) string {
-	plain := func(all []string) []string {
-		return slices.DeleteFunc(again(all, nil), func(a string) bool {
-			return strings.HasPrefix(a, "--out=")
-		})
-	}
+func differs(was, now *runLine, uses optionUses) string {
 	switch {
 	case was.Version != now.Version:
 		return "another version, " + was.Version
 	case was.Machine.CPU != now.Machine.CPU || was.Machine.CPUs != now.Machine.CPUs:
 		return fmt.Sprintf("another machine, %s with %d CPUs", was.Machine.CPU, was.Machine.CPUs)
-	case !slices.Equal(plain(was.Arguments), plain(now.Arguments)):
+	case !slices.Equal(uses.settings(was.Arguments), uses.settings(now.Arguments)):
 		return "other options, " + strings.Join(was.Command, " ")
 	}
 	return ""

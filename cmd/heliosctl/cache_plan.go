@@ -57,7 +57,7 @@ func cachePlanCommand() *cli.Command {
 		hcli.Options[cachePlanArgs]{
 			hcli.Text(&cli.StringFlag{Name: "trace",
 				Usage: "plan for the accesses in `FILE` (train --trace); a dataset is then needed for the times of sampling and training alone"},
-				func(a *cachePlanArgs) *string { return &a.find.Trace }),
+				func(a *cachePlanArgs) *string { return &a.find.Trace }).Input(),
 			hcli.Budget(&cli.StringFlag{Name: "budget",
 				Usage: "memory for both tiers together, a `SIZE` or a share of the features"},
 				func(a *cachePlanArgs) *units.Budget { return &a.find.Budget }),
@@ -70,17 +70,17 @@ func cachePlanCommand() *cli.Command {
 				func(a *cachePlanArgs) *int { return &a.find.Steps }),
 			hcli.Text(&cli.StringFlag{Name: "hardware", Usage: "the machine, a `PROFILE` (" +
 				strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-				func(a *cachePlanArgs) *string { return &a.profile }),
+				func(a *cachePlanArgs) *string { return &a.profile }).Input(hardware.Names()...),
 			ssdCountOption(func(a *cachePlanArgs) *int { return &a.find.Hardware.SSDs }),
 		},
 		hcli.In(run, slices.Concat(withConfig(hcli.Options[plan.Config]{
 			hcli.Text(oneOf("model", "model", gnn.DefaultArch, gnn.Archs(), nil),
-				func(c *plan.Config) *string { return &c.Model }),
+				func(c *plan.Config) *string { return &c.Model }).Setting(),
 			hcli.Int(&cli.IntFlag{Name: "hidden", Value: 128, Usage: "width of the hidden layers"},
 				func(c *plan.Config) *int { return &c.Hidden }).Positive(),
 			hcli.Text(&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's",
 				Usage: "`TYPE` that rows are stored as"},
-				func(c *plan.Config) *string { return &c.RowType }),
+				func(c *plan.Config) *string { return &c.RowType }).Setting(),
 			hotnessOption().Default("presample"),
 		}), withOutputs(outputOptions()), samplingOptions())),
 	), runCachePlan)
@@ -226,7 +226,8 @@ func cacheHotnessCommand() *cli.Command {
 				Value: "presample:1,presample,degree,out-degree,pagerank",
 				Usage: "sources `NAME[,NAME…]`: " + strings.Join(plan.Hotnesses, ", ") +
 					", presample:K, or files of node numbers"},
-				func(a *hotnessArgs) *[]string { return &a.sources }, parseHotnesses).Was("by"),
+				func(a *hotnessArgs) *[]string { return &a.sources }, parseHotnesses).
+				Input(plan.Hotnesses...).Was("by"),
 			hcli.Parsed(&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%",
 				Usage: "tiers `SIZE[,SIZE…]`, bytes or shares of the features"},
 				func(a *hotnessArgs) *[]units.Budget { return &a.sizes }, parseSizes),

@@ -35,10 +35,10 @@ func cacheReplayCommand() *cli.Command {
 	}, 1, append(hcli.Options[replayArgs]{
 		hcli.Text(&cli.StringFlag{Name: "trace",
 			Usage: "the recorded run, a `FILE`; may also be given as an argument"},
-			func(a *replayArgs) *string { return &a.trace }),
+			func(a *replayArgs) *string { return &a.trace }).Input(),
 		hcli.Parsed(&cli.StringFlag{Name: "policy", DefaultText: "all", Usage: "`NAME[,NAME…]`: " +
 			strings.Join(replay.Policies(), ", ")},
-			func(a *replayArgs) *[]string { return &a.policies }, parseReplayPolicies).
+			func(a *replayArgs) *[]string { return &a.policies }, parseReplayPolicies).Setting().
 			Was("policies"),
 		hcli.Parsed(&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%",
 			Usage: "GPU tiers `SIZE[,SIZE…]`: a share of the features, bytes, or 5000lines"},
@@ -49,7 +49,7 @@ func cacheReplayCommand() *cli.Command {
 		hcli.Parsed(&cli.StringFlag{Name: "directory", DefaultText: "the run's",
 			Usage: "directories of the policies that know no future `NAME[,NAME…]`: " +
 				strings.Join(policy.Kinds(), ", ")},
-			func(a *replayArgs) *[]string { return &a.directories }, parseDirectories),
+			func(a *replayArgs) *[]string { return &a.directories }, parseDirectories).Setting(),
 		hcli.Parsed(&cli.StringFlag{Name: "window", DefaultText: "the run's",
 			Usage: "coming batches whose lines stay `N[,N…]`: of the policies that know no future"},
 			func(a *replayArgs) *[]int { return &a.windows }, parseWindows),
@@ -62,19 +62,19 @@ func cacheReplayCommand() *cli.Command {
 			func(a *replayArgs) *units.Budget { return &a.cpuCache }),
 		hcli.Bool(&cli.BoolFlag{Name: "check",
 			Usage: "hold a replay of the run's own cache against its counters, and play others only where flags about them are given"},
-			func(a *replayArgs) *bool { return &a.check }),
+			func(a *replayArgs) *bool { return &a.check }).Setting(),
 		hcli.Bool(&cli.BoolFlag{Name: "passes",
 			Usage: "show every epoch and evaluation, not only their sum"},
-			func(a *replayArgs) *bool { return &a.passes }),
+			func(a *replayArgs) *bool { return &a.passes }).Setting(),
 		hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
 			Usage: "caches that are played at once"},
 			func(a *replayArgs) *int { return &a.workers }),
 		hcli.Text(&cli.StringFlag{Name: "csv",
 			Usage: "also write a line for each cache and pass to `FILE`"},
-			func(a *replayArgs) *string { return &a.csv }),
+			func(a *replayArgs) *string { return &a.csv }).Aside(),
 		hcli.Text(&cli.StringFlag{Name: "html",
 			Usage: "also draw hits and bytes by size into `FILE`, a web page that needs no other"},
-			func(a *replayArgs) *string { return &a.html }).Was("plot"),
+			func(a *replayArgs) *string { return &a.html }).Aside().Was("plot"),
 	}, hcli.In(func(a *replayArgs) *outputs { return &a.outputs }, outputOptions())...),
 		runCacheReplay)
 }

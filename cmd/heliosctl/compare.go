@@ -56,10 +56,10 @@ func compareCommand() *cli.Command {
 			hcli.List(&cli.StringFlag{Name: "modes", Value: strings.Join(plan.ModeNames(), ","),
 				Usage: "data paths to compare `MODE,…`, or baselines of papers (" +
 					strings.Join(baselineNames(), ", ") + "); the first is what the others are told relative to"},
-				func(a *compareArgs) *[]string { return &a.modes }),
+				func(a *compareArgs) *[]string { return &a.modes }).Setting(),
 			hcli.Text(&cli.StringFlag{Name: "variants",
 				Usage: "also compare, or without --modes only compare, these: `NAME=FLAGS; …` with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""},
-				func(a *compareArgs) *string { return &a.variants }),
+				func(a *compareArgs) *string { return &a.variants }).Uses(variantsUse),
 			hcli.Int(&cli.IntFlag{Name: "repeats", Value: 3, Usage: "how often each is run, in turns"},
 				func(a *compareArgs) *int { return &a.repeats }).Positive().Checked(func(
 				a *compareArgs, _ string) error {
@@ -71,12 +71,12 @@ func compareCommand() *cli.Command {
 			hcli.Text(oneOf("page-cache",
 				"the kernel's page cache of software SSDs' files before each run; cold drops them from it",
 				pageCacheCold, []string{pageCacheCold, pageCacheWarm}, nil),
-				func(a *compareArgs) *string { return &a.pageCache }),
+				func(a *compareArgs) *string { return &a.pageCache }).Setting(),
 			hcli.Text(&cli.StringFlag{Name: "csv", Usage: "also write a line for each run to `FILE`"},
-				func(a *compareArgs) *string { return &a.csv }),
+				func(a *compareArgs) *string { return &a.csv }).Aside(),
 			hcli.Text(&cli.StringFlag{Name: "html",
 				Usage: "also write a report with plots to `FILE`, which needs no other"},
-				func(a *compareArgs) *string { return &a.html }),
+				func(a *compareArgs) *string { return &a.html }).Aside(),
 		},
 		hcli.In(run, withOutputs(outputOptions())),
 		hcli.In(func(a *compareArgs) *clockArgs { return &a.clockArgs }, clockOptions()),
@@ -108,6 +108,24 @@ func comparedOptions() hcli.Options[runArgs] {
 		}
 	}
 	return options
+}
+
+// variantsUse says what the text of --variants can do: the flags in it decide.
+func variantsUse(text string) hcli.Use {
+	uses := slices.Concat(comparedOptions(), withConfig(pathOptions())).Uses()
+	for part := range strings.SplitSeq(text, ";") {
+		_, args, _ := strings.Cut(part, "=")
+		flags, _, _, err := parse(&cli.Command{Flags: variantFlags()}, "compare", strings.Fields(args))
+		if err != nil {
+			return hcli.Unknown
+		}
+		for _, f := range flags {
+			if use := uses[f.name]; use == nil || use(f.value) != hcli.Setting {
+				return hcli.Unknown
+			}
+		}
+	}
+	return hcli.Setting
 }
 
 // variantFlags are those that a variant may have of its own.

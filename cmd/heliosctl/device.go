@@ -29,7 +29,7 @@ func deviceOptions() hcli.Options[deviceArgs] {
 	return append(hcli.Options[deviceArgs]{hcli.Text(&cli.StringFlag{
 		Name: "device", Value: "auto",
 		Usage: "compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:`N`; with --replicas also a list, cuda:0,cuda:2",
-	}, func(a *deviceArgs) *string { return &a.device }).Checked(func(a *deviceArgs,
+	}, func(a *deviceArgs) *string { return &a.device }).Setting().Checked(func(a *deviceArgs,
 		_ string) error {
 		_, _, err := parseDeviceList(a.device)
 		return err

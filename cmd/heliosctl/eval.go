@@ -36,11 +36,11 @@ func inferOptions() hcli.Options[inferArgs] {
 		hcli.Options[inferArgs]{
 			hcli.Text(&cli.StringFlag{Name: "checkpoint",
 				Usage: "checkpoint `DIR` or file that \"heliosctl train --checkpoint\" wrote"},
-				func(a *inferArgs) *string { return &a.checkpoint }),
+				func(a *inferArgs) *string { return &a.checkpoint }).Input(),
 			hcli.Text(oneOf("parameters",
 				"which of the checkpoint's: those of the best epoch in validation, or the last",
 				"best", []string{"best", "last"}, nil),
-				func(a *inferArgs) *string { return &a.parameters }),
+				func(a *inferArgs) *string { return &a.parameters }).Setting(),
 		},
 		hcli.In(run, slices.Concat(hcli.Options[runArgs]{edgesOption()},
 			withConfig(inferConfig()).Group("Model"), dataPath())))
@@ -55,7 +55,7 @@ func inferConfig() hcli.Options[plan.Config] {
 			func(c *plan.Config) *int { return &c.Batch }).Positive(),
 		hcli.Bool(&cli.BoolFlag{Name: "other-dataset",
 			Usage: "use a checkpoint of another dataset, whose training nodes may be test nodes of this one"},
-			func(c *plan.Config) *bool { return &c.OtherDataset }),
+			func(c *plan.Config) *bool { return &c.OtherDataset }).Setting(),
 		samplerOption("the checkpoint's"),
 	}
 }
@@ -63,7 +63,7 @@ func inferConfig() hcli.Options[plan.Config] {
 // splitOption chooses the nodes to classify.
 func splitOption(def string, values []string) hcli.Option[inferArgs] {
 	return hcli.Text(oneOf("split", "nodes to classify", def, values, nil),
-		func(a *inferArgs) *string { return &a.split })
+		func(a *inferArgs) *string { return &a.split }).Setting()
 }
 
 func evalCommand() *cli.Command {

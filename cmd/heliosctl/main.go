@@ -158,6 +158,8 @@ type env struct {
 	tookDevices  []string     // names of those that the verb opened
 	tookSSDs     []state.SSD
 	tookSettings func() map[string]any // of the verb, by its options
+	uses         optionUses            // of the verb
+	inputs       map[string]string     // checksums of its inputs, by option, once they were made
 }
 
 // verb completes a command that takes up to maxArgs arguments: its flags are those of options, and
@@ -165,7 +167,9 @@ type env struct {
 func verb[T any](c *cli.Command, maxArgs int, options hcli.Options[T],
 	run func(ctx context.Context, e *env, o *T) error) *cli.Command {
 	c.Flags = append(c.Flags, options.Flags()...)
-	c.Action = action(maxArgs, func(ctx context.Context, e *env) error {
+	uses := options.Uses()
+	doIt := action(maxArgs, func(ctx context.Context, e *env) error {
+		e.uses = uses
 		o := new(T)
 		e.given = func(fields ...any) string { return options.Given(e.c, o, fields...) }
 		e.tookSettings = func() map[string]any {
@@ -183,7 +187,29 @@ func verb[T any](c *cli.Command, maxArgs int, options hcli.Options[T],
 		}
 		return run(ctx, e, o)
 	})
+	c.Action = func(cc *cli.Context) error {
+		if ask, is := cc.App.Metadata[usesKey].(func(optionUses)); is {
+			ask(uses)
+			return nil
+		}
+		return doIt(cc)
+	}
 	return c
+}
+
+// optionUses says what texts of a verb's options can do, by name.
+type optionUses map[string]func(text string) hcli.Use
+
+// usesKey is where a verb's command finds who asks for them in place of running it.
+const usesKey = "uses"
+
+// usesOf returns what the options of a verb can do; nil where it has no options of its own.
+func usesOf(c *cli.Command) (uses optionUses) {
+	app := &cli.App{Metadata: map[string]any{usesKey: func(of optionUses) { uses = of }}}
+	if c.Action == nil || c.Action(cli.NewContext(app, nil, nil)) != nil {
+		return nil
+	}
+	return uses
 }
 
 // note shows a library's note, with options by the names of their flags.
@@ -282,7 +308,7 @@ type datasetArgs struct{ dataset string }
 
 func datasetOptions(usage string) hcli.Options[datasetArgs] {
 	return hcli.Options[datasetArgs]{hcli.Text(&cli.StringFlag{Name: "dataset", Usage: usage},
-		func(a *datasetArgs) *string { return &a.dataset })}
+		func(a *datasetArgs) *string { return &a.dataset }).Input()}
 }
 
 const datasetUsage = "dataset `DIR`; may also be given as an argument"

@@ -27,7 +27,7 @@ import (
 func metricsOption[T any](at func(*T) *string) hcli.Option[T] {
 	return hcli.Text(&cli.StringFlag{Name: "metrics", DefaultText: "none",
 		Usage: "serve metrics for Prometheus on `ADDR` while it runs, such as :9100; without a host on this machine only"},
-		at)
+		at).Aside()
 }
 
 // metrics tell how a run goes, at /metrics, in the text that Prometheus reads

@@ -43,7 +43,7 @@ func ssdOptions() hcli.Options[ssdArgs] {
 
 func ssdNames(usage string) hcli.Option[ssdArgs] {
 	return hcli.List(&cli.StringFlag{Name: "ssds", Usage: usage},
-		func(a *ssdArgs) *[]string { return &a.names })
+		func(a *ssdArgs) *[]string { return &a.names }).Setting()
 }
 
 // queuesOption says where submission queues are.

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +13,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hardware"
+	"helios/internal/outfile"
 	"helios/internal/regular"
 	"helios/sched/plan"
 	"helios/sched/planner"
@@ -28,12 +27,6 @@ type trainedRun struct {
 
 // readTrained reads the results of a run of train on the wall clock.
 func readTrained(path string) (r trainedRun, err error) {
-	// A pipe would be waited for, and a device has no end.
-	if st, err := os.Stat(path); err == nil {
-		if err := regular.Check(path, st); err != nil {
-			return r, errs.With(errs.Usage, fmt.Errorf("results: %w", err))
-		}
-	}
 	m, err := readMade(path)
 	if err != nil {
 		return r, err
@@ -43,15 +36,15 @@ func readTrained(path string) (r trainedRun, err error) {
 		return r, errs.New(errs.Usage, "%s is of no run of train on the wall clock: give one that is",
 			path)
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return r, err
 	}
 	defer closing(&err, f.Close)
 	var training, lookup []float64
-	lines := bufio.NewReader(f)
+	lines := outfile.NewReader(f)
 	for {
-		text, rerr := lines.ReadBytes('\n')
+		text, rerr := lines.Next()
 		var l struct {
 			Event  string             `json:"event"`
 			Stages map[string]float64 `json:"stage_seconds"`

@@ -33,7 +33,7 @@ func rankOptions() hcli.Options[rankArgs] {
 	return hcli.Options[rankArgs]{
 		hcli.Duration(&cli.DurationFlag{Name: "rank-timeout", DefaultText: "10m",
 			Usage: "`TIME` that a process waits for the slowest one of its run (of torchrun, srun or mpirun)"},
-			func(a *rankArgs) *time.Duration { return &a.wait }).Checked(func(a *rankArgs,
+			func(a *rankArgs) *time.Duration { return &a.wait }).Aside().Checked(func(a *rankArgs,
 			_ string) error {
 			if a.wait < time.Second {
 				return errs.New(errs.Usage, "--rank-timeout %s is below 1s", a.wait)
@@ -42,16 +42,16 @@ func rankOptions() hcli.Options[rankArgs] {
 		}),
 		hcli.Text(&cli.StringFlag{Name: "mpi", DefaultText: "that of mpirun, by its usual name",
 			Usage: "MPI library `FILE` under mpirun"},
-			func(a *rankArgs) *string { return &a.library }),
+			func(a *rankArgs) *string { return &a.library }).Aside(),
 		hcli.Text(&cli.StringFlag{Name: "rank-secret-file", DefaultText: "$" + secretVar,
 			Usage: "`FILE` with the secret that all processes of the run know, which is needed where other machines reach MASTER_ADDR"},
-			func(a *rankArgs) *string { return &a.secretFile }),
+			func(a *rankArgs) *string { return &a.secretFile }).Aside(),
 		hcli.Bool(&cli.BoolFlag{Name: "rank-insecure",
 			Usage: "let processes on other machines join without a secret: whoever reaches the port can take part"},
-			func(a *rankArgs) *bool { return &a.insecure }),
+			func(a *rankArgs) *bool { return &a.insecure }).Aside(),
 		hcli.Text(&cli.StringFlag{Name: "rank-listen", DefaultText: "MASTER_ADDR, or all with a secret where it is another machine's",
 			Usage: "`ADDRESS[:PORT]` at which rank 0 listens for the others"},
-			func(a *rankArgs) *string { return &a.listen }),
+			func(a *rankArgs) *string { return &a.listen }).Aside(),
 	}
 }
 

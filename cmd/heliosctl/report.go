@@ -80,7 +80,7 @@ type reportLine struct {
 }
 
 func readSource(name string) (_ *htmlreport.Source, err error) {
-	f, err := os.Open(name)
+	f, err := openConfig(name)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "results: %w", err)
 	}

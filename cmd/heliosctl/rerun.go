@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -18,7 +17,8 @@ import (
 
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
-	"helios/internal/htmlreport"
+	"helios/internal/outfile"
+	"helios/internal/regular"
 	"helios/sched/plan"
 )
 
@@ -28,9 +28,10 @@ func rerunCommand() *cli.Command {
 		Usage:     "run again what made a file of results, and hold the results against it",
 		ArgsUsage: "RESULTS",
 		Description: "RESULTS is a file that --results has written, or results.jsonl in the folder of a suite. The verb runs with the\n" +
-			"same flags, those that --config gave among them, in the same folder, without a checkpoint and other files that it\n" +
-			"wrote; a suite gets a folder beside the first one, which goes at the end. What has to be equal is then compared:\n" +
-			"parameters, losses, accuracies, hits of a replay, audits; times are not.",
+			"same settings, in the same folder, and writes nothing but what flags of rerun name; a suite gets a folder beside the\n" +
+			"first one, which goes at the end. What has to be equal is then compared: parameters, losses, accuracies, hits of a\n" +
+			"replay, audits; times are not. A file may come from anybody: only settings that a result depends on are taken from\n" +
+			"it, a dataset by its UUID, and other inputs where their checksums are those of the run. Libraries are never opened.",
 	}, 1, append(hcli.Options[rerunArgs]{
 		hcli.Text(&cli.StringFlag{Name: "results", DefaultText: "not kept",
 			Usage: "keep the results of the new run in `FILE`"},
@@ -38,6 +39,12 @@ func rerunCommand() *cli.Command {
 		hcli.Text(&cli.StringFlag{Name: "folder", DefaultText: "the one it ran in",
 			Usage: "run in `DIR`"},
 			func(a *rerunArgs) *string { return &a.folder }),
+		hcli.Text(&cli.StringFlag{Name: "dataset", DefaultText: "that of the run, by its UUID",
+			Usage: "run on the dataset in `DIR`"},
+			func(a *rerunArgs) *string { return &a.dataset }),
+		hcli.List(&cli.StringFlag{Name: "input", DefaultText: "those of the run, by their checksums",
+			Usage: "take `FLAG=PATH[,…]` for inputs that the run had by these flags, as trace=FILE"},
+			func(a *rerunArgs) *[]string { return &a.inputs }),
 		hcli.Bool(&cli.BoolFlag{Name: "dry-run", Usage: "only print the command"},
 			func(a *rerunArgs) *bool { return &a.dry }),
 	}, hcli.In(func(a *rerunArgs) *outputs { return &a.outputs }, overwriteOptions())...), runRerun)
@@ -46,8 +53,33 @@ func rerunCommand() *cli.Command {
 // rerunArgs holds the options of rerun.
 type rerunArgs struct {
 	outputs
-	folder string
-	dry    bool
+	folder, dataset string
+	inputs          []string
+	dry             bool
+}
+
+// named are the inputs that the user names, by option, from wherever the run is.
+func (a *rerunArgs) named() (map[string]string, error) {
+	named := map[string]string{}
+	add := func(name, path string) (err error) {
+		named[name], err = filepath.Abs(path)
+		return err
+	}
+	if a.dataset != "" {
+		if err := add("dataset", a.dataset); err != nil {
+			return nil, err
+		}
+	}
+	for _, in := range a.inputs {
+		name, path, ok := strings.Cut(in, "=")
+		if !ok || name == "" || path == "" || named[name] != "" {
+			return nil, errs.New(errs.Usage, "--input %s is not FLAG=PATH, once for each flag", in)
+		}
+		if err := add(name, path); err != nil {
+			return nil, err
+		}
+	}
+	return named, nil
 }
 
 // againLine is the command of rerun --dry-run.
@@ -61,23 +93,6 @@ type rerunLine struct {
 	Verb   string `json:"verb"`
 	Equal  int    `json:"equal"`
 	Params string `json:"params_sha256"` // of the last result; empty where the verb has none
-}
-
-// again are the arguments of a run that is made again, without where the first one wrote and how it
-// told about itself. A checkpoint stays where the verb reads one.
-func again(arguments []string, c *cli.Command) (args []string) {
-	flags := true
-	for _, a := range arguments {
-		flags = flags && a != "--"
-		name, isFlag := strings.CutPrefix(a, "--")
-		name, _, _ = strings.Cut(name, "=")
-		reads := name == "checkpoint" && c != nil && lookup(c.Flags, "resume") == nil
-		if flags && isFlag && !reads && slices.Contains(htmlreport.Aside, name) {
-			continue
-		}
-		args = append(args, a)
-	}
-	return args
 }
 
 func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
@@ -108,17 +123,24 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	if err != nil {
 		return err
 	}
-	args := again(begun.Arguments, c)
-	at := slices.Index(args, "--")
-	if was.shards > 1 && !slices.ContainsFunc(args[:at], func(a string) bool {
+	folder := orText(a.folder, begun.Folder)
+	named, err := a.named()
+	if err != nil {
+		return err
+	}
+	again, err := begun.settingsOf(c, folder, named)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if was.shards > 1 && !slices.ContainsFunc(again.flags, func(a string) bool {
 		return strings.HasPrefix(a, "--shards=")
 	}) { // several processes took as many by themselves, and this is one
-		args = slices.Insert(args, at, fmt.Sprintf("--shards=%d", was.shards))
-		at++
+		again.flags = append(again.flags, fmt.Sprintf("--shards=%d", was.shards))
 	}
 	if a.dry {
-		e.ui.Printf("heliosctl %s", strings.Join(args, " "))
-		return e.ui.Event("result", againLine{begun.Folder, args})
+		again.tellLeft(e, path)
+		e.ui.Printf("heliosctl %s", strings.Join(again.args(), " "))
+		return e.ui.Event("result", againLine{begun.Folder, again.args()})
 	}
 	if v := programVersion(); v != begun.Version {
 		e.ui.Note("%s was made by heliosctl %s, this is %s", path, begun.Version, v)
@@ -128,25 +150,33 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 		return err
 	}
 	defer closing(&err, kept.Discard)
-	folder := orText(a.folder, begun.Folder)
-	near := ""
-	if suite, is := ownFolder(args[:at]); is { // its SSDs lie there, so where the first one's lay
-		near = filepath.Dir(suite)
-		if !filepath.IsAbs(near) {
-			near = filepath.Join(folder, near)
+	to, near := "--results=", ""
+	if begun.Verb == suiteVerb { // its SSDs lie there, so where the first one's lay
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return err
 		}
+		to, near = "--out=", filepath.Dir(filepath.Dir(abs))
 	}
 	dir, err := os.MkdirTemp(near, "heliosctl-rerun-*")
 	if err != nil {
-		return errs.New(errs.Usage,
-			"a folder for the new run: %w; name the one that the files are in now with --folder", err)
+		return errs.New(errs.Usage, "a folder for the new run: %w", err)
 	}
 	defer closing(&err, func() error { return os.RemoveAll(dir) })
-	if dir, err = filepath.Abs(dir); err != nil {
-		return err
+	made := filepath.Join(dir, suiteResults)
+	into := []string{to + made}
+	if begun.Verb == suiteVerb {
+		into = []string{to + filepath.Join(dir, "suite")}
+		made = filepath.Join(dir, "suite", suiteResults)
 	}
-	args, made := writesTo(args, dir)
-	if err := e.runIn(ctx, folder, args); err != nil {
+	if e.stateDir != "" {
+		state, err := filepath.Abs(e.stateDir)
+		if err != nil {
+			return err
+		}
+		into = append(into, "--state="+state)
+	}
+	if err := e.runIn(ctx, folder, again.args(into...)); err != nil {
 		return err
 	}
 	now, err := readMade(made)
@@ -170,36 +200,13 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 		return errs.New(errs.Failed,
 			"%s: the run has no result that has to be equal, so nothing was compared", path)
 	}
+	again.tellLeft(e, path)
 	e.ui.Printf("%s: %s was made again; all %d values that have to be equal are", path, begun.Verb, n)
 	return e.ui.Event("result", rerunLine{begun.Verb, n, now.params})
 }
 
-// ownFolder returns the folder that a verb keeps its results in, where it takes --out for it.
-func ownFolder(flags []string) (dir string, is bool) {
-	if len(flags) < 2 || !slices.Equal(flags[:2], []string{"bench", "suite"}) {
-		return "", false
-	}
-	for _, a := range flags {
-		if v, out := strings.CutPrefix(a, "--out="); out {
-			dir, is = v, true
-		}
-	}
-	return dir, is
-}
-
-// writesTo returns arguments whose results come into a folder, and the file that they come to.
-func writesTo(args []string, dir string) (with []string, made string) {
-	flag, to := "--results=", filepath.Join(dir, suiteResults)
-	made = to
-	if _, is := ownFolder(args[:slices.Index(args, "--")]); is {
-		flag, to = "--out=", filepath.Join(dir, "suite")
-		made = filepath.Join(to, suiteResults)
-		args = slices.DeleteFunc(slices.Clone(args), func(a string) bool {
-			return strings.HasPrefix(a, flag)
-		})
-	}
-	return slices.Insert(slices.Clone(args), slices.Index(args, "--"), flag+to), made
-}
+// suiteVerb keeps its results in a folder of its own.
+const suiteVerb = "bench suite"
 
 // findVerb finds a verb by the words of its name; nil where there is none.
 func findVerb(cmds []*cli.Command, words []string) (c *cli.Command) {
@@ -224,8 +231,8 @@ func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 			path, begun.Verb)
 	}
 	c := findVerb(e.c.App.Commands, verb)
-	_, suite := ownFolder(begun.Arguments[:at])
-	if c == nil || c.Name == e.c.Command.Name || !suite && lookup(c.Flags, "results") == nil {
+	if c == nil || c.Name == e.c.Command.Name ||
+		begun.Verb != suiteVerb && lookup(c.Flags, "results") == nil {
 		return nil, errs.New(errs.Usage, "%s is of the verb %q, which has no results to compare", path,
 			begun.Verb)
 	}
@@ -283,27 +290,33 @@ var equalKeys = []string{"params_sha256", "loss", "losses", "train_acc", "val_ac
 var exactKeys = []string{"hit_ratio", "gpu_hit_ratio", "rows_gpu", "rows_cpu", "rows_ssd",
 	"bytes_ssd", "ssd_commands"}
 
+// maxCompared bounds the values of a file.
+const maxCompared = 1 << 17
+
 // readMade reads a file of results.
 func readMade(path string) (m madeRun, err error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
-		return m, errs.New(errs.Usage, "results: %w", err)
+		return m, fmt.Errorf("results: %w", err)
 	}
 	defer closing(&err, f.Close)
 	bad := func(what string) error {
 		return errs.New(errs.Usage,
 			"%s %s; give a file that --results of a run that came to its end has written", path, what)
 	}
-	r := bufio.NewReader(f)
+	r := outfile.NewReader(f)
 	whole := false
 	steps := map[string]json.RawMessage{} // of a suite: by name and round, the last that succeeded
 	for n := 0; ; n++ {
-		text, rerr := r.ReadBytes('\n')
-		if rerr != nil && (rerr != io.EOF || len(text) == 0) {
-			if rerr != io.EOF {
-				return m, fmt.Errorf("%s: %w", path, rerr)
-			}
+		text, rerr := r.Next()
+		if rerr != nil && rerr != io.EOF {
+			return m, fmt.Errorf("results: %s, line %d: %w", path, n+1, rerr)
+		}
+		if len(text) == 0 {
 			break
+		}
+		if len(m.values) > maxCompared {
+			return m, bad(fmt.Sprintf("has more than %d values to compare", maxCompared))
 		}
 		var event map[string]any
 		d := json.NewDecoder(bytes.NewReader(text))

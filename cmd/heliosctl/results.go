@@ -37,14 +37,14 @@ type outputs struct {
 func outputOptions() hcli.Options[outputs] {
 	return append(hcli.Options[outputs]{hcli.Text(&cli.StringFlag{Name: "results",
 		Usage: "also write the --json lines to `FILE`, each as it comes, between a line that identifies the run and one that says whether it was whole"},
-		func(o *outputs) *string { return &o.results })}, overwriteOptions()...)
+		func(o *outputs) *string { return &o.results }).Aside()}, overwriteOptions()...)
 }
 
 // overwriteOptions are those of verbs that write files.
 func overwriteOptions() hcli.Options[outputs] {
 	return hcli.Options[outputs]{hcli.Bool(&cli.BoolFlag{Name: "overwrite",
 		Usage: "replace outputs that are there; without it they are refused"},
-		func(o *outputs) *bool { return &o.overwrite })}
+		func(o *outputs) *bool { return &o.overwrite }).Aside()}
 }
 
 // files are those of this run.
@@ -110,6 +110,9 @@ type runLine struct {
 	// Settings are all options of the verb with their values, defaults among them: 0 and "" are
 	// left to what is found at run time.
 	Settings map[string]any `json:"settings"`
+	// Inputs are the checksums (SHA-256) of other files that the verb read, by option: "rerun" takes
+	// a path from here for a file that is still the same.
+	Inputs  map[string]string `json:"inputs,omitempty"`
 	Devices  []string       `json:"devices"` // that compute
 	SSDs     []state.SSD    `json:"ssds"`    // that are read
 	Time     string         `json:"time"`
@@ -143,7 +146,7 @@ func (e *env) runLine(run string) runLine {
 	}
 	return runLine{Schema: resultsSchema, Run: run, Verb: e.verb,
 		Command: append([]string{"heliosctl"}, e.args...), Arguments: e.argv, Folder: folder,
-		Settings: settings, Devices: e.tookDevices, SSDs: e.tookSSDs,
+		Settings: settings, Inputs: e.inputSums(), Devices: e.tookDevices, SSDs: e.tookSSDs,
 		Dataset: e.dataMeta.UUID, Name: e.dataMeta.Name, Version: programVersion(),
 		Machine: ofThisMachine(), Time: nowText()}
 }

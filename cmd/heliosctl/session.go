@@ -52,7 +52,7 @@ func withConfig(o hcli.Options[plan.Config]) hcli.Options[runArgs] {
 func edgesOption() hcli.Option[runArgs] {
 	return hcli.Bool(&cli.BoolFlag{Name: "no-edges",
 		Usage: "drop the graph's edges: what the model learns from a node's own features"},
-		func(a *runArgs) *bool { return &a.noEdges })
+		func(a *runArgs) *bool { return &a.noEdges }).Setting()
 }
 
 // session holds what a verb works on: a dataset, a device, the SSDs and the file of --timeline, as

@@ -58,7 +58,7 @@ func samplerOption(text string) hcli.Option[plan.Config] {
 	f := oneOf("sampler", "how mini-batches are drawn ("+strings.Join(about, "; ")+
 		"; --fanout counts that)", "", plan.Samplers, nil)
 	f.DefaultText = text
-	return hcli.Text(f, func(c *plan.Config) *string { return &c.Sampler })
+	return hcli.Text(f, func(c *plan.Config) *string { return &c.Sampler }).Setting()
 }
 
 // pagesOption is where mini-batches that are laid out have their pages.
@@ -66,7 +66,7 @@ func pagesOption() hcli.Option[plan.Config] {
 	f := oneOf("pages-on", "where their pages are ("+plan.PagesFolder+
 		": that of --packed or --parted; "+plan.PagesSSDs+": the bound SSDs, behind the features)", "", plan.PagePlaces, nil)
 	f.DefaultText = plan.PagesFolder
-	return hcli.Text(f, func(c *plan.Config) *string { return &c.PagesOn })
+	return hcli.Text(f, func(c *plan.Config) *string { return &c.PagesOn }).Setting()
 }
 
 // directoryOption is which directory a dynamic tier has.
@@ -111,23 +111,23 @@ func tierOptions() hcli.Options[plan.Config] {
 			func(c *plan.Config) *units.Budget { return &c.CPUCache }),
 		hcli.Text(oneOf("policy", "what the GPU tier keeps ("+policySummaries()+")", "",
 			plan.Policies, offlinePolicies()),
-			func(c *plan.Config) *string { return &c.Policy }),
+			func(c *plan.Config) *string { return &c.Policy }).Setting(),
 		hcli.Parsed(&cli.StringFlag{Name: "superbatch", DefaultText: superbatchAuto,
 			Usage: "mini-batches `N` that --policy belady samples and knows at once; auto: what memory and disk have room for"},
 			func(c *plan.Config) *int { return &c.Superbatch }, superbatchSize),
 		hcli.Bool(&cli.BoolFlag{Name: "superbatch-overlap",
 			Usage: "sample the next superbatch while one trains"},
-			func(c *plan.Config) *bool { return &c.SuperbatchOverlap }),
+			func(c *plan.Config) *bool { return &c.SuperbatchOverlap }).Setting(),
 		hcli.Text(&cli.StringFlag{Name: "superbatch-dir", DefaultText: "the dataset's folder",
 			Usage: "`FOLDER` on whose file system the samples of superbatches are, in files without a name"},
-			func(c *plan.Config) *string { return &c.SuperbatchDir }),
+			func(c *plan.Config) *string { return &c.SuperbatchDir }).Aside(),
 		hcli.Parsed(&cli.StringFlag{Name: "superbatch-disk", DefaultText: "a quarter of what is free",
 			Usage: "most `BYTES` that they take there"},
 			func(c *plan.Config) *int64 { return &c.SuperbatchDisk }, superbatchDisk),
 		hcli.Text(&cli.StringFlag{Name: "packed", DefaultText: "packed in the dataset's folder",
 			Usage: "`FOLDER` of mini-batches that are laid out before training (--mode " +
 				strings.Join(plan.PackedModes(), ", ") + "); what is not there yet is prepared"},
-			func(c *plan.Config) *string { return &c.PackedDir }),
+			func(c *plan.Config) *string { return &c.PackedDir }).Aside(),
 		hcli.Parsed(&cli.StringFlag{Name: "disk-budget", DefaultText: "3x",
 			Usage: "room that their pages may take: a `SIZE`, or a multiple of the features such as 5x"},
 			func(c *plan.Config) *plan.DiskBudget { return &c.DiskBudget }, plan.ParseDiskBudget),
@@ -140,7 +140,7 @@ func tierOptions() hcli.Options[plan.Config] {
 			Usage:       "what a dynamic GPU tier reads and keeps at once: lines of `BYTES`, or \"row\""},
 			func(c *plan.Config) *int64 { return &c.CacheLine }, cacheLine),
 		hcli.Text(directoryOption(),
-			func(c *plan.Config) *string { return &c.Directory }),
+			func(c *plan.Config) *string { return &c.Directory }).Setting(),
 		hcli.Int(&cli.IntFlag{Name: "window",
 			Usage: "coming mini-batches whose lines a dynamic GPU tier keeps (GIDS's window buffer), 0 for none"},
 			func(c *plan.Config) *int { return &c.Window }).Checked(func(c *plan.Config,
@@ -173,7 +173,7 @@ func tierOptions() hcli.Options[plan.Config] {
 		hcli.Text(oneOf("topology",
 			"where the neighbour lists are: in memory, or read as they are needed, through a cache of lists",
 			"", plan.Topologies, nil),
-			func(c *plan.Config) *string { return &c.Topology }),
+			func(c *plan.Config) *string { return &c.Topology }).Setting(),
 		hcli.NeighborBudget(&cli.StringFlag{Name: "neighbor-cache",
 			DefaultText: "with --topology ssd 10%, in ginex shared",
 			Usage:       "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology; shared: that of --cpu-cache, which the lists have while a superbatch is sampled and rows while one trains (with --superbatch-overlap each has half)"}),
@@ -198,7 +198,7 @@ func megaOptions() hcli.Options[plan.Config] {
 			func(c *plan.Config) *int { return &c.Parts }).Positive(),
 		hcli.Text(&cli.StringFlag{Name: "partition", DefaultText: "made where the parts are",
 			Usage: "`FILE` that says which node is in which part (heliosctl partition)"},
-			func(c *plan.Config) *string { return &c.PartitionFile }),
+			func(c *plan.Config) *string { return &c.PartitionFile }).Input(),
 		hcli.Parsed(&cli.StringFlag{Name: "static-nodes",
 			DefaultText: "2%, in marius none",
 			Usage:       "`SHARE` of the nodes, those of the highest out-degree, that are in every mega-batch; changes results"},
@@ -209,11 +209,11 @@ func megaOptions() hcli.Options[plan.Config] {
 		hcli.Parsed(&cli.StringFlag{Name: "passes", DefaultText: "1",
 			Usage: "times `N` that a mega-batch trains before the next; auto: as often as loading one takes longer than training; changes results"},
 			func(c *plan.Config) *int { return &c.Passes }, plan.ParsePasses),
-		hcli.Text(order, func(c *plan.Config) *string { return &c.PartOrder }),
-		hcli.Text(ahead, func(c *plan.Config) *string { return &c.LoadAhead }),
+		hcli.Text(order, func(c *plan.Config) *string { return &c.PartOrder }).Setting(),
+		hcli.Text(ahead, func(c *plan.Config) *string { return &c.LoadAhead }).Setting(),
 		hcli.Text(&cli.StringFlag{Name: "parted", DefaultText: "parted-MODE in the dataset's folder",
 			Usage: "`FOLDER` of the parts" + modes + "; what is not there yet is made"},
-			func(c *plan.Config) *string { return &c.PartedDir }),
+			func(c *plan.Config) *string { return &c.PartedDir }).Aside(),
 	}
 }
 
@@ -222,7 +222,7 @@ func hotnessOption() hcli.Option[plan.Config] {
 	return hcli.Text(&cli.StringFlag{Name: "hotness", Usage: "what rows are placed by: " +
 		strings.Join(plan.Hotnesses, ", ") +
 		", or a `FILE` of node numbers, hottest first (.npy or text)"},
-		func(c *plan.Config) *string { return &c.Hotness }).Checked(func(c *plan.Config,
+		func(c *plan.Config) *string { return &c.Hotness }).Input(plan.Hotnesses...).Checked(func(c *plan.Config,
 		_ string) error {
 		if c.Hotness == "" {
 			return nil
@@ -240,7 +240,7 @@ func hotnessDirOption() hcli.Option[plan.Config] {
 	return hcli.Text(&cli.StringFlag{Name: "hotness-dir",
 		DefaultText: "the dataset's folder hotness",
 		Usage:       "`DIR` that keeps hotness for later runs of the same graph and batches; off for none"},
-		func(c *plan.Config) *string { return &c.HotnessDir }).Checked(func(c *plan.Config,
+		func(c *plan.Config) *string { return &c.HotnessDir }).Aside(plan.NoFolder).Checked(func(c *plan.Config,
 		_ string) error {
 		if c.HotnessDir == "" {
 			return errs.New(errs.Usage, "--hotness-dir: empty; name a folder, or off")

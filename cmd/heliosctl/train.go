@@ -31,7 +31,7 @@ import (
 func modelOptions() hcli.Options[plan.Config] {
 	return append(hcli.Options[plan.Config]{
 		hcli.Text(oneOf("model", "model", "", gnn.Archs(), nil),
-			func(c *plan.Config) *string { return &c.Model }),
+			func(c *plan.Config) *string { return &c.Model }).Setting(),
 		fanoutOption("10,10",
 			"neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all; one layer per hop"),
 		hcli.Int(&cli.IntFlag{Name: "batch-size", Usage: "seed nodes in a mini-batch"},
@@ -53,17 +53,17 @@ func modelOptions() hcli.Options[plan.Config] {
 			func(c *plan.Config) *float64 { return &c.FeatureDropout }),
 		hcli.Text(oneOf("optimizer", "optimiser; adamw decays weights apart from the gradient", "",
 			gnn.Optimizers(), nil),
-			func(c *plan.Config) *string { return &c.Optimizer }),
+			func(c *plan.Config) *string { return &c.Optimizer }).Setting(),
 		hcli.Float(&cli.Float64Flag{Name: "weight-decay",
 			Usage: "L2 penalty; with --optimizer adamw the share that a step takes from each weight, times --lr"},
 			func(c *plan.Config) *float64 { return &c.WeightDecay }),
 		hcli.Text(oneOf("activation", "function between layers", "", gnn.Activations(), nil),
-			func(c *plan.Config) *string { return &c.Activation }),
+			func(c *plan.Config) *string { return &c.Activation }).Setting(),
 		hcli.Text(oneOf("norm", "normalisation before it", "", gnn.Norms(), nil),
-			func(c *plan.Config) *string { return &c.Norm }),
+			func(c *plan.Config) *string { return &c.Norm }).Setting(),
 		hcli.Bool(&cli.BoolFlag{Name: "residual",
 			Usage: "add a layer's input to its sums, through a matrix where the widths differ"},
-			func(c *plan.Config) *bool { return &c.Residual }),
+			func(c *plan.Config) *bool { return &c.Residual }).Setting(),
 		hcli.Int(&cli.IntFlag{Name: "heads", DefaultText: "8",
 			Usage: "attention heads of each layer (model gat), which share --hidden; the last layer takes their mean"},
 			func(c *plan.Config) *int { return &c.Heads }).Positive(),
@@ -75,7 +75,7 @@ func modelOptions() hcli.Options[plan.Config] {
 			func(c *plan.Config) *float64 { return &c.AttentionDropout }),
 		hcli.Bool(&cli.BoolFlag{Name: "learn-eps",
 			Usage: "learn the weight of a node in its own sum (model gin), else 1"},
-			func(c *plan.Config) *bool { return &c.LearnEps }),
+			func(c *plan.Config) *bool { return &c.LearnEps }).Setting(),
 		hcli.Seed(&cli.Uint64Flag{Name: "seed",
 			Usage: "seed of all random choices; equal seeds give equal parameters in every mode"}),
 		samplerOption(graph.Neighbor), dependencyOption(),
@@ -100,13 +100,13 @@ func parseFanouts(text string) ([]int, error) {
 func pathOptions() hcli.Options[plan.Config] {
 	return hcli.Options[plan.Config]{
 		hcli.Text(oneOf("mode", "data path", "", plan.ModeNames(), nil),
-			func(c *plan.Config) *string { return &c.Mode }).
+			func(c *plan.Config) *string { return &c.Mode }).Setting().
 			Default(plan.DefaultMode),
 		hcli.Text(oneOf("io-stack", "who reads the SSDs", "", plan.Stacks, nil),
-			func(c *plan.Config) *string { return &c.IOStack }),
+			func(c *plan.Config) *string { return &c.IOStack }).Setting(),
 		hcli.Text(oneOf("pipeline", "what overlaps ("+pipelineSummaries()+")", "",
 			plan.PipelineNames(nil), nil),
-			func(c *plan.Config) *string { return &c.Pipeline }),
+			func(c *plan.Config) *string { return &c.Pipeline }).Setting(),
 		hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
 			Usage: "worker slots of the host device, and threads of the cpu stack"},
 			func(c *plan.Config) *int { return &c.Workers }).Positive(),
@@ -152,17 +152,17 @@ func pathOptions() hcli.Options[plan.Config] {
 			func(c *plan.Config) *int { return &c.CoalesceBytes }, coalesceFlag),
 		hcli.Bool(&cli.BoolFlag{Name: "check-reads",
 			Usage: "hold every row that is read against the checksum that load has written; read it again, then stop, where they differ"},
-			func(c *plan.Config) *bool { return &c.CheckReads }),
+			func(c *plan.Config) *bool { return &c.CheckReads }).Setting(),
 		hcli.Bool(&cli.BoolFlag{Name: "verify-rows",
 			Usage: "hold every row that a mini-batch has gathered, from wherever, against the dataset's feature function (generate --feature-fn); stop at the first wrong one"},
-			func(c *plan.Config) *bool { return &c.VerifyRows }),
+			func(c *plan.Config) *bool { return &c.VerifyRows }).Setting(),
 		hcli.Text(&cli.StringFlag{Name: "row-dtype", DefaultText: "whatever is there",
 			Usage: "stop unless the SSDs hold rows of `TYPE` (" + strings.Join(rowtype.Names(),
 				", ") +
 				"; load --row-dtype makes them); with --clock virtual, the type they are taken to have"},
-			func(c *plan.Config) *string { return &c.RowType }),
+			func(c *plan.Config) *string { return &c.RowType }).Setting(),
 		hcli.Text(oneOf("cpu-engine", "how the cpu stack reads", "", []string{"io_uring", "pread"},
-			nil), func(c *plan.Config) *string { return &c.CPUEngine }).
+			nil), func(c *plan.Config) *string { return &c.CPUEngine }).Setting().
 			Default("the best there is"),
 		hcli.Parsed(&cli.StringFlag{Name: "sm-budget",
 			DefaultText: "all; on a GPU io has as many SMs as hold the blocks of --io-blocks",
@@ -171,14 +171,14 @@ func pathOptions() hcli.Options[plan.Config] {
 		hcli.Text(oneOf("memory-rung",
 			"where the I/O kernels' queues and data are on a GPU; auto takes the best that a pattern read both ways proves",
 			"", append([]string{gpuio.RungAuto}, gpuio.Rungs()...), nil),
-			func(c *plan.Config) *string { return &c.MemoryRung }),
+			func(c *plan.Config) *string { return &c.MemoryRung }).Setting(),
 		hcli.Text(oneOf("precision",
 			"of the model's products; bf16 rounds their factors, tf32 too, on a GPU only",
 			"", cuda.Precisions(), nil),
-			func(c *plan.Config) *string { return &c.Precision }),
+			func(c *plan.Config) *string { return &c.Precision }).Setting(),
 		hcli.Text(&cli.StringFlag{Name: "blas",
 			Usage: "who computes products on a GPU: off (our kernels), auto (cuBLAS where it is installed) or the `PATH` of libcublas"},
-			func(c *plan.Config) *string { return &c.BLAS }).Checked(func(c *plan.Config,
+			func(c *plan.Config) *string { return &c.BLAS }).Setting(plan.BLASOff, plan.BLASAuto).Checked(func(c *plan.Config,
 			_ string) error {
 			if c.BLAS == "" {
 				return errs.New(errs.Usage,
@@ -202,7 +202,7 @@ func dataPath() hcli.Options[runArgs] {
 		withConfig(megaOptions()).Group("Mega-batches"),
 		hcli.Options[runArgs]{hcli.Text(&cli.StringFlag{Name: "timeline",
 			Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
-			func(a *runArgs) *string { return &a.timeline })},
+			func(a *runArgs) *string { return &a.timeline }).Aside()},
 		withDevice(deviceOptions()), withSSDs(ssdOptions()))
 }
 
@@ -215,7 +215,7 @@ func replicaOptions() hcli.Options[plan.Config] {
 			func(c *plan.Config) *int { return &c.Replicas }).Positive(),
 		hcli.Text(&cli.StringFlag{Name: "reduce", DefaultText: plan.ReduceTree,
 			Usage: "who adds the gradients of --replicas: tree (ours, to the bit as one device does), nccl (NVIDIA's NCCL where it is installed, GPUs only, not bit-exact) or the `PATH` of libnccl"},
-			func(c *plan.Config) *string { return &c.Reduce }),
+			func(c *plan.Config) *string { return &c.Reduce }).Setting(plan.ReduceTree),
 	}
 }
 
@@ -224,22 +224,22 @@ func leftOptions() hcli.Options[plan.Config] {
 	return hcli.Options[plan.Config]{
 		hcli.Text(&cli.StringFlag{Name: "checkpoint",
 			Usage: "`DIR` for the checkpoint, written after each epoch and on Ctrl-C"},
-			func(c *plan.Config) *string { return &c.CheckpointDir }),
+			func(c *plan.Config) *string { return &c.CheckpointDir }).Aside(),
 		hcli.Int(&cli.IntFlag{Name: "checkpoint-every",
 			Usage: "also write it after every `N` mini-batches, at the end of their step of --shards"},
-			func(c *plan.Config) *int { return &c.CheckpointEvery }),
+			func(c *plan.Config) *int { return &c.CheckpointEvery }).Aside(),
 		hcli.Bool(&cli.BoolFlag{Name: "resume",
 			Usage: "go on from the checkpoint in --checkpoint, to the bit where --kernels is as it was; start where there is none"},
-			func(c *plan.Config) *bool { return &c.Resume }),
+			func(c *plan.Config) *bool { return &c.Resume }).Aside(),
 		hcli.Bool(&cli.BoolFlag{Name: "no-eval", Usage: "skip validation and test"},
-			func(c *plan.Config) *bool { return &c.NoEval }),
+			func(c *plan.Config) *bool { return &c.NoEval }).Setting(),
 		hcli.Text(oneOf("tune",
 			"measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result",
 			"", plan.Tunes, nil),
-			func(c *plan.Config) *string { return &c.Tune }),
+			func(c *plan.Config) *string { return &c.Tune }).Setting(),
 		hcli.Text(&cli.StringFlag{Name: "trace",
 			Usage: "record which rows each mini-batch needs in `FILE`, for \"cache replay\" and \"cache plan\""},
-			func(c *plan.Config) *string { return &c.Trace }),
+			func(c *plan.Config) *string { return &c.Trace }).Aside(),
 	}
 }
 
@@ -274,10 +274,10 @@ func trainOptions() hcli.Options[trainerArgs] {
 		hcli.In(run, withConfig(leftOptions()).Group("Run")),
 		hcli.Options[trainerArgs]{hcli.Bool(&cli.BoolFlag{Name: "explain",
 			Usage: "print the steps of a mini-batch before training: what each does, waits for and runs on; and afterwards the processor time of each"},
-			func(a *trainerArgs) *bool { return &a.explain }),
+			func(a *trainerArgs) *bool { return &a.explain }).Aside(),
 			hcli.Bool(&cli.BoolFlag{Name: "live",
 				Usage: "show stages, tiers, SSDs and loss while it runs, drawn over on a terminal"},
-				func(a *trainerArgs) *bool { return &a.live }),
+				func(a *trainerArgs) *bool { return &a.live }).Aside(),
 			metricsOption(func(a *trainerArgs) *string { return &a.metrics })}.Group("Run"),
 		hcli.In(run, withOutputs(outputOptions())))
 }

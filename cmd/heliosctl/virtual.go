@@ -30,11 +30,11 @@ func clockOptions() hcli.Options[clockArgs] {
 		hcli.Text(oneOf("clock",
 			"virtual samples and looks rows up for real, but takes all times from --hardware, with no SSD and no arithmetic: every figure is modelled",
 			plan.ClockWall, plan.Clocks, nil),
-			func(a *clockArgs) *string { return &a.clock }),
+			func(a *clockArgs) *string { return &a.clock }).Setting(),
 		hcli.Text(&cli.StringFlag{Name: "hardware",
 			Usage: "machine of --clock virtual, a `PROFILE` (" +
 				strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-			func(a *clockArgs) *string { return &a.profile }),
+			func(a *clockArgs) *string { return &a.profile }).Input(hardware.Names()...),
 		ssdCountOption(func(a *clockArgs) *int { return &a.ssdCount }),
 	}
 }

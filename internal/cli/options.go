@@ -27,6 +27,73 @@ type Option[T any] struct {
 	// preset is the text of the flag's Value; "" where it has none.
 	preset string
 	was    []string // former names
+	use    func(text string) Use
+}
+
+// Use says what the text of an option can do. Those who take it from somebody else, a file of
+// results or a client of another user, go by it.
+type Use int
+
+// Uses of options.
+const (
+	Unknown Use = iota // nobody has said: it is not taken from others
+	Setting            // a result may depend on it; it names no file and starts nothing
+	Input              // a file or folder that the verb reads
+	Aside              // where a run writes, or how it tells about itself
+)
+
+// UseOf returns what a text of the option can do.
+func (o Option[T]) UseOf(text string) Use {
+	if o.use == nil {
+		return Unknown
+	}
+	return o.use(text)
+}
+
+// Uses says what the option's text can do.
+func (o Option[T]) Uses(use func(text string) Use) Option[T] {
+	o.use = use
+	return o
+}
+
+// Setting says that the option's text is a setting; with words, that those and lists of them are.
+func (o Option[T]) Setting(words ...string) Option[T] {
+	if len(words) == 0 {
+		return o.Uses(always(Setting))
+	}
+	return o.Uses(orWords(Unknown, words))
+}
+
+// Input says that the option names a file or folder that is read; words are settings instead.
+func (o Option[T]) Input(words ...string) Option[T] { return o.Uses(orWords(Input, words)) }
+
+// Aside says that no result depends on the option; words are settings all the same.
+func (o Option[T]) Aside(words ...string) Option[T] { return o.Uses(orWords(Aside, words)) }
+
+func always(use Use) func(string) Use { return func(string) Use { return use } }
+
+// orWords is Setting for words, each perhaps with a number as in presample:2, and lists of them.
+func orWords(other Use, words []string) func(string) Use {
+	return func(text string) Use {
+		for part := range strings.SplitSeq(text, ",") {
+			word, n, numbered := strings.Cut(part, ":")
+			_, err := strconv.ParseUint(n, 10, 16)
+			if !slices.Contains(words, word) || numbered && err != nil {
+				return other
+			}
+		}
+		return Setting
+	}
+}
+
+// useOf is the use of an option by the type of its field: numbers, sizes and what else has a form
+// of its own are settings; texts and switches have to say what they are.
+func useOf(field any) func(string) Use {
+	switch field.(type) {
+	case *string, *[]string, *bool:
+		return nil
+	}
+	return always(Setting)
 }
 
 // Key is the option's name.
@@ -39,7 +106,7 @@ type Options[T any] []Option[T]
 func In[T, Part any](at func(*T) *Part, part Options[Part]) Options[T] {
 	out := make(Options[T], len(part))
 	for i, x := range part {
-		out[i] = Option[T]{Flag: x.Flag, preset: x.preset, was: x.was,
+		out[i] = Option[T]{Flag: x.Flag, preset: x.preset, was: x.was, use: x.use,
 			parse: func(c *T, text string) error { return x.parse(at(c), text) }}
 		if x.field != nil {
 			out[i].field = func(c *T) any { return x.field(at(c)) }
@@ -87,6 +154,15 @@ func (o Options[T]) Read(c *cli.Context, to *T) error {
 		}
 	}
 	return nil
+}
+
+// Uses returns what texts of the options can do, by name.
+func (o Options[T]) Uses() map[string]func(text string) Use {
+	all := map[string]func(string) Use{}
+	for _, x := range o {
+		all[x.Key()] = x.UseOf
+	}
+	return all
 }
 
 // Set sets the field of an option from its text; the option is one of o.
@@ -210,7 +286,7 @@ func orDefault[T, F any](text *string, at func(*T) *F) {
 // option makes an option of a field whose text parse reads. preset is the flag's Value.
 func option[T any, F comparable](f cli.Flag, preset F, at func(*T) *F,
 	parse func(text string) (F, error)) Option[T] {
-	o := Option[T]{Flag: f, field: func(c *T) any { return at(c) },
+	o := Option[T]{Flag: f, use: useOf(new(F)), field: func(c *T) any { return at(c) },
 		parse: func(c *T, text string) (err error) {
 			*at(c), err = parse(text)
 			return err
@@ -230,7 +306,8 @@ func Text[T any](f *cli.StringFlag, at func(*T) *string) Option[T] {
 // Parsed is an option whose text sets a field by a rule of its own.
 func Parsed[T, F any](f *cli.StringFlag, at func(*T) *F, parse func(text string) (F, error),
 ) Option[T] {
-	return Option[T]{Flag: f, preset: f.Value, field: func(c *T) any { return at(c) },
+	return Option[T]{Flag: f, preset: f.Value, use: useOf(new(F)),
+		field: func(c *T) any { return at(c) },
 		parse: func(c *T, text string) (err error) {
 			*at(c), err = parse(text)
 			return err

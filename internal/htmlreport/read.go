@@ -1,7 +1,6 @@
 package htmlreport
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"strings"
 
 	"helios/internal/errs"
+	"helios/internal/outfile"
 )
 
 // Source is a file of results: the JSON lines that a verb writes with its option results.
@@ -34,9 +34,6 @@ type line struct {
 	raw   json.RawMessage
 }
 
-// maxLine bounds a line: a whole training run's result is one.
-const maxLine = 256 << 20
-
 // Read reads the results in r; name is the file's.
 func Read(r io.Reader, name string) (*Source, error) {
 	s := &Source{Name: name}
@@ -45,12 +42,12 @@ func Read(r io.Reader, name string) (*Source, error) {
 			"%s, line %d: %s; give a file that option results has written, or the output of option json",
 			name, n, why)
 	}
-	b := bufio.NewReaderSize(r, 1<<16)
+	b := outfile.NewReader(r)
 	if head, _ := b.Peek(len(timelineStart)); string(head) == timelineStart {
 		return readTimeline(b, name)
 	}
 	for n := 1; ; n++ {
-		text, err := readLine(b)
+		text, err := b.Next()
 		if err == io.EOF && len(text) == 0 {
 			if len(s.lines) == 0 {
 				return nil, bad(n, "it is empty")
@@ -82,20 +79,6 @@ func Read(r io.Reader, name string) (*Source, error) {
 		}
 		if werr := s.add(head.Event, text); werr != nil {
 			return nil, bad(n, werr.Error())
-		}
-	}
-}
-
-func readLine(b *bufio.Reader) ([]byte, error) {
-	var all []byte
-	for {
-		part, err := b.ReadSlice('\n')
-		all = append(all, part...)
-		if len(all) > maxLine {
-			return nil, fmt.Errorf("longer than %d bytes", maxLine)
-		}
-		if err != bufio.ErrBufferFull {
-			return all, err
 		}
 	}
 }
@@ -164,15 +147,15 @@ func (s *Source) has(event string) bool {
 	return false
 }
 
-// Aside are the options that say where a run writes, how it tells how it goes and how its processes
-// find each other: none of them makes it another one.
-var Aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite", "checkpoint", "checkpoint-every", "resume", "trace",
+// aside are the options that say where a run writes, how it tells how it goes and how its processes
+// find each other: none of them makes it another experiment.
+var aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite", "checkpoint", "checkpoint-every", "resume", "trace",
 	"timeline", "csv", "html", "json", "quiet", "config", "metrics", "mpi", "rank-timeout",
 	"rank-secret-file", "rank-insecure", "rank-listen", "save-profile"}
 
 // neutral tells whether an option leaves a run in its experiment.
 func neutral(key string) bool {
-	return key == "seed" || key == "state" || slices.Contains(Aside, key)
+	return key == "seed" || key == "state" || slices.Contains(aside, key)
 }
 
 // options are the arguments of a source's command that tell runs apart.

@@ -1,7 +1,11 @@
 package htmlreport
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"html"
 	"math"
 	"os"
 	"regexp"
@@ -370,6 +374,12 @@ func TestBadFiles(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "empty"}, {"no JSON", "{}\nepoch 1\n{}", "line 2: no JSON object"},
 		{"an array", "[1]\n", "no JSON object"},
+		{"a huge line", strings.Repeat("x", 17<<20), "a line of more than"},
+		{"many values", `{"event":"a","v":[` + strings.Repeat("1,", 1<<20+1) + "1]}", "values"},
+		{"deep", `{"event":"a","v":` + strings.Repeat("[", 1<<20), "no JSON object"},
+		{"no number", `{"event":"a","v":NaN}`, "no JSON object"},
+		{"a timeline of nothing", timelineStart + `:"ms","traceEvents":[{},{`, "no timeline"},
+		{"a deep timeline", timelineStart + `:"ms","x":` + strings.Repeat("[", 1<<20), "no timeline"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Read(strings.NewReader(c.text), "file")
@@ -524,4 +534,34 @@ func TestSuite(t *testing.T) {
 	require.Equal(t, []string{"Step memory", "wall", "1", "no room"}, all[0].Tables[3].Rows[0])
 	require.Equal(t, []point{{1, 1.5, 1, 2}, single(2, 2)}, all[1].Figures[0].Series[0].Points)
 	require.True(t, all[1].Tables[0].Folded)
+}
+
+// The page's policy lets its own scripts run and nothing else, whatever the results say.
+func TestPolicy(t *testing.T) {
+	for _, text := range []string{`</script><script>alert(1)</script>`, `<!--<script>`, "\u2028alert(1)\u2029",
+		`" onmouseover="alert(1)`, `' onload='alert(1)`, `{{.Title}}`, "\x00\x1b[2J</ScRiPt >",
+		`javascript:alert(1)`, `'; script-src * 'unsafe-eval'`, `]]><img src=x onerror=alert(1)>`} {
+		quoted, err := json.Marshal(text)
+		require.NoError(t, err)
+		q := string(quoted)
+		p := page(t, read(t, text, `{"event":"begin","verb":"train","dataset_name":`+q+`,"time":`+q+
+			`,"command":["heliosctl","train",`+q+`],"arguments":["train","--mode=`+q[1:]+`]}`,
+			`{"event":"epoch","epoch":1,"loss":0.5,"seconds":1,"train_acc":0.5}`,
+			`{"event":"end","whole":false,"reason":`+q+`}`),
+			read(t, "other", `{"event":"begin","verb":`+q+`,"command":[]}`, `{"rate":1.5,`+q+`:`+q+`}`))
+		head, body, _ := strings.Cut(p, "</head>")
+		policy := html.UnescapeString(regexp.MustCompile(
+			`http-equiv="Content-Security-Policy" content="([^"]*)"`).FindStringSubmatch(head)[1])
+		require.Contains(t, policy, "default-src 'none'; ")
+		require.NotContains(t, policy, "unsafe-eval")
+		require.NotRegexp(t, `script-src[^;]*unsafe`, policy)
+		scripts := regexp.MustCompile(`(?is)<script[^>]*>(.*?)</script`).FindAllStringSubmatch(body, -1)
+		require.Len(t, scripts, 3, text)
+		for _, s := range scripts {
+			sum := sha256.Sum256([]byte(s[1]))
+			require.Contains(t, policy, "'sha256-"+base64.StdEncoding.EncodeToString(sum[:])+"'")
+		}
+		rest := regexp.MustCompile(`(?is)<script.*?</script>`).ReplaceAllString(body, "")
+		require.NotRegexp(t, `(?i)<img|<[a-z]+[^<>]*\son[a-z]+=`, rest)
+	}
 }

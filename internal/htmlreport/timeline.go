@@ -1,9 +1,9 @@
 package htmlreport
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -18,8 +18,11 @@ const verbTimeline = "timeline"
 // timelineStart is how internal/timeline begins a file.
 const timelineStart = `{"displayTimeUnit"`
 
-// mostTimeline bounds a file of option timeline, which is read as a whole.
+// mostTimeline bounds a file of option timeline.
 const mostTimeline = 512 << 20
+
+// mostEvents bounds its events.
+const mostEvents = 2 << 20
 
 // mostSpans bounds the spans of a figure.
 const mostSpans = 400
@@ -48,27 +51,77 @@ type tracedEvent struct {
 
 // readTimeline reads a file of option timeline. A run that was killed leaves it without its end.
 func readTimeline(r io.Reader, name string) (*Source, error) {
-	text, err := io.ReadAll(io.LimitReader(r, mostTimeline+1))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	if len(text) > mostTimeline {
-		return nil, errs.New(errs.Usage,
-			"%s has more than %d bytes; open it in ui.perfetto.dev, or trace fewer epochs", name,
-			mostTimeline)
-	}
 	s := &Source{Name: name, Verb: verbTimeline, Ended: true, Whole: true, timeline: new(traced)}
-	if err := json.Unmarshal(text, s.timeline); err != nil {
+	d := json.NewDecoder(io.LimitReader(r, mostTimeline))
+	err := s.timeline.read(d)
+	switch {
+	case err == nil:
+	case errs.ClassOf(err) == errs.Usage || d.InputOffset() >= mostTimeline:
+		return nil, errs.New(errs.Usage,
+			"%s has more than %d bytes or %d events; open it in ui.perfetto.dev, or trace fewer epochs",
+			name, mostTimeline, mostEvents)
+	case len(s.timeline.Events) > 0 && errors.Is(err, io.ErrUnexpectedEOF):
 		s.Ended, s.Whole, s.Reason = false, false, "its end is missing"
-		cut := text[:max(bytes.LastIndexByte(text, '\n'), 0)] // the last event may be cut off
-		cut = append(bytes.TrimRight(cut, ",\n"), "]}"...)
-		if json.Unmarshal(cut, s.timeline) != nil {
-			return nil, errs.New(errs.Usage,
-				"%s: no timeline: %w; give a file that option timeline or results has written", name,
-				err)
-		}
+	default:
+		return nil, errs.New(errs.Usage,
+			"%s: no timeline: %w; give a file that option timeline or results has written", name, err)
 	}
 	return s, nil
+}
+
+// read takes events one by one, so that memory is for those that a figure needs.
+func (t *traced) read(d *json.Decoder) error {
+	if _, err := d.Token(); err != nil {
+		return err
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		switch key {
+		case "otherData":
+			err = d.Decode(&t.Other)
+		case "traceEvents":
+			err = t.readEvents(d)
+		default:
+			err = d.Decode(&json.RawMessage{})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err := d.Token()
+	return endless(err)
+}
+
+func (t *traced) readEvents(d *json.Decoder) error {
+	if _, err := d.Token(); err != nil {
+		return err
+	}
+	for d.More() {
+		var e tracedEvent
+		if err := d.Decode(&e); err != nil {
+			return endless(err)
+		}
+		if e.Phase != "M" && e.Phase != "X" {
+			continue
+		}
+		if len(t.Events) == mostEvents {
+			return errs.New(errs.Usage, "too many events")
+		}
+		t.Events = append(t.Events, e)
+	}
+	_, err := d.Token()
+	return endless(err)
+}
+
+// endless is one error for all ways in which a file lacks its end.
+func endless(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // timeline draws a part of a run from its middle, where it is in its stride, and how busy each lane

@@ -2,6 +2,7 @@ package outfile
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -64,15 +65,14 @@ func Continue(what, path string, each func(line []byte) error) (*Lines, error) {
 		return fail(errs.New(errs.Refused,
 			"%s %s is being written by another run; wait for it, or name another file", what, path))
 	}
-	for r := bufio.NewReaderSize(f, 1<<16); ; {
-		line, err := readLine(r)
-		if errors.Is(err, errLong) {
-			return fail(errs.New(errs.Refused,
-				"%s %s is there and has a line of more than %d bytes, which no run writes; name another file",
-				what, path, maxLine))
-		}
+	for r := NewReader(f); ; {
+		line, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
+		}
+		if errs.ClassOf(err) == errs.Usage {
+			return fail(errs.New(errs.Refused, "%s %s is there and %w; name another file", what, path,
+				err))
 		}
 		if err != nil {
 			return fail(errs.New(errs.Device, "%s %s: %w", what, path, err))
@@ -92,22 +92,47 @@ func Continue(what, path string, each func(line []byte) error) (*Lines, error) {
 	return l, nil
 }
 
-// maxLine bounds a line that is read again.
-const maxLine = 64 << 20
+// Bounds of a file of JSON lines that is read: no run writes so much.
+const (
+	maxLine   = 16 << 20
+	maxValues = 1 << 20 // of a line; each takes a hundred times its bytes once it is decoded
+	maxFile   = 256 << 20
+)
 
-var errLong = errors.New("a line is too long")
+// Reader reads lines that somebody else may have written, in bounded memory.
+type Reader struct {
+	*bufio.Reader
+	left int64
+}
 
-// readLine reads a line with its end.
-func readLine(r *bufio.Reader) ([]byte, error) {
-	var line []byte
+// NewReader reads lines from r.
+func NewReader(r io.Reader) *Reader {
+	return &Reader{bufio.NewReaderSize(r, 1<<16), maxFile}
+}
+
+// Next returns a line with its end, behind the last one io.EOF with what has no end. An error of
+// class usage says what no run writes: "has a line of more than …".
+func (r *Reader) Next() (line []byte, err error) {
 	for {
 		part, err := r.ReadSlice('\n')
-		if line = append(line, part...); len(line) > maxLine {
-			return nil, errLong
+		r.left -= int64(len(part))
+		line = append(line, part...)
+		switch {
+		case len(line) > maxLine:
+			return nil, errs.New(errs.Usage, "has a line of more than %d bytes, which no run writes",
+				maxLine)
+		case r.left < 0:
+			return nil, errs.New(errs.Usage, "has more than %d bytes, which no run writes", maxFile)
+		case errors.Is(err, bufio.ErrBufferFull):
+			continue
+		case bytes.Count(line, []byte{','}) > maxValues:
+			return nil, errs.New(errs.Usage, "has a line of more than %d values, which no run writes",
+				maxValues)
 		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return line, err
+		if err != nil && !errors.Is(err, io.EOF) {
+			err = errs.With(errs.Device, err)
 		}
+		return line, err
 	}
 }
 
