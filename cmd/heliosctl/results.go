@@ -113,9 +113,9 @@ type runLine struct {
 	// Inputs are the checksums (SHA-256) of other files that the verb read, by option: "rerun" takes
 	// a path from here for a file that is still the same.
 	Inputs  map[string]string `json:"inputs,omitempty"`
-	Devices  []string       `json:"devices"` // that compute
-	SSDs     []state.SSD    `json:"ssds"`    // that are read
-	Time     string         `json:"time"`
+	Devices []string          `json:"devices"` // that compute
+	SSDs    []state.SSD       `json:"ssds"`    // that are read
+	Time    string            `json:"time"`
 }
 
 // machineLine tells a machine from others.

@@ -317,11 +317,63 @@ func (b *serveBackend) Open(_ context.Context, q serve.OpenRequest) (serve.Datas
 		return nil, errs.New(errs.Usage,
 			"dataset %q is no absolute path, which it has to be for a daemon", q.Dataset)
 	}
+	if q.Foreign {
+		if len(q.SSDFile) > 0 {
+			return nil, errs.New(errs.Refused,
+				"ssd_file: a client of another user names no files; name bound SSDs with ssd")
+		}
+		if err := lentToGroup(q.Dataset); err != nil {
+			return nil, err
+		}
+	}
 	d, err := dataset.Open(q.Dataset)
 	if err != nil {
 		return nil, err
 	}
 	return &servedDataset{b: b, d: d, q: q}, nil
+}
+
+// lentToGroup refuses a folder that the group of this process, or everybody, could not read without
+// us: what its owner keeps to himself is not for clients of other users. The answer is the same for
+// what is not there.
+func lentToGroup(dir string) error {
+	no := errs.New(errs.Refused,
+		"%s is no dataset that this daemon's group may read; give it the right (chmod -R g+rX), or start a daemon of your own",
+		dir)
+	may := func(path string, group, all fs.FileMode) bool {
+		var st unix.Stat_t
+		if unix.Stat(path, &st) != nil {
+			return false
+		}
+		mode := fs.FileMode(st.Mode)
+		return mode&all == all || int(st.Gid) == os.Getegid() && mode&group == group
+	}
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return no
+	}
+	if !may(real, 0o050, 0o005) {
+		return no
+	}
+	for up := filepath.Dir(real); ; up = filepath.Dir(up) {
+		if !may(up, 0o010, 0o001) {
+			return no
+		}
+		if up == filepath.Dir(up) {
+			break
+		}
+	}
+	files, err := os.ReadDir(real)
+	if err != nil {
+		return no
+	}
+	for _, f := range files {
+		if st, err := os.Lstat(filepath.Join(real, f.Name())); err != nil || !st.IsDir() &&
+			(!st.Mode().IsRegular() || !may(filepath.Join(real, f.Name()), 0o040, 0o004)) {
+			return no
+		}
+	}
+	return nil
 }
 
 // ssds opens the SSDs that a client named, or counts one more user of them.
@@ -438,8 +490,9 @@ func loaderOptions() hcli.Options[runArgs] {
 		hcli.Options[runArgs]{edgesOption()})
 }
 
-// read sets what a client's options say.
-func (a *runArgs) read(options map[string]string) (map[string]bool, error) {
+// read sets what a client's options say. One of another user may give settings, but name nothing
+// that this process would open, make or load.
+func (a *runArgs) read(options map[string]string, foreign bool) (map[string]bool, error) {
 	known := loaderOptions()
 	given := map[string]bool{}
 	for _, key := range slices.Sorted(maps.Keys(options)) {
@@ -451,6 +504,11 @@ func (a *runArgs) read(options map[string]string) (map[string]bool, error) {
 			}
 			return nil, errs.New(errs.Usage, "unknown option %s; %s", key,
 				meant(key, flagNames(known.Flags()), "options are flags of \"heliosctl train\""))
+		}
+		if foreign && known[i].UseOf(options[key]) != hcli.Setting {
+			return nil, errs.New(errs.Refused,
+				"option %s: a client of another user names no file, folder or library; leave it out, or start a daemon of your own",
+				key)
 		}
 		value, err := plainValue(known[i].Flag, key, options[key])
 		if err != nil {
@@ -470,9 +528,17 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a := &runArgs{}
-	given, err := a.read(q.Options)
+	given, err := a.read(q.Options, q.Foreign)
 	if err != nil {
 		return nil, err
+	}
+	if q.Foreign { // nor does it write into the dataset's folder
+		a.cfg.HotnessDir = plan.NoFolder
+		if mode := a.cfg.WithDefaults().Mode; slices.Contains(plan.PackedModes(), mode) {
+			return nil, errs.New(errs.Refused,
+				"mode %s lays mini-batches out in the dataset's folder, which a client of another user may not; choose another mode",
+				mode)
+		}
 	}
 	e := *d.b.env
 	e.given = func(fields ...any) string {

@@ -477,3 +477,74 @@ func (t *took) add(f func()) {
 	t.wall += time.Since(begin)
 	t.cpu += busy() - was
 }
+
+// A client of another user gives settings and names nothing that the daemon would open, make or
+// load; nor does the daemon tell it of files.
+func TestServeLendsNoRights(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	t.Setenv("HELIOS_STATE", "state")
+	ok(t, "generate", "--nodes", "600", "--dim", "16", "--out", "g")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "16MiB")
+	ok(t, "load", "g")
+	require.NoError(t, os.WriteFile("secret", []byte("s3cr3t\n"), 0o600))
+	for up := dir; up != "/"; up = filepath.Dir(up) { // a temporary folder is its maker's alone
+		if st, err := os.Stat(up); err == nil && st.Mode().Perm() == 0o700 {
+			require.NoError(t, os.Chmod(up, 0o711))
+		}
+	}
+	require.NoError(t, os.Chmod("g", 0o755))
+	files, err := os.ReadDir("g")
+	require.NoError(t, err)
+	for _, f := range files {
+		require.NoError(t, os.Chmod("g/"+f.Name(), 0o644))
+	}
+	foreign := serve.OpenRequest{Foreign: true}
+	loader := func(options map[string]string) error {
+		_, err := loaderOf(t, serverBackend(t), serve.LoaderRequest{Split: "train", World: 1, Foreign: true,
+			Options: options}, foreign)
+		return err
+	}
+	secret, before := filepath.Join(dir, "secret"), tree(t, "g")
+	for _, o := range []struct{ key, value string }{{"hotness", secret}, {"hotness", "secret"},
+		{"hotness", "/dev/zero"}, {"hotness", "presample:" + secret}, {"hotness", "degree," + secret},
+		{"hotness-dir", dir + "/made"}, {"packed", dir + "/made"}, {"parted", dir + "/made"},
+		{"superbatch-dir", dir}, {"partition", secret}} {
+		err := loader(map[string]string{o.key: o.value})
+		require.Equal(t, errs.Refused, errs.ClassOf(err), "%s: %v", o.key, err)
+		require.ErrorContains(t, err, "option "+o.key)
+		require.NotContains(t, err.Error(), "s3cr3t")
+	}
+	require.Equal(t, errs.Refused, errs.ClassOf(loader(map[string]string{"mode": "diskgnn"})))
+	for key, value := range map[string]string{"mode": secret, "sampler": secret, "io-stack": secret,
+		"topology": secret, "row-dtype": secret, "device": secret, "pages-on": secret} {
+		err := loader(map[string]string{key: value})
+		require.Error(t, err, key)
+		require.NotContains(t, err.Error(), "s3cr3t")
+	}
+	require.NoError(t, loader(map[string]string{"batch-size": "100", "hotness": "degree", "mode": "cpu"}))
+	require.Equal(t, before, tree(t, "g"), "a foreign client had something written")
+	require.NoDirExists(t, "g/hotness")
+	require.NoDirExists(t, "made")
+
+	b := serverBackend(t)
+	abs := func(name string) string { return filepath.Join(dir, name) }
+	require.NoError(t, os.Symlink("g", "link"))
+	require.NoError(t, os.Mkdir("mine", 0o700))
+	for _, q := range []serve.OpenRequest{{Dataset: abs("g"), SSDFile: []string{abs("a.img")}},
+		{Dataset: abs("secret")}, {Dataset: abs("none")}, {Dataset: "/proc/self"}, {Dataset: abs("mine")}} {
+		q.Foreign = true
+		_, err := b.Open(t.Context(), q)
+		require.Equal(t, errs.Refused, errs.ClassOf(err), "%v: %v", q, err)
+	}
+	d, err := b.Open(t.Context(), serve.OpenRequest{Dataset: abs("link"), Foreign: true})
+	require.NoError(t, err)
+	require.NoError(t, d.Close())
+	require.NoError(t, os.Chmod("g/"+files[0].Name(), 0o600))
+	_, err = b.Open(t.Context(), serve.OpenRequest{Dataset: abs("g"), Foreign: true})
+	require.Equal(t, errs.Refused, errs.ClassOf(err))
+	require.NoError(t, os.Chmod("g/"+files[0].Name(), 0o644))
+	require.NoError(t, os.Chmod(dir, 0o700))
+	_, err = b.Open(t.Context(), serve.OpenRequest{Dataset: abs("g"), Foreign: true})
+	require.Equal(t, errs.Refused, errs.ClassOf(err))
+}

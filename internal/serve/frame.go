@@ -19,7 +19,9 @@ const Protocol = 2
 
 const (
 	maxFrame = 16 << 20
+	maxSmall = 4 << 10 // of a frame before hello, and of one that need not be counted
 	maxFDs   = 4
+	decoded  = 8 // bytes that a byte of a frame takes until it is answered
 )
 
 // request is any message of a client. Only the fields of its type count.
@@ -44,6 +46,7 @@ type request struct {
 	Slot     int            `json:"slot"`
 
 	nodes []int64 // of the descriptor that came with it; nil: none came
+	taken int64   // of the memory that clients share, until it is answered
 }
 
 // decode reads the body of a frame.
@@ -84,7 +87,8 @@ func texts(options map[string]any) (map[string]string, error) {
 // wire is a connection that carries frames. One goroutine reads, another one may write.
 type wire struct {
 	c       *net.UnixConn
-	timeout time.Duration // of a frame
+	timeout time.Duration           // of a frame
+	room    func(bytes int64) error // agrees to a frame before there is memory for it; nil: always
 }
 
 // read waits for a frame, which may come late but not slowly. The descriptors are the caller's to
@@ -120,9 +124,10 @@ func (w *wire) read(first time.Duration) (body []byte, fds []int, err error) {
 		n += got
 	}
 	n := binary.LittleEndian.Uint32(head[:])
-	if n > maxFrame {
-		return nil, fds, errs.New(errs.Usage, "protocol: a frame of %d bytes; %d is the most", n,
-			maxFrame)
+	if w.room != nil {
+		if err := w.room(int64(n)); err != nil {
+			return nil, fds, err
+		}
 	}
 	body = make([]byte, n)
 	_, err = io.ReadFull(w.c, body)

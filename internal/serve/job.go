@@ -50,6 +50,7 @@ type job struct {
 	ended  chan struct{} // run has returned
 	endErr error
 	read   atomic.Int64 // bytes from SSDs, as of the last batch
+	taken  int64        // by its nodes, of the memory that clients share; the first rank's to set
 
 	wake chan struct{} // something has changed that run may wait for
 
@@ -81,12 +82,12 @@ func keyOf(d *openDataset, name string, q LoaderRequest) (string, error) {
 	return string(key), err
 }
 
-// join makes a loader a rank of a job that lacks it, or of a new one.
+// join makes a loader a rank of a job that lacks it, or the first of a new one.
 func (s *Server) join(parent context.Context, l *loader, d *openDataset, name string,
-	q LoaderRequest) (*job, error) {
+	q LoaderRequest) (j *job, first bool, err error) {
 	key, err := keyOf(d, name, q)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,10 +100,10 @@ func (s *Server) join(parent context.Context, l *loader, d *openDataset, name st
 		}
 		j.mu.Unlock()
 		if fits {
-			return j, nil
+			return j, false, nil
 		}
 	}
-	j := &job{key: key, world: q.World, wait: s.patience, data: d, opened: make(chan struct{}),
+	j = &job{key: key, world: q.World, wait: s.patience, data: d, opened: make(chan struct{}),
 		ended: make(chan struct{}), wake: make(chan struct{}, 1), claims: map[int]*claim{},
 		ranks: map[int]*loader{l.rank: l}}
 	j.delivered = sync.NewCond(&j.mu)
@@ -110,7 +111,7 @@ func (s *Server) join(parent context.Context, l *loader, d *openDataset, name st
 	d.users.Add(1)
 	s.jobs = append(s.jobs, j)
 	go j.run(q)
-	return j, nil
+	return j, true, nil
 }
 
 // leave takes a loader out of its job, and returns what went wrong at the end of the job if it was
@@ -136,6 +137,7 @@ func (s *Server) leave(l *loader) error {
 		return nil
 	}
 	<-j.ended
+	s.memory.used.Add(-j.taken)
 	return j.endErr
 }
 

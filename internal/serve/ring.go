@@ -17,7 +17,7 @@ const (
 	firstSlot = 256 << 10 // bytes of a slot until a batch needs more
 )
 
-// memory is how much all rings may take together.
+// memory is how much rings, lists of nodes and requests may take together.
 type memory struct {
 	most int64
 	used atomic.Int64
@@ -27,7 +27,7 @@ func (m *memory) take(n int64) error {
 	if now := m.used.Add(n); now > m.most {
 		m.used.Add(-n)
 		return errs.New(errs.Capability,
-			"the rings of this daemon's clients may take %s together, and another %s is too much; use fewer slots or smaller batches, or give the daemon a larger %v",
+			"the rings of this daemon's clients and what they ask for may take %s together, and another %s is too much; use fewer slots or smaller batches, or give the daemon a larger %v",
 			units.FormatBytes(m.most), units.FormatBytes(n), errs.Key("memory"))
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,8 @@ type Backend interface {
 type OpenRequest struct {
 	Dataset      string
 	SSDFile, SSD []string
+	// Foreign: the client is of another user, to whom the daemon lends none of its rights.
+	Foreign bool
 }
 
 // Dataset makes loaders, of which none is open any more when it is closed.
@@ -63,7 +66,8 @@ type LoaderRequest struct {
 	Device string
 	// World is how many ranks share the batches of an epoch. Of several, any batches may be asked
 	// for; of one, always the last so many.
-	World int
+	World   int
+	Foreign bool // as in OpenRequest
 }
 
 // Loader makes mini-batches, one epoch at a time. Batches counts those of an epoch. Epoch makes
@@ -137,7 +141,7 @@ type Config struct {
 	Backend    Backend
 	Version    string
 	MaxClients int   // at once; default 16
-	Memory     int64 // of all rings
+	Memory     int64 // of all rings, lists of nodes and requests
 	Group      bool  // members of the daemon's group are let in, too
 	Timeout    time.Duration
 	Note       func(string)
@@ -154,6 +158,7 @@ const (
 	maxSlots    = 64
 	maxWorld    = 4096
 	maxWaiting  = 64 // requests that wait for the one before
+	maxSilent   = 64 // clients that have not said hello
 )
 
 // Server serves clients.
@@ -164,8 +169,9 @@ type Server struct {
 	clients, batches atomic.Int64
 	read             atomic.Int64 // of jobs that are closed
 
-	mu   sync.Mutex
-	jobs []*job
+	mu     sync.Mutex
+	jobs   []*job
+	silent []*session // that have not said hello, the longest first
 }
 
 // Stats is what a server has to do, and has done.
@@ -215,7 +221,6 @@ func New(c Config) *Server {
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	places := make(chan struct{}, s.MaxClients)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
@@ -238,21 +243,67 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 			}
 			return err
 		}
-		select {
-		case places <- struct{}{}:
-			wg.Go(func() {
-				defer func() { <-places }()
-				if err := s.ServeConn(ctx, c); err != nil {
-					s.Note(fmt.Sprintf("a client's session ended: %v", err))
-				}
-			})
-		default:
+		if s.clients.Load() >= int64(s.MaxClients) {
 			w := &wire{c: c, timeout: time.Second}
-			_ = w.write(failure(0, errs.New(errs.Capability,
-				"the daemon has %d clients, and no more at once; end one, or give the daemon a larger %v",
-				s.MaxClients, errs.Key("max-clients"))), -1) // it is being sent away
+			_ = w.write(failure(0, s.full()), -1) // it is being sent away
 			_ = c.Close()
+			continue
 		}
+		wg.Go(func() {
+			if err := s.ServeConn(ctx, c); err != nil {
+				s.Note(fmt.Sprintf("a client's session ended: %v", err))
+			}
+		})
+	}
+}
+
+func (s *Server) full() error {
+	return errs.New(errs.Capability,
+		"the daemon has %d clients, and no more at once; end one, or give the daemon a larger %v",
+		s.MaxClients, errs.Key("max-clients"))
+}
+
+// await notes a client that has not said hello. It takes nobody's place: of too many such the
+// longest one goes.
+func (s *Server) await(x *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.silent) == maxSilent {
+		s.silent[0].cancel(errs.New(errs.Capability,
+			"protocol: no hello came, and %d other clients wait to say theirs", maxSilent))
+		s.silent = s.silent[1:]
+	}
+	s.silent = append(s.silent, x)
+}
+
+// admit gives a client that says hello its place. The last one is for the daemon's own user.
+func (s *Server) admit(x *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.Index(s.silent, x)
+	if i < 0 { // it has its place, or is being sent away
+		return nil
+	}
+	most := int64(s.MaxClients)
+	if x.foreign && most > 1 {
+		most--
+	}
+	if s.clients.Load() >= most {
+		return s.full()
+	}
+	s.silent = slices.Delete(s.silent, i, i+1)
+	x.admitted = true
+	s.clients.Add(1)
+	return nil
+}
+
+// forget frees the place of a client that is gone.
+func (s *Server) forget(x *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.silent = slices.DeleteFunc(s.silent, func(o *session) bool { return o == x })
+	if x.admitted {
+		s.clients.Add(-1)
 	}
 }
 
@@ -268,29 +319,29 @@ func credentials(c *net.UnixConn) (cred *unix.Ucred, err error) {
 	return cred, errors.Join(err, cerr)
 }
 
-// permit refuses users that are not let in.
-func (s *Server) permit(c *net.UnixConn) error {
+// permit refuses users that are not let in, and says of others whether they are foreign.
+func (s *Server) permit(c *net.UnixConn) (foreign bool, err error) {
 	cred, err := s.credentials(c)
 	if err != nil {
-		return errs.New(errs.Refused, "the client's user is not known: %w", err)
+		return true, errs.New(errs.Refused, "the client's user is not known: %w", err)
 	}
 	if cred.Uid == 0 || int(cred.Uid) == os.Geteuid() {
-		return nil
+		return false, nil
 	}
 	if s.Group {
 		if int(cred.Gid) == os.Getegid() {
-			return nil
+			return true, nil
 		}
 		if u, err := user.LookupId(strconv.Itoa(int(cred.Uid))); err == nil {
 			of, err := u.GroupIds()
 			for _, g := range of {
 				if err == nil && g == strconv.Itoa(os.Getegid()) {
-					return nil
+					return true, nil
 				}
 			}
 		}
 	}
-	return errs.New(errs.Refused,
+	return true, errs.New(errs.Refused,
 		"user %d may not use this daemon, which is user %d's; start one of your own", cred.Uid,
 		os.Geteuid())
 }

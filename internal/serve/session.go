@@ -28,7 +28,8 @@ type session struct {
 	parent   context.Context // of jobs, which other sessions may share
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
-	greeted  bool
+	foreign  bool           // of another user than the daemon's, root aside
+	admitted bool           // by hello; Server.mu guards it
 	datasets []*openDataset // by handle, from 1
 
 	mu      sync.Mutex // of the map, and of slots
@@ -44,14 +45,15 @@ var errGone = errors.New("the client is gone")
 func (s *Server) ServeConn(ctx context.Context, c *net.UnixConn) error {
 	x := &session{s: s, w: &wire{c: c, timeout: s.Timeout}, parent: ctx, loaders: map[int]*loader{}}
 	defer func() { _ = c.Close() }() // everything is said
-	if err := s.permit(c); err != nil {
+	var err error
+	if x.foreign, err = s.permit(c); err != nil {
 		_ = x.w.write(failure(0, err), -1)
 		return err
 	}
-	s.clients.Add(1)
-	defer s.clients.Add(-1)
 	x.ctx, x.cancel = context.WithCancelCause(ctx)
 	defer x.cancel(nil)
+	s.await(x)
+	defer s.forget(x)
 	stop := context.AfterFunc(x.ctx, func() { _ = c.CloseRead() })
 	defer stop()
 	requests := make(chan *request, maxWaiting)
@@ -65,10 +67,10 @@ func (s *Server) ServeConn(ctx context.Context, c *net.UnixConn) error {
 		}
 	})
 	for q := range requests {
-		if x.ctx.Err() != nil {
-			continue
+		if x.ctx.Err() == nil {
+			_ = x.wrote(x.handle(q)) // it ends the session
 		}
-		_ = x.wrote(x.handle(q)) // it ends the session
+		s.memory.used.Add(-q.taken)
 	}
 	wg.Wait()
 	x.cancel(errGone)
@@ -104,9 +106,24 @@ func (x *session) wrote(err error) error {
 // readAll reads requests until the client is gone or does what no client may.
 func (x *session) readAll(to chan<- *request) error {
 	for first := helloTimeout; ; first = 0 {
+		greeted, taken := first == 0, int64(0)
+		x.w.room = func(n int64) error {
+			if most := int64(map[bool]int{false: maxSmall, true: maxFrame}[greeted]); n > most {
+				return errs.New(errs.Usage, "protocol: a frame of %d bytes; %d is the most", n, most)
+			}
+			if n > maxSmall {
+				taken = n * decoded
+			}
+			err := x.s.memory.take(taken)
+			if err != nil {
+				taken = 0
+			}
+			return err
+		}
 		body, fds, err := x.w.read(first)
 		if x.ctx.Err() != nil {
 			closeAll(fds)
+			x.s.memory.used.Add(-taken)
 			return nil
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
@@ -115,60 +132,74 @@ func (x *session) readAll(to chan<- *request) error {
 		}
 		var q *request
 		if err == nil {
-			q, err = decode(body)
+			if q, err = decode(body); err == nil && !greeted && q.Type != "hello" {
+				err = errs.New(errs.Usage, "protocol: %q before hello", q.Type)
+			}
 		} else if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errs.New(errs.Usage, "protocol: a frame did not come whole in time")
 		}
 		if err == nil && q.Type == "loader" && len(fds) > 0 {
-			q.nodes, err = x.readNodes(fds[0])
+			var bytes int64
+			q.nodes, bytes, err = x.readNodes(fds[0])
+			taken += bytes
 		}
 		closeAll(fds)
+		if err == nil && q.Type == "release" {
+			err = x.release(q)
+			x.s.memory.used.Add(-taken)
+			taken, q = 0, nil
+		}
 		if err != nil {
+			x.s.memory.used.Add(-taken)
 			return err
 		}
-		if q.Type == "release" {
-			if err := x.release(q); err != nil {
-				return err
-			}
+		if q == nil {
 			continue
 		}
+		q.taken = taken
 		select {
 		case to <- q:
 		default:
+			x.s.memory.used.Add(-taken)
 			return errs.New(errs.Usage, "protocol: %d requests wait for an answer; wait for some",
 				maxWaiting)
 		}
 	}
 }
 
-// readNodes copies node numbers out of a file in memory. Nothing of the client's is mapped, so
-// whatever becomes of the file, we read what is there.
-func (x *session) readNodes(fd int) ([]int64, error) {
+// readNodes copies node numbers out of a file in memory, and takes as many bytes of the memory that
+// clients share. Nothing of the client's is mapped, so whatever becomes of the file, we read what is
+// there.
+func (x *session) readNodes(fd int) (nodes []int64, taken int64, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, errs.New(errs.Usage, "protocol: the file of nodes: %w", err)
+		return nil, 0, errs.New(errs.Usage, "protocol: the file of nodes: %w", err)
 	}
-	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, errs.New(errs.Usage, "protocol: the file of nodes is not of memfd_create")
+		return nil, 0, errs.New(errs.Usage, "protocol: the file of nodes is not of memfd_create")
 	}
 	if st.Size%8 != 0 || st.Size > x.s.Memory {
-		return nil, errs.New(errs.Usage,
+		return nil, 0, errs.New(errs.Usage,
 			"protocol: a file of nodes of %d bytes; it has 8 for each, and at most %d", st.Size,
 			x.s.Memory)
 	}
-	nodes := make([]int64, st.Size/8)
+	if err := x.s.memory.take(st.Size); err != nil {
+		return nil, 0, err
+	}
+	nodes = make([]int64, st.Size/8)
 	for raw := hostmem.Bytes(nodes); len(raw) > 0; {
 		n, err := unix.Pread(fd, raw, st.Size-int64(len(raw)))
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil || n == 0 {
-			return nil, errs.New(errs.Usage, "protocol: the file of nodes ended early: %v", err)
+			return nil, st.Size, errs.New(errs.Usage, "protocol: the file of nodes ended early: %v",
+				err)
 		}
 		raw = raw[n:]
 	}
-	return nodes, nil
+	return nodes, st.Size, nil
 }
 
 // handle answers a request. An error ends the session; others are sent to the client.
@@ -179,12 +210,11 @@ func (x *session) handle(q *request) error {
 				"the client speaks protocol %d, this daemon %d; install the package that belongs to it",
 				q.Protocol, Protocol)
 		}
-		x.greeted = true
+		if err := x.s.admit(x); err != nil {
+			return err
+		}
 		return x.out.say(map[string]any{"type": "welcome", "protocol": Protocol,
 			"version": x.s.Version, "pid": os.Getpid()}, -1)
-	}
-	if !x.greeted {
-		return errs.New(errs.Usage, "protocol: %q before hello", q.Type)
 	}
 	switch q.Type {
 	case "open":
@@ -233,11 +263,12 @@ func (x *session) open(q *request) error {
 		return x.out.say(failure(0, errs.New(errs.Capability,
 			"a client may open %d datasets; use another connection", maxDatasets)), -1)
 	}
-	d, err := x.s.Backend.Open(x.ctx, OpenRequest{q.Dataset, q.SSDFile, q.SSD})
+	of := OpenRequest{q.Dataset, q.SSDFile, q.SSD, x.foreign}
+	d, err := x.s.Backend.Open(x.ctx, of)
 	if err != nil {
 		return x.answer(err)
 	}
-	o := &openDataset{Dataset: d, q: OpenRequest{q.Dataset, q.SSDFile, q.SSD}}
+	o := &openDataset{Dataset: d, q: of}
 	o.users.Store(1)
 	x.datasets = append(x.datasets, o)
 	return x.out.say(map[string]any{"type": "opened", "dataset": d.Info(),
@@ -267,7 +298,7 @@ func (x *session) loader(q *request) error {
 
 func (x *session) newLoader(q *request) (*loader, error) {
 	r := LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, World: 1,
-		Device: cmp.Or(q.Device, "cpu")}
+		Device: cmp.Or(q.Device, "cpu"), Foreign: x.foreign}
 	slots := 4
 	switch {
 	case len(x.loaders) == maxLoaders:
@@ -305,8 +336,13 @@ func (x *session) newLoader(q *request) (*loader, error) {
 	for range slots {
 		l.free <- struct{}{}
 	}
-	if l.job, err = x.s.join(x.parent, l, x.datasets[q.Handle-1], q.Job, r); err != nil {
+	var first bool
+	if l.job, first, err = x.s.join(x.parent, l, x.datasets[q.Handle-1], q.Job, r); err != nil {
 		return nil, err
+	}
+	if first { // it has the nodes until it ends
+		l.job.taken = int64(len(q.nodes)) * 8
+		q.taken -= l.job.taken
 	}
 	select {
 	case <-l.job.opened:
