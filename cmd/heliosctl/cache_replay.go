@@ -211,7 +211,6 @@ func runCacheReplay(ctx context.Context, e *env, a *replayArgs) (err error) {
 		return err
 	}
 	defer closing(&err, r.Close)
-	a.files().Reads("the trace", path)
 	// alone: nothing but the run's own cache.
 	alone := a.check && e.given(&a.policies, &a.sizes, &a.lines, &a.windows, &a.superbatches,
 		&a.cpuCache, &a.passes, &a.workers, &a.csv, &a.html) == ""

@@ -25,6 +25,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
+	"helios/internal/outfile"
 	"helios/internal/state"
 	"helios/internal/ui"
 )
@@ -184,6 +185,9 @@ func verb[T any](c *cli.Command, maxArgs int, options hcli.Options[T],
 				return listFaults(e)
 			}
 			return err
+		}
+		if w, is := any(o).(interface{ files() *outfile.Set }); is {
+			e.protect(w.files())
 		}
 		return run(ctx, e, o)
 	})

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -218,4 +219,57 @@ func TestResultsOfAFailedRun(t *testing.T) {
 	require.Equal(t, []any{"end", false, 5.0}, []any{end["event"], end["whole"], end["exit_code"]})
 	require.Equal(t, 2, hc(t, trainArgs("--results", "none.jsonl", "--ssds", "nosuch")...).code)
 	require.NoFileExists(t, "none.jsonl")
+}
+
+// No output replaces what the run reads, or what an SSD that is bound keeps, by whatever name.
+func TestOutputsSpareInputs(t *testing.T) {
+	loaded(t, 1)
+	ok(t, trainArgs("--epochs", "1", "--checkpoint", "ck", "--trace", "run.trace", "--results", "r.jsonl")...)
+	require.NoError(t, os.WriteFile("c.yaml", []byte("epochs: 1\n"), 0o600))
+	require.NoError(t, os.WriteFile("ids.txt", []byte("1\n2\n"), 0o600))
+	ok(t, "generate", "--nodes", "600", "--dim", "8", "--out", "far")
+	ok(t, "partition", "g", "--parts", "2", "--method", "random", "--out", "p.npy")
+	ssd := "ssd0.img"
+	require.NoError(t, os.Symlink(ssd, "soft"))
+	require.NoError(t, os.Link(ssd, "hard"))
+	require.NoError(t, os.Link("g/labels.npy", "labels"))
+	require.NoError(t, os.Symlink("g", "dir"))
+	dir, err := os.Getwd()
+	require.NoError(t, err)
+	f, err := os.OpenFile(ssd, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close() //nolint:errcheck // of a test
+	train := trainArgs("--epochs", "1", "--overwrite")
+	with := func(a []string, b ...string) []string { return append(append([]string{}, a...), b...) }
+	for _, c := range [][]string{
+		with(train, "--results", ssd), with(train, "--results", "soft"), with(train, "--results", "hard"),
+		with(train, "--trace", "hard"), with(train, "--timeline", ssd),
+		with(train, "--results", fmt.Sprintf("/dev/fd/%d", f.Fd())),
+		with(train, "--results", fmt.Sprintf("/proc/self/fd/%d", f.Fd())),
+		with(train, "--results", "g/labels.npy"), with(train, "--results", "labels"),
+		with(train, "--results", "dir/dataset.yaml"), with(train, "--trace", dir+"/g/../g/features.npy"),
+		with(train, "--config", "c.yaml", "--results", "c.yaml"),
+		with(train, "--hotness", "ids.txt", "--results", "ids.txt"),
+		with(train, "--mode", "hier", "--partition", "p.npy", "--timeline", "p.npy"),
+		with(train, "--checkpoint", "ck", "--resume", "--results", "ck/checkpoint.safetensors"),
+		{"eval", "g", "--checkpoint", "ck", "--overwrite", "--results", "ck/checkpoint.safetensors"},
+		{"predict", "g", "--checkpoint", "ck", "--overwrite", "--csv", "g/test.npy"},
+		{"predict", "--dataset=g", "--checkpoint", "ck/best.safetensors", "--overwrite", "--embeddings", ssd},
+		{"cache", "replay", "run.trace", "--sizes", "5%", "--overwrite", "--csv", "run.trace"},
+		{"cache", "replay", "run.trace", "--sizes", "5%", "--overwrite", "--html", ssd},
+		{"partition", "g", "--parts", "2", "--overwrite", "--out", "g/indptr.npy"},
+		{"report", "r.jsonl", "--overwrite", "--out", "hard"},
+		{"rerun", "r.jsonl", "--overwrite", "--results", "r.jsonl"},
+		{"bench", "memory", "--overwrite", "--results", ssd},
+		{"plan", "far", "--hardware", "a100-optane", "--overwrite", "--results", "far/labels.npy"},
+		with(trainArgs("--epochs", "1"), "--results", ssd), // nor is --overwrite the advice
+	} {
+		r := hc(t, c...)
+		require.Equal(t, 4, r.code, "%v: %s", c, r.errOut)
+		require.Contains(t, r.errOut, "never written over", c)
+		require.NotContains(t, r.out, `"event":"begin"`, c)
+	}
+	ok(t, "verify", "g")
+	ok(t, with(train, "--results", "g/mine.jsonl")...)
+	ok(t, with(train, "--results", "g/mine.jsonl")...) // what somebody keeps beside a dataset is his
 }

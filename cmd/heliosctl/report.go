@@ -44,12 +44,6 @@ func runReport(_ context.Context, e *env, a *reportArgs) (err error) {
 	case a.out == "":
 		return errs.New(errs.Usage, "no --out FILE; name the web page that there is to be")
 	}
-	out, err := a.create("out", a.out)
-	if err != nil {
-		return err
-	}
-	defer closing(&err, out.Discard)
-	var all []*htmlreport.Source
 	for _, name := range names {
 		fi, err := os.Stat(name)
 		page, perr := os.Stat(a.out)
@@ -57,6 +51,14 @@ func runReport(_ context.Context, e *env, a *reportArgs) (err error) {
 			return errs.New(errs.Usage,
 				"--out %s is one of the files of results; name another for the page", a.out)
 		}
+	}
+	out, err := a.create("out", a.out)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, out.Discard)
+	var all []*htmlreport.Source
+	for _, name := range names {
 		s, err := readSource(name)
 		if err != nil {
 			return err

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"helios/dataset"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
@@ -45,6 +48,57 @@ func overwriteOptions() hcli.Options[outputs] {
 	return hcli.Options[outputs]{hcli.Bool(&cli.BoolFlag{Name: "overwrite",
 		Usage: "replace outputs that are there; without it they are refused"},
 		func(o *outputs) *bool { return &o.overwrite }).Aside()}
+}
+
+// notOfDataset are the ends of names of what people keep in a dataset's folder beside it.
+var notOfDataset = []string{".jsonl", ".json", ".html", ".csv", ".trace", ".txt", ".log"}
+
+// protect notes what no output of the verb may replace: what all bound SSDs are, and what the verb
+// reads.
+func (e *env) protect(files *outfile.Set) {
+	if st, err := e.store.Load(); err == nil { // else who needs the SSDs says so
+		for _, d := range st.SSDs {
+			if d.Kind == state.KindProxy {
+				files.Reads("SSD "+d.Name, d.Path)
+			}
+		}
+	}
+	in := func(what, path string) {
+		st, err := os.Stat(path)
+		if err != nil {
+			return
+		}
+		if !st.IsDir() {
+			files.Reads(what, path)
+			return
+		}
+		entries, _ := os.ReadDir(path) // what can't be read is none of the run's inputs
+		_, nerr := os.Lstat(filepath.Join(path, dataset.MetaName))
+		for _, f := range entries {
+			end := filepath.Ext(f.Name())
+			if nerr == nil && !slices.Contains(notOfDataset, end) || end == ".safetensors" {
+				files.Reads(what, filepath.Join(path, f.Name()))
+			}
+		}
+	}
+	for _, name := range e.c.FlagNames() {
+		text := fmt.Sprint(e.c.Value(name))
+		if use := e.uses.of(name, text); use != hcli.Input && name != "checkpoint" && name != "config" {
+			continue
+		}
+		in("--"+name, text)
+		for part := range strings.SplitSeq(text, ",") {
+			in("--"+name, part)
+		}
+	}
+	for _, name := range []string{"packed", "parted", "hotness-dir"} {
+		if dir := e.c.String(name); dir != "" {
+			files.Reads("--"+name, dir)
+		}
+	}
+	for _, path := range e.c.Args().Slice() {
+		in("argument "+path, path)
+	}
 }
 
 // files are those of this run.

@@ -1,6 +1,7 @@
 package outfile
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 type Set struct {
 	Replace bool // files that are there may be replaced
 	taken   []claim
+	inputs  []claim
 }
 
 type claim struct {
@@ -27,12 +29,38 @@ func (s *Set) Claim(what, path string) error {
 	return Check(what, path, s.Replace)
 }
 
-// Reads notes a file that the run reads, which none of its outputs may replace.
+// Reads notes a file that no output may replace or write to, by whatever name and whatever Replace
+// is; of a folder, all files in it and below.
 func (s *Set) Reads(what, path string) {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		st, _ := os.Stat(real) // nil where it is gone meanwhile
-		s.taken = append(s.taken, claim{what: what, path: path, real: real, st: st})
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return // nothing is there
 	}
+	_ = filepath.WalkDir(real, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // what can't be read is none of the run's inputs
+		}
+		if st, err := os.Stat(path); err == nil && !st.IsDir() {
+			s.inputs = append(s.inputs, claim{what: what, st: st})
+		}
+		return nil
+	})
+}
+
+// spare refuses an output that is an input.
+func (s *Set) spare(what, path string) error {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil //nolint:nilerr // find says so
+	}
+	for _, in := range s.inputs {
+		if os.SameFile(in.st, st) {
+			return errs.New(errs.Refused,
+				"%s and %s both name %s, which is read and never written over; name another file",
+				in.what, what, path)
+		}
+	}
+	return nil
 }
 
 // Create claims and begins an output.
@@ -59,6 +87,9 @@ func (s *Set) Continue(what, path string, each func(line []byte) error) (*Lines,
 
 // claim refuses a file that an earlier claim has named, by whatever name.
 func (s *Set) claim(what, path string, replace bool) error {
+	if err := s.spare(what, path); err != nil {
+		return err
+	}
 	t, err := find(what, path, replace)
 	if err != nil || t.straight() {
 		return err

@@ -66,7 +66,8 @@ func readHotList(path string, rows int64) ([]uint32, error) {
 		v, err := strconv.ParseInt(string(text), 10, 64)
 		if err != nil {
 			return nil, errs.New(errs.Usage,
-				"%s: line %d is no node number; give one on each line, the hottest first", path, n)
+				"%s: line %d: %.40q is no node number; give one on each line, the hottest first",
+				path, n, text)
 		}
 		if err := add(v, "line", n); err != nil {
 			return nil, err
