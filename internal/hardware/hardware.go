@@ -303,6 +303,32 @@ func (g *GPU) KernelNS(op Op, w Work, sms int) int64 {
 // KeepsDirectory tells whether kernels keep a dynamic tier's directory in sets.
 func (g *GPU) KeepsDirectory() bool { return g.Ops.Directory.ItemNS.Value > 0 }
 
+// bounds are the least, but for 0, and the most of figures by the ends of their names: beyond any
+// machine, and so that sums and products of them stay far inside 64 bits.
+var bounds = []struct {
+	end         string
+	least, most float64
+}{
+	{"_gbs", 1e-3, 1e6}, {"_tflops", 1e-6, 1e6}, {"_gib", 1e-3, 1e6}, {"atomic_gs", 1e-6, 1e6},
+	{"sms", 1, 1e5}, {"warps_per_sm", 1, 1e4}, {"warp_slots", 1, 1e9}, {"cores", 1, 1e5},
+	{"count", 1, MaxSSDs}, {"max_payload", 16, 1e6}, {"packet_bytes", 1, 1e4},
+	{"read_ahead_kb", 1e-3, 1e6}, {".memory", 1e-6, 10}, {".flops", 1e-6, 10}, {"_ways", 1e-6, 1e6},
+	{"ns", 1e-6, 1e9},
+}
+
+// bounded says where a figure is out of its bounds.
+func bounded(say func(format string, args ...any), path string, v float64) {
+	for _, b := range bounds {
+		if strings.HasSuffix(path, b.end) {
+			if v != 0 && !(v >= b.least && v <= b.most) {
+				say("%s is %v: give 0 or more, from %v to %v", path, v, b.least, b.most)
+			}
+			return
+		}
+	}
+	panic("hardware: " + path + " has no bounds")
+}
+
 // check tells what is missing or cannot be.
 func (p *Profile) check() error {
 	if p.Name == "" {
@@ -314,15 +340,15 @@ func (p *Profile) check() error {
 		source := ""
 		if f != nil {
 			source = f.Source
-			if math.IsNaN(f.Value) || math.IsInf(f.Value, 0) || f.Value < 0 {
-				say("%s is %v: give 0 or more", path, f.Value)
-			}
+			bounded(say, path, f.Value)
 		} else {
 			source = c.Source
-			if min(c.StateWays, c.MemoryWays, c.NS) < 0 ||
-				math.IsNaN(c.StateWays+c.MemoryWays+c.NS) {
+			if min(c.StateWays, c.MemoryWays, c.NS) < 0 {
 				say("%s has a negative part", path)
 			}
+			bounded(say, path+".state_ways", c.StateWays)
+			bounded(say, path+".memory_ways", c.MemoryWays)
+			bounded(say, path+".ns", c.NS)
 		}
 		if strings.TrimSpace(source) == "" {
 			say("%s has no source: say where it comes from, or \"assumed: why\"", path)

@@ -1,6 +1,7 @@
 package hardware
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -134,4 +135,34 @@ func TestKernelTimes(t *testing.T) {
 	require.InDelta(t, 1e6*50/108., float64(g.KernelNS(g.Ops.Sample, Work{Items: 1e6}, 0)), 1)
 	require.InDelta(t, 2*1300+400, g.Time(g.IO.Look), 0.1)
 	require.InDelta(t, 2*400+400, g.TimeAt(g.IO.Look, StateGPU), 0.1)
+}
+
+// Each number of a profile has bounds, and an error names the one that is out of them.
+func TestEveryFigureIsBounded(t *testing.T) {
+	p, err := Load("a100-p5510x12")
+	require.NoError(t, err)
+	n := 0
+	each(p, func(path string, f *Figure, c *Cost) {
+		values := map[string]*float64{}
+		if f != nil {
+			values[path] = &f.Value
+		} else {
+			values[path], values[path+".memory_ways"], values[path+".state_ways"] = &c.NS, &c.MemoryWays,
+				&c.StateWays
+		}
+		for name, v := range values {
+			was := *v
+			for _, bad := range []float64{1e308, -1, -1e308, math.NaN(), math.Inf(1), math.Inf(-1), 5e-324,
+				1e19} {
+				*v = bad
+				err := p.check()
+				require.ErrorContains(t, err, strings.TrimSuffix(name, ".memory_ways"), "%s %v", name, bad)
+				require.Equal(t, errs.Usage, errs.ClassOf(err))
+				n++
+			}
+			*v = was
+		}
+	})
+	require.Greater(t, n, 500)
+	require.NoError(t, p.check())
 }

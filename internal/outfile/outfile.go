@@ -298,7 +298,7 @@ func (t *target) create() (*File, error) {
 	err := f.openNameless(dir)
 	if slices.ContainsFunc(noNames, func(no error) bool { return errors.Is(err, no) }) {
 		err = f.name(func(temp string) (err error) { // os.CreateTemp would not heed the umask
-			f.f, err = os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+			f.f, err = f.open(temp, unix.O_CREAT|unix.O_EXCL)
 			return err
 		})
 	}
@@ -314,8 +314,22 @@ func (f *File) openNameless(dir string) (err error) {
 	if _, err := os.Stat("/proc/self/fd"); err != nil || alwaysNamed {
 		return unix.EOPNOTSUPP // link needs it
 	}
-	f.f, err = os.OpenFile(cmp.Or(dir, "."), os.O_RDWR|unix.O_TMPFILE, 0o666)
+	f.f, err = f.open(cmp.Or(dir, "."), unix.O_TMPFILE)
 	return err
+}
+
+// open opens what becomes the file. Its errors name the file as the user did: a full disk is where
+// that is, and neither the folder nor a name of ours says so.
+func (f *File) open(path string, flags int) (*os.File, error) {
+	for {
+		fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|flags, 0o666)
+		if err == nil {
+			return os.NewFile(uintptr(fd), f.path), nil
+		}
+		if err != unix.EINTR {
+			return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		}
+	}
 }
 
 // alwaysNamed lets tests have what file systems without nameless files have.

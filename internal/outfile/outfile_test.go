@@ -2,6 +2,7 @@ package outfile
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -387,4 +388,53 @@ func TestLinesUnderALimit(t *testing.T) {
 		"lacks the lines from here on")
 	require.Error(t, l.Append([]byte("2\n")))
 	require.Error(t, l.Close())
+}
+
+// What goes wrong with a file is told by its name, not by its folder's or by one of ours.
+func TestErrorsNameTheFile(t *testing.T) { bothWays(t, testErrorsNameTheFile) }
+
+func testErrorsNameTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "out.csv")
+	f, err := Create("--csv", path, false)
+	require.NoError(t, err)
+	require.NoError(t, f.f.Close())
+	_, err = f.Write([]byte("x"))
+	require.ErrorContains(t, err, "write "+path+":")
+	err = f.Commit(nil)
+	require.ErrorContains(t, err, "--csv "+path+": write "+path+":")
+	require.NotContains(t, err.Error(), "partial")
+}
+
+// What is read is spared: the files of a folder, by any name, also where a descriptor names one.
+func TestInputsAreSpared(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, "in", "deep")
+	require.NoError(t, os.MkdirAll(in, 0o700))
+	file := filepath.Join(in, "x.npy")
+	require.NoError(t, os.WriteFile(file, []byte("input"), 0o600))
+	require.NoError(t, os.Link(file, filepath.Join(dir, "hard")))
+	require.NoError(t, os.Symlink("hard", filepath.Join(dir, "soft")))
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close() //nolint:errcheck // of a test
+	for _, replace := range []bool{false, true} {
+		s := &Set{Replace: replace}
+		s.Reads("the dataset", filepath.Join(dir, "in"))
+		s.Reads("nothing", filepath.Join(dir, "gone"))
+		for _, path := range []string{file, filepath.Join(dir, "hard"), filepath.Join(dir, "soft"),
+			fmt.Sprintf("/dev/fd/%d", f.Fd()), fmt.Sprintf("/proc/self/fd/%d", f.Fd())} {
+			_, err := s.Create("--out", path)
+			require.ErrorContains(t, err, "the dataset and --out both name", path)
+			require.Equal(t, errs.Refused, errs.ClassOf(err))
+			_, err = s.Continue("--out", path, nil)
+			require.Equal(t, errs.Refused, errs.ClassOf(err))
+			require.Equal(t, errs.Refused, errs.ClassOf(s.Claim("--out", path)))
+		}
+		other, err := s.Create("--out", filepath.Join(dir, "in", fmt.Sprint("new", replace)))
+		require.NoError(t, err)
+		require.NoError(t, other.Commit(nil))
+	}
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "input", string(text))
 }
