@@ -92,7 +92,8 @@ func ioBenchOptions() hcli.Options[ioBenchArgs] {
 				func(a *ioBenchArgs) *[]int { return &a.counts }, numbers("ssd-count")),
 			hcli.List(&cli.StringFlag{Name: "ssds",
 				Usage: "use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
-				func(a *ioBenchArgs) *[]string { return &a.names }).Setting().Was("only").Checked(countedSSDs),
+				func(a *ioBenchArgs) *[]string { return &a.names }).Setting().
+				Was("only").Checked(countedSSDs),
 			hcli.Parsed(&cli.StringFlag{Name: "io-blocks", Value: "32",
 				Usage: "thread blocks of the I/O kernels `N[,N…]`"},
 				func(a *ioBenchArgs) *[]int { return &a.blocks }, numbers("io-blocks")).Was("blocks"),

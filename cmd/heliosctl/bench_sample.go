@@ -58,7 +58,8 @@ func benchSampleCommand() *cli.Command {
 			hcli.Parsed(&cli.StringFlag{Name: "topology", Value: plan.TopologyMemory,
 				Usage: "where a dataset's neighbour lists are, `WHERE[,WHERE]`: " +
 					strings.Join(plan.Topologies, ", ")},
-				func(a *sampleBenchArgs) *[]string { return &a.topologies }, parseTopologies).Setting(),
+				func(a *sampleBenchArgs) *[]string { return &a.topologies }, parseTopologies).
+				Setting(),
 			hcli.Budget(&cli.StringFlag{Name: "neighbor-cache", DefaultText: "10% with --topology ssd",
 				Usage: "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology"},
 				func(a *sampleBenchArgs) *units.Budget { return &a.lists }),

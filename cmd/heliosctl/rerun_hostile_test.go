@@ -85,16 +85,19 @@ func TestRerunTakesSettingsAlone(t *testing.T) {
 		name, _, _ := strings.Cut(strings.TrimLeft(flag, "-"), "=")
 		require.Regexp(t, "evil.jsonl: left out .*--"+name, r.errOut)
 	}
-	for what, change := range map[string]func(begin map[string]any, args []any) []any{
-		"another dataset":       func(_ map[string]any, a []any) []any { return append(a[:len(a)-1], "other") },
-		"a dataset of nowhere":  func(b map[string]any, a []any) []any { b["dataset"] = ""; return a },
-		"two arguments":         func(_ map[string]any, a []any) []any { return append(a, "other") },
-		"help":                  func(_ map[string]any, a []any) []any { return append([]any{"train", "--help"}, a[1:]...) },
-		"an unknown flag":       func(_ map[string]any, a []any) []any { return append([]any{"train", "--exec=x"}, a[1:]...) },
-		"flags of the whole":    func(_ map[string]any, a []any) []any { return append([]any{"--state=x"}, a...) },
-		"no arguments":          func(map[string]any, []any) []any { return []any{"train"} },
-		"another verb":          func(_ map[string]any, a []any) []any { return append([]any{"load"}, a[1:]...) },
-		"a folder for the file": func(_ map[string]any, a []any) []any { return append(a[:len(a)-1], "/proc/self/fd/0") },
+	type line = map[string]any
+	last := func(a []any, to string) []any { return append(a[:len(a)-1], to) }
+	first := func(a []any, flag string) []any { return append([]any{"train", flag}, a[1:]...) }
+	for what, change := range map[string]func(begin line, a []any) []any{
+		"another dataset":      func(_ line, a []any) []any { return last(a, "other") },
+		"a dataset of nowhere": func(b line, a []any) []any { b["dataset"] = ""; return a },
+		"two arguments":        func(_ line, a []any) []any { return append(a, "other") },
+		"help":                 func(_ line, a []any) []any { return first(a, "--help") },
+		"an unknown flag":      func(_ line, a []any) []any { return first(a, "--exec=x") },
+		"flags of the whole":   func(_ line, a []any) []any { return append([]any{"--state=x"}, a...) },
+		"no arguments":         func(line, []any) []any { return []any{"train"} },
+		"another verb":         func(_ line, a []any) []any { return append([]any{"load"}, a[1:]...) },
+		"no folder of data":    func(_ line, a []any) []any { return last(a, "/proc/self/fd/0") },
 	} {
 		with("t.jsonl", change)
 		r := hc(t, "rerun", "evil.jsonl")

@@ -501,8 +501,8 @@ func TestServeLendsNoRights(t *testing.T) {
 	}
 	foreign := serve.OpenRequest{Foreign: true}
 	loader := func(options map[string]string) error {
-		_, err := loaderOf(t, serverBackend(t), serve.LoaderRequest{Split: "train", World: 1, Foreign: true,
-			Options: options}, foreign)
+		_, err := loaderOf(t, serverBackend(t), serve.LoaderRequest{Split: "train", World: 1,
+			Foreign: true, Options: options}, foreign)
 		return err
 	}
 	secret, before := filepath.Join(dir, "secret"), tree(t, "g")

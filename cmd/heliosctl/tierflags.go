@@ -222,8 +222,8 @@ func hotnessOption() hcli.Option[plan.Config] {
 	return hcli.Text(&cli.StringFlag{Name: "hotness", Usage: "what rows are placed by: " +
 		strings.Join(plan.Hotnesses, ", ") +
 		", or a `FILE` of node numbers, hottest first (.npy or text)"},
-		func(c *plan.Config) *string { return &c.Hotness }).Input(plan.Hotnesses...).Checked(func(c *plan.Config,
-		_ string) error {
+		func(c *plan.Config) *string { return &c.Hotness }).
+		Input(plan.Hotnesses...).Checked(func(c *plan.Config, _ string) error {
 		if c.Hotness == "" {
 			return nil
 		}
@@ -240,8 +240,8 @@ func hotnessDirOption() hcli.Option[plan.Config] {
 	return hcli.Text(&cli.StringFlag{Name: "hotness-dir",
 		DefaultText: "the dataset's folder hotness",
 		Usage:       "`DIR` that keeps hotness for later runs of the same graph and batches; off for none"},
-		func(c *plan.Config) *string { return &c.HotnessDir }).Aside(plan.NoFolder).Checked(func(c *plan.Config,
-		_ string) error {
+		func(c *plan.Config) *string { return &c.HotnessDir }).
+		Aside(plan.NoFolder).Checked(func(c *plan.Config, _ string) error {
 		if c.HotnessDir == "" {
 			return errs.New(errs.Usage, "--hotness-dir: empty; name a folder, or off")
 		}

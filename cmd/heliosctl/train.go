@@ -178,8 +178,8 @@ func pathOptions() hcli.Options[plan.Config] {
 			func(c *plan.Config) *string { return &c.Precision }).Setting(),
 		hcli.Text(&cli.StringFlag{Name: "blas",
 			Usage: "who computes products on a GPU: off (our kernels), auto (cuBLAS where it is installed) or the `PATH` of libcublas"},
-			func(c *plan.Config) *string { return &c.BLAS }).Setting(plan.BLASOff, plan.BLASAuto).Checked(func(c *plan.Config,
-			_ string) error {
+			func(c *plan.Config) *string { return &c.BLAS }).
+			Setting(plan.BLASOff, plan.BLASAuto).Checked(func(c *plan.Config, _ string) error {
 			if c.BLAS == "" {
 				return errs.New(errs.Usage,
 					"--blas: empty; give off, auto or the path of libcublas")

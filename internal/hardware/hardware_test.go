@@ -152,8 +152,8 @@ func TestEveryFigureIsBounded(t *testing.T) {
 		}
 		for name, v := range values {
 			was := *v
-			for _, bad := range []float64{1e308, -1, -1e308, math.NaN(), math.Inf(1), math.Inf(-1), 5e-324,
-				1e19} {
+			for _, bad := range []float64{1e308, -1, -1e308, math.NaN(), math.Inf(1), math.Inf(-1),
+				5e-324, 1e19} {
 				*v = bad
 				err := p.check()
 				require.ErrorContains(t, err, strings.TrimSuffix(name, ".memory_ways"), "%s %v", name, bad)

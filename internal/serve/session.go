@@ -168,7 +168,7 @@ func (x *session) readAll(to chan<- *request) error {
 }
 
 // readNodes copies node numbers out of a file in memory, and takes as many bytes of the memory that
-// clients share. Nothing of the client's is mapped, so whatever becomes of the file, we read what is
+// clients share. Nothing of the client's is mapped: whatever becomes of the file, we read what is
 // there.
 func (x *session) readNodes(fd int) (nodes []int64, taken int64, err error) {
 	var st unix.Stat_t

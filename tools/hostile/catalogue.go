@@ -22,7 +22,7 @@ const (
 func catalogue() []hostileCase {
 	return slices.Concat(arrayCases(), splitCases(), archiveCases(), edgeCases(), pickleCases(),
 		graphboltCases(), otherFormats(), traceCases(), degreeCases(), datasetCases(),
-		partitionCases(), fileCases())
+		partitionCases(), fileCases(), resultCases(), profileCases())
 }
 
 // one is a case that changes a single file of others.
