@@ -163,12 +163,16 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 		return errs.New(errs.Usage, "a folder for the new run: %w", err)
 	}
 	defer closing(&err, func() error { return os.RemoveAll(dir) })
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
 	made := filepath.Join(dir, suiteResults)
 	into := []string{to + made}
 	if begun.Verb == suiteVerb {
 		into = []string{to + filepath.Join(dir, "suite")}
 		made = filepath.Join(dir, "suite", suiteResults)
 	}
+	into = append(into, again.ownFolders(usesOf(c), dir)...)
 	if e.stateDir != "" {
 		state, err := filepath.Abs(e.stateDir)
 		if err != nil {

@@ -116,6 +116,10 @@ func TestRerunTakesSettingsAlone(t *testing.T) {
 		})
 		fails(t, hc(t, "rerun", "evil.jsonl"), 2, "rerun", "no results to compare")
 	}
+	with("t.jsonl", func(_ map[string]any, a []any) []any { // nor into the dataset's folder
+		return append([]any{"train", "--mode=diskgnn", "--seed=77", "--packed=new"}, a[1:]...)
+	})
+	require.Equal(t, 1, hc(t, "rerun", "evil.jsonl").code, "another seed gives other losses")
 	require.Equal(t, before, tree(t, dir), "nothing was written")
 
 	// Inputs are known by their checksums, or named.
@@ -132,15 +136,15 @@ func TestRerunTakesSettingsAlone(t *testing.T) {
 	require.Contains(t, ok(t, "rerun", "t.jsonl", "--dataset", "h"), "was made again")
 }
 
-// tree is what a folder holds, but for the file of the attack, the SSD and what the dataset keeps.
+// tree is what a folder holds, but for the file of the attack and the SSD.
 func tree(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	require.NoError(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() && d.Name() == "hotness" {
-			return filepath.SkipDir
+		if err != nil {
+			return err
 		}
 		st, err := d.Info()
-		if name := d.Name(); err == nil && name != "evil.jsonl" && name != "a.img" && !d.IsDir() {
+		if name := d.Name(); err == nil && name != "evil.jsonl" && name != "a.img" && name != "ssd0.lock" && !d.IsDir() {
 			all = append(all, fmt.Sprint(path, st.Size(), st.ModTime()))
 		}
 		return err

@@ -18,6 +18,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/regular"
+	"helios/sched/plan"
 )
 
 // A file of results may come from anybody. A run is made again from the settings in it, by what the
@@ -33,6 +34,25 @@ type againRun struct {
 
 func (r *againRun) args(more ...string) []string {
 	return slices.Concat(r.verb, r.flags, more, []string{"--"}, r.rest)
+}
+
+// ownFolders are flags that keep what a run makes beside its results in dir, and not in the
+// dataset's folder, which a file that anybody wrote could fill.
+func (r *againRun) ownFolders(uses optionUses, dir string) (flags []string) {
+	has := func(flag string) bool { return slices.Contains(r.flags, flag) }
+	if uses["hotness-dir"] != nil && !has("--hotness-dir="+plan.NoFolder) {
+		flags = append(flags, "--hotness-dir="+plan.NoFolder)
+	}
+	if has("--clock="+plan.ClockVirtual) || has("--pages-on="+plan.PagesSSDs) {
+		return flags // nothing is laid out, or load has done it
+	}
+	for name, modes := range map[string][]string{"packed": plan.PackedModes(), "parted": plan.MegaModes()} {
+		if uses[name] != nil && (uses["modes"] != nil || slices.ContainsFunc(modes,
+			func(mode string) bool { return has("--mode=" + mode) })) {
+			flags = append(flags, "--"+name+"="+filepath.Join(dir, name))
+		}
+	}
+	return flags
 }
 
 // tellLeft says which flags of the file the run went without.
