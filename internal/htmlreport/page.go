@@ -116,8 +116,8 @@ func Write(w io.Writer, sources []*Source, version string) error {
 	return err
 }
 
-// policy is the page's Content-Security-Policy: nothing comes from elsewhere or goes anywhere, and no
-// script runs but the page's own. Plot writes attributes of style.
+// policy is the page's Content-Security-Policy: nothing comes from elsewhere or goes anywhere, and
+// no script runs but the page's own. Plot writes attributes of style.
 func policy(scripts []template.JS) string {
 	own := ""
 	for _, s := range scripts {
