@@ -164,8 +164,8 @@ type runLine struct {
 	// Settings are all options of the verb with their values, defaults among them: 0 and "" are
 	// left to what is found at run time.
 	Settings map[string]any `json:"settings"`
-	// Inputs are the checksums (SHA-256) of other files that the verb read, by option: "rerun" takes
-	// one from here while it is the same.
+	// Inputs are the checksums (SHA-256) of other files that the verb read, by option: "rerun"
+	// takes such a file while it is the same.
 	Inputs  map[string]string `json:"inputs,omitempty"`
 	Devices []string          `json:"devices"` // that compute
 	SSDs    []state.SSD       `json:"ssds"`    // that are read
