@@ -314,7 +314,7 @@ func readMade(path string) (m madeRun, err error) {
 	for n := 0; ; n++ {
 		text, rerr := r.Next()
 		if rerr != nil && rerr != io.EOF {
-			return m, fmt.Errorf("results: %s, line %d: %w", path, n+1, rerr)
+			return m, fmt.Errorf("results: %s, line %d: %w; give another file", path, n+1, rerr)
 		}
 		if len(text) == 0 {
 			break

@@ -54,6 +54,9 @@ func Read(r io.Reader, name string) (*Source, error) {
 			}
 			return s, nil
 		}
+		if errs.ClassOf(err) == errs.Usage {
+			return nil, bad(n, err.Error())
+		}
 		if err != nil && err != io.EOF {
 			return nil, fmt.Errorf("%s, line %d: %w", name, n, err)
 		}
