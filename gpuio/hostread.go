@@ -137,12 +137,15 @@ func openBacking(d *SSD, l Layout, index int, direct bool) (*backing, error) {
 	}
 	b := &backing{ssd: d.name(), path: d.BackingPath, base: int64(d.DataStart) * int64(l.LBABytes),
 		align: 1}
+	if direct { // an SSD reads whole blocks, whatever its file would allow
+		b.align = int64(l.LBABytes)
+	}
 	flags := unix.O_RDONLY | unix.O_CLOEXEC
 	fd := -1
 	var err error
 	if direct {
 		if fd, err = unix.Open(d.BackingPath, flags|unix.O_DIRECT, 0); err == nil {
-			b.align = directAlign(fd)
+			b.align = max(b.align, directAlign(fd))
 		}
 	}
 	if fd < 0 {
@@ -172,16 +175,29 @@ func openBacking(d *SSD, l Layout, index int, direct bool) (*backing, error) {
 	return b, nil
 }
 
-// directAlign asks for the alignment of O_DIRECT; file systems that do not tell get 4096.
+// What direct reads are multiples of: sectors at best, pages where nothing else works.
+const (
+	sector = 512
+	widest = 4096
+)
+
+// directAlign asks for the alignment of O_DIRECT. Where the file system does not tell, a read of
+// one sector shows whether that is enough.
 func directAlign(fd int) int64 {
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil &&
 		st.Mask&unix.STATX_DIOALIGN != 0 {
 		if a := int64(max(st.Dio_offset_align, st.Dio_mem_align)); a > 0 {
-			return max(a, 512)
+			return max(a, sector)
 		}
 	}
-	return 4096
+	if page, err := hostmem.Alloc(widest, "gpuio cpu buffers"); err == nil {
+		_, refused := unix.Pread(fd, page[sector:2*sector], sector)
+		if hostmem.Free(page) == nil && refused == nil {
+			return sector
+		}
+	}
+	return widest
 }
 
 // span widens a read to the alignment: read n bytes at off, of which the row begins at skip.

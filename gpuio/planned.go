@@ -4,7 +4,6 @@ package gpuio
 // pure arithmetic, for the virtual clock.
 type Planner struct {
 	e          queueSet // layout and units only
-	align      int64
 	keys, keyB []uint64
 	idx, idxB  []uint32
 	runs       []uint32
@@ -16,7 +15,6 @@ type PlanOptions struct {
 	CoalesceBytes    int    // as in AsyncOptions
 	Depth            int    // as in AsyncOptions
 	MaxTransferBytes int    // of the SSDs; 0: no limit but that of a page of PRP list
-	Align            int    // reads are widened to it (the cpu stack's O_DIRECT); 0: not
 }
 
 // planPage is the memory page of a controller that nobody has asked: the smallest, and the usual
@@ -33,7 +31,7 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 	if err := a.fill(); err != nil {
 		return nil, err
 	}
-	p.e.layout, p.e.opt, p.e.ssds, p.align = l, a, make([]*SSD, l.SSDs), max(int64(o.Align), 1)
+	p.e.layout, p.e.opt, p.e.ssds = l, a, make([]*SSD, l.SSDs)
 	limit := listLimit(planPage)
 	if o.MaxTransferBytes > 0 {
 		limit = min(limit, o.MaxTransferBytes)
@@ -70,14 +68,7 @@ func (p *Planner) Set(rows, offsets []int64, out []Planned) {
 		n := int64(len(bucket))
 		if !together || n == 0 {
 			out[s].Commands += n * int64(p.e.parts)
-			if p.align == 1 {
-				out[s].Bytes += n * each
-				continue
-			}
-			for _, r := range bucket {
-				from := p.lba(uint64(r/int64(l.SSDs))) * int64(l.LBABytes)
-				out[s].Bytes += p.widened(from, from+each)
-			}
+			out[s].Bytes += n * each
 			continue
 		}
 		p.reserve(len(bucket))
@@ -100,15 +91,9 @@ func (p *Planner) Set(rows, offsets []int64, out []Planned) {
 			if first := runs[k]; last-first > 1 {
 				out[s].Shared += int64(last - first)
 			}
-			from := p.lba(keys[runs[k]]) * int64(l.LBABytes)
-			out[s].Bytes += p.widened(from, p.lba(keys[last-1])*int64(l.LBABytes)+each)
+			out[s].Bytes += (p.lba(keys[last-1])-p.lba(keys[runs[k]]))*int64(l.LBABytes) + each
 		}
 	}
-}
-
-// widened is the length of a read of bytes from to to.
-func (p *Planner) widened(from, to int64) int64 {
-	return (to+p.align-1)/p.align*p.align - from/p.align*p.align
 }
 
 // lba is the first LBA of a slot, from the start of the extent.

@@ -53,22 +53,9 @@ func TestPlannerAgreesWithTheStacks(t *testing.T) {
 				before := rd.Stats().Coalesced
 				st := s.read(rd)
 				shared := rd.Stats().Coalesced - before
-				if c.stack == "cpu" { // how far it widens its reads is the file system's matter
-					sum.Bytes = st.Bytes
-				}
 				require.Equal(t, sum, Planned{st.Commands, st.Bytes, shared}, "%d rows", n)
 				s.free(rd)
 			}
 		})
 	}
-}
-
-func TestPlannerWidensReads(t *testing.T) {
-	l, err := NewLayout(100, 1000, 1, 512)
-	require.NoError(t, err)
-	p, err := NewPlanner(l, PlanOptions{Stack: "cpu", Align: 4096})
-	require.NoError(t, err)
-	out := make([]Planned, 1)
-	p.Set([]int64{0, 1, 7, 8}, []int64{0, 4}, out) // 1 KiB each, none across a 4 KiB boundary
-	require.Equal(t, []Planned{{4, 4 * 4096, 0}}, out)
 }

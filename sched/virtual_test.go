@@ -115,6 +115,41 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 	}
 }
 
+// Every mode has it so, over files of a real file system, too, whose O_DIRECT asks for sectors: rows,
+// commands and bytes are the same on both clocks.
+func TestVirtualCountsOfEveryMode(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bindIn(t, d, 2, t.TempDir(), true, "")
+	for _, m := range plan.Modes() {
+		cfg := small()
+		cfg.Mode, cfg.Topology = m.Name, plan.TopologyMemory
+		if m.HasGPUTier() {
+			cfg.GPUCache = percent(10)
+		}
+		if m.HasCPUTier() {
+			cfg.CPUCache = percent(10)
+		}
+		switch {
+		case m.Defaults().Planned():
+			cfg.SuperbatchDir = t.TempDir()
+		case m.Packed: // a folder is one device; the modelled SSDs are two, as those here
+			cfg.PagesOn, cfg.PackedDir = plan.PagesSSDs, t.TempDir()
+		case m.Mega():
+			cfg.PagesOn, cfg.PartedDir, cfg.CPUCache = plan.PagesSSDs, t.TempDir(), percent(60)
+		}
+		real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+		require.NoError(t, real.err, m.Name)
+		model := playVirtual(t, cfg, d, "a100-p5510x12", 2)
+		require.Equal(t, real.res.GPUCacheBytes, model.GPUCacheBytes, m.Name)
+		require.Equal(t, real.res.CPUCacheBytes, model.CPUCacheBytes, m.Name)
+		for i, e := range real.res.Epochs {
+			e, m := counts(e), counts(model.Epochs[i])
+			e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+			require.Equal(t, e, m, cfg.Mode)
+		}
+	}
+}
+
 // So it is with dynamic tiers: a policy's answers depend on the order of lookups alone. How many
 // batches the accumulator merges depends on the SSDs, and with it only how the cpu stack's reads
 // share commands.

@@ -64,12 +64,8 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 	if v.l, err = virtualLayout(&cfg, m.Model()); err != nil {
 		return row, err
 	}
-	align := 0
-	if cfg.kind.ReadsDirect() {
-		align = int(v.l.LBABytes)
-	}
 	if v.plan, err = gpuio.NewPlanner(v.l, gpuio.PlanOptions{Stack: cfg.Stack,
-		CoalesceBytes: cfg.Coalesce, Depth: cfg.Depth, Align: align}); err != nil {
+		CoalesceBytes: cfg.Coalesce, Depth: cfg.Depth}); err != nil {
 		return row, err
 	}
 	sc := iosim.Config{Stack: cfg.Stack, Blocks: cfg.Blocks, Threads: cfg.PerBlock,

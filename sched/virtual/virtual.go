@@ -29,10 +29,6 @@ import (
 // is the usual one, and that of our software controller.
 const modelledTransfer = 128 << 10
 
-// directAlign is how far the cpu stack widens its reads (O_DIRECT on a file system of 4 KiB
-// blocks).
-const directAlign = 4096
-
 // Run plays cfg's run on the virtual clock: the same plan over the same batches, sampled for real
 // and looked up in the real caches on in's device, while durations come from hw. The topology is in
 // memory where cfg names none (lists.go: on storage). No features are read and nothing is computed,
@@ -308,9 +304,6 @@ func (v *run) openStack() (err error) {
 		s := (&pages.Opened{Layout: l}).Options(gpuio.StackOptions{
 			AsyncOptions: gpuio.AsyncOptions{CoalesceBytes: o.CoalesceBytes, Depth: o.Depth}})
 		o.CoalesceBytes, o.Depth = s.CoalesceBytes, s.Depth
-	}
-	if c.Stack().ReadsDirect() {
-		o.Align = directAlign
 	}
 	if v.planner, err = gpuio.NewPlanner(l, o); err != nil {
 		return err
