@@ -224,6 +224,7 @@ func compareColumns(base string) []ui.Column {
 		{Name: "epoch", About: "time of an epoch, median over the repeats"},
 		{Name: "range", About: "least and most over the repeats", Shown: ui.OnlyWide},
 		{Name: against, About: "which is faster, and how many times, by the ratios of the repeats"},
+		{Name: "caches", About: "bytes that the GPU tier and the CPU tier may hold"},
 		{Name: "from SSDs", About: "share of the rows that no tier had"},
 		{Name: "GPU / CPU / SSD rows", About: "where rows came from", Shown: ui.OnlyWide},
 		{Name: "read", About: "bytes that the SSDs gave in an epoch"},

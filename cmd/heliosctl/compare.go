@@ -49,6 +49,9 @@ func compareCommand() *cli.Command {
 			"Flags of train hold for all variants; --cpu-cache for those modes that have that tier; --gpu-cache, --policy, --cache-line and\n" +
 			"--window for those whose GPU tier can have them. A variant of its own can say anything but what all runs share: the dataset,\n" +
 			"its edges, the SSDs and the device.\n" +
+			"All have equal cache memory. Where the GPU tier is the CPU's memory, each mode's tiers have --gpu-cache and --cpu-cache\n" +
+			"together: a mode with one tier has the sum in it. A variant that sizes a tier itself keeps what it says, and a note tells\n" +
+			"whose memory differs. With a GPU, whose memory is another kind, each mode has the tiers that it uses.\n" +
 			"With --clock virtual each variant is played once, and all figures are modelled.",
 	}, 1, slices.Concat(
 		hcli.In(run, comparedOptions()),
@@ -140,6 +143,8 @@ const comparedEpochs = 2
 type variant struct {
 	name string
 	cfg  plan.Config
+	// ownTiers: its own flags size a tier, and it keeps what they say.
+	ownTiers bool
 	// optional: left out with a note where the machine has no room for it, since nobody asked for
 	// it by name.
 	optional bool
@@ -191,7 +196,7 @@ func (c *comparer) readVariants() ([]variant, error) {
 			return errs.New(errs.Usage, "two variants are called %q; give each a name of its own",
 				name)
 		}
-		cfg, err := c.variantConfig(args)
+		cfg, ownTiers, err := c.variantConfig(args)
 		if err == nil && !optional { // before hours of the other variants
 			err = cfg.Check()
 		}
@@ -199,7 +204,7 @@ func (c *comparer) readVariants() ([]variant, error) {
 			return errs.New(errs.ClassOf(err), "variant %s: %s", name,
 				hcli.NameFlags(err.Error(), variantFlags()))
 		}
-		out = append(out, variant{name, cfg, optional})
+		out = append(out, variant{name, cfg, ownTiers, optional})
 		return nil
 	}
 	if asked := c.given(&c.modes) != ""; asked || c.variants == "" {
@@ -229,16 +234,18 @@ func (c *comparer) readVariants() ([]variant, error) {
 	return out, nil
 }
 
-// variantConfig is train's configuration from the flags for all and a variant's own, which win.
-func (c *comparer) variantConfig(args []string) (plan.Config, error) {
+// variantConfig is train's configuration from the flags for all and a variant's own, which win, and
+// whether the latter size a tier.
+func (c *comparer) variantConfig(args []string) (cfg plan.Config, ownTiers bool, err error) {
 	flags := variantFlags()
 	own, positional, _, err := parse(&cli.Command{Flags: flags}, "compare", args)
 	if err != nil {
-		return plan.Config{}, err
+		return cfg, false, err
 	}
 	if len(positional) > 0 {
-		return plan.Config{}, errs.New(errs.Usage, "%q is no flag", positional[0])
+		return cfg, false, errs.New(errs.Usage, "%q is no flag", positional[0])
 	}
+	ownTiers = ownsTiers(own)
 	name, _ := own.get("mode")
 	var tiers []string
 	// else the flag refuses it
@@ -263,7 +270,7 @@ func (c *comparer) variantConfig(args []string) (plan.Config, error) {
 		}), about...)
 	}
 	options := slices.Concat(modelOptions(), dataOptions())
-	cfg := plan.Config{Epochs: comparedEpochs, NoEval: true}
+	cfg = plan.Config{Epochs: comparedEpochs, NoEval: true}
 	given := flagValues{}
 	for _, f := range flags {
 		name := f.Names()[0]
@@ -275,7 +282,7 @@ func (c *comparer) variantConfig(args []string) (plan.Config, error) {
 	}
 	for _, f := range own {
 		if slices.Contains(sharedFlags, f.name) {
-			return cfg, errs.New(errs.Usage,
+			return cfg, ownTiers, errs.New(errs.Usage,
 				"--%s is the same for all runs, which share dataset, device and SSDs; give it outside --variants, or compare two runs of train",
 				f.name)
 		}
@@ -291,17 +298,17 @@ func (c *comparer) variantConfig(args []string) (plan.Config, error) {
 		}
 		if s, is := o.Flag.(*cli.StringFlag); is && s.Action != nil {
 			if err := s.Action(c.c, value); err != nil {
-				return cfg, err
+				return cfg, ownTiers, err
 			}
 		}
 		if err := options.Set(&cfg, o.Key(), value); err != nil {
-			return cfg, err
+			return cfg, ownTiers, err
 		}
 	}
 	if cfg.HotnessDir == "" {
 		cfg.HotnessDir = plan.NoFolder // each run finds its own: set-up times are compared too
 	}
-	return cfg, nil
+	return cfg, ownTiers, nil
 }
 
 // comparedRun is one run of a variant.
@@ -339,6 +346,7 @@ type comparedRun struct {
 	PeakMemory int64   `json:"peak_memory_bytes"`
 	GPUCache   int64   `json:"gpu_cache_bytes"`
 	CPUCache   int64   `json:"cpu_cache_bytes"`
+	Topology   int64   `json:"topology_bytes"` // of neighbour lists in memory
 	// absent where nothing was computed, as the next
 	Losses     []float64 `json:"losses,omitempty"`
 	Params     string    `json:"params_sha256,omitempty"`
@@ -452,11 +460,20 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 	in, set := s.Inputs, s.set
 	defer hostcpu.Meter()()
 
-	r := &comparison{names: variantNames(vs), cores: hostcpu.Count(),
+	r := &comparison{cores: hostcpu.Count(),
 		device: in.Dev.Info().Name, dataset: in.Dataset.Meta.Name}
+	var modelled *cost.Hardware
 	if virtual {
 		r.hardware, r.device, r.cores = hw.Profile.Name, hw.Profile.GPU.Name+" (modelled)", 0
+		modelled = &hw
 	}
+	if err := c.shareMemory(r, vs, in, modelled); err != nil {
+		return err
+	}
+	if vs, err = c.checkVariants(r, vs, in, modelled); err != nil {
+		return err
+	}
+	r.names = variantNames(vs)
 	keys := map[string]string{} // of results that must be the same → the variant that had it first
 	left := map[string]bool{}
 	rest := repeats * len(vs) // runs that are not done
@@ -627,9 +644,12 @@ func runOf(name string, repeat int, res *report.Result) (run comparedRun, from i
 	run = comparedRun{
 		Variant: name, Repeat: repeat, Mode: res.Mode, IOStack: res.IOStack, Pipeline: res.Pipeline,
 		First: res.Epochs[0].Seconds, Setup: res.PresampleSecs + res.FillSeconds,
-		GPUCache: res.GPUCacheBytes, CPUCache: res.CPUCacheBytes,
+		GPUCache: res.GPUCacheBytes, CPUCache: res.CPUCacheBytes, Topology: res.TopologyBytes,
 		Modelled: slices.ContainsFunc(res.IO.SSDs,
 			func(s report.SSDResult) bool { return s.Model != "" }),
+	}
+	if res.Mega != nil { // rooms of whole parts
+		run.CPUCache = res.Mega.Budget
 	}
 	from = min(1, len(res.Epochs)-1)
 	part := *res
@@ -711,14 +731,14 @@ type comparison struct {
 	dataset string
 	// hardware is the profile of a modelled comparison; empty: it was measured.
 	hardware string
+	memory   string // memoryTogether or memoryApart
 	notes    []string
 }
 
 // leave notes a variant that there is no room for.
 func (r *comparison) leave(e *env, name string, err error) {
 	note := e.nameFlags(fmt.Sprintf("%s is left out: %v", name, err))
-	r.notes = append(r.notes, note)
-	e.ui.Note("%s", note)
+	r.tell(e, note)
 }
 
 // note says what a reader must know of the machine where a stack reads through the page cache.

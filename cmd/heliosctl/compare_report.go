@@ -65,7 +65,12 @@ type comparedVariant struct {
 	RowsCPU    float64                       `json:"rows_cpu"`
 	RowsSSD    float64                       `json:"rows_ssd"`
 	PeakMemory int64                         `json:"peak_memory_bytes"`
-	Bottleneck string                        `json:"bottleneck"` // of the run whose time is nearest to the median
+	// What the tiers may hold, and together, and the neighbour lists in memory.
+	GPUCache   int64  `json:"gpu_cache_bytes"`
+	CPUCache   int64  `json:"cpu_cache_bytes"`
+	CacheBytes int64  `json:"cache_bytes"`
+	Topology   int64  `json:"topology_bytes"`
+	Bottleneck string `json:"bottleneck"` // of the run whose time is nearest to the median
 }
 
 // comparisonSummary is the result of compare.
@@ -79,6 +84,10 @@ type comparisonSummary struct {
 	Hardware string            `json:"hardware,omitempty"`
 	Variants []comparedVariant `json:"variants"`
 	Notes    []string          `json:"notes"`
+	// MemoryRule is how caches are made equal: together or apart. EqualMemory: they are, of all
+	// variants.
+	MemoryRule  string `json:"memory_rule"`
+	EqualMemory bool   `json:"equal_memory"`
 	// SameLosses: all that had to agree did; a comparison where they do not ends with an error.
 	SameLosses bool          `json:"same_losses"` // false under --clock virtual, which has none
 	Runs       []comparedRun `json:"-"`
@@ -87,7 +96,7 @@ type comparisonSummary struct {
 func (r *comparison) summary() comparisonSummary {
 	s := comparisonSummary{Dataset: r.dataset, Device: r.device, CPUs: r.cores,
 		Notes: append([]string{}, r.notes...), SameLosses: r.hardware == "", Hardware: r.hardware,
-		Runs: r.runs, Variants: []comparedVariant{}}
+		Runs: r.runs, Variants: []comparedVariant{}, MemoryRule: r.memory}
 	if len(r.names) == 0 {
 		return s
 	}
@@ -141,6 +150,8 @@ func (r *comparison) summary() comparisonSummary {
 			RowsSSD:      of(func(x comparedRun) float64 { return x.RowsSSD }).Median,
 			PeakMemory: int64(
 				of(func(x comparedRun) float64 { return float64(x.PeakMemory) }).Median),
+			GPUCache: mine[0].GPUCache, CPUCache: mine[0].CPUCache,
+			CacheBytes: mine[0].GPUCache + mine[0].CPUCache, Topology: mine[0].Topology,
 		}
 		v.Kernels = medianKernels(mine)
 		near := slices.MinFunc(mine, func(a, b comparedRun) int {
@@ -156,6 +167,7 @@ func (r *comparison) summary() comparisonSummary {
 		v.Bottleneck = near.Bottleneck
 		s.Variants = append(s.Variants, v)
 	}
+	s.holdMemory()
 	return s
 }
 
@@ -244,7 +256,7 @@ func (s comparisonSummary) cells() (t [][]string) {
 		g, c, d := v.share3()
 		t = append(t, []string{
 			v.Name, units.FormatSeconds(v.Seconds.Median),
-			v.Seconds.rangeBy(units.FormatSeconds), s.beside(v),
+			v.Seconds.rangeBy(units.FormatSeconds), s.beside(v), v.caches(),
 			fmt.Sprintf("%.1f%%", 100*d),
 			fmt.Sprintf("%.1f / %.1f / %.1f%%", 100*g, 100*c, 100*d),
 			units.FormatBytes(int64(v.BytesSSD.Median)), memoryFigure(int64(v.DiskBytes.Median)),
@@ -308,14 +320,18 @@ func (s comparisonSummary) fastest() string {
 	if a.Seconds.Median <= 0 {
 		return ""
 	}
+	differ := ""
+	if !sameCaches(a, b) {
+		differ = fmt.Sprintf(" (caches of %s against %s)", a.caches(), b.caches())
+	}
 	text := fmt.Sprintf("%s is the fastest: %s an epoch", a.Name,
 		units.FormatSeconds(a.Seconds.Median))
 	if a.Seconds.Max >= b.Seconds.Min {
-		return text + fmt.Sprintf("; %s may be as fast (%s): the ranges of their repeats overlap",
-			b.Name, units.FormatSeconds(b.Seconds.Median))
+		return text + fmt.Sprintf("; %s may be as fast (%s): the ranges of their repeats overlap%s",
+			b.Name, units.FormatSeconds(b.Seconds.Median), differ)
 	}
-	return text + fmt.Sprintf(", %s times as fast as %s, the next",
-		times(b.Seconds.Median/a.Seconds.Median), b.Name)
+	return text + fmt.Sprintf(", %s times as fast as %s, the next%s",
+		times(b.Seconds.Median/a.Seconds.Median), b.Name, differ)
 }
 
 // figure and memory are a dash for what the virtual clock does not have.

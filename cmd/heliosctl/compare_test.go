@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/csv"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -99,6 +100,92 @@ func TestCompare(t *testing.T) {
 	require.Contains(t, string(html), "</html>")
 	require.NotRegexp(t, `(src|href)="[^#]`, string(html), "the page needs nothing from elsewhere")
 	require.Equal(t, out, kept(t, "c.jsonl"))
+}
+
+// Where both tiers are the CPU's memory every mode has the same sum; what differs is said aloud.
+func TestCompareGivesEqualMemory(t *testing.T) {
+	loaded(t, 2)
+	compare := func(args ...string) map[string]any {
+		out := lines(t, ok(t, append([]string{"compare", "g", "--repeats", "1", "--epochs", "1",
+			"--fanout", "5,5", "--batch-size", "256", "--hidden", "16", "--json", "--quiet"},
+			args...)...))
+		return out[len(out)-1]
+	}
+	caches := func(sum map[string]any) map[string][2]float64 {
+		all := map[string][2]float64{}
+		for _, v := range sum["variants"].([]any) {
+			v := v.(map[string]any)
+			gpu, cpu := v["gpu_cache_bytes"].(float64), v["cpu_cache_bytes"].(float64)
+			require.Equal(t, gpu+cpu, v["cache_bytes"])
+			all[v["name"].(string)] = [2]float64{gpu, cpu}
+		}
+		return all
+	}
+	notes := func(sum map[string]any) string { return fmt.Sprint(sum["notes"]) }
+	part := func(percent float64) float64 { return percent * 5120 } // of 4000 rows of 128 bytes
+
+	sum := compare("--modes", "helios,gids,bam,cpu,ginex,diskgnn", "--gpu-cache", "5%",
+		"--cpu-cache", "15%")
+	require.Equal(t, map[string][2]float64{"helios": {part(5), part(15)},
+		"gids": {6 * 4096, part(15)}, "bam": {25 * 4096, 0},
+		"cpu": {0, part(20)}, "ginex": {0, part(20)}, "diskgnn": {part(5), part(15)}}, caches(sum))
+	require.Equal(t, "together", sum["memory_rule"])
+	require.Equal(t, true, sum["equal_memory"])
+	require.Contains(t, notes(sum), "20% together")
+	require.NotContains(t, notes(sum), "UNEQUAL")
+
+	// Defaults are those of the first mode's tiers, and a tier that no mode has counts for none.
+	require.Equal(t, map[string][2]float64{"helios": {part(5), part(10)}, "cpu": {0, part(15)}},
+		caches(compare("--modes", "helios,cpu")))
+	require.Equal(t, map[string][2]float64{"cpu": {0, part(10)}, "ginex": {0, part(10)}},
+		caches(compare("--modes", "cpu,ginex", "--gpu-cache", "5%")))
+
+	// All rows in memory, and the page cache, are bounds; parts have a least size.
+	sum = compare("--modes", "cpu,inmem,mmap,hier", "--cpu-cache", "10%")
+	require.Equal(t, false, sum["equal_memory"])
+	require.Contains(t, notes(sum), "NOT AT EQUAL MEMORY: inmem, mmap")
+	require.Contains(t, notes(sum), "UNEQUAL MEMORY, GPU + CPU tier: cpu 0 B + 50 KiB; hier 0 B + 16 MiB")
+
+	// A variant that sizes a tier keeps it; one that does not has what the others have.
+	sum = compare("--variants",
+		"a=--mode helios --gpu-cache 10% --cpu-cache 10%; b=--mode cpu --cpu-cache 10%; c=--mode cpu",
+		"--cpu-cache", "20%")
+	require.Equal(t, map[string][2]float64{"a": {part(10), part(10)}, "b": {0, part(10)},
+		"c": {0, part(20)}}, caches(sum))
+	require.Equal(t, false, sum["equal_memory"])
+	require.Contains(t, notes(sum), "UNEQUAL MEMORY, GPU + CPU tier: a 50 KiB + 50 KiB; b 0 B + 50 KiB; c 0 B + 100 KiB")
+
+	// A GPU's memory is another kind.
+	sum = compare("--modes", "helios,cpu", "--gpu-cache", "5%", "--cpu-cache", "5%", "--clock",
+		"virtual", "--hardware", "a100-optane")
+	require.Equal(t, map[string][2]float64{"helios": {part(5), part(5)}, "cpu": {0, part(5)}},
+		caches(sum))
+	require.Equal(t, "apart", sum["memory_rule"])
+	require.Contains(t, notes(sum), "are apart")
+	require.Contains(t, notes(sum), "UNEQUAL MEMORY")
+	require.Equal(t, map[string][2]float64{"helios": {part(5), part(5)}, "cpu": {0, part(10)}},
+		caches(compare("--modes", "helios,cpu", "--gpu-cache", "5%", "--cpu-cache", "5%", "--clock",
+			"virtual", "--hardware", "host")))
+}
+
+// What cannot run is refused before anything runs, whichever place it has.
+func TestCompareChecksAllFirst(t *testing.T) {
+	loaded(t, 1)
+	for want, args := range map[string][]string{
+		"variant ginex-pg: --clock virtual plays superbatches": {"--modes", "helios,cpu,ginex-pg",
+			"--clock", "virtual", "--hardware", "a100-optane"},
+		"variant hier: --clock virtual partitions": {"--modes", "helios,hier", "--clock", "virtual",
+			"--hardware", "a100-optane", "--topology", "ssd"},
+		"variant b: --gpu-cache 300000000000 asks for": {"--variants",
+			"a=--mode cpu; b=--gpu-cache 300GB", "--clock", "virtual", "--hardware", "a100-optane"},
+		"variant b: --cpu-cache 300000000000000 asks for": {"--variants",
+			"a=--mode cpu; b=--cpu-cache 300TB"},
+	} {
+		r := hc(t, append([]string{"compare", "g", "--fanout", "5", "--hidden", "8"}, args...)...)
+		require.Contains(t, []int{2, 3}, r.code, want)
+		require.Contains(t, r.errOut, want)
+		require.NotContains(t, r.out+r.errOut, "an epoch;", "%s: something ran", want)
+	}
 }
 
 // On the virtual clock each variant is played once and nothing is called measured.

@@ -44,6 +44,9 @@ type Profile struct {
 	SSDs  SSDs   `yaml:"ssds"`
 }
 
+// OneMemory reports whether the device has no memory of its own, so that both tiers are the CPU's.
+func (p *Profile) OneMemory() bool { return p.PCIe.PeerGBs.Value == 0 }
+
 // GPU is the device whose kernels drive the SSDs.
 type GPU struct {
 	Name       string `yaml:"name"`

@@ -99,11 +99,14 @@ func FormatCount(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// Budget is an amount of memory: bytes, or a percentage of a total known later.
+// Budget is an amount of memory: bytes, a percentage of a total known later, or both together.
 type Budget struct {
 	Bytes   int64
 	Percent float64 // 0 when given in bytes
 }
+
+// Plus is two budgets together.
+func (b Budget) Plus(o Budget) Budget { return Budget{b.Bytes + o.Bytes, b.Percent + o.Percent} }
 
 // ParseBudget reads 256MiB, 0 or 5%. A percentage lies in [0, 100]. A bare number from 1 to 100
 // is refused: it is a percentage whose sign was forgotten, more often than so few bytes.
@@ -132,14 +135,14 @@ func ParseBudget(s string) (Budget, error) {
 
 // Of is the budget in bytes where the total is known.
 func (b Budget) Of(total int64) int64 {
-	if b.Percent != 0 {
-		return int64(b.Percent / 100 * float64(total))
-	}
-	return b.Bytes
+	return b.Bytes + int64(b.Percent/100*float64(total))
 }
 
-// String writes the budget so that ParseBudget reads it back.
+// String writes the budget so that ParseBudget reads it back, but for a share and bytes together.
 func (b Budget) String() string {
+	if b.Percent != 0 && b.Bytes != 0 {
+		return Budget{Percent: b.Percent}.String() + " and " + FormatBytes(b.Bytes)
+	}
 	if b.Percent != 0 {
 		return strconv.FormatFloat(b.Percent, 'g', -1, 64) + "%"
 	}

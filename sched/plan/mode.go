@@ -143,6 +143,32 @@ func (c Config) mode() *Mode {
 // InMemory tells whether the mode has every row in memory before the first batch.
 func (c Config) InMemory() bool { return c.mode().InMemory }
 
+// Together gives the tiers of a run the budgets gpu and cpu where both are the same memory: a mode
+// that lacks one of the tiers has its budget in the other, so that all modes hold as much.
+// Mega-batches take rooms out of one budget, the CPU's.
+func (c Config) Together(gpu, cpu units.Budget) Config {
+	m := c.mode()
+	hasGPU, hasCPU := m.HasGPUTier() && !m.InMemory && !m.Mega(), m.HasCPUTier()
+	some := func(b units.Budget) units.Budget {
+		if b.Percent > 100 { // of the features
+			b.Percent = 100
+		}
+		return cmp.Or(b, NoCache())
+	}
+	switch {
+	case hasGPU && hasCPU:
+		c.GPUCache, c.CPUCache = some(gpu), some(cpu)
+	case hasGPU:
+		c.GPUCache = some(gpu.Plus(cpu))
+	case hasCPU:
+		c.GPUCache, c.CPUCache = NoCache(), some(gpu.Plus(cpu))
+	default:
+		return c
+	}
+	c.GPUCacheAuto = false
+	return c
+}
+
 // orText sets *s where it is empty.
 func orText(s *string, v string) {
 	if *s == "" {

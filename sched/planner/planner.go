@@ -400,7 +400,7 @@ func (j *job) size() error {
 	free = max(free-directory, 0)
 	if c.GPUCacheAuto {
 		c.GPUCacheAuto, c.GPUCache = false, units.Budget{Bytes: min(free, total)}
-		if j.o.Hardware.Profile.PCIe.PeerGBs.Value == 0 { // its memory is the CPU's
+		if j.o.Hardware.Profile.OneMemory() {
 			c.GPUCache = units.Budget{Percent: 5}
 		}
 	}
@@ -409,13 +409,7 @@ func (j *job) size() error {
 			return errs.New(errs.Usage, "%v: %v %s has all rows in memory; leave it out",
 				errs.Key("budget"), errs.Key("mode"), c.Mode)
 		}
-		all, gpu := min(max(j.o.Budget.Of(total), 0), total), int64(0)
-		if hasGPU := c.GPUCache != (units.Budget{}); hasGPU && c.Dynamic() {
-			gpu = min(all/2, free)
-		} else if hasGPU {
-			gpu = min(all, free)
-		}
-		c.GPUCache, c.CPUCache = units.Budget{Bytes: gpu}, units.Budget{Bytes: all - gpu}
+		j.divide(min(max(j.o.Budget.Of(total), 0), total), free)
 	}
 	if j.tiers, err = c.TierRows(j.a.rows, j.bytes, math.MaxInt64/2, memory); err != nil {
 		return err
@@ -434,6 +428,27 @@ func (j *job) size() error {
 		}
 	}
 	return nil
+}
+
+// divide divides a budget between the tiers that the run has; free bounds the GPU's.
+func (j *job) divide(all, free int64) {
+	c := &j.c
+	hasGPU, hasCPU := c.GPUCache != (units.Budget{}), c.CPUCache != (units.Budget{})
+	var gpu, cpu int64
+	switch {
+	case hasGPU && hasCPU && c.Dynamic():
+		gpu = min(all/2, free)
+	case hasGPU:
+		gpu = min(all, free)
+	}
+	if hasCPU {
+		cpu = all - gpu
+	}
+	if left := all - gpu - cpu; left > 0 {
+		j.notes = append(j.notes, fmt.Sprintf("%s of the %s of %v stay unused: %v %s has no other tier",
+			units.FormatBytes(left), units.FormatBytes(all), errs.Key("budget"), errs.Key("mode"), c.Mode))
+	}
+	c.GPUCache, c.CPUCache = units.Budget{Bytes: gpu}, units.Budget{Bytes: cpu}
 }
 
 // How many rows are played at most where nobody says how many batches, and the bounds of those.

@@ -91,6 +91,13 @@ func TestModes(t *testing.T) {
 			require.Zero(t, x.BytesSSD)
 			continue
 		}
+		m, err := plan.ModeOf(mode)
+		require.NoError(t, err)
+		require.True(t, m.HasGPUTier() || x.GPUCacheBytes == 0, "%s: a budget makes no tier", mode)
+		require.True(t, m.HasCPUTier() || x.CPUCacheBytes == 0, "%s: a budget makes no tier", mode)
+		if m.HasGPUTier() != m.HasCPUTier() {
+			require.Equal(t, int64(10_000), (x.GPUCacheBytes+x.CPUCacheBytes)/x.RowBytes, mode)
+		}
 		require.GreaterOrEqual(t, x.BytesSSD, x.RowsSSD*x.RowBytes/2, mode)
 		require.LessOrEqual(t, x.GPUCacheBytes+x.CPUCacheBytes, 100_000*x.RowBytes/10+8*x.RowBytes,
 			mode)

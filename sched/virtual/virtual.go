@@ -40,33 +40,8 @@ const modelledTransfer = 128 << 10
 // whole.
 func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardware,
 	obs report.Observer) (res *report.ModelledResult, err error) {
-	if cfg.CheckpointDir != "" || cfg.Resume {
-		return nil, errs.New(errs.Usage,
-			"option clock virtual computes no parameters: leave out option checkpoint and option resume")
-	}
-	if cfg.HotnessDir == "" {
-		cfg.HotnessDir = plan.NoFolder // modelled presampling does not depend on earlier runs
-	}
-	if cfg.Topology == "" {
-		cfg.Topology = plan.TopologyMemory // a mode's own may be one that has no times here
-	}
-	if cfg, err = cfg.Filled(); err != nil {
+	if cfg, err = Check(cfg); err != nil {
 		return nil, err
-	}
-	switch {
-	case refuseStored(&cfg) != nil:
-		return nil, refuseStored(&cfg)
-	case cfg.Superbatched() && !cfg.Planned():
-		return nil, errs.New(errs.Capability,
-			"%v virtual plays superbatches under %v %s, not %s; use that, or another %v",
-			errs.Key("clock"), errs.Key("policy"), plan.PolicyBelady, cfg.Policy, errs.Key("mode"))
-	case cfg.Reduce != plan.ReduceTree:
-		return nil, errs.New(errs.Capability,
-			"%v virtual plays the gradients' way through the first device (%v %s), not %s; leave %v out",
-			errs.Key("clock"), errs.Key("reduce"), plan.ReduceTree, cfg.Reduce,
-			errs.Key("reduce"))
-	case refuseTuning(&cfg) != nil:
-		return nil, refuseTuning(&cfg)
 	}
 	s, err := prepare.Open(ctx, cfg, in, obs)
 	if err != nil {
@@ -101,6 +76,38 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 		err = v.conserved()
 	}
 	return res, err
+}
+
+// Check returns cfg as Run plays it, or why Run refuses it whatever the dataset and the machine.
+func Check(cfg plan.Config) (plan.Config, error) {
+	if cfg.CheckpointDir != "" || cfg.Resume {
+		return cfg, errs.New(errs.Usage,
+			"option clock virtual computes no parameters: leave out option checkpoint and option resume")
+	}
+	if cfg.HotnessDir == "" {
+		cfg.HotnessDir = plan.NoFolder // modelled presampling does not depend on earlier runs
+	}
+	if cfg.Topology == "" {
+		cfg.Topology = plan.TopologyMemory // a mode's own may be one that has no times here
+	}
+	cfg, err := cfg.Filled()
+	if err != nil {
+		return cfg, err
+	}
+	switch {
+	case refuseStored(&cfg) != nil:
+		return cfg, refuseStored(&cfg)
+	case cfg.Superbatched() && !cfg.Planned():
+		return cfg, errs.New(errs.Capability,
+			"%v virtual plays superbatches under %v %s, not %s; use that, or another %v",
+			errs.Key("clock"), errs.Key("policy"), plan.PolicyBelady, cfg.Policy, errs.Key("mode"))
+	case cfg.Reduce != plan.ReduceTree:
+		return cfg, errs.New(errs.Capability,
+			"%v virtual plays the gradients' way through the first device (%v %s), not %s; leave %v out",
+			errs.Key("clock"), errs.Key("reduce"), plan.ReduceTree, cfg.Reduce,
+			errs.Key("reduce"))
+	}
+	return cfg, refuseTuning(&cfg)
 }
 
 // run is a run of Virtual.

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/internal/rowtype"
+	"helios/internal/units"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/virtual"
+)
+
+// How the cache memory of the variants relates.
+const (
+	// memoryTogether: both tiers are the CPU's memory, and each mode has the same sum.
+	memoryTogether = "together"
+	// memoryApart: GPU and CPU memory are two kinds, and each mode has those that it uses.
+	memoryApart = "apart"
+)
+
+// sameBytes is how far the caches of two variants may be apart and still be called equal: tiers
+// hold whole rows and whole lines.
+const sameBytes = 0.01
+
+// tierSizes are the flags that size tiers.
+var tierSizes = []string{"gpu-cache", "cpu-cache"}
+
+// ownsTiers reports whether a variant sizes a tier itself, so that it stays as it was typed.
+func ownsTiers(own flagValues) bool {
+	for _, key := range tierSizes {
+		if _, is := own.get(key); is {
+			return true
+		}
+	}
+	return false
+}
+
+// sharedTiers are the budgets that all variants divide: those of the flags for all, or their
+// defaults, for the tiers that one of vs has.
+func (c *comparer) sharedTiers(vs []variant, in prepare.Inputs) (gpu, cpu units.Budget, err error) {
+	var base plan.Config
+	for _, key := range tierSizes {
+		if !c.c.IsSet(key) {
+			continue
+		}
+		if err := tierOptions().Set(&base, key, fmt.Sprint(c.c.Value(key))); err != nil {
+			return gpu, cpu, err
+		}
+	}
+	if base, err = base.WithDefaults().OnDevice(in.Dev.Info()); err != nil {
+		return gpu, cpu, err
+	}
+	for _, v := range vs {
+		m, err := plan.ModeOf(cmp.Or(v.cfg.Mode, plan.DefaultMode))
+		if err != nil {
+			return gpu, cpu, err
+		}
+		if v.ownTiers || m.InMemory {
+			continue
+		}
+		if m.HasGPUTier() && !m.Mega() {
+			gpu = base.GPUCache
+		}
+		if m.HasCPUTier() {
+			cpu = base.CPUCache
+		}
+	}
+	return gpu, cpu, nil
+}
+
+// shareMemory gives the variants equal memory where the GPU tier is the CPU's memory, and notes
+// the rule that holds.
+func (c *comparer) shareMemory(r *comparison, vs []variant, in prepare.Inputs,
+	hw *cost.Hardware) error {
+	oneMemory := in.Dev.Info().Backend == "host"
+	if hw != nil {
+		oneMemory = hw.Profile.OneMemory()
+	}
+	if !oneMemory {
+		r.memory = memoryApart
+		r.tell(c.env, fmt.Sprintf(
+			"memory: the GPU's and the CPU's are apart on %s, so each mode has of --gpu-cache and --cpu-cache those that it uses; see the bytes of both",
+			r.device))
+		return nil
+	}
+	gpu, cpu, err := c.sharedTiers(vs, in)
+	if err != nil {
+		return err
+	}
+	r.memory = memoryTogether
+	for i := range vs {
+		if v := &vs[i]; !v.ownTiers {
+			v.cfg = v.cfg.Together(gpu, cpu)
+		}
+	}
+	both := gpu.Plus(cpu)
+	if both == (units.Budget{}) {
+		return nil
+	}
+	m := in.Dataset.Meta
+	r.tell(c.env, fmt.Sprintf(
+		"equal memory: GPU tier and CPU tier are the same memory here, so the tiers of each mode have %s together (%s): GPU %s and CPU %s, or all of it in the one that a mode has",
+		budgetWords(both), units.FormatBytes(both.Of(m.Nodes*int64(m.RowType().RowBytes(m.Dim)))),
+		budgetWords(gpu), budgetWords(cpu)))
+	return nil
+}
+
+func budgetWords(b units.Budget) string {
+	if b.Percent == 0 {
+		return units.FormatBytes(b.Bytes)
+	}
+	return b.String()
+}
+
+// tell keeps a note, and shows it at once.
+func (r *comparison) tell(e *env, note string) {
+	r.notes = append(r.notes, note)
+	e.ui.Note("%s", note)
+}
+
+// checkVariants refuses what cannot run before the first variant does; it returns the others.
+func (c *comparer) checkVariants(r *comparison, vs []variant, in prepare.Inputs,
+	hw *cost.Hardware) ([]variant, error) {
+	var can []variant
+	for _, v := range vs {
+		err := checkVariant(v.cfg, in, hw)
+		class := errs.ClassOf(err)
+		switch {
+		case err == nil:
+			can = append(can, v)
+		case v.optional && (class == errs.Usage || class == errs.Capability):
+			r.leave(c.env, v.name, err)
+		default:
+			return nil, fmt.Errorf("variant %s: %w", v.name, err)
+		}
+	}
+	return can, nil
+}
+
+func checkVariant(cfg plan.Config, in prepare.Inputs, hw *cost.Hardware) (err error) {
+	onGPU, memory := int64(-1), int64(math.MaxInt64/2)
+	if hw != nil {
+		cfg, err = virtual.Check(cfg)
+		onGPU = int64(hw.Profile.GPU.MemoryGiB.Value * (1 << 30))
+	} else {
+		cfg, err = cfg.Filled()
+	}
+	if err != nil {
+		return err
+	}
+	info := in.Dev.Info()
+	if cfg, err = cfg.OnDevice(info); err != nil || hw == nil && info.Backend != "host" {
+		return err // a GPU's free memory is known when its run begins
+	}
+	if hw == nil {
+		if memory, err = hostmem.AvailableBytes(); err != nil {
+			return err
+		}
+	}
+	rows := in.Dataset.Meta.RowType()
+	if cfg.RowType != "" {
+		if rows, err = rowtype.Parse(cfg.RowType); err != nil {
+			return err
+		}
+	}
+	_, err = cfg.TierRows(in.Dataset.Meta.Nodes, int64(rows.RowBytes(in.Dataset.Meta.Dim)), memory,
+		onGPU)
+	return err
+}
+
+// bounded reports whether the variant's memory is what its tiers hold: not every row, and not the
+// kernel's page cache.
+func (v comparedVariant) bounded() bool {
+	m, err := plan.ModeOf(v.Mode)
+	return err == nil && !m.InMemory && !plan.Config{IOStack: v.IOStack}.Stack().PageCache
+}
+
+// caches are the bytes of both tiers.
+func (v comparedVariant) caches() string {
+	if !v.bounded() && v.CacheBytes == 0 {
+		return "page cache"
+	}
+	return units.FormatBytes(v.GPUCache) + " + " + units.FormatBytes(v.CPUCache)
+}
+
+// sameCaches reports whether two variants hold as much in memory.
+func sameCaches(a, b comparedVariant) bool {
+	return a.bounded() && b.bounded() && nearly(a.CacheBytes, b.CacheBytes)
+}
+
+func nearly(least, most int64) bool {
+	return math.Abs(float64(most-least)) <= sameBytes*float64(max(least, most))
+}
+
+// holdMemory says of the caches whether they are equal, and names those that are not. Where GPU and
+// CPU memory are apart each kind counts for itself.
+func (s *comparisonSummary) holdMemory() {
+	var parts, bounds, lists []string
+	alike := func(of func(comparedVariant) int64) bool {
+		least, most := int64(math.MaxInt64), int64(0)
+		for _, v := range s.Variants {
+			if v.bounded() {
+				least, most = min(least, of(v)), max(most, of(v))
+			}
+		}
+		return most == 0 || nearly(least, most)
+	}
+	topologies := map[int64]bool{}
+	for _, v := range s.Variants {
+		if v.bounded() {
+			parts = append(parts, v.Name+" "+v.caches())
+		} else {
+			bounds = append(bounds, v.Name)
+		}
+		lists = append(lists, v.Name+" "+units.FormatBytes(v.Topology))
+		topologies[v.Topology] = true
+	}
+	if s.MemoryRule == memoryApart {
+		s.EqualMemory = alike(func(v comparedVariant) int64 { return v.GPUCache }) &&
+			alike(func(v comparedVariant) int64 { return v.CPUCache })
+	} else {
+		s.EqualMemory = alike(func(v comparedVariant) int64 { return v.CacheBytes })
+	}
+	if !s.EqualMemory {
+		s.Notes = append(s.Notes, "UNEQUAL MEMORY, GPU + CPU tier: "+strings.Join(parts, "; ")+
+			"; a ratio of their times is not one of their data paths alone")
+	}
+	if len(bounds) > 0 && len(bounds) < len(s.Variants) {
+		s.EqualMemory = false
+		s.Notes = append(s.Notes, "NOT AT EQUAL MEMORY: "+strings.Join(bounds, ", ")+
+			", which may hold every row in memory, in tiers or in the kernel's page cache")
+	}
+	if len(topologies) > 1 {
+		s.Notes = append(s.Notes, "beside the caches, memory for neighbour lists: "+
+			strings.Join(lists, ", "))
+	}
+	s.Notes = slices.Compact(s.Notes)
+}
