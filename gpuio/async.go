@@ -17,7 +17,7 @@ import (
 
 // AsyncOptions shape the async stack. Zero values choose defaults.
 type AsyncOptions struct {
-	Blocks     int           // blocks of each I/O kernel at most (32)
+	Blocks     int           // blocks of each I/O kernel at most (DefaultBlocks)
 	Threads    int           // threads of a block (32); the host device takes a block as one warp
 	QueuePairs int           // per SSD; 0: as many as the blocks can drive at once
 	Depth      int           // reads outstanding per SSD, over its queue pairs (256, or less)
@@ -37,7 +37,6 @@ type AsyncOptions struct {
 }
 
 const (
-	defaultBlocks  = 32
 	defaultDepth   = 256
 	defaultTimeout = 10 * time.Second
 	defaultRetries = 3
@@ -48,7 +47,7 @@ const (
 
 func (o *AsyncOptions) fill() error {
 	if o.Blocks == 0 {
-		o.Blocks = defaultBlocks
+		o.Blocks = DefaultBlocks
 	}
 	if o.Threads == 0 {
 		o.Threads = warp

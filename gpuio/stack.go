@@ -28,6 +28,8 @@ type Stack struct {
 	PageCache bool
 	// Threads is the default size of a block of the I/O kernels; 0: there are none.
 	Threads int
+	// Blocks is how many of such blocks an I/O kernel has where nobody says; nil: DefaultBlocks.
+	Blocks func(info cuda.Info, threads int) int
 
 	Open func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error)
 }
@@ -38,6 +40,17 @@ type StackOptions struct {
 	AsyncOptions
 	Workers int    // CPU threads of a stack that reads files
 	Engine  string // CPUOptions.Engine
+}
+
+// DefaultBlocks are the blocks of an I/O kernel of stacks that do not wait for their reads.
+const DefaultBlocks = 32
+
+// BlocksOn returns the stack's default of blocks on a device.
+func (s *Stack) BlocksOn(info cuda.Info, threads int) int {
+	if s.Blocks == nil {
+		return DefaultBlocks
+	}
+	return s.Blocks(info, threads)
 }
 
 // ReadsDirect tells that the CPU's reads pass the page cache by, so that they are whole LBAs.

@@ -45,7 +45,7 @@ const StackSync = "sync"
 func init() {
 	registerStack(&Stack{
 		Name: StackSync, Summary: "a warp reads a row and waits for it", order: 2, Queued: true,
-		Threads: defaultSyncThreads,
+		Threads: defaultSyncThreads, Blocks: residentBlocks,
 		Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
 			return NewSync(dev, ssds, l, SyncOptions(o.AsyncOptions))
 		},
@@ -63,20 +63,24 @@ func NewSync(dev cuda.Device, ssds []*SSD, l Layout, o SyncOptions) (Reader, err
 		o.Threads = defaultSyncThreads
 	}
 	if o.Blocks == 0 {
-		sms := info.SMs
 		if o.SMs > 0 {
-			sms = min(sms, o.SMs)
+			info.SMs = min(info.SMs, o.SMs)
 		}
-		// A full grid: what an SM keeps resident (2048 threads and 32 blocks on compute
-		// capability 8.0 and 9.0). The host device keeps 32 blocks of any size.
-		perSM := 32
-		if info.Backend != "host" {
-			perSM = min(perSM, max(2048/max(o.Threads, 1), 1))
-		}
-		o.Blocks = sms * perSM
+		o.Blocks = residentBlocks(info, o.Threads)
 	}
 	return newEngine(StackSync, &syncOptions{blocks: o.Blocks, threads: o.Threads,
 		limit: syncLimit}, dev, ssds, l, AsyncOptions(o))
+}
+
+// residentBlocks is a full grid of blocks of so many threads: what an SM keeps resident (2048
+// threads and 32 blocks on compute capability 8.0 and 9.0). The host device keeps 32 blocks of any
+// size.
+func residentBlocks(info cuda.Info, threads int) int {
+	perSM := 32
+	if info.Backend != "host" {
+		perSM = min(perSM, max(2048/max(threads, 1), 1))
+	}
+	return info.SMs * perSM
 }
 
 // Rows that read_sync leaves behind, and how sets with such rows end.

@@ -41,7 +41,7 @@ func benchIOCommand() *cli.Command {
 			"Reads that a retry healed are counted under \"retries\" and do not fail it. What was never written to\n" +
 			"a file reads as zeros without the disk: \"written\" is the share of the SSDs that was.\n" +
 			"With several --io-blocks it says how many reach 98 % of the best, with the stacks async and sync how\n" +
-			"they compare at equal blocks, with several --set-rows how large a set has to be for 95 %, and for\n" +
+			"they compare at equal blocks or, without --io-blocks, as training has them, with several --set-rows how large a set has to be for 95 %, and for\n" +
 			"SSDs in RAM what the CPU threads that play them can do alone.\n" +
 			"By default some sets of rows are always in flight (closed loop). With --rate, rows arrive at random\n" +
 			"moments whatever comes back (open loop): latency then counts from the arrival, so that waiting shows.\n" +
@@ -94,10 +94,11 @@ func ioBenchOptions() hcli.Options[ioBenchArgs] {
 				Usage: "use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
 				func(a *ioBenchArgs) *[]string { return &a.names }).Setting().
 				Was("only").Checked(countedSSDs),
-			hcli.Parsed(&cli.StringFlag{Name: "io-blocks", Value: "32",
-				Usage: "thread blocks of the I/O kernels `N[,N…]`"},
+			hcli.Parsed(&cli.StringFlag{Name: "io-blocks",
+				DefaultText: "as in training: async 32, sync as many as the device keeps resident",
+				Usage:       "thread blocks of the I/O kernels `N[,N…]`"},
 				func(a *ioBenchArgs) *[]int { return &a.blocks }, numbers("io-blocks")).Was("blocks"),
-			hcli.Int(&cli.IntFlag{Name: "threads", DefaultText: "async 32, sync and both 128",
+			hcli.Int(&cli.IntFlag{Name: "threads", DefaultText: "as in training: async 32, sync 128",
 				Usage: "threads of a block of the I/O kernels, 32 to a warp (sync: one read to a warp)"},
 				func(a *ioBenchArgs) *int { return &a.threads }).Positive(),
 			hcli.Parsed(&cli.StringFlag{Name: "row-bytes", Value: "4096",

@@ -33,7 +33,10 @@ type point struct {
 
 // points are all combinations.
 func (b *ioBench) points() []point {
-	setRows, rates := b.setRows, b.rates
+	ofKernels, setRows, rates := b.blocks, b.setRows, b.rates
+	if len(ofKernels) == 0 {
+		ofKernels = []int{0} // each stack has its own, as in training
+	}
 	if len(setRows) == 0 {
 		setRows = []int{0} // the benchmark's choice
 	}
@@ -44,7 +47,7 @@ func (b *ioBench) points() []point {
 	for _, stack := range b.stacks {
 		for _, bytes := range b.rowBytes {
 			for _, n := range b.counts {
-				for _, blocks := range b.blocks {
+				for _, blocks := range ofKernels {
 					for _, d := range b.depths {
 						for _, s := range setRows {
 							for _, c := range b.coalesce {
@@ -196,10 +199,6 @@ func (b *ioBench) check() error {
 	}
 	if b.threads < 0 || b.threads > 1024 || b.threads%32 != 0 {
 		return errs.New(errs.Usage, "--threads %d: choose a multiple of 32 up to 1024", b.threads)
-	}
-	if b.threads == 0 && slices.Contains(b.stacks, gpuio.StackAsync) &&
-		slices.Contains(b.stacks, gpuio.StackSync) {
-		b.threads = 128 // for both, so that they compare
 	}
 	if b.sets < 0 || b.sets > 32 {
 		return errs.New(errs.Usage, "--sets-in-flight %d is not between 1 and 32", b.sets)

@@ -46,8 +46,11 @@ type benchOutput struct {
 
 // config returns what the flags say for one point, but for the SSDs.
 func (o *benchOutput) config(at point) iobench.Config {
-	label := fmt.Sprintf("%s, %d SSDs, %d blocks, row %d, depth %d", at.stack, at.ssds, at.blocks,
-		at.rowBytes, at.depth)
+	label := fmt.Sprintf("%s, %d SSDs, row %d, depth %d", at.stack, at.ssds, at.rowBytes, at.depth)
+	if at.blocks > 0 {
+		label = fmt.Sprintf("%s, %d SSDs, %d blocks, row %d, depth %d", at.stack, at.ssds, at.blocks,
+			at.rowBytes, at.depth)
+	}
 	if at.setRows > 0 {
 		label += fmt.Sprintf(", sets of %d", at.setRows)
 	}

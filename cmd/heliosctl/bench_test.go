@@ -22,7 +22,8 @@ func TestBenchSweep(t *testing.T) {
 	iops := map[string][]float64{}
 	for _, r := range rows[:4] {
 		require.Equal(t, true, r["audited"], r["audit_error"])
-		require.Equal(t, 128.0, r["threads"])
+		require.Equal(t, map[string]float64{"async": 32, "sync": 128}[r["stack"].(string)], r["threads"])
+		require.Equal(t, false, r["blocks_as_trained"])
 		require.Equal(t, 500.0, r["ssd_latency_us"])
 		require.Positive(t, r["serve_threads"])
 		require.Positive(t, r["serve_iops"])
@@ -44,6 +45,31 @@ func TestBenchSweep(t *testing.T) {
 	}
 	require.Len(t, rows[4]["async_over_sync"], 2)
 	require.Regexp(t, `98 % of it with \d blocks; async/sync \d`, ok(t, args...))
+}
+
+// Without --io-blocks and --threads each stack has what a run of train gives it, so that sync beside
+// async is GIDS's reads beside Helios's.
+func TestBenchAsTrained(t *testing.T) {
+	isolate(t)
+	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "4MiB")
+	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })
+	args := []string{"bench", "io", "--io-stack", "async,sync", "--depth", "16", "--seconds", "0.05"}
+	rows := lines(t, ok(t, append(args, "--workers", "3", "--json")...))
+	require.Len(t, rows, 3)
+	for i, want := range []struct{ blocks, threads float64 }{{32, 32}, {3 * 32, 128}} {
+		require.Equal(t, want.blocks, rows[i]["blocks"])
+		require.Equal(t, want.threads, rows[i]["threads"])
+		require.Equal(t, true, rows[i]["blocks_as_trained"])
+	}
+	ratio := rows[2]["async_over_sync"].([]any)
+	require.Len(t, ratio, 1)
+	require.Equal(t, true, ratio[0].(map[string]any)["as_trained"])
+	require.Contains(t, ok(t, args...), "as training has both")
+	// The modelled GPU has its own: 108 SMs that hold 16 blocks of 128 threads each.
+	rows = lines(t, ok(t, append(args, "--clock", "virtual", "--hardware", "a100-p5510x12",
+		"--seconds", "0.002", "--json")...))
+	require.Equal(t, 32.0, rows[0]["blocks"])
+	require.Equal(t, 108*16.0, rows[1]["blocks"])
 }
 
 func TestBenchBadInput(t *testing.T) {

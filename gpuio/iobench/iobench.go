@@ -37,7 +37,7 @@ type Config struct {
 	SSDs     []*gpuio.SSD
 	RowBytes int           // 4096
 	Stack    string        // name of a gpuio.Stack
-	Blocks   int           // blocks of the I/O kernels (32)
+	Blocks   int           // blocks of the I/O kernels; 0: as many as training has
 	PerBlock int           // threads of a block (async 32, sync 128)
 	Pairs    int           // queue pairs per SSD; 0 = by blocks
 	Depth    int           // reads outstanding per SSD (256)
@@ -79,8 +79,9 @@ type Config struct {
 	Track        string
 	TimelineFrom int64
 
-	kind     *gpuio.Stack  // of Stack
-	patience time.Duration // with a set, and with the stack's end (stall)
+	kind      *gpuio.Stack  // of Stack
+	asTrained bool          // Blocks was 0
+	patience  time.Duration // with a set, and with the stack's end (stall)
 	// smart reads an SSD's counters; tests put a controller there that cannot count.
 	smart func(context.Context, *gpuio.SSD) (nvme.SMARTLog, error)
 }
@@ -103,9 +104,11 @@ type SSDRow struct {
 //
 // Large: a field for each figure of the JSON contract.
 type Row struct {
-	SSDs           int     `json:"ssds"`
-	Blocks         int     `json:"blocks"`
-	Threads        int     `json:"threads"` // per block
+	SSDs    int `json:"ssds"`
+	Blocks  int `json:"blocks"`
+	Threads int `json:"threads"` // per block
+	// AsTrained: Blocks are those that training has where nobody says.
+	AsTrained      bool    `json:"blocks_as_trained"`
 	RowBytes       int     `json:"row_bytes"`
 	Stack          string  `json:"stack"`
 	Device         string  `json:"device"`
@@ -275,7 +278,6 @@ func (c *Config) fill() error {
 	}
 	set(&c.RowBytes, 4096)
 	set(&c.Depth, 256)
-	set(&c.Blocks, 32)
 	set(&c.Samples, 512)
 	var err error
 	if c.kind, err = gpuio.FindStack(c.Stack); err != nil {
@@ -283,13 +285,19 @@ func (c *Config) fill() error {
 	}
 	c.Stack = c.kind.Name
 	set(&c.PerBlock, c.kind.Threads)
+	switch c.asTrained = c.Blocks == 0; {
+	case !c.kind.Queued:
+		set(&c.Blocks, gpuio.DefaultBlocks)
+	case !virtual: // the model knows its own
+		set(&c.Blocks, c.kind.BlocksOn(c.Dev.Info(), c.PerBlock))
+	}
 	if !virtual && c.Duration == 0 {
 		c.Duration = 2 * time.Second
 	}
 	if c.WarmUp == 0 {
 		c.WarmUp = c.Duration / 4
 	}
-	if c.RowBytes < 1 || c.Depth < 1 || c.Blocks < 1 || c.Duration < 0 || c.WarmUp < 0 {
+	if c.RowBytes < 1 || c.Depth < 1 || c.Blocks < 0 || c.Duration < 0 || c.WarmUp < 0 {
 		return errs.New(errs.Usage,
 			"bench io: rows of %d bytes, depth %d, %d blocks, duration %v: all must be positive",
 			c.RowBytes, c.Depth, c.Blocks, c.Duration)
@@ -338,7 +346,7 @@ const (
 
 // row returns what the configuration says of its result.
 func (c *Config) row() Row {
-	row := Row{Blocks: c.Blocks, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth,
+	row := Row{Blocks: c.Blocks, AsTrained: c.asTrained, RowBytes: c.RowBytes, Stack: c.Stack, Depth: c.Depth,
 		Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil,
 		CoalesceBytes: c.Coalesce,
 		Histogram:     []Bucket{}, PerSSD: []SSDRow{}}

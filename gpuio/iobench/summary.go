@@ -22,15 +22,16 @@ type Summary struct {
 	// The best throughput over all blocks, and the fewest that reach Plateau of it.
 	BestIOPS      float64 `json:"best_iops"`
 	PlateauBlocks int     `json:"plateau_blocks"`
-	// Of stack async, where sync was measured as well: async's throughput over sync's at equal
-	// blocks.
+	// Of stack async, where sync was measured as well: async's throughput over sync's, at equal
+	// blocks or as training has both.
 	Ratios []Ratio `json:"async_over_sync,omitempty"`
 }
 
-// Ratio compares two stacks at equal blocks.
+// Ratio compares two stacks at equal blocks, or as training has them.
 type Ratio struct {
-	Blocks int     `json:"blocks"`
-	Ratio  float64 `json:"ratio"`
+	Blocks    int     `json:"blocks"` // of the first
+	AsTrained bool    `json:"as_trained"`
+	Ratio     float64 `json:"ratio"`
 }
 
 func (s Summary) String() string {
@@ -46,6 +47,10 @@ func (s Summary) String() string {
 		sep := ","
 		if i == 0 {
 			sep = "; async/sync"
+		}
+		if r.AsTrained {
+			out += fmt.Sprintf("%s %.2f as training has both", sep, r.Ratio)
+			continue
 		}
 		out += fmt.Sprintf("%s %.2f at %d", sep, r.Ratio, r.Blocks)
 	}
@@ -91,8 +96,9 @@ func Summarise(rows []Row) []Summary {
 				sync := k
 				sync.stack = gpuio.StackSync
 				for _, q := range groups[sync] {
-					if q.Blocks == r.Blocks && q.Threads == r.Threads && q.IOPS > 0 {
-						s.Ratios = append(s.Ratios, Ratio{r.Blocks, r.IOPS / q.IOPS})
+					if (q.Blocks == r.Blocks || r.AsTrained) && q.AsTrained == r.AsTrained &&
+						q.IOPS > 0 {
+						s.Ratios = append(s.Ratios, Ratio{r.Blocks, r.AsTrained, r.IOPS / q.IOPS})
 					}
 				}
 			}

@@ -81,6 +81,9 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 		return row, err
 	}
 	row.QueuePairs = v.stack.Config().QueuePairs
+	if cfg.kind.Queued {
+		row.Blocks = v.stack.Config().Blocks
+	}
 	bytes := int64(v.l.ReadBytes())
 	row.BoundIOPS = m.Bound(bytes)
 	row.SSDBoundIOPS = m.SSDBound(bytes) * float64(cfg.SSDCount)

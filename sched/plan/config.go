@@ -963,4 +963,4 @@ func (c Config) ForTuning() Config {
 }
 
 // IOBlocks is the default of Config.Blocks under stack async.
-const IOBlocks = 32
+const IOBlocks = gpuio.DefaultBlocks
