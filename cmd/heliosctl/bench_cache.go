@@ -46,14 +46,12 @@ func benchCacheCommand() *cli.Command {
 			hcli.Parsed(&cli.StringFlag{Name: "rows", Value: "1M", Usage: "rows of a lookup"},
 				func(a *cacheBenchArgs) *int64 { return &a.cfg.Rows },
 				func(s string) (int64, error) { return parseCount("rows", s) }),
-			hcli.Parsed(&cli.StringFlag{Name: "gpu-cache", Value: "10%",
+			hcli.Share(&cli.StringFlag{Name: "gpu-cache", Value: "10%",
 				Usage: "`SHARE` of the rows that are in the GPU tier"},
-				func(a *cacheBenchArgs) *float64 { return &a.cfg.GPUShare },
-				parseShare("gpu-cache")).Was("gpu-share"),
-			hcli.Parsed(&cli.StringFlag{Name: "cpu-cache", Value: "20%",
+				func(a *cacheBenchArgs) *float64 { return &a.cfg.GPUShare }).Was("gpu-share"),
+			hcli.Share(&cli.StringFlag{Name: "cpu-cache", Value: "20%",
 				Usage: "`SHARE` of the rows that are in the static CPU tier"},
-				func(a *cacheBenchArgs) *float64 { return &a.cfg.CPUShare },
-				parseShare("cpu-cache")).Was("cpu-share"),
+				func(a *cacheBenchArgs) *float64 { return &a.cfg.CPUShare }).Was("cpu-share"),
 			hcli.Int64(&cli.Int64Flag{Name: "line-rows", Value: 1,
 				Usage: "rows of a line of a dynamic tier"},
 				func(a *cacheBenchArgs) *int64 { return &a.cfg.LineRows }),
@@ -89,22 +87,6 @@ func parseCount(flag, s string) (int64, error) {
 			"--%s %s: give a whole number from 1 to 2^40, such as 1000000 or 100M", flag, s)
 	}
 	return n, nil
-}
-
-// parseShare reads a share of a whole: a percentage, or a number up to 1.
-func parseShare(flag string) func(string) (float64, error) {
-	return func(s string) (float64, error) {
-		number, percent := strings.CutSuffix(strings.TrimSpace(s), "%")
-		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-		if percent {
-			v /= 100
-		}
-		if err != nil || !(v >= 0 && v <= 1) {
-			return 0, errs.New(errs.Usage,
-				"--%s %s: give a share of the rows from 0%% to 100%%, such as 10%%", flag, s)
-		}
-		return v, nil
-	}
 }
 
 func parseCounts(text string) ([]int64, error) {

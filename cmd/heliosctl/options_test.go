@@ -2,9 +2,11 @@ package main
 
 import (
 	"flag"
+	"io"
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -48,6 +50,46 @@ func TestOptionsAreDeclaredOnce(t *testing.T) {
 		f := lookup(trainCommand().Flags, o.Key())
 		require.NotNil(t, f, o.Key())
 		require.NotEmpty(t, f.(cli.CategorizableFlag).GetCategory(), o.Key())
+	}
+}
+
+// Every share is written as a percentage or as a part of 1, whichever verb and flag has it: no flag
+// whose help says "share of" reads a number of its own.
+func TestSharesAreReadAlike(t *testing.T) {
+	isolate(t)
+	var walk func(path string, c *cli.Command)
+	walk = func(path string, c *cli.Command) {
+		for _, f := range c.Flags {
+			d, ok := f.(cli.DocGenerationFlag)
+			number, is := f.(*cli.Float64Flag)
+			if ok && is && strings.HasPrefix(strings.ToLower(d.GetUsage()), "share of") {
+				t.Errorf("%s --%s is a number, and no share", path, number.Name)
+			}
+		}
+		for _, sub := range c.Subcommands {
+			walk(path+" "+sub.Name, sub)
+		}
+	}
+	for _, c := range newApp(io.Discard, io.Discard).Commands {
+		walk(c.Name, c)
+	}
+	generate := func(out string, args ...string) string {
+		ok(t, append([]string{"generate", "--nodes", "1000", "--dim", "8", "--out", out,
+			"--quiet"}, args...)...)
+		b, err := os.ReadFile(out + "/train.npy")
+		require.NoError(t, err)
+		return string(b)
+	}
+	require.Equal(t, generate("a", "--train-fraction", "1.1%", "--val-fraction", "20%"),
+		generate("b", "--train-fraction", "0.011", "--val-fraction", "0.2"))
+	require.NoError(t, os.WriteFile("c.yaml", []byte("train-fraction: 1.1%\nval-fraction: 0.2\n"), 0o644))
+	require.Equal(t, generate("c", "--config", "c.yaml"), generate("d", "--train-fraction", "1.1 %"))
+	for _, bad := range []string{"10", "101%", "-1%", "nan", "half", "1,5%"} {
+		fails(t, hc(t, "generate", "--nodes", "10", "--out", "x", "--train-fraction", bad), 2, "generate",
+			"--train-fraction", bad, "share")
+		fails(t, hc(t, "train", "g", "--dropout", bad), 2, "train", "--dropout", bad, "share")
+		fails(t, hc(t, "plan", "--graph", "ig", "--hardware", "host", "--mode", "hier", "--cut",
+			bad), 2, "plan", "--cut", bad, "share")
 	}
 }
 

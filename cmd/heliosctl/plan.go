@@ -88,7 +88,7 @@ func graphOptions() hcli.Options[planArgs] {
 			func(a *planArgs) *int { return &a.dim }).Positive(),
 		hcli.Int(&cli.IntFlag{Name: "classes", DefaultText: "the graph's, or 64",
 			Usage: "classes of nodes"}, func(a *planArgs) *int { return &a.classes }).Positive(),
-		hcli.Float(&cli.Float64Flag{Name: "train-fraction", DefaultText: "the graph's, or 0.01",
+		hcli.Share(&cli.StringFlag{Name: "train-fraction", DefaultText: "the graph's, or 0.01",
 			Usage: "`SHARE` of the nodes that train"},
 			func(a *planArgs) *float64 { return &a.fraction }).Positive(),
 		hcli.Parsed(&cli.StringFlag{Name: "cut",

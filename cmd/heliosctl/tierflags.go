@@ -153,7 +153,7 @@ func tierOptions() hcli.Options[plan.Config] {
 			}
 			return nil
 		}),
-		hcli.Float(&cli.Float64Flag{Name: "accumulate",
+		hcli.Share(&cli.StringFlag{Name: "accumulate",
 			Usage: "merge the reads of coming mini-batches until they reach this `SHARE` of the SSDs' peak rate (GIDS's accumulator), 0 for never"},
 			func(c *plan.Config) *float64 { return &c.Accumulate }).Checked(func(c *plan.Config,
 			_ string) error {

@@ -25,8 +25,8 @@ type Output struct {
 	// Seed is that of the splits, and of features that FeatureFn makes.
 	Seed uint64 `option:"seed" default:"1" usage:"seed of the splits, and of features that are made up"`
 	// TrainFraction and ValFraction count where no splits are given; 0 and 0 mean 0.6 and 0.2.
-	TrainFraction float64 `option:"train-fraction" default:"0.6" usage:"share of the labelled nodes to train on, where no splits are given"`
-	ValFraction   float64 `option:"val-fraction" default:"0.2" usage:"share of them to validate on; the rest is for the test"`
+	TrainFraction float64 `option:"train-fraction" share:"of the nodes" shown:"0.6" default:"0.6" usage:"share of the labelled nodes to train on, where no splits are given"`
+	ValFraction   float64 `option:"val-fraction" share:"of the nodes" shown:"0.2" default:"0.2" usage:"share of them to validate on; the rest is for the test"`
 	// NoEdges keeps the nodes and drops all edges.
 	NoEdges bool `option:"no-edges" usage:"drop all edges"`
 	// FeatureDType is the type of features.npy, float32 or float16.

@@ -400,11 +400,24 @@ func Budget[T any](f *cli.StringFlag, at func(*T) *units.Budget) Option[T] {
 	})
 }
 
+// Share is an option with a share of a whole, such as 5% or 0.05.
+func Share[T any](f *cli.StringFlag, at func(*T) *float64) Option[T] {
+	orDefault(&f.DefaultText, at)
+	return Parsed(f, at, func(s string) (float64, error) {
+		v, err := units.ParseShare(s)
+		if err != nil {
+			return 0, errs.New(errs.Usage, "--%s %w", f.Name, err)
+		}
+		return v, nil
+	})
+}
+
 // Positive refuses a 0 that was typed where 0 stands for a default.
 func (o Option[T]) Positive() Option[T] {
 	key := o.Key()
 	return o.Checked(func(_ *T, s string) error {
-		if v, err := strconv.ParseFloat(s, 64); err == nil && v == 0 {
+		v, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
+		if err == nil && v == 0 {
 			return errs.New(errs.Usage, "--%s 0 is not a positive number", key)
 		}
 		return nil

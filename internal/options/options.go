@@ -13,7 +13,7 @@
 // The tags: option is the name; usage the help, which names other options as errs.Key does; arg the
 // word in it that stands for the value; also lists other names; default is set by Defaults;
 // shown is what help says of the default where the value does not; oneof lists all values; positive
-// refuses 0; size reads 2GiB and refuses less than the tag says. A field without the tag option is
+// refuses 0; size reads 2GiB and refuses less than the tag says; share reads 5% or 0.05. A field without the tag option is
 // no option.
 package options
 
@@ -98,11 +98,12 @@ func Defaults(ptr any) {
 func (o Option) Value() any { return o.value.Interface() }
 
 // IsText reports whether the option is written as text that Set reads in a way of its own: a
-// string, a list, a size or a type with UnmarshalText.
+// string, a list, a size, a share or a type with UnmarshalText.
 func (o Option) IsText() bool {
 	_, own := o.value.Addr().Interface().(encoding.TextUnmarshaler)
 	_, size := o.tag.Lookup("size")
-	return own || size || o.value.Kind() == reflect.String || o.value.Kind() == reflect.Slice
+	_, share := o.tag.Lookup("share")
+	return own || size || share || o.value.Kind() == reflect.String || o.value.Kind() == reflect.Slice
 }
 
 // Set sets the field from text. Its errors are of class usage and name the option (errs.Key).
@@ -126,6 +127,13 @@ func (o Option) set(text string) error {
 	}
 	if least, ok := o.tag.Lookup("size"); ok {
 		return o.setSize(text, least)
+	}
+	if _, ok := o.tag.Lookup("share"); ok {
+		v, err := units.ParseShare(text)
+		if err == nil {
+			o.value.SetFloat(v)
+		}
+		return err
 	}
 	switch k := o.value.Kind(); k {
 	case reflect.String:

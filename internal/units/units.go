@@ -152,6 +152,22 @@ func (b Budget) String() string {
 	return strconv.FormatInt(b.Bytes, 10)
 }
 
+// ParseShare reads a share of a whole: 5%, or 0.05. It lies in [0, 1].
+func ParseShare(s string) (float64, error) {
+	number, percent := strings.CutSuffix(strings.TrimSpace(s), "%")
+	v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s is not a share; write it like 5%% or 0.05", s)
+	}
+	if percent {
+		v /= 100
+	}
+	if !(v >= 0 && v <= 1) {
+		return 0, fmt.Errorf("%s is not a share from 0 to 1, or from 0%% to 100%%", s)
+	}
+	return v, nil
+}
+
 // ParseCount reads a number of things: 1000000, 100M or 1.5k, where K, M, G and T are thousands,
 // millions, billions and trillions.
 func ParseCount(s string) (int64, error) {

@@ -123,3 +123,26 @@ func TestParseCount(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int{1000, 2}, list)
 }
+
+func TestShare(t *testing.T) {
+	for in, want := range map[string]float64{"5%": 0.05, "0.05": 0.05, "1.09%": 0.0109, "0": 0,
+		"0%": 0, "1": 1, "100%": 1, " 12.5 % ": 0.125, "1e-3": 0.001} {
+		v, err := ParseShare(in)
+		require.NoError(t, err, in)
+		require.InDelta(t, want, v, 1e-15, in)
+	}
+	for _, in := range []string{"", "%", "5", "1.01", "100.1%", "-1%", "-0.1", "nan", "nan%", "inf",
+		"5%%", "5 percent", "0,5", "0.5.1"} {
+		_, err := ParseShare(in)
+		require.Error(t, err, in)
+	}
+}
+
+// Two budgets together are a share and bytes.
+func TestBudgetsTogether(t *testing.T) {
+	b := Budget{Percent: 10}.Plus(Budget{Percent: 5})
+	require.Equal(t, int64(150), b.Of(1000))
+	b = b.Plus(Budget{Bytes: 64 << 10})
+	require.Equal(t, int64(150+64*1024), b.Of(1000))
+	require.Equal(t, "15% and 64 KiB", b.String())
+}

@@ -124,16 +124,14 @@ const NoShare Share = -1
 
 // ParseShare reads a share such as 5%.
 func ParseShare(text string) (Share, error) {
-	digits, ok := strings.CutSuffix(text, "%")
-	v, err := strconv.ParseFloat(digits, 64)
+	v, err := units.ParseShare(text)
 	switch {
-	case !ok || err != nil || !(v >= 0 && v <= 100):
-		return 0, errs.New(errs.Usage, "%v %s is not a share of the nodes such as 5%%",
-			errs.Key("static-nodes"), text)
+	case err != nil:
+		return 0, errs.New(errs.Usage, "%v %w", errs.Key("static-nodes"), err)
 	case v == 0:
 		return NoShare, nil
 	}
-	return Share(v), nil
+	return Share(math.Round(1e14*v) / 1e12), nil // 7 of 7%, not 7.000000000000001
 }
 
 // Fraction returns the share as a number from 0 to 1.

@@ -9,6 +9,7 @@ import (
 	"helios/graph/partition"
 	"helios/internal/errs"
 	"helios/internal/philox"
+	"helios/internal/units"
 	"helios/sched/cost"
 	"helios/sched/plan"
 	"helios/sched/prepare"
@@ -45,12 +46,10 @@ const assumedCut = 0.5
 
 // ParseCut reads the share of the edges that lead from part to part.
 func ParseCut(text string) (*float64, error) {
-	s, err := plan.ParseShare(text)
+	x, err := units.ParseShare(text)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "%v %s is not a share of the edges such as 30%%",
-			errs.Key("cut"), text)
+		return nil, errs.New(errs.Usage, "%v %w", errs.Key("cut"), err)
 	}
-	x := s.Fraction()
 	return &x, nil
 }
 
