@@ -157,7 +157,7 @@ func ParseShare(s string) (float64, error) {
 	number, percent := strings.CutSuffix(strings.TrimSpace(s), "%")
 	v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
 	if err != nil {
-		return 0, fmt.Errorf("%s is not a share; write it like 5%% or 0.05", s)
+		return 0, fmt.Errorf("%s is not a share; write it like 10%% or 0.1", s)
 	}
 	if percent {
 		v /= 100
