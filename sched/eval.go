@@ -185,8 +185,8 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 }
 
 // Predict classifies nodes, in their order, with a checkpoint's parameters and hands the results to
-// emit batch by batch. embeddings asks for the logits too. It returns what the SSDs did, also after
-// a failure.
+// emit batch by batch. embeddings asks for the activations of the last hidden layer too. It returns
+// what the SSDs did, also after a failure.
 func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string, nodes []int64,
 	embeddings bool, emit func(report.Prediction) error,
 	obs report.Observer) (r report.PredictResult, err error) {

@@ -31,7 +31,8 @@ func predictCommand() *cli.Command {
 		Usage:     "classify nodes with a checkpoint",
 		ArgsUsage: "[DATASET]",
 		Description: "Writes node, class and, where the dataset has them, the names of both: to standard output,\n" +
-			"or as CSV to --csv. --embeddings writes the last layer's outputs, one row for each node.\n" +
+			"or as CSV to --csv. --embeddings writes the activations of the last hidden layer, before the layer that classifies, a row\n" +
+			"for each node; a model of one layer has no hidden one, and gives its outputs, a column for each class.\n" +
 			"What is found out about a node depends on its draws, not on --batch-size; but with --sampler ladies the nodes of a\n" +
 			"batch share what is drawn: --sampler neighbor --fanout -1,-1 (one for each layer) takes all neighbours instead.",
 	}, 1, slices.Concat(
@@ -43,7 +44,7 @@ func predictCommand() *cli.Command {
 			hcli.Text(&cli.StringFlag{Name: "csv", Usage: "CSV `FILE` to write"},
 				func(a *predictArgs) *string { return &a.csv }).Was("out"),
 			hcli.Text(&cli.StringFlag{Name: "embeddings",
-				Usage: ".npy `FILE` (float32, nodes × classes) to write"},
+				Usage: ".npy `FILE` to write (float32, nodes × width of the last hidden layer: --hidden of train)"},
 				func(a *predictArgs) *string { return &a.embeddings }),
 		},
 		hcli.In(func(a *predictArgs) *outputs { return &a.outputs }, overwriteOptions()),
@@ -185,7 +186,7 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 		if err := emb.f.Commit(emb.w.Flush()); err != nil {
 			return err
 		}
-		e.ui.Printf("embeddings in %s", emb.f.Path())
+		e.ui.Printf("embeddings in %s: %d nodes × %d", emb.f.Path(), emb.rows, emb.dim)
 	}
 	return e.ui.Event("result", predictLine{Nodes: n, Checkpoint: a.checkpoint, CSV: a.csv,
 		Embeddings: a.embeddings, Out: a.csv, PredictResult: &res})
@@ -204,11 +205,11 @@ type npyFile struct {
 	f    *outfile.File
 	w    *bufio.Writer
 	rows int64
-	head bool
+	dim  int // 0: nothing is written yet
 }
 
 func (f *npyFile) write(v []float32, dim int) error {
-	if !f.head {
+	if f.dim == 0 {
 		h, err := npy.EncodeHeader(npy.Header{DType: npy.Float32,
 			Shape: []int64{f.rows, int64(dim)}})
 		if err != nil {
@@ -217,7 +218,7 @@ func (f *npyFile) write(v []float32, dim int) error {
 		if _, err := f.w.Write(h); err != nil {
 			return fmt.Errorf("--embeddings %s: %w", f.f.Path(), err)
 		}
-		f.head = true
+		f.dim = dim
 	}
 	return writeFloats(f.w, v)
 }

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"encoding/csv"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/dataset/npy"
+	"helios/internal/hostmem"
+	"helios/sched/checkpoint"
+)
+
+// matrix is an array of two dimensions.
+type matrix struct {
+	rows, cols int
+	v          []float64
+}
+
+func (m matrix) at(i, j int) float64 { return m.v[i*m.cols+j] }
+
+func readMatrix(t *testing.T, path string) matrix {
+	t.Helper()
+	a, err := npy.Open(path)
+	require.NoError(t, err)
+	r, err := a.Reader(0)
+	require.NoError(t, err)
+	defer r.Close()
+	m := matrix{int(a.Header.Shape[0]), 1, nil}
+	if len(a.Header.Shape) > 1 {
+		m.cols = int(a.Header.Shape[1])
+	}
+	m.v = make([]float64, m.rows*m.cols)
+	if a.Header.DType.Kind == 'f' {
+		_, err = r.Floats(m.v)
+	} else {
+		ints := make([]int64, len(m.v))
+		_, err = r.Ints(ints)
+		for i, n := range ints {
+			m.v[i] = float64(n)
+		}
+	}
+	require.NoError(t, err)
+	return m
+}
+
+// weights are the tensors of a checkpoint's best parameters.
+func weights(t *testing.T, path string) map[string]matrix {
+	t.Helper()
+	f, err := checkpoint.Load(path)
+	require.NoError(t, err)
+	out := map[string]matrix{}
+	for _, x := range f.Tensors {
+		m := matrix{int(x.Shape[0]), int(x.Shape[1]), nil}
+		for _, v := range hostmem.View[float32](x.Data) {
+			m.v = append(m.v, float64(v))
+		}
+		out[x.Name] = m
+	}
+	return out
+}
+
+// sageLayer is a layer of GraphSAGE over whole neighbour lists, by its formula.
+func sageLayer(in matrix, indptr, indices matrix, w map[string]matrix, layer string,
+	relu bool) matrix {
+	self, neigh, bias := w[layer+".self.weight"], w[layer+".neigh.weight"], w[layer+".bias"]
+	out := matrix{in.rows, self.cols, make([]float64, in.rows*self.cols)}
+	for i := range in.rows {
+		from, to := int(indptr.v[i]), int(indptr.v[i+1])
+		for k := range out.cols {
+			sum := bias.at(0, k)
+			for j := range in.cols {
+				mean := 0.0
+				for _, u := range indices.v[from:to] {
+					mean += in.at(int(u), j) / float64(to-from)
+				}
+				sum += in.at(i, j)*self.at(j, k) + mean*neigh.at(j, k)
+			}
+			if relu {
+				sum = max(sum, 0)
+			}
+			out.v[i*out.cols+k] = sum
+		}
+	}
+	return out
+}
+
+// The embeddings are the last hidden layer's activations, nodes × hidden width, in the order of the
+// nodes: a recomputation from the checkpoint's weights gives the same, and the last layer makes
+// the classes of them.
+func TestPredictEmbeddings(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "200", "--avg-degree", "5", "--classes", "4", "--dim",
+		"8", "--seed", "3", "--out", "g")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "8MiB")
+	ok(t, "load", "g")
+	features, indptr, indices := readMatrix(t, "g/features.npy"), readMatrix(t, "g/indptr.npy"),
+		readMatrix(t, "g/indices.npy")
+	for _, c := range []struct {
+		fanout string
+		hidden int // layers before the last
+		width  int
+	}{{"-1,-1", 1, 12}, {"-1,-1,-1", 2, 12}, {"-1", 0, 4}} {
+		dir := fmt.Sprint("run", c.hidden)
+		ok(t, "train", "g", "--epochs", "2", "--fanout", c.fanout, "--hidden", "12", "--checkpoint", dir,
+			"--quiet")
+		out := ok(t, "predict", "g", "--checkpoint", dir, "--embeddings", dir+".npy", "--csv", dir+".csv",
+			"--batch-size", "64")
+		require.Contains(t, out, fmt.Sprintf("embeddings in %s.npy: 200 nodes × %d", dir, c.width))
+		got, w := readMatrix(t, dir+".npy"), weights(t, dir+"/checkpoint.safetensors")
+		require.Equal(t, []int{200, c.width}, []int{got.rows, got.cols})
+		want := features
+		for l := range c.hidden {
+			want = sageLayer(want, indptr, indices, w, fmt.Sprintf("best.layer%d", l), true)
+		}
+		logits := sageLayer(want, indptr, indices, w, fmt.Sprintf("best.layer%d", c.hidden), false)
+		if c.hidden == 0 {
+			want = logits
+		}
+		for i, v := range want.v {
+			require.InDelta(t, v, got.v[i], 1e-4*max(1, math.Abs(v)), "%s: node %d", c.fanout, i/c.width)
+		}
+		f, err := os.Open(dir + ".csv")
+		require.NoError(t, err)
+		rows, err := csv.NewReader(f).ReadAll()
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		for i, row := range rows[1:] {
+			require.Equal(t, strconv.Itoa(i), row[0])
+			best := 0
+			for k := range logits.cols {
+				if logits.at(i, k) > logits.at(i, best) {
+					best = k
+				}
+			}
+			require.Equal(t, strconv.Itoa(best), row[1])
+		}
+	}
+	// Some nodes, in the order that they are asked for.
+	ok(t, "predict", "g", "--checkpoint", "run1", "--nodes", "7,3,11", "--embeddings", "some.npy", "--quiet")
+	all, some := readMatrix(t, "run1.npy"), readMatrix(t, "some.npy")
+	require.Equal(t, []int{3, 12}, []int{some.rows, some.cols})
+	for i, node := range []int{7, 3, 11} {
+		for k := range 12 {
+			require.InDelta(t, all.at(node, k), some.at(i, k), 1e-5)
+		}
+	}
+	for _, line := range []string{"last hidden layer", "nodes × width of the last hidden layer"} {
+		require.Contains(t, ok(t, "predict", "--help"), line)
+	}
+}
