@@ -115,8 +115,8 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 	}
 }
 
-// Every mode has it so, over files of a real file system, too, whose O_DIRECT asks for sectors: rows,
-// commands and bytes are the same on both clocks.
+// Every mode has it so, over files of a real file system, too, whose O_DIRECT asks for sectors:
+// rows, commands and bytes are the same on both clocks.
 func TestVirtualCountsOfEveryMode(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bindIn(t, d, 2, t.TempDir(), true, "")

@@ -32,6 +32,8 @@ say() { printf '\n== %s\n' "$*"; }
 field() { grep '"event":"result"' "$1" | tail -n 1 | grep -oE "\"$2\":(\"[^\"]*\"|[^],}]*)" | tail -n 1 | cut -d: -f2- | tr -d '"'; }
 # total FILE KEY: the sum of a number over the epochs in FILE.
 total() { grep '"event":"epoch"' "$1" | grep -oE "\"$2\":[0-9.eE+-]+" | cut -d: -f2 | awk '{ s += $1 } END { printf "%.17g", s }'; }
+# caches FILE: bytes that the tiers may hold.
+caches() { calc "%.1f MB" "($(field "$1" gpu_cache_bytes)+$(field "$1" cpu_cache_bytes))/1e6"; }
 # calc FORMAT EXPRESSION: arithmetic, the same in every locale.
 calc() { LC_ALL=C awk "BEGIN { printf \"$1\", $2 }"; }
 # tiers FILE: the share of rows that each tier served, over the epochs in FILE.
@@ -76,8 +78,9 @@ flags=(--dataset graph --model sage --fanout "10,10" --batch-size 1024 --hidden 
 say "GraphSAGE out of core, Helios: reads submitted by the device, GPU and CPU tiers, deep pipeline"
 "$hc" train "${flags[@]}" --mode helios --gpu-cache 5% --cpu-cache 10% --pipeline deep --results helios.jsonl
 
-say "the same training, CPU-managed: io_uring threads, CPU tier, prefetch"
-"$hc" train "${flags[@]}" --mode cpu --cpu-cache 10% --results cpu.jsonl
+# Both tiers are this machine's memory here, so the CPU-managed run has the sum of the other's.
+say "the same training, CPU-managed: io_uring threads, as much cache in a CPU tier, prefetch"
+"$hc" train "${flags[@]}" --mode cpu --cpu-cache 15% --results cpu.jsonl
 
 say "random reads of the loaded rows, nothing else running"
 "$hc" bench io --dataset graph --io-blocks 8 --io-stack async,cpu --results io.jsonl
@@ -95,6 +98,7 @@ epochs=$(grep -c '"event":"epoch"' helios.jsonl)
 echo "trained on       $source"
 echo "test accuracy    helios $(calc %.4f "$(field helios.jsonl test_acc)"), cpu $(calc %.4f "$(field cpu.jsonl test_acc)")"
 echo "parameters       identical in both modes: sha256 $a"
+echo "caches           helios $(caches helios.jsonl) in both tiers, cpu $(caches cpu.jsonl)"
 echo "hits, helios     $(tiers helios.jsonl)"
 echo "hits, cpu        $(tiers cpu.jsonl)"
 echo "SSDs, helios     $(reading helios.jsonl)"

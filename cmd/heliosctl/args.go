@@ -377,7 +377,7 @@ func distance(a, b string) int {
 // oneOf is a flag that takes one of some values; also lists values that are not in this
 // build, with the error that says so.
 func oneOf(name, usage, def string, values []string, also map[string]error) *cli.StringFlag {
-	return &cli.StringFlag{
+	return hcli.Offer(&cli.StringFlag{
 		Name: name, Value: def, Usage: usage + ": " + strings.Join(values, ", "),
 		Action: func(c *cli.Context, v string) error {
 			if slices.Contains(values, v) {
@@ -390,7 +390,7 @@ func oneOf(name, usage, def string, values []string, also map[string]error) *cli
 			return errs.New(errs.Usage, "unknown --%s %q; %s", name, v,
 				meant(v, values, "choose one of "+strings.Join(values, ", ")))
 		},
-	}
+	}, values...)
 }
 
 // list splits a flag such as a,b; empty parts are refused.

@@ -106,7 +106,8 @@ func ioBenchOptions() hcli.Options[ioBenchArgs] {
 				func(a *ioBenchArgs) *[]int { return &a.rowBytes }, parseRowBytes),
 			hcli.Parsed(&cli.StringFlag{Name: "io-stack", Value: gpuio.StackAsync,
 				Usage: "`STACK[,STACK…]`: " + strings.Join(benchStacks, ", ")},
-				func(a *ioBenchArgs) *[]string { return &a.stacks }, parseStacks).Setting().Was("stack"),
+				func(a *ioBenchArgs) *[]string { return &a.stacks }, parseStacks).
+				Was("stack").Setting().OffersList(benchStacks...),
 			hcli.Parsed(&cli.StringFlag{Name: "depth", Value: "256",
 				Usage: "reads in flight per SSD `N[,N…]`"},
 				func(a *ioBenchArgs) *[]int { return &a.depths }, numbers("depth")),
@@ -115,7 +116,8 @@ func ioBenchOptions() hcli.Options[ioBenchArgs] {
 				func(a *ioBenchArgs) *int { return &a.queuePairs }).Positive(),
 			hcli.Parsed(&cli.StringFlag{Name: "coalesce", Value: "auto",
 				Usage: "one command for rows on equal and adjacent LBAs (stacks async and cpu): auto, off, or up to `SIZE` a command; a list compares them"},
-				func(a *ioBenchArgs) *[]int { return &a.coalesce }, parseCoalesce),
+				func(a *ioBenchArgs) *[]int { return &a.coalesce }, parseCoalesce).
+				OffersList("auto", "off"),
 			hcli.Parsed(&cli.StringFlag{Name: "set-rows", DefaultText: "several times the depth",
 				Usage: "rows of a set, over all SSDs `N[,N…]`"},
 				func(a *ioBenchArgs) *[]int { return &a.setRows }, numbers("set-rows")),

@@ -42,7 +42,7 @@ func benchCacheCommand() *cli.Command {
 				Value: strings.Join(append([]string{cache.Static}, policy.Online()...), ","),
 				Usage: "what is measured `NAME[,NAME…]`"},
 				func(a *cacheBenchArgs) *[]string { return &a.policies }, parseBenchPolicies).
-				Setting().Was("policies"),
+				Was("policies").Setting().OffersList(append([]string{cache.Static}, policy.Online()...)...),
 			hcli.Parsed(&cli.StringFlag{Name: "rows", Value: "1M", Usage: "rows of a lookup"},
 				func(a *cacheBenchArgs) *int64 { return &a.cfg.Rows },
 				func(s string) (int64, error) { return parseCount("rows", s) }),

@@ -48,7 +48,8 @@ func benchComputeCommand() *cli.Command {
 		hcli.Options[computeBenchArgs]{
 			hcli.Parsed(&cli.StringFlag{Name: "only", DefaultText: "all; step: on a GPU",
 				Usage: "groups of kernels `NAME[,NAME…]`: " + strings.Join(computeGroups(), ", ")},
-				func(a *computeBenchArgs) *[]string { return &a.only }, parseGroups).Setting(),
+				func(a *computeBenchArgs) *[]string { return &a.only }, parseGroups).
+				Setting().OffersList(computeGroups()...),
 			hcli.Text(&cli.StringFlag{Name: "shapes",
 				DefaultText: "usual ones, 100, 602, 47, 1, and a GraphSAGE step's",
 				Usage:       "products `[KIND:]MxNxK[,…]`: nn: A·B, nt: A·Bᵀ, tn: Aᵀ·B"},
@@ -61,7 +62,7 @@ func benchComputeCommand() *cli.Command {
 				Usage: "of products and steps `NAME[,NAME…]`: " +
 					strings.Join(cuda.Precisions(), ", ") + "; tf32 on a GPU only"},
 				func(a *computeBenchArgs) *[]cuda.Precision { return &a.precisions },
-				parsePrecisions),
+				parsePrecisions).OffersList(cuda.Precisions()...),
 			hcli.Text(&cli.StringFlag{Name: "openblas", Value: "off",
 				Usage: "compare products of the host device with OpenBLAS: auto (a usual name), off, or the library's `PATH`"},
 				func(a *computeBenchArgs) *string { return &a.openblas }).Setting("off", "auto"),

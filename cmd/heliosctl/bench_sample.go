@@ -59,7 +59,7 @@ func benchSampleCommand() *cli.Command {
 				Usage: "where a dataset's neighbour lists are, `WHERE[,WHERE]`: " +
 					strings.Join(plan.Topologies, ", ")},
 				func(a *sampleBenchArgs) *[]string { return &a.topologies }, parseTopologies).
-				Setting(),
+				Setting().OffersList(plan.Topologies...),
 			hcli.Budget(&cli.StringFlag{Name: "neighbor-cache", DefaultText: "10% with --topology ssd",
 				Usage: "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology"},
 				func(a *sampleBenchArgs) *units.Budget { return &a.lists }),
@@ -71,7 +71,8 @@ func benchSampleCommand() *cli.Command {
 				func(a *sampleBenchArgs) *[]int { return &a.slots }, parseSlotRanges),
 			hcli.Parsed(&cli.StringFlag{Name: "kernels", Value: "auto",
 				Usage: "instructions `LEVEL[,LEVEL…]`: " + strings.Join(simd.Names(), ", ")},
-				func(a *sampleBenchArgs) *[]simd.Level { return &a.levels }, parseLevels),
+				func(a *sampleBenchArgs) *[]simd.Level { return &a.levels }, parseLevels).
+				OffersList(simd.Names()...),
 			hcli.Int(&cli.IntFlag{Name: "batches", Value: 20, Usage: "mini-batches of a turn"},
 				func(a *sampleBenchArgs) *int { return &a.cfg.Batches }),
 			hcli.Float(&cli.Float64Flag{Name: "seconds", DefaultText: "by --batches",

@@ -47,8 +47,8 @@ func TestBenchSweep(t *testing.T) {
 	require.Regexp(t, `98 % of it with \d blocks; async/sync \d`, ok(t, args...))
 }
 
-// Without --io-blocks and --threads each stack has what a run of train gives it, so that sync beside
-// async is GIDS's reads beside Helios's.
+// Without --io-blocks and --threads each stack has what a run of train gives it, so that sync
+// beside async is GIDS's reads beside Helios's.
 func TestBenchAsTrained(t *testing.T) {
 	isolate(t)
 	ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "4MiB")

@@ -115,7 +115,7 @@ func bindOptions() hcli.Options[bindArgs] {
 			func(a *bindArgs) *bool { return &a.buffered }),
 		hcli.Text(&cli.StringFlag{Name: "ssd-model", Usage: "take no less time than `MODEL`: " +
 			strings.Join(ssdmodel.Names(), ", ") + ", or a YAML file"},
-			func(a *bindArgs) *string { return &a.model }),
+			func(a *bindArgs) *string { return &a.model }).Offers(ssdmodel.Names()...),
 	}
 }
 

@@ -226,8 +226,8 @@ func cacheHotnessCommand() *cli.Command {
 				Value: "presample:1,presample,degree,out-degree,pagerank",
 				Usage: "sources `NAME[,NAME…]`: " + strings.Join(plan.Hotnesses, ", ") +
 					", presample:K, or files of node numbers"},
-				func(a *hotnessArgs) *[]string { return &a.sources }, parseHotnesses).
-				Input(plan.Hotnesses...).Was("by"),
+				func(a *hotnessArgs) *[]string { return &a.sources }, parseHotnesses).Was("by").
+				Input(plan.Hotnesses...).OffersList(plan.Hotnesses...),
 			hcli.Parsed(&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%",
 				Usage: "tiers `SIZE[,SIZE…]`, bytes or shares of the features"},
 				func(a *hotnessArgs) *[]units.Budget { return &a.sizes }, parseSizes),

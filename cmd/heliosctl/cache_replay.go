@@ -38,8 +38,8 @@ func cacheReplayCommand() *cli.Command {
 			func(a *replayArgs) *string { return &a.trace }).Input(),
 		hcli.Parsed(&cli.StringFlag{Name: "policy", DefaultText: "all", Usage: "`NAME[,NAME…]`: " +
 			strings.Join(replay.Policies(), ", ")},
-			func(a *replayArgs) *[]string { return &a.policies }, parseReplayPolicies).Setting().
-			Was("policies"),
+			func(a *replayArgs) *[]string { return &a.policies }, parseReplayPolicies).
+			Was("policies").Setting().OffersList(replay.Policies()...),
 		hcli.Parsed(&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%",
 			Usage: "GPU tiers `SIZE[,SIZE…]`: a share of the features, bytes, or 5000lines"},
 			func(a *replayArgs) *[]replay.Size { return &a.sizes }, parseTierSizes),
@@ -49,7 +49,8 @@ func cacheReplayCommand() *cli.Command {
 		hcli.Parsed(&cli.StringFlag{Name: "directory", DefaultText: "the run's",
 			Usage: "directories of the policies that know no future `NAME[,NAME…]`: " +
 				strings.Join(policy.Kinds(), ", ")},
-			func(a *replayArgs) *[]string { return &a.directories }, parseDirectories).Setting(),
+			func(a *replayArgs) *[]string { return &a.directories }, parseDirectories).
+			Setting().OffersList(policy.Kinds()...),
 		hcli.Parsed(&cli.StringFlag{Name: "window", DefaultText: "the run's",
 			Usage: "coming batches whose lines stay `N[,N…]`: of the policies that know no future"},
 			func(a *replayArgs) *[]int { return &a.windows }, parseWindows),

@@ -59,7 +59,8 @@ func compareCommand() *cli.Command {
 			hcli.List(&cli.StringFlag{Name: "modes", Value: strings.Join(plan.ModeNames(), ","),
 				Usage: "data paths to compare `MODE,…`, or baselines of papers (" +
 					strings.Join(baselineNames(), ", ") + "); the first is what the others are told relative to"},
-				func(a *compareArgs) *[]string { return &a.modes }).Setting(),
+				func(a *compareArgs) *[]string { return &a.modes }).
+				Setting().OffersList(slices.Concat(plan.ModeNames(), baselineNames())...),
 			hcli.Text(&cli.StringFlag{Name: "variants",
 				Usage: "also compare, or without --modes only compare, these: `NAME=FLAGS; …` with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""},
 				func(a *compareArgs) *string { return &a.variants }).Uses(variantsUse),
@@ -472,6 +473,14 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 	}
 	if vs, err = c.checkVariants(r, vs, in, modelled); err != nil {
 		return err
+	}
+	if !virtual {
+		var remove func() error
+		remove, err = packApart(vs, in.Dataset.Dir())
+		defer closing(&err, remove)
+		if err != nil {
+			return err
+		}
 	}
 	r.names = variantNames(vs)
 	keys := map[string]string{} // of results that must be the same → the variant that had it first

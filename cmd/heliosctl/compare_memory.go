@@ -2,8 +2,10 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 
@@ -117,6 +119,31 @@ func budgetWords(b units.Budget) string {
 		return units.FormatBytes(b.Bytes)
 	}
 	return b.String()
+}
+
+// packApart gives variants that lay mini-batches out a folder of their own in the dataset's, where
+// none is named: what is laid out depends on the tiers, and an earlier run's were others. The
+// folders go with remove.
+func packApart(vs []variant, dataset string) (remove func() error, err error) {
+	var made []string
+	remove = func() (err error) {
+		for _, dir := range made {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+		return err
+	}
+	for i := range vs {
+		c := &vs[i].cfg
+		f := c.WithDefaults()
+		if !f.LaidOut() || c.PackedDir != "" || f.PagesOn != plan.PagesFolder {
+			continue
+		}
+		if c.PackedDir, err = os.MkdirTemp(dataset, "compare-packed-"); err != nil {
+			return remove, err
+		}
+		made = append(made, c.PackedDir)
+	}
+	return remove, nil
 }
 
 // tell keeps a note, and shows it at once.

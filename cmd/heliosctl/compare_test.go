@@ -4,6 +4,7 @@ import (
 	"encoding/csv"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -133,6 +134,14 @@ func TestCompareGivesEqualMemory(t *testing.T) {
 	require.Equal(t, true, sum["equal_memory"])
 	require.Contains(t, notes(sum), "20% together")
 	require.NotContains(t, notes(sum), "UNEQUAL")
+
+	// Mini-batches that were laid out for other tiers are not taken.
+	sum = compare("--modes", "helios,diskgnn", "--gpu-cache", "10%", "--cpu-cache", "15%")
+	require.Equal(t, map[string][2]float64{"helios": {part(10), part(15)},
+		"diskgnn": {part(10), part(15)}}, caches(sum))
+	left, err := filepath.Glob("g/*packed*")
+	require.NoError(t, err)
+	require.Empty(t, left)
 
 	// Defaults are those of the first mode's tiers, and a tier that no mode has counts for none.
 	require.Equal(t, map[string][2]float64{"helios": {part(5), part(10)}, "cpu": {0, part(15)}},

@@ -1,14 +1,23 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/urfave/cli/v2"
 
+	"helios/cuda"
 	hcli "helios/internal/cli"
+	"helios/internal/wide"
+	"helios/sched/plan"
 )
 
 // A shell that asks gets the verbs, or the flags of the verb, and never an error.
@@ -39,6 +48,196 @@ func TestCompletion(t *testing.T) {
 	}
 	fails(t, hc(t, "completion"), 2, "completion", "bash, zsh, fish")
 	fails(t, hc(t, "completion", "csh"), 2, "completion", "csh", "bash, zsh, fish")
+}
+
+// completed asks as the scripts of the shells do: words, the last of which is being typed.
+func completed(t *testing.T, words ...string) []string {
+	t.Helper()
+	r := hc(t, append([]string{"__complete"}, words...)...)
+	require.Equal(t, 0, r.code, r.errOut)
+	require.Empty(t, r.errOut)
+	var out []string
+	for line := range strings.Lines(r.out) {
+		value, _, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		out = append(out, value)
+	}
+	return out
+}
+
+// What may stand next, whatever stands before it.
+func TestCompletedValues(t *testing.T) {
+	isolate(t)
+	modes := plan.ModeNames()
+	files := []string{":files"}
+	for _, c := range []struct {
+		words []string
+		want  []string
+	}{
+		{[]string{"train", "--mode", ""}, modes},
+		{[]string{"train", "g", "--epochs", "2", "--mode", ""}, modes},
+		{[]string{"--quiet", "train", "--mode", "he"}, []string{"helios"}},
+		{[]string{"train", "--mode=he"}, []string{"--mode=helios"}},
+		{[]string{"train", "--mode", "=", "he"}, []string{"helios"}}, // as bash has it
+		{[]string{"train", "--mode", "="}, modes},
+		{[]string{"train", "--mode", "x"}, nil},
+		{[]string{"train", "--mode", "helios", "--io-stack", "c"}, []string{"cpu"}},
+		{[]string{"train", "--progress", ""}, []string{"text", "json"}},
+		{[]string{"train", "--precision", ""}, cuda.Precisions()},
+		{[]string{"train", "--device", ""}, []string{"auto", "host", "cuda"}},
+		{[]string{"train", "--epochs", ""}, nil},
+		{[]string{"train", "--json=", ""}, files},
+		{[]string{"train", "--json="}, []string{"--json=true", "--json=false"}},
+		{[]string{"train", "--config", ""}, files},
+		{[]string{"train", "--checkpoint", "r"}, files},
+		{[]string{"train", ""}, files},
+		{[]string{"train", "--", ""}, files},
+		{[]string{"train", "--", "--m"}, files},
+		{[]string{"train", "--dropo"}, []string{"--dropout"}},
+		{[]string{"compare", "g", "--modes", "helios,c"}, []string{"helios,cpu"}},
+		{[]string{"compare", "g", "--modes", "gin"}, []string{"ginex", "ginex-pg"}},
+		{[]string{"bench", "io", "--io-stack", "async,s"}, []string{"async,sync"}},
+		{[]string{"plan", "--hardware", "h"}, []string{"h100-pm1753x16", "host", ":files"}},
+		{[]string{"bench", "co"}, []string{"compute"}},
+		{[]string{"import", "edges", "--self-loops", ""}, []string{"keep", "drop", "add"}},
+		{[]string{"completion", ""}, hcli.Shells},
+		{[]string{"tra"}, []string{"train"}},
+		{[]string{"nosuchverb", ""}, nil},
+		{[]string{"--st"}, []string{"--state"}},
+		{[]string{"--state", ""}, files},
+		{[]string{"vfio-setup", "st"}, []string{"status"}},
+		{[]string{"load", "--row-dtype", "b"}, []string{"bfloat16"}},
+	} {
+		require.Equal(t, c.want, completed(t, c.words...), "%q", c.words)
+	}
+	flags := completed(t, "train", "--")
+	require.Subset(t, flags, []string{"--mode", "--epochs", "--json", "--help"})
+	require.NotContains(t, flags, "--mode helios")
+	require.NotContains(t, completed(t, "bind-ssds", "--"), "--manifest", "a former name")
+	require.NotContains(t, completed(t, ""), "man", "hidden")
+	require.Equal(t, 0, hc(t, "__complete").code)
+}
+
+// Every flag whose help lists its values offers them, and every value that is offered is one that
+// the flag takes.
+func TestEnumerationsAreCompleted(t *testing.T) {
+	isolate(t)
+	lists := regexp.MustCompile("(?:: |`\\]?: )([a-z0-9_+-]+(?:, [a-z0-9_+-]+)+)$")
+	var walk func(path []string, c *cli.Command)
+	walk = func(path []string, c *cli.Command) {
+		path = append(slices.Clone(path), c.Name)
+		for _, f := range c.Flags {
+			s, is := f.(*cli.StringFlag)
+			if !is || s.Hidden {
+				continue
+			}
+			if m := lists.FindStringSubmatch(s.Usage); m != nil {
+				offered := strings.ReplaceAll(strings.Join(hcli.Offered(s), ", "), "=", "") // KEY=
+				require.Equal(t, m[1], offered, "%v --%s", path, s.Name)
+			}
+			for _, v := range hcli.Offered(s) {
+				if s.Action != nil {
+					require.NotContains(t, fmt.Sprint(s.Action(nil, v)), "unknown", "%v --%s", path, s.Name)
+				}
+			}
+		}
+		for _, sub := range c.Subcommands {
+			walk(path, sub)
+		}
+	}
+	for _, c := range newApp(io.Discard, io.Discard).Commands {
+		walk(nil, c)
+	}
+}
+
+// A question never runs a verb, whatever is typed: not in the present protocol, nor in that of
+// scripts of former versions.
+func TestCompletionRunsNothing(t *testing.T) {
+	isolate(t)
+	for _, typed := range [][]string{
+		{"generate", "--nodes", "10", "--out", "made", "--"}, {"generate", "--nodes", "10", "--out", "made"},
+		{"generate", "--nodes", "10", "--out", "made", "--", ""}, {"generate", "--nodes=10", "--out=made", "-"},
+		{"bind-ssds", "--proxy", "made", "--size", "8MiB", "--"}, {"bind-ssds", "--proxy", "made", "--size", "8MiB"},
+		{"vfio-setup", "--print", "--"}, {"vfio-setup", "--print"}, {"version", "--"}, {"version"},
+		{"--version"}, {"help"}, {"--help"}, {"generate", "--nodes", "10", "--out", "made", "--json=true"},
+	} {
+		for _, args := range [][]string{append([]string{"__complete"}, typed...),
+			append(slices.Clone(typed), "--generate-bash-completion")} {
+			r := hc(t, args...)
+			require.Equal(t, 0, r.code, "%q", args)
+			require.Empty(t, r.errOut, "%q", args)
+			require.NotContains(t, r.out, "#!/bin/sh", "%q", args)
+			require.NotContains(t, r.out, "Apache", "%q", args)
+			require.NoFileExists(t, "made", "%q", args)
+		}
+	}
+}
+
+// The shells themselves, with their own scripts: what a Tab offers, and that nothing runs.
+func TestCompletionInShells(t *testing.T) {
+	isolate(t)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	require.NoError(t, os.Mkdir("bin", 0o755))
+	require.NoError(t, os.Symlink(self, "bin/heliosctl"))
+	require.NoError(t, os.WriteFile("graph.yaml", nil, 0o644))
+	bin, err := filepath.Abs("bin")
+	require.NoError(t, err)
+	ask := map[string]func(line string) string{
+		"bash": func(line string) string {
+			return `source <(heliosctl completion bash)
+line=` + "'" + line + "'" + `
+IFS=$' ' read -ra COMP_WORDS <<<"${line//=/ = }"; [[ $line == *' ' || $line == *= ]] && [[ $line != *= ]] && COMP_WORDS+=("")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE=$line; COMP_POINT=${#line}
+_heliosctl; printf '%s\n' "${COMPREPLY[@]}"`
+		},
+		"fish": func(line string) string {
+			return "heliosctl completion fish | source; complete -C '" + line + "' | cut -f1"
+		},
+		"zsh": func(line string) string { // whose widgets need a terminal: what they are given
+			return `compdef() { :; }; compset() { :; }; _describe() { print -rl -- "${(@P)3}"; }
+_files() { print -rl -- *; }
+source <(heliosctl completion zsh)
+words=("${(@s: :)${:-` + line + `}}"); CURRENT=$#words; PREFIX=$words[CURRENT]
+_heliosctl`
+		},
+	}
+	for _, shell := range hcli.Shells {
+		path, err := exec.LookPath(shell)
+		if err != nil && shell != "bash" {
+			continue // not on this machine
+		}
+		require.NoError(t, err)
+		tab := func(line string) string {
+			c := exec.Command(path, "-c", ask[shell](line))
+			c.Env = append(os.Environ(), asChild+"=1", "PATH="+bin+":"+os.Getenv("PATH"), "HOME="+t.TempDir(),
+				"TERM=dumb")
+			out, err := c.CombinedOutput()
+			require.NoError(t, err, "%s: %s", shell, out)
+			return string(out)
+		}
+		for i, c := range []struct {
+			line string
+			want []string
+		}{
+			{"heliosctl train --mode ", []string{"helios", "gids", "inmem"}},
+			{"heliosctl generate --nodes 10 --out made --", []string{"--homophily"}},
+			{"heliosctl train --mode=he", []string{"helios"}},
+			{"heliosctl train --config gr", []string{"graph.yaml"}},
+			{"heliosctl train --", []string{"--mode", "--epochs"}},
+			{"heliosctl tra", []string{"train"}},
+			{"heliosctl compare g --modes cpu,b", []string{"cpu,bam"}},
+			{"heliosctl generate --nodes 10 --out made -- ", []string{""}},
+		} {
+			if wide.Lean() && i > 3 && shell != "bash" {
+				break
+			}
+			got := tab(c.line)
+			for _, w := range c.want {
+				require.Contains(t, got, w, "%s: %q", shell, c.line)
+			}
+			require.NoFileExists(t, "made", shell)
+		}
+	}
 }
 
 // The manual page names every verb and its flags.

@@ -29,8 +29,8 @@ func deviceOptions() hcli.Options[deviceArgs] {
 	return append(hcli.Options[deviceArgs]{hcli.Text(&cli.StringFlag{
 		Name: "device", Value: "auto",
 		Usage: "compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:`N`; with --replicas also a list, cuda:0,cuda:2",
-	}, func(a *deviceArgs) *string { return &a.device }).Setting().Checked(func(a *deviceArgs,
-		_ string) error {
+	}, func(a *deviceArgs) *string { return &a.device }).Setting().Offers("auto", "host", "cuda").Checked(func(
+		a *deviceArgs, _ string) error {
 		_, _, err := parseDeviceList(a.device)
 		return err
 	})}, kernelsOptions()...)
@@ -42,7 +42,7 @@ func kernelsOptions() hcli.Options[deviceArgs] {
 		Name: "kernels", Value: simd.Auto.String(), Usage: "instructions of the host device's kernels: " +
 			strings.Join(simd.Names(), ", ") +
 			"; avx2 and avx512 give the same bits, generic (Go) others",
-	}, func(a *deviceArgs) *simd.Level { return &a.kernels }, simd.Parse)}
+	}, func(a *deviceArgs) *simd.Level { return &a.kernels }, simd.Parse).Offers(simd.Names()...)}
 }
 
 // parseDevice reads auto, host, cuda or cuda:N.

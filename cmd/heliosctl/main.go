@@ -82,8 +82,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		debug.SetGCPercent(-1)
 	}
 	app := newApp(stdout, stderr)
-	if hcli.Completing(args) {
-		_ = app.RunContext(ctx, append([]string{app.Name}, args...)) // a shell shows no error
+	if q, asks := hcli.AsksToComplete(args); asks { // and no verb runs, whatever was typed
+		_ = hcli.Complete(app, q) // a shell shows no error
 		return 0
 	}
 	argv, verb, err := arrange(app, args)

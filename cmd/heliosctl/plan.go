@@ -120,7 +120,7 @@ func questionOptions() hcli.Options[planArgs] {
 			func(text string) ([]planner.Sweep, error) {
 				s, err := planner.ParseSweep(text)
 				return []planner.Sweep{s}, err
-			}),
+			}).Offers(sweepStarts()...),
 		hcli.Bool(&cli.BoolFlag{Name: "halve",
 			Usage: "also say which resource, doubled, gains most, and what it takes to halve the epoch's time"},
 			func(a *planArgs) *bool { return &a.halve }).Setting(),
@@ -134,6 +134,15 @@ func questionOptions() hcli.Options[planArgs] {
 			Usage: "mini-batches that are played; an epoch is continued from them"},
 			func(a *planArgs) *int { return &a.batches }).Positive(),
 	}.Group("Question")
+}
+
+// sweepStarts are how a sweep begins.
+func sweepStarts() []string {
+	keys := planner.SweepKeys()
+	for i := range keys {
+		keys[i] += "="
+	}
+	return keys
 }
 
 func planCommand() *cli.Command {

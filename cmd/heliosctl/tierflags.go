@@ -222,8 +222,8 @@ func hotnessOption() hcli.Option[plan.Config] {
 	return hcli.Text(&cli.StringFlag{Name: "hotness", Usage: "what rows are placed by: " +
 		strings.Join(plan.Hotnesses, ", ") +
 		", or a `FILE` of node numbers, hottest first (.npy or text)"},
-		func(c *plan.Config) *string { return &c.Hotness }).
-		Input(plan.Hotnesses...).Checked(func(c *plan.Config, _ string) error {
+		func(c *plan.Config) *string { return &c.Hotness }).Input(plan.Hotnesses...).Checked(func(
+		c *plan.Config, _ string) error {
 		if c.Hotness == "" {
 			return nil
 		}

@@ -30,7 +30,7 @@ type Output struct {
 	// NoEdges keeps the nodes and drops all edges.
 	NoEdges bool `option:"no-edges" usage:"drop all edges"`
 	// FeatureDType is the type of features.npy, float32 or float16.
-	FeatureDType string `option:"feature-dtype" shown:"float16 where the source is, or else float32" arg:"TYPE" usage:"TYPE of the dataset's own features: float32 or float16"`
+	FeatureDType string `option:"feature-dtype" shown:"float16 where the source is, or else float32" arg:"TYPE" oneof:"float32,float16" usage:"TYPE of the dataset's own features"`
 	// Memory bounds what the import takes.
 	Memory int64 `option:"memory" size:"64MiB" shown:"half of what is available, at most 2GiB" arg:"SIZE" usage:"SIZE that the import may take; sorted parts of the edges lie beside option out meanwhile"`
 

@@ -30,7 +30,7 @@ func init() {
 // lengths. Dim is the number of features in the file, or of those that FeatureFn makes.
 type RawOptions struct {
 	// Layout is one of RawLayouts.
-	Layout string `option:"layout" shown:"told by the files" usage:"whose files these are: ginex, diskgnn, legion, gnnlab, plain"`
+	Layout string `option:"layout" shown:"told by the files" oneof:"ginex,diskgnn,legion,gnnlab,plain" usage:"whose files these are"`
 	// Indptr and Indices are files, where they are not found by name.
 	Indptr  string `option:"indptr" arg:"FILE" usage:"FILE of offsets, where it is not found in option in"`
 	Indices string `option:"indices" arg:"FILE" usage:"FILE of neighbours, where it is not found in option in"`

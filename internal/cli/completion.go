@@ -1,8 +1,12 @@
 package cli
 
 import (
+	"bufio"
+	"cmp"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/urfave/cli/v2"
 
@@ -12,49 +16,364 @@ import (
 // Shells are those that Completion writes for.
 var Shells = []string{"bash", "zsh", "fish"}
 
-// completing is the last argument that the scripts of Completion add to ask for what may follow;
-// urfave/cli answers it.
-const completing = "--generate-bash-completion"
+// completing is the first argument of a call that asks what may stand in place of the last one. No
+// verb has the name, so what follows it never runs.
+const completing = "__complete"
 
-// Completing tells whether a shell asks what may follow the arguments before the last.
-func Completing(args []string) bool {
-	return len(args) > 0 && args[len(args)-1] == completing && !slices.Contains(args, "--")
+// completingOnce is how scripts of former versions ask: by the last argument, after the words
+// before the one that is typed, and that one too where it begins with a dash.
+const completingOnce = "--generate-bash-completion"
+
+// Question is a command line that a shell completes.
+type Question struct {
+	Words []string // before the one that is typed, without the program's name
+	Word  string   // as far as it is typed
+	plain bool     // values alone, without their meaning
+}
+
+// AsksToComplete reports whether the arguments are a shell's question, and reads it.
+func AsksToComplete(args []string) (q Question, asks bool) {
+	switch n := len(args); {
+	case n == 0:
+	case args[0] == completing:
+		if n == 1 {
+			return Question{}, true
+		}
+		return Question{Words: args[1 : n-1], Word: args[n-1]}, true
+	case args[n-1] == completingOnce:
+		q = Question{Words: args[:n-1], plain: true}
+		if n > 1 && strings.HasPrefix(args[n-2], "-") {
+			q.Words, q.Word = args[:n-2], args[n-2]
+		}
+		return q, true
+	}
+	return Question{}, false
+}
+
+// offer is what may stand as a flag's value; of a list, in each of its places.
+type offer struct {
+	values []string
+	list   bool
+}
+
+// offers are those of flags by their pointers, as flags of urfave/cli have no room for it.
+var offers sync.Map
+
+// Offer has a shell complete values of a flag.
+func Offer(f *cli.StringFlag, values ...string) *cli.StringFlag {
+	offers.Store(cli.Flag(f), offer{values: values})
+	return f
+}
+
+// Offers has a shell complete values of the option; others may be right, too.
+func (o Option[T]) Offers(values ...string) Option[T] {
+	offers.Store(o.Flag, offer{values: values})
+	return o
+}
+
+// OffersList does so for an option with values between commas.
+func (o Option[T]) OffersList(values ...string) Option[T] {
+	offers.Store(o.Flag, offer{values, true})
+	return o
+}
+
+// Offered returns the values that a shell completes for a flag.
+func Offered(f cli.Flag) []string {
+	o, _ := offers.Load(f)
+	x, _ := o.(offer)
+	return x.values
+}
+
+// filesToo is the line that asks the shell for names of files as well.
+const filesToo = ":files"
+
+// candidate is one answer.
+type candidate struct{ value, about string }
+
+// Complete writes what may stand in place of the word that is typed, a line each: the value and,
+// after a tab, what it means; and filesToo where a file's name may stand there. It runs nothing.
+func Complete(app *cli.App, q Question) error {
+	q, cut := rejoin(q)
+	found, files := answers(app, q)
+	w := bufio.NewWriter(app.Writer)
+	for _, c := range found {
+		if !strings.HasPrefix(c.value, q.Word) {
+			continue
+		}
+		line := strings.TrimPrefix(c.value, cut)
+		if c.about != "" && !q.plain {
+			line += "\t" + c.about
+		}
+		if _, err := w.WriteString(line + "\n"); err != nil {
+			return err
+		}
+	}
+	if files && !q.plain {
+		if _, err := w.WriteString(filesToo + "\n"); err != nil {
+			return err
+		}
+	}
+	return w.Flush()
+}
+
+// rejoin puts --flag=value together again, which bash hands over in three words. What it then wants
+// is the last of them, without cut.
+func rejoin(q Question) (joined Question, cut string) {
+	var words []string
+	all := append(slices.Clone(q.Words), q.Word)
+	for i := 0; i < len(all); i++ {
+		if n := len(words); all[i] == "=" && n > 0 && strings.HasPrefix(words[n-1], "--") {
+			words[n-1] += "="
+			if cut = ""; i+1 < len(all) {
+				i++
+				words[n-1] += all[i]
+			}
+			if i == len(all)-1 {
+				name, _, _ := strings.Cut(words[n-1], "=")
+				cut = name + "="
+			}
+			continue
+		}
+		words = append(words, all[i])
+	}
+	n := len(words) - 1
+	q.Words, q.Word = words[:n], words[n]
+	return q, cut
+}
+
+// answers says what may stand in place of the last word, and whether a file may.
+func answers(app *cli.App, q Question) (found []candidate, files bool) {
+	cmds, flags := app.Commands, commonFlags(app.Commands) // those may stand before the verb
+	var verb *cli.Command
+	ended := false // by "--"
+	for i := 0; i < len(q.Words); i++ {
+		word := q.Words[i]
+		switch {
+		case ended || verb != nil && verb.SkipFlagParsing:
+		case word == "--":
+			ended = true
+		case len(word) > 1 && word[0] == '-':
+			name, _, has := strings.Cut(strings.TrimLeft(word, "-"), "=")
+			f := flagOf(flags, name)
+			if f == nil || has || !takesValue(f) {
+				continue
+			}
+			if i == len(q.Words)-1 {
+				return values(f, "", q.Word)
+			}
+			i++
+		case verb == nil || len(verb.Subcommands) > 0:
+			j := slices.IndexFunc(cmds, func(c *cli.Command) bool { return c.HasName(word) })
+			if j < 0 {
+				return nil, false
+			}
+			verb = cmds[j]
+			if cmds = verb.Subcommands; len(cmds) == 0 {
+				flags = verb.Flags
+			}
+		}
+	}
+	name, _, has := strings.Cut(strings.TrimLeft(q.Word, "-"), "=")
+	switch {
+	case ended, verb != nil && verb.SkipFlagParsing:
+		return arguments(verb)
+	case strings.HasPrefix(q.Word, "-") && has:
+		if f := flagOf(flags, name); f != nil {
+			return values(f, q.Word[:strings.Index(q.Word, "=")+1], q.Word)
+		}
+		return nil, false
+	case strings.HasPrefix(q.Word, "-"):
+		return flagNames(flags), false
+	case verb == nil || len(verb.Subcommands) > 0:
+		return verbNames(cmds), false
+	}
+	return arguments(verb)
+}
+
+// commonFlags are the flags that every verb has.
+func commonFlags(cmds []*cli.Command) (common []cli.Flag) {
+	for i, c := range leaves(cmds) {
+		if i == 0 {
+			common = slices.Clone(c.Flags)
+			continue
+		}
+		common = slices.DeleteFunc(common,
+			func(f cli.Flag) bool { return !HasFlag(c.Flags, f.Names()[0]) })
+	}
+	return common
+}
+
+// leaves are the commands that run, and read flags.
+func leaves(cmds []*cli.Command) (out []*cli.Command) {
+	for _, c := range cmds {
+		switch {
+		case len(c.Subcommands) > 0:
+			out = append(out, leaves(c.Subcommands)...)
+		case !c.SkipFlagParsing:
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func flagOf(flags []cli.Flag, name string) cli.Flag {
+	i := slices.IndexFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
+	if i < 0 {
+		return nil
+	}
+	return flags[i]
+}
+
+func takesValue(f cli.Flag) bool {
+	d, ok := f.(cli.DocGenerationFlag)
+	return ok && d.TakesValue()
+}
+
+// filePlaceholder is how usage texts mark a value that is a file or a folder.
+var filePlaceholder = regexp.MustCompile("`[^`]*(FILE|DIR|FOLDER|PATH|RESULTS)[^`]*`")
+
+// values are those that a flag offers; before stands before each of them.
+func values(f cli.Flag, before, word string) (found []candidate, files bool) {
+	x, _ := offers.Load(f)
+	o, _ := x.(offer)
+	if o.list {
+		typed := strings.TrimPrefix(word, before)
+		before += typed[:strings.LastIndex(typed, ",")+1]
+	}
+	for _, v := range o.values {
+		found = append(found, candidate{value: before + v})
+	}
+	d, ok := f.(cli.DocGenerationFlag)
+	usage := ""
+	if ok {
+		usage = d.GetUsage()
+	}
+	if !takesValue(f) {
+		return []candidate{{value: before + "true"}, {value: before + "false"}}, false
+	}
+	return found, filePlaceholder.MatchString(usage) || strings.Contains(usage, "YAML file") ||
+		strings.Contains(usage, "dataset's folder")
+}
+
+func flagNames(flags []cli.Flag) (found []candidate) {
+	for _, f := range flags {
+		if v, ok := f.(cli.VisibleFlag); ok && !v.IsVisible() {
+			continue
+		}
+		about := ""
+		if d, ok := f.(cli.DocGenerationFlag); ok {
+			about = brief(d.GetUsage())
+		}
+		for _, name := range f.Names() {
+			if len(name) > 1 {
+				found = append(found, candidate{"--" + name, about})
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b candidate) int { return cmp.Compare(a.value, b.value) })
+	return found
+}
+
+func verbNames(cmds []*cli.Command) (found []candidate) {
+	for _, c := range cmds {
+		if !c.Hidden {
+			found = append(found, candidate{c.Name, brief(c.Usage)})
+		}
+	}
+	return found
+}
+
+// arguments are what may stand as a verb's own: what its help lists between bars, or files.
+func arguments(verb *cli.Command) (found []candidate, files bool) {
+	if verb == nil || verb.ArgsUsage == "" {
+		return nil, false
+	}
+	if !strings.Contains(verb.ArgsUsage, "|") {
+		return nil, true
+	}
+	for word := range strings.SplitSeq(verb.ArgsUsage, "|") {
+		found = append(found, candidate{value: strings.TrimSpace(word)})
+	}
+	return found, false
+}
+
+// briefLength is how much of a usage text stands beside an answer.
+const briefLength = 60
+
+// brief is the beginning of a usage text, on one line.
+func brief(usage string) string {
+	text := strings.Join(strings.Fields(strings.ReplaceAll(usage, "`", "")), " ")
+	if runes := []rune(text); len(runes) > briefLength {
+		text = string(runes[:briefLength-1]) + "…"
+	}
+	return text
 }
 
 const bashScript = `# bash completion for NAME: put this into /usr/share/bash-completion/completions/NAME
 # or run: source <(NAME completion bash)
 _NAME() {
-  local cur=${COMP_WORDS[COMP_CWORD]} ask=("${COMP_WORDS[@]:0:COMP_CWORD}")
-  [[ $cur == -* ]] && ask+=("$cur")
-  mapfile -t COMPREPLY < <(compgen -W "$("${ask[@]}" ASK 2>/dev/null)" -- "$cur")
+  local cur=${COMP_WORDS[COMP_CWORD]} line files=
+  local program=${COMP_WORDS[0]/#\~\//$HOME/}
+  [[ $cur == "=" ]] && cur=
+  COMPREPLY=()
+  while IFS= read -r line; do
+    if [[ $line == FILES ]]; then files=1; else COMPREPLY+=("${line%%$'\t'*}"); fi
+  done < <("$program" ASK "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+  if [[ $files ]]; then
+    compopt -o filenames 2>/dev/null
+    while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$cur")
+  fi
 }
-complete -o bashdefault -o default -F _NAME NAME
+complete -F _NAME NAME
 `
 
 const zshScript = `#compdef NAME
 # zsh completion for NAME: put this as _NAME into a folder of $fpath
 # or run: source <(NAME completion zsh)
 _NAME() {
-  local -a opts ask
-  ask=("${(@)words[1,CURRENT-1]}")
-  [[ $words[CURRENT] == -* ]] && ask+=("$words[CURRENT]")
-  opts=("${(@f)$(_CLI_ZSH_AUTOCOMPLETE_HACK=1 "${ask[@]}" ASK 2>/dev/null)}")
-  if [[ -n $opts[1] ]]; then _describe values opts; else _files; fi
+  local -a answers
+  local line files=
+  while IFS= read -r line; do
+    if [[ $line == FILES ]]; then
+      files=1
+    else
+      answers+=("${${line%%$'\t'*}//:/\\:}${${(M)line:#*$'\t'*}:+:${line#*$'\t'}}")
+    fi
+  done < <("${(Q)words[1]/#\~\//$HOME/}" ASK "${(@Q)words[2,CURRENT]}" 2>/dev/null)
+  if (( $#answers )); then _describe -V values answers; fi
+  if [[ -n $files ]]; then
+    if [[ $PREFIX == -*=* ]]; then compset -P '*='; fi
+    _files
+  fi
 }
 if [[ $funcstack[1] == _NAME ]]; then _NAME "$@"; else compdef _NAME NAME; fi
 `
 
-// Completion returns the script that lets a shell complete verbs and flags of the app.
+const fishScript = `# fish completion for NAME: put this into ~/.config/fish/completions/NAME.fish
+# or run: NAME completion fish | source
+function __NAME_answers
+  set -l words (commandline -opc)
+  set -l word (commandline -ct)
+  set -l program (string replace -r '^~/' "$HOME/" -- $words[1])
+  for line in ($program ASK $words[2..-1] "$word" 2>/dev/null)
+    if test "$line" = FILES
+      __fish_complete_path "$word"
+    else
+      printf '%s\n' $line
+    end
+  end
+end
+complete -c NAME -f -a '(__NAME_answers)'
+`
+
+// Completion returns the script that lets a shell complete verbs, flags and their values.
 func Completion(app *cli.App, shell string) (string, error) {
-	fill := strings.NewReplacer("NAME", app.Name, "ASK", completing)
-	switch shell {
-	case "bash":
-		return fill.Replace(bashScript), nil
-	case "zsh":
-		return fill.Replace(zshScript), nil
-	case "fish":
-		return app.ToFishCompletion()
+	scripts := map[string]string{"bash": bashScript, "zsh": zshScript, "fish": fishScript}
+	script, ok := scripts[shell]
+	if !ok {
+		return "", errs.New(errs.Usage, "unknown shell %q; choose one of %s", shell,
+			strings.Join(Shells, ", "))
 	}
-	return "", errs.New(errs.Usage, "unknown shell %q; choose one of %s", shell,
-		strings.Join(Shells, ", "))
+	return strings.NewReplacer("NAME", app.Name, "ASK", completing, "FILES", filesToo).
+		Replace(script), nil
 }

@@ -56,16 +56,23 @@ func (o Option[T]) Uses(use func(text string) Use) Option[T] {
 	return o
 }
 
-// Setting says that the option's text is a setting; with words, that those and lists of them are.
+// Setting says that the option's text is a setting; with words, that those and lists of them are, and
+// a shell offers them.
 func (o Option[T]) Setting(words ...string) Option[T] {
 	if len(words) == 0 {
 		return o.Uses(always(Setting))
 	}
-	return o.Uses(orWords(Unknown, words))
+	return o.Uses(orWords(Unknown, words)).Offers(words...)
 }
 
-// Input says that the option names a file or folder that is read; words are settings instead.
-func (o Option[T]) Input(words ...string) Option[T] { return o.Uses(orWords(Input, words)) }
+// Input says that the option names a file or folder that is read; words are settings instead, and a
+// shell offers them.
+func (o Option[T]) Input(words ...string) Option[T] {
+	if len(words) != 0 {
+		o = o.Offers(words...)
+	}
+	return o.Uses(orWords(Input, words))
+}
 
 // Aside says that no result depends on the option; words are settings all the same.
 func (o Option[T]) Aside(words ...string) Option[T] { return o.Uses(orWords(Aside, words)) }

@@ -33,7 +33,8 @@ func TaggedFlags(ptr any) []cli.Flag {
 
 func taggedFlag(o options.Option, usage string) cli.Flag {
 	if o.IsText() {
-		f := &cli.StringFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage, DefaultText: o.Shown}
+		f := Offer(&cli.StringFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage,
+			DefaultText: o.Shown}, o.Choices...)
 		f.Value, _ = o.Value().(string)
 		return f
 	}

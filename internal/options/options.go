@@ -13,8 +13,8 @@
 // The tags: option is the name; usage the help, which names other options as errs.Key does; arg the
 // word in it that stands for the value; also lists other names; default is set by Defaults;
 // shown is what help says of the default where the value does not; oneof lists all values; positive
-// refuses 0; size reads 2GiB and refuses less than the tag says; share reads 5% or 0.05. A field without the tag option is
-// no option.
+// refuses 0; size reads 2GiB and refuses less than the tag says; share reads 5% or 0.05. A field
+// without the tag option is no option.
 package options
 
 import (
@@ -103,7 +103,8 @@ func (o Option) IsText() bool {
 	_, own := o.value.Addr().Interface().(encoding.TextUnmarshaler)
 	_, size := o.tag.Lookup("size")
 	_, share := o.tag.Lookup("share")
-	return own || size || share || o.value.Kind() == reflect.String || o.value.Kind() == reflect.Slice
+	k := o.value.Kind()
+	return own || size || share || k == reflect.String || k == reflect.Slice
 }
 
 // Set sets the field from text. Its errors are of class usage and name the option (errs.Key).
