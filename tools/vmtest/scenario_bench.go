@@ -88,7 +88,7 @@ func bench(t *T) {
 		kernelCPU, oursCPU = append(kernelCPU, k.CPU), append(oursCPU, o.CPU)
 	}
 	t.Notef(
-		"4 KiB random reads/s, depth 64, one SSD, median (range) of 3 in turn: kernel's driver with io_uring %s, VFIO %s, ratio in %% %s",
+		"4 KiB random reads/s, depth 64, one SSD, median (range) of 3 in turn: our cpu stack on the kernel's driver %s, VFIO %s, of that stack in %% %s (no ratio to the kernel: a bare io_uring loop reads more)",
 		spread(kernel), spread(ours), spread(ratio))
 	t.Notef("CPU us of the process per read: kernel's driver %s, VFIO %s", spread(kernelCPU),
 		spread(oursCPU))
