@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"slices"
 	"strings"
 
 	"helios/internal/errs"
@@ -259,8 +258,8 @@ func (s *comparisonSummary) holdMemory() {
 		s.Notes = append(s.Notes, "UNEQUAL MEMORY, GPU + CPU tier: "+strings.Join(parts, "; ")+
 			"; a ratio of their times is not one of their data paths alone")
 	}
-	if len(bounds) > 0 && len(bounds) < len(s.Variants) {
-		s.EqualMemory = false
+	s.EqualMemory = s.EqualMemory && len(bounds) == 0
+	if n := len(bounds); n > 0 && n < len(s.Variants) {
 		s.Notes = append(s.Notes, "NOT AT EQUAL MEMORY: "+strings.Join(bounds, ", ")+
 			", which may hold every row in memory, in tiers or in the kernel's page cache")
 	}
@@ -268,5 +267,4 @@ func (s *comparisonSummary) holdMemory() {
 		s.Notes = append(s.Notes, "beside the caches, memory for neighbour lists: "+
 			strings.Join(lists, ", "))
 	}
-	s.Notes = slices.Compact(s.Notes)
 }
