@@ -46,8 +46,8 @@ func loadCommand() *cli.Command {
 				func(a *loadArgs) *bool { return &a.rowChecksums }),
 			hcli.Text(&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's own",
 				Usage: "store rows as `TYPE`: " + strings.Join(rowtype.Names(), ", ")},
-				func(a *loadArgs) *string { return &a.rowType }).Offers(rowtype.Names()...).Checked(func(
-				_ *loadArgs, text string) error {
+				func(a *loadArgs) *string { return &a.rowType }).
+				Offers(rowtype.Names()...).Checked(func(_ *loadArgs, text string) error {
 				if _, err := rowtype.Parse(text); err != nil {
 					return fmt.Errorf("--row-dtype: %w", err)
 				}

@@ -347,7 +347,8 @@ const (
 // row returns what the configuration says of its result.
 func (c *Config) row() Row {
 	row := Row{Blocks: c.Blocks, AsTrained: c.asTrained, RowBytes: c.RowBytes, Stack: c.Stack,
-		Depth: c.Depth, Threads: c.PerBlock, SetRows: c.SetRows, Sets: c.Sets, Checked: c.Sums != nil,
+		Depth: c.Depth, Threads: c.PerBlock, SetRows: c.SetRows,
+		Sets: c.Sets, Checked: c.Sums != nil,
 		CoalesceBytes: c.Coalesce,
 		Histogram:     []Bucket{}, PerSSD: []SSDRow{}}
 	if c.Memory != nil && c.kind.Queued {

@@ -127,7 +127,7 @@ func ParseShare(text string) (Share, error) {
 	v, err := units.ParseShare(text)
 	switch {
 	case err != nil:
-		return 0, errs.New(errs.Usage, "%v %w", errs.Key("static-nodes"), err)
+		return 0, errs.New(errs.Usage, "%v %w, of the nodes", errs.Key("static-nodes"), err)
 	case v == 0:
 		return NoShare, nil
 	}

@@ -48,7 +48,7 @@ const assumedCut = 0.5
 func ParseCut(text string) (*float64, error) {
 	x, err := units.ParseShare(text)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "%v %w", errs.Key("cut"), err)
+		return nil, errs.New(errs.Usage, "%v %w, of the edges", errs.Key("cut"), err)
 	}
 	return &x, nil
 }
