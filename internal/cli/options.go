@@ -56,8 +56,8 @@ func (o Option[T]) Uses(use func(text string) Use) Option[T] {
 	return o
 }
 
-// Setting says that the option's text is a setting; with words, that those and lists of them are, and
-// a shell offers them.
+// Setting says that the option's text is a setting; with words, that those and lists of them are.
+// A shell offers words.
 func (o Option[T]) Setting(words ...string) Option[T] {
 	if len(words) == 0 {
 		return o.Uses(always(Setting))
