@@ -11,7 +11,7 @@ export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -tr
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-SCRIPTS := .ci/run vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh examples/*.sh)
+SCRIPTS := .ci/run .ci/nightly .ci/steps.sh vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh examples/*.sh)
 
 # Published data sets that some tests read: the folder beside the clone, where there is one. Where there is
 # none, or where HELIOS_TESTDATA is empty, those tests skip and say what lacks. A folder that someone names
@@ -42,7 +42,7 @@ else
 unexport HELIOS_DARTAGNAN
 endif
 
-.PHONY: build install uninstall demo test test-wide test-realdata race fuzz bench bench-clocks lint generate kernels kernels-check test-shim test-litmus test-nvidia test-ptx test-faults test-vm test-rsemu test-gpu-pack test-python clean
+.PHONY: build $(MAKECMDGOALS)
 
 # GPU_BINDING=gorgonia: by gorgonia.org/cu and cgo, with headers that it fetches, and tested on the fake
 # libcuda. Needs C and C++ compilers and pip.
@@ -85,48 +85,45 @@ uninstall:
 demo: build
 	./tools/demo.sh
 
-# The packages whose tests take longest come first, so that none is left alone at the end.
-LONGEST := ./sched ./cmd/heliosctl ./gpuio ./dataset/stripe ./internal/ranks ./tools/setuptest ./dataset/importer
+# Each check of the product on few cases. The packages whose tests take longest come first, and more of
+# them at once than there are cores, as some wait. "make lint" has vet, and other tiers have the tools and
+# the kernels on the shim.
+LONGEST := ./cmd/heliosctl ./sched ./gpuio ./internal/ranks ./dataset/stripe ./dataset/importer
 test:
-	$(GO) test -timeout 20m $(LONGEST) ./...
+	$(GO) test -vet=off -p 4 -timeout 20m $(LONGEST) $$($(GO) list ./... | grep -Ev '/(tools|cuda/shim)/')
 
-# All cases of the tests that "make test" runs on a few (internal/wide), and only these tests
-# (tools/widetests). Those of WIDE_SHIM, and those of WIDE_IO that are named for the device, are test-shim's.
-WIDE := ./sched ./cmd/heliosctl ./tools/kernels ./tools/setuptest ./cache/packed ./cache/policy ./cache/replay ./cache/superbatch ./dataset/importer ./dataset/npy ./dataset/parted ./dataset/stripe ./dataset/webgraph ./gnn ./gpuio/iosim ./internal/serve
-WIDE_IO := ./cache ./gpuio ./graph
-WIDE_SHIM := ./cuda/difftest ./cuda/driver ./cuda/kernels ./cuda/shim/iotest ./cuda/shim/selftest
-ON_SHIM := Driver|Shim|GPU
+# The tests of what tests and measures.
+test-tools:
+	$(GO) test -vet=off -p 4 -timeout 20m ./tools/...
+
+# All cases of the tests that "make test" runs on a few (internal/wide), and only these (tools/usersof);
+# those of ./cuda are test-shim's. DIFF_BATCHES: random batches through the kernels of Go and of the shim.
+DIFF_BATCHES ?= 10000
 test-wide:
-	HELIOS_WIDE=1 $(GO) test -count=1 -timeout 20m -run "$$($(GO) run ./tools/widetests $(WIDE))" $(WIDE)
-	HELIOS_WIDE=1 $(GO) test -count=1 -timeout 20m -run "$$($(GO) run ./tools/widetests $(WIDE_IO))" -skip '$(ON_SHIM)' $(WIDE_IO)
+	HELIOS_WIDE=1 DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 60m $$($(GO) run ./tools/usersof -not cuda wide)
 
 # The tests of the published data sets, which are an error where they lack.
 test-realdata:
-	@if [ -z "$${HELIOS_TESTDATA:-}" ]; then echo "test-realdata: set HELIOS_TESTDATA to the folder of the data sets (internal/realdata)" >&2; exit 1; fi
-	HELIOS_WIDE=1 $(GO) test -count=1 -v -timeout 10m -run 'CiteSeer|CNR2000' ./cmd/heliosctl ./dataset/importer ./dataset/webgraph
+	@: "$${HELIOS_TESTDATA:?names no folder of the data sets (internal/realdata)}"
+	HELIOS_WIDE=1 $(GO) test -count=1 -v -timeout 10m $$($(GO) run ./tools/usersof realdata)
 
 # The race detector, on few cases, and not on what runs nothing at the same time: tools, and tests of flags,
 # texts, refusals and the virtual clock, which "make test" has; nor on shares of the processor's time, much of
-# which it takes itself.
+# which it takes itself. RACED: packages, and options of go test.
 NOT_RACED := Bad|Refus|Help|Document|Docs|Declared|Schema|TestCompletion$$|ManualPage|MakeInstall|VFIOSetup|FewFiles|FullDisk|ReadOnlyFolder|BenchCompute|Rerun|Report|EpochsAreCovered|ByteTrials|TestPlan(Verb|Of|Calibrates)|KilledBinds|KilledUnbinds|KilledLoad|OddStates|ProcessorTime
+RACED ?= $(LONGEST) $$($(GO) list ./... | grep -v /tools/)
 race:
-	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -timeout 30m -skip '$(NOT_RACED)' \
-		$(filter-out ./tools/%,$(LONGEST)) $$($(GO) list ./... | grep -v '/tools/')
+	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -timeout 60m -skip '$(NOT_RACED)' $(RACED)
 
 # The CUDA kernels on the CPU shim: its own tests, the I/O kernels against model SSDs in SEEDS seeded
 # schedules and TSAN_SEEDS runs under ThreadSanitizer with every planted bug, DIFF_BATCHES random
 # batches through the kernels of Go and of the shim, the data kernels under ThreadSanitizer, and the
-# fake driver end to end with Go's software controllers. Needs a C++ compiler. One tier after the
-# other: each uses all cores.
+# fake driver. Needs a C++ compiler. One package after the other: each uses all cores.
 SEEDS ?= 1000
 TSAN_SEEDS ?= 60
-DIFF_BATCHES ?= 10000
-test-shim: export HELIOS_WIDE=1
 test-shim:
-	SEEDS=$(SEEDS) TSAN_SEEDS=$(TSAN_SEEDS) $(GO) test -count=1 -p 1 -timeout 30m ./cuda/shim/...
-	DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 30m ./cuda/difftest
-	$(GO) test -count=1 -timeout 15m ./cuda/fakecuda ./cuda/driver ./cuda/kernels
-	DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 15m -run '$(ON_SHIM)' $(WIDE_IO)
+	HELIOS_WIDE=1 SEEDS=$(SEEDS) TSAN_SEEDS=$(TSAN_SEEDS) DIFF_BATCHES=$(DIFF_BATCHES) \
+		$(GO) test -count=1 -p 1 -timeout 60m ./cuda/...
 
 # The hand-overs of the GPU's side in NVIDIA's memory model (docs/architecture/memory-model.md). Needs
 # Java 17, Maven once, and HELIOS_DARTAGNAN; says so where they lack. TABLE=--table writes the results
@@ -188,6 +185,40 @@ test-python: build
 GPU_PACK ?= bin/gputier
 test-gpu-pack:
 	$(GO) run ./tools/gputier pack -o $(GPU_PACK)
+	$(GO) run ./tools/gputier selftest
+
+# gorgonia.org/cu against the headers of CUDA and the fake libcuda.
+test-gorgonia:
+	./tools/cudatools.sh "$(CUDA_TOOLS)"
+	./tools/gorgonia.sh "$(CUDA_TOOLS)/include"
+
+# The library METIS against the partitioner's own method, and the pages of "report" in a browser: here
+# they fail where the library or Chromium lacks.
+test-metis:
+	HELIOS_NEED_METIS=1 $(GO) test -count=1 -v -run METIS ./graph/partition
+test-pages:
+	HELIOS_NEED_BROWSER=1 $(GO) test -count=1 -v ./internal/htmlreport
+
+# Damage at random places of every file that a run reads: nothing may change a result in silence.
+BYTE_TRIALS ?= 2000
+test-bytes:
+	HELIOS_BYTE_TRIALS=$(BYTE_TRIALS) $(GO) test -count=1 -v -timeout 60m -run TestByteTrials ./cmd/heliosctl
+
+# The built binary: damaged and malicious inputs, the long claims, and SOAK_MINUTES of everything under
+# faults with SOAK_KILLS kills, after which nothing may be lost or left over.
+SOAK_MINUTES ?= 30
+SOAK_KILLS ?= 1000
+hostile: build
+	$(GO) run ./tools/hostile -heliosctl bin/heliosctl
+acceptance: build
+	$(GO) run ./tools/acceptance -heliosctl bin/heliosctl -kills 200
+soak: build
+	$(GO) run ./tools/acceptance -heliosctl bin/heliosctl -only soak -kills $(SOAK_KILLS) -minutes $(SOAK_MINUTES)
+
+# The tiers in full, one after the other, or those of TIERS (.ci/nightly).
+TIERS ?=
+nightly:
+	.ci/nightly $(TIERS)
 
 # Each fuzz target for FUZZTIME.
 FUZZTIME ?= 6s
@@ -206,7 +237,7 @@ bench-clocks:
 lint:
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
-	@if command -v shellcheck >/dev/null; then shellcheck $(SCRIPTS) && echo "shellcheck $(SCRIPTS)"; \
+	@if command -v shellcheck >/dev/null; then shellcheck -x $(SCRIPTS) && echo "shellcheck $(SCRIPTS)"; \
 	else echo "shellcheck is not installed; scripts unchecked"; fi
 
 generate:

@@ -108,7 +108,7 @@ func TestRungReads(t *testing.T) {
 	onGPU(t)
 	for _, name := range Rungs() {
 		for _, stack := range []string{"async", "sync"} {
-			if stack == "sync" && raceEnabled && name != "p2p" {
+			if stack == "sync" && (raceEnabled || wide.Lean()) && name != "p2p" {
 				continue
 			}
 			t.Run(name+"/"+stack, func(t *testing.T) {

@@ -98,7 +98,7 @@ func TestSameParametersByDynamicTiers(t *testing.T) {
 		var first record
 		for i, v := range ways {
 			// tiny has all, the others a third each
-			if i > 0 && n > 0 && i%3 != n || wide.Lean() && i > 9 {
+			if i > 0 && n > 0 && i%3 != n || wide.Lean() && i > 6 {
 				continue
 			}
 			cfg := small()

@@ -15,6 +15,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/wide"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -69,6 +70,9 @@ func TestLoaderIsTraining(t *testing.T) {
 	for _, mode := range plan.ModeNames() {
 		for _, sampler := range plan.Samplers {
 			t.Run(mode+" "+sampler, func(t *testing.T) {
+				if wide.Lean() && mode != plan.ModeHelios && sampler != plan.Samplers[0] {
+					t.Skip("samplers of one mode are enough")
+				}
 				cfg := small()
 				cfg.Mode, cfg.Sampler, cfg.NoEval = mode, sampler, true
 				if cfg.LaidOut() {

@@ -196,6 +196,9 @@ func TestMegaPassesAuto(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
 	for _, shards := range []int{1, 2} {
+		if wide.Lean() && shards == 1 {
+			continue
+		}
 		cfg := onMega(t, 5, 2)
 		cfg.Batch, cfg.Passes, cfg.Shards, cfg.Epochs = 128, plan.PassesAuto, shards, 1
 		cfg.NoEval = true
@@ -239,6 +242,9 @@ func TestMegaPassesAutoStopped(t *testing.T) {
 	megaLoadTime = func(time.Duration) time.Duration { return time.Hour }
 	t.Cleanup(func() { megaLoadTime = was })
 	for _, shards := range []int{1, 2} {
+		if wide.Lean() && shards > 1 {
+			continue
+		}
 		cfg := onMega(t, 5, 2)
 		cfg.Batch, cfg.Passes, cfg.Shards, cfg.Epochs = 96, plan.PassesAuto, shards, 1
 		cfg.NoEval = true
@@ -249,7 +255,7 @@ func TestMegaPassesAutoStopped(t *testing.T) {
 		chosen := 0
 		stops := []int{1, 2, 3, 4, 5, 6, 7, 8}
 		if wide.Lean() {
-			stops = []int{1, 3, 4, 5}
+			stops = []int{1, 4, 5}
 		}
 		for _, stop := range stops {
 			c := cfg
@@ -386,7 +392,10 @@ func TestMegaLoadFails(t *testing.T) {
 	all := trained
 	cfg.CheckpointEvery, cfg.Resume = 1, true
 	struck := 0
-	for _, after := range []int{14, 18, 22, 26, 30} {
+	for i, after := range []int{14, 18, 22, 26, 30} {
+		if wide.Lean() && i%2 == 0 {
+			continue
+		}
 		for _, fault := range []string{"error(op=read,sct=2,sc=0x81,dnr=1,after=%d)",
 			"lost(op=read,after=%d)"} {
 			c := cfg

@@ -62,7 +62,7 @@ func TestPackedTiers(t *testing.T) {
 		static := train(t, context.Background(), cfg, d, feat, sets[2], 2, report.Observer{})
 		require.NoError(t, static.err)
 		for i, v := range packedWays {
-			if n > 0 && i%3 != n-1 || wide.Lean() && i > 3 {
+			if n > 0 && i%3 != n-1 || wide.Lean() && i > 1 {
 				continue
 			}
 			cfg := onPacked(t)

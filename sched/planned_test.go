@@ -67,7 +67,7 @@ func TestPlannedTiers(t *testing.T) {
 		static := train(t, context.Background(), cfg, d, feat, sets[2], 2, report.Observer{})
 		require.NoError(t, static.err)
 		for i, v := range plannedWays {
-			if n > 0 && i%3 != 0 || wide.Lean() && i > 3 {
+			if n > 0 && i%3 != 0 || wide.Lean() && (n > 0 || i > 3) {
 				continue
 			}
 			cfg := small()

@@ -85,7 +85,7 @@ func TestTraceOfPlannedTiers(t *testing.T) {
 	for n, g := range []graphSpec{tiny, dense} {
 		d, feat := g.open(t)
 		for i, v := range plannedWays {
-			if n > 0 && i%3 != 0 || wide.Lean() && i > 4 {
+			if n > 0 && i%3 != 0 || wide.Lean() && (n > 0 || i > 2) {
 				continue
 			}
 			cfg := small()

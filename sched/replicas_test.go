@@ -75,6 +75,9 @@ func TestReplicasEveryWay(t *testing.T) {
 			counts := []int{2, 4, 3}
 			if m.Name != plan.ModeHelios {
 				counts = counts[:2]
+				if wide.Lean() {
+					counts = counts[:1]
+				}
 			}
 			for i, q := range counts {
 				c := cfg

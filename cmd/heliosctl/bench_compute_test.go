@@ -7,12 +7,17 @@ import (
 
 	"helios/cuda/fakecuda"
 	"helios/internal/simd"
+	"helios/internal/wide"
 )
 
 // Every level computes every group of kernels right, and says what was measured.
 func TestBenchCompute(t *testing.T) {
 	isolate(t)
-	for _, l := range simd.Levels() {
+	levels := simd.Levels()
+	if wide.Lean() {
+		levels = levels[len(levels)-1:]
+	}
+	for _, l := range levels {
 		args := []string{"bench", "compute", "--shapes", "64x47x100,tn:33x1x300", "--seconds",
 			"0.01", "--rows", "1000", "--workers", "1,2", "--kernels", l.String(), "--overwrite",
 			"--precision", "fp32,bf16", "--results", "out.json"}

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/internal/wide"
 )
 
 // mostUnaccounted bounds the share of the processor time of a run for which no operator is named.
@@ -23,6 +25,9 @@ func TestProcessorTime(t *testing.T) {
 		"inmem":  {"sample", "lookup", "gather", "train"},
 		"gids":   {"sample", "lookup", "gather", "train", "software SSDs"},
 	} {
+		if wide.Lean() && mode != "helios" {
+			continue
+		}
 		out := lines(t, ok(t, "train", "g", "--mode", mode, "--fanout", "10,10", "--batch-size",
 			"1024", "--hidden", "64", "--gpu-cache", "25%", "--epochs", "2", "--no-eval",
 			"--explain", "--json", "--quiet"))

@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFindsWideTests: used in a test, in what it calls, in a method, in a variable, under another
+// TestFindsUsers: used in a test, in what it calls, in a method, in a variable, under another
 // name; a test of the same package that uses none of it is left out.
-func TestFindsWideTests(t *testing.T) {
+func TestFindsUsers(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
@@ -31,12 +31,24 @@ func TestRenamed(t *testing.T) { t.Run("x", func(t *testing.T) { w.Only(t) }) }
 func TestPlain(t *testing.T) { t.Log("wide") }
 func TestMain(m *testing.M) { _ = many }
 `)
-	got, err := pattern([]string{dir})
+	const wide = "helios/internal/wide"
+	got, err := arguments(dir, wide, "")
 	require.NoError(t, err)
-	require.Equal(t, "^(TestByMethod|TestByVariable|TestItself|TestRenamed)$", got)
+	require.Equal(t, []string{"-run", "^(TestByMethod|TestByVariable|TestItself|TestRenamed)$", "./."},
+		got)
 
-	write("b_test.go", "package p\n")
-	write("a_test.go", "package p\nfunc TestPlain(t *testing.T) {}\n")
-	_, err = pattern([]string{dir})
-	require.ErrorContains(t, err, "no test of "+dir+" uses internal/wide")
+	below := filepath.Join(dir, "x", "y")
+	require.NoError(t, os.MkdirAll(below, 0o700))
+	write("x/y/c_test.go", `package p
+import "helios/internal/wide"
+func TestBelow(t *testing.T) { wide.Only(t) }
+`)
+	got, err = arguments(dir, wide, "")
+	require.NoError(t, err)
+	require.Equal(t, []string{"./.", "./x/y"}, got[2:])
+	got, err = arguments(dir, wide, "x")
+	require.NoError(t, err)
+	require.Equal(t, []string{"./."}, got[2:])
+	_, err = arguments(dir, "helios/internal/none", "")
+	require.ErrorContains(t, err, "no test uses helios/internal/none")
 }
