@@ -213,7 +213,7 @@ hostile: build
 acceptance: build
 	$(GO) run ./tools/acceptance -heliosctl bin/heliosctl -kills 200
 soak: build
-	$(GO) run ./tools/acceptance -heliosctl bin/heliosctl -only soak -kills $(SOAK_KILLS) -minutes $(SOAK_MINUTES)
+	$(GO) run ./tools/acceptance -heliosctl bin/heliosctl -only soak -kills $(SOAK_KILLS) -soak $(SOAK_MINUTES)m
 
 # The tiers in full, one after the other, or those of TIERS (.ci/nightly).
 TIERS ?=

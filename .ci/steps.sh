@@ -21,9 +21,11 @@ done
 report=()
 failed=0
 
-# there NAME: a command, a shared library (lib….so.N), a module of Python (py.NAME) or a path is there.
+# there NAME: a command, a shared library (lib….so.N), a module of Python (py.NAME), a package in apt's
+# lists (apt.NAME) or a path is there.
 there() {
 	case $1 in
+	apt.*) apt-cache show "${1#apt.}" >/dev/null 2>&1 ;;
 	py.*) python3 -c "import ${1#py.}" 2>/dev/null ;;
 	lib*.so*) ldconfig -p | grep -qF "$1" ;;
 	*/*) [ -e "$1" ] ;;
@@ -31,17 +33,18 @@ there() {
 	esac
 }
 
-# need NAME[=PACKAGE]…: installs with apt what is not there. Sets lacks to what is not there after that.
+# need NAME[=PACKAGE]…: has apt install what is not there. Sets lacks to what is not there after that.
 need() {
-	local n missing=()
+	local n missing=() update='' sudo=()
 	for n in "$@"; do
-		if ! there "${n%%=*}" && [[ $n == *=* ]]; then missing+=("${n#*=}"); fi
+		if [[ $n == apt.* || $n == *=* ]] && ! there "${n%%=*}"; then update=1; fi
+		if [[ $n == *=* ]] && ! there "${n%%=*}"; then missing+=("${n#*=}"); fi
 	done
-	if [ ${#missing[@]} -ne 0 ]; then
-		local sudo=()
+	if [ -n "$update" ]; then
 		if [ "$(id -u)" -ne 0 ]; then sudo=(sudo -n); fi
-		echo "installing ${missing[*]}"
-		{ "${sudo[@]}" apt-get update -qq && "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >&2 || true
+		echo "apt: fetching the lists; installing ${missing[*]:-nothing}"
+		"${sudo[@]}" apt-get update -qq &&
+			"${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" || true
 	fi
 	lacks=()
 	for n in "$@"; do
@@ -82,7 +85,7 @@ step() {
 	fi
 	processor
 	took=$((SECONDS - began)) used=$((used - before))
-	if [[ $outcome == FAILED* ]]; then failed=1; fi
+	if [ "$outcome" != passed ]; then failed=$((failed + 1)); fi
 	report+=("$(printf '%-12s %6d %10d  %s' "$name" "$took" "$used" "$outcome")")
 	printf '=== %s: %s after %d s\n' "$name" "$outcome" "$took"
 }

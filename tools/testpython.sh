@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks, builds and tests the Python package: tools/testpython.sh DIR [PYTEST ARGUMENTS]. DIR keeps
 # the environments between calls: one with NumPy alone, one with PyTorch and PyG too (some 6 GB, most
-# of it CUDA libraries that PyTorch's wheels ask for). Where PyTorch cannot be installed, its tests are
-# left out, loudly. HELIOSCTL names the binary; PYTHON the interpreter (3.10 or newer).
+# of it CUDA libraries that PyTorch's wheels ask for). Where PyTorch cannot be installed, the exit code
+# is 3 after the others. HELIOSCTL names the binary; PYTHON the interpreter (3.10 or newer).
 # HELIOS_PYTHON_TORCH=no leaves PyTorch out.
 set -euo pipefail
 dir=${1:?usage: tools/testpython.sh DIR [PYTEST ARGUMENTS]}
@@ -86,5 +86,6 @@ elif environment torch python/requirements-test.txt python/requirements-torch.tx
 	echo "testpython: with PyTorch and PyG"
 	suite torch "$@"
 else
-	echo "testpython: PyTorch CANNOT BE INSTALLED HERE: THE TESTS OF PyTorch AND PyG DID NOT RUN"
+	echo "testpython: PyTorch CANNOT BE INSTALLED HERE: THE TESTS OF PyTorch AND PyG DID NOT RUN" >&2
+	exit 3
 fi

@@ -35,7 +35,7 @@ func (r *runner) hierKilled() error {
 	if err != nil {
 		return err
 	}
-	k := &hierKilling{killing: &killing{runner: r, work: work}, seed: uint64(time.Now().UnixNano())}
+	k := &hierKilling{killing: &killing{runner: r, work: work}, seed: r.seed}
 	k.rng = rand.New(rand.NewPCG(k.seed, 2))
 	if err := k.undisturbed(); err != nil {
 		return err

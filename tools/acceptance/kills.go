@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,30 +20,12 @@ import (
 // killed kills a run at random moments of its life, from before its first line on, and looks at
 // what it left each time.
 func (r *runner) killed() error {
-	work, err := r.setUp("kills", 2, "16MiB", "generate", "--kind", "sbm", "--nodes", "3000",
-		"--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "3")
+	k, err := r.trainToKill("kills")
 	if err != nil {
 		return err
 	}
-	args := []string{"--dataset", "g", "--epochs", "12", "--hidden", "24", "--fanout", "5,5",
-		"--batch-size", "128", "--seed", "9", "--dropout", "0.3"}
-	began := time.Now()
-	whole, err := r.train(work, args...)
-	if err != nil {
-		return err
-	}
-	length := time.Since(began)
-	k := &killing{runner: r, work: work, args: args, sha: whole.SHA}
-	seed := uint64(began.UnixNano())
-	rng := rand.New(rand.NewPCG(seed, 1))
-	// A run may go on in any way, as none changes what it computes.
-	ways := [][]string{nil, nil,
-		{"--mode", "ginex", "--superbatch", "3", "--superbatch-overlap"},
-		{"--mode", "ginex", "--superbatch", "2"},
-		{"--policy", "belady", "--gpu-cache", "10%", "--superbatch", "2"},
-		{"--mode", "diskgnn", "--packed", filepath.Join(work, "packed")},
-		{"--mode", "diskgnn", "--packed", filepath.Join(work, "packed"), "--io-stack", "async"}}
-	data, err := os.ReadDir(filepath.Join(work, "g"))
+	rng := rand.New(rand.NewPCG(r.seed, 1))
+	data, err := os.ReadDir(filepath.Join(k.work, "g"))
 	if err != nil {
 		return err
 	}
@@ -52,28 +35,14 @@ func (r *runner) killed() error {
 			return fmt.Errorf("no end after %d runs", runs)
 		}
 		fail := func(err error) error {
-			return fmt.Errorf("run %d after %d kills (seed %d): %w", runs, kills, seed, err)
+			return fmt.Errorf("run %d after %d kills (seed %d): %w", runs, kills, r.seed, err)
 		}
-		way := ways[rng.IntN(len(ways))]
-		c, stderr := r.command(work, append(k.train("ck"), way...)...)
-		if err := c.Start(); err != nil {
-			return err
+		killed, err := k.round(rng, nil)
+		if err != nil {
+			return fail(err)
 		}
-		timer := time.AfterFunc(time.Duration(rng.Float64()*float64(length)/3),
-			func() { _ = c.Process.Kill() })
-		err := c.Wait()
-		timer.Stop()
-		if err != nil && c.ProcessState.ExitCode() != -1 {
-			return fail(fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String())))
-		}
-		if lerr := k.look(err == nil); lerr != nil {
-			return fail(lerr)
-		}
-		if err == nil { // it came to its end: begin anew
+		if !killed {
 			ends++
-			if err := k.clear(); err != nil {
-				return err
-			}
 			continue
 		}
 		if kills++; kills%max(r.kills/8, 1) == 0 {
@@ -84,12 +53,12 @@ func (r *runner) killed() error {
 		}
 	}
 	if err := k.resume(); err != nil {
-		return fmt.Errorf("after %d kills (seed %d): %w", kills, seed, err)
+		return fmt.Errorf("after %d kills (seed %d): %w", kills, r.seed, err)
 	}
 	fmt.Printf(
 		"%d kills at random moments in %d runs, %d of which came to their end: %d checkpoints looked at, %d times another than before, never a part of one; %d lines of results, each whole; %d resumed copies: params_sha256 %s, as without kills\n",
-		kills, runs, ends, k.checkpoints, k.moved, k.lines, again+1, whole.SHA)
-	left, err := os.ReadDir(filepath.Join(work, "g")) // where superbatches have their files
+		kills, runs, ends, k.checkpoints, k.moved, k.lines, again+1, k.sha)
+	left, err := os.ReadDir(filepath.Join(k.work, "g")) // where superbatches have their files
 	if err != nil {
 		return err
 	}
@@ -106,12 +75,75 @@ func (r *runner) killed() error {
 // killing holds what the kills have left so far.
 type killing struct {
 	*runner
-	work string
-	args []string
-	sha  string
+	work   string
+	args   []string
+	sha    string
+	length time.Duration // of a run without kills
 
 	last                      [2]int // epoch and batch of the checkpoint
 	checkpoints, moved, lines int
+}
+
+// trainToKill sets up a run and lets it come to its end once.
+func (r *runner) trainToKill(name string) (*killing, error) {
+	work, err := r.setUp(name, 2, "16MiB", "generate", "--kind", "sbm", "--nodes", "3000",
+		"--avg-degree", "8", "--classes", "5", "--dim", "32", "--seed", "3")
+	if err != nil {
+		return nil, err
+	}
+	k := &killing{runner: r, work: work, args: []string{"--dataset", "g", "--epochs", "12",
+		"--hidden", "24", "--fanout", "5,5", "--batch-size", "128", "--seed", "9", "--dropout",
+		"0.3"}}
+	began := time.Now()
+	whole, err := r.train(work, k.args...)
+	k.sha, k.length = whole.SHA, time.Since(began)
+	return k, err
+}
+
+// round goes on with the run, in any way, as none changes what it computes, kills it at a random
+// moment and looks at what is left. One that comes to its end is cleared away. Under a fault it may
+// end with a device error instead, which killed is false for, too.
+func (k *killing) round(rng *rand.Rand, fault []string) (killed bool, err error) {
+	packed := filepath.Join(k.work, "packed")
+	ways := [][]string{nil, nil,
+		{"--mode", "ginex", "--superbatch", "3", "--superbatch-overlap"},
+		{"--mode", "ginex", "--superbatch", "2"},
+		{"--policy", "belady", "--gpu-cache", "10%", "--superbatch", "2"},
+		{"--mode", "diskgnn", "--packed", packed},
+		{"--mode", "diskgnn", "--packed", packed, "--io-stack", "async"}}
+	way := append(ways[rng.IntN(len(ways))], fault...)
+	c, stderr := k.command(k.work, append(k.train("ck"), way...)...)
+	code, err := killedAt(c, time.Duration(rng.Float64()*float64(k.length)/3))
+	if err != nil {
+		return false, err
+	}
+	if code > 0 && (fault == nil || code != deviceError) {
+		return false, fmt.Errorf("%s: exit code %d: %s", strings.Join(c.Args, " "), code,
+			strings.TrimSpace(stderr.String()))
+	}
+	if err := k.look(code == 0); err != nil {
+		return false, err
+	}
+	if code == 0 {
+		err = k.clear()
+	}
+	return code < 0, err
+}
+
+// deviceError is the exit code of a device's failure.
+const deviceError = 5
+
+// killedAt runs a command and kills it after a while. The code is -1 where the kill came in time.
+func killedAt(c *exec.Cmd, after time.Duration) (code int, err error) {
+	if err := c.Start(); err != nil {
+		return 0, err
+	}
+	timer := time.AfterFunc(after, func() { _ = c.Process.Kill() }) // it may have ended
+	defer timer.Stop()
+	if err := c.Wait(); c.ProcessState == nil {
+		return 0, err
+	}
+	return c.ProcessState.ExitCode(), nil
 }
 
 // train is the next run's command. A run that was killed right after its end has left its timeline,

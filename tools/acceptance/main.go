@@ -8,6 +8,8 @@
 //	         parses, and resumed it comes to equal parameters
 //	hierkills  partition and runs of mode hier, from the making of their layout on, killed with SIGKILL at random moments: the
 //	         next one goes on, its parameters and bytes are those without kills, the dataset is as it was, nothing is left over
+//	soak     import, load, train, serve and ranks under random faults, each killed at random moments: nothing is lost,
+//	         and nothing is left over: not by default
 //
 //	make build && go run ./tools/acceptance -heliosctl bin/heliosctl
 //
@@ -39,6 +41,8 @@ type runner struct {
 	seeds int
 	kills int
 	nodes int
+	seed  uint64
+	soak  time.Duration
 }
 
 // result holds what acceptance reads of "train --json".
@@ -67,9 +71,15 @@ func main() {
 	parent := flag.String("dir", os.TempDir(), "folder for the work; needs 6 GB free")
 	flag.StringVar(&r.bin, "heliosctl", "bin/heliosctl", "binary to run")
 	flag.IntVar(&r.seeds, "seeds", 5, "paired seeds of edges")
-	flag.IntVar(&r.kills, "kills", 20, "kills of kills and of hierkills; 200 take about a minute on an idle machine")
+	flag.IntVar(&r.kills, "kills", 20,
+		"kills of kills, hierkills and soak; 200 take about a minute on an idle machine")
+	flag.Uint64Var(&r.seed, "seed", 0, "seed of the kills and faults (default: the time)")
+	flag.DurationVar(&r.soak, "soak", 30*time.Minute, "how long soak goes on at least")
 	flag.IntVar(&r.nodes, "nodes", 1_000_000, "nodes of memory")
 	flag.Parse()
+	if r.seed == 0 {
+		r.seed = uint64(time.Now().UnixNano())
+	}
 	if err := run(r, *only, *parent); err != nil {
 		fmt.Fprintln(os.Stderr, "acceptance:", err)
 		os.Exit(1)
@@ -87,14 +97,17 @@ func run(r *runner, only, parent string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
+	if err := os.Mkdir(filepath.Join(r.dir, temporary), 0o700); err != nil {
+		return err
+	}
 	claims := map[string]func() error{
 		"edges": r.edges, "memory": r.memory, "same": r.same, "growth": r.growth, "kills": r.killed,
-		"hierkills": r.hierKilled}
+		"hierkills": r.hierKilled, "soak": r.soaked}
 	var failed []string
 	for _, name := range strings.Split(only, ",") {
 		claim, ok := claims[name]
 		if !ok {
-			return fmt.Errorf("unknown claim %q: choose edges, memory, same, growth, kills or hierkills", name)
+			return fmt.Errorf("unknown claim %q: choose edges, memory, same, growth, kills, hierkills or soak", name)
 		}
 		fmt.Printf("== %s\n", name)
 		began := time.Now()
@@ -116,7 +129,8 @@ func (r *runner) command(work string, args ...string) (*exec.Cmd, *bytes.Buffer)
 	var stderr bytes.Buffer
 	c := exec.CommandContext(r.ctx, r.bin, args...)
 	c.Dir = work
-	c.Env = append(os.Environ(), "HELIOS_STATE="+filepath.Join(work, "state"))
+	c.Env = append(os.Environ(), "HELIOS_STATE="+filepath.Join(work, "state"), markVar+"="+r.dir,
+		"TMPDIR="+filepath.Join(r.dir, temporary))
 	c.Stderr = &stderr
 	return c, &stderr
 }

@@ -8,8 +8,8 @@
 //
 // Dartagnan (Dat3M 4.3.1) is looked for in the folder that --dartagnan or HELIOS_DARTAGNAN names:
 // its cat files, dartagnan.jar, and either its libraries or the POMs that name these. It needs Java
-// 17, and Maven once, to fetch the libraries. A machine that lacks one of them is told so and the
-// exit code is 0; a folder that is named and is not there is an error.
+// 17, and Maven once, to fetch the libraries. Where the machine lacks one of them the exit code is
+// 3; a folder that is named and is not there is an error.
 package main
 
 import (
@@ -66,7 +66,7 @@ func main() {
 	if errors.As(err, &lacks) {
 		fmt.Printf("\n*** LITMUS TESTS NOT RUN: %v\n"+
 			"*** The memory model of the queue protocol was not checked on this machine.\n\n", lacks)
-		return
+		os.Exit(3)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "litmus %s: %v\n", verb, err)

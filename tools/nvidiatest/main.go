@@ -5,7 +5,7 @@
 //
 // The libraries come from Debian's component non-free, with an apt configuration of its own under
 // the cache folder; they are unpacked there, never installed, and never part of this repository.
-// Where the machine has no way to them it says so loudly and ends with code 0.
+// Where the machine has no way to them it says so loudly and ends with code 3.
 package main
 
 import (
@@ -146,7 +146,7 @@ func main() {
 		fmt.Printf("\n*** NVIDIA'S LIBRARIES NOT TESTED: %v\n"+
 			"*** Symbols, compilers and machine code of NVIDIA's drivers were not checked on this machine.\n\n",
 			lack)
-		return
+		os.Exit(3)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "nvidiatest: %v\n", err)
