@@ -1,5 +1,7 @@
 # shellcheck shell=bash
-# The runner of steps that .ci/run and .ci/nightly share. Source it in the folder of the repository.
+# The runner of steps that .ci/run and .ci/nightly share. Source it in the folder of the repository,
+# with the names of the steps to run; without any, all run.
+only=("$@")
 
 export DEBIAN_FRONTEND=noninteractive
 # ptxas and the headers of CUDA 12 (tools/cudatools.sh): programs that we run, so in a folder that only
@@ -60,9 +62,14 @@ processor() {
 }
 
 # step NAME LIMIT_S [NEED…] -- COMMAND…: runs it in this folder, no longer than its limit, where the
-# machine has or gets what it needs. Leaves outcome (passed, FAILED …, lacks …), took and used.
+# machine has or gets what it needs. Leaves outcome (passed, FAILED …, lacks …, or not asked for) and
+# took, in seconds.
 step() {
 	local name=$1 limit=$2 began=$SECONDS before rc=0 needs=()
+	if [ ${#only[@]} -ne 0 ] && ! printf '%s\n' "${only[@]}" | grep -qxF -- "$name"; then
+		outcome='not asked for'
+		return
+	fi
 	shift 2
 	while [ "$1" != -- ]; do
 		needs+=("$1")
@@ -90,8 +97,15 @@ step() {
 	printf '=== %s: %s after %d s\n' "$name" "$outcome" "$took"
 }
 
-# summary prints the steps, a line each, and fails where one did.
+# summary prints the steps, a line each, and fails where one did, or where there is no such step.
 summary() {
+	local n
+	for n in "${only[@]}"; do
+		if ! printf '%s\n' "${report[@]}" | grep -q "^$n "; then
+			report+=("$n: THERE IS NO SUCH STEP")
+			failed=$((failed + 1))
+		fi
+	done
 	printf '\n%-12s %6s %10s  %s\n' step seconds processor result
 	printf '%s\n' "${report[@]}"
 	printf '%-12s %6d\n' total "$SECONDS"

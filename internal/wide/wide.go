@@ -1,6 +1,6 @@
 // Package wide splits the cases of the costly tests: "make test" runs each check on a few cases,
-// and "make test-wide" (with test-shim and test-faults, which have their own) on all of them.
-// .ci/run calls each. Only tests use it.
+// and "make test-wide" (with test-shim and test-faults, which have their own) on all of them. Only
+// tests use it.
 package wide
 
 import (
