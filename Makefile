@@ -90,11 +90,11 @@ demo: build
 # the kernels on the shim.
 LONGEST := ./cmd/heliosctl ./sched ./gpuio ./internal/ranks ./dataset/stripe ./dataset/importer
 test:
-	$(GO) test -vet=off -p 4 -timeout 20m $(LONGEST) $$($(GO) list ./... | grep -Ev '/(tools|cuda/shim)/')
+	$(GO) test -vet=off -p 3 -timeout 20m $(LONGEST) $$($(GO) list ./... | grep -Ev '/(tools|cuda/shim)/')
 
 # The tests of what tests and measures.
 test-tools:
-	$(GO) test -vet=off -p 4 -timeout 20m ./tools/...
+	$(GO) test -vet=off -timeout 20m ./tools/...
 
 # All cases of the tests that "make test" runs on a few (internal/wide), and only these (tools/usersof);
 # those of ./cuda are test-shim's. DIFF_BATCHES: random batches through the kernels of Go and of the shim.

@@ -104,14 +104,14 @@ func TestLate(t *testing.T) {
 
 func testLate(t *testing.T, ram bool) {
 	g := newRig(t,
-		rigOptions{faults: "late(ms=30,op=read,lba=3,times=1);late(ms=60000,op=read,lba=9,times=2)",
+		rigOptions{faults: "late(ms=300,op=read,lba=3,times=1);late(ms=60000,op=read,lba=9,times=2)",
 			proxy: func(c *proxy.Config) { c.RAM = ram }})
 	q := g.queue(8)
 	start := time.Now()
 	q.Put(g.read(1, 3, 1, 0), g.read(2, 4, 1, 4096), g.read(3, 9, 1, 8192))
 	q.done(2, 0)
 	q.done(1, 0)
-	require.GreaterOrEqual(t, time.Since(start), 30*time.Millisecond)
+	require.GreaterOrEqual(t, time.Since(start), 300*time.Millisecond)
 	g.holds(3, 1, 0)
 	// Aborted while it is held back, and deleted with its queue.
 	aborted, err := g.c.Abort(t.Context(), q.qp.ID, 3)
