@@ -45,8 +45,10 @@ need() {
 	if [ -n "$update" ]; then
 		if [ "$(id -u)" -ne 0 ]; then sudo=(sudo -n); fi
 		echo "apt: fetching the lists; installing ${missing[*]:-nothing}"
-		"${sudo[@]}" apt-get update -qq &&
-			"${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" || true
+		if ! { "${sudo[@]}" apt-get update -qq &&
+			"${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}"; }; then
+			echo "apt failed" >&2 # what lacks is found below
+		fi
 	fi
 	lacks=()
 	for n in "$@"; do
