@@ -118,12 +118,13 @@ race:
 # The CUDA kernels on the CPU shim: its own tests, the I/O kernels against model SSDs in SEEDS seeded
 # schedules and TSAN_SEEDS runs under ThreadSanitizer with every planted bug, DIFF_BATCHES random
 # batches through the kernels of Go and of the shim, the data kernels under ThreadSanitizer, and the
-# fake driver. Needs a C++ compiler. One package after the other: each uses all cores.
+# fake driver. Needs a C++ compiler. One package after the other: each uses all cores. SHIM: packages.
 SEEDS ?= 1000
 TSAN_SEEDS ?= 60
+SHIM ?= ./cuda/...
 test-shim:
 	HELIOS_WIDE=1 SEEDS=$(SEEDS) TSAN_SEEDS=$(TSAN_SEEDS) DIFF_BATCHES=$(DIFF_BATCHES) \
-		$(GO) test -count=1 -p 1 -timeout 60m ./cuda/...
+		$(GO) test -count=1 -p 1 -timeout 60m $(SHIM)
 
 # The hand-overs of the GPU's side in NVIDIA's memory model (docs/architecture/memory-model.md). Needs
 # Java 17, Maven once, and HELIOS_DARTAGNAN; says so where they lack. TABLE=--table writes the results
