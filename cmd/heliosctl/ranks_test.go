@@ -127,6 +127,9 @@ func TestRanks(t *testing.T) {
 			`HELIOS_STATE=s$OMPI_COMM_WORLD_RANK exec "$@"`, "sh"},
 		{"mpirun.mpich", "-n", "2", "sh", "-c", `HELIOS_STATE=s$PMI_RANK exec "$@"`, "sh"},
 	} {
+		if wide.Lean() {
+			break // internal/ranks has MPI on few cases
+		}
 		if _, err := exec.LookPath(run[0]); err != nil {
 			t.Logf("%s is not on this machine (apt-get install openmpi-bin mpich)", run[0])
 			continue
