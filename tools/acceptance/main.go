@@ -31,6 +31,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -87,7 +88,7 @@ func main() {
 }
 
 func run(r *runner, only, parent string) (err error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	r.ctx = ctx
 	if r.bin, err = filepath.Abs(r.bin); err != nil {
