@@ -249,6 +249,20 @@ func (p *Plan) part(e extent, buf []byte, what string, i int) ([]byte, error) {
 	return buf, nil
 }
 
+// CheckStreams holds what the packer reads against its checksums. Nothing else reads that.
+func (p *Plan) CheckStreams() (err error) {
+	var buf []byte
+	for i, s := range p.streams {
+		if buf, err = p.part(s.list, buf, "rows of stream", i); err != nil {
+			return err
+		}
+		if buf, err = p.part(s.places, buf, "places of stream", i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Hot gives the rows that stay in memory, by rank: the row of the most accesses is the first.
 func (p *Plan) Hot() ([]int64, error) {
 	all := make([]int64, 0, p.header.Stats.HotRows)

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -103,6 +104,9 @@ func readSums(dir string, want *Spec) (s sumsFile, err error) {
 	if got, said := crc32.Checksum(h[:sumsCRCAt], castagnoli),
 		le.Uint32(h[sumsCRCAt:]); got != said {
 		return s, damaged(path, "its header has CRC32C %08x, and says %08x", got, said)
+	}
+	if len(bytes.Trim(h[sumsCRCAt+4:], "\x00")) > 0 {
+		return s, damaged(path, "the rest of its header is not zeros")
 	}
 	if v := le.Uint32(h[8:]); v != sumsVersion {
 		return s, errs.New(errs.Device,

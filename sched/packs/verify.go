@@ -81,6 +81,9 @@ func (r *VerifyReport) pack(ctx context.Context, e *Entry, k *Key, told progress
 	if _, err := p.Hot(); err != nil {
 		return err
 	}
+	if err := p.CheckStreams(); err != nil {
+		return err
+	}
 	var at packed.Batch
 	var nodes []int64
 	var adj []byte
