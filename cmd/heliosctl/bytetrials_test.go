@@ -18,24 +18,29 @@ import (
 )
 
 // Damage at random places of everything that a run reads, and verbs over it, by the number in
-// HELIOS_BYTE_TRIALS (a few without it) and the seed in HELIOS_BYTE_SEED. Each trial must end as
-// one of
+// HELIOS_BYTE_TRIALS (a few without it) and the seed in HELIOS_BYTE_SEED; HELIOS_BYTE_KIND has all
+// of them of one kind. Each trial must end as one of
 //
-//	found      the verb fails, or says that it puts the file aside
-//	harmless   the verb's result is equal, to the bit
-//	checked    the result differs, and with --check-reads the verb fails or its result is equal
+//	found      the verb fails, with an exit code by cause
+//	noted      its result is equal, to the bit, and it names what is damaged or puts it aside
+//	not read   its result is equal, and verify fails, which it does for all that has checksums
+//	unused     its result is equal, and nothing of ours is there: zeros around a stripe
 //
-// A result that differs in any other way is a silent change, and there must be none.
+// A result that differs is a silent change, and an equal one without such a reason may be: there
+// must be none of either.
 const (
 	byteTrialsEnv = "HELIOS_BYTE_TRIALS"
 	byteSeedEnv   = "HELIOS_BYTE_SEED"
+	byteKindEnv   = "HELIOS_BYTE_KIND"
 )
 
-// byteKinds change a file's bytes; nil says that nothing would be another.
-var byteKinds = []struct {
+type byteKind struct {
 	name string
 	do   func(r *rand.Rand, b []byte) []byte
-}{
+}
+
+// byteKinds change a file's bytes; nil says that nothing would be another.
+var byteKinds = []byteKind{
 	{"bit", func(r *rand.Rand, b []byte) []byte {
 		if len(b) == 0 {
 			return nil
@@ -90,10 +95,10 @@ type byteVerb struct {
 	// on time
 	out  string
 	keep []string // what it changes and needs as it was
-	// what it says, with a result that must be equal, where it does without a damaged file
-	aside string
-	reads bool // of rows on SSDs: there is --check-reads
 }
+
+// byteNotes are what verbs say of what they do without.
+var byteNotes = []string{"hotness cannot be used", "unusable", "damaged table", "not used:"}
 
 func (v *byteVerb) run(t *testing.T, extra ...string) (result string, r outcome) {
 	t.Helper()
@@ -113,6 +118,9 @@ func (v *byteVerb) run(t *testing.T, extra ...string) (result string, r outcome)
 	for _, l := range strings.Split(strings.TrimSpace(r.out), "\n") {
 		var m map[string]any
 		require.NoError(t, json.Unmarshal([]byte(l), &m), "%v: %s", v.args, l)
+		if m["event"] == "note" {
+			continue
+		}
 		for _, k := range []string{"event", "epoch", "loss", "train_acc", "val_acc", "test_acc",
 			"params_sha256", "accuracy", "nodes", "chunks", "bad_count", "sealed", "cut_edges",
 			"max_nodes", "max_edges"} {
@@ -123,7 +131,7 @@ func (v *byteVerb) run(t *testing.T, extra ...string) (result string, r outcome)
 }
 
 func TestByteTrials(t *testing.T) {
-	trials, seed := 26, uint64(1)
+	trials, seed := 34, uint64(1)
 	if s := os.Getenv(byteTrialsEnv); s != "" {
 		n, err := strconv.Atoi(s)
 		require.NoError(t, err)
@@ -153,9 +161,26 @@ func TestByteTrials(t *testing.T) {
 	ok(t, "verify", "--seal", "g")
 	ok(t, "partition", "g", "--parts", "3", "--method", "stream", "--out", "g/three.partition")
 	ok(t, "bind-ssds", "--proxy", "ssd0.img,ssd1.img", "--size", "2500KiB")
-	ok(t, "load", "g")
+	extents := map[string][][2]int64{}
+	for i, x := range last(t, ok(t, "load", "g", "--json"))["extents"].([]any) {
+		for _, e := range x.(map[string]any)["extents"].([]any) {
+			e := e.(map[string]any)
+			at, n := int64(e["lba"].(float64))*512, int64(e["blocks"].(float64))*512
+			switch e["what"] {
+			case "superblock and zeros":
+				n = 4096
+			case "chunk checksums", "row checksums": // then padding
+				n = int64(map[string]int{"chunk checksums": 4, "row checksums": 450 * 4}[e["what"].(string)])
+			case "zeros and superblock":
+				at += n - 4096
+				n = 4096
+			}
+			img := fmt.Sprintf("ssd%d.img", i)
+			extents[img] = append(extents[img], [2]int64{at, at + n})
+		}
+	}
 	model := []string{"--dataset", "g", "--fanout", "3,3", "--batch-size", "256", "--hidden", "8",
-		"--lr", "0.01", "--workers", "1", "--json", "--quiet"}
+		"--lr", "0.01", "--workers", "1", "--json"}
 	train := func(
 		more ...string) []string {
 		return append(append([]string{"train"}, model...), more...)
@@ -163,25 +188,32 @@ func TestByteTrials(t *testing.T) {
 	ok(t, train("--epochs", "1", "--checkpoint", "ck", "--trace", "run.trace", "--hotness-dir",
 		"hot", "--gpu-cache", "10%", "--cpu-cache", "10%")...)
 
-	plain := &byteVerb{name: "train", args: train("--epochs", "2", "--hotness-dir", "off"),
-		reads: true}
-	bam := &byteVerb{name: "train --mode bam", args: train("--epochs", "2", "--mode", "bam",
-		"--gpu-cache", "10%", "--hotness-dir", "off"), reads: true}
-	inmem := &byteVerb{name: "train --mode inmem", args: train("--epochs", "2", "--mode", "inmem",
-		"--hotness-dir", "off"), reads: true}
-	storage := &byteVerb{name: "train --topology ssd", args: train("--epochs", "2", "--topology",
-		"ssd", "--hotness-dir", "off"), reads: true}
-	kept := &byteVerb{name: "train --hotness-dir",
-		args: slices.DeleteFunc(train("--epochs", "2", "--hotness-dir", "hot", "--gpu-cache", "10%",
-			"--cpu-cache", "10%"),
-			func(a string) bool { return a == "--quiet" }), keep: []string{"hot"},
-		aside: "hotness cannot be used"}
+	run := func(more ...string) *byteVerb {
+		return &byteVerb{name: "train " + strings.Join(more, " "),
+			args: train(append(more, "--epochs", "2")...)}
+	}
+	off := []string{"--hotness-dir", "off"}
+	plain, inmem := run(off...), run(append(off, "--mode", "inmem")...)
+	bam := run(append(off, "--mode", "bam", "--gpu-cache", "10%")...)
+	cpu := run(append(off, "--mode", "cpu", "--cpu-cache", "10%")...)
+	storage := run(append(off, "--topology", "ssd")...)
+	diskgnn := run(append(off, "--mode", "diskgnn", "--gpu-cache", "5%", "--cpu-cache", "5%")...)
+	hier := run(append(off, "--mode", "hier")...)
+	diskgnn.keep, hier.keep = []string{"g/packed"}, []string{"g/parted-hier"}
+	kept := run("--hotness-dir", "hot", "--gpu-cache", "10%", "--cpu-cache", "10%")
+	kept.keep = []string{"hot"}
+	for _, v := range []*byteVerb{diskgnn, hier} { // lay out what is damaged
+		_, out := v.run(t)
+		require.Equal(t, 0, out.code, "%v: %s", v.args, out.errOut)
+	}
 	resume := &byteVerb{name: "train --resume", args: train("--epochs", "2", "--checkpoint", "ck",
 		"--resume", "--hotness-dir", "off"), keep: []string{"ck"}}
 	eval := &byteVerb{name: "eval", args: []string{"eval", "g", "--checkpoint", "ck", "--json",
-		"--quiet", "--hotness-dir", "off"}, reads: true}
+		"--hotness-dir", "off"}}
+	best := &byteVerb{name: "eval best", args: []string{"eval", "g", "--checkpoint",
+		"ck/best.safetensors", "--json", "--hotness-dir", "off"}}
 	predict := &byteVerb{name: "predict", args: []string{"predict", "g", "--checkpoint", "ck",
-		"--csv", "p.csv", "--quiet", "--hotness-dir", "off"}, out: "p.csv", reads: true}
+		"--csv", "p.csv", "--hotness-dir", "off"}, out: "p.csv"}
 	replay := &byteVerb{name: "cache replay", args: []string{"cache", "replay", "run.trace",
 		"--csv", "replay.csv", "--quiet", "--workers", "1"}, out: "replay.csv"}
 	load := &byteVerb{name: "load", args: []string{"load", "g", "--json", "--quiet"},
@@ -198,7 +230,10 @@ func TestByteTrials(t *testing.T) {
 	files, err := os.ReadDir("g")
 	require.NoError(t, err)
 	for _, f := range files {
-		verbs := []*byteVerb{plain, storage, eval, predict, load, verify}
+		if f.IsDir() {
+			continue
+		}
+		verbs := []*byteVerb{plain, storage, cpu, diskgnn, hier, eval, predict, load, verify}
 		switch f.Name() {
 		case "features.npy": // read by two verbs alone, and by the others its header
 			verbs = append(verbs, load, verify, load, verify)
@@ -209,12 +244,16 @@ func TestByteTrials(t *testing.T) {
 		}
 		targets = append(targets, target{filepath.Join("g", f.Name()), verbs})
 	}
-	for dir, v := range map[string]*byteVerb{"ck": resume, "hot": kept} {
+	for dir, v := range map[string]*byteVerb{"ck": resume, "hot": kept, "g/packed": diskgnn,
+		"g/parted-hier": hier} {
 		require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			// a lock has no bytes
-			if err == nil && d.Type().IsRegular() && filepath.Base(path) != ".lock" {
+			if err == nil && d.Type().IsRegular() && !strings.HasSuffix(path, "lock") {
 				verbs := []*byteVerb{v}
-				if v == resume {
+				switch {
+				case filepath.Base(path) == "best.safetensors":
+					verbs = []*byteVerb{best}
+				case v == resume:
 					verbs = []*byteVerb{resume, resume, eval, predict}
 				}
 				targets = append(targets, target{path, verbs})
@@ -223,9 +262,9 @@ func TestByteTrials(t *testing.T) {
 		}))
 	}
 	targets = append(targets, target{"run.trace", []*byteVerb{replay}})
-	for _, img := range []string{"ssd0.img", "ssd1.img"} {
-		targets = append(targets, target{img, []*byteVerb{plain, bam, inmem, eval, predict,
-			verify}})
+	for _, img := range []string{"ssd0.img", "ssd1.img", "ssd0.img", "ssd1.img", "ssd0.img"} {
+		targets = append(targets, target{img, []*byteVerb{plain, cpu, diskgnn, hier, bam,
+			inmem, eval, predict, verify}})
 	}
 	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.file, b.file) })
 
@@ -242,31 +281,30 @@ func TestByteTrials(t *testing.T) {
 			require.Equal(t, 0, out.code, "%v: %s", v.args, out.errOut)
 			want[v] = result
 			restore(v, "none")
-			if v.reads {
-				checked, out := v.run(t, "--check-reads")
-				require.Equal(t, 0, out.code, "%v: %s", v.args, out.errOut)
-				require.Equal(t, result, checked)
-				restore(v, "none")
-			}
 		}
 		return want[v]
 	}
 
-	const found, harmless, checked, silent = 0, 1, 2, 3
-	table := map[string]*[4]int{}
+	const found, noted, notRead, unused, silent = 0, 1, 2, 3, 4
+	kinds := byteKinds
+	if k := os.Getenv(byteKindEnv); k != "" {
+		kinds = slices.DeleteFunc(slices.Clone(kinds), func(x byteKind) bool { return x.name != k })
+		require.NotEmpty(t, kinds, "%s=%s", byteKindEnv, k)
+	}
+	table := map[string]*[5]int{}
 	for i := range trials {
 		// Every file and kind in turn; the rest is drawn.
 		tg := targets[i%len(targets)]
-		kind := byteKinds[(i/len(targets))%len(byteKinds)]
+		kind := kinds[(i/len(targets))%len(kinds)]
 		v := tg.verbs[r.IntN(len(tg.verbs))]
 		what := wanted(v)
 		row := tg.file + "\x00" + kind.name
 		if table[row] == nil {
-			table[row] = &[4]int{}
+			table[row] = &[5]int{}
 		}
 		b := kind.do(r, slices.Clone(good[tg.file]))
-		if b == nil {
-			table[row][harmless]++ // not a byte is another
+		if b == nil || bytes.Equal(b, good[tg.file]) {
+			table[row][unused]++
 			continue
 		}
 		require.NoError(t, os.WriteFile(tg.file, b, 0o644))
@@ -275,45 +313,59 @@ func TestByteTrials(t *testing.T) {
 		switch {
 		case out.code != 0:
 			verdict = found
+			require.Contains(t, []int{2, 3, 4, 5}, out.code, "seed %d, trial %d: %s", seed, i,
+				out.errOut)
 			require.NotContains(t, out.errOut, "goroutine ", "a Go trace: seed %d, trial %d",
 				seed, i)
-		case result == what && v.aside != "" && strings.Contains(out.errOut, v.aside):
-			verdict = found
-		case result == what:
-			verdict = harmless
-		case v.reads && strings.HasPrefix(tg.file, "ssd"):
-			if again, out := v.run(t, "--check-reads"); out.code != 0 || again == what {
-				verdict = checked
-			}
+		case result != what:
+		case slices.ContainsFunc(byteNotes,
+			func(s string) bool { return strings.Contains(out.errOut+out.out, s) }):
+			verdict = noted
+		case strings.HasSuffix(tg.file, ".img") && outside(good[tg.file], b, extents[tg.file]):
+			verdict = unused
+		case hc(t, "verify", "g", "--quiet").code == 5:
+			verdict = notRead
 		}
 		table[row][verdict]++
 		if verdict == silent {
-			t.Errorf("seed %d, trial %d: %s of %s changes what %s gives, and nobody says so", seed,
-				i, kind.name, tg.file, v.name)
+			t.Errorf("seed %d, trial %d: %s of %s: %s gives %s result, and nobody says so", seed, i,
+				kind.name, tg.file, v.name, map[bool]string{true: "an equal", false: "another"}[result ==
+					what])
 		}
 		restore(v, tg.file)
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "%d trials, seed %d\n%-34s %-12s %8s %9s %14s %7s\n", trials, seed, "file",
-		"damage", "found", "harmless", "--check-reads", "silent")
-	var sum [4]int
+	const line = "%-34s %-12s %8v %8v %8v %8v %8v\n"
+	fmt.Fprintf(&text, "%d trials, seed %d\n", trials, seed)
+	fmt.Fprintf(&text, line, "file", "damage", "found", "noted", "not read", "unused", "silent")
+	var sum [5]int
 	for _, tg := range targets {
 		for _, k := range byteKinds {
 			if n := table[tg.file+"\x00"+k.name]; n != nil {
-				fmt.Fprintf(&text, "%-34s %-12s %8d %9d %14d %7d\n", filepath.Base(tg.file), k.name,
-					n[0], n[1], n[2], n[3])
+				delete(table, tg.file+"\x00"+k.name) // an SSD is a target more than once
+				fmt.Fprintf(&text, line, tg.file, k.name, n[0], n[1], n[2], n[3], n[4])
 				for i := range sum {
 					sum[i] += n[i]
 				}
 			}
 		}
 	}
-	fmt.Fprintf(&text, "%-34s %-12s %8d %9d %14d %7d\n", "all", "", sum[0], sum[1], sum[2], sum[3])
+	fmt.Fprintf(&text, line, "all", "", sum[0], sum[1], sum[2], sum[3], sum[4])
 	t.Log("\n" + text.String())
 	for _, tg := range targets {
 		require.FileExists(t, tg.file)
 	}
 	ok(t, "unbind-ssds", "--delete")
+}
+
+// outside reports whether two contents of an SSD are equal in all of some extents.
+func outside(a, b []byte, extents [][2]int64) bool {
+	for _, e := range extents {
+		if int64(len(b)) < e[1] || !bytes.Equal(a[e[0]:e[1]], b[e[0]:e[1]]) {
+			return false
+		}
+	}
+	return true
 }
 
 // keptFiles are files' bytes.
