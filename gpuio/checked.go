@@ -34,14 +34,14 @@ func (e *ChecksumError) Error() string {
 		e.Blocks, e.Got, e.Want, repair)
 }
 
-// NewChecked makes a Reader that reads through inner, whose SSDs and layout are given again, and
-// checks every row before Wait returns: its CRC32C must be sums[row], of which there is one for
-// each row of the layout (dataset.RowSums). It finds what a status of success does not say: data
-// that changed on the SSD or on its way, torn or lost writes, another row's data. The check is the
-// kernel check_rows on a stream of its own, one set at a time, over the destination where it is,
-// device memory included; sums are copied to pinned CPU memory that kernels read in place, 4 bytes
-// a row. What it costs: one more read of the set's rows (a GPU's memory is far faster than the
-// SSDs; a CPU core checks some 10 GB/s), and that a set's Wait includes it.
+// NewCheckedBy makes a Reader that reads through inner, whose SSDs and layout are given again, and
+// checks every row before Wait returns: its CRC32C must be that of sums (NewSums), which has one
+// for each row of the layout and stays the caller's. It finds what a status of success does not
+// say: data that changed on the SSD or on its way, torn or lost writes, another row's data. The
+// check is the kernel check_rows on a stream of its own, one set at a time, over the destination
+// where it is, device memory included. What it costs: one more read of the set's rows (a GPU's
+// memory is far faster than the SSDs; a CPU core checks some 10 GB/s), and that a set's Wait
+// includes it.
 //
 // Rows that differ are read once more, as one small set, which mends what went wrong on the way.
 // Those that still differ fail the set: a *SetError with a *ChecksumError for each of the first.
@@ -51,7 +51,7 @@ func (e *ChecksumError) Error() string {
 //
 // Close closes inner too. A checked Reader is as safe for concurrent use as inner, and all that
 // Reader and Pending promise holds; ReadStats and Stats include the second reads, as retries.
-func NewChecked(dev cuda.Device, inner Reader, ssds []*SSD, l Layout, sums []uint32) (Reader,
+func NewCheckedBy(dev cuda.Device, inner Reader, ssds []*SSD, l Layout, sums cuda.Buffer) (Reader,
 	error) {
 	if err := l.Check(); err != nil {
 		return nil, err
@@ -61,17 +61,49 @@ func NewChecked(dev cuda.Device, inner Reader, ssds []*SSD, l Layout, sums []uin
 			"checked reads: layout over %d SSDs with %d SSDs given: bind all stripes", l.SSDs,
 			len(ssds))
 	}
-	if int64(len(sums)) != l.Rows {
+	if n := sums.Size() / 4; n != l.Rows {
 		return nil, errs.New(errs.Usage,
-			"checked reads: %d row checksums for %d rows; load the dataset again with %v",
-			len(sums), l.Rows, errs.Key("row-checksums"))
+			"checked reads: %d row checksums for %d rows; load the dataset again with %v", n, l.Rows,
+			errs.Key("row-checksums"))
 	}
-	c := &checked{dev: dev, inner: inner, ssds: ssds, layout: l, turn: make(chan struct{}, 1),
+	c := &checked{dev: dev, inner: inner, ssds: ssds, layout: l, sums: sums,
+		turn: make(chan struct{}, 1),
 		live: map[*checkedPending]struct{}{}, busy: map[cuda.Buffer]int{}}
-	if err := c.open(sums); err != nil {
+	if err := c.open(); err != nil {
 		return nil, errors.Join(err, c.free())
 	}
 	return c, nil
+}
+
+// NewChecked is NewCheckedBy with checksums of its own.
+func NewChecked(dev cuda.Device, inner Reader, ssds []*SSD, l Layout, sums []uint32) (Reader,
+	error) {
+	own, err := NewSums(dev, int64(len(sums)), func(to []uint32) error {
+		copy(to, sums)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	r, err := NewCheckedBy(dev, inner, ssds, l, own)
+	if err != nil {
+		return nil, errors.Join(err, own.Free())
+	}
+	r.(*checked).own = own
+	return r, nil
+}
+
+// NewSums makes room for n checksums of rows, which fill gives, in pinned CPU memory that kernels
+// read in place: 4 bytes a row. Free it when no Reader has it.
+func NewSums(dev cuda.Device, n int64, fill func(sums []uint32) error) (cuda.Buffer, error) {
+	b, err := dev.Alloc(cuda.MemPinned, 4*n, "gpuio row checksums")
+	if err != nil {
+		return nil, err
+	}
+	if err := fill(words(b.Bytes())); err != nil {
+		return nil, errors.Join(err, b.Free())
+	}
+	return b, nil
 }
 
 // checkAgain bounds the rows of a set that are read again.
@@ -88,6 +120,7 @@ type checked struct {
 	kernel cuda.Kernel
 	stream cuda.Stream
 	sums   cuda.Buffer // by row
+	own    cuda.Buffer // sums, where they are freed with the rest
 	tables cuda.Buffer
 	bad    cuda.Buffer // one count, on the device
 	result cuda.Buffer // and where the CPU reads it
@@ -104,7 +137,7 @@ type checked struct {
 	mismatch, again, againSets, againCommands, wrong, checkNS atomic.Int64
 }
 
-func (c *checked) open(sums []uint32) (err error) {
+func (c *checked) open() (err error) {
 	if c.kernel, err = c.dev.Kernel("check_rows"); err != nil {
 		return err
 	}
@@ -116,9 +149,6 @@ func (c *checked) open(sums []uint32) (err error) {
 		if *b, err = c.dev.Alloc(cuda.MemPinned, max(int64(len(v))*4, 4), purpose); err == nil {
 			copy(words((*b).Bytes()), v)
 		}
-		return err
-	}
-	if err := put(&c.sums, sums, "gpuio row checksums"); err != nil {
 		return err
 	}
 	if err := put(&c.tables, checkTables(checkLanes(int(c.layout.RowBytes))),
@@ -143,7 +173,7 @@ func (c *checked) free() error {
 		err = c.stream.Close()
 		c.stream = nil
 	}
-	for _, b := range []*cuda.Buffer{&c.sums, &c.tables, &c.bad, &c.result, &c.got} {
+	for _, b := range []*cuda.Buffer{&c.own, &c.tables, &c.bad, &c.result, &c.got} {
 		if *b != nil {
 			err = errors.Join(err, (*b).Free())
 			*b = nil

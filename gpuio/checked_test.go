@@ -463,9 +463,11 @@ func BenchmarkCheckRows(b *testing.B) {
 			require.NoError(b, err)
 			dev, err := cuda.NewHost(cuda.HostOptions{})
 			require.NoError(b, err)
+			own, err := NewSums(dev, n, func([]uint32) error { return nil })
+			require.NoError(b, err)
 			c := &checked{dev: dev, inner: &spoiler{Reader: &hostReader{name: "cpu"}}, layout: l,
-				turn: make(chan struct{}, 1)}
-			require.NoError(b, c.open(make([]uint32, n)))
+				sums: own, own: own, turn: make(chan struct{}, 1)}
+			require.NoError(b, c.open())
 			rows, err := dev.Alloc(cuda.MemPinned, n*8, "rows")
 			require.NoError(b, err)
 			pos, err := dev.Alloc(cuda.MemPinned, n*4, "pos")

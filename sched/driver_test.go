@@ -140,7 +140,7 @@ func TestTrainOnGPU(t *testing.T) {
 		{"mmap", rowtype.Float32, func(c *plan.Config) { c.Mode, c.Epochs = plan.ModeMmap, 1 }},
 		{"gcn in one hop, sync, serial", rowtype.Float32, func(c *plan.Config) {
 			c.Model, c.Fanouts, c.IOStack, c.Pipeline, c.Epochs, c.CheckReads = "gcn", []int{-1},
-				gpuio.StackSync, plan.PipelineNone, 1, true
+				gpuio.StackSync, plan.PipelineNone, 1, plan.ChecksOn
 		}},
 		{"float16 rows, features dropped", rowtype.Float16,
 			func(c *plan.Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
@@ -150,7 +150,7 @@ func TestTrainOnGPU(t *testing.T) {
 		}},
 		{"diskgnn by kernels, pages beside rows", rowtype.Float16, func(c *plan.Config) {
 			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = plan.ModeDiskGNN, percent(10), percent(10), 1
-			c.IOStack, c.Pipeline, c.CheckReads = gpuio.StackAsync, plan.PipelineNone, true
+			c.IOStack, c.Pipeline, c.CheckReads = gpuio.StackAsync, plan.PipelineNone, plan.ChecksOn
 			c.PagesOn = plan.PagesSSDs
 		}},
 	} {

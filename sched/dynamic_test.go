@@ -80,7 +80,8 @@ var dynamicWays = []variant{
 			plan.PipelineRunAhead
 	}, 2, 2},
 	{"bam checked", func(c *plan.Config) {
-		c.Mode, c.GPUCache, c.CPUCache, c.CheckReads = plan.ModeBaM, percent(10), percent(5), true
+		c.Mode, c.GPUCache, c.CPUCache, c.CheckReads = plan.ModeBaM, percent(10), percent(5),
+			plan.ChecksOn
 	}, 2, 2},
 	{"gids without its parts", func(c *plan.Config) {
 		c.Mode, c.GPUCache, c.Window, c.Accumulate = plan.ModeGIDS, percent(5), plan.Off, plan.Off

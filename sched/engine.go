@@ -86,7 +86,13 @@ func newEngine(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs repo
 	if err != nil {
 		return e, err
 	}
-	a, err := stripe.Find(ctx, in.Dataset, in.SSDs, stripe.AttachOptions{})
+	var notes []string
+	note := func(s string) {
+		notes = append(notes, s)
+		obs.TellNote(s)
+	}
+	a, err := stripe.Find(ctx, in.Dataset, in.SSDs, stripe.AttachOptions{Note: note, Tables: true,
+		RowTables: cfg.CheckReads == plan.ChecksOff})
 	if err != nil {
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
 			return e, stopped
@@ -99,8 +105,16 @@ func newEngine(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs repo
 			want, a.RowType, in.Dataset.Dir(), want)
 	}
 	e.Sampling = prepare.New(cfg, in, obs, a.RowType)
-	e.store = store{of: e.Sampling, layout: a.Layout, ssds: a.SSDs}
+	e.store = store{of: e.Sampling, layout: a.Layout, ssds: a.SSDs, unchecked: a.Unchecked,
+		notes: notes}
 	e.rec.Of = e.Sampling
+	if e.store.lease, err = a.Hold(ctx, note); err != nil {
+		if stopped := prepare.Interrupted(ctx); stopped != nil {
+			err = stopped
+		}
+		return e, errors.Join(err, e.close())
+	}
+	e.onClose(e.store.lease.Close) // the last that reads is closed before it
 	e.others = newOthers(ctx, cfg, in)
 	if err := e.open(ctx, mc); err != nil {
 		return e, errors.Join(err, e.close())
@@ -113,6 +127,10 @@ func (e *engine) open(ctx context.Context, mc gnn.ModelConfig) (err error) {
 		return err
 	}
 	if e.features, err = e.newTiers(); err != nil {
+		return err
+	}
+	e.onClose(e.store.closeChecks)
+	if err := e.store.openChecks(ctx); err != nil {
 		return err
 	}
 	e.onClose(e.store.closeScales)
@@ -153,6 +171,7 @@ func (e *engine) open(ctx context.Context, mc gnn.ModelConfig) (err error) {
 	e.onClose(e.rec.Close)
 	e.onClose(e.features.close)
 	e.onClose(e.store.close) // before the tiers, which it may still write to
+	e.Observer.TellNote(e.store.checked.String())
 	return e.place(ctx)
 }
 

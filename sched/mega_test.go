@@ -104,7 +104,7 @@ func TestMegaEveryWay(t *testing.T) {
 			c.IOStack, c.LoadAhead = gpuio.StackMmap, plan.LoadAheadOff
 		}, 2, 1},
 		{"sync, no GPU tier, checked", func(c *plan.Config) {
-			c.IOStack, c.GPUCache, c.CheckReads = gpuio.StackSync, plan.NoCache(), true
+			c.IOStack, c.GPUCache, c.CheckReads = gpuio.StackSync, plan.NoCache(), plan.ChecksOn
 		}, 2, 2},
 	} {
 		if wide.Lean() && n > 1 {

@@ -43,7 +43,7 @@ func (p *megaParts) describe(i *report.MegaInfo) {
 func (p *megaParts) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	return p.opened.Close(ctx)
+	return errors.Join(p.pages.close(), p.opened.Close(ctx))
 }
 
 // openParts opens the parts of the run, which are made where they are not there yet.

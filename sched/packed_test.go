@@ -34,10 +34,10 @@ var packedWays = []variant{
 		c.DiskBudget = plan.DiskBudget{Times: 10}
 	}, 2, 2},
 	{"no tier, checked", func(c *plan.Config) {
-		c.GPUCache, c.CPUCache, c.CheckReads = plan.NoCache(), plan.NoCache(), true
+		c.GPUCache, c.CPUCache, c.CheckReads = plan.NoCache(), plan.NoCache(), plan.ChecksOn
 	}, 2, 2},
 	{"async, none, checked, 5x", func(c *plan.Config) {
-		c.IOStack, c.Pipeline, c.CheckReads = gpuio.StackAsync, plan.PipelineNone, true
+		c.IOStack, c.Pipeline, c.CheckReads = gpuio.StackAsync, plan.PipelineNone, plan.ChecksOn
 		c.DiskBudget = plan.DiskBudget{Times: 5}
 	}, 2, 2},
 	{"everything fits", func(c *plan.Config) { c.CPUCache = percent(95) }, 2, 2},
@@ -228,7 +228,7 @@ func TestPackedRefuses(t *testing.T) {
 	}
 	require.NoError(t, f.Close())
 	c := cfg
-	c.CheckReads = true
+	c.CheckReads = plan.ChecksOn
 	r := train(t, context.Background(), c, d, feat, s, 2, report.Observer{})
 	require.Error(t, r.err)
 	require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)

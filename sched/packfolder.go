@@ -156,7 +156,7 @@ func (o *openPack) close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	return o.opened.Close(ctx)
+	return errors.Join(o.pages.close(), o.opened.Close(ctx))
 }
 
 // close implements packSource.

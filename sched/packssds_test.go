@@ -60,7 +60,7 @@ func requireExtents(t testing.TB, dir string, s *ssdSet) {
 	}
 	require.NotEmpty(t, want)
 	for _, x := range s.ssds {
-		sb, err := stripe.ReadSuperblock(context.Background(), x)
+		sb, _, err := stripe.ReadSuperblock(context.Background(), x)
 		require.NoError(t, err)
 		var got []uuid.UUID
 		for _, e := range sb.Pages.All() {
@@ -218,7 +218,7 @@ func TestPackedOnSSDsRefuses(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
 	cfg := onExtents(t)
-	cfg.CheckReads = true
+	cfg.CheckReads = plan.ChecksOn
 	run := func(c plan.Config) error {
 		return train(t, ctx, c, d, feat, s, 2, report.Observer{}).err
 	}

@@ -41,7 +41,7 @@ var plannedWays = []variant{
 	}, 2, 1},
 	{"cpu checked", func(c *plan.Config) {
 		c.Mode, c.Policy, c.CPUCache = plan.ModeCPU, plan.PolicyBelady, percent(10)
-		c.CheckReads = true
+		c.CheckReads = plan.ChecksOn
 	}, 2, 2},
 	{"ginex with a static cache", func(c *plan.Config) {
 		c.Mode, c.Policy, c.CPUCache = plan.ModeGinex, plan.PolicyStatic, percent(10)

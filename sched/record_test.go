@@ -180,7 +180,7 @@ func TestTraceOnTheVirtualClock(t *testing.T) {
 		require.NoError(t, real.err, v.name)
 		want, err := os.ReadFile(cfg.Trace)
 		require.NoError(t, err)
-		cfg.CheckReads = false // nothing is read
+		cfg.CheckReads = plan.ChecksOff // nothing is read
 		cfg.Trace = filepath.Join(t.TempDir(), "modelled.trace")
 		model := playVirtual(t, cfg, d, "a100-p5510x12", 3)
 		got, err := os.ReadFile(cfg.Trace)

@@ -47,7 +47,7 @@ func (s *ssdSet) as(t testing.TB, d *dataset.Dataset, feat []byte, rt rowtype.Ty
 func TestRowTypesEveryWay(t *testing.T) {
 	variants := append([]variant{}, sameWays[1:8]...)
 	variants = append(variants, variant{"checked", modePipe(plan.ModeHelios, plan.PipelineIntra,
-		func(c *plan.Config) { c.CheckReads = true }), 2, 2},
+		func(c *plan.Config) { c.CheckReads = plan.ChecksOn }), 2, 2},
 		variant{"few bytes of tiers", modePipe(plan.ModeHelios, plan.DefaultPipeline,
 			func(c *plan.Config) {
 				c.GPUCache, c.CPUCache = units.Budget{Bytes: 10_000}, units.Budget{Bytes: 20_001}

@@ -77,6 +77,7 @@ func (e *engine) info() report.RunInfo {
 	r.Refresh, r.RefreshEvery = e.Config.Refresh, e.Config.RefreshEvery
 	e.features.describe(&r)
 	r.TopologyStorage, r.Tuned = e.TopologyInfo(), e.tuned
+	r.Checks, r.SSDNotes = &e.store.checked, e.store.notes
 	if e.In.Dataset != nil {
 		s := e.In.Dataset.SealInfo()
 		r.Seal = &s

@@ -25,6 +25,12 @@ type store struct {
 	reader gpuio.Reader  // nil when every row is in a tier
 	before gpuio.Stats   // of readers that are closed
 	scales cuda.Buffer   // pinned, of all rows; nil: their type has none
+	lease  *stripe.Lease
+	checks checks
+	// checked says what they cover; unchecked why rows are not checked unless that is asked for.
+	checked   report.ChecksInfo
+	unchecked string
+	notes     []string // on the SSDs
 	// stopped: the user interrupted, and nothing is worth a long wait any more.
 	stopped bool
 }
@@ -37,32 +43,35 @@ type pageStore struct {
 	// options adds what suits pages to a stack's.
 	options func(gpuio.StackOptions) gpuio.StackOptions
 	// sums gives the pages' checksums.
-	sums func(ctx context.Context) ([]uint32, error)
+	sums   func(ctx context.Context) ([]uint32, error)
+	checks cuda.Buffer // they, once they are used
 }
 
-// openReader opens the run's I/O stack, and what checks its rows where that was asked for.
+// close frees the checksums. No stack is open for the pages.
+func (p *pageStore) close() (err error) {
+	if p.checks != nil {
+		err = p.checks.Free()
+		p.checks = nil
+	}
+	return err
+}
+
+// openReader opens the run's I/O stack, and what checks its rows where they have checksums.
 func (s *store) openReader(ctx context.Context, l gpuio.Layout) (gpuio.Reader, error) {
-	if !s.of.Config.CheckReads {
-		return s.newReader(s.of.Config.IOStack, l)
-	}
 	// The checksums are read before the stack takes the SSDs' queues.
-	ssds := s.ssds
-	var sums []uint32
-	var err error
-	if s.pages != nil {
-		ssds = s.pages.ssds
-		sums, err = s.pages.sums(ctx)
-	} else {
-		sums, err = stripe.RowSums(ctx, s.of.In.Dataset, ssds)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("option check-reads: %w", err)
-	}
-	r, err := s.newReader(s.of.Config.IOStack, l)
+	sums, err := s.sumsOf(ctx, l)
 	if err != nil {
 		return nil, err
 	}
-	checked, err := gpuio.NewChecked(s.of.Device, r, ssds, l, sums)
+	r, err := s.newReader(s.of.Config.IOStack, l)
+	if err != nil || sums == nil {
+		return r, err
+	}
+	ssds := s.ssds
+	if s.pages != nil {
+		ssds = s.pages.ssds
+	}
+	checked, err := gpuio.NewCheckedBy(s.of.Device, r, ssds, l, sums)
 	if err != nil {
 		op, cancel := context.WithTimeout(context.Background(), s.of.Config.OpTimeout)
 		defer cancel()

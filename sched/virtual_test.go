@@ -219,7 +219,7 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 			cfg.Topology, cfg.SuperbatchDir = plan.TopologyMemory, t.TempDir()
 			real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 			require.NoError(t, real.err, v.name)
-			cfg.CheckReads = false // nothing is read
+			cfg.CheckReads = plan.ChecksOff // nothing is read
 			model := playVirtual(t, cfg, d, "a100-p5510x12", 3)
 			name := fmt.Sprintf("%+v %s", g, v.name)
 			require.Equal(t, real.res.GPUCacheBytes, model.GPUCacheBytes, name)
@@ -260,7 +260,7 @@ func TestVirtualCountsOfPackedTiers(t *testing.T) {
 			}
 			cfg := onPacked(t)
 			v.set(&cfg)
-			cfg.CheckReads = false
+			cfg.CheckReads = plan.ChecksOff
 			cfg.SampleEpochs, cfg.Refresh, cfg.Epochs = 2, n, 3
 			real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 			require.NoError(t, real.err, v.name)

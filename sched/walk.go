@@ -140,6 +140,14 @@ func (e *engine) walk(ctx context.Context, p *pass, end int) (err, still error) 
 	stage(func() error { defer close(parts); return w.sampleAll(inner, from, to, parts) })
 	stage(func() error { return w.stages.admit(inner, parts) })
 	stage(func() error { defer close(ready); return w.stages.deliver(inner, ready) })
+	stage(func() error {
+		select {
+		case <-e.store.lease.Lost():
+			return e.store.lease.Err()
+		case <-inner.Done():
+			return nil
+		}
+	})
 	if len(e.replicas) > 1 && p.steps != nil {
 		w.trainReplicas(inner, ready)
 	} else {
@@ -151,7 +159,8 @@ func (e *engine) walk(ctx context.Context, p *pass, end int) (err, still error) 
 	}
 	cancel(nil)
 	wg.Wait()
-	return w.failure, e.drain(ctx, w.failure == nil)
+	still = e.drain(ctx, w.failure == nil)
+	return e.store.lease.Blame(ctx, w.failure), still
 }
 
 // credits hands the slots out that the plan has now and no earlier walk has left a batch in.

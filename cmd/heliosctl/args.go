@@ -137,6 +137,9 @@ func firstArgument(cmds, path []*cli.Command, args []string) (int, error) {
 			if f == nil {
 				f = lookup(c.Flags, name)
 			}
+			if f == nil {
+				f = switchOff(c.Flags, name)
+			}
 		}
 		takes := true
 		if _, ok := f.(*cli.BoolFlag); ok {
@@ -184,6 +187,16 @@ func lookup(flags []cli.Flag, name string) cli.Flag {
 		}
 	}
 	return nil
+}
+
+// switchOff finds the flag that --no-NAME turns off, where no flag has that name.
+func switchOff(flags []cli.Flag, name string) cli.Flag {
+	what, no := strings.CutPrefix(name, "no-")
+	f, is := lookup(flags, what).(*cli.BoolFlag)
+	if !no || !is || lookup(flags, name) != nil {
+		return nil
+	}
+	return f
 }
 
 func flagNames(flags []cli.Flag) []string {
@@ -238,6 +251,9 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 		}
 		name, value, given := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(a, "-"), "-"), "=")
 		f := lookup(c.Flags, name)
+		if on := switchOff(c.Flags, name); on != nil && !given {
+			f, name, value, given = on, on.Names()[0], "false", true
+		}
 		alias := (*gidsFlag)(nil)
 		if f == nil {
 			if alias = findGIDS(c.Flags, name); alias == nil {

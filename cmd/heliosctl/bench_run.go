@@ -408,7 +408,11 @@ func (b *ioBench) attach(ctx context.Context, set *ssdSet) (l benchLoaded,
 	}
 	b.rowBytes = []int{int(l.layout.RowBytes)}
 	if b.checkReads {
-		l.sums, err = stripe.RowSums(ctx, d, l.ssds)
+		if err := stripe.RoomForSums(l.layout.Rows); err != nil {
+			return l, err
+		}
+		l.sums = make([]uint32, l.layout.Rows)
+		err = stripe.RowSums(ctx, d, l.ssds, l.sums)
 	}
 	return l, err
 }

@@ -150,6 +150,9 @@ func flagSet(c *cli.Command) map[string]bool {
 	for _, f := range c.Flags {
 		for _, n := range f.Names() {
 			names[n] = true
+			if _, is := f.(*cli.BoolFlag); is {
+				names["no-"+n] = true // switchOff
+			}
 		}
 	}
 	return names

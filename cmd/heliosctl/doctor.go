@@ -53,6 +53,7 @@ func runDoctor(ctx context.Context, e *env) error {
 	add("host", hostFindings(ctx)...)
 	add("vfio", vfio.Probe()...)
 	add("nvme", nvmeFindings(e)...)
+	add("ssds", boundFindings(ctx, e)...)
 	report, err := driver.Probe(driver.Options{})
 	add("cuda", driverFinding(report, err))
 	if err == nil {
@@ -211,6 +212,31 @@ func hostFindings(ctx context.Context) []probe.Finding {
 }
 
 // nvmeFindings are the NVMe controllers of the machine and what each is good for.
+// boundFindings say how the bound SSDs are that software plays, and what is on them.
+func boundFindings(ctx context.Context, e *env) (out []probe.Finding) {
+	st, err := e.store.Load()
+	if err != nil {
+		return []probe.Finding{answer("bound", err, "")}
+	}
+	for _, d := range st.SSDs {
+		if d.Kind == state.KindVFIO { // nvmeFindings have it; to look at it would reset it
+			continue
+		}
+		r, err := (&inspector{e}).inspect(ctx, d)
+		if err != nil {
+			out = append(out, answer(d.Name, err, ""))
+			continue
+		}
+		f := probe.Finding{Name: d.Name, Answer: probe.There, Detail: r.Health + ", " + r.Content,
+			Next: r.Next}
+		if len(r.Damage) > 0 {
+			f.Answer = probe.NotThere
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
 func nvmeFindings(e *env) []probe.Finding {
 	records, err := e.store.Machine().Records()
 	if err != nil {

@@ -33,7 +33,7 @@ func loadCommand() *cli.Command {
 			"or int8 (8 bits; a scale for each row lies beside the rows, 4 bytes). They stay so in every cache and become\n" +
 			"float32 when they are trained on. A value that the type cannot hold is refused, with its row.\n\n" +
 			"Each chunk of 1 MiB gets a CRC32C, which verify checks. By default each row gets one too: verify then\n" +
-			"names bad rows, and --check-reads of train, eval and predict checks each row that it reads.\n" +
+			"names bad rows, and train, eval and predict check each row that they read.\n" +
 			"That costs 4 bytes a row on the SSDs (1.6 % for rows of 256 bytes, 0.1 % for 4 KiB) and CPU time while\n" +
 			"loading: 13 ns for a row of 64 bytes, 21 ns for 256, 58 ns for 1 KiB (5, 12 and 18 GB/s on one core of\n" +
 			"an EPYC; go test -bench RowChecksums ./dataset/stripe).",

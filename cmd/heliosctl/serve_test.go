@@ -83,7 +83,7 @@ func TestServeOptions(t *testing.T) {
 }
 
 // Rows that are made in a client's slots are those that come without a door. Rows that tiers take
-// in from where they are, or that are checked there, are copied.
+// in from where they are are copied.
 func TestServeRowsInPlace(t *testing.T) {
 	loaded(t, 2)
 	for _, q := range []struct {
@@ -91,7 +91,7 @@ func TestServeRowsInPlace(t *testing.T) {
 		more    map[string]any
 		inPlace bool
 	}{{"inmem", nil, true}, {"helios", nil, true}, {"cpu", nil, true}, {"gids", nil, true},
-		{"ginex", nil, false}, {"cpu", map[string]any{"check-reads": true}, false}} {
+		{"ginex", nil, false}, {"cpu", map[string]any{"check-reads": false}, true}} {
 		options := map[string]any{"mode": q.mode, "fanout": "3,2", "batch-size": 300,
 			"device": "host"}
 		maps.Copy(options, q.more)

@@ -63,7 +63,9 @@ type ssdReport struct {
 	Loaded      bool         `json:"loaded"` // the load was finished
 	Pages       []pagesLine  `json:"pages,omitempty"`
 	Content     string       `json:"content"` // for people
-	InUse       bool         `json:"in_use"`  // by another heliosctl
+	// what is lost of the second superblock and of the checksum tables, where rows may be whole
+	Damage []string `json:"damage,omitempty"`
+	InUse  bool     `json:"in_use"` // by another heliosctl
 }
 
 // pagesLine is a store of pages beside a dataset.
@@ -196,12 +198,18 @@ func (i *inspector) inspect(ctx context.Context, d state.SSD) (r ssdReport, err 
 		return r, err
 	}
 	r.SMART, r.Health = smart(log), health(log, d.Kind == state.KindComputed)
-	sb, err := stripe.ReadSuperblock(ctx, s)
+	sb, lost, err := stripe.ReadSuperblock(ctx, s)
 	if err != nil && !errors.Is(err, stripe.ErrNoSuperblock) {
 		return r, err
 	}
 	there := err == nil
 	r.content(sb, there)
+	if r.Damage = lost; len(lost) > 0 {
+		r.Content += ", damaged"
+		r.Next = fmt.Sprintf(
+			"%s; \"heliosctl verify\" says what else is lost, and \"heliosctl load\" writes all of it anew",
+			strings.Join(lost, "; "))
+	}
 	if !there {
 		marks, err := stripe.ForeignContent(ctx, s)
 		if err != nil {

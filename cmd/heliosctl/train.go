@@ -150,9 +150,11 @@ func pathOptions() hcli.Options[plan.Config] {
 		hcli.Parsed(&cli.StringFlag{Name: "coalesce", DefaultText: "auto",
 			Usage: "one command for rows on equal and adjacent LBAs (async and cpu stacks): auto, off, or up to `SIZE` a command"},
 			func(c *plan.Config) *int { return &c.CoalesceBytes }, coalesceFlag),
-		hcli.Bool(&cli.BoolFlag{Name: "check-reads",
-			Usage: "hold every row that is read against the checksum that load has written; read it again, then stop, where they differ"},
-			func(c *plan.Config) *bool { return &c.CheckReads }).Setting(),
+		hcli.Switch(&cli.BoolFlag{Name: "check-reads",
+			DefaultText: "on, where load has written checksums",
+			Usage:       "hold every row and page that is read from SSDs against its checksum; read it again, then stop, where they differ; --no-check-reads does not"},
+			func(c *plan.Config) *plan.Checks { return &c.CheckReads }, plan.ChecksOn,
+			plan.ChecksOff).Setting(),
 		hcli.Bool(&cli.BoolFlag{Name: "verify-rows",
 			Usage: "hold every row that a mini-batch has gathered, from wherever, against the dataset's feature function (generate --feature-fn); stop at the first wrong one"},
 			func(c *plan.Config) *bool { return &c.VerifyRows }).Setting(),
@@ -645,14 +647,20 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 					r.Policy, units.FormatBytes(r.CacheLineBytes), r.Window,
 					units.FormatBytes(r.PolicyBytes))})
 	}
+	if c := r.Checks; c != nil {
+		rows = append(rows, []string{"checked", strings.Join(c.Checked, "; ")})
+		if len(c.NotChecked) > 0 {
+			rows = append(rows, []string{"not checked", strings.Join(c.NotChecked, "; ")})
+		}
+	}
 	if r.Accumulator != nil {
 		rows = append(rows, []string{"accumulator", strings.TrimPrefix(r.Accumulator.String(),
 			"accumulator: ")})
 	}
 	if s := r.Seal; s != nil {
-		how := "each read is checked against the seal"
+		how := "held against the seal when they are opened"
 		if r.Topology == plan.TopologySSD {
-			how += ", neighbour lists page by page"
+			how += ", neighbour lists page by page as they are read"
 		}
 		if !s.Sealed {
 			how = "not sealed: what changed in them since the dataset was made is not found"

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"sort"
 	"strings"
+
+	"github.com/google/uuid"
 
 	"helios/dataset"
 	"helios/gpuio"
@@ -18,6 +21,9 @@ type AttachOptions struct {
 	// Note is told what is worth knowing but no error: a superblock that had to be read from
 	// its second copy, an SSD that is not part of the dataset. Nil is silent.
 	Note func(string)
+	// Tables has Note hear of a damaged table of chunk checksums, which verify alone needs, and
+	// RowTables of a damaged row table; each is read for that.
+	Tables, RowTables bool
 }
 
 // Attach finds the dataset on the SSDs: it reads and checks both superblocks of each, orders
@@ -41,6 +47,10 @@ type Attached struct {
 	Layout  gpuio.Layout
 	SSDs    []*gpuio.SSD // by stripe
 	RowType rowtype.Type // of the rows there: Layout.RowBytes is their size
+	// Unchecked says why rows are not held against checksums unless that is asked for; "": all
+	// have one, of what was stored.
+	Unchecked string
+	loads     uuid.UUID // the load that they are of
 }
 
 // Find is AttachWith, and says of which type the rows are.
@@ -60,6 +70,10 @@ func Find(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o AttachOp
 		a.SSDs = append(a.SSDs, f.t.ssd)
 	}
 	a.Layout, a.RowType = found[0].sb.layout(), found[0].sb.RowType
+	a.loads = found[0].sb.LoadID
+	if a.Unchecked = withoutSums(d, found); a.Unchecked == "" && found[0].sb.computed() {
+		a.Unchecked = "the SSDs compute rows and checksums when they are read"
+	}
 	return a, nil
 }
 
@@ -100,10 +114,13 @@ func attach(ctx context.Context, d *dataset.Dataset, ts []*target, o AttachOptio
 	foreign := false
 	for _, t := range ts {
 		c, err := t.readCopies(ctx)
-		if err != nil {
+		if err != nil && ctx.Err() != nil {
 			return nil, err
 		}
-		sb, msg, err := c.best()
+		sb, msg := Superblock{}, ""
+		if err == nil {
+			sb, msg, err = c.best()
+		}
 		switch {
 		case err != nil:
 			unusable = append(unusable, fmt.Sprintf("%s: %v", t.name, err))
@@ -118,6 +135,11 @@ func attach(ctx context.Context, d *dataset.Dataset, ts []*target, o AttachOptio
 			found = append(found, stripe{t, sb})
 		}
 	}
+	found, left := wholeSet(d, found)
+	for _, f := range left {
+		others = append(others, fmt.Sprintf("%s holds stripe %d of %d of another load of %s%s",
+			f.t.name, f.sb.StripeIndex, f.sb.StripeCount, d.Dir(), f.sb.unfinished()))
+	}
 	load := "heliosctl load --dataset " + d.Dir()
 	reload := fmt.Sprintf("run %q", load)
 	if len(found) == 0 {
@@ -129,12 +151,10 @@ func attach(ctx context.Context, d *dataset.Dataset, ts []*target, o AttachOptio
 		return nil, errs.New(errs.Device, "dataset %s is on none of the SSDs (%s); %s", d.Dir(),
 			strings.Join(unusable, ", "), reload)
 	}
-	sort.SliceStable(found,
-		func(i, j int) bool { return found[i].sb.StripeIndex < found[j].sb.StripeIndex })
 	first := found[0]
 	for _, f := range found {
 		if f.sb.State != StateComplete {
-			again := load // as it was begun, or it starts over
+			again := load + onto(ts, ofLoad(found, &f.sb)) // as it was begun, or it starts over
 			if f.sb.RowType != d.Meta.RowType() {
 				again += " " + errs.Key("row-dtype").Flag() + " " + f.sb.RowType.String()
 			}
@@ -160,9 +180,9 @@ func attach(ctx context.Context, d *dataset.Dataset, ts []*target, o AttachOptio
 		if f.sb.StripeCount != first.sb.StripeCount || f.sb.LoadID != first.sb.LoadID ||
 			f.sb.LBABytes != first.sb.LBABytes {
 			return nil, errs.New(errs.Device,
-				"ssds %s and %s hold stripes of different loads of %s (stripe %d of %d, stripe %d of %d); choose the right ones with option ssds or %s",
+				"ssds %s and %s hold stripes of different loads of %s (stripe %d of %d, stripe %d of %d); choose those of one load with option ssds, or load it again onto the SSDs that shall hold it, named in the same way",
 				first.t.name, f.t.name, d.Dir(), first.sb.StripeIndex, first.sb.StripeCount,
-				f.sb.StripeIndex, f.sb.StripeCount, reload)
+				f.sb.StripeIndex, f.sb.StripeCount)
 		}
 	}
 	have := map[int]string{}
@@ -188,5 +208,116 @@ func attach(ctx context.Context, d *dataset.Dataset, ts []*target, o AttachOptio
 	for _, s := range append(others, unusable...) {
 		note("not used: %s", s)
 	}
+	if o.Note == nil {
+		return found, nil
+	}
+	for _, s := range found {
+		lost, err := s.lostTables(ctx, o.Tables, o.RowTables)
+		if err != nil {
+			return nil, err
+		}
+		for _, what := range lost {
+			note("ssd %s: %s", s.t.name, what)
+		}
+	}
 	return found, nil
+}
+
+// wholeSet orders stripes by their place. Where those of one load alone make the dataset whole, it
+// parts them from the others, which are left of other loads.
+func wholeSet(d *dataset.Dataset, found []stripe) (set, left []stripe) {
+	sort.SliceStable(found,
+		func(i, j int) bool { return found[i].sb.StripeIndex < found[j].sb.StripeIndex })
+	for _, f := range found {
+		of := ofLoad(found, &f.sb)
+		if f.sb.StripeIndex != 0 || len(of) != f.sb.StripeCount {
+			continue
+		}
+		whole := true
+		for i, x := range of {
+			whole = whole && x.sb.StripeIndex == i && x.sb.State == StateComplete &&
+				x.sb.DType == d.Meta.RowType() && x.sb.Rows == d.Meta.Nodes &&
+				x.sb.RowBytes == x.sb.RowType.RowBytes(d.Meta.Dim)
+		}
+		switch {
+		case !whole:
+		case set != nil:
+			return found, nil // two are: somebody has to choose
+		default:
+			set = of
+		}
+	}
+	if set == nil {
+		return found, nil
+	}
+	for _, f := range found {
+		if f.sb.LoadID != set[0].sb.LoadID {
+			left = append(left, f)
+		}
+	}
+	return set, left
+}
+
+// ofLoad are those of the stripes that a load has written together.
+func ofLoad(found []stripe, sb *Superblock) (of []stripe) {
+	for _, f := range found {
+		if f.sb.LoadID == sb.LoadID && f.sb.StripeCount == sb.StripeCount &&
+			f.sb.LBABytes == sb.LBABytes {
+			of = append(of, f)
+		}
+	}
+	return of
+}
+
+// onto names the SSDs of a load where they are not all that there are.
+func onto(ts []*target, of []stripe) string {
+	if len(of) == len(ts) || len(of) != of[0].sb.StripeCount {
+		return ""
+	}
+	names := make([]string, len(of))
+	for i, s := range of {
+		names[i] = s.t.name
+	}
+	return " " + errs.Key("ssds").Flag() + " " + strings.Join(names, ",")
+}
+
+// lostTables says which checksum tables of a stripe are not those that its superblock describes.
+// SSDs that compute their content lose none.
+func (s stripe) lostTables(ctx context.Context, chunks, rows bool) (lost []string, err error) {
+	if s.sb.computed() {
+		return nil, nil
+	}
+	if chunks {
+		_, err := s.chunkTable(ctx)
+		if err != nil && ctx.Err() != nil {
+			return nil, err
+		} else if err != nil {
+			lost = append(lost, fmt.Sprintf("checksums of chunks: %v; verify needs them, load writes them",
+				err))
+		}
+	}
+	if rows && s.sb.rowEntry() > 0 {
+		err := s.rowTable(ctx, func(int64, uint32, float32) {})
+		if err != nil && ctx.Err() != nil {
+			return nil, err
+		} else if err != nil {
+			lost = append(lost, fmt.Sprintf("%s: %v; load writes them", s.sb.rowTableName(), err))
+		}
+	}
+	return lost, nil
+}
+
+// chunkTable reads the checksums of chunks and checks them.
+func (s stripe) chunkTable(ctx context.Context) ([]byte, error) {
+	lba := int64(s.sb.LBABytes)
+	chunks := (s.sb.DataLBAs*lba + chunkBytes - 1) / chunkBytes
+	table := make([]byte, s.sb.TableLBAs*lba)
+	if err := s.t.dev.ReadAt(ctx, s.sb.TableLBA, table); err != nil {
+		return nil, err
+	}
+	if got := crc32.Checksum(table[:4*chunks], castagnoli); got != s.sb.TableCRC {
+		return nil, fmt.Errorf("%w: CRC32C %08x, the superblock says %08x", errTable, got,
+			s.sb.TableCRC)
+	}
+	return table, nil
 }

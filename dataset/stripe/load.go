@@ -47,6 +47,8 @@ type LoadOptions struct {
 	// (readBytes).
 	due  func(since, cost time.Duration) bool
 	read int64
+	// the SSDs may have other users; simulated ones have none
+	shared bool
 }
 
 // LoadReport says what a load wrote.
@@ -108,6 +110,7 @@ func Load(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o LoadOpti
 		return r, err
 	}
 	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	o.shared = true
 	return load(ctx, d, ts, o)
 }
 
@@ -125,8 +128,8 @@ func distinct(ssds []*gpuio.SSD) error {
 	return nil
 }
 
-func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) (LoadReport,
-	error) {
+func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) (_ LoadReport,
+	err error) {
 	start := time.Now()
 	serials := map[string]string{}
 	for _, t := range ts {
@@ -143,7 +146,6 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 	}
 	rt := d.Meta.RowType()
 	if o.RowType != "" {
-		var err error
 		if rt, err = rowtype.Parse(o.RowType); err != nil {
 			return LoadReport{}, err
 		}
@@ -206,6 +208,12 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 	found, err := checkAllFree(ctx, d, ts, o.Force)
 	if err != nil {
 		return LoadReport{}, err
+	}
+	if o.shared {
+		if w.lease, err = holdToWrite(ctx, ts, o.Note); err != nil {
+			return LoadReport{}, fmt.Errorf("load of %s: %w", d.Dir(), err)
+		}
+		defer func() { err = errors.Join(err, w.lease.Close()) }()
 	}
 	old, id, why := w.resumable(found)
 	if o.Restart && old != nil {
@@ -295,6 +303,8 @@ type loader struct {
 	o    LoadOptions
 	geo  []geometry
 	sb   []Superblock
+	// says that the SSDs are written, once that is known to be right; nil: it isn't said
+	lease *Lease
 
 	mu    sync.Mutex
 	marks int
@@ -383,6 +393,9 @@ func (w *loader) run(ctx context.Context, old []oldStripe) error {
 		return nil
 	}); err != nil {
 		return err
+	}
+	if w.lease != nil { // it was among what is zeros now
+		w.lease.renew(ctx)
 	}
 	if err := w.writeData(ctx, old); err != nil {
 		return err

@@ -10,7 +10,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -141,10 +144,72 @@ func TestReloadSameDataset(t *testing.T) {
 	st, err := attach(bg, d, targetsOf(s[1]), AttachOptions{})
 	require.NoError(t, err)
 	require.Len(t, st, 1)
-	// Together they are stripes of two loads.
-	_, err = attach(bg, d, targetsOf(s...), AttachOptions{})
-	require.ErrorContains(t, err, "different loads")
-	require.Equal(t, errs.Device, errs.ClassOf(err))
+	// Together they are stripes of two loads, of which the later one is whole.
+	var notes []string
+	st, err = attach(bg, d, targetsOf(s...), AttachOptions{Note: func(s string) {
+		notes = append(notes, s)
+	}})
+	require.NoError(t, err)
+	require.Len(t, st, 1)
+	require.Equal(t, []string{"not used: sim0 holds stripe 0 of 2 of another load of " + d.Dir()},
+		notes)
+}
+
+// TestWholeSetWins: a complete set of stripes is used whatever else is on other SSDs, and a note
+// names each SSD that is left out. Nobody is told to load onto those.
+func TestWholeSetWins(t *testing.T) {
+	d, other := small(t, 300, 16, 1), small(t, 300, 16, 2)
+	begun := func(n, k int) *simSSD {
+		ts := targetsOf(sims(n, 512)...)
+		ctx, cancel := context.WithCancel(bg)
+		_, err := load(ctx, d, ts, LoadOptions{read: 4096, due: func(_, _ time.Duration) bool {
+			cancel()
+			return false
+		}})
+		require.Error(t, err)
+		return ts[k].dev.(*simSSD).clone()
+	}
+	good, old := sealed(t, d, 2), sealed(t, d, 2)
+	torn := sealed(t, d, 2)[0]
+	clear(torn.durable[:superblockBytes])
+	clear(torn.durable[len(torn.durable)-superblockBytes:])
+	for name, c := range map[string]struct {
+		more []*simSSD
+		note string // of the first SSD that is left out
+	}{
+		"stale":              {old[:1], "sim0 holds stripe 0 of 2 of another load"},
+		"stale second":       {old[1:], "sim0 holds stripe 1 of 2 of another load"},
+		"unfinished":         {[]*simSSD{begun(2, 1)}, "of another load of " + d.Dir() + ", which did not finish"},
+		"unfinished of many": {[]*simSSD{begun(3, 0), begun(3, 0)}, "stripe 0 of 3 of another load"},
+		"another's":          {sealed(t, other, 1), "of dataset"},
+		"no superblock":      {[]*simSSD{torn}, "no Helios superblock"},
+		"too small":          {[]*simSSD{newSim(100, 512)}, "too small for a dataset"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, all := range [][]*simSSD{
+				append(slices.Clone(c.more), good...), append(slices.Clone(good), c.more...)} {
+				var notes []string
+				ts := targetsOf(all...)
+				st, err := attach(bg, d, ts, AttachOptions{Note: func(s string) {
+					notes = append(notes, s)
+				}})
+				require.NoError(t, err)
+				require.Len(t, st, 2)
+				for i, s := range st {
+					require.Equal(t, good[i], s.t.dev)
+				}
+				require.Len(t, notes, len(c.more))
+				require.NotContains(t, strings.Join(notes, " "), "run \"heliosctl load")
+			}
+		})
+	}
+	// Two whole sets: somebody has to choose. None: what is wrong is said as before, and the
+	// advice names the SSDs of the load that it is about.
+	_, err := attach(bg, d, targetsOf(append(slices.Clone(good), old...)...), AttachOptions{})
+	require.ErrorContains(t, err, "choose those of one load with option ssds")
+	_, err = attach(bg, d, targetsOf(begun(1, 0), sealed(t, other, 1)[0]), AttachOptions{})
+	require.ErrorContains(t, err, "did not finish")
+	require.ErrorContains(t, err, "load --dataset "+d.Dir()+" --ssds sim0")
 }
 
 func TestRefuses(t *testing.T) {

@@ -220,6 +220,17 @@ func RemovePages(ctx context.Context, ssds []*gpuio.SSD, id uuid.UUID) (from []s
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
+	var ours []*target
+	for _, t := range ts {
+		if _, _, err := t.readSuperblock(ctx); err == nil {
+			ours = append(ours, t)
+		}
+	}
+	lease, err := holdToWrite(ctx, ours, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lease.Close()) }()
 	return removePages(ctx, ts, id)
 }
 

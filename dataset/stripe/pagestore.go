@@ -26,6 +26,7 @@ type PageStore struct {
 	all     []*target // that are open
 	parts   []*pagePart
 	resumed bool
+	lease   *Lease
 
 	mu sync.Mutex // of what parts know of pages
 }
@@ -70,10 +71,19 @@ func CreatePages(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
 	if err != nil {
 		return nil, err
 	}
-	p, err := createPages(ctx, d, ts, s)
-	if err != nil {
-		return nil, errors.Join(err, closeTargets(ctx, ts))
+	stripes, err := attach(ctx, d, ts, AttachOptions{})
+	var lease *Lease
+	if err == nil {
+		lease, err = holdToWrite(ctx, targetsIn(stripes), nil)
 	}
+	var p *PageStore
+	if err == nil {
+		p, err = createPages(ctx, d, ts, s)
+	}
+	if err != nil {
+		return nil, errors.Join(err, lease.Close(), closeTargets(ctx, ts))
+	}
+	p.lease = lease
 	return p, nil
 }
 
@@ -113,6 +123,13 @@ func createPages(ctx context.Context, d *dataset.Dataset, ts []*target,
 		return p, p.goOn(ctx, complete > 0)
 	}
 	return p, p.begin(ctx)
+}
+
+func targetsIn(stripes []stripe) (ts []*target) {
+	for _, s := range stripes {
+		ts = append(ts, s.t)
+	}
+	return ts
 }
 
 // each does something with all SSDs at once.
@@ -364,7 +381,7 @@ func (p *PageStore) Finish(ctx context.Context) error {
 
 // Close ends the writing. Pages that are not finished stay, to be gone on with.
 func (p *PageStore) Close(ctx context.Context) error {
-	err := closeTargets(ctx, p.all)
-	p.all = nil
+	err := errors.Join(p.lease.Close(), closeTargets(ctx, p.all))
+	p.all, p.lease = nil, nil
 	return err
 }

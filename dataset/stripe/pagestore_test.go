@@ -249,7 +249,7 @@ func TestVerifyFindsPages(t *testing.T) {
 	spec := pages.Spec{ID: packs[0], PageBytes: 4096, Pages: 40}
 	require.NoError(t, putPages(d, spec, s...))
 	s = clones(s)
-	sb, err := targetsOf(s[1])[0].readSuperblock(bg)
+	sb, _, err := targetsOf(s[1])[0].readSuperblock(bg)
 	require.NoError(t, err)
 	e := sb.Pages.e[0]
 	page := clones(s)

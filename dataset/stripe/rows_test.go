@@ -140,7 +140,7 @@ func TestScales(t *testing.T) {
 		table := s[0].durable[int64(sb.RowTableLBA)*512:][:1500*sb.rowEntry()]
 		table[sb.rowEntry()*11-2] ^= 1 // of slot 10, which is row 20
 		err = eachTable(bg, d, stripes, func(int64, uint32, float32) {})
-		require.ErrorIs(t, err, errRowTable)
+		require.ErrorIs(t, err, errTable)
 		require.ErrorContains(t, err, "ssd sim0: "+sb.rowTableName()+": damaged table: CRC32C")
 		require.Equal(t, errs.Device, errs.ClassOf(err))
 		_, err = verify(bg, d, targetsOf(s...), VerifyOptions{})
@@ -354,7 +354,7 @@ func TestAttachTellsTheType(t *testing.T) {
 	require.EqualValues(t, 80, a.Layout.RowBytes)
 	require.Len(t, a.SSDs, 2)
 	require.NotEqual(t, nvme.LBA(0), a.SSDs[0].DataStart)
-	sb, err := ReadSuperblock(bg, ssds[1])
+	sb, _, err := ReadSuperblock(bg, ssds[1])
 	require.NoError(t, err)
 	require.Equal(t, rowtype.BFloat16, sb.RowType)
 }

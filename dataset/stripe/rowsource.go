@@ -49,13 +49,10 @@ func openRows(ctx context.Context, d *dataset.Dataset, ts []*target) (*RowSource
 	}
 	r := &RowSource{all: ts, stripes: stripes, l: stripes[0].sb.layout(),
 		bufs: make([][]byte, len(stripes))}
-	for _, s := range stripes {
-		if !s.sb.hasRowSums() {
-			r.why = "ssd " + s.t.name + " has no row checksums"
-			return r, nil
-		}
+	if r.why = withoutSums(d, stripes); r.why != "" {
+		return r, nil
 	}
-	if err := roomForSums(r.l.Rows); err != nil {
+	if err := RoomForSums(r.l.Rows); err != nil {
 		r.why = err.Error()
 		return r, nil
 	}

@@ -17,39 +17,119 @@ import (
 	"helios/nvme"
 )
 
-// RowSums reads the checksums of all rows from the SSDs, for gpuio.NewChecked: element r is the
-// CRC32C of row r, as load has computed it from features.npy. It takes 4 bytes a row and 1 MiB an
-// SSD meanwhile. The SSDs are those that Attach returned, in any order. Errors are of class device:
-// a stripe without row checksums, which a load with --row-checksums mends, or a damaged table.
-func RowSums(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD) (sums []uint32,
-	err error) {
-	ts, err := openTargets(ctx, ssds)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	stripes, err := attach(ctx, d, ts, AttachOptions{})
-	if err != nil {
-		return nil, err
-	}
-	return rowSums(ctx, d, stripes)
+// RowSums reads the checksums of all rows from the SSDs into dst, which has room for them, for
+// gpuio.NewChecked: element r is the CRC32C of row r, as load has computed it from features.npy. It
+// takes 1 MiB an SSD meanwhile. The SSDs are those that Attach returned, in any order. Errors are
+// of class device: a stripe without row checksums, which a load with --row-checksums mends, or a
+// damaged table.
+func RowSums(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, dst []uint32) error {
+	return withStripes(ctx, d, ssds, func(stripes []stripe) error {
+		return fillSums(ctx, d, stripes, dst)
+	})
 }
 
+// rowSums is RowSums with room of its own, where memory has some.
 func rowSums(ctx context.Context, d *dataset.Dataset, stripes []stripe) ([]uint32, error) {
+	if why := withoutSums(d, stripes); why != "" {
+		return nil, errs.New(errs.Device, "%s", why)
+	}
+	if err := RoomForSums(stripes[0].sb.Rows); err != nil {
+		return nil, fmt.Errorf("%w; read without checking, or free memory", err)
+	}
+	sums := make([]uint32, stripes[0].sb.Rows)
+	return sums, fillSums(ctx, d, stripes, sums)
+}
+
+func fillSums(ctx context.Context, d *dataset.Dataset, stripes []stripe, dst []uint32) error {
+	if why := withoutSums(d, stripes); why != "" {
+		return errs.New(errs.Device, "%s", why)
+	}
+	if sb := &stripes[0].sb; int64(len(dst)) != sb.Rows {
+		return errs.New(errs.Failed, "room for %d checksums of %d rows", len(dst), sb.Rows)
+	}
+	return eachTable(ctx, d, stripes, func(row int64, sum uint32, _ float32) { dst[row] = sum })
+}
+
+// withoutSums says which stripe has no row checksums; "": all have some.
+func withoutSums(d *dataset.Dataset, stripes []stripe) string {
 	for _, s := range stripes {
 		if !s.sb.hasRowSums() {
-			return nil, errs.New(errs.Device,
+			return fmt.Sprintf(
 				"ssd %s: stripe %d of %s has no row checksums; load it again with \"heliosctl load --dataset %s --row-checksums\"",
 				s.t.name, s.sb.StripeIndex, d.Dir(), d.Dir())
 		}
 	}
-	if err := roomForSums(stripes[0].sb.Rows); err != nil {
-		return nil, fmt.Errorf("%w; read without checking, or free memory", err)
-	}
-	sums := make([]uint32, stripes[0].sb.Rows)
-	return sums, eachTable(ctx, d, stripes, func(row int64, sum uint32, _ float32) {
-		sums[row] = sum
+	return ""
+}
+
+// Lines are runs of adjacent rows of an SSD that are read as one: line k of an SSD begins with its
+// row k × Rows, and a row begins Stride bytes behind the one before it.
+type Lines struct {
+	Layout       gpuio.Layout // a line is a row of it
+	Rows, Stride int64
+}
+
+// LineSums computes the checksums of lines from those of their rows, which load has parted with
+// zeros. What lies behind the last row of an SSD is in its last line, which is read for that, and
+// whose rows are checked now.
+func LineSums(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, l Lines, rows []uint32,
+	dst []uint32) error {
+	return withStripes(ctx, d, ssds, func(stripes []stripe) error {
+		return lineSums(ctx, stripes, l, rows, dst)
 	})
+}
+
+func lineSums(ctx context.Context, stripes []stripe, l Lines, rows, dst []uint32) error {
+	sb := &stripes[0].sb
+	if int64(len(rows)) != sb.Rows || int64(len(dst)) != l.Layout.Rows {
+		return errs.New(errs.Failed, "checksums of %d rows for %d, of %d lines for %d", len(rows),
+			sb.Rows, len(dst), l.Layout.Rows)
+	}
+	row := int64(sb.RowBytes)
+	whole, gap := shiftBy(row), shiftBy(l.Stride-row)
+	end := shiftBy(int64(l.Layout.RowBytes) - l.Rows*l.Stride)
+	first, n := whole.apply(^uint32(0)), int64(len(stripes))
+	g, ctx := errgroup.WithContext(ctx)
+	for i, s := range stripes {
+		g.Go(func() error {
+			have := s.sb.layout().RowsOn(i)
+			for k := range have / l.Rows {
+				state := ^uint32(0)
+				for slot := k * l.Rows; slot < (k+1)*l.Rows; slot++ {
+					// the row's own state, begun with 0, goes on where the line's is
+					state = gap.apply(whole.apply(state) ^ ^rows[slot*n+int64(i)] ^ first)
+				}
+				dst[k*n+int64(i)] = ^end.apply(state)
+			}
+			if have%l.Rows == 0 {
+				return nil
+			}
+			return s.lastLine(ctx, l, rows, &dst[have/l.Rows*n+int64(i)])
+		})
+	}
+	return g.Wait()
+}
+
+// lastLine is LineSums for a line that rows do not fill.
+func (s stripe) lastLine(ctx context.Context, l Lines, rows []uint32, sum *uint32) error {
+	n, i, bytes := int64(l.Layout.SSDs), int64(s.sb.StripeIndex), int64(l.Layout.RowBytes)
+	have := s.sb.layout().RowsOn(int(i))
+	k := have / l.Rows
+	b := make([]byte, bytes)
+	at := s.sb.DataLBA + nvme.LBA(k*bytes/int64(s.sb.LBABytes))
+	if err := s.t.dev.ReadAt(ctx, at, b); err != nil {
+		return errs.With(errs.Device, fmt.Errorf("ssd %s: its last rows: %w", s.t.name, err))
+	}
+	for slot := k * l.Rows; slot < have; slot++ {
+		row := b[(slot-k*l.Rows)*l.Stride:][:s.sb.RowBytes]
+		if got, want := crc32.Checksum(row, castagnoli), rows[slot*n+i]; got != want {
+			return errs.New(errs.Device,
+				"ssd %s: row %d, in the line at LBA %d: CRC32C %08x, load has written %08x; run \"heliosctl verify --ssds %s\"",
+				s.t.name, slot*n+i, at, got, want, s.t.name)
+		}
+	}
+	*sum = crc32.Checksum(b, castagnoli)
+	return nil
 }
 
 // Scales reads the scales of all rows from the SSDs into dst, which has room for them.
@@ -98,9 +178,8 @@ func eachTable(ctx context.Context, d *dataset.Dataset, stripes []stripe,
 // refused; a variable for tests.
 var refuseSumsFrom = 1.0
 
-// roomForSums refuses checksums of more rows than memory has room for: Go's heap would end the
-// process.
-func roomForSums(rows int64) error {
+// RoomForSums refuses checksums of more rows than memory has room for.
+func RoomForSums(rows int64) error {
 	if hostmem.Scarce(4*rows, refuseSumsFrom) {
 		return errs.New(errs.Capability,
 			"the checksums of %d rows take %d bytes, which memory has no room for", rows, 4*rows)
@@ -108,8 +187,8 @@ func roomForSums(rows int64) error {
 	return nil
 }
 
-// errRowTable is a row table that is not the one that its superblock describes.
-var errRowTable = errors.New("damaged table")
+// errTable is a table that is not the one that its superblock describes.
+var errTable = errors.New("damaged table")
 
 // rowTable reads the row table of a stripe and gives what it has of each row, zero for the rest, to
 // put in order of slots. That the table is whole is known only at the end.
@@ -143,7 +222,7 @@ func (s stripe) rowTable(ctx context.Context,
 		}
 	}
 	if crc != s.sb.RowTableCRC {
-		return fmt.Errorf("%w: CRC32C %08x, the superblock says %08x", errRowTable, crc,
+		return fmt.Errorf("%w: CRC32C %08x, the superblock says %08x", errTable, crc,
 			s.sb.RowTableCRC)
 	}
 	return nil

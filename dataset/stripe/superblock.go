@@ -130,6 +130,17 @@ type Superblock struct {
 // hasRowSums tells whether the stripe has a checksum for each row.
 func (s *Superblock) hasRowSums() bool { return s.RowChecksum != checksumNone }
 
+// computed tells whether the stripe is one that an SSD computes (computedID).
+func (s *Superblock) computed() bool { return s.LoadID.Version() == 8 }
+
+// unfinished is for messages; "" where the stripe is complete.
+func (s *Superblock) unfinished() string {
+	if s.State == StateComplete {
+		return ""
+	}
+	return ", which did not finish"
+}
+
 // rowEntry is how many bytes the row table has of a row.
 func (s *Superblock) rowEntry() int64 { return rowEntry(s.RowType, s.hasRowSums()) }
 
@@ -654,15 +665,24 @@ func (c *copies) best() (sb Superblock, note string, err error) {
 	return sb, "", c.err[0]
 }
 
-// ReadSuperblock reads what an SSD holds: the first intact copy of its superblock. Its error
-// is of class device when there is none.
-func ReadSuperblock(ctx context.Context, s *gpuio.SSD) (sb Superblock, err error) {
+// ReadSuperblock reads what an SSD holds: the first intact copy of its superblock, and what is lost
+// of the second and of the checksum tables. Its error is of class device when there is no
+// superblock.
+func ReadSuperblock(ctx context.Context, s *gpuio.SSD) (sb Superblock, lost []string, err error) {
 	ts, err := openTargets(ctx, []*gpuio.SSD{s})
 	if err != nil {
-		return sb, err
+		return sb, nil, err
 	}
 	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	return ts[0].readSuperblock(ctx)
+	sb, note, err := ts[0].readSuperblock(ctx)
+	if err != nil || sb.State != StateComplete {
+		return sb, nil, err
+	}
+	if note != "" {
+		lost = []string{note}
+	}
+	more, err := stripe{ts[0], sb}.lostTables(ctx, true, true)
+	return sb, append(lost, more...), err
 }
 
 // ReadSuperblockFrom is ReadSuperblock for a disk that is read by other means, such as its block
@@ -670,20 +690,21 @@ func ReadSuperblock(ctx context.Context, s *gpuio.SSD) (sb Superblock, err error
 func ReadSuperblockFrom(ctx context.Context, name string, r io.ReaderAt, lbaBytes int,
 	lbas uint64) (Superblock, error) {
 	t := &target{dev: readOnly{name, r, lbaBytes}, name: name, lbaBytes: lbaBytes, lbas: lbas}
-	return t.readSuperblock(ctx)
+	sb, _, err := t.readSuperblock(ctx)
+	return sb, err
 }
 
-func (t *target) readSuperblock(ctx context.Context) (Superblock, error) {
+func (t *target) readSuperblock(ctx context.Context) (sb Superblock, note string, err error) {
 	c, err := t.readCopies(ctx)
 	if err != nil {
-		return Superblock{}, err
+		return sb, "", err
 	}
-	sb, _, err := c.best()
+	sb, note, err = c.best()
 	if err != nil {
-		return sb, errs.New(errs.Device,
+		return sb, "", errs.New(errs.Device,
 			"ssd %s: %w; load a dataset onto it with \"heliosctl load\"", t.name, err)
 	}
-	return sb, nil
+	return sb, note, nil
 }
 
 // readOnly is a blockDev that cannot be written.

@@ -181,7 +181,7 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 		l := s.sb.layout()
 		sums += l.RowsOn(s.sb.StripeIndex) * s.sb.rowEntry() / 4
 	}
-	if err := roomForSums(sums); err != nil { // chunks have theirs
+	if err := RoomForSums(sums); err != nil { // chunks have theirs
 		v.noRows = true
 		v.r.Notes = append(v.r.Notes,
 			fmt.Sprintf("rows are checked by the checksums of their chunks only: %v", err))
@@ -301,18 +301,12 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 		}
 	}
 	chunks := (s.sb.DataLBAs*lba + chunkBytes - 1) / chunkBytes
-	table := make([]byte, s.sb.TableLBAs*lba)
-	haveTable := true
-	if err := s.t.dev.ReadAt(ctx, s.sb.TableLBA, table); err != nil {
+	table, err := s.chunkTable(ctx)
+	if err != nil {
 		if ctx.Err() != nil {
 			return err
 		}
 		v.bad(s, -1, s.sb.TableLBA, s.sb.TableLBAs, "checksum table: %v", err)
-		haveTable = false
-	} else if got := crc32.Checksum(table[:4*chunks], castagnoli); got != s.sb.TableCRC {
-		v.bad(s, -1, s.sb.TableLBA, s.sb.TableLBAs,
-			"checksum table: CRC32C %08x, the superblock says %08x", got, s.sb.TableCRC)
-		haveTable = false
 	}
 	sums, scales, err := v.rowTable(ctx, s)
 	if err != nil {
@@ -336,7 +330,8 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 			rows.chunk(nil, n)
 		} else {
 			what := ""
-			if want := binary.LittleEndian.Uint32(table[4*i:]); haveTable {
+			if table != nil {
+				want := binary.LittleEndian.Uint32(table[4*i:])
 				if got := crc32.Checksum(b, castagnoli); got != want {
 					what = fmt.Sprintf("CRC32C %08x, the table says %08x", got, want)
 				}

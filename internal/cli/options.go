@@ -353,6 +353,19 @@ func Bool[T any](f *cli.BoolFlag, at func(*T) *bool) Option[T] {
 	return option(f, f.Value, at, strconv.ParseBool)
 }
 
+// Switch is an option that sets a field to on or off, and without it leaves what is neither.
+func Switch[T, F any](f *cli.BoolFlag, at func(*T) *F, on, off F) Option[T] {
+	return Option[T]{Flag: f, field: func(c *T) any { return at(c) },
+		parse: func(c *T, text string) error {
+			is, err := strconv.ParseBool(text)
+			*at(c) = off
+			if is {
+				*at(c) = on
+			}
+			return err
+		}}
+}
+
 // Duration is an option with a time.
 func Duration[T any](f *cli.DurationFlag, at func(*T) *time.Duration) Option[T] {
 	return option(f, f.Value, at, time.ParseDuration)

@@ -297,7 +297,8 @@ const markdownHead = `# Faults and what becomes of them
 ` + "`--fault`" + ` of train, eval, predict, load, verify and bench io takes any of these, or several
 joined with ` + "`;`" + `. The package comment of internal/faultinject has the syntax with all keys;
 ` + "`--fault list`" + ` prints this table. LBAs and counts are examples. ` + "`make test-faults`" + ` injects each
-fault and checks its outcome. Reads are checked with ` + "`--check-reads`" + `.
+fault and checks its outcome. Reads are checked unless
+` + "`--no-check-reads`" + ` is given.
 
 The faults of a command line count over all its SSDs and all its reads, those of superblocks and
 tables at the start included. Reads of the latter have timeouts of 5 to 10 s of their own and appear

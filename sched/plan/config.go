@@ -63,6 +63,18 @@ const PolicyBelady = policy.Belady
 var SuperbatchOptions = []string{"superbatch", "superbatch-overlap", "superbatch-dir",
 	"superbatch-disk"}
 
+// Checks says whether what is read from SSDs is held against checksums.
+type Checks int8
+
+// Values of Checks.
+const (
+	ChecksAuto Checks = iota // where there are checksums of what was stored
+	ChecksOn                 // or it is an error
+	ChecksOff
+)
+
+func (c Checks) String() string { return [...]string{"auto", "true", "false"}[c] }
+
 // LineRow as Config.CacheLine: a line of a dynamic tier is a row.
 const LineRow = -1
 
@@ -153,8 +165,8 @@ type Config struct {
 	// RowType is the type that the rows on the SSDs must have, by name; empty: whatever they have.
 	// On the virtual clock it is the type they are taken to have; empty: the dataset's.
 	RowType    string
-	CheckReads bool // every row is held against the checksum that load has written
-	VerifyRows bool // every row that was gathered is held against the dataset's feature function
+	CheckReads Checks // every row is held against the checksum that load has written
+	VerifyRows bool   // every row that was gathered is held against the dataset's feature function
 	SMs        SMBudget
 	// MemoryRung is where the I/O kernels' queues and data are (gpuio.Rungs); empty or "auto": the
 	// best that proves itself.
@@ -783,10 +795,6 @@ func (c Config) checkCache() error {
 		return errs.New(errs.Usage,
 			"option accumulate merges the reads of whole batches, option pipeline %s reads hop by hop; use another one: %s",
 			c.Pipeline, strings.Join(PipelineNames((*Pipeline).whole), ", "))
-	case c.CheckReads && c.Dynamic() && c.CacheLine != LineRow:
-		return errs.New(errs.Usage,
-			"option check-reads holds rows against their checksums, and a line of option cache-line %d holds several; use option cache-line row",
-			c.CacheLine)
 	case c.Topology == TopologyMemory && (c.NeighborShared || c.NeighborCache.Bytes != 0 ||
 		c.NeighborCache.Percent != 0):
 		return errs.New(errs.Usage,

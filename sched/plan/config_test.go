@@ -176,10 +176,6 @@ func TestDynamicRefusals(t *testing.T) {
 			c *Config) {
 			c.Pipeline, c.SMs.Train = PipelineSeries, 2
 		},
-		"option check-reads holds rows": func(
-			c *Config) {
-			c.Policy, c.CacheLine, c.CheckReads = policy.LRU, 4096, true
-		},
 		"option neighbor-cache is of": func(
 			c *Config) {
 			c.NeighborCache = units.Budget{Percent: 5}
@@ -211,9 +207,9 @@ func TestDynamicRefusals(t *testing.T) {
 	require.Equal(t, []any{gpuio.StackSync, PipelineRunAhead, policy.Random, int64(BaMLine),
 		GIDSWindow, GIDSAccumulate, HotnessPageRank},
 		[]any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate, c.Hotness})
-	c = Config{Mode: ModeBaM, CheckReads: true}.WithDefaults()
+	c = Config{Mode: ModeBaM, CheckReads: ChecksOn}.WithDefaults()
 	require.NoError(t, c.Check())
-	require.Equal(t, []any{gpuio.StackSync, PipelineNone, policy.Random, int64(LineRow), 0, 0.0},
+	require.Equal(t, []any{gpuio.StackSync, PipelineNone, policy.Random, int64(BaMLine), 0, 0.0},
 		[]any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate})
 	for _, f := range []func(*Config){
 		func(c *Config) { c.IOStack = gpuio.StackAsync },

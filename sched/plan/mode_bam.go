@@ -26,7 +26,7 @@ var _ = registerMode(Mode{
 
 // pageLines makes the lines of a dynamic tier BaM's pages, where no size is given.
 func (c *Config) pageLines() {
-	if c.Dynamic() && !c.CheckReads { // checksums are of rows
+	if c.Dynamic() {
 		orNumber(&c.CacheLine, BaMLine)
 	}
 }

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"strings"
 
 	"helios/dataset"
 	"helios/gpuio"
@@ -35,6 +36,23 @@ func (i HotnessInfo) String() string {
 		s += ", kept in " + i.File
 	}
 	return s
+}
+
+// ChecksInfo says what a run holds against checksums as it reads it, and what it does not and why.
+type ChecksInfo struct {
+	Checked    []string `json:"checked"`
+	NotChecked []string `json:"not_checked,omitempty"`
+}
+
+func (i ChecksInfo) String() string {
+	var all []string
+	if len(i.Checked) > 0 {
+		all = append(all, "checked: "+strings.Join(i.Checked, "; "))
+	}
+	if len(i.NotChecked) > 0 {
+		all = append(all, "not checked: "+strings.Join(i.NotChecked, "; "))
+	}
+	return strings.Join(all, ". ")
 }
 
 // RunInfo says how a run got at its rows and computed.
@@ -81,6 +99,10 @@ type RunInfo struct {
 	Topology     string `json:"topology"`
 	// TopologyStorage says how a topology on storage is held; absent for one in memory.
 	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
+	// Checks says what is held against checksums as it is read; absent in a modelled run.
+	Checks *ChecksInfo `json:"checks,omitempty"`
+	// SSDNotes are losses on the SSDs that the run did without, and SSDs that it left out.
+	SSDNotes []string `json:"ssd_notes,omitempty"`
 	// Seal says what was checked of the dataset's files; absent in a modelled run.
 	Seal *dataset.SealInfo `json:"seal,omitempty"`
 	// Hotness holds what placed the static tiers; absent where nothing had to.
