@@ -33,7 +33,8 @@ func hotRun(t *testing.T, s *ssdSet, d *dataset.Dataset, cfg plan.Config) (*repo
 	r, err := Train(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds},
 		report.Observer{Note: func(n string) { notes = append(notes, n) }})
 	require.NoError(t, err)
-	return r, notes
+	require.Equal(t, r.Checks.String(), notes[0], "the first line says what is checked")
+	return r, notes[1:]
 }
 
 // Every source places rows, none changes a result, and what is kept is found again.

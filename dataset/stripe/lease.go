@@ -202,7 +202,9 @@ func (a *Attached) Hold(ctx context.Context, note func(string)) (*Lease, error) 
 		out = append(out, &leased{name: s.Name, loads: a.loads, open: func(ctx context.Context) (
 			*target, error) {
 			ns := s.Ctrl.Namespace()
-			b, err := gpuio.NewBulk(ctx, s.Ctrl, 1, gpuio.BulkRetries(0), gpuio.BulkResets(-1))
+			// Cut off in the middle, the controller would keep a queue pair that nobody knows.
+			b, err := gpuio.NewBulk(context.WithoutCancel(ctx), s.Ctrl, 1, gpuio.BulkRetries(0),
+				gpuio.BulkResets(-1), gpuio.BulkTimeout(time.Second))
 			if err != nil {
 				return nil, err
 			}
@@ -471,6 +473,9 @@ func (l *Lease) Err() error {
 func (l *Lease) Blame(ctx context.Context, err error) error {
 	if l == nil || err == nil || errs.ClassOf(err) == errs.Interrupted {
 		return err
+	}
+	if errs.ClassOf(err) == errs.Device && !errors.As(err, new(*gpuio.ChecksumError)) {
+		return err // the SSD says what it has
 	}
 	l.each(context.WithoutCancel(ctx), l.look)
 	if lost := l.Err(); lost != nil {
