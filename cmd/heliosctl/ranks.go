@@ -65,7 +65,7 @@ func (a *rankArgs) secret(note func(string)) ([]byte, error) {
 			return nil, errs.With(errs.Usage, fmt.Errorf("--rank-secret-file: %w", err))
 		}
 		defer func() { _ = f.Close() }() // it is read only
-		if text, err = io.ReadAll(io.LimitReader(f, ranks.SecretMost+1)); err != nil {
+		if text, err = io.ReadAll(io.LimitReader(f, ranks.MaxSecret+1)); err != nil {
 			return nil, errs.With(errs.Usage, fmt.Errorf("--rank-secret-file: %w", err))
 		}
 		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Mode()&0o077 != 0 {

@@ -165,7 +165,7 @@ func (e environment) launcher() (*Launch, error) {
 	for _, o := range []struct{ name, rank, size string }{
 		{"PMIx", "PMIX_RANK", ""}, {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
 		{"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"}, {"PALS", "PALS_RANKID", ""},
-		{"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"}, {"aprun", "ALPS_APP_PE", ""},
+		{"Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"}, {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"}, {"aprun", "ALPS_APP_PE", ""},
 	} {
 		size, _ := e(o.size)
 		if e.has(o.rank) && size != "1" && !(e.has(rankVar) && e.has(sizeVar)) {
@@ -196,7 +196,7 @@ func (e environment) numbers(l *Launch, rank, size, local string, all bool) erro
 		{size, &l.Size, all, 1, MaxSize}, {rank, &l.Rank, all, 0, MaxSize - 1},
 		{local, &l.Local, false, 0, MaxSize - 1},
 	} {
-		if _, ok := e(x.name); !ok {
+		if !e.has(x.name) {
 			switch {
 			case !x.must:
 				continue

@@ -43,6 +43,9 @@ func TestFromEnv(t *testing.T) {
 		"PMIX_RANK=0 RANK=0 WORLD_SIZE=1": {
 			Size: 1, Local: -1, By: "WORLD_SIZE",
 		},
+		"RANK=1 WORLD_SIZE=3 LOCAL_RANK= " + hand: {
+			Rank: 1, Size: 3, Local: -1, Master: "a:9", By: "WORLD_SIZE",
+		},
 		"RANK=1 WORLD_SIZE=3 LOCAL_RANK=1 " + hand: {
 			Rank: 1, Size: 3, Local: 1, Master: "a:9", By: "WORLD_SIZE",
 		},
@@ -118,6 +121,7 @@ func TestEnvironmentsThatContradict(t *testing.T) {
 		"PMIX_RANK=0":                                  "PMIX_RANK is set: PMIx started this process",
 		"PALS_RANKID=1":                                "PALS_RANKID is set",
 		"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2":             "FLUX_TASK_RANK is set",
+		"HOROVOD_RANK=1 HOROVOD_SIZE=2":                "Horovod started this process",
 		"MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=2":  "MVAPICH started this process",
 		"SLURM_PROCID=1 SLURM_JOB_ID=1 SLURM_NTASKS=2": "SLURM_STEP_ID is not",
 		"SLURM_PROCID=1":                               "SLURM_STEP_NUM_TASKS is not set",

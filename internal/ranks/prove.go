@@ -9,7 +9,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"syscall"
 	"time"
 
 	"helios/internal/errs"
@@ -29,10 +31,14 @@ const (
 	nonceBytes = 32
 	// The fewest bytes of a secret: a stranger who has listened can try words.
 	secretBytes = 16
-	secretMost  = 4096
+	// MaxSecret is the most bytes of a secret, with the space around it.
+	MaxSecret = 4096
 )
 
-var errSecret = errors.New("it does not know this run's secret")
+var (
+	errSecret = errors.New("it does not know this run's secret")
+	errEarly  = errors.New("it hangs up before it has sent a number")
+)
 
 // proven is a connection whose two ends know the secret.
 type proven struct {
@@ -59,12 +65,18 @@ func (g *overTCP) prove(ctx context.Context, c net.Conn, came bool, deadline tim
 	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Now()) })()
 	mine := make([]byte, nonceBytes)
 	_, _ = rand.Read(mine) // it does not fail
-	if err := send(c, kindNonce, mine); err != nil {
-		return nil, err
+	var theirs []byte
+	err := send(c, kindNonce, mine)
+	if err == nil {
+		theirs, err = expect(c, kindNonce, nonceBytes)
 	}
-	theirs, err := expect(c, kindNonce, nonceBytes)
-	if err != nil {
+	switch {
+	case ctx.Err() == nil && hungUp(err):
+		return nil, fmt.Errorf("%w (%w)", errEarly, err)
+	case err != nil:
 		return nil, err
+	case len(theirs) != nonceBytes:
+		return nil, fmt.Errorf("a random number of %d bytes comes, it has %d", len(theirs), nonceBytes)
 	}
 	p := &proven{Conn: c, mine: "came", theirs: "listens"}
 	both := [][]byte{[]byte("heliosctl ranks"), mine, theirs}
@@ -79,6 +91,11 @@ func (g *overTCP) prove(ctx context.Context, c net.Conn, came bool, deadline tim
 		}
 	}
 	proof, err := expect(c, kindProof, sha256.Size)
+	if came && ctx.Err() == nil && hungUp(err) {
+		return nil, errs.New(errs.Usage,
+			"hangs up when this rank proves that it knows the run's secret; give all ranks the same one, by $HELIOS_RANK_SECRET or option rank-secret-file, and each run a MASTER_PORT of its own (%w)",
+			err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -91,6 +108,11 @@ func (g *overTCP) prove(ctx context.Context, c net.Conn, came bool, deadline tim
 		}
 	}
 	return p, nil
+}
+
+func hungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 func send(c net.Conn, kind uint8, b []byte) error {
@@ -138,13 +160,15 @@ func (p *proven) receiveHello(ctx context.Context, deadline time.Time) (h hello,
 // CheckSecret returns a secret without the space around it, and refuses one that is too short.
 func CheckSecret(text []byte) ([]byte, error) {
 	s := bytes.TrimSpace(text)
-	if len(s) < secretBytes || len(text) > secretMost {
+	if len(s) < secretBytes || len(text) > MaxSecret {
 		return nil, errs.New(errs.Usage,
 			"a secret of ranks has %d to %d bytes, this one has %d; \"openssl rand -hex 32\" makes one",
-			secretBytes, secretMost, len(s))
+			secretBytes, MaxSecret, len(s))
+	}
+	// A file of zeros, as a full disk or a crash leaves it, is no secret: HMAC takes it for none.
+	if bytes.Count(s, s[:1]) == len(s) {
+		return nil, errs.New(errs.Usage,
+			"a secret of %d equal bytes is none; \"openssl rand -hex 32\" makes one", len(s))
 	}
 	return s, nil
 }
-
-// SecretMost is the most bytes of a secret, with the space around it.
-const SecretMost = secretMost

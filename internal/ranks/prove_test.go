@@ -75,7 +75,12 @@ func TestStrangersHearNothing(t *testing.T) {
 	require.ErrorIs(t, err, errSecret)
 	require.Len(t, <-heard, headerBytes+nonceBytes)
 	for _, came := range []bool{true, false} {
-		_, err := stranger(t, came, theSecret, func(c net.Conn) { _, _ = io.Copy(c, c) })
+		_, err := stranger(t, came, theSecret, func(c net.Conn) {
+			go func() { _, _ = io.Copy(io.Discard, c) }()
+			_ = send(c, kindNonce, make([]byte, nonceBytes-1))
+		})
+		require.ErrorContains(t, err, "a random number of 31 bytes")
+		_, err = stranger(t, came, theSecret, func(c net.Conn) { _, _ = io.Copy(c, c) })
 		require.Error(t, err, "its own words")
 		_, err = stranger(t, came, theSecret, func(c net.Conn) {
 			g := &overTCP{o: Options{Secret: theSecret}}
@@ -166,17 +171,15 @@ func TestRefusalsTellNothing(t *testing.T) {
 		g := &overTCP{l: Launch{Rank: 1, Master: "127.0.0.1:" + port}, o: o}
 		g.waits = &waiting{}
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		c, err := g.dial(ctx, 0, g.l.Master)
-		require.NoError(t, err)
-		link, err := g.prove(ctx, c, true, time.Now().Add(time.Second))
+		link, err := g.dial(ctx, 0, g.l.Master)
 		require.NoError(t, err)
 		require.NoError(t, link.sendHello(h))
-		b, err := expect(c, kindHello, helloBytes)
+		b, err := expect(link, kindHello, helloBytes)
 		require.NoError(t, err)
 		require.NotContains(t, string(b[32:]), "hush")
 		require.NotContains(t, string(b[32:]), "7")
 		require.NotContains(t, string(b[32:]), hostname())
-		_ = c.Close()
+		_ = link.Close()
 		cancel()
 	}
 	require.ErrorContains(t, <-ended, "did not come")
@@ -186,10 +189,12 @@ func TestCheckSecret(t *testing.T) {
 	s, err := CheckSecret([]byte(" 0123456789abcdef\r\n"))
 	require.NoError(t, err)
 	require.Equal(t, "0123456789abcdef", string(s))
-	for _, bad := range []string{"", "\n", "0123456789abcde\n", strings.Repeat("x", SecretMost+1)} {
+	for _, bad := range []string{"", "\n", "0123456789abcde\n", strings.Repeat("x", MaxSecret+1)} {
 		_, err := CheckSecret([]byte(bad))
 		require.ErrorContains(t, err, "a secret of ranks has 16 to 4096 bytes")
 	}
+	_, err = CheckSecret(make([]byte, 32))
+	require.ErrorContains(t, err, "32 equal bytes")
 }
 
 // withNames gives names addresses for a test.

@@ -6,14 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unicode"
 
@@ -42,6 +40,8 @@ type hello struct {
 const (
 	helloBytes = 1 << 20
 	helloTime  = 10 * time.Second
+	// The most refusals that a rank notes while it waits.
+	maxRefusals = 20
 	// How often a rank says that it lives, as a share of the silence that others bear.
 	aliveShare = 4
 )
@@ -163,89 +163,73 @@ func (g *overTCP) gatherRanks(ctx context.Context) error {
 	return nil
 }
 
-// arrival is a rank that has come, or something else that has.
-type arrival struct {
-	p      *peer
-	link   *proven
-	h      hello
-	told   string // why it is sent away, to itself
-	refuse error  // and to this rank's user
-}
-
 // accept waits for n ranks to come, and sends strangers away.
-func (g *overTCP) accept(ctx context.Context, at net.Listener, n int, token string,
+func (g *overTCP) accept(ctx context.Context, listener net.Listener, n int, token string,
 	come func(p *peer, link *proven, h hello)) error {
-	arrivals, quit := make(chan arrival), make(chan struct{})
-	var wg sync.WaitGroup
-	stop := context.AfterFunc(ctx, func() { _ = at.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
 	defer stop()
 	meet, cancel := context.WithCancel(ctx)
+	d := &door{listener: listener, arrivals: make(chan arrival), quit: make(chan struct{}),
+		most: 2 * MaxSize}
+	var wg sync.WaitGroup
 	defer func() {
-		close(quit)
+		close(d.quit)
 		cancel()
-		_ = at.Close()
+		_ = listener.Close()
 		wg.Wait()
 	}()
 	wg.Go(func() {
-		places := make(chan struct{}, 2*MaxSize) // of those that have not said who they are
-		for {
-			c, err := at.Accept()
-			if err != nil {
-				return
-			}
-			select {
-			case places <- struct{}{}:
-			default: // strangers
-				_ = c.Close()
-				continue
-			}
-			wg.Go(func() {
-				a, err := g.receiveRank(meet, c, token)
-				<-places
-				if err != nil {
-					_ = c.Close() // no rank
-					return
-				}
-				select {
-				case arrivals <- a:
-				case <-quit:
-					_ = c.Close()
-				}
-			})
-		}
+		d.serve(&wg, func(c net.Conn) (arrival, error) { return g.receiveRank(meet, c, token) })
 	})
 	var refused error // the last one that came and is none of this run
+	notes := 0
 	for n > 0 {
-		g.waits.set(fmt.Sprintf("ranks %v at %s", g.absent(), at.Addr()))
+		g.waits.set(fmt.Sprintf("ranks %v at %s", g.absent(), listener.Addr()))
 		select {
-		case a := <-arrivals:
+		case a := <-d.arrivals:
+			again := false
 			if a.refuse == nil && g.peers[a.p.rank] != nil {
-				a.told = "another process has come as this rank"
-				a.refuse = errs.New(errs.Usage, "two processes are rank %d, on %s and on %s",
-					a.p.rank, g.peers[a.p.rank].host, a.p.host)
+				// One that was killed may be started again, before rank 0 has answered.
+				if again = token == "" && g.peers[a.p.rank].hasEnded(); !again {
+					a.reply = "another process has come as this rank"
+					a.refuse = errs.New(errs.Usage, "two processes are rank %d, on %s and on %s",
+						a.p.rank, g.peers[a.p.rank].host, a.p.host)
+				}
 			}
 			if a.refuse != nil {
-				// Whoever reaches the port can say this: it ends no run.
-				if refused == nil || refused.Error() != a.refuse.Error() {
+				// Whoever reaches the port can say this: it ends no run, and fills no disk.
+				if refused == nil || refused.Error() != a.refuse.Error() && notes < maxRefusals {
 					g.o.note(a.refuse.Error() + "; waiting on")
+					notes++
 				}
 				refused = a.refuse
 				wg.Go(func() {
-					if a.told != "" {
-						_ = a.link.sendHello(hello{Refuse: a.told}) // it may have gone already
+					if a.reply != "" {
+						_ = a.link.sendHello(hello{Refuse: a.reply}) // it may have gone already
 					}
 					_ = a.p.conn.Close()
 				})
 				continue
 			}
+			if again {
+				_ = g.peers[a.p.rank].conn.Close()
+			} else {
+				n--
+			}
 			g.peers[a.p.rank] = a.p
 			come(a.p, a.link, a.h)
-			n--
 		case <-ctx.Done():
-			return g.notCome(at, refused)
+			return g.notCome(listener, refused)
 		}
 	}
 	return nil
+}
+
+// hasEnded reports whether a rank that waits for the first one's answer, and says nothing, has gone.
+func (p *peer) hasEnded() bool {
+	_ = p.conn.SetReadDeadline(time.Now().Add(time.Millisecond)) // the read fails, too
+	_, err := p.conn.Read(make([]byte, 1))
+	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // receiveRank lets a process that came say who it is. It fails for what is no heliosctl.
@@ -270,7 +254,7 @@ func (g *overTCP) receiveRank(ctx context.Context, c net.Conn, token string) (a 
 		return a, errors.New("it is of another meeting")
 	}
 	a.p.rank, a.p.host = a.h.Rank, named(a.h.Host)
-	a.told, a.refuse = g.stranger(a.h)
+	a.reply, a.refuse = g.stranger(a.h)
 	return a, nil
 }
 
@@ -310,9 +294,9 @@ func named(host string) string {
 	return host
 }
 
-// stranger says why a rank is none of this run's: to that rank, which may not be told of the run,
-// and to the user.
-func (g *overTCP) stranger(h hello) (told string, err error) {
+// stranger says why a rank is none of this run's: err to the user, and reply, which tells nothing of
+// the run, to that rank.
+func (g *overTCP) stranger(h hello) (reply string, err error) {
 	host := named(h.Host)
 	switch {
 	case h.Job != g.l.Job:
@@ -345,57 +329,71 @@ func (g *overTCP) comeTo(ctx context.Context) error {
 	if err := g.o.mayMeet("MASTER_ADDR="+host, all); err != nil {
 		return err
 	}
-	conn, err := g.dial(ctx, 0, g.l.Master)
+	link, err := g.dial(ctx, 0, g.l.Master)
 	if err != nil {
 		return err
 	}
-	first := newPeer(0, g.l.Master, conn)
+	first := newPeer(0, g.l.Master, link.Conn)
 	g.peers[0] = first
-	// At the address by which the first rank sees this one.
-	host, _, err = net.SplitHostPort(conn.LocalAddr().String())
-	if err != nil {
-		return err
-	}
-	at, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
+	listener, err := g.listenForOthers(ctx, host, link)
 	if err != nil {
 		return fmt.Errorf("listen for other ranks: %w", err)
 	}
-	defer func() { _ = at.Close() }()
+	defer func() { _ = listener.Close() }()
 	h := g.me()
-	if _, h.Listen, err = net.SplitHostPort(at.Addr().String()); err != nil {
+	if _, h.Listen, err = net.SplitHostPort(listener.Addr().String()); err != nil {
 		return err
 	}
-	answer, err := g.introduce(ctx, conn, h)
+	answer, err := g.introduce(ctx, link, h)
 	if err != nil {
 		return fmt.Errorf("rank 0 at %s: %w", g.l.Master, err)
 	}
 	first.host = named(answer.Host)
 	for r := 1; r < g.l.Rank; r++ {
-		c, err := g.dial(ctx, r, answer.Peers[r])
+		to := seenFrom(first.conn.RemoteAddr(), answer.Peers[r])
+		link, err := g.dial(ctx, r, to)
 		if err != nil {
 			return err
 		}
-		g.peers[r] = newPeer(r, answer.Peers[r], c)
-		link, err := g.proveTo(ctx, c)
-		if err != nil {
-			return fmt.Errorf("rank %d at %s: %w", r, answer.Peers[r], err)
-		}
+		g.peers[r] = newPeer(r, to, link.Conn)
 		h := g.me()
 		h.Token = answer.Token
 		if err := link.sendHello(h); err != nil {
 			return g.lost(g.peers[r], err)
 		}
 	}
-	return g.accept(ctx, at, g.l.Size-1-g.l.Rank, answer.Token, func(*peer, *proven, hello) {})
+	return g.accept(ctx, listener, g.l.Size-1-g.l.Rank, answer.Token, func(*peer, *proven, hello) {})
+}
+
+// listenForOthers opens a port for the ranks behind this one, at the address by which the first rank
+// sees this one; host is MASTER_ADDR's.
+func (g *overTCP) listenForOthers(ctx context.Context, host string, link *proven) (net.Listener,
+	error) {
+	here := link.LocalAddr().(*net.TCPAddr)
+	own := *here
+	if own.Port = 0; own.IP.IsLoopback() && g.othersCome(host) {
+		own.IP = nil
+	}
+	return (&net.ListenConfig{}).Listen(ctx, "tcp", own.String())
+}
+
+// seenFrom is the address of a rank. One that runs beside the first rank may have come to it over
+// loopback: from another machine it is found where the first one is.
+func seenFrom(first net.Addr, peer string) string {
+	host, port, err := net.SplitHostPort(peer)
+	if ip := net.ParseIP(host); err != nil || !ip.IsLoopback() {
+		return peer
+	}
+	seen := first.(*net.TCPAddr)
+	if seen.IP.IsLoopback() {
+		return peer
+	}
+	return net.JoinHostPort((&net.IPAddr{IP: seen.IP, Zone: seen.Zone}).String(), port)
 }
 
 // introduce says to the first rank who this one is, and returns the answer, which comes when all
 // ranks have come.
-func (g *overTCP) introduce(ctx context.Context, c net.Conn, h hello) (answer hello, err error) {
-	link, err := g.proveTo(ctx, c)
-	if err != nil {
-		return answer, err
-	}
+func (g *overTCP) introduce(ctx context.Context, link *proven, h hello) (answer hello, err error) {
 	if err := link.sendHello(h); err != nil {
 		return answer, err
 	}
@@ -414,31 +412,29 @@ func (g *overTCP) introduce(ctx context.Context, c net.Conn, h hello) (answer he
 	return answer, err
 }
 
-// proveTo proves this rank to one that listens.
-func (g *overTCP) proveTo(ctx context.Context, c net.Conn) (*proven, error) {
-	deadline, _ := ctx.Deadline()
-	link, err := g.prove(ctx, c, true, deadline)
-	if ctx.Err() == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
-		err = errs.New(errs.Usage,
-			"hangs up when this rank proves that it knows the run's secret; give all ranks the same one, by $HELIOS_RANK_SECRET or option rank-secret-file, and each run a MASTER_PORT of its own (%w)",
-			err)
-	}
-	return link, err
-}
-
-// dial connects to a rank; to the first one again and again, for it may not listen yet.
-func (g *overTCP) dial(ctx context.Context, rank int, to string) (net.Conn, error) {
+// dial connects to a rank, and proves this one to it. It tries again where the first rank does not
+// listen yet, and where one hangs up before it has sent its number: it has no place left, or another
+// program listens there.
+func (g *overTCP) dial(ctx context.Context, rank int, to string) (*proven, error) {
 	g.waits.set(fmt.Sprintf("rank %d at %s", rank, to))
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		c, err := (&net.Dialer{Timeout: helloTime}).DialContext(ctx, "tcp", to)
-		if err == nil {
-			return c, nil
-		}
 		var dns *net.DNSError
-		if rank > 0 || errors.As(err, &dns) && dns.IsNotFound {
+		if err != nil && (rank > 0 || errors.As(err, &dns) && dns.IsNotFound) {
 			return nil, errs.New(errs.Usage, "cannot reach rank %d at %s: %w", rank, to, err)
 		}
-		g.waits.set(fmt.Sprintf("rank 0 at %s, which cannot be reached: %v", to, err))
+		if err == nil {
+			deadline, _ := ctx.Deadline()
+			var link *proven
+			if link, err = g.prove(ctx, c, true, deadline); err == nil {
+				return link, nil
+			}
+			_ = c.Close()
+			if err = fmt.Errorf("rank %d at %s: %w", rank, to, err); !errors.Is(err, errEarly) {
+				return nil, err
+			}
+		}
+		g.waits.set(fmt.Sprintf("rank %d at %s, which cannot be reached: %v", rank, to, err))
 		select {
 		case <-ctx.Done():
 			return nil, err
@@ -460,8 +456,7 @@ func (g *overTCP) lost(p *peer, err error) error {
 		return errs.New(class,
 			"rank %d on %s: no sign of life for %v, says rank %d on %s: its machine, the network or the process hangs",
 			p.rank, p.host, g.o.Silence, g.l.Rank, hostname())
-	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE):
+	case hungUp(err):
 		return errs.New(class,
 			"rank %d on %s: the connection ended without a word: the process was killed, or its machine went down",
 			p.rank, p.host)

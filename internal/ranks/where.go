@@ -22,6 +22,13 @@ var lookup = net.DefaultResolver.LookupNetIP
 // addresses looks a name up, IPv4 first.
 func addresses(ctx context.Context, host string) ([]netip.Addr, error) {
 	all, err := lookup(ctx, "ip", host)
+	for dns := (*net.DNSError)(nil); errors.As(err, &dns) && !dns.IsNotFound && ctx.Err() == nil; {
+		select { // the name's server may come back, as that of a cluster that starts does
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+			all, err = lookup(ctx, "ip", host)
+		}
+	}
 	if err != nil {
 		return nil, errs.New(errs.Usage, "the address of %s is not known here: %w", host, err)
 	}
@@ -68,14 +75,13 @@ func (g *overTCP) listen(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, noMaster(err)
 	}
-	_, err = netip.ParseAddr(host)
-	literal, inside, secret := err == nil, loopback(all), len(g.o.Secret) > 0
+	inside, secret := loopback(all), len(g.o.Secret) > 0
 	shown := host
-	if !literal {
+	if !isLiteral(host) {
 		shown = fmt.Sprintf("%s (%s)", host, listed(all))
 	}
 	why := "not reached from other machines"
-	if !inside || !secret || g.l.Nodes == 1 || g.l.Nodes == 0 && literal {
+	if !inside || !g.othersCome(host) {
 		at, err := openOne(ctx, all, port)
 		switch {
 		case err == nil:
@@ -83,7 +89,7 @@ func (g *overTCP) listen(ctx context.Context) (net.Listener, error) {
 				_ = at.Close()
 				return nil, err
 			}
-			if inside && (g.l.Nodes > 1 || g.l.Nodes == 0 && !literal && host != "localhost") {
+			if inside && (g.l.Nodes > 1 || g.l.Nodes == 0 && !isLiteral(host) && host != "localhost") {
 				g.o.note(fmt.Sprintf(
 					"rank 0 listens at MASTER_ADDR=%s, %s; where ranks run there, give all of them its address in their network, or the same secret (option rank-secret-file), with which it listens at all addresses",
 					shown, why))
@@ -103,10 +109,22 @@ func (g *overTCP) listen(ctx context.Context) (net.Listener, error) {
 	return open(ctx, ":"+port)
 }
 
+func isLiteral(host string) bool {
+	_, err := netip.ParseAddr(host)
+	return err == nil
+}
+
+// othersCome reports whether ranks of other machines may come, though MASTER_ADDR, host, is loopback
+// here.
+func (g *overTCP) othersCome(host string) bool {
+	return len(g.o.Secret) > 0 && (g.l.Nodes > 1 || g.l.Nodes == 0 && !isLiteral(host))
+}
+
 // listenAt opens the port that option rank-listen names.
 func (g *overTCP) listenAt(ctx context.Context, port string) (net.Listener, error) {
 	host := g.o.Listen
-	if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ":") {
+	if !isLiteral(host) && strings.Contains(host, ":") {
+		var err error
 		if host, port, err = net.SplitHostPort(host); err != nil {
 			return nil, errs.New(errs.Usage, "option rank-listen %q is no ADDRESS or ADDRESS:PORT",
 				g.o.Listen)
