@@ -128,7 +128,8 @@ func TestRefusalsAreNotedAFewTimes(t *testing.T) {
 		g := &overTCP{l: Launch{Rank: 1, Master: master}, waits: &waiting{}}
 		link, err := g.dial(t.Context(), 0, master)
 		require.NoError(t, err)
-		require.NoError(t, link.sendHello(hello{Rank: 1, Size: 2, Job: "x", Host: fmt.Sprint("h", i)}))
+		h := hello{Rank: 1, Size: 2, Job: "x", Host: fmt.Sprint("h", i)}
+		require.NoError(t, link.sendHello(h))
 		_, err = link.receiveHello(t.Context(), time.Now().Add(time.Second))
 		require.NoError(t, err)
 		require.NoError(t, link.Close())
@@ -137,8 +138,8 @@ func TestRefusalsAreNotedAFewTimes(t *testing.T) {
 	require.Equal(t, maxRefusals, notes)
 }
 
-// Where the first rank's machine calls itself 127.0.1.1, as Debian does, a rank beside it comes over
-// loopback, and those of other machines find it at the first one's address.
+// Where the first rank's machine calls itself 127.0.1.1, as Debian does, a rank beside it comes
+// over loopback, and those of other machines find it at the first one's address.
 func TestRanksBesideTheFirstAreFound(t *testing.T) {
 	far := &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 9}
 	near := &net.TCPAddr{IP: net.ParseIP("127.0.1.1"), Port: 9}

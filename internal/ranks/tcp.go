@@ -225,7 +225,7 @@ func (g *overTCP) accept(ctx context.Context, listener net.Listener, n int, toke
 	return nil
 }
 
-// hasEnded reports whether a rank that waits for the first one's answer, and says nothing, has gone.
+// hasEnded reports whether a rank that waits in silence for the first one's answer has gone.
 func (p *peer) hasEnded() bool {
 	_ = p.conn.SetReadDeadline(time.Now().Add(time.Millisecond)) // the read fails, too
 	_, err := p.conn.Read(make([]byte, 1))
@@ -294,8 +294,8 @@ func named(host string) string {
 	return host
 }
 
-// stranger says why a rank is none of this run's: err to the user, and reply, which tells nothing of
-// the run, to that rank.
+// stranger says why a rank is none of this run's: err to the user, and reply, which tells nothing
+// of the run, to that rank.
 func (g *overTCP) stranger(h hello) (reply string, err error) {
 	host := named(h.Host)
 	switch {
@@ -362,15 +362,15 @@ func (g *overTCP) comeTo(ctx context.Context) error {
 			return g.lost(g.peers[r], err)
 		}
 	}
-	return g.accept(ctx, listener, g.l.Size-1-g.l.Rank, answer.Token, func(*peer, *proven, hello) {})
+	return g.accept(ctx, listener, g.l.Size-1-g.l.Rank, answer.Token,
+		func(*peer, *proven, hello) {})
 }
 
-// listenForOthers opens a port for the ranks behind this one, at the address by which the first rank
-// sees this one; host is MASTER_ADDR's.
-func (g *overTCP) listenForOthers(ctx context.Context, host string, link *proven) (net.Listener,
-	error) {
-	here := link.LocalAddr().(*net.TCPAddr)
-	own := *here
+// listenForOthers opens a port for the ranks behind this one, at the address by which the first
+// rank sees this one; host is MASTER_ADDR's.
+func (g *overTCP) listenForOthers(ctx context.Context, host string,
+	link *proven) (net.Listener, error) {
+	own := *link.LocalAddr().(*net.TCPAddr)
 	if own.Port = 0; own.IP.IsLoopback() && g.othersCome(host) {
 		own.IP = nil
 	}
@@ -413,8 +413,8 @@ func (g *overTCP) introduce(ctx context.Context, link *proven, h hello) (answer 
 }
 
 // dial connects to a rank, and proves this one to it. It tries again where the first rank does not
-// listen yet, and where one hangs up before it has sent its number: it has no place left, or another
-// program listens there.
+// listen yet, and where one hangs up before it has sent its number: strangers took its places, or
+// another program listens there.
 func (g *overTCP) dial(ctx context.Context, rank int, to string) (*proven, error) {
 	g.waits.set(fmt.Sprintf("rank %d at %s", rank, to))
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {

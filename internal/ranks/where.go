@@ -114,8 +114,8 @@ func isLiteral(host string) bool {
 	return err == nil
 }
 
-// othersCome reports whether ranks of other machines may come, though MASTER_ADDR, host, is loopback
-// here.
+// othersCome reports whether ranks of other machines may come, though MASTER_ADDR, host, is
+// loopback here.
 func (g *overTCP) othersCome(host string) bool {
 	return len(g.o.Secret) > 0 && (g.l.Nodes > 1 || g.l.Nodes == 0 && !isLiteral(host))
 }
