@@ -78,6 +78,10 @@ var signatures = []signature{
 	{foreign, 0, "\xfe\xff", "text in UTF-16", "write it again in UTF-8"},
 }
 
+// words are signatures that can also be the first column of a text. In the formats a byte below the
+// space follows.
+var words = []string{"PAR1", "ARROW1", "FEA1"}
+
 // sniffed is how many bytes at a file's start the signatures need.
 const sniffed = 520
 
@@ -118,6 +122,7 @@ func Of(head, tail []byte) File {
 			s.text == "ORC" && !bytes.HasSuffix(tail, []byte("ORC\x00")) &&
 				!bytes.HasSuffix(tail[:max(len(tail)-1, 0)], []byte("ORC")),
 			s.text == "\xff\xff\xff\xff" && !arrowStream(head),
+			slices.Contains(words, s.text) && len(head) > len(s.text) && head[len(s.text)] >= ' ',
 			s.text == "\xff\xfe" && !wide(head, 0), s.text == "\xfe\xff" && !wide(head, 1):
 			continue
 		}

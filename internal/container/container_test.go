@@ -157,6 +157,9 @@ func TestPlain(t *testing.T) {
 		"65279":        ids(0xfeff, 3, 4, 5),
 		"BZh":          []byte("BZhou,1\nBZhang,2\n"),
 		"ORC":          []byte("ORCID,1\n2,3\n"),
+		"PAR1":         []byte("PAR1,PAR2\n2,3\n"),
+		"ARROW1":       []byte("ARROW1 ARROW2\n2 3\n"),
+		"FEA1":         []byte("FEA1;FEA2\n2;3\n"),
 		"a pickle cut": []byte("\x80\x04\x95\x05\x00\x00"),
 		"nothing":      nil, "text": []byte(text),
 	} {
