@@ -133,15 +133,19 @@ func TestArchives(t *testing.T) {
 			note: "data, the values of its entries; models take no edge weights"},
 		"stored zeros": {matrix: csc1.with(members{"data": f8(0, 1, 0, 1, 1)}), want: same,
 			note: "2 of the 5 entries of "},
-		"bool":       {matrix: csr.with(members{"data": b1(true, true, true, true, true)}), want: same},
-		"complex":    {matrix: csr.with(members{"data": {"<c8", "(5,)", make([]float32, 10)}}), want: same, note: "data, the values"},
-		"csr, in":    {matrix: csr, lists: "in", want: turned},
-		"csc, out":   {matrix: csc1, lists: "out", want: turned},
-		"csr, out":   {matrix: csr, lists: "out", want: same},
-		"one file":   {matrix: csr.with(members{"edge_time": i8(1, 2)}), all: true, want: same, note: "not used of "},
+		"bool":     {matrix: csr.with(members{"data": b1(true, true, true, true, true)}), want: same},
+		"complex":  {matrix: csr.with(members{"data": {"<c8", "(5,)", make([]float32, 10)}}), want: same, note: "data, the values"},
+		"csr, in":  {matrix: csr, lists: "in", want: turned},
+		"csc, out": {matrix: csc1, lists: "out", want: turned},
+		"csr, out": {matrix: csr, lists: "out", want: same},
+		"one file": {matrix: csr.with(members{"edge_time": i8(1, 2)}), all: true, want: same, note: "not used of "},
+		"format of something else": {matrix: members{"edge_index": {"<i8", "(2, 5)", ei},
+			"format": i8(1)}, all: true, want: same, note: ": format\n"},
 		"edge_index": {folder: members{"edge_index": {"<i8", "(2, 5)", ei}}, want: same},
 		"big-endian pairs": {folder: members{"edges": {">u2", "(5, 2)",
 			[]uint16{0, 1, 0, 2, 1, 0, 3, 2, 4, 4}}}, want: same},
+		"columns": {folder: members{"src": {"<i8", "(5, 1)", ei[:5]}, "dst": {"<i8", "(5, 1)", ei[5:]},
+			"train_mask": {}, "train_idx": {"<i8", "(2, 1)", []int64{1, 4}}}, want: same},
 		"src and dst": {folder: members{"src": i8(0, 0, 1, 3, 4), "dst": i4(1, 2, 0, 2, 4)}, want: same},
 		"row and col, weighted": {folder: members{"row": i8(0, 0, 1, 3, 4), "col": i8(1, 2, 0, 2, 4),
 			"edge_weight": f8(1, 2, 3, 4, 5)}, want: same, note: "edge_weight.npy; models take no edge weights"},
@@ -154,7 +158,7 @@ func TestArchives(t *testing.T) {
 		"not square":        {matrix: coo.with(members{"shape": i8(5, 6)}), err: "a matrix of 5 × 6, a bipartite graph"},
 		"one dimension":     {matrix: coo.with(members{"shape": i8(5)}), err: "a graph is a matrix of two dimensions"},
 		"other nodes":       {matrix: coo.with(members{"shape": i8(6, 6)}), err: "one row per node is needed in both"},
-		"no shape":          {matrix: csr.with(members{"shape": {}}), err: "no array of that name"},
+		"no shape":          {matrix: csr.with(members{"shape": {}}), err: "has no edges"},
 		"format of numbers": {matrix: csr.with(members{"format": i8(1)}), err: "is not text"},
 		"coo, in":           {matrix: coo, lists: "in", err: "option lists in: "},
 		"values short":      {matrix: csr.with(members{"data": f8(1, 1)}), err: "data has 2 entries, the matrix has 5"},
@@ -226,4 +230,65 @@ func TestTwoMatrices(t *testing.T) {
 		Output: Output{Out: filepath.Join(t.TempDir(), "g")}})
 	require.ErrorContains(t, err, "are both a sparse matrix")
 	datasettest.RequireUsage(t, err)
+}
+
+// Of what else lies in a folder, the files that are taken are not named, the others are, and what
+// may be features or splits is not passed over.
+func TestBesideTheMatrix(t *testing.T) {
+	rest := nodeData.with(members{"train_mask": {}, "val_mask": {}, "test_mask": {}})
+	lines := tree{"train.txt": "1\n4\n", "val.csv": "0\n", "test.txt": "2\n3\n"}
+	oblong := coo.with(members{"shape": i8(5, 6)}).npz(t, zip.Deflate)
+	for name, c := range map[string]struct {
+		add  tree
+		opt  func(dir string, o *Options)
+		err  string
+		note string
+	}{
+		"another matrix": {add: tree{"X.npz": oblong, "train.npy": string(i8(1, 4).bytes(t)),
+			"val.npy": string(i8(0).bytes(t)), "test.npy": string(i8(2, 3).bytes(t))}, note: ": X.npz\n"},
+		"features in an archive": {add: tree{"x.npy": "", "x.npz": oblong}, err: "x.npz is an archive"},
+		"splits in an archive":   {add: tree{"train.npz": oblong}, err: "train.npz is an archive"},
+		"splits as text":         {add: lines, err: "test.txt, train.txt, val.csv, which may be its splits"},
+		"splits as text, named": {add: lines, opt: func(dir string, o *Options) {
+			o.SplitDir = dir
+		}},
+		"splits below": {add: tree{"split/train.txt": "1\n4\n"}, err: "split/, which may be its splits"},
+		"splits below, named": {add: tree{"split/train.txt": "1\n4\n", "split/valid.txt": "0\n",
+			"split/test.txt": "2\n3\n", "old/train.txt": "1\n"}, opt: func(dir string, o *Options) {
+			o.SplitDir = filepath.Join(dir, "split")
+		}, note: ": old/\n"},
+		"all are named": {add: tree{"x.npy": "", "y.npy": "", "a.npy": string(nodeData["x"].bytes(t)),
+			"b.npy": string(nodeData["y"].bytes(t)), "p/train.txt": "1\n4\n", "p/val.txt": "0\n",
+			"p/test.txt": "2\n3\n"}, opt: func(dir string, o *Options) {
+			o.Features, o.Labels = filepath.Join(dir, "a.npy"), filepath.Join(dir, "b.npy")
+			o.SplitDir = filepath.Join(dir, "p")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := rest.folder(t)
+			f["adj.npz"] = csr.npz(t, zip.Deflate)
+			for n, s := range c.add {
+				if f[n] = s; s == "" {
+					delete(f, n)
+				}
+			}
+			root, said := t.TempDir(), ""
+			o := Options{Input: Input{In: f.write(t, t.TempDir())}, Output: Output{
+				Out: filepath.Join(root, "g"), Note: func(s string) { said += s + "\n" }}}
+			if c.opt != nil {
+				c.opt(o.In, &o)
+			}
+			err := plain(NPY)(bg, o)
+			if c.err != "" {
+				require.ErrorContains(t, err, c.err)
+				datasettest.RequireUsage(t, err)
+				datasettest.RequireEmpty(t, root)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, matrixView, viewOf(t, o.Out))
+			require.Equal(t, c.note != "", strings.Contains(said, "not used of "), said)
+			require.Contains(t, said, c.note)
+		})
+	}
 }

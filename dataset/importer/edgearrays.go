@@ -258,9 +258,9 @@ func idArray(a *npy.Array) error {
 		return errs.New(errs.Usage, "%s: holds %s, integers are needed; save x.astype(numpy.int64)",
 			a.Name, a.Header.DType)
 	}
-	if len(a.Header.Shape) != 1 {
-		return errs.New(errs.Usage, "%s has shape %s, must be one-dimensional", a.Name,
-			a.Header.ShapeString())
+	if sh := a.Header.Shape; len(sh) != 1 && (len(sh) != 2 || sh[1] != 1) {
+		return errs.New(errs.Usage, "%s has shape %s, must be one-dimensional; save x.ravel()",
+			a.Name, a.Header.ShapeString())
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,8 +58,9 @@ var (
 )
 
 // ArrayNames are the names that an ArrayMap gives the input's names for.
-var ArrayNames = []string{"edge_index", "src", "dst", "indptr", "indices", "features", "labels",
-	"train", "val", "test"}
+var ArrayNames = append(slices.Clone(graphNames), "features", "labels", "train", "val", "test")
+
+var graphNames = []string{"edge_index", "src", "dst", "indptr", "indices"}
 
 // ArrayMap gives the input's name for one of ArrayNames, such as "train": "my_train_ids".
 type ArrayMap map[string]string
@@ -135,34 +137,43 @@ func (a *arrays) close() (err error) {
 	return err
 }
 
-// findMatrix looks for an adjacency matrix in a folder, as SciPy saves it.
+// findMatrix looks for an adjacency matrix in a folder, as SciPy saves it. Other matrices, such as
+// sparse features, are passed over where there is one.
 func (a *arrays) findMatrix() error {
+	if a.archive != nil {
+		return nil
+	}
+	var other error // about the first that is none
 	for _, n := range unusedFiles(a.dir) {
-		path := filepath.Join(a.dir, n)
-		if a.archive != nil || !strings.HasSuffix(n, ".npz") {
+		if !strings.HasSuffix(n, ".npz") {
 			continue
 		}
+		path := filepath.Join(a.dir, n)
 		archive, err := npy.OpenArchive(path)
 		if err != nil {
-			return err
+			other = cmp.Or(other, err)
+			continue
 		}
 		m, err := openSparse(archive)
-		switch {
-		case err != nil || m == nil:
-			err = errors.Join(err, archive.Close())
-		case a.matrix != nil:
-			err = errors.Join(errs.New(errs.Usage,
-				"%s and %s are both a sparse matrix; give one with option in, and the features and labels with options",
-				a.matrix.archive.Path, path), archive.Close())
-		default:
+		if err == nil && m != nil && a.matrix == nil {
 			a.matrix = m
 			a.used[n] = true
+			continue
 		}
-		if err != nil {
+		other = cmp.Or(other, err)
+		if err := archive.Close(); err != nil {
 			return err
 		}
+		if m != nil {
+			return errs.New(errs.Usage,
+				"%s and %s are both a sparse matrix; give one with option in, and the features and labels with options",
+				a.matrix.archive.Path, path)
+		}
 	}
-	return nil
+	if a.matrix != nil {
+		return nil
+	}
+	return other
 }
 
 // find opens the array that Map names for the first of names, or else the first of names that is
@@ -195,15 +206,20 @@ func (a *arrays) foreign(names []string) error {
 	if a.archive != nil {
 		return nil
 	}
+	graph := slices.Contains(graphNames, names[0]) // whose archive may be a matrix
 	for _, f := range unusedFiles(a.dir) {
 		base, ending, _ := strings.Cut(f, ".")
-		if !slices.Contains(names, base) || ending == "npy" || ending == "npz" {
+		if !slices.Contains(names, base) || ending == "npy" || ending == "npz" && graph {
 			continue
 		}
 		path := filepath.Join(a.dir, f)
 		switch kind, err := container.FileOf(path); {
 		case err != nil:
 			return err
+		case ending == "npz":
+			return errs.New(errs.Usage,
+				"%s is an archive; in a folder, %s is an array of its own: save it with numpy.save (a sparse matrix A as A.toarray())",
+				path, names[0]+".npy")
 		case kind.Foreign():
 			return kind.Refuse(path)
 		}
@@ -235,13 +251,11 @@ func (a *arrays) names() (names []string) {
 	return names
 }
 
-// unused lists the arrays that nobody took, and in a folder also the files that are no arrays.
+// unused lists the arrays that nobody took, and in a folder also the other files and folders.
 func (a *arrays) unused() (names []string) {
-	all := a.names()
+	all := append(unusedFiles(a.dir), subfolders(a.dir)...)
 	if a.archive != nil {
-		all = append(all, a.archive.Others()...)
-	} else {
-		all = unusedFiles(a.dir)
+		all = append(a.archive.Names(), a.archive.Others()...)
 	}
 	for _, n := range all {
 		if !a.used[strings.TrimSuffix(n, ".npy")] {
@@ -257,6 +271,27 @@ func (a *arrays) unused() (names []string) {
 		return slices.DeleteFunc(names, func(n string) bool { return !slices.Contains(own, n) })
 	}
 	return names
+}
+
+// take marks files of the folder, or below, that options name.
+func (a *arrays) take(paths ...string) {
+	dir, err := filepath.Abs(a.dir)
+	if a.archive != nil || err != nil {
+		return
+	}
+	for _, p := range paths {
+		full, err := filepath.Abs(p)
+		if p == "" || err != nil {
+			continue
+		}
+		if rel, ok := strings.CutPrefix(full, dir+"/"); ok {
+			name, _, below := strings.Cut(rel, "/")
+			if below {
+				name += "/" // as subfolders has it
+			}
+			a.used[strings.TrimSuffix(name, ".npy")] = true
+		}
+	}
 }
 
 func (a *arrays) where() string {
@@ -316,14 +351,18 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 		return err
 	}
 	var splits []splitSet
-	splitsIn := in
-	if o.SplitDir != "" {
-		splitsIn = &arrays{dir: o.SplitDir, used: map[string]bool{}}
+	switch {
+	case o.SplitDir != "":
+		splits, err = im.folderSplits(ctx, o.SplitDir)
+	case !o.MakeSplits:
+		splits, err = im.splitArrays(in)
 	}
-	if !o.MakeSplits {
-		if splits, err = im.splitArrays(splitsIn); err != nil {
-			return err
-		}
+	if err != nil {
+		return err
+	}
+	in.take(o.Features, o.Labels)
+	for _, s := range splits {
+		in.take(s.file)
 	}
 	edges, err := im.graphEdges(in, graph)
 	if err != nil {
@@ -335,12 +374,9 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 		if odd := slices.DeleteFunc(slices.Clone(unused),
 			func(n string) bool { return !looksLikeSplit(n) }); len(odd) > 0 {
 			return errs.New(errs.Usage,
-				"%s holds %s, which may be its splits, and none that is known; name them with option map, as in option map %s=train, give option splits DIR, or option make-splits to deal new ones",
-				in.where(), briefNames(odd), brief(odd[0]))
+				"%s holds %s, which may be its splits, and none that is known; name arrays with option map, as in option map my_ids=train, give option splits DIR with train, val and test, or option make-splits to deal new ones",
+				in.where(), briefNames(odd))
 		}
-	}
-	if in.archive == nil {
-		unused = append(unused, subfolders(in.dir)...)
 	}
 	im.noteUnused(in.where(), unused)
 	if err := im.edgesFrom(ctx, edges); err != nil {
@@ -455,7 +491,7 @@ func (im *npyImport) findGraph(in *arrays) (g npyGraph, err error) {
 		}
 	}
 	return g, errs.New(errs.Usage,
-		"%s has no edges (looked for %s, or src and dst, or indptr and indices, or a matrix of scipy.sparse.save_npz; it has %s); option map THEIRS=edge_index names them",
+		"%s has no edges (looked for %s, or src and dst, or indptr and indices, or a matrix of scipy.sparse.save_npz; it has %s); option map THEIRS=OURS,… names their arrays; save a dense matrix A with save_npz(FILE, csr_matrix(A))",
 		in.where(), strings.Join(edgeNames, ", "), briefNames(in.has()))
 }
 
@@ -505,7 +541,7 @@ func (im *npyImport) splitArrays(in *arrays) ([]splitSet, error) {
 		}
 		sets = append(sets, splitSet{a.Name, ids})
 	}
-	if len(missing) > 0 && (len(sets) > 0 || im.o.SplitDir != "") {
+	if len(missing) > 0 && len(sets) > 0 {
 		return nil, errs.New(errs.Usage, "%s has no split %q; give all three splits or none",
 			in.where(), missing[0])
 	}

@@ -22,8 +22,11 @@ type sparse struct {
 	nodes   int64
 }
 
-// openSparse reads the format and the shape; nil where the archive says no format.
+// openSparse reads the format and the shape; nil where the archive has not both.
 func openSparse(a *npy.Archive) (*sparse, error) {
+	if !slices.Contains(a.Names(), "shape") { // a format of something else
+		return nil, nil
+	}
 	format, err := a.Text("format")
 	if format == "" || err != nil {
 		return nil, err

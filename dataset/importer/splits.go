@@ -56,6 +56,7 @@ func (im *splitSets) splitIDs(a *npy.Array) ([]int64, error) {
 			"%s: a split holds %s; save node ids or a mask, as integers or bool", a.Name, dt)
 	}
 	switch {
+	case len(sh) == 2 && sh[1] == 1 && sh[0] != im.m.Nodes && dt.Kind != 'b': // a column of ids
 	case len(sh) == 2:
 		return im.maskOfSeveral(a)
 	case len(sh) != 1:

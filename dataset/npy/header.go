@@ -26,7 +26,7 @@ const maxHeader = 64 << 10
 const maxDims = 64
 
 // ErrNotNPY says that a file does not begin with the .npy magic: it is raw, or something else.
-var ErrNotNPY = errors.New("not a .npy array (its magic bytes are missing)")
+var ErrNotNPY = errors.New("not a .npy array (its magic bytes are missing); write it with numpy.save")
 
 // DType is an element type: a kind as NumPy writes it and a size in bytes.
 type DType struct {
