@@ -10,10 +10,7 @@ import (
 	"helios/internal/errs"
 )
 
-const (
-	edgesPerPart = 1 << 22 // of arrays
-	idsPerRead   = 32 << 10
-)
+const idsPerRead = 32 << 10
 
 // edgeShape says how an edge list array is laid out.
 type edgeShape int
@@ -78,63 +75,15 @@ func indexEdges(a *npy.Array, nodes int64, shape edgeShape) (s edges.Source, err
 	if a.Header.Fortran {
 		rows = !rows
 	}
-	per := n // a compressed array is read from its start only
-	if a.Seekable() {
-		per = edgesPerPart
-	}
-	s = edges.Source{Name: a.Name, Unit: "edges", Total: n,
-		Parts: int((n + per - 1) / max(per, 1))}
 	if rows {
-		s.Read = func(_ context.Context, part int, emit func(src, dst []int64) error,
-			done func(int64)) error {
-			return readRows(a, nodes, n, int64(part)*per, min(int64(part+1)*per, n), emit, done)
-		}
-	} else {
-		s.Read = func(_ context.Context, part int, emit func(src, dst []int64) error,
+		return columnEdges(column{a, 0}, column{a, n}, n, nodes), nil
+	}
+	per, parts := edgeParts(n, a)
+	return edges.Source{Name: a.Name, Unit: "edges", Total: n, Parts: parts,
+		Read: func(_ context.Context, part int, emit func(src, dst []int64) error,
 			done func(int64)) error {
 			return readPairs(a, nodes, int64(part)*per, min(int64(part+1)*per, n), emit, done)
-		}
-	}
-	return s, nil
-}
-
-// readRows reads edges from..to of an array whose first n ids are the sources.
-func readRows(a *npy.Array, nodes, n, from, to int64, emit func(src, dst []int64) error,
-	done func(int64)) error {
-	rs, err := a.Reader(from)
-	if err != nil {
-		return err
-	}
-	defer rs.Close()
-	rd, err := a.Reader(n + from)
-	if err != nil {
-		return err
-	}
-	defer rd.Close()
-	src, dst := make([]int64, idsPerRead), make([]int64, idsPerRead)
-	for at := from; at < to; {
-		k := min(int64(len(src)), to-at)
-		if err := fill(rs, src[:k]); err != nil {
-			return err
-		}
-		if err := fill(rd, dst[:k]); err != nil {
-			return err
-		}
-		for i := range k {
-			if uint64(src[i]) >= uint64(nodes) {
-				return dataset.BadID(a.Name, at+i, src[i], nodes)
-			}
-			if uint64(dst[i]) >= uint64(nodes) {
-				return dataset.BadID(a.Name, n+at+i, dst[i], nodes)
-			}
-		}
-		if err := emit(src[:k], dst[:k]); err != nil {
-			return err
-		}
-		at += k
-		done(k)
-	}
-	return nil
+		}}, nil
 }
 
 // readPairs reads edges from..to of an array of pairs.
@@ -185,6 +134,17 @@ func fill(r *npy.Reader, dst []int64) error {
 // cores. Tests make it small.
 var partEdges int64 = 4 << 20
 
+// edgeParts divides n edges into parts, of which each has per.
+func edgeParts(n int64, arrays ...*npy.Array) (per int64, parts int) {
+	per = partEdges
+	for _, a := range arrays {
+		if !a.Seekable() { // a compressed array is read from its start only
+			per = max(n, 1)
+		}
+	}
+	return per, int(max(1, (n+per-1)/per))
+}
+
 // pairEdges are the edges src[i] → dst[i] of two arrays.
 func pairEdges(src, dst *npy.Array, nodes int64) (edges.Source, error) {
 	for _, a := range []*npy.Array{src, dst} {
@@ -197,53 +157,65 @@ func pairEdges(src, dst *npy.Array, nodes int64) (edges.Source, error) {
 		return edges.Source{}, errs.New(errs.Usage, "%s has %d entries, %s has %d; an edge is one of each",
 			src.Name, n, dst.Name, dst.Header.Elements())
 	}
-	per := max(n, 1) // a compressed array is read from its start only
-	if src.Seekable() && dst.Seekable() {
-		per = partEdges
+	return columnEdges(column{src, 0}, column{dst, 0}, n, nodes), nil
+}
+
+// column is the ids of an array from element first on.
+type column struct {
+	*npy.Array
+	first int64
+}
+
+// read reads the ids from at on, which must be those of nodes.
+func (c column) read(r *npy.Reader, at int64, ids []int64, nodes int64) error {
+	if err := fill(r, ids); err != nil {
+		return err
 	}
-	parts := int(max(1, (n+per-1)/per))
+	for i, v := range ids {
+		if uint64(v) >= uint64(nodes) {
+			return dataset.BadID(c.Name, c.first+at+int64(i), v, nodes)
+		}
+	}
+	return nil
+}
+
+// columnEdges are n edges src[i] → dst[i].
+func columnEdges(src, dst column, n, nodes int64) edges.Source {
+	per, parts := edgeParts(n, src.Array, dst.Array)
 	return edges.Source{Name: src.Name, Unit: "edges", Total: n, Parts: parts,
 		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error,
 			done func(int64)) error {
-			from, to := int64(part)*per, min(n, int64(part+1)*per)
-			rs, err := src.Reader(from)
+			at, to := int64(part)*per, min(n, int64(part+1)*per)
+			rs, err := src.Reader(src.first + at)
 			if err != nil {
 				return err
 			}
 			defer rs.Close()
-			rd, err := dst.Reader(from)
+			rd, err := dst.Reader(dst.first + at)
 			if err != nil {
 				return err
 			}
 			defer rd.Close()
-			s, d := make([]int64, 32<<10), make([]int64, 32<<10)
-			for at := from; at < to; {
-				k := int(min(int64(len(s)), to-at))
-				if err := fill(rs, s[:k]); err != nil {
+			s, d := make([]int64, idsPerRead), make([]int64, idsPerRead)
+			for at < to {
+				k := min(int64(len(s)), to-at)
+				if err := src.read(rs, at, s[:k], nodes); err != nil {
 					return err
 				}
-				if err := fill(rd, d[:k]); err != nil {
+				if err := dst.read(rd, at, d[:k], nodes); err != nil {
 					return err
-				}
-				for i := range k {
-					if uint64(s[i]) >= uint64(nodes) {
-						return dataset.BadID(src.Name, at+int64(i), s[i], nodes)
-					}
-					if uint64(d[i]) >= uint64(nodes) {
-						return dataset.BadID(dst.Name, at+int64(i), d[i], nodes)
-					}
 				}
 				if err := emit(s[:k], d[:k]); err != nil {
 					return err
 				}
-				done(int64(k))
-				at += int64(k)
+				done(k)
+				at += k
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
 			}
 			return nil
-		}}, nil
+		}}
 }
 
 // noteLists says how arrays are read that do not say what a list holds.
