@@ -16,11 +16,11 @@ import (
 // number or for numbers to predict, and refused unless NumClasses says how many classes there are:
 // the last layer of a model has a column for each.
 const (
-	freeClasses   = 1000    // as many classes may have gaps as they like
-	mostGaps      = 10      // beyond, as many classes for one that a node has
+	freeClasses   = 1000    // up to here, any of the classes may be without a node
+	mostGaps      = 10      // beyond, at most so many classes for each that has a node
 	mostClasses   = 1 << 24 // beyond, they are not even counted
-	mostDistinct  = 20      // from here on, the labels of a graph are classes if …
-	nodesPerLabel = 2       // … as many nodes share each, on average
+	mostDistinct  = 20      // from so many different labels on, they are classes only if …
+	nodesPerLabel = 2       // … so many nodes share each, on average
 )
 
 // classSet is a set of classes.
@@ -156,9 +156,9 @@ func (im *job) noteUntrained(trained classSet) {
 	}
 }
 
-// quotas is how many nodes of each class go to train, val and test, where the shares are whole's.
-// Over all classes they are the shares to a node (largest remainder); within each class they are as
-// near as that allows. Each class gets a node to train on where there are enough of them.
+// quotas is how many nodes of each class go to train, val and test. The totals are the shares of
+// all nodes, rounded by the largest remainder; each class is divided as near to the shares as the
+// totals allow. Where train has a node for each class, each gets one.
 func quotas(counts []int64, shares [3]float64) [][3]int64 {
 	order := make([]int, 0, len(counts))
 	n := int64(0)

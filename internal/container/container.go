@@ -164,8 +164,8 @@ func arrowStream(head []byte) bool {
 		head[8] == 0x10 && head[9] == 0
 }
 
-// wide says whether the bytes after the mark are characters of two bytes of which one, that at
-// zero, is 0 in plain text.
+// wide says whether two characters of plain text in UTF-16 follow the mark: of each, one byte is 0,
+// the first (zero is 1) or the second (zero is 0) as the mark says.
 func wide(head []byte, zero int) bool {
 	if len(head) < 6 {
 		return len(head) == 2
