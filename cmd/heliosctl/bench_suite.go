@@ -66,10 +66,12 @@ func benchSuiteCommand() *cli.Command {
 			}),
 			hcli.List(&cli.StringFlag{Name: "only", DefaultText: "all",
 				Usage: "groups to measure `GROUP[,GROUP…]`: " + strings.Join(suiteGroups, ", ")},
-				func(a *suiteArgs) *[]string { return &a.only }).Setting().OffersList(suiteGroups...),
+				func(a *suiteArgs) *[]string { return &a.only }).Setting().
+				OffersList(suiteGroups...),
 			hcli.List(&cli.StringFlag{Name: "clock", Value: strings.Join(plan.Clocks, ","),
 				Usage: "`CLOCK[,CLOCK]`: " + strings.Join(plan.Clocks, ", ")},
-				func(a *suiteArgs) *[]string { return &a.clocks }).Setting().OffersList(plan.Clocks...),
+				func(a *suiteArgs) *[]string { return &a.clocks }).Setting().
+				OffersList(plan.Clocks...),
 			hcli.Text(&cli.StringFlag{Name: "hardware", Value: "a100-p5510x12",
 				Usage: "machine of the virtual clock, a `PROFILE` (" +
 					strings.Join(hardware.Names(), ", ") + ") or a YAML file"},

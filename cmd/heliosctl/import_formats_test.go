@@ -19,14 +19,14 @@ import (
 func TestImportFormatVerbs(t *testing.T) {
 	isolate(t)
 	require.NoError(t, os.Mkdir("empty", 0o755))
-	completion := ok(t, "completion", "fish")
 	for _, f := range importer.Formats() {
 		help := ok(t, "import", f.Name, "--help")
 		require.Contains(t, help, f.Usage)
 		require.NotContains(t, help, "option ", f.Name)
+		completed := ok(t, "__complete", "import", f.Name, "--")
 		for _, o := range options.Of(f.Options()) {
 			require.Contains(t, help, "--"+o.Name, f.Name)
-			require.Contains(t, completion, o.Name, f.Name)
+			require.Contains(t, completed, "--"+o.Name, f.Name)
 		}
 		for _, in := range []string{"empty", "nothing"} {
 			r := hc(t, "import", f.Name, "--in", in, "--out", "g")

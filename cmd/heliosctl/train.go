@@ -162,7 +162,8 @@ func pathOptions() hcli.Options[plan.Config] {
 			Usage: "stop unless the SSDs hold rows of `TYPE` (" + strings.Join(rowtype.Names(),
 				", ") +
 				"; load --row-dtype makes them); with --clock virtual, the type they are taken to have"},
-			func(c *plan.Config) *string { return &c.RowType }).Setting().Offers(rowtype.Names()...),
+			func(c *plan.Config) *string { return &c.RowType }).Setting().
+			Offers(rowtype.Names()...),
 		hcli.Text(oneOf("cpu-engine", "how the cpu stack reads", "", []string{"io_uring", "pread"},
 			nil), func(c *plan.Config) *string { return &c.CPUEngine }).Setting().
 			Default("the best there is"),
