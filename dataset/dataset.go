@@ -12,6 +12,7 @@
 //	labels.npy     int32 [nodes], -1 = unlabelled
 //	train.npy, val.npy, test.npy   int64 node ids, ascending
 //	names.txt      optional: one name per node, in order
+//	ids.npy        optional, int64 [nodes]: the ids that the nodes had where they came from
 //	dataset.seal   sizes and checksums of all of these (package seal); missing in a dataset of an older version
 package dataset
 
@@ -54,6 +55,7 @@ const (
 	FeaturesName = "features.npy"
 	LabelsName   = "labels.npy"
 	NamesName    = "names.txt"
+	IDsName      = "ids.npy"
 )
 
 // Splits are the names of the node sets.

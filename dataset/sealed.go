@@ -32,7 +32,7 @@ import (
 
 // Files are the files that a run may read.
 var Files = []string{MetaName, IndptrName, IndicesName, FeaturesName, LabelsName, "train.npy",
-	"val.npy", "test.npy", NamesName}
+	"val.npy", "test.npy", NamesName, IDsName}
 
 // SealBlock returns how much of a file a checksum is of: --topology ssd reads and checks the ids by
 // page.

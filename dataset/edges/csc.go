@@ -216,10 +216,10 @@ func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p progress.Func) (c 
 		total += k.keys()
 	}
 	var at *CSCMark
-	from, done := Edge{}, int64(0)
+	from, done, again := Edge{}, int64(0), int64(0)
 	if e.log != nil {
 		if j := e.log.Merged(); j != nil {
-			at, from, done = &j.CSC, j.from(), j.Done
+			at, from, done, again = &j.CSC, j.from(), j.Done, j.Again
 		}
 	}
 	w, err := cscFrom(e.s, nodes, at)
@@ -234,6 +234,7 @@ func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p progress.Func) (c 
 				return err
 			}
 			done += out.read
+			again += out.again
 			p.Report("topology", done, total)
 			if e.log != nil && len(e.runs) > 0 && t.Due() {
 				return t.Mark(func() error {
@@ -241,7 +242,7 @@ func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p progress.Func) (c 
 					if err != nil {
 						return err
 					}
-					return e.log.MergedTo(Merged{out.hi.Dst, out.hi.Src, done, total, csc})
+					return e.log.MergedTo(Merged{out.hi.Dst, out.hi.Src, done, again, total, csc})
 				})
 			}
 			return ctx.Err()
@@ -251,7 +252,7 @@ func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p progress.Func) (c 
 		return c, errors.Join(err, w.Discard())
 	}
 	c = e.done
-	c.Stored, c.Nodes = w.Edges, nodes
+	c.Stored, c.Nodes, c.Repeated = w.Edges, nodes, again
 	if e.rules.AddSelf {
 		c.Added = nodes
 	}

@@ -338,6 +338,7 @@ type merged struct {
 	keys   []uint64 // words
 	times  int64    // of a heavy key
 	read   int64    // keys before repeated ones were dropped
+	again  int64    // repeated keys that were not; only of a topology
 	idx    []byte   // sources of narrow keys, as uint32
 	starts []uint32 // where another destination begins in keys
 	err    error
@@ -361,6 +362,7 @@ func (m *merger) merge(ctx context.Context, r keyRange, b *mergeBuf, csc bool) (
 		if m.e.rules.Dedup {
 			out.times = min(out.times, 1)
 		}
+		out.again = max(out.times-1, 0)
 		return out
 	}
 	keys := b.a[:0]
@@ -385,7 +387,16 @@ func (m *merger) merge(ctx context.Context, r keyRange, b *mergeBuf, csc bool) (
 		keys = compactAny(keys, m.wide)
 	}
 	out.keys = keys
-	if !csc || m.wide || len(keys) == 0 {
+	if !csc || len(keys) == 0 {
+		return out
+	}
+	if m.wide {
+		all := pairs(keys)
+		for i, k := range all[1:] {
+			if k == all[i] {
+				out.again++
+			}
+		}
 		return out
 	}
 	n := len(keys)
@@ -393,15 +404,19 @@ func (m *merger) merge(ctx context.Context, r keyRange, b *mergeBuf, csc bool) (
 	out.idx = half[:4*n]
 	idx := unsafe.Slice((*uint32)(unsafe.Pointer(&half[0])), n)
 	starts := unsafe.Slice((*uint32)(unsafe.Pointer(&half[4*n])), n)
-	last, at := ^uint64(0), 0
+	last, at, again := ^uint64(0), 0, int64(0)
 	for i, k := range keys {
 		idx[i] = uint32(k)
 		starts[at] = uint32(i)
-		if k>>32 != last {
-			last = k >> 32
+		if k>>32 != last>>32 || i == 0 {
 			at++
 		}
+		if k == last {
+			again++
+		}
+		last = k
 	}
+	out.again = again
 	out.starts = starts[:at]
 	return out
 }
@@ -518,14 +533,14 @@ func (e *Sorter) mergeRuns(ctx context.Context, runs []Run, wide bool,
 		return fmt.Errorf("merge of edges: memory for %d runs of groups of %d keys is too small",
 			len(runs), runs[0].Group)
 	}
-	sum := Run{Wide: wide, MaxID: -1}
+	sum := Run{Wide: wide, MaxID: -1, MinID: math.MaxInt64}
 	total := int64(0)
 	for _, r := range runs {
 		sum.Taken += r.Taken
 		sum.Self += r.Self
 		sum.Kept += r.Kept
 		sum.Extra += r.Extra
-		sum.MaxID = max(sum.MaxID, r.MaxID)
+		sum.MaxID, sum.MinID = max(sum.MaxID, r.MaxID), min(sum.MinID, r.MinID)
 		total += r.Keys
 	}
 	w, err := e.newRun(sum, runs[0].Group)

@@ -61,12 +61,13 @@ type Rules struct {
 // Counts say what became of the edges: stored = taken + opposite + added - self - duplicates.
 type Counts struct {
 	Stored     int64 `json:"stored"`
-	Taken      int64 `json:"taken"` // from the source
-	Duplicates int64 `json:"duplicates"`
-	Self       int64 `json:"self"`     // self loops that were dropped
-	Kept       int64 `json:"kept"`     // self loops that were not
-	Added      int64 `json:"added"`    // self loops
-	Opposite   int64 `json:"opposite"` // edges
+	Taken      int64 `json:"taken"`      // from the source
+	Duplicates int64 `json:"duplicates"` // that were dropped
+	Repeated   int64 `json:"repeated"`   // that were not
+	Self       int64 `json:"self"`       // self loops that were dropped
+	Kept       int64 `json:"kept"`       // self loops that were not
+	Added      int64 `json:"added"`      // self loops
+	Opposite   int64 `json:"opposite"`   // edges
 	Nodes      int64 `json:"nodes"`
 }
 
@@ -93,6 +94,7 @@ type Run struct {
 	Group  int     `json:"group"` // keys in a group
 	Bytes  int64   `json:"bytes"` // of all groups; the index follows
 	MaxID  int64   `json:"max_id"`
+	MinID  int64   `json:"min_id"`
 	Taken  int64   `json:"taken"`
 	Self   int64   `json:"self"`
 	Kept   int64   `json:"kept"`
@@ -117,7 +119,7 @@ type chunk struct {
 
 func (c *chunk) reset(wide bool) {
 	c.n, c.wide = 0, wide
-	c.Run = Run{MaxID: -1, Wide: wide, Pieces: c.Pieces[:0]}
+	c.Run = Run{MaxID: -1, MinID: math.MaxInt64, Wide: wide, Pieces: c.Pieces[:0]}
 }
 
 // Sorter orders any number of edges by (dst, src) in bounded memory, on all cores: chunks are
@@ -144,6 +146,7 @@ type Sorter struct {
 	failed atomic.Bool
 	done   Counts // of runs
 	maxID  int64
+	minID  int64
 }
 
 // New takes its memory at once: what memory leaves beside everything else.
@@ -157,7 +160,8 @@ func New(s Store, memory int64, rules Rules) (*Sorter, error) {
 	}
 	arena := max(memory-fixedMemory-int64(workers)*readerMemory-int64(heap.HeapAlloc)*5/4-off,
 		memory/4)
-	e := &Sorter{s: s, log: s.Log(), rules: rules, chunks: workers + 1, maxID: -1}
+	e := &Sorter{s: s, log: s.Log(), rules: rules, chunks: workers + 1, maxID: -1,
+		minID: math.MaxInt64}
 	e.words = int(min(max(arena/int64(e.chunks)/16, minChunk), maxChunk)) &^ 127
 	mem, err := hostmem.Alloc(int64(e.chunks)*int64(e.words)*16, "edge sort")
 	if err != nil {
@@ -195,7 +199,7 @@ func (e *Sorter) count(r *Run) {
 	e.done.Self += r.Self
 	e.done.Kept += r.Kept
 	e.done.Opposite += r.Extra
-	e.maxID = max(e.maxID, r.MaxID)
+	e.maxID, e.minID = max(e.maxID, r.MaxID), min(e.minID, r.MinID)
 }
 
 // largest is the largest id so far, -1 for none. Call it between sources.
@@ -206,6 +210,26 @@ func (e *Sorter) Largest() int64 {
 		id = max(id, c.MaxID)
 	}
 	return id
+}
+
+// Smallest is the smallest id so far, math.MaxInt64 for none. Call it between sources.
+func (e *Sorter) Smallest() int64 {
+	e.spills.Wait()
+	id := e.minID
+	for _, c := range e.partial {
+		id = min(id, c.MinID)
+	}
+	return id
+}
+
+// Taken is how many edges were taken. Call it between sources.
+func (e *Sorter) Taken() int64 {
+	e.spills.Wait()
+	n := e.done.Taken
+	for _, c := range e.partial {
+		n += c.Taken
+	}
+	return n
 }
 
 // close gives the memory back. It may be called again.
@@ -371,9 +395,10 @@ func (t *taker) take(src, dst []int64) error {
 			src, dst = src[n:], dst[n:]
 			continue
 		}
-		var top int64
+		top, low := int64(0), int64(math.MaxInt64)
 		for i, s := range src[:n] {
-			top = max(top, s, dst[i])
+			d := dst[i]
+			top, low = max(top, s, d), min(low, s, d)
 		}
 		if top > math.MaxUint32 {
 			t.e.wide.Store(true)
@@ -393,7 +418,8 @@ func (t *taker) take(src, dst []int64) error {
 		}
 		n = min(n, int64((len(c.keys)-c.n)/per))
 		t.piece(n)
-		c.MaxID = max(c.MaxID, top) // of a little more than is put: the rest follows
+		// of a little more than is put: the rest follows
+		c.MaxID, c.MinID = max(c.MaxID, top), min(c.MinID, low)
 		c.Taken += n
 		c.put(src[:n], dst[:n], t.e.rules)
 		t.at += n

@@ -81,6 +81,8 @@ type Merged struct {
 	Dst  uint64 `json:"dst"`
 	Src  uint64 `json:"src"`
 	Done int64  `json:"done"` // keys
+	// Again is how many of them were repeated and stayed.
+	Again int64 `json:"again"`
 	// Total is how many keys there are, with the self loops that are added.
 	Total int64   `json:"total"`
 	CSC   CSCMark `json:"csc"`

@@ -68,10 +68,10 @@ func (s classSet) without(n int64, among classSet) (text string, total int64) {
 // where the labels look like classes. Classes without a node are named. Formats call it once the
 // labels are read, before what takes long.
 func (im *job) countClasses(labels []int32, file string) error {
-	most, at, labelled := int32(noLabel), 0, int64(0)
+	most, at, labelled := int32(noLabel), int64(0), int64(0)
 	for v, l := range labels {
 		if l > most {
-			most, at = l, v
+			most, at = l, im.idOf(int64(v))
 		}
 		if l != noLabel {
 			labelled++
@@ -127,9 +127,9 @@ func are(n int64, one, more string) string {
 }
 
 // looksLikeClasses refuses labels that a stray number or regression targets are among. at is the
-// node with the largest.
-func (im *job) looksLikeClasses(file string, distinct, classes, labelled int64,
-	at int) error {
+// id of the node with the largest.
+func (im *job) looksLikeClasses(file string, distinct, classes, labelled,
+	at int64) error {
 	switch {
 	case im.o.NumClasses > 0:
 	case classes > max(freeClasses, mostGaps*distinct):

@@ -2,11 +2,15 @@ package importer
 
 import (
 	"context"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
+	"helios/dataset/edges"
 	"helios/dataset/npy"
 	"helios/internal/errs"
 )
@@ -19,13 +23,26 @@ func init() {
 
 // EdgesOptions shape an import of edge lists.
 type EdgesOptions struct {
+	// Layout says how the edges stand in a text file; auto, also "", is pairs, or a graph of METIS
+	// where the file can be nothing else.
+	Layout string `option:"layout" oneof:"auto,edges,adjacency,metis" default:"auto" usage:"how edges stand in text: edges, one a line; adjacency, a node and its neighbours a line; metis, as METIS has graphs"`
+	// Src and Dst are the columns of an edge's ends, by name or by number from 1. The others are
+	// left out.
+	Src string `option:"src" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' sources, by name or number from 1; the columns that neither this nor option dst names are left out"`
+	Dst string `option:"dst" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' targets"`
 	// IgnoreColumns takes the first two columns of an edge list that has more.
-	IgnoreColumns bool `option:"ignore-columns" usage:"take the first two columns of an edge list with more, such as weights"`
+	IgnoreColumns bool `option:"ignore-columns" usage:"take the first two columns of an edge list with more, such as weights, or those that are named as ends"`
+	// Base is the id of node 0 in text files: "0" or "1"; "" is 0, unless the format says 1.
+	Base string `option:"base" oneof:"0,1" shown:"found out" usage:"the id of the first node in text files"`
+	// Renumber numbers the ids that there are from 0, in ascending order.
+	Renumber bool `option:"renumber" usage:"number the ids that there are from 0, in ascending order; ids.npy keeps them"`
 	Options
 }
 
-const edgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, plain or compressed (further\n" +
-	"columns are refused, or left out with option ignore-columns); or a\n" +
+const edgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, the same in all of a file, plain\n" +
+	"or compressed; or lists of neighbours (option layout). A first line of names such as src,dst says which columns are the\n" +
+	"ends; columns that are not ends are refused, or left out with option src and option dst or option ignore-columns.\n" +
+	"Lists of SNAP, KONECT (out.NAME) and NetworkX and graphs of METIS are known by their content. Or a\n" +
 	"folder with edges and, where there are some, features, labels and splits (OGB's raw folder)."
 
 // What a directory of text files is searched for: OGB's names and the obvious ones.
@@ -41,27 +58,37 @@ var (
 		".mat", ".xlsx", ".xls", ".pkl", ".pickle", ".pt", ".pth", ".npz", ".sqlite", ".db"}
 )
 
-// Edges imports an edge list: a text file, plain or .gz, with one edge a line, source first, split
-// by commas, semicolons, tabs or spaces. Lines beginning with # or % and one heading line are
+// Edges imports an edge list: a text file, plain or compressed, with one edge a line, source first,
+// split by commas, semicolons, tabs or spaces. Lines beginning with # or % and a heading line are
 // skipped, and with IgnoreColumns further columns, which are refused otherwise. In may also be a
 // directory that holds edge(s) and, if present, node-feat or features, node-label or labels, as
-// .csv, .tsv, .txt (or .gz of these), or .npy: so an OGB "raw" folder can be given as it is.
+// .csv, .tsv, .txt (or these compressed), or .npy: so an OGB "raw" folder can be given as it is.
 //
-// Features are rows of numbers; labels are one number a line, or a node id and a number. Both
-// may be .npy files. Features can be made (FeatureFn); without labels a graph can't be trained on,
-// but sampled and measured.
+// Features are rows of numbers, in the order of the nodes or by a column of node ids; labels are
+// one number a line, or a node id and a number. Both may be .npy files. Features can be made
+// (FeatureFn); without labels a graph can't be trained on, but sampled and measured.
 func Edges(ctx context.Context, o EdgesOptions) error {
 	dim := o.Dim
 	if err := o.fillMadeUp(); err != nil {
 		return err
 	}
-	edges := o.In
+	switch {
+	case (o.Src == "") != (o.Dst == ""):
+		return errs.New(errs.Usage, "give both %v and %v, or none", errs.Key("src"), errs.Key("dst"))
+	case o.Renumber && (o.Nodes > 0 || o.Base != ""):
+		return errs.New(errs.Usage, "%v counts the nodes itself; leave out %v and %v",
+			errs.Key("renumber"), errs.Key("nodes"), errs.Key("base"))
+	}
+	list := o.In
 	st, err := os.Stat(o.In)
 	if err != nil {
 		return errs.With(errs.Usage, err)
 	}
 	if st.IsDir() {
-		if edges = findText(o.In, edgeFiles); edges == "" {
+		if list = findText(o.In, edgeFiles); list == "" {
+			list = findKONECT(o.In)
+		}
+		if list == "" {
 			return errs.New(errs.Usage, "%s has no edge list (looked for %s with %s)", o.In,
 				strings.Join(edgeFiles, ", "), strings.Join(textEndings, ", "))
 		}
@@ -77,7 +104,7 @@ func Edges(ctx context.Context, o EdgesOptions) error {
 	}
 	var unused []string
 	if st.IsDir() {
-		unused = unusedFiles(o.In, edges, o.Features, o.Labels)
+		unused = unusedFiles(o.In, list, o.Features, o.Labels)
 		if o.SplitDir == "" && o.Labels != "" && !o.MakeSplits {
 			if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 {
 				return errs.New(errs.Usage,
@@ -86,12 +113,12 @@ func Edges(ctx context.Context, o EdgesOptions) error {
 			}
 		}
 	}
-	if err := o.needFeaturesSoon(edges); err != nil {
+	if err := o.needFeaturesSoon(list); err != nil {
 		return err
 	}
 	return run(request{kind: "edges", options: &o, Options: o.Options}, func(im *importer) error {
 		im.noteUnused(o.In, unused)
-		return (&edgesImport{im, o}).run(ctx, edges)
+		return (&edgesImport{importer: im, opt: o, edges: list}).run(ctx)
 	})
 }
 
@@ -108,18 +135,37 @@ func findText(dir string, names []string) string {
 	return ""
 }
 
+// findKONECT finds the edges of a folder as KONECT packs it: out.NAME.
+func findKONECT(dir string) string {
+	found, err := filepath.Glob(filepath.Join(dir, "out.*"))
+	if err != nil || len(found) != 1 {
+		return ""
+	}
+	return found[0]
+}
+
 // edgesImport is an import of edge lists.
 type edgesImport struct {
 	*importer
-	opt EdgesOptions
+	opt      EdgesOptions
+	edges    string       // the file
+	from     string       // where the number of nodes is from; "": it is not known
+	comments atomic.Int64 // lines amid the edges
+	lone     int64        // the most of nodes that a list begins with
+	says     int64        // edges that the file says it has; 0: it does not
+	taken    int64        // number of a line 0,1 that is taken for an edge
+	// source is the edges, with ids in a range.
+	source func(ids idRange) (edges.Source, error)
 }
 
-func (im *edgesImport) run(ctx context.Context, edges string) error {
+func (im *edgesImport) run(ctx context.Context) error {
 	o := &im.o
-	im.m.Source = o.source("edges", edges, o.Features, o.Labels, o.SplitDir)
-	nodesFrom := ""
+	im.m.Source = o.source("edges", im.edges, o.Features, o.Labels, o.SplitDir)
 	if o.Nodes > 0 {
-		im.m.Nodes, nodesFrom = o.Nodes, "option nodes"
+		im.m.Nodes, im.from = o.Nodes, "option nodes"
+	}
+	if err := im.open(ctx); err != nil {
+		return err
 	}
 	// Features first: their row count is the number of nodes, which ids are checked against.
 	if o.Features != "" {
@@ -127,50 +173,39 @@ func (im *edgesImport) run(ctx context.Context, edges string) error {
 		if err != nil {
 			return err
 		}
-		if err := im.sameRows(rows, o.Features, &nodesFrom); err != nil {
+		if err := im.sameRows(rows, o.Features, &im.from); err != nil {
 			return err
 		}
 	}
 	var labels []int32
 	if o.Labels != "" {
 		var err error
-		if labels, err = im.textLabels(o.Labels); err != nil {
+		if labels, err = im.textLabels(ctx, o.Labels); err != nil {
 			return err
 		}
-		if err := im.sameRows(int64(len(labels)), o.Labels, &nodesFrom); err != nil {
+		if err := im.sameRows(int64(len(labels)), o.Labels, &im.from); err != nil {
 			return err
 		}
 		if err := im.countClasses(labels, o.Labels); err != nil {
 			return err
 		}
 	}
-	if isArray(edges) {
-		if nodesFrom == "" {
-			return errs.New(errs.Usage,
-				"%s: an edge array needs features, labels or option nodes beside it to tell the number of nodes",
-				edges)
-		}
-		a, err := npy.Open(edges)
-		if err == nil {
-			err = im.edgeIndex(ctx, a, anyShape)
-		}
-		if err != nil {
-			return err
-		}
-	} else if err := im.textEdges(ctx, edges, nodesFrom != "", im.opt.IgnoreColumns); err != nil {
+	if err := im.takeEdges(ctx); err != nil {
 		return err
 	}
 	if im.m.Nodes < 1 {
-		return errs.New(errs.Usage, "%s holds no edges", edges)
+		return errs.New(errs.Usage, "%s holds no edges", im.edges)
 	}
 	if err := o.needFeatures(o.In); err != nil {
 		return err
 	}
+	im.countLonely = o.Features == "" && o.Labels == ""
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
 	if im.m.Edges == 0 && !o.NoEdges && o.SelfLoops != "drop" {
-		return errs.New(errs.Usage, "%s holds no edges; give option no-edges, if that is right", edges)
+		return errs.New(errs.Usage, "%s holds no edges; give option no-edges, if that is right",
+			im.edges)
 	}
 	if o.FeatureFn != "" {
 		if err := im.madeFeatures(ctx); err != nil {
@@ -179,21 +214,250 @@ func (im *edgesImport) run(ctx context.Context, edges string) error {
 	}
 	var splits []splitSet
 	if o.SplitDir != "" {
-		for i, names := range splitFiles {
-			path := findText(o.SplitDir, names)
-			if path == "" {
-				path = findText(o.SplitDir, splitNames[i])
-			}
-			if path == "" {
-				return errs.New(errs.Usage, "%s has no split %q; give all three splits or none",
-					o.SplitDir, names[0])
-			}
-			ids, err := im.textSplit(path)
-			if err != nil {
-				return err
-			}
-			splits = append(splits, splitSet{path, ids})
+		var err error
+		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
+			return err
 		}
 	}
 	return im.labelsAndSplits(labels, o.Labels, splits)
+}
+
+// open finds out how the edges stand in their file, and numbers the nodes where that is asked.
+func (im *edgesImport) open(ctx context.Context) error {
+	im.leastNodes = im.countNodes
+	if im.opt.Base == "1" {
+		im.ids.base = 1
+	}
+	var err error
+	if isArray(im.edges) {
+		err = im.openArray()
+	} else {
+		err = im.openText()
+	}
+	if err != nil {
+		return err
+	}
+	im.setOptions()
+	if im.opt.Renumber {
+		return im.renumber(ctx)
+	}
+	return nil
+}
+
+// setOptions keeps in the dataset what shaped it.
+func (im *edgesImport) setOptions() {
+	for name, v := range map[string]string{"src": im.opt.Src, "dst": im.opt.Dst} {
+		if v != "" {
+			im.m.Source.Options[name] = v
+		}
+	}
+	if im.ids.base != 0 {
+		im.m.Source.Options["base"] = "1"
+	}
+	if im.opt.Renumber {
+		im.m.Source.Options["renumber"] = "true"
+	}
+}
+
+func (im *edgesImport) openArray() error {
+	if im.from == "" && im.o.Features == "" && im.o.Labels == "" && !im.opt.Renumber {
+		return errs.New(errs.Usage,
+			"%s: an edge array needs features, labels or option nodes beside it to tell the number of nodes",
+			im.edges)
+	}
+	if im.ids.base != 0 {
+		return errs.New(errs.Usage, "%v is for edges in text; %s is an array", errs.Key("base"),
+			im.edges)
+	}
+	a, err := npy.Open(im.edges)
+	im.source = func(ids idRange) (edges.Source, error) { return indexEdges(a, ids.nodes, anyShape) }
+	return err
+}
+
+func (im *edgesImport) openText() error {
+	layout := im.opt.Layout
+	if layout == "" || layout == "auto" {
+		metis, pairs, err := looksMETIS(im.edges)
+		switch {
+		case err != nil:
+			return err
+		case metis && pairs:
+			return errs.New(errs.Usage,
+				"%s may be a graph of METIS or a list of edges: it is whole as both; give option layout metis or option layout edges",
+				im.edges)
+		case metis:
+			im.o.note("%s is a graph of METIS: node 0 is its node 1", im.edges)
+			layout = "metis"
+		}
+	}
+	switch layout {
+	case "metis":
+		return im.openLists()
+	case "adjacency":
+		im.source = func(ids idRange) (edges.Source, error) {
+			return adjacencySource(im.edges, ids,
+				func(v int64) { im.lone = max(im.lone, v+1) }), nil
+		}
+		return nil
+	}
+	h, err := im.readEdgeHead(im.edges)
+	if err != nil {
+		return err
+	}
+	if err := im.konectList(h); err != nil {
+		return err
+	}
+	im.says = h.edges
+	im.source = func(ids idRange) (edges.Source, error) {
+		if h.empty {
+			return edges.Source{Name: im.edges}, nil
+		}
+		return textSource(im.edges, h, ids, &im.comments)
+	}
+	return nil
+}
+
+func (im *edgesImport) openLists() error {
+	t, err := openMETIS(im.edges)
+	if err != nil {
+		return err
+	}
+	n := t.nodes
+	if err := t.l.close(); err != nil {
+		return err
+	}
+	if im.opt.Renumber || im.opt.Base == "0" || im.from != "" && im.m.Nodes != n {
+		return errs.New(errs.Usage,
+			"%s is a graph of METIS: its %d nodes count from 1; leave out options nodes, base and renumber",
+			im.edges, n)
+	}
+	if t.before > 0 || t.weights {
+		im.noteUnused(im.edges, []string{"weights"})
+	}
+	im.m.Nodes, im.from, im.ids.base = n, im.edges, 1
+	im.source = func(idRange) (edges.Source, error) { return metisSource(im.edges), nil }
+	return nil
+}
+
+// idRange is that of the ids that the edges may have.
+func (im *edgesImport) idRange() idRange {
+	switch {
+	case im.opt.Renumber:
+		return idRange{nodes: maxTextID}
+	case im.from == "":
+		return idRange{base: im.ids.base, nodes: maxTextNodes}
+	}
+	return idRange{base: im.ids.base, nodes: im.m.Nodes, known: true}
+}
+
+// takeEdges sorts the edges.
+func (im *edgesImport) takeEdges(ctx context.Context) error {
+	s, err := im.source(im.idRange())
+	if err != nil {
+		return err
+	}
+	if im.opt.Renumber {
+		s = im.ids.renumbered(s)
+	}
+	im.comments.Store(0)
+	if err := im.edgesFrom(ctx, s); err != nil {
+		return err
+	}
+	if im.taken > 0 {
+		im.o.note("%s: line %d, 0 and 1, is taken for an edge; if it names columns, give option header edges=yes",
+			im.edges, im.taken)
+	}
+	if n := im.comments.Load(); n > 0 {
+		im.o.note("%s: comment lines amid the edges are left out: %d", im.edges, n)
+	}
+	if im.nodesOpen {
+		im.m.Nodes = max(im.m.Nodes, im.lone)
+	}
+	if im.sorter == nil {
+		return nil // an interrupted import has looked at the ids
+	}
+	if n := im.sorter.Taken(); im.says != 0 && n != im.says {
+		im.o.note("%s says that it has %d edges, there are %d: is it whole?", im.edges, im.says, n)
+	}
+	return im.checkBase(im.sorter.Smallest())
+}
+
+// checkBase refuses ids that begin with 1 where nothing says that there is a node 0.
+func (im *edgesImport) checkBase(least int64) error {
+	switch {
+	case least != 1 || im.ids.base != 0 || im.opt.Base != "" || im.opt.Renumber:
+		return nil
+	case im.from == "":
+		return errs.New(errs.Usage,
+			"%s: the ids begin with 1: give option base 1, if they count from 1, or option base 0, if there is a node 0 without edges, or option renumber",
+			im.edges)
+	}
+	im.o.note("%s: no edge has node 0, the least id is 1; if ids count from 1, give option base 1",
+		im.edges)
+	return nil
+}
+
+// countNodes returns how many nodes the edges need.
+func (im *edgesImport) countNodes(ctx context.Context) (int64, error) {
+	s, err := im.source(im.idRange())
+	if err != nil {
+		return 0, err
+	}
+	var mu sync.Mutex
+	least, most := int64(math.MaxInt64), int64(-1)
+	if err := eachEdge(ctx, s, func(src, dst []int64) error {
+		if len(src) == 0 {
+			return nil
+		}
+		lo, hi := min(slices.Min(src), slices.Min(dst)), max(slices.Max(src), slices.Max(dst))
+		mu.Lock()
+		defer mu.Unlock()
+		least, most = min(least, lo), max(most, hi)
+		return nil
+	}); err != nil {
+		return 0, err
+	}
+	return max(most+1, im.lone), im.checkBase(least)
+}
+
+// renumber collects all ids, of edges and of files with a column of ids, and numbers them.
+func (im *edgesImport) renumber(ctx context.Context) error {
+	s, err := im.source(im.idRange())
+	if err != nil {
+		return err
+	}
+	var set idSet
+	if err := eachEdge(ctx, s, func(src, dst []int64) error {
+		set.add(src, dst)
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := im.number(&set); err != nil {
+		return err
+	}
+	for _, f := range [][2]string{{"features", im.o.Features}, {"labels", im.o.Labels}} {
+		kind, path := f[0], f[1]
+		if path == "" || isArray(path) {
+			continue
+		}
+		t, err := im.tableOf(ctx, kind, path, true)
+		if err != nil {
+			return err
+		}
+		if t.id < 0 {
+			continue
+		}
+		if err := eachRows(ctx, im.job, t, func(r rows[float64], _ lineBlock) error {
+			set.add(r.ids)
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	if err := im.number(&set); err != nil {
+		return err
+	}
+	im.from = "option renumber"
+	return im.writeIDs()
 }

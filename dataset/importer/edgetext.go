@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"sync/atomic"
 
 	"helios/dataset/edges"
 	"helios/internal/container"
 	"helios/internal/errs"
+	"helios/internal/regular"
 )
 
 // textPart is a part of a text file, textBlock what is read at once; variables for tests. A part
@@ -19,91 +22,70 @@ var (
 	textBlock       = 1 << 20
 )
 
-// textEdges takes the edges of a text file. known says that the number of nodes is; more
-// that columns after the second are skipped.
-func (im *edgeSet) textEdges(ctx context.Context, path string, known, more bool) error {
+// idRange holds the node ids that a file may have.
+type idRange struct {
+	base  int64 // the least id
+	nodes int64 // how many there may be
+	known bool  // nodes is the number of nodes
+}
+
+// textSource is the edges of a text file whose beginning was read.
+func textSource(path string, h *edgeHead, ids idRange, comments *atomic.Int64) (edges.Source,
+	error) {
+	s := edges.Source{Name: path, Unit: "bytes", Parts: 1}
 	in, err := container.OpenText(path)
+	if err == nil {
+		err = in.Close()
+	}
 	if err != nil {
-		return err
+		return s, err
 	}
-	defer in.Close()
-	f, size := in.File, in.Size
-	limit := int64(maxTextNodes)
-	if known {
-		limit = im.m.Nodes
+	s.Total = in.Size
+	text := func(emit func(src, dst []int64) error) *edgeText {
+		return &edgeText{path: path, edgeColumns: h.edgeColumns, idRange: ids, at: h.begin,
+			comments: comments, emit: emit}
 	}
-	s := edges.Source{Name: path, Unit: "bytes", Total: size, Parts: 1}
 	if in.Packed {
 		s.Read = func(ctx context.Context, _ int, emit func(src, dst []int64) error,
 			done func(int64)) error {
-			return readZipped(ctx, path, &edgeText{path: path, limit: limit, known: known,
-				more: more, heading: true, line: 1, emit: emit}, done)
+			t := text(emit)
+			t.line = h.line
+			return readZipped(ctx, path, t, done)
 		}
-		return im.edgesFrom(ctx, s)
+		return s, nil
 	}
-	first, err := firstData(f)
-	if err != nil {
-		return err
-	}
-	s.Parts = int((size + textPart - 1) / textPart)
+	s.Parts = int((s.Total + textPart - 1) / textPart)
 	s.Read = func(ctx context.Context, part int, emit func(src, dst []int64) error,
 		done func(int64)) error {
-		return readPart(ctx, f, size, int64(part)*textPart, &edgeText{path: path, limit: limit,
-			known: known, more: more, emit: emit}, first, done)
-	}
-	return im.edgesFrom(ctx, s)
-}
-
-// firstData tells where the first line begins that is neither empty nor a comment: a heading may be
-// there.
-func firstData(f *os.File) (int64, error) {
-	buf := make([]byte, 64<<10)
-	at, start, lead := int64(0), int64(0), true // lead: only white space so far in the line
-	for {
-		n, err := f.ReadAt(buf, at)
-		mark := 0
-		if at == 0 && bytes.HasPrefix(buf[:n], byteOrderMark) {
-			mark = len(byteOrderMark)
-		}
-		for i, c := range buf[:n] {
-			switch {
-			case i < mark:
-			case c == '\n':
-				start, lead = at+int64(i)+1, true
-			case !lead || c == ' ' || c == '\t' || c == '\r' || c == '\v' || c == '\f':
-			case c == '#' || c == '%':
-				lead = false
-			default:
-				return start, nil
-			}
-		}
-		at += int64(n)
-		if errors.Is(err, io.EOF) {
-			return at, nil
-		}
+		f, err := regular.Open(path)
 		if err != nil {
-			return 0, err
+			return errs.With(errs.Usage, err)
 		}
+		defer f.Close()
+		return readPart(ctx, f, s.Total, int64(part)*textPart, text(emit), done)
 	}
+	return s, nil
 }
 
-// edgeText parses edges, one a line: two ids, split by white space, or a comma or semicolon
-// with or without white space; what follows is skipped with more, and else an error.
+// edgeText parses edges, one a line.
 type edgeText struct {
-	path    string
-	limit   int64 // of ids
-	known   bool  // limit is the number of nodes
-	more    bool  // columns after the second are skipped
-	heading bool  // the first line that holds data may be one
-	line    int64 // of the next line, from 1; 0: count only for an error, from at
-	at      int64 // offset of the next line
-	f       *os.File
+	path string
+	edgeColumns
+	idRange
+	line     int64 // of the next line, from 1; 0: count only for an error, from at
+	at       int64 // offset of the next line
+	f        *os.File
+	comments *atomic.Int64 // that were left out
+	cut      splitter
 
 	src, dst []int64
 	emit     func(src, dst []int64) error
 }
 
 func (t *edgeText) flush() error {
+	if t.swap {
+		t.src, t.dst = t.dst, t.src
+	}
 	err := t.emit(t.src, t.dst)
 	t.src, t.dst = t.src[:0], t.dst[:0]
 	return err
@@ -121,45 +103,95 @@ func digits(b []byte, i int) (v int64, j int) {
 	return v, j
 }
 
+// skip returns where the cell after n others begins.
+func (t *edgeText) skip(b []byte, i, n int) int {
+	if b[i] == ' ' {
+		return len(b) // an odd line
+	}
+	for ; n > 0; n-- {
+		for i < len(b) && b[i] != t.sep {
+			if b[i] == '\n' || b[i] == '"' || b[i] == '\t' {
+				return len(b)
+			}
+			i++
+		}
+		for i++; i < len(b) && b[i] == ' '; i++ {
+		}
+	}
+	return i
+}
+
+// end returns where the line ends whose second id ends at e; -1 where it is not as usual.
+func (t *edgeText) end(b []byte, e int) int {
+	if t.after == 0 {
+		switch {
+		case e == len(b) || b[e] == '\n': // the last line may lack it
+			return e
+		case b[e] == '\r' && e+1 < len(b) && b[e+1] == '\n':
+			return e + 1
+		}
+		return -1
+	}
+	n := bytes.IndexByte(b[e:], '\n')
+	if n < 0 {
+		n = len(b) - e
+	}
+	rest := b[e : e+n]
+	if n == 0 || rest[0] != t.sep || rest[n-1] == '}' || bytes.IndexByte(rest, '"') >= 0 {
+		return -1
+	}
+	if t.sep == blank && words(rest) != t.after ||
+		t.sep != blank && bytes.Count(rest, []byte{t.sep}) != t.after {
+		return -1
+	}
+	return e + n
+}
+
+// words counts what white space separates.
+func words(b []byte) (n int) {
+	space := true
+	for _, c := range b {
+		is := c <= ' '
+		if space && !is {
+			n++
+		}
+		space = is
+	}
+	return n
+}
+
 // lines parses whole lines; each ends with a line feed.
 func (t *edgeText) lines(b []byte) error {
 	if t.src == nil {
 		t.src, t.dst = make([]int64, 0, idsPerRead), make([]int64, 0, idsPerRead)
 	}
-	at := t.at
+	at, sep, base, nodes, before, after := t.at, t.sep, t.base, uint64(t.nodes), t.before, t.after
+	if t.apart {
+		nodes = 0 // no line is usual
+	}
 	for i := 0; i < len(b); {
-		// The usual line: digits, one separator or some blanks, digits, the end or more columns.
-		s, j := digits(b, i)
+		// The usual line: digits, a separator, digits, the end or more columns.
+		from := i
+		if before > 0 {
+			from = t.skip(b, i, before)
+		}
+		s, j := digits(b, from)
 		k := j
-		if k < len(b) && (b[k] == ' ' || b[k] == '\t' || b[k] == ',' || b[k] == ';') {
+		if k < len(b) && b[k] == sep {
 			k++
 			for k < len(b) && b[k] == ' ' {
 				k++
 			}
 		}
 		d, e := digits(b, k)
-		if j > i && e > k && k > j && j-i <= 18 && e-k <= 18 && s < t.limit && d < t.limit {
-			c := byte('\n') // the last line may lack it
-			if e < len(b) {
-				c = b[e]
+		if j > from && e > k && k > j && j-from <= 18 && e-k <= 18 && uint64(s-base) < nodes &&
+			uint64(d-base) < nodes {
+			if after > 0 || e == len(b) || b[e] != '\n' {
+				e = t.end(b, e)
 			}
-			switch {
-			case c == '\r' && e+1 < len(b) && b[e+1] == '\n':
-				e++
-				c = '\n'
-			case t.more && (c == ' ' || c == '\t' || c == ',' || c == ';'):
-				n := bytes.IndexByte(b[e:], '\n')
-				if n < 0 {
-					n = len(b) - e
-				}
-				if e += n; e-i <= maxLine {
-					c = '\n'
-				}
-			}
-			if c == '\n' {
-				t.heading = false
+			if e >= 0 && e-i <= maxLine {
 				i = e + 1
-				t.src, t.dst = append(t.src, s), append(t.dst, d)
+				t.src, t.dst = append(t.src, s-base), append(t.dst, d-base)
 				if len(t.src) == cap(t.src) {
 					if err := t.flush(); err != nil {
 						return err
@@ -184,67 +216,106 @@ func (t *edgeText) lines(b []byte) error {
 	return nil
 }
 
-// odd parses a line that is not as usual: a comment, a heading, many separators, or wrong.
+// odd parses a line that is not as usual: a comment, with quotes, ends of an edge that are apart,
+// or wrong.
 func (t *edgeText) odd(line []byte, at int64, before []byte) error {
 	if at == 0 {
 		line = bytes.TrimPrefix(line, byteOrderMark)
 	}
 	l := &lines{path: t.path, text: bytes.TrimSpace(line)}
-	if len(line) <= maxLine && (len(l.text) == 0 || l.text[0] == '#' || l.text[0] == '%') {
+	switch {
+	case len(line) <= maxLine && len(l.text) == 0:
+		return nil
+	case len(line) <= maxLine && isComment(l.text):
+		t.comments.Add(1)
 		return nil
 	}
-	where := func() error {
-		if t.line > 0 {
-			l.n = t.line + int64(bytes.Count(before, []byte{'\n'}))
-			return nil
-		}
-		n, err := countLines(t.f, at)
-		l.n = n + 1
-		return err
-	}
-	bad := func(format string, a ...any) error {
-		if err := where(); err != nil {
-			return err
-		}
-		return l.bad(format, a...)
-	}
-	if len(line) > maxLine {
-		return bad("line of more than %d bytes; is it a text file?", maxLine)
-	}
-	l.split()
-	if len(l.fields) > 2 && !t.more && !(t.heading && !isNumber(l.fields[0]) &&
-		!isNumber(l.fields[1])) {
-		return bad(
-			"%d columns; an edge is two node ids, and models take no weights or times; give option ignore-columns to take the first two",
-			len(l.fields))
-	}
-	if len(l.fields) < 2 {
-		return bad("%q is not an edge; two node ids are needed", clip(l.text))
-	}
-	heading := t.heading
-	t.heading = false
+	why := ""
 	var ids [2]int64
-	for i := range ids {
-		v, ok := parseID(l.fields[i])
-		if !ok && heading && !isNumber(l.fields[0]) && !isNumber(l.fields[1]) {
-			return nil
-		}
-		if !ok {
-			return bad("%q is not a node id; ids are whole numbers from 0", clip(l.fields[i]))
-		}
-		if t.known && v >= t.limit {
-			return bad("node id %d in column %d is outside 0..%d", v, i+1, t.limit-1)
-		}
-		if v >= maxTextNodes {
-			return bad("node id %d in column %d is too large; renumber the nodes from 0", v, i+1)
-		}
-		ids[i] = v
+	if len(line) > maxLine {
+		why = fmt.Sprintf("line of more than %d bytes; is it a text file?", maxLine)
+	} else {
+		ids, why = t.edge(l.text)
 	}
-	t.src, t.dst = append(t.src, ids[0]), append(t.dst, ids[1])
+	if why != "" {
+		l.n = t.line + int64(bytes.Count(before, []byte{'\n'}))
+		if t.line == 0 {
+			n, err := countLines(t.f, at)
+			if err != nil {
+				return err
+			}
+			l.n = n + 1
+		}
+		return l.bad("%s", why)
+	}
+	t.src, t.dst = append(t.src, ids[0]-t.base), append(t.dst, ids[1]-t.base)
 	if len(t.src) == cap(t.src) {
 		return t.flush()
 	}
 	return nil
+}
+
+// edge parses a line strictly, and tells what is wrong with it.
+func (t *edgeText) edge(text []byte) (ids [2]int64, why string) {
+	t.cut.sep = t.sep
+	cells, data, err := edgeCells(&t.cut, text)
+	switch {
+	case err != nil:
+		return ids, err.Error()
+	case len(cells) < 2:
+		return ids, fmt.Sprintf(
+			"%q is not an edge; two node ids are needed, and by the first line %s separate them",
+			clip(text), separatorNames[t.sep])
+	case len(cells) != t.cols && emptyCell(cells) > 0:
+		return ids, fmt.Sprintf("column %d is empty, and the lines before have %d columns",
+			emptyCell(cells), t.cols)
+	case len(cells) != t.cols:
+		return ids, fmt.Sprintf(
+			"%d columns, the lines before have %d; where a line is a node and its neighbours, give option layout adjacency, or layout metis for a graph of METIS",
+			len(cells), t.cols)
+	case data != nil && !t.data:
+		return ids, fmt.Sprintf(
+			"the edge has data, %q; models take no weights; give option ignore-columns to leave it out",
+			clip(data))
+	}
+	ends := [2]int{t.before, t.before + 1}
+	if t.apart {
+		ends = t.ends
+	}
+	for i, c := range ends {
+		v, ok := parseID(cells[c])
+		switch {
+		case !ok && len(cells[c]) > 18 && isDigits(cells[c]):
+			return ids, fmt.Sprintf("node id %s in column %d is too large; ids have at most 18 digits",
+				clip(cells[c]), c+1)
+		case !ok && (len(cells[c]) == 0 || bytes.IndexByte(cells[c], ',') >= 0):
+			return ids, t.cut.why(cells[c], c+1)
+		case !ok:
+			return ids, fmt.Sprintf("%q is not a node id; ids are whole numbers from 0",
+				clip(cells[c]))
+		}
+		if uint64(v-t.base) >= uint64(t.nodes) {
+			return ids, t.outside(v, c+1)
+		}
+		ids[i] = v
+	}
+	return ids, ""
+}
+
+func isDigits(b []byte) bool { return len(bytes.Trim(b, "0123456789")) == 0 }
+
+// outside tells why an id is refused.
+func (r idRange) outside(id int64, column int) string {
+	switch hint := ""; {
+	case r.known || id < r.base:
+		if r.base == 0 && id == r.nodes {
+			hint = "; if ids count from 1, give option base 1"
+		}
+		return fmt.Sprintf("node id %d in column %d is outside %d..%d%s", id, column, r.base,
+			r.base+r.nodes-1, hint)
+	}
+	return fmt.Sprintf("node id %d in column %d is too large; give option renumber for ids with gaps",
+		id, column)
 }
 
 // countLines counts the line feeds before an offset.
@@ -261,18 +332,22 @@ func countLines(f *os.File, end int64) (int64, error) {
 	return n, nil
 }
 
-// readPart parses the lines that begin in the part of a file that begins at from.
-func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText, first int64,
+// readPart parses the lines that begin in the part of a file that begins at from, and not before
+// t.at.
+func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText,
 	done func(int64)) error {
 	end := min(from+textPart, size)
 	t.f = f
 	buf := make([]byte, textBlock)
-	have := 0 // bytes in buf, from offset t.at
-	t.at = from
-	if from > 0 { // the line that begins before is of the part before
+	have := 0           // bytes in buf, from offset t.at
+	skip := from > t.at // the line that begins before is of the part before
+	if skip {
 		t.at = from - 1
 	}
-	skip := from > 0
+	if t.at >= end {
+		done(end - from)
+		return nil
+	}
 	for told := from; ; {
 		n, err := f.ReadAt(buf[have:], t.at+int64(have))
 		have += n
@@ -322,7 +397,6 @@ func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText, fi
 			t.at += int64(i)
 		}
 		if t.at < end {
-			t.heading = t.at <= first && first < t.at+int64(len(b))
 			if err := t.lines(b); err != nil {
 				return err
 			}
@@ -346,7 +420,6 @@ func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText, fi
 	}
 }
 
-// fileCounter tells how far a file is read.
 // readZipped parses a compressed file, which is unpacked ahead by a goroutine of its own.
 func readZipped(ctx context.Context, path string, t *edgeText, done func(int64)) error {
 	in, err := container.OpenText(path)
@@ -354,6 +427,9 @@ func readZipped(ctx context.Context, path string, t *edgeText, done func(int64))
 		return err
 	}
 	defer in.Close()
+	if _, err := io.CopyN(io.Discard, in, t.at); err != nil {
+		return readFailed(path, t.line, in.At(), err)
+	}
 	type block struct {
 		b    []byte
 		read int64 // of the file
@@ -430,7 +506,7 @@ func readZipped(ctx context.Context, path string, t *edgeText, done func(int64))
 			return t.flush()
 		}
 		if k.err != nil {
-			return errs.New(errs.Usage, "%s:%d: truncated or damaged: %w", path, t.line, k.err)
+			return readFailed(path, t.line, k.read, k.err)
 		}
 	}
 }

@@ -250,7 +250,7 @@ func (im *featureColumn) featuresOr(ctx context.Context, own func() error) error
 // featureFile writes features.npy from a file that Features names.
 func (im *featureColumn) featureFile(ctx context.Context, path string) error {
 	if !isArray(path) {
-		return im.csvMatrix(ctx, path)
+		return im.csvMatrix(ctx, path, true)
 	}
 	a, err := npy.Open(path)
 	if err != nil {
@@ -268,103 +268,76 @@ func (im *featureColumn) madeFeatures(ctx context.Context) error {
 }
 
 // csvMatrix writes features.npy from lines of numbers, one for each of the nodes.
-func (im *featureColumn) csvMatrix(ctx context.Context, path string) error {
-	var w *featureWriter
-	rows := int64(0)
-	err := eachBlock(ctx, path, parseRows, func(r numberRows, b lineBlock) (err error) {
-		if r.dim == 0 {
-			return nil
-		}
-		if w == nil {
-			if r.dim > dataset.MaxDim {
-				return b.bad(r.line, "%d features per node, at most %d", r.dim, dataset.MaxDim)
-			}
-			im.m.Dim = r.dim
-			if w, err = im.featureWriter(path, int64(r.dim)); err != nil {
-				return err
-			}
-		}
-		if r.dim != im.m.Dim {
-			return b.bad(r.line, "%d numbers, the lines before have %d", r.dim, im.m.Dim)
-		}
-		if rows += int64(len(r.v) / r.dim); rows > im.m.Nodes {
-			return b.bad(r.line+im.m.Nodes-(rows-int64(len(r.v)/r.dim)),
-				"a row for node %d, there are only %d nodes", im.m.Nodes, im.m.Nodes)
-		}
-		im.o.Progress.Report("features", rows, im.m.Nodes)
-		return w.put(r.v)
-	})
+func (im *featureColumn) csvMatrix(ctx context.Context, path string, users bool) error {
+	rows, err := im.featureRows(ctx, path, users)
 	if err == nil && rows != im.m.Nodes {
 		err = errs.New(errs.Usage, "%s ends after %d rows, there are %d nodes", path, rows,
 			im.m.Nodes)
 	}
-	if err != nil {
-		if w != nil && w.out != nil {
-			err = errors.Join(err, w.out.Discard())
-		}
-		return err
-	}
-	return w.out.Close()
+	return err
 }
 
 // textFeatures writes features.npy from a text file or array and returns the rows.
 func (im *featureColumn) textFeatures(ctx context.Context, path string) (int64, error) {
-	if isArray(path) {
-		a, err := npy.Open(path)
-		if err != nil {
-			return 0, err
-		}
-		if err := im.matrix(ctx, a); err != nil {
-			return 0, err
-		}
-		return a.Header.Shape[0], nil
+	if !isArray(path) {
+		return im.featureRows(ctx, path, true)
 	}
-	l, err := openLines(path)
+	a, err := npy.Open(path)
 	if err != nil {
 		return 0, err
 	}
-	defer l.close()
-	var w *featureWriter
-	var row []float32
-	rows := int64(0)
-	for {
-		more, err := l.next()
-		if err == nil && more {
-			if row, err = l.numbers(row); err != nil && w == nil && l.heading() {
-				continue // a heading
-			}
-		}
-		if err == nil && more && w == nil {
-			if len(row) > dataset.MaxDim {
-				return 0, l.bad("%d features per node, at most %d", len(row), dataset.MaxDim)
-			}
-			im.m.Dim = len(row)
-			w, err = im.featureWriter(path, int64(im.m.Dim))
-		}
-		if err == nil && more && len(row) != im.m.Dim {
-			err = l.bad("%d features, the rows before have %d", len(row), im.m.Dim)
-		}
-		if err == nil && more {
-			err = w.put(row)
-		}
-		if err == nil && rows&0xfff == 0 {
-			err = ctx.Err()
-		}
-		if err != nil {
-			if w != nil && w.out != nil {
-				err = errors.Join(err, w.out.Discard())
-			}
-			return 0, err
-		}
-		if !more {
-			break
-		}
-		if rows++; rows&0xfff == 0 {
-			im.o.Progress.Report("features", rows, 0)
-		}
+	if err := im.matrix(ctx, a); err != nil {
+		return 0, err
 	}
-	if w == nil {
+	return a.Header.Shape[0], nil
+}
+
+// featureRows writes features.npy from a table and returns the rows.
+func (im *featureColumn) featureRows(ctx context.Context, path string, users bool) (n int64,
+	err error) {
+	t, err := im.tableOf(ctx, "features", path, users)
+	if err != nil {
+		return 0, err
+	}
+	dim := len(t.take)
+	switch {
+	case dim == 0:
 		return 0, errs.New(errs.Usage, "%s holds no features", path)
+	case dim > dataset.MaxDim:
+		return 0, errs.New(errs.Usage, "%s:%d: %d features per node, at most %d", path, t.from, dim,
+			dataset.MaxDim)
 	}
-	return rows, w.out.Close()
+	im.m.Dim = dim
+	w, err := im.featureWriter(path, int64(dim))
+	if err != nil {
+		return 0, err
+	}
+	p := placer{im: im.job, t: t, w: w}
+	looks := idLooks{t: t}
+	err = eachRows(ctx, im.job, t, func(r rows[float32], b lineBlock) error {
+		if n += int64(len(r.lines)); t.id < 0 && im.m.Nodes > 0 && n > im.m.Nodes && !users {
+			return b.bad(r.lines[int64(len(r.lines))-(n-im.m.Nodes)],
+				"a row for node %d, there are only %d nodes", im.m.Nodes, im.m.Nodes)
+		}
+		im.o.Progress.Report("features", n, im.m.Nodes)
+		if t.id >= 0 {
+			return p.put(ctx, r, b)
+		}
+		looks.see(r.firsts)
+		return w.put(r.v)
+	})
+	if err == nil && t.id >= 0 {
+		err = p.end(n)
+	}
+	if err == nil {
+		err = looks.refuse()
+	}
+	err = errors.Join(err, p.close())
+	if err == nil && n == 0 {
+		err = errs.New(errs.Usage, "%s holds no features", path)
+	}
+	if err != nil {
+		return n, errors.Join(err, w.out.Discard())
+	}
+	return n, w.out.Close()
 }

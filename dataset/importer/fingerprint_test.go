@@ -210,8 +210,9 @@ func TestEdgesCutWhileRead(t *testing.T) {
 	require.NoError(t, err)
 	defer f.Close()
 	require.NoError(t, os.Truncate(path, 8))
-	x := &edgeText{path: "e.txt", limit: 9, emit: func(_, _ []int64) error { return nil }}
-	err = readPart(bg, f, 12, 0, x, 0, func(int64) {})
+	x := &edgeText{path: "e.txt", edgeColumns: edgeColumns{sep: ' ', cols: 2},
+		idRange: idRange{nodes: 9}, emit: func(_, _ []int64) error { return nil }}
+	err = readPart(bg, f, 12, 0, x, func(int64) {})
 	datasettest.RequireUsage(t, err)
 	require.ErrorContains(t, err, "e.txt ends at byte 8; it had 12")
 }

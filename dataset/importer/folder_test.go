@@ -261,11 +261,11 @@ func TestImportOGBBad(t *testing.T) {
 		"features cut": {change: cut("raw/node-feat.csv.gz", -12),
 			want: []string{"node-feat.csv.gz: truncated or damaged"}},
 		"ragged features": {change: replaced("raw/node-feat.csv.gz", gz(t, "1,2\n3\n")),
-			want: []string{"node-feat.csv.gz:2: 1 numbers, the lines before have 2"}},
+			want: []string{"node-feat.csv.gz:2: 1 features, the rows before have 2"}},
 		"word in features": {change: replaced("raw/node-feat.csv.gz", gz(t, "1,2\n3,x\n")),
 			want: []string{`node-feat.csv.gz:2: "x" in column 2 is not a number`}},
 		"empty feature": {change: replaced("raw/node-feat.csv.gz", gz(t, "1,2\n3,\n")),
-			want: []string{`node-feat.csv.gz:2: "" in column 2`}},
+			want: []string{`node-feat.csv.gz:2: column 2 is empty`}},
 		"NaN feature": {change: replaced("raw/node-feat.csv.gz",
 			gz(t, "1,2\n3,nan\n1,1\n1,1\n1,1\n")),
 			want: []string{"node-feat.csv.gz: feature 1 of node 1 is NaN"}},
@@ -275,7 +275,7 @@ func TestImportOGBBad(t *testing.T) {
 			gz(t, "1\n2\n3\n4\n5\n6\n7\n")),
 			want: []string{"node-feat.csv.gz:6: a row for node 5, there are only 5 nodes"}},
 		"no feature rows": {change: replaced("raw/node-feat.csv.gz", gz(t, "")),
-			want: []string{"node-feat.csv.gz ends after 0 rows"}},
+			want: []string{"node-feat.csv.gz holds no features"}},
 		"several labels": {change: replaced("raw/node-label.csv.gz", gz(t, "0,1\n1,1\n")),
 			want: []string{"node-label.csv.gz:1: 2 columns; one is needed"}},
 		"half a label": {change: replaced("raw/node-label.csv.gz", gz(t, "0\n0.5\n")),
@@ -289,9 +289,9 @@ func TestImportOGBBad(t *testing.T) {
 			gz(t, "0\nnan\n0\n0\n0\n")), want: []string{"node 1, position 1 of ",
 			"train.csv.gz, has no label"}},
 		"split out of range": {change: replaced("split/time/test.csv.gz", gz(t, "2\n5\n")),
-			want: []string{"test.csv.gz:2: 5 is not a node id from 0 to 4"}},
+			want: []string{"test.csv.gz:2: node id 5 is outside 0..4"}},
 		"split in halves": {change: replaced("split/time/test.csv.gz", gz(t, "2.5\n")),
-			want: []string{"test.csv.gz:1: 2.5 is not a node id"}},
+			want: []string{"test.csv.gz:1: \"2.5\" is not a node id"}},
 		"split twice": {change: replaced("split/time/test.csv.gz", gz(t, "2\n4\n")),
 			want: []string{"test.csv.gz: node 4 at position 1 is also in"}},
 		"split incomplete": {change: without("split/time/valid.csv.gz"),
@@ -342,7 +342,9 @@ func TestTextBlocks(t *testing.T) {
 	lines := strings.SplitAfter(text.String(), "\n")
 	lines[31_234] = "1,2,x,4,5,6,7,8,9\n"
 	require.NoError(t, os.WriteFile(path, []byte(strings.Join(lines, "")), 0o644))
-	err := eachBlock(bg, path, parseRows, func(numberRows, lineBlock) error { return nil })
+	table, err := (&job{}).tableOf(bg, "features", path, false)
+	require.NoError(t, err)
+	err = eachRows(bg, &job{}, table, func(rows[float32], lineBlock) error { return nil })
 	require.ErrorContains(t, err, `a.csv:31235: "x" in column 3 is not a number`)
 	// A line of more than a block, one of more than is accepted, and none.
 	for n, want := range map[int]string{0: "", blockBytes: "", 3 * blockBytes: "",
@@ -367,7 +369,7 @@ func TestTextBlocks(t *testing.T) {
 		require.Equal(t, len(text), len(got))
 		require.Equal(t, text, string(got))
 	}
-	err = eachBlock(bg, t.TempDir(), parseRows, func(numberRows, lineBlock) error { return nil })
+	_, err = (&job{}).tableOf(bg, "features", t.TempDir(), false)
 	datasettest.RequireUsage(t, err) // a folder holds no lines
 }
 

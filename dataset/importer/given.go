@@ -29,7 +29,7 @@ func (im *importer) around(ctx context.Context, file string, edges edges.Source)
 	var labels []int32
 	if o.Labels != "" {
 		var err error
-		if labels, err = im.textLabels(o.Labels); err == nil {
+		if labels, err = im.textLabels(ctx, o.Labels); err == nil {
 			err = im.sameRows(int64(len(labels)), o.Labels, &nodesFrom)
 		}
 		if err == nil {

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"math/bits"
@@ -26,6 +27,10 @@ type job struct {
 	s    *build.Staging
 	m    dataset.Meta
 	held int64 // bytes of memory that were promised (needMemory)
+	ids  nodeIDs
+	// leastNodes is how many nodes there are at least, where nothing else tells; may be nil.
+	leastNodes func(context.Context) (int64, error)
+	tables     map[string]*table // that were opened, by kind and path
 
 	used        classSet // classes with a node; nil without labels
 	classesFrom string   // what says NumClasses, where it is no option

@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"strconv"
 
 	"helios/dataset/build"
 	"helios/dataset/npy"
@@ -102,7 +101,7 @@ func (im *labelColumn) nodeLabels(a *npy.Array) ([]int32, error) {
 }
 
 // textLabels reads labels, one a line in node order, or with the node id before each.
-func (im *labelColumn) textLabels(path string) ([]int32, error) {
+func (im *labelColumn) textLabels(ctx context.Context, path string) ([]int32, error) {
 	if isArray(path) {
 		a, err := npy.Open(path)
 		if err != nil {
@@ -110,123 +109,84 @@ func (im *labelColumn) textLabels(path string) ([]int32, error) {
 		}
 		return im.labelArray(a)
 	}
-	l, err := openLines(path)
+	return im.labelRows(ctx, path, true)
+}
+
+// unset marks a node whose label was not read yet.
+const unset = math.MinInt32
+
+// labelRows reads labels from a table.
+func (im *labelColumn) labelRows(ctx context.Context, path string, users bool) ([]int32, error) {
+	t, err := im.tableOf(ctx, "labels", path, users)
 	if err != nil {
 		return nil, err
 	}
-	defer l.close()
 	var labels []int32
-	const unset = math.MinInt32
 	room := int64(0) // nodes that there is memory for
-	columns := 0
-	for {
-		more, err := l.next()
-		if err != nil {
-			return nil, err
+	grow := func(need int64, what string) error {
+		if need <= room {
+			return nil
 		}
-		if !more {
-			break
+		if err := im.needMemory(what+": a label for each node", need-room, 4); err != nil {
+			return err
 		}
-		last := l.fields[len(l.fields)-1]
-		x, err := strconv.ParseFloat(string(last), 64)
-		if err != nil {
-			if l.heading() {
-				continue
-			}
-			return nil,
-				l.bad(
-					"label %q is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
-					clip(last))
+		room = need
+		labels = slices.Grow(labels, int(room)-len(labels))
+		return nil
+	}
+	err = im.eachValue(ctx, t, func(id, line int64, x float64) error {
+		bad := func(format string, a ...any) error {
+			return errs.New(errs.Usage, "%s:%d: "+format, append([]any{path, line}, a...)...)
 		}
-		if columns == 0 {
-			if columns = len(l.fields); columns > 2 {
-				return nil,
-					l.bad("%d columns; labels have one (the class) or two (node id and class)",
-						columns)
-			}
-		}
-		if len(l.fields) != columns {
-			return nil, l.bad("%d columns, the lines before have %d", len(l.fields), columns)
-		}
-		node := int64(len(labels))
-		if columns == 2 {
+		node, limit := id, im.m.Nodes
+		if t.id >= 0 {
 			var ok bool
-			if node, ok = parseID(l.fields[0]); !ok || node >= maxTextNodes || im.m.Nodes > 0 &&
-				node >= im.m.Nodes {
-				return nil, l.bad("%q is not a node id in range", clip(l.fields[0]))
+			if limit == 0 {
+				limit = maxTextNodes
 			}
+			if node, ok = im.nodeOf(id); !ok || node >= limit {
+				return bad("%s", im.outside(id, limit))
+			}
+		} else if !users && node >= limit {
+			return bad("a label for node %d, there are only %d nodes", node, limit)
 		}
 		c, ok := labelOf(x)
 		if !ok {
-			return nil,
-				l.bad(
-					"label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
-					x, node)
+			return bad(
+				"label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
+				x, id)
 		}
-		if need := node + 1; need > room { // a stray number must not take all memory
-			need = max(need, 2*room)
-			if im.m.Nodes > 0 {
-				need = im.m.Nodes
-			}
-			if err := im.needMemory(fmt.Sprintf("%s:%d: node id %d: a label for each node", l.path,
-				l.n, node), need-room, 4); err != nil {
-				return nil, err
-			}
-			room = need
-			labels = slices.Grow(labels, int(room)-len(labels))
+		need := node + 1
+		if need > room { // a stray number must not take all memory
+			need = max(need, 2*room, im.m.Nodes)
+		}
+		if err := grow(need, fmt.Sprintf("%s:%d: node id %d", path, line, id)); err != nil {
+			return err
 		}
 		for int64(len(labels)) <= node {
 			labels = append(labels, unset)
 		}
 		if labels[node] != unset {
-			return nil, l.bad("node %d has a label already", node)
+			return bad("node %d has a label already", id)
 		}
 		labels[node] = c
+		return nil
+	})
+	if err == nil && t.id >= 0 {
+		err = grow(im.m.Nodes, path)
 	}
-	if columns == 2 && room < im.m.Nodes {
-		if err := im.needMemory(path+": a label for each node", im.m.Nodes-room, 4); err != nil {
-			return nil, err
-		}
+	if err != nil {
+		return nil, err
 	}
-	for columns == 2 && int64(len(labels)) < im.m.Nodes {
+	for t.id >= 0 && int64(len(labels)) < im.m.Nodes {
 		labels = append(labels, unset)
 	}
 	for v := range labels {
-		if labels[v] == unset { // nodes that a two-column file leaves out
+		if labels[v] == unset { // nodes that a file with ids leaves out
 			labels[v] = noLabel
 		}
 	}
 	return labels, nil
-}
-
-// csvLabels reads the classes of the nodes.
-func (im *labelColumn) csvLabels(ctx context.Context, path string) ([]int32, error) {
-	if err := im.needMemory(path+": a label for each node", im.m.Nodes, 4); err != nil {
-		return nil, err
-	}
-	labels := make([]int32, 0, im.m.Nodes)
-	err := csvColumn(ctx, path, func(pos, line int64, x float64) error {
-		l, ok := labelOf(x)
-		switch {
-		case !ok:
-			return errs.New(errs.Usage,
-				"%s:%d: label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
-				path, line, x, pos)
-		case pos >= im.m.Nodes:
-			return errs.New(errs.Usage, "%s:%d: a label for node %d, there are only %d nodes", path,
-				line, pos, im.m.Nodes)
-		}
-		labels = append(labels, l)
-		return nil
-	})
-	if err == nil && int64(len(labels)) != im.m.Nodes {
-		err = errs.New(errs.Usage, "%s ends after %d labels, there are %d nodes", path, len(labels),
-			im.m.Nodes)
-	}
-	if err == nil {
-		err = im.countClasses(labels, path)
-	}
-	return labels, err
 }
 
 // labelFile reads a label for each node from an array, or from lines.
@@ -238,5 +198,13 @@ func (im *labelColumn) labelFile(ctx context.Context, path string) ([]int32, err
 		}
 		return im.nodeLabels(a)
 	}
-	return im.csvLabels(ctx, path)
+	labels, err := im.labelRows(ctx, path, path == im.o.Labels)
+	if err == nil && int64(len(labels)) != im.m.Nodes {
+		err = errs.New(errs.Usage, "%s ends after %d labels, there are %d nodes", path, len(labels),
+			im.m.Nodes)
+	}
+	if err == nil {
+		err = im.countClasses(labels, path)
+	}
+	return labels, err
 }

@@ -6,10 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"math"
 	"os"
-	"strconv"
-	"unsafe"
 
 	"helios/dataset/edges"
 	"helios/internal/container"
@@ -145,28 +142,24 @@ func readFailed(path string, line, at int64, err error) error {
 		class = errs.Device
 	}
 	return errs.New(class,
-		"%s: truncated or damaged near line %d (byte %d of the file): %w; copy it again", path,
+		"%s: truncated or damaged near line %d (byte %d): %w; copy it again", path,
 		line, at, err)
 }
 
-// each calls fn with each line of the block, without its end, and the line's number. An empty line
-// is an error.
+// each calls fn with each line of the block, without white space around it, and its number.
 func (b *lineBlock) each(fn func(text []byte, line int64) error) error {
 	line := b.line
-	for t := b.text; len(t) > 0; line++ {
+	t := b.text
+	if line == 1 {
+		t = bytes.TrimPrefix(t, byteOrderMark)
+	}
+	for ; len(t) > 0; line++ {
 		end := bytes.IndexByte(t, '\n')
 		next := end + 1
 		if end < 0 {
 			end, next = len(t), len(t)
 		}
-		s := t[:end]
-		if n := len(s); n > 0 && s[n-1] == '\r' {
-			s = s[:n-1]
-		}
-		if len(s) == 0 {
-			return b.bad(line, "the line is empty")
-		}
-		if err := fn(s, line); err != nil {
+		if err := fn(bytes.TrimSpace(t[:end]), line); err != nil {
 			return err
 		}
 		t = t[next:]
@@ -187,80 +180,6 @@ func cutComma(s []byte) (field, rest []byte, more bool) {
 	return bytes.TrimSpace(s[:i]), s[i+1:], true
 }
 
-// number parses a float as strconv does, without a copy of the text.
-func number(b []byte, bits int) (float64, bool) {
-	if len(b) == 0 {
-		return 0, false
-	}
-	x, err := strconv.ParseFloat(unsafe.String(unsafe.SliceData(b), len(b)), bits)
-	return x, err == nil || errors.Is(err, strconv.ErrRange) && !math.IsInf(x, 0)
-}
-
-// numberRows are rows of dim numbers each.
-type numberRows struct {
-	v    []float32
-	dim  int
-	line int64 // of the first
-}
-
-func parseRows(b lineBlock) (numberRows, error) {
-	out := numberRows{line: b.line}
-	err := b.each(func(s []byte, line int64) error {
-		from := len(out.v)
-		if out.dim == 0 {
-			out.dim = bytes.Count(s, []byte{','}) + 1
-			out.v = make([]float32, 0, len(b.text)/len(s)*out.dim+out.dim)
-		}
-		for more := true; more; {
-			var f []byte
-			f, s, more = cutComma(s)
-			x, ok := number(f, 32)
-			if !ok {
-				return b.bad(line, "%q in column %d is not a number that float32 can hold", clip(f),
-					len(out.v)-from+1)
-			}
-			out.v = append(out.v, float32(x))
-		}
-		if n := len(out.v) - from; n != out.dim {
-			return b.bad(line, "%d numbers, the lines before have %d", n, out.dim)
-		}
-		return nil
-	})
-	return out, err
-}
-
-// csvColumn reads one number a line; "" in quotes stands for none, as pandas writes it.
-func csvColumn(ctx context.Context, path string,
-	take func(pos, line int64, x float64) error) error {
-	pos := int64(0)
-	return eachBlock(ctx, path, func(b lineBlock) (v []float64, err error) {
-		err = b.each(func(s []byte, line int64) error {
-			f, _, more := cutComma(s)
-			if more {
-				return b.bad(line, "%d columns; one is needed", bytes.Count(s, []byte{','})+1)
-			}
-			if string(f) == `""` {
-				f = []byte("nan")
-			}
-			x, ok := number(f, 64)
-			if !ok {
-				return b.bad(line, "%q is not a number", clip(f))
-			}
-			v = append(v, x)
-			return nil
-		})
-		return v, err
-	}, func(v []float64, b lineBlock) error {
-		for i, x := range v {
-			if err := take(pos, b.line+int64(i), x); err != nil {
-				return err
-			}
-			pos++
-		}
-		return nil
-	})
-}
-
 // csvEdges are the edges of a file with two ids a line, source first. want is how many there must
 // be; -1 = any number. With inverse, the opposite of each follows it, as OGB adds it.
 func csvEdges(path string, nodes, want int64, inverse bool) edges.Source {
@@ -276,6 +195,9 @@ func csvEdges(path string, nodes, want int64, inverse bool) edges.Source {
 			p.src = make([]int64, 0, len(b.text)/6)
 			p.dst = make([]int64, 0, len(b.text)/6)
 			err = b.each(func(s []byte, line int64) error {
+				if len(s) == 0 {
+					return b.bad(line, "the line is empty")
+				}
 				t := s
 				var id [2]int64
 				for i := range id {

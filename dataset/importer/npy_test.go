@@ -400,7 +400,7 @@ func gz(t testing.TB, s string) string {
 
 func TestImportEdges(t *testing.T) {
 	const csv = "# a comment\nsource,target\n0,1\n0,2\n3,2\n3,2\n4,4\n1,0\n"
-	features := "0,1\n2 3\n4;5\n6\t7\n8 , 9"
+	features := "0,1\n2,3\n4,5\n6,7\n8 , 9"
 	for name, files := range map[string]map[string]string{
 		"csv": {"edges.csv": csv, "features.csv": features,
 			"labels.csv": "0\n1\n2\n1\n0\n"},
@@ -505,7 +505,7 @@ func TestImportEdgesBad(t *testing.T) {
 		"node left out": {map[string]string{"edges.csv": "0,1\n", "features.csv": "1\n2\n",
 			"labels.csv": "1,0\n"}, "labels.csv: node 0 has no label"},
 		"broken gzip": {map[string]string{"edges.csv.gz": "\x1f\x8b\b\x00\x00\x00\x00\x00\x00\x03no"},
-			"edges.csv.gz:1: "},
+			"edges.csv.gz: truncated or damaged near line 1"},
 		"cut gzip": {map[string]string{"edges.csv.gz": gz(t,
 			strings.Repeat("0,1\n", 1000))[:30]}, "truncated or damaged"},
 		"endless line": {map[string]string{"edges.csv": "0,1\n" + long},

@@ -91,11 +91,11 @@ type ogbImport struct {
 
 func (im *ogbImport) ogbText(ctx context.Context, raw string) error {
 	o := &im.o
-	nodes, err := ogbCount(ctx, filepath.Join(raw, "num-node-list.csv.gz"))
+	nodes, err := im.ogbCount(ctx, filepath.Join(raw, "num-node-list.csv.gz"))
 	if err != nil {
 		return err
 	}
-	edges, err := ogbCount(ctx, filepath.Join(raw, "num-edge-list.csv.gz"))
+	edges, err := im.ogbCount(ctx, filepath.Join(raw, "num-edge-list.csv.gz"))
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (im *ogbImport) ogbText(ctx context.Context, raw string) error {
 				"%s has no node-feat.csv.gz: this dataset comes without features; give some with option features FILE (.npy, or .csv with a row for each node), or option feature-fn",
 				raw)
 		}
-		return im.csvMatrix(ctx, own)
+		return im.csvMatrix(ctx, own, false)
 	})
 	if err != nil {
 		return err
@@ -273,13 +273,13 @@ func (im *ogbImport) ogbNodes(n int64, from string) error {
 }
 
 // ogbCount reads the number of nodes or edges of the only graph.
-func ogbCount(ctx context.Context, path string) (int64, error) {
+func (im *ogbImport) ogbCount(ctx context.Context, path string) (int64, error) {
 	if !isFile(path) {
 		return 0, errs.New(errs.Usage, "%s is missing; option in must be a folder with %s", path,
 			ogbFolder)
 	}
 	n, lines := int64(0), 0
-	err := csvColumn(ctx, path, func(_, line int64, x float64) error {
+	err := im.eachValue(ctx, columnTable(path, ""), func(_, line int64, x float64) error {
 		if x < 0 || x > math.MaxInt64/4 || x != math.Trunc(x) {
 			return errs.New(errs.Usage, "%s:%d: %v is not a number of nodes or edges", path,
 				line, x)

@@ -65,6 +65,10 @@ type Options struct {
 	Features string `option:"features" arg:"FILE" usage:"FILE of features, where it is not found in option in"`
 	Labels   string `option:"labels" arg:"FILE" usage:"FILE of labels, where it is not found in option in"`
 	SplitDir string `option:"splits" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in option in"`
+	// Header says of text files of rows whether their first line names the columns, and IDColumn
+	// which column holds node ids; both are found out where that is certain.
+	Header   PerFile `option:"header" shown:"found out" arg:"yes|no" usage:"yes|no: the first line of text files names columns; for one kind, as in labels=yes (edges, features, labels, splits)"`
+	IDColumn PerFile `option:"id-column" shown:"found out" arg:"NAME" usage:"NAME or number, from 1, of the column of node ids in text files; none: rows are in the order of the nodes; for one kind, as in features=none"`
 	// SplitIndex chooses one of the splits of masks that hold several (10 × nodes), from 0.
 	SplitIndex string `option:"split-index" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the split, from 0, where masks hold several"`
 	// Nodes is the number of nodes where no features or labels tell it (0: the largest id in the
@@ -242,6 +246,12 @@ func (o *Options) fill() error {
 	if o.MakeSplits && o.SplitDir != "" {
 		return errs.New(errs.Usage, "%v and %v %s: give one of them", errs.Key("make-splits"),
 			errs.Key("splits"), o.SplitDir)
+	}
+	for kind, v := range o.Header {
+		if v != "yes" && v != "no" {
+			return errs.New(errs.Usage, "%v %s: give yes or no, or as in labels=yes",
+				errs.Key("header"), brief(kind+" "+v))
+		}
 	}
 	if o.SplitIndex != "" {
 		if n, err := strconv.Atoi(o.SplitIndex); err != nil || n < 0 {

@@ -249,11 +249,11 @@ func (p *planetoid) testIndex() error {
 		if !more {
 			break
 		}
-		id, ok := parseID(l.fields[0])
+		id, ok := parseID(l.text)
 		// What a gap holds is made up, so ids far beyond the rows are damage and not gaps.
 		if limit := p.allx.Rows + 2*p.tx.Rows; !ok || id < p.allx.Rows || id >= limit {
 			return l.bad("%q is not a test node: they come after the %d rows of allx and below %d",
-				clip(l.fields[0]), p.allx.Rows, limit)
+				clip(l.text), p.allx.Rows, limit)
 		}
 		if seen[id] {
 			return l.bad("node %d is listed twice", id)

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -243,25 +244,19 @@ func removeGlob(t testing.TB, pattern string) {
 }
 
 // slowEdges parses an edge list in the plain way: the reference of the fast parser.
-func slowEdges(text []byte, limit int64, known bool) (all []edges.Edge, bad int) {
-	heading := true
+func slowEdges(h *edgeHead, text []byte, ids idRange) (all []edges.Edge, bad int) {
 	for n, line := range bytes.Split(bytes.TrimPrefix(text, byteOrderMark), []byte{'\n'}) {
-		l := &lines{text: bytes.TrimSpace(line)}
-		if len(l.text) == 0 || l.text[0] == '#' || l.text[0] == '%' {
+		line = bytes.TrimSpace(line)
+		if int64(n+1) < h.line || len(line) == 0 || isComment(line) {
 			continue
 		}
-		l.split()
-		if len(l.fields) < 2 {
+		cells, data, err := edgeCells(&splitter{sep: h.sep}, line)
+		if err != nil || len(cells) != h.cols || data != nil && !h.data {
 			return all, n + 1
 		}
-		s, ok1 := parseID(l.fields[0])
-		d, ok2 := parseID(l.fields[1])
-		if heading && !ok1 && !isNumber(l.fields[0]) && !isNumber(l.fields[1]) {
-			heading = false
-			continue
-		}
-		heading = false
-		if !ok1 || !ok2 || s >= limit || d >= limit {
+		s, ok1 := parseID(cells[h.ends[0]])
+		d, ok2 := parseID(cells[h.ends[1]])
+		if !ok1 || !ok2 || s >= ids.nodes || d >= ids.nodes {
 			return all, n + 1
 		}
 		all = append(all, edges.Edge{Dst: uint64(d), Src: uint64(s)})
@@ -270,14 +265,9 @@ func slowEdges(text []byte, limit int64, known bool) (all []edges.Edge, bad int)
 }
 
 // fastEdges reads a file by parts, and as .gz.
-func fastEdges(t testing.TB, text []byte, limit int64) ([]edges.Edge, error) {
+func fastEdges(t testing.TB, h *edgeHead, path string, ids idRange) ([]edges.Edge, error) {
 	var got []edges.Edge
-	path := filepath.Join(t.TempDir(), "e.txt")
-	require.NoError(t, os.WriteFile(path, text, 0o644))
-	f, err := os.Open(path)
-	require.NoError(t, err)
-	defer f.Close()
-	first, err := firstData(f)
+	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	collect := func(src, dst []int64) error {
 		for i := range src {
@@ -286,22 +276,26 @@ func fastEdges(t testing.TB, text []byte, limit int64) ([]edges.Edge, error) {
 		return nil
 	}
 	units := int64(0)
-	done := func(n int64) { units += n }
-	for from := int64(0); from < int64(len(text)); from += textPart {
-		x := &edgeText{more: true, path: "e.txt", limit: limit, known: limit < maxTextNodes,
-			emit: collect}
-		if err := readPart(bg, f, int64(len(text)), from, x, first, done); err != nil {
-			return got, err
+	var comments atomic.Int64
+	read := func(path string) error {
+		s, err := textSource(path, h, ids, &comments)
+		require.NoError(t, err)
+		for part := range s.Parts {
+			if err := s.Read(bg, part, collect, func(n int64) { units += n }); err != nil {
+				return err
+			}
 		}
+		return nil
+	}
+	if err := read(path); err != nil {
+		return got, err
 	}
 	require.EqualValues(t, len(text), units, "progress")
-
 	all := got
 	got = nil
-	zipped := filepath.Join(t.TempDir(), "e.txt.gz")
+	zipped := path + ".gz"
 	require.NoError(t, os.WriteFile(zipped, []byte(gz(t, string(text))), 0o644))
-	require.NoError(t, readZipped(bg, zipped, &edgeText{more: true, path: "e.txt", limit: limit,
-		known: limit < maxTextNodes, heading: true, line: 1, emit: collect}, done))
+	require.NoError(t, read(zipped))
 	require.Equal(t, all, got, "plain and .gz")
 	return all, nil
 }
@@ -309,22 +303,29 @@ func fastEdges(t testing.TB, text []byte, limit int64) ([]edges.Edge, error) {
 // FuzzEdgeText: the fast parser takes what the plain one takes and refuses the same line, for parts
 // and blocks so small that they end anywhere.
 func FuzzEdgeText(f *testing.F) {
-	for _, s := range []string{"0 1\n2,3\n", "# c\nsrc;dst\n5;6\n", "1\t2\r\n3 4",
-		"1 2\n\n%x\n 7 , 8 ,9\n", "1,2\n3\n", "0 99999999999999999999\n", "1  2\n1 \t 2\n1 2 \n",
-		"a,b\nc,d\n", "1,2,x y\n3,4,", "1,\n", "12345678\n1 2\n", "18446744073709551617 1\n",
-		"#23456789", "\xef\xbb\xbf0 1\n2 3\n", "\xef\xbb\xbf# c\na,b\n1,2\n", " \xef\xbb\xbf1 2\n",
-		strings.Repeat("# long comment line\n", 9) + "x y\n1 2\n"} {
+	for _, s := range []string{"0 1\n2,3\n", "# c\nsrc;dst\n5;6\n", "1\t2\r\n3\t4",
+		"1,2,1\n\n%x\n 7 , 8 ,9\n", "1,2\n3\n", "0 99999999999999999999\n", "1  2\n1 \t 2\n1 2 \n",
+		"a,b\nc,d\n", "1,2,x y\n3,4,", "1,\n", "12345678 1\n1 2\n", "18446744073709551617 1\n",
+		"#23456789", "\xef\xbb\xbf0 1\n2 3\n", "\xef\xbb\xbf# c\nto,from\n1,2\n3, 4",
+		" \xef\xbb\xbf1 2\n", ",src,dst\n0,1,2\n1,3,4\n", "dst,w,src\n1,0.5,2\n3,x,4\n",
+		"\"src\",\"dst\"\n\"1\",\"2\"\n3,4\n", "0 1 {}\n1 2 {'weight': 3}\n2 3\n",
+		"w t to from\n0 0 1 2\n 5 6  7 8 \n", "0,0A00,", "A A to from\n 0 0 0",
+		strings.Repeat("# long comment line\n", 9) + "src dst\n1 2\n"} {
 		f.Add([]byte(s), uint8(3), uint8(9), uint16(50))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, part, block uint8, nodes uint16) {
 		defer func(p int64, b int) { textPart, textBlock = p, b }(textPart, textBlock)
 		textPart, textBlock = int64(part)+1, int(block)+1
-		limit := int64(nodes) + 1
-		if nodes == 0 {
-			limit = maxTextNodes
+		ids := idRange{nodes: int64(nodes) + 1, known: true}
+		path := writeText(t, "e.txt", string(text))
+		im := &edgesImport{importer: newImporter(&job{}), edges: path,
+			opt: EdgesOptions{IgnoreColumns: nodes%2 == 0}}
+		h, err := im.readEdgeHead(path)
+		if err != nil || h.empty {
+			return
 		}
-		want, bad := slowEdges(text, limit, nodes > 0)
-		got, err := fastEdges(t, text, limit)
+		want, bad := slowEdges(h, text, ids)
+		got, err := fastEdges(t, h, path, ids)
 		if bad > 0 {
 			require.ErrorContains(t, err, fmt.Sprintf("e.txt:%d: ", bad))
 			require.Equal(t, errs.Usage, errs.ClassOf(err))
@@ -394,7 +395,8 @@ func BenchmarkEdgeText(b *testing.B) {
 	}
 	b.SetBytes(int64(len(text)))
 	for b.Loop() {
-		t := &edgeText{limit: 1 << 30, emit: func(_, _ []int64) error { return nil }}
+		t := &edgeText{edgeColumns: edgeColumns{sep: '\t', cols: 2},
+			idRange: idRange{nodes: 1 << 30}, emit: func(_, _ []int64) error { return nil }}
 		if err := t.lines(text); err != nil {
 			b.Fatal(err)
 		}
@@ -485,4 +487,81 @@ func TestSealResumedImport(t *testing.T) {
 func importNPY(out, in string) error {
 	return plain(NPY)(bg, Options{Input: Input{In: in}, Output: Output{Out: out, Seed: 1,
 		Memory: 64 << 20}})
+}
+
+// TestTextResume ends an import of text, whose ids count from 1 or have gaps, at each line of its
+// journal. What goes on makes the same dataset; and but for ids.npy it is that of the same graph
+// with ids from 0: features, classes and the splits that are dealt follow the nodes.
+func TestTextResume(t *testing.T) {
+	defer func(d func([]byte, bool) error) {
+		build.JournalStep, edges.SyncEvery = d, 10e9
+	}(build.JournalStep)
+	edges.SyncEvery = 0
+	const nodes = 60
+	var want *view
+	for _, c := range []struct {
+		name string
+		id   func(v uint64) uint64
+		set  func(*EdgesOptions)
+	}{
+		{"from 0", func(v uint64) uint64 { return v }, nil},
+		{"from 1", func(v uint64) uint64 { return v + 1 }, func(o *EdgesOptions) { o.Base = "1" }},
+		{"gaps", func(v uint64) uint64 { return 7 + v*v*v<<30 },
+			func(o *EdgesOptions) { o.Renumber = true }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var e, x, y strings.Builder
+			x.WriteString("id,a,b\n")
+			y.WriteString("id,label\n")
+			for i := range uint64(nodes) {
+				v := i * 7 % nodes // in another order than the nodes
+				fmt.Fprintf(&x, "%d,%d,.5\n", c.id(v), v)
+				fmt.Fprintf(&y, "%d,%d\n", c.id(v), v%5)
+				for k := range uint64(9) {
+					fmt.Fprintf(&e, "%d %d\n", c.id(v), c.id((v+k*k+1)%nodes))
+				}
+			}
+			o := EdgesOptions{Options: Options{Input: Input{In: writeText(t, "e.txt", e.String())},
+				Features: writeText(t, "x.csv", x.String()), Labels: writeText(t, "y.csv", y.String()),
+				Output: Output{Memory: 1, Out: filepath.Join(t.TempDir(), "g")}}}
+			if c.set != nil {
+				c.set(&o)
+			}
+			build.JournalStep = nil
+			require.NoError(t, Edges(bg, o))
+			require.Equal(t, 5, datasettest.Open(t, o.Out).Meta.Classes)
+			whole, digest := viewOf(t, o.Out), datasettest.Digest(t, o.Out)
+			require.Len(t, whole.train, nodes*6/10)
+			if want == nil {
+				want = &whole
+			}
+			require.Equal(t, *want, whole)
+			wentOn := 0
+			for at := 1; ; at++ {
+				require.Less(t, at, 200)
+				o.Out, o.Note = filepath.Join(t.TempDir(), "g"), nil
+				n := 0
+				build.JournalStep = func([]byte, bool) error {
+					if n++; n == at {
+						return context.Canceled
+					}
+					return nil
+				}
+				err := Edges(bg, o)
+				build.JournalStep = nil
+				if err == nil {
+					break
+				}
+				require.ErrorIs(t, err, context.Canceled)
+				o.Note = func(s string) {
+					if strings.Contains(s, "going on") {
+						wentOn++
+					}
+				}
+				require.NoError(t, Edges(bg, o))
+				require.Equal(t, digest, datasettest.Digest(t, o.Out), "ended at line %d", at)
+			}
+			require.Positive(t, wentOn)
+		})
+	}
 }

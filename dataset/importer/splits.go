@@ -179,7 +179,7 @@ func (im *splitSets) folderSplits(ctx context.Context, dir string) ([]splitSet, 
 			return nil, errs.New(errs.Usage, "%s has no split %q; all three are needed", dir,
 				names[0])
 		}
-		ids, err := im.splitFile(ctx, path)
+		ids, err := im.splitFile(ctx, path, dir == im.o.SplitDir)
 		if err != nil {
 			return nil, err
 		}
@@ -188,35 +188,7 @@ func (im *splitSets) folderSplits(ctx context.Context, dir string) ([]splitSet, 
 	return sets, nil
 }
 
-func (im *splitSets) splitFile(ctx context.Context, path string) ([]int64, error) {
-	if !isArray(path) {
-		return im.csvIDs(ctx, path)
-	}
-	a, err := npy.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	return im.splitIDs(a)
-}
-
-// csvIDs reads node ids, one a line.
-func (im *splitSets) csvIDs(ctx context.Context, path string) ([]int64, error) {
-	var ids []int64
-	err := csvColumn(ctx, path, func(pos, line int64, x float64) error {
-		v := int64(x)
-		if float64(v) != x || v < 0 || v >= im.m.Nodes {
-			return errs.New(errs.Usage, "%s:%d: %v is not a node id from 0 to %d", path, line, x,
-				im.m.Nodes-1)
-		}
-		var err error
-		ids, err = im.addID(ids, v, path)
-		return err
-	})
-	return ids, err
-}
-
-// textSplit reads node ids, one a line, or an array.
-func (im *splitSets) textSplit(path string) ([]int64, error) {
+func (im *splitSets) splitFile(ctx context.Context, path string, users bool) ([]int64, error) {
 	if isArray(path) {
 		a, err := npy.Open(path)
 		if err != nil {
@@ -224,38 +196,21 @@ func (im *splitSets) textSplit(path string) ([]int64, error) {
 		}
 		return im.splitIDs(a)
 	}
-	l, err := openLines(path)
-	if err != nil {
+	t, err := im.tableOf(ctx, "splits", path, users)
+	if err != nil || t.cols == 0 {
 		return nil, err
 	}
-	defer l.close()
 	var ids []int64
-	for {
-		more, err := l.next()
-		if err != nil {
-			return nil, err
+	t.id = t.take[0]
+	err = im.eachValue(ctx, t, func(id, line int64, _ float64) error {
+		node, ok := im.nodeOf(id)
+		if !ok || node >= im.m.Nodes {
+			return errs.New(errs.Usage, "%s:%d: %s", path, line, im.outside(id, im.m.Nodes))
 		}
-		if !more {
-			return ids, nil
-		}
-		id, ok := parseID(l.fields[0])
-		if !ok && l.heading() {
-			continue
-		}
-		if !ok {
-			return nil, l.bad("%q is not a node id; ids are whole numbers from 0",
-				clip(l.fields[0]))
-		}
-		if len(l.fields) > 1 {
-			return nil, l.bad("%d columns; a split has one, the node id", len(l.fields))
-		}
-		if id >= im.m.Nodes {
-			return nil, l.bad("node id %d is outside 0..%d", id, im.m.Nodes-1)
-		}
-		if ids, err = im.addID(ids, id, path); err != nil {
-			return nil, err
-		}
-	}
+		ids, err = im.addID(ids, node, path)
+		return err
+	})
+	return ids, err
 }
 
 // splitSet is a split as given: node ids and the file they are from.
@@ -354,7 +309,7 @@ func (im *splitSets) checkLabels(labels []int32, file string, given []splitSet) 
 		for v, l := range labels {
 			if l == noLabel && (im.splitOf == nil || im.splitOf(int64(v)) >= 0) {
 				return errs.New(errs.Usage, "%s: node %d has no label (NaN or -1); %s",
-					file, v, fix)
+					file, im.idOf(int64(v)), fix)
 			}
 		}
 	}
@@ -362,8 +317,8 @@ func (im *splitSets) checkLabels(labels []int32, file string, given []splitSet) 
 		for pos, v := range g.ids {
 			if labels[v] == noLabel {
 				return errs.New(errs.Usage,
-					"%s: node %d, position %d of %s, has no label (NaN or -1); %s", file, v, pos,
-					g.file, fix)
+					"%s: node %d, position %d of %s, has no label (NaN or -1); %s", file,
+					im.idOf(v), pos, g.file, fix)
 			}
 		}
 	}
@@ -439,11 +394,12 @@ func (im *splitSets) placeGiven(place func(int, int64) error, labels []int32,
 			if o := owner[v]; o != 0 {
 				if int(o) == i+1 {
 					return errs.New(errs.Usage,
-						"%s: node %d appears twice, the second time at position %d", g.file, v, pos)
+						"%s: node %d appears twice, the second time at position %d", g.file,
+						im.idOf(v), pos)
 				}
 				return errs.New(errs.Usage,
-					"%s: node %d at position %d is also in %s; the splits must be apart", g.file, v,
-					pos, given[o-1].file)
+					"%s: node %d at position %d is also in %s; the splits must be apart", g.file,
+					im.idOf(v), pos, given[o-1].file)
 			}
 			owner[v] = byte(i + 1)
 		}

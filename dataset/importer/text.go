@@ -3,11 +3,12 @@ package importer
 import (
 	"bufio"
 	"bytes"
+	"encoding/csv"
 	"errors"
 	"io"
-	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"helios/internal/container"
 	"helios/internal/errs"
@@ -15,13 +16,13 @@ import (
 
 // lines reads a text file, plain or compressed, in bounded memory.
 type lines struct {
-	path   string
-	n      int64 // of the line in text, from 1
-	text   []byte
-	fields [][]byte
-	in     *container.Text
-	br     *bufio.Reader
-	long   []byte
+	path string
+	n    int64  // number of the line in text, from 1
+	at   int64  // offset of the line after text
+	text []byte // without white space around it
+	in   *container.Text
+	br   *bufio.Reader
+	long []byte
 }
 
 // byteOrderMark begins text in UTF-8 from Windows programs.
@@ -40,67 +41,156 @@ func openLines(path string) (*lines, error) {
 
 func (l *lines) close() error { return l.in.Close() }
 
-// next reads the next line that holds fields; false at the end.
+// raw reads the next line; false at the end.
+func (l *lines) raw() (bool, error) {
+	text, err := l.br.ReadSlice('\n')
+	if errors.Is(err, bufio.ErrBufferFull) {
+		l.long = append(l.long[:0], text...)
+		for errors.Is(err, bufio.ErrBufferFull) && len(l.long) < maxLine {
+			text, err = l.br.ReadSlice('\n')
+			l.long = append(l.long, text...)
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			return false, errs.New(errs.Usage,
+				"%s:%d: line of more than %d bytes; is it a text file?", l.path, l.n+1, maxLine)
+		}
+		text = l.long
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, readFailed(l.path, l.n+1, l.in.At(), err)
+	}
+	if len(text) == 0 && err != nil {
+		return false, nil
+	}
+	l.at += int64(len(text))
+	if l.n++; l.n == 1 {
+		text = bytes.TrimPrefix(text, byteOrderMark)
+	}
+	l.text = bytes.TrimSpace(text)
+	return true, nil
+}
+
+// next reads the next line that is neither empty nor a comment; false at the end.
 func (l *lines) next() (bool, error) {
 	for {
-		text, err := l.br.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) {
-			l.long = append(l.long[:0], text...)
-			for errors.Is(err, bufio.ErrBufferFull) && len(l.long) < maxLine {
-				text, err = l.br.ReadSlice('\n')
-				l.long = append(l.long, text...)
-			}
-			if errors.Is(err, bufio.ErrBufferFull) {
-				return false, errs.New(errs.Usage,
-					"%s:%d: line of more than %d bytes; is it a text file?", l.path, l.n+1, maxLine)
-			}
-			text = l.long
+		if more, err := l.raw(); !more || err != nil {
+			return false, err
 		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return false, errs.New(errs.Usage, "%s:%d: truncated or damaged: %w", l.path,
-				l.n+1, err)
+		if len(l.text) > 0 && !isComment(l.text) {
+			return true, nil
 		}
-		if len(text) == 0 && err != nil {
-			return false, nil
-		}
-		if l.n++; l.n == 1 {
-			text = bytes.TrimPrefix(text, byteOrderMark)
-		}
-		l.text = bytes.TrimSpace(text)
-		if len(l.text) == 0 || l.text[0] == '#' || l.text[0] == '%' {
-			continue
-		}
-		l.split()
-		return true, nil
 	}
 }
 
-// split cuts at commas, semicolons, tabs and spaces; white space around a comma does not make
-// a field.
-func (l *lines) split() {
-	l.fields = l.fields[:0]
-	t := l.text
-	for i := 0; i < len(t); {
-		j := i
-		for j < len(t) && t[j] != ',' && t[j] != ';' && t[j] != '\t' && t[j] != ' ' {
-			j++
-		}
-		l.fields = append(l.fields, t[i:j])
-		for j < len(t) && (t[j] == ' ' || t[j] == '\t') {
-			j++
-		}
-		if j < len(t) && (t[j] == ',' || t[j] == ';') {
-			j++
-			for j < len(t) && (t[j] == ' ' || t[j] == '\t') {
-				j++
-			}
-		}
-		i = j
-	}
-}
+// isComment reports whether a line begins as comments do: # of Python and SNAP, % of METIS, KONECT
+// and MATLAB.
+func isComment(text []byte) bool { return text[0] == '#' || text[0] == '%' }
 
 func (l *lines) bad(format string, a ...any) error {
 	return errs.New(errs.Usage, "%s:%d: "+format, append([]any{l.path, l.n}, a...)...)
+}
+
+// blank stands for white space of any length between columns.
+const blank = ' '
+
+// separatorOf returns what is between the columns of a file, by its first line. A semicolon or a
+// tab goes before a comma, which may be that of a decimal.
+func separatorOf(line []byte) byte {
+	quoted := false
+	has := map[byte]bool{}
+	for _, c := range bytes.TrimSpace(line) {
+		if c == '"' {
+			quoted = !quoted
+		}
+		has[c] = has[c] || !quoted
+	}
+	for _, c := range []byte{';', '\t', ',', blank} {
+		if has[c] {
+			return c
+		}
+	}
+	return ','
+}
+
+// separatorNames are for messages.
+var separatorNames = map[byte]string{';': "semicolons", '\t': "tabs", ',': "commas",
+	blank: "white space"}
+
+// splitter cuts the lines of a file at its separator.
+type splitter struct {
+	sep   byte
+	cells [][]byte
+	text  bytes.Reader
+	csv   *csv.Reader
+}
+
+// split cuts a line strictly: a separator is a border, wherever it is. The cells are valid until
+// the next call. Lines with quotes are for encoding/csv.
+func (s *splitter) split(line []byte) ([][]byte, error) {
+	s.cells = s.cells[:0]
+	if bytes.IndexByte(line, '"') >= 0 {
+		return s.quoted(line)
+	}
+	for rest := line; ; {
+		var i int
+		if s.sep == blank {
+			rest = bytes.TrimLeft(rest, " \t")
+			i = bytes.IndexAny(rest, " \t")
+		} else {
+			i = bytes.IndexByte(rest, s.sep)
+		}
+		cell := rest
+		if i >= 0 {
+			cell = rest[:i]
+		}
+		if n := len(cell); n > 0 && (cell[0] <= ' ' || cell[n-1] <= ' ') {
+			cell = bytes.TrimSpace(cell)
+		}
+		if s.cells = append(s.cells, cell); i < 0 {
+			return s.cells, nil
+		}
+		rest = rest[i+1:]
+	}
+}
+
+func (s *splitter) quoted(line []byte) ([][]byte, error) {
+	if s.csv == nil {
+		s.csv = csv.NewReader(&s.text)
+		s.csv.Comma, s.csv.FieldsPerRecord, s.csv.ReuseRecord = rune(s.sep), -1, true
+		s.csv.TrimLeadingSpace = s.sep != '\t'
+	}
+	s.text.Reset(line)
+	record, err := s.csv.Read()
+	var pe *csv.ParseError
+	if errors.As(err, &pe) {
+		err = pe.Err // its line and column are of the piece
+	}
+	for _, r := range record {
+		s.cells = append(s.cells, []byte(strings.TrimSpace(r)))
+	}
+	return s.cells, err
+}
+
+// why tells what is wrong with a cell that should be a number.
+func (s *splitter) why(cell []byte, column int) string {
+	switch {
+	case len(cell) == 0:
+		return "column " + strconv.Itoa(column) + " is empty"
+	case decimalComma(cell):
+		return strconv.Quote(clip(cell)) + " in column " + strconv.Itoa(column) +
+			" has a decimal comma; write a point"
+	case bytes.ContainsAny(cell, " \t,;"):
+		return strconv.Quote(clip(cell)) + " in column " + strconv.Itoa(column) +
+			" is not a number; by its first line, the file's columns are separated by " +
+			separatorNames[s.sep]
+	}
+	return strconv.Quote(clip(cell)) + " in column " + strconv.Itoa(column) + " is not a number"
+}
+
+// decimalComma reports whether a cell is a number such as 1,5.
+func decimalComma(cell []byte) bool {
+	return bytes.Count(cell, []byte{','}) == 1 &&
+		isNumber(bytes.Replace(cell, []byte{','}, []byte{'.'}, 1))
 }
 
 // parseID reads a node id without allocating. ok is false for anything but digits that fit.
@@ -121,13 +211,10 @@ func parseID(b []byte) (id int64, ok bool) {
 // stray number would make features and offsets of terabytes.
 const maxTextNodes = 1 << 36
 
-// heading says whether the line may be one: the first, without a number.
-func (l *lines) heading() bool { return l.n == 1 && !slices.ContainsFunc(l.fields, isNumber) }
-
 // isNumber tells a bad edge (1,-2 or 1,x) from a heading, which has no number.
 func isNumber(b []byte) bool {
 	_, err := strconv.ParseFloat(string(b), 64)
-	return err == nil
+	return err == nil || errors.Is(err, strconv.ErrRange)
 }
 
 func clip(b []byte) string {
@@ -137,19 +224,86 @@ func clip(b []byte) string {
 	return string(b)
 }
 
-// numbers parses all fields of a line as float32.
-func (l *lines) numbers(dst []float32) ([]float32, error) {
-	dst = dst[:0]
-	for i, f := range l.fields {
-		x, err := strconv.ParseFloat(string(f), 32)
-		if errors.Is(err, strconv.ErrRange) && math.IsInf(x, 0) {
-			return dst, l.bad("%q in column %d is more than float32 can hold; scale the features",
-				clip(f), i+1)
+// A heading is a line of names. Its columns are known by these, in small letters and without
+// spaces, "_", "-", "#" and ":".
+var (
+	idNames = []string{"id", "ids", "node", "nodes", "nodeid", "nodeids", "nodeidx", "nodeindex",
+		"nid", "vid", "vertex", "vertexid"}
+	// indexNames are what pandas writes for the index of a table.
+	indexNames = []string{"", "index", "idx", "unnamed0", "level0"}
+	classNames = []string{"label", "labels", "class", "classes", "y", "target", "category",
+		"nodelabel"}
+	// endpointNames are of the two ends of an edge, source first, without "node" and "id" behind.
+	endpointNames = [][2]string{{"src", "dst"}, {"source", "target"}, {"source", "destination"},
+		{"source", "dest"}, {"src", "dest"}, {"from", "to"}, {"head", "tail"}, {"u", "v"},
+		{"node1", "node2"}, {"node0", "node1"}, {"id1", "id2"}, {"row", "col"}, {"i", "j"},
+		{"start", "end"}, {"citing", "cited"}, {"follower", "followee"}, {"parent", "child"}}
+	// missingNames stand for a value that is not there, and not for a column.
+	missingNames = []string{"none", "null", "na", "n/a", "nil", "unknown", "missing", "?", "-", "."}
+)
+
+// plainName is a name of a column as the lists above have it.
+func plainName(name string) string {
+	return strings.NewReplacer(" ", "", "_", "", "-", "", "#", "", ":", "").Replace(
+		strings.ToLower(strings.TrimSpace(name)))
+}
+
+func named(name string, in []string) bool { return slices.Contains(in, plainName(name)) }
+
+// endsInID reports whether a name is like paper_id or paperId.
+func endsInID(name string) bool {
+	return strings.HasSuffix(name, "Id") || strings.HasSuffix(name, "ID") ||
+		strings.HasSuffix(strings.ToLower(name), "_id") || strings.HasSuffix(name, " id")
+}
+
+// counting reports whether cells are 0, 1, 2 and so on: pandas gives columns without names these.
+func counting(cells [][]byte) bool {
+	for i, c := range cells {
+		if string(c) != strconv.Itoa(i) {
+			return false
 		}
-		if err != nil && !errors.Is(err, strconv.ErrRange) {
-			return dst, l.bad("%q in column %d is not a number", clip(f), i+1)
-		}
-		dst = append(dst, float32(x))
 	}
-	return dst, nil
+	return true
+}
+
+// endpoints finds the columns of the two ends of an edge by their names.
+func endpoints(names []string) (src, dst int, ok bool) {
+	plain := make([]string, len(names))
+	for i, n := range names {
+		plain[i] = plainName(n)
+		for _, end := range []string{"idx", "id", "node", "vertex"} {
+			plain[i] = strings.TrimSuffix(plain[i], end)
+		}
+	}
+	for _, p := range endpointNames {
+		src, dst = slices.Index(plain, p[0]), slices.Index(plain, p[1])
+		// Of tail and head in this order, either may be the source.
+		if src >= 0 && dst >= 0 && (src < dst || p[0] != "head") {
+			return src, dst, true
+		}
+	}
+	return 0, 0, false
+}
+
+// namesOf returns the names of a heading's columns, or nil where a line is none.
+func namesOf(cells [][]byte) (names []string) {
+	numbers, words := 0, 0
+	for _, c := range cells {
+		if isNumber(c) {
+			numbers++
+		} else if decimalComma(c) {
+			return nil
+		} else if len(c) > 0 && !slices.Contains(missingNames, strings.ToLower(string(c))) {
+			words++
+		}
+		names = append(names, string(c))
+	}
+	if first := names[0]; numbers == len(cells)-1 && numbers > 0 && counting(cells[1:]) &&
+		(named(first, indexNames) || named(first, idNames)) {
+		return names
+	}
+	if words == 0 || numbers > 0 || words < len(cells)-1 || words < len(cells) && names[0] != "" {
+		return nil
+	}
+	return names
 }

@@ -7,7 +7,10 @@ import (
 
 	"helios/dataset/build"
 	"helios/dataset/edges"
+	"helios/dataset/npy"
+	"helios/internal/errs"
 	"helios/internal/rowtype"
+	"helios/internal/units"
 )
 
 // edgeSet takes the edges of an import and writes the topology.
@@ -15,6 +18,8 @@ type edgeSet struct {
 	*job
 	sorter    *edges.Sorter // made by the first edgesFrom
 	nodesOpen bool          // the largest id tells how many nodes there are
+	// countLonely has nodes without an edge counted and named: nothing but ids tells of nodes.
+	countLonely bool
 }
 
 func (im *edgeSet) freeSorter() error {
@@ -48,12 +53,19 @@ func (im *edgeSet) room() error {
 		row += size * float64(im.o.Dim)
 	}
 	err := build.EnoughDisk(im.o.Out, row*float64(im.m.Nodes))
+	bytes := row * float64(im.m.Nodes)
 	switch {
+	case err == nil && im.nodesOpen && bytes > sparseBytes &&
+		im.m.Nodes/perEnd > 2*im.sorter.Taken():
+		return errs.New(errs.Usage,
+			"the largest id in the edges is %d, so %d edges would make %d nodes and a dataset of %s; give option renumber, or option nodes %d, if that is right",
+			im.m.Nodes-1, im.sorter.Taken(), im.m.Nodes, units.FormatBytes(int64(bytes)),
+			im.m.Nodes)
 	case err == nil:
 		return nil
 	case im.nodesOpen:
 		return fmt.Errorf(
-			"the largest id in the edges is %d, so there are %d nodes: %w; where ids have gaps, renumber the nodes from 0",
+			"the largest id in the edges is %d, so there are %d nodes: %w; where ids have gaps, give option renumber",
 			im.m.Nodes-1, im.m.Nodes, err)
 	}
 	return fmt.Errorf("there are %d nodes, as option nodes or %s says: %w", im.m.Nodes, im.o.In, err)
@@ -80,19 +92,68 @@ func (im *edgeSet) topology(ctx context.Context) (err error) {
 	}
 	im.m.Edges, im.m.Nodes = c.Stored, c.Nodes
 	for name, n := range map[string]int64{"duplicate-edges": c.Duplicates, "self-loops": c.Kept,
-		"self-loops-dropped": c.Self,
-		"self-loops-added":   c.Added, "opposite-edges": c.Opposite} {
+		"duplicate-edges-kept": c.Repeated, "self-loops-dropped": c.Self,
+		"self-loops-added": c.Added, "opposite-edges": c.Opposite} {
 		if n > 0 {
 			im.m.Source.Counts[name] = n
 		}
 	}
 	// Each edge gives at most two nodes neighbours.
-	if ends := 2 * (c.Taken + 1); c.Nodes/8 > ends && !im.o.NoEdges {
+	ends := 2 * (c.Taken + 1)
+	if im.countLonely && !im.o.NoEdges {
+		return im.noteLonely(c.Nodes)
+	}
+	if c.Nodes/perEnd > ends && !im.o.NoEdges {
 		im.o.note(
 			"at most %d of %d nodes have an edge: ids are sparse; renumber them from 0 without gaps, or the others cost memory and disk for nothing",
 			ends, c.Nodes)
 	}
 	return nil
+}
+
+// Ids are sparse where there are more than perEnd nodes for each end of an edge. A dataset of more
+// than sparseBytes is not made for such: the largest id may be a stray number.
+const (
+	perEnd      = 8
+	sparseBytes = 1 << 30
+)
+
+// noteLonely counts the nodes without an edge.
+func (im *edgeSet) noteLonely(nodes int64) error {
+	if err := im.needMemory("a bit for each node", nodes/8, 1); err != nil {
+		return nil //nolint:nilerr // the count is not worth it
+	}
+	lonely := make([]uint64, nodes/64+1) // a bit for each node that no edge has yet
+	n, last := int64(0), int64(-1)
+	if err := im.eachOf("indptr", func(v, at int64) {
+		if v > 0 && at == last {
+			lonely[(v-1)/64] |= 1 << ((v - 1) % 64)
+			n++
+		}
+		last = at
+	}); err != nil || n == 0 {
+		return err
+	}
+	if err := im.eachOf("indices", func(_, v int64) {
+		if lonely[v/64]>>(v%64)&1 != 0 {
+			lonely[v/64] &^= 1 << (v % 64)
+			n--
+		}
+	}); err != nil || n == 0 {
+		return err
+	}
+	im.o.note("%d of %d nodes have no edge; where ids are sparse, option renumber leaves no gaps", n,
+		nodes)
+	return nil
+}
+
+// eachOf calls fn with all numbers of an array that was written.
+func (im *edgeSet) eachOf(name string, fn func(pos, x int64)) error {
+	a, err := npy.Open(im.s.Path(name + ".npy"))
+	if err != nil {
+		return err
+	}
+	return eachInt(a, func(pos, x int64) error { fn(pos, x); return nil })
 }
 
 // edgesFrom takes all edges of a source, with what the options add. It may be called for several

@@ -224,6 +224,9 @@ func edgeCases() (all []hostileCase) {
 		{"hex", "0x1,2\n"}, {"float", "0.0,1.0\n"}, {"beyond", "0,7\n"},
 		{"lfs", lfs}, {"letters", "a,b\nc,d\n"}, {"endless line", strings.Repeat("1", 17<<20)},
 		{"escapes", "\x1b[2J\x1b]0;x\x07\n"}, {"nul ids", "1\x002\n"}, {"word", "0,1 x\n"},
+		{"open quote", "src,dst\n\"0,1\n1,2\n"}, {"quotes without end", strings.Repeat("\"\n", 1<<20)},
+		{"METIS of 2^40 nodes", "1099511627776 1 011 1000\n1\n"}, {"METIS of many weights", "4 4 011 99999999999\n1 2\n"},
+		{"KONECT of 2^62 nodes", "% asym unweighted\n% 1 4611686018427387904 1\n1 9\n"},
 	} {
 		all = append(all, one("edges: "+c.name, edgesIn, "in/edges.csv", c.text, nil))
 	}

@@ -1,0 +1,402 @@
+package importer
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"helios/internal/errs"
+)
+
+// edgeColumns say how the lines of an edge list are cut.
+type edgeColumns struct {
+	sep  byte
+	cols int // cells of a line
+	// before is how many cells stand before the two ends of an edge, after how many behind; swap
+	// says that the target comes first.
+	before, after int
+	swap          bool
+	apart         bool   // the ends are not beside each other, so that they are
+	ends          [2]int // these cells
+	data          bool   // the data that NetworkX writes behind an edge, {…}, is left out
+}
+
+// edgeHead holds what the beginning of an edge list says.
+type edgeHead struct {
+	edgeColumns
+	begin int64 // offset of the first line of edges
+	line  int64 // its number
+	empty bool
+	// konect is the form of a list of the Koblenz Network Collection: sym, asym or bip (Kunegis,
+	// "KONECT", WWW Companion 2013). Such a list and one of SNAP may say how many edges and nodes
+	// they have.
+	konect       string
+	edges, nodes int64
+}
+
+var (
+	konectForm = regexp.MustCompile(
+		`^%\s*(sym|asym|bip)\s+(unweighted|positive|posweighted|signed|multisigned|weighted|multiweighted|dynamic|multiposweighted)\b`)
+	konectSizes = regexp.MustCompile(`^%\s*(\d+)\s+(\d+)\s+(\d+)\s*$`)
+	snapSizes   = regexp.MustCompile(`^#\s*Nodes:\s*\d+\s+Edges:\s*(\d+)\s*$`)
+)
+
+// comment takes a comment line before the edges.
+func (h *edgeHead) comment(text []byte, line int64) {
+	if m := konectForm.FindSubmatch(text); m != nil && line == 1 {
+		h.konect = string(m[1])
+	}
+	if m := konectSizes.FindSubmatch(text); m != nil && h.konect != "" {
+		var n [3]int64
+		for i := range n {
+			n[i], _ = parseID(m[i+1])
+		}
+		h.edges, h.nodes = n[0], max(n[1], n[2])
+	}
+	if m := snapSizes.FindSubmatch(text); m != nil {
+		h.edges, _ = parseID(m[1])
+	}
+}
+
+// edgeCells cuts a line. data is what NetworkX writes behind an edge, {'weight': 3}; nil for {}.
+func edgeCells(s *splitter, text []byte) (cells [][]byte, data []byte, err error) {
+	if text[len(text)-1] == '}' {
+		if i := bytes.IndexByte(text, '{'); i > 0 {
+			if data = text[i:]; len(bytes.Trim(data, "{} ")) == 0 {
+				data = nil
+			}
+			text = bytes.TrimRight(text[:i], " \t,;")
+		}
+	}
+	if s.sep == 0 {
+		s.sep = separatorOf(text)
+	}
+	cells, err = s.split(text)
+	return cells, data, err
+}
+
+// readEdgeHead reads the beginning of an edge list.
+func (im *edgesImport) readEdgeHead(path string) (*edgeHead, error) {
+	l, err := openLines(path)
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+	h := &edgeHead{}
+	var comment, first []byte
+	for first == nil {
+		h.begin, h.line = l.at, l.n+1
+		more, err := l.raw()
+		switch {
+		case err != nil:
+			return nil, err
+		case !more:
+			h.empty = true
+			return h, nil
+		case len(l.text) == 0:
+		case isComment(l.text):
+			h.comment(l.text, l.n)
+			comment = append(comment[:0], l.text[1:]...)
+		default:
+			first = bytes.Clone(l.text)
+		}
+	}
+	s := splitter{}
+	if h.konect != "" {
+		s.sep = blank
+	}
+	cells, data, err := edgeCells(&s, first)
+	if err != nil {
+		return nil, l.bad("%w", err)
+	}
+	h.sep, h.cols = s.sep, len(cells)
+	names, err := im.edgeHeading(l, cells)
+	switch {
+	case err != nil:
+		return nil, err
+	case names != nil:
+		h.begin, h.line = l.at, l.n+1
+	default:
+		comment = bytes.TrimSpace(comment)
+		if cells, err := s.split(comment); err == nil && len(cells) == h.cols && h.konect == "" {
+			if n := namesOf(cells); n != nil {
+				if _, _, ok := endpoints(n); ok {
+					names = n
+				}
+			}
+		}
+	}
+	sample, err := edgeSample(l, &s, names == nil, first)
+	if err != nil {
+		return nil, err
+	}
+	return h, im.edgeEnds(l, h, names, data, sample)
+}
+
+// edgeHeading returns the names of the columns where the first line has them. A line that is
+// neither names nor an edge is an error.
+func (im *edgesImport) edgeHeading(l *lines, cells [][]byte) ([]string, error) {
+	names := namesOf(cells)
+	given := im.o.Header.of("edges")
+	switch _, _, ok := endpoints(names); {
+	case given == "yes":
+		names = nil
+		for _, c := range cells {
+			names = append(names, string(c))
+		}
+		return names, nil
+	case given == "no":
+		return nil, nil
+	case ok || len(cells) == 3 && names != nil && isNumber(cells[1]): // ",0,1" of pandas
+		return names, nil
+	case names != nil && (im.opt.Src != "" || slices.ContainsFunc(names,
+		func(n string) bool { return len(n) > 0 && (named(n, idNames) || endsInID(n)) })):
+		return names, im.mustNameEnds(l, names)
+	case bytes.IndexByte(cells[0], ',') >= 0:
+		return nil, l.bad("%s", (&splitter{}).why(cells[0], 1))
+	case !isNumber(cells[0]) && len(cells[0]) > 0:
+		return nil, l.bad(
+			"%q is not a node id; ids are whole numbers from 0; if the line names the columns, give option header edges=yes",
+			clip(cells[0]))
+	}
+	return nil, nil
+}
+
+// mustNameEnds asks for the columns of an edge that names do not tell.
+func (im *edgesImport) mustNameEnds(l *lines, names []string) error {
+	if im.opt.Src != "" {
+		return nil
+	}
+	return l.bad("columns%s: which are the two ends of an edge? Give option src and option dst, a name or number each",
+		columnNames(names))
+}
+
+// edgeSample cuts the first lines of edges.
+func edgeSample(l *lines, s *splitter, edge bool, first []byte) (sample [][][]byte, err error) {
+	add := func(text []byte) {
+		cells, _, err := edgeCells(s, text)
+		if err != nil {
+			return // reading says so
+		}
+		row := make([][]byte, len(cells))
+		for i, c := range cells {
+			row[i] = bytes.Clone(c)
+		}
+		sample = append(sample, row)
+	}
+	if edge {
+		add(first)
+	}
+	for len(sample) < sampleRows {
+		more, err := l.next()
+		if err != nil || !more {
+			return sample, err
+		}
+		add(l.text)
+	}
+	return sample, nil
+}
+
+// edgeEnds decides which columns are the ends of an edge, and that the others may be left out.
+func (im *edgesImport) edgeEnds(l *lines, h *edgeHead, names []string, data []byte,
+	sample [][][]byte) error {
+	l.n = h.line
+	h.data = im.opt.IgnoreColumns || im.opt.Src != ""
+	var unused []int
+	src, dst, found := endpoints(names)
+	switch {
+	case im.opt.Src != "":
+		var err error
+		if src, err = im.edgeColumn(l, h, names, "src", im.opt.Src); err != nil {
+			return err
+		}
+		if dst, err = im.edgeColumn(l, h, names, "dst", im.opt.Dst); err != nil {
+			return err
+		}
+		if src == dst {
+			return l.bad("options src and dst both name column %d", src+1)
+		}
+	case h.cols < 2:
+		return l.bad("%q is not an edge; two node ids are needed", clip(sampleText(sample)))
+	case found:
+	case len(names) == 3 && names[1] == "0" && names[2] == "1":
+		src, dst = 1, 2
+	case h.cols == 2 || h.konect != "" && im.opt.IgnoreColumns:
+		src, dst = 0, 1
+	case !im.opt.IgnoreColumns || ragged(sample):
+		return l.bad("%s", tooManyColumns(h, sample))
+	default:
+		if countsUp(sample) {
+			return l.bad(
+				"column 1 counts the lines, so it may be an index and no node id; give option src and option dst, the numbers of two columns")
+		}
+		src, dst = 0, 1
+	}
+	for i := range h.cols {
+		if i == src || i == dst {
+			continue
+		}
+		index := names != nil && (named(names[i], indexNames) || named(names[i], idNames) ||
+			plainName(names[i]) == "edgeid")
+		if found && !index && !h.data {
+			return l.bad(
+				"%d columns%s; an edge is two node ids, and models take no weights or times; give option ignore-columns to leave the others out",
+				h.cols, columnNames(names))
+		}
+		unused = append(unused, i)
+	}
+	if err := im.countsAsNames(l, h, names, sample); err != nil {
+		return err
+	}
+	if data != nil && !h.data {
+		return l.bad(
+			"the edge has data, %q; models take no weights; give option ignore-columns to leave it out",
+			clip(data))
+	}
+	h.setEnds(src, dst)
+	im.noteUnusedColumns(unused, names)
+	return nil
+}
+
+// countsAsNames looks at a first line 0,1, which may be an edge or, as pandas writes them, the
+// names of columns that have none.
+func (im *edgesImport) countsAsNames(l *lines, h *edgeHead, names []string,
+	sample [][][]byte) error {
+	if names != nil || h.sep == blank || len(sample) == 0 || len(sample[0]) != 2 ||
+		!counting(sample[0]) || im.o.Header.of("edges") != "" {
+		return nil
+	}
+	if slices.ContainsFunc(sample[1:], func(row [][]byte) bool { return counting(row) }) {
+		return l.bad(
+			"0 and 1 may be an edge, which is there again, or the names of the columns as pandas writes them; give option header edges=no or edges=yes")
+	}
+	im.taken = l.n
+	return nil
+}
+
+func sampleText(sample [][][]byte) []byte {
+	if len(sample) == 0 {
+		return nil
+	}
+	return bytes.Join(sample[0], []byte{' '})
+}
+
+// countsUp reports whether the first column is 0, 1, 2 and so on, or 1, 2, 3, before two of whole
+// numbers: an index, or nodes with one edge each.
+func countsUp(sample [][][]byte) bool {
+	if len(sample) < 2 {
+		return false
+	}
+	first, _ := parseID(sample[0][0])
+	for i, row := range sample {
+		if v, ok := parseID(row[0]); !ok || v != first+int64(i) || first > 1 || len(row) < 3 ||
+			!isDigits(row[1]) || !isDigits(row[2]) {
+			return false
+		}
+	}
+	return true
+}
+
+// ragged reports whether lines have more or fewer cells than others.
+func ragged(sample [][][]byte) bool {
+	return slices.ContainsFunc(sample,
+		func(row [][]byte) bool { return len(row) != len(sample[0]) })
+}
+
+// tooManyColumns tells why lines of more than two columns are refused, and the ways out. A way that
+// would take what are no edges for edges is not named.
+func tooManyColumns(h *edgeHead, sample [][][]byte) string {
+	whole := true
+	for _, row := range sample {
+		if i := emptyCell(row); i > 0 {
+			return fmt.Sprintf("%d columns, of which column %d is empty", len(row), i)
+		}
+		whole = whole && !slices.ContainsFunc(row, func(c []byte) bool { return !isDigits(c) })
+	}
+	const lists = "option layout adjacency where a line is a node and its neighbours"
+	const ends = "give option src and option dst, the names or numbers of the two columns of node ids"
+	switch {
+	case ragged(sample):
+		return fmt.Sprintf(
+			"%d columns, and other lines have more or fewer; an edge is two node ids; give %s, or layout metis for a graph of METIS",
+			h.cols, lists)
+	case whole && countsUp(sample):
+		return fmt.Sprintf(
+			"%d columns; an edge is two node ids, and column 1 may be an index; %s, or %s", h.cols,
+			ends, lists)
+	case whole:
+		return fmt.Sprintf(
+			"%d columns; an edge is two node ids, and models take no weights or times; %s, or %s",
+			h.cols, ends, lists)
+	}
+	return fmt.Sprintf(
+		"%d columns; an edge is two node ids, and models take no weights or times; %s, or option ignore-columns to take the first two",
+		h.cols, ends)
+}
+
+// emptyCell returns the number of the first empty cell, from 1; 0: there is none.
+func emptyCell(cells [][]byte) int {
+	return 1 + slices.IndexFunc(cells, func(c []byte) bool { return len(c) == 0 })
+}
+
+// edgeColumn finds the column that an option names.
+func (im *edgesImport) edgeColumn(l *lines, h *edgeHead, names []string, option,
+	given string) (int, error) {
+	if i := slices.Index(names, given); i >= 0 {
+		return i, nil
+	}
+	if n, err := strconv.Atoi(given); err == nil && n >= 1 && n <= h.cols {
+		return n - 1, nil
+	}
+	return 0, l.bad("option %s %s: no such column; there are %d%s", option, brief(given), h.cols,
+		columnNames(names))
+}
+
+// setEnds says which columns the ends of an edge are in.
+func (h *edgeHead) setEnds(src, dst int) {
+	h.ends = [2]int{src, dst}
+	h.before, h.swap = min(src, dst), dst < src
+	h.after = h.cols - h.before - 2
+	if h.apart = src-dst != 1 && dst-src != 1; h.apart {
+		h.swap = false
+	}
+}
+
+func (im *edgesImport) noteUnusedColumns(unused []int, names []string) {
+	var text []string
+	for _, i := range unused {
+		c := "column " + strconv.Itoa(i+1)
+		if names != nil && names[i] != "" {
+			c += " (" + brief(names[i]) + ")"
+		}
+		text = append(text, c)
+	}
+	im.noteUnused(im.edges, text)
+}
+
+// konectList takes what the first lines of a list of KONECT say.
+func (im *edgesImport) konectList(h *edgeHead) error {
+	switch h.konect {
+	case "":
+		return nil
+	case "bip":
+		return errs.New(errs.Usage,
+			"%s is a bipartite graph of KONECT, whose two sides count their ids from 1 each; only graphs with one kind of nodes are imported",
+			im.edges)
+	}
+	if im.opt.Base == "" && !im.opt.Renumber {
+		im.ids.base = 1
+		im.o.note("%s is a list of KONECT, so ids count from 1: node 0 is id 1", im.edges)
+		if im.m.Nodes == 0 && h.nodes > 0 && h.nodes <= maxTextNodes {
+			im.m.Nodes, im.from = h.nodes, im.edges
+		}
+	}
+	if h.konect == "sym" && !im.o.Undirected && !im.o.AddReverse {
+		im.o.AddReverse = true
+		im.m.Source.Options["add-reverse"] = "true"
+		im.o.note("%s says sym, so the opposite of each edge is added", im.edges)
+	}
+	return nil
+}
