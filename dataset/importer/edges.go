@@ -270,7 +270,9 @@ func (im *edgesImport) openArray() error {
 			im.edges)
 	}
 	a, err := npy.Open(im.edges)
-	im.source = func(ids idRange) (edges.Source, error) { return indexEdges(a, ids.nodes, anyShape) }
+	im.source = func(ids idRange) (edges.Source, error) {
+		return indexEdges(a, ids.nodes, anyShape)
+	}
 	return err
 }
 

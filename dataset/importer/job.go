@@ -100,8 +100,14 @@ func briefNames(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// noteUnused names what the input holds and the import does not take.
+// noteUnused names what the input holds and neither the import takes nor an option names.
 func (im *job) noteUnused(where string, names []string) {
+	given := []string{im.o.Features, im.o.Labels, im.o.SplitDir}
+	if im.o.SplitDir != "" {
+		splits := findSplits(im.o.SplitDir)
+		given = append(given, splits[:]...)
+	}
+	names = slices.DeleteFunc(names, func(n string) bool { return among(given, where, n) })
 	if len(names) == 0 {
 		return
 	}
@@ -128,11 +134,23 @@ func unusedFiles(dir string, used ...string) (names []string) {
 			"readme") || strings.Contains(n, dataset.PartialMark) {
 			continue
 		}
-		if !slices.ContainsFunc(used, func(u string) bool { return filepath.Base(u) == n }) {
+		if !among(used, dir, n) {
 			names = append(names, n)
 		}
 	}
 	return names
+}
+
+// among reports whether files, by names in a folder or by paths, have one that is called so there.
+func among(files []string, dir, name string) bool {
+	return slices.ContainsFunc(files, func(f string) bool {
+		if f == name || filepath.Base(f) != filepath.Base(name) {
+			return f == name
+		}
+		a, err1 := os.Stat(f)
+		b, err2 := os.Stat(filepath.Join(dir, name))
+		return err1 == nil && err2 == nil && os.SameFile(a, b)
+	})
 }
 
 // subfolders are the folders in a folder, each with a slash behind its name.

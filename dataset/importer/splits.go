@@ -167,17 +167,23 @@ func (im *splitSets) maskOfSeveral(a *npy.Array) ([]int64, error) {
 	return ids, err
 }
 
+// findSplits returns the files of train, val and test in a folder; "" for one that is not there.
+func findSplits(dir string) (paths [3]string) {
+	for i, names := range splitFiles {
+		if paths[i] = findText(dir, names); paths[i] == "" {
+			paths[i] = findText(dir, splitNames[i])
+		}
+	}
+	return paths
+}
+
 // folderSplits reads train, valid (or val) and test of a folder, each a text or .npy file.
 func (im *splitSets) folderSplits(ctx context.Context, dir string) ([]splitSet, error) {
 	var sets []splitSet
-	for i, names := range splitFiles {
-		path := findText(dir, names)
-		if path == "" {
-			path = findText(dir, splitNames[i])
-		}
+	for i, path := range findSplits(dir) {
 		if path == "" {
 			return nil, errs.New(errs.Usage, "%s has no split %q; all three are needed", dir,
-				names[0])
+				splitFiles[i][0])
 		}
 		ids, err := im.splitFile(ctx, path, dir == im.o.SplitDir)
 		if err != nil {

@@ -316,6 +316,16 @@ func TestTextRows(t *testing.T) {
 	textCase{files: map[string]string{"in/edges.txt": edges, "in/y.csv": "y\n0\n\"\"\n2\n-1\n"},
 		edges: "0>1 1>2 2>3", labels: []int32{0, -1, 2, -1},
 		set: func(o *EdgesOptions) { o.UnlabelledOK = true }}.check(t)
+	// Files that options name are used, also where they are in the folder.
+	out, notes, err := textCase{files: map[string]string{"in/edges.txt": edges,
+		"in/y.csv": "0\n1\n2\n0\n", "in/train.csv": "0\n", "in/val.csv": "1\n", "in/test.csv": "2\n",
+		"in/more.csv": "0\n", "in/labels.txt": "9\n"}, set: func(o *EdgesOptions) {
+		o.SplitDir, o.Labels = o.In+"/.", o.In+"/./y.csv"
+	}}.run(t)
+	require.NoError(t, err)
+	require.Equal(t, []int64{0}, viewOf(t, out).train)
+	require.Contains(t, strings.Join(notes, "\n"), "in: labels.txt, more.csv\n")
+	require.NotContains(t, strings.Join(notes, "\n"), "train.csv")
 	for text, want := range map[string]string{"0\n1\n": "", "node\n0\n\n1\n": "", ",0\n0,0\n1,1\n": "",
 		"a,b\n0,1\n": "train.csv:1: 2 columns; a split has one", "0.5\n": `train.csv:1: "0.5" is not a node id`,
 		"0,1\n": "train.csv:1: 2 columns", "9\n": "train.csv:1: node id 9 is outside 0..3"} {
@@ -358,6 +368,28 @@ func TestTextIDs(t *testing.T) {
 			}))
 			require.Equal(t, []int64{7, 35, 1033, 50000000000}, ids)
 		})
+	}
+}
+
+// Errors about classes and splits name nodes by their ids in the files.
+func TestTextIDsInErrors(t *testing.T) {
+	base := func(o *EdgesOptions) { o.Base = "1" }
+	gaps := func(o *EdgesOptions) { o.Renumber = true }
+	files := func(y, train string) map[string]string {
+		return map[string]string{"in/edges.txt": "1 20\n20 300\n", "in/y.csv": y,
+			"s/train.csv": train, "s/val.csv": "20\n", "s/test.csv": "300\n"}
+	}
+	dealt := func(y string) map[string]string {
+		return map[string]string{"in/edges.txt": "1 2\n2 3\n", "in/y.csv": y}
+	}
+	for _, c := range []textCase{
+		{set: base, files: dealt("1 0\n2 -1\n3 1\n"), want: "y.csv: node 2 has no label"},
+		{set: base, files: dealt("1 0\n2 5000\n3 1\n"), want: "label 5000 of node 2 would make"},
+		{set: gaps, files: files("1 0\n20 1\n300 -1\n", "1\n"), want: "y.csv: node 300, position 0 of"},
+		{set: gaps, files: files("1 0\n20 1\n300 1\n", "20\n"), want: "val.csv: node 20 at position 0 is also in"},
+		{set: gaps, files: files("1 0\n20 1\n300 1\n", "1\n1\n"), want: "train.csv: node 1 appears twice"},
+	} {
+		t.Run(c.want, c.check)
 	}
 }
 
