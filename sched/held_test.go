@@ -288,7 +288,7 @@ func TestWhichParametersOfWhichDataset(t *testing.T) {
 		require.ErrorAs(t, err, &other)
 		_, err = eval(plan.Config{OtherDataset: true}, cfg.CheckpointDir, "test")
 		require.NoError(t, err)
-		require.Equal(t, 1, strings.Count(notes, "\n"), notes)
+		require.Equal(t, 1, strings.Count(notes, "was trained on"), notes)
 	}
 	d.Meta.Dim++
 	defer func() { d.Meta.Dim-- }()

@@ -392,7 +392,7 @@ func TestMegaLoadFails(t *testing.T) {
 	all := trained
 	cfg.CheckpointEvery, cfg.Resume = 1, true
 	struck := 0
-	for i, after := range []int{14, 18, 22, 26, 30} {
+	for i, after := range []int{30, 34, 38, 42, 46} {
 		if wide.Lean() && i%2 == 0 {
 			continue
 		}
