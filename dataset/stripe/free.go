@@ -22,9 +22,8 @@ func (t *target) forceName() string {
 // checkFree refuses a device that holds something which is not this dataset, unless force names it.
 // A device is free where it carries this dataset and no pages beside it, or where nothing is
 // recognised on it and it is blank, at both ends and in samples of the middle: unknown content is
-// somebody's, too. It returns what
-// the superblocks say. Every write of a load comes after this check, and pages go onto SSDs that
-// carry their dataset.
+// somebody's, too. It returns what the superblocks say. Every write of a load comes after this
+// check, and pages go onto SSDs that carry their dataset.
 func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string) (copies, error) {
 	forced := false
 	for _, f := range strings.Split(force, ",") {
@@ -66,9 +65,6 @@ func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string
 			return refuse(what + " beside the rows of this dataset")
 		}
 	}
-	if ours && c.err[0] == nil && c.err[1] == nil {
-		return c, nil
-	}
 	for i := range c.sb {
 		if !ours && c.read[i] == nil && !errors.Is(c.err[i], ErrNoSuperblock) {
 			return refuse(fmt.Sprintf("something like a dataset (superblock %d of 2: %v)", i+1,
@@ -79,6 +75,8 @@ func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string
 	if err != nil {
 		return c, err
 	}
+	// A load clears what is beside its superblocks: a mark there, as of md or bcache at 4 KiB, is
+	// of somebody who came later.
 	if what := signatures.Find(head, tail, t.bytes()); what != "" {
 		return refuse(what)
 	}

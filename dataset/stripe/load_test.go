@@ -286,6 +286,12 @@ func TestRefuses(t *testing.T) {
 			*s = *s.clone()
 			put(-4096, "Dear diary")(s)
 		}, `look like "Dear diary", where this dataset has a superblock`},
+		// Both superblocks are whole: mdadm and bcache begin at 4 KiB.
+		"this dataset under a RAID member": {func(s *simSSD) {
+			must(load(bg, d, targetsOf(newSim(5<<19/512, 512), s), LoadOptions{}))
+			*s = *s.clone()
+			put(4096, "\xfc\x4e\x2b\xa9")(s)
+		}, "RAID"},
 		"damaged superblock": {func(s *simSSD) {
 			must(load(bg, other, targetsOf(s), LoadOptions{}))
 			*s = *s.clone()
