@@ -91,7 +91,7 @@ func (i *inspector) listed(want []string) (bound []state.SSD, others []controlle
 // inspectController says where a bound controller is, and what is wrong with that.
 func (i *inspector) inspectController(d state.SSD, r *ssdReport) error {
 	dev, next, gone := i.machine.stillBound(d)
-	r.Next = next
+	defer func() { r.Next = next }()
 	if gone != nil && dev.Addr == "" {
 		return gone
 	}
