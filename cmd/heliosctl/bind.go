@@ -295,7 +295,7 @@ func (b *binder) unbound(st *state.State, now []state.SSD, path, abs string) err
 			"--proxy %s is bound already as %s%s; leave it out, or \"heliosctl unbind-ssds %s\" first",
 			path, d.Name, also, d.Name)
 	}
-	return nil
+	return b.machine.solePath("--proxy "+path, mine, records)
 }
 
 // describe checks one path, creating the file where there is none, and describes the SSD. now are

@@ -53,12 +53,37 @@ func (m *machine) soleOwner(id nsid.ID, addr string, records []state.Record) err
 			why = append(why, u.String())
 		}
 	}
+	return notSole(addr, why)
+}
+
+// notSole is the error of an SSD that is reached otherwise, nil for no reasons.
+func notSole(name string, why []string) error {
 	if len(why) == 0 {
 		return nil
 	}
 	return errs.New(errs.Refused,
 		"%s: %s; end that use, which no --force overrides: unbind the other controller from its driver (\"echo ADDRESS >/sys/bus/pci/drivers/nvme/unbind\" as root takes it from the kernel)",
-		addr, strings.Join(why, ", "))
+		name, strings.Join(why, ", "))
+}
+
+// solePath refuses a block device over a namespace that the kernel shows by another name too, or
+// that a bound controller reaches.
+func (m *machine) solePath(path string, b diskuse.Backing, records []state.Record) error {
+	if len(b.Namespaces) == 0 {
+		return nil
+	}
+	kernel, err := m.sys.Namespaces()
+	if err != nil {
+		return err
+	}
+	why := b.OtherPaths(kernel)
+	for _, ns := range b.Namespaces {
+		why = append(why, m.boundPaths(ns.ID, "", records)...)
+	}
+	for i := range why {
+		why[i] = "its namespace " + why[i]
+	}
+	return notSole(path, why)
 }
 
 // checkPaths refuses SSDs of a set that are one disk, or that somebody else reaches too.
@@ -85,6 +110,9 @@ func (o *ssdOpener) checkPaths(s *ssdSet) error {
 				s.bound[j].Name, s.bound[j].Path, d.Name, d.Path)
 		}
 		before = append(before, b)
+		if err := o.machine.solePath(d.Path, b, records); err != nil {
+			return fmt.Errorf("SSD %s at %w", d.Name, err)
+		}
 	}
 	return nil
 }

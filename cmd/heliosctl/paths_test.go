@@ -155,3 +155,32 @@ func TestProxiesOfOneFile(t *testing.T) {
 	ok(t, "unbind-ssds")
 	fails(t, hc(t, "bind-ssds", "--proxy", loop+",a.img"), 2, "bind-ssds", "twice")
 }
+
+// A block device is one of two names of a namespace, as without native multipath.
+func TestProxyOfTheKernelsOtherPath(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("loop devices need root")
+	}
+	r := newRig(t)
+	const uuid = "5b9d2c1e-0000-4000-8000-0123456789ab\n"
+	r.Put("/sys/class/block/nvme0n1/uuid", uuid)
+	require.NoError(t, os.WriteFile("d.img", make([]byte, 8<<20), 0o600))
+	dev, err := exec.Command("losetup", "--find", "--show", "d.img").Output()
+	if err != nil {
+		t.Skip("no loop device: ", err)
+	}
+	loop := strings.TrimSpace(string(dev))
+	t.Cleanup(func() { require.NoError(t, exec.Command("losetup", "-d", loop).Run()) })
+	number, err := os.ReadFile("/sys/class/block/" + filepath.Base(loop) + "/dev")
+	require.NoError(t, err)
+	r.Link("/sys/dev/block/"+strings.TrimSpace(string(number)), "../../class/block/nvme0n1")
+	ok(t, "bind-ssds", "--proxy", loop)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "200", "--avg-degree", "4", "--classes", "2",
+		"--dim", "8", "--seed", "3", "--out", "g")
+	r.Put("/sys/class/block/nvme1n1/uuid", uuid)
+	fails(t, hc(t, "load", "g", "--ssds", "ssd0"), 4, "load", "ssd0",
+		"its namespace is the namespace that the kernel reaches through nvme1", "no --force")
+	ok(t, "unbind-ssds")
+	fails(t, hc(t, "bind-ssds", "--proxy", loop), 4, "bind-ssds", "--proxy "+loop,
+		"the kernel reaches through nvme1", "no --force")
+}

@@ -18,6 +18,8 @@ import (
 type Backing struct {
 	self  []string // names of the thing itself: a device number, a file, a namespace
 	under []string // of what it is a part of or stands on
+	// Namespaces are those of the kernel's that it is, is a part of or stands on.
+	Namespaces []pci.Namespace
 }
 
 // Overlaps reports whether both are one thing, or one stands on the other. Two partitions of a
@@ -27,6 +29,20 @@ func (b Backing) Overlaps(other Backing) bool {
 		return slices.ContainsFunc(x, func(s string) bool { return slices.Contains(y, s) })
 	}
 	return common(b.self, other.self) || common(b.self, other.under) || common(b.under, other.self)
+}
+
+// OtherPaths says by which other block devices the kernel reaches its namespaces. all are the
+// namespaces that the kernel has.
+func (b Backing) OtherPaths(all []pci.Namespace) []string {
+	all = slices.DeleteFunc(slices.Clone(all), func(o pci.Namespace) bool {
+		return slices.ContainsFunc(b.Namespaces,
+			func(ns pci.Namespace) bool { return ns.Name == o.Name })
+	})
+	var out []string
+	for _, ns := range b.Namespaces {
+		out = append(out, OtherPaths(all, ns, "")...)
+	}
+	return out
 }
 
 // BackingOfNamespace is that of an SSD which the kernel does not have.
@@ -56,7 +72,10 @@ func blockBacking(sys pci.Sys, name string) Backing {
 	l := &look{sys: sys}
 	dir := "/sys/class/block/" + name
 	b := Backing{self: []string{"device " + l.text(dir+"/dev")}}
-	on := func(o Backing) { b.under = append(b.under, append(o.self, o.under...)...) }
+	on := func(o Backing) {
+		b.under = append(b.under, append(o.self, o.under...)...)
+		b.Namespaces = append(b.Namespaces, o.Namespaces...)
+	}
 	for _, attr := range []string{"/device/wwid", "/device/vpd_pg83"} { // two paths of SCSI
 		if s := l.text(dir + attr); s != "" && strings.HasPrefix(name, "sd") {
 			b.self = append(b.self, "disk "+s)
@@ -65,7 +84,7 @@ func blockBacking(sys pci.Sys, name string) Backing {
 	if all, err := sys.Namespaces(); err == nil {
 		for _, ns := range all {
 			if ns.Name == name {
-				b.self = append(b.self, ns.ID.Keys()...)
+				b.self, b.Namespaces = append(b.self, ns.ID.Keys()...), append(b.Namespaces, ns)
 			}
 		}
 	}
@@ -83,6 +102,7 @@ func blockBacking(sys pci.Sys, name string) Backing {
 		if dev := l.deviceOf(file); dev != "" {
 			o := blockBacking(sys, dev)
 			b.self, b.under = append(b.self, o.self...), append(b.under, o.under...)
+			b.Namespaces = append(b.Namespaces, o.Namespaces...)
 		} else if key := loopFile(sys, name, file); key != "" {
 			b.self = append(b.self, key)
 		}

@@ -56,6 +56,19 @@ func TestOverlaps(t *testing.T) {
 	require.True(t, BackingOfNamespace(ns[0].ID).Overlaps(blockBacking(m.Sys(), p1)),
 		"an SSD that was taken from the kernel, and its disk by another path")
 	require.False(t, Backing{}.Overlaps(Backing{}), "what is computed is nothing")
+
+	m.Block("dm-2", 1<<20) // multipath, which has both paths
+	for _, d := range []string{"nvme0n1", "nvme1n1"} {
+		m.Link("/sys/class/block/dm-2/slaves/"+d, "../"+d)
+	}
+	const other = "is the namespace that the kernel reaches through nvme0 as well (/dev/nvme0n1)"
+	for name, want := range map[string][]string{"nvme1n1": {other}, "dm-2": nil, "nvme2n1": nil,
+		"loop7": nil, "sda": nil} {
+		require.Equal(t, want, blockBacking(m.Sys(), name).OtherPaths(ns), name)
+	}
+	for _, name := range []string{p1, "dm-0"} {
+		require.Len(t, blockBacking(m.Sys(), name).OtherPaths(ns), 1, name)
+	}
 }
 
 func TestBackingOfFiles(t *testing.T) {
