@@ -121,7 +121,13 @@ func (s Sys) controller(dir string) (Controller, error) {
 			ns.Paths = []string{c.Name}
 		case hidden.MatchString(n):
 			ns = s.namespace(headOf(n))
-			ns.Hidden, ns.Paths = n, s.paths(ns.Name)
+			ns.Hidden = n
+			if ns.Paths, err = s.paths(ns.Name); err != nil {
+				return Controller{}, fmt.Errorf("paths to %s: %w", ns.Name, err)
+			}
+			if !slices.Contains(ns.Paths, c.Name) { // it comes or goes just now
+				ns.Paths = append(ns.Paths, c.Name)
+			}
 		default:
 			continue
 		}
@@ -139,9 +145,10 @@ func (s Sys) controller(dir string) (Controller, error) {
 const madeUpNQN = "nqn.2014.08.org.nvmexpress:"
 
 // identity is what the kernel tells of who a namespace is, at its block device or at the hidden
-// path below.
+// path below. With native multipath it hides each path that may be one of several.
 func (s Sys) identity(c Controller, ns Namespace, path string) nsid.ID {
-	id := nsid.ID{NQN: c.NQN, Serial: c.Serial, Model: c.Model, NSID: uint32(max(ns.NSID, 0))}
+	id := nsid.ID{NQN: c.NQN, Serial: c.Serial, Model: c.Model, NSID: uint32(max(ns.NSID, 0)),
+		Private: ns.Hidden == "" && s.text("/sys/module/nvme_core/parameters/multipath") == "Y"}
 	if strings.HasPrefix(id.NQN, madeUpNQN) {
 		id.NQN = ""
 	}
@@ -207,18 +214,24 @@ func (s Sys) namespace(name string) Namespace {
 }
 
 // paths are the controllers that reach a multipath disk.
-func (s Sys) paths(head string) []string {
+func (s Sys) paths(head string) ([]string, error) {
 	var out []string
-	ctrls, _ := s.list("/sys/class/nvme")
+	ctrls, err := s.list("/sys/class/nvme")
+	if err != nil {
+		return nil, err
+	}
 	for _, c := range ctrls {
-		names, _ := s.list("/sys/class/nvme/" + c)
+		names, err := s.list("/sys/class/nvme/" + c)
+		if err != nil {
+			return nil, err
+		}
 		for _, n := range names {
 			if hidden.MatchString(n) && headOf(n) == head {
 				out = append(out, c)
 			}
 		}
 	}
-	return out
+	return out, nil
 }
 
 // Find returns the NVMe controller that name means: a PCI address with or without domain, a device
@@ -339,7 +352,11 @@ func (s Sys) diskController(disk string) (Device, error) {
 		return s.controllerDevice(parent)
 	}
 	// A multipath disk belongs to its subsystem.
-	switch paths := s.paths(disk); len(paths) {
+	paths, err := s.paths(disk)
+	if err != nil {
+		return Device{}, fmt.Errorf("paths to /dev/%s: %w", disk, err)
+	}
+	switch len(paths) {
 	case 0:
 		return Device{}, errs.New(errs.Usage, "/dev/%s has no controller any more: %w", disk,
 			ErrNotFound)
