@@ -401,6 +401,16 @@ func TestOfController(t *testing.T) {
 		"multipath live nvme2n1: is the namespace that the kernel reaches through nvme0 as well (/dev/nvme2n1)"},
 		words(us))
 
+	const passthru = "/sys/kernel/config/nvmet/subsystems/nqn.x/passthru"
+	m.Put(passthru+"/device_path", "/dev/nvme1\n")
+	for enable, want := range map[string][]string{"0\n": nil,
+		"1\n": {"target live nvme1: is exported over NVMe-oF as nqn.x"}} {
+		m.Put(passthru+"/enable", enable)
+		us, err = OfController(m.Sys(), "0000:00:05.0")
+		require.NoError(t, err)
+		require.Equal(t, want, words(us), "the target has the whole controller: %s", enable)
+	}
+
 	require.NoError(t, m.Sys().Bind(addr, "vfio-pci"))
 	us, err = OfController(m.Sys(), addr)
 	require.NoError(t, err)
@@ -427,6 +437,8 @@ func TestOtherPaths(t *testing.T) {
 		"another namespace of the subsystem": {fakesys.SSD{Serial: "SER2",
 			UUID: "5b9d2c1e-0000-4000-8000-0123456789ac", NQN: "nqn.2019-08.org.qemu:SER0"}, nil},
 		"another SSD": {fakesys.SSD{Serial: "SER2"}, nil},
+		"another SSD of a make that gives all the same ID": {fakesys.SSD{Serial: "SER2", UUID: uuid,
+			Model: "native multipath shows it as private"}, nil},
 	} {
 		m := fakesys.New(t.TempDir())
 		m.Add(fakesys.SSD{Addr: addr, Serial: "SER0", Group: 7, UUID: uuid})
@@ -435,6 +447,9 @@ func TestOtherPaths(t *testing.T) {
 		}
 		c.other.Addr, c.other.Group = third, 8
 		m.Add(c.other)
+		if c.other.Model != "" {
+			m.Put("/sys/module/nvme_core/parameters/multipath", "Y\n")
+		}
 		us, err := OfController(m.Sys(), addr)
 		require.NoError(t, err)
 		require.Equal(t, c.want, words(us), name)

@@ -256,6 +256,25 @@ func (l *look) targets() {
 	}
 }
 
+// passthrough reports that the kernel's NVMe target exports a whole controller; no process has it
+// open then, and no disk is claimed.
+func passthrough(sys pci.Sys, node string) (us []Use) {
+	const dir = "/sys/kernel/config/nvmet/subsystems"
+	l := &look{sys: sys}
+	for _, sub := range l.list(dir) {
+		at := dir + "/" + sub + "/passthru"
+		dev := l.text(at + "/device_path")
+		if real, err := sys.Resolve(dev); err == nil {
+			dev = real
+		}
+		if dev == node && l.text(at+"/enable") == "1" {
+			us = append(us, Use{Kind: Target, Device: strings.TrimPrefix(node, "/dev/"), Live: true,
+				Text: "is exported over NVMe-oF as " + sub})
+		}
+	}
+	return us
+}
+
 // content holds what was read of one block device.
 type content struct {
 	node
@@ -440,6 +459,7 @@ func ofController(sys pci.Sys, addr string, excl func(string) error) ([]Use, err
 			nodes = append(nodes, "/dev/"+ns.Generic)
 		}
 	}
+	us = append(us, passthrough(sys, nodes[0])...)
 	// udev and the like let go soon.
 	var open []Opener
 	for range looks {
