@@ -55,6 +55,7 @@ func TestWalk(t *testing.T) {
 	require.ErrorContains(t, err,
 		`after step "ring with a tail beyond the queue": nvme rsemu:R: health: controller fatal status`)
 	checkSteps(t, all, nil)
+	require.Len(t, walk.Failed(all), len(laxer))
 	// No reset takes the status away, as a reset of the controller should.
 	b, err := d.open()
 	require.NoError(t, err)
@@ -68,6 +69,7 @@ func TestWalk(t *testing.T) {
 	rest, err := walk.Walk(t.Context(), target)
 	require.NoError(t, err)
 	checkSteps(t, rest, target.Skip)
+	require.Len(t, walk.Failed(rest), len(laxer)-len(target.Skip), "all but the two left out")
 	require.Greater(t, len(rest), len(all)+10, "the legs after it")
 	seen := map[string]bool{}
 	for _, r := range rest {
