@@ -23,8 +23,8 @@ limits_file=/etc/security/limits.d/80-heliosctl-memlock.conf
 rules_file=/etc/udev/rules.d/72-heliosctl-vfio.rules
 default_group=helios
 nvme_class=0x010802        # NVM Express I/O controller
-least_memlock_kib=65536    # queues and staging buffers of the smallest run
-some_memlock_kib=262144    # of most small ones
+least_memlock_kib=65536    # what setup sets at least: queues and buffers of the smallest run
+needed_memlock_kib=262144  # what a run with default settings locks, and some
 most_default_huge_mib=1024 # what setup reserves unasked, at most
 
 self=${0:-vfio-setup.sh}
@@ -458,7 +458,7 @@ limit_by_default() {
 	awk '/^Max locked memory/ { if ($4 == "unlimited") print $4; else printf "%.0f\n", $4 / 1024 }' "$R/proc/1/limits" 2>/dev/null
 }
 # enough_memlock KIB [LEAST]
-enough_memlock() { [ "$1" = unlimited ] || [ "$1" -ge "${2:-$least_memlock_kib}" ]; }
+enough_memlock() { [ "$1" = unlimited ] || [ "$1" -ge "${2:-$needed_memlock_kib}" ]; }
 
 # --- status
 #
@@ -683,14 +683,12 @@ status_user() {
 	fi
 	if [ -z "$limit" ] || ! enough_memlock "$limit"; then
 		case $from in
-		'' | 'the default' | "$limits_file") raise="sudo $self setup --memlock $(kib_text $((2 * some_memlock_kib)) | tr -d ' ')${user:+ --user $user}" ;;
+		'' | 'the default' | "$limits_file") raise="sudo $self setup --memlock $(kib_text $((2 * needed_memlock_kib)) | tr -d ' ')${user:+ --user $user}" ;;
 		*) raise="raise memlock in $from" ;;
 		esac
-		lack "$user may lock too little memory for SSDs to reach (at least $(kib_text $least_memlock_kib))" "$raise, then log in again"
+		lack "$user may lock too little memory for SSDs to reach (train with default settings needs $(kib_text $needed_memlock_kib))" "$raise, then log in again"
 	elif [ "$user" = "$me" ] && [ -n "$session" ] && ! enough_memlock "$session"; then
 		lack "this session may lock $(kib_text "$session") only" "log out and in again; where that does not help (a service, a desktop's terminal), raise LimitMEMLOCK= of that systemd unit"
-	elif ! enough_memlock "$limit" "$some_memlock_kib"; then
-		note "$(kib_text "$limit") of locked memory do for the smallest runs only, since all that SSDs read into is locked: sudo $self setup --memlock SIZE, or unlimited, raises it"
 	fi
 }
 
@@ -1268,7 +1266,7 @@ while [ $# -gt 0 ]; do
 			memlock=unlimited
 		else
 			memlock=$(size_kib "$2") || bad "--memlock \"$2\" is neither a size nor \"unlimited\""
-			enough_memlock "$memlock" || bad "--memlock $2 is too little; heliosctl needs $(kib_text $least_memlock_kib) at least"
+			enough_memlock "$memlock" "$least_memlock_kib" || bad "--memlock $2 is too little; heliosctl needs $(kib_text $least_memlock_kib) at least"
 		fi
 		;;
 	esac

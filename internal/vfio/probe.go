@@ -16,12 +16,9 @@ import (
 	"helios/internal/units"
 )
 
-// lockedLeast is the RLIMIT_MEMLOCK below which nothing runs, lockedSome that from which on most
-// small jobs fit: queues and the buffers of a few mini-batches. vfio-setup.sh has both.
-const (
-	lockedLeast = 64 << 20
-	lockedSome  = 256 << 20
-)
+// lockedNeeded is the RLIMIT_MEMLOCK that a run with default settings needs: all that SSDs read
+// into is locked, for a small graph some 190 MiB. vfio-setup.sh has the same.
+const lockedNeeded = 256 << 20
 
 // Probe looks at what driving SSDs in user space needs (Needs), at VFIO's two backends, at huge
 // pages, and whether SSDs can be given a GPU's memory. It opens no device.
@@ -184,15 +181,11 @@ func (m machine) probeLocked() probe.Finding {
 		f.Detail = err.Error()
 	case limit < 0:
 		f.Answer, f.Detail, f.Next = probe.There, "no limit", ""
-	case limit < lockedLeast:
-		f.Answer, f.Next = probe.NotThere, memlockNext(lockedSome)
-		f.Detail = fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use); real SSDs need %s or more",
-			units.FormatBytes(limit), units.FormatBytes(used), units.FormatBytes(lockedLeast))
-	case limit < lockedSome:
-		f.Answer, f.Next = probe.There, ""
+	case limit < lockedNeeded:
+		f.Answer, f.Next = probe.NotThere, memlockNext(lockedNeeded)
 		f.Detail = fmt.Sprintf(
-			"RLIMIT_MEMLOCK is %s (%s in use), which does for the smallest runs only",
-			units.FormatBytes(limit), units.FormatBytes(used))
+			"RLIMIT_MEMLOCK is %s (%s in use); train with default settings needs %s or more",
+			units.FormatBytes(limit), units.FormatBytes(used), units.FormatBytes(lockedNeeded))
 	default:
 		f.Answer, f.Detail, f.Next = probe.There, fmt.Sprintf("RLIMIT_MEMLOCK is %s (%s in use)",
 			units.FormatBytes(limit), units.FormatBytes(used)), ""

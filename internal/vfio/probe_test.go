@@ -205,6 +205,19 @@ func TestNoIOMMU(t *testing.T) {
 	}
 }
 
+// doctor calls no limit enough at which a run with default settings fails.
+func TestProbeLocked(t *testing.T) {
+	for limit, want := range map[int64]probe.Answer{-1: probe.There, 64 << 20: probe.NotThere,
+		lockedNeeded - 1: probe.NotThere, lockedNeeded: probe.There} {
+		k := newFake(t)
+		k.limit = limit
+		if f := k.machine().probeLocked(); f.Answer != want ||
+			want == probe.NotThere && !strings.Contains(f.Next, "--memlock 512MiB") {
+			t.Errorf("%d: %+v", limit, f)
+		}
+	}
+}
+
 // What a limit of locked memory lacks, setup can give: an earlier value stays unless told
 // otherwise.
 func TestMemlockNext(t *testing.T) {

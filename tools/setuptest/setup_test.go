@@ -340,9 +340,12 @@ func TestStatusNamesEachLack(t *testing.T) {
 		}, []string{"alice may lock too little memory"}, []string{"alice: 2 MiB"}},
 		{"a later file", func(m *machine) {
 			m.write("etc/security/limits.d/99-site.conf",
-				"@helios - memlock 131072\n* - memlock 1\n")
-		}, nil, []string{"128 MiB at login, from /etc/security/limits.d/99-site.conf",
-			"128 MiB of locked memory do for the smallest runs only", "setup --memlock SIZE"}},
+				"@helios - memlock 262143\n* - memlock 1\n")
+		}, []string{"alice may lock too little memory for SSDs to reach (train with default settings needs 256 MiB)"},
+			[]string{"at login, from /etc/security/limits.d/99-site.conf",
+				"raise memlock in /etc/security/limits.d/99-site.conf"}},
+		{"just enough", func(m *machine) { m.write(limitsFile, "@helios - memlock 262144\n") },
+			nil, []string{"256 MiB at login"}},
 		{"no rule", func(m *machine) { m.remove(rulesFile) },
 			[]string{"there is no udev rule that gives the group helios"}, nil},
 		{"a rule of others", func(m *machine) { m.write(rulesFile, "GROUP=\"helios\"\n") },
@@ -468,7 +471,7 @@ func TestSetupSaysTheLimit(t *testing.T) {
 		m.run("setup", "--hugepages", "0").want(0, "locked memory: unlimited for group helios")
 		m.run("setup", "--hugepages", "0", "--memlock", "64MiB").want(0,
 			"locked memory: 64 MiB for group helios from the next login on",
-			"64 MiB of locked memory do for the smallest runs only").not("as an earlier setup set it")
+			"alice may lock too little memory").not("as an earlier setup set it")
 		m.run("setup", "--hugepages", "0").want(0,
 			"locked memory: 64 MiB for group helios from the next login on, as an earlier setup set it (--memlock SIZE or unlimited changes it)")
 		m.run("setup", "--hugepages", "0", "--memlock", "512MiB").want(0, "locked memory: 512 MiB")

@@ -50,13 +50,13 @@ func runSetup(t *T) {
 
 	t.Exit(0, []string{"loaded module vfio-pci", "got all 16 (32 MiB)",
 		"made group helios in /etc/group", "added user to group helios", "nothing lacks"}, "root",
-		"SUDO_USER=user "+script+" setup --hugepages 32MiB --memlock 96MiB")
+		"SUDO_USER=user "+script+" setup --hugepages 32MiB --memlock 256MiB")
 	t.Exit(0,
 		[]string{"nothing lacks",
-			"user: 96 MiB at login, from /etc/security/limits.d/80-heliosctl-memlock.conf; this session 96 MiB"}, "user",
+			"user: 256 MiB at login, from /etc/security/limits.d/80-heliosctl-memlock.conf; this session 256 MiB"}, "user",
 		script+" status")
-	if got := strings.TrimSpace(t.OK("user", "ulimit -l")); got != "98304" {
-		t.Fatalf("memlock of the user is %s KiB, not 98304", got)
+	if got := strings.TrimSpace(t.OK("user", "ulimit -l")); got != "262144" {
+		t.Fatalf("memlock of the user is %s KiB, not 262144", got)
 	}
 	t.Exit(0, []string{"kept module vfio-pci", "kept 16 huge pages", "kept group helios",
 		"kept user in group helios", "nothing lacks"}, "root", script+" setup --user user")
