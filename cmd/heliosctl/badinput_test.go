@@ -477,6 +477,11 @@ func TestUnbindKeepsOtherFiles(t *testing.T) {
 	fails(t, hc(t, "unbind-ssds", "--delete", "--ssds", "swapped.img"), 4, "unbind-ssds",
 		"swapped.img")
 	ok(t, "unbind-ssds", "swapped.img")
+	// Nor is one that got its number too, as file systems give it again.
+	ok(t, "bind-ssds", "--proxy", "again.img", "--size", "1MiB")
+	require.NoError(t, os.WriteFile("again.img", []byte("precious"), 0o644)) // the same inode
+	fails(t, hc(t, "unbind-ssds", "--delete", "--ssds", "again.img"), 4, "unbind-ssds", "again.img")
+	ok(t, "unbind-ssds", "again.img")
 	ok(t, "unbind-ssds", "--delete")
 	require.NoFileExists(t, "new.img")
 	require.FileExists(t, "swapped.img")

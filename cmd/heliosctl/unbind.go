@@ -161,7 +161,8 @@ func removeCreated(d state.SSD) (bool, error) {
 		return false, err
 	}
 	s, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok || !fi.Mode().IsRegular() ||
+	// A file system gives the number of a file that is gone to the next one.
+	if !ok || !fi.Mode().IsRegular() || fi.Size() != d.Bytes ||
 		(fileid.ID{Device: uint64(s.Dev), Inode: s.Ino}).Differs(d.ID) != "" {
 		return false, errs.New(errs.Refused,
 			"%s is not the file that bind-ssds created for %s; unbind without --delete and look at it",
