@@ -66,17 +66,22 @@ func notSole(name string, why []string) error {
 		name, strings.Join(why, ", "))
 }
 
-// solePath refuses a block device over a namespace that the kernel shows by another name too, or
-// that a bound controller reaches.
+// solePath refuses a file or block device that is in use without a claim, and one over a namespace
+// that the kernel shows by another name too, or that a bound controller reaches.
 func (m *machine) solePath(path string, b diskuse.Backing, records []state.Record) error {
-	if len(b.Namespaces) == 0 {
-		return nil
+	var why []string
+	for _, u := range b.Elsewhere(m.sys) {
+		why = append(why, u.String())
+	}
+	if len(why) > 0 {
+		return errs.New(errs.Refused, "%s is in use: %s; end that use, which no --force overrides",
+			path, strings.Join(why, ", "))
 	}
 	kernel, err := m.sys.Namespaces()
 	if err != nil {
 		return err
 	}
-	why := b.OtherPaths(kernel)
+	why = b.OtherPaths(kernel)
 	for _, ns := range b.Namespaces {
 		why = append(why, m.boundPaths(ns.ID, "", records)...)
 	}
@@ -110,6 +115,9 @@ func (o *ssdOpener) checkPaths(s *ssdSet) error {
 				s.bound[j].Name, s.bound[j].Path, d.Name, d.Path)
 		}
 		before = append(before, b)
+		if d.Kind == state.KindVFIO || d.Kind == state.KindComputed {
+			continue
+		}
 		if err := o.machine.solePath(d.Path, b, records); err != nil {
 			return fmt.Errorf("SSD %s at %w", d.Name, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"helios/internal/pci"
 	"helios/internal/pci/fakesys"
@@ -154,6 +155,17 @@ func TestProxiesOfOneFile(t *testing.T) {
 	fails(t, hc(t, "bind-ssds", "--proxy", loop), 2, "bind-ssds", loop, "bound already as ssd0")
 	ok(t, "unbind-ssds")
 	fails(t, hc(t, "bind-ssds", "--proxy", loop+",a.img"), 2, "bind-ssds", "twice")
+
+	// A claim of the loop device, as of a mount, is one of the file.
+	ok(t, "bind-ssds", "--proxy", "a.img")
+	fd, err := unix.Open(loop, unix.O_RDONLY|unix.O_EXCL, 0)
+	require.NoError(t, err)
+	in := filepath.Base(loop) + " is held exclusively"
+	fails(t, hc(t, "load", "g"), 4, "load", "ssd0", in, "no --force")
+	ok(t, "unbind-ssds")
+	fails(t, hc(t, "bind-ssds", "--proxy", "a.img"), 4, "bind-ssds", "a.img", in, "no --force")
+	require.NoError(t, unix.Close(fd))
+	ok(t, "bind-ssds", "--proxy", "a.img")
 }
 
 // A block device is one of two names of a namespace, as without native multipath.

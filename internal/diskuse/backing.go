@@ -16,6 +16,7 @@ import (
 // Backing holds what a file or block device is known by, and what it stands on: two SSDs over one
 // disk have something in common, whatever their names.
 type Backing struct {
+	name  string   // of a block device
 	self  []string // names of the thing itself: a device number, a file, a namespace
 	under []string // of what it is a part of or stands on
 	// Namespaces are those of the kernel's that it is, is a part of or stands on.
@@ -25,10 +26,30 @@ type Backing struct {
 // Overlaps reports whether both are one thing, or one stands on the other. Two partitions of a
 // disk, or two volumes on it, do not overlap.
 func (b Backing) Overlaps(other Backing) bool {
-	common := func(x, y []string) bool {
-		return slices.ContainsFunc(x, func(s string) bool { return slices.Contains(y, s) })
-	}
 	return common(b.self, other.self) || common(b.self, other.under) || common(b.under, other.self)
+}
+
+func common(x, y []string) bool {
+	return slices.ContainsFunc(x, func(s string) bool { return slices.Contains(y, s) })
+}
+
+// Elsewhere says who uses it now without the kernel's claim, which O_EXCL asks for: a loop device
+// over the same file or block device that is in use itself, and the kernel's NVMe target. Root is
+// told whether a loop device is claimed also in a container, which does not see others' mounts.
+func (b Backing) Elsewhere(sys pci.Sys) []Use {
+	l := &look{sys: sys, nodes: []node{{name: b.name, base: b.name}}}
+	if b.name != "" {
+		l.targets()
+	}
+	for _, name := range l.list("/sys/class/block") {
+		if name == b.name || l.text("/sys/class/block/"+name+"/loop/backing_file") == "" ||
+			!common(blockBacking(sys, name).self, b.self) {
+			continue
+		}
+		us, _ := Of(sys, name) // what could not be looked at
+		l.uses = append(l.uses, slices.DeleteFunc(us, func(u Use) bool { return !u.Live })...)
+	}
+	return l.uses
 }
 
 // OtherPaths says by which other block devices the kernel reaches its namespaces. all are the
@@ -71,7 +92,7 @@ func fileKey(dev, inode uint64) string { return fmt.Sprintf("file %d:%d", dev, i
 func blockBacking(sys pci.Sys, name string) Backing {
 	l := &look{sys: sys}
 	dir := "/sys/class/block/" + name
-	b := Backing{self: []string{"device " + l.text(dir+"/dev")}}
+	b := Backing{name: name, self: []string{"device " + l.text(dir+"/dev")}}
 	on := func(o Backing) {
 		b.under = append(b.under, append(o.self, o.under...)...)
 		b.Namespaces = append(b.Namespaces, o.Namespaces...)

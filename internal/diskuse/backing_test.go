@@ -71,6 +71,36 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
+// Who uses a disk without a claim shows, and what is only set up does not.
+func TestElsewhere(t *testing.T) {
+	m := machine(t)
+	file := filepath.Join(t.TempDir(), "a.img")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	m.Link(file, file) // a path of the fake machine's too
+	m.Block("loop0", 1<<20)
+	m.Put("/sys/class/block/loop0/loop/backing_file", file+"\n")
+	m.Block("loop1", 1<<20)
+	m.Put("/sys/class/block/loop1/loop/backing_file", "/dev/nvme1n1\n")
+	of := func() (out [][]string) {
+		b, err := BackingOf(m.Sys(), file)
+		require.NoError(t, err)
+		for _, b := range []Backing{b, blockBacking(m.Sys(), "nvme1n1"), blockBacking(m.Sys(), disk),
+			blockBacking(m.Sys(), "loop0")} {
+			out = append(out, words(b.Elsewhere(m.Sys())))
+		}
+		return out
+	}
+	require.Equal(t, [][]string{nil, nil, nil, nil}, of())
+	both(m, m.Dev("loop0"), "/a", "ext4", "/dev/loop0")
+	both(m, m.Dev("loop1"), "/b", "xfs", "/dev/loop1")
+	const ns = "/sys/kernel/config/nvmet/subsystems/nqn.x/namespaces/1"
+	m.Put(ns+"/device_path", "/dev/"+disk+"\n")
+	m.Put(ns+"/enable", "1\n")
+	require.Equal(t, [][]string{{"mounted live loop0: is mounted at /a (ext4)"},
+		{"mounted live loop1: is mounted at /b (xfs)"},
+		{"target live nvme0n1: is exported over NVMe-oF as namespace 1 of nqn.x"}, nil}, of())
+}
+
 func TestBackingOfFiles(t *testing.T) {
 	dir := t.TempDir()
 	at := func(n string) string { return filepath.Join(dir, n) }
