@@ -10,7 +10,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
 )
@@ -30,6 +33,9 @@ func Open(path string) (*os.File, error) {
 	if err := Check(path, st); err != nil {
 		return nil, err
 	}
+	if err := notOfKernel(path); err != nil {
+		return nil, err
+	}
 	// The file may have been replaced since: a pipe does not block, and what was opened is looked
 	// at again.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -46,6 +52,22 @@ func Open(path string) (*os.File, error) {
 		return nil, errors.Join(errs.With(errs.Usage, err), f.Close())
 	}
 	return f, nil
+}
+
+// kernelFiles are file systems whose files look regular, and may block whoever reads them
+// (/proc/kmsg, trace_pipe) or never end.
+var kernelFiles = []int64{unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.DEBUGFS_MAGIC,
+	unix.TRACEFS_MAGIC}
+
+func notOfKernel(path string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return errs.With(errs.Usage, &os.PathError{Op: "statfs", Path: path, Err: err})
+	}
+	if slices.Contains(kernelFiles, int64(fs.Type)) { //nolint:unconvert // 32 bits on some machines
+		return errs.New(errs.Usage, "%s is a file of the kernel; a regular file is needed", path)
+	}
+	return nil
 }
 
 // Check refuses what is not a regular file.

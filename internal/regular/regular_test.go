@@ -30,7 +30,8 @@ func TestOpen(t *testing.T) {
 	require.NoError(t, os.Symlink(pipe, link))
 	for path, want := range map[string]string{
 		pipe: "is a pipe", link: "is a pipe", sock: "is a socket", "/dev/zero": "is a device",
-		dir: "is a folder",
+		dir: "is a folder", "/proc/self/mem": "is a file of the kernel",
+		"/proc/kmsg": "is a file of the kernel",
 		lfs: "is a pointer of Git LFS", filepath.Join(dir, "none"): "no such file",
 	} {
 		_, err := Open(path)
