@@ -68,6 +68,21 @@ func TestOutputsAreNotReplaced(t *testing.T) {
 		"/dev/null"), "/dev/null")
 }
 
+// Not even --overwrite replaces the list of bound SSDs, or a file that only a variant reads.
+func TestOverwriteSparesListAndVariants(t *testing.T) {
+	loaded(t, 1)
+	list := filepath.Join(os.Getenv("HELIOS_STATE"), "state.json")
+	require.NoError(t, os.WriteFile("ids.txt", []byte("1\n2\n3\n"), 0o644))
+	for path, args := range map[string][]string{
+		list:      trainArgs("--epochs", "1", "--results"),
+		"ids.txt": {"compare", "g", "--modes", "cpu", "--variants", "a=--hotness ids.txt", "--csv"},
+	} {
+		before := readFile(t, path)
+		fails(t, hc(t, append(args, path, "--overwrite")...), 4, args[0], "never written over")
+		require.Equal(t, before, readFile(t, path))
+	}
+}
+
 // A run does not replace another one's checkpoint.
 func TestTrainKeepsAnothersCheckpoint(t *testing.T) {
 	loaded(t, 1)

@@ -53,8 +53,8 @@ func overwriteOptions() hcli.Options[outputs] {
 // notOfDataset are the ends of names of what people keep in a dataset's folder beside it.
 var notOfDataset = []string{".jsonl", ".json", ".html", ".csv", ".trace", ".txt", ".log"}
 
-// protect notes what no output of the verb may replace: what all bound SSDs are, and what the verb
-// reads.
+// protect notes what no output of the verb may replace: all bound SSDs and their list, and what the
+// verb reads.
 func (e *env) protect(files *outfile.Set) {
 	if st, err := e.store.Load(); err == nil { // else who needs the SSDs says so
 		for _, d := range st.SSDs {
@@ -96,6 +96,11 @@ func (e *env) protect(files *outfile.Set) {
 			files.Reads("--"+name, dir)
 		}
 	}
+	apart := func(r rune) bool { return strings.ContainsRune(" ;=,", r) }
+	for _, word := range strings.FieldsFunc(e.c.String("variants"), apart) { // flags of train
+		in("--variants", word)
+	}
+	files.Reads("--state", filepath.Join(e.store.Dir(), state.FileName))
 	for _, path := range e.c.Args().Slice() {
 		in("argument "+path, path)
 	}

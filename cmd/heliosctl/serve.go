@@ -322,7 +322,8 @@ func (b *serveBackend) Open(_ context.Context, q serve.OpenRequest) (serve.Datas
 			return nil, errs.New(errs.Refused,
 				"ssd_file: a client of another user names no files; name bound SSDs with ssd")
 		}
-		if err := lentToGroup(q.Dataset); err != nil {
+		var err error
+		if q.Dataset, err = lentToGroup(q.Dataset); err != nil {
 			return nil, err
 		}
 	}
@@ -334,46 +335,44 @@ func (b *serveBackend) Open(_ context.Context, q serve.OpenRequest) (serve.Datas
 }
 
 // lentToGroup refuses a folder that the group of this process, or everybody, could not read without
-// us: what its owner keeps to himself is not for clients of other users. The answer is the same for
-// what is not there.
-func lentToGroup(dir string) error {
+// us, and one that others than our user and root could change: a link put there after this check
+// would have us read a file of ours to them. The answer is the same for a folder that is not there.
+// It returns the folder's path without links.
+func lentToGroup(dir string) (string, error) {
 	no := errs.New(errs.Refused,
-		"%s is no dataset that this daemon's group may read; give it the right (chmod -R g+rX), or start a daemon of your own",
+		"%s is no dataset that this daemon's group may read, and that only the daemon's user may change; give it the rights (chmod -R g+rX,go-w), or start a daemon of your own",
 		dir)
-	may := func(path string, group, all fs.FileMode) bool {
+	may := func(path string, others uint32) bool {
 		var st unix.Stat_t
-		if unix.Stat(path, &st) != nil {
+		if unix.Stat(path, &st) != nil || st.Uid != 0 && int(st.Uid) != os.Geteuid() {
 			return false
 		}
-		mode := fs.FileMode(st.Mode)
-		return mode&all == all || int(st.Gid) == os.Getegid() && mode&group == group
+		way := others == 0o001 // where the sticky bit keeps what is ours
+		if st.Mode&0o022 != 0 && !(way && st.Mode&unix.S_ISVTX != 0) {
+			return false
+		}
+		return st.Mode&others == others ||
+			int(st.Gid) == os.Getegid() && st.Mode&(others<<3) == others<<3
 	}
 	real, err := filepath.EvalSymlinks(dir)
-	if err != nil {
-		return no
+	if err != nil || !may(real, 0o005) {
+		return "", no
 	}
-	if !may(real, 0o050, 0o005) {
-		return no
-	}
-	for up := filepath.Dir(real); ; up = filepath.Dir(up) {
-		if !may(up, 0o010, 0o001) {
-			return no
-		}
-		if up == filepath.Dir(up) {
-			break
+	for path := real; path != "/"; {
+		if path = filepath.Dir(path); !may(path, 0o001) {
+			return "", no
 		}
 	}
 	files, err := os.ReadDir(real)
 	if err != nil {
-		return no
+		return "", no
 	}
 	for _, f := range files {
-		if st, err := os.Lstat(filepath.Join(real, f.Name())); err != nil || !st.IsDir() &&
-			(!st.Mode().IsRegular() || !may(filepath.Join(real, f.Name()), 0o040, 0o004)) {
-			return no
+		if !f.IsDir() && (!f.Type().IsRegular() || !may(filepath.Join(real, f.Name()), 0o004)) {
+			return "", no
 		}
 	}
-	return nil
+	return real, nil
 }
 
 // ssds opens the SSDs that a client named, or counts one more user of them.

@@ -489,7 +489,8 @@ func TestServeLendsNoRights(t *testing.T) {
 	ok(t, "load", "g")
 	require.NoError(t, os.WriteFile("secret", []byte("s3cr3t\n"), 0o600))
 	for up := dir; up != "/"; up = filepath.Dir(up) { // a temporary folder is its maker's alone
-		if st, err := os.Stat(up); err == nil && st.Mode().Perm() == 0o700 {
+		if st, err := os.Stat(up); err == nil && st.Mode().Perm() == 0o700 ||
+			up == dir {
 			require.NoError(t, os.Chmod(up, 0o711))
 		}
 	}
@@ -543,6 +544,14 @@ func TestServeLendsNoRights(t *testing.T) {
 	_, err = b.Open(t.Context(), serve.OpenRequest{Dataset: abs("g"), Foreign: true})
 	require.Equal(t, errs.Refused, errs.ClassOf(err))
 	require.NoError(t, os.Chmod("g/"+files[0].Name(), 0o644))
+	for path, mode := range map[string]os.FileMode{"g": 0o775, "g/" + files[0].Name(): 0o664, dir: 0o733} {
+		st, err := os.Stat(path)
+		require.NoError(t, err)
+		require.NoError(t, os.Chmod(path, mode)) // a member could put a link there
+		_, err = b.Open(t.Context(), serve.OpenRequest{Dataset: abs("g"), Foreign: true})
+		require.Equal(t, errs.Refused, errs.ClassOf(err), path)
+		require.NoError(t, os.Chmod(path, st.Mode()))
+	}
 	require.NoError(t, os.Chmod(dir, 0o700))
 	_, err = b.Open(t.Context(), serve.OpenRequest{Dataset: abs("g"), Foreign: true})
 	require.Equal(t, errs.Refused, errs.ClassOf(err))

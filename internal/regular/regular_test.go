@@ -32,7 +32,7 @@ func TestOpen(t *testing.T) {
 		pipe: "is a pipe", link: "is a pipe", sock: "is a socket", "/dev/zero": "is a device",
 		dir: "is a folder", "/proc/self/mem": "is a file of the kernel",
 		"/proc/kmsg": "is a file of the kernel",
-		lfs: "is a pointer of Git LFS", filepath.Join(dir, "none"): "no such file",
+		lfs:          "is a pointer of Git LFS", filepath.Join(dir, "none"): "no such file",
 	} {
 		_, err := Open(path)
 		require.ErrorContains(t, err, want)

@@ -33,6 +33,9 @@ const version = 1
 // EnvDir is the environment variable that names the state folder.
 const EnvDir = "HELIOS_STATE"
 
+// FileName is the list of bound SSDs in the state folder.
+const FileName = "state.json"
+
 // Kinds of bound SSDs.
 const (
 	KindProxy = "proxy" // a software controller over a file or block device
@@ -206,7 +209,7 @@ func (s *Store) Machine() *Machine { return s.machine }
 // Dir is the folder's absolute path.
 func (s *Store) Dir() string { return s.dir }
 
-func (s *Store) file() string { return filepath.Join(s.dir, "state.json") }
+func (s *Store) file() string { return filepath.Join(s.dir, FileName) }
 
 // Load reads the user's SSDs and adds the machine's, in this order.
 func (s *Store) Load() (*State, error) {
