@@ -533,10 +533,11 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 	}
 	if q.Foreign { // nor does it write into the dataset's folder
 		a.cfg.HotnessDir = plan.NoFolder
-		if mode := a.cfg.WithDefaults().Mode; slices.Contains(plan.PackedModes(), mode) {
+		c := a.cfg.WithDefaults()
+		if c.Superbatched() || slices.Contains(plan.PackedModes(), c.Mode) {
 			return nil, errs.New(errs.Refused,
-				"mode %s lays mini-batches out in the dataset's folder, which a client of another user may not; choose another mode",
-				mode)
+				"mode %s with policy %s keeps mini-batches in the dataset's folder, which a client of another user may not; choose another mode or policy",
+				c.Mode, c.Policy)
 		}
 	}
 	e := *d.b.env

@@ -516,7 +516,9 @@ func TestServeLendsNoRights(t *testing.T) {
 		require.ErrorContains(t, err, "option "+o.key)
 		require.NotContains(t, err.Error(), "s3cr3t")
 	}
-	require.Equal(t, errs.Refused, errs.ClassOf(loader(map[string]string{"mode": "diskgnn"})))
+	for _, o := range []map[string]string{{"mode": "diskgnn"}, {"mode": "ginex"}, {"policy": "belady"}} {
+		require.Equal(t, errs.Refused, errs.ClassOf(loader(o)), o)
+	}
 	for key, value := range map[string]string{"mode": secret, "sampler": secret, "io-stack": secret,
 		"topology": secret, "row-dtype": secret, "device": secret, "pages-on": secret} {
 		err := loader(map[string]string{key: value})
@@ -544,7 +546,8 @@ func TestServeLendsNoRights(t *testing.T) {
 	_, err = b.Open(t.Context(), serve.OpenRequest{Dataset: abs("g"), Foreign: true})
 	require.Equal(t, errs.Refused, errs.ClassOf(err))
 	require.NoError(t, os.Chmod("g/"+files[0].Name(), 0o644))
-	for path, mode := range map[string]os.FileMode{"g": 0o775, "g/" + files[0].Name(): 0o664, dir: 0o733} {
+	for path, mode := range map[string]os.FileMode{"g": 0o775, dir: 0o733,
+		"g/" + files[0].Name(): 0o664} {
 		st, err := os.Stat(path)
 		require.NoError(t, err)
 		require.NoError(t, os.Chmod(path, mode)) // a member could put a link there
