@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"cmp"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"weak"
 
 	"github.com/urfave/cli/v2"
 
@@ -56,33 +58,47 @@ type offer struct {
 	list   bool
 }
 
-// offers are those of flags by their pointers, as flags of urfave/cli have no room for it.
-var offers sync.Map
+// offers are those of flags, as flags of urfave/cli have no room for it. They go with their flags:
+// tests make the program's flags a thousand times.
+var offers sync.Map // weak.Pointer[cli.StringFlag] → offer
+
+func keepOffer(f *cli.StringFlag, o offer) {
+	p := weak.Make(f)
+	if _, again := offers.Swap(p, o); !again {
+		runtime.AddCleanup(f, func(p weak.Pointer[cli.StringFlag]) { offers.Delete(p) }, p)
+	}
+}
+
+// offerOf returns what a flag offers; nothing where it is no StringFlag.
+func offerOf(f cli.Flag) offer {
+	var o offer
+	if s, is := f.(*cli.StringFlag); is {
+		x, _ := offers.Load(weak.Make(s))
+		o, _ = x.(offer)
+	}
+	return o
+}
 
 // Offer has a shell complete values of a flag.
 func Offer(f *cli.StringFlag, values ...string) *cli.StringFlag {
-	offers.Store(cli.Flag(f), offer{values: values})
+	keepOffer(f, offer{values: values})
 	return f
 }
 
 // Offers has a shell complete values of the option; others may be right, too.
 func (o Option[T]) Offers(values ...string) Option[T] {
-	offers.Store(o.Flag, offer{values: values})
+	keepOffer(o.Flag.(*cli.StringFlag), offer{values: values})
 	return o
 }
 
 // OffersList does so for an option with values between commas.
 func (o Option[T]) OffersList(values ...string) Option[T] {
-	offers.Store(o.Flag, offer{values, true})
+	keepOffer(o.Flag.(*cli.StringFlag), offer{values, true})
 	return o
 }
 
 // Offered returns the values that a shell completes for a flag.
-func Offered(f cli.Flag) []string {
-	o, _ := offers.Load(f)
-	x, _ := o.(offer)
-	return x.values
-}
+func Offered(f cli.Flag) []string { return offerOf(f).values }
 
 // filesToo is the line that asks the shell for names of files as well.
 const filesToo = ":files"
@@ -234,8 +250,7 @@ var filePlaceholder = regexp.MustCompile("`[^`]*(FILE|DIR|FOLDER|PATH|RESULTS)[^
 
 // values are those that a flag offers; before stands before each of them.
 func values(f cli.Flag, before, word string) (found []candidate, files bool) {
-	x, _ := offers.Load(f)
-	o, _ := x.(offer)
+	o := offerOf(f)
 	if o.list {
 		typed := strings.TrimPrefix(word, before)
 		before += typed[:strings.LastIndex(typed, ",")+1]
