@@ -62,7 +62,8 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, "helios cpu inmem small cpu inmem small helios ", order)
 	proxied, kernel := got[0], got[1]
 	require.Positive(t, proxied["proxy_cpu_seconds"], "software SSDs serve the async stack")
-	require.Zero(t, kernel["proxy_cpu_seconds"], "the cpu stack reads the files itself")
+	require.Less(t, kernel["proxy_cpu_seconds"], proxied["proxy_cpu_seconds"].(float64)/2,
+		"the cpu stack reads the files itself: only the lease goes through the controllers")
 	spent := func(r map[string]any, stream string) (all float64) {
 		for _, t := range r["kernel_cpu_seconds"].(map[string]any)[stream].(map[string]any) {
 			all += t.(float64)
