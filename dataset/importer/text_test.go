@@ -13,6 +13,7 @@ import (
 
 	"helios/dataset/datasettest"
 	"helios/dataset/npy"
+	"helios/internal/wide"
 )
 
 // textCase is an import of text files: those of a folder "in", or "e" alone.
@@ -58,9 +59,12 @@ func (c textCase) run(t *testing.T) (out string, notes []string, err error) {
 	return out, notes, Edges(bg, o)
 }
 
-// check imports the files plain, and compressed under the same names.
+// check imports the files plain and, in make test-wide, compressed under the same names.
 func (c textCase) check(t *testing.T) {
 	c.checkOnce(t)
+	if wide.Lean() {
+		return
+	}
 	c.files = maps.Clone(c.files)
 	for n, text := range c.files {
 		c.files[n] = gz(t, text)
