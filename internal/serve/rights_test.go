@@ -3,6 +3,7 @@ package serve
 import (
 	"net"
 	"os"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -64,12 +65,12 @@ func TestRequestsCountAsMemory(t *testing.T) {
 
 // Clients that say nothing take nobody's place, and the last place is the daemon's own user's.
 func TestSilentClientsTakeNoPlace(t *testing.T) {
-	foreign := false
+	var foreign atomic.Bool
 	r := start(t, func(c *Config) {
 		c.MaxClients, c.Group = 2, true
 		c.credentials = func(*net.UnixConn) (*unix.Ucred, error) {
 			q := &unix.Ucred{Uid: uint32(os.Geteuid()), Gid: uint32(os.Getegid())}
-			if foreign {
+			if foreign.Load() {
 				q.Uid = 4242
 			}
 			return q, nil
@@ -83,12 +84,12 @@ func TestSilentClientsTakeNoPlace(t *testing.T) {
 	}
 	require.Contains(t, first.gone().Message, "no hello came")
 	settles(t, func() bool { return count() == maxSilent }, "not noted")
-	foreign = true
+	foreign.Store(true)
 	a := r.client(t)
 	b := r.dial(t)
 	b.send(map[string]any{"type": "hello", "protocol": Protocol})
 	require.Contains(t, b.gone().Message, "has 2 clients")
-	foreign = false
+	foreign.Store(false)
 	c := r.client(t)
 	require.Contains(t, r.dial(t).gone().Message, "has 2 clients")
 	a.close()
