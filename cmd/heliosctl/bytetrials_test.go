@@ -97,7 +97,7 @@ type byteVerb struct {
 	keep []string // what it changes and needs as it was
 }
 
-// byteNotes are what verbs say of what they do without.
+// byteNotes are notes of verbs that go on without a damaged file.
 var byteNotes = []string{"hotness cannot be used", "unusable", "damaged table", "not used:"}
 
 func (v *byteVerb) run(t *testing.T, extra ...string) (result string, r outcome) {

@@ -235,8 +235,8 @@ func (c *comparer) readVariants() ([]variant, error) {
 	return out, nil
 }
 
-// variantConfig is train's configuration from the flags for all and a variant's own, which win, and
-// whether the latter size a tier.
+// variantConfig returns train's configuration by the flags for all and a variant's own, which win.
+// ownTiers reports that its own flags size a tier.
 func (c *comparer) variantConfig(args []string) (cfg plan.Config, ownTiers bool, err error) {
 	flags := variantFlags()
 	own, positional, _, err := parse(&cli.Command{Flags: flags}, "compare", args)

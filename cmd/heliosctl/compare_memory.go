@@ -26,8 +26,8 @@ const (
 	memoryApart = "apart"
 )
 
-// sameBytes is how far the caches of two variants may be apart and still be called equal: tiers
-// hold whole rows and whole lines.
+// sameBytes bounds the share by which caches that count as equal differ: tiers hold whole rows and
+// whole lines.
 const sameBytes = 0.01
 
 // tierSizes are the flags that size tiers.
@@ -225,8 +225,8 @@ func nearly(least, most int64) bool {
 	return math.Abs(float64(most-least)) <= sameBytes*float64(max(least, most))
 }
 
-// holdMemory says of the caches whether they are equal, and names those that are not. Where GPU and
-// CPU memory are apart each kind counts for itself.
+// holdMemory compares the caches of all variants and notes those that differ. Where GPU and CPU
+// memory are apart, each kind counts for itself.
 func (s *comparisonSummary) holdMemory() {
 	var parts, bounds, lists []string
 	alike := func(of func(comparedVariant) int64) bool {

@@ -84,8 +84,8 @@ type comparisonSummary struct {
 	Hardware string            `json:"hardware,omitempty"`
 	Variants []comparedVariant `json:"variants"`
 	Notes    []string          `json:"notes"`
-	// MemoryRule is how caches are made equal: together or apart. EqualMemory: they are, of all
-	// variants.
+	// MemoryRule names the memory that is made equal: both tiers together, or each apart.
+	// EqualMemory reports that all variants have equal caches.
 	MemoryRule  string `json:"memory_rule"`
 	EqualMemory bool   `json:"equal_memory"`
 	// SameLosses: all that had to agree did; a comparison where they do not ends with an error.

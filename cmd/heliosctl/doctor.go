@@ -155,8 +155,8 @@ func verdictOf(all []doctorFinding) (can, missing string) {
 	return can, "F" + missing[1:]
 }
 
-// needsOfVFIO is what the first of the requirements of SSDs by VFIO asks for that is not there, ""
-// for none. Interrupt remapping shows on some machines only at the bind.
+// needsOfVFIO returns the next step of the first requirement of SSDs by VFIO that is not met, ""
+// where all are. Interrupt remapping shows on some machines only at the bind.
 func needsOfVFIO(all []doctorFinding) string {
 	for _, name := range vfio.Needs {
 		i := slices.IndexFunc(all,
