@@ -12,7 +12,6 @@ import (
 
 	"github.com/pierrec/lz4/v4"
 	"github.com/stretchr/testify/require"
-	"github.com/ulikunitz/xz"
 
 	"helios/internal/errs"
 )
@@ -112,7 +111,10 @@ func TestOpenAndFindLists(t *testing.T) {
 		error) {
 		return lz4.NewWriter(w), nil
 	})
-	write("c_Packages.xz", func(w io.Writer) (io.WriteCloser, error) { return xz.NewWriter(w) })
+	// The content says how it is packed, not the name.
+	write("c_Packages.xz", func(w io.Writer) (io.WriteCloser, error) {
+		return gzip.NewWriter(w), nil
+	})
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "d_Packages"), []byte(sample), 0o644))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "Packages"), []byte(sample), 0o644))
 	for _, no := range []string{"e_Packages.diff", "f_Release", "g_Packages.zst", "lock"} {

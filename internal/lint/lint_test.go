@@ -257,13 +257,10 @@ var modules = []string{
 	"github.com/klauspost/cpuid/v2",
 	"github.com/mmcloughlin/avo", // generators of internal/simd only
 	"github.com/pierrec/lz4/v4",
-	"github.com/sbinet/npyio",
 	"github.com/jedib0t/go-pretty/v6",
 	"github.com/santhosh-tekuri/jsonschema/v6",
-	"github.com/schollz/progressbar/v3",
 	"github.com/stretchr/testify",
 	"github.com/therootcompany/xz", // reads; takes a limit for the dictionary
-	"github.com/ulikunitz/xz",      // writes what tests read
 	"github.com/urfave/cli/v2",
 	"go.yaml.in/yaml/v3",
 	"golang.org/x/sync",

@@ -3,14 +3,12 @@ package ui
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"reflect"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
-	"github.com/schollz/progressbar/v3"
 
 	"helios/internal/units"
 )
@@ -41,44 +39,52 @@ func (u *UI) ProgressOf(whole, part string, done, total int64) {
 	now := u.now()
 	if whole != u.stage || done < u.done {
 		u.begin(whole, done)
-		if u.term && !u.Lines {
-			u.bar = newBar(u.err, part, total)
-		}
 	}
 	u.done = done
-	if u.bar != nil {
-		u.bar.Describe(part)
-		if total > 0 && total != u.bar.GetMax64() {
-			u.bar.ChangeMax64(total)
-		}
-		_ = u.bar.Set64(done) // drawing is best effort
-		return
-	}
 	took := now.Sub(u.started)
-	if u.Lines {
+	switch {
+	case u.Lines:
 		if now.Sub(u.last) >= linesEvery || done == total {
 			u.last = now
 			u.progressLine(part, done, total, took)
 		}
-		return
-	}
-	if u.term || took < plainFirst || now.Sub(u.last) < plainEvery {
-		return
-	}
-	u.last = now
-	rate := float64(done-u.first) / took.Seconds()
-	if total > 0 {
-		left := ""
-		if d, known := u.left(done, total, took); known {
-			left = fmt.Sprintf(", %s left", d.Round(time.Second))
+	case u.term:
+		if now.Sub(u.last) >= liveEvery {
+			u.last = now
+			u.drawBar(part, done, total, took)
 		}
-		fmt.Fprintf(u.err, "%s: %d of %d (%.0f%%), %s, %s/s%s\n", part, done, total,
-			100*float64(done)/float64(total), took.Round(time.Second),
-			units.FormatCount(rate), left)
-	} else {
-		fmt.Fprintf(u.err, "%s: %d, %s, %s/s\n", part, done, took.Round(time.Second),
-			units.FormatCount(rate))
+	case took >= plainFirst && now.Sub(u.last) >= plainEvery:
+		u.last = now
+		of := ""
+		if total > 0 {
+			of = fmt.Sprintf(" of %d (%.0f%%)", total, 100*float64(done)/float64(total))
+		}
+		fmt.Fprintf(u.err, "%s: %d%s, %s\n", part, done, of, u.pace(done, total, took))
 	}
+}
+
+// pace returns a stage's time, its rate and what the rest takes. Call with mu held.
+func (u *UI) pace(done, total int64, took time.Duration) string {
+	rate := 0.0
+	if took > 0 {
+		rate = float64(done-u.first) / took.Seconds()
+	}
+	text := took.Round(time.Second).String() + ", " + units.FormatCount(rate) + "/s"
+	if d, known := u.left(done, total, took); known {
+		text += fmt.Sprintf(", %s left", d.Round(time.Second))
+	}
+	return text
+}
+
+// drawBar draws a stage as one line over the one before. Call with mu held.
+func (u *UI) drawBar(part string, done, total int64, took time.Duration) {
+	line := fmt.Sprintf("%s: %d, %s", part, done, u.pace(done, total, took))
+	if total > 0 {
+		share := float64(done) / float64(total)
+		line = fmt.Sprintf("%s %3.0f%% %s %d of %d, %s", part, 100*share, Bar(share, 20), done,
+			total, u.pace(done, total, took))
+	}
+	u.draw([]string{line})
 }
 
 // left is what the rest of a stage takes at the pace so far. Call with mu held.
@@ -117,17 +123,6 @@ func (u *UI) line(v any) {
 	}
 }
 
-func newBar(w io.Writer, stage string, total int64) *progressbar.ProgressBar {
-	if total <= 0 {
-		total = -1
-	}
-	return progressbar.NewOptions64(total,
-		progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(stage),
-		progressbar.OptionSetWidth(20), progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(true),
-		progressbar.OptionShowCount(), progressbar.OptionShowIts())
-}
-
 // Live draws a view of several lines over the one before, on a terminal, a few times a second:
 // rows are names and what there is to say, of which draw makes them. Elsewhere draw's first row is
 // a plain line now and then, and with Lines nothing is drawn. done and total are those of the
@@ -162,26 +157,25 @@ func (u *UI) Live(whole string, done, total int64, draw func(took, left time.Dur
 		}
 	case now.Sub(u.last) >= liveEvery:
 		u.last = now
-		u.drawLive(draw(took, left))
+		u.draw(strings.Split(strings.TrimRight(layOut(nil, draw(took, left), 0), "\n"), "\n"))
 	}
 }
 
-// drawLive draws a view over the one before. Call with mu held.
-func (u *UI) drawLive(rows [][]string) {
+// draw draws lines over those before. Call with mu held.
+func (u *UI) draw(lines []string) {
 	width := u.errWide
 	if width == 0 {
 		width = 80
 	}
-	lines := strings.Split(strings.TrimRight(layOut(nil, rows, 0), "\n"), "\n")
-	u.eraseLive()
+	u.erase()
 	for _, l := range lines {
 		fmt.Fprintln(u.err, text.Snip(l, width-1, "…"))
 	}
 	u.drawn = len(lines)
 }
 
-// eraseLive takes the view away, so that other lines can follow. Call with mu held.
-func (u *UI) eraseLive() {
+// erase takes the bar or the view away, so that other lines can follow. Call with mu held.
+func (u *UI) erase() {
 	for ; u.drawn > 0; u.drawn-- {
 		fmt.Fprint(u.err, text.CursorUp.Sprint()+text.EraseLine.Sprint())
 	}
@@ -193,23 +187,9 @@ func (u *UI) begin(stage string, done int64) {
 	u.stage, u.started, u.last, u.first, u.done = stage, u.now(), time.Time{}, done, done
 }
 
-// hide takes the bar or the view away until the stage goes on. Call with mu held.
-func (u *UI) hide() {
-	if u.bar != nil {
-		_ = u.bar.Clear()
-	}
-	u.eraseLive()
-}
-
-// endStage takes the bar or the view away, so that the next line starts on a clean one. Call with
-// mu held.
+// endStage takes the bar or the view away. Call with mu held.
 func (u *UI) endStage() {
-	if u.bar != nil {
-		_ = u.bar.Clear()
-		_ = u.bar.Exit()
-		u.bar = nil
-	}
-	u.eraseLive()
+	u.erase()
 	u.stage = ""
 }
 

@@ -1,4 +1,4 @@
-// Package ui is what heliosctl shows: results on standard output, as tables for people or as one
+// Package ui writes what heliosctl shows: results on standard output, as tables for people or as one
 // JSON object per line; progress on standard error, as a bar on a terminal and as plain,
 // infrequent lines elsewhere.
 package ui
@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,8 +40,7 @@ type UI struct {
 	last    time.Time
 	done    int64
 	first   int64 // done when the stage began: what an earlier run did is no measure of the rate
-	bar     *progressbar.ProgressBar
-	drawn   int // lines of a live view that are on the terminal
+	drawn   int   // lines of a bar or a live view that are on the terminal
 	outErr  error
 }
 
@@ -69,7 +67,7 @@ func (u *UI) Note(format string, args ...any) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.hide()
+	u.erase()
 	text := OneLine(fmt.Sprintf(format, args...))
 	if u.Lines {
 		u.line(map[string]any{"event": "note", "text": text})
@@ -115,7 +113,7 @@ func (u *UI) Event(event string, v any) error {
 func (u *UI) write(b []byte) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.hide()
+	u.erase()
 	if u.outErr != nil {
 		return
 	}

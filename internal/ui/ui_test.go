@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/stretchr/testify/require"
 )
 
@@ -102,8 +103,9 @@ func TestBarIsTakenAway(t *testing.T) {
 	u.Progress("load", 5, 10)
 	require.Contains(t, both.String(), "load")
 	u.Printf("result")
-	all := both.String()
-	require.True(t, strings.HasSuffix(all, "\rresult\n"), "%q", all)
+	up := text.CursorUp.Sprint() + text.EraseLine.Sprint()
+	require.True(t, strings.HasSuffix(both.String(), up+"result\n"), "%q", both.String())
+	require.Contains(t, both.String(), "load  10% ██░░")
 	require.NoError(t, u.Close())
 }
 
