@@ -18,8 +18,8 @@ import (
 
 	"helios/cuda"
 	"helios/internal/hostmem"
+	"helios/internal/infile"
 	"helios/internal/outfile"
-	"helios/internal/regular"
 )
 
 // HotnessScores are scores as Hotness ranks them: the bits of a float32 that is not negative are in
@@ -194,7 +194,7 @@ func LoadHotness(dir string, key HotnessKey) (s *SavedHotness, path string, err 
 	if path, err = HotnessPath(dir, key); err != nil {
 		return nil, "", err
 	}
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, path, err
 	}

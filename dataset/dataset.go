@@ -35,7 +35,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // MaxDescription bounds a description that is read.
@@ -131,7 +131,7 @@ func openDir(dir string, toSeal bool) (*Dataset, error) {
 			"dataset %s: unfinished output of a run that was interrupted; remove it and run that again",
 			dir)
 	}
-	text, err := regular.Read(filepath.Join(dir, MetaName), MaxDescription)
+	text, err := infile.Read(filepath.Join(dir, MetaName), MaxDescription)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errs.New(errs.Usage,
 			"%s: not a dataset directory: it has no %s; make one with \"heliosctl generate\" or \"heliosctl import\"",

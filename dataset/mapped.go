@@ -11,7 +11,7 @@ import (
 	"helios/dataset/npy"
 	"helios/graph"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // Arrays are copied to memory where that leaves room for the rest of a run, and mapped from their
@@ -39,7 +39,7 @@ func (d *Dataset) mapArray(name string, see func(m *mapping) func(at int64,
 	if err != nil {
 		return nil, err
 	}
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}

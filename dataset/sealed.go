@@ -17,12 +17,12 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"helios/dataset/npy"
 	"helios/dataset/seal"
+	"helios/internal/durable"
 	"helios/internal/errs"
-	"helios/internal/progress"
+	"helios/internal/work"
 )
 
 // A dataset is sealed when it is made: dataset.seal has the size and the checksums of every file
@@ -132,13 +132,13 @@ func (d *folder) files(without []string) (names []string, total int64) {
 // VerifyFiles reads the dataset's files and checks them: each block of a sealed dataset against its
 // checksum, the arrays of one that is not sealed against the UUID in dataset.yaml. Its error, of
 // class device, sums up what is bad.
-func VerifyFiles(ctx context.Context, d *Dataset, progress progress.Func) (FilesReport, error) {
+func VerifyFiles(ctx context.Context, d *Dataset, progress work.Progress) (FilesReport, error) {
 	return d.verifyFiles(ctx, progress)
 }
 
 // VerifyAllButRows is VerifyFiles of a sealed dataset without features.npy, which Load checks while
 // it reads it.
-func VerifyAllButRows(ctx context.Context, d *Dataset, progress progress.Func) (FilesReport,
+func VerifyAllButRows(ctx context.Context, d *Dataset, progress work.Progress) (FilesReport,
 	error) {
 	if !d.Sealed() {
 		return FilesReport{Bad: []BadFile{}}, nil
@@ -146,7 +146,7 @@ func VerifyAllButRows(ctx context.Context, d *Dataset, progress progress.Func) (
 	return d.verifyFiles(ctx, progress, FeaturesName)
 }
 
-func (d *folder) verifyFiles(ctx context.Context, progress progress.Func,
+func (d *folder) verifyFiles(ctx context.Context, progress work.Progress,
 	without ...string) (FilesReport, error) {
 	start := time.Now()
 	r := FilesReport{Sealed: d.sealed(), Bad: []BadFile{}}
@@ -239,7 +239,7 @@ func (d *folder) sumFiles(ctx context.Context, names []string, read func(int64))
 // dataset.yaml are sealed as they are. A dataset that is sealed is verified and stays as it is:
 // what disagrees with its seal is never sealed again. anew says whether there is a seal now that
 // was not there.
-func Seal(ctx context.Context, dir string, progress progress.Func) (r FilesReport, anew bool,
+func Seal(ctx context.Context, dir string, progress work.Progress) (r FilesReport, anew bool,
 	err error) {
 	d, err := openDir(dir, true)
 	if err != nil {
@@ -294,11 +294,7 @@ func writeManifest(dir string, id uuid.UUID, files []seal.Sealed) (err error) {
 	if err := os.Rename(f.Name(), filepath.Join(dir, seal.Name)); err != nil {
 		return err
 	}
-	parent, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(unix.Fsync(int(parent.Fd())), parent.Close())
+	return durable.Sync(dir)
 }
 
 // Identity is a UUID of the content: the same arrays give the same dataset, wherever and

@@ -16,8 +16,8 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/infile"
 	"helios/internal/iouring"
-	"helios/internal/regular"
 )
 
 // Reads of a file's pages, many at a time, into a fixed set of slots: io_uring with O_DIRECT, and
@@ -126,7 +126,7 @@ func openPages(path string, end int64, direct, ring bool) (*pageReader, error) {
 		}
 	}
 	if r.file == nil {
-		f, err := regular.Open(path)
+		f, err := infile.Open(path)
 		if err != nil {
 			return nil, errs.New(errs.Device,
 				"topology on storage: %w; make it readable, or import the dataset again", err)
@@ -141,7 +141,7 @@ func openPages(path string, end int64, direct, ring bool) (*pageReader, error) {
 		// A file system may take the flag and refuse the read.
 		if _, err := r.file.ReadAt(r.mem[:filePage], 0); errors.Is(err, unix.EINVAL) {
 			_ = r.file.Close()
-			if r.file, err = regular.Open(path); err != nil {
+			if r.file, err = infile.Open(path); err != nil {
 				return nil, errors.Join(errs.With(errs.Device, err), hostmem.Free(r.mem))
 			}
 			r.direct = false

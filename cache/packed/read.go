@@ -11,7 +11,7 @@ import (
 	"slices"
 
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // Plan is a plan that was written by Build. Its methods may be called by several goroutines.
@@ -30,7 +30,7 @@ type Plan struct {
 // Open opens a plan's file. Of its content only the index is read. One that was cut or damaged is
 // an error of class Device, one of another version of class Capability.
 func Open(path string) (*Plan, error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // Reader reads a trace, a block at a time. Its methods may be called from several goroutines.
@@ -31,7 +31,7 @@ type Reader struct {
 // Open looks at a trace's header and index. A file that was cut or damaged is an error of class
 // Device that says so, one of a newer version of class Capability.
 func Open(path string) (*Reader, error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "trace %s: %w", path, err)
 	}

@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 	"helios/internal/ui"
 )
 
@@ -110,5 +110,5 @@ func openConfig(file string) (*os.File, error) {
 			return os.Open(file)
 		}
 	}
-	return regular.Open(file)
+	return infile.Open(file)
 }

@@ -13,8 +13,8 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hardware"
+	"helios/internal/infile"
 	"helios/internal/outfile"
-	"helios/internal/regular"
 	"helios/sched/plan"
 	"helios/sched/planner"
 )
@@ -36,7 +36,7 @@ func readTrained(path string) (r trainedRun, err error) {
 		return r, errs.New(errs.Usage, "%s is of no run of train on the wall clock: give one that is",
 			path)
 	}
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return r, err
 	}

@@ -17,8 +17,8 @@ import (
 
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/infile"
 	"helios/internal/outfile"
-	"helios/internal/regular"
 	"helios/sched/plan"
 )
 
@@ -299,7 +299,7 @@ const maxCompared = 1 << 17
 
 // readMade reads a file of results.
 func readMade(path string) (m madeRun, err error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return m, fmt.Errorf("results: %w", err)
 	}

@@ -17,7 +17,7 @@ import (
 	"helios/dataset"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 	"helios/sched/plan"
 )
 
@@ -232,7 +232,7 @@ func addSum(h io.Writer, path string, inFolder bool) (err error) {
 			return err
 		}
 	}
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return err
 	}

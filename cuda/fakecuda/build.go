@@ -47,7 +47,7 @@ import (
 	"testing"
 	"time"
 
-	"helios/internal/privatedir"
+	"helios/internal/cachedir"
 )
 
 // ErrNoCompiler is returned where there is no C++ compiler.
@@ -85,7 +85,7 @@ func Root(dir string) Option { return func(o *options) { o.root = dir } }
 // sources come from a cache. Without a C++ compiler it skips the test.
 func Build(t testing.TB, opts ...Option) string {
 	t.Helper()
-	dir, err := privatedir.Cache("helios-fakecuda")
+	dir, err := cachedir.Private("helios-fakecuda")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"helios/internal/privatedir"
+	"helios/internal/cachedir"
 )
 
 // BuildBLAS is Build for a libcublas that works with the fake libcuda; cublas/cublas.cc has its
@@ -31,7 +31,7 @@ func BuildNCCL(t testing.TB) string {
 // buildBeside builds a library in the cache of a test's machine.
 func buildBeside(t testing.TB, in func(dir string, opts ...Option) (string, error)) string {
 	t.Helper()
-	dir, err := privatedir.Cache("helios-fakecuda")
+	dir, err := cachedir.Private("helios-fakecuda")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,9 +16,8 @@ import (
 	"helios/dataset/npy"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/inorder"
 	"helios/internal/philox"
-	"helios/internal/progress"
+	"helios/internal/work"
 )
 
 // GenerateOptions shape a generated dataset. Zero values mean the defaults.
@@ -53,7 +52,7 @@ type GenerateOptions struct {
 	FeatureFn string
 	// Memory bounds the edge sort of rmat (half of what is available, at most 8 GiB).
 	Memory   int64
-	Progress progress.Func
+	Progress work.Progress
 }
 
 func (o *GenerateOptions) fill() error {
@@ -419,7 +418,7 @@ func (g *generator) listEdges(ctx context.Context, s *Staging,
 	}
 	type part struct{ degrees, sources []int64 }
 	chunks := (g.Nodes + nodesPerChunk - 1) / nodesPerChunk
-	err = inorder.Map(ctx, chunks, func(c int64) part {
+	err = work.InOrder(ctx, chunks, func(c int64) part {
 		var p part
 		var buf []int64
 		for v := c * nodesPerChunk; v < min((c+1)*nodesPerChunk, g.Nodes); v++ {
@@ -480,7 +479,7 @@ func (g *generator) features(ctx context.Context, s *Staging) error {
 		return err
 	}
 	perChunk := max(1<<20/int64(4*g.Dim), 1)
-	err = inorder.Map(ctx, (g.Nodes+perChunk-1)/perChunk, func(c int64) []byte {
+	err = work.InOrder(ctx, (g.Nodes+perChunk-1)/perChunk, func(c int64) []byte {
 		row := make([]float32, g.Dim)
 		buf := make([]byte, 0, perChunk*int64(4*g.Dim))
 		for v := c * perChunk; v < min((c+1)*perChunk, g.Nodes); v++ {
@@ -522,7 +521,7 @@ func (g *generator) labelsAndSplits(ctx context.Context, s *Staging) (train, val
 		labels []int32
 		nodes  [3][]int64
 	}
-	err = inorder.Map(ctx, (g.Nodes+perChunk-1)/perChunk, func(c int64) (p part) {
+	err = work.InOrder(ctx, (g.Nodes+perChunk-1)/perChunk, func(c int64) (p part) {
 		lo, hi := c*perChunk, min((c+1)*perChunk, g.Nodes)
 		p.labels = make([]int32, 0, hi-lo)
 		for v := lo; v < hi; v++ {

@@ -26,6 +26,7 @@ import (
 	"helios/dataset/edges"
 	"helios/dataset/npy"
 	"helios/dataset/seal"
+	"helios/internal/durable"
 	"helios/internal/errs"
 )
 
@@ -219,11 +220,7 @@ func (s *Staging) Commit(m dataset.Meta) error {
 	if err != nil {
 		return fmt.Errorf("rename %s to %s: %w", s.dir, s.out, err)
 	}
-	parent, err := os.Open(filepath.Dir(s.out))
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(parent.Sync(), parent.Close()); err != nil {
+	if err := durable.Sync(filepath.Dir(s.out)); err != nil {
 		return fmt.Errorf("sync %s: %w", filepath.Dir(s.out), err)
 	}
 	err = s.lock.Close()

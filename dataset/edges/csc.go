@@ -8,7 +8,7 @@ import (
 	"math"
 
 	"helios/dataset/npy"
-	"helios/internal/progress"
+	"helios/internal/work"
 )
 
 // CSCWriter writes indptr.npy and indices.npy from edges that come in (dst, src) order.
@@ -165,7 +165,7 @@ func (w *CSCWriter) Discard() error { return errors.Join(w.indptr.Discard(), w.i
 
 // WriteCSC merges what the sorter has into the topology files. nodes 0 takes the largest id, plus
 // 1.
-func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p progress.Func) (c Counts, err error) {
+func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p work.Progress) (c Counts, err error) {
 	held, err := e.finish(false)
 	if err != nil {
 		return c, err

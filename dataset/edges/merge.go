@@ -12,7 +12,7 @@ import (
 	"sort"
 	"unsafe"
 
-	"helios/internal/progress"
+	"helios/internal/work"
 )
 
 // Runs are merged by ranges of keys: the runs' indexes tell how to cut all keys into ranges of
@@ -497,7 +497,7 @@ func (e *Sorter) openRuns(runs []Run) (sources []keySource, closeAll func() erro
 }
 
 // fewer merges runs into larger ones until the rest fits one merge.
-func (e *Sorter) fewer(ctx context.Context, wide bool, p progress.Func) error {
+func (e *Sorter) fewer(ctx context.Context, wide bool, p work.Progress) error {
 	for {
 		n := len(e.runs)
 		fits := func(n int) bool {
@@ -522,7 +522,7 @@ func (e *Sorter) fewer(ctx context.Context, wide bool, p progress.Func) error {
 }
 
 func (e *Sorter) mergeRuns(ctx context.Context, runs []Run, wide bool,
-	p progress.Func) (err error) {
+	p work.Progress) (err error) {
 	sources, closeAll, err := e.openRuns(runs)
 	if err != nil {
 		return err

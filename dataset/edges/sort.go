@@ -19,7 +19,7 @@ import (
 
 	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
-	"helios/internal/progress"
+	"helios/internal/work"
 )
 
 // Budget is the budget that a user gave, or one that fits the machine. The result does not depend
@@ -244,7 +244,7 @@ func (e *Sorter) Close() error {
 }
 
 // read takes all edges of a source, but those that the journal has in runs.
-func (e *Sorter) Read(ctx context.Context, src Source, p progress.Func) error {
+func (e *Sorter) Read(ctx context.Context, src Source, p work.Progress) error {
 	id := e.sources
 	e.sources++
 	var covered map[int]*PartMark
@@ -713,7 +713,7 @@ type Options struct {
 	Memory   int64 // 0: DefaultMemory, or half of what is available
 	Nodes    int64
 	Rules    Rules
-	Progress progress.Func
+	Progress work.Progress
 }
 
 // Sort reads all edges of a source and writes the topology.

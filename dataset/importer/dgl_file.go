@@ -11,7 +11,7 @@ import (
 	"helios/dataset/npy"
 	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // The file of dgl.save_graphs, version 2, all little-endian:
@@ -74,7 +74,7 @@ type dglReader struct {
 }
 
 func openDGL(path string) (*dglReader, error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, err
 	}

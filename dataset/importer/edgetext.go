@@ -12,7 +12,7 @@ import (
 	"helios/dataset/edges"
 	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // textPart is a part of a text file, textBlock what is read at once; variables for tests. A part
@@ -57,7 +57,7 @@ func textSource(path string, h *edgeHead, ids idRange, comments *atomic.Int64) (
 	s.Parts = int((s.Total + textPart - 1) / textPart)
 	s.Read = func(ctx context.Context, part int, emit func(src, dst []int64) error,
 		done func(int64)) error {
-		f, err := regular.Open(path)
+		f, err := infile.Open(path)
 		if err != nil {
 			return errs.With(errs.Usage, err)
 		}

@@ -14,7 +14,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/npy"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 func init() {
@@ -104,7 +104,7 @@ func GraphBolt(ctx context.Context, o GraphBoltOptions) error {
 const metaYAML = "metadata.yaml"
 
 func readGraphBolt(path string) (*graphboltMeta, error) {
-	text, err := regular.Read(path, dataset.MaxDescription)
+	text, err := infile.Read(path, dataset.MaxDescription)
 	if err != nil {
 		return nil, err
 	}

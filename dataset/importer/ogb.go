@@ -14,7 +14,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/npy"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 func init() {
@@ -366,7 +366,7 @@ func (im *ogbImport) ogbInverse() (add bool, err error) {
 // ogbMaster reads add_inverse_edge from OGB's table of datasets, which has a column for each of
 // them.
 func ogbMaster(path, folder string) (bool, error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return false, errs.With(errs.Usage, err)
 	}

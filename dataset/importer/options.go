@@ -10,8 +10,8 @@ import (
 	"helios/dataset"
 	"helios/dataset/edges"
 	"helios/internal/errs"
-	"helios/internal/progress"
 	"helios/internal/rowtype"
+	"helios/internal/work"
 )
 
 // RandomFeatures is the FeatureFn that stores noise, with the logarithm of the in-degree in front.
@@ -34,7 +34,7 @@ type Output struct {
 	// Memory bounds what the import takes.
 	Memory int64 `option:"memory" size:"64MiB" shown:"half of what is available, at most 2GiB" arg:"SIZE" usage:"SIZE that the import may take; sorted parts of the edges lie beside option out meanwhile"`
 
-	Progress progress.Func
+	Progress work.Progress
 	Note     func(text string) // hears of what is chosen or odd; may be nil
 }
 

@@ -16,7 +16,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/npy"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 func init() {
@@ -300,7 +300,7 @@ func (r *rawIn) configure() error {
 // confJSON reads the configuration of Ginex and DiskGNN.
 func (r *rawIn) confJSON(setType func(part, name string) error) error {
 	path := filepath.Join(r.dir, "conf.json")
-	b, err := regular.Read(path, dataset.MaxDescription)
+	b, err := infile.Read(path, dataset.MaxDescription)
 	if err != nil {
 		return errs.With(errs.Usage, err)
 	}
@@ -361,7 +361,7 @@ func (r *rawIn) confJSON(setType func(part, name string) error) error {
 // metaTxt reads GNNLab's lines "NUM_NODE 123".
 func (r *rawIn) metaTxt() error {
 	path := filepath.Join(r.dir, "meta.txt")
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return err
 	}
@@ -398,7 +398,7 @@ func (r *rawIn) metaTxt() error {
 // sizes of the splits, …
 func (r *rawIn) metaConfig() error {
 	path := filepath.Join(r.dir, "meta_config")
-	b, err := regular.Read(path, dataset.MaxDescription)
+	b, err := infile.Read(path, dataset.MaxDescription)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -17,7 +17,7 @@ import (
 
 	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // Array is one array in a file: a .npy file or a member of a .npz archive. It can be streamed
@@ -271,7 +271,7 @@ func (a *Array) Reader(from int64) (*Reader, error) {
 		skip += a.stored - a.start
 	}
 	if !member {
-		f, err := regular.Open(a.file)
+		f, err := infile.Open(a.file)
 		if err != nil {
 			return nil, err
 		}

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/lockowner"
 	"helios/internal/units"
 	"helios/nvme/proxy"
 )
@@ -183,7 +183,7 @@ func (f *Folder) open(path string) error {
 	}
 	if err := unix.Flock(int(fd.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		by := "another process"
-		if pid := lockowner.Of(int(fd.Fd())); pid != 0 {
+		if pid := durable.LockHolder(int(fd.Fd())); pid != 0 {
 			by = fmt.Sprintf("process %d", pid)
 		}
 		return errors.Join(errs.New(errs.Refused,

@@ -14,9 +14,9 @@ import (
 	"helios/internal/faultinject"
 	"helios/internal/fileid"
 	"helios/internal/hostmem"
-	"helios/internal/progress"
-	"helios/internal/regular"
+	"helios/internal/infile"
 	"helios/internal/ssdmodel"
+	"helios/internal/work"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
@@ -141,7 +141,7 @@ func readFinished(dir string, want *Spec) ([]uint32, error) {
 // openPages opens the file of the pages, which must have its size.
 func openPages(dir string, s Spec) (*os.File, error) {
 	path := filepath.Join(dir, PagesName)
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, damaged(path, "%v", err)
 	}
@@ -176,7 +176,7 @@ func readPage(f *os.File, s Spec, page int64, b []byte, want uint32) error {
 // VerifyFolder reads all pages in dir and compares them with their checksums. It returns how many
 // it has read; the error, of class device, names the first that is wrong and how many are. want,
 // where it is given, is what the pages must be.
-func VerifyFolder(ctx context.Context, dir string, want *Spec, p progress.Func) (n int64,
+func VerifyFolder(ctx context.Context, dir string, want *Spec, p work.Progress) (n int64,
 	err error) {
 	t, err := readSums(dir, want)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/infile"
 	"helios/internal/outfile"
-	"helios/internal/regular"
 )
 
 // SumsName is the file of the checksums, beside PagesName. All little-endian:
@@ -81,7 +81,7 @@ func (s *sumsFile) write(dir string) (err error) {
 // of. A file that is not there is fs.ErrNotExist.
 func readSums(dir string, want *Spec) (s sumsFile, err error) {
 	path := filepath.Join(dir, SumsName)
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return s, err

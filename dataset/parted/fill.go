@@ -13,9 +13,10 @@ import (
 	"helios/dataset"
 	"helios/dataset/pages"
 	"helios/graph"
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/regular"
+	"helios/internal/infile"
 	"helios/internal/units"
 )
 
@@ -56,12 +57,12 @@ type mark struct {
 // loadMark reads the mark of a folder; the zero value where there is none.
 func loadMark(dir string, id uuid.UUID) (m mark, err error) {
 	path := filepath.Join(dir, markName)
-	b, err := regular.Read(path, mostManifest)
+	b, err := infile.Read(path, mostManifest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return mark{}, nil
 	}
 	if err == nil {
-		err = decodeLines(b, &m)
+		err = durable.Decode(b, &m)
 	}
 	if err == nil && (m.ID != id || m.First < 0 || m.End < m.First || m.Node < 0) {
 		err = errors.New("it is of another layout")
@@ -80,7 +81,7 @@ func (f *filler) note(c *scatter) error {
 		}
 	}
 	f.noted = time.Now()
-	b, err := encodeLines(f.mark)
+	b, err := durable.Encode(f.mark)
 	if err != nil {
 		return err
 	}

@@ -1,23 +1,19 @@
 package parted
 
 import (
-	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/google/uuid"
-	"golang.org/x/sys/unix"
 
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/lockowner"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // The files of a folder, beside its pages. Each but the lock is replaced as a whole, by a rename
@@ -76,46 +72,17 @@ func unusable(err error) error {
 
 // takeLock keeps other processes out until the file is closed, or the process ends.
 func takeLock(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW,
-		0o644)
+	f, err := durable.Lock(dir, lockName)
+	var held *durable.HeldError
+	if errors.As(err, &held) {
+		return nil, errs.New(errs.Refused,
+			"the layout in %s is in use by %s, which makes it; wait for it, or name another folder",
+			dir, held.Holder)
+	}
 	if err != nil {
 		return nil, unusable(err)
 	}
-	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		who := "another process"
-		if pid := lockowner.Of(int(f.Fd())); pid > 0 {
-			who = fmt.Sprintf("process %d", pid)
-		}
-		_ = f.Close() // nothing was written
-		return nil, errs.New(errs.Refused,
-			"the layout in %s is in use by %s, which makes it; wait for it, or name another folder",
-			dir, who)
-	}
 	return f, nil
-}
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// sumLine is what follows a JSON text.
-func sumLine(b []byte) string { return fmt.Sprintf("crc32c %08x\n", crc32.Checksum(b, castagnoli)) }
-
-// encodeLines is a JSON text with its checksum.
-func encodeLines(v any) ([]byte, error) {
-	b, err := json.MarshalIndent(v, "", " ")
-	if err != nil {
-		return nil, err
-	}
-	b = append(b, '\n')
-	return append(b, sumLine(b)...), nil
-}
-
-// decodeLines reads what encodeLines has made.
-func decodeLines(b []byte, v any) error {
-	end := len(b) - len(sumLine(nil))
-	if end < 0 || string(b[end:]) != sumLine(b[:end]) {
-		return errors.New("its checksum is wrong")
-	}
-	return json.NewDecoder(bytes.NewReader(b[:end])).Decode(v)
 }
 
 // mostManifest is far more than a manifest or a mark takes.
@@ -123,14 +90,14 @@ const mostManifest = 1 << 20
 
 func readManifest(dir string) (m manifest, err error) {
 	path := filepath.Join(dir, manifestName)
-	b, err := regular.Read(path, mostManifest)
+	b, err := infile.Read(path, mostManifest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return m, err
 	}
 	if err != nil {
 		return m, damagedAt(dir, "%v", err)
 	}
-	if err := decodeLines(b, &m); err != nil {
+	if err := durable.Decode(b, &m); err != nil {
 		return m, damagedAt(dir, "%s: %v", path, err)
 	}
 	if m.Format != format {
@@ -148,7 +115,7 @@ func readManifest(dir string) (m manifest, err error) {
 }
 
 func (m *manifest) save(dir string) error {
-	b, err := encodeLines(m)
+	b, err := durable.Encode(m)
 	if err != nil {
 		return err
 	}
@@ -161,42 +128,24 @@ var savedHook func(name string, written bool) error
 // durably replaces a file of a folder: whenever the process or the machine stops, the old one or
 // the new one is there.
 func durably(dir, name string, data []byte) error {
-	path := filepath.Join(dir, "."+name+partSuffix)
-	to, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o644)
-	if err != nil {
-		return unusable(err)
-	}
-	if _, err = to.Write(data); err == nil {
-		err = to.Sync()
-	}
-	err = errors.Join(err, to.Close())
-	if err == nil && savedHook != nil {
-		err = savedHook(name, false)
-	}
-	if err == nil {
-		err = os.Rename(path, filepath.Join(dir, name))
-	}
-	if err == nil {
-		if err = syncDir(dir); err == nil && savedHook != nil {
-			err = savedHook(name, true)
-		}
+	part := "." + name + partSuffix
+	err := durable.Replace(dir, part, name, func(to *os.File) error {
+		_, err := to.Write(data)
 		return err
-	}
-	err = errors.Join(err, os.Remove(path))
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return errs.New(errs.Capability, "%s: %w; free some room, or name another folder", path,
-			err)
+	}, func(done bool) error {
+		if savedHook == nil {
+			return nil
+		}
+		return savedHook(name, done)
+	})
+	if durable.Full(err) {
+		return errs.New(errs.Capability, "%s: %w; free some room, or name another folder",
+			filepath.Join(dir, part), err)
 	}
 	return err
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // The tables are magic, then the number of parts, of training nodes and of the static nodes' edges,
 // Base, Statics, Edges, Train, all int64, and a CRC32C of what comes before; little-endian.
@@ -223,7 +172,7 @@ func readTables(dir string, m *manifest) (*Layout, error) {
 	l := &Layout{Dir: dir, Key: m.Key, Parts: m.Key.Parts, Nodes: m.Key.Nodes,
 		RowBytes: m.Key.RowBytes}
 	path := filepath.Join(dir, tablesName)
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, l.damaged("%v", err)
 	}

@@ -19,10 +19,10 @@ import (
 	"helios/graph/partition"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/infile"
 	"helios/internal/outfile"
-	"helios/internal/progress"
-	"helios/internal/regular"
 	"helios/internal/rowtype"
+	"helios/internal/work"
 )
 
 // Options of a layout that is made.
@@ -44,7 +44,7 @@ type Options struct {
 	MemoryBytes int64
 	Workers     int           // goroutines that write pages; 0: 4
 	MarkEvery   time.Duration // at the earliest, of noting how far it is; 0: 10 seconds
-	Progress    progress.Func
+	Progress    work.Progress
 }
 
 const (
@@ -447,7 +447,7 @@ func (k *maker) number(newOf []uint32, least uint32, ties int64) (staticEdges []
 // saveTables writes the tables, or checks that those that are there are the same.
 func (k *maker) saveTables() error {
 	path, data := filepath.Join(k.o.Dir, tablesName), k.l.tables()
-	was, err := regular.Read(path, int64(len(data)))
+	was, err := infile.Read(path, int64(len(data)))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return durably(k.o.Dir, tablesName, data)

@@ -13,8 +13,8 @@ import (
 	"helios/graph/partition"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/progress"
-	"helios/internal/regular"
+	"helios/internal/infile"
+	"helios/internal/work"
 )
 
 // VerifyReport is what a Verify has read.
@@ -49,7 +49,7 @@ func Folders(dir string) ([]string, error) {
 // the folder by theirs, then the edges of all parts: each node must be in one part, and
 // neighbours must be nodes. dataset, unless it is "", is the UUID that the layout must be of. What
 // is not finished, or in use, is noted. Damage has class device and names the folder.
-func Verify(ctx context.Context, dir, dataset string, told progress.Func) (_ *VerifyReport,
+func Verify(ctx context.Context, dir, dataset string, told work.Progress) (_ *VerifyReport,
 	err error) {
 	r := &VerifyReport{Dir: dir}
 	m, err := readManifest(dir)
@@ -109,8 +109,8 @@ func (l *Layout) ownPartition() (*partition.Partition, error) {
 
 // verifyEdges reads the edge sections of all parts from the folder.
 func (l *Layout) verifyEdges(ctx context.Context, of *partition.Partition,
-	told progress.Func) (err error) {
-	f, err := regular.Open(filepath.Join(l.Dir, pages.PagesName))
+	told work.Progress) (err error) {
+	f, err := infile.Open(filepath.Join(l.Dir, pages.PagesName))
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ import (
 	"helios/dataset/npy"
 	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // MaxBytes is the largest file that Load reads.
@@ -127,7 +127,7 @@ func Load(path string, memory int64) (any, error) {
 	if err := container.Check(path, container.Pickle); err != nil {
 		return nil, err
 	}
-	b, err := regular.Read(path, MaxBytes)
+	b, err := infile.Read(path, MaxBytes)
 	if err != nil {
 		return nil, err
 	}

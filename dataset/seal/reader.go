@@ -15,7 +15,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // Mismatch is a part of a file that is not what was sealed.
@@ -87,7 +87,7 @@ func NewReader(m *Manifest, dir, name string, count *Counter) (r *Reader, err er
 			return nil, err
 		}
 	}
-	if r.f, err = regular.Open(r.path); err != nil {
+	if r.f, err = infile.Open(r.path); err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
 	st, err := r.f.Stat()

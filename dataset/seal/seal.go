@@ -19,7 +19,7 @@ import (
 	"slices"
 
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // Name is the manifest's file in a dataset's folder.
@@ -120,7 +120,7 @@ func Write(w io.Writer, uuid string, files []Sealed) error {
 // fs.ErrNotExist; a damaged one is an error of class device.
 func Open(dir string) (*Manifest, error) {
 	m := &Manifest{dir: dir}
-	f, err := regular.Open(m.Path())
+	f, err := infile.Open(m.Path())
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (m *Manifest) damaged(what string) error {
 
 // checksums reads those of one file.
 func (m *Manifest) checksums(e *File) ([]uint32, error) {
-	f, err := regular.Open(m.Path())
+	f, err := infile.Open(m.Path())
 	if err != nil {
 		return nil, errs.With(errs.Device, err)
 	}

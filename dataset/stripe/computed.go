@@ -17,9 +17,8 @@ import (
 	"helios/dataset"
 	"helios/gpuio"
 	"helios/internal/errs"
-	"helios/internal/inorder"
-	"helios/internal/progress"
 	"helios/internal/rowtype"
+	"helios/internal/work"
 )
 
 // ComputedOptions say what a computed SSD holds. The zero value of a field is its default.
@@ -32,7 +31,7 @@ type ComputedOptions struct {
 	// Sums are the checksums of the tables, where they are known already; nil computes them, which
 	// looks at every row: 5 ns for each float32 row, as long as making it for the others.
 	Sums     *ComputedSums
-	Progress progress.Func
+	Progress work.Progress
 
 	loadID uuid.UUID // for tests
 }
@@ -300,13 +299,13 @@ func (c *Computed) chunkCRC(i int64) uint32 {
 }
 
 // sums computes the checksums of both tables, on all cores.
-func (c *Computed) sums(ctx context.Context, p progress.Func) (*ComputedSums, error) {
+func (c *Computed) sums(ctx context.Context, p work.Progress) (*ComputedSums, error) {
 	var r ComputedSums
 	total := c.g.dataBytes + c.rowTableBytes()
 	done := int64(0)
 	each := func(sum *uint32, n, weight int64, fill func(b []byte, pos int64)) error {
 		per := int64(1 << 18)
-		return inorder.Map(ctx, (n+per-1)/per, func(i int64) []byte {
+		return work.InOrder(ctx, (n+per-1)/per, func(i int64) []byte {
 			b := make([]byte, min(per, n-i*per))
 			fill(b, i*per)
 			return b

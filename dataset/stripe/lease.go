@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"helios/gpuio"
+	"helios/internal/durable"
 	"helios/internal/errs"
-	"helios/internal/lockowner"
 	"helios/nvme"
 )
 
@@ -92,7 +92,7 @@ var thisProcess = sync.OnceValue(func() (p process) {
 	space, _ := os.Readlink("/proc/self/ns/pid")
 	p.Space, _ = strconv.ParseUint(strings.Trim(space, "pid:[]"), 10, 64)
 	p.PID = uint64(os.Getpid())
-	if me, ok := lockowner.Look(os.Getpid()); ok {
+	if me, ok := durable.Look(os.Getpid()); ok {
 		p.Started, _ = strconv.ParseUint(me.Start, 10, 64)
 		copy(p.Command[:], me.Comm)
 	}
@@ -108,7 +108,7 @@ func (p *process) knows(q *process) bool {
 
 // alive tells whether a process that this one knows is there.
 func (p *process) alive() bool {
-	now, there := lockowner.Look(int(p.PID))
+	now, there := durable.Look(int(p.PID))
 	return there && now.Start == strconv.FormatUint(p.Started, 10)
 }
 

@@ -18,8 +18,8 @@ import (
 	"helios/dataset"
 	"helios/gpuio"
 	"helios/internal/errs"
-	"helios/internal/progress"
 	"helios/internal/rowtype"
+	"helios/internal/work"
 	"helios/nvme"
 )
 
@@ -38,7 +38,7 @@ type LoadOptions struct {
 	// MarkEvery is the time between marks of how far the load is; 0 chooses: a second, or more
 	// where flushes are slow, so that marks take less than 1 % of the time.
 	MarkEvery time.Duration
-	Progress  progress.Func
+	Progress  work.Progress
 	// Note is told what is worth knowing but no error: where the load goes on, or why it starts
 	// over. Nil is silent.
 	Note func(string)

@@ -20,7 +20,7 @@ import (
 	"helios/dataset"
 	"helios/gpuio"
 	"helios/internal/errs"
-	"helios/internal/progress"
+	"helios/internal/work"
 	"helios/nvme"
 )
 
@@ -30,7 +30,7 @@ type VerifyOptions struct {
 	Source bool
 	// MaxBad stops collecting after so many findings (1000); counting goes on.
 	MaxBad   int
-	Progress progress.Func
+	Progress work.Progress
 }
 
 // BadChunk is one finding of Verify.

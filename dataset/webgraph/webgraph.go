@@ -20,7 +20,7 @@ import (
 
 	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // maxProperties bounds the text of NAME.properties.
@@ -73,7 +73,7 @@ type part struct {
 // ending.
 func Open(ctx context.Context, base string) (g *Graph, err error) {
 	g = &Graph{Name: base + ".graph", props: base + ".properties"}
-	text, err := regular.Read(g.props, maxProperties)
+	text, err := infile.Read(g.props, maxProperties)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "%w; WebGraph needs NAME.properties beside NAME.graph",
 			err)
@@ -94,7 +94,7 @@ func Open(ctx context.Context, base string) (g *Graph, err error) {
 		return nil, err
 	}
 	g.r, g.size = g.file, st.Size()
-	off, err := regular.Open(base + ".offsets")
+	off, err := infile.Open(base + ".offsets")
 	if errors.Is(err, os.ErrNotExist) {
 		g.parts = []part{{0, g.Nodes, -1, 0, []int64{0}}}
 		return g, nil

@@ -17,7 +17,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // A partition's file is a line of JSON (head), a line with that line's CRC32C, the CRC32C of each
@@ -86,7 +86,7 @@ func (e *Damaged) Error() string {
 // Open reads a partition and checks all of it. A file that is not as it was written is an error of
 // class Device, *Damaged; one that never was a partition, or of another version, of class Usage.
 func Open(path string) (p *Partition, err error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}

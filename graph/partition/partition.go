@@ -16,7 +16,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
-	"helios/internal/progress"
+	"helios/internal/work"
 )
 
 // Auto is the method METIS where its library is there and the graph fits, or else streaming.
@@ -50,7 +50,7 @@ type Options struct {
 	Threads int    // of the streaming method; one for each CPU
 	Library string // file of METIS; "" takes the loader's libmetis.so.5
 
-	Progress progress.Func
+	Progress work.Progress
 }
 
 // Partition tells the part of each node. Close gives its memory back.
@@ -244,7 +244,7 @@ type Stats struct {
 }
 
 // Measure reads the edges once and counts.
-func (p *Partition) Measure(ctx context.Context, t *graph.Topology, report progress.Func) (Stats,
+func (p *Partition) Measure(ctx context.Context, t *graph.Topology, report work.Progress) (Stats,
 	error) {
 	var s Stats
 	parts := p.Info.Parts

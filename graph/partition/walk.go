@@ -8,7 +8,7 @@ import (
 
 	"helios/graph"
 	"helios/internal/hostmem"
-	"helios/internal/progress"
+	"helios/internal/work"
 )
 
 // none is the label of a node that has none.
@@ -26,7 +26,7 @@ const none = math.MaxUint32
 type walker struct {
 	t       *graph.Topology
 	threads int
-	report  progress.Func
+	report  work.Progress
 	passes  int // so far
 
 	label []uint32 // by node

@@ -11,7 +11,7 @@ import (
 	"slices"
 
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // Kind is a kind of file.
@@ -213,7 +213,7 @@ func part(f *os.File, at int64) ([]byte, error) {
 
 // FileOf looks at the file at path.
 func FileOf(path string) (File, error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return File{}, err
 	}
@@ -234,7 +234,7 @@ func Is(path string, kind Kind) bool {
 // Open opens a file for a reader of plain files and of the kinds, and refuses others by the name of
 // what they are.
 func Open(path string, kinds ...Kind) (*os.File, File, error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, File{}, errs.With(errs.Usage, err)
 	}

@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 //go:embed profiles/*.yaml
@@ -64,7 +64,7 @@ func (p *Profile) read(nameOrPath, dir string, depth int) error {
 			path = filepath.Join(dir, path)
 		}
 		var err error
-		if text, err = regular.Read(path, 1<<20); err != nil {
+		if text, err = infile.Read(path, 1<<20); err != nil {
 			return errs.With(errs.Usage, fmt.Errorf("hardware profile: %w; built in are %s", err,
 				strings.Join(Names(), ", ")))
 		}

@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/internal/durable"
 	"helios/internal/errs"
 )
 
@@ -142,7 +143,7 @@ func (f *File) put() error {
 		return err
 	}
 	f.temp = ""
-	return syncDir(filepath.Dir(f.place))
+	return durable.Sync(filepath.Dir(f.place))
 }
 
 // Discard removes what was not committed.
@@ -174,14 +175,6 @@ func renameNew(from, to string) error {
 		return os.Rename(from, to)
 	}
 	return err
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // target tells where an output goes.

@@ -22,7 +22,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 	"helios/internal/units"
 )
 
@@ -141,7 +141,7 @@ func Load(nameOrPath string) (*Model, error) {
 	from := "built-in model " + nameOrPath
 	if err != nil {
 		from = nameOrPath
-		if text, err = regular.Read(nameOrPath, 1<<20); err != nil {
+		if text, err = infile.Read(nameOrPath, 1<<20); err != nil {
 			return nil, errs.New(errs.Usage,
 				"SSD model %q is neither built in (%s) nor a file that can be read: %w",
 				nameOrPath, strings.Join(Names(), ", "), err)

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"helios/internal/lockowner"
+	"helios/internal/durable"
 )
 
 // Who holds a lease writes into its file what it does. Whoever may use the SSD can write there,
@@ -23,7 +23,7 @@ var leaseNote = regexp.MustCompile(
 // note is the text that this process writes into its leases.
 func note(what string) string {
 	pid := os.Getpid()
-	p, ok := lockowner.Look(pid)
+	p, ok := durable.Look(pid)
 	if !ok {
 		return fmt.Sprintf("%s (process %d)\n", what, pid)
 	}
@@ -32,7 +32,7 @@ func note(what string) string {
 
 // holder names the process that holds a lease whose file says text. kernel is the process that
 // holds the lock by the kernel's word, or 0.
-func holder(text string, kernel int, look func(pid int) (lockowner.Process, bool)) string {
+func holder(text string, kernel int, look func(pid int) (durable.Process, bool)) string {
 	text = strings.TrimSpace(text)
 	m := leaseNote.FindStringSubmatch(text)
 	if m != nil {

@@ -10,12 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"helios/internal/lockowner"
+	"helios/internal/durable"
 )
 
 func TestHolder(t *testing.T) {
-	look := func(pid int) (lockowner.Process, bool) {
-		p, ok := map[int]lockowner.Process{
+	look := func(pid int) (durable.Process, bool) {
+		p, ok := map[int]durable.Process{
 			1: {Comm: "systemd", Start: "1"}, 4711: {Comm: "heliosctl", Start: "500"},
 			99: {Comm: "\x1b[2Jsh", Start: "7"},
 		}[pid]

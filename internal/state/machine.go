@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/internal/nsid"
 )
@@ -200,7 +201,7 @@ func (m *Machine) Remove(name string) error {
 			return fmt.Errorf("record of %s: %w", name, err)
 		}
 	}
-	return syncDir(m.dir)
+	return durable.Sync(m.dir)
 }
 
 // Share makes the file that leases of an SSD lock, for root and for the group that uses its device

@@ -21,10 +21,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/internal/fileid"
-	"helios/internal/lockowner"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // version is the state file's format. A file with a higher one is refused, not guessed at.
@@ -235,7 +235,7 @@ func (s *Store) Load() (*State, error) {
 
 // loadOwn reads the user's file; one that is not there is an empty state.
 func (s *Store) loadOwn() (*State, error) {
-	b, err := regular.Read(s.file(), 64<<20)
+	b, err := infile.Read(s.file(), 64<<20)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &State{Version: version}, nil
 	}
@@ -334,19 +334,7 @@ func replaceFile(dir, path string, content []byte, mode os.FileMode) (err error)
 	if err = os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if cerr := d.Close(); err == nil {
-		err = cerr
-	}
-	return err
+	return durable.Sync(dir)
 }
 
 // lockFile takes an exclusive flock, asking again every 20 ms until ctx is done.
@@ -456,7 +444,7 @@ func (s *Store) take(name, what string) (*os.File, error) {
 	}
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		who = holder(who, lockowner.Of(int(f.Fd())), lockowner.Look)
+		who = holder(who, durable.LockHolder(int(f.Fd())), durable.Look)
 		_ = f.Close()
 		return nil, errs.With(errs.Refused, &InUseError{SSD: name, By: who})
 	case err != nil:

@@ -1,5 +1,5 @@
-// Package ui writes what heliosctl shows: results on standard output, as tables for people or as one
-// JSON object per line; progress on standard error, as a bar on a terminal and as plain,
+// Package ui writes what heliosctl shows: results on standard output, as tables for people or as
+// one JSON object per line; progress on standard error, as a bar on a terminal and as plain,
 // infrequent lines elsewhere.
 package ui
 

@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/internal/fileid"
-	"helios/internal/lockowner"
 )
 
 // Create makes the backing file of a new SSD: bytes long, all zeroes, with its space
@@ -237,14 +237,14 @@ func (b *backing) close() error {
 
 // lockHolder names the process that holds the lock on an open file.
 func lockHolder(fd int) string {
-	switch pid := lockowner.Of(fd); pid {
+	switch pid := durable.LockHolder(fd); pid {
 	case 0:
 		return "another process"
 	case os.Getpid():
 		return fmt.Sprintf("this process (pid %d)", pid)
 	default:
 		name := ""
-		if p, ok := lockowner.Look(pid); ok {
+		if p, ok := durable.Look(pid); ok {
 			name = fmt.Sprintf(" (%q)", p.Comm)
 		}
 		return fmt.Sprintf("process %d%s", pid, name)

@@ -22,9 +22,10 @@ import (
 	"strings"
 	"syscall"
 
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // MaxHeaderBytes bounds the header, as the reference implementation does.
@@ -321,7 +322,7 @@ func decodeHeader(hdr, data []byte) (*File, error) {
 // readable refuses what is no checkpoint, or too large a one, before memory is taken for it: a
 // sparse file may claim any size.
 func readable(path string) error {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return errs.New(errs.Usage, "checkpoint %s: %w", path, err)
 	}
@@ -352,7 +353,7 @@ func Load(path string) (*File, error) {
 	if err := readable(path); err != nil {
 		return nil, err
 	}
-	b, err := regular.Read(path, 1<<40)
+	b, err := infile.Read(path, 1<<40)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "checkpoint %s: %w", path, err)
 	}
@@ -402,20 +403,7 @@ func Save(path string, f *File) (err error) {
 		return err
 	}
 	state = "it is written, but a power failure may bring back the one before it"
-	return syncDir(dir)
-}
-
-// syncDir makes a rename in dir durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if cerr := d.Close(); err == nil {
-		err = cerr
-	}
-	return err
+	return durable.Sync(dir)
 }
 
 // partial ends the temporary names.

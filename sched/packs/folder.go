@@ -5,11 +5,8 @@
 package packs
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -20,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/dataset/pages"
+	"helios/internal/durable"
 	"helios/internal/errs"
-	"helios/internal/lockowner"
-	"helios/internal/regular"
+	"helios/internal/infile"
 	"helios/sched/samples"
 )
 
@@ -185,20 +182,15 @@ func unusable(err error) error {
 
 // takeLock keeps other processes out until the file is closed, or the process ends.
 func takeLock(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW,
-		0o644)
-	if err != nil {
-		return nil, unusable(err)
-	}
-	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		who := "another process"
-		if pid := lockowner.Of(int(f.Fd())); pid > 0 {
-			who = fmt.Sprintf("process %d", pid)
-		}
-		_ = f.Close() // nothing was written
+	f, err := durable.Lock(dir, lockName)
+	var held *durable.HeldError
+	if errors.As(err, &held) {
 		return nil, errs.New(errs.Refused,
 			"the packed mini-batches in %s are in use by %s; wait for it, or name another folder with %v",
-			dir, who, errs.Key("packed"))
+			dir, held.Holder, errs.Key("packed"))
+	}
+	if err != nil {
+		return nil, unusable(err)
 	}
 	return f, nil
 }
@@ -216,16 +208,11 @@ func (f *Folder) Close() error {
 // Dir is the folder's name.
 func (f *Folder) Dir() string { return f.dir }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// sumLine is what follows a manifest.
-func sumLine(b []byte) string { return fmt.Sprintf("crc32c %08x\n", crc32.Checksum(b, castagnoli)) }
-
 // mostManifest is far more than a manifest of the most packs takes.
 const mostManifest = 1 << 28
 
 func readManifest(path string) (m manifest, err error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return m, err
 	}
@@ -248,14 +235,9 @@ func readManifest(path string) (m manifest, err error) {
 	return m, m.decode(b, damaged)
 }
 
-// decode reads what encode has made.
+// decode reads a manifest.
 func (m *manifest) decode(b []byte, damaged func(why string) error) error {
-	end := len(b) - len(sumLine(nil))
-	if end < 0 || string(b[end:]) != sumLine(b[:end]) {
-		return damaged("its checksum is wrong")
-	}
-	d := json.NewDecoder(bytes.NewReader(b[:end]))
-	if err := d.Decode(m); err != nil {
+	if err := durable.Decode(b, m); err != nil {
 		return damaged(err.Error())
 	}
 	if m.Format != format {
@@ -271,19 +253,10 @@ func (m *manifest) decode(b []byte, damaged func(why string) error) error {
 	return nil
 }
 
-func (m *manifest) encode() ([]byte, error) {
-	b, err := json.MarshalIndent(m, "", " ")
-	if err != nil {
-		return nil, err
-	}
-	b = append(b, '\n')
-	return append(b, sumLine(b)...), nil
-}
-
 // save replaces the manifest: whenever the process or the machine stops, one of the two is there.
 func (f *Folder) save() error {
 	f.measure()
-	b, err := f.m.encode()
+	b, err := durable.Encode(&f.m)
 	if err != nil {
 		return err
 	}
@@ -304,38 +277,12 @@ func (f *Folder) measure() {
 
 // durably writes a file of a folder under another name first.
 func durably(dir, part, name string, write func(*os.File) error) error {
-	path := filepath.Join(dir, part)
-	to, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o644)
-	if err != nil {
-		return unusable(err)
-	}
-	if err = write(to); err == nil {
-		err = to.Sync()
-	}
-	err = errors.Join(err, to.Close())
-	if err == nil {
-		err = os.Rename(path, filepath.Join(dir, name))
-	}
-	if err == nil {
-		err = syncDir(dir)
-	}
-	if err == nil {
-		return nil
-	}
-	err = errors.Join(err, os.Remove(path))
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return errs.New(errs.Capability, "%s: %w; give another folder with %v", path, err,
-			errs.Key("packed"))
+	err := durable.Replace(dir, part, name, write, nil)
+	if durable.Full(err) {
+		return errs.New(errs.Capability, "%s: %w; give another folder with %v",
+			filepath.Join(dir, part), err, errs.Key("packed"))
 	}
 	return err
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // entry returns the pack of sample epochs first to end-1, nil where there is none.

@@ -14,6 +14,7 @@ import (
 
 	"helios/cache/packed"
 	"helios/dataset/pages"
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/sched/samples"
 )
@@ -119,7 +120,7 @@ func (f *Folder) Make(ctx context.Context, first, end int, w Work) (_ *Pack, err
 		if err := os.Mkdir(p.Dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, unusable(err)
 		}
-		if err := syncDir(f.dir); err != nil {
+		if err := durable.Sync(f.dir); err != nil {
 			return nil, err
 		}
 	}

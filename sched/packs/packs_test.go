@@ -15,6 +15,7 @@ import (
 
 	"helios/cache/packed"
 	"helios/dataset/pages"
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/sched/plan"
 	"helios/sched/samples"
@@ -292,13 +293,13 @@ func TestKilled(t *testing.T) {
 // FuzzManifest: no text is taken for a manifest but what was written as one.
 func FuzzManifest(f *testing.F) {
 	m := manifest{Format: format, Key: testKey(), Packs: []Entry{{First: 0, End: 2}}}
-	b, err := m.encode()
+	b, err := durable.Encode(m)
 	require.NoError(f, err)
-	f.Add(b[:len(b)-len(sumLine(nil))])
+	f.Add(b[:len(b)-len(durable.SumLine(nil))])
 	f.Add([]byte(`{"format":2,"packs":[{"first":3,"end":2}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m manifest
-		err := m.decode(append(b[:len(b):len(b)], sumLine(b)...), func(why string) error {
+		err := m.decode(append(b[:len(b):len(b)], durable.SumLine(b)...), func(why string) error {
 			return errs.New(errs.Device, "%s", why)
 		})
 		if err != nil {

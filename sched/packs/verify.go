@@ -9,7 +9,7 @@ import (
 	"helios/cache/packed"
 	"helios/dataset/pages"
 	"helios/internal/errs"
-	"helios/internal/progress"
+	"helios/internal/work"
 	"helios/sched/plan"
 	"helios/sched/samples"
 )
@@ -27,7 +27,7 @@ type VerifyReport struct {
 // Verify reads the packs in a folder and holds all of them against their checksums: samples, plans,
 // each mini-batch of one against that of the other, and pages in the folder. nil: there are no
 // packs. What is not finished, or in use, is noted. Damage has class device and names the file.
-func Verify(ctx context.Context, dir string, told progress.Func) (_ *VerifyReport, err error) {
+func Verify(ctx context.Context, dir string, told work.Progress) (_ *VerifyReport, err error) {
 	if there, err := isOurs(dir); !there { // what else is there is nobody's business here
 		if errs.ClassOf(err) == errs.Refused {
 			err = nil
@@ -64,7 +64,7 @@ func Verify(ctx context.Context, dir string, told progress.Func) (_ *VerifyRepor
 }
 
 // pack checks a pack that is whole.
-func (r *VerifyReport) pack(ctx context.Context, e *Entry, k *Key, told progress.Func) (err error) {
+func (r *VerifyReport) pack(ctx context.Context, e *Entry, k *Key, told work.Progress) (err error) {
 	dir := filepath.Join(r.Dir, e.name())
 	p, err := packed.Open(filepath.Join(dir, planName))
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 	"helios/internal/units"
 )
 
@@ -80,7 +80,7 @@ const maxDegrees = 1 << 22
 // ReadDegrees reads a degree distribution: a line for each degree, "degree nodes". A node is met as
 // often as its degree has it.
 func ReadDegrees(path string) (*Popularity, error) {
-	text, err := regular.Read(path, 256<<20)
+	text, err := infile.Read(path, 256<<20)
 	if err != nil {
 		return nil, errs.With(errs.Usage, fmt.Errorf("degree distribution: %w", err))
 	}

@@ -10,7 +10,7 @@ import (
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 )
 
 // readHotList reads a user's list of nodes, the hottest first, from a .npy array of whole numbers
@@ -43,7 +43,7 @@ func readHotList(path string, rows int64) ([]uint32, error) {
 		}
 		return scores, err
 	}
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}

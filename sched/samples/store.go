@@ -12,8 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/internal/durable"
 	"helios/internal/errs"
-	"helios/internal/regular"
+	"helios/internal/infile"
 	"helios/internal/units"
 )
 
@@ -91,7 +92,7 @@ func Open(dir string, s Spec) (_ *Store, err error) {
 		end  *int64
 		size int64
 	}{{&x.ids, idsName, &x.idsEnd, x.endOfIDs()}, {&x.adj, adjName, &x.adjEnd, x.endOfAdj()}} {
-		if *f.to, err = regular.Open(filepath.Join(dir, f.name)); err != nil {
+		if *f.to, err = infile.Open(filepath.Join(dir, f.name)); err != nil {
 			return nil, x.damaged(err.Error())
 		}
 		st, err := (*f.to).Stat()
@@ -109,7 +110,7 @@ func Open(dir string, s Spec) (_ *Store, err error) {
 
 // readIndex reads an index of so many mini-batches at most, and not a byte beyond.
 func readIndex(path string, most int) ([]byte, error) {
-	f, err := regular.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +234,7 @@ func Write(dir string, s Spec) (_ *Writer, err error) {
 	if err := w.goOn(h); err != nil {
 		return nil, err
 	}
-	return w, w.cause(syncDir(dir))
+	return w, w.cause(durable.Sync(dir))
 }
 
 // goOn takes over the mini-batches that an earlier writer has made durable.
@@ -326,7 +327,7 @@ func (w *Writer) Finish() error {
 	}
 	err := os.Rename(filepath.Join(w.dir, partName), filepath.Join(w.dir, indexName))
 	if err == nil {
-		err = syncDir(w.dir)
+		err = durable.Sync(w.dir)
 	}
 	return errors.Join(w.cause(err), w.Close())
 }
@@ -380,13 +381,4 @@ func (w *Writer) cause(err error) error {
 			errs.Key("packed"))
 	}
 	return errs.New(errs.Device, "the samples in %s: %w; check that disk", w.dir, err)
-}
-
-// syncDir makes the names in a folder durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

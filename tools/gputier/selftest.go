@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"helios/cuda/fakecuda"
-	"helios/internal/privatedir"
+	"helios/internal/cachedir"
 )
 
 // selftestLimit bounds each of the two runs of the script.
@@ -34,7 +34,7 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	cache, err := privatedir.Cache("helios-fakecuda")
+	cache, err := cachedir.Private("helios-fakecuda")
 	if err != nil {
 		return err
 	}

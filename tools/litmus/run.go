@@ -17,7 +17,7 @@ import (
 	"strings"
 	"time"
 
-	"helios/internal/privatedir"
+	"helios/internal/cachedir"
 )
 
 // models are the versions of NVIDIA's model, from the PTX ISA of that version.
@@ -106,7 +106,7 @@ func fetch(ctx context.Context, dir string, out io.Writer) (*dartagnan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no libraries of Dartagnan: %w: build it with Maven", err)
 	}
-	cache, err := privatedir.Cache("heliosctl")
+	cache, err := cachedir.Private("heliosctl")
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ import (
 	"strings"
 	"time"
 
-	"helios/internal/privatedir"
+	"helios/internal/cachedir"
 )
 
 // chapter has the tables, between the marks.
@@ -172,7 +172,7 @@ func (r *run) prepare(ctx context.Context, cache, tools, binary string) (err err
 		return err
 	}
 	if cache == "" {
-		if cache, err = privatedir.Cache("helios-nvidia"); err != nil {
+		if cache, err = cachedir.Private("helios-nvidia"); err != nil {
 			return err
 		}
 	}

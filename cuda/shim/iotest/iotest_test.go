@@ -27,7 +27,7 @@ import (
 	"testing"
 	"time"
 
-	"helios/internal/privatedir"
+	"helios/internal/cachedir"
 	"helios/internal/wide"
 )
 
@@ -62,7 +62,7 @@ func newBuilder(t *testing.T) *builder {
 	t.Helper()
 	b := &builder{t: t, cxx: compiler(t)}
 	var err error
-	if b.dir, err = privatedir.Cache("helios-iotest"); err != nil {
+	if b.dir, err = cachedir.Private("helios-iotest"); err != nil {
 		t.Fatal(err)
 	}
 	b.prune()

@@ -27,7 +27,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/privatedir"
+	"helios/internal/cachedir"
 	"helios/internal/wide"
 )
 
@@ -94,7 +94,7 @@ func build(t *testing.T, what kind, extra ...string) string {
 	}
 	base := h.Sum(nil)
 
-	dir, err := privatedir.Cache("helios-shim-selftest")
+	dir, err := cachedir.Private("helios-shim-selftest")
 	require.NoError(t, err)
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)

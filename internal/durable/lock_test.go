@@ -1,4 +1,4 @@
-package lockowner
+package durable
 
 import (
 	"os"

@@ -1,20 +1,43 @@
-// Package lockowner finds out which process holds the flock on a file, by the kernel's word: what a
-// file says about its own lock anybody may have written who can write the file.
-package lockowner
+package durable
 
 import (
 	"bufio"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// Of is the process that holds the exclusive flock on the file behind fd, as /proc/locks has it; 0
-// where the kernel does not say: the lock is gone, or its owner lives in another PID namespace.
-func Of(fd int) int {
+// HeldError reports that another process holds a folder's lock.
+type HeldError struct{ Holder string }
+
+func (e *HeldError) Error() string { return "the folder is in use by " + e.Holder }
+
+// Lock makes a file of dir and locks it until the file is closed, or the process ends. Where
+// another process has the lock the error is a HeldError.
+func Lock(dir, name string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		holder := "another process"
+		if pid := LockHolder(int(f.Fd())); pid > 0 {
+			holder = fmt.Sprintf("process %d", pid)
+		}
+		_ = f.Close() // nothing was written
+		return nil, &HeldError{holder}
+	}
+	return f, nil
+}
+
+// LockHolder returns the process that holds the exclusive flock on the file behind fd, as
+// /proc/locks has it: anybody who can write a file can write a false owner into it. It is 0 where
+// the lock is gone, or its owner lives in another PID namespace.
+func LockHolder(fd int) int {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {
 		return 0

@@ -1,4 +1,4 @@
-package privatedir
+package cachedir
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ func TestCache(t *testing.T) {
 	cache, temp := t.TempDir(), t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)
 	t.Setenv("TMPDIR", temp)
-	got, err := Cache("x")
+	got, err := Private("x")
 	require.NoError(t, err)
 	require.Equal(t, filepath.Join(cache, "x"), got)
 	info, err := os.Stat(got)
@@ -21,7 +21,7 @@ func TestCache(t *testing.T) {
 	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
 
 	require.NoError(t, os.Chmod(got, 0o770))
-	_, err = Cache("x")
+	_, err = Private("x")
 	require.ErrorContains(t, err, "is not this user's alone")
 }
 
@@ -34,20 +34,20 @@ func TestCacheWithoutHome(t *testing.T) {
 	t.Setenv("TMPDIR", temp)
 	want := filepath.Join(temp, fmt.Sprintf("x-%d", os.Getuid()))
 	for range 2 { // the second time it is there
-		got, err := Cache("x")
+		got, err := Private("x")
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	}
 	require.NoError(t, os.Remove(want))
 	require.NoError(t, os.Symlink(t.TempDir(), want))
-	_, err := Cache("x")
+	_, err := Private("x")
 	require.ErrorContains(t, err, "is not this user's alone")
 	require.NoError(t, os.Remove(want))
 
 	require.NoError(t, os.Mkdir(want, 0o700))
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.Chown(want, 65534, 65534))
-		_, err = Cache("x")
+		_, err = Private("x")
 		require.ErrorContains(t, err, "is not this user's alone")
 	}
 }
@@ -58,7 +58,7 @@ func TestCacheThatCannotBeMade(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	t.Setenv("XDG_CACHE_HOME", filepath.Join(file, "below"))
 	t.Setenv("TMPDIR", temp)
-	got, err := Cache("x")
+	got, err := Private("x")
 	require.NoError(t, err)
 	require.Equal(t, temp, filepath.Dir(got))
 }

@@ -1,6 +1,6 @@
-// Package privatedir gives a program a cache folder that no other user can put anything into: what
+// Package cachedir gives a program a cache folder that no other user can put anything into: what
 // lies there is loaded and run.
-package privatedir
+package cachedir
 
 import (
 	"errors"
@@ -11,10 +11,10 @@ import (
 	"syscall"
 )
 
-// Cache returns the folder of that name in the user's cache, and makes it where it is not there.
+// Private returns the folder of that name in the user's cache, and makes it where it is not there.
 // Where the user has no cache folder, or may not write to it, it is one of the temporary folder. It
 // refuses a folder that belongs to another user, or that another may write to.
-func Cache(name string) (string, error) {
+func Private(name string) (string, error) {
 	if base, err := os.UserCacheDir(); err == nil {
 		dir := filepath.Join(base, name)
 		if err := os.MkdirAll(dir, 0o700); err == nil && writable(dir) {

@@ -1,7 +1,7 @@
-// Package regular opens files that somebody else made. A name can stand for a pipe, which blocks
+// Package infile opens files that somebody else made. A name can stand for a pipe, which blocks
 // whoever opens it, a device, which never ends, or a folder; these are refused before anything is
 // read. So is a pointer of Git LFS, which stands where the data should be.
-package regular
+package infile
 
 import (
 	"bytes"
