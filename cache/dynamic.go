@@ -570,12 +570,12 @@ func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
 	per := uint32(d.c.Lines.RowsPerLine)
 	for i := range n {
 		pos, a := t.missPos[i], answers[t.missRow[i]]
-		at := uint32(a.Slot)*per + t.gpuRow[i]
+		row := uint32(a.Slot)*per + t.gpuRow[i]
 		if a.Hit { // never ahead of what is still to be read
-			t.gpuPos[t.NGPU], t.gpuRow[t.NGPU] = pos, at
+			t.gpuPos[t.NGPU], t.gpuRow[t.NGPU] = pos, row
 			t.NGPU++
 		} else {
-			t.missPos[t.NMiss], t.missRow[t.NMiss] = pos, at
+			t.missPos[t.NMiss], t.missRow[t.NMiss] = pos, row
 			t.NMiss++
 		}
 	}
@@ -618,7 +618,7 @@ type ReadPlan struct {
 type planPiece struct {
 	lines []int64
 	base  int64   // their first place in the staging buffer
-	at    []int64 // by SSD: how many lines; then where they go
+	next  []int64 // by SSD: how many lines; then where they go
 }
 
 // NewReadPlan makes an empty plan to be used again and again. Its memory grows with the largest
@@ -725,16 +725,16 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 	p.each(p.count)
 	clear(p.SSDOffset)
 	for i := range p.pieces {
-		for s, n := range p.pieces[i].at {
+		for s, n := range p.pieces[i].next {
 			p.SSDOffset[s+1] += n
 		}
 	}
 	for s := range d.c.Lines.SSDs {
 		p.SSDOffset[s+1] += p.SSDOffset[s]
-		at := p.SSDOffset[s]
+		first := p.SSDOffset[s]
 		for i := range p.pieces {
-			n := &p.pieces[i].at[s]
-			*n, at = at, at+*n
+			n := &p.pieces[i].next[s]
+			*n, first = first, first+*n
 		}
 	}
 	if !d.c.NoData {
@@ -917,12 +917,12 @@ func (d *Dynamic) Abandon(t *Ticket) (err error) {
 	if err := t.in(d, ticketAdmitted); err != nil {
 		return err
 	}
-	at := slices.Index(d.waiting, t)
-	for _, w := range d.waiting[at:] {
+	i := slices.Index(d.waiting, t)
+	for _, w := range d.waiting[i:] {
 		err = errors.Join(err, d.takeBack(w))
 		d.end(w)
 	}
-	d.waiting = d.waiting[:at]
+	d.waiting = d.waiting[:i]
 	if d.gpu != nil {
 		err = errors.Join(err, d.gpu.settle(), settled(d.gpu.plans))
 	}

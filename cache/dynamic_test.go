@@ -222,16 +222,16 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 		nodes, x    cuda.Buffer
 		ngpu, nmiss int64
 	}
-	for at := 0; at < batches; {
+	for start := 0; start < batches; {
 		var group []part
-		for end := min(at+1+rng.IntN(4), batches); at < end; at++ {
-			for ; window > 0 && announced < min(at+1+window, batches); announced++ {
+		for end := min(start+1+rng.IntN(4), batches); start < end; start++ {
+			for ; window > 0 && announced < min(start+1+window, batches); announced++ {
 				announce(t, r.d, r.st, all[announced])
 				model.Announce(linesOf(all[announced]))
 			}
 			r.d.NextBatch()
 			model.NextBatch()
-			rows := all[at]
+			rows := all[start]
 			nodes := upload(t, r.dev, rows)
 			x := must(r.dev.Alloc(cuda.MemDevice, int64(len(rows))*stride, "features"))(t)
 			ok(t, r.st.Fill(x.Ptr(), 0xaa, x.Size()))
@@ -266,7 +266,8 @@ func playDynamic(t *testing.T, rng *rand.Rand, r *dynamicRig, batches int) {
 				}
 				if got, want := [4]int64{p.tk.NGPU, p.tk.NCPU, p.tk.NMiss, p.tk.NLines},
 					[4]int64{p.ngpu, ncpu, p.nmiss, nlines}; got != want {
-					t.Fatalf("batch %d: GPU, CPU, missed rows and lines %v, want %v", at, got, want)
+					t.Fatalf("batch %d: GPU, CPU, missed rows and lines %v, want %v", start, got,
+						want)
 				}
 				first += p.n
 				group = append(group, p)
@@ -576,10 +577,10 @@ func BenchmarkAdmit(b *testing.B) {
 				ok(b, d.Release(t))
 			}
 			next := func() { // distinct: a stride through the rows from somewhere
-				at, by := rng.Int64N(rows), rows/7+2*rng.Int64N(rows/7)+1
+				firstLine, by := rng.Int64N(rows), rows/7+2*rng.Int64N(rows/7)+1
 				for i := range list {
-					list[i] = at
-					at = (at + by) % rows
+					list[i] = firstLine
+					firstLine = (firstLine + by) % rows
 				}
 			}
 			for s := d.Stats(); s.Inserted-s.Evicted < rows/11; s = d.Stats() {
@@ -616,10 +617,10 @@ func BenchmarkAnnounce(b *testing.B) {
 	list := hostmem.View[int64](nodes.Bytes())
 	for b.Loop() {
 		b.StopTimer()
-		at, by := rng.Int64N(rows), int64(rows/7+2*rng.IntN(rows/7)+1)
+		firstLine, by := rng.Int64N(rows), int64(rows/7+2*rng.IntN(rows/7)+1)
 		for i := range list {
-			list[i] = at
-			at = (at + by) % rows
+			list[i] = firstLine
+			firstLine = (firstLine + by) % rows
 		}
 		b.StartTimer()
 		ok(b, d.Announce(limit(b), st, nodes.Ptr(), int64(len(list))))

@@ -170,12 +170,12 @@ func (s *eachScratch) emit(c *eachChunk, first, per uint32, t *Ticket) {
 			continue
 		}
 		a := s.answer[s.of[i]]
-		at := uint32(a.Slot)*per + uint32(s.index[i])
+		row := uint32(a.Slot)*per + uint32(s.index[i])
 		if a.Hit {
-			t.gpuPos[gpu], t.gpuRow[gpu] = pos, at
+			t.gpuPos[gpu], t.gpuRow[gpu] = pos, row
 			gpu++
 		} else {
-			t.missPos[miss], t.missRow[miss] = pos, at
+			t.missPos[miss], t.missRow[miss] = pos, row
 			miss++
 		}
 	}
@@ -195,8 +195,8 @@ func (p *ReadPlan) cut(tickets []*Ticket, total int64, workers int) {
 			n := len(p.pieces)
 			p.pieces = slices.Grow(p.pieces, 1)[:n+1] // keeps what was there before
 			k, part := &p.pieces[n], min(each, int64(len(lines)))
-			if k.at == nil {
-				k.at = make([]int64, p.d.c.Lines.SSDs)
+			if k.next == nil {
+				k.next = make([]int64, p.d.c.Lines.SSDs)
 			}
 			k.lines, k.base = lines[:part], base
 			lines, base = lines[part:], base+part
@@ -226,18 +226,18 @@ func (p *ReadPlan) each(do func(k *planPiece)) {
 
 // count counts a piece's lines by SSD.
 func (p *ReadPlan) count(k *planPiece) {
-	clear(k.at)
+	clear(k.next)
 	for _, l := range k.lines {
-		k.at[ssdOf(l, uint32(len(k.at)))]++
+		k.next[ssdOf(l, uint32(len(k.next)))]++
 	}
 }
 
 // deal puts a piece's lines behind the reads of their SSDs.
 func (p *ReadPlan) deal(k *planPiece) {
 	for i, l := range k.lines {
-		at := &k.at[ssdOf(l, uint32(len(k.at)))]
-		p.rows[*at], p.pos[*at] = l, uint32(k.base+int64(i))
-		*at++
+		next := &k.next[ssdOf(l, uint32(len(k.next)))]
+		p.rows[*next], p.pos[*next] = l, uint32(k.base+int64(i))
+		*next++
 	}
 }
 

@@ -51,9 +51,9 @@ func (g GPUSets) Launches(l GPULookup) []GPULaunch {
 		return nil
 	}
 	n, m := float64(l.Rows), float64(l.Lines)
-	most := 4 * g.SMs
-	grid := min(max(l.Rows/(2*threads), 1), most)
-	fine := func(n, each int64) int64 { return min((n+each-1)/each, most) }
+	largest := 4 * g.SMs
+	grid := min(max(l.Rows/(2*threads), 1), largest)
+	fine := func(n, each int64) int64 { return min((n+each-1)/each, largest) }
 	const perBlock = threads / 32
 	// Rounds of 32 entries that a warp of the grid has.
 	rounds := func(n int64) float64 {

@@ -158,8 +158,8 @@ func checkGPUCost(t *testing.T, dev cuda.Device, seen func() []launched, name st
 	if window {
 		work, ahead = work+d.gpu.window.Size(), 1
 	}
-	if most := GPUSetsWork(n, ahead); n >= 2048 && (work > most || work < most/5) {
-		t.Errorf("lookups work in %d bytes, and %d by GPUSetsWork", work, most)
+	if bound := GPUSetsWork(n, ahead); n >= 2048 && (work > bound || work < bound/5) {
+		t.Errorf("lookups work in %d bytes, and %d by GPUSetsWork", work, bound)
 	}
 	each := (ticket.lists.Size() + ticket.read.Size()) / ticket.capacity
 	if each != GPUTicketBytes {

@@ -90,11 +90,11 @@ type gpuSets struct {
 	turn   cuda.Event  // behind it, when another stream goes on
 	failed error       // a launch that may have changed half of the directory
 
-	words, until  cuda.Buffer
-	window, spare cuda.Buffer // the announced lines' last batches; a second table of that size
-	batch, told   uint32      // number of the current batch, of the last one that was announced
-	announced     []announcement
-	noted         int64 // entries that window has at most
+	words, until         cuda.Buffer
+	window, spare        cuda.Buffer // each announced line's last batch; a second table
+	batch, lastAnnounced uint32      // numbers of the current and of the last announced batch
+	announced            []announcement
+	noted                int64 // entries that window has at most
 
 	capacity int64       // positions that there is room for
 	scratch  cuda.Buffer // uint32[9][capacity]
@@ -131,7 +131,7 @@ func newGPUSets(dev cuda.Device, c DynamicConfig) (s *gpuSets, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &gpuSets{dev: dev, kernel: map[string]cuda.Kernel{}, batch: 1, told: 1}
+	s = &gpuSets{dev: dev, kernel: map[string]cuda.Kernel{}, batch: 1, lastAnnounced: 1}
 	defer func() {
 		if err != nil {
 			_ = s.close() // the first error says more
@@ -307,17 +307,17 @@ func (s *gpuSets) announce(st cuda.Stream, nodes cuda.DevicePtr, n int64) error 
 		}
 		s.params.Until = s.until.Ptr()
 	}
-	s.told = max(s.told, s.batch) + 1
+	s.lastAnnounced = max(s.lastAnnounced, s.batch) + 1
 	if err := s.makeRoom(st, n); err != nil {
 		return err
 	}
-	s.announced = append(s.announced, announcement{s.told, n})
+	s.announced = append(s.announced, announcement{s.lastAnnounced, n})
 	s.noted += n
 	if n == 0 {
 		return nil
 	}
 	p := s.params
-	p.Nodes, p.Count, p.Batch = nodes, n, s.told
+	p.Nodes, p.Count, p.Batch = nodes, n, s.lastAnnounced
 	return s.launch(st, "sets_announce", s.grid(n), p)
 }
 
@@ -362,7 +362,7 @@ func (s *gpuSets) makeRoom(st cuda.Stream, n int64) error {
 
 // forget ends all announcements. The next lookup says what failed.
 func (s *gpuSets) forget() {
-	s.told, s.announced, s.noted = s.batch, s.announced[:0], 0
+	s.lastAnnounced, s.announced, s.noted = s.batch, s.announced[:0], 0
 	if s.until == nil {
 		return
 	}
@@ -521,11 +521,11 @@ func (s *gpuSets) merge(p *ReadPlan, tickets []*Ticket) error {
 		return err
 	}
 	moves := hostmem.View[int64](p.moves.Bytes())
-	at := slices.Clone(p.SSDOffset[:ssds])
+	next := slices.Clone(p.SSDOffset[:ssds])
 	for i, t := range tickets {
 		for ssd := range ssds {
-			moves[int64(i)*ssds+ssd] = at[ssd] - t.offsets[ssd]
-			at[ssd] += t.offsets[ssd+1] - t.offsets[ssd]
+			moves[int64(i)*ssds+ssd] = next[ssd] - t.offsets[ssd]
+			next[ssd] += t.offsets[ssd+1] - t.offsets[ssd]
 		}
 		if t.NLines == 0 {
 			continue

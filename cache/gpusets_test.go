@@ -137,9 +137,9 @@ func playGPUSets(t *testing.T, rng *rand.Rand, dev, cpu cuda.Device, c DynamicCo
 	}
 	window := rng.IntN(4)
 	all := make([][]int64, batches)
-	most := 1 + rng.IntN(int(min(c.Rows, 700)))
+	largest := 1 + rng.IntN(int(min(c.Rows, 700)))
 	for i := range all {
-		all[i] = someRows(rng, c.Rows, 1+rng.IntN(most))
+		all[i] = someRows(rng, c.Rows, 1+rng.IntN(largest))
 		if rng.IntN(4) == 0 {
 			all[i] = append(all[i], all[i][0])
 		}
@@ -165,8 +165,8 @@ func playGPUSets(t *testing.T, rng *rand.Rand, dev, cpu cuda.Device, c DynamicCo
 		want.Forget()
 	}
 	announced := 0
-	for at, rows := range all {
-		for ; announced < min(at+1+window, batches) && window > 0; announced++ {
+	for index, rows := range all {
+		for ; announced < min(index+1+window, batches) && window > 0; announced++ {
 			announce(t, got, st, all[announced])
 			announce(t, want, other, all[announced])
 		}
@@ -198,10 +198,10 @@ func playGPUSets(t *testing.T, rng *rand.Rand, dev, cpu cuda.Device, c DynamicCo
 		if rng.IntN(20) == 0 {
 			got.Forget()
 			want.Forget()
-			announced = at + 1
+			announced = index + 1
 		}
 		if a, b := got.Stats(), want.Stats(); a != b {
-			t.Fatalf("batch %d: counters %+v on the GPU, %+v on the CPU", at, a, b)
+			t.Fatalf("batch %d: counters %+v on the GPU, %+v on the CPU", index, a, b)
 		}
 		sameSets(t, got, want, st)
 	}
@@ -351,20 +351,20 @@ func checkHostWaits(t *testing.T, open opener) {
 	for range group {
 		tickets = append(tickets, must(d.NewTicket())(t))
 	}
-	at := 0
+	offset := 0
 	for round := range 20 {
 		before := dev.n.Load()
 		for i, tk := range tickets {
-			for len(nodes) <= at+window {
+			for len(nodes) <= offset+window {
 				b := upload(t, dev, someRows(rng, rows, 300))
 				nodes = append(nodes, b)
 				ok(t, d.Announce(limit(t), st, b.Ptr(), 300))
 			}
 			d.NextBatch()
-			ok(t, d.Admit(limit(t), st, nodes[at].Ptr(), 0, 300, tk))
-			if at++; round%5 == 4 && i == 1 { // a pass that stops early
+			ok(t, d.Admit(limit(t), st, nodes[offset].Ptr(), 0, 300, tk))
+			if offset++; round%5 == 4 && i == 1 { // a pass that stops early
 				d.Forget()
-				nodes = nodes[:at]
+				nodes = nodes[:offset]
 			}
 		}
 		d.c.NoData = false

@@ -55,9 +55,10 @@ func (h *Hotness) Set(ctx context.Context, st cuda.Stream, scores []uint32) (err
 		return fmt.Errorf("cache: %w", err)
 	}
 	defer func() { err = errors.Join(err, stage.Free()) }()
-	for at := int64(0); at < h.rows; at += part {
-		n := copy(hostmem.View[uint32](stage.Bytes()), scores[at:])
-		if err = st.Copy(h.counts.Ptr()+cuda.DevicePtr(at*4), stage.Ptr(), int64(n)*4); err == nil {
+	for first := int64(0); first < h.rows; first += part {
+		n := copy(hostmem.View[uint32](stage.Bytes()), scores[first:])
+		to := h.counts.Ptr() + cuda.DevicePtr(first*4)
+		if err = st.Copy(to, stage.Ptr(), int64(n)*4); err == nil {
 			err = st.Synchronize(ctx)
 		}
 		if err != nil {
@@ -169,9 +170,9 @@ func SaveHotness(dir string, s *SavedHotness) (path string, err error) {
 	}
 	sum := uint32(0)
 	buf := make([]byte, 0, hotChunk)
-	for at := 0; at < len(s.Scores); at += hotChunk / 4 {
+	for first := 0; first < len(s.Scores); first += hotChunk / 4 {
 		buf = buf[:0]
-		for _, v := range s.Scores[at:min(at+hotChunk/4, len(s.Scores))] {
+		for _, v := range s.Scores[first:min(first+hotChunk/4, len(s.Scores))] {
 			buf = binary.LittleEndian.AppendUint32(buf, v)
 		}
 		sum = crc32.Update(sum, castagnoli, buf)
@@ -263,8 +264,8 @@ func readHotness(f *os.File) (*SavedHotness, error) {
 	s.Scores = make([]uint32, s.Key.Rows)
 	sum := uint32(0)
 	buf := make([]byte, hotChunk)
-	for at := 0; at < len(s.Scores); at += hotChunk / 4 {
-		part := s.Scores[at:min(at+hotChunk/4, len(s.Scores))]
+	for first := 0; first < len(s.Scores); first += hotChunk / 4 {
+		part := s.Scores[first:min(first+hotChunk/4, len(s.Scores))]
 		b := buf[:len(part)*4]
 		if _, err := io.ReadFull(r, b); err != nil {
 			return nil, short(err)

@@ -158,10 +158,10 @@ func TestSavedHotness(t *testing.T) {
 	for _, n := range []int{0, 7, 15, 16, 200, len(whole) / 2, len(whole) - 1} {
 		require.ErrorContains(t, try(whole[:n]), "cut off", "%d bytes", n)
 	}
-	for _, at := range []int{0, 9, 13, 30, len(whole) / 2, len(whole) - 2} {
+	for _, offset := range []int{0, 9, 13, 30, len(whole) / 2, len(whole) - 2} {
 		b := slices.Clone(whole)
-		b[at] ^= 0x40
-		require.Error(t, try(b), "byte %d", at)
+		b[offset] ^= 0x40
+		require.Error(t, try(b), "byte %d", offset)
 		require.ErrorContains(t, try(b), path)
 	}
 	newer := slices.Clone(whole)

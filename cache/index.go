@@ -148,24 +148,24 @@ var windowBytes int64 = 8 << 20
 
 // lineWriter makes the lines of an index from first to last.
 type lineWriter struct {
-	rows   int64
-	window []line // zeros from the current line on
-	first  int64  // line of window[0]
-	at     int64  // the current line
-	before [2]uint64
+	rows    int64
+	window  []line // zeros from the current line on
+	first   int64  // line of window[0]
+	current int64  // the current line
+	before  [2]uint64
 	// of a window that is not the last; nil: there is one only
 	flush func(first int64, lines []line) error
 }
 
 // add sets the tier of a row at or behind the current line, within the rows.
 func (w *lineWriter) add(row int64, t Tier) error {
-	if l := row / RowsPerLine; l != w.at {
+	if l := row / RowsPerLine; l != w.current {
 		if err := w.forward(l); err != nil {
 			return err
 		}
 	}
 	n := uint64(row % RowsPerLine)
-	w.window[w.at-w.first].code[n/rowsPerWord] |= uint64(t) << (n % rowsPerWord * 2)
+	w.window[w.current-w.first].code[n/rowsPerWord] |= uint64(t) << (n % rowsPerWord * 2)
 	w.before[t-1]++
 	return nil
 }
@@ -177,19 +177,19 @@ func (w *lineWriter) forward(l int64) error {
 			uint32(math.MaxUint32))
 	}
 	ranks := [2]uint32{uint32(w.before[0]), uint32(w.before[1])}
-	for w.at < l {
-		w.at++
-		if w.at-w.first == int64(len(w.window)) {
+	for w.current < l {
+		w.current++
+		if w.current-w.first == int64(len(w.window)) {
 			if w.flush == nil {
-				return fmt.Errorf("line %d of %d", w.at, len(w.window))
+				return fmt.Errorf("line %d of %d", w.current, len(w.window))
 			}
 			if err := w.flush(w.first, w.window); err != nil {
 				return err
 			}
-			w.first = w.at
+			w.first = w.current
 			clear(w.window)
 		}
-		w.window[w.at-w.first].rank = ranks
+		w.window[w.current-w.first].rank = ranks
 	}
 	return nil
 }
@@ -205,7 +205,7 @@ func (w *lineWriter) finish() error {
 	if w.flush == nil {
 		return nil
 	}
-	return w.flush(w.first, w.window[:w.at-w.first+1])
+	return w.flush(w.first, w.window[:w.current-w.first+1])
 }
 
 // placement adds the rows of both tiers in one pass.

@@ -132,18 +132,18 @@ func lookupCount(b *cuda.Block, p *lookupParams) (touched uint64, err error) {
 	nodes, code = nodes[lo:hi], code[lo:hi]
 	level := b.SIMD()
 	level.PrefetchParts(mem, nodes[:min(linesAhead, len(nodes))], byLine)
-	for at := 0; at < len(nodes); at += touchAhead {
-		group := nodes[at:min(at+touchAhead, len(nodes))]
+	for first := 0; first < len(nodes); first += touchAhead {
+		group := nodes[first:min(first+touchAhead, len(nodes))]
 		for i, node := range group {
 			if uint64(node) >= rows {
 				return 0, fmt.Errorf("lookup: row %d at position %d: the dataset has rows 0 to %d",
-					node, p.First+lo+int64(at+i), p.Rows-1)
+					node, p.First+lo+int64(first+i), p.Rows-1)
 			}
 			if level == simd.Generic {
 				touched |= lines[uint64(node)/RowsPerLine].code[0]
 			}
 		}
-		if far := at + linesAhead; far < len(nodes) {
+		if far := first + linesAhead; far < len(nodes) {
 			level.PrefetchParts(mem, nodes[far:min(far+touchAhead, len(nodes))], byLine)
 		}
 		for i, node := range group {
@@ -155,7 +155,7 @@ func lookupCount(b *cuda.Block, p *lookupParams) (touched uint64, err error) {
 			} else {
 				count[t-GPU]++
 			}
-			code[at+i] = uint64(t)<<codeTier | slot
+			code[first+i] = uint64(t)<<codeTier | slot
 		}
 	}
 	n := int64(bucketMiss + p.SSDs)
@@ -197,17 +197,17 @@ func lookupScatter(b *cuda.Block, p *lookupParams) {
 	for i, c := range code {
 		switch slot := uint32(c); Tier(c >> codeTier) {
 		case GPU:
-			at := place[bucketGPU]
+			next := place[bucketGPU]
 			place[bucketGPU]++
-			gpuPos[at], gpuSlot[at] = pos, slot
+			gpuPos[next], gpuSlot[next] = pos, slot
 		case CPU:
-			at := place[bucketCPU]
+			next := place[bucketCPU]
 			place[bucketCPU]++
-			cpuPos[at], cpuSlot[at] = pos, slot
+			cpuPos[next], cpuSlot[next] = pos, slot
 		default:
-			at := place[bucketMiss+slot]
+			next := place[bucketMiss+slot]
 			place[bucketMiss+slot]++
-			missPos[at], missRow[at] = pos, nodes[i]
+			missPos[next], missRow[next] = pos, nodes[i]
 		}
 		pos++
 	}
@@ -221,24 +221,25 @@ func gatherKernel(b *cuda.Block, p *gatherParams) error {
 		level = b.SIMD()
 	}
 	defer level.StoreFence()
-	if at, end := lo, min(hi, p.NGPU); at < end {
-		pos, slot := cuda.View[uint32](p.GPUPos, end)[at:], cuda.View[uint32](p.GPUSlot, end)[at:]
+	if first, end := lo, min(hi, p.NGPU); first < end {
+		pos := cuda.View[uint32](p.GPUPos, end)[first:]
+		slot := cuda.View[uint32](p.GPUSlot, end)[first:]
 		var err error
 		if p.GPUPerLine == 1 && p.GPULine == p.RowBytes {
 			_, err = gatherTier(level, dst, cuda.View[byte](p.GPURows, p.GPUTotal*p.RowBytes),
-				p.GPUTotal, pos, slot, at, p)
+				p.GPUTotal, pos, slot, first, p)
 		} else {
-			_, err = gatherLines(dst, pos, slot, at, p)
+			_, err = gatherLines(dst, pos, slot, first, p)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if at, end := max(lo-p.NGPU, 0), hi-p.NGPU; at < end {
+	if first, end := max(lo-p.NGPU, 0), hi-p.NGPU; first < end {
 		_, err := gatherTier(level, dst, cuda.View[byte](p.CPURows, p.CPUTotal*p.RowBytes),
 			p.CPUTotal,
-			cuda.View[uint32](p.CPUPos, end)[at:], cuda.View[uint32](p.CPUSlot, end)[at:],
-			p.NGPU+at, p)
+			cuda.View[uint32](p.CPUPos, end)[first:], cuda.View[uint32](p.CPUSlot, end)[first:],
+			p.NGPU+first, p)
 		return err
 	}
 	return nil
@@ -270,15 +271,15 @@ func gatherTier(level simd.Level, dst, rows []byte, total int64, pos, slot []uin
 				touched |= rows[int64(s)*p.RowBytes]
 			}
 		}
-		for i, at := range pos[:n] {
-			if int64(at) >= p.DstRows {
-				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", at,
+		for i, row := range pos[:n] {
+			if int64(row) >= p.DstRows {
+				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", row,
 					hit+int64(i), p.DstRows)
 			}
 		}
 		if !level.CopyRows(dst, rows, pos, slot, n, int(p.RowBytes), int(p.Stride)) {
-			for i, at := range pos[:n] {
-				d, s := int64(at)*p.Stride, int64(slot[i])*p.RowBytes
+			for i, row := range pos[:n] {
+				d, s := int64(row)*p.Stride, int64(slot[i])*p.RowBytes
 				copy(dst[d:d+p.RowBytes], rows[s:s+p.RowBytes])
 			}
 		}
@@ -318,12 +319,12 @@ func gatherLines(dst []byte, pos, slot []uint32, hit int64, p *gatherParams) (to
 			}
 			touched |= rows[from[i]]
 		}
-		for i, at := range pos[:n] {
-			if int64(at) >= p.DstRows {
-				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", at,
+		for i, row := range pos[:n] {
+			if int64(row) >= p.DstRows {
+				return 0, fmt.Errorf("gather: position %d of hit %d: the tensor has %d rows", row,
 					hit+int64(i), p.DstRows)
 			}
-			copy(dst[int64(at)*p.Stride:][:p.RowBytes], rows[from[i]:][:p.RowBytes])
+			copy(dst[int64(row)*p.Stride:][:p.RowBytes], rows[from[i]:][:p.RowBytes])
 		}
 		pos, slot = pos[n:], slot[n:]
 		hit += int64(n)

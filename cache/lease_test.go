@@ -40,7 +40,7 @@ type leaseStress struct {
 	st     cuda.Stream // of the copies
 	look   cuda.Stream
 	nodes  cuda.Buffer // of what is looked up after a failure
-	told   cuda.Buffer // of an announcement, which the CPU reads
+	ahead  cuda.Buffer // of an announcement, which the CPU reads
 	window int
 	ops    atomic.Int64 // rows admitted
 	faults int64
@@ -91,7 +91,7 @@ func newLeaseStress(t *testing.T, name string, rng *rand.Rand) *leaseStress {
 	s.st, s.look = must(dev.NewStream(cuda.StreamOptions{Name: "copies"}))(t),
 		must(dev.NewStream(cuda.StreamOptions{Name: "lookups"}))(t)
 	s.nodes = must(dev.Alloc(cuda.MemDevice, leaseRows*8, "nodes"))(t)
-	s.told = must(dev.Alloc(cuda.MemDevice, leaseRows*8, "announced nodes"))(t)
+	s.ahead = must(dev.Alloc(cuda.MemDevice, leaseRows*8, "announced nodes"))(t)
 	const groups, batches = 3, 9
 	s.groups, s.batches = make(chan *leaseGroup, groups), make(chan *leaseBatch, batches)
 	for range groups {
@@ -125,7 +125,7 @@ func (s *leaseStress) close() {
 	for _, t := range s.free {
 		all = append(all, t.Close())
 	}
-	all = append(all, s.nodes.Free(), s.told.Free(), s.d.Close(), s.st.Close(), s.look.Close(),
+	all = append(all, s.nodes.Free(), s.ahead.Free(), s.d.Close(), s.st.Close(), s.look.Close(),
 		s.dev.Close())
 	ok(s.t, errors.Join(all...))
 }
@@ -204,8 +204,8 @@ func (s *leaseStress) lookup(ctx context.Context, rng *rand.Rand, nodes cuda.Buf
 func (s *leaseStress) admit(ctx context.Context, rng *rand.Rand, all [][]int64, failAt int,
 	seed uint64, stop chan struct{}, admitted chan *leaseGroup, readers *sync.WaitGroup,
 	spare *[]*Ticket) (err error) {
-	announced, at := 0, 0
-	for at < len(all) {
+	announced, index := 0, 0
+	for index < len(all) {
 		var g *leaseGroup
 		select {
 		case <-stop:
@@ -217,7 +217,7 @@ func (s *leaseStress) admit(ctx context.Context, rng *rand.Rand, all [][]int64, 
 		g.batches = g.batches[:0]
 		var tickets []*Ticket
 		fails := false
-		for end := min(at+1+rng.IntN(leaseGroupMax), len(all)); at < end; at++ {
+		for end := min(index+1+rng.IntN(leaseGroupMax), len(all)); index < end; index++ {
 			var b *leaseBatch
 			select {
 			case <-stop:
@@ -226,20 +226,20 @@ func (s *leaseStress) admit(ctx context.Context, rng *rand.Rand, all [][]int64, 
 			if b == nil {
 				break
 			}
-			for ; s.window > 0 && announced < min(at+1+s.window, len(all)); announced++ {
+			for ; s.window > 0 && announced < min(index+1+s.window, len(all)); announced++ {
 				rows := all[announced]
-				copy(hostmem.View[int64](s.told.Bytes()), rows)
-				if err := s.d.Announce(ctx, s.look, s.told.Ptr(), int64(len(rows))); err != nil {
+				copy(hostmem.View[int64](s.ahead.Bytes()), rows)
+				if err := s.d.Announce(ctx, s.look, s.ahead.Ptr(), int64(len(rows))); err != nil {
 					return err
 				}
 			}
-			b.rows, b.group = all[at], nil
+			b.rows, b.group = all[index], nil
 			if b.tickets, err = s.lookup(ctx, rng, b.nodes, b.rows, b.tickets[:0]); err != nil {
 				return err
 			}
 			tickets = append(tickets, b.tickets...)
 			g.batches = append(g.batches, b)
-			fails = fails || at == failAt
+			fails = fails || index == failAt
 		}
 		if len(g.batches) == 0 {
 			s.groups <- g
@@ -249,16 +249,16 @@ func (s *leaseStress) admit(ctx context.Context, rng *rand.Rand, all [][]int64, 
 		if err := s.d.Plan(g.plan, tickets...); err != nil {
 			return err
 		}
-		own := rand.New(rand.NewPCG(seed, uint64(at)))
+		own := rand.New(rand.NewPCG(seed, uint64(index)))
 		readers.Go(func() { s.read(g, own, fails) })
 		admitted <- g
 	}
-	if at < announced && rng.IntN(2) == 0 {
+	if index < announced && rng.IntN(2) == 0 {
 		s.d.Forget()
 		return nil
 	}
-	for ; at < announced; at++ {
-		if *spare, err = s.lookup(ctx, rng, s.nodes, all[at], *spare); err != nil {
+	for ; index < announced; index++ {
+		if *spare, err = s.lookup(ctx, rng, s.nodes, all[index], *spare); err != nil {
 			return err
 		}
 	}

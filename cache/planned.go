@@ -174,11 +174,11 @@ func (p *Planned) Place(l *Places, rows []int64, slots []int32, first int64) err
 		return err
 	}
 	mem, base := l.lists.Bytes(), l.lists.Ptr()
-	at := int64(0)
+	offset := int64(0)
 	take := func(bytes int64) ([]byte, cuda.DevicePtr) {
-		from := at
-		at += n * bytes
-		return mem[from:at], base + cuda.DevicePtr(from)
+		from := offset
+		offset += n * bytes
+		return mem[from:offset], base + cuda.DevicePtr(from)
 	}
 	var b []byte
 	b, l.MissRow = take(8)
@@ -257,12 +257,12 @@ func (p *Planned) Prepare(l *Places, moves []superbatch.Move,
 	l.moves[demoted].n = int64(len(demotions))
 	all, base := hostmem.View[uint32](l.changes.Bytes()[:n*8]), l.changes.Ptr()
 	var from, to [3][]uint32
-	at := int64(0)
+	offset := int64(0)
 	for k := range l.moves {
 		x := &l.moves[k]
-		x.from, x.to = base+cuda.DevicePtr(at*4), base+cuda.DevicePtr((at+x.n)*4)
-		from[k], to[k] = all[at:at:at+x.n], all[at+x.n:at+x.n:at+2*x.n]
-		at += 2 * x.n
+		x.from, x.to = base+cuda.DevicePtr(offset*4), base+cuda.DevicePtr((offset+x.n)*4)
+		from[k], to[k] = all[offset:offset:offset+x.n], all[offset+x.n:offset+x.n:offset+2*x.n]
+		offset += 2 * x.n
 	}
 	for _, m := range moves {
 		k, slot := p.kind(m.Slot), m.Slot

@@ -93,17 +93,17 @@ func hotnessRank(b *cuda.Block, p *rankParams) error {
 		}
 		cuda.View[rankPart](p.Parts, int64(p.Grid))[b.Index] = part
 	case rankPrefix:
-		var at rankPart
+		var before rankPart
 		parts := cuda.View[rankPart](p.Parts, int64(p.Grid))
 		for i, part := range parts {
-			parts[i] = at
+			parts[i] = before
 			var take [2]int64
 			for k := range 2 {
-				take[k] = part.Take[k] + min(max(state.Left[k]-at.Equal[k], 0), part.Equal[k])
-				at.Equal[k] += part.Equal[k]
+				take[k] = part.Take[k] + min(max(state.Left[k]-before.Equal[k], 0), part.Equal[k])
+				before.Equal[k] += part.Equal[k]
 			}
-			at.Take[0] += take[0]
-			at.Take[1] += take[1] - take[0]
+			before.Take[0] += take[0]
+			before.Take[1] += take[1] - take[0]
 		}
 	case rankScatter:
 		part := cuda.View[rankPart](p.Parts, int64(p.Grid))[b.Index]

@@ -117,11 +117,11 @@ func (c *Ranked) Assemble(a *Assembly, b *packed.Batch, shape packed.Shape, ssds
 	if err := c.room(a, pages*12+(hot+paged)*8); err != nil {
 		return err
 	}
-	mem, base, at := a.lists.Bytes(), a.lists.Ptr(), int64(0)
+	mem, base, offset := a.lists.Bytes(), a.lists.Ptr(), int64(0)
 	take := func(bytes int64) ([]byte, cuda.DevicePtr) {
-		from := at
-		at += bytes
-		return mem[from:at], base + cuda.DevicePtr(from)
+		from := offset
+		offset += bytes
+		return mem[from:offset], base + cuda.DevicePtr(from)
 	}
 	var raw []byte
 	raw, a.Page = take(pages * 8)

@@ -12,16 +12,16 @@ import (
 // recording is one time that an event was recorded. Waiters hold the recording, not the event,
 // which may be recorded anew meanwhile.
 type recording struct {
-	done atomic.Bool
-	mu   sync.Mutex
-	ch   chan struct{} // made by the first waiter
-	at   int64
-	err  error // the recording stream's; set before done
+	done  atomic.Bool
+	mu    sync.Mutex
+	ch    chan struct{} // made by the first waiter
+	nanos int64
+	err   error // the recording stream's; set before done
 }
 
 func (r *recording) happen(err error) {
 	r.mu.Lock()
-	r.at, r.err = now(), err
+	r.nanos, r.err = now(), err
 	r.done.Store(true)
 	if r.ch != nil {
 		close(r.ch)
@@ -144,7 +144,7 @@ func (e *hostEvent) Since(earlier Event) (time.Duration, error) {
 	if a == nil || b == nil || !a.done.Load() || !b.done.Load() {
 		return 0, errors.New("event: time between events that are not both recorded and done")
 	}
-	return time.Duration(b.at - a.at), nil
+	return time.Duration(b.nanos - a.nanos), nil
 }
 
 func (e *hostEvent) Close() error {

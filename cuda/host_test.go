@@ -295,17 +295,17 @@ func TestViewRefuses(t *testing.T) {
 func TestRange(t *testing.T) {
 	for blocks := 1; blocks < 9; blocks++ {
 		for n := int64(0); n < 40; n++ {
-			at := int64(0)
+			next := int64(0)
 			for i := range blocks {
 				b := Block{Index: i, Blocks: blocks}
 				lo, hi := b.Range(n)
-				if lo != at || hi < lo || hi-lo > n/int64(blocks)+1 || hi-lo < n/int64(blocks) {
+				if lo != next || hi < lo || hi-lo > n/int64(blocks)+1 || hi-lo < n/int64(blocks) {
 					t.Fatalf("block %d of %d, %d items: %d to %d", i, blocks, n, lo, hi)
 				}
-				at = hi
+				next = hi
 			}
-			if at != n {
-				t.Fatalf("%d blocks cover %d of %d", blocks, at, n)
+			if next != n {
+				t.Fatalf("%d blocks cover %d of %d", blocks, next, n)
 			}
 		}
 	}
@@ -457,8 +457,8 @@ func TestEqualPrioritiesShare(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if at := shortAt.Load(); at == 0 || at == blocks {
-		t.Errorf("the short kernel ran after %d of %d blocks", at, blocks)
+	if ran := shortAt.Load(); ran == 0 || ran == blocks {
+		t.Errorf("the short kernel ran after %d of %d blocks", ran, blocks)
 	}
 }
 

@@ -132,10 +132,10 @@ func (q *Steps) Reset() { q.List, q.arena = q.List[:0], q.arena[:0] }
 // Add appends a launch of k with the parameter block p, which must hold no Go pointers.
 func Add[T any](q *Steps, k Kernel, cfg LaunchConfig, p T) {
 	n := int(unsafe.Sizeof(p))
-	at := len(q.arena)
+	first := len(q.arena)
 	// A grown arena leaves the old one to the steps that point into it.
 	q.arena = append(q.arena, make([]uint64, (n+7)/8)...)
-	b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(q.arena[at:]))), n)
+	b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(q.arena[first:]))), n)
 	copy(b, unsafe.Slice((*byte)(unsafe.Pointer(&p)), n))
 	q.List = append(q.List, Step{k, cfg, b})
 }
@@ -175,7 +175,7 @@ type Collective interface {
 	Name() string // with its version
 	// AllReduce leaves in each device's memory the sum of all: at and streams are in the order of
 	// devices, and of so many float32 each. It is enqueued on the streams.
-	AllReduce(streams []Stream, at []DevicePtr, floats int64) error
+	AllReduce(streams []Stream, sums []DevicePtr, floats int64) error
 	Close() error
 }
 

@@ -122,9 +122,9 @@ func (s *scheduler) busyTimes() []time.Duration {
 	defer s.mu.Unlock()
 	out := slices.Clone(s.busy)
 	t := now()
-	for i, at := range s.since {
-		if at >= 0 {
-			out[i] += time.Duration(t - at)
+	for i, start := range s.since {
+		if start >= 0 {
+			out[i] += time.Duration(t - start)
 		}
 	}
 	return out

@@ -41,7 +41,7 @@ type hostStream struct {
 	gridDone  chan struct{} // cap 1: the running grid's last block is done
 	ended     chan struct{} // the goroutine is gone
 	err       atomic.Pointer[error]
-	told      atomic.Bool // some call has returned err
+	reported  atomic.Bool // some call has returned err
 	kernel    atomic.Pointer[hostKernel]
 	pending   atomic.Int64 // enqueued and not finished
 	fullWaits atomic.Int32
@@ -89,7 +89,7 @@ func (h *Host) NewStream(opt StreamOptions) (Stream, error) {
 // failed returns the sticky error.
 func (s *hostStream) failed() error {
 	if p := s.err.Load(); p != nil {
-		s.told.Store(true)
+		s.reported.Store(true)
 		return *p
 	}
 	return nil
@@ -359,7 +359,7 @@ func (s *hostStream) Close() error {
 	s.h.streamMu.Lock()
 	delete(s.h.streams, s)
 	s.h.streamMu.Unlock()
-	if !s.told.Load() {
+	if !s.reported.Load() {
 		return s.failed()
 	}
 	return nil

@@ -91,10 +91,10 @@ func (o *launcher) transposeGPU(s *stepSink, a *aggParams, scratch cuda.DevicePt
 	}
 	passes, width := radixPasses(a.NumSrc)
 	grid := radixShares(a.Edges)
-	at := scratch
+	next := scratch
 	take := func(words int64) cuda.DevicePtr {
-		p := at
-		at += cuda.DevicePtr(4 * align(words))
+		p := next
+		next += cuda.DevicePtr(4 * align(words))
 		return p
 	}
 	p := transposeParams{Agg: *a, Bits: uint32(width), Grid: uint32(grid), KeysIn: a.Src}

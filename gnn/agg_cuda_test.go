@@ -103,10 +103,10 @@ type testBlock struct {
 }
 
 // block makes lists of up to most sources, some empty, of which source hub is in nearly all.
-func (g *kernRig) block(numDst, numSrc int64, most int, hub uint32) testBlock {
+func (g *kernRig) block(numDst, numSrc int64, limit int, hub uint32) testBlock {
 	b := testBlock{indptr: []int64{0}, numSrc: numSrc}
 	for range numDst {
-		n := g.rng.IntN(most + 1)
+		n := g.rng.IntN(limit + 1)
 		for range n {
 			b.src = append(b.src, uint32(g.rng.Int64N(numSrc)))
 		}
@@ -336,14 +336,14 @@ func TestGPUAdam(t *testing.T) {
 	g := newKernRig(t, 11, difftest.Options{})
 	for _, n := range []int64{1, 63, 64, 1000, 2051} {
 		for odd := range cuda.DevicePtr(2) {
-			at := 4 * odd
+			offset := 4 * odd
 			v := g.floats(n + 1)
 			for i := range v {
 				v[i] *= v[i]
 			}
 			p := adamParams{
-				P: given(g, g.floats(n+1)) + at, G: given(g, g.floats(n+1)) + at,
-				M: given(g, g.floats(n+1)) + at, V: given(g, v) + at, N: n,
+				P: given(g, g.floats(n+1)) + offset, G: given(g, g.floats(n+1)) + offset,
+				M: given(g, g.floats(n+1)) + offset, V: given(g, v) + offset, N: n,
 				AdamStep: simd.AdamStep{B1: 0.9, C1: 0.1, B2: 0.999, C2: 0.001, StepSize: 0.02,
 					RootC2: 1.3, Eps: 1e-8, L2: 0.01},
 			}

@@ -107,13 +107,13 @@ func layoutAggregates(n *network, blocks []graph.Block, train bool, p *plan) {
 		return
 	}
 	// Forward only, the aggregate of one layer is dead in the next.
-	most := int64(0)
+	largest := int64(0)
 	for l := range L {
-		most = max(most, blocks[L-1-l].NumDst*n.dims[l])
+		largest = max(largest, blocks[L-1-l].NumDst*n.dims[l])
 	}
-	at := p.take(most)
+	offset := p.take(largest)
 	for l := range L {
-		p.layers[l].agg = at
+		p.layers[l].agg = offset
 	}
 }
 

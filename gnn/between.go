@@ -42,31 +42,31 @@ func (n *network) projects(l int) bool { return n.dims[l] != n.dims[l+1] }
 
 // layoutBetween places what a layer keeps beside z, and its output.
 func (n *network) layoutBetween(l int, rows int64, train bool, p *plan) {
-	at, cols := &p.layers[l], n.dims[l+1]
-	at.sums, at.out = at.h, at.h
+	places, cols := &p.layers[l], n.dims[l+1]
+	places.sums, places.out = places.h, places.h
 	if n.fused || l == n.cfg.Layers-1 {
 		return
 	}
 	if n.norm != nil {
-		at.norm = p.take(n.norm.floats(rows, cols))
+		places.norm = p.take(n.norm.floats(rows, cols))
 	}
 	if train {
 		if n.norm != nil {
-			at.sums = p.take(rows * cols)
+			places.sums = p.take(rows * cols)
 		}
-		at.out = p.take(rows * cols)
+		places.out = p.take(rows * cols)
 	}
 }
 
 // layoutSkips places the residual connections, one layer's after the other's.
 func (n *network) layoutSkips(rows func(l int) int64, p *plan) {
-	most := int64(0)
+	largest := int64(0)
 	for l := range n.cfg.Layers {
 		if n.cfg.Residual && n.projects(l) {
-			most = max(most, rows(l)*max(n.dims[l+1], n.hiddenInput(l)))
+			largest = max(largest, rows(l)*max(n.dims[l+1], n.hiddenInput(l)))
 		}
 	}
-	p.skip = p.take(most)
+	p.skip = p.take(largest)
 }
 
 // hiddenInput is the width of what layer l has a gradient by.
@@ -79,11 +79,11 @@ func (n *network) hiddenInput(l int) int64 {
 
 // between enqueues what follows the sums of layer l, of input in.
 func (s *step) between(l int, in cuda.DevicePtr) error {
-	at, b, cols := &s.plan.layers[l], s.block(l), s.dims[l+1]
+	places, b, cols := &s.plan.layers[l], s.block(l), s.dims[l+1]
 	if s.cfg.Residual {
 		x := in // destinations are the first sources
 		if s.projects(l) {
-			x = s.plan.at(s.plan.skip)
+			x = s.plan.ptr(s.plan.skip)
 			g := gemmParams{
 				M: b.NumDst, N: cols, K: s.dims[l], LDA: s.dims[l], LDB: cols, LDC: cols, A: in,
 				B: s.ptr(s.skips[l]), C: x,
@@ -92,7 +92,7 @@ func (s *step) between(l int, in cuda.DevicePtr) error {
 				return err
 			}
 		}
-		if err := s.addRows(s.plan.at(at.h), x, b.NumDst, cols); err != nil {
+		if err := s.addRows(s.plan.ptr(places.h), x, b.NumDst, cols); err != nil {
 			return err
 		}
 	}
@@ -104,7 +104,8 @@ func (s *step) between(l int, in cuda.DevicePtr) error {
 			return err
 		}
 	}
-	a := actParams{X: s.plan.at(at.sums), Out: s.plan.at(at.out), Rows: b.NumDst, Cols: cols}
+	a := actParams{X: s.plan.ptr(places.sums), Out: s.plan.ptr(places.out), Rows: b.NumDst,
+		Cols: cols}
 	if s.set != nil && s.cfg.Dropout > 0 {
 		a.Drop = s.drop(s.cfg.Dropout, uint32(l))
 	}
@@ -119,10 +120,10 @@ func (s *step) addRows(out, x cuda.DevicePtr, rows, cols int64) error {
 // betweenBwd enqueues the gradients of what follows layer l's sums, from dh, the gradient by its
 // output in the output's place. It returns where the gradient by the sums is.
 func (s *step) betweenBwd(l int, in, dh cuda.DevicePtr) (dz cuda.DevicePtr, err error) {
-	at, b, cols, dz := &s.plan.layers[l], s.block(l), s.dims[l+1], dh
+	places, b, cols, dz := &s.plan.layers[l], s.block(l), s.dims[l+1], dh
 	if l < s.cfg.Layers-1 {
-		dz = s.plan.at(at.h)
-		a := actParams{X: s.plan.at(at.sums), Grad: dh, Rows: b.NumDst, Cols: cols}
+		dz = s.plan.ptr(places.h)
+		a := actParams{X: s.plan.ptr(places.sums), Grad: dh, Rows: b.NumDst, Cols: cols}
 		if s.cfg.Dropout > 0 {
 			a.Drop = s.drop(s.cfg.Dropout, uint32(l))
 		}
@@ -131,7 +132,7 @@ func (s *step) betweenBwd(l int, in, dh cuda.DevicePtr) (dz cuda.DevicePtr, err 
 		}
 		if s.norm != nil {
 			p := s.normOf(l)
-			p.Grad, p.Out = s.plan.at(at.sums), dh
+			p.Grad, p.Out = s.plan.ptr(places.sums), dh
 			if err := s.norm.backward(s, l, p); err != nil {
 				return 0, err
 			}
@@ -152,7 +153,7 @@ func (s *step) skipBwd(l int, dIn, dz cuda.DevicePtr) error {
 	if s.projects(l) {
 		nt := gemmParams{
 			M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz, B: s.ptr(s.skips[l]),
-			C: s.plan.at(s.plan.skip),
+			C: s.plan.ptr(s.plan.skip),
 		}
 		if err := s.gemm(opNT, &nt); err != nil {
 			return err

@@ -280,12 +280,12 @@ func TestDriverSteps(t *testing.T) {
 				} else {
 					require.InDelta(t, wl, l, share*wl, "loss of step %d", step)
 				}
-				at := int64(0)
+				offset := int64(0)
 				for i, p := range want.Params() {
 					n := int64(p.Rows) * int64(p.Cols)
-					compare("gradient of "+p.Name, cuda.View[float32](want.params.grad(at), n),
-						d.read(t, m.params.grad(at), n))
-					at += align(n)
+					compare("gradient of "+p.Name, cuda.View[float32](want.params.grad(offset), n),
+						d.read(t, m.params.grad(offset), n))
+					offset += align(n)
 					q := m.Params()[i]
 					require.Equal(t, p.Name, q.Name)
 					if share == 0 { // Adam makes steps of the same size of gradients of all sizes

@@ -257,23 +257,23 @@ const (
 
 // params describes layer l of a step.
 func (g gat) params(s *step, l int) gatParams {
-	b, w, at, q := s.block(l), s.layers[l], &s.plan.layers[l], &s.plan.gat
+	b, w, places, q := s.block(l), s.layers[l], &s.plan.layers[l], &s.plan.gat
 	heads := s.cfg.headsOf(l)
 	p := gatParams{
 		Indptr: pointer(b.Indptr), Src: pointer(b.Src), SrcWeights: pointer(b.Weights),
-		Z:      s.plan.at(at.mid),
+		Z:      s.plan.ptr(places.mid),
 		AttSrc: s.ptr(w[gatSrc]), AttDst: s.ptr(w[gatDst]),
-		Alpha: s.plan.at(q.alpha), AlphaSelf: s.plan.at(q.alphaSelf),
+		Alpha: s.plan.ptr(q.alpha), AlphaSelf: s.plan.ptr(q.alphaSelf),
 		NumDst: b.NumDst, NumSrc: b.NumSrc, Edges: b.NumEdges, Dim: g.headWidth(&s.cfg, l),
 		Heads: heads,
 	}
-	of := at.agg
+	of := places.agg
 	for _, f := range []struct {
 		p    *cuda.DevicePtr
 		rows int64
 	}{{&p.ScoreSrc, b.NumSrc}, {&p.ScoreDst, b.NumDst}, {&p.Max, b.NumDst},
 		{&p.Inverse, b.NumDst}} {
-		*f.p = s.plan.at(of)
+		*f.p = s.plan.ptr(of)
 		of += align(f.rows * heads)
 	}
 	if s.set != nil && s.cfg.AttentionDropout > 0 {
@@ -286,7 +286,7 @@ func (g gat) params(s *step, l int) gatParams {
 func (gat) averages(n *network, l int) bool { return l == n.cfg.Layers-1 && n.cfg.headsOf(l) > 1 }
 
 func (g gat) forward(s *step, l int, in cuda.DevicePtr) error {
-	b, w, h := s.block(l), s.layers[l], s.plan.at(s.plan.layers[l].h)
+	b, w, h := s.block(l), s.layers[l], s.plan.ptr(s.plan.layers[l].h)
 	if s.set != nil && b.NumEdges >= math.MaxUint32 {
 		return errs.New(errs.Usage,
 			"a block of %d edges passes the limit of 2^32: lower the batch size or the fanouts",
@@ -308,7 +308,7 @@ func (g gat) forward(s *step, l int, in cuda.DevicePtr) error {
 		return err
 	}
 	if p.Out = h; g.averages(s.network, l) {
-		p.Out = s.plan.at(s.plan.gat.out)
+		p.Out = s.plan.ptr(s.plan.gat.out)
 	}
 	if err := launch(s, "gat_sum", s.headBlocks(p.NumDst, 16, p.Heads, p.Dim), p); err != nil {
 		return err
@@ -332,7 +332,7 @@ func (g gat) forward(s *step, l int, in cuda.DevicePtr) error {
 
 func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	b, w, q := s.block(l), s.layers[l], &s.plan.gat
-	at := s.plan.at
+	ptr := s.plan.ptr
 	p := g.params(s, l)
 	wide, depth := p.Heads*p.Dim, s.dims[l]
 	sum := func(x cuda.DevicePtr, rows, cols, to int64) error {
@@ -341,11 +341,12 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	if err := sum(dz, b.NumDst, s.dims[l+1], w[gatBias]); err != nil {
 		return err
 	}
-	p.Grad, p.Dot, p.DotSelf, p.DSrc, p.DDst = dz, at(q.dot), at(q.dotSelf), at(q.dSrc), at(q.dDst)
-	p.EdgePtr, p.EdgeDst, p.TEnd, p.TEdge = at(q.edgePtr), at(q.edgeDst), at(s.plan.tEnd),
-		at(s.plan.tDst)
+	p.Grad, p.Dot, p.DotSelf = dz, ptr(q.dot), ptr(q.dotSelf)
+	p.DSrc, p.DDst = ptr(q.dSrc), ptr(q.dDst)
+	p.EdgePtr, p.EdgeDst, p.TEnd, p.TEdge = ptr(q.edgePtr), ptr(q.edgeDst), ptr(s.plan.tEnd),
+		ptr(s.plan.tDst)
 	if g.averages(s.network, l) {
-		p.Grad = at(q.grad)
+		p.Grad = ptr(q.grad)
 		spread := p
 		spread.Z, spread.Out = dz, p.Grad
 		if err := launch(s, "gat_spread", s.blocks(p.NumDst, 64, p.NumDst*wide/32),
@@ -369,7 +370,7 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	// Sources: lists of edges, and sums over them.
 	lists := aggParams{
 		Indptr: p.EdgePtr, Src: p.Src, NumDst: p.Edges, NumSrc: p.NumSrc, Edges: p.Edges,
-		TEnd: p.TEnd, TDst: p.TEdge, Weights: at(s.plan.weights),
+		TEnd: p.TEnd, TDst: p.TEdge, Weights: ptr(s.plan.weights),
 	}
 	if err := s.transpose("sage_transpose", &lists); err != nil {
 		return err
@@ -378,7 +379,7 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		p); err != nil {
 		return err
 	}
-	p.Out = at(q.dZ)
+	p.Out = ptr(q.dZ)
 	if err := launch(s, "gat_sum_bwd", s.headBlocks(p.NumSrc, 64, p.Heads, p.Dim), p); err != nil {
 		return err
 	}
@@ -387,7 +388,7 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	for _, f := range []struct {
 		scale, out cuda.DevicePtr
 		rows, to   int64
-	}{{p.DDst, at(q.part), p.NumDst, w[gatDst]}, {p.DSrc, p.Z, p.NumSrc, w[gatSrc]}} {
+	}{{p.DDst, ptr(q.part), p.NumDst, w[gatDst]}, {p.DSrc, p.Z, p.NumSrc, w[gatSrc]}} {
 		scaled := p
 		scaled.Scale, scaled.Out, scaled.Rows = f.scale, f.out, f.rows
 		if err := launch(s, "gat_scale", s.blocks(f.rows, 64, f.rows*wide/32),
@@ -407,7 +408,7 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		return nil // nobody wants the gradient of the features
 	}
 	nt := gemmParams{M: b.NumSrc, N: depth, K: wide, LDA: wide, LDB: wide, LDC: depth, A: p.Out,
-		B: s.ptr(w[gatW]), C: at(q.dIn)}
+		B: s.ptr(w[gatW]), C: ptr(q.dIn)}
 	gate := aggParams{Out: h, Grad: nt.C, NumDst: b.NumSrc, Dim: depth}
 	if s.gate(&gate); gate.Open != 0 {
 		nt.C = h

@@ -64,8 +64,8 @@ func leaky(v float32) float32 {
 
 // attention is the exp of a score, as a share of what the largest one is, times the neighbour's
 // weight.
-func attention(score, most, weight float32) float32 {
-	return float32(float32(math.Exp(float64(score-most))) * weight)
+func attention(score, largest, weight float32) float32 {
+	return float32(float32(math.Exp(float64(score-largest))) * weight)
 }
 
 // keeps tells whether dropout keeps the attention of head k in row i of a layer's counters.
@@ -90,7 +90,7 @@ type gatViews struct {
 	indptr                      []int64
 	src                         []uint32
 	weights, scoreSrc, scoreDst []float32
-	most, inverse               []float32
+	largest, inverse            []float32
 	alpha, alphaSelf            []float32
 	edges, heads                int64
 	layer, selfLayer            uint32
@@ -100,7 +100,7 @@ func (p *gatParams) views() (v gatViews) {
 	v = gatViews{
 		indptr: cuda.View[int64](p.Indptr, p.NumDst+1), src: cuda.View[uint32](p.Src, p.Edges),
 		scoreSrc: view(p.ScoreSrc, p.NumSrc*p.Heads), scoreDst: view(p.ScoreDst, p.NumDst*p.Heads),
-		most: view(p.Max, p.NumDst*p.Heads), inverse: view(p.Inverse, p.NumDst*p.Heads),
+		largest: view(p.Max, p.NumDst*p.Heads), inverse: view(p.Inverse, p.NumDst*p.Heads),
 		alpha: view(p.Alpha, p.Edges*p.Heads), alphaSelf: view(p.AlphaSelf, p.NumDst*p.Heads),
 		edges: p.Edges, heads: p.Heads, layer: p.Drop.Layer, selfLayer: p.Drop.Layer -
 			attentionLayer + attentionSelf,
@@ -131,27 +131,27 @@ func gatSoftmax(b *cuda.Block, p *gatParams) error {
 			return fmt.Errorf("attention: row %d: %d to %d are no edges of the block", i, from, to)
 		}
 		for k := range p.Heads {
-			at := i*p.Heads + k
-			own := v.scoreDst[at]
-			self := leaky(own + v.scoreSrc[at])
-			most := self
+			pos := i*p.Heads + k
+			own := v.scoreDst[pos]
+			self := leaky(own + v.scoreSrc[pos])
+			largest := self
 			for e := from; e < to; e++ {
-				if s, _ := v.edge(e, k, own); s > most {
-					most = s
+				if s, _ := v.edge(e, k, own); s > largest {
+					largest = s
 				}
 			}
-			x := attention(self, most, 1)
+			x := attention(self, largest, 1)
 			sum := x
-			v.alphaSelf[at] = x
+			v.alphaSelf[pos] = x
 			for e := from; e < to; e++ {
 				s, w := v.edge(e, k, own)
-				x := attention(s, most, w)
+				x := attention(s, largest, w)
 				sum += x
 				v.alpha[e*p.Heads+k] = x
 			}
 			inverse := 1 / sum
-			v.most[at], v.inverse[at] = most, inverse
-			v.alphaSelf[at] = p.kept(v.selfLayer, i, k, v.alphaSelf[at]*inverse)
+			v.largest[pos], v.inverse[pos] = largest, inverse
+			v.alphaSelf[pos] = p.kept(v.selfLayer, i, k, v.alphaSelf[pos]*inverse)
 			for e := from; e < to; e++ {
 				a := &v.alpha[e*p.Heads+k]
 				*a = p.kept(v.layer, e, k, *a*inverse)
@@ -192,9 +192,9 @@ func gatMean(b *cuda.Block, p *gatParams) error {
 	share := 1 / float32(p.Heads)
 	lo, hi := b.Range(p.NumDst * d)
 	for r := lo; r < hi; r++ {
-		at, sum := r/d*p.Heads*d+r%d, float32(0)
+		first, sum := r/d*p.Heads*d+r%d, float32(0)
 		for k := range p.Heads {
-			sum += z[at+k*d]
+			sum += z[first+k*d]
 		}
 		out[r] = sum * share
 	}
@@ -269,22 +269,22 @@ func gatSoftmaxBwd(b *cuda.Block, p *gatParams) error {
 	for i := lo; i < hi; i++ {
 		from, to := v.indptr[i], v.indptr[i+1]
 		for k := range p.Heads {
-			at := i*p.Heads + k
-			own, most, inverse := v.scoreDst[at], v.most[at], v.inverse[at]
-			self := leaky(own + v.scoreSrc[at])
-			aSelf := attention(self, most, 1) * inverse
-			dSelf := p.kept(v.selfLayer, i, k, dotSelf[at])
+			pos := i*p.Heads + k
+			own, largest, inverse := v.scoreDst[pos], v.largest[pos], v.inverse[pos]
+			self := leaky(own + v.scoreSrc[pos])
+			aSelf := attention(self, largest, 1) * inverse
+			dSelf := p.kept(v.selfLayer, i, k, dotSelf[pos])
 			mean := float32(aSelf * dSelf)
 			for e := from; e < to; e++ {
 				s, w := v.edge(e, k, own)
-				a := attention(s, most, w) * inverse
+				a := attention(s, largest, w) * inverse
 				d := p.kept(v.layer, e, k, dot[e*p.Heads+k])
 				mean += float32(a * d)
 				v.alpha[e*p.Heads+k], dot[e*p.Heads+k] = a, d
 			}
 			g := float32(aSelf*(dSelf-mean)) * slope(self)
 			sum := g
-			dotSelf[at], v.alphaSelf[at] = g, p.kept(v.selfLayer, i, k, aSelf)
+			dotSelf[pos], v.alphaSelf[pos] = g, p.kept(v.selfLayer, i, k, aSelf)
 			for e := from; e < to; e++ {
 				s, _ := v.edge(e, k, own)
 				a := v.alpha[e*p.Heads+k]
@@ -292,7 +292,7 @@ func gatSoftmaxBwd(b *cuda.Block, p *gatParams) error {
 				sum += g
 				dot[e*p.Heads+k], v.alpha[e*p.Heads+k] = g, p.kept(v.layer, e, k, a)
 			}
-			dDst[at] = sum
+			dDst[pos] = sum
 		}
 	}
 	return nil
@@ -353,13 +353,13 @@ func gatSumBwd(b *cuda.Block, p *gatParams) error {
 			terms[0] = simd.HeadTerm{X: grad[lo*wide : to*wide], Weights: self[lo*heads : to*heads]}
 			terms[2] = simd.HeadTerm{X: attDst, Weights: dDst[lo*heads : to*heads]}
 		}
-		at := from
+		begin := from
 		for j := lo; j < to; j++ {
-			counts[j-lo] = end[j] - at
-			at = end[j]
+			counts[j-lo] = end[j] - begin
+			begin = end[j]
 		}
 		level.SumHeads(&s, out[lo*wide:to*wide], int(from), counts[:to-lo], &terms)
-		lo, from = to, at
+		lo, from = to, begin
 	}
 	if s.Stream {
 		level.StoreFence()

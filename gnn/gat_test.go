@@ -28,7 +28,7 @@ func referenceGAT(r *layer64, i int) []float64 {
 	for k := range heads {
 		dot := func(a tensor64, z []float64) (s float64) {
 			for c := range f {
-				s += a.at(k, c) * z[k*f+c]
+				s += a.elem(k, c) * z[k*f+c]
 			}
 			return s
 		}

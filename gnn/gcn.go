@@ -68,7 +68,7 @@ func (gcn) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 func (gcn) forward(s *step, l int, in cuda.DevicePtr) error {
 	b, w := s.block(l), s.layers[l]
 	a := s.aggParams(l)
-	a.X, a.Out, a.Weights = in, s.plan.at(s.plan.layers[l].agg), s.plan.at(s.plan.weights)
+	a.X, a.Out, a.Weights = in, s.plan.ptr(s.plan.layers[l].agg), s.plan.ptr(s.plan.weights)
 	if err := s.weigh(b, &a); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (gcn) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	b, w := s.block(l), s.layers[l]
 	in, out := s.dims[l], s.dims[l+1]
 	tn := gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out,
-		A: s.plan.at(s.plan.layers[l].agg), B: dz, C: s.grad(w[0])}
+		A: s.plan.ptr(s.plan.layers[l].agg), B: dz, C: s.grad(w[0])}
 	if err := s.gemm(opTN, &tn); err != nil {
 		return err
 	}
@@ -100,10 +100,10 @@ func (gcn) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		return nil // nobody wants the gradient of the features
 	}
 	a := s.aggParams(l)
-	a.Out, a.Grad = h, s.plan.at(s.plan.dAgg)
+	a.Out, a.Grad = h, s.plan.ptr(s.plan.dAgg)
 	s.gate(&a)
-	a.TEnd, a.TDst, a.Weights = s.plan.at(s.plan.tEnd), s.plan.at(s.plan.tDst),
-		s.plan.at(s.plan.weights)
+	a.TEnd, a.TDst, a.Weights = s.plan.ptr(s.plan.tEnd), s.plan.ptr(s.plan.tDst),
+		s.plan.ptr(s.plan.weights)
 	nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz, B: s.ptr(w[0]),
 		C: a.Grad}
 	if err := s.gemm(opNT, &nt); err != nil {

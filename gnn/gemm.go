@@ -183,10 +183,10 @@ func (p *gemmParams) scalar(transA, transB bool, i0, i1, j0, j1 int64) {
 			}
 			for i := i0; i < i1; i += gemmMC {
 				mc := int(min(gemmMC, i1-i))
-				if at := int(i - i0); transA {
-					packRows(s.a[:], t.A[k0*t.LDA+at:], mc, kc, t.LDA, gemmMR)
+				if row := int(i - i0); transA {
+					packRows(s.a[:], t.A[k0*t.LDA+row:], mc, kc, t.LDA, gemmMR)
 				} else {
-					packA(s.a[:], t.A[at*t.LDA+k0:], mc, kc, t.LDA)
+					packA(s.a[:], t.A[row*t.LDA+k0:], mc, kc, t.LDA)
 				}
 				gemmTile(s, c[i*p.LDC+j0:], mc, int(j1-j0), kc, int(p.LDC))
 			}

@@ -74,14 +74,14 @@ type gemmShape struct {
 	op               gemmOp
 	m, n, k, k2      int64
 	pada, padb, padc int64
-	at               int64
+	skip             int64
 	bias             bool
 	flags            uint32
 }
 
 func (c gemmShape) String() string {
 	return fmt.Sprintf("%s %dx%dx%d+%d pads %d,%d,%d at %d bias %v flags %d", c.op, c.m, c.n, c.k,
-		c.k2, c.pada, c.padb, c.padc, c.at, c.bias, c.flags)
+		c.k2, c.pada, c.padb, c.padc, c.skip, c.bias, c.flags)
 }
 
 // lay fills the arenas with the same random operands, NaN everywhere else, and returns the
@@ -89,13 +89,13 @@ func (c gemmShape) String() string {
 func (c gemmShape) lay(r *rand.Rand, sides ...*gemmSide) []gemmParams {
 	f := sides[0].f
 	nan := float32(math.NaN())
-	at := int64(0)
+	next := int64(0)
 	for i := range f[:min(gemmPartsAt, 1<<18)] {
 		f[i] = nan
 	}
 	matrix := func(rows, cols, pad, skip int64) (int64, int64) {
-		at += skip
-		begin, ld := at, cols+pad
+		next += skip
+		begin, ld := next, cols+pad
 		for i := range rows {
 			for j := range cols {
 				v := float32(r.NormFloat64())
@@ -108,7 +108,7 @@ func (c gemmShape) lay(r *rand.Rand, sides ...*gemmSide) []gemmParams {
 				f[begin+i*ld+j] = v
 			}
 		}
-		at = (begin + rows*ld + 8 + 3) &^ 3
+		next = (begin + rows*ld + 8 + 3) &^ 3
 		return begin, ld
 	}
 	p := gemmParams{M: c.m, N: c.n, K: c.k, K2: c.k2, Flags: c.flags}
@@ -117,9 +117,9 @@ func (c gemmShape) lay(r *rand.Rand, sides ...*gemmSide) []gemmParams {
 	var a, b, a2, b2, cc, bias int64
 	left := func(k int64) (int64, int64) {
 		if c.op == opTN {
-			return matrix(k, c.m, c.pada, c.at)
+			return matrix(k, c.m, c.pada, c.skip)
 		}
-		return matrix(c.m, k, c.pada, c.at)
+		return matrix(c.m, k, c.pada, c.skip)
 	}
 	right := func(k int64) (int64, int64) {
 		if c.op == opNT {
@@ -135,13 +135,15 @@ func (c gemmShape) lay(r *rand.Rand, sides ...*gemmSide) []gemmParams {
 	}
 	bias, _ = matrix(1, c.n, 0, 0)
 	cc, p.LDC = matrix(c.m, c.n, c.padc, 0)
-	if at > 1<<18 {
+	if next > 1<<18 {
 		panic("the arena is too small for " + c.String())
 	}
 	var out []gemmParams
 	for _, s := range sides {
 		copy(s.f[:1<<18], f[:1<<18])
-		q, ptr := p, func(at int64) cuda.DevicePtr { return s.arena.Ptr() + cuda.DevicePtr(at*4) }
+		q, ptr := p, func(floats int64) cuda.DevicePtr {
+			return s.arena.Ptr() + cuda.DevicePtr(floats*4)
+		}
 		q.A, q.B, q.C = ptr(a), ptr(b), ptr(cc)
 		if c.k2 > 0 {
 			q.A2, q.B2 = ptr(a2), ptr(b2)
@@ -235,7 +237,7 @@ func roundFactor(v float32, prec cuda.Precision) float64 {
 func (c gemmShape) near(t *testing.T, s *gemmSide, p *gemmParams, prec cuda.Precision, steps int64,
 	unit float64) {
 	t.Helper()
-	at := func(p cuda.DevicePtr, i int64) float32 { return s.f[int64(p-s.arena.Ptr())/4+i] }
+	value := func(p cuda.DevicePtr, i int64) float32 { return s.f[int64(p-s.arena.Ptr())/4+i] }
 	for i := range c.m {
 		for j := range c.n {
 			sum, size := 0.0, 0.0
@@ -252,13 +254,13 @@ func (c gemmShape) near(t *testing.T, s *gemmSide, p *gemmParams, prec cuda.Prec
 					if c.op == opNT {
 						ib = j*ldb + x
 					}
-					v := roundFactor(at(pa, ia), prec) * roundFactor(at(pb, ib), prec)
+					v := roundFactor(value(pa, ia), prec) * roundFactor(value(pb, ib), prec)
 					sum, size = sum+v, size+math.Abs(v)
 				}
 			}
 			tol := float64(steps) * unit * size
 			if c.bias {
-				b := float64(at(p.Bias, j))
+				b := float64(value(p.Bias, j))
 				sum, tol = sum+b, tol+math.Abs(sum+b)*0x1p-24
 			}
 			if c.flags&gemmReLU != 0 {
@@ -273,7 +275,7 @@ func (c gemmShape) near(t *testing.T, s *gemmSide, p *gemmParams, prec cuda.Prec
 					sum, tol = 0, 0
 				}
 			}
-			if got := float64(at(p.C, i*p.LDC+j)); !(math.Abs(got-sum) <= tol) {
+			if got := float64(value(p.C, i*p.LDC+j)); !(math.Abs(got-sum) <= tol) {
 				t.Fatalf("%s in %s: C[%d,%d] is %v, want %v within %v", c, prec, i, j, got,
 					sum, tol)
 			}
@@ -281,7 +283,7 @@ func (c gemmShape) near(t *testing.T, s *gemmSide, p *gemmParams, prec cuda.Prec
 	}
 	for i := range c.m { // what lies between rows
 		for j := c.n; j < p.LDC && i+1 < c.m; j++ {
-			if v := at(p.C, i*p.LDC+j); v == v {
+			if v := value(p.C, i*p.LDC+j); v == v {
 				t.Fatalf("%s in %s: wrote %v behind row %d", c, prec, v, i)
 			}
 		}
@@ -299,9 +301,9 @@ func gemmShapes(short bool) []gemmShape {
 		{op: opNN, m: 3, n: 6, k: 0, bias: true},
 		{op: opNN, m: 9, n: 10, k: 0, k2: 17, padb: 3},
 		{op: opNT, m: 70, n: 130, k: 47, padc: 2},
-		{op: opNT, m: 33, n: 36, k: 32, k2: 18, at: 2, bias: true, flags: gemmAll},
+		{op: opNT, m: 33, n: 36, k: 32, k2: 18, skip: 2, bias: true, flags: gemmAll},
 		{op: opTN, m: 130, n: 66, k: 35, padb: 2},
-		{op: opTN, m: 36, n: 47, k: 33, k2: 16, at: 1, padc: 1},
+		{op: opTN, m: 36, n: 47, k: 33, k2: 16, skip: 1, padc: 1},
 		{op: opTN, m: 7, n: 5, k: 0},
 	}
 	if short {
@@ -309,7 +311,7 @@ func gemmShapes(short bool) []gemmShape {
 	}
 	return append(cases,
 		gemmShape{op: opNN, m: 257, n: 129, k: 17, pada: 1, padb: 1, flags: gemmReLU},
-		gemmShape{op: opNN, m: 64, n: 602, k: 16, at: 3},
+		gemmShape{op: opNN, m: 64, n: 602, k: 16, skip: 3},
 		gemmShape{op: opNT, m: 129, n: 64, k: 100, pada: 4, bias: true},
 		gemmShape{op: opNT, m: 1, n: 300, k: 5},
 		gemmShape{op: opTN, m: 602, n: 16, k: 40, pada: 2},
@@ -329,8 +331,8 @@ func TestGemmGPUIsTheHosts(t *testing.T) {
 		for _, v := range tilesFP32 {
 			cfg := cuda.LaunchConfig{Blocks: 1 + r.IntN(4), Threads: 32 * (1 + r.IntN(8))}
 			for i := range c.m {
-				at := int64(p[1].C-gpu.arena.Ptr())/4 + i*p[1].LDC
-				copy(gpu.f[at:at+c.n], make([]float32, c.n))
+				first := int64(p[1].C-gpu.arena.Ptr())/4 + i*p[1].LDC
+				copy(gpu.f[first:first+c.n], make([]float32, c.n))
 			}
 			gpu.variant(t, c.op, &p[1], cuda.FP32, v, cfg)
 			sameBits(t, fmt.Sprintf("%s, %s with %+v", c, gemmName(c.op, false, cuda.FP32, v), cfg),

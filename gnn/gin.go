@@ -110,11 +110,11 @@ func (gin) eps(s *step, l int) cuda.DevicePtr {
 func (gin) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	layoutAggregates(n, blocks, train, p)
 	L, mid := n.cfg.Layers, int64(n.cfg.Hidden)
-	most := blocks[L-1].NumDst
+	rows := blocks[L-1].NumDst
 	if !train {
-		at := p.take(most * mid)
+		offset := p.take(rows * mid)
 		for l := range L {
-			p.layers[l].mid, p.layers[l].act = at, at
+			p.layers[l].mid, p.layers[l].act = offset, offset
 		}
 		return
 	}
@@ -125,10 +125,10 @@ func (gin) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 			p.layers[l].act = p.take(blocks[L-1-l].NumDst * mid)
 		}
 	}
-	p.dMid, p.weights = p.take(most*mid), p.take(most)
+	p.dMid, p.weights = p.take(rows*mid), p.take(rows)
 	dAgg := inputGradient(n, blocks)
 	if n.cfg.LearnEps {
-		dAgg = max(dAgg, most*n.dims[0])
+		dAgg = max(dAgg, rows*n.dims[0])
 	}
 	p.dAgg = p.take(dAgg)
 	layoutTranspose(n, blocks, 1, p)
@@ -143,9 +143,9 @@ func (g gin) sums(s *step, l int) aggParams {
 }
 
 func (g gin) forward(s *step, l int, in cuda.DevicePtr) error {
-	b, w, at := s.block(l), s.layers[l], &s.plan.layers[l]
+	b, w, places := s.block(l), s.layers[l], &s.plan.layers[l]
 	a := g.sums(s, l)
-	a.X, a.Out = in, s.plan.at(at.agg)
+	a.X, a.Out = in, s.plan.ptr(places.agg)
 	kernel := "gin_sum"
 	if b.Weights != nil {
 		kernel = "gin_weighted"
@@ -156,7 +156,7 @@ func (g gin) forward(s *step, l int, in cuda.DevicePtr) error {
 	mid := int64(s.cfg.Hidden)
 	first := gemmParams{
 		M: b.NumDst, N: mid, K: a.Dim, LDA: a.Dim, LDB: mid, LDC: mid,
-		A: a.Out, B: s.ptr(w[ginW1]), C: s.plan.at(at.mid), Bias: s.ptr(w[ginB1]),
+		A: a.Out, B: s.ptr(w[ginW1]), C: s.plan.ptr(places.mid), Bias: s.ptr(w[ginB1]),
 	}
 	if s.gated() {
 		first.Flags = gemmReLU
@@ -165,18 +165,18 @@ func (g gin) forward(s *step, l int, in cuda.DevicePtr) error {
 		return err
 	}
 	if !s.gated() {
-		act := actParams{X: first.C, Out: s.plan.at(at.act), Rows: b.NumDst, Cols: mid}
+		act := actParams{X: first.C, Out: s.plan.ptr(places.act), Rows: b.NumDst, Cols: mid}
 		if err := s.activate(act, false); err != nil {
 			return err
 		}
 	}
 	second := s.layerProduct(l, w[ginB2])
-	second.K, second.LDA, second.A, second.B = mid, mid, s.plan.at(at.act), s.ptr(w[ginW2])
+	second.K, second.LDA, second.A, second.B = mid, mid, s.plan.ptr(places.act), s.ptr(w[ginW2])
 	return s.gemm(opNN, &second)
 }
 
 func (g gin) backward(s *step, l int, h, dz cuda.DevicePtr) error {
-	b, w, at := s.block(l), s.layers[l], &s.plan.layers[l]
+	b, w, places := s.block(l), s.layers[l], &s.plan.layers[l]
 	in, mid, out := s.dims[l], int64(s.cfg.Hidden), s.dims[l+1]
 	// linear enqueues the gradients of y = x·W + b by W and b and, where dx is not 0, by x.
 	linear := func(x, dy, dx cuda.DevicePtr, from, to, weight, bias int64) error {
@@ -194,24 +194,25 @@ func (g gin) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		return s.gemm(opNT, &nt)
 	}
 	a := g.sums(s, l)
-	if err := linear(s.plan.at(at.act), dz, s.plan.at(s.plan.dMid), mid, out, w[ginW2],
+	if err := linear(s.plan.ptr(places.act), dz, s.plan.ptr(s.plan.dMid), mid, out, w[ginW2],
 		w[ginB2]); err != nil {
 		return err
 	}
-	hidden := s.plan.at(at.mid)
+	hidden := s.plan.ptr(places.mid)
 	if err := g.backHidden(s, hidden, b.NumDst, mid); err != nil {
 		return err
 	}
-	dAgg := s.plan.at(s.plan.dAgg)
+	dAgg := s.plan.ptr(s.plan.dAgg)
 	if l == 0 && !s.cfg.LearnEps {
 		dAgg = 0 // nobody wants the gradient of the features
 	}
-	if err := linear(s.plan.at(at.agg), hidden, dAgg, in, mid, w[ginW1], w[ginB1]); err != nil {
+	agg := s.plan.ptr(places.agg)
+	if err := linear(agg, hidden, dAgg, in, mid, w[ginW1], w[ginB1]); err != nil {
 		return err
 	}
 	if s.cfg.LearnEps {
 		dots := a
-		dots.X, dots.Grad, dots.Out = h, dAgg, s.plan.at(s.plan.weights)
+		dots.X, dots.Grad, dots.Out = h, dAgg, s.plan.ptr(s.plan.weights)
 		if err := launch(s, "row_dot", s.rowBlocks(b.NumDst, 64, 32),
 			dots); err != nil {
 			return err
@@ -226,8 +227,8 @@ func (g gin) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	}
 	a.Out, a.Grad = h, dAgg
 	s.gate(&a)
-	a.TEnd, a.TDst, a.Weights = s.plan.at(s.plan.tEnd), s.plan.at(s.plan.tDst),
-		s.plan.at(s.plan.weights)
+	a.TEnd, a.TDst, a.Weights = s.plan.ptr(s.plan.tEnd), s.plan.ptr(s.plan.tDst),
+		s.plan.ptr(s.plan.weights)
 	lists := a
 	lists.SrcWeights = 0 // the lists only: a sum has no part of a weight that a destination decides
 	if err := s.transpose("sage_transpose", &lists); err != nil {
@@ -239,7 +240,7 @@ func (g gin) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 // backHidden enqueues the gradient by what the activation of the MLP was taken of, in the place of
 // hidden: of the activation itself where that is ReLU, else of its argument.
 func (gin) backHidden(s *step, hidden cuda.DevicePtr, rows, mid int64) error {
-	grad := s.plan.at(s.plan.dMid)
+	grad := s.plan.ptr(s.plan.dMid)
 	if !s.gated() {
 		return s.activate(actParams{X: hidden, Grad: grad, Rows: rows,
 			Cols: mid}, true)

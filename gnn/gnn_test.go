@@ -199,10 +199,10 @@ func checkGradients(t *testing.T, g *rig, cfg ModelConfig, least int) {
 			require.Equal(t, p, after[name], name)
 		}
 	}
-	checked, at := 0, int64(0)
+	checked, offset := 0, int64(0)
 	for _, p := range m.Params() {
-		grad := cuda.View[float32](m.params.grad(at), int64(p.Rows*p.Cols))
-		at += align(int64(p.Rows * p.Cols))
+		grad := cuda.View[float32](m.params.grad(offset), int64(p.Rows*p.Cols))
+		offset += align(int64(p.Rows * p.Cols))
 		v := params[p.Name].v
 		for i := range v {
 			const eps = 1e-7 // small, so that few steps cross the kink of a ReLU
@@ -526,9 +526,9 @@ func TestWorkersChangeNothing(t *testing.T) {
 		}
 		var want string
 		var wantLoss float64
-		for run, at := range groups[i/len(kinds)%len(groups)] {
-			sms := at.sms
-			c.sms, c.level = sms, at.level
+		for run, group := range groups[i/len(kinds)%len(groups)] {
+			sms := group.sms
+			c.sms, c.level = sms, group.level
 			g := newRig(t, c)
 			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 3,
 				Dropout: 0.3, FeatureDropout: 0.1, Seed: 1})
@@ -543,7 +543,7 @@ func TestWorkersChangeNothing(t *testing.T) {
 			if run == 0 {
 				want, wantLoss = sum, loss
 			}
-			require.Equal(t, want, sum, "%s with %d workers at level %v", kind, sms, at.level)
+			require.Equal(t, want, sum, "%s with %d workers at level %v", kind, sms, group.level)
 			require.Equal(t, wantLoss, loss)
 		}
 	}
@@ -755,17 +755,17 @@ func TestInit(t *testing.T) {
 	for _, p := range a.Params() {
 		require.Equal(t, p.Rows*p.Cols, len(f32(p.Value)))
 		require.Equal(t, int64(p.Rows*p.Cols*4), p.M.Size())
-		limit, sum, most := math.Sqrt(6/float64(p.Rows+p.Cols)), 0.0, 0.0
+		limit, sum, largest := math.Sqrt(6/float64(p.Rows+p.Cols)), 0.0, 0.0
 		for _, v := range f32(p.Value) {
 			sum += float64(v)
-			most = max(most, math.Abs(float64(v)))
+			largest = max(largest, math.Abs(float64(v)))
 		}
 		if p.Rows == 1 {
-			require.Zero(t, most)
+			require.Zero(t, largest)
 			continue
 		}
-		require.LessOrEqual(t, most, limit)
-		require.Greater(t, most, 0.95*limit)
+		require.LessOrEqual(t, largest, limit)
+		require.Greater(t, largest, 0.95*limit)
 		require.InDelta(t, 0, sum/float64(p.Rows*p.Cols),
 			5*limit/math.Sqrt(float64(3*p.Rows*p.Cols)))
 	}

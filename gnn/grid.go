@@ -8,13 +8,13 @@ import (
 
 // grid shapes launches. It knows how large the device is, and nothing of what runs on it.
 type grid struct {
-	gpu  bool // no host device: kernels of its own, steps enqueued as a whole
-	most int  // blocks of a launch on the host
-	sms  int
+	gpu   bool // no host device: kernels of its own, steps enqueued as a whole
+	limit int  // blocks of a launch on the host
+	sms   int
 }
 
 func gridOf(info cuda.Info) grid {
-	return grid{gpu: info.Backend != "host", most: max(1, 4*info.SMs), sms: info.SMs}
+	return grid{gpu: info.Backend != "host", limit: max(1, 4*info.SMs), sms: info.SMs}
 }
 
 // aggThreads is the block size of these launches; kernels of the transpose take no more.
@@ -26,7 +26,7 @@ const gpuItems = 128
 
 // blocksFor is a launch of the host over n items, of which a block takes at least per.
 func (g grid) blocksFor(n, per int64) cuda.LaunchConfig {
-	blocks := min(int64(g.most), (n+per-1)/per)
+	blocks := min(int64(g.limit), (n+per-1)/per)
 	return cuda.LaunchConfig{Blocks: int(max(blocks, 1)), Threads: aggThreads}
 }
 

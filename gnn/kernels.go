@@ -202,7 +202,7 @@ func aggregate(b *cuda.Block, p *aggParams, gcn bool) error {
 
 // sumLists makes rows lo to hi-1 of out, whose lists begin at the place at of sum's. The first rows
 // have a row of own that comes first.
-func sumLists(l simd.Level, sum *simd.RowSum, out, own []float32, lo, hi, at int64,
+func sumLists(l simd.Level, sum *simd.RowSum, out, own []float32, lo, hi, pos int64,
 	list func(row int64) simd.RowList) {
 	var lists [64]simd.RowList // at one time: a call costs as much as a short list
 	d := int64(sum.Dim)
@@ -219,8 +219,8 @@ func sumLists(l simd.Level, sum *simd.RowSum, out, own []float32, lo, hi, at int
 			lists[i-lo] = q
 			n += int64(q.N)
 		}
-		l.SumLists(sum, out[lo*d:to*d], int(at), lists[:to-lo], first)
-		lo, at = to, at+n
+		l.SumLists(sum, out[lo*d:to*d], int(pos), lists[:to-lo], first)
+		lo, pos = to, pos+n
 	}
 }
 
@@ -242,25 +242,25 @@ func transpose(b *cuda.Block, p *aggParams, gcn bool) error {
 		}
 	}
 	lo, hi := b.Range(p.NumSrc)
-	at := cuda.View[uint32](p.TEnd, p.NumSrc)[lo:hi]
-	clear(at)
+	next := cuda.View[uint32](p.TEnd, p.NumSrc)[lo:hi]
+	clear(next)
 	sum := uint32(0)
 	for _, j := range src {
-		if k := j - uint32(lo); k < uint32(len(at)) {
-			at[k]++
+		if k := j - uint32(lo); k < uint32(len(next)) {
+			next[k]++
 		} else if int64(j) < lo {
 			sum++
 		}
 	}
-	for k, n := range at {
-		at[k] = sum
+	for k, n := range next {
+		next[k] = sum
 		sum += n
 	}
 	for i := range p.NumDst {
 		for _, j := range src[w.indptr[i]:w.indptr[i+1]] {
-			if k := j - uint32(lo); k < uint32(len(at)) {
-				lists[at[k]] = uint32(i)
-				at[k]++ // in the end where the next list starts
+			if k := j - uint32(lo); k < uint32(len(next)) {
+				lists[next[k]] = uint32(i)
+				next[k]++ // in the end where the next list starts
 			}
 		}
 	}

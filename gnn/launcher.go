@@ -136,7 +136,7 @@ func (o *launcher) transpose(q *stepSink, name string, a *aggParams, scratch cud
 		return err
 	}
 	// A block reads all edges, so there are no more of them than run at one time.
-	per := max(4096, (a.NumSrc+int64(o.most)/4-1)/max(1, int64(o.most)/4))
+	per := max(4096, (a.NumSrc+int64(o.limit)/4-1)/max(1, int64(o.limit)/4))
 	return put(q, k, o.blocksFor(a.NumSrc, per), *a)
 }
 

@@ -108,9 +108,9 @@ func (n *network) declareNorm(l int, t *tensors) {
 
 // normOf describes the normalisation of layer l of a step.
 func (s *step) normOf(l int) normParams {
-	at, w := &s.plan.layers[l], s.norms[l]
+	places, w := &s.plan.layers[l], s.norms[l]
 	return normParams{
-		X: s.plan.at(at.h), Out: s.plan.at(at.sums), Gamma: s.ptr(w[normGamma]),
+		X: s.plan.ptr(places.h), Out: s.plan.ptr(places.sums), Gamma: s.ptr(w[normGamma]),
 		Beta:   s.ptr(w[normBeta]),
 		DGamma: s.grad(w[normGamma]), DBeta: s.grad(w[normBeta]), Rows: s.block(l).NumDst,
 		Cols: s.dims[l+1], Eps: normEps,

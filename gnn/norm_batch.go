@@ -63,7 +63,7 @@ func (batchNorm) work(rows, cols int64, backward bool) []Work {
 
 // stats places the sums, squares and spreads of columns.
 func (batchNorm) stats(s *step, l int, p *normParams) {
-	p.Sum, p.Share = s.plan.at(s.plan.layers[l].norm), float32(1/float64(p.Rows))
+	p.Sum, p.Share = s.plan.ptr(s.plan.layers[l].norm), float32(1/float64(p.Rows))
 	p.Squares = p.Sum + cuda.DevicePtr(4*align(p.Cols))
 	p.Spread = p.Squares + cuda.DevicePtr(4*align(p.Cols))
 }
@@ -105,12 +105,12 @@ func (n batchNorm) backward(s *step, l int, p normParams) error {
 
 func (n batchNorm) finish(s *step, l int) error {
 	mean, variance, momentum := n.seen(s, l, batchMomentum)
-	return n.running(s, l, func(p *normParams, at int64, old, now cuda.DevicePtr) {
+	return n.running(s, l, func(p *normParams, offset int64, old, now cuda.DevicePtr) {
 		*p = mean
-		if at == s.norms[l][runningVar] {
+		if offset == s.norms[l][runningVar] {
 			*p = variance
 		}
-		p.X, p.Out, p.Grad, p.Momentum = old, now, s.ptr(at), momentum
+		p.X, p.Out, p.Grad, p.Momentum = old, now, s.ptr(offset), momentum
 	})
 }
 
@@ -118,19 +118,19 @@ func (n batchNorm) finish(s *step, l int) error {
 // that they stay as they are by its weight.
 func (n batchNorm) leave(s *step, l int) error {
 	mean, variance, momentum := n.seen(s, l, 1)
-	return n.running(s, l, func(p *normParams, at int64, old, _ cuda.DevicePtr) {
+	return n.running(s, l, func(p *normParams, offset int64, old, _ cuda.DevicePtr) {
 		*p = mean
-		if at == s.norms[l][runningVar] {
+		if offset == s.norms[l][runningVar] {
 			*p = variance
 		}
-		p.X, p.Out, p.Grad, p.Momentum = old, s.grad(at), s.grad(at), momentum
+		p.X, p.Out, p.Grad, p.Momentum = old, s.grad(offset), s.grad(offset), momentum
 	})
 }
 
 func (n batchNorm) take(s *step, l int) error {
-	return n.running(s, l, func(p *normParams, at int64, old, now cuda.DevicePtr) {
+	return n.running(s, l, func(p *normParams, offset int64, old, now cuda.DevicePtr) {
 		*p = normParams{Rows: 1, Cols: s.dims[l+1], Share: 1, Momentum: batchMomentum,
-			Sum: s.sum + cuda.DevicePtr(at*4), X: old, Out: now, Grad: s.ptr(at)}
+			Sum: s.sum + cuda.DevicePtr(offset*4), X: old, Out: now, Grad: s.ptr(offset)}
 	})
 }
 
@@ -153,11 +153,11 @@ func (n batchNorm) seen(s *step, l int, momentum float32) (mean, variance normPa
 // running enqueues a change of the running mean and of the running variance of a layer, as shape
 // describes it: at is the tensor's place, old and now the moment that has its value and the one
 // that gets it.
-func (batchNorm) running(s *step, l int, shape func(p *normParams, at int64, old,
+func (batchNorm) running(s *step, l int, shape func(p *normParams, offset int64, old,
 	now cuda.DevicePtr)) error {
-	for _, at := range s.norms[l][runningMean : runningVar+1] {
+	for _, offset := range s.norms[l][runningMean : runningVar+1] {
 		var p normParams
-		shape(&p, at, s.moment(s.adamStep%2, at), s.moment(1-s.adamStep%2, at))
+		shape(&p, offset, s.moment(s.adamStep%2, offset), s.moment(1-s.adamStep%2, offset))
 		if err := launch(s, "batch_running", s.blocks(p.Cols, 4096, p.Cols/32), p); err != nil {
 			return err
 		}

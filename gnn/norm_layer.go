@@ -35,7 +35,7 @@ func (layerNorm) work(rows, cols int64, backward bool) []Work {
 
 // stats places the sums and spreads of rows.
 func (layerNorm) stats(s *step, l int, p *normParams) {
-	p.Sum, p.Share = s.plan.at(s.plan.layers[l].norm), float32(1/float64(p.Cols))
+	p.Sum, p.Share = s.plan.ptr(s.plan.layers[l].norm), float32(1/float64(p.Cols))
 	p.Spread = p.Sum + cuda.DevicePtr(4*align(p.Rows))
 }
 

@@ -40,25 +40,26 @@ type tensors struct {
 }
 
 type tensor struct {
-	name           string
-	rows, cols, at int64
-	limit          float64 // initial values are uniform in ±limit; 0: all are fill
-	fill           float32
+	name               string
+	rows, cols, offset int64
+	limit              float64 // initial values are uniform in ±limit; 0: all are fill
+	fill               float32
 }
 
 // add appends a tensor and returns its place in floats.
 func (t *tensors) add(name string, rows, cols int64, limit float64) int64 {
-	at := t.n
-	t.list = append(t.list, tensor{name: name, rows: rows, cols: cols, at: at, limit: limit})
+	offset := t.n
+	t.list = append(t.list,
+		tensor{name: name, rows: rows, cols: cols, offset: offset, limit: limit})
 	t.n += align(rows * cols)
-	return at
+	return offset
 }
 
 // addFilled is add with initial values that are all the same.
 func (t *tensors) addFilled(name string, rows, cols int64, fill float32) int64 {
-	at := t.add(name, rows, cols, 0)
+	offset := t.add(name, rows, cols, 0)
 	t.list[len(t.list)-1].fill = fill
-	return at
+	return offset
 }
 
 // alignFloats starts every tensor on a 256-byte boundary.
@@ -81,17 +82,17 @@ func (p *parameters) allocate(all *tensors, learns int64, seed uint64) error {
 	key := philox.Key(seed, philox.StreamInit)
 	for i, t := range all.list {
 		size := t.rows * t.cols
-		p.list = append(p.list, Param{t.name, int(t.rows), int(t.cols), p.part(t.at, size),
-			p.part(2*p.n+t.at, size), p.part(3*p.n+t.at, size)})
+		p.list = append(p.list, Param{t.name, int(t.rows), int(t.cols), p.part(t.offset, size),
+			p.part(2*p.n+t.offset, size), p.part(3*p.n+t.offset, size)})
 		for e := range size {
-			values[t.at+e] = t.fill
+			values[t.offset+e] = t.fill
 		}
 		if t.limit == 0 {
 			continue
 		}
 		for e := range size {
 			w := philox.Block(key, [4]uint32{uint32(e / 4), uint32(e / 4 >> 32), uint32(i), 0})
-			values[t.at+e] = float32((2*float64(philox.Float32(w[e%4])) - 1) * t.limit)
+			values[t.offset+e] = float32((2*float64(philox.Float32(w[e%4])) - 1) * t.limit)
 		}
 	}
 	if err := p.upload(p.ptr(0), values); err != nil || p.learns == p.n {
@@ -102,14 +103,18 @@ func (p *parameters) allocate(all *tensors, learns int64, seed uint64) error {
 }
 
 // part is n floats of the store as a buffer.
-func (p *parameters) part(at, n int64) cuda.Buffer { return &subBuffer{p.store, at * 4, n * 4} }
+func (p *parameters) part(offset, n int64) cuda.Buffer {
+	return &subBuffer{p.store, offset * 4, n * 4}
+}
 
 // ptr tells where the parameter at place at stands, grad its gradient, and moment Adam's first (0)
 // or second (1) moment of it.
-func (p *parameters) ptr(at int64) cuda.DevicePtr  { return p.store.Ptr() + cuda.DevicePtr(at*4) }
-func (p *parameters) grad(at int64) cuda.DevicePtr { return p.ptr(p.n + at) }
-func (p *parameters) moment(which, at int64) cuda.DevicePtr {
-	return p.ptr((2+which)*p.n + at)
+func (p *parameters) ptr(offset int64) cuda.DevicePtr {
+	return p.store.Ptr() + cuda.DevicePtr(offset*4)
+}
+func (p *parameters) grad(offset int64) cuda.DevicePtr { return p.ptr(p.n + offset) }
+func (p *parameters) moment(which, offset int64) cuda.DevicePtr {
+	return p.ptr((2+which)*p.n + offset)
 }
 
 // sum is the hex SHA-256 over every parameter's name, shape (two little-endian uint64) and value
@@ -117,14 +122,14 @@ func (p *parameters) moment(which, at int64) cuda.DevicePtr {
 func (p *parameters) sum() (string, error) {
 	h := sha256.New()
 	hash := func(all []byte) {
-		at := int64(0)
+		offset := int64(0)
 		for _, t := range p.list {
 			n := int64(t.Rows) * int64(t.Cols)
 			h.Write([]byte(t.Name))
 			h.Write(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil,
 				uint64(t.Rows)), uint64(t.Cols)))
-			h.Write(all[at*4 : (at+n)*4])
-			at += align(n)
+			h.Write(all[offset*4 : (offset+n)*4])
+			offset += align(n)
 		}
 	}
 	if all := p.store.Bytes(); all != nil {
@@ -187,10 +192,10 @@ func (p *parameters) close() error {
 // subBuffer is a part of another buffer, which owns the memory.
 type subBuffer struct {
 	cuda.Buffer
-	at, size int64
+	offset, size int64
 }
 
-func (b *subBuffer) Ptr() cuda.DevicePtr { return b.Buffer.Ptr() + cuda.DevicePtr(b.at) }
+func (b *subBuffer) Ptr() cuda.DevicePtr { return b.Buffer.Ptr() + cuda.DevicePtr(b.offset) }
 func (b *subBuffer) Size() int64         { return b.size }
 func (b *subBuffer) Free() error         { return nil }
 func (b *subBuffer) Bytes() []byte {
@@ -198,5 +203,5 @@ func (b *subBuffer) Bytes() []byte {
 	if all == nil {
 		return nil
 	}
-	return all[b.at : b.at+b.size : b.at+b.size]
+	return all[b.offset : b.offset+b.size : b.offset+b.size]
 }

@@ -21,7 +21,7 @@ type tensor64 struct {
 	v          []float64
 }
 
-func (m tensor64) at(i, j int) float64 { return m.v[i*m.cols+j] }
+func (m tensor64) elem(i, j int) float64 { return m.v[i*m.cols+j] }
 
 // layer64 is one layer of a model over a block, for a kind's float64 reference.
 type layer64 struct {
@@ -262,7 +262,7 @@ func times(x []float64, w, b tensor64) []float64 {
 	y := slices.Clone(b.v)
 	for k, f := range x {
 		for o := range y {
-			y[o] += f * w.at(k, o)
+			y[o] += f * w.elem(k, o)
 		}
 	}
 	return y

@@ -63,12 +63,12 @@ func (sage) declare(n *network, l int, t *tensors) {
 
 func (sage) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	layoutAggregates(n, blocks, train, p)
-	most := blocks[n.cfg.Layers-1].NumDst
-	p.dstWeights = p.take(most) // for all blocks, so that nobody needs to know which they are
+	rows := blocks[n.cfg.Layers-1].NumDst
+	p.dstWeights = p.take(rows) // for all blocks, so that nobody needs to know which they are
 	if !train {
 		return
 	}
-	p.weights = p.take(most)
+	p.weights = p.take(rows)
 	p.dAgg, p.dSelf = p.take(inputGradient(n, blocks)), p.take(inputGradient(n, blocks))
 	layoutTranspose(n, blocks, 1, p)
 }
@@ -76,7 +76,7 @@ func (sage) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 func (sage) forward(s *step, l int, in cuda.DevicePtr) error {
 	b, w := s.block(l), s.layers[l]
 	a := s.aggParams(l)
-	a.X, a.Out = in, s.plan.at(s.plan.layers[l].agg)
+	a.X, a.Out = in, s.plan.ptr(s.plan.layers[l].agg)
 	if err := s.weigh(b, &a); err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (sage) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	for _, f := range []struct {
 		a cuda.DevicePtr
 		c int64
-	}{{s.plan.at(s.plan.layers[l].agg), w[1]}, {h, w[0]}} {
+	}{{s.plan.ptr(s.plan.layers[l].agg), w[1]}, {h, w[0]}} {
 		tn.A, tn.C = f.a, s.grad(f.c)
 		if err := s.gemm(opTN, &tn); err != nil {
 			return err
@@ -114,10 +114,10 @@ func (sage) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		return nil // nobody wants the gradient of the features
 	}
 	a := s.aggParams(l)
-	a.Out, a.Grad, a.Self = h, s.plan.at(s.plan.dAgg), s.plan.at(s.plan.dSelf)
+	a.Out, a.Grad, a.Self = h, s.plan.ptr(s.plan.dAgg), s.plan.ptr(s.plan.dSelf)
 	s.gate(&a)
-	a.TEnd, a.TDst, a.Weights = s.plan.at(s.plan.tEnd), s.plan.at(s.plan.tDst),
-		s.plan.at(s.plan.weights)
+	a.TEnd, a.TDst, a.Weights = s.plan.ptr(s.plan.tEnd), s.plan.ptr(s.plan.tDst),
+		s.plan.ptr(s.plan.weights)
 	nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz}
 	for _, f := range []struct {
 		b int64

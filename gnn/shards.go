@@ -50,21 +50,21 @@ const (
 func init() { cuda.RegisterHost("shard_sum", shardSum) }
 
 // next returns the shard that comes next, which at must be, or the last one that is there.
-func (g *shardSums) next(at Shard) (next int, err error) {
-	next = at.Index
-	if g.given && at.Of == g.of {
+func (g *shardSums) next(shard Shard) (next int, err error) {
+	next = shard.Index
+	if g.given && shard.Of == g.of {
 		return next + 1, nil
 	}
 	if n := len(g.nodes); n > 0 {
 		next = g.nodes[n-1].End()
 	}
 	switch {
-	case len(g.nodes) > 0 && at.Of != g.of || at.Index != next && at.Index != next-1:
-		return 0, errs.New(errs.Failed, "shard %d of %d comes behind shard %d of %d", at.Index,
-			at.Of, next-1, g.of)
-	case at.Index == next && len(g.nodes) == g.room:
-		return 0, errs.New(errs.Failed, "shard %d of %d: there is room for %d sums", at.Index,
-			at.Of, g.room)
+	case len(g.nodes) > 0 && shard.Of != g.of || shard.Index != next && shard.Index != next-1:
+		return 0, errs.New(errs.Failed, "shard %d of %d comes behind shard %d of %d", shard.Index,
+			shard.Of, next-1, g.of)
+	case shard.Index == next && len(g.nodes) == g.room:
+		return 0, errs.New(errs.Failed, "shard %d of %d: there is room for %d sums", shard.Index,
+			shard.Of, g.room)
 	}
 	return next, nil
 }
@@ -135,25 +135,26 @@ func (m *Model) Forget() { m.sums.nodes, m.sums.given = m.sums.nodes[:0], false 
 // After an *cuda.OutOfMemoryError it can be done again, as Train can: what was added stays added,
 // and is not added twice.
 func (m *Model) Gradient(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr,
-	st Step, at Shard) error {
-	if err := m.gradient(stream, mb, x, labels, st, at); err != nil {
+	st Step, shard Shard) error {
+	if err := m.gradient(stream, mb, x, labels, st, shard); err != nil {
 		return fmt.Errorf("gradient of batch %d of epoch %d: %w", st.Batch, st.Epoch, err)
 	}
 	return nil
 }
 
 func (m *Model) gradient(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr,
-	st Step, at Shard) error {
+	st Step, shard Shard) error {
 	g := &m.sums
-	next, err := g.next(at)
+	next, err := g.next(shard)
 	if err != nil {
 		return err
 	}
-	if at.Index == next {
-		if err := m.leaf(stream, mb, x, labels, st, at.Weight, m.root(len(g.nodes))); err != nil {
+	if shard.Index == next {
+		root := m.root(len(g.nodes))
+		if err := m.leaf(stream, mb, x, labels, st, shard.Weight, root); err != nil {
 			return err
 		}
-		g.nodes, g.of = append(g.nodes, treesum.Node{First: at.Index, Count: 1}), at.Of
+		g.nodes, g.of = append(g.nodes, treesum.Node{First: shard.Index, Count: 1}), shard.Of
 	}
 	return m.join(stream)
 }
@@ -187,17 +188,17 @@ func (m *Model) Leaf(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.Dev
 
 // Push takes the gradient of a step's next shard in: put enqueues it, as Leaf left it, to its place
 // on the stream. A shard that is there is not put again.
-func (m *Model) Push(stream cuda.Stream, at Shard, put func(to cuda.DevicePtr) error) error {
+func (m *Model) Push(stream cuda.Stream, shard Shard, put func(to cuda.DevicePtr) error) error {
 	g := &m.sums
-	next, err := g.next(at)
+	next, err := g.next(shard)
 	if err != nil {
 		return err
 	}
-	if at.Index == next {
+	if shard.Index == next {
 		if err := put(m.root(len(g.nodes))); err != nil {
 			return err
 		}
-		g.nodes, g.of = append(g.nodes, treesum.Node{First: at.Index, Count: 1}), at.Of
+		g.nodes, g.of = append(g.nodes, treesum.Node{First: shard.Index, Count: 1}), shard.Of
 	}
 	return m.join(stream)
 }

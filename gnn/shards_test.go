@@ -90,11 +90,11 @@ func TestGradientOfShards(t *testing.T) {
 					}
 					return loss
 				}
-				checked, at := 0, int64(0)
+				checked, offset := 0, int64(0)
 				for _, p := range m.Params() {
-					grad := cuda.View[float32](roots[0].At+cuda.DevicePtr(4*at),
+					grad := cuda.View[float32](roots[0].At+cuda.DevicePtr(4*offset),
 						int64(p.Rows*p.Cols))
-					at += align(int64(p.Rows * p.Cols))
+					offset += align(int64(p.Rows * p.Cols))
 					if strings.Contains(p.Name, ".running_") {
 						continue
 					}
@@ -171,17 +171,17 @@ func TestShardsOnSeveralModels(t *testing.T) {
 			for step := range 3 {
 				st := Step{Seed: 3, Epoch: step, LR: 0.01, WeightDecay: 0.1}
 				var all []treesum.Node
-				var at []cuda.DevicePtr
+				var sums []cuda.DevicePtr
 				for p, m := range models {
 					first, end := treesum.Share(shards, shards, p, parts)
 					gradients(t, m, on, rigs, weights, first, end, st)
 					for _, r := range m.Roots() {
-						all, at = append(all, r.Node), append(at, r.At)
+						all, sums = append(all, r.Node), append(sums, r.At)
 						for range treesum.Joins(all, shards) {
 							k := len(all) - 1
-							require.NoError(t, m.Add(on.stream, at[k-1], at[k-1], at[k]))
+							require.NoError(t, m.Add(on.stream, sums[k-1], sums[k-1], sums[k]))
 							all[k-1].Count += all[k].Count
-							all, at = all[:k], at[:k]
+							all, sums = all[:k], sums[:k]
 						}
 					}
 				}
@@ -189,7 +189,7 @@ func TestShardsOnSeveralModels(t *testing.T) {
 				for p, m := range models {
 					to := m.SetSum(shards)
 					if p > 0 {
-						require.NoError(t, on.stream.Copy(to, at[0], m.GradientBytes()))
+						require.NoError(t, on.stream.Copy(to, sums[0], m.GradientBytes()))
 					}
 				}
 				for _, m := range models {

@@ -103,16 +103,16 @@ func (s *step) forward(x, labels, outcome cuda.DevicePtr) (last lastRun, err err
 		if err := s.layerForward(l, in); err != nil {
 			return last, err
 		}
-		in = p.at(p.layers[l].out)
+		in = p.ptr(p.layers[l].out)
 	}
 	seeds := int64(s.mb.NumSeeds)
 	xp := xentParams{
-		Logits: in, Labels: labels, Loss: p.at(p.loss), Pred: p.at(p.pred), Outcome: outcome,
+		Logits: in, Labels: labels, Loss: p.ptr(p.loss), Pred: p.ptr(p.pred), Outcome: outcome,
 		Rows: seeds, Classes: s.dims[L],
 	}
-	last = lastRun{seeds: seeds, pred: xp.Pred, embedding: p.at(p.embedAt)}
+	last = lastRun{seeds: seeds, pred: xp.Pred, embedding: p.ptr(p.embedAt)}
 	if s.set != nil {
-		xp.Grad = p.at(p.logitGrad)
+		xp.Grad = p.ptr(p.logitGrad)
 		last.embedding = 0
 	}
 	if err := put(q, s.on.k.xentCount, s.oneBlock(), xp); err != nil {
@@ -160,11 +160,11 @@ func (s *step) layerBackward(l int, h, dh cuda.DevicePtr) error {
 
 // backward enqueues the gradients of all parameters.
 func (s *step) backward(x cuda.DevicePtr) error {
-	d := s.plan.at(s.plan.logitGrad)
+	d := s.plan.ptr(s.plan.logitGrad)
 	for l := s.cfg.Layers - 1; l >= 0; l-- {
 		h := x // the layer's input
 		if l > 0 {
-			h = s.plan.at(s.plan.layers[l-1].out)
+			h = s.plan.ptr(s.plan.layers[l-1].out)
 		}
 		if err := s.layerBackward(l, h, d); err != nil {
 			return err
@@ -211,7 +211,7 @@ func (s *step) layerProduct(l int, bias int64) gemmParams {
 	in, out := s.dims[l], s.dims[l+1]
 	g := gemmParams{
 		M: b.NumDst, N: out, K: in, LDA: in, LDB: out, LDC: out,
-		C: s.plan.at(s.plan.layers[l].h), Bias: s.ptr(bias),
+		C: s.plan.ptr(s.plan.layers[l].h), Bias: s.ptr(bias),
 	}
 	g.Flags, g.Drop = s.activation(l)
 	return g
@@ -260,6 +260,6 @@ func (s *step) weigh(b *graph.Block, a *aggParams) error {
 	if b.Weights == nil {
 		return nil
 	}
-	a.SrcWeights, a.DstWeights = b.Weights.Ptr(), s.plan.at(s.plan.dstWeights)
+	a.SrcWeights, a.DstWeights = b.Weights.Ptr(), s.plan.ptr(s.plan.dstWeights)
 	return launch(s, "agg_weights", s.blocks(b.NumDst, 256, b.NumDst/32), *a)
 }

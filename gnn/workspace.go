@@ -35,19 +35,19 @@ type plan struct {
 type layerPlan struct{ h, agg, mid, act, norm, sums, out int64 }
 
 func (p *plan) take(n int64) int64 {
-	at := p.size
+	offset := p.size
 	p.size += align(n)
-	return at
+	return offset
 }
 
-func (p *plan) at(offset int64) cuda.DevicePtr { return p.base + cuda.DevicePtr(offset*4) }
+func (p *plan) ptr(offset int64) cuda.DevicePtr { return p.base + cuda.DevicePtr(offset*4) }
 
 // scratchAt is the scratch memory, or 0.
 func (p *plan) scratchAt() cuda.DevicePtr {
 	if p.scratch < 0 {
 		return 0
 	}
-	return p.at(p.scratch)
+	return p.ptr(p.scratch)
 }
 
 // workspace is the memory of activations, of one step after the other, and of results.

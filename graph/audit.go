@@ -92,10 +92,10 @@ func Audit(t *Topology, cfg SamplerConfig, mb *MiniBatch, seeds []int64,
 			taken := make([]bool, len(drawn))
 			for n := range t.InDegree(v) {
 				u := t.Neighbor(v, n)
-				at, ok := slices.BinarySearch(drawn, u)
-				for ; ok && at < len(drawn) && drawn[at] == u; at++ {
-					if !taken[at] {
-						taken[at] = true
+				pos, ok := slices.BinarySearch(drawn, u)
+				for ; ok && pos < len(drawn) && drawn[pos] == u; pos++ {
+					if !taken[pos] {
+						taken[pos] = true
 						left--
 						break
 					}

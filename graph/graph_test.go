@@ -163,10 +163,10 @@ func (r *rig) plain(t testing.TB, mb *MiniBatch) plain {
 // the one that is given (below 0: draws that batches share).
 func reference(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64, batch ...int) plain {
 	p := plain{nodes: slices.Clone(seeds), hopEnd: []int64{int64(len(seeds))}}
-	at := map[int64]int{}
+	place := map[int64]int{}
 	for i, v := range seeds {
-		if _, ok := at[v]; !ok {
-			at[v] = i
+		if _, ok := place[v]; !ok {
+			place[v] = i
 		}
 	}
 	var index uint32
@@ -204,11 +204,11 @@ func reference(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64, batc
 			}
 			for _, i := range picks {
 				u := topo.Neighbor(v, i)
-				if _, ok := at[u]; !ok {
-					at[u] = len(p.nodes)
+				if _, ok := place[u]; !ok {
+					place[u] = len(p.nodes)
 					p.nodes = append(p.nodes, u)
 				}
-				src = append(src, uint32(at[u]))
+				src = append(src, uint32(place[u]))
 			}
 			indptr = append(indptr, int64(len(src)))
 		}
@@ -500,7 +500,7 @@ func checkOldFrontierStaysReadable(t *testing.T, open opener) {
 	r := newRig(t, open, topo, 2, SamplerConfig{Fanouts: []int{20, 20}, Seed: 1}, directNodes)
 	seeds := someSeeds(500, 20000, 1)
 	require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, seeds))
-	at := r.mb.Nodes.Ptr()
+	old := r.mb.Nodes.Ptr()
 	frontier := func(p cuda.DevicePtr) []int64 {
 		v, err := difftest.Download[int64](r.ctx, r.dev, r.stream, p, 500)
 		require.NoError(t, err)
@@ -508,8 +508,8 @@ func checkOldFrontierStaysReadable(t *testing.T, open opener) {
 	}
 	require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, 0))
 	require.NoError(t, r.s.Hop(r.ctx, r.stream, r.mb, 1))
-	require.NotEqual(t, at, r.mb.Nodes.Ptr(), "the frontier was to grow")
-	require.Equal(t, seeds, frontier(at))
+	require.NotEqual(t, old, r.mb.Nodes.Ptr(), "the frontier was to grow")
+	require.Equal(t, seeds, frontier(old))
 	require.Equal(t, seeds, frontier(r.mb.Nodes.Ptr()))
 }
 
@@ -729,13 +729,13 @@ func checkSteadyStateAllocatesNoBuffers(t *testing.T, open opener) {
 				r.sample(t, i, 0, someSeeds(300, 5000, 1))
 			}
 			before := r.dev.MemUsage()
-			at := r.mb.Nodes.Ptr()
+			old := r.mb.Nodes.Ptr()
 			for i := range 5 {
 				r.sample(t, i, 0, someSeeds(300, 5000, 1))
 				require.Empty(t, r.mb.retired)
 			}
 			require.Equal(t, before, r.dev.MemUsage())
-			require.Equal(t, at, r.mb.Nodes.Ptr())
+			require.Equal(t, old, r.mb.Nodes.Ptr())
 		})
 	}
 }
@@ -921,16 +921,16 @@ func TestFaultEndsLaunch(t *testing.T) {
 		topo.Indptr[v+1] = (v + 1) * degree
 	}
 	topo.NumEdges, topo.Indices32 = nodes*degree, hostmem.View[uint32](mem)
-	at := int64(tileNodes*degree*4) * 3
+	offset := int64(tileNodes*degree*4) * 3
 	seeds := make([]int64, nodes)
 	for i := range seeds {
 		seeds[i] = int64(i)
 	}
 	for _, fanout := range []int{5, 70} {
-		require.NoError(t, unix.Mprotect(mem[at:at+4096], unix.PROT_READ|unix.PROT_WRITE))
+		require.NoError(t, unix.Mprotect(mem[offset:offset+4096], unix.PROT_READ|unix.PROT_WRITE))
 		r := newRig(t, host, topo, 3, SamplerConfig{Fanouts: []int{fanout}, Seed: 1}, directNodes)
 		require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 0, 0, seeds))
-		require.NoError(t, unix.Mprotect(mem[at:at+4096], unix.PROT_NONE))
+		require.NoError(t, unix.Mprotect(mem[offset:offset+4096], unix.PROT_NONE))
 		ctx, cancel := context.WithTimeout(r.ctx, 10*time.Second)
 		defer cancel()
 		var failed *cuda.KernelError

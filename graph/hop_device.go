@@ -143,7 +143,7 @@ func (s *deviceHopper) launch(stream cuda.Stream, k cuda.Kernel, p *sampleParams
 
 func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	return s.draw(ctx, stream, mb, hop, deviceDraws{
-		most: func(n, fanout int64) int64 {
+		draws: func(n, fanout int64) int64 {
 			if fanout < 0 || n >= math.MaxInt64/2/fanout {
 				return math.MaxInt64 / 2
 			}
@@ -157,7 +157,7 @@ func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 // deviceDraws is what samplers of a GPU's kernels do each in their way: bound a hop's edges, count
 // them (EdgeStart and Sums) and draw them (Src).
 type deviceDraws struct {
-	most        func(n, fanout int64) int64
+	draws       func(n, fanout int64) int64
 	count, fill func(p *sampleParams) error
 }
 
@@ -185,7 +185,7 @@ func (s *deviceHopper) draw(ctx context.Context, stream cuda.Stream, mb *MiniBat
 	// The host needs the number of edges only where their bound does not fit in what is there; in a
 	// steady state the kernels run on without it.
 	// (NumEdges bounds it too, unless a seed's edges may come several times.)
-	edges := d.most(n, p.Fanout)
+	edges := d.draws(n, p.Fanout)
 	if mb.distinct {
 		edges = min(edges, s.topo.Host.NumEdges)
 	}

@@ -247,7 +247,7 @@ func (h *hopBlock) work(b *cuda.Block) error {
 	mem := cuda.View[byte](p.Ring, ring*slotBytes+int64(b.Blocks)*drawWords*4)
 	h.draws = unsafe.Slice((*uint32)(unsafe.Pointer(
 		&mem[ring*slotBytes+int64(b.Index)*drawWords*4])), drawWords)
-	at := func(t int64) tile {
+	tileOf := func(t int64) tile {
 		m := unsafe.Pointer(&mem[t%ring*slotBytes])
 		word := func(off, n int) []uint32 { return unsafe.Slice((*uint32)(unsafe.Add(m, off)), n) }
 		return tile{
@@ -270,7 +270,7 @@ func (h *hopBlock) work(b *cuda.Block) error {
 			c.token.CompareAndSwap(0, 1) {
 			c.home.Store(me)
 			for t = c.entered.Load(); t < h.tiles && isReady(t); t++ {
-				if room, err := h.enter(t, at(t)); err != nil || !room {
+				if room, err := h.enter(t, tileOf(t)); err != nil || !room {
 					c.stop.Store(1)
 					return err
 				}
@@ -282,7 +282,7 @@ func (h *hopBlock) work(b *cuda.Block) error {
 		}
 		if mayDraw {
 			if c.claim.CompareAndSwap(next, next+1) {
-				s := at(next)
+				s := tileOf(next)
 				if err := draw(next, s); err != nil {
 					return err
 				}
@@ -461,11 +461,11 @@ func (h *hopBlock) drawLong(nodes []int64, s tile) error {
 				h.Hop << 24})
 		}
 		for j := range out {
-			at := first + int64(j)
+			pos := first + int64(j)
 			if k < d {
-				at = first + int64(out[j])
+				pos = first + int64(out[j])
 			}
-			if out[j], err = h.id(at); err != nil {
+			if out[j], err = h.id(pos); err != nil {
 				return err
 			}
 		}
@@ -550,12 +550,12 @@ func (h *hopBlock) enterLong(v int64, s tile, i int, k, next, e int64) (int64, e
 	for c := int64(0); c < k; c += chunk {
 		n := min(chunk, k-c)
 		for j := range n {
-			at := s.first[i] + c + j
+			pos := s.first[i] + c + j
 			if k < d {
-				at = s.first[i] + int64(out[c+j])
+				pos = s.first[i] + int64(out[c+j])
 			}
 			var err error
-			if s.draws[j], err = h.id(at); err != nil {
+			if s.draws[j], err = h.id(pos); err != nil {
 				return 0, err
 			}
 		}
@@ -667,11 +667,11 @@ func (s *hostHopper) own(stream cuda.Stream, mb *MiniBatch, n int64) error {
 			return err
 		}
 	}
-	width, most := uint32(32), s.topo.Host.NumNodes
+	width, nodes := uint32(32), s.topo.Host.NumNodes
 	if !s.direct {
-		width, most = 64-s.idBits(), loaded(s.slots)
+		width, nodes = 64-s.idBits(), loaded(s.slots)
 	}
-	pos := uint32(bits.Len64(uint64(most + int64(mb.NumSeeds))))
+	pos := uint32(bits.Len64(uint64(nodes + int64(mb.NumSeeds))))
 	if pos >= width {
 		return errs.New(errs.Usage,
 			"a batch of %d seeds with %d nodes is too large: lower the batch size or the fanouts",

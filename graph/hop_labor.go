@@ -162,7 +162,7 @@ func (s *laborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	}
 	return s.draw(ctx, stream, mb, hop, deviceDraws{
 		// A destination may take all its neighbours.
-		most:  func(int64, int64) int64 { return math.MaxInt64 / 2 },
+		draws: func(int64, int64) int64 { return math.MaxInt64 / 2 },
 		count: launch(&s.kLaborCount), fill: launch(&s.kLaborFill),
 	})
 }

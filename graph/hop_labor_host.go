@@ -105,10 +105,10 @@ func (h *hopBlock) takeLabor(first, d int64, limit uint64, ids, scratch []uint32
 // takeUpTo writes the neighbours whose variates are at most limit to ids, up to tileDraws, and
 // counts them all.
 func (h *hopBlock) takeUpTo(first, d int64, limit uint64, ids, scratch []uint32) int64 {
-	at, k := h.take(first, first+d, limit, ids[:tileDraws+simd.LaborRoom])
-	for at < d {
-		done, n := h.take(first+at, first+d, limit, scratch)
-		at, k = at+done, k+n
+	pos, k := h.take(first, first+d, limit, ids[:tileDraws+simd.LaborRoom])
+	for pos < d {
+		done, n := h.take(first+pos, first+d, limit, scratch)
+		pos, k = pos+done, k+n
 	}
 	return k
 }
@@ -174,19 +174,19 @@ func (h *hopBlock) enterLabor(v int64, s tile, i int, k, next, e int64) (int64, 
 	}
 	limit, ids := s.limits()[i], s.scratch()
 	h.largest = simd.LaborLargest{}
-	for at, left := int64(0), k; at < d; {
+	for pos, left := int64(0), k; pos < d; {
 		var done, n int64
 		if limit == takeAll {
-			done = min(chunk, d-at)
+			done = min(chunk, d-pos)
 			n = done
-			h.copyIDs(first+at, first+at+n, ids)
+			h.copyIDs(first+pos, first+pos+n, ids)
 		} else {
-			done, n = h.take(first+at, first+d, limit, ids[:chunk])
+			done, n = h.take(first+pos, first+d, limit, ids[:chunk])
 		}
 		if !h.largest.In(h.NumNodes, h.wide != nil) {
 			return 0, h.badTaken([]int64{v}, []uint64{limit})
 		}
-		if at, left = at+done, left-n; left < 0 || at == d && left > 0 {
+		if pos, left = pos+done, left-n; left < 0 || pos == d && left > 0 {
 			return 0, errors.New("sample: the topology changes while it is sampled")
 		}
 		next = h.number(ids, int(n), next, e)

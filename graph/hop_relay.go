@@ -85,11 +85,11 @@ func (r *relay) upload(ctx context.Context, stream cuda.Stream, mb *MiniBatch, f
 		}
 		return b.Bytes()[lo:hi]
 	}
-	list := []piece{{to: &mb.Nodes, data: of(mb.inner.Nodes, lo*8, hi*8), at: lo * 8,
+	list := []piece{{to: &mb.Nodes, data: of(mb.inner.Nodes, lo*8, hi*8), offset: lo * 8,
 		purpose: "frontier"}}
 	if r.sampler.cfg.Degrees {
 		list = append(list, piece{to: &mb.Degrees, data: of(mb.inner.Degrees, lo*4, hi*4),
-			at: lo * 4, purpose: "frontier degrees"})
+			offset: lo * 4, purpose: "frontier degrees"})
 	}
 	if from != nil {
 		b := &mb.Blocks[len(mb.Blocks)-1]

@@ -68,22 +68,22 @@ func farRows(b *cuda.Block, p *farParams) error {
 	var degs, local [tileNodes + simd.SampleGroup]uint32
 	lo, hi := b.Range(p.tiles())
 	for t := lo; t < hi; t++ {
-		at := t * tileNodes
-		n := int(min(tileNodes, p.NumDst-at))
-		if i := level.SampleRows(nodes[at:p.NumDst], n, indptr, p.NumEdges, 1, first[:], degs[:],
+		begin := t * tileNodes
+		n := int(min(tileNodes, p.NumDst-begin))
+		if i := level.SampleRows(nodes[begin:p.NumDst], n, indptr, p.NumEdges, 1, first[:], degs[:],
 			local[:]); i < n {
-			if _, _, err := neighbours(indptr, p.NumEdges, nodes[at+int64(i)]); err != nil {
+			if _, _, err := neighbours(indptr, p.NumEdges, nodes[begin+int64(i)]); err != nil {
 				return err
 			}
-			return fmt.Errorf("sample: node %d has 2^32 neighbours or more", nodes[at+int64(i)])
+			return fmt.Errorf("sample: node %d has 2^32 neighbours or more", nodes[begin+int64(i)])
 		}
 		sum := int64(0)
-		for i, v := range nodes[at : at+int64(n)] {
+		for i, v := range nodes[begin : begin+int64(n)] {
 			o := first[i]
 			if place, ok := c.find(v); ok {
 				o = ^place
 			}
-			origin[at+int64(i)], deg[at+int64(i)] = o, degs[i]
+			origin[begin+int64(i)], deg[begin+int64(i)] = o, degs[i]
 			sum += p.edgesOf(int64(degs[i]))
 		}
 		sums[t] = sum
@@ -105,15 +105,15 @@ func farDraw(b *cuda.Block, p *farParams) error {
 	for t := lo; t < hi; t++ {
 		e := before[t]
 		end := min((t+1)*tileNodes, p.NumDst)
-		for at := t * tileNodes; at < end; at += simd.SampleGroup {
-			n := int(min(simd.SampleGroup, end-at))
+		for first := t * tileNodes; first < end; first += simd.SampleGroup {
+			n := int(min(simd.SampleGroup, end-first))
 			if short {
-				copy(v[:n], nodes[at:])
-				copy(d[:n], deg[at:])
+				copy(v[:n], nodes[first:])
+				copy(d[:n], deg[first:])
 				level.SampleDraw(&v, &d, int(p.Fanout), &keys, p.Epoch, p.Hop<<24, draws[:])
 			}
 			for lane := range n {
-				i := at + int64(lane)
+				i := first + int64(lane)
 				start[i] = e
 				k := p.edgesOf(int64(deg[i]))
 				out := src[e : e+k]
@@ -150,7 +150,7 @@ func farFind(b *cuda.Block, p *farParams) error {
 	pos, ids, keys := cuda.View[int64](p.Pos, n), cuda.View[uint32](p.IDs, n),
 		cuda.View[uint64](p.Keys, n)
 	lo, hi := b.Range(n)
-	at, missing := lo, int64(0)
+	next, missing := lo, int64(0)
 	page := int64(-1) // of the edge before, unless a list in memory had that
 	i := int64(sort.Search(int(p.NumDst), func(i int) bool { return start[i+1] > p.From+lo }))
 	for e := lo; e < hi; i++ {
@@ -171,13 +171,13 @@ func farFind(b *cuda.Block, p *farParams) error {
 			// A list's draws often lie in one page: who has read it goes on from the first.
 			if g := (p.Offset + x<<p.Shift) / filePage; g != page {
 				page = g
-				keys[at] = uint64(g)<<chunkBits | uint64(e)
-				at++
+				keys[next] = uint64(g)<<chunkBits | uint64(e)
+				next++
 			}
 		}
 	}
 	counts := cuda.View[int64](p.Counts, 3*int64(b.Blocks))[3*b.Index:]
-	counts[0], counts[1], counts[2] = lo, at, missing
+	counts[0], counts[1], counts[2] = lo, next, missing
 	return nil
 }
 
@@ -387,11 +387,11 @@ func (s *storedHopper) launchFar(stream cuda.Stream, k cuda.Kernel, p *farParams
 // farRoom makes room in the frontier and the table for a chunk's edges. Nothing is under way on the
 // stream.
 func (s *storedHopper) farRoom(stream cuda.Stream, mb *MiniBatch, frontier, edges int64) error {
-	most := s.topo.Host.NumNodes + int64(mb.NumSeeds)
-	bound := min(frontier+edges, most)
+	nodes := s.topo.Host.NumNodes + int64(mb.NumSeeds)
+	bound := min(frontier+edges, nodes)
 	if need := (bound + 1) * 8; need > mb.Nodes.Size() {
 		if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, min(max(need, 2*mb.Nodes.Size()),
-			max(need, (most+1)*8)), frontier*8, "frontier"); err != nil {
+			max(need, (nodes+1)*8)), frontier*8, "frontier"); err != nil {
 			return err
 		}
 	}
@@ -439,20 +439,20 @@ func (s *storage) count(edges, cached, pages int64) {
 // fetch reads the pages of sorted keys, and writes the ids of the edges behind each key.
 func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []uint32) error {
 	const mask = 1<<chunkBits - 1
-	at := 0
+	read := 0
 	next := func(u *pageRun) bool {
-		if at == len(keys) {
+		if read == len(keys) {
 			return false
 		}
-		*u = pageRun{page: int64(keys[at] >> chunkBits), pages: 1, lo: at}
-		for at++; at < len(keys); at++ {
-			if d := int64(keys[at]>>chunkBits) - u.page; d == int64(u.pages) && d < unitPages {
+		*u = pageRun{page: int64(keys[read] >> chunkBits), pages: 1, lo: read}
+		for read++; read < len(keys); read++ {
+			if d := int64(keys[read]>>chunkBits) - u.page; d == int64(u.pages) && d < unitPages {
 				u.pages++
 			} else if d >= int64(u.pages) {
 				break
 			}
 		}
-		u.hi = at
+		u.hi = read
 		return true
 	}
 	limit := uint64(s.t.NumNodes)

@@ -234,9 +234,9 @@ func sampleFill(b *cuda.Block, p *sampleParams) error {
 	if end := base + cuda.View[int64](p.Sums, int64(b.Blocks))[b.Index]; end > p.SrcLen {
 		return fmt.Errorf("sample: %d edges, room for %d", end, p.SrcLen)
 	}
-	enter := func(id uint64, at int64, out *uint32, pos uint64) error {
+	enter := func(id uint64, edge int64, out *uint32, pos uint64) error {
 		if id >= uint64(p.NumNodes) {
-			return fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id), at,
+			return fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id), edge,
 				p.NumNodes-1)
 		}
 		s, err := t.slot(id)
@@ -365,23 +365,23 @@ func uniqueAssign(b *cuda.Block, p *sampleParams) error {
 	lo, hi := p.edges(b)
 	src := p.src()
 	nodes := cuda.View[int64](p.Nodes, p.NodesLen)
-	at := p.NumDst + before(b, p.Sums)
-	first := at
+	next := p.NumDst + before(b, p.Sums)
+	first := next
 	for e := lo; e < hi; e++ {
 		s := uint64(src[e])
 		if t.pos(s) == uint64(p.NumDst+e) {
-			if at >= p.NodesLen {
-				return fmt.Errorf("sample: frontier index %d: room for %d", at, p.NodesLen)
+			if next >= p.NodesLen {
+				return fmt.Errorf("sample: frontier index %d: room for %d", next, p.NodesLen)
 			}
-			nodes[at] = int64(t.node(s))
-			t.lower(s, uint64(at))
-			at++
+			nodes[next] = int64(t.node(s))
+			t.lower(s, uint64(next))
+			next++
 		}
 	}
 	if p.Degrees != 0 {
 		indptr := p.indptr()
 		deg := cuda.View[uint32](p.Degrees, p.NodesLen)
-		for i := first; i < at; i++ {
+		for i := first; i < next; i++ {
 			_, d, err := neighbours(indptr, p.NumEdges, nodes[i])
 			if err != nil {
 				return err
@@ -390,7 +390,7 @@ func uniqueAssign(b *cuda.Block, p *sampleParams) error {
 		}
 	}
 	if b.Index == b.Blocks-1 {
-		cuda.View[int64](p.Totals, 2)[1] = at - p.NumDst
+		cuda.View[int64](p.Totals, 2)[1] = next - p.NumDst
 	}
 	return nil
 }

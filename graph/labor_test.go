@@ -27,10 +27,10 @@ func laborModel(t *Topology, cfg SamplerConfig, epoch, batch int, seeds []int64)
 	whole := func(k [2]uint32) uint64 { return uint64(k[0]) + uint64(k[1])<<32 }
 	kappa := uint64(max(cfg.Dependency, 1))
 	p := plain{nodes: slices.Clone(seeds), hopEnd: []int64{int64(len(seeds))}}
-	at := map[int64]int{}
+	place := map[int64]int{}
 	for i, v := range seeds {
-		if _, ok := at[v]; !ok {
-			at[v] = i
+		if _, ok := place[v]; !ok {
+			place[v] = i
 		}
 	}
 	for hop, fanout := range cfg.Fanouts {
@@ -70,11 +70,11 @@ func laborModel(t *Topology, cfg SamplerConfig, epoch, batch int, seeds []int64)
 				if some && !takes(u) || !some && variate(u).Cmp(least) != 0 {
 					continue
 				}
-				if _, ok := at[u]; !ok {
-					at[u] = len(p.nodes)
+				if _, ok := place[u]; !ok {
+					place[u] = len(p.nodes)
 					p.nodes = append(p.nodes, u)
 				}
-				src = append(src, uint32(at[u]))
+				src = append(src, uint32(place[u]))
 			}
 			indptr = append(indptr, int64(len(src)))
 		}
@@ -206,7 +206,7 @@ func TestLaborDamagedTopology(t *testing.T) {
 			topo, err := FromEdges(500, src, dst, wideIDs)
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, topo.Close()) })
-			at := topo.Indptr[99]
+			edge := topo.Indptr[99]
 			bad := []int64{500}
 			if wideIDs {
 				bad = append(bad, -1, 1<<32, 3<<32+7)
@@ -215,9 +215,9 @@ func TestLaborDamagedTopology(t *testing.T) {
 				was := topo.Neighbor(99, 0)
 				put := func(id int64) {
 					if wideIDs {
-						topo.Indices64[at] = id
+						topo.Indices64[edge] = id
 					} else {
-						topo.Indices32[at] = uint32(id)
+						topo.Indices32[edge] = uint32(id)
 					}
 				}
 				put(id)
@@ -238,7 +238,7 @@ func TestLaborDamagedTopology(t *testing.T) {
 				want := fails(hostGeneral)
 				if fanout != 1 {
 					require.Contains(t, strings.Join(want, ""),
-						fmt.Sprintf("id %d of edge %d: nodes are 0 to 499", id, at))
+						fmt.Sprintf("id %d of edge %d: nodes are 0 to 499", id, edge))
 				}
 				if fanout > 0 {
 					require.Contains(t, want, "", "not taken")
@@ -335,7 +335,7 @@ func TestLaborDependency(t *testing.T) {
 	r := newRig(t, host, randomGraph(t, 100, 3, false, 1), 1, SamplerConfig{Fanouts: []int{1},
 		Seed: 5, Method: Labor, Dependency: κ}, directNodes)
 	h := r.s.hopper.(*hostLaborHopper)
-	at := func(epoch, batch, hop int) (v []uint64) {
+	draw := func(epoch, batch, hop int) (v []uint64) {
 		r.sample(t, epoch, batch, []int64{1})
 		p := h.variates(r.mb, hop)
 		vector := p.host()
@@ -354,17 +354,17 @@ func TestLaborDependency(t *testing.T) {
 		}
 		return float64(n) / float64(len(a))
 	}
-	one := at(0, 21, 0)
+	one := draw(0, 21, 0)
 	for d := range 2 * κ {
 		want := max(1-float64(d)/κ, 0)
-		require.InDelta(t, want, kept(one, at(0, 21+d, 0)), 0.02, "%d batches on", d)
+		require.InDelta(t, want, kept(one, draw(0, 21+d, 0)), 0.02, "%d batches on", d)
 		if d >= κ || d == 0 {
-			require.Equal(t, want, kept(one, at(0, 21+d, 0)))
+			require.Equal(t, want, kept(one, draw(0, 21+d, 0)))
 		}
 	}
-	require.Zero(t, kept(one, at(1, 21, 0)))
-	require.Zero(t, kept(one, at(0, 21, 1)))
-	require.Equal(t, one, at(0, 21, 0))
+	require.Zero(t, kept(one, draw(1, 21, 0)))
+	require.Zero(t, kept(one, draw(0, 21, 1)))
+	require.Equal(t, one, draw(0, 21, 0))
 }
 
 // With a topology on storage the blocks are those in memory; hops of two batches in turn, too. The

@@ -177,12 +177,12 @@ func layerWeigh(b *cuda.Block, p *layerParams) error {
 				w = edgeMass(end-v.start[i], p.Bits)
 			}
 		}
-		at := t.pos(uint64(v.src[e]))
-		v.pos[e] = uint32(at)
+		pos := t.pos(uint64(v.src[e]))
+		v.pos[e] = uint32(pos)
 		if b.Blocks == 1 {
-			v.mass[at] += w
+			v.mass[pos] += w
 		} else {
-			atomic.AddUint64(&v.mass[at], w)
+			atomic.AddUint64(&v.mass[pos], w)
 		}
 	}
 	return nil
@@ -302,8 +302,8 @@ func layerAssign(b *cuda.Block, p *layerParams) error {
 	for i := lo; i < hi; i++ {
 		weights[i] = 1
 	}
-	to, at := before(b, p.Sample.Sums), v.n+before(b, p.News)
-	first := at
+	to, next := before(b, p.Sample.Sums), v.n+before(b, p.News)
+	first := next
 	lo, hi = b.Range(p.Edges)
 	i := v.firstFrom(lo)
 	for e := lo; e < hi; e++ {
@@ -322,18 +322,18 @@ func layerAssign(b *cuda.Block, p *layerParams) error {
 		if int64(pos) != v.n+e {
 			continue
 		}
-		if at >= p.Sample.NodesLen || at >= p.WeightLen {
-			return fmt.Errorf("sample: frontier index %d: room for %d", at,
+		if next >= p.Sample.NodesLen || next >= p.WeightLen {
+			return fmt.Errorf("sample: frontier index %d: room for %d", next,
 				min(p.Sample.NodesLen, p.WeightLen))
 		}
-		nodes[at] = int64(t.node(uint64(v.src[e])))
-		weights[at] = layerWeight(v.mass[pos], tau)
-		v.src[e] = uint32(at)
-		at++
+		nodes[next] = int64(t.node(uint64(v.src[e])))
+		weights[next] = layerWeight(v.mass[pos], tau)
+		v.src[e] = uint32(next)
+		next++
 	}
 	if p.Sample.Degrees != 0 {
 		indptr, deg := p.Sample.indptr(), cuda.View[uint32](p.Sample.Degrees, p.Sample.NodesLen)
-		for i := first; i < at; i++ {
+		for i := first; i < next; i++ {
 			_, d, err := neighbours(indptr, p.Sample.NumEdges, nodes[i])
 			if err != nil {
 				return err
@@ -346,7 +346,7 @@ func layerAssign(b *cuda.Block, p *layerParams) error {
 			outStart[i] = to
 		}
 		totals := cuda.View[int64](p.Sample.Totals, 2)
-		totals[0], totals[1] = to, at-v.n
+		totals[0], totals[1] = to, next-v.n
 	}
 	return nil
 }

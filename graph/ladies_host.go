@@ -46,7 +46,7 @@ type enterBlock struct {
 	ids     [enterChunk]uint32
 	edges   [enterChunk]uint32
 	masses  [enterChunk]uint64
-	at      [enterChunk]uint32
+	slots   [enterChunk]uint32
 	sink    uint64
 }
 
@@ -84,13 +84,13 @@ func hostLayerEnter(b *cuda.Block, p *enterParams) error {
 func (h *enterBlock) mine(x uint64) bool { return x>>32*h.parts>>32 == h.part }
 
 // enter finds the candidate of a node, which is at when it has none.
-func (h *enterBlock) enter(v, hash, at uint32) uint32 {
+func (h *enterBlock) enter(v, hash, index uint32) uint32 {
 	s := uint64(hash) * uint64(len(h.table)) >> 32
 	for {
 		switch t := h.table[s]; {
 		case t == ^uint64(0):
-			h.table[s] = uint64(v)<<32 | uint64(at)
-			return at
+			h.table[s] = uint64(v)<<32 | uint64(index)
+			return index
 		case uint32(t>>32) == v:
 			return uint32(t)
 		}
@@ -138,7 +138,7 @@ func enterLists[T uint32 | int64](h *enterBlock, nodes, indptr []int64, indices 
 					continue
 				}
 				c := h.count
-				h.ids[c], h.at[c], h.edges[c], h.masses[c] = uint32(id), uint32(x),
+				h.ids[c], h.slots[c], h.edges[c], h.masses[c] = uint32(id), uint32(x),
 					uint32(e+int64(j)), mass
 				if h.count++; h.count == enterChunk {
 					h.flush()
@@ -160,19 +160,19 @@ func enterLists[T uint32 | int64](h *enterBlock, nodes, indptr []int64, indices 
 // flush enters the edges of the chunk.
 func (h *enterBlock) flush() {
 	n, size, touched := h.count, uint64(len(h.table)), uint64(0)
-	for _, x := range h.at[:n] { // the entries are on their way together
+	for _, x := range h.slots[:n] { // the entries are on their way together
 		touched += h.table[uint64(x)*size>>32]
 	}
 	h.sink += touched
 	for k, v := range h.ids[:n] {
 		c := uint32(h.n) + h.edges[k]
-		at := h.enter(v, h.at[k], c)
-		if at == c {
+		first := h.enter(v, h.slots[k], c)
+		if first == c {
 			h.src[h.edges[k]] = v
 		}
-		h.at[k] = at
+		h.slots[k] = first
 	}
-	for k, c := range h.at[:n] {
+	for k, c := range h.slots[:n] {
 		h.pos[h.edges[k]] = c
 		h.mass[c] += h.masses[k]
 	}

@@ -66,17 +66,17 @@ func layerModel(t *Topology, seed uint64, epoch, batch, hop int, frontier []int6
 	for _, v := range frontier {
 		for i := range t.InDegree(v) {
 			j := t.Neighbor(v, i)
-			at, there := dst[j]
+			index, there := dst[j]
 			if !there && !chosen[j] {
 				continue
 			}
 			if !there {
-				at = len(nodes)
-				dst[j] = at
+				index = len(nodes)
+				dst[j] = index
 				nodes = append(nodes, j)
 				weights = append(weights, -1/math.Expm1(-float64(mass[j])*tau))
 			}
-			src = append(src, uint32(at))
+			src = append(src, uint32(index))
 		}
 		indptr = append(indptr, int64(len(src)))
 	}
@@ -290,7 +290,7 @@ func TestLayerwiseWeightsAreUnbiased(t *testing.T) {
 func TestLayerwiseDependsOnEpochAndBatch(t *testing.T) {
 	topo := randomGraph(t, 3000, 20, false, 2)
 	seeds := []int64{2999, 2500, 2001, 1777}
-	at := func(batches ...[2]int) plain {
+	sample := func(batches ...[2]int) plain {
 		r := newRig(t, host, topo, 1, SamplerConfig{Fanouts: []int{30}, Seed: 5, Method: Ladies},
 			directNodes)
 		var p plain
@@ -299,10 +299,10 @@ func TestLayerwiseDependsOnEpochAndBatch(t *testing.T) {
 		}
 		return p
 	}
-	one := at([2]int{0, 1})
-	require.Equal(t, one, at([2]int{3, 4}, [2]int{0, 0}, [2]int{0, 1}))
-	require.NotEqual(t, one.nodes, at([2]int{0, 2}).nodes)
-	require.NotEqual(t, one.nodes, at([2]int{1, 1}).nodes)
+	one := sample([2]int{0, 1})
+	require.Equal(t, one, sample([2]int{3, 4}, [2]int{0, 0}, [2]int{0, 1}))
+	require.NotEqual(t, one.nodes, sample([2]int{0, 2}).nodes)
+	require.NotEqual(t, one.nodes, sample([2]int{1, 1}).nodes)
 }
 
 func TestLayerwiseErrors(t *testing.T) {

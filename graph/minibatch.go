@@ -120,13 +120,13 @@ func (mb *MiniBatch) allDifferent(seeds []int64) bool {
 	clear(set)
 	shift := 64 - bits.TrailingZeros(uint(slots))
 	for _, v := range seeds {
-		at := int(uint64(v) * 0x9E3779B97F4A7C15 >> shift)
-		for ; set[at] != 0; at = (at + 1) & (slots - 1) {
-			if set[at] == v+1 {
+		slot := int(uint64(v) * 0x9E3779B97F4A7C15 >> shift)
+		for ; set[slot] != 0; slot = (slot + 1) & (slots - 1) {
+			if set[slot] == v+1 {
 				return false
 			}
 		}
-		set[at] = v + 1 // 0 is an empty slot
+		set[slot] = v + 1 // 0 is an empty slot
 	}
 	return true
 }

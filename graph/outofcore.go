@@ -277,11 +277,11 @@ func (s *storage) load(ctx context.Context) error {
 func (s *storage) fill(ctx context.Context) error {
 	c := &s.cache
 	return s.readLists(ctx, s.t.NumNodes, func(i int64) int64 { return i }, func(v int64) []uint32 {
-		at, ok := c.find(v)
+		first, ok := c.find(v)
 		if !ok {
 			return nil
 		}
-		return c.lists[at : at+s.t.InDegree(v)]
+		return c.lists[first : first+s.t.InDegree(v)]
 	})
 }
 
@@ -407,12 +407,12 @@ func (t *Topology) Scan(ctx context.Context, see func(first int64, ids []uint32)
 	const piece = 1 << 16
 	buf := make([]uint32, 0, piece)
 	widen := func(first int64, wide []int64) error {
-		for at := 0; at < len(wide); at += piece {
+		for pos := 0; pos < len(wide); pos += piece {
 			buf = buf[:0]
-			for _, id := range wide[at:min(at+piece, len(wide))] {
+			for _, id := range wide[pos:min(pos+piece, len(wide))] {
 				buf = append(buf, uint32(id))
 			}
-			if err := see(first+int64(at), buf); err != nil {
+			if err := see(first+int64(pos), buf); err != nil {
 				return err
 			}
 			if ctx.Err() != nil {
@@ -432,8 +432,8 @@ func (t *Topology) Scan(ctx context.Context, see func(first int64, ids []uint32)
 	case t.Indices64 != nil:
 		return widen(0, t.Indices64)
 	}
-	for at := 0; at < len(t.Indices32); at += piece {
-		if err := see(int64(at), t.Indices32[at:min(at+piece, len(t.Indices32))]); err != nil {
+	for pos := 0; pos < len(t.Indices32); pos += piece {
+		if err := see(int64(pos), t.Indices32[pos:min(pos+piece, len(t.Indices32))]); err != nil {
 			return err
 		}
 		if ctx.Err() != nil {

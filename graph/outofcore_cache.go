@@ -66,7 +66,7 @@ func (c *neighbourCache) held() int64 {
 }
 
 // find tells where v's list begins in lists.
-func (c *neighbourCache) find(v int64) (at int64, ok bool) {
+func (c *neighbourCache) find(v int64) (first int64, ok bool) {
 	if len(c.starts) == 0 {
 		return 0, false
 	}
@@ -94,7 +94,7 @@ func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
 	room := budget - LeastNeighborCache(t.NumNodes)
 	cost := func(v int64) int64 { return 4 * (1 + t.InDegree(v)) }
 	// The threshold's upper half, then its lower one: the bytes of all lists by score.
-	above := func(n int, bin func(s uint32) (int, bool), room int64) (at int, left int64) {
+	above := func(n int, bin func(s uint32) (int, bool), room int64) (last int, left int64) {
 		sums := make([]int64, n)
 		for v := range t.NumNodes {
 			if d := t.InDegree(v); d > 0 {
@@ -103,10 +103,10 @@ func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
 				}
 			}
 		}
-		for at = n - 1; at >= 0 && sums[at] <= room; at-- {
-			room -= sums[at]
+		for last = n - 1; last >= 0 && sums[last] <= room; last-- {
+			room -= sums[last]
 		}
-		return at, room
+		return last, room
 	}
 	hi, room := above(1<<16, func(s uint32) (int, bool) { return int(s >> 16), true }, room)
 	limit := int64(-1) // lists of higher scores are taken
@@ -158,12 +158,12 @@ func (c *neighbourCache) reserve(t *Topology) (err error) {
 	n := 0
 	for i := range c.lines {
 		l := &c.lines[i]
-		at := uint32(0)
+		pos := uint32(0)
 		for w, x := range l.bits {
 			for ; x != 0; x &= x - 1 {
-				c.starts[n] = at
+				c.starts[n] = pos
 				n++
-				at += uint32(t.InDegree(int64(i)*lineNodes + int64(w)*64 +
+				pos += uint32(t.InDegree(int64(i)*lineNodes + int64(w)*64 +
 					int64(bits.TrailingZeros64(x))))
 			}
 		}

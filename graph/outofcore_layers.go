@@ -78,8 +78,8 @@ func (l *farLists) stage(ctx context.Context, nodes []int64) error {
 	for _, v := range l.nodes {
 		d := t.InDegree(v)
 		edges += d
-		if at, ok := s.cache.find(v); ok {
-			copy(l.ids[t.Indptr[v]:t.Indptr[v+1]], s.cache.lists[at:at+d])
+		if first, ok := s.cache.find(v); ok {
+			copy(l.ids[t.Indptr[v]:t.Indptr[v+1]], s.cache.lists[first:first+d])
 			cached += d
 		} else if d > 0 {
 			far = append(far, v)

@@ -31,7 +31,7 @@ func TestListsComeAndGo(t *testing.T) {
 		t.Run(cfg.Method, func(t *testing.T) {
 			want := newRig(t, host, topo, 2, cfg, directNodes)
 			r := newRig(t, host, far, 2, cfg, directNodes)
-			at, index := r.s.topo, 0
+			lists, index := r.s.topo, 0
 			sample := func(cached bool) {
 				t.Helper()
 				seeds := someSeeds(100, topo.NumNodes, uint64(index+1))
@@ -42,17 +42,17 @@ func TestListsComeAndGo(t *testing.T) {
 				index++
 			}
 			sample(true)
-			n, err := at.FillLists(r.ctx) // they are there
+			n, err := lists.FillLists(r.ctx) // they are there
 			require.NoError(t, err)
 			require.Zero(t, n)
 			for range 2 {
-				require.NoError(t, at.ReleaseLists())
-				require.NoError(t, at.ReleaseLists())
+				require.NoError(t, lists.ReleaseLists())
+				require.NoError(t, lists.ReleaseLists())
 				require.Equal(t, least, c.held())
 				require.Zero(t, hostmem.Usage()[cachePurpose])
 				sample(false)
 				was := far.Storage()
-				n, err := at.FillLists(r.ctx)
+				n, err := lists.FillLists(r.ctx)
 				require.NoError(t, err)
 				require.GreaterOrEqual(t, n, c.ids*4)
 				require.LessOrEqual(t, n, topo.NumEdges*4+2*filePage)
@@ -72,18 +72,18 @@ func TestListsThatDoNotComeBack(t *testing.T) {
 	all := MostNeighborCache(topo.NumNodes, topo.NumEdges)
 	far := farOf(t, topo, OutOfCoreOptions{CacheBytes: all})
 	r := newRig(t, host, far, 2, SamplerConfig{Fanouts: []int{10}, Seed: 7}, directNodes)
-	at, c := r.s.topo, &far.far.cache
-	require.NoError(t, at.ReleaseLists())
+	lists, c := r.s.topo, &far.far.cache
+	require.NoError(t, lists.ReleaseLists())
 	stopped, cancel := context.WithCancel(r.ctx)
 	cancel()
-	_, err := at.FillLists(stopped)
+	_, err := lists.FillLists(stopped)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, LeastNeighborCache(topo.NumNodes), c.held())
 	f, err := os.OpenFile(far.far.file.Path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	_, err = f.WriteAt([]byte("other ids"), far.far.file.Offset+9*filePage)
 	require.NoError(t, errors.Join(err, f.Close()))
-	_, err = at.FillLists(r.ctx)
+	_, err = lists.FillLists(r.ctx)
 	require.ErrorIs(t, err, ErrTopologyChanged)
 	require.Equal(t, errs.Device, errs.ClassOf(err))
 	require.Equal(t, LeastNeighborCache(topo.NumNodes), c.held())

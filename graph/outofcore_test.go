@@ -168,8 +168,8 @@ func TestOutOfCorePages(t *testing.T) {
 			for _, x := range p.src[hop][p.indptr[hop][i]:p.indptr[hop][i+1]] {
 				// Where an id stands twice the draw may have been either: take rows whose ids
 				// differ.
-				at := slices.Index(ids, uint32(p.nodes[x]))
-				pages[s.page(topo.Indptr[v]+int64(at))] = true
+				pos := slices.Index(ids, uint32(p.nodes[x]))
+				pages[s.page(topo.Indptr[v]+int64(pos))] = true
 			}
 		}
 		want += int64(len(pages))
@@ -207,9 +207,9 @@ func TestNeighborCache(t *testing.T) {
 		}
 		return 0
 	})
-	most := LeastNeighborCache(topo.NumNodes) + 4*(topo.NumNodes+topo.NumEdges)
+	limit := LeastNeighborCache(topo.NumNodes) + 4*(topo.NumNodes+topo.NumEdges)
 	for _, budget := range []int64{LeastNeighborCache(topo.NumNodes),
-		LeastNeighborCache(topo.NumNodes) + 400, most / 20, most / 3, most * 9 / 10, most} {
+		LeastNeighborCache(topo.NumNodes) + 400, limit / 20, limit / 3, limit * 9 / 10, limit} {
 		far := farOf(t, topo, OutOfCoreOptions{CacheBytes: budget})
 		c := &far.far.cache
 		require.LessOrEqual(t, c.bytes(), budget)
@@ -221,7 +221,7 @@ func TestNeighborCache(t *testing.T) {
 			if l.score < limit {
 				full = true
 			}
-			at, ok := c.find(l.node)
+			first, ok := c.find(l.node)
 			if !full && room >= cost {
 				require.True(t, ok, "node %d of score %v with %d bytes left", l.node, l.score, room)
 				room -= cost
@@ -233,12 +233,12 @@ func TestNeighborCache(t *testing.T) {
 			}
 			if ok {
 				require.Equal(t, topo.Indices32[topo.Indptr[l.node]:topo.Indptr[l.node+1]],
-					c.lists[at:at+topo.InDegree(l.node)])
+					c.lists[first:first+topo.InDegree(l.node)])
 			}
 		}
 	}
 	// What finds the lists is small: 1/6 byte a node and 4 a list.
-	far := farOf(t, topo, OutOfCoreOptions{CacheBytes: most / 3})
+	far := farOf(t, topo, OutOfCoreOptions{CacheBytes: limit / 3})
 	info := far.StorageInfo()
 	require.Equal(t, (topo.NumNodes+383)/384*64+4*info.CacheLists, info.CacheMetadata)
 }
@@ -319,9 +319,9 @@ func TestOutOfCoreFaults(t *testing.T) {
 				}
 				require.ErrorIs(t, err, c.cause)
 				require.Equal(t, errs.Device, errs.ClassOf(err))
-				var at *StorageError
-				require.ErrorAs(t, err, &at)
-				require.Equal(t, f.Path, at.Path)
+				var failed *StorageError
+				require.ErrorAs(t, err, &failed)
+				require.Equal(t, f.Path, failed.Path)
 				require.Contains(t, err.Error(), "sample hop")
 				restore()
 				require.Equal(t, want.src, rig.plain(t, rig.sample(t, 1, 0, seeds)).src)
@@ -566,16 +566,16 @@ func TestPageReader(t *testing.T) {
 			require.NoError(t, p.sum(t.Context(), func(int64, []byte) error { return nil }))
 			require.EqualValues(t, 5001, p.pages)
 			want, got := 0, 0
-			at := int64(0)
+			page := int64(0)
 			next := func(u *pageRun) bool {
-				at += 1 + r.Int64N(4)
-				n := min(1+r.Int64N(unitPages), p.pages-at)
+				page += 1 + r.Int64N(4)
+				n := min(1+r.Int64N(unitPages), p.pages-page)
 				if n <= 0 {
 					return false
 				}
-				*u = pageRun{page: at, pages: int(n), lo: want}
+				*u = pageRun{page: page, pages: int(n), lo: want}
 				want++
-				at += n - 1
+				page += n - 1
 				return true
 			}
 			seen := map[int]bool{}

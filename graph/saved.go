@@ -69,8 +69,8 @@ func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]b
 		if err != nil {
 			return nil, 0, err
 		}
-		for _, at := range hostmem.View[int64](indptr) {
-			b = le.AppendUint32(b, uint32(at))
+		for _, offset := range hostmem.View[int64](indptr) {
+			b = le.AppendUint32(b, uint32(offset))
 		}
 		if err := raw(x.Src, x.NumEdges*4); err != nil {
 			return nil, 0, err
@@ -119,10 +119,10 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	mb.HopEnd, mb.Blocks = append(mb.HopEnd[:0], int64(mb.NumSeeds)), mb.Blocks[:hops]
 	need, dst := int64(0), int64(mb.NumSeeds)
 	for h := range mb.Blocks {
-		at := saved[header+h*24:]
+		sizes := saved[header+h*24:]
 		x := &mb.Blocks[h]
-		x.NumDst, x.NumSrc, x.NumEdges = int64(le.Uint64(at)), int64(le.Uint64(at[8:])),
-			int64(le.Uint64(at[16:]))
+		x.NumDst, x.NumSrc, x.NumEdges = int64(le.Uint64(sizes)), int64(le.Uint64(sizes[8:])),
+			int64(le.Uint64(sizes[16:]))
 		if x.NumDst != dst || x.NumSrc < dst || x.NumSrc > int64(len(nodes)) ||
 			uint64(x.NumEdges) > uint64(len(saved)) ||
 			x.Weights != nil && has&(savedWeights<<h) == 0 {
@@ -156,12 +156,12 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	list := []piece{{to: &mb.Nodes, data: hostmem.Bytes(nodes), purpose: "frontier"}}
 	for h := range mb.Blocks {
 		x := &mb.Blocks[h]
-		at, src := take((x.NumDst+1)*4), take(x.NumEdges*4)
-		if !validBlock(at, src, uint32(x.NumSrc)) {
+		offsets, src := take((x.NumDst+1)*4), take(x.NumEdges*4)
+		if !validBlock(offsets, src, uint32(x.NumSrc)) {
 			return broken("a block that is none")
 		}
 		list = append(list,
-			piece{to: &x.Indptr, data: at, widen: true, purpose: "block offsets"},
+			piece{to: &x.Indptr, data: offsets, widen: true, purpose: "block offsets"},
 			piece{to: &x.Src, data: src, purpose: "block sources"})
 		if has&(savedWeights<<h) != 0 {
 			list = append(list, piece{to: &x.Weights, data: take(x.NumSrc * 4),
@@ -177,22 +177,22 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 
 // validBlock tells whether offsets go from 0 to the number of sources, which are all below n.
 func validBlock(offsets, src []byte, n uint32) bool {
-	le, last, most := binary.LittleEndian, uint32(0), uint32(0)
+	le, last, largest := binary.LittleEndian, uint32(0), uint32(0)
 	if le.Uint32(offsets) != 0 {
 		return false
 	}
 	for ; len(offsets) > 0; offsets = offsets[4:] {
-		at := le.Uint32(offsets)
-		if at < last {
+		offset := le.Uint32(offsets)
+		if offset < last {
 			return false
 		}
-		last = at
+		last = offset
 	}
 	edges := len(src) / 4
 	for ; len(src) >= 4; src = src[4:] {
-		most = max(most, le.Uint32(src))
+		largest = max(largest, le.Uint32(src))
 	}
-	return int(last) == edges && (edges == 0 || most < n)
+	return int(last) == edges && (edges == 0 || largest < n)
 }
 
 // Stage is pinned memory for what is on its way to a device.
@@ -205,7 +205,7 @@ func (g *Stage) Close() error { return free(&g.buf) }
 type piece struct {
 	to      *cuda.Buffer
 	data    []byte
-	at      int64 // in to
+	offset  int64 // in to
 	widen   bool  // data are uint32, in to they are int64
 	purpose string
 }
@@ -238,7 +238,7 @@ func (mb *MiniBatch) upload(ctx context.Context, stream cuda.Stream, stage *Stag
 	for i := range list {
 		p := &list[i]
 		// Also for nothing at all: kernels are given the address.
-		if err := mb.grow(stream, p.to, cuda.MemDevice, max(p.at+p.bytes(), 16), p.at,
+		if err := mb.grow(stream, p.to, cuda.MemDevice, max(p.offset+p.bytes(), 16), p.offset,
 			p.purpose); err != nil {
 			return err
 		}
@@ -260,14 +260,14 @@ func (mb *MiniBatch) upload(ctx context.Context, stream cuda.Stream, stage *Stag
 	if err := stream.Synchronize(ctx); err != nil {
 		return err
 	}
-	at := int64(0)
+	offset := int64(0)
 	for i := range list {
 		p := &list[i]
 		if len(p.data) == 0 {
 			continue
 		}
 		if mem := (*p.to).Bytes(); mem != nil {
-			p.write(mem[p.at:])
+			p.write(mem[p.offset:])
 			continue
 		}
 		mem := stage.buf.Bytes()
@@ -276,12 +276,12 @@ func (mb *MiniBatch) upload(ctx context.Context, stream cuda.Stream, stage *Stag
 				"pinned memory of %s can't be written by the CPU, which brings it mini-batches",
 				mb.dev.Info().Name)
 		}
-		p.write(mem[at:])
-		if err := stream.Copy((*p.to).Ptr()+cuda.DevicePtr(p.at),
-			stage.buf.Ptr()+cuda.DevicePtr(at), p.bytes()); err != nil {
+		p.write(mem[offset:])
+		if err := stream.Copy((*p.to).Ptr()+cuda.DevicePtr(p.offset),
+			stage.buf.Ptr()+cuda.DevicePtr(offset), p.bytes()); err != nil {
 			return err
 		}
-		at += (p.bytes() + 15) &^ 15
+		offset += (p.bytes() + 15) &^ 15
 	}
 	return stream.Synchronize(ctx)
 }

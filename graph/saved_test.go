@@ -82,12 +82,12 @@ func FuzzRestore(f *testing.F) {
 			require.True(t, v >= 0 && v < 500)
 		}
 		for _, b := range r.mb.Blocks {
-			at := hostmem.View[int64](b.Indptr.Bytes())[:b.NumDst+1]
-			require.Zero(t, at[0])
+			indptr := hostmem.View[int64](b.Indptr.Bytes())[:b.NumDst+1]
+			require.Zero(t, indptr[0])
 			for i := range b.NumDst {
-				require.LessOrEqual(t, at[i], at[i+1])
+				require.LessOrEqual(t, indptr[i], indptr[i+1])
 			}
-			require.Equal(t, b.NumEdges, at[b.NumDst])
+			require.Equal(t, b.NumEdges, indptr[b.NumDst])
 			for _, v := range hostmem.View[uint32](b.Src.Bytes())[:b.NumEdges] {
 				require.Less(t, int64(v), b.NumSrc)
 			}

@@ -60,11 +60,11 @@ func (n *naive) pinned(line int64) bool {
 }
 
 func without(list []int64, line int64) []int64 {
-	at := slices.Index(list, line)
-	if at < 0 {
+	i := slices.Index(list, line)
+	if i < 0 {
 		return list
 	}
-	return slices.Delete(slices.Clone(list), at, at+1)
+	return slices.Delete(slices.Clone(list), i, i+1)
 }
 
 func (n *naive) pinChanged(line int64, was bool) {
@@ -82,7 +82,7 @@ func (n *naive) pinChanged(line int64, was bool) {
 		n.twin.unpin(n, line)
 		return
 	}
-	if at := slices.Index(n.parkedSmall, line); at >= 0 {
+	if i := slices.Index(n.parkedSmall, line); i >= 0 {
 		n.parkedSmall = without(n.parkedSmall, line)
 		n.twin.back(n, line)
 	}

@@ -163,8 +163,8 @@ func (s *naiveSet) insert(rule string, l int64) {
 	case LRU, Sieve:
 		s.queue = append(s.queue, l)
 	case S3FIFO:
-		if at := slices.Index(s.ghosts, l); at >= 0 {
-			s.ghosts[at] = -1
+		if i := slices.Index(s.ghosts, l); i >= 0 {
+			s.ghosts[i] = -1
 			s.main = append(s.main, l)
 		} else {
 			s.small = append(s.small, l)
@@ -242,7 +242,7 @@ func (n *naiveSets) victim(s *naiveSet, line int64, may []int64) int64 {
 func (n *naiveSets) drop(l int64) {
 	s := n.set(l)
 	s.slots[slices.Index(s.slots, l)] = -1
-	if at := slices.Index(s.queue, l); at >= 0 && at < s.hand {
+	if i := slices.Index(s.queue, l); i >= 0 && i < s.hand {
 		s.hand--
 	}
 	s.queue, s.small, s.main = without(s.queue, l), without(s.small, l), without(s.main, l)

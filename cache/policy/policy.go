@@ -335,10 +335,10 @@ func (d *Queues) insert(lines []int64, out []Answer) {
 			}
 		}
 		d.touched = touched
-		for i, at := range group[:n] {
-			line := lines[at]
+		for i, pos := range group[:n] {
+			line := lines[pos]
 			slot := d.slot()
-			out[at].Slot = slot
+			out[pos].Slot = slot
 			if slot < 0 {
 				d.stats.Bypassed++
 				continue
@@ -400,8 +400,8 @@ func (d *Queues) Drop(slot int32) {
 	}
 	if s.flags()&current != 0 {
 		// Its next line stands where it is inserted. Failures are rare.
-		at := slices.Index(d.batch, slot)
-		d.batch = slices.Delete(d.batch, at, at+1)
+		i := slices.Index(d.batch, slot)
+		d.batch = slices.Delete(d.batch, i, i+1)
 	}
 	d.evictor.remove(slot)
 	d.table.del(tag(s.line()), slot)

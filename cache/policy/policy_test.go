@@ -36,13 +36,13 @@ func play(t testing.TB, policy string, slots int, seed uint64, batches, window, 
 			all[i] = append(all[i], part)
 		}
 	}
-	told := 0
+	announced := 0
 	var order []int64
 	out := make([]Answer, slots+8)
 	for i, b := range all {
-		for window > 0 && told < batches && told <= i+window {
+		for window > 0 && announced < batches && announced <= i+window {
 			union := []int64{}
-			for _, p := range all[told] {
+			for _, p := range all[announced] {
 				for _, l := range p {
 					if !slices.Contains(union, l) {
 						union = append(union, l)
@@ -51,7 +51,7 @@ func play(t testing.TB, policy string, slots int, seed uint64, batches, window, 
 			}
 			d.Announce(union)
 			n.announce(union)
-			told++
+			announced++
 		}
 		d.NextBatch()
 		n.nextBatch(order)
@@ -243,11 +243,11 @@ func BenchmarkAccess(b *testing.B) {
 					}
 				}
 				out := make([]Answer, batch)
-				told, done := 0, 0
+				announced, done := 0, 0
 				step := func() {
-					for window > 0 && told <= done+window {
-						d.Announce(batches[told%len(batches)])
-						told++
+					for window > 0 && announced <= done+window {
+						d.Announce(batches[announced%len(batches)])
+						announced++
 					}
 					d.NextBatch()
 					d.Access(batches[done%len(batches)], out)

@@ -34,8 +34,8 @@ func (r *random) unpin(slot int32) {
 
 // pin moves the last one to the slot's place.
 func (r *random) pin(slot int32) {
-	at, last := r.d.slots[slot].older, r.slots[len(r.slots)-1]
-	r.slots[at], r.d.slots[last].older = last, at
+	i, last := r.d.slots[slot].older, r.slots[len(r.slots)-1]
+	r.slots[i], r.d.slots[last].older = last, i
 	r.slots = r.slots[:len(r.slots)-1]
 }
 
@@ -48,8 +48,8 @@ func (r *random) remove(slot int32) {
 // victim draws by splitmix64.
 func (r *random) victim() int32 {
 	r.state += 0x9e3779b97f4a7c15
-	at, _ := bits.Mul64(mix(r.state), uint64(len(r.slots)))
-	slot := r.slots[at]
+	i, _ := bits.Mul64(mix(r.state), uint64(len(r.slots)))
+	slot := r.slots[i]
 	r.pin(slot)
 	return slot
 }
@@ -57,8 +57,8 @@ func (r *random) victim() int32 {
 func (r *random) likely(into []int32) int {
 	n := min(len(into), len(r.slots))
 	for i := range n {
-		at, _ := bits.Mul64(mix(r.state+uint64(i+1)*0x9e3779b97f4a7c15), uint64(len(r.slots)-i))
-		into[i] = r.slots[at]
+		j, _ := bits.Mul64(mix(r.state+uint64(i+1)*0x9e3779b97f4a7c15), uint64(len(r.slots)-i))
+		into[i] = r.slots[j]
 	}
 	return n
 }

@@ -14,8 +14,8 @@ func init() {
 			x = (x ^ x>>27) * 0x94d049bb133111eb
 			x ^= x >> 31
 			// The upper word of x · len without a wide product: len is small here.
-			at := (x>>32*uint64(len(n.list)) + (x&0xffffffff*uint64(len(n.list)))>>32) >> 32
-			line := n.list[at]
+			i := (x>>32*uint64(len(n.list)) + (x&0xffffffff*uint64(len(n.list)))>>32) >> 32
+			line := n.list[i]
 			leaveArray(n, line)
 			return line
 		},
@@ -24,10 +24,10 @@ func init() {
 
 // leaveArray takes a line out of random's array: the last line takes the place of one that leaves.
 func leaveArray(n *naive, line int64) {
-	at := slices.Index(n.list, line)
-	if at < 0 {
+	i := slices.Index(n.list, line)
+	if i < 0 {
 		return
 	}
-	n.list[at] = n.list[len(n.list)-1]
+	n.list[i] = n.list[len(n.list)-1]
 	n.list = n.list[:len(n.list)-1]
 }

@@ -46,9 +46,9 @@ func newS3FIFO(d *Queues, slots int64) *s3fifo {
 
 func (p *s3fifo) insert(slot int32) {
 	line := p.d.slots[slot].line()
-	if at := p.ghosts.among(line, p.ghost); at >= 0 {
-		p.ghosts.del(tag(line), at)
-		p.ghost[at] = noLine
+	if i := p.ghosts.among(line, p.ghost); i >= 0 {
+		p.ghosts.del(tag(line), i)
+		p.ghost[i] = noLine
 		p.d.slots[slot].set(inMain)
 		p.main.add(slot)
 		return

@@ -24,20 +24,20 @@ const Ways = 32
 // are copied before slots are filled, and a line that came in and left within one part was never in
 // (a bypass). What an announced batch will access, this one's own accesses to come included, stays.
 type Sets struct {
-	rule    setRule
-	draws   [20]uint64 // simd.DrawKeys
-	slots   uint64
-	sets    uint64
-	stride  int // words of a set
-	words   []uint32
-	until   []uint32 // by way: the last announced batch that accesses its line; nil before Announce
-	window  [windowShards]windowShard
-	batch   uint32 // number of the current batch
-	told    uint32 // of the last one that was announced
-	workers int
-	level   simd.Level
-	stats   Stats
-	work    setWork
+	rule          setRule
+	draws         [20]uint64 // simd.DrawKeys
+	slots         uint64
+	sets          uint64
+	stride        int // words of a set
+	words         []uint32
+	until         []uint32 // by way: its line's last announced batch; nil before Announce
+	window        [windowShards]windowShard
+	batch         uint32 // number of the current batch
+	lastAnnounced uint32 // of the last one that was announced
+	workers       int
+	level         simd.Level
+	stats         Stats
+	work          setWork
 }
 
 // setRule is a policy over one set. Kernels know it by its number.
@@ -105,7 +105,7 @@ func newSets(c Config) (*Sets, error) {
 		return nil, err
 	}
 	d := &Sets{rule: setRule(l.Rule), draws: simd.DrawKeys(l.Key), slots: uint64(c.Slots),
-		sets: uint64(l.Sets), stride: l.Stride, batch: 1, told: 1, workers: c.Workers,
+		sets: uint64(l.Sets), stride: l.Stride, batch: 1, lastAnnounced: 1, workers: c.Workers,
 		level: simd.Best()}
 	if d.workers <= 0 {
 		d.workers = hostcpu.Count()
@@ -124,8 +124,8 @@ func newSets(c Config) (*Sets, error) {
 }
 
 func (d *Sets) set(i uint64) []uint32 {
-	at := i * uint64(d.stride)
-	return d.words[at : at+uint64(d.stride) : at+uint64(d.stride)]
+	first := i * uint64(d.stride)
+	return d.words[first : first+uint64(d.stride) : first+uint64(d.stride)]
 }
 
 // setOf is the set of a line.
@@ -154,7 +154,7 @@ func (d *Sets) span(set uint64) (base uint32, ways int) {
 }
 
 // at is a slot's set and way.
-func (d *Sets) at(slot int32) (set uint64, way int) {
+func (d *Sets) wayOf(slot int32) (set uint64, way int) {
 	set = ((uint64(slot)+1)*d.sets - 1) / d.slots
 	return set, int(uint64(slot) - d.base(set))
 }
@@ -176,17 +176,17 @@ func (d *Sets) Announce(lines []int64) {
 	if d.until == nil {
 		d.until = make([]uint32, d.sets*Ways)
 	}
-	d.told = max(d.told, d.batch) + 1
+	d.lastAnnounced = max(d.lastAnnounced, d.batch) + 1
 	d.work.partition(d, lines)
-	d.work.each(d, func(_ *setWorker, _ uint64, at []uint64) {
-		for _, e := range at {
+	d.work.each(d, func(_ *setWorker, _ uint64, entries []uint64) {
+		for _, e := range entries {
 			line := int64(e >> 32)
 			hash := mix(uint64(line))
 			set, _ := bits.Mul64(hash, d.sets)
 			if way := d.find(d.set(set)[setTags:], uint32(line)); way >= 0 {
-				d.until[set*Ways+uint64(way)] = d.told
+				d.until[set*Ways+uint64(way)] = d.lastAnnounced
 			}
-			d.window[hash%windowShards].note(uint32(line), d.told, d.batch)
+			d.window[hash%windowShards].note(uint32(line), d.lastAnnounced, d.batch)
 		}
 	})
 }
@@ -197,7 +197,7 @@ func (d *Sets) Forget() {
 	for i := range d.window {
 		d.window[i].clear()
 	}
-	d.told = d.batch
+	d.lastAnnounced = d.batch
 }
 
 // NextBatch begins a batch.
@@ -211,8 +211,8 @@ func (d *Sets) Access(lines []int64, out []Answer) { d.AccessEach(lines, out, ni
 // may be nil where no line stands twice. Places without a line are left alone.
 func (d *Sets) AccessEach(lines []int64, out []Answer, of []uint32) {
 	d.work.partition(d, lines)
-	d.work.each(d, func(w *setWorker, first uint64, at []uint64) {
-		d.bucket(w, first, at, of != nil)
+	d.work.each(d, func(w *setWorker, first uint64, entries []uint64) {
+		d.bucket(w, first, entries, of != nil)
 	})
 	d.work.answer(lines, out, of)
 	for i := range d.work.workers {
@@ -229,7 +229,7 @@ func (s Stats) plus(o Stats) Stats {
 
 // Drop empties a slot whose filling failed. An empty one stays so.
 func (d *Sets) Drop(slot int32) {
-	set, way := d.at(slot)
+	set, way := d.wayOf(slot)
 	s, keep := d.set(set), ^(uint32(1) << way)
 	for _, mask := range []int{setSeen, setHeld, setVisited, setOften, setMain} {
 		s[mask] &= keep
@@ -255,7 +255,7 @@ func (d *Sets) Find(line int64) int32 {
 
 // Line is the line that a slot holds, -1 for none.
 func (d *Sets) Line(slot int32) int64 {
-	set, way := d.at(slot)
+	set, way := d.wayOf(slot)
 	if tag := d.set(set)[setTags+way]; tag != noTag {
 		return int64(tag)
 	}
@@ -288,7 +288,7 @@ type windowShard struct {
 	n       int
 }
 
-func (s *windowShard) at(line uint32) int {
+func (s *windowShard) find(line uint32) int {
 	mask := len(s.entries) - 1
 	i := int(line*0x9e3779b1>>7) & mask
 	for s.entries[i] != 0 && uint32(s.entries[i]>>32) != line {
@@ -304,7 +304,7 @@ func (s *windowShard) note(line, batch, now uint32) {
 	if (s.n+1)*2 > len(s.entries) {
 		s.grow(now)
 	}
-	e := &s.entries[s.at(line)]
+	e := &s.entries[s.find(line)]
 	if *e == 0 {
 		s.n++
 	}
@@ -326,7 +326,7 @@ func (s *windowShard) grow(now uint32) {
 	s.entries, s.n = make([]uint64, size), 0
 	for _, e := range old {
 		if e != 0 && uint32(e) >= now {
-			s.entries[s.at(uint32(e>>32))] = e
+			s.entries[s.find(uint32(e>>32))] = e
 			s.n++
 		}
 	}
@@ -337,7 +337,7 @@ func (s *windowShard) last(line uint32) uint32 {
 	if s.n == 0 {
 		return 0
 	}
-	return uint32(s.entries[s.at(line)])
+	return uint32(s.entries[s.find(line)])
 }
 
 func (s *windowShard) clear() {

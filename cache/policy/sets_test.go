@@ -40,18 +40,18 @@ func playSets(t testing.TB, policy string, slots, workers int, seed uint64, batc
 			all[i] = append(all[i], part)
 		}
 	}
-	told := 0
+	announced := 0
 	for i, b := range all {
-		for window > 0 && told < batches && told <= i+window {
+		for window > 0 && announced < batches && announced <= i+window {
 			union := []int64{}
-			for _, l := range slices.Concat(all[told]...) {
+			for _, l := range slices.Concat(all[announced]...) {
 				if l >= 0 {
 					union = append(union, l)
 				}
 			}
 			d.Announce(union)
 			n.announce(union)
-			told++
+			announced++
 		}
 		d.NextBatch()
 		n.nextBatch()
@@ -64,10 +64,10 @@ func playSets(t testing.TB, policy string, slots, workers int, seed uint64, batc
 				if l < 0 {
 					continue
 				}
-				if at := slices.Index(p, l); at == j {
+				if later := slices.Index(p, l); later == j {
 					distinct, first = append(distinct, l), append(first, j)
 				} else {
-					require.EqualValues(t, at, of[j])
+					require.EqualValues(t, later, of[j])
 				}
 			}
 			hit, in := n.access(distinct)

@@ -40,7 +40,7 @@ type setWork struct {
 	places  []uint32 // where buckets begin, by chunk of the part
 	ends    []uint32 // by bucket
 	sets    []uint32 // by place in the part
-	at      []uint32 // by place in the part: where in entries
+	entryOf []uint32 // by place in the part: where in entries
 	entries []uint64 // by bucket, stably
 	workers []setWorker
 	next    atomic.Int64
@@ -104,9 +104,11 @@ func (k *setWork) partition(d *Sets, lines []int64) {
 	}
 	if cap(k.entries) < len(lines) {
 		size := len(lines) + len(lines)/4
-		k.entries, k.sets, k.at = make([]uint64, size), make([]uint32, size), make([]uint32, size)
+		k.entries = make([]uint64, size)
+		k.sets, k.entryOf = make([]uint32, size), make([]uint32, size)
 	}
-	k.entries, k.sets, k.at = k.entries[:len(lines)], k.sets[:len(lines)], k.at[:len(lines)]
+	used := len(lines)
+	k.entries, k.sets, k.entryOf = k.entries[:used], k.sets[:used], k.entryOf[:used]
 	clear(k.places[:n*k.buckets])
 	run(n, func(i int) {
 		lo, hi := i*len(lines)/n, (i+1)*len(lines)/n
@@ -119,17 +121,17 @@ func (k *setWork) partition(d *Sets, lines []int64) {
 			}
 		}
 	})
-	at := uint32(0)
+	next := uint32(0)
 	for b := range k.buckets {
 		for i := range n {
 			c := &k.places[i*k.buckets+b]
-			*c, at = at, at+*c
+			*c, next = next, next+*c
 		}
-		k.ends[b] = at
+		k.ends[b] = next
 	}
 	run(n, func(i int) {
 		lo, hi := i*len(lines)/n, (i+1)*len(lines)/n
-		places, sets, to := k.places[i*k.buckets:][:k.buckets], k.sets[lo:hi], k.at[lo:hi]
+		places, sets, to := k.places[i*k.buckets:][:k.buckets], k.sets[lo:hi], k.entryOf[lo:hi]
 		for j, line := range lines[lo:hi] {
 			if line >= 0 {
 				p := &places[sets[j]>>k.shift]
@@ -142,7 +144,7 @@ func (k *setWork) partition(d *Sets, lines []int64) {
 }
 
 // each gives the buckets to workers, each bucket once, with the number of its first set.
-func (k *setWork) each(d *Sets, do func(w *setWorker, first uint64, at []uint64)) {
+func (k *setWork) each(d *Sets, do func(w *setWorker, first uint64, entries []uint64)) {
 	k.next.Store(0)
 	run(k.chunks(d, len(k.entries)), func(i int) {
 		for {
@@ -169,7 +171,7 @@ func (k *setWork) answer(lines []int64, out []Answer, of []uint32) {
 			if lines[j] < 0 {
 				continue
 			}
-			e := k.entries[k.at[j]]
+			e := k.entries[k.entryOf[j]]
 			if of != nil {
 				if of[j] = uint32(j); e&answerAgain != 0 {
 					of[j] = uint32(e)
@@ -203,9 +205,9 @@ func (w *setWorker) reserve(accesses, sets int) {
 // bySet brings the accesses to each set together, in their order, and says how many sets they are
 // to: the accesses to set lead[r] are those from runs[r] up to runs[r+1]. Sets come in the order of
 // their numbers, so that memory is met from front to back.
-func (w *setWorker) bySet(d *Sets, first uint64, at []uint64) (sets int) {
-	local, places := w.local[:len(at)], w.places
-	for i, e := range at {
+func (w *setWorker) bySet(d *Sets, first uint64, entries []uint64) (sets int) {
+	local, places := w.local[:len(entries)], w.places
+	for i, e := range entries {
 		set := uint32(d.setOf(int64(e>>32)) - first)
 		local[i] = set
 		places[set]++
@@ -222,11 +224,11 @@ func (w *setWorker) bySet(d *Sets, first uint64, at []uint64) (sets int) {
 		w.some[i] = 0
 	}
 	w.runs[sets] = n
-	of, tag, from := w.set[:len(at)], w.tag[:len(at)], w.from[:len(at)]
+	of, tag, from := w.set[:len(entries)], w.tag[:len(entries)], w.from[:len(entries)]
 	for i, set := range local {
 		p := places[set]
 		places[set]++
-		of[p], tag[p], from[p] = uint32(first)+set, uint32(at[i]>>32), uint32(i)
+		of[p], tag[p], from[p] = uint32(first)+set, uint32(entries[i]>>32), uint32(i)
 	}
 	for _, set := range w.lead[:sets] {
 		places[set-uint32(first)] = 0
@@ -235,16 +237,16 @@ func (w *setWorker) bySet(d *Sets, first uint64, at []uint64) (sets int) {
 }
 
 // bucket plays the accesses to some neighbouring sets. repeats says that a line may stand twice.
-func (d *Sets) bucket(w *setWorker, first uint64, at []uint64, repeats bool) {
-	w.reserve(len(at), 1<<d.work.shift)
+func (d *Sets) bucket(w *setWorker, first uint64, entries []uint64, repeats bool) {
+	w.reserve(len(entries), 1<<d.work.shift)
 	if d.slots == 0 {
-		d.bypass(w, at, repeats)
+		d.bypass(w, entries, repeats)
 		return
 	}
 	words := simd.SetWords{Words: d.words, Stride: d.stride, Tags: setTags}
 	ghosts := words
 	ghosts.Tags = setGhosts
-	sets := w.bySet(d, first, at)
+	sets := w.bySet(d, first, entries)
 	d.level.PrefetchSets(words, w.lead[:min(groupSets, sets)])
 	if d.rule == setRandom {
 		n := w.runs[sets]
@@ -261,16 +263,16 @@ func (d *Sets) bucket(w *setWorker, first uint64, at []uint64, repeats bool) {
 		for r := group; r < end; r++ {
 			lo, hi := w.runs[r], w.runs[r+1]
 			if repeats && anyTwice(w.tag[lo:hi]) {
-				hi = lo + w.distinct(at, lo, hi)
+				hi = lo + w.distinct(entries, lo, hi)
 			}
-			d.play(w, uint64(w.lead[r]), at, lo, hi)
+			d.play(w, uint64(w.lead[r]), entries, lo, hi)
 		}
 	}
 }
 
 // play plays the accesses from lo up to hi, all to one set: what is cached was found, then the rest
 // comes in, and then what left again within the part is told to be a bypass.
-func (d *Sets) play(w *setWorker, set uint64, at []uint64, lo, hi uint32) {
+func (d *Sets) play(w *setWorker, set uint64, entries []uint64, lo, hi uint32) {
 	from, tags, found, ghost := w.from[lo:hi], w.tag[lo:hi], w.way[lo:hi], w.ghost[lo:hi]
 	draw := w.draw[lo:hi]
 	s := d.set(set)
@@ -282,7 +284,7 @@ func (d *Sets) play(w *setWorker, set uint64, at []uint64, lo, hi uint32) {
 			continue
 		}
 		d.hit(s, ways, int(way))
-		at[from[i]] = uint64(base+uint32(way)) | answerHit
+		entries[from[i]] = uint64(base+uint32(way)) | answerHit
 	}
 	w.stats.Accesses += int64(len(found))
 	w.stats.Hits += int64(len(found)) - int64(misses)
@@ -304,13 +306,13 @@ func (d *Sets) play(w *setWorker, set uint64, at []uint64, lo, hi uint32) {
 		} else {
 			w.stats.Bypassed++
 		}
-		at[from[i]] = uint64(slot)
+		entries[from[i]] = uint64(slot)
 	}
 	if d.rule.keepsBatch() || misses == 1 { // what came in is there
 		return
 	}
 	for i, tag := range tags {
-		e := &at[from[i]]
+		e := &entries[from[i]]
 		if found[i] < Ways || *e == noSlot || s[setTags+uint32(*e)-base] == tag {
 			continue
 		}
@@ -322,16 +324,16 @@ func (d *Sets) play(w *setWorker, set uint64, at []uint64, lo, hi uint32) {
 }
 
 // bypass answers where there is no slot.
-func (d *Sets) bypass(w *setWorker, at []uint64, repeats bool) {
-	n := uint32(len(at))
-	for i, e := range at {
+func (d *Sets) bypass(w *setWorker, entries []uint64, repeats bool) {
+	n := uint32(len(entries))
+	for i, e := range entries {
 		w.from[i], w.tag[i] = uint32(i), uint32(e>>32)
 	}
 	if repeats {
-		n = w.distinct(at, 0, n)
+		n = w.distinct(entries, 0, n)
 	}
 	for _, i := range w.from[:n] {
-		at[i] = noSlot
+		entries[i] = noSlot
 	}
 	w.stats.Accesses += int64(n)
 	w.stats.Bypassed += int64(n)
@@ -358,7 +360,7 @@ func anyTwice(tags []uint32) bool {
 
 // distinct drops those of the accesses from lo up to hi whose lines stand before them, and says how
 // many are left. Those dropped are answered.
-func (w *setWorker) distinct(at []uint64, lo, hi uint32) uint32 {
+func (w *setWorker) distinct(entries []uint64, lo, hi uint32) uint32 {
 	from, tags, ways, ghosts := w.from[lo:hi], w.tag[lo:hi], w.way[lo:hi], w.ghost[lo:hi]
 	draws := w.draw[lo:hi]
 	size, n := 0, 0
@@ -389,7 +391,7 @@ func (w *setWorker) distinct(at []uint64, lo, hi uint32) uint32 {
 			first = int(uint32(w.seen[j]))
 		}
 		if first < n {
-			at[from[i]] = answerAgain | uint64(uint32(at[from[first]]))
+			entries[from[i]] = answerAgain | uint64(uint32(entries[from[first]]))
 			continue
 		}
 		from[n], tags[n], ways[n], ghosts[n] = from[i], tag, ways[i], ghosts[i]

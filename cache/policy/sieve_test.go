@@ -18,7 +18,7 @@ func init() {
 			}
 		},
 		drop: func(n *naive, line int64) {
-			if at := slices.Index(n.list, line); at >= 0 && at < n.hand {
+			if i := slices.Index(n.list, line); i >= 0 && i < n.hand {
 				n.hand--
 			}
 			n.list = without(n.list, line)

@@ -122,7 +122,7 @@ func (u *uses) home(key int64) int {
 }
 
 // at is a key's place, or the empty one where it would go.
-func (u *uses) at(key int64) int {
+func (u *uses) find(key int64) int {
 	i := u.home(key)
 	for u.all[i].key != 0 && u.all[i].key != key {
 		if i++; i == len(u.all) {
@@ -132,7 +132,7 @@ func (u *uses) at(key int64) int {
 	return i
 }
 
-func (u *uses) has(line int64) bool { return u.n > 0 && u.all[u.at(line+1)].key != 0 }
+func (u *uses) has(line int64) bool { return u.n > 0 && u.all[u.find(line+1)].key != 0 }
 
 // reserve makes room for n more lines.
 func (u *uses) reserve(n int) {
@@ -143,14 +143,14 @@ func (u *uses) reserve(n int) {
 	u.all = make([]use, max(256, 2*len(old)))
 	for _, x := range old {
 		if x.key != 0 {
-			u.all[u.at(x.key)] = x
+			u.all[u.find(x.key)] = x
 		}
 	}
 }
 
 // add counts a batch for a line, for which there is room.
 func (u *uses) add(line int64) {
-	x := &u.all[u.at(line+1)]
+	x := &u.all[u.find(line+1)]
 	if x.key == 0 {
 		*x = use{key: line + 1}
 		u.n++
@@ -160,7 +160,7 @@ func (u *uses) add(line int64) {
 
 // end lowers a line's count for a batch and says whether another batch will access the line.
 func (u *uses) end(line int64, batch uint32) bool {
-	hole := u.at(line + 1)
+	hole := u.find(line + 1)
 	x := &u.all[hole]
 	if x.key == 0 {
 		return false

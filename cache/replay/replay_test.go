@@ -102,12 +102,12 @@ func (x run) direct(t testing.TB, name string, l cache.Lines, slots int64, windo
 	d, err := policy.New(policy.Config{Policy: name, Slots: slots, Seed: x.h.Seed})
 	require.NoError(t, err)
 	for _, pass := range x.passesOf() {
-		told := 0
+		announced := 0
 		var c Counts
 		for i, b := range pass {
-			for window > 0 && told < len(pass) && told <= i+window {
+			for window > 0 && announced < len(pass) && announced <= i+window {
 				var all []int64
-				for _, p := range pass[told].Parts {
+				for _, p := range pass[announced].Parts {
 					for _, line := range distinct(l, p, cpu) {
 						if !slices.Contains(all, line) {
 							all = append(all, line)
@@ -115,7 +115,7 @@ func (x run) direct(t testing.TB, name string, l cache.Lines, slots int64, windo
 					}
 				}
 				d.Announce(all)
-				told++
+				announced++
 			}
 			d.NextBatch()
 			before := d.Stats()
@@ -290,8 +290,8 @@ func (x run) coldMin(l cache.Lines, slots int64, size int) (reads, accesses, hit
 			}
 			next := func(line int64, after int) int {
 				for i := after + 1; i < len(lines); i++ {
-					if at := slices.Index(lines[i], line); at >= 0 {
-						return i<<20 + at
+					if j := slices.Index(lines[i], line); j >= 0 {
+						return i<<20 + j
 					}
 				}
 				return math.MaxInt
@@ -463,12 +463,12 @@ func TestCheck(t *testing.T) {
 		wrong := seed == 23
 		for _, pass := range x.passesOf() {
 			counts := make([]Counts, len(pass))
-			told := 0
+			announced := 0
 			look := func(i int) {
 				b := pass[i]
-				for window > 0 && told < len(pass) && told <= i+window {
+				for window > 0 && announced < len(pass) && announced <= i+window {
 					var all []int64
-					for _, p := range pass[told].Parts {
+					for _, p := range pass[announced].Parts {
 						for _, line := range distinct(l, p, cpu) {
 							if !slices.Contains(all, line) {
 								all = append(all, line)
@@ -476,7 +476,7 @@ func TestCheck(t *testing.T) {
 						}
 					}
 					d.Announce(all)
-					told++
+					announced++
 				}
 				d.NextBatch()
 				require.NoError(t, w.Begin(b.Kind, b.Epoch, b.Index))
@@ -524,7 +524,7 @@ func TestCheck(t *testing.T) {
 				d, err = policy.New(policy.Config{Policy: name, Kind: x.h.Directory, Slots: slots,
 					Seed: x.h.Seed})
 				require.NoError(t, err)
-				told = from
+				announced = from
 			}
 			for i := from; i < len(pass); i++ {
 				look(i)
@@ -659,11 +659,11 @@ func TestMemoryOfLongPasses(t *testing.T) {
 			s.batch(b)
 			c.count(b)
 		}
-		most, kept := s.window, 0
+		limit, kept := s.window, 0
 		if again {
-			most, kept = maxAgain+s.window, maxAgain
+			limit, kept = maxAgain+s.window, maxAgain
 		}
-		require.LessOrEqual(t, len(s.known), most+1)
+		require.LessOrEqual(t, len(s.known), limit+1)
 		require.Len(t, c.recent, kept)
 	}
 }

@@ -84,16 +84,16 @@ func (s *static) batch(b *batch) {
 // Reset and looked up after it only, stands after it.
 type dynamic struct {
 	tally
-	d      policy.Directory
-	view   int
-	v      *view
-	window int
-	again  bool // batches may stand again
-	queue  []queued
-	known  map[int]*batch // of the pass, from the batch to play next on, and what may stand again
-	most   int            // the highest index of the pass so far, plus 1
-	told   int            // batches of the pass below this index were announced
-	out    []policy.Answer
+	d         policy.Directory
+	view      int
+	v         *view
+	window    int
+	again     bool // batches may stand again
+	queue     []queued
+	known     map[int]*batch // of the pass, from the next batch to play on
+	met       int            // the highest index of the pass so far, plus 1
+	announced int            // batches of the pass below this index were announced
+	out       []policy.Answer
 }
 
 // queued is a batch, or where the tiers were emptied.
@@ -110,13 +110,13 @@ func (s *dynamic) batch(b *batch) {
 	if s.known == nil {
 		s.known = map[int]*batch{}
 	}
-	if len(s.queue) == 0 && s.most == 0 {
-		s.told = b.index // a resumed pass begins in the middle
+	if len(s.queue) == 0 && s.met == 0 {
+		s.announced = b.index // a resumed pass begins in the middle
 	}
 	s.queue = append(s.queue, queued{b: b})
 	s.known[b.index] = b
-	s.most = max(s.most, b.index+1)
-	for len(s.queue) > 0 && (s.queue[0].b == nil || s.most > s.queue[0].b.index+s.window) {
+	s.met = max(s.met, b.index+1)
+	for len(s.queue) > 0 && (s.queue[0].b == nil || s.met > s.queue[0].b.index+s.window) {
 		s.next()
 	}
 }
@@ -127,14 +127,14 @@ func (s *dynamic) next() {
 	s.queue = s.queue[1:]
 	if q.b == nil {
 		s.d = q.reset
-		s.told = -1 // the batch to come
+		s.announced = -1 // the batch to come
 		return
 	}
-	if s.told < 0 {
-		s.told = q.b.index
+	if s.announced < 0 {
+		s.announced = q.b.index
 	}
-	for ; s.told < s.most && s.told <= q.b.index+s.window; s.told++ {
-		if b := s.known[s.told]; b != nil {
+	for ; s.announced < s.met && s.announced <= q.b.index+s.window; s.announced++ {
+		if b := s.known[s.announced]; b != nil {
 			s.d.Announce(b.seen[s.view].union)
 		}
 	}
@@ -149,7 +149,7 @@ func (s *dynamic) next() {
 // reset empties the cache where it stands in the trace.
 func (s *dynamic) reset(d policy.Directory) {
 	if len(s.queue) == 0 {
-		s.d, s.told = d, -1
+		s.d, s.announced = d, -1
 		return
 	}
 	s.queue = append(s.queue, queued{reset: d})
@@ -195,7 +195,7 @@ func (s *dynamic) passEnds() {
 		s.d.Forget()
 	}
 	clear(s.known)
-	s.most, s.told = 0, 0
+	s.met, s.announced = 0, 0
 	s.tally.passEnds()
 }
 
@@ -270,12 +270,12 @@ func (s *belady) empty(now int64) {
 	if now >= int64(len(s.heads)) || s.heads[now] == 0 {
 		return
 	}
-	for at := s.heads[now]; at != 0; {
-		n := &s.nodes[at-1]
+	for i := s.heads[now]; i != 0; {
+		n := &s.nodes[i-1]
 		next := n.next
 		n.next = s.free
-		s.free = at
-		at = next
+		s.free = i
+		i = next
 		s.n--
 	}
 	s.heads[now] = 0
@@ -287,15 +287,15 @@ func (s *belady) put(lookup, line int64) {
 		s.heads = append(s.heads, make([]int32, max(lookup+1, int64(2*len(s.heads)))-
 			int64(len(s.heads)))...)
 	}
-	at := s.free
-	if at != 0 {
-		s.free = s.nodes[at-1].next
+	i := s.free
+	if i != 0 {
+		s.free = s.nodes[i-1].next
 	} else {
 		s.nodes = append(s.nodes, node{})
-		at = int32(len(s.nodes))
+		i = int32(len(s.nodes))
 	}
-	s.nodes[at-1] = node{line, s.heads[lookup]}
-	s.heads[lookup] = at
+	s.nodes[i-1] = node{line, s.heads[lookup]}
+	s.heads[lookup] = i
 	s.full.set(lookup)
 	s.cached.set(line)
 	s.n++
@@ -304,14 +304,14 @@ func (s *belady) put(lookup, line int64) {
 // evict drops a line of the last bucket.
 func (s *belady) evict() {
 	last := s.full.last()
-	at := s.heads[last]
-	n := &s.nodes[at-1]
+	i := s.heads[last]
+	n := &s.nodes[i-1]
 	s.heads[last] = n.next
 	if n.next == 0 {
 		s.full.clear(last)
 	}
 	n.next = s.free
-	s.free = at
+	s.free = i
 	s.cached.clear(n.line)
 	s.n--
 }
@@ -419,7 +419,7 @@ func (c *counter) count(b *batch) {
 func (c *counter) addRows(parts [][]int64, sign int64) {
 	for _, rows := range parts {
 		for _, r := range rows {
-			*c.counts.at(r) += uint32(sign)
+			*c.counts.entry(r) += uint32(sign)
 		}
 		c.total.Rows += sign * int64(len(rows))
 	}

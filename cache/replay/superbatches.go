@@ -69,7 +69,7 @@ func (s *superbatches) count(seen *seen, x *superbatch.Changes, batch int) (c Co
 		c.RowsCPU += p.cpu
 		c.Rows += p.rows
 		for j, n := range p.counts {
-			switch slot := slots[p.at[j]]; {
+			switch slot := slots[p.places[j]]; {
 			case slot == superbatch.Miss:
 				c.RowsSSD += int64(n)
 			case slot < gpu:

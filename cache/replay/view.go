@@ -38,7 +38,7 @@ type paged struct{ pages [][]uint32 }
 
 const pageBits = 14
 
-func (p *paged) at(n int64) *uint32 {
+func (p *paged) entry(n int64) *uint32 {
 	page := n >> pageBits
 	if page >= int64(len(p.pages)) {
 		p.pages = append(p.pages, make([][]uint32, max(page+1, int64(2*len(p.pages)))-
@@ -73,7 +73,7 @@ type seenPart struct {
 	lines  []int64
 	counts []int32  // rows on them
 	next   []uint32 // lookup that accesses the line next; never: math.MaxUint32
-	at     []int32  // places of lines in the batch's union
+	places []int32  // places of lines in the batch's union
 	rows   int64    // of the lookup
 	cpu    int64    // rows in the constant buffer
 }
@@ -98,13 +98,13 @@ func (v *view) see(parts [][]int64, s *seen) error {
 		v.set.reset(len(s.parts))
 		for i := range s.parts {
 			p := &s.parts[i]
-			p.at = make([]int32, len(p.lines))
+			p.places = make([]int32, len(p.lines))
 			for j, l := range p.lines {
-				at, is := v.set.add(l)
+				place, is := v.set.add(l)
 				if is {
 					s.union = append(s.union, l)
 				}
-				p.at[j] = at
+				p.places[j] = place
 			}
 		}
 	}
@@ -125,12 +125,12 @@ func (v *view) lay(rows []int64, p *seenPart) {
 			continue
 		}
 		line, _ := v.lines.Of(row)
-		at, is := v.set.add(line)
+		place, is := v.set.add(line)
 		if is {
 			p.lines = append(p.lines, line)
 			p.counts = append(p.counts, 0)
 		}
-		p.counts[at]++
+		p.counts[place]++
 	}
 }
 
@@ -143,8 +143,8 @@ type lineSet struct {
 }
 
 func (s *lineSet) reset(n int) {
-	for _, at := range s.used {
-		s.keys[at] = 0
+	for _, slot := range s.used {
+		s.keys[slot] = 0
 	}
 	s.used, s.n = s.used[:0], 0
 	if want := 2*n + 16; want > len(s.keys) {
@@ -156,12 +156,12 @@ func (s *lineSet) add(line int64) (number int32, isNew bool) {
 	if 2*len(s.used)+2 > len(s.keys) {
 		s.grow()
 	}
-	at := s.place(line)
-	if s.keys[at] != 0 {
-		return s.values[at], false
+	slot := s.place(line)
+	if s.keys[slot] != 0 {
+		return s.values[slot], false
 	}
-	s.keys[at], s.values[at] = line+1, s.n
-	s.used = append(s.used, int32(at))
+	s.keys[slot], s.values[slot] = line+1, s.n
+	s.used = append(s.used, int32(slot))
 	s.n++
 	return s.n - 1, true
 }
@@ -169,22 +169,22 @@ func (s *lineSet) add(line int64) (number int32, isNew bool) {
 func (s *lineSet) place(line int64) int {
 	hash := uint64(line) * 0x9e3779b97f4a7c15
 	hi, _ := bits.Mul64(hash^hash>>32, uint64(len(s.keys)))
-	at := int(hi)
-	for s.keys[at] != 0 && s.keys[at] != line+1 {
-		if at++; at == len(s.keys) {
-			at = 0
+	slot := int(hi)
+	for s.keys[slot] != 0 && s.keys[slot] != line+1 {
+		if slot++; slot == len(s.keys) {
+			slot = 0
 		}
 	}
-	return at
+	return slot
 }
 
 func (s *lineSet) grow() {
 	old := *s
 	s.keys, s.values = make([]int64, 2*len(old.keys)+16), make([]int32, 2*len(old.keys)+16)
 	s.used = make([]int32, 0, len(old.used)*2)
-	for _, at := range old.used {
-		to := s.place(old.keys[at] - 1)
-		s.keys[to], s.values[to] = old.keys[at], old.values[at]
+	for _, slot := range old.used {
+		to := s.place(old.keys[slot] - 1)
+		s.keys[to], s.values[to] = old.keys[slot], old.values[slot]
 		s.used = append(s.used, int32(to))
 	}
 }
@@ -262,9 +262,9 @@ func (w *nextWriter) part(rows []int64) error {
 	w.number--
 	w.v.lay(rows, &w.p)
 	for _, line := range w.p.lines {
-		at := w.last.at(line)
-		w.buf = binary.LittleEndian.AppendUint32(w.buf, *at-1) // 0 - 1 is never
-		*at = uint32(w.number) + 1
+		last := w.last.entry(line)
+		w.buf = binary.LittleEndian.AppendUint32(w.buf, *last-1) // 0 - 1 is never
+		*last = uint32(w.number) + 1
 	}
 	if len(w.buf) >= nextChunk {
 		return w.end()

@@ -123,12 +123,13 @@ func (r *Reader) open() error {
 	if string(tail[16:]) != endMagic {
 		return r.cut("there is no index")
 	}
-	at, size := int64(binary.LittleEndian.Uint64(tail)), int64(binary.LittleEndian.Uint32(tail[8:]))
-	if at < begin || at+size != end {
+	offset := int64(binary.LittleEndian.Uint64(tail))
+	size := int64(binary.LittleEndian.Uint32(tail[8:]))
+	if offset < begin || offset+size != end {
 		return r.damaged("its index is not where it should be")
 	}
 	index := make([]byte, size)
-	if _, err := r.r.ReadAt(index, at); err != nil {
+	if _, err := r.r.ReadAt(index, offset); err != nil {
 		return errs.New(errs.Device, "trace %s: %w", r.path, err)
 	}
 	if crc32.Checksum(index, castagnoli) != binary.LittleEndian.Uint32(tail[12:]) {
@@ -143,7 +144,7 @@ func (r *Reader) open() error {
 	last := int64(0)
 	for range r.totals.Blocks {
 		off := last + d.int()
-		if d.bad || off < max(begin, last) || off > at {
+		if d.bad || off < max(begin, last) || off > offset {
 			return r.damaged("the index is not whole")
 		}
 		r.blocks = append(r.blocks, off)
@@ -152,7 +153,7 @@ func (r *Reader) open() error {
 	if len(d.b) != 0 {
 		return r.damaged("the index is too long")
 	}
-	r.blocks = append(r.blocks, at)
+	r.blocks = append(r.blocks, offset)
 	return nil
 }
 

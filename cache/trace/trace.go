@@ -406,7 +406,7 @@ func (w *Writer) Close() error {
 	if err := w.flush(); err != nil {
 		return errors.Join(err, w.Discard())
 	}
-	at := w.off
+	offset := w.off
 	hot := uint64(0)
 	if w.totals.Hotness {
 		hot = 1
@@ -418,7 +418,7 @@ func (w *Writer) Close() error {
 		w.record(uint64(off - last))
 		last = off
 	}
-	tail := binary.LittleEndian.AppendUint64(nil, uint64(at))
+	tail := binary.LittleEndian.AppendUint64(nil, uint64(offset))
 	tail = binary.LittleEndian.AppendUint32(tail, uint32(len(w.block)))
 	tail = binary.LittleEndian.AppendUint32(tail, crc32.Checksum(w.block, castagnoli))
 	tail = append(tail, endMagic...)

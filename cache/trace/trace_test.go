@@ -271,7 +271,7 @@ func file(t testing.TB, head, content []byte) []byte {
 		uint32(len(head)))
 	b = append(append(b, fixed...), head...)
 	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(append(fixed, head...), castagnoli))
-	at := len(b)
+	offset := len(b)
 	var packed bytes.Buffer
 	w, err := flate.NewWriter(&packed, flate.NoCompression)
 	require.NoError(t, err)
@@ -283,7 +283,7 @@ func file(t testing.TB, head, content []byte) []byte {
 	sum := crc32.Update(crc32.Checksum(lengths, castagnoli), castagnoli, packed.Bytes())
 	b = append(binary.LittleEndian.AppendUint32(append(b, lengths...), sum), packed.Bytes()...)
 	var index []byte
-	for _, n := range []uint64{1, 1, 1, 1, 0, 1, uint64(at)} {
+	for _, n := range []uint64{1, 1, 1, 1, 0, 1, uint64(offset)} {
 		index = binary.AppendUvarint(index, n)
 	}
 	end := len(b)

@@ -205,11 +205,11 @@ func (b *cublas) prove() (err error) {
 	}()
 	v := unsafe.Slice((*float32)(unsafe.Pointer(&mem.Bytes()[0])), 1024)
 	x, y, z := v[:256], v[256:512], v[512:768]
-	at := func(i int) cuda.DevicePtr { return mem.Ptr() + cuda.DevicePtr(4*i) }
+	ptr := func(i int) cuda.DevicePtr { return mem.Ptr() + cuda.DevicePtr(4*i) }
 	for prec := range computeTypes {
 		for way := range 4 {
 			p := cuda.BLASProduct{
-				M: m, N: n, K: k, A: at(0), B: at(256), C: at(512), LDA: k + 1, LDB: n + 2,
+				M: m, N: n, K: k, A: ptr(0), B: ptr(256), C: ptr(512), LDA: k + 1, LDB: n + 2,
 				LDC:    n + 3,
 				TransA: way&1 != 0, TransB: way&2 != 0, Add: true, Precision: cuda.Precision(prec),
 			}

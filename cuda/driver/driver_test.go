@@ -210,7 +210,7 @@ func TestUnusableGPU(t *testing.T) {
 	lib = fake(t, "")
 	list, err := kernels.Modules()
 	require.NoError(t, err)
-	for at, words := range map[attribute][]string{
+	for attr, words := range map[attribute][]string{
 		attrUnifiedAddressing: {"one address space"}, attrHostRegister: {"registered CPU memory"},
 		attrHostPointer: {"CPU addresses"}, attrCanMapHost: {"mapped"},
 		attrComputeMode: {"prohibited", "nvidia-smi -c 0"},
@@ -218,10 +218,10 @@ func TestUnusableGPU(t *testing.T) {
 		a, err := openLibrary(lib)
 		require.NoError(t, err)
 		v := 0
-		if at == attrComputeMode {
+		if attr == attrComputeMode {
 			v = 2
 		}
-		_, err = open(&other{a, map[attribute]int{at: v}}, Options{}, list)
+		_, err = open(&other{a, map[attribute]int{attr: v}}, Options{}, list)
 		refused(t, err, words...)
 	}
 }
@@ -1132,14 +1132,14 @@ func TestStepsAreGraphs(t *testing.T) {
 	ka, kf := kernelOf(t, d, "conf_affine"), kernelOf(t, d, "conf_fail")
 	one := cuda.LaunchConfig{Blocks: 1, Threads: 32}
 	var q cuda.Steps
-	send := func(at int64, adds ...uint64) error {
+	send := func(failAt int64, adds ...uint64) error {
 		q.Reset()
 		for _, a := range adds {
 			cuda.Add(&q, ka, cuda.LaunchConfig{Blocks: 1 + int(a%3), Threads: 64},
 				affine{b.Ptr(), 10, 3, a})
 		}
-		if at >= 0 {
-			cuda.Add(&q, kf, one, failing{ran.Ptr(), at})
+		if failAt >= 0 {
+			cuda.Add(&q, kf, one, failing{ran.Ptr(), failAt})
 			cuda.Add(&q, ka, one, affine{b.Ptr(), 10, 3, 1})
 		}
 		return cuda.LaunchSteps(s, &q)

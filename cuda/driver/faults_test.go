@@ -172,9 +172,9 @@ func TestEveryCallFails(t *testing.T) {
 		"cuGraphCreate": true, "cuGraphAddKernelNode_v2": true, "cuGraphInstantiateWithFlags": true,
 		"cuGraphExecKernelNodeSetParams_v2": true, "cuGraphLaunch": true,
 	}
-	most := 6
+	limit := 6
 	if wide.Lean() {
-		most = 2
+		limit = 2
 	}
 	surfaced := 0
 	var sites []string
@@ -190,7 +190,7 @@ func TestEveryCallFails(t *testing.T) {
 			continue // its failure leaves something alive, so it comes last
 		}
 		sites = append(sites, fmt.Sprintf("%s:%d", name, calls))
-		for n := 1; n <= min(calls, most); n++ {
+		for n := 1; n <= min(calls, limit); n++ {
 			fakecuda.Control(t, lib, fmt.Sprintf("%s,fail=%s:%d", sweepKnobs, name, n))
 			err := workload(lib)
 			// some calls depend on who is faster
@@ -220,7 +220,7 @@ func TestEveryCallFails(t *testing.T) {
 	// Several at one time: what fails while a failure is cleaned up.
 	const seed = 7
 	rng := rand.New(rand.NewPCG(seed, 0))
-	for round := range 20 * most {
+	for round := range 20 * limit {
 		knobs := sweepKnobs
 		for range 3 {
 			name, calls, _ := strings.Cut(sites[rng.IntN(len(sites))], ":")

@@ -143,8 +143,8 @@ func (p *greenPool) take(budget int) (_ *green, err error) {
 	g := &green{d: d, groups: order[:want], serial: p.made}
 	g.events = eventPool{d: d, green: g}
 	res := make([]devResource, want)
-	for i, at := range g.groups {
-		res[i] = p.groups[at]
+	for i, group := range g.groups {
+		res[i] = p.groups[group]
 		g.sms += int(res[i].SMs)
 	}
 	desc, r := d.api.DevResourceGenerateDesc(res)
@@ -159,8 +159,8 @@ func (p *greenPool) take(budget int) (_ *green, err error) {
 		d.api.GreenCtxDestroy(g.h)
 		return nil, fmt.Errorf("budget of %d SMs: %w", budget, d.failed("cuCtxFromGreenCtx", r))
 	}
-	for _, at := range g.groups {
-		p.used[at]++
+	for _, group := range g.groups {
+		p.used[group]++
 	}
 	p.live[g] = struct{}{}
 	g.refs.Store(1)
@@ -198,8 +198,8 @@ func (p *greenPool) destroy(g *green) {
 		return
 	}
 	delete(p.live, g)
-	for _, at := range g.groups {
-		p.used[at]--
+	for _, group := range g.groups {
+		p.used[group]--
 	}
 	g.events.close()
 	if p.d.enterToFree() {

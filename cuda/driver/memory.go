@@ -289,24 +289,24 @@ func (d *Device) pin(b *buffer, flags uint32) (err error) {
 	}()
 	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b.mem))))
 	hi, seen := lo+uint64(len(b.mem)), lo
-	for at, end := lo&^(pageBytes-1), (hi+pageBytes-1)&^(pageBytes-1); at < end; {
+	for page, end := lo&^(pageBytes-1), (hi+pageBytes-1)&^(pageBytes-1); page < end; {
 		// The pin that holds at, or the gap up to the next one.
-		i := sort.Search(len(d.pins), func(i int) bool { return d.pins[i].hi > at })
-		if i == len(d.pins) || d.pins[i].lo > at {
+		i := sort.Search(len(d.pins), func(i int) bool { return d.pins[i].hi > page })
+		if i == len(d.pins) || d.pins[i].lo > page {
 			to := end
 			if i < len(d.pins) {
 				to = min(to, d.pins[i].lo)
 			}
-			dev, err := d.registerPages(at, to, flags)
+			dev, err := d.registerPages(page, to, flags)
 			if err != nil {
 				return err
 			}
 			seen = dev
-			d.pins = slices.Insert(d.pins, i, &pin{lo: at, hi: to,
+			d.pins = slices.Insert(d.pins, i, &pin{lo: page, hi: to,
 				io: flags&registerIOMemory != 0, dev: dev})
 		} else if flags&registerIOMemory != 0 {
 			// by another reader of the same SSD, or it is an error
-			if p := d.pins[i]; !p.io || p.lo != at || p.hi != end {
+			if p := d.pins[i]; !p.io || p.lo != page || p.hi != end {
 				return fmt.Errorf("memory for %s is registered already", b.purpose)
 			}
 			seen = d.pins[i].dev
@@ -314,7 +314,7 @@ func (d *Device) pin(b *buffer, flags uint32) (err error) {
 		p := d.pins[i]
 		p.refs++
 		b.pins = append(b.pins, p)
-		at = p.hi
+		page = p.hi
 	}
 	if len(b.pins) > 1 {
 		d.split.Store(true)
@@ -387,7 +387,7 @@ func (d *Device) unpin(b *buffer) (err error) {
 
 // pieces calls f for the parts of a copy that lie in one registration each, on either side: the
 // driver refuses a copy across two ("pointer … not in one allocation" is CUDA_ERROR_INVALID_VALUE).
-func (d *Device) pieces(dst, src, n uint64, f func(at, n uint64) error) error {
+func (d *Device) pieces(dst, src, n uint64, f func(offset, n uint64) error) error {
 	if !d.split.Load() {
 		return f(0, n)
 	}
@@ -397,19 +397,19 @@ func (d *Device) pieces(dst, src, n uint64, f func(at, n uint64) error) error {
 		edges = append(edges, p.lo, p.hi)
 	}
 	d.memMu.Unlock()
-	for at := uint64(0); at < n; {
-		step := n - at
-		for _, side := range []uint64{dst + at, src + at} {
+	for offset := uint64(0); offset < n; {
+		step := n - offset
+		for _, side := range []uint64{dst + offset, src + offset} {
 			for _, e := range edges {
 				if e > side {
 					step = min(step, e-side)
 				}
 			}
 		}
-		if err := f(at, step); err != nil {
+		if err := f(offset, step); err != nil {
 			return err
 		}
-		at += step
+		offset += step
 	}
 	return nil
 }

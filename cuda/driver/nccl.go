@@ -136,10 +136,10 @@ func (n *nccl) check(call string, r int32) error {
 
 // AllReduce implements cuda.Collective. The calls of a group are of one thread, and are enqueued at
 // its end.
-func (n *nccl) AllReduce(streams []cuda.Stream, at []cuda.DevicePtr, floats int64) error {
-	if len(streams) != len(n.devices) || len(at) != len(n.devices) {
-		return fmt.Errorf("%s: %d streams and %d places of %d devices", n.name, len(streams), len(at),
-			len(n.devices))
+func (n *nccl) AllReduce(streams []cuda.Stream, sums []cuda.DevicePtr, floats int64) error {
+	if len(streams) != len(n.devices) || len(sums) != len(n.devices) {
+		return fmt.Errorf("%s: %d streams and %d places of %d devices", n.name, len(streams),
+			len(sums), len(n.devices))
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -156,7 +156,7 @@ func (n *nccl) AllReduce(streams []cuda.Stream, at []cuda.DevicePtr, floats int6
 		if err := gs.failed(); err != nil {
 			return err
 		}
-		if err := gs.d.regions.Check("sum", "memory", uint64(at[i]), 4*floats); err != nil {
+		if err := gs.d.regions.Check("sum", "memory", uint64(sums[i]), 4*floats); err != nil {
 			return fmt.Errorf("stream %q: %s: %w", gs.opt.Name, n.name, err)
 		}
 		queues[i] = gs
@@ -171,7 +171,7 @@ func (n *nccl) AllReduce(streams []cuda.Stream, at []cuda.DevicePtr, floats int6
 	var all []error
 	for i, gs := range queues {
 		all = append(all, gs.command(func() error {
-			return n.check("ncclAllReduce", n.calls.allReduce(uint64(at[i]), uint64(at[i]),
+			return n.check("ncclAllReduce", n.calls.allReduce(uint64(sums[i]), uint64(sums[i]),
 				uint64(floats), ncclFloat32, ncclSum, n.comms[i], uintptr(gs.h)))
 		}))
 	}

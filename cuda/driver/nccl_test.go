@@ -37,7 +37,7 @@ func TestNCCL(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "NCCL 2.23.4", c.Name())
 	var streams []cuda.Stream
-	var at []cuda.DevicePtr
+	var sums []cuda.DevicePtr
 	var mems []cuda.Buffer
 	for i, d := range devices {
 		s, err := d.NewStream(cuda.StreamOptions{Name: "sum"})
@@ -47,9 +47,9 @@ func TestNCCL(t *testing.T) {
 		for k := range floatsOf(b) {
 			floatsOf(b)[k] = float32(k + 1000*i)
 		}
-		streams, mems, at = append(streams, s), append(mems, b), append(at, b.Ptr())
+		streams, mems, sums = append(streams, s), append(mems, b), append(sums, b.Ptr())
 	}
-	require.NoError(t, c.AllReduce(streams, at, 99))
+	require.NoError(t, c.AllReduce(streams, sums, 99))
 	for i, s := range streams {
 		require.NoError(t, s.Synchronize(t.Context()))
 		got := floatsOf(mems[i])
@@ -58,13 +58,13 @@ func TestNCCL(t *testing.T) {
 		}
 		require.Equal(t, float32(99+1000*i), got[99], "no more than was asked for")
 	}
-	require.ErrorContains(t, c.AllReduce(streams[:1], at, 1), "1 streams and 2 places")
-	require.ErrorContains(t, c.AllReduce([]cuda.Stream{streams[1], streams[0]}, at, 1),
+	require.ErrorContains(t, c.AllReduce(streams[:1], sums, 1), "1 streams and 2 places")
+	require.ErrorContains(t, c.AllReduce([]cuda.Stream{streams[1], streams[0]}, sums, 1),
 		"is not of device")
-	require.ErrorContains(t, c.AllReduce(streams, at, 1000), "memory")
+	require.ErrorContains(t, c.AllReduce(streams, sums, 1000), "memory")
 	whole, err := devices[0].(cuda.CollectiveOpener).OpenCollective(devices[1:], path)
 	require.NoError(t, err)
-	require.NoError(t, whole.AllReduce(streams, at, 4))
+	require.NoError(t, whole.AllReduce(streams, sums, 4))
 	for _, s := range streams {
 		require.NoError(t, s.Synchronize(t.Context()))
 	}
@@ -73,18 +73,18 @@ func TestNCCL(t *testing.T) {
 	require.Equal(t, "0", fake("calls=ncclCommAbort"))
 	for _, call := range []string{"ncclGroupStart", "ncclAllReduce", "ncclGroupEnd"} {
 		fake("fail=" + call + ":1")
-		err := c.AllReduce(streams, at, 4)
+		err := c.AllReduce(streams, sums, 4)
 		require.ErrorContains(t, err, call+": unhandled system error")
 		require.Equal(t, errs.Device, errs.ClassOf(err))
 	}
-	require.NoError(t, c.AllReduce(streams, at, 4), "a group that failed is over")
+	require.NoError(t, c.AllReduce(streams, sums, 4), "a group that failed is over")
 	require.Equal(t, "2", fake("comms"))
 	require.NoError(t, c.Close())
 	require.NoError(t, c.Close())
 	require.Equal(t, "0", fake("comms"))
 	require.Equal(t, "2", fake("calls=ncclCommAbort"), "no wait for what failed")
 	require.Equal(t, "2", fake("calls=ncclCommDestroy"), "as before")
-	require.ErrorIs(t, c.AllReduce(streams, at, 4), cuda.ErrClosed)
+	require.ErrorIs(t, c.AllReduce(streams, sums, 4), cuda.ErrClosed)
 	for i, s := range streams {
 		require.NoError(t, s.Close())
 		require.NoError(t, mems[i].Free())

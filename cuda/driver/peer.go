@@ -39,7 +39,7 @@ const (
 var _ cuda.PeerMapper = (*Device)(nil)
 
 // peerPiece is a physical allocation behind a part of a buffer, in bytes from the buffer's Ptr.
-type peerPiece struct{ at, bytes int64 }
+type peerPiece struct{ offset, bytes int64 }
 
 // peerTable is a device's peer mappings.
 type peerTable struct {
@@ -55,8 +55,8 @@ type peerOS interface {
 	reserve(bytes int64) (unsafe.Pointer, error)
 	release(p unsafe.Pointer, bytes int64) error
 	// put maps a file over a part of a reservation; clear takes it away again.
-	put(at unsafe.Pointer, bytes int64, fd int, off int64) error
-	clear(at unsafe.Pointer, bytes int64) error
+	put(addr unsafe.Pointer, bytes int64, fd int, off int64) error
+	clear(addr unsafe.Pointer, bytes int64) error
 	close(fd int) error
 	openGDR() (gdrModule, error)
 }
@@ -76,13 +76,13 @@ func (linuxPeer) reserve(n int64) (unsafe.Pointer, error) {
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 }
 func (linuxPeer) release(p unsafe.Pointer, n int64) error { return unix.MunmapPtr(p, uintptr(n)) }
-func (linuxPeer) put(at unsafe.Pointer, n int64, fd int, off int64) error {
-	_, err := unix.MmapPtr(fd, off, at, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+func (linuxPeer) put(addr unsafe.Pointer, n int64, fd int, off int64) error {
+	_, err := unix.MmapPtr(fd, off, addr, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED|unix.MAP_FIXED)
 	return err
 }
-func (linuxPeer) clear(at unsafe.Pointer, n int64) error {
-	_, err := unix.MmapPtr(-1, 0, at, uintptr(n), unix.PROT_NONE,
+func (linuxPeer) clear(addr unsafe.Pointer, n int64) error {
+	_, err := unix.MmapPtr(-1, 0, addr, uintptr(n), unix.PROT_NONE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
 	return err
 }
@@ -141,7 +141,7 @@ func (t *peerTable) busyFrom(b *buffer, bytes int64) error {
 	for _, m := range all {
 		m.mu.Lock()
 		n := len(m.pieces)
-		mapped := !m.closed && n > 0 && m.pieces[n-1].at >= bytes
+		mapped := !m.closed && n > 0 && m.pieces[n-1].offset >= bytes
 		m.mu.Unlock()
 		if mapped {
 			return fmt.Errorf(
@@ -347,13 +347,13 @@ func (m *peerMapping) Extend() error {
 	}
 	had := len(m.pieces)
 	for _, p := range m.b.peerPieces() {
-		if slices.ContainsFunc(m.pieces, func(q peerPart) bool { return q.at == p.at }) {
+		if slices.ContainsFunc(m.pieces, func(q peerPart) bool { return q.offset == p.offset }) {
 			continue
 		}
 		if err := m.add(p); err != nil {
 			err = fmt.Errorf(
 				"device %s: map %d bytes at offset %d of %s for other devices by %s: %w",
-				m.d.info.Name, p.bytes, p.at, m.b.purpose, m.method, err)
+				m.d.info.Name, p.bytes, p.offset, m.b.purpose, m.method, err)
 			return errors.Join(err, m.drop(had))
 		}
 	}
@@ -366,7 +366,7 @@ func (m *peerMapping) Extend() error {
 }
 
 // at is the address of a byte of the buffer, or of one before it.
-func (m *peerMapping) at(off int64) unsafe.Pointer {
+func (m *peerMapping) addr(off int64) unsafe.Pointer {
 	return unsafe.Add(unsafe.Pointer(unsafe.SliceData(m.mem)), off)
 }
 
@@ -396,20 +396,20 @@ func (m *peerMapping) addExported(p peerPart) error {
 	sys := m.d.peers.sys()
 	var refused []error
 	for _, f := range flags {
-		fd, err := m.d.export(m.b.ptr+devicePtr(p.at), p.bytes, f)
+		fd, err := m.d.export(m.b.ptr+devicePtr(p.offset), p.bytes, f)
 		if err != nil {
 			refused = append(refused, err)
 			continue
 		}
-		if err := sys.put(m.at(p.at), p.bytes, fd, 0); err != nil {
+		if err := sys.put(m.addr(p.offset), p.bytes, fd, 0); err != nil {
 			refused = append(refused, mmapError(err, p.bytes))
 			// A refused mapping may have taken the reservation with it.
-			if err := errors.Join(sys.close(fd), sys.clear(m.at(p.at), p.bytes)); err != nil {
+			if err := errors.Join(sys.close(fd), sys.clear(m.addr(p.offset), p.bytes)); err != nil {
 				return err
 			}
 			continue
 		}
-		if p.at == 0 && p.bytes >= m.b.size {
+		if p.offset == 0 && p.bytes >= m.b.size {
 			m.fd = fd
 			return nil
 		}
@@ -466,18 +466,19 @@ func (m *peerMapping) addPinned(p *peerPart) error {
 	if err != nil {
 		return err
 	}
-	addr := uint64(m.b.ptr) + uint64(p.at)
+	addr := uint64(m.b.ptr) + uint64(p.offset)
 	p.lead = int64(addr % gdr.PageBytes)
-	if p.lead > 0 && p.at > 0 {
+	if p.lead > 0 && p.offset > 0 {
 		return fmt.Errorf("a piece at %#x, which is no multiple of the GPU's pages of %d bytes",
 			addr, gdr.PageBytes)
 	}
 	if p.pin, err = mod.Pin(addr-uint64(p.lead), p.bytes+p.lead); err != nil {
 		return barError(err, p.bytes)
 	}
-	if err := t.sys().put(m.at(p.at-p.lead), p.bytes+p.lead, mod.FD(), p.pin.Offset()); err != nil {
+	if err := t.sys().put(m.addr(p.offset-p.lead), p.bytes+p.lead, mod.FD(),
+		p.pin.Offset()); err != nil {
 		err = fmt.Errorf("mmap of gdrdrv: %w", err)
-		return errors.Join(errs.With(errs.Capability, err), t.sys().clear(m.at(p.at-p.lead),
+		return errors.Join(errs.With(errs.Capability, err), t.sys().clear(m.addr(p.offset-p.lead),
 			p.bytes+p.lead), mod.Unpin(p.pin))
 	}
 	return nil
@@ -494,10 +495,10 @@ func (m *peerMapping) touch(p peerPiece) (err error) {
 		}
 	}()
 	const step = 2 << 20
-	for at := int64(0); ; at += step {
-		at = min(at, p.bytes-pageBytes)
-		atomic.LoadUint32((*uint32)(m.at(p.at + at)))
-		if at == p.bytes-pageBytes {
+	for offset := int64(0); ; offset += step {
+		offset = min(offset, p.bytes-pageBytes)
+		atomic.LoadUint32((*uint32)(m.addr(p.offset + offset)))
+		if offset == p.bytes-pageBytes {
 			return nil
 		}
 	}
@@ -511,7 +512,7 @@ func (m *peerMapping) Cut(bytes int64) error {
 		return nil
 	}
 	keep := 0
-	for keep < len(m.pieces) && m.pieces[keep].at < bytes {
+	for keep < len(m.pieces) && m.pieces[keep].offset < bytes {
 		keep++
 	}
 	return m.drop(keep)
@@ -523,7 +524,7 @@ func (m *peerMapping) drop(keep int) (err error) {
 	sys := m.d.peers.sys()
 	stay := m.pieces[:keep:keep]
 	for _, p := range m.pieces[keep:] {
-		cerr := sys.clear(m.at(p.at-p.lead), p.bytes+p.lead)
+		cerr := sys.clear(m.addr(p.offset-p.lead), p.bytes+p.lead)
 		uerr := m.unpin(p)
 		if p.held = uerr != nil; p.held {
 			stay = append(stay, p)

@@ -96,7 +96,7 @@ type fakePeers struct {
 
 const moduleFD = 1 << 30
 
-func (f *fakePeers) put(at unsafe.Pointer, n int64, fd int, off int64) error {
+func (f *fakePeers) put(addr unsafe.Pointer, n int64, fd int, off int64) error {
 	if len(f.refuse) > 0 {
 		err := f.refuse[0]
 		if f.refuse = f.refuse[1:]; err != nil {
@@ -108,7 +108,7 @@ func (f *fakePeers) put(at unsafe.Pointer, n int64, fd int, off int64) error {
 		require.True(f.t, ok && n <= p.Bytes, "mmap of %d bytes at %#x, which are not pinned", n,
 			off)
 		// What lies before the buffer in the GPU's page is somebody's memory too.
-		if _, err := unix.MmapPtr(-1, 0, at, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+		if _, err := unix.MmapPtr(-1, 0, addr, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
 			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
 			return err
 		}
@@ -116,12 +116,12 @@ func (f *fakePeers) put(at unsafe.Pointer, n int64, fd int, off int64) error {
 		fd, err := f.d.export(devicePtr(p.Addr)+devicePtr(lead), n-lead, 0)
 		require.NoError(f.t, err)
 		defer f.linuxPeer.close(fd)
-		return f.linuxPeer.put(unsafe.Add(at, lead), n-lead, fd, 0)
+		return f.linuxPeer.put(unsafe.Add(addr, lead), n-lead, fd, 0)
 	}
 	if f.hole {
 		n -= pageBytes
 	}
-	return f.linuxPeer.put(at, n, fd, off)
+	return f.linuxPeer.put(addr, n, fd, off)
 }
 
 func (f *fakePeers) openGDR() (gdrModule, error) {
@@ -175,14 +175,14 @@ type attributes struct {
 	of map[attribute]int
 }
 
-func (a attributes) DeviceGetAttribute(at attribute, d ordinal) (int, result) {
-	if v, ok := a.of[at]; ok {
+func (a attributes) DeviceGetAttribute(attr attribute, d ordinal) (int, result) {
+	if v, ok := a.of[attr]; ok {
 		if v < 0 {
 			return 0, errInvalidValue
 		}
 		return v, success
 	}
-	return a.api.DeviceGetAttribute(at, d)
+	return a.api.DeviceGetAttribute(attr, d)
 }
 
 func TestPeerByGDR(t *testing.T) {
@@ -221,9 +221,9 @@ type freeing struct {
 
 func (a freeing) unpinned(call string, p devicePtr) {
 	for _, q := range a.f.pins {
-		at := uint64(p)
-		require.False(a.f.t, at+gdr.PageBytes > q.Addr && at < q.Addr+uint64(q.Bytes),
-			"%s of memory at %#x, which is pinned", call, at)
+		addr := uint64(p)
+		require.False(a.f.t, addr+gdr.PageBytes > q.Addr && addr < q.Addr+uint64(q.Bytes),
+			"%s of memory at %#x, which is pinned", call, addr)
 	}
 }
 
@@ -302,8 +302,8 @@ func TestPeerGrows(t *testing.T) {
 				value++
 				require.NoError(t, s.Fill(b.Ptr(), value, n))
 				require.NoError(t, s.Synchronize(soon(t, patience)))
-				for at := int64(0); at < n; at += 4096 {
-					require.Equal(t, value, mem[at])
+				for i := int64(0); i < n; i += 4096 {
+					require.Equal(t, value, mem[i])
 				}
 				require.Equal(t, value, mem[n-1])
 			}

@@ -117,8 +117,8 @@ func connections() probe.Finding {
 	f := probe.Finding{Name: "hardware queues", Answer: probe.There,
 		Detail: fmt.Sprintf("%s=%s", envConnections, os.Getenv(envConnections))}
 	n, err := strconv.Atoi(os.Getenv(envConnections))
-	most, _ := strconv.Atoi(ourConnections)
-	if err != nil || n < most {
+	limit, _ := strconv.Atoi(ourConnections)
+	if err != nil || n < limit {
 		f.Answer = probe.NotThere
 		f.Detail = fmt.Sprintf("%s: streams beyond so many share a queue, and work may wait there for another stream's kernel", f.Detail)
 		f.Next = fmt.Sprintf("unset %s in the environment, or set it to %s", envConnections, ourConnections)
@@ -186,14 +186,14 @@ func describe(a api, index int, d ordinal, version int) (GPU, error) {
 	fail("cuDeviceGetPCIBusId", r)
 	g.MemTotal, r = a.DeviceTotalMem(d)
 	fail("cuDeviceTotalMem_v2", r)
-	get := func(at attribute) int {
-		v, r := a.DeviceGetAttribute(at, d)
+	get := func(attr attribute) int {
+		v, r := a.DeviceGetAttribute(attr, d)
 		fail("cuDeviceGetAttribute", r)
 		return v
 	}
 	// A driver that does not know an attribute does not have what it is about.
-	may := func(at attribute) int {
-		v, r := a.DeviceGetAttribute(at, d)
+	may := func(attr attribute) int {
+		v, r := a.DeviceGetAttribute(attr, d)
 		if r != success {
 			return 0
 		}
@@ -248,12 +248,12 @@ func usable(a api, g GPU, version int, list []kernels.Module) error {
 			fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGet", r)))
 	}
 	for _, need := range []struct {
-		at   attribute
+		attr attribute
 		what string
 	}{{attrUnifiedAddressing, "one address space for CPU and GPU"},
 		{attrCanMapHost, "mapped CPU memory"}, {attrHostRegister, "registered CPU memory"},
 		{attrHostPointer, "CPU addresses for registered memory"}} {
-		v, r := a.DeviceGetAttribute(need.at, d)
+		v, r := a.DeviceGetAttribute(need.attr, d)
 		if r != success {
 			return errs.With(errs.Capability,
 				fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGetAttribute", r)))

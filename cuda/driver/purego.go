@@ -189,9 +189,9 @@ func (p *pure) errorText(fn uintptr, r result) string {
 	if cu(fn, uintptr(r), uintptr(unsafe.Pointer(&s))) != success || s == nil {
 		return ""
 	}
-	const most = 1 << 10
-	b := unsafe.Slice(s, most)
-	for i := range most {
+	const limit = 1 << 10
+	b := unsafe.Slice(s, limit)
+	for i := range limit {
 		if b[i] == 0 {
 			return string(b[:i])
 		}

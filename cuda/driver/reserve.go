@@ -179,7 +179,7 @@ func (b *buffer) Grow(bytes int64) error {
 	if err := d.accepting(); err != nil {
 		return err
 	}
-	at, end := have, (bytes+g.granule-1)&^(g.granule-1)
+	offset, end := have, (bytes+g.granule-1)&^(g.granule-1)
 	kept := g.count(have)
 	if err := b.cutBack(have, kept); err != nil { // what an earlier call could not give back
 		return fail(err)
@@ -189,17 +189,17 @@ func (b *buffer) Grow(bytes int64) error {
 			return err
 		}
 		defer d.leave()
-		most := max(pieceBytes&^(g.granule-1), g.granule)
+		limit := max(pieceBytes&^(g.granule-1), g.granule)
 		if g.shared != nil {
-			most = end
+			limit = end
 		}
-		for at < end {
-			n := min(end-at, most)
-			if err := d.mapPiece(b.base+devicePtr(at), n, g.shared); err != nil {
+		for offset < end {
+			n := min(end-offset, limit)
+			if err := d.mapPiece(b.base+devicePtr(offset), n, g.shared); err != nil {
 				return err
 			}
 			g.pieces = append(g.pieces, n)
-			at += n
+			offset += n
 		}
 		access := &memAccess{Location: memLocation{locationDevice, int32(d.ord)},
 			Flags: accessReadWrite}
@@ -222,8 +222,8 @@ func (b *buffer) Grow(bytes int64) error {
 // count returns how many pieces the first bytes have, which end with one. g.mu is held.
 func (g *growth) count(bytes int64) int {
 	n := 0
-	for at := int64(0); n < len(g.pieces) && at < bytes; n++ {
-		at += g.pieces[n]
+	for offset := int64(0); n < len(g.pieces) && offset < bytes; n++ {
+		offset += g.pieces[n]
 	}
 	return n
 }
@@ -359,10 +359,10 @@ func (b *buffer) peerPieces() []peerPiece {
 	b.grows.mu.Lock()
 	defer b.grows.mu.Unlock()
 	var out []peerPiece
-	at := int64(0)
+	offset := int64(0)
 	for _, n := range b.grows.pieces {
-		out = append(out, peerPiece{at, min(n, end-at)})
-		at += n
+		out = append(out, peerPiece{offset, min(n, end-offset)})
+		offset += n
 	}
 	return out
 }

@@ -71,15 +71,15 @@ func (m *mark) launched(seq uint64) *kernel {
 //
 // Large: cuda.Stream asks for a method for each operation that a stream orders.
 type gpuStream struct {
-	d       *Device
-	opt     cuda.StreamOptions
-	h       stream
-	green   *green // the partition that it runs in, or nil
-	events  *eventPool
-	slot    *faultSlot
-	err     atomic.Pointer[error]  // sticky
-	told    atomic.Bool            // some call has returned err
-	running atomic.Pointer[kernel] // of the oldest mark that is not known to be done
+	d        *Device
+	opt      cuda.StreamOptions
+	h        stream
+	green    *green // the partition that it runs in, or nil
+	events   *eventPool
+	slot     *faultSlot
+	err      atomic.Pointer[error]  // sticky
+	reported atomic.Bool            // some call has returned err
+	running  atomic.Pointer[kernel] // of the oldest mark that is not known to be done
 
 	mu       sync.Mutex // never two streams' at one time, and never with poll called under it
 	closing  bool
@@ -205,7 +205,7 @@ func (s *gpuStream) leave() { s.d.leaveWith(s.green, nil) }
 // failed returns the sticky error, or that the device is gone.
 func (s *gpuStream) failed() error {
 	if p := s.err.Load(); p != nil {
-		s.told.Store(true)
+		s.reported.Store(true)
 		return *p
 	}
 	return s.d.usableNow()
@@ -531,10 +531,10 @@ func (s *gpuStream) Copy(dst, src cuda.DevicePtr, bytes int64) error {
 	if bytes == 0 {
 		return nil
 	}
-	return s.d.pieces(uint64(dst), uint64(src), uint64(bytes), func(at, n uint64) error {
+	return s.d.pieces(uint64(dst), uint64(src), uint64(bytes), func(offset, n uint64) error {
 		return s.command(func() error {
-			return s.d.check("cuMemcpyAsync", s.d.api.MemcpyAsync(devicePtr(uint64(dst)+at),
-				devicePtr(uint64(src)+at), int64(n), s.h))
+			return s.d.check("cuMemcpyAsync", s.d.api.MemcpyAsync(devicePtr(uint64(dst)+offset),
+				devicePtr(uint64(src)+offset), int64(n), s.h))
 		})
 	})
 }
@@ -550,9 +550,9 @@ func (s *gpuStream) Fill(dst cuda.DevicePtr, value byte, bytes int64) error {
 	if bytes == 0 {
 		return nil
 	}
-	return s.d.pieces(uint64(dst), uint64(dst), uint64(bytes), func(at, n uint64) error {
+	return s.d.pieces(uint64(dst), uint64(dst), uint64(bytes), func(offset, n uint64) error {
 		return s.command(func() error {
-			return s.d.check("cuMemsetD8Async", s.d.api.MemsetD8Async(devicePtr(uint64(dst)+at),
+			return s.d.check("cuMemsetD8Async", s.d.api.MemsetD8Async(devicePtr(uint64(dst)+offset),
 				value, int64(n), s.h))
 		})
 	})
@@ -792,7 +792,7 @@ func (s *gpuStream) finish() error {
 // orLost joins an error of the device to the stream's own.
 func (s *gpuStream) orLost(err error) error {
 	if p := s.err.Load(); p != nil {
-		s.told.Store(true)
+		s.reported.Store(true)
 		return errors.Join(*p, err)
 	}
 	return err
@@ -824,7 +824,7 @@ func (s *gpuStream) Close() error {
 		return fmt.Errorf("stream %q: close: still runs %s after %v", s.opt.Name, s.runningText(),
 			s.d.opt.CloseTimeout)
 	}
-	if !s.told.Load() {
+	if !s.reported.Load() {
 		if p := s.err.Load(); p != nil {
 			return *p
 		}

@@ -86,8 +86,8 @@ func (h *header) parse(file, text string) error {
 	text = goMark.ReplaceAllString(text, "@go $1@")
 	text = lineComment.ReplaceAllString(text, "")
 	marks := strings.Count(text, "@go ")
-	for at := 0; ; {
-		m := declaration.FindStringSubmatchIndex(text[at:])
+	for offset := 0; ; {
+		m := declaration.FindStringSubmatchIndex(text[offset:])
 		if m == nil {
 			break
 		}
@@ -95,13 +95,13 @@ func (h *header) parse(file, text string) error {
 			if m[2*i] < 0 {
 				return ""
 			}
-			return text[at+m[2*i] : at+m[2*i+1]]
+			return text[offset+m[2*i] : offset+m[2*i+1]]
 		}
 		marked := group(1)
 		if marked != "" {
 			marks--
 		}
-		end := at + m[1]
+		end := offset + m[1]
 		switch {
 		case group(4) != "":
 			name := group(4)
@@ -143,7 +143,7 @@ func (h *header) parse(file, text string) error {
 		case group(7) != "":
 			h.kernels = append(h.kernels, group(7)+" "+group(8))
 		}
-		at = end
+		offset = end
 	}
 	if marks != 0 {
 		return fmt.Errorf("%s: %d lines \"// go:\" stand before neither a struct nor a constant",
@@ -401,15 +401,15 @@ func goKind(t types.Type) string {
 }
 
 // compareStruct says how a C++ struct differs from the Go one.
-func compareStruct(at string, c *cType, gt types.Type) []string {
+func compareStruct(path string, c *cType, gt types.Type) []string {
 	s, ok := gt.Underlying().(*types.Struct)
 	if !ok {
 		// A Go array type may be what C++ wraps into a struct of one member.
 		if _, array := gt.Underlying().(*types.Array); array && len(c.fields) == 1 &&
 			c.size == goSizes.Sizeof(gt) {
-			return compareField(at, c.fields[0], gt)
+			return compareField(path, c.fields[0], gt)
 		}
-		return []string{fmt.Sprintf("%s is %s in Go, a struct in C++", at, gt)}
+		return []string{fmt.Sprintf("%s is %s in Go, a struct in C++", path, gt)}
 	}
 	var bad []string
 	var vars []*types.Var
@@ -430,7 +430,7 @@ func compareStruct(at string, c *cType, gt types.Type) []string {
 	got := slices.DeleteFunc(slices.Clone(c.fields), cField.padding)
 	for i := range min(len(want), len(got)) {
 		w, f := want[i], got[i]
-		where := at + "." + w.Name()
+		where := path + "." + w.Name()
 		if exported(w.Name()) != f.name {
 			return append(bad, fmt.Sprintf("%s: C++ has %s in its place", where, f.name))
 		}
@@ -441,10 +441,11 @@ func compareStruct(at string, c *cType, gt types.Type) []string {
 		bad = append(bad, compareField(where, f, w.Type())...)
 	}
 	if len(want) != len(got) {
-		bad = append(bad, fmt.Sprintf("%s has %d fields in Go, %d in C++", at, len(want), len(got)))
+		bad = append(bad, fmt.Sprintf("%s has %d fields in Go, %d in C++", path, len(want),
+			len(got)))
 	}
 	if n := goSizes.Sizeof(gt); n != c.size {
-		bad = append(bad, fmt.Sprintf("%s has %d bytes in Go, %d in C++", at, n, c.size))
+		bad = append(bad, fmt.Sprintf("%s has %d bytes in Go, %d in C++", path, n, c.size))
 	}
 	return bad
 }

@@ -97,23 +97,23 @@ type Part struct {
 // Places say where nodes of the whole graph are in an induced one.
 type Places struct {
 	*Numbering
-	Rows int64   // of the induced graph, with those that are of no node
-	at   []int64 // by part, the row of its first node; -1: it is not loaded
+	Rows  int64   // of the induced graph, with those that are of no node
+	first []int64 // by part, the row of its first node; -1: it is not loaded
 }
 
 // NewPlaces places parts, in ascending order of their rows, behind the static nodes.
 func NewPlaces(n *Numbering, rows int64, parts []Part) (*Places, error) {
-	p := &Places{Numbering: n, Rows: rows, at: make([]int64, n.Parts())}
-	for i := range p.at {
-		p.at[i] = -1
+	p := &Places{Numbering: n, Rows: rows, first: make([]int64, n.Parts())}
+	for i := range p.first {
+		p.first[i] = -1
 	}
 	end := n.Statics()
 	for _, part := range parts {
-		if part.Part < 0 || part.Part >= n.Parts() || p.at[part.Part] >= 0 || part.First < end {
+		if part.Part < 0 || part.Part >= n.Parts() || p.first[part.Part] >= 0 || part.First < end {
 			return nil, fmt.Errorf("induced graph: part %d of %d at row %d, behind row %d",
 				part.Part, n.Parts(), part.First, end)
 		}
-		p.at[part.Part] = part.First
+		p.first[part.Part] = part.First
 		end = part.First + n.Base[part.Part+1] - n.Base[part.Part]
 	}
 	if end > rows {
@@ -130,10 +130,10 @@ func (p *Places) Of(id int64) int64 {
 	if s := p.Static[part]; off < p.Static[part+1]-s {
 		return s + off
 	}
-	if p.at[part] < 0 {
+	if p.first[part] < 0 {
 		return -1
 	}
-	return p.at[part] + off
+	return p.first[part] + off
 }
 
 // chunkEdges is about how many edges one worker takes at a time.
@@ -188,16 +188,16 @@ func Build(ctx context.Context, places *Places, static Lists, parts []Part,
 		return nil, err
 	}
 	// Rows of no node, between what the chunks have filled.
-	at := int64(0)
+	row := int64(0)
 	for i := range chunks {
 		c := &chunks[i]
-		for ; at < c.row; at++ {
-			t.Indptr[at+1] = c.start
+		for ; row < c.row; row++ {
+			t.Indptr[row+1] = c.start
 		}
-		at = c.row + int64(c.to-c.from)
+		row = c.row + int64(c.to-c.from)
 	}
-	for ; at < places.Rows; at++ {
-		t.Indptr[at+1] = edges
+	for ; row < places.Rows; row++ {
+		t.Indptr[row+1] = edges
 	}
 	return t, nil
 }
@@ -261,7 +261,7 @@ func cut(p *Places, static *Lists, parts []Part) (chunks []chunk, err error) {
 	}
 	for i := range parts {
 		q := &parts[i]
-		if q.Part < 0 || q.Part >= p.Parts() || p.at[q.Part] != q.First {
+		if q.Part < 0 || q.Part >= p.Parts() || p.first[q.Part] != q.First {
 			return nil, fmt.Errorf("induced graph: part %d is not where it is to be", q.Part)
 		}
 		nodes := p.Base[q.Part+1] - p.Base[q.Part]
@@ -305,7 +305,7 @@ func (c *chunk) count(p *Places) {
 
 // fill writes the chunk's offsets and edges.
 func (c *chunk) fill(p *Places, t *graph.Topology) {
-	edge, at := c.edge, c.start
+	edge, pos := c.edge, c.start
 	for i, d := range c.lists.Degrees[c.from:c.to] {
 		for range d {
 			var id int64
@@ -320,12 +320,12 @@ func (c *chunk) fill(p *Places, t *graph.Topology) {
 				continue
 			}
 			if t.Wide() {
-				t.Indices64[at] = row
+				t.Indices64[pos] = row
 			} else {
-				t.Indices32[at] = uint32(row)
+				t.Indices32[pos] = uint32(row)
 			}
-			at++
+			pos++
 		}
-		t.Indptr[c.row+int64(i)+1] = at
+		t.Indptr[c.row+int64(i)+1] = pos
 	}
 }

@@ -309,8 +309,8 @@ func (g *GPU) KeepsDirectory() bool { return g.Ops.Directory.ItemNS.Value > 0 }
 // bounds are the least, but for 0, and the most of figures by the ends of their names: beyond any
 // machine, and so that sums and products of them stay far inside 64 bits.
 var bounds = []struct {
-	end         string
-	least, most float64
+	end          string
+	least, limit float64
 }{
 	{"_gbs", 1e-3, 1e6}, {"_tflops", 1e-6, 1e6}, {"_gib", 1e-3, 1e6}, {"atomic_gs", 1e-6, 1e6},
 	{"sms", 1, 1e5}, {"warps_per_sm", 1, 1e4}, {"warp_slots", 1, 1e9}, {"cores", 1, 1e5},
@@ -323,8 +323,8 @@ var bounds = []struct {
 func bounded(say func(format string, args ...any), path string, v float64) {
 	for _, b := range bounds {
 		if strings.HasSuffix(path, b.end) {
-			if v != 0 && !(v >= b.least && v <= b.most) {
-				say("%s is %v: give 0 or more, from %v to %v", path, v, b.least, b.most)
+			if v != 0 && !(v >= b.least && v <= b.limit) {
+				say("%s is %v: give 0 or more, from %v to %v", path, v, b.least, b.limit)
 			}
 			return
 		}

@@ -190,7 +190,7 @@ func (w *bf16Way) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c 
 					for q := 0; q < mc; {
 						size := m.size(mc - q)
 						m.tile[size][v](steps, &s.x[q/mr*xp+q%mr], mr*4, &s.y[j/nr*yp], nr*4,
-							at(c, (i+q)*ldc+j), ldc*4, n, load)
+							elem(c, (i+q)*ldc+j), ldc*4, n, load)
 						q += size
 					}
 				}
@@ -212,10 +212,10 @@ func (w *bf16Way) turn(s *gemmScratch, dst *float32, width int, rows side, n, k 
 			s.rows[r] = &s.zero[0]
 			if r < n {
 				s.rows[r] = &s.half[r*stride]
-				w.round(s.rows[r], at(rows.p, r*rows.ld+k0), kc)
+				w.round(s.rows[r], elem(rows.p, r*rows.ld+k0), kc)
 			}
 		}
-		w.m.transpose(at(dst, k0/w.perWord*width), width*4, &s.rows[0], (kc+1)&^1/w.perWord)
+		w.m.transpose(elem(dst, k0/w.perWord*width), width*4, &s.rows[0], (kc+1)&^1/w.perWord)
 	}
 }
 
@@ -234,11 +234,11 @@ func (g *Product) bf16Chains() {
 				kc := min(deep, t.K-k0)
 				for k := range kc {
 					for j := range n {
-						at := (k0+k)*t.LDB + j0 + j
+						pos := (k0+k)*t.LDB + j0 + j
 						if g.TransB {
-							at = (j0+j)*t.LDB + k0 + k
+							pos = (j0+j)*t.LDB + k0 + k
 						}
-						b[k][j] = roundBF16(t.B[at])
+						b[k][j] = roundBF16(t.B[pos])
 					}
 				}
 				if kc%2 == 1 {
@@ -246,11 +246,11 @@ func (g *Product) bf16Chains() {
 				}
 				for i := range g.M {
 					for k := range kc {
-						at := i*t.LDA + k0 + k
+						pos := i*t.LDA + k0 + k
 						if g.TransA {
-							at = (k0+k)*t.LDA + i
+							pos = (k0+k)*t.LDA + i
 						}
-						a[k] = roundBF16(t.A[at])
+						a[k] = roundBF16(t.A[pos])
 					}
 					c := g.C[i*g.LDC+j0:][:n]
 					for k := 0; k < kc; k += 2 {

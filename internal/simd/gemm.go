@@ -57,14 +57,14 @@ type side struct {
 	major bool
 }
 
-func at(p *float32, i int) *float32 { return (*float32)(unsafe.Add(unsafe.Pointer(p), i*4)) }
+func elem(p *float32, i int) *float32 { return (*float32)(unsafe.Add(unsafe.Pointer(p), i*4)) }
 
 // from is the operand beginning at step k, row or column i.
 func (s side) from(k, i int) side {
 	if s.major {
-		s.p = at(s.p, k*s.ld+i)
+		s.p = elem(s.p, k*s.ld+i)
 	} else {
-		s.p = at(s.p, i*s.ld+k)
+		s.p = elem(s.p, i*s.ld+k)
 	}
 	return s
 }
@@ -241,14 +241,14 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 					var py *float32
 					ys := nr * 4
 					if j < packed {
-						py, ys = at(y.p, j), y.ld*4
+						py, ys = elem(y.p, j), y.ld*4
 					} else {
 						py = &s.y[(j-packed)/nr*yp]
 					}
 					for q := 0; q < mc; {
 						size := m.size(mc - q)
-						px := at(xbase, q/m.rows*xp+q%m.rows)
-						m.tile[size][v](kc, px, xs, py, ys, at(c, (i+q)*ldc+j), ldc*4, n, load)
+						px := elem(xbase, q/m.rows*xp+q%m.rows)
+						m.tile[size][v](kc, px, xs, py, ys, elem(c, (i+q)*ldc+j), ldc*4, n, load)
 						q += size
 					}
 				}
@@ -283,7 +283,7 @@ func (m *micro) packY(s *gemmScratch, y side, n, kc, ps int) {
 			for r := range m.lanes {
 				s.rows[r] = &s.zero[0]
 				if j+h+r < n {
-					s.rows[r] = at(y.p, (j+h+r)*y.ld)
+					s.rows[r] = elem(y.p, (j+h+r)*y.ld)
 				}
 			}
 			m.transpose(&s.y[j/w*ps+h], w*4, &s.rows[0], kc)
@@ -301,7 +301,7 @@ func (m *micro) packX(s *gemmScratch, x side, n, kc, ps int) {
 		for r := range m.lanes {
 			s.rows[r] = &s.zero[0]
 			if r < m.rows && i+r < n {
-				s.rows[r] = at(x.p, (i+r)*x.ld)
+				s.rows[r] = elem(x.p, (i+r)*x.ld)
 			}
 		}
 		m.transpose(&s.x[i/m.rows*ps], m.rows*4, &s.rows[0], kc)

@@ -33,11 +33,11 @@ func guarded[T any](f *fence, n int) []T {
 	f.t.Cleanup(func() { require.NoError(f.t, unix.Munmap(mem)) })
 	require.NoError(f.t, unix.Mprotect(mem[:page], unix.PROT_NONE))
 	require.NoError(f.t, unix.Mprotect(mem[page+room:], unix.PROT_NONE))
-	at := page + room - size
+	first := page + room - size
 	if f.back {
-		at = page
+		first = page
 	}
-	return unsafe.Slice((*T)(unsafe.Pointer(&mem[at:][:1][0])), n)
+	return unsafe.Slice((*T)(unsafe.Pointer(&mem[first:][:1][0])), n)
 }
 
 func (f *fence) floats(n int) []float32 {

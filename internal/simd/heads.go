@@ -161,11 +161,11 @@ func (s *HeadSum) sum(out []float32, list []uint32, weights []float32, counts []
 		}
 		add(&terms[0])
 		for _, e := range list[edge:][:n] {
-			at, row := edge, int(e)
+			weight, row := edge, int(e)
 			if s.Rows != nil {
-				at, row = row, int(s.Rows[e])
+				weight, row = row, int(s.Rows[e])
 			}
-			addHeads(o, s.X[row*wide:][:wide], weights[at*s.Heads:][:s.Heads], s.Dim)
+			addHeads(o, s.X[row*wide:][:wide], weights[weight*s.Heads:][:s.Heads], s.Dim)
 			edge++
 		}
 		for t := range terms[1:] {

@@ -93,17 +93,17 @@ func (l Level) laborTake(list *byte, n, width int, k *LaborKeys, limit uint64,
 		return 0, 0, true
 	}
 	var d, t uint64
-	keys, most := (*[4]uint64)(unsafe.Pointer(k)), (*[16]uint32)(largest)
+	keys, largestOut := (*[4]uint64)(unsafe.Pointer(k)), (*[16]uint32)(largest)
 	room := uint64(len(out))
 	switch level := l.Resolve(); {
 	case level >= AVX512 && width == 4:
-		d, t = laborTake32AVX512(list, uint64(n), keys, limit, most, &out[0], room)
+		d, t = laborTake32AVX512(list, uint64(n), keys, limit, largestOut, &out[0], room)
 	case level >= AVX512:
-		d, t = laborTake64AVX512(list, uint64(n), keys, limit, most, &out[0], room)
+		d, t = laborTake64AVX512(list, uint64(n), keys, limit, largestOut, &out[0], room)
 	case level >= AVX2 && width == 4:
-		d, t = laborTake32AVX2(list, uint64(n), keys, limit, most, &out[0], room)
+		d, t = laborTake32AVX2(list, uint64(n), keys, limit, largestOut, &out[0], room)
 	case level >= AVX2:
-		d, t = laborTake64AVX2(list, uint64(n), keys, limit, most, &out[0], room)
+		d, t = laborTake64AVX2(list, uint64(n), keys, limit, largestOut, &out[0], room)
 	default:
 		return 0, 0, false
 	}
@@ -144,9 +144,9 @@ func laborLeast[T uint32 | int64](list []T, k *LaborKeys, above uint64, scratch 
 	for limit, found := above, false; !found; {
 		limit |= limit<<2 | 3
 		var largest LaborLargest
-		for at := 0; at < len(list); {
-			done, n := take(list[at:], k, limit, &largest, scratch)
-			at += done
+		for pos := 0; pos < len(list); {
+			done, n := take(list[pos:], k, limit, &largest, scratch)
+			pos += done
 			for _, id := range scratch[:n] {
 				least = min(least, k.Variate(uint64(id)))
 				found = true

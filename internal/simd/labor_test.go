@@ -70,25 +70,25 @@ func TestLaborTake(t *testing.T) {
 						for _, room := range []int{LaborRoom, 40, n + LaborRoom + 1} {
 							name := fmt.Sprintf("%v: %d ids, limit %d, room %d", l, n, limit, room)
 							out := guarded[uint32](f, room)
-							walk := func(take func(at int, m *LaborLargest) (int, int),
+							walk := func(take func(pos int, m *LaborLargest) (int, int),
 								wide bool) {
 								var m LaborLargest
 								got := []uint32{}
-								for at := 0; at < n; {
-									done, taken := take(at, &m)
+								for pos := 0; pos < n; {
+									done, taken := take(pos, &m)
 									require.Greater(t, done, 0, name)
 									got = append(got, out[:taken]...)
-									at += done
+									pos += done
 								}
 								require.Equal(t, want, got, name)
 								require.True(t, m.In(int64(largest)+1, wide), name)
 								require.Equal(t, largest == 0, m.In(int64(largest), wide), name)
 							}
-							walk(func(at int, m *LaborLargest) (int, int) {
-								return l.LaborTake32(narrow[at:], &k, limit, m, out)
+							walk(func(pos int, m *LaborLargest) (int, int) {
+								return l.LaborTake32(narrow[pos:], &k, limit, m, out)
 							}, false)
-							walk(func(at int, m *LaborLargest) (int, int) {
-								return l.LaborTake64(wide[at:], &k, limit, m, out)
+							walk(func(pos int, m *LaborLargest) (int, int) {
+								return l.LaborTake64(wide[pos:], &k, limit, m, out)
 							}, true)
 						}
 					}
@@ -106,12 +106,12 @@ func TestLaborTakeBadIDs(t *testing.T) {
 	for _, l := range Levels() {
 		for range 300 {
 			list := make([]int64, 1+r.IntN(40))
-			at := r.IntN(len(list))
+			pos := r.IntN(len(list))
 			for _, bad := range []int64{-1, 1 << 32, 5 << 33, 1000, -1 << 63} {
 				for i := range list {
 					list[i] = r.Int64N(1000)
 				}
-				list[at] = bad
+				list[pos] = bad
 				limit := k.Variate(uint64(bad))
 				for _, limit := range []uint64{limit, limit - 1} {
 					var m LaborLargest

@@ -86,10 +86,10 @@ func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init 
 	if init != nil {
 		init = init[:wide]
 	}
-	rows, most := 0, uint32(0)
+	rows, longest := 0, uint32(0)
 	for i := range lists {
 		rows += int(lists[i].N)
-		most = max(most, lists[i].N)
+		longest = max(longest, lists[i].N)
 	}
 	list := s.List[lo : lo+rows]
 	if l < AVX2 {
@@ -112,7 +112,7 @@ func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init 
 	if rows > 0 {
 		a.last = &s.X[len(s.X)-s.Dim]
 	}
-	if most > sideRows && l == AVX2 {
+	if longest > sideRows && l == AVX2 {
 		if len(s.partial) < s.Dim {
 			s.partial = make([]float32, s.Dim)
 		}
@@ -216,15 +216,15 @@ func (l Level) SumColumns(out, x []float32, rows, stride int) {
 	default:
 		clear(out)
 		r := 0
-		at := func(r int) []float32 { return x[r*stride : r*stride+len(out)] }
+		row := func(r int) []float32 { return x[r*stride : r*stride+len(out)] }
 		for ; r+4 <= rows; r += 4 {
-			x0, x1, x2, x3 := at(r), at(r+1), at(r+2), at(r+3)
+			x0, x1, x2, x3 := row(r), row(r+1), row(r+2), row(r+3)
 			for c := range out {
 				out[c] = out[c] + x0[c] + x1[c] + x2[c] + x3[c]
 			}
 		}
 		for ; r < rows; r++ {
-			for c, v := range at(r) {
+			for c, v := range row(r) {
 				out[c] += v
 			}
 		}

@@ -109,11 +109,11 @@ func requireManyLists(t *testing.T, r *rand.Rand) {
 	}
 	init, old := someFloats(r, len(lists)*dim), someFloats(r, len(lists)*dim)
 	var want []float32
-	at := 0
+	first := 0
 	for i, q := range lists {
-		want = append(want, rowSumByHand(&s, old[i*dim:], s.List[at:at+int(q.N)], q.Factor,
+		want = append(want, rowSumByHand(&s, old[i*dim:], s.List[first:first+int(q.N)], q.Factor,
 			init[i*dim:], q.Start)...)
-		at += int(q.N)
+		first += int(q.N)
 	}
 	for _, l := range Levels() {
 		got := append([]float32{}, old...)

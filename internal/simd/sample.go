@@ -158,15 +158,15 @@ func (l Level) SampleGather64(first []int64, deg []uint32, n, k int, draws []uin
 
 func sampleGather[T uint32 | int64](first []int64, deg []uint32, n, k int, draws []uint32,
 	indices []T, numNodes int64, ids []uint32) (bad int) {
-	at := 0
+	found := 0
 	for lane := range n {
 		for i := range min(int(deg[lane]), k) {
 			id := indices[first[lane]+int64(draws[i*SampleGroup+lane])]
 			if uint64(id) >= uint64(numNodes) {
 				bad++
 			}
-			ids[at] = uint32(id)
-			at++
+			ids[found] = uint32(id)
+			found++
 		}
 	}
 	return bad

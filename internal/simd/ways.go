@@ -40,8 +40,8 @@ func (l Level) FindWays(s SetWords, sets, tags []uint32, out []uint8) {
 	sets, out = sets[:len(tags)], out[:len(tags)]
 	if l < AVX2 {
 		for i, tag := range tags {
-			at := int(sets[i])*s.Stride + s.Tags
-			out[i] = findWay((*[SetWays]uint32)(s.Words[at:]), tag)
+			first := int(sets[i])*s.Stride + s.Tags
+			out[i] = findWay((*[SetWays]uint32)(s.Words[first:]), tag)
 		}
 		return
 	}

@@ -63,27 +63,27 @@ func Roots(n, first, end int) (nodes []Node) {
 
 // Room returns the most nodes that are there at one time while shards first to end-1 of a step of n
 // arrive in order, the one that has just arrived included.
-func Room(n, first, end int) (most int) {
+func Room(n, first, end int) (room int) {
 	var nodes []Node
 	for s := first; s < end; s++ {
-		most = max(most, len(nodes)+1)
+		room = max(room, len(nodes)+1)
 		nodes = Push(nodes, Node{s, 1}, n)
 	}
-	return most
+	return room
 }
 
 // PartRoom returns the most nodes that are there at one time in one of several parts, in whichever
 // step of up to most shards: that of a whole step, for a shorter one ends earlier and joins no
 // later. There is always room for the sum of all parts.
-func PartRoom(most, part, parts int) int {
-	first, end := Share(most, most, part, parts)
-	return max(Room(most, first, end), 1)
+func PartRoom(limit, part, parts int) int {
+	first, end := Share(limit, limit, part, parts)
+	return max(Room(limit, first, end), 1)
 }
 
 // Share returns the shards that one of several parts has of a step of n: neighbours, and the parts
 // are in the shards' order. Whole steps have most shards, and shard s of any step is part
 // s·parts/most's.
-func Share(most, n, part, parts int) (first, end int) {
-	at := func(p int) int { return min((p*most+parts-1)/parts, n) }
-	return at(part), at(part + 1)
+func Share(limit, n, part, parts int) (first, end int) {
+	bound := func(p int) int { return min((p*limit+parts-1)/parts, n) }
+	return bound(part), bound(part + 1)
 }

@@ -45,13 +45,13 @@ func TestPartsMakeTheTree(t *testing.T) {
 			for first := 0; first < n; {
 				end := first + 1 + rng.IntN(n-first)
 				var part []Node
-				most := 0
+				room := 0
 				for s := first; s < end; s++ {
-					most = max(most, len(part)+1)
+					room = max(room, len(part)+1)
 					part = join(part, Node{s, 1}, fmt.Sprint(s))
 				}
 				require.Equal(t, part, Roots(n, first, end))
-				require.Equal(t, most, Room(n, first, end))
+				require.Equal(t, room, Room(n, first, end))
 				for _, r := range part {
 					all = join(all, r, text[r])
 				}
@@ -83,24 +83,24 @@ func TestJoinRefusesStrangers(t *testing.T) {
 // Shares are neighbours that differ by one shard at most in a whole step, and a shorter step's last
 // parts have none.
 func TestShares(t *testing.T) {
-	for most := 1; most <= 17; most++ {
-		for parts := 1; parts <= most; parts++ {
-			for n := 1; n <= most; n++ {
-				at := 0
+	for limit := 1; limit <= 17; limit++ {
+		for parts := 1; parts <= limit; parts++ {
+			for n := 1; n <= limit; n++ {
+				next := 0
 				for p := range parts {
-					first, end := Share(most, n, p, parts)
-					require.Equal(t, at, first)
+					first, end := Share(limit, n, p, parts)
+					require.Equal(t, next, first)
 					require.LessOrEqual(t, first, end)
-					if n == most {
-						require.GreaterOrEqual(t, end-first, most/parts)
-						require.LessOrEqual(t, end-first, most/parts+1)
+					if n == limit {
+						require.GreaterOrEqual(t, end-first, limit/parts)
+						require.LessOrEqual(t, end-first, limit/parts+1)
 						for s := first; s < end; s++ { // by its number alone
-							require.Equal(t, p, s*parts/most)
+							require.Equal(t, p, s*parts/limit)
 						}
 					}
-					at = end
+					next = end
 				}
-				require.Equal(t, n, at)
+				require.Equal(t, n, next)
 			}
 		}
 	}
@@ -111,16 +111,16 @@ func TestShares(t *testing.T) {
 // The room of a part is enough in every step, also for one that does not begin at a power of two,
 // and no larger than some step needs.
 func TestPartRoom(t *testing.T) {
-	for most := 1; most <= 64; most++ {
-		for parts := 1; parts <= min(8, most); parts++ {
+	for limit := 1; limit <= 64; limit++ {
+		for parts := 1; parts <= min(8, limit); parts++ {
 			for p := range parts {
 				need := 1
-				for n := 1; n <= most; n++ {
-					first, end := Share(most, n, p, parts)
+				for n := 1; n <= limit; n++ {
+					first, end := Share(limit, n, p, parts)
 					need = max(need, Room(n, first, end))
 				}
-				require.Equal(t, need, PartRoom(most, p, parts), "part %d of %d of %d", p, parts,
-					most)
+				require.Equal(t, need, PartRoom(limit, p, parts), "part %d of %d of %d", p, parts,
+					limit)
 			}
 		}
 	}

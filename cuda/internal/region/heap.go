@@ -12,10 +12,10 @@ import (
 func OnGoHeap(p uint64) bool {
 	probe := new([64]byte)
 	heapSink.Store(probe) // keeps it from the stack
-	at := uint64(uintptr(unsafe.Pointer(probe)))
+	addr := uint64(uintptr(unsafe.Pointer(probe)))
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return max(at, p)-min(at, p) < max(m.HeapSys, 64<<20)
+	return max(addr, p)-min(addr, p) < max(m.HeapSys, 64<<20)
 }
 
 var heapSink atomic.Pointer[[64]byte]
