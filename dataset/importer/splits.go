@@ -71,11 +71,11 @@ func (im *splitSets) splitIDs(a *npy.Array) ([]int64, error) {
 	if !mask && sh[0] == im.m.Nodes && im.m.Nodes > 2 {
 		// As ids, so many zeros and ones would stand twice.
 		var err error
-		if mask, err = zerosAndOnes(a); err != nil {
+		if mask, err = zerosAndOnes(a, im.m.Nodes); err != nil {
 			return nil, err
 		}
 	} else if !mask && sh[0] > 2 {
-		other, err := zerosAndOnes(a)
+		other, err := zerosAndOnes(a, im.m.Nodes)
 		if err != nil {
 			return nil, err
 		}
@@ -100,18 +100,21 @@ func (im *splitSets) splitIDs(a *npy.Array) ([]int64, error) {
 	return ids, err
 }
 
-// zerosAndOnes says whether an array holds nothing else.
-func zerosAndOnes(a *npy.Array) (bool, error) {
-	err := eachInt(a, func(_, x int64) error {
-		if x != 0 && x != 1 {
+// zerosAndOnes reports whether an array holds nothing else, in its first elements where it has more
+// than there are nodes: such an array is refused as ids too, and may be terabytes of a sparse file.
+func zerosAndOnes(a *npy.Array, nodes int64) (bool, error) {
+	only := true
+	err := eachInt(a, func(pos, x int64) error {
+		only = x == 0 || x == 1
+		if !only || pos > nodes {
 			return io.EOF // seen enough
 		}
 		return nil
 	})
 	if errors.Is(err, io.EOF) {
-		return false, nil
+		err = nil
 	}
-	return err == nil, err
+	return only && err == nil, err
 }
 
 // maskOfSeveral reads one of several masks: (splits, nodes), or (nodes, splits) as PyTorch
