@@ -149,7 +149,7 @@ WRITE ?=
 test-nvidia: build
 	$(GO) run ./tools/nvidiatest $(ALL) $(WRITE)
 
-# The fault table: every entry of docs/FAULTS.md against every stack, in virtual time and on the wall's
+# The fault table: every entry of docs/reference/faults.md against every stack, in virtual time and on the wall's
 # clock, and FAULT_SCRIPTS random scripts; a script is replayed with FAULT_SEED. Ends with a line of counts.
 FAULT_SCRIPTS ?= 10000
 test-faults: export HELIOS_WIDE=1

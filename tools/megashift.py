@@ -59,7 +59,7 @@ class Mega:
         self.indptr, self.sources = load(f"{whole}/indptr.npy")[0], load(f"{whole}/indices.npy")[0]
         self.nodes = nodes = len(self.indptr) - 1
         with open(partition, "rb") as f:
-            part = array.array("I", f.read()[-4 * nodes:])  # the file ends in them: docs/PARTITIONS.md
+            part = array.array("I", f.read()[-4 * nodes:])  # the file ends in them: docs/reference/partitions.md
         order = list(range(parts))
         random.Random(1).shuffle(order)
         self.of = [order[q] * count // parts for q in part]

@@ -97,6 +97,38 @@ func TestDocumentsNamePathsThatExist(t *testing.T) {
 	}
 }
 
+// anchorsOf are the anchors that GitHub gives the headings of a document.
+func anchorsOf(text string) map[string]bool {
+	anchors := map[string]bool{}
+	mark := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+		name := mark.ReplaceAllString(strings.ToLower(m[1]), "")
+		anchors[strings.ReplaceAll(name, " ", "-")] = true
+	}
+	return anchors
+}
+
+// Links into a document lead to one of its headings.
+func TestDocumentsLinkToHeadings(t *testing.T) {
+	docs, links := documents(t), 0
+	anchors := map[string]map[string]bool{}
+	for _, d := range docs {
+		anchors[d.path] = anchorsOf(d.text)
+	}
+	anchored := regexp.MustCompile(`\]\(([^)#\s:]*)#([^)\s]+)\)`)
+	for _, d := range docs {
+		for _, m := range anchored.FindAllStringSubmatch(d.text, -1) {
+			to := d.path
+			if m[1] != "" {
+				to = filepath.Join(filepath.Dir(d.path), m[1])
+			}
+			require.True(t, anchors[to][m[2]], "%s: no heading %s#%s", d.path, to, m[2])
+			links++
+		}
+	}
+	require.Greater(t, links, 20)
+}
+
 // Identifiers of packages, tests and targets of make that documents name exist.
 func TestDocumentsNameWhatExists(t *testing.T) {
 	sources := map[string]*strings.Builder{} // by package name

@@ -11,7 +11,7 @@ import (
 )
 
 // gidsFlag is a flag of GIDS's training scripts (evaluation/homogenous_train.py) and what it is
-// here. docs/GIDS-FLAGS.md lists them for people.
+// here. docs/reference/gids-flags.md lists them for people.
 type gidsFlag struct {
 	name  string
 	value bool // takes one

@@ -52,7 +52,7 @@ func TestGIDSFlags(t *testing.T) {
 		require.Equal(t, c.want, strings.Join(got, " "), c.in)
 	}
 	// The page for people names every one of them.
-	doc, err := os.ReadFile("../../docs/GIDS-FLAGS.md")
+	doc, err := os.ReadFile("../../docs/reference/gids-flags.md")
 	require.NoError(t, err)
 	for _, f := range gidsFlags {
 		require.Contains(t, string(doc), "`--"+f.name+"`")

@@ -50,7 +50,7 @@ func serveCommand() *cli.Command {
 	return verb(&cli.Command{
 		Name:  "serve",
 		Usage: "hand mini-batches to PyTorch and other programs through shared memory",
-		Description: "The Python package helios is a client; docs/PROTOCOL.md is for writers of others.\n" +
+		Description: "The Python package helios is a client; docs/reference/protocol.md is for writers of others.\n" +
 			"Ends with Ctrl-C. Takes its socket from systemd where LISTEN_FDS says that there is one.",
 	}, 0, serveOptions(), runServe)
 }
@@ -681,7 +681,7 @@ func hopEdges(b *sched.Loaded) []int64 {
 	return out
 }
 
-// tensors are those of docs/PROTOCOL.md.
+// tensors are those of docs/reference/protocol.md.
 func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 	rows := int64(len(b.Nodes))
 	all := []serve.Tensor{l.rows(b, rows), serve.Of("n_id", "int64", b.Nodes), {Name: "y", DType: "int64",

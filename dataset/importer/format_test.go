@@ -54,11 +54,11 @@ func TestFormats(t *testing.T) {
 	require.ErrorContains(t, err, `"parquet"; choose one of debian, dgl, edges`)
 }
 
-// docs/FORMATS.md is what "make generate" makes.
+// docs/reference/formats.md is what "make generate" makes.
 func TestFormatsDocument(t *testing.T) {
 	var want bytes.Buffer
 	require.NoError(t, WriteMarkdown(&want))
-	got, err := os.ReadFile("../../docs/FORMATS.md")
+	got, err := os.ReadFile("../../docs/reference/formats.md")
 	require.NoError(t, err)
 	require.Equal(t, want.String(), string(got), "run \"make generate\"")
 }

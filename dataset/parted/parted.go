@@ -5,7 +5,7 @@
 //
 // The copy is a folder with a manifest and small tables, and pages in a pages.Place. Make makes it
 // in bounded memory and goes on with what was cut off; Open reads it; Verify checks all of it. The
-// dataset itself is only read. docs/PARTITIONS.md has the bytes.
+// dataset itself is only read. docs/reference/partitions.md has the bytes.
 package parted
 
 import (

@@ -22,7 +22,7 @@ import (
 
 // A partition's file is a line of JSON (head), a line with that line's CRC32C, the CRC32C of each
 // block of the parts, zeros up to a multiple of 4096 bytes, and the parts: a little-endian uint32
-// for each node. docs/PARTITIONS.md has it for others.
+// for each node. docs/reference/partitions.md has it for others.
 
 // Version is the version of the file that this code writes and reads.
 const Version = 1

@@ -258,7 +258,7 @@ var besides = []Entry{
 // codes one of each type.
 func Catalogue() []Entry { return append([]Entry(nil), catalogue...) }
 
-// WriteMarkdown writes docs/FAULTS.md.
+// WriteMarkdown writes docs/reference/faults.md.
 func WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString(markdownHead)

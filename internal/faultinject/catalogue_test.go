@@ -47,11 +47,11 @@ func TestCatalogue(t *testing.T) {
 	}
 }
 
-// docs/FAULTS.md is what "make generate" makes.
+// docs/reference/faults.md is what "make generate" makes.
 func TestFaultsDocument(t *testing.T) {
 	var want bytes.Buffer
 	require.NoError(t, WriteMarkdown(&want))
-	got, err := os.ReadFile("../../docs/FAULTS.md")
+	got, err := os.ReadFile("../../docs/reference/faults.md")
 	require.NoError(t, err)
 	require.Equal(t, want.String(), string(got), "run \"make generate\"")
 }

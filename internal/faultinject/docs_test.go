@@ -12,7 +12,7 @@ import (
 func TestDocumentedFaultsParse(t *testing.T) {
 	example := regexp.MustCompile(`--fault '([^']*)'`)
 	found := 0
-	for _, doc := range []string{"../../README.md", "../../docs/TRAINING.md"} {
+	for _, doc := range []string{"../../docs/guide/ssds.md"} {
 		text, err := os.ReadFile(doc)
 		require.NoError(t, err)
 		for _, m := range example.FindAllSubmatch(text, -1) {

@@ -1,6 +1,6 @@
 // Package faultinject describes faults as values that print, parse, compose and count, so
 // that a test can inject them by name and assert that each one surfaced. Catalogue is the list of
-// those with a documented outcome (docs/FAULTS.md).
+// those with a documented outcome (docs/reference/faults.md).
 //
 // A fault is written as kind(key=value,...), several are joined with ';':
 //
@@ -56,7 +56,7 @@
 // op, lba and after happens at each enable, gone so before anybody looks.
 package faultinject
 
-//go:generate go run helios/tools/faultdocs ../../docs/FAULTS.md
+//go:generate go run helios/tools/faultdocs ../../docs/reference/faults.md
 
 import (
 	"fmt"

@@ -21,7 +21,7 @@ var aCommand = regexp.MustCompile(`\bheliosctl [a-z][^"]*`)
 var flagsInLibraries = map[string]string{
 	"cuda/fakecuda/build.go":            "arguments of a C++ compiler",
 	"internal/cli/completion.go":        "how shells ask urfave/cli for completions",
-	"internal/faultinject/catalogue.go": "the head of docs/FAULTS.md, a document for users",
+	"internal/faultinject/catalogue.go": "the head of docs/reference/faults.md, a document for users",
 	"sched/walk.go":                     "to be turned into options",
 }
 

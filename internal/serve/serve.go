@@ -1,5 +1,5 @@
 // Package serve hands mini-batches to other processes: a daemon on a Unix socket, and shared memory
-// that batches lie in (docs/PROTOCOL.md). What makes the batches is a Backend.
+// that batches lie in (docs/reference/protocol.md). What makes the batches is a Backend.
 package serve
 
 import (

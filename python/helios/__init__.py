@@ -7,7 +7,7 @@
 ...     out = model(batch.x, batch.edge_index)[: batch.batch_size]
 
 A daemon (``heliosctl serve``) owns the SSDs, the caches and the sampler; batches come through
-shared memory, without a copy. docs/PYTORCH.md tells more.
+shared memory, without a copy. docs/guide/pytorch.md tells more.
 """
 
 from ._batch import Batch, Block

@@ -1,4 +1,4 @@
-"""Frames of the daemon's protocol (docs/PROTOCOL.md), and a connection that carries them.
+"""Frames of the daemon's protocol (docs/reference/protocol.md), and a connection that carries them.
 
 A frame is a length (uint32, little-endian) and that many bytes of JSON: one object with the key
 "type". File descriptors travel with its first byte.

@@ -1,4 +1,4 @@
-"""A small daemon that speaks docs/PROTOCOL.md, for tests: batches whose content is known."""
+"""A small daemon that speaks docs/reference/protocol.md, for tests: batches whose content is known."""
 
 from __future__ import annotations
 

@@ -153,8 +153,8 @@ func heldBy(pid int) (held [2]int, err error) {
 	return [2]int{len(fds), strings.Count(string(b), "(deleted)")}, err
 }
 
-// takeEpoch connects to the daemon of a work folder (docs/PROTOCOL.md) and takes an epoch's
-// batches, n of them, all where that is -1. It gives their checksums.
+// takeEpoch connects to the daemon of a work folder (docs/reference/protocol.md) and takes n
+// batches of an epoch, all where n is -1. It gives their checksums.
 func takeEpoch(ctx context.Context, work string, epoch, n int) (sums []uint32, err error) {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socketOf(work), Net: "unix"})
 	if err != nil {

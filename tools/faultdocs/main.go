@@ -1,4 +1,4 @@
-// Command faultdocs writes docs/FAULTS.md from the catalogue of internal/faultinject.
+// Command faultdocs writes docs/reference/faults.md from the catalogue of internal/faultinject.
 package main
 
 import (

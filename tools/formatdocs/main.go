@@ -1,4 +1,4 @@
-// Command formatdocs writes docs/FORMATS.md from the formats of dataset/importer.
+// Command formatdocs writes docs/reference/formats.md from the formats of dataset/importer.
 package main
 
 import (

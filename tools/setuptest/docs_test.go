@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Each message in the table of docs/REAL-SSDS.md is one that the product still prints.
+// Each message in the table of docs/guide/ssds.md is one that the product still prints.
 func TestDocsQuoteRealMessages(t *testing.T) {
 	root := filepath.Join("..", "..")
 	var source strings.Builder
@@ -34,7 +34,7 @@ func TestDocsQuoteRealMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	doc, err := os.ReadFile(filepath.Join(root, "docs", "REAL-SSDS.md"))
+	doc, err := os.ReadFile(filepath.Join(root, "docs", "guide", "ssds.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
