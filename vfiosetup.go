@@ -1,4 +1,3 @@
-// Package helios carries the files at the module's root that heliosctl needs where it runs.
 package helios
 
 import _ "embed"

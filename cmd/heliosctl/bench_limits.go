@@ -23,7 +23,7 @@ func (b *ioBench) limit(row *iobench.Row, bound []state.SSD, ssds []*gpuio.SSD) 
 				if c, err := b.machine.sys.Device(filepath.Base(d.Path)); err == nil {
 					links[i] = c.LinkBytes()
 				}
-			} else if models[i], err = b.opener.ssdModel(d); err != nil {
+			} else if models[i], err = b.opener.opener().ModelOf(d); err != nil {
 				return err
 			}
 		}

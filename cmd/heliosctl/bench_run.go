@@ -261,7 +261,7 @@ func (b *ioBench) measure(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closing(&err, set.close)
+	defer closing(&err, set.Close)
 	loaded, err := b.attach(ctx, set)
 	if err != nil {
 		return err
@@ -289,7 +289,7 @@ func (b *ioBench) measure(ctx context.Context) (err error) {
 		return err
 	}
 	if b.opener.playModel == nil {
-		for _, l := range modelLines(set.bound) {
+		for _, l := range modelLines(set.Bound) {
 			b.ui.Printf("%s", l)
 			if reads := func(s *gpuio.Stack) bool { return !s.Queued }; gpuio.AnyStack(b.stacks,
 				reads) {
@@ -343,9 +343,9 @@ func (b *ioBench) measure(ctx context.Context) (err error) {
 			share = written(ssds[:n])
 		}
 		if gpuio.AnyStack([]string{at.stack}, queued) {
-			row.SSDModel = b.played(set.bound, ssds[:n])
+			row.SSDModel = b.played(set.Bound, ssds[:n])
 			row.SSDsModelled = row.SSDModel != ""
-			if err := b.limit(&row, set.bound, ssds[:n]); err != nil {
+			if err := b.limit(&row, set.Bound, ssds[:n]); err != nil {
 				return err
 			}
 		}
@@ -390,7 +390,7 @@ func (b *ioBench) attach(ctx context.Context, set *ssdSet) (l benchLoaded,
 			return l, errs.New(errs.Usage,
 				"--check-reads is for a dataset, whose rows have checksums; give one, or leave it out: a sample of the rows is always compared")
 		}
-		l.ssds = set.ssds
+		l.ssds = set.SSDs
 		return l, nil
 	}
 	d, err := b.datasetArgs.open(b.env)
@@ -398,7 +398,7 @@ func (b *ioBench) attach(ctx context.Context, set *ssdSet) (l benchLoaded,
 		return l, err
 	}
 	defer closing(&err, d.Close)
-	if l.layout, l.ssds, err = stripe.Attach(ctx, d, set.ssds); err != nil {
+	if l.layout, l.ssds, err = stripe.Attach(ctx, d, set.SSDs); err != nil {
 		return l, err
 	}
 	if b.given(&b.rowBytes) != "" || len(b.counts) > 0 {

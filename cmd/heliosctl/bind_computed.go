@@ -10,10 +10,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/stripe"
 	"helios/internal/errs"
-	"helios/internal/rowtype"
 	"helios/internal/state"
-	"helios/nvme"
-	"helios/nvme/proxy"
 )
 
 // maxComputed is the most computed SSDs of one command.
@@ -81,55 +78,11 @@ func (b *binder) bindComputed(ctx context.Context, model boundModel) (err error)
 	return showSoftware(b.env, want)
 }
 
-// computedBus opens the bus of an SSD that computes its dataset.
-func (o *ssdOpener) computedBus(ctx context.Context, s state.SSD) (nvme.Bus, error) {
-	c := s.Computed
-	if c == nil {
-		return nil, errs.New(errs.Device,
-			"the state does not say what it computes; \"heliosctl unbind-ssds %s\" and bind it anew",
-			s.Name)
-	}
-	typ, err := rowtype.Parse(c.RowDType)
-	if err != nil {
-		return nil, err
-	}
-	if typ.Scaled() != c.Scales {
-		return nil, errs.New(errs.Device,
-			"an earlier heliosctl bound it, which had the scales of %s in the rows; \"heliosctl unbind-ssds %s\" and bind it anew",
-			typ, s.Name)
-	}
-	d, err := dataset.Open(s.Path)
-	if err != nil {
-		return nil, errs.With(errs.Device,
-			fmt.Errorf(
-				"it computes a dataset that cannot be opened: %w; bring it back, or \"heliosctl unbind-ssds %s\"",
-				err, s.Name))
-	}
-	defer func() { _ = d.Close() }() // its feature function needs no file
-	if d.UUID().String() != c.UUID {
-		return nil, errs.New(errs.Device,
-			"%s is another dataset than when it was bound (%s, it was %s); \"heliosctl unbind-ssds %s\" and bind it anew",
-			s.Path, d.UUID(), c.UUID, s.Name)
-	}
-	content, err := stripe.NewComputed(ctx, d, stripe.ComputedOptions{Stripe: c.Stripe,
-		Stripes: c.Stripes, LBABytes: s.LBABytes, Bytes: s.Bytes, Type: typ,
-		Sums: &stripe.ComputedSums{Table: c.TableCRC, RowTable: c.RowTableCRC}})
-	if err != nil {
-		return nil, err
-	}
-	model, err := o.ssdModel(s)
-	if err != nil {
-		return nil, err
-	}
-	return proxy.Open(proxy.Config{Name: s.Name, Path: s.Path, Content: content, Bytes: s.Bytes,
-		LBABytes: s.LBABytes, Serial: s.Serial, Model: model, PollDoorbells: o.pollDoorbells})
-}
-
 // loadComputed ends a load onto computed SSDs, which hold their dataset already and no other: done.
 func loadComputed(ctx context.Context, e *env, d *dataset.Dataset, set *ssdSet,
 	rowType string) (done bool, err error) {
 	var computed []string
-	for _, s := range set.bound {
+	for _, s := range set.Bound {
 		if s.Kind == state.KindComputed {
 			computed = append(computed, s.Name)
 		}
@@ -137,11 +90,11 @@ func loadComputed(ctx context.Context, e *env, d *dataset.Dataset, set *ssdSet,
 	switch {
 	case len(computed) == 0:
 		return false, nil
-	case len(computed) < len(set.bound):
+	case len(computed) < len(set.Bound):
 		return true, errs.New(errs.Usage,
 			"SSD %s is computed and cannot be loaded; choose the others with --ssds", computed[0])
 	}
-	a, err := stripe.Find(ctx, d, set.ssds,
+	a, err := stripe.Find(ctx, d, set.SSDs,
 		stripe.AttachOptions{Note: e.note})
 	if err != nil {
 		return true, errs.New(errs.Refused,

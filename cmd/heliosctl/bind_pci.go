@@ -11,6 +11,7 @@ import (
 
 	"helios/dataset/stripe"
 	"helios/gpuio"
+	"helios/internal/bound"
 	"helios/internal/errs"
 	"helios/internal/pci"
 	"helios/internal/state"
@@ -704,7 +705,7 @@ func (b *binder) prove(ctx context.Context, dom domain, cand *candidate, r *stat
 		return errors.Join(err, bus.Close())
 	}
 	defer closing(&err, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), bound.CloseTimeout)
 		defer cancel()
 		return c.Close(ctx)
 	})

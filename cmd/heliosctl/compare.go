@@ -587,7 +587,7 @@ func resultKey(c plan.Config) string {
 // dropPages takes the files behind software SSDs out of the page cache: what one run has read must
 // not be a present to the next. Best effort: pages that are being written stay.
 func dropPages(set *ssdSet) {
-	for _, s := range set.ssds {
+	for _, s := range set.SSDs {
 		if s.BackingPath == "" {
 			continue
 		}

@@ -96,7 +96,7 @@ func runLoad(ctx context.Context, e *env, a *loadArgs) (err error) {
 	if err != nil {
 		return whenStopped(err, "nothing was read or written: run it again")
 	}
-	defer closing(&err, set.close)
+	defer closing(&err, set.Close)
 	if done, err := loadComputed(ctx, e, d, set, a.rowType); done || err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func runLoad(ctx context.Context, e *env, a *loadArgs) (err error) {
 	if _, err := dataset.VerifyAllButRows(ctx, d, e.ui.Progress); err != nil {
 		return whenStopped(err, "nothing was written: run it again")
 	}
-	r, err := stripe.Load(ctx, d, set.ssds, stripe.LoadOptions{Force: a.force,
+	r, err := stripe.Load(ctx, d, set.SSDs, stripe.LoadOptions{Force: a.force,
 		RowType: a.rowType, NoRowChecksums: !a.rowChecksums,
 		Restart: a.restart, MarkEvery: a.markEvery,
 		Progress: e.ui.Progress, Note: e.note})

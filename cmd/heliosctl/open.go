@@ -4,28 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"strings"
-	"syscall"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"helios/dataset"
-	"helios/gpuio"
+	"helios/internal/bound"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/nvme"
-	"helios/nvme/faultbus"
-	"helios/nvme/proxy"
 )
-
-// closeTimeout bounds the orderly end of controllers, also after Ctrl-C.
-const closeTimeout = 30 * time.Second
 
 // ssdArgs choose the SSDs of a verb that uses them, and how it uses them.
 type ssdArgs struct {
@@ -108,13 +98,10 @@ func listFaults(e *env) error {
 	return nil
 }
 
-// ssdSet is the SSDs that a verb has opened, with the lease that keeps others off them.
+// ssdSet is the SSDs that a verb has opened.
 type ssdSet struct {
-	ssds   []*gpuio.SSD
-	bound  []state.SSD
+	*bound.Set
 	faults *faultinject.Set
-	lease  *state.Lease
-	domain domain // of the controllers that vfio-pci holds; nil without any
 }
 
 // ssdOpener brings bound SSDs up for a verb.
@@ -189,187 +176,31 @@ func (o *ssdOpener) permitted(all []state.SSD) []state.SSD {
 	return may
 }
 
+// opener is the part of o that knows no verb.
+func (o *ssdOpener) opener() *bound.Opener {
+	return &bound.Opener{Store: o.store, User: o.c.Command.HelpName, Note: o.note,
+		Queues: o.queues, Faults: o.faults, Model: o.playModel, PollDoorbells: o.pollDoorbells,
+		VFIO: o.vfioBus}
+}
+
 // openThese leases and brings up SSDs of the state.
-func (o *ssdOpener) openThese(ctx context.Context, chosen []state.SSD) (_ *ssdSet, err error) {
-	s := &ssdSet{bound: chosen, faults: o.faults}
-	names := make([]string, len(chosen))
-	for i, d := range chosen {
-		names[i] = d.Name
-	}
-	if s.lease, err = o.lease(ctx, names); err != nil {
+func (o *ssdOpener) openThese(ctx context.Context, chosen []state.SSD) (*ssdSet, error) {
+	return o.opened(o.opener().Open(ctx, chosen))
+}
+
+// opened takes a set over for the verb, or closes it where others reach its SSDs.
+func (o *ssdOpener) opened(set *bound.Set, err error) (*ssdSet, error) {
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
-		}
-	}()
-	for _, d := range chosen {
-		c, err := o.openSSD(ctx, s, d)
-		if err != nil {
-			return nil, err
-		}
-		ssd := &gpuio.SSD{Ctrl: c, Name: d.Name, BackingPath: d.Path, Backing: d.ID}
-		if d.Kind == state.KindVFIO || d.Kind == state.KindComputed {
-			ssd.BackingPath = "" // the kernel has no file for it
-		}
-		s.ssds = append(s.ssds, ssd)
-	}
+	s := &ssdSet{Set: set, faults: o.faults}
 	if !o.listing {
 		if err := o.checkPaths(s); err != nil {
-			return nil, err
+			return nil, errors.Join(err, s.Close())
 		}
 	}
-	o.tookSSDs = chosen
+	o.tookSSDs = set.Bound
 	return s, nil
-}
-
-// lease takes SSDs. Who only lists them has them for a moment, which is waited for.
-func (o *ssdOpener) lease(ctx context.Context, names []string) (*state.Lease, error) {
-	tick := time.NewTicker(25 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(listingTimeout); ; {
-		l, err := o.store.Acquire(o.c.Command.HelpName, names...)
-		var used *state.InUseError
-		if !errors.As(err, &used) || !strings.HasPrefix(used.By, "heliosctl ssds (") ||
-			time.Now().After(end) {
-			return l, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-tick.C:
-		}
-	}
-}
-
-// listingTimeout is how long one SSD may take to be listed: a controller comes up, is asked, and is
-// shut down.
-const listingTimeout = 10 * time.Second
-
-// dyingTimeout is how long openSSD waits for a file that a killed process still holds: the
-// kernel ends its io_uring requests, and with them its lock, some time after the process.
-const dyingTimeout = 3 * time.Second
-
-// openSSD opens the bus of a bound SSD and brings its controller up. The caller holds the lease.
-func (o *ssdOpener) openSSD(ctx context.Context, s *ssdSet, d state.SSD) (*nvme.Controller, error) {
-	open := o.proxyBus
-	if d.Kind == state.KindVFIO {
-		open = func(ctx context.Context, d state.SSD) (nvme.Bus,
-			error) {
-			return o.vfioBus(ctx, s, d)
-		}
-	}
-	bus, err := open(ctx, d)
-	if err != nil {
-		return nil, fmt.Errorf("SSD %s: %w", d.Name, err)
-	}
-	if !s.faults.Empty() {
-		bus = faultbus.New(bus, s.faults, faultbus.Options{PollDoorbells: o.pollDoorbells})
-	}
-	c, err := nvme.Open(ctx, bus, nvme.Options{SQ: o.queues})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("SSD %s: %w", d.Name, err), bus.Close())
-	}
-	if err := sameSSD(d, c); err != nil {
-		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
-	}
-	return c, nil
-}
-
-// proxyBus opens the bus of a software controller.
-func (o *ssdOpener) proxyBus(ctx context.Context, d state.SSD) (nvme.Bus, error) {
-	if d.Kind == state.KindComputed {
-		return o.computedBus(ctx, d)
-	}
-	fi, err := os.Stat(d.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errs.New(errs.Device,
-			"its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"",
-			d.Path, d.Name)
-	}
-	// Another file of that name is refused when it is open.
-	if s, ok := sysStat(fi); ok && fi.Mode().IsRegular() && fi.Size() != d.Bytes &&
-		(!d.Known() || s.Ino == d.Inode) {
-		return nil, errs.New(errs.Device,
-			"its backing %s has %d bytes and had %d; bring the old file back, or unbind it and bind it anew",
-			d.Path, fi.Size(), d.Bytes)
-	}
-	model, err := o.ssdModel(d)
-	if err != nil {
-		return nil, err
-	}
-	bus, err := openBus(ctx, proxy.Config{
-		Name: d.Name, Path: d.Path, Bytes: d.Bytes, File: d.ID, LBABytes: d.LBABytes,
-		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Model: model,
-		PollDoorbells: o.pollDoorbells, MDTS: softMDTS,
-	})
-	var other *proxy.ReplacedError
-	if errors.As(err, &other) {
-		return nil,
-			fmt.Errorf(
-				"%w; bring the old one back, or look at what is there, then \"heliosctl unbind-ssds %s\" and bind it again",
-				err, d.Name)
-	}
-	if err == nil && !d.Known() {
-		o.ui.Note(
-			"SSD %s: an older heliosctl bound %s and did not record which file that is, so another one of that name would go unnoticed; \"heliosctl unbind-ssds %s\" and bind it again to record it",
-			d.Name, d.Path, d.Name)
-	}
-	return bus, err
-}
-
-// sysStat returns what stat(2) says, where there is something.
-func sysStat(fi fs.FileInfo) (*syscall.Stat_t, bool) {
-	if fi == nil {
-		return nil, false
-	}
-	s, ok := fi.Sys().(*syscall.Stat_t)
-	return s, ok
-}
-
-// softMDTS lets a command of a software SSD move 1 MiB, as nvme.Options does: runs of pages are
-// read in long commands.
-const softMDTS = 8
-
-func openBus(ctx context.Context, cfg proxy.Config) (nvme.Bus, error) {
-	tick := time.NewTicker(25 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(dyingTimeout); ; {
-		bus, err := proxy.Open(cfg)
-		var other *proxy.ReplacedError
-		if errs.ClassOf(err) != errs.Refused || errors.As(err, &other) || time.Now().After(end) {
-			return bus, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-tick.C:
-		}
-	}
-}
-
-// close shuts the controllers down and ends the lease. It has a deadline of its own, so that it
-// also works when the verb was interrupted.
-func (s *ssdSet) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	var err error
-	for _, d := range s.ssds {
-		if cerr := d.Ctrl.Close(ctx); cerr != nil {
-			err = errors.Join(err, fmt.Errorf("SSD %s: %w", d.Name, cerr))
-		}
-	}
-	s.ssds = nil
-	if s.domain != nil {
-		if cerr := s.domain.Close(); cerr != nil {
-			err = errors.Join(err, cerr)
-		}
-		s.domain = nil
-	}
-	s.lease.Release()
-	s.lease = nil
-	return err
 }
 
 // faultCounts returns how often each injected fault struck, for reports; nil without faults.

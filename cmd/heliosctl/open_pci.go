@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"helios/gpuio"
+	"helios/internal/bound"
 	"helios/internal/errs"
 	"helios/internal/state"
 	"helios/internal/vfio"
@@ -47,52 +47,27 @@ func (d vfioDomain) Open(addr string) (nvme.Bus, error) {
 	return bus, nil
 }
 
-// openController opens a controller's bus. What held its IOMMU group may have just been killed: the
-// kernel lets go some time after the process.
+// openController opens a controller's bus. The holder of its IOMMU group may have just been killed:
+// the kernel releases the group some time after the process.
 func openController(ctx context.Context, d domain, addr string) (nvme.Bus, error) {
-	tick := time.NewTicker(25 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(dyingTimeout); ; {
-		bus, err := d.Open(addr)
-		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EAGAIN) || time.Now().After(end) {
-			return bus, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-tick.C:
-		}
-	}
+	return bound.Retry(ctx, bound.DyingTimeout,
+		func() (nvme.Bus, error) { return d.Open(addr) },
+		func(err error) bool { return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EAGAIN) })
 }
 
 // vfioBus opens the bus of a bound controller in the set's one address space.
-func (o *ssdOpener) vfioBus(ctx context.Context, s *ssdSet, d state.SSD) (nvme.Bus, error) {
+func (o *ssdOpener) vfioBus(ctx context.Context, s *bound.Set, d state.SSD) (nvme.Bus, error) {
 	if _, next, err := o.machine.stillBound(d); err != nil {
 		return nil, fmt.Errorf("at %s: %w: %s", d.PCI, err, next)
 	}
-	if s.domain == nil {
+	if s.Domain == nil {
 		dom, err := o.machine.domain()
 		if err != nil {
 			return nil, err
 		}
-		s.domain = dom
+		s.Domain = dom
 	}
-	return openController(ctx, s.domain, d.PCI)
-}
-
-// sameSSD refuses a controller that is not the one that was bound: another SSD in the same slot.
-func sameSSD(d state.SSD, c *nvme.Controller) error {
-	if d.Kind != state.KindVFIO {
-		return nil
-	}
-	ns := c.Namespace()
-	if c.Serial() != d.Serial || ns.Bytes() != d.Bytes || ns.LBABytes != d.LBABytes {
-		return errs.New(errs.Device,
-			"SSD %s: at %s there is now serial %s with %d bytes in blocks of %d, and %s with %d in %d was bound; \"sudo heliosctl unbind-ssds %s\" and bind it anew",
-			d.Name, d.PCI, c.Serial(), ns.Bytes(), ns.LBABytes, d.Serial, d.Bytes,
-			d.LBABytes, d.Name)
-	}
-	return nil
+	return openController(ctx, s.Domain.(domain), d.PCI)
 }
 
 // refuseKernelStacks says that an I/O stack which reads through the kernel cannot read SSDs that

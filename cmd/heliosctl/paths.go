@@ -98,9 +98,9 @@ func (o *ssdOpener) checkPaths(s *ssdSet) error {
 		return err
 	}
 	var before []diskuse.Backing
-	for i, d := range s.bound {
+	for i, d := range s.Bound {
 		if d.Kind == state.KindVFIO {
-			if err := o.machine.soleOwner(s.ssds[i].Ctrl.NamespaceID(), d.PCI,
+			if err := o.machine.soleOwner(s.SSDs[i].Ctrl.NamespaceID(), d.PCI,
 				records); err != nil {
 				return fmt.Errorf("SSD %s at %w", d.Name, err)
 			}
@@ -112,7 +112,7 @@ func (o *ssdOpener) checkPaths(s *ssdSet) error {
 		if j := slices.IndexFunc(before, b.Overlaps); j >= 0 {
 			return errs.New(errs.Refused,
 				"SSDs %s (%s) and %s (%s) are two paths to one disk; use one of them, and \"heliosctl unbind-ssds\" the other",
-				s.bound[j].Name, s.bound[j].Path, d.Name, d.Path)
+				s.Bound[j].Name, s.Bound[j].Path, d.Name, d.Path)
 		}
 		before = append(before, b)
 		if d.Kind == state.KindVFIO || d.Kind == state.KindComputed {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"net"
@@ -28,8 +27,6 @@ import (
 	"helios/internal/rowtype"
 	"helios/internal/serve"
 	"helios/internal/simd"
-	"helios/nvme"
-	"helios/nvme/proxy"
 	"helios/sched"
 	"helios/sched/plan"
 	"helios/sched/prepare"
@@ -399,14 +396,14 @@ func (b *serveBackend) ssds(ctx context.Context, q serve.OpenRequest, a *runArgs
 	var set *ssdSet
 	var err error
 	if len(q.SSDFile) > 0 {
-		set, err = o.openFiles(ctx, q.SSDFile)
+		set, err = o.opened(o.opener().OpenFiles(ctx, q.SSDFile))
 	} else {
 		set, err = o.open(ctx)
 	}
 	if err != nil {
 		return nil, "", err
 	}
-	s := &sharedSSDs{ssds: set.ssds, polls: polls, users: 1, end: set.close}
+	s := &sharedSSDs{ssds: set.SSDs, polls: polls, users: 1, end: set.Close}
 	b.sets[key] = s
 	return s, key, nil
 }
@@ -421,39 +418,6 @@ func (b *serveBackend) letGo(key string) error {
 	}
 	delete(b.sets, key)
 	return s.end()
-}
-
-// openFiles opens files that play SSDs, as they are bound where they are.
-func (o *ssdOpener) openFiles(ctx context.Context, files []string) (_ *ssdSet, err error) {
-	st, err := o.store.Load()
-	if err != nil {
-		return nil, err
-	}
-	if bound, err := choose(st, files); err == nil {
-		return o.openThese(ctx, bound)
-	}
-	s := &ssdSet{}
-	if s.lease, err = o.lease(ctx, nil); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
-		}
-	}()
-	for _, f := range files {
-		bus, err := openBus(ctx, proxy.Config{Name: f, Path: f, PollDoorbells: o.pollDoorbells,
-			MDTS: softMDTS})
-		if err != nil {
-			return nil, fmt.Errorf("SSD file %s: %w", f, err)
-		}
-		c, err := nvme.Open(ctx, bus, nvme.Options{})
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("SSD file %s: %w", f, err), bus.Close())
-		}
-		s.ssds = append(s.ssds, &gpuio.SSD{Ctrl: c, Name: f, BackingPath: f})
-	}
-	return s, nil
 }
 
 // servedDataset is a dataset of a client.

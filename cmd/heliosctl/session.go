@@ -142,7 +142,7 @@ func (s *session) openInputs(ctx context.Context) error {
 	}
 	open := func() (err error) {
 		if s.set, err = o.open(ctx); err == nil {
-			s.SSDs = s.set.ssds
+			s.SSDs = s.set.SSDs
 		}
 		return err
 	}
@@ -155,7 +155,7 @@ func (s *session) openInputs(ctx context.Context) error {
 		}
 		// Their end comes before the device's all the same: reads may be on their way into its
 		// memory.
-		defer func() { s.closers = append(s.closers, s.set.close) }()
+		defer func() { s.closers = append(s.closers, s.set.Close) }()
 		return s.openGraph("")
 	}
 	if err := s.openGraph(""); err != nil {
@@ -165,7 +165,7 @@ func (s *session) openInputs(ctx context.Context) error {
 	if err := open(); err != nil {
 		return err
 	}
-	s.closers = append(s.closers, s.set.close)
+	s.closers = append(s.closers, s.set.Close)
 	return nil
 }
 

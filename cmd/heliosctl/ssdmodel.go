@@ -14,29 +14,6 @@ import (
 	"helios/sched/report"
 )
 
-// ssdModel is the model that a software controller plays, nil for none: what bench asks for, or the
-// model that the SSD was bound with.
-func (o *ssdOpener) ssdModel(d state.SSD) (*ssdmodel.Model, error) {
-	if m := o.playModel; m != nil {
-		if !m.LBAOK(d.LBABytes) {
-			return nil, errs.New(errs.Usage,
-				"it has blocks of %d bytes, the SSD model %s %v; bind SSDs with --lba %d for it",
-				d.LBABytes, m.Name, m.LBAs.Bytes, m.LBAs.Bytes[0])
-		}
-		return m, nil
-	}
-	if d.Model == "" {
-		return nil, nil
-	}
-	m, err := ssdmodel.Load(d.Model)
-	if err != nil {
-		return nil,
-			fmt.Errorf("%w; bring the file back, or \"heliosctl unbind-ssds %s\" and bind it anew",
-				err, d.Name)
-	}
-	return m, nil
-}
-
 // boundModel holds what bind-ssds --ssd-model asks for. The zero value is no model.
 type boundModel struct {
 	*ssdmodel.Model
@@ -95,7 +72,7 @@ func (s *ssdSet) markModelled(io *report.IOResult, cfg plan.Config) {
 	if s == nil || !c.Queued() || c.LaidOut() && c.PagesOn != plan.PagesSSDs {
 		return
 	}
-	for _, d := range s.bound {
+	for _, d := range s.Bound {
 		for i := range io.SSDs {
 			if io.SSDs[i].Name == d.Name && d.Model != "" {
 				io.SSDs[i].Model = modelName(d)

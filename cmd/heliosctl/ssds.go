@@ -187,8 +187,8 @@ func (i *inspector) inspect(ctx context.Context, d state.SSD) (r ssdReport, err 
 	if err != nil {
 		return r, err
 	}
-	defer closing(&err, set.close)
-	s := set.ssds[0]
+	defer closing(&err, set.Close)
+	s := set.SSDs[0]
 	r.Model, r.Firmware = s.Ctrl.Model(), s.Ctrl.Firmware()
 	if err := (&ssdOpener{env: i.env}).checkPaths(set); err != nil {
 		r.HeldBy = append(r.HeldBy, err.Error())

@@ -32,9 +32,9 @@ func removePages(ctx context.Context, e *env, a *ssdsArgs) (err error) {
 	if err != nil {
 		return whenStopped(err, "nothing was removed: run it again")
 	}
-	defer closing(&err, set.close)
+	defer closing(&err, set.Close)
 	for _, id := range ids {
-		from, err := stripe.RemovePages(ctx, set.ssds, id)
+		from, err := stripe.RemovePages(ctx, set.SSDs, id)
 		if err != nil {
 			return whenStopped(err, "run it again: it removes what is left")
 		}

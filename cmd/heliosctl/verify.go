@@ -71,7 +71,7 @@ func runVerify(ctx context.Context, e *env, a *verifyArgs) (err error) {
 	name := "SSDs"
 	check := func(s *ssdSet) (stripe.VerifyReport,
 		error) {
-		return stripe.VerifySSDs(ctx, s.ssds, o)
+		return stripe.VerifySSDs(ctx, s.SSDs, o)
 	}
 	if a.named(e) {
 		d, err := a.open(e)
@@ -85,7 +85,7 @@ func runVerify(ctx context.Context, e *env, a *verifyArgs) (err error) {
 		}
 		check = func(s *ssdSet) (stripe.VerifyReport,
 			error) {
-			return stripe.Verify(ctx, d, s.ssds, o)
+			return stripe.Verify(ctx, d, s.SSDs, o)
 		}
 	} else if o.Source {
 		return errs.New(errs.Usage,
@@ -95,7 +95,7 @@ func runVerify(ctx context.Context, e *env, a *verifyArgs) (err error) {
 	if err != nil {
 		return whenStopped(err, "nothing was read or written: run it again")
 	}
-	defer closing(&err, set.close)
+	defer closing(&err, set.Close)
 	r, verr := check(set)
 	verr = whenStopped(verr,
 		"what was read until then is counted nowhere and nothing was written: run it again")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"helios/dataset"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
@@ -474,6 +475,20 @@ func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowEnt
 	g.tailLBA = nvme.LBA((g.haveBytes - tailBytes) / lba)
 	g.secondLBA = nvme.LBA((g.haveBytes - superblockBytes) / lba)
 	return g, nil
+}
+
+// SSDBytes returns the size that an SSD with blocks of 512 bytes needs for its share of a dataset
+// on so many SSDs, with checksums of rows.
+func SSDBytes(d *dataset.Dataset, ssds int) (int64, error) {
+	const lba = 512
+	typ := d.Meta.RowType()
+	l, err := gpuio.NewLayout(d.Meta.Nodes, typ.RowBytes(d.Meta.Dim), ssds, lba)
+	if err != nil {
+		return 0, err
+	}
+	// the first stripe has as many rows as any; as large as can be, to learn the need
+	g, err := newGeometry(l, 0, lba, maxStripe/lba, rowEntry(typ, true))
+	return g.needBytes, err
 }
 
 // rowPieces returns how many pieces of up to 1 MiB the row table is written in.

@@ -1,0 +1,352 @@
+// Package bound brings up the SSDs of the list that "heliosctl bind-ssds" keeps, or files that play
+// SSDs, for as long as somebody uses them.
+package bound
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"helios/dataset"
+	"helios/dataset/stripe"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/faultinject"
+	"helios/internal/rowtype"
+	"helios/internal/ssdmodel"
+	"helios/internal/state"
+	"helios/nvme"
+	"helios/nvme/faultbus"
+	"helios/nvme/proxy"
+)
+
+// Opener brings SSDs up.
+type Opener struct {
+	Store  *state.Store
+	User   string // the holder of the lease: a verb, or another program
+	Note   func(text string)
+	Queues nvme.SQPlace
+	Faults *faultinject.Set // injected between the program and its SSDs; nil: none
+	// Model replaces the model that a software controller was bound with.
+	Model *ssdmodel.Model
+	// PollDoorbells has software controllers look at their doorbells, for a device that writes
+	// them and cannot call who serves them.
+	PollDoorbells bool
+	// VFIO opens the bus of a controller that vfio-pci holds; nil: such SSDs are refused.
+	VFIO func(ctx context.Context, s *Set, d state.SSD) (nvme.Bus, error)
+}
+
+// Set is a number of SSDs in use, with the lease that keeps others off them.
+type Set struct {
+	SSDs  []*gpuio.SSD
+	Bound []state.SSD // none where files were opened
+	// Domain is the address space of the controllers that vfio-pci holds; nil: none.
+	Domain interface{ Close() error }
+	lease  *state.Lease
+}
+
+// CloseTimeout bounds the orderly end of controllers, also after Ctrl-C.
+const CloseTimeout = 30 * time.Second
+
+// Close shuts the controllers down and ends the lease. It has a deadline of its own, so that it
+// also works after an interrupt.
+func (s *Set) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), CloseTimeout)
+	defer cancel()
+	var err error
+	for _, d := range s.SSDs {
+		if cerr := d.Ctrl.Close(ctx); cerr != nil {
+			err = errors.Join(err, fmt.Errorf("SSD %s: %w", d.Name, cerr))
+		}
+	}
+	s.SSDs = nil
+	if s.Domain != nil {
+		err = errors.Join(err, s.Domain.Close())
+		s.Domain = nil
+	}
+	s.lease.Release()
+	s.lease = nil
+	return err
+}
+
+// Open leases and brings up SSDs of the list.
+func (o *Opener) Open(ctx context.Context, chosen []state.SSD) (_ *Set, err error) {
+	s := &Set{Bound: chosen}
+	names := make([]string, len(chosen))
+	for i, d := range chosen {
+		names[i] = d.Name
+	}
+	if s.lease, err = o.acquire(ctx, names); err != nil {
+		return nil, err
+	}
+	defer s.closeAfter(&err)
+	for _, d := range chosen {
+		c, err := o.open(ctx, s, d)
+		if err != nil {
+			return nil, err
+		}
+		ssd := &gpuio.SSD{Ctrl: c, Name: d.Name, BackingPath: d.Path, Backing: d.ID}
+		if d.Kind == state.KindVFIO || d.Kind == state.KindComputed {
+			ssd.BackingPath = "" // the kernel has no file for it
+		}
+		s.SSDs = append(s.SSDs, ssd)
+	}
+	return s, nil
+}
+
+// OpenFiles brings up files and block devices as SSDs: as they were bound, where all are in the
+// list.
+func (o *Opener) OpenFiles(ctx context.Context, files []string) (_ *Set, err error) {
+	st, err := o.Store.Load()
+	if err != nil {
+		return nil, err
+	}
+	var listed []state.SSD
+	for _, f := range files {
+		if d, err := st.Find(f); err == nil {
+			listed = append(listed, d)
+		}
+	}
+	if len(listed) == len(files) {
+		return o.Open(ctx, listed)
+	}
+	s := &Set{}
+	if s.lease, err = o.acquire(ctx, nil); err != nil {
+		return nil, err
+	}
+	defer s.closeAfter(&err)
+	for _, f := range files {
+		bus, err := openBus(ctx, proxy.Config{Name: f, Path: f, PollDoorbells: o.PollDoorbells,
+			MDTS: softMDTS})
+		if err != nil {
+			return nil, fmt.Errorf("SSD file %s: %w", f, err)
+		}
+		c, err := nvme.Open(ctx, bus, nvme.Options{SQ: o.Queues})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("SSD file %s: %w", f, err), bus.Close())
+		}
+		s.SSDs = append(s.SSDs, &gpuio.SSD{Ctrl: c, Name: f, BackingPath: f})
+	}
+	return s, nil
+}
+
+func (s *Set) closeAfter(err *error) {
+	if *err != nil {
+		*err = errors.Join(*err, s.Close())
+	}
+}
+
+const (
+	// listingTimeout is how long one SSD may take to be listed: a controller comes up, is asked,
+	// and is shut down.
+	listingTimeout = 10 * time.Second
+	// DyingTimeout is how long a killed process may hold a file or an IOMMU group: the kernel ends
+	// its io_uring requests, and with them its lock, some time after the process.
+	DyingTimeout = 3 * time.Second
+)
+
+// Retry calls open again for as long as its error is one that passes, up to a time.
+func Retry[T any](ctx context.Context, limit time.Duration, open func() (T, error),
+	passes func(error) bool) (T, error) {
+	tick := time.NewTicker(25 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(limit); ; {
+		v, err := open()
+		if err == nil || !passes(err) || time.Now().After(end) {
+			return v, err
+		}
+		select {
+		case <-ctx.Done():
+			return v, err
+		case <-tick.C:
+		}
+	}
+}
+
+// acquire takes SSDs. A process that only lists them holds them for a moment, which is waited for.
+func (o *Opener) acquire(ctx context.Context, names []string) (*state.Lease, error) {
+	return Retry(ctx, listingTimeout,
+		func() (*state.Lease, error) { return o.Store.Acquire(o.User, names...) },
+		func(err error) bool {
+			var used *state.InUseError
+			return errors.As(err, &used) && strings.HasPrefix(used.By, "heliosctl ssds (")
+		})
+}
+
+// open opens the bus of an SSD and brings its controller up. The caller holds the lease.
+func (o *Opener) open(ctx context.Context, s *Set, d state.SSD) (*nvme.Controller, error) {
+	bus, err := o.bus(ctx, s, d)
+	if err != nil {
+		return nil, fmt.Errorf("SSD %s: %w", d.Name, err)
+	}
+	if !o.Faults.Empty() {
+		bus = faultbus.New(bus, o.Faults, faultbus.Options{PollDoorbells: o.PollDoorbells})
+	}
+	c, err := nvme.Open(ctx, bus, nvme.Options{SQ: o.Queues})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("SSD %s: %w", d.Name, err), bus.Close())
+	}
+	if err := sameSSD(d, c); err != nil {
+		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
+	}
+	return c, nil
+}
+
+func (o *Opener) bus(ctx context.Context, s *Set, d state.SSD) (nvme.Bus, error) {
+	switch {
+	case d.Kind == state.KindComputed:
+		return o.computed(ctx, d)
+	case d.Kind != state.KindVFIO:
+		return o.software(ctx, d)
+	case o.VFIO == nil:
+		return nil, errs.New(errs.Capability,
+			"vfio-pci holds it, and this program opens software SSDs only; use heliosctl, or name files")
+	}
+	return o.VFIO(ctx, s, d)
+}
+
+// sameSSD refuses a controller that is not the one that was bound: another SSD in the same slot.
+func sameSSD(d state.SSD, c *nvme.Controller) error {
+	if d.Kind != state.KindVFIO {
+		return nil
+	}
+	ns := c.Namespace()
+	if c.Serial() != d.Serial || ns.Bytes() != d.Bytes || ns.LBABytes != d.LBABytes {
+		return errs.New(errs.Device,
+			"SSD %s: at %s there is now serial %s with %d bytes in blocks of %d, and %s with %d in %d was bound; \"sudo heliosctl unbind-ssds %s\" and bind it anew",
+			d.Name, d.PCI, c.Serial(), ns.Bytes(), ns.LBABytes, d.Serial, d.Bytes,
+			d.LBABytes, d.Name)
+	}
+	return nil
+}
+
+// software opens the bus of a software controller over a file.
+func (o *Opener) software(ctx context.Context, d state.SSD) (nvme.Bus, error) {
+	fi, err := os.Stat(d.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errs.New(errs.Device,
+			"its backing %s is gone; bring it back, or \"heliosctl unbind-ssds %s\"",
+			d.Path, d.Name)
+	}
+	// Another file of that name is refused when it is open.
+	if s, ok := sysStat(fi); ok && fi.Mode().IsRegular() && fi.Size() != d.Bytes &&
+		(!d.Known() || s.Ino == d.Inode) {
+		return nil, errs.New(errs.Device,
+			"its backing %s has %d bytes and had %d; bring the old file back, or unbind it and bind it anew",
+			d.Path, fi.Size(), d.Bytes)
+	}
+	model, err := o.ModelOf(d)
+	if err != nil {
+		return nil, err
+	}
+	bus, err := openBus(ctx, proxy.Config{
+		Name: d.Name, Path: d.Path, Bytes: d.Bytes, File: d.ID, LBABytes: d.LBABytes,
+		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Model: model,
+		PollDoorbells: o.PollDoorbells, MDTS: softMDTS,
+	})
+	var other *proxy.ReplacedError
+	if errors.As(err, &other) {
+		return nil,
+			fmt.Errorf(
+				"%w; bring the old one back, or look at what is there, then \"heliosctl unbind-ssds %s\" and bind it again",
+				err, d.Name)
+	}
+	if err == nil && !d.Known() {
+		o.Note(fmt.Sprintf(
+			"SSD %s: an older heliosctl bound %s and did not record which file that is, so another one of that name would go unnoticed; \"heliosctl unbind-ssds %s\" and bind it again to record it",
+			d.Name, d.Path, d.Name))
+	}
+	return bus, err
+}
+
+func sysStat(fi fs.FileInfo) (*syscall.Stat_t, bool) {
+	if fi == nil {
+		return nil, false
+	}
+	s, ok := fi.Sys().(*syscall.Stat_t)
+	return s, ok
+}
+
+// softMDTS lets a command of a software SSD move 1 MiB, as nvme.Options does: runs of pages are
+// read in long commands.
+const softMDTS = 8
+
+func openBus(ctx context.Context, cfg proxy.Config) (nvme.Bus, error) {
+	return Retry(ctx, DyingTimeout,
+		func() (nvme.Bus, error) { return proxy.Open(cfg) },
+		func(err error) bool {
+			var other *proxy.ReplacedError
+			return errs.ClassOf(err) == errs.Refused && !errors.As(err, &other)
+		})
+}
+
+// computed opens the bus of an SSD that computes its dataset.
+func (o *Opener) computed(ctx context.Context, s state.SSD) (nvme.Bus, error) {
+	c := s.Computed
+	if c == nil {
+		return nil, errs.New(errs.Device,
+			"the state does not say what it computes; \"heliosctl unbind-ssds %s\" and bind it anew",
+			s.Name)
+	}
+	typ, err := rowtype.Parse(c.RowDType)
+	if err != nil {
+		return nil, err
+	}
+	if typ.Scaled() != c.Scales {
+		return nil, errs.New(errs.Device,
+			"an earlier heliosctl bound it, which had the scales of %s in the rows; \"heliosctl unbind-ssds %s\" and bind it anew",
+			typ, s.Name)
+	}
+	d, err := dataset.Open(s.Path)
+	if err != nil {
+		return nil, errs.With(errs.Device,
+			fmt.Errorf(
+				"it computes a dataset that cannot be opened: %w; bring it back, or \"heliosctl unbind-ssds %s\"",
+				err, s.Name))
+	}
+	defer func() { _ = d.Close() }() // its feature function needs no file
+	if d.UUID().String() != c.UUID {
+		return nil, errs.New(errs.Device,
+			"%s is another dataset than when it was bound (%s, it was %s); \"heliosctl unbind-ssds %s\" and bind it anew",
+			s.Path, d.UUID(), c.UUID, s.Name)
+	}
+	content, err := stripe.NewComputed(ctx, d, stripe.ComputedOptions{Stripe: c.Stripe,
+		Stripes: c.Stripes, LBABytes: s.LBABytes, Bytes: s.Bytes, Type: typ,
+		Sums: &stripe.ComputedSums{Table: c.TableCRC, RowTable: c.RowTableCRC}})
+	if err != nil {
+		return nil, err
+	}
+	model, err := o.ModelOf(s)
+	if err != nil {
+		return nil, err
+	}
+	return proxy.Open(proxy.Config{Name: s.Name, Path: s.Path, Content: content, Bytes: s.Bytes,
+		LBABytes: s.LBABytes, Serial: s.Serial, Model: model, PollDoorbells: o.PollDoorbells})
+}
+
+// ModelOf returns the model that a software controller plays, nil for none.
+func (o *Opener) ModelOf(d state.SSD) (*ssdmodel.Model, error) {
+	if m := o.Model; m != nil {
+		if !m.LBAOK(d.LBABytes) {
+			return nil, errs.New(errs.Usage,
+				"it has blocks of %d bytes, the SSD model %s %v; bind SSDs with %v %d for it",
+				d.LBABytes, m.Name, m.LBAs.Bytes, errs.Key("lba"), m.LBAs.Bytes[0])
+		}
+		return m, nil
+	}
+	if d.Model == "" {
+		return nil, nil
+	}
+	m, err := ssdmodel.Load(d.Model)
+	if err != nil {
+		return nil,
+			fmt.Errorf("%w; bring the file back, or \"heliosctl unbind-ssds %s\" and bind it anew",
+				err, d.Name)
+	}
+	return m, nil
+}
