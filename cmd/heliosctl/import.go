@@ -53,8 +53,9 @@ func runImport(ctx context.Context, e *env, f *importer.Format) error {
 	out.Progress = e.ui.Progress
 	var notes []string
 	out.Note = func(s string) {
-		notes = append(notes, e.nameFlags(s))
-		e.note(s)
+		s = e.nameFlags(s)
+		notes = append(notes, s)
+		e.ui.DataNote("%s", s)
 	}
 	found, err := f.Run(ctx, o)
 	if err != nil {

@@ -84,9 +84,11 @@ func TestImportNotes(t *testing.T) {
 	a["indices"] = datasettest.Arr{DT: "<i8", Shape: []int64{5}, Data: []int64{1, 0, 0, 3, 4}}
 	a["edge_weight"] = a["indices"]
 	delete(a, "edge_index")
-	out := ok(t, "import", "npy", "--in", datasettest.WriteDir(t, a), "--out", "g", "--num-classes",
-		"4", "--json")
-	lines := strings.Split(strings.TrimSpace(out), "\n")
+	r := hc(t, "import", "npy", "--in", datasettest.WriteDir(t, a), "--out", "g", "--num-classes",
+		"4", "--json", "--quiet")
+	require.Zero(t, r.code, r.errOut)
+	require.Contains(t, r.errOut, "models take no edge weights", "--quiet hides no note on data")
+	lines := strings.Split(strings.TrimSpace(r.out), "\n")
 	var last struct{ Notes []string }
 	require.NoError(t, json.Unmarshal([]byte(lines[len(lines)-1]), &last))
 	notes := strings.Join(last.Notes, "\n")

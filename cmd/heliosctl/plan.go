@@ -230,7 +230,11 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 	}
 	c := &a.cfg
 	if f := e.given(&a.budget); f != "" {
-		if g := e.given(&c.CPUCache); g != "" {
+		g := e.given(&c.GPUCache, &c.CPUCache)
+		if c.GPUCache == plan.NoCache() { // the budget is the CPU tier's then
+			g = e.given(&c.CPUCache)
+		}
+		if g != "" {
 			return o, errs.New(errs.Usage,
 				"--%s divides the memory between the tiers; leave --%s out, or --%s", f, g, f)
 		}

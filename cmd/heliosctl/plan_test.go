@@ -140,6 +140,7 @@ func TestPlanVerb(t *testing.T) {
 		"nosuch":                   {"plan", "nosuch", "--hardware", "host"},
 		"leave --sweep out":        with("--halve", "--sweep", "ssds=1..2"),
 		"leave --cpu-cache out":    with("--budget", "1%", "--cpu-cache", "1%"),
+		"leave --gpu-cache out":    with("--budget", "1%", "--gpu-cache", "1%"),
 		"leave one of the two out": with("--budget", "1%", "--sweep", "cpu-cache=1%"),
 		"one of ssds":              with("--sweep", "hidden=1..2"),
 		"price":                    with("--price", "gold=1"),

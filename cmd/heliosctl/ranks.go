@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
@@ -25,6 +26,9 @@ type rankArgs struct {
 	insecure   bool
 	listen     string
 }
+
+// secretTimeout is how long a pipe may take to deliver the secret. Tests shorten it.
+var secretTimeout = time.Minute
 
 // secretVar holds the secret of the ranks where no file does.
 const secretVar = "HELIOS_RANK_SECRET"
@@ -60,11 +64,13 @@ func (a *rankArgs) secret(note func(string)) ([]byte, error) {
 	from, text := "$"+secretVar, []byte(os.Getenv(secretVar))
 	if a.secretFile != "" {
 		from = a.secretFile
-		f, err := os.Open(from)
+		// A pipe that nobody writes to must not block the run.
+		f, err := os.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0)
 		if err != nil {
 			return nil, errs.With(errs.Usage, fmt.Errorf("--rank-secret-file: %w", err))
 		}
-		defer func() { _ = f.Close() }() // it is read only
+		defer func() { _ = f.Close() }()                     // it is read only
+		_ = f.SetReadDeadline(time.Now().Add(secretTimeout)) // a regular file has no deadline
 		if text, err = io.ReadAll(io.LimitReader(f, ranks.MaxSecret+1)); err != nil {
 			return nil, errs.With(errs.Usage, fmt.Errorf("--rank-secret-file: %w", err))
 		}

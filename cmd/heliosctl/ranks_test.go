@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"helios/internal/testrig"
 	"helios/internal/wide"
@@ -187,6 +188,14 @@ func TestLaunchersAreRefused(t *testing.T) {
 	t.Chdir(t.TempDir())
 	require.NoError(t, os.WriteFile("short", []byte("secret\n"), 0o600))
 	require.NoError(t, os.WriteFile("long", []byte("0123456789abcdef\n"), 0o600))
+	// One pipe has no writer, the other one that writes nothing.
+	require.NoError(t, unix.Mkfifo("pipe", 0o600))
+	quiet, silent, err := os.Pipe()
+	require.NoError(t, err)
+	defer silent.Close() //nolint:errcheck // nothing is written
+	defer quiet.Close()  //nolint:errcheck // nothing is read
+	secretTimeout = 10 * time.Millisecond
+	defer func() { secretTimeout = time.Minute }()
 	slurm := "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=n[1-2] "
 	torch := "RANK=1 WORLD_SIZE=2 MASTER_PORT=1 MASTER_ADDR=192.0.2.1 "
 	for _, c := range []struct {
@@ -205,6 +214,8 @@ func TestLaunchersAreRefused(t *testing.T) {
 		{torch, "train g", 4, "share no secret"},
 		{torch, "train g --rank-secret-file missing", 2, "--rank-secret-file: open missing"},
 		{torch, "train g --rank-secret-file .", 2, "--rank-secret-file: read ."},
+		{torch, "train g --rank-secret-file pipe", 2, "pipe: a secret of ranks has 16 to 4096 bytes"},
+		{torch, fmt.Sprintf("train g --rank-secret-file /dev/fd/%d", quiet.Fd()), 2, "timeout"},
 		{torch, "train g --rank-secret-file short", 2, "short: a secret of ranks has 16 to 4096 bytes"},
 		{torch, "train g --rank-secret-file /dev/zero", 2, "16 to 4096 bytes"},
 		{torch, "train g --rank-secret-file long --rank-insecure", 2, "leave one of the two out"},

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -113,7 +114,7 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	case len(begun.Arguments) == 0:
 		return errs.New(errs.Usage,
 			"%s was written by a heliosctl that did not keep its arguments; run it by hand: %s", path,
-			strings.Join(begun.Command, " "))
+			shellWords(begun.Command))
 	case begun.Schema > resultsSchema:
 		return errs.New(errs.Usage,
 			"%s is of a later heliosctl (%s, schema %d; this one knows %d); take that one", path,
@@ -139,7 +140,7 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	}
 	if a.dry {
 		again.tellLeft(e, path)
-		e.ui.Printf("heliosctl %s", strings.Join(again.args(), " "))
+		e.ui.Printf("heliosctl %s", shellWords(again.args()))
 		return e.ui.Event("result", againLine{begun.Folder, again.args()})
 	}
 	if v := programVersion(); v != begun.Version {
@@ -207,6 +208,20 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	again.tellLeft(e, path)
 	e.ui.Printf("%s: %s was made again; all %d values that have to be equal are", path, begun.Verb, n)
 	return e.ui.Event("result", rerunLine{begun.Verb, n, now.params})
+}
+
+// plainWord is a word that means itself to a shell.
+var plainWord = regexp.MustCompile(`^[-\w@%+=:,./]+$`)
+
+// shellWords writes arguments as a line for a POSIX shell.
+func shellWords(args []string) string {
+	words := make([]string, len(args))
+	for i, a := range args {
+		if words[i] = a; !plainWord.MatchString(a) {
+			words[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // suiteVerb keeps its results in a folder of its own.

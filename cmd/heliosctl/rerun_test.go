@@ -113,3 +113,9 @@ func TestRerun(t *testing.T) {
 	require.Contains(t, r.errOut, "heliosctl train: ")
 	require.NotContains(t, r.errOut, "see above")
 }
+
+// A command that a person is to copy is words of a shell.
+func TestShellWords(t *testing.T) {
+	require.Equal(t, `heliosctl train 'my graph' --lr=0.1 'it'\''s' '' '$(x)' '*;&'`,
+		shellWords([]string{"heliosctl", "train", "my graph", "--lr=0.1", "it's", "", "$(x)", "*;&"}))
+}

@@ -20,6 +20,7 @@ var elsewhere = map[string]string{
 	"cmd/heliosctl/doctor.go":  "a file in a temporary folder that goes with it",
 	"cmd/heliosctl/machine.go": "device nodes, which are there",
 	"cmd/heliosctl/bind.go":    "a block device, which is there, opened to see whether it is in use",
+	"cmd/heliosctl/ranks.go":   "the file of the secret, which is there, perhaps a pipe",
 }
 
 // Verbs make their outputs with internal/outfile.

@@ -21,7 +21,7 @@ import (
 // UI writes for one command. It is safe for concurrent use.
 type UI struct {
 	JSON  bool // results as JSON lines; tables and text are left out
-	Quiet bool // no progress, no notes
+	Quiet bool // no progress, no notes but those on data
 	// Lines has progress and notes as JSON lines on standard error, for scripts.
 	Lines bool
 	Wide  bool // tables with all their columns
@@ -62,9 +62,14 @@ func IsTerminal(w io.Writer) bool {
 
 // Note tells people something on standard error, such as a fallback that was chosen.
 func (u *UI) Note(format string, args ...any) {
-	if u.Quiet {
-		return
+	if !u.Quiet {
+		u.DataNote(format, args...)
 	}
+}
+
+// DataNote is Note for what changes the meaning of results, such as lines of input that were left
+// out: it is shown whatever the flags say.
+func (u *UI) DataNote(format string, args ...any) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.erase()

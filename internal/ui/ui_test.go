@@ -92,6 +92,8 @@ func TestPlainProgress(t *testing.T) {
 	u.Progress("load", 1, 30)
 	u.Note("x")
 	require.Empty(t, errw.String())
+	u.DataNote("left out: %d", 3)
+	require.Equal(t, "left out: 3\n", errw.String())
 }
 
 // On a terminal a bar is drawn and taken away before a result is written.
