@@ -78,9 +78,8 @@ func NewConverter(dev cuda.Device, t rowtype.Type, dim int) (*Converter, error) 
 	return &Converter{dev: dev, kernel: k, t: t, dim: dim, rowBytes: int64(t.RowBytes(dim))}, nil
 }
 
-// Scales says where a conversion finds its rows' scales. Table has a float32 for each of Rows
-// nodes, and Nodes has the node of each row to convert (int64). Row types without scales take the
-// zero value.
+// Scales locates the scales of a conversion's rows. Table has a float32 for each of Rows nodes, and
+// Nodes has the node of each row to convert (int64). Row types without scales take the zero value.
 type Scales struct {
 	Nodes, Table cuda.DevicePtr
 	Rows         int64

@@ -20,7 +20,7 @@ func (c Costs) check() error {
 	return nil
 }
 
-// GPUFirst says which tier gets the hottest rows.
+// GPUFirst reports whether the GPU tier gets the hottest rows.
 func (c Costs) GPUFirst() bool { return c.GPU <= c.CPU }
 
 // Place is the placement of at most gpuRows and cpuRows rows that makes the sum of all accesses'

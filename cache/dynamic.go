@@ -14,9 +14,9 @@ import (
 	"helios/internal/hostmem"
 )
 
-// Lines tells how rows lie in the lines of a dynamic cache: row r is on SSD s = r mod SSDs at slot
-// q = r div SSDs; the SSD's line q div RowsPerLine holds it, which as a row of a layout of lines is
-// (q div RowsPerLine)·SSDs + s. RowsPerLine 1 with LineBytes = RowStride: a line is a row.
+// Lines maps rows to cache lines: row r is on SSD s = r mod SSDs at slot q = r div SSDs; the SSD's
+// line q div RowsPerLine holds it, which as a row of a layout of lines is (q div RowsPerLine)·SSDs
+// + s. RowsPerLine 1 with LineBytes = RowStride: a line is a row.
 type Lines struct {
 	// RowStride: bytes from a row of a line to the next
 	SSDs, RowsPerLine, LineBytes, RowStride int64
@@ -68,10 +68,9 @@ type DynamicConfig struct {
 	NoData bool
 }
 
-// Dynamic is a GPU tier whose lines come and go by a policy, over a constant CPU tier. What is in
-// it is decided in the order of Admit, by one goroutine; what is moved follows in that same order,
-// however late: a Ticket is a batch's lease on the lines that it found and on the slots that it
-// will fill.
+// Dynamic is a GPU tier whose lines come and go by a policy, over a constant CPU tier. One
+// goroutine decides its content, in the order of Admit; copies follow in that same order, however
+// late: a Ticket is a batch's lease on the lines that it found and on the slots that it will fill.
 //
 // A line is in the directory from the Admit that promises it a slot. Its bytes come into the slot
 // in the Finish of that ticket, on the one stream that all copies run on, from a staging buffer
@@ -156,7 +155,7 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 	return d, nil
 }
 
-// OnGPU tells whether kernels look up, whose stream is busy then.
+// OnGPU reports whether kernels look rows up, on a stream that is busy then.
 func (d *Dynamic) OnGPU() bool { return d.gpu != nil }
 
 // workers counts the goroutines that the directory may play a part on: those of the host device.
@@ -415,7 +414,7 @@ func (t *Ticket) list(
 	return t.lists.Ptr() + cuda.DevicePtr(i*t.capacity*4)
 }
 
-// dealt is where the lines by SSD are.
+// dealt is the address of the lines by SSD.
 func (t *Ticket) dealt() cuda.DevicePtr { return t.read.Ptr() + cuda.DevicePtr(t.capacity*8) }
 
 func (t *Ticket) clear() {
@@ -425,9 +424,9 @@ func (t *Ticket) clear() {
 }
 
 // Admit looks positions first..first+count-1 of nodes (int64 rows in device memory, indexed by
-// position) up: on return the policy has decided, and t says what has to be read. It waits for st
-// no longer than ctx. A row may stand twice (a split that names a node twice). On an error the
-// directory and t are as before.
+// position) up: on return the policy has decided, and t has the reads. It waits for st no longer
+// than ctx. A row may stand twice (a split that names a node twice). On an error the directory and
+// t are as before.
 func (d *Dynamic) Admit(ctx context.Context, st cuda.Stream, nodes cuda.DevicePtr, first,
 	count int64, t *Ticket) error {
 	if first < 0 || count < 0 || first+count > math.MaxUint32 ||

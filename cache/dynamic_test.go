@@ -489,7 +489,7 @@ func checkAbandon(t *testing.T, open opener, kind string, rounds int) {
 		if staging != nil {
 			ok(t, staging.Free())
 		}
-		// What the directory has now is what the slots hold.
+		// The slots hold the lines of the directory.
 		mem, want := download[byte](t, r.dev, r.st, r.d.slots, r.d.slots.Size()), make([]byte, 80)
 		find := finder(t, r.d, r.st)
 		for l := range r.c.Lines.Count(500) {
@@ -602,7 +602,7 @@ func BenchmarkAdmit(b *testing.B) {
 	}
 }
 
-// BenchmarkAnnounce is what telling a directory of a coming batch takes, beside its lookup.
+// BenchmarkAnnounce measures the announcement of a batch to a directory, beside its lookup.
 func BenchmarkAnnounce(b *testing.B) {
 	const rows, count = 10_000_000, 200_000
 	dev := device(b, 2)

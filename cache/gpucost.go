@@ -38,7 +38,8 @@ const (
 	residentPlay  = 20
 )
 
-// playCosts are what an access takes the warp that plays its set, in instructions: found, and not.
+// playCosts are the instructions of an access, of the warp that plays its set: for a hit, and for a
+// miss.
 var playCosts = map[string][2]float64{
 	policy.Random: {35, 170}, policy.LRU: {60, 90}, policy.Clock: {35, 75},
 	policy.Sieve: {45, 110}, policy.S3FIFO: {50, 130},

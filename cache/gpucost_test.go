@@ -18,7 +18,7 @@ import (
 	"helios/internal/wide"
 )
 
-// launched is what the PTX of one launch did.
+// launched counts the work of the PTX of one launch.
 type launched struct {
 	kernel string
 	warps  int64

@@ -32,7 +32,7 @@ const (
 )
 
 // setsParams are the parameters of the kernels "sets_…", which keep a directory in sets in a GPU's
-// memory; cuda/kernels/sets.cu says what each does.
+// memory; cuda/kernels/sets.cu describes each.
 //
 // Large: one block for all of a lookup's launches, which hand arrays on from one to the next.
 type setsParams struct {
@@ -360,7 +360,7 @@ func (s *gpuSets) makeRoom(st cuda.Stream, n int64) error {
 	return nil
 }
 
-// forget ends all announcements. The next lookup says what failed.
+// forget ends all announcements. The next lookup returns errors.
 func (s *gpuSets) forget() {
 	s.lastAnnounced, s.announced, s.noted = s.batch, s.announced[:0], 0
 	if s.until == nil {

@@ -79,7 +79,7 @@ type grained struct {
 
 func (g grained) Grain(int64) int64 { return g.items }
 
-// setsBatches is how many batches checkGPUSets plays, over all its settings.
+// setsBatches is the number of batches that checkGPUSets plays, over all its settings.
 func setsBatches(t testing.TB) int {
 	n := 120
 	if wide.Lean() {

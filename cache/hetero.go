@@ -97,7 +97,7 @@ func (h *Hetero) Close() error {
 // Index is the cache's index.
 func (h *Hetero) Index() *Index { return h.index }
 
-// Placement is what the tiers hold. The caller must not change it.
+// Placement has the rows of the tiers. The caller must not change it.
 func (h *Hetero) Placement() Placement { return h.place }
 
 // TierBuffer is the memory of the GPU or the CPU tier, rows in slot order without gaps; nil for
@@ -163,7 +163,7 @@ func (h *Hetero) NewBuckets() (*Buckets, error) {
 	return b, nil
 }
 
-// Reserve makes room for lookups of count positions. What the buckets held is lost when they
+// Reserve makes room for lookups of count positions. The content of the buckets is lost when they
 // have to grow, and nothing on the device may be using them.
 func (b *Buckets) Reserve(count int64) error {
 	if count <= b.capacity {

@@ -82,7 +82,7 @@ type HotnessKey struct {
 	Batch   int    `json:"batch,omitempty"`
 	Sampler string `json:"sampler,omitempty"`
 	Epochs  int    `json:"epochs,omitempty"`
-	// Dependency is how many batches share draws; zero where each draws for itself.
+	// Dependency is the number of batches that share draws; zero where each draws for itself.
 	Dependency int `json:"batch_dependency,omitempty"`
 	// Method holds what else the scores depend on, in words.
 	Method string `json:"method,omitempty"`
@@ -109,7 +109,7 @@ type SavedHotness struct {
 	// sampled.
 	Nodes []int64 `json:"nodes,omitempty"`
 	Edges []int64 `json:"edges,omitempty"`
-	// Seconds is how long it took to find.
+	// Seconds is the time that finding it took.
 	Seconds float64 `json:"seconds"`
 
 	Scores []uint32 `json:"-"`
@@ -126,7 +126,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// HotnessPath tells where a key's file is in dir.
+// HotnessPath is the path of a key's file in dir.
 func HotnessPath(dir string, key HotnessKey) (string, error) {
 	text, err := json.Marshal(key)
 	if err != nil {
@@ -188,9 +188,9 @@ func SaveHotness(dir string, s *SavedHotness) (path string, err error) {
 
 const hotChunk = 1 << 16 // bytes of scores at a time
 
-// LoadHotness reads the file of a key from dir; path is where it is or would be. The error is an
-// fs.ErrNotExist where there is none, else it says what is wrong with it: it is damaged, or of
-// another version. Whoever gets it finds the scores anew.
+// LoadHotness reads the file of a key from dir; path is its place, also where it does not exist.
+// The error is an fs.ErrNotExist where there is none; others name its damage or its version. After
+// any of them the caller finds the scores anew.
 func LoadHotness(dir string, key HotnessKey) (s *SavedHotness, path string, err error) {
 	if path, err = HotnessPath(dir, key); err != nil {
 		return nil, "", err

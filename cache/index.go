@@ -142,8 +142,7 @@ func buildIndex(dev cuda.Device, rows int64, write func(*lineWriter) error) (i *
 	return &Index{dev: dev, rows: rows, buf: buf}, nil
 }
 
-// windowBytes is how much of an index is made at a time where the CPU does not see its memory.
-// Tests lower it.
+// windowBytes of an index are made at a time where the CPU does not see its memory. Tests lower it.
 var windowBytes int64 = 8 << 20
 
 // lineWriter makes the lines of an index from first to last.
@@ -244,7 +243,7 @@ func (i *Index) Lookup(row int64) (Tier, int64) {
 		t, slot := i.lines[row/RowsPerLine].find(n)
 		return t, int64(slot)
 	}
-	// The line is where the CPU cannot see it. The lists say the same.
+	// The CPU cannot see the line. The lists have the same.
 	if i.place != nil {
 		if slot, ok := slices.BinarySearch(i.place.GPU, row); ok {
 			return GPU, int64(slot)

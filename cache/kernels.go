@@ -115,7 +115,7 @@ func lookupKernel(b *cuda.Block, p *lookupParams) error {
 // byLine divides rows by those of an index line.
 var byLine = simd.DivisorOf(RowsPerLine)
 
-// linesAhead is how many rows' lines are asked for before the first of them is looked at, above
+// linesAhead is the number of rows whose lines are prefetched before the first is read, above
 // Generic.
 const linesAhead = 32
 
@@ -250,8 +250,8 @@ func gatherKernel(b *cuda.Block, p *gatherParams) error {
 // it.
 var streamBytes int64 = 16 << 20
 
-// touchAhead is how many random accesses a kernel starts before it needs the first: enough to
-// keep the memory busy, few enough to stay in the first-level cache.
+// touchAhead is the number of random accesses that a kernel starts before it needs the first:
+// enough to keep the memory busy, few enough to stay in the first-level cache.
 const touchAhead = 16
 
 // gatherTier copies rows in groups: first a load from each row of the group, which do not

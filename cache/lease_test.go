@@ -111,7 +111,7 @@ func newLeaseStress(t *testing.T, name string, rng *rand.Rand) *leaseStress {
 	return s
 }
 
-// close gives everything back: the device says what was not.
+// close frees everything: the device reports leaks.
 func (s *leaseStress) close() {
 	var all []error
 	for range cap(s.groups) {

@@ -1,13 +1,13 @@
-// Package cache says where each feature row lives (GPU memory, CPU memory, SSD), and serves a
-// mini-batch's lookups and gathers on the device.
+// Package cache places each feature row (GPU memory, CPU memory, SSD), and serves a mini-batch's
+// lookups and gathers on the device.
 //
-// The static cache of Helios: hotness (how often presampling met a row) puts the hottest rows
-// into the GPU tier and the next into the CPU tier for the whole run. What a mini-batch needs is
-// then looked up by a kernel, which sorts the requests into GPU hits, CPU hits and misses by
-// SSD, and the hits are copied by another. Misses go to a gpuio stack.
+// The static cache of Helios: hotness (how often presampling met a row) puts the hottest rows into
+// the GPU tier and the next into the CPU tier for the whole run. A kernel then looks a mini-batch's
+// rows up and sorts them into GPU hits, CPU hits and misses by SSD; another copies the hits. Misses
+// go to a gpuio stack.
 package cache
 
-// Tier tells where a row lives. Its values are the 2-bit codes of the index.
+// Tier is the place of a row. Its values are the 2-bit codes of the index.
 type Tier uint8
 
 // The tiers.

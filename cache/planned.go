@@ -101,8 +101,8 @@ func (p *Planned) Buffer(t Tier) cuda.Buffer {
 	return p.cpu
 }
 
-// Places tells where a part of a frontier's rows are, and which rows enter. Kernels read its lists
-// out of pinned memory, one after the other.
+// Places has the slots of a part of a frontier's rows, and the rows that enter. Kernels read its
+// lists out of pinned memory, one after the other.
 type Places struct {
 	NGPU, NCPU, NMiss int64
 	SSDOffset         []int64 // misses of SSD s are SSDOffset[s] .. SSDOffset[s+1]-1

@@ -61,9 +61,9 @@ func ranks(hot []int64, gpuRows int64) (p Placement, slot []uint32) {
 	return Placement{GPU: tier(0, gpuRows), CPU: tier(gpuRows, int64(len(hot)))}, slot
 }
 
-// Assembly says how a mini-batch that was laid out beforehand comes together: which pages are read
-// to which places of a staging buffer, and which rows come from the tiers and from those pages.
-// Kernels and I/O stacks read its lists out of pinned memory.
+// Assembly has the reads and copies of a mini-batch that was laid out beforehand: pages and their
+// places in a staging buffer, and the rows that come from the tiers and from those pages. Kernels
+// and I/O stacks read its lists out of pinned memory.
 type Assembly struct {
 	NGPU, NCPU, NPaged int64
 	Pages              int64   // to be read

@@ -16,7 +16,7 @@ import (
 // address of memory that does not belong to Go's heap. 0 is nil.
 type DevicePtr uint64
 
-// MemKind says where memory lives.
+// MemKind is the home of memory: the GPU or the CPU.
 type MemKind uint8
 
 const (
@@ -100,7 +100,7 @@ type ProcessSharer interface {
 // SharedBuffer is memory of the device that comes to another process as a file.
 type SharedBuffer interface {
 	Buffer
-	// File is what another process imports, of so many bytes: the size in whole granules. It is the
+	// File is the file that another process imports, and its size in whole granules. It is the
 	// buffer's to close; who has imported it keeps the memory.
 	File() (fd int, bytes int64)
 }

@@ -11,7 +11,7 @@ import (
 	"helios/internal/hostmem"
 )
 
-// OutOfMemoryError says which use asked a device for how many bytes, and how many were free.
+// OutOfMemoryError names the use that asked a device for memory, its size, and the free bytes.
 type OutOfMemoryError struct {
 	Device     string
 	Purpose    string
@@ -200,9 +200,9 @@ func setOpen(h *Host, open bool) {
 	openHosts.list.Store(&n)
 }
 
-// View tells how a host kernel reads n elements of T at p: device memory as a slice. It panics,
-// which fails the kernel, when p is nil or not aligned for T, or when the elements pass the end
-// of the buffer that p lies in. T must hold no Go pointers.
+// View is a host kernel's view of n elements of T at p: device memory as a slice. It panics, which
+// fails the kernel, when p is nil or not aligned for T, or when the elements pass the end of the
+// buffer that p lies in. T must hold no Go pointers.
 func View[T any](p DevicePtr, n int64) []T {
 	if n == 0 {
 		return nil

@@ -5,8 +5,7 @@ import (
 	"unsafe"
 )
 
-// What follows is what only some devices or streams have, and how all of them are used without
-// asking.
+// Interfaces that only some devices or streams have, and functions that use any of them.
 
 // MemoryMeter is a device that knows how much of its memory is free now, also of what other
 // processes hold.
@@ -165,7 +164,7 @@ func LaunchSteps(s Stream, q *Steps) error {
 // opened at run time.
 type CollectiveOpener interface {
 	// OpenCollective opens the library for this device, the first, and more of the same kind; "" =
-	// its usual name. An error of class Capability says what is missing.
+	// its usual name. An error of class Capability names the missing part.
 	OpenCollective(more []Device, library string) (Collective, error)
 }
 
@@ -179,8 +178,8 @@ type Collective interface {
 	Close() error
 }
 
-// Precision tells how products of matrices are computed. Inputs, outputs and sums are float32 in
-// all of them.
+// Precision is the arithmetic of products of matrices. Inputs, outputs and sums are float32 in all
+// of them.
 type Precision uint8
 
 const (
@@ -203,8 +202,8 @@ func (p Precision) String() string {
 
 // BLASOpener is a device that can use a vendor's BLAS, opened at run time.
 type BLASOpener interface {
-	// OpenBLAS opens the library; "" = its usual name. An error of class Capability says what is
-	// missing.
+	// OpenBLAS opens the library; "" = its usual name. An error of class Capability names the
+	// missing part.
 	OpenBLAS(library string) (BLAS, error)
 }
 

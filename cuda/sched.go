@@ -36,7 +36,8 @@ import (
 // others run on pool goroutines that persist and stay parked on a channel when idle. The pool
 // grows only while blocks are parked, to at most maxParked per stream.
 
-// quantum is how long a grid keeps a slot while another stream of the same priority waits.
+// quantum is the time for which a grid keeps a slot while another stream of the same priority
+// waits.
 const quantum = 200 * time.Microsecond
 
 // residentPerSM bounds the blocks of a stream that have started and wait, as a GPU bounds the
@@ -410,7 +411,7 @@ func (s *scheduler) run(b *Block, j job, w *worker) bool {
 	}
 }
 
-// keeps says whether a runner of g may start another block of it.
+// keeps reports whether a runner of g may start another block of it.
 func (s *scheduler) keeps(g *grid, began int64) bool {
 	og, or := s.best(false, g)
 	var st *hostStream

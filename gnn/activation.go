@@ -119,5 +119,5 @@ func (s *step) activate(p actParams, backward bool) error {
 	return launch(s, name, s.quadBlocks(p.Rows, p.Cols), p)
 }
 
-// gated tells whether the activation is ReLU: its slope is then told by its value.
+// gated reports whether the activation is ReLU: then its value alone gives its slope.
 func (n *network) gated() bool { return n.act.Name == DefaultActivation }

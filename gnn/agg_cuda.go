@@ -7,8 +7,8 @@ import (
 	"helios/cuda"
 )
 
-// What a GPU does in another way than the host's kernels do: the transpose, which there is a radix
-// sort in several launches, sums over many rows, and bias, ReLU and dropout behind a BLAS.
+// A GPU differs from the host's kernels in the transpose, a radix sort of several launches, in sums
+// over many rows, and in bias, ReLU and dropout behind a BLAS.
 
 // transposeParams is the parameter block of one pass of the transpose: a stable counting sort of
 // (source, destination) pairs by Bits bits of the source at Shift. Three launches make a pass:
@@ -34,8 +34,7 @@ const (
 const (
 	radixBits = 9 // of a digit at most: 2 passes up to 262144 sources
 	radixBins = 1 << radixBits
-	// radixShare is how many pairs make another share worth its counters, and radixGrid how many
-	// shares there are at most.
+	// A share of radixShare pairs is worth its counters; radixGrid is the largest number of shares.
 	radixShare = 1024
 	radixGrid  = 1024
 )
@@ -79,7 +78,7 @@ func transposeScratch(numSrc, edges int64) int64 {
 
 // transposeGPU enqueues what the host's transpose kernels do: the lists of destinations by source
 // (a.TDst, a.TEnd), each in order, and the destinations' parts of the edges' weights (a.Weights).
-// a.Degrees says whether the model is GCN.
+// a.Degrees is set for GCN alone.
 func (o *launcher) transposeGPU(s *stepSink, a *aggParams, scratch cuda.DevicePtr) error {
 	var k [4]cuda.Kernel
 	for i, name := range []string{"transpose_count", "transpose_scan", "transpose_scatter",

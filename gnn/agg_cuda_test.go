@@ -444,8 +444,8 @@ func TestGPUFaults(t *testing.T) {
 	})
 }
 
-// A comparing device takes differences within a kernel's tolerance, and then goes on with the GPU's
-// numbers on both sides; it finds larger ones, and any in kernels that have no tolerance.
+// A comparing device takes differences within a kernel's tolerance, and then continues with the
+// GPU's numbers on both sides; it finds larger ones, and any in kernels that have no tolerance.
 func TestGPUTolerance(t *testing.T) {
 	for change, want := range map[float32]bool{1e-7: true, 1e-3: false} {
 		for _, kernel := range []string{"col_sum", "adam"} {

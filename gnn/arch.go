@@ -16,7 +16,7 @@ type Arch interface {
 	Name() string
 	// Summary is a line of help.
 	Summary() string
-	// Degrees tells whether mini-batches must carry the in-degrees of their nodes.
+	// Degrees reports whether mini-batches must carry the in-degrees of their nodes.
 	Degrees() bool
 	// Default fills in the options of this kind that are not set, and Check refuses a configuration
 	// that it cannot have.

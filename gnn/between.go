@@ -6,7 +6,7 @@ import (
 	"helios/cuda"
 )
 
-// What comes between the sums z of a layer and the next layer's input:
+// The operators between the sums z of a layer and the next layer's input compute
 //
 //	h = dropout(activation(norm(z + P x)))
 //
@@ -37,7 +37,7 @@ func (n *network) declareBetween(l int, t *tensors) {
 	}
 }
 
-// projects tells whether the residual connection of layer l has a matrix.
+// projects reports whether the residual connection of layer l has a matrix.
 func (n *network) projects(l int) bool { return n.dims[l] != n.dims[l+1] }
 
 // layoutBetween places what a layer keeps beside z, and its output.

@@ -150,8 +150,8 @@ func TestRunningStatistics(t *testing.T) {
 	}
 }
 
-// What comes between layers is the host's to the bit, for widths around a word and a warp, at
-// addresses that allow no wide access, with and without dropout, in place and not.
+// The GPU's operators between layers agree with the host's to the bit, for widths around a word and
+// a warp, at addresses that allow no wide access, with and without dropout, in place and not.
 func TestGPUBetween(t *testing.T) {
 	g := newKernRig(t, 31, difftest.Options{})
 	widths := []int64{1, 3, 4, 31, 64, 66, 130}

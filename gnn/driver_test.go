@@ -138,7 +138,7 @@ func gpuCases() []gpuCase {
 		r.layerwise = true
 		return with(r, nodes...)
 	}
-	// tf32 keeps 10 bits of mantissa and bf16 7: a factor is off by 2^-11 or 2^-8 of itself at
+	// tf32 keeps 10 bits of mantissa and bf16 7: a factor has a relative error of 2^-11 or 2^-8 at
 	// most, there are some in a row, and where an activation is near 0, ReLU may be open in one run
 	// and not in the other.
 	const tf32, bf16 = 5e-3, 1e-1
@@ -480,7 +480,7 @@ func edgesOf(mb *graph.MiniBatch) []int64 {
 	return n
 }
 
-// What a host device does not have is refused, and models of kernels that fail name them.
+// Options that a host device lacks are refused, and errors name the kernel that failed.
 func TestDriverMistakes(t *testing.T) {
 	dev := host(t, 1)
 	_, err := NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1,

@@ -282,7 +282,7 @@ func (g gat) params(s *step, l int) gatParams {
 	return p
 }
 
-// averages tells whether layer l takes the mean of several heads.
+// averages reports whether layer l takes the mean of several heads.
 func (gat) averages(n *network, l int) bool { return l == n.cfg.Layers-1 && n.cfg.headsOf(l) > 1 }
 
 func (g gat) forward(s *step, l int, in cuda.DevicePtr) error {

@@ -68,7 +68,7 @@ func attention(score, largest, weight float32) float32 {
 	return float32(float32(math.Exp(float64(score-largest))) * weight)
 }
 
-// keeps tells whether dropout keeps the attention of head k in row i of a layer's counters.
+// keeps reports whether dropout keeps the attention of head k in row i of a layer's counters.
 func (d *dropout) keeps(layer uint32, i, k int64) bool {
 	w := philox.Block(d.Key, [4]uint32{layer<<24 | uint32(k/4), uint32(i), d.Epoch, d.Batch})
 	return !(philox.Float32(w[k%4]) < d.P)

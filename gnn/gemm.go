@@ -38,8 +38,8 @@ const (
 	gemmDropout             // C = C × Scale or 0
 )
 
-// dropout says which elements of a matrix of activations are zeroed: element (row, col) by word
-// col&3 of the Philox block with counter (Layer<<24 | col/4, row, Epoch, Batch).
+// dropout selects the elements of a matrix of activations to zero: element (row, col) by word col&3
+// of the Philox block with counter (Layer<<24 | col/4, row, Epoch, Batch).
 type dropout struct {
 	Key                 [2]uint32
 	Epoch, Batch, Layer uint32

@@ -8,7 +8,7 @@ import (
 	"helios/internal/errs"
 )
 
-// gemmOp says which operand of a product is stored as its transpose, see gemmParams.
+// gemmOp names the transposed operands of a product, see gemmParams.
 type gemmOp uint8
 
 const (
@@ -30,8 +30,8 @@ type gemmSplitParams struct {
 }
 
 const (
-	// gemmSplitBlocks is how many blocks a product is split for, 2 to 4 on each SM of an A100 or
-	// H100. It does not depend on the GPU at hand: the parts are roundings of the result.
+	// gemmSplitBlocks is the number of blocks that a product is split for, 2 to 4 on each SM of an
+	// A100 or H100. It does not depend on the GPU at hand: the parts are roundings of the result.
 	gemmSplitBlocks = 528
 	// gemmSplitLeast is the shortest part. Sums up to that long are one chain, equal to the bit
 	// with the host's.

@@ -434,7 +434,7 @@ func TestGemmGPUSplit(t *testing.T) {
 	}
 }
 
-// What the shape alone decides: tiles, parts and scratch.
+// The shape alone decides tiles, parts and scratch.
 func TestGemmPick(t *testing.T) {
 	for _, c := range []struct {
 		op      gemmOp

@@ -20,8 +20,8 @@ func gridOf(info cuda.Info) grid {
 // aggThreads is the block size of these launches; kernels of the transpose take no more.
 const aggThreads = 256
 
-// gpuItems is how many elements a warp takes in one round of the kernels that work element by
-// element: four for each lane.
+// gpuItems is the number of elements that a warp takes in one round of the kernels that work
+// element by element: four for each lane.
 const gpuItems = 128
 
 // blocksFor is a launch of the host over n items, of which a block takes at least per.

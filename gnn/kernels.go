@@ -314,7 +314,7 @@ type sumParams struct {
 	Rows, Cols int64
 }
 
-// sumLeaf is how many rows of a level of col_sum make one of the next.
+// sumLeaf rows of a level of col_sum make one of the next.
 const sumLeaf = 64
 
 // A block sums colSumPer columns or more: four cache lines of a row, which memory gives at nearly
@@ -464,8 +464,8 @@ func softmaxXent(b *cuda.Block, p *xentParams) error {
 	return nil
 }
 
-// xentLeaf is how many rows' losses are summed before their sum is added to that of the rows
-// before: the rows that one thread of a GPU does.
+// The losses of xentLeaf rows, those of one thread of a GPU, are summed before their sum is added
+// to that of the rows before.
 const xentLeaf = 64
 
 // xentSum adds up the rows in order, xentLeaf at a time. One block.

@@ -111,7 +111,7 @@ func touched(workers, n int, run func(lo, hi int)) time.Duration {
 }
 
 // gatherFloors gives the floors of the kernels that gather rows: the lines of all rows that they
-// read, in their order, and of those that they write. What a kernel reads beside rows is left out.
+// read, in their order, and of those that they write. Reads beside rows are left out.
 func gatherFloors(b *testing.B, dev cuda.Device, level simd.Level, mb *graph.MiniBatch,
 	kind string) map[string]time.Duration {
 	out := map[string]time.Duration{}

@@ -165,7 +165,7 @@ type stepSink struct {
 	measure *int64
 }
 
-// need tells whether the sink only measures, and notes n bytes of scratch memory if so.
+// need reports whether the sink only measures, and notes n bytes of scratch memory if so.
 func (q *stepSink) need(n func() int64) bool {
 	if q.measure == nil {
 		return false

@@ -32,8 +32,7 @@ func (o *launcher) productGPU(q *stepSink, op gemmOp, p *gemmParams, scratch cud
 		return o.gemmGPU(q, op, p, o.precision, scratch)
 	}
 	if p.K == 0 {
-		// The gradient of weights that nothing was computed with. What a BLAS does for K = 0 is its
-		// own affair.
+		// The gradient of weights that nothing was computed with. BLAS libraries differ for K = 0.
 		if err := q.flush(); err != nil {
 			return err
 		}

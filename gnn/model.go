@@ -3,7 +3,7 @@
 // Activation and each Norm.
 //
 // A step is a sequence of named kernels on one stream. This package has their host versions and
-// says which ones a GPU needs in their place (files *_cuda.go). Every sum has a fixed order, so
+// names those that a GPU needs in their place (files *_cuda.go). Every sum has a fixed order, so
 // results do not depend on workers or SMs.
 package gnn
 

@@ -114,8 +114,8 @@ func (n batchNorm) finish(s *step, l int) error {
 	})
 }
 
-// leave is of a shard: its own mean and variance, or the running ones where it has none to give, so
-// that they stay as they are by its weight.
+// leave puts a shard's own mean and variance among the gradients, or the running ones where it has
+// none to give: then they stay as they are by its weight.
 func (n batchNorm) leave(s *step, l int) error {
 	mean, variance, momentum := n.seen(s, l, 1)
 	return n.running(s, l, func(p *normParams, offset int64, old, _ cuda.DevicePtr) {

@@ -50,8 +50,8 @@ func (o *Operators) ProductScratch(p *cuda.BLASProduct) int64 {
 	return gemmScratch(op, g, o.on.precision)
 }
 
-// Chained tells whether Multiply computes each element as one chain of float32 multiply-adds in the
-// order of k: float32 products that the GPU does not split.
+// Chained reports whether Multiply computes each element as one chain of float32 multiply-adds in
+// the order of k: float32 products that the GPU does not split.
 func (o *Operators) Chained(p *cuda.BLASProduct) bool {
 	if o.on.precision != cuda.FP32 {
 		return false

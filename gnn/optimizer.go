@@ -10,14 +10,15 @@ import (
 // weight decay is an L2 term.
 const DefaultOptimizer = "adam"
 
-// optimizers tell whether weight decay is decoupled from the gradient: AdamW (Loshchilov and
-// Hutter, ICLR 2019).
+// The value is set where weight decay is decoupled from the gradient: AdamW (Loshchilov and Hutter,
+// ICLR 2019).
 var optimizers = map[string]bool{DefaultOptimizer: false, "adamw": true}
 
 // Optimizers lists the names of all optimisers, DefaultOptimizer first.
 func Optimizers() []string { return namesOf(optimizers, DefaultOptimizer) }
 
-// Decoupled tells what Step.Decoupled is for an optimiser; an empty name is DefaultOptimizer.
+// Decoupled returns the value of Step.Decoupled for an optimiser; an empty name is
+// DefaultOptimizer.
 func Decoupled(name string) (bool, error) {
 	if name == "" {
 		name = DefaultOptimizer

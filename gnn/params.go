@@ -98,7 +98,7 @@ func (p *parameters) allocate(all *tensors, learns int64, seed uint64) error {
 	if err := p.upload(p.ptr(0), values); err != nil || p.learns == p.n {
 		return err
 	}
-	// What no gradient changes begins in its first moment, too (see batchNorm).
+	// Parameters without a gradient begin in their first moment, too (see batchNorm).
 	return p.upload(p.moment(0, p.learns), values[p.learns:])
 }
 
@@ -107,8 +107,8 @@ func (p *parameters) part(offset, n int64) cuda.Buffer {
 	return &subBuffer{p.store, offset * 4, n * 4}
 }
 
-// ptr tells where the parameter at place at stands, grad its gradient, and moment Adam's first (0)
-// or second (1) moment of it.
+// ptr is the address of the parameter at an offset in floats, grad that of its gradient, and moment
+// that of Adam's first (0) or second (1) moment.
 func (p *parameters) ptr(offset int64) cuda.DevicePtr {
 	return p.store.Ptr() + cuda.DevicePtr(offset*4)
 }

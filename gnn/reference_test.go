@@ -44,7 +44,7 @@ func (r *layer64) neighbours(i int) (list []uint32, first int) {
 	return r.src[r.indptr[i]:r.indptr[i+1]], int(r.indptr[i])
 }
 
-// weight tells how much source j counts in a list.
+// weight is the factor of source j in a list.
 func (r *layer64) weight(j uint32) float64 {
 	if r.weights == nil {
 		return 1
@@ -52,7 +52,7 @@ func (r *layer64) weight(j uint32) float64 {
 	return float64(r.weights[j])
 }
 
-// share tells how much source j counts in the mean of a list.
+// share is the factor of source j in the mean of a list.
 func (r *layer64) share(j uint32, list []uint32) float64 {
 	all := 0.0
 	for _, k := range list {

@@ -28,8 +28,8 @@ type shardSums struct {
 	room  int
 	nodes []treesum.Node
 	of    int // shards of the step that they are of
-	// given tells that the sum over the whole step is from outside (SetSum). What was added here
-	// is in it, so no shard of the step is added again.
+	// given is set once the sum over the whole step came from outside (SetSum). It has all that was
+	// added here, so no shard of the step is added again.
 	given bool
 }
 
@@ -242,7 +242,7 @@ func (m *Model) weigh(q *stepSink, out, x, y cuda.DevicePtr, weight float32) err
 }
 
 // Apply enqueues an Adam step with the sum over all shards of a step, and forgets them. St is that
-// of Train; its Epoch and Batch tell where the step is in errors.
+// of Train; errors name the step by its Epoch and Batch.
 func (m *Model) Apply(stream cuda.Stream, st Step) error {
 	g := &m.sums
 	if len(g.nodes) != 1 || g.nodes[0] != (treesum.Node{Count: g.of}) {

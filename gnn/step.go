@@ -9,7 +9,7 @@ import (
 	"helios/internal/simd"
 )
 
-// Step says how one training step is done. Zero Beta1, Beta2 and Eps mean 0.9, 0.999 and 1e-8.
+// Step sets the options of one training step. Zero Beta1, Beta2 and Eps mean 0.9, 0.999 and 1e-8.
 // The dropout masks depend on Seed, Epoch and Batch only.
 type Step struct {
 	Seed              uint64

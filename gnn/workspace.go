@@ -60,7 +60,7 @@ type workspace struct {
 	last   lastRun
 }
 
-// lastRun tells where the last Train or Infer left its results.
+// lastRun is the place of the results of the last Train or Infer.
 type lastRun struct {
 	seeds     int64
 	pred      cuda.DevicePtr

@@ -114,9 +114,9 @@ func (d *DeviceTopology) registerLists() (err error) {
 
 // ReleaseLists frees the memory of the neighbour cache's lists, and FillLists brings the same lists
 // back: a run may have another use for the memory while nothing is sampled. Between the two,
-// sampling reads every list from storage and gives the same blocks. What tells which lists they are
-// stays: 64 bytes for 384 nodes. Nothing may be sampled during a call. Without a neighbour cache,
-// or with one that is as it is to be, they do nothing.
+// sampling reads every list from storage and gives the same blocks. The bits that name these lists
+// stay: 64 bytes for 384 nodes. Nothing may be sampled during a call. Without a neighbour cache, or
+// with one that is as it is to be, they do nothing.
 func (d *DeviceTopology) ReleaseLists() error {
 	switch {
 	case d.inner != nil:

@@ -364,7 +364,7 @@ func TestRepeatedSeedsAndSelfLoops(t *testing.T) { checkRepeatedSeedsAndSelfLoop
 func checkRepeatedSeedsAndSelfLoops(t *testing.T, open opener) {
 	topo, err := FromEdges(5, []int64{0, 1, 1, 2, 3, 0}, []int64{0, 0, 0, 1, 1, 3}, false)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, topo.Close()) }) // after the device has let go of it
+	t.Cleanup(func() { require.NoError(t, topo.Close()) }) // after the device has released it
 	cfg := SamplerConfig{Fanouts: []int{-1, -1}, Seed: 1}
 	r := newRig(t, open, topo, 2, cfg, directNodes)
 	seeds := []int64{1, 0, 1, 4}

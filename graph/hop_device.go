@@ -154,8 +154,8 @@ func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 	})
 }
 
-// deviceDraws is what samplers of a GPU's kernels do each in their way: bound a hop's edges, count
-// them (EdgeStart and Sums) and draw them (Src).
+// deviceDraws has the steps in which samplers on a GPU differ: bounding a hop's edges, counting
+// them (EdgeStart and Sums) and drawing them (Src).
 type deviceDraws struct {
 	draws       func(n, fanout int64) int64
 	count, fill func(p *sampleParams) error

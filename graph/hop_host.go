@@ -63,7 +63,7 @@ type hopParams struct {
 	RingSlots uint32
 }
 
-// hopDraws says how edges are drawn.
+// hopDraws draws edges.
 type hopDraws struct {
 	Fanout int64
 	Key    [2]uint32
@@ -72,8 +72,8 @@ type hopDraws struct {
 	Labor  simd.LaborKeys // of host_labor_hop
 }
 
-// hopControl holds what the blocks of a launch share. What one block writes while others look at
-// something else is on a line of its own.
+// hopControl holds what the blocks of a launch share. A field that one block writes while others
+// read another has a cache line of its own.
 type hopControl struct {
 	claim   atomic.Int64 // next tile to draw
 	_       [56]byte
@@ -388,7 +388,7 @@ func (h *hopBlock) draw(t int64, s tile) error {
 	return nil
 }
 
-// badRow says what SampleRows found of node v.
+// badRow describes the bad row of node v that SampleRows found.
 func (h *hopBlock) badRow(v int64) error {
 	if _, _, err := neighbours(h.indptr, h.NumEdges, v); err != nil {
 		return err
@@ -721,7 +721,7 @@ func (s *hostHopper) sample(ctx context.Context, stream cuda.Stream, mb *MiniBat
 	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (n+1)*8, 0, "block offsets"); err != nil {
 		return err
 	}
-	// What is lacking the kernel says; this is for the first batches.
+	// The kernel reports missing room; this is for the first batches.
 	if err := mb.grow(stream, &b.Src, cuda.MemDevice, 4*min(n*max(fanout, 16), 1<<16), 0,
 		"block sources"); err != nil {
 		return err

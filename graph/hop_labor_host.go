@@ -30,7 +30,7 @@ func (s tile) scratch() []uint32 { return s.draws[2*tileNodes:][:chunk+simd.Samp
 
 const _ = uint(drawWords - 2*tileNodes - chunk - simd.SampleAhead)
 
-// drawLabor fills a slot with what the destinations of tile t take; deg says how much that is.
+// drawLabor fills a slot with the neighbours that the destinations of tile t take; deg counts them.
 // Where it is more than tileDraws, only the limit is kept.
 func (h *hopBlock) drawLabor(t int64, s tile) error {
 	lo := h.FirstDst + t*tileNodes
@@ -84,7 +84,7 @@ func (h *hopBlock) findLines() {
 	}
 }
 
-// laborLines is how many of a list's first lines are prefetched.
+// laborLines is the number of a list's first lines that are prefetched.
 const laborLines = 4
 
 // takeLabor writes what a destination of d > fanout neighbours takes to ids, up to tileDraws, and

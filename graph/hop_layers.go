@@ -84,7 +84,7 @@ func (s *layerHopper) close() error {
 	return err
 }
 
-// What memory is free, and from how much on it is asked; tests have both otherwise.
+// The source of free memory, and the size from which on it is asked; tests replace both.
 var (
 	availableBytes       = hostmem.AvailableBytes
 	layerCheck     int64 = 64 << 20

@@ -8,8 +8,8 @@ import (
 )
 
 // On a GPU a topology on storage is sampled by a host device of its own, as Ginex samples on the
-// CPU: its draws decide what is read, and what is read comes to the CPU's memory. What a GPU needs
-// of a mini-batch, frontier and blocks, is copied there hop by hop.
+// CPU: its draws decide the reads, which come to the CPU's memory. Frontier and blocks are copied
+// to the GPU hop by hop.
 
 // relay is the hopper of a GPU whose topology is on storage.
 type relay struct {

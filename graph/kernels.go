@@ -133,8 +133,8 @@ func (t *table) lower(s, pos uint64) {
 // pos is the position of a slot that has one in this stamp.
 func (t *table) pos(s uint64) uint64 { return atomic.LoadUint64(&t.vals[s]) & 0xffffffff }
 
-// neighbours tells where node v's in-neighbours stand, and how many there are. A bad node, or
-// offsets that are none, come from a topology that was not validated or has been overwritten.
+// neighbours returns the place and number of node v's in-neighbours. A bad node, or bad offsets,
+// come from a topology that was not validated or has been overwritten.
 func neighbours(indptr []int64, numEdges, v int64) (first, degree int64, err error) {
 	numNodes := int64(len(indptr) - 1)
 	if uint64(v) >= uint64(numNodes) {

@@ -28,8 +28,8 @@ type enterParams struct {
 const (
 	enterChunk = 256
 	enterAhead = 16
-	// enterSlots is how many slots make another part: parts of few nodes would differ in size too
-	// much.
+	// enterSlots is the number of slots that make another part: parts of few nodes would differ in
+	// size too much.
 	enterSlots = 4096
 )
 
@@ -80,7 +80,7 @@ func hostLayerEnter(b *cuda.Block, p *enterParams) error {
 	return enterLists(h, nodes, indptr, cuda.View[uint32](s.Indices, s.NumEdges))
 }
 
-// mine says whether a node of hash x is of this block.
+// mine reports whether this block has the nodes of hash x.
 func (h *enterBlock) mine(x uint64) bool { return x>>32*h.parts>>32 == h.part }
 
 // enter finds the candidate of a node, which is at when it has none.
@@ -207,7 +207,7 @@ func (s *layerHopper) enterOnHost(stream cuda.Stream, q *layerParams, distinct i
 	return cuda.Launch(stream, l.kEnter, cuda.LaunchConfig{Blocks: int(parts), Threads: 32}, p)
 }
 
-// hostLayers says whether the host's way is used: nodes must fit half a word.
+// hostLayers reports whether the host's kernels sample layers: nodes must fit half a word.
 func (s *layerHopper) hostLayers() bool {
 	return s.dev.Info().Backend == "host" &&
 		bits.Len64(uint64(max(s.topo.Host.NumNodes, 1)-1)) <= 32

@@ -24,8 +24,8 @@ import (
 // which the file was checked at first: sampling trusts ids that it has not looked at, and a file
 // that changes under a run must not pass for the graph that was opened.
 
-// IndexFile tells where the ids of a topology's in-neighbour lists are: little-endian numbers, one
-// list after the other.
+// IndexFile locates the ids of a topology's in-neighbour lists: little-endian numbers, one list
+// after the other.
 type IndexFile struct {
 	Path   string
 	Offset int64 // of the first id, in bytes; a multiple of the width of an id
@@ -43,8 +43,8 @@ type OutOfCoreOptions struct {
 	PageCache bool
 	// Threads reads with pread and threads in place of io_uring, as is done where there is none.
 	Threads bool
-	// Chunk is how many draws of a hop are dealt with at a time, 40 bytes of memory each for those
-	// that there are: a page is read once for each that needs it; 1048576.
+	// Chunk is the number of a hop's draws in one round, which takes 40 bytes of memory each and
+	// reads a page once; default 1048576.
 	Chunk int
 }
 
@@ -78,7 +78,7 @@ func (s StorageStats) Sub(o StorageStats) StorageStats {
 	}
 }
 
-// StorageInfo says how a topology on storage is held.
+// StorageInfo describes a topology on storage.
 type StorageInfo struct {
 	OffsetBytes   int64 `json:"offset_bytes"`   // of Indptr: 8 a node
 	ChecksumBytes int64 `json:"checksum_bytes"` // 4 for a page of the file
@@ -355,7 +355,7 @@ func (s *storage) readLists(ctx context.Context, n int64, node func(i int64) int
 	})
 }
 
-// page tells where in the file the id with a number is.
+// page is the page of the file that has an edge's id.
 func (s *storage) page(edge int64) int64 { return (s.file.Offset + edge<<s.shift) / filePage }
 
 func (s *storage) close() error {
@@ -367,7 +367,7 @@ func (s *storage) bytes() int64 {
 	return s.cache.held() + int64(len(s.reader.sums))*4 + int64(len(s.reader.mem))
 }
 
-// OnStorage tells whether t's in-neighbour lists are in a file: then Indices32, Indices64 and
+// OnStorage reports whether t's in-neighbour lists are in a file: then Indices32, Indices64 and
 // Neighbor are not to be used.
 func (t *Topology) OnStorage() bool { return t.far != nil }
 
@@ -381,8 +381,7 @@ func (t *Topology) Storage() StorageStats {
 	return t.far.stats
 }
 
-// StorageInfo says what a topology on storage takes of memory and how it reads; zero for one in
-// memory.
+// StorageInfo describes the memory and the reads of a topology on storage; zero for one in memory.
 func (t *Topology) StorageInfo() StorageInfo {
 	s := t.far
 	if s == nil {

@@ -12,10 +12,10 @@ import (
 // The cache of in-neighbour lists: those with the most walks to expect for a byte of memory. A walk
 // comes to a node along one of its out-edges, and its list takes as much memory as it has in-edges,
 // so the score is out-degree / in-degree (Ginex, PVLDB 15(11), 2022). Ginex finds a list by a table
-// with an address for every node, 8 bytes each; here a bit says whether a node's list is there, and
-// a rank where: 64 bytes for 384 nodes, and 4 for each list.
+// with an address for every node, 8 bytes each; here a bit marks a node whose list is there, and a
+// rank gives its place: 64 bytes for 384 nodes, and 4 for each list.
 
-// lineNodes is how many nodes a line of the table is about.
+// lineNodes is the number of nodes in a line of the table.
 const lineNodes = 384
 
 // cacheLine is about the lists of lineNodes nodes.
@@ -57,15 +57,15 @@ func MostNeighborCache(nodes,
 	return LeastNeighborCache(nodes) + 4*(nodes+edges)
 }
 
-// metadata is what finding lists takes, bytes that and the lists themselves, while they are there;
-// held is what there is now.
+// metadata is the memory for finding lists, bytes adds the lists themselves, and held is the memory
+// in use now.
 func (c *neighbourCache) metadata() int64 { return int64(len(c.lines))*64 + c.chosen*4 }
 func (c *neighbourCache) bytes() int64    { return c.metadata() + c.ids*4 }
 func (c *neighbourCache) held() int64 {
 	return int64(len(c.mem[0]) + len(c.mem[1]) + len(c.mem[2]))
 }
 
-// find tells where v's list begins in lists.
+// find returns the place of v's list in lists.
 func (c *neighbourCache) find(v int64) (first int64, ok bool) {
 	if len(c.starts) == 0 {
 		return 0, false

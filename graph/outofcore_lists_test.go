@@ -66,7 +66,7 @@ func TestListsComeAndGo(t *testing.T) {
 	}
 }
 
-// Lists that cannot be read leave none behind, and the error says why.
+// Lists that cannot be read leave none behind, and the error has the cause.
 func TestListsThatDoNotComeBack(t *testing.T) {
 	topo := randomGraph(t, 3000, 40, false, 6)
 	all := MostNeighborCache(topo.NumNodes, topo.NumEdges)

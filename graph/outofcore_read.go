@@ -179,7 +179,7 @@ func (r *pageReader) close() error {
 	return err
 }
 
-// span tells where a run's bytes are, those of the payload only.
+// span is the place of a run's bytes in the file, of the payload only.
 func (r *pageReader) span(u *pageRun) (off int64, n int) {
 	off = u.page * filePage
 	return off, int(min(int64(u.pages)*filePage, r.end-off))

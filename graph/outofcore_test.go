@@ -237,7 +237,7 @@ func TestNeighborCache(t *testing.T) {
 			}
 		}
 	}
-	// What finds the lists is small: 1/6 byte a node and 4 a list.
+	// The memory for finding lists is small: 1/6 byte a node and 4 a list.
 	far := farOf(t, topo, OutOfCoreOptions{CacheBytes: limit / 3})
 	info := far.StorageInfo()
 	require.Equal(t, (topo.NumNodes+383)/384*64+4*info.CacheLists, info.CacheMetadata)

@@ -18,7 +18,7 @@ import (
 type PageRankOptions struct {
 	Damping    float64 // share of a node's score that goes on to its in-neighbours; 0.85, below 1
 	Iterations int     // 20, as GIDS takes
-	// Teleport tells where walks begin, each node as often as it stands there: a run's training
+	// Teleport has the nodes where walks begin, each as often as it stands there: a run's training
 	// nodes. Empty: at every node.
 	Teleport []NodeID
 	Workers  int // goroutines; as many as there are cores
@@ -36,11 +36,11 @@ const pageRankOne = 1 << 62
 //
 //	score(u) = (1 − d)·t(u) + d·Σ score(v) / indegree(v)   over the edges u → v
 //
-// with t the teleport's distribution, which is also the start. What reaches a node without
-// in-neighbours ends there, as sampling does. With training nodes to start from it is the weighted
-// reverse PageRank of "Graph Neural Network Training with Data Tiering" (Min et al., KDD 2022), by
-// which GIDS fills its constant CPU buffer; from every node it is what GIDS's
-// page_rank_node_list_gen.py computes, with the same defaults.
+// with t the teleport's distribution, which is also the start. A score ends at a node without
+// in-neighbours, as sampling does. With training nodes to start from it is the weighted reverse
+// PageRank of "Graph Neural Network Training with Data Tiering" (Min et al., KDD 2022), by which
+// GIDS fills its constant CPU buffer; from every node it is what GIDS's page_rank_node_list_gen.py
+// computes, with the same defaults.
 //
 // Scores sum up to at most 1. They are sums of 64-bit integers, so they are the same to the bit for
 // any number of workers. It takes 16 bytes a node beside the result, and an addition for each edge

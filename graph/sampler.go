@@ -14,10 +14,10 @@ import (
 	"helios/internal/philox"
 )
 
-// SamplerConfig says what to sample.
+// SamplerConfig sets the options of a Sampler.
 type SamplerConfig struct {
 	Method string // name of a Method; "" = Neighbor
-	// of each hop, the hop next to the seeds first; the Method says what a fanout counts
+	// of each hop, the hop next to the seeds first; the Method defines the meaning of a fanout
 	Fanouts []int
 	Seed    uint64 // of the run
 	Degrees bool   // fill MiniBatch.Degrees (gnn.Arch.Degrees)
@@ -44,7 +44,7 @@ type hopper interface {
 	close() error
 }
 
-// sampling is what a Sampler and its hopper share.
+// sampling has the fields that a Sampler and its hopper share.
 type sampling struct {
 	dev         cuda.Device
 	topo        *DeviceTopology
@@ -218,7 +218,7 @@ func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 	return nil
 }
 
-// hostTables tells whether the CPU samples with its own kernels (hop_host.go), whose tables hold
+// hostTables reports whether the CPU samples with its own kernels (hop_host.go), whose tables hold
 // nodes of 32 bits.
 func (c *sampling) hostTables() bool {
 	return c.dev.Info().Backend == "host" && c.topo.Host.NumNodes <= 1<<32

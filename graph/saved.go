@@ -89,9 +89,9 @@ func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]b
 	return b, nodes, nil
 }
 
-// Restore makes mb what Save was given, with the frontier's nodes. What is kept is checked as far
-// as kernels take it for granted, so that none reads beyond a block: other changes are for whoever
-// keeps it to find. Work of mb's previous batch must be done, and stage, which grows as needed,
+// Restore makes mb what Save was given, with the frontier's nodes. The saved bytes are checked as
+// far as kernels rely on them, so that none reads beyond a block; other changes are for their
+// keeper to find. Work of mb's previous batch must be done, and stage, which grows as needed,
 // belongs to the call.
 func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int,
 	nodes []int64, saved []byte, stage *Stage) error {
@@ -175,7 +175,7 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	return mb.upload(ctx, stream, stage, list)
 }
 
-// validBlock tells whether offsets go from 0 to the number of sources, which are all below n.
+// validBlock reports whether offsets go from 0 to the number of sources, which are all below n.
 func validBlock(offsets, src []byte, n uint32) bool {
 	le, last, largest := binary.LittleEndian, uint32(0), uint32(0)
 	if le.Uint32(offsets) != 0 {
@@ -256,7 +256,7 @@ func (mb *MiniBatch) upload(ctx context.Context, stream cuda.Stream, stage *Stag
 			return err
 		}
 	}
-	// What grow copies, and what used the buffers before, comes first.
+	// Copies by grow, and earlier uses of the buffers, come first.
 	if err := stream.Synchronize(ctx); err != nil {
 		return err
 	}

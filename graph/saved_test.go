@@ -43,7 +43,7 @@ func TestSaved(t *testing.T) {
 					require.Equal(t, a.Weights.Bytes()[:a.NumSrc*4], b.Weights.Bytes()[:a.NumSrc*4])
 				}
 			}
-			// What is too short or of other sizes is refused, wherever it ends.
+			// Saved bytes that are cut anywhere are refused.
 			for _, cut := range []int{0, 8, 30, len(saved) / 2, len(saved) - 7} {
 				err := r.s.Restore(r.ctx, r.stream, other, 1, index, nodes, saved[6:6+cut], &stage)
 				require.ErrorContains(t, err, "the kept samples")

@@ -88,7 +88,7 @@ func (t *Topology) Close() error {
 	return errors.Join(err, hostmem.Free(mem))
 }
 
-// Wide says whether ids are stored in 64 bits.
+// Wide reports whether ids are stored in 64 bits.
 func (t *Topology) Wide() bool { return t.Indices64 != nil }
 
 // InDegree is the number of in-neighbours of v.

@@ -78,9 +78,9 @@ const (
 func Kinds() []string { return []string{InSets, InQueues} }
 
 // Directory holds what a cache of lines knows of them. Accesses come in batches: a line that an
-// announced batch will access (the window buffer of GIDS) is not evicted. What finds no slot
-// bypasses the cache. A batch is one moment for the policy: a line that two parts of a batch
-// access was accessed once. It is not safe for concurrent use.
+// announced batch will access (the window buffer of GIDS) is not evicted. A line that finds no slot
+// bypasses the cache. A batch is one moment for the policy: a line that two parts of a batch access
+// was accessed once. It is not safe for concurrent use.
 type Directory interface {
 	// Announce tells the lines, each once, of the next batch that was not announced yet; between
 	// batches, not between the parts of one. A batch that was announced must access exactly these
@@ -143,7 +143,7 @@ func (c Config) check() (*Policy, error) {
 	return p, nil
 }
 
-// Answer says where an accessed line is.
+// Answer is the place of an accessed line.
 type Answer struct {
 	Slot int32 // of the line, or -1: it is not cached and stays so (bypass)
 	// the line was in the cache before the part; false with a slot: the caller fills the slot
@@ -153,7 +153,7 @@ type Answer struct {
 // Stats are totals of a directory, in lines.
 type Stats struct{ Accesses, Hits, Inserted, Evicted, Bypassed int64 }
 
-// What keeps a cached line from being evicted, and what policies note of it.
+// Flags that keep a cached line from being evicted, and those of the policies.
 const (
 	current = 1 << iota // the current batch accessed it
 	wanted              // a batch that was announced will access it
@@ -190,8 +190,8 @@ type evictor interface {
 	unpin(slot int32)  // may be evicted
 	victim() int32     // takes out a slot that is not pinned; there is one
 	remove(slot int32) // is emptied
-	// likely guesses which slots the next victims are, as many as into has room for, and says how
-	// many it put there. It is a hint: nothing but time depends on it.
+	// likely guesses the slots of the next victims, as many as into has room for, and returns their
+	// number. It is a hint: nothing but time depends on it.
 	likely(into []int32) int
 	bytes() int64
 }
@@ -311,9 +311,8 @@ func (d *Queues) Access(lines []int64, out []Answer) {
 	d.insert(lines, out)
 }
 
-// insert gives the lines that were not hit their slots, in order. What a group of them will need of
-// the table is asked for before the first: their own places, and those of the lines that are likely
-// to go.
+// insert gives the lines that were not hit their slots, in order. The table's entries of a group
+// are prefetched before its first line: their own, and those of the lines that are likely to go.
 func (d *Queues) insert(lines []int64, out []Answer) {
 	var (
 		group [ahead]int32
@@ -377,8 +376,8 @@ func (d *Queues) slot() int32 {
 	return slot
 }
 
-// endUse ends the current batch's announcement of a line, and says whether a later batch announced
-// it.
+// endUse ends the current batch's announcement of a line, and reports whether a later batch
+// announced it.
 func (d *Queues) endUse(line int64) bool {
 	if d.uses.n == 0 {
 		return false
@@ -412,7 +411,7 @@ func (d *Queues) Drop(slot int32) {
 // Find is a line's slot without an access, -1 for none.
 func (d *Queues) Find(line int64) int32 { return d.table.get(line, tag(line), d.slots) }
 
-// ahead is how many lines' places are asked for at once.
+// ahead is the number of lines whose places are prefetched at once.
 const ahead = 64
 
 // touch loads where up to ahead lines stand in the tables, all of them before any is looked at:

@@ -20,9 +20,10 @@ const Ways = 32
 // order of the part. Nothing else is ordered. Draws are of the line's and the batch's numbers, not
 // of a state.
 //
-// Under sieve and S3-FIFO what a batch has accessed may be evicted in it, unlike in Queues: hits
-// are copied before slots are filled, and a line that came in and left within one part was never in
-// (a bypass). What an announced batch will access, this one's own accesses to come included, stays.
+// Under sieve and S3-FIFO a batch may evict lines that it has accessed, unlike in Queues: hits are
+// copied before slots are filled, and a line that came in and left within one part was never in (a
+// bypass). Lines that an announced batch will access, this one's own accesses to come included,
+// stay.
 type Sets struct {
 	rule          setRule
 	draws         [20]uint64 // simd.DrawKeys
@@ -72,7 +73,7 @@ const (
 // MaxSetLine is the greatest number of a line that Sets can hold.
 const MaxSetLine = noTag - 1
 
-// SetLayout is what kernels must know of Sets to keep them in a GPU's memory.
+// SetLayout is the layout of Sets for kernels that keep them in a GPU's memory.
 type SetLayout struct {
 	Rule   uint32 // the policy's number
 	Key    [2]uint32

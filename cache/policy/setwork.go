@@ -19,10 +19,11 @@ import (
 // bucketBytes is about what the sets of a bucket take: less than a second-level cache.
 const bucketBytes = 128 << 10
 
-// groupSets is how many sets with accesses are played while those of the next group are asked for.
+// groupSets is the number of sets with accesses that are played while those of the next group are
+// prefetched.
 const groupSets = 16
 
-// perWorker is how many lines make another worker worth its start.
+// perWorker is the number of lines that make another worker worth its start.
 const perWorker = 4096
 
 // An access is line << 32 | place in the part; once played it is an answer: a slot or noSlot,
@@ -46,8 +47,8 @@ type setWork struct {
 	next    atomic.Int64
 }
 
-// setWorker is what one worker has: of a bucket, by access, its accesses by set. places and some
-// are zero between buckets.
+// setWorker is the memory of one worker: a bucket's accesses by set. places and some are zero
+// between buckets.
 type setWorker struct {
 	stats      Stats
 	places     []uint32 // by set within the bucket: how many accesses, then where the next goes
@@ -202,8 +203,8 @@ func (w *setWorker) reserve(accesses, sets int) {
 	}
 }
 
-// bySet brings the accesses to each set together, in their order, and says how many sets they are
-// to: the accesses to set lead[r] are those from runs[r] up to runs[r+1]. Sets come in the order of
+// bySet brings the accesses to each set together, in their order, and returns the number of sets:
+// the accesses to set lead[r] are those from runs[r] up to runs[r+1]. Sets come in the order of
 // their numbers, so that memory is met from front to back.
 func (w *setWorker) bySet(d *Sets, first uint64, entries []uint64) (sets int) {
 	local, places := w.local[:len(entries)], w.places
@@ -342,8 +343,8 @@ func (d *Sets) bypass(w *setWorker, entries []uint64, repeats bool) {
 // fewAccesses are compared each with each.
 const fewAccesses = 12
 
-// anyTwice tells whether a tag stands twice, or that there are too many to tell here. It does not
-// branch on tags.
+// anyTwice reports whether a tag may stand twice: it does, or there are too many to compare. It
+// does not branch on tags.
 func anyTwice(tags []uint32) bool {
 	if len(tags) > fewAccesses {
 		return true
@@ -358,8 +359,8 @@ func anyTwice(tags []uint32) bool {
 	return equal>>31 != 0
 }
 
-// distinct drops those of the accesses from lo up to hi whose lines stand before them, and says how
-// many are left. Those dropped are answered.
+// distinct drops those of the accesses from lo up to hi whose lines stand before them, and returns
+// the number of those left. Those dropped are answered.
 func (w *setWorker) distinct(entries []uint64, lo, hi uint32) uint32 {
 	from, tags, ways, ghosts := w.from[lo:hi], w.tag[lo:hi], w.way[lo:hi], w.ghost[lo:hi]
 	draws := w.draw[lo:hi]

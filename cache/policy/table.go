@@ -158,7 +158,7 @@ func (u *uses) add(line int64) {
 	x.count++
 }
 
-// end lowers a line's count for a batch and says whether another batch will access the line.
+// end lowers a line's count for a batch and reports whether another batch will access the line.
 func (u *uses) end(line int64, batch uint32) bool {
 	hole := u.find(line + 1)
 	x := &u.all[hole]

@@ -37,7 +37,7 @@ func TestSpan(t *testing.T) {
 	}
 }
 
-// What stands twice is seen at any two places.
+// Equal tags are seen at any two places.
 func TestAnyTwice(t *testing.T) {
 	for n := range fewAccesses + 1 {
 		tags := make([]uint32, n)

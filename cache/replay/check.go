@@ -184,7 +184,7 @@ func (c *checker) directory() (policy.Directory, error) {
 	return d, nil
 }
 
-// place fills the tiers by hotness, until the trace says what they hold.
+// place fills the tiers by hotness, until the trace has a placement.
 func (c *checker) place() {
 	if c.hot == nil {
 		return

@@ -50,8 +50,8 @@ func Policies() []string {
 	return append(policy.Online(), Static, Superbatch, SuperbatchCold, Belady, Oracle)
 }
 
-// DefaultSuperbatch is how many mini-batches a superbatch has where nobody says. A pass that has
-// fewer is one superbatch.
+// DefaultSuperbatch is the default number of mini-batches of a superbatch. A pass that has fewer is
+// one superbatch.
 const DefaultSuperbatch = 1000
 
 // LineRow as a line size: a line is a row.
@@ -91,7 +91,7 @@ func (s Size) of(h trace.Header, l cache.Lines) int64 {
 	return min(n, l.Count(h.Rows))
 }
 
-// Config says what to play: every policy with every size, line and window that means something to
+// Config lists the caches to play: every policy with every size, line and window that applies to
 // it.
 type Config struct {
 	Policies []string
@@ -188,9 +188,9 @@ type Result struct {
 	Plays   []Play       `json:"plays"`
 }
 
-// linesOf tells how rows lie in lines of about lineBytes, as a run lays them (sched): a line is a
-// run of adjacent slots of an SSD with rows at one stride, so an LBA where LBAs of several rows
-// have padding at their end.
+// linesOf maps rows to lines of about lineBytes, as a run does (sched): a line is a run of adjacent
+// slots of an SSD with rows at one stride, so an LBA where LBAs of several rows have padding at
+// their end.
 func linesOf(h trace.Header, lineBytes int64) cache.Lines {
 	l := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes, RowStride: h.RowBytes}
 	slot, lba := max(h.SlotBytes, 1), max(h.LBABytes, 1)

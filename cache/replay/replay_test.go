@@ -434,8 +434,8 @@ func TestBeladyIsOptimal(t *testing.T) {
 	}
 }
 
-// live is what a run would do: it looks batches up with a window, loses the tiers in the middle of
-// a pass, looks up again what was not trained, and counts what was.
+// live does as a run: it looks batches up with a window, loses the tiers in the middle of a pass,
+// looks up again what was not trained, and counts what was.
 func TestCheck(t *testing.T) {
 	for seed := range uint64(24) {
 		x := randomRun(seed, 200, 18, 3, 40)

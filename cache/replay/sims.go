@@ -27,8 +27,8 @@ type counted struct {
 	c     Counts
 }
 
-// maxAgain bounds how many batches a run looks up ahead of training, so how many stand again after
-// a Reset. What is large is kept of them only where the trace has one.
+// maxAgain bounds the batches that a run looks up ahead of training, and so those that stand again
+// after a Reset. Their rows are kept only where the trace has one.
 const maxAgain = 256
 
 func (t *tally) batch(index int, again bool, c Counts) {
@@ -191,7 +191,7 @@ func (s *dynamic) passEnds() {
 		s.next()
 	}
 	if s.window > 0 {
-		// What was announced and not looked up, as the pass was left, is not to come.
+		// Batches that were announced and not looked up when the pass ended do not come.
 		s.d.Forget()
 	}
 	clear(s.known)

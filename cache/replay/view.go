@@ -50,7 +50,7 @@ func (p *paged) entry(n int64) *uint32 {
 	return &p.pages[page][n&(1<<pageBits-1)]
 }
 
-// view tells how the lookups look to dynamic caches of one line size.
+// view translates lookups into lines of one size, for dynamic caches.
 type view struct {
 	lines  cache.Lines
 	cpu    bitset // constant buffer

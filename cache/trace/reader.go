@@ -160,7 +160,7 @@ func (r *Reader) open() error {
 // Close closes the file.
 func (r *Reader) Close() error { return r.close() }
 
-// Header says what was run.
+// Header describes the run.
 func (r *Reader) Header() Header { return r.header }
 
 // Totals say how much the trace holds.
@@ -175,8 +175,8 @@ type inflated struct {
 	zr        io.ReadCloser
 }
 
-// What a trace may claim. A file of a megabyte unpacks to a gigabyte, and a number in it, with a
-// right checksum, to any length: a reader of ours makes room for rows, lines and batches by these.
+// Limits of a trace's claims. A file of a megabyte unpacks to a gigabyte, and a number in it can
+// have any value: readers make room for rows, lines and batches by these.
 const (
 	maxNumber    = 1 << 40
 	maxRows      = 1 << 36 // as many nodes as an import takes

@@ -5,9 +5,9 @@
 // The file: 8 bytes of magic, the version, and the header as JSON with its CRC32C; then blocks,
 // each with its lengths and the CRC32C of its compressed content (DEFLATE, RFC 1951), of whole
 // records, whose numbers are varints: row numbers as differences to the one before, zigzag. A last
-// block is the index: where the blocks begin, and totals; what ends the file says where that is. So
-// a file that was not finished, or was cut, is told at once, and the accesses can be read from the
-// end to the beginning, as the offline optimum must.
+// block is the index: the blocks' offsets, and totals; the end of the file has the index's offset.
+// So a file that was not finished, or was cut, is found at once, and the accesses can be read from
+// the end to the beginning, as the offline optimum must.
 package trace
 
 import (
@@ -43,7 +43,7 @@ func KindName(kind int) string {
 	return fmt.Sprintf("kind %d", kind)
 }
 
-// Header says what was run.
+// Header describes the run.
 type Header struct {
 	Dataset   string `json:"dataset"`   // UUID
 	Name      string `json:"name"`      // of the dataset
@@ -120,7 +120,7 @@ const (
 	endMagic = "HELTREND"
 	// Version is the format's.
 	Version = 3
-	// oldest is of traces without superbatches.
+	// oldest is the version without superbatches.
 	oldest = 2
 	// blockBytes of records make a block full; a record is at most partRows rows.
 	blockBytes = 1 << 20

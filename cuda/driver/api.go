@@ -100,16 +100,17 @@ type jitLog struct {
 	Info, Error string
 }
 
-// api is what Helios calls of libcuda. A method is the call of the same name with Cu in front; the
-// comment is the exported symbol where a version or a stream mode makes it another one. Headers
-// rename these by macro ("#define cuMemAlloc cuMemAlloc_v2"), a dlsym does not. Calls marked
-// optional may be missing; has says so, and calling one that is answers CUDA_ERROR_NOT_FOUND.
+// api lists the calls of libcuda that Helios makes. A method is the call of the same name with Cu
+// in front; the comment is the exported symbol where a version or a stream mode makes it another
+// one. Headers rename these by macro ("#define cuMemAlloc cuMemAlloc_v2"), a dlsym does not. Calls
+// marked optional may be missing; has reports that, and calling a missing one returns
+// CUDA_ERROR_NOT_FOUND.
 //
 // Calls act on the context that is current to the calling OS thread: see Device.enter.
 type api interface {
 	// has reports whether the library exports the symbol.
 	has(symbol string) bool
-	// describe is where the library came from, for reports.
+	// describe names the library's file, for reports.
 	describe() string
 
 	Init(flags uint32) result
@@ -198,8 +199,8 @@ type api interface {
 	// Green contexts, all optional, 12.4; GreenCtxStreamCreate is of 12.5 (driver 555), and without
 	// it they are of no use here.
 	DeviceGetDevResource(d ordinal, out *devResource, kind uint32) result
-	// DevSmResourceSplitByCount splits input into at most len(groups) groups of at least minSMs
-	// and says how many there are. With no groups it only counts.
+	// DevSmResourceSplitByCount splits input into at most len(groups) groups of at least minSMs and
+	// returns their number. With no groups it only counts.
 	DevSmResourceSplitByCount(groups []devResource, input *devResource, flags,
 		minSMs uint32) (n int, r result)
 	DevResourceGenerateDesc(groups []devResource) (resDesc, result)
@@ -209,7 +210,7 @@ type api interface {
 	CtxFromGreenCtx(g greenCtx) (cuContext, result)
 }
 
-// requiredSymbols are what a library must export, as dlsym knows them.
+// A library must export requiredSymbols, as dlsym knows them.
 var requiredSymbols = []string{
 	"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString",
 	"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetPCIBusId",
@@ -225,7 +226,7 @@ var requiredSymbols = []string{
 	"cuLaunchKernel",
 }
 
-// optionalSymbols are what newer drivers have. Without them a capability is missing.
+// Newer drivers have optionalSymbols. Without them a capability is missing.
 var optionalSymbols = []string{
 	"cuLibraryLoadData", "cuLibraryUnload", "cuLibraryGetKernel", "cuFuncGetParamInfo",
 	"cuMemGetHandleForAddressRange",

@@ -2,5 +2,5 @@
 
 package driver
 
-// Binding is how this build calls libcuda: "purego", "gorgonia", or "" when it cannot.
+// Binding names this build's way to call libcuda: "purego", "gorgonia", or "" for none.
 const Binding = "gorgonia"

@@ -490,9 +490,9 @@ func (d *Device) makeCurrent(g *green) (back func()) {
 // the sum of one that is split.
 const foreignLoad = launchLoad + 2
 
-// foreign enqueues what a library launches by itself: run, which is called with the stream's
-// context current. k stands for it in what the stream says of itself and in Busy. A failed run has
-// enqueued nothing that matters.
+// foreign enqueues a library's own launches: run, which is called with the stream's context
+// current. k stands for it in the stream's errors and in Busy. A failed run has enqueued nothing
+// that matters.
 func (s *gpuStream) foreign(k *kernel, run func() error) error {
 	if err := s.lock(); err != nil {
 		return err

@@ -155,7 +155,7 @@ func TestBLAS(t *testing.T) {
 	}
 }
 
-// What can go wrong, with the words that say what to do.
+// Each failure has an error with its next step.
 func TestBLASFailures(t *testing.T) {
 	if gpu() {
 		t.Skip("the fake's failures")

@@ -94,8 +94,8 @@ var (
 	_ cuda.Sharer      = (*Device)(nil)
 )
 
-// Open opens a GPU and checks that it can run the kernels of this binary. What is missing on the
-// machine is an error of class Capability that says so and what to do.
+// Open opens a GPU and checks that it can run the kernels of this binary. A missing part of the
+// machine is an error of class Capability with its next step.
 func Open(opt Options) (*Device, error) {
 	list, err := kernels.Modules()
 	if err != nil {
@@ -366,7 +366,7 @@ func (d *Device) Close() error {
 	return errors.New(msg)
 }
 
-// giveBack is the part of Close that calls the driver. It says what failed.
+// giveBack is the part of Close that calls the driver. It returns the failed calls.
 func (d *Device) giveBack(bufs []*buffer, stuck bool) (failed []string) {
 	if !stuck {
 		for _, b := range bufs {

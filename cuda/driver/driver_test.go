@@ -496,7 +496,7 @@ func TestLostContext(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// A stream takes so much work and no more, and says what holds it.
+// A stream takes a bounded amount of work, and its error names the kernel that holds it.
 func TestFullStream(t *testing.T) {
 	d, _ := device(t, "", Options{QueueTimeout: 50 * time.Millisecond})
 	s := streamOf(t, d, cuda.StreamOptions{Name: "narrow"})
@@ -697,7 +697,7 @@ func TestIOMemoryAndExport(t *testing.T) {
 	refused(t, err, "CUDA_ERROR_NOT_PERMITTED (800)", "CAP_SYS_ADMIN", "PeerMappingOverride=1")
 	fakecuda.Control(t, lib, "iomem=1")
 
-	// What elsewhere means a lost context says nothing of it here: the rung below takes over.
+	// Results that mean a lost context elsewhere do not here: the rung below takes over.
 	for _, call := range []string{"cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"} {
 		for _, code := range []string{"999", "304", "719", "46", "2"} {
 			fakecuda.Control(t, lib, "fail="+call+":1:"+code)
@@ -837,7 +837,7 @@ func TestErrorMeetsClose(t *testing.T) {
 	}
 }
 
-// Who asks for kernels, launches and allocates while the device closes gets an error, and no more.
+// Calls for kernels, launches and memory while the device closes get an error, and no more.
 func TestUseDuringClose(t *testing.T) {
 	for range 20 {
 		d, _ := device(t, "sm_min=2,sm_step=2,threads_per_sm=512", Options{})
@@ -992,7 +992,7 @@ func TestDriverThatHangs(t *testing.T) {
 	}
 }
 
-// What the driver does of itself with memory, and what an error says of who has it.
+// The driver takes memory by itself, and an error names its holder.
 func TestMemoryThatOthersHold(t *testing.T) {
 	d, lib := device(t, "used=50331648", Options{}) // 48 of 64 MiB
 	free, total, err := d.FreeMemory()
@@ -1093,7 +1093,7 @@ func fetch(t *testing.T, d *Device, s cuda.Stream, p cuda.DevicePtr, n int64) []
 	return out
 }
 
-// What is exported of a buffer that grows is the memory itself, and a peer mapping holds it.
+// The export of a buffer that grows is the memory itself, and a peer mapping holds it.
 func TestGrowingExport(t *testing.T) {
 	const granule = 64 << 10
 	d, _ := device(t, "", Options{})
@@ -1191,7 +1191,7 @@ func TestStepsAreGraphs(t *testing.T) {
 		require.Equal(t, "1", strings.TrimSpace(fakecuda.Control(t, lib, "failed="+name)), call)
 	}
 
-	// The third time the second kernel of the graph fails. What was recorded before is good.
+	// The third time the second kernel of the graph fails. The record before it is good.
 	require.NoError(t, s.Fill(b.Ptr(), 0, 80))
 	for range 3 {
 		require.NoError(t, send(5, 1))
@@ -1213,7 +1213,7 @@ func TestStepsAreGraphs(t *testing.T) {
 	require.Contains(t, fakecuda.Control(t, lib, "live"), " graphs=0")
 }
 
-// The driver's variables are set where the user has not, and doctor says what holds.
+// The driver's variables are set where the user has not, and doctor shows their values.
 func TestDriverVariables(t *testing.T) {
 	t.Setenv(envLoading, "")
 	t.Setenv(envConnections, "")

@@ -12,7 +12,7 @@ import (
 )
 
 // ErrNoDriver says that the machine has no CUDA driver: Open returns it wrapped in an error that
-// tells which library is missing.
+// names the missing library.
 var ErrNoDriver = errors.New("no CUDA driver")
 
 // CallError is a call of libcuda that failed.
@@ -48,7 +48,7 @@ func (e *LostError) Error() string {
 		e.Device, e.Cause, running, afterLoss(result(e.Cause.Code)))
 }
 
-// afterLoss tells where to look next, by how the context went (CUresult in cuda.h).
+// afterLoss names the next step after a lost context, by its CUresult (cuda.h).
 func afterLoss(r result) string {
 	switch r {
 	case errECC:

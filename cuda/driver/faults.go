@@ -28,7 +28,7 @@ const _ = -(unsafe.Offsetof(hxFault{}.Mirror) ^ 40)
 // seq is the number of the launch that failed, or 0. The kernel writes it last, with release.
 func (f *hxFault) seq() uint64 { return atomic.LoadUint64(&f.Seq) } // litmus: fault-look
 
-// faultSlot tells where one stream's kernels say that they failed.
+// faultSlot is the place where one stream's kernels report failures.
 type faultSlot struct {
 	dev    devicePtr // the record that kernels look at
 	mirror *hxFault  // its copy in CPU memory

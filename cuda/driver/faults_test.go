@@ -23,9 +23,9 @@ import (
 	"helios/internal/wide"
 )
 
-// workload uses every part of a device once, in two streams of which one has a budget, and
-// reports the first error. What it computes is checked: either a call says that it failed, or
-// the numbers are right. It leaves nothing behind, whatever fails.
+// workload uses every part of a device once, in two streams of which one has a budget, and reports
+// the first error. Its results are checked: either a call fails, or the numbers are right. It
+// leaves nothing behind, whatever fails.
 func workload(lib string) (err error) {
 	const n = 512
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -156,7 +156,8 @@ func TestEveryCallFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	empty(t, lib)
-	// What a device can do without: these are asked or given back, and a failure is no harm.
+	// Calls that a device can do without: they ask for or return something, and a failure does no
+	// harm.
 	harmless := map[string]bool{
 		"cuGetErrorName": true, "cuGetErrorString": true, "cuDeviceGetAttribute": true,
 		"cuDeviceGetPCIBusId": true, "cuDeviceGetName": true,

@@ -12,7 +12,7 @@ package driver
 // all; and the module's init calls cuInit and ends the process when that fails, before main, so
 // there is no fall-back to the host device and no exit code of ours.
 //
-// What the module has is used. What it lacks is called here, through cgo:
+// The module's calls are used where it has them. The others are called here, through cgo:
 //
 //   - cuMemHostRegister, cuMemHostUnregister, cuMemHostGetDevicePointer (pinned and I/O memory)
 //   - cuMemGetHandleForAddressRange (dma-buf)
@@ -25,7 +25,8 @@ package driver
 //   - cuLaunchKernel: Function.Launch copies exactly eight bytes for each argument, and ours are
 //     structs by value; it also allocates twice for each launch
 //
-// What a driver older than the headers may lack is looked up when it is called, as in purego.go.
+// Calls that a driver older than the headers may lack are looked up when they are made, as in
+// purego.go.
 
 /*
 #cgo LDFLAGS: -lcuda -ldl

@@ -15,8 +15,8 @@ import (
 	"helios/internal/errs"
 )
 
-// linked is the fake library that this program was linked against and started with. Both are
-// tools/gorgonia.sh's work, which says where it is.
+// linked is the fake library that this program was linked against and started with.
+// tools/gorgonia.sh makes both and passes the path.
 func linked(t testing.TB) string {
 	t.Helper()
 	lib := os.Getenv("HELIOS_LINKED_LIBCUDA")

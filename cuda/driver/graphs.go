@@ -11,8 +11,8 @@ import (
 
 // A sequence of launches that comes again is made a graph: then a step of training costs one launch
 // and an update of each node's parameters, without the events and the driver's work for each
-// kernel. What a graph cannot do now costs launches, not the run: without memory for it, or in a
-// green context, the steps are launched one by one.
+// kernel. Where a graph cannot be used the run costs launches: without memory for it, or in a green
+// context, the steps are launched one by one.
 
 const (
 	mostGraphs  = 8   // of one stream; the one that was not used for longest makes room
@@ -109,7 +109,7 @@ func (s *gpuStream) LaunchSteps(q *cuda.Steps) error {
 	return nil
 }
 
-// launchGraph enqueues all of q as a graph, or nothing: done says which.
+// launchGraph enqueues all of q as a graph, or nothing: then done is false.
 func (s *gpuStream) launchGraph(q *cuda.Steps) (done bool, err error) {
 	steps := make([]*kernel, len(q.List))
 	for i := range q.List {

@@ -19,7 +19,7 @@ import (
 
 const pageBytes = 4096
 
-// origin tells how a buffer came to be, which says how it goes.
+// origin is the way in which a buffer was made, and so the way in which it is freed.
 type origin uint8
 
 const (
@@ -230,8 +230,8 @@ func (d *Device) allocDevice(b *buffer) error {
 	return err
 }
 
-// outOfMemory says how much would have fitted, and what others hold. Free memory that is in pieces
-// counts as less than what was wanted, for it did not fit.
+// outOfMemory reports the memory that would have fitted, and what others hold. Free memory in
+// pieces counts as less than the request, for it did not fit.
 func (d *Device) outOfMemory(purpose string, want int64) error {
 	free, total, err := d.FreeMemory()
 	if err != nil {
@@ -606,7 +606,7 @@ func (h *housekeeper) zero(d *Device, p devicePtr, n int64) error {
 	}
 }
 
-// done tells whether nothing is being cleared, as far as the driver says.
+// done reports whether nothing is being cleared, as far as the driver knows.
 func (h *housekeeper) done(d *Device) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

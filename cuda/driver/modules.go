@@ -89,7 +89,7 @@ func chooseCode(cc int, ptx bool) (arch, why string) {
 	return arch, why
 }
 
-// codeFinding says what the kernels of a GPU are loaded from.
+// codeFinding reports the source of a GPU's kernels: cubin or PTX.
 func codeFinding(cc int) probe.Finding {
 	f := probe.Finding{Name: "machine code", Answer: probe.There}
 	arch, why := chooseCode(cc, false)

@@ -193,7 +193,7 @@ func (n *nccl) Close() error {
 	n.closed = true
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// What a failed sum left on its streams may never end, and destroying waits for it.
+	// Work that a failed sum left on its streams may never end, and destroying waits for it.
 	name, end := "ncclCommDestroy", n.calls.destroy
 	if n.broken || slices.ContainsFunc(n.used, func(s *gpuStream) bool {
 		return s.err.Load() != nil || s.d.usableNow() != nil

@@ -8,7 +8,7 @@ import (
 	"helios/internal/errs"
 )
 
-// Binding is how this build calls libcuda: "purego", "gorgonia", or "" when it cannot.
+// Binding names this build's way to call libcuda: "purego", "gorgonia", or "" for none.
 const Binding = ""
 
 // openLibrary of a build that cannot call a shared library.

@@ -114,7 +114,7 @@ func (t *peerTable) module() (gdrModule, error) {
 	return t.gdr, nil
 }
 
-// busy tells why a buffer's memory cannot go now.
+// busy is the reason for which a buffer's memory cannot be freed now, or nil.
 func (t *peerTable) busy(b *buffer) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -128,7 +128,8 @@ func (t *peerTable) busy(b *buffer) error {
 	return nil
 }
 
-// busyFrom tells why a buffer's memory behind the first bytes cannot go now.
+// busyFrom is the reason for which a buffer's memory behind the first bytes cannot be freed now, or
+// nil.
 func (t *peerTable) busyFrom(b *buffer, bytes int64) error {
 	t.mu.Lock()
 	var all []*peerMapping
@@ -198,9 +199,9 @@ const (
 	mmapHint = "use NVIDIA's driver R610 (CUDA 13.3) or later with the open kernel modules, or load the module gdrdrv (package gdrdrv-dkms)"
 )
 
-// unordered tells why no other device may write to this one's memory, or nil. A completion must not
-// be seen before the data that it announces (CUDA's GPUDirect RDMA guide, section "Synchronization
-// and Memory Ordering").
+// unordered is the reason for which no other device may write to this one's memory, or nil. A
+// completion must not be seen before the data that it announces (CUDA's GPUDirect RDMA guide,
+// section "Synchronization and Memory Ordering").
 func unordered(c Capabilities) error {
 	if c.WritesOrdered {
 		return nil
@@ -209,7 +210,7 @@ func unordered(c Capabilities) error {
 		"the GPU does not order other devices' writes for its own kernels (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING is below OWNER), so that a completion could be seen before its data")
 }
 
-// byDMABuf tells why the way by dma-buf is closed, or nil.
+// byDMABuf is the reason against dma-buf, or nil.
 func byDMABuf(a api, d ordinal, c Capabilities) error {
 	switch {
 	case !c.DMABuf:
@@ -228,7 +229,7 @@ func (d *Device) PeerMethods() []cuda.PeerMethod {
 		{Name: peerGDR, Err: d.peerError(peerGDR)}}
 }
 
-// peerError tells why a way cannot be tried, or nil.
+// peerError is the reason against a method, or nil.
 func (d *Device) peerError(method string) error {
 	if method == peerDMABuf {
 		return byDMABuf(d.api, d.ord, d.caps)
@@ -332,7 +333,7 @@ func (m *peerMapping) DMABuf() (fd int, offset int64) {
 	return m.fd, 0
 }
 
-// Extend implements cuda.PeerGrower. What fails leaves the mapping as it was.
+// Extend implements cuda.PeerGrower. A failure leaves the mapping as it was.
 func (m *peerMapping) Extend() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -518,8 +519,8 @@ func (m *peerMapping) Cut(bytes int64) error {
 	return m.drop(keep)
 }
 
-// drop takes away all pieces but the first ones. A piece that the module does not let go of stays
-// in the list, so that its memory is not freed. m.mu is held.
+// drop takes away all pieces but the first ones. A piece that the module does not release stays in
+// the list, so that its memory is not freed. m.mu is held.
 func (m *peerMapping) drop(keep int) (err error) {
 	sys := m.d.peers.sys()
 	stay := m.pieces[:keep:keep]

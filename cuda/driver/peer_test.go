@@ -107,7 +107,7 @@ func (f *fakePeers) put(addr unsafe.Pointer, n int64, fd int, off int64) error {
 		p, ok := f.pins[uint64(off)>>12]
 		require.True(f.t, ok && n <= p.Bytes, "mmap of %d bytes at %#x, which are not pinned", n,
 			off)
-		// What lies before the buffer in the GPU's page is somebody's memory too.
+		// The bytes before the buffer in the GPU's page are somebody's memory too.
 		if _, err := unix.MmapPtr(-1, 0, addr, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
 			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
 			return err

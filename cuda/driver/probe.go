@@ -27,7 +27,7 @@ type Capabilities struct {
 	Graphs        bool // many launches can be one
 
 	ComputeCapability int // times 10: 80 is 8.0
-	// What peaks are made of; 0 where the driver does not say (CUDA 13 has no clock rates).
+	// The factors of peaks; 0 where the driver has none (CUDA 13 has no clock rates).
 	ClockKHz, MemoryClockKHz int
 	MemoryBusBits            int
 	L2Bytes                  int
@@ -53,8 +53,8 @@ type Report struct {
 	Symbols []string // optional calls that the library lacks
 }
 
-// Probe looks at the driver and its devices and makes no context. Its error says what is missing
-// for any of them to be used, and the next step.
+// Probe looks at the driver and its devices and makes no context. Its error names the part that is
+// missing for any of them to be used, and the next step.
 func Probe(opt Options) (Report, error) {
 	a, err := openLibrary(libraryPath(opt.Library))
 	if err != nil {
@@ -239,7 +239,7 @@ func all(a api, symbols ...string) bool {
 	return true
 }
 
-// usable says why a device cannot run the kernels of this binary, or nil.
+// usable is the reason for which a device cannot run the kernels of this binary, or nil.
 func usable(a api, g GPU, version int, list []kernels.Module) error {
 	name := fmt.Sprintf("device cuda:%d (%s)", g.Index, g.Name)
 	d, r := a.DeviceGet(g.Index)

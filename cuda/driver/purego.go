@@ -15,7 +15,7 @@ import (
 	"helios/internal/errs"
 )
 
-// Binding is how this build calls libcuda: "purego", "gorgonia", or "" when it cannot.
+// Binding names this build's way to call libcuda: "purego", "gorgonia", or "" for none.
 const Binding = "purego"
 
 // defaultLibrary is the name under which every NVIDIA driver installs libcuda.

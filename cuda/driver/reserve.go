@@ -229,7 +229,7 @@ func (g *growth) count(bytes int64) int {
 }
 
 // cutBack is unmapTo for memory that nothing uses but what clears it, for which cuMemUnmap does not
-// wait. What cannot be given back now goes by a later Grow, or with the buffer. g.mu is held.
+// wait. Memory that cannot be freed now goes with a later Grow, or with the buffer. g.mu is held.
 func (b *buffer) cutBack(bytes int64, keep int) error {
 	if len(b.grows.pieces) == keep {
 		return nil
@@ -273,7 +273,7 @@ func (d *Device) mapPiece(p devicePtr, n int64, to *shared) error {
 }
 
 // unmapTo takes memory away from the end until the first keep pieces are left, which have bytes. It
-// says how many bytes still have memory: more than bytes where the driver refused.
+// returns the bytes that still have memory: more than bytes where the driver refused.
 func (b *buffer) unmapTo(bytes int64, keep int) (int64, error) {
 	d, g := b.d, b.grows
 	end := int64(0)

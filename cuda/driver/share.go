@@ -12,8 +12,8 @@ import (
 
 var _ cuda.ProcessSharer = (*Device)(nil)
 
-// shared is of a buffer whose memory other processes may use: a single piece, made with a handle
-// that can be exported. Its file is ours to close.
+// shared is the file of a buffer whose memory other processes may use: a single piece, made with a
+// handle that can be exported. Its file is ours to close.
 type shared struct{ fd int }
 
 // PCIBusID implements cuda.ProcessSharer.

@@ -101,7 +101,7 @@ type gpuStream struct {
 }
 
 // NewStream implements cuda.Device. A budget of SMs becomes a green context where the driver has
-// them; elsewhere it only says which grids the caller means to launch.
+// them; elsewhere it only bounds the grids that the caller launches.
 func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 	if opt.SMs < 0 {
 		return nil, fmt.Errorf("stream %q: budget of %d SMs: want 1 to %d, or 0 for all", opt.Name,
@@ -220,7 +220,7 @@ func (s *gpuStream) runningText() string {
 	return "no kernel"
 }
 
-// lock takes the mutex for new work, or says why there can be none.
+// lock takes the mutex for new work, or returns the reason against it.
 func (s *gpuStream) lock() error {
 	s.mu.Lock()
 	if s.closing {
@@ -774,8 +774,8 @@ func (s *gpuStream) fence() (*recording, error) {
 	return rec, nil
 }
 
-// finish takes stock after the stream's work is done. What it finds about kernels and waits
-// becomes the stream's error; what it returns is the device's.
+// finish collects errors after the stream's work is done. Those of kernels and waits become the
+// stream's error; it returns the device's.
 func (s *gpuStream) finish() error {
 	s.mu.Lock()
 	err := s.enter()

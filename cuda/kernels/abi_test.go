@@ -30,7 +30,7 @@ import (
 // go/types, and every field's name, order, offset, size and kind is compared; then the C++ compiler
 // is asked whether it sees the same offsets.
 
-// kind tells how a scalar is read: "u", "i", "f" or "bool"; "struct" has fields.
+// kind is the type of a scalar: "u", "i", "f" or "bool"; "struct" has fields.
 type cType struct {
 	kind        string
 	size, align int64
@@ -400,7 +400,7 @@ func goKind(t types.Type) string {
 	return ""
 }
 
-// compareStruct says how a C++ struct differs from the Go one.
+// compareStruct lists the differences of a C++ struct from the Go one.
 func compareStruct(path string, c *cType, gt types.Type) []string {
 	s, ok := gt.Underlying().(*types.Struct)
 	if !ok {
@@ -478,7 +478,7 @@ func compareField(where string, f cField, gt types.Type) []string {
 	return nil
 }
 
-// compareConstant says how a C++ constant differs from the Go one.
+// compareConstant lists the differences of a C++ constant from the Go one.
 func compareConstant(name string, v constant.Value, o types.Object) []string {
 	c, ok := o.(*types.Const)
 	if !ok {
@@ -564,7 +564,7 @@ func readHeaders(dir, file string) (own, all *header, err error) {
 	if err := read(file, all); err != nil {
 		return nil, nil, err
 	}
-	// What the file itself declares: its marks come last.
+	// The file's own declarations: its marks come last.
 	text, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {
 		return nil, nil, err

@@ -131,8 +131,8 @@ func SumPTX(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Cubin is the machine code of a module for a GPU of compute capability cc (times 10). An error
-// says why there is none, in which case the driver has to compile the PTX. A cubin that was made
+// Cubin is the machine code of a module for a GPU of compute capability cc (times 10). An error has
+// the reason for which there is none; then the driver has to compile the PTX. A cubin that was made
 // from other PTX than the module's is none.
 func (m Module) Cubin(cc int) (Cubin, error) {
 	arch := CubinArch(cc)

@@ -2,9 +2,9 @@ package kernels
 
 import "fmt"
 
-// faults says what a kernel's dev::fail codes mean: faults[kernel][code-1] is a format whose %d
-// are the record's A, B and C as signed numbers (in order, or by %[n]d). The owner of a kernel
-// adds its lines here; a test compares with the codes in the .cu files.
+// faults has the meanings of kernels' dev::fail codes: faults[kernel][code-1] is a format whose %d
+// are the record's A, B and C as signed numbers (in order, or by %[n]d). The owner of a kernel adds
+// its lines here; a test compares with the codes in the .cu files.
 var faults = map[string][]string{
 	"conf_fail": {"conf_fail was told to fail"},
 

@@ -2,8 +2,8 @@
 // one binary without a CUDA toolkit carries all device code.
 //
 // A module is one .cu file. Its PTX is committed under ptx and made anew by tools/kernels; a test
-// compares. What a kernel takes is read from the PTX itself: parameter 0 is the caller's block of
-// plain data, parameter 1 the hx_launch of device.h.
+// compares. A kernel's parameters are read from the PTX itself: parameter 0 is the caller's block
+// of plain data, parameter 1 the hx_launch of device.h.
 package kernels
 
 import (

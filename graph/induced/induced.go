@@ -18,7 +18,7 @@ import (
 	"helios/internal/hostcpu"
 )
 
-// Numbering says where the nodes of the whole graph are.
+// Numbering maps nodes of the whole graph to parts.
 type Numbering struct {
 	Base []int64 // part p has the nodes Base[p] to Base[p+1]-1; one entry more than parts
 	// Static[p+1]-Static[p] of them, the first, are static: those from Static[p] on of all static
@@ -77,8 +77,8 @@ func (n *Numbering) PartOf(id int64) int {
 	return int(p)
 }
 
-// Lists are in-neighbour lists one behind the other: Degrees says how long each is, and one of the
-// two others has the neighbours, by their numbers in the whole graph.
+// Lists are in-neighbour lists one behind the other: Degrees has their lengths, and one of the two
+// others the neighbours, by their numbers in the whole graph.
 type Lists struct {
 	Degrees     []uint32
 	Neighbors   []uint32

@@ -240,7 +240,7 @@ func TestRefusesWhatContradicts(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// Damaged lists are an error, or a graph that refers to nothing outside of itself.
+// Damaged lists are an error, or a graph that refers to no node outside.
 func FuzzBuild(f *testing.F) {
 	f.Add([]byte{1, 2}, []byte{0, 3, 2}, []byte{0})
 	f.Add([]byte{0, 255}, []byte{9}, []byte{})

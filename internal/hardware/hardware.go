@@ -1,6 +1,6 @@
 // Package hardware describes machines for the virtual clock: what a GPU, its links, its SSDs and
-// its CPU take for what we ask of them. Every figure says where it comes from, or that it is
-// assumed and why; nothing here was fitted to a result that the simulation is to predict.
+// its CPU take for what we ask of them. Every figure has its source, or the reason of its
+// assumption; none was fitted to a result that the simulation is to predict.
 package hardware
 
 import (
@@ -52,8 +52,8 @@ type GPU struct {
 	Name       string `yaml:"name"`
 	SMs        Figure `yaml:"sms"`
 	WarpsPerSM Figure `yaml:"warps_per_sm"` // resident
-	// WarpSlots is how many warps run at once; 0: all that are resident. The host device runs one
-	// a worker.
+	// WarpSlots is the number of warps that run at once; 0: all resident ones. The host device runs
+	// one a worker.
 	WarpSlots    Figure `yaml:"warp_slots"`
 	MemoryGiB    Figure `yaml:"memory_gib"`
 	HBMGBs       Figure `yaml:"hbm_gbs"`       // GB/s that a copy reaches
@@ -92,7 +92,7 @@ type IO struct {
 	RetireEach Cost   `yaml:"retire_each"` // for each CQE of that
 	PauseMinNS Figure `yaml:"pause_min_ns"`
 	PauseMaxNS Figure `yaml:"pause_max_ns"` // between looks at queues that have nothing
-	// WakeNS is how long a warp that waits outside its slot takes to come back; 0: it polls.
+	// WakeNS is the time in which a warp that waits outside its slot comes back; 0: it polls.
 	WakeNS     Figure `yaml:"wake_ns"`
 	SyncTake   Cost   `yaml:"sync_take"`   // read_sync: a CID and a row
 	SyncLock   Cost   `yaml:"sync_lock"`   // holding the submission side up to the doorbell
@@ -114,12 +114,12 @@ type Ops struct {
 	Gather      Op `yaml:"gather"`      // item: a row copied within GPU memory
 	GEMM        Op `yaml:"gemm"`        // flops
 	Elementwise Op `yaml:"elementwise"` // bytes
-	// Directory is of the kernels that keep a dynamic tier's directory in sets. Item: an
-	// instruction of a warp, of which 0 ns say that there are none and the CPU keeps it.
+	// Directory is the cost of the kernels that keep a dynamic tier's directory in sets. Item: an
+	// instruction of a warp; 0 ns: there are no such kernels, and the CPU keeps the directory.
 	Directory Op `yaml:"directory"`
 }
 
-// Op tells how well an operator uses the GPU.
+// Op is the cost of an operator on the GPU.
 type Op struct {
 	ItemNS Figure `yaml:"item_ns"` // time of one SM for an item, at full occupancy
 	Memory Figure `yaml:"memory"`  // share of hbm_gbs that its accesses reach
@@ -142,7 +142,7 @@ type PCIe struct {
 	UVAGBs  Figure `yaml:"uva_gbs"`  // kernels reading the CPU's memory in lines
 	CopyGBs Figure `yaml:"copy_gbs"` // copy engine, CPU memory to GPU memory
 	CopyNS  Figure `yaml:"copy_ns"`  // to start one copy
-	// PeerGBs is how fast a long copy between two GPUs goes, through the CPU's memory; 0: devices
+	// PeerGBs is the rate of a long copy between two GPUs, through the CPU's memory; 0: devices
 	// have one memory, and share their cores.
 	PeerGBs    Figure `yaml:"peer_gbs"`
 	DoorbellNS Figure `yaml:"doorbell_ns"` // from the kernel's store until the SSD sees it
@@ -171,11 +171,11 @@ type CPU struct {
 	InspectNS     Figure `yaml:"inspect_ns"`
 	InspectScanNS Figure `yaml:"inspect_scan_ns"`
 	ChangeNS      Figure `yaml:"change_ns"`
-	// InduceNS is what inducing the topology of a mega-batch takes one core for an edge of its
-	// parts and of the static nodes, which the cores divide among them.
+	// InduceNS is the time of one core to induce an edge of a mega-batch's topology, static nodes'
+	// edges included; the cores divide the edges among them.
 	InduceNS Figure `yaml:"induce_ns"`
-	// StoredNS is what sampling takes one core for an edge whose neighbour list is on storage, its
-	// read aside, which the cores divide among them.
+	// StoredNS is the time of one core to sample an edge whose neighbour list is on storage, its
+	// read aside; the cores divide the edges among them.
 	StoredNS Figure `yaml:"stored_ns"`
 	// what one such fault reads at random access (MADV_RANDOM: a page)
 	ReadAheadKB Figure `yaml:"read_ahead_kb"`
@@ -303,7 +303,7 @@ func (g *GPU) KernelNS(op Op, w Work, sms int) int64 {
 	return int64(math.Ceil(t))
 }
 
-// KeepsDirectory tells whether kernels keep a dynamic tier's directory in sets.
+// KeepsDirectory reports whether kernels keep a dynamic tier's directory in sets.
 func (g *GPU) KeepsDirectory() bool { return g.Ops.Directory.ItemNS.Value > 0 }
 
 // bounds are the least, but for 0, and the most of figures by the ends of their names: beyond any
@@ -319,7 +319,7 @@ var bounds = []struct {
 	{"ns", 1e-6, 1e9},
 }
 
-// bounded says where a figure is out of its bounds.
+// bounded reports figures that are out of their bounds.
 func bounded(say func(format string, args ...any), path string, v float64) {
 	for _, b := range bounds {
 		if strings.HasSuffix(path, b.end) {
@@ -332,7 +332,7 @@ func bounded(say func(format string, args ...any), path string, v float64) {
 	panic("hardware: " + path + " has no bounds")
 }
 
-// check tells what is missing or cannot be.
+// check reports missing and impossible figures.
 func (p *Profile) check() error {
 	if p.Name == "" {
 		return errs.New(errs.Usage, "hardware profile without a name")

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiters is how many of GOMAXPROCS's places are for goroutines that wait.
+// waiters is the number of GOMAXPROCS's places for goroutines that wait.
 var waiters atomic.Int32
 
 // Count is the number of goroutines that can compute at one time: GOMAXPROCS, which counts the
@@ -33,7 +33,7 @@ func AddWaiter() {
 	}
 }
 
-// waiting is whether a goroutine waits in AddWaiter's place.
+// waiting is set while a goroutine waits in AddWaiter's place.
 var waiting atomic.Bool
 
 // TakePlace gives the caller the place that AddWaiter has made, until FreePlace: false when there
@@ -57,9 +57,9 @@ func ThreadTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// InBubble tells whether the caller runs in a bubble of testing/synctest, where time passes only
-// when all goroutines wait: whoever polls until a time has come does so for ever. There, time.Now
-// has no monotonic reading.
+// InBubble reports whether the caller runs in a bubble of testing/synctest, where time passes only
+// when all goroutines wait: a loop that polls for a time never ends there. There, time.Now has no
+// monotonic reading.
 func InBubble() bool {
 	t := time.Now()
 	return t == t.Round(0)

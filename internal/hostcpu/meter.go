@@ -27,7 +27,7 @@ func Meter() (stop func()) {
 	return sync.OnceFunc(func() { metering.Add(-1) })
 }
 
-// Metering tells whether somebody asks.
+// Metering reports whether somebody asks.
 func Metering() bool { return metering.Load() != 0 }
 
 // Spent returns the CPU time of each spender while it was metered.

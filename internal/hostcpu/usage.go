@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is what the process has taken of its processors so far.
+// Usage is the processor time of the process so far.
 type Usage struct {
 	At      time.Time
 	Process time.Duration // by getrusage: all threads, those that the kernel lends it included
@@ -54,8 +54,8 @@ func (u Usage) Since(was Usage) (by map[Spender]time.Duration, sum time.Duration
 	return by, sum
 }
 
-// garbage is what collections took that were no goroutine's own work for them, which its section
-// has. Pauses are left out: Go tells of them as if all processors had worked.
+// garbage is the processor time of collections, without the assists that goroutines' own sections
+// have. Pauses are left out: Go counts them as if all processors had worked.
 func garbage() time.Duration {
 	s := []metrics.Sample{{Name: "/cpu/classes/gc/mark/dedicated:cpu-seconds"}}
 	metrics.Read(s)

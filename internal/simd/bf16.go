@@ -75,8 +75,8 @@ func bf16StepOdd(c, a, b float32) float32 {
 		}
 		z = math.Float64frombits(math.Float64bits(z) + uint64(step))
 	}
-	// Tiny is what would be below normal if float32 had more exponents (IEEE 754, 7.5, after
-	// rounding: x86).
+	// A tiny result is one that would be below normal if float32 had more exponents (IEEE 754, 7.5,
+	// after rounding: x86).
 	if math.Abs(z) < 0x1p-126-0x1p-151 {
 		return float32(math.Copysign(0, z))
 	}

@@ -117,7 +117,7 @@ func TestBF16Step(t *testing.T) {
 	}
 }
 
-// What rounding promises, at every boundary.
+// Rounding keeps its promises at every boundary.
 func TestRoundBF16(t *testing.T) {
 	for in, want := range map[uint32]uint32{
 		0: 0, 1 << 31: 1 << 31, 1: 0, 0x80000001: 1 << 31, 0x007fffff: 0, 0x807fffff: 1 << 31,

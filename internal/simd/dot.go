@@ -4,7 +4,7 @@ import "unsafe"
 
 //go:generate go run ./gen/heads -out heads_amd64.s -stubs heads_amd64.go -pkg simd
 
-// dotLanes is how many partial sums a dot product has.
+// dotLanes is the number of partial sums of a dot product.
 const dotLanes = 32
 
 // dotArgs is the assembly's view of DotHeads; gen/heads has the offsets.
@@ -102,7 +102,7 @@ func (l Level) DotRows(s *HeadDots, out []float32) {
 }
 
 // DotHeads sets out, Heads for each element of the list from lo on, to the products of a row of A
-// and the row of B that the element names: counts says how many elements each row of A has.
+// and the row of B that the element names: counts has the number of elements of each row of A.
 // DotHeads panics on a row that B does not have.
 func (l Level) DotHeads(s *HeadDots, out []float32, list []uint32, lo int, counts []uint32) {
 	wide, total := s.Heads*s.Dim, 0

@@ -239,8 +239,8 @@ func TestMultiplyRefuses(t *testing.T) {
 	}
 }
 
-// What follows a product: the same bits at every level, for any length, and the masks that the
-// counters say.
+// The operators behind a product give the same bits at every level, for any length, and the masks
+// that the counters say.
 func TestBiasReLUAndDropout(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 2))
 	special := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)),

@@ -35,7 +35,7 @@ func (t *HeadTerm) row(i, wide, heads int) (x, weights []float32) {
 	return x[:wide], t.Weights[i*heads:][:heads]
 }
 
-// headTerms is how many rows are added beside those of a list.
+// headTerms is the number of rows that are added beside those of a list.
 const headTerms = 3
 
 // HeadTerms are the row that comes before those of the list, and two that come after.

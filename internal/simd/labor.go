@@ -7,7 +7,8 @@ import (
 	"helios/internal/philox"
 )
 
-// LaborRoom is how many elements, of any value, LaborTake may write behind the ids that it takes.
+// LaborRoom is the number of elements, of any value, that LaborTake may write behind the ids that
+// it takes.
 const LaborRoom = 16
 
 // LaborKeys makes the variates of layer-neighbour sampling (graph/labor.go): Mix(key + x), where x
@@ -44,7 +45,7 @@ func (k *LaborKeys) Variate(t uint64) uint64 {
 // LaborLargest keeps the largest id that was taken.
 type LaborLargest [16]uint32
 
-// In tells whether all ids were below numNodes, which is at most 2^32.
+// In reports whether all ids were below numNodes, which is at most 2^32.
 func (m *LaborLargest) In(numNodes int64, wide bool) bool {
 	for i, v := range m {
 		limit := uint64(numNodes)

@@ -50,7 +50,7 @@ type rowsArgs struct {
 	allMode         uint64
 }
 
-// sideRows is how many rows AVX2 adds at one time.
+// sideRows is the number of rows that AVX2 adds at one time.
 const sideRows = 8
 
 const (

@@ -16,10 +16,10 @@ import (
 // on data. Every level gives the same results.
 
 const (
-	// SampleGroup is how many nodes' draws stand side by side.
+	// SampleGroup is the number of nodes whose draws stand side by side.
 	SampleGroup = 16
-	// SampleAhead is how many elements, of any value, must be readable behind the ids that are
-	// entered.
+	// SampleAhead is the number of elements, of any value, that must be readable behind the ids
+	// that are entered.
 	SampleAhead = 32
 	// SampleMaxDraws bounds the draws of a node in SampleDraw: each is compared with all earlier
 	// ones.
@@ -36,9 +36,9 @@ func SampleKeys(key [2]uint32) (k [20]uint64) {
 }
 
 // SampleRows writes where the rows of nodes[:n] begin in the indices and how long they are (an
-// empty one begins at 0), and to local the running sum of min(length, k), n+1 numbers. What stands
-// in nodes behind n is looked at only to prefetch. It returns n, or the number of the first node
-// that is none or has bad offsets.
+// empty one begins at 0), and to local the running sum of min(length, k), n+1 numbers. Nodes behind
+// n are only prefetched. It returns n, or the index of the first node that is out of range or has
+// bad offsets.
 func (l Level) SampleRows(nodes []int64, n int, indptr []int64, numEdges int64, k uint32,
 	first []int64, deg, local []uint32) int {
 	_, _, _, _ = nodes[:n], first[:n], deg[:n], local[:n+1]

@@ -146,7 +146,7 @@ func TestSampleTileLevels(t *testing.T) {
 			}
 		}
 	}
-	// What is damaged is told, at every level.
+	// Damage is found at every level.
 	for _, l := range Levels() {
 		first, deg, local := make([]int64, 4), make([]uint32, 4), make([]uint32, 5)
 		require.Equal(t, 2, l.SampleRows([]int64{1, 2, numNodes, 3}, 4, indptr, edges, 5, first,

@@ -1,7 +1,7 @@
 // Package simd has the host's vector loops: functions on slices in assembly that avo generates
-// (gen/*), and the same in Go. A Level says which of them run; every function is a method of it.
+// (gen/*), and the same in Go. A Level selects between them; every function is a method of it.
 //
-// What only loads, stores, adds and multiplies elementwise gives the same bits at every level.
+// Functions that only load, store, add and multiply elementwise give the same bits at every level.
 // Products of matrices use fused multiply-add above Generic: AVX2 and AVX512 agree to the bit with
 // each other, in Generic each product is rounded before it is added.
 package simd

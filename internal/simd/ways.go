@@ -8,7 +8,7 @@ import (
 
 //go:generate go run ./gen/ways -out ways_amd64.s -stubs ways_amd64.go -pkg simd
 
-// SetWays is how many tags a set of SetWords has.
+// SetWays is the number of tags in a set of SetWords.
 const SetWays = 32
 
 // SetWords are sets of Stride words that follow each other, each with SetWays tags from its word

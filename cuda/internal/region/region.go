@@ -17,10 +17,10 @@ type Region struct {
 	missing atomic.Uint64 // bytes at its end that have addresses and no memory
 }
 
-// Back says how many bytes from the beginning have memory behind them. New regions have it all.
+// Back sets the number of bytes from the beginning that have memory. New regions have it all.
 func (r *Region) Back(bytes uint64) { r.missing.Store(r.Hi - r.Lo - min(bytes, r.Hi-r.Lo)) }
 
-// End tells where the memory ends: at Hi, or before it in a region that grows.
+// End is the address where the memory ends: Hi, or before it in a region that grows.
 func (r *Region) End() uint64 { return r.Hi - r.missing.Load() }
 
 // Table holds regions sorted by address; they do not overlap. Readers take a snapshot without a
@@ -87,7 +87,8 @@ func (t *Table) Drop(r *Region, owner bool) bool {
 	return len(n) < len(s)
 }
 
-// Check says why [p, p+n) is not inside one live region. op and side name the use in the error.
+// Check returns an error unless [p, p+n) is inside one live region. op and side name the use in the
+// error.
 func (t *Table) Check(op, side string, p uint64, n int64) error {
 	if n < 0 {
 		return fmt.Errorf("%s: negative size %d", op, n)
