@@ -264,52 +264,10 @@ type plan struct {
 }
 
 func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
-	h := r.Header()
-	p := &plan{r: r, h: h, c: c}
-	if len(c.Policies) == 0 || len(c.Sizes) == 0 || len(c.Lines) == 0 {
-		return nil, errs.New(errs.Usage,
-			"nothing to play: name at least one policy, one size and one line")
+	p := &plan{r: r, h: r.Header(), c: c}
+	if err := p.c.complete(p.h); err != nil {
+		return nil, err
 	}
-	if len(c.Windows) == 0 {
-		p.c.Windows = []int{0}
-	}
-	if len(p.c.Directories) == 0 {
-		p.c.Directories = []string{cmp.Or(h.Directory, policy.InQueues)}
-	}
-	for _, kind := range p.c.Directories {
-		if !slices.Contains(policy.Kinds(), kind) {
-			return nil, errs.New(errs.Usage, "cache directory %q is not known; choose of %s", kind,
-				strings.Join(policy.Kinds(), ", "))
-		}
-	}
-	if p.c.Workers <= 0 {
-		p.c.Workers = hostcpu.Count()
-	}
-	if p.c.CPURows < 0 {
-		p.c.CPURows = h.CPURows
-	}
-	p.c.CPURows = min(p.c.CPURows, h.Rows)
-	for _, name := range c.Policies {
-		if !slices.Contains(Policies(), name) {
-			return nil, errs.New(errs.Usage, "policy %q is not known; choose of %s", name,
-				strings.Join(Policies(), ", "))
-		}
-	}
-	for _, w := range p.c.Windows {
-		if w < 0 || w > 1<<12 {
-			return nil, errs.New(errs.Usage, "a window of %d batches: choose 0 to %d", w, 1<<12)
-		}
-	}
-	if len(c.Superbatches) == 0 {
-		p.c.Superbatches = []int{DefaultSuperbatch}
-	}
-	for _, n := range p.c.Superbatches {
-		if n < 1 || n > 1<<20 {
-			return nil, errs.New(errs.Usage, "a superbatch of %d mini-batches: choose 1 to %d", n,
-				1<<20)
-		}
-	}
-	wants := func(name string) bool { return slices.Contains(c.Policies, name) }
 	// Superbatches have a CPU tier of their own; other policies of lines have a constant buffer.
 	planned := slices.DeleteFunc(slices.Clone(c.Policies), func(s string) bool {
 		return s != Superbatch && s != SuperbatchCold
@@ -317,59 +275,28 @@ func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
 	online := slices.DeleteFunc(slices.Clone(c.Policies), func(s string) bool {
 		return s == Static || s == Oracle || slices.Contains(planned, s)
 	})
-
-	again := r.Totals().Resets > 0
 	hot, err := r.Hotness()
 	if err != nil {
 		return nil, err
 	}
-	if hot == nil && (wants(Static) ||
-		len(online) > 0 && p.c.CPURows > 0 && p.c.CPURows != h.CPURows) {
+	if hot == nil && (slices.Contains(c.Policies, Static) ||
+		len(online) > 0 && p.c.CPURows > 0 && p.c.CPURows != p.h.CPURows) {
 		return nil, errs.New(errs.Usage,
 			"the trace %s has no hotness of rows, so static tiers can't be played: leave static out (oracle needs none), or record a run with a static tier for some of the rows",
 			r.Path())
 	}
-	if wants(Static) || wants(Oracle) {
-		p.counter = &counter{again: again}
-		seen := map[int64]bool{}
-		rows := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes,
-			RowStride: h.RowBytes}
-		for _, s := range c.Sizes {
-			n := s.of(h, rows)
-			if seen[n] {
-				continue
-			}
-			seen[n] = true
-			cpu := min(p.c.CPURows, h.Rows-n)
-			play := Play{LineBytes: h.RowBytes, RowsPerLine: 1, Lines: n, CPURows: cpu}
-			o := &job{sim: p.counter.want(n, cpu, commandBytes(h, rows)), play: play,
-				show: wants(Oracle)}
-			o.play.Policy = Oracle
-			p.jobs = append(p.jobs, o)
-			if wants(Static) {
-				place := cache.Place(hot, n, cpu)
-				st := &job{sim: &static{gpu: newBits(place.GPU), cpu: newBits(place.CPU),
-					bytes: commandBytes(h, rows)}, play: play, best: o, show: true}
-				st.play.Policy = Static
-				p.jobs = append(p.jobs, st)
-			}
-		}
-	}
+	p.addStatic(hot)
 	var cpu bitset
 	if len(online) > 0 {
 		if cpu, err = p.constant(hot); err != nil {
 			return nil, err
 		}
 	}
+	if len(online)+len(planned) == 0 {
+		return p, nil
+	}
 	for _, bytes := range c.Lines {
-		if len(online)+len(planned) == 0 {
-			break
-		}
-		if bytes != LineRow && bytes < 1 {
-			return nil, errs.New(errs.Usage, "a line of %d bytes: give a size such as 4096, or row",
-				bytes)
-		}
-		l := linesOf(h, bytes)
+		l := linesOf(p.h, bytes)
 		if slices.ContainsFunc(p.views, func(v *view) bool { return v.lines == l }) {
 			continue
 		}
@@ -384,6 +311,93 @@ func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
 		}
 	}
 	return p, nil
+}
+
+// complete checks a configuration and fills in defaults.
+func (c *Config) complete(h trace.Header) error {
+	if len(c.Policies) == 0 || len(c.Sizes) == 0 || len(c.Lines) == 0 {
+		return errs.New(errs.Usage,
+			"nothing to play: name at least one policy, one size and one line")
+	}
+	if len(c.Windows) == 0 {
+		c.Windows = []int{0}
+	}
+	if len(c.Directories) == 0 {
+		c.Directories = []string{cmp.Or(h.Directory, policy.InQueues)}
+	}
+	if len(c.Superbatches) == 0 {
+		c.Superbatches = []int{DefaultSuperbatch}
+	}
+	if c.Workers <= 0 {
+		c.Workers = hostcpu.Count()
+	}
+	if c.CPURows < 0 {
+		c.CPURows = h.CPURows
+	}
+	c.CPURows = min(c.CPURows, h.Rows)
+	for _, kind := range c.Directories {
+		if !slices.Contains(policy.Kinds(), kind) {
+			return errs.New(errs.Usage, "cache directory %q is not known; choose of %s", kind,
+				strings.Join(policy.Kinds(), ", "))
+		}
+	}
+	for _, name := range c.Policies {
+		if !slices.Contains(Policies(), name) {
+			return errs.New(errs.Usage, "policy %q is not known; choose of %s", name,
+				strings.Join(Policies(), ", "))
+		}
+	}
+	for _, w := range c.Windows {
+		if w < 0 || w > 1<<12 {
+			return errs.New(errs.Usage, "a window of %d batches: choose 0 to %d", w, 1<<12)
+		}
+	}
+	for _, n := range c.Superbatches {
+		if n < 1 || n > 1<<20 {
+			return errs.New(errs.Usage, "a superbatch of %d mini-batches: choose 1 to %d", n, 1<<20)
+		}
+	}
+	for _, bytes := range c.Lines {
+		if bytes != LineRow && bytes < 1 {
+			return errs.New(errs.Usage, "a line of %d bytes: give a size such as 4096, or row",
+				bytes)
+		}
+	}
+	return nil
+}
+
+// addStatic adds the tiers that are placed once, by hotness and by a pass's own counts, in every
+// size.
+func (p *plan) addStatic(hot []uint32) {
+	byHotness := slices.Contains(p.c.Policies, Static)
+	byCounts := slices.Contains(p.c.Policies, Oracle)
+	if !byHotness && !byCounts {
+		return
+	}
+	p.counter = &counter{again: p.r.Totals().Resets > 0}
+	seen := map[int64]bool{}
+	rows := cache.Lines{SSDs: p.h.SSDs, RowsPerLine: 1, LineBytes: p.h.RowBytes,
+		RowStride: p.h.RowBytes}
+	for _, s := range p.c.Sizes {
+		n := s.of(p.h, rows)
+		if seen[n] {
+			continue
+		}
+		seen[n] = true
+		cpu := min(p.c.CPURows, p.h.Rows-n)
+		play := Play{LineBytes: p.h.RowBytes, RowsPerLine: 1, Lines: n, CPURows: cpu}
+		best := &job{sim: p.counter.want(n, cpu, commandBytes(p.h, rows)), play: play,
+			show: byCounts}
+		best.play.Policy = Oracle
+		p.jobs = append(p.jobs, best)
+		if byHotness {
+			place := cache.Place(hot, n, cpu)
+			j := &job{sim: &static{gpu: newBits(place.GPU), cpu: newBits(place.CPU),
+				bytes: commandBytes(p.h, rows)}, play: play, best: best, show: true}
+			j.play.Policy = Static
+			p.jobs = append(p.jobs, j)
+		}
+	}
 }
 
 // addLines adds the caches of lines in every size: policies that meet accesses as they come, behind
@@ -530,25 +544,28 @@ func (p *plan) future(ctx context.Context) error {
 	return err
 }
 
-// play streams the trace to the workers, each of which has some of the simulators.
-func (p *plan) play(ctx context.Context) error {
-	workers := min(p.c.Workers, max(len(p.jobs), 1))
-	type message struct {
-		b    *batch
-		ends bool
-	}
-	queues := make([]chan message, workers)
-	var wg sync.WaitGroup
-	for w := range queues {
-		queues[w] = make(chan message, 4)
+// players are goroutines, each of which has some of the simulators. All of them hear all batches.
+type players struct {
+	queues []chan played
+	wg     sync.WaitGroup
+}
+
+// played is a batch, or the end of a pass.
+type played struct {
+	b    *batch
+	ends bool
+}
+
+func startPlayers(jobs []*job, workers int) *players {
+	x := &players{queues: make([]chan played, workers)}
+	for w := range x.queues {
+		x.queues[w] = make(chan played, 4)
 		var mine []simulator
-		for i, j := range p.jobs {
-			if i%workers == w {
-				mine = append(mine, j.sim)
-			}
+		for i := w; i < len(jobs); i += workers {
+			mine = append(mine, jobs[i].sim)
 		}
-		wg.Go(func() {
-			for m := range queues[w] {
+		x.wg.Go(func() {
+			for m := range x.queues[w] {
 				for _, s := range mine {
 					if m.ends {
 						s.passEnds()
@@ -559,48 +576,57 @@ func (p *plan) play(ctx context.Context) error {
 			}
 		})
 	}
-	send := func(m message) {
-		if m.ends && p.counter != nil {
+	return x
+}
+
+func (x *players) send(m played) {
+	for _, q := range x.queues {
+		q <- m
+	}
+}
+
+// wait ends the goroutines after they have played all.
+func (x *players) wait() {
+	for _, q := range x.queues {
+		close(q)
+	}
+	x.wg.Wait()
+}
+
+// play streams the trace to the players.
+func (p *plan) play(ctx context.Context) error {
+	all := startPlayers(p.jobs, min(p.c.Workers, max(len(p.jobs), 1)))
+	open, reset := false, false
+	ends := func() {
+		if !open {
+			return
+		}
+		open = false
+		if p.counter != nil {
 			p.counter.ends()
 		}
-		for _, q := range queues {
-			q <- m
-		}
-	}
-	open := false
-	ends := func() {
-		if open {
-			open = false
-			send(message{ends: true})
-		}
+		all.send(played{ends: true})
 	}
 	done := int64(0)
-	reset := false
 	err := p.r.Play(trace.Visitor{
 		Batch: func(b *trace.Batch) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if open && (p.kinds[len(p.kinds)-1].Kind != trace.KindName(b.Kind) ||
-				p.kinds[len(p.kinds)-1].Epoch != b.Epoch) {
+			pass := Pass{Kind: trace.KindName(b.Kind), Epoch: b.Epoch}
+			if open && p.kinds[len(p.kinds)-1] != pass {
 				ends()
 			}
 			if !open {
 				open, reset = true, false
-				p.kinds = append(p.kinds, Pass{Kind: trace.KindName(b.Kind), Epoch: b.Epoch})
+				p.kinds = append(p.kinds, pass)
 			}
-			x := &batch{index: b.Index, again: reset, parts: b.Parts,
-				seen: make([]seen, len(p.views))}
+			x, err := p.see(b, reset)
+			if err != nil {
+				return err
+			}
 			reset = false
-			for i, v := range p.views {
-				if err := v.see(b.Parts, &x.seen[i]); err != nil {
-					return err
-				}
-			}
-			if p.counter != nil {
-				p.counter.count(x)
-			}
-			send(message{b: x})
+			all.send(played{b: x})
 			if done++; p.c.Progress != nil && done%16 == 0 {
 				p.c.Progress("replay", done, p.r.Totals().Batches)
 			}
@@ -614,16 +640,27 @@ func (p *plan) play(ctx context.Context) error {
 	if err == nil {
 		ends()
 	}
-	for _, q := range queues {
-		close(q)
-	}
-	wg.Wait()
+	all.wait()
 	for _, j := range p.jobs {
 		if s, ok := j.sim.(*superbatches); ok && err == nil {
 			err = s.err
 		}
 	}
 	return err
+}
+
+// see is a batch as the simulators take it; again: it is the first after a Reset.
+func (p *plan) see(b *trace.Batch, again bool) (*batch, error) {
+	x := &batch{index: b.Index, again: again, parts: b.Parts, seen: make([]seen, len(p.views))}
+	for i, v := range p.views {
+		if err := v.see(b.Parts, &x.seen[i]); err != nil {
+			return nil, err
+		}
+	}
+	if p.counter != nil {
+		p.counter.count(x)
+	}
+	return x, nil
 }
 
 func (p *plan) result() *Result {

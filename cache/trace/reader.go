@@ -58,50 +58,65 @@ func (r *Reader) cut(what string) error {
 		r.path, what)
 }
 
+// open reads the header and the index.
 func (r *Reader) open() error {
+	begin, err := r.readHeader()
+	if err != nil {
+		return err
+	}
+	if err := r.checkHeader(); err != nil {
+		return err
+	}
+	return r.readIndex(begin)
+}
+
+// readHeader returns the offset of the first block.
+func (r *Reader) readHeader() (begin int64, err error) {
 	var fixed [len(magic) + 8]byte
 	n, err := r.r.ReadAt(fixed[:], 0)
 	if n < len(magic) || string(fixed[:len(magic)]) != magic {
 		if err != nil && !errors.Is(err, io.EOF) {
-			return errs.New(errs.Device, "trace %s: %w", r.path, err)
+			return 0, errs.New(errs.Device, "trace %s: %w", r.path, err)
 		}
-		return errs.New(errs.Usage,
+		return 0, errs.New(errs.Usage,
 			"%s is not a trace of ours; make one with \"heliosctl train\" and option trace", r.path)
 	}
 	if err != nil {
-		return r.cut("it ends within its header")
+		return 0, r.cut("it ends within its header")
 	}
 	if v := binary.LittleEndian.Uint32(fixed[len(magic):]); v < oldest || v > Version {
-		return errs.New(errs.Capability,
+		return 0, errs.New(errs.Capability,
 			"trace %s has version %d; this heliosctl reads versions %d to %d: use the one that wrote it",
 			r.path, v, oldest, Version)
 	}
 	length := int64(binary.LittleEndian.Uint32(fixed[len(magic)+4:]))
 	if length > maxHeader {
-		return r.damaged("a header of %d bytes", length)
+		return 0, r.damaged("a header of %d bytes", length)
 	}
 	head := make([]byte, length+4)
 	if _, err := r.r.ReadAt(head, int64(len(fixed))); err != nil {
-		return r.cut("it ends within its header")
+		return 0, r.cut("it ends within its header")
 	}
 	sum := crc32.Update(crc32.Checksum(fixed[len(magic):], castagnoli), castagnoli, head[:length])
 	if sum != binary.LittleEndian.Uint32(head[length:]) {
-		return r.damaged("the header's checksum is wrong")
+		return 0, r.damaged("the header's checksum is wrong")
 	}
 	if err := json.Unmarshal(head[:length], &r.header); err != nil {
-		return r.damaged("header: %w", err)
+		return 0, r.damaged("header: %w", err)
 	}
+	return int64(len(fixed)) + length + 4, nil
+}
+
+func (r *Reader) checkHeader() error {
 	h := &r.header
-	if h.Rows <= 0 || h.RowBytes <= 0 || h.SSDs <= 0 || h.GPULines < 0 || h.CPURows < 0 ||
-		h.LineBytes < 0 || h.RowsPerLine < 0 || h.Window < 0 {
+	if h.Rows <= 0 || h.RowBytes <= 0 || h.SSDs <= 0 {
 		return r.damaged("the header makes no sense: %d rows of %d bytes on %d SSDs", h.Rows,
 			h.RowBytes, h.SSDs)
 	}
 	for _, v := range []int64{h.Rows, h.RowBytes, h.SSDs, h.SlotBytes, h.LBABytes, h.Batch,
 		h.GPULines, h.LineBytes, h.RowsPerLine, h.CPURows, h.Window} {
 		if v > maxNumber || v < 0 {
-			return r.damaged("the header makes no sense: %d is more than anything that a run has",
-				v)
+			return r.damaged("the header makes no sense: %d is outside the numbers of a run", v)
 		}
 	}
 	if h.Rows > maxRows || h.RowBytes > maxRowBytes || h.LineBytes > maxLineBytes ||
@@ -110,8 +125,11 @@ func (r *Reader) open() error {
 			"the header makes no sense: %d rows of %d bytes, lines of %d, %d SSDs, %d hops", h.Rows,
 			h.RowBytes, h.LineBytes, h.SSDs, len(h.Fanouts))
 	}
-	begin := int64(len(fixed)) + length + 4
+	return nil
+}
 
+// readIndex reads totals and the offsets of blocks, the first of which is at begin.
+func (r *Reader) readIndex(begin int64) error {
 	tail := make([]byte, tailBytes)
 	end := r.size - int64(tailBytes)
 	if end < begin {
@@ -143,12 +161,12 @@ func (r *Reader) open() error {
 	}
 	last := int64(0)
 	for range r.totals.Blocks {
-		off := last + d.int()
-		if d.bad || off < max(begin, last) || off > offset {
+		block := last + d.int()
+		if d.bad || block < max(begin, last) || block > offset {
 			return r.damaged("the index is not whole")
 		}
-		r.blocks = append(r.blocks, off)
-		last = off
+		r.blocks = append(r.blocks, block)
+		last = block
 	}
 	if len(d.b) != 0 {
 		return r.damaged("the index is too long")
@@ -163,7 +181,7 @@ func (r *Reader) Close() error { return r.close() }
 // Header describes the run.
 func (r *Reader) Header() Header { return r.header }
 
-// Totals say how much the trace holds.
+// Totals has the sums of the trace's content.
 func (r *Reader) Totals() Totals { return r.totals }
 
 // Path is the file.
@@ -220,6 +238,24 @@ func (r *Reader) block(i int, in *inflated) (err error) {
 	return nil
 }
 
+// records calls record for each record of block i; record takes the record's numbers off d.
+func (r *Reader) records(i int, in *inflated, record func(tag uint64, d *decoder) error) error {
+	if err := r.block(i, in); err != nil {
+		return err
+	}
+	d := decoder{b: in.b}
+	for len(d.b) > 0 && !d.bad {
+		if err := record(d.uint(), &d); err != nil {
+			return err
+		}
+	}
+	if d.bad {
+		return r.damaged("block %d of %d, at byte %d, is not what a writer writes", i,
+			r.totals.Blocks, r.blocks[i])
+	}
+	return nil
+}
+
 // decoder takes varints off a block. bad stays set once something was not there.
 type decoder struct {
 	b   []byte
@@ -266,154 +302,190 @@ func (d *decoder) rows(to []int64, limit int64) []int64 {
 	return to
 }
 
+// skip passes over a record of a trace of so many rows.
+func (d *decoder) skip(tag uint64, rows int64) {
+	numbers := int64(0)
+	switch tag {
+	case recBegin:
+		numbers = 3
+	case recReset:
+		numbers = 1
+	case recLive:
+		numbers = 10
+	case recSuperbatch:
+		numbers = 7
+	case recHotness:
+		numbers = d.int()
+	case recPlace:
+		d.int()
+		d.int()
+		d.rows(nil, rows)
+	default:
+		d.bad = true
+	}
+	for ; numbers > 0 && !d.bad; numbers-- {
+		d.int()
+	}
+}
+
 // Visitor hears a trace in order. Nil functions are not called. Slices are the visitor's to keep.
 type Visitor struct {
 	Batch func(b *Batch) error
 	Reset func(gpuLines int64) error
-	// Place gets what a static tier holds (Writer.Place); tier 0 is the GPU's, 1 the CPU's.
+	// Place gets the rows of a static tier (Writer.Place); tier 0 is the GPU's, 1 the CPU's.
 	Place func(tier int, rows []int64) error
 	Live  func(l Live) error
-	// Superbatch is called before the mini-batches that it tells of.
+	// Superbatch is called before the mini-batches of the superbatch.
 	Superbatch func(s Superbatch) error
+}
+
+// player puts records together for a visitor.
+type player struct {
+	v         Visitor
+	rows      int64 // of the dataset
+	batch     *Batch
+	held      int64 // rows of batch
+	tier      int   // whose placement is being read; -1: none
+	place     []int64
+	maxPlaced int64
+	seen      Totals
 }
 
 // Play reads the trace from its beginning to its end, a batch at a time.
 func (r *Reader) Play(v Visitor) error {
-	var in inflated
-	var batch *Batch
-	var place []int64
-	placing := -1
-	var batches, parts, rows, resets int64
-	held := int64(0)           // rows of the batch
-	maxPlaced := r.header.Rows // of a static tier, in an eighth of the memory that can be had
+	p := player{v: v, rows: r.header.Rows, tier: -1, maxPlaced: r.header.Rows}
+	// Rows of a static tier take an eighth of the available memory at most.
 	if free, err := hostmem.AvailableBytes(); err == nil {
-		maxPlaced = min(maxPlaced, free/64)
+		p.maxPlaced = min(p.maxPlaced, free/64)
 	}
-	ended := func() error {
-		if placing >= 0 {
-			tier, rows := placing, place
-			placing, place = -1, nil
-			if v.Place != nil {
-				if err := v.Place(tier, rows); err != nil {
-					return err
-				}
-			}
-		}
-		if b := batch; b != nil {
-			batch = nil
-			if v.Batch != nil {
-				return v.Batch(b)
-			}
-		}
-		return nil
-	}
+	var in inflated
 	for i := range int(r.totals.Blocks) {
-		if err := r.block(i, &in); err != nil {
+		if err := r.records(i, &in, p.record); err != nil {
 			return err
 		}
-		d := decoder{b: in.b}
-		for len(d.b) > 0 && !d.bad {
-			tag := d.uint()
-			more := tag == recPart || tag == recMore
-			if !more && !(tag == recPlace && placing >= 0) {
-				if err := ended(); err != nil {
-					return err
-				}
-			}
-			switch tag {
-			case recBegin:
-				held = 0
-				batch = &Batch{Kind: int(d.int()), Epoch: int(d.int()), Index: int(d.int())}
-				batches++
-			case recPart:
-				if d.bad = d.bad || batch == nil; d.bad {
-					break
-				}
-				batch.Parts = append(batch.Parts, d.rows([]int64{}, r.header.Rows))
-				parts++
-				d.bad = d.bad || len(batch.Parts) > maxParts
-				held += int64(len(batch.Parts[len(batch.Parts)-1]))
-				rows += int64(len(batch.Parts[len(batch.Parts)-1]))
-			case recMore:
-				if d.bad = d.bad || batch == nil || len(batch.Parts) == 0; d.bad {
-					break
-				}
-				last := len(batch.Parts) - 1
-				before := len(batch.Parts[last])
-				batch.Parts[last] = d.rows(batch.Parts[last], r.header.Rows)
-				rows += int64(len(batch.Parts[last]) - before)
-				held += int64(len(batch.Parts[last]) - before)
-			case recReset:
-				lines := d.int()
-				d.bad = d.bad || lines > maxNumber
-				resets++
-				if v.Reset != nil && !d.bad {
-					if err := v.Reset(lines); err != nil {
-						return err
-					}
-				}
-			case recLive:
-				l := Live{Kind: int(d.int()), Epoch: int(d.int())}
-				for _, p := range []*int64{&l.Batches, &l.RowsGPU, &l.RowsCPU, &l.RowsSSD,
-					&l.BytesSSD, &l.Inserted, &l.Evicted, &l.Bypassed} {
-					*p = d.int()
-				}
-				if v.Live != nil && !d.bad {
-					if err := v.Live(l); err != nil {
-						return err
-					}
-				}
-			case recSuperbatch:
-				s := Superbatch{Kind: int(d.int()), Epoch: int(d.int()), First: int(d.int()),
-					Batches: int(d.int()), GPURows: d.int(), CPURows: d.int(), Kept: d.int()}
-				slots := s.GPURows + s.CPURows
-				d.bad = d.bad || s.Batches < 1 || slots < 0 || slots >= math.MaxInt32 ||
-					s.Kept > slots || int64(s.First)+int64(s.Batches) > maxNumber
-				if v.Superbatch != nil && !d.bad {
-					if err := v.Superbatch(s); err != nil {
-						return err
-					}
-				}
-			case recHotness:
-				n := d.int()
-				for range n {
-					if d.bad {
-						break
-					}
-					d.uint()
-				}
-			case recPlace:
-				tier, begins := d.int(), d.int()
-				if d.bad = d.bad || tier > 1; d.bad {
-					break
-				}
-				if begins != 0 {
-					if err := ended(); err != nil {
-						return err
-					}
-					placing = int(tier)
-				}
-				d.bad = d.bad || placing != int(tier)
-				place = d.rows(place, r.header.Rows)
-				d.bad = d.bad || int64(len(place)) > maxPlaced
-			default:
-				d.bad = true
-			}
-			d.bad = d.bad || held > maxBatchRows
-		}
-		if d.bad {
-			return r.damaged("block %d of %d, at byte %d, is not what a writer writes", i,
-				r.totals.Blocks, r.blocks[i])
-		}
 	}
-	if err := ended(); err != nil {
+	if err := p.end(); err != nil {
 		return err
 	}
-	if batches != r.totals.Batches || parts != r.totals.Parts || rows != r.totals.Rows ||
-		resets != r.totals.Resets {
+	if p.seen.Batches != r.totals.Batches || p.seen.Parts != r.totals.Parts ||
+		p.seen.Rows != r.totals.Rows || p.seen.Resets != r.totals.Resets {
 		return r.damaged("the index tells of %d batches and %d rows, and %d and %d are there",
-			r.totals.Batches, r.totals.Rows, batches, rows)
+			r.totals.Batches, r.totals.Rows, p.seen.Batches, p.seen.Rows)
 	}
+	return nil
+}
+
+// end passes on the batch or the placement that the last record completed.
+func (p *player) end() error {
+	if p.tier >= 0 {
+		tier, rows := p.tier, p.place
+		p.tier, p.place = -1, nil
+		if p.v.Place != nil {
+			if err := p.v.Place(tier, rows); err != nil {
+				return err
+			}
+		}
+	}
+	b := p.batch
+	p.batch = nil
+	if b == nil || p.v.Batch == nil {
+		return nil
+	}
+	return p.v.Batch(b)
+}
+
+func (p *player) record(tag uint64, d *decoder) error {
+	if tag != recPart && tag != recMore && (tag != recPlace || p.tier < 0) {
+		if err := p.end(); err != nil {
+			return err
+		}
+	}
+	switch tag {
+	case recBegin:
+		p.batch = &Batch{Kind: int(d.int()), Epoch: int(d.int()), Index: int(d.int())}
+		p.held = 0
+		p.seen.Batches++
+	case recPart, recMore:
+		p.part(tag, d)
+	case recReset:
+		return p.reset(d)
+	case recLive:
+		return p.live(d)
+	case recSuperbatch:
+		return p.superbatch(d)
+	case recPlace:
+		return p.placement(d)
+	default:
+		d.skip(tag, p.rows)
+	}
+	return nil
+}
+
+func (p *player) part(tag uint64, d *decoder) {
+	if d.bad = d.bad || p.batch == nil || tag == recMore && len(p.batch.Parts) == 0; d.bad {
+		return
+	}
+	if tag == recPart {
+		p.batch.Parts = append(p.batch.Parts, []int64{})
+		p.seen.Parts++
+	}
+	last := &p.batch.Parts[len(p.batch.Parts)-1]
+	before := len(*last)
+	*last = d.rows(*last, p.rows)
+	p.held += int64(len(*last) - before)
+	p.seen.Rows += int64(len(*last) - before)
+	d.bad = d.bad || len(p.batch.Parts) > maxParts || p.held > maxBatchRows
+}
+
+func (p *player) reset(d *decoder) error {
+	lines := d.int()
+	d.bad = d.bad || lines > maxNumber
+	p.seen.Resets++
+	if p.v.Reset == nil || d.bad {
+		return nil
+	}
+	return p.v.Reset(lines)
+}
+
+func (p *player) live(d *decoder) error {
+	l := Live{Kind: int(d.int()), Epoch: int(d.int())}
+	for _, to := range []*int64{&l.Batches, &l.RowsGPU, &l.RowsCPU, &l.RowsSSD, &l.BytesSSD,
+		&l.Inserted, &l.Evicted, &l.Bypassed} {
+		*to = d.int()
+	}
+	if p.v.Live == nil || d.bad {
+		return nil
+	}
+	return p.v.Live(l)
+}
+
+func (p *player) superbatch(d *decoder) error {
+	s := Superbatch{Kind: int(d.int()), Epoch: int(d.int()), First: int(d.int()),
+		Batches: int(d.int()), GPURows: d.int(), CPURows: d.int(), Kept: d.int()}
+	slots := s.GPURows + s.CPURows
+	d.bad = d.bad || s.Batches < 1 || slots < 0 || slots >= math.MaxInt32 || s.Kept > slots ||
+		int64(s.First)+int64(s.Batches) > maxNumber
+	if p.v.Superbatch == nil || d.bad {
+		return nil
+	}
+	return p.v.Superbatch(s)
+}
+
+// placement reads a piece of a tier's rows.
+func (p *player) placement(d *decoder) error {
+	tier, begins := d.int(), d.int()
+	if d.bad = d.bad || tier > 1; d.bad {
+		return nil
+	}
+	if begins != 0 {
+		if err := p.end(); err != nil {
+			return err
+		}
+		p.tier = int(tier)
+	}
+	d.bad = d.bad || p.tier != int(tier)
+	p.place = d.rows(p.place, p.rows)
+	d.bad = d.bad || int64(len(p.place)) > p.maxPlaced
 	return nil
 }
 
@@ -425,49 +497,22 @@ func (r *Reader) Backwards(part func(rows []int64) error) error {
 		tag  uint64
 		rows []int64
 	}
-	var pieces []piece
+	var pieces []piece  // of a block
 	var later [][]int64 // pieces of a part whose beginning is still to come, the last first
 	var whole []int64
 	held := int64(0) // rows of later
 	for i := int(r.totals.Blocks) - 1; i >= 0; i-- {
-		if err := r.block(i, &in); err != nil {
-			return err
-		}
-		d := decoder{b: in.b}
 		pieces = pieces[:0]
-		for len(d.b) > 0 && !d.bad {
-			switch tag := d.uint(); tag {
-			case recPart, recMore:
+		err := r.records(i, &in, func(tag uint64, d *decoder) error {
+			if tag == recPart || tag == recMore {
 				pieces = append(pieces, piece{tag, d.rows(nil, r.header.Rows)})
-			case recBegin:
-				d.int()
-				d.int()
-				d.int()
-			case recReset:
-				d.int()
-			case recLive:
-				for range 10 {
-					d.int()
-				}
-			case recSuperbatch:
-				for range 7 {
-					d.int()
-				}
-			case recHotness:
-				for n := d.int(); n > 0 && !d.bad; n-- {
-					d.uint()
-				}
-			case recPlace:
-				d.int()
-				d.int()
-				d.rows(nil, r.header.Rows)
-			default:
-				d.bad = true
+			} else {
+				d.skip(tag, r.header.Rows)
 			}
-		}
-		if d.bad {
-			return r.damaged("block %d of %d, at byte %d, is not what a writer writes", i,
-				r.totals.Blocks, r.blocks[i])
+			return nil
+		})
+		if err != nil {
+			return err
 		}
 		for _, p := range slices.Backward(pieces) {
 			later = append(later, p.rows)
@@ -493,7 +538,10 @@ func (r *Reader) Backwards(part func(rows []int64) error) error {
 	return nil
 }
 
-// Hotness is a score for each row, what the run's static tiers were placed by; nil where the run
+// errBegun ends the search for scores at the first batch.
+var errBegun = errors.New("batches have begun")
+
+// Hotness has a score for each row, by which the run placed its static tiers; nil where the run
 // recorded none.
 func (r *Reader) Hotness() ([]uint32, error) {
 	if !r.totals.Hotness {
@@ -501,37 +549,29 @@ func (r *Reader) Hotness() ([]uint32, error) {
 	}
 	var in inflated
 	scores := make([]uint32, 0, min(r.header.Rows, 1<<20))
+	record := func(tag uint64, d *decoder) error {
+		switch tag {
+		case recPlace:
+			d.skip(tag, r.header.Rows)
+			return nil
+		case recHotness:
+		default:
+			return errBegun
+		}
+		n := d.int()
+		d.bad = d.bad || n > partRows || int64(len(scores))+n > r.header.Rows
+		for ; n > 0 && !d.bad; n-- {
+			v := d.uint()
+			d.bad = d.bad || v > math.MaxUint32
+			scores = append(scores, uint32(v))
+		}
+		return nil
+	}
 	for i := range int(r.totals.Blocks) {
-		if err := r.block(i, &in); err != nil {
+		if err := r.records(i, &in, record); errors.Is(err, errBegun) {
+			break
+		} else if err != nil {
 			return nil, err
-		}
-		d := decoder{b: in.b}
-		for len(d.b) > 0 && !d.bad {
-			switch tag := d.uint(); tag {
-			case recHotness:
-				n := d.int()
-				if n > partRows || int64(len(scores))+n > r.header.Rows {
-					d.bad = true
-				}
-				for ; n > 0 && !d.bad; n-- {
-					v := d.uint()
-					d.bad = d.bad || v > 1<<32-1
-					scores = append(scores, uint32(v))
-				}
-			case recPlace:
-				d.int()
-				d.int()
-				d.rows(nil, r.header.Rows)
-			default:
-				if int64(len(scores)) != r.header.Rows {
-					return nil, r.damaged("%d scores for %d rows", len(scores), r.header.Rows)
-				}
-				return scores, nil // batches have begun
-			}
-		}
-		if d.bad {
-			return nil, r.damaged("block %d of %d, at byte %d, is not what a writer writes", i,
-				r.totals.Blocks, r.blocks[i])
 		}
 	}
 	if int64(len(scores)) != r.header.Rows {

@@ -138,7 +138,7 @@ const (
 	recPart                  // count, rows
 	recMore                  // more rows of the last part
 	recReset                 // GPU lines
-	recLive                  // twelve numbers
+	recLive                  // ten numbers
 	recHotness               // count, scores
 	recPlace                 // tier, count, rows: what a static tier holds, ascending
 	recSuperbatch            // seven numbers
