@@ -247,16 +247,7 @@ func (h *hopBlock) work(b *cuda.Block) error {
 	mem := cuda.View[byte](p.Ring, ring*slotBytes+int64(b.Blocks)*drawWords*4)
 	h.draws = unsafe.Slice((*uint32)(unsafe.Pointer(
 		&mem[ring*slotBytes+int64(b.Index)*drawWords*4])), drawWords)
-	tileOf := func(t int64) tile {
-		m := unsafe.Pointer(&mem[t%ring*slotBytes])
-		word := func(off, n int) []uint32 { return unsafe.Slice((*uint32)(unsafe.Add(m, off)), n) }
-		return tile{
-			first: unsafe.Slice((*int64)(m), tileNodes),
-			deg:   word(slotDeg, tileNodes+simd.SampleGroup),
-			local: word(slotLocal, tileNodes+simd.SampleGroup),
-			draws: word(slotDraws, drawWords), ids: word(slotIDs, (slotBytes-slotIDs)/4),
-		}
-	}
+	tileOf := func(t int64) tile { return tileIn(mem[t%ring*slotBytes:][:slotBytes]) }
 	isReady := func(t int64) bool { return c.ready[t%ring].Load() == t+1 }
 	for looks := 0; c.stop.Load() == 0; looks++ {
 		t, next := c.entered.Load(), c.claim.Load()
@@ -301,6 +292,18 @@ func (h *hopBlock) work(b *cuda.Block) error {
 		h.wait(b, looks)
 	}
 	return nil
+}
+
+// tileIn is the tile in a slot of the ring.
+func tileIn(slot []byte) tile {
+	m := unsafe.Pointer(&slot[0])
+	words := func(off, n int) []uint32 { return unsafe.Slice((*uint32)(unsafe.Add(m, off)), n) }
+	return tile{
+		first: unsafe.Slice((*int64)(m), tileNodes),
+		deg:   words(slotDeg, tileNodes+simd.SampleGroup),
+		local: words(slotLocal, tileNodes+simd.SampleGroup),
+		draws: words(slotDraws, drawWords), ids: words(slotIDs, (slotBytes-slotIDs)/4),
+	}
 }
 
 // warmBytes is the size from which on a table of entries by node is warmed. Smaller ones stay in
@@ -753,9 +756,7 @@ func (s *hostHopper) sample(ctx context.Context, stream cuda.Stream, mb *MiniBat
 		}
 		more := totals[3]
 		if n+edges+more > math.MaxUint32 {
-			return errs.New(errs.Usage,
-				"%d nodes with %d sampled edges or more pass the limit of 2^32: lower the batch size or the fanouts",
-				n, edges+more)
+			return tooManyEdges(n, edges+more)
 		}
 		if need := (edges + more) * 4; need > b.Src.Size() {
 			if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(need, 2*b.Src.Size()), edges*4,
@@ -763,22 +764,37 @@ func (s *hostHopper) sample(ctx context.Context, stream cuda.Stream, mb *MiniBat
 				return err
 			}
 		}
-		bound := min(frontier+more, p.MaxNodes)
-		if need := (bound + 1) * 8; need > mb.Nodes.Size() {
-			if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, min(max(need, 2*mb.Nodes.Size()),
-				max(need, (p.MaxNodes+1)*8)), frontier*8, "frontier"); err != nil {
-				return err
-			}
-		}
-		if !s.direct && bound > loaded(s.slots) {
-			if err := s.growHash(bound); err != nil {
-				return err
-			}
-			if err := s.own(stream, mb, frontier); err != nil {
-				return err
-			}
+		if err := s.frontierRoom(stream, mb, frontier, more); err != nil {
+			return err
 		}
 	}
+	return s.finish(ctx, stream, mb, hop, edges, frontier)
+}
+
+// frontierRoom makes room in the frontier and the table for so many more edges. Nothing is under
+// way on the stream.
+func (s *hostHopper) frontierRoom(stream cuda.Stream, mb *MiniBatch, frontier, edges int64) error {
+	nodes := s.topo.Host.NumNodes + int64(mb.NumSeeds)
+	bound := min(frontier+edges, nodes)
+	if need := (bound + 1) * 8; need > mb.Nodes.Size() {
+		if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, min(max(need, 2*mb.Nodes.Size()),
+			max(need, (nodes+1)*8)), frontier*8, "frontier"); err != nil {
+			return err
+		}
+	}
+	if !s.direct && bound > loaded(s.slots) {
+		if err := s.growHash(bound); err != nil {
+			return err
+		}
+		return s.own(stream, mb, frontier)
+	}
+	return nil
+}
+
+// finish notes a hop's sizes, and fills in the new nodes' degrees where the model needs them.
+func (s *hostHopper) finish(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int, edges,
+	frontier int64) error {
+	b, n := &mb.Blocks[hop], mb.HopEnd[hop]
 	b.NumDst, b.NumEdges, b.NumSrc = n, edges, frontier
 	mb.HopEnd = append(mb.HopEnd, frontier)
 	if !s.cfg.Degrees {

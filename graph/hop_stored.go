@@ -244,6 +244,18 @@ func (s *storedHopper) room(b *cuda.Buffer, bytes int64) error {
 	return err
 }
 
+// storedHop is a hop under way. Chunk c is in set c mod 2 of the hopper.
+type storedHop struct {
+	*storedHopper
+	stream                cuda.Stream
+	mb                    *MiniBatch
+	b                     *Block
+	hop                   int
+	n, edges              int64 // destinations; edges of all chunks
+	frontier              int64
+	chunk, chunks, blocks int64 // edges of a chunk; chunks; blocks that find ids
+}
+
 // hop is hostHop over a topology on storage.
 func (s *storedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	n := mb.HopEnd[hop]
@@ -257,124 +269,136 @@ func (s *storedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 			return err
 		}
 	}
-	tiles := (n + tileNodes - 1) / tileNodes
-	if err := errors.Join(s.room(&s.origin, n*8), s.room(&s.deg, n*4),
-		s.room(&s.tiles, tiles*8)); err != nil {
+	h := storedHop{storedHopper: s, stream: stream, mb: mb, b: b, hop: hop, n: n, frontier: n,
+		chunk: int64(s.store.opt.Chunk), blocks: int64(max(s.workers, 1))}
+	if err := h.draw(ctx); err != nil {
 		return err
 	}
-	params := func(frontier int64) farParams {
-		p := farParams{
-			hopParams: s.params(mb, n), Origin: s.origin.Ptr(), Deg: s.deg.Ptr(),
-			Tiles:  s.tiles.Ptr(),
-			Offset: s.store.file.Offset, Shift: uint64(s.store.shift),
-		}
-		if lists, b := &s.store.cache, &s.topo.cache; lists.lists != nil {
-			p.Lines, p.Starts, p.Lists = b[0].Ptr(), b[1].Ptr(), b[2].Ptr()
-			p.CacheLine, p.CacheList, p.CacheID = int64(len(lists.lines)),
-				int64(len(lists.starts)), int64(len(lists.lists))
-		}
-		p.EdgeStart, p.Fanout, p.Hop, p.Frontier = b.Indptr.Ptr(), int64(s.cfg.Fanouts[hop]),
-			uint32(hop), frontier
-		if b.Src != nil {
-			p.Src, p.SrcLen = b.Src.Ptr(), b.Src.Size()/4
-		}
-		return p
-	}
-	p := params(n)
-	if err := s.launchFar(stream, s.kRows, &p, tiles); err != nil {
+	if err := h.enterChunks(ctx); err != nil {
 		return err
 	}
-	if err := stream.Synchronize(ctx); err != nil {
+	return s.finish(ctx, stream, mb, hop, h.edges, h.frontier)
+}
+
+func (h *storedHop) params() farParams {
+	p := farParams{
+		hopParams: h.storedHopper.params(h.mb, h.n), Origin: h.origin.Ptr(), Deg: h.deg.Ptr(),
+		Tiles:  h.tiles.Ptr(),
+		Offset: h.store.file.Offset, Shift: uint64(h.store.shift),
+	}
+	if lists, b := &h.store.cache, &h.topo.cache; lists.lists != nil {
+		p.Lines, p.Starts, p.Lists = b[0].Ptr(), b[1].Ptr(), b[2].Ptr()
+		p.CacheLine, p.CacheList, p.CacheID = int64(len(lists.lines)), int64(len(lists.starts)),
+			int64(len(lists.lists))
+	}
+	p.EdgeStart, p.Fanout, p.Hop, p.Frontier = h.b.Indptr.Ptr(), int64(h.cfg.Fanouts[h.hop]),
+		uint32(h.hop), h.frontier
+	if h.b.Src != nil {
+		p.Src, p.SrcLen = h.b.Src.Ptr(), h.b.Src.Size()/4
+	}
+	return p
+}
+
+// draw counts the hop's edges and draws each one's neighbour.
+func (h *storedHop) draw(ctx context.Context) error {
+	tiles := (h.n + tileNodes - 1) / tileNodes
+	if err := errors.Join(h.room(&h.origin, h.n*8), h.room(&h.deg, h.n*4),
+		h.room(&h.tiles, tiles*8)); err != nil {
 		return err
 	}
-	edges := int64(0)
-	for t, sums := 0, view[int64](s.tiles, tiles); t < len(sums); t++ {
-		edges, sums[t] = edges+sums[t], edges
+	p := h.params()
+	if err := h.launchFar(h.stream, h.kRows, &p, tiles); err != nil {
+		return err
 	}
-	if n+edges > math.MaxUint32 {
-		return tooManyEdges(n, edges)
+	if err := h.stream.Synchronize(ctx); err != nil {
+		return err
 	}
-	if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(edges, 1)*4, 0,
+	for t, sums := 0, view[int64](h.tiles, tiles); t < len(sums); t++ {
+		h.edges, sums[t] = h.edges+sums[t], h.edges
+	}
+	if h.n+h.edges > math.MaxUint32 {
+		return tooManyEdges(h.n, h.edges)
+	}
+	h.chunks = (h.edges + h.chunk - 1) / h.chunk
+	if err := h.mb.grow(h.stream, &h.b.Src, cuda.MemDevice, max(h.edges, 1)*4, 0,
 		"block sources"); err != nil {
 		return err
 	}
-	p = params(n)
-	if err := s.launchFar(stream, s.kDraw, &p, tiles); err != nil {
-		return err
-	}
+	p = h.params()
+	return h.launchFar(h.stream, h.kDraw, &p, tiles)
+}
 
-	chunk := int64(s.store.opt.Chunk)
-	chunks := (edges + chunk - 1) / chunk
-	bounds := func(c int64) (from, to int64) { return c * chunk, min((c+1)*chunk, edges) }
-	grid := int64(max(s.workers, 1))
-	find := func(c int64) error {
-		x := &s.sets[c%2]
-		p := params(n)
-		p.From, p.To = bounds(c)
-		k := min(chunk, edges)
-		if err := errors.Join(s.room(&x.pos, k*8), s.room(&x.ids, (k+simd.SampleAhead)*4),
-			s.room(&x.keys, k*8), s.room(&x.counts, grid*24)); err != nil {
-			return err
-		}
-		p.Pos, p.IDs, p.Keys, p.Counts = x.pos.Ptr(), x.ids.Ptr(), x.keys.Ptr(), x.counts.Ptr()
-		return s.launchFar(stream, s.kFind, &p, grid)
-	}
-	frontier := n
-	totals := view[int64](mb.totals, 4)
-	enter := func(c int64) error {
-		from, to := bounds(c)
-		if err := s.farRoom(stream, mb, frontier, to-from); err != nil {
-			return err
-		}
-		p := params(frontier)
-		p.From, p.To = from, to
-		p.IDs = s.sets[c%2].ids.Ptr()
-		return s.launchFar(stream, s.kEnter, &p, 1)
-	}
-	if chunks > 0 {
-		if err := find(0); err != nil {
+// enterChunks enters all edges' ids. While a chunk's reads are on their way the chunk before it is
+// entered and the one behind it is looked up.
+func (h *storedHop) enterChunks(ctx context.Context) error {
+	if h.chunks > 0 {
+		if err := h.find(0); err != nil {
 			return err
 		}
 	}
-	for c := range chunks + 1 {
-		if err := stream.Synchronize(ctx); err != nil {
+	totals := view[int64](h.mb.totals, 4)
+	for c := range h.chunks + 1 {
+		if err := h.stream.Synchronize(ctx); err != nil {
 			return err
 		}
 		if c > 1 {
-			frontier = totals[2]
+			h.frontier = totals[2]
 		}
 		if c > 0 {
-			if err := enter(c - 1); err != nil {
+			if err := h.enter(c - 1); err != nil {
 				return err
 			}
 		}
-		if c+1 < chunks {
-			if err := find(c + 1); err != nil {
+		if c+1 < h.chunks {
+			if err := h.find(c + 1); err != nil {
 				return err
 			}
 		}
-		if c < chunks {
-			from, to := bounds(c)
-			if err := s.fetch(ctx, &s.sets[c%2], to-from, grid); err != nil {
+		if c < h.chunks {
+			from, to := h.bounds(c)
+			if err := h.fetch(ctx, &h.sets[c%2], to-from, h.blocks); err != nil {
 				return err
 			}
 		}
 	}
-	if err := stream.Synchronize(ctx); err != nil {
+	if err := h.stream.Synchronize(ctx); err != nil {
 		return err
 	}
-	if chunks > 0 {
-		frontier = totals[2]
+	if h.chunks > 0 {
+		h.frontier = totals[2]
 	}
-	b.NumDst, b.NumEdges, b.NumSrc = n, edges, frontier
-	mb.HopEnd = append(mb.HopEnd, frontier)
-	if !s.cfg.Degrees {
-		return nil
-	}
-	if err := s.degrees(stream, mb, n, frontier); err != nil {
+	return nil
+}
+
+// bounds are the edges of a chunk.
+func (h *storedHop) bounds(c int64) (from, to int64) {
+	return c * h.chunk, min((c+1)*h.chunk, h.edges)
+}
+
+// find enqueues the look for a chunk's ids in the lists in memory.
+func (h *storedHop) find(c int64) error {
+	x := &h.sets[c%2]
+	p := h.params()
+	p.From, p.To = h.bounds(c)
+	k := min(h.chunk, h.edges)
+	if err := errors.Join(h.room(&x.pos, k*8), h.room(&x.ids, (k+simd.SampleAhead)*4),
+		h.room(&x.keys, k*8), h.room(&x.counts, h.blocks*24)); err != nil {
 		return err
 	}
-	return stream.Synchronize(ctx)
+	p.Pos, p.IDs, p.Keys, p.Counts = x.pos.Ptr(), x.ids.Ptr(), x.keys.Ptr(), x.counts.Ptr()
+	return h.launchFar(h.stream, h.kFind, &p, h.blocks)
+}
+
+// enter enqueues the entry of a chunk's ids into the frontier.
+func (h *storedHop) enter(c int64) error {
+	from, to := h.bounds(c)
+	if err := h.frontierRoom(h.stream, h.mb, h.frontier, to-from); err != nil {
+		return err
+	}
+	p := h.params()
+	p.From, p.To = from, to
+	p.IDs = h.sets[c%2].ids.Ptr()
+	return h.launchFar(h.stream, h.kEnter, &p, 1)
 }
 
 // launchFar runs a kernel on so many blocks, no more than there are workers.
@@ -382,26 +406,6 @@ func (s *storedHopper) launchFar(stream cuda.Stream, k cuda.Kernel, p *farParams
 	blocks int64) error {
 	return cuda.Launch(stream, k,
 		cuda.LaunchConfig{Blocks: int(max(min(blocks, int64(s.workers)), 1)), Threads: 32}, *p)
-}
-
-// farRoom makes room in the frontier and the table for a chunk's edges. Nothing is under way on the
-// stream.
-func (s *storedHopper) farRoom(stream cuda.Stream, mb *MiniBatch, frontier, edges int64) error {
-	nodes := s.topo.Host.NumNodes + int64(mb.NumSeeds)
-	bound := min(frontier+edges, nodes)
-	if need := (bound + 1) * 8; need > mb.Nodes.Size() {
-		if err := mb.grow(stream, &mb.Nodes, cuda.MemDevice, min(max(need, 2*mb.Nodes.Size()),
-			max(need, (nodes+1)*8)), frontier*8, "frontier"); err != nil {
-			return err
-		}
-	}
-	if !s.direct && bound > loaded(s.slots) {
-		if err := s.growHash(bound); err != nil {
-			return err
-		}
-		return s.own(stream, mb, frontier)
-	}
-	return nil
 }
 
 // fetch reads the ids of a chunk of n edges that are in no list in memory.

@@ -210,96 +210,127 @@ func (r *pageReader) read(ctx context.Context, next func(*pageRun) bool,
 	if r.ring == nil {
 		return r.readThreads(ctx, next, done)
 	}
-	var failure error
-	stop := time.Time{} // of waiting for what is in flight
-	fail := func(err error) {
-		if failure == nil {
-			failure, stop = err, time.Now().Add(drainLimit)
-		}
-	}
-	inFlight, more := 0, true
-	cqes := make([]iouring.CQE, 64)
-	var again []int32 // slots to be read once more
+	return (&ringRead{pageReader: r, next: next, done: done, more: true,
+		cqes: make([]iouring.CQE, 64)}).run(ctx)
+}
+
+// ringRead is a read by io_uring under way.
+type ringRead struct {
+	*pageReader
+	next     func(*pageRun) bool
+	done     func(u *pageRun, data []byte) error
+	more     bool    // next may have runs
+	again    []int32 // slots to be read once more
+	inFlight int
+	cqes     []iouring.CQE
+	failure  error
+	stop     time.Time // of waiting for reads in flight after a failure
+}
+
+func (r *ringRead) run(ctx context.Context) error {
 	for {
-		for failure == nil && (len(again) > 0 || more && len(r.free) > 0) {
-			var slot int32
-			if n := len(again); n > 0 {
-				slot, again = again[n-1], again[:n-1]
-			} else {
-				slot = r.free[len(r.free)-1]
-				if more = next(&r.runs[slot]); !more {
-					break
-				}
-				r.free = r.free[:len(r.free)-1]
-				r.runs[slot].tries = 0
-			}
-			sqe := r.ring.SQE()
-			if sqe == nil {
-				again = append(again, slot)
-				break
-			}
-			u := &r.runs[slot]
-			off, n := r.span(u)
-			// O_DIRECT takes whole blocks; the end of the file cuts the answer.
-			sqe.PrepRead(iouring.File{FD: r.fd}, unsafe.Pointer(&r.mem[int(slot)*unitBytes]),
-				uint32((n+filePage-1)&^(filePage-1)), uint64(off))
-			sqe.Data = uint64(slot)
-			r.began[slot] = time.Now()
-			r.reads++
-			inFlight++
-		}
-		if inFlight == 0 && (failure != nil || !more && len(again) == 0) {
+		r.submit()
+		if r.inFlight == 0 && (r.failure != nil || !r.more && len(r.again) == 0) {
 			break
 		}
 		r.ring.Flush()
-		if err := r.ring.SubmitAndWait(&r.wait, min(inFlight, max(1, inFlight/8)),
+		if err := r.ring.SubmitAndWait(&r.wait, min(r.inFlight, max(1, r.inFlight/8)),
 			50*time.Millisecond, 200*time.Microsecond); err != nil && !errors.Is(err,
 			iouring.ErrNotEntered) {
-			fail(errs.New(errs.Device, "topology on storage: %s: %w", r.path, err))
+			r.fail(errs.New(errs.Device, "topology on storage: %s: %w", r.path, err))
 		}
-		got := 0
-		for n := r.ring.Reap(cqes); n > 0; n = r.ring.Reap(cqes) {
-			got += n
-			for _, c := range cqes[:n] {
-				slot := int32(c.Data)
-				inFlight--
-				redo := false
-				if failure == nil {
-					var err error
-					if redo, err = r.arrived(slot, int(c.Res), done); err != nil {
-						fail(err)
-					}
-				}
-				if redo {
-					again = append(again, slot)
-				} else {
-					r.free = append(r.free, slot)
-				}
-			}
-		}
+		got := r.reap()
 		if ctx.Err() != nil {
-			fail(ended(ctx))
+			r.fail(ended(ctx))
 		}
 		if got > 0 {
 			continue
 		}
 		now := time.Now()
-		if failure == nil {
-			for slot := range r.runs {
-				if !slices.Contains(r.free, int32(slot)) && !slices.Contains(again, int32(slot)) &&
-					now.Sub(r.began[slot]) > readLimit {
-					off, n := r.span(&r.runs[slot])
-					fail(r.failed(off, n, fmt.Errorf("%w (%v)", ErrTopologyLate, readLimit)))
-				}
-			}
-		} else if now.After(stop) && inFlight > 0 {
+		if r.failure == nil {
+			r.failLate(now)
+		} else if now.After(r.stop) && r.inFlight > 0 {
 			r.broken = errs.New(errs.Device,
-				"topology on storage: %d reads of %s have not ended: %w", inFlight, r.path, failure)
+				"topology on storage: %d reads of %s have not ended: %w", r.inFlight, r.path,
+				r.failure)
 			return r.broken
 		}
 	}
-	r.free = append(r.free, again...)
-	return failure
+	r.free = append(r.free, r.again...)
+	return r.failure
+}
+
+func (r *ringRead) fail(err error) {
+	if r.failure == nil {
+		r.failure, r.stop = err, time.Now().Add(drainLimit)
+	}
+}
+
+// submit fills the ring with reads.
+func (r *ringRead) submit() {
+	for r.failure == nil && (len(r.again) > 0 || r.more && len(r.free) > 0) {
+		var slot int32
+		if n := len(r.again); n > 0 {
+			slot, r.again = r.again[n-1], r.again[:n-1]
+		} else {
+			slot = r.free[len(r.free)-1]
+			if r.more = r.next(&r.runs[slot]); !r.more {
+				break
+			}
+			r.free = r.free[:len(r.free)-1]
+			r.runs[slot].tries = 0
+		}
+		sqe := r.ring.SQE()
+		if sqe == nil {
+			r.again = append(r.again, slot)
+			break
+		}
+		u := &r.runs[slot]
+		off, n := r.span(u)
+		// O_DIRECT takes whole blocks; the end of the file cuts the answer.
+		sqe.PrepRead(iouring.File{FD: r.fd}, unsafe.Pointer(&r.mem[int(slot)*unitBytes]),
+			uint32((n+filePage-1)&^(filePage-1)), uint64(off))
+		sqe.Data = uint64(slot)
+		r.began[slot] = time.Now()
+		r.reads++
+		r.inFlight++
+	}
+}
+
+// reap takes all answers and returns their number.
+func (r *ringRead) reap() int {
+	got := 0
+	for n := r.ring.Reap(r.cqes); n > 0; n = r.ring.Reap(r.cqes) {
+		got += n
+		for _, c := range r.cqes[:n] {
+			slot := int32(c.Data)
+			r.inFlight--
+			redo := false
+			if r.failure == nil {
+				var err error
+				if redo, err = r.arrived(slot, int(c.Res), r.done); err != nil {
+					r.fail(err)
+				}
+			}
+			if redo {
+				r.again = append(r.again, slot)
+			} else {
+				r.free = append(r.free, slot)
+			}
+		}
+	}
+	return got
+}
+
+// failLate fails where a read in flight is past its limit.
+func (r *ringRead) failLate(now time.Time) {
+	for slot := range r.runs {
+		if !slices.Contains(r.free, int32(slot)) && !slices.Contains(r.again, int32(slot)) &&
+			now.Sub(r.began[slot]) > readLimit {
+			off, n := r.span(&r.runs[slot])
+			r.fail(r.failed(off, n, fmt.Errorf("%w (%v)", ErrTopologyLate, readLimit)))
+		}
+	}
 }
 
 // arrived deals with the answer to a read: res bytes, or an error number below 0. redo asks for it

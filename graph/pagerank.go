@@ -46,28 +46,8 @@ const pageRankOne = 1 << 62
 // any number of workers. It takes 16 bytes a node beside the result, and an addition for each edge
 // and iteration.
 func ReversePageRank(ctx context.Context, t *Topology, o PageRankOptions) ([]float32, error) {
-	if o.Damping == 0 {
-		o.Damping = 0.85
-	}
-	if o.Iterations == 0 {
-		o.Iterations = 20
-	}
-	if o.Workers == 0 {
-		o.Workers = hostcpu.Count()
-	}
-	if !(o.Damping > 0 && o.Damping < 1) || o.Iterations < 0 || o.Workers < 0 {
-		return nil, errs.New(errs.Usage,
-			"reverse PageRank with damping %v and %d iterations: give a damping between 0 and 1 and at least one iteration",
-			o.Damping, o.Iterations)
-	}
-	for _, v := range o.Teleport {
-		if uint64(v) >= uint64(t.NumNodes) {
-			return nil, errs.New(errs.Usage, "reverse PageRank from node %d: nodes are 0 to %d", v,
-				t.NumNodes-1)
-		}
-	}
-	if t.NumNodes == 0 {
-		return nil, nil
+	if err := o.complete(t); err != nil || t.NumNodes == 0 {
+		return nil, err
 	}
 	mem, err := hostmem.Alloc(2*8*t.NumNodes, "reverse PageRank")
 	if err != nil {
@@ -80,7 +60,7 @@ func ReversePageRank(ctx context.Context, t *Topology, o PageRankOptions) ([]flo
 		cur: both[:t.NumNodes], next: both[t.NumNodes:],
 		damp: uint64(math.Ldexp(o.Damping, 63)) << 1,
 	}
-	// How many walks start at a node; in the end the memory holds its score.
+	// The walks that start at a node; in the end the memory holds its score.
 	starts := make([]uint32, t.NumNodes)
 	walks := uint64(t.NumNodes)
 	start := func(int64) uint64 { return pageRankOne / walks }
@@ -91,32 +71,14 @@ func ReversePageRank(ctx context.Context, t *Topology, o PageRankOptions) ([]flo
 		}
 		start = func(v int64) uint64 { return pageRankOne / walks * uint64(starts[v]) }
 	}
-	keep := -r.damp // 1 - d
 	r.nodes(func(lo, hi int64) {
 		for v := lo; v < hi; v++ {
 			r.cur[v] = start(v)
 		}
 	})
 	for i := range o.Iterations {
-		switch {
-		case t.OnStorage():
-			if err := r.giveScanned(); err != nil {
-				return nil, err
-			}
-		case t.Wide():
-			give(&r, t.Indices64)
-		default:
-			give(&r, t.Indices32)
-		}
-		r.nodes(func(lo, hi int64) {
-			for v := lo; v < hi; v++ {
-				got, _ := bits.Mul64(r.next[v], r.damp)
-				own, _ := bits.Mul64(start(v), keep)
-				r.cur[v], r.next[v] = got+own, 0
-			}
-		})
-		if ctx.Err() != nil {
-			return nil, errs.New(errs.Interrupted, "reverse PageRank: %w", context.Cause(ctx))
+		if err := r.iterate(start); err != nil {
+			return nil, err
 		}
 		if o.Progress != nil {
 			o.Progress(i+1, o.Iterations)
@@ -128,6 +90,57 @@ func ReversePageRank(ctx context.Context, t *Topology, o PageRankOptions) ([]flo
 		}
 	})
 	return unsafe.Slice((*float32)(unsafe.Pointer(&starts[0])), len(starts)), nil
+}
+
+// complete fills in defaults and checks.
+func (o *PageRankOptions) complete(t *Topology) error {
+	if o.Damping == 0 {
+		o.Damping = 0.85
+	}
+	if o.Iterations == 0 {
+		o.Iterations = 20
+	}
+	if o.Workers == 0 {
+		o.Workers = hostcpu.Count()
+	}
+	if !(o.Damping > 0 && o.Damping < 1) || o.Iterations < 0 || o.Workers < 0 {
+		return errs.New(errs.Usage,
+			"reverse PageRank with damping %v and %d iterations: give a damping between 0 and 1 and at least one iteration",
+			o.Damping, o.Iterations)
+	}
+	for _, v := range o.Teleport {
+		if uint64(v) >= uint64(t.NumNodes) {
+			return errs.New(errs.Usage, "reverse PageRank from node %d: nodes are 0 to %d", v,
+				t.NumNodes-1)
+		}
+	}
+	return nil
+}
+
+// iterate computes the next scores; start is a node's share of the start.
+func (r *pageRank) iterate(start func(v int64) uint64) error {
+	switch {
+	case r.t.OnStorage():
+		if err := r.giveScanned(); err != nil {
+			return err
+		}
+	case r.t.Wide():
+		give(r, r.t.Indices64)
+	default:
+		give(r, r.t.Indices32)
+	}
+	keep := -r.damp // 1 - d
+	r.nodes(func(lo, hi int64) {
+		for v := lo; v < hi; v++ {
+			got, _ := bits.Mul64(r.next[v], r.damp)
+			own, _ := bits.Mul64(start(v), keep)
+			r.cur[v], r.next[v] = got+own, 0
+		}
+	})
+	if r.ctx.Err() != nil {
+		return errs.New(errs.Interrupted, "reverse PageRank: %w", context.Cause(r.ctx))
+	}
+	return nil
 }
 
 type pageRank struct {

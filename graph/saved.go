@@ -14,11 +14,13 @@ import (
 // the first of its mini-batches trains (Ginex, VLDB 2022, section 4.2). The frontier's node numbers
 // and all the rest are two things, as whoever plans a cache needs the first alone.
 
-// savedHeader is, in front of what Save appends, for each hop NumDst, NumSrc and NumEdges, behind
-// the counts of seeds and hops and what there is (saved…).
+// A saved mini-batch begins with the numbers of seeds and hops and the flags of its parts
+// (savedHeader), and for each hop NumDst, NumSrc and NumEdges.
 const (
-	savedDegrees = 1 << iota
-	savedWeights // times the first hop: a bit for each
+	savedHeader = 3 * 8
+
+	savedDegrees = 1 << 0
+	savedWeights = 1 << 1 // of the first hop; the next bits are of the next hops
 )
 
 // Save appends to b what a mini-batch is beside its frontier, and returns it with the frontier's
@@ -95,18 +97,17 @@ func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]b
 // belongs to the call.
 func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int,
 	nodes []int64, saved []byte, stage *Stage) error {
-	broken := func(what string) error {
+	broken := func(fault string) error {
 		return errs.New(errs.Device,
 			"the kept samples of mini-batch %d of epoch %d have %s; have them sampled anew", index, epoch,
-			what)
+			fault)
 	}
 	le := binary.LittleEndian
-	const header = 3 * 8
-	if len(saved) < header {
+	if len(saved) < savedHeader {
 		return broken("no header")
 	}
 	hops, has := le.Uint64(saved[8:]), le.Uint64(saved[16:])
-	if hops != uint64(len(s.cfg.Fanouts)) || len(saved) < header+int(hops)*24 {
+	if hops != uint64(len(s.cfg.Fanouts)) || len(saved) < savedHeader+int(hops)*24 {
 		return broken("another number of hops")
 	}
 	if seeds := le.Uint64(saved); seeds < 1 || seeds > uint64(len(nodes)) {
@@ -117,16 +118,41 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	}
 	mb.Epoch, mb.Index, mb.NumSeeds = epoch, index, int(le.Uint64(saved))
 	mb.HopEnd, mb.Blocks = append(mb.HopEnd[:0], int64(mb.NumSeeds)), mb.Blocks[:hops]
-	need, dst := int64(0), int64(mb.NumSeeds)
+	sizes, rest := saved[savedHeader:savedHeader+hops*24], saved[savedHeader+hops*24:]
+	need, ok := mb.restoreSizes(sizes, len(nodes), len(saved), has)
+	if !ok {
+		return broken("a block of another size")
+	}
+	if mb.HopEnd[hops] != int64(len(nodes)) || need != int64(len(rest)) ||
+		has&savedDegrees != 0 != s.cfg.Degrees {
+		return broken("another length")
+	}
+	for _, v := range nodes {
+		if uint64(v) >= uint64(s.topo.Host.NumNodes) {
+			return broken("a node that the graph has not")
+		}
+	}
+	list := mb.pieces(nodes, rest, has)
+	if list == nil {
+		return broken("a block that is none")
+	}
+	return mb.upload(ctx, stream, stage, list)
+}
+
+// restoreSizes reads the sizes of mb's blocks, and returns the bytes that the blocks need. They
+// have to fit so many nodes and bytes.
+func (mb *MiniBatch) restoreSizes(sizes []byte, nodes, bytes int, has uint64) (need int64,
+	ok bool) {
+	le := binary.LittleEndian
+	dst := int64(mb.NumSeeds)
 	for h := range mb.Blocks {
-		sizes := saved[header+h*24:]
 		x := &mb.Blocks[h]
-		x.NumDst, x.NumSrc, x.NumEdges = int64(le.Uint64(sizes)), int64(le.Uint64(sizes[8:])),
-			int64(le.Uint64(sizes[16:]))
-		if x.NumDst != dst || x.NumSrc < dst || x.NumSrc > int64(len(nodes)) ||
-			uint64(x.NumEdges) > uint64(len(saved)) ||
+		x.NumDst, x.NumSrc = int64(le.Uint64(sizes[h*24:])), int64(le.Uint64(sizes[h*24+8:]))
+		x.NumEdges = int64(le.Uint64(sizes[h*24+16:]))
+		if x.NumDst != dst || x.NumSrc < dst || x.NumSrc > int64(nodes) ||
+			uint64(x.NumEdges) > uint64(bytes) ||
 			x.Weights != nil && has&(savedWeights<<h) == 0 {
-			return broken("a block of another size")
+			return 0, false
 		}
 		dst = x.NumSrc
 		mb.HopEnd = append(mb.HopEnd, dst)
@@ -135,30 +161,25 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 			need += x.NumSrc * 4
 		}
 	}
-	degrees := has&savedDegrees != 0
-	if degrees {
+	if has&savedDegrees != 0 {
 		need += dst * 4
 	}
-	rest := saved[header+hops*24:]
-	if dst != int64(len(nodes)) || need != int64(len(rest)) || degrees != s.cfg.Degrees {
-		return broken("another length")
-	}
+	return need, true
+}
+
+// pieces divides the bytes of a mini-batch's blocks; nil: a block refers beyond its sources.
+func (mb *MiniBatch) pieces(nodes []int64, rest []byte, has uint64) []piece {
 	take := func(n int64) []byte {
 		b := rest[:n]
 		rest = rest[n:]
 		return b
-	}
-	for _, v := range nodes {
-		if uint64(v) >= uint64(s.topo.Host.NumNodes) {
-			return broken("a node that the graph has not")
-		}
 	}
 	list := []piece{{to: &mb.Nodes, data: hostmem.Bytes(nodes), purpose: "frontier"}}
 	for h := range mb.Blocks {
 		x := &mb.Blocks[h]
 		offsets, src := take((x.NumDst+1)*4), take(x.NumEdges*4)
 		if !validBlock(offsets, src, uint32(x.NumSrc)) {
-			return broken("a block that is none")
+			return nil
 		}
 		list = append(list,
 			piece{to: &x.Indptr, data: offsets, widen: true, purpose: "block offsets"},
@@ -168,11 +189,11 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 				purpose: "block weights"})
 		}
 	}
-	if degrees {
-		list = append(list, piece{to: &mb.Degrees, data: take(dst * 4),
+	if has&savedDegrees != 0 {
+		list = append(list, piece{to: &mb.Degrees, data: take(int64(len(nodes)) * 4),
 			purpose: "frontier degrees"})
 	}
-	return mb.upload(ctx, stream, stage, list)
+	return list
 }
 
 // validBlock reports whether offsets go from 0 to the number of sources, which are all below n.
