@@ -222,44 +222,17 @@ func readHotness(f *os.File) (*SavedHotness, error) {
 		return nil, err
 	}
 	r := bufio.NewReaderSize(f, 1<<20)
-	short := func(err error) error {
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return errors.New("the file is cut off")
-		}
-		return err
-	}
-	var head [16]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return nil, short(err)
-	}
-	if string(head[:8]) != hotMagic {
-		return nil, errors.New("is no file of hotness")
-	}
-	if v := binary.LittleEndian.Uint32(head[8:]); v != hotVersion {
-		return nil, fmt.Errorf("has format version %d, this program reads %d", v, hotVersion)
-	}
-	n := binary.LittleEndian.Uint32(head[12:])
-	if n > hotHeaderMax {
-		return nil, fmt.Errorf("damaged: a header of %d bytes", n)
-	}
-	header := make([]byte, n+4)
-	if _, err := io.ReadFull(r, header); err != nil {
-		return nil, short(err)
-	}
-	if crc32.Checksum(header[:n], castagnoli) != binary.LittleEndian.Uint32(header[n:]) {
-		return nil, errors.New("damaged: the checksum of the header is wrong")
-	}
-	s := &SavedHotness{}
-	if err := json.Unmarshal(header[:n], s); err != nil {
-		return nil, fmt.Errorf("damaged: %w", err)
+	s, headBytes, err := readHotnessHeader(r)
+	if err != nil {
+		return nil, err
 	}
 	// The length is checked before there is memory for it.
-	body := st.Size() - int64(len(head)) - int64(len(header)) - 4
+	body := st.Size() - headBytes - 4
 	switch rows := s.Key.Rows; {
 	case rows < 0 || rows > math.MaxInt64/4 || body > rows*4:
 		return nil, fmt.Errorf("damaged: %d bytes for %d rows", body, rows)
 	case body < rows*4:
-		return nil, errors.New("the file is cut off")
+		return nil, errCutOff
 	}
 	s.Scores = make([]uint32, s.Key.Rows)
 	sum := uint32(0)
@@ -267,8 +240,8 @@ func readHotness(f *os.File) (*SavedHotness, error) {
 	for first := 0; first < len(s.Scores); first += hotChunk / 4 {
 		part := s.Scores[first:min(first+hotChunk/4, len(s.Scores))]
 		b := buf[:len(part)*4]
-		if _, err := io.ReadFull(r, b); err != nil {
-			return nil, short(err)
+		if err := readFull(r, b); err != nil {
+			return nil, err
 		}
 		sum = crc32.Update(sum, castagnoli, b)
 		for i := range part {
@@ -276,11 +249,52 @@ func readHotness(f *os.File) (*SavedHotness, error) {
 		}
 	}
 	var tail [4]byte
-	if _, err := io.ReadFull(r, tail[:]); err != nil {
-		return nil, short(err)
+	if err := readFull(r, tail[:]); err != nil {
+		return nil, err
 	}
 	if binary.LittleEndian.Uint32(tail[:]) != sum {
 		return nil, errors.New("damaged: the checksum of the scores is wrong")
 	}
 	return s, nil
+}
+
+var errCutOff = errors.New("the file is cut off")
+
+// readFull fills b, or fails with errCutOff.
+func readFull(r io.Reader, b []byte) error {
+	_, err := io.ReadFull(r, b)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errCutOff
+	}
+	return err
+}
+
+// readHotnessHeader returns scores without their values, and the header's length.
+func readHotnessHeader(r io.Reader) (*SavedHotness, int64, error) {
+	var head [16]byte
+	if err := readFull(r, head[:]); err != nil {
+		return nil, 0, err
+	}
+	if string(head[:8]) != hotMagic {
+		return nil, 0, errors.New("is no file of hotness")
+	}
+	if v := binary.LittleEndian.Uint32(head[8:]); v != hotVersion {
+		return nil, 0, fmt.Errorf("has format version %d, this program reads %d", v, hotVersion)
+	}
+	n := binary.LittleEndian.Uint32(head[12:])
+	if n > hotHeaderMax {
+		return nil, 0, fmt.Errorf("damaged: a header of %d bytes", n)
+	}
+	header := make([]byte, n+4)
+	if err := readFull(r, header); err != nil {
+		return nil, 0, err
+	}
+	if crc32.Checksum(header[:n], castagnoli) != binary.LittleEndian.Uint32(header[n:]) {
+		return nil, 0, errors.New("damaged: the checksum of the header is wrong")
+	}
+	s := &SavedHotness{}
+	if err := json.Unmarshal(header[:n], s); err != nil {
+		return nil, 0, fmt.Errorf("damaged: %w", err)
+	}
+	return s, int64(len(head) + len(header)), nil
 }

@@ -71,6 +71,7 @@ type Assembly struct {
 	Page, Place        cuda.DevicePtr
 
 	lists                                       cuda.Buffer
+	used                                        int64 // bytes of lists
 	gpuPos, gpuSlot, cpuPos, cpuSlot, pos, slot cuda.DevicePtr
 	next                                        []int64
 	shape                                       packed.Shape
@@ -103,48 +104,15 @@ func (c *Ranked) Assemble(a *Assembly, b *packed.Batch, shape packed.Shape, ssds
 	if len(a.SSDOffset) != ssds+1 {
 		a.SSDOffset, a.next = make([]int64, ssds+1), make([]int64, ssds)
 	}
-	clear(a.SSDOffset)
-	pages := int64(0)
-	for _, r := range b.Runs {
-		for p := r.Page; p < r.Page+r.Pages; p++ {
-			a.SSDOffset[p%int64(ssds)+1]++
-		}
-		pages += r.Pages
-	}
+	pages := a.countPages(b.Runs)
 	if pages != b.ReadPages || pages > math.MaxUint32/max(shape.RowsPerPage, 1) {
 		return fmt.Errorf("cache: a mini-batch reads %d pages in runs of %d", b.ReadPages, pages)
 	}
 	if err := c.room(a, pages*12+(hot+paged)*8); err != nil {
 		return err
 	}
-	mem, base, offset := a.lists.Bytes(), a.lists.Ptr(), int64(0)
-	take := func(bytes int64) ([]byte, cuda.DevicePtr) {
-		from := offset
-		offset += bytes
-		return mem[from:offset], base + cuda.DevicePtr(from)
-	}
-	var raw []byte
-	raw, a.Page = take(pages * 8)
-	numbers := hostmem.View[int64](raw)
-	list := func(to *cuda.DevicePtr, n int64) []uint32 {
-		var raw []byte
-		raw, *to = take(n * 4)
-		return hostmem.View[uint32](raw)
-	}
-	places := list(&a.Place, pages)
-	for s := range ssds {
-		a.SSDOffset[s+1] += a.SSDOffset[s]
-		a.next[s] = a.SSDOffset[s]
-	}
-	place := uint32(0)
-	for _, r := range b.Runs {
-		for p := r.Page; p < r.Page+r.Pages; p++ {
-			k := &a.next[p%int64(ssds)]
-			numbers[*k], places[*k] = p, place
-			*k++
-			place++
-		}
-	}
+	a.Page, a.used = a.lists.Ptr(), pages*8
+	a.deal(b.Runs, hostmem.View[int64](a.lists.Bytes()[:a.used]), a.list(&a.Place, pages))
 	gpu := uint32(len(c.place.GPU))
 	onGPU := int64(0)
 	for _, r := range b.HotRank {
@@ -152,8 +120,8 @@ func (c *Ranked) Assemble(a *Assembly, b *packed.Batch, shape packed.Shape, ssds
 			onGPU++
 		}
 	}
-	gpuPos, gpuSlot := list(&a.gpuPos, onGPU), list(&a.gpuSlot, onGPU)
-	cpuPos, cpuSlot := list(&a.cpuPos, hot-onGPU), list(&a.cpuSlot, hot-onGPU)
+	gpuPos, gpuSlot := a.list(&a.gpuPos, onGPU), a.list(&a.gpuSlot, onGPU)
+	cpuPos, cpuSlot := a.list(&a.cpuPos, hot-onGPU), a.list(&a.cpuSlot, hot-onGPU)
 	i, k := 0, 0
 	for j, r := range b.HotRank {
 		if int(r) >= len(c.slot) {
@@ -168,11 +136,49 @@ func (c *Ranked) Assemble(a *Assembly, b *packed.Batch, shape packed.Shape, ssds
 			k++
 		}
 	}
-	copy(list(&a.pos, paged), b.Pos)
-	copy(list(&a.slot, paged), b.Slot)
+	copy(a.list(&a.pos, paged), b.Pos)
+	copy(a.list(&a.slot, paged), b.Slot)
 	a.NGPU, a.NCPU, a.NPaged, a.Pages = onGPU, hot-onGPU, paged, pages
 	a.shape, a.rows = shape, rows
 	return nil
+}
+
+// countPages counts each SSD's pages in SSDOffset, and returns the sum.
+func (a *Assembly) countPages(runs []packed.Run) (pages int64) {
+	clear(a.SSDOffset)
+	ssds := int64(len(a.next))
+	for _, r := range runs {
+		for p := r.Page; p < r.Page+r.Pages; p++ {
+			a.SSDOffset[p%ssds+1]++
+		}
+		pages += r.Pages
+	}
+	for s := range ssds {
+		a.SSDOffset[s+1] += a.SSDOffset[s]
+		a.next[s] = a.SSDOffset[s]
+	}
+	return pages
+}
+
+// deal lists the pages of each SSD, and their places in the staging buffer.
+func (a *Assembly) deal(runs []packed.Run, pages []int64, places []uint32) {
+	ssds, place := int64(len(a.next)), uint32(0)
+	for _, r := range runs {
+		for p := r.Page; p < r.Page+r.Pages; p++ {
+			k := &a.next[p%ssds]
+			pages[*k], places[*k] = p, place
+			*k++
+			place++
+		}
+	}
+}
+
+// list takes the next part of the lists.
+func (a *Assembly) list(to *cuda.DevicePtr, n int64) []uint32 {
+	from := a.used
+	a.used += n * 4
+	*to = a.lists.Ptr() + cuda.DevicePtr(from)
+	return hostmem.View[uint32](a.lists.Bytes()[from:a.used])
 }
 
 // room makes the lists of a hold so many bytes; what they held is lost.

@@ -334,11 +334,8 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	b, w, q := s.block(l), s.layers[l], &s.plan.gat
 	ptr := s.plan.ptr
 	p := g.params(s, l)
-	wide, depth := p.Heads*p.Dim, s.dims[l]
-	sum := func(x cuda.DevicePtr, rows, cols, to int64) error {
-		return s.colSum(&sumParams{X: x, Out: s.grad(to), Rows: rows, Cols: cols})
-	}
-	if err := sum(dz, b.NumDst, s.dims[l+1], w[gatBias]); err != nil {
+	if err := s.colSum(&sumParams{X: dz, Out: s.grad(w[gatBias]), Rows: b.NumDst,
+		Cols: s.dims[l+1]}); err != nil {
 		return err
 	}
 	p.Grad, p.Dot, p.DotSelf = dz, ptr(q.dot), ptr(q.dotSelf)
@@ -349,7 +346,7 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		p.Grad = ptr(q.grad)
 		spread := p
 		spread.Z, spread.Out = dz, p.Grad
-		if err := launch(s, "gat_spread", s.blocks(p.NumDst, 64, p.NumDst*wide/32),
+		if err := launch(s, "gat_spread", s.blocks(p.NumDst, 64, p.NumDst*p.Heads*p.Dim/32),
 			spread); err != nil {
 			return err
 		}
@@ -383,32 +380,49 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	if err := launch(s, "gat_sum_bwd", s.headBlocks(p.NumSrc, 64, p.Heads, p.Dim), p); err != nil {
 		return err
 	}
-	// Parameters of attention: z times the gradients of its scores, summed. The second one takes
-	// the place of z.
+	if err := g.backwardAttention(s, l, p); err != nil {
+		return err
+	}
+	return g.backwardInput(s, l, h, p.Out)
+}
+
+// backwardAttention computes the gradients of the parameters of attention: z times the gradients of
+// its scores, summed. The second one takes the place of z.
+func (gat) backwardAttention(s *step, l int, p gatParams) error {
+	w, wide := s.layers[l], p.Heads*p.Dim
 	for _, f := range []struct {
 		scale, out cuda.DevicePtr
 		rows, to   int64
-	}{{p.DDst, ptr(q.part), p.NumDst, w[gatDst]}, {p.DSrc, p.Z, p.NumSrc, w[gatSrc]}} {
+	}{{p.DDst, s.plan.ptr(s.plan.gat.part), p.NumDst, w[gatDst]},
+		{p.DSrc, p.Z, p.NumSrc, w[gatSrc]}} {
 		scaled := p
 		scaled.Scale, scaled.Out, scaled.Rows = f.scale, f.out, f.rows
 		if err := launch(s, "gat_scale", s.blocks(f.rows, 64, f.rows*wide/32),
 			scaled); err != nil {
 			return err
 		}
-		if err := sum(f.out, f.rows, wide, f.to); err != nil {
+		if err := s.colSum(&sumParams{X: f.out, Out: s.grad(f.to), Rows: f.rows,
+			Cols: wide}); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// backwardInput computes the gradients of the layer's matrix and of its input h from that of z.
+func (g gat) backwardInput(s *step, l int, h, dz cuda.DevicePtr) error {
+	b, w, depth := s.block(l), s.layers[l], s.dims[l]
+	wide := s.cfg.headsOf(l) * g.headWidth(&s.cfg, l)
 	tn := gemmParams{M: depth, N: wide, K: b.NumSrc, LDA: depth, LDB: wide, LDC: wide, A: h,
-		B: p.Out, C: s.grad(w[gatW])}
+		B: dz, C: s.grad(w[gatW])}
 	if err := s.gemm(opTN, &tn); err != nil {
 		return err
 	}
 	if l == 0 {
 		return nil // nobody wants the gradient of the features
 	}
-	nt := gemmParams{M: b.NumSrc, N: depth, K: wide, LDA: wide, LDB: wide, LDC: depth, A: p.Out,
-		B: s.ptr(w[gatW]), C: ptr(q.dIn)}
+	nt := gemmParams{M: b.NumSrc, N: depth, K: wide, LDA: wide, LDB: wide, LDC: depth, A: dz,
+		B: s.ptr(w[gatW]), C: s.plan.ptr(s.plan.gat.dIn)}
 	gate := aggParams{Out: h, Grad: nt.C, NumDst: b.NumSrc, Dim: depth}
 	if s.gate(&gate); gate.Open != 0 {
 		nt.C = h

@@ -184,7 +184,6 @@ func (b *cublas) Name() string { return b.name }
 // prove multiplies matrices of small integers, which all precisions have exactly, in every way of
 // storing them. A precision that fails is refused from then on; float32 must work.
 func (b *cublas) prove() (err error) {
-	const m, n, k = 3, 5, 4
 	mem, err := b.d.Alloc(cuda.MemPinned, 4096, "cuBLAS trial")
 	if err != nil {
 		return err
@@ -203,60 +202,61 @@ func (b *cublas) prove() (err error) {
 		b.mu.Unlock()
 		err = errors.Join(err, s.Close())
 	}()
-	v := unsafe.Slice((*float32)(unsafe.Pointer(&mem.Bytes()[0])), 1024)
-	x, y, z := v[:256], v[256:512], v[512:768]
-	ptr := func(i int) cuda.DevicePtr { return mem.Ptr() + cuda.DevicePtr(4*i) }
 	for prec := range computeTypes {
 		for way := range 4 {
-			p := cuda.BLASProduct{
-				M: m, N: n, K: k, A: ptr(0), B: ptr(256), C: ptr(512), LDA: k + 1, LDB: n + 2,
-				LDC:    n + 3,
-				TransA: way&1 != 0, TransB: way&2 != 0, Add: true, Precision: cuda.Precision(prec),
-			}
-			if p.TransA {
-				p.LDA = m + 1
-			}
-			if p.TransB {
-				p.LDB = k + 2
-			}
-			for i := range 256 {
-				x[i], y[i], z[i] = float32(i%7-3), float32(i*i%11-5), float32(i%13)
-			}
-			err := b.Multiply(s, &p)
-			if err == nil {
-				ctx, cancel := context.WithTimeout(context.Background(), b.d.opt.QueueTimeout)
-				err = s.Synchronize(ctx)
-				cancel()
-			}
-			for i := range int64(m) {
-				for j := range p.LDC {
-					want := float32((i*p.LDC + j) % 13)
-					for l := range int64(k) {
-						if j >= n { // between the rows
-							break
-						}
-						ia, ib := i*p.LDA+l, l*p.LDB+j
-						if p.TransA {
-							ia = l*p.LDA + i
-						}
-						if p.TransB {
-							ib = j*p.LDB + l
-						}
-						want += x[ia] * y[ib]
-					}
-					if got := z[i*p.LDC+j]; err == nil && got != want {
-						err = errs.New(errs.Capability,
-							"%s: a trial product in %v is wrong: element (%d, %d) is %v in place of %v; use option blas off",
-							b.name, cuda.Precision(prec), i, j, got, want)
-					}
-				}
-			}
+			err := b.try(s, mem, cuda.Precision(prec), way&1 != 0, way&2 != 0)
 			if err != nil && (prec == int(cuda.FP32) || errs.ClassOf(err) != errs.Capability) {
 				return err
 			}
 			if err != nil {
 				b.refused[prec] = err
 				break
+			}
+		}
+	}
+	return nil
+}
+
+// try multiplies a 3×4 and a 4×5 matrix in mem, and compares with a product of ours.
+func (b *cublas) try(s cuda.Stream, mem cuda.Buffer, prec cuda.Precision,
+	transA, transB bool) error {
+	const m, n, k = 3, 5, 4
+	v := unsafe.Slice((*float32)(unsafe.Pointer(&mem.Bytes()[0])), 1024)
+	x, y, z := v[:256], v[256:512], v[512:768]
+	for i := range 256 {
+		x[i], y[i], z[i] = float32(i%7-3), float32(i*i%11-5), float32(i%13)
+	}
+	p := cuda.BLASProduct{M: m, N: n, K: k, A: mem.Ptr(), B: mem.Ptr() + 4*256,
+		C: mem.Ptr() + 4*512, LDA: k + 1, LDB: n + 2, LDC: n + 3, TransA: transA, TransB: transB,
+		Add: true, Precision: prec}
+	// The steps in memory from row to row and from column to column.
+	rowA, colA, rowB, colB := p.LDA, int64(1), p.LDB, int64(1)
+	if transA {
+		p.LDA = m + 1
+		rowA, colA = 1, p.LDA
+	}
+	if transB {
+		p.LDB = k + 2
+		rowB, colB = 1, p.LDB
+	}
+	if err := b.Multiply(s, &p); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), b.d.opt.QueueTimeout)
+	defer cancel()
+	if err := s.Synchronize(ctx); err != nil {
+		return err
+	}
+	for i := range int64(m) {
+		for j := range p.LDC {
+			want := float32((i*p.LDC + j) % 13)
+			for l := int64(0); l < k && j < n; l++ { // nothing is added between the rows
+				want += x[i*rowA+l*colA] * y[l*rowB+j*colB]
+			}
+			if got := z[i*p.LDC+j]; got != want {
+				return errs.New(errs.Capability,
+					"%s: a trial product in %v is wrong: element (%d, %d) is %v in place of %v; use option blas off",
+					b.name, prec, i, j, got, want)
 			}
 		}
 	}

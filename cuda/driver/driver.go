@@ -116,7 +116,7 @@ func libraryPath(p string) string {
 }
 
 // open is Open with the parts that tests replace.
-func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
+func open(a api, opt Options, list []kernels.Module) (*Device, error) {
 	if opt.QueueTimeout == 0 {
 		opt.QueueTimeout = time.Minute
 	}
@@ -164,20 +164,26 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 		return nil, errs.With(errs.Capability, fmt.Errorf("device %s: no context: %w; %s",
 			d.info.Name, callError(a, "cuDevicePrimaryCtxRetain", r), next))
 	}
-	defer func() {
-		if err != nil {
-			d.closed.Store(true)
-			a.DevicePrimaryCtxRelease(d.ord)
-		}
-	}()
-	arch, why := chooseCode(d.cc, opt.PTX)
+	if err := d.prepare(list); err != nil {
+		d.closed.Store(true)
+		a.DevicePrimaryCtxRelease(d.ord)
+		return nil, err
+	}
+	return d, nil
+}
+
+// prepare sets up the parts of a device that has its context.
+func (d *Device) prepare(list []kernels.Module) error {
+	arch, why := chooseCode(d.cc, d.opt.PTX)
 	d.modules.init(list, arch, why)
 	d.events.d = d
 	d.green.d = d
 	if err := d.enter(); err != nil {
-		return nil, err
+		return err
 	}
-	d.priority.least, d.priority.greatest, r = a.CtxGetStreamPriorityRange()
+	var r result
+	var err error
+	d.priority.least, d.priority.greatest, r = d.api.CtxGetStreamPriorityRange()
 	if r != success {
 		err = d.failed("cuCtxGetStreamPriorityRange", r)
 	}
@@ -186,17 +192,14 @@ func open(a api, opt Options, list []kernels.Module) (_ *Device, err error) {
 		err = d.house.init(d)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("device %s: %w", d.info.Name, err)
+		return fmt.Errorf("device %s: %w", d.info.Name, err)
 	}
 	if d.caps.GreenContexts {
 		d.caps.SMGranularity = d.green.granularity()
 		d.caps.GreenContexts = d.caps.SMGranularity > 0
 	}
-	d.caps.Priorities = d.priority.least - d.priority.greatest + 1
-	if d.caps.Priorities < 1 {
-		d.caps.Priorities = 1
-	}
-	return d, nil
+	d.caps.Priorities = max(d.priority.least-d.priority.greatest+1, 1)
+	return nil
 }
 
 // enter makes the device's context current to the calling thread until leave. It does not nest.
@@ -264,8 +267,7 @@ func (d *Device) accepting() error {
 	return d.usableNow()
 }
 
-func (
-	d *Device) errClosed() error {
+func (d *Device) errClosed() error {
 	return fmt.Errorf("device %s: %w", d.info.Name, cuda.ErrClosed)
 }
 
@@ -346,6 +348,11 @@ func (d *Device) Close() error {
 	if l := d.lost.Load(); l != nil {
 		return errs.With(errs.Device, l)
 	}
+	return d.closeError(leaks, failed)
+}
+
+// closeError names parts that were still open, and calls that failed.
+func (d *Device) closeError(leaks, failed []string) error {
 	if len(leaks)+len(failed) == 0 {
 		return nil
 	}

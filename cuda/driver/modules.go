@@ -117,34 +117,9 @@ func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	if err := d.accepting(); err != nil {
 		return nil, err // Close drops the tables under t.mu
 	}
-	var mod *kernels.Module
-	var spec kernels.Kernel
-	var known []string
-	for i := range t.list {
-		for _, k := range t.list[i].Kernels {
-			if k.Name == name {
-				mod, spec = &t.list[i], k
-			}
-			if !strings.HasPrefix(k.Name, "conf_") {
-				known = append(known, k.Name)
-			}
-		}
-	}
-	if mod == nil {
-		slices.Sort(known)
-		return nil, errs.New(errs.Capability,
-			"device %s: no CUDA kernel %q in this binary (there are: %s)", d.info.Name, name,
-			strings.Join(known, ", "))
-	}
-	if d.cc < mod.SM {
-		return nil, errs.New(errs.Capability,
-			"device %s: kernel %q needs compute capability %d.%d, and the GPU has %d.%d; use option precision fp32 on it",
-			d.info.Name, name, mod.SM/10, mod.SM%10, d.cc/10, d.cc%10)
-	}
-	if spec.ParamBytes > maxParams {
-		return nil,
-			fmt.Errorf("device %s: kernel %q takes %d bytes of parameters; CUDA has room for %d",
-				d.info.Name, name, spec.ParamBytes, maxParams)
+	mod, spec, err := d.findKernel(name)
+	if err != nil {
+		return nil, err
 	}
 	if err := d.enter(); err != nil {
 		return nil, err
@@ -173,6 +148,39 @@ func (d *Device) Kernel(name string) (cuda.Kernel, error) {
 	}
 	t.kernels[name] = k
 	return k, nil
+}
+
+// findKernel returns the module of a kernel that the GPU can run.
+func (d *Device) findKernel(name string) (*kernels.Module, kernels.Kernel, error) {
+	var mod *kernels.Module
+	var spec kernels.Kernel
+	var known []string
+	for i := range d.modules.list {
+		for _, k := range d.modules.list[i].Kernels {
+			if k.Name == name {
+				mod, spec = &d.modules.list[i], k
+			}
+			if !strings.HasPrefix(k.Name, "conf_") {
+				known = append(known, k.Name)
+			}
+		}
+	}
+	switch {
+	case mod == nil:
+		slices.Sort(known)
+		return nil, spec, errs.New(errs.Capability,
+			"device %s: no CUDA kernel %q in this binary (there are: %s)", d.info.Name, name,
+			strings.Join(known, ", "))
+	case d.cc < mod.SM:
+		return nil, spec, errs.New(errs.Capability,
+			"device %s: kernel %q needs compute capability %d.%d, and the GPU has %d.%d; use option precision fp32 on it",
+			d.info.Name, name, mod.SM/10, mod.SM%10, d.cc/10, d.cc%10)
+	case spec.ParamBytes > maxParams:
+		return nil, spec,
+			fmt.Errorf("device %s: kernel %q takes %d bytes of parameters; CUDA has room for %d",
+				d.info.Name, name, spec.ParamBytes, maxParams)
+	}
+	return mod, spec, nil
 }
 
 // checkParams compares what the driver reads from the module with what we read from the PTX, where

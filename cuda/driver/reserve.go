@@ -81,35 +81,14 @@ func (d *Device) Reserve(size int64, purpose string) (cuda.Growable, error) {
 		return nil, err
 	}
 	b := &buffer{d: d, size: size, purpose: purpose, origin: fromReserve, grows: &growth{}}
-	g := b.grows
 	if err := d.enter(); err != nil {
 		return nil, err
 	}
-	n, r := d.api.MemGetAllocationGranularity(d.memProp(), granularityLeast)
-	if r != success || n < pageBytes || n&(n-1) != 0 {
-		d.leave()
-		if r == success {
-			return fail(
-				fmt.Errorf(
-					"cuMemGetAllocationGranularity: %d bytes: want a power of two of whole pages",
-					n))
-		}
-		return fail(d.failed("cuMemGetAllocationGranularity", r))
-	}
-	if size > 1<<48 { // more than any GPU has addresses; sums of it must not overflow
-		d.leave()
-		return fail(errs.New(errs.Usage, "more than GPUs can address"))
-	}
-	g.granule, g.span = n, (size+n-1)&^(n-1)
-	b.base, r = d.api.MemAddressReserve(g.span, n)
-	if r != success {
-		err := d.failed("cuMemAddressReserve", r)
-		d.leave()
+	err := b.reserveAddresses()
+	d.leave()
+	if err != nil {
 		return fail(err)
 	}
-	d.leave()
-	b.ptr = b.base
-	var err error
 	if b.region, _, err = d.regions.Add(uint64(b.ptr), uint64(b.ptr)+uint64(size),
 		purpose); err != nil {
 		return fail(errors.Join(err, b.Free()))
@@ -125,6 +104,27 @@ func (d *Device) Reserve(size int64, purpose string) (cuda.Growable, error) {
 		return nil, errors.Join(d.errClosed(), b.Free())
 	}
 	return b, nil
+}
+
+// reserveAddresses gives b its addresses. The context is current.
+func (b *buffer) reserveAddresses() error {
+	d, g := b.d, b.grows
+	n, r := d.api.MemGetAllocationGranularity(d.memProp(), granularityLeast)
+	switch {
+	case r != success:
+		return d.failed("cuMemGetAllocationGranularity", r)
+	case n < pageBytes || n&(n-1) != 0:
+		return fmt.Errorf(
+			"cuMemGetAllocationGranularity: %d bytes: want a power of two of whole pages", n)
+	case b.size > 1<<48: // more than any GPU has addresses; sums of it must not overflow
+		return errs.New(errs.Usage, "more than GPUs can address")
+	}
+	g.granule, g.span = n, (b.size+n-1)&^(n-1)
+	if b.base, r = d.api.MemAddressReserve(g.span, n); r != success {
+		return d.failed("cuMemAddressReserve", r)
+	}
+	b.ptr = b.base
+	return nil
 }
 
 // Backed implements cuda.Growable.
@@ -179,33 +179,12 @@ func (b *buffer) Grow(bytes int64) error {
 	if err := d.accepting(); err != nil {
 		return err
 	}
-	offset, end := have, (bytes+g.granule-1)&^(g.granule-1)
+	end := (bytes + g.granule - 1) &^ (g.granule - 1)
 	kept := g.count(have)
 	if err := b.cutBack(have, kept); err != nil { // what an earlier call could not give back
 		return fail(err)
 	}
-	err := func() error {
-		if err := d.enter(); err != nil {
-			return err
-		}
-		defer d.leave()
-		limit := max(pieceBytes&^(g.granule-1), g.granule)
-		if g.shared != nil {
-			limit = end
-		}
-		for offset < end {
-			n := min(end-offset, limit)
-			if err := d.mapPiece(b.base+devicePtr(offset), n, g.shared); err != nil {
-				return err
-			}
-			g.pieces = append(g.pieces, n)
-			offset += n
-		}
-		access := &memAccess{Location: memLocation{locationDevice, int32(d.ord)},
-			Flags: accessReadWrite}
-		return d.check("cuMemSetAccess", d.api.MemSetAccess(b.base+devicePtr(have), end-have,
-			access))
-	}()
+	err := b.mapTo(have, end)
 	if err == nil {
 		err = d.house.zero(d, b.base+devicePtr(have), end-have)
 	}
@@ -217,6 +196,30 @@ func (b *buffer) Grow(bytes int64) error {
 	}
 	b.back(end)
 	return nil
+}
+
+// mapTo puts memory behind the addresses from have to end, in pieces. g.mu is held.
+func (b *buffer) mapTo(have, end int64) error {
+	d, g := b.d, b.grows
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	limit := max(pieceBytes&^(g.granule-1), g.granule)
+	if g.shared != nil {
+		limit = end
+	}
+	for offset := have; offset < end; {
+		n := min(end-offset, limit)
+		if err := d.mapPiece(b.base+devicePtr(offset), n, g.shared); err != nil {
+			return err
+		}
+		g.pieces = append(g.pieces, n)
+		offset += n
+	}
+	access := &memAccess{Location: memLocation{locationDevice, int32(d.ord)},
+		Flags: accessReadWrite}
+	return d.check("cuMemSetAccess", d.api.MemSetAccess(b.base+devicePtr(have), end-have, access))
 }
 
 // count returns how many pieces the first bytes have, which end with one. g.mu is held.

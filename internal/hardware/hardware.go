@@ -339,6 +339,26 @@ func (p *Profile) check() error {
 	}
 	var bad []string
 	say := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
+	p.checkFigures(say)
+	p.checkSSDs(say)
+	if s := p.GPU.IO.State; s != StateHost && s != StateGPU {
+		say("gpu.io.state is %q: host or gpu", s)
+	}
+	if p.GPU.IO.PauseMaxNS.Value < p.GPU.IO.PauseMinNS.Value {
+		say("gpu.io.pause_max_ns is below pause_min_ns")
+	}
+	if len(bad) == 0 {
+		return nil
+	}
+	more := ""
+	if len(bad) > 4 {
+		bad, more = bad[:4], fmt.Sprintf("; and %d more", len(bad)-4)
+	}
+	return errs.New(errs.Usage, "hardware profile %s: %s%s", p.Name, strings.Join(bad, "; "), more)
+}
+
+// checkFigures reports figures without a source, out of bounds, or missing.
+func (p *Profile) checkFigures(say func(format string, args ...any)) {
 	each(p, func(path string, f *Figure, c *Cost) {
 		source := ""
 		if f != nil {
@@ -378,6 +398,9 @@ func (p *Profile) check() error {
 			say("%s is %v: give at least %v", need.path, need.f.Value, need.min)
 		}
 	}
+}
+
+func (p *Profile) checkSSDs(say func(format string, args ...any)) {
 	if p.SSDs.Model == "" {
 		say("ssds.model is missing: name an SSD model")
 	}
@@ -397,19 +420,4 @@ func (p *Profile) check() error {
 	if ssds > MaxSSDs {
 		say("ssds has %v: give at most %d", ssds, MaxSSDs)
 	}
-	if s := p.GPU.IO.State; s != StateHost && s != StateGPU {
-		say("gpu.io.state is %q: host or gpu", s)
-	}
-	if p.GPU.IO.PauseMaxNS.Value < p.GPU.IO.PauseMinNS.Value {
-		say("gpu.io.pause_max_ns is below pause_min_ns")
-	}
-	if len(bad) > 0 {
-		more := ""
-		if len(bad) > 4 {
-			bad, more = bad[:4], fmt.Sprintf("; and %d more", len(bad)-4)
-		}
-		return errs.New(errs.Usage, "hardware profile %s: %s%s", p.Name,
-			strings.Join(bad, "; "), more)
-	}
-	return nil
 }
