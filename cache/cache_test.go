@@ -518,7 +518,7 @@ func checkGather(t testing.TB, dev cuda.Device, st cuda.Stream, h *Hetero, b *Bu
 	ok(t, st.Synchronize(limit(t)))
 	want := bytes.Repeat([]byte{untouched}, int(size))
 	for i := span[0]; i < span[0]+span[1]; i++ {
-		if tier, _ := h.Index().Lookup(nodes[i]); tier != SSD {
+		if tier, _ := h.index.Lookup(nodes[i]); tier != SSD {
 			for j := range h.rowBytes {
 				want[i*stride+j] = rowByte(nodes[i], j)
 			}

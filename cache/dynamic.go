@@ -193,15 +193,6 @@ func (d *Dynamic) MetadataBytes() int64 {
 	return d.dir.Bytes()
 }
 
-// IndexBytes is the index of the CPU tier, where the directory is: 64 bytes for 224 rows of the
-// dataset, none without such a tier.
-func (d *Dynamic) IndexBytes() int64 {
-	if d.gpu != nil && d.gpu.index != nil {
-		return d.gpu.index.Bytes()
-	}
-	return int64(len(d.cpuIndex)) * lineBytes
-}
-
 // Announce tells the rows of a batch that will be admitted, for the window: the first count of
 // nodes (device memory), behind the work of st; in the order of admission, each batch once. Where
 // the directory is on the CPU it waits for st, no longer than ctx; else nodes must stay until the

@@ -517,7 +517,7 @@ func TestDynamicNoData(t *testing.T) {
 	with := must(NewDynamic(dev, c))(t)
 	c.NoData = true
 	without := must(NewDynamic(dev, c))(t)
-	if without.CPUBuffer() != nil || without.IndexBytes() == 0 {
+	if without.CPUBuffer() != nil || without.cpuIndex == nil {
 		t.Fatal("no data: a CPU buffer, or no index")
 	}
 	st, rng := stream(t, dev), seeded(t)

@@ -94,9 +94,6 @@ func (h *Hetero) Close() error {
 	return errors.Join(append(errs, h.index.Close())...)
 }
 
-// Index is the cache's index.
-func (h *Hetero) Index() *Index { return h.index }
-
 // Placement has the rows of the tiers. The caller must not change it.
 func (h *Hetero) Placement() Placement { return h.place }
 

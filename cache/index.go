@@ -7,7 +7,6 @@ import (
 	"iter"
 	"math"
 	"math/bits"
-	"slices"
 	"time"
 	"unsafe"
 
@@ -64,7 +63,6 @@ func (l *line) find(n uint64) (Tier, uint64) {
 type Index struct {
 	dev   cuda.Device
 	rows  int64
-	place *Placement // what it was built from; nil: streamed
 	buf   cuda.Buffer
 	lines []line // the CPU's view of buf, nil where it has none
 }
@@ -76,11 +74,7 @@ func BuildIndex(dev cuda.Device, rows int64, p Placement) (*Index, error) {
 		return nil, fmt.Errorf("cache index: a tier of %d rows: at most %d fit a 32-bit rank",
 			max(len(p.GPU), len(p.CPU)), uint32(math.MaxUint32))
 	}
-	i, err := buildIndex(dev, rows, func(w *lineWriter) error { return w.placement(p) })
-	if err == nil {
-		i.place = &p
-	}
-	return i, err
+	return buildIndex(dev, rows, func(w *lineWriter) error { return w.placement(p) })
 }
 
 // BuildIndexOf is BuildIndex of cached rows that come one by one, in ascending order: it needs no
@@ -229,41 +223,6 @@ func (w *lineWriter) placement(p Placement) error {
 		}
 	}
 	return nil
-}
-
-// Lookup finds one row from the CPU, for tools and tests; kernels read the lines themselves. A row
-// outside the index is on no tier that a cache has: it answers SSD. Slot -1: the device's memory
-// could not be read.
-func (i *Index) Lookup(row int64) (Tier, int64) {
-	if row < 0 || row >= i.rows {
-		return SSD, 0
-	}
-	n := uint64(row % RowsPerLine)
-	if i.lines != nil {
-		t, slot := i.lines[row/RowsPerLine].find(n)
-		return t, int64(slot)
-	}
-	// The CPU cannot see the line. The lists have the same.
-	if i.place != nil {
-		if slot, ok := slices.BinarySearch(i.place.GPU, row); ok {
-			return GPU, int64(slot)
-		}
-		if slot, ok := slices.BinarySearch(i.place.CPU, row); ok {
-			return CPU, int64(slot)
-		}
-		return SSD, 0
-	}
-	stage, err := i.dev.Alloc(cuda.MemPinned, lineBytes, "cache staging")
-	if err != nil {
-		return SSD, -1
-	}
-	defer func() { _ = stage.Free() }()
-	if err := move(i.dev, stage.Ptr(), i.buf.Ptr()+cuda.DevicePtr(row/RowsPerLine*lineBytes),
-		lineBytes); err != nil {
-		return SSD, -1
-	}
-	t, slot := hostmem.View[line](stage.Bytes())[0].find(n)
-	return t, int64(slot)
 }
 
 // Rows returns how many rows the index covers.

@@ -76,14 +76,6 @@ func (e *KernelError) Error() string {
 
 func (e *KernelError) Unwrap() error { return e.Err }
 
-// Detail is the message and, for a panic, the stack.
-func (e *KernelError) Detail() string {
-	if e.Stack == "" {
-		return e.Error()
-	}
-	return e.Error() + "\n" + e.Stack
-}
-
 // exec runs block i of g and reports whether it was the last to finish.
 func (b *Block) exec(g *grid, i int32) bool {
 	b.Index, b.Blocks, b.Threads = int(i), int(g.blocks), int(g.thread)

@@ -652,7 +652,7 @@ func TestIgnoredLabels(t *testing.T) {
 	require.NoError(t, m.Infer(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr()))
 	loss, _, counted, err = m.Outcome(g.ctx, g.stream)
 	require.NoError(t, err)
-	logits, _, _, _, _ := reference(g, m.Config(), paramValues(m), nil)
+	logits, _, _, _, _ := reference(g, m.net.cfg, paramValues(m), nil)
 	sum := 0.0
 	for _, z := range logits[4] {
 		sum += math.Exp(z)

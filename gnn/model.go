@@ -86,9 +86,6 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 	return m, nil
 }
 
-// Config is the configuration that the model was made with.
-func (m *Model) Config() ModelConfig { return m.net.cfg }
-
 // Params lists the parameters, input layer first. Their bytes may be read and written while no
 // step is in flight.
 func (m *Model) Params() []Param { return m.params.list }

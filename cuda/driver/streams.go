@@ -159,14 +159,6 @@ func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 	return s, nil
 }
 
-// SMs returns how many SMs the stream really has: budgets come in steps of the GPU's granularity.
-func (s *gpuStream) SMs() int {
-	if s.green != nil {
-		return s.green.sms
-	}
-	return s.d.info.SMs
-}
-
 // free gives back what the stream holds in the context. Its work is done, or there was none.
 func (s *gpuStream) free() {
 	d := s.d
