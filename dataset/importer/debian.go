@@ -19,13 +19,11 @@ import (
 	"helios/internal/errs"
 )
 
-func init() {
-	registerReporting(Format{Name: "debian",
-		Usage:       "packages as nodes, dependencies as edges, sections as labels, words of descriptions as features",
-		Description: debianHelp}, func(ctx context.Context, o DebianOptions) (fmt.Stringer, error) {
-		return Debian(ctx, o)
-	})
-}
+var debianFormat = reportingFormat(Format{Name: "debian",
+	Usage:       "packages as nodes, dependencies as edges, sections as labels, words of descriptions as features",
+	Description: debianHelp}, func(ctx context.Context, o DebianOptions) (fmt.Stringer, error) {
+	return Debian(ctx, o)
+})
 
 const debianHelp = "Edges go both ways unless option one-way, and are never repeated. Packages without a section are unlabelled.\n" +
 	"An import that is interrupted keeps nothing, as it takes seconds."

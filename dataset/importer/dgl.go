@@ -3,6 +3,7 @@ package importer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -16,11 +17,9 @@ import (
 	"helios/internal/errs"
 )
 
-func init() {
-	register(Format{Name: "dgl",
-		Usage:       "a graph that dgl.save_graphs wrote, with one type of nodes and edges",
-		Description: dglHelp}, DGL)
-}
+var dglFormat = newFormat(Format{Name: "dgl",
+	Usage:       "a graph that dgl.save_graphs wrote, with one type of nodes and edges",
+	Description: dglHelp}, DGL)
 
 // DGLOptions shape an import of a file of DGL.
 type DGLOptions struct {
@@ -108,76 +107,29 @@ func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
 	if err != nil {
 		return err
 	}
-	have := make([]string, len(g.tensors))
-	for i, t := range g.tensors {
-		have[i] = t.name
-	}
-	for ours, theirs := range im.opt.Map {
-		if !slices.Contains(have, theirs) || ours == "edge_index" || ours == "indptr" ||
-			ours == "indices" {
-			return errs.New(errs.Usage, "option map %s=%s: the graph has no such node data (it has %s)",
-				brief(theirs), ours, briefNames(have))
-		}
-	}
-	used := map[string]bool{}
-	find := func(ours string, names []string) *npy.Array {
-		if theirs := im.opt.Map[ours]; theirs != "" {
-			names = []string{theirs}
-		}
-		for _, n := range names {
-			for _, t := range g.tensors {
-				if t.name == n && !used[n] {
-					used[n] = true
-					return t.a
-				}
-			}
-		}
-		return nil
-	}
-	for _, t := range g.tensors {
-		if t.a.Header.DType.Size == 0 && (slices.Contains(dglFeatureNames, t.name) ||
-			slices.Contains(dglLabelNames, t.name) || looksLikeSplit(t.name) ||
-			slices.Contains(slices.Collect(maps.Values(im.opt.Map)), t.name)) {
-			return errs.New(errs.Usage,
-				"%s: node data %q holds elements of a type that cannot be read; save float, int or bool",
-				path, t.name)
-		}
+	d := &dglData{dglGraph: g, path: path, theirs: im.opt.Map, used: map[string]bool{}}
+	if err := d.check(); err != nil {
+		return err
 	}
 	var feat *npy.Array
-	if o.Features == "" && o.FeatureFn == "" {
-		feat = find("features", dglFeatureNames)
+	if o.ownFeatures() {
+		if feat = d.find("features", dglFeatureNames); feat == nil {
+			return errs.New(errs.Usage,
+				"%s: the graph has no node data %s (it has %s); give features with option features FILE, or option feature-fn",
+				path, strings.Join(dglFeatureNames, ", "), briefNames(d.names()))
+		}
 	}
-	if feat == nil && o.Features == "" && o.FeatureFn == "" {
-		return errs.New(errs.Usage,
-			"%s: the graph has no node data %s (it has %s); give features with option features FILE, or option feature-fn",
-			path, strings.Join(dglFeatureNames, ", "), briefNames(have))
-	}
-	var labels []int32
-	labelFile := path
-	var lab *npy.Array
-	if o.Labels == "" {
-		lab = find("labels", dglLabelNames)
-	}
-	switch {
-	case o.Labels != "":
-		labelFile = o.Labels
-		labels, err = im.labelFile(ctx, o.Labels)
-	case lab != nil:
-		labelFile = lab.Name
-		labels, err = im.nodeLabels(lab)
-	case !o.UnlabelledOK:
-		err = errs.New(errs.Usage,
-			"%s: the graph has no node data %s (it has %s); option unlabelled-ok imports it without labels",
-			path, strings.Join(dglLabelNames, ", "), briefNames(have))
-	}
+	labels, labelFile, err := im.labelsOr(ctx, func() ([]int32, string, error) {
+		return im.dglLabels(d)
+	})
 	if err != nil {
 		return err
 	}
-	splits, err := im.dglSplits(ctx, path, find)
+	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) { return im.dglSplits(d) })
 	if err != nil {
 		return err
 	}
-	unused := slices.DeleteFunc(slices.Clone(have), func(n string) bool { return used[n] })
+	unused := slices.DeleteFunc(d.names(), func(n string) bool { return d.used[n] })
 	if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 && len(splits) == 0 && !o.MakeSplits {
 		return errs.New(errs.Usage,
 			"%s: node data %s may be a split, and there is none that is known; name it with option map, as in option map %s=train, give option splits DIR, or option make-splits to deal new ones",
@@ -190,30 +142,86 @@ func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
 	if path != o.In {
 		im.noteUnused(o.In, append(unusedFiles(o.In, path), subfolders(o.In)...))
 	}
-	if err := im.edgesFrom(ctx, edges); err != nil {
-		return err
-	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	if err := im.featuresOr(ctx, func() error { return im.features(ctx, feat) }); err != nil {
-		return err
-	}
-	return im.labelsAndSplits(labels, labelFile, splits)
+	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
+		features: func() error {
+			return im.featuresOr(ctx, func() error { return im.features(ctx, feat) })
+		}})
 }
 
-func (im *dglImport) dglSplits(ctx context.Context, path string,
-	find func(string, []string) *npy.Array) ([]splitSet, error) {
-	if im.o.MakeSplits {
-		return nil, nil
+// dglData is the node data of a graph.
+type dglData struct {
+	dglGraph
+	path   string
+	theirs ArrayMap
+	used   map[string]bool
+}
+
+func (d *dglData) names() []string {
+	names := make([]string, len(d.tensors))
+	for i, t := range d.tensors {
+		names[i] = t.name
 	}
-	if im.o.SplitDir != "" {
-		return im.folderSplits(ctx, im.o.SplitDir)
+	return names
+}
+
+// check refuses a map of data that is not there, and data that is needed and cannot be read.
+func (d *dglData) check() error {
+	have := d.names()
+	for ours, theirs := range d.theirs {
+		if !slices.Contains(have, theirs) || ours == "edge_index" || ours == "indptr" ||
+			ours == "indices" {
+			return errs.New(errs.Usage, "option map %s=%s: the graph has no such node data (it has %s)",
+				brief(theirs), ours, briefNames(have))
+		}
 	}
+	needed := slices.Concat(dglFeatureNames, dglLabelNames,
+		slices.Collect(maps.Values(d.theirs)))
+	for _, t := range d.tensors {
+		if t.a.Header.DType.Size == 0 && (slices.Contains(needed, t.name) ||
+			looksLikeSplit(t.name)) {
+			return errs.New(errs.Usage,
+				"%s: node data %q holds elements of a type that cannot be read; save float, int or bool",
+				d.path, t.name)
+		}
+	}
+	return nil
+}
+
+// find returns the data that the map names for ours, or the first of names; nil where there is
+// none.
+func (d *dglData) find(ours string, names []string) *npy.Array {
+	if theirs := d.theirs[ours]; theirs != "" {
+		names = []string{theirs}
+	}
+	for _, n := range names {
+		for _, t := range d.tensors {
+			if t.name == n && !d.used[n] {
+				d.used[n] = true
+				return t.a
+			}
+		}
+	}
+	return nil
+}
+
+func (im *dglImport) dglLabels(d *dglData) (labels []int32, file string, err error) {
+	if a := d.find("labels", dglLabelNames); a != nil {
+		labels, err = im.nodeLabels(a)
+		return labels, a.Name, err
+	}
+	if !im.o.UnlabelledOK {
+		err = errs.New(errs.Usage,
+			"%s: the graph has no node data %s (it has %s); option unlabelled-ok imports it without labels",
+			d.path, strings.Join(dglLabelNames, ", "), briefNames(d.names()))
+	}
+	return nil, d.path, err
+}
+
+func (im *dglImport) dglSplits(d *dglData) ([]splitSet, error) {
 	var sets []splitSet
 	missing := ""
 	for i, names := range dglMaskNames {
-		a := find(dataset.Splits[i], names)
+		a := d.find(dataset.Splits[i], names)
 		if a == nil {
 			missing = names[0]
 			continue
@@ -227,7 +235,7 @@ func (im *dglImport) dglSplits(ctx context.Context, path string,
 	if missing != "" && len(sets) > 0 {
 		return nil, errs.New(errs.Usage,
 			"%s: the graph has no node data %s beside its other masks; all three or none are needed",
-			path, missing)
+			d.path, missing)
 	}
 	return sets, nil
 }
@@ -263,38 +271,14 @@ func (im *dglImport) dglEdges(path string, g dglGraph) (s edges.Source, err erro
 			path, g.at, len(g.nodes), briefNames(g.nodeTypes), g.relations, briefNames(g.edgeTypes))
 	}
 	nodes := g.nodes[0]
-	if nodes < 1 || nodes > maxTextNodes {
-		return s, errs.New(errs.Usage, "%s: offset %d: %d nodes, must be from 1 to %d", path, g.at,
-			nodes, int64(maxTextNodes))
+	if err := im.stateNodes(nodes, fmt.Sprintf("%s: offset %d", path, g.at)); err != nil {
+		return s, err
 	}
-	if im.o.Nodes > 0 && im.o.Nodes != nodes {
-		return s, errs.New(errs.Usage, "option nodes %d, but %s says %d", im.o.Nodes, path, nodes)
-	}
-	im.m.Nodes = nodes
 	count := int64(-1)
 	var best dglForm
 	for _, f := range g.forms {
-		for _, a := range []*npy.Array{f.a, f.b} {
-			if k := a.Header.DType.Kind; len(a.Header.Shape) != 1 || k != 'i' && k != 'u' {
-				return s, errs.New(errs.Usage,
-					"%s: shape %s of %s; ids are integers of one dimension", a.Name,
-					a.Header.ShapeString(), a.Header.DType)
-			}
-		}
-		if f.rows != nodes || f.cols != nodes {
-			return s, errs.New(errs.Usage, "%s: a matrix of %d × %d for %d nodes", f.b.Name, f.rows,
-				f.cols, nodes)
-		}
-		want := nodes + 1
-		if f.bit == dglCOO {
-			want = f.b.Header.Elements()
-		}
-		if n := f.a.Header.Elements(); n != want {
-			return s, errs.New(errs.Usage, "%s has %d entries, %d are needed", f.a.Name, n, want)
-		}
-		if n := f.b.Header.Elements(); count >= 0 && n != count {
-			return s, errs.New(errs.Usage,
-				"%s has %d entries, another form of the same edges has %d", f.b.Name, n, count)
+		if err := f.check(nodes, count); err != nil {
+			return s, err
 		}
 		count = f.b.Header.Elements()
 		if f.bit > best.bit { // CSC before CSR before COO
@@ -305,4 +289,31 @@ func (im *dglImport) dglEdges(path string, g dglGraph) (s edges.Source, err erro
 		return pairEdges(best.a, best.b, nodes)
 	}
 	return offsetEdges(best.a, best.b, nodes, best.bit == dglCSC)
+}
+
+// check refuses a form that is not of so many nodes, or not of count edges, which is -1 where it is
+// not known yet.
+func (f dglForm) check(nodes, count int64) error {
+	for _, a := range []*npy.Array{f.a, f.b} {
+		if k := a.Header.DType.Kind; len(a.Header.Shape) != 1 || k != 'i' && k != 'u' {
+			return errs.New(errs.Usage, "%s: shape %s of %s; ids are integers of one dimension",
+				a.Name, a.Header.ShapeString(), a.Header.DType)
+		}
+	}
+	if f.rows != nodes || f.cols != nodes {
+		return errs.New(errs.Usage, "%s: a matrix of %d × %d for %d nodes", f.b.Name, f.rows, f.cols,
+			nodes)
+	}
+	want := nodes + 1
+	if f.bit == dglCOO {
+		want = f.b.Header.Elements()
+	}
+	if n := f.a.Header.Elements(); n != want {
+		return errs.New(errs.Usage, "%s has %d entries, %d are needed", f.a.Name, n, want)
+	}
+	if n := f.b.Header.Elements(); count >= 0 && n != count {
+		return errs.New(errs.Usage, "%s has %d entries, another form of the same edges has %d",
+			f.b.Name, n, count)
+	}
+	return nil
 }

@@ -55,13 +55,13 @@ func (s edgeShape) rowsOf(a *npy.Array, nodes int64) (rows bool, err error) {
 	return s == twoRows || s == anyShape && sh[0] == 2, nil
 }
 
-// edgeIndex takes the edges of an edge list array.
-func (im *edgeSet) edgeIndex(ctx context.Context, a *npy.Array, shape edgeShape) error {
-	s, err := indexEdges(a, im.m.Nodes, shape)
+// openIndexEdges opens an edge list array.
+func openIndexEdges(path string, nodes int64, shape edgeShape) (s edges.Source, err error) {
+	a, err := npy.Open(path)
 	if err != nil {
-		return err
+		return s, err
 	}
-	return im.edgesFrom(ctx, s)
+	return indexEdges(a, nodes, shape)
 }
 
 // indexEdges are the edges of an edge list array.

@@ -15,11 +15,9 @@ import (
 	"helios/internal/errs"
 )
 
-func init() {
-	register(Format{Name: "edges",
-		Usage:       "edge lists: CSV or TSV files of source and destination",
-		Description: edgesHelp}, Edges)
-}
+var edgesFormat = newFormat(Format{Name: "edges",
+	Usage:       "edge lists: CSV or TSV files of source and destination",
+	Description: edgesHelp}, Edges)
 
 // EdgesOptions shape an import of edge lists.
 type EdgesOptions struct {
@@ -79,39 +77,9 @@ func Edges(ctx context.Context, o EdgesOptions) error {
 		return errs.New(errs.Usage, "%v counts the nodes itself; leave out %v and %v",
 			errs.Key("renumber"), errs.Key("nodes"), errs.Key("base"))
 	}
-	list := o.In
-	st, err := os.Stat(o.In)
+	list, unused, err := o.find(dim)
 	if err != nil {
-		return errs.With(errs.Usage, err)
-	}
-	if st.IsDir() {
-		if list = findText(o.In, edgeFiles); list == "" {
-			list = findKONECT(o.In)
-		}
-		if list == "" {
-			return errs.New(errs.Usage, "%s has no edge list (looked for %s with %s)", o.In,
-				strings.Join(edgeFiles, ", "), strings.Join(textEndings, ", "))
-		}
-		if o.Features == "" && o.FeatureFn == "" {
-			o.Features = findText(o.In, featureFiles)
-			if err := o.dimUsed(dim); err != nil {
-				return err
-			}
-		}
-		if o.Labels == "" {
-			o.Labels = findText(o.In, labelFiles)
-		}
-	}
-	var unused []string
-	if st.IsDir() {
-		unused = unusedFiles(o.In, list, o.Features, o.Labels)
-		if o.SplitDir == "" && o.Labels != "" && !o.MakeSplits {
-			if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 {
-				return errs.New(errs.Usage,
-					"%s holds %s, which may be a split; give option splits DIR, or option make-splits to deal new ones",
-					o.In, brief(unused[i]))
-			}
-		}
+		return err
 	}
 	if err := o.needFeaturesSoon(list); err != nil {
 		return err
@@ -120,6 +88,43 @@ func Edges(ctx context.Context, o EdgesOptions) error {
 		im.noteUnused(o.In, unused)
 		return (&edgesImport{importer: im, opt: o, edges: list}).run(ctx)
 	})
+}
+
+// find finds the files of a folder: the list of edges, and features and labels where no option names
+// them. unused are the other files.
+func (o *EdgesOptions) find(dim int) (list string, unused []string, err error) {
+	st, err := os.Stat(o.In)
+	if err != nil {
+		return "", nil, errs.With(errs.Usage, err)
+	}
+	if !st.IsDir() {
+		return o.In, nil, nil
+	}
+	if list = findText(o.In, edgeFiles); list == "" {
+		list = findKONECT(o.In)
+	}
+	if list == "" {
+		return "", nil, errs.New(errs.Usage, "%s has no edge list (looked for %s with %s)", o.In,
+			strings.Join(edgeFiles, ", "), strings.Join(textEndings, ", "))
+	}
+	if o.ownFeatures() {
+		o.Features = findText(o.In, featureFiles)
+		if err := o.dimUsed(dim); err != nil {
+			return "", nil, err
+		}
+	}
+	if o.Labels == "" {
+		o.Labels = findText(o.In, labelFiles)
+	}
+	unused = unusedFiles(o.In, list, o.Features, o.Labels)
+	if o.SplitDir == "" && o.Labels != "" && !o.MakeSplits {
+		if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 {
+			return "", nil, errs.New(errs.Usage,
+				"%s holds %s, which may be a split; give option splits DIR, or option make-splits to deal new ones",
+				o.In, brief(unused[i]))
+		}
+	}
+	return list, unused, nil
 }
 
 func findText(dir string, names []string) string {
@@ -168,27 +173,9 @@ func (im *edgesImport) run(ctx context.Context) error {
 		return err
 	}
 	// Features first: their row count is the number of nodes, which ids are checked against.
-	if o.Features != "" {
-		rows, err := im.textFeatures(ctx, o.Features)
-		if err != nil {
-			return err
-		}
-		if err := im.sameRows(rows, o.Features, &im.from); err != nil {
-			return err
-		}
-	}
-	var labels []int32
-	if o.Labels != "" {
-		var err error
-		if labels, err = im.textLabels(ctx, o.Labels); err != nil {
-			return err
-		}
-		if err := im.sameRows(int64(len(labels)), o.Labels, &im.from); err != nil {
-			return err
-		}
-		if err := im.countClasses(labels, o.Labels); err != nil {
-			return err
-		}
+	labels, err := im.givenColumns(ctx, &im.from)
+	if err != nil {
+		return err
 	}
 	if err := im.takeEdges(ctx); err != nil {
 		return err
@@ -214,7 +201,6 @@ func (im *edgesImport) run(ctx context.Context) error {
 	}
 	var splits []splitSet
 	if o.SplitDir != "" {
-		var err error
 		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
 			return err
 		}

@@ -247,6 +247,14 @@ func (im *featureColumn) featuresOr(ctx context.Context, own func() error) error
 	return own()
 }
 
+// arrayOrMade writes an array of features, or where it is nil those that FeatureFn makes.
+func (im *featureColumn) arrayOrMade(ctx context.Context, a *npy.Array) error {
+	if a == nil {
+		return im.madeFeatures(ctx)
+	}
+	return im.features(ctx, a)
+}
+
 // featureFile writes features.npy from a file that Features names.
 func (im *featureColumn) featureFile(ctx context.Context, path string) error {
 	if !isArray(path) {

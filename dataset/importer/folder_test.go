@@ -957,7 +957,7 @@ func TestImportGraphBoltBad(t *testing.T) {
 		"null edges": {change: inMeta("edges:\n    - format: numpy\n      path: edges.npy",
 			"edges: [null]"), want: []string{"must list nodes and edges"}},
 		"no nodes": {change: inMeta("num: 5", "num: 0"),
-			want: []string{"graph.nodes has num 0"}},
+			want: []string{"num of graph.nodes: 0 nodes"}},
 		"nodes disagree": {change: inMeta("num: 5", "num: 6"),
 			want: []string{"feat.npy: features have shape (5, 2), there are 6 nodes"}},
 		"option nodes disagrees": {o: Options{Nodes: 7}, want: []string{"option nodes 7, but ", "says 5"}},

@@ -10,9 +10,9 @@ import (
 	"helios/internal/options"
 )
 
-// Format is a kind of input that can be imported. The file of a format registers it, with options
-// of its own: a struct with tags (internal/options) that embeds Options, or Output where its input
-// is not files of edges. The command line's verbs, help and completion come from this registry.
+// Format is a kind of input that can be imported. Each stands in a file of its own, with its
+// options: a struct with tags (internal/options) that embeds Options, or Output where its input is
+// not files of edges. The command line's verbs, help and completion come from the list of formats.
 type Format struct {
 	Name        string
 	Usage       string // one line: what is imported
@@ -35,7 +35,21 @@ func (f *Format) Run(ctx context.Context, options any) (fmt.Stringer, error) {
 	return f.run(ctx, options)
 }
 
-var formats []*Format
+// formats lists all formats by their names.
+var formats = []*Format{
+	debianFormat,
+	dglFormat,
+	edgesFormat,
+	graphboltFormat,
+	igbFormat,
+	mag240mFormat,
+	mtxFormat,
+	npyFormat,
+	ogbFormat,
+	planetoidFormat,
+	rawFormat,
+	webgraphFormat,
+}
 
 // Formats returns all formats by their names.
 func Formats() []*Format { return slices.Clone(formats) }
@@ -59,16 +73,16 @@ type withOutput[O any] interface {
 	output() *Output
 }
 
-// register adds a format whose options are of type O.
-func register[O any, P withOutput[O]](f Format, run func(context.Context, O) error) {
-	registerReporting[O, P](f, func(ctx context.Context, o O) (fmt.Stringer, error) {
+// newFormat returns a format whose options are of type O.
+func newFormat[O any, P withOutput[O]](f Format, run func(context.Context, O) error) *Format {
+	return reportingFormat[O, P](f, func(ctx context.Context, o O) (fmt.Stringer, error) {
 		return nil, run(ctx, o)
 	})
 }
 
-// registerReporting adds a format that tells what it found.
-func registerReporting[O any, P withOutput[O]](f Format,
-	run func(context.Context, O) (fmt.Stringer, error)) {
+// reportingFormat returns a format that reports its findings.
+func reportingFormat[O any, P withOutput[O]](f Format,
+	run func(context.Context, O) (fmt.Stringer, error)) *Format {
 	f.options = func() any {
 		o := new(O)
 		options.Defaults(o)
@@ -76,11 +90,6 @@ func registerReporting[O any, P withOutput[O]](f Format,
 	}
 	f.run = func(ctx context.Context, o any) (fmt.Stringer, error) { return run(ctx, *o.(*O)) }
 	f.output = func(o any) *Output { return P(o.(*O)).output() }
-	options.Of(f.options()) // panics at once where a tag is wrong
-	at, found := slices.BinarySearchFunc(formats, f.Name,
-		func(f *Format, name string) int { return strings.Compare(f.Name, name) })
-	if found {
-		panic("importer: two formats are called " + f.Name)
-	}
-	formats = slices.Insert(formats, at, &f)
+	options.Of(f.options()) // panics where a tag is wrong
+	return &f
 }

@@ -83,21 +83,22 @@ func TestOptionsHaveTags(t *testing.T) {
 	}
 }
 
-// Two formats of one name, or options whose tags are wrong, are mistakes of the program.
-func TestRegisterRefuses(t *testing.T) {
-	was := formats
-	defer func() { formats = was }()
-	run := func(context.Context, Options) error { return nil }
-	require.Panics(t, func() { register(Format{Name: "npy"}, run) })
+// The list is in the order of its names, of which each stands there once. Options whose tags are
+// wrong are a mistake of the program.
+func TestFormatsAreListed(t *testing.T) {
+	require.True(t, slices.IsSortedFunc(Formats(), func(a, b *Format) int {
+		if a.Name == b.Name {
+			t.Errorf("two formats are called %s", a.Name)
+		}
+		return strings.Compare(a.Name, b.Name)
+	}))
 	type untold struct {
 		Depth int `option:"depth"`
 		Options
 	}
 	require.Panics(t, func() {
-		register(Format{Name: "untold"}, func(context.Context, untold) error { return nil })
+		newFormat(Format{Name: "untold"}, func(context.Context, untold) error { return nil })
 	})
-	register(Format{Name: "another"}, run)
-	require.Equal(t, "another", Formats()[0].Name)
 }
 
 // An ArrayMap is read from text and refuses what means nothing, or two things.

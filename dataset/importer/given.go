@@ -17,31 +17,12 @@ func (im *importer) around(ctx context.Context, file string, edges edges.Source)
 	}
 	im.m.Source.From = o.source("", file, o.Features, o.Labels, o.SplitDir).From
 	nodesFrom := file
-	if o.Features != "" {
-		rows, err := im.textFeatures(ctx, o.Features)
-		if err == nil {
-			err = im.sameRows(rows, o.Features, &nodesFrom)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	var labels []int32
-	if o.Labels != "" {
-		var err error
-		if labels, err = im.textLabels(ctx, o.Labels); err == nil {
-			err = im.sameRows(int64(len(labels)), o.Labels, &nodesFrom)
-		}
-		if err == nil {
-			err = im.countClasses(labels, o.Labels)
-		}
-		if err != nil {
-			return err
-		}
+	labels, err := im.givenColumns(ctx, &nodesFrom)
+	if err != nil {
+		return err
 	}
 	var splits []splitSet
 	if o.SplitDir != "" {
-		var err error
 		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
 			return err
 		}
@@ -61,4 +42,30 @@ func (im *importer) around(ctx context.Context, file string, edges edges.Source)
 		}
 	}
 	return im.labelsAndSplits(labels, o.Labels, splits)
+}
+
+// givenColumns writes the features and reads the labels of files that options name. Their rows are
+// the number of nodes, or agree with it; nodesFrom names its source.
+func (im *importer) givenColumns(ctx context.Context, nodesFrom *string) (labels []int32,
+	err error) {
+	o := &im.o
+	if o.Features != "" {
+		rows, err := im.textFeatures(ctx, o.Features)
+		if err == nil {
+			err = im.sameRows(rows, o.Features, nodesFrom)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if o.Labels == "" {
+		return nil, nil
+	}
+	if labels, err = im.textLabels(ctx, o.Labels); err == nil {
+		err = im.sameRows(int64(len(labels)), o.Labels, nodesFrom)
+	}
+	if err == nil {
+		err = im.countClasses(labels, o.Labels)
+	}
+	return labels, err
 }

@@ -12,16 +12,15 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"helios/dataset"
+	"helios/dataset/edges"
 	"helios/dataset/npy"
 	"helios/internal/errs"
 	"helios/internal/infile"
 )
 
-func init() {
-	register(Format{Name: "graphbolt",
-		Usage:       "an OnDiskDataset of DGL's GraphBolt with one type of nodes and edges",
-		Description: graphboltHelp}, GraphBolt)
-}
+var graphboltFormat = newFormat(Format{Name: "graphbolt",
+	Usage:       "an OnDiskDataset of DGL's GraphBolt with one type of nodes and edges",
+	Description: graphboltHelp}, GraphBolt)
 
 // GraphBoltOptions shape an import of an OnDiskDataset.
 type GraphBoltOptions struct {
@@ -226,35 +225,14 @@ func (im *graphboltImport) graphboltUnused(m *graphboltMeta) (names []string) {
 
 func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMeta) error {
 	o := &im.o
-	n := m.Graph.Nodes[0].Num
-	if n < 1 || n > maxTextNodes {
-		return errs.New(errs.Usage, "%s: graph.nodes has num %d, must be from 1 to %d", path, n,
-			int64(maxTextNodes))
+	if err := im.stateNodes(m.Graph.Nodes[0].Num, path+": num of graph.nodes"); err != nil {
+		return err
 	}
-	if o.Nodes > 0 && o.Nodes != n {
-		return errs.New(errs.Usage, "option nodes %d, but %s says %d", o.Nodes, path, n)
-	}
-	im.m.Nodes = n
 	var features *npy.Array
-	if o.Features == "" && o.FeatureFn == "" { // else they are looked at later
-		d, err := graphboltFeature(path, m, im.opt.Feature)
-		if err != nil {
+	if o.ownFeatures() { // else they are looked at later
+		var err error
+		if features, err = im.graphboltFeatures(path, m); err != nil {
 			return err
-		}
-		im.take(d)
-		file, err := im.graphboltPath(path, "feature_data "+brief(d.Name), d)
-		if err != nil {
-			return err
-		}
-		if features, err = npy.Open(file); err != nil {
-			return err
-		}
-		if err := im.oneRowEach(features, "features"); err != nil {
-			return err
-		}
-		if sh := features.Header.Shape; len(sh) != 2 || sh[1] < 1 {
-			return errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)",
-				features.Name, features.Header.ShapeString())
 		}
 	}
 	labels, labelFile, splits, err := im.graphboltSets(ctx, path, m)
@@ -268,31 +246,54 @@ func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMet
 	}
 	im.take(m.Graph.Edges[0])
 	im.noteUnused(path, im.graphboltUnused(m))
-	if err := im.graphboltEdges(ctx, path, m.Graph.Edges[0]); err != nil {
+	edges, err := im.graphboltEdges(path, m.Graph.Edges[0])
+	if err != nil {
 		return err
 	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	if err := im.featuresOr(ctx, func() error { return im.features(ctx, features) }); err != nil {
-		return err
-	}
-	return im.labelsAndSplits(labels, labelFile, splits)
+	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
+		features: func() error {
+			return im.featuresOr(ctx, func() error { return im.features(ctx, features) })
+		}})
 }
 
-// graphboltPath is the file of an entry, which must be a NumPy array.
-func (im *graphboltImport) graphboltPath(meta, what string, d *graphboltData) (string, error) {
+// graphboltFeatures opens the features.
+func (im *graphboltImport) graphboltFeatures(path string, m *graphboltMeta) (*npy.Array, error) {
+	d, err := graphboltFeature(path, m, im.opt.Feature)
+	if err != nil {
+		return nil, err
+	}
+	im.take(d)
+	a, err := im.graphboltArray(path, "feature_data "+brief(d.Name), d)
+	if err != nil {
+		return nil, err
+	}
+	if err := im.oneRowEach(a, "features"); err != nil {
+		return nil, err
+	}
+	if sh := a.Header.Shape; len(sh) != 2 || sh[1] < 1 {
+		return nil, errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)", a.Name,
+			a.Header.ShapeString())
+	}
+	return a, nil
+}
+
+// graphboltArray opens the file of an entry, which must be a NumPy array.
+func (im *graphboltImport) graphboltArray(meta, what string, d *graphboltData) (*npy.Array, error) {
 	switch d.Format {
 	case "numpy":
 	case "torch":
-		return "", errs.New(errs.Usage,
+		return nil, errs.New(errs.Usage,
 			"%s: %s is of format torch (%s), which only PyTorch can read; write it with numpy.save(FILE, torch.load(…).numpy()) and say format: numpy",
 			meta, what, brief(d.Path))
 	default:
-		return "", errs.New(errs.Usage, "%s: %s is of format %.40q, numpy is needed", meta, what,
+		return nil, errs.New(errs.Usage, "%s: %s is of format %.40q, numpy is needed", meta, what,
 			d.Format)
 	}
-	return im.graphboltFile(meta, what, d)
+	path, err := im.graphboltFile(meta, what, d)
+	if err != nil {
+		return nil, err
+	}
+	return npy.Open(path)
 }
 
 func (im *graphboltImport) graphboltFile(meta, what string, d *graphboltData) (string, error) {
@@ -307,24 +308,16 @@ func (im *graphboltImport) graphboltFile(meta, what string, d *graphboltData) (s
 	return p, nil
 }
 
-func (im *graphboltImport) graphboltEdges(ctx context.Context, meta string,
-	d *graphboltData) error {
+func (im *graphboltImport) graphboltEdges(meta string, d *graphboltData) (s edges.Source, err error) {
 	if d.Format == "csv" {
-		p, err := im.graphboltFile(meta, "graph.edges", d)
-		if err != nil {
-			return err
-		}
-		return im.edgesFrom(ctx, csvEdges(p, im.m.Nodes, -1, false))
+		path, err := im.graphboltFile(meta, "graph.edges", d)
+		return csvEdges(path, im.m.Nodes, -1, false), err
 	}
-	p, err := im.graphboltPath(meta, "graph.edges", d)
+	a, err := im.graphboltArray(meta, "graph.edges", d)
 	if err != nil {
-		return err
+		return s, err
 	}
-	a, err := npy.Open(p)
-	if err != nil {
-		return err
-	}
-	return im.edgeIndex(ctx, a, twoRows)
+	return indexEdges(a, im.m.Nodes, twoRows)
 }
 
 // graphboltFeature chooses the node features: by name, or feat, or the only ones.
@@ -361,11 +354,8 @@ func graphboltFeature(path string, m *graphboltMeta, want string) (*graphboltDat
 	return found[0], nil
 }
 
-// graphboltSets reads the node sets of a task and the labels in them. A node that is in no set has
-// no label.
-func (im *graphboltImport) graphboltSets(ctx context.Context, path string,
-	m *graphboltMeta) (labels []int32, labelFile string, splits []splitSet, err error) {
-	o := &im.o
+// graphboltTasks returns the task that is asked for, or the only one, or none.
+func (im *graphboltImport) graphboltTasks(path string, m *graphboltMeta) ([]*graphboltTask, error) {
 	var tasks []*graphboltTask
 	var names []string
 	for _, t := range m.Tasks {
@@ -380,55 +370,40 @@ func (im *graphboltImport) graphboltSets(ctx context.Context, path string,
 	switch {
 	case len(tasks) == 1:
 	case im.opt.Task != "":
-		return nil, "", nil, errs.New(errs.Usage, "option task %s: %s has %s", im.opt.Task, path,
+		return nil, errs.New(errs.Usage, "option task %s: %s has %s", im.opt.Task, path,
 			briefNames(names))
 	case len(tasks) > 1:
-		return nil, "", nil, errs.New(errs.Usage,
+		return nil, errs.New(errs.Usage,
 			"%s has several tasks; choose one of %s with option task", path, briefNames(names))
-	case !o.UnlabelledOK && o.Labels == "":
-		return nil, "", nil, errs.New(errs.Usage,
+	case !im.o.UnlabelledOK && im.o.Labels == "":
+		return nil, errs.New(errs.Usage,
 			"%s has no tasks, so no labels; option unlabelled-ok imports it without", path)
+	}
+	return tasks, nil
+}
+
+// graphboltSets reads the node sets of a task and the labels in them. A node that is in no set has
+// no label.
+func (im *graphboltImport) graphboltSets(ctx context.Context, path string,
+	m *graphboltMeta) (labels []int32, labelFile string, splits []splitSet, err error) {
+	o := &im.o
+	tasks, err := im.graphboltTasks(path, m)
+	if err != nil {
+		return nil, "", nil, err
 	}
 	if err := im.needMemory(path+": a label for each of the \"num\" nodes", im.m.Nodes,
 		4); err != nil {
 		return nil, "", nil, err
 	}
-	labels = make([]int32, im.m.Nodes)
-	for v := range labels {
-		labels[v] = noLabel
-	}
+	labels = slices.Repeat([]int32{noLabel}, int(im.m.Nodes))
 	labelFile = path
 	labelled := false
 	for _, t := range tasks {
-		switch {
-		case t.Classes == 0:
-		case t.Classes < 0 || t.Classes >= math.MaxInt32:
-			return nil, "", nil, errs.New(errs.Usage, "%s: num_classes of task %s is %d", path,
-				brief(t.Name), t.Classes)
-		case o.NumClasses == 0:
-			o.NumClasses, im.classesFrom = t.Classes, path+" (num_classes)"
-		case o.NumClasses != t.Classes:
-			o.note("option num-classes %d is taken; %s says %d", o.NumClasses, path, t.Classes)
+		sets, has, err := im.graphboltTask(path, t, labels)
+		if err != nil {
+			return nil, "", nil, err
 		}
-		for _, s := range []struct {
-			name string
-			sets []graphboltSet
-		}{{"train_set", t.Train}, {"validation_set", t.Val}, {"test_set", t.Test}} {
-			if len(s.sets) > 1 {
-				return nil, "", nil, errs.New(errs.Usage,
-					"%s: %s has %d types of nodes; one is needed", path, s.name, len(s.sets))
-			}
-			set := splitSet{file: path + " (" + s.name + ")"}
-			if len(s.sets) == 1 {
-				var has bool
-				if set, has, err = im.graphboltSet(path, s.name, s.sets[0].Data,
-					labels); err != nil {
-					return nil, "", nil, err
-				}
-				labelled = labelled || has
-			}
-			splits = append(splits, set)
-		}
+		splits, labelled = sets, has
 	}
 	if o.Labels != "" {
 		labelFile = o.Labels
@@ -445,44 +420,82 @@ func (im *graphboltImport) graphboltSets(ctx context.Context, path string,
 	return labels, labelFile, splits, err
 }
 
-// graphboltSet reads one set: its seeds, and, if it has any, their labels.
-func (im *graphboltImport) graphboltSet(meta, name string, data []*graphboltData,
-	labels []int32) (set splitSet, labelled bool, err error) {
-	var seeds, lab *graphboltData
+// graphboltTask reads the sets of a task and fills in their labels, where they have any.
+func (im *graphboltImport) graphboltTask(path string, t *graphboltTask, labels []int32) (
+	splits []splitSet, labelled bool, err error) {
+	o := &im.o
+	switch {
+	case t.Classes == 0:
+	case t.Classes < 0 || t.Classes >= math.MaxInt32:
+		return nil, false, errs.New(errs.Usage, "%s: num_classes of task %s is %d", path,
+			brief(t.Name), t.Classes)
+	case o.NumClasses == 0:
+		o.NumClasses, im.classesFrom = t.Classes, path+" (num_classes)"
+	case o.NumClasses != t.Classes:
+		o.note("option num-classes %d is taken; %s says %d", o.NumClasses, path, t.Classes)
+	}
+	for _, s := range []struct {
+		name string
+		sets []graphboltSet
+	}{{"train_set", t.Train}, {"validation_set", t.Val}, {"test_set", t.Test}} {
+		if len(s.sets) > 1 {
+			return nil, false, errs.New(errs.Usage,
+				"%s: %s has %d types of nodes; one is needed", path, s.name, len(s.sets))
+		}
+		set := splitSet{file: path + " (" + s.name + ")"}
+		if len(s.sets) == 1 {
+			var has bool
+			if set, has, err = im.graphboltSet(path, s.name, s.sets[0].Data, labels); err != nil {
+				return nil, false, err
+			}
+			labelled = labelled || has
+		}
+		splits = append(splits, set)
+	}
+	return splits, labelled, nil
+}
+
+// seedsAndLabels finds the two arrays of a set by their names or places.
+func seedsAndLabels(meta, name string, data []*graphboltData) (seeds, labels *graphboltData,
+	err error) {
 	for i, d := range data {
 		if d == nil {
-			return set, false, errs.New(errs.Usage, "%s: entry %d of %s is empty", meta, i, name)
+			return nil, nil, errs.New(errs.Usage, "%s: entry %d of %s is empty", meta, i, name)
 		}
 		switch {
 		case d.Name == "seeds" || d.Name == "seed_nodes" || d.Name == "" && i == 0:
 			seeds = d
 		case d.Name == "labels" || d.Name == "" && i == 1:
-			lab = d
+			labels = d
 		}
+	}
+	if seeds == nil {
+		err = errs.New(errs.Usage,
+			"%s: %s has no seeds; only node classification can be imported", meta, name)
+	}
+	return seeds, labels, err
+}
+
+// graphboltSet reads one set: its seeds, and, if it has any, their labels.
+func (im *graphboltImport) graphboltSet(meta, name string, data []*graphboltData,
+	labels []int32) (set splitSet, labelled bool, err error) {
+	seeds, lab, err := seedsAndLabels(meta, name, data)
+	if err != nil {
+		return set, false, err
 	}
 	im.take(seeds)
 	if lab != nil && im.o.Labels == "" {
 		im.take(lab)
 	}
-	if seeds == nil {
-		return set, false, errs.New(errs.Usage,
-			"%s: %s has no seeds; only node classification can be imported", meta, name)
-	}
-	if set.file, err = im.graphboltPath(meta, "the seeds of "+name, seeds); err != nil {
-		return set, false, err
-	}
-	a, err := npy.Open(set.file)
+	a, err := im.graphboltArray(meta, "the seeds of "+name, seeds)
 	if err != nil {
 		return set, false, err
 	}
+	set.file = a.Name
 	if set.ids, err = im.splitIDs(a); err != nil || lab == nil {
 		return set, false, err
 	}
-	p, err := im.graphboltPath(meta, "the labels of "+name, lab)
-	if err != nil {
-		return set, false, err
-	}
-	b, err := npy.Open(p)
+	b, err := im.graphboltArray(meta, "the labels of "+name, lab)
 	if err != nil {
 		return set, false, err
 	}

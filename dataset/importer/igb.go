@@ -15,11 +15,9 @@ import (
 	"helios/internal/errs"
 )
 
-func init() {
-	register(Format{Name: "igb",
-		Usage:       "the papers and citations of the Illinois Graph Benchmark, of any size",
-		Description: igbHelp}, IGB)
-}
+var igbFormat = newFormat(Format{Name: "igb",
+	Usage:       "the papers and citations of the Illinois Graph Benchmark, of any size",
+	Description: igbHelp}, IGB)
 
 // IGBOptions shape an import of IGB.
 type IGBOptions struct {
@@ -71,7 +69,7 @@ func IGB(ctx context.Context, o IGBOptions) error {
 			o.Classes)
 	}
 	files := []string{filepath.Join("processed", "paper__cites__paper", "edge_index.npy")}
-	if o.Features == "" && o.FeatureFn == "" {
+	if o.ownFeatures() {
 		o.Features = filepath.Join(o.In, "processed", "paper", "node_feat.npy")
 		files = append(files, filepath.Join("processed", "paper", "node_feat.npy"))
 	}
@@ -102,33 +100,7 @@ type igbImport struct {
 func (im *igbImport) run(ctx context.Context) error {
 	o := &im.o
 	im.m.Source.Options["classes"] = im.opt.Classes
-	lab, err := npy.Open(o.Labels)
-	var feat *npy.Array
-	switch {
-	case o.FeatureFn == "":
-		var ferr error
-		if feat, ferr = im.igbFeatures(o.Features); ferr == nil {
-			ferr = im.nodesFrom(feat)
-		}
-		if ferr != nil {
-			return ferr
-		}
-	case err == nil:
-		if err := im.nodesFrom(lab); err != nil {
-			return err
-		}
-	default:
-		var known bool
-		if im.m.Nodes, known = im.igbNodes(); !known {
-			return errs.New(errs.Usage,
-				"%s has no .npy header and %s is no size of IGB, so nothing tells the number of papers; give option nodes",
-				o.Labels, o.In)
-		}
-	}
-	if errors.Is(err, npy.ErrNotNPY) {
-		lab, err = npy.Section("", o.Labels, 0, npy.Header{DType: npy.Float32,
-			Shape: []int64{im.igbLabelRows()}}, true)
-	}
+	feat, lab, err := im.openColumns()
 	if err != nil {
 		return err
 	}
@@ -140,53 +112,76 @@ func (im *igbImport) run(ctx context.Context) error {
 	if err := im.countClasses(labels, o.Labels); err != nil {
 		return err
 	}
-	var splits []splitSet
-	if o.SplitDir != "" {
-		if splits, err = im.folderSplits(ctx, o.SplitDir); err != nil {
-			return err
-		}
-	} else {
-		n := int64(len(labels))
-		if n == igb.full {
-			n = igb.labelled[im.opt.Classes]
-		}
-		train, val := int64(float64(n)*0.6), int64(float64(n)*0.2)
-		im.m.Source.Options["split"] = "position"
-		im.splitOf = func(v int64) int {
-			switch {
-			case v < train:
-				return 0
-			case v < train+val:
-				return 1
-			case v < n-im.padded:
-				return 2
-			}
-			return -1
-		}
-	}
-	edges, err := npy.Open(filepath.Join(o.In, "processed", "paper__cites__paper",
-		"edge_index.npy"))
+	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+		im.splitByPosition(int64(len(labels)))
+		return nil, nil
+	})
 	if err != nil {
 		return err
 	}
-	if err := im.edgeIndex(ctx, edges, twoColumn); err != nil {
-		return err
-	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	if feat == nil {
-		err = im.madeFeatures(ctx)
-	} else {
-		err = im.features(ctx, feat)
-	}
+	edges, err := openIndexEdges(filepath.Join(o.In, "processed", "paper__cites__paper",
+		"edge_index.npy"), im.m.Nodes, twoColumn)
 	if err != nil {
 		return err
 	}
-	return im.labelsAndSplits(labels, o.Labels, splits)
+	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: o.Labels, splits: splits,
+		features: func() error { return im.arrayOrMade(ctx, feat) }})
 }
 
-// igbLabelRows is how many labels a file without a header has: one for each paper, or, of the full
+// openColumns opens the features, where they are not made, and the labels. The features, the labels
+// or the name of the folder give the number of nodes.
+func (im *igbImport) openColumns() (feat, lab *npy.Array, err error) {
+	o := &im.o
+	lab, err = npy.Open(o.Labels)
+	switch {
+	case o.FeatureFn == "":
+		var ferr error
+		if feat, ferr = im.igbFeatures(o.Features); ferr == nil {
+			ferr = im.nodesFrom(feat)
+		}
+		if ferr != nil {
+			return nil, nil, ferr
+		}
+	case err == nil:
+		if err := im.nodesFrom(lab); err != nil {
+			return nil, nil, err
+		}
+	default:
+		var known bool
+		if im.m.Nodes, known = im.igbNodes(); !known {
+			return nil, nil, errs.New(errs.Usage,
+				"%s has no .npy header and %s is no size of IGB, so nothing tells the number of papers; give option nodes",
+				o.Labels, o.In)
+		}
+	}
+	if errors.Is(err, npy.ErrNotNPY) {
+		lab, err = npy.Section("", o.Labels, 0, npy.Header{DType: npy.Float32,
+			Shape: []int64{im.igbLabelRows()}}, true)
+	}
+	return feat, lab, err
+}
+
+// splitByPosition splits n labelled papers as the benchmark's loader does.
+func (im *igbImport) splitByPosition(n int64) {
+	if n == igb.full {
+		n = igb.labelled[im.opt.Classes]
+	}
+	train, val := int64(float64(n)*0.6), int64(float64(n)*0.2)
+	im.m.Source.Options["split"] = "position"
+	im.splitOf = func(v int64) int {
+		switch {
+		case v < train:
+			return 0
+		case v < train+val:
+			return 1
+		case v < n-im.padded:
+			return 2
+		}
+		return -1
+	}
+}
+
+// igbLabelRows returns the number of labels in a file without a header: one for each paper, or, of the full
 // graph, one for each labelled paper.
 func (im *igbImport) igbLabelRows() int64 {
 	labelled := igb.labelled[im.opt.Classes]

@@ -1,9 +1,10 @@
-// Package importer makes datasets of what others wrote. Each format has a file of its own, which
-// registers it (format.go) with its options (options.go). importer.go runs an import; its parts are
-// the job (job.go: options, folder, memory), edges (topology.go), features, labels and splits.
+// Package importer makes datasets of other programs' files. Each format has a file of its own and a
+// line in the list of format.go. importer.go runs an import; its parts are the job (job.go: options,
+// folder, memory), edges (topology.go), features, labels and splits.
 package importer
 
 import (
+	"context"
 	"errors"
 	"runtime/debug"
 
@@ -91,6 +92,30 @@ func runNamed(r request, fn func(*importer) error) error {
 		im.m.Source.From = r.source(r.kind, im.absIn(), r.Features, r.Labels, r.SplitDir).From
 		return fn(im)
 	})
+}
+
+// parts is what a format has found for the folder of a dataset.
+type parts struct {
+	edges     edges.Source
+	features  func() error // writes them, once the topology is there
+	labels    []int32      // nil: there are none
+	labelFile string
+	splits    []splitSet // none, or all three
+}
+
+// write writes the parts, the long ones last but for what depends on them: a format checks what is
+// small and likely wrong before it.
+func (im *importer) write(ctx context.Context, p parts) error {
+	if err := im.edgesFrom(ctx, p.edges); err != nil {
+		return err
+	}
+	if err := im.topology(ctx); err != nil {
+		return err
+	}
+	if err := p.features(); err != nil {
+		return err
+	}
+	return im.labelsAndSplits(p.labels, p.labelFile, p.splits)
 }
 
 // gcPercent keeps Go's heap, on which labels are, near what is in use.

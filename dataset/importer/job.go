@@ -67,6 +67,19 @@ func (im *job) checkNodes(from string) error {
 	return nil
 }
 
+// stateNodes takes the number of nodes that the input states.
+func (im *job) stateNodes(n int64, from string) error {
+	if n < 1 || n > maxTextNodes {
+		return errs.New(errs.Usage, "%s: %d nodes, must be from 1 to %d", from, n,
+			int64(maxTextNodes))
+	}
+	if im.o.Nodes > 0 && im.o.Nodes != n {
+		return errs.New(errs.Usage, "option nodes %d, but %s says %d", im.o.Nodes, from, n)
+	}
+	im.m.Nodes = n
+	return nil
+}
+
 // maxNames and maxNameBytes bound what an error tells of names that a file holds.
 const (
 	maxNames     = 12

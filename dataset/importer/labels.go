@@ -208,3 +208,14 @@ func (im *labelColumn) labelFile(ctx context.Context, path string) ([]int32, err
 	}
 	return labels, err
 }
+
+// labelsOr reads the labels of the file that Labels names, or else those of own, which also returns
+// where they are from.
+func (im *labelColumn) labelsOr(ctx context.Context, own func() ([]int32, string, error)) (
+	labels []int32, file string, err error) {
+	if im.o.Labels == "" {
+		return own()
+	}
+	labels, err = im.labelFile(ctx, im.o.Labels)
+	return labels, im.o.Labels, err
+}

@@ -12,6 +12,7 @@ import (
 	"helios/internal/container"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
+	"helios/internal/work"
 )
 
 // lineBlock is some whole lines of a text file.
@@ -19,7 +20,7 @@ type lineBlock struct {
 	path string
 	line int64 // number of the first, from 1
 	text []byte
-	at   int64 // bytes of the file that were read for it, of size
+	read int64 // bytes of the file that were read for it, of size
 	size int64
 }
 
@@ -27,8 +28,8 @@ const blockBytes = 1 << 20
 
 // eachBlock reads a text file, plain or compressed, once: one goroutine unpacks, parse works on
 // blocks of whole lines on all cores, and take gets the results in the order of the file, on the
-// caller's goroutine. Memory is bounded by a few blocks. What parse returns must not point into the
-// block's text.
+// caller's goroutine. Memory is bounded by a few blocks. The result of parse must not point into
+// the block's text.
 func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T, error),
 	take func(T, lineBlock) error) error {
 	in, err := container.OpenText(path)
@@ -36,102 +37,93 @@ func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T
 		return err
 	}
 	defer in.Close()
-	type result struct {
-		v   T
-		b   lineBlock
-		err error
+	r := blockReader{in: in, path: path, line: 1,
+		free: make(chan []byte, 2*hostcpu.Count()+2)}
+	type parsed struct {
+		v T
+		b lineBlock
 	}
-	workers := hostcpu.Count()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	queue := make(chan chan result, workers)
-	free := make(chan []byte, 2*workers+2)
-	go func() {
-		defer close(queue)
-		send := func(res chan result) bool {
-			select {
-			case queue <- res:
-				return true
-			case <-ctx.Done():
-				return false
-			}
-		}
-		var rest []byte
-		for line, more := int64(1), true; more; {
-			var buf []byte
-			select {
-			case buf = <-free:
-			default:
-				buf = make([]byte, blockBytes)
-			}
-			if len(rest) >= len(buf) {
-				buf = make([]byte, len(rest)+blockBytes)
-			}
-			n := copy(buf, rest)
-			end := -1 // behind the last whole line
-			for end < 0 && more {
-				if n == len(buf) { // a line of more than a block
-					buf = append(buf, make([]byte, min(len(buf), maxLine+blockBytes-len(buf)))...)
-				}
-				k, rerr := io.ReadFull(in, buf[n:])
-				n += k
-				if end = bytes.LastIndexByte(buf[:n], '\n') + 1; end == 0 {
-					end = -1
-				}
-				switch {
-				case errors.Is(rerr, io.EOF) || errors.Is(rerr, io.ErrUnexpectedEOF):
-					more, end = false, n
-				case rerr != nil || end < 0 && n >= maxLine:
-					lines := line + int64(bytes.Count(buf[:n], []byte{'\n'}))
-					err := errs.New(errs.Usage,
-						"%s:%d: line of more than %d bytes; is it a text file?", path, lines,
-						maxLine)
-					if rerr != nil {
-						err = readFailed(path, lines, in.At(), rerr)
-					}
-					res := make(chan result, 1)
-					res <- result{err: err}
-					send(res)
-					return
-				}
-			}
-			rest = append(rest[:0], buf[end:n]...)
-			b := lineBlock{path: path, line: line, text: buf[:end], at: in.At(), size: in.Size}
-			line += int64(bytes.Count(b.text, []byte{'\n'}))
-			res := make(chan result, 1)
-			if !send(res) {
-				return
-			}
-			go func() {
-				v, err := parse(b)
-				res <- result{v, b, err}
-			}()
-		}
-	}()
-	for res := range queue {
-		x := <-res
-		err := x.err
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err == nil {
-			err = take(x.v, x.b)
-		}
-		if err != nil {
-			cancel()
-			for res := range queue { // wait for what runs, so that nothing outlives the call
-				<-res
-			}
+	return work.Pipe(ctx, r.next, func(b lineBlock) (parsed, error) {
+		v, err := parse(b)
+		return parsed{v, b}, err
+	}, func(p parsed) error {
+		if err := take(p.v, p.b); err != nil {
 			return err
 		}
-		if cap(x.b.text) >= blockBytes {
-			select {
-			case free <- x.b.text[:blockBytes]:
-			default:
-			}
+		r.reuse(p.b.text)
+		return nil
+	})
+}
+
+// blockReader cuts a text into blocks of whole lines.
+type blockReader struct {
+	in   *container.Text
+	path string
+	line int64  // number of the next block's first line
+	rest []byte // the beginning of a line that the next block ends
+	end  bool
+	free chan []byte // buffers of blocks that nobody needs any more
+}
+
+// next returns the next block; false at the end.
+func (r *blockReader) next() (b lineBlock, more bool, err error) {
+	if r.end {
+		return b, false, nil
+	}
+	buf := r.buffer()
+	n := copy(buf, r.rest)
+	whole := 0 // bytes of whole lines
+	for whole == 0 && !r.end {
+		if n == len(buf) { // a line of more than a block
+			buf = append(buf, make([]byte, min(len(buf), maxLine+blockBytes-len(buf)))...)
+		}
+		k, err := io.ReadFull(r.in, buf[n:])
+		n += k
+		whole = bytes.LastIndexByte(buf[:n], '\n') + 1
+		switch {
+		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+			r.end, whole = true, n
+		case err != nil:
+			return b, false, readFailed(r.path, r.lineAfter(buf[:n]), r.in.At(), err)
+		case whole == 0 && n >= maxLine:
+			return b, false, errs.New(errs.Usage,
+				"%s:%d: line of more than %d bytes; is it a text file?", r.path,
+				r.lineAfter(buf[:n]), maxLine)
 		}
 	}
-	return ctx.Err()
+	r.rest = append(r.rest[:0], buf[whole:n]...)
+	b = lineBlock{path: r.path, line: r.line, text: buf[:whole], read: r.in.At(), size: r.in.Size}
+	r.line = r.lineAfter(b.text)
+	return b, true, nil
+}
+
+// lineAfter returns the number of the line behind text.
+func (r *blockReader) lineAfter(text []byte) int64 {
+	return r.line + int64(bytes.Count(text, []byte{'\n'}))
+}
+
+// buffer returns a buffer that holds the rest and more.
+func (r *blockReader) buffer() []byte {
+	if len(r.rest) >= blockBytes {
+		return make([]byte, len(r.rest)+blockBytes)
+	}
+	select {
+	case buf := <-r.free:
+		return buf
+	default:
+		return make([]byte, blockBytes)
+	}
+}
+
+// reuse gives the buffer of a block back.
+func (r *blockReader) reuse(text []byte) {
+	if cap(text) < blockBytes {
+		return
+	}
+	select {
+	case r.free <- text[:blockBytes]:
+	default:
+	}
 }
 
 // readFailed is a failure of the file system, or damage of a compressed stream.
@@ -180,57 +172,23 @@ func cutComma(s []byte) (field, rest []byte, more bool) {
 	return bytes.TrimSpace(s[:i]), s[i+1:], true
 }
 
-// csvEdges are the edges of a file with two ids a line, source first. want is how many there must
-// be; -1 = any number. With inverse, the opposite of each follows it, as OGB adds it.
+// csvEdges returns the edges of a file with two ids a line, source first. want is their number; -1
+// = any number. With inverse, the opposite of each follows it, as OGB adds it.
 func csvEdges(path string, nodes, want int64, inverse bool) edges.Source {
 	s := edges.Source{Name: path, Unit: "bytes", Parts: 1}
 	if st, err := os.Stat(path); err == nil {
 		s.Total = st.Size()
 	}
-	type pairs struct{ src, dst []int64 }
 	s.Read = func(ctx context.Context, _ int, emit func(src, dst []int64) error,
 		done func(int64)) error {
-		var at, n int64
-		err := eachBlock(ctx, path, func(b lineBlock) (p pairs, err error) {
-			p.src = make([]int64, 0, len(b.text)/6)
-			p.dst = make([]int64, 0, len(b.text)/6)
-			err = b.each(func(s []byte, line int64) error {
-				if len(s) == 0 {
-					return b.bad(line, "the line is empty")
-				}
-				t := s
-				var id [2]int64
-				for i := range id {
-					f, rest, more := cutComma(t)
-					if more != (i == 0) {
-						return b.bad(line,
-							"%q is not an edge; two node ids with a comma between them are needed",
-							clip(s))
-					}
-					t = rest
-					v, ok := parseID(f)
-					if !ok {
-						return b.bad(line, "%q is not a node id; ids are whole numbers from 0",
-							clip(f))
-					}
-					if v >= nodes {
-						return b.bad(line, "node id %d in column %d is outside 0..%d", v, i+1,
-							nodes-1)
-					}
-					id[i] = v
-				}
-				p.src, p.dst = append(p.src, id[0]), append(p.dst, id[1])
-				if inverse {
-					p.src, p.dst = append(p.src, id[1]), append(p.dst, id[0])
-				}
-				return nil
-			})
-			return p, err
-		}, func(p pairs, b lineBlock) error {
-			n += int64(len(p.src))
-			done(b.at - at)
-			at = b.at
-			return emit(p.src, p.dst)
+		var read, n int64
+		err := eachBlock(ctx, path, func(b lineBlock) (edgeBlock, error) {
+			return parseEdges(b, nodes, inverse)
+		}, func(e edgeBlock, b lineBlock) error {
+			n += int64(len(e.src))
+			done(b.read - read)
+			read = b.read
+			return emit(e.src, e.dst)
 		})
 		if inverse {
 			n /= 2
@@ -241,4 +199,43 @@ func csvEdges(path string, nodes, want int64, inverse bool) edges.Source {
 		return err
 	}
 	return s
+}
+
+type edgeBlock struct{ src, dst []int64 }
+
+// parseEdges reads two ids a line, and nothing else.
+func parseEdges(b lineBlock, nodes int64, inverse bool) (e edgeBlock, err error) {
+	e.src = make([]int64, 0, len(b.text)/6)
+	e.dst = make([]int64, 0, len(b.text)/6)
+	err = b.each(func(text []byte, line int64) error {
+		if len(text) == 0 {
+			return b.bad(line, "the line is empty")
+		}
+		rest := text
+		var id [2]int64
+		for i := range id {
+			var field []byte
+			var more bool
+			if field, rest, more = cutComma(rest); more != (i == 0) {
+				return b.bad(line,
+					"%q is not an edge; two node ids with a comma between them are needed",
+					clip(text))
+			}
+			v, ok := parseID(field)
+			if !ok {
+				return b.bad(line, "%q is not a node id; ids are whole numbers from 0",
+					clip(field))
+			}
+			if v >= nodes {
+				return b.bad(line, "node id %d in column %d is outside 0..%d", v, i+1, nodes-1)
+			}
+			id[i] = v
+		}
+		e.src, e.dst = append(e.src, id[0]), append(e.dst, id[1])
+		if inverse {
+			e.src, e.dst = append(e.src, id[1]), append(e.dst, id[0])
+		}
+		return nil
+	})
+	return e, err
 }

@@ -19,10 +19,9 @@ const (
 	mag240mTest       = 2020
 )
 
-func init() {
-	register(Format{Name: "mag240m", Usage: "the papers and citations of MAG240M (OGB-LSC)",
-		Description: mag240mHelp}, MAG240M)
-}
+var mag240mFormat = newFormat(Format{Name: "mag240m",
+	Usage:       "the papers and citations of MAG240M (OGB-LSC)",
+	Description: mag240mHelp}, MAG240M)
 
 const mag240mHelp = "option in is the folder that OGB unpacks (mag240m_kddcup2021): processed/paper with node_feat.npy, node_label.npy and\n" +
 	"node_year.npy, and processed/paper___cites___paper/edge_index.npy. Labelled papers until 2018 are for\n" +
@@ -42,7 +41,7 @@ func MAG240M(ctx context.Context, o Options) error {
 	if o.Labels == "" {
 		files = append(files, filepath.Join(paper, "node_label.npy"))
 	}
-	if o.Features == "" && o.FeatureFn == "" {
+	if o.ownFeatures() {
 		files = append(files, filepath.Join(paper, "node_feat.npy"))
 	}
 	if err := o.inFolder(mag240mFolder, files...); err != nil {
@@ -78,7 +77,7 @@ func (im *mag240mImport) run(ctx context.Context) error {
 		return err
 	}
 	var feat *npy.Array
-	if o.Features == "" && o.FeatureFn == "" { // else it is looked at later
+	if o.ownFeatures() { // else it is looked at later
 		if feat, err = npy.Open(filepath.Join(paper, "node_feat.npy")); err == nil {
 			err = im.oneRowEach(feat, "features")
 		}
@@ -90,30 +89,21 @@ func (im *mag240mImport) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var splits []splitSet
-	if o.SplitDir != "" {
-		splits, err = im.folderSplits(ctx, o.SplitDir)
-	} else {
-		splits, err = im.mag240mSplits(filepath.Join(paper, "node_year.npy"), labels)
-	}
+	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+		return im.mag240mSplits(filepath.Join(paper, "node_year.npy"), labels)
+	})
 	if err != nil {
 		return err
 	}
-	edges, err := npy.Open(filepath.Join(o.In, "processed", "paper___cites___paper",
-		"edge_index.npy"))
+	edges, err := openIndexEdges(filepath.Join(o.In, "processed", "paper___cites___paper",
+		"edge_index.npy"), im.m.Nodes, twoRows)
 	if err != nil {
 		return err
 	}
-	if err := im.edgeIndex(ctx, edges, twoRows); err != nil {
-		return err
-	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	if err := im.featuresOr(ctx, func() error { return im.features(ctx, feat) }); err != nil {
-		return err
-	}
-	return im.labelsAndSplits(labels, labelFile, splits)
+	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
+		features: func() error {
+			return im.featuresOr(ctx, func() error { return im.features(ctx, feat) })
+		}})
 }
 
 func (im *mag240mImport) mag240mSplits(path string, labels []int32) ([]splitSet, error) {

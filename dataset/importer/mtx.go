@@ -16,11 +16,9 @@ import (
 	"helios/internal/errs"
 )
 
-func init() {
-	register(Format{Name: "mtx",
-		Usage:       "sparse square matrices in MatrixMarket's coordinate format, plain or compressed",
-		Description: mtxHelp}, MTX)
-}
+var mtxFormat = newFormat(Format{Name: "mtx",
+	Usage:       "sparse square matrices in MatrixMarket's coordinate format, plain or compressed",
+	Description: mtxHelp}, MTX)
 
 const mtxHelp = "Entry (i, j) becomes the edge from node i-1 to node j-1, whatever its value; one triangle of a symmetric,\n" +
 	"skew-symmetric or Hermitian matrix stands for both. Features, labels and splits come from\n" +

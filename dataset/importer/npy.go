@@ -17,11 +17,9 @@ import (
 	"helios/internal/options"
 )
 
-func init() {
-	register(Format{Name: "npy",
-		Usage:       "NumPy arrays: features, labels and edges, in a folder or .npz archive",
-		Description: npyHelp}, NPY)
-}
+var npyFormat = newFormat(Format{Name: "npy",
+	Usage:       "NumPy arrays: features, labels and edges, in a folder or .npz archive",
+	Description: npyHelp}, NPY)
 
 // NPYOptions shape an import of arrays.
 type NPYOptions struct {
@@ -201,6 +199,14 @@ func (a *arrays) find(names ...string) (*npy.Array, error) {
 	return nil, a.foreign(names)
 }
 
+// fileOr opens the file that an option names, or else finds an array.
+func (a *arrays) fileOr(path string, names []string) (*npy.Array, error) {
+	if path != "" {
+		return npy.Open(path)
+	}
+	return a.find(names...)
+}
+
 // foreign refuses a file in the folder that has one of the names and is of a kind that is not read.
 func (a *arrays) foreign(names []string) error {
 	if a.archive != nil {
@@ -350,13 +356,9 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 	if err != nil {
 		return err
 	}
-	var splits []splitSet
-	switch {
-	case o.SplitDir != "":
-		splits, err = im.folderSplits(ctx, o.SplitDir)
-	case !o.MakeSplits:
-		splits, err = im.splitArrays(in)
-	}
+	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+		return im.splitArrays(in)
+	})
 	if err != nil {
 		return err
 	}
@@ -379,21 +381,8 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 		}
 	}
 	im.noteUnused(in.where(), unused)
-	if err := im.edgesFrom(ctx, edges); err != nil {
-		return err
-	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	if feat == nil {
-		err = im.madeFeatures(ctx)
-	} else {
-		err = im.matrix(ctx, feat)
-	}
-	if err != nil {
-		return err
-	}
-	return im.labelsAndSplits(labels, labelsFile, splits)
+	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelsFile, splits: splits,
+		features: func() error { return im.arrayOrMade(ctx, feat) }})
 }
 
 // columns opens the features and reads the labels; their rows, or the graph, tell the number of
@@ -401,23 +390,10 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (feat *npy.Array,
 	labels []int32, labelsFile string, err error) {
 	o := &im.o
-	get := func(override string, names []string) (*npy.Array, error) {
-		if override != "" {
-			return npy.Open(override)
-		}
-		return in.find(names...)
+	if feat, err = im.openFeatures(in); err != nil {
+		return nil, nil, "", err
 	}
-	if o.FeatureFn == "" {
-		if feat, err = get(o.Features, featureNames); err == nil && feat == nil {
-			err = errs.New(errs.Usage,
-				"%s has no features (looked for %s; it has %s); option map THEIRS=features names them, option features FILE gives them, option feature-fn hash computes some",
-				in.where(), strings.Join(featureNames, ", "), briefNames(in.has()))
-		}
-		if err != nil {
-			return nil, nil, "", err
-		}
-	}
-	lab, err := get(o.Labels, labelNames)
+	lab, err := in.fileOr(o.Labels, labelNames)
 	if err == nil && lab == nil && !o.UnlabelledOK {
 		err = errs.New(errs.Usage,
 			"%s has no labels (looked for %s; it has %s); option map THEIRS=labels names them, option unlabelled-ok imports it without",
@@ -431,26 +407,17 @@ func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (f
 		im.m.Nodes, nodesFrom = o.Nodes, "option nodes"
 	}
 	if m := in.matrix; m != nil {
-		if err := im.sameRows(m.nodes, m.archive.Path, &nodesFrom); err != nil {
-			return nil, nil, "", err
-		}
+		err = im.sameRows(m.nodes, m.archive.Path, &nodesFrom)
 	}
-	if feat != nil && len(feat.Header.Shape) > 0 {
-		if err := im.sameRows(feat.Header.Shape[0], feat.Name, &nodesFrom); err != nil {
-			return nil, nil, "", err
-		}
+	if err == nil && feat != nil && len(feat.Header.Shape) > 0 {
+		err = im.sameRows(feat.Header.Shape[0], feat.Name, &nodesFrom)
 	}
-	if lab != nil {
-		if labels, err = im.labelArray(lab); err == nil {
-			err = im.sameRows(int64(len(labels)), lab.Name, &nodesFrom)
-		}
-		if err == nil {
-			err = im.countClasses(labels, lab.Name)
-		}
-		if err != nil {
-			return nil, nil, "", err
-		}
+	if err == nil && lab != nil {
 		labelsFile = lab.Name
+		labels, err = im.labelRowsOf(lab, &nodesFrom)
+	}
+	if err != nil {
+		return nil, nil, "", err
 	}
 	if p := graph.ptr; nodesFrom == "" && p != nil && len(p.Header.Shape) == 1 {
 		im.m.Nodes, nodesFrom = p.Header.Shape[0]-1, p.Name
@@ -460,6 +427,32 @@ func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (f
 			"%s: nothing tells the number of nodes; give option nodes", in.where())
 	}
 	return feat, labels, labelsFile, im.checkNodes(nodesFrom)
+}
+
+// openFeatures opens the features; nil where they are made.
+func (im *npyImport) openFeatures(in *arrays) (*npy.Array, error) {
+	if im.o.FeatureFn != "" {
+		return nil, nil
+	}
+	feat, err := in.fileOr(im.o.Features, featureNames)
+	if err == nil && feat == nil {
+		err = errs.New(errs.Usage,
+			"%s has no features (looked for %s; it has %s); option map THEIRS=features names them, option features FILE gives them, option feature-fn hash computes some",
+			in.where(), strings.Join(featureNames, ", "), briefNames(in.has()))
+	}
+	return feat, err
+}
+
+// labelRowsOf reads labels whose rows are the number of nodes, or agree with it.
+func (im *npyImport) labelRowsOf(a *npy.Array, nodesFrom *string) ([]int32, error) {
+	labels, err := im.labelArray(a)
+	if err == nil {
+		err = im.sameRows(int64(len(labels)), a.Name, nodesFrom)
+	}
+	if err == nil {
+		err = im.countClasses(labels, a.Name)
+	}
+	return labels, err
 }
 
 // npyGraph is the arrays of the edges, in one of the forms; none where they are a matrix.

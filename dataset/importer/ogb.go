@@ -17,11 +17,9 @@ import (
 	"helios/internal/infile"
 )
 
-func init() {
-	register(Format{Name: "ogb",
-		Usage:       "node datasets of the Open Graph Benchmark, such as ogbn-products and ogbn-papers100M",
-		Description: ogbHelp}, OGB)
-}
+var ogbFormat = newFormat(Format{Name: "ogb",
+	Usage:       "node datasets of the Open Graph Benchmark, such as ogbn-products and ogbn-papers100M",
+	Description: ogbHelp}, OGB)
 
 // OGBOptions shape an import of an OGB dataset.
 type OGBOptions struct {
@@ -91,59 +89,68 @@ type ogbImport struct {
 
 func (im *ogbImport) ogbText(ctx context.Context, raw string) error {
 	o := &im.o
-	nodes, err := im.ogbCount(ctx, filepath.Join(raw, "num-node-list.csv.gz"))
+	nodeList := filepath.Join(raw, "num-node-list.csv.gz")
+	nodes, err := im.ogbCount(ctx, nodeList)
 	if err != nil {
 		return err
 	}
-	edges, err := im.ogbCount(ctx, filepath.Join(raw, "num-edge-list.csv.gz"))
+	count, err := im.ogbCount(ctx, filepath.Join(raw, "num-edge-list.csv.gz"))
 	if err != nil {
 		return err
 	}
-	if err := im.ogbNodes(nodes, filepath.Join(raw, "num-node-list.csv.gz")); err != nil {
+	if err := im.stateNodes(nodes, nodeList); err != nil {
 		return err
 	}
 	inverse, err := im.ogbInverse()
 	if err != nil {
 		return err
 	}
-	labelFile := o.Labels
-	if labelFile == "" {
-		labelFile = filepath.Join(raw, "node-label.csv.gz")
-	}
-	labels, err := im.labelFile(ctx, labelFile)
-	if err != nil {
-		return err
-	}
-	splits, err := im.ogbSplits(ctx)
-	if err != nil {
-		return err
-	}
-	used := []string{"num-node-list.csv.gz", "num-edge-list.csv.gz", "edge.csv.gz"}
-	if o.Features == "" && o.FeatureFn == "" {
-		used = append(used, "node-feat.csv.gz")
-	}
-	im.ogbUnused(raw, labelFile, splits, used...)
-	// The small and likely wrong things are checked by now; next the long ones.
-	if err := im.edgesFrom(ctx, csvEdges(filepath.Join(raw, "edge.csv.gz"), nodes, edges,
-		inverse)); err != nil {
-		return err
-	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	err = im.featuresOr(ctx, func() error {
-		own := filepath.Join(raw, "node-feat.csv.gz")
-		if !isFile(own) {
-			return errs.New(errs.Usage,
-				"%s has no node-feat.csv.gz: this dataset comes without features; give some with option features FILE (.npy, or .csv with a row for each node), or option feature-fn",
-				raw)
-		}
-		return im.csvMatrix(ctx, own, false)
+	labels, labelFile, err := im.labelsOr(ctx, func() ([]int32, string, error) {
+		file := filepath.Join(raw, "node-label.csv.gz")
+		labels, err := im.labelFile(ctx, file)
+		return labels, file, err
 	})
 	if err != nil {
 		return err
 	}
-	return im.labelsAndSplits(labels, labelFile, splits)
+	splits, err := im.splitsOr(ctx, im.ogbSplits)
+	if err != nil {
+		return err
+	}
+	used := []string{"num-node-list.csv.gz", "num-edge-list.csv.gz", "edge.csv.gz"}
+	if o.ownFeatures() {
+		used = append(used, "node-feat.csv.gz")
+	}
+	im.ogbUnused(raw, labelFile, splits, used...)
+	return im.write(ctx, parts{
+		edges:  csvEdges(filepath.Join(raw, "edge.csv.gz"), nodes, count, inverse),
+		labels: labels, labelFile: labelFile, splits: splits,
+		features: func() error {
+			return im.featuresOr(ctx, func() error { return im.ogbTextFeatures(ctx, raw) })
+		}})
+}
+
+func (im *ogbImport) ogbTextFeatures(ctx context.Context, raw string) error {
+	own := filepath.Join(raw, "node-feat.csv.gz")
+	if !isFile(own) {
+		return errs.New(errs.Usage,
+			"%s has no node-feat.csv.gz: this dataset comes without features; give some with option features FILE (.npy, or .csv with a row for each node), or option feature-fn",
+			raw)
+	}
+	return im.csvMatrix(ctx, own, false)
+}
+
+// only reads an array that has one element for each graph, of which there must be one.
+func only(data *npy.Archive, name string) (n int64, err error) {
+	a, err := data.Array(name)
+	if err == nil && a.Header.Elements() != 1 {
+		err = errs.New(errs.Usage, "%s has shape %s: %d graphs; a node dataset has one", a.Name,
+			a.Header.ShapeString(), a.Header.Elements())
+	}
+	if err == nil {
+		err = eachInt(a, func(_, x int64) error { n = x; return nil })
+	}
+	return n, err
 }
 
 func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
@@ -153,35 +160,9 @@ func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
 		return err
 	}
 	defer func() { err = closing(err, data) }()
-	one := func(name string) (n int64, err error) {
-		a, err := data.Array(name)
-		if err == nil && a.Header.Elements() != 1 {
-			err = errs.New(errs.Usage, "%s has shape %s: %d graphs; a node dataset has one", a.Name,
-				a.Header.ShapeString(), a.Header.Elements())
-		}
-		if err == nil {
-			err = eachInt(a, func(_, x int64) error { n = x; return nil })
-		}
-		return n, err
-	}
-	nodes, err := one("num_nodes_list")
+	index, err := im.ogbBinaryEdges(data)
 	if err != nil {
 		return err
-	}
-	edges, err := one("num_edges_list")
-	if err != nil {
-		return err
-	}
-	if err := im.ogbNodes(nodes, data.Path+":num_nodes_list"); err != nil {
-		return err
-	}
-	index, err := data.Array("edge_index")
-	if err != nil {
-		return err
-	}
-	if sh := index.Header.Shape; len(sh) != 2 || sh[0] != 2 || sh[1] != edges {
-		return errs.New(errs.Usage, "%s has shape %s, num_edges_list says (2, %d)", index.Name,
-			index.Header.ShapeString(), edges)
 	}
 	if im.opt.AddInverse == "yes" {
 		return errs.New(errs.Usage,
@@ -190,13 +171,15 @@ func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
 	im.noteUnused(data.Path, slices.DeleteFunc(append(data.Names(), data.Others()...),
 		func(n string) bool {
 			return n == "num_nodes_list" || n == "num_edges_list" || n == "edge_index" ||
-				n == "node_feat" && o.Features == "" && o.FeatureFn == ""
+				n == "node_feat" && o.ownFeatures()
 		}))
-	labels, labelFile, err := im.ogbBinaryLabels(ctx, raw)
+	labels, labelFile, err := im.labelsOr(ctx, func() ([]int32, string, error) {
+		return im.ogbBinaryLabels(filepath.Join(raw, "node-label.npz"))
+	})
 	if err != nil {
 		return err
 	}
-	splits, err := im.ogbSplits(ctx)
+	splits, err := im.splitsOr(ctx, im.ogbSplits)
 	if err != nil {
 		return err
 	}
@@ -209,33 +192,49 @@ func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
 			return err
 		}
 	}
-	if err := im.edgeIndex(ctx, index, twoRows); err != nil {
-		return err
-	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	err = im.featuresOr(ctx, func() error {
-		feat, err := data.Array("node_feat")
-		if err != nil {
-			return err
-		}
-		return im.features(ctx, feat)
-	})
+	edges, err := indexEdges(index, im.m.Nodes, twoRows)
 	if err != nil {
 		return err
 	}
-	return im.labelsAndSplits(labels, labelFile, splits)
+	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
+		features: func() error {
+			return im.featuresOr(ctx, func() error {
+				feat, err := data.Array("node_feat")
+				if err != nil {
+					return err
+				}
+				return im.features(ctx, feat)
+			})
+		}})
 }
 
-func (im *ogbImport) ogbBinaryLabels(ctx context.Context, raw string) (labels []int32, file string,
-	err error) {
-	if im.o.Labels != "" {
-		labels, err = im.labelFile(ctx, im.o.Labels)
-		return labels, im.o.Labels, err
+// ogbBinaryEdges opens the edges, of which the archive also states the number, and takes the
+// number of nodes.
+func (im *ogbImport) ogbBinaryEdges(data *npy.Archive) (*npy.Array, error) {
+	nodes, err := only(data, "num_nodes_list")
+	if err != nil {
+		return nil, err
 	}
-	file = filepath.Join(raw, "node-label.npz")
-	a, err := npy.OpenArchive(file)
+	edges, err := only(data, "num_edges_list")
+	if err != nil {
+		return nil, err
+	}
+	if err := im.stateNodes(nodes, data.Path+":num_nodes_list"); err != nil {
+		return nil, err
+	}
+	index, err := data.Array("edge_index")
+	if err != nil {
+		return nil, err
+	}
+	if sh := index.Header.Shape; len(sh) != 2 || sh[0] != 2 || sh[1] != edges {
+		return nil, errs.New(errs.Usage, "%s has shape %s, num_edges_list says (2, %d)", index.Name,
+			index.Header.ShapeString(), edges)
+	}
+	return index, nil
+}
+
+func (im *ogbImport) ogbBinaryLabels(path string) (labels []int32, file string, err error) {
+	a, err := npy.OpenArchive(path)
 	if err != nil {
 		return nil, "", err
 	}
@@ -244,7 +243,7 @@ func (im *ogbImport) ogbBinaryLabels(ctx context.Context, raw string) (labels []
 	if err == nil {
 		labels, err = im.nodeLabels(arr)
 	}
-	return labels, file, err
+	return labels, path, err
 }
 
 // ogbUnused names the files of the dataset that are not used.
@@ -257,19 +256,6 @@ func (im *ogbImport) ogbUnused(raw, labels string, splits []splitSet, used ...st
 		used = append(used, s.file)
 	}
 	im.noteUnused(im.o.In, unusedBelow(im.o.In, used))
-}
-
-// ogbNodes takes the number of nodes that a dataset states.
-func (im *ogbImport) ogbNodes(n int64, from string) error {
-	if n < 1 || n > maxTextNodes {
-		return errs.New(errs.Usage, "%s: %d nodes, must be from 1 to %d", from, n,
-			int64(maxTextNodes))
-	}
-	if im.o.Nodes > 0 && im.o.Nodes != n {
-		return errs.New(errs.Usage, "option nodes %d, but %s says %d", im.o.Nodes, from, n)
-	}
-	im.m.Nodes = n
-	return nil
 }
 
 // ogbCount reads the number of nodes or edges of the only graph.
@@ -296,22 +282,25 @@ func (im *ogbImport) ogbCount(ctx context.Context, path string) (int64, error) {
 	return n, err
 }
 
-// ogbSplits reads the splits of --splits, or those in split/: none is fine, several need a choice.
+// ogbSplits reads the splits in split/: none is fine, several need a choice.
 func (im *ogbImport) ogbSplits(ctx context.Context) ([]splitSet, error) {
-	o := &im.o
-	if o.SplitDir != "" {
-		return im.folderSplits(ctx, o.SplitDir)
+	dir := filepath.Join(im.o.In, "split")
+	name, err := im.ogbSplitName(dir)
+	if err != nil || name == "" {
+		return nil, err
 	}
-	if o.MakeSplits {
-		return nil, nil
-	}
-	dir := filepath.Join(o.In, "split")
+	im.m.Source.Options["split"] = name
+	return im.folderSplits(ctx, filepath.Join(dir, name))
+}
+
+// ogbSplitName returns the name of the split that is asked for, or the only one; "" for none.
+func (im *ogbImport) ogbSplitName(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) && im.opt.Split == "" {
-		return nil, nil
+		return "", nil
 	}
 	if err != nil {
-		return nil, errs.With(errs.Usage, err)
+		return "", errs.With(errs.Usage, err)
 	}
 	var names []string
 	for _, e := range entries {
@@ -322,21 +311,20 @@ func (im *ogbImport) ogbSplits(ctx context.Context) ([]splitSet, error) {
 	name := im.opt.Split
 	switch {
 	case name != "" && !slices.Contains(names, name):
-		return nil, errs.New(errs.Usage, "option split %s: %s has %s", name, dir,
+		return "", errs.New(errs.Usage, "option split %s: %s has %s", name, dir,
 			strings.Join(names, ", "))
-	case name == "" && len(names) == 0:
-		return nil, errs.New(errs.Usage, "%s holds no split; take it away to have splits made", dir)
-	case name == "" && len(names) > 1:
-		return nil, errs.New(errs.Usage, "%s has several splits; choose one of %s with option split",
+	case name != "":
+		return name, nil
+	case len(names) == 0:
+		return "", errs.New(errs.Usage, "%s holds no split; take it away to have splits made", dir)
+	case len(names) > 1:
+		return "", errs.New(errs.Usage, "%s has several splits; choose one of %s with option split",
 			dir, strings.Join(names, ", "))
-	case name == "":
-		name = names[0]
 	}
-	im.m.Source.Options["split"] = name
-	return im.folderSplits(ctx, filepath.Join(dir, name))
+	return names[0], nil
 }
 
-// ogbInverse says whether the opposite of each edge is to be added.
+// ogbInverse reports whether to add the opposite of each edge.
 func (im *ogbImport) ogbInverse() (add bool, err error) {
 	switch v := im.opt.AddInverse; v {
 	case "yes":

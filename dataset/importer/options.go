@@ -174,6 +174,9 @@ func (o *Options) fillMadeUp() error {
 	return o.fill()
 }
 
+// ownFeatures reports whether the features are those of the input.
+func (o *Options) ownFeatures() bool { return o.Features == "" && o.FeatureFn == "" }
+
 // dimUsed refuses a Dim, as it was given, beside a file of features.
 func (o *Options) dimUsed(dim int) error {
 	if dim != 0 && o.Features != "" {

@@ -13,11 +13,9 @@ import (
 	"helios/internal/errs"
 )
 
-func init() {
-	register(Format{Name: "planetoid",
-		Usage:       "CiteSeer, Cora and PubMed as published with Planetoid, with the public splits",
-		Description: planetoidHelp}, Planetoid)
-}
+var planetoidFormat = newFormat(Format{Name: "planetoid",
+	Usage:       "CiteSeer, Cora and PubMed as published with Planetoid, with the public splits",
+	Description: planetoidHelp}, Planetoid)
 
 // PlanetoidOptions shape an import of Planetoid's files, which hold features, labels and splits. Of
 // a folder with several datasets, Name chooses one. The graph is always undirected.
@@ -130,15 +128,6 @@ func (im *planetoidImport) run(ctx context.Context, prefix string) error {
 	if im.opt.NormalizeFeatures != "" {
 		im.m.Source.Options["normalize-features"] = im.opt.NormalizeFeatures
 	}
-	if err := im.edgesFrom(ctx, p.edges()); err != nil {
-		return err
-	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	if err := im.planetoidFeatures(p); err != nil {
-		return err
-	}
 	labels, err := p.labels()
 	if err != nil {
 		return err
@@ -146,10 +135,10 @@ func (im *planetoidImport) run(ctx context.Context, prefix string) error {
 	n := int64(len(p.y))
 	im.o.NumClasses, im.classesFrom = int64(len(p.y[0])), p.file("y")
 	val := min(planetoidVal, p.allx.Rows-n)
-	return im.labelsAndSplits(labels, p.file("ally"), []splitSet{
-		{p.file("y"), rangeOf(0, n)}, {p.file("ally"), rangeOf(n, n+val)},
-		{p.file("test.index"), p.test},
-	})
+	return im.write(ctx, parts{edges: p.edges(), labels: labels, labelFile: p.file("ally"),
+		features: func() error { return im.planetoidFeatures(p) },
+		splits: []splitSet{{p.file("y"), rangeOf(0, n)}, {p.file("ally"), rangeOf(n, n+val)},
+			{p.file("test.index"), p.test}}})
 }
 
 func rangeOf(lo, hi int64) []int64 {

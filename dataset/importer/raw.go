@@ -19,11 +19,9 @@ import (
 	"helios/internal/infile"
 )
 
-func init() {
-	register(Format{Name: "raw",
-		Usage:       "folders of headerless arrays, as Ginex, DiskGNN, Legion and GNNLab keep them",
-		Description: rawHelp}, Raw)
-}
+var rawFormat = newFormat(Format{Name: "raw",
+	Usage:       "folders of headerless arrays, as Ginex, DiskGNN, Legion and GNNLab keep them",
+	Description: rawHelp}, Raw)
 
 // RawOptions say what headerless arrays cannot: which files they are and how they are laid out.
 // Empty fields are taken from the folder's own configuration, its file names and the files'
@@ -92,7 +90,6 @@ type rawIn struct {
 	dtype        map[string]npy.DType
 	split        [3]string // files of ids
 	splitLen     [3]int64  // -1 = not known
-	unreadable   string    // splits in PyTorch's format
 	madeUp       bool      // the features are computed
 }
 
@@ -132,12 +129,39 @@ func (r *rawIn) find(names ...string) string {
 
 // openRaw finds the files; dim is the number of features, 0 where the input is to tell it.
 func openRaw(o *RawOptions, dim int64) (*rawIn, error) {
-	r := &rawIn{dir: o.In, layout: o.Layout, file: map[string]string{},
-		dtype: map[string]npy.DType{}, madeUp: o.FeatureFn != "", splitLen: [3]int64{-1, -1, -1}}
-	switch {
+	r := &rawIn{dir: o.In, file: map[string]string{}, dtype: map[string]npy.DType{},
+		madeUp: o.FeatureFn != "", splitLen: [3]int64{-1, -1, -1}}
+	if o.Edges < 0 || dim < 0 {
+		return nil, errs.New(errs.Usage, "option edges %d, option dim %d: cannot be negative", o.Edges,
+			dim)
+	}
+	if err := r.findLayout(o); err != nil {
+		return nil, err
+	}
+	if err := r.findFiles(o); err != nil {
+		return nil, err
+	}
+	if err := r.takeTypes(o); err != nil {
+		return nil, err
+	}
+	if err := r.configure(); err != nil {
+		return nil, err
+	}
+	if err := r.takeNumbers(o, dim); err != nil {
+		return nil, err
+	}
+	if err := r.refuseTorch(o); err != nil {
+		return nil, err
+	}
+	return r, r.measure()
+}
+
+// findLayout takes the layout that is asked for, or tells it by the files.
+func (r *rawIn) findLayout(o *RawOptions) error {
+	switch r.layout = o.Layout; {
 	case r.layout != "":
 		if !slices.Contains(RawLayouts, r.layout) {
-			return nil, errs.New(errs.Usage, "option layout %q is not known; choose one of %s", r.layout,
+			return errs.New(errs.Usage, "option layout %q is not known; choose one of %s", r.layout,
 				strings.Join(RawLayouts, ", "))
 		}
 	case r.find("conf.json") != "" && r.find("indptr.dat") != "":
@@ -151,6 +175,21 @@ func openRaw(o *RawOptions, dim int64) (*rawIn, error) {
 	default:
 		r.layout = "plain"
 	}
+	r.in, r.guessed = r.layout != "legion", r.layout == "plain" && o.Lists == ""
+	switch o.Lists {
+	case "":
+	case "in", "out":
+		r.in = o.Lists == "in"
+	default:
+		return errs.New(errs.Usage,
+			"option lists %q: give in (a node's list holds its in-neighbours, CSC) or out (CSR)",
+			o.Lists)
+	}
+	return nil
+}
+
+// findFiles finds the files by the layout's names, and takes those that options name.
+func (r *rawIn) findFiles(o *RawOptions) error {
 	names := rawNames[r.layout]
 	for _, part := range []string{"indptr", "indices", "features", "labels"} {
 		r.file[part] = r.find(names[part]...)
@@ -164,54 +203,46 @@ func openRaw(o *RawOptions, dim int64) (*rawIn, error) {
 			continue
 		}
 		if err := readable(part, f); err != nil {
-			return nil, err
+			return err
 		}
 		r.file[part] = f
 	}
+	return nil
+}
+
+// takeTypes takes the types of elements that options give.
+func (r *rawIn) takeTypes(o *RawOptions) error {
 	for _, f := range []struct {
 		option, v string
 		parts     []string
 	}{
 		{"index-dtype", o.IndexDType, []string{"indptr", "indices"}},
-		{"raw-dtype", o.RowDType, []string{"features"}}, {"label-dtype", o.LabelDType,
-			[]string{"labels"}},
+		{"raw-dtype", o.RowDType, []string{"features"}},
+		{"label-dtype", o.LabelDType, []string{"labels"}},
 	} {
 		if f.v == "" {
 			continue
 		}
 		dt, err := rawDType(f.v)
 		if err != nil {
-			return nil, errs.New(errs.Usage, "%v: %w", errs.Key(f.option), err)
+			return errs.New(errs.Usage, "%v: %w", errs.Key(f.option), err)
 		}
 		for _, p := range f.parts {
 			r.dtype[p] = dt
 		}
 	}
-	r.in, r.guessed = r.layout != "legion", r.layout == "plain" && o.Lists == ""
-	switch o.Lists {
-	case "":
-	case "in", "out":
-		r.in = o.Lists == "in"
-	default:
-		return nil, errs.New(errs.Usage,
-			"option lists %q: give in (a node's list holds its in-neighbours, CSC) or out (CSR)",
-			o.Lists)
-	}
-	if o.Edges < 0 || dim < 0 {
-		return nil, errs.New(errs.Usage, "option edges %d, option dim %d: cannot be negative", o.Edges,
-			dim)
-	}
-	if err := r.configure(); err != nil {
-		return nil, err
-	}
+	return nil
+}
+
+// takeNumbers takes the numbers that options give, which may not contradict the configuration.
+func (r *rawIn) takeNumbers(o *RawOptions, dim int64) error {
 	for _, f := range []struct {
 		option string
 		given  int64
 		known  *int64
-	}{{"nodes", o.Nodes, &r.nodes}, {"edges", o.Edges, &r.edges},
-		{"dim", dim, &r.dim}} {
+	}{{"nodes", o.Nodes, &r.nodes}, {"edges", o.Edges, &r.edges}, {"dim", dim, &r.dim}} {
 		if f.given != 0 && *f.known != 0 && f.given != *f.known {
-			return nil, errs.New(errs.Usage, "%v %d: the configuration in %s says %d",
+			return errs.New(errs.Usage, "%v %d: the configuration in %s says %d",
 				errs.Key(f.option), f.given, r.dir, *f.known)
 		}
 		if f.given != 0 {
@@ -219,23 +250,28 @@ func openRaw(o *RawOptions, dim int64) (*rawIn, error) {
 		}
 	}
 	if r.nodes > maxTextNodes || r.edges > maxRawEdges || r.dim > dataset.MaxDim {
-		return nil, errs.New(errs.Usage,
+		return errs.New(errs.Usage,
 			"%s: the configuration, or a flag, says %d nodes, %d edges and %d features; at most %d, %d and %d are read",
 			r.dir, r.nodes, r.edges, r.dim, int64(maxTextNodes), int64(maxRawEdges), dataset.MaxDim)
 	}
-	r.unreadable = r.find("split_idx.pth", "split_idx.pt")
-	if r.unreadable != "" && o.SplitDir == "" && !o.MakeSplits {
-		return nil, torchFile(r.unreadable, `for k, v in torch.load("`+filepath.Base(r.unreadable)+
+	return nil
+}
+
+// refuseTorch refuses files that only PyTorch can read.
+func (r *rawIn) refuseTorch(o *RawOptions) error {
+	split := r.find("split_idx.pth", "split_idx.pt")
+	if split != "" && o.SplitDir == "" && !o.MakeSplits {
+		return torchFile(split, `for k, v in torch.load("`+filepath.Base(split)+
 			`").items(): numpy.save(k + ".npy", v.numpy())`,
 			"option splits DIR, or give option make-splits to deal new ones")
 	}
 	for part, f := range r.file {
 		if strings.HasSuffix(f, ".pth") || strings.HasSuffix(f, ".pt") {
-			return nil, torchFile(f, fmt.Sprintf("numpy.save(%q, torch.load(%q).numpy())",
+			return torchFile(f, fmt.Sprintf("numpy.save(%q, torch.load(%q).numpy())",
 				part+".npy", filepath.Base(f)), errs.Key(part).String()+" "+part+".npy")
 		}
 	}
-	return r, r.measure()
+	return nil
 }
 
 func torchFile(path, code, then string) error {
@@ -297,6 +333,19 @@ func (r *rawIn) configure() error {
 	return nil
 }
 
+// rawConf is the configuration of Ginex and DiskGNN.
+type rawConf struct {
+	Nodes    int64   `json:"num_nodes"`
+	Indptr   []int64 `json:"indptr_shape"`
+	Indices  []int64 `json:"indices_shape"`
+	Features []int64 `json:"features_shape"`
+	Labels   []int64 `json:"labels_shape"`
+	TIndptr  string  `json:"indptr_dtype"`
+	TIndices string  `json:"indices_dtype"`
+	TFeat    string  `json:"features_dtype"`
+	TLabels  string  `json:"labels_dtype"`
+}
+
 // confJSON reads the configuration of Ginex and DiskGNN.
 func (r *rawIn) confJSON(setType func(part, name string) error) error {
 	path := filepath.Join(r.dir, "conf.json")
@@ -304,24 +353,28 @@ func (r *rawIn) confJSON(setType func(part, name string) error) error {
 	if err != nil {
 		return errs.With(errs.Usage, err)
 	}
-	var c struct {
-		Nodes    int64   `json:"num_nodes"`
-		Indptr   []int64 `json:"indptr_shape"`
-		Indices  []int64 `json:"indices_shape"`
-		Features []int64 `json:"features_shape"`
-		Labels   []int64 `json:"labels_shape"`
-		TIndptr  string  `json:"indptr_dtype"`
-		TIndices string  `json:"indices_dtype"`
-		TFeat    string  `json:"features_dtype"`
-		TLabels  string  `json:"labels_dtype"`
-	}
+	var c rawConf
 	if err := json.Unmarshal(b, &c); err != nil {
-		var at *json.SyntaxError
-		if errors.As(err, &at) {
-			return errs.New(errs.Usage, "%s: byte %d: %w", path, at.Offset, err)
+		var syntax *json.SyntaxError
+		if errors.As(err, &syntax) {
+			return errs.New(errs.Usage, "%s: byte %d: %w", path, syntax.Offset, err)
 		}
 		return errs.New(errs.Usage, "%s: %w", path, err)
 	}
+	if err := r.takeShapes(c, path); err != nil {
+		return err
+	}
+	for part, name := range map[string]string{"indptr": c.TIndptr, "indices": c.TIndices,
+		"features": c.TFeat, "labels": c.TLabels} {
+		if err := setType(part, name); err != nil {
+			return errs.New(errs.Usage, "%s: %s_dtype: %w", path, part, err)
+		}
+	}
+	return nil
+}
+
+// takeShapes takes the numbers that the shapes give, where they fit together.
+func (r *rawIn) takeShapes(c rawConf, path string) error {
 	bad := func(what string, shape []int64) error {
 		return errs.New(errs.Usage, "%s: %s is %.60s, num_nodes is %d", path, what,
 			fmt.Sprint(shape), c.Nodes)
@@ -348,12 +401,6 @@ func (r *rawIn) confJSON(setType func(part, name string) error) error {
 	if c.Labels != nil && (len(c.Labels) < 1 || len(c.Labels) > 2 || c.Labels[0] != c.Nodes ||
 		len(c.Labels) == 2 && c.Labels[1] != 1) {
 		return bad("labels_shape", c.Labels)
-	}
-	for part, name := range map[string]string{"indptr": c.TIndptr, "indices": c.TIndices,
-		"features": c.TFeat, "labels": c.TLabels} {
-		if err := setType(part, name); err != nil {
-			return errs.New(errs.Usage, "%s: %s_dtype: %w", path, part, err)
-		}
 	}
 	return nil
 }
@@ -424,7 +471,7 @@ func (r *rawIn) metaConfig() error {
 	return nil
 }
 
-// size is the length of a file.
+// rawSize returns the length of a file.
 func rawSize(path string) (int64, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -449,55 +496,70 @@ func (r *rawIn) measure() error {
 			r.dir, part, strings.Join(rawNames[r.layout][part], ", "), r.layout, errs.Key(part))
 	}
 	if r.nodes == 0 {
-		a, err := r.withHeader("indptr")
-		if err != nil {
+		if err := r.measureNodes(); err != nil {
 			return err
-		}
-		dt, ok := r.dtype["indptr"]
-		size, err := rawSize(r.file["indptr"])
-		switch {
-		case err != nil:
-			return err
-		case a != nil && len(a.Header.Shape) == 1:
-			r.nodes = a.Header.Shape[0] - 1
-		case !ok:
-			return errs.New(errs.Usage,
-				"%s: %d bytes can be %d offsets of 8 bytes or %d of 4; give option nodes or option index-dtype int64|uint32",
-				r.file["indptr"], size, size/8, size/4)
-		case size%int64(dt.Size) != 0:
-			return errs.New(errs.Usage, "%s: %d bytes are no whole numbers of type %s",
-				r.file["indptr"], size, dt)
-		default:
-			r.nodes = size/int64(dt.Size) - 1
-		}
-		if r.nodes < 1 {
-			return errs.New(errs.Usage, "%s: %d bytes hold no graph", r.file["indptr"], size)
 		}
 	}
-	if f := r.file["features"]; f != "" && r.dim == 0 && !r.madeUp {
-		a, err := r.withHeader("features")
-		if err != nil {
-			return err
+	if r.file["features"] != "" && r.dim == 0 && !r.madeUp {
+		return r.measureRows()
+	}
+	return nil
+}
+
+// measureNodes finds the number of nodes by the length of the offsets.
+func (r *rawIn) measureNodes() error {
+	path := r.file["indptr"]
+	a, err := r.withHeader("indptr")
+	if err != nil {
+		return err
+	}
+	dt, ok := r.dtype["indptr"]
+	size, err := rawSize(path)
+	switch {
+	case err != nil:
+		return err
+	case a != nil && len(a.Header.Shape) == 1:
+		r.nodes = a.Header.Shape[0] - 1
+	case !ok:
+		return errs.New(errs.Usage,
+			"%s: %d bytes can be %d offsets of 8 bytes or %d of 4; give option nodes or option index-dtype int64|uint32",
+			path, size, size/8, size/4)
+	case size%int64(dt.Size) != 0:
+		return errs.New(errs.Usage, "%s: %d bytes are no whole numbers of type %s", path, size, dt)
+	default:
+		r.nodes = size/int64(dt.Size) - 1
+	}
+	if r.nodes < 1 {
+		return errs.New(errs.Usage, "%s: %d bytes hold no graph", path, size)
+	}
+	return nil
+}
+
+// measureRows finds the number of features by the length of the rows.
+func (r *rawIn) measureRows() error {
+	path := r.file["features"]
+	a, err := r.withHeader("features")
+	if err != nil {
+		return err
+	}
+	dt, ok := r.dtype["features"]
+	size, err := rawSize(path)
+	switch {
+	case err != nil:
+		return err
+	case a != nil:
+		if len(a.Header.Shape) == 2 {
+			r.dim = a.Header.Shape[1]
 		}
-		dt, ok := r.dtype["features"]
-		size, err := rawSize(f)
-		switch {
-		case err != nil:
-			return err
-		case a != nil:
-			if len(a.Header.Shape) == 2 {
-				r.dim = a.Header.Shape[1]
-			}
-		case !ok:
-			return errs.New(errs.Usage,
-				"%s: %d bytes for %d nodes can be rows of more than one type; give option dim or option raw-dtype float16|float32|float64",
-				f, size, r.nodes)
-		case size%(r.nodes*int64(dt.Size)) != 0:
-			return errs.New(errs.Usage, "%s: %d bytes are no rows of %s for %d nodes", f, size, dt,
-				r.nodes)
-		default:
-			r.dim = size / (r.nodes * int64(dt.Size))
-		}
+	case !ok:
+		return errs.New(errs.Usage,
+			"%s: %d bytes for %d nodes can be rows of more than one type; give option dim or option raw-dtype float16|float32|float64",
+			path, size, r.nodes)
+	case size%(r.nodes*int64(dt.Size)) != 0:
+		return errs.New(errs.Usage, "%s: %d bytes are no rows of %s for %d nodes", path, size, dt,
+			r.nodes)
+	default:
+		r.dim = size / (r.nodes * int64(dt.Size))
 	}
 	return nil
 }
@@ -541,26 +603,34 @@ func (r *rawIn) array(part, path string, shape []int64, sizes map[int64]npy.DTyp
 		return nil, err
 	}
 	if h.DType.Size == 0 {
-		ok := n > 0 && size%n == 0
-		if ok {
-			h.DType, ok = sizes[size/n]
-		}
-		if n == 0 && size == 0 {
-			h.DType, ok = npy.Int64, true
-		}
-		if !ok {
-			var can []string
-			for _, b := range []int64{2, 4, 8} {
-				if dt, ok := sizes[b]; ok {
-					can = append(can, fmt.Sprintf("%d of type %s", n*b, dt))
-				}
-			}
-			return nil, errs.New(errs.Usage,
-				"%s: %d bytes; shape %s needs %s; the file is of another graph, has a header, or is truncated",
-				path, size, h.ShapeString(), strings.Join(can, " or "))
+		if h.DType, err = typeOfLength(path, size, h, sizes); err != nil {
+			return nil, err
 		}
 	}
 	return npy.Section(path, path, 0, h, true)
+}
+
+// typeOfLength returns the type that elements of the shape of h have in a file of so many bytes.
+func typeOfLength(path string, size int64, h npy.Header, sizes map[int64]npy.DType) (npy.DType,
+	error) {
+	n := h.Elements()
+	if n == 0 && size == 0 {
+		return npy.Int64, nil
+	}
+	if n > 0 && size%n == 0 {
+		if dt, ok := sizes[size/n]; ok {
+			return dt, nil
+		}
+	}
+	var can []string
+	for _, b := range []int64{2, 4, 8} {
+		if dt, ok := sizes[b]; ok {
+			can = append(can, fmt.Sprintf("%d of type %s", n*b, dt))
+		}
+	}
+	return npy.DType{}, errs.New(errs.Usage,
+		"%s: %d bytes; shape %s needs %s; the file is of another graph, has a header, or is truncated",
+		path, size, h.ShapeString(), strings.Join(can, " or "))
 }
 
 var (
@@ -580,63 +650,21 @@ func (im *rawImport) run(ctx context.Context, r *rawIn) error {
 	im.m.Source.Options["layout"] = r.layout
 	im.m.Source.Options["lists"] = map[bool]string{true: "in", false: "out"}[r.in]
 	// All lengths are looked at before anything long is done.
-	ptr, err := r.array("indptr", r.file["indptr"], []int64{r.nodes + 1}, rawInts)
+	ptr, idx, err := r.lists()
 	if err != nil {
 		return err
 	}
-	if r.edges == 0 {
-		last, err := ptr.Reader(r.nodes)
-		if err != nil {
-			return err
-		}
-		v := make([]int64, 1)
-		_, err = last.Ints(v)
-		if err = errors.Join(err, last.Close()); err != nil {
-			return err
-		}
-		if r.edges = v[0]; r.edges < 0 || r.edges > maxRawEdges {
-			return errs.New(errs.Usage,
-				"%s: the last offset is %d, which is no number of edges; are the offsets of type %s?",
-				ptr.Name, v[0], ptr.Header.DType)
-		}
-	}
-	idx, err := r.array("indices", r.file["indices"], []int64{r.edges}, rawInts)
+	feat, err := im.rawFeatures(r)
 	if err != nil {
 		return err
 	}
-	var feat *npy.Array
-	if f := r.file["features"]; f != "" && o.FeatureFn == "" {
-		if feat, err = r.array("features", f, []int64{r.nodes, r.dim}, rawFloats); err != nil {
-			return err
-		}
-	} else if r.dim > 0 && r.dim <= dataset.MaxDim {
-		o.Dim = int(r.dim)
+	labels, err := im.rawLabels(r)
+	if err != nil {
+		return err
 	}
-	if feat == nil {
-		if err := o.needFeatures(r.dir); err != nil {
-			return err
-		}
-	}
-	var labels []int32
-	if f := r.file["labels"]; f != "" {
-		if _, ok := r.dtype["labels"]; !ok {
-			if a, err := r.withHeader("labels"); err != nil {
-				return err
-			} else if a == nil {
-				return errs.New(errs.Usage,
-					"%s: a raw file does not tell integers from floats; give option label-dtype int32, int64, float32, …",
-					f)
-			}
-		}
-		a, err := r.array("labels", f, []int64{r.nodes}, rawInts)
-		if err != nil {
-			return err
-		}
-		if labels, err = im.nodeLabels(a); err != nil {
-			return err
-		}
-	}
-	splits, err := im.rawSplits(ctx, r)
+	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+		return im.rawSplits(r)
+	})
 	if err != nil {
 		return err
 	}
@@ -656,29 +684,73 @@ func (im *rawImport) run(ctx context.Context, r *rawIn) error {
 	if err != nil {
 		return err
 	}
-	if err := im.edgesFrom(ctx, edges); err != nil {
-		return err
-	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	if feat != nil {
-		err = im.features(ctx, feat)
-	} else {
-		err = im.madeFeatures(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	return im.labelsAndSplits(labels, r.file["labels"], splits)
+	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: r.file["labels"],
+		splits: splits, features: func() error { return im.arrayOrMade(ctx, feat) }})
 }
 
-// rawSplits reads the splits of SplitDir, or the layout's own files of ids.
-func (im *rawImport) rawSplits(ctx context.Context, r *rawIn) ([]splitSet, error) {
-	if im.o.SplitDir != "" {
-		return im.folderSplits(ctx, im.o.SplitDir)
+// lists opens the offsets and the neighbours, of which the last offset tells the number where
+// nothing else does.
+func (r *rawIn) lists() (ptr, idx *npy.Array, err error) {
+	ptr, err = r.array("indptr", r.file["indptr"], []int64{r.nodes + 1}, rawInts)
+	if err != nil {
+		return nil, nil, err
 	}
-	if im.o.MakeSplits || r.split == [3]string{} {
+	if r.edges == 0 {
+		last, err := ptr.Reader(r.nodes)
+		if err != nil {
+			return nil, nil, err
+		}
+		v := make([]int64, 1)
+		_, err = last.Ints(v)
+		if err = errors.Join(err, last.Close()); err != nil {
+			return nil, nil, err
+		}
+		if r.edges = v[0]; r.edges < 0 || r.edges > maxRawEdges {
+			return nil, nil, errs.New(errs.Usage,
+				"%s: the last offset is %d, which is no number of edges; are the offsets of type %s?",
+				ptr.Name, v[0], ptr.Header.DType)
+		}
+	}
+	idx, err = r.array("indices", r.file["indices"], []int64{r.edges}, rawInts)
+	return ptr, idx, err
+}
+
+// rawFeatures opens the features; nil where they are made.
+func (im *rawImport) rawFeatures(r *rawIn) (*npy.Array, error) {
+	if f := r.file["features"]; f != "" && im.o.FeatureFn == "" {
+		return r.array("features", f, []int64{r.nodes, r.dim}, rawFloats)
+	}
+	if r.dim > 0 && r.dim <= dataset.MaxDim {
+		im.o.Dim = int(r.dim)
+	}
+	return nil, im.o.needFeatures(r.dir)
+}
+
+// rawLabels reads the labels, where there are any.
+func (im *rawImport) rawLabels(r *rawIn) ([]int32, error) {
+	f := r.file["labels"]
+	if f == "" {
+		return nil, nil
+	}
+	if _, ok := r.dtype["labels"]; !ok {
+		if a, err := r.withHeader("labels"); err != nil {
+			return nil, err
+		} else if a == nil {
+			return nil, errs.New(errs.Usage,
+				"%s: a raw file does not tell integers from floats; give option label-dtype int32, int64, float32, …",
+				f)
+		}
+	}
+	a, err := r.array("labels", f, []int64{r.nodes}, rawInts)
+	if err != nil {
+		return nil, err
+	}
+	return im.nodeLabels(a)
+}
+
+// rawSplits reads the layout's own files of ids.
+func (im *rawImport) rawSplits(r *rawIn) ([]splitSet, error) {
+	if r.split == [3]string{} {
 		return nil, nil
 	}
 	var sets []splitSet

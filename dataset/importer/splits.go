@@ -197,6 +197,19 @@ func (im *splitSets) folderSplits(ctx context.Context, dir string) ([]splitSet, 
 	return sets, nil
 }
 
+// splitsOr reads the splits of the folder that SplitDir names, or else those of own, unless new ones
+// are made.
+func (im *splitSets) splitsOr(ctx context.Context,
+	own func(context.Context) ([]splitSet, error)) ([]splitSet, error) {
+	switch {
+	case im.o.SplitDir != "":
+		return im.folderSplits(ctx, im.o.SplitDir)
+	case im.o.MakeSplits:
+		return nil, nil
+	}
+	return own(ctx)
+}
+
 func (im *splitSets) splitFile(ctx context.Context, path string, users bool) ([]int64, error) {
 	if isArray(path) {
 		a, err := npy.Open(path)

@@ -12,11 +12,9 @@ import (
 	"helios/internal/errs"
 )
 
-func init() {
-	register(Format{Name: "webgraph",
-		Usage:       "graphs in WebGraph's BV format: NAME.graph, NAME.properties, NAME.offsets",
-		Description: webgraphHelp}, WebGraph)
-}
+var webgraphFormat = newFormat(Format{Name: "webgraph",
+	Usage:       "graphs in WebGraph's BV format: NAME.graph, NAME.properties, NAME.offsets",
+	Description: webgraphHelp}, WebGraph)
 
 const webgraphHelp = "option in is NAME.graph (or NAME). An arc u → v becomes the edge u → v. Where NAME.offsets is there, parts of\n" +
 	"the stream are read at the same time. Features, labels and splits come from option features, option labels\n" +

@@ -22,8 +22,6 @@ var metisMethod = method{name: METIS,
 	summary: "METIS through its library, for graphs that fit into memory several times",
 	run:     runMETIS}
 
-func init() { registerMethod(metisMethod) }
-
 // oneMETIS is held while METIS works: the signal handlers that it sets are the process's.
 var oneMETIS sync.Mutex
 

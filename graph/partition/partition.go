@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"helios/graph"
@@ -88,13 +87,8 @@ type method struct {
 	run func(ctx context.Context, t *graph.Topology, o *Options, of []uint32, info *Info) error
 }
 
-var methods []method
-
-// registerMethod adds a method; init functions call it.
-func registerMethod(m method) {
-	methods = append(methods, m)
-	slices.SortFunc(methods, func(a, b method) int { return strings.Compare(a.name, b.name) })
-}
+// methods lists all methods by their names.
+var methods = []method{metisMethod, randomMethod, streamMethod}
 
 // MethodNames returns the names of the methods, Auto aside.
 func MethodNames() []string {

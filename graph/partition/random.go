@@ -10,9 +10,7 @@ import (
 // Random deals the nodes out: what a cut is compared with.
 const Random = "random"
 
-func init() {
-	registerMethod(method{name: Random, summary: "equal parts dealt at random", run: dealParts})
-}
+var randomMethod = method{name: Random, summary: "equal parts dealt at random", run: dealParts}
 
 // dealParts shuffles parts that are as equal as can be (Fisher and Yates).
 func dealParts(_ context.Context, _ *graph.Topology, o *Options, of []uint32, info *Info) error {

@@ -27,8 +27,6 @@ var streamMethod = method{name: Stream,
 	summary: "ours, for graphs beyond memory: passes over the edges, some bytes a node",
 	run:     runStream}
 
-func init() { registerMethod(streamMethod) }
-
 // Names of starts.
 const (
 	startClusters = "clusters"
