@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -99,76 +100,28 @@ const memoryStep = 1 << 20
 // readIndexes merges indexes: of a package in several, the newest version counts.
 func readIndexes(ctx context.Context, o DebianOptions, j *job) (packages []debian.Package,
 	from []string, err error) {
+	x := packageIndex{job: j, ctx: ctx, newest: map[string]debian.Package{}}
 	in := o.In
-	dump := false
 	if len(in) == 0 {
-		if in, err = debian.FindLists(debian.ListsDir); err != nil || len(in) == 0 {
-			dump = true
-		}
-	}
-	newest := map[string]debian.Package{}
-	held := int64(0) // bytes of packages that no memory was promised for
-	keep := func(p debian.Package) error {
-		if have, ok := newest[p.Name]; !ok || debian.CompareVersions(p.Version, have.Version) > 0 {
-			newest[p.Name] = p
-		}
-		if held += p.Bytes(); held >= memoryStep {
-			if err := j.needMemory("the package index", held, 1); err != nil {
-				return err
-			}
-			held = 0
-		}
-		if len(newest)&0xfff == 0 {
-			o.Progress.Report("packages", int64(len(newest)), 0)
-			return ctx.Err()
-		}
-		return nil
-	}
-	if dump {
-		cmd := exec.CommandContext(ctx, "apt-cache", "dumpavail")
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		out, err := cmd.Output()
-		if err != nil {
-			return nil, nil, errs.New(errs.Capability,
-				"no package lists in %s and apt-cache dumpavail failed (%w %s); run \"apt-get update\" or give a Packages file with option in",
-				debian.ListsDir, err, strings.TrimSpace(stderr.String()))
-		}
-		if err := debian.Parse(bytes.NewReader(out), keep); err != nil {
-			return nil, nil, errs.New(errs.Usage, "apt-cache dumpavail: %w", err)
-		}
-		from = []string{"apt-cache dumpavail"}
-	}
-	var files []string
-	for _, path := range in {
-		if err := readable("in", path); err != nil {
-			return nil, nil, err
-		}
-		if st, err := os.Stat(path); err == nil && st.IsDir() {
-			found, err := debian.FindLists(path)
-			if err != nil {
+		in, err = debian.FindLists(debian.ListsDir)
+		if err != nil || len(in) == 0 {
+			if err := x.dump(); err != nil {
 				return nil, nil, err
 			}
-			if len(found) == 0 {
-				return nil, nil, errs.New(errs.Usage,
-					"%s holds no package index (…_Packages, or Packages); give a folder or file that does, or run \"apt-get update\"",
-					path)
-			}
-			files = append(files, found...)
-			continue
+			from = []string{"apt-cache dumpavail"}
 		}
-		files = append(files, path)
+	}
+	files, err := indexFiles(in)
+	if err != nil {
+		return nil, nil, err
 	}
 	for _, path := range files {
-		if err := parseIndex(path, keep); err != nil {
+		if err := parseIndex(path, x.keep); err != nil {
 			return nil, nil, err
 		}
 		from = append(from, filepath.Base(path))
 	}
-	for _, p := range newest {
-		packages = append(packages, p)
-	}
-	slices.SortFunc(packages,
+	packages = slices.SortedFunc(maps.Values(x.newest),
 		func(a, b debian.Package) int { return strings.Compare(a.Name, b.Name) })
 	if len(packages) == 0 {
 		return nil, nil, errs.New(errs.Usage,
@@ -176,6 +129,73 @@ func readIndexes(ctx context.Context, o DebianOptions, j *job) (packages []debia
 			strings.Join(from, ", "))
 	}
 	return packages, from, nil
+}
+
+// packageIndex collects packages.
+type packageIndex struct {
+	*job
+	ctx    context.Context
+	newest map[string]debian.Package
+	held   int64 // bytes of packages that no memory was promised for
+}
+
+// keep takes a package, where it is the newest of its name so far.
+func (x *packageIndex) keep(p debian.Package) error {
+	if have, ok := x.newest[p.Name]; !ok || debian.CompareVersions(p.Version, have.Version) > 0 {
+		x.newest[p.Name] = p
+	}
+	if x.held += p.Bytes(); x.held >= memoryStep {
+		if err := x.needMemory("the package index", x.held, 1); err != nil {
+			return err
+		}
+		x.held = 0
+	}
+	if len(x.newest)&0xfff == 0 {
+		x.o.Progress.Report("packages", int64(len(x.newest)), 0)
+		return x.ctx.Err()
+	}
+	return nil
+}
+
+// dump takes the packages that apt knows.
+func (x *packageIndex) dump() error {
+	cmd := exec.CommandContext(x.ctx, "apt-cache", "dumpavail")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return errs.New(errs.Capability,
+			"no package lists in %s and apt-cache dumpavail failed (%w %s); run \"apt-get update\" or give a Packages file with option in",
+			debian.ListsDir, err, strings.TrimSpace(stderr.String()))
+	}
+	if err := debian.Parse(bytes.NewReader(out), x.keep); err != nil {
+		return errs.New(errs.Usage, "apt-cache dumpavail: %w", err)
+	}
+	return nil
+}
+
+// indexFiles lists files, and the indexes in folders.
+func indexFiles(in []string) (files []string, err error) {
+	for _, path := range in {
+		if err := readable("in", path); err != nil {
+			return nil, err
+		}
+		if st, err := os.Stat(path); err != nil || !st.IsDir() {
+			files = append(files, path)
+			continue
+		}
+		found, err := debian.FindLists(path)
+		if err != nil {
+			return nil, err
+		}
+		if len(found) == 0 {
+			return nil, errs.New(errs.Usage,
+				"%s holds no package index (…_Packages, or Packages); give a folder or file that does, or run \"apt-get update\"",
+				path)
+		}
+		files = append(files, found...)
+	}
+	return files, nil
 }
 
 func parseIndex(path string, keep func(debian.Package) error) (err error) {
@@ -204,32 +224,67 @@ func (im *debianImport) run(ctx context.Context, packages []debian.Package,
 	im.m.Source.From = r.From
 	delete(im.m.Source.Options, "unlabelled-ok")
 	im.m.Nodes = int64(len(packages))
-	node := make(map[string]int64, len(packages))
 	var sections []string
+	for _, p := range packages {
+		if p.Section != "" {
+			sections = append(sections, p.Section)
+		}
+	}
+	slices.Sort(sections)
+	sections = slices.Compact(sections)
+	if err := im.writeNames(packages); err != nil {
+		return err
+	}
+	labels := make([]int32, len(packages))
+	for i, p := range packages {
+		labels[i] = noLabel
+		if class, ok := slices.BinarySearch(sections, p.Section); ok {
+			labels[i] = int32(class)
+		}
+	}
+	// The place of a package depends on its name only, so that a split outlives an update of the
+	// archive.
+	im.splitKey = func(v int64) uint64 {
+		h := fnv.New64a()
+		h.Write([]byte(packages[v].Name))
+		return h.Sum64()
+	}
+	im.o.NumClasses = int64(len(sections))
+	if err := im.write(ctx, parts{edges: dependencies(packages, r), labels: labels,
+		features: func() error { return im.wordFeatures(ctx, packages, r) }}); err != nil {
+		return err
+	}
+	im.m.ClassNames = sections
+	r.Packages, r.Edges, r.Sections = im.m.Nodes, im.m.Edges, len(sections)
+	im.m.Source.Counts["dependencies"] = r.Dependencies
+	return nil
+}
+
+// writeNames writes the packages' names.
+func (im *debianImport) writeNames(packages []debian.Package) error {
 	names, err := im.s.Create(dataset.NamesName)
 	if err != nil {
 		return err
 	}
-	for i, p := range packages {
-		node[p.Name] = int64(i)
-		if p.Section != "" {
-			sections = append(sections, p.Section)
-		}
+	for _, p := range packages {
 		if _, err := fmt.Fprintln(names, p.Name); err != nil {
 			return errors.Join(err, names.Discard())
 		}
 	}
-	if err := names.Finish(); err != nil {
-		return err
-	}
-	slices.Sort(sections)
-	sections = slices.Compact(sections)
+	return names.Finish()
+}
 
-	seen := map[int64]bool{}
-	if err := im.edgesFrom(ctx, edges.Source{Name: "dependencies", Unit: "packages",
-		Total: im.m.Nodes, Parts: 1, Read: func(_ context.Context, _ int,
-			emit func(src, dst []int64) error, done func(int64)) error {
-			var src, dst []int64
+// dependencies returns the edges to each package from those that it names, and counts them.
+func dependencies(packages []debian.Package, r *DebianReport) edges.Source {
+	node := make(map[string]int64, len(packages))
+	for i, p := range packages {
+		node[p.Name] = int64(i)
+	}
+	return edges.Source{Name: "dependencies", Unit: "packages", Total: int64(len(packages)),
+		Parts: 1, Read: func(ctx context.Context, _ int, emit func(src, dst []int64) error,
+			done func(int64)) error {
+			e := &emitter{ctx: ctx, emit: emit}
+			seen := map[int64]bool{}
 			for i, p := range packages {
 				clear(seen)
 				for _, field := range p.Relations {
@@ -241,51 +296,15 @@ func (im *debianImport) run(ctx context.Context, packages []debian.Package,
 						}
 						seen[dep] = true
 						r.Dependencies++
-						// i listens to what it needs
-						src, dst = append(src, dep), append(dst, int64(i))
+						if err := e.put(dep, int64(i)); err != nil { // i listens to what it needs
+							return err
+						}
 					}
-				}
-				if len(src) >= 1<<12 || i == len(packages)-1 {
-					if err := emit(src, dst); err != nil {
-						return err
-					}
-					src, dst = src[:0], dst[:0]
 				}
 				done(1)
 			}
-			return nil
-		}}); err != nil {
-		return err
-	}
-	if err := im.topology(ctx); err != nil {
-		return err
-	}
-	if err := im.wordFeatures(ctx, packages, r); err != nil {
-		return err
-	}
-
-	// Where a package goes depends on its name only, so that a split outlives an update of the
-	// archive.
-	labels := make([]int32, len(packages))
-	for i, p := range packages {
-		labels[i] = noLabel
-		if at, ok := slices.BinarySearch(sections, p.Section); ok {
-			labels[i] = int32(at)
-		}
-	}
-	im.splitKey = func(v int64) uint64 {
-		h := fnv.New64a()
-		h.Write([]byte(packages[v].Name))
-		return h.Sum64()
-	}
-	im.o.NumClasses = int64(len(sections))
-	if err := im.labelsAndSplits(labels, "", nil); err != nil {
-		return err
-	}
-	im.m.ClassNames = sections
-	r.Packages, r.Edges, r.Sections = im.m.Nodes, im.m.Edges, len(sections)
-	im.m.Source.Counts["dependencies"] = r.Dependencies
-	return nil
+			return e.flush()
+		}}
 }
 
 func (im *debianImport) wordFeatures(ctx context.Context, packages []debian.Package,

@@ -125,7 +125,9 @@ func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
 	if err != nil {
 		return err
 	}
-	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) { return im.dglSplits(d) })
+	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+		return im.dglSplits(d)
+	})
 	if err != nil {
 		return err
 	}
@@ -268,10 +270,10 @@ func (im *dglImport) dglEdges(path string, g dglGraph) (s edges.Source, err erro
 	if len(g.nodes) != 1 || g.relations != 1 || g.nodeGroups != 1 {
 		return s, errs.New(errs.Usage,
 			"%s: offset %d: a graph of %d types of nodes (%s) and %d of edges (%s); graphs with one of each can be imported: take dgl.to_homogeneous, or one relation",
-			path, g.at, len(g.nodes), briefNames(g.nodeTypes), g.relations, briefNames(g.edgeTypes))
+			path, g.offset, len(g.nodes), briefNames(g.nodeTypes), g.relations, briefNames(g.edgeTypes))
 	}
 	nodes := g.nodes[0]
-	if err := im.stateNodes(nodes, fmt.Sprintf("%s: offset %d", path, g.at)); err != nil {
+	if err := im.stateNodes(nodes, fmt.Sprintf("%s: offset %d", path, g.offset)); err != nil {
 		return s, err
 	}
 	count := int64(-1)

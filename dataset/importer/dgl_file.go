@@ -52,7 +52,7 @@ type dglTensor struct {
 
 // dglGraph holds what is needed of one graph.
 type dglGraph struct {
-	at         int64
+	offset     int64   // in the file
 	nodes      []int64 // per type
 	relations  int64
 	forms      []dglForm // of the first relation
@@ -69,7 +69,7 @@ type dglReader struct {
 	path string
 	f    *os.File
 	size int64
-	at   int64
+	pos  int64
 	err  error
 }
 
@@ -87,9 +87,9 @@ func openDGL(path string) (*dglReader, error) {
 
 func (r *dglReader) close() error { return r.f.Close() }
 
-func (r *dglReader) failAt(at int64, format string, a ...any) {
+func (r *dglReader) failAt(offset int64, format string, a ...any) {
 	if r.err == nil {
-		r.err = errs.New(errs.Usage, "%s: offset %d: "+format, append([]any{r.path, at}, a...)...)
+		r.err = errs.New(errs.Usage, "%s: offset %d: "+format, append([]any{r.path, offset}, a...)...)
 	}
 }
 
@@ -97,16 +97,16 @@ func (r *dglReader) bytes(b []byte, what string) bool {
 	if r.err != nil {
 		return false
 	}
-	n, err := r.f.ReadAt(b, r.at)
+	n, err := r.f.ReadAt(b, r.pos)
 	if n < len(b) {
 		if errors.Is(err, io.EOF) {
-			r.failAt(r.at, "truncated in %s: the file has %d bytes", what, r.size)
+			r.failAt(r.pos, "truncated in %s: the file has %d bytes", what, r.size)
 		} else {
-			r.err = errs.New(errs.Device, "%s: offset %d: %w", r.path, r.at, err)
+			r.err = errs.New(errs.Device, "%s: offset %d: %w", r.path, r.pos, err)
 		}
 		return false
 	}
-	r.at += int64(len(b))
+	r.pos += int64(len(b))
 	return true
 }
 
@@ -123,10 +123,10 @@ const dglManyMax = 1 << 16
 
 // few reads a length of no more than dglManyMax, whose elements need at least unit bytes each.
 func (r *dglReader) few(what string, unit int64) int64 {
-	at := r.at
+	begin := r.pos
 	n := r.count(what, unit)
 	if r.err == nil && n > dglManyMax {
-		r.failAt(at, "%s: a length of %d; at most %d are accepted", what, n, dglManyMax)
+		r.failAt(begin, "%s: a length of %d; at most %d are accepted", what, n, dglManyMax)
 	}
 	if r.err != nil {
 		return 0
@@ -136,11 +136,11 @@ func (r *dglReader) few(what string, unit int64) int64 {
 
 // count reads a length, whose elements need at least unit bytes each in the rest of the file.
 func (r *dglReader) count(what string, unit int64) int64 {
-	at := r.at
+	begin := r.pos
 	n := r.u64(what)
-	if r.err == nil && n > uint64((r.size-r.at)/unit) {
-		r.failAt(at, "%s: a length of %d does not fit into the %d bytes that are left", what, n,
-			r.size-r.at)
+	if r.err == nil && n > uint64((r.size-r.pos)/unit) {
+		r.failAt(begin, "%s: a length of %d does not fit into the %d bytes that are left", what, n,
+			r.size-r.pos)
 	}
 	if r.err != nil {
 		return 0
@@ -149,9 +149,9 @@ func (r *dglReader) count(what string, unit int64) int64 {
 }
 
 func (r *dglReader) magic(want uint64, what string) {
-	at := r.at
+	begin := r.pos
 	if got := r.u64(what); r.err == nil && got != want {
-		r.failAt(at,
+		r.failAt(begin,
 			"%s begins with %#x, not with %#x; the file is damaged, or of another version of DGL",
 			what, got, want)
 	}
@@ -161,10 +161,10 @@ func (r *dglReader) magic(want uint64, what string) {
 const dglNameMax = 4096
 
 func (r *dglReader) str(what string) string {
-	at := r.at
+	begin := r.pos
 	n := r.count(what, 1)
 	if r.err == nil && n > dglNameMax {
-		r.failAt(at, "%s of %d bytes", what, n)
+		r.failAt(begin, "%s of %d bytes", what, n)
 	}
 	if r.err != nil {
 		return ""
@@ -210,50 +210,38 @@ func (r *dglReader) array(what string) *npy.Array {
 	r.magic(dglArrayMagic, what)
 	r.u64(what) // reserved
 	var b [16]byte
-	at := r.at
+	begin := r.pos
 	if !r.bytes(b[:], what) { // device type and number, dimensions, element type
 		return nil
 	}
 	if dev := int32(binary.LittleEndian.Uint32(b[:])); dev != 1 {
-		r.failAt(at, "%s: device type %d; tensors are saved from the CPU (1)", what, dev)
+		r.failAt(begin, "%s: device type %d; tensors are saved from the CPU (1)", what, dev)
 	}
 	dims := int32(binary.LittleEndian.Uint32(b[8:]))
 	if r.err == nil && (dims < 0 || dims > 8) {
-		r.failAt(at+8, "%s: %d dimensions", what, dims)
+		r.failAt(begin+8, "%s: %d dimensions", what, dims)
 	}
+	h := npy.Header{Shape: r.shape(what, dims)}
 	if r.err != nil {
 		return nil
 	}
-	h := npy.Header{Shape: make([]int64, dims)}
-	elems := int64(1)
-	for i := range h.Shape {
-		at := r.at
-		n := r.u64(what)
-		if r.err == nil && (n > math.MaxInt64 || n > 0 && elems > math.MaxInt64/int64(n)) {
-			r.failAt(at, "%s: dimension %d has the size %d", what, i, n)
-		}
-		if r.err != nil {
-			return nil
-		}
-		h.Shape[i] = int64(n)
-		elems *= int64(n)
-	}
-	var ok bool
-	h.DType, ok = dglType(b[12:])
-	at = r.at
+	elems := h.Elements()
+	var known bool
+	h.DType, known = dglType(b[12:])
+	begin = r.pos
 	size := r.count(what, 1)
 	if r.err != nil {
 		return nil
 	}
 	width := int64(b[13]) / 8 * int64(b[14])
 	if width == 0 || size/width != elems || size%width != 0 {
-		r.failAt(at, "%s: %d bytes of data, shape %s of %d bytes each needs another number", what,
+		r.failAt(begin, "%s: %d bytes of data, shape %s of %d bytes each needs another number", what,
 			size, h.ShapeString(), width)
 		return nil
 	}
-	data := r.at
-	r.at += size
-	if !ok { // complex or vector types: nothing that we read, but skipped
+	data := r.pos
+	r.pos += size
+	if !known { // complex or vector types: nothing that we read, but skipped
 		return &npy.Array{Name: what}
 	}
 	a, err := npy.Section(fmt.Sprintf("%s: %s at offset %d", r.path, what, data), r.path, data,
@@ -262,6 +250,23 @@ func (r *dglReader) array(what string) *npy.Array {
 		r.err = err
 	}
 	return a
+}
+
+// shape reads the sizes of dimensions, whose product must be a number.
+func (r *dglReader) shape(what string, dims int32) (shape []int64) {
+	elems := int64(1)
+	for i := int32(0); i < dims && r.err == nil; i++ {
+		begin := r.pos
+		n := r.u64(what)
+		if r.err == nil && (n > math.MaxInt64 || n > 0 && elems > math.MaxInt64/int64(n)) {
+			r.failAt(begin, "%s: dimension %d has the size %d", what, i, n)
+		}
+		if r.err == nil {
+			shape = append(shape, int64(n))
+			elems *= int64(n)
+		}
+	}
+	return shape
 }
 
 // tensors reads a vector of named tensors, each with the length of a name and the head of an array.
@@ -300,7 +305,7 @@ func (r *dglReader) metagraph() {
 
 func (r *dglReader) unitGraph() []dglForm {
 	r.magic(dglUnitGraph, "a relation graph")
-	at := r.at
+	begin := r.pos
 	saved := int64(r.u64("the saved forms"))
 	r.u64("the allowed forms")
 	if saved>>32 != 0 {
@@ -309,7 +314,7 @@ func (r *dglReader) unitGraph() []dglForm {
 		saved = 1 << (saved - 1)
 	}
 	if r.err == nil && (saved == 0 || saved&^(dglCOO|dglCSR|dglCSC) != 0) {
-		r.failAt(at,
+		r.failAt(begin,
 			"the saved forms have the code %#x; only COO (1), CSR (2) and CSC (4) are known", saved)
 	}
 	var out []dglForm
@@ -334,7 +339,7 @@ func (r *dglReader) unitGraph() []dglForm {
 }
 
 func (r *dglReader) graph() (g dglGraph) {
-	g.at = r.at
+	g.offset = r.pos
 	r.magic(dglHetero, "a graph")
 	r.metagraph()
 	g.relations = r.few("the relation graphs", 24)
@@ -365,20 +370,46 @@ func (r *dglReader) graph() (g dglGraph) {
 // not for node training.
 const dglGraphsMax = 1 << 20
 
-// graphs returns how many graphs the file has, and the one that was asked for. Those before it are
-// skipped, and where each begins is compared with the file's own index.
+// graphs returns the number of graphs in the file, and the one that was asked for. Those before it
+// are skipped, and the place where each begins is compared with the file's own index.
 func (r *dglReader) graphs(want int64) (n int64, g dglGraph, err error) {
+	if n, err = r.head(want); err != nil {
+		return 0, g, err
+	}
+	want = max(want, 0)
+	index := r.index(n)
+	start := r.firstGraph(index)
+	for i := int64(0); i <= want && r.err == nil; i++ {
+		if r.pos = int64(start); i > 0 {
+			r.pos = int64(index[i])
+		}
+		if i < want-1 {
+			continue
+		}
+		// The one before must end where this one begins.
+		begin := r.pos
+		g = r.graph()
+		if next := i + 1; r.err == nil && next < n && uint64(r.pos) != index[next] {
+			r.failAt(begin, "graph %d ends at %d, the index says that the next begins at %d", i,
+				r.pos, index[next])
+		}
+	}
+	return n, g, r.err
+}
+
+// head reads the head of the file, and returns the number of graphs.
+func (r *dglReader) head(want int64) (n int64, err error) {
 	if head := make([]byte, 8); r.bytes(head, "the magic") &&
 		binary.LittleEndian.Uint64(head) != dglFileMagic {
 		if binary.BigEndian.Uint64(head) == dglFileMagic {
-			return 0, g, errs.New(errs.Usage,
+			return 0, errs.New(errs.Usage,
 				"%s: offset 0: big-endian; write it again on a little-endian machine", r.path)
 		}
 		kind, err := container.FileOf(r.path)
 		if err != nil {
-			return 0, g, err
+			return 0, err
 		}
-		return 0, g, errs.New(errs.Usage,
+		return 0, errs.New(errs.Usage,
 			"%s: offset 0: not a file of dgl.save_graphs (it begins with % x)%s", r.path, head,
 			kind.Hint())
 	}
@@ -400,9 +431,12 @@ func (r *dglReader) graphs(want int64) (n int64, g dglGraph, err error) {
 		r.err = errs.New(errs.Usage, "%s has %d graphs; option graph %d must be from 0 to %d", r.path, n,
 			want, n-1)
 	}
-	want = max(want, 0)
-	index := r.index(n)
-	r.at = dglHeader
+	return n, r.err
+}
+
+// firstGraph reads where the first graph begins, as the index has it too.
+func (r *dglReader) firstGraph(index []uint64) uint64 {
+	r.pos = dglHeader
 	start := r.u64("the start of the first graph")
 	if r.err == nil && (len(index) == 0 || start != index[0]) {
 		r.failAt(dglHeader, "the first graph begins at %d, the index says %d", start,
@@ -411,20 +445,7 @@ func (r *dglReader) graphs(want int64) (n int64, g dglGraph, err error) {
 	if r.err == nil && (start < dglHeader+8 || start > uint64(r.size)) {
 		r.failAt(dglHeader, "the first graph begins at %d of %d bytes", start, r.size)
 	}
-	for i := int64(0); i <= want && r.err == nil; i++ {
-		if r.at = int64(start); i > 0 {
-			r.at = int64(index[i])
-		}
-		if i == want || i == want-1 { // the one before must end where this one begins
-			at := r.at
-			g = r.graph()
-			if next := i + 1; r.err == nil && next < n && uint64(r.at) != index[next] {
-				r.failAt(at, "graph %d ends at %d, the index says that the next begins at %d", i,
-					r.at, index[next])
-			}
-		}
-	}
-	return n, g, r.err
+	return start
 }
 
 // index reads the starts of the graphs at the end of the file.
@@ -432,30 +453,30 @@ func (r *dglReader) index(n int64) []uint64 {
 	if r.err != nil {
 		return nil
 	}
-	at := r.size - 8
-	if r.at = at; at < dglHeader {
+	last := r.size - 8
+	if r.pos = last; last < dglHeader {
 		r.failAt(r.size, "truncated in the header")
 		return nil
 	}
 	if size := r.u64("the length of the index"); r.err == nil && size != uint64(8+8*n) {
-		r.failAt(at, "the index has %d bytes, %d graphs need %d; the file is truncated or damaged",
+		r.failAt(last, "the index has %d bytes, %d graphs need %d; the file is truncated or damaged",
 			size, n, 8+8*n)
 	}
-	if r.at = at - 8 - 8*n; r.err == nil && r.at < dglHeader {
-		r.failAt(at, "the index of %d graphs begins before the graphs", n)
+	if r.pos = last - 8 - 8*n; r.err == nil && r.pos < dglHeader {
+		r.failAt(last, "the index of %d graphs begins before the graphs", n)
 	}
 	if r.err != nil {
 		return nil
 	}
 	if k := r.u64("the index"); r.err == nil && k != uint64(n) {
-		r.failAt(at-8-8*n, "the index has %d entries, the header says %d graphs", k, n)
+		r.failAt(last-8-8*n, "the index has %d entries, the header says %d graphs", k, n)
 	}
 	out := make([]uint64, n)
 	for i := range out {
-		at := r.at
+		begin := r.pos
 		if out[i] = r.u64("the index"); r.err == nil &&
 			(out[i] < dglHeader || out[i] >= uint64(r.size) || i > 0 && out[i] <= out[i-1]) {
-			r.failAt(at, "graph %d begins at %d, which is outside the file or before graph %d", i,
+			r.failAt(begin, "graph %d begins at %d, which is outside the file or before graph %d", i,
 				out[i], i-1)
 		}
 	}

@@ -258,85 +258,120 @@ func offsetEdges(ptr, idx *npy.Array, nodes int64, in bool) (edges.Source, error
 	return edges.Source{Name: idx.Name, Unit: "edges", Total: total, Parts: int(parts),
 		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error,
 			done func(int64)) error {
-			v, last := nodes/parts*int64(part)+min(int64(part), nodes%parts),
-				nodes/parts*int64(part+1)+min(int64(part+1), nodes%parts)
-			rp, err := ptr.Reader(v)
-			if err != nil {
-				return err
-			}
-			defer rp.Close()
-			offs := make([]int64, 16<<10)
-			bad := func(at, x int64) error {
-				return errs.New(errs.Usage,
-					"%s: offset %d at position %d does not rise from 0 to the %d entries of %s",
-					ptr.Name, x, at, total, idx.Name)
-			}
-			if err := fill(rp, offs[:1]); err != nil {
-				return err
-			}
-			pos := offs[0]
-			if pos < 0 || pos > total || v == 0 && pos != 0 {
-				return bad(v, pos)
-			}
-			ri, err := idx.Reader(pos)
-			if err != nil {
-				return err
-			}
-			defer ri.Close()
-			ids, own := make([]int64, 32<<10), make([]int64, 32<<10)
-			n := 0 // edges that wait to be emitted
-			flush := func() error {
-				if n == 0 {
-					return nil
-				}
-				if err := fill(ri, ids[:n]); err != nil {
-					return err
-				}
-				for i, x := range ids[:n] {
-					if uint64(x) >= uint64(nodes) {
-						return dataset.BadID(idx.Name, pos-int64(n)+int64(i), x, nodes)
-					}
-				}
-				s, d := ids[:n], own[:n]
-				if !in {
-					s, d = d, s
-				}
-				if err := emit(s, d); err != nil {
-					return err
-				}
-				done(int64(n))
-				n = 0
-				return ctx.Err()
-			}
-			for v < last {
-				k := int(min(int64(len(offs)), last-v))
-				if err := fill(rp, offs[:k]); err != nil {
-					return err
-				}
-				for _, end := range offs[:k] {
-					if end < pos || end > total {
-						return bad(v+1, end)
-					}
-					for ; pos < end; pos++ {
-						own[n] = v
-						if n++; n == len(own) {
-							pos++ // flush names positions from what was taken
-							err := flush()
-							if pos--; err != nil {
-								return err
-							}
-						}
-					}
-					v++
-				}
-			}
-			if err := flush(); err != nil {
-				return err
-			}
-			if last == nodes && pos != total {
-				return errs.New(errs.Usage, "%s ends with %d, but %s has %d entries", ptr.Name, pos,
-					idx.Name, total)
-			}
-			return nil
+			first := nodes/parts*int64(part) + min(int64(part), nodes%parts)
+			end := nodes/parts*int64(part+1) + min(int64(part+1), nodes%parts)
+			l := listReader{ctx: ctx, ptr: ptr, idx: idx, nodes: nodes, total: total, in: in,
+				emit: emit, done: done}
+			return l.read(first, end)
 		}}, nil
+}
+
+// listReader reads the lists of some nodes.
+type listReader struct {
+	ctx          context.Context
+	ptr, idx     *npy.Array
+	nodes, total int64
+	in           bool
+	emit         func(src, dst []int64) error
+	done         func(int64)
+
+	neighbours *npy.Reader
+	pos        int64   // entry of idx that the next edge is
+	own        []int64 // the nodes of edges that wait to be emitted
+	ids        []int64 // room for their neighbours
+}
+
+// read emits the edges of nodes first to end-1.
+func (l *listReader) read(first, end int64) error {
+	offsets, err := l.ptr.Reader(first)
+	if err != nil {
+		return err
+	}
+	defer offsets.Close()
+	buf := make([]int64, 16<<10)
+	if err := fill(offsets, buf[:1]); err != nil {
+		return err
+	}
+	l.pos = buf[0]
+	if l.pos < 0 || l.pos > l.total || first == 0 && l.pos != 0 {
+		return l.badOffset(first, l.pos)
+	}
+	if l.neighbours, err = l.idx.Reader(l.pos); err != nil {
+		return err
+	}
+	defer l.neighbours.Close()
+	l.ids, l.own = make([]int64, 32<<10), make([]int64, 0, 32<<10)
+	for v := first; v < end; {
+		k := int(min(int64(len(buf)), end-v))
+		if err := fill(offsets, buf[:k]); err != nil {
+			return err
+		}
+		for _, last := range buf[:k] {
+			if err := l.list(v, last); err != nil {
+				return err
+			}
+			v++
+		}
+	}
+	if err := l.flush(); err != nil {
+		return err
+	}
+	if end == l.nodes && l.pos != l.total {
+		return errs.New(errs.Usage, "%s ends with %d, but %s has %d entries", l.ptr.Name, l.pos,
+			l.idx.Name, l.total)
+	}
+	return nil
+}
+
+// list takes the edges of a node, up to entry end.
+func (l *listReader) list(v, end int64) error {
+	if end < l.pos || end > l.total {
+		return l.badOffset(v+1, end)
+	}
+	for l.pos < end {
+		k := min(end-l.pos, int64(cap(l.own)-len(l.own)))
+		for range k {
+			l.own = append(l.own, v)
+		}
+		l.pos += k
+		if len(l.own) == cap(l.own) {
+			if err := l.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (l *listReader) badOffset(index, offset int64) error {
+	return errs.New(errs.Usage,
+		"%s: offset %d at position %d does not rise from 0 to the %d entries of %s", l.ptr.Name,
+		offset, index, l.total, l.idx.Name)
+}
+
+// flush emits the edges that wait, which end before pos.
+func (l *listReader) flush() error {
+	n := len(l.own)
+	if n == 0 {
+		return nil
+	}
+	ids := l.ids[:n]
+	if err := fill(l.neighbours, ids); err != nil {
+		return err
+	}
+	for i, x := range ids {
+		if uint64(x) >= uint64(l.nodes) {
+			return dataset.BadID(l.idx.Name, l.pos-int64(n)+int64(i), x, l.nodes)
+		}
+	}
+	src, dst := ids, l.own
+	if !l.in {
+		src, dst = dst, src
+	}
+	if err := l.emit(src, dst); err != nil {
+		return err
+	}
+	l.done(int64(n))
+	l.own = l.own[:0]
+	return l.ctx.Err()
 }

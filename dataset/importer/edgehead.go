@@ -119,20 +119,26 @@ func (im *edgesImport) readEdgeHead(path string) (*edgeHead, error) {
 	case names != nil:
 		h.begin, h.line = l.at, l.n+1
 	default:
-		comment = bytes.TrimSpace(comment)
-		if cells, err := s.split(comment); err == nil && len(cells) == h.cols && h.konect == "" {
-			if n := namesOf(cells); n != nil {
-				if _, _, ok := endpoints(n); ok {
-					names = n
-				}
-			}
-		}
+		names = h.commentNames(&s, comment)
 	}
 	sample, err := edgeSample(l, &s, names == nil, first)
 	if err != nil {
 		return nil, err
 	}
 	return h, im.edgeEnds(l, h, names, data, sample)
+}
+
+// commentNames returns the names of the ends of an edge that the comment before the first line has.
+func (h *edgeHead) commentNames(s *splitter, comment []byte) []string {
+	cells, err := s.split(bytes.TrimSpace(comment))
+	if err != nil || len(cells) != h.cols || h.konect != "" {
+		return nil
+	}
+	names := namesOf(cells)
+	if _, _, ok := endpoints(names); !ok {
+		return nil
+	}
+	return names
 }
 
 // edgeHeading returns the names of the columns where the first line has them. A line that is
@@ -204,36 +210,12 @@ func (im *edgesImport) edgeEnds(l *lines, h *edgeHead, names []string, data []by
 	sample [][][]byte) error {
 	l.n = h.line
 	h.data = im.opt.IgnoreColumns || im.opt.Src != ""
-	var unused []int
-	src, dst, found := endpoints(names)
-	switch {
-	case im.opt.Src != "":
-		var err error
-		if src, err = im.edgeColumn(l, h, names, "src", im.opt.Src); err != nil {
-			return err
-		}
-		if dst, err = im.edgeColumn(l, h, names, "dst", im.opt.Dst); err != nil {
-			return err
-		}
-		if src == dst {
-			return l.bad("options src and dst both name column %d", src+1)
-		}
-	case h.cols < 2:
-		return l.bad("%q is not an edge; two node ids are needed", clip(sampleText(sample)))
-	case found:
-	case len(names) == 3 && names[1] == "0" && names[2] == "1":
-		src, dst = 1, 2
-	case h.cols == 2 || h.konect != "" && im.opt.IgnoreColumns:
-		src, dst = 0, 1
-	case !im.opt.IgnoreColumns || ragged(sample):
-		return l.bad("%s", tooManyColumns(h, sample))
-	default:
-		if countsUp(sample) {
-			return l.bad(
-				"column 1 counts the lines, so it may be an index and no node id; give option src and option dst, the numbers of two columns")
-		}
-		src, dst = 0, 1
+	src, dst, err := im.chooseEnds(l, h, names, sample)
+	if err != nil {
+		return err
 	}
+	_, _, found := endpoints(names)
+	var unused []int
 	for i := range h.cols {
 		if i == src || i == dst {
 			continue
@@ -258,6 +240,43 @@ func (im *edgesImport) edgeEnds(l *lines, h *edgeHead, names []string, data []by
 	h.setEnds(src, dst)
 	im.noteUnusedColumns(unused, names)
 	return nil
+}
+
+// chooseEnds finds the columns of the two ends by options, by names, or by their number.
+func (im *edgesImport) chooseEnds(l *lines, h *edgeHead, names []string, sample [][][]byte) (src,
+	dst int, err error) {
+	src, dst, found := endpoints(names)
+	switch {
+	case im.opt.Src != "":
+		return im.givenEnds(l, h, names)
+	case h.cols < 2:
+		err = l.bad("%q is not an edge; two node ids are needed", clip(sampleText(sample)))
+	case found:
+		return src, dst, nil
+	case len(names) == 3 && names[1] == "0" && names[2] == "1":
+		return 1, 2, nil
+	case h.cols == 2 || h.konect != "" && im.opt.IgnoreColumns:
+	case !im.opt.IgnoreColumns || ragged(sample):
+		err = l.bad("%s", tooManyColumns(h, sample))
+	case countsUp(sample):
+		err = l.bad(
+			"column 1 counts the lines, so it may be an index and no node id; give option src and option dst, the numbers of two columns")
+	}
+	return 0, 1, err
+}
+
+// givenEnds finds the columns that options name.
+func (im *edgesImport) givenEnds(l *lines, h *edgeHead, names []string) (src, dst int, err error) {
+	if src, err = im.edgeColumn(l, h, names, "src", im.opt.Src); err != nil {
+		return 0, 0, err
+	}
+	if dst, err = im.edgeColumn(l, h, names, "dst", im.opt.Dst); err != nil {
+		return 0, 0, err
+	}
+	if src == dst {
+		err = l.bad("options src and dst both name column %d", src+1)
+	}
+	return src, dst, err
 }
 
 // countsAsNames looks at a first line 0,1, which may be an edge or, as pandas writes them, the

@@ -90,8 +90,8 @@ func Edges(ctx context.Context, o EdgesOptions) error {
 	})
 }
 
-// find finds the files of a folder: the list of edges, and features and labels where no option names
-// them. unused are the other files.
+// find finds the files of a folder: the list of edges, and features and labels where no option
+// names them. unused are the other files.
 func (o *EdgesOptions) find(dim int) (list string, unused []string, err error) {
 	st, err := os.Stat(o.In)
 	if err != nil {

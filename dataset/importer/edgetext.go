@@ -12,7 +12,9 @@ import (
 	"helios/dataset/edges"
 	"helios/internal/container"
 	"helios/internal/errs"
+	"helios/internal/hostcpu"
 	"helios/internal/infile"
+	"helios/internal/work"
 )
 
 // textPart is a part of a text file, textBlock what is read at once; variables for tests. A part
@@ -200,20 +202,30 @@ func (t *edgeText) lines(b []byte) error {
 				continue
 			}
 		}
-		n := bytes.IndexByte(b[i:], '\n') + 1
-		if n == 0 {
-			n = len(b) - i
-		}
-		if err := t.odd(b[i:i+n], at+int64(i), b[:i]); err != nil {
+		next := nextLine(b, i)
+		if err := t.odd(b[i:next], at+int64(i), b[:i]); err != nil {
 			return err
 		}
-		i += n
+		i = next
 	}
+	t.pass(b)
+	return nil
+}
+
+// nextLine returns the index behind the line at b[i:].
+func nextLine(b []byte, i int) int {
+	if n := bytes.IndexByte(b[i:], '\n'); n >= 0 {
+		return i + n + 1
+	}
+	return len(b)
+}
+
+// pass moves behind lines.
+func (t *edgeText) pass(b []byte) {
 	t.at += int64(len(b))
 	if t.line > 0 {
 		t.line += int64(bytes.Count(b, []byte{'\n'}))
 	}
-	return nil
 }
 
 // odd parses a line that is not as usual: a comment, with quotes, ends of an edge that are apart,
@@ -321,11 +333,11 @@ func (r idRange) outside(id int64, column int) string {
 // countLines counts the line feeds before an offset.
 func countLines(f *os.File, end int64) (int64, error) {
 	n, buf := int64(0), make([]byte, 256<<10)
-	for at := int64(0); at < end; {
-		k, err := f.ReadAt(buf[:min(int64(len(buf)), end-at)], at)
+	for offset := int64(0); offset < end; {
+		k, err := f.ReadAt(buf[:min(int64(len(buf)), end-offset)], offset)
 		n += int64(bytes.Count(buf[:k], []byte{'\n'}))
-		at += int64(k)
-		if err != nil && at < end {
+		offset += int64(k)
+		if err != nil && offset < end {
 			return n, err
 		}
 	}
@@ -336,88 +348,113 @@ func countLines(f *os.File, end int64) (int64, error) {
 // t.at.
 func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText,
 	done func(int64)) error {
-	end := min(from+textPart, size)
+	p := partReader{edgeText: t, size: size, end: min(from+textPart, size),
+		buf: make([]byte, textBlock), skip: from > t.at}
 	t.f = f
-	buf := make([]byte, textBlock)
-	have := 0           // bytes in buf, from offset t.at
-	skip := from > t.at // the line that begins before is of the part before
-	if skip {
+	if p.skip { // the line that begins before is of the part before
 		t.at = from - 1
 	}
-	if t.at >= end {
-		done(end - from)
-		return nil
-	}
-	for told := from; ; {
-		n, err := f.ReadAt(buf[have:], t.at+int64(have))
-		have += n
-		eof := errors.Is(err, io.EOF)
-		if err != nil && !eof {
-			return errs.New(errs.Usage, "%s, byte %d: %w", t.path, t.at+int64(have), err)
+	reported := from
+	for t.at < p.end {
+		if err := p.fill(); err != nil {
+			return err
 		}
-		if eof && t.at+int64(have) < size {
-			return errs.New(errs.Usage,
-				"%s ends at byte %d; it had %d when the import began, so it was changed meanwhile; run the import again",
-				t.path, t.at+int64(have), size)
-		}
-		use := bytes.LastIndexByte(buf[:have], '\n') + 1
-		if eof {
-			use = have
-		}
-		if t.at+int64(use) > end { // up to the line that is the next part's
-			cut := max(int(end-1-t.at), 0)
-			if i := bytes.IndexByte(buf[cut:have], '\n'); i >= 0 {
-				use = cut + i + 1
-			}
-		}
+		use := p.wholeLines()
 		if use == 0 {
-			if have == len(buf) {
-				if have > maxLine {
-					n, err := countLines(f, t.at)
-					if err != nil {
-						return err
-					}
-					return errs.New(errs.Usage,
-						"%s:%d: line of more than %d bytes; is it a text file?", t.path, n+1,
-						maxLine)
-				}
-				buf = append(buf, make([]byte, len(buf))...)
-				continue
-			}
-			return t.flush()
-		}
-		b := buf[:use]
-		if skip {
-			i := bytes.IndexByte(b, '\n') + 1
-			if i == 0 { // the file ends in the line of a part before
-				done(end - told)
-				return t.flush()
-			}
-			b, skip = b[i:], false
-			t.at += int64(i)
-		}
-		if t.at < end {
-			if err := t.lines(b); err != nil {
+			if err := p.grow(); err != nil {
 				return err
 			}
-		} else {
-			t.at += int64(len(b))
+			continue
 		}
-		if to := min(t.at, end); to > told {
-			done(to - told)
-			told = to
+		if err := p.parse(use); err != nil {
+			return err
 		}
-		have = copy(buf, buf[use:have])
-		if t.at >= end || eof {
-			if told < end {
-				done(end - told)
-			}
-			return t.flush()
+		if to := min(t.at, p.end); to > reported {
+			done(to - reported)
+			reported = to
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 	}
+	if reported < p.end {
+		done(p.end - reported)
+	}
+	return t.flush()
+}
+
+// partReader reads a part of a file. t.at is the offset of buf.
+type partReader struct {
+	*edgeText
+	size, end int64
+	buf       []byte
+	have      int  // bytes in buf
+	eof       bool // and they are the file's last
+	skip      bool // buf begins in a line of the part before
+}
+
+// fill reads as much as buf has room for.
+func (p *partReader) fill() error {
+	n, err := p.f.ReadAt(p.buf[p.have:], p.at+int64(p.have))
+	p.have += n
+	p.eof = errors.Is(err, io.EOF)
+	if err != nil && !p.eof {
+		return errs.New(errs.Usage, "%s, byte %d: %w", p.path, p.at+int64(p.have), err)
+	}
+	if p.eof && p.at+int64(p.have) < p.size {
+		return errs.New(errs.Usage,
+			"%s ends at byte %d; it had %d when the import began, so it was changed meanwhile; run the import again",
+			p.path, p.at+int64(p.have), p.size)
+	}
+	return nil
+}
+
+// wholeLines returns the bytes of whole lines in buf, up to the first that is of the next part.
+func (p *partReader) wholeLines() int {
+	use := p.have
+	if !p.eof {
+		use = bytes.LastIndexByte(p.buf[:p.have], '\n') + 1
+	}
+	if p.at+int64(use) > p.end {
+		cut := max(int(p.end-1-p.at), 0)
+		if i := bytes.IndexByte(p.buf[cut:p.have], '\n'); i >= 0 {
+			use = cut + i + 1
+		}
+	}
+	return use
+}
+
+// grow makes room for a line of more than buf.
+func (p *partReader) grow() error {
+	if p.have > maxLine {
+		n, err := countLines(p.f, p.at)
+		if err != nil {
+			return err
+		}
+		return errs.New(errs.Usage, "%s:%d: line of more than %d bytes; is it a text file?", p.path,
+			n+1, maxLine)
+	}
+	p.buf = append(p.buf, make([]byte, len(p.buf))...)
+	return nil
+}
+
+// parse parses the first bytes of buf, and drops them.
+func (p *partReader) parse(use int) error {
+	b := p.buf[:use]
+	if p.skip {
+		i := nextLine(b, 0)
+		p.at += int64(i)
+		b, p.skip = b[i:], false
+	}
+	if p.at < p.end {
+		if err := p.lines(b); err != nil {
+			return err
+		}
+	} else {
+		p.at += int64(len(b))
+	}
+	p.have = copy(p.buf, p.buf[use:p.have])
+	return nil
 }
 
 // readZipped parses a compressed file, which is unpacked ahead by a goroutine of its own.
@@ -430,83 +467,87 @@ func readZipped(ctx context.Context, path string, t *edgeText, done func(int64))
 	if _, err := io.CopyN(io.Discard, in, t.at); err != nil {
 		return readFailed(path, t.line, in.At(), err)
 	}
-	type block struct {
-		b    []byte
-		read int64 // of the file
-		err  error
-	}
-	blocks, free := make(chan block), make(chan []byte, 3)
-	for range cap(free) {
-		free <- make([]byte, textBlock)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	defer func() { cancel(); <-ended }()
-	go func() {
-		defer close(ended)
-		for err := error(nil); err == nil; {
-			var b []byte
-			select {
-			case b = <-free:
-			case <-ctx.Done():
-				return
-			}
-			var n int
-			n, err = io.ReadFull(in, b)
-			if errors.Is(err, io.ErrUnexpectedEOF) {
-				err = io.EOF
-			}
-			select {
-			case blocks <- block{b[:n], in.At(), err}:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	z := unpacker{in: in, free: make(chan []byte, 2*hostcpu.Count()+2)}
 	var rest []byte // of a line that is not whole
-	told := int64(0)
-	for {
-		var k block
-		select {
-		case k = <-blocks:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		b := k.b
-		if len(rest) > 0 {
-			i := bytes.IndexByte(b, '\n') + 1
-			if i == 0 {
-				i = len(b)
+	reported := int64(0)
+	err = work.Pipe(ctx, z.next, func(k unpacked) (unpacked, error) { return k, nil },
+		func(k unpacked) (err error) {
+			if rest, err = t.block(rest, k); err != nil {
+				return err
 			}
-			rest = append(rest, b[:i]...)
-			b = b[i:]
-			if len(rest) > maxLine {
-				return errs.New(errs.Usage, "%s:%d: line of more than %d bytes; is it a text file?",
-					path, t.line, maxLine)
+			done(k.read - reported)
+			reported = k.read
+			select {
+			case z.free <- k.b[:cap(k.b)]:
+			default:
 			}
-			if rest[len(rest)-1] == '\n' || errors.Is(k.err, io.EOF) {
-				if err := t.lines(rest); err != nil {
-					return err
-				}
-				rest = rest[:0]
+			if k.err != nil && !errors.Is(k.err, io.EOF) {
+				return readFailed(path, t.line, k.read, k.err)
 			}
+			return nil
+		})
+	if err != nil {
+		return err
+	}
+	return t.flush()
+}
+
+// unpacked is some of a compressed text.
+type unpacked struct {
+	b    []byte
+	read int64 // bytes of the file so far
+	err  error // behind b: io.EOF at the end
+}
+
+// unpacker reads a compressed text block by block.
+type unpacker struct {
+	in   *container.Text
+	free chan []byte
+	end  bool
+}
+
+func (z *unpacker) next() (k unpacked, more bool, err error) {
+	if z.end {
+		return k, false, nil
+	}
+	var b []byte
+	select {
+	case b = <-z.free:
+	default:
+		b = make([]byte, textBlock)
+	}
+	n, err := io.ReadFull(z.in, b)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = io.EOF
+	}
+	z.end = err != nil
+	return unpacked{b[:n], z.in.At(), err}, true, nil
+}
+
+// block parses the lines of a block whose first continues rest, and returns the next rest.
+func (t *edgeText) block(rest []byte, k unpacked) ([]byte, error) {
+	b, last := k.b, errors.Is(k.err, io.EOF)
+	if len(rest) > 0 {
+		i := nextLine(b, 0)
+		rest = append(rest, b[:i]...)
+		b = b[i:]
+		if len(rest) > maxLine {
+			return nil, errs.New(errs.Usage, "%s:%d: line of more than %d bytes; is it a text file?",
+				t.path, t.line, maxLine)
 		}
-		whole := bytes.LastIndexByte(b, '\n') + 1
-		if errors.Is(k.err, io.EOF) {
-			whole = len(b)
-		}
-		if err := t.lines(b[:whole]); err != nil {
-			return err
-		}
-		rest = append(rest, b[whole:]...)
-		done(k.read - told)
-		told = k.read
-		free <- k.b[:cap(k.b)]
-		if errors.Is(k.err, io.EOF) {
-			return t.flush()
-		}
-		if k.err != nil {
-			return readFailed(path, t.line, k.read, k.err)
+		if rest[len(rest)-1] == '\n' || last {
+			if err := t.lines(rest); err != nil {
+				return nil, err
+			}
+			rest = rest[:0]
 		}
 	}
+	whole := bytes.LastIndexByte(b, '\n') + 1
+	if last {
+		whole = len(b)
+	}
+	if err := t.lines(b[:whole]); err != nil {
+		return nil, err
+	}
+	return append(rest, b[whole:]...), nil
 }

@@ -308,7 +308,8 @@ func (im *graphboltImport) graphboltFile(meta, what string, d *graphboltData) (s
 	return p, nil
 }
 
-func (im *graphboltImport) graphboltEdges(meta string, d *graphboltData) (s edges.Source, err error) {
+func (im *graphboltImport) graphboltEdges(meta string, d *graphboltData) (s edges.Source,
+	err error) {
 	if d.Format == "csv" {
 		path, err := im.graphboltFile(meta, "graph.edges", d)
 		return csvEdges(path, im.m.Nodes, -1, false), err
@@ -355,7 +356,8 @@ func graphboltFeature(path string, m *graphboltMeta, want string) (*graphboltDat
 }
 
 // graphboltTasks returns the task that is asked for, or the only one, or none.
-func (im *graphboltImport) graphboltTasks(path string, m *graphboltMeta) ([]*graphboltTask, error) {
+func (im *graphboltImport) graphboltTasks(path string, m *graphboltMeta) ([]*graphboltTask,
+	error) {
 	var tasks []*graphboltTask
 	var names []string
 	for _, t := range m.Tasks {

@@ -181,8 +181,8 @@ func (im *igbImport) splitByPosition(n int64) {
 	}
 }
 
-// igbLabelRows returns the number of labels in a file without a header: one for each paper, or, of the full
-// graph, one for each labelled paper.
+// igbLabelRows returns the number of labels in a file without a header: one for each paper, or, of
+// the full graph, one for each labelled paper.
 func (im *igbImport) igbLabelRows() int64 {
 	labelled := igb.labelled[im.opt.Classes]
 	if st, err := os.Stat(im.o.Labels); err == nil && im.m.Nodes == igb.full &&

@@ -1,6 +1,6 @@
-// Package importer makes datasets of other programs' files. Each format has a file of its own and a
-// line in the list of format.go. importer.go runs an import; its parts are the job (job.go: options,
-// folder, memory), edges (topology.go), features, labels and splits.
+// Package importer makes datasets of other programs' files. Each format has a file of its own and
+// a line in the list of format.go. importer.go runs an import; its parts are the job (job.go:
+// options, folder, memory), edges (topology.go), features, labels and splits.
 package importer
 
 import (

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,78 +116,95 @@ func (im *labelColumn) textLabels(ctx context.Context, path string) ([]int32, er
 // unset marks a node whose label was not read yet.
 const unset = math.MinInt32
 
+// labelTable is the labels of a text file that is being read.
+type labelTable struct {
+	*labelColumn
+	t      *table
+	users  bool // the user named the file
+	labels []int32
+	room   int64 // nodes that there is memory for
+}
+
 // labelRows reads labels from a table.
 func (im *labelColumn) labelRows(ctx context.Context, path string, users bool) ([]int32, error) {
 	t, err := im.tableOf(ctx, "labels", path, users)
 	if err != nil {
 		return nil, err
 	}
-	var labels []int32
-	room := int64(0) // nodes that there is memory for
-	grow := func(need int64, what string) error {
-		if need <= room {
-			return nil
-		}
-		if err := im.needMemory(what+": a label for each node", need-room, 4); err != nil {
-			return err
-		}
-		room = need
-		labels = slices.Grow(labels, int(room)-len(labels))
-		return nil
-	}
+	l := labelTable{labelColumn: im, t: t, users: users}
 	err = im.eachValue(ctx, t, func(id, line int64, x float64) error {
-		bad := func(format string, a ...any) error {
-			return errs.New(errs.Usage, "%s:%d: "+format, append([]any{path, line}, a...)...)
+		if why, err := l.put(id, line, x); why != "" || err != nil {
+			return cmp.Or(err, errs.New(errs.Usage, "%s:%d: %s", path, line, why))
 		}
-		node, limit := id, im.m.Nodes
-		if t.id >= 0 {
-			var ok bool
-			if limit == 0 {
-				limit = maxTextNodes
-			}
-			if node, ok = im.nodeOf(id); !ok || node >= limit {
-				return bad("%s", im.outside(id, limit))
-			}
-		} else if !users && node >= limit {
-			return bad("a label for node %d, there are only %d nodes", node, limit)
-		}
-		c, ok := labelOf(x)
-		if !ok {
-			return bad(
-				"label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
-				x, id)
-		}
-		need := node + 1
-		if need > room { // a stray number must not take all memory
-			need = max(need, 2*room, im.m.Nodes)
-		}
-		if err := grow(need, fmt.Sprintf("%s:%d: node id %d", path, line, id)); err != nil {
-			return err
-		}
-		for int64(len(labels)) <= node {
-			labels = append(labels, unset)
-		}
-		if labels[node] != unset {
-			return bad("node %d has a label already", id)
-		}
-		labels[node] = c
 		return nil
 	})
 	if err == nil && t.id >= 0 {
-		err = grow(im.m.Nodes, path)
+		err = l.grow(im.m.Nodes, path)
 	}
 	if err != nil {
 		return nil, err
 	}
-	for t.id >= 0 && int64(len(labels)) < im.m.Nodes {
-		labels = append(labels, unset)
+	for t.id >= 0 && int64(len(l.labels)) < im.m.Nodes {
+		l.labels = append(l.labels, unset)
 	}
-	for v := range labels {
-		if labels[v] == unset { // nodes that a file with ids leaves out
-			labels[v] = noLabel
+	for v := range l.labels {
+		if l.labels[v] == unset { // nodes that a file with ids leaves out
+			l.labels[v] = noLabel
 		}
 	}
-	return labels, nil
+	return l.labels, nil
+}
+
+// grow makes room for so many nodes.
+func (l *labelTable) grow(nodes int64, what string) error {
+	if nodes <= l.room {
+		return nil
+	}
+	if err := l.needMemory(what+": a label for each node", nodes-l.room, 4); err != nil {
+		return err
+	}
+	l.room = nodes
+	l.labels = slices.Grow(l.labels, int(nodes)-len(l.labels))
+	return nil
+}
+
+// put takes the label of a line. why tells what is wrong with the line.
+func (l *labelTable) put(id, line int64, x float64) (why string, err error) {
+	node, limit := id, l.m.Nodes
+	if l.t.id >= 0 {
+		var ok bool
+		if limit == 0 {
+			limit = maxTextNodes
+		}
+		if node, ok = l.nodeOf(id); !ok || node >= limit {
+			return l.outside(id, limit), nil
+		}
+	} else if !l.users && node >= limit {
+		return fmt.Sprintf("a label for node %d, there are only %d nodes", node, limit), nil
+	}
+	c, ok := labelOf(x)
+	if !ok {
+		return fmt.Sprintf(
+			"label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
+			x, id), nil
+	}
+	need := node + 1
+	if need > l.room { // a stray number must not take all memory
+		need = max(need, 2*l.room, l.m.Nodes)
+	}
+	if need > l.room {
+		if err := l.grow(need, fmt.Sprintf("%s:%d: node id %d", l.t.path, line, id)); err != nil {
+			return "", err
+		}
+	}
+	for int64(len(l.labels)) <= node {
+		l.labels = append(l.labels, unset)
+	}
+	if l.labels[node] != unset {
+		return fmt.Sprintf("node %d has a label already", id), nil
+	}
+	l.labels[node] = c
+	return "", nil
 }
 
 // labelFile reads a label for each node from an array, or from lines.

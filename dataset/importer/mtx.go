@@ -157,6 +157,11 @@ func (m *mtx) heading(t *mtxText) error {
 	if !ok {
 		return t.bad("a matrix cannot be %s and %s", m.field, m.symmetry)
 	}
+	return m.sizes(t)
+}
+
+// sizes reads the line of sizes behind the comments.
+func (m *mtx) sizes(t *mtxText) error {
 	for {
 		more, err := t.next()
 		if err != nil {
@@ -172,6 +177,7 @@ func (m *mtx) heading(t *mtxText) error {
 	f := bytes.Fields(t.text)
 	var n [3]int64
 	for i := range n {
+		ok := false
 		if len(f) == 3 {
 			n[i], ok = parseID(f[i])
 		}

@@ -156,51 +156,24 @@ func (p *planetoid) bad(part, format string, a ...any) error {
 }
 
 // load reads all files, each in at most memory bytes, and checks them against each other.
-func (p *planetoid) load(memory int64) error {
-	for _, f := range []struct {
-		part string
-		to   **pickle.CSR
-	}{{"x", &p.x}, {"tx", &p.tx}, {"allx", &p.allx}} {
-		v, err := pickle.Load(p.file(f.part), memory)
-		if err != nil {
-			return err
-		}
-		m, ok := v.(*pickle.CSR)
-		if !ok {
-			return p.bad(f.part, "holds %s, not a csr_matrix of features", pickle.Describe(v))
-		}
-		if m.Cols < 1 || m.Cols > dataset.MaxDim {
-			return p.bad(f.part, "%d features per node; 1 to %d are read", m.Cols, dataset.MaxDim)
-		}
-		*f.to = m
+func (p *planetoid) load(memory int64) (err error) {
+	if p.x, err = p.matrix("x", memory); err != nil {
+		return err
 	}
-	for _, f := range []struct {
-		part string
-		to   *[][]float64
-		rows *pickle.CSR
-		x    string
-	}{{"y", &p.y, p.x, "x"}, {"ty", &p.ty, p.tx, "tx"}, {"ally", &p.ally, p.allx, "allx"}} {
-		v, err := pickle.Load(p.file(f.part), memory)
-		if err != nil {
-			return err
-		}
-		a, ok := v.(*pickle.Array)
-		if !ok || len(a.Shape) != 2 || a.Fortran {
-			return p.bad(f.part, "holds no array (nodes, classes) of one-hot labels in C order")
-		}
-		if a.Shape[0] != f.rows.Rows {
-			return p.bad(f.part, "has %d rows, %s has %d", a.Shape[0], p.file(f.x), f.rows.Rows)
-		}
-		if len(p.y) > 0 && a.Shape[1] != int64(len(p.y[0])) {
-			return p.bad(f.part, "has %d classes, %s has %d", a.Shape[1], p.file("y"), len(p.y[0]))
-		}
-		all, err := a.Floats()
-		if err != nil {
-			return p.bad(f.part, "%w", err)
-		}
-		for r := range a.Shape[0] {
-			*f.to = append(*f.to, all[r*a.Shape[1]:(r+1)*a.Shape[1]])
-		}
+	if p.tx, err = p.matrix("tx", memory); err != nil {
+		return err
+	}
+	if p.allx, err = p.matrix("allx", memory); err != nil {
+		return err
+	}
+	if p.y, err = p.oneHot("y", p.x, "x", memory); err != nil {
+		return err
+	}
+	if p.ty, err = p.oneHot("ty", p.tx, "tx", memory); err != nil {
+		return err
+	}
+	if p.ally, err = p.oneHot("ally", p.allx, "allx", memory); err != nil {
+		return err
 	}
 	if p.tx.Cols != p.allx.Cols || p.x.Cols != p.allx.Cols {
 		return p.bad("allx", "has %d features, x has %d and tx %d", p.allx.Cols, p.x.Cols,
@@ -219,6 +192,49 @@ func (p *planetoid) load(memory int64) error {
 		return p.bad("graph", "holds %s, not a dictionary of neighbours", pickle.Describe(v))
 	}
 	return p.testIndex()
+}
+
+// matrix reads features.
+func (p *planetoid) matrix(part string, memory int64) (*pickle.CSR, error) {
+	v, err := pickle.Load(p.file(part), memory)
+	if err != nil {
+		return nil, err
+	}
+	m, ok := v.(*pickle.CSR)
+	if !ok {
+		return nil, p.bad(part, "holds %s, not a csr_matrix of features", pickle.Describe(v))
+	}
+	if m.Cols < 1 || m.Cols > dataset.MaxDim {
+		return nil, p.bad(part, "%d features per node; 1 to %d are read", m.Cols, dataset.MaxDim)
+	}
+	return m, nil
+}
+
+// oneHot reads the labels of the rows of x, whose file is called xPart.
+func (p *planetoid) oneHot(part string, x *pickle.CSR, xPart string, memory int64) (
+	labels [][]float64, err error) {
+	v, err := pickle.Load(p.file(part), memory)
+	if err != nil {
+		return nil, err
+	}
+	a, ok := v.(*pickle.Array)
+	if !ok || len(a.Shape) != 2 || a.Fortran {
+		return nil, p.bad(part, "holds no array (nodes, classes) of one-hot labels in C order")
+	}
+	if a.Shape[0] != x.Rows {
+		return nil, p.bad(part, "has %d rows, %s has %d", a.Shape[0], p.file(xPart), x.Rows)
+	}
+	if len(p.y) > 0 && a.Shape[1] != int64(len(p.y[0])) {
+		return nil, p.bad(part, "has %d classes, %s has %d", a.Shape[1], p.file("y"), len(p.y[0]))
+	}
+	all, err := a.Floats()
+	if err != nil {
+		return nil, p.bad(part, "%w", err)
+	}
+	for r := range a.Shape[0] {
+		labels = append(labels, all[r*a.Shape[1]:(r+1)*a.Shape[1]])
+	}
+	return labels, nil
 }
 
 // testIndex reads the ids of the test nodes, in the order of tx and ty.

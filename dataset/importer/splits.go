@@ -67,25 +67,12 @@ func (im *splitSets) splitIDs(a *npy.Array) ([]int64, error) {
 		return nil, errs.New(errs.Usage, "%s is a mask of %d nodes, there are %d", a.Name, sh[0],
 			im.m.Nodes)
 	}
-	mask := dt.Kind == 'b'
-	if !mask && sh[0] == im.m.Nodes && im.m.Nodes > 2 {
-		// As ids, so many zeros and ones would stand twice.
-		var err error
-		if mask, err = zerosAndOnes(a, im.m.Nodes); err != nil {
-			return nil, err
-		}
-	} else if !mask && sh[0] > 2 {
-		other, err := zerosAndOnes(a, im.m.Nodes)
-		if err != nil {
-			return nil, err
-		}
-		if other {
-			return nil, errs.New(errs.Usage, "%s is a mask of %d nodes, there are %d", a.Name, sh[0],
-				im.m.Nodes)
-		}
+	mask, err := im.isMask(a)
+	if err != nil {
+		return nil, err
 	}
 	var ids []int64
-	err := eachInt(a, func(pos, x int64) (err error) {
+	err = eachInt(a, func(pos, x int64) (err error) {
 		switch {
 		case mask && x != 0:
 			ids, err = im.addID(ids, pos, a.Name)
@@ -98,6 +85,23 @@ func (im *splitSets) splitIDs(a *npy.Array) ([]int64, error) {
 		return err
 	})
 	return ids, err
+}
+
+// isMask reports whether an array of one dimension is a mask and no list of ids. As ids, many zeros
+// and ones would stand twice.
+func (im *splitSets) isMask(a *npy.Array) (bool, error) {
+	if a.Header.DType.Kind == 'b' {
+		return true, nil
+	}
+	n := a.Header.Shape[0]
+	if n <= 2 {
+		return false, nil
+	}
+	mask, err := zerosAndOnes(a, im.m.Nodes)
+	if mask && n != im.m.Nodes {
+		err = errs.New(errs.Usage, "%s is a mask of %d nodes, there are %d", a.Name, n, im.m.Nodes)
+	}
+	return mask, err
 }
 
 // zerosAndOnes reports whether an array holds nothing else, in its first elements where it has more
@@ -197,8 +201,8 @@ func (im *splitSets) folderSplits(ctx context.Context, dir string) ([]splitSet, 
 	return sets, nil
 }
 
-// splitsOr reads the splits of the folder that SplitDir names, or else those of own, unless new ones
-// are made.
+// splitsOr reads the splits of the folder that SplitDir names, or else those of own, unless new
+// ones are made.
 func (im *splitSets) splitsOr(ctx context.Context,
 	own func(context.Context) ([]splitSet, error)) ([]splitSet, error) {
 	switch {
@@ -262,6 +266,31 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 			return err
 		}
 	}
+	if err := im.writeLabels(labels); err != nil {
+		return err
+	}
+	sp, err := build.NewSplitter(im.s, im.o.Seed, im.o.TrainFraction, im.o.ValFraction)
+	if err != nil {
+		return err
+	}
+	trained := newClassSet(int64(im.m.Classes))
+	if err := im.place(sp, trained, labels, given); err != nil {
+		return errors.Join(err, sp.Discard())
+	}
+	if im.m.Train, im.m.Val, im.m.Test, err = sp.Close(); err != nil {
+		return err
+	}
+	if len(given) == 0 && labels != nil && im.splitOf == nil {
+		im.noteDealt()
+	}
+	if im.used != nil {
+		im.noteUntrained(trained)
+	}
+	return nil
+}
+
+// writeLabels writes labels.npy.
+func (im *splitSets) writeLabels(labels []int32) error {
 	out, err := im.s.Array("labels", npy.Int32, 0)
 	if err != nil {
 		return err
@@ -272,14 +301,12 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 	if err != nil {
 		return errors.Join(err, out.Discard())
 	}
-	if err := out.Close(); err != nil {
-		return err
-	}
-	sp, err := build.NewSplitter(im.s, im.o.Seed, im.o.TrainFraction, im.o.ValFraction)
-	if err != nil {
-		return err
-	}
-	trained := newClassSet(int64(im.m.Classes))
+	return out.Close()
+}
+
+// place puts the nodes into splits, and the classes to train on into trained.
+func (im *splitSets) place(sp *build.Splitter, trained classSet, labels []int32,
+	given []splitSet) error {
 	place := func(split int, v int64) error {
 		if split == 0 {
 			trained.add(labels[v])
@@ -288,37 +315,27 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 	}
 	switch {
 	case len(given) > 0:
-		err = im.placeGiven(place, labels, given)
+		return im.placeGiven(place, labels, given)
 	case im.splitKey != nil:
-		err = placeByRule(place, labels, func(v int64) int { return sp.Of(im.splitKey(v)) })
+		return placeByRule(place, labels, func(v int64) int { return sp.Of(im.splitKey(v)) })
 	case im.splitOf != nil:
-		err = placeByRule(place, labels, im.splitOf)
-	default:
-		err = im.deal(sp, place, labels)
+		return placeByRule(place, labels, im.splitOf)
 	}
-	if err != nil {
-		return errors.Join(err, sp.Discard())
+	return im.deal(sp, place, labels)
+}
+
+// noteDealt names the splits that were made.
+func (im *splitSets) noteDealt() {
+	why, how := "the input has no splits", "in equal shares of each class and at random by seed"
+	if im.o.MakeSplits {
+		why = "option make-splits"
 	}
-	if im.m.Train, im.m.Val, im.m.Test, err = sp.Close(); err != nil {
-		return err
+	if im.splitKey != nil {
+		how = "at random by seed"
 	}
-	if len(given) == 0 && labels != nil && im.splitOf == nil {
-		why := "the input has no splits"
-		if im.o.MakeSplits {
-			why = "option make-splits"
-		}
-		im.m.Source.Options["split"] = "random"
-		how := "in equal shares of each class and at random by seed"
-		if im.splitKey != nil {
-			how = "at random by seed"
-		}
-		im.o.note("%s: %d nodes are dealt to train, %d to val and %d to test, %s %d", why, im.m.Train,
-			im.m.Val, im.m.Test, how, im.o.Seed)
-	}
-	if im.used != nil {
-		im.noteUntrained(trained)
-	}
-	return nil
+	im.m.Source.Options["split"] = "random"
+	im.o.note("%s: %d nodes are dealt to train, %d to val and %d to test, %s %d", why, im.m.Train,
+		im.m.Val, im.m.Test, how, im.o.Seed)
 }
 
 // checkLabels finds nodes that need a label and have none.

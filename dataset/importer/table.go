@@ -27,7 +27,7 @@ type table struct {
 	asked   bool
 	names   []string // of the columns, where there is a heading
 	heading int64    // lines of it that are no comment
-	told    bool     // comments amid the rows are named
+	named   bool     // comments amid the rows are named
 }
 
 // tableKinds are the files that the options header and id-column tell apart.
@@ -143,18 +143,15 @@ func readTableHead(path string) (*tableHead, error) {
 	defer l.close()
 	h := &tableHead{table: &table{path: path, id: -1}, l: &lines{path: path}}
 	s := splitter{}
-	for {
+	for len(h.next) < sampleRows {
 		more, err := l.raw()
-		if err != nil {
-			return nil, err
+		if err != nil || !more {
+			return h, err
 		}
-		if !more {
-			return h, nil
-		}
-		switch {
-		case len(l.text) == 0:
+		if len(l.text) == 0 {
 			continue
-		case isComment(l.text):
+		}
+		if isComment(l.text) {
 			if h.first == nil {
 				h.comment = string(l.text[1:])
 			}
@@ -163,12 +160,7 @@ func readTableHead(path string) (*tableHead, error) {
 		text := bytes.Clone(l.text)
 		if h.first == nil {
 			h.l.n = l.n
-			for n := 0; bytes.Count(text, []byte{'"'})%2 == 1 && n < sampleRows; n++ {
-				if more, err := l.raw(); err != nil || !more {
-					break // the quotes are not closed, as split says
-				}
-				text = append(append(text, '\n'), l.text...)
-			}
+			text = closeQuotes(l, text)
 			h.sep = separatorOf(text)
 			s.sep, h.from = h.sep, l.n+1
 		}
@@ -176,40 +168,45 @@ func readTableHead(path string) (*tableHead, error) {
 		if err != nil && h.first == nil {
 			return nil, h.l.bad("%w", err)
 		}
+		own := make([][]byte, len(cells))
 		for i := range cells {
-			cells[i] = bytes.Clone(cells[i])
+			own[i] = bytes.Clone(cells[i])
 		}
-		if cells = slices.Clone(cells); h.first == nil {
-			h.first = cells
-		} else if h.next = append(h.next, cells); len(h.next) == sampleRows {
-			return h, nil
+		if h.first == nil {
+			h.first = own
+		} else {
+			h.next = append(h.next, own)
 		}
 	}
+	return h, nil
+}
+
+// closeQuotes adds the lines to text that a quoted cell goes on in.
+func closeQuotes(l *lines, text []byte) []byte {
+	for n := 0; bytes.Count(text, []byte{'"'})%2 == 1 && n < sampleRows; n++ {
+		if more, err := l.raw(); err != nil || !more {
+			break // the quotes are not closed, as split says
+		}
+		text = append(append(text, '\n'), l.text...)
+	}
+	return text
 }
 
 // headingOf returns the names of the columns, or nil where the first line is a row. Where it may be
 // either, the number of nodes decides, or the user.
 func (im *job) headingOf(ctx context.Context, h *tableHead) ([]string, error) {
 	names := namesOf(h.first)
-	if names == nil && h.comment != "" {
-		s := splitter{sep: h.sep}
-		cells, err := s.split([]byte(strings.TrimSpace(h.comment)))
-		if err == nil && len(cells) == len(h.first) && len(cells) > 1 {
-			if n := namesOf(cells); n != nil && slices.ContainsFunc(n,
-				func(n string) bool { return named(n, idNames) }) {
-				h.from = h.l.n
-				return n, nil
-			}
+	if names == nil {
+		if n := h.commentNames(); n != nil {
+			h.from = h.l.n
+			return n, nil
 		}
 	}
 	switch given := im.o.Header.of(h.kind); {
 	case given == "no":
 		return nil, nil
 	case given == "yes":
-		for _, c := range h.first {
-			h.names = append(h.names, string(c))
-		}
-		return h.names, nil
+		return h.cellsAsNames(), nil
 	case names != nil:
 		return names, nil
 	}
@@ -226,12 +223,35 @@ func (im *job) headingOf(ctx context.Context, h *tableHead) ([]string, error) {
 			return nil, err
 		}
 		im.o.note("%s: line %d, 0 to %d, is taken for a heading", h.path, h.l.n, len(h.first)-1)
-		for _, c := range h.first {
-			h.names = append(h.names, string(c))
-		}
-		return h.names, nil
+		return h.cellsAsNames(), nil
 	}
 	return nil, nil
+}
+
+// cellsAsNames takes the cells of the first line for names.
+func (h *tableHead) cellsAsNames() []string {
+	for _, c := range h.first {
+		h.names = append(h.names, string(c))
+	}
+	return h.names
+}
+
+// commentNames returns the names of columns that the comment before the first line has, one of
+// which is a name of ids.
+func (h *tableHead) commentNames() []string {
+	if h.comment == "" {
+		return nil
+	}
+	s := splitter{sep: h.sep}
+	cells, err := s.split([]byte(strings.TrimSpace(h.comment)))
+	if err != nil || len(cells) != len(h.first) || len(cells) < 2 {
+		return nil
+	}
+	names := namesOf(cells)
+	if !slices.ContainsFunc(names, func(n string) bool { return named(n, idNames) }) {
+		return nil
+	}
+	return names
 }
 
 // countsAreHeading decides whether the first line, 0, 1, 2 and so on, names columns, as pandas has
@@ -290,7 +310,37 @@ func countRows(ctx context.Context, path string) (rows int64, err error) {
 
 // columnsOf decides which column holds ids and which values.
 func (im *job) columnsOf(h *tableHead) error {
-	var unused []int
+	unused, err := im.idColumn(h)
+	if err != nil {
+		return err
+	}
+	for i := range h.cols {
+		if i != h.id && !slices.Contains(unused, i) {
+			h.take = append(h.take, i)
+		}
+	}
+	for _, i := range unused {
+		im.o.note("not used of %s: column %d (%q), an index", h.path, i+1, h.names[i])
+	}
+	switch {
+	case len(h.take) == 0:
+		return h.l.bad("no column but ids; give option id-column %s=none, if they are none", h.kind)
+	case h.kind == "features":
+		im.noteClassNames(h)
+	case len(h.take) == 1:
+	case h.kind == "labels":
+		return h.l.bad(
+			"%d columns%s; labels have one (the class) or two (node id and class), and option id-column says which holds the ids",
+			h.cols, columnNames(h.names))
+	default:
+		return h.l.bad("%d columns; a split has one, the node id", h.cols)
+	}
+	return nil
+}
+
+// idColumn finds the column of ids, by the options or by its name. unused are columns that hold
+// neither ids nor values.
+func (im *job) idColumn(h *tableHead) (unused []int, err error) {
 	switch given := im.o.IDColumn.of(h.kind); {
 	case h.kind == "splits":
 		// The ids are the values; an index beside them is pandas'.
@@ -306,45 +356,25 @@ func (im *job) columnsOf(h *tableHead) error {
 			h.id = n - 1
 		}
 		if h.id < 0 {
-			return h.l.bad("option id-column %s: no such column; there are %d%s", brief(given),
+			err = h.l.bad("option id-column %s: no such column; there are %d%s", brief(given),
 				h.cols, columnNames(h.names))
 		}
 	case h.names != nil:
-		var err error
-		if unused, err = h.idByName(); err != nil {
-			return err
-		}
+		return h.idByName()
 	case h.kind == "labels" && h.cols == 2:
 		h.id = 0
 	}
-	for i := range h.cols {
-		if i != h.id && !slices.Contains(unused, i) {
-			h.take = append(h.take, i)
+	return unused, err
+}
+
+// noteClassNames names features that are called as labels are.
+func (im *job) noteClassNames(h *tableHead) {
+	for _, i := range h.take {
+		if h.names != nil && named(h.names[i], classNames) {
+			im.o.note("%s: column %d (%q) is one of the features, as its name is no id's", h.path,
+				i+1, h.names[i])
 		}
 	}
-	for _, i := range unused {
-		im.o.note("not used of %s: column %d (%q), an index", h.path, i+1, h.names[i])
-	}
-	switch {
-	case len(h.take) == 0:
-		return h.l.bad("no column but ids; give option id-column %s=none, if they are none", h.kind)
-	case len(h.take) == 1 || h.kind == "features":
-	case h.kind == "labels":
-		return h.l.bad(
-			"%d columns%s; labels have one (the class) or two (node id and class), and option id-column says which holds the ids",
-			h.cols, columnNames(h.names))
-	default:
-		return h.l.bad("%d columns; a split has one, the node id", h.cols)
-	}
-	if h.kind == "features" {
-		for _, i := range h.take {
-			if h.names != nil && named(h.names[i], classNames) {
-				im.o.note("%s: column %d (%q) is one of the features, as its name is no id's", h.path,
-					i+1, h.names[i])
-			}
-		}
-	}
-	return nil
 }
 
 func columnNames(names []string) string {
@@ -408,7 +438,6 @@ type rows[F float32 | float64] struct {
 
 // parseRows reads the rows of a block.
 func parseRows[F float32 | float64](t *table, b lineBlock) (out rows[F], err error) {
-	bits := int(unsafe.Sizeof(F(0))) * 8
 	s := splitter{sep: t.sep}
 	err = b.each(func(text []byte, line int64) error {
 		switch {
@@ -439,35 +468,44 @@ func parseRows[F float32 | float64](t *table, b lineBlock) (out rows[F], err err
 			out.lines, out.v = make([]int64, 0, n), make([]F, 0, n*len(t.take))
 		}
 		out.lines = append(out.lines, line)
-		if t.id >= 0 {
-			id, ok := parseID(cells[t.id])
-			if !ok {
-				return b.bad(line, "%q is not a node id; ids are whole numbers from 0",
-					clip(cells[t.id]))
-			}
-			out.ids = append(out.ids, id)
-		} else if t.mayHaveIDs() {
-			first := [2]int64{-1, -1}
-			for i := range first {
-				if id, ok := parseID(cells[i]); ok {
-					first[i] = id
-				}
-			}
-			out.firsts = append(out.firsts, first)
-		}
-		for _, i := range t.take {
-			x, ok := number(cells[i], bits)
-			if !ok && t.kind == "labels" && string(text) == `""` {
-				x, ok = math.NaN(), true // as pandas writes a missing value in a column of its own
-			}
-			if !ok {
-				return b.bad(line, "%s", t.notNumber(&s, cells[i], i+1, bits))
-			}
-			out.v = append(out.v, F(x))
+		if why := out.put(t, &s, cells, text); why != "" {
+			return b.bad(line, "%s", why)
 		}
 		return nil
 	})
 	return out, err
+}
+
+// put takes the cells of a row, and tells what is wrong with one.
+func (r *rows[F]) put(t *table, s *splitter, cells [][]byte, text []byte) (why string) {
+	if t.id >= 0 {
+		id, ok := parseID(cells[t.id])
+		if !ok {
+			return fmt.Sprintf("%q is not a node id; ids are whole numbers from 0",
+				clip(cells[t.id]))
+		}
+		r.ids = append(r.ids, id)
+	} else if t.mayHaveIDs() {
+		first := [2]int64{-1, -1}
+		for i := range first {
+			if id, ok := parseID(cells[i]); ok {
+				first[i] = id
+			}
+		}
+		r.firsts = append(r.firsts, first)
+	}
+	bits := int(unsafe.Sizeof(F(0))) * 8
+	for _, i := range t.take {
+		x, ok := number(cells[i], bits)
+		if !ok && t.kind == "labels" && string(text) == `""` {
+			x, ok = math.NaN(), true // as pandas writes a missing value in a column of its own
+		}
+		if !ok {
+			return t.notNumber(s, cells[i], i+1, bits)
+		}
+		r.v = append(r.v, F(x))
+	}
+	return ""
 }
 
 // mayHaveIDs reports whether the first column may hold ids though nothing says so.
@@ -492,7 +530,7 @@ func (t *table) ragged(text []byte, n int) string {
 	return fmt.Sprintf("%d columns, the lines before have %d%s", n, t.cols, hint)
 }
 
-// notNumber tells what is wrong with a value.
+// notNumber describes what is wrong with a value.
 func (t *table) notNumber(s *splitter, cell []byte, column, bits int) string {
 	switch {
 	case t.kind == "":
@@ -541,8 +579,8 @@ func eachRows[F float32 | float64](ctx context.Context, im *job, t *table,
 			}
 			return fn(r, b)
 		})
-	if err == nil && comments > 0 && !t.told {
-		t.told = true
+	if err == nil && comments > 0 && !t.named {
+		t.named = true
 		im.o.note("%s: comment lines amid the rows are left out: %d, the first is line %d", t.path,
 			comments, comment)
 	}
