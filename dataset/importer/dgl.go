@@ -270,7 +270,8 @@ func (im *dglImport) dglEdges(path string, g dglGraph) (s edges.Source, err erro
 	if len(g.nodes) != 1 || g.relations != 1 || g.nodeGroups != 1 {
 		return s, errs.New(errs.Usage,
 			"%s: offset %d: a graph of %d types of nodes (%s) and %d of edges (%s); graphs with one of each can be imported: take dgl.to_homogeneous, or one relation",
-			path, g.offset, len(g.nodes), briefNames(g.nodeTypes), g.relations, briefNames(g.edgeTypes))
+			path, g.offset, len(g.nodes), briefNames(g.nodeTypes), g.relations,
+			briefNames(g.edgeTypes))
 	}
 	nodes := g.nodes[0]
 	if err := im.stateNodes(nodes, fmt.Sprintf("%s: offset %d", path, g.offset)); err != nil {
