@@ -288,6 +288,9 @@ type asyncPending struct {
 	finished bool
 	stats    ReadStats
 	err      error
+
+	wrong      []wrongRow // as they landed, see landing
+	wrongCount int64
 }
 
 // Submit implements Reader.
@@ -480,6 +483,9 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 		}
 	}
 	*e.set(p.slot) = set
+	if e.host.sums != nil {
+		e.host.landings[p.slot].begin(rs.SSDOffset[nssd])
+	}
 	err = func() error {
 		if rs.Ready != nil {
 			if err := e.submitS.Wait(rs.Ready); err != nil {
@@ -614,6 +620,7 @@ func (p *asyncPending) finish() {
 	if fails > 0 {
 		p.err = e.setError(p, set)
 	}
+	p.compareLanded(set)
 	e.rows.Add(p.stats.Rows)
 	e.failed.Add(fails)
 	e.timeouts.Add(p.stats.Timeouts)

@@ -187,6 +187,9 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 			if cmd.Dst != 0 {
 				q.unstage(set, cid, cmd)
 			}
+			if k.h.sums != nil {
+				k.takeCRCs(set, cmd)
+			}
 			at[Histogram](q.Hist, 0).Counts[histBucket(now-cmd.Start)]++
 		}
 		atomic.StoreUint32(&cmd.State, state&cmdGen|cmdFree)

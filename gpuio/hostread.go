@@ -58,6 +58,7 @@ type hostReader struct {
 	units   unitRule    // how rows share reads
 	share   int         // CPUOptions.CoalesceBytes
 	sorting sync.Pool   // of *hostSort
+	sums    []uint32    // that rows are held against as they land; nil: they are not checked here
 	workers sync.WaitGroup
 	slots   chan struct{} // sets in flight
 
@@ -107,6 +108,7 @@ type hostPending struct {
 	submit  time.Duration
 	end     time.Time
 
+	landing  landing
 	mu       sync.Mutex
 	failed   int64
 	fails    []*RowError
@@ -306,6 +308,9 @@ func (p *hostPending) prepareOnce() error {
 		}
 		p.rows, p.pos = hostmem.View[int64](rows), hostmem.View[uint32](pos)
 	}
+	if r.sums != nil {
+		p.landing.begin(end)
+	}
 	if r.units.pays(r.layout, p.offs, r.share) {
 		p.sort(end)
 	}
@@ -476,6 +481,7 @@ func (p *hostPending) deliver(u *hostUnit, data []byte) {
 		i := p.index(k)
 		copy(p.place(i), data[p.offset(i, u.file)-u.off:][:n])
 	}
+	p.takeCRCs(u)
 }
 
 // failUnit records that none of a unit's rows was read.

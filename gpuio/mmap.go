@@ -71,5 +71,6 @@ func mmapRow(p *hostPending, u *hostUnit) (err error) {
 	}()
 	p.account(u.ssd, p.r.layout.ReadBytes())
 	copy(u.dst, u.file.mapped[u.off:])
+	p.takeCRCs(u)
 	return nil
 }

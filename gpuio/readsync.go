@@ -294,8 +294,13 @@ func (k *syncView) finish(w *syncWarp, q *queueState, cmd *command) {
 		k.set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID),
 			CID: wireCID(w.cid, state), Tries: tries, LBA: cmd.LBA, SSD: q.SSD,
 			Blocks: uint32(cmd.NLB) + 1})
-	} else if cmd.Dst != 0 {
-		q.unstage(k.set, w.cid, cmd)
+	} else {
+		if cmd.Dst != 0 {
+			q.unstage(k.set, w.cid, cmd)
+		}
+		if k.h.sums != nil {
+			k.takeCRCs(k.set, cmd)
+		}
 	}
 	atomic.StoreUint32(&cmd.State, state&cmdGen|cmdFree)
 	atomic.OrUint32(&q.Free[w.cid/32], 1<<(w.cid&31))
