@@ -21,8 +21,7 @@ func TestDocsQuoteRealMessages(t *testing.T) {
 		source.Write(b)
 	}
 	add(filepath.Join(root, "vfio-setup.sh"))
-	for _, dir := range []string{"cmd/heliosctl", "dataset", "internal/diskuse", "internal/pci",
-		"internal/state", "internal/vfio", "nvme", "cuda/driver"} {
+	for _, dir := range []string{"cmd/heliosctl", "dataset", "internal", "nvme", "cuda/driver"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(p string, _ fs.DirEntry,
 			err error) error {
 			if err == nil && strings.HasSuffix(p, ".go") && !strings.HasSuffix(p, "_test.go") {
