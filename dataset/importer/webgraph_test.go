@@ -76,8 +76,8 @@ func TestImportCNR2000(t *testing.T) {
 		t.Skip("dataset/webgraph reads it")
 	}
 	out := filepath.Join(t.TempDir(), "d")
-	require.NoError(t, WebGraph(context.Background(), Options{Input: Input{In: dir}, Dim: 1,
-		Output: Output{Out: out}}))
+	require.NoError(t, WebGraph(context.Background(), Options{Input: Input{In: dir},
+		FeatureFn: "hash", Dim: 1, Output: Output{Out: out}}))
 	d := datasettest.Open(t, out)
 	require.Equal(t, int64(325_557), d.Meta.Nodes)
 	require.Equal(t, int64(3_216_152), d.Meta.Edges)
