@@ -42,7 +42,11 @@ else
 unexport HELIOS_DARTAGNAN
 endif
 
-.PHONY: build $(MAKECMDGOALS)
+.PHONY: build FORCE $(filter-out bin/%,$(MAKECMDGOALS))
+
+# The laboratory, a Go module of its own in tools: a tool is built into bin/lab and runs from here.
+bin/lab/%: FORCE
+	$(GO) build -C tools -o ../$@ ./$*
 
 # GPU_BINDING=gorgonia: by gorgonia.org/cu and cgo, with headers that it fetches, and tested on the fake
 # libcuda. Needs C and C++ compilers and pip.
@@ -86,32 +90,32 @@ demo: build
 	./tools/demo.sh
 
 # Each check of the product on few cases. The packages whose tests take longest come first, and more of
-# them at once than there are cores, as some wait. "make lint" has vet, and other tiers have the tools and
-# the kernels on the shim.
+# them at once than there are cores, as some wait. "make lint" has vet, and test-shim the kernels.
 LONGEST := ./cmd/heliosctl ./sched ./gpuio ./internal/ranks ./dataset/stripe ./dataset/importer
 test:
-	$(GO) test -vet=off -p 3 -timeout 20m $(LONGEST) $$($(GO) list ./... | grep -Ev '/(tools|cuda/shim)/')
+	$(GO) test -vet=off -p 3 -timeout 20m $(LONGEST) $$($(GO) list ./... | grep -v /cuda/shim/)
 
-# The tests of what tests and measures.
+# The laboratory's own tests.
 test-tools:
-	$(GO) test -vet=off -timeout 20m ./tools/...
+	$(GO) test -C tools -vet=off -timeout 20m ./...
 
 # All cases of the tests that "make test" runs on a few (internal/wide), and only these (tools/usersof);
 # those of ./cuda are test-shim's. DIFF_BATCHES: random batches through the kernels of Go and of the shim.
 DIFF_BATCHES ?= 10000
-test-wide:
-	HELIOS_WIDE=1 DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 60m $$($(GO) run ./tools/usersof -not cuda wide)
+test-wide: bin/lab/usersof
+	HELIOS_WIDE=1 DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 60m $$(bin/lab/usersof -not cuda wide)
+	cd tools && HELIOS_WIDE=1 $(GO) test -count=1 -timeout 60m $$(../bin/lab/usersof wide)
 
 # The tests of the published data sets, which are an error where they lack.
-test-realdata:
+test-realdata: bin/lab/usersof
 	@: "$${HELIOS_TESTDATA:?names no folder of the data sets (internal/realdata)}"
-	HELIOS_WIDE=1 $(GO) test -count=1 -v -timeout 10m $$($(GO) run ./tools/usersof realdata)
+	HELIOS_WIDE=1 $(GO) test -count=1 -v -timeout 10m $$(bin/lab/usersof realdata)
 
 # The race detector, on few cases, and not on what runs nothing at the same time: tools, and tests of flags,
 # texts, refusals and the virtual clock, which "make test" has; nor on shares of the processor's time, much of
 # which it takes itself. RACED: packages, and options of go test.
 NOT_RACED := Bad|Refus|Help|Document|Docs|Declared|Schema|TestCompletion$$|ManualPage|MakeInstall|VFIOSetup|FewFiles|FullDisk|ReadOnlyFolder|BenchCompute|Rerun|Report|EpochsAreCovered|ByteTrials|TestPlan(Verb|Of|Calibrates)|KilledBinds|KilledUnbinds|KilledLoad|OddStates|ProcessorTime
-RACED ?= $(LONGEST) $$($(GO) list ./... | grep -v /tools/)
+RACED ?= $(LONGEST) ./...
 race:
 	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -timeout 60m -skip '$(NOT_RACED)' $(RACED)
 
@@ -130,24 +134,24 @@ test-shim:
 # Java 17, Maven once, and HELIOS_DARTAGNAN; says so where they lack. TABLE=--table writes the results
 # into the chapter.
 TABLE ?=
-test-litmus:
-	$(GO) run ./tools/litmus run $(TABLE)
+test-litmus: bin/lab/litmus
+	bin/lab/litmus run $(TABLE)
 
-# The committed PTX of every kernel, run by cuda/ptxrun behind the fake libcuda in the differential
+# The committed PTX of every kernel, run by tools/ptxrun behind the fake libcuda in the differential
 # tests, and mutants of it, in which one instruction is changed: fails where a kernel was not executed,
 # where a test fails, or where too few mutants are noticed (docs/architecture/testing.md). Needs a C++
 # compiler. PTX_FLAGS: "-per 5 -survivors" for five mutants of each kernel and the list of survivors.
 PTX_FLAGS ?= -per 1 -bar 0.7
-test-ptx:
-	nice -n 5 $(GO) run ./tools/ptxmutants $(PTX_FLAGS)
+test-ptx: bin/lab/ptxmutants
+	nice -n 5 bin/lab/ptxmutants $(PTX_FLAGS)
 
 # NVIDIA's libraries, PTX compilers and headers, without a GPU (docs/architecture/nvidia.md). Needs apt,
 # pip, a C compiler, and x86-64; says so where there is no way to the packages. ALL=-all compiles each
 # module for each architecture, WRITE=-write puts the tables into the chapter.
 ALL ?=
 WRITE ?=
-test-nvidia: build
-	$(GO) run ./tools/nvidiatest $(ALL) $(WRITE)
+test-nvidia: build bin/lab/nvidiatest
+	bin/lab/nvidiatest $(ALL) $(WRITE)
 
 # The fault table: every entry of docs/reference/faults.md against every stack, in virtual time and on the wall's
 # clock, and FAULT_SCRIPTS random scripts; a script is replayed with FAULT_SEED. Ends with a line of counts.
@@ -162,10 +166,10 @@ test-faults:
 
 # heliosctl on NVMe controllers that others wrote: QEMU's, behind an emulated IOMMU, in a guest with a
 # stock kernel. Needs qemu-system-x86_64 and apt; no root, no KVM, no hardware. VM_SCENARIOS names some
-# of the scenarios (go run ./tools/vmtest -list).
+# of the scenarios (bin/lab/vmtest -list).
 VM_SCENARIOS ?=
-test-vm:
-	$(GO) run ./tools/vmtest $(VM_SCENARIOS)
+test-vm: bin/lab/vmtest
+	bin/lab/vmtest $(VM_SCENARIOS)
 
 # heliosctl's queues on another controller that others wrote: that of the crate rsemu, without a VM
 # (tools/rsemu). Needs cargo of Rust 1.91 or later; RSEMU keeps what it builds.
@@ -173,7 +177,7 @@ RSEMU ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/heliosctl/rsemu
 test-rsemu:
 	@command -v cargo >/dev/null || { echo "test-rsemu: no cargo (Rust 1.91 or later) is here" >&2; exit 1; }
 	cargo build --quiet --release --locked --manifest-path tools/rsemu/Cargo.toml --target-dir "$(RSEMU)"
-	HELIOS_RSEMU="$(abspath $(RSEMU))/release/libhelios_rsemu.so" $(GO) test -count=1 -v -timeout 10m ./tools/rsemu
+	HELIOS_RSEMU="$(abspath $(RSEMU))/release/libhelios_rsemu.so" $(GO) test -C tools -count=1 -v -timeout 10m ./rsemu
 
 # The Python package: linter, types, and its tests against a fake daemon and the real one. Needs Python
 # 3.10 and pip; PYTHON_ENVS keeps what it installs, some 6 GB with PyTorch (HELIOS_PYTHON_TORCH=no: less).
@@ -184,9 +188,9 @@ test-python: build
 
 # The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
 GPU_PACK ?= bin/gputier
-test-gpu-pack:
-	$(GO) run ./tools/gputier pack -o $(GPU_PACK)
-	$(GO) run ./tools/gputier selftest
+test-gpu-pack: bin/lab/gputier
+	bin/lab/gputier pack -o $(GPU_PACK)
+	bin/lab/gputier selftest
 
 # gorgonia.org/cu against the headers of CUDA and the fake libcuda.
 test-gorgonia:
@@ -209,12 +213,12 @@ test-bytes:
 # faults with SOAK_KILLS kills, after which nothing may be lost or left over.
 SOAK_MINUTES ?= 30
 SOAK_KILLS ?= 1000
-hostile: build
-	$(GO) run ./tools/hostile -heliosctl bin/heliosctl
-acceptance: build
-	$(GO) run ./tools/acceptance -heliosctl bin/heliosctl -kills 200
-soak: build
-	$(GO) run ./tools/acceptance -heliosctl bin/heliosctl -only soak -kills $(SOAK_KILLS) -soak $(SOAK_MINUTES)m
+hostile: build bin/lab/hostile
+	bin/lab/hostile -heliosctl bin/heliosctl
+acceptance: build bin/lab/acceptance
+	bin/lab/acceptance -heliosctl bin/heliosctl -kills 200
+soak: build bin/lab/acceptance
+	bin/lab/acceptance -heliosctl bin/heliosctl -only soak -kills $(SOAK_KILLS) -soak $(SOAK_MINUTES)m
 
 # The tiers in full, one after the other, or those of TIERS (.ci/nightly).
 TIERS ?=
@@ -227,17 +231,13 @@ fuzz:
 	./tools/fuzz.sh $(FUZZTIME)
 
 # I/O rows of the proxied SSDs, in turn with fio on the same file where fio is installed.
-bench: build
-	$(GO) run ./tools/fiocompare -heliosctl bin/heliosctl
-
-# What SSD models give in wall time and on the virtual clock; fails where they differ by more than 10 %,
-# as they do on a machine that is busy with something else.
-bench-clocks:
-	$(GO) run ./tools/clockcompare -check
+bench: build bin/lab/fiocompare
+	bin/lab/fiocompare -heliosctl bin/heliosctl
 
 lint:
-	$(GO) vet ./...
+	$(GO) vet ./... && $(GO) vet -C tools ./...
 	$(GO) run $(STATICCHECK) ./...
+	cd tools && $(GO) run $(STATICCHECK) ./...
 	@if command -v shellcheck >/dev/null; then shellcheck -x $(SCRIPTS) && echo "shellcheck $(SCRIPTS)"; \
 	else echo "shellcheck is not installed; scripts unchecked"; fi
 
@@ -248,11 +248,11 @@ generate:
 # what each kernel takes; kernels-check compares with what is committed. PTXAS=path names a ptxas that is not in PATH.
 PTXAS ?=
 PTXASFLAGS := $(if $(PTXAS),--ptxas $(PTXAS) --need-ptxas)
-kernels:
-	$(GO) run ./tools/kernels generate $(PTXASFLAGS)
+kernels: bin/lab/kernels
+	bin/lab/kernels generate $(PTXASFLAGS)
 
-kernels-check:
-	$(GO) run ./tools/kernels check $(PTXASFLAGS)
+kernels-check: bin/lab/kernels
+	bin/lab/kernels check $(PTXASFLAGS)
 
 clean:
 	rm -rf bin

@@ -24,7 +24,7 @@ type GPULookup struct{ Rows, Lines, Missed int64 }
 // GPULaunch is the work of one launch. Warps take part, and an SM holds Resident of them at a time.
 // The slowest warp waits for Trips to memory, one after the other. All warps together execute
 // Instructions and Atomics, and touch Sectors of 32 bytes, as if there were no caches. The figures
-// are counted in the committed PTX by cuda/ptxrun; TestGPUCost compares them.
+// are counted in the committed PTX (tools/gpucost).
 type GPULaunch struct {
 	Kernel                         string
 	Warps, Resident                int64

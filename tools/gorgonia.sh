@@ -15,7 +15,7 @@ fi
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-CGO_ENABLED=0 go run ./tools/fakelib -o "$dir/lib"
+CGO_ENABLED=0 go -C tools run ./fakelib -o "$dir/lib"
 
 # with COMMAND…: builds and runs as users of the tag do.
 with() {

@@ -73,7 +73,7 @@ export HELIOS_WHEELS=$dir/wheels HATCHLING=$dir/plain/bin/hatchling
 echo "testpython: both wheels, built twice"
 wheels
 if command -v "${CXX:-g++}" >/dev/null; then
-	HELIOS_FAKE_LIBCUDA=$(CGO_ENABLED=0 go run ./tools/fakelib -o "$dir/libcuda")
+	HELIOS_FAKE_LIBCUDA=$(CGO_ENABLED=0 go -C tools run ./fakelib -o "$dir/libcuda")
 	export HELIOS_FAKE_LIBCUDA
 else
 	echo "testpython: no C++ compiler (g++, or CXX): THE TESTS OF TENSORS ON A GPU DO NOT RUN"

@@ -1,8 +1,7 @@
 // Package fakecuda builds a libcuda for machines without a GPU: the CUDA driver API in C++ on the
 // CPU shim, with the kernels of cuda/kernels compiled in. Tests open it in place of NVIDIA's
-// library. Execute hands the launches to an executor in the process instead, which gets the PTX.
-//
-// HELIOS_KERNELS=ptx has cuda/ptxrun do that in every test that builds the fake.
+// library. Execute hands the launches to an executor in the process instead, which gets the PTX;
+// "make test-ptx" puts an interpreter there (tools/ptxexec).
 //
 // It is strict where the real driver is, and where the real one only may be: handles, contexts,
 // alignment, PTX versions, lost contexts; memory is full of junk between guard pages. Knobs change
@@ -106,25 +105,19 @@ func Build(t testing.TB, opts ...Option) string {
 			t.Fatal(err)
 		}
 	}
-	switch kernels := os.Getenv(EnvKernels); kernels {
-	case "", "shim":
-	case "ptx":
+	if afterBuild != nil {
 		if collect(opts).root != "" {
-			t.Skip("about changed C++ of the kernels; " + EnvKernels + "=ptx runs their PTX")
+			t.Skip("about changed C++ of the kernels, and kernels run from their PTX here")
 		}
-		t.Cleanup(func() {
-			if err := leaveExecuted(); err != nil {
-				t.Error(err)
-			}
-		})
-		if err := interpret(path); err != nil {
-			t.Fatal(err)
-		}
-	default:
-		t.Fatalf("%s=%q: kernels run on the shim or from ptx", EnvKernels, kernels)
+		afterBuild(t, path)
 	}
 	return path
 }
+
+var afterBuild func(t testing.TB, library string)
+
+// AfterBuild has fn see each library that Build returns, before the test does.
+func AfterBuild(fn func(t testing.TB, library string)) { afterBuild = fn }
 
 func collect(opts []Option) options {
 	var o options

@@ -2,7 +2,7 @@ package kernels
 
 import "embed"
 
-//go:generate go run helios/tools/kernels generate
+//go:generate go -C ../../tools run ./kernels generate
 
 //go:embed ptx
 var ptx embed.FS

@@ -10,7 +10,7 @@ import (
 	"helios/internal/options"
 )
 
-//go:generate go run helios/tools/formatdocs ../../docs/reference/formats.md
+//go:generate go -C ../../tools run ./gendocs formats ../docs/reference/formats.md
 
 // WriteMarkdown writes docs/reference/formats.md: all formats, their input, and the formats that
 // take each option.

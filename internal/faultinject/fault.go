@@ -56,7 +56,7 @@
 // op, lba and after happens at each enable, gone so before anybody looks.
 package faultinject
 
-//go:generate go run helios/tools/faultdocs ../../docs/reference/faults.md
+//go:generate go -C ../../tools run ./gendocs faults ../docs/reference/faults.md
 
 import (
 	"fmt"

@@ -8,7 +8,7 @@ import (
 	"fmt"
 )
 
-//go:generate go run helios/tools/licenses -o licenses.json
+//go:generate go -C ../../tools run ./licenses -o ../internal/licenses/licenses.json
 
 //go:embed licenses.json
 var text []byte

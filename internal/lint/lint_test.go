@@ -119,10 +119,8 @@ var layers = map[string][]string{
 // testSupport are packages that only tests, tools and each other may import, and what of the layers
 // they need themselves: a workload that compares two devices sits on top of what it runs.
 var testSupport = map[string][]string{
-	"cuda/difftest":  {"cache", "graph", "gnn", "gpuio", "nvme", "dataset"},
-	"cuda/fakecuda":  {},
-	"cuda/ptxmutant": {},
-	"cuda/ptxrun":    {},
+	"cuda/difftest": {"cache", "graph", "gnn", "gpuio", "nvme", "dataset"},
+	"cuda/fakecuda": {},
 	// a dataset for the tests of the programs beside it
 	"examples/internal/generated": {},
 	// a machine of files for the tests of pci, diskuse and the verbs

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-//go:generate go run ./gen/act -out act_amd64.s -stubs act_amd64.go -pkg simd
+//go:generate go -C ../../tools run ./simdgen/act -out ../internal/simd/act_amd64.s -stubs ../internal/simd/act_amd64.go -pkg simd
 
 // Constants of the exponential, which gen/act and cuda/kernels/act.h repeat. The polynomial is that
 // of Cephes' expf: e^r - 1 for |r| <= ln(2)/2, with ln(2) in two parts.

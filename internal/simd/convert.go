@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-//go:generate go run ./gen/convert -out convert_amd64.s -stubs convert_amd64.go -pkg simd
+//go:generate go -C ../../tools run ./simdgen/convert -out ../internal/simd/convert_amd64.s -stubs ../internal/simd/convert_amd64.go -pkg simd
 
 // Widening of stored numbers to float32: little-endian source, as many elements as dst has. All are
 // exact but FromInt8, which rounds one product; so every level gives the same bits. A vector's tail

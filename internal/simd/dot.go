@@ -2,7 +2,7 @@ package simd
 
 import "unsafe"
 
-//go:generate go run ./gen/heads -out heads_amd64.s -stubs heads_amd64.go -pkg simd
+//go:generate go -C ../../tools run ./simdgen/heads -out ../internal/simd/heads_amd64.s -stubs ../internal/simd/heads_amd64.go -pkg simd
 
 // dotLanes is the number of partial sums of a dot product.
 const dotLanes = 32

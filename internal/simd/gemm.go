@@ -9,7 +9,7 @@ import (
 	"helios/internal/philox"
 )
 
-//go:generate go run ./gen/gemm -out gemm_amd64.s -stubs gemm_amd64.go -pkg simd
+//go:generate go -C ../../tools run ./simdgen/gemm -out ../internal/simd/gemm_amd64.s -stubs ../internal/simd/gemm_amd64.go -pkg simd
 
 // Product is a sum of products of float32 matrices, C[M,N] = Σ A·B over Terms. A and B are
 // row-major or, as TransA and TransB say, given as their transposes (A[K,M], B[N,K]). With BF16

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-//go:generate go run ./gen/rows -out rows_amd64.s -stubs rows_amd64.go -pkg simd
+//go:generate go -C ../../tools run ./simdgen/rows -out ../internal/simd/rows_amd64.s -stubs ../internal/simd/rows_amd64.go -pkg simd
 
 // RowSum is a weighted sum of rows of X, each Dim float32s and adjacent, over parts of one list of
 // row numbers. Every product and every sum is rounded to float32, in the order of the list, so all

@@ -6,7 +6,7 @@ import (
 	"helios/internal/philox"
 )
 
-//go:generate go run ./gen/sample -out sample_amd64.s -stubs sample_amd64.go -pkg simd
+//go:generate go -C ../../tools run ./simdgen/sample -out ../internal/simd/sample_amd64.s -stubs ../internal/simd/sample_amd64.go -pkg simd
 
 // The loops of neighbour sampling on the host. A tile of destinations goes through them one after
 // the other: SampleRows (where each one's neighbours stand), SampleDraw (which of them are taken,

@@ -6,7 +6,7 @@ import (
 	"helios/internal/philox"
 )
 
-//go:generate go run ./gen/ways -out ways_amd64.s -stubs ways_amd64.go -pkg simd
+//go:generate go -C ../../tools run ./simdgen/ways -out ../internal/simd/ways_amd64.s -stubs ../internal/simd/ways_amd64.go -pkg simd
 
 // SetWays is the number of tags in a set of SetWords.
 const SetWays = 32

@@ -69,7 +69,7 @@ def fake_library(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip("the fake libcuda is built by Go and a C++ compiler, or HELIOS_FAKE_LIBCUDA")
     out = tmp_path_factory.mktemp("libcuda")
     subprocess.run(
-        [go, "run", "-trimpath", "./tools/fakelib", "-o", str(out)],
+        [go, "-C", "tools", "run", "-trimpath", "./fakelib", "-o", str(out)],
         cwd=REPOSITORY,
         env={**os.environ, "CGO_ENABLED": "0"},
         stdout=subprocess.DEVNULL,

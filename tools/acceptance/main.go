@@ -11,7 +11,7 @@
 //	soak     import, load, train, serve and ranks under random faults, each killed at random moments: nothing is lost,
 //	         and nothing is left over: not by default
 //
-//	make build && go run ./tools/acceptance -heliosctl bin/heliosctl
+//	make build && bin/lab/acceptance -heliosctl bin/heliosctl
 //
 // It leaves nothing behind, and exits with 1 when a claim does not hold. Unit tests hold smaller
 // forms of the same claims; this is what BENCHMARKS.md quotes.

@@ -3,7 +3,7 @@
 // 5e-4, row-normalised features, the public split), once per seed, through heliosctl's import, load
 // and train on a proxied SSD, and compares the mean test accuracy with the published 70.3 %.
 //
-//	go build -o bin/heliosctl ./cmd/heliosctl && go run ./tools/citeseer -heliosctl bin/heliosctl -data $HELIOS_TESTDATA/citeseer
+//	make build bin/lab/citeseer && bin/lab/citeseer -heliosctl bin/heliosctl -data $HELIOS_TESTDATA/citeseer
 //
 // Two things differ from the reference: the weight decay is on both layers, and the test accuracy
 // is that of the epoch that is best in validation, not of the last.

@@ -1,7 +1,7 @@
 // Command fakelib builds the fake libcuda (cuda/fakecuda) into a folder under the names that
 // linkers and programs look for, libcuda.so and libcuda.so.1:
 //
-//	go run ./tools/fakelib -o DIR
+//	bin/lab/fakelib -o DIR
 //	LD_LIBRARY_PATH=DIR bin/heliosctl …
 package main
 

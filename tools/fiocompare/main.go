@@ -2,7 +2,7 @@
 // reached, as medians with their range, and the ratio of each pair of runs. The order within a
 // pair changes from run to run, so that a drift of the machine falls on both.
 //
-//	go build ./cmd/heliosctl && go run ./tools/fiocompare -heliosctl ./heliosctl
+//	make bench
 //
 // fio reads 4 KiB at random with io_uring and O_DIRECT, one job with the whole depth; heliosctl
 // reads rows of the same size with the same total depth through its software controller.

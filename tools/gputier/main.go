@@ -1,9 +1,9 @@
 // Command gputier makes and runs the gpu tier: what is tested and measured on a machine that has an
 // NVIDIA driver and nothing of ours, not even Go.
 //
-//	go run ./tools/gputier pack -o DIR      DIR and DIR.tar.gz, test binaries and heliosctl included
+//	bin/lab/gputier pack -o DIR      DIR and DIR.tar.gz, test binaries and heliosctl included
 //	DIR/run.sh [-out RESULTS]               there: a table, and results.json
-//	go run ./tools/gputier selftest         both here, on the fake libcuda, as a proof of the script
+//	bin/lab/gputier selftest         both here, on the fake libcuda, as a proof of the script
 //
 // Each step has a limit, and a step that fails is a failed row of the table; the others run all the
 // same. The exit code is 1 when a step failed.

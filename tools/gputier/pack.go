@@ -12,9 +12,12 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"strings"
+
+	"helios/tools/internal/repo"
 )
 
 // maxPack bounds the packed folder: the copying of files to a GPU machine is limited.
@@ -90,10 +93,13 @@ func pack(ctx context.Context, dir, wheel string) error {
 	if err := os.Mkdir(bin, 0o777); err != nil {
 		return err
 	}
-	// Stripped: symbols are half of a test binary.
-	small := []string{"-trimpath", "-ldflags", "-s -w"}
-	build := func(args ...string) error {
+	root, err := repo.Root()
+	if err != nil {
+		return err
+	}
+	build := func(folder string, args ...string) error {
 		c := exec.CommandContext(ctx, "go", args...)
+		c.Dir = filepath.Join(root, folder)
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
 		c.Stdout, c.Stderr = os.Stderr, os.Stderr
 		if err := c.Run(); err != nil {
@@ -102,17 +108,15 @@ func pack(ctx context.Context, dir, wheel string) error {
 		return nil
 	}
 	commit := version(ctx)
-	for name, pkg := range map[string]string{"heliosctl": "./cmd/heliosctl",
-		"gputier": "./tools/gputier"} {
-		flags := []string{"-trimpath", "-ldflags", "-s -w -X main.version=" + commit}
-		if err := build(append(append([]string{"build", "-o", filepath.Join(bin, name)}, flags...),
-			pkg)...); err != nil {
+	for folder, pkg := range map[string]string{".": "./cmd/heliosctl", "tools": "./gputier"} {
+		if err := build(folder, "build", "-o", filepath.Join(bin, path.Base(pkg)), "-trimpath",
+			"-ldflags", "-s -w -X main.version="+commit, pkg); err != nil {
 			return err
 		}
 	}
-	for _, t := range testBinaries {
-		if err := build(append(append([]string{"test", "-c", "-o", filepath.Join(bin, t.name)},
-			small...), t.pkg)...); err != nil {
+	for _, t := range testBinaries { // stripped: symbols are half of a test binary
+		if err := build(".", "test", "-c", "-o", filepath.Join(bin, t.name), "-trimpath", "-ldflags",
+			"-s -w", t.pkg); err != nil {
 			return err
 		}
 	}

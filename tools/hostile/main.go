@@ -2,7 +2,7 @@
 // memory and 20 seconds, and fails where one ends in a Go trace, takes more than that, or is
 // accepted in silence.
 //
-//	go run ./tools/hostile -heliosctl bin/heliosctl [-only TEXT] [-v]
+//	bin/lab/hostile -heliosctl bin/heliosctl [-only TEXT] [-v]
 package main
 
 import (

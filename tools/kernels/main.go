@@ -1,8 +1,8 @@
 // Command kernels makes the committed PTX and cubins of cuda/kernels and checks them.
 //
-//	go run ./tools/kernels generate   compile each .cu; with ptxas, also cubins and the table of resources
-//	go run ./tools/kernels check      make everything anew and compare with what is committed
-//	go run ./tools/kernels ptxas      assemble the committed PTX and print the table
+//	bin/lab/kernels generate   compile each .cu; with ptxas, also cubins and the table of resources
+//	bin/lab/kernels check      make everything anew and compare with what is committed
+//	bin/lab/kernels ptxas      assemble the committed PTX and print the table
 //
 // The compiler is clang 19 (--clang, HELIOS_CLANG, or clang-19 in PATH); its output is the same
 // bytes from any folder. Every opcode is looked up in ptx_opcodes.txt, since neither clang nor a
@@ -23,6 +23,7 @@ import (
 	"strings"
 
 	"helios/cuda/kernels"
+	"helios/tools/internal/repo"
 )
 
 // folder of the kernels, from the module's root.
@@ -39,8 +40,6 @@ type options struct {
 func main() {
 	var o options
 	fs := flag.NewFlagSet("kernels", flag.ExitOnError)
-	fs.StringVar(&o.root, "root", "",
-		"the module's folder (default: the one with go.mod at or above this one)")
 	fs.StringVar(&o.clang, "clang", os.Getenv("HELIOS_CLANG"), "clang++ or clang of version 19")
 	fs.StringVar(&o.ptxas, "ptxas", os.Getenv("HELIOS_PTXAS"), "ptxas")
 	fs.BoolVar(&o.needPtxas, "need-ptxas", false, "fail where ptxas is not there")
@@ -58,19 +57,17 @@ func main() {
 		fs.Usage()
 		os.Exit(2)
 	}
-	if err := run(verb, o, os.Stdout); err != nil {
+	var err error
+	if o.root, err = repo.Root(); err == nil {
+		err = run(verb, o, os.Stdout)
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "kernels %s: %v\n", verb, err)
 		os.Exit(1)
 	}
 }
 
 func run(verb string, o options, out io.Writer) error {
-	if o.root == "" {
-		var err error
-		if o.root, err = moduleRoot(); err != nil {
-			return err
-		}
-	}
 	dir := filepath.Join(o.root, folder)
 	switch verb {
 	case "generate":
@@ -99,21 +96,6 @@ func run(verb string, o options, out io.Writer) error {
 		return err
 	}
 	return fmt.Errorf("no such verb; generate, check and ptxas are")
-}
-
-func moduleRoot() (string, error) {
-	at, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for dir := at; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir, nil
-		}
-		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("no go.mod at or above %s; use --root", at)
-		}
-	}
 }
 
 // module is one compiled .cu file.

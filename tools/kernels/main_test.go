@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/ptxas"
+	"helios/tools/internal/ptxas"
 
 	"helios/internal/wide"
 )

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"helios/cuda/kernels"
-	"helios/internal/ptxas"
+	"helios/tools/internal/ptxas"
 )
 
 // noSpills are the kernels on the data path, whose registers must all fit.

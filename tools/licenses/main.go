@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"helios/internal/licenses"
+	"helios/tools/internal/repo"
 )
 
 func main() {
@@ -44,11 +45,16 @@ var builds = [][]string{{"GOARCH=amd64"}, {"GOARCH=arm64"}}
 
 // collect reads the licences of all modules of the binary.
 func collect() ([]licenses.Module, error) {
+	root, err := repo.Root()
+	if err != nil {
+		return nil, err
+	}
 	dirs := map[string]string{} // by "path version"
 	for _, env := range builds {
 		cmd := exec.Command("go", "list", "-deps", "-f",
 			"{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}{{end}}",
 			"helios/cmd/heliosctl")
+		cmd.Dir = root
 		cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux"), env...)
 		cmd.Stderr = os.Stderr
 		list, err := cmd.Output()
@@ -78,21 +84,8 @@ func collect() ([]licenses.Module, error) {
 		}
 		all = append(all, mod)
 	}
-	dir, err := root()
-	if err != nil {
-		return nil, err
-	}
-	page, err := pageModule(filepath.Join(dir, "internal/htmlreport/assets"))
+	page, err := pageModule(filepath.Join(root, "internal/htmlreport/assets"))
 	return append(all, page), err
-}
-
-// root is the repository's folder.
-func root() (string, error) {
-	b, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
-	if err != nil {
-		return "", fmt.Errorf("go list: %w", err)
-	}
-	return strings.TrimSpace(string(b)), nil
 }
 
 // pageModule is the script of the pages of "report", whose licences tools/plotbundle has collected.

@@ -3,8 +3,8 @@
 // small program with a state that must not be reachable. Dartagnan, a model checker, decides it
 // under two versions of the model.
 //
-//	go run ./tools/litmus check   compare the files with the tagged source that they model; no JVM
-//	go run ./tools/litmus run     run them all; --table also writes the table of the results
+//	bin/lab/litmus check   compare the files with the tagged source that they model; no JVM
+//	bin/lab/litmus run     run them all; --table also writes the table of the results
 //
 // Dartagnan (Dat3M 4.3.1) is looked for in the folder that --dartagnan or HELIOS_DARTAGNAN names:
 // its cat files, dartagnan.jar, and either its libraries or the POMs that name these. It needs Java
@@ -18,12 +18,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"helios/tools/internal/repo"
 )
 
 // folder of the litmus files, and the chapter with the table of results, from the module's root.
@@ -40,8 +41,6 @@ type options struct {
 func main() {
 	var o options
 	fs := flag.NewFlagSet("litmus", flag.ExitOnError)
-	fs.StringVar(&o.root, "root", "",
-		"the module's folder (default: the one with go.mod at or above this one)")
 	fs.StringVar(&o.dartagnan, "dartagnan", os.Getenv("HELIOS_DARTAGNAN"), "Dartagnan's folder")
 	fs.StringVar(&o.only, "only", "", "run: names of litmus tests, with commas (default: all)")
 	fs.BoolVar(&o.table, "table", false, "run: write the results to "+chapter)
@@ -78,11 +77,9 @@ func run(ctx context.Context, verb string, o options, out io.Writer) error {
 	if verb != "check" && verb != "run" {
 		return fmt.Errorf("unknown verb %q: want check or run", verb)
 	}
-	if o.root == "" {
-		var err error
-		if o.root, err = moduleRoot(); err != nil {
-			return err
-		}
+	var err error
+	if o.root, err = repo.Root(); err != nil {
+		return err
 	}
 	tests, err := readTests(filepath.Join(o.root, folder))
 	if err != nil {
@@ -130,24 +127,4 @@ func run(ctx context.Context, verb string, o options, out io.Writer) error {
 		return writeTable(filepath.Join(o.root, chapter), tests, src, results)
 	}
 	return nil
-}
-
-// moduleRoot is the folder with go.mod at or above this one.
-func moduleRoot() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir, nil
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
-		up := filepath.Dir(dir)
-		if up == dir {
-			return "", errors.New("no go.mod here or above: run it in the module, or give --root")
-		}
-		dir = up
-	}
 }

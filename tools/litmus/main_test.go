@@ -13,10 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const repo = "../.."
+const repoRoot = "../.."
 
 func repoTests(t *testing.T) []*test {
-	tests, err := readTests(filepath.Join(repo, folder))
+	tests, err := readTests(filepath.Join(repoRoot, folder))
 	require.NoError(t, err)
 	return tests
 }
@@ -24,7 +24,7 @@ func repoTests(t *testing.T) []*test {
 // Each file says what the tagged source does, and each tag has a file.
 func TestLitmusAgreesWithSource(t *testing.T) {
 	tests := repoTests(t)
-	src, err := readSource(repo, "", nil)
+	src, err := readSource(repoRoot, "", nil)
 	require.NoError(t, err)
 	require.NoError(t, checkAll(tests, src))
 	require.GreaterOrEqual(t, len(tests), 33)
@@ -50,7 +50,7 @@ func TestPlantedMistakesAreNoticed(t *testing.T) {
 		"HX_PLANT_COMPLETION_BEFORE_DATA": "data-to-copy",
 		"HX_PLANT_CID_BEFORE_COPY":        "staging-reuse",
 	} {
-		src, err := readSource(repo, plant, nil)
+		src, err := readSource(repoRoot, plant, nil)
 		require.NoError(t, err)
 		require.ErrorContains(t, checkAll(repoTests(t), src), folder+"/"+place+".litmus", plant)
 	}
@@ -74,7 +74,7 @@ func TestChangedSourceIsNoticed(t *testing.T) {
 		{"cuda/kernels/lookup.cu", "litmus: lookup-line", "litmus: lookup-line, nobody", "nobody"},
 	} {
 		seen := false
-		src, err := readSource(repo, "", func(file, text string) string {
+		src, err := readSource(repoRoot, "", func(file, text string) string {
 			if file != c.file || !strings.Contains(text, c.old) {
 				return text
 			}
@@ -309,7 +309,7 @@ func TestRun(t *testing.T) {
 	require.Equal(t, d, again)
 
 	tests := repoTests(t)
-	src, err := readSource(repo, "", nil)
+	src, err := readSource(repoRoot, "", nil)
 	require.NoError(t, err)
 	results, err := d.run(t.Context(), tests, io.Discard)
 	require.NoError(t, err)
@@ -358,7 +358,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 
 // The chapter's table is of these programs, and says what is expected of each.
 func TestTableIsOfTheseTests(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(repo, chapter))
+	text, err := os.ReadFile(filepath.Join(repoRoot, chapter))
 	require.NoError(t, err)
 	_, rest, ok := strings.Cut(string(text), tableBegins)
 	body, _, closed := strings.Cut(rest, tableEnds)
@@ -366,7 +366,7 @@ func TestTableIsOfTheseTests(t *testing.T) {
 	tests := repoTests(t)
 	const next = `run "make test-litmus TABLE=--table" where Dartagnan is, and commit the chapter`
 	require.Contains(t, body, digestLine(tests), next)
-	src, err := readSource(repo, "", nil)
+	src, err := readSource(repoRoot, "", nil)
 	require.NoError(t, err)
 	require.Contains(t, body, handOvers(tests, src), next)
 	var rows []string

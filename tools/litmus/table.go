@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	tableBegins = "<!-- litmus results: go run ./tools/litmus run --table -->\n"
+	tableBegins = "<!-- litmus results: bin/lab/litmus run --table -->\n"
 	tableEnds   = "<!-- end of litmus results -->\n"
 )
 

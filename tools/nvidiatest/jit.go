@@ -18,7 +18,7 @@ import (
 
 	"helios/cuda/kernels"
 	"helios/internal/dl"
-	"helios/internal/ptxas"
+	"helios/tools/internal/ptxas"
 )
 
 // compileOne is the child process of a compilation: it opens a driver's compiler, which exports the

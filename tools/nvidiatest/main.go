@@ -1,7 +1,7 @@
 // Command nvidiatest checks what can be known of NVIDIA's side without a GPU: the drivers' own
 // libraries, their PTX compilers, the machine code and cuda.h.
 //
-//	go run ./tools/nvidiatest [-all] [-only symbols,sass] [-write]
+//	bin/lab/nvidiatest [-all] [-only symbols,sass] [-write]
 //
 // The libraries come from Debian's component non-free, with an apt configuration of its own under
 // the cache folder; they are unpacked there, never installed, and never part of this repository.
@@ -20,7 +20,12 @@ import (
 	"strings"
 	"time"
 
+<<<<<<< HEAD
 	"helios/internal/cachedir"
+=======
+	"helios/internal/privatedir"
+	"helios/tools/internal/repo"
+>>>>>>> e0d8c84 (Move the laboratory into a Go module of its own)
 )
 
 // chapter has the tables, between the marks.
@@ -156,17 +161,8 @@ func main() {
 
 // prepare fetches what the steps need.
 func (r *run) prepare(ctx context.Context, cache, tools, binary string) (err error) {
-	if r.root, err = os.Getwd(); err != nil {
+	if r.root, err = repo.Root(); err != nil {
 		return err
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(r.root, "go.mod")); err == nil {
-			break
-		}
-		if r.root == filepath.Dir(r.root) {
-			return errors.New("run it in the repository: there is no go.mod here or above")
-		}
-		r.root = filepath.Dir(r.root)
 	}
 	if r.heliosctl, err = findHeliosctl(r.root, binary); err != nil {
 		return err

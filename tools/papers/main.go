@@ -1,9 +1,9 @@
 // Command papers plays the experiments of the Helios and GIDS papers on the virtual clock and
 // prints what it found next to what they report:
 //
-//	go run ./tools/papers -dir /tmp/papers -md papers.md
-//	go run ./tools/papers -only window -json -
-//	go run ./tools/papers -selftest
+//	bin/lab/papers -dir /tmp/papers -md papers.md
+//	bin/lab/papers -only window -json -
+//	bin/lab/papers -selftest
 //
 // The graph is R-MAT with computed features (none are stored), by default 10 M nodes; samples,
 // caches and row numbers are real, every time is modelled: hardware profiles of internal/hardware,

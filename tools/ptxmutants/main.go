@@ -1,9 +1,8 @@
-// Command ptxmutants runs the differential tests on the committed PTX of every kernel
-// (HELIOS_KERNELS=ptx, cuda/ptxrun), and then on mutants of it, in each of which one instruction is
-// changed (cuda/ptxmutant). A mutant for which a test fails or does not end is noticed; the share
-// of those is the score of the tests.
+// Command ptxmutants runs the differential tests on the committed PTX of every kernel (ptxexec),
+// and then on mutants of it, in each of which one instruction is changed. A mutant is noticed if a
+// test fails or does not end; the share of those is the score of the tests.
 //
-//	go run ./tools/ptxmutants [-per 1] [-seed 1] [-kernels REGEXP] [-bar 0.6] [-survivors]
+//	bin/lab/ptxmutants [-per 1] [-seed 1] [-kernels REGEXP] [-bar 0.6] [-survivors]
 //
 // Exit code 1: a kernel was not executed, a test fails on PTX as it is, or the score is below -bar.
 package main
@@ -26,10 +25,10 @@ import (
 	"syscall"
 	"time"
 
-	"helios/cuda/fakecuda"
 	"helios/cuda/kernels"
-	"helios/cuda/ptxmutant"
-	"helios/cuda/ptxrun"
+	"helios/tools/internal/repo"
+	"helios/tools/ptxexec"
+	"helios/tools/ptxrun"
 )
 
 // What a mutant may take, from what its job took without one.
@@ -51,7 +50,7 @@ const (
 
 // verdict is a mutant's end.
 type verdict struct {
-	ptxmutant.Mutant
+	Mutant
 	End   string
 	Why   string `json:",omitempty"` // the class of a survivor, or how one was noticed
 	Job   string `json:",omitempty"` // that noticed it
@@ -63,7 +62,7 @@ type verdict struct {
 type base struct {
 	job
 	took     time.Duration
-	executed map[string]fakecuda.Executed
+	executed map[string]ptxexec.Executed
 }
 
 type tool struct {
@@ -92,11 +91,8 @@ func (t *tool) run(per int, seed uint64, only string, bar float64, out string, l
 	if err != nil {
 		return fmt.Errorf("-kernels: %w", err)
 	}
-	if t.root, err = os.Getwd(); err != nil {
+	if t.root, err = repo.Root(); err != nil {
 		return err
-	}
-	if _, err := os.Stat(filepath.Join(t.root, "cuda/kernels/ptx")); err != nil {
-		return fmt.Errorf("run this in the repository's root: %w", err)
 	}
 	if t.dir, err = os.MkdirTemp("", "ptxmutants-"); err != nil {
 		return err
@@ -164,17 +160,39 @@ func (t *tool) binary(pkg string) string {
 	return filepath.Join(t.dir, strings.ReplaceAll(pkg, "/", "-")+".test")
 }
 
+// build makes the test binaries of the product's packages with the executor of PTX in them: an
+// overlay adds a file to each that imports it, and a workspace has both modules.
 func (t *tool) build() error {
-	var done []string
+	files := map[string]string{}
+	var packages []string
 	for _, j := range jobs {
-		if slices.Contains(done, j.pkg) {
+		if slices.Contains(packages, j.pkg) {
 			continue
 		}
-		done = append(done, j.pkg)
-		cmd := exec.Command("go", "test", "-c", "-o", t.binary(j.pkg), "./"+j.pkg)
-		cmd.Dir = t.root
+		packages = append(packages, j.pkg)
+		added := filepath.Join(t.dir, filepath.Base(j.pkg)+".go")
+		text := "package " + filepath.Base(j.pkg) + "_test\n\nimport _ \"helios/tools/ptxexec\"\n"
+		if err := os.WriteFile(added, []byte(text), 0o600); err != nil {
+			return err
+		}
+		files[filepath.Join(t.root, j.pkg, "ptxexec_test.go")] = added
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": files})
+	if err != nil {
+		return err
+	}
+	work := fmt.Sprintf("go 1.26.0\n\nuse %q\n\nuse %q\n", t.root, filepath.Join(t.root, "tools"))
+	overlayFile, workFile := filepath.Join(t.dir, "overlay.json"), filepath.Join(t.dir, "go.work")
+	if err := errors.Join(os.WriteFile(overlayFile, overlay, 0o600),
+		os.WriteFile(workFile, []byte(work), 0o600)); err != nil {
+		return err
+	}
+	for _, pkg := range packages {
+		cmd := exec.Command("go", "test", "-c", "-overlay", overlayFile, "-o", t.binary(pkg),
+			"./"+pkg)
+		cmd.Dir, cmd.Env = t.root, append(os.Environ(), "GOWORK="+workFile)
 		if text, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("build the tests of %s: %w\n%s", j.pkg, err, text)
+			return fmt.Errorf("build the tests of %s: %w\n%s", pkg, err, text)
 		}
 	}
 	return nil
@@ -185,7 +203,7 @@ type result struct {
 	ok, late bool
 	took     time.Duration
 	said     string
-	executed map[string]fakecuda.Executed
+	executed map[string]ptxexec.Executed
 }
 
 // start runs a job in a process of its own, with a folder of its own for what it leaves.
@@ -204,7 +222,7 @@ func (t *tool) start(j job, limit time.Duration, env ...string) (r result, err e
 	cmd := exec.CommandContext(ctx, t.binary(j.pkg), "-test.run="+j.run, "-test.failfast",
 		"-test.timeout=10m")
 	cmd.Dir = filepath.Join(t.root, j.pkg)
-	cmd.Env = append(os.Environ(), fakecuda.EnvKernels+"=ptx", fakecuda.EnvExecuted+"="+counts,
+	cmd.Env = append(os.Environ(), ptxexec.EnvExecuted+"="+counts,
 		"TMPDIR="+dir+"/tmp", "GOMAXPROCS=2", "GOMEMLIMIT=512MiB")
 	cmd.Env = append(append(cmd.Env, j.env...), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -218,7 +236,7 @@ func (t *tool) start(j job, limit time.Duration, env ...string) (r result, err e
 		return r, fmt.Errorf("%s: %w", j, err)
 	}
 	if r.ok {
-		r.executed, err = fakecuda.ReadExecuted(counts)
+		r.executed, err = ptxexec.ReadExecuted(counts)
 		return r, err
 	}
 	return r, nil
@@ -255,7 +273,7 @@ func executed(bases []base) error {
 		return err
 	}
 	var missing []string
-	var sum fakecuda.Executed
+	var sum ptxexec.Executed
 	instructions, ran := 0, 0
 	for _, k := range list {
 		all := map[int]bool{}
@@ -296,12 +314,12 @@ func executed(bases []base) error {
 }
 
 // choose samples the mutants of all kernels.
-func choose(which *regexp.Regexp, per int, seed uint64) ([]ptxmutant.Mutant, error) {
+func choose(which *regexp.Regexp, per int, seed uint64) ([]Mutant, error) {
 	modules, err := kernels.Modules()
 	if err != nil {
 		return nil, err
 	}
-	var out []ptxmutant.Mutant
+	var out []Mutant
 	for _, c := range modules {
 		var m *ptxrun.Module
 		for _, k := range c.Kernels {
@@ -313,7 +331,7 @@ func choose(which *regexp.Regexp, per int, seed uint64) ([]ptxmutant.Mutant, err
 					return nil, err
 				}
 			}
-			list, err := ptxmutant.Sample(m, k.Name, per, seed)
+			list, err := Sample(m, k.Name, per, seed)
 			if err != nil {
 				return nil, err
 			}
@@ -328,9 +346,9 @@ func choose(which *regexp.Regexp, per int, seed uint64) ([]ptxmutant.Mutant, err
 
 // reached says that a test comes by a mutant's instruction. One whose guard holds for no lane is
 // not counted there, but the opposite of its guard holds: what is beside it tells.
-func reached(m ptxmutant.Mutant, counts []int64) bool {
+func reached(m Mutant, counts []int64) bool {
 	i := m.Index
-	if m.Class == ptxmutant.Predicate && (i > 0 && counts[i-1] > 0 ||
+	if m.Class == Predicate && (i > 0 && counts[i-1] > 0 ||
 		i+1 < len(counts) && counts[i+1] > 0) {
 		return true
 	}
@@ -338,7 +356,7 @@ func reached(m ptxmutant.Mutant, counts []int64) bool {
 }
 
 // try runs a mutant by the jobs that execute its instruction, until one notices.
-func (t *tool) try(m ptxmutant.Mutant, bases []base) verdict {
+func (t *tool) try(m Mutant, bases []base) verdict {
 	v := verdict{Mutant: m, End: notExecuted}
 	var of []base
 	for _, b := range bases {
@@ -347,7 +365,7 @@ func (t *tool) try(m ptxmutant.Mutant, bases []base) verdict {
 		}
 	}
 	slices.SortStableFunc(of, func(a, b base) int { return int(a.took - b.took) })
-	plant, err := json.Marshal(fakecuda.Plant{Kernel: m.Kernel, Index: m.Index,
+	plant, err := json.Marshal(ptxexec.Plant{Kernel: m.Kernel, Index: m.Index,
 		Mutation: m.Mutation})
 	if err != nil {
 		panic(err) // of numbers and texts
@@ -358,7 +376,7 @@ func (t *tool) try(m ptxmutant.Mutant, bases []base) verdict {
 		v.End = survived
 		v.Jobs++
 		r, err := t.start(b.job, max(atLeast, slower*b.took),
-			fakecuda.EnvPlant+"="+string(plant), fmt.Sprintf("%s=%d", fakecuda.EnvSteps,
+			ptxexec.EnvPlant+"="+string(plant), fmt.Sprintf("%s=%d", ptxexec.EnvSteps,
 				stepsAtLeast+moreSteps*b.executed[m.Kernel].Most))
 		if err == nil && r.ok {
 			compared += r.executed[m.Kernel].Compared
@@ -377,14 +395,14 @@ func (t *tool) try(m ptxmutant.Mutant, bases []base) verdict {
 
 // Classes of survivors.
 const (
-	orderOnly  = "order only"                  // which cuda/ptxrun cannot show
+	orderOnly  = "order only"                  // which tools/ptxrun cannot show
 	sameValues = "same values wherever it ran" // equivalent, or the inputs lack a case
 	lostValues = "other values, same results"  // which no result needs, or within the tolerance
 	sameEffect = "another effect, same results"
 )
 
 // survivorOf says why a mutant may have survived.
-func survivorOf(m ptxmutant.Mutant, compared, differed int64) string {
+func survivorOf(m Mutant, compared, differed int64) string {
 	switch {
 	case m.OrderOnly:
 		return orderOnly

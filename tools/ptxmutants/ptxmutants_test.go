@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"helios/cuda/ptxmutant"
 )
 
 // Every job names tests that there are.
@@ -38,11 +36,11 @@ func TestJobsNameTests(t *testing.T) {
 
 // The score is of the executed; below the bar the tool fails.
 func TestScore(t *testing.T) {
-	order := ptxmutant.Mutant{Kernel: "b", Class: ptxmutant.Order, OrderOnly: true}
+	order := Mutant{Kernel: "b", Class: Order, OrderOnly: true}
 	ends := []verdict{
-		{Mutant: ptxmutant.Mutant{Kernel: "a"}, End: noticed},
-		{Mutant: ptxmutant.Mutant{Kernel: "a"}, End: noticed},
-		{Mutant: ptxmutant.Mutant{Kernel: "a"}, End: survived, Why: "changed"},
+		{Mutant: Mutant{Kernel: "a"}, End: noticed},
+		{Mutant: Mutant{Kernel: "a"}, End: noticed},
+		{Mutant: Mutant{Kernel: "a"}, End: survived, Why: "changed"},
 		{Mutant: order, End: survived, Why: "order only"},
 		{Mutant: order, End: notExecuted},
 	}
@@ -71,11 +69,11 @@ func TestScore(t *testing.T) {
 func TestReached(t *testing.T) {
 	counts := []int64{3, 0, 0, 0}
 	for i, want := range []bool{true, true, false, false} {
-		m := ptxmutant.Mutant{Index: i, Class: ptxmutant.Predicate}
+		m := Mutant{Index: i, Class: Predicate}
 		if reached(m, counts) != want {
 			t.Errorf("guard of instruction %d: %v", i, !want)
 		}
-		if m.Class = ptxmutant.Operand; reached(m, counts) != (i == 0) {
+		if m.Class = Operand; reached(m, counts) != (i == 0) {
 			t.Errorf("instruction %d: %v", i, i != 0)
 		}
 	}
@@ -88,7 +86,7 @@ func TestSurvivors(t *testing.T) {
 		want               string
 	}{{true, 0, 0, orderOnly}, {false, 5, 1, lostValues}, {false, 5, 0, sameValues},
 		{false, 0, 0, sameEffect}} {
-		if got := survivorOf(ptxmutant.Mutant{OrderOnly: c.order}, c.compared,
+		if got := survivorOf(Mutant{OrderOnly: c.order}, c.compared,
 			c.differed); got != c.want {
 			t.Errorf("%+v: %s", c, got)
 		}

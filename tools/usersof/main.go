@@ -2,7 +2,7 @@
 // themselves or through what they call, and no others: a pattern of their names, and their folders.
 // With internal/wide these are the tests that have more cases under HELIOS_WIDE.
 //
-//	go test $(go run ./tools/usersof [-not FOLDER] wide)
+//	go test $(bin/lab/usersof [-not FOLDER] wide)
 package main
 
 import (
@@ -34,7 +34,7 @@ func main() {
 	fmt.Println(strings.Join(args, " "))
 }
 
-// arguments gives "-run", a pattern that matches the tests below root, and their folders.
+// arguments returns "-run", a pattern of the tests of the module in root, and their folders.
 func arguments(root, pkg, not string) ([]string, error) {
 	var all, dirs []string
 	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
@@ -45,7 +45,8 @@ func arguments(root, pkg, not string) ([]string, error) {
 		if err != nil {
 			return err
 		}
-		if not != "" && rel == not || rel != "." && strings.HasPrefix(rel, ".") {
+		_, module := os.Stat(filepath.Join(name, "go.mod"))
+		if not != "" && rel == not || rel != "." && (strings.HasPrefix(rel, ".") || module == nil) {
 			return filepath.SkipDir
 		}
 		tests, err := users(name, pkg)
@@ -62,7 +63,7 @@ func arguments(root, pkg, not string) ([]string, error) {
 }
 
 // users finds the tests in a folder that reach a package. Functions, methods and variables of
-// its test files are known by their names alone, so a test may be told too often, never too seldom.
+// its test files are known by their names alone, so a test may be named in vain, never left out.
 func users(dir, target string) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"unsafe"
+
+	"helios/tools/internal/repo"
 )
 
 // inputs hold what every machine needs, made once.
@@ -46,13 +48,8 @@ func prepare(ctx context.Context, cache, series, heliosctl string,
 		return nil,
 			errors.New("qemu-system-x86_64 is not installed; install the package qemu-system-x86")
 	}
-	out, err := command(ctx, "", "go", "env", "GOMOD")
-	if err != nil {
+	if in.root, err = repo.Root(); err != nil {
 		return nil, err
-	}
-	in.root = filepath.Dir(strings.TrimSpace(string(out)))
-	if _, err := os.Stat(filepath.Join(in.root, "tools/vmtest/guest")); err != nil {
-		return nil, fmt.Errorf("run it inside the repository: %w", err)
 	}
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return nil, err
@@ -78,8 +75,7 @@ func prepare(ctx context.Context, cache, series, heliosctl string,
 		return in, err
 	}
 	for _, b := range build {
-		if err := in.goTool(ctx, "build", "-buildvcs=false", "-tags", "nocuda", "-trimpath",
-			"-ldflags", "-s -w", "-o", b[0], b[1]); err != nil {
+		if err := in.goTool(ctx, b[0], b[1], "build"); err != nil {
 			return in, err
 		}
 	}
@@ -87,10 +83,16 @@ func prepare(ctx context.Context, cache, series, heliosctl string,
 	return in, err
 }
 
-// goTool runs go for the guest: static binaries.
-func (in *inputs) goTool(ctx context.Context, args ...string) error {
+// goTool builds a package into a file for the guest: a static binary.
+func (in *inputs) goTool(ctx context.Context, file, pkg string, verb ...string) error {
+	dir := in.root
+	if ours, ok := strings.CutPrefix(pkg, "./tools/"); ok {
+		dir, pkg = filepath.Join(dir, "tools"), "./"+ours
+	}
+	args := append(verb, "-buildvcs=false", "-tags", "nocuda", "-trimpath", "-ldflags", "-s -w",
+		"-o", file, pkg)
 	c := exec.CommandContext(ctx, "go", args...)
-	c.Dir = in.root
+	c.Dir = dir
 	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
 	if out, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
@@ -224,8 +226,7 @@ func (in *inputs) buildTests(ctx context.Context, chosen []Scenario) {
 				continue
 			}
 			b := testBinary{path: filepath.Join(in.work, "t-"+filepath.Base(testPath(pkg)))}
-			b.err = in.goTool(ctx, "test", "-c", "-buildvcs=false", "-tags", "nocuda", "-trimpath",
-				"-ldflags", "-s -w", "-o", b.path, pkg)
+			b.err = in.goTool(ctx, b.path, pkg, "test", "-c")
 			if b.err == nil {
 				if _, err := os.Stat(b.path); err != nil {
 					b.err = fmt.Errorf("%s has no tests: %w", pkg, err)

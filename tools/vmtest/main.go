@@ -3,10 +3,10 @@
 // neither root nor KVM nor hardware: qemu-system-x86_64, apt (for the kernel's package, which is
 // unpacked, not installed), dpkg-deb and go.
 //
-//	go run ./tools/vmtest                     every scenario, a line each and a summary
-//	go run ./tools/vmtest -list
-//	go run ./tools/vmtest -v main             one of them, with what it does
-//	go run ./tools/vmtest -exec 'CMD'         a machine with four SSDs, and one shell line in it
+//	bin/lab/vmtest                     every scenario, a line each and a summary
+//	bin/lab/vmtest -list
+//	bin/lab/vmtest -v main             one of them, with what it does
+//	bin/lab/vmtest -exec 'CMD'         a machine with four SSDs, and one shell line in it
 //
 // A scenario fails when it says so, when a command or the machine is over its time limit, when the
 // machine does not power off in good order, or when the guest's kernel logged a DMA fault, a bug or

@@ -1,4 +1,4 @@
-package ptxmutant
+package main
 
 import (
 	"reflect"
@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"helios/cuda/kernels"
-	"helios/cuda/ptxrun"
+	"helios/tools/ptxrun"
 )
 
 const text = `.version 8.2

@@ -1,6 +1,6 @@
 //go:build linux && (amd64 || arm64) && !nocuda
 
-package fakecuda
+package ptxexec
 
 import (
 	"context"
@@ -12,10 +12,25 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
-	"helios/cuda/ptxrun"
+	"helios/cuda/fakecuda"
+	"helios/tools/ptxrun"
 )
+
+func init() {
+	fakecuda.AfterBuild(func(t testing.TB, library string) {
+		t.Cleanup(func() {
+			if err := leaveExecuted(); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := interpret(library); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
 
 // interpreter runs the launches of one library from their PTX.
 type interpreter struct {
@@ -44,7 +59,7 @@ func interpret(path string) error {
 	if text := os.Getenv(EnvPlant); text != "" {
 		in.plant = &Plant{}
 		if err := json.Unmarshal([]byte(text), in.plant); err != nil {
-			return fmt.Errorf("%s: %w; it takes a fakecuda.Plant as JSON", EnvPlant, err)
+			return fmt.Errorf("%s: %w; it takes a ptxexec.Plant as JSON", EnvPlant, err)
 		}
 	}
 	if text := os.Getenv(EnvSteps); text != "" {
@@ -54,11 +69,11 @@ func interpret(path string) error {
 				text)
 		}
 	}
-	return Execute(path, in.run)
+	return fakecuda.Execute(path, in.run)
 }
 
 // module parses a text once, and plants the change.
-func (in *interpreter) module(l *Launch) (*ptxrun.Module, error) {
+func (in *interpreter) module(l *fakecuda.Launch) (*ptxrun.Module, error) {
 	in.mu.Lock()
 	get, ok := in.modules[l.Module]
 	if !ok {
@@ -79,7 +94,7 @@ func (in *interpreter) module(l *Launch) (*ptxrun.Module, error) {
 	return get()
 }
 
-func (in *interpreter) run(l *Launch) error {
+func (in *interpreter) run(l *fakecuda.Launch) error {
 	m, err := in.module(l)
 	if err != nil {
 		return err
@@ -123,14 +138,14 @@ func (in *interpreter) run(l *Launch) error {
 		return nil
 	}
 	// GPUs tell a wild address from a misaligned one, and both from the rest.
-	code := int32(LaunchFailed)
+	code := int32(fakecuda.LaunchFailed)
 	switch text := err.Error(); {
 	case strings.Contains(text, "is not aligned to"):
-		code = MisalignedAddress
+		code = fakecuda.MisalignedAddress
 	case strings.Contains(text, "is outside the"), strings.Contains(text, "is not mapped"):
-		code = IllegalAddress
+		code = fakecuda.IllegalAddress
 	}
-	return &LaunchError{code, err}
+	return &fakecuda.LaunchError{Result: code, Err: err}
 }
 
 // leaveExecuted writes what this process has run so far where EnvExecuted asks for it.

@@ -1,6 +1,4 @@
-// Package ptxmutant lists changes of single PTX instructions that tests of the kernels should
-// notice. What it gives is PTX that cuda/ptxrun parses; whether it means the same is not known.
-package ptxmutant
+package main
 
 import (
 	"fmt"
@@ -9,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"helios/cuda/ptxrun"
+	"helios/tools/ptxrun"
 )
 
 // Classes of changes.

@@ -1,19 +1,18 @@
-package fakecuda
+// Package ptxexec runs the kernels of the fake libcuda (cuda/fakecuda) from their committed PTX, by
+// tools/ptxrun. A test binary that imports it, as "make test-ptx" builds them, does so for each
+// library that it builds.
+package ptxexec
 
 import (
 	"encoding/json"
 	"fmt"
 	"os"
 
-	"helios/cuda/ptxrun"
+	"helios/tools/ptxrun"
 )
 
-// EnvKernels says what runs the kernels of the fake that tests build: the shim, which has their
-// C++, or, where it is "ptx", cuda/ptxrun, which has the committed PTX.
-const EnvKernels = "HELIOS_KERNELS"
-
-// Environment of a process that EnvKernels has run the PTX: a Plant as JSON; how many instructions
-// of warps a launch may take (0: any number); and a folder for what was executed (Executed).
+// Environment of a process that runs the PTX: a Plant as JSON; the number of instructions of warps
+// that a launch may take (0: any number); and a folder for the counts of the launches (Executed).
 const (
 	EnvPlant    = "HELIOS_PTX_PLANT"
 	EnvSteps    = "HELIOS_PTX_STEPS"

@@ -13,7 +13,7 @@ import (
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 
-	"helios/internal/simd/gen/vec"
+	"helios/tools/simdgen/vec"
 )
 
 // Offsets of rowsArgs, colsArgs, adamArgs and copyArgs in rows.go.

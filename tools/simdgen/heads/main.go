@@ -12,7 +12,7 @@ import (
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 
-	"helios/internal/simd/gen/vec"
+	"helios/tools/simdgen/vec"
 )
 
 // Offsets of dotArgs.
