@@ -20,12 +20,8 @@ import (
 	"strings"
 	"time"
 
-<<<<<<< HEAD
 	"helios/internal/cachedir"
-=======
-	"helios/internal/privatedir"
 	"helios/tools/internal/repo"
->>>>>>> e0d8c84 (Move the laboratory into a Go module of its own)
 )
 
 // chapter has the tables, between the marks.
