@@ -56,6 +56,6 @@ func getBits(b []byte, i int64, width int) uint32 {
 	if width == 0 {
 		return 0
 	}
-	at := uint64(i) * uint64(width)
-	return uint32(binary.LittleEndian.Uint64(b[at>>3:]) >> (at & 7) & (1<<width - 1))
+	bit := uint64(i) * uint64(width)
+	return uint32(binary.LittleEndian.Uint64(b[bit>>3:]) >> (bit & 7) & (1<<width - 1))
 }

@@ -12,10 +12,10 @@ const (
 // are read at one go, through buf, which has room for a row at least.
 func collect(ctx context.Context, src Source, rows []int64, rowBytes int64, buf []byte,
 	put func(i int, data []byte)) error {
-	most, gap := int64(len(buf))/rowBytes, gapBytes/rowBytes
+	limit, gap := int64(len(buf))/rowBytes, gapBytes/rowBytes
 	for i := 0; i < len(rows); {
 		j := i + 1
-		for j < len(rows) && rows[j]-rows[j-1] <= gap+1 && rows[j]-rows[i] < most {
+		for j < len(rows) && rows[j]-rows[j-1] <= gap+1 && rows[j]-rows[i] < limit {
 			j++
 		}
 		n := rows[j-1] - rows[i] + 1
@@ -23,8 +23,8 @@ func collect(ctx context.Context, src Source, rows []int64, rowBytes int64, buf 
 			return err
 		}
 		for k := i; k < j; k++ {
-			at := (rows[k] - rows[i]) * rowBytes
-			put(k, buf[at:at+rowBytes])
+			first := (rows[k] - rows[i]) * rowBytes
+			put(k, buf[first:first+rowBytes])
 		}
 		i = j
 	}

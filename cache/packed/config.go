@@ -6,7 +6,7 @@ import (
 	"helios/internal/errs"
 )
 
-// Config is of a plan.
+// Config sets the limits of a packing plan.
 type Config struct {
 	Rows     int64 // of the graph: rows are 0 to Rows-1
 	RowBytes int64

@@ -11,23 +11,23 @@ import (
 	"helios/internal/errs"
 )
 
-// builder makes a plan. at has four bytes for each row of the graph, so that each access costs one
-// load: it counts accesses, then marks the rows that stay in memory, then numbers the rows of one
-// segment after the other. Beside it a segment takes some 30 bytes for each of its rows.
+// builder makes a plan. entry has four bytes for each row of the graph, so that each access costs
+// one load: it counts accesses, then marks the rows that stay in memory, then numbers the rows of
+// one segment after the other. Beside it a segment takes some 30 bytes for each of its rows.
 type builder struct {
 	a       Accesses
 	c       Config
 	shape   Shape
 	n       int // mini-batches
-	at      []uint32
+	entry   []uint32
 	hot     []int64
 	pool    [][]int64 // frontiers under way
 	scratch []scratch // by worker
 	telling sync.Mutex
 }
 
-// hotBit marks a row of at that stays in memory; the other bits are its rank. Without it at is the
-// row's number in the segment, plus 1; 0: none.
+// hotBit marks the entry of a row that stays in memory; the other bits are its rank. Without it the
+// entry is the row's number in the segment, plus 1; 0: none.
 const hotBit = 1 << 31
 
 // each gives the mini-batches first to end-1 to fn, each once, several at a time and in no order.
@@ -135,45 +135,45 @@ func (b *builder) rank(ctx context.Context) error {
 	}
 	err := b.each(ctx, "count accesses", 0, b.n, func(_, _ int, rows []int64) error {
 		for _, r := range rows {
-			atomic.AddUint32(&b.at[r], 1)
+			atomic.AddUint32(&b.entry[r], 1)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	most := uint32(0)
-	for _, n := range b.at {
-		most = max(most, n)
+	largest := uint32(0)
+	for _, n := range b.entry {
+		largest = max(largest, n)
 	}
-	next := make([]int64, int64(most)+2)
-	for _, n := range b.at {
+	next := make([]int64, int64(largest)+2)
+	for _, n := range b.entry {
 		next[n]++
 	}
 	next[0] = 0
-	for n, above := int64(most), int64(0); n > 0; n-- {
+	for n, above := int64(largest), int64(0); n > 0; n-- {
 		next[n], above = above, above+next[n]
 		next[0] = above
 	}
 	b.hot = make([]int64, min(b.c.Hot, next[0]))
-	for r, n := range b.at {
+	for r, n := range b.entry {
 		if n > 0 && next[n] < int64(len(b.hot)) {
 			b.hot[next[n]] = int64(r)
 			next[n]++
 		}
 	}
-	clear(b.at)
+	clear(b.entry)
 	return b.mark()
 }
 
 func (b *builder) mark() error {
 	for i, r := range b.hot {
-		if uint64(r) >= uint64(b.c.Rows) || b.at[r] != 0 {
+		if uint64(r) >= uint64(b.c.Rows) || b.entry[r] != 0 {
 			return errs.New(errs.Failed,
 				"packing: the rows that stay in memory hold %d twice, or the graph has not so many rows (%d)",
 				r, b.c.Rows)
 		}
-		b.at[r] = hotBit | uint32(i)
+		b.entry[r] = hotBit | uint32(i)
 	}
 	return nil
 }

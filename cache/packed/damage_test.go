@@ -58,13 +58,13 @@ func smallPlan(t testing.TB) []byte {
 // A plan whose bits were flipped, or that was cut, is found out.
 func TestDamagedPlans(t *testing.T) {
 	b := smallPlan(t)
-	for at := range b {
+	for i := range b {
 		for _, bit := range []byte{1, 16, 128} {
-			b[at] ^= bit
+			b[i] ^= bit
 			err := readAll(b)
-			require.Error(t, err, "byte %d of %d, bit %d", at, len(b), bit)
-			require.NotEqual(t, errs.Failed, errs.ClassOf(err), "byte %d: %v", at, err)
-			b[at] ^= bit
+			require.Error(t, err, "byte %d of %d, bit %d", i, len(b), bit)
+			require.NotEqual(t, errs.Failed, errs.ClassOf(err), "byte %d: %v", i, err)
+			b[i] ^= bit
 		}
 	}
 	for n := range b {
@@ -91,9 +91,9 @@ func TestDamagedPlans(t *testing.T) {
 func FuzzPlan(f *testing.F) {
 	b := smallPlan(f)
 	f.Add(b)
-	for _, at := range []int{20, 200, len(b) / 2, len(b) - 200, len(b) - 60} {
+	for _, i := range []int{20, 200, len(b) / 2, len(b) - 200, len(b) - 60} {
 		c := bytes.Clone(b)
-		c[at] ^= 0x55
+		c[i] ^= 0x55
 		f.Add(c)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -104,9 +104,10 @@ func FuzzPlan(f *testing.F) {
 		// Right checksums: of the index, then, where it can be read, of the parts.
 		end := len(b) - tailBytes
 		if end > 0 {
-			at := binary.LittleEndian.Uint64(b[end:])
-			if n := binary.LittleEndian.Uint64(b[end+8:]); at < uint64(end) && n == uint64(end)-at {
-				binary.LittleEndian.PutUint32(b[end+16:], crc32.Checksum(b[at:end], castagnoli))
+			offset := binary.LittleEndian.Uint64(b[end:])
+			n := binary.LittleEndian.Uint64(b[end+8:])
+			if offset < uint64(end) && n == uint64(end)-offset {
+				binary.LittleEndian.PutUint32(b[end+16:], crc32.Checksum(b[offset:end], castagnoli))
 			}
 		}
 		p, err := New("plan", bytes.NewReader(b), int64(len(b)))
@@ -114,7 +115,7 @@ func FuzzPlan(f *testing.F) {
 			require.NotEqual(t, errs.Failed, errs.ClassOf(err))
 			return
 		}
-		sum := func(e *extent) { e.sum = crc32.Checksum(b[e.at:e.at+e.bytes], castagnoli) }
+		sum := func(e *extent) { e.sum = crc32.Checksum(b[e.offset:e.offset+e.bytes], castagnoli) }
 		for i := range p.hots {
 			sum(&p.hots[i])
 		}

@@ -95,7 +95,6 @@ func (b *builder) lay(ctx context.Context, s *segment, v split, r *Result, w *wr
 func (b *builder) one(s *segment, x *scratch, to *laid, batch int, v split, base int64,
 	rows []int64) error {
 	perPage := uint32(b.shape.RowsPerPage)
-	level := uint32(v.of(batch - s.first))
 	*to = laid{runs: to.runs[:0], body: to.body[:0], list: to.list[:0], ranks: to.ranks[:0],
 		slots: to.slots[:0], rowsAll: int64(len(rows))}
 	defer x.clean()
@@ -105,23 +104,7 @@ func (b *builder) one(s *segment, x *scratch, to *laid, batch int, v split, base
 		return err
 	}
 	to.rowsHot = int64(len(to.ranks))
-	// The pages that are read, in their order. count becomes the page's place among them, from 1;
-	// 0: it is not read.
-	slices.Sort(x.touched)
-	for _, p := range x.touched {
-		if x.count[p] <= level {
-			x.count[p] = 0
-			continue
-		}
-		page := base + int64(p)
-		if n := len(to.runs); n > 0 && to.runs[n-1].Page+to.runs[n-1].Pages == page {
-			to.runs[n-1].Pages++
-		} else {
-			to.runs = append(to.runs, Run{page, 1})
-		}
-		to.readPages++
-		x.count[p] = uint32(to.readPages)
-	}
+	x.readPages(to, uint32(v.of(batch-s.first)), base)
 	x.chunk = x.chunk[:0]
 	for i, pos := range x.pos {
 		switch {
@@ -139,7 +122,7 @@ func (b *builder) one(s *segment, x *scratch, to *laid, batch int, v split, base
 		if p.row != q.row {
 			return cmp.Compare(p.row, q.row)
 		}
-		return cmp.Compare(p.at, q.at)
+		return cmp.Compare(p.pos, q.pos)
 	})
 	to.rowsChunk = int64(len(x.chunk))
 	pages := to.readPages + b.shape.PagesOf(to.rowsChunk)
@@ -151,20 +134,41 @@ func (b *builder) one(s *segment, x *scratch, to *laid, batch int, v split, base
 	// Where each row of the disk cache is among what is read, then those of the chunk.
 	for i, pos := range x.pos {
 		if pos < none-1 {
-			if at := x.count[pos/perPage]; at > 0 {
-				x.pos[i] = (at-1)*perPage + pos%perPage
+			if page := x.count[pos/perPage]; page > 0 {
+				x.pos[i] = (page-1)*perPage + pos%perPage
 			}
 		}
 	}
 	last := int64(0)
 	chunk := uint32(to.readPages) * perPage
 	for k, c := range x.chunk {
-		x.pos[c.at] = chunk + uint32(k)
+		x.pos[c.pos] = chunk + uint32(k)
 		to.list = binary.AppendUvarint(to.list, uint64(c.row-last))
 		last = c.row
 	}
 	b.encode(to, x.pos, pages)
 	return nil
+}
+
+// readPages lists the runs of pages that are read: those of the disk cache, which begins at page
+// base, with more than level rows. count becomes the page's place among them, from 1; 0: it is not
+// read.
+func (x *scratch) readPages(to *laid, level uint32, base int64) {
+	slices.Sort(x.touched)
+	for _, p := range x.touched {
+		if x.count[p] <= level {
+			x.count[p] = 0
+			continue
+		}
+		page := base + int64(p)
+		if n := len(to.runs); n > 0 && to.runs[n-1].Page+to.runs[n-1].Pages == page {
+			to.runs[n-1].Pages++
+		} else {
+			to.runs = append(to.runs, Run{page, 1})
+		}
+		to.readPages++
+		x.count[p] = uint32(to.readPages)
+	}
 }
 
 // encode packs which positions are hot, their ranks, and the others' slots.

@@ -17,7 +17,7 @@ type list struct {
 	stream int
 	done   int64 // rows
 	row    int64 // the last one
-	at     int64 // bytes of the extent that were taken off
+	taken  int64 // bytes of the extent that were taken off
 	sum    uint32
 	ahead  []byte // read, not taken off
 	buf    []byte // that ahead is in
@@ -43,13 +43,13 @@ func (p *Plan) list(i int) (*list, error) {
 func (l *list) next() (int64, error) {
 	s := &l.p.streams[l.stream]
 	if l.done == s.Rows {
-		if l.at != s.list.bytes || l.sum != s.list.sum {
+		if l.taken != s.list.bytes || l.sum != s.list.sum {
 			return 0, l.p.damaged("the checksum of rows %d, at byte %d, is wrong", l.stream,
-				s.list.at)
+				s.list.offset)
 		}
 		return 0, io.EOF
 	}
-	if len(l.ahead) < binary.MaxVarintLen64 && l.at+int64(len(l.ahead)) < s.list.bytes {
+	if len(l.ahead) < binary.MaxVarintLen64 && l.taken+int64(len(l.ahead)) < s.list.bytes {
 		if err := l.fill(); err != nil {
 			return 0, err
 		}
@@ -59,7 +59,7 @@ func (l *list) next() (int64, error) {
 		return 0, l.p.damaged("rows %d are not those of the graph", l.stream)
 	}
 	l.sum = crc32.Update(l.sum, castagnoli, l.ahead[:n])
-	l.ahead, l.at = l.ahead[n:], l.at+int64(n)
+	l.ahead, l.taken = l.ahead[n:], l.taken+int64(n)
 	l.done++
 	l.row += int64(v)
 	return l.row, nil
@@ -73,13 +73,13 @@ func (l *list) lend(buf *[]byte, first, n int64) {
 	l.own, l.want = buf, min(max(int64(share*1.25)+listLeast/2, listLeast), listMost)
 }
 
-// giveBack ends lend. What was read and not taken off is read again later.
+// giveBack ends lend. Bytes that were read and not taken are read again later.
 func (l *list) giveBack() { l.own, l.ahead, l.buf = nil, nil, nil }
 
 // fill reads on.
 func (l *list) fill() error {
 	s := &l.p.streams[l.stream]
-	from := l.at + int64(len(l.ahead))
+	from := l.taken + int64(len(l.ahead))
 	if l.buf == nil {
 		if l.own == nil {
 			l.own, l.want = new([]byte), listMost
@@ -92,7 +92,7 @@ func (l *list) fill() error {
 	have := copy(l.buf, l.ahead)
 	n := min(s.list.bytes-from, max(l.want-int64(have), listLeast-binary.MaxVarintLen64))
 	to := l.buf[have : have+int(n)]
-	if got, err := l.p.r.ReadAt(to, s.list.at+from); got < len(to) {
+	if got, err := l.p.r.ReadAt(to, s.list.offset+from); got < len(to) {
 		if err == nil || errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}

@@ -17,7 +17,7 @@ type MarkFile interface {
 	Sync() error
 }
 
-// mark tells how far packing has come. All that it tells of was made durable before it was written.
+// mark is the progress of packing. All of it was made durable before the mark was written.
 type mark struct {
 	seq   uint64
 	plan  uint32 // Plan.Sum

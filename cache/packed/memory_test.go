@@ -21,12 +21,12 @@ func held() int64 {
 
 // meter is a Source and Pages that keep nothing, and look at the memory now and then.
 type meter struct {
-	calls, most int64
+	calls, peak int64
 }
 
 func (m *meter) look() {
 	if m.calls++; m.calls%16 == 0 {
-		m.most = max(m.most, held())
+		m.peak = max(m.peak, held())
 	}
 }
 
@@ -47,9 +47,9 @@ func TestPackMemory(t *testing.T) {
 	before := held()
 	_, err := Pack(t.Context(), p, x, x, PackConfig{Memory: budget, Workers: 1})
 	require.NoError(t, err)
-	require.Positive(t, x.most)
-	t.Logf("%d bytes of %d", x.most-before, budget)
-	require.LessOrEqual(t, x.most-before, int64(budget))
-	require.Greater(t, x.most-before, int64(budget/2), "the memory is used")
+	require.Positive(t, x.peak)
+	t.Logf("%d bytes of %d", x.peak-before, budget)
+	require.LessOrEqual(t, x.peak-before, int64(budget))
+	require.Greater(t, x.peak-before, int64(budget/2), "the memory is used")
 	require.Zero(t, hostmem.Usage()["packing"], "all is given back")
 }

@@ -31,16 +31,16 @@ func (k *packer) order(ctx context.Context) error {
 	if err := k.orderAll(ctx, lost, &source); err != nil {
 		return err
 	}
-	for at := int(k.mark.begun); at < len(parts); {
-		end := min(at+max(orderTogether, k.c.Workers), len(parts))
-		k.mark.ordered, k.mark.begun = int64(at), int64(end)
+	for first := int(k.mark.begun); first < len(parts); {
+		end := min(first+max(orderTogether, k.c.Workers), len(parts))
+		k.mark.ordered, k.mark.begun = int64(first), int64(end)
 		if err := k.settle(ctx); err != nil {
 			return err
 		}
-		if err := k.orderAll(ctx, parts[at:end], nil); err != nil {
+		if err := k.orderAll(ctx, parts[first:end], nil); err != nil {
 			return err
 		}
-		at = end
+		first = end
 	}
 	return nil
 }
@@ -73,10 +73,10 @@ func (k *packer) orderOne(ctx context.Context, i int, source *sync.Mutex, w int)
 		return 0, err
 	}
 	clear(to)
-	at := func(row int64) int64 {
+	offset := func(row int64) int64 {
 		return row/h.RowsPerPage*h.PageBytes + row%h.RowsPerPage*h.RowBytes
 	}
-	put := func(n int, data []byte) { copy(to[at(int64(places[n])):], data[:h.RowBytes]) }
+	put := func(n int, data []byte) { copy(to[offset(int64(places[n])):], data[:h.RowBytes]) }
 	if source != nil {
 		rows, err := k.p.rows(i, &k.lists[w])
 		if err != nil {
@@ -98,7 +98,7 @@ func (k *packer) orderOne(ctx context.Context, i int, source *sync.Mutex, w int)
 			return 0, err
 		}
 		for n := range of.Rows {
-			put(int(n), from[at(n):])
+			put(int(n), from[offset(n):])
 		}
 	}
 	return bytes, k.write(ctx, of.Page, to)

@@ -17,13 +17,13 @@ import (
 	"helios/internal/units"
 )
 
-// PackConfig is of a Pack.
+// PackConfig sets the memory and the limits of a Pack.
 type PackConfig struct {
 	// Memory is the most that it takes, in bytes; 0: 1 GiB. The features are read in parts of
 	// nearly half of it.
 	Memory  int64
 	Workers int // goroutines that write pages; below 1: one
-	// Mark, where not nil, says how far it is, so that a pack that was cut off goes on, with the
+	// Mark, where not nil, keeps the progress, so that a pack that was cut off resumes with the
 	// same Pages.
 	Mark      MarkFile
 	MarkEvery time.Duration // at the earliest, of writing the mark; 0: 10 seconds
@@ -32,9 +32,9 @@ type PackConfig struct {
 	Progress func(done, total int64)
 }
 
-// Packed is what a Pack has done.
+// Packed has the results of a Pack.
 type Packed struct {
-	Resumed      bool  // it has gone on with an earlier one
+	Resumed      bool  // it resumed an earlier one
 	SourceBytes  int64 // read in order
 	WrittenBytes int64 // of pages
 	OrderedBytes int64 // of disk caches, read back to be brought into order
@@ -73,7 +73,7 @@ type packer struct {
 	lists   [][]byte
 }
 
-// packStream is how far a stream is.
+// packStream is the progress of a stream.
 type packStream struct {
 	list
 	has  bool   // list.row is the next row
@@ -148,25 +148,25 @@ func (k *packer) free() error {
 	return errors.Join(all...)
 }
 
-// bufferBytes is what a worker writes at one go: whole pages.
+// bufferBytes is the size of a worker's writes: whole pages.
 func (k *packer) bufferBytes() int64 {
 	return max(writeBuffer/k.shape.PageBytes, 1) * k.shape.PageBytes
 }
 
 // pieceMost is the memory that a part of a disk cache takes while it is brought into order.
 func (k *packer) pieceMost() int64 {
-	most := int64(0)
+	bytes := int64(0)
 	for i := range k.p.streams {
 		if s := &k.p.streams[i]; s.Cache {
-			most = max(most, 2*k.shape.PagesOf(s.Rows)*k.shape.PageBytes+s.Rows*(4+8+1+5)+
+			bytes = max(bytes, 2*k.shape.PagesOf(s.Rows)*k.shape.PageBytes+s.Rows*(4+8+1+5)+
 				max(collectBytes, k.shape.RowBytes))
 		}
 	}
-	return most
+	return bytes
 }
 
-// part is how many rows are read at one time: two parts, what waits for a page to be whole, and the
-// workers' buffers are in memory together.
+// part is the number of rows that are read at one time: two parts, rows that wait for their page to
+// be whole, and the workers' buffers are in memory together.
 func (k *packer) part() (int64, error) {
 	h := &k.p.header
 	fixed := int64(k.c.Workers)*(k.bufferBytes()+listMost) +
@@ -289,7 +289,7 @@ func (k *packer) each(ctx context.Context, n int, fn func(worker, i int) error) 
 	return g.Wait()
 }
 
-// peek tells whether a stream has a row below end, and which.
+// peek returns the next row below end, if any.
 func (s *packStream) peek(end int64) (row int64, ok bool, err error) {
 	if s.end {
 		return 0, false, nil
@@ -313,7 +313,7 @@ func (k *packer) stream(ctx context.Context, s *packStream, buf []byte, first, n
 	of := &k.p.streams[s.list.stream]
 	h := k.shape
 	page := of.Page + s.rows/h.RowsPerPage
-	at := int64(copy(buf, s.tail)) // in buf
+	offset := int64(copy(buf, s.tail)) // in buf
 	inPage := s.rows % h.RowsPerPage
 	for {
 		row, ok, err := s.peek(first + n)
@@ -327,34 +327,34 @@ func (k *packer) stream(ctx context.Context, s *packStream, buf []byte, first, n
 		if from < 0 {
 			return k.p.damaged("rows %d are not in order", s.list.stream)
 		}
-		copy(buf[at:at+h.RowBytes], data[from:])
-		at += h.RowBytes
+		copy(buf[offset:offset+h.RowBytes], data[from:])
+		offset += h.RowBytes
 		s.has = false
 		s.rows++
 		if inPage++; inPage == h.RowsPerPage || s.rows == of.Rows {
 			inPage = 0
-			full := (at + h.PageBytes - 1) / h.PageBytes * h.PageBytes
-			clear(buf[at:full])
-			if at = full; at == int64(len(buf)) {
+			full := (offset + h.PageBytes - 1) / h.PageBytes * h.PageBytes
+			clear(buf[offset:full])
+			if offset = full; offset == int64(len(buf)) {
 				if err := k.write(ctx, page, buf); err != nil {
 					return err
 				}
-				page, at = page+at/h.PageBytes, 0
+				page, offset = page+offset/h.PageBytes, 0
 			}
 		}
 	}
-	whole := at / h.PageBytes * h.PageBytes
+	whole := offset / h.PageBytes * h.PageBytes
 	if whole > 0 {
 		if err := k.write(ctx, page, buf[:whole]); err != nil {
 			return err
 		}
 	}
 	switch {
-	case at > whole && s.tail == nil:
+	case offset > whole && s.tail == nil:
 		s.tail = make([]byte, 0, h.PageBytes)
 		fallthrough
-	case at > whole:
-		s.tail = append(s.tail[:0], buf[whole:at]...)
+	case offset > whole:
+		s.tail = append(s.tail[:0], buf[whole:offset]...)
 	case s.rows == of.Rows:
 		s.tail = nil
 	default:
@@ -376,8 +376,8 @@ func (k *packer) write(ctx context.Context, page int64, data []byte) error {
 // read again.
 func (k *packer) resume(ctx context.Context) error {
 	type waiting struct {
-		row        int64
-		stream, at int
+		row           int64
+		stream, index int
 	}
 	var all []waiting
 	var mu sync.Mutex
@@ -409,8 +409,8 @@ func (k *packer) resume(ctx context.Context) error {
 		s.tail = make([]byte, int64(len(last))*k.shape.RowBytes, k.shape.PageBytes)
 		mu.Lock()
 		defer mu.Unlock()
-		for at, row := range last {
-			all = append(all, waiting{row, i, at})
+		for j, row := range last {
+			all = append(all, waiting{row, i, j})
 		}
 		return nil
 	})
@@ -426,6 +426,6 @@ func (k *packer) resume(ctx context.Context) error {
 	width := k.shape.RowBytes
 	return collect(ctx, k.src, rows, width, make([]byte, max(collectBytes, width)),
 		func(i int, data []byte) {
-			copy(k.streams[all[i].stream].tail[int64(all[i].at)*width:], data)
+			copy(k.streams[all[i].stream].tail[int64(all[i].index)*width:], data)
 		})
 }

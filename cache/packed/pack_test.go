@@ -69,7 +69,7 @@ func newDisk(p *Plan) *disk {
 	return d
 }
 
-func (d *disk) at(page int64, data []byte) error {
+func (d *disk) check(page int64, data []byte) error {
 	if d.dead {
 		return errKilled
 	}
@@ -83,7 +83,7 @@ func (d *disk) at(page int64, data []byte) error {
 func (d *disk) WriteAt(_ context.Context, page int64, data []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.at(page, data); err != nil {
+	if err := d.check(page, data); err != nil {
 		return err
 	}
 	for i := range int64(len(data)) / d.size {
@@ -103,7 +103,7 @@ func (d *disk) WriteAt(_ context.Context, page int64, data []byte) error {
 func (d *disk) ReadAt(_ context.Context, page int64, data []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.at(page, data); err != nil {
+	if err := d.check(page, data); err != nil {
 		return err
 	}
 	for i := range int64(len(data)) / d.size {
@@ -147,29 +147,29 @@ type marks struct {
 	r    *rand.Rand
 }
 
-func (m *marks) ReadAt(b []byte, at int64) (int, error) { return copy(b, m.b[at:]), nil }
+func (m *marks) ReadAt(b []byte, offset int64) (int, error) { return copy(b, m.b[offset:]), nil }
 
-func (m *marks) WriteAt(b []byte, at int64) (int, error) {
+func (m *marks) WriteAt(b []byte, offset int64) (int, error) {
 	if m.left > 0 {
 		if m.left--; m.left == 0 {
-			copy(m.b[at:], b[:m.r.IntN(len(b))])
+			copy(m.b[offset:], b[:m.r.IntN(len(b))])
 			return 0, errKilled
 		}
 	}
-	return copy(m.b[at:], b), nil
+	return copy(m.b[offset:], b), nil
 }
 
 func (m *marks) Sync() error { return nil }
 
-// want is what the pages of a plan should hold.
+// want is the content that the pages of a plan should have.
 func want(t testing.TB, p *Plan, s *rowsSource) [][]byte {
 	h := p.Shape()
 	all := make([][]byte, p.Pages())
 	for i := range all {
 		all[i] = make([]byte, h.PageBytes)
 	}
-	for at, row := range contents(t, p) {
-		copy(all[at.page][at.row*h.RowBytes:], s.row(row))
+	for to, row := range contents(t, p) {
+		copy(all[to.page][to.row*h.RowBytes:], s.row(row))
 	}
 	return all
 }
@@ -265,7 +265,8 @@ func TestPackGoesOn(t *testing.T) {
 	require.Positive(t, collected)
 }
 
-// A mark of another plan is refused, and too little memory says how much is needed.
+// A mark of another plan is refused, and the error for too little memory has the size that is
+// needed.
 func TestPackRefuses(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	m := random(r, 10, 1000, 300)

@@ -17,8 +17,8 @@ import (
 // Accesses gives the frontiers of mini-batches, as often as they are asked for.
 type Accesses = superbatch.Accesses
 
-// Shape is how rows lie in pages: RowsPerPage rows without gaps from a page's start, none across
-// two pages. A page is a whole number of 4 KiB and of LBAs.
+// Shape is the layout of rows in pages: RowsPerPage rows without gaps from a page's start, none
+// across two pages. A page is a whole number of 4 KiB and of LBAs.
 type Shape struct {
 	RowBytes    int64 `json:"row_bytes"`
 	PageBytes   int64 `json:"page_bytes"`
@@ -30,14 +30,14 @@ type Run struct {
 	Page, Pages int64
 }
 
-// Batch tells where the rows of a mini-batch are. Position i of its frontier is in exactly one of
+// Batch has the places of a mini-batch's rows. Position i of its frontier is in exactly one of
 // HotPos and Pos.
 type Batch struct {
 	// HotPos are the positions of rows that stay in memory, ascending, HotRank their places in
 	// Plan.Hot.
 	HotPos, HotRank []uint32
-	// Runs are what is read: ascending, without overlaps; first of the segment's disk cache, then
-	// the mini-batch's chunk, which is the last run where ChunkPages is not 0.
+	// Runs are the reads: ascending, without overlaps; first of the segment's disk cache, then the
+	// mini-batch's chunk, which is the last run where ChunkPages is not 0.
 	Runs       []Run
 	ReadPages  int64 // of Runs
 	ChunkPages int64
@@ -48,8 +48,8 @@ type Batch struct {
 	buf []byte // of Plan.Batch
 }
 
-// Pages is where disk caches and chunks are kept: pages 0 to the plan's last, written in any order.
-// Data are whole pages.
+// Pages keeps disk caches and chunks: pages 0 to the plan's last, written in any order. Data are
+// whole pages.
 type Pages interface {
 	WriteAt(ctx context.Context, page int64, data []byte) error
 	ReadAt(ctx context.Context, page int64, data []byte) error

@@ -32,14 +32,15 @@ type Stats struct {
 	CacheReadPages int64 `json:"cache_read_pages"`
 	CacheRuns      int64 `json:"cache_runs"` // of pages that are read from disk caches
 	ChunkRuns      int64 `json:"chunk_runs"` // chunks that have rows
-	// MostReadPages is what one mini-batch reads at most.
+	// MostReadPages is the largest number of pages that one mini-batch reads.
 	MostReadPages int64 `json:"most_read_pages"`
 }
 
-// ReadPages is how many pages all mini-batches read.
+// ReadPages is the number of pages that all mini-batches read.
 func (s *Stats) ReadPages() int64 { return s.CacheReadPages + s.ChunkPages }
 
-// ChunkAmplification is what chunks read for each byte that is needed of them; 0 where none is.
+// ChunkAmplification is the ratio of the bytes that chunks read to those that are needed; 0 where
+// none are.
 func (s *Stats) ChunkAmplification(h Shape) float64 {
 	return ratio(s.ChunkPages*h.PageBytes, s.ChunkAccesses*h.RowBytes)
 }
@@ -66,11 +67,12 @@ func ratio(a, b int64) float64 {
 	return float64(a) / float64(b)
 }
 
-// Found is what a search for the length of segments has found.
+// Found is the result of a search for the length of segments.
 type Found struct {
 	Segment   int
 	Estimated bool // false: Config.Segment was given
-	// Retries is how often the segments that were found did not fit and longer ones were taken.
+	// Retries counts the times that the segments that were found did not fit and longer ones were
+	// taken.
 	Retries int
 	// Estimates for the segments that were found first; compare them with Stats.Pages and ReadPages
 	// where there was no retry.
@@ -78,7 +80,7 @@ type Found struct {
 	Seconds          float64
 }
 
-// Result is what Build has made.
+// Result describes a plan that Build has written.
 type Result struct {
 	Shape Shape
 	Stats Stats
@@ -86,9 +88,9 @@ type Result struct {
 	Bytes int64 // of the plan's file
 }
 
-// File is where a plan is written: an *os.File is one. Build starts it anew.
+// File takes a plan: an *os.File is one. Build starts it anew.
 type File interface {
-	WriteAt(b []byte, at int64) (int, error)
+	WriteAt(b []byte, offset int64) (int, error)
 	Truncate(size int64) error
 }
 
@@ -102,7 +104,7 @@ func Build(ctx context.Context, a Accesses, c Config, to File) (*Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	b := &builder{a: a, c: c, shape: shape, n: n, at: make([]uint32, c.Rows),
+	b := &builder{a: a, c: c, shape: shape, n: n, entry: make([]uint32, c.Rows),
 		pool: make([][]int64, c.Workers), scratch: make([]scratch, c.Workers)}
 	if err := b.rank(ctx); err != nil {
 		return nil, err
@@ -189,15 +191,14 @@ func (b *builder) write(ctx context.Context, r *Result, to File, soft int64, onc
 	return err
 }
 
-// segmentsOf is how many segments there are of up to a length; they differ by one mini-batch at
-// most.
+// segmentsOf is the number of segments of up to a length; they differ by one mini-batch at most.
 func segmentsOf(batches, length int) int { return (batches + length - 1) / length }
 
 // lengthOf is the length of so many segments, of one at least.
 func lengthOf(batches, segments int) int { return segmentsOf(batches, max(segments, 1)) }
 
-// segment lays one segment out in about the pages that are allowed, where it can be. What is left
-// goes to the next one.
+// segment lays one segment out in about the pages that are allowed, where it can be. Pages that are
+// left go to the next one.
 func (b *builder) segment(ctx context.Context, s *segment, r *Result, w *writer, allowed int64,
 	once bool) error {
 	var v split

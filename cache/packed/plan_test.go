@@ -17,11 +17,11 @@ import (
 // file is a File in memory.
 type file struct{ b []byte }
 
-func (f *file) WriteAt(b []byte, at int64) (int, error) {
-	if need := int(at) + len(b); need > len(f.b) {
+func (f *file) WriteAt(b []byte, offset int64) (int, error) {
+	if need := int(offset) + len(b); need > len(f.b) {
 		f.b = append(f.b, make([]byte, need-len(f.b))...)
 	}
-	return copy(f.b[at:], b), nil
+	return copy(f.b[offset:], b), nil
 }
 
 func (f *file) Truncate(size int64) error {
@@ -30,11 +30,11 @@ func (f *file) Truncate(size int64) error {
 }
 
 // random is mini-batches whose rows are skewed to low numbers.
-func random(r *rand.Rand, batches, rows, most int) superbatch.Memory {
+func random(r *rand.Rand, batches, rows, limit int) superbatch.Memory {
 	m := make(superbatch.Memory, batches)
 	for b := range m {
 		seen := map[int64]bool{}
-		for range r.IntN(most + 1) {
+		for range r.IntN(limit + 1) {
 			row := int64(float64(rows) * r.Float64() * r.Float64())
 			if !seen[row] {
 				seen[row] = true
@@ -72,11 +72,11 @@ func contents(t testing.TB, p *Plan) map[place]int64 {
 		require.True(t, slices.IsSorted(rows))
 		require.Len(t, rows, int(s.Rows))
 		for k, row := range rows {
-			at := int64(k)
+			slot := int64(k)
 			if s.Cache {
-				at = int64(places[k])
+				slot = int64(places[k])
 			}
-			to := place{s.Page + at/per, at % per}
+			to := place{s.Page + slot/per, slot % per}
 			_, twice := all[to]
 			require.False(t, twice, "page %d, row %d is written twice", to.page, to.row)
 			all[to] = row
@@ -112,32 +112,32 @@ func check(t testing.TB, m superbatch.Memory, c Config, p *Plan) {
 		require.Len(t, pages, int(b.ReadPages))
 		require.LessOrEqual(t, end, p.Pages())
 		require.LessOrEqual(t, b.ReadPages, st.MostReadPages)
-		at := make([]int64, len(m[i]))
-		for k := range at {
-			at[k] = -1
+		rowAt := make([]int64, len(m[i]))
+		for k := range rowAt {
+			rowAt[k] = -1
 		}
 		require.Len(t, b.HotRank, len(b.HotPos))
 		require.Len(t, b.Slot, len(b.Pos))
 		require.True(t, slices.IsSorted(b.HotPos))
 		require.True(t, slices.IsSorted(b.Pos))
 		for k, pos := range b.HotPos {
-			require.EqualValues(t, -1, at[pos])
-			at[pos] = hot[b.HotRank[k]]
+			require.EqualValues(t, -1, rowAt[pos])
+			rowAt[pos] = hot[b.HotRank[k]]
 		}
 		read := map[int64]bool{}
 		for k, pos := range b.Pos {
-			require.EqualValues(t, -1, at[pos])
+			require.EqualValues(t, -1, rowAt[pos])
 			page := pages[int64(b.Slot[k])/per]
 			row, ok := rows[place{page, int64(b.Slot[k]) % per}]
 			require.True(t, ok, "mini-batch %d, position %d: page %d has no row there", i, pos, page)
-			at[pos], read[page] = row, true
+			rowAt[pos], read[page] = row, true
 			if int64(b.Slot[k])/per >= b.ReadPages-b.ChunkPages {
 				got.ChunkAccesses++
 			} else {
 				got.CacheAccesses++
 			}
 		}
-		require.Equal(t, append([]int64{}, m[i]...), at, "mini-batch %d", i)
+		require.Equal(t, append([]int64{}, m[i]...), rowAt, "mini-batch %d", i)
 		require.Len(t, read, len(pages), "each page that is read is needed")
 		got.Accesses += int64(len(m[i]))
 		got.HotAccesses += int64(len(b.HotPos))

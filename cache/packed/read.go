@@ -90,19 +90,19 @@ func (p *Plan) open() error {
 	if string(tail[20:]) != endMagic {
 		return p.damaged("it has no index: it was cut")
 	}
-	at, length := binary.LittleEndian.Uint64(tail[:]), binary.LittleEndian.Uint64(tail[8:])
-	if length > mostIndex || length > uint64(end) || at != uint64(end)-length {
+	offset, length := binary.LittleEndian.Uint64(tail[:]), binary.LittleEndian.Uint64(tail[8:])
+	if length > mostIndex || length > uint64(end) || offset != uint64(end)-length {
 		return p.damaged("its index is not where it should be")
 	}
 	index := make([]byte, length)
-	if _, err := p.r.ReadAt(index, int64(at)); err != nil {
+	if _, err := p.r.ReadAt(index, int64(offset)); err != nil {
 		return p.damaged("its index cannot be read: %w", err)
 	}
 	p.sum = binary.LittleEndian.Uint32(tail[16:])
 	if crc32.Checksum(index, castagnoli) != p.sum {
 		return p.damaged("the index's checksum is wrong")
 	}
-	return p.index(index, int64(len(first)), int64(at))
+	return p.index(index, int64(len(first)), int64(offset))
 }
 
 // decoder takes numbers off bytes. bad stays set once something was not there.
@@ -111,10 +111,10 @@ type decoder struct {
 	bad bool
 }
 
-// below takes a number that is at most most.
-func (d *decoder) below(most int64) int64 {
+// below takes a number up to limit.
+func (d *decoder) below(limit int64) int64 {
 	v, n := binary.Uvarint(d.b)
-	if n <= 0 || v > uint64(most) {
+	if n <= 0 || v > uint64(limit) {
 		d.bad, d.b = true, nil
 		return 0
 	}
@@ -141,10 +141,37 @@ func (d *decoder) sum() uint32 {
 
 // extent takes an extent of the bytes from first to end.
 func (d *decoder) extent(first, end int64) extent {
-	e := extent{at: d.below(end), bytes: d.below(end)}
+	e := extent{offset: d.below(end), bytes: d.below(end)}
 	e.sum = d.sum()
-	d.bad = d.bad || e.at < first || e.at+e.bytes > end
+	d.bad = d.bad || e.offset < first || e.offset+e.bytes > end
 	return e
+}
+
+// stream takes a stream's entry. Parts of the file lie between first and end.
+func (d *decoder) stream(h *Header, first, end int64) streamEntry {
+	page := d.below(h.Stats.Pages*2 + 1)
+	s := streamEntry{Stream: Stream{page >> 1, d.below(h.Stats.Pages * h.Shape.RowsPerPage),
+		page&1 == 1}}
+	s.list = d.extent(first, end)
+	s.places = extent{offset: s.list.offset + s.list.bytes, bytes: d.below(end)}
+	if s.places.bytes > 0 {
+		s.places.sum = d.sum()
+	}
+	places := int64(0)
+	if s.Cache {
+		places = packedBytes(s.Rows, widthOf(s.Rows))
+	}
+	d.bad = d.bad || s.places.offset+s.places.bytes > end || s.places.bytes != places ||
+		s.Rows < 1 || s.Rows > s.list.bytes || s.Page+h.Shape.PagesOf(s.Rows) > h.Stats.Pages
+	return s
+}
+
+// check reports whether a header that was read from a file is consistent.
+func (h *Header) check() bool {
+	return h.Shape.check() && h.Shape.RowsPerPage <= math.MaxUint16 && h.Rows >= 1 &&
+		h.Rows <= mostRows && h.Stats.HotRows >= 0 && h.Stats.HotRows <= min(h.Rows, mostHot) &&
+		h.Stats.Pages >= 0 && h.Stats.Pages <= 1<<48 && h.Stats.MostReadPages >= 0 &&
+		h.Stats.MostReadPages <= h.Stats.Pages
 }
 
 // index takes the index apart. Parts of the file lie between first and end.
@@ -158,9 +185,7 @@ func (p *Plan) index(b []byte, first, end int64) error {
 		return p.damaged("its header: %w", err)
 	}
 	h := &p.header
-	if !h.Shape.check() || h.Rows < 1 || h.Rows > mostRows || h.Stats.HotRows < 0 ||
-		h.Stats.HotRows > min(h.Rows, mostHot) || h.Stats.Pages < 0 || h.Stats.Pages > 1<<48 ||
-		h.Stats.MostReadPages < 0 || h.Stats.MostReadPages > h.Stats.Pages {
+	if !h.check() {
 		return p.damaged("its header makes no sense: %s", head)
 	}
 	extents := func() (all []extent) {
@@ -174,61 +199,48 @@ func (p *Plan) index(b []byte, first, end int64) error {
 		return all
 	}
 	p.hots, p.batches = extents(), extents()
-	rows := h.Stats.Pages * h.Shape.RowsPerPage
-	if h.Shape.RowsPerPage > math.MaxUint16 {
-		return p.damaged("pages of %d rows", h.Shape.RowsPerPage)
-	}
 	for range d.below(int64(len(d.b))) {
 		if d.bad {
 			break
 		}
-		page := d.below(h.Stats.Pages*2 + 1)
-		s := streamEntry{Stream: Stream{page >> 1, d.below(rows), page&1 == 1}}
-		s.list = d.extent(first, end)
-		s.places = extent{at: s.list.at + s.list.bytes, bytes: d.below(end)}
-		if s.places.bytes > 0 {
-			s.places.sum = d.sum()
-		}
-		places := int64(0)
-		if s.Cache {
-			places = packedBytes(s.Rows, widthOf(s.Rows))
-		}
-		d.bad = d.bad || s.places.at+s.places.bytes > end || s.places.bytes != places ||
-			s.Rows < 1 || s.Rows > s.list.bytes ||
-			s.Page+h.Shape.PagesOf(s.Rows) > h.Stats.Pages
-		p.streams = append(p.streams, s)
+		p.streams = append(p.streams, d.stream(h, first, end))
 	}
 	if d.bad || len(d.b) != 0 || int64(len(p.batches)) != h.Stats.Batches ||
 		int64(len(p.hots)) != (h.Stats.HotRows+hotPart-1)/hotPart {
 		return p.damaged("its index is not what a writer writes")
 	}
-	next := int64(0) // the streams have all pages, each once
+	return p.checkStreams()
+}
+
+// checkStreams checks that the streams have all pages, each once.
+func (p *Plan) checkStreams() error {
+	next := int64(0)
 	for i := range p.streams {
 		s := &p.streams[i]
 		if s.Page != next {
 			return p.damaged("page %d has no rows, or twice", next)
 		}
-		next += h.Shape.PagesOf(s.Rows)
+		next += p.header.Shape.PagesOf(s.Rows)
 	}
-	if next != h.Stats.Pages {
-		return p.damaged("it has %d pages and tells of %d", next, h.Stats.Pages)
+	if next != p.header.Stats.Pages {
+		return p.damaged("it has %d pages and tells of %d", next, p.header.Stats.Pages)
 	}
 	return nil
 }
 
-// Header says what the plan is of.
+// Header describes the plan.
 func (p *Plan) Header() Header { return p.header }
 
-// Shape is how rows lie in pages.
+// Shape is the layout of rows in pages.
 func (p *Plan) Shape() Shape { return p.header.Shape }
 
 // Stats are the plan's totals.
 func (p *Plan) Stats() Stats { return p.header.Stats }
 
-// Pages is how many pages the disk caches and chunks take.
+// Pages is the number of pages of the disk caches and chunks.
 func (p *Plan) Pages() int64 { return p.header.Stats.Pages }
 
-// Batches is how many mini-batches there are.
+// Batches is the number of mini-batches.
 func (p *Plan) Batches() int { return len(p.batches) }
 
 // Bytes is the length of the plan's file.
@@ -240,11 +252,12 @@ func (p *Plan) Sum() uint32 { return p.sum }
 // part reads a part of the file, in buf where that has room, and holds it against its checksum.
 func (p *Plan) part(e extent, buf []byte, what string, i int) ([]byte, error) {
 	buf = slices.Grow(buf[:0], int(e.bytes))[:e.bytes]
-	if _, err := p.r.ReadAt(buf, e.at); err != nil {
-		return nil, errs.New(errs.Device, "plan %s: %s %d at byte %d: %w", p.name, what, i, e.at, err)
+	if _, err := p.r.ReadAt(buf, e.offset); err != nil {
+		return nil, errs.New(errs.Device, "plan %s: %s %d at byte %d: %w", p.name, what, i, e.offset,
+			err)
 	}
 	if crc32.Checksum(buf, castagnoli) != e.sum {
-		return nil, p.damaged("the checksum of %s %d, at byte %d, is wrong", what, i, e.at)
+		return nil, p.damaged("the checksum of %s %d, at byte %d, is wrong", what, i, e.offset)
 	}
 	return buf, nil
 }
@@ -291,7 +304,7 @@ func (p *Plan) Hot() ([]int64, error) {
 	return all, nil
 }
 
-// Batch tells where the rows of mini-batch i are. It uses b's memory; a Batch is of one goroutine.
+// Batch reads the places of mini-batch i's rows into b's memory. One goroutine at a time may use b.
 func (p *Plan) Batch(i int, b *Batch) (err error) {
 	if i < 0 || i >= len(p.batches) {
 		return errs.New(errs.Failed, "plan %s: mini-batch %d of %d", p.name, i, len(p.batches))
@@ -313,16 +326,8 @@ func (b *Batch) decode(from []byte, h *Header) bool {
 	pages := h.Stats.Pages
 	b.ChunkPages = d.below(pages)
 	runs := d.below(int64(len(d.b)))
-	b.Runs, b.ReadPages = b.Runs[:0], 0
-	at := int64(0)
-	for range runs {
-		r := Run{Page: at + d.below(pages-at)}
-		r.Pages = d.below(pages - r.Page)
-		at = r.Page + r.Pages
-		if d.bad || r.Pages == 0 {
-			return false
-		}
-		b.Runs, b.ReadPages = append(b.Runs, r), b.ReadPages+r.Pages
+	if !b.decodeRuns(&d, runs, pages) {
+		return false
 	}
 	slots := b.ReadPages * h.Shape.RowsPerPage
 	if d.bad || slots > math.MaxUint32 || (b.ChunkPages > 0 && (len(b.Runs) == 0 ||
@@ -338,18 +343,18 @@ func (b *Batch) decode(from []byte, h *Header) bool {
 	b.HotPos, b.HotRank = sized(b.HotPos, hot), sized(b.HotRank, hot)
 	b.Pos, b.Slot = sized(b.Pos, n-hot), sized(b.Slot, n-hot)
 	i, k := 0, 0
-	for at := range n {
-		if bits[at>>3]>>(at&7)&1 == 1 {
+	for pos := range n {
+		if bits[pos>>3]>>(pos&7)&1 == 1 {
 			if i == len(b.HotPos) {
 				return false
 			}
-			b.HotPos[i] = uint32(at)
+			b.HotPos[i] = uint32(pos)
 			i++
 		} else {
 			if k == len(b.Pos) {
 				return false
 			}
-			b.Pos[k] = uint32(at)
+			b.Pos[k] = uint32(pos)
 			k++
 		}
 	}
@@ -365,11 +370,27 @@ func (b *Batch) decode(from []byte, h *Header) bool {
 	return !bad
 }
 
+func (b *Batch) decodeRuns(d *decoder, runs, pages int64) bool {
+	b.Runs, b.ReadPages = b.Runs[:0], 0
+	next := int64(0)
+	for range runs {
+		r := Run{Page: next + d.below(pages-next)}
+		r.Pages = d.below(pages - r.Page)
+		next = r.Page + r.Pages
+		if d.bad || r.Pages == 0 {
+			return false
+		}
+		b.Runs, b.ReadPages = append(b.Runs, r), b.ReadPages+r.Pages
+	}
+	return true
+}
+
 func sized(s []uint32, n int64) []uint32 {
 	return slices.Grow(s[:0], int(n))[:n]
 }
 
-// Streams is how many lists of rows the pages are made of; they have all pages, in ascending order.
+// Streams is the number of lists of rows that the pages are made of; they have all pages, in
+// ascending order.
 func (p *Plan) Streams() int { return len(p.streams) }
 
 // Stream gives list i.

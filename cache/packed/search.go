@@ -95,7 +95,7 @@ func (b *builder) shortest(ctx context.Context, budget int64) (int, error) {
 	defer func() {
 		for w := range all {
 			for _, r := range all[w].rows {
-				b.at[r] = 0
+				b.entry[r] = 0
 			}
 		}
 	}()
@@ -110,13 +110,13 @@ func (b *builder) shortest(ctx context.Context, budget int64) (int, error) {
 				if b.owner(r) != w {
 					continue
 				}
-				switch b.at[r] {
+				switch b.entry[r] {
 				case 0:
-					b.at[r] = 1
+					b.entry[r] = 1
 					c.once++
 					c.rows = append(c.rows, r)
 				case 1:
-					b.at[r] = 2
+					b.entry[r] = 2
 					c.once--
 					c.many++
 				}

@@ -26,9 +26,9 @@ func TestSearchIsNearTheBest(t *testing.T) {
 		c.Segment = len(m)
 		_, least, _ := build(t, m, c)
 		c.Segment = 1
-		_, most, _ := build(t, m, c)
+		_, largest, _ := build(t, m, c)
 		for _, share := range []float64{0.05, 0.3, 0.6, 0.9} {
-			pages := least.Stats.Pages + int64(share*float64(most.Stats.Pages-least.Stats.Pages))
+			pages := least.Stats.Pages + int64(share*float64(largest.Stats.Pages-least.Stats.Pages))
 			c.Budget = pages * least.Shape.PageBytes
 			best := int64(-1)
 			for c.Segment = 1; c.Segment <= len(m); c.Segment++ {

@@ -25,7 +25,7 @@ type segment struct {
 	pairs [][]int32
 }
 
-// table has the rows of a segment that a worker owns, by their number in builder.at.
+// table has the rows of a segment that a worker owns, by their number in builder.entry.
 type table struct {
 	rows []int64
 	keys []uint64 // the MinHash functions' values, the first one on top
@@ -42,7 +42,7 @@ type item struct {
 
 const none = math.MaxUint32
 
-// levels are how many rows of a page a mini-batch may need at most for copies to be considered.
+// levels bounds the rows of a page that a mini-batch may need for copies to be considered.
 const mostLevel = 256
 
 func (b *builder) levels() int { return int(min(b.shape.RowsPerPage, mostLevel)) }
@@ -68,14 +68,14 @@ func (b *builder) gather(ctx context.Context, first, end int) (*segment, error) 
 			if b.owner(r) != w {
 				continue
 			}
-			switch v := b.at[r]; {
+			switch v := b.entry[r]; {
 			case v&hotBit != 0:
 			case v == 0 && len(t.rows) == hotBit-1:
 				t.many = nil // told below
 			case v == 0:
 				t.rows, t.many = append(t.rows, r), append(t.many, false)
 				t.keys = append(t.keys, key)
-				b.at[r] = uint32(len(t.rows))
+				b.entry[r] = uint32(len(t.rows))
 			default:
 				t.many[v-1] = true
 				if was := t.keys[v-1]; k > 0 {
@@ -127,29 +127,61 @@ func lesser(x, y uint64, k int) uint64 {
 // values, so they are together (Broder's MinHash: two rows agree in a value with the probability of
 // their mini-batches' Jaccard index).
 func (b *builder) sort(s *segment, k int) error {
-	const most = 1 << 12
+	order := b.bucketOrder(s, k)
+	starts, err := b.countBuckets(s, order)
+	if err != nil {
+		return err
+	}
+	b.fillBuckets(s, order, starts)
+	b.sortBuckets(s, starts)
+	for w := range s.tables {
+		t := &s.tables[w]
+		t.pos = make([]uint32, len(t.rows))
+		for i := range t.pos {
+			t.pos[i] = none
+		}
+	}
+	s.place(b)
+	return nil
+}
+
+// bucketOrder is the order of rows in buckets.
+type bucketOrder struct {
+	hashes  int
+	k       int
+	top     uint64
+	buckets int
+}
+
+func (b *builder) bucketOrder(s *segment, k int) bucketOrder {
+	const limit = 1 << 12
 	// Buckets by the first value, or by the row's number, are sorted by themselves.
 	top := uint64(s.end - s.first)
 	if b.c.Hashes < 0 {
 		top = uint64(b.c.Rows)
 	}
-	buckets := int(min(top, most))
-	bucket := func(key uint64, row int64) int {
-		v := uint64(row)
-		switch {
-		case k > 0:
-			v = key >> (64 / k * (k - 1))
-		case b.c.Hashes == 0:
-			v = key >> 48
-		}
-		return int(v * uint64(buckets) / top)
+	return bucketOrder{hashes: b.c.Hashes, k: k, top: top, buckets: int(min(top, limit))}
+}
+
+func (o *bucketOrder) of(key uint64, row int64) int {
+	v := uint64(row)
+	switch {
+	case o.k > 0:
+		v = key >> (64 / o.k * (o.k - 1))
+	case o.hashes == 0:
+		v = key >> 48
 	}
-	starts := make([]int, buckets+1)
+	return int(v * uint64(o.buckets) / o.top)
+}
+
+// countBuckets returns the beginnings of the buckets, and the end of the last one.
+func (b *builder) countBuckets(s *segment, order bucketOrder) ([]int, error) {
+	starts := make([]int, order.buckets+1)
 	total := 0
 	for w := range s.tables {
 		t := &s.tables[w]
 		if len(t.rows) != len(t.many) {
-			return errs.New(errs.Usage,
+			return nil, errs.New(errs.Usage,
 				"a segment of mini-batches %d to %d has 2^31 rows or more; give shorter segments",
 				s.first, s.end-1)
 		}
@@ -158,39 +190,48 @@ func (b *builder) sort(s *segment, k int) error {
 				if b.c.Hashes == 0 {
 					t.keys[i] = firsts(t.keys[i])
 				}
-				starts[bucket(t.keys[i], t.rows[i])+1]++
+				starts[order.of(t.keys[i], t.rows[i])+1]++
 				total++
 			}
 		}
 	}
 	if total >= none {
-		return errs.New(errs.Usage,
+		return nil, errs.New(errs.Usage,
 			"a segment of mini-batches %d to %d has a disk cache of %d rows, and below 2^32 are possible; give shorter segments",
 			s.first, s.end-1, total)
 	}
-	for i := range buckets {
+	for i := range order.buckets {
 		starts[i+1] += starts[i]
 	}
-	s.order = make([]item, total)
+	return starts, nil
+}
+
+// fillBuckets puts the rows that several mini-batches need into their buckets.
+func (b *builder) fillBuckets(s *segment, order bucketOrder, starts []int) {
+	s.order = make([]item, starts[order.buckets])
 	next := slices.Clone(starts)
 	for w := range s.tables {
 		t := &s.tables[w]
 		for i, many := range t.many {
 			if many {
-				at := &next[bucket(t.keys[i], t.rows[i])]
-				s.order[*at] = item{t.keys[i], t.rows[i], uint32(i)}
-				*at++
+				to := &next[order.of(t.keys[i], t.rows[i])]
+				s.order[*to] = item{t.keys[i], t.rows[i], uint32(i)}
+				*to++
 			}
 		}
 		t.keys = nil
 	}
+}
+
+// sortBuckets sorts each bucket by itself.
+func (b *builder) sortBuckets(s *segment, starts []int) {
 	var g errgroup.Group
 	var turn atomic.Int64
 	for range b.c.Workers {
 		g.Go(func() error {
 			for {
 				i := int(turn.Add(1)) - 1
-				if i >= buckets {
+				if i >= len(starts)-1 {
 					return nil
 				}
 				slices.SortFunc(s.order[starts[i]:starts[i+1]], func(x, y item) int {
@@ -203,15 +244,6 @@ func (b *builder) sort(s *segment, k int) error {
 		})
 	}
 	_ = g.Wait()
-	for w := range s.tables {
-		t := &s.tables[w]
-		t.pos = make([]uint32, len(t.rows))
-		for i := range t.pos {
-			t.pos[i] = none
-		}
-	}
-	s.place(b)
-	return nil
 }
 
 // firsts puts the first mini-batch that needs a row on top; those that there are not come last.
@@ -236,21 +268,20 @@ func (s *segment) place(b *builder) {
 func (b *builder) release(s *segment) {
 	for w := range s.tables {
 		for _, r := range s.tables[w].rows {
-			b.at[r] = 0
+			b.entry[r] = 0
 		}
 	}
 }
 
-// shared tells whether several mini-batches of a segment need a row.
+// shared reports whether several mini-batches of a segment need a row.
 func (b *builder) shared(s *segment, row int64) bool {
-	return s.tables[b.owner(row)].many[b.at[row]-1]
+	return s.tables[b.owner(row)].many[b.entry[row]-1]
 }
 
-// find tells where a row is: in memory (its rank), at a position of the disk cache, or, of neither,
-// at none.
+// find returns the place of a row: its rank in memory, its position in the disk cache, or none.
 func (b *builder) find(s *segment, batch int, row int64) (rank uint32, hot bool, pos uint32,
 	err error) {
-	v := b.at[row]
+	v := b.entry[row]
 	if v&hotBit != 0 {
 		return v &^ hotBit, true, 0, nil
 	}
@@ -263,7 +294,7 @@ func (b *builder) find(s *segment, batch int, row int64) (rank uint32, hot bool,
 	return 0, false, t.pos[v-1], nil
 }
 
-// scratch is what a worker lays a mini-batch out with.
+// scratch is a worker's memory for laying out a mini-batch.
 type scratch struct {
 	count   []uint32 // by page of the disk cache; zeros between mini-batches
 	touched []uint32 // pages
@@ -273,13 +304,13 @@ type scratch struct {
 
 type chunkRow struct {
 	row int64
-	at  uint32
+	pos uint32
 }
 
 // count fills in of x how many rows of each page of the disk cache a mini-batch needs, and its
 // rows' positions there.
 func (b *builder) count(s *segment, x *scratch, batch int, rows []int64,
-	hot func(at int, rank uint32)) error {
+	hot func(pos int, rank uint32)) error {
 	perPage := uint32(b.shape.RowsPerPage)
 	if need := int(b.shape.PagesOf(int64(len(s.order)))); len(x.count) < need {
 		x.count = make([]uint32, need)
@@ -348,9 +379,9 @@ func (b *builder) weigh(ctx context.Context, s *segment) error {
 	})
 }
 
-// split says how a segment's rows are divided between its disk cache and chunks. A mini-batch reads
-// a page of the disk cache where it needs more than level of its rows; else its chunk has them.
-// The first ahead mini-batches go by level + 1.
+// split divides a segment's rows between its disk cache and chunks. A mini-batch reads a page of
+// the disk cache where it needs more than level of its rows; else its chunk has them. The first
+// ahead mini-batches go by level + 1.
 type split struct{ level, ahead int }
 
 // of is the level of a mini-batch of the segment.
@@ -416,9 +447,9 @@ func (b *builder) costs(s *segment, visit func(v split, c cost) bool) {
 // one that takes the least disk.
 func (b *builder) fit(s *segment, allowed int64) (v split, c cost) {
 	first := true
-	b.costs(s, func(at split, now cost) bool {
+	b.costs(s, func(tried split, now cost) bool {
 		if first || (now.disk <= allowed && now.read < c.read) {
-			v, c = at, now
+			v, c = tried, now
 		}
 		first = false
 		return true

@@ -2,8 +2,8 @@ package packed
 
 import "helios/internal/errs"
 
-// Pages are of the least size that wastes at most one part in pageWaste, up to pageMost where a row
-// is not larger.
+// Pages have the smallest size that wastes at most one part in pageWaste, up to pageMost where a
+// row is not larger.
 const (
 	pageUnit  = 4096
 	pageMost  = 64 << 10
@@ -39,13 +39,13 @@ func NewShape(rowBytes, lbaBytes int64) (Shape, error) {
 	return best, nil
 }
 
-// unused is what a page holds beside rows, in bytes.
+// unused is the part of a page beside rows, in bytes.
 func (s Shape) unused() int64 { return s.PageBytes - s.RowsPerPage*s.RowBytes }
 
-// PagesOf is how many pages so many rows take.
+// PagesOf is the number of pages that so many rows take.
 func (s Shape) PagesOf(rows int64) int64 { return (rows + s.RowsPerPage - 1) / s.RowsPerPage }
 
-// check tells whether a shape that came from elsewhere holds together.
+// check reports whether a shape that was read from a file is consistent.
 func (s Shape) check() bool {
 	return s.RowBytes >= 1 && s.RowBytes <= rowMost && s.PageBytes >= s.RowBytes &&
 		s.PageBytes%pageUnit == 0 && s.PageBytes <= rowMost+pageMost &&

@@ -37,7 +37,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Header says what a plan is of.
+// Header describes a plan.
 type Header struct {
 	Shape  Shape  `json:"shape"`
 	Rows   int64  `json:"rows"`   // of the graph
@@ -57,8 +57,8 @@ type Stream struct {
 
 // extent is a part of the file.
 type extent struct {
-	at, bytes int64
-	sum       uint32
+	offset, bytes int64
+	sum           uint32
 }
 
 type streamEntry struct {
@@ -70,7 +70,7 @@ type streamEntry struct {
 type writer struct {
 	to      File
 	shape   Shape
-	at      int64
+	offset  int64
 	buf     []byte // not written yet; ends at at
 	hots    []extent
 	batches []extent
@@ -92,13 +92,13 @@ func (w *writer) begin() error {
 
 // add appends a part.
 func (w *writer) add(parts ...[]byte) (extent, error) {
-	e := extent{at: w.at}
+	e := extent{offset: w.offset}
 	for _, p := range parts {
 		e.sum = crc32.Update(e.sum, castagnoli, p)
 		e.bytes += int64(len(p))
 		w.buf = append(w.buf, p...)
 	}
-	w.at += e.bytes
+	w.offset += e.bytes
 	if len(w.buf) >= writeBytes {
 		return e, w.flush()
 	}
@@ -106,27 +106,27 @@ func (w *writer) add(parts ...[]byte) (extent, error) {
 }
 
 func (w *writer) flush() error {
-	_, err := w.to.WriteAt(w.buf, w.at-int64(len(w.buf)))
+	_, err := w.to.WriteAt(w.buf, w.offset-int64(len(w.buf)))
 	w.buf = w.buf[:0]
 	return err
 }
 
 // writerMark is a place to go back to.
 type writerMark struct {
-	at               int64
+	offset           int64
 	batches, streams int
 }
 
-func (w *writer) mark() writerMark { return writerMark{w.at, len(w.batches), len(w.streams)} }
+func (w *writer) mark() writerMark { return writerMark{w.offset, len(w.batches), len(w.streams)} }
 
 // rewind forgets what was written since a mark.
 func (w *writer) rewind(m writerMark) {
-	if keep := m.at - (w.at - int64(len(w.buf))); keep >= 0 {
+	if keep := m.offset - (w.offset - int64(len(w.buf))); keep >= 0 {
 		w.buf = w.buf[:keep]
 	} else {
 		w.buf = w.buf[:0]
 	}
-	w.at, w.batches, w.streams = m.at, w.batches[:m.batches], w.streams[:m.streams]
+	w.offset, w.batches, w.streams = m.offset, w.batches[:m.batches], w.streams[:m.streams]
 }
 
 // hot writes the rows that stay in memory, by rank.
@@ -208,7 +208,7 @@ func (w *writer) end(h Header) (int64, error) {
 	extents := func(all []extent) {
 		b = binary.AppendUvarint(b, uint64(len(all)))
 		for _, e := range all {
-			b = binary.AppendUvarint(b, uint64(e.at))
+			b = binary.AppendUvarint(b, uint64(e.offset))
 			b = binary.AppendUvarint(b, uint64(e.bytes))
 			b = binary.LittleEndian.AppendUint32(b, e.sum)
 		}
@@ -221,7 +221,8 @@ func (w *writer) end(h Header) (int64, error) {
 		if s.Cache {
 			page |= 1
 		}
-		for _, v := range []uint64{page, uint64(s.Rows), uint64(s.list.at), uint64(s.list.bytes)} {
+		for _, v := range []uint64{page, uint64(s.Rows), uint64(s.list.offset),
+			uint64(s.list.bytes)} {
 			b = binary.AppendUvarint(b, v)
 		}
 		b = binary.LittleEndian.AppendUint32(b, s.list.sum)
@@ -234,7 +235,7 @@ func (w *writer) end(h Header) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	tail := binary.LittleEndian.AppendUint64(nil, uint64(e.at))
+	tail := binary.LittleEndian.AppendUint64(nil, uint64(e.offset))
 	tail = binary.LittleEndian.AppendUint64(tail, uint64(e.bytes))
 	tail = append(binary.LittleEndian.AppendUint32(tail, e.sum), endMagic...)
 	if _, err := w.add(tail); err != nil {
@@ -243,5 +244,5 @@ func (w *writer) end(h Header) (int64, error) {
 	if err := w.flush(); err != nil {
 		return 0, err
 	}
-	return w.at, w.to.Truncate(w.at)
+	return w.offset, w.to.Truncate(w.offset)
 }

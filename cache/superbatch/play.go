@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// player plays the cache. What it holds and what the current mini-batch brings are candidates. A
-// candidate is known by its next access: Changes.slots has the candidate's slot there. So nothing
-// is looked for: a mini-batch's hits are its accesses that have a slot, and what has to leave are
-// such accesses of the last mini-batch that has any.
+// player plays the cache. The rows that it holds and those that the current mini-batch brings are
+// candidates. A candidate is known by its next access: Changes.slots has the candidate's slot
+// there. So nothing is searched: a mini-batch's hits are its accesses that have a slot, and the
+// candidates that have to leave are such accesses of the last mini-batch that has any.
 //
-// Which mini-batch that is shows before a candidate of the current mini-batch is written anywhere:
-// by how many candidates each mini-batch accesses next. So those that are needed too late are never
-// written, and nothing is searched for them.
+// The counts of candidates that each mini-batch accesses next show that mini-batch before a
+// candidate of the current one is written anywhere. So candidates that are needed too late are
+// never written, nor searched.
 type player struct {
 	x      *Changes
 	a      Accesses
@@ -44,7 +44,7 @@ type player struct {
 type staying struct {
 	access int64  // its next one
 	batch  uint32 // of that
-	at     int32  // in the current mini-batch
+	pos    int32  // in the current mini-batch
 	slot   int32  // Miss: the mini-batch has read it
 }
 
@@ -68,28 +68,28 @@ func (p *player) begin() {
 	}
 	copy(p.rows, p.before.Rows)
 	for _, slot := range p.before.Reuse {
-		at := place{batch: none}
+		first := place{batch: none}
 		if row := p.rows[slot]; row != Empty {
-			at = find(p.shards, row)
+			first = find(p.shards, row)
 		}
-		if at.batch == none {
+		if first.batch == none {
 			p.free = append(p.free, slot)
 			continue
 		}
-		p.hold(at, slot)
+		p.hold(first, slot)
 	}
 	p.stale = len(p.free)
 }
 
 // access is the number of an access.
-func (p *player) access(at place) int64 { return p.x.starts[at.batch] + int64(at.at) }
+func (p *player) access(next place) int64 { return p.x.starts[next.batch] + int64(next.pos) }
 
 // hold adds a candidate that is cached already, or is loaded beforehand, in the tier of its slot.
 func (p *player) hold(next place, slot int32) {
 	access := p.access(next)
 	p.x.slots[access] = slot
 	p.wanted[next.batch]++
-	p.upTo[next.batch] = max(p.upTo[next.batch], next.at+1)
+	p.upTo[next.batch] = max(p.upTo[next.batch], next.pos+1)
 	p.last = max(p.last, int(next.batch))
 	p.n++
 	if t := p.tiers; t != nil && slot < t.gpu {
@@ -120,7 +120,7 @@ func (p *player) cut() (drop int64) {
 	}
 }
 
-// drop lets go of up to n candidates that a mini-batch accesses next, those that stand last in it.
+// drop releases up to n candidates that a mini-batch accesses next, those that stand last in it.
 // Candidates of the current mini-batch are there only where they are marked as fresh.
 func (p *player) drop(batch int, n int64) {
 	from := p.x.starts[batch]
@@ -156,7 +156,7 @@ func (p *player) pop() int32 {
 	slot := p.free[p.taken]
 	if p.taken++; p.taken > len(p.free)/2 && p.taken > 1<<12 {
 		if t := p.tiers; t != nil {
-			t.at, t.base = t.at-p.taken, t.base-p.taken
+			t.next, t.base = t.next-p.taken, t.base-p.taken
 		}
 		p.free = p.free[:copy(p.free, p.free[p.taken:])]
 		p.taken = 0
@@ -192,12 +192,12 @@ func (p *player) fill(ctx context.Context) error {
 		}
 		buf = rows[:0]
 		slots := p.x.Slots(b)
-		for at, row := range rows {
-			first := place{uint32(b), uint32(at)}
+		for i, row := range rows {
+			first := place{uint32(b), uint32(i)}
 			if p.n == p.slots {
 				break
 			}
-			if slots[at] != Miss || find(p.shards, row) != first {
+			if slots[i] != Miss || find(p.shards, row) != first {
 				continue
 			}
 			slot := p.reuse(row)
@@ -260,8 +260,8 @@ func (p *player) step(b int, rows []int64) {
 	}
 	last, hits, lasting := uint32(p.last), int64(0), 0
 	p.stay = p.stay[:0]
-	for at, n := range next {
-		slot := slots[at]
+	for i, n := range next {
+		slot := slots[i]
 		if slot != Miss {
 			hits++
 		}
@@ -270,14 +270,14 @@ func (p *player) step(b int, rows []int64) {
 			if drop > 0 && n.batch == last {
 				x.slots[access] = fresh
 			}
-			p.upTo[n.batch] = max(p.upTo[n.batch], n.at+1)
-			p.stay = append(p.stay, staying{access, n.batch, int32(at), slot})
+			p.upTo[n.batch] = max(p.upTo[n.batch], n.pos+1)
+			p.stay = append(p.stay, staying{access, n.batch, int32(i), slot})
 			continue
 		}
 		if slot != Miss {
 			p.free = append(p.free, slot)
 			if p.tiers != nil {
-				p.tiers.dead = append(p.tiers.dead, int32(at))
+				p.tiers.dead = append(p.tiers.dead, int32(i))
 			}
 		} else if n.batch == none {
 			lasting++
@@ -331,21 +331,21 @@ func (p *player) room(rows int) {
 func (p *player) enter(rows []int64, slots []int32, next []place) {
 	for _, s := range p.stay {
 		if s.slot == Miss {
-			s.slot = p.reuse(rows[s.at])
-			p.moves = append(p.moves, Move{s.at, s.slot})
+			s.slot = p.reuse(rows[s.pos])
+			p.moves = append(p.moves, Move{s.pos, s.slot})
 		}
 		p.x.slots[s.access] = s.slot
 	}
-	for at := 0; p.keep && p.stale > 0 && at < len(rows); at++ {
-		if slots[at] == Miss && next[at].batch == none {
-			slot := p.reuse(rows[at])
+	for i := 0; p.keep && p.stale > 0 && i < len(rows); i++ {
+		if slots[i] == Miss && next[i].batch == none {
+			slot := p.reuse(rows[i])
 			p.free = append(p.free, slot)
-			p.moves = append(p.moves, Move{int32(at), slot})
+			p.moves = append(p.moves, Move{int32(i), slot})
 		}
 	}
 }
 
-// memory is what the player takes.
+// memory is the player's size in bytes.
 func (p *player) memory() int64 {
 	return int64(cap(p.wanted)+cap(p.rows))*8 + int64(cap(p.free)+cap(p.upTo))*4 +
 		int64(cap(p.stay))*24 + p.bytes + p.tiers.bytes()

@@ -18,7 +18,7 @@ type entry struct {
 // the beginning: it is rarely too many, and most growing is spared.
 func newShard(accesses int) *shard { return &shard{all: make([]entry, 1024+accesses/16)} }
 
-// ahead is how many rows' entries are asked for at once.
+// ahead is the number of rows whose entries are prefetched at once.
 const ahead = 64
 
 // meet notes that a mini-batch before all that were met accesses the shard's rows among these, and
@@ -29,12 +29,12 @@ func (s *shard) meet(rows []int64, batch uint32, next []place, shard, shards int
 		hashes [ahead]uint64
 		places [ahead]int32
 	)
-	for at := 0; at < len(rows); {
+	for first := 0; first < len(rows); {
 		n := 0
-		for ; at < len(rows) && n < ahead; at++ {
-			h := hash(rows[at])
+		for ; first < len(rows) && n < ahead; first++ {
+			h := hash(rows[first])
 			if shards == 1 || shardOf(h, shards) == shard {
-				hashes[n], places[n] = h, int32(at)
+				hashes[n], places[n] = h, int32(first)
 				n++
 			}
 		}
@@ -47,7 +47,7 @@ func (s *shard) meet(rows []int64, batch uint32, next []place, shard, shards int
 		}
 		s.touched = touched
 		for i, h := range hashes[:n] {
-			e := s.at(rows[places[i]], h)
+			e := s.find(rows[places[i]], h)
 			next[places[i]] = e.first
 			e.first = place{batch, uint32(places[i])}
 		}
@@ -72,7 +72,7 @@ func (s *shard) home(h uint64) int {
 }
 
 // at returns the entry of a row, made where there is none; there is room for it.
-func (s *shard) at(row int64, h uint64) *entry {
+func (s *shard) find(row int64, h uint64) *entry {
 	for i := s.home(h); ; {
 		switch s.all[i].key {
 		case row + 1:

@@ -31,9 +31,9 @@ import (
 
 // Accesses are the rows of a superbatch's mini-batches, each row once in a mini-batch.
 type Accesses interface {
-	// Batches is how many mini-batches there are.
+	// Batches is the number of mini-batches.
 	Batches() int
-	// Rows is how many rows a mini-batch has, at least 0 and below 2^31.
+	// Rows is the number of rows of a mini-batch, below 2^31.
 	Rows(batch int) int
 	// Read gives a mini-batch's rows, in an order that never changes. It may use buf. Several
 	// goroutines call it at once.
@@ -52,15 +52,16 @@ func (m Memory) Rows(batch int) int { return len(m[batch]) }
 // Read implements Accesses.
 func (m Memory) Read(batch int, _ []int64) ([]int64, error) { return m[batch], nil }
 
-// Config is of a cache.
+// Config sets the size of a cache and its state.
 type Config struct {
 	Slots int64 // rows that it holds, below 2^31
-	// GPU is how many of the slots, the first ones, are in GPU memory; the others are in CPU
-	// memory. Which rows the two hold together does not depend on it. Of the rows that stay, those
-	// that the mini-batch has and those that the GPU tier had compete for the GPU tier, and the
-	// ones that are accessed next have it; see Changes.Demotions.
+	// GPU is the number of slots, the first ones, that are in GPU memory; the others are in CPU
+	// memory. The rows of the two together do not depend on it. Of the rows that stay, those that
+	// the mini-batch has and those that the GPU tier had compete for the GPU tier, and the ones
+	// that are accessed next have it; see Changes.Demotions.
 	GPU int64
-	// Before is what an earlier superbatch has left in a cache of as many slots; nil: nothing.
+	// Before has the rows that an earlier superbatch has left in a cache of as many slots; nil:
+	// none.
 	Before *State
 	// Fill loads rows before the first mini-batch, as the paper does: those that are accessed
 	// first, as many as there is room for. As many rows are read with it as without, but in one go.
@@ -153,7 +154,7 @@ type Stats struct {
 	Bytes    int64 // most memory that Begin and Play took at once
 }
 
-// Batches is how many mini-batches there are.
+// Batches is the number of mini-batches.
 func (c *Changes) Batches() int { return len(c.sets) }
 
 // Wait returns once the changesets of a mini-batch, and of those before it, are there. It is for
@@ -193,7 +194,7 @@ func (c *Changes) Slots(batch int) []int32 {
 }
 
 // Moves are the rows of a mini-batch that enter the cache, or change their tier, once it is
-// gathered and after its Demotions. What the slots hold leaves. A slot stands in one Move of a
+// gathered and after its Demotions. The rows in their slots leave. A slot stands in one Move of a
 // mini-batch at most, and never is it the slot of a row of the mini-batch that stays there.
 func (c *Changes) Moves(batch int) []Move { return c.sets[batch].moves }
 
@@ -201,7 +202,7 @@ func (c *Changes) Moves(batch int) []Move { return c.sets[batch].moves }
 const none = math.MaxUint32
 
 // place is an access: a row's place in a mini-batch.
-type place struct{ batch, at uint32 }
+type place struct{ batch, pos uint32 }
 
 // Inspect finds the changesets of a superbatch: Begin and Play. Equal accesses give equal
 // changesets, whatever the number of workers.

@@ -17,11 +17,11 @@ import (
 )
 
 // random is a superbatch whose rows are skewed to low numbers.
-func random(r *rand.Rand, batches, rows, most int) Memory {
+func random(r *rand.Rand, batches, rows, limit int) Memory {
 	m := make(Memory, batches)
 	for b := range m {
 		seen := map[int64]bool{}
-		for range r.IntN(most + 1) {
+		for range r.IntN(limit + 1) {
 			row := int64(float64(rows) * r.Float64() * r.Float64())
 			if !seen[row] {
 				seen[row] = true
@@ -32,8 +32,8 @@ func random(r *rand.Rand, batches, rows, most int) Memory {
 	return m
 }
 
-// play makes the moves that the changesets ask for, and returns how many rows were read: an access
-// says where its row is, and that must be true.
+// play makes the moves that the changesets ask for, and returns the number of rows that were read:
+// the place that an access gives for its row must be right.
 func play(t *testing.T, m Memory, c Config, x *Changes) (reads int64) {
 	t.Helper()
 	cache := make([]int64, c.Slots)
@@ -146,7 +146,7 @@ func plain(m Memory, slots int64, held []int64) (reads int64) {
 	return reads
 }
 
-// trials is how many random traces a test plays.
+// trials is the number of random traces that a test plays.
 func trials() int {
 	if wide.Lean() {
 		return 1000
@@ -194,8 +194,8 @@ func TestAgainstPlainMIN(t *testing.T) {
 		all := random(r, 2+r.IntN(40), rows, 40)
 		c := Config{Slots: int64(r.IntN(rows)), Workers: 1 + r.IntN(4), Keep: n%2 == 0}
 		// One superbatch after the other, each with what the last one has left.
-		for at, size := 0, 1+r.IntN(len(all)); at < len(all); at += size {
-			m := all[at:min(at+size, len(all))]
+		for first, size := 0, 1+r.IntN(len(all)); first < len(all); first += size {
+			m := all[first:min(first+size, len(all))]
 			x, err := Inspect(t.Context(), m, c)
 			require.NoError(t, err)
 			reads := play(t, m, c, x)
@@ -203,7 +203,7 @@ func TestAgainstPlainMIN(t *testing.T) {
 			if c.Before != nil {
 				held = c.Before.Rows
 			}
-			require.Equal(t, plain(m, c.Slots, held), reads, "trace %d from %d", n, at)
+			require.Equal(t, plain(m, c.Slots, held), reads, "trace %d from %d", n, first)
 			require.Equal(t, reads, x.Stats.Accesses-x.Stats.Hits)
 			filled := c
 			filled.Fill = true

@@ -38,7 +38,7 @@ type tiers struct {
 	n    int64 // candidates in the GPU tier
 	hits int64
 	in   *ladder  // accesses whose candidates are in the GPU tier; of past ones it says nothing
-	at   int      // player.free from taken to here has no slot of the GPU tier
+	next int      // player.free from taken to here has no slot of the GPU tier
 	dead []int32  // places in the mini-batch of the rows of the last slots of player.free
 	base int      // first of those slots
 	out  []int64  // accesses whose candidates leave the GPU tier
@@ -50,7 +50,7 @@ type tiers struct {
 // coming is a row of the mini-batch that needs a slot.
 type coming struct {
 	access int64 // its next one
-	at     int32
+	pos    int32
 	up     bool // it goes to the GPU tier
 }
 
@@ -72,7 +72,41 @@ func (t *tiers) begin(slots []int32, free int) {
 func (p *player) settle(rows []int64, slots []int32, next []place, lasting int) {
 	x, t := p.x, p.tiers
 	t.out, t.need, t.ofGPU, t.ofCPU = t.out[:0], t.need[:0], t.ofGPU[:0], t.ofCPU[:0]
-	entering := 0
+	entering := p.divide()
+	// Rows that nobody knows a use of leave in the order of player.free, as from one tier.
+	if !p.keep {
+		lasting = 0
+	}
+	lasting = min(lasting, max(p.stale-entering, 0))
+	for range entering + lasting {
+		t.vacate(p.pop())
+	}
+	t.next = max(t.next, p.taken)
+	p.demoteRest()
+	for _, c := range t.need {
+		slot := t.takeIn(c.up)
+		p.put(slot, rows[c.pos])
+		x.slots[c.access] = slot
+		p.moves = append(p.moves, Move{c.pos, slot})
+	}
+	for i := 0; lasting > 0; i++ {
+		if slots[i] != Miss || next[i].batch != none {
+			continue
+		}
+		slot := t.takeIn(len(t.ofGPU) > 0)
+		p.put(slot, rows[i])
+		p.free = append(p.free, slot)
+		p.moves = append(p.moves, Move{int32(i), slot})
+		x.Stats.Inserted++
+		lasting--
+	}
+	x.Stats.Inserted += int64(entering)
+}
+
+// divide decides the tiers of the rows that stay. It lists those that need a slot (need), vacates
+// the slots of those that change their tier, and returns the number of those that were read.
+func (p *player) divide() (entering int) {
+	x, t := p.x, p.tiers
 	for i := range p.stay {
 		t.in.set(p.stay[i].access)
 	}
@@ -101,18 +135,15 @@ func (p *player) settle(rows []int64, slots []int32, next []place, lasting int) 
 				x.Stats.Demoted++
 			}
 		}
-		t.need = append(t.need, coming{s.access, s.at, up})
+		t.need = append(t.need, coming{s.access, s.pos, up})
 	}
-	// Rows that nobody knows a use of leave in the order of player.free, as from one tier.
-	if !p.keep {
-		lasting = 0
-	}
-	lasting = min(lasting, max(p.stale-entering, 0))
-	for range entering + lasting {
-		t.vacate(p.pop())
-	}
-	t.at = max(t.at, p.taken)
+	return entering
+}
 
+// demoteRest moves the rows that leave the GPU tier without the mini-batch, and makes room there
+// for those of the mini-batch.
+func (p *player) demoteRest() {
+	x, t := p.x, p.tiers
 	ups := 0
 	for _, c := range t.need {
 		if c.up {
@@ -137,34 +168,14 @@ func (p *player) settle(rows []int64, slots []int32, next []place, lasting int) 
 		x.slots[access] = to
 		t.ofGPU = append(t.ofGPU, from)
 	}
-	for _, c := range t.need {
-		slot := int32(0)
-		if c.up {
-			slot = take(&t.ofGPU)
-		} else {
-			slot = take(&t.ofCPU)
-		}
-		p.put(slot, rows[c.at])
-		x.slots[c.access] = slot
-		p.moves = append(p.moves, Move{c.at, slot})
+}
+
+// takeIn takes the slot of a tier that was vacated last.
+func (t *tiers) takeIn(gpu bool) int32 {
+	if gpu {
+		return take(&t.ofGPU)
 	}
-	for at := 0; lasting > 0; at++ {
-		if slots[at] != Miss || next[at].batch != none {
-			continue
-		}
-		slot := int32(0)
-		if len(t.ofGPU) > 0 {
-			slot = take(&t.ofGPU)
-		} else {
-			slot = take(&t.ofCPU)
-		}
-		p.put(slot, rows[at])
-		p.free = append(p.free, slot)
-		p.moves = append(p.moves, Move{int32(at), slot})
-		x.Stats.Inserted++
-		lasting--
-	}
-	x.Stats.Inserted += int64(entering)
+	return take(&t.ofCPU)
 }
 
 // vacate notes a slot that a row may take.
@@ -189,22 +200,22 @@ func take(from *[]int32) int32 {
 // and the other slot keeps what it has.
 func (p *player) makeRoom() {
 	t := p.tiers
-	for p.free[t.at] >= t.gpu {
-		t.at++
+	for p.free[t.next] >= t.gpu {
+		t.next++
 	}
-	from, to := p.free[t.at], take(&t.ofCPU)
+	from, to := p.free[t.next], take(&t.ofCPU)
 	if p.keep && p.rows[from] != Empty {
-		if t.at < t.base {
+		if t.next < t.base {
 			p.demote(from, to)
 		} else { // the mini-batch has it
 			p.put(to, p.rows[from])
 			p.rows[from] = Empty
 			p.x.Stats.Demoted++
-			p.moves = append(p.moves, Move{t.dead[t.at-t.base], to})
+			p.moves = append(p.moves, Move{t.dead[t.next-t.base], to})
 		}
 	}
-	p.free[t.at] = to
-	t.at++
+	p.free[t.next] = to
+	t.next++
 	t.ofGPU = append(t.ofGPU, from)
 }
 

@@ -24,11 +24,11 @@ type tierPlay struct {
 	moved struct{ in, up, down int64 }
 }
 
-// next is where a row is accessed after a mini-batch, by mini-batch and place.
-func (p *tierPlay) next(b int, row int64) (at [2]int) {
+// next is a row's first access after a mini-batch, by mini-batch and place.
+func (p *tierPlay) next(b int, row int64) (batchPos [2]int) {
 	for i := b + 1; i < len(p.m); i++ {
-		if at := slices.Index(p.m[i], row); at >= 0 {
-			return [2]int{i, at}
+		if pos := slices.Index(p.m[i], row); pos >= 0 {
+			return [2]int{i, pos}
 		}
 	}
 	return [2]int{math.MaxInt}
@@ -145,7 +145,7 @@ func (p *tierPlay) batch(b int) {
 		}
 	}
 	p.gpu = p.nearest(b, pool, gpu)
-	// What is done.
+	// The changes.
 	from, to := map[int32]bool{}, map[int32]bool{}
 	for _, d := range x.Demotions(b) {
 		require.True(t, int64(d.From) < gpu && int64(d.To) >= gpu, "%+v", d)
@@ -192,8 +192,8 @@ func TestTiers(t *testing.T) {
 		two.GPU = r.Int64N(two.Slots + 1)
 		one := two
 		one.GPU = 0
-		for at, size := 0, 1+r.IntN(len(all)); at < len(all); at += size {
-			m := all[at:min(at+size, len(all))]
+		for first, size := 0, 1+r.IntN(len(all)); first < len(all); first += size {
+			m := all[first:min(first+size, len(all))]
 			x, err := Inspect(t.Context(), m, two)
 			require.NoError(t, err)
 			p := playTiers(t, m, two, x)
@@ -201,19 +201,19 @@ func TestTiers(t *testing.T) {
 			if two.Before != nil {
 				held = two.Before.Rows
 			}
-			require.Equal(t, plain(m, two.Slots, held), p.reads, "trace %d from %d", n, at)
+			require.Equal(t, plain(m, two.Slots, held), p.reads, "trace %d from %d", n, first)
 			if !two.Keep {
 				one.Before = two.Before
 			}
 			y, err := Inspect(t.Context(), m, one)
 			require.NoError(t, err)
 			playTiers(t, m, one, y)
-			require.Equal(t, y.Stats.Hits, x.Stats.Hits, "trace %d from %d", n, at)
+			require.Equal(t, y.Stats.Hits, x.Stats.Hits, "trace %d from %d", n, first)
 			require.Equal(t, y.Stats.Loaded, x.Stats.Loaded)
 			require.Equal(t, y.Stats.Inserted, x.Stats.Inserted)
 			if two.Keep {
 				require.Equal(t, y.Stats.Evicted, x.Stats.Evicted)
-				require.Equal(t, byOrder(y.After), byOrder(x.After), "trace %d from %d", n, at)
+				require.Equal(t, byOrder(y.After), byOrder(x.After), "trace %d from %d", n, first)
 			}
 			two.Before, one.Before = &x.After, &y.After
 		}
@@ -292,21 +292,21 @@ func static(m Memory, gpu, cpu int, ssd int64) (reads, least int64) {
 	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(counts[b], counts[a]) })
 	reads, least = math.MaxInt64, math.MaxInt64
 	// Every assignment of a tier to each row: 0 none, 1 CPU, 2 GPU.
-	var try func(at, g, c int, inGPU, inCPU int64)
-	try = func(at, g, c int, inGPU, inCPU int64) {
-		if at == len(order) {
+	var try func(i, g, c int, inGPU, inCPU int64)
+	try = func(i, g, c int, inGPU, inCPU int64) {
+		if i == len(order) {
 			missed := total - inGPU - inCPU
 			reads = min(reads, missed)
 			least = min(least, ssd*missed+inCPU)
 			return
 		}
-		n := counts[order[at]]
-		try(at+1, g, c, inGPU, inCPU)
+		n := counts[order[i]]
+		try(i+1, g, c, inGPU, inCPU)
 		if g > 0 {
-			try(at+1, g-1, c, inGPU+n, inCPU)
+			try(i+1, g-1, c, inGPU+n, inCPU)
 		}
 		if c > 0 {
-			try(at+1, g, c-1, inGPU, inCPU+n)
+			try(i+1, g, c-1, inGPU, inCPU+n)
 		}
 	}
 	try(0, gpu, cpu, 0, 0)
