@@ -82,6 +82,32 @@ func (o *GenerateOptions) fill() error {
 	if o.Name == "" {
 		o.Name = filepath.Base(filepath.Clean(o.Out))
 	}
+	if err := o.check(); err != nil {
+		return err
+	}
+	if o.Kind == kindCommunities {
+		if err := o.Communities.fill(o); err != nil {
+			return err
+		}
+	}
+	if o.Memory == 0 {
+		o.Memory = generateMemory
+		if free, err := hostmem.AvailableBytes(); err == nil { // the bytes do not depend on it
+			o.Memory = max(min(o.Memory, free/2), 16<<20)
+		}
+	}
+	if o.FeatureFn != "" {
+		fn, err := dataset.ParseFeatureFn(o.FeatureFn, o.Seed)
+		if err != nil {
+			return err
+		}
+		o.FeatureFn = fn
+	}
+	return nil
+}
+
+// check refuses options outside their bounds.
+func (o *GenerateOptions) check() error {
 	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
 	switch {
 	case !slices.Contains(Kinds, o.Kind):
@@ -105,24 +131,6 @@ func (o *GenerateOptions) fill() error {
 		return errs.New(errs.Usage,
 			"option train-fraction %g, option val-fraction %g and option test-fraction %g are not parts of a whole; give numbers from 0 that make at most 1 together",
 			o.TrainFraction, o.ValFraction, max(o.TestFraction, 0))
-	}
-	if o.Kind == kindCommunities {
-		if err := o.Communities.fill(o); err != nil {
-			return err
-		}
-	}
-	if o.Memory == 0 {
-		o.Memory = generateMemory
-		if free, err := hostmem.AvailableBytes(); err == nil { // the bytes do not depend on it
-			o.Memory = max(min(o.Memory, free/2), 16<<20)
-		}
-	}
-	if o.FeatureFn != "" {
-		fn, err := dataset.ParseFeatureFn(o.FeatureFn, o.Seed)
-		if err != nil {
-			return err
-		}
-		o.FeatureFn = fn
 	}
 	return nil
 }

@@ -49,94 +49,125 @@ const maxStanzaLine = 4 << 20
 
 // Parse reads an index and calls fn for each package. Errors name the line.
 func Parse(r io.Reader, fn func(Package) error) error {
-	br := bufio.NewReaderSize(r, 256<<10)
-	var p Package
-	var field string
-	var target *string
-	var long, more []byte // more is the target's continuation lines
-	open := false
-	line := 0
-	joined := func() {
-		if target != nil && len(more) > 0 {
-			*target += string(more)
-		}
-		more = more[:0]
-	}
-	end := func() error {
-		joined()
-		if !open {
-			return nil
-		}
-		if p.Name == "" {
-			return fmt.Errorf(
-				"line %d: a stanza without Package field ends here; is it a package index?", line)
-		}
-		err := fn(p)
-		p, open, target, field = Package{}, false, nil, ""
-		return err
-	}
+	x := stanzas{br: bufio.NewReaderSize(r, 256<<10), fn: fn}
 	for {
-		text, err := br.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) {
-			long = append(long[:0], text...)
-			for errors.Is(err, bufio.ErrBufferFull) && len(long) <= maxStanzaLine {
-				text, err = br.ReadSlice('\n')
-				long = append(long, text...)
-			}
-			text = long
+		text, last, err := x.read()
+		if err != nil {
+			return err
 		}
-		if errors.Is(err, bufio.ErrBufferFull) {
-			return fmt.Errorf("line %d: longer than %d bytes; is it a package index?", line+1,
-				maxStanzaLine)
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("line %d: %w", line+1, err)
-		}
-		last := err != nil
-		if len(text) == 0 && last {
-			return end()
-		}
-		line++
-		text = bytes.TrimRight(text, "\r\n")
-		switch {
-		case len(bytes.TrimSpace(text)) == 0:
-			if err := end(); err != nil {
+		if len(text) > 0 || !last {
+			x.line++
+			if err := x.take(bytes.TrimRight(text, "\r\n")); err != nil {
 				return err
-			}
-		case text[0] == '#':
-		case text[0] == ' ' || text[0] == '\t':
-			if field == "" {
-				return fmt.Errorf("line %d: a continuation without a field; is it a package index?",
-					line)
-			}
-			if target != nil {
-				more = append(append(more, '\n'), bytes.TrimSpace(text)...)
-				if len(more) > maxStanzaLine {
-					return fmt.Errorf(
-						"line %d: the field %s is longer than %d bytes; is it a package index?",
-						line, clip([]byte(field)), maxStanzaLine)
-				}
-			}
-		default:
-			name, value, ok := bytes.Cut(text, []byte{':'})
-			if !ok || len(name) == 0 || bytes.ContainsAny(name, " \t") {
-				return fmt.Errorf("line %d: %q is no \"Field: value\"; is it a package index?",
-					line, clip(text))
-			}
-			joined()
-			open = true
-			field = string(name)
-			if target = p.field(field); target != nil {
-				*target = string(bytes.TrimSpace(value))
-				if field == "Section" {
-					p.Section = p.Section[strings.LastIndexByte(p.Section, '/')+1:]
-				}
 			}
 		}
 		if last {
-			return end()
+			return x.end()
 		}
 	}
+}
+
+// stanzas parses the stanzas of an index.
+type stanzas struct {
+	br   *bufio.Reader
+	fn   func(Package) error
+	line int
+	long []byte // a line of more than br's buffer
+
+	p      Package
+	open   bool    // p has a field
+	field  string  // the last
+	target *string // where it goes; nil: it is not needed
+	more   []byte  // continuation lines of it
+}
+
+// read reads a line.
+func (x *stanzas) read() (text []byte, last bool, err error) {
+	text, err = x.br.ReadSlice('\n')
+	if errors.Is(err, bufio.ErrBufferFull) {
+		x.long = append(x.long[:0], text...)
+		for errors.Is(err, bufio.ErrBufferFull) && len(x.long) <= maxStanzaLine {
+			text, err = x.br.ReadSlice('\n')
+			x.long = append(x.long, text...)
+		}
+		text = x.long
+	}
+	switch {
+	case errors.Is(err, bufio.ErrBufferFull):
+		return nil, false, fmt.Errorf("line %d: longer than %d bytes; is it a package index?",
+			x.line+1, maxStanzaLine)
+	case errors.Is(err, io.EOF):
+		return text, true, nil
+	case err != nil:
+		return nil, false, fmt.Errorf("line %d: %w", x.line+1, err)
+	}
+	return text, false, nil
+}
+
+// take takes a line.
+func (x *stanzas) take(text []byte) error {
+	switch {
+	case len(bytes.TrimSpace(text)) == 0:
+		return x.end()
+	case text[0] == '#':
+		return nil
+	case text[0] == ' ' || text[0] == '\t':
+		return x.goOn(text)
+	}
+	name, value, ok := bytes.Cut(text, []byte{':'})
+	if !ok || len(name) == 0 || bytes.ContainsAny(name, " \t") {
+		return fmt.Errorf("line %d: %q is no \"Field: value\"; is it a package index?", x.line,
+			clip(text))
+	}
+	x.join()
+	x.open = true
+	x.field = string(name)
+	if x.target = x.p.field(x.field); x.target != nil {
+		*x.target = string(bytes.TrimSpace(value))
+		if x.field == "Section" {
+			x.p.Section = x.p.Section[strings.LastIndexByte(x.p.Section, '/')+1:]
+		}
+	}
+	return nil
+}
+
+// goOn takes a continuation line.
+func (x *stanzas) goOn(text []byte) error {
+	if x.field == "" {
+		return fmt.Errorf("line %d: a continuation without a field; is it a package index?", x.line)
+	}
+	if x.target == nil {
+		return nil
+	}
+	x.more = append(append(x.more, '\n'), bytes.TrimSpace(text)...)
+	if len(x.more) > maxStanzaLine {
+		return fmt.Errorf("line %d: the field %s is longer than %d bytes; is it a package index?",
+			x.line, clip([]byte(x.field)), maxStanzaLine)
+	}
+	return nil
+}
+
+// join adds the continuation lines to their field.
+func (x *stanzas) join() {
+	if x.target != nil && len(x.more) > 0 {
+		*x.target += string(x.more)
+	}
+	x.more = x.more[:0]
+}
+
+// end ends a stanza.
+func (x *stanzas) end() error {
+	x.join()
+	if !x.open {
+		return nil
+	}
+	if x.p.Name == "" {
+		return fmt.Errorf(
+			"line %d: a stanza without Package field ends here; is it a package index?", x.line)
+	}
+	err := x.fn(x.p)
+	x.p, x.open, x.target, x.field = Package{}, false, nil, ""
+	return err
 }
 
 func clip(b []byte) string {

@@ -178,81 +178,38 @@ func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p work.Progress) (c 
 			nodes, e.maxID)
 	}
 	wide := e.wide.Load() || e.rules.AddSelf && nodes > math.MaxUint32
-	var sources []keySource
-	for _, c := range held {
-		if c.n > 0 {
-			sources = append(sources, &memRun{c, max(packKeys, c.n/4096)})
-		}
+	m, sources, closeAll, err := e.mergeAll(ctx, held, nodes, wide, p)
+	if err != nil {
+		return c, err
 	}
-	addSelf := func() {
-		if e.rules.AddSelf {
-			sources = append(sources, e.selfLoops(nodes))
-		}
-	}
-	addSelf()
-	var m *merger
-	if len(sources) > 0 && len(e.runs) == 0 {
-		if m = e.newMerger(sources, wide, true); m == nil { // only where the budget is tiny
-			e.done, e.partial = Counts{}, held
-			if _, err := e.finish(true); err != nil {
-				return c, err
-			}
-		}
-	}
-	if len(e.runs) > 0 {
-		if err := e.fewer(ctx, wide, p); err != nil {
-			return c, err
-		}
-		var closeAll func() error
-		if sources, closeAll, err = e.openRuns(e.runs); err != nil {
-			return c, err
-		}
-		defer func() { err = errors.Join(err, closeAll()) }()
-		addSelf()
-		m = e.newMerger(sources, wide, false)
-	}
+	defer func() { err = errors.Join(err, closeAll()) }()
 	total := int64(0)
 	for _, k := range sources {
 		total += k.keys()
 	}
-	var at *CSCMark
-	from, done, again := Edge{}, int64(0), int64(0)
+	out := topologyWriter{p: p, log: e.log, wide: wide, spilled: len(e.runs) > 0, total: total}
+	var mark *CSCMark
+	from := Edge{}
 	if e.log != nil {
 		if j := e.log.Merged(); j != nil {
-			at, from, done, again = &j.CSC, j.from(), j.Done, j.Again
+			mark, from, out.done, out.again = &j.CSC, j.from(), j.Done, j.Again
 		}
 	}
-	w, err := cscFrom(e.s, nodes, at)
+	w, err := cscFrom(e.s, nodes, mark)
 	if err != nil {
 		return c, err
 	}
-	p.Report("topology", done, total)
+	out.w, out.timer = w, NewMarkTimer()
+	p.Report("topology", out.done, total)
 	if m != nil {
-		t := NewMarkTimer()
-		err = m.each(ctx, m.ranges(from), true, func(out *merged) error {
-			if err := w.putMerged(out, wide); err != nil {
-				return err
-			}
-			done += out.read
-			again += out.again
-			p.Report("topology", done, total)
-			if e.log != nil && len(e.runs) > 0 && t.Due() {
-				return t.Mark(func() error {
-					csc, err := w.mark()
-					if err != nil {
-						return err
-					}
-					return e.log.MergedTo(Merged{out.hi.Dst, out.hi.Src, done, again, total, csc})
-				})
-			}
-			return ctx.Err()
-		})
+		err = m.each(ctx, m.ranges(from), true,
+			func(r *merged) error { return out.put(ctx, r) })
 	}
 	if err != nil {
 		return c, errors.Join(err, w.Discard())
 	}
 	c = e.done
-	c.Stored, c.Nodes, c.Repeated = w.Edges, nodes, again
+	c.Stored, c.Nodes, c.Repeated = w.Edges, nodes, out.again
 	if e.rules.AddSelf {
 		c.Added = nodes
 	}
@@ -271,4 +228,71 @@ func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p work.Progress) (c 
 		}
 	}
 	return c, e.removeRuns(e.runs)
+}
+
+// mergeAll returns the merger of the chunks in memory, or of the runs on disk; nil where there are
+// no edges.
+func (e *Sorter) mergeAll(ctx context.Context, held []*chunk, nodes int64, wide bool,
+	p work.Progress) (m *merger, sources []keySource, closeAll func() error, err error) {
+	closeAll = func() error { return nil }
+	for _, c := range held {
+		if c.n > 0 {
+			sources = append(sources, &memRun{c, max(packKeys, c.n/4096)})
+		}
+	}
+	if e.rules.AddSelf {
+		sources = append(sources, e.selfLoops(nodes))
+	}
+	if len(sources) > 0 && len(e.runs) == 0 {
+		if m = e.newMerger(sources, wide, true); m == nil { // only where the budget is tiny
+			e.done, e.partial = Counts{}, held
+			if _, err := e.finish(true); err != nil {
+				return nil, nil, nil, err
+			}
+		}
+	}
+	if len(e.runs) == 0 {
+		return m, sources, closeAll, nil
+	}
+	if err := e.fewer(ctx, wide, p); err != nil {
+		return nil, nil, nil, err
+	}
+	if sources, closeAll, err = e.openRuns(e.runs); err != nil {
+		return nil, nil, nil, err
+	}
+	if e.rules.AddSelf {
+		sources = append(sources, e.selfLoops(nodes))
+	}
+	return e.newMerger(sources, wide, false), sources, closeAll, nil
+}
+
+// topologyWriter writes merged ranges, and notes in the journal how far it is.
+type topologyWriter struct {
+	w       *CSCWriter
+	p       work.Progress
+	log     Log
+	timer   *MarkTimer
+	wide    bool
+	spilled bool // the edges are on the disk too, so that a merge can be resumed
+
+	done, total, again int64 // keys that were merged, all of them, and repeated ones that stay
+}
+
+func (t *topologyWriter) put(ctx context.Context, r *merged) error {
+	if err := t.w.putMerged(r, t.wide); err != nil {
+		return err
+	}
+	t.done += r.read
+	t.again += r.again
+	t.p.Report("topology", t.done, t.total)
+	if t.log != nil && t.spilled && t.timer.Due() {
+		return t.timer.Mark(func() error {
+			csc, err := t.w.mark()
+			if err != nil {
+				return err
+			}
+			return t.log.MergedTo(Merged{r.hi.Dst, r.hi.Src, t.done, t.again, t.total, csc})
+		})
+	}
+	return ctx.Err()
 }

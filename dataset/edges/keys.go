@@ -72,73 +72,81 @@ func sortKeys(a, tmp []uint64) {
 // they end in b if over is set, else in a.
 func radix(a, b []uint64, vary uint64, n int, over bool) {
 	switch {
+	case len(a) <= 32:
+		insertionSort(a)
 	case len(a) <= 192:
-		if len(a) <= 32 {
-			insertionSort(a)
-		} else {
-			slices.Sort(a)
-		}
+		slices.Sort(a)
 	case len(a) > cacheful && n > msdBits:
-		shift := n - msdBits
-		var count [1<<msdBits + 1]int
-		for _, k := range a {
-			count[k>>shift&(1<<msdBits-1)+1]++
-		}
-		for i := 1; i < len(count); i++ {
-			count[i] += count[i-1]
-		}
-		at := count
-		for _, k := range a {
-			d := k >> shift & (1<<msdBits - 1)
-			b[at[d]] = k
-			at[d]++
-		}
-		low := vary & (1<<shift - 1)
-		for i := range 1 << msdBits {
-			if from, to := count[i], count[i+1]; to > from {
-				radix(b[from:to], a[from:to], low, bits.Len64(low), !over)
-			}
-		}
+		radixByTop(a, b, vary, n, over)
 		return
 	default:
-		home := true
-		digit := lsdBits
-		if len(a) < 1<<11 {
-			digit = 8
-		}
-		var count [1 << lsdBits]uint32
-		for shift := 0; shift < n; {
-			shift += bits.TrailingZeros64(vary >> shift) // bits that all keys share cost no pass
-			if shift >= n {
-				break
-			}
-			mask := uint64(1)<<digit - 1
-			c := count[:1<<digit]
-			clear(c)
-			for _, k := range a {
-				c[k>>shift&mask]++
-			}
-			sum := uint32(0)
-			for i, x := range c {
-				c[i] = sum
-				sum += x
-			}
-			b = b[:len(a)]
-			for _, k := range a {
-				d := k >> shift & mask
-				b[c[d]] = k
-				c[d]++
-			}
-			a, b = b, a
-			home = !home
-			shift += digit
-		}
-		if home == over { // on the wrong side
-			copy(b, a)
-		}
+		radixByDigits(a, b, vary, n, over)
 		return
 	}
 	if over {
+		copy(b, a)
+	}
+}
+
+// radixByTop deals the keys out by their top bits and sorts each share.
+func radixByTop(a, b []uint64, vary uint64, n int, over bool) {
+	shift := n - msdBits
+	var count [1<<msdBits + 1]int
+	for _, k := range a {
+		count[k>>shift&(1<<msdBits-1)+1]++
+	}
+	for i := 1; i < len(count); i++ {
+		count[i] += count[i-1]
+	}
+	next := count
+	for _, k := range a {
+		d := k >> shift & (1<<msdBits - 1)
+		b[next[d]] = k
+		next[d]++
+	}
+	low := vary & (1<<shift - 1)
+	for i := range 1 << msdBits {
+		if from, to := count[i], count[i+1]; to > from {
+			radix(b[from:to], a[from:to], low, bits.Len64(low), !over)
+		}
+	}
+}
+
+// radixByDigits sorts by digits, the least first.
+func radixByDigits(a, b []uint64, vary uint64, n int, over bool) {
+	home := true
+	digit := lsdBits
+	if len(a) < 1<<11 {
+		digit = 8
+	}
+	var count [1 << lsdBits]uint32
+	for shift := 0; shift < n; {
+		shift += bits.TrailingZeros64(vary >> shift) // bits that all keys share cost no pass
+		if shift >= n {
+			break
+		}
+		mask := uint64(1)<<digit - 1
+		c := count[:1<<digit]
+		clear(c)
+		for _, k := range a {
+			c[k>>shift&mask]++
+		}
+		sum := uint32(0)
+		for i, x := range c {
+			c[i] = sum
+			sum += x
+		}
+		b = b[:len(a)]
+		for _, k := range a {
+			d := k >> shift & mask
+			b[c[d]] = k
+			c[d]++
+		}
+		a, b = b, a
+		home = !home
+		shift += digit
+	}
+	if home == over { // on the wrong side
 		copy(b, a)
 	}
 }

@@ -350,19 +350,7 @@ func (m *merger) merge(ctx context.Context, r keyRange, b *mergeBuf, csc bool) (
 		return out
 	}
 	if r.heavy {
-		for _, s := range m.sources {
-			n, err := s.count(r.lo, b)
-			if err != nil {
-				out.err = err
-				return out
-			}
-			out.times += n
-		}
-		out.read = out.times
-		if m.e.rules.Dedup {
-			out.times = min(out.times, 1)
-		}
-		out.again = max(out.times-1, 0)
+		out.err = m.count(out, b)
 		return out
 	}
 	keys := b.a[:0]
@@ -387,38 +375,58 @@ func (m *merger) merge(ctx context.Context, r keyRange, b *mergeBuf, csc bool) (
 		keys = compactAny(keys, m.wide)
 	}
 	out.keys = keys
-	if !csc || len(keys) == 0 {
-		return out
-	}
-	if m.wide {
+	switch {
+	case !csc || len(keys) == 0:
+	case m.wide:
 		all := pairs(keys)
 		for i, k := range all[1:] {
 			if k == all[i] {
 				out.again++
 			}
 		}
-		return out
+	default:
+		out.divide()
 	}
-	n := len(keys)
-	half := wordBytes(b.b)
+	return out
+}
+
+// count counts a heavy key.
+func (m *merger) count(out *merged, b *mergeBuf) error {
+	for _, s := range m.sources {
+		n, err := s.count(out.lo, b)
+		if err != nil {
+			return err
+		}
+		out.times += n
+	}
+	out.read = out.times
+	if m.e.rules.Dedup {
+		out.times = min(out.times, 1)
+	}
+	out.again = max(out.times-1, 0)
+	return nil
+}
+
+// divide takes narrow keys apart into sources and the starts of destinations.
+func (out *merged) divide() {
+	n := len(out.keys)
+	half := wordBytes(out.buf.b)
 	out.idx = half[:4*n]
 	idx := unsafe.Slice((*uint32)(unsafe.Pointer(&half[0])), n)
 	starts := unsafe.Slice((*uint32)(unsafe.Pointer(&half[4*n])), n)
-	last, at, again := ^uint64(0), 0, int64(0)
-	for i, k := range keys {
+	last, count, again := ^uint64(0), 0, int64(0)
+	for i, k := range out.keys {
 		idx[i] = uint32(k)
-		starts[at] = uint32(i)
+		starts[count] = uint32(i)
 		if k>>32 != last>>32 || i == 0 {
-			at++
+			count++
 		}
 		if k == last {
 			again++
 		}
 		last = k
 	}
-	out.again = again
-	out.starts = starts[:at]
-	return out
+	out.again, out.starts = again, starts[:count]
 }
 
 // each calls fn with every range in order.

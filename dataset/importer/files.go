@@ -17,6 +17,18 @@ func isFile(path string) bool {
 
 // eachInt calls fn with the integers of an array of one dimension, in order.
 func eachInt(a *npy.Array, fn func(pos, x int64) error) error {
+	return eachInts(a, func(first int64, xs []int64) error {
+		for i, x := range xs {
+			if err := fn(first+int64(i), x); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// eachInts calls fn with some integers at a time, of which it names the first.
+func eachInts(a *npy.Array, fn func(first int64, xs []int64) error) error {
 	r, err := a.Reader(0)
 	if err != nil {
 		return err
@@ -28,12 +40,10 @@ func eachInt(a *npy.Array, fn func(pos, x int64) error) error {
 		if err != nil {
 			return err
 		}
-		for _, x := range buf[:n] {
-			if err := fn(pos, x); err != nil {
-				return err
-			}
-			pos++
+		if err := fn(pos, buf[:n]); err != nil {
+			return err
 		}
+		pos += int64(n)
 	}
 	return nil
 }

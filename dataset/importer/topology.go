@@ -125,19 +125,23 @@ func (im *edgeSet) noteLonely(nodes int64) error {
 	}
 	lonely := make([]uint64, nodes/64+1) // a bit for each node that no edge has yet
 	n, last := int64(0), int64(-1)
-	if err := im.eachOf("indptr", func(v, at int64) {
-		if v > 0 && at == last {
-			lonely[(v-1)/64] |= 1 << ((v - 1) % 64)
-			n++
+	if err := im.blocksOf("indptr", func(first int64, offsets []int64) {
+		for i, offset := range offsets {
+			if v := first + int64(i) - 1; v >= 0 && offset == last {
+				lonely[v/64] |= 1 << (v % 64)
+				n++
+			}
+			last = offset
 		}
-		last = at
 	}); err != nil || n == 0 {
 		return err
 	}
-	if err := im.eachOf("indices", func(_, v int64) {
-		if lonely[v/64]>>(v%64)&1 != 0 {
-			lonely[v/64] &^= 1 << (v % 64)
-			n--
+	if err := im.blocksOf("indices", func(_ int64, sources []int64) {
+		for _, v := range sources {
+			if bit := uint64(1) << (v % 64); lonely[v/64]&bit != 0 {
+				lonely[v/64] &^= bit
+				n--
+			}
 		}
 	}); err != nil || n == 0 {
 		return err
@@ -147,13 +151,13 @@ func (im *edgeSet) noteLonely(nodes int64) error {
 	return nil
 }
 
-// eachOf calls fn with all numbers of an array that was written.
-func (im *edgeSet) eachOf(name string, fn func(pos, x int64)) error {
+// blocksOf calls fn with blocks of an array that was written.
+func (im *edgeSet) blocksOf(name string, fn func(first int64, x []int64)) error {
 	a, err := npy.Open(im.s.Path(name + ".npy"))
 	if err != nil {
 		return err
 	}
-	return eachInt(a, func(pos, x int64) error { fn(pos, x); return nil })
+	return eachInts(a, func(first int64, x []int64) error { fn(first, x); return nil })
 }
 
 // edgesFrom takes all edges of a source, with what the options add. It may be called for several

@@ -5,6 +5,10 @@
 // opcode is done once, so the steps are bounded by the input; what they allocate is charged to a
 // budget, since a memo lets a few bytes stand for many; and nothing walks a value, since values can
 // nest as deep as the file is long, and hold each other.
+//
+// A library does not serve here: nlpodyssey/gopickle 0.2.0 allocates what a length in the file says
+// before it reads on, 8 GiB for a file of 12 bytes (BINBYTES8), and has no bound on values, memo or
+// nesting.
 package pickle
 
 import (
@@ -187,7 +191,8 @@ func describeAll(vs []any) string {
 type parser struct {
 	name   string
 	b      []byte
-	at, op int // next byte; first byte of the current opcode
+	next   int // index of the next byte
+	op     int // index of the current opcode
 	stack  []any
 	marks  []int
 	memo   map[uint32]any
@@ -228,13 +233,13 @@ func (p *parser) fail(format string, a ...any) {
 
 // take returns the next n bytes.
 func (p *parser) take(n uint64) []byte {
-	if n > uint64(len(p.b)-p.at) {
+	if n > uint64(len(p.b)-p.next) {
 		p.fail("the pickle ends in an opcode that needs %d more bytes: truncated",
-			n-uint64(len(p.b)-p.at))
+			n-uint64(len(p.b)-p.next))
 		return nil
 	}
-	p.at += int(n)
-	return p.b[p.at-int(n) : p.at : p.at]
+	p.next += int(n)
+	return p.b[p.next-int(n) : p.next : p.next]
 }
 
 func (p *parser) u8() uint64 {
@@ -260,10 +265,10 @@ func (p *parser) u64() uint64 {
 
 // line reads to the next newline.
 func (p *parser) line() string {
-	for i := p.at; i < len(p.b) && i < p.at+256; i++ {
+	for i := p.next; i < len(p.b) && i < p.next+256; i++ {
 		if p.b[i] == '\n' {
-			s := string(p.b[p.at:i])
-			p.at = i + 1
+			s := string(p.b[p.next:i])
+			p.next = i + 1
 			return s
 		}
 	}
@@ -358,8 +363,8 @@ func (p *parser) global(name string) {
 
 func (p *parser) run() (any, error) {
 	for p.err == nil {
-		p.op = p.at
-		if p.at >= len(p.b) {
+		p.op = p.next
+		if p.next >= len(p.b) {
 			p.fail("the pickle ends without its STOP opcode: truncated")
 			break
 		}
@@ -368,9 +373,9 @@ func (p *parser) run() (any, error) {
 			if p.err != nil {
 				break
 			}
-			if p.at != len(p.b) || len(p.stack) > 0 {
+			if p.next != len(p.b) || len(p.stack) > 0 {
 				p.fail("%d bytes follow the end of the pickle, %d values are left over",
-					len(p.b)-p.at, len(p.stack))
+					len(p.b)-p.next, len(p.stack))
 				break
 			}
 			return p.finished(v)
@@ -383,6 +388,18 @@ func (p *parser) run() (any, error) {
 
 // opcode does one step (Lib/pickletools.py of Python has the list).
 func (p *parser) opcode(c byte) {
+	if p.constant(c) || p.text(c) || p.container(c) || p.object(c) {
+		return
+	}
+	what := "is not read here"
+	if c >= '0' && c <= '}' {
+		what = "is of the text protocols 0 and 1, or not read here"
+	}
+	p.fail("opcode %#02x %s; write the file again with pickle protocol 2", c, what)
+}
+
+// constant does the opcodes of numbers and of the protocol; false for others.
+func (p *parser) constant(c byte) bool {
 	switch c {
 	case 0x80: // PROTO
 		if v := p.u8(); p.err == nil && (v < 2 || v > 4) {
@@ -404,24 +421,37 @@ func (p *parser) opcode(c byte) {
 		}
 	case 'J': // BININT
 		p.push(int64(int32(p.u32())))
-	case 0x8a: // LONG1, two's complement
-		b := p.take(p.u8())
-		if len(b) > 8 {
-			p.fail("a whole number of %d bytes; at most 8 are read", len(b))
-			return
-		}
-		v := int64(0)
-		for i := len(b) - 1; i >= 0; i-- {
-			v = v<<8 | int64(b[i])
-		}
-		if len(b) > 0 {
-			v = v << (64 - 8*len(b)) >> (64 - 8*len(b))
-		}
-		p.push(v)
+	case 0x8a: // LONG1
+		p.long(p.take(p.u8()))
 	case 'G': // BINFLOAT, big endian
 		if b := p.take(8); b != nil {
 			p.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
 		}
+	default:
+		return false
+	}
+	return true
+}
+
+// long pushes a whole number in two's complement.
+func (p *parser) long(b []byte) {
+	if len(b) > 8 {
+		p.fail("a whole number of %d bytes; at most 8 are read", len(b))
+		return
+	}
+	v := int64(0)
+	for i := len(b) - 1; i >= 0; i-- {
+		v = v<<8 | int64(b[i])
+	}
+	if len(b) > 0 {
+		v = v << (64 - 8*len(b)) >> (64 - 8*len(b))
+	}
+	p.push(v)
+}
+
+// text does the opcodes of bytes and text; false for others.
+func (p *parser) text(c byte) bool {
+	switch c {
 	case 'U', 'C': // SHORT_BINSTRING, SHORT_BINBYTES
 		p.push(Bytes(p.take(p.u8())))
 	case 'T', 'B': // BINSTRING, BINBYTES
@@ -434,6 +464,15 @@ func (p *parser) opcode(c byte) {
 		p.push(p.str(p.take(uint64(p.u32()))))
 	case 0x8d: // BINUNICODE8
 		p.push(p.str(p.take(p.u64())))
+	default:
+		return false
+	}
+	return true
+}
+
+// container does the opcodes of marks, tuples, lists and dictionaries; false for others.
+func (p *parser) container(c byte) bool {
+	switch c {
 	case '(':
 		p.marks = append(p.marks, len(p.stack))
 		if p.values++; p.values > maxValues {
@@ -453,42 +492,53 @@ func (p *parser) opcode(c byte) {
 		p.push(t)
 	case ']':
 		p.push(&List{})
-	case 'a', 'e': // APPEND, APPENDS
-		var items []any
-		if c == 'e' {
-			items = p.popMark()
-		} else {
-			items = []any{p.pop()}
-		}
-		l, ok := p.top().(*List)
-		if !ok {
-			p.fail("items are added to something that is no list")
-			return
-		}
-		if p.charge(32 * int64(len(items))) {
-			l.Items = append(l.Items, items...)
-		}
+	case 'a': // APPEND
+		p.appendItems([]any{p.pop()})
+	case 'e': // APPENDS
+		p.appendItems(p.popMark())
 	case '}':
 		p.push(&Dict{})
-	case 's', 'u': // SETITEM, SETITEMS
-		var items []any
-		if c == 'u' {
-			items = p.popMark()
-		} else {
-			v := p.pop()
-			items = []any{p.pop(), v}
-		}
-		d, ok := p.top().(*Dict)
-		if !ok || len(items)%2 != 0 {
-			p.fail("entries are set in something that is no dictionary, or a key lacks its value")
-			return
-		}
-		if !p.charge(32 * int64(len(items))) {
-			return
-		}
-		for i := 0; i < len(items); i += 2 {
-			d.Keys, d.Values = append(d.Keys, items[i]), append(d.Values, items[i+1])
-		}
+	case 's': // SETITEM
+		v := p.pop()
+		p.setItems([]any{p.pop(), v})
+	case 'u': // SETITEMS
+		p.setItems(p.popMark())
+	default:
+		return false
+	}
+	return true
+}
+
+// appendItems adds items to the list on the stack.
+func (p *parser) appendItems(items []any) {
+	l, ok := p.top().(*List)
+	if !ok {
+		p.fail("items are added to something that is no list")
+		return
+	}
+	if p.charge(32 * int64(len(items))) {
+		l.Items = append(l.Items, items...)
+	}
+}
+
+// setItems sets keys and values of the dictionary on the stack.
+func (p *parser) setItems(items []any) {
+	d, ok := p.top().(*Dict)
+	if !ok || len(items)%2 != 0 {
+		p.fail("entries are set in something that is no dictionary, or a key lacks its value")
+		return
+	}
+	if !p.charge(32 * int64(len(items))) {
+		return
+	}
+	for i := 0; i < len(items); i += 2 {
+		d.Keys, d.Values = append(d.Keys, items[i]), append(d.Values, items[i+1])
+	}
+}
+
+// object does the opcodes of the memo and of objects; false for others.
+func (p *parser) object(c byte) bool {
+	switch c {
 	case 'q':
 		p.put(uint32(p.u8()))
 	case 'r':
@@ -507,7 +557,7 @@ func (p *parser) opcode(c byte) {
 		module, ok2 := p.pop().(string)
 		if !ok1 || !ok2 {
 			p.fail("the name of a class is no string")
-			return
+			return true
 		}
 		p.global(module + " " + name)
 	case 'R', 0x81: // REDUCE, NEWOBJ
@@ -515,75 +565,64 @@ func (p *parser) opcode(c byte) {
 		fn, ok2 := p.pop().(global)
 		if !ok1 || !ok2 {
 			p.fail("something is called that is no known name")
-			return
+			return true
 		}
 		p.call(fn, args)
 	case 'b':
 		p.build()
 	default:
-		what := "is not read here"
-		if c >= '0' && c <= '}' {
-			what = "is of the text protocols 0 and 1, or not read here"
-		}
-		p.fail("opcode %#02x %s; write the file again with pickle protocol 2", c, what)
+		return false
 	}
+	return true
 }
 
 // call makes the object that fn stands for.
 func (p *parser) call(fn global, args Tuple) {
-	switch fn {
-	case fnReconstruct: // (ndarray, (0,), b'b')
-		if len(args) > 0 && args[0] == any(classArray) {
-			p.push(&array{})
+	var made any
+	switch {
+	case fn == fnReconstruct && len(args) > 0 && args[0] == any(classArray):
+		made = &array{} // (ndarray, (0,), b'b')
+	case fn == classDType && len(args) > 0:
+		if s, ok := asText(args[0]); ok && len(s) <= 8 {
+			made = &dtype{kind: s} // ("i4", False, True)
+		}
+	case fn == classCSR && len(args) == 0:
+		made = &csr{}
+	case fn == classDefaultDict && (len(args) == 0 || len(args) == 1 && args[0] == any(classList)):
+		made = &Dict{}
+	case fn == classList && len(args) == 0:
+		made = &List{}
+	case fn == fnEncode && len(args) == 2:
+		s, ok := args[0].(string)
+		if code, _ := asText(args[1]); ok && (code == "latin1" || code == "latin-1") {
+			p.encode(s)
 			return
-		}
-	case classDType: // ("i4", False, True)
-		if len(args) > 0 {
-			if s, ok := text(args[0]); ok && len(s) <= 8 {
-				p.push(&dtype{kind: s})
-				return
-			}
-		}
-	case classCSR:
-		if len(args) == 0 {
-			p.push(&csr{})
-			return
-		}
-	case classDefaultDict:
-		if len(args) == 0 || len(args) == 1 && args[0] == any(classList) {
-			p.push(&Dict{})
-			return
-		}
-	case classList:
-		if len(args) == 0 {
-			p.push(&List{})
-			return
-		}
-	case fnEncode: // (text, "latin1"): how Python 3 writes bytes in protocol 2
-		if len(args) == 2 {
-			s, ok := args[0].(string)
-			code, _ := text(args[1])
-			if ok && (code == "latin1" || code == "latin-1") {
-				if !p.charge(int64(len(s))) { // a memo can encode one text again and again
-					return
-				}
-				b := make(Bytes, 0, len(s))
-				for _, r := range s {
-					if r > 0xff {
-						p.fail("character %q is not of latin-1", r)
-						return
-					}
-					b = append(b, byte(r))
-				}
-				p.push(b)
-				return
-			}
 		}
 	}
-	p.fail("a known class is called with arguments that this reader does not expect")
+	if made == nil {
+		p.fail("a known class is called with arguments that this reader does not expect")
+		return
+	}
+	p.push(made)
 }
 
-func text(v any) (string, bool) {
+// encode pushes the bytes of a text in Latin-1: so Python 3 writes bytes in protocol 2.
+func (p *parser) encode(s string) {
+	if !p.charge(int64(len(s))) { // a memo can encode one text again and again
+		return
+	}
+	b := make(Bytes, 0, len(s))
+	for _, r := range s {
+		if r > 0xff {
+			p.fail("character %q is not of latin-1", r)
+			return
+		}
+		b = append(b, byte(r))
+	}
+	p.push(b)
+}
+
+func asText(v any) (string, bool) {
 	switch s := v.(type) {
 	case string:
 		return s, true
@@ -603,7 +642,7 @@ func (p *parser) build() {
 			p.fail("the state of a dtype is no tuple")
 			return
 		}
-		order, _ := text(t[1])
+		order, _ := asText(t[1])
 		dt, err := npy.ParseDType(order + o.kind)
 		if err != nil {
 			p.fail("%w", err)
@@ -678,7 +717,7 @@ func (m *csr) build(state any) error {
 	}
 	part := map[string]any{}
 	for i, k := range d.Keys {
-		s, ok := text(k)
+		s, ok := asText(k)
 		if !ok {
 			return fmt.Errorf("the state of a csr_matrix has a key that is no string")
 		}
@@ -711,17 +750,24 @@ func (m *csr) build(state any) error {
 	if m.Values, err = a.Floats(); err != nil {
 		return err
 	}
+	err = m.check()
+	m.set = err == nil
+	return err
+}
+
+// check holds the parts of a matrix against each other.
+func (m *CSR) check() error {
 	if int64(len(m.Indptr)) != m.Rows+1 || len(m.Indices) != len(m.Values) {
 		return fmt.Errorf("a csr_matrix of %d rows has %d row offsets, %d columns and %d values",
 			m.Rows, len(m.Indptr), len(m.Indices), len(m.Values))
 	}
 	last := int64(0)
-	for r, at := range m.Indptr {
-		if r == 0 && at != 0 || at < last || at > int64(len(m.Indices)) {
+	for r, offset := range m.Indptr {
+		if r == 0 && offset != 0 || offset < last || offset > int64(len(m.Indices)) {
 			return fmt.Errorf("row offset %d of a csr_matrix is %d: offsets must rise from 0 to %d",
-				r, at, len(m.Indices))
+				r, offset, len(m.Indices))
 		}
-		last = at
+		last = offset
 	}
 	if last != int64(len(m.Indices)) {
 		return fmt.Errorf("the row offsets of a csr_matrix end at %d of %d values", last,
@@ -732,7 +778,6 @@ func (m *csr) build(state any) error {
 			return fmt.Errorf("value %d of a csr_matrix is in column %d of %d", i, c, m.Cols)
 		}
 	}
-	m.set = true
 	return nil
 }
 

@@ -176,9 +176,14 @@ func (g *Graph) properties(text string) error {
 		return g.bad("zetak=%.40q is not a number from 1 to 31", k)
 	}
 	g.zetaK = uint(n)
+	return g.flags(p["compressionflags"])
+}
+
+// flags takes the codes of a record's parts, where they are not the usual ones.
+func (g *Graph) flags(text string) error {
 	g.outdegree, g.blockCount, g.block, g.offset, g.reference, g.residual = gamma, gamma, gamma,
 		gamma, unary, zeta
-	for _, f := range strings.Split(p["compressionflags"], "|") {
+	for _, f := range strings.Split(text, "|") {
 		if f = strings.TrimSpace(f); f == "" {
 			continue
 		}
@@ -291,8 +296,10 @@ type decoder struct {
 	arcs  int64
 	back  *bitReader // for nodes before the part
 	block []int64
-	left  []int64 // intervals: first and last in turn
-	res   []int64
+	prev  int64 // the last successor that merge added
+	// of the record that is being read
+	intervals []int64 // first, and behind the last, in turn
+	residuals []int64
 }
 
 // Read calls emit for each node of a part that has successors, in order, with the successors in
@@ -360,163 +367,205 @@ func (d *decoder) list(v, depth int64) (*list, error) {
 
 // record reads the record of node v into l. depth is how many references led to it.
 func (d *decoder) record(in *bitReader, v int64, l *list, depth int64) error {
-	g := d.g
+	r := record{decoder: d, in: in, v: v}
 	start := in.pos()
-	l.node, l.depth, l.succ = v, 0, l.succ[:0]
-	fail := func(format string, a ...any) error {
-		err := fmt.Errorf(format, a...)
-		if in.err != nil {
-			err = in.err
-		}
-		return g.damaged(v, start, err)
+	from, err := r.read(l, depth)
+	if err == nil && !d.merge(from, l) {
+		err = fmt.Errorf("successor %d is followed by one that is not larger", d.prev)
 	}
-	num := func(c code) int64 { return int64(in.number(c, g.zetaK)) }
-	degree := num(g.outdegree)
-	if in.err != nil || degree > min(g.Nodes, g.Arcs, maxDegree) {
-		return fail("outdegree %d in a graph of %d nodes and %d arcs (at most %d are read)", degree,
-			g.Nodes, g.Arcs, int64(maxDegree))
+	if in.err != nil {
+		err = in.err
 	}
-	if degree == 0 {
-		return nil
+	if err != nil {
+		return d.g.damaged(v, start, err)
 	}
-	var from []int64
-	d.block = d.block[:0]
-	left := degree // successors that are still to come
+	return nil
+}
+
+// record is the record of node v, which is being read.
+type record struct {
+	*decoder
+	in     *bitReader
+	v      int64
+	degree int64
+	left   int64 // successors that are still to come
+}
+
+func (r *record) number(c code) int64 { return int64(r.in.number(c, r.g.zetaK)) }
+
+// read reads the parts of the record, and returns the list that its copy blocks are of.
+func (r *record) read(l *list, depth int64) (from []int64, err error) {
+	d, g := r.decoder, r.g
+	l.node, l.depth, l.succ = r.v, 0, l.succ[:0]
+	d.block, d.intervals, d.residuals = d.block[:0], d.intervals[:0], d.residuals[:0]
+	r.degree = r.number(g.outdegree)
+	if r.in.err != nil || r.degree > min(g.Nodes, g.Arcs, maxDegree) {
+		return nil, fmt.Errorf("outdegree %d in a graph of %d nodes and %d arcs (at most %d are read)",
+			r.degree, g.Nodes, g.Arcs, int64(maxDegree))
+	}
+	if r.left = r.degree; r.left == 0 {
+		return nil, nil
+	}
 	if g.window > 0 {
-		ref := num(g.reference)
-		if in.err != nil || ref > min(g.window, v) {
-			return fail("reference to %d nodes before, the window has %d", ref, g.window)
-		}
-		if ref > 0 {
-			r, err := d.list(v-ref, depth+1)
-			if err != nil {
-				return fail("%w", err)
-			}
-			if l.depth = r.depth + 1; g.maxRef >= 0 && l.depth > g.maxRef {
-				return fail("a chain of %d references, maxrefcount is %d", l.depth, g.maxRef)
-			}
-			from = r.succ
-			n := num(g.blockCount)
-			if in.err != nil || n > int64(len(from))+1 {
-				return fail("%d copy blocks of a list of %d", n, len(from))
-			}
-			total := int64(0)
-			for i := range n {
-				b := num(g.block)
-				if i > 0 {
-					b++
-				}
-				if total += b; in.err != nil || total > int64(len(from)) {
-					return fail("copy blocks of %d successors of a list of %d", total, len(from))
-				}
-				if i%2 == 0 {
-					left -= b
-				}
-				d.block = append(d.block, b)
-			}
-			if n%2 == 0 {
-				left -= int64(len(from)) - total
-				d.block = append(d.block, int64(len(from))-total)
-			}
-			if left < 0 {
-				return fail("%d successors are copied, the outdegree is %d", degree-left, degree)
-			}
+		if from, err = r.copied(l, depth); err != nil {
+			return nil, err
 		}
 	}
-	d.left, d.res = d.left[:0], d.res[:0]
-	if left > 0 && g.minInterval > 0 {
-		n := num(gamma)
-		if in.err != nil || n > left/g.minInterval {
-			return fail("%d intervals for %d successors", n, left)
-		}
-		next := int64(0)
-		for i := range n {
-			lo := num(gamma)
-			if i == 0 {
-				lo = signed(uint64(lo)) + v
-			} else {
-				lo += next + 1
-			}
-			size := num(gamma) + g.minInterval
-			if in.err != nil || lo < 0 || size > left || lo > g.Nodes-size {
-				return fail(
-					"interval of %d successors from %d: outside the graph of %d nodes or of the %d that are left",
-					size, lo, g.Nodes, left)
-			}
-			d.left = append(d.left, lo, lo+size)
-			next = lo + size
-			left -= size
+	if r.left > 0 && g.minInterval > 0 {
+		if err := r.readIntervals(); err != nil {
+			return nil, err
 		}
 	}
-	prev := int64(-1)
-	for i := range left {
-		x := num(g.residual)
+	return from, r.readResiduals()
+}
+
+// copied reads the reference, and which successors of that node this one has as well.
+func (r *record) copied(l *list, depth int64) ([]int64, error) {
+	d, g := r.decoder, r.g
+	ref := r.number(g.reference)
+	if r.in.err != nil || ref > min(g.window, r.v) {
+		return nil, fmt.Errorf("reference to %d nodes before, the window has %d", ref, g.window)
+	}
+	if ref == 0 {
+		return nil, nil
+	}
+	other, err := d.list(r.v-ref, depth+1)
+	if err != nil {
+		return nil, err
+	}
+	if l.depth = other.depth + 1; g.maxRef >= 0 && l.depth > g.maxRef {
+		return nil, fmt.Errorf("a chain of %d references, maxrefcount is %d", l.depth, g.maxRef)
+	}
+	size := int64(len(other.succ))
+	n := r.number(g.blockCount)
+	if r.in.err != nil || n > size+1 {
+		return nil, fmt.Errorf("%d copy blocks of a list of %d", n, size)
+	}
+	total := int64(0)
+	for i := range n {
+		b := r.number(g.block)
+		if i > 0 {
+			b++
+		}
+		if total += b; r.in.err != nil || total > size {
+			return nil, fmt.Errorf("copy blocks of %d successors of a list of %d", total, size)
+		}
+		if i%2 == 0 {
+			r.left -= b
+		}
+		d.block = append(d.block, b)
+	}
+	if n%2 == 0 {
+		r.left -= size - total
+		d.block = append(d.block, size-total)
+	}
+	if r.left < 0 {
+		return nil, fmt.Errorf("%d successors are copied, the outdegree is %d", r.degree-r.left,
+			r.degree)
+	}
+	return other.succ, nil
+}
+
+// readIntervals reads runs of successors.
+func (r *record) readIntervals() error {
+	g := r.g
+	n := r.number(gamma)
+	if r.in.err != nil || n > r.left/g.minInterval {
+		return fmt.Errorf("%d intervals for %d successors", n, r.left)
+	}
+	next := int64(0)
+	for i := range n {
+		first := r.number(gamma)
 		if i == 0 {
-			x = signed(uint64(x)) + v
+			first = signed(uint64(first)) + r.v
+		} else {
+			first += next + 1
+		}
+		size := r.number(gamma) + g.minInterval
+		if r.in.err != nil || first < 0 || size > r.left || first > g.Nodes-size {
+			return fmt.Errorf(
+				"interval of %d successors from %d: outside the graph of %d nodes or of the %d that are left",
+				size, first, g.Nodes, r.left)
+		}
+		next = first + size
+		r.intervals = append(r.intervals, first, next)
+		r.left -= size
+	}
+	return nil
+}
+
+// readResiduals reads the successors that are left, one by one.
+func (r *record) readResiduals() error {
+	prev := int64(-1)
+	for i := range r.left {
+		x := r.number(r.g.residual)
+		if i == 0 {
+			x = signed(uint64(x)) + r.v
 		} else {
 			x += prev + 1
 		}
-		if in.err != nil || x < 0 || x >= g.Nodes {
-			return fail("successor %d in a graph of %d nodes", x, g.Nodes)
+		if r.in.err != nil || x < 0 || x >= r.g.Nodes {
+			return fmt.Errorf("successor %d in a graph of %d nodes", x, r.g.Nodes)
 		}
-		d.res = append(d.res, x)
+		r.residuals = append(r.residuals, x)
 		prev = x
 	}
-	return d.merge(v, start, from, l)
+	return nil
 }
 
-// merge puts the three rising sequences of a record together.
-func (d *decoder) merge(v, start int64, from []int64, l *list) error {
-	prev := int64(-1)
-	res, ival := d.res, d.left
-	up := func(x int64) bool { // adds residuals and intervals below x
-		for {
-			r, i := int64(math.MaxInt64), int64(math.MaxInt64)
-			if len(res) > 0 {
-				r = res[0]
-			}
-			if len(ival) > 0 {
-				i = ival[0]
-			}
-			switch {
-			case min(r, i) >= x:
-				return true
-			case r < i:
-				if r <= prev {
-					return false
-				}
-				l.succ, prev, res = append(l.succ, r), r, res[1:]
-			default:
-				if i <= prev {
-					return false
-				}
-				end := min(ival[1], x, r)
-				for ; i < end; i++ {
-					l.succ = append(l.succ, i)
-				}
-				if prev = end - 1; end == ival[1] {
-					ival = ival[2:]
-				} else {
-					return false // a number inside the interval comes from elsewhere too
-				}
-			}
-		}
-	}
-	at, ok := int64(0), true
+// merge puts the three rising sequences of a record together; false where they do not rise, with
+// the last successor in prev.
+func (d *decoder) merge(from []int64, l *list) bool {
+	d.prev = -1
+	m := merger{decoder: d, l: l, residuals: d.residuals, intervals: d.intervals}
+	first := int64(0)
 	for i, b := range d.block {
 		if i%2 == 0 {
-			for _, x := range from[at : at+b] {
-				if ok = ok && up(x) && x > prev; !ok {
-					break
+			for _, x := range from[first : first+b] {
+				if !m.below(x) || x <= d.prev {
+					return false
 				}
-				l.succ, prev = append(l.succ, x), x
+				l.succ, d.prev = append(l.succ, x), x
 			}
 		}
-		at += b
+		first += b
 	}
-	if !ok || !up(math.MaxInt64) {
-		return d.g.damaged(v, start,
-			fmt.Errorf("successor %d is followed by one that is not larger", prev))
+	return m.below(math.MaxInt64)
+}
+
+// merger adds residuals and intervals to a list.
+type merger struct {
+	*decoder
+	l                    *list
+	residuals, intervals []int64
+}
+
+// below adds those below x; false where they do not rise.
+func (m *merger) below(x int64) bool {
+	for {
+		r, i := int64(math.MaxInt64), int64(math.MaxInt64)
+		if len(m.residuals) > 0 {
+			r = m.residuals[0]
+		}
+		if len(m.intervals) > 0 {
+			i = m.intervals[0]
+		}
+		switch {
+		case min(r, i) >= x:
+			return true
+		case min(r, i) <= m.prev:
+			return false
+		case r < i:
+			m.l.succ, m.prev, m.residuals = append(m.l.succ, r), r, m.residuals[1:]
+		default:
+			end := min(m.intervals[1], x, r)
+			for ; i < end; i++ {
+				m.l.succ = append(m.l.succ, i)
+			}
+			if m.prev = end - 1; end != m.intervals[1] {
+				return false // a number inside the interval comes from elsewhere too
+			}
+			m.intervals = m.intervals[2:]
+		}
 	}
-	return nil
 }

@@ -62,8 +62,15 @@ func (e environment) read() (*Launch, error) {
 	if err := e.numbers(&inner, rankVar, sizeVar, localVar, haveRank && haveSize); err != nil {
 		return nil, err
 	}
+	return e.agree(&inner, outer)
+}
+
+// agree holds the numbers that a person, or an inner launcher, gave in part against those of the
+// outer launcher.
+func (e environment) agree(inner, outer *Launch) (*Launch, error) {
+	haveRank := e.has(rankVar)
 	switch {
-	case haveSize && inner.Size != outer.Size:
+	case e.has(sizeVar) && inner.Size != outer.Size:
 		if !haveRank || inner.Size > 1 && !(e.has(hostVar) && e.has(portVar)) {
 			return nil, errs.New(errs.Usage,
 				"environment: WORLD_SIZE=%d and %s=%d contradict each other; unset WORLD_SIZE, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process",

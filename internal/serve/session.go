@@ -297,39 +297,12 @@ func (x *session) loader(q *request) error {
 }
 
 func (x *session) newLoader(q *request) (*loader, error) {
-	r := LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, World: 1,
-		Device: cmp.Or(q.Device, "cpu"), Foreign: x.foreign}
-	slots := 4
-	switch {
-	case len(x.loaders) == maxLoaders:
+	if len(x.loaders) == maxLoaders {
 		return nil, errs.New(errs.Capability, "a client may have %d loaders; close some",
 			maxLoaders)
-	case q.Split == nil && q.nodes == nil:
-		return nil, errs.New(errs.Usage, "neither a split nor nodes; give one")
-	case q.Split != nil && q.nodes != nil:
-		return nil, errs.New(errs.Usage, "a split and nodes; give one")
-	case q.Split != nil:
-		r.Split = *q.Split
 	}
-	if r.Device != "cpu" && r.Device != "cuda" && r.Device != "auto" {
-		return nil, errs.New(errs.Usage, "device %q is not one of cpu, cuda and auto", r.Device)
-	}
-	if q.World != nil {
-		r.World = *q.World
-	}
-	if r.World < 1 || r.World > maxWorld || q.Rank < 0 || q.Rank >= r.World {
-		return nil, errs.New(errs.Usage,
-			"rank %d of world %d; it is from 0 to world - 1, and a world has at most %d", q.Rank,
-			r.World, maxWorld)
-	}
-	if q.Slots != nil {
-		slots = *q.Slots
-	}
-	if slots < 1 || slots > maxSlots {
-		return nil, errs.New(errs.Usage, "%d slots are not between 1 and %d", slots, maxSlots)
-	}
-	var err error
-	if r.Options, err = texts(q.Options); err != nil {
+	r, slots, err := x.loaderRequest(q)
+	if err != nil {
 		return nil, err
 	}
 	l := &loader{of: x, rank: q.Rank, free: make(chan struct{}, slots), held: map[int]*ring{}}
@@ -367,6 +340,40 @@ func (x *session) newLoader(q *request) (*loader, error) {
 	l.count = (l.job.from.Batches() + r.World - 1 - l.rank) / r.World
 	x.loaders[l.id] = l
 	return l, nil
+}
+
+// loaderRequest checks what a client asks of a loader.
+func (x *session) loaderRequest(q *request) (r LoaderRequest, slots int, err error) {
+	r = LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, World: 1,
+		Device: cmp.Or(q.Device, "cpu"), Foreign: x.foreign}
+	switch {
+	case q.Split == nil && q.nodes == nil:
+		return r, 0, errs.New(errs.Usage, "neither a split nor nodes; give one")
+	case q.Split != nil && q.nodes != nil:
+		return r, 0, errs.New(errs.Usage, "a split and nodes; give one")
+	case q.Split != nil:
+		r.Split = *q.Split
+	}
+	if r.Device != "cpu" && r.Device != "cuda" && r.Device != "auto" {
+		return r, 0, errs.New(errs.Usage, "device %q is not one of cpu, cuda and auto", r.Device)
+	}
+	if q.World != nil {
+		r.World = *q.World
+	}
+	if r.World < 1 || r.World > maxWorld || q.Rank < 0 || q.Rank >= r.World {
+		return r, 0, errs.New(errs.Usage,
+			"rank %d of world %d; it is from 0 to world - 1, and a world has at most %d", q.Rank,
+			r.World, maxWorld)
+	}
+	slots = 4
+	if q.Slots != nil {
+		slots = *q.Slots
+	}
+	if slots < 1 || slots > maxSlots {
+		return r, 0, errs.New(errs.Usage, "%d slots are not between 1 and %d", slots, maxSlots)
+	}
+	r.Options, err = texts(q.Options)
+	return r, slots, err
 }
 
 // release takes a slot back. Of a loader that is closed it says nothing new.
