@@ -276,19 +276,19 @@ func (d *Dataset) fillTopology(t *graph.Topology) error {
 
 // idsWithin checks pieces of a topology's ids as they are read. Pieces end on multiples of an id's
 // width.
-func (d *Dataset) idsWithin(t *graph.Topology) func(at int64, b []byte) error {
-	return func(at int64, b []byte) error {
+func (d *Dataset) idsWithin(t *graph.Topology) func(offset int64, b []byte) error {
+	return func(offset int64, b []byte) error {
 		if t.Wide() {
-			for i, v := range t.Indices64[at/8 : (at+int64(len(b)))/8] {
+			for i, v := range t.Indices64[offset/8 : (offset+int64(len(b)))/8] {
 				if v < 0 || v >= t.NumNodes {
-					return BadID(d.Path(IndicesName), at/8+int64(i), v, t.NumNodes)
+					return BadID(d.Path(IndicesName), offset/8+int64(i), v, t.NumNodes)
 				}
 			}
 			return nil
 		}
-		for i, v := range t.Indices32[at/4 : (at+int64(len(b)))/4] {
+		for i, v := range t.Indices32[offset/4 : (offset+int64(len(b)))/4] {
 			if int64(v) >= t.NumNodes {
-				return BadID(d.Path(IndicesName), at/4+int64(i), int64(v), t.NumNodes)
+				return BadID(d.Path(IndicesName), offset/4+int64(i), int64(v), t.NumNodes)
 			}
 		}
 		return nil

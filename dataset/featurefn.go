@@ -101,10 +101,10 @@ func NewFeatureFunc(seed uint64, dim int, rows int64) *FeatureFunc {
 	for w := range dim {
 		f.base[w/2] |= hashOne << (w % 2 * 32)
 	}
-	for at := 0; at < bits.Len64(uint64(max(rows-1, 1))); at += 4 {
+	for bit := 0; bit < bits.Len64(uint64(max(rows-1, 1))); bit += 4 {
 		t := make([]uint64, 16*words)
 		for k := range 4 {
-			one := make1(1 + at + k)
+			one := make1(1 + bit + k)
 			for v := 1 << k; v < 2<<k; v++ {
 				dst, from := t[v*words:][:words], t[(v-1<<k)*words:][:words]
 				for i := range dst {
@@ -144,23 +144,23 @@ func xorRows(dst []byte, from, a, b, c, d []uint64) {
 		xorWords(unsafe.Slice((*uint64)(unsafe.Pointer(&dst[0])), n), from, a, b, c, d)
 	} else {
 		var part [64]uint64
-		for at := 0; at < n; at += len(part) {
-			p := part[:min(len(part), n-at)]
+		for pos := 0; pos < n; pos += len(part) {
+			p := part[:min(len(part), n-pos)]
 			cut := func(t []uint64) []uint64 {
 				if t == nil {
 					return nil
 				}
-				return t[at:][:len(p)]
+				return t[pos:][:len(p)]
 			}
 			f := cut(from)
 			for i := range p {
 				if from == nil {
-					p[i] = binary.LittleEndian.Uint64(dst[8*(at+i):])
+					p[i] = binary.LittleEndian.Uint64(dst[8*(pos+i):])
 				}
 			}
 			xorWords(p, f, cut(a), cut(b), cut(c), cut(d))
 			for i, x := range p {
-				binary.LittleEndian.PutUint64(dst[8*(at+i):], x)
+				binary.LittleEndian.PutUint64(dst[8*(pos+i):], x)
 			}
 		}
 	}

@@ -84,7 +84,7 @@ func (d *folder) check() error {
 
 // readArray reads the whole payload of an array of this directory into dst and checks it, as
 // seal.Reader.ReadAll does.
-func (d *folder) readArray(name string, dst []byte, see func(at int64, b []byte) error) error {
+func (d *folder) readArray(name string, dst []byte, see func(offset int64, b []byte) error) error {
 	path := d.path(name)
 	a, err := npy.Open(path)
 	if err != nil {

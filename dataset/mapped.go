@@ -32,7 +32,7 @@ type mapping struct {
 // mapArray maps an array of this directory and holds it against its checksums, once: the kernel may
 // drop pages and read them again. see is as in seal.Reader.CheckMapped. The caller holds d.mu;
 // Close ends the mapping.
-func (d *Dataset) mapArray(name string, see func(m *mapping) func(at int64,
+func (d *Dataset) mapArray(name string, see func(m *mapping) func(offset int64,
 	b []byte) error) (*mapping, error) {
 	path := d.Path(name)
 	a, err := npy.Open(path)
@@ -65,7 +65,7 @@ func (d *Dataset) mapArray(name string, see func(m *mapping) func(at int64,
 		return nil, err
 	}
 	defer func() { _ = r.Close() }() // read only
-	var each func(at int64, b []byte) error
+	var each func(offset int64, b []byte) error
 	if see != nil {
 		each = see(m)
 	}

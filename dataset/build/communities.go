@@ -122,7 +122,7 @@ func (g *generator) community(id int64, dst []int64) []int64 {
 	return g.draw(id, dst, func(i uint32) int64 {
 		w, x := g.words(uint64(id), i, genNeighbor), g.words(uint64(id), i, genHub)
 		class := g.classOf(own, w[0], w[1])
-		at := func(first, step, end int64) int64 { // of those a step apart
+		pick := func(first, step, end int64) int64 { // of those a step apart
 			size := (end - first + step - 1) / step
 			if size < 1 {
 				return -1
@@ -130,13 +130,13 @@ func (g *generator) community(id int64, dst []int64) []int64 {
 			return first + step*min(int64(float64(size)*unit(w[2], w[3])), size-1)
 		}
 		if unit(x[0], 0) < share {
-			return at(class, classes, hubs)
+			return pick(class, classes, hubs)
 		}
 		of := home
 		if count > 1 && unit(x[1], 0) < c.Mixing {
 			of = (home + 1 + int64(philox.Bounded(uint64(x[2])<<32, uint64(count-1)))) % count
 		}
-		rank := at(of+count*class, count*classes, others)
+		rank := pick(of+count*class, count*classes, others)
 		if rank < 0 {
 			return rank
 		}

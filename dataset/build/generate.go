@@ -436,14 +436,14 @@ func (g *generator) listEdges(ctx context.Context, s *Staging,
 		}
 		return p
 	}, func(c int64, p part) error {
-		at := 0
+		pos := 0
 		for i, d := range p.degrees {
 			for range d {
 				if err := w.Put(edges.Edge{Dst: uint64(c*nodesPerChunk) + uint64(i),
-					Src: uint64(p.sources[at])}); err != nil {
+					Src: uint64(p.sources[pos])}); err != nil {
 					return err
 				}
-				at++
+				pos++
 			}
 		}
 		g.Progress.Report("topology", min((c+1)*nodesPerChunk, g.Nodes), g.Nodes)

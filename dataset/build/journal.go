@@ -272,11 +272,11 @@ func (j sorterLog) Done(c edges.Counts) error {
 
 // arrayTo notes how far an array is.
 func (j *journal) arrayTo(a *Array) error {
-	at, err := a.Mark()
+	mark, err := a.Mark()
 	if err != nil {
 		return err
 	}
-	return j.write(journalLine{Array: a.name, Partial: &at})
+	return j.write(journalLine{Array: a.name, Partial: &mark})
 }
 
 // anew says that an array is written from its start.

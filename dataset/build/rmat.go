@@ -53,17 +53,17 @@ func (g *generator) rmatRank(n uint64, levels int) (src, dst uint64) {
 	lo, hi := uint32(n), uint32(n>>32)
 	for try := uint32(0); ; try++ {
 		src, dst = 0, 0
-		at := 0
-		for i := uint32(0); at < levels; i += 2 {
+		level := 0
+		for i := uint32(0); level < levels; i += 2 {
 			a, b := rmatWords(g.key, lo, hi, try<<8|i)
 			src, dst = rmatLevels(src, dst, &a)
-			if at += 8; at < levels {
+			if level += 8; level < levels {
 				src, dst = rmatLevels(src, dst, &b)
-				at += 8
+				level += 8
 			}
 		}
 		// Levels beyond those that there are do not count.
-		if src, dst = src>>(at-levels), dst>>(at-levels); src < uint64(g.Nodes) &&
+		if src, dst = src>>(level-levels), dst>>(level-levels); src < uint64(g.Nodes) &&
 			dst < uint64(g.Nodes) {
 			return src, dst
 		}

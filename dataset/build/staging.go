@@ -371,9 +371,9 @@ func (a *Array) Mark() (edges.ArrayMark, error) {
 }
 
 // ArrayFrom goes on with an array at a mark, or creates it where that is nil.
-func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, at *edges.ArrayMark) (*Array,
+func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, mark *edges.ArrayMark) (*Array,
 	error) {
-	if at == nil {
+	if mark == nil {
 		return s.Array(name, dt, width)
 	}
 	path := filepath.Join(s.dir, name+".npy")
@@ -382,14 +382,14 @@ func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, at *edges.Ar
 		return nil, err
 	}
 	a := &Array{File: s.buffered(name+".npy", f), name: name, sum: sha256.New(),
-		row: int64(dt.Size), n: at.Bytes}
+		row: int64(dt.Size), n: mark.Bytes}
 	a.h = npy.Header{DType: dt, Shape: []int64{0}}
 	if width > 0 {
 		a.h.Shape = append(a.h.Shape, width)
 		a.row *= width
 	}
 	head, err := npy.EncodeHeader(a.h)
-	end := int64(len(head)) + at.Bytes
+	end := int64(len(head)) + mark.Bytes
 	var st os.FileInfo
 	if err == nil {
 		st, err = f.Stat()
@@ -405,7 +405,7 @@ func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, at *edges.Ar
 		_, err = f.Seek(end, io.SeekStart)
 	}
 	if err == nil {
-		err = a.sum.(encoding.BinaryUnmarshaler).UnmarshalBinary(at.Hash)
+		err = a.sum.(encoding.BinaryUnmarshaler).UnmarshalBinary(mark.Hash)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), a.Discard())
@@ -497,8 +497,8 @@ func (t sorterStore) Create(name string) (edges.File, error) {
 }
 
 // Array makes an array, or goes on with it.
-func (t sorterStore) Array(name string, dt npy.DType, at *edges.ArrayMark) (edges.Array, error) {
-	a, err := t.s.ArrayFrom(name, dt, 0, at)
+func (t sorterStore) Array(name string, dt npy.DType, mark *edges.ArrayMark) (edges.Array, error) {
+	a, err := t.s.ArrayFrom(name, dt, 0, mark)
 	if err != nil {
 		return nil, err
 	}

@@ -79,18 +79,18 @@ func CentroidAccuracy(t testing.TB, d *dataset.Dataset, x []float32, dim int) fl
 	for i := 0; i < len(test); i += 1 + len(test)/2500 { // a sample is enough
 		v := test[i]
 		tested++
-		best, at := 0.0, -1
+		best, class := 0.0, -1
 		for c := range n {
 			dist := 0.0
 			for i, a := range x[int(v)*dim:][:dim] {
 				e := float64(a) - mean[c*dim+i]/max(n[c], 1)
 				dist += e * e
 			}
-			if at < 0 || dist < best {
-				best, at = dist, c
+			if class < 0 || dist < best {
+				best, class = dist, c
 			}
 		}
-		if int32(at) == labels[v] {
+		if int32(class) == labels[v] {
 			right++
 		}
 	}
@@ -169,11 +169,11 @@ func Unseal(t testing.TB, dir string) {
 }
 
 // FlipBit changes one bit of a file.
-func FlipBit(t testing.TB, path string, at int64) {
+func FlipBit(t testing.TB, path string, offset int64) {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
-	b[at] ^= 4
+	b[offset] ^= 4
 	require.NoError(t, os.WriteFile(path, b, 0o644))
 }
 

@@ -36,15 +36,15 @@ type CSCMark struct {
 }
 
 // cscFrom goes on at a mark, or begins where that is nil.
-func cscFrom(s Store, nodes int64, at *CSCMark) (*CSCWriter, error) {
+func cscFrom(s Store, nodes int64, mark *CSCMark) (*CSCWriter, error) {
 	w := &CSCWriter{nodes: nodes, wide: nodes > wideFrom}
 	dt := npy.Uint32
 	if w.wide {
 		dt = npy.Int64
 	}
 	var ptr, idx *ArrayMark
-	if at != nil {
-		ptr, idx, w.next, w.Edges = &at.Indptr, &at.Indices, at.Next, at.Edges
+	if mark != nil {
+		ptr, idx, w.next, w.Edges = &mark.Indptr, &mark.Indices, mark.Next, mark.Edges
 	}
 	var err error
 	if w.indptr, err = s.Array("indptr", npy.Int64, ptr); err != nil {
@@ -101,8 +101,8 @@ func (w *CSCWriter) putMerged(m *merged, wideKeys bool) error {
 	if err := w.flush(); err != nil {
 		return err
 	}
-	for _, at := range m.starts {
-		if err := w.startUpTo(int64(m.keys[at]>>32), w.Edges+int64(at)); err != nil {
+	for _, start := range m.starts {
+		if err := w.startUpTo(int64(m.keys[start]>>32), w.Edges+int64(start)); err != nil {
 			return err
 		}
 	}
@@ -118,9 +118,9 @@ func (w *CSCWriter) flush() error {
 }
 
 // startUpTo writes the offsets of all nodes up to v, whose edges begin at edge number at.
-func (w *CSCWriter) startUpTo(v, at int64) error {
+func (w *CSCWriter) startUpTo(v, begin int64) error {
 	for ; w.next <= v; w.next++ {
-		w.ptr = binary.LittleEndian.AppendUint64(w.ptr, uint64(at))
+		w.ptr = binary.LittleEndian.AppendUint64(w.ptr, uint64(begin))
 		if len(w.ptr) >= 64<<10 {
 			if err := w.flushPtr(); err != nil {
 				return err

@@ -70,7 +70,7 @@ func (r *fileRun) end(g int) int64 {
 	if g == len(r.index) {
 		return r.Bytes
 	}
-	return r.index[g].at
+	return r.index[g].offset
 }
 
 // groups decodes all groups that can hold keys of lo <= key < hi.
@@ -303,10 +303,10 @@ func (m *merger) ranges(lo Edge) []keyRange {
 		return 0
 	})
 	var out []keyRange
-	cut := func(at Edge, heavy bool) {
-		if lo.less(at) {
-			out = append(out, keyRange{lo, at, heavy})
-			lo = at
+	cut := func(end Edge, heavy bool) {
+		if lo.less(end) {
+			out = append(out, keyRange{lo, end, heavy})
+			lo = end
 		}
 	}
 	have := 0
@@ -643,7 +643,7 @@ func encodeIndex(index []groupStart) []byte {
 	for _, g := range index {
 		b = binary.LittleEndian.AppendUint64(b, g.first.Dst)
 		b = binary.LittleEndian.AppendUint64(b, g.first.Src)
-		b = binary.LittleEndian.AppendUint64(b, uint64(g.at))
+		b = binary.LittleEndian.AppendUint64(b, uint64(g.offset))
 	}
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, crcTable))
 }

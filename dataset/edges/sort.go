@@ -105,8 +105,8 @@ type Run struct {
 }
 
 type groupStart struct {
-	first Edge
-	at    int64
+	first  Edge
+	offset int64
 }
 
 // chunk is a part of the sorter's memory, with as much beside it to sort into.
@@ -255,10 +255,10 @@ func (e *Sorter) Read(ctx context.Context, src Source, p work.Progress) error {
 		covered = e.log.Covered(id)
 	}
 	var mu sync.Mutex
-	at, parts := int64(0), []int(nil)
+	done, parts := int64(0), []int(nil)
 	for part := range src.Parts {
 		if c := covered[part]; c != nil && c.Ended() {
-			at += c.Units
+			done += c.Units
 		} else {
 			parts = append(parts, part)
 		}
@@ -266,8 +266,8 @@ func (e *Sorter) Read(ctx context.Context, src Source, p work.Progress) error {
 	report := func(n int64) {
 		mu.Lock()
 		defer mu.Unlock()
-		at += n
-		p.Report("edges", at, src.Total)
+		done += n
+		p.Report("edges", done, src.Total)
 	}
 	report(0)
 	g, ctx := errgroup.WithContext(ctx)
@@ -281,7 +281,7 @@ func (e *Sorter) Read(ctx context.Context, src Source, p work.Progress) error {
 				if i >= len(parts) {
 					return nil
 				}
-				t.part, t.at, t.skip = parts[i], 0, nil
+				t.part, t.pos, t.skip = parts[i], 0, nil
 				if c := covered[t.part]; c != nil {
 					t.skip = c.Spans
 				}
@@ -311,7 +311,7 @@ type taker struct {
 	ctx    context.Context
 	source int
 	part   int
-	at     int64  // edges of the part that were emitted
+	pos    int64  // edges of the part that were emitted
 	skip   []Span // of the part, that runs have
 	c      *chunk
 }
@@ -365,12 +365,12 @@ func (t *taker) room(wide bool) error {
 func (t *taker) piece(n int64) *Piece {
 	ps := t.c.Pieces
 	if len(ps) > 0 {
-		if l := &ps[len(ps)-1]; l.Source == t.source && l.Part == t.part && l.To == t.at {
+		if l := &ps[len(ps)-1]; l.Source == t.source && l.Part == t.part && l.To == t.pos {
 			l.To += n
 			return l
 		}
 	}
-	t.c.Pieces = append(ps, Piece{Source: t.source, Part: t.part, Span: Span{t.at, t.at + n}})
+	t.c.Pieces = append(ps, Piece{Source: t.source, Part: t.part, Span: Span{t.pos, t.pos + n}})
 	return &t.c.Pieces[len(ps)]
 }
 
@@ -383,15 +383,15 @@ func (t *taker) take(src, dst []int64) error {
 		covered := false
 		for _, s := range t.skip {
 			switch {
-			case t.at >= s.To:
-			case t.at >= s.From:
-				n, covered = min(n, s.To-t.at), true
+			case t.pos >= s.To:
+			case t.pos >= s.From:
+				n, covered = min(n, s.To-t.pos), true
 			default:
-				n = min(n, s.From-t.at)
+				n = min(n, s.From-t.pos)
 			}
 		}
 		if covered {
-			t.at += n
+			t.pos += n
 			src, dst = src[n:], dst[n:]
 			continue
 		}
@@ -422,7 +422,7 @@ func (t *taker) take(src, dst []int64) error {
 		c.MaxID, c.MinID = max(c.MaxID, top), min(c.MinID, low)
 		c.Taken += n
 		c.put(src[:n], dst[:n], t.e.rules)
-		t.at += n
+		t.pos += n
 		src, dst = src[n:], dst[n:]
 	}
 	return nil

@@ -13,7 +13,7 @@ type Store interface {
 	// Create makes a file anew, as os.Create does.
 	Create(name string) (File, error)
 	// Array makes name.npy of one dimension, or goes on with it at a mark that it gave.
-	Array(name string, t npy.DType, at *ArrayMark) (Array, error)
+	Array(name string, t npy.DType, mark *ArrayMark) (Array, error)
 	// Log is nil where an interrupted sort starts over.
 	Log() Log
 }

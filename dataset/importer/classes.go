@@ -68,16 +68,16 @@ func (s classSet) without(n int64, among classSet) (text string, total int64) {
 // where the labels look like classes. Classes without a node are named. Formats call it once the
 // labels are read, before what takes long.
 func (im *job) countClasses(labels []int32, file string) error {
-	most, at, labelled := int32(noLabel), int64(0), int64(0)
+	largest, node, labelled := int32(noLabel), int64(0), int64(0)
 	for v, l := range labels {
-		if l > most {
-			most, at = l, im.idOf(int64(v))
+		if l > largest {
+			largest, node = l, im.idOf(int64(v))
 		}
 		if l != noLabel {
 			labelled++
 		}
 	}
-	classes, told := int64(most)+1, im.o.NumClasses
+	classes, stated := int64(largest)+1, im.o.NumClasses
 	from := im.classesFrom
 	if from == "" {
 		from = "option num-classes"
@@ -85,18 +85,18 @@ func (im *job) countClasses(labels []int32, file string) error {
 	switch {
 	case labelled == 0: // none to count, whatever is told
 		return nil
-	case told > 0 && classes > told:
+	case stated > 0 && classes > stated:
 		if im.classesFrom != "" {
 			from += ", which option num-classes overrides,"
 		}
 		return errs.New(errs.Usage, "%s: label %d of node %d, but %s says %d classes, 0 to %d",
-			file, most, at, from, told, told-1)
-	case told == 0 && classes > mostClasses:
+			file, largest, node, from, stated, stated-1)
+	case stated == 0 && classes > mostClasses:
 		return errs.New(errs.Usage,
 			"%s: label %d of node %d would make %d classes; mend the label, or give option num-classes %d if it is right",
-			file, most, at, classes, classes)
-	case told > 0:
-		classes = told
+			file, largest, node, classes, classes)
+	case stated > 0:
+		classes = stated
 	}
 	if err := im.needMemory(file+": the classes", classes, 1); err != nil {
 		return err
@@ -107,7 +107,7 @@ func (im *job) countClasses(labels []int32, file string) error {
 			used.add(l)
 		}
 	}
-	if err := im.looksLikeClasses(file, used.count(), classes, labelled, at); err != nil {
+	if err := im.looksLikeClasses(file, used.count(), classes, labelled, node); err != nil {
 		return err
 	}
 	im.m.Classes = int(classes)
@@ -129,13 +129,13 @@ func are(n int64, one, more string) string {
 // looksLikeClasses refuses labels that a stray number or regression targets are among. at is the
 // id of the node with the largest.
 func (im *job) looksLikeClasses(file string, distinct, classes, labelled,
-	at int64) error {
+	node int64) error {
 	switch {
 	case im.o.NumClasses > 0:
 	case classes > max(freeClasses, mostGaps*distinct):
 		return errs.New(errs.Usage,
 			"%s: label %d of node %d would make %d classes, and only %d have a node; mend the label, or give option num-classes %d if it is right",
-			file, classes-1, at, classes, distinct, classes)
+			file, classes-1, node, classes, distinct, classes)
 	case distinct >= mostDistinct && nodesPerLabel*distinct > labelled:
 		return errs.New(errs.Usage,
 			"%s: %d different labels on %d labelled nodes; these look like numbers to predict (regression) or ids, not like classes: group them, or give option num-classes %d if they are classes",
@@ -177,12 +177,12 @@ func quotas(counts []int64, shares [3]float64) [][3]int64 {
 	for _, c := range order {
 		for i := range counts[c] {
 			p++
-			best, most := -1, math.Inf(-1)
+			best, mostLacking := -1, math.Inf(-1)
 			for s, share := range shares {
 				// Apart, since a fused operation rounds differently.
 				due := float64(share * p)
-				if lack := due - float64(dealt[s]); left[s] > 0 && lack > most {
-					best, most = s, lack
+				if lack := due - float64(dealt[s]); left[s] > 0 && lack > mostLacking {
+					best, mostLacking = s, lack
 				}
 			}
 			if i == 0 && each && left[0] > 0 {

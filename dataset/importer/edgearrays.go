@@ -96,14 +96,14 @@ func readPairs(a *npy.Array, nodes, from, to int64, emit func(src, dst []int64) 
 	defer r.Close()
 	both := make([]int64, 2*idsPerRead)
 	src, dst := make([]int64, idsPerRead), make([]int64, idsPerRead)
-	for at := from; at < to; {
-		k := min(int64(len(src)), to-at)
+	for pos := from; pos < to; {
+		k := min(int64(len(src)), to-pos)
 		if err := fill(r, both[:2*k]); err != nil {
 			return err
 		}
 		for i := range 2 * k {
 			if uint64(both[i]) >= uint64(nodes) {
-				return dataset.BadID(a.Name, 2*at+i, both[i], nodes)
+				return dataset.BadID(a.Name, 2*pos+i, both[i], nodes)
 			}
 		}
 		for i := range k {
@@ -112,7 +112,7 @@ func readPairs(a *npy.Array, nodes, from, to int64, emit func(src, dst []int64) 
 		if err := emit(src[:k], dst[:k]); err != nil {
 			return err
 		}
-		at += k
+		pos += k
 		done(k)
 	}
 	return nil
@@ -167,13 +167,13 @@ type column struct {
 }
 
 // read reads the ids from at on, which must be those of nodes.
-func (c column) read(r *npy.Reader, at int64, ids []int64, nodes int64) error {
+func (c column) read(r *npy.Reader, pos int64, ids []int64, nodes int64) error {
 	if err := fill(r, ids); err != nil {
 		return err
 	}
 	for i, v := range ids {
 		if uint64(v) >= uint64(nodes) {
-			return dataset.BadID(c.Name, c.first+at+int64(i), v, nodes)
+			return dataset.BadID(c.Name, c.first+pos+int64(i), v, nodes)
 		}
 	}
 	return nil
@@ -185,31 +185,31 @@ func columnEdges(src, dst column, n, nodes int64) edges.Source {
 	return edges.Source{Name: src.Name, Unit: "edges", Total: n, Parts: parts,
 		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error,
 			done func(int64)) error {
-			at, to := int64(part)*per, min(n, int64(part+1)*per)
-			rs, err := src.Reader(src.first + at)
+			pos, to := int64(part)*per, min(n, int64(part+1)*per)
+			rs, err := src.Reader(src.first + pos)
 			if err != nil {
 				return err
 			}
 			defer rs.Close()
-			rd, err := dst.Reader(dst.first + at)
+			rd, err := dst.Reader(dst.first + pos)
 			if err != nil {
 				return err
 			}
 			defer rd.Close()
 			s, d := make([]int64, idsPerRead), make([]int64, idsPerRead)
-			for at < to {
-				k := min(int64(len(s)), to-at)
-				if err := src.read(rs, at, s[:k], nodes); err != nil {
+			for pos < to {
+				k := min(int64(len(s)), to-pos)
+				if err := src.read(rs, pos, s[:k], nodes); err != nil {
 					return err
 				}
-				if err := dst.read(rd, at, d[:k], nodes); err != nil {
+				if err := dst.read(rd, pos, d[:k], nodes); err != nil {
 					return err
 				}
 				if err := emit(s[:k], d[:k]); err != nil {
 					return err
 				}
 				done(k)
-				at += k
+				pos += k
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}

@@ -87,7 +87,7 @@ func (im *edgesImport) readEdgeHead(path string) (*edgeHead, error) {
 	h := &edgeHead{}
 	var comment, first []byte
 	for first == nil {
-		h.begin, h.line = l.at, l.n+1
+		h.begin, h.line = l.offset, l.n+1
 		more, err := l.raw()
 		switch {
 		case err != nil:
@@ -117,7 +117,7 @@ func (im *edgesImport) readEdgeHead(path string) (*edgeHead, error) {
 	case err != nil:
 		return nil, err
 	case names != nil:
-		h.begin, h.line = l.at, l.n+1
+		h.begin, h.line = l.offset, l.n+1
 	default:
 		names = h.commentNames(&s, comment)
 	}

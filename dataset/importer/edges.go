@@ -392,7 +392,7 @@ func (im *edgesImport) countNodes(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	var mu sync.Mutex
-	least, most := int64(math.MaxInt64), int64(-1)
+	least, largest := int64(math.MaxInt64), int64(-1)
 	if err := eachEdge(ctx, s, func(src, dst []int64) error {
 		if len(src) == 0 {
 			return nil
@@ -400,12 +400,12 @@ func (im *edgesImport) countNodes(ctx context.Context) (int64, error) {
 		lo, hi := min(slices.Min(src), slices.Min(dst)), max(slices.Max(src), slices.Max(dst))
 		mu.Lock()
 		defer mu.Unlock()
-		least, most = min(least, lo), max(most, hi)
+		least, largest = min(least, lo), max(largest, hi)
 		return nil
 	}); err != nil {
 		return 0, err
 	}
-	return max(most+1, im.lone), im.checkBase(least)
+	return max(largest+1, im.lone), im.checkBase(least)
 }
 
 // renumber collects all ids, of edges and of files with a column of ids, and numbers them.

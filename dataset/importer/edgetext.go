@@ -44,7 +44,7 @@ func textSource(path string, h *edgeHead, ids idRange, comments *atomic.Int64) (
 	}
 	s.Total = in.Size
 	text := func(emit func(src, dst []int64) error) *edgeText {
-		return &edgeText{path: path, edgeColumns: h.edgeColumns, idRange: ids, at: h.begin,
+		return &edgeText{path: path, edgeColumns: h.edgeColumns, idRange: ids, offset: h.begin,
 			comments: comments, emit: emit}
 	}
 	if in.Packed {
@@ -75,7 +75,7 @@ type edgeText struct {
 	edgeColumns
 	idRange
 	line     int64 // of the next line, from 1; 0: count only for an error, from at
-	at       int64 // offset of the next line
+	offset   int64 // offset of the next line
 	f        *os.File
 	comments *atomic.Int64 // that were left out
 	cut      splitter
@@ -167,7 +167,8 @@ func (t *edgeText) lines(b []byte) error {
 	if t.src == nil {
 		t.src, t.dst = make([]int64, 0, idsPerRead), make([]int64, 0, idsPerRead)
 	}
-	at, sep, base, nodes, before, after := t.at, t.sep, t.base, uint64(t.nodes), t.before, t.after
+	begin, sep, base, nodes := t.offset, t.sep, t.base, uint64(t.nodes)
+	before, after := t.before, t.after
 	if t.apart {
 		nodes = 0 // no line is usual
 	}
@@ -203,7 +204,7 @@ func (t *edgeText) lines(b []byte) error {
 			}
 		}
 		next := nextLine(b, i)
-		if err := t.odd(b[i:next], at+int64(i), b[:i]); err != nil {
+		if err := t.odd(b[i:next], begin+int64(i), b[:i]); err != nil {
 			return err
 		}
 		i = next
@@ -222,7 +223,7 @@ func nextLine(b []byte, i int) int {
 
 // pass moves behind lines.
 func (t *edgeText) pass(b []byte) {
-	t.at += int64(len(b))
+	t.offset += int64(len(b))
 	if t.line > 0 {
 		t.line += int64(bytes.Count(b, []byte{'\n'}))
 	}
@@ -230,8 +231,8 @@ func (t *edgeText) pass(b []byte) {
 
 // odd parses a line that is not as usual: a comment, with quotes, ends of an edge that are apart,
 // or wrong.
-func (t *edgeText) odd(line []byte, at int64, before []byte) error {
-	if at == 0 {
+func (t *edgeText) odd(line []byte, offset int64, before []byte) error {
+	if offset == 0 {
 		line = bytes.TrimPrefix(line, byteOrderMark)
 	}
 	l := &lines{path: t.path, text: bytes.TrimSpace(line)}
@@ -252,7 +253,7 @@ func (t *edgeText) odd(line []byte, at int64, before []byte) error {
 	if why != "" {
 		l.n = t.line + int64(bytes.Count(before, []byte{'\n'}))
 		if t.line == 0 {
-			n, err := countLines(t.f, at)
+			n, err := countLines(t.f, offset)
 			if err != nil {
 				return err
 			}
@@ -345,17 +346,17 @@ func countLines(f *os.File, end int64) (int64, error) {
 }
 
 // readPart parses the lines that begin in the part of a file that begins at from, and not before
-// t.at.
+// t.offset.
 func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText,
 	done func(int64)) error {
 	p := partReader{edgeText: t, size: size, end: min(from+textPart, size),
-		buf: make([]byte, textBlock), skip: from > t.at}
+		buf: make([]byte, textBlock), skip: from > t.offset}
 	t.f = f
 	if p.skip { // the line that begins before is of the part before
-		t.at = from - 1
+		t.offset = from - 1
 	}
 	reported := from
-	for t.at < p.end {
+	for t.offset < p.end {
 		if err := p.fill(); err != nil {
 			return err
 		}
@@ -369,7 +370,7 @@ func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText,
 		if err := p.parse(use); err != nil {
 			return err
 		}
-		if to := min(t.at, p.end); to > reported {
+		if to := min(t.offset, p.end); to > reported {
 			done(to - reported)
 			reported = to
 		}
@@ -383,7 +384,7 @@ func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText,
 	return t.flush()
 }
 
-// partReader reads a part of a file. t.at is the offset of buf.
+// partReader reads a part of a file. t.offset is the offset of buf.
 type partReader struct {
 	*edgeText
 	size, end int64
@@ -395,16 +396,16 @@ type partReader struct {
 
 // fill reads as much as buf has room for.
 func (p *partReader) fill() error {
-	n, err := p.f.ReadAt(p.buf[p.have:], p.at+int64(p.have))
+	n, err := p.f.ReadAt(p.buf[p.have:], p.offset+int64(p.have))
 	p.have += n
 	p.eof = errors.Is(err, io.EOF)
 	if err != nil && !p.eof {
-		return errs.New(errs.Usage, "%s, byte %d: %w", p.path, p.at+int64(p.have), err)
+		return errs.New(errs.Usage, "%s, byte %d: %w", p.path, p.offset+int64(p.have), err)
 	}
-	if p.eof && p.at+int64(p.have) < p.size {
+	if p.eof && p.offset+int64(p.have) < p.size {
 		return errs.New(errs.Usage,
 			"%s ends at byte %d; it had %d when the import began, so it was changed meanwhile; run the import again",
-			p.path, p.at+int64(p.have), p.size)
+			p.path, p.offset+int64(p.have), p.size)
 	}
 	return nil
 }
@@ -415,8 +416,8 @@ func (p *partReader) wholeLines() int {
 	if !p.eof {
 		use = bytes.LastIndexByte(p.buf[:p.have], '\n') + 1
 	}
-	if p.at+int64(use) > p.end {
-		cut := max(int(p.end-1-p.at), 0)
+	if p.offset+int64(use) > p.end {
+		cut := max(int(p.end-1-p.offset), 0)
 		if i := bytes.IndexByte(p.buf[cut:p.have], '\n'); i >= 0 {
 			use = cut + i + 1
 		}
@@ -427,7 +428,7 @@ func (p *partReader) wholeLines() int {
 // grow makes room for a line of more than buf.
 func (p *partReader) grow() error {
 	if p.have > maxLine {
-		n, err := countLines(p.f, p.at)
+		n, err := countLines(p.f, p.offset)
 		if err != nil {
 			return err
 		}
@@ -443,15 +444,15 @@ func (p *partReader) parse(use int) error {
 	b := p.buf[:use]
 	if p.skip {
 		i := nextLine(b, 0)
-		p.at += int64(i)
+		p.offset += int64(i)
 		b, p.skip = b[i:], false
 	}
-	if p.at < p.end {
+	if p.offset < p.end {
 		if err := p.lines(b); err != nil {
 			return err
 		}
 	} else {
-		p.at += int64(len(b))
+		p.offset += int64(len(b))
 	}
 	p.have = copy(p.buf, p.buf[use:p.have])
 	return nil
@@ -464,7 +465,7 @@ func readZipped(ctx context.Context, path string, t *edgeText, done func(int64))
 		return err
 	}
 	defer in.Close()
-	if _, err := io.CopyN(io.Discard, in, t.at); err != nil {
+	if _, err := io.CopyN(io.Discard, in, t.offset); err != nil {
 		return readFailed(path, t.line, in.At(), err)
 	}
 	z := unpacker{in: in, free: make(chan []byte, 2*hostcpu.Count()+2)}

@@ -88,16 +88,16 @@ func (im *featureColumn) featureWriterFrom(from string, dim, rows int64) (w *fea
 	if im.s.HasArray("features", rows, dim) {
 		return nil, true, nil
 	}
-	at := im.s.ArrayBegun("features")
-	if at == nil {
+	mark := im.s.ArrayBegun("features")
+	if mark == nil {
 		w, err = im.featureWriter(from, dim)
 		return w, false, err
 	}
-	out, err := im.s.ArrayFrom("features", dt, dim, at)
+	out, err := im.s.ArrayFrom("features", dt, dim, mark)
 	if err != nil {
 		return nil, false, err
 	}
-	return &featureWriter{out: out, from: from, dim: dim, t: t, n: at.Bytes / int64(dt.Size)},
+	return &featureWriter{out: out, from: from, dim: dim, t: t, n: mark.Bytes / int64(dt.Size)},
 		false, nil
 }
 
@@ -139,9 +139,9 @@ func (w *featureWriter) put(v []float32) error {
 	}
 	for i, x := range v {
 		if x-x != 0 { // NaN or an infinity
-			at := w.n + int64(i)
+			index := w.n + int64(i)
 			return errs.New(errs.Usage, "%s: feature %d of node %d is %v; replace it with a number",
-				w.from, at%w.dim, at/w.dim, x)
+				w.from, index%w.dim, index/w.dim, x)
 		}
 	}
 	if _, err := w.t.Encode(w.tmp[:w.t.RowBytes(len(v))], v); err != nil {
@@ -149,10 +149,10 @@ func (w *featureWriter) put(v []float32) error {
 		if !errors.As(err, &re) {
 			return err
 		}
-		at := w.n + int64(re.Index)
+		index := w.n + int64(re.Index)
 		return errs.New(errs.Usage,
 			"%s: feature %d of node %d is %v, which %s cannot hold; use option feature-dtype float32",
-			w.from, at%w.dim, at/w.dim, re.Value, w.t)
+			w.from, index%w.dim, index/w.dim, re.Value, w.t)
 	}
 	w.n += int64(len(v))
 	_, err := w.out.Write(w.tmp[:size*len(v)])

@@ -38,11 +38,11 @@ func (n *nodeIDs) node(id int64) (int64, bool) {
 	if n.all == nil {
 		return id - n.base, id >= n.base
 	}
-	at := id >> n.shift
-	if at >= int64(len(n.first))-1 {
+	bucket := id >> n.shift
+	if bucket >= int64(len(n.first))-1 {
 		return 0, false
 	}
-	lo, hi := int(n.first[at]), int(n.first[at+1])
+	lo, hi := int(n.first[bucket]), int(n.first[bucket+1])
 	i := lo + sort.Search(hi-lo, func(i int) bool { return n.all[lo+i] >= id })
 	return int64(i), i < len(n.all) && n.all[i] == id
 }
@@ -110,12 +110,12 @@ func (im *job) number(s *idSet) error {
 		ids.shift++
 	}
 	ids.first = make([]uint32, ids.all[n-1]>>ids.shift+2)
-	at := 0
+	pos := 0
 	for i := range ids.first {
-		for at < len(ids.all) && ids.all[at]>>ids.shift < int64(i) {
-			at++
+		for pos < len(ids.all) && ids.all[pos]>>ids.shift < int64(i) {
+			pos++
 		}
-		ids.first[i] = uint32(at)
+		ids.first[i] = uint32(pos)
 	}
 	im.m.Nodes = n
 	return nil

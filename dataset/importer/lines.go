@@ -127,7 +127,7 @@ func (r *blockReader) reuse(text []byte) {
 }
 
 // readFailed is a failure of the file system, or damage of a compressed stream.
-func readFailed(path string, line, at int64, err error) error {
+func readFailed(path string, line, offset int64, err error) error {
 	class := errs.Usage
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -135,7 +135,7 @@ func readFailed(path string, line, at int64, err error) error {
 	}
 	return errs.New(class,
 		"%s: truncated or damaged near line %d (byte %d): %w; copy it again", path,
-		line, at, err)
+		line, offset, err)
 }
 
 // each calls fn with each line of the block, without white space around it, and its number.

@@ -74,7 +74,7 @@ func openMTX(path string) (*mtx, error) {
 	if err := m.heading(t); err != nil {
 		return nil, err
 	}
-	m.begin = t.at
+	m.begin = t.pos
 	if m.parts() == 1 {
 		return m, nil // counted as it is read
 	}
@@ -85,14 +85,14 @@ func openMTX(path string) (*mtx, error) {
 type mtxText struct {
 	path string
 	br   *bufio.Reader
-	at   int64 // bytes read
+	pos  int64 // bytes read
 	line int64 // where the last line began
 	text []byte
 }
 
 // text reads lines from r, whose first byte is at begin.
 func (m *mtx) text(r io.Reader, begin int64) *mtxText {
-	return &mtxText{path: m.path, at: begin, br: bufio.NewReaderSize(r, 1<<20)}
+	return &mtxText{path: m.path, pos: begin, br: bufio.NewReaderSize(r, 1<<20)}
 }
 
 // from reads the lines of a plain file from begin on.
@@ -106,9 +106,9 @@ func (t *mtxText) bad(format string, a ...any) error {
 
 // next reads a line; false at the end.
 func (t *mtxText) next() (bool, error) {
-	t.line = t.at
+	t.line = t.pos
 	text, err := t.br.ReadSlice('\n')
-	t.at += int64(len(text))
+	t.pos += int64(len(text))
 	switch {
 	case errors.Is(err, bufio.ErrBufferFull):
 		return false, t.bad("line of more than %d bytes; is it a MatrixMarket file?", len(text))
@@ -212,14 +212,14 @@ func (m *mtx) parts() int {
 func (m *mtx) count(f *os.File) error {
 	n, last := int64(0), byte('\n')
 	buf := make([]byte, 1<<20)
-	for at := m.begin; at < m.size; {
-		k, err := f.ReadAt(buf[:min(int64(len(buf)), m.size-at)], at)
+	for pos := m.begin; pos < m.size; {
+		k, err := f.ReadAt(buf[:min(int64(len(buf)), m.size-pos)], pos)
 		if k == 0 {
-			return fmt.Errorf("%s: byte %d: %w", m.path, at, err)
+			return fmt.Errorf("%s: byte %d: %w", m.path, pos, err)
 		}
 		n += int64(bytes.Count(buf[:k], []byte{'\n'}))
 		last = buf[k-1]
-		at += int64(k)
+		pos += int64(k)
 	}
 	if last != '\n' {
 		n++
@@ -270,7 +270,7 @@ func (m *mtx) edges() edges.Source {
 			case m.packed:
 				t = m.text(in, 0)
 				end = 1 << 62
-				for err == nil && t.at < m.begin { // the heading again
+				for err == nil && t.pos < m.begin { // the heading again
 					_, err = t.next()
 				}
 			case part == 0:
@@ -303,7 +303,7 @@ func (m *mtx) read(ctx context.Context, t *mtxText, end int64, whole bool,
 		n = 0
 		return ctx.Err()
 	}
-	for t.at < end {
+	for t.pos < end {
 		more, err := t.next()
 		if err != nil {
 			return err
@@ -332,7 +332,7 @@ func (m *mtx) read(ctx context.Context, t *mtxText, end int64, whole bool,
 		return err
 	}
 	if whole && total != m.entries {
-		t.line = t.at
+		t.line = t.pos
 		return t.bad(
 			"the file ends after %d of %d entries: truncated, or its line of sizes is wrong", total,
 			m.entries)

@@ -40,22 +40,22 @@ func (p *placer) put(ctx context.Context, r rows[float32], b lineBlock) error {
 				return err
 			}
 		}
-		switch at := node - p.n - int64(through); {
+		switch row := node - p.n - int64(through); {
 		case p.rows && node >= p.limit:
 			return b.bad(r.lines[i],
 				"node id %d, but there are %d rows, so the ids should be %d to %d: a row is missing, or ids count from another number or have gaps",
 				id, p.limit, p.im.idOf(0), p.im.idOf(p.limit-1))
 		case !ok || node >= p.limit:
 			return b.bad(r.lines[i], "%s", p.im.outside(id, p.limit))
-		case at < 0 || p.seen[at/64]>>(at%64)&1 != 0:
+		case row < 0 || p.seen[row/64]>>(row%64)&1 != 0:
 			return b.bad(r.lines[i], "node %d has a row already", id)
 		default:
-			p.seen[at/64] |= 1 << (at % 64)
+			p.seen[row/64] |= 1 << (row % 64)
 			p.buf = p.buf[:0]
 			for _, x := range r.v[i*dim : (i+1)*dim] {
 				p.buf = binary.LittleEndian.AppendUint32(p.buf, math.Float32bits(x))
 			}
-			if _, err := p.f.WriteAt(p.buf, at*int64(4*dim)); err != nil {
+			if _, err := p.f.WriteAt(p.buf, row*int64(4*dim)); err != nil {
 				return err
 			}
 		}
@@ -88,12 +88,12 @@ func (p *placer) end(rows int64) error {
 		return nil
 	}
 	if missing := p.limit - rows; missing > 0 {
-		at := int64(0)
-		for p.seen[at/64]>>(at%64)&1 != 0 {
-			at++
+		gap := int64(0)
+		for p.seen[gap/64]>>(gap%64)&1 != 0 {
+			gap++
 		}
 		return errs.New(errs.Usage, "%s has no row for node %d, nor for %d others; each node needs one",
-			p.t.path, p.im.idOf(p.n+at), missing-1)
+			p.t.path, p.im.idOf(p.n+gap), missing-1)
 	}
 	row := make([]float32, len(p.t.take))
 	r := bufio.NewReaderSize(io.NewSectionReader(p.f, 0, 1<<62), 1<<20)
@@ -155,12 +155,12 @@ func (l *idLooks) see(firsts [][2]int64) {
 // refuse asks what the first column is, where it looks like ids.
 func (l *idLooks) refuse() error {
 	s := &l.cols[0]
-	most := int64(0)
+	largest := int64(0)
 	for x := range s.seen {
-		most = max(most, x)
+		largest = max(largest, x)
 	}
-	all := most == l.n-1 || most == l.n && !s.seen[0]
-	alone := l.cols[1].not && (l.ascend && l.n > 3 || most > 16*l.n)
+	all := largest == l.n-1 || largest == l.n && !s.seen[0]
+	alone := l.cols[1].not && (l.ascend && l.n > 3 || largest > 16*l.n)
 	if l.n < 2 || s.not || !(l.inOrder || l.n > 2 && (all || alone)) {
 		return nil
 	}

@@ -16,13 +16,13 @@ import (
 
 // lines reads a text file, plain or compressed, in bounded memory.
 type lines struct {
-	path string
-	n    int64  // number of the line in text, from 1
-	at   int64  // offset of the line after text
-	text []byte // without white space around it
-	in   *container.Text
-	br   *bufio.Reader
-	long []byte
+	path   string
+	n      int64  // number of the line in text, from 1
+	offset int64  // offset of the line after text
+	text   []byte // without white space around it
+	in     *container.Text
+	br     *bufio.Reader
+	long   []byte
 }
 
 // byteOrderMark begins text in UTF-8 from Windows programs.
@@ -62,7 +62,7 @@ func (l *lines) raw() (bool, error) {
 	if len(text) == 0 && err != nil {
 		return false, nil
 	}
-	l.at += int64(len(text))
+	l.offset += int64(len(text))
 	if l.n++; l.n == 1 {
 		text = bytes.TrimPrefix(text, byteOrderMark)
 	}

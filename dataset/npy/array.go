@@ -216,14 +216,14 @@ func (a *Array) Check(ctx context.Context) error {
 	}
 	defer r.Close()
 	buf := make([]byte, 1<<20)
-	for at := int64(0); ; {
+	for pos := int64(0); ; {
 		n, err := r.Read(buf)
-		at += int64(n)
+		pos += int64(n)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
-			return readError(fmt.Sprintf("%s: near byte %d of the member", a.Name, at), err)
+			return readError(fmt.Sprintf("%s: near byte %d of the member", a.Name, pos), err)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -222,12 +222,12 @@ func (f *Folder) WriteAt(ctx context.Context, page int64, data []byte) error {
 	if err := f.spec.CheckRun(page, data); err != nil {
 		return err
 	}
-	if err := f.move(ctx, page, data, func(b, to []byte, at int64) error {
+	if err := f.move(ctx, page, data, func(b, to []byte, offset int64) error {
 		if f.bounced(b) {
 			copy(to, b)
 			b = to[:len(b)]
 		}
-		_, err := f.f.WriteAt(b, at)
+		_, err := f.f.WriteAt(b, offset)
 		return err
 	}); err != nil {
 		return err
@@ -249,15 +249,15 @@ func (f *Folder) ReadAt(ctx context.Context, page int64, data []byte) error {
 	if err := f.spec.CheckRun(page, data); err != nil {
 		return err
 	}
-	return f.move(ctx, page, data, func(b, from []byte, at int64) error {
+	return f.move(ctx, page, data, func(b, from []byte, offset int64) error {
 		to := b
 		if f.bounced(b) {
 			to = from[:len(b)]
 		}
-		n, err := f.f.ReadAt(to, at)
+		n, err := f.f.ReadAt(to, offset)
 		if n < len(to) {
 			if errors.Is(err, io.EOF) {
-				return damaged(f.f.Name(), "it ends at byte %d", at+int64(n))
+				return damaged(f.f.Name(), "it ends at byte %d", offset+int64(n))
 			}
 			return err
 		}
@@ -275,7 +275,7 @@ func (f *Folder) bounced(b []byte) bool {
 
 // move gives fn data in pieces, a buffer for each, and where in the file it belongs.
 func (f *Folder) move(ctx context.Context, page int64, data []byte,
-	fn func(b, buf []byte, at int64) error) error {
+	fn func(b, buf []byte, offset int64) error) error {
 	if len(data) == 0 {
 		return nil
 	}
@@ -286,15 +286,15 @@ func (f *Folder) move(ctx context.Context, page int64, data []byte,
 		return ctx.Err()
 	}
 	defer func() { f.buffers <- buf }()
-	for at := page * f.spec.PageBytes; len(data) > 0; {
+	for offset := page * f.spec.PageBytes; len(data) > 0; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		n := min(len(data), folderPiece)
-		if err := fn(data[:n], buf, at); err != nil {
+		if err := fn(data[:n], buf, offset); err != nil {
 			return f.cause(err)
 		}
-		at += int64(n)
+		offset += int64(n)
 		data = data[n:]
 	}
 	return nil

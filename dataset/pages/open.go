@@ -158,17 +158,17 @@ func openPages(dir string, s Spec) (*os.File, error) {
 
 // readPage reads a page into b and checks it.
 func readPage(f *os.File, s Spec, page int64, b []byte, want uint32) error {
-	at := page * s.PageBytes
-	if n, err := f.ReadAt(b, at); n < len(b) {
+	offset := page * s.PageBytes
+	if n, err := f.ReadAt(b, offset); n < len(b) {
 		if errors.Is(err, io.EOF) {
-			return damaged(f.Name(), "it ends at byte %d, in page %d", at+int64(n), page)
+			return damaged(f.Name(), "it ends at byte %d, in page %d", offset+int64(n), page)
 		}
 		return errs.New(errs.Device,
 			"%s: page %d (bytes from %d on): %w; look at the kernel's log for the storage behind it",
-			f.Name(), page, at, err)
+			f.Name(), page, offset, err)
 	}
 	if got := crc32.Checksum(b, castagnoli); got != want {
-		return mismatch(f.Name(), page, at, got, want)
+		return mismatch(f.Name(), page, offset, got, want)
 	}
 	return nil
 }

@@ -96,8 +96,8 @@ func (o *Opened) Options(s gpuio.StackOptions) gpuio.StackOptions {
 	if s.CoalesceBytes == 0 {
 		s.CoalesceBytes = max(longRead, o.Layout.ReadBytes())
 	}
-	if most := max(inFlight/max(s.CoalesceBytes, o.Layout.ReadBytes()), 1); s.Depth == 0 {
-		s.Depth = most
+	if limit := max(inFlight/max(s.CoalesceBytes, o.Layout.ReadBytes()), 1); s.Depth == 0 {
+		s.Depth = limit
 	}
 	return s
 }

@@ -163,9 +163,9 @@ func zeroSum(pageBytes int64) uint32 {
 }
 
 // mismatch names a page that is not what was written.
-func mismatch(place string, page, at int64, got, want uint32) error {
+func mismatch(place string, page, offset int64, got, want uint32) error {
 	return damaged(place, "page %d (bytes from %d on) has CRC32C %08x, and %08x was written", page,
-		at, got, want)
+		offset, got, want)
 }
 
 // FinishedError refuses to write into a store that is whole.

@@ -113,11 +113,11 @@ func (f *filler) pass(ctx context.Context, k kind,
 		f.mark = mark{ID: f.l.Spec.ID, Pass: k.name()}
 	}
 	for f.mark.First < f.l.Parts {
-		most := f.l.Parts
+		limit := f.l.Parts
 		if f.mark.Node > 0 { // the mark knows of no node of later parts
-			most = f.mark.End
+			limit = f.mark.End
 		}
-		end, buffers, err := f.group(k, f.mark.First, most)
+		end, buffers, err := f.group(k, f.mark.First, limit)
 		if err != nil {
 			return err
 		}
@@ -165,11 +165,11 @@ func (f *filler) sweep(ctx context.Context, k kind, buffers int64,
 
 // group returns the end of the parts from first on that are filled together, and the pages that
 // may be in memory.
-func (f *filler) group(k kind, first, most int) (end int, buffers int64, err error) {
+func (f *filler) group(k kind, first, limit int) (end int, buffers int64, err error) {
 	room := f.pool / f.l.Spec.PageBytes
 	own, static := int64(0), int64(0)
 	need := int64(0)
-	for end = first; end < most; end++ {
+	for end = first; end < limit; end++ {
 		o, s := k.buffers(end)
 		own, static = own+o, static+s
 		n := own + min(static, k.static().Pages) + int64(f.o.Workers)
@@ -218,15 +218,15 @@ func (f *filler) begin(k kind, left []uint32) error {
 			continue
 		}
 		for _, x := range k.pieces(int64(v), int(part), int64(f.newOf[v])) {
-			for at, n := x.at, x.bytes; n > 0; {
-				now := min(page-at%page, n)
+			for offset, n := x.offset, x.bytes; n > 0; {
+				now := min(page-offset%page, n)
 				if int(part) < f.mark.First {
-					earlier[at/page] += uint32(now)
+					earlier[offset/page] += uint32(now)
 				}
 				if int64(v) < f.mark.Node {
-					before[at/page] += uint32(now)
+					before[offset/page] += uint32(now)
 				}
-				at, n = at+now, n-now
+				offset, n = offset+now, n-now
 			}
 		}
 	}
@@ -241,7 +241,7 @@ func (f *filler) begin(k kind, left []uint32) error {
 // waits tells whether a page of the pieces is not whole.
 func (c *scatter) waits(all []piece) bool {
 	for _, x := range all {
-		for page := x.at / c.page; page*c.page < x.at+x.bytes; page++ {
+		for page := x.offset / c.page; page*c.page < x.offset+x.bytes; page++ {
 			if c.left[page] > 0 {
 				return true
 			}
@@ -322,7 +322,7 @@ func (f *filler) putRows(k kind, c *scatter, first, end int64, data []byte) erro
 		}
 		row := data[(v-first)*f.l.RowBytes:][:f.l.RowBytes]
 		for _, x := range k.pieces(v, part, int64(f.newOf[v])) {
-			if err := c.put(x.at, row); err != nil {
+			if err := c.put(x.offset, row); err != nil {
 				return err
 			}
 		}
@@ -347,11 +347,11 @@ func (f *filler) scanEdges(ctx context.Context, k kind, c *scatter) error {
 		all := k.pieces(v, part, id)
 		degree, old := uint32(f.topo.InDegree(v)), uint32(v)
 		for ; len(all) > 0; all = all[3:] {
-			if err := errors.Join(c.put(all[0].at, hostmem.Bytes([]uint32{degree})),
-				c.put(all[1].at, hostmem.Bytes([]uint32{old}))); err != nil {
+			if err := errors.Join(c.put(all[0].offset, hostmem.Bytes([]uint32{degree})),
+				c.put(all[1].offset, hostmem.Bytes([]uint32{old}))); err != nil {
 				return err
 			}
-			lists[n], n = all[2].at, n+1
+			lists[n], n = all[2].offset, n+1
 		}
 		return nil
 	}

@@ -182,8 +182,8 @@ func readTables(dir string, m *manifest) (*Layout, error) {
 		return nil, errs.With(errs.Device, err)
 	}
 	const head = int64(len(tablesMagic)) + 3*8
-	most := head + 8*(3*int64(l.Parts)+2+l.Nodes) + 4
-	if st.Size() < head+4 || st.Size() > most {
+	limit := head + 8*(3*int64(l.Parts)+2+l.Nodes) + 4
+	if st.Size() < head+4 || st.Size() > limit {
 		return nil, l.damaged("%s has %d bytes", path, st.Size())
 	}
 	if hostmem.Scarce(2*st.Size(), 1) {
@@ -199,10 +199,10 @@ func readTables(dir string, m *manifest) (*Layout, error) {
 		binary.LittleEndian.Uint32(b[end:]); got != said || string(b[:8]) != tablesMagic {
 		return nil, l.damaged("%s has CRC32C %08x, and says %08x", path, got, said)
 	}
-	at := len(tablesMagic)
+	pos := len(tablesMagic)
 	next := func() int64 {
-		at += 8
-		return int64(binary.LittleEndian.Uint64(b[at-8:]))
+		pos += 8
+		return int64(binary.LittleEndian.Uint64(b[pos-8:]))
 	}
 	parts, train := next(), next()
 	if parts != int64(l.Parts) || train < 0 || train > l.Nodes ||

@@ -70,8 +70,8 @@ func (l *Layout) PartOf(id int64) int {
 // StaticRank returns the rank of a node among the static ones; false: it is none of them.
 func (l *Layout) StaticRank(id int64) (int64, bool) {
 	p := l.PartOf(id)
-	at := id - l.Base[p]
-	return l.Statics[p] + at, at < l.Statics[p+1]-l.Statics[p]
+	index := id - l.Base[p]
+	return l.Statics[p] + index, index < l.Statics[p+1]-l.Statics[p]
 }
 
 // Section is what the edge pages of a part, or of the static nodes, hold. Its slices are views of

@@ -96,14 +96,14 @@ func (p *Planned) StaticNodeEdges(raw []byte) (Section, error) {
 // write writes an edge section of so many nodes; id gives the new number of each, in their order.
 func (p *Planned) write(raw []byte, nodes int64, id func(i int64) int64) {
 	all := hostmem.View[uint32](raw[:len(raw)/4*4])
-	at := 2 * nodes
+	pos := 2 * nodes
 	for i := range nodes {
 		v := int64(p.old[id(i)])
 		from, to := p.topo.Indptr[v], p.topo.Indptr[v+1]
 		all[i], all[nodes+i] = uint32(to-from), uint32(v)
 		for k := range to - from {
-			all[at] = p.newOf[p.topo.Neighbor(v, k)]
-			at++
+			all[pos] = p.newOf[p.topo.Neighbor(v, k)]
+			pos++
 		}
 	}
 }
@@ -151,8 +151,8 @@ func (e Even) Layout() (*Layout, error) {
 }
 
 // share is n·at/of without overflow; at is at most of.
-func share(n, at, of int64) int64 {
-	hi, lo := bits.Mul64(uint64(n), uint64(at))
+func share(n, part, of int64) int64 {
+	hi, lo := bits.Mul64(uint64(n), uint64(part))
 	q, _ := bits.Div64(hi, lo, uint64(of))
 	return int64(q)
 }

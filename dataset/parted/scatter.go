@@ -114,9 +114,9 @@ func (c *scatter) write() error {
 }
 
 // put puts bytes at a place, counted over all pages. Those of pages that are written are left out.
-func (c *scatter) put(at int64, data []byte) error {
+func (c *scatter) put(offset int64, data []byte) error {
 	for len(data) > 0 {
-		page, in := at/c.page, at%c.page
+		page, in := offset/c.page, offset%c.page
 		n := min(c.page-in, int64(len(data)))
 		if c.left[page] > 0 {
 			if c.slot[page] == 0 {
@@ -135,7 +135,7 @@ func (c *scatter) put(at int64, data []byte) error {
 				}
 			}
 		}
-		at, data = at+n, data[n:]
+		offset, data = offset+n, data[n:]
 	}
 	return nil
 }

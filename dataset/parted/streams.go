@@ -1,7 +1,7 @@
 package parted
 
 // piece is a place in the pages, in bytes over all pages, and a length.
-type piece struct{ at, bytes int64 }
+type piece struct{ offset, bytes int64 }
 
 // A kind is one of the two passes that fill the pages: of lists, and of rows.
 type kind interface {
@@ -44,12 +44,12 @@ func (k *rowKind) rewind() {}
 
 func (k *rowKind) pieces(_ int64, part int, id int64) []piece {
 	l := k.l
-	at := id - l.Base[part]
-	k.out[0] = piece{l.start(l.FeaturePages[part]) + at*l.RowBytes, l.RowBytes}
-	if at >= l.statics(part) {
+	index := id - l.Base[part]
+	k.out[0] = piece{l.start(l.FeaturePages[part]) + index*l.RowBytes, l.RowBytes}
+	if index >= l.statics(part) {
 		return k.out[:1]
 	}
-	k.out[1] = piece{l.start(l.StaticFeatures) + (l.Statics[part]+at)*l.RowBytes, l.RowBytes}
+	k.out[1] = piece{l.start(l.StaticFeatures) + (l.Statics[part]+index)*l.RowBytes, l.RowBytes}
 	return k.out[:2]
 }
 
@@ -105,20 +105,20 @@ func (k *listKind) rewind() {
 // pieces are the node's degree, its old number and its list; of a static node the same once more.
 func (k *listKind) pieces(v int64, part int, id int64) []piece {
 	l := k.l
-	at, nodes := id-l.Base[part], l.Base[part+1]-l.Base[part]
+	index, nodes := id-l.Base[part], l.Base[part+1]-l.Base[part]
 	first, bytes := l.start(l.EdgePages[part]), 4*(k.indptr[v+1]-k.indptr[v])
 	stream := 1
-	if at < l.statics(part) {
+	if index < l.statics(part) {
 		stream = 0
 	}
-	k.out[0] = piece{first + 4*at, 4}
-	k.out[1] = piece{first + 4*(nodes+at), 4}
+	k.out[0] = piece{first + 4*index, 4}
+	k.out[1] = piece{first + 4*(nodes+index), 4}
 	k.out[2] = piece{k.next[stream][part], bytes}
 	k.next[stream][part] += bytes
 	if stream == 1 {
 		return k.out[:3]
 	}
-	rank, first := l.Statics[part]+at, l.start(l.StaticEdges)
+	rank, first := l.Statics[part]+index, l.start(l.StaticEdges)
 	k.out[3] = piece{first + 4*rank, 4}
 	k.out[4] = piece{first + 4*(l.StaticNodes()+rank), 4}
 	k.out[5] = piece{k.next[2][part], bytes}

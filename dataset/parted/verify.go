@@ -49,7 +49,7 @@ func Folders(dir string) ([]string, error) {
 // the folder by theirs, then the edges of all parts: each node must be in one part, and
 // neighbours must be nodes. dataset, unless it is "", is the UUID that the layout must be of. What
 // is not finished, or in use, is noted. Damage has class device and names the folder.
-func Verify(ctx context.Context, dir, dataset string, told work.Progress) (_ *VerifyReport,
+func Verify(ctx context.Context, dir, dataset string, progress work.Progress) (_ *VerifyReport,
 	err error) {
 	r := &VerifyReport{Dir: dir}
 	m, err := readManifest(dir)
@@ -83,11 +83,11 @@ func Verify(ctx context.Context, dir, dataset string, told work.Progress) (_ *Ve
 			"the pages of the layout in %s are on SSDs and are checked with them", dir))
 		return r, nil
 	}
-	if r.Pages, err = pages.VerifyFolder(ctx, dir, &l.Spec, told); err != nil {
+	if r.Pages, err = pages.VerifyFolder(ctx, dir, &l.Spec, progress); err != nil {
 		return nil, err
 	}
 	r.Bytes = l.DiskBytes()
-	return r, l.verifyEdges(ctx, of, told)
+	return r, l.verifyEdges(ctx, of, progress)
 }
 
 // ownPartition opens the folder's own partition, where it has one.
@@ -109,7 +109,7 @@ func (l *Layout) ownPartition() (*partition.Partition, error) {
 
 // verifyEdges reads the edge sections of all parts from the folder.
 func (l *Layout) verifyEdges(ctx context.Context, of *partition.Partition,
-	told work.Progress) (err error) {
+	progress work.Progress) (err error) {
 	f, err := infile.Open(filepath.Join(l.Dir, pages.PagesName))
 	if err != nil {
 		return err
@@ -127,7 +127,7 @@ func (l *Layout) verifyEdges(ctx context.Context, of *partition.Partition,
 		if err := l.verifyPart(f, p, of, seen); err != nil {
 			return err
 		}
-		told.Report("verify edges of parts", int64(p+1), int64(l.Parts))
+		progress.Report("verify edges of parts", int64(p+1), int64(l.Parts))
 	}
 	return nil
 }

@@ -161,11 +161,11 @@ func (r *Reader) check(b []byte, off int64) error {
 		return nil
 	}
 	start := time.Now()
-	for at := int64(0); at < int64(len(b)); at += r.block {
-		end := min(at+r.block, int64(len(b)))
-		want := r.sums[(off+at)/r.block]
-		if got := crc32.Checksum(b[at:end], castagnoli); got != want {
-			return errs.With(errs.Device, &Mismatch{r.path, off + at, off + end,
+	for offset := int64(0); offset < int64(len(b)); offset += r.block {
+		end := min(offset+r.block, int64(len(b)))
+		want := r.sums[(off+offset)/r.block]
+		if got := crc32.Checksum(b[offset:end], castagnoli); got != want {
+			return errs.With(errs.Device, &Mismatch{r.path, off + offset, off + end,
 				fmt.Sprintf("CRC32C %08x, the seal says %08x", got, want)})
 		}
 	}
@@ -254,7 +254,7 @@ func inPieces(ctx context.Context, from, to int64, fn func(from, to int64) error
 	var next atomic.Int64
 	var mu sync.Mutex
 	var failed error
-	at := n
+	failedPiece := n
 	var wg sync.WaitGroup
 	for range min(int64(hostcpu.Count()), n) {
 		wg.Go(func() {
@@ -270,8 +270,8 @@ func inPieces(ctx context.Context, from, to int64, fn func(from, to int64) error
 				}
 				if err != nil {
 					mu.Lock()
-					if i < at {
-						at, failed = i, err
+					if i < failedPiece {
+						failedPiece, failed = i, err
 					}
 					mu.Unlock()
 					next.Store(n) // pieces before this one are under way
@@ -288,7 +288,7 @@ func inPieces(ctx context.Context, from, to int64, fn func(from, to int64) error
 // of dst once that is checked, with its place in dst, while it is still in a core's cache; many
 // calls run at once. Pieces begin and end on multiples of 8 bytes of dst, its end aside.
 func (r *Reader) ReadAll(ctx context.Context, dst []byte, off int64,
-	see func(at int64, b []byte) error) error {
+	see func(offset int64, b []byte) error) error {
 	if off%8 != 0 && see != nil { // pieces end on multiples of blocks of the file
 		if err := r.ReadAll(ctx, dst, off, nil); err != nil {
 			return err
@@ -310,7 +310,7 @@ func (r *Reader) ReadAll(ctx context.Context, dst []byte, off int64,
 // CheckMapped is ReadAll of a file that is mapped from its start to its end: it shows see the
 // payload that begins at off.
 func (r *Reader) CheckMapped(ctx context.Context, mem []byte, off int64,
-	see func(at int64, b []byte) error) error {
+	see func(offset int64, b []byte) error) error {
 	return inPieces(ctx, 0, int64(len(mem)), func(from, to int64) error {
 		if err := r.check(mem[from:to], from); err != nil {
 			return err
@@ -331,9 +331,9 @@ func (r *Reader) Verify(ctx context.Context, done func(bytes int64), bad func(*M
 		if err := r.read(b, from); err != nil {
 			return err
 		}
-		for at := from; at < to; at += r.block {
-			end := min(at+r.block, to)
-			err := r.check(b[at-from:end-from], at)
+		for offset := from; offset < to; offset += r.block {
+			end := min(offset+r.block, to)
+			err := r.check(b[offset-from:end-from], offset)
 			var m *Mismatch
 			if errors.As(err, &m) {
 				bad(m)

@@ -50,7 +50,7 @@ type File struct {
 	SHA256 []byte `json:"sha256,omitempty"`
 	Rows   int64  `json:"rows,omitempty"`
 
-	at int64 // where its checksums begin in the manifest
+	offset int64 // where its checksums begin in the manifest
 }
 
 func (f *File) blocks() int64 { return (f.Bytes + f.Block - 1) / f.Block }
@@ -143,7 +143,7 @@ func Open(dir string) (*Manifest, error) {
 			"%s: version %d is unknown, this heliosctl reads %d; use the heliosctl that wrote it",
 			m.Path(), m.Version, Version)
 	}
-	at := int64(len(head) + len("\n01234567\n"))
+	offset := int64(len(head) + len("\n01234567\n"))
 	for i := range m.Files {
 		f := &m.Files[i]
 		if f.Bytes < 0 || f.Block < Page || f.Block > pieceBytes || f.Block&(f.Block-1) != 0 ||
@@ -151,16 +151,16 @@ func Open(dir string) (*Manifest, error) {
 			return nil, m.damaged(fmt.Sprintf("%q has %d bytes in blocks of %d", f.Name, f.Bytes,
 				f.Block))
 		}
-		f.at = at
-		at += 4 * f.blocks()
+		f.offset = offset
+		offset += 4 * f.blocks()
 	}
 	st, err := f.Stat()
 	if err != nil {
 		return nil, errs.New(errs.Device, "%s: %w", m.Path(), err)
 	}
-	if st.Size() != at {
+	if st.Size() != offset {
 		return nil, m.damaged(fmt.Sprintf("it has %d bytes, its list of files needs %d",
-			st.Size(), at))
+			st.Size(), offset))
 	}
 	return m, nil
 }
@@ -178,7 +178,7 @@ func (m *Manifest) checksums(e *File) ([]uint32, error) {
 	}
 	defer func() { _ = f.Close() }() // read only
 	b := make([]byte, 4*e.blocks())
-	if _, err := f.ReadAt(b, e.at); err != nil {
+	if _, err := f.ReadAt(b, e.offset); err != nil {
 		return nil, errs.New(errs.Device, "%s: %w", m.Path(), err)
 	}
 	if crc32.Checksum(b, castagnoli) != e.Sums {

@@ -36,7 +36,7 @@ type bitReader struct {
 	size int64 // bytes
 	buf  []byte
 	base int64 // of buf in the stream
-	at   int   // next byte of buf
+	next int   // next byte of buf
 	acc  uint64
 	have uint // bits of acc, at its top
 	err  error
@@ -47,7 +47,7 @@ func newBitReader(r io.ReaderAt, size int64) *bitReader {
 }
 
 // pos is the number of the next bit.
-func (b *bitReader) pos() int64 { return (b.base+int64(b.at))*8 - int64(b.have) }
+func (b *bitReader) pos() int64 { return (b.base+int64(b.next))*8 - int64(b.have) }
 
 // seek goes to a bit.
 func (b *bitReader) seek(bit int64) {
@@ -57,10 +57,10 @@ func (b *bitReader) seek(bit int64) {
 		return
 	}
 	b.acc, b.have = 0, 0
-	if at := bit/8 - b.base; at >= 0 && at <= int64(len(b.buf)) {
-		b.at = int(at)
+	if index := bit/8 - b.base; index >= 0 && index <= int64(len(b.buf)) {
+		b.next = int(index)
 	} else {
-		b.base, b.at, b.buf = bit/8, 0, b.buf[:0]
+		b.base, b.next, b.buf = bit/8, 0, b.buf[:0]
 	}
 	if k := uint(bit % 8); k > 0 {
 		b.read(k)
@@ -70,17 +70,17 @@ func (b *bitReader) seek(bit int64) {
 // fill brings at least 32 bits into acc where the stream has them.
 func (b *bitReader) fill() {
 	for b.have < 32 {
-		if len(b.buf)-b.at >= 4 {
-			b.acc |= uint64(binary.BigEndian.Uint32(b.buf[b.at:])) << (32 - b.have)
-			b.at += 4
+		if len(b.buf)-b.next >= 4 {
+			b.acc |= uint64(binary.BigEndian.Uint32(b.buf[b.next:])) << (32 - b.have)
+			b.next += 4
 			b.have += 32
 			return
 		}
-		if b.at == len(b.buf) && !b.more() {
+		if b.next == len(b.buf) && !b.more() {
 			return
 		}
-		b.acc |= uint64(b.buf[b.at]) << (56 - b.have)
-		b.at++
+		b.acc |= uint64(b.buf[b.next]) << (56 - b.have)
+		b.next++
 		b.have += 8
 	}
 }
@@ -88,7 +88,7 @@ func (b *bitReader) fill() {
 // more reads the next part of the stream into buf.
 func (b *bitReader) more() bool {
 	b.base += int64(len(b.buf))
-	b.at = 0
+	b.next = 0
 	n := min(int64(cap(b.buf)), b.size-b.base)
 	if n <= 0 || b.err != nil {
 		b.buf = b.buf[:0]

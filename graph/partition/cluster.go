@@ -15,8 +15,8 @@ import (
 func (s *streamer) fromClusters(ctx context.Context) (done bool, err error) {
 	t, w := s.w.t, s.w
 	// A part of the mean size has room for one cluster more: so there always is one with room.
-	most := s.room - (t.NumNodes+int64(s.o.Parts)-1)/int64(s.o.Parts)
-	if most < 2 {
+	limit := s.room - (t.NumNodes+int64(s.o.Parts)-1)/int64(s.o.Parts)
+	if limit < 2 {
 		return false, nil
 	}
 	mem, err := hostmem.Alloc(4*t.NumNodes, "sizes of clusters")
@@ -37,7 +37,7 @@ func (s *streamer) fromClusters(ctx context.Context) (done bool, err error) {
 			old := w.label[v]
 			best, score := old, w.count[old]
 			for _, l := range w.met {
-				if n := w.count[l]; l != old && int64(size[l]) < most &&
+				if n := w.count[l]; l != old && int64(size[l]) < limit &&
 					(n > score || n == score && best != old && s.before(l, best)) {
 					best, score = l, n
 				}
@@ -56,7 +56,7 @@ func (s *streamer) fromClusters(ctx context.Context) (done bool, err error) {
 	if g == nil || err != nil {
 		return false, err
 	}
-	part := g.partition(coarseOptions{parts: s.o.Parts, room: s.room, most: most, seed: s.o.Seed})
+	part := g.partition(coarseOptions{parts: s.o.Parts, room: s.room, limit: limit, seed: s.o.Seed})
 	for v, l := range w.label {
 		w.label[v] = part[l]
 	}
@@ -135,16 +135,16 @@ type pairTable struct {
 	key    []uint64 // 0 is no pair: the two differ
 	weight []uint32
 	used   int64
-	most   int64
+	limit  int64
 	mem    [2][]byte
 }
 
-func newPairTable(most int64) (*pairTable, error) {
+func newPairTable(limit int64) (*pairTable, error) {
 	slots := int64(16)
-	for slots*3/4 < most {
+	for slots*3/4 < limit {
 		slots *= 2
 	}
-	p := &pairTable{most: most}
+	p := &pairTable{limit: limit}
 	for i, bytes := range []int64{8 * slots, 4 * slots} {
 		var err error
 		if p.mem[i], err = hostmem.Alloc(bytes, "edges between clusters"); err != nil {
@@ -162,20 +162,20 @@ func (p *pairTable) close() error {
 // add counts a pair; false where there is no room for it.
 func (p *pairTable) add(key uint64) bool {
 	mask := uint64(len(p.key) - 1)
-	at := word(key, 0) & mask
-	for p.key[at] != key {
-		if p.key[at] == 0 {
-			if p.used == p.most {
+	slot := word(key, 0) & mask
+	for p.key[slot] != key {
+		if p.key[slot] == 0 {
+			if p.used == p.limit {
 				return false
 			}
 			p.used++
-			p.key[at] = key
+			p.key[slot] = key
 			break
 		}
-		at = (at + 1) & mask
+		slot = (slot + 1) & mask
 	}
-	if p.weight[at] != math.MaxUint32 {
-		p.weight[at]++
+	if p.weight[slot] != math.MaxUint32 {
+		p.weight[slot]++
 	}
 	return true
 }

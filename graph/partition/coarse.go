@@ -17,9 +17,9 @@ type coarse struct {
 
 // coarseOptions are those of the whole: parts, the nodes that a part and a cluster may have.
 type coarseOptions struct {
-	parts      int
-	room, most int64
-	seed       uint64
+	parts       int
+	room, limit int64
+	seed        uint64
 }
 
 // How the graph of clusters is partitioned: it is made smaller, again by clusters, until it has
@@ -45,13 +45,13 @@ func newCoarse(size []uint32, pairs []pair) *coarse {
 	}
 	g.adj = make([]uint32, 2*len(pairs))
 	g.weight = make([]uint32, 2*len(pairs))
-	at := slices.Clone(g.start)
+	next := slices.Clone(g.start)
 	for _, p := range pairs {
 		a, b := uint32(p.key>>32), uint32(p.key)
-		g.adj[at[a]], g.weight[at[a]] = b, p.weight
-		g.adj[at[b]], g.weight[at[b]] = a, p.weight
-		at[a]++
-		at[b]++
+		g.adj[next[a]], g.weight[next[a]] = b, p.weight
+		g.adj[next[b]], g.weight[next[b]] = a, p.weight
+		next[a]++
+		next[b]++
 	}
 	return g
 }
@@ -97,7 +97,7 @@ func (c *tally) clear() {
 
 // cluster finds clusters of up to most nodes by label propagation, and returns them and their
 // number.
-func (g *coarse) cluster(most int64, seed uint64) ([]uint32, int) {
+func (g *coarse) cluster(limit int64, seed uint64) ([]uint32, int) {
 	n := len(g.size)
 	label, size := make([]uint32, n), make([]int64, n)
 	for i := range label {
@@ -111,7 +111,7 @@ func (g *coarse) cluster(most int64, seed uint64) ([]uint32, int) {
 			old, s := label[v], int64(g.size[v])
 			best, score := old, c.count[old]
 			for _, l := range c.met {
-				if x := c.count[l]; l != old && size[l]+s <= most && (x > score || x == score &&
+				if x := c.count[l]; l != old && size[l]+s <= limit && (x > score || x == score &&
 					best != old && word(uint64(l), seed) < word(uint64(best), seed)) {
 					best, score = l, x
 				}
@@ -128,14 +128,14 @@ func (g *coarse) cluster(most int64, seed uint64) ([]uint32, int) {
 			break
 		}
 	}
-	g.joinSingles(most, label, size, &c)
+	g.joinSingles(limit, label, size, &c)
 	return label, renumber(label, make([]uint32, n))
 }
 
 // joinSingles puts nodes that are alone, as their neighbours' clusters are full, into clusters with
 // others whose heaviest neighbour is in the same cluster; and those without neighbours into
 // clusters with each other.
-func (g *coarse) joinSingles(most int64, label []uint32, size []int64, c *tally) {
+func (g *coarse) joinSingles(limit int64, label []uint32, size []int64, c *tally) {
 	open := map[uint32]uint32{} // by the neighbours' cluster: the one to join
 	for v := range uint32(len(label)) {
 		l := label[v]
@@ -151,7 +151,7 @@ func (g *coarse) joinSingles(most int64, label []uint32, size []int64, c *tally)
 		}
 		c.clear()
 		to, there := open[near]
-		if !there || size[to]+size[l] > most {
+		if !there || size[to]+size[l] > limit {
 			open[near] = l
 			continue
 		}
@@ -190,9 +190,10 @@ func (g *coarse) contract(label []uint32, n int) *coarse {
 // partition returns the part of each node.
 func (g *coarse) partition(o coarseOptions) []uint32 {
 	if len(g.size) > coarsest*o.parts {
-		label, n := g.cluster(o.most, o.seed)
+		label, n := g.cluster(o.limit, o.seed)
 		if float64(n) < leastShrink*float64(len(g.size)) {
-			up := g.contract(label, n).partition(coarseOptions{o.parts, o.room, o.most, o.seed + 1})
+			up := g.contract(label, n).partition(
+				coarseOptions{o.parts, o.room, o.limit, o.seed + 1})
 			of := make([]uint32, len(g.size))
 			for v := range of {
 				of[v] = up[label[v]]
@@ -204,17 +205,17 @@ func (g *coarse) partition(o coarseOptions) []uint32 {
 	var best []uint32
 	least := uint64(0)
 	for try := range uint64(tries) {
-		at := o
-		at.seed = word(try, o.seed)
+		attempt := o
+		attempt.seed = word(try, o.seed)
 		of := make([]uint32, len(g.size))
 		for v := range of {
 			of[v] = none
 		}
 		if try%2 == 0 {
-			g.grow(of, at)
+			g.grow(of, attempt)
 		}
-		g.refine(of, at, 1)
-		g.refine(of, at, 0)
+		g.refine(of, attempt, 1)
+		g.refine(of, attempt, 0)
 		if cut := g.cut(of); best == nil || cut < least {
 			best, least = of, cut
 		}

@@ -46,11 +46,11 @@ type head struct {
 }
 
 // layout tells where the parts begin in the file, and where it ends.
-func (h *head) layout(line int) (sums, at, end int64) {
+func (h *head) layout(line int) (sums, begin, end int64) {
 	sums = (4*h.Nodes + h.Block - 1) / h.Block
-	at = int64(line+tailBytes) + 4*sums
-	at = (at + hostmem.PageBytes - 1) &^ (hostmem.PageBytes - 1)
-	return sums, at, at + 4*h.Nodes
+	begin = int64(line+tailBytes) + 4*sums
+	begin = (begin + hostmem.PageBytes - 1) &^ (hostmem.PageBytes - 1)
+	return sums, begin, begin + 4*h.Nodes
 }
 
 // Write writes the file.
@@ -58,20 +58,20 @@ func (p *Partition) Write(w io.Writer) error {
 	h := head{Info: p.Info, Block: blockBytes}
 	data := hostmem.Bytes(p.Of)
 	var sums []byte
-	for at := 0; at < len(data); at += blockBytes {
+	for pos := 0; pos < len(data); pos += blockBytes {
 		sums = binary.LittleEndian.AppendUint32(sums,
-			crc32.Checksum(data[at:min(at+blockBytes, len(data))], castagnoli))
+			crc32.Checksum(data[pos:min(pos+blockBytes, len(data))], castagnoli))
 	}
 	h.Sums = crc32.Checksum(sums, castagnoli)
 	line, err := json.Marshal(h)
 	if err != nil {
 		return err
 	}
-	_, at, _ := h.layout(len(line))
+	_, begin, _ := h.layout(len(line))
 	b := bufio.NewWriterSize(w, 1<<20)
 	_, _ = fmt.Fprintf(b, "%s\n%08x\n", line, crc32.Checksum(line, castagnoli))
 	_, _ = b.Write(sums)
-	_, _ = b.Write(make([]byte, at-int64(len(line)+tailBytes+len(sums))))
+	_, _ = b.Write(make([]byte, begin-int64(len(line)+tailBytes+len(sums))))
 	_, _ = b.Write(data)
 	return b.Flush() // the first error of all
 }
@@ -107,12 +107,12 @@ func open(f io.ReaderAt, size int64, path string) (*Partition, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, at, end := h.layout(line)
+	n, begin, end := h.layout(line)
 	if size != end {
 		return nil, bad("it has %d bytes, %d nodes need %d", size, h.Nodes, end)
 	}
 	// As many bytes are there, so the file itself bounds what is allocated.
-	sums := make([]byte, at-int64(line+tailBytes))
+	sums := make([]byte, begin-int64(line+tailBytes))
 	if _, err := f.ReadAt(sums, int64(line+tailBytes)); err != nil {
 		return nil, errs.New(errs.Device, "%s: %w", path, err)
 	}
@@ -121,7 +121,7 @@ func open(f io.ReaderAt, size int64, path string) (*Partition, error) {
 	}
 	for _, b := range sums[4*n:] {
 		if b != 0 {
-			return nil, bad("something stands between its checksums and byte %d", at)
+			return nil, bad("something stands between its checksums and byte %d", begin)
 		}
 	}
 	mem, err := hostmem.Alloc(4*h.Nodes, "parts of nodes")
@@ -129,24 +129,24 @@ func open(f io.ReaderAt, size int64, path string) (*Partition, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	p := &Partition{Info: h.Info, Of: hostmem.View[uint32](mem), mem: mem}
-	if err := p.read(f, at, sums, bad); err != nil {
+	if err := p.read(f, begin, sums, bad); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
 }
 
 // read fills and checks the parts.
-func (p *Partition) read(f io.ReaderAt, at int64, sums []byte,
+func (p *Partition) read(f io.ReaderAt, offset int64, sums []byte,
 	bad func(format string, a ...any) error) error {
 	for from := int64(0); from < int64(len(p.mem)); from += blockBytes {
 		b := p.mem[from:min(from+blockBytes, int64(len(p.mem)))]
-		if _, err := f.ReadAt(b, at+from); err != nil {
+		if _, err := f.ReadAt(b, offset+from); err != nil {
 			return errs.With(errs.Device, err)
 		}
 		want := binary.LittleEndian.Uint32(sums[from/blockBytes*4:])
 		if got := crc32.Checksum(b, castagnoli); got != want {
-			return bad("bytes %d to %d have CRC32C %08x, not %08x", at+from,
-				at+from+int64(len(b))-1, got, want)
+			return bad("bytes %d to %d have CRC32C %08x, not %08x", offset+from,
+				offset+from+int64(len(b))-1, got, want)
 		}
 	}
 	for v, part := range p.Of {

@@ -121,7 +121,7 @@ func undirected[T metis.Number](ctx context.Context, lib *metis.Library, t *grap
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, hostmem.Free(mem)) }()
-	at := hostmem.View[int64](mem) // of the next entry of v in at[v+1], in the end its end
+	next := hostmem.View[int64](mem) // of the next entry of v in at[v+1], in the end its end
 	each := func(f func(u, v int64)) error {
 		v := int64(0)
 		return t.Scan(ctx, func(first int64, ids []uint32) error {
@@ -137,14 +137,14 @@ func undirected[T metis.Number](ctx context.Context, lib *metis.Library, t *grap
 		})
 	}
 	if err := each(func(a, b int64) {
-		at[a]++
-		at[b]++
+		next[a]++
+		next[b]++
 	}); err != nil {
 		return nil, err
 	}
 	entries := int64(0)
 	for v := range n + 1 {
-		at[v], entries = entries, entries+at[v]
+		next[v], entries = entries, entries+next[v]
 	}
 	u = &undirectedGraph[T]{}
 	if u.mem[0], err = hostmem.Alloc((n+1)*lib.IDBytes(), "undirected graph"); err != nil {
@@ -155,16 +155,16 @@ func undirected[T metis.Number](ctx context.Context, lib *metis.Library, t *grap
 	}
 	u.start, u.adj = hostmem.View[T](u.mem[0]), hostmem.View[T](u.mem[1])
 	if err := each(func(a, b int64) {
-		u.adj[at[a]], u.adj[at[b]] = T(b), T(a)
-		at[a]++
-		at[b]++
+		u.adj[next[a]], u.adj[next[b]] = T(b), T(a)
+		next[a]++
+		next[b]++
 	}); err != nil {
 		return nil, errors.Join(err, u.free())
 	}
 	from, to := int64(0), int64(0)
 	for v := range n {
-		list := u.adj[from:at[v]]
-		from = at[v]
+		list := u.adj[from:next[v]]
+		from = next[v]
 		slices.Sort(list)
 		list = slices.Compact(list)
 		u.start[v] = T(to)

@@ -175,10 +175,10 @@ func Make(ctx context.Context, t *graph.Topology, o Options) (p *Partition, err 
 		p.Info.Stats, err = p.Measure(ctx, t, o.Progress)
 		p.Info.EdgePasses++
 	}
-	if most := o.room(t.NumNodes); err == nil && p.Info.MaxNodes > most {
+	if room := o.room(t.NumNodes); err == nil && p.Info.MaxNodes > room {
 		p.Notes = append(p.Notes, fmt.Sprintf(
 			"%s missed the balance that was asked for: a part has %d nodes, more than %d; %s keeps to it",
-			p.Info.Method, p.Info.MaxNodes, most, Stream))
+			p.Info.Method, p.Info.MaxNodes, room, Stream))
 	}
 	return p, err
 }

@@ -112,16 +112,16 @@ func (w *walker) deal(place func(v int64) uint32) {
 		hi++
 	}
 	w.look()
-	at := 0
+	from := 0
 	for v := lo; v < hi; v++ {
 		to := int(w.t.Indptr[v+1] - w.from)
-		w.add(v, lo, at, to)
+		w.add(v, lo, from, to)
 		w.addVote(v)
 		w.label[v] = place(v)
 		for _, l := range w.met {
 			w.count[l] = 0
 		}
-		w.met, at = w.met[:0], to
+		w.met, from = w.met[:0], to
 	}
 	w.vote(lo, hi)
 	if lo < hi {
@@ -129,10 +129,10 @@ func (w *walker) deal(place func(v int64) uint32) {
 	}
 	if lo == hi && len(w.ids) == w.limit {
 		w.add(lo, lo, 0, len(w.ids))
-		at, w.long = len(w.ids), true
+		from, w.long = len(w.ids), true
 	}
-	w.from += int64(at)
-	w.ids, w.next = append(w.ids[:0], w.ids[at:]...), hi
+	w.from += int64(from)
+	w.ids, w.next = append(w.ids[:0], w.ids[from:]...), hi
 }
 
 // look finds the labels of all ids, on all threads: these are the jumps through memory.
@@ -192,11 +192,11 @@ func (w *walker) vote(lo, hi int64) {
 	for i := range threads {
 		first, end := n*i/threads, n*(i+1)/threads
 		wg.Go(func() {
-			at := int64(0)
+			from := int64(0)
 			for v := lo; v < hi; v++ {
 				to := w.t.Indptr[v+1] - w.from
-				list, l := w.ids[at:to], uint64(w.label[v])
-				at = to
+				list, l := w.ids[from:to], uint64(w.label[v])
+				from = to
 				if w.long && v == lo {
 					continue
 				}

@@ -33,11 +33,11 @@ const (
 
 // signature tells a kind by bytes at an offset.
 type signature struct {
-	kind Kind
-	at   int
-	text string
-	name string // with its article
-	next string // what to do with it
+	kind   Kind
+	offset int
+	text   string
+	name   string // with its article
+	next   string // what to do with it
 }
 
 const (
@@ -113,7 +113,7 @@ func (k File) Foreign() bool { return k.Kind == Zip || k.Kind >= Pickle }
 // Of looks at the start of a file, of which tail are the last bytes, or nil.
 func Of(head, tail []byte) File {
 	for _, s := range signatures {
-		if len(head) < s.at || !bytes.HasPrefix(head[s.at:], []byte(s.text)) {
+		if len(head) < s.offset || !bytes.HasPrefix(head[s.offset:], []byte(s.text)) {
 			continue
 		}
 		// Short signatures that numbers or text may have by chance need more.
@@ -202,9 +202,9 @@ func sniff(f *os.File) (File, error) {
 	return Of(head[:min(len(head), sniffed)], tail), err
 }
 
-func part(f *os.File, at int64) ([]byte, error) {
+func part(f *os.File, offset int64) ([]byte, error) {
 	b := make([]byte, 16<<10)
-	n, err := f.ReadAt(b, at)
+	n, err := f.ReadAt(b, offset)
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}

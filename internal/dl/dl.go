@@ -12,19 +12,19 @@ import (
 // have those symbols. Where it lacks some, the error names them and none is bound.
 func Bind(library uintptr, fns map[string]any) error {
 	var missing []string
-	at := map[string]uintptr{}
+	address := map[string]uintptr{}
 	for symbol := range fns {
 		p, err := Symbol(library, symbol)
 		if err != nil {
 			missing = append(missing, symbol)
 		}
-		at[symbol] = p
+		address[symbol] = p
 	}
 	if len(missing) > 0 {
 		slices.Sort(missing)
 		return fmt.Errorf("lacks %s", strings.Join(missing, ", "))
 	}
-	for symbol, p := range at {
+	for symbol, p := range address {
 		Register(fns[symbol], p)
 	}
 	return nil

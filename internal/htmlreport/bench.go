@@ -88,9 +88,9 @@ const farAbove = 4
 
 // addLimits draws the limits of a figure's y values, which of makes of a row.
 func (f *figure) addLimits(all []ioRow, x parameter, of func(r *ioRow) float64) {
-	most := 0.0
+	largest := 0.0
 	for i := range all {
-		most = max(most, of(&all[i]))
+		largest = max(largest, of(&all[i]))
 	}
 	rowSizes := distinct(all, func(r *ioRow) float64 { return r.RowBytes })
 	var far []string
@@ -108,7 +108,7 @@ func (f *figure) addLimits(all []ioRow, x parameter, of func(r *ioRow) float64) 
 			return of(r) * l.of(r) / r.IOPS
 		}) {
 			least := slices.MinFunc(s.Points, func(a, b point) int { return cmp.Compare(a.Y, b.Y) })
-			if s.Limit = true; least.Y > farAbove*most {
+			if s.Limit = true; least.Y > farAbove*largest {
 				far = append(far, fmt.Sprintf("%s (%s %s)", s.Name, f.Y.text(least.Y), f.Y.Label))
 				continue
 			}
@@ -230,7 +230,7 @@ func distinct[T any](all []T, of func(*T) float64) int {
 // lines makes a series for each name, of the median where several values have one x. What is
 // no number is left out.
 func lines[T any](all []T, name func(*T) string, x, y func(*T) float64) (out []series) {
-	at := map[string]int{}
+	index := map[string]int{}
 	var values []map[float64][]float64
 	for i := range all {
 		r := &all[i]
@@ -238,12 +238,12 @@ func lines[T any](all []T, name func(*T) string, x, y func(*T) float64) (out []s
 			continue
 		}
 		n := name(r)
-		if _, ok := at[n]; !ok {
-			at[n] = len(out)
+		if _, ok := index[n]; !ok {
+			index[n] = len(out)
 			out = append(out, series{Name: n})
 			values = append(values, map[float64][]float64{})
 		}
-		v := values[at[n]]
+		v := values[index[n]]
 		v[x(r)] = append(v[x(r)], y(r))
 	}
 	for i := range out {

@@ -130,14 +130,14 @@ func (f *figure) values() table {
 // lineValues has a row for each x and a column for each series.
 func (f *figure) lineValues() table {
 	t := table{Head: []string{f.X.Label}}
-	at := map[float64]int{}
+	rowOf := map[float64]int{}
 	for i, s := range f.Series {
 		t.Head = append(t.Head, s.Name)
 		for _, p := range s.Points {
-			row, ok := at[p.X]
+			row, ok := rowOf[p.X]
 			if !ok {
 				row = len(t.Rows)
-				at[p.X] = row
+				rowOf[p.X] = row
 				t.Rows = append(t.Rows, append([]string{f.X.text(p.X)},
 					make([]string, len(f.Series))...))
 			}

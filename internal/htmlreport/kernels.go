@@ -137,18 +137,18 @@ func kernels(s *Source) (section, error) {
 	for _, k := range kernelFigures[s.Verb] {
 		f := figure{Kind: kindSpans, Title: k.title, Note: k.note,
 			X: axis{Label: k.label, Share: k.share}}
-		at := map[string]int{}
+		index := map[string]int{}
 		var all [][]rate
 		for i := range rows {
 			r, ok := k.of(&rows[i])
 			if !ok {
 				continue
 			}
-			if _, is := at[r.name]; !is {
-				at[r.name] = len(all)
+			if _, is := index[r.name]; !is {
+				index[r.name] = len(all)
 				all = append(all, nil)
 			}
-			all[at[r.name]] = append(all[at[r.name]], r)
+			all[index[r.name]] = append(all[index[r.name]], r)
 		}
 		for _, same := range all { // the median over rounds, and the range over all of them
 			b := bar{Name: same[0].name, Lo: same[0].Min, Hi: same[0].Max}

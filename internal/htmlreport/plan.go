@@ -173,17 +173,17 @@ func plannedTime(all []planned) figure {
 		Note: "Marks tell the bottleneck; the line goes through all.",
 		X:    axis{Label: label, Whole: true}, Y: axis{Label: "seconds"}}
 	line := series{Name: "epoch"}
-	at := map[string]int{}
+	index := map[string]int{}
 	var marks []series
 	for i := range all {
 		p := single(xs[i], all[i].Seconds)
 		line.Points = append(line.Points, p)
 		b := all[i].Bottleneck
-		if _, is := at[b]; !is {
-			at[b] = len(marks)
+		if _, is := index[b]; !is {
+			index[b] = len(marks)
 			marks = append(marks, series{Name: "limit: " + b, Marks: true})
 		}
-		marks[at[b]].Points = append(marks[at[b]].Points, p)
+		marks[index[b]].Points = append(marks[index[b]].Points, p)
 	}
 	slices.SortFunc(line.Points, func(a, b point) int {
 		switch {

@@ -201,17 +201,17 @@ func (e *tracedEvent) what() string {
 
 // busyShare is the share of the time in which a lane has a span. spans are in their order.
 func busyShare(spans []tracedEvent, lane int, end float64) float64 {
-	sum, first, at := 0.0, -1.0, 0.0
+	sum, first, covered := 0.0, -1.0, 0.0
 	for _, e := range spans {
 		if e.Lane != lane {
 			continue
 		}
 		if first < 0 {
-			first, at = e.Start, e.Start
+			first, covered = e.Start, e.Start
 		}
-		if to := e.Start + e.Dur; to > at {
-			sum += to - max(at, e.Start)
-			at = to
+		if to := e.Start + e.Dur; to > covered {
+			sum += to - max(covered, e.Start)
+			covered = to
 		}
 	}
 	if first < 0 || end <= first {

@@ -113,15 +113,15 @@ func train(sources []*Source) (section, error) {
 
 // experiments groups runs by what their commands have, seeds aside.
 func experiments(runs []trained) (all []experiment) {
-	at := map[string]int{}
+	index := map[string]int{}
 	var options [][]string
 	for _, r := range runs {
 		o := r.s.options()
 		key := r.s.Dataset + "\x00" + r.result.Mode + "\x00" + strings.Join(o, "\x00")
-		i, ok := at[key]
+		i, ok := index[key]
 		if !ok {
 			i = len(all)
-			at[key] = i
+			index[key] = i
 			all = append(all, experiment{name: r.result.Mode})
 			options = append(options, o)
 		}
@@ -339,15 +339,15 @@ func trainTable(all []experiment) table {
 			later := one.later()
 			var seconds, bytes []float64
 			best, loss := "–", "–"
-			most := -1.0
+			highest := -1.0
 			for _, e := range later {
 				seconds, bytes = append(seconds, e.Seconds), append(bytes, e.Bytes)
 			}
 			for _, e := range r.epochs {
 				loss = decimal(e.Loss)
-				if e.Val != nil && *e.Val > most {
-					most = *e.Val
-					best = percent(most)
+				if e.Val != nil && *e.Val > highest {
+					highest = *e.Val
+					best = percent(highest)
 				}
 			}
 			each, read := "–", "–"

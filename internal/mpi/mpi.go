@@ -228,17 +228,17 @@ func (w *World) begin() (err error) {
 	if err != nil {
 		return err
 	}
-	at := unsafe.Pointer(&w.mem[0])
-	err = check("MPI_Init_thread", w.lib.initThread(nil, nil, threadFunneled, at))
+	cell := unsafe.Pointer(&w.mem[0])
+	err = check("MPI_Init_thread", w.lib.initThread(nil, nil, threadFunneled, cell))
 	if err := errors.Join(err, keep.restore()); err != nil {
 		return err
 	}
-	n := (*int32)(at)
-	if err := check("MPI_Comm_rank", w.lib.rank(w.lib.world, at)); err != nil {
+	n := (*int32)(cell)
+	if err := check("MPI_Comm_rank", w.lib.rank(w.lib.world, cell)); err != nil {
 		return err
 	}
 	w.Rank = int(*n)
-	if err := check("MPI_Comm_size", w.lib.size(w.lib.world, at)); err != nil {
+	if err := check("MPI_Comm_size", w.lib.size(w.lib.world, cell)); err != nil {
 		return err
 	}
 	w.Size = int(*n)
@@ -318,11 +318,11 @@ func (w *World) exchange(ctx context.Context, out [][]byte, sizes []int) ([][]by
 		return nil, w.last
 	}
 	sum := [2]int{}
-	most := 0
+	longest := 0
 	for r := range w.Size {
 		if r != w.Rank {
 			sum[0], sum[1] = sum[0]+len(out[r]), sum[1]+sizes[r]
-			most = max(most, len(out[r]), sizes[r])
+			longest = max(longest, len(out[r]), sizes[r])
 		}
 	}
 	from, err := w.areas[0].room(max(sum[0], 1))
@@ -341,8 +341,8 @@ func (w *World) exchange(ctx context.Context, out [][]byte, sizes []int) ([][]by
 			receives[r], to = to[:sizes[r]], to[sizes[r]:]
 		}
 	}
-	for at := 0; at < most; at += mostBytes {
-		if err := w.part(ctx, sends, receives, at); err != nil {
+	for pos := 0; pos < longest; pos += mostBytes {
+		if err := w.part(ctx, sends, receives, pos); err != nil {
 			w.last = err
 			return nil, err
 		}
@@ -356,9 +356,9 @@ func (w *World) exchange(ctx context.Context, out [][]byte, sizes []int) ([][]by
 }
 
 // part sends and receives the bytes of all messages from at on, as far as one message goes.
-func (w *World) part(ctx context.Context, sends, receives [][]byte, at int) error {
+func (w *World) part(ctx context.Context, sends, receives [][]byte, pos int) error {
 	piece := func(b []byte) []byte {
-		return b[min(at, len(b)):min(at+mostBytes, len(b))]
+		return b[min(pos, len(b)):min(pos+mostBytes, len(b))]
 	}
 	var open []int
 	for r := range w.Size {

@@ -14,7 +14,7 @@ type door struct {
 	listener net.Listener
 	arrivals chan arrival
 	quit     chan struct{} // nobody takes arrivals any more
-	most     int           // connections that have not said who they are
+	limit    int           // connections that have not said who they are
 
 	mu     sync.Mutex
 	silent []net.Conn // those that have not said who they are, in the order in which they came
@@ -42,7 +42,7 @@ func (d *door) serve(wg *sync.WaitGroup, receive func(net.Conn) (arrival, error)
 			}
 			continue
 		}
-		d.sendOldestAway(d.most)
+		d.sendOldestAway(d.limit)
 		d.mu.Lock()
 		d.silent = append(d.silent, c)
 		d.mu.Unlock()

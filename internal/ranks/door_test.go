@@ -41,7 +41,7 @@ func TestSilentStrangersKeepNobodyOut(t *testing.T) {
 			l = &scarce{Listener: listener}
 		}
 		d := &door{listener: l, arrivals: make(chan arrival), quit: make(chan struct{}),
-			most: most}
+			limit: most}
 		var wg sync.WaitGroup
 		served := make(chan struct{})
 		go func() {

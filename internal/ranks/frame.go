@@ -57,7 +57,7 @@ func (h header) encode(part []byte) (b [headerBytes]byte) {
 }
 
 // readFrame reads a frame of up to most bytes into buf, which it may replace by a larger one.
-func readFrame(r io.Reader, buf []byte, most int) (header, []byte, error) {
+func readFrame(r io.Reader, buf []byte, limit int) (header, []byte, error) {
 	var b [headerBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
 		return header{}, buf, err
@@ -72,7 +72,7 @@ func readFrame(r io.Reader, buf []byte, most int) (header, []byte, error) {
 	}
 	h := header{b[4], binary.LittleEndian.Uint32(b[8:]), binary.LittleEndian.Uint32(b[12:]),
 		binary.LittleEndian.Uint64(b[16:])}
-	if int64(h.length) > int64(most) || h.total > mostMessage || uint64(h.length) > h.total {
+	if int64(h.length) > int64(limit) || h.total > mostMessage || uint64(h.length) > h.total {
 		return h, buf, fmt.Errorf("a frame of %d bytes of %d", h.length, h.total)
 	}
 	if cap(buf) < int(h.length) {
@@ -97,9 +97,9 @@ func tooLong(rank int, host string, n uint64) error {
 
 // cut shortens the text of an error to what an abort carries.
 func cut(s string) string {
-	const most = 2000
-	if len(s) > most {
-		return s[:most] + "…"
+	const limit = 2000
+	if len(s) > limit {
+		return s[:limit] + "…"
 	}
 	return s
 }

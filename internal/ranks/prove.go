@@ -122,8 +122,8 @@ func send(c net.Conn, kind uint8, b []byte) error {
 }
 
 // expect reads a message of a kind.
-func expect(c net.Conn, kind uint8, most int) ([]byte, error) {
-	f, b, err := readFrame(c, nil, most)
+func expect(c net.Conn, kind uint8, limit int) ([]byte, error) {
+	f, b, err := readFrame(c, nil, limit)
 	if err == nil && f.kind != kind {
 		err = fmt.Errorf("a message of kind %d comes where one of kind %d should", f.kind, kind)
 	}

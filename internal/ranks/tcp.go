@@ -139,12 +139,12 @@ func (g *overTCP) me() hello {
 
 // gatherRanks is the first rank's part of meeting.
 func (g *overTCP) gatherRanks(ctx context.Context) error {
-	at, err := g.listen(ctx)
+	listener, err := g.listen(ctx)
 	if err != nil {
 		return err
 	}
 	peers, links := make([]string, g.l.Size), make([]*proven, g.l.Size)
-	if err := g.accept(ctx, at, g.l.Size-1, "", func(p *peer, link *proven, h hello) {
+	if err := g.accept(ctx, listener, g.l.Size-1, "", func(p *peer, link *proven, h hello) {
 		links[p.rank] = link
 		host, _, err := net.SplitHostPort(p.conn.RemoteAddr().String())
 		if err == nil {
@@ -170,7 +170,7 @@ func (g *overTCP) accept(ctx context.Context, listener net.Listener, n int, toke
 	defer stop()
 	meet, cancel := context.WithCancel(ctx)
 	d := &door{listener: listener, arrivals: make(chan arrival), quit: make(chan struct{}),
-		most: 2 * MaxSize}
+		limit: 2 * MaxSize}
 	var wg sync.WaitGroup
 	defer func() {
 		close(d.quit)
@@ -269,24 +269,24 @@ func (g *overTCP) absent() (all []int) {
 }
 
 // notCome is the error where the time is up.
-func (g *overTCP) notCome(at net.Listener, refused error) error {
+func (g *overTCP) notCome(listener net.Listener, refused error) error {
 	switch {
 	case refused != nil:
 		return fmt.Errorf("ranks %v did not come, and the last that was refused: %w", g.absent(),
 			refused)
-	case g.l.Rank == 0 && at.Addr().(*net.TCPAddr).IP.IsLoopback():
+	case g.l.Rank == 0 && listener.Addr().(*net.TCPAddr).IP.IsLoopback():
 		return fmt.Errorf(
 			"ranks %v did not come; MASTER_ADDR is %s here, which no other machine reaches: give all ranks rank 0's address in their network",
-			g.absent(), at.Addr())
+			g.absent(), listener.Addr())
 	}
 	return fmt.Errorf("ranks %v did not come", g.absent())
 }
 
 // named is the name by which another process calls its machine, as errors show it.
 func named(host string) string {
-	const most = 64
-	if len(host) > most {
-		host = strings.ToValidUTF8(host[:most], "") + "…"
+	const limit = 64
+	if len(host) > limit {
+		host = strings.ToValidUTF8(host[:limit], "") + "…"
 	}
 	if strings.ContainsFunc(host, func(c rune) bool { return c <= ' ' || !unicode.IsPrint(c) }) {
 		return strconv.Quote(host)

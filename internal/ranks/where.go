@@ -51,13 +51,13 @@ func loopback(all []netip.Addr) bool {
 }
 
 // mayMeet refuses an address that others reach where ranks would believe anybody.
-func (o Options) mayMeet(at string, all []netip.Addr) error {
+func (o Options) mayMeet(where string, all []netip.Addr) error {
 	if loopback(all) || len(o.Secret) > 0 || o.Insecure {
 		return nil
 	}
 	return errs.New(errs.Refused,
 		"ranks meet at %s, which other machines reach, and share no secret: anybody there could take a rank's place; give all ranks the same secret by $HELIOS_RANK_SECRET or option rank-secret-file, or allow it by option rank-insecure in a network of your own",
-		at)
+		where)
 }
 
 // listen opens the port at which the others find the first rank: at the address that all know.
@@ -82,11 +82,11 @@ func (g *overTCP) listen(ctx context.Context) (net.Listener, error) {
 	}
 	why := "not reached from other machines"
 	if !inside || !g.othersCome(host) {
-		at, err := openOne(ctx, all, port)
+		listener, err := openOne(ctx, all, port)
 		switch {
 		case err == nil:
 			if err := g.o.mayMeet("MASTER_ADDR="+shown, all); err != nil {
-				_ = at.Close()
+				_ = listener.Close()
 				return nil, err
 			}
 			if inside && (g.l.Nodes > 1 || g.l.Nodes == 0 && !isLiteral(host) && host != "localhost") {
@@ -94,7 +94,7 @@ func (g *overTCP) listen(ctx context.Context) (net.Listener, error) {
 					"rank 0 listens at MASTER_ADDR=%s, %s; where ranks run there, give all of them its address in their network, or the same secret (option rank-secret-file), with which it listens at all addresses",
 					shown, why))
 			}
-			return at, nil
+			return listener, nil
 		case !errors.Is(err, syscall.EADDRNOTAVAIL):
 			return nil, err
 		case !secret:
@@ -143,12 +143,12 @@ func (g *overTCP) listenAt(ctx context.Context, port string) (net.Listener, erro
 	if host == "" {
 		return open(ctx, ":"+port)
 	}
-	at, err := openOne(ctx, all, port)
+	listener, err := openOne(ctx, all, port)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) {
 		err = errs.New(errs.Usage, "option rank-listen %s is no address of rank 0's machine, %s (%w)",
 			g.o.Listen, hostname(), err)
 	}
-	return at, err
+	return listener, err
 }
 
 func listed(all []netip.Addr) string {
@@ -170,14 +170,14 @@ func openOne(ctx context.Context, all []netip.Addr, port string) (l net.Listener
 	return l, err
 }
 
-func open(ctx context.Context, at string) (net.Listener, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", at)
+func open(ctx context.Context, address string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, errs.New(errs.Usage,
-			"%s is in use, by another run or program; give another MASTER_PORT (%w)", at, err)
+			"%s is in use, by another run or program; give another MASTER_PORT (%w)", address, err)
 	case err != nil && !errors.Is(err, syscall.EADDRNOTAVAIL):
-		return nil, errs.New(errs.Usage, "rank 0 cannot listen at %s (%w)", at, err)
+		return nil, errs.New(errs.Usage, "rank 0 cannot listen at %s (%w)", address, err)
 	}
 	return l, err
 }

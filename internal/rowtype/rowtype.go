@@ -149,19 +149,19 @@ func (t Type) Encode(dst []byte, src []float32) (scale float32, err error) {
 }
 
 func encodeInt8(q []byte, src []float32) (scale float32, err error) {
-	var most float32
-	at := 0
+	var largest float32
+	index := 0
 	for i, x := range src {
 		if x-x != 0 {
 			return 0, &RangeError{Int8, i, x}
 		}
-		if a := math.Float32frombits(math.Float32bits(x) &^ (1 << 31)); a > most {
-			most, at = a, i
+		if a := math.Float32frombits(math.Float32bits(x) &^ (1 << 31)); a > largest {
+			largest, index = a, i
 		}
 	}
-	scale = most / 127
+	scale = largest / 127
 	if full := scale * 127; full-full != 0 {
-		return 0, &RangeError{Int8, at, src[at]}
+		return 0, &RangeError{Int8, index, src[index]}
 	}
 	if scale == 0 { // all zero, or so small that nothing is left
 		clear(q)

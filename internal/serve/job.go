@@ -245,7 +245,7 @@ func (j *job) choose() (epoch int, group []*loader) {
 // orderOf merges what ranks still have to get: in the order of the epoch, but for a rank that is
 // ahead of another by more than its slots, which goes on beside it.
 func orderOf(group []*loader, world int) (batches []int) {
-	type turn struct{ at, batch int }
+	type turn struct{ pos, batch int }
 	var all []turn
 	least := group[0].next
 	for _, l := range group {
@@ -257,7 +257,7 @@ func orderOf(group []*loader, world int) (batches []int) {
 			all = append(all, turn{k - ahead, k*world + l.rank})
 		}
 	}
-	slices.SortStableFunc(all, func(a, b turn) int { return a.at - b.at })
+	slices.SortStableFunc(all, func(a, b turn) int { return a.pos - b.pos })
 	for _, t := range all {
 		batches = append(batches, t.batch)
 	}

@@ -19,16 +19,16 @@ const (
 
 // memory is how much rings, lists of nodes and requests may take together.
 type memory struct {
-	most int64
-	used atomic.Int64
+	limit int64
+	used  atomic.Int64
 }
 
 func (m *memory) take(n int64) error {
-	if now := m.used.Add(n); now > m.most {
+	if now := m.used.Add(n); now > m.limit {
 		m.used.Add(-n)
 		return errs.New(errs.Capability,
 			"the rings of this daemon's clients and what they ask for may take %s together, and another %s is too much; use fewer slots or smaller batches, or give the daemon a larger %v",
-			units.FormatBytes(m.most), units.FormatBytes(n), errs.Key("memory"))
+			units.FormatBytes(m.limit), units.FormatBytes(n), errs.Key("memory"))
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ type Placer interface {
 	// Place makes a place at an offset of a file that has room for so many bytes, both multiples
 	// of 4096. A batch may turn out larger; its place is then valid all the same, and only its
 	// first bytes are in the file.
-	Place(fd int, at, bytes int64) (Place, error)
+	Place(fd int, offset, bytes int64) (Place, error)
 }
 
 // Place is where the first tensor of a batch goes.
@@ -112,7 +112,7 @@ type DeviceMemory interface {
 	File() (fd int, bytes int64)
 	// Put writes tensors of the batch that is being emitted to their offsets behind at. When it
 	// returns they are there, for all processes.
-	Put(at int64, tensors []Tensor, offsets []int64) error
+	Put(offset int64, tensors []Tensor, offsets []int64) error
 	// Close lets go of our side. Clients keep theirs.
 	Close() error
 }
@@ -214,7 +214,7 @@ func New(c Config) *Server {
 	if c.credentials == nil {
 		c.credentials = credentials
 	}
-	return &Server{Config: c, memory: memory{most: c.Memory}}
+	return &Server{Config: c, memory: memory{limit: c.Memory}}
 }
 
 // Serve accepts clients until ctx ends, ends their sessions, and returns nil.
@@ -284,11 +284,11 @@ func (s *Server) admit(x *session) error {
 	if i < 0 { // it has its place, or is being sent away
 		return nil
 	}
-	most := int64(s.MaxClients)
-	if x.foreign && most > 1 {
-		most--
+	limit := int64(s.MaxClients)
+	if x.foreign && limit > 1 {
+		limit--
 	}
-	if s.clients.Load() >= most {
+	if s.clients.Load() >= limit {
 		return s.full()
 	}
 	s.silent = slices.Delete(s.silent, i, i+1)

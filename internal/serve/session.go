@@ -108,8 +108,8 @@ func (x *session) readAll(to chan<- *request) error {
 	for first := helloTimeout; ; first = 0 {
 		greeted, taken := first == 0, int64(0)
 		x.w.room = func(n int64) error {
-			if most := int64(map[bool]int{false: maxSmall, true: maxFrame}[greeted]); n > most {
-				return errs.New(errs.Usage, "protocol: a frame of %d bytes; %d is the most", n, most)
+			if limit := int64(map[bool]int{false: maxSmall, true: maxFrame}[greeted]); n > limit {
+				return errs.New(errs.Usage, "protocol: a frame of %d bytes; %d is the most", n, limit)
 			}
 			if n > maxSmall {
 				taken = n * decoded

@@ -21,15 +21,15 @@ const shownBytes = 16
 // whole of a smaller device. The text is bounded and has no control characters.
 func Unknown(head, tail []byte) string {
 	if !Blank(head) {
-		at := firstByte(head)
-		return fmt.Sprintf("something unknown, not empty: byte %d and the next look like %s", at,
-			look(head[at:]))
+		first := firstByte(head)
+		return fmt.Sprintf("something unknown, not empty: byte %d and the next look like %s", first,
+			look(head[first:]))
 	}
 	if !Blank(tail) {
-		at := firstByte(tail)
+		first := firstByte(tail)
 		return fmt.Sprintf(
 			"something unknown, not empty: the bytes from %d before its end look like %s",
-			len(tail)-at, look(tail[at:]))
+			len(tail)-first, look(tail[first:]))
 	}
 	return ""
 }

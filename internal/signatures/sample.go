@@ -27,8 +27,8 @@ func Places(deviceBytes int64, draw func(n int64) int64) []int64 {
 		return nil
 	}
 	out := copies(deviceBytes)
-	for at := first; at <= 128*mib; at += mib {
-		out = append(out, at)
+	for offset := first; offset <= 128*mib; offset += mib {
+		out = append(out, offset)
 	}
 	blocks := (last-first)/SampleBytes + 1
 	for i := range int64(samples) {
@@ -40,7 +40,7 @@ func Places(deviceBytes int64, draw func(n int64) int64) []int64 {
 		}
 	}
 	out = append(out, last)
-	out = slices.DeleteFunc(out, func(at int64) bool { return at < first || at > last })
+	out = slices.DeleteFunc(out, func(offset int64) bool { return offset < first || offset > last })
 	slices.Sort(out)
 	return slices.Compact(out)
 }
@@ -92,20 +92,20 @@ var deepMarks = []Mark{
 }
 
 // Sampled describes what a sample at a place of a device holds, or is "" for a blank one.
-func Sampled(at int64, block []byte) string {
+func Sampled(offset int64, block []byte) string {
 	if Blank(block) {
 		return ""
 	}
 	for _, m := range deepMarks {
 		if end := int(m.At) + len(m.Text); end <= len(block) &&
 			string(block[m.At:end]) == m.Text {
-			return fmt.Sprintf("%s (its copy at byte %d)", m.What, at)
+			return fmt.Sprintf("%s (its copy at byte %d)", m.What, offset)
 		}
 	}
 	if what := Find(block, nil, 0); what != "" {
-		return fmt.Sprintf("%s (at byte %d)", what, at)
+		return fmt.Sprintf("%s (at byte %d)", what, offset)
 	}
 	i := firstByte(block)
 	return fmt.Sprintf("something unknown, not empty: byte %d and the next look like %s",
-		at+int64(i), look(block[i:]))
+		offset+int64(i), look(block[i:]))
 }

@@ -76,7 +76,7 @@ func Find(head, tail []byte, deviceBytes int64) string {
 
 // All names everything that Find looks for, each thing once.
 func All(head, tail []byte, deviceBytes int64) []string {
-	at := func(off, n int64) []byte {
+	bytesAt := func(off, n int64) []byte {
 		if off >= 0 && off+n <= int64(len(head)) {
 			return head[off : off+n]
 		}
@@ -96,14 +96,14 @@ func All(head, tail []byte, deviceBytes int64) []string {
 		}
 	}
 	for _, m := range marks {
-		if bytes.Equal(at(m.At, int64(len(m.Text))), []byte(m.Text)) {
+		if bytes.Equal(bytesAt(m.At, int64(len(m.Text))), []byte(m.Text)) {
 			add(m.What)
 		}
 	}
 	// Linux RAID 1.0 sits 8 KiB before the end, on a 4 KiB bound; 0.90 in the last full 64 KiB.
 	raid := []byte("\xfc\x4e\x2b\xa9")
-	if bytes.Equal(at((deviceBytes/512-16)&^7*512, 4), raid) ||
-		bytes.Equal(at(deviceBytes&^0xffff-0x10000, 4), raid) {
+	if bytes.Equal(bytesAt((deviceBytes/512-16)&^7*512, 4), raid) ||
+		bytes.Equal(bytesAt(deviceBytes&^0xffff-0x10000, 4), raid) {
 		add("a Linux RAID member")
 	}
 	// ZFS has two labels of 256 KiB at each end, and in the second half of each a ring of
@@ -112,7 +112,7 @@ func All(head, tail []byte, deviceBytes int64) []string {
 	end := deviceBytes &^ (label - 1)
 	for off := int64(label / 2); off < label; off += 1024 {
 		for _, from := range []int64{0, label, end - 2*label, end - label} {
-			if b := at(max(from, 0)+off, 8); b != nil &&
+			if b := bytesAt(max(from, 0)+off, 8); b != nil &&
 				(binary.LittleEndian.Uint64(b) == 0x00bab10c ||
 					binary.BigEndian.Uint64(b) == 0x00bab10c) {
 				add("a ZFS pool")
@@ -121,7 +121,7 @@ func All(head, tail []byte, deviceBytes int64) []string {
 	}
 	// A boot signature alone may be the boot code of a file system; with a used entry it is a
 	// table.
-	if b := at(0, 512); b != nil && b[510] == 0x55 && b[511] == 0xaa && len(out) == 0 {
+	if b := bytesAt(0, 512); b != nil && b[510] == 0x55 && b[511] == 0xaa && len(out) == 0 {
 		what := "a boot sector or an empty MBR partition table"
 		for i := 446; i < 510; i += 16 {
 			if b[i+4] != 0 && b[i]&0x7f == 0 {
@@ -140,13 +140,13 @@ func UUIDs(head []byte) []string {
 	for _, f := range []struct {
 		magicAt int
 		magic   string
-		at      int
+		idAt    int
 	}{{1024 + 0x38, "\x53\xef", 1024 + 0x68}, {0, "XFSB", 32}, {0x10040, "_BHRfS_M", 0x10020}} {
-		if len(head) < max(f.magicAt+len(f.magic), f.at+16) ||
+		if len(head) < max(f.magicAt+len(f.magic), f.idAt+16) ||
 			string(head[f.magicAt:f.magicAt+len(f.magic)]) != f.magic {
 			continue
 		}
-		u := head[f.at : f.at+16]
+		u := head[f.idAt : f.idAt+16]
 		out = append(out, fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]))
 	}
 	return out

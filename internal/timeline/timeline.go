@@ -188,19 +188,19 @@ func (r *Recorder) track(name string) *track {
 // lane finds the first line of a track that is free from start on, or begins one.
 func (r *Recorder) lane(name string, start, end int64) (tid int) {
 	t := r.track(name)
-	at := 0
+	earliest := 0
 	for i := range t.lanes {
 		if t.lanes[i].end <= start {
 			t.lanes[i].end = end
 			return t.lanes[i].tid
 		}
-		if t.lanes[i].end < t.lanes[at].end {
-			at = i
+		if t.lanes[i].end < t.lanes[earliest].end {
+			earliest = i
 		}
 	}
 	if len(t.lanes) == maxLanes {
-		t.lanes[at].end = max(t.lanes[at].end, end)
-		return t.lanes[at].tid
+		t.lanes[earliest].end = max(t.lanes[earliest].end, end)
+		return t.lanes[earliest].tid
 	}
 	r.tids++
 	t.lanes = append(t.lanes, lane{r.tids, end})

@@ -208,14 +208,14 @@ func Spark(v []float64) string {
 	if len(v) == 0 {
 		return ""
 	}
-	least, most := slices.Min(v), slices.Max(v)
+	least, largest := slices.Min(v), slices.Max(v)
 	var b strings.Builder
 	for _, x := range v {
-		at := 0.0
-		if most > least { // which NaN never is
-			at = (x - least) / (most - least) * float64(len(marks)-1)
+		height := 0.0
+		if largest > least { // which NaN never is
+			height = (x - least) / (largest - least) * float64(len(marks)-1)
 		}
-		b.WriteRune(marks[int(min(max(at, 0), float64(len(marks)-1)))])
+		b.WriteRune(marks[int(min(max(height, 0), float64(len(marks)-1)))])
 	}
 	return b.String()
 }

@@ -110,8 +110,8 @@ func (s *Schemas) of(t reflect.Type) any {
 // object returns the schema of a struct, or a reference to it.
 func (s *Schemas) object(t reflect.Type) any {
 	name := t.Name()
-	if at := strings.LastIndexByte(t.PkgPath(), '/'); at >= 0 && name != "" {
-		name = t.PkgPath()[at+1:] + "." + name
+	if slash := strings.LastIndexByte(t.PkgPath(), '/'); slash >= 0 && name != "" {
+		name = t.PkgPath()[slash+1:] + "." + name
 	}
 	ref := map[string]any{"$ref": "#/$defs/" + name}
 	if _, has := s.Defs[name]; has && name != "" {

@@ -150,13 +150,13 @@ func layOut(header []string, rows [][]string, width int) string {
 }
 
 // figures tells whether a column holds numbers, and nothing else but dashes.
-func figures(rows [][]string, at int) bool {
+func figures(rows [][]string, column int) bool {
 	some := false
 	for _, r := range rows {
-		if at >= len(r) || slices.Contains([]string{"", "-", "–"}, r[at]) {
+		if column >= len(r) || slices.Contains([]string{"", "-", "–"}, r[column]) {
 			continue
 		}
-		if !figure.MatchString(r[at]) {
+		if !figure.MatchString(r[column]) {
 			return false
 		}
 		some = true

@@ -62,15 +62,15 @@ func escape(s, keep string) string {
 }
 
 // bound cuts a text that is longer than most bytes, and says by how much.
-func bound(s string, most int) string {
-	if len(s) <= most {
+func bound(s string, limit int) string {
+	if len(s) <= limit {
 		return s
 	}
-	at := most
-	for at > 0 && !utf8.RuneStart(s[at]) {
-		at--
+	end := limit
+	for end > 0 && !utf8.RuneStart(s[end]) {
+		end--
 	}
-	return fmt.Sprintf("%s… (%d more bytes)", s[:at], len(s)-at)
+	return fmt.Sprintf("%s… (%d more bytes)", s[:end], len(s)-end)
 }
 
 // escapeJSON writes what encoding/json leaves as it is and a terminal may act on, DEL, C1 controls

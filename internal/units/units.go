@@ -78,15 +78,15 @@ func FormatBytes(n int64) string {
 // FormatCount writes a count for people: 1234567 is "1.23 M".
 func FormatCount(v float64) string {
 	for _, u := range []struct {
-		at   float64
+		size float64
 		name string
 	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
-		from := 0.9995 * u.at // what three digits would round up to it
+		from := 0.9995 * u.size // what three digits would round up to it
 		if u.name == "k" {
 			from = 9999.5
 		}
 		if math.Abs(v) >= from {
-			return strconv.FormatFloat(v/u.at, 'g', 3, 64) + " " + u.name
+			return strconv.FormatFloat(v/u.size, 'g', 3, 64) + " " + u.name
 		}
 	}
 	if v != math.Trunc(v) {
@@ -175,9 +175,9 @@ func ParseCount(s string) (int64, error) {
 		return n, nil
 	}
 	digits, scale := s, 1.0
-	if at := len(s) - 1; at > 0 {
-		if by := map[byte]float64{'k': 1e3, 'm': 1e6, 'g': 1e9, 't': 1e12}[s[at]|0x20]; by > 0 {
-			digits, scale = s[:at], by
+	if last := len(s) - 1; last > 0 {
+		if by := map[byte]float64{'k': 1e3, 'm': 1e6, 'g': 1e9, 't': 1e12}[s[last]|0x20]; by > 0 {
+			digits, scale = s[:last], by
 		}
 	}
 	v, err := strconv.ParseFloat(digits, 64)
