@@ -83,7 +83,7 @@ type Meta struct {
 	Sealed     bool     `yaml:"sealed,omitempty"` // there is a manifest beside this file
 }
 
-// Source says how a dataset was made.
+// Source describes how a dataset was made.
 type Source struct {
 	Kind    string            `yaml:"kind"` // "sbm", "rmat", "communities", "npy", "edges", "debian"
 	From    []string          `yaml:"from,omitempty"`
@@ -192,7 +192,7 @@ func (m *Meta) decode(text []byte) error {
 // MaxDim keeps a row below 1 MiB, so that it fits one checksum chunk.
 const MaxDim = 1 << 18
 
-// Path tells where a file of the dataset lies.
+// Path returns the path of a file of the dataset lies.
 func (d *Dataset) Path(name string) string { return d.path(name) }
 
 // Dir is the directory as given to Open.

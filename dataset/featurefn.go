@@ -73,7 +73,7 @@ func parseFeatureFn(s string, def uint64) (seed uint64, err error) {
 	return seed, nil
 }
 
-// featureFnText tells how dataset.yaml names it.
+// featureFnText returns its name in dataset.yaml.
 func featureFnText(seed uint64) string { return "hash:" + strconv.FormatUint(seed, 10) }
 
 // ParseFeatureFn reads --feature-fn for dim features.

@@ -161,7 +161,7 @@ func (d *folder) checkSeal(toSeal bool) error {
 	return m.CheckHeads(&d.checked)
 }
 
-// unread tells whether no run reads a file of this dataset.
+// unread reports whether no run reads a file of this dataset.
 func (d *folder) unread(name string) bool { return name == FeaturesName && d.meta.FeatureFn != "" }
 
 // functionSum returns what a feature function counts for in the identity; empty where features.npy

@@ -43,10 +43,10 @@ func SealBlock(name string) int64 {
 	return seal.Block
 }
 
-// Sealed says whether the dataset has checksums that its files are held against.
+// Sealed reports whether the dataset has checksums that its files are held against.
 func (d *Dataset) Sealed() bool { return d.sealed() }
 
-// SealInfo says what of the files was checked so far.
+// SealInfo counts the files that were checked so far.
 type SealInfo struct {
 	Sealed       bool    `json:"sealed"`
 	CheckedBytes int64   `json:"checked_bytes"`
@@ -107,7 +107,7 @@ type BadFile struct {
 	What string `json:"what"`
 }
 
-// FilesReport says what VerifyFiles has read.
+// FilesReport counts the files that VerifyFiles has read.
 type FilesReport struct {
 	Sealed   bool      `json:"sealed"`
 	Files    int       `json:"files"`
@@ -235,9 +235,9 @@ func (d *folder) sumFiles(ctx context.Context, names []string, read func(int64))
 	return files, nil
 }
 
-// Seal seals the dataset in dir, once its arrays are what its UUID says; names.txt and the rest of
+// Seal seals the dataset in dir, once its arrays agree with its UUID; names.txt and the rest of
 // dataset.yaml are sealed as they are. A dataset that is sealed is verified and stays as it is:
-// what disagrees with its seal is never sealed again. anew says whether there is a seal now that
+// what disagrees with its seal is never sealed again. anew reports whether there is a seal now that
 // was not there.
 func Seal(ctx context.Context, dir string, progress work.Progress) (r FilesReport, anew bool,
 	err error) {

@@ -10,7 +10,7 @@ import (
 // Communities with hubs: a graph whose parts are clean and yet do not suffice. Nodes form groups,
 // and most of a node's neighbours are of its own group, so a partitioner finds the groups and cuts
 // few edges. The features of a node say next to nothing of its class. Those of a few hubs do, which
-// lie in all groups, and everybody has some among its neighbours. Who samples within parts alone
+// lie in all groups, and everybody has some among its neighbours. Sampling within parts alone
 // loses most hubs with the edges that are cut; who keeps the nodes of the highest out-degree in
 // memory, which are the hubs, loses none.
 //
@@ -81,7 +81,7 @@ func (c *CommunityOptions) record(options map[string]string) {
 	}
 }
 
-// hubs is how many of the first ranks are hubs.
+// hubs is the number of hubs, which are the first ranks.
 func (g *generator) hubs() int64 {
 	n := int64(float64(g.Communities.Hubs * float64(g.Nodes)))
 	return min(max(n, int64(g.Classes)), g.Nodes)
@@ -101,8 +101,8 @@ func (g *generator) placeOf(rank int64) (class, community int64) {
 	return rank / count % classes, rank % count
 }
 
-// far is how many times further from the origin the centre of a rank's features is than those of
-// its class are in general.
+// far is the factor by which the centre of a rank's features is further from the origin than those
+// of its class are in general.
 func (g *generator) far(rank int64) float32 {
 	if g.Kind == kindCommunities && rank < g.hubs() {
 		return float32(g.Communities.HubSignal / g.Signal)

@@ -44,8 +44,8 @@ type GenerateOptions struct {
 	// Communities shape the kind of that name.
 	Communities CommunityOptions
 	// TrainFraction and ValFraction of the nodes go to these splits (0.6 and 0.2 where neither is
-	// given), and TestFraction to test: 0 means the rest, and below 0 none. What is left is in no
-	// split.
+	// given), and TestFraction to test: 0 means the rest, and below 0 none. The other nodes are in
+	// no split.
 	TrainFraction, ValFraction, TestFraction float64
 	// FeatureFn makes rows a function of their number, as "hash" or "hash:7" ("hash" takes Seed),
 	// and stores none. They say nothing about the class then.
@@ -231,7 +231,7 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 
 func formatFloat(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
-// What a counter of StreamGenerate is for: its last word.
+// The last word of a counter of StreamGenerate names its use.
 const (
 	genPermute uint32 = iota
 	genDegree
@@ -253,10 +253,10 @@ const (
 // Kinds are the kinds of graphs that Generate makes.
 var Kinds = []string{kindSBM, kindRMAT, kindCommunities}
 
-// Homophilous tells whether the edges of a kind know classes.
+// Homophilous reports whether the edges of a kind know classes.
 func Homophilous(kind string) bool { return kind != kindRMAT }
 
-// Grouped tells whether a kind takes CommunityOptions.
+// Grouped reports whether a kind takes CommunityOptions.
 func Grouped(kind string) bool { return kind == kindCommunities }
 
 type generator struct {

@@ -16,7 +16,7 @@ import (
 )
 
 // An import that is killed goes on where it was. Its directory has a journal: a line of JSON for
-// each step that is on the disk, written and synced after what it tells of. What was done later
+// each step that is on the disk, written and synced after the step itself. Work that was done later
 // than the last line is done again.
 const (
 	JournalName    = "import.journal"
@@ -57,7 +57,7 @@ type arrayDone struct {
 	Width int64  `json:"width,omitempty"`
 }
 
-// journal is nil where nothing is to be gone on with; its methods that end it may then be called.
+// journal is nil where nothing is to be resumed; its methods that end it may then be called.
 type journal struct {
 	f    *os.File
 	path string // as the user knows it
@@ -83,13 +83,13 @@ func newJournal(f *os.File, path string) *journal {
 		partial: map[string]edges.ArrayMark{}}
 }
 
-// worth says whether there is anything that another run need not do again.
+// worth reports whether there is anything that another run need not do again.
 func (j *journal) worth() bool {
 	return j != nil && (len(j.runs) > 0 || j.topology != nil || len(j.done) > 0 ||
 		len(j.partial) > 0)
 }
 
-// where says how far it is.
+// where describes how far it is.
 func (j *journal) where() string {
 	switch {
 	case j.topology != nil || len(j.runs) == 0:
@@ -469,7 +469,7 @@ func (s *Staging) sweep() error {
 	return nil
 }
 
-// Leave closes a directory that another run goes on with.
+// Leave closes a directory that another run resumes.
 func (s *Staging) Leave() error {
 	err := s.journal.close()
 	if s.lock != nil {
@@ -479,20 +479,20 @@ func (s *Staging) Leave() error {
 	return err
 }
 
-// Keeps says whether an import that ended with err leaves its directory for another run: when it
+// Keeps reports whether an import that ended with err leaves its directory for another run: when it
 // was interrupted, not when its input or the disk is at fault.
 func (s *Staging) Keeps(err error) bool {
 	return s.journal.worth() && (errors.Is(err, context.Canceled) ||
 		errors.Is(err, context.DeadlineExceeded))
 }
 
-// Where says what is done of what another run can go on with.
+// Where describes the work that another run can resume.
 func (s *Staging) Where() string { return s.journal.where() }
 
-// Journaled tells whether another run can go on with what is being written.
+// Journaled reports whether another run can resume what is being written.
 func (s *Staging) Journaled() bool { return s.journal != nil }
 
-// Topology tells what became of the edges, where an interrupted import has written them.
+// Topology returns the counts of the edges, where an interrupted import has written them.
 func (s *Staging) Topology() (c edges.Counts, ok bool) {
 	if s.journal == nil || s.journal.topology == nil {
 		return c, false
@@ -500,10 +500,10 @@ func (s *Staging) Topology() (c edges.Counts, ok bool) {
 	return *s.journal.topology, true
 }
 
-// Merging tells whether an interrupted import had begun to write the topology.
+// Merging reports whether an interrupted import had begun to write the topology.
 func (s *Staging) Merging() bool { return s.journal != nil && s.journal.merged != nil }
 
-// HasArray tells whether an interrupted import has written all of an array of such a shape.
+// HasArray reports whether an interrupted import has written all of an array of such a shape.
 func (s *Staging) HasArray(name string, rows, width int64) bool {
 	if s.journal == nil {
 		return false
@@ -523,7 +523,7 @@ func (s *Staging) ArrayBegun(name string) *edges.ArrayMark {
 	return nil
 }
 
-// MarkArray notes how far an array is, where another run can go on with it.
+// MarkArray notes how far an array is, where another run can resume it.
 func (s *Staging) MarkArray(a *Array) error {
 	if s.journal == nil {
 		return nil

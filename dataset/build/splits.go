@@ -81,7 +81,7 @@ func (sp *Splitter) Discard() error {
 	return err
 }
 
-// Close completes the splits and tells how many nodes are in each.
+// Close completes the splits and returns the number of nodes in each.
 func (sp *Splitter) Close() (train, val, test int64, err error) {
 	for i, o := range sp.out {
 		if ferr := sp.flush(i); ferr != nil {

@@ -370,7 +370,7 @@ func (a *Array) Mark() (edges.ArrayMark, error) {
 	return edges.ArrayMark{Bytes: a.n, Hash: state}, err
 }
 
-// ArrayFrom goes on with an array at a mark, or creates it where that is nil.
+// ArrayFrom resumes an array at a mark, or creates it where that is nil.
 func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, mark *edges.ArrayMark) (*Array,
 	error) {
 	if mark == nil {
@@ -484,7 +484,7 @@ func (a *Array) Close() error {
 // sorterStore is a staging directory as a sorter of edges sees it.
 type sorterStore struct{ s *Staging }
 
-// Path tells where a file lies.
+// Path returns the path of a file.
 func (t sorterStore) Path(name string) string { return t.s.Path(name) }
 
 // Create makes a file.
@@ -496,7 +496,7 @@ func (t sorterStore) Create(name string) (edges.File, error) {
 	return f, nil
 }
 
-// Array makes an array, or goes on with it.
+// Array makes an array, or resumes it.
 func (t sorterStore) Array(name string, dt npy.DType, mark *edges.ArrayMark) (edges.Array, error) {
 	a, err := t.s.ArrayFrom(name, dt, 0, mark)
 	if err != nil {
@@ -558,7 +558,7 @@ func (s *Staging) FeatureFn(m *dataset.Meta, fn string, dim int) {
 	s.sums["features"], s.rows["features"] = dataset.FeatureFnSum(fn, dim), m.Nodes
 }
 
-// Path tells where a file of the directory lies while it is being written.
+// Path returns the path of a file of the directory lies while it is being written.
 func (s *Staging) Path(name string) string { return filepath.Join(s.dir, name) }
 
 // Store is the directory as a sorter of edges sees it.

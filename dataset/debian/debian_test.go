@@ -111,7 +111,7 @@ func TestOpenAndFindLists(t *testing.T) {
 		error) {
 		return lz4.NewWriter(w), nil
 	})
-	// The content says how it is packed, not the name.
+	// The content decides how it is unpacked, not the name.
 	write("c_Packages.xz", func(w io.Writer) (io.WriteCloser, error) {
 		return gzip.NewWriter(w), nil
 	})

@@ -218,7 +218,7 @@ func Targets(relation string) []string {
 // Open opens an index, plain or compressed, by its content.
 func Open(path string) (io.ReadCloser, error) { return container.OpenText(path) }
 
-// ListsDir tells where apt keeps the indexes it has downloaded (Dir::State::lists).
+// ListsDir is the folder of the indexes that apt has downloaded (Dir::State::lists).
 const ListsDir = "/var/lib/apt/lists"
 
 // FindLists lists the package indexes in a folder, sorted by name.

@@ -15,7 +15,7 @@ import (
 	"helios/internal/work"
 )
 
-// Runs are merged by ranges of keys: the runs' indexes tell how to cut all keys into ranges of
+// Runs are merged by ranges of keys: by the runs' indexes all keys are cut into ranges of
 // about mergeKeys; a core reads the part of each run that lies in a range, sorts what it has
 // (which, within a cache, is faster than a tournament of runs) and drops repeated keys; and the
 // results are written in order. One pass suffices until a range of each run's smallest part does
@@ -65,7 +65,7 @@ func (r *fileRun) starts(fn func(Edge, int)) {
 	}
 }
 
-// end tells where group g begins, or the last one ends.
+// end returns the offset at which group g begins, or the last one ends.
 func (r *fileRun) end(g int) int64 {
 	if g == len(r.index) {
 		return r.Bytes

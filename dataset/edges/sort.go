@@ -1,7 +1,7 @@
 // Package edges sorts any number of edges by destination and source in bounded memory, and writes
 // them as a topology (indptr and indices). Readers fill chunks, which are sorted by radix and
 // spilled as runs (sort.go, keys.go); runs are merged by ranges of keys (merge.go) into the two
-// arrays (csc.go). Where its files lie, and what an interrupted sort goes on with, is the caller's:
+// arrays (csc.go). Where its files lie, and what an interrupted sort resumes, is the caller's:
 // see Store and Log.
 package edges
 
@@ -127,7 +127,7 @@ func (c *chunk) reset(wide bool) {
 // ranges of keys.
 type Sorter struct {
 	s       Store
-	log     Log // nil: nothing is gone on with
+	log     Log // nil: nothing is resumed
 	rules   Rules
 	mem     []byte // behind all chunks, off Go's heap; pages that are not reached are never there
 	chunks  int
@@ -222,7 +222,7 @@ func (e *Sorter) Smallest() int64 {
 	return id
 }
 
-// Taken is how many edges were taken. Call it between sources.
+// Taken returns the number of edges that were taken. Call it between sources.
 func (e *Sorter) Taken() int64 {
 	e.spills.Wait()
 	n := e.done.Taken

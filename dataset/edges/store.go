@@ -8,11 +8,11 @@ import (
 
 // Store is the folder that a sorter keeps its runs in and writes the topology to.
 type Store interface {
-	// Path tells where a file of the folder lies.
+	// Path returns the path of a file of the folder lies.
 	Path(name string) string
 	// Create makes a file anew, as os.Create does.
 	Create(name string) (File, error)
-	// Array makes name.npy of one dimension, or goes on with it at a mark that it gave.
+	// Array makes name.npy of one dimension, or resumes it at a mark that it gave.
 	Array(name string, t npy.DType, mark *ArrayMark) (Array, error)
 	// Log is nil where an interrupted sort starts over.
 	Log() Log
@@ -53,7 +53,7 @@ type Log interface {
 	Done(c Counts) error
 }
 
-// ArrayMark tells how far an array is on the disk, with the state of its running hash.
+// ArrayMark is the part of an array that is on the disk, with the state of its running hash.
 type ArrayMark struct {
 	Bytes int64  `json:"bytes"` // of rows
 	Hash  []byte `json:"hash"`
@@ -67,7 +67,7 @@ type PartMark struct {
 	Units int64
 }
 
-// Ended tells whether runs have all of the part.
+// Ended reports whether runs have all of the part.
 func (p *PartMark) Ended() bool {
 	have := int64(0)
 	for _, s := range p.Spans {
@@ -76,14 +76,14 @@ func (p *PartMark) Ended() bool {
 	return p.Known && have == p.Total
 }
 
-// Merged tells how far a merge is.
+// Merged is the progress of a merge.
 type Merged struct {
 	Dst  uint64 `json:"dst"`
 	Src  uint64 `json:"src"`
 	Done int64  `json:"done"` // keys
-	// Again is how many of them were repeated and stayed.
+	// Again is the number of those that were repeated and stayed.
 	Again int64 `json:"again"`
-	// Total is how many keys there are, with the self loops that are added.
+	// Total is the number of keys, with the self loops that are added.
 	Total int64   `json:"total"`
 	CSC   CSCMark `json:"csc"`
 }

@@ -14,7 +14,7 @@ var SyncEvery = 10 * time.Second
 // NewMarkTimer starts one: its first mark is due after SyncEvery.
 func NewMarkTimer() *MarkTimer { return &MarkTimer{last: time.Now(), every: SyncEvery} }
 
-// Due tells whether it is time for a mark.
+// Due reports whether it is time for a mark.
 func (t *MarkTimer) Due() bool { return time.Since(t.last) >= t.every }
 
 // Mark calls fn, which makes a mark, and puts the next one off by ten times as long as that took.

@@ -147,7 +147,7 @@ func looksMETIS(path string) (metis, pairs bool, err error) {
 		if err == nil {
 			err = t.l.close()
 		} else if errs.ClassOf(err) == errs.Usage {
-			err = nil // the reader of edges says what is wrong
+			err = nil // the reader of edges names the fault
 		}
 		return false, false, err
 	}

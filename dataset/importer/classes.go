@@ -13,7 +13,7 @@ import (
 )
 
 // Labels are classes where they look like some. Beyond these bounds they are taken for a stray
-// number or for numbers to predict, and refused unless NumClasses says how many classes there are:
+// number or for numbers to predict, and refused unless NumClasses gives the number of classes:
 // the last layer of a model has a column for each.
 const (
 	freeClasses   = 1000    // up to here, any of the classes may be without a node
@@ -156,9 +156,9 @@ func (im *job) noteUntrained(trained classSet) {
 	}
 }
 
-// quotas is how many nodes of each class go to train, val and test. The totals are the shares of
-// all nodes, rounded by the largest remainder; each class is divided as near to the shares as the
-// totals allow. Where train has a node for each class, each gets one.
+// quotas returns the number of nodes of each class for train, val and test. The totals are the
+// shares of all nodes, rounded by the largest remainder; each class is divided as near to the
+// shares as the totals allow. Where train has a node for each class, each gets one.
 func quotas(counts []int64, shares [3]float64) [][3]int64 {
 	order := make([]int, 0, len(counts))
 	n := int64(0)

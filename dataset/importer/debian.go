@@ -34,7 +34,7 @@ type DebianOptions struct {
 	// In holds package indexes (Packages files, plain or compressed) or folders of them.
 	// Empty means apt's own lists, and if there are none, what "apt-cache dumpavail" prints.
 	In []string `option:"in" shown:"the package lists of this machine" arg:"PATH[,PATH…]" usage:"package indexes PATH[,PATH…]: Packages files, plain or compressed (gzip, bzip2, xz, lz4), or folders of them"`
-	// Dim is how many words become features (DebianDim).
+	// Dim is the number of words that become features (DebianDim).
 	Dim int `option:"dim" positive:"yes" shown:"256" usage:"words that become features"`
 	// LongDescriptions also takes the words of the long descriptions, where the index has
 	// them. Indexes differ in that, so without it the same archive gives the same features.
@@ -48,7 +48,7 @@ type DebianOptions struct {
 // DebianDim is the default number of features of a Debian import.
 const DebianDim = 256
 
-// DebianReport says what an import found.
+// DebianReport counts the findings of an import.
 type DebianReport struct {
 	Packages     int64    `json:"packages"`
 	Dependencies int64    `json:"dependencies"` // distinct pairs (package, package it names)
@@ -67,10 +67,10 @@ func (r DebianReport) String() string {
 // classes, the words of their synopses the features, and every package that a package names in
 // Depends, Pre-Depends, Recommends, Suggests or Enhances, alternatives included, is an edge.
 //
-// A package's features are TF-IDF weights of the Dim most frequent words, without those in its
-// own or its source package's name. Section, Tag, Filename and the name itself are not used.
-// Edges are stored in both directions: what a package needs says what it is made of, and what
-// needs it says what it is for, and libraries, which need little, have only the latter.
+// A package's features are TF-IDF weights of the Dim most frequent words, without those in its own
+// or its source package's name. Section, Tag, Filename and the name itself are not used. Edges are
+// stored in both directions: the packages that a package needs show what it is made of, and those
+// that need it what it is for; libraries, which need little, have only the latter.
 func Debian(ctx context.Context, o DebianOptions) (DebianReport, error) {
 	var r DebianReport
 	if o.Dim == 0 {
@@ -94,7 +94,7 @@ func Debian(ctx context.Context, o DebianOptions) (DebianReport, error) {
 	return r, err
 }
 
-// memoryStep is how many bytes of packages are promised memory at a time.
+// memoryStep is the number of bytes of packages that are promised memory at a time.
 const memoryStep = 1 << 20
 
 // readIndexes merges indexes: of a package in several, the newest version counts.

@@ -12,7 +12,7 @@ import (
 
 const idsPerRead = 32 << 10
 
-// edgeShape says how an edge list array is laid out.
+// edgeShape is the layout of an edge list array.
 type edgeShape int
 
 const (
@@ -130,8 +130,8 @@ func fill(r *npy.Reader, dst []int64) error {
 	return nil
 }
 
-// partEdges is how many edges a part of an array has: many times a batch, and enough parts for all
-// cores. Tests make it small.
+// partEdges is the number of edges in a part of an array: many times a batch, and enough parts for
+// all cores. Tests make it small.
 var partEdges int64 = 4 << 20
 
 // edgeParts divides n edges into parts, of which each has per.
@@ -218,7 +218,7 @@ func columnEdges(src, dst column, n, nodes int64) edges.Source {
 		}}
 }
 
-// noteLists says how arrays are read that do not say what a list holds.
+// noteLists names the direction in which lists are read that do not state it.
 func (im *job) noteLists(ptr, idx *npy.Array) {
 	im.o.note("%s and %s are read as lists of in-neighbours (CSC); option lists out reads lists of out-neighbours (CSR)",
 		ptr.Name, idx.Name)

@@ -14,7 +14,7 @@ import (
 type edgeColumns struct {
 	sep  byte
 	cols int // cells of a line
-	// before is how many cells stand before the two ends of an edge, after how many behind; swap
+	// before is the number of cells before the two ends of an edge, after of those behind; swap
 	// says that the target comes first.
 	before, after int
 	swap          bool
@@ -324,8 +324,8 @@ func ragged(sample [][][]byte) bool {
 		func(row [][]byte) bool { return len(row) != len(sample[0]) })
 }
 
-// tooManyColumns tells why lines of more than two columns are refused, and the ways out. A way that
-// would take what are no edges for edges is not named.
+// tooManyColumns explains the refusal of lines of more than two columns, with the ways out. A way
+// that would take what are no edges for edges is not named.
 func tooManyColumns(h *edgeHead, sample [][][]byte) string {
 	whole := true
 	for _, row := range sample {
@@ -373,7 +373,7 @@ func (im *edgesImport) edgeColumn(l *lines, h *edgeHead, names []string, option,
 		columnNames(names))
 }
 
-// setEnds says which columns the ends of an edge are in.
+// setEnds sets the columns of the two ends of an edge.
 func (h *edgeHead) setEnds(src, dst int) {
 	h.ends = [2]int{src, dst}
 	h.before, h.swap = min(src, dst), dst < src

@@ -21,8 +21,8 @@ var edgesFormat = newFormat(Format{Name: "edges",
 
 // EdgesOptions shape an import of edge lists.
 type EdgesOptions struct {
-	// Layout says how the edges stand in a text file; auto, also "", is pairs, or a graph of METIS
-	// where the file can be nothing else.
+	// Layout is the layout of the edges in a text file; auto, also "", is pairs, or a graph of
+	// METIS where the file can be nothing else.
 	Layout string `option:"layout" oneof:"auto,edges,adjacency,metis" default:"auto" usage:"how edges stand in text: edges, one a line; adjacency, a node and its neighbours a line; metis, as METIS has graphs"`
 	// Src and Dst are the columns of an edge's ends, by name or by number from 1. The others are
 	// left out.
@@ -43,7 +43,7 @@ const edgesHelp = "One edge a line, source first, split by commas, semicolons, t
 	"Lists of SNAP, KONECT (out.NAME) and NetworkX and graphs of METIS are known by their content. Or a\n" +
 	"folder with edges and, where there are some, features, labels and splits (OGB's raw folder)."
 
-// What a directory of text files is searched for: OGB's names and the obvious ones.
+// The names that a directory of text files is searched for: OGB's and the obvious ones.
 var (
 	edgeFiles    = []string{"edge", "edges", "edgelist", "edge_list"}
 	featureFiles = []string{"node-feat", "features", "feat", "x"}

@@ -268,7 +268,7 @@ func (t *edgeText) odd(line []byte, offset int64, before []byte) error {
 	return nil
 }
 
-// edge parses a line strictly, and tells what is wrong with it.
+// edge parses a line strictly, or returns its fault.
 func (t *edgeText) edge(text []byte) (ids [2]int64, why string) {
 	t.cut.sep = t.sep
 	cells, data, err := edgeCells(&t.cut, text)
@@ -317,7 +317,7 @@ func (t *edgeText) edge(text []byte) (ids [2]int64, why string) {
 
 func isDigits(b []byte) bool { return len(bytes.Trim(b, "0123456789")) == 0 }
 
-// outside tells why an id is refused.
+// outside explains the refusal of an id.
 func (r idRange) outside(id int64, column int) string {
 	switch hint := ""; {
 	case r.known || id < r.base:

@@ -287,7 +287,7 @@ func TestNotThatKindOfFile(t *testing.T) {
 	}
 }
 
-// TestResumeInsideInput: an import goes on with --out in --in too, where its own files are beside
+// TestResumeInsideInput: an import resumes --out in --in too, where its own files are beside
 // the input.
 func TestResumeInsideInput(t *testing.T) {
 	defer func() { build.JournalStep = nil }()

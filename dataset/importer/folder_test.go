@@ -895,7 +895,7 @@ func TestImportGraphBolt(t *testing.T) {
 	}), boltTree(t), "x", Options{})
 	require.Equal(t, []float32{1, 2, 3, 4, 5}, v.features)
 
-	// What is not used is named, once, and num_classes counts.
+	// Unused files are named, once, and num_classes counts.
 	f = boltTree(t)
 	inMeta("feature_data: []",
 		"feature_data: [{domain: edge, name: weight, format: numpy, path: w.npy}]")(f)

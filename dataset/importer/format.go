@@ -29,7 +29,7 @@ func (f *Format) Options() any { return f.options() }
 // Output returns the part of a format's options that all formats have.
 func (f *Format) Output(options any) *Output { return f.output(options) }
 
-// Run imports with options that Options made. What it returns, where not nil, says what was found,
+// Run imports with options that Options made. The result, where not nil, reports the findings,
 // and can be written as JSON.
 func (f *Format) Run(ctx context.Context, options any) (fmt.Stringer, error) {
 	return f.run(ctx, options)

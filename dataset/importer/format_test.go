@@ -17,7 +17,7 @@ import (
 	"helios/internal/options"
 )
 
-// TestFormats: each format is registered with help and options, says what its input is, and refuses
+// TestFormats: each format is listed with help and options, names its input, and refuses
 // a folder of something else through the registry.
 func TestFormats(t *testing.T) {
 	all := Formats()

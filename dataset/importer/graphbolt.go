@@ -178,7 +178,7 @@ func (m *graphboltMeta) files(dir string) (names []string) {
 	return names
 }
 
-// in tells where the entry's file is.
+// in returns the path of the entry's file.
 func (d *graphboltData) in(dir string) string {
 	if filepath.IsAbs(d.Path) {
 		return d.Path

@@ -55,7 +55,7 @@ func (im *job) idOf(node int64) int64 {
 	return im.ids.all[node]
 }
 
-// outside tells why an id of a table is refused, where there are so many nodes.
+// outside explains the refusal of an id of a table, where there are so many nodes.
 func (im *job) outside(id, nodes int64) string {
 	if im.ids.all != nil {
 		return fmt.Sprintf("node id %d is in no edge and no file with ids", id)

@@ -36,7 +36,7 @@ type request struct {
 	options any      // the format's own, a pointer; the result depends on them
 	Options          // those of all formats, filled in
 	inputs  []string // files that are read beside those that Options names
-	// once says that an interrupted import is not gone on with.
+	// once keeps an interrupted import from being resumed.
 	once bool
 }
 
@@ -94,7 +94,7 @@ func runNamed(r request, fn func(*importer) error) error {
 	})
 }
 
-// parts is what a format has found for the folder of a dataset.
+// parts are the edges, features, labels and splits that a format has found.
 type parts struct {
 	edges     edges.Source
 	features  func() error // writes them, once the topology is there
@@ -121,7 +121,7 @@ func (im *importer) write(ctx context.Context, p parts) error {
 // gcPercent keeps Go's heap, on which labels are, near what is in use.
 const gcPercent = 25
 
-// KeptError says that an interrupted import can be gone on with.
+// KeptError reports an interruption after which the import can be resumed.
 type KeptError struct {
 	Where string // what is done
 	Err   error

@@ -28,7 +28,7 @@ type job struct {
 	m    dataset.Meta
 	held int64 // bytes of memory that were promised (needMemory)
 	ids  nodeIDs
-	// leastNodes is how many nodes there are at least, where nothing else tells; may be nil.
+	// leastNodes returns the least number of nodes, where nothing else gives it; may be nil.
 	leastNodes func(context.Context) (int64, error)
 	tables     map[string]*table // that were opened, by kind and path
 
@@ -208,7 +208,7 @@ func unusedBelow(dir string, used []string) (names []string) {
 var splitWords = regexp.MustCompile(
 	`^((train(ing)?|val(id(ation)?)?|test(ing)?|split|fold|mask)s?)+(idx|ids?|ind(ex|ices)|n?ids?|nodes?|set|mask)?s?$`)
 
-// looksLikeSplit says whether a name is one that people give to splits: none of these may be
+// looksLikeSplit reports whether a name is one that people give to splits: none of these may be
 // replaced in silence.
 func looksLikeSplit(name string) bool {
 	words := strings.FieldsFunc(strings.ToLower(name),

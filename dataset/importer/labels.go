@@ -168,7 +168,7 @@ func (l *labelTable) grow(nodes int64, what string) error {
 	return nil
 }
 
-// put takes the label of a line. why tells what is wrong with the line.
+// put takes the label of a line; why is the line's fault.
 func (l *labelTable) put(id, line int64, x float64) (why string, err error) {
 	node, limit := id, l.m.Nodes
 	if l.t.id >= 0 {

@@ -38,7 +38,7 @@ type Output struct {
 	Note     func(text string) // hears of what is chosen or odd; may be nil
 }
 
-// Input are the options of formats whose input is files that an interrupted import can go on with.
+// Input are the options of formats whose input is files that an interrupted import can resume.
 type Input struct {
 	// In is a folder, archive or file, as the format says.
 	In string `option:"in" arg:"PATH" usage:"PATH to read: a folder, archive or file"`
@@ -48,11 +48,11 @@ type Input struct {
 	// the splits. Without it they are an error where a label is needed: everywhere, or in the given
 	// splits.
 	UnlabelledOK bool `option:"unlabelled-ok" usage:"take nodes without a label (NaN or -1) as unlabelled, out of the splits"`
-	// SelfLoops says what becomes of edges from a node to itself; add gives each node one, whether
+	// SelfLoops keeps or drops edges from a node to itself; add gives each node one, whether
 	// it had some or none.
 	SelfLoops string `option:"self-loops" oneof:"keep,drop,add" default:"keep" usage:"edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there"`
-	// Restart starts over where an interrupted import with the same input and options could be gone
-	// on with.
+	// Restart starts over where an interrupted import with the same input and options could be
+	// resumed.
 	Restart bool `option:"restart" usage:"start over, not where an interrupted import was"`
 }
 
@@ -137,8 +137,8 @@ func (o *Input) fill() error {
 	return readable("in", o.In)
 }
 
-// inFolder checks that o.In is a folder and that it has the files, and otherwise says what a folder
-// of the format must hold.
+// inFolder checks that o.In is a folder and that it has the files, and otherwise describes a folder
+// of the format.
 func (o *Input) inFolder(must string, files ...string) error {
 	st, err := os.Stat(o.In)
 	if err != nil {
@@ -187,8 +187,8 @@ func (o *Options) dimUsed(dim int) error {
 	return nil
 }
 
-// needFeaturesSoon is needFeatures before the edges are read, where that takes long. What is wrong
-// with a small file is said first.
+// needFeaturesSoon is needFeatures before the edges are read, where that takes long. A fault
+// of a small file is reported first.
 func (o *Options) needFeaturesSoon(edges string) error {
 	if st, err := os.Stat(edges); err != nil || st.Size() <= textPart {
 		return nil //nolint:nilerr // its reader says so
@@ -274,7 +274,7 @@ func (o *Options) fill() error {
 	return nil
 }
 
-// readable says what is wrong with the path of an option before any work is done for it.
+// readable checks the path of an option before any work is done for it.
 func readable(option, path string) error {
 	if path == "" {
 		return nil

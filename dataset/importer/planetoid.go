@@ -255,7 +255,7 @@ func (p *planetoid) testIndex() error {
 			break
 		}
 		id, ok := parseID(l.text)
-		// What a gap holds is made up, so ids far beyond the rows are damage and not gaps.
+		// The content of a gap is made up, so ids far beyond the rows are damage and not gaps.
 		if limit := p.allx.Rows + 2*p.tx.Rows; !ok || id < p.allx.Rows || id >= limit {
 			return l.bad("%q is not a test node: they come after the %d rows of allx and below %d",
 				clip(l.text), p.allx.Rows, limit)
@@ -313,7 +313,8 @@ func (p *planetoid) edges() edges.Source {
 	}
 }
 
-// rowOf says which matrix and row a node's features and label are in; nil in a gap.
+// rows returns a function from a node to the matrix and row of its features and label; nil in a
+// gap.
 func (p *planetoid) rows() func(v int64) (x *pickle.CSR, y [][]float64, row int64) {
 	test := make(map[int64]int64, len(p.test))
 	for i, v := range p.test {

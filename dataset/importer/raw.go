@@ -85,7 +85,7 @@ type rawIn struct {
 	nodes, edges int64 // 0 = not known
 	dim          int64
 	in           bool              // CSC
-	guessed      bool              // in is what the layout leaves open
+	guessed      bool              // the layout leaves in open
 	file         map[string]string // by part: indptr, indices, features, labels
 	dtype        map[string]npy.DType
 	split        [3]string // files of ids
@@ -580,8 +580,8 @@ func (r *rawIn) withHeader(part string) (*npy.Array, error) {
 	return nil, err
 }
 
-// array opens a part with the given shape. Where its type is not known, sizes says which types its
-// length may stand for.
+// array opens a part with the given shape. Where its type is not known, sizes has the types that
+// its length may stand for.
 func (r *rawIn) array(part, path string, shape []int64, sizes map[int64]npy.DType) (*npy.Array,
 	error) {
 	r.file[part] = path

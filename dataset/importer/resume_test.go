@@ -139,7 +139,7 @@ func TestImportResume(t *testing.T) {
 	}
 }
 
-// TestImportStartsOver: what an interrupted import left is not gone on with when the input or an
+// TestImportStartsOver: the remains of an interrupted import are not resumed when the input or an
 // option is another, when it is damaged, or when it is asked for; and is left alone while in use.
 func TestImportStartsOver(t *testing.T) {
 	defer func() { build.JournalStep = nil }()
@@ -490,8 +490,8 @@ func importNPY(out, in string) error {
 }
 
 // TestTextResume ends an import of text, whose ids count from 1 or have gaps, at each line of its
-// journal. What goes on makes the same dataset; and but for ids.npy it is that of the same graph
-// with ids from 0: features, classes and the splits that are dealt follow the nodes.
+// journal. A resumed import makes the same dataset; and but for ids.npy it is that of the same
+// graph with ids from 0: features, classes and the splits that are dealt follow the nodes.
 func TestTextResume(t *testing.T) {
 	defer func(d func([]byte, bool) error) {
 		build.JournalStep, edges.SyncEvery = d, 10e9

@@ -65,8 +65,8 @@ func openSparse(a *npy.Archive) (*sparse, error) {
 	return &sparse{a, format, n[0]}, nil
 }
 
-// edges are the entries as edges. lists, "in" or "out", says what the list of a row (csr) or of a
-// column (csc) holds, where it is not what the format says.
+// edges are the entries as edges. lists, "in" or "out", is the direction of the list of a row (csr)
+// or of a column (csc), where it is not the format's.
 func (s *sparse) edges(lists string) (edges.Source, error) {
 	if s.format == "coo" {
 		if lists != "" {

@@ -22,7 +22,7 @@ type splitSets struct {
 	splitOf func(v int64) int
 }
 
-// idsPerNeed is how many ids are promised memory at a time.
+// idsPerNeed is the number of ids that are promised memory at a time.
 const idsPerNeed = 1 << 16
 
 // addID appends a node to a split. More ids than nodes means that some stand twice, which need not

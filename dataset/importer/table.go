@@ -132,7 +132,7 @@ func (im *job) openTable(ctx context.Context, kind, path string) (*table, error)
 	return h.table, nil
 }
 
-// sampleRows is how many rows after the first line are looked at.
+// sampleRows is the number of rows after the first line that are looked at.
 const sampleRows = 32
 
 func readTableHead(path string) (*tableHead, error) {
@@ -476,7 +476,7 @@ func parseRows[F float32 | float64](t *table, b lineBlock) (out rows[F], err err
 	return out, err
 }
 
-// put takes the cells of a row, and tells what is wrong with one.
+// put takes the cells of a row, or returns the fault of one.
 func (r *rows[F]) put(t *table, s *splitter, cells [][]byte, text []byte) (why string) {
 	if t.id >= 0 {
 		id, ok := parseID(cells[t.id])

@@ -171,7 +171,7 @@ func (s *splitter) quoted(line []byte) ([][]byte, error) {
 	return s.cells, err
 }
 
-// why tells what is wrong with a cell that should be a number.
+// why returns the fault of a cell that should be a number.
 func (s *splitter) why(cell []byte, column int) string {
 	switch {
 	case len(cell) == 0:
@@ -229,11 +229,11 @@ func clip(b []byte) string {
 var (
 	idNames = []string{"id", "ids", "node", "nodes", "nodeid", "nodeids", "nodeidx", "nodeindex",
 		"nid", "vid", "vertex", "vertexid"}
-	// indexNames are what pandas writes for the index of a table.
+	// indexNames are pandas' names for the index of a table.
 	indexNames = []string{"", "index", "idx", "unnamed0", "level0"}
 	classNames = []string{"label", "labels", "class", "classes", "y", "target", "category",
 		"nodelabel"}
-	// endpointNames are of the two ends of an edge, source first, without "node" and "id" behind.
+	// endpointNames name the two ends of an edge, source first, without "node" and "id" behind.
 	endpointNames = [][2]string{{"src", "dst"}, {"source", "target"}, {"source", "destination"},
 		{"source", "dest"}, {"src", "dest"}, {"from", "to"}, {"head", "tail"}, {"u", "v"},
 		{"node1", "node2"}, {"node0", "node1"}, {"id1", "id2"}, {"row", "col"}, {"i", "j"},

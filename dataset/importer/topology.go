@@ -17,7 +17,7 @@ import (
 type edgeSet struct {
 	*job
 	sorter    *edges.Sorter // made by the first edgesFrom
-	nodesOpen bool          // the largest id tells how many nodes there are
+	nodesOpen bool          // the largest id gives the number of nodes
 	// countLonely has nodes without an edge counted and named: nothing but ids tells of nodes.
 	countLonely bool
 }

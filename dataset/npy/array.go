@@ -201,7 +201,7 @@ func (a *Archive) Text(name string) (string, error) {
 // Base is the array's name without folder and ending.
 func (a *Array) Base() string { return strings.TrimSuffix(filepath.Base(a.Name), ".npy") }
 
-// Seekable says whether a Reader can begin anywhere at no cost: not in a compressed member.
+// Seekable reports whether a Reader can begin anywhere at no cost: not in a compressed member.
 func (a *Array) Seekable() bool { return a.file != "" }
 
 // Check reads a whole member of an archive and compares its checksum, before parts of it are read
@@ -454,5 +454,5 @@ func Half(h uint16) float32 {
 	return v
 }
 
-// DataOffset tells where the data begins in a .npy file or section.
+// DataOffset returns the offset of the data in a .npy file or section.
 func (a *Array) DataOffset() int64 { return a.start }

@@ -122,7 +122,7 @@ func (h Header) Elements() int64 {
 // Bytes is the size of the data after the header.
 func (h Header) Bytes() int64 { return h.Elements() * int64(h.DType.Size) }
 
-// fits says whether the shape is one that a file can have.
+// fits reports whether the shape is one that a file can have.
 func (h Header) fits() bool {
 	total := uint64(h.DType.Size)
 	for _, d := range h.Shape {

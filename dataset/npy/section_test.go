@@ -60,7 +60,7 @@ func TestSection(t *testing.T) {
 			0o644))
 	_, err = Open(path)
 	require.ErrorContains(t, err, "truncated")
-	// What the file system refuses is no fault of the content.
+	// A refusal of the file system is no fault of the content.
 	_, err = (&Array{Name: "d", file: t.TempDir(), Header: Header{Int64, false,
 		[]int64{1}}}).Reader(0)
 	require.ErrorContains(t, err, "is a folder")

@@ -47,7 +47,7 @@ const (
 
 // CreateFolder makes the pages of s in dir, which is there: a file of zeros with all its space
 // reserved, so that a full disk shows now; then nothing is left. Pages that were not finished are
-// gone on with: they hold what was written before the last Sync, and of later writes some, or
+// resumed: they hold what was written before the last Sync, and of later writes some, or
 // parts. Finished ones are a *FinishedError of class refused, others than s are refused too, and so
 // are pages that another process writes or reads.
 func CreateFolder(dir string, s Spec) (_ *Folder, err error) {
@@ -104,7 +104,7 @@ func (f *Folder) begin(path string) error {
 	return f.open(path)
 }
 
-// reopen goes on with pages that were not finished.
+// reopen resumes pages that were not finished.
 func (f *Folder) reopen(path string) error {
 	f.resumed = true
 	st, err := os.Lstat(path)
@@ -211,10 +211,10 @@ func offsetAlign(fd int) int64 {
 	return 1
 }
 
-// Spec is what the store is.
+// Spec returns the properties of the store.
 func (f *Folder) Spec() Spec { return f.spec }
 
-// Resumed tells whether pages were there that are gone on with.
+// Resumed reports whether pages were there that are resumed.
 func (f *Folder) Resumed() bool { return f.resumed }
 
 // WriteAt writes whole pages from a page on.
@@ -268,7 +268,7 @@ func (f *Folder) ReadAt(ctx context.Context, page int64, data []byte) error {
 	})
 }
 
-// bounced tells whether memory has to be copied to where direct I/O takes it.
+// bounced reports whether memory has to be copied to where direct I/O takes it.
 func (f *Folder) bounced(b []byte) bool {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%uintptr(f.align) != 0
 }
@@ -325,7 +325,7 @@ func (f *Folder) writeSums(complete bool) error {
 	return (&sumsFile{spec: f.spec, complete: complete, sums: f.sums}).write(f.dir)
 }
 
-// Close ends the writing. Pages that are not finished stay, to be gone on with.
+// Close ends the writing. Pages that are not finished stay, to be resumed.
 func (f *Folder) Close() error {
 	var err error
 	if f.f != nil {
@@ -338,7 +338,7 @@ func (f *Folder) Close() error {
 	return err
 }
 
-// cause says what to do about an error of the file.
+// cause adds the next step to an error of the file.
 func (f *Folder) cause(err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), errors.Is(err, unix.EFBIG):

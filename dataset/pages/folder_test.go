@@ -30,7 +30,7 @@ var bg = context.Background()
 
 var testID = uuid.MustParse("5c5f7f0e-3a43-4bd1-9c3d-0a4f3b1d7e55")
 
-// content is what page p of the tests holds.
+// content returns the content of page p of the tests.
 func content(p, pageBytes int64) []byte {
 	b := make([]byte, pageBytes)
 	rng := rand.New(rand.NewPCG(uint64(p), 7))
@@ -145,8 +145,8 @@ func read(t testing.TB, dev cuda.Device, r gpuio.Reader, l gpuio.Layout, pages [
 	return bytes.Clone(dst.Bytes()), st, err
 }
 
-// TestDamageIsNamed: what is cut short, flipped, another pack's or made up is an error that says
-// where.
+// TestDamageIsNamed: a file that is cut short, flipped, another pack's or made up is an error that
+// names the place.
 func TestDamageIsNamed(t *testing.T) {
 	testrig.CheckLeaks(t)
 	s := Spec{testID, 8192, 40}

@@ -17,14 +17,14 @@ import (
 	"helios/internal/errs"
 )
 
-// Spec is what a store of pages must be: whose pages, of which size, and how many.
+// Spec gives a store's owner, and the size and number of its pages.
 type Spec struct {
 	ID        uuid.UUID // of the pack that the pages are part of
 	PageBytes int64     // a multiple of 4096, at most 16 MiB
 	Pages     int64
 }
 
-// align is what a page is a multiple of: direct I/O and LBAs of any SSD go into it.
+// align divides the size of a page: direct I/O and LBAs of any SSD go into it.
 const align = 4096
 
 // maxPage is the longest row of a gpuio.Layout, and maxPages keeps the size of a store and its
@@ -34,7 +34,7 @@ const (
 	maxPages = 1 << 36
 )
 
-// Check tells why a store cannot be like that.
+// Check refuses a store that cannot be.
 func (s Spec) Check() error {
 	switch {
 	case s.ID == uuid.Nil:
@@ -48,7 +48,7 @@ func (s Spec) Check() error {
 	return nil
 }
 
-// Bytes is what all pages take.
+// Bytes returns the size of all pages.
 func (s Spec) Bytes() int64 { return s.Pages * s.PageBytes }
 
 // CheckRun checks that data are whole pages of the store, from page on.
@@ -112,7 +112,7 @@ func (e *DamageError) Error() string {
 	return fmt.Sprintf("%s: %s; %s", e.Place, e.What, advice)
 }
 
-// advice is what helps where pages are damaged: there is no second copy of them.
+// advice is the next step where pages are damaged: there is no second copy of them.
 const advice = "remove the folder that they were prepared in and prepare it again"
 
 func damaged(place, format string, a ...any) error {

@@ -10,9 +10,9 @@ import (
 // dataset/stripe has one on the SSDs of a dataset. dir is the folder of the pack that pages are
 // part of, which is there.
 type Place interface {
-	// LBABytes is what reads there are multiples of.
+	// LBABytes divides the offsets and sizes of reads there.
 	LBABytes() int64
-	// Create makes the pages of s. Pages that were not finished are gone on with, and finished ones
+	// Create makes the pages of s. Pages that were not finished are resumed, and finished ones
 	// are a *FinishedError.
 	Create(ctx context.Context, dir string, s Spec) (Writer, error)
 	// Open opens finished pages.
@@ -26,11 +26,11 @@ type Writer interface {
 	WriteAt(ctx context.Context, page int64, data []byte) error
 	ReadAt(ctx context.Context, page int64, data []byte) error
 	Sync(ctx context.Context) error
-	// Resumed tells whether pages were there that are gone on with.
+	// Resumed reports whether pages were there that are resumed.
 	Resumed() bool
 	// Finish is Sync, and says that the pages are whole.
 	Finish(ctx context.Context) error
-	// Close ends the writing. Pages that are not finished stay, to be gone on with.
+	// Close ends the writing. Pages that are not finished stay, to be resumed.
 	Close(ctx context.Context) error
 }
 

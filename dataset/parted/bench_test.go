@@ -74,7 +74,7 @@ func BenchmarkMake(b *testing.B) {
 	require.NoError(b, os.RemoveAll(o.Dir))
 }
 
-// writeFloor is how long pages take that are written in their order, as many at a time as Make
+// writeFloor measures pages that are written in their order, as many at a time as Make
 // has workers.
 func writeFloor(b *testing.B, dir string, s pages.Spec) time.Duration {
 	require.NoError(b, os.Mkdir(dir, 0o755))

@@ -88,7 +88,7 @@ func (f *filler) note(c *scatter) error {
 	return durably(f.l.Dir, markName, b)
 }
 
-// noteNow tells whether it is time for a mark.
+// noteNow reports whether it is time for a mark.
 func (f *filler) noteNow() bool { return time.Since(f.noted) >= f.o.MarkEvery }
 
 // run fills all pages, from the mark on.
@@ -238,7 +238,7 @@ func (f *filler) begin(k kind, left []uint32) error {
 	return nil
 }
 
-// waits tells whether a page of the pieces is not whole.
+// waits reports whether a page of the pieces is not whole.
 func (c *scatter) waits(all []piece) bool {
 	for _, x := range all {
 		for page := x.offset / c.page; page*c.page < x.offset+x.bytes; page++ {

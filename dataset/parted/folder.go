@@ -39,7 +39,7 @@ type manifest struct {
 	Stats  Stats     `json:"stats"`
 }
 
-// isOurs tells whether a folder has a layout. One that is not there, or empty, may become one.
+// isOurs reports whether a folder has a layout. One that is not there, or empty, may become one.
 func isOurs(dir string) (bool, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -246,7 +246,7 @@ func Open(dir string) (*Layout, error) {
 	return readTables(dir, &m)
 }
 
-// Stats are what making a layout has taken, summed over all runs that have worked on it.
+// Stats are the cost of making a layout, summed over all runs that have worked on it.
 type Stats struct {
 	Seconds      float64 `json:"seconds"`
 	RowBytesRead int64   `json:"row_bytes_read"`
@@ -256,5 +256,5 @@ type Stats struct {
 	EdgeSweeps   int     `json:"edge_sweeps"`
 }
 
-// DiskBytes is what the layout takes.
+// DiskBytes returns the size of the layout on disk.
 func (l *Layout) DiskBytes() int64 { return l.Spec.Bytes() + int64(len(l.tables())) }

@@ -11,13 +11,13 @@ import (
 	"helios/internal/hostmem"
 )
 
-// Key is what a layout depends on. A folder serves runs with its own key only.
+// Key identifies the inputs of a layout. A folder serves runs with its own key only.
 type Key struct {
 	Dataset string `json:"dataset"` // UUID
 	Nodes   int64  `json:"nodes"`
 	Edges   int64  `json:"edges"`
 	Parts   int    `json:"parts"`
-	// Asked is how the partition was made; nil: it was given, and its Sum says which it is.
+	// Asked holds the options of the partition; nil: it was given, and its Sum identifies it.
 	Asked *Asked `json:"asked,omitempty"`
 	// Sum is the SHA-256 of the parts by node; "" until there is a partition.
 	Sum         string  `json:"partition_sha256"`

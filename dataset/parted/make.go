@@ -36,7 +36,7 @@ type Options struct {
 	StaticShare float64
 	RowType     rowtype.Type // of the rows, as they are stored
 	Place       pages.Place  // of the pages
-	// Source opens the rows as RowType, once a sweep, and says how to close them; nil: the
+	// Source opens the rows as RowType, once a sweep, and returns their end; nil: the
 	// dataset's own.
 	Source func() (Source, func() error, error)
 	// MemoryBytes is the most that Make takes beside the topology, the partition and what Source
@@ -93,7 +93,7 @@ func (f readRows) ReadRows(ctx context.Context, first, n int64, dst []byte) erro
 	return f(ctx, first, n, dst)
 }
 
-// key is what the layout depends on; its Sum is set where the partition is given.
+// key returns the key of the layout; its Sum is set where the partition is given.
 func (o *Options) key(d *dataset.Dataset, topo *graph.Topology) (Key, error) {
 	k := Key{Dataset: d.Meta.UUID, Nodes: topo.NumNodes, Edges: topo.NumEdges,
 		StaticShare: o.StaticShare, RowType: o.RowType.String(),
@@ -129,7 +129,7 @@ func (o *Options) key(d *dataset.Dataset, topo *graph.Topology) (Key, error) {
 
 // Make makes the layout of a dataset by parts of its nodes, whose edges are topo, in memory or on
 // storage. One that is there and whole is opened; one that was cut off, by an error, an interrupt
-// or a crash, is gone on with. A folder that holds anything else, that another process makes, or
+// or a crash, is resumed. A folder that holds anything else, that another process makes, or
 // that was made with another Key is refused.
 //
 // It reads the edges once to find the static nodes, where there are any, then edges and features

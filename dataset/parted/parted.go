@@ -4,7 +4,7 @@
 // part follows from a table with one entry a part, and no table by node is needed to train.
 //
 // The copy is a folder with a manifest and small tables, and pages in a pages.Place. Make makes it
-// in bounded memory and goes on with what was cut off; Open reads it; Verify checks all of it. The
+// in bounded memory and resumes an interrupted one; Open reads it; Verify checks all of it. The
 // dataset itself is only read. docs/reference/partitions.md has the bytes.
 package parted
 
@@ -33,11 +33,11 @@ type Source interface {
 	ReadRows(ctx context.Context, first, n int64, dst []byte) error
 }
 
-// Layout says where everything is. It is read only and holds nothing that has to be closed.
+// Layout is the place of every part. It is read only and holds nothing that has to be closed.
 type Layout struct {
 	Dir string
 	Key Key
-	// Spec is of the pages. PageBytes is a multiple of RowBytes: a part's feature pages, behind
+	// Spec describes the pages. PageBytes is a multiple of RowBytes: a part's feature pages, behind
 	// each other in memory, are rows without gaps, and what fills up the last page is whole rows.
 	Spec     pages.Spec
 	Parts    int
@@ -74,8 +74,8 @@ func (l *Layout) StaticRank(id int64) (int64, bool) {
 	return l.Statics[p] + index, index < l.Statics[p+1]-l.Statics[p]
 }
 
-// Section is what the edge pages of a part, or of the static nodes, hold. Its slices are views of
-// the bytes that it was read from. A partition has fewer than 2^32 nodes, so all are 32 bits.
+// Section is the content of the edge pages of a part, or of the static nodes. Its slices are views
+// of the bytes that it was read from. A partition has fewer than 2^32 nodes, so all are 32 bits.
 type Section struct {
 	Degrees []uint32 // in-degree by node, in the order of new numbers
 	// Neighbors has the nodes' in-neighbours by their new numbers, one list behind the other; a
@@ -117,7 +117,7 @@ func (l *Layout) section(name string, nodes, edges int64, raw []byte) (s Section
 	return s, nil
 }
 
-// sectionBytes is what an edge section takes: degrees, old numbers, neighbours.
+// sectionBytes returns the size of an edge section: degrees, old numbers, neighbours.
 func sectionBytes(nodes, edges int64) int64 { return 4 * (2*nodes + edges) }
 
 // OpenPages opens the pages to be read, in the place that they were made in.
@@ -133,7 +133,7 @@ func (l *Layout) OpenPages(ctx context.Context, place pages.Place) (*pages.Opene
 	return o, err
 }
 
-// damaged is an error of class device that says what to do.
+// damaged returns an error of class device with the next step.
 func (l *Layout) damaged(format string, a ...any) error {
 	return damagedAt(l.Dir, format, a...)
 }

@@ -39,7 +39,7 @@ type fullPage struct {
 	slot int32
 }
 
-// scatterBytes is what a scatter takes for each page and for each buffer of a page.
+// scatterBytes is the memory of a scatter for each page and for each buffer of a page.
 const scatterBytes = 4 + 4
 
 // newScatter begins with buffers for so many pages.

@@ -19,8 +19,8 @@ import (
 	"helios/nvme/proxy"
 )
 
-// TestOnSSDs: rows come from SSDs, pages go beside them, and a layout that was cut off is gone on
-// with there.
+// TestOnSSDs: rows come from SSDs, pages go beside them, and an interrupted layout is resumed
+// there.
 func TestOnSSDs(t *testing.T) {
 	testrig.CheckLeaks(t)
 	d, topo := generated(t, 4000, 25)

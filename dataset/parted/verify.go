@@ -17,7 +17,7 @@ import (
 	"helios/internal/work"
 )
 
-// VerifyReport is what a Verify has read.
+// VerifyReport counts the bytes and pages that Verify has read.
 type VerifyReport struct {
 	Dir   string   `json:"dir"`
 	Whole bool     `json:"whole"` // else nothing but the manifest was read
@@ -47,8 +47,8 @@ func Folders(dir string) ([]string, error) {
 
 // Verify reads the layout in a folder: manifest, tables and partition by their checksums; pages in
 // the folder by theirs, then the edges of all parts: each node must be in one part, and
-// neighbours must be nodes. dataset, unless it is "", is the UUID that the layout must be of. What
-// is not finished, or in use, is noted. Damage has class device and names the folder.
+// neighbours must be nodes. dataset, unless it is "", is the UUID that the layout must be of. An
+// unfinished layout, or one in use, is noted. Damage has class device and names the folder.
 func Verify(ctx context.Context, dir, dataset string, progress work.Progress) (_ *VerifyReport,
 	err error) {
 	r := &VerifyReport{Dir: dir}

@@ -30,7 +30,7 @@ const MaxBytes = 256 << 20
 // maxValues bounds what a file of one-byte opcodes can make.
 const maxValues = 1 << 24
 
-// What a pickle may allocate: perByte for each of its bytes (an opcode of two bytes makes a value,
+// A pickle may allocate perByte for each of its bytes (an opcode of two bytes makes a value,
 // the room for it on the stack, and its share of a list) and floor, or less where the caller has
 // less.
 const (
@@ -151,7 +151,7 @@ func Parse(name string, b []byte, memory int64) (any, error) {
 	return p.run()
 }
 
-// Describe says what a value is, in a few words whatever it holds.
+// Describe returns a few words about a value, whatever it holds.
 func Describe(v any) string {
 	switch x := v.(type) {
 	case nil:

@@ -489,7 +489,7 @@ func TestCNR2000(t *testing.T) {
 	require.Equal(t, 78056, nodes-len(lists), "nodes without arcs, 23.98 % as published")
 	require.Equal(t, cnrSHA256, hex.EncodeToString(h.Sum(nil)))
 
-	// What the encoder counted while it wrote (.properties), against the lists: gaps between
+	// The encoder's own counts (.properties) against the lists: gaps between
 	// successors by their logarithm.
 	props, err := os.ReadFile(base + ".properties")
 	require.NoError(t, err)

@@ -9,8 +9,8 @@ import (
 	"helios/internal/hostmem"
 )
 
-// fromClusters gives nodes the parts that their clusters have, and says whether there are any: not
-// where the graph of the clusters has more edges than the graph has nodes, for then there was
+// fromClusters gives nodes the parts that their clusters have, and reports whether there are any:
+// not where the graph of the clusters has more edges than the graph has nodes, for then there was
 // little to be found, and it would not fit.
 func (s *streamer) fromClusters(ctx context.Context) (done bool, err error) {
 	t, w := s.w.t, s.w

@@ -45,7 +45,8 @@ type head struct {
 	Sums  uint32 `json:"sums_crc32c"` // of the checksums as they stand
 }
 
-// layout tells where the parts begin in the file, and where it ends.
+// layout returns the number of checksums, and the offsets at which the parts begin and the file
+// ends.
 func (h *head) layout(line int) (sums, begin, end int64) {
 	sums = (4*h.Nodes + h.Block - 1) / h.Block
 	begin = int64(line+tailBytes) + 4*sums

@@ -99,7 +99,7 @@ func TestSignalsAfterMETIS(t *testing.T) {
 	}
 }
 
-// Where METIS is not, it is asked for in vain, and auto streams and says why.
+// Where METIS is not, it is asked for in vain, and auto streams and gives the reason.
 func TestWithoutMETIS(t *testing.T) {
 	x := anyEdges(generator(1), 100, 500).topology(t, false)
 	o := Options{Parts: 4, Method: METIS, Library: "/none/libmetis.so.5"}

@@ -43,8 +43,8 @@ type Options struct {
 	// and the random method never pass it (a part of one node more than the mean's whole number is
 	// always allowed); METIS aims at it.
 	Balance float64
-	// Passes is how often the streaming method looks at each node again after each of its starts,
-	// 5.
+	// Passes is the number of times that the streaming method looks at each node again after each
+	// of its starts, 5.
 	Passes  int
 	Threads int    // of the streaming method; one for each CPU
 	Library string // file of METIS; "" takes the loader's libmetis.so.5
@@ -61,7 +61,7 @@ type Partition struct {
 	mem []byte
 }
 
-// Info is what is known of a partition; it is in its file, too.
+// Info describes a partition; it is in its file, too.
 type Info struct {
 	Version int     `json:"partition"` // of the file
 	Dataset string  `json:"dataset"`   // UUID of the graph's dataset
@@ -74,7 +74,7 @@ type Info struct {
 	Passes  int     `json:"passes,omitempty"`  // after each start
 	Start   string  `json:"start,omitempty"`   // the start that was best
 	Library string  `json:"library,omitempty"` // METIS's
-	// EdgePasses is how often the edges were read.
+	// EdgePasses is the number of times that the edges were read.
 	EdgePasses int `json:"edge_passes"`
 	Stats
 }

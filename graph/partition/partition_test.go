@@ -198,7 +198,8 @@ func TestPlantedGroups(t *testing.T) {
 	require.NotEqual(t, random.Of, made(t, x, Options{Parts: 8, Method: Random, Seed: 2}).Of)
 }
 
-// A ring of rings: the clusters' start is the better one by far, as no node tells where to begin.
+// A ring of rings: the clusters' start is the better one by far, as no node is a better beginning
+// than others.
 func TestClustersAreTheBetterStart(t *testing.T) {
 	r := generator(3)
 	const rings, each = 200, 50
@@ -381,7 +382,7 @@ func TestMakeRefuses(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
-	// Who is stopped keeps nothing; TestMain looks for the memory.
+	// A partition that is stopped keeps nothing; TestMain looks for the memory.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	e := anyEdges(generator(1), 10000, 200000)

@@ -33,7 +33,8 @@ const (
 	startGreedy   = "greedy"
 )
 
-// clusterPasses is how often clusters are grown: after some passes hardly a node moves.
+// clusterPasses is the number of times that clusters are grown: after some passes hardly a node
+// moves.
 const clusterPasses = 5
 
 func runStream(ctx context.Context, t *graph.Topology, o *Options, of []uint32,

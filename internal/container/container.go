@@ -82,7 +82,7 @@ var signatures = []signature{
 // space follows.
 var words = []string{"PAR1", "ARROW1", "FEA1"}
 
-// sniffed is how many bytes at a file's start the signatures need.
+// sniffed is the number of bytes at a file's start that the signatures need.
 const sniffed = 520
 
 // zips are archives that are zip files, by a member.
@@ -92,14 +92,14 @@ var zips = []struct{ member, name, next string }{
 	{".npy", "an .npz archive of NumPy", "give it to \"import npy\", or write its arrays as .npy"},
 }
 
-// File is what a file is.
+// File is the kind of a file.
 type File struct {
 	Kind Kind
 	Name string // such as "a Parquet file"; "" where it is Plain
 	Next string // what to do with it
 }
 
-// Hint says what the file is, to be put behind an error about it; "" where it is Plain.
+// Hint names the kind, to be put behind an error about the file; "" where it is Plain.
 func (k File) Hint() string {
 	if k.Kind == Plain {
 		return ""
@@ -164,8 +164,8 @@ func arrowStream(head []byte) bool {
 		head[8] == 0x10 && head[9] == 0
 }
 
-// wide says whether two characters of plain text in UTF-16 follow the mark: of each, one byte is 0,
-// the first (zero is 1) or the second (zero is 0) as the mark says.
+// wide reports whether two characters of plain text in UTF-16 follow the mark: of each, one byte is
+// 0, the first (zero is 1) or the second (zero is 0) as the mark says.
 func wide(head []byte, zero int) bool {
 	if len(head) < 6 {
 		return len(head) == 2
@@ -225,7 +225,7 @@ func FileOf(path string) (File, error) {
 	return k, nil
 }
 
-// Is says whether the file at path is there and of a kind.
+// Is reports whether the file at path is there and of a kind.
 func Is(path string, kind Kind) bool {
 	f, err := FileOf(path)
 	return err == nil && f.Kind == kind
@@ -267,7 +267,7 @@ type ForeignError struct {
 
 func (e *ForeignError) Error() string { return e.Path + " is " + e.File.Name + "; " + e.File.Next }
 
-// Refuse says what the file at path is.
+// Refuse returns an error that names the kind of the file at path.
 func (k File) Refuse(path string) error {
 	return errs.With(errs.Usage, &ForeignError{path, k})
 }

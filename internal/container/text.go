@@ -15,7 +15,7 @@ import (
 	"helios/internal/errs"
 )
 
-// maxDictionary is twice what "xz -9" uses: the file says how much memory its reader shall take.
+// maxDictionary is twice what "xz -9" uses: the file gives the memory that its reader takes.
 const maxDictionary = 128 << 20
 
 var errDictionary = fmt.Errorf(
@@ -105,7 +105,7 @@ func plainly(err error) error {
 	return err
 }
 
-// At is how much of the file was read.
+// At returns the number of bytes of the file that were read.
 func (t *Text) At() int64 { return t.n }
 
 // Close closes the file.

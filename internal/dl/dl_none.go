@@ -4,7 +4,7 @@ package dl
 
 import "errors"
 
-// Have says whether this build can open libraries. A static binary (-tags nocuda) has no loader:
+// Have reports whether this build can open libraries. A static binary (-tags nocuda) has no loader:
 // purego would make it need the C library's.
 const Have = false
 

@@ -9,7 +9,7 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Have says whether this build can open libraries.
+// Have reports whether this build can open libraries.
 const Have = true
 
 // Open loads a library, by name in the loader's places or by path. Its error names it.
@@ -19,7 +19,8 @@ func Open(name string) (uintptr, error) { return open(name, purego.RTLD_LOCAL) }
 func OpenGlobal(name string) (uintptr, error) { return open(name, purego.RTLD_GLOBAL) }
 
 func open(name string, scope int) (uintptr, error) {
-	// dlerror is of the thread that dlopen ran on, and Go may move a goroutine between the two.
+	// dlerror belongs to the thread that dlopen ran on, and Go may move a goroutine between the
+	// two.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	h, err := purego.Dlopen(name, purego.RTLD_NOW|scope)

@@ -37,7 +37,7 @@ type ioRow struct {
 	} `json:"latency_histogram"`
 }
 
-// parameter is what measurements may differ by.
+// parameter is a setting by which measurements may differ.
 type parameter struct {
 	name string
 	unit string
@@ -82,8 +82,8 @@ func (r *ioRow) bound() (least float64) {
 	return least
 }
 
-// farAbove is how many times above all results a limit is told of, but not drawn: it would press
-// them to the floor of the figure.
+// farAbove is the multiple of all results above which a limit is named but not drawn: it would
+// press them to the floor of the figure.
 const farAbove = 4
 
 // addLimits draws the limits of a figure's y values, which of makes of a row.
@@ -227,8 +227,8 @@ func distinct[T any](all []T, of func(*T) float64) int {
 	return len(seen)
 }
 
-// lines makes a series for each name, of the median where several values have one x. What is
-// no number is left out.
+// lines makes a series for each name, of the median where several values have one x. Values that
+// are no numbers are left out.
 func lines[T any](all []T, name func(*T) string, x, y func(*T) float64) (out []series) {
 	index := map[string]int{}
 	var values []map[float64][]float64

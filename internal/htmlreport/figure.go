@@ -64,7 +64,7 @@ type bar struct {
 	Spans []lapse `json:"spans,omitempty"`
 }
 
-// lapse is what a lane did between two moments; spans of one kind have one colour.
+// lapse is the work of a lane between two moments; spans of one kind have one colour.
 type lapse struct {
 	Name string  `json:"name"`
 	Kind string  `json:"kind"`

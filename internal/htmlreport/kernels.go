@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// rate is what a benchmark of kernels tells of one case: its value with its range, and the best
+// rate is the result of a benchmark of kernels for one case: its value with its range, and the best
 // that is possible, 0 where nobody knows.
 type rate struct {
 	name string

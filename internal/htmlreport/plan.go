@@ -112,7 +112,8 @@ func plans(s *Source) (out section, err error) {
 	return out, nil
 }
 
-// halving tells what doubling each part of the machine would give, and which halve the epoch.
+// halving describes the gain from doubling each part of the machine, and the parts that halve the
+// epoch.
 func (out *section) halving(each, steps []doubled) {
 	f := figure{Kind: kindSpans, Title: "What doubling each would give",
 		X: axis{Label: "times as fast"}}

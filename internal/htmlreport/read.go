@@ -150,13 +150,13 @@ func (s *Source) has(event string) bool {
 	return false
 }
 
-// aside are the options that say where a run writes, how it tells how it goes and how its processes
+// aside are the options of a run's outputs, of its progress, and of the way its processes
 // find each other: none of them makes it another experiment.
 var aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite", "checkpoint", "checkpoint-every", "resume", "trace",
 	"timeline", "csv", "html", "json", "quiet", "config", "metrics", "mpi", "rank-timeout",
 	"rank-secret-file", "rank-insecure", "rank-listen", "save-profile"}
 
-// neutral tells whether an option leaves a run in its experiment.
+// neutral reports whether an option leaves a run in its experiment.
 func neutral(key string) bool {
 	return key == "seed" || key == "state" || slices.Contains(aside, key)
 }

@@ -131,7 +131,8 @@ func ioLine(stack string, ssds, rowBytes int, iops float64) string {
 		ssds, rowBytes, stack, iops, iops*float64(rowBytes), 2*iops)
 }
 
-// The axis is what the measurements differ by most, SSDs before others, and the limit is drawn.
+// The axis is the setting by which measurements differ most, SSDs before others, and the limit is
+// drawn.
 func TestReadsBySSDs(t *testing.T) {
 	begin := `{"event":"begin","verb":"bench io","command":["heliosctl","bench","io"]}`
 	s, err := benchIO(read(t, "io", begin, ioLine("async", 1, 4096, 1<<18),

@@ -15,7 +15,7 @@ import (
 // verbTimeline stands for a verb in a source that was a file of option timeline.
 const verbTimeline = "timeline"
 
-// timelineStart is how internal/timeline begins a file.
+// timelineStart begins a file of internal/timeline.
 const timelineStart = `{"displayTimeUnit"`
 
 // mostTimeline bounds a file of option timeline.

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// epoch is what a figure needs of an event of that name.
+// epoch holds the fields of an event of that name that a figure needs.
 type epoch struct {
 	Epoch   int                `json:"epoch"`
 	Seconds float64            `json:"seconds"`
@@ -41,7 +41,7 @@ type trained struct {
 	result trainResult
 }
 
-// trainResult is what is told of a run that came to its end.
+// trainResult is the result of a run that came to its end.
 type trainResult struct {
 	Mode   string   `json:"mode"`
 	Seed   uint64   `json:"seed"`
@@ -174,7 +174,7 @@ func spread(v []float64) (lo, mid, hi float64) {
 	return s[0], mid, s[n-1]
 }
 
-// later are the epochs that tell how a run goes on: all but the first, where there are more.
+// later are all epochs but the first, where there are more: the first also warms up.
 func (x *experiment) later() (all []epoch) {
 	for _, r := range x.runs {
 		e := r.epochs
@@ -201,7 +201,7 @@ func stages(all []experiment) figure {
 	return f
 }
 
-// processorTime is what a mini-batch takes of the processors, in microseconds by operator, then
+// processorTime is the processor time of a mini-batch, in microseconds by operator, then
 // unaccounted and idle: means over the epochs that accounted for it.
 func (x *experiment) processorTime() (all [][2]string, us map[[2]string]float64) {
 	us = map[[2]string]float64{}

@@ -116,7 +116,7 @@ func (l *Library) IDBytes() int64 {
 	return 4
 }
 
-// Fits says whether METIS can count so many nodes and entries of neighbour lists. Its error has
+// Fits reports whether METIS can count so many nodes and entries of neighbour lists. Its error has
 // class Capability.
 func (l *Library) Fits(nodes, entries int64) error {
 	if l.Wide || nodes < math.MaxInt32 && entries <= math.MaxInt32 {

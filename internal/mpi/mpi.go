@@ -153,7 +153,7 @@ func (a *area) room(n int) ([]byte, error) {
 }
 
 // Start opens the library and joins the others. notice is called, on MPI's thread, with the text of
-// an Abort of another rank. What was joined is left by Close. It ends with ctx where a rank is not
+// an Abort of another rank. Close leaves the group. It ends with ctx where a rank is not
 // there: MPI_Init_thread then goes on, and mpirun finds that the process has ended.
 func Start(ctx context.Context, path string, launcher Kind,
 	notice func(from int, text []byte)) (*World, error) {
@@ -184,7 +184,7 @@ func (w *World) await(ctx context.Context, began <-chan error) error {
 	}
 }
 
-// Name says which library it is.
+// Name returns the name of the library.
 func (w *World) Name() string { return fmt.Sprintf("%s (%s)", w.lib.kind, w.lib.path) }
 
 func check(what string, code int32) error {
@@ -194,7 +194,7 @@ func check(what string, code int32) error {
 	return nil
 }
 
-// idle is how often the thread looks for aborts while it has nothing else to do.
+// idle is the interval at which the thread looks for aborts while it has nothing else to do.
 const idle = 20 * time.Millisecond
 
 func (w *World) serve(began chan<- error) {

@@ -21,7 +21,7 @@ var decorations = [][2]string{{"", ""}, {"", "64_"}, {"scipy_", ""}, {"scipy_", 
 // Library is an OpenBLAS. Its threads are a setting of the whole process.
 type Library struct {
 	Path   string // as it was asked for
-	Config string // what the library says of itself: version, options and core
+	Config string // the library's own description: version, options and core
 
 	sgemm func(order, transA, transB int, m, n, k int, alpha float32, a *float32, lda int,
 		b *float32, ldb int, beta float32, c *float32, ldc int)
@@ -80,7 +80,7 @@ func bind(h uintptr, name string) (*Library, error) {
 		name)
 }
 
-// SetThreads says how many threads products use from now on, and returns how many it is.
+// SetThreads sets the number of threads that products use, and returns the library's answer.
 func (l *Library) SetThreads(n int) int {
 	l.setThreads(n)
 	return int(l.threads())

@@ -45,8 +45,8 @@ func Begin(f *File, first []byte) (*Lines, error) {
 }
 
 // Continue opens a file to add lines to it. each gets the lines that are there, without their ends;
-// its error ends Continue and leaves the file as it is. What follows the last line's end, which the
-// kernel wrote in part, is cut off.
+// its error ends Continue and leaves the file as it is. A part behind the last line's end, which
+// the kernel wrote in part, is cut off.
 func Continue(what, path string, each func(line []byte) error) (*Lines, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -111,7 +111,7 @@ func NewReader(r io.Reader) *Reader {
 }
 
 // Next returns a line with its end, behind the last one io.EOF with what has no end. An error of
-// class usage says what no run writes: "has a line of more than …".
+// class usage names a content that no run writes: "has a line of more than …".
 func (r *Reader) Next() (line []byte, err error) {
 	for {
 		part, err := r.ReadSlice('\n')

@@ -2,7 +2,7 @@
 //
 // A file that is there is not replaced, unless the caller says so. A new one is written without a
 // name and gets its own when it is whole, so that no reader takes a part of it for all, and a
-// process that dies leaves nothing. What is no regular file (a pipe, a terminal, /dev/null) is
+// process that dies leaves nothing. A pipe, a terminal or /dev/null is
 // written straight. Lines is for files that grow by whole lines.
 //
 // Where the file system has no files without names (open(2), O_TMPFILE), the file has a temporary
@@ -177,7 +177,7 @@ func renameNew(from, to string) error {
 	return err
 }
 
-// target tells where an output goes.
+// target is the place of an output.
 type target struct {
 	what, path string
 	fd         int    // of this process, for /dev/stdout and its like; else -1
@@ -235,8 +235,8 @@ func find(what, path string, replace bool) (*target, error) {
 	return t, nil
 }
 
-// written tells whether the Lines of another process are in a file: replaced, it would go on where
-// nobody sees it.
+// written reports whether the Lines of another process are in a file: replaced, it would go on
+// where nobody sees it.
 func written(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -279,7 +279,7 @@ func (t *target) open() (*os.File, error) {
 // partialMark stands in temporary names, before a random number.
 const partialMark = ".partial-"
 
-// noNames is what open(2) with O_TMPFILE says where it makes no files without names: the file
+// noNames are the errors of open(2) with O_TMPFILE where it makes no files without names: the file
 // system, or a kernel that takes it for the opening of a folder, has none.
 var noNames = []error{unix.EOPNOTSUPP, unix.EISDIR, unix.ENOENT, unix.EINVAL}
 
@@ -365,7 +365,7 @@ func Sweep(dir, prefix, suffix string) {
 	}
 }
 
-// unused tells whether no process has a file open for writing. The kernel grants a write lease
+// unused reports whether no process has a file open for writing. The kernel grants a write lease
 // (fcntl(2), F_SETLEASE) only then, whoever the writer is and whatever program; where the file
 // system has no leases the answer is no.
 func unused(path string) bool {

@@ -108,7 +108,7 @@ func testWholeOrNotAtAll(t *testing.T) {
 	require.NoError(t, write(t, path, true, "2"))
 	require.Equal(t, "2", text(t, path))
 	require.Equal(t, []string{"a"}, names(t, dir))
-	// Who may read it is the umask's choice.
+	// The umask decides who may read it.
 	mask := unix.Umask(0o27)
 	err = write(t, filepath.Join(dir, "b"), false, "3")
 	unix.Umask(mask)
@@ -390,7 +390,7 @@ func TestLinesUnderALimit(t *testing.T) {
 	require.Error(t, l.Close())
 }
 
-// What goes wrong with a file is told by its name, not by its folder's or by one of ours.
+// Errors of a file name it by its own name, not by its folder's or by one of ours.
 func TestErrorsNameTheFile(t *testing.T) { bothWays(t, testErrorsNameTheFile) }
 
 func testErrorsNameTheFile(t *testing.T) {
@@ -405,7 +405,7 @@ func testErrorsNameTheFile(t *testing.T) {
 	require.NotContains(t, err.Error(), "partial")
 }
 
-// What is read is spared: the files of a folder, by any name, also where a descriptor names one.
+// Inputs are spared: the files of a folder, by any name, also where a descriptor names one.
 func TestInputsAreSpared(t *testing.T) {
 	dir := t.TempDir()
 	in := filepath.Join(dir, "in", "deep")

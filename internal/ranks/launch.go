@@ -10,7 +10,7 @@ import (
 	"helios/internal/mpi"
 )
 
-// Launch is what a launcher says of this process.
+// Launch is a launcher's description of this process.
 type Launch struct {
 	Rank, Size int
 	Local      int      // rank on this machine; -1: not said
@@ -126,8 +126,8 @@ func (e environment) torch() (*Launch, error) {
 	return l, e.meet(l, "", 0)
 }
 
-// meet says where the ranks meet: at MASTER_ADDR and MASTER_PORT, in whose place others stand where
-// they are not set.
+// meet sets the address at which the ranks meet: MASTER_ADDR and MASTER_PORT, in whose place others
+// stand where they are not set.
 func (e environment) meet(l *Launch, host string, port int) error {
 	if e.has(hostVar) {
 		host, _ = e(hostVar)

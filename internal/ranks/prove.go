@@ -44,7 +44,7 @@ var (
 type proven struct {
 	net.Conn
 	key []byte
-	// What this end writes, and what the other one does.
+	// The kinds of this end's text, and of the other's.
 	mine, theirs string
 }
 

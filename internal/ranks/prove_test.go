@@ -21,7 +21,7 @@ import (
 var theSecret = []byte("correct horse battery staple")
 
 // Ranks that know the secret meet; one that knows another, or none, is sent away, and each side
-// says what to look at.
+// names what to look at.
 func TestSecret(t *testing.T) {
 	good := Options{Join: 10 * time.Second, Secret: theSecret}
 	groups, failed := join(t, testrig.FreePort(t), []Options{good, good, good})
@@ -302,7 +302,8 @@ func TestOthersNeedTheSecret(t *testing.T) {
 	}
 }
 
-// A rank says what it waits for: the first one who is absent, another what keeps it from the first.
+// A rank names the cause of its wait: the first one who is absent, another what keeps it from the
+// first.
 func TestRanksSayWhatTheyWaitFor(t *testing.T) {
 	for r, want := range []string{"rank 0 of 3 waits for ranks [1 2] at 127.0.0.1:",
 		"which cannot be reached: dial tcp 127.0.0.1:"} {

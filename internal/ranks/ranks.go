@@ -1,6 +1,6 @@
 // Package ranks joins the processes, the ranks, of one run: over TCP where a launcher such as
-// torchrun says where the first rank listens, or over MPI under mpirun. It moves bytes between them
-// and tells all of them why one ended.
+// torchrun names the address of the first rank, or over MPI under mpirun. It moves bytes between
+// them and gives all of them the reason why one ended.
 package ranks
 
 import (
@@ -22,16 +22,16 @@ import (
 type Group interface {
 	Rank() int
 	Size() int
-	// Name says what carries the bytes.
+	// Name names the carrier of the bytes.
 	Name() string
 	// AllGather sends mine to all and returns everybody's, by rank. Lengths may differ.
 	AllGather(ctx context.Context, mine []byte) ([][]byte, error)
 	// Exchange sends out[r] to each rank r. Element r of the result came from rank r.
 	Exchange(ctx context.Context, out [][]byte) ([][]byte, error)
-	// Failed is closed when the group has failed; Err says why.
+	// Failed is closed when the group has failed; Err has the reason.
 	Failed() <-chan struct{}
 	Err() error
-	// SentBytes is how many bytes of messages this rank has sent to others.
+	// SentBytes returns the bytes of messages that this rank has sent to others.
 	SentBytes() int64
 	// Abort tells the others why this rank ends: their calls fail with the cause and its class. It
 	// may be called at any time, and Close comes after it.
@@ -48,15 +48,15 @@ type Options struct {
 	// (10 minutes), and Silence the time in which nothing comes from a rank (20 seconds).
 	Join, Wait, Silence time.Duration
 	Library             string // of MPI; "": by its usual name
-	// Secret is what the ranks of a run over TCP know and nobody else. Without one they meet on
+	// Secret is known to the ranks of a run over TCP, and to nobody else. Without one they meet on
 	// this machine only, unless Insecure lets them meet anywhere.
 	Secret   []byte
 	Insecure bool
-	// Listen is where the first rank listens, host or host:port; "": at the launcher's address.
+	// Listen is the address of the first rank, host or host:port; "": at the launcher's address.
 	Listen string
-	// Patience is how long a rank waits for the others before it says so (2 seconds).
+	// Patience is the time that a rank waits for the others before it says so (2 seconds).
 	Patience time.Duration
-	// Note, where given, is told what people may want to know of the wait for all ranks.
+	// Note, where given, hears of the wait for all ranks.
 	Note func(text string)
 }
 
@@ -113,7 +113,7 @@ type ended struct {
 
 func newEnded() ended { return ended{done: make(chan struct{})} }
 
-// end sets the reason; it tells whether this was the first one.
+// end sets the reason; it reports whether this was the first one.
 func (e *ended) end(why error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -128,7 +128,7 @@ func (e *ended) end(why error) bool {
 // Failed is closed when the group has failed.
 func (e *ended) Failed() <-chan struct{} { return e.done }
 
-// Err says why the group has failed; nil while it has not.
+// Err returns the reason why the group has failed; nil while it has not.
 func (e *ended) Err() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -140,7 +140,7 @@ var (
 	errClosed  = errors.New("this rank has left the others")
 )
 
-// hostname is how errors name this machine.
+// hostname is the name of this machine in errors.
 func hostname() string {
 	if h, err := os.Hostname(); err == nil && h != "" {
 		return h

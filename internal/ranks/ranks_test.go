@@ -69,7 +69,7 @@ func takePart(name string) error {
 	return errors.Join(err, g.Close())
 }
 
-// text is what rank from sends rank to in a round, of a length that tells them apart.
+// text is the message of rank from to rank to in a round, of a length that tells them apart.
 func text(from, to, round int) []byte {
 	n := (from*37 + to*11 + round*5) % 90
 	if round == 3 {
@@ -177,7 +177,7 @@ var cases = map[string]func(g Group) error{
 	},
 }
 
-// outcome is how a process ended.
+// outcome is the end of a process.
 type outcome struct {
 	code int
 	text string

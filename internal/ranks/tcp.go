@@ -294,8 +294,8 @@ func named(host string) string {
 	return host
 }
 
-// stranger says why a rank is none of this run's: err to the user, and reply, which tells nothing
-// of the run, to that rank.
+// stranger returns the reason why a rank is none of this run's: err to the user, and reply, which
+// tells nothing of the run, to that rank.
 func (g *overTCP) stranger(h hello) (reply string, err error) {
 	host := named(h.Host)
 	switch {
@@ -491,7 +491,7 @@ func (g *overTCP) farewell(p *peer, kind uint8, b []byte) {
 	defer p.mu.Unlock()
 	p.lastUntil(until.Add(leaveTime / 5)) // for this word alone
 	if err := p.write(kind, b, until.Add(leaveTime/5)); err == nil {
-		// What the other rank has sent is read to its end: closed before, a connection
+		// The other rank's last message is read to its end: closed before, a connection
 		// is reset, and the last message is lost.
 		if c, ok := p.conn.(*net.TCPConn); ok {
 			_ = c.CloseWrite()

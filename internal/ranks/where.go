@@ -41,7 +41,7 @@ func addresses(ctx context.Context, host string) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// noMaster says what to do where the address of the first rank's machine is not known.
+// noMaster returns the error where the address of the first rank's machine is not known.
 func noMaster(err error) error {
 	return fmt.Errorf("%w; set MASTER_ADDR to the address of rank 0's machine for all ranks", err)
 }
@@ -190,7 +190,7 @@ type waiting struct {
 	done chan struct{}
 }
 
-// between is how long a rank waits before it says again what for.
+// between is the time after which a waiting rank says so again.
 const between = 30 * time.Second
 
 func (g *overTCP) startWaiting() *waiting {

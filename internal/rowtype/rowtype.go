@@ -72,7 +72,7 @@ func (t Type) RowBytes(dim int) int {
 	}
 }
 
-// Scaled tells whether each row has a scale beside it.
+// Scaled reports whether each row has a scale beside it.
 func (t Type) Scaled() bool { return t == Int8 }
 
 // Dim returns the most features that a row of so many bytes has; 1 where it has no room for any.

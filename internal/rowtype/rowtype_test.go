@@ -114,7 +114,8 @@ func TestEncodeDecode(t *testing.T) {
 				require.LessOrEqual(t, math.Abs(float64(x)-float64(first[i])),
 					limit+1e-7*most*float64(min(1, rt)), "%v", rt)
 			}
-			// What has been stored once is stored again without loss, but for int8's rounded scale.
+			// A row that was stored once is stored again without loss, but for int8's rounded
+			// scale.
 			if rt != Int8 {
 				again := make([]byte, len(row))
 				_, err := rt.Encode(again, first)

@@ -20,7 +20,7 @@ func (j *job) placer() Placer {
 	return nil
 }
 
-// ahead is how many slots a ring has beyond those that its client may have.
+// ahead is the number of slots of a ring beyond those that its client may have.
 func (j *job) ahead() int {
 	if p := j.placer(); p != nil {
 		return p.Ahead()

@@ -22,7 +22,7 @@ import (
 	"helios/internal/hostmem"
 )
 
-// fakeBackend opens datasets whose batches hold numbers that tell what they are.
+// fakeBackend opens datasets whose batches hold numbers that identify them.
 type fakeBackend struct {
 	open    atomic.Int64 // datasets and loaders
 	passes  atomic.Int64

@@ -14,7 +14,7 @@ import (
 	"helios/internal/hostmem"
 )
 
-// gatherTime is how long ranks that ask for an epoch wait for the others of their job.
+// gatherTime is the time that ranks that ask for an epoch wait for the others of their job.
 const gatherTime = 100 * time.Millisecond
 
 // openDataset is a dataset that a session has open, or a job that goes on behind it.
@@ -332,7 +332,7 @@ func (j *job) emit(ctx context.Context, p *pass, b *Batch) error {
 	}
 }
 
-// starving tells whether another rank wants batches and has slots for them. j.mu is held.
+// starving reports whether another rank wants batches and has slots for them. j.mu is held.
 func (j *job) starving(but *loader) bool {
 	for _, l := range j.ranks {
 		if l != but && l.want && len(l.free) > 0 {

@@ -19,7 +19,7 @@ func nodesOf(t *testing.T, bytes int64) int {
 	return fd
 }
 
-// What clients send takes no more than the memory that they share, and nothing before hello.
+// Requests of clients take no more than the memory that they share, and nothing before hello.
 func TestRequestsCountAsMemory(t *testing.T) {
 	r := start(t, func(c *Config) { c.Memory = 9 << 20 })
 	loader := map[string]any{"type": "loader", "handle": 1, "options": map[string]any{"do": "hang"}}

@@ -17,7 +17,7 @@ const (
 	firstSlot = 256 << 10 // bytes of a slot until a batch needs more
 )
 
-// memory is how much rings, lists of nodes and requests may take together.
+// memory bounds the bytes of rings, lists of nodes and requests together.
 type memory struct {
 	limit int64
 	used  atomic.Int64
@@ -92,7 +92,7 @@ func newRing(of *memory, slots int, slotBytes int64, on DeviceLoader, placer Pla
 	return r, nil
 }
 
-// unmap lets go of our side.
+// unmap releases our side.
 func (r *ring) unmap() error {
 	if r.device != nil {
 		err := r.device.Close() // the file, too

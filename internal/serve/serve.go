@@ -1,5 +1,5 @@
 // Package serve hands mini-batches to other processes: a daemon on a Unix socket, and shared memory
-// that batches lie in (docs/reference/protocol.md). What makes the batches is a Backend.
+// that batches lie in (docs/reference/protocol.md). A Backend makes the batches.
 package serve
 
 import (
@@ -55,24 +55,24 @@ type DatasetInfo struct {
 	Splits   map[string]int64 `json:"splits"`
 }
 
-// LoaderRequest says which mini-batches a loader makes. Nodes, where not nil, replace Split.
+// LoaderRequest describes the mini-batches of a loader. Nodes, where not nil, replace Split.
 type LoaderRequest struct {
 	Options map[string]string
 	Split   string
 	Nodes   []int64
 	Shuffle bool
-	// Device is where the client wants batches: "cpu", "cuda", or "auto", which is cuda where that
+	// Device is the place of batches: "cpu", "cuda", or "auto", which is cuda where that
 	// goes.
 	Device string
-	// World is how many ranks share the batches of an epoch. Of several, any batches may be asked
-	// for; of one, always the last so many.
+	// World is the number of ranks that share the batches of an epoch. Of several, any batches may
+	// be asked for; of one, always the last so many.
 	World   int
 	Foreign bool // as in OpenRequest
 }
 
 // Loader makes mini-batches, one epoch at a time. Batches counts those of an epoch. Epoch makes
 // some of them, by their numbers, in the order given. It ends with emit's first error, and soon
-// when ctx ends. BytesRead, which emit may call, tells how much came from SSDs so far.
+// when ctx ends. BytesRead, which emit may call, returns the bytes from SSDs so far.
 //
 // claim gives a place for the first tensor of a batch that is being made, for a Placer; nil: there
 // is none. It may be called beside emit, and again for a batch that is made anew.
@@ -87,7 +87,8 @@ type Loader interface {
 // Placer is a loader that can make the first tensor of a batch where its client finds it.
 type Placer interface {
 	Loader
-	// Ahead is how many batches may have a place before they are emitted; 0: none ever has.
+	// Ahead is the number of batches that may have a place before they are emitted; 0: none ever
+	// has.
 	Ahead() int
 	// Place makes a place at an offset of a file that has room for so many bytes, both multiples
 	// of 4096. A batch may turn out larger; its place is then valid all the same, and only its
@@ -95,13 +96,13 @@ type Placer interface {
 	Place(fd int, offset, bytes int64) (Place, error)
 }
 
-// Place is where the first tensor of a batch goes.
+// Place is the memory of the first tensor of a batch.
 type Place interface{ Close() error }
 
 // DeviceLoader is a loader that can put batches into the memory of the device that makes them.
 type DeviceLoader interface {
 	Loader
-	// DeviceName is what a client finds the device by; empty: batches go to the CPU's memory.
+	// DeviceName identifies the device to a client; empty: batches go to the CPU's memory.
 	DeviceName() string
 	// DeviceMemory makes memory that other processes can use.
 	DeviceMemory(bytes int64) (DeviceMemory, error)
@@ -113,7 +114,7 @@ type DeviceMemory interface {
 	// Put writes tensors of the batch that is being emitted to their offsets behind at. When it
 	// returns they are there, for all processes.
 	Put(offset int64, tensors []Tensor, offsets []int64) error
-	// Close lets go of our side. Clients keep theirs.
+	// Close releases our side. Clients keep theirs.
 	Close() error
 }
 
@@ -136,7 +137,7 @@ type Tensor struct {
 	CopyTo func(address uint64) error
 }
 
-// Config says what a server is. Zero values of the bounds are the defaults.
+// Config holds a server's backend and bounds. Zero values of the bounds are the defaults.
 type Config struct {
 	Backend    Backend
 	Version    string
@@ -146,7 +147,8 @@ type Config struct {
 	Timeout    time.Duration
 	Note       func(string)
 
-	// patience is how long ranks of a job that want batches wait with one whose slots are all full.
+	// patience is the time that ranks of a job that want batches wait with one whose slots are all
+	// full.
 	patience    time.Duration
 	credentials func(*net.UnixConn) (*unix.Ucred, error) // of tests
 }
@@ -174,7 +176,7 @@ type Server struct {
 	silent []*session // that have not said hello, the longest first
 }
 
-// Stats is what a server has to do, and has done.
+// Stats counts the work of a server.
 type Stats struct {
 	Clients, Jobs, Ranks int64
 	RingBytes            int64 // of all rings

@@ -16,7 +16,7 @@ import (
 	"helios/internal/hostmem"
 )
 
-// helloTimeout is how long a new client may take to say what it is.
+// helloTimeout bounds the time until a new client's hello.
 const helloTimeout = 10 * time.Second
 
 // session is a client's connection, and what it has open. A goroutine reads requests and gives
@@ -40,8 +40,8 @@ type session struct {
 // errGone ends a session whose client is gone.
 var errGone = errors.New("the client is gone")
 
-// ServeConn serves one client until it or ctx ends, and closes the connection. The error says why
-// the client was sent away.
+// ServeConn serves one client until it or ctx ends, and closes the connection. The error is the
+// reason why the client was sent away.
 func (s *Server) ServeConn(ctx context.Context, c *net.UnixConn) error {
 	x := &session{s: s, w: &wire{c: c, timeout: s.Timeout}, parent: ctx, loaders: map[int]*loader{}}
 	defer func() { _ = c.Close() }() // everything is said

@@ -8,7 +8,7 @@ import (
 // SampleBytes are read at each place of a sample.
 const SampleBytes = 4096
 
-// samples is how many parts the middle of a device has, with two places in each.
+// samples is the number of parts of a device's middle, with two places in each.
 const samples = 1024
 
 const (
@@ -17,7 +17,7 @@ const (
 )
 
 // Places lists, in order, where the middle of a device is looked at to see whether it is blank:
-// what lies between the BlankBytes at its ends. Who has wiped the ends of a disk has not wiped what
+// what lies between the BlankBytes at its ends. Wiping the ends of a disk does not wipe what
 // was on it. The number of places is bounded, however large the device: the places where formats
 // keep copies of their superblocks, each MiB of the beginning, which fills up first, and two in
 // each of 1,024 equal parts, the second one at random. draw gives a number below n.

@@ -10,7 +10,7 @@ import (
 	"helios/internal/durable"
 )
 
-// Who holds a lease writes into its file what it does. Whoever may use the SSD can write there,
+// The holder of a lease writes its work into the file. Anybody who may use the SSD can write there,
 // without the lock, so that text is only believed as far as the kernel bears it out.
 
 // noteBytes of a lease's text are read.

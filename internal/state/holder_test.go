@@ -55,7 +55,7 @@ func TestHolder(t *testing.T) {
 	require.Less(t, len(long), 600)
 }
 
-// What stands in a lease file that somebody else has written is no answer to the question who uses
+// The text of a lease file that somebody else has written is no answer to the question who uses
 // the SSD.
 func TestForgedLease(t *testing.T) {
 	s, err := Open(t.TempDir())

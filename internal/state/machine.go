@@ -34,7 +34,7 @@ const defaultRun = "/run/heliosctl"
 // recordVersion is the records' format.
 const recordVersion = 1
 
-// Phase says how far a controller's way to us or back has come. It is written before the first and
+// Phase is the last step of a controller's way to us or back. It is written before the first and
 // after the last step of that way, so that what a kill leaves can be told and finished.
 type Phase string
 
@@ -225,7 +225,7 @@ func (m *Machine) Share(name string, gid int) error {
 	return nil
 }
 
-// NextStep says what finishes a record that is not Bound.
+// NextStep returns the command that finishes a record that is not Bound.
 func (r *Record) NextStep() string {
 	if r.Phase == Unbinding {
 		return fmt.Sprintf(
@@ -237,11 +237,11 @@ func (r *Record) NextStep() string {
 		r.PCI, r.PCI)
 }
 
-// Is tells whether a name stands for this record: its name, its serial number or its PCI address,
+// Is reports whether a name stands for this record: its name, its serial number or its PCI address,
 // with or without the domain.
 func (r *Record) Is(name string) bool { return r.SSD.is(name) }
 
-// Was tells whether the kernel called the controller, or a disk of it, by that name before it was
+// Was reports whether the kernel called the controller, or a disk of it, by that name before it was
 // bound: /dev/nvme0 or /dev/nvme0n1. It may call another one so by now.
 func (r *Record) Was(name string) bool {
 	name = strings.TrimPrefix(name, "/dev/")
@@ -264,8 +264,8 @@ func (m *Machine) openLease(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Permitted tells whether this user may use an SSD: nil, or an error of class Capability that says
-// why not and what changes that.
+// Permitted reports whether this user may use an SSD: nil, or an error of class Capability with
+// the reason and the next step.
 func (m *Machine) Permitted(name string) error {
 	f, err := m.openLease(name)
 	if err != nil {
@@ -277,7 +277,7 @@ func (m *Machine) Permitted(name string) error {
 	return f.Close()
 }
 
-// stillThere tells whether an open lease file is the one under its name: unbind-ssds removes it.
+// stillThere reports whether an open lease file is the one under its name: unbind-ssds removes it.
 func stillThere(f *os.File) bool {
 	var st unix.Stat_t
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink > 0

@@ -71,7 +71,7 @@ func TestRecordsJoinTheUsersSSDs(t *testing.T) {
 	require.ErrorContains(t, err, "binding was cut off")
 	require.ErrorContains(t, err, "sudo heliosctl bind-ssds 0000:06:00.0")
 
-	// What a user's change does to them has no effect, and the user's file never holds them.
+	// A user's change to them has no effect, and the user's file never holds them.
 	require.NoError(t,
 		s.Update(t.Context(), func(st *State) error { st.SSDs = st.SSDs[:2]; return nil }))
 	b, err := os.ReadFile(s.file())

@@ -93,7 +93,7 @@ type State struct {
 	Unfinished []Record `json:"-"`
 }
 
-// is tells whether a name stands for the SSD and for no other: its name, its path or its serial
+// is reports whether a name stands for the SSD and for no other: its name, its path or its serial
 // number, or a controller's PCI address, with or without the domain.
 func (d *SSD) is(name string) bool {
 	path := strings.TrimPrefix(name, "proxy:") // as a software controller's bus calls it
@@ -300,7 +300,7 @@ func (s *Store) write(st *State) error {
 // errNoTemp is a folder in which no file can be made.
 var errNoTemp = errors.New("no new file")
 
-// tempError tells why none could be made, in its own words.
+// tempError is the reason why none could be made, in its own words.
 type tempError struct{ err error }
 
 func (e *tempError) Error() string   { return e.err.Error() }
@@ -387,7 +387,7 @@ func (e *InUseError) Error() string {
 		e.SSD, e.By)
 }
 
-// Acquire takes all SSDs of names, or none. What says what the caller does with them, for the
+// Acquire takes all SSDs of names, or none. what is the caller's work with them, for the
 // error that another command gets meanwhile. An SSD in use is errs.Refused, at once.
 func (s *Store) Acquire(what string, names ...string) (*Lease, error) {
 	l := &Lease{}
@@ -436,8 +436,8 @@ func (s *Store) take(name, what string) (*os.File, error) {
 		}
 		b := make([]byte, noteBytes)
 		n, _ := f.ReadAt(b, 0)
-		// Who has just taken the lease has not written its name yet; who gives it up has wiped it
-		// out.
+		// A holder that has just taken the lease has not written its name yet; one that gives it up
+		// has wiped it out.
 		if who = strings.TrimSpace(string(b[:n])); who != "" || time.Since(begin) > nameTimeout {
 			break
 		}

@@ -1,6 +1,6 @@
 // Package timeline writes what happened when, as a Chrome trace ("JSON object format"), which
 // Perfetto (ui.perfetto.dev) and chrome://tracing open. Times are in nanoseconds of the caller's
-// clock, wall or virtual; the file says which.
+// clock, wall or virtual, which the file names.
 package timeline
 
 import (
@@ -75,7 +75,7 @@ func New(w io.Writer, clock string) *Recorder {
 	return r
 }
 
-// On says whether anything is recorded.
+// On reports whether anything is recorded.
 func (r *Recorder) On() bool { return r != nil }
 
 // NS is a moment of the wall clock as this trace counts: from when New was called.
@@ -151,7 +151,7 @@ func (r *Recorder) Counter(trackName, name string, ns int64, v float64) {
 }
 
 // Close ends the trace and reports what went wrong in writing it. It does not close the writer.
-// What comes after it is not recorded.
+// Later events are not recorded.
 func (r *Recorder) Close() error {
 	if r == nil {
 		return nil

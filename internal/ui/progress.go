@@ -87,7 +87,7 @@ func (u *UI) drawBar(part string, done, total int64, took time.Duration) {
 	u.draw([]string{line})
 }
 
-// left is what the rest of a stage takes at the pace so far. Call with mu held.
+// left returns the time that the rest of a stage takes at the pace so far. Call with mu held.
 func (u *UI) left(done, total int64, took time.Duration) (time.Duration, bool) {
 	if done <= u.first || done >= total {
 		return 0, false
@@ -102,7 +102,7 @@ type ProgressLine struct {
 	Done    int64   `json:"done"`
 	Total   int64   `json:"total"`   // 0: not known
 	Seconds float64 `json:"seconds"` // since the stage began
-	// Left is what the rest takes at the pace so far; absent where nobody knows.
+	// Left is the time for the rest at the pace so far; absent where nobody knows.
 	Left float64 `json:"left_seconds,omitempty"`
 }
 

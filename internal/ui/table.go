@@ -47,7 +47,7 @@ func Explain(columns []Column, mark string) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// HasWide tells whether a table has columns that --wide adds.
+// HasWide reports whether a table has columns that --wide adds.
 func HasWide(columns []Column) bool {
 	return slices.ContainsFunc(columns, func(c Column) bool { return c.Shown != Always })
 }
@@ -149,7 +149,7 @@ func layOut(header []string, rows [][]string, width int) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// figures tells whether a column holds numbers, and nothing else but dashes.
+// figures reports whether a column holds numbers, and nothing else but dashes.
 func figures(rows [][]string, column int) bool {
 	some := false
 	for _, r := range rows {
@@ -211,7 +211,7 @@ func fold(line string, width int) string {
 	return strings.Join(lines, "\n")
 }
 
-// terminalWidth is how many columns the terminal w has; 0 where it is none, or does not tell.
+// terminalWidth returns the columns of the terminal w; 0 where it is none, or does not tell.
 func terminalWidth(w any) int {
 	f, is := w.(*os.File)
 	if !is {

@@ -91,7 +91,7 @@ func TestLive(t *testing.T) {
 	require.Empty(t, errw.String(), "nothing is left to take away")
 }
 
-// What is left counts for the whole, whatever is printed in between, and its parts are named.
+// The time left counts for the whole, whatever is printed in between, and its parts are named.
 func TestProgressOfAWhole(t *testing.T) {
 	var errw bytes.Buffer
 	u := New(&bytes.Buffer{}, &errw)

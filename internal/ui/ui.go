@@ -50,7 +50,7 @@ func New(out, err io.Writer) *UI {
 		width: terminalWidth(out), errWide: terminalWidth(err), now: time.Now}
 }
 
-// IsTerminal says whether w is a terminal.
+// IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -139,7 +139,7 @@ func (u *UI) Close() error {
 	return nil
 }
 
-// Error writes the line that says why a command failed, to standard error whatever the flags say.
+// Error writes the reason of a command's failure, to standard error whatever the flags say.
 func (u *UI) Error(name, text string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
