@@ -35,7 +35,8 @@ func ExampleTrain() {
 	defer done()
 	ctx := context.Background()
 	model, result, err := helios.Train(ctx, data, helios.TrainOptions{
-		Config: helios.Config{Fanouts: []int{10, 5}, Epochs: 6, Hidden: 32, LR: 0.01}})
+		Config: helios.Config{Fanouts: []int{10, 5}, Epochs: 6, LR: 0.01,
+			ModelSettings: helios.ModelSettings{Hidden: 32}}})
 	if err != nil {
 		log.Fatal(err)
 	}

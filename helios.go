@@ -24,6 +24,7 @@ import (
 	"helios/cuda/driver"
 	"helios/dataset"
 	"helios/dataset/stripe"
+	"helios/gnn"
 	"helios/internal/bound"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
@@ -38,6 +39,7 @@ import (
 
 // The settings and results of a run are those of the packages that run it.
 type (
+	ModelSettings = gnn.ModelSettings   // of a Config: kind of model, hidden units, dropout, …
 	Config        = plan.Config         // its zero value is mode helios, GraphSAGE, fanout 10,10
 	LoaderOptions = sched.LoaderOptions // the seeds of mini-batches
 	Block         = sched.LoadedBlock   // the edges of a hop

@@ -114,7 +114,8 @@ func TestLoopIsLeft(t *testing.T) {
 func TestModel(t *testing.T) {
 	d := opened(t)
 	o := helios.TrainOptions{
-		Config: helios.Config{Fanouts: []int{3}, Hidden: 8, Epochs: 2, Batch: 50}}
+		Config: helios.Config{Fanouts: []int{3}, Epochs: 2, Batch: 50,
+			ModelSettings: helios.ModelSettings{Hidden: 8}}}
 	var epochs int
 	o.Epoch = func(helios.EpochResult) { epochs++ }
 	t.Setenv("TMPDIR", t.TempDir())

@@ -20,7 +20,7 @@ type Arch interface {
 	Degrees() bool
 	// Default fills in the options of this kind that are not set, and Check refuses a configuration
 	// that it cannot have.
-	Default(c *ModelConfig)
+	Default(c *ModelSettings)
 	Check(c *ModelConfig) error
 	// Forward and Backward list the kernels of layer l over a block, for models of time; Floats
 	// counts the layer's parameters. Of c they read the shape only.
@@ -73,7 +73,7 @@ func ArchOf(name string) (Arch, error) {
 // CheckKind refuses names that are in no registry, and options that the kind of model does not
 // have.
 func (c *ModelConfig) CheckKind() error {
-	arch, err := ArchOf(c.Kind)
+	arch, err := ArchOf(c.Model)
 	if err != nil {
 		return err
 	}

@@ -37,8 +37,13 @@ func betweens(cfg ModelConfig) []ModelConfig {
 func TestGradientsBetween(t *testing.T) {
 	for k, kind := range Archs() {
 		residual := false
-		base := ModelConfig{Kind: kind, InDim: 5, Hidden: 6, Classes: 3, Layers: 3, Dropout: 0.3,
-			Seed: 11}
+		base := ModelConfig{
+			ModelSettings: ModelSettings{Model: kind, Hidden: 6, Dropout: 0.3},
+			InDim:         5,
+			Classes:       3,
+			Layers:        3,
+			Seed:          11,
+		}
 		for i, cfg := range betweens(withOptions(base, ownOptions{true, 2, 0.2})) {
 			first := cfg.Residual && !residual // of each kind one at least, in a lean run too
 			if wide.Lean() && i%len(Archs()) != k && !first {
@@ -109,8 +114,13 @@ func firstSums(g *rig, m *Model) [][]float64 {
 func TestRunningStatistics(t *testing.T) {
 	g := newRig(t, rigConfig{nodes: 40, edges: 150, dim: 5, classes: 3, seeds: 6,
 		fanouts: []int{3, 3}})
-	cfg := ModelConfig{Kind: "sage", InDim: 5, Hidden: 4, Classes: 3, Layers: 2, Norm: "batch",
-		Seed: 3}
+	cfg := ModelConfig{
+		ModelSettings: ModelSettings{Model: "sage", Hidden: 4, Norm: "batch"},
+		InDim:         5,
+		Classes:       3,
+		Layers:        2,
+		Seed:          3,
+	}
 	m := g.model(t, cfg)
 	running := func() (mean, variance []float32) {
 		for _, p := range m.Params() {
@@ -217,8 +227,13 @@ func TestWorkersChangeNothingBetween(t *testing.T) {
 	if len(levels) > 1 {
 		levels = levels[1:]
 	}
-	for _, cfg := range betweens(ModelConfig{Kind: "gin", InDim: 20, Hidden: 33, Classes: 7,
-		Layers: 2, Dropout: 0.3, Seed: 1}) {
+	for _, cfg := range betweens(ModelConfig{
+		ModelSettings: ModelSettings{Model: "gin", Hidden: 33, Dropout: 0.3},
+		InDim:         20,
+		Classes:       7,
+		Layers:        2,
+		Seed:          1,
+	}) {
 		want := ""
 		for _, l := range levels {
 			for _, sms := range []int{1, 3} {
@@ -249,15 +264,17 @@ func TestBetweenNames(t *testing.T) {
 	require.Equal(t, "none", Norms()[0])
 	require.Subset(t, Norms(), []string{"batch", "layer"})
 	dev := host(t, 1)
-	for _, cfg := range []ModelConfig{{Activation: "tanh"}, {Norm: "graph"}} {
-		cfg.Kind, cfg.InDim, cfg.Classes, cfg.Layers = DefaultArch, 1, 1, 1
+	for _, cfg := range []ModelConfig{{ModelSettings: ModelSettings{Activation: "tanh"}},
+		{ModelSettings: ModelSettings{Norm: "graph"}}} {
+		cfg.Model, cfg.InDim, cfg.Classes, cfg.Layers = DefaultArch, 1, 1, 1
 		_, err := NewModel(dev, cfg)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 		require.ErrorContains(t, err, "choose one of")
 	}
 	g := newRig(t, rigConfig{nodes: 40, edges: 150, dim: 5, classes: 3, seeds: 6,
 		fanouts: []int{3, 3}})
-	cfg := ModelConfig{Kind: DefaultArch, InDim: 5, Hidden: 4, Classes: 3, Layers: 2, Seed: 3}
+	cfg := ModelConfig{ModelSettings: ModelSettings{Model: DefaultArch, Hidden: 4}, InDim: 5,
+		Classes: 3, Layers: 2, Seed: 3}
 	plain := g.model(t, cfg)
 	cfg.Activation, cfg.Norm = DefaultActivation, NoNorm
 	named := g.model(t, cfg)
@@ -274,8 +291,13 @@ func TestBetweenNames(t *testing.T) {
 func TestRunningStatisticsOfOneRow(t *testing.T) {
 	g := newRig(t, rigConfig{nodes: 5, edges: 0, dim: 5, classes: 3, seeds: 1,
 		fanouts: []int{3, 3}})
-	m := g.model(t, ModelConfig{Kind: "sage", InDim: 5, Hidden: 4, Classes: 3, Layers: 2,
-		Norm: "batch", Seed: 3})
+	m := g.model(t, ModelConfig{
+		ModelSettings: ModelSettings{Model: "sage", Hidden: 4, Norm: "batch"},
+		InDim:         5,
+		Classes:       3,
+		Layers:        2,
+		Seed:          3,
+	})
 	require.Len(t, firstSums(g, m), 1)
 	require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{LR: 0.1}))
 	require.NoError(t, g.stream.Synchronize(g.ctx))

@@ -118,11 +118,18 @@ type gpuCase struct {
 
 func gpuCases() []gpuCase {
 	small := rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21, sms: 2}
-	of := func(kind string, layers int, drop, input float32, prec cuda.Precision) ModelConfig {
-		return ModelConfig{Kind: kind, InDim: 10, Hidden: 12, Classes: 5, Layers: layers,
-			Dropout: drop, FeatureDropout: input, Seed: 7, Precision: prec}
+	of := func(kind string, layers int, drop, input float64, prec cuda.Precision) ModelConfig {
+		return ModelConfig{
+			ModelSettings: ModelSettings{Model: kind, Hidden: 12, Dropout: drop,
+				FeatureDropout: input},
+			InDim:     10,
+			Classes:   5,
+			Layers:    layers,
+			Seed:      7,
+			Precision: prec,
+		}
 	}
-	heads := func(c ModelConfig, n int, drop float32) ModelConfig {
+	heads := func(c ModelConfig, n int, drop float64) ModelConfig {
 		c.Heads, c.AttentionDropout = n, drop
 		return c
 	}
@@ -207,13 +214,19 @@ func gpuCases() []gpuCase {
 		classes: 3, seeds: 9, fanouts: []int{4, 1, 1}, sms: 1}
 	for _, kind := range Archs() {
 		list = append(list, gpuCase{kind + " almost without edges",
-			ModelConfig{Kind: kind, InDim: 7, Hidden: 9, Classes: 3, Layers: 3, Seed: 2}, sparse, 0,
+			ModelConfig{ModelSettings: ModelSettings{Model: kind, Hidden: 9}, InDim: 7,
+				Classes: 3, Layers: 3, Seed: 2}, sparse, 0,
 			false, 1})
 	}
 	lonely := sparse
 	lonely.src, lonely.dst, lonely.fanouts = []int64{30}, []int64{31}, []int{2, 2}
-	list = append(list, gpuCase{"sage without edges", ModelConfig{Kind: "sage", InDim: 7, Hidden: 9,
-		Classes: 3, Layers: 2, Seed: 2}, lonely, 0, false, 2})
+	list = append(list, gpuCase{"sage without edges", ModelConfig{
+		ModelSettings: ModelSettings{Model: "sage", Hidden: 9},
+		InDim:         7,
+		Classes:       3,
+		Layers:        2,
+		Seed:          2,
+	}, lonely, 0, false, 2})
 	return append(list, gpuCase{"sage with split gradients", of("sage", 1, 0, 0, cuda.FP32),
 		with(long, 2), 1e-5, false, 1})
 }
@@ -345,8 +358,13 @@ func TestDriverOutOfMemory(t *testing.T) {
 	}
 	g := newRig(t, rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21,
 		fanouts: []int{3, 3}, sms: 2})
-	cfg := ModelConfig{Kind: "sage", InDim: 10, Hidden: 12, Classes: 5, Layers: 2, Dropout: 0.4,
-		FeatureDropout: 0.3, Seed: 7}
+	cfg := ModelConfig{
+		ModelSettings: ModelSettings{Model: "sage", Hidden: 12, Dropout: 0.4, FeatureDropout: 0.3},
+		InDim:         10,
+		Classes:       5,
+		Layers:        2,
+		Seed:          7,
+	}
 	run := func(fail bool) (string, float64) {
 		d := g.onGPU(t, gpu)
 		m, err := NewModel(gpu, cfg)
@@ -398,9 +416,16 @@ func TestDriverOutOfMemoryInBLAS(t *testing.T) {
 	defer func() { require.NoError(t, blas.Close()) }()
 	g := newRig(t, rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21,
 		fanouts: []int{3, 3}, sms: 2})
-	for _, input := range []float32{0, 0.3} {
-		cfg := ModelConfig{Kind: "gcn", InDim: 10, Hidden: 12, Classes: 5, Layers: 2, Dropout: 0.4,
-			FeatureDropout: input, Seed: 7, BLAS: blas}
+	for _, input := range []float64{0, 0.3} {
+		cfg := ModelConfig{
+			ModelSettings: ModelSettings{Model: "gcn", Hidden: 12, Dropout: 0.4,
+				FeatureDropout: input},
+			InDim:   10,
+			Classes: 5,
+			Layers:  2,
+			Seed:    7,
+			BLAS:    blas,
+		}
 		var sums []string
 		for _, fail := range []int{0, 1, 2, 5} {
 			d := g.onGPU(t, gpu)
@@ -444,8 +469,13 @@ func TestDriverOutOfMemoryInLaunch(t *testing.T) {
 	var want string
 	for _, fail := range []int{0, 1, 2, 6} {
 		d := g.onGPU(t, gpu)
-		m, err := NewModel(gpu, ModelConfig{Kind: "sage", InDim: 4, Classes: 3, Layers: 1,
-			FeatureDropout: 0.3, Seed: 7})
+		m, err := NewModel(gpu, ModelConfig{
+			ModelSettings: ModelSettings{Model: "sage", FeatureDropout: 0.3},
+			InDim:         4,
+			Classes:       3,
+			Layers:        1,
+			Seed:          7,
+		})
 		require.NoError(t, err)
 		train := func() error {
 			return m.Train(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr(), Step{Seed: 3, LR: 0.01})
@@ -483,11 +513,17 @@ func edgesOf(mb *graph.MiniBatch) []int64 {
 // Options that a host device lacks are refused, and errors name the kernel that failed.
 func TestDriverMistakes(t *testing.T) {
 	dev := host(t, 1)
-	_, err := NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1,
-		Precision: cuda.TF32})
+	_, err := NewModel(dev, ModelConfig{
+		ModelSettings: ModelSettings{Model: "sage"},
+		InDim:         3,
+		Classes:       2,
+		Layers:        1,
+		Precision:     cuda.TF32,
+	})
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 	require.ErrorContains(t, err, "option device cuda")
-	_, err = NewModel(dev, ModelConfig{Kind: "sage", InDim: 3, Classes: 2, Layers: 1, Precision: 9})
+	_, err = NewModel(dev, ModelConfig{ModelSettings: ModelSettings{Model: "sage"}, InDim: 3,
+		Classes: 2, Layers: 1, Precision: 9})
 	require.ErrorContains(t, err, "fp32, tf32, bf16")
 	// A label out of range on the GPU: the same words as on the host, at the next synchronisation.
 	gpu, _ := fakeGPU(t)
@@ -497,7 +533,8 @@ func TestDriverMistakes(t *testing.T) {
 	d := g.onGPU(t, gpu)
 	s, err := gpu.NewStream(cuda.StreamOptions{Name: "bad"})
 	require.NoError(t, err)
-	m, err := NewModel(gpu, ModelConfig{Kind: "sage", InDim: 4, Classes: 3, Layers: 1})
+	m, err := NewModel(gpu, ModelConfig{ModelSettings: ModelSettings{Model: "sage"}, InDim: 4,
+		Classes: 3, Layers: 1})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Close()) }()
 	err = m.Train(s, d.mb, d.x.Ptr(), d.labels.Ptr(), Step{LR: 0.1})

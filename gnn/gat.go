@@ -48,7 +48,7 @@ const (
 const mostHeads = 1024
 
 // Default is the 8 heads of the paper.
-func (gat) Default(c *ModelConfig) {
+func (gat) Default(c *ModelSettings) {
 	if c.Heads == 0 {
 		c.Heads = 8
 	}
@@ -71,9 +71,6 @@ func (gat) Check(c *ModelConfig) error {
 			c.Hidden, heads)
 	case c.Layers > mostGATLayers:
 		return errs.New(errs.Usage, "gat: %d layers; at most %d", c.Layers, mostGATLayers)
-	case !(c.AttentionDropout >= 0 && c.AttentionDropout < 1):
-		return errs.New(errs.Usage, "attention dropout %v: must be at least 0 and below 1",
-			c.AttentionDropout)
 	}
 	return nil
 }

@@ -74,7 +74,8 @@ func referenceGAT(r *layer64, i int) []float64 {
 func TestAttentionByHand(t *testing.T) {
 	g := newRig(t, rigConfig{nodes: 2, src: []int64{1}, dst: []int64{0}, dim: 2, classes: 2,
 		seeds: 1, fanouts: []int{-1}})
-	m := g.model(t, ModelConfig{Kind: "gat", InDim: 2, Classes: 2, Layers: 1, Heads: 1})
+	m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "gat", Heads: 1}, InDim: 2,
+		Classes: 2, Layers: 1})
 	set := func(name string, v ...float32) {
 		for _, p := range m.Params() {
 			if p.Name == name {
@@ -95,10 +96,18 @@ func TestAttentionByHand(t *testing.T) {
 	a, b := self/(self+other), other/(self+other)
 	require.InDelta(t, a*1+b*2+0.5, got[0], 1e-6)
 	require.InDelta(t, a*-3+b*4-0.5, got[1], 1e-6)
-	_, err := NewModel(g.dev, ModelConfig{Kind: "gat", InDim: 2, Hidden: 10, Classes: 2, Layers: 2,
-		Heads: 3})
+	_, err := NewModel(g.dev, ModelConfig{
+		ModelSettings: ModelSettings{Model: "gat", Hidden: 10, Heads: 3},
+		InDim:         2,
+		Classes:       2,
+		Layers:        2,
+	})
 	require.ErrorContains(t, err, "no multiple of 3 heads")
-	_, err = NewModel(g.dev, ModelConfig{Kind: "sage", InDim: 2, Hidden: 10, Classes: 2, Layers: 2,
-		Heads: 3})
+	_, err = NewModel(g.dev, ModelConfig{
+		ModelSettings: ModelSettings{Model: "sage", Hidden: 10, Heads: 3},
+		InDim:         2,
+		Classes:       2,
+		Layers:        2,
+	})
 	require.ErrorContains(t, err, "options of model gat")
 }

@@ -18,7 +18,7 @@ func (gcn) Summary() string {
 	return "graph convolution: neighbours and the node itself weighted by the roots of their degrees"
 }
 func (gcn) Degrees() bool              { return true }
-func (gcn) Default(*ModelConfig)       {}
+func (gcn) Default(*ModelSettings)     {}
 func (gcn) Check(c *ModelConfig) error { return c.noOptions() }
 
 func (gcn) Floats(c *ModelConfig, l int) int64 { return c.width(l)*c.width(l+1) + c.width(l+1) }

@@ -31,7 +31,8 @@ func referenceGCN(r *layer64, i int) []float64 {
 
 func TestGCNByHand(t *testing.T) {
 	g := fiveNodes(t)
-	m := g.model(t, ModelConfig{Kind: "gcn", InDim: 2, Classes: 2, Layers: 1})
+	m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "gcn"}, InDim: 2, Classes: 2,
+		Layers: 1})
 	setParam(t, m, "layer0.weight", 1, 0, 0, 1)
 	setParam(t, m, "layer0.bias", 0, 7)
 	require.NoError(t, m.Infer(g.stream, g.mb, g.x.Ptr(), 0))
@@ -68,7 +69,8 @@ func TestGCNSamplingIsUnbiased(t *testing.T) {
 		if !seen[other] {
 			seen[other] = true
 			copy(f32(g.x), []float32{0, 1, float32(other), 1})
-			m := g.model(t, ModelConfig{Kind: "gcn", InDim: 2, Classes: 2, Layers: 1})
+			m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "gcn"}, InDim: 2,
+				Classes: 2, Layers: 1})
 			setParam(t, m, "layer0.weight", 1, 0, 0, 1)
 			require.NoError(t, m.Infer(g.stream, mb, g.x.Ptr(), 0))
 			out := make([]float32, 2)

@@ -23,7 +23,7 @@ func (gin) Summary() string {
 }
 func (gin) Degrees() bool { return false }
 
-func (gin) Default(*ModelConfig) {}
+func (gin) Default(*ModelSettings) {}
 
 func (gin) Check(c *ModelConfig) error {
 	if err := c.noAttention(); err != nil {

@@ -38,8 +38,12 @@ func referenceGIN(r *layer64, i int) []float64 {
 func TestSumByHand(t *testing.T) {
 	g := newRig(t, rigConfig{nodes: 2, src: []int64{1}, dst: []int64{0}, dim: 2, classes: 2,
 		seeds: 1, fanouts: []int{-1}})
-	m := g.model(t, ModelConfig{Kind: "gin", InDim: 2, Hidden: 2, Classes: 2, Layers: 1,
-		LearnEps: true})
+	m := g.model(t, ModelConfig{
+		ModelSettings: ModelSettings{Model: "gin", Hidden: 2, LearnEps: true},
+		InDim:         2,
+		Classes:       2,
+		Layers:        1,
+	})
 	for _, p := range m.Params() {
 		switch p.Name {
 		case "layer0.mlp0.weight", "layer0.mlp1.weight":

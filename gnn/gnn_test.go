@@ -151,7 +151,7 @@ func paramValues(m *Model) map[string]tensor64 {
 func TestGradients(t *testing.T) {
 	for _, kind := range Archs() {
 		for _, layers := range []int{1, 2, 3} {
-			for i, drop := range []float32{0, 0.4, 0.2} {
+			for i, drop := range []float64{0, 0.4, 0.2} {
 				layerwise := i == 2
 				if layerwise && layers == 2 {
 					continue
@@ -164,8 +164,13 @@ func TestGradients(t *testing.T) {
 						c.fanouts = []int{7, 6, 8}[:layers]
 					}
 					g := newRig(t, c)
-					cfg := withOptions(ModelConfig{Kind: kind, InDim: 5, Hidden: 6, Classes: 3,
-						Layers: layers, Dropout: drop, Seed: 11},
+					cfg := withOptions(ModelConfig{
+						ModelSettings: ModelSettings{Model: kind, Hidden: 6, Dropout: drop},
+						InDim:         5,
+						Classes:       3,
+						Layers:        layers,
+						Seed:          11,
+					},
 						ownOptions{drop == 0.4 || layers == 1, 1 + i, drop})
 					checkGradients(t, g, cfg, 10*layers)
 				})
@@ -228,8 +233,13 @@ func TestInfer(t *testing.T) {
 		for _, fanouts := range [][]int{{-1, -1}, {3, 2}, {-1}, {60, 50}} {
 			g := newRig(t, rigConfig{nodes: 300, edges: 2000, dim: 7, classes: 5, seeds: 40,
 				fanouts: fanouts, sms: 2, layerwise: fanouts[0] == 60})
-			cfg := ModelConfig{Kind: kind, InDim: 7, Hidden: 9, Classes: 5, Layers: len(fanouts),
-				Dropout: 0.5, Seed: 3}
+			cfg := ModelConfig{
+				ModelSettings: ModelSettings{Model: kind, Hidden: 9, Dropout: 0.5},
+				InDim:         7,
+				Classes:       5,
+				Layers:        len(fanouts),
+				Seed:          3,
+			}
 			m := g.model(t, cfg)
 			require.ErrorContains(t, m.Predictions(g.ctx, g.stream, nil), "nothing was computed")
 			require.NoError(t, m.Infer(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr()))
@@ -530,8 +540,14 @@ func TestWorkersChangeNothing(t *testing.T) {
 			sms := group.sms
 			c.sms, c.level = sms, group.level
 			g := newRig(t, c)
-			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 3,
-				Dropout: 0.3, FeatureDropout: 0.1, Seed: 1})
+			m := g.model(t, ModelConfig{
+				ModelSettings: ModelSettings{Model: kind, Hidden: 33, Dropout: 0.3,
+					FeatureDropout: 0.1},
+				InDim:   20,
+				Classes: 7,
+				Layers:  3,
+				Seed:    1,
+			})
 			for i := range 3 {
 				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(),
 					Step{Seed: 2, Batch: i, LR: 0.01, WeightDecay: 0.01}))
@@ -556,8 +572,14 @@ func TestBF16IsTheSameEverywhere(t *testing.T) {
 		train := func(level simd.Level, sms int, prec cuda.Precision) (string, float64) {
 			g := newRig(t, rigConfig{nodes: 600, edges: 5000, dim: 21, classes: 7, seeds: 90,
 				fanouts: []int{5, 3}, sms: sms, level: level})
-			m := g.model(t, ModelConfig{Kind: kind, InDim: 21, Hidden: 33, Classes: 7, Layers: 2,
-				Dropout: 0.3, Seed: 1, Precision: prec})
+			m := g.model(t, ModelConfig{
+				ModelSettings: ModelSettings{Model: kind, Hidden: 33, Dropout: 0.3},
+				InDim:         21,
+				Classes:       7,
+				Layers:        2,
+				Seed:          1,
+				Precision:     prec,
+			})
 			for i := range 3 {
 				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(),
 					Step{Seed: 2, Batch: i, LR: 0.01, WeightDecay: 0.01}))
@@ -591,8 +613,13 @@ func TestLayerwiseOfAllIsFullNeighbours(t *testing.T) {
 			g := newRig(t, rigConfig{nodes: 400, edges: 2000, dim: 20, classes: 7, seeds: 50,
 				fanouts: []int{-1, -1}, sms: 2, layerwise: layerwise})
 			require.Equal(t, layerwise, g.mb.Blocks[1].Weights != nil)
-			m := g.model(t, ModelConfig{Kind: kind, InDim: 20, Hidden: 33, Classes: 7, Layers: 2,
-				Dropout: 0.3, Seed: 1})
+			m := g.model(t, ModelConfig{
+				ModelSettings: ModelSettings{Model: kind, Hidden: 33, Dropout: 0.3},
+				InDim:         20,
+				Classes:       7,
+				Layers:        2,
+				Seed:          1,
+			})
 			for i := range 3 {
 				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(),
 					Step{Seed: 2, Batch: i, LR: 0.01}))
@@ -611,8 +638,13 @@ func TestOverfitsATinySet(t *testing.T) {
 	for _, kind := range Archs() {
 		g := newRig(t, rigConfig{nodes: 100, edges: 300, dim: 16, classes: 4, seeds: 30,
 			fanouts: []int{3, 3}, sms: 2})
-		m := g.model(t, ModelConfig{Kind: kind, InDim: 16, Hidden: 32, Classes: 4, Layers: 2,
-			Seed: 1})
+		m := g.model(t, ModelConfig{
+			ModelSettings: ModelSettings{Model: kind, Hidden: 32},
+			InDim:         16,
+			Classes:       4,
+			Layers:        2,
+			Seed:          1,
+		})
 		var first, last float64
 		var correct, counted int64
 		for i := range 200 {
@@ -637,7 +669,8 @@ func TestOverfitsATinySet(t *testing.T) {
 func TestIgnoredLabels(t *testing.T) {
 	g := newRig(t, rigConfig{nodes: 50, edges: 200, dim: 4, classes: 3, seeds: 10,
 		fanouts: []int{3}})
-	m := g.model(t, ModelConfig{Kind: "sage", InDim: 4, Classes: 3, Layers: 1, Seed: 1})
+	m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "sage"}, InDim: 4, Classes: 3,
+		Layers: 1, Seed: 1})
 	for i := range g.y {
 		g.y[i] = -1
 	}
@@ -740,7 +773,8 @@ func TestDropoutMask(t *testing.T) {
 
 func TestInit(t *testing.T) {
 	g := newRig(t, rigConfig{nodes: 5, edges: 5, dim: 1, classes: 1, seeds: 1, fanouts: []int{1}})
-	cfg := ModelConfig{Kind: "sage", InDim: 50, Hidden: 100, Classes: 7, Layers: 3, Seed: 9}
+	cfg := ModelConfig{ModelSettings: ModelSettings{Model: "sage", Hidden: 100}, InDim: 50, Classes: 7,
+		Layers: 3, Seed: 9}
 	a, b := g.model(t, cfg), g.model(t, cfg)
 	sumA, err := a.ParamsSHA256()
 	require.NoError(t, err)
@@ -784,23 +818,27 @@ func TestMisuse(t *testing.T) {
 		cfg  ModelConfig
 		want string
 	}{
-		{ModelConfig{Kind: "mlp", InDim: 1, Classes: 1, Layers: 1}, `model "mlp" is unknown`},
-		{ModelConfig{Kind: "gcn", InDim: 1, Classes: 1, Layers: 0}, "0 layers"},
-		{ModelConfig{Kind: "gcn", InDim: 0, Classes: 1, Layers: 1}, "must be at least 1"},
-		{ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 2}, "must be at least 1"},
-		{ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 1, Dropout: 1},
-			"dropout 1: must be"},
-		{ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 1, Dropout: float32(math.NaN())},
+		{ModelConfig{ModelSettings: ModelSettings{Model: "mlp"}, InDim: 1, Classes: 1, Layers: 1}, `model "mlp" is unknown`},
+		{ModelConfig{ModelSettings: ModelSettings{Model: "gcn"}, InDim: 1, Classes: 1, Layers: 0}, "0 layers"},
+		{ModelConfig{ModelSettings: ModelSettings{Model: "gcn"}, InDim: 0, Classes: 1, Layers: 1}, "must be at least 1"},
+		{ModelConfig{ModelSettings: ModelSettings{Model: "gcn"}, InDim: 4, Classes: 3, Layers: 2}, "must be at least 1"},
+		{ModelConfig{ModelSettings: ModelSettings{Model: "gcn", Dropout: 1}, InDim: 4, Classes: 3,
+			Layers: 1},
+			"option dropout 1 is not in"},
+		{ModelConfig{ModelSettings: ModelSettings{Model: "gcn", Dropout: math.NaN()}, InDim: 4,
+			Classes: 3, Layers: 1},
 			"dropout NaN"},
 	} {
 		_, err := NewModel(g.dev, c.cfg)
 		require.ErrorContains(t, err, c.want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
-	m := g.model(t, ModelConfig{Kind: "gcn", InDim: 4, Hidden: 2, Classes: 3, Layers: 2})
+	m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "gcn", Hidden: 2}, InDim: 4,
+		Classes: 3, Layers: 2})
 	require.ErrorContains(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{}),
 		"1 of 2 hops")
-	m = g.model(t, ModelConfig{Kind: "gcn", InDim: 4, Classes: 3, Layers: 1})
+	m = g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "gcn"}, InDim: 4, Classes: 3,
+		Layers: 1})
 	require.ErrorContains(t, m.Train(g.stream, g.mb, g.x.Ptr(), 0, Step{}), "no labels")
 	require.ErrorContains(t, m.Embeddings(g.ctx, g.stream, nil), "call Infer first")
 	require.NoError(t, m.Infer(g.stream, g.mb, g.x.Ptr(), 0))
@@ -824,7 +862,8 @@ func TestMisuse(t *testing.T) {
 func TestWorkspace(t *testing.T) {
 	small := newRig(t, rigConfig{nodes: 500, edges: 3000, dim: 8, classes: 3, seeds: 10,
 		fanouts: []int{3, 3}})
-	m := small.model(t, ModelConfig{Kind: "sage", InDim: 8, Hidden: 16, Classes: 3, Layers: 2})
+	m := small.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "sage", Hidden: 16}, InDim: 8,
+		Classes: 3, Layers: 2})
 	train := func() {
 		require.NoError(t, m.Train(small.stream, small.mb, small.x.Ptr(), small.labels.Ptr(),
 			Step{LR: 0.01}))
@@ -886,8 +925,12 @@ func BenchmarkTrainStep(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/workers=%d", kind, workers), func(b *testing.B) {
 				g := newRig(b, rigConfig{nodes: 200000, edges: 2400000, dim: 128, classes: 16,
 					seeds: 1024, fanouts: []int{10, 10}, sms: workers})
-				m := g.model(b, ModelConfig{Kind: kind, InDim: 128, Hidden: 128, Classes: 16,
-					Layers: 2, Dropout: 0.5})
+				m := g.model(b, ModelConfig{
+					ModelSettings: ModelSettings{Model: kind, Hidden: 128, Dropout: 0.5},
+					InDim:         128,
+					Classes:       16,
+					Layers:        2,
+				})
 				dst := g.mb.Blocks[1].NumDst
 				products := 2.0
 				if kind == "sage" {

@@ -17,8 +17,13 @@ func TestInputDropout(t *testing.T) {
 	for _, kind := range []string{"sage", "gcn"} {
 		rc := rigConfig{nodes: 1000, edges: 8000, dim: 21, classes: 5, seeds: 100,
 			fanouts: []int{5, 5}, sms: 1}
-		mc := ModelConfig{Kind: kind, InDim: 21, Hidden: 16, Classes: 5, Layers: 2, Dropout: 0.3,
-			Seed: 1}
+		mc := ModelConfig{
+			ModelSettings: ModelSettings{Model: kind, Hidden: 16, Dropout: 0.3},
+			InDim:         21,
+			Classes:       5,
+			Layers:        2,
+			Seed:          1,
+		}
 		st := Step{Seed: 7, Epoch: 3, Batch: 2, LR: 0.01}
 
 		g := newRig(t, rc)

@@ -221,8 +221,12 @@ func benchStep(b *testing.B, level simd.Level, kind string, workers int) {
 	b.Cleanup(func() { require.NoError(b, dev.Close()) })
 	s := &timedStream{newStream(b, dev), b, false, map[string]time.Duration{}}
 	mb, x, labels := bigBatch(b, dev, s)
-	m, err := NewModel(dev, ModelConfig{Kind: kind, InDim: 128, Hidden: 256, Classes: 32,
-		Layers: 3})
+	m, err := NewModel(dev, ModelConfig{
+		ModelSettings: ModelSettings{Model: kind, Hidden: 256},
+		InDim:         128,
+		Classes:       32,
+		Layers:        3,
+	})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, m.Close()) })
 	step := func() {

@@ -21,19 +21,9 @@ import (
 // ModelConfig shapes a model. Layer l maps InDim (l = 0) or Hidden features to Hidden or, in the
 // last layer, Classes.
 type ModelConfig struct {
-	Kind                           string // one of Archs
-	InDim, Hidden, Classes, Layers int
-	// one of Activations, between layers; empty: DefaultActivation
-	Activation       string
-	Norm             string  // one of Norms, before it; empty: NoNorm
-	Residual         bool    // a layer's input is added to its sums
-	Dropout          float32 // of hidden activations: probability, 0 to below 1
-	FeatureDropout   float32 // of the model's input; Train then changes x in place
-	LearnEps         bool    // of gin: ε is learned, else 0
-	Heads            int     // of gat; 0: 1
-	OutHeads         int     // of gat, in its last layer; 0: Heads
-	AttentionDropout float32 // of gat
-	Seed             uint64  // of the initial parameters
+	ModelSettings
+	InDim, Classes, Layers int
+	Seed                   uint64 // of the initial parameters
 
 	// They change how products are computed, not what a checkpoint holds.
 	Precision cuda.Precision // a host device has fp32 and bf16

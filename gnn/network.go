@@ -6,6 +6,7 @@ import (
 	"helios/cuda"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/options"
 )
 
 // network is the shape of a model: its kind, its layers, and where the parameters of each stand. It
@@ -24,7 +25,7 @@ type network struct {
 
 // newNetwork checks a configuration.
 func newNetwork(cfg ModelConfig) (*network, error) {
-	arch, err := ArchOf(cfg.Kind)
+	arch, err := ArchOf(cfg.Model)
 	if err != nil {
 		return nil, err
 	}
@@ -40,11 +41,9 @@ func newNetwork(cfg ModelConfig) (*network, error) {
 		return nil, errs.New(errs.Usage,
 			"model: %d features, %d hidden, %d classes: the limit is %d", cfg.InDim, cfg.Hidden,
 			cfg.Classes, 1<<20)
-	case !(cfg.Dropout >= 0 && cfg.Dropout < 1):
-		return nil, errs.New(errs.Usage, "dropout %v: must be at least 0 and below 1", cfg.Dropout)
-	case !(cfg.FeatureDropout >= 0 && cfg.FeatureDropout < 1):
-		return nil, errs.New(errs.Usage, "feature dropout %v: must be at least 0 and below 1",
-			cfg.FeatureDropout)
+	}
+	if err := options.Check(&cfg.ModelSettings); err != nil {
+		return nil, err
 	}
 	if err := cfg.CheckKind(); err != nil {
 		return nil, err

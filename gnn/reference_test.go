@@ -62,17 +62,17 @@ func (r *layer64) share(j uint32, list []uint32) float64 {
 }
 
 // dropout is the factor of element (row, column) in a stream of draws.
-func (r *layer64) dropout(p float32, stream, row, column int) float64 {
+func (r *layer64) dropout(p float64, stream, row, column int) float64 {
 	if r.step == nil || p == 0 {
 		return 1
 	}
 	words := philox.Block(philox.Key(r.step.Seed, philox.StreamDropout),
 		[4]uint32{uint32(stream)<<24 | uint32(column/4), uint32(row), uint32(r.step.Epoch),
 			uint32(r.step.Batch)})
-	if philox.Float32(words[column%4]) < p {
+	if philox.Float32(words[column%4]) < float32(p) {
 		return 0
 	}
-	return 1 / (1 - float64(p))
+	return 1 / (1 - float64(float32(p)))
 }
 
 // kindReference is a kind of model in float64. It reads the paper's formula edge by edge and shares
@@ -89,7 +89,7 @@ type kindReference struct {
 type ownOptions struct {
 	learn   bool
 	heads   int
-	dropout float32
+	dropout float64
 }
 
 // references are the kinds' references, by name. KIND_test.go registers each.
@@ -119,7 +119,7 @@ func TestEveryArchHasAReference(t *testing.T) {
 
 // withOptions sets the options that only the model's kind has.
 func withOptions(cfg ModelConfig, own ownOptions) ModelConfig {
-	if set := references[cfg.Kind].options; set != nil {
+	if set := references[cfg.Model].options; set != nil {
 		set(&cfg, own)
 	}
 	return cfg
@@ -129,7 +129,7 @@ func withOptions(cfg ModelConfig, own ownOptions) ModelConfig {
 // the last layer.
 func reference(g *rig, cfg ModelConfig, params map[string]tensor64, st *Step) (logits [][]float64,
 	hidden [][]float64, loss float64, correct, counted int64) {
-	kind := references[cfg.Kind]
+	kind := references[cfg.Model]
 	nodes := cuda.View[int64](g.mb.Nodes.Ptr(), g.mb.HopEnd[cfg.Layers])
 	h := make([][]float64, len(nodes))
 	for i, v := range nodes {

@@ -21,7 +21,7 @@ func (sage) Summary() string {
 	return "GraphSAGE: a node's own features and the mean of its neighbours', a matrix for each"
 }
 func (sage) Degrees() bool              { return false }
-func (sage) Default(*ModelConfig)       {}
+func (sage) Default(*ModelSettings)     {}
 func (sage) Check(c *ModelConfig) error { return c.noOptions() }
 
 func (sage) Floats(c *ModelConfig, l int) int64 {

@@ -24,7 +24,8 @@ func referenceSAGE(r *layer64, i int) []float64 {
 
 func TestSageByHand(t *testing.T) {
 	g := fiveNodes(t)
-	m := g.model(t, ModelConfig{Kind: "sage", InDim: 2, Classes: 2, Layers: 1})
+	m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "sage"}, InDim: 2, Classes: 2,
+		Layers: 1})
 	setParam(t, m, "layer0.self.weight", 1, 0, 0, 10)
 	setParam(t, m, "layer0.neigh.weight", 2, 0, 0, 100)
 	setParam(t, m, "layer0.bias", 0.5, 0)

@@ -38,8 +38,13 @@ func TestGPUShards(t *testing.T) {
 	for _, norm := range Norms() {
 		rigs, weights := shardRigs(t, 3, rigConfig{nodes: 60, edges: 300, dim: 6, classes: 4,
 			fanouts: []int{4, 3}, sms: 2})
-		cfg := ModelConfig{Kind: "sage", InDim: 6, Hidden: 8, Classes: 4, Layers: 2, Dropout: 0.3,
-			Norm: norm, Seed: 2}
+		cfg := ModelConfig{
+			ModelSettings: ModelSettings{Model: "sage", Hidden: 8, Dropout: 0.3, Norm: norm},
+			InDim:         6,
+			Classes:       4,
+			Layers:        2,
+			Seed:          2,
+		}
 		host := rigs[0].sharded(t, cfg, 3)
 		m, err := NewModel(dev, cfg)
 		require.NoError(t, err)

@@ -64,8 +64,13 @@ func TestGradientOfShards(t *testing.T) {
 			t.Run(kind+"/"+norm, func(t *testing.T) {
 				rigs, weights := shardRigs(t, 3, rigConfig{nodes: 30, edges: 120, dim: 4,
 					classes: 3, fanouts: []int{3, 2}, sms: 2})
-				cfg := withOptions(ModelConfig{Kind: kind, InDim: 4, Hidden: 4, Classes: 3,
-					Layers: 2, Dropout: 0.2, Norm: norm, Seed: uint64(9 + n)},
+				cfg := withOptions(ModelConfig{
+					ModelSettings: ModelSettings{Model: kind, Hidden: 4, Dropout: 0.2, Norm: norm},
+					InDim:         4,
+					Classes:       3,
+					Layers:        2,
+					Seed:          uint64(9 + n),
+				},
 					ownOptions{true, 2, 0.2})
 				m := rigs[0].sharded(t, cfg, 3)
 				for _, p := range m.Params() { // no sum is 0, where ReLU has a kink
@@ -124,8 +129,13 @@ func TestOneShardIsTrain(t *testing.T) {
 	for _, norm := range Norms() {
 		g := newRig(t, rigConfig{nodes: 60, edges: 300, dim: 6, classes: 4, seeds: 20,
 			fanouts: []int{4, 3}, sms: 2})
-		cfg := ModelConfig{Kind: "gcn", InDim: 6, Hidden: 8, Classes: 4, Layers: 2, Dropout: 0.3,
-			Norm: norm, Seed: 2}
+		cfg := ModelConfig{
+			ModelSettings: ModelSettings{Model: "gcn", Hidden: 8, Dropout: 0.3, Norm: norm},
+			InDim:         6,
+			Classes:       4,
+			Layers:        2,
+			Seed:          2,
+		}
 		whole, shard := g.model(t, cfg), g.sharded(t, cfg, 1)
 		for i := range 4 {
 			st := Step{Seed: 3, Batch: i, LR: 0.01, WeightDecay: 0.1, Decoupled: i%2 == 0}
@@ -156,8 +166,13 @@ func shaOf(t testing.TB, m *Model) string {
 // parameters, running means included.
 func TestShardsOnSeveralModels(t *testing.T) {
 	const shards = 5
-	cfg := ModelConfig{Kind: "sage", InDim: 6, Hidden: 8, Classes: 4, Layers: 2, Dropout: 0.3,
-		Norm: "batch", Seed: 2}
+	cfg := ModelConfig{
+		ModelSettings: ModelSettings{Model: "sage", Hidden: 8, Dropout: 0.3, Norm: "batch"},
+		InDim:         6,
+		Classes:       4,
+		Layers:        2,
+		Seed:          2,
+	}
 	shas := map[string]string{}
 	for _, parts := range []int{1, 2, 3, 5} {
 		for _, sms := range []int{1, 3} {
@@ -210,8 +225,13 @@ func TestShardsOnSeveralModels(t *testing.T) {
 func TestShardsInOrder(t *testing.T) {
 	rigs, weights := shardRigs(t, 4, rigConfig{nodes: 60, edges: 300, dim: 6, classes: 4,
 		fanouts: []int{4, 3}})
-	cfg := ModelConfig{Kind: "sage", InDim: 6, Hidden: 8, Classes: 4, Layers: 2, Norm: "batch",
-		Seed: 2}
+	cfg := ModelConfig{
+		ModelSettings: ModelSettings{Model: "sage", Hidden: 8, Norm: "batch"},
+		InDim:         6,
+		Classes:       4,
+		Layers:        2,
+		Seed:          2,
+	}
 	g := rigs[0]
 	once, again := g.sharded(t, cfg, 4), g.sharded(t, cfg, 4)
 	gradients(t, once, g, rigs, weights, 0, 4, Step{})
@@ -272,8 +292,13 @@ func TestRunningStatisticsOfShards(t *testing.T) {
 	}
 	all := append(two, one)
 	weights := []float32{0.5, 0.25, 0.25}
-	cfg := ModelConfig{Kind: "sage", InDim: 5, Hidden: 4, Classes: 3, Layers: 2, Norm: "batch",
-		Seed: 3}
+	cfg := ModelConfig{
+		ModelSettings: ModelSettings{Model: "sage", Hidden: 4, Norm: "batch"},
+		InDim:         5,
+		Classes:       3,
+		Layers:        2,
+		Seed:          3,
+	}
 	g := all[0]
 	m := g.sharded(t, cfg, 3)
 	named := func(name string) []float32 {

@@ -125,7 +125,8 @@ func (s *step) forward(x, labels, outcome cuda.DevicePtr) (last lastRun, err err
 }
 
 // drop is the dropout of a step with probability p, for the given layer's counters.
-func (s *step) drop(p float32, layer uint32) dropout {
+func (s *step) drop(share float64, layer uint32) dropout {
+	p := float32(share)
 	return dropout{
 		Key: philox.Key(s.set.Seed, philox.StreamDropout), Epoch: uint32(s.set.Epoch),
 		Batch: uint32(s.set.Batch), Layer: layer,
@@ -238,7 +239,7 @@ func (s *step) gate(a *aggParams) {
 	case !s.fused:
 		a.Open = 1
 	case s.cfg.Dropout > 0:
-		a.Scale = 1 / (1 - s.cfg.Dropout)
+		a.Scale = 1 / (1 - float32(s.cfg.Dropout))
 	}
 }
 

@@ -43,7 +43,7 @@ func transposeWork(b BlockShape) []Work {
 // LayerForward lists the kernels of layer l over a block: those of its Arch, and of what follows
 // it. The configuration is one that CheckKind takes.
 func (c *ModelConfig) LayerForward(l int, b BlockShape) []Work {
-	arch, err := ArchOf(c.Kind)
+	arch, err := ArchOf(c.Model)
 	if err != nil {
 		return nil
 	}
@@ -52,7 +52,7 @@ func (c *ModelConfig) LayerForward(l int, b BlockShape) []Work {
 
 // LayerBackward is LayerForward for the gradients.
 func (c *ModelConfig) LayerBackward(l int, b BlockShape) []Work {
-	arch, err := ArchOf(c.Kind)
+	arch, err := ArchOf(c.Model)
 	if err != nil {
 		return nil
 	}
@@ -61,7 +61,7 @@ func (c *ModelConfig) LayerBackward(l int, b BlockShape) []Work {
 
 // LayerFloats counts the parameters of layer l.
 func (c *ModelConfig) LayerFloats(l int) int64 {
-	arch, err := ArchOf(c.Kind)
+	arch, err := ArchOf(c.Model)
 	if err != nil {
 		return 0
 	}

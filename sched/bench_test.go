@@ -8,6 +8,7 @@ import (
 
 	"helios/cuda"
 	"helios/dataset"
+	"helios/gnn"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -48,8 +49,13 @@ func benchEpoch(b *testing.B, d *dataset.Dataset, s *ssdSet, hidden int) {
 				}
 				cpu := cpuSeconds(b)
 				r, err := Train(context.Background(), plan.Config{
-					Mode: v.mode, Pipeline: v.pipe, Seed: 1, NoEval: true, Hidden: hidden,
-					GPUCache: percent(5), CPUCache: percent(10),
+					ModelSettings: gnn.ModelSettings{Hidden: hidden},
+					Mode:          v.mode,
+					Pipeline:      v.pipe,
+					Seed:          1,
+					NoEval:        true,
+					GPUCache:      percent(5),
+					CPUCache:      percent(10),
 				}, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, report.Observer{})
 				if err != nil {
 					b.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
+	"helios/gnn"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/units"
@@ -39,8 +40,14 @@ func profile(t *testing.T, name string, ssds int) cost.Hardware {
 func TestCachePlan(t *testing.T) {
 	ctx := context.Background()
 	in := planInputs(t)
-	cfg := plan.Config{Fanouts: []int{10, 10}, Batch: 500, Hidden: 32, Seed: 2,
-		HotnessDir: t.TempDir(), NoEval: true}
+	cfg := plan.Config{
+		ModelSettings: gnn.ModelSettings{Hidden: 32},
+		Fanouts:       []int{10, 10},
+		Batch:         500,
+		Seed:          2,
+		HotnessDir:    t.TempDir(),
+		NoEval:        true,
+	}
 	features := in.Dataset.Meta.Nodes * int64(in.Dataset.Meta.RowBytes())
 	for _, ssds := range []int{1, 12} {
 		hw := profile(t, "a100-p5510x12", ssds)
@@ -95,8 +102,16 @@ func TestCachePlanOfATrace(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, dev.Close()) }()
 	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
-	cfg := plan.Config{Fanouts: []int{4, 3}, Batch: 100, Hidden: 8, Seed: 5, NoEval: true,
-		GPUCache: percent(5), CPUCache: percent(10), Trace: file}
+	cfg := plan.Config{
+		ModelSettings: gnn.ModelSettings{Hidden: 8},
+		Fanouts:       []int{4, 3},
+		Batch:         100,
+		Seed:          5,
+		NoEval:        true,
+		GPUCache:      percent(5),
+		CPUCache:      percent(10),
+		Trace:         file,
+	}
 	_, err = Train(ctx, cfg, in, report.Observer{})
 	require.NoError(t, err)
 	o := cacheplan.Options{Budget: units.Budget{Percent: 15}, Steps: 10,
@@ -105,7 +120,8 @@ func TestCachePlanOfATrace(t *testing.T) {
 	sampled, err := cacheplan.Find(ctx, cfg, in, o, report.Observer{})
 	require.NoError(t, err)
 	o.Trace = file
-	traced, err := cacheplan.Find(ctx, plan.Config{Hidden: 8}, in, o, report.Observer{})
+	traced, err := cacheplan.Find(ctx, plan.Config{ModelSettings: gnn.ModelSettings{Hidden: 8}},
+		in, o, report.Observer{})
 	require.NoError(t, err)
 	require.Equal(t, sampled.Curve, traced.Curve)
 	require.Equal(t, sampled.Best, traced.Best)

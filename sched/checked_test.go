@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/sched/plan"
@@ -58,8 +59,14 @@ func TestCheckReads(t *testing.T) {
 		require.Positive(t, r.res.IO.Mismatch)
 	}
 	for _, mode := range []string{plan.ModeBaM, plan.ModeGIDS, plan.ModeInmem, plan.ModeGinex} {
-		c := plan.Config{Mode: mode, Seed: cfg.Seed, Model: cfg.Model, Hidden: cfg.Hidden,
-			Epochs: 1, Batch: cfg.Batch, Fanouts: cfg.Fanouts}
+		c := plan.Config{
+			ModelSettings: gnn.ModelSettings{Model: cfg.Model, Hidden: cfg.Hidden},
+			Mode:          mode,
+			Seed:          cfg.Seed,
+			Epochs:        1,
+			Batch:         cfg.Batch,
+			Fanouts:       cfg.Fanouts,
+		}
 		if mode == plan.ModeGinex {
 			c.SuperbatchDir = t.TempDir()
 		}

@@ -23,6 +23,7 @@ import (
 	"helios/cuda/driver"
 	"helios/cuda/fakecuda"
 	"helios/dataset"
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
@@ -59,9 +60,17 @@ func gpu(t testing.TB, knobs string) (dev cuda.Device, library string) {
 // onFibers is a configuration for them.
 func onFibers() plan.Config {
 	return plan.Config{
-		Mode: plan.ModeHelios, Fanouts: []int{4, 3}, Batch: 32, Hidden: 8, LR: 0.01, Seed: 3,
-		Epochs: 2, Dropout: 0.1,
-		Blocks: 2, QueueDepth: 32, OpTimeout: time.Minute, Depth: 1,
+		ModelSettings: gnn.ModelSettings{Hidden: 8, Dropout: 0.1},
+		Mode:          plan.ModeHelios,
+		Fanouts:       []int{4, 3},
+		Batch:         32,
+		LR:            0.01,
+		Seed:          3,
+		Epochs:        2,
+		Blocks:        2,
+		QueueDepth:    32,
+		OpTimeout:     time.Minute,
+		Depth:         1,
 	}
 }
 

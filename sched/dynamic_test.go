@@ -201,8 +201,9 @@ func TestPiecesOfAPass(t *testing.T) {
 			require.NoError(t, cfg.Check())
 			ctx := context.Background()
 			in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+			print := fingerprintOf(cfg, in)
 			e, err := newEngine(ctx, cfg, in, report.Observer{},
-				modelConfig(fingerprintOf(cfg, in)))
+				print.modelConfig())
 			require.NoError(t, err)
 			train, err := d.Split("train")
 			require.NoError(t, err)

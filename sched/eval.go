@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/options"
 	"helios/sched/checkpoint"
 	"helios/sched/plan"
 	"helios/sched/prepare"
@@ -70,22 +72,16 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 			"option fanout %v names %d hops, the model in %s has %d layers; give as many, -1 for every neighbour",
 			cfg.Fanouts, len(cfg.Fanouts), file, len(fp.Fanouts))
 	}
-	if len(cfg.Fanouts) == 0 {
-		cfg.Fanouts = fp.Fanouts
+	asked := cfg
+	options.CopyPrinted(&cfg, &fp.Config)
+	cfg.EpochSettings, cfg.Shards, cfg.BatchDependency = asked.EpochSettings, asked.Shards,
+		asked.BatchDependency
+	if len(asked.Fanouts) > 0 {
+		cfg.Fanouts = asked.Fanouts
 	}
-	if cfg.Batch == 0 {
-		cfg.Batch = fp.Batch
-	}
-	cfg.FeatureDropout, cfg.LearnEps = fp.FeatureDropout, fp.LearnEps
-	cfg.Heads, cfg.OutHeads, cfg.AttentionDropout = fp.Heads, fp.OutHeads, fp.AttentionDropout
-	cfg.Activation, cfg.Norm, cfg.Residual, cfg.Optimizer = fp.Activation, fp.Norm, fp.Residual,
-		fp.Optimizer
-	cfg.Model, cfg.Hidden, cfg.LR, cfg.Dropout, cfg.WeightDecay, cfg.Seed = fp.Model, fp.Hidden,
-		fp.LR, fp.Dropout, fp.WeightDecay, fp.Seed
-	cfg.SeedZero = fp.Seed == 0
-	if cfg.Sampler == "" {
-		cfg.Sampler = fp.sampler()
-	}
+	cfg.Batch = cmp.Or(asked.Batch, cfg.Batch)
+	cfg.Sampler = cmp.Or(asked.Sampler, cfg.Sampler)
+	cfg.SeedZero = cfg.Seed == 0
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Trace = "", false, 0, ""
 	cfg.Unpacked = true // its mini-batches are its own
 	if cfg, err = cfg.Filled(); err != nil {
@@ -94,7 +90,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err
 	}
-	e, err := newEngine(ctx, cfg, in, obs, modelConfig(fp))
+	e, err := newEngine(ctx, cfg, in, obs, fp.modelConfig())
 	if err != nil {
 		return &opened{e: e}, err
 	}

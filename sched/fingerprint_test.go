@@ -4,11 +4,16 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/gnn"
+	"helios/sched/plan"
 )
 
 func TestFingerprintNamesTheField(t *testing.T) {
-	a := fingerprint{Dataset: "u", Edges: 3, InDim: 1, Classes: 2, Model: "sage",
-		Fanouts: []int{2, 2}, Batch: 4, Hidden: 8, LR: 0.1, Seed: 9}
+	a := fingerprint{
+		Config: plan.Config{ModelSettings: gnn.ModelSettings{Model: "sage", Hidden: 8},
+			Fanouts: []int{2, 2}, Batch: 4, LR: 0.1, Seed: 9},
+		printedFacts: printedFacts{Dataset: "u", Edges: 3, InDim: 1, Classes: 2}}
 	_, _, _, differ := a.differs(a)
 	require.False(t, differ)
 	for want, set := range map[string]func(*fingerprint){
@@ -32,7 +37,7 @@ func TestFingerprintNamesTheField(t *testing.T) {
 		"residual":          func(f *fingerprint) { f.Residual = true },
 		"optimizer":         func(f *fingerprint) { f.Optimizer = "adamw" },
 		"sampler":           func(f *fingerprint) { f.Sampler = "labor" },
-		"batch-dependency":  func(f *fingerprint) { f.setSampler("", 2) },
+		"batch-dependency":  func(f *fingerprint) { f.BatchDependency = 2 },
 		"sample-epochs":     func(f *fingerprint) { f.SampleEpochs = 2 },
 		"refresh":           func(f *fingerprint) { f.Refresh = 1 },
 		"refresh-every":     func(f *fingerprint) { f.RefreshEvery = 1 },

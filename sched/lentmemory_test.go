@@ -126,7 +126,8 @@ func TestShare(t *testing.T) {
 		{units.Budget{Bytes: 150}, true, 0, 150},
 		{units.Budget{}, false, 0, 0},
 	} {
-		n, cpu := plan.Config{CPUCache: c.budget, SuperbatchOverlap: c.overlap}.Share(features,
+		n, cpu := plan.Config{SuperbatchSettings: plan.SuperbatchSettings{
+			SuperbatchOverlap: c.overlap}, CPUCache: c.budget}.Share(features,
 			least, most)
 		require.Equal(t, []int64{c.neighbor, c.cpu}, []int64{n, cpu}, "%+v", c)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/gnn"
 	"helios/internal/hostmem"
 	"helios/internal/wide"
 	"helios/sched/plan"
@@ -23,8 +24,14 @@ import (
 // outOfCore is an epoch of the reference model with caches of 15 % of the features. It
 // compares random gathered rows with the source and prints the result as JSON.
 func outOfCore(mode string, in prepare.Inputs) error {
-	cfg := plan.Config{Mode: mode, Seed: 1, NoEval: true, Hidden: 64, GPUCache: percent(5),
-		CPUCache: percent(10)}
+	cfg := plan.Config{
+		ModelSettings: gnn.ModelSettings{Hidden: 64},
+		Mode:          mode,
+		Seed:          1,
+		NoEval:        true,
+		GPUCache:      percent(5),
+		CPUCache:      percent(10),
+	}
 	if mode != plan.ModeHelios {
 		cfg.GPUCache = percent(0)
 	}

@@ -28,7 +28,8 @@ func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err
 	}
-	e, err := newEngine(ctx, cfg, in, obs, modelConfig(fingerprintOf(cfg, in)))
+	print := fingerprintOf(cfg, in)
+	e, err := newEngine(ctx, cfg, in, obs, print.modelConfig())
 	if err != nil {
 		return nil, err
 	}

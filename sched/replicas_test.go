@@ -175,7 +175,7 @@ func TestReplicasRefused(t *testing.T) {
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err))
 	require.ErrorContains(t, r.err, "option replicas 3")
 	require.ErrorContains(t, r.err, "option shards 2")
-	cfg.Shards, cfg.Replicas = 4, plan.MaxReplicas+1
+	cfg.Shards, cfg.Replicas = 4, 65
 	require.ErrorContains(t, cfg.Check(), "option replicas 65 is not between 1 and 64")
 	cfg.Shards, cfg.Replicas = 0, 3
 	f, err := cfg.Filled()

@@ -20,6 +20,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/build"
 	"helios/dataset/stripe"
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/faultinject"
@@ -291,10 +292,18 @@ func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg plan.Config
 // small is a configuration that trains the tiny graphs in well under a second.
 func small() plan.Config {
 	return plan.Config{
-		Mode: plan.ModeHelios, Fanouts: []int{4, 3}, Batch: 128, Hidden: 16, LR: 0.01, Seed: 3,
-		Epochs: 2, Dropout: 0.1,
-		Blocks: 4, OpTimeout: time.Minute, GPUCache: plan.NoCache(), CPUCache: plan.NoCache(),
-		HotnessDir: plan.NoFolder,
+		ModelSettings: gnn.ModelSettings{Hidden: 16, Dropout: 0.1},
+		Mode:          plan.ModeHelios,
+		Fanouts:       []int{4, 3},
+		Batch:         128,
+		LR:            0.01,
+		Seed:          3,
+		Epochs:        2,
+		Blocks:        4,
+		OpTimeout:     time.Minute,
+		GPUCache:      plan.NoCache(),
+		CPUCache:      plan.NoCache(),
+		HotnessDir:    plan.NoFolder,
 	}
 }
 

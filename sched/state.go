@@ -1,7 +1,6 @@
 package sched
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,8 +15,8 @@ import (
 
 	"helios/cuda"
 	"helios/gnn"
-	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/options"
 	"helios/internal/rowtype"
 	"helios/internal/simd"
 	"helios/sched/checkpoint"
@@ -47,43 +46,21 @@ const (
 	lastUnsealedHead = 2
 )
 
-// fingerprint is every setting that decides the parameters. A run resumes only under an equal one,
-// Kernels aside. Mode (mega-batches aside), caches, pipeline, stack, workers and the number of
-// epochs may differ: they do not change what batch n computes.
-//
-// Large: a field for each setting, as a checkpoint's JSON has them.
+// fingerprint is all that decides the parameters: the settings whose tags say so, and what is no
+// setting. A run resumes only under an equal one, Kernels aside. Mode (mega-batches aside), caches,
+// pipeline, stack, workers and the number of epochs may differ: they do not change what batch n
+// computes.
 type fingerprint struct {
-	Dataset          string  `json:"dataset"` // UUID
-	Edges            int64   `json:"edges"`   // 0 for the same nodes without their edges
-	InDim            int     `json:"in_dim"`
-	Classes          int     `json:"classes"`
-	Model            string  `json:"model"`
-	Fanouts          []int   `json:"fanout"`
-	Batch            int     `json:"batch-size"`
-	Hidden           int     `json:"hidden"`
-	LR               float64 `json:"lr"`
-	Dropout          float64 `json:"dropout"`
-	FeatureDropout   float64 `json:"feature-dropout,omitempty"`
-	WeightDecay      float64 `json:"weight-decay"`
-	LearnEps         bool    `json:"learn-eps,omitempty"`
-	Heads            int     `json:"heads,omitempty"`
-	OutHeads         int     `json:"heads-out,omitempty"`
-	AttentionDropout float64 `json:"attention-dropout,omitempty"`
-	// empty: gnn.DefaultActivation, the only one there once was
-	Activation string `json:"activation,omitempty"`
-	Norm       string `json:"norm,omitempty"` // empty: gnn.NoNorm
-	Residual   bool   `json:"residual,omitempty"`
-	Optimizer  string `json:"optimizer,omitempty"` // empty: gnn.DefaultOptimizer
-	Seed       uint64 `json:"seed"`
-	Sampler    string `json:"sampler,omitempty"` // empty: by neighbours
-	// Dependency is how many batches share draws; 0: each draws for itself.
-	Dependency int `json:"batch-dependency,omitempty"`
-	// SampleEpochs, Refresh and RefreshEvery are plan.Config's; 0 epochs: each has its own samples.
-	SampleEpochs int `json:"sample-epochs,omitempty"`
-	Refresh      int `json:"refresh,omitempty"`
-	RefreshEvery int `json:"refresh-every,omitempty"`
-	// Shards is how many mini-batches a step of the optimiser covers; 0: 1.
-	Shards int `json:"shards,omitempty"`
+	plan.Config // but for what a checkpoint keeps of it, zero
+	printedFacts
+}
+
+// printedFacts are what a fingerprint has beside settings.
+type printedFacts struct {
+	Dataset string `json:"dataset"` // UUID
+	Edges   int64  `json:"edges"`   // 0 for the same nodes without their edges
+	InDim   int    `json:"in_dim"`
+	Classes int    `json:"classes"`
 	// Mega is of runs over mega-batches; nil: of others.
 	Mega *megaPrint `json:"megabatches,omitempty"`
 	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same
@@ -94,17 +71,45 @@ type fingerprint struct {
 	RowDType string `json:"row-dtype,omitempty"`
 	// Kernels is the level of the host kernels, or what computed on a GPU (engine.arithmetic);
 	// empty: generic, the only one there once was. A machine may lack the level of another, or a
-	// GPU, so a run may go on at any; where the bits will differ it is told.
+	// GPU, so a run may resume at any; a note says where the bits will differ.
 	Kernels string `json:"kernels,omitempty"`
+}
+
+// MarshalJSON writes facts and settings side by side.
+func (f fingerprint) MarshalJSON() ([]byte, error) {
+	all, err := options.EncodePrinted(&f.Config)
+	if err != nil {
+		return nil, err
+	}
+	facts, err := json.Marshal(f.printedFacts)
+	if err == nil {
+		err = json.Unmarshal(facts, &all)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(all)
+}
+
+// UnmarshalJSON reads what MarshalJSON has written, or an older program.
+func (f *fingerprint) UnmarshalJSON(text []byte) error {
+	var all map[string]json.RawMessage
+	f.printedFacts = printedFacts{}
+	if err := errors.Join(json.Unmarshal(text, &all), json.Unmarshal(text,
+		&f.printedFacts)); err != nil {
+		return err
+	}
+	return options.DecodePrinted(&f.Config, all)
 }
 
 // format is the version that a run's checkpoints are written as.
 func (f *fingerprint) format() int {
-	if f.Shards != 0 || f.Mega != nil {
+	plain := plan.Config{}.WithDefaults()
+	switch {
+	case f.Shards > 1 || f.Mega != nil:
 		return stateFormat
-	}
-	if f.Activation != "" || f.Norm != "" || f.Residual || f.OutHeads != 0 || f.Optimizer != "" ||
-		f.SampleEpochs != 0 {
+	case f.Activation != plain.Activation || f.Norm != plain.Norm || f.Residual ||
+		f.OutHeads != 0 || f.Optimizer != plain.Optimizer || f.SampleEpochs != 0:
 		return extendedFormat
 	}
 	return plainFormat
@@ -174,25 +179,6 @@ func (f *fingerprint) draws() string {
 	return f.Draws
 }
 
-// setSampler takes over a Config's sampler and how many batches share its draws.
-func (f *fingerprint) setSampler(s string, dependency int) {
-	f.Sampler, f.Dependency = "", 0
-	if s != graph.Neighbor {
-		f.Sampler = s
-	}
-	if dependency > 1 {
-		f.Dependency = dependency
-	}
-}
-
-// sampler is Sampler, graph.Neighbor where it is empty.
-func (f *fingerprint) sampler() string {
-	if f.Sampler == "" {
-		return graph.Neighbor
-	}
-	return f.Sampler
-}
-
 // rowType is RowDType, float32 where it is empty.
 func (f *fingerprint) rowType() string {
 	if f.RowDType == "" {
@@ -207,44 +193,17 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		name    string
 		is, old any
 	}{
-		{"dataset", f.Dataset, was.Dataset},
-		{"edges", f.Edges, was.Edges},
-		{"in_dim", f.InDim, was.InDim},
-		{"classes", f.Classes, was.Classes},
-		{"model", f.Model, was.Model},
-		{"batch-size", f.Batch, was.Batch},
-		{"hidden", f.Hidden, was.Hidden},
-		{"lr", f.LR, was.LR},
-		{"dropout", f.Dropout, was.Dropout},
-		{"feature-dropout", f.FeatureDropout, was.FeatureDropout},
-		{"weight-decay", f.WeightDecay, was.WeightDecay},
-		{"learn-eps", f.LearnEps, was.LearnEps},
-		{"heads", f.Heads, was.Heads},
-		{"attention-dropout", f.AttentionDropout, was.AttentionDropout},
-		{"heads-out", f.OutHeads, was.OutHeads},
-		{"activation", cmp.Or(f.Activation, gnn.DefaultActivation),
-			cmp.Or(was.Activation, gnn.DefaultActivation)},
-		{"norm", cmp.Or(f.Norm, gnn.NoNorm), cmp.Or(was.Norm, gnn.NoNorm)},
-		{"residual", f.Residual, was.Residual},
-		{"optimizer", cmp.Or(f.Optimizer, gnn.DefaultOptimizer),
-			cmp.Or(was.Optimizer, gnn.DefaultOptimizer)},
-		{"seed", f.Seed, was.Seed},
-		{"sampler", f.sampler(), was.sampler()},
-		{"batch-dependency", max(f.Dependency, 1), max(was.Dependency, 1)},
-		{"sample-epochs", f.SampleEpochs, was.SampleEpochs},
-		{"refresh", f.Refresh, was.Refresh},
-		{"refresh-every", f.RefreshEvery, was.RefreshEvery},
-		{"shards", max(f.Shards, 1), max(was.Shards, 1)},
-		{"draws", f.draws(), was.draws()},
+		{"dataset", f.Dataset, was.Dataset}, {"edges", f.Edges, was.Edges},
+		{"in_dim", f.InDim, was.InDim}, {"classes", f.Classes, was.Classes},
 	} {
 		if x.is != x.old {
 			return x.name, x.is, x.old, true
 		}
 	}
-	if !slices.Equal(f.Fanouts, was.Fanouts) {
-		return "fanout", f.Fanouts, was.Fanouts, true
+	if field, is, old, ok = options.DifferPrinted(&f.Config, &was.Config); ok {
+		return field, is, old, true
 	}
-	return "", nil, nil, false
+	return "draws", f.draws(), was.draws(), f.draws() != was.draws()
 }
 
 // state is a run's position and history: everything beside the tensors.

@@ -17,6 +17,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
+	"helios/internal/options"
 	"helios/sched/checkpoint"
 	"helios/sched/plan"
 	"helios/sched/prepare"
@@ -88,7 +89,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		}
 	}
 	t.state.Run, t.state.Name = cmp.Or(t.state.Run, cfg.Run), meta.Name
-	e, err := newEngine(ctx, cfg.ForTuning(), in, obs, modelConfig(t.state.Print))
+	e, err := newEngine(ctx, cfg.ForTuning(), in, obs, t.state.Print.modelConfig())
 	if err != nil {
 		return &report.Result{IO: e.store.io()}, err
 	}
@@ -168,47 +169,19 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 
 const peakEvery = 20 * time.Millisecond
 
-func fingerprintOf(c plan.Config, in prepare.Inputs) fingerprint {
+func fingerprintOf(c plan.Config, in prepare.Inputs) (f fingerprint) {
 	m := in.Dataset.Meta
-	f := fingerprint{
-		Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim, Classes: m.Classes, Model: c.Model,
-		Fanouts: c.Fanouts,
-		Batch:   c.Batch, Hidden: c.Hidden, LR: c.LR, Dropout: c.Dropout,
-		FeatureDropout: c.FeatureDropout, WeightDecay: c.WeightDecay, Seed: c.Seed,
-		Draws: drawsByBatch,
-	}
-	f.LearnEps, f.Heads, f.OutHeads, f.AttentionDropout = c.LearnEps, c.Heads, c.OutHeads,
-		c.AttentionDropout
-	f.Residual = c.Residual
-	for _, o := range []struct {
-		is      string
-		to      *string
-		omitted string // as older programs had no other
-	}{
-		{c.Activation, &f.Activation, gnn.DefaultActivation}, {c.Norm, &f.Norm, gnn.NoNorm},
-		{c.Optimizer, &f.Optimizer, gnn.DefaultOptimizer},
-	} {
-		if o.is != o.omitted {
-			*o.to = o.is
-		}
-	}
-	f.setSampler(c.Sampler, c.BatchDependency)
-	f.SampleEpochs, f.Refresh, f.RefreshEvery = c.SampleEpochs, c.Refresh, c.RefreshEvery
-	if c.Shards > 1 {
-		f.Shards = c.Shards
-	}
+	f.printedFacts = printedFacts{Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim,
+		Classes: m.Classes, Draws: drawsByBatch}
+	options.CopyPrinted(&f.Config, &c)
 	return f
 }
 
-func modelConfig(f fingerprint) gnn.ModelConfig {
-	return gnn.ModelConfig{
-		Kind: f.Model, InDim: f.InDim, Hidden: f.Hidden, Classes: f.Classes,
-		Layers: len(f.Fanouts), Dropout: float32(f.Dropout),
-		FeatureDropout: float32(f.FeatureDropout), Seed: f.Seed,
-		LearnEps: f.LearnEps, Heads: f.Heads, OutHeads: f.OutHeads,
-		AttentionDropout: float32(f.AttentionDropout),
-		Activation:       f.Activation, Norm: f.Norm, Residual: f.Residual,
-	}
+// modelConfig is the model of a run.
+func (f *fingerprint) modelConfig() gnn.ModelConfig {
+	m := f.ModelConfig()
+	m.InDim, m.Classes, m.Seed = f.InDim, f.Classes, f.Seed
+	return m
 }
 
 // trainer is a run of Train: the engine and the position.

@@ -12,6 +12,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/build"
 	"helios/dataset/stripe"
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
@@ -71,8 +72,15 @@ func computedOn(t *testing.T, dev cuda.Device, nodes int64, typ rowtype.Type,
 // TestVerifyRows: every gathered row is held against the function, from SSD and from the tiers, of
 // every type; and a wrong one is found.
 func TestVerifyRows(t *testing.T) {
-	cfg := plan.Config{Fanouts: []int{3, 3}, Batch: 128, Hidden: 8, VerifyRows: true, Presample: 1,
-		CPUCache: units.Budget{Percent: 20}, GPUCache: units.Budget{Percent: 10}}
+	cfg := plan.Config{
+		ModelSettings: gnn.ModelSettings{Hidden: 8},
+		Fanouts:       []int{3, 3},
+		Batch:         128,
+		VerifyRows:    true,
+		Presample:     1,
+		CPUCache:      units.Budget{Percent: 20},
+		GPUCache:      units.Budget{Percent: 10},
+	}
 	for _, typ := range rowtype.Types() {
 		if wide.Lean() && typ != rowtype.Int8 {
 			continue

@@ -14,6 +14,7 @@ import (
 	"helios/cache/policy"
 	"helios/cuda"
 	"helios/dataset"
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
@@ -539,9 +540,16 @@ var large = graphSpec{nodes: 12_000, dim: 128, degree: 10, train: 0.4}
 
 func largeConfig(pipe string) plan.Config {
 	return plan.Config{
-		Mode: plan.ModeHelios, Pipeline: pipe, Fanouts: []int{10, 10}, Batch: 512, Hidden: 256,
-		Seed: 5, Epochs: 1, NoEval: true,
-		GPUCache: percent(5), CPUCache: percent(10),
+		ModelSettings: gnn.ModelSettings{Hidden: 256},
+		Mode:          plan.ModeHelios,
+		Pipeline:      pipe,
+		Fanouts:       []int{10, 10},
+		Batch:         512,
+		Seed:          5,
+		Epochs:        1,
+		NoEval:        true,
+		GPUCache:      percent(5),
+		CPUCache:      percent(10),
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"helios/internal/hardware"
 	"helios/internal/ssdmodel"
 	"helios/internal/units"
+	"helios/sched/plan"
 )
 
 // ioBench measures random reads.
@@ -161,7 +162,7 @@ func parseCoalesce(text string) ([]int, error) {
 	}
 	var out []int
 	for _, w := range ways {
-		n, err := coalesceFlag(w)
+		n, err := plan.ParseCoalesce(w)
 		if err != nil {
 			return nil, err
 		}
@@ -305,4 +306,12 @@ func (b *ioBench) loadClock() (err error) {
 		b.counts = []int{b.hardware.SSDs.Count.Int()}
 	}
 	return nil
+}
+
+func parseFanouts(text string) ([]int, error) {
+	out, err := units.ParseInts(text, -1)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "--fanout: %w", err)
+	}
+	return out, nil
 }

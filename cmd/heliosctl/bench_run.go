@@ -169,7 +169,7 @@ func (o *benchOutput) show() error {
 	return nil
 }
 
-// coalesceText returns what coalesceFlag reads.
+// coalesceText writes what plan.ParseCoalesce reads.
 func coalesceText(n int) string {
 	switch {
 	case n < 0:

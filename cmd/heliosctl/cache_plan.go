@@ -9,8 +9,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"helios/gnn"
-	"helios/graph"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hardware"
@@ -22,18 +20,8 @@ import (
 
 // samplingConfig are the settings of verbs that sample a dataset's batches and read no features.
 func samplingConfig() hcli.Options[plan.Config] {
-	return hcli.Options[plan.Config]{
-		fanoutOption("10,10",
-			"neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all"),
-		hcli.Int(&cli.IntFlag{Name: "batch-size", Usage: "seed nodes in a mini-batch"},
-			func(c *plan.Config) *int { return &c.Batch }).Positive(),
-		hcli.Seed(&cli.Uint64Flag{Name: "seed", Usage: "seed of the run"}),
-		samplerOption(graph.Neighbor), dependencyOption(),
-		presampleOption("epochs that \"presample\" counts"), hotnessDirOption(),
-		hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
-			Usage: "worker slots of the host device, which samples"},
-			func(c *plan.Config) *int { return &c.Workers }).Positive(),
-	}
+	return namedOptions("fanout", "batch-size", "seed", "sampler", "batch-dependency",
+		"presample-epochs", "hotness-dir", "workers")
 }
 
 // samplingOptions are samplingConfig's and the host device's.
@@ -73,16 +61,10 @@ func cachePlanCommand() *cli.Command {
 				func(a *cachePlanArgs) *string { return &a.profile }).Input(hardware.Names()...),
 			ssdCountOption(func(a *cachePlanArgs) *int { return &a.find.Hardware.SSDs }),
 		},
-		hcli.In(run, slices.Concat(withConfig(hcli.Options[plan.Config]{
-			hcli.Text(oneOf("model", "model", gnn.DefaultArch, gnn.Archs(), nil),
-				func(c *plan.Config) *string { return &c.Model }).Setting(),
-			hcli.Int(&cli.IntFlag{Name: "hidden", Value: 128, Usage: "width of the hidden layers"},
-				func(c *plan.Config) *int { return &c.Hidden }).Positive(),
-			hcli.Text(&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's",
-				Usage: "`TYPE` that rows are stored as"},
-				func(c *plan.Config) *string { return &c.RowType }).Setting(),
-			hotnessOption().Default("presample"),
-		}), withOutputs(outputOptions()), samplingOptions())),
+		hcli.In(run, slices.Concat(withConfig(namedOptions("model", "hidden", "row-dtype",
+			"hotness").Shown("presample", "hotness").Shown("the dataset's", "row-dtype").
+			Says("row-dtype", "`TYPE` that rows are stored as")),
+			withOutputs(outputOptions()), samplingOptions())),
 	), runCachePlan)
 }
 
@@ -252,7 +234,7 @@ func parseHotnesses(text string) ([]string, error) {
 		if strings.HasPrefix(name, plan.HotnessPresample+":") {
 			continue
 		}
-		if err := hotnessSource("hotness", name); err != nil {
+		if err := plan.CheckHotness(name); err != nil {
 			return nil, err
 		}
 	}

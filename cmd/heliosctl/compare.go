@@ -102,21 +102,17 @@ type compareArgs struct {
 // comparedOptions are train's that make sense for all variants. Two epochs by default.
 func comparedOptions() hcli.Options[runArgs] {
 	options := slices.Concat(withDataset(datasetOptions(datasetUsage)),
-		withConfig(modelOptions()).Group("Model"), hcli.Options[runArgs]{edgesOption()}.Group("Model"),
+		withConfig(configOptions("Model")), hcli.Options[runArgs]{edgesOption()}.Group("Model"),
 		slices.DeleteFunc(dataPath(), func(o hcli.Option[runArgs]) bool {
 			return slices.Contains([]string{"mode", "timeline", "fault"}, o.Key())
 		}))
-	for _, o := range options {
-		if n, ok := o.Flag.(*cli.IntFlag); ok && o.Key() == "epochs" {
-			n.DefaultText = strconv.Itoa(comparedEpochs)
-		}
-	}
+	options.Shown(strconv.Itoa(comparedEpochs), "epochs")
 	return options
 }
 
 // variantsUse says what the text of --variants can do: the flags in it decide.
 func variantsUse(text string) hcli.Use {
-	uses := slices.Concat(comparedOptions(), withConfig(pathOptions())).Uses()
+	uses := slices.Concat(comparedOptions(), withConfig(configOptions("Data path"))).Uses()
 	for part := range strings.SplitSeq(text, ";") {
 		_, args, _ := strings.Cut(part, "=")
 		flags, _, _, err := parse(&cli.Command{Flags: variantFlags()}, "compare", strings.Fields(args))
@@ -134,7 +130,7 @@ func variantsUse(text string) hcli.Use {
 
 // variantFlags are those that a variant may have of its own.
 func variantFlags() []cli.Flag {
-	return append(comparedOptions().Flags(), lookup(pathOptions().Flags(), "mode"))
+	return append(comparedOptions().Flags(), lookup(configOptions("Data path").Flags(), "mode"))
 }
 
 // comparedEpochs is how many epochs each run has where nothing is said: the first fills tiers.
@@ -154,8 +150,8 @@ type variant struct {
 // ofTiers are the flags about tiers that not every mode has: a mode takes those of its
 // TierOptions over from the flags for all.
 var ofTiers = append([]string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window", "hotness",
-	"hotness-dir", "presample-epochs"}, slices.Concat(plan.SuperbatchOptions,
-	plan.PackedOptions, plan.MegaOptions)...)
+	"hotness-dir", "presample-epochs"}, slices.Concat(plan.SuperbatchOptions(),
+	plan.PackedOptions(), plan.MegaOptions())...)
 
 // baselineNames are the names that --modes takes beside those of modes.
 func baselineNames() (names []string) {
@@ -259,18 +255,18 @@ func (c *comparer) variantConfig(args []string) (cfg plan.Config, ownTiers bool,
 		about := []string{"hotness", "hotness-dir", "presample-epochs"}
 		switch of := (plan.Config{Mode: name, Policy: policy}).WithDefaults(); {
 		case of.Planned():
-			about = plan.SuperbatchOptions
+			about = plan.SuperbatchOptions()
 		case of.Superbatched():
-			about = append(about, plan.SuperbatchOptions...)
+			about = append(about, plan.SuperbatchOptions()...)
 		}
 		if mode.Packed || mode.Mega() { // which place rows by mini-batches and parts of their own
 			about = nil
 		}
 		tiers = append(slices.DeleteFunc(tiers, func(key string) bool {
-			return slices.Contains(plan.SuperbatchOptions, key)
+			return slices.Contains(plan.SuperbatchOptions(), key)
 		}), about...)
 	}
-	options := slices.Concat(modelOptions(), dataOptions())
+	options := configOptions("Model", "Data path", "Tiers", "Mega-batches")
 	cfg = plan.Config{Epochs: comparedEpochs, NoEval: true}
 	given := flagValues{}
 	for _, f := range flags {
@@ -296,11 +292,6 @@ func (c *comparer) variantConfig(args []string) (cfg plan.Config, ownTiers bool,
 		value, ok := last[o.Key()]
 		if !ok {
 			continue
-		}
-		if s, is := o.Flag.(*cli.StringFlag); is && s.Action != nil {
-			if err := s.Action(c.c, value); err != nil {
-				return cfg, ownTiers, err
-			}
 		}
 		if err := options.Set(&cfg, o.Key(), value); err != nil {
 			return cfg, ownTiers, err
@@ -579,7 +570,8 @@ func resultKey(c plan.Config) string {
 	return fmt.Sprint(mega, c.Shards,
 		c.Model, c.Fanouts, c.Batch, c.Hidden, c.LR, c.Dropout, c.FeatureDropout,
 		c.WeightDecay, c.Seed, c.Epochs,
-		c.Network(), cmp.Or(c.Optimizer, gnn.DefaultOptimizer), cmp.Or(c.Sampler, graph.Neighbor),
+		c.ModelConfig(), cmp.Or(c.Optimizer, gnn.DefaultOptimizer), cmp.Or(c.Sampler,
+			graph.Neighbor),
 		c.BatchDependency, c.SampledAs(c.Epochs),
 		c.Precision, c.BLAS)
 }

@@ -51,7 +51,7 @@ func (c *comparer) sharedTiers(vs []variant, in prepare.Inputs) (gpu, cpu units.
 		if !c.c.IsSet(key) {
 			continue
 		}
-		if err := tierOptions().Set(&base, key, fmt.Sprint(c.c.Value(key))); err != nil {
+		if err := configOptions("Tiers").Set(&base, key, fmt.Sprint(c.c.Value(key))); err != nil {
 			return gpu, cpu, err
 		}
 	}

@@ -297,13 +297,15 @@ func TestBottleneck(t *testing.T) {
 func TestResultKey(t *testing.T) {
 	none := resultKey(plan.Config{})
 	require.Equal(t, none, resultKey(plan.Config{}.WithDefaults()))
-	require.Equal(t, none, resultKey(plan.Config{Seed: 1, Model: gnn.DefaultArch, Batch: 1024}))
+	require.Equal(t, none,
+		resultKey(plan.Config{ModelSettings: gnn.ModelSettings{Model: gnn.DefaultArch}, Seed: 1,
+			Batch: 1024}))
 	require.NotEqual(t, none, resultKey(plan.Config{SeedZero: true}))
 	require.NotEqual(t, none, resultKey(plan.Config{Seed: 2}))
 	require.NotEqual(t, none, resultKey(plan.Config{Shards: 2}))
 	// Mega-batches sample from other graphs, each from its own.
 	keys := []string{none, resultKey(plan.Config{Mode: plan.ModeHier}),
-		resultKey(plan.Config{Mode: plan.ModeHier, Passes: 2}),
+		resultKey(plan.Config{MegaSettings: plan.MegaSettings{Passes: 2}, Mode: plan.ModeHier}),
 		resultKey(plan.Config{Mode: plan.ModeMarius})}
 	require.Len(t, slices.Compact(slices.Sorted(slices.Values(keys))), len(keys))
 }

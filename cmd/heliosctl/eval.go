@@ -43,21 +43,13 @@ func inferOptions() hcli.Options[inferArgs] {
 				func(a *inferArgs) *string { return &a.parameters }).Setting(),
 		},
 		hcli.In(run, slices.Concat(hcli.Options[runArgs]{edgesOption()},
-			withConfig(inferConfig()).Group("Model"), dataPath())))
+			withConfig(inferConfig()), dataPath())))
 }
 
 // inferConfig are the settings of the model that a verb with a checkpoint may choose anew.
 func inferConfig() hcli.Options[plan.Config] {
-	return hcli.Options[plan.Config]{
-		fanoutOption("the checkpoint's", "neighbours sampled per hop `F1,F2,…`; -1 takes all"),
-		hcli.Int(&cli.IntFlag{Name: "batch-size", DefaultText: "the checkpoint's",
-			Usage: "seed nodes in a mini-batch"},
-			func(c *plan.Config) *int { return &c.Batch }).Positive(),
-		hcli.Bool(&cli.BoolFlag{Name: "other-dataset",
-			Usage: "use a checkpoint of another dataset, whose training nodes may be test nodes of this one"},
-			func(c *plan.Config) *bool { return &c.OtherDataset }).Setting(),
-		samplerOption("the checkpoint's"),
-	}
+	return namedOptions("fanout", "batch-size", "other-dataset", "sampler").Shown(
+		"the checkpoint's", "fanout", "batch-size", "sampler")
 }
 
 // splitOption chooses the nodes to classify.

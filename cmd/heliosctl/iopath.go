@@ -2,48 +2,14 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"strconv"
-	"strings"
 	"time"
 
-	"helios/internal/errs"
 	"helios/internal/outfile"
 	"helios/internal/timeline"
 	"helios/internal/units"
 	"helios/sched/report"
 )
-
-// resetsFlag reads --on-ssd-failure: how often an SSD's controller is reset, -1 for never.
-func resetsFlag(s string) (int, error) {
-	if s == "stop" {
-		return -1, nil
-	}
-	if v, ok := strings.CutPrefix(s, "retry="); ok {
-		if n, err := strconv.Atoi(v); err == nil && n >= 1 && n <= math.MaxInt16 {
-			return n, nil
-		}
-	}
-	return 0, errs.New(errs.Usage,
-		"--on-ssd-failure %q is neither \"stop\" nor \"retry=N\" with N from 1 to %d", s,
-		math.MaxInt16)
-}
-
-// coalesceFlag reads --coalesce: bytes of a command at most, 0 for the stack's choice, -1 for none.
-func coalesceFlag(s string) (int, error) {
-	switch s {
-	case "auto":
-		return 0, nil
-	case "off":
-		return -1, nil
-	}
-	n, err := units.ParseBytes(s)
-	if err != nil || n < 512 || n > 1<<30 {
-		return 0, errs.New(errs.Usage,
-			"--coalesce %q is neither \"auto\" nor \"off\" nor a size from 512 B to 1 GiB", s)
-	}
-	return int(n), nil
-}
 
 // timelineFile is the file of --timeline; without the flag its recorder is nil, which records
 // nothing.

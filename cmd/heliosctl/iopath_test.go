@@ -10,32 +10,6 @@ import (
 	"helios/internal/errs"
 )
 
-func TestResetsFlag(t *testing.T) {
-	for s, want := range map[string]int{"stop": -1, "retry=1": 1, "retry=3": 3} {
-		n, err := resetsFlag(s)
-		require.NoError(t, err)
-		require.Equal(t, want, n, s)
-	}
-	for _, s := range []string{"", "retry", "retry=0", "retry=-1", "retry=x", "go on"} {
-		_, err := resetsFlag(s)
-		require.ErrorContains(t, err, "--on-ssd-failure")
-		require.Equal(t, errs.Usage, errs.ClassOf(err))
-	}
-}
-
-func TestCoalesceFlag(t *testing.T) {
-	for s, want := range map[string]int{"auto": 0, "off": -1, "32KiB": 32 << 10, "512": 512} {
-		n, err := coalesceFlag(s)
-		require.NoError(t, err)
-		require.Equal(t, want, n, s)
-	}
-	for _, s := range []string{"", "on", "0", "-1", "100", "2GiB"} {
-		_, err := coalesceFlag(s)
-		require.ErrorContains(t, err, "--coalesce", s)
-		require.Equal(t, errs.Usage, errs.ClassOf(err))
-	}
-}
-
 // A run tells what each SSD did, and leaves a timeline, also when it fails.
 func TestTrainReportsItsReads(t *testing.T) {
 	loaded(t, 2)

@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -46,7 +45,7 @@ func TestOptionsAreDeclaredOnce(t *testing.T) {
 		require.False(t, seen[o.Key()], o.Key())
 		seen[o.Key()] = true
 	}
-	for _, o := range slices.Concat(modelOptions(), dataOptions(), leftOptions()) {
+	for _, o := range append(configOptions("Model", "Run"), dataOptions()...) {
 		f := lookup(trainCommand().Flags, o.Key())
 		require.NotNil(t, f, o.Key())
 		require.NotEmpty(t, f.(cli.CategorizableFlag).GetCategory(), o.Key())

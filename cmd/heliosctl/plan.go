@@ -53,17 +53,6 @@ var planned = []string{"model", "fanout", "batch-size", "shards", "hidden", "hea
 	"presample-epochs", "hotness-dir", "row-dtype", "parts", "partition", "static-nodes", "megabatch",
 	"passes", "part-order", "load-ahead"}
 
-// plannedOptions are those of a run that a plan takes.
-func plannedOptions() (out hcli.Options[plan.Config]) {
-	for _, o := range slices.Concat(modelOptions(), pathOptions(), tierOptions(), megaOptions(),
-		replicaOptions()) {
-		if slices.Contains(planned, o.Key()) {
-			out = append(out, o)
-		}
-	}
-	return out
-}
-
 // graphOptions say what graph is planned for, and what is accessed of it.
 func graphOptions() hcli.Options[planArgs] {
 	return hcli.Options[planArgs]{
@@ -156,7 +145,8 @@ func planCommand() *cli.Command {
 			"tier, preparation, disk, memory, cost. Every figure is modelled.",
 	}, 1, slices.Concat(
 		graphOptions(), questionOptions(),
-		hcli.In(run, slices.Concat(withConfig(plannedOptions()), withDevice(kernelsOptions()),
+		hcli.In(run, slices.Concat(withConfig(namedOptions(planned...)),
+			withDevice(kernelsOptions()),
 			withOutputs(outputOptions()))),
 	), runPlan)
 }

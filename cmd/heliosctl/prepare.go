@@ -28,7 +28,7 @@ func prepareCommand() *cli.Command {
 
 func prepareOptions() hcli.Options[runArgs] {
 	return slices.Concat(withDataset(datasetOptions(datasetUsage)),
-		withConfig(modelOptions()).Group("Model"), dataPath())
+		withConfig(configOptions("Model")), dataPath())
 }
 
 func runPrepare(ctx context.Context, e *env, a *runArgs) (err error) {

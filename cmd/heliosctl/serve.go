@@ -441,11 +441,8 @@ func (d *servedDataset) Info() serve.DatasetInfo {
 
 // loaderOptions are those of train that a loader heeds.
 func loaderOptions() hcli.Options[runArgs] {
-	of := func(keys ...string) func(o hcli.Option[plan.Config]) bool {
-		return func(o hcli.Option[plan.Config]) bool { return !slices.Contains(keys, o.Key()) }
-	}
-	sampling := slices.DeleteFunc(slices.Clone(modelOptions()), of("fanout", "batch-size", "epochs",
-		"seed", "sampler", "batch-dependency", "sample-epochs", "refresh", "refresh-every"))
+	sampling := namedOptions("fanout", "batch-size", "epochs", "seed", "sampler",
+		"batch-dependency", "sample-epochs", "refresh", "refresh-every")
 	path := slices.DeleteFunc(dataOptions(), func(o hcli.Option[plan.Config]) bool {
 		return o.Key() == "precision" || o.Key() == "blas"
 	})

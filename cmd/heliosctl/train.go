@@ -10,240 +10,49 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"helios/cuda"
-	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
-	"helios/internal/rowtype"
+	"helios/internal/options"
 	"helios/internal/units"
 	"helios/sched"
 	"helios/sched/plan"
 	"helios/sched/report"
 )
 
-// modelOptions decide what is computed.
-func modelOptions() hcli.Options[plan.Config] {
-	return append(hcli.Options[plan.Config]{
-		hcli.Text(oneOf("model", "model", "", gnn.Archs(), nil),
-			func(c *plan.Config) *string { return &c.Model }).Setting(),
-		fanoutOption("10,10",
-			"neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all; one layer per hop"),
-		hcli.Int(&cli.IntFlag{Name: "batch-size", Usage: "seed nodes in a mini-batch"},
-			func(c *plan.Config) *int { return &c.Batch }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "shards", DefaultText: "as --replicas, 1",
-			Usage: "mini-batches that a step of Adam covers `V`: its gradient is the mean over all their labelled seeds; changes results"},
-			func(c *plan.Config) *int { return &c.Shards }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "hidden", Usage: "width of the hidden layers"},
-			func(c *plan.Config) *int { return &c.Hidden }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "epochs", Usage: "passes over the training nodes"},
-			func(c *plan.Config) *int { return &c.Epochs }).Positive(),
-		hcli.Float(&cli.Float64Flag{Name: "lr", Usage: "Adam's learning rate"},
-			func(c *plan.Config) *float64 { return &c.LR }).Positive(),
-		hcli.Share(&cli.StringFlag{Name: "dropout",
-			Usage: "share of the hidden activations that training drops"},
-			func(c *plan.Config) *float64 { return &c.Dropout }),
-		hcli.Share(&cli.StringFlag{Name: "feature-dropout",
-			Usage: "share of the input features that training drops"},
-			func(c *plan.Config) *float64 { return &c.FeatureDropout }),
-		hcli.Text(oneOf("optimizer", "optimiser; adamw decays weights apart from the gradient", "",
-			gnn.Optimizers(), nil),
-			func(c *plan.Config) *string { return &c.Optimizer }).Setting(),
-		hcli.Float(&cli.Float64Flag{Name: "weight-decay",
-			Usage: "L2 penalty; with --optimizer adamw the share that a step takes from each weight, times --lr"},
-			func(c *plan.Config) *float64 { return &c.WeightDecay }),
-		hcli.Text(oneOf("activation", "function between layers", "", gnn.Activations(), nil),
-			func(c *plan.Config) *string { return &c.Activation }).Setting(),
-		hcli.Text(oneOf("norm", "normalisation before it", "", gnn.Norms(), nil),
-			func(c *plan.Config) *string { return &c.Norm }).Setting(),
-		hcli.Bool(&cli.BoolFlag{Name: "residual",
-			Usage: "add a layer's input to its sums, through a matrix where the widths differ"},
-			func(c *plan.Config) *bool { return &c.Residual }).Setting(),
-		hcli.Int(&cli.IntFlag{Name: "heads", DefaultText: "8",
-			Usage: "attention heads of each layer (model gat), which share --hidden; the last layer takes their mean"},
-			func(c *plan.Config) *int { return &c.Heads }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "heads-out", DefaultText: "as --heads",
-			Usage: "attention heads of the last layer (model gat)"},
-			func(c *plan.Config) *int { return &c.OutHeads }).Positive(),
-		hcli.Share(&cli.StringFlag{Name: "attention-dropout",
-			Usage: "share of the attention that training drops (model gat)"},
-			func(c *plan.Config) *float64 { return &c.AttentionDropout }),
-		hcli.Bool(&cli.BoolFlag{Name: "learn-eps",
-			Usage: "learn the weight of a node in its own sum (model gin), else 1"},
-			func(c *plan.Config) *bool { return &c.LearnEps }).Setting(),
-		hcli.Seed(&cli.Uint64Flag{Name: "seed",
-			Usage: "seed of all random choices; equal seeds give equal parameters in every mode"}),
-		samplerOption(graph.Neighbor), dependencyOption(),
-	}, epochOptions()...)
+// configOptions are those of a run that stand under some headings of help.
+func configOptions(groups ...string) hcli.Options[plan.Config] {
+	return hcli.Tagged[plan.Config](func(o options.Option) bool {
+		return slices.Contains(groups, o.Group) && o.Name != "other-dataset"
+	})
 }
 
-// fanoutOption is of verbs that sample; text says what a run without it takes.
-func fanoutOption(text, usage string) hcli.Option[plan.Config] {
-	return hcli.Parsed(&cli.StringFlag{Name: "fanout", DefaultText: text, Usage: usage},
-		func(c *plan.Config) *[]int { return &c.Fanouts }, parseFanouts)
+// namedOptions are those of a run that have the names.
+func namedOptions(names ...string) hcli.Options[plan.Config] {
+	return hcli.Tagged[plan.Config](func(o options.Option) bool {
+		return slices.Contains(names, o.Name)
+	})
 }
 
-func parseFanouts(text string) ([]int, error) {
-	out, err := units.ParseInts(text, -1)
-	if err != nil {
-		return nil, errs.New(errs.Usage, "--fanout: %w", err)
-	}
-	return out, nil
-}
-
-// pathOptions decide how the rows come, which never changes a result.
-func pathOptions() hcli.Options[plan.Config] {
-	return hcli.Options[plan.Config]{
-		hcli.Text(oneOf("mode", "data path", "", plan.ModeNames(), nil),
-			func(c *plan.Config) *string { return &c.Mode }).Setting().
-			Default(plan.DefaultMode),
-		hcli.Text(oneOf("io-stack", "who reads the SSDs", "", plan.Stacks, nil),
-			func(c *plan.Config) *string { return &c.IOStack }).Setting(),
-		hcli.Text(oneOf("pipeline", "what overlaps ("+pipelineSummaries()+")", "",
-			plan.PipelineNames(nil), nil),
-			func(c *plan.Config) *string { return &c.Pipeline }).Setting(),
-		hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
-			Usage: "worker slots of the host device, and threads of the cpu stack"},
-			func(c *plan.Config) *int { return &c.Workers }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "io-blocks", DefaultText: "32; sync: a full grid",
-			Usage: "thread blocks of each I/O kernel"},
-			func(c *plan.Config) *int { return &c.Blocks }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "depth", DefaultText: "256", Usage: "reads in flight per SSD"},
-			func(c *plan.Config) *int { return &c.QueueDepth }).Positive().Checked(func(
-			c *plan.Config, _ string) error {
-			if c.QueueDepth < 0 || c.QueueDepth > 65535 {
-				return errs.New(errs.Usage, "--depth %d is not between 1 and 65535", c.QueueDepth)
-			}
-			return nil
-		}),
-		hcli.Int(&cli.IntFlag{Name: "prefetch-depth", Usage: "mini-batches prepared ahead"},
-			func(c *plan.Config) *int { return &c.Depth }).Positive(),
-		hcli.Duration(&cli.DurationFlag{Name: "read-timeout", DefaultText: "the stack's",
-			Usage: "`TIME` after which a read is aborted and tried again"},
-			func(c *plan.Config) *time.Duration { return &c.ReadTimeout }).Checked(func(
-			c *plan.Config, _ string) error {
-			if c.ReadTimeout < time.Millisecond {
-				return errs.New(errs.Usage, "--read-timeout %s is below 1ms", c.ReadTimeout)
-			}
-			return nil
-		}),
-		hcli.Int(&cli.IntFlag{Name: "read-retries", DefaultText: "the stack's",
-			Usage: "how often a failed read is tried again; -1 for never"},
-			func(c *plan.Config) *int { return &c.ReadRetries }).Checked(func(c *plan.Config,
-			_ string) error {
-			switch {
-			case c.ReadRetries < -1:
-				return errs.New(errs.Usage, "--read-retries %d is below -1 (never)", c.ReadRetries)
-			case c.ReadRetries == 0:
-				c.ReadRetries = -1 // the library takes 0 for its default
-			}
-			return nil
-		}),
-		hcli.Parsed(&cli.StringFlag{Name: "on-ssd-failure", DefaultText: "retry=3",
-			Usage: "when an SSD hangs or fails and new queues did not help: \"stop\", or \"retry=N\": reset its controller up to N times in the run, then stop"},
-			func(c *plan.Config) *int { return &c.ReadResets }, resetsFlag),
-		hcli.Parsed(&cli.StringFlag{Name: "coalesce", DefaultText: "auto",
-			Usage: "one command for rows on equal and adjacent LBAs (async and cpu stacks): auto, off, or up to `SIZE` a command"},
-			func(c *plan.Config) *int { return &c.CoalesceBytes }, coalesceFlag),
-		hcli.Switch(&cli.BoolFlag{Name: "check-reads",
-			DefaultText: "on, where load has written checksums",
-			Usage:       "hold every row and page that is read from SSDs against its checksum; read it again, then stop, where they differ; --no-check-reads does not"},
-			func(c *plan.Config) *plan.Checks { return &c.CheckReads }, plan.ChecksOn,
-			plan.ChecksOff).Setting(),
-		hcli.Bool(&cli.BoolFlag{Name: "verify-rows",
-			Usage: "hold every row that a mini-batch has gathered, from wherever, against the dataset's feature function (generate --feature-fn); stop at the first wrong one"},
-			func(c *plan.Config) *bool { return &c.VerifyRows }).Setting(),
-		hcli.Text(&cli.StringFlag{Name: "row-dtype", DefaultText: "whatever is there",
-			Usage: "stop unless the SSDs hold rows of `TYPE` (" + strings.Join(rowtype.Names(),
-				", ") +
-				"; load --row-dtype makes them); with --clock virtual, the type they are taken to have"},
-			func(c *plan.Config) *string { return &c.RowType }).Setting().
-			Offers(rowtype.Names()...),
-		hcli.Text(oneOf("cpu-engine", "how the cpu stack reads", "", []string{"io_uring", "pread"},
-			nil), func(c *plan.Config) *string { return &c.CPUEngine }).Setting().
-			Default("the best there is"),
-		hcli.Parsed(&cli.StringFlag{Name: "sm-budget",
-			DefaultText: "all; on a GPU io has as many SMs as hold the blocks of --io-blocks",
-			Usage:       "most thread blocks at once per operator `OP=N,…` (sample, lookup, io, gather, train); on a GPU SMs, in steps of its green contexts, where the driver has them"},
-			func(c *plan.Config) *plan.SMBudget { return &c.SMs }, smBudget),
-		hcli.Text(oneOf("memory-rung",
-			"where the I/O kernels' queues and data are on a GPU; auto takes the best that a pattern read both ways proves",
-			"", append([]string{gpuio.RungAuto}, gpuio.Rungs()...), nil),
-			func(c *plan.Config) *string { return &c.MemoryRung }).Setting(),
-		hcli.Text(oneOf("precision",
-			"of the model's products; bf16 rounds their factors, tf32 too, on a GPU only",
-			"", cuda.Precisions(), nil),
-			func(c *plan.Config) *string { return &c.Precision }).Setting(),
-		hcli.Text(&cli.StringFlag{Name: "blas",
-			Usage: "who computes products on a GPU: off (our kernels), auto (cuBLAS where it is installed) or the `PATH` of libcublas"},
-			func(c *plan.Config) *string { return &c.BLAS }).
-			Setting(plan.BLASOff, plan.BLASAuto).Checked(func(c *plan.Config, _ string) error {
-			if c.BLAS == "" {
-				return errs.New(errs.Usage,
-					"--blas: empty; give off, auto or the path of libcublas")
-			}
-			return nil
-		}),
-	}
-}
-
-// dataOptions are pathOptions and tierOptions.
+// dataOptions say how the rows come.
 func dataOptions() hcli.Options[plan.Config] {
-	return slices.Concat(pathOptions(), tierOptions(), megaOptions())
+	return configOptions("Data path", "Tiers", "Mega-batches")
 }
 
 // dataPath are the options of the data path, the tiers and the machine. (Of these --kernels alone
 // may change a result: generic rounds otherwise.)
 func dataPath() hcli.Options[runArgs] {
 	return slices.Concat(
-		withConfig(pathOptions()).Group("Data path"), withConfig(tierOptions()).Group("Tiers"),
-		withConfig(megaOptions()).Group("Mega-batches"),
+		withConfig(dataOptions()),
 		hcli.Options[runArgs]{hcli.Text(&cli.StringFlag{Name: "timeline",
 			Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
 			func(a *runArgs) *string { return &a.timeline }).Aside()},
 		withDevice(deviceOptions()), withSSDs(ssdOptions()))
-}
-
-// replicaOptions say on how many devices a run trains, which never changes a result at equal
-// --shards.
-func replicaOptions() hcli.Options[plan.Config] {
-	return hcli.Options[plan.Config]{
-		hcli.Int(&cli.IntFlag{Name: "replicas", DefaultText: "1",
-			Usage: "devices that train with copies of the model `Q`: GPUs from --device on, or host devices that share --workers; at equal --shards (without it: as many) the parameters are the same"},
-			func(c *plan.Config) *int { return &c.Replicas }).Positive(),
-		hcli.Text(&cli.StringFlag{Name: "reduce", DefaultText: plan.ReduceTree,
-			Usage: "who adds the gradients of --replicas: tree (ours, to the bit as one device does), nccl (NVIDIA's NCCL where it is installed, GPUs only, not bit-exact) or the `PATH` of libnccl"},
-			func(c *plan.Config) *string { return &c.Reduce }).Setting(plan.ReduceTree),
-	}
-}
-
-// leftOptions decide what a run leaves behind.
-func leftOptions() hcli.Options[plan.Config] {
-	return hcli.Options[plan.Config]{
-		hcli.Text(&cli.StringFlag{Name: "checkpoint",
-			Usage: "`DIR` for the checkpoint, written after each epoch and on Ctrl-C"},
-			func(c *plan.Config) *string { return &c.CheckpointDir }).Aside(),
-		hcli.Int(&cli.IntFlag{Name: "checkpoint-every",
-			Usage: "also write it after every `N` mini-batches, at the end of their step of --shards"},
-			func(c *plan.Config) *int { return &c.CheckpointEvery }).Aside(),
-		hcli.Bool(&cli.BoolFlag{Name: "resume",
-			Usage: "go on from the checkpoint in --checkpoint, to the bit where --kernels is as it was; start where there is none"},
-			func(c *plan.Config) *bool { return &c.Resume }).Aside(),
-		hcli.Bool(&cli.BoolFlag{Name: "no-eval", Usage: "skip validation and test"},
-			func(c *plan.Config) *bool { return &c.NoEval }).Setting(),
-		hcli.Text(oneOf("tune",
-			"measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result",
-			"", plan.Tunes, nil),
-			func(c *plan.Config) *string { return &c.Tune }).Setting(),
-		hcli.Text(&cli.StringFlag{Name: "trace",
-			Usage: "record which rows each mini-batch needs in `FILE`, for \"cache replay\" and \"cache plan\""},
-			func(c *plan.Config) *string { return &c.Trace }).Aside(),
-	}
 }
 
 func trainCommand() *cli.Command {
@@ -269,12 +78,12 @@ func trainOptions() hcli.Options[trainerArgs] {
 	run := func(a *trainerArgs) *runArgs { return &a.runArgs }
 	return slices.Concat(
 		hcli.In(run, slices.Concat(withDataset(datasetOptions(datasetUsage)),
-			withConfig(modelOptions()).Group("Model"),
+			withConfig(configOptions("Model")),
 			hcli.Options[runArgs]{edgesOption()}.Group("Model"), dataPath(),
-			withConfig(replicaOptions()).Group("Replicas"))),
+			withConfig(configOptions("Replicas")))),
 		hcli.In(func(a *trainerArgs) *rankArgs { return &a.ranks }, rankOptions()).Group("Ranks"),
 		hcli.In(func(a *trainerArgs) *clockArgs { return &a.clockArgs }, clockOptions()),
-		hcli.In(run, withConfig(leftOptions()).Group("Run")),
+		hcli.In(run, withConfig(configOptions("Run"))),
 		hcli.Options[trainerArgs]{hcli.Bool(&cli.BoolFlag{Name: "explain",
 			Usage: "print the steps of a mini-batch before training: what each does, waits for and runs on; and afterwards the processor time of each"},
 			func(a *trainerArgs) *bool { return &a.explain }).Aside(),
@@ -299,28 +108,6 @@ func (a *trainerArgs) check() error {
 			"--checkpoint-every needs --checkpoint DIR, the folder to write to")
 	}
 	return a.cfg.Check()
-}
-
-func smBudget(s string) (b plan.SMBudget, err error) {
-	parts, err := list("sm-budget", s)
-	if err != nil {
-		return b, err
-	}
-	fields := map[string]*int{"sample": &b.Sample, "lookup": &b.Lookup, "io": &b.IO,
-		"gather": &b.Gather, "train": &b.Train}
-	for _, p := range parts {
-		op, n, _ := strings.Cut(p, "=")
-		f, ok := fields[op]
-		if !ok {
-			return b, errs.New(errs.Usage,
-				"--sm-budget: unknown operator %q; choose one of sample, lookup, io, gather, train",
-				op)
-		}
-		if *f, err = strconv.Atoi(n); err != nil || *f < 1 {
-			return b, errs.New(errs.Usage, "--sm-budget %q is not OP=N with N at least 1", p)
-		}
-	}
-	return b, nil
 }
 
 func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {

@@ -26,7 +26,7 @@ var debianFormat = reportingFormat(Format{Name: "debian",
 	return Debian(ctx, o)
 })
 
-const debianHelp = "Edges go both ways unless option one-way, and are never repeated. Packages without a section are unlabelled.\n" +
+const debianHelp = "Edges go both ways unless {one-way}, and are never repeated. Packages without a section are unlabelled.\n" +
 	"An import that is interrupted keeps nothing, as it takes seconds."
 
 // DebianOptions shape the import of a Debian package index.

@@ -29,7 +29,7 @@ type DGLOptions struct {
 	Options
 }
 
-const dglHelp = "option in is the .bin file, or a folder with one, whose graph has the node data feat and label and, where the splits are\n" +
+const dglHelp = "{in} is the .bin file, or a folder with one, whose graph has the node data feat and label and, where the splits are\n" +
 	"given, train_mask, val_mask and test_mask."
 
 // The names of node tensors that are looked for.

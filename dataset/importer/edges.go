@@ -26,7 +26,7 @@ type EdgesOptions struct {
 	Layout string `option:"layout" oneof:"auto,edges,adjacency,metis" default:"auto" usage:"how edges stand in text: edges, one a line; adjacency, a node and its neighbours a line; metis, as METIS has graphs"`
 	// Src and Dst are the columns of an edge's ends, by name or by number from 1. The others are
 	// left out.
-	Src string `option:"src" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' sources, by name or number from 1; the columns that neither this nor option dst names are left out"`
+	Src string `option:"src" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' sources, by name or number from 1; the columns that neither this nor {dst} names are left out"`
 	Dst string `option:"dst" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' targets"`
 	// IgnoreColumns takes the first two columns of an edge list that has more.
 	IgnoreColumns bool `option:"ignore-columns" usage:"take the first two columns of an edge list with more, such as weights, or those that are named as ends"`
@@ -38,8 +38,8 @@ type EdgesOptions struct {
 }
 
 const edgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, the same in all of a file, plain\n" +
-	"or compressed; or lists of neighbours (option layout). A first line of names such as src,dst says which columns are the\n" +
-	"ends; columns that are not ends are refused, or left out with option src and option dst or option ignore-columns.\n" +
+	"or compressed; or lists of neighbours ({layout}). A first line of names such as src,dst says which columns are the\n" +
+	"ends; columns that are not ends are refused, or left out with {src} and {dst} or {ignore-columns}.\n" +
 	"Lists of SNAP, KONECT (out.NAME) and NetworkX and graphs of METIS are known by their content. Or a\n" +
 	"folder with edges and, where there are some, features, labels and splits (OGB's raw folder)."
 

@@ -32,7 +32,7 @@ type GraphBoltOptions struct {
 	Options
 }
 
-const graphboltHelp = "option in is the folder with metadata.yaml and the files that it names: edges as CSV or NumPy, features and the sets of\n" +
+const graphboltHelp = "{in} is the folder with metadata.yaml and the files that it names: edges as CSV or NumPy, features and the sets of\n" +
 	"a task (seeds and labels) as NumPy; a preprocessed graph and torch files can be read by PyTorch only."
 
 const graphboltFolder = "a GraphBolt OnDiskDataset: metadata.yaml and the files that it names"

@@ -26,7 +26,7 @@ type IGBOptions struct {
 	Options
 }
 
-const igbHelp = "option in is the folder of one size (tiny, small, medium, large, full): processed/paper with node_feat.npy and\n" +
+const igbHelp = "{in} is the folder of one size (tiny, small, medium, large, full): processed/paper with node_feat.npy and\n" +
 	"node_label_19.npy or node_label_2K.npy, and processed/paper__cites__paper/edge_index.npy. Arrays\n" +
 	"without a header, as large and full have them, are known by their missing magic. The split is that of the benchmark's\n" +
 	"loader, 60/20/20 by position; the loader also gives each node one edge to itself, which the import leaves to you."

@@ -23,7 +23,7 @@ var mag240mFormat = newFormat(Format{Name: "mag240m",
 	Usage:       "the papers and citations of MAG240M (OGB-LSC)",
 	Description: mag240mHelp}, MAG240M)
 
-const mag240mHelp = "option in is the folder that OGB unpacks (mag240m_kddcup2021): processed/paper with node_feat.npy, node_label.npy and\n" +
+const mag240mHelp = "{in} is the folder that OGB unpacks (mag240m_kddcup2021): processed/paper with node_feat.npy, node_label.npy and\n" +
 	"node_year.npy, and processed/paper___cites___paper/edge_index.npy. Labelled papers until 2018 are for\n" +
 	"training, those of 2019 for validation and those of 2020 for the test, as the dataset defines it."
 

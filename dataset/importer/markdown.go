@@ -3,7 +3,6 @@ package importer
 import (
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -53,12 +52,9 @@ func optionRows() []optionRow {
 	var rows []optionRow
 	for _, f := range formats {
 		for _, o := range options.Of(f.Options()) {
-			r := optionRow{name: markdown("option " + o.Name), text: markdown(o.Usage)}
+			r := optionRow{name: flagName(o.Name), text: markdown(o.Usage(flagName))}
 			if o.Arg != "" {
 				r.name = strings.TrimSuffix(r.name, "`") + " " + o.Arg + "`"
-			}
-			if len(o.Choices) > 0 {
-				r.text += ": " + strings.Join(o.Choices, ", ")
 			}
 			if value := fmt.Sprint(o.Value()); o.Shown != "" {
 				r.text += " (default: " + o.Shown + ")"
@@ -95,10 +91,11 @@ func (r optionRow) takers() string {
 	return strings.Join(r.in, ", ")
 }
 
-var namedOption = regexp.MustCompile(`\boption ([a-z][a-z0-9]*(?:-[a-z0-9]+)*)`)
+// flagName is an option as a flag.
+func flagName(name string) string { return "`-" + "-" + name + "`" }
 
 // markdown is help's text with the options that it names as flags.
 func markdown(text string) string {
-	text = strings.NewReplacer("|", `\|`, "*", `\*`, "<", "&lt;").Replace(text)
-	return namedOption.ReplaceAllString(text, "`-"+"-$1`")
+	text = options.Expand(text, flagName)
+	return strings.NewReplacer("|", `\|`, "*", `\*`, "<", "&lt;").Replace(text)
 }

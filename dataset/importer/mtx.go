@@ -22,7 +22,7 @@ var mtxFormat = newFormat(Format{Name: "mtx",
 
 const mtxHelp = "Entry (i, j) becomes the edge from node i-1 to node j-1, whatever its value; one triangle of a symmetric,\n" +
 	"skew-symmetric or Hermitian matrix stands for both. Features, labels and splits come from\n" +
-	"option features, option labels and option splits."
+	"{features}, {labels} and {splits}."
 
 // MTX imports the pattern of a sparse matrix in MatrixMarket's format, plain or compressed: entry
 // (i, j) becomes the edge i-1 → j-1, whatever its value, and in a symmetric, skew-symmetric

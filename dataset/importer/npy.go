@@ -31,7 +31,7 @@ type NPYOptions struct {
 
 const npyHelp = "Arrays are found by their names: edge_index (2 × edges, sources first; or edges × 2), or src and dst, or indptr and\n" +
 	"indices; features (nodes × dim), labels (nodes), and train, val and test where the splits are given: ids, or masks,\n" +
-	"also several of them (10 × nodes; option split-index). option map gives other names, as in my_ids=train.\n" +
+	"also several of them (10 × nodes; {split-index}). {map} gives other names, as in my_ids=train.\n" +
 	"An archive of scipy.sparse.save_npz (csr, csc or coo) is an adjacency matrix, in which entry (i, j) is the edge from\n" +
 	"i to j; it can also lie in the folder. Arrays that are not used are named."
 

@@ -30,7 +30,7 @@ type OGBOptions struct {
 	Options
 }
 
-const ogbHelp = "option in is the folder that OGB unpacks: raw/ with edge.csv.gz and the files beside it, or with data.npz and\n" +
+const ogbHelp = "{in} is the folder that OGB unpacks: raw/ with edge.csv.gz and the files beside it, or with data.npz and\n" +
 	"node-label.npz (papers100M, where NaN means unlabelled), and split/ with the official split."
 
 const ogbFolder = "an OGB node dataset as it is unpacked: raw/edge.csv.gz and the files beside it, or raw/data.npz and raw/node-label.npz, and split/"

@@ -21,7 +21,7 @@ const RandomFeatures = "random"
 type Output struct {
 	Out string `option:"out" arg:"DIR" usage:"DIR to create"`
 	// Name defaults to the base name of Out.
-	Name string `option:"name" usage:"name of the dataset (default: last part of option out)"`
+	Name string `option:"name" usage:"name of the dataset (default: last part of {out})"`
 	// Seed is that of the splits, and of features that FeatureFn makes.
 	Seed uint64 `option:"seed" default:"1" usage:"seed of the splits, and of features that are made up"`
 	// TrainFraction and ValFraction count where no splits are given; 0 and 0 mean 0.6 and 0.2.
@@ -32,7 +32,7 @@ type Output struct {
 	// FeatureDType is the type of features.npy, float32 or float16.
 	FeatureDType string `option:"feature-dtype" shown:"float16 where the source is, or else float32" arg:"TYPE" oneof:"float32,float16" usage:"TYPE of the dataset's own features"`
 	// Memory bounds what the import takes.
-	Memory int64 `option:"memory" size:"64MiB" shown:"half of what is available, at most 2GiB" arg:"SIZE" usage:"SIZE that the import may take; sorted parts of the edges lie beside option out meanwhile"`
+	Memory int64 `option:"memory" size:"64MiB" shown:"half of what is available, at most 2GiB" arg:"SIZE" usage:"SIZE that the import may take; sorted parts of the edges lie beside {out} meanwhile"`
 
 	Progress work.Progress
 	Note     func(text string) // hears of what is chosen or odd; may be nil
@@ -62,9 +62,9 @@ type Options struct {
 	Input
 	// Features, Labels and SplitDir name files that are not in In, or not under the names that are
 	// looked for. SplitDir holds train, val (or valid) and test.
-	Features string `option:"features" arg:"FILE" usage:"FILE of features, where it is not found in option in"`
-	Labels   string `option:"labels" arg:"FILE" usage:"FILE of labels, where it is not found in option in"`
-	SplitDir string `option:"splits" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in option in"`
+	Features string `option:"features" arg:"FILE" usage:"FILE of features, where it is not found in {in}"`
+	Labels   string `option:"labels" arg:"FILE" usage:"FILE of labels, where it is not found in {in}"`
+	SplitDir string `option:"splits" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in {in}"`
 	// Header says of text files of rows whether their first line names the columns, and IDColumn
 	// which column holds node ids; both are found out where that is certain.
 	Header   PerFile `option:"header" shown:"found out" arg:"yes|no" usage:"yes|no: the first line of text files names columns; for one kind, as in labels=yes (edges, features, labels, splits)"`
@@ -77,16 +77,16 @@ type Options struct {
 	// Undirected stores each edge both ways, and drops repeated edges.
 	Undirected bool `option:"undirected" also:"reverse" usage:"store each edge both ways, and drop repeated edges"`
 	// AddReverse adds the opposite of each edge that is not a self loop; repeated edges stay.
-	AddReverse bool `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless option dedup"`
+	AddReverse bool `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless {dedup}"`
 	Dedup      bool `option:"dedup" usage:"drop repeated edges"`
 	// NumClasses is the number of classes where the labels do not tell it, or seem to be none (0:
 	// the largest label, plus 1).
 	NumClasses int64 `option:"num-classes" positive:"yes" arg:"N" shown:"the largest label, plus 1" usage:"N classes, where the labels leave some out or look like something else"`
 	// FeatureFn makes features in place of Features: "hash:7" computes them from the node's number,
 	// RandomFeatures stores noise.
-	FeatureFn string `option:"feature-fn" also:"features-fn" arg:"FN" usage:"FN makes the features (option dim many) of a graph that has none: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
+	FeatureFn string `option:"feature-fn" also:"features-fn" arg:"FN" usage:"FN makes the features ({dim} many) of a graph that has none: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
 	// Dim is the number of features of FeatureFn (64).
-	Dim int `option:"dim" positive:"yes" shown:"64" usage:"features per node, where option feature-fn makes them"`
+	Dim int `option:"dim" positive:"yes" shown:"64" usage:"features per node, where {feature-fn} makes them"`
 	Output
 }
 

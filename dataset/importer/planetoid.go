@@ -25,9 +25,9 @@ type PlanetoidOptions struct {
 	Output
 }
 
-const planetoidHelp = "option in is the folder of ind.NAME.{x,tx,allx,y,ty,ally,graph,test.index}. Pickles are read by a reader that\n" +
+const planetoidHelp = "{in} is the folder of ind.NAME.{x,tx,allx,y,ty,ally,graph,test.index}. Pickles are read by a reader that\n" +
 	"knows only NumPy arrays, csr_matrix and dictionaries of lists, and runs nothing. The graph is made undirected.\n" +
-	"Where the folder has several datasets, option name chooses one, as in \"cora\"."
+	"Where the folder has several datasets, {name} chooses one, as in \"cora\"."
 
 // planetoidVal is the number of validation nodes of the public split (Yang et al., ICML 2016; Kipf
 // and Welling, ICLR 2017): those after the labelled ones.

@@ -30,8 +30,8 @@ type RawOptions struct {
 	// Layout is one of RawLayouts.
 	Layout string `option:"layout" shown:"told by the files" oneof:"ginex,diskgnn,legion,gnnlab,plain" usage:"whose files these are"`
 	// Indptr and Indices are files, where they are not found by name.
-	Indptr  string `option:"indptr" arg:"FILE" usage:"FILE of offsets, where it is not found in option in"`
-	Indices string `option:"indices" arg:"FILE" usage:"FILE of neighbours, where it is not found in option in"`
+	Indptr  string `option:"indptr" arg:"FILE" usage:"FILE of offsets, where it is not found in {in}"`
+	Indices string `option:"indices" arg:"FILE" usage:"FILE of neighbours, where it is not found in {in}"`
 	Lists   string `option:"lists" shown:"out for legion, else in" usage:"what a node's list holds: in (in-neighbours, CSC) or out (out-neighbours, CSR)"`
 	Edges   int64  `option:"edges" positive:"yes" shown:"found in the input" usage:"number of edges"`
 	// IndexDType is the type of indptr and indices.
@@ -41,9 +41,9 @@ type RawOptions struct {
 	Options
 }
 
-const rawHelp = "option in is the folder with indptr, indices, features and labels and the project's own configuration (conf.json,\n" +
+const rawHelp = "{in} is the folder with indptr, indices, features and labels and the project's own configuration (conf.json,\n" +
 	"meta.txt, meta_config). All lengths are checked against the numbers of nodes, edges and features; what they leave open is asked for.\n" +
-	"option dim is the number of features in the file, or of those that option feature-fn makes (64)."
+	"{dim} is the number of features in the file, or of those that {feature-fn} makes (64)."
 
 // RawLayouts are the layouts that Raw knows.
 var RawLayouts = []string{"ginex", "diskgnn", "legion", "gnnlab", "plain"}

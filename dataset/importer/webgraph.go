@@ -16,9 +16,9 @@ var webgraphFormat = newFormat(Format{Name: "webgraph",
 	Usage:       "graphs in WebGraph's BV format: NAME.graph, NAME.properties, NAME.offsets",
 	Description: webgraphHelp}, WebGraph)
 
-const webgraphHelp = "option in is NAME.graph (or NAME). An arc u → v becomes the edge u → v. Where NAME.offsets is there, parts of\n" +
-	"the stream are read at the same time. Features, labels and splits come from option features, option labels\n" +
-	"and option splits."
+const webgraphHelp = "{in} is NAME.graph (or NAME). An arc u → v becomes the edge u → v. Where NAME.offsets is there, parts of\n" +
+	"the stream are read at the same time. Features, labels and splits come from {features}, {labels}\n" +
+	"and {splits}."
 
 // WebGraph imports a graph in WebGraph's BV format: In is the path of NAME.graph or of NAME, or a
 // folder that holds one such graph. An arc u → v becomes the edge u → v. With NAME.offsets the

@@ -11,8 +11,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/internal/errs"
+	"helios/internal/options"
 	"helios/internal/units"
-	"helios/sched/plan"
 )
 
 // Option is one setting of a verb: its flag, which is the key in a YAML file too, and the field of
@@ -30,16 +30,15 @@ type Option[T any] struct {
 	use    func(text string) Use
 }
 
-// Use says what the text of an option can do. Those who take it from somebody else, a file of
-// results or a client of another user, go by it.
-type Use int
+// Use says what the text of an option can do.
+type Use = options.Use
 
 // Uses of options.
 const (
-	Unknown Use = iota // nobody has said: it is not taken from others
-	Setting            // a result may depend on it; it names no file and starts nothing
-	Input              // a file or folder that the verb reads
-	Aside              // where a run writes, or how it tells about itself
+	Unknown = options.Unknown
+	Setting = options.Setting
+	Input   = options.Input
+	Aside   = options.Aside
 )
 
 // UseOf returns what a text of the option can do.
@@ -126,6 +125,26 @@ func In[T, Part any](at func(*T) *Part, part Options[Part]) Options[T] {
 func (o Options[T]) Group(name string) Options[T] {
 	for _, x := range o {
 		setCategory(x.Flag, name)
+	}
+	return o
+}
+
+// Shown says what a run without some options takes, where the verb has defaults of its own.
+func (o Options[T]) Shown(text string, names ...string) Options[T] {
+	for _, x := range o {
+		if slices.Contains(names, x.Key()) {
+			x.Default(text)
+		}
+	}
+	return o
+}
+
+// Says gives an option another help text, where it means something else in a verb.
+func (o Options[T]) Says(name, usage string) Options[T] {
+	for _, x := range o {
+		if f, is := x.Flag.(*cli.StringFlag); is && x.Key() == name {
+			f.Usage = usage
+		}
 	}
 	return o
 }
@@ -246,50 +265,6 @@ func setCategory(f cli.Flag, group string) {
 	}
 }
 
-// defaultText tells an option's default as show prints it: one value, or the modes that differ.
-func defaultText(show func(c plan.Config) string) string {
-	var values []string
-	modes := map[string][]string{}
-	for _, m := range plan.Modes() {
-		v := show(m.Defaults())
-		if modes[v] == nil {
-			values = append(values, v)
-		}
-		modes[v] = append(modes[v], m.Name)
-	}
-	if len(values) == 1 {
-		return values[0]
-	}
-	// What most modes have is said last; of equals, what the default mode has.
-	weight := func(v string) int {
-		n := 2 * len(modes[v])
-		if slices.Contains(modes[v], plan.DefaultMode) {
-			n++
-		}
-		return n
-	}
-	slices.SortStableFunc(values, func(a, b string) int { return weight(a) - weight(b) })
-	var parts []string
-	for _, v := range values[:len(values)-1] {
-		parts = append(parts, v+" in "+join(modes[v]))
-	}
-	return strings.Join(parts, ", ") + ", else " + values[len(values)-1]
-}
-
-func join(s []string) string {
-	if len(s) == 1 {
-		return s[0]
-	}
-	return strings.Join(s[:len(s)-1], ", ") + " and " + s[len(s)-1]
-}
-
-// orDefault sets a flag's default text where it has none and the field is one of plan.Config.
-func orDefault[T, F any](text *string, at func(*T) *F) {
-	if at, ok := any(at).(func(*plan.Config) *F); ok && *text == "" {
-		*text = defaultText(func(c plan.Config) string { return fmt.Sprint(*at(&c)) })
-	}
-}
-
 // option makes an option of a field whose text parse reads. preset is the flag's Value.
 func option[T any, F comparable](f cli.Flag, preset F, at func(*T) *F,
 	parse func(text string) (F, error)) Option[T] {
@@ -306,7 +281,6 @@ func option[T any, F comparable](f cli.Flag, preset F, at func(*T) *F,
 
 // Text is an option that sets a field to its text.
 func Text[T any](f *cli.StringFlag, at func(*T) *string) Option[T] {
-	orDefault(&f.DefaultText, at)
 	return option(f, f.Value, at, func(s string) (string, error) { return s, nil })
 }
 
@@ -323,27 +297,23 @@ func Parsed[T, F any](f *cli.StringFlag, at func(*T) *F, parse func(text string)
 
 // Int is an option with a whole number.
 func Int[T any](f *cli.IntFlag, at func(*T) *int) Option[T] {
-	orDefault(&f.DefaultText, at)
 	return option(f, f.Value, at, strconv.Atoi)
 }
 
 // Int64 is an option with a whole number of things that may be billions.
 func Int64[T any](f *cli.Int64Flag, at func(*T) *int64) Option[T] {
-	orDefault(&f.DefaultText, at)
 	return option(f, f.Value, at,
 		func(s string) (int64, error) { return strconv.ParseInt(s, 10, 64) })
 }
 
 // Uint64 is an option with a whole number that is not negative, such as a seed.
 func Uint64[T any](f *cli.Uint64Flag, at func(*T) *uint64) Option[T] {
-	orDefault(&f.DefaultText, at)
 	return option(f, f.Value, at,
 		func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) })
 }
 
 // Float is an option with a number.
 func Float[T any](f *cli.Float64Flag, at func(*T) *float64) Option[T] {
-	orDefault(&f.DefaultText, at)
 	return option(f, f.Value, at,
 		func(s string) (float64, error) { return strconv.ParseFloat(s, 64) })
 }
@@ -402,19 +372,12 @@ func Bytes[T any](f *cli.StringFlag, at func(*T) *int64) Option[T] {
 	})
 }
 
-// Budget is an option with a size or a share. In a plan.Config 0 is none.
+// Budget is an option with a size or a share.
 func Budget[T any](f *cli.StringFlag, at func(*T) *units.Budget) Option[T] {
-	run, ofRun := any(at).(func(*plan.Config) *units.Budget)
-	if ofRun && f.DefaultText == "" {
-		f.DefaultText = defaultText(func(c plan.Config) string { return budgetText(*run(&c)) })
-	}
 	return Parsed(f, at, func(s string) (units.Budget, error) {
 		b, err := units.ParseBudget(s)
 		if err != nil {
 			return b, errs.New(errs.Usage, "--%s: %w", f.Name, err)
-		}
-		if ofRun && (b == units.Budget{}) {
-			b = plan.NoCache()
 		}
 		return b, nil
 	})
@@ -422,7 +385,6 @@ func Budget[T any](f *cli.StringFlag, at func(*T) *units.Budget) Option[T] {
 
 // Share is an option with a share of a whole, such as 5% or 0.05.
 func Share[T any](f *cli.StringFlag, at func(*T) *float64) Option[T] {
-	orDefault(&f.DefaultText, at)
 	return Parsed(f, at, func(s string) (float64, error) {
 		v, err := units.ParseShare(s)
 		if err != nil {
@@ -471,54 +433,4 @@ func (o Option[T]) Default(text string) Option[T] {
 		f.DefaultText = text
 	}
 	return o
-}
-
-// Seed is the option of Config.Seed, where 0 is a seed too.
-func Seed(f *cli.Uint64Flag) Option[plan.Config] {
-	o := Uint64(f, func(c *plan.Config) *uint64 { return &c.Seed })
-	return o.Checked(func(c *plan.Config, _ string) error {
-		c.SeedZero = c.Seed == 0
-		return nil
-	})
-}
-
-// GPUBudget is the option of Config.GPUCache, which the device may choose.
-func GPUBudget(f *cli.StringFlag) Option[plan.Config] {
-	f.DefaultText = defaultText(func(c plan.Config) string {
-		if c.GPUCacheAuto {
-			return "auto"
-		}
-		return budgetText(c.GPUCache)
-	})
-	o := Budget(f, func(c *plan.Config) *units.Budget { return &c.GPUCache })
-	sized := o.parse
-	o.parse = func(c *plan.Config, s string) error {
-		c.GPUCacheAuto, c.GPUCache = s == "auto", units.Budget{}
-		if c.GPUCacheAuto {
-			return nil
-		}
-		return sized(c, s)
-	}
-	return o
-}
-
-// NeighborBudget is the option of Config.NeighborCache, which may have the CPU cache's memory.
-func NeighborBudget(f *cli.StringFlag) Option[plan.Config] {
-	o := Budget(f, func(c *plan.Config) *units.Budget { return &c.NeighborCache })
-	sized := o.parse
-	o.parse = func(c *plan.Config, s string) error {
-		c.NeighborShared, c.NeighborCache = s == "shared", units.Budget{}
-		if c.NeighborShared {
-			return nil
-		}
-		return sized(c, s)
-	}
-	return o
-}
-
-func budgetText(b units.Budget) string {
-	if (b == units.Budget{}) {
-		return "0"
-	}
-	return b.String()
 }

@@ -9,40 +9,38 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
 
+	"helios/internal/options"
 	"helios/sched/plan"
 )
 
+func runOptions(names ...string) Options[plan.Config] {
+	return Tagged[plan.Config](func(o options.Option) bool {
+		return slices.Contains(names,
+			o.Name)
+	})
+}
+
 // Help says what the library takes, by mode where the modes differ.
 func TestOptionDefaults(t *testing.T) {
-	text := func(o Option[plan.Config]) string {
-		return o.Flag.(cli.DocGenerationFlag).GetDefaultText()
+	text := map[string]string{}
+	for _, o := range runOptions("batch-size", "window", "io-stack", "gpu-cache", "sampler") {
+		text[o.Key()] = o.Flag.(cli.DocGenerationFlag).GetDefaultText()
 	}
-	require.Equal(t, "1024",
-		text(Int(&cli.IntFlag{Name: "n"}, func(c *plan.Config) *int { return &c.Batch })))
-	require.Equal(t, "8 in gids, else 0",
-		text(Int(&cli.IntFlag{Name: "w"}, func(c *plan.Config) *int { return &c.Window })))
-	require.Contains(t, // of modes that come later too
-		text(Text(&cli.StringFlag{Name: "s"}, func(c *plan.Config) *string { return &c.IOStack })),
-		"sync in gids and bam, ")
-	require.Contains(t, text(GPUBudget(&cli.StringFlag{Name: "g"})), "auto")
-	require.Equal(t, "some",
-		text(Int(&cli.IntFlag{Name: "d", DefaultText: "some"},
-			func(c *plan.Config) *int { return &c.Batch })))
+	require.Equal(t, "1024", text["batch-size"])
+	require.Equal(t, "8 in gids, else 0", text["window"])
+	require.Contains(t, text["io-stack"], "sync in gids and bam, ") // of modes that come later too
+	require.Contains(t, text["gpu-cache"], "auto")
+	require.Equal(t, "neighbor", text["sampler"])
 }
 
 // An option that is not given leaves its field alone; one that is given sets it.
 func TestOptionsRead(t *testing.T) {
-	o := Options[plan.Config]{
-		Int(&cli.IntFlag{Name: "batch"}, func(c *plan.Config) *int { return &c.Batch }).Positive(),
-		Seed(&cli.Uint64Flag{Name: "seed"}),
-		GPUBudget(&cli.StringFlag{Name: "gpu"}),
-		Float(&cli.Float64Flag{Name: "lr"}, func(c *plan.Config) *float64 { return &c.LR }),
-	}
+	o := runOptions("batch-size", "seed", "gpu-cache", "lr")
 	read := func(args ...string) (c plan.Config, err error) {
 		set := flag.NewFlagSet("x", flag.ContinueOnError)
-		for _, f := range o.Group("Group").Flags() {
+		for _, f := range o.Flags() {
 			require.NoError(t, f.Apply(set))
-			require.Equal(t, "Group", f.(cli.CategorizableFlag).GetCategory())
+			require.NotEmpty(t, f.(cli.CategorizableFlag).GetCategory())
 		}
 		require.NoError(t, set.Parse(args))
 		err = o.Read(cli.NewContext(cli.NewApp(), set, nil), &c)
@@ -51,16 +49,16 @@ func TestOptionsRead(t *testing.T) {
 	c, err := read()
 	require.NoError(t, err)
 	require.Equal(t, plan.Config{}, c)
-	c, err = read("--seed", "0", "--gpu", "0", "--lr", "0.1")
+	c, err = read("--seed", "0", "--gpu-cache", "0", "--lr", "0.1")
 	require.NoError(t, err)
 	require.Equal(t, plan.Config{SeedZero: true, GPUCache: plan.NoCache(), LR: 0.1}, c)
-	c, err = read("--gpu", "auto", "--batch", "7")
+	c, err = read("--gpu-cache", "auto", "--batch-size", "7")
 	require.NoError(t, err)
 	require.Equal(t, plan.Config{GPUCacheAuto: true, Batch: 7}, c)
-	_, err = read("--batch", "0")
-	require.ErrorContains(t, err, "--batch 0 is not a positive number")
-	_, err = read("--gpu", "x")
-	require.ErrorContains(t, err, "--gpu: ")
+	_, err = read("--batch-size", "0")
+	require.ErrorContains(t, err, "option batch-size 0 is not a positive number")
+	_, err = read("--gpu-cache", "x")
+	require.ErrorContains(t, err, "option gpu-cache ")
 	require.NoError(t, o.Set(&c, "seed", "9"))
 	require.Equal(t, uint64(9), c.Seed)
 }

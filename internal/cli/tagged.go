@@ -4,11 +4,41 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"helios/internal/options"
 )
+
+// flagName is an option as a flag.
+func flagName(name string) string { return "--" + name }
+
+// Tagged returns the options of a struct that says in its tags what they are (package options);
+// with keep, those that it keeps.
+func Tagged[T any](keep func(o options.Option) bool) (out Options[T]) {
+	ptr := new(T)
+	options.Defaults(ptr)
+	for _, o := range options.Of(ptr) {
+		if keep != nil && !keep(o) {
+			continue
+		}
+		name := o.Name
+		of := func(c *T) options.Option {
+			x, _ := options.Find(c, name)
+			return x
+		}
+		_, preset := o.Tag("default")
+		x := Option[T]{Flag: taggedFlag(o), was: o.Was, use: o.UseOf,
+			parse: func(c *T, text string) error { return of(c).Set(text) },
+			field: func(c *T) any { return of(c).Pointer() }}
+		if preset {
+			x.preset = o.Default
+		}
+		out = append(out, x)
+	}
+	return out
+}
 
 // TaggedFlags returns the flags of a struct of options that says in its tags what they are
 // (internal/options). The fields' values are the flags' defaults.
@@ -16,44 +46,47 @@ func TaggedFlags(ptr any) []cli.Flag {
 	all := options.Of(ptr)
 	flags := make([]cli.Flag, len(all))
 	for i, o := range all {
-		flags[i] = taggedFlag(o, "")
-	}
-	for i, o := range all {
-		usage := NameFlags(o.Usage, flags)
-		if o.Arg != "" { // as urfave/cli marks it
-			usage = strings.Replace(usage, o.Arg, "`"+o.Arg+"`", 1)
-		}
-		if len(o.Choices) > 0 {
-			usage += ": " + strings.Join(o.Choices, ", ")
-		}
-		flags[i] = taggedFlag(o, usage)
+		flags[i] = taggedFlag(o)
 	}
 	return flags
 }
 
-func taggedFlag(o options.Option, usage string) cli.Flag {
+func taggedFlag(o options.Option) cli.Flag {
+	usage := o.Usage(flagName)
+	if o.Arg != "" { // as urfave/cli marks it
+		usage = strings.Replace(usage, o.Arg, "`"+o.Arg+"`", 1)
+	}
+	shown := options.Expand(o.ShownDefault(), flagName)
+	if o.IsSwitch() {
+		on, _ := o.Value().(bool)
+		return &cli.BoolFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: on,
+			DefaultText: shown, Category: o.Group}
+	}
 	if o.IsText() {
-		f := Offer(&cli.StringFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage,
-			DefaultText: o.Shown}, o.Choices...)
-		f.Value, _ = o.Value().(string)
+		f := &cli.StringFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: o.Default,
+			DefaultText: shown, Category: o.Group}
+		if len(o.Offers) > 0 {
+			_, list := o.Value().([]string)
+			keepOffer(f, offer{o.Offers, list})
+		}
 		return f
 	}
 	switch v := o.Value().(type) {
-	case bool:
-		return &cli.BoolFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: v,
-			DefaultText: o.Shown}
 	case int:
 		return &cli.IntFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: v,
-			DefaultText: o.Shown}
+			DefaultText: shown, Category: o.Group}
 	case int64:
 		return &cli.Int64Flag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: v,
-			DefaultText: o.Shown}
+			DefaultText: shown, Category: o.Group}
 	case uint64:
 		return &cli.Uint64Flag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: v,
-			DefaultText: o.Shown}
+			DefaultText: shown, Category: o.Group}
 	case float64:
 		return &cli.Float64Flag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: v,
-			DefaultText: o.Shown}
+			DefaultText: shown, Category: o.Group}
+	case time.Duration:
+		return &cli.DurationFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: v,
+			DefaultText: shown, Category: o.Group}
 	}
 	panic(fmt.Sprintf("cli: option %s is of type %s, which has no flag", o.Name,
 		reflect.TypeOf(o.Value())))

@@ -12,7 +12,7 @@ import (
 
 type tagged struct {
 	In     []string `option:"in" usage:"PATH of files" arg:"PATH" shown:"all"`
-	Loops  string   `option:"loops" usage:"loops, unless option on" oneof:"keep,drop" default:"keep"`
+	Loops  string   `option:"loops" usage:"loops, unless {on}" oneof:"keep,drop" default:"keep"`
 	On     bool     `option:"on" usage:"on" also:"enable"`
 	Dim    int      `option:"dim" usage:"dim"`
 	Nodes  int64    `option:"nodes" usage:"nodes"`

@@ -7,6 +7,8 @@ package errs
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 )
 
 // Class is the cause of a failure. Its value is the exit code of heliosctl.
@@ -24,14 +26,32 @@ const (
 type classed struct {
 	class Class
 	err   error
+	// format and args made err where they name options; a reader of the error may have other names.
+	format string
+	args   []any
 }
 
 func (e *classed) Error() string { return e.err.Error() }
 func (e *classed) Unwrap() error { return e.err }
 
-// New makes an error of a class from a format, which may use %w.
+// New makes an error of a class from a format, which may use %w and name options (Key).
 func New(c Class, format string, args ...any) error {
-	return &classed{c, fmt.Errorf(format, args...)}
+	e := &classed{class: c, err: fmt.Errorf(format, args...)}
+	if slices.ContainsFunc(args, isKey) {
+		e.format, e.args = format, args
+	}
+	return e
+}
+
+// Errorf adds words to an error, whose class stays; the format may use %w and name options.
+func Errorf(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return New(ClassOf(err), format, args...)
+}
+
+func isKey(arg any) bool {
+	_, is := arg.(Key)
+	return is
 }
 
 // With attaches a class to err; nil stays nil.
@@ -39,7 +59,7 @@ func With(c Class, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &classed{c, err}
+	return &classed{class: c, err: err}
 }
 
 // ClassOf returns the outermost class of err, Failed when it has none, and 0 for nil.
@@ -55,13 +75,61 @@ func ClassOf(err error) Class {
 }
 
 // Key is an option of a library's configuration, by the name that configuration files and flags
-// give it. Written into a message it reads "option cpu-cache"; the command line turns that into the
-// flag (cli.NameFlags), so that a library's text is right for callers that have no flags.
+// give it. Written into a message it reads "option cpu-cache". An error keeps its keys, so that the
+// command line writes them as flags (Text): a library's text is right for callers without flags.
 //
 //	errs.New(errs.Usage, "%v %d is below %v %d", errs.Key("cpu-cache"), a, errs.Key("batch-size"), b)
 type Key string
 
 func (k Key) String() string { return "option " + string(k) }
+
+// Text returns the text of an error with its keys as name writes them.
+func Text(err error, name func(Key) string) string {
+	if err == nil {
+		return ""
+	}
+	text := err.Error()
+	if c, is := err.(*classed); is && c.args != nil {
+		args := slices.Clone(c.args)
+		for i, a := range args {
+			switch a := a.(type) {
+			case Key:
+				args[i] = name(a)
+			case error:
+				args[i] = Text(a, name)
+			}
+		}
+		return fmt.Sprintf(strings.ReplaceAll(c.format, "%w", "%v"), args...)
+	}
+	for _, inner := range causes(err) {
+		if was, is := inner.Error(), Text(inner, name); is != was {
+			text = strings.Replace(text, was, is, 1)
+		}
+	}
+	return text
+}
+
+// Names reports whether an error names an option.
+func Names(err error, key Key) bool {
+	if c, is := err.(*classed); is && slices.ContainsFunc(c.args,
+		func(a any) bool { return a == any(key) }) {
+		return true
+	}
+	return slices.ContainsFunc(causes(err), func(e error) bool { return Names(e, key) })
+}
+
+// causes are the errors that an error wraps.
+func causes(err error) []error {
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		if inner := e.Unwrap(); inner != nil {
+			return []error{inner}
+		}
+	case interface{ Unwrap() []error }:
+		return e.Unwrap()
+	}
+	return nil
+}
 
 // Flag is the option as heliosctl's command line spells it, for whole commands that a person
 // copies. Messages that speak of the option use String.

@@ -9,6 +9,7 @@ import (
 
 	"helios/cache"
 	"helios/cache/policy"
+	"helios/gnn"
 	"helios/internal/hardware"
 	"helios/internal/rowtype"
 	"helios/sched/plan"
@@ -28,7 +29,9 @@ func TestDirectoryTime(t *testing.T) {
 				fmt.Fprintf(&table, "\n| %s | %s | %v |", name, rule, window)
 				last, trips, launches := 0.0, 0.0, 0
 				for _, rows := range []int64{1_000, 10_000, 100_000, 1_000_000} {
-					w := NewKernels(&g.Ops, plan.Config{Fanouts: []int{1}, Model: "sage"}, 128,
+					w := NewKernels(&g.Ops,
+						plan.Config{ModelSettings: gnn.ModelSettings{Model: "sage"},
+							Fanouts: []int{1}}, 128,
 						rowtype.Float32, 2, false)
 					w.Directory = &cache.GPUSets{Policy: rule, Sets: 312_500, SSDs: 12,
 						Window: window, SMs: int64(g.SMs.Int())}

@@ -132,7 +132,7 @@ func NewKernels(ops *hardware.Ops, cfg plan.Config, dim int, t rowtype.Type, cla
 	if wideIDs {
 		w.idBytes = 8
 	}
-	w.shape = cfg.Network()
+	w.shape = cfg.ModelConfig()
 	w.shape.InDim, w.shape.Classes = dim, classes
 	for l := range cfg.Fanouts {
 		w.params += w.shape.LayerFloats(l)

@@ -4,9 +4,7 @@
 package plan
 
 import (
-	"errors"
 	"fmt"
-	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +16,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/options"
 	"helios/internal/rowtype"
 	"helios/internal/timeline"
 	"helios/internal/units"
@@ -59,9 +58,8 @@ const DefaultDirectory = policy.InSets
 // bypass, Belady 1966): these are sampled before the first of them trains.
 const PolicyBelady = policy.Belady
 
-// SuperbatchOptions are the keys of the options that mean something under PolicyBelady alone.
-var SuperbatchOptions = []string{"superbatch", "superbatch-overlap", "superbatch-dir",
-	"superbatch-disk"}
+// SuperbatchOptions returns the keys of the options that mean something under PolicyBelady alone.
+func SuperbatchOptions() []string { return options.Names(&SuperbatchSettings{}) }
 
 // Checks says whether what is read from SSDs is held against checksums.
 type Checks int8
@@ -84,15 +82,6 @@ const StackNone = "none"
 // MaxEpochs is the most epochs of a run: the numbers from there on key other uses of sampling.
 const MaxEpochs = 1 << 20
 
-// MaxShards is the most mini-batches of an optimiser step.
-const MaxShards = 1 << 16
-
-// MaxReplicas is the most devices that train.
-const MaxReplicas = 64
-
-// maxWindow is the deepest window: each batch in it keeps its sample in memory.
-const maxWindow = 64
-
 // The accepted values of the fields of these names, for usage text.
 var (
 	Stacks     = gpuio.StackNames(nil)
@@ -102,196 +91,193 @@ var (
 	Tunes      = []string{TuneOff, TuneQuick, TuneFull}
 )
 
-// Config is a training run. Its zero values mean the defaults given here.
+// Config is a training run: its settings, and what a caller hands over beside them. Zero values
+// mean the defaults. The tags of a setting are its only declaration: flag, YAML key, help, checks,
+// and what a checkpoint keeps (package options). SetOption reads the few texts that say more.
 //
-// Large: a field for each option of a run, which callers set by name.
+// Large: a field for each setting of a run, which callers set by name.
 type Config struct {
-	Mode string // one of ModeNames; DefaultMode
+	Mode string `option:"mode" group:"Data path" common:"yes" use:"setting" oneof:"@modes" shown:"helios" usage:"data path"`
 
 	// filled: defaults are in, so that zero values are meant.
 	filled bool
 
-	// What is computed: these decide the parameters that come out.
-	Model   string // one of gnn.Archs; gnn.DefaultArch
-	Fanouts []int  // 10,10; hop 1 first; -1 takes every neighbour; one model layer per hop
-	Batch   int    // seed nodes in a mini-batch; 1024
-	// Shards is how many mini-batches that follow each other a step of the optimiser covers; 1.
-	Shards  int // by Replicas
-	Hidden  int // 128
-	LR      float64
-	Dropout float64 // 0; of hidden activations
-	// FeatureDropout is the share of the input features that a step of training drops; 0.
-	FeatureDropout float64
-	WeightDecay    float64 // 0
-	LearnEps       bool    // of gin: ε is learned, else 0
-	Heads          int     // of gat; 0: 8
-	OutHeads       int     // of gat, in its last layer; 0: Heads
-	Activation     string  // one of gnn.Activations
-	Norm           string  // one of gnn.Norms
-	Residual       bool    // a layer's input is added to its sums
-	Optimizer      string  // one of gnn.Optimizers
-	// AttentionDropout is the share of the edges' attention that a step of training drops (gat); 0.
-	AttentionDropout float64
-	Seed             uint64 // 1
-	SeedZero         bool   // the seed is 0, not its default
-	Epochs           int    // 1
-	// SampleEpochs is how many epochs' samples there are at a time, which training goes round; 0:
-	// each epoch has its own. After every RefreshEvery epochs (0: SampleEpochs), the Refresh oldest
-	// are replaced.
-	SampleEpochs, Refresh, RefreshEvery int
+	// The settings of these groups decide the parameters that come out.
+	gnn.ModelSettings
+	// Fanouts are the neighbours of each hop, one model layer per hop; -1 takes every neighbour.
+	Fanouts []int `option:"fanout" group:"Model" common:"yes" ints:"-1" shown:"10,10" print:"yes" arg:"F1,F2,…" usage:"neighbours sampled per hop F1,F2,…, the seeds' first; -1 takes all; one layer per hop"`
+	Batch   int   `option:"batch-size" group:"Model" common:"yes" positive:"yes" range:"1..16777216" print:"yes" usage:"seed nodes in a mini-batch"`
+	// Sampler is the name of a graph.Method; its Fanouts are what that counts.
+	Sampler string `option:"sampler" group:"Model" use:"setting" oneof:"@samplers" shown:"neighbor" print:"yes" omit:"neighbor" usage:"how mini-batches are drawn ({@sampler-summaries}; {fanout} counts that)"`
+	// BatchDependency is graph.SamplerConfig.Dependency.
+	BatchDependency int `option:"batch-dependency" group:"Model" positive:"yes" shown:"1" print:"yes" omit:"1" usage:"batches that keep a node's random number ({sampler} {@dependent-samplers}): each next one has one number in so many anew, and needs fewer rows that the last did not; 1: each draws for itself; changes results"`
+	EpochSettings
+	Optimizer   string  `option:"optimizer" group:"Model" use:"setting" oneof:"@optimizers" print:"yes" omit:"adam" usage:"optimiser; adamw decays weights apart from the gradient"`
+	LR          float64 `option:"lr" group:"Model" common:"yes" positive:"yes" range:"0.." print:"yes" usage:"Adam's learning rate"`
+	WeightDecay float64 `option:"weight-decay" group:"Model" range:"0.." print:"yes" usage:"L2 penalty; with {optimizer} adamw the share that a step takes from each weight, times {lr}"`
+	// Shards is the number of mini-batches that a step of the optimiser covers, one after another.
+	Shards   int    `option:"shards" group:"Model" positive:"yes" range:"1..65536" shown:"as {replicas}, 1" arg:"V" print:"yes" omit:"1" usage:"mini-batches that a step of Adam covers V: its gradient is the mean over all their labelled seeds; changes results"`
+	Seed     uint64 `option:"seed" group:"Model" common:"yes" print:"yes" usage:"seed of all random choices; equal seeds give equal parameters in every mode"`
+	SeedZero bool   // the seed is 0, not its default
+	Epochs   int    `option:"epochs" group:"Model" common:"yes" positive:"yes" range:"1..1048576" usage:"passes over the training nodes"`
+	MegaSettings
+	// Precision and BLAS change results by rounding.
+	Precision string `option:"precision" group:"Data path" use:"setting" oneof:"@precisions" usage:"of the model's products; bf16 rounds their factors, tf32 too, on a GPU only"`
+	BLAS      string `option:"blas" group:"Data path" words:"off,auto" arg:"PATH" usage:"who computes products on a GPU: off (our kernels), auto (cuBLAS where it is installed) or the PATH of libcublas"`
 
-	// How it is computed: these never change a result.
-	IOStack  string // by mode
-	Pipeline string // by mode
-	// share or bytes of the features in the device's memory; by mode; NoCache for none
-	GPUCache units.Budget
-	// GPUCacheAuto sets GPUCache on a GPU: what its memory has free less what the run needs,
-	// measured. The host device, whose memory is the CPU's, takes 5% then.
-	GPUCacheAuto bool
-	CPUCache     units.Budget // the same in pinned CPU memory; inmem takes every row instead
-	Depth        int          // mini-batches prepared ahead under prefetch and deep; 2
-	Presample    int          // epochs of sampling that count accesses to place rows; 4
-	Workers      int          // threads of the cpu stack; the device's SMs
-	// thread blocks of the I/O kernels; 32, sync: as many as the device keeps resident
-	Blocks      int
-	QueueDepth  int // reads outstanding per SSD; the stack's default
-	ReadTimeout time.Duration
-	ReadRetries int    // -1 for none; the stack's default
-	ReadResets  int    // controller resets before an SSD is given up, -1 for none; 3
-	CPUEngine   string // io_uring or pread, for the cpu stack
-	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs: 0
+	// The others never change a result.
+	IOStack  string `option:"io-stack" group:"Data path" common:"yes" use:"setting" oneof:"@stacks" usage:"who reads the SSDs"`
+	Pipeline string `option:"pipeline" group:"Data path" use:"setting" oneof:"@pipelines" usage:"what overlaps ({@pipeline-summaries})"`
+	// Workers are the threads of the cpu stack, too.
+	Workers int `option:"workers" group:"Data path" common:"yes" positive:"yes" shown:"one per CPU" usage:"worker slots of the host device, and threads of the cpu stack"`
+	// Blocks is 32 by default; under sync, as many as the device keeps resident.
+	Blocks     int `option:"io-blocks" group:"Data path" positive:"yes" range:"1..65536" shown:"32; sync: a full grid" usage:"thread blocks of each I/O kernel"`
+	QueueDepth int `option:"depth" group:"Data path" positive:"yes" range:"1..65535" shown:"256" usage:"reads in flight per SSD"`
+	// Depth is of the pipelines that prepare mini-batches ahead.
+	Depth       int           `option:"prefetch-depth" group:"Data path" positive:"yes" range:"1..64" usage:"mini-batches prepared ahead"`
+	ReadTimeout time.Duration `option:"read-timeout" group:"Data path" shown:"the stack's" arg:"TIME" usage:"TIME after which a read is aborted and tried again"`
+	// ReadRetries and ReadResets are -1 for none.
+	ReadRetries int `option:"read-retries" group:"Data path" range:"-1.." zero:"-1" shown:"the stack's" usage:"how often a failed read is tried again; -1 for never"`
+	ReadResets  int `option:"on-ssd-failure" group:"Data path" text:"yes" shown:"retry=3" usage:"when an SSD hangs or fails and new queues did not help: \"stop\", or \"retry=N\": reset its controller up to N times in the run, then stop"`
+	// CoalesceBytes is the most that one command reads for rows on equal and adjacent LBAs: 0
 	// leaves it to the stack (async and cpu), negative is a command for each row.
-	CoalesceBytes int
-	// RowType is the type that the rows on the SSDs must have, by name; empty: whatever they have.
-	// On the virtual clock it is the type they are taken to have; empty: the dataset's.
-	RowType    string
-	CheckReads Checks // every row is held against the checksum that load has written
-	VerifyRows bool   // every row that was gathered is held against the dataset's feature function
-	SMs        SMBudget
-	// MemoryRung is where the I/O kernels' queues and data are (gpuio.Rungs); empty or "auto": the
-	// best that proves itself.
-	MemoryRung string
+	CoalesceBytes int `option:"coalesce" group:"Data path" text:"yes" shown:"auto" arg:"SIZE" usage:"one command for rows on equal and adjacent LBAs (async and cpu stacks): auto, off, or up to SIZE a command"`
+	// CheckReads holds every row against the checksum that load has written.
+	CheckReads Checks `option:"check-reads" group:"Data path" use:"setting" shown:"on, where load has written checksums" usage:"hold every row and page that is read from SSDs against its checksum; read it again, then stop, where they differ; {no-check-reads} does not"`
+	VerifyRows bool   `option:"verify-rows" group:"Data path" use:"setting" usage:"hold every row that a mini-batch has gathered, from wherever, against the dataset's feature function (generate {feature-fn}); stop at the first wrong one"`
+	// RowType is the type that the rows on the SSDs must have; empty: whatever they have. On the
+	// virtual clock it is the type that they are taken to have; empty: the dataset's.
+	RowType    string   `option:"row-dtype" group:"Data path" use:"setting" offers:"@row-types" shown:"whatever is there" arg:"TYPE" usage:"stop unless the SSDs hold rows of TYPE ({@row-types}; load {row-dtype} makes them); with {clock} virtual, the type they are taken to have"`
+	CPUEngine  string   `option:"cpu-engine" group:"Data path" use:"setting" oneof:"io_uring,pread" shown:"the best there is" usage:"how the cpu stack reads"`
+	SMs        SMBudget `option:"sm-budget" group:"Data path" shown:"all; on a GPU io has as many SMs as hold the blocks of {io-blocks}" arg:"OP=N,…" usage:"most thread blocks at once per operator OP=N,… (sample, lookup, io, gather, train); on a GPU SMs, in steps of its green contexts, where the driver has them"`
+	MemoryRung string   `option:"memory-rung" group:"Data path" use:"setting" oneof:"@rungs" usage:"where the I/O kernels' queues and data are on a GPU; auto takes the best that a pattern read both ways proves"`
+
+	// The tiers of the feature cache. GPUCacheAuto sets GPUCache on a GPU: what its memory has free
+	// less what the run needs, measured. NoCache is none, whatever the mode has.
+	GPUCache     units.Budget `option:"gpu-cache" group:"Tiers" common:"yes" arg:"BUDGET" usage:"BUDGET of the device memory tier, as 256MiB or as a share of the features; auto: on a GPU what is free there less what the run needs, measured; 5% on the host device"`
+	GPUCacheAuto bool
+	CPUCache     units.Budget `option:"cpu-cache" group:"Tiers" common:"yes" arg:"BUDGET" usage:"BUDGET of the CPU memory tier"`
 	// Policy of the GPU tier: PolicyStatic, PolicyBelady, which is of the CPU tier too, or one of
-	// policy.Online(); empty: by mode.
-	Policy string
+	// policy.Online().
+	Policy string `option:"policy" group:"Tiers" common:"yes" use:"setting" oneof:"@policies" usage:"what the GPU tier keeps ({@policy-summaries})"`
+	SuperbatchSettings
+	PackedSettings
+	PagesOn string `option:"pages-on" group:"Tiers" use:"setting" oneof:"@page-places" shown:"folder" usage:"where their pages are (folder: that of {packed} or {parted}; ssds: the bound SSDs, behind the features)"`
+	// Unpacked: nothing is laid out in a mode that does so, as in evaluation, whose samples are its
+	// own.
+	Unpacked bool
+	DynamicSettings
+	// Hotness is what places the static tiers: one of Hotnesses, or a file's path. HotnessDir is
+	// where it is kept and found again; empty: the dataset's folder hotness; NoFolder: nowhere.
+	Hotness    string `option:"hotness" group:"Tiers" use:"input" words:"@hotnesses" arg:"FILE" usage:"what rows are placed by: {@hotnesses}, or a FILE of node numbers, hottest first (.npy or text)"`
+	Presample  int    `option:"presample-epochs" group:"Tiers" positive:"yes" range:"1..1024" usage:"epochs sampled beforehand to find the hottest rows ({hotness} presample)"`
+	HotnessDir string `option:"hotness-dir" group:"Tiers" use:"aside" words:"off" shown:"the dataset's folder hotness" arg:"DIR" usage:"DIR that keeps hotness for later runs of the same graph and batches; off for none"`
+	Topology   string `option:"topology" group:"Tiers" use:"setting" oneof:"@topologies" usage:"where the neighbour lists are: in memory, or read as they are needed, through a cache of lists"`
+	// NeighborShared sets NeighborCache: its memory is the CPU tier's. While a superbatch is
+	// sampled the neighbour cache has all of CPUCache, while one trains the CPU tier has. Under
+	// SuperbatchOverlap both are there at once, and each has a half. By mode.
+	NeighborCache  units.Budget `option:"neighbor-cache" group:"Tiers" shown:"with {topology} ssd 10%, in ginex shared" arg:"BUDGET" usage:"BUDGET of CPU memory for the lists of hot nodes, a size or a share of the topology; shared: that of {cpu-cache}, which the lists have while a superbatch is sampled and rows while one trains (with {superbatch-overlap} each has half)"`
+	NeighborShared bool
+
+	// Replicas never change a result by themselves, but Shards is as many where it is left out.
+	Replicas int `option:"replicas" group:"Replicas" positive:"yes" range:"1..64" shown:"1" arg:"Q" usage:"devices that train with copies of the model Q: GPUs from {device} on, or host devices that share {workers}; at equal {shards} (without it: as many) the parameters are the same"`
+	// Reduce is who adds the replicas' gradients. NCCL's sums may differ from the tree's in their
+	// last bits.
+	Reduce string `option:"reduce" group:"Replicas" words:"tree" shown:"tree" arg:"PATH" usage:"who adds the gradients of {replicas}: tree (ours, to the bit as one device does), nccl (NVIDIA's NCCL where it is installed, GPUs only, not bit-exact) or the PATH of libnccl"`
+
+	// Checkpoints.
+	CheckpointDir   string `option:"checkpoint" group:"Run" common:"yes" use:"aside" arg:"DIR" usage:"DIR for the checkpoint, written after each epoch and on Ctrl-C"`
+	CheckpointEvery int    `option:"checkpoint-every" group:"Run" use:"aside" range:"0..2147483647" arg:"N" usage:"also write it after every N mini-batches, at the end of their step of {shards}"`
+	Resume          bool   `option:"resume" group:"Run" common:"yes" use:"aside" usage:"go on from the checkpoint in {checkpoint}, to the bit where {kernels} is as it was; start where there is none"`
+	// NoEval skips validation and test; the best epoch is then the last.
+	NoEval bool   `option:"no-eval" group:"Run" use:"setting" usage:"skip validation and test"`
+	Tune   string `option:"tune" group:"Run" use:"setting" oneof:"@tunes" usage:"measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result"`
+	Trace  string `option:"trace" group:"Run" use:"aside" arg:"FILE" usage:"record which rows each mini-batch needs in FILE, for \"cache replay\" and \"cache plan\""`
+	// OtherDataset lets Evaluate and Predict use a checkpoint of another dataset.
+	OtherDataset bool `option:"other-dataset" group:"Model" use:"setting" usage:"use a checkpoint of another dataset, whose training nodes may be test nodes of this one"`
+
+	// Overwrite lets another run's checkpoint and a trace that is there be replaced.
+	Overwrite bool
+	// Run is the identity of a new run, which its checkpoint keeps; may be empty. A resumed run has
+	// its checkpoint's.
+	Run string
+	// LastParameters has Evaluate and Predict take the parameters that training stopped with
+	// instead of the best epoch's.
+	LastParameters bool
+	// Rank and Ranks are this process's place among those that train together; 0 and 1. Where
+	// Shards is left out it is as many, times Replicas.
+	Rank, Ranks int
+	// OpTimeout bounds each single wait for an operator; 5 minutes.
+	OpTimeout time.Duration
+	// Timeline, where given, gets a span for each operator of each batch.
+	Timeline *timeline.Recorder
+	// OnRows sees the rows that a batch is about to train on: rows holds len(nodes)*dim
+	// values. Both are valid during the call. It runs on the training goroutine.
+	OnRows func(nodes []int64, rows []float32)
+	// OnBatch sees each batch of training before it trains, in order. The epoch counts from 0.
+	OnBatch func(epoch, index int, mb *graph.MiniBatch)
+}
+
+// EpochSettings say which epochs share samples: there are SampleEpochs epochs' samples at a time,
+// which training goes round; 0: each epoch has its own. After every RefreshEvery epochs (0:
+// SampleEpochs), the Refresh oldest are replaced.
+type EpochSettings struct {
+	SampleEpochs int `option:"sample-epochs" group:"Model" positive:"yes" range:"1..1048576" shown:"each epoch has its own" print:"yes" omit:"0" arg:"E" usage:"train in turns on the samples of E epochs; changes results"`
+	Refresh      int `option:"refresh" group:"Model" positive:"yes" range:"1.." shown:"none" print:"yes" omit:"0" arg:"K" usage:"the K oldest of {sample-epochs} that are sampled anew each time; changes results"`
+	RefreshEvery int `option:"refresh-every" group:"Model" positive:"yes" range:"1.." shown:"as {sample-epochs}" print:"yes" omit:"0" arg:"N" usage:"epochs of training N from one {refresh} to the next; changes results"`
+}
+
+// SuperbatchSettings are of tiers that know the mini-batches to come.
+type SuperbatchSettings struct {
 	// Superbatch is how many mini-batches PolicyBelady knows at once; 0: what memory and disk have
 	// room for. SuperbatchOverlap: the next ones are sampled while those train.
-	Superbatch        int
-	SuperbatchOverlap bool
-	// SuperbatchDir is the folder on whose file system their samples are, in files without a name;
-	// empty: the dataset's. SuperbatchDisk bounds their bytes; 0: a quarter of what is free.
-	SuperbatchDir  string
-	SuperbatchDisk int64
+	Superbatch        int  `option:"superbatch" group:"Tiers" named:"auto=0" positive:"yes" range:"1.." shown:"auto" arg:"N" usage:"mini-batches N that {policy} belady samples and knows at once; auto: what memory and disk have room for"`
+	SuperbatchOverlap bool `option:"superbatch-overlap" group:"Tiers" use:"setting" usage:"sample the next superbatch while one trains"`
+	// SuperbatchDir is the folder on whose file system their samples are; empty: the dataset's.
+	// SuperbatchDisk bounds their bytes; 0: a quarter of what is free.
+	SuperbatchDir  string `option:"superbatch-dir" group:"Tiers" use:"aside" shown:"the dataset's folder" arg:"FOLDER" usage:"FOLDER on whose file system the samples of superbatches are, in files without a name"`
+	SuperbatchDisk int64  `option:"superbatch-disk" group:"Tiers" size:"" positive:"yes" range:"0.." shown:"a quarter of what is free" arg:"BYTES" usage:"most BYTES that they take there"`
 	// Superbatches has mini-batches sampled a superbatch at a time under PolicyStatic, too: the
 	// tiers find the rows that they hold and change none. By mode.
 	Superbatches bool
 	// SuperbatchFill has the rows that come first read before a superbatch begins, as Ginex does;
 	// else rows come in as they are needed. By mode.
 	SuperbatchFill bool
-	// PackedDir is the folder of mini-batches that are laid out before training; empty: beside the
-	// dataset. DiskBudget bounds their bytes; zero: three times the features. Segment is how many
-	// of them share a disk cache; 0: what is best under the budget. PagesOn is one of PagePlaces;
-	// empty: the folder. Unpacked: there are none in a mode that has them, as in evaluation, whose
-	// samples are its own.
-	PackedDir  string
-	DiskBudget DiskBudget
-	Segment    int
-	PagesOn    string
-	Unpacked   bool
-	// Of mega-batches. Parts is how many parts the graph has, 0: by the size of its features;
-	// PartitionFile says which node is in which, empty: they are made; StaticNodes is the share of
-	// the nodes, those of the highest out-degree, that are in every mega-batch; MegaBatch is how
-	// many parts that has; Passes is how often a mega-batch trains before the next, or PassesAuto;
-	// PartOrder is one of PartOrders, LoadAhead one of LoadAheads. These change results, but for
-	// the last. PartedDir is the folder of the parts; empty: beside the dataset.
-	Parts         int
-	PartitionFile string
-	StaticNodes   Share
-	MegaBatch     MegaSize
-	Passes        int
-	PartOrder     string
-	LoadAhead     string
-	PartedDir     string
-	// CacheLine is the bytes of a line of a dynamic GPU tier, or LineRow; 0: by mode (bam and gids
-	// 4096, else a row).
-	CacheLine int64
-	// Directory is of a dynamic GPU tier: one of policy.Kinds.
-	Directory string
-	// Window is how many coming batches' lines a dynamic tier keeps (window buffer of GIDS); 0:
-	// none.
-	Window int
+}
+
+// PackedSettings are of mini-batches that are laid out on disk before training.
+type PackedSettings struct {
+	// PackedDir is their folder; empty: beside the dataset. DiskBudget bounds their bytes; zero:
+	// three times the features. Segment is how many of them share a disk cache; 0: what is best
+	// under the budget.
+	PackedDir  string     `option:"packed" group:"Tiers" use:"aside" shown:"packed in the dataset's folder" arg:"FOLDER" usage:"FOLDER of mini-batches that are laid out before training ({mode} {@packed-modes}); what is not there yet is prepared"`
+	DiskBudget DiskBudget `option:"disk-budget" group:"Tiers" shown:"3x" arg:"SIZE" usage:"room that their pages may take: a SIZE, or a multiple of the features such as 5x"`
+	Segment    int        `option:"segment" group:"Tiers" positive:"yes" range:"1.." shown:"searched for" usage:"mini-batches that share a disk cache"`
+}
+
+// MegaSettings are of mega-batches. They change results, but for LoadAhead and PartedDir.
+type MegaSettings struct {
+	Parts         int      `option:"parts" group:"Mega-batches" positive:"yes" range:"1..1048576" shown:"4 to 64, by the size of the features" arg:"N" usage:"N parts that the graph is divided into ({mode} {@mega-modes}); changes results"`
+	PartitionFile string   `option:"partition" group:"Mega-batches" use:"input" shown:"made where the parts are" arg:"FILE" usage:"FILE that says which node is in which part (heliosctl partition)"`
+	StaticNodes   Share    `option:"static-nodes" group:"Mega-batches" shown:"2%, in marius none" arg:"SHARE" usage:"SHARE of the nodes, those of the highest out-degree, that are in every mega-batch; changes results"`
+	MegaBatch     MegaSize `option:"megabatch" group:"Mega-batches" shown:"what {cpu-cache} has room for" arg:"N" usage:"parts N that are in memory together, or a share of them such as 25%; changes results"`
+	// Passes is how often a mega-batch trains before the next, or PassesAuto.
+	Passes    int    `option:"passes" group:"Mega-batches" named:"auto=-1" positive:"yes" range:"1..1000" shown:"1" arg:"N" usage:"times N that a mega-batch trains before the next; auto: as often as loading one takes longer than training; changes results"`
+	PartOrder string `option:"part-order" group:"Mega-batches" use:"setting" oneof:"@part-orders" shown:"dispersed" usage:"how parts come together (dispersed: every epoch has all, in mega-batches that share none; sequential: those with the training nodes stay, and an epoch is one mega-batch of them and others; {mode} {@sequential-modes}); changes results"`
+	LoadAhead string `option:"load-ahead" group:"Mega-batches" use:"setting" oneof:"@load-aheads" shown:"on" usage:"load the next mega-batch while one trains: off has room for more parts"`
+	PartedDir string `option:"parted" group:"Mega-batches" use:"aside" shown:"parted-MODE in the dataset's folder" arg:"FOLDER" usage:"FOLDER of the parts ({mode} {@mega-modes}); what is not there yet is made"`
+}
+
+// DynamicSettings are of a GPU tier whose lines come and go by what was accessed.
+type DynamicSettings struct {
+	// CacheLine is the bytes of a line, or LineRow.
+	CacheLine int64  `option:"cache-line" group:"Tiers" named:"row=-1" size:"1" range:"512..1048576" shown:"4096 in bam and gids, else row" arg:"BYTES" usage:"what a dynamic GPU tier reads and keeps at once: lines of BYTES, or \"row\""`
+	Directory string `option:"directory" group:"Tiers" use:"setting" oneof:"@directories" shown:"sets" usage:"what knows where a dynamic GPU tier's lines are (sets: sets of 32 lines, each under {policy} by itself, worked on by all cores; queues: any line in any place, on one core)"`
+	// Window is how many coming batches' lines stay (window buffer of GIDS), 0 for none.
+	Window int `option:"window" group:"Tiers" range:"0..64" zero:"-1" usage:"coming mini-batches whose lines a dynamic GPU tier keeps (GIDS's window buffer), 0 for none"`
 	// Accumulate is the share of the SSDs' peak rate that merging the reads of coming batches aims
 	// at (accumulator of GIDS); 0: reads are not merged.
-	Accumulate float64
-	// Sampler is the name of a graph.Method; its Fanouts are what that counts. It changes results.
-	Sampler string
-	// BatchDependency is graph.SamplerConfig.Dependency; 0: 1. It changes results.
-	BatchDependency int
-	// Topology is TopologyMemory or TopologySSD; NeighborCache is the memory for the lists of hot
-	// nodes under the latter.
-	Topology      string
-	NeighborCache units.Budget
-	// NeighborShared sets NeighborCache: its memory is the CPU tier's. While a superbatch is
-	// sampled the neighbour cache has all of CPUCache, while one trains the CPU tier has. Under
-	// SuperbatchOverlap both are there at once, and each has a half. By mode.
-	NeighborShared bool
-	// Hotness is what places the static tiers: HotnessPresample, HotnessDegree, HotnessPageRank, or
-	// a file's path.
-	Hotness string
-	// HotnessDir is where it is kept and found again; empty: the dataset's folder hotness;
-	// NoFolder: nowhere.
-	HotnessDir string
-	// Tune lets the first batches choose budgets, depth and the accumulator's target.
-	Tune string
-	// Trace is a file for the run's accesses ("cache replay"); empty: none.
-	Trace string
-	// Overwrite lets another run's checkpoint and a trace that is there be replaced.
-	Overwrite bool
-	// Run is the identity of a new run, which its checkpoint keeps; may be empty. One that goes on
-	// has its checkpoint's.
-	Run string
-	// LastParameters has Evaluate and Predict take the parameters that training stopped with
-	// instead of the best epoch's.
-	LastParameters bool
-	// OtherDataset lets them use a checkpoint on a dataset that it was not trained on.
-	OtherDataset bool
-	// Precision of the model's products (cuda.Precisions); empty: fp32. It changes results, by
-	// rounding.
-	Precision string
-	// BLAS computes the products on a GPU in place of our kernels: empty or "off", "auto" (where it
-	// is installed), or the library's path. It changes results, by rounding.
-	BLAS string
-
-	// OpTimeout bounds each single wait for an operator; 5 minutes.
-	OpTimeout time.Duration
-
-	// Timeline, where given, gets a span for each operator of each batch.
-	Timeline *timeline.Recorder
-
-	// Replicas is how many devices train, each with a copy of the model; 1. It never changes a
-	// result by itself, but Shards is as many where it is left out.
-	Replicas int
-	// Reduce is who adds the replicas' gradients: ReduceTree, ReduceNCCL, or the path of the
-	// latter's library. Its sums may differ from the tree's in their last bits.
-	Reduce string
-
-	// Rank and Ranks are this process's place among those that train together; 0 and 1. Where
-	// Shards is left out it is as many, times Replicas.
-	Rank, Ranks int
-
-	// Checkpoints.
-	CheckpointDir   string // none are written when empty
-	CheckpointEvery int    // also after every so many batches; 0 = at the end of epochs only
-	Resume          bool   // go on from CheckpointDir's checkpoint, where there is one
-
-	// NoEval skips validation and test; the best epoch is then the last.
-	NoEval bool
-
-	// OnRows sees the rows that a batch is about to train on: rows holds len(nodes)*dim
-	// values. Both are valid during the call. It runs on the training goroutine.
-	OnRows func(nodes []int64, rows []float32)
-	// OnBatch sees each batch of training before it trains, in order. The epoch counts from 0.
-	OnBatch func(epoch, index int, mb *graph.MiniBatch)
+	Accumulate float64 `option:"accumulate" group:"Tiers" share:"yes" below:"1" zero:"-1" arg:"SHARE" usage:"merge the reads of coming mini-batches until they reach this SHARE of the SSDs' peak rate (GIDS's accumulator), 0 for never"`
 }
 
 // SMBudget is the most thread blocks that each operator's stream runs at once; 0 = all.
@@ -323,9 +309,7 @@ func (c *Config) fillCommon() {
 	orNumber(&c.Ranks, 1)
 	orNumber(&c.Shards, c.Replicas*c.Ranks)
 	orNumber(&c.Hidden, 128)
-	m := gnn.ModelConfig{Heads: c.Heads}
-	c.Arch().Default(&m)
-	c.Heads = m.Heads
+	c.Arch().Default(&c.ModelSettings)
 	orText(&c.Activation, gnn.DefaultActivation)
 	orText(&c.Norm, gnn.NoNorm)
 	orText(&c.Optimizer, gnn.DefaultOptimizer)
@@ -584,86 +568,74 @@ func (c Config) Arch() gnn.Arch {
 
 // check refuses what can't be meant in c, which is filled; each error names the option.
 func (c Config) check() error {
-	oneOf := func(key, v string, all []string) error {
-		if !slices.Contains(all, v) {
-			return unknown(key, v, all)
-		}
-		return nil
-	}
 	mode, err := ModeOf(c.Mode)
 	if err != nil {
 		return err
 	}
-	for _, e := range []error{
-		oneOf("pipeline", c.Pipeline, PipelineNames(nil)),
-		oneOf("io-stack", c.IOStack, Stacks),
-		oneOf("model", c.Model, gnn.Archs()),
-		oneOf("sampler", c.Sampler, Samplers),
-		oneOf("topology", c.Topology, Topologies),
-		oneOf("tune", c.Tune, Tunes),
-	} {
-		if e != nil {
-			return e
+	if err := options.Check(&c); err != nil {
+		return err
+	}
+	for _, check := range []func() error{c.checkReading, c.checkFanouts, c.checkReplicas,
+		c.checkEpochs, c.checkTiers} {
+		if err := check(); err != nil {
+			return err
 		}
 	}
+	if mode.Check != nil {
+		if err := mode.Check(c); err != nil {
+			return err
+		}
+	}
+	if err := c.checkModel(); err != nil {
+		return err
+	}
+	if c.Resume && c.CheckpointDir == "" {
+		return errs.New(errs.Usage, "%v needs %v DIR, the folder to go on from",
+			errs.Key("resume"), errs.Key("checkpoint"))
+	}
+	return c.checkBudgets()
+}
+
+// checkReading refuses what the stack that reads can't do.
+func (c Config) checkReading() error {
 	if c.RowType != "" {
 		if _, err := rowtype.Parse(c.RowType); err != nil {
-			return fmt.Errorf("option row-dtype: %w", err)
+			return errs.Errorf("%v: %w", errs.Key("row-dtype"), err)
 		}
 	}
 	if share := func(s *gpuio.Stack) bool { return s.Coalesces }; c.CoalesceBytes > 0 &&
 		!share(c.Stack()) {
 		return errs.New(errs.Usage,
-			"option coalesce: stack %s reads each row by itself; leave it out, or use option io-stack %s",
-			c.IOStack, strings.Join(gpuio.StackNames(share), " or "))
+			"%v: stack %s reads each row by itself; leave it out, or use %v %s",
+			errs.Key("coalesce"), c.IOStack, errs.Key("io-stack"),
+			strings.Join(gpuio.StackNames(share), " or "))
 	}
-	if c.Precision != "" {
-		if err := oneOf("precision", c.Precision, cuda.Precisions()); err != nil {
-			return err
-		}
+	if rung := c.MemoryRung; rung != "" && rung != gpuio.RungAuto && !c.Queued() {
+		return errs.New(errs.Usage,
+			"%v %s: stack %s has no queues in memory of ours; leave it out, or use %v async or sync",
+			errs.Key("memory-rung"), rung, c.IOStack, errs.Key("io-stack"))
 	}
-	if rung := c.MemoryRung; rung != "" && rung != gpuio.RungAuto {
-		if err := oneOf("memory-rung", rung, append([]string{gpuio.RungAuto},
-			gpuio.Rungs()...)); err != nil {
-			return err
-		}
-		if !c.Queued() {
-			return errs.New(errs.Usage,
-				"option memory-rung %s: stack %s has no queues in memory of ours; leave it out, or use option io-stack async or sync",
-				rung, c.IOStack)
-		}
-	}
+	return nil
+}
+
+// checkFanouts refuses numbers of neighbours that no hop can have.
+func (c Config) checkFanouts() error {
 	for _, f := range c.Fanouts {
 		if f == 0 || f < -1 {
 			return errs.New(errs.Usage,
-				"option fanout %v: %d is not a number of neighbours; give at least 1, or -1 for all",
-				c.Fanouts, f)
+				"%v %v: %d is not a number of neighbours; give at least 1, or -1 for all",
+				errs.Key("fanout"), c.Fanouts, f)
 		}
 	}
 	if len(c.Fanouts) > 8 {
-		return errs.New(errs.Usage, "option fanout names %d hops; at most 8 are supported",
-			len(c.Fanouts))
+		return errs.New(errs.Usage, "%v names %d hops; at most 8 are supported",
+			errs.Key("fanout"), len(c.Fanouts))
 	}
-	for _, n := range []struct {
-		flag      string
-		v, lo, hi int
-	}{
-		{"batch-size", c.Batch, 1, 1 << 24},
-		{"shards", c.Shards, 1, MaxShards},
-		{"replicas", c.Replicas, 1, MaxReplicas},
-		{"hidden", c.Hidden, 1, 1 << 16},
-		{"epochs", c.Epochs, 1, MaxEpochs},
-		{"prefetch-depth", c.Depth, 1, 64},
-		{"presample-epochs", c.Presample, 1, 1 << 10},
-		{"io-blocks", c.Blocks, 0, 1 << 16},
-		{"depth", c.QueueDepth, 0, 1 << 16},
-		{"checkpoint-every", c.CheckpointEvery, 0, math.MaxInt32},
-	} {
-		if n.v < n.lo || n.v > n.hi {
-			return errs.New(errs.Usage, "option %s %d is not between %d and %d", n.flag, n.v,
-				n.lo, n.hi)
-		}
-	}
+	return nil
+}
+
+// checkReplicas refuses what devices and processes that train together can't share.
+func (c Config) checkReplicas() error {
 	switch library := c.Reduce == ReduceNCCL || strings.Contains(c.Reduce, "/"); {
 	case c.Reduce == ReduceTree:
 	case !library:
@@ -683,129 +655,110 @@ func (c Config) check() error {
 			"%v %d: a step of %v %d has a mini-batch for %d of them; give at least as many shards, or fewer replicas",
 			errs.Key("replicas"), c.Replicas, errs.Key("shards"), c.Shards, c.Shards)
 	}
-	if err := c.checkEpochs(); err != nil {
-		return err
-	}
-	if err := c.checkCache(); err != nil {
-		return err
-	}
-	if mode.Check != nil {
-		if err := mode.Check(c); err != nil {
-			return err
-		}
-	}
-	if !(c.LR > 0) || math.IsInf(c.LR, 0) {
-		return errs.New(errs.Usage, "option lr %v is not a positive number", c.LR)
-	}
-	if !(c.Dropout >= 0 && c.Dropout < 1) {
-		return errs.New(errs.Usage, "option dropout %v is not in [0, 1)", c.Dropout)
-	}
-	if !(c.FeatureDropout >= 0 && c.FeatureDropout < 1) {
-		return errs.New(errs.Usage, "option feature-dropout %v is not in [0, 1)", c.FeatureDropout)
-	}
-	m := c.Network()
+	return nil
+}
+
+// checkModel refuses models and optimisers that there are not.
+func (c Config) checkModel() error {
+	m := c.ModelConfig()
 	if err := m.CheckKind(); err != nil {
 		return err
 	}
-	if _, err := gnn.Decoupled(c.Optimizer); err != nil {
-		return err
-	}
-	if !(c.WeightDecay >= 0) || math.IsInf(c.WeightDecay, 0) {
-		return errs.New(errs.Usage, "option weight-decay %v is not a number of at least 0",
-			c.WeightDecay)
-	}
-	if c.Resume && c.CheckpointDir == "" {
-		return errs.New(errs.Usage,
-			"option resume needs option checkpoint DIR, the folder to go on from")
-	}
+	_, err := gnn.Decoupled(c.Optimizer)
+	return err
+}
+
+// checkBudgets refuses tiers of no size.
+func (c Config) checkBudgets() error {
 	for _, b := range []struct {
-		flag string
-		v    units.Budget
+		key  errs.Key
+		size units.Budget
 	}{{"gpu-cache", c.GPUCache}, {"cpu-cache", c.CPUCache}, {"neighbor-cache", c.NeighborCache}} {
-		if b.v.Bytes < 0 || !(b.v.Percent >= 0 && b.v.Percent <= 100) {
-			return errs.New(errs.Usage, "option %s %v is not a size or a share of 0%% to 100%%",
-				b.flag, b.v)
+		if b.size.Bytes < 0 || !(b.size.Percent >= 0 && b.size.Percent <= 100) {
+			return errs.New(errs.Usage, "%v %v is not a size or a share of 0%% to 100%%", b.key,
+				b.size)
 		}
 	}
 	return nil
 }
 
 // unknown is the error of a value that an option does not take.
-func unknown(key, v string, all []string) error {
-	return errs.New(errs.Usage, "option %s %q is not known; choose one of %v", key, v, all)
+func unknown(key errs.Key, v string, all []string) error {
+	return errs.New(errs.Usage, "unknown %v %q; %s", key, v,
+		options.Meant(v, all, "choose one of "+strings.Join(all, ", ")))
 }
 
 // resident names the policies without lines that come and go by what was accessed.
 const resident = PolicyStatic + " and " + PolicyBelady
 
-// checkCache refuses parts of the dynamic tier, the accumulator and the sampler that can't go
-// together.
-func (c Config) checkCache() error {
+// checkTiers refuses parts of the tiers, the accumulator and the sampler that can't go together.
+func (c Config) checkTiers() error {
 	if p := policy.Find(c.Policy); p != nil && p.Offline != "" && !c.Planned() {
-		return errs.New(errs.Usage, "%v %s %s; for a run choose one of %v", errs.Key("policy"),
-			p.Name, p.Offline, Policies)
+		return refuseOffline(c.Policy)
 	}
-	if !slices.Contains(Policies, c.Policy) {
-		return errs.New(errs.Usage, "option policy %q is not known; choose one of %v", c.Policy,
-			Policies)
-	}
-	if err := errors.Join(c.checkSuperbatch(), c.checkShared()); err != nil {
-		return err
-	}
-	if err := c.checkPacked(); err != nil {
-		return err
-	}
-	if err := c.checkMega(); err != nil {
-		return err
-	}
-	switch {
-	case c.CacheLine != 0 && !c.Dynamic():
-		return errs.New(errs.Usage,
-			"option cache-line is of a GPU tier whose lines come and go; choose option policy other than %s, or leave it out",
-			resident)
-	case c.CacheLine != 0 && c.CacheLine != LineRow && (c.CacheLine < 512 || c.CacheLine > MaxLine):
-		return errs.New(errs.Usage, "option cache-line %d is not \"row\" or 512 to %d bytes",
-			c.CacheLine, MaxLine)
-	case c.Directory != "" && !c.Dynamic():
-		return errs.New(errs.Usage,
-			"option directory is of a GPU tier whose lines come and go; choose option policy other than %s, or leave it out",
-			resident)
-	case c.Directory != "" && !slices.Contains(policy.Kinds(), c.Directory):
-		return errs.New(errs.Usage, "option directory %q is not known; choose one of %v", c.Directory,
-			policy.Kinds())
-	case c.Window < 0 || c.Window > maxWindow:
-		return errs.New(errs.Usage, "option window %d is not between 0 and %d batches", c.Window,
-			maxWindow)
-	case c.Window > 0 && !c.Dynamic():
-		return errs.New(errs.Usage,
-			"option window %d keeps the lines of coming batches from eviction, and static tiers evict none; choose option policy other than %s, or leave it out",
-			c.Window, resident)
-	case !(c.Accumulate >= 0 && c.Accumulate < 1):
-		return errs.New(errs.Usage,
-			"option accumulate %v is not a share in [0, 1) of the SSDs' peak rate", c.Accumulate)
-	case c.Accumulate > 0 && !c.Dynamic():
-		return errs.New(errs.Usage,
-			"option accumulate merges the reads of several batches in the staging of a GPU tier whose lines come and go; choose option policy other than %s, or leave it out",
-			resident)
-	case c.Accumulate > 0 && c.Stack().Overlaps:
-		return errs.New(errs.Usage,
-			"option accumulate merges the reads of coming batches for stacks whose launches wait for their reads; stack %s has several sets in flight anyhow: leave it out, or use option io-stack %s",
-			c.IOStack, gpuio.StackSync)
-	case c.Accumulate > 0 && c.PerHop():
-		return errs.New(errs.Usage,
-			"option accumulate merges the reads of whole batches, option pipeline %s reads hop by hop; use another one: %s",
-			c.Pipeline, strings.Join(PipelineNames((*Pipeline).whole), ", "))
-	case c.Topology == TopologyMemory && (c.NeighborShared || c.NeighborCache.Bytes != 0 ||
-		c.NeighborCache.Percent != 0):
-		return errs.New(errs.Usage,
-			"option neighbor-cache is of a topology that stays on storage; use option topology %s, or leave it out",
-			TopologySSD)
+	for _, check := range []func() error{c.checkSuperbatch, c.checkShared, c.checkPacked,
+		c.checkMega, c.checkDynamic, c.checkAccumulate, c.checkTopology} {
+		if err := check(); err != nil {
+			return err
+		}
 	}
 	if check := c.Overlap().Check; check != nil {
 		if err := check(c); err != nil {
 			return err
 		}
 	}
+	return c.checkSampler()
+}
+
+// checkDynamic refuses settings of a tier whose lines come and go where there is none.
+func (c Config) checkDynamic() error {
+	if c.Dynamic() {
+		return nil
+	}
+	switch key := options.FirstSet(&c.DynamicSettings); key {
+	case "":
+		return nil
+	case "window":
+		return errs.New(errs.Usage,
+			"%v %d keeps the lines of coming batches from eviction, and static tiers evict none; choose %v other than %s, or leave it out",
+			errs.Key(key), c.Window, errs.Key("policy"), resident)
+	default:
+		return errs.New(errs.Usage,
+			"%v is of a GPU tier whose lines come and go; choose %v other than %s, or leave it out",
+			errs.Key(key), errs.Key("policy"), resident)
+	}
+}
+
+// checkAccumulate refuses reads that can't be merged.
+func (c Config) checkAccumulate() error {
+	switch {
+	case c.Accumulate == 0:
+		return nil
+	case c.Stack().Overlaps:
+		return errs.New(errs.Usage,
+			"%v merges the reads of coming batches for stacks whose launches wait for their reads; stack %s has several sets in flight anyhow: leave it out, or use %v %s",
+			errs.Key("accumulate"), c.IOStack, errs.Key("io-stack"), gpuio.StackSync)
+	case c.PerHop():
+		return errs.New(errs.Usage,
+			"%v merges the reads of whole batches, %v %s reads hop by hop; use another one: %s",
+			errs.Key("accumulate"), errs.Key("pipeline"), c.Pipeline,
+			strings.Join(PipelineNames((*Pipeline).whole), ", "))
+	}
+	return nil
+}
+
+// checkTopology refuses a cache of lists that are all in memory.
+func (c Config) checkTopology() error {
+	if c.Topology == TopologyMemory && (c.NeighborShared || c.NeighborCache != units.Budget{}) {
+		return errs.New(errs.Usage,
+			"%v is of a topology that stays on storage; use %v %s, or leave it out",
+			errs.Key("neighbor-cache"), errs.Key("topology"), TopologySSD)
+	}
+	return nil
+}
+
+// checkSampler refuses draws that the sampler can't make.
+func (c Config) checkSampler() error {
 	m := c.Method()
 	if n := c.BatchDependency; n < 1 || n > graph.MostDependency {
 		return errs.New(errs.Usage, "%v %d is not from 1 to %d batches",
@@ -828,25 +781,12 @@ func (c Config) checkCache() error {
 	return nil
 }
 
-// checkSuperbatch refuses what only tiers that know the future have, and what they can't have.
+// checkSuperbatch refuses what only tiers that know the future have.
 func (c Config) checkSuperbatch() error {
-	for i, given := range []bool{c.Superbatch != 0, c.SuperbatchOverlap, c.SuperbatchDir != "",
-		c.SuperbatchDisk != 0} {
-		if given && !c.Superbatched() {
-			return errs.New(errs.Usage,
-				"%v is of tiers that know the mini-batches to come; use %v %s, or leave it out",
-				errs.Key(SuperbatchOptions[i]), errs.Key("policy"), PolicyBelady)
-		}
-	}
-	switch {
-	case !c.Superbatched():
-		return nil
-	case c.Superbatch < 0:
-		return errs.New(errs.Usage, "%v %d is not a number of mini-batches", errs.Key("superbatch"),
-			c.Superbatch)
-	case c.SuperbatchDisk < 0:
-		return errs.New(errs.Usage, "%v %d is not a size", errs.Key("superbatch-disk"),
-			c.SuperbatchDisk)
+	if key := options.FirstSet(&c.SuperbatchSettings); key != "" && !c.Superbatched() {
+		return errs.New(errs.Usage,
+			"%v is of tiers that know the mini-batches to come; use %v %s, or leave it out",
+			errs.Key(key), errs.Key("policy"), PolicyBelady)
 	}
 	return nil
 }

@@ -15,14 +15,14 @@ import (
 
 func TestConfigRefusals(t *testing.T) {
 	for want, set := range map[string]func(*Config){
-		"option mode \"gpu\" is not known":   func(c *Config) { c.Mode = "gpu" },
-		"option pipeline \"x\" is not known": func(c *Config) { c.Pipeline = "x" },
-		"option io-stack \"x\" is not known": func(c *Config) { c.IOStack = "x" },
-		"option model \"mlp\" is not known":  func(c *Config) { c.Model = "mlp" },
-		"no multiple of 3 heads":             func(c *Config) { c.Model, c.Heads = "gat", 3 },
-		"options of model gat":               func(c *Config) { c.AttentionDropout = 0.5 },
-		"option of model gin":                func(c *Config) { c.LearnEps = true },
-		"option fanout [10 0]":               func(c *Config) { c.Fanouts = []int{10, 0} },
+		"unknown option mode \"gpu\"":   func(c *Config) { c.Mode = "gpu" },
+		"unknown option pipeline \"x\"": func(c *Config) { c.Pipeline = "x" },
+		"unknown option io-stack \"x\"": func(c *Config) { c.IOStack = "x" },
+		"unknown option model \"mlp\"":  func(c *Config) { c.Model = "mlp" },
+		"no multiple of 3 heads":        func(c *Config) { c.Model, c.Heads = "gat", 3 },
+		"options of model gat":          func(c *Config) { c.AttentionDropout = 0.5 },
+		"option of model gin":           func(c *Config) { c.LearnEps = true },
+		"option fanout [10 0]":          func(c *Config) { c.Fanouts = []int{10, 0} },
 		"option fanout names 9 hops": func(
 			c *Config) {
 			c.Fanouts = make([]int, 9)
@@ -124,10 +124,10 @@ func TestDynamicRefusals(t *testing.T) {
 	for want, set := range map[string]func(*Config){
 		"option superbatch is of tiers that know": func(c *Config) { c.Superbatch = 5 },
 		"option superbatch-dir is of tiers":       func(c *Config) { c.SuperbatchDir = "d" },
-		"option superbatch -1 is not a number": func(c *Config) {
+		"option superbatch -1 is below 1": func(c *Config) {
 			c.Policy, c.Superbatch = PolicyBelady, -1
 		},
-		"option superbatch-disk -1 is not a size": func(c *Config) {
+		"option superbatch-disk -1 is below 0": func(c *Config) {
 			c.Policy, c.SuperbatchDisk = PolicyBelady, -1
 		},
 		"option policy belady has no tier": func(c *Config) {
@@ -142,9 +142,9 @@ func TestDynamicRefusals(t *testing.T) {
 		"option neighbor-cache is of a topology that stays": func(c *Config) {
 			c.Policy, c.NeighborShared = PolicyBelady, true
 		},
-		"every row in memory":                func(c *Config) { c.Mode, c.Policy = ModeInmem, PolicyBelady },
-		"option policy \"arc\" is not known": func(c *Config) { c.Policy = "arc" },
-		"option cache-line is of":            func(c *Config) { c.CacheLine = 4096 },
+		"every row in memory":           func(c *Config) { c.Mode, c.Policy = ModeInmem, PolicyBelady },
+		"unknown option policy \"arc\"": func(c *Config) { c.Policy = "arc" },
+		"option cache-line is of":       func(c *Config) { c.CacheLine = 4096 },
 		"option cache-line 100 is not": func(
 			c *Config) {
 			c.Policy, c.CacheLine = policy.LRU, 100
@@ -192,9 +192,9 @@ func TestDynamicRefusals(t *testing.T) {
 			c *Config) {
 			c.Sampler, c.BatchDependency = graph.Labor, -1
 		},
-		"option sampler \"x\" is not known":  func(c *Config) { c.Sampler = "x" },
-		"option topology \"x\" is not known": func(c *Config) { c.Topology = "x" },
-		"option tune \"x\" is not known":     func(c *Config) { c.Tune = "x" },
+		"unknown option sampler \"x\"":  func(c *Config) { c.Sampler = "x" },
+		"unknown option topology \"x\"": func(c *Config) { c.Topology = "x" },
+		"unknown option tune \"x\"":     func(c *Config) { c.Tune = "x" },
 	} {
 		c := Config{}
 		set(&c)

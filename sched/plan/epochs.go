@@ -1,6 +1,9 @@
 package plan
 
-import "helios/internal/errs"
+import (
+	"helios/internal/errs"
+	"helios/internal/options"
+)
 
 // Sample epochs: an epoch of training draws its mini-batches, their seeds' order and their
 // neighbours, under a number. Usually that is the epoch's own. With Config.SampleEpochs E there are
@@ -9,8 +12,8 @@ import "helios/internal/errs"
 // K oldest give way to new numbers after every Config.RefreshEvery epochs of training. Everything
 // but the sampling, such as dropout, keeps the epoch's own number.
 
-// EpochOptions are the keys of SampleEpochs, Refresh and RefreshEvery.
-var EpochOptions = []string{"sample-epochs", "refresh", "refresh-every"}
+// EpochOptions returns the keys of SampleEpochs, Refresh and RefreshEvery.
+func EpochOptions() []string { return options.Names(&EpochSettings{}) }
 
 // SampleEpoch returns the number under which an epoch of training, counted from 0, is sampled. A
 // number n is in slot n mod SampleEpochs while it is one of LiveEpochs.
@@ -55,16 +58,9 @@ func (c Config) Resamples(n int) bool {
 
 // checkEpochs refuses sample epochs that can't be.
 func (c Config) checkEpochs() error {
-	samples, refresh, every := errs.Key(EpochOptions[0]), errs.Key(EpochOptions[1]),
-		errs.Key(EpochOptions[2])
+	samples, refresh, every := errs.Key(EpochOptions()[0]), errs.Key(EpochOptions()[1]),
+		errs.Key(EpochOptions()[2])
 	switch {
-	case c.SampleEpochs < 0 || c.SampleEpochs > MaxEpochs:
-		return errs.New(errs.Usage, "%v %d is not between 1 and %d", samples, c.SampleEpochs,
-			MaxEpochs)
-	case c.Refresh < 0:
-		return errs.New(errs.Usage, "%v %d is not a number of sample epochs", refresh, c.Refresh)
-	case c.RefreshEvery < 0:
-		return errs.New(errs.Usage, "%v %d is not a number of epochs", every, c.RefreshEvery)
 	case c.RefreshEvery > 0 && c.Refresh == 0:
 		return errs.New(errs.Usage,
 			"%v %d: say with %v how many sample epochs are new after so many epochs, or leave it out",

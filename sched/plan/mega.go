@@ -9,15 +9,15 @@ import (
 	"strings"
 
 	"helios/internal/errs"
+	"helios/internal/options"
 	"helios/internal/units"
 )
 
 // Mega-batches: the graph's nodes are divided into parts, which lie on disk one behind the other;
 // a few parts at a time are in memory, and mini-batches are sampled within them.
 
-// MegaOptions are the keys of the options that mean something where mega-batches train alone.
-var MegaOptions = []string{"parts", "partition", "static-nodes", "megabatch", "passes",
-	"part-order", "load-ahead", "parted", "pages-on"}
+// MegaOptions returns the keys of the options that mean something where mega-batches train alone.
+func MegaOptions() []string { return append(options.Names(&MegaSettings{}), "pages-on") }
 
 // How parts come together to mega-batches: Config.PartOrder.
 const (
@@ -103,19 +103,6 @@ func (s MegaSize) String() string {
 	return strconv.Itoa(s.Parts)
 }
 
-// ParsePasses reads a number of passes, or auto.
-func ParsePasses(text string) (int, error) {
-	if text == "auto" {
-		return PassesAuto, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > MostPasses {
-		return 0, errs.New(errs.Usage, "%v %s is not a number from 1 to %d, or auto",
-			errs.Key("passes"), text, MostPasses)
-	}
-	return n, nil
-}
-
 // Share is a share of the nodes; NoShare is none, and the zero value the mode's own.
 type Share float64
 
@@ -197,23 +184,15 @@ func (c *Config) fillMega() {
 
 // checkMega refuses options of mega-batches where there are none, and those that can't be.
 func (c Config) checkMega() error {
-	for i, given := range []bool{c.Parts != 0, c.PartitionFile != "", c.StaticNodes != 0,
-		c.MegaBatch != MegaSize{}, c.Passes != 0, c.PartOrder != "", c.LoadAhead != "",
-		c.PartedDir != ""} {
-		if given && !c.mode().Mega() {
-			return errs.New(errs.Usage,
-				"%v is of mega-batches; use %v %s, or leave it out", errs.Key(MegaOptions[i]),
-				errs.Key("mode"), strings.Join(MegaModes(), " or "))
-		}
+	if key := options.FirstSet(&c.MegaSettings); key != "" && !c.mode().Mega() {
+		return errs.New(errs.Usage, "%v is of mega-batches; use %v %s, or leave it out",
+			errs.Key(key), errs.Key("mode"), strings.Join(MegaModes(), " or "))
 	}
 	if !c.MegaBatched() {
 		return nil
 	}
 	mega := c.MegaBatch
 	switch {
-	case c.Parts < 0 || c.Parts > MostParts:
-		return errs.New(errs.Usage, "%v %d is not from 1 to %d", errs.Key("parts"), c.Parts,
-			MostParts)
 	case c.Parts != 0 && c.PartitionFile != "":
 		return errs.New(errs.Usage, "%v: the file says how many parts there are; leave %v out",
 			errs.Key("partition"), errs.Key("parts"))
@@ -227,17 +206,10 @@ func (c Config) checkMega() error {
 	case c.Parts > 0 && mega.Parts > c.Parts:
 		return errs.New(errs.Usage, "%v %d: there are %d parts; give at most so many",
 			errs.Key("megabatch"), mega.Parts, c.Parts)
-	case c.Passes != PassesAuto && (c.Passes < 1 || c.Passes > MostPasses):
-		return errs.New(errs.Usage, "%v %d is not from 1 to %d, or auto", errs.Key("passes"),
-			c.Passes, MostPasses)
-	case !slices.Contains(PartOrders, c.PartOrder):
-		return unknown("part-order", c.PartOrder, PartOrders)
 	case !slices.Contains(c.mode().PartOrders, c.PartOrder):
 		return errs.New(errs.Usage, "%v %s is of %v %s; leave it out, or use that mode",
 			errs.Key("part-order"), c.PartOrder, errs.Key("mode"),
 			strings.Join(PartOrderModes(c.PartOrder), " or "))
-	case !slices.Contains(LoadAheads, c.LoadAhead):
-		return unknown("load-ahead", c.LoadAhead, LoadAheads)
 	case c.Dynamic() || c.Superbatched():
 		return errs.New(errs.Usage,
 			"%v %s: %v %s has the rows of whole parts in memory, so that no row comes or goes; leave it out, or use %v %s",

@@ -120,13 +120,13 @@ func (m *Mode) TierOptions() (keys []string) {
 		keys = append(keys, "cpu-cache")
 	}
 	if m.Defaults().Planned() {
-		keys = append(keys, SuperbatchOptions...)
+		keys = append(keys, SuperbatchOptions()...)
 	}
 	if m.Packed {
-		keys = append(keys, PackedOptions...)
+		keys = append(keys, PackedOptions()...)
 	}
 	if m.Mega() {
-		keys = append(keys, MegaOptions...)
+		keys = append(keys, MegaOptions()...)
 	}
 	return keys
 }

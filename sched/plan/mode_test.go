@@ -37,7 +37,7 @@ func TestModeDefaults(t *testing.T) {
 		"cpu": {"cpu", "prefetch", "static", "presample", 0, 0, 0, false, 10,
 			[]string{"cpu-cache"}},
 		"ginex": {"cpu", "prefetch", "belady", "presample", 0, 0, 0, false, 10,
-			append([]string{"cpu-cache"}, SuperbatchOptions...)},
+			append([]string{"cpu-cache"}, SuperbatchOptions()...)},
 		"mmap":  {"mmap", "prefetch", "static", "presample", 0, 0, 0, false, 0, nil},
 		"inmem": {"async", "deep", "static", "presample", 0, 0, 0, true, 0, []string{"gpu-cache"}},
 	}
@@ -77,7 +77,7 @@ func TestModesLeaveWhatIsSet(t *testing.T) {
 
 func TestModeNames(t *testing.T) {
 	_, err := ModeOf("helois")
-	require.ErrorContains(t, err, "option mode \"helois\" is not known")
+	require.ErrorContains(t, err, "unknown option mode \"helois\"")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 	require.Panics(t, func() { registerMode(Mode{Name: DefaultMode, Rank: 1}) })
 }

@@ -90,8 +90,13 @@ func TestOpGraph(t *testing.T) {
 // back; rows are found where the changes say.
 func TestOpGraphOfSuperbatches(t *testing.T) {
 	for _, pipeline := range PipelineNames(nil) {
-		c := Config{Pipeline: pipeline, Fanouts: []int{3, 2}, Batch: 10, Policy: PolicyBelady,
-			SuperbatchOverlap: true}.WithDefaults()
+		c := Config{
+			SuperbatchSettings: SuperbatchSettings{SuperbatchOverlap: true},
+			Pipeline:           pipeline,
+			Fanouts:            []int{3, 2},
+			Batch:              10,
+			Policy:             PolicyBelady,
+		}.WithDefaults()
 		if c.Check() != nil {
 			continue
 		}

@@ -4,17 +4,17 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
 	"helios/internal/errs"
+	"helios/internal/options"
 	"helios/internal/units"
 )
 
-// PackedOptions are the keys of the options that mean something where mini-batches are laid out
+// PackedOptions returns the keys of the options that mean something where mini-batches are laid out
 // beforehand alone.
-var PackedOptions = []string{"packed", "disk-budget", "segment", "pages-on"}
+func PackedOptions() []string { return append(options.Names(&PackedSettings{}), "pages-on") }
 
 // Where the pages of laid out mini-batches are: Config.PagesOn.
 const (
@@ -116,21 +116,17 @@ func (c Config) PackedFolder(dataset string) string {
 // checkPacked refuses options of laid out mini-batches where there are none, and those that can't
 // be.
 func (c Config) checkPacked() error {
-	for i, given := range []bool{c.PackedDir != "", c.DiskBudget != DiskBudget{},
-		c.Segment != 0, c.PagesOn != "" && !c.mode().Mega()} {
-		if given && !c.mode().Packed {
-			return errs.New(errs.Usage,
-				"%v is of mini-batches that are laid out before training; use %v %s, or leave it out",
-				errs.Key(PackedOptions[i]), errs.Key("mode"), strings.Join(PackedModes(), " or "))
-		}
+	key := options.FirstSet(&c.PackedSettings)
+	if key == "" && c.PagesOn != "" && !c.mode().Mega() {
+		key = "pages-on"
+	}
+	if key != "" && !c.mode().Packed {
+		return errs.New(errs.Usage,
+			"%v is of mini-batches that are laid out before training; use %v %s, or leave it out",
+			errs.Key(key), errs.Key("mode"), strings.Join(PackedModes(), " or "))
 	}
 	b := c.DiskBudget
 	switch {
-	case c.PagesOn != "" && !slices.Contains(PagePlaces, c.PagesOn):
-		return unknown("pages-on", c.PagesOn, PagePlaces)
-	case c.Segment < 0:
-		return errs.New(errs.Usage, "%v %d is not a number of mini-batches", errs.Key("segment"),
-			c.Segment)
 	case b.Bytes < 0 || !(b.Times >= 0) || b.Bytes > 0 && b.Times > 0:
 		return errs.New(errs.Usage, "%v of %d bytes and %v times the features is no size",
 			errs.Key("disk-budget"), b.Bytes, b.Times)

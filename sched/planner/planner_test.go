@@ -352,10 +352,15 @@ func TestPlanOfMegaBatches(t *testing.T) {
 		return x.CutShare
 	}
 	for _, c := range []plan.Config{
-		{Mode: plan.ModeHier, Parts: 16, MegaBatch: plan.MegaSize{Parts: 4}, StaticNodes: 5},
-		{Mode: plan.ModeMarius, Parts: 16, MegaBatch: plan.MegaSize{Parts: 8},
-			PartOrder: plan.PartsSequential},
-		{Mode: plan.ModeHier, Parts: 8, MegaBatch: plan.MegaSize{Parts: 2}, Passes: 2},
+		{MegaSettings: plan.MegaSettings{Parts: 16, MegaBatch: plan.MegaSize{Parts: 4},
+			StaticNodes: 5}, Mode: plan.ModeHier},
+		{
+			MegaSettings: plan.MegaSettings{Parts: 16, MegaBatch: plan.MegaSize{Parts: 8},
+				PartOrder: plan.PartsSequential},
+			Mode: plan.ModeMarius,
+		},
+		{MegaSettings: plan.MegaSettings{Parts: 8, MegaBatch: plan.MegaSize{Parts: 2},
+			Passes: 2}, Mode: plan.ModeHier},
 	} {
 		cut := cutOf(c)
 		for epoch := range 2 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"helios/gnn"
 	"helios/graph"
 	"helios/internal/units"
 	"helios/sched/plan"
@@ -94,9 +95,12 @@ var experiments = []experiment{
 
 func (l *lab) helios(set func(*plan.Config)) plan.Config {
 	c := plan.Config{
-		Mode: plan.ModeHelios, Model: "sage", Fanouts: []int{25, 10}, Batch: l.size.batch,
-		Hidden:   256,
-		GPUCache: share(1), CPUCache: plan.NoCache(),
+		ModelSettings: gnn.ModelSettings{Model: "sage", Hidden: 256},
+		Mode:          plan.ModeHelios,
+		Fanouts:       []int{25, 10},
+		Batch:         l.size.batch,
+		GPUCache:      share(1),
+		CPUCache:      plan.NoCache(),
 	}
 	if set != nil {
 		set(&c)
@@ -255,8 +259,13 @@ func (l *lab) gb(n float64) units.Budget {
 
 func (l *lab) gids(mode string, set func(*plan.Config)) plan.Config {
 	c := plan.Config{
-		Mode: mode, Model: "sage", Fanouts: []int{10, 5, 5}, Batch: l.size.gids, Hidden: 128,
-		GPUCache: l.gb(8), CPUCache: plan.NoCache(), Window: plan.Off, Accumulate: plan.Off,
+		ModelSettings:   gnn.ModelSettings{Model: "sage", Hidden: 128},
+		DynamicSettings: plan.DynamicSettings{Window: plan.Off, Accumulate: plan.Off},
+		Mode:            mode,
+		Fanouts:         []int{10, 5, 5},
+		Batch:           l.size.gids,
+		GPUCache:        l.gb(8),
+		CPUCache:        plan.NoCache(),
 	}
 	if set != nil {
 		set(&c)

@@ -16,6 +16,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/build"
 	"helios/dataset/stripe"
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/internal/testrig"
 	"helios/nvme"
@@ -119,8 +120,14 @@ func train(ctx context.Context, mode string, d *dataset.Dataset, ssds []*gpuio.S
 		return "", err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	res, err := sched.Train(ctx, plan.Config{Mode: mode, Fanouts: []int{5, 5}, Epochs: 1,
-		Batch: 512, Hidden: 16, Seed: 1}, prepare.Inputs{Dev: dev, Dataset: d, SSDs: ssds},
+	res, err := sched.Train(ctx, plan.Config{
+		ModelSettings: gnn.ModelSettings{Hidden: 16},
+		Mode:          mode,
+		Fanouts:       []int{5, 5},
+		Epochs:        1,
+		Batch:         512,
+		Seed:          1,
+	}, prepare.Inputs{Dev: dev, Dataset: d, SSDs: ssds},
 		report.Observer{})
 	if err != nil {
 		return "", err

@@ -232,13 +232,17 @@ func (s *StepShape) work(mb *graph.MiniBatch) (flops, bytes float64) {
 
 // network is the model with the defaults of its kind.
 func (s *StepShape) network() (gnn.ModelConfig, error) {
-	net := gnn.ModelConfig{Kind: s.name(), InDim: s.Dim, Hidden: s.Hidden, Classes: s.Classes,
-		Layers: len(s.Fanouts)}
+	net := gnn.ModelConfig{
+		ModelSettings: gnn.ModelSettings{Model: s.name(), Hidden: s.Hidden},
+		InDim:         s.Dim,
+		Classes:       s.Classes,
+		Layers:        len(s.Fanouts),
+	}
 	arch, err := gnn.ArchOf(s.Model)
 	if err != nil {
 		return net, err
 	}
-	arch.Default(&net)
+	arch.Default(&net.ModelSettings)
 	return net, arch.Check(&net)
 }
 

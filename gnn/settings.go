@@ -1,0 +1,30 @@
+package gnn
+
+import (
+	"helios/internal/options"
+)
+
+// ModelSettings say what a model is. They are options of a run, so that help, flags, checks and
+// checkpoints read the tags (package options).
+type ModelSettings struct {
+	Model  string `option:"model" group:"Model" common:"yes" use:"setting" oneof:"@models" print:"yes" usage:"model"` // DefaultArch
+	Hidden int    `option:"hidden" group:"Model" common:"yes" positive:"yes" range:"1..65536" print:"yes" usage:"width of the hidden layers"`
+
+	Dropout        float64 `option:"dropout" group:"Model" share:"yes" below:"1" print:"yes" usage:"share of the hidden activations that training drops"`
+	FeatureDropout float64 `option:"feature-dropout" group:"Model" share:"yes" below:"1" print:"yes" omit:"0" usage:"share of the input features that training drops"` // Train then changes x in place
+
+	Activation string `option:"activation" group:"Model" use:"setting" oneof:"@activations" print:"yes" omit:"relu" usage:"function between layers"`
+	Norm       string `option:"norm" group:"Model" use:"setting" oneof:"@norms" print:"yes" omit:"none" usage:"normalisation before it"`
+	Residual   bool   `option:"residual" group:"Model" use:"setting" print:"yes" omit:"false" usage:"add a layer's input to its sums, through a matrix where the widths differ"`
+
+	// Of gat; the last layer's are as many as Heads where OutHeads is 0.
+	Heads            int     `option:"heads" group:"Model" positive:"yes" shown:"8" print:"yes" omit:"0" usage:"attention heads of each layer (model gat), which share {hidden}; the last layer takes their mean"`
+	OutHeads         int     `option:"heads-out" group:"Model" positive:"yes" shown:"as {heads}" print:"yes" omit:"0" usage:"attention heads of the last layer (model gat)"`
+	AttentionDropout float64 `option:"attention-dropout" group:"Model" share:"yes" below:"1" print:"yes" omit:"0" usage:"share of the attention that training drops (model gat)"`
+
+	// Of gin: ε is learned, else 0.
+	LearnEps bool `option:"learn-eps" group:"Model" use:"setting" print:"yes" omit:"false" usage:"learn the weight of a node in its own sum (model gin), else 1"`
+}
+
+var _ = options.Define("models", Archs) && options.Define("activations", Activations) &&
+	options.Define("norms", Norms) && options.Define("optimizers", Optimizers)
