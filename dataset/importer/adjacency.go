@@ -271,7 +271,7 @@ func adjacencySource(path string, ids idRange, lone func(id int64)) edges.Source
 				case !ok:
 					return l.bad("%q is not a node id; ids are whole numbers from 0", clip(c))
 				case uint64(v-ids.base) >= uint64(ids.nodes):
-					return l.bad("%s", ids.outside(v, i+1))
+					return l.bad("%s", ids.outside(v, i+1, false))
 				case i == 0:
 					node = v - ids.base
 					lone(node)

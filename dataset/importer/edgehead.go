@@ -20,6 +20,7 @@ type edgeColumns struct {
 	swap          bool
 	apart         bool   // the ends are not beside each other, so that they are
 	ends          [2]int // these cells
+	fixed         bool   // a format lays the columns down
 	data          bool   // the data that NetworkX writes behind an edge, {…}, is left out
 }
 

@@ -282,6 +282,8 @@ func (t *edgeText) edge(text []byte) (ids [2]int64, why string) {
 	case len(cells) != t.cols && emptyCell(cells) > 0:
 		return ids, fmt.Sprintf("column %d is empty, and the lines before have %d columns",
 			emptyCell(cells), t.cols)
+	case len(cells) != t.cols && t.fixed:
+		return ids, fmt.Sprintf("%q has %d columns; %d are needed", clip(text), len(cells), t.cols)
 	case len(cells) != t.cols:
 		return ids, fmt.Sprintf(
 			"%d columns, the lines before have %d; where a line is a node and its neighbours, give option layout adjacency, or layout metis for a graph of METIS",
@@ -308,7 +310,7 @@ func (t *edgeText) edge(text []byte) (ids [2]int64, why string) {
 				clip(cells[c]))
 		}
 		if uint64(v-t.base) >= uint64(t.nodes) {
-			return ids, t.outside(v, c+1)
+			return ids, t.outside(v, c+1, t.fixed)
 		}
 		ids[i] = v
 	}
@@ -318,10 +320,10 @@ func (t *edgeText) edge(text []byte) (ids [2]int64, why string) {
 func isDigits(b []byte) bool { return len(bytes.Trim(b, "0123456789")) == 0 }
 
 // outside explains the refusal of an id.
-func (r idRange) outside(id int64, column int) string {
+func (r idRange) outside(id int64, column int, fixed bool) string {
 	switch hint := ""; {
 	case r.known || id < r.base:
-		if r.base == 0 && id == r.nodes {
+		if r.base == 0 && id == r.nodes && !fixed {
 			hint = "; if ids count from 1, give option base 1"
 		}
 		return fmt.Sprintf("node id %d in column %d is outside %d..%d%s", id, column, r.base,
@@ -551,4 +553,80 @@ func (t *edgeText) block(rest []byte, k unpacked) ([]byte, error) {
 		return nil, err
 	}
 	return append(rest, b[whole:]...), nil
+}
+
+// formatColumns is the form of an edge list that a format lays down.
+func formatColumns(sep byte, cols int) *edgeHead {
+	h := &edgeHead{edgeColumns: edgeColumns{sep: sep, cols: cols, fixed: true}, line: 1}
+	h.setEnds(0, 1)
+	return h
+}
+
+// formatEdges returns the edges of a file whose form a format lays down. Where the file is read in
+// one piece, their number must be want, unless that is -1.
+func formatEdges(path string, h *edgeHead, ids idRange, want int64) (edges.Source, error) {
+	s, err := textSource(path, h, ids, new(atomic.Int64))
+	if err != nil || s.Parts > 1 || want < 0 {
+		return s, err
+	}
+	read := s.Read
+	s.Read = func(ctx context.Context, part int, emit func(src, dst []int64) error,
+		done func(int64)) error {
+		n := int64(0)
+		err := read(ctx, part, func(src, dst []int64) error {
+			n += int64(len(src))
+			return emit(src, dst)
+		}, done)
+		if err == nil && n != want {
+			err = wrongCount(path, n, want)
+		}
+		return err
+	}
+	return s, nil
+}
+
+func wrongCount(path string, n, want int64) error {
+	return errs.New(errs.Usage,
+		"%s has %d edges, there should be %d: it is truncated, or the number is wrong", path, n, want)
+}
+
+// withOpposites adds the opposite of each edge for which both returns true.
+func withOpposites(s edges.Source, both func(src, dst int64) (bool, error)) edges.Source {
+	read := s.Read
+	s.Read = func(ctx context.Context, part int, emit func(src, dst []int64) error,
+		done func(int64)) error {
+		var src, dst []int64
+		return read(ctx, part, func(from, to []int64) error {
+			src, dst = src[:0], dst[:0]
+			for k, v := range from {
+				add, err := both(v, to[k])
+				if err != nil {
+					return err
+				}
+				src, dst = append(src, v), append(dst, to[k])
+				if add {
+					src, dst = append(src, to[k]), append(dst, v)
+				}
+			}
+			return emit(src, dst)
+		}, done)
+	}
+	return s
+}
+
+// csvEdges returns the edges of a file with two ids a line, source first. want is their number, -1
+// = any. With inverse, the opposite of each follows it, as OGB adds it.
+func csvEdges(ctx context.Context, path string, nodes, want int64, inverse bool) (edges.Source,
+	error) {
+	s, err := formatEdges(path, formatColumns(',', 2), idRange{nodes: nodes, known: true}, want)
+	if err == nil && want >= 0 && s.Parts > 1 {
+		rows, cerr := countRows(ctx, path)
+		if err = cerr; err == nil && rows != want {
+			err = wrongCount(path, rows, want)
+		}
+	}
+	if err != nil || !inverse {
+		return s, err
+	}
+	return withOpposites(s, func(_, _ int64) (bool, error) { return true, nil }), nil
 }

@@ -246,7 +246,7 @@ func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMet
 	}
 	im.take(m.Graph.Edges[0])
 	im.noteUnused(path, im.graphboltUnused(m))
-	edges, err := im.graphboltEdges(path, m.Graph.Edges[0])
+	edges, err := im.graphboltEdges(ctx, path, m.Graph.Edges[0])
 	if err != nil {
 		return err
 	}
@@ -308,11 +308,14 @@ func (im *graphboltImport) graphboltFile(meta, what string, d *graphboltData) (s
 	return p, nil
 }
 
-func (im *graphboltImport) graphboltEdges(meta string, d *graphboltData) (s edges.Source,
-	err error) {
+func (im *graphboltImport) graphboltEdges(ctx context.Context, meta string,
+	d *graphboltData) (s edges.Source, err error) {
 	if d.Format == "csv" {
 		path, err := im.graphboltFile(meta, "graph.edges", d)
-		return csvEdges(path, im.m.Nodes, -1, false), err
+		if err != nil {
+			return s, err
+		}
+		return csvEdges(ctx, path, im.m.Nodes, -1, false)
 	}
 	a, err := im.graphboltArray(meta, "graph.edges", d)
 	if err != nil {

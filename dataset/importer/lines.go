@@ -6,9 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"os"
 
-	"helios/dataset/edges"
 	"helios/internal/container"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
@@ -161,81 +159,4 @@ func (b *lineBlock) each(fn func(text []byte, line int64) error) error {
 
 func (b *lineBlock) bad(line int64, format string, a ...any) error {
 	return errs.New(errs.Usage, "%s:%d: "+format, append([]any{b.path, line}, a...)...)
-}
-
-// cutComma returns the field before the first comma, and the rest; more is false in the last field.
-func cutComma(s []byte) (field, rest []byte, more bool) {
-	i := bytes.IndexByte(s, ',')
-	if i < 0 {
-		return bytes.TrimSpace(s), nil, false
-	}
-	return bytes.TrimSpace(s[:i]), s[i+1:], true
-}
-
-// csvEdges returns the edges of a file with two ids a line, source first. want is their number; -1
-// = any number. With inverse, the opposite of each follows it, as OGB adds it.
-func csvEdges(path string, nodes, want int64, inverse bool) edges.Source {
-	s := edges.Source{Name: path, Unit: "bytes", Parts: 1}
-	if st, err := os.Stat(path); err == nil {
-		s.Total = st.Size()
-	}
-	s.Read = func(ctx context.Context, _ int, emit func(src, dst []int64) error,
-		done func(int64)) error {
-		var read, n int64
-		err := eachBlock(ctx, path, func(b lineBlock) (edgeBlock, error) {
-			return parseEdges(b, nodes, inverse)
-		}, func(e edgeBlock, b lineBlock) error {
-			n += int64(len(e.src))
-			done(b.read - read)
-			read = b.read
-			return emit(e.src, e.dst)
-		})
-		if inverse {
-			n /= 2
-		}
-		if err == nil && want >= 0 && n != want {
-			err = errs.New(errs.Usage, "%s has %d edges, there should be %d", path, n, want)
-		}
-		return err
-	}
-	return s
-}
-
-type edgeBlock struct{ src, dst []int64 }
-
-// parseEdges reads two ids a line, and nothing else.
-func parseEdges(b lineBlock, nodes int64, inverse bool) (e edgeBlock, err error) {
-	e.src = make([]int64, 0, len(b.text)/6)
-	e.dst = make([]int64, 0, len(b.text)/6)
-	err = b.each(func(text []byte, line int64) error {
-		if len(text) == 0 {
-			return b.bad(line, "the line is empty")
-		}
-		rest := text
-		var id [2]int64
-		for i := range id {
-			var field []byte
-			var more bool
-			if field, rest, more = cutComma(rest); more != (i == 0) {
-				return b.bad(line,
-					"%q is not an edge; two node ids with a comma between them are needed",
-					clip(text))
-			}
-			v, ok := parseID(field)
-			if !ok {
-				return b.bad(line, "%q is not a node id; ids are whole numbers from 0",
-					clip(field))
-			}
-			if v >= nodes {
-				return b.bad(line, "node id %d in column %d is outside 0..%d", v, i+1, nodes-1)
-			}
-			id[i] = v
-		}
-		e.src, e.dst = append(e.src, id[0]), append(e.dst, id[1])
-		if inverse {
-			e.src, e.dst = append(e.src, id[1]), append(e.dst, id[0])
-		}
-		return nil
-	})
-	return e, err
 }

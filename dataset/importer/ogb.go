@@ -122,9 +122,11 @@ func (im *ogbImport) ogbText(ctx context.Context, raw string) error {
 		used = append(used, "node-feat.csv.gz")
 	}
 	im.ogbUnused(raw, labelFile, splits, used...)
-	return im.write(ctx, parts{
-		edges:  csvEdges(filepath.Join(raw, "edge.csv.gz"), nodes, count, inverse),
-		labels: labels, labelFile: labelFile, splits: splits,
+	edges, err := csvEdges(ctx, filepath.Join(raw, "edge.csv.gz"), nodes, count, inverse)
+	if err != nil {
+		return err
+	}
+	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
 		features: func() error {
 			return im.featuresOr(ctx, func() error { return im.ogbTextFeatures(ctx, raw) })
 		}})
