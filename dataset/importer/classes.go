@@ -67,7 +67,7 @@ func (s classSet) without(n int64, among classSet) (text string, total int64) {
 // countClasses sets the number of classes: that of the options, or else the largest label plus 1,
 // where the labels look like classes. Classes without a node are named. Formats call it once the
 // labels are read, before what takes long.
-func (im *job) countClasses(labels []int32, file string) error {
+func (im *importer) countClasses(labels []int32, file string) error {
 	largest, node, labelled := int32(noLabel), int64(0), int64(0)
 	for v, l := range labels {
 		if l > largest {
@@ -128,7 +128,7 @@ func are(n int64, one, more string) string {
 
 // looksLikeClasses refuses labels that a stray number or regression targets are among. at is the
 // id of the node with the largest.
-func (im *job) looksLikeClasses(file string, distinct, classes, labelled,
+func (im *importer) looksLikeClasses(file string, distinct, classes, labelled,
 	node int64) error {
 	switch {
 	case im.o.NumClasses > 0:
@@ -145,7 +145,7 @@ func (im *job) looksLikeClasses(file string, distinct, classes, labelled,
 }
 
 // noteUntrained names the classes that have a node and none in train.
-func (im *job) noteUntrained(trained classSet) {
+func (im *importer) noteUntrained(trained classSet) {
 	if im.m.Train == 0 {
 		im.o.note("no labelled node is in train: there is nothing to train on")
 		return

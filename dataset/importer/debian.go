@@ -84,7 +84,7 @@ func Debian(ctx context.Context, o DebianOptions) (DebianReport, error) {
 	// Seconds of work, from an input that may be a program's output: nothing is worth a journal.
 	err := run(request{kind: "debian", options: &o, Options: all, once: true},
 		func(im *importer) error {
-			packages, from, err := readIndexes(ctx, o, im.job)
+			packages, from, err := readIndexes(ctx, o, im)
 			if err != nil {
 				return err
 			}
@@ -98,9 +98,9 @@ func Debian(ctx context.Context, o DebianOptions) (DebianReport, error) {
 const memoryStep = 1 << 20
 
 // readIndexes merges indexes: of a package in several, the newest version counts.
-func readIndexes(ctx context.Context, o DebianOptions, j *job) (packages []debian.Package,
+func readIndexes(ctx context.Context, o DebianOptions, j *importer) (packages []debian.Package,
 	from []string, err error) {
-	x := packageIndex{job: j, ctx: ctx, newest: map[string]debian.Package{}}
+	x := packageIndex{importer: j, ctx: ctx, newest: map[string]debian.Package{}}
 	in := o.In
 	if len(in) == 0 {
 		in, err = debian.FindLists(debian.ListsDir)
@@ -133,7 +133,7 @@ func readIndexes(ctx context.Context, o DebianOptions, j *job) (packages []debia
 
 // packageIndex collects packages.
 type packageIndex struct {
-	*job
+	*importer
 	ctx    context.Context
 	newest map[string]debian.Package
 	held   int64 // bytes of packages that no memory was promised for

@@ -491,7 +491,7 @@ func FuzzDGL(f *testing.F) {
 		if err != nil {
 			return
 		}
-		im := &dglImport{importer: newImporter(&job{})}
+		im := &dglImport{importer: &importer{}}
 		s, err := im.dglEdges(path, g)
 		if err != nil {
 			return

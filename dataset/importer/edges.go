@@ -436,7 +436,7 @@ func (im *edgesImport) renumber(ctx context.Context) error {
 		if t.id < 0 {
 			continue
 		}
-		if err := eachRows(ctx, im.job, t, func(r rows[float64], _ lineBlock) error {
+		if err := eachRows(ctx, im.importer, t, func(r rows[float64], _ lineBlock) error {
 			set.add(r.ids)
 			return nil
 		}); err != nil {

@@ -16,12 +16,9 @@ import (
 	"helios/internal/rowtype"
 )
 
-// featureColumn writes the features of an import.
-type featureColumn struct{ *job }
-
 // matrix copies a features array, [nodes, dim] of any number type, as float32; float16 stays what
 // it is. The option FeatureDType decides otherwise.
-func (im *featureColumn) matrix(ctx context.Context, a *npy.Array) error {
+func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	sh := a.Header.Shape
 	if len(sh) != 2 || sh[0] < 1 || sh[1] < 1 {
 		return errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)", a.Name,
@@ -82,7 +79,7 @@ func (im *featureColumn) matrix(ctx context.Context, a *npy.Array) error {
 
 // featureWriterFrom goes on where an interrupted import was: with n elements written, or with all
 // rows (whole).
-func (im *featureColumn) featureWriterFrom(from string, dim, rows int64) (w *featureWriter,
+func (im *importer) featureWriterFrom(from string, dim, rows int64) (w *featureWriter,
 	whole bool, err error) {
 	t, dt := im.featureType()
 	if im.s.HasArray("features", rows, dim) {
@@ -102,7 +99,7 @@ func (im *featureColumn) featureWriterFrom(from string, dim, rows int64) (w *fea
 }
 
 // featureType is the type of features.npy.
-func (im *featureColumn) featureType() (rowtype.Type, npy.DType) {
+func (im *importer) featureType() (rowtype.Type, npy.DType) {
 	if im.o.FeatureDType != "" {
 		im.m.DType, im.m.Source.Options["feature-dtype"] = im.o.FeatureDType, im.o.FeatureDType
 	}
@@ -121,7 +118,7 @@ type featureWriter struct {
 }
 
 // featureWriter makes features.npy of the type that FeatureDType or else Meta.DType says.
-func (im *featureColumn) featureWriter(from string, dim int64) (*featureWriter, error) {
+func (im *importer) featureWriter(from string, dim int64) (*featureWriter, error) {
 	t, dt := im.featureType()
 	if err := build.EnoughDisk(im.o.Out,
 		float64(im.m.Nodes)*float64(dim)*float64(dt.Size)); err != nil {
@@ -161,7 +158,7 @@ func (w *featureWriter) put(v []float32) error {
 
 // randomFeatures makes up features for a graph that has none: noise that tells nodes apart, and the
 // logarithm of the in-degree in column 0. Structure is then all there is to learn.
-func (im *featureColumn) randomFeatures(ctx context.Context) error {
+func (im *importer) randomFeatures(ctx context.Context) error {
 	im.m.Dim = im.o.Dim
 	im.m.Source.Options["features"] = "random"
 	im.m.Source.Options["dim"] = strconv.Itoa(im.o.Dim)
@@ -211,7 +208,7 @@ func log2(n int64) float32 {
 
 // hashFeatures makes a feature function the features of an import, in place of a matrix: fn is
 // FeatureFn, and Dim the number of features.
-func (im *featureColumn) hashFeatures(fn string) error {
+func (im *importer) hashFeatures(fn string) error {
 	fn, err := dataset.ParseFeatureFn(fn, im.o.Seed)
 	if err != nil {
 		return err
@@ -222,7 +219,7 @@ func (im *featureColumn) hashFeatures(fn string) error {
 }
 
 // features writes features.npy from an array that must have a row for each node.
-func (im *featureColumn) features(ctx context.Context, a *npy.Array) error {
+func (im *importer) features(ctx context.Context, a *npy.Array) error {
 	if err := im.oneRowEach(a, "features"); err != nil {
 		return err
 	}
@@ -237,7 +234,7 @@ func (im *featureColumn) features(ctx context.Context, a *npy.Array) error {
 }
 
 // featuresOr makes the features that --feature-fn or --features says, or else those of own.
-func (im *featureColumn) featuresOr(ctx context.Context, own func() error) error {
+func (im *importer) featuresOr(ctx context.Context, own func() error) error {
 	switch {
 	case im.o.FeatureFn != "":
 		return im.madeFeatures(ctx)
@@ -248,7 +245,7 @@ func (im *featureColumn) featuresOr(ctx context.Context, own func() error) error
 }
 
 // arrayOrMade writes an array of features, or where it is nil those that FeatureFn makes.
-func (im *featureColumn) arrayOrMade(ctx context.Context, a *npy.Array) error {
+func (im *importer) arrayOrMade(ctx context.Context, a *npy.Array) error {
 	if a == nil {
 		return im.madeFeatures(ctx)
 	}
@@ -256,7 +253,7 @@ func (im *featureColumn) arrayOrMade(ctx context.Context, a *npy.Array) error {
 }
 
 // featureFile writes features.npy from a file that Features names.
-func (im *featureColumn) featureFile(ctx context.Context, path string) error {
+func (im *importer) featureFile(ctx context.Context, path string) error {
 	if !isArray(path) {
 		return im.csvMatrix(ctx, path, true)
 	}
@@ -268,7 +265,7 @@ func (im *featureColumn) featureFile(ctx context.Context, path string) error {
 }
 
 // madeFeatures makes the features that FeatureFn says.
-func (im *featureColumn) madeFeatures(ctx context.Context) error {
+func (im *importer) madeFeatures(ctx context.Context) error {
 	if im.o.FeatureFn == RandomFeatures {
 		return im.randomFeatures(ctx)
 	}
@@ -276,7 +273,7 @@ func (im *featureColumn) madeFeatures(ctx context.Context) error {
 }
 
 // csvMatrix writes features.npy from lines of numbers, one for each of the nodes.
-func (im *featureColumn) csvMatrix(ctx context.Context, path string, users bool) error {
+func (im *importer) csvMatrix(ctx context.Context, path string, users bool) error {
 	rows, err := im.featureRows(ctx, path, users)
 	if err == nil && rows != im.m.Nodes {
 		err = errs.New(errs.Usage, "%s ends after %d rows, there are %d nodes", path, rows,
@@ -286,7 +283,7 @@ func (im *featureColumn) csvMatrix(ctx context.Context, path string, users bool)
 }
 
 // textFeatures writes features.npy from a text file or array and returns the rows.
-func (im *featureColumn) textFeatures(ctx context.Context, path string) (int64, error) {
+func (im *importer) textFeatures(ctx context.Context, path string) (int64, error) {
 	if !isArray(path) {
 		return im.featureRows(ctx, path, true)
 	}
@@ -301,7 +298,7 @@ func (im *featureColumn) textFeatures(ctx context.Context, path string) (int64, 
 }
 
 // featureRows writes features.npy from a table and returns the rows.
-func (im *featureColumn) featureRows(ctx context.Context, path string, users bool) (n int64,
+func (im *importer) featureRows(ctx context.Context, path string, users bool) (n int64,
 	err error) {
 	t, err := im.tableOf(ctx, "features", path, users)
 	if err != nil {
@@ -320,9 +317,9 @@ func (im *featureColumn) featureRows(ctx context.Context, path string, users boo
 	if err != nil {
 		return 0, err
 	}
-	p := placer{im: im.job, t: t, w: w}
+	p := placer{im: im, t: t, w: w}
 	looks := idLooks{t: t}
-	err = eachRows(ctx, im.job, t, func(r rows[float32], b lineBlock) error {
+	err = eachRows(ctx, im, t, func(r rows[float32], b lineBlock) error {
 		if n += int64(len(r.lines)); t.id < 0 && im.m.Nodes > 0 && n > im.m.Nodes && !users {
 			return b.bad(r.lines[int64(len(r.lines))-(n-im.m.Nodes)],
 				"a row for node %d, there are only %d nodes", im.m.Nodes, im.m.Nodes)

@@ -342,9 +342,9 @@ func TestTextBlocks(t *testing.T) {
 	lines := strings.SplitAfter(text.String(), "\n")
 	lines[31_234] = "1,2,x,4,5,6,7,8,9\n"
 	require.NoError(t, os.WriteFile(path, []byte(strings.Join(lines, "")), 0o644))
-	table, err := (&job{}).tableOf(bg, "features", path, false)
+	table, err := (&importer{}).tableOf(bg, "features", path, false)
 	require.NoError(t, err)
-	err = eachRows(bg, &job{}, table, func(rows[float32], lineBlock) error { return nil })
+	err = eachRows(bg, &importer{}, table, func(rows[float32], lineBlock) error { return nil })
 	require.ErrorContains(t, err, `a.csv:31235: "x" in column 3 is not a number`)
 	// A line of more than a block, one of more than is accepted, and none.
 	for n, want := range map[int]string{0: "", blockBytes: "", 3 * blockBytes: "",
@@ -369,7 +369,7 @@ func TestTextBlocks(t *testing.T) {
 		require.Equal(t, len(text), len(got))
 		require.Equal(t, text, string(got))
 	}
-	_, err = (&job{}).tableOf(bg, "features", t.TempDir(), false)
+	_, err = (&importer{}).tableOf(bg, "features", t.TempDir(), false)
 	datasettest.RequireUsage(t, err) // a folder holds no lines
 }
 
@@ -738,7 +738,7 @@ func TestIGBZerosAtTheEnd(t *testing.T) {
 	} {
 		said := ""
 		o := Options{Output: Output{Note: func(s string) { said = s }}}
-		(&igbImport{importer: newImporter(&job{o: o})}).noteZeros(c.labels)
+		(&igbImport{importer: &importer{o: o}}).noteZeros(c.labels)
 		require.Equal(t, c.says, strings.Contains(said, "are all class 0"), "%v", c.labels)
 	}
 }

@@ -32,7 +32,7 @@ func TestNotRegular(t *testing.T) {
 // TestNeedMemory: what a file claims is held against the budget before it is allocated, without an
 // overflow.
 func TestNeedMemory(t *testing.T) {
-	im := &job{o: Options{Output: Output{Memory: 100 << 20}}}
+	im := &importer{o: Options{Output: Output{Memory: 100 << 20}}}
 	require.NoError(t, im.needMemory("x", 20<<20, 4))
 	require.ErrorContains(t, im.needMemory("labels.npy", 20<<20, 4), "labels.npy needs 80 MiB")
 	require.ErrorContains(t, im.needMemory("x", 1<<62, 8), "more than 8 EiB")

@@ -32,7 +32,7 @@ type nodeIDs struct {
 const maxTextID = 1e18
 
 // nodeOf returns the node of an id; ok is false for one that no node has.
-func (im *job) nodeOf(id int64) (node int64, ok bool) { return im.ids.node(id) }
+func (im *importer) nodeOf(id int64) (node int64, ok bool) { return im.ids.node(id) }
 
 func (n *nodeIDs) node(id int64) (int64, bool) {
 	if n.all == nil {
@@ -48,7 +48,7 @@ func (n *nodeIDs) node(id int64) (int64, bool) {
 }
 
 // idOf returns the id of a node.
-func (im *job) idOf(node int64) int64 {
+func (im *importer) idOf(node int64) int64 {
 	if im.ids.all == nil {
 		return node + im.ids.base
 	}
@@ -56,7 +56,7 @@ func (im *job) idOf(node int64) int64 {
 }
 
 // outside explains the refusal of an id of a table, where there are so many nodes.
-func (im *job) outside(id, nodes int64) string {
+func (im *importer) outside(id, nodes int64) string {
 	if im.ids.all != nil {
 		return fmt.Sprintf("node id %d is in no edge and no file with ids", id)
 	}
@@ -95,7 +95,7 @@ func (s *idSet) merge() {
 }
 
 // number makes the ids of a set those of all nodes, in ascending order.
-func (im *job) number(s *idSet) error {
+func (im *importer) number(s *idSet) error {
 	s.merge()
 	n := int64(len(s.sorted))
 	if err := im.needMemory(im.o.In+": the ids of all nodes", n, 8+8); err != nil {
@@ -122,7 +122,7 @@ func (im *job) number(s *idSet) error {
 }
 
 // writeIDs keeps the ids of the nodes beside the dataset.
-func (im *job) writeIDs() error {
+func (im *importer) writeIDs() error {
 	out, err := im.s.Array(strings.TrimSuffix(dataset.IDsName, ".npy"), npy.Int64, 0)
 	if err != nil {
 		return err

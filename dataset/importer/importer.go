@@ -1,6 +1,6 @@
 // Package importer makes datasets of other programs' files. Each format has a file of its own and
-// a line in the list of format.go. importer.go runs an import; its parts are the job (job.go:
-// options, folder, memory), edges (topology.go), features, labels and splits.
+// a line in the list of format.go. importer.go runs an import; topology.go, features.go, labels.go
+// and splits.go write the parts of the dataset.
 package importer
 
 import (
@@ -14,20 +14,34 @@ import (
 	"helios/internal/errs"
 )
 
-// importer collects the parts of an import: the job, and what each part of a dataset needs to be
-// read. A format's own type embeds it.
+// importer is an import: the options, the folder that is made, and the dataset so far. A format's
+// own type embeds it. Its methods stand by their subject: topology.go, features.go, labels.go and
+// splits.go write a part of the dataset each; table.go, ids.go and classes.go serve them.
+//
+// Large: the parts share the options, the budget and the numbering of nodes.
 type importer struct {
-	*job
-	edgeSet
-	featureColumn
-	labelColumn
-	splitSets
-}
+	o    Options
+	s    *build.Staging
+	m    dataset.Meta
+	held int64 // bytes of memory that were promised (needMemory)
+	ids  nodeIDs
+	// leastNodes returns the least number of nodes, where nothing else gives it; may be nil.
+	leastNodes func(context.Context) (int64, error)
+	tables     map[string]*table // that were opened, by kind and path
 
-// newImporter gives all parts the job.
-func newImporter(j *job) *importer {
-	return &importer{job: j, edgeSet: edgeSet{job: j}, featureColumn: featureColumn{j},
-		labelColumn: labelColumn{j}, splitSets: splitSets{job: j}}
+	sorter    *edges.Sorter // made by the first edgesFrom
+	nodesOpen bool          // the largest id gives the number of nodes
+	// countLonely has nodes without an edge counted and named, where only ids tell of nodes.
+	countLonely bool
+
+	used        classSet // classes with a node; nil without labels
+	classesFrom string   // the source of NumClasses, where it is no option
+
+	indexed bool // SplitIndex has chosen a split
+	// splitKey, where set, deals a node by this instead of its number.
+	splitKey func(v int64) uint64
+	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
+	splitOf func(v int64) int
 }
 
 // request holds what a format asks of run.
@@ -62,8 +76,8 @@ func run(r request, fn func(*importer) error) (err error) {
 	if err != nil {
 		return err
 	}
-	im := newImporter(&job{o: o, s: s, m: dataset.Meta{Name: o.Name, DType: "float32",
-		Source: o.source(r.kind)}})
+	im := &importer{o: o, s: s, m: dataset.Meta{Name: o.Name, DType: "float32",
+		Source: o.source(r.kind)}}
 	defer func() {
 		err = errors.Join(err, im.freeSorter())
 		switch {

@@ -14,9 +14,6 @@ import (
 	"helios/internal/errs"
 )
 
-// labelColumn reads the labels of an import, of which each node has one.
-type labelColumn struct{ *job }
-
 // noLabel marks an unlabelled node.
 const noLabel = -1
 
@@ -33,7 +30,7 @@ func labelOf(x float64) (int32, bool) {
 
 // labelArray reads labels: shape [nodes] or [nodes, 1]. Labels fit in memory at 4 bytes a node
 // beside the splits' bitmap; everything larger is streamed.
-func (im *labelColumn) labelArray(a *npy.Array) ([]int32, error) {
+func (im *importer) labelArray(a *npy.Array) ([]int32, error) {
 	sh := a.Header.Shape
 	if len(sh) == 0 || len(sh) > 2 || len(sh) == 2 && sh[1] != 1 {
 		return nil, errs.New(errs.Usage, "%s: labels have shape %s, must be (nodes,) or (nodes, 1)",
@@ -90,7 +87,7 @@ func unlabelled(out *build.Array, n int64) error {
 }
 
 // nodeLabels reads an array of labels, one for each node.
-func (im *labelColumn) nodeLabels(a *npy.Array) ([]int32, error) {
+func (im *importer) nodeLabels(a *npy.Array) ([]int32, error) {
 	if err := im.oneRowEach(a, "labels"); err != nil {
 		return nil, err
 	}
@@ -102,7 +99,7 @@ func (im *labelColumn) nodeLabels(a *npy.Array) ([]int32, error) {
 }
 
 // textLabels reads labels, one a line in node order, or with the node id before each.
-func (im *labelColumn) textLabels(ctx context.Context, path string) ([]int32, error) {
+func (im *importer) textLabels(ctx context.Context, path string) ([]int32, error) {
 	if isArray(path) {
 		a, err := npy.Open(path)
 		if err != nil {
@@ -118,7 +115,7 @@ const unset = math.MinInt32
 
 // labelTable is the labels of a text file that is being read.
 type labelTable struct {
-	*labelColumn
+	*importer
 	t      *table
 	users  bool // the user named the file
 	labels []int32
@@ -126,12 +123,12 @@ type labelTable struct {
 }
 
 // labelRows reads labels from a table.
-func (im *labelColumn) labelRows(ctx context.Context, path string, users bool) ([]int32, error) {
+func (im *importer) labelRows(ctx context.Context, path string, users bool) ([]int32, error) {
 	t, err := im.tableOf(ctx, "labels", path, users)
 	if err != nil {
 		return nil, err
 	}
-	l := labelTable{labelColumn: im, t: t, users: users}
+	l := labelTable{importer: im, t: t, users: users}
 	err = im.eachValue(ctx, t, func(id, line int64, x float64) error {
 		if why, err := l.put(id, line, x); why != "" || err != nil {
 			return cmp.Or(err, errs.New(errs.Usage, "%s:%d: %s", path, line, why))
@@ -208,7 +205,7 @@ func (l *labelTable) put(id, line int64, x float64) (why string, err error) {
 }
 
 // labelFile reads a label for each node from an array, or from lines.
-func (im *labelColumn) labelFile(ctx context.Context, path string) ([]int32, error) {
+func (im *importer) labelFile(ctx context.Context, path string) ([]int32, error) {
 	if isArray(path) {
 		a, err := npy.Open(path)
 		if err != nil {
@@ -229,7 +226,7 @@ func (im *labelColumn) labelFile(ctx context.Context, path string) ([]int32, err
 
 // labelsOr reads the labels of the file that Labels names, or else those of own, which also returns
 // where they are from.
-func (im *labelColumn) labelsOr(ctx context.Context, own func() ([]int32, string, error)) (
+func (im *importer) labelsOr(ctx context.Context, own func() ([]int32, string, error)) (
 	labels []int32, file string, err error) {
 	if im.o.Labels == "" {
 		return own()

@@ -15,7 +15,7 @@ import (
 // placer puts rows that name their nodes in the order of these. Rows that come in this order go
 // through; from the first that does not, rows are put in their places in a file beside.
 type placer struct {
-	im    *job
+	im    *importer
 	t     *table
 	w     *featureWriter
 	n     int64    // rows that went through: those of nodes 0 to n-1

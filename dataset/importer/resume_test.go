@@ -318,7 +318,7 @@ func FuzzEdgeText(f *testing.F) {
 		textPart, textBlock = int64(part)+1, int(block)+1
 		ids := idRange{nodes: int64(nodes) + 1, known: true}
 		path := writeText(t, "e.txt", string(text))
-		im := &edgesImport{importer: newImporter(&job{}), edges: path,
+		im := &edgesImport{importer: &importer{}, edges: path,
 			opt: EdgesOptions{IgnoreColumns: nodes%2 == 0}}
 		h, err := im.readEdgeHead(path)
 		if err != nil || h.empty {

@@ -12,22 +12,12 @@ import (
 	"helios/internal/errs"
 )
 
-// splitSets reads the splits of an import, and writes them with the labels.
-type splitSets struct {
-	*job
-	indexed bool // SplitIndex chose a split
-	// splitKey, where set, is a stable key of a node, which alone decides where it goes.
-	splitKey func(v int64) uint64
-	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
-	splitOf func(v int64) int
-}
-
 // idsPerNeed is the number of ids that are promised memory at a time.
 const idsPerNeed = 1 << 16
 
 // addID appends a node to a split. More ids than nodes means that some stand twice, which need not
 // fill the memory first.
-func (im *splitSets) addID(ids []int64, v int64, from string) ([]int64, error) {
+func (im *importer) addID(ids []int64, v int64, from string) ([]int64, error) {
 	n := int64(len(ids))
 	if n >= im.m.Nodes {
 		return nil, errs.New(errs.Usage,
@@ -48,7 +38,7 @@ func (im *splitSets) addID(ids []int64, v int64, from string) ([]int64, error) {
 // splitIDs reads a list of ids, or a mask: bool, or integers 0 and 1, with an element for each
 // node. A mask of two dimensions holds several splits, in rows or in columns, and SplitIndex
 // chooses one.
-func (im *splitSets) splitIDs(a *npy.Array) ([]int64, error) {
+func (im *importer) splitIDs(a *npy.Array) ([]int64, error) {
 	sh := a.Header.Shape
 	dt := a.Header.DType
 	if dt.Kind == 'f' {
@@ -89,7 +79,7 @@ func (im *splitSets) splitIDs(a *npy.Array) ([]int64, error) {
 
 // isMask reports whether an array of one dimension is a mask and no list of ids. As ids, many zeros
 // and ones would stand twice.
-func (im *splitSets) isMask(a *npy.Array) (bool, error) {
+func (im *importer) isMask(a *npy.Array) (bool, error) {
 	if a.Header.DType.Kind == 'b' {
 		return true, nil
 	}
@@ -123,7 +113,7 @@ func zerosAndOnes(a *npy.Array, nodes int64) (bool, error) {
 
 // maskOfSeveral reads one of several masks: (splits, nodes), or (nodes, splits) as PyTorch
 // Geometric has it.
-func (im *splitSets) maskOfSeveral(a *npy.Array) ([]int64, error) {
+func (im *importer) maskOfSeveral(a *npy.Array) ([]int64, error) {
 	sh, n := a.Header.Shape, im.m.Nodes
 	shape := a.Header.ShapeString()
 	if (sh[0] == n) == (sh[1] == n) {
@@ -185,7 +175,7 @@ func findSplits(dir string) (paths [3]string) {
 }
 
 // folderSplits reads train, valid (or val) and test of a folder, each a text or .npy file.
-func (im *splitSets) folderSplits(ctx context.Context, dir string) ([]splitSet, error) {
+func (im *importer) folderSplits(ctx context.Context, dir string) ([]splitSet, error) {
 	var sets []splitSet
 	for i, path := range findSplits(dir) {
 		if path == "" {
@@ -203,7 +193,7 @@ func (im *splitSets) folderSplits(ctx context.Context, dir string) ([]splitSet, 
 
 // splitsOr reads the splits of the folder that SplitDir names, or else those of own, unless new
 // ones are made.
-func (im *splitSets) splitsOr(ctx context.Context,
+func (im *importer) splitsOr(ctx context.Context,
 	own func(context.Context) ([]splitSet, error)) ([]splitSet, error) {
 	switch {
 	case im.o.SplitDir != "":
@@ -214,7 +204,7 @@ func (im *splitSets) splitsOr(ctx context.Context,
 	return own(ctx)
 }
 
-func (im *splitSets) splitFile(ctx context.Context, path string, users bool) ([]int64, error) {
+func (im *importer) splitFile(ctx context.Context, path string, users bool) ([]int64, error) {
 	if isArray(path) {
 		a, err := npy.Open(path)
 		if err != nil {
@@ -247,7 +237,7 @@ type splitSet struct {
 
 // labelsAndSplits writes labels and the three splits. given is empty, or has the three
 // splits; labels is nil when there are none.
-func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []splitSet) error {
+func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []splitSet) error {
 	if im.o.MakeSplits {
 		given, im.splitOf = nil, nil
 	}
@@ -290,7 +280,7 @@ func (im *splitSets) labelsAndSplits(labels []int32, labelsFile string, given []
 }
 
 // writeLabels writes labels.npy.
-func (im *splitSets) writeLabels(labels []int32) error {
+func (im *importer) writeLabels(labels []int32) error {
 	out, err := im.s.Array("labels", npy.Int32, 0)
 	if err != nil {
 		return err
@@ -305,7 +295,7 @@ func (im *splitSets) writeLabels(labels []int32) error {
 }
 
 // place puts the nodes into splits, and the classes to train on into trained.
-func (im *splitSets) place(sp *build.Splitter, trained classSet, labels []int32,
+func (im *importer) place(sp *build.Splitter, trained classSet, labels []int32,
 	given []splitSet) error {
 	place := func(split int, v int64) error {
 		if split == 0 {
@@ -325,7 +315,7 @@ func (im *splitSets) place(sp *build.Splitter, trained classSet, labels []int32,
 }
 
 // noteDealt names the splits that were made.
-func (im *splitSets) noteDealt() {
+func (im *importer) noteDealt() {
 	why, how := "the input has no splits", "in equal shares of each class and at random by seed"
 	if im.o.MakeSplits {
 		why = "option make-splits"
@@ -339,7 +329,7 @@ func (im *splitSets) noteDealt() {
 }
 
 // checkLabels finds nodes that need a label and have none.
-func (im *splitSets) checkLabels(labels []int32, file string, given []splitSet) error {
+func (im *importer) checkLabels(labels []int32, file string, given []splitSet) error {
 	if im.o.UnlabelledOK {
 		return nil
 	}
@@ -381,7 +371,7 @@ func placeByRule(place func(int, int64) error, labels []int32, of func(v int64) 
 
 // deal puts the labelled nodes into the splits by chance, so many of each class as quotas says. A
 // node goes to a split with the probability that the split has among the places that are left.
-func (im *splitSets) deal(sp *build.Splitter, place func(int, int64) error, labels []int32) error {
+func (im *importer) deal(sp *build.Splitter, place func(int, int64) error, labels []int32) error {
 	if labels == nil {
 		return nil
 	}
@@ -422,7 +412,7 @@ func (im *splitSets) deal(sp *build.Splitter, place func(int, int64) error, labe
 }
 
 // placeGiven puts the nodes of the given splits where these say, and refuses splits that overlap.
-func (im *splitSets) placeGiven(place func(int, int64) error, labels []int32,
+func (im *importer) placeGiven(place func(int, int64) error, labels []int32,
 	given []splitSet) error {
 	if err := im.needMemory("the split of each node", im.m.Nodes, 1); err != nil {
 		return err

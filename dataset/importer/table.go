@@ -71,7 +71,7 @@ func columnTable(path, kind string) *table {
 
 // tableOf finds out how a file is cut that the user named, or else takes it as a format's own: a
 // row for each node, without a heading.
-func (im *job) tableOf(ctx context.Context, kind, path string, users bool) (*table, error) {
+func (im *importer) tableOf(ctx context.Context, kind, path string, users bool) (*table, error) {
 	if users {
 		key := kind + " " + path
 		if t := im.tables[key]; t != nil {
@@ -110,7 +110,7 @@ type tableHead struct {
 }
 
 // openTable finds out how a file is cut, whether it has a heading, and which column holds ids.
-func (im *job) openTable(ctx context.Context, kind, path string) (*table, error) {
+func (im *importer) openTable(ctx context.Context, kind, path string) (*table, error) {
 	h, err := readTableHead(path)
 	if err != nil || h.first == nil {
 		return h.table, err
@@ -194,7 +194,7 @@ func closeQuotes(l *lines, text []byte) []byte {
 
 // headingOf returns the names of the columns, or nil where the first line is a row. Where it may be
 // either, the number of nodes decides, or the user.
-func (im *job) headingOf(ctx context.Context, h *tableHead) ([]string, error) {
+func (im *importer) headingOf(ctx context.Context, h *tableHead) ([]string, error) {
 	names := namesOf(h.first)
 	if names == nil {
 		if n := h.commentNames(); n != nil {
@@ -256,7 +256,7 @@ func (h *tableHead) commentNames() []string {
 
 // countsAreHeading decides whether the first line, 0, 1, 2 and so on, names columns, as pandas has
 // it write those without names.
-func (im *job) countsAreHeading(ctx context.Context, h *tableHead) (bool, error) {
+func (im *importer) countsAreHeading(ctx context.Context, h *tableHead) (bool, error) {
 	rows, err := countRows(ctx, h.path)
 	if err != nil || rows == im.m.Nodes || rows == 1 {
 		return false, err
@@ -309,7 +309,7 @@ func countRows(ctx context.Context, path string) (rows int64, err error) {
 }
 
 // columnsOf decides which column holds ids and which values.
-func (im *job) columnsOf(h *tableHead) error {
+func (im *importer) columnsOf(h *tableHead) error {
 	unused, err := im.idColumn(h)
 	if err != nil {
 		return err
@@ -340,7 +340,7 @@ func (im *job) columnsOf(h *tableHead) error {
 
 // idColumn finds the column of ids, by the options or by its name. unused are columns that hold
 // neither ids nor values.
-func (im *job) idColumn(h *tableHead) (unused []int, err error) {
+func (im *importer) idColumn(h *tableHead) (unused []int, err error) {
 	switch given := im.o.IDColumn.of(h.kind); {
 	case h.kind == "splits":
 		// The ids are the values; an index beside them is pandas'.
@@ -368,7 +368,7 @@ func (im *job) idColumn(h *tableHead) (unused []int, err error) {
 }
 
 // noteClassNames names features that are called as labels are.
-func (im *job) noteClassNames(h *tableHead) {
+func (im *importer) noteClassNames(h *tableHead) {
 	for _, i := range h.take {
 		if h.names != nil && named(h.names[i], classNames) {
 			im.o.note("%s: column %d (%q) is one of the features, as its name is no id's", h.path,
@@ -558,7 +558,7 @@ func number(b []byte, bits int) (float64, bool) {
 }
 
 // eachRows reads a table in the order of the file. fn hears of rows, never of none.
-func eachRows[F float32 | float64](ctx context.Context, im *job, t *table,
+func eachRows[F float32 | float64](ctx context.Context, im *importer, t *table,
 	fn func(rows[F], lineBlock) error) error {
 	if t.cols == 0 {
 		return nil
@@ -589,7 +589,7 @@ func eachRows[F float32 | float64](ctx context.Context, im *job, t *table,
 
 // eachValue reads a table of one value a row, such as labels, and the row's id, or else its number
 // from 0.
-func (im *job) eachValue(ctx context.Context, t *table,
+func (im *importer) eachValue(ctx context.Context, t *table,
 	fn func(id, line int64, x float64) error) error {
 	pos := int64(0)
 	return eachRows(ctx, im, t, func(r rows[float64], _ lineBlock) error {

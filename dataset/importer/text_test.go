@@ -419,7 +419,7 @@ func TestDuplicatesAreCounted(t *testing.T) {
 func TestNodeIDs(t *testing.T) {
 	for _, ids := range [][]int64{{0}, {5}, {0, 1, 2, 3},
 		{3, 9, 1 << 40, 1<<40 + 1, 999999999999999999}} {
-		im := &job{}
+		im := &importer{}
 		var set idSet
 		set.add(ids, ids)
 		require.NoError(t, im.number(&set))

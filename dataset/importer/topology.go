@@ -13,16 +13,7 @@ import (
 	"helios/internal/units"
 )
 
-// edgeSet takes the edges of an import and writes the topology.
-type edgeSet struct {
-	*job
-	sorter    *edges.Sorter // made by the first edgesFrom
-	nodesOpen bool          // the largest id gives the number of nodes
-	// countLonely has nodes without an edge counted and named: nothing but ids tells of nodes.
-	countLonely bool
-}
-
-func (im *edgeSet) freeSorter() error {
+func (im *importer) freeSorter() error {
 	e := im.sorter
 	im.sorter = nil
 	if e == nil {
@@ -33,7 +24,7 @@ func (im *edgeSet) freeSorter() error {
 
 // room refuses more nodes than the disk can hold before the disk is full: an id, or a number in a
 // heading, may be a stray one.
-func (im *edgeSet) room() error {
+func (im *importer) room() error {
 	from := im.o.In + " or option nodes"
 	if im.nodesOpen {
 		from = "the largest id in the edges"
@@ -72,7 +63,7 @@ func (im *edgeSet) room() error {
 }
 
 // topology writes what edgesFrom took.
-func (im *edgeSet) topology(ctx context.Context) (err error) {
+func (im *importer) topology(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, im.freeSorter()) }()
 	var c edges.Counts
 	if had, ok := im.s.Topology(); ok {
@@ -119,7 +110,7 @@ const (
 )
 
 // noteLonely counts the nodes without an edge.
-func (im *edgeSet) noteLonely(nodes int64) error {
+func (im *importer) noteLonely(nodes int64) error {
 	if err := im.needMemory("a bit for each node", nodes/8, 1); err != nil {
 		return nil //nolint:nilerr // the count is not worth it
 	}
@@ -152,7 +143,7 @@ func (im *edgeSet) noteLonely(nodes int64) error {
 }
 
 // blocksOf calls fn with blocks of an array that was written.
-func (im *edgeSet) blocksOf(name string, fn func(first int64, x []int64)) error {
+func (im *importer) blocksOf(name string, fn func(first int64, x []int64)) error {
 	a, err := npy.Open(im.s.Path(name + ".npy"))
 	if err != nil {
 		return err
@@ -162,7 +153,7 @@ func (im *edgeSet) blocksOf(name string, fn func(first int64, x []int64)) error 
 
 // edgesFrom takes all edges of a source, with what the options add. It may be called for several
 // sources. Where the number of nodes is not known it is that of the largest id, plus 1.
-func (im *edgeSet) edgesFrom(ctx context.Context, s edges.Source) (err error) {
+func (im *importer) edgesFrom(ctx context.Context, s edges.Source) (err error) {
 	if c, ok := im.s.Topology(); ok {
 		im.m.Nodes = c.Nodes
 		return nil

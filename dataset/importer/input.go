@@ -1,7 +1,6 @@
 package importer
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"math/bits"
@@ -13,28 +12,11 @@ import (
 	"unicode"
 
 	"helios/dataset"
-	"helios/dataset/build"
 	"helios/dataset/edges"
 	"helios/dataset/npy"
 	"helios/internal/errs"
 	"helios/internal/units"
 )
-
-// job holds what all parts of an import share: the options, the folder that is made and what is
-// known of the dataset so far.
-type job struct {
-	o    Options
-	s    *build.Staging
-	m    dataset.Meta
-	held int64 // bytes of memory that were promised (needMemory)
-	ids  nodeIDs
-	// leastNodes returns the least number of nodes, where nothing else gives it; may be nil.
-	leastNodes func(context.Context) (int64, error)
-	tables     map[string]*table // that were opened, by kind and path
-
-	used        classSet // classes with a node; nil without labels
-	classesFrom string   // what says NumClasses, where it is no option
-}
 
 // leastMemory is the least budget: an import needs it anyway.
 const leastMemory = 64 << 20
@@ -42,7 +24,7 @@ const leastMemory = 64 << 20
 // needMemory takes room for count elements of width bytes off the memory budget before they are
 // allocated, or refuses. A number in a file must not make the import take memory that it was not
 // given.
-func (im *job) needMemory(what string, count, width int64) error {
+func (im *importer) needMemory(what string, count, width int64) error {
 	hi, lo := bits.Mul64(uint64(max(count, 0)), uint64(width))
 	left := max(edges.Budget(im.o.Memory), leastMemory) - im.held
 	if hi == 0 && lo <= uint64(max(left, 0)) {
@@ -59,7 +41,7 @@ func (im *job) needMemory(what string, count, width int64) error {
 }
 
 // checkNodes refuses a number of nodes that no dataset has.
-func (im *job) checkNodes(from string) error {
+func (im *importer) checkNodes(from string) error {
 	if n := im.m.Nodes; n < 1 || n > maxTextNodes {
 		return errs.New(errs.Usage, "%s: %d nodes; 1 to %d can be imported", from, n,
 			int64(maxTextNodes))
@@ -68,7 +50,7 @@ func (im *job) checkNodes(from string) error {
 }
 
 // stateNodes takes the number of nodes that the input states.
-func (im *job) stateNodes(n int64, from string) error {
+func (im *importer) stateNodes(n int64, from string) error {
 	if n < 1 || n > maxTextNodes {
 		return errs.New(errs.Usage, "%s: %d nodes, must be from 1 to %d", from, n,
 			int64(maxTextNodes))
@@ -114,7 +96,7 @@ func briefNames(names []string) string {
 }
 
 // noteUnused names what the input holds and neither the import takes nor an option names.
-func (im *job) noteUnused(where string, names []string) {
+func (im *importer) noteUnused(where string, names []string) {
 	given := []string{im.o.Features, im.o.Labels, im.o.SplitDir}
 	if im.o.SplitDir != "" {
 		splits := findSplits(im.o.SplitDir)
@@ -247,7 +229,7 @@ func inside(dir, path, from string) (string, error) {
 }
 
 // sameRows checks a row count against the nodes found so far and takes it as theirs.
-func (im *job) sameRows(n int64, file string, nodesFrom *string) error {
+func (im *importer) sameRows(n int64, file string, nodesFrom *string) error {
 	if *nodesFrom != "" && n != im.m.Nodes {
 		return errs.New(errs.Usage, "%s has %d rows, %s has %d; one row per node is needed in both",
 			file, n, *nodesFrom, im.m.Nodes)
@@ -259,7 +241,7 @@ func (im *job) sameRows(n int64, file string, nodesFrom *string) error {
 }
 
 // nodesFrom takes the rows of an array as the number of nodes.
-func (im *job) nodesFrom(a *npy.Array) error {
+func (im *importer) nodesFrom(a *npy.Array) error {
 	sh := a.Header.Shape
 	if len(sh) == 0 || sh[0] < 1 {
 		return errs.New(errs.Usage, "%s has shape %s: no nodes", a.Name, a.Header.ShapeString())
@@ -272,7 +254,7 @@ func (im *job) nodesFrom(a *npy.Array) error {
 }
 
 // oneRowEach checks that an array has a row for each node.
-func (im *job) oneRowEach(a *npy.Array, what string) error {
+func (im *importer) oneRowEach(a *npy.Array, what string) error {
 	if sh := a.Header.Shape; len(sh) == 0 || sh[0] != im.m.Nodes {
 		return errs.New(errs.Usage,
 			"%s: %s have shape %s, there are %d nodes; one row per node is needed", a.Name, what,
@@ -281,7 +263,7 @@ func (im *job) oneRowEach(a *npy.Array, what string) error {
 	return nil
 }
 
-func (im *job) absIn() string {
+func (im *importer) absIn() string {
 	if abs, err := filepath.Abs(im.o.In); err == nil {
 		return abs
 	}
