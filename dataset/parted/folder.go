@@ -41,29 +41,16 @@ type manifest struct {
 
 // isOurs reports whether a folder has a layout. One that is not there, or empty, may become one.
 func isOurs(dir string) (bool, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
+	holds, other, err := durable.Holds(dir, manifestName, lockName, "."+manifestName+partSuffix)
 	if err != nil {
 		return false, unusable(err)
-	}
-	other := ""
-	for _, e := range entries {
-		switch e.Name() {
-		case manifestName:
-			return true, nil
-		case lockName, "." + manifestName + partSuffix: // begun, and cut off
-		default:
-			other = e.Name()
-		}
 	}
 	if other != "" {
 		return false, errs.New(errs.Refused,
 			"folder %s holds %s and no layout by part; name another folder, or one that is empty",
 			dir, other)
 	}
-	return false, nil
+	return holds, nil
 }
 
 func unusable(err error) error {

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,6 +54,25 @@ func Replace(dir, part, name string, write func(*os.File) error, renamed func(do
 		err = renamed(true)
 	}
 	return err
+}
+
+// Holds reports whether dir has a file of the name ours. Where it has not, other is one of its
+// entries, those of begun aside, which an interrupted writer leaves; a dir that is not there has
+// none.
+func Holds(dir, ours string, begun ...string) (holds bool, other string, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, "", nil
+	}
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case name == ours:
+			return true, "", nil
+		case !slices.Contains(begun, name):
+			other = name
+		}
+	}
+	return false, other, err
 }
 
 // Full reports whether an error says that a disk or a quota is full.

@@ -148,31 +148,18 @@ func removePack(dir string) error {
 	return err
 }
 
-// isOurs tells whether a folder has packs. One that is not there, or empty, may become one.
+// isOurs reports whether a folder has packs. One that is not there, or empty, may become one.
 func isOurs(dir string) (bool, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
+	holds, other, err := durable.Holds(dir, manifestName, lockName, partName)
 	if err != nil {
 		return false, unusable(err)
-	}
-	other := ""
-	for _, e := range entries {
-		switch e.Name() {
-		case manifestName:
-			return true, nil
-		case lockName, partName: // begun, and cut off
-		default:
-			other = e.Name()
-		}
 	}
 	if other != "" {
 		return false, errs.New(errs.Refused,
 			"folder %s holds %s and no packed mini-batches; name another folder, or one that is empty, with %v",
 			dir, other, errs.Key("packed"))
 	}
-	return false, nil
+	return holds, nil
 }
 
 func unusable(err error) error {
