@@ -3,9 +3,7 @@ package gnn
 import "helios/internal/simd"
 
 // ELU (Clevert et al., ICLR 2016): x above 0, e^x - 1 elsewhere.
-func init() {
-	registerActivation(Activation{
-		Name: "elu", Summary: "x above 0, e^x - 1 below", value: simd.Level.ELU,
-		slope: simd.Level.ELUSlope,
-	})
+var eluActivation = &Activation{
+	Name: "elu", Summary: "x above 0, e^x - 1 below", value: simd.Level.ELU,
+	slope: simd.Level.ELUSlope,
 }

@@ -1,7 +1,6 @@
 package gnn
 
 import (
-	"slices"
 	"strings"
 	"unsafe"
 
@@ -24,30 +23,21 @@ type Activation struct {
 // DefaultActivation is the function where none is named.
 const DefaultActivation = "relu"
 
-var activations = map[string]*Activation{}
+// activations are all functions in the order of lists, the default first.
+var activations = []*Activation{reluActivation, eluActivation, geluActivation}
 
-// registerActivation makes a function and its kernels known. It is for init functions.
-func registerActivation(a Activation) {
-	if activations[a.Name] != nil {
-		panic("activation " + a.Name + " is registered twice")
+func init() {
+	for _, a := range activations {
+		cuda.RegisterHost(a.kernel(), a.forward)
+		cuda.RegisterHost(a.kernel()+"_bwd", a.backward)
 	}
-	activations[a.Name] = &a
-	cuda.RegisterHost(a.kernel(), a.forward)
-	cuda.RegisterHost(a.kernel()+"_bwd", a.backward)
 }
 
-// Activations lists the names of all functions, DefaultActivation first and the others by name.
-func Activations() []string { return namesOf(activations, DefaultActivation) }
-
-// namesOf lists the keys of a registry, first first and the others by name.
-func namesOf[T any](registry map[string]T, first string) []string {
-	names := []string{first}
-	for name := range registry {
-		if name != first {
-			names = append(names, name)
-		}
+// Activations lists the names of all functions, the default first.
+func Activations() (names []string) {
+	for _, a := range activations {
+		names = append(names, a.Name)
 	}
-	slices.Sort(names[1:])
 	return names
 }
 
@@ -56,8 +46,10 @@ func ActivationOf(name string) (*Activation, error) {
 	if name == "" {
 		name = DefaultActivation
 	}
-	if a := activations[name]; a != nil {
-		return a, nil
+	for _, a := range activations {
+		if a.Name == name {
+			return a, nil
+		}
 	}
 	return nil, errs.New(errs.Usage, "activation %q is unknown; choose one of %s", name,
 		strings.Join(Activations(), ", "))

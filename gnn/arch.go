@@ -8,8 +8,8 @@ import (
 	"helios/internal/errs"
 )
 
-// Arch is a kind of model. Each one has a file of its own, registers itself there, and is the only
-// place that knows its name: flags, help and checks take the list from Archs, and everybody else
+// Arch is a kind of model. Each one has a file of its own, which alone knows its name, and stands
+// in the list of this one: flags, help and checks take the names from Archs, and everybody else
 // asks the Arch.
 type Arch interface {
 	// Name is the value of --model.
@@ -44,27 +44,26 @@ type Arch interface {
 	backward(s *step, l int, h, dz cuda.DevicePtr) error
 }
 
-// archs are the registered kinds, by name.
-var archs = map[string]Arch{}
+// archs are all kinds of models in the order of lists, the default first.
+var archs = []Arch{sage{}, gat{}, gcn{}, gin{}}
 
-// registerArch makes a kind of model known. It is for init functions.
-func registerArch(a Arch) {
-	if archs[a.Name()] != nil {
-		panic("model " + a.Name() + " is registered twice")
+// Archs lists the names of all kinds of models, DefaultArch first.
+func Archs() (names []string) {
+	for _, a := range archs {
+		names = append(names, a.Name())
 	}
-	archs[a.Name()] = a
+	return names
 }
-
-// Archs lists the names of all kinds of models, DefaultArch first and the others by name.
-func Archs() []string { return namesOf(archs, DefaultArch) }
 
 // ArchOf finds a kind of model; an empty name is DefaultArch.
 func ArchOf(name string) (Arch, error) {
 	if name == "" {
 		name = DefaultArch
 	}
-	if a := archs[name]; a != nil {
-		return a, nil
+	for _, a := range archs {
+		if a.Name() == name {
+			return a, nil
+		}
 	}
 	return nil, errs.New(errs.Usage, "model %q is unknown; choose one of %s", name,
 		strings.Join(Archs(), ", "))

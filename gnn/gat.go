@@ -26,8 +26,6 @@ import (
 // edge is a destination.
 type gat struct{}
 
-func init() { registerArch(gat{}) }
-
 func (gat) Name() string { return "gat" }
 func (gat) Summary() string {
 	return "graph attention: a node attends to itself and its neighbours, with several heads"

@@ -11,8 +11,6 @@ import (
 // 2017): W Σ w_ij h_j + b, with the weights of edgeWeights.
 type gcn struct{}
 
-func init() { registerArch(gcn{}) }
-
 func (gcn) Name() string { return "gcn" }
 func (gcn) Summary() string {
 	return "graph convolution: neighbours and the node itself weighted by the roots of their degrees"

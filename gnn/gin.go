@@ -15,8 +15,6 @@ import (
 // over all neighbours as its mean.
 type gin struct{}
 
-func init() { registerArch(gin{}) }
-
 func (gin) Name() string { return "gin" }
 func (gin) Summary() string {
 	return "graph isomorphism network: the sum of a node and its neighbours, through two matrices"

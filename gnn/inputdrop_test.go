@@ -67,6 +67,6 @@ func TestInputDropout(t *testing.T) {
 		mc.FeatureDropout = 1
 		_, err = NewModel(g.dev, mc)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
-		require.ErrorContains(t, err, "feature dropout 1")
+		require.ErrorContains(t, err, "feature-dropout 1")
 	}
 }

@@ -45,26 +45,27 @@ type Norm interface {
 // NoNorm is the name of no normalisation.
 const NoNorm = "none"
 
-var norms = map[string]Norm{}
+// norms are all normalisations in the order of lists.
+var norms = []Norm{batchNorm{}, layerNorm{}}
 
-// registerNorm makes a normalisation known. It is for init functions.
-func registerNorm(n Norm) {
-	if norms[n.Name()] != nil || n.Name() == NoNorm {
-		panic("norm " + n.Name() + " is registered twice")
+// Norms lists the names of all normalisations, NoNorm first.
+func Norms() []string {
+	names := []string{NoNorm}
+	for _, n := range norms {
+		names = append(names, n.Name())
 	}
-	norms[n.Name()] = n
+	return names
 }
-
-// Norms lists the names of all normalisations, NoNorm first and the others by name.
-func Norms() []string { return namesOf(norms, NoNorm) }
 
 // NormOf finds a normalisation; it is nil for NoNorm and for an empty name.
 func NormOf(name string) (Norm, error) {
 	if name == "" || name == NoNorm {
 		return nil, nil
 	}
-	if n := norms[name]; n != nil {
-		return n, nil
+	for _, n := range norms {
+		if n.Name() == name {
+			return n, nil
+		}
 	}
 	return nil, errs.New(errs.Usage, "norm %q is unknown; choose one of %s", name,
 		strings.Join(Norms(), ", "))

@@ -10,21 +10,19 @@ import (
 // weight decay is an L2 term.
 const DefaultOptimizer = "adam"
 
-// The value is set where weight decay is decoupled from the gradient: AdamW (Loshchilov and Hutter,
-// ICLR 2019).
-var optimizers = map[string]bool{DefaultOptimizer: false, "adamw": true}
+const adamW = "adamw" // whose weight decay is decoupled from the gradient (Loshchilov, Hutter, 2019)
 
 // Optimizers lists the names of all optimisers, DefaultOptimizer first.
-func Optimizers() []string { return namesOf(optimizers, DefaultOptimizer) }
+func Optimizers() []string { return []string{DefaultOptimizer, adamW} }
 
 // Decoupled returns the value of Step.Decoupled for an optimiser; an empty name is
 // DefaultOptimizer.
 func Decoupled(name string) (bool, error) {
-	if name == "" {
-		name = DefaultOptimizer
-	}
-	if d, ok := optimizers[name]; ok {
-		return d, nil
+	switch name {
+	case "", DefaultOptimizer:
+		return false, nil
+	case adamW:
+		return true, nil
 	}
 	return false, errs.New(errs.Usage, "optimizer %q is unknown; choose one of %s", name,
 		strings.Join(Optimizers(), ", "))

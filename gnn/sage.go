@@ -14,8 +14,6 @@ const DefaultArch = "sage"
 // mean(h_j) + b.
 type sage struct{}
 
-func init() { registerArch(sage{}) }
-
 func (sage) Name() string { return DefaultArch }
 func (sage) Summary() string {
 	return "GraphSAGE: a node's own features and the mean of its neighbours', a matrix for each"

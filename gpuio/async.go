@@ -137,14 +137,12 @@ func (e *flight) breakWith(err error) {
 // StackAsync is the stack of Helios: kernels fill queues and others reap them.
 const StackAsync = "async"
 
-func init() {
-	registerStack(&Stack{
-		Name: StackAsync, Summary: "kernels submit, others complete", order: 1, Queued: true,
-		Coalesces: true, Overlaps: true, Threads: warp,
-		Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
-			return NewAsync(dev, ssds, l, o.AsyncOptions)
-		},
-	})
+var asyncStack = &Stack{
+	Name: StackAsync, Summary: "kernels submit, others complete", Queued: true,
+	Coalesces: true, Overlaps: true, Threads: warp,
+	Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
+		return NewAsync(dev, ssds, l, o.AsyncOptions)
+	},
 }
 
 // NewAsync makes the async stack over ssds, which hold a layout's rows: queue pairs, the kernels'

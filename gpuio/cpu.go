@@ -33,16 +33,14 @@ type CPUOptions struct {
 // StackCPU reads with the CPU, past the page cache.
 const StackCPU = "cpu"
 
-func init() {
-	registerStack(&Stack{
-		Name: StackCPU, Summary: "the CPU reads and gathers", order: 3, Coalesces: true,
-		Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
-			return NewCPU(dev, ssds, l, CPUOptions{
-				Threads: o.Workers, Depth: o.Depth, Engine: o.Engine, Timeout: o.Timeout,
-				Retries: o.Retries, CoalesceBytes: o.CoalesceBytes,
-			})
-		},
-	})
+var cpuStack = &Stack{
+	Name: StackCPU, Summary: "the CPU reads and gathers", Coalesces: true,
+	Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
+		return NewCPU(dev, ssds, l, CPUOptions{
+			Threads: o.Workers, Depth: o.Depth, Engine: o.Engine, Timeout: o.Timeout,
+			Retries: o.Retries, CoalesceBytes: o.CoalesceBytes,
+		})
+	},
 }
 
 // NewCPU makes the CPU-managed stack: threads read the backing files with O_DIRECT into their own

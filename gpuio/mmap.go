@@ -14,13 +14,11 @@ import (
 // StackMmap copies rows out of the page cache.
 const StackMmap = "mmap"
 
-func init() {
-	registerStack(&Stack{
-		Name: StackMmap, Summary: "rows come out of the page cache", order: 4, PageCache: true,
-		Open: func(dev cuda.Device, ssds []*SSD, l Layout, _ StackOptions) (Reader, error) {
-			return NewMmap(dev, ssds, l)
-		},
-	})
+var mmapStack = &Stack{
+	Name: StackMmap, Summary: "rows come out of the page cache", PageCache: true,
+	Open: func(dev cuda.Device, ssds []*SSD, l Layout, _ StackOptions) (Reader, error) {
+		return NewMmap(dev, ssds, l)
+	},
 }
 
 // NewMmap makes the stack that copies rows out of the page cache, as loaders of DGL and PyTorch

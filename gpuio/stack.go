@@ -56,13 +56,10 @@ func (s *Stack) BlocksOn(info cuda.Info, threads int) int {
 // ReadsDirect tells that the CPU's reads pass the page cache by, so that they are whole LBAs.
 func (s *Stack) ReadsDirect() bool { return !s.Queued && !s.PageCache }
 
+// allStacks are all stacks in the order of lists, the default first.
 var allStacks []*Stack
 
-// registerStack adds a stack; init functions call it.
-func registerStack(s *Stack) {
-	allStacks = append(allStacks, s)
-	slices.SortFunc(allStacks, func(a, b *Stack) int { return a.order - b.order })
-}
+func init() { allStacks = []*Stack{asyncStack, syncStack, cpuStack, mmapStack} }
 
 // Stacks returns all stacks, the default first.
 func Stacks() []*Stack { return slices.Clone(allStacks) }

@@ -42,14 +42,12 @@ const (
 // StackSync is the stack of BaM and GIDS.
 const StackSync = "sync"
 
-func init() {
-	registerStack(&Stack{
-		Name: StackSync, Summary: "a warp reads a row and waits for it", order: 2, Queued: true,
-		Threads: defaultSyncThreads, Blocks: residentBlocks,
-		Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
-			return NewSync(dev, ssds, l, SyncOptions(o.AsyncOptions))
-		},
-	})
+var syncStack = &Stack{
+	Name: StackSync, Summary: "a warp reads a row and waits for it", Queued: true,
+	Threads: defaultSyncThreads, Blocks: residentBlocks,
+	Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
+		return NewSync(dev, ssds, l, SyncOptions(o.AsyncOptions))
+	},
 }
 
 // NewSync makes the sync stack over ssds: the data path of BaM and GIDS, as a baseline on the very

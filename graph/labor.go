@@ -42,16 +42,14 @@ import (
 // Labor samples by variates of the sources.
 const Labor = "labor"
 
-func init() {
-	register(&Method{
-		Name: Labor, Summary: "in-neighbours by a random number of theirs, fewer rows; other results",
-		Title:  "layer-neighbour (LABOR-0)",
-		Fanout: "neighbours of each node, on average", MostFanout: 1 << 20, WholeLists: true,
-		Dependent: true,
-		// A destination may take all its neighbours.
-		Bound: func(int64, int) int64 { return Unbounded },
-		open:  openLabor,
-	})
+var laborMethod = &Method{
+	Name: Labor, Summary: "in-neighbours by a random number of theirs, fewer rows; other results",
+	Title:  "layer-neighbour (LABOR-0)",
+	Fanout: "neighbours of each node, on average", MostFanout: 1 << 20, WholeLists: true,
+	Dependent: true,
+	// A destination may take all its neighbours.
+	Bound: func(int64, int) int64 { return Unbounded },
+	open:  openLabor,
 }
 
 // openLabor chooses the hopper: the CPU's own where a node fits its tables, else a GPU's.

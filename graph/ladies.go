@@ -39,19 +39,17 @@ import (
 // Ladies samples by layer.
 const Ladies = "ladies"
 
-func init() {
-	register(&Method{
-		Name: Ladies, Summary: "layer-wise, nodes a layer; other results",
-		Title:  "layer-wise (LADIES)",
-		Fanout: "nodes of a layer", MostFanout: mostLayer, WholeLists: true, NoAll: true,
-		Bound: func(n int64, fanout int) int64 {
-			if fanout < 0 {
-				return Unbounded
-			}
-			return n + int64(fanout)
-		},
-		open: func(c sampling) (hopper, error) { return newLayerHopper(c) },
-	})
+var ladiesMethod = &Method{
+	Name: Ladies, Summary: "layer-wise, nodes a layer; other results",
+	Title:  "layer-wise (LADIES)",
+	Fanout: "nodes of a layer", MostFanout: mostLayer, WholeLists: true, NoAll: true,
+	Bound: func(n int64, fanout int) int64 {
+		if fanout < 0 {
+			return Unbounded
+		}
+		return n + int64(fanout)
+	},
+	open: func(c sampling) (hopper, error) { return newLayerHopper(c) },
 }
 
 // layerParams is the parameter block of the layer kernels. Sample is that of sample_fill with all

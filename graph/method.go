@@ -8,9 +8,9 @@ import (
 	"helios/internal/errs"
 )
 
-// Method is a way to draw mini-batches. Each is declared in a file of its own, which registers it;
-// names, help and reports read the registry, and code that must know more asks for the traits
-// below, never for a name.
+// Method is a way to draw mini-batches. Each is declared in a file of its own and stands in the
+// list of this one; names, help and reports read the list, and code that must know more asks for
+// the traits below, never for a name.
 type Method struct {
 	Name    string
 	Summary string // for help: a few words after the name
@@ -35,21 +35,10 @@ type Method struct {
 // Unbounded is Method.Bound's answer where only the graph limits the frontier.
 const Unbounded = math.MaxInt64
 
+// methods are all methods in the order of lists, the default first.
 var methods []*Method
 
-// register adds a method; init functions call it.
-func register(m *Method) {
-	methods = append(methods, m)
-	slices.SortFunc(methods, func(a, b *Method) int { // the default first, then by name
-		if (a.Name == Neighbor) != (b.Name == Neighbor) {
-			if a.Name == Neighbor {
-				return -1
-			}
-			return 1
-		}
-		return strings.Compare(a.Name, b.Name)
-	})
-}
+func init() { methods = []*Method{neighborMethod, laborMethod, ladiesMethod} }
 
 // Methods returns all methods, the default first.
 func Methods() []*Method { return slices.Clone(methods) }

@@ -6,18 +6,16 @@ import "math"
 // replacement (Hamilton et al., "Inductive Representation Learning on Large Graphs", NeurIPS 2017).
 const Neighbor = "neighbor"
 
-func init() {
-	register(&Method{
-		Name: Neighbor, Summary: "in-neighbours of each node", Fanout: "neighbours of each node",
-		MostFanout: 1 << 20,
-		Bound: func(n int64, fanout int) int64 {
-			if fanout < 0 || n > math.MaxInt64/int64(1+fanout) {
-				return Unbounded
-			}
-			return n * int64(1+fanout)
-		},
-		open: openNeighbor,
-	})
+var neighborMethod = &Method{
+	Name: Neighbor, Summary: "in-neighbours of each node", Fanout: "neighbours of each node",
+	MostFanout: 1 << 20,
+	Bound: func(n int64, fanout int) int64 {
+		if fanout < 0 || n > math.MaxInt64/int64(1+fanout) {
+			return Unbounded
+		}
+		return n * int64(1+fanout)
+	},
+	open: openNeighbor,
 }
 
 // openNeighbor chooses the hopper: the CPU's own where a node fits its tables, that for lists on

@@ -4,8 +4,6 @@ package policy
 // a run has it superbatch by superbatch (package superbatch).
 const Belady = "belady"
 
-func init() {
-	register(&Policy{Name: Belady,
-		Summary: "MIN: the line whose next access is the furthest leaves", order: 100,
-		Offline: "needs to know the future: train with it, or record a run (option trace) and play it with \"heliosctl cache replay --policy belady\""})
-}
+var beladyPolicy = &Policy{Name: Belady,
+	Summary: "MIN: the line whose next access is the furthest leaves",
+	Offline: "needs to know the future: train with it, or record a run (option trace) and play it with \"heliosctl cache replay --policy belady\""}

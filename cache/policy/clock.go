@@ -3,11 +3,9 @@ package policy
 // Clock is CLOCK, or second chance.
 const Clock = "clock"
 
-func init() {
-	register(&Policy{
-		Name: Clock, Summary: "CLOCK: what was accessed since the hand passed stays", order: 3, set: setClock,
-		open: func(d *Queues, c Config) evictor { return newClock(d) },
-	})
+var clockPolicy = &Policy{
+	Name: Clock, Summary: "CLOCK: what was accessed since the hand passed stays", set: setClock,
+	open: func(d *Queues, c Config) evictor { return newClock(d) },
 }
 
 // visited marks a slot that was accessed since the hand passed; SIEVE uses it too.

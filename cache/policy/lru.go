@@ -3,11 +3,9 @@ package policy
 // LRU is least recently used.
 const LRU = "lru"
 
-func init() {
-	register(&Policy{
-		Name: LRU, Summary: "the line whose last access is the longest ago leaves", order: 2, set: setLRU,
-		open: func(d *Queues, c Config) evictor { return newLRU(d) },
-	})
+var lruPolicy = &Policy{
+	Name: LRU, Summary: "the line whose last access is the longest ago leaves", set: setLRU,
+	open: func(d *Queues, c Config) evictor { return newLRU(d) },
 }
 
 // lru evicts the slot whose last access is the longest ago. Pinned slots are not in the queue: a

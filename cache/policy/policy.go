@@ -12,24 +12,23 @@ import (
 	"helios/internal/errs"
 )
 
-// Policy is a rule of which line leaves a full cache. Each is declared in a file of its own, which
-// registers it; names, help and documents read the registry.
+// Policy is a rule of which line leaves a full cache. Each is declared in a file of its own and
+// stands in the list of this one, which names, help and documents read.
 type Policy struct {
 	Name    string
 	Summary string // for help: a few words after the name
 	Offline string // why a run cannot have it, and what to do instead; "": it can
-	order   int    // in lists
 
 	open func(d *Queues, c Config) evictor
 	set  setRule // its rule over a set
 }
 
+// policies are all policies in the order of lists, those that a run can have first.
 var policies []*Policy
 
-// register adds a policy; init functions call it.
-func register(p *Policy) {
-	policies = append(policies, p)
-	slices.SortFunc(policies, func(a, b *Policy) int { return a.order - b.order })
+func init() {
+	policies = []*Policy{randomPolicy, lruPolicy, clockPolicy, sievePolicy, s3fifoPolicy,
+		beladyPolicy}
 }
 
 // All returns all policies, those that a run can have first.

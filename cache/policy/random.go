@@ -5,11 +5,9 @@ import "math/bits"
 // Random is the policy of BaM and GIDS.
 const Random = "random"
 
-func init() {
-	register(&Policy{
-		Name: Random, Summary: "a line drawn at random leaves (BaM, GIDS)", order: 1, set: setRandom,
-		open: func(d *Queues, c Config) evictor { return newRandom(d, c.Slots, c.Seed) },
-	})
+var randomPolicy = &Policy{
+	Name: Random, Summary: "a line drawn at random leaves (BaM, GIDS)", set: setRandom,
+	open: func(d *Queues, c Config) evictor { return newRandom(d, c.Slots, c.Seed) },
 }
 
 // random evicts a slot drawn uniformly from those that are not pinned: they stand in an array, each

@@ -3,12 +3,10 @@ package policy
 // S3FIFO is S3-FIFO.
 const S3FIFO = "s3fifo"
 
-func init() {
-	register(&Policy{
-		Name: S3FIFO, Summary: "S3-FIFO: a small queue, a main one and a memory of lines that left",
-		order: 5, set: setS3FIFO,
-		open: func(d *Queues, c Config) evictor { return newS3FIFO(d, c.Slots) },
-	})
+var s3fifoPolicy = &Policy{
+	Name: S3FIFO, Summary: "S3-FIFO: a small queue, a main one and a memory of lines that left",
+	set:  setS3FIFO,
+	open: func(d *Queues, c Config) evictor { return newS3FIFO(d, c.Slots) },
 }
 
 // What S3-FIFO notes of a slot.

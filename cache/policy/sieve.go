@@ -3,11 +3,9 @@ package policy
 // Sieve is SIEVE.
 const Sieve = "sieve"
 
-func init() {
-	register(&Policy{
-		Name: Sieve, Summary: "SIEVE: a hand over lines in order of insertion", order: 4, set: setSieve,
-		open: func(d *Queues, c Config) evictor { return newSieve(d) },
-	})
+var sievePolicy = &Policy{
+	Name: Sieve, Summary: "SIEVE: a hand over lines in order of insertion", set: setSieve,
+	open: func(d *Queues, c Config) evictor { return newSieve(d) },
 }
 
 // sieve is SIEVE (Zhang et al., NSDI '24): a queue in order of insertion and a hand that goes from

@@ -12,15 +12,12 @@ import (
 // had before is added where its kind lives (a policy in cache/policy, a sampler in graph, a stack
 // in gpuio, a pipeline in this package); the mode's file then chooses it.
 //
-// One file for each mode registers it. Help, comparisons, checks and the tables of documents ask
-// the registry, so nothing else names a mode.
+// One file for each mode declares it, and the list in this file has it. Help, comparisons, checks
+// and the tables of documents go by the list, so nothing else names a mode.
 type Mode struct {
 	Name string
 	// Summary says in a line how rows get to the device.
 	Summary string
-	// Rank is the place in lists, the least first. Comparisons run the modes in this order and
-	// tell figures relative to the first.
-	Rank int
 	// InMemory: every row is in memory before the first batch. The CPU tier takes what the GPU
 	// tier leaves, and no row comes or goes.
 	InMemory bool
@@ -59,20 +56,16 @@ func Baselines() (all []Baseline) {
 	return all
 }
 
+// modes are all modes in the order of lists. Comparisons run them in this order and report figures
+// relative to the first.
 var modes []*Mode
 
-// registerMode adds a mode to the registry.
-func registerMode(m Mode) *Mode {
-	if slices.ContainsFunc(modes,
-		func(o *Mode) bool { return o.Name == m.Name || o.Rank == m.Rank }) {
-		panic("mode " + m.Name + ": its name or rank is taken")
-	}
-	modes = append(modes, &m)
-	slices.SortFunc(modes, func(a, b *Mode) int { return cmp.Compare(a.Rank, b.Rank) })
-	return &m
+func init() { // not where it is declared: modes ask the list about themselves
+	modes = []*Mode{heliosMode, gidsMode, bamMode, ginexMode, diskgnnMode, hierMode, mariusMode,
+		cpuMode, mmapMode, inmemMode}
 }
 
-// Modes returns every mode, the least rank first.
+// Modes returns every mode.
 func Modes() []*Mode { return slices.Clone(modes) }
 
 // ModeNames returns the names of Modes.

@@ -11,10 +11,9 @@ const ModeBaM = "bam"
 // BaMLine is the bytes of a page of BaM's cache.
 const BaMLine = 4096
 
-var _ = registerMode(Mode{
+var bamMode = &Mode{
 	Name:    ModeBaM,
 	Summary: "a warp submits a read and waits for it; lines come into the GPU tier and go",
-	Rank:    30,
 	Fill: func(c *Config) {
 		c.autoGPUTier()
 		orText(&c.IOStack, gpuio.StackSync)
@@ -22,7 +21,7 @@ var _ = registerMode(Mode{
 		orText(&c.Policy, policy.Random)
 		c.pageLines()
 	},
-})
+}
 
 // pageLines makes the lines of a dynamic tier BaM's pages, where no size is given.
 func (c *Config) pageLines() {

@@ -5,10 +5,9 @@ import "helios/gpuio"
 // ModeCPU is the data path of systems whose CPU manages the reads.
 const ModeCPU = "cpu"
 
-var _ = registerMode(Mode{
+var cpuMode = &Mode{
 	Name:    ModeCPU,
 	Summary: "CPU threads read the SSDs and hand batches to the GPU; static CPU tier",
-	Rank:    40,
 	Fill: func(c *Config) {
 		c.cpuTier(10)
 		orText(&c.IOStack, gpuio.StackCPU)
@@ -20,4 +19,4 @@ var _ = registerMode(Mode{
 		{Name: "ali+pg", Options: [][2]string{{"topology", TopologySSD},
 			{"hotness", HotnessOutDegree}}},
 	},
-})
+}

@@ -15,10 +15,9 @@ const ModeDiskGNN = "diskgnn"
 // both tiers are chosen when the mini-batches are laid out.
 const diskGNNGPUPercent = 5
 
-var _ = registerMode(Mode{
+var diskgnnMode = &Mode{
 	Name:    ModeDiskGNN,
 	Summary: "mini-batches are sampled and their rows packed on disk beforehand; CPU threads read long runs of pages",
-	Rank:    37,
 	Packed:  true,
 	Fill: func(c *Config) {
 		if !c.GPUCacheAuto && c.GPUCache == (units.Budget{}) {
@@ -61,4 +60,4 @@ var _ = registerMode(Mode{
 		}
 		return nil
 	},
-})
+}

@@ -16,10 +16,9 @@ const (
 	gidsCPUPercent = 10
 )
 
-var _ = registerMode(Mode{
+var gidsMode = &Mode{
 	Name:    ModeGIDS,
 	Summary: "bam with window buffer, constant CPU buffer and accumulator",
-	Rank:    20,
 	Fill: func(c *Config) {
 		c.autoGPUTier()
 		c.cpuTier(gidsCPUPercent)
@@ -38,4 +37,4 @@ var _ = registerMode(Mode{
 		}
 		orText(&c.Pipeline, PipelineRunAhead)
 	},
-})
+}

@@ -5,10 +5,9 @@ import "helios/gpuio"
 // ModeGinex is the data path of Ginex (Park et al., VLDB 2022).
 const ModeGinex = "ginex"
 
-var _ = registerMode(Mode{
+var ginexMode = &Mode{
 	Name:    ModeGinex,
 	Summary: "superbatches are sampled first, then CPU threads read what a provably optimal CPU tier misses",
-	Rank:    35,
 	Fill: func(c *Config) {
 		c.cpuTier(10)
 		orText(&c.IOStack, gpuio.StackCPU)
@@ -27,4 +26,4 @@ var _ = registerMode(Mode{
 		{Name: "ginex-pg", Options: [][2]string{{"policy", PolicyStatic},
 			{"hotness", HotnessOutDegree}}},
 	},
-})
+}

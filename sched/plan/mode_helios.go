@@ -6,12 +6,11 @@ const ModeHelios = "helios"
 // DefaultMode is the mode of a configuration that names none.
 const DefaultMode = ModeHelios
 
-var _ = registerMode(Mode{
+var heliosMode = &Mode{
 	Name:    ModeHelios,
 	Summary: "the GPU submits reads and goes on; static GPU and CPU tiers hold the hottest rows",
-	Rank:    10,
 	Fill: func(c *Config) {
 		c.autoGPUTier()
 		c.cpuTier(10)
 	},
-})
+}

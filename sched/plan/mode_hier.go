@@ -16,10 +16,9 @@ const (
 	hierGPUPercent = 5
 )
 
-var _ = registerMode(Mode{
+var hierMode = &Mode{
 	Name:        ModeHier,
 	Summary:     "parts of the graph are loaded together in long reads, and mini-batches are sampled within them and the hottest nodes",
-	Rank:        38,
 	PartOrders:  []string{PartsDispersed},
 	Partitioner: partition.Stream,
 	Fill: func(c *Config) {
@@ -32,7 +31,7 @@ var _ = registerMode(Mode{
 		}
 		c.fillMega()
 	},
-})
+}
 
 // fillMegaTiers sets the data path that modes of mega-batches share.
 func (c *Config) fillMegaTiers() {

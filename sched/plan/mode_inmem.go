@@ -5,10 +5,9 @@ import "helios/internal/errs"
 // ModeInmem is the upper bound: no batch reads an SSD.
 const ModeInmem = "inmem"
 
-var _ = registerMode(Mode{
+var inmemMode = &Mode{
 	Name:     ModeInmem,
 	Summary:  "every row is in memory before the first batch: the bound that the others aim at",
-	Rank:     60,
 	InMemory: true,
 	Fill:     func(c *Config) { c.autoGPUTier() },
 	Check: func(c Config) error {
@@ -20,4 +19,4 @@ var _ = registerMode(Mode{
 		}
 		return nil
 	},
-})
+}

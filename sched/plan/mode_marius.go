@@ -8,10 +8,9 @@ import (
 // ModeMarius is the data path of MariusGNN (Waleffe et al., EuroSys 2023).
 const ModeMarius = "marius"
 
-var _ = registerMode(Mode{
+var mariusMode = &Mode{
 	Name:        ModeMarius,
 	Summary:     "random parts of the graph are loaded together, and mini-batches are sampled within them",
-	Rank:        39,
 	PartOrders:  PartOrders,
 	Partitioner: partition.Random,
 	Fill: func(c *Config) {
@@ -35,4 +34,4 @@ var _ = registerMode(Mode{
 		}
 		return nil
 	},
-})
+}

@@ -5,10 +5,9 @@ import "helios/gpuio"
 // ModeMmap is the data path of PyG+ and of DGL on a mapped file.
 const ModeMmap = "mmap"
 
-var _ = registerMode(Mode{
+var mmapMode = &Mode{
 	Name:    ModeMmap,
 	Summary: "rows are read through a mapping of the file, by the kernel's page cache",
-	Rank:    50,
 	Fill: func(c *Config) {
 		orText(&c.IOStack, gpuio.StackMmap)
 		orText(&c.Pipeline, PipelinePrefetch)
@@ -17,4 +16,4 @@ var _ = registerMode(Mode{
 		// maps the topology, too (Park et al., VLDB 2022, section 5.1)
 		{Name: "pyg+", Options: [][2]string{{"topology", TopologySSD}}},
 	},
-})
+}

@@ -79,7 +79,6 @@ func TestModeNames(t *testing.T) {
 	_, err := ModeOf("helois")
 	require.ErrorContains(t, err, "unknown option mode \"helois\"")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
-	require.Panics(t, func() { registerMode(Mode{Name: DefaultMode, Rank: 1}) })
 }
 
 // A dynamic GPU tier needs a size where the mode has no GPU tier of its own.

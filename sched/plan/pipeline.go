@@ -1,20 +1,16 @@
 package plan
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // Pipeline says which operators of mini-batches overlap. It never changes a result.
 //
-// One file for each pipeline registers it. The operator graph, the schedule, the tuner, checks and
-// help ask the registry, so nothing else names a pipeline, but modes, which choose one.
+// One file for each pipeline declares it, and the list in this file has it. The operator graph, the
+// schedule, the tuner, checks and help go by the list, so nothing else names a pipeline, but modes,
+// which choose one.
 type Pipeline struct {
 	Name string
 	// Summary says in a line what overlaps.
 	Summary string
-	// Rank is the place in lists, the least first.
-	Rank int
 	// PerHop: the rows of a hop are looked up and read while the next hop is sampled.
 	PerHop bool
 	// Ahead: Config.Depth mini-batches are prepared while one trains.
@@ -32,20 +28,15 @@ func (p *Pipeline) Serial() bool { return !p.PerHop && !p.Ahead }
 // whole tells whether a mini-batch is sampled before its rows are looked up.
 func (p *Pipeline) whole() bool { return !p.PerHop }
 
+// pipelines are all pipelines in the order of lists.
 var pipelines []*Pipeline
 
-// registerPipeline adds a pipeline to the registry.
-func registerPipeline(p Pipeline) *Pipeline {
-	if slices.ContainsFunc(pipelines,
-		func(o *Pipeline) bool { return o.Name == p.Name || o.Rank == p.Rank }) {
-		panic("pipeline " + p.Name + ": its name or rank is taken")
-	}
-	pipelines = append(pipelines, &p)
-	slices.SortFunc(pipelines, func(a, b *Pipeline) int { return cmp.Compare(a.Rank, b.Rank) })
-	return &p
+func init() {
+	pipelines = []*Pipeline{deepPipeline, intraPipeline, nonePipeline, prefetchPipeline,
+		seriesPipeline, runaheadPipeline}
 }
 
-// Pipelines returns every pipeline, the least rank first.
+// Pipelines returns every pipeline.
 func Pipelines() []*Pipeline { return slices.Clone(pipelines) }
 
 // PipelineNames returns the names of the pipelines that have a trait; of all where it is nil.

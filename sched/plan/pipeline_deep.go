@@ -3,10 +3,9 @@ package plan
 // DefaultPipeline overlaps whatever can overlap (the deep pipeline of Helios).
 const DefaultPipeline = "deep"
 
-var _ = registerPipeline(Pipeline{
+var deepPipeline = &Pipeline{
 	Name:    DefaultPipeline,
 	Summary: "reads of a hop with the sampling of the next, and mini-batches with the training of others",
-	Rank:    10,
 	PerHop:  true,
 	Ahead:   true,
-})
+}

@@ -3,9 +3,8 @@ package plan
 // PipelineIntra overlaps within a mini-batch only.
 const PipelineIntra = "intra"
 
-var _ = registerPipeline(Pipeline{
+var intraPipeline = &Pipeline{
 	Name:    PipelineIntra,
 	Summary: "reads of a hop with the sampling of the next",
-	Rank:    20,
 	PerHop:  true,
-})
+}

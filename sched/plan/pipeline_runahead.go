@@ -6,10 +6,9 @@ import "helios/internal/errs"
 // lines and merge the reads of coming mini-batches; else one operator at a time.
 const PipelineRunAhead = "run-ahead"
 
-var _ = registerPipeline(Pipeline{
+var runaheadPipeline = &Pipeline{
 	Name:    PipelineRunAhead,
 	Summary: "sampling of coming mini-batches, as far as window and accumulator look; else nothing",
-	Rank:    60,
 	Check: func(c Config) error {
 		if c.Accumulate == 0 && c.Window == 0 {
 			return errs.New(errs.Usage,
@@ -18,4 +17,4 @@ var _ = registerPipeline(Pipeline{
 		}
 		return nil
 	},
-})
+}

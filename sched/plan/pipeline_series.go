@@ -5,10 +5,9 @@ import "helios/internal/errs"
 // PipelineSeries is the NoPipe of Helios's evaluation: one operator at a time, each with all SMs.
 const PipelineSeries = "series"
 
-var _ = registerPipeline(Pipeline{
+var seriesPipeline = &Pipeline{
 	Name:        PipelineSeries,
 	Summary:     "nothing: one operator at a time, each with all SMs",
-	Rank:        50,
 	WholeDevice: true,
 	Check: func(c Config) error {
 		if c.SMs != (SMBudget{}) {
@@ -18,4 +17,4 @@ var _ = registerPipeline(Pipeline{
 		}
 		return nil
 	},
-})
+}
