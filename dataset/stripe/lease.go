@@ -51,6 +51,9 @@ var (
 	leaseLook  = time.Second // between looks at others' counters
 	// leaseSettle is more than passes between another's choice of a slot and its record there.
 	leaseSettle = 100 * time.Millisecond
+	// leaseFarewell bounds the last work on each SSD: one that has failed must not hold up the end
+	// of its run. A record that stays there does not move, and so is dead.
+	leaseFarewell = time.Second
 )
 
 // wireLease is a record on the SSD.
@@ -401,40 +404,46 @@ func (l *Lease) keep(ctx context.Context) {
 
 // renew counts on, and looks after the generation.
 func (l *Lease) renew(ctx context.Context) {
-	l.each(ctx, func(ctx context.Context, x *leased, t *target) {
-		l.look(ctx, x, t)
-		if x.slot >= 0 {
+	l.each(ctx, 2*leaseEvery, func(ctx context.Context, x *leased, t *target) {
+		if l.look(ctx, x, t) == nil && x.slot >= 0 {
 			_ = x.put(ctx, t)
 		}
 	})
 }
 
-// each does something with each SSD that can be opened now.
-func (l *Lease) each(ctx context.Context, fn func(ctx context.Context, x *leased, t *target)) {
+// each does something with each SSD that can be opened now, on each for so long at most.
+func (l *Lease) each(ctx context.Context, limit time.Duration, fn func(ctx context.Context,
+	x *leased, t *target)) {
 	l.io.Lock()
 	defer l.io.Unlock()
 	for _, x := range l.ssds {
 		if x.slot < 0 && x.loads == (uuid.UUID{}) {
 			continue
 		}
-		op, cancel := context.WithTimeout(ctx, 2*leaseEvery)
+		op, cancel := context.WithTimeout(ctx, limit)
 		_ = x.with(op, func(t *target) error { fn(op, x, t); return nil })
 		cancel()
 	}
 }
 
-// look finds out whether the SSD still holds the load that is read.
-func (l *Lease) look(ctx context.Context, x *leased, t *target) {
+// look finds out whether the SSD still holds the load that is read. Its error says that the SSD
+// cannot be read now.
+func (l *Lease) look(ctx context.Context, x *leased, t *target) error {
 	if x.loads == (uuid.UUID{}) {
-		return
+		return nil
 	}
 	c, err := t.readCopies(ctx)
-	if err != nil || c.read[0] != nil || c.read[1] != nil {
-		return
+	switch {
+	case err != nil:
+		return err
+	case c.read[0] != nil && c.read[1] != nil:
+		return c.read[1]
+	case c.read[0] != nil || c.read[1] != nil:
+		return nil // the run knows of it
 	}
 	sb, _, err := c.best()
 	if err == nil && sb.LoadID == x.loads && sb.State == StateComplete {
-		return
+		return nil
 	}
 	by := "somebody who left no name"
 	if all, err := t.leases(ctx); err == nil {
@@ -452,6 +461,7 @@ func (l *Lease) look(ctx context.Context, x *leased, t *target) {
 			x.name, by)
 		close(l.lost)
 	}
+	return nil
 }
 
 // Lost is closed when an SSD holds another load than before; Err says so.
@@ -477,7 +487,9 @@ func (l *Lease) Blame(ctx context.Context, err error) error {
 	if errs.ClassOf(err) == errs.Device && !errors.As(err, new(*gpuio.ChecksumError)) {
 		return err // the SSD says what it has
 	}
-	l.each(context.WithoutCancel(ctx), l.look)
+	l.each(context.WithoutCancel(ctx), 2*leaseEvery, func(ctx context.Context, x *leased, t *target) {
+		_ = l.look(ctx, x, t)
+	})
 	if lost := l.Err(); lost != nil {
 		l.told = true
 		return lost
@@ -492,9 +504,9 @@ func (l *Lease) Close() error {
 	}
 	l.cancel()
 	<-l.done
-	l.each(context.Background(), func(ctx context.Context, x *leased, t *target) {
-		l.look(ctx, x, t)
-		if x.slot < 0 {
+	l.each(context.Background(), leaseFarewell, func(ctx context.Context, x *leased, t *target) {
+		unread := l.look(ctx, x, t)
+		if x.slot < 0 || unread != nil {
 			return
 		}
 		if all, err := t.leases(ctx); err == nil && all[x.slot] != nil &&

@@ -3,7 +3,9 @@ package stripe
 import (
 	"context"
 	"errors"
+	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -206,4 +208,50 @@ func TestLeaseLost(t *testing.T) {
 	require.NoError(t, err)
 	must(load(bg, d, targetsOf(s...), LoadOptions{}))
 	require.ErrorContains(t, l.Close(), "was written anew", "it looks when it ends, too")
+}
+
+// loopDevice makes another path to a file.
+func loopDevice(t *testing.T, file string) string {
+	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
+	if err != nil {
+		t.Skipf("no loop devices here: %v: %s", err, out)
+	}
+	dev := strings.TrimSpace(string(out))
+	t.Cleanup(func() { require.NoError(t, exec.Command("losetup", "--detach", dev).Run()) })
+	return dev
+}
+
+// TestLeaseOfTwoViews: two machines reach one disk, each by a path of its own, which no lock joins.
+// While one reads it, the other's load is refused, whatever its options; verify is not.
+func TestLeaseOfTwoViews(t *testing.T) {
+	lively(t)
+	leaseDead = time.Minute // a busy disk takes its time
+	d := small(t, 300, 64, 1)
+	disk := backing(t, 1, false, 16<<20)[0]
+	views := []string{loopDevice(t, disk), loopDevice(t, disk)}
+	on(1)
+	here, closeHere := openProxies(t, views[:1], false, 512, "")
+	defer closeHere()
+	_, err := Load(bg, d, here, LoadOptions{})
+	require.NoError(t, err)
+	a, err := Find(bg, d, here, AttachOptions{})
+	require.NoError(t, err)
+	held, err := a.Hold(bg, nil)
+	require.NoError(t, err)
+
+	on(2)
+	there, closeThere := openProxies(t, views[1:], false, 512, "")
+	defer closeThere()
+	for _, o := range []LoadOptions{{}, {Restart: true}, {Force: there[0].Ctrl.Serial(), Restart: true},
+		{RowType: "float16"}} {
+		_, err = Load(bg, d, there, o)
+		require.Equal(t, errs.Refused, errs.ClassOf(err), "%+v: %v", o, err)
+		require.Regexp(t, `^load of .*: ssd loop\d+: ".*" \(process \d+ on host1.*, last seen .* by its clock\) `+
+			`reads it; wait until that has ended, stop it, or choose other SSDs$`, err.Error())
+	}
+	_, err = Verify(bg, d, there, VerifyOptions{})
+	require.NoError(t, err)
+	require.NoError(t, held.Close(), "the load is the one that the run began with")
+	_, err = Load(bg, d, there, LoadOptions{Restart: true})
+	require.NoError(t, err)
 }
