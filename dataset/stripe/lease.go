@@ -504,7 +504,8 @@ func (l *Lease) Close() error {
 	}
 	l.cancel()
 	<-l.done
-	l.each(context.Background(), leaseFarewell, func(ctx context.Context, x *leased, t *target) {
+	l.each(context.Background(), leaseFarewell, func(ctx context.Context, x *leased,
+		t *target) {
 		unread := l.look(ctx, x, t)
 		if x.slot < 0 || unread != nil {
 			return

@@ -242,8 +242,8 @@ func TestLeaseOfTwoViews(t *testing.T) {
 	on(2)
 	there, closeThere := openProxies(t, views[1:], false, 512, "")
 	defer closeThere()
-	for _, o := range []LoadOptions{{}, {Restart: true}, {Force: there[0].Ctrl.Serial(), Restart: true},
-		{RowType: "float16"}} {
+	for _, o := range []LoadOptions{{}, {Restart: true}, {RowType: "float16"},
+		{Force: there[0].Ctrl.Serial(), Restart: true}} {
 		_, err = Load(bg, d, there, o)
 		require.Equal(t, errs.Refused, errs.ClassOf(err), "%+v: %v", o, err)
 		require.Regexp(t, `^load of .*: ssd loop\d+: ".*" \(process \d+ on host1.*, last seen .* by its clock\) `+
