@@ -487,7 +487,8 @@ func (l *Lease) Blame(ctx context.Context, err error) error {
 	if errs.ClassOf(err) == errs.Device && !errors.As(err, new(*gpuio.ChecksumError)) {
 		return err // the SSD says what it has
 	}
-	l.each(context.WithoutCancel(ctx), 2*leaseEvery, func(ctx context.Context, x *leased, t *target) {
+	l.each(context.WithoutCancel(ctx), 2*leaseEvery, func(ctx context.Context, x *leased,
+		t *target) {
 		_ = l.look(ctx, x, t)
 	})
 	if lost := l.Err(); lost != nil {
