@@ -7,11 +7,11 @@ import (
 	"helios/cuda"
 	"helios/graph"
 	"helios/internal/errs"
-	"helios/internal/treesum"
+	"helios/internal/shardtree"
 )
 
 // A step of the optimiser may cover several mini-batches, its shards. Gradient leaves each one's
-// weighted gradient in a buffer, the buffers are added in the order of package treesum, and Apply
+// weighted gradient in a buffer, the buffers are added in the order of package shardtree, and Apply
 // has Adam take the sum. Averages that a normalisation keeps travel with the gradients, in the
 // places behind those that Adam changes.
 
@@ -26,7 +26,7 @@ type Shard struct {
 type shardSums struct {
 	buf   cuda.Buffer // float32[room, floats]
 	room  int
-	nodes []treesum.Node
+	nodes []shardtree.Node
 	of    int // shards of the step that they are of
 	// given is set once the sum over the whole step came from outside (SetSum). It has all that was
 	// added here, so no shard of the step is added again.
@@ -85,7 +85,7 @@ func shardSum(b *cuda.Block, p *shardParams) error {
 	return nil
 }
 
-// OpenShards makes room for the sums of shards, most of them at a time (treesum.Room), and for so
+// OpenShards makes room for the sums of shards, most of them at a time (shardtree.Room), and for so
 // many gradients that Leaf leaves. A model without it has Train alone.
 func (m *Model) OpenShards(room, leaves int) (err error) {
 	m.sums.room = room
@@ -99,7 +99,7 @@ func (m *Model) GradientBytes() int64 { return m.params.n * 4 }
 
 // Root is a sum of shards' gradients where the device has it: GradientBytes, all floats of it.
 type Root struct {
-	treesum.Node
+	shardtree.Node
 	At cuda.DevicePtr
 }
 
@@ -121,7 +121,7 @@ func (m *Model) Roots() (roots []Root) {
 // its place. Until Apply the model takes a shard of this step for one that is there, whichever it
 // is: an Apply that found no memory is tried again from its rank's last shard on.
 func (m *Model) SetSum(n int) cuda.DevicePtr {
-	m.sums.nodes, m.sums.of = append(m.sums.nodes[:0], treesum.Node{Count: n}), n
+	m.sums.nodes, m.sums.of = append(m.sums.nodes[:0], shardtree.Node{Count: n}), n
 	m.sums.given = true
 	return m.root(0)
 }
@@ -154,7 +154,7 @@ func (m *Model) gradient(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda
 		if err := m.leaf(stream, mb, x, labels, st, shard.Weight, root); err != nil {
 			return err
 		}
-		g.nodes, g.of = append(g.nodes, treesum.Node{First: shard.Index, Count: 1}), shard.Of
+		g.nodes, g.of = append(g.nodes, shardtree.Node{First: shard.Index, Count: 1}), shard.Of
 	}
 	return m.join(stream)
 }
@@ -163,7 +163,7 @@ func (m *Model) gradient(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda
 // its way, or not.
 func (m *Model) join(stream cuda.Stream) error {
 	g := &m.sums
-	for range treesum.Joins(g.nodes, g.of) {
+	for range shardtree.Joins(g.nodes, g.of) {
 		k := len(g.nodes) - 1
 		if err := m.Add(stream, m.root(k-1), m.root(k-1), m.root(k)); err != nil {
 			return err
@@ -198,7 +198,7 @@ func (m *Model) Push(stream cuda.Stream, shard Shard, put func(to cuda.DevicePtr
 		if err := put(m.root(len(g.nodes))); err != nil {
 			return err
 		}
-		g.nodes, g.of = append(g.nodes, treesum.Node{First: shard.Index, Count: 1}), shard.Of
+		g.nodes, g.of = append(g.nodes, shardtree.Node{First: shard.Index, Count: 1}), shard.Of
 	}
 	return m.join(stream)
 }
@@ -245,7 +245,7 @@ func (m *Model) weigh(q *stepSink, out, x, y cuda.DevicePtr, weight float32) err
 // of Train; errors name the step by its Epoch and Batch.
 func (m *Model) Apply(stream cuda.Stream, st Step) error {
 	g := &m.sums
-	if len(g.nodes) != 1 || g.nodes[0] != (treesum.Node{Count: g.of}) {
+	if len(g.nodes) != 1 || g.nodes[0] != (shardtree.Node{Count: g.of}) {
 		return errs.New(errs.Failed,
 			"apply at batch %d of epoch %d: the sum over %d shards is not there: %v", st.Batch,
 			st.Epoch, g.of, g.nodes)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/internal/treesum"
+	"helios/internal/shardtree"
 )
 
 // shardRigs are mini-batches of one graph, of different sizes, and the weight of each.
@@ -40,7 +40,7 @@ func shardRigs(t testing.TB, n int, c rigConfig) (rigs []*rig, weights []float32
 // sharded makes a model with room for a step of n shards.
 func (g *rig) sharded(t testing.TB, cfg ModelConfig, n int) *Model {
 	m := g.model(t, cfg)
-	require.NoError(t, m.OpenShards(treesum.Room(n, 0, n), 0))
+	require.NoError(t, m.OpenShards(shardtree.Room(n, 0, n), 0))
 	return m
 }
 
@@ -85,7 +85,7 @@ func TestGradientOfShards(t *testing.T) {
 				require.Equal(t, params, paramValues(m), "a gradient changes no parameter")
 				roots := m.Roots()
 				require.Len(t, roots, 1)
-				require.Equal(t, treesum.Node{First: 0, Count: 3}, roots[0].Node)
+				require.Equal(t, shardtree.Node{First: 0, Count: 3}, roots[0].Node)
 				mean := func() (loss float64) {
 					for s, g := range rigs {
 						shard := st
@@ -185,14 +185,14 @@ func TestShardsOnSeveralModels(t *testing.T) {
 			}
 			for step := range 3 {
 				st := Step{Seed: 3, Epoch: step, LR: 0.01, WeightDecay: 0.1}
-				var all []treesum.Node
+				var all []shardtree.Node
 				var sums []cuda.DevicePtr
 				for p, m := range models {
-					first, end := treesum.Share(shards, shards, p, parts)
+					first, end := shardtree.Share(shards, shards, p, parts)
 					gradients(t, m, on, rigs, weights, first, end, st)
 					for _, r := range m.Roots() {
 						all, sums = append(all, r.Node), append(sums, r.At)
-						for range treesum.Joins(all, shards) {
+						for range shardtree.Joins(all, shards) {
 							k := len(all) - 1
 							require.NoError(t, m.Add(on.stream, sums[k-1], sums[k-1], sums[k]))
 							all[k-1].Count += all[k].Count
@@ -200,7 +200,7 @@ func TestShardsOnSeveralModels(t *testing.T) {
 						}
 					}
 				}
-				require.Equal(t, []treesum.Node{{First: 0, Count: shards}}, all)
+				require.Equal(t, []shardtree.Node{{First: 0, Count: shards}}, all)
 				for p, m := range models {
 					to := m.SetSum(shards)
 					if p > 0 {
@@ -268,7 +268,7 @@ func TestShardsInOrder(t *testing.T) {
 	require.NoError(t, whole.Apply(g.stream, st))
 	require.NoError(t, part.Apply(g.stream, st))
 	gradients(t, part, g, rigs, weights, 0, 1, Step{}) // a step of its own again
-	require.Equal(t, treesum.Node{First: 0, Count: 1}, part.Roots()[0].Node)
+	require.Equal(t, shardtree.Node{First: 0, Count: 1}, part.Roots()[0].Node)
 	require.Equal(t, shaOf(t, whole), shaOf(t, part))
 
 	tight := g.model(t, cfg)

@@ -7,6 +7,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
+	"helios/internal/philox"
 )
 
 // Synthetic makes a graph in memory at the speed of writing it, for measurements: node degrees are
@@ -24,12 +25,7 @@ func Synthetic(nodes int64, avgDegree float64, skewed bool, seed uint64) (*Topol
 		nodes = 1 << scale
 	}
 	const mix = 0x9E3779B97F4A7C15
-	word := func(x uint64) uint64 { // splitmix64
-		x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-		x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-		return x ^ x>>31
-	}
-	// hubs all over the numbers
+	// Hubs get numbers all over.
 	id := func(rank uint64) uint64 { return rank * (mix | 1) & uint64(nodes-1) }
 	// by the rank's ones
 	expect := make([]float64, scale+1)
@@ -38,7 +34,7 @@ func Synthetic(nodes int64, avgDegree float64, skewed bool, seed uint64) (*Topol
 			float64(ones))
 	}
 	degree := func(v uint64) int64 {
-		r := float64(word(seed+v*mix)>>11) / (1 << 53)
+		r := float64(philox.Mix(seed+v*mix)>>11) / (1 << 53)
 		if !skewed {
 			return int64(float64(avgDegree*(0.5+r)) + 0.5) // rounded twice on every processor
 		}
@@ -74,10 +70,10 @@ func Synthetic(nodes int64, avgDegree float64, skewed bool, seed uint64) (*Topol
 	}
 	parallel(func(lo, hi int64) {
 		for e := t.Indptr[lo]; e < t.Indptr[hi]; e++ {
-			x := word(seed ^ (uint64(e)+1)*mix)
+			x := philox.Mix(seed ^ (uint64(e)+1)*mix)
 			if skewed {
 				// Bits that are 1 with probability 1/4: R-MAT's 0.24, nearly.
-				t.Indices32[e] = uint32(id(x & word(x+mix) & uint64(nodes-1)))
+				t.Indices32[e] = uint32(id(x & philox.Mix(x+mix) & uint64(nodes-1)))
 			} else {
 				h, _ := bits.Mul64(x, uint64(nodes))
 				t.Indices32[e] = uint32(h)

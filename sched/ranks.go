@@ -14,7 +14,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/ranks"
-	"helios/internal/treesum"
+	"helios/internal/shardtree"
 	"helios/sched/checkpoint"
 	"helios/sched/plan"
 	"helios/sched/prepare"
@@ -248,11 +248,11 @@ func (o *others) sum(n int, mine []hostRoot, into []float32) error {
 
 // addParts adds one part, of so many floats, of all ranks' roots in the order of the tree.
 func addParts(n, shards, floats int, in [][]byte) ([]float32, error) {
-	var nodes []treesum.Node
+	var nodes []shardtree.Node
 	var sums [][]float32
 	for r, b := range in {
-		first, end := treesum.Share(shards, n, r, len(in))
-		roots := treesum.Roots(n, first, end)
+		first, end := shardtree.Share(shards, n, r, len(in))
+		roots := shardtree.Roots(n, first, end)
 		if len(b) != len(roots)*floats*4 {
 			return nil, fmt.Errorf("rank %d: %d bytes of gradients, a step of %d shards makes %d", r,
 				len(b), n, len(roots)*floats*4)
@@ -261,7 +261,7 @@ func addParts(n, shards, floats int, in [][]byte) ([]float32, error) {
 			x := make([]float32, floats)
 			b = b[copy(hostmem.Bytes(x), b):]
 			nodes, sums = append(nodes, root), append(sums, x)
-			for range treesum.Joins(nodes, n) {
+			for range shardtree.Joins(nodes, n) {
 				k := len(nodes) - 1
 				for i, v := range sums[k] {
 					sums[k-1][i] += v

@@ -14,8 +14,8 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/ranks"
+	"helios/internal/shardtree"
 	"helios/internal/testrig"
-	"helios/internal/treesum"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -132,7 +132,7 @@ func TestRanksStopWithoutTheOthers(t *testing.T) {
 	o := &others{group: all[0], shards: 2, asked: ctx, grace: 20 * time.Millisecond}
 	calls := []func() error{
 		func() error {
-			return o.sum(2, []hostRoot{{treesum.Node{Count: 1}, []float32{1, 2}}},
+			return o.sum(2, []hostRoot{{shardtree.Node{Count: 1}, []float32{1, 2}}},
 				make([]float32, 2))
 		},
 		func() error { _, err := o.combine(report.Partial{}); return err },

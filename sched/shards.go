@@ -7,21 +7,21 @@ import (
 	"helios/cuda"
 	"helios/gnn"
 	"helios/internal/hostmem"
-	"helios/internal/treesum"
+	"helios/internal/shardtree"
 	"helios/sched/prepare"
 )
 
 // An optimiser step covers Config.Shards mini-batches that follow each other, its shards; the last
 // step of an epoch may have fewer. A step's gradient is that of the mean loss over all labelled
 // seeds of its shards: each shard's is weighted by its share of them, which labels tell before
-// anything trains, and package treesum says in which order they are added.
+// anything trains, and package shardtree says in which order they are added.
 //
 // A walk may end between two shards of a step, where a superbatch ends or memory ran out. What was
 // added so far stays with the model, and the next walk goes on behind it.
 
 // hostRoot is a sum of shards' gradients where the CPU sees it.
 type hostRoot struct {
-	treesum.Node
+	shardtree.Node
 	Floats []float32
 }
 
@@ -120,13 +120,13 @@ func (e *engine) openSteps() error {
 	if n == 1 {
 		return nil
 	}
-	room, leaves, more := treesum.PartRoom(n, e.Config.Rank, e.Config.Ranks), 0, 1
+	room, leaves, more := shardtree.PartRoom(n, e.Config.Rank, e.Config.Ranks), 0, 1
 	if len(e.replicas) > 1 {
 		leaves = leafPlaces
 	}
 	if e.collective != nil { // each adds up its own
 		own := (n + len(e.replicas) - 1) / len(e.replicas)
-		room, leaves = treesum.PartRoom(own, 0, 1), 0
+		room, leaves = shardtree.PartRoom(own, 0, 1), 0
 		more = room
 	}
 	if err := e.model.OpenShards(room, leaves); err != nil {

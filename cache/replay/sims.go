@@ -210,7 +210,7 @@ type belady struct {
 	cached bitset
 	n      int64
 	heads  []int32 // by lookup: first node of its bucket + 1
-	full   *ladder // lookups whose bucket is not empty
+	full   *maxSet // lookups whose bucket is not empty
 	nodes  []node
 	free   int32 // first free node + 1
 }
@@ -229,7 +229,7 @@ func (s *belady) batch(b *batch) {
 	var c Counts
 	seen := &b.seen[s.view]
 	if s.full == nil {
-		s.full = &ladder{}
+		s.full = &maxSet{}
 	}
 	for i := range seen.parts {
 		p := &seen.parts[i]
@@ -318,38 +318,38 @@ func (s *belady) evict() {
 
 func (s *belady) passEnds() { s.tally.passEnds() }
 
-// ladder is a set of numbers whose greatest is found at once: bits, and for each word of them a bit
-// in the next rung.
-type ladder struct{ rungs [][]uint64 }
+// maxSet is a set of numbers that finds its greatest at once: bits, and for each word of them a bit
+// in the next level.
+type maxSet struct{ levels [][]uint64 }
 
-func (l *ladder) set(n int64) {
-	for rung := 0; ; rung++ {
-		if rung == len(l.rungs) {
-			l.rungs = append(l.rungs, nil)
-			if rung > 0 { // what was there before this rung
-				l.rungs[rung] = make([]uint64, 1)
-				for i, w := range l.rungs[rung-1] {
+func (l *maxSet) set(n int64) {
+	for level := 0; ; level++ {
+		if level == len(l.levels) {
+			l.levels = append(l.levels, nil)
+			if level > 0 { // what was there before this level
+				l.levels[level] = make([]uint64, 1)
+				for i, w := range l.levels[level-1] {
 					if w != 0 && i < 64 {
-						l.rungs[rung][0] |= 1 << i
+						l.levels[level][0] |= 1 << i
 					}
 				}
 			}
 		}
-		r := l.rungs[rung]
+		r := l.levels[level]
 		if need := n>>6 + 1; need > int64(len(r)) {
 			r = append(r, make([]uint64, max(need, int64(2*len(r)))-int64(len(r)))...)
-			l.rungs[rung] = r
+			l.levels[level] = r
 		}
 		r[n>>6] |= 1 << (n & 63)
 		n >>= 6
-		if n == 0 && rung == len(l.rungs)-1 {
+		if n == 0 && level == len(l.levels)-1 {
 			return
 		}
 	}
 }
 
-func (l *ladder) clear(n int64) {
-	for _, r := range l.rungs {
+func (l *maxSet) clear(n int64) {
+	for _, r := range l.levels {
 		r[n>>6] &^= 1 << (n & 63)
 		if r[n>>6] != 0 {
 			return
@@ -358,10 +358,10 @@ func (l *ladder) clear(n int64) {
 	}
 }
 
-// last is the greatest number of a set that is not empty.
-func (l *ladder) last() int64 {
+// last is the greatest number of a set, which is not empty.
+func (l *maxSet) last() int64 {
 	n := int64(0)
-	for _, r := range slices.Backward(l.rungs) {
+	for _, r := range slices.Backward(l.levels) {
 		n = n<<6 | int64(bits.Len64(r[n])-1)
 	}
 	return n

@@ -259,7 +259,7 @@ func Begin(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 		next: next, wanted: make([]int64, n), upTo: make([]uint32, n),
 		rows: make([]int64, c.Slots)}
 	if c.GPU > 0 {
-		p.tiers = &tiers{gpu: int32(c.GPU), in: newLadder(x.Stats.Accesses)}
+		p.tiers = &tiers{gpu: int32(c.GPU), in: newMaxSet(x.Stats.Accesses)}
 	}
 	x.player = p
 	if c.Fill {

@@ -37,7 +37,7 @@ type tiers struct {
 	gpu  int32
 	n    int64 // candidates in the GPU tier
 	hits int64
-	in   *ladder  // accesses whose candidates are in the GPU tier; of past ones it says nothing
+	in   *maxSet  // accesses whose candidates are in the GPU tier; of past ones it says nothing
 	next int      // player.free from taken to here has no slot of the GPU tier
 	dead []int32  // places in the mini-batch of the rows of the last slots of player.free
 	base int      // first of those slots
@@ -265,26 +265,26 @@ func (t *tiers) bytes() int64 {
 		int64(cap(t.need))*16
 }
 
-// ladder is a set of numbers whose greatest is found at once: bits, and for each word of them a bit
-// in the next rung.
-type ladder struct{ rungs [][]uint64 }
+// maxSet is a set of numbers that finds its greatest at once: bits, and for each word of them a bit
+// in the next level.
+type maxSet struct{ levels [][]uint64 }
 
-// newLadder makes a set of numbers below n.
-func newLadder(n int64) *ladder {
-	l := &ladder{}
+// newMaxSet makes a set of numbers below n.
+func newMaxSet(n int64) *maxSet {
+	l := &maxSet{}
 	for {
 		n = (n + 63) >> 6
-		l.rungs = append(l.rungs, make([]uint64, max(n, 1)))
+		l.levels = append(l.levels, make([]uint64, max(n, 1)))
 		if n <= 1 {
 			return l
 		}
 	}
 }
 
-func (l *ladder) has(n int64) bool { return l.rungs[0][n>>6]>>(n&63)&1 != 0 }
+func (l *maxSet) has(n int64) bool { return l.levels[0][n>>6]>>(n&63)&1 != 0 }
 
-func (l *ladder) set(n int64) {
-	for _, r := range l.rungs {
+func (l *maxSet) set(n int64) {
+	for _, r := range l.levels {
 		was := r[n>>6]
 		r[n>>6] = was | 1<<(n&63)
 		if was != 0 {
@@ -294,8 +294,8 @@ func (l *ladder) set(n int64) {
 	}
 }
 
-func (l *ladder) clear(n int64) {
-	for _, r := range l.rungs {
+func (l *maxSet) clear(n int64) {
+	for _, r := range l.levels {
 		r[n>>6] &^= 1 << (n & 63)
 		if r[n>>6] != 0 {
 			return
@@ -304,17 +304,17 @@ func (l *ladder) clear(n int64) {
 	}
 }
 
-// last is the greatest number of a set that is not empty.
-func (l *ladder) last() int64 {
+// last is the greatest number of a set, which is not empty.
+func (l *maxSet) last() int64 {
 	n := int64(0)
-	for i := len(l.rungs) - 1; i >= 0; i-- {
-		n = n<<6 | int64(bits.Len64(l.rungs[i][n])-1)
+	for i := len(l.levels) - 1; i >= 0; i-- {
+		n = n<<6 | int64(bits.Len64(l.levels[i][n])-1)
 	}
 	return n
 }
 
-func (l *ladder) bytes() (n int64) {
-	for _, r := range l.rungs {
+func (l *maxSet) bytes() (n int64) {
+	for _, r := range l.levels {
 		n += int64(len(r)) * 8
 	}
 	return n

@@ -45,13 +45,17 @@ const (
 	StreamCache    Stream = 12 // which line of a set leaves
 )
 
-// Key derives the Philox key of a seed for one use. (Two rounds of splitmix64's finaliser
-// keep neighbouring seeds apart.)
-func Key(seed uint64, s Stream) [2]uint32 {
-	x := seed + 0x9E3779B97F4A7C15*(uint64(s)+1)
+// Mix is the finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that spreads
+// every bit over all others, for hashes that need no key.
+func Mix(x uint64) uint64 {
 	x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
 	x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-	x ^= x >> 31
+	return x ^ (x >> 31)
+}
+
+// Key derives the Philox key of a seed for one use; Mix keeps neighbouring seeds apart.
+func Key(seed uint64, s Stream) [2]uint32 {
+	x := Mix(seed + 0x9E3779B97F4A7C15*(uint64(s)+1))
 	return [2]uint32{uint32(x), uint32(x >> 32)}
 }
 

@@ -10,7 +10,7 @@ import (
 	"helios/graph"
 	"helios/internal/hardware"
 	"helios/internal/rowtype"
-	"helios/internal/treesum"
+	"helios/internal/shardtree"
 	"helios/sched/plan"
 )
 
@@ -329,8 +329,8 @@ func (w *Kernels) Weigh() []Kernel { return []Kernel{w.bytes(2 * 4 * w.params)} 
 
 // Joins adds the gradient of shard number index of a step of n to the sums of those before it.
 func (w *Kernels) Joins(index, n int) (out []Kernel) {
-	nodes := append(treesum.Roots(n, 0, index), treesum.Node{First: index, Count: 1})
-	for range treesum.Joins(nodes, n) {
+	nodes := append(shardtree.Roots(n, 0, index), shardtree.Node{First: index, Count: 1})
+	for range shardtree.Joins(nodes, n) {
 		out = append(out, w.bytes(3*4*w.params))
 	}
 	return out

@@ -4,7 +4,7 @@ import (
 	"sort"
 
 	"helios/graph"
-	"helios/internal/treesum"
+	"helios/internal/shardtree"
 )
 
 // Order is which seeds each mini-batch of a pass has. Whoever walks it counts its own mini-batches
@@ -28,7 +28,7 @@ func (o Order) Pick(batches []int) Order {
 // Share returns the mini-batches that one of several ranks has: its shards of each step.
 func (o Order) Share(shards, rank, ranks int) Order {
 	if ranks > 1 {
-		from, end := treesum.Share(shards, shards, rank, ranks)
+		from, end := shardtree.Share(shards, shards, rank, ranks)
 		o.shards, o.from, o.count = shards, from, end-from
 	}
 	return o

@@ -1,4 +1,4 @@
-package treesum
+package shardtree
 
 import (
 	"fmt"

@@ -1,8 +1,8 @@
-// Package treesum says in which order the shards of an optimiser step are added up. Floating-point
-// sums depend on their order, so there is one: a binary tree over the shards' numbers, in which a
-// sum over 1, 2, 4, … shards is joined with its right neighbour. Whatever devices and processes
-// hold the shards, the same numbers are added, and the same bits come out.
-package treesum
+// Package shardtree orders the sum over the shards of an optimiser step. Floating-point sums depend
+// on their order, so there is one: a binary tree over the shards' numbers, in which a sum over 1,
+// 2, 4, … shards is joined with its right neighbour. The same numbers are added, with the same
+// bits, on any devices and in any processes.
+package shardtree
 
 import (
 	"math/bits"
@@ -25,7 +25,7 @@ func Join(left, right Node, n int) (sum Node, ok bool) {
 	return Node{left.First, size + right.Count}, ok
 }
 
-// Joins returns how many times the last two of some neighbouring nodes join, one after the other.
+// Joins returns the number of times that the last two of some neighbouring nodes join.
 func Joins(nodes []Node, n int) (times int) {
 	if len(nodes) == 0 {
 		return 0
@@ -42,7 +42,7 @@ func Joins(nodes []Node, n int) (times int) {
 	return times
 }
 
-// Push adds a node behind its neighbours and joins what can be joined. It returns the new list.
+// Push adds a node behind its neighbours and joins as many as possible. It returns the new list.
 func Push(nodes []Node, last Node, n int) []Node {
 	nodes = append(nodes, last)
 	for range Joins(nodes, n) {
@@ -61,8 +61,8 @@ func Roots(n, first, end int) (nodes []Node) {
 	return nodes
 }
 
-// Room returns the most nodes that are there at one time while shards first to end-1 of a step of n
-// arrive in order, the one that has just arrived included.
+// Room returns the largest number of nodes while shards first to end-1 of a step of n arrive in
+// order, the one that has just arrived included.
 func Room(n, first, end int) (room int) {
 	var nodes []Node
 	for s := first; s < end; s++ {
@@ -72,17 +72,16 @@ func Room(n, first, end int) (room int) {
 	return room
 }
 
-// PartRoom returns the most nodes that are there at one time in one of several parts, in whichever
-// step of up to most shards: that of a whole step, for a shorter one ends earlier and joins no
-// later. There is always room for the sum of all parts.
+// PartRoom returns the largest number of nodes in one of several parts, in any step of up to limit
+// shards: that of a whole step, for a shorter one ends earlier and joins no later. There is always
+// room for the sum of all parts.
 func PartRoom(limit, part, parts int) int {
 	first, end := Share(limit, limit, part, parts)
 	return max(Room(limit, first, end), 1)
 }
 
-// Share returns the shards that one of several parts has of a step of n: neighbours, and the parts
-// are in the shards' order. Whole steps have most shards, and shard s of any step is part
-// s·parts/most's.
+// Share returns the shards of one of several parts in a step of n: neighbours, and the parts are in
+// the shards' order. Whole steps have limit shards; shard s of any step is in part s·parts/limit.
 func Share(limit, n, part, parts int) (first, end int) {
 	bound := func(p int) int { return min((p*limit+parts-1)/parts, n) }
 	return bound(part), bound(part + 1)
