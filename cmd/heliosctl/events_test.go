@@ -19,9 +19,9 @@ import (
 	"helios/sched/report"
 )
 
-// verbEvents are the lines that verbs write with --json, by their names and their Go types: of them
-// "make generate" makes docs/results.schema.json and the lists of docs/CLI.md. A test of any verb
-// fails where it writes another line. Verb "" is for all that have --results.
+// verbEvents are the lines that verbs write with --json, by their names and their Go types. "make
+// generate" makes docs/results.schema.json and the lists of docs/reference/verbs from them. A test
+// of any verb fails where it writes another line. Verb "" is for all that have --results.
 var verbEvents = []struct {
 	verb, event string
 	of          any

@@ -3,6 +3,9 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,82 +14,151 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-const referenceFile = "docs/CLI.md"
+// The reference is a folder with a page for each verb, and a page with the options that several
+// verbs share.
+const (
+	referenceFolder = "docs/reference/verbs"
+	sharedPage      = "README.md"
+	sharingVerbs    = 2 // an option with the same text in as many verbs is listed once
+)
 
-// writeReference writes all verbs with their options, as help has them.
-func writeReference(app *cli.App) string {
-	var b strings.Builder
-	b.WriteString(`# Verbs and options
-
-Every verb of heliosctl with its options, as ` + "`--help`" + ` has them. ` + "`make generate`" + ` writes
-this page. Options go before or behind arguments, as ` + "`--name value`" + ` or ` + "`--name=value`" + `. With
-` + "`--json`" + ` a verb writes lines that [results.schema.json](results.schema.json) describes; those of
-each verb are named below.
-
-`)
-	for path, c := range verbs(app.Commands, "") {
-		if !c.Hidden {
-			fmt.Fprintf(&b, "- [%s](#heliosctl-%s): %s\n", path, strings.ReplaceAll(path, " ", "-"),
-				escapeMarkdown(c.Usage))
-		}
-	}
-	for path, c := range verbs(app.Commands, "") {
-		if c.Hidden {
-			continue
-		}
-		fmt.Fprintf(&b, "\n## heliosctl %s\n\n", path)
-		text := strings.TrimSpace("heliosctl " + path + " [options] " + c.ArgsUsage)
-		if c.SkipFlagParsing {
-			text = strings.TrimSpace("heliosctl " + path + " " + c.ArgsUsage)
-		}
-		fmt.Fprintf(&b, "```text\n%s\n\n%s\n", text, c.Usage)
-		if c.Description != "" {
-			fmt.Fprintf(&b, "\n%s\n", c.Description)
-		}
-		if options := optionsText(c); options != "" && !c.SkipFlagParsing {
-			b.WriteString("\n" + options)
-		}
-		b.WriteString("```\n")
-		if events := eventsOf(path); len(events) > 0 {
-			fmt.Fprintf(&b, "\nLines of JSON: %s.\n", strings.Join(events, ", "))
-		}
-	}
-	return b.String()
+// optionEntry is an option as help has it.
+type optionEntry struct {
+	group, name, usage string
 }
 
-func escapeMarkdown(s string) string {
-	return strings.NewReplacer("<", "&lt;", "*", "\\*", "_", "\\_").Replace(s)
-}
+// flag is the option's first name.
+func (o optionEntry) flag() string { return strings.FieldsFunc(o.name, isNameEnd)[0] }
 
-// optionsText lists a verb's options by their groups.
-func optionsText(c *cli.Command) string {
-	var b strings.Builder
-	groups := map[string][][2]string{}
-	var names []string
+func isNameEnd(r rune) bool { return r == ' ' || r == ',' }
+
+// optionsOf are the visible options of a verb, sorted by group.
+func optionsOf(c *cli.Command) (options []optionEntry) {
+	if c.SkipFlagParsing {
+		return nil
+	}
 	for _, f := range c.Flags {
 		if v, is := f.(cli.VisibleFlag); is && !v.IsVisible() {
 			continue
 		}
-		group := ""
+		o := optionEntry{}
 		if g, is := f.(cli.CategorizableFlag); is {
-			group = g.GetCategory()
+			o.group = g.GetCategory()
 		}
-		if !slices.Contains(names, group) {
-			names = append(names, group)
-		}
-		name, usage, _ := strings.Cut(cli.FlagStringer(f), "\t")
-		groups[group] = append(groups[group], [2]string{name, usage})
+		o.name, o.usage, _ = strings.Cut(cli.FlagStringer(f), "\t")
+		options = append(options, o)
 	}
-	slices.Sort(names)
-	for _, n := range names {
-		if n != "" {
-			fmt.Fprintf(&b, "\n%s:\n", n)
-		}
-		for _, o := range groups[n] {
-			fmt.Fprintf(&b, "  %s\n      %s\n", o[0], o[1])
+	slices.SortStableFunc(options, func(a, b optionEntry) int {
+		return strings.Compare(a.group, b.group)
+	})
+	return options
+}
+
+// sharedOptions are the options that several verbs have with the same text, by group and name.
+func sharedOptions(app *cli.App) (shared []optionEntry) {
+	count := map[optionEntry]int{}
+	for _, c := range verbs(app.Commands, "") {
+		for _, o := range optionsOf(c) {
+			if count[o]++; !c.Hidden && count[o] == sharingVerbs {
+				shared = append(shared, o)
+			}
 		}
 	}
-	return b.String()
+	slices.SortFunc(shared, func(a, b optionEntry) int {
+		if a.group != b.group {
+			return strings.Compare(a.group, b.group)
+		}
+		return strings.Compare(a.name, b.name)
+	})
+	return shared
+}
+
+// writeOptions writes options under headings of their groups.
+func writeOptions(b *strings.Builder, options []optionEntry) {
+	group := ""
+	for i, o := range options {
+		if o.group != group || i == 0 {
+			if group = o.group; group != "" {
+				fmt.Fprintf(b, "\n%s:\n", group)
+			}
+		}
+		fmt.Fprintf(b, "  %s\n      %s\n", o.name, o.usage)
+	}
+}
+
+// writeVerb writes a verb with its own options, and the names of those that it shares.
+func writeVerb(b *strings.Builder, path string, c *cli.Command, shared []optionEntry) {
+	text := strings.TrimSpace("heliosctl " + path + " [options] " + c.ArgsUsage)
+	if c.SkipFlagParsing {
+		text = strings.TrimSpace("heliosctl " + path + " " + c.ArgsUsage)
+	}
+	fmt.Fprintf(b, "\n## heliosctl %s\n\n```text\n%s\n\n%s\n", path, text, c.Usage)
+	if c.Description != "" {
+		fmt.Fprintf(b, "\n%s\n", c.Description)
+	}
+	var own []optionEntry
+	var names []string
+	for _, o := range optionsOf(c) {
+		if slices.Contains(shared, o) {
+			names = append(names, "`"+o.flag()+"`")
+		} else {
+			own = append(own, o)
+		}
+	}
+	if len(own) > 0 {
+		b.WriteString("\n")
+		writeOptions(b, own)
+	}
+	b.WriteString("```\n")
+	if len(names) > 0 {
+		slices.Sort(names)
+		fmt.Fprintf(b, "\nAlso, of the [shared options](%s#shared-options): %s.\n", sharedPage,
+			strings.Join(names, ", "))
+	}
+	if events := eventsOf(path); len(events) > 0 {
+		fmt.Fprintf(b, "\nLines of JSON: %s.\n", strings.Join(events, ", "))
+	}
+}
+
+// writeReference writes all pages, by their names in the folder.
+func writeReference(app *cli.App) map[string]string {
+	shared := sharedOptions(app)
+	pages := map[string]*strings.Builder{}
+	var index strings.Builder
+	index.WriteString(`# Verbs and options
+
+Every verb of heliosctl has a page with its options, as ` + "`--help`" + ` has them. ` + "`make generate`" + `
+writes these pages. Options go before or behind arguments, as ` + "`--name value`" + ` or ` + "`--name=value`" + `.
+With ` + "`--json`" + ` a verb writes lines that [results.schema.json](../../results.schema.json) describes;
+its page names them.
+
+`)
+	for path, c := range verbs(app.Commands, "") {
+		if c.Hidden {
+			continue
+		}
+		verb, _, _ := strings.Cut(path, " ")
+		page := verb + ".md"
+		if pages[page] == nil {
+			pages[page] = &strings.Builder{}
+			fmt.Fprintf(pages[page], "# %s\n\n<!-- Code generated by \"make generate\"; DO NOT EDIT. -->\n", verb)
+		}
+		fmt.Fprintf(&index, "- [%s](%s#heliosctl-%s): %s\n", path, page,
+			strings.ReplaceAll(path, " ", "-"), escapeMarkdown(c.Usage))
+		writeVerb(pages[page], path, c, shared)
+	}
+	index.WriteString("\n## Shared options\n\nOptions of several verbs. Each verb's page names those that it takes.\n\n```text\n")
+	writeOptions(&index, shared)
+	index.WriteString("```\n")
+	texts := map[string]string{sharedPage: index.String()}
+	for name, b := range pages {
+		texts[name] = b.String()
+	}
+	return texts
+}
+
+func escapeMarkdown(s string) string {
+	return strings.NewReplacer("<", "&lt;", "*", "\\*", "_", "\\_").Replace(s)
 }
 
 // eventsOf names the lines that a verb writes.
@@ -101,9 +173,20 @@ func eventsOf(path string) (names []string) {
 }
 
 func TestReferenceDocsAreCurrent(t *testing.T) {
-	text := writeReference(newApp(io.Discard, io.Discard))
-	holdDocument(t, referenceFile, text)
-	for _, want := range []string{"## heliosctl bench io", "--wide", "Lines of JSON: `epoch`"} {
-		require.Contains(t, text, want)
+	texts := writeReference(newApp(io.Discard, io.Discard))
+	if update() {
+		folder := filepath.Join(repo, referenceFolder)
+		require.NoError(t, os.MkdirAll(folder, 0o755)) //nolint:gosec // documents
 	}
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		holdDocument(t, filepath.Join(referenceFolder, name), texts[name])
+	}
+	files, err := filepath.Glob(filepath.Join(repo, referenceFolder, "*"))
+	require.NoError(t, err)
+	for _, f := range files {
+		require.Contains(t, texts, filepath.Base(f), "no verb has this page")
+	}
+	require.Contains(t, texts["bench.md"], "## heliosctl bench io")
+	require.Contains(t, texts["train.md"], "Lines of JSON: `epoch`")
+	require.Contains(t, texts[sharedPage], "--wide")
 }
