@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"helios/dataset/edges"
@@ -169,38 +170,7 @@ func (j *journal) take(l journalLine) {
 	case l.Source != nil:
 		j.sources[l.Source.ID] = *l.Source
 	case l.Run != nil:
-		var keep []edges.Run
-		for _, r := range j.runs {
-			gone := false
-			for _, id := range l.Replaces {
-				gone = gone || r.ID == id
-			}
-			if !gone {
-				keep = append(keep, r)
-			}
-		}
-		r := *l.Run
-		for _, p := range r.Pieces {
-			parts := j.parts[p.Source]
-			if parts == nil {
-				parts = map[int]*edges.PartMark{}
-				j.parts[p.Source] = parts
-			}
-			m := parts[p.Part]
-			if m == nil {
-				m = &edges.PartMark{}
-				parts[p.Part] = m
-			}
-			if p.To > p.From {
-				m.Spans = append(m.Spans, p.Span)
-			}
-			if p.End {
-				m.Known, m.Total, m.Units = true, p.To, p.Units
-			}
-		}
-		r.Pieces = nil
-		j.runs = append(keep, r)
-		j.lastRun = max(j.lastRun, r.ID)
+		j.takeRun(*l.Run, l.Replaces)
 	case l.Merged != nil:
 		j.merged = l.Merged
 	case l.Topology != nil:
@@ -217,6 +187,34 @@ func (j *journal) take(l journalLine) {
 		delete(j.done, l.Array)
 		delete(j.partial, l.Array)
 	}
+}
+
+// takeRun takes a run, which stands for those that it replaces and for pieces of parts.
+func (j *journal) takeRun(r edges.Run, replaces []int) {
+	keep := slices.DeleteFunc(j.runs, func(old edges.Run) bool {
+		return slices.Contains(replaces, old.ID)
+	})
+	for _, p := range r.Pieces {
+		parts := j.parts[p.Source]
+		if parts == nil {
+			parts = map[int]*edges.PartMark{}
+			j.parts[p.Source] = parts
+		}
+		m := parts[p.Part]
+		if m == nil {
+			m = &edges.PartMark{}
+			parts[p.Part] = m
+		}
+		if p.To > p.From {
+			m.Spans = append(m.Spans, p.Span)
+		}
+		if p.End {
+			m.Known, m.Total, m.Units = true, p.To, p.Units
+		}
+	}
+	r.Pieces = nil
+	j.runs = append(keep, r)
+	j.lastRun = max(j.lastRun, r.ID)
 }
 
 // sorterLog is the journal as a sorter of edges sees it.
@@ -388,35 +386,19 @@ func Resume(o ResumeOptions) (s *Staging, memory int64, err error) {
 			return false
 		}
 		j, err := readJournal(dir, out)
-		switch {
-		case err != nil || !j.worth():
+		if err != nil || !j.worth() {
 			return false
-		case o.Restart:
-			why = "as option restart asks"
-		case j.begin.Version != journalVersion || j.begin.Input != o.Input:
-			why = "its input or options were others, or have changed"
-		case o.Memory > 0 && o.Memory < j.begin.Memory/2:
-			why = "option memory is less than half of what it had"
-		default:
-			if err = j.usable(dir); err != nil {
-				why = err.Error()
-				break
-			}
-			if j.f, err = os.OpenFile(filepath.Join(dir, JournalName), os.O_RDWR|os.O_APPEND,
-				0); err != nil {
-				why = err.Error()
-				break
-			}
-			if err = j.f.Truncate(j.size); err != nil { // a torn last line
-				why = err.Error()
-				_ = j.close()
-				break
-			}
-			s = &Staging{dir: dir, out: out, lock: lock, sums: map[string][]byte{},
-				rows: map[string]int64{}, sealed: map[string]seal.Sealed{}, journal: j}
-			return true
 		}
-		return false
+		if why = o.mismatch(j); why != "" {
+			return false
+		}
+		if err := j.reopen(dir); err != nil {
+			why = err.Error()
+			return false
+		}
+		s = &Staging{dir: dir, out: out, lock: lock, sums: map[string][]byte{},
+			rows: map[string]int64{}, sealed: map[string]seal.Sealed{}, journal: j}
+		return true
 	})
 	if s != nil {
 		for name, d := range s.journal.done {
@@ -431,21 +413,56 @@ func Resume(o ResumeOptions) (s *Staging, memory int64, err error) {
 	if why != "" {
 		o.Note("starting over, not where an interrupted import was: %s", why)
 	}
+	return o.begin(out)
+}
+
+// mismatch tells why an interrupted import is not resumed; "" where it is.
+func (o *ResumeOptions) mismatch(j *journal) string {
+	switch {
+	case o.Restart:
+		return "as option restart asks"
+	case j.begin.Version != journalVersion || j.begin.Input != o.Input:
+		return "its input or options were others, or have changed"
+	case o.Memory > 0 && o.Memory < j.begin.Memory/2:
+		return "option memory is less than half of what it had"
+	}
+	return ""
+}
+
+// reopen opens the journal in dir to write on, behind its last whole line.
+func (j *journal) reopen(dir string) (err error) {
+	if err := j.usable(dir); err != nil {
+		return err
+	}
+	path := filepath.Join(dir, JournalName)
+	if j.f, err = os.OpenFile(path, os.O_RDWR|os.O_APPEND, 0); err != nil {
+		return err
+	}
+	if err := j.f.Truncate(j.size); err != nil {
+		_ = j.close()
+		return err
+	}
+	return nil
+}
+
+// begin makes a new directory with its journal.
+func (o *ResumeOptions) begin(out string) (s *Staging, memory int64, err error) {
 	if s, err = makeStaging(out); err != nil {
 		return nil, 0, err
 	}
-	o.Memory = edges.Budget(o.Memory)
+	memory = edges.Budget(o.Memory)
+	path := filepath.Join(out, JournalName)
 	f, err := os.OpenFile(filepath.Join(s.dir, JournalName),
 		os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o644)
 	if err != nil {
-		return nil, 0, errors.Join(explainWrite(filepath.Join(out, JournalName), err), s.Abort())
+		return nil, 0, errors.Join(explainWrite(path, err), s.Abort())
 	}
-	s.journal = newJournal(f, filepath.Join(out, JournalName))
+	s.journal = newJournal(f, path)
 	if err := s.journal.write(journalLine{Begin: &journalBegin{journalVersion, o.Input,
-		o.Memory}}); err != nil {
+		memory}}); err != nil {
 		return nil, 0, errors.Join(err, s.Abort())
 	}
-	return s, o.Memory, nil
+	return s, memory, nil
 }
 
 // sweep removes runs that no line tells of.

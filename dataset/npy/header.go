@@ -88,20 +88,14 @@ func ParseDType(s string) (DType, error) {
 	default:
 		return DType{}, bad
 	}
-	ok := false
-	switch d.Kind {
-	case 'f':
-		ok = d.Size == 2 || d.Size == 4 || d.Size == 8
-	case 'i', 'u':
-		ok = d.Size == 1 || d.Size == 2 || d.Size == 4 || d.Size == 8
-	case 'b':
-		ok = d.Size == 1
-	}
-	if !ok {
+	if !strings.ContainsRune(widths[d.Kind], rune(s[2])) {
 		return DType{}, bad
 	}
 	return d, nil
 }
+
+// widths are the bytes that a number of each kind may have.
+var widths = map[byte]string{'f': "248", 'i': "1248", 'u': "1248", 'b': "1"}
 
 // Header describes an array.
 type Header struct {
@@ -298,34 +292,8 @@ func parseDict(s string, dtype func(string) (DType, error)) (Header, error) {
 			return h, errDict
 		}
 		seen[key] = true
-		switch key {
-		case "descr":
-			v, ok := p.str()
-			if !ok {
-				return h, errors.New(
-					"the .npy array holds records, not numbers; save each field as an array of its own")
-			}
-			d, err := dtype(v)
-			if err != nil {
-				return h, err
-			}
-			h.DType = d
-		case "fortran_order":
-			switch p.word() {
-			case "True":
-				h.Fortran = true
-			case "False":
-			default:
-				return h, errDict
-			}
-		case "shape":
-			shape, err := p.shape()
-			if err != nil {
-				return h, err
-			}
-			h.Shape = shape
-		default:
-			return h, errDict
+		if err := p.entry(key, &h, dtype); err != nil {
+			return h, err
 		}
 		if !p.take(',') {
 			if !p.take('}') {
@@ -342,6 +310,30 @@ func parseDict(s string, dtype func(string) (DType, error)) (Header, error) {
 		return h, fmt.Errorf("the .npy shape %s is too large", h.ShapeString())
 	}
 	return h, nil
+}
+
+// entry reads the value of a key.
+func (p *parser) entry(key string, h *Header, dtype func(string) (DType, error)) (err error) {
+	switch key {
+	case "descr":
+		v, ok := p.str()
+		if !ok {
+			return errors.New(
+				"the .npy array holds records, not numbers; save each field as an array of its own")
+		}
+		h.DType, err = dtype(v)
+	case "fortran_order":
+		word := p.word()
+		h.Fortran = word == "True"
+		if !h.Fortran && word != "False" {
+			return errDict
+		}
+	case "shape":
+		h.Shape, err = p.shape()
+	default:
+		return errDict
+	}
+	return err
 }
 
 func (p *parser) shape() ([]int64, error) {

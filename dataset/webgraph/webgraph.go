@@ -15,6 +15,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -212,14 +213,8 @@ func (g *Graph) damaged(node, bit int64, err error) error {
 // split reads the offsets, cuts the stream into parts, and holds the outdegrees against the number
 // of arcs, before anything that takes long is done.
 func (g *Graph) split(ctx context.Context, name string, r io.ReaderAt, size int64) error {
-	keep := g.window * g.maxRef // nodes before a part that its references can lead to
-	single := g.window > 0 && (g.maxRef < 0 || keep > maxWarm)
-	if single {
-		keep = 0
-	}
-	target := max(partBytes*8, g.size*8/maxParts)
+	c := g.newCutter()
 	in, degrees := newBitReader(r, size), newBitReader(g.r, g.size)
-	recent := make([]int64, 0, 2*keep+2) // offsets of the last nodes
 	offset, arcs := int64(0), int64(0)
 	g.parts = g.parts[:0]
 	for v := int64(0); v <= g.Nodes; v++ {
@@ -235,8 +230,8 @@ func (g *Graph) split(ctx context.Context, name string, r io.ReaderAt, size int6
 				"%s: entry %d, byte %d: node %d would begin at bit %d of the %d of %s; without the file the graph is read in one piece",
 				name, v, bit/8, v, offset, g.size*8, g.Name)
 		}
-		last := len(g.parts) - 1
 		if v == g.Nodes {
+			last := len(g.parts) - 1
 			g.parts[last].end, g.parts[last].stop = v, offset
 			break
 		}
@@ -251,19 +246,7 @@ func (g *Graph) split(ctx context.Context, name string, r io.ReaderAt, size int6
 					"with its outdegree of %d there are %d arcs; %s has %d nodes and %d arcs", d,
 					arcs, g.props, g.Nodes, g.Arcs))
 		}
-		if int64(len(recent)) == int64(cap(recent)) {
-			recent = append(recent[:0], recent[int64(len(recent))-keep:]...)
-		}
-		recent = append(recent, offset)
-		if last < 0 || !single && offset-g.parts[last].offsets[len(g.parts[last].offsets)-
-			1] >= target {
-			if last >= 0 {
-				g.parts[last].end, g.parts[last].stop = v, offset
-			}
-			n := min(keep, v) + 1
-			g.parts = append(g.parts, part{first: v, warm: v - n + 1, offsets: append([]int64(nil),
-				recent[int64(len(recent))-n:]...)})
-		}
+		c.node(v, offset)
 		if v&0xfffff == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -278,6 +261,43 @@ func (g *Graph) split(ctx context.Context, name string, r io.ReaderAt, size int6
 			g.Name, offset, g.size*8)
 	}
 	return nil
+}
+
+// cutter cuts a graph into parts.
+type cutter struct {
+	g      *Graph
+	keep   int64   // nodes before a part that its references can lead to
+	single bool    // references lead too far: there is one part
+	target int64   // bits of a part
+	recent []int64 // offsets of the last nodes
+}
+
+func (g *Graph) newCutter() *cutter {
+	c := &cutter{g: g, keep: g.window * g.maxRef, target: max(partBytes*8, g.size*8/maxParts)}
+	if c.single = g.window > 0 && (g.maxRef < 0 || c.keep > maxWarm); c.single {
+		c.keep = 0
+	}
+	c.recent = make([]int64, 0, 2*c.keep+2)
+	return c
+}
+
+// node takes the offset of the next node, at which a part may begin.
+func (c *cutter) node(v, offset int64) {
+	if len(c.recent) == cap(c.recent) {
+		c.recent = append(c.recent[:0], c.recent[int64(len(c.recent))-c.keep:]...)
+	}
+	c.recent = append(c.recent, offset)
+	parts := c.g.parts
+	if n := len(parts); n > 0 {
+		last := &parts[n-1]
+		if c.single || offset-last.offsets[len(last.offsets)-1] < c.target {
+			return
+		}
+		last.end, last.stop = v, offset
+	}
+	n := min(c.keep, v) + 1
+	c.g.parts = append(parts, part{first: v, warm: v - n + 1,
+		offsets: slices.Clone(c.recent[int64(len(c.recent))-n:])})
 }
 
 // list is the successors of a node that others may refer to.

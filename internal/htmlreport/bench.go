@@ -131,27 +131,8 @@ func benchIO(s *Source) (section, error) {
 	if err != nil || len(all) == 0 {
 		return section{}, err
 	}
-	x := slices.MaxFunc(parameters, func(a, b parameter) int {
-		return cmp.Compare(distinct(all, a.of), distinct(all, b.of))
-	})
-	if x.name != parameters[0].name && distinct(all, x.of) == distinct(all, parameters[0].of) {
-		x = parameters[0]
-	}
-	// One line for each combination of what else differs.
-	name := func(r *ioRow) string {
-		words := []string{r.Stack}
-		for _, p := range parameters {
-			if p.name == x.name || distinct(all, p.of) < 2 {
-				continue
-			}
-			if p.unit == "" {
-				words = append(words, fmt.Sprintf("%g %s", p.of(r), p.name))
-			} else {
-				words = append(words, fmt.Sprintf("%g %s", p.of(r), p.unit))
-			}
-		}
-		return strings.Join(words, ", ")
-	}
+	x := sweptBy(all)
+	name := func(r *ioRow) string { return lineName(all, x, r) }
 	alone := distinct(all, x.of) == 1 // nothing is swept: names are all that tells rows apart
 	by := func(title, label string, of func(r *ioRow) float64) {
 		if alone {
@@ -174,9 +155,41 @@ func benchIO(s *Source) (section, error) {
 	if f := histograms(all, x, name); len(f.Series) > 0 {
 		out.Figures = append(out.Figures, f)
 	}
+	out.Tables = append(out.Tables, measurements(all))
+	if slices.ContainsFunc(all, func(r ioRow) bool { return r.Modelled }) {
+		out.Note = "Modelled: the virtual clock gave the times, no SSD was measured."
+	} else if slices.ContainsFunc(all, func(r ioRow) bool { return r.Played }) {
+		out.Note = "Software SSDs played a model: the times are no measurement of real SSDs."
+	}
+	return out, nil
+}
+
+// sweptBy returns the parameter with the most values.
+func sweptBy(all []ioRow) parameter {
+	x := slices.MaxFunc(parameters, func(a, b parameter) int {
+		return cmp.Compare(distinct(all, a.of), distinct(all, b.of))
+	})
+	if distinct(all, x.of) == distinct(all, parameters[0].of) {
+		return parameters[0]
+	}
+	return x
+}
+
+// lineName names the line of a row: one for each combination of the parameters beside x.
+func lineName(all []ioRow, x parameter, r *ioRow) string {
+	words := []string{r.Stack}
+	for _, p := range parameters {
+		if p.name != x.name && distinct(all, p.of) > 1 {
+			words = append(words, fmt.Sprintf("%g %s", p.of(r), cmp.Or(p.unit, p.name)))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// measurements lists the rows.
+func measurements(all []ioRow) table {
 	t := table{Title: "Measurements", Head: []string{"stack", "SSDs", "row bytes", "depth", "blocks",
 		"GiB/s", "million reads/s", "of the limit", "p50 µs", "p99 µs", "p999 µs", "audit"}}
-	modelled := 0
 	for i := range all {
 		r := &all[i]
 		audit, bound := "passed", "–"
@@ -186,20 +199,11 @@ func benchIO(s *Source) (section, error) {
 		if b := r.bound(); b > 0 {
 			bound = percent(r.IOPS / b)
 		}
-		if r.Modelled {
-			modelled++
-		}
 		t.Rows = append(t.Rows, []string{r.Stack, number(r.SSDs), number(r.RowBytes),
 			number(r.Depth), number(r.Blocks), decimal(r.Bytes / (1 << 30)), decimal(r.IOPS / 1e6),
 			bound, decimal(r.P50), decimal(r.P99), decimal(r.P999), audit})
 	}
-	out.Tables = append(out.Tables, t)
-	if modelled > 0 {
-		out.Note = "Modelled: the virtual clock gave the times, no SSD was measured."
-	} else if slices.ContainsFunc(all, func(r ioRow) bool { return r.Played }) {
-		out.Note = "Software SSDs played a model: the times are no measurement of real SSDs."
-	}
-	return out, nil
+	return t
 }
 
 // soleFigure draws rows that are swept by nothing as bars, each with its lowest limit.

@@ -106,50 +106,8 @@ func (x *session) wrote(err error) error {
 // readAll reads requests until the client is gone or does what no client may.
 func (x *session) readAll(to chan<- *request) error {
 	for first := helloTimeout; ; first = 0 {
-		greeted, taken := first == 0, int64(0)
-		x.w.room = func(n int64) error {
-			if limit := int64(map[bool]int{false: maxSmall, true: maxFrame}[greeted]); n > limit {
-				return errs.New(errs.Usage, "protocol: a frame of %d bytes; %d is the most", n, limit)
-			}
-			if n > maxSmall {
-				taken = n * decoded
-			}
-			err := x.s.memory.take(taken)
-			if err != nil {
-				taken = 0
-			}
-			return err
-		}
-		body, fds, err := x.w.read(first)
-		if x.ctx.Err() != nil {
-			closeAll(fds)
-			x.s.memory.used.Add(-taken)
-			return nil
-		}
-		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
-			closeAll(fds)
-			return errGone
-		}
-		var q *request
-		if err == nil {
-			if q, err = decode(body); err == nil && !greeted && q.Type != "hello" {
-				err = errs.New(errs.Usage, "protocol: %q before hello", q.Type)
-			}
-		} else if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = errs.New(errs.Usage, "protocol: a frame did not come whole in time")
-		}
-		if err == nil && q.Type == "loader" && len(fds) > 0 {
-			var bytes int64
-			q.nodes, bytes, err = x.readNodes(fds[0])
-			taken += bytes
-		}
-		closeAll(fds)
-		if err == nil && q.Type == "release" {
-			err = x.release(q)
-			x.s.memory.used.Add(-taken)
-			taken, q = 0, nil
-		}
-		if err != nil {
+		q, taken, err := x.readOne(first)
+		if err != nil || x.ctx.Err() != nil {
 			x.s.memory.used.Add(-taken)
 			return err
 		}
@@ -165,6 +123,54 @@ func (x *session) readAll(to chan<- *request) error {
 				maxWaiting)
 		}
 	}
+}
+
+// readOne reads a request; nil for one that is done at once. wait bounds the time for the first
+// one, hello, and is 0 for others. taken is the memory that the request holds.
+func (x *session) readOne(wait time.Duration) (q *request, taken int64, err error) {
+	greeted := wait == 0
+	x.w.room = func(n int64) error {
+		if limit := int64(map[bool]int{false: maxSmall, true: maxFrame}[greeted]); n > limit {
+			return errs.New(errs.Usage, "protocol: a frame of %d bytes; %d is the most", n, limit)
+		}
+		if n > maxSmall {
+			taken = n * decoded
+		}
+		err := x.s.memory.take(taken)
+		if err != nil {
+			taken = 0
+		}
+		return err
+	}
+	body, fds, err := x.w.read(wait)
+	defer closeAll(fds)
+	switch {
+	case x.ctx.Err() != nil:
+		return nil, taken, nil
+	case errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET):
+		return nil, taken, errGone
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, taken, errs.New(errs.Usage, "protocol: a frame did not come whole in time")
+	case err != nil:
+		return nil, taken, err
+	}
+	if q, err = decode(body); err != nil {
+		return nil, taken, err
+	}
+	if !greeted && q.Type != "hello" {
+		return nil, taken, errs.New(errs.Usage, "protocol: %q before hello", q.Type)
+	}
+	if q.Type == "loader" && len(fds) > 0 {
+		var bytes int64
+		q.nodes, bytes, err = x.readNodes(fds[0])
+		taken += bytes
+	}
+	if q.Type == "release" {
+		err = x.release(q)
+		x.s.memory.used.Add(-taken)
+		return nil, 0, err
+	}
+	return q, taken, err
 }
 
 // readNodes copies node numbers out of a file in memory, and takes as many bytes of the memory that

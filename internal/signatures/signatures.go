@@ -74,21 +74,30 @@ func Find(head, tail []byte, deviceBytes int64) string {
 	return ""
 }
 
+// ends are the first and the last bytes of a device.
+type ends struct {
+	head, tail []byte
+	size       int64
+}
+
+// bytes returns n bytes of the device from offset on, which counts from its end where it is
+// negative; nil where they are in neither end.
+func (e *ends) bytes(offset, n int64) []byte {
+	if offset >= 0 && offset+n <= int64(len(e.head)) {
+		return e.head[offset : offset+n]
+	}
+	if offset < 0 {
+		offset += e.size
+	}
+	if offset -= e.size - int64(len(e.tail)); offset >= 0 && offset+n <= int64(len(e.tail)) {
+		return e.tail[offset : offset+n]
+	}
+	return nil
+}
+
 // All names everything that Find looks for, each thing once.
 func All(head, tail []byte, deviceBytes int64) []string {
-	bytesAt := func(off, n int64) []byte {
-		if off >= 0 && off+n <= int64(len(head)) {
-			return head[off : off+n]
-		}
-		// Offsets in tail, which ends at the end of the device.
-		if off < 0 {
-			off += deviceBytes
-		}
-		if off -= deviceBytes - int64(len(tail)); off >= 0 && off+n <= int64(len(tail)) {
-			return tail[off : off+n]
-		}
-		return nil
-	}
+	e := &ends{head, tail, deviceBytes}
 	var out []string
 	add := func(what string) {
 		if !slices.Contains(out, what) {
@@ -96,42 +105,60 @@ func All(head, tail []byte, deviceBytes int64) []string {
 		}
 	}
 	for _, m := range marks {
-		if bytes.Equal(bytesAt(m.At, int64(len(m.Text))), []byte(m.Text)) {
+		if bytes.Equal(e.bytes(m.At, int64(len(m.Text))), []byte(m.Text)) {
 			add(m.What)
 		}
 	}
-	// Linux RAID 1.0 sits 8 KiB before the end, on a 4 KiB bound; 0.90 in the last full 64 KiB.
-	raid := []byte("\xfc\x4e\x2b\xa9")
-	if bytes.Equal(bytesAt((deviceBytes/512-16)&^7*512, 4), raid) ||
-		bytes.Equal(bytesAt(deviceBytes&^0xffff-0x10000, 4), raid) {
+	if e.raid() {
 		add("a Linux RAID member")
 	}
-	// ZFS has two labels of 256 KiB at each end, and in the second half of each a ring of
-	// uberblocks.
-	const label = 256 << 10
-	end := deviceBytes &^ (label - 1)
-	for off := int64(label / 2); off < label; off += 1024 {
-		for _, from := range []int64{0, label, end - 2*label, end - label} {
-			if b := bytesAt(max(from, 0)+off, 8); b != nil &&
-				(binary.LittleEndian.Uint64(b) == 0x00bab10c ||
-					binary.BigEndian.Uint64(b) == 0x00bab10c) {
-				add("a ZFS pool")
-			}
-		}
+	if e.zfs() {
+		add("a ZFS pool")
 	}
-	// A boot signature alone may be the boot code of a file system; with a used entry it is a
-	// table.
-	if b := bytesAt(0, 512); b != nil && b[510] == 0x55 && b[511] == 0xaa && len(out) == 0 {
-		what := "a boot sector or an empty MBR partition table"
-		for i := 446; i < 510; i += 16 {
-			if b[i+4] != 0 && b[i]&0x7f == 0 {
-				what = "an MBR partition table"
-				break
-			}
-		}
+	if what := e.mbr(); what != "" && len(out) == 0 {
 		add(what)
 	}
 	return out
+}
+
+// raid looks for the superblocks of Linux RAID: 1.0 sits 8 KiB before the end, on a 4 KiB bound;
+// 0.90 in the last full 64 KiB.
+func (e *ends) raid() bool {
+	mark := []byte("\xfc\x4e\x2b\xa9")
+	return bytes.Equal(e.bytes((e.size/512-16)&^7*512, 4), mark) ||
+		bytes.Equal(e.bytes(e.size&^0xffff-0x10000, 4), mark)
+}
+
+// zfs looks for uberblocks: ZFS has two labels of 256 KiB at each end, and in the second half of
+// each a ring of them.
+func (e *ends) zfs() bool {
+	const label, mark = 256 << 10, 0x00bab10c
+	end := e.size &^ (label - 1)
+	for offset := int64(label / 2); offset < label; offset += 1024 {
+		for _, from := range []int64{0, label, end - 2*label, end - label} {
+			b := e.bytes(max(from, 0)+offset, 8)
+			if b != nil && (binary.LittleEndian.Uint64(b) == mark ||
+				binary.BigEndian.Uint64(b) == mark) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// mbr describes a boot sector. A boot signature alone may be the boot code of a file system; with a
+// used entry it is a table.
+func (e *ends) mbr() string {
+	b := e.bytes(0, 512)
+	if b == nil || b[510] != 0x55 || b[511] != 0xaa {
+		return ""
+	}
+	for i := 446; i < 510; i += 16 {
+		if b[i+4] != 0 && b[i]&0x7f == 0 {
+			return "an MBR partition table"
+		}
+	}
+	return "a boot sector or an empty MBR partition table"
 }
 
 // UUIDs are the identifiers of file systems whose superblocks lie in head: ext2/3/4, XFS, Btrfs.
