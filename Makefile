@@ -10,8 +10,8 @@ export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -tr
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -X main.version=$(VERSION)
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-SCRIPTS := .ci/run .ci/nightly .ci/steps.sh vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh examples/*.sh)
+GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+SCRIPTS := .ci/run .ci/nightly .ci/subjects .ci/steps.sh vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh examples/*.sh)
 
 # Published data sets that some tests read: the folder beside the clone, where there is one. Where there is
 # none, or where HELIOS_TESTDATA is empty, those tests skip and say what lacks. A folder that someone names
@@ -239,12 +239,16 @@ bench: build bin/lab/fiocompare
 bench-clocks: bin/lab/clockcompare
 	bin/lab/clockcompare -check
 
+# Both modules by .golangci.yml, scripts, and the subjects of commits (.ci/subjects; make hooks: at commit).
 lint:
-	$(GO) vet ./... && $(GO) vet -C tools ./...
-	$(GO) run $(STATICCHECK) ./...
-	cd tools && $(GO) run $(STATICCHECK) ./...
+	$(GO) run $(GOLANGCI) run ./...
+	cd tools && $(GO) run $(GOLANGCI) run ./...
 	@if command -v shellcheck >/dev/null; then shellcheck -x $(SCRIPTS) && echo "shellcheck $(SCRIPTS)"; \
 	else echo "shellcheck is not installed; scripts unchecked"; fi
+	.ci/subjects
+
+hooks:
+	ln -sf ../../.ci/subjects "$$(git rev-parse --git-path hooks)/commit-msg"
 
 generate:
 	$(GO) generate ./...

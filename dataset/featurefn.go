@@ -17,7 +17,7 @@ import (
 	"helios/internal/simd"
 )
 
-// A feature function makes rows from their numbers, so that a dataset of any size needs no
+// FeatureFunc makes rows from their numbers, so that a dataset of any size needs no
 // features.npy, and each row that was read from anywhere can be checked against what it must be.
 //
 // There is one, "hash:SEED". Column w of row r is a float32 in ±[0.5, 1): sign and 23 bits of

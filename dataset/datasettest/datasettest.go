@@ -203,7 +203,8 @@ func (a Arr) Bytes(t testing.TB) []byte {
 	return buf.Bytes()
 }
 
-// The graph of most tests: 5 nodes, 6 edges, of which one is double and one a self loop.
+// GoodArrays returns the graph of most tests: 5 nodes, 6 edges, of which one is double and one a
+// self loop.
 //
 //	0→1 0→2 3→2 3→2 4→4 1→0
 func GoodArrays() map[string]Arr {

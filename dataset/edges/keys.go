@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// edge points from src to dst: dst aggregates src.
+// Edge points from src to dst: dst aggregates src.
 type Edge struct{ Dst, Src uint64 }
 
 func (a Edge) less(b Edge) bool { return a.Dst < b.Dst || a.Dst == b.Dst && a.Src < b.Src }

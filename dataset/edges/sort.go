@@ -71,7 +71,7 @@ type Counts struct {
 	Nodes      int64 `json:"nodes"`
 }
 
-// span is a range of a part's edges, counted as they are emitted.
+// Span is a range of a part's edges, counted as they are emitted.
 type Span struct {
 	From int64 `json:"from"`
 	To   int64 `json:"to"`
@@ -86,7 +86,7 @@ type Piece struct {
 	Units int64 `json:"units,omitempty"`
 }
 
-// run is a sorted spill file: what the journal says of it.
+// Run describes a sorted spill file in the journal.
 type Run struct {
 	ID     int     `json:"id"`
 	Keys   int64   `json:"keys"`  // stored
@@ -202,7 +202,7 @@ func (e *Sorter) count(r *Run) {
 	e.maxID, e.minID = max(e.maxID, r.MaxID), min(e.minID, r.MinID)
 }
 
-// largest is the largest id so far, -1 for none. Call it between sources.
+// Largest returns the largest id so far, -1 for none. Call it between sources.
 func (e *Sorter) Largest() int64 {
 	e.spills.Wait()
 	id := e.maxID
@@ -232,7 +232,7 @@ func (e *Sorter) Taken() int64 {
 	return n
 }
 
-// close gives the memory back. It may be called again.
+// Close gives the memory back. It may be called again.
 func (e *Sorter) Close() error {
 	e.spills.Wait()
 	mem := e.mem
@@ -577,7 +577,7 @@ func (e *Sorter) groupKeys() int {
 	return min(max(e.words/4096&^(packKeys-1), packKeys), maxGroup)
 }
 
-// runPrefix begins the name of every run's file.
+// RunPrefix begins the name of every run's file.
 const RunPrefix = "sort-"
 
 func runName(id int) string { return fmt.Sprintf(RunPrefix+"%d.tmp", id) }

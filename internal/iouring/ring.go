@@ -52,8 +52,8 @@ type Ring struct {
 	overflow       *uint32
 }
 
-// Enter returns ErrNotEntered when the kernel took nothing for lack of memory or of
-// completion queue space: reap, then try again.
+// ErrNotEntered is Enter's error when the kernel took nothing for lack of memory or of completion
+// queue space: reap, then try again.
 var ErrNotEntered = errors.New("io_uring: kernel is out of request memory or completion space")
 
 // New makes a ring. Its error has class Capability when the kernel has no io_uring, forbids

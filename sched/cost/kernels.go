@@ -183,7 +183,7 @@ func (w *Kernels) Sampling(s *Shape) [][]Kernel {
 	return jobs
 }
 
-// count adds a sampled batch to the rows' hotness.
+// Hotness adds a sampled batch to the rows' hotness.
 func (w *Kernels) Hotness(rows int64) []Kernel {
 	return []Kernel{{Op: &w.ops.Elementwise, Work: hardware.Work{Bytes: rows * 16}}}
 }
