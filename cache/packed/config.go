@@ -17,16 +17,14 @@ type Config struct {
 	// HotRows, where not nil, are the rows that stay, in their order of rank, in place of Hot: for
 	// a plan of new mini-batches under tiers that are filled already.
 	HotRows []int64
-	// Budget is the most bytes that pages may take; 0: what Segment leads to.
+	// Budget bounds the bytes of pages; 0: those that Segment leads to. Room that it leaves takes
+	// copies of rows: where a mini-batch needs few rows of a page of the disk cache, its chunk has
+	// them too, and the page is not read. The paper makes no copies.
 	Budget int64
 	// Segment is the most consecutive mini-batches that share a disk cache: the segments are as few
 	// as that leads to, and of one length, give or take one. 0: the length with the fewest bytes
 	// read under Budget is searched for.
 	Segment int
-	// Once packs a row into chunks only where one mini-batch of a segment needs it, as the paper
-	// does. Otherwise the room that Budget leaves takes copies of rows: where a mini-batch needs
-	// few rows of a page of the disk cache, its chunk has them too, and the page is not read.
-	Once bool
 	// Hashes chooses the order of a disk cache. 0: by the first four mini-batches of the segment
 	// that need a row, which come in random order: a MinHash of one function's four least values. 1
 	// to 4: by the least values of so many MinHash functions; the paper takes 2. Below 0: by the

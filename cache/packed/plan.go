@@ -118,7 +118,7 @@ func Build(ctx context.Context, a Accesses, c Config, to File) (*Result, error) 
 		r.Found.Seconds = time.Since(begin).Seconds()
 	}
 	budget := b.c.budgetPages(shape)
-	for soft, once := budget, c.Once; ; {
+	for soft, once := budget, false; ; {
 		if err := b.write(ctx, r, to, soft, once); err != nil {
 			return nil, err
 		}
@@ -138,7 +138,7 @@ func Build(ctx context.Context, a Accesses, c Config, to File) (*Result, error) 
 			less := float64(budget) / float64(r.Stats.Pages)
 			r.Found.Segment = lengthOf(n, int(float64(segmentsOf(n, r.Found.Segment))*less))
 			r.Found.Retries++
-			soft, once = budget, c.Once
+			soft, once = budget, false
 		}
 	}
 }

@@ -51,7 +51,7 @@ func (b *builder) search(ctx context.Context) (Found, error) {
 		}
 		return better, nil
 	}
-	for worse := 0; worse < 2 || b.c.Once; {
+	for worse := 0; worse < 2; {
 		better, err := try(i)
 		if err != nil {
 			return Found{}, err
@@ -59,18 +59,10 @@ func (b *builder) search(ctx context.Context) (Found, error) {
 		if worse++; better {
 			worse = 0
 		}
-		// The shortest that fit are the best without copies.
-		if i == b.n || b.c.Once && best.Pages <= budget {
+		if i == b.n {
 			break
 		}
-		step := growth
-		if b.c.Once {
-			step = max(float64(best.Pages)/float64(budget+1), 1)
-		}
-		i = lengthOf(b.n, min(segmentsOf(b.n, i)-1, int(float64(b.n)/float64(i)/step)))
-	}
-	if b.c.Once {
-		return best, nil
+		i = lengthOf(b.n, min(segmentsOf(b.n, i)-1, int(float64(b.n)/float64(i)/growth)))
 	}
 	// Between the best one and those on both sides of it.
 	for _, f := range []float64{1 / math.Sqrt(growth), math.Sqrt(growth)} {
@@ -160,15 +152,7 @@ func (b *builder) estimate(ctx context.Context, length int, budget int64) (cost,
 		}
 		err = b.weigh(ctx, s)
 		if err == nil {
-			var c cost
-			if b.c.Once {
-				b.costs(s, func(_ split, now cost) bool {
-					c = now
-					return false
-				})
-			} else {
-				_, c = b.fit(s, int64(float64(budget)*float64(end-first)/float64(b.n)))
-			}
+			_, c := b.fit(s, int64(float64(budget)*float64(end-first)/float64(b.n)))
 			sum.disk, sum.read = sum.disk+c.disk, sum.read+c.read
 			batches += end - first
 			for i := first; i < end; i++ {

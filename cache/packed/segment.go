@@ -398,7 +398,7 @@ type cost struct{ disk, read int64 }
 
 // costs gives the cost of each split that a segment may have, the least disk first: levels 0 to the
 // last, and of each one all values of ahead.
-func (b *builder) costs(s *segment, visit func(v split, c cost) bool) {
+func (b *builder) costs(s *segment, visit func(v split, c cost)) {
 	levels := b.levels()
 	last := levels
 	if int64(levels) < b.shape.RowsPerPage {
@@ -426,7 +426,8 @@ func (b *builder) costs(s *segment, visit func(v split, c cost) bool) {
 		if level == levels {
 			kept = 0
 		}
-		if !visit(split{level, 0}, cost{kept + chunks, read}) || level == last {
+		visit(split{level, 0}, cost{kept + chunks, read})
+		if level == last {
 			return
 		}
 		for i := range rows {
@@ -436,8 +437,8 @@ func (b *builder) costs(s *segment, visit func(v split, c cost) bool) {
 			now := b.shape.PagesOf(rows[i])
 			chunks += now - was
 			read += now - was - pairs
-			if i+1 < len(rows) && !visit(split{level, i + 1}, cost{kept + chunks, read}) {
-				return
+			if i+1 < len(rows) {
+				visit(split{level, i + 1}, cost{kept + chunks, read})
 			}
 		}
 	}
@@ -447,12 +448,11 @@ func (b *builder) costs(s *segment, visit func(v split, c cost) bool) {
 // one that takes the least disk.
 func (b *builder) fit(s *segment, allowed int64) (v split, c cost) {
 	first := true
-	b.costs(s, func(tried split, now cost) bool {
+	b.costs(s, func(tried split, now cost) {
 		if first || (now.disk <= allowed && now.read < c.read) {
 			v, c = tried, now
 		}
 		first = false
-		return true
 	})
 	return v, c
 }
