@@ -249,26 +249,18 @@ const (
 	errDeviceUnavailable  result = 46
 	errNoDevice           result = 100
 	errInvalidDevice      result = 101
-	errInvalidImage       result = 200
-	errInvalidContext     result = 201
-	errNoBinaryForGPU     result = 209
 	errECC                result = 214
-	errInvalidPTX         result = 218
 	errNVLink             result = 220
 	errJITNotFound        result = 221
 	errUnsupportedPTX     result = 222
 	errJITDisabled        result = 223
 	errContained          result = 226
-	errOperatingSystem    result = 304
-	errInvalidHandle      result = 400
 	errNotFound           result = 500
 	errNotReady           result = 600
 	errIllegalAddress     result = 700
-	errLaunchResources    result = 701
 	errLaunchTimeout      result = 702
 	errContextDestroyed   result = 709
 	errAssert             result = 710
-	errAlreadyRegistered  result = 712
 	errHardwareStack      result = 714
 	errIllegalInstruction result = 715
 	errMisaligned         result = 716
@@ -276,8 +268,6 @@ const (
 	errInvalidPC          result = 718
 	errLaunchFailed       result = 719
 	errTensorMemory       result = 721
-	errNotPermitted       result = 800
-	errNotSupported       result = 801
 	errSystemNotReady     result = 802
 	errDriverMismatch     result = 803
 	errMPSTerminated      result = 810
@@ -292,13 +282,9 @@ const (
 	attrMultiprocessors   attribute = 16
 	attrCanMapHost        attribute = 19
 	attrComputeMode       attribute = 20
-	attrMemoryClock       attribute = 36 // kHz
-	attrMemoryBus         attribute = 37 // bits
-	attrL2Bytes           attribute = 38
 	attrUnifiedAddressing attribute = 41
 	attrMajor             attribute = 75
 	attrMinor             attribute = 76
-	attrHostAtomics       attribute = 86
 	attrHostPointer       attribute = 91
 	attrHostRegister      attribute = 99
 	attrVMM               attribute = 102
@@ -313,10 +299,7 @@ type funcAttribute int32
 
 // CUfunction_attribute.
 const (
-	funcMaxThreads  funcAttribute = 0
-	funcSharedBytes funcAttribute = 1
-	funcLocalBytes  funcAttribute = 3
-	funcRegisters   funcAttribute = 4
+	funcMaxThreads funcAttribute = 0
 )
 
 // Flags and options.

@@ -21,16 +21,13 @@ type Capabilities struct {
 	DMABuf        bool // device memory can be exported to other drivers
 	DirectRDMA    bool // other devices can reach its memory
 	WritesOrdered bool // and their writes are seen in order by kernels of this GPU at least
-	HostAtomics   bool // atomics on CPU memory are atomic with the CPU's
 	GrowingMemory bool // addresses can be reserved without memory (virtual memory management)
 	SharedMemory  bool // memory of that kind goes to other processes as a file descriptor
 	Graphs        bool // many launches can be one
 
 	ComputeCapability int // times 10: 80 is 8.0
 	// The factors of peaks; 0 where the driver has none (CUDA 13 has no clock rates).
-	ClockKHz, MemoryClockKHz int
-	MemoryBusBits            int
-	L2Bytes                  int
+	ClockKHz int
 }
 
 // GPU is one device of a Report.
@@ -213,7 +210,6 @@ func describe(a api, index int, d ordinal, version int) (GPU, error) {
 		DMABuf:        a.has("cuMemGetHandleForAddressRange") && may(attrDMABuf) == 1,
 		DirectRDMA:    may(attrDirectRDMA) == 1,
 		WritesOrdered: may(attrRDMAOrdering) >= 100, // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
-		HostAtomics:   may(attrHostAtomics) == 1,
 		GrowingMemory: all(a, "cuMemGetAllocationGranularity", "cuMemAddressReserve",
 			"cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap",
 			"cuMemSetAccess") && may(attrVMM) == 1,
@@ -223,9 +219,6 @@ func describe(a api, index int, d ordinal, version int) (GPU, error) {
 			"cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch", "cuGraphExecDestroy"),
 		ComputeCapability: g.ComputeCapability,
 		ClockKHz:          may(attrClockRate),
-		MemoryClockKHz:    may(attrMemoryClock),
-		MemoryBusBits:     may(attrMemoryBus),
-		L2Bytes:           may(attrL2Bytes),
 	}
 	return g, err
 }
