@@ -268,26 +268,6 @@ func CompareVersions(a, b string) int {
 // comparePart alternates between runs of non-digits and of digits. Letters sort before all
 // other characters, and a tilde before everything, even the end.
 func comparePart(a, b string) int {
-	order := func(s string) int {
-		if s == "" || s[0] >= '0' && s[0] <= '9' {
-			return 0
-		}
-		c := int(s[0])
-		switch {
-		case c == '~':
-			return -1
-		case c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z':
-			return c
-		}
-		return c + 256
-	}
-	digits := func(s string) int {
-		n := 0
-		for n < len(s) && s[n] >= '0' && s[n] <= '9' {
-			n++
-		}
-		return n
-	}
 	for a != "" || b != "" {
 		for digits(a) == 0 && a != "" || digits(b) == 0 && b != "" {
 			if c := order(a) - order(b); c != 0 {
@@ -302,6 +282,29 @@ func comparePart(a, b string) int {
 		a, b = a[na:], b[nb:]
 	}
 	return 0
+}
+
+// order is the place of the first character among non-digits.
+func order(s string) int {
+	if s == "" || s[0] >= '0' && s[0] <= '9' {
+		return 0
+	}
+	c := int(s[0])
+	switch {
+	case c == '~':
+		return -1
+	case c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z':
+		return c
+	}
+	return c + 256
+}
+
+// digits counts the digits at the beginning.
+func digits(s string) (n int) {
+	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
+		n++
+	}
+	return n
 }
 
 // compareDigits compares numbers of any length; "" is 0.

@@ -298,23 +298,28 @@ func (t *edgeText) edge(text []byte) (ids [2]int64, why string) {
 		ends = t.ends
 	}
 	for i, c := range ends {
-		v, ok := parseID(cells[c])
-		switch {
-		case !ok && len(cells[c]) > 18 && isDigits(cells[c]):
-			return ids, fmt.Sprintf("node id %s in column %d is too large; ids have at most 18 digits",
-				clip(cells[c]), c+1)
-		case !ok && (len(cells[c]) == 0 || bytes.IndexByte(cells[c], ',') >= 0):
-			return ids, t.cut.why(cells[c], c+1)
-		case !ok:
-			return ids, fmt.Sprintf("%q is not a node id; ids are whole numbers from 0",
-				clip(cells[c]))
+		if ids[i], why = t.id(cells[c], c+1); why != "" {
+			return ids, why
 		}
-		if uint64(v-t.base) >= uint64(t.nodes) {
-			return ids, t.outside(v, c+1, t.fixed)
-		}
-		ids[i] = v
 	}
 	return ids, ""
+}
+
+// id reads a node id, or returns its fault.
+func (t *edgeText) id(cell []byte, column int) (id int64, why string) {
+	id, ok := parseID(cell)
+	switch {
+	case !ok && len(cell) > 18 && isDigits(cell):
+		return 0, fmt.Sprintf("node id %s in column %d is too large; ids have at most 18 digits",
+			clip(cell), column)
+	case !ok && (len(cell) == 0 || bytes.IndexByte(cell, ',') >= 0):
+		return 0, t.cut.why(cell, column)
+	case !ok:
+		return 0, fmt.Sprintf("%q is not a node id; ids are whole numbers from 0", clip(cell))
+	case uint64(id-t.base) >= uint64(t.nodes):
+		return 0, t.outside(id, column, t.fixed)
+	}
+	return id, ""
 }
 
 func isDigits(b []byte) bool { return len(bytes.Trim(b, "0123456789")) == 0 }

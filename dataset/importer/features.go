@@ -19,19 +19,10 @@ import (
 // matrix copies a features array, [nodes, dim] of any number type, as float32; float16 stays what
 // it is. The option FeatureDType decides otherwise.
 func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
+	if err := checkMatrix(a); err != nil {
+		return err
+	}
 	sh := a.Header.Shape
-	if len(sh) != 2 || sh[0] < 1 || sh[1] < 1 {
-		return errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)", a.Name,
-			a.Header.ShapeString())
-	}
-	if a.Header.Fortran {
-		return errs.New(errs.Usage,
-			"%s: features are in Fortran order; save numpy.ascontiguousarray(x) instead", a.Name)
-	}
-	if sh[1] > dataset.MaxDim {
-		return errs.New(errs.Usage, "%s: %d features per node, at most %d", a.Name, sh[1],
-			dataset.MaxDim)
-	}
 	im.m.Dim = int(sh[1])
 	if a.Header.DType.Kind == 'f' && a.Header.DType.Size == 2 {
 		im.m.DType = rowtype.Float16.String()
@@ -46,19 +37,12 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	}
 	defer r.Close()
 	buf := make([]float32, 64<<10)
-	total := a.Header.Elements()
 	t := edges.NewMarkTimer()
-	for done := w.n; ; {
-		n, err := r.Float32s(buf)
-		var re *npy.RangeError
-		if errors.As(err, &re) {
-			err = errs.New(errs.Usage,
-				"%s: feature %d of node %d is %g, which float32 cannot hold; scale the features",
-				a.Name, re.Index%sh[1], re.Index/sh[1], re.Value)
-		}
+	for err == nil {
+		var n int
+		n, err = r.Float32s(buf)
 		if err == nil {
 			err = w.put(buf[:n])
-			done += int64(n)
 		}
 		if err == nil && im.s.Journaled() && t.Due() {
 			err = t.Mark(func() error { return im.s.MarkArray(w.out) })
@@ -66,15 +50,35 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 		if err == nil {
 			err = ctx.Err()
 		}
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return errors.Join(err, w.out.Discard())
-		}
-		im.o.Progress.Report("features", done/sh[1], total/sh[1])
+		im.o.Progress.Report("features", w.n/sh[1], sh[0])
 	}
-	return w.out.Close()
+	if errors.Is(err, io.EOF) {
+		return w.out.Close()
+	}
+	if re := (*npy.RangeError)(nil); errors.As(err, &re) {
+		err = errs.New(errs.Usage,
+			"%s: feature %d of node %d is %g, which float32 cannot hold; scale the features",
+			a.Name, re.Index%sh[1], re.Index/sh[1], re.Value)
+	}
+	return errors.Join(err, w.out.Discard())
+}
+
+// checkMatrix refuses an array that is no matrix of features.
+func checkMatrix(a *npy.Array) error {
+	sh := a.Header.Shape
+	if len(sh) != 2 || sh[0] < 1 || sh[1] < 1 {
+		return errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)", a.Name,
+			a.Header.ShapeString())
+	}
+	if a.Header.Fortran {
+		return errs.New(errs.Usage,
+			"%s: features are in Fortran order; save numpy.ascontiguousarray(x) instead", a.Name)
+	}
+	if sh[1] > dataset.MaxDim {
+		return errs.New(errs.Usage, "%s: %d features per node, at most %d", a.Name, sh[1],
+			dataset.MaxDim)
+	}
+	return nil
 }
 
 // featureWriterFrom goes on where an interrupted import was: with n elements written, or with all

@@ -230,6 +230,26 @@ func (o *Options) fill() error {
 		return errs.New(errs.Usage, "%v %d is outside 1..%d", errs.Key("dim"), o.Dim,
 			dataset.MaxDim)
 	}
+	if err := o.checkNumbers(); err != nil {
+		return err
+	}
+	if err := o.checkTexts(); err != nil {
+		return err
+	}
+	if err := o.Input.fill(); err != nil {
+		return err
+	}
+	for _, p := range [][2]string{{"features", o.Features}, {"labels", o.Labels},
+		{"splits", o.SplitDir}} {
+		if err := readable(p[0], p[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkNumbers refuses numbers outside their bounds.
+func (o *Options) checkNumbers() error {
 	if o.Nodes < 0 {
 		return errs.New(errs.Usage, "%v %d: a number of nodes cannot be negative",
 			errs.Key("nodes"), o.Nodes)
@@ -242,6 +262,11 @@ func (o *Options) fill() error {
 		return errs.New(errs.Usage, "%v %d: at most %d nodes can be imported", errs.Key("nodes"),
 			o.Nodes, int64(maxTextNodes))
 	}
+	return nil
+}
+
+// checkTexts refuses options that contradict each other or cannot be read.
+func (o *Options) checkTexts() error {
 	if o.FeatureFn != "" && o.Features != "" {
 		return errs.New(errs.Usage, "%v %s and %v %s: give one of them", errs.Key("feature-fn"),
 			o.FeatureFn, errs.Key("features"), o.Features)
@@ -260,15 +285,6 @@ func (o *Options) fill() error {
 		if n, err := strconv.Atoi(o.SplitIndex); err != nil || n < 0 {
 			return errs.New(errs.Usage, "%v %q: give the number of a split, from 0",
 				errs.Key("split-index"), brief(o.SplitIndex))
-		}
-	}
-	if err := o.Input.fill(); err != nil {
-		return err
-	}
-	for _, p := range [][2]string{{"features", o.Features}, {"labels", o.Labels},
-		{"splits", o.SplitDir}} {
-		if err := readable(p[0], p[1]); err != nil {
-			return err
 		}
 	}
 	return nil

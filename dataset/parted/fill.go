@@ -266,20 +266,10 @@ func (f *filler) readRows(ctx context.Context, k kind, c *scatter) (err error) {
 		}
 		defer errs.Closing(&err, func() error { return hostmem.Free(bufs[i]) })
 	}
-	type block struct{ first, end int64 } // what is read of it
-	read := func(from int64, buf []byte) (block, chan error) {
-		b := block{from, from}
-		for v := from; v < min(from+per, l.Nodes); v++ {
-			part := int(f.of[v])
-			if part < f.mark.End && c.waits(k.pieces(v, part, int64(f.newOf[v]))) {
-				if b.end == from {
-					b.first = v
-				}
-				b.end = v + 1
-			}
-		}
+	read := func(from int64, buf []byte) (rowBlock, chan error) {
+		b := f.needed(k, c, from, min(from+per, l.Nodes))
 		done := make(chan error, 1)
-		if b.end == from {
+		if b.end == b.first {
 			done <- nil
 			return b, done
 		}
@@ -292,7 +282,7 @@ func (f *filler) readRows(ctx context.Context, k kind, c *scatter) (err error) {
 		if err := <-done; err != nil {
 			return err
 		}
-		next, ready := block{}, (chan error)(nil)
+		next, ready := rowBlock{}, (chan error)(nil)
 		if from+per < l.Nodes {
 			next, ready = read(from+per, bufs[turn^1])
 		}
@@ -311,6 +301,24 @@ func (f *filler) readRows(ctx context.Context, k kind, c *scatter) (err error) {
 		now, done = next, ready
 	}
 	return nil
+}
+
+// rowBlock is the rows first to end-1.
+type rowBlock struct{ first, end int64 }
+
+// needed returns the least block of the rows from to to-1 that holds all that wait for pages.
+func (f *filler) needed(k kind, c *scatter, from, to int64) rowBlock {
+	b := rowBlock{from, from}
+	for v := from; v < to; v++ {
+		part := int(f.of[v])
+		if part < f.mark.End && c.waits(k.pieces(v, part, int64(f.newOf[v]))) {
+			if b.end == from {
+				b.first = v
+			}
+			b.end = v + 1
+		}
+	}
+	return b
 }
 
 // putRows puts rows first to end-1.

@@ -122,18 +122,8 @@ func (g *Graph) bad(format string, a ...any) error {
 
 // properties reads NAME.properties (java.util.Properties, of which only plain lines are used here).
 func (g *Graph) properties(text string) error {
-	p := map[string]string{}
-	sc := bufio.NewScanner(strings.NewReader(text))
-	for sc.Scan() {
-		line := strings.TrimSpace(sc.Text())
-		if line == "" || line[0] == '#' || line[0] == '!' {
-			continue
-		}
-		if i := strings.IndexAny(line, "=:"); i > 0 {
-			p[strings.TrimSpace(line[:i])] = strings.TrimSpace(line[i+1:])
-		}
-	}
-	if err := sc.Err(); err != nil {
+	p, err := parseProperties(text)
+	if err != nil {
 		return g.bad("%w", err)
 	}
 	class := strings.TrimPrefix(p["graphclass"], "class ")
@@ -178,6 +168,22 @@ func (g *Graph) properties(text string) error {
 	}
 	g.zetaK = uint(n)
 	return g.flags(p["compressionflags"])
+}
+
+// parseProperties reads lines KEY=VALUE.
+func parseProperties(text string) (map[string]string, error) {
+	p := map[string]string{}
+	sc := bufio.NewScanner(strings.NewReader(text))
+	for sc.Scan() {
+		line := strings.TrimSpace(sc.Text())
+		if line == "" || line[0] == '#' || line[0] == '!' {
+			continue
+		}
+		if i := strings.IndexAny(line, "=:"); i > 0 {
+			p[strings.TrimSpace(line[:i])] = strings.TrimSpace(line[i+1:])
+		}
+	}
+	return p, sc.Err()
 }
 
 // flags takes the codes of a record's parts, where they are not the usual ones.
