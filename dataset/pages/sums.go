@@ -97,29 +97,9 @@ func readSums(dir string, want *Spec) (s sumsFile, err error) {
 	if _, err := io.ReadFull(f, h); err != nil {
 		return s, damaged(path, "its header cannot be read (%v): it has %d bytes", err, st.Size())
 	}
-	le := binary.LittleEndian
-	if string(h[:8]) != sumsMagic {
-		return s, damaged(path, "it does not begin as a file of page checksums does")
+	if s.spec, s.complete, err = parseSumsHeader(path, h); err != nil {
+		return s, err
 	}
-	if got, said := crc32.Checksum(h[:sumsCRCAt], castagnoli),
-		le.Uint32(h[sumsCRCAt:]); got != said {
-		return s, damaged(path, "its header has CRC32C %08x, and says %08x", got, said)
-	}
-	if len(bytes.Trim(h[sumsCRCAt+4:], "\x00")) > 0 {
-		return s, damaged(path, "the rest of its header is not zeros")
-	}
-	if v := le.Uint32(h[8:]); v != sumsVersion {
-		return s, errs.New(errs.Device,
-			"%s: version %d is not known, this heliosctl reads %d; use the heliosctl that wrote it, or prepare again in another folder",
-			path, v, sumsVersion)
-	}
-	s.spec = Spec{ID: uuid.UUID(h[16:32]), PageBytes: int64(le.Uint64(h[32:])),
-		Pages: int64(le.Uint64(h[40:]))}
-	state := le.Uint32(h[12:])
-	if err := s.spec.Check(); err != nil || state != stateOpen && state != stateComplete {
-		return s, damaged(path, "its header is impossible (%v, state %d)", err, state)
-	}
-	s.complete = state == stateComplete
 	if want != nil && s.spec != *want {
 		return s, errs.New(errs.Refused,
 			"%s is of %d pages of %d bytes of pack %s, and %d of %d of pack %s are looked for; name the right folder, or another one to prepare in",
@@ -136,10 +116,38 @@ func readSums(dir string, want *Spec) (s sumsFile, err error) {
 	if _, err := io.ReadFull(f, table); err != nil {
 		return s, damaged(path, "its table cannot be read: %v", err)
 	}
-	if got, said := crc32.Checksum(table, castagnoli), le.Uint32(h[48:]); got != said {
+	said := binary.LittleEndian.Uint32(h[48:])
+	if got := crc32.Checksum(table, castagnoli); got != said {
 		return s, damaged(path, "its table has CRC32C %08x, and should have %08x", got, said)
 	}
 	return s, nil
+}
+
+// parseSumsHeader checks a header.
+func parseSumsHeader(path string, h []byte) (spec Spec, complete bool, err error) {
+	le := binary.LittleEndian
+	if string(h[:8]) != sumsMagic {
+		return spec, false, damaged(path, "it does not begin as a file of page checksums does")
+	}
+	if got, said := crc32.Checksum(h[:sumsCRCAt], castagnoli),
+		le.Uint32(h[sumsCRCAt:]); got != said {
+		return spec, false, damaged(path, "its header has CRC32C %08x, and says %08x", got, said)
+	}
+	if len(bytes.Trim(h[sumsCRCAt+4:], "\x00")) > 0 {
+		return spec, false, damaged(path, "the rest of its header is not zeros")
+	}
+	if v := le.Uint32(h[8:]); v != sumsVersion {
+		return spec, false, errs.New(errs.Device,
+			"%s: version %d is not known, this heliosctl reads %d; use the heliosctl that wrote it, or prepare again in another folder",
+			path, v, sumsVersion)
+	}
+	spec = Spec{ID: uuid.UUID(h[16:32]), PageBytes: int64(le.Uint64(h[32:])),
+		Pages: int64(le.Uint64(h[40:]))}
+	state := le.Uint32(h[12:])
+	if err := spec.Check(); err != nil || state != stateOpen && state != stateComplete {
+		return spec, false, damaged(path, "its header is impossible (%v, state %d)", err, state)
+	}
+	return spec, state == stateComplete, nil
 }
 
 // roomForSums refuses a table that memory has no room for: Go's heap would end the process.

@@ -341,68 +341,85 @@ func (f *filler) putRows(k kind, c *scatter, first, end int64, data []byte) erro
 // scanEdges is a sweep over the topology.
 func (f *filler) scanEdges(ctx context.Context, k kind, c *scatter) error {
 	f.stats.EdgeSweeps++
-	v := int64(-1)
-	var lists [2]int64 // where the rest of v's list goes
-	n := 0
-	// next goes on to the next node, and puts all but its list.
-	next := func() error {
-		v++
-		n = 0
-		part, id := int(f.of[v]), int64(f.newOf[v])
-		if part >= f.mark.End {
-			return nil
-		}
-		all := k.pieces(v, part, id)
-		degree, old := uint32(f.topo.InDegree(v)), uint32(v)
-		for ; len(all) > 0; all = all[3:] {
-			if err := errors.Join(c.put(all[0].offset, hostmem.Bytes([]uint32{degree})),
-				c.put(all[1].offset, hostmem.Bytes([]uint32{old}))); err != nil {
-				return err
-			}
-			lists[n], n = all[2].offset, n+1
-		}
-		return nil
-	}
+	s := listSweep{filler: f, k: k, c: c, v: -1}
 	err := f.topo.Scan(ctx, func(first int64, ids []uint32) error {
 		f.stats.EdgesRead += int64(len(ids))
 		for len(ids) > 0 {
-			for v < 0 || f.topo.Indptr[v+1] == first {
-				if err := next(); err != nil {
+			for s.v < 0 || f.topo.Indptr[s.v+1] == first {
+				if err := s.next(); err != nil {
 					return err
 				}
 			}
-			now := ids[:min(f.topo.Indptr[v+1]-first, int64(len(ids)))]
+			now := ids[:min(f.topo.Indptr[s.v+1]-first, int64(len(ids)))]
+			if err := s.put(first, now); err != nil {
+				return err
+			}
 			first, ids = first+int64(len(now)), ids[len(now):]
-			if n == 0 {
-				continue
-			}
-			f.renamed = f.renamed[:0]
-			for _, id := range now {
-				if int64(id) >= f.l.Nodes {
-					return dataset.BadID(dataset.IndicesName, first-int64(len(now)), int64(id),
-						f.l.Nodes)
-				}
-				f.renamed = append(f.renamed, f.newOf[id])
-			}
-			for i := range lists[:n] {
-				if err := c.put(lists[i], hostmem.Bytes(f.renamed)); err != nil {
-					return err
-				}
-				lists[i] += 4 * int64(len(now))
-			}
 		}
 		f.o.Progress.Report("lay out edges by part", first, f.topo.NumEdges)
 		// The nodes before v are done.
-		if f.noteNow() && v > f.mark.Node {
-			f.mark.Node = v
+		if f.noteNow() && s.v > f.mark.Node {
+			f.mark.Node = s.v
 			return f.note(c)
 		}
 		return nil
 	})
-	for err == nil && v < f.l.Nodes-1 {
-		err = next()
+	for err == nil && s.v < f.l.Nodes-1 {
+		err = s.next()
 	}
 	return err
+}
+
+// listSweep puts the lists of nodes one after the other.
+type listSweep struct {
+	*filler
+	k     kind
+	c     *scatter
+	v     int64
+	lists [2]int64 // offsets of the rest of v's list
+	n     int      // how many of them there are
+}
+
+// next goes to the next node, and puts all but its list.
+func (s *listSweep) next() error {
+	s.v++
+	s.n = 0
+	part, id := int(s.of[s.v]), int64(s.newOf[s.v])
+	if part >= s.mark.End {
+		return nil
+	}
+	all := s.k.pieces(s.v, part, id)
+	degree, old := uint32(s.topo.InDegree(s.v)), uint32(s.v)
+	for ; len(all) > 0; all = all[3:] {
+		if err := errors.Join(s.c.put(all[0].offset, hostmem.Bytes([]uint32{degree})),
+			s.c.put(all[1].offset, hostmem.Bytes([]uint32{old}))); err != nil {
+			return err
+		}
+		s.lists[s.n] = all[2].offset
+		s.n++
+	}
+	return nil
+}
+
+// put puts some of v's list, whose first is edge number first.
+func (s *listSweep) put(first int64, ids []uint32) error {
+	if s.n == 0 {
+		return nil
+	}
+	s.renamed = s.renamed[:0]
+	for _, id := range ids {
+		if int64(id) >= s.l.Nodes {
+			return dataset.BadID(dataset.IndicesName, first, int64(id), s.l.Nodes)
+		}
+		s.renamed = append(s.renamed, s.newOf[id])
+	}
+	for i := range s.lists[:s.n] {
+		if err := s.c.put(s.lists[i], hostmem.Bytes(s.renamed)); err != nil {
+			return err
+		}
+		s.lists[i] += 4 * int64(len(ids))
+	}
+	return nil
 }
 
 // removeMark removes the mark of a layout that is whole.
