@@ -71,61 +71,78 @@ func hotnessRank(b *cuda.Block, p *rankParams) error {
 	case rankHist:
 		rankHistogram(counts[lo:hi], cuda.View[uint64](p.Hist, 2*rankBins), state, p.Shift)
 	case rankPick:
-		hist := cuda.View[uint64](p.Hist, 2*rankBins)
-		for k := range 2 {
-			d := rankBins - 1
-			for bins := hist[k*rankBins:]; d > 0 && int64(bins[d]) < state.Left[k]; d-- {
-				state.Left[k] -= int64(bins[d])
-			}
-			state.Threshold[k] |= uint32(d) << p.Shift
-		}
-		clear(hist)
+		rankDigit(cuda.View[uint64](p.Hist, 2*rankBins), state, p.Shift)
 	case rankCount:
-		var part rankPart
-		for _, v := range counts[lo:hi] {
-			for k, t := range state.Threshold {
-				if v > t {
-					part.Take[k]++
-				} else if v == t {
-					part.Equal[k]++
-				}
-			}
-		}
-		cuda.View[rankPart](p.Parts, int64(p.Grid))[b.Index] = part
+		cuda.View[rankPart](p.Parts, int64(p.Grid))[b.Index] = rankCounts(counts[lo:hi], state)
 	case rankPrefix:
-		var before rankPart
-		parts := cuda.View[rankPart](p.Parts, int64(p.Grid))
-		for i, part := range parts {
-			parts[i] = before
-			var take [2]int64
-			for k := range 2 {
-				take[k] = part.Take[k] + min(max(state.Left[k]-before.Equal[k], 0), part.Equal[k])
-				before.Equal[k] += part.Equal[k]
-			}
-			before.Take[0] += take[0]
-			before.Take[1] += take[1] - take[0]
-		}
+		rankSums(cuda.View[rankPart](p.Parts, int64(p.Grid)), state)
 	case rankScatter:
 		part := cuda.View[rankPart](p.Parts, int64(p.Grid))[b.Index]
-		gpu, cpu := cuda.View[int64](p.GPU, p.GPURows), cuda.View[int64](p.CPU, p.CPURows)
-		var sides [2]top
-		for k := range sides {
-			sides[k] = top{threshold: state.Threshold[k], equal: state.Left[k] - part.Equal[k]}
+		rankRows(counts[lo:hi], lo, part, state, cuda.View[int64](p.GPU, p.GPURows),
+			cuda.View[int64](p.CPU, p.CPURows))
+	}
+	return nil
+}
+
+// rankDigit finds the next digit of both thresholds, and empties the histograms.
+func rankDigit(hist []uint64, state *rankState, shift uint32) {
+	for k := range 2 {
+		d := rankBins - 1
+		for bins := hist[k*rankBins:]; d > 0 && int64(bins[d]) < state.Left[k]; d-- {
+			state.Left[k] -= int64(bins[d])
 		}
-		for i, v := range counts[lo:hi] {
-			// Both see each row: a row at the GPU threshold counts against both shares.
-			inGPU, inAny := sides[0].takes(v), sides[1].takes(v)
-			switch {
-			case inGPU:
-				gpu[part.Take[0]] = lo + int64(i)
-				part.Take[0]++
-			case inAny:
-				cpu[part.Take[1]] = lo + int64(i)
-				part.Take[1]++
+		state.Threshold[k] |= uint32(d) << shift
+	}
+	clear(hist)
+}
+
+// rankCounts counts a block's rows above each threshold, and those equal to it.
+func rankCounts(counts []uint32, state *rankState) (part rankPart) {
+	for _, v := range counts {
+		for k, t := range state.Threshold {
+			if v > t {
+				part.Take[k]++
+			} else if v == t {
+				part.Equal[k]++
 			}
 		}
 	}
-	return nil
+	return part
+}
+
+// rankSums turns the blocks' counts into the places where each block's rows begin in the lists.
+func rankSums(parts []rankPart, state *rankState) {
+	var before rankPart
+	for i, part := range parts {
+		parts[i] = before
+		var take [2]int64
+		for k := range 2 {
+			take[k] = part.Take[k] + min(max(state.Left[k]-before.Equal[k], 0), part.Equal[k])
+			before.Equal[k] += part.Equal[k]
+		}
+		before.Take[0] += take[0]
+		before.Take[1] += take[1] - take[0]
+	}
+}
+
+// rankRows writes a block's rows, which begin at row lo, to the tiers' lists.
+func rankRows(counts []uint32, lo int64, part rankPart, state *rankState, gpu, cpu []int64) {
+	var sides [2]top
+	for k := range sides {
+		sides[k] = top{threshold: state.Threshold[k], equal: state.Left[k] - part.Equal[k]}
+	}
+	for i, v := range counts {
+		// Both see each row: a row at the GPU threshold counts against both shares.
+		inGPU, inAny := sides[0].takes(v), sides[1].takes(v)
+		switch {
+		case inGPU:
+			gpu[part.Take[0]] = lo + int64(i)
+			part.Take[0]++
+		case inAny:
+			cpu[part.Take[1]] = lo + int64(i)
+			part.Take[1]++
+		}
+	}
 }
 
 func rankHistogram(counts []uint32, hist []uint64, state *rankState, shift uint32) {

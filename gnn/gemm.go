@@ -54,7 +54,8 @@ const (
 	_ = uint(136 - unsafe.Offsetof(gemmParams{}.Drop))
 )
 
-// Above Generic the host kernels are simd's. At Generic they are a scalar GEMM after Goto and van
+// These products are our own, as no library promises the same bits on all machines. Above Generic
+// the host kernels are simd's. At Generic they are a scalar GEMM after Goto and van
 // de Geijn ("Anatomy of high-performance matrix multiplication", TOMS 34(3), 2008): panels of B for
 // a tile's columns and gemmKC rows stay in L2, panels of A in L1, and a 2×4 tile of C in registers.
 // (Go has 15 free SSE registers: 8 sums, 2 of A, 1 of B and 1 product; larger tiles spill.)
@@ -333,8 +334,8 @@ func (d *dropout) apply(l simd.Level, c []float32, i, j0 int64) {
 
 // micro adds to a 2×4 tile of C the product of a panel of A (2 × k) and one of B (k × 4). The
 // loop is unrolled because the moves that Go's register allocator places on a loop's edge cost
-// more than two steps of work. The conversions forbid fused multiply-add, so that all
-// processors give the same bits.
+// more than two steps of work; that is why it is longer than functions should be. The conversions
+// forbid fused multiply-add, so that all processors give the same bits.
 func micro(pA, pB []float32, r0, r1 *[4]float32) {
 	c00, c01, c02, c03 := r0[0], r0[1], r0[2], r0[3]
 	c10, c11, c12, c13 := r1[0], r1[1], r1[2], r1[3]

@@ -34,28 +34,8 @@ func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]b
 			mb.Index, len(mb.Blocks))
 	}
 	nodes = mb.HopEnd[len(mb.HopEnd)-1]
-	has := uint64(0)
-	if mb.Degrees != nil {
-		has = savedDegrees
-	}
-	for h := range mb.Blocks {
-		if mb.Blocks[h].Weights != nil {
-			has |= savedWeights << h
-		}
-	}
-	b = le.AppendUint64(b, uint64(mb.NumSeeds))
-	b = le.AppendUint64(b, uint64(len(mb.Blocks)))
-	b = le.AppendUint64(b, has)
-	for h := range mb.Blocks {
-		x := &mb.Blocks[h]
-		if x.NumEdges >= math.MaxUint32 || x.NumSrc >= math.MaxUint32 {
-			return nil, 0, errs.New(errs.Capability,
-				"mini-batch %d: hop %d has %d edges, and a superbatch keeps below 2^32; lower %v or %v",
-				mb.Index, h+1, x.NumEdges, errs.Key("batch-size"), errs.Key("fanout"))
-		}
-		for _, n := range []int64{x.NumDst, x.NumSrc, x.NumEdges} {
-			b = le.AppendUint64(b, uint64(n))
-		}
+	if b, err = mb.saveHeader(b); err != nil {
+		return nil, 0, err
 	}
 	raw := func(buf cuda.Buffer, bytes int64) error {
 		if bytes == 0 {
@@ -83,12 +63,41 @@ func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]b
 			}
 		}
 	}
-	if has&savedDegrees != 0 {
+	if mb.Degrees != nil {
 		if err := raw(mb.Degrees, nodes*4); err != nil {
 			return nil, 0, err
 		}
 	}
 	return b, nodes, nil
+}
+
+// saveHeader appends the sizes of a mini-batch's parts.
+func (mb *MiniBatch) saveHeader(b []byte) ([]byte, error) {
+	le := binary.LittleEndian
+	has := uint64(0)
+	if mb.Degrees != nil {
+		has = savedDegrees
+	}
+	for h := range mb.Blocks {
+		if mb.Blocks[h].Weights != nil {
+			has |= savedWeights << h
+		}
+	}
+	b = le.AppendUint64(b, uint64(mb.NumSeeds))
+	b = le.AppendUint64(b, uint64(len(mb.Blocks)))
+	b = le.AppendUint64(b, has)
+	for h := range mb.Blocks {
+		x := &mb.Blocks[h]
+		if x.NumEdges >= math.MaxUint32 || x.NumSrc >= math.MaxUint32 {
+			return nil, errs.New(errs.Capability,
+				"mini-batch %d: hop %d has %d edges, and a superbatch keeps below 2^32; lower %v or %v",
+				mb.Index, h+1, x.NumEdges, errs.Key("batch-size"), errs.Key("fanout"))
+		}
+		for _, n := range []int64{x.NumDst, x.NumSrc, x.NumEdges} {
+			b = le.AppendUint64(b, uint64(n))
+		}
+	}
+	return b, nil
 }
 
 // Restore makes mb what Save was given, with the frontier's nodes. The saved bytes are checked as

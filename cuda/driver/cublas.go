@@ -271,6 +271,33 @@ func (b *cublas) Multiply(s cuda.Stream, p *cuda.BLASProduct) error {
 	if !ok || gs == nil || gs.d != b.d {
 		return fmt.Errorf("%s: the stream is not of device %s", b.name, b.d.info.Name)
 	}
+	if err := b.check(gs, p); err != nil {
+		return err
+	}
+	if p.M == 0 || p.N == 0 {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return fmt.Errorf("%s: %w", b.name, cuda.ErrClosed)
+	}
+	if err := b.refused[p.Precision]; err != nil {
+		return err
+	}
+	if err := b.follow(gs); err != nil {
+		return err
+	}
+	err := gs.foreign(b.k, func() error { return b.enqueue(gs, p) })
+	if err != nil {
+		return fmt.Errorf("stream %q: %w", gs.opt.Name, err)
+	}
+	b.last = gs
+	return nil
+}
+
+// check checks a product's sizes and that its matrices are in memory of the device.
+func (b *cublas) check(gs *gpuStream, p *cuda.BLASProduct) error {
 	rowsA, colsA, rowsB, colsB := p.M, p.K, p.K, p.N
 	if p.TransA {
 		rowsA, colsA = colsA, rowsA
@@ -304,22 +331,6 @@ func (b *cublas) Multiply(s cuda.Stream, p *cuda.BLASProduct) error {
 			return fmt.Errorf("stream %q: %s: %w", gs.opt.Name, b.name, err)
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return fmt.Errorf("%s: %w", b.name, cuda.ErrClosed)
-	}
-	if err := b.refused[p.Precision]; err != nil {
-		return err
-	}
-	if err := b.follow(gs); err != nil {
-		return err
-	}
-	err := gs.foreign(b.k, func() error { return b.enqueue(gs, p) })
-	if err != nil {
-		return fmt.Errorf("stream %q: %w", gs.opt.Name, err)
-	}
-	b.last = gs
 	return nil
 }
 

@@ -155,7 +155,7 @@ func (l *lib) stream() uintptr {
 
 func (l *lib) kernel(name string) uintptr {
 	l.Helper()
-	m, err := kernels.PTX("conf")
+	m, err := module("conf")
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestMistakes(t *testing.T) {
 
 // Images that do not load say why in the log buffer, whose size comes back as what was used.
 func TestModules(t *testing.T) {
-	m, err := kernels.PTX("conf")
+	m, err := module("conf")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -574,7 +574,7 @@ func TestGreenContexts(t *testing.T) {
 	f := l.kernel("conf_count")
 	l.launch(invalidHandle, f, 1, 32, s.get(), uint64(b), uint64(b)+8, 0) // of the primary context
 	lib, k := l.slot(), l.slot()
-	m, err := kernels.PTX("conf")
+	m, err := module("conf")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -924,4 +924,15 @@ func TestHeaders(t *testing.T) {
 			t.Errorf("%s: %v\n%s", src, err, out)
 		}
 	}
+}
+
+// module finds a module of the binary.
+func module(name string) (m kernels.Module, err error) {
+	all, err := kernels.Modules()
+	for _, x := range all {
+		if x.Name == name {
+			m = x
+		}
+	}
+	return m, err
 }

@@ -7,13 +7,12 @@
 package kernels
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-
-	"helios/internal/errs"
 )
 
 // LaunchBytes is the size of hx_launch (device.h), the second parameter of every kernel.
@@ -85,43 +84,6 @@ func List() ([]Kernel, error) {
 	return slices.Clone(c.kernels), err
 }
 
-// Lookup finds a kernel by name.
-func Lookup(name string) (Kernel, error) {
-	c, err := load()
-	if err != nil {
-		return Kernel{}, err
-	}
-	i, ok := slices.BinarySearchFunc(c.kernels, name,
-		func(k Kernel, n string) int { return strings.Compare(k.Name, n) })
-	if !ok {
-		return Kernel{}, errs.New(errs.Capability, "no CUDA kernel named %q; this binary has %s",
-			name, names(c.kernels))
-	}
-	return c.kernels[i], nil
-}
-
-// PTX returns a module.
-func PTX(module string) (Module, error) {
-	c, err := load()
-	if err != nil {
-		return Module{}, err
-	}
-	i, ok := slices.BinarySearchFunc(c.modules, module,
-		func(m Module, n string) int { return strings.Compare(m.Name, n) })
-	if !ok {
-		return Module{}, errs.New(errs.Capability, "no PTX module named %q in this binary", module)
-	}
-	return c.modules[i], nil
-}
-
-func names(ks []Kernel) string {
-	var out []string
-	for _, k := range ks {
-		out = append(out, k.Name)
-	}
-	return strings.Join(out, ", ")
-}
-
 // ParsePTX reads what the driver needs to know of a module: version, target and, for each .entry,
 // the size of its parameters. Every kernel must take one block and hx_launch.
 func ParsePTX(module, text string) (Module, error) {
@@ -156,26 +118,11 @@ func ParsePTX(module, text string) (Module, error) {
 				l, _, _ := strings.Cut(lines[i], "//")
 				head += " " + strings.TrimSpace(l)
 			}
-			name, rest, ok1 := strings.Cut(head, "(")
-			list, _, ok2 := strings.Cut(rest, ")")
-			if !ok1 || !ok2 {
-				return bad("line %d: no parameter list after .entry", i+1)
+			name, bytes, err := parseEntry(head)
+			if err != nil {
+				return bad("line %d: %w", i+1, err)
 			}
-			name = strings.TrimSpace(name)
-			var sizes []int
-			for p := range strings.SplitSeq(list, ",") {
-				n, err := paramBytes(strings.Fields(p))
-				if err != nil {
-					return bad("entry %s: %v", name, err)
-				}
-				sizes = append(sizes, n)
-			}
-			if len(sizes) != 2 || sizes[1] != LaunchBytes {
-				return bad(
-					"entry %s takes parameters of %v bytes, not one block and hx_launch (%d)", name,
-					sizes, LaunchBytes)
-			}
-			m.Kernels = append(m.Kernels, Kernel{name, module, sizes[0]})
+			m.Kernels = append(m.Kernels, Kernel{name, module, bytes})
 		}
 	}
 	if m.ISA == 0 || m.SM == 0 {
@@ -185,6 +132,30 @@ func ParsePTX(module, text string) (Module, error) {
 		return bad("no .entry")
 	}
 	return m, nil
+}
+
+// parseEntry returns the name of an .entry and the size of its block of parameters.
+func parseEntry(head string) (name string, bytes int, err error) {
+	name, rest, ok1 := strings.Cut(head, "(")
+	list, _, ok2 := strings.Cut(rest, ")")
+	if !ok1 || !ok2 {
+		return "", 0, errors.New("no parameter list after .entry")
+	}
+	name = strings.TrimSpace(name)
+	var sizes []int
+	for p := range strings.SplitSeq(list, ",") {
+		n, err := paramBytes(strings.Fields(p))
+		if err != nil {
+			return "", 0, fmt.Errorf("entry %s: %w", name, err)
+		}
+		sizes = append(sizes, n)
+	}
+	if len(sizes) != 2 || sizes[1] != LaunchBytes {
+		return "", 0, fmt.Errorf(
+			"entry %s takes parameters of %v bytes, not one block and hx_launch (%d)", name, sizes,
+			LaunchBytes)
+	}
+	return name, sizes[0], nil
 }
 
 // paramBytes is the size of ".param .align 8 .b8 name[40]" or ".param .u64 name".

@@ -64,21 +64,12 @@ func TestEmbedded(t *testing.T) {
 	require.NoError(t, err)
 	n := 0
 	for _, m := range modules {
-		got, err := PTX(m.Name)
-		require.NoError(t, err)
-		require.Equal(t, m, got)
 		for _, k := range m.Kernels {
-			got, err := Lookup(k.Name)
-			require.NoError(t, err)
-			require.Equal(t, k, got)
+			require.Contains(t, list, k)
 			n++
 		}
 	}
 	require.Len(t, list, n)
-	_, err = Lookup("no such kernel")
-	require.ErrorContains(t, err, `"no such kernel"`)
-	_, err = PTX("no such module")
-	require.ErrorContains(t, err, `"no such module"`)
 }
 
 func TestFaultText(t *testing.T) {

@@ -1,5 +1,6 @@
 // Package simd has the host's vector loops: functions on slices in assembly that avo generates
-// (gen/*), and the same in Go. A Level selects between them; every function is a method of it.
+// (tools/simdgen), and the same in Go. A Level selects between them; every function is a method of
+// it. They are our own, as no library promises the same bits on all machines.
 //
 // Functions that only load, store, add and multiply elementwise give the same bits at every level.
 // Products of matrices use fused multiply-add above Generic: AVX2 and AVX512 agree to the bit with

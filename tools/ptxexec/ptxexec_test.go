@@ -88,7 +88,7 @@ func TestKernelsRunFromPTX(t *testing.T) {
 
 // A planted change changes the result of a kernel, and a launch ends at the limit of instructions.
 func TestPlant(t *testing.T) {
-	conf, err := kernels.PTX("conf")
+	conf, err := module("conf")
 	require.NoError(t, err)
 	m, err := ptxrun.Parse([]byte(conf.PTX))
 	require.NoError(t, err)
@@ -113,4 +113,15 @@ func TestPlant(t *testing.T) {
 			LimitNS: 1 << 60}))
 	require.ErrorContains(t, d.wait(), "LAUNCH_FAILED")
 	require.Contains(t, fakecuda.Control(t, d.library, "error"), "MaxInstructions")
+}
+
+// module finds a module of the binary.
+func module(name string) (m kernels.Module, err error) {
+	all, err := kernels.Modules()
+	for _, x := range all {
+		if x.Name == name {
+			m = x
+		}
+	}
+	return m, err
 }

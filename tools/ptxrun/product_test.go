@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,15 +15,20 @@ import (
 // committed finds a kernel of the PTX that the binary carries.
 func committed(t testing.TB, name string) *Kernel {
 	t.Helper()
-	k, err := kernels.Lookup(name)
+	modules, err := kernels.Modules()
 	require.NoError(t, err)
-	c, err := kernels.PTX(k.Module)
-	require.NoError(t, err)
-	m, err := Parse([]byte(c.PTX))
-	require.NoError(t, err)
-	got, ok := m.Kernel(name)
-	require.True(t, ok)
-	return got
+	for _, x := range modules {
+		if !slices.ContainsFunc(x.Kernels, func(k kernels.Kernel) bool { return k.Name == name }) {
+			continue
+		}
+		m, err := Parse([]byte(x.PTX))
+		require.NoError(t, err)
+		k, ok := m.Kernel(name)
+		require.True(t, ok)
+		return k
+	}
+	t.Fatalf("no kernel %s", name)
+	return nil
 }
 
 // product is C = A·B by a committed kernel, with sizes that fill no tile.
