@@ -109,13 +109,53 @@ func attach(ctx context.Context, d *dataset.Dataset, ts []*target, o AttachOptio
 			o.Note(fmt.Sprintf(format, a...))
 		}
 	}
-	var found []stripe
-	var others, unusable []string
-	foreign := false
+	s, err := findStripes(ctx, d, ts, note)
+	if err != nil {
+		return nil, err
+	}
+	if len(s.found) == 0 {
+		return nil, s.noneFound(d)
+	}
+	for _, f := range s.found {
+		if err := s.fits(d, ts, f); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.complete(d); err != nil {
+		return nil, err
+	}
+	for _, left := range append(s.others, s.unusable...) {
+		note("not used: %s", left)
+	}
+	if o.Note == nil {
+		return s.found, nil
+	}
+	for _, f := range s.found {
+		lost, err := f.lostTables(ctx, o.Tables, o.RowTables)
+		if err != nil {
+			return nil, err
+		}
+		for _, what := range lost {
+			note("ssd %s: %s", f.t.name, what)
+		}
+	}
+	return s.found, nil
+}
+
+// search holds what SSDs say when a dataset is looked for on them.
+type search struct {
+	found    []stripe // of the dataset, by place
+	others   []string // SSDs with something else
+	foreign  bool     // which is another dataset
+	unusable []string // SSDs with no superblock that can be read
+}
+
+func findStripes(ctx context.Context, d *dataset.Dataset, ts []*target,
+	note func(format string, a ...any)) (s search, err error) {
 	for _, t := range ts {
 		c, err := t.readCopies(ctx)
 		if err != nil && ctx.Err() != nil {
-			return nil, err
+			return s, err
 		}
 		sb, msg := Superblock{}, ""
 		if err == nil {
@@ -123,104 +163,108 @@ func attach(ctx context.Context, d *dataset.Dataset, ts []*target, o AttachOptio
 		}
 		switch {
 		case err != nil:
-			unusable = append(unusable, fmt.Sprintf("%s: %v", t.name, err))
+			s.unusable = append(s.unusable, fmt.Sprintf("%s: %v", t.name, err))
 		case sb.UUID != d.UUID():
-			foreign = true
-			others = append(others, fmt.Sprintf("%s holds stripe %d of %d of dataset %q (%s)",
+			s.foreign = true
+			s.others = append(s.others, fmt.Sprintf("%s holds stripe %d of %d of dataset %q (%s)",
 				t.name, sb.StripeIndex, sb.StripeCount, sb.Name, sb.UUID))
 		default:
 			if msg != "" {
 				note("ssd %s: %s", t.name, msg)
 			}
-			found = append(found, stripe{t, sb})
+			s.found = append(s.found, stripe{t, sb})
 		}
 	}
-	found, left := wholeSet(d, found)
+	var left []stripe
+	s.found, left = wholeSet(d, s.found)
 	for _, f := range left {
-		others = append(others, fmt.Sprintf("%s holds stripe %d of %d of another load of %s%s",
+		s.others = append(s.others, fmt.Sprintf("%s holds stripe %d of %d of another load of %s%s",
 			f.t.name, f.sb.StripeIndex, f.sb.StripeCount, d.Dir(), f.sb.unfinished()))
 	}
-	load := "heliosctl load --dataset " + d.Dir()
-	reload := fmt.Sprintf("run %q", load)
-	if len(found) == 0 {
-		if foreign {
-			return nil, errs.New(errs.Refused,
-				"the SSDs hold another dataset than %s (%s): %s; bind the right SSDs or %s",
-				d.Dir(), d.UUID(), strings.Join(others, ", "), reload)
-		}
-		return nil, errs.New(errs.Device, "dataset %s is on none of the SSDs (%s); %s", d.Dir(),
-			strings.Join(unusable, ", "), reload)
+	return s, nil
+}
+
+// reload advises to load the dataset again.
+func reload(d *dataset.Dataset) string {
+	return fmt.Sprintf("run %q", "heliosctl load --dataset "+d.Dir())
+}
+
+// noneFound is the error where no SSD holds a stripe of the dataset.
+func (s *search) noneFound(d *dataset.Dataset) error {
+	if s.foreign {
+		return errs.New(errs.Refused,
+			"the SSDs hold another dataset than %s (%s): %s; bind the right SSDs or %s",
+			d.Dir(), d.UUID(), strings.Join(s.others, ", "), reload(d))
 	}
-	first := found[0]
-	for _, f := range found {
-		if f.sb.State != StateComplete {
-			again := load + onto(ts, ofLoad(found, &f.sb)) // as it was begun, or it starts over
-			if f.sb.RowType != d.Meta.RowType() {
-				again += " " + errs.Key("row-dtype").Flag() + " " + f.sb.RowType.String()
-			}
-			if !f.sb.hasRowSums() {
-				again += " " + errs.Key("row-checksums").Flag() + "=false"
-			}
-			return nil, errs.New(errs.Device,
-				"ssd %s: loading dataset %s onto it did not finish%s; run %q", f.t.name, d.Dir(),
-				f.sb.howFar(), again)
-		}
-		if f.sb.DType != d.Meta.RowType() {
-			return nil, errs.New(errs.Device,
-				"ssd %s holds rows that were made from %s, those of dataset %s are %s; %s",
-				f.t.name, f.sb.DType, d.Dir(), d.Meta.RowType(), reload)
-		}
-		if want := f.sb.RowType.RowBytes(d.Meta.Dim); f.sb.RowBytes != want ||
-			f.sb.Rows != d.Meta.Nodes {
-			return nil, errs.New(errs.Device,
-				"ssd %s holds %d rows of %d bytes, dataset %s has %d of %d (as %s); %s",
-				f.t.name, f.sb.Rows, f.sb.RowBytes, d.Dir(), d.Meta.Nodes, want,
-				f.sb.RowType, reload)
-		}
-		if f.sb.StripeCount != first.sb.StripeCount || f.sb.LoadID != first.sb.LoadID ||
-			f.sb.LBABytes != first.sb.LBABytes {
-			return nil, errs.New(errs.Device,
-				"ssds %s and %s hold stripes of different loads of %s (stripe %d of %d, stripe %d of %d); choose those of one load with option ssds, or load it again onto the SSDs that shall hold it, named in the same way",
-				first.t.name, f.t.name, d.Dir(), first.sb.StripeIndex, first.sb.StripeCount,
-				f.sb.StripeIndex, f.sb.StripeCount)
-		}
+	return errs.New(errs.Device, "dataset %s is on none of the SSDs (%s); %s", d.Dir(),
+		strings.Join(s.unusable, ", "), reload(d))
+}
+
+// fits refuses a stripe that is not loaded whole, or not with rows as the dataset and the first
+// stripe have them.
+func (s *search) fits(d *dataset.Dataset, ts []*target, f stripe) error {
+	first, want := s.found[0], f.sb.RowType.RowBytes(d.Meta.Dim)
+	switch {
+	case f.sb.State != StateComplete:
+		return errs.New(errs.Device,
+			"ssd %s: loading dataset %s onto it did not finish%s; run %q", f.t.name, d.Dir(),
+			f.sb.howFar(), s.loadAgain(d, ts, f))
+	case f.sb.DType != d.Meta.RowType():
+		return errs.New(errs.Device,
+			"ssd %s holds rows that were made from %s, those of dataset %s are %s; %s",
+			f.t.name, f.sb.DType, d.Dir(), d.Meta.RowType(), reload(d))
+	case f.sb.RowBytes != want || f.sb.Rows != d.Meta.Nodes:
+		return errs.New(errs.Device,
+			"ssd %s holds %d rows of %d bytes, dataset %s has %d of %d (as %s); %s",
+			f.t.name, f.sb.Rows, f.sb.RowBytes, d.Dir(), d.Meta.Nodes, want,
+			f.sb.RowType, reload(d))
+	case f.sb.StripeCount != first.sb.StripeCount || f.sb.LoadID != first.sb.LoadID ||
+		f.sb.LBABytes != first.sb.LBABytes:
+		return errs.New(errs.Device,
+			"ssds %s and %s hold stripes of different loads of %s (stripe %d of %d, stripe %d of %d); choose those of one load with option ssds, or load it again onto the SSDs that shall hold it, named in the same way",
+			first.t.name, f.t.name, d.Dir(), first.sb.StripeIndex, first.sb.StripeCount,
+			f.sb.StripeIndex, f.sb.StripeCount)
 	}
+	return nil
+}
+
+// loadAgain is the command that resumes a load: with the options that it was begun with, or it
+// starts over.
+func (s *search) loadAgain(d *dataset.Dataset, ts []*target, f stripe) string {
+	again := "heliosctl load --dataset " + d.Dir() + onto(ts, ofLoad(s.found, &f.sb))
+	if f.sb.RowType != d.Meta.RowType() {
+		again += " " + errs.Key("row-dtype").Flag() + " " + f.sb.RowType.String()
+	}
+	if !f.sb.hasRowSums() {
+		again += " " + errs.Key("row-checksums").Flag() + "=false"
+	}
+	return again
+}
+
+// complete refuses stripes that are there twice, or not all.
+func (s *search) complete(d *dataset.Dataset) error {
 	have := map[int]string{}
-	for _, f := range found {
+	for _, f := range s.found {
 		if other, twice := have[f.sb.StripeIndex]; twice {
-			return nil, errs.New(errs.Device,
+			return errs.New(errs.Device,
 				"ssds %s and %s both hold stripe %d of %s; choose one with option ssds", other, f.t.name,
 				f.sb.StripeIndex, d.Dir())
 		}
 		have[f.sb.StripeIndex] = f.t.name
 	}
+	stripes := s.found[0].sb.StripeCount
 	var missing []string
-	for i := range first.sb.StripeCount {
+	for i := range stripes {
 		if _, ok := have[i]; !ok {
 			missing = append(missing, fmt.Sprint(i))
 		}
 	}
-	if len(missing) > 0 {
-		return nil, errs.With(errs.Device, &MissingError{Dataset: d.Dir(),
-			Stripes: first.sb.StripeCount, Missing: missing,
-			Seen: append(others, unusable...), Advice: "bind the SSD that holds it or " + reload})
+	if len(missing) == 0 {
+		return nil
 	}
-	for _, s := range append(others, unusable...) {
-		note("not used: %s", s)
-	}
-	if o.Note == nil {
-		return found, nil
-	}
-	for _, s := range found {
-		lost, err := s.lostTables(ctx, o.Tables, o.RowTables)
-		if err != nil {
-			return nil, err
-		}
-		for _, what := range lost {
-			note("ssd %s: %s", s.t.name, what)
-		}
-	}
-	return found, nil
+	return errs.With(errs.Device, &MissingError{Dataset: d.Dir(), Stripes: stripes,
+		Missing: missing, Seen: append(s.others, s.unusable...),
+		Advice: "bind the SSD that holds it or " + reload(d)})
 }
 
 // wholeSet orders stripes by their place. Where those of one load alone make the dataset whole, it

@@ -46,59 +46,69 @@ func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string
 	if forced {
 		return c, nil
 	}
-	refuse := func(what string) (copies, error) {
-		return c, errs.New(errs.Refused,
+	what, ours := c.holds(d)
+	if what == "" {
+		what, err = t.content(ctx, &c, ours)
+	}
+	if err == nil && what != "" {
+		err = errs.New(errs.Refused,
 			"ssd %s (serial %s) holds %s; loading would destroy it; to do so, add option force %s",
 			t.name, t.serial, what, t.forceName())
 	}
-	ours := false
+	return c, err
+}
+
+// holds names what the superblocks say is there and is not this dataset's rows alone; "": nothing.
+// ours: one of them is this dataset's.
+func (c *copies) holds(d *dataset.Dataset) (what string, ours bool) {
 	for i := range c.sb {
 		switch {
 		case c.err[i] == nil && c.sb[i].UUID != d.UUID():
-			return refuse(fmt.Sprintf("another dataset, %q (%s)", c.sb[i].Name, c.sb[i].UUID))
+			return fmt.Sprintf("another dataset, %q (%s)", c.sb[i].Name, c.sb[i].UUID), ours
 		case c.err[i] == nil:
 			ours = true
 		}
 	}
 	for i := range c.sb {
-		if what := c.sb[i].Pages.String(); ours && c.err[i] == nil && what != "" {
-			return refuse(what + " beside the rows of this dataset")
+		switch pages := c.sb[i].Pages.String(); {
+		case ours && c.err[i] == nil && pages != "":
+			return pages + " beside the rows of this dataset", ours
+		case !ours && c.read[i] == nil && !errors.Is(c.err[i], ErrNoSuperblock):
+			return fmt.Sprintf("something like a dataset (superblock %d of 2: %v)", i+1,
+				c.err[i]), ours
 		}
 	}
-	for i := range c.sb {
-		if !ours && c.read[i] == nil && !errors.Is(c.err[i], ErrNoSuperblock) {
-			return refuse(fmt.Sprintf("something like a dataset (superblock %d of 2: %v)", i+1,
-				c.err[i]))
-		}
-	}
+	return "", ours
+}
+
+// content names what is there beside superblocks, as far as both ends and samples of the middle
+// show; "": nothing.
+func (t *target) content(ctx context.Context, c *copies, ours bool) (string, error) {
 	head, tail, err := t.readEnds(ctx)
 	if err != nil {
-		return c, err
+		return "", err
 	}
-	// A load clears what is beside its superblocks: a mark there, as of md or bcache at 4 KiB, is
-	// of somebody who came later.
+	// A load clears the places beside its superblocks: a mark there, as of md or bcache at 4 KiB,
+	// is of somebody who came later.
 	if what := signatures.Find(head, tail, t.bytes()); what != "" {
-		return refuse(what)
+		return what, nil
 	}
 	if ours {
 		// One copy of the superblock is not there: not written yet, if its place is blank, else
 		// somebody has written there. A copy that is damaged is a load that was cut off.
 		for i, end := range [][]byte{head[:superblockBytes], tail[len(tail)-superblockBytes:]} {
 			if c.read[i] == nil && errors.Is(c.err[i], ErrNoSuperblock) && !signatures.Blank(end) {
-				return refuse(signatures.Unknown(end, nil) +
-					", where this dataset has a superblock")
+				return signatures.Unknown(end, nil) + ", where this dataset has a superblock", nil
 			}
 		}
-		return c, nil
+		return "", nil
 	}
 	if what := signatures.Unknown(head, tail); what != "" {
-		return refuse(what)
+		return what, nil
 	}
-	switch what, err := t.sample(ctx); {
-	case err != nil:
-		return c, err
-	case what != "":
-		return refuse(what + ", between two blank ends")
+	what, err := t.sample(ctx)
+	if what != "" {
+		what += ", between two blank ends"
 	}
-	return c, nil
+	return what, err
 }

@@ -333,7 +333,7 @@ func (x *leased) put(ctx context.Context, t *target) error {
 // alone refuses to go on where another process is alive that disturbs this one, or the other way
 // round.
 func (x *leased) alone(ctx context.Context, t *target, note func(string)) error {
-	began, was := time.Now(), map[uuid.UUID]uint64{}
+	r := rivals{x: x, t: t, note: note, began: time.Now(), was: map[uuid.UUID]uint64{}}
 	for first := true; ; first = false {
 		if first && x.mine.Writes != 0 {
 			if err := pause(ctx, leaseSettle); err != nil {
@@ -352,25 +352,11 @@ func (x *leased) alone(ctx context.Context, t *target, note func(string)) error 
 			if o == nil || o.process == x.mine.process || o.Writes == 0 && x.mine.Writes == 0 {
 				continue
 			}
-			refused := errs.New(errs.Refused,
-				"ssd %s: %s; wait until that has ended, stop it, or choose other SSDs", t.name, o)
-			count, seen := was[o.Owner]
-			switch dead := time.Since(began) >= leaseDead; {
-			case x.mine.knows(&o.process) && o.alive(), seen && count != o.Count:
-				return refused
-			case x.mine.knows(&o.process), seen && dead:
-				if err := t.putLease(ctx, i, nil); err != nil {
-					return errs.With(errs.Device, err)
-				}
-			case !seen && dead: // it came meanwhile
-				return refused
-			default:
-				if first {
-					note(fmt.Sprintf("ssd %s: %s; looking for up to %v whether it is alive", t.name, o,
-						leaseDead))
-				}
-				was[o.Owner], waits = o.Count, true
+			wait, err := r.judge(ctx, i, o, first)
+			if err != nil {
+				return err
 			}
+			waits = waits || wait
 		}
 		if !waits {
 			return nil
@@ -382,6 +368,38 @@ func (x *leased) alone(ctx context.Context, t *target, note func(string)) error 
 			return errs.With(errs.Device, err)
 		}
 	}
+}
+
+// rivals are the records of others that one looks at until each is known to be alive or dead.
+type rivals struct {
+	x     *leased
+	t     *target
+	note  func(string)
+	began time.Time
+	was   map[uuid.UUID]uint64 // counts at the last look, by owner
+}
+
+// judge refuses where the owner of a record is alive, clears the record where its owner is dead,
+// and waits where neither is known yet.
+func (r *rivals) judge(ctx context.Context, slot int, o *wireLease, first bool) (wait bool,
+	err error) {
+	known := r.x.mine.knows(&o.process)
+	count, seen := r.was[o.Owner]
+	dead := time.Since(r.began) >= leaseDead
+	switch {
+	case known && o.alive(), seen && count != o.Count,
+		!known && !seen && dead: // it came meanwhile
+		return false, errs.New(errs.Refused,
+			"ssd %s: %s; wait until that has ended, stop it, or choose other SSDs", r.t.name, o)
+	case known, dead:
+		return false, errs.With(errs.Device, r.t.putLease(ctx, slot, nil))
+	}
+	if first {
+		r.note(fmt.Sprintf("ssd %s: %s; looking for up to %v whether it is alive", r.t.name, o,
+			leaseDead))
+	}
+	r.was[o.Owner] = o.Count
+	return true, nil
 }
 
 func pause(ctx context.Context, d time.Duration) error {

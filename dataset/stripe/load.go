@@ -131,79 +131,12 @@ func distinct(ssds []*gpuio.SSD) error {
 func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) (_ LoadReport,
 	err error) {
 	start := time.Now()
-	serials := map[string]string{}
-	for _, t := range ts {
-		if t.lbaBytes != ts[0].lbaBytes {
-			return LoadReport{}, errs.New(errs.Usage,
-				"ssd %s has LBAs of %d bytes and %s of %d; all SSDs of a dataset must agree, choose others with option ssds",
-				ts[0].name, ts[0].lbaBytes, t.name, t.lbaBytes)
-		}
-		if other, twice := serials[t.name]; twice {
-			return LoadReport{}, errs.New(errs.Usage, "ssd %s is given twice (serial %s)",
-				t.name, other)
-		}
-		serials[t.name] = t.serial
-	}
-	rt := d.Meta.RowType()
-	if o.RowType != "" {
-		if rt, err = rowtype.Parse(o.RowType); err != nil {
-			return LoadReport{}, err
-		}
-	}
-	l, err := gpuio.NewLayout(d.Meta.Nodes, rt.RowBytes(d.Meta.Dim), len(ts), ts[0].lbaBytes)
-	if err != nil {
+	if err := checkTargets(ts); err != nil {
 		return LoadReport{}, err
 	}
-	w := &loader{d: d, rows: d.RowsAs(rt), ts: ts, l: l, o: o, cost: make([]time.Duration, len(ts)),
-		last: make([]time.Duration, len(ts))}
-	switch {
-	case o.due != nil:
-	case o.MarkEvery > 0:
-		w.o.due = func(since, _ time.Duration) bool { return since >= o.MarkEvery }
-	default:
-		w.o.due = markDue
-	}
-	if w.o.read == 0 {
-		w.o.read = readBytes
-	}
-	r := LoadReport{SSDs: len(ts), Rows: l.Rows, RowDType: rt.String(), RowBytes: int(l.RowBytes),
-		RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
-		PaddingBytes: l.PaddingBytes(), Layout: l}
-	for i, t := range ts {
-		g, err := newGeometry(l, i, t.lbaBytes, t.lbas, rowEntry(rt, !o.NoRowChecksums))
-		if err != nil {
-			return LoadReport{},
-				fmt.Errorf(
-					"ssd %s is too small for its share (stripe %d of %d): %w; bind larger SSDs or more of them",
-					t.name, i, len(ts), err)
-		}
-		w.geo = append(w.geo, g)
-		w.sb = append(w.sb, Superblock{UUID: d.UUID(), Name: trimName(d.Meta.Name), StripeIndex: i,
-			StripeCount: len(ts),
-			Rows:        l.Rows, RowBytes: int(l.RowBytes), DType: d.Meta.RowType(), RowType: rt,
-			LBABytes: t.lbaBytes, RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
-			DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs,
-			ChunkBytes: chunkBytes, DeviceLBAs: t.lbas,
-			RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs})
-		if !o.NoRowChecksums {
-			w.sb[i].RowChecksum = checksumCRC32C
-		}
-		r.DataBytes += g.dataBytes
-		r.Chunks += g.chunks
-		if g.rowEntry > 0 {
-			each := g.rowTableLBAs * int64(t.lbaBytes) / g.rowEntry * 4
-			if !o.NoRowChecksums {
-				r.RowChecksums += each
-			}
-			if rt.Scaled() {
-				r.RowScales += each
-			}
-		}
-		e, err := extentsOf(t, &w.sb[i])
-		if err != nil {
-			return LoadReport{}, err
-		}
-		r.Extents = append(r.Extents, e)
+	w, r, err := newLoader(d, ts, o)
+	if err != nil {
+		return LoadReport{}, err
 	}
 	found, err := checkAllFree(ctx, d, ts, o.Force)
 	if err != nil {
@@ -215,30 +148,9 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 		}
 		defer func() { err = errors.Join(err, w.lease.Close()) }()
 	}
-	old, id, why := w.resumable(found)
-	if o.Restart && old != nil {
-		old, why = nil, "option restart"
-	}
-	if old != nil {
-		r.ResumedBytes = w.goOn(old, id)
-		w.note(
-			"%.0f %% of %s are on the SSDs from a load that was interrupted; going on there (option restart starts over)",
-			100*float64(r.ResumedBytes)/float64(r.DataBytes), d.Dir())
-		err = w.run(ctx, old)
-		var s *staleError
-		if errors.As(err, &s) {
-			old, why, r.ResumedBytes = nil, s.why, 0
-		}
-	}
-	if why != "" {
-		r.StartedOver = why
-		w.note("starting over, not where the interrupted load was: %s", why)
-	}
-	if old == nil {
-		if err := w.begin(); err != nil {
-			return LoadReport{}, err
-		}
-		err = w.run(ctx, nil)
+	began, err := w.write(ctx, found, &r)
+	if !began {
+		return LoadReport{}, err
 	}
 	r.Duration = time.Since(start)
 	r.Seconds = r.Duration.Seconds()
@@ -256,6 +168,125 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 		}
 	}
 	return r, nil
+}
+
+// checkTargets refuses SSDs that cannot hold one dataset together.
+func checkTargets(ts []*target) error {
+	serials := map[string]string{}
+	for _, t := range ts {
+		if t.lbaBytes != ts[0].lbaBytes {
+			return errs.New(errs.Usage,
+				"ssd %s has LBAs of %d bytes and %s of %d; all SSDs of a dataset must agree, choose others with option ssds",
+				ts[0].name, ts[0].lbaBytes, t.name, t.lbaBytes)
+		}
+		if other, twice := serials[t.name]; twice {
+			return errs.New(errs.Usage, "ssd %s is given twice (serial %s)", t.name, other)
+		}
+		serials[t.name] = t.serial
+	}
+	return nil
+}
+
+// newLoader lays the rows out, and reports the sizes of that.
+func newLoader(d *dataset.Dataset, ts []*target, o LoadOptions) (w *loader, r LoadReport, err error) {
+	rt := d.Meta.RowType()
+	if o.RowType != "" {
+		if rt, err = rowtype.Parse(o.RowType); err != nil {
+			return nil, r, err
+		}
+	}
+	l, err := gpuio.NewLayout(d.Meta.Nodes, rt.RowBytes(d.Meta.Dim), len(ts), ts[0].lbaBytes)
+	if err != nil {
+		return nil, r, err
+	}
+	w = &loader{d: d, rows: d.RowsAs(rt), ts: ts, l: l, o: o, cost: make([]time.Duration, len(ts)),
+		last: make([]time.Duration, len(ts))}
+	switch {
+	case o.due != nil:
+	case o.MarkEvery > 0:
+		w.o.due = func(since, _ time.Duration) bool { return since >= o.MarkEvery }
+	default:
+		w.o.due = markDue
+	}
+	if w.o.read == 0 {
+		w.o.read = readBytes
+	}
+	r = LoadReport{SSDs: len(ts), Rows: l.Rows, RowDType: rt.String(), RowBytes: int(l.RowBytes),
+		RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+		PaddingBytes: l.PaddingBytes(), Layout: l}
+	for i, t := range ts {
+		if err := w.addStripe(i, t, rt, &r); err != nil {
+			return nil, r, err
+		}
+	}
+	return w, r, nil
+}
+
+// addStripe makes the superblock of an SSD's share.
+func (w *loader) addStripe(i int, t *target, rt rowtype.Type, r *LoadReport) error {
+	d, l, sums := w.d, &w.l, !w.o.NoRowChecksums
+	g, err := newGeometry(*l, i, t.lbaBytes, t.lbas, rowEntry(rt, sums))
+	if err != nil {
+		return fmt.Errorf(
+			"ssd %s is too small for its share (stripe %d of %d): %w; bind larger SSDs or more of them",
+			t.name, i, len(w.ts), err)
+	}
+	w.geo = append(w.geo, g)
+	w.sb = append(w.sb, Superblock{UUID: d.UUID(), Name: trimName(d.Meta.Name), StripeIndex: i,
+		StripeCount: len(w.ts),
+		Rows:        l.Rows, RowBytes: int(l.RowBytes), DType: d.Meta.RowType(), RowType: rt,
+		LBABytes: t.lbaBytes, RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+		DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs,
+		ChunkBytes: chunkBytes, DeviceLBAs: t.lbas,
+		RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs})
+	if sums {
+		w.sb[i].RowChecksum = checksumCRC32C
+	}
+	r.DataBytes += g.dataBytes
+	r.Chunks += g.chunks
+	if g.rowEntry > 0 {
+		each := g.rowTableLBAs * int64(t.lbaBytes) / g.rowEntry * 4
+		if sums {
+			r.RowChecksums += each
+		}
+		if rt.Scaled() {
+			r.RowScales += each
+		}
+	}
+	e, err := extentsOf(t, &w.sb[i])
+	r.Extents = append(r.Extents, e)
+	return err
+}
+
+// write resumes the interrupted load that the SSDs hold, or writes everything. False: it has not
+// begun.
+func (w *loader) write(ctx context.Context, found []copies, r *LoadReport) (began bool, err error) {
+	old, id, why := w.resumable(found)
+	if w.o.Restart && old != nil {
+		old, why = nil, "option restart"
+	}
+	if old != nil {
+		r.ResumedBytes = w.goOn(old, id)
+		w.note(
+			"%.0f %% of %s are on the SSDs from a load that was interrupted; going on there (option restart starts over)",
+			100*float64(r.ResumedBytes)/float64(r.DataBytes), w.d.Dir())
+		err = w.run(ctx, old)
+		var s *staleError
+		if errors.As(err, &s) {
+			old, why, r.ResumedBytes = nil, s.why, 0
+		}
+	}
+	if why != "" {
+		r.StartedOver = why
+		w.note("starting over, not where the interrupted load was: %s", why)
+	}
+	if old == nil {
+		if err := w.begin(); err != nil {
+			return false, err
+		}
+		err = w.run(ctx, nil)
+	}
+	return true, err
 }
 
 // checkAllFree is checkFree of all SSDs; what it refuses, it names once for all.

@@ -306,53 +306,88 @@ var errBadSuperblock = errors.New("damaged Helios superblock")
 // decodeSuperblock checks and decodes one copy. Every field is checked here, so that nothing
 // that an SSD holds can lead outside it.
 func decodeSuperblock(b []byte) (Superblock, error) {
-	var s Superblock
+	w, rest, err := decodeWire(b)
+	if err != nil {
+		return Superblock{}, err
+	}
+	dtype, stored, err := w.rowTypes()
+	if err != nil {
+		return Superblock{}, err
+	}
+	s := w.superblock(dtype, stored)
+	what := ""
+	if what = w.impossible(&s); what == "" {
+		g, err := newGeometry(s.layout(), s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.rowEntry())
+		if what = "its extents"; err == nil {
+			what = w.outside(&s, &g)
+		}
+		if what == "" {
+			if s.Pages, err = decodePageList(rest, w.PageExtents); err != nil {
+				return s, err
+			}
+			what = s.checkPages(&g)
+		}
+	}
+	if what != "" {
+		return Superblock{}, fmt.Errorf("%w: %s is impossible", errBadSuperblock, what)
+	}
+	return s, nil
+}
+
+// decodeWire checks the checksum and the version of one copy, and parts its header from the rest.
+func decodeWire(b []byte) (w wireSuperblock, rest []byte, err error) {
 	if len(b) < superblockBytes || string(b[:8]) != superblockMagic {
-		return s, ErrNoSuperblock
+		return w, nil, ErrNoSuperblock
 	}
 	b = bytes.Clone(b[:superblockBytes])
 	want := binary.LittleEndian.Uint32(b[crcOffset:])
 	clear(b[crcOffset : crcOffset+4])
 	if got := crc32.Checksum(b, castagnoli); got != want {
-		return s, fmt.Errorf("%w: CRC32C is %08x, should be %08x", errBadSuperblock, got, want)
+		return w, nil, fmt.Errorf("%w: CRC32C is %08x, should be %08x", errBadSuperblock, got, want)
 	}
-	var w wireSuperblock
 	if _, err := binary.Decode(b, binary.LittleEndian, &w); err != nil {
-		return s, fmt.Errorf("%w: %w", errBadSuperblock, err)
+		return w, nil, fmt.Errorf("%w: %w", errBadSuperblock, err)
 	}
 	if w.Version < superblockVersion || w.Version > versionScales || w.HeaderBytes != wireBytes {
-		return s,
-			fmt.Errorf(
-				"superblock version %d is unknown, this heliosctl reads %d to %d; use the heliosctl that wrote it or load again",
-				w.Version, superblockVersion, versionScales)
+		return w, nil, fmt.Errorf(
+			"superblock version %d is unknown, this heliosctl reads %d to %d; use the heliosctl that wrote it or load again",
+			w.Version, superblockVersion, versionScales)
 	}
+	return w, b[wireBytes:], nil
+}
+
+// rowTypes returns the type of the dataset's rows and that of the stored ones, where this version
+// knows them and how they are checked.
+func (w *wireSuperblock) rowTypes() (dtype, stored rowtype.Type, err error) {
 	dtype, known := rowTypeOf(w.DType)
 	if w.ChecksumKind != checksumCRC32C || !known || w.Version == superblockVersion &&
 		dtype != rowtype.Float32 {
-		return s,
-			fmt.Errorf(
-				"superblock with checksum kind %d and dtype %d, this heliosctl knows kind 1 and dtypes 1 to 4 (version 1: only 1); load again",
-				w.ChecksumKind, w.DType)
+		return dtype, stored, fmt.Errorf(
+			"superblock with checksum kind %d and dtype %d, this heliosctl knows kind 1 and dtypes 1 to 4 (version 1: only 1); load again",
+			w.ChecksumKind, w.DType)
 	}
-	stored := dtype
+	stored = dtype
 	if w.Version >= versionRowTypes && w.StoredDType != 0 {
 		if stored, known = rowTypeOf(w.StoredDType); !known {
-			return s,
-				fmt.Errorf(
-					"superblock with rows of stored dtype %d, this heliosctl knows 1 to 4; use the heliosctl that wrote it or load again",
-					w.StoredDType)
+			return dtype, stored, fmt.Errorf(
+				"superblock with rows of stored dtype %d, this heliosctl knows 1 to 4; use the heliosctl that wrote it or load again",
+				w.StoredDType)
 		}
 	}
 	if stored.Scaled() && w.Version < versionScales {
-		return s, errOldScales
+		return dtype, stored, errOldScales
 	}
 	if w.RowChecksum != checksumNone && w.RowChecksum != checksumCRC32C {
-		return s,
-			fmt.Errorf(
-				"superblock with row checksum kind %d, this heliosctl knows %d; use the heliosctl that wrote it or load again",
-				w.RowChecksum, checksumCRC32C)
+		return dtype, stored, fmt.Errorf(
+			"superblock with row checksum kind %d, this heliosctl knows %d; use the heliosctl that wrote it or load again",
+			w.RowChecksum, checksumCRC32C)
 	}
-	s = Superblock{
+	return dtype, stored, nil
+}
+
+// superblock copies the fields, which nobody has checked yet.
+func (w *wireSuperblock) superblock(dtype, stored rowtype.Type) Superblock {
+	return Superblock{
 		UUID: w.UUID, LoadID: w.LoadID, Name: string(bytes.TrimRight(w.Name[:], "\x00")),
 		State:       State(w.State),
 		StripeIndex: int(w.StripeIndex), StripeCount: int(w.StripeCount), Rows: int64(w.Rows),
@@ -366,54 +401,50 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 		Mark: Mark{Chunks: int64(w.MarkChunks), RowPieces: int64(w.MarkRowPieces),
 			Digest: w.MarkDigest},
 	}
-	bad := func(what string) (Superblock, error) {
-		return Superblock{}, fmt.Errorf("%w: %s is impossible", errBadSuperblock, what)
-	}
-	if s.State != StateLoading && s.State != StateComplete {
-		return bad("its state")
-	}
-	if code, scale := s.stored(); w.Version >= versionRowTypes &&
-		(w.StoredDType != code || w.Scale != scale || w.Zero != 0 ||
-			w.RowBytes%4 != 0 || int(w.RowBytes) < stored.RowBytes(1) ||
-			w.Version == versionRowTypes && dtype == rowtype.Float32 && stored == dtype ||
-			w.Version == versionScales && !stored.Scaled()) {
-		return bad("its row type")
-	}
+}
+
+// impossible names a field that cannot be, among those that say how rows lie; "": none.
+func (w *wireSuperblock) impossible(s *Superblock) string {
+	code, scale := s.stored()
+	types := w.Version >= versionRowTypes
+	plain := s.DType == rowtype.Float32 && s.RowType == s.DType
+	switch {
+	case s.State != StateLoading && s.State != StateComplete:
+		return "its state"
+	case types && (w.StoredDType != code || w.Scale != scale || w.Zero != 0),
+		types && (w.RowBytes%4 != 0 || int(w.RowBytes) < s.RowType.RowBytes(1)),
+		w.Version == versionRowTypes && plain, w.Version == versionScales && !s.RowType.Scaled():
+		return "its row type"
 	// The layout decides the extents; NewLayout inside Check bounds the sizes it is made of.
-	if w.RowBytes > 1<<24 || w.StripeCount > 1<<16 || w.LBABytes > 1<<16 || w.RowsPerLBA > 1<<16 ||
-		w.LBAsPerRow > 1<<16 || s.Rows < 1 || s.Rows > 1<<48 {
-		return bad("its row geometry")
+	case w.RowBytes > 1<<24, w.StripeCount > 1<<16, w.LBABytes > 1<<16, w.RowsPerLBA > 1<<16,
+		w.LBAsPerRow > 1<<16, s.Rows < 1, s.Rows > 1<<48:
+		return "its row geometry"
 	}
-	l := s.layout()
-	if err := l.Check(); err != nil {
-		return bad("its row geometry")
+	if l := s.layout(); l.Check() != nil {
+		return "its row geometry"
 	}
 	if w.StripeIndex >= w.StripeCount {
-		return bad("its stripe index")
+		return "its stripe index"
 	}
-	g, err := newGeometry(l, s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.rowEntry())
-	if err != nil || s.ChunkBytes != chunkBytes || s.DataLBA != g.dataLBA ||
-		s.DataLBAs != g.dataLBAs || s.TableLBA != g.tableLBA || s.TableLBAs != g.tableLBAs {
-		return bad("its extents")
+	return ""
+}
+
+// outside names a field that says something else than the geometry of the rows allows; "": none.
+func (w *wireSuperblock) outside(s *Superblock, g *geometry) string {
+	switch {
+	case s.ChunkBytes != chunkBytes, s.DataLBA != g.dataLBA, s.DataLBAs != g.dataLBAs,
+		s.TableLBA != g.tableLBA, s.TableLBAs != g.tableLBAs:
+		return "its extents"
+	case s.RowTableLBA != g.rowTableLBA, s.RowTableLBAs != g.rowTableLBAs,
+		s.rowEntry() == 0 && s.RowTableCRC != 0:
+		return "its row table"
+	case w.MarkChunks > uint64(g.chunks), w.MarkRowPieces > uint64(g.rowPieces()),
+		s.State == StateComplete && s.Mark != Mark{}:
+		return "its progress mark"
+	case w.Version < versionScales && (w.Version == versionPages) != (w.PageExtents > 0):
+		return "its number of page extents"
 	}
-	if s.RowTableLBA != g.rowTableLBA || s.RowTableLBAs != g.rowTableLBAs ||
-		(s.rowEntry() == 0 && s.RowTableCRC != 0) {
-		return bad("its row table")
-	}
-	if w.MarkChunks > uint64(g.chunks) || w.MarkRowPieces > uint64(g.rowPieces()) ||
-		(s.State == StateComplete && s.Mark != Mark{}) {
-		return bad("its progress mark")
-	}
-	if w.Version < versionScales && (w.Version == versionPages) != (w.PageExtents > 0) {
-		return bad("its number of page extents")
-	}
-	if s.Pages, err = decodePageList(b[wireBytes:], w.PageExtents); err != nil {
-		return s, err
-	}
-	if what := s.checkPages(&g); what != "" {
-		return bad(what)
-	}
-	return s, nil
+	return ""
 }
 
 // geometry tells where the parts of a stripe are on an SSD.
