@@ -415,91 +415,118 @@ func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Comman
 			return 0, err
 		}
 	}
-	var p pauser
-	i := -1
-	var epoch uint64
-	for {
-		c.mu.Lock()
-		c.reapLocked()
-		err := c.refusalLocked(setup)
-		if err == nil {
-			i, err = c.submitLocked(cmd, extra, len(out), slotBusy)
-		}
-		epoch = c.adm.epoch
-		c.mu.Unlock()
-		if err == nil && i < 0 {
-			err = c.waitErr(op, 0, p.pause(ctx, c.waiter, deadline))
-		}
-		if err != nil {
-			return 0, also(err, c.freeDMA(extra))
-		}
-		if i >= 0 {
-			break
-		}
+	x := adminExec{c: c, setup: setup, op: op, deadline: deadline, extra: extra, out: out}
+	if err := x.submit(ctx, cmd); err != nil {
+		return 0, also(err, c.freeDMA(extra))
 	}
 	c.kick()
+	for {
+		if done, dw0, err := x.poll(); done {
+			return dw0, err
+		}
+		x.pause(ctx)
+	}
+}
 
-	var wait error // why the wait ended
+// adminExec is one admin command under way.
+type adminExec struct {
+	c        *Controller
+	setup    bool
+	op       string
+	deadline time.Time
+	extra    dmaBuf // for more data than a slot has room for
+	out      []byte
+	p        pauser
+	slot     int
+	cid      uint16
+	epoch    uint64 // of the slot
+	wait     error  // why the wait ended
+}
+
+// submit waits for a slot and puts the command in it.
+func (x *adminExec) submit(ctx context.Context, cmd Command) error {
+	c := x.c
+	x.slot = -1
 	for {
 		c.mu.Lock()
-		if c.adm.epoch != epoch { // a reset or Close took the slot and its memory
-			err := fmt.Errorf("nvme %s q0: %s: %w; send it again", c.bus.Name(), op,
-				deviceClass(ErrReset))
-			if c.closed {
-				err = c.gate
-			}
-			c.mu.Unlock()
-			return 0, err
-		}
 		c.reapLocked()
-		s := &c.adm.slots[i]
-		if s.state == slotDone {
-			e := s.cqe
-			if src := c.adm.data[i*c.pageBytes:]; extra.mem != nil {
-				copy(out, extra.mem)
-			} else {
-				copy(out, src[:c.pageBytes])
-			}
-			c.releaseLocked(s)
-			c.mu.Unlock()
-			if st := e.Status(); !st.OK() {
-				return e.DW0, &StatusError{Bus: c.bus.Name(), CID: e.CID, Op: op, Status: st}
-			}
-			return e.DW0, nil
+		err := c.refusalLocked(x.setup)
+		if err == nil {
+			x.slot, err = c.submitLocked(cmd, x.extra, len(x.out), slotBusy)
 		}
-		cid := s.cid(i)
-		if wait == nil {
-			wait = c.fatal
-		}
-		if wait != nil {
-			s.state = slotQuarantined
-			if errors.Is(wait, ErrTimeout) {
-				c.count.Timeouts++
-			}
-			c.mu.Unlock()
-			return 0, wait
-		}
+		x.epoch = c.adm.epoch
 		c.mu.Unlock()
+		if err == nil && x.slot < 0 {
+			err = c.waitErr(x.op, 0, x.p.pause(ctx, c.waiter, x.deadline))
+		}
+		if err != nil || x.slot >= 0 {
+			return err
+		}
+	}
+}
 
-		if err := p.pause(ctx, c.waiter, deadline); err != nil {
-			wait = c.waitErr(op, cid, err)
-			if errors.Is(err, ErrTimeout) {
-				// The reason may be better known than "no answer".
-				if e := c.checkAlive(&p, op, true); e != nil {
-					wait = e
-				}
+// poll looks for the completion. A command whose wait has ended leaves its slot in quarantine.
+func (x *adminExec) poll() (done bool, dw0 uint32, err error) {
+	c := x.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.adm.epoch != x.epoch { // a reset or Close took the slot and its memory
+		if c.closed {
+			return true, 0, c.gate
+		}
+		return true, 0, fmt.Errorf("nvme %s q0: %s: %w; send it again", c.bus.Name(), x.op,
+			deviceClass(ErrReset))
+	}
+	c.reapLocked()
+	s := &c.adm.slots[x.slot]
+	if s.state == slotDone {
+		e := s.cqe
+		if src := c.adm.data[x.slot*c.pageBytes:]; x.extra.mem != nil {
+			copy(x.out, x.extra.mem)
+		} else {
+			copy(x.out, src[:c.pageBytes])
+		}
+		c.releaseLocked(s)
+		if st := e.Status(); !st.OK() {
+			return true, e.DW0, &StatusError{Bus: c.bus.Name(), CID: e.CID, Op: x.op, Status: st}
+		}
+		return true, e.DW0, nil
+	}
+	x.cid = s.cid(x.slot)
+	if x.wait == nil {
+		x.wait = c.fatal
+	}
+	if x.wait == nil {
+		return false, 0, nil
+	}
+	s.state = slotQuarantined
+	if errors.Is(x.wait, ErrTimeout) {
+		c.count.Timeouts++
+	}
+	return true, 0, x.wait
+}
+
+// pause waits for a moment, and sets wait where there is no more to wait for.
+func (x *adminExec) pause(ctx context.Context) {
+	c := x.c
+	if err := x.p.pause(ctx, c.waiter, x.deadline); err != nil {
+		x.wait = c.waitErr(x.op, x.cid, err)
+		if errors.Is(err, ErrTimeout) {
+			// The reason may be better known than "no answer".
+			if e := c.checkAlive(&x.p, x.op, true); e != nil {
+				x.wait = e
 			}
-		} else if err := c.checkAlive(&p, op, false); err != nil {
-			// A controller that a reset or Close is just disabling is not ready either; the
-			// epoch will tell.
-			c.mu.Lock()
-			if c.adm.epoch == epoch && (c.gate == nil || setup) {
-				wait = err
-				if c.fatal == nil {
-					c.fatal = err
-				}
+		}
+	} else if err := c.checkAlive(&x.p, x.op, false); err != nil {
+		// A controller that a reset or Close is just disabling is not ready either; the
+		// epoch will tell.
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.adm.epoch == x.epoch && (c.gate == nil || x.setup) {
+			x.wait = err
+			if c.fatal == nil {
+				c.fatal = err
 			}
-			c.mu.Unlock()
 		}
 	}
 }

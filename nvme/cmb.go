@@ -183,23 +183,13 @@ func (c *Controller) findCMB() (*cmbMemory, error) {
 		}
 		return nil, lacks("NVMe %s has none", c.version)
 	}
-	if !fixed {
-		if err := c.writeCMBMSC(0, CMBMSCEnable); err != nil {
-			return nil, err
-		}
-	}
-	v, err := c.bus.Read32(RegCMBSZ)
-	loc := uint32(0)
-	if err == nil {
-		loc, err = c.bus.Read32(RegCMBLOC)
-	}
+	size, loc, err := c.readCMB(fixed)
 	if err != nil {
-		return nil, fmt.Errorf("nvme %s: read CMBSZ and CMBLOC: %w", c.bus.Name(), deviceClass(err))
+		return nil, err
 	}
-	size, at := CMBSZ(v), CMBLOC(loc)
-	off := at.OFST() * size.Unit()
+	off := loc.OFST() * size.Unit()
 	if old := c.cmb; old != nil { // of an earlier bring-up
-		if old.BAR != at.BIR() || old.Offset != off {
+		if old.BAR != loc.BIR() || old.Offset != off {
 			return nil, lacks("it moved in a reset")
 		}
 		if !fixed {
@@ -213,28 +203,20 @@ func (c *Controller) findCMB() (*cmbMemory, error) {
 		if c.opt.SQ == SQHost {
 			return nil, nil
 		}
-		return nil, lacks("the controller has none (CMBSZ %08Xh)", v)
+		return nil, lacks("the controller has none (CMBSZ %08Xh)", uint32(size))
 	}
-	m := &cmbMemory{CMB: CMB{BAR: at.BIR(), Offset: off, Bytes: size.Bytes()}}
-	// Its address on the PCI bus serves where the host chooses, too: Linux's driver takes it, and
-	// there are controllers that have CMBMSC and decode that address all the same (QEMU's
-	// legacy-cmb).
-	m.Addr, err = bus.ReserveBAR(m.BAR, m.Offset, m.Bytes)
-	switch {
-	case err != nil && fixed:
-		return nil, errs.New(errs.Capability,
-			"nvme %s: controller memory buffer: %w: %w; give the SSD a process of its own",
-			c.bus.Name(), errCMBClash, err)
-	case err != nil:
-		if m.Addr, err = bus.ReserveIOVA(m.Bytes, int64(c.pageBytes)); err != nil {
-			return nil, lacks("%w", err)
+	m := &cmbMemory{CMB: CMB{BAR: loc.BIR(), Offset: off, Bytes: size.Bytes()}}
+	if err := c.reserveCMB(m, bus, fixed); err != nil {
+		if errors.Is(err, errCMBClash) {
+			return nil, err
 		}
+		return nil, lacks("%w", err)
 	}
 	if c.opt.SQ == SQHost {
 		return nil, nil
 	}
 	if !size.SQS() {
-		return nil, lacks("its controller memory buffer takes none (CMBSZ %08Xh)", v)
+		return nil, lacks("its controller memory buffer takes none (CMBSZ %08Xh)", uint32(size))
 	}
 	if m.mem, err = bus.MapBAR(m.BAR, m.Offset, m.Bytes); err != nil {
 		return nil, lacks("%w", err)
@@ -249,6 +231,41 @@ func (c *Controller) findCMB() (*cmbMemory, error) {
 		}
 	}
 	return m, nil
+}
+
+// readCMB switches the buffer on, where that is asked for, and reads its size and location.
+func (c *Controller) readCMB(fixed bool) (CMBSZ, CMBLOC, error) {
+	if !fixed {
+		if err := c.writeCMBMSC(0, CMBMSCEnable); err != nil {
+			return 0, 0, err
+		}
+	}
+	size, err := c.bus.Read32(RegCMBSZ)
+	loc := uint32(0)
+	if err == nil {
+		loc, err = c.bus.Read32(RegCMBLOC)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("nvme %s: read CMBSZ and CMBLOC: %w", c.bus.Name(), deviceClass(err))
+	}
+	return CMBSZ(size), CMBLOC(loc), nil
+}
+
+// reserveCMB finds addresses for the buffer that no DMA uses.
+func (c *Controller) reserveCMB(m *cmbMemory, bus BARMapper, fixed bool) (err error) {
+	// Its address on the PCI bus serves where the host chooses, too: Linux's driver takes it, and
+	// there are controllers that have CMBMSC and decode that address all the same (QEMU's
+	// legacy-cmb).
+	m.Addr, err = bus.ReserveBAR(m.BAR, m.Offset, m.Bytes)
+	switch {
+	case err != nil && fixed:
+		return errs.New(errs.Capability,
+			"nvme %s: controller memory buffer: %w: %w; give the SSD a process of its own",
+			c.bus.Name(), errCMBClash, err)
+	case err != nil:
+		m.Addr, err = bus.ReserveIOVA(m.Bytes, int64(c.pageBytes))
+	}
+	return err
 }
 
 // placeCMB tells the controller where commands find its memory.

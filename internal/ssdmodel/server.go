@@ -35,15 +35,54 @@ type timing struct {
 	flat    uint64 // what each depth beyond the table adds: the curve is flat there
 }
 
-func (f *Ops) timing() (t timing, err error) {
-	check := func(ok bool, format string, a ...any) {
-		if !ok && err == nil {
-			err = fmt.Errorf(format, a...)
-		}
-	}
-	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
+// checker keeps the first complaint.
+type checker struct{ err error }
 
-	l := &f.Latency
+func (c *checker) check(ok bool, format string, a ...any) {
+	if !ok && c.err == nil {
+		c.err = fmt.Errorf(format, a...)
+	}
+}
+
+// in is false for NaN.
+func in(v, lo, hi float64) bool { return v >= lo && v <= hi }
+
+// timing checks the figures and makes integers of them.
+func (f *Ops) timing() (t timing, err error) {
+	var c checker
+	t.addLatency(&f.Latency, &c)
+	t.addCaps(&f.IOPS, &c)
+	b := &f.Bandwidth
+	c.check(b.MBs == 0 || b.Source != "", "bandwidth: no source")
+	c.check(b.MBs == 0 || in(b.MBs, 1e-3, 1e6),
+		"bandwidth: %v MB/s; 0.001 to 1000000 are possible", b.MBs)
+	f.Curve.check(&c)
+	if c.err != nil {
+		return t, c.err
+	}
+	t.mean = t.lat[0]
+	if n := len(t.q); n > 1 {
+		sum := 0.0
+		for i := 1; i < n; i++ {
+			sum += (f.Latency.Quantiles[i].Q - f.Latency.Quantiles[i-1].Q) *
+				float64(t.lat[i]+t.lat[i-1]) / 2
+		}
+		t.mean = int64(math.Round(sum))
+	}
+	t.refInt = t.interval(t.ref)
+	if b.MBs > 0 {
+		t.psPerByte = 1e6 / b.MBs
+		t.perMiB = int64(math.Round(t.psPerByte * (1 << 20)))
+	}
+	if len(f.Curve.Points) > 0 && t.mean > 0 {
+		t.addStretch(f.Curve.Points)
+	}
+	return t, nil
+}
+
+// addLatency adds the quantiles.
+func (t *timing) addLatency(l *Latency, c *checker) {
+	check := c.check
 	check(len(l.Quantiles) > 0, "latency: no quantiles")
 	check(l.Source != "", "latency: no source; write where the figures are from, or \"assumed: …\"")
 	check(l.Bytes >= 0 && l.Bytes <= maxBytes, "latency: of %d bytes", l.Bytes)
@@ -69,68 +108,52 @@ func (f *Ops) timing() (t timing, err error) {
 	if t.ref == 0 {
 		t.ref = 4096
 	}
+}
 
-	c := &f.IOPS
-	check(len(c.Caps) == 0 || c.Source != "", "iops: no source")
-	for i, p := range c.Caps {
-		check(p.Bytes > 0 && p.Bytes <= maxBytes, "iops: a cap for %d bytes", p.Bytes)
-		check(in(p.IOPS, 1, maxIOPS), "iops: %v; 1 to %v are possible", p.IOPS, float64(maxIOPS))
-		check(i == 0 || p.Bytes > c.Caps[i-1].Bytes, "iops: the sizes have to ascend")
+// addCaps adds the IOPS that the front end takes.
+func (t *timing) addCaps(f *IOPS, c *checker) {
+	c.check(len(f.Caps) == 0 || f.Source != "", "iops: no source")
+	for i, p := range f.Caps {
+		c.check(p.Bytes > 0 && p.Bytes <= maxBytes, "iops: a cap for %d bytes", p.Bytes)
+		c.check(in(p.IOPS, 1, maxIOPS), "iops: %v; 1 to %v are possible", p.IOPS, float64(maxIOPS))
+		c.check(i == 0 || p.Bytes > f.Caps[i-1].Bytes, "iops: the sizes have to ascend")
 		t.sizes = append(t.sizes, p.Bytes)
 		t.intervals = append(t.intervals, int64(math.Round(1e12/p.IOPS)))
 	}
-	b := &f.Bandwidth
-	check(b.MBs == 0 || b.Source != "", "bandwidth: no source")
-	check(b.MBs == 0 || in(b.MBs, 1e-3, 1e6), "bandwidth: %v MB/s; 0.001 to 1000000 are possible",
-		b.MBs)
-	v := &f.Curve
-	check(len(v.Points) == 0 || v.Source != "", "curve: no source")
-	for i, p := range v.Points {
-		check(p.Depth > 0 && p.Depth <= maxDepth, "curve: depth %d; 1 to %d are possible", p.Depth,
-			maxDepth)
-		check(in(p.IOPS, 1, maxIOPS), "curve: %v IOPS; 1 to %v are possible", p.IOPS,
+}
+
+func (f *Curve) check(c *checker) {
+	c.check(len(f.Points) == 0 || f.Source != "", "curve: no source")
+	for i, p := range f.Points {
+		c.check(p.Depth > 0 && p.Depth <= maxDepth, "curve: depth %d; 1 to %d are possible",
+			p.Depth, maxDepth)
+		c.check(in(p.IOPS, 1, maxIOPS), "curve: %v IOPS; 1 to %v are possible", p.IOPS,
 			float64(maxIOPS))
-		check(i == 0 || p.Depth > v.Points[i-1].Depth && p.IOPS >= v.Points[i-1].IOPS,
+		c.check(i == 0 || p.Depth > f.Points[i-1].Depth && p.IOPS >= f.Points[i-1].IOPS,
 			"curve: depths and IOPS have to ascend")
 	}
-	if err != nil {
-		return t, err
-	}
+}
 
-	t.mean = t.lat[0]
-	if n := len(t.q); n > 1 {
-		sum := 0.0
-		for i := 1; i < n; i++ {
-			sum += (l.Quantiles[i].Q - l.Quantiles[i-1].Q) * float64(t.lat[i]+t.lat[i-1]) / 2
-		}
-		t.mean = int64(math.Round(sum))
+// addStretch adds the factors of the mean latency by depth, between the points of a curve.
+func (t *timing) addStretch(points []Point) {
+	residence := func(depth int, iops float64) uint64 { // over the mean latency
+		return max(1<<16, uint64(math.Round(float64(depth)/iops*1e12/float64(t.mean)*(1<<16))))
 	}
-	t.refInt = t.interval(t.ref)
-	if b.MBs > 0 {
-		t.psPerByte = 1e6 / b.MBs
-		t.perMiB = int64(math.Round(t.psPerByte * (1 << 20)))
-	}
-	if n := len(v.Points); n > 0 && t.mean > 0 {
-		residence := func(depth int, iops float64) uint64 { // over the mean latency
-			return max(1<<16, uint64(math.Round(float64(depth)/iops*1e12/float64(t.mean)*(1<<16))))
+	last := points[len(points)-1]
+	t.stretch = make([]uint64, last.Depth+1)
+	t.stretch[0] = 1 << 16
+	for d, i := 1, 0; d <= last.Depth; d++ {
+		for points[i].Depth < d {
+			i++
 		}
-		last := v.Points[n-1]
-		t.stretch = make([]uint64, last.Depth+1)
-		t.stretch[0] = 1 << 16
-		for d, i := 1, 0; d <= last.Depth; d++ {
-			for v.Points[i].Depth < d {
-				i++
-			}
-			p, from := v.Points[i], Point{} // to the first point from the origin
-			if i > 0 {
-				from = v.Points[i-1]
-			}
-			x := float64(d-from.Depth) / float64(p.Depth-from.Depth)
-			t.stretch[d] = residence(d, from.IOPS+x*(p.IOPS-from.IOPS))
+		p, from := points[i], Point{} // to the first point from the origin
+		if i > 0 {
+			from = points[i-1]
 		}
-		t.flat = uint64(math.Round(1 / last.IOPS * 1e12 / float64(t.mean) * (1 << 16)))
+		x := float64(d-from.Depth) / float64(p.Depth-from.Depth)
+		t.stretch[d] = residence(d, from.IOPS+x*(p.IOPS-from.IOPS))
 	}
-	return t, nil
+	t.flat = uint64(math.Round(1 / last.IOPS * 1e12 / float64(t.mean) * (1 << 16)))
 }
 
 // interval is the time that a command of a size takes of the front end.

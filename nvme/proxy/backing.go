@@ -89,7 +89,7 @@ type backing struct {
 	calc               io.ReaderAt // computed: there is no file
 }
 
-func openBacking(cfg *Config) (_ *backing, err error) {
+func openBacking(cfg *Config) (*backing, error) {
 	if cfg.Content != nil {
 		if cfg.Bytes < int64(cfg.LBABytes) {
 			return nil, errs.New(errs.Usage, "%s has %d bytes, less than one block of %d", cfg.Name,
@@ -97,10 +97,6 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 		}
 		return &backing{fd: -1, bytes: cfg.Bytes - cfg.Bytes%int64(cfg.LBABytes), memAlign: 1,
 			offAlign: 1, calc: cfg.Content}, nil
-	}
-	flags := os.O_RDWR
-	if cfg.ReadOnly {
-		flags = os.O_RDONLY
 	}
 	st, err := os.Stat(cfg.Path)
 	if err != nil {
@@ -111,20 +107,46 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 	case isBlock && cfg.RAM:
 		return nil, errs.New(errs.Usage,
 			"%s is a block device: a RAM SSD needs a file, best in /dev/shm", cfg.Path)
-	case isBlock:
-		// On a block device O_EXCL without O_CREAT fails when it is mounted, part of a
-		// RAID or volume group, or claimed by another proxy.
-		flags |= unix.O_EXCL
-	case !st.Mode().IsRegular():
+	case !isBlock && !st.Mode().IsRegular():
 		return nil, errs.New(errs.Usage, "%s is neither a file nor a block device", cfg.Path)
 	}
 	direct := !cfg.Buffered && !cfg.RAM
+	f, err := openBackingFile(cfg, isBlock, direct)
+	if err != nil {
+		return nil, err
+	}
+	b := &backing{file: f, fd: int(f.Fd()), direct: direct, memAlign: 1, offAlign: 1}
+	size, err := b.claim(cfg, isBlock)
+	if err == nil {
+		err = b.measure(cfg, size)
+	}
+	if err == nil && cfg.RAM {
+		err = b.mapWhole(cfg)
+	}
+	if err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	return b, nil
+}
+
+// openBackingFile opens the file or block device.
+func openBackingFile(cfg *Config, isBlock, direct bool) (*os.File, error) {
+	flags := os.O_RDWR
+	if cfg.ReadOnly {
+		flags = os.O_RDONLY
+	}
+	if isBlock {
+		// On a block device O_EXCL without O_CREAT fails when it is mounted, part of a
+		// RAID or volume group, or claimed by another proxy.
+		flags |= unix.O_EXCL
+	}
 	if direct {
 		flags |= unix.O_DIRECT
 	}
 	f, err := os.OpenFile(cfg.Path, flags, 0)
 	switch {
 	case err == nil:
+		return f, nil
 	case isBlock && errors.Is(err, unix.EBUSY):
 		return nil, errs.New(errs.Refused,
 			"%s is in use (mounted, or part of a volume): unmount it or choose another device",
@@ -138,46 +160,48 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 			"open SSD backing: %w; give write permission or choose another file", err)
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return nil, errs.New(errs.Capability, "open SSD backing: %w", err)
-	default:
-		return nil, errs.New(errs.Usage, "open SSD backing: %w", err)
 	}
-	b := &backing{file: f, fd: int(f.Fd()), direct: direct, memAlign: 1, offAlign: 1}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, b.close())
-		}
-	}()
-	// The open file is looked at, not its name: that may stand for another by now.
-	id, size, err := fileid.Of(f)
+	return nil, errs.New(errs.Usage, "open SSD backing: %w", err)
+}
+
+// claim checks that the open file is the one that was meant, and locks it. It looks at the file,
+// not at its name: that may stand for another by now.
+func (b *backing) claim(cfg *Config, isBlock bool) (size int64, err error) {
+	id, size, err := fileid.Of(b.file)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "SSD backing: %w", err)
+		return 0, errs.New(errs.Usage, "SSD backing: %w", err)
 	}
 	if isBlock != (id.Rdev != 0) {
-		return nil, errs.New(errs.Refused,
+		return 0, errs.New(errs.Refused,
 			"%s was replaced while it was opened: look at what it is, then try again", cfg.Path)
 	}
 	if cfg.File.Known() {
 		if how := id.Differs(cfg.File); how != "" {
-			return nil, errs.With(errs.Refused, &ReplacedError{Path: cfg.Path, How: how})
+			return 0, errs.With(errs.Refused, &ReplacedError{Path: cfg.Path, How: how})
 		}
 	}
 	how := unix.LOCK_EX
 	if cfg.ReadOnly {
 		how = unix.LOCK_SH
 	}
-	if err := ignoringEINTR(
-		func() error { return unix.Flock(b.fd, how|unix.LOCK_NB) }); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errs.New(errs.Refused,
-				"SSD %s is in use by %s: wait for it, stop it, or choose another SSD", cfg.Path,
-				lockHolder(b.fd))
-		}
-		return nil, fmt.Errorf("lock %s: %w", cfg.Path, err)
+	err = ignoringEINTR(func() error { return unix.Flock(b.fd, how|unix.LOCK_NB) })
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return 0, errs.New(errs.Refused,
+			"SSD %s is in use by %s: wait for it, stop it, or choose another SSD", cfg.Path,
+			lockHolder(b.fd))
+	case err != nil:
+		return 0, fmt.Errorf("lock %s: %w", cfg.Path, err)
 	}
+	return size, nil
+}
+
+// measure sets the size of the medium, in whole blocks and whole units of direct I/O.
+func (b *backing) measure(cfg *Config, size int64) error {
 	b.bytes = size
 	if cfg.Bytes != 0 {
 		if cfg.Bytes > size {
-			return nil, errs.New(errs.Usage,
+			return errs.New(errs.Usage,
 				"%s has %d bytes, the SSD shall have %d: it was truncated, or the size is wrong",
 				cfg.Path, size, cfg.Bytes)
 		}
@@ -185,31 +209,33 @@ func openBacking(cfg *Config) (_ *backing, err error) {
 	}
 	b.bytes -= b.bytes % int64(cfg.LBABytes)
 	if b.bytes == 0 {
-		return nil, errs.New(errs.Usage, "%s has %d bytes, less than one block of %d", cfg.Path,
+		return errs.New(errs.Usage, "%s has %d bytes, less than one block of %d", cfg.Path,
 			size, cfg.LBABytes)
 	}
-	if direct {
+	if b.direct {
 		b.probeDirect()
 		// The last, partial unit of O_DIRECT could not be read.
 		b.bytes -= b.bytes % b.offAlign
 		if b.bytes == 0 {
-			return nil, errs.New(errs.Usage,
-				"%s has %d bytes, less than one unit of direct I/O (%d)", cfg.Path, size,
-				b.offAlign)
+			return errs.New(errs.Usage, "%s has %d bytes, less than one unit of direct I/O (%d)",
+				cfg.Path, size, b.offAlign)
 		}
 	}
-	if cfg.RAM {
-		prot := unix.PROT_READ | unix.PROT_WRITE
-		if cfg.ReadOnly {
-			prot = unix.PROT_READ
-		}
-		if b.mem, err = unix.Mmap(b.fd, 0, int(b.bytes), prot, unix.MAP_SHARED); err != nil {
-			return nil, fmt.Errorf("map %d bytes of %s: %w", b.bytes, cfg.Path, err)
-		}
-		// Fewer TLB misses where tmpfs allows huge pages; where it does not, nothing is lost.
-		_ = unix.Madvise(b.mem, unix.MADV_HUGEPAGE)
+	return nil
+}
+
+// mapWhole maps the file of a RAM SSD.
+func (b *backing) mapWhole(cfg *Config) (err error) {
+	prot := unix.PROT_READ | unix.PROT_WRITE
+	if cfg.ReadOnly {
+		prot = unix.PROT_READ
 	}
-	return b, nil
+	if b.mem, err = unix.Mmap(b.fd, 0, int(b.bytes), prot, unix.MAP_SHARED); err != nil {
+		return fmt.Errorf("map %d bytes of %s: %w", b.bytes, cfg.Path, err)
+	}
+	// Fewer TLB misses where tmpfs allows huge pages; where it does not, nothing is lost.
+	_ = unix.Madvise(b.mem, unix.MADV_HUGEPAGE)
+	return nil
 }
 
 // probeDirect asks what O_DIRECT needs (statx, Linux 6.1), and assumes 4096 where nobody says.
