@@ -87,23 +87,34 @@ func (o *AsyncOptions) fill() error {
 }
 
 // async is the engine of the stacks in which kernels on the device drive the NVMe queues: async
-// itself, and sync, which differs in what is launched for a set. It submits sets and ends them; its
-// parts are the queues, the sets' shared memory, their forms, the kernels, the sets in flight and
-// the recovery of SSDs, each of which knows only those it names.
+// itself, and sync, which differs in the kernels that it launches for a set.
 type async struct {
 	queueSet
-	setTable
-	setForms
-	kernelSet
-	flight
-	ladder
-	dma dmaCache // guarded by mu
-}
+	name string     // of the reader, for messages
+	dma  dmaCache   // guarded by mu
+	mu   sync.Mutex // order of submissions, and all that is guarded by it
 
-// flight is the sets that are submitted and not done, and what all sets together came to.
-type flight struct {
-	name    string     // of the reader, for messages
-	mu      sync.Mutex // order of submissions, and what follows
+	// The kernels, their streams, and what they call on the host device.
+	sync         *syncOptions // of stack sync; nil: async
+	blocks       int          // grid of complete
+	submitBlocks int
+	submitK      cuda.Kernel
+	complK       cuda.Kernel
+	coalesceK    cuda.Kernel // it runs on submitS, too
+	submitS      cuda.Stream
+	complS       cuda.Stream
+	submitEv     [maxSets]cuda.Event
+	complEv      [maxSets]cuda.Event
+	host         *hostSide
+	handle       uint64
+
+	// The sets in flight: their memory, which kernels and the host share, and what their forms need.
+	setBuf  cuda.Buffer // setState[maxSets] and their arrays
+	shape   setShape    // of one set's arrays behind the setStates
+	sorting coalesceScratch
+	scratch [maxSets]setScratch
+	retired []cuda.Buffer // outgrown, and perhaps in use
+	copies  listCopies
 	live    []*asyncPending
 	slots   [maxSets]*asyncPending
 	free    chan uint32
@@ -112,13 +123,24 @@ type flight struct {
 	broken  error
 	strands int // sets that keep their slots until Close
 
+	// All sets together.
 	sets, rows, failed, timeouts atomic.Int64
 	submitNS, completeNS         atomic.Int64
 	final                        Stats // after Close
+
+	// Recovery of the SSDs (recover.go).
+	rec         []ssdRecovery // by SSD
+	life        context.Context
+	endLife     context.CancelFunc // ends recoveries
+	gate        chan struct{}      // see enter; nil on the host device
+	clockOffset int64              // of the device's clock, once known; guarded by gate
+	clockKnown  bool
+	// abort is the admin command; tests replace it.
+	abort func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error
 }
 
 // refusal tells why no set may be submitted. Needs e.mu.
-func (e *flight) refusal() error {
+func (e *async) refusal() error {
 	if e.closed {
 		return errs.New(errs.Failed, "gpuio %s: the reader is closed", e.name)
 	}
@@ -126,7 +148,7 @@ func (e *flight) refusal() error {
 }
 
 // breakWith ends the engine; the first reason counts.
-func (e *flight) breakWith(err error) {
+func (e *async) breakWith(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.broken == nil {
@@ -165,13 +187,7 @@ func newEngine(name string, sync *syncOptions, dev cuda.Device, ssds []*SSD, l L
 	}
 	e := &async{
 		queueSet: queueSet{side: side{dev: dev}, rung: RungPinned, ssds: ssds, layout: l, opt: o},
-		flight:   flight{name: name, free: make(chan uint32, maxSets)},
-	}
-	e.setForms = setForms{queueSet: &e.queueSet, setTable: &e.setTable}
-	e.kernelSet = kernelSet{queueSet: &e.queueSet, setTable: &e.setTable, sync: sync}
-	e.ladder = ladder{
-		queueSet: &e.queueSet, setTable: &e.setTable, setForms: &e.setForms,
-		kernelSet: &e.kernelSet, flight: &e.flight,
+		name:     name, sync: sync, free: make(chan uint32, maxSets),
 		rec: make([]ssdRecovery, len(ssds)),
 	}
 	if err := e.useMemory(name, o.Memory); err != nil {
@@ -243,7 +259,6 @@ func (e *async) open(ctx context.Context) error {
 	if err := e.openKernels(); err != nil {
 		return err
 	}
-	e.stream = e.submitS
 	if e.window != 0 {
 		if e.coalesceK, err = e.dev.Kernel("coalesce"); err != nil {
 			return err

@@ -18,7 +18,7 @@ import (
 // the controller's transfer limit. Data is copied through Bulk's DMA buffers, so callers may pass
 // any memory. It serves loading and verification; calls are serialised.
 //
-// What does not complete goes up the ladder of recovery (recover.go), as far as one queue pair
+// What does not complete is recovered in the same steps (recover.go), as far as one queue pair
 // needs it: Abort, a new queue pair, a reset of the controller, which all its queues suffer, and
 // then the error. Whatever is issued again may be: a read, a flush, or a write of the same data to
 // the same place, of which no earlier attempt can land any more.

@@ -7,25 +7,7 @@ import (
 	"helios/nvme"
 )
 
-// kernelSet is the I/O kernels of a reader, the streams they run on, and what they call on the host
-// device.
-type kernelSet struct {
-	*queueSet
-	*setTable
-	sync         *syncOptions // of stack sync; nil: async
-	blocks       int          // grid of complete
-	submitBlocks int
-	submitK      cuda.Kernel
-	complK       cuda.Kernel
-	submitS      cuda.Stream
-	complS       cuda.Stream
-	submitEv     [maxSets]cuda.Event
-	complEv      [maxSets]cuda.Event
-	host         *hostSide
-	handle       uint64
-}
-
-func (e *kernelSet) openHostSide() error {
+func (e *async) openHostSide() error {
 	if !e.onHost() { // kernels ring and poll by themselves
 		e.host = &hostSide{parks: make([]blockPark, 1)}
 		return nil
@@ -68,7 +50,7 @@ func (e *kernelSet) openHostSide() error {
 }
 
 // launchComplete enqueues the complete kernel for a set. Needs e.mu.
-func (e *kernelSet) launchComplete(slot uint32) error {
+func (e *async) launchComplete(slot uint32) error {
 	if err := cuda.Launch(e.complS, e.complK, cuda.LaunchConfig{Blocks: e.blocks,
 		Threads: e.opt.Threads}, completeParams{
 		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
@@ -82,7 +64,7 @@ func (e *kernelSet) launchComplete(slot uint32) error {
 
 // launchSync enqueues read_sync for a set. No complete kernel follows: the warps see to their own
 // completions. Needs e.mu.
-func (e *kernelSet) launchSync(slot uint32) error {
+func (e *async) launchSync(slot uint32) error {
 	grid := cuda.LaunchConfig{Blocks: e.sync.blocks, Threads: e.sync.threads}
 	if err := cuda.Launch(e.submitS, e.submitK, grid, syncParams{
 		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
@@ -103,13 +85,13 @@ func blockOf(g, blocks, queues int) int {
 	return r + (g-r*(q+1))/q
 }
 
-func (e *kernelSet) kernelView() kernelView {
+func (e *async) kernelView() kernelView {
 	return kernelView{h: e.host, sets: e.setBuf.Ptr(), deferred: !e.onHost()}
 }
 
 // chooseGrids settles the grids, of kernels of which so many warps run at once and so many are in a
 // block.
-func (e *kernelSet) chooseGrids(active, perBlock int) {
+func (e *async) chooseGrids(active, perBlock int) {
 	e.blocks = (max(min(active, e.queues()), 1) + perBlock - 1) / perBlock
 	e.submitBlocks = min(e.opt.Blocks, (e.queues()+perBlock-1)/perBlock)
 	if e.sync != nil {
@@ -119,7 +101,7 @@ func (e *kernelSet) chooseGrids(active, perBlock int) {
 }
 
 // openKernels finds the kernels and makes their streams and events.
-func (e *kernelSet) openKernels() (err error) {
+func (e *async) openKernels() (err error) {
 	submit := "submit"
 	if e.sync != nil {
 		submit = "read_sync"

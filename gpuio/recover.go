@@ -12,8 +12,8 @@ import (
 	"helios/nvme"
 )
 
-// Recovery of queues that a kernel had to leave, as a ladder. Each rung is bounded, and its failure
-// leads to the next:
+// Recovery of queues that a kernel had to leave. Each step is bounded, and its failure leads to the
+// next:
 //
 //  1. commands past their deadline are aborted and get a grace period for their completions;
 //  2. the queue pair is deleted, after which the SSD cannot write to its commands' destinations any
@@ -21,10 +21,10 @@ import (
 //  3. the controller is reset (CC.EN = 0) and brought up again, with all queue pairs (reset.go);
 //  4. the SSD is given up.
 //
-// A command is issued again until its attempts are used up, a controller is reset until the SSD's
-// resets are; so it is, too, when all that it is given is late (barren). Only what was late, or lay
-// on a queue with a completion for no command, is charged an attempt; what merely stood beside it
-// is not.
+// A command is issued again until its attempts are used up, and a controller is reset until the
+// SSD's resets are. A controller is also reset when all its commands are late (barren). A command
+// is charged an attempt if it was late, or lay on a queue with a completion for no command. Others
+// beside it are not.
 //
 // A retry waits for nothing: controllers name a delay (CRD) only to hosts that enabled Advanced
 // Command Retry (ACRE), which package nvme does not. DNR is honoured where completions are reaped.
@@ -34,25 +34,6 @@ import (
 // go on meanwhile, and are recovered by themselves. On a device other than the host's no kernel may
 // run while the host changes what both share (stopped); the long waits, for admin commands and for
 // resets, lie between.
-
-// ladder is the recovery of a reader's SSDs.
-type ladder struct {
-	*queueSet
-	*setTable
-	*setForms
-	*kernelSet
-	*flight
-	rec     []ssdRecovery // by SSD
-	life    context.Context
-	endLife context.CancelFunc // ends recoveries
-
-	gate        chan struct{} // see enter; nil on the host device
-	clockOffset int64         // of the device's clock, once known; guarded by gate
-	clockKnown  bool
-
-	// abort is the admin command; tests replace it.
-	abort func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error
-}
 
 // goOn recovers the SSDs that hold rows of the set and launches a kernel for these. failed is why
 // the set cannot be read; err is ctx's.
@@ -102,7 +83,7 @@ func (p *asyncPending) late(err error) error {
 }
 
 // recover recovers the SSDs that hold rows of p, all at once. Its error is ctx's.
-func (e *ladder) recover(ctx context.Context, p *asyncPending) error {
+func (e *async) recover(ctx context.Context, p *asyncPending) error {
 	var busy []<-chan struct{}
 	for s := range e.ssds {
 		if !e.hasRows(p, s) {
@@ -128,7 +109,7 @@ func (p *asyncPending) await(ctx context.Context, busy []<-chan struct{}) error 
 }
 
 // awaitRecoveries waits for all recoveries that are under way.
-func (e *ladder) awaitRecoveries(ctx context.Context, p *asyncPending) error {
+func (e *async) awaitRecoveries(ctx context.Context, p *asyncPending) error {
 	var busy []<-chan struct{}
 	for s := range e.rec {
 		r := &e.rec[s]
@@ -142,7 +123,7 @@ func (e *ladder) awaitRecoveries(ctx context.Context, p *asyncPending) error {
 }
 
 // hasRows tells whether the set has rows left at queues of an SSD.
-func (e *ladder) hasRows(p *asyncPending, ssd int) bool {
+func (e *async) hasRows(p *asyncPending, ssd int) bool {
 	rem := e.remaining(p.slot)
 	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
 		if atomic.LoadUint32(&rem[g]) != 0 {
@@ -154,7 +135,7 @@ func (e *ladder) hasRows(p *asyncPending, ssd int) bool {
 
 // startRecovery has an SSD recovered, unless it is being recovered already, and returns what is
 // closed afterwards. nil: the engine is being closed.
-func (e *ladder) startRecovery(ssd int) <-chan struct{} {
+func (e *async) startRecovery(ssd int) <-chan struct{} {
 	r := &e.rec[ssd]
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,7 +158,7 @@ func (e *ladder) startRecovery(ssd int) <-chan struct{} {
 
 // endRecoveries ends the recoveries that are under way, wherever they are: what they have frozen
 // stays so. No other begins. Then it freezes all queues, so that kernels end.
-func (e *ladder) endRecoveries() {
+func (e *async) endRecoveries() {
 	e.endLife()
 	for s := range e.rec {
 		r := &e.rec[s]
@@ -194,9 +175,9 @@ func (e *ladder) endRecoveries() {
 	}
 }
 
-// recoverSSD climbs the ladder as far as it takes. When it returns, each queue of the SSD works, or
+// recoverSSD takes as many steps as are needed. When it returns, each queue of the SSD works, or
 // is dead; or ctx, the engine's life, has ended.
-func (e *ladder) recoverSSD(ctx context.Context, ssd int) {
+func (e *async) recoverSSD(ctx context.Context, ssd int) {
 	err := e.stopped(ctx, func() error {
 		e.leftovers(ssd)
 		if e.deadError(ssd) != nil {
@@ -230,7 +211,7 @@ const recoveryTimeout = 15 * time.Second
 
 // enter keeps recovery and launches apart, on a device whose kernels must not run while the host
 // changes what it shares with them. Its error is ctx's.
-func (e *ladder) enter(ctx context.Context) error {
+func (e *async) enter(ctx context.Context) error {
 	if e.gate == nil {
 		return nil
 	}
@@ -242,7 +223,7 @@ func (e *ladder) enter(ctx context.Context) error {
 	}
 }
 
-func (e *ladder) leave() {
+func (e *async) leave() {
 	if e.gate != nil {
 		<-e.gate
 	}
@@ -250,7 +231,7 @@ func (e *ladder) leave() {
 
 // stopped calls fn while no kernel runs, on a device other than the host's. Its error is fn's, or
 // ctx's, or that of kernels that failed, which breaks the engine.
-func (e *ladder) stopped(ctx context.Context, fn func() error) error {
+func (e *async) stopped(ctx context.Context, fn func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -271,7 +252,7 @@ func (e *ladder) stopped(ctx context.Context, fn func() error) error {
 // CPU and one of a GPU on the same word are not atomic to each other across PCIe (CUDA C++
 // Programming Guide, "Mapped Memory"). It also learns what time it is on the device. The caller has
 // entered, so that none is launched.
-func (e *ladder) quiesce(ctx context.Context) error {
+func (e *async) quiesce(ctx context.Context) error {
 	if e.onHost() {
 		return nil
 	}
@@ -291,11 +272,11 @@ func (e *ladder) quiesce(ctx context.Context) error {
 }
 
 // now is the time on the clock of the commands' deadlines.
-func (e *ladder) now() int64 { return nanotime() + e.clockOffset }
+func (e *async) now() int64 { return nanotime() + e.clockOffset }
 
 // still waits until no kernel is inside a queue that was frozen: each looks at Frozen once more
 // when it has taken the submission side (Own) or the completion side (Reap).
-func (e *ladder) still(ctx context.Context, q *queueState) error {
+func (e *async) still(ctx context.Context, q *queueState) error {
 	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
 	for _, side := range []*uint32{&q.Own, &q.Reap} {
@@ -313,7 +294,7 @@ func (e *ladder) still(ctx context.Context, q *queueState) error {
 }
 
 // thaw lets kernels work on a queue again, and starts what waits there.
-func (e *ladder) thaw(q *queueState, g int) {
+func (e *async) thaw(q *queueState, g int) {
 	atomic.StoreUint32(&q.Frozen, frozenNo)
 	k := e.kernelView()
 	k.serve(q, uint32(g))
@@ -321,7 +302,7 @@ func (e *ladder) thaw(q *queueState, g int) {
 
 // recoverQueue aborts what is late on a frozen queue, or replaces it. An error is why the
 // controller must be reset.
-func (e *ladder) recoverQueue(ctx context.Context, g int) error {
+func (e *async) recoverQueue(ctx context.Context, g int) error {
 	q := e.queue(g)
 	var late []uint32
 	again := false // some were aborted before
@@ -369,7 +350,7 @@ func (e *ladder) recoverQueue(ctx context.Context, g int) error {
 // barren counts the late commands of an SSD since it has read anything, and tells when these are so
 // many that nothing will be: as many as fill all its queues, for all their attempts. Else an SSD
 // that answers admin commands alone would cost each row its timeouts.
-func (e *ladder) barren(ssd, late int) error {
+func (e *async) barren(ssd, late int) error {
 	r := &e.rec[ssd]
 	read := uint64(0)
 	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
@@ -391,7 +372,7 @@ func (e *ladder) barren(ssd, late int) error {
 
 // vain tells whether a queue was replaced, has completed nothing since, and holds commands that a
 // reset could still help: it is no command of its that is at fault then.
-func (e *ladder) vain(q *queueState, g int) bool {
+func (e *async) vain(q *queueState, g int) bool {
 	if e.pairs[g].idle != atomic.LoadUint64(&q.Completed)+1 ||
 		e.rec[q.SSD].resets.Load() >= int64(e.opt.Resets) {
 		return false
@@ -441,7 +422,7 @@ func (q *queueState) again(cid uint32, cmd *command, state uint32, charged bool)
 
 // late notes which commands of a queue were past their deadline when the kernel looked: completions
 // that came since are not seen yet. again: one of them was aborted before, in vain.
-func (e *ladder) late(q *queueState) (late []uint32, again bool) {
+func (e *async) late(q *queueState) (late []uint32, again bool) {
 	q.commands(func(cid uint32, cmd *command) {
 		state := atomic.LoadUint32(&cmd.State)
 		if state&cmdState != cmdInFlight || atomic.LoadInt64(&cmd.Deadline) > q.ScanAt {
@@ -460,7 +441,7 @@ func (e *ladder) late(q *queueState) (late []uint32, again bool) {
 }
 
 // abortLate aborts commands. False: Abort does not work.
-func (e *ladder) abortLate(ctx context.Context, q *queueState, late []uint32) bool {
+func (e *async) abortLate(ctx context.Context, q *queueState, late []uint32) bool {
 	r := &e.rec[q.SSD]
 	ctx, cancel := context.WithTimeout(ctx, abortGrace+time.Duration(len(late))*10*time.Millisecond)
 	defer cancel()
@@ -480,7 +461,7 @@ func (e *ladder) abortLate(ctx context.Context, q *queueState, late []uint32) bo
 	return ctx.Err() == nil
 }
 
-func (e *ladder) noteTimeout(ssd int, slot uint32) {
+func (e *async) noteTimeout(ssd int, slot uint32) {
 	e.rec[ssd].timeouts.Add(1)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -491,7 +472,7 @@ func (e *ladder) noteTimeout(ssd int, slot uint32) {
 
 // recreate replaces a queue pair and issues what was outstanding again. all: each of its commands
 // is charged an attempt, not only the late ones. An error is why the controller must be reset.
-func (e *ladder) recreate(ctx context.Context, q *queueState, g int, all bool) error {
+func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) error {
 	actx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
 	qid := q.QID
@@ -515,7 +496,7 @@ func (e *ladder) recreate(ctx context.Context, q *queueState, g int, all bool) e
 }
 
 // rejoin creates queue g's pair, of which nothing is left, and has its block wait for it again.
-func (e *ladder) rejoin(ctx context.Context, g int) error {
+func (e *async) rejoin(ctx context.Context, g int) error {
 	if err := e.createPair(ctx, g); err != nil {
 		return err
 	}
@@ -527,7 +508,7 @@ func (e *ladder) rejoin(ctx context.Context, g int) error {
 
 // reissue has what was outstanding on a queue whose pair is gone issued again, but for commands
 // that have used their attempts up.
-func (e *ladder) reissue(q *queueState, g int, all bool) {
+func (e *async) reissue(q *queueState, g int, all bool) {
 	count(&q.Dropped, q.inFlight())
 	q.readAgain()
 	q.commands(func(cid uint32, cmd *command) {
@@ -545,7 +526,7 @@ func (e *ladder) reissue(q *queueState, g int, all bool) {
 }
 
 // failCommand ends a command that the SSD cannot touch any more without its data.
-func (e *ladder) failCommand(q *queueState, g int, cid uint32, cmd *command, kind uint16) {
+func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind uint16) {
 	slot := uint32(cmd.Set)
 	e.recordLost(q, cid, cmd, kind)
 	atomic.StoreUint32(&cmd.State, atomic.LoadUint32(&cmd.State)&cmdGen|cmdFree)
@@ -555,7 +536,7 @@ func (e *ladder) failCommand(q *queueState, g int, cid uint32, cmd *command, kin
 }
 
 // recordLost notes the rows of a command as failed.
-func (e *ladder) recordLost(q *queueState, cid uint32, cmd *command, kind uint16) {
+func (e *async) recordLost(q *queueState, cid uint32, cmd *command, kind uint16) {
 	state := atomic.LoadUint32(&cmd.State)
 	e.failUnit(uint32(cmd.Set), cmd.Index, failRecord{
 		Kind: kind, QID: uint16(q.QID), CID: wireCID(cid, state), Tries: state / cmdAttempt,
@@ -564,7 +545,7 @@ func (e *ladder) recordLost(q *queueState, cid uint32, cmd *command, kind uint16
 }
 
 // failPending ends what no command was made of yet.
-func (e *ladder) failPending(q *queueState, g int) {
+func (e *async) failPending(q *queueState, g int) {
 	for q.PendHead != atomic.LoadUint32(&q.PendTail) {
 		slot := q.PendRing[q.PendHead%maxSets]
 		seg := q.Pend[slot]

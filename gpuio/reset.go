@@ -88,7 +88,7 @@ func (e *GivenUpError) Error() string {
 func (e *GivenUpError) Unwrap() error { return errs.With(errs.Device, e.Err) }
 
 // deadError tells why an SSD was given up; nil: it was not.
-func (e *ladder) deadError(ssd int) error {
+func (e *async) deadError(ssd int) error {
 	r := &e.rec[ssd]
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +100,7 @@ func (e *ladder) deadError(ssd int) error {
 
 // givenUp tells why an SSD gets no further reads: recovery could not bring it back, or it must be
 // given back although it still completes what it has.
-func (e *ladder) givenUp(ssd int) error {
+func (e *async) givenUp(ssd int) error {
 	if err := e.deadError(ssd); err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (r *ssdRecovery) tried() string {
 
 // heal resets an SSD's controller as often as it may, and gives the SSD up when that did not help.
 // cause is why.
-func (e *ladder) heal(ctx context.Context, ssd int, cause error) {
+func (e *async) heal(ctx context.Context, ssd int, cause error) {
 	r := &e.rec[ssd]
 	// Nobody touches the SSD's queues from here on.
 	err := e.stopped(ctx, func() error {
@@ -187,7 +187,7 @@ func (e *ladder) heal(ctx context.Context, ssd int, cause error) {
 
 // resetSSD takes a controller through CC.EN = 0 and makes the SSD's queue pairs again. All of its
 // queues are frozen, and nobody is inside one.
-func (e *ladder) resetSSD(ctx context.Context, ssd int) error {
+func (e *async) resetSSD(ctx context.Context, ssd int) error {
 	ctrl := e.ssds[ssd].Ctrl
 	rctx, cancel := context.WithTimeout(ctx, ctrl.ResetTimeout())
 	defer cancel()
@@ -219,7 +219,7 @@ func (e *ladder) resetSSD(ctx context.Context, ssd int) error {
 }
 
 // giveUp ends an SSD, whose queues are frozen.
-func (e *ladder) giveUp(ctx context.Context, ssd int, cause error) {
+func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
 	r, ctrl := &e.rec[ssd], e.ssds[ssd].Ctrl
 	dead := &GivenUpError{SSD: e.ssds[ssd].name(), Tried: r.tried(), Err: cause}
 	// Disabled also where the last reset got as far as that: it may have failed half way up.
@@ -252,7 +252,7 @@ func (e *ladder) giveUp(ctx context.Context, ssd int, cause error) {
 
 // bury fails what the queues of an SSD that was given up hold: all of it, or, while the SSD may
 // still write, what it has not seen. No kernel runs, or is inside one of the queues.
-func (e *ladder) bury(ssd int) {
+func (e *async) bury(ssd int) {
 	unsafe := e.rec[ssd].isUnsafe()
 	for i := range e.perSSD {
 		g := ssd*e.perSSD + i
@@ -276,7 +276,7 @@ func (e *ladder) bury(ssd int) {
 
 // stranded tells whether all that is left of a set are commands of SSDs that were given up and may
 // still write. Needs e.mu.
-func (e *ladder) stranded(p *asyncPending) bool {
+func (e *async) stranded(p *asyncPending) bool {
 	left := false
 	rem := e.remaining(p.slot)
 	for g := range rem {
@@ -322,7 +322,7 @@ func (e *async) strand(p *asyncPending) {
 }
 
 // lostError is the error of a row whose SSD was given up.
-func (e *ladder) lostError(f *failRecord) error {
+func (e *async) lostError(f *failRecord) error {
 	ssd, blocks := e.ssds[f.SSD], f.Blocks
 	lba := nvme.LBA(f.LBA)
 	if blocks == 0 && f.Row != rowUnknown { // no command was made of it
@@ -337,7 +337,7 @@ func (e *ladder) lostError(f *failRecord) error {
 }
 
 // recoveryStats fills in what recovery counts of an SSD.
-func (e *ladder) recoveryStats(ssd int, per *SSDStats) {
+func (e *async) recoveryStats(ssd int, per *SSDStats) {
 	r := &e.rec[ssd]
 	per.Timeouts, per.Aborts, per.Recreated, per.Resets = r.timeouts.Load(), r.aborts.Load(),
 		r.recreated.Load(), r.resets.Load()
@@ -349,7 +349,7 @@ func (e *ladder) recoveryStats(ssd int, per *SSDStats) {
 // endDMA ends what SSDs may still write to memory, before that is given back. It is part of Close;
 // no kernel runs. Of one that is gone only the mappings can be taken back, which is done after
 // this.
-func (e *ladder) endDMA(ctx context.Context) error {
+func (e *async) endDMA(ctx context.Context) error {
 	var err error
 	tried := make([]bool, len(e.ssds))
 	end := func(s int) {
@@ -386,7 +386,7 @@ func (e *ladder) endDMA(ctx context.Context) error {
 
 // resetForGood resets a controller at Close, for others that use it. One that is given up is
 // disabled.
-func (e *ladder) resetForGood(ctx context.Context, ssd int) error {
+func (e *async) resetForGood(ctx context.Context, ssd int) error {
 	ctrl := e.ssds[ssd].Ctrl
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ctrl.ResetTimeout())
 	defer cancel()
@@ -398,7 +398,7 @@ func (e *ladder) resetForGood(ctx context.Context, ssd int) error {
 
 // leftovers gives the rows that kernels of read_sync have not begun to complete, at an SSD's
 // queues, and starts what these hold. No read_sync runs while a set is sick.
-func (e *ladder) leftovers(ssd int) {
+func (e *async) leftovers(ssd int) {
 	if e.sync == nil {
 		return
 	}
@@ -437,7 +437,7 @@ func (k kernelView) look(q *queueState, g uint32) int {
 // leftover turns the rows of queue g's share that read_sync has not begun into a pending segment,
 // once, and starts what the queue holds unless it is frozen. No read_sync runs; the SSD is being
 // recovered, so there is one that appends to the list.
-func (e *ladder) leftover(p *asyncPending, g int) {
+func (e *async) leftover(p *asyncPending, g int) {
 	q := e.queue(g)
 	set := e.set(p.slot)
 	taken := &e.taken(p.slot)[g]

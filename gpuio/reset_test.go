@@ -262,8 +262,8 @@ func TestFatalStatus(t *testing.T) {
 	})
 }
 
-// TestRungs: each rung that fails leads to the next one.
-func TestRungs(t *testing.T) {
+// TestRecoverySteps: each step that fails leads to the next one.
+func TestRecoverySteps(t *testing.T) {
 	bothStacks(t, func(t *testing.T, mk func(*rig, AsyncOptions) Reader) {
 		for _, c := range []struct {
 			name, faults string
@@ -885,7 +885,7 @@ func TestGPUResets(t *testing.T) {
 		{"gone", true, TestGone},
 		{"never disabled", false, TestNeverDisabled},
 		{"others go on", false, TestOthersGoOn},
-		{"rungs", false, TestRungs},
+		{"steps", false, TestRecoverySteps},
 		{"not ready", false, TestNotReady},
 		{"several", false, TestSeveralResets},
 		{"wait leaves", false, TestWaitLeavesReset},

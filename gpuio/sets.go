@@ -7,13 +7,6 @@ import (
 	"helios/cuda"
 )
 
-// setTable is the memory of the sets in flight that kernels and the host share: a setState for each
-// slot, and its arrays.
-type setTable struct {
-	setBuf cuda.Buffer // setState[maxSets] and their arrays
-	shape  setShape    // of one set's arrays behind the setStates
-}
-
 // setShape tells where a set's arrays are in its part of setBuf.
 type setShape struct {
 	ssds, queues                          int
@@ -30,21 +23,21 @@ func shapeOf(ssds, queues int) setShape {
 	return s
 }
 
-func (e *setTable) set(slot uint32) *setState { return at[setState](e.setBuf.Ptr(), int(slot)) }
+func (e *async) set(slot uint32) *setState { return at[setState](e.setBuf.Ptr(), int(slot)) }
 
 // setArrays is the memory of a set's offsets, IOVAs, units and counts.
-func (e *setTable) setArrays(slot uint32) cuda.DevicePtr {
+func (e *async) setArrays(slot uint32) cuda.DevicePtr {
 	return e.setBuf.Ptr() + maxSets*setStateBytes + cuda.DevicePtr(int(slot)*e.shape.bytes)
 }
 
-func (e *setTable) remaining(slot uint32) []uint32 {
+func (e *async) remaining(slot uint32) []uint32 {
 	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr(e.shape.remaining), 0),
 		e.shape.queues)
 }
 
 // unfinished tells whether a set has units that are not done. When it has none, what whoever ended
 // them has written is seen.
-func (e *setTable) unfinished(slot uint32) bool {
+func (e *async) unfinished(slot uint32) bool {
 	rem := e.remaining(slot)
 	for g := range rem {
 		if atomic.LoadUint32(&rem[g]) != 0 {
@@ -55,13 +48,13 @@ func (e *setTable) unfinished(slot uint32) bool {
 }
 
 // taken returns how many units of each queue's share read_sync has begun.
-func (e *setTable) taken(slot uint32) []uint32 {
+func (e *async) taken(slot uint32) []uint32 {
 	return unsafe.Slice(at[uint32](e.setArrays(slot)+cuda.DevicePtr(e.shape.taken), 0),
 		e.shape.queues)
 }
 
 // units is each SSD's first unit and the one after its last, of a set that is not coalesced.
-func (e *setTable) units(slot uint32) []int64 {
+func (e *async) units(slot uint32) []int64 {
 	return unsafe.Slice(at[int64](e.setArrays(slot)+cuda.DevicePtr(e.shape.units), 0),
 		2*e.shape.ssds)
 }

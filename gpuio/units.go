@@ -89,18 +89,6 @@ func commandLimit(ssds []*SSD, lbaBytes int) int {
 	return limit
 }
 
-// setForms gives each set its form, and keeps the memory that forms need.
-type setForms struct {
-	*queueSet
-	*setTable
-	stream    cuda.Stream // of coalesce and of copies: the submit kernels'
-	coalesceK cuda.Kernel
-	sorting   coalesceScratch // guarded by flight.mu, as the next two
-	scratch   [maxSets]setScratch
-	retired   []cuda.Buffer // outgrown, and perhaps in use
-	copies    listCopies
-}
-
 // setScratch is a slot's memory for a form that needs some. It grows and is kept.
 type setScratch struct {
 	order  cuda.Buffer // uint32 Order[n] and Runs[n+SSDs]
@@ -127,7 +115,7 @@ func grown(n int64) int64 {
 // replace puts a larger buffer into the place of b. The old one stays until Close: kernels may use
 // it, and freeing waits for them on some devices. Since sizes double, all old ones together are
 // smaller than the new one.
-func (e *setForms) replace(b *cuda.Buffer, bytes int64, purpose string, reach bool) error {
+func (e *async) replace(b *cuda.Buffer, bytes int64, purpose string, reach bool) error {
 	var fresh cuda.Buffer
 	var err error
 	if reach {
@@ -146,7 +134,7 @@ func (e *setForms) replace(b *cuda.Buffer, bytes int64, purpose string, reach bo
 }
 
 // shapeSet gives a set its form: units, shares and the memory of its form. Needs e.mu.
-func (e *setForms) shapeSet(slot uint32, rs *ReadSet, set *setState) (coalesced bool, err error) {
+func (e *async) shapeSet(slot uint32, rs *ReadSet, set *setState) (coalesced bool, err error) {
 	nssd := len(e.ssds)
 	total := rs.SSDOffset[nssd]
 	sc := &e.scratch[slot]
@@ -194,7 +182,7 @@ func (e *setForms) shapeSet(slot uint32, rs *ReadSet, set *setState) (coalesced 
 	return coalesced, nil
 }
 
-func (e *setForms) growCoalesce(sc *setScratch, n int64) error {
+func (e *async) growCoalesce(sc *setScratch, n int64) error {
 	if sc.rows < n {
 		c := grown(n)
 		if err := e.replace(&sc.order, c*4+(c+int64(len(e.ssds)))*4, "gpuio runs",
@@ -221,7 +209,7 @@ func (e *setForms) growCoalesce(sc *setScratch, n int64) error {
 }
 
 // launchCoalesce enqueues the sort of a set before its submit kernel. Needs e.mu.
-func (e *setForms) launchCoalesce(slot uint32) error {
+func (e *async) launchCoalesce(slot uint32) error {
 	p := coalesceParams{
 		Sets: e.setBuf.Ptr(), KeysA: e.sorting.keysA.Ptr(), KeysB: e.sorting.keysB.Ptr(),
 		Set: slot, QueuesPerSSD: uint32(e.perSSD), Window: e.window, Passes: e.layout.passes(),
@@ -231,12 +219,12 @@ func (e *setForms) launchCoalesce(slot uint32) error {
 	if p.Passes%2 == 0 {
 		p.IdxA, p.IdxB = p.IdxB, p.IdxA
 	}
-	return cuda.Launch(e.stream, e.coalesceK, cuda.LaunchConfig{Blocks: len(e.ssds),
+	return cuda.Launch(e.submitS, e.coalesceK, cuda.LaunchConfig{Blocks: len(e.ssds),
 		Threads: maxThreads}, p)
 }
 
 // freeScratch gives back what forms have needed. No kernel runs.
-func (e *setForms) freeScratch() error {
+func (e *async) freeScratch() error {
 	e.copies.mu.Lock()
 	defer e.copies.mu.Unlock()
 	bufs := append([]cuda.Buffer{e.sorting.keysA, e.sorting.keysB, e.sorting.idx}, e.retired...)
@@ -322,7 +310,7 @@ const copyTimeout = 5 * time.Second
 
 // failUnit records that no row of a unit was read: r without Index and Row. The caller takes the
 // unit out of Remaining. On a device other than the host's no kernel may run (quiesce).
-func (e *setForms) failUnit(slot, unit uint32, r failRecord) {
+func (e *async) failUnit(slot, unit uint32, r failRecord) {
 	set := e.set(slot)
 	if e.onHost() {
 		set.failUnit(unit, r)
@@ -341,7 +329,7 @@ func (e *setForms) failUnit(slot, unit uint32, r failRecord) {
 	c.lists.fail(set, unit, r)
 }
 
-func (e *setForms) copyLists(slot uint32, c *listCopy) error {
+func (e *async) copyLists(slot uint32, c *listCopy) error {
 	set := e.set(slot)
 	n := *at[int64](set.Offsets, len(e.ssds))
 	parts := []struct {
@@ -365,17 +353,17 @@ func (e *setForms) copyLists(slot uint32, c *listCopy) error {
 		}
 		*p.to = c.buf.Ptr() + off
 		off += cuda.DevicePtr(p.bytes)
-		if err := e.stream.Copy(*p.to, p.src, p.bytes); err != nil {
+		if err := e.submitS.Copy(*p.to, p.src, p.bytes); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), copyTimeout)
 	defer cancel()
-	return e.stream.Synchronize(ctx)
+	return e.submitS.Synchronize(ctx)
 }
 
 // forgetCopies ends the use of a slot's copies by the set that is done.
-func (e *setForms) forgetCopies(slot uint32) {
+func (e *async) forgetCopies(slot uint32) {
 	e.copies.mu.Lock()
 	defer e.copies.mu.Unlock()
 	e.copies.m[slot].tried, e.copies.m[slot].lists = false, unitLists{}
