@@ -31,14 +31,14 @@ func TestOpenDamaged(t *testing.T) {
 			return os.WriteFile(path, []byte(strings.Replace(string(b), old, new, 1)), 0o644)
 		}
 	}
-	poke := func(name string, at int64, b ...byte) func(string) error {
+	poke := func(name string, offset int64, b ...byte) func(string) error {
 		return func(dir string) error {
 			f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR, 0)
 			if err != nil {
 				return err
 			}
 			defer f.Close()
-			_, err = f.WriteAt(b, at)
+			_, err = f.WriteAt(b, offset)
 			return err
 		}
 	}

@@ -71,9 +71,9 @@ func TestSealFindsDamage(t *testing.T) {
 	for _, f := range files {
 		st, err := f.Info()
 		require.NoError(t, err)
-		for _, at := range []int64{0, st.Size() / 2, st.Size() - 1} {
-			all = append(all, damage{fmt.Sprintf("%s bit of byte %d", f.Name(), at), f.Name(),
-				func(t *testing.T, path string) { datasettest.FlipBit(t, path, at) }})
+		for _, offset := range []int64{0, st.Size() / 2, st.Size() - 1} {
+			all = append(all, damage{fmt.Sprintf("%s bit of byte %d", f.Name(), offset), f.Name(),
+				func(t *testing.T, path string) { datasettest.FlipBit(t, path, offset) }})
 		}
 		all = append(all,
 			damage{f.Name() + " longer", f.Name(), func(t *testing.T, path string) {

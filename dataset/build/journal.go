@@ -416,7 +416,7 @@ func Resume(o ResumeOptions) (s *Staging, memory int64, err error) {
 	return o.begin(out)
 }
 
-// mismatch tells why an interrupted import is not resumed; "" where it is.
+// mismatch returns the reason why an interrupted import is not resumed; "" where it is.
 func (o *ResumeOptions) mismatch(j *journal) string {
 	switch {
 	case o.Restart:

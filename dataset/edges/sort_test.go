@@ -333,8 +333,8 @@ func (s *dirStore) Create(name string) (File, error) {
 	return &dirFile{f, s.full != "" && strings.HasPrefix(name, s.full)}, err
 }
 
-func (s *dirStore) Array(name string, dt npy.DType, at *ArrayMark) (Array, error) {
-	if at != nil {
+func (s *dirStore) Array(name string, dt npy.DType, mark *ArrayMark) (Array, error) {
+	if mark != nil {
 		return nil, errors.New("nothing is gone on with")
 	}
 	s.mu.Lock()

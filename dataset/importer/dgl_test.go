@@ -220,7 +220,7 @@ func TestImportDGLBad(t *testing.T) {
 		return file(func(s *dglSpec) { s.data[name] = a })
 	}
 	// bytes from the nth magic on
-	at := func(mark uint64, nth int, change func([]byte)) func(tree) {
+	after := func(mark uint64, nth int, change func([]byte)) func(tree) {
 		return func(f tree) {
 			b := []byte(f["g.bin"])
 			i := -1
@@ -278,7 +278,7 @@ func TestImportDGLBad(t *testing.T) {
 			want: []string{"begins with 0xdd6cd31205dff126"}},
 		"COO's magic": {change: file(func(s *dglSpec) { s.coo-- }),
 			want: []string{"the COO begins with"}},
-		"array's magic": {change: at(dglArrayMagic, 5, func(b []byte) { b[0]++ }),
+		"array's magic": {change: after(dglArrayMagic, 5, func(b []byte) { b[0]++ }),
 			want: []string{"begins with 0xdd5e40f096b4a140, not with 0xdd5e40f096b4a13f"}},
 		"unknown forms": {change: file(func(s *dglSpec) { s.forms |= 8 }),
 			want: []string{"the saved forms have the code 0xd"}},
@@ -295,7 +295,7 @@ func TestImportDGLBad(t *testing.T) {
 			dglArr{kind: 2, bits: 32, shape: []uint64{5, 2}, data: make([]float32, 9)}),
 			want: []string{
 				`tensor "feat": 36 bytes of data, shape (5, 2) of 4 bytes each needs another number`}},
-		"data beyond the file": {change: at(dglArrayMagic, 20,
+		"data beyond the file": {change: after(dglArrayMagic, 20,
 			func(b []byte) { b[40], b[44] = 0xff, 0xff }), want: []string{"does not fit into"}},
 		"features of complex": {change: data("feat", dglArr{kind: 5, bits: 64, shape: []uint64{5},
 			data: make([]int64, 5)}),

@@ -117,13 +117,13 @@ func cut(name string, n int) func(tree) {
 	}
 }
 
-func flip(name string, at int) func(tree) {
+func flip(name string, offset int) func(tree) {
 	return func(f tree) {
 		b := []byte(f[name])
-		if at < 0 {
-			at += len(b)
+		if offset < 0 {
+			offset += len(b)
 		}
-		b[at] ^= 0x04
+		b[offset] ^= 0x04
 		f[name] = string(b)
 	}
 }
@@ -450,9 +450,9 @@ func TestImportPapers100MBad(t *testing.T) {
 	inside := func(file, mark string, method uint16) func(tree) {
 		return func(f tree) {
 			maps.Copy(f, papersTree(t, method, nil))
-			at := strings.Index(f[file], mark)
-			require.Positive(t, at)
-			flip(file, at+len(mark)+1)(f)
+			offset := strings.Index(f[file], mark)
+			require.Positive(t, offset)
+			flip(file, offset+len(mark)+1)(f)
 		}
 	}
 	// sources 3, 3
@@ -511,8 +511,8 @@ func TestImportPapers100MBad(t *testing.T) {
 	whole := papersTree(t, zip.Deflate, nil)
 	for _, mark := range []string{"edge_index.npy", "node_feat.npy", "num_nodes_list.npy"} {
 		f := maps.Clone(whole)
-		at := strings.Index(f["raw/data.npz"], mark) + len(mark)
-		flip("raw/data.npz", at+40)(f)
+		offset := strings.Index(f["raw/data.npz"], mark) + len(mark)
+		flip("raw/data.npz", offset+40)(f)
 		root := t.TempDir()
 		err := plain(OGB)(bg, Options{Input: Input{In: f.write(t, t.TempDir())},
 			Output: Output{Out: filepath.Join(root, "g")}})

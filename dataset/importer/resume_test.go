@@ -104,12 +104,12 @@ func TestImportResume(t *testing.T) {
 	require.Contains(t, strings.Join(notes, "\n"), "of the features")
 
 	// A single end at each of some steps, then straight on; the last line torn, as by a crash.
-	for _, at := range []int{3, 9, 26, 60} {
+	for _, stop := range []int{3, 9, 26, 60} {
 		root := t.TempDir()
 		o.Out = filepath.Join(root, "g")
 		n := 0
 		build.JournalStep = func(line []byte, written bool) error {
-			if n++; n >= at {
+			if n++; n >= stop {
 				return context.Canceled
 			}
 			return nil
@@ -118,7 +118,7 @@ func TestImportResume(t *testing.T) {
 		build.JournalStep = nil
 		dirs, err := filepath.Glob(o.Out + ".partial-*")
 		require.NoError(t, err)
-		if at == 3 {
+		if stop == 3 {
 			require.Empty(t, dirs, "nothing was done yet")
 			continue
 		}
@@ -444,11 +444,11 @@ func TestSealResumedImport(t *testing.T) {
 	defer func() { build.JournalStep = nil }()
 	cut := 0
 	for _, rot := range []bool{false, true} {
-		for at := 1; ; at++ {
+		for line := 1; ; line++ {
 			out := filepath.Join(t.TempDir(), "whole")
 			n := 0
 			build.JournalStep = func(_ []byte, written bool) error {
-				if n++; n == at {
+				if n++; n == line {
 					return errors.Join(stop, context.Canceled)
 				}
 				return nil
@@ -537,12 +537,12 @@ func TestTextResume(t *testing.T) {
 			}
 			require.Equal(t, *want, whole)
 			wentOn := 0
-			for at := 1; ; at++ {
-				require.Less(t, at, 200)
+			for line := 1; ; line++ {
+				require.Less(t, line, 200)
 				o.Out, o.Note = filepath.Join(t.TempDir(), "g"), nil
 				n := 0
 				build.JournalStep = func([]byte, bool) error {
-					if n++; n == at {
+					if n++; n == line {
 						return context.Canceled
 					}
 					return nil
@@ -559,7 +559,7 @@ func TestTextResume(t *testing.T) {
 					}
 				}
 				require.NoError(t, Edges(bg, o))
-				require.Equal(t, digest, datasettest.Digest(t, o.Out), "ended at line %d", at)
+				require.Equal(t, digest, datasettest.Digest(t, o.Out), "ended at line %d", line)
 			}
 			require.Positive(t, wentOn)
 		})

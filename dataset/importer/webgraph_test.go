@@ -85,21 +85,21 @@ func TestImportCNR2000(t *testing.T) {
 	require.NoError(t, err)
 	// From in-neighbours back to source and destination in order, by counting.
 	n := d.Meta.Nodes
-	at := make([]int64, n+1)
+	next := make([]int64, n+1)
 	for _, u := range tp.Indices32 {
-		at[u+1]++
+		next[u+1]++
 	}
 	for u := range n {
-		at[u+1] += at[u]
+		next[u+1] += next[u]
 	}
 	list := make([]byte, 8*len(tp.Indices32))
 	largest := int64(0)
 	for v := range n {
 		largest = max(largest, tp.Indptr[v+1]-tp.Indptr[v])
 		for _, u := range tp.Indices32[tp.Indptr[v]:tp.Indptr[v+1]] {
-			binary.LittleEndian.PutUint32(list[8*at[u]:], u)
-			binary.LittleEndian.PutUint32(list[8*at[u]+4:], uint32(v))
-			at[u]++
+			binary.LittleEndian.PutUint32(list[8*next[u]:], u)
+			binary.LittleEndian.PutUint32(list[8*next[u]+4:], uint32(v))
+			next[u]++
 		}
 	}
 	sum := sha256.Sum256(list)

@@ -130,9 +130,9 @@ func TestArchiveDamage(t *testing.T) {
 		require.NoError(t, err)
 		size := int64(a.member.CompressedSize64)
 		require.NoError(t, ar.Close())
-		for at := off; at < off+size; at++ {
+		for offset := off; offset < off+size; offset++ {
 			b := bytes.Clone(whole)
-			b[at] ^= 0x10
+			b[offset] ^= 0x10
 			require.NoError(t, os.WriteFile(path, b, 0o644))
 			ar, err := OpenArchive(path)
 			require.NoError(t, err)
@@ -145,11 +145,11 @@ func TestArchiveDamage(t *testing.T) {
 					require.NoError(t, ar.Close())
 					continue
 				}
-				require.Equal(t, errs.Usage, errs.ClassOf(err), "byte %d of method %d: %v", at,
+				require.Equal(t, errs.Usage, errs.ClassOf(err), "byte %d of method %d: %v", offset,
 					method, err)
 				require.Contains(t, err.Error(), path+":x: ")
 				err = a.Check(context.Background())
-				require.Equal(t, errs.Usage, errs.ClassOf(err), "byte %d of method %d: %v", at,
+				require.Equal(t, errs.Usage, errs.ClassOf(err), "byte %d of method %d: %v", offset,
 					method, err)
 			}
 			require.NoError(t, ar.Close())

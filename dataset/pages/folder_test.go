@@ -151,9 +151,9 @@ func TestDamageIsNamed(t *testing.T) {
 	testrig.CheckLeaks(t)
 	s := Spec{testID, 8192, 40}
 	path := func(dir, name string) string { return filepath.Join(dir, name) }
-	flip := func(name string, at int64) func(dir string) error {
+	flip := func(name string, offset int64) func(dir string) error {
 		return func(dir string) error {
-			datasettest.FlipBit(t, path(dir, name), at)
+			datasettest.FlipBit(t, path(dir, name), offset)
 			return nil
 		}
 	}

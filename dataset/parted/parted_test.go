@@ -113,18 +113,18 @@ func holds(t testing.TB, l *Layout, store []byte, d *dataset.Dataset, topo *grap
 	}
 	run := func(r Run) []byte { return store[r.Page*l.Spec.PageBytes:][:r.Pages*l.Spec.PageBytes] }
 	section := func(s Section, nodes []int64) {
-		at := 0
+		pos := 0
 		require.Len(t, s.Degrees, len(nodes))
 		for i, v := range nodes {
 			n := int(topo.InDegree(v))
 			if int64(s.Old[i]) != v || int(s.Degrees[i]) != n ||
-				!slices.Equal(list(v), s.Neighbors[at:at+n]) {
+				!slices.Equal(list(v), s.Neighbors[pos:pos+n]) {
 				t.Fatalf("node %d: old number %d, degree %d, neighbours %v and not %v", v, s.Old[i],
-					s.Degrees[i], s.Neighbors[at:at+n], list(v))
+					s.Degrees[i], s.Neighbors[pos:pos+n], list(v))
 			}
-			at += n
+			pos += n
 		}
-		require.Len(t, s.Neighbors, at)
+		require.Len(t, s.Neighbors, pos)
 	}
 	features := func(r Run, nodes []int64) {
 		got := run(r)

@@ -36,13 +36,13 @@ type cutter struct {
 	mu   sync.Mutex
 	left int
 	end  func() error
-	most int64 // bytes of a layout's memory when anything was written
+	peak int64 // bytes of a layout's memory when anything was written
 }
 
 func (c *cutter) spend() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.most = max(c.most, hostmem.Usage()["layout by part"])
+	c.peak = max(c.peak, hostmem.Usage()["layout by part"])
 	if c.left--; c.left < 0 {
 		return c.end()
 	}
@@ -140,33 +140,33 @@ func TestCutOff(t *testing.T) {
 	require.NoError(t, err)
 	holds(t, l, want, d, topo, p.Of, 0.2, rowtype.Float32)
 	require.NoError(t, p.Close())
-	require.LessOrEqual(t, never.most, int64(7<<20), "memory of its own")
-	require.Greater(t, never.most, int64(1<<20))
+	require.LessOrEqual(t, never.peak, int64(7<<20), "memory of its own")
+	require.Greater(t, never.peak, int64(1<<20))
 
 	step := 1
 	if wide.Lean() {
 		step = all/25 + 1
 	}
-	for at := 0; at < all; at += step {
+	for offset := 0; offset < all; offset += step {
 		dir := filepath.Join(t.TempDir(), "l")
-		c := &cutter{left: at, end: func() error { return errFault }}
+		c := &cutter{left: offset, end: func() error { return errFault }}
 		c.cut(t)
 		o := cutOptions(dir, c)
 		_, err := Make(bg, d, topo, o)
-		require.ErrorIs(t, err, errFault, "cut at %d of %d", at, all)
-		if at%3 == 0 {
-			c.left = at / 2
+		require.ErrorIs(t, err, errFault, "cut at %d of %d", offset, all)
+		if offset%3 == 0 {
+			c.left = offset / 2
 			if _, err = Make(bg, d, topo, o); err != nil {
 				require.ErrorIs(t, err, errFault)
 			}
 		}
-		if at%2 == 0 { // the next process may have more memory, or less
-			o.MemoryBytes = int64(7+at%7) << 20
+		if offset%2 == 0 { // the next process may have more memory, or less
+			o.MemoryBytes = int64(7+offset%7) << 20
 		}
 		c.left = 1 << 30
 		l, err := Make(bg, d, topo, o)
-		require.NoError(t, err, "cut at %d of %d", at, all)
-		require.True(t, slices.Equal(want, folderBytes(t, l)), "cut at %d of %d", at, all)
+		require.NoError(t, err, "cut at %d of %d", offset, all)
+		require.True(t, slices.Equal(want, folderBytes(t, l)), "cut at %d of %d", offset, all)
 		_, err = pages.VerifyFolder(bg, dir, &l.Spec, nil)
 		require.NoError(t, err)
 		require.NoFileExists(t, filepath.Join(dir, markName))
@@ -219,9 +219,9 @@ func makeUntilKilled(dir string) {
 			os.Exit(1)
 		}
 	}
-	at, err := strconv.Atoi(os.Getenv("HELIOS_PARTED_AT"))
+	stop, err := strconv.Atoi(os.Getenv("HELIOS_PARTED_AT"))
 	fail(err)
-	c := &cutter{left: at, end: func() error {
+	c := &cutter{left: stop, end: func() error {
 		return errors.Join(unix.Kill(os.Getpid(), unix.SIGKILL), errFault)
 	}}
 	savedHook = func(string, bool) error { return c.spend() }
@@ -244,9 +244,9 @@ func TestKilled(t *testing.T) {
 		step = 7
 	}
 	killed := 0
-	for at := 3; ; at += step {
+	for offset := 3; ; offset += step {
 		c := exec.Command(os.Args[0], "-test.run=^$")
-		c.Env = append(os.Environ(), killedEnv+"="+dir, "HELIOS_PARTED_AT="+strconv.Itoa(at))
+		c.Env = append(os.Environ(), killedEnv+"="+dir, "HELIOS_PARTED_AT="+strconv.Itoa(offset))
 		out, err := c.CombinedOutput()
 		if err == nil {
 			break
@@ -389,16 +389,16 @@ func TestDamage(t *testing.T) {
 	}
 	_, err = Verify(bg, o.Dir, "another", nil)
 	require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)
-	for name, at := range map[string][]int64{manifestName: {3, 40}, tablesName: {2, 20, 200},
+	for name, offsets := range map[string][]int64{manifestName: {3, 40}, tablesName: {2, 20, 200},
 		partitionName: {4, 200, 5000}, pages.PagesName: {0, l.Spec.Bytes() / 2},
 		pages.SumsName: {9, 4100}} {
 		path := filepath.Join(o.Dir, name)
-		for _, at := range at {
-			datasettest.FlipBit(t, path, at)
+		for _, offset := range offsets {
+			datasettest.FlipBit(t, path, offset)
 			err := verify()
-			require.Equal(t, errs.Device, errs.ClassOf(err), "%s at %d: %v", name, at, err)
+			require.Equal(t, errs.Device, errs.ClassOf(err), "%s at %d: %v", name, offset, err)
 			require.ErrorContains(t, err, o.Dir)
-			datasettest.FlipBit(t, path, at)
+			datasettest.FlipBit(t, path, offset)
 		}
 		was, err := os.ReadFile(path)
 		require.NoError(t, err)

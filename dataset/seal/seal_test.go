@@ -115,11 +115,11 @@ func TestReadAllShowsAllOnce(t *testing.T) {
 		for _, off := range []int64{0, 128, 90} {
 			dst, seen := make([]byte, int64(len(data))-off), make([]byte, int64(len(data))-off)
 			var mu sync.Mutex
-			require.NoError(t, r.ReadAll(bg, dst, off, func(at int64, b []byte) error {
+			require.NoError(t, r.ReadAll(bg, dst, off, func(offset int64, b []byte) error {
 				mu.Lock()
 				defer mu.Unlock()
-				require.Zero(t, at%8)
-				copy(seen[at:], b)
+				require.Zero(t, offset%8)
+				copy(seen[offset:], b)
 				return nil
 			}))
 			require.True(t, bytes.Equal(data[off:], seen))
@@ -170,9 +170,9 @@ func TestPartsOfABlockAreCheckedOnce(t *testing.T) {
 	r, err := NewReader(m, dir, "a", &c)
 	require.NoError(t, err)
 	row := make([]byte, 4)
-	for at := 0; at+4 <= size; at += 8 {
-		require.NoError(t, r.ReadAt(row, int64(at)))
-		require.Equal(t, data[at:at+4], row)
+	for offset := 0; offset+4 <= size; offset += 8 {
+		require.NoError(t, r.ReadAt(row, int64(offset)))
+		require.Equal(t, data[offset:offset+4], row)
 	}
 	require.EqualValues(t, size, c.Checked())
 	require.NoError(t, r.Close())

@@ -82,7 +82,7 @@ func TestCodes(t *testing.T) {
 		for _, k := range []uint{1, 2, 3, 5, 7} {
 			w := &bitWriter{}
 			var want []uint64
-			var at []int
+			var starts []int
 			for i := range 2000 {
 				v := r.Uint64() >> (r.UintN(44) + 20)
 				if i < 200 {
@@ -91,20 +91,20 @@ func TestCodes(t *testing.T) {
 				if code(c) == unary {
 					v %= 300
 				}
-				at = append(at, w.n)
+				starts = append(starts, w.n)
 				want = append(want, v)
 				w.number(code(c), k, v)
 			}
 			b := newBitReader(bytes.NewReader(w.b), int64(len(w.b)))
 			b.buf = make([]byte, 0, 64) // often refilled
 			for i, v := range want {
-				require.Equal(t, int64(at[i]), b.pos())
+				require.Equal(t, int64(starts[i]), b.pos())
 				require.Equal(t, v, b.number(code(c), k), "%s, k=%d, number %d", name, k, i)
 			}
 			for range 200 {
 				i := r.IntN(len(want))
-				b.seek(int64(at[i]))
-				require.Equal(t, int64(at[i]), b.pos())
+				b.seek(int64(starts[i]))
+				require.Equal(t, int64(starts[i]), b.pos())
 				require.Equal(t, want[i], b.number(code(c), k))
 			}
 			require.NoError(t, b.err)
@@ -232,8 +232,8 @@ func randomLists(nodes int, r *rand.Rand) (lists [][]int64, arcs int64) {
 				set[r.Int64N(int64(nodes))] = true
 			}
 			if r.IntN(3) == 0 {
-				at := r.Int64N(int64(nodes))
-				for x := at; x < min(at+r.Int64N(20), int64(nodes)); x++ {
+				node := r.Int64N(int64(nodes))
+				for x := node; x < min(node+r.Int64N(20), int64(nodes)); x++ {
 					set[x] = true
 				}
 			}
@@ -524,10 +524,10 @@ func TestCNR2000(t *testing.T) {
 // simpleDecode is a second decoder that shares nothing with the first: one bit at a time, from the
 // first node to the last with all lists in memory, sets instead of merges; for the default codes.
 func simpleDecode(graph []byte, nodes int) (lists [][]int64, copied, interval, residual int) {
-	at := 0
+	pos := 0
 	bit := func() int {
-		b := int(graph[at/8]) >> (7 - at%8) & 1
-		at++
+		b := int(graph[pos/8]) >> (7 - pos%8) & 1
+		pos++
 		return b
 	}
 	ones := func() (n int) {

@@ -55,22 +55,22 @@ func TestFile(t *testing.T) {
 func TestFileIsDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a")
 	_, b := written(t, 20)
-	refused := func(b []byte, what string, at int) {
+	refused := func(b []byte, what string, offset int) {
 		t.Helper()
 		_, err := open(bytes.NewReader(b), int64(len(b)), path)
 		if err == nil {
-			t.Fatalf("%s %d: it was taken", what, at)
+			t.Fatalf("%s %d: it was taken", what, offset)
 		}
 		if c := errs.ClassOf(err); !strings.Contains(err.Error(), path) ||
 			c != errs.Device && c != errs.Usage {
-			t.Fatalf("%s %d: the error is %v, class %d", what, at, err, c)
+			t.Fatalf("%s %d: the error is %v, class %d", what, offset, err, c)
 		}
 	}
-	for at := range b {
+	for offset := range b {
 		for _, bit := range []byte{1, 0x80} {
 			bad := bytes.Clone(b)
-			bad[at] ^= bit
-			refused(bad, "flipped", at)
+			bad[offset] ^= bit
+			refused(bad, "flipped", offset)
 		}
 	}
 	for n := range b {

@@ -355,9 +355,9 @@ func TestBalanceHolds(t *testing.T) {
 			for _, balance := range []float64{1, 1.01, 1.05, 1.5, 4} {
 				for _, method := range []string{Stream, Random} {
 					p := made(t, x, Options{Parts: parts, Method: method, Balance: balance})
-					most := max(int64(balance*float64(e.nodes)/float64(parts)),
+					limit := max(int64(balance*float64(e.nodes)/float64(parts)),
 						(e.nodes+int64(parts)-1)/int64(parts))
-					require.LessOrEqual(t, p.Info.MaxNodes, most, "%s: %d parts by %s, %g", name,
+					require.LessOrEqual(t, p.Info.MaxNodes, limit, "%s: %d parts by %s, %g", name,
 						parts, method, balance)
 					for _, of := range p.Of {
 						require.Less(t, of, uint32(parts))

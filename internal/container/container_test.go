@@ -99,7 +99,7 @@ func TestOpenText(t *testing.T) {
 
 // Each kind is refused by its name, with what to do, whatever the file is called.
 func TestForeign(t *testing.T) {
-	at := func(n int, s string) []byte {
+	bytesAt := func(n int, s string) []byte {
 		return append(make([]byte, n), s+strings.Repeat("\x00", 64)...)
 	}
 	for name, c := range map[string]struct {
@@ -115,10 +115,10 @@ func TestForeign(t *testing.T) {
 		"avro":       {[]byte("Obj\x01\x04\x14avro.codec"), "an Avro file"},
 		"hdf5":       {[]byte("\x89HDF\r\n\x1a\n\x00\x00"), "an HDF5 file; write its datasets as .npy"},
 		"matlab":     {[]byte("MATLAB 5.0 MAT-file, Platform: GLNXA64"), "a MATLAB file"},
-		"matlab 7.3": {at(512, "\x89HDF\r\n\x1a\n"), "an HDF5 file (MATLAB 7.3)"},
+		"matlab 7.3": {bytesAt(512, "\x89HDF\r\n\x1a\n"), "an HDF5 file (MATLAB 7.3)"},
 		"sqlite":     {[]byte("SQLite format 3\x00\x10\x00"), "an SQLite database"},
 		"zst":        {[]byte("\x28\xb5\x2f\xfd\x24\x08\x41"), "a Zstandard file; unpack it first with unzstd"},
-		"tar":        {at(257, "ustar\x0000"), "a tar archive; unpack it first with tar -xf"},
+		"tar":        {bytesAt(257, "ustar\x0000"), "a tar archive; unpack it first with tar -xf"},
 		"pickle 2":   {[]byte("\x80\x02]q\x00(K\x01K\x02e."), "a pickle, which can hold any code"},
 		"pickle 4":   {[]byte("\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00]\x94."), "a pickle"},
 		"numpy":      {[]byte("\x93NUMPY\x01\x00"), "a .npy array"},

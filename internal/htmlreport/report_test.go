@@ -324,11 +324,11 @@ func planPoint(event, head, bottleneck string, seconds float64) string {
 
 // A sweep is a line with marks for the bottleneck; a plan alone is a bar, and what would halve it.
 func TestPlans(t *testing.T) {
-	at := func(n, bottleneck string, seconds float64) string {
+	row := func(n, bottleneck string, seconds float64) string {
 		return planPoint("point", `"key":"ssds","value":"`+n+`",`, bottleneck, seconds) + "}"
 	}
-	s, err := plans(planFile(t, at("1", "the SSDs", 4), at("2", "the SSDs", 2),
-		at("4", "the link", 1.5), `{"event":"sweep","key":"ssds"}`))
+	s, err := plans(planFile(t, row("1", "the SSDs", 4), row("2", "the SSDs", 2),
+		row("4", "the link", 1.5), `{"event":"sweep","key":"ssds"}`))
 	require.NoError(t, err)
 	require.Equal(t, "Time of an epoch by ssds", s.Figures[0].Title)
 	require.Equal(t, []series{

@@ -33,15 +33,15 @@ func (s *scarce) Accept() (net.Conn, error) {
 // Strangers who say nothing take every place, or every file: those that came first go, and a rank
 // that comes last is let in.
 func TestSilentStrangersKeepNobodyOut(t *testing.T) {
-	for _, most := range []int{3, 100} {
+	for _, limit := range []int{3, 100} {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		l := listener
-		if most > 3 {
+		if limit > 3 {
 			l = &scarce{Listener: listener}
 		}
 		d := &door{listener: l, arrivals: make(chan arrival), quit: make(chan struct{}),
-			limit: most}
+			limit: limit}
 		var wg sync.WaitGroup
 		served := make(chan struct{})
 		go func() {

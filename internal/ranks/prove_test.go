@@ -225,7 +225,7 @@ func TestWhereRankZeroListens(t *testing.T) {
 		host  string
 		nodes int
 		o     Options
-		at    string // address; "*": all
+		where string // address; "*": all
 		note  string
 		class errs.Class
 		says  string
@@ -271,19 +271,19 @@ func TestWhereRankZeroListens(t *testing.T) {
 		c.o.Note = func(text string) { notes = append(notes, text) }
 		g := &overTCP{l: Launch{Size: 2, Nodes: c.nodes,
 			Master: net.JoinHostPort(c.host, testrig.FreePort(t))}, o: c.o}
-		at, err := g.listen(t.Context())
+		listener, err := g.listen(t.Context())
 		if c.says != "" {
 			require.ErrorContains(t, err, c.says, name)
 			require.Equal(t, c.class, errs.ClassOf(err), name)
 			continue
 		}
 		require.NoError(t, err, name)
-		require.NoError(t, at.Close())
-		ip := at.Addr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-		if c.at == "*" {
+		require.NoError(t, listener.Close())
+		ip := listener.Addr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+		if c.where == "*" {
 			require.True(t, ip.IsUnspecified(), "%s: %s", name, ip)
 		} else {
-			require.Equal(t, c.at, ip.String(), name)
+			require.Equal(t, c.where, ip.String(), name)
 		}
 		said := strings.Join(notes, "\n")
 		require.Contains(t, said, c.note, name)

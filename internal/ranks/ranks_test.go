@@ -256,12 +256,12 @@ func TestMessages(t *testing.T) {
 // However a rank ends, the others do within seconds, and say which one it was and why.
 func TestEnds(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		n, at int
-		class errs.Class
-		says  string
-		env   []string
-		mpi   bool
+		name    string
+		n, rank int
+		class   errs.Class
+		says    string
+		env     []string
+		mpi     bool
 	}{
 		{"killed", 3, 2, errs.Failed, "was killed", nil, true},
 		{"killed while others compute", 3, 2, errs.Failed, "was killed", nil, true},
@@ -273,12 +273,12 @@ func TestEnds(t *testing.T) {
 		t.Run("TCP "+c.name, func(t *testing.T) {
 			out := overTCPs(t, c.name, c.n, c.env...)
 			for r, o := range out {
-				if r == c.at {
+				if r == c.rank {
 					continue
 				}
 				require.Equal(t, int(c.class), o.code, "rank %d: %s", r, o.text)
 				require.Contains(t, o.text, c.says)
-				require.Contains(t, o.text, fmt.Sprintf("rank %d on ", c.at))
+				require.Contains(t, o.text, fmt.Sprintf("rank %d on ", c.rank))
 			}
 		})
 		for _, k := range kinds {
@@ -289,7 +289,7 @@ func TestEnds(t *testing.T) {
 				o := overMPIs(t, k, c.name, c.n, c.env...)
 				require.NotZero(t, o.code, o.text)
 				if c.class != errs.Failed {
-					require.Contains(t, o.text, fmt.Sprintf("rank %d on ", c.at))
+					require.Contains(t, o.text, fmt.Sprintf("rank %d on ", c.rank))
 					require.Contains(t, o.text, c.says)
 				}
 			})

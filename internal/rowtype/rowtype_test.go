@@ -99,20 +99,20 @@ func TestEncodeDecode(t *testing.T) {
 				}
 				require.Equal(t, first, got, "%v at %v", rt, l)
 			}
-			var most float64
+			var largest float64
 			for _, x := range src {
-				most = max(most, math.Abs(float64(x)))
+				largest = max(largest, math.Abs(float64(x)))
 			}
 			want := float32(1)
 			if rt.Scaled() {
-				want = float32(most) / 127
+				want = float32(largest) / 127
 			}
 			require.Equal(t, want, scale)
 			for i, x := range src {
 				limit := map[Type]float64{Float32: 0, Float16: math.Abs(float64(x)) / 2048,
-					BFloat16: math.Abs(float64(x)) / 256, Int8: most / 253.9}[rt]
+					BFloat16: math.Abs(float64(x)) / 256, Int8: largest / 253.9}[rt]
 				require.LessOrEqual(t, math.Abs(float64(x)-float64(first[i])),
-					limit+1e-7*most*float64(min(1, rt)), "%v", rt)
+					limit+1e-7*largest*float64(min(1, rt)), "%v", rt)
 			}
 			// A row that was stored once is stored again without loss, but for int8's rounded
 			// scale.

@@ -47,8 +47,8 @@ func (p *fakePlace) Close() error {
 
 func (l *fakeLoader) Ahead() int { return l.d.b.ahead }
 
-func (l *fakeLoader) Place(fd int, at, bytes int64) (Place, error) {
-	mem, err := hostmem.MapFile(fd, at, min(bytes, fakePlaceBytes), fakePlaceBytes, "place")
+func (l *fakeLoader) Place(fd int, offset, bytes int64) (Place, error) {
+	mem, err := hostmem.MapFile(fd, offset, min(bytes, fakePlaceBytes), fakePlaceBytes, "place")
 	if err != nil {
 		return nil, err
 	}
@@ -112,8 +112,8 @@ func (l *fakeLoader) Epoch(ctx context.Context, epoch int, batches []int,
 	claim func(int) Place, emit func(*Batch) error) error {
 	l.d.b.passes.Add(1)
 	type made struct {
-		v  []int64
-		at Place
+		v     []int64
+		place Place
 	}
 	began := map[int]made{}
 	begin := func(i int) {
@@ -122,7 +122,7 @@ func (l *fakeLoader) Epoch(ctx context.Context, epoch int, batches []int,
 		}
 		m := made{v: make([]int64, l.d.b.rows(i))}
 		if p, ok := claim(i).(*fakePlace); ok {
-			m.at, m.v = p, hostmem.View[int64](p.mem[:8*len(m.v)])
+			m.place, m.v = p, hostmem.View[int64](p.mem[:8*len(m.v)])
 		}
 		for k := range m.v {
 			m.v[k] = number(l.d.name, epoch, i)
@@ -142,7 +142,7 @@ func (l *fakeLoader) Epoch(ctx context.Context, epoch int, batches []int,
 		}
 		v := began[i].v
 		err := emit(&Batch{Epoch: epoch, Index: i, Seeds: 1, HopEnd: []int64{1, int64(len(v))},
-			Tensors: []Tensor{Of("v", "int64", v), Of("one", "int64", v[:1])}, At: began[i].at})
+			Tensors: []Tensor{Of("v", "int64", v), Of("one", "int64", v[:1])}, At: began[i].place})
 		if err != nil {
 			return err
 		}
@@ -257,8 +257,8 @@ func (c *client) loader(dataset string, more map[string]any) answer {
 func (c *client) numbers(a answer, i int) []int64 {
 	d := a.Tensors[i]
 	require.Zero(c.t, d.Offset%alignment)
-	at := int64(a.Slot)*c.bytes[a.ID] + d.Offset
-	return hostmem.View[int64](c.rings[a.ID][at : at+8*d.Shape[0]])
+	offset := int64(a.Slot)*c.bytes[a.ID] + d.Offset
+	return hostmem.View[int64](c.rings[a.ID][offset : offset+8*d.Shape[0]])
 }
 
 // check wants a batch of dataset to hold what it should.

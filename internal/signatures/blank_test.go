@@ -13,10 +13,10 @@ func TestBlank(t *testing.T) {
 	require.False(t, Blank(ones), "all ones may be somebody's")
 	require.True(t, Blank(nil))
 	require.False(t, Blank(bytes.Repeat([]byte{1}, 4096)), "one byte over and over is content")
-	for _, at := range []int{0, 1, 511, 1<<20 - 1} {
+	for _, offset := range []int{0, 1, 511, 1<<20 - 1} {
 		for _, b := range [][]byte{bytes.Clone(zeros), bytes.Clone(ones)} {
-			b[at] ^= 0x10
-			require.False(t, Blank(b), "byte %d", at)
+			b[offset] ^= 0x10
+			require.False(t, Blank(b), "byte %d", offset)
 		}
 	}
 }
@@ -24,9 +24,9 @@ func TestBlank(t *testing.T) {
 func TestUnknown(t *testing.T) {
 	zeros := make([]byte, 4096)
 	require.Empty(t, Unknown(zeros, zeros))
-	with := func(at int, text string) []byte {
+	with := func(offset int, text string) []byte {
 		b := bytes.Clone(zeros)
-		copy(b[at:], text)
+		copy(b[offset:], text)
 		return b
 	}
 	for _, c := range []struct {

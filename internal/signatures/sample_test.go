@@ -15,10 +15,10 @@ func TestPlaces(t *testing.T) {
 		got := Places(size, func(n int64) int64 { draws++; return n - 1 })
 		require.LessOrEqual(t, len(got), 2600, "bounded: %d bytes", size)
 		require.True(t, slices.IsSorted(got))
-		for _, at := range got {
-			require.Zero(t, at%SampleBytes)
-			require.GreaterOrEqual(t, at, int64(BlankBytes))
-			require.LessOrEqual(t, at+SampleBytes, size-BlankBytes)
+		for _, offset := range got {
+			require.Zero(t, offset%SampleBytes)
+			require.GreaterOrEqual(t, offset, int64(BlankBytes))
+			require.LessOrEqual(t, offset+SampleBytes, size-BlankBytes)
 		}
 		if size < 2*mib+SampleBytes {
 			require.Empty(t, got)
@@ -26,13 +26,13 @@ func TestPlaces(t *testing.T) {
 		}
 		require.Positive(t, draws)
 		gaps := int64(0) // none is much larger than a part
-		for i, at := range append(got[1:], (size-BlankBytes)&^(SampleBytes-1)) {
-			gaps = max(gaps, at-got[i])
+		for i, offset := range append(got[1:], (size-BlankBytes)&^(SampleBytes-1)) {
+			gaps = max(gaps, offset-got[i])
 		}
 		require.LessOrEqual(t, gaps/2, (size-2*BlankBytes)/samples+SampleBytes, "%d bytes", size)
 	}
 	// Superblocks that were seen on real file systems.
-	for name, c := range map[string]struct{ size, at int64 }{
+	for name, c := range map[string]struct{ size, offset int64 }{
 		"ext4, group 1":                {1000204886016, 32768 * 4096},
 		"ext4, group 343":              {1000204886016, 343 * 32768 * 4096},
 		"ext4, blocks of 1 KiB":        {256 * mib, 8 * mib}, // its block 8193 is in there
@@ -43,16 +43,16 @@ func TestPlaces(t *testing.T) {
 		"LUKS2 with a header of 4 MiB": {gib, 4 * mib},
 	} {
 		got := Places(c.size, func(int64) int64 { return 0 })
-		require.Contains(t, got, c.at, name)
+		require.Contains(t, got, c.offset, name)
 	}
 	require.Contains(t, Places(64*mib, func(n int64) int64 { return n - 1 }),
 		Places(64*mib, func(n int64) int64 { return n - 1 })[0])
 }
 
 func TestSampled(t *testing.T) {
-	with := func(at int, text string) []byte {
+	with := func(offset int, text string) []byte {
 		b := make([]byte, SampleBytes)
-		copy(b[at:], text)
+		copy(b[offset:], text)
 		return b
 	}
 	require.Empty(t, Sampled(mib, make([]byte, SampleBytes)))

@@ -18,26 +18,26 @@ func TestEveryMark(t *testing.T) {
 	require.Empty(t, all(image()))
 	for _, m := range Table() {
 		b := image()
-		at := m.At
-		if at < 0 {
-			at += int64(len(b))
+		offset := m.At
+		if offset < 0 {
+			offset += int64(len(b))
 		}
-		copy(b[at:], m.Text)
+		copy(b[offset:], m.Text)
 		require.Equal(t, []string{m.What}, all(b))
 		require.Equal(t, m.What, Find(b[:ProbeBytes], b[len(b)-ProbeBytes:], int64(len(b))))
 		for i := range m.Text { // a wrong byte is another thing
-			b[int(at)+i] ^= 1
+			b[int(offset)+i] ^= 1
 			require.NotContains(t, all(b), m.What)
-			b[int(at)+i] ^= 1
+			b[int(offset)+i] ^= 1
 		}
 	}
 }
 
 func TestMarksWithoutAPlace(t *testing.T) {
 	for name, c := range map[string]struct {
-		at   int
-		text string
-		want string
+		offset int
+		text   string
+		want   string
 	}{
 		"RAID 1.0": {(5<<19/512 - 16) &^ 7 * 512, "\xfc\x4e\x2b\xa9",
 			"a Linux RAID member"},
@@ -50,7 +50,7 @@ func TestMarksWithoutAPlace(t *testing.T) {
 		"RAID 0.90 nearby": {5<<19&^0xffff - 0x10000 + 4, "\xfc\x4e\x2b\xa9", ""},
 	} {
 		b := image()
-		copy(b[c.at:], c.text)
+		copy(b[c.offset:], c.text)
 		if c.want == "" {
 			require.Empty(t, all(b), name)
 			continue
