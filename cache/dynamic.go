@@ -193,7 +193,7 @@ func (d *Dynamic) MetadataBytes() int64 {
 	return d.dir.Bytes()
 }
 
-// Announce tells the rows of a batch that will be admitted, for the window: the first count of
+// Announce takes the rows of a batch that will be admitted, for the window: the first count of
 // nodes (device memory), behind the work of st; in the order of admission, each batch once. Where
 // the directory is on the CPU it waits for st, no longer than ctx; else nodes must stay until the
 // batch is admitted.

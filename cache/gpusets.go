@@ -87,7 +87,7 @@ type gpuSets struct {
 	st     cuda.Stream
 	plans  cuda.Stream // of merged plans, which others than lookups' goroutine make
 	on     cuda.Stream // has the latest work on the directory; nil: that is known to be done
-	turn   cuda.Event  // behind it, when another stream goes on
+	turn   cuda.Event  // behind it, when another stream follows
 	failed error       // a launch that may have changed half of the directory
 
 	words, until         cuda.Buffer
@@ -291,7 +291,7 @@ func (s *gpuSets) grow(b *cuda.Buffer, kind cuda.MemKind, size int64, purpose st
 	return nil
 }
 
-// announce tells the rows (device memory) of a coming batch, behind the work of st.
+// announce takes the rows (device memory) of a coming batch, behind the work of st.
 func (s *gpuSets) announce(st cuda.Stream, nodes cuda.DevicePtr, n int64) error {
 	if s.params.Slots == 0 {
 		return nil

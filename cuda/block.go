@@ -30,8 +30,8 @@ func (b *Block) init(s *scheduler) {
 	b.ret.slot = make(chan int32, 1)
 }
 
-// Yield lets other blocks have this block's worker slot, and other goroutines the processor,
-// before it goes on. A kernel that polls calls it once per sweep without progress.
+// Yield lets other blocks have this block's worker slot, and other goroutines the processor, before
+// it continues. A kernel that polls calls it once per sweep without progress.
 func (b *Block) Yield() { b.sched.yield(b) }
 
 // Park gives the worker slot up for as long as fn runs: fn is where a block blocks (with a

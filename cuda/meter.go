@@ -35,8 +35,8 @@ func (b *Block) endMeter(g *grid) {
 	hostcpu.Spend(hostcpu.Spender{Stage: g.stream.opt.Name, Operator: g.kernel.name}, spent)
 }
 
-// Pause says that what follows, until Resume, is not the kernel's own work, such as that of a
-// controller which a kernel has rung: its CPU time is not the kernel's. A nil block has none.
+// Pause begins work that is not the kernel's own, until Resume, such as that of a controller which
+// a kernel has rung: its CPU time is not the kernel's. A nil block has none.
 func (b *Block) Pause() {
 	if b == nil || !b.meter.running || b.meter.paused {
 		return

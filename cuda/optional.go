@@ -96,8 +96,8 @@ type PeerGrower interface {
 	Cut(bytes int64) error
 }
 
-// Sharer is a device that has to be told of CPU memory that another device of this process has
-// allocated, and does not register it once more.
+// Sharer is a device that has to know CPU memory that another device of this process has allocated,
+// and does not register it once more.
 type Sharer interface {
 	// Share makes pinned memory of another device usable for copies and kernels of this one.
 	// Freeing the buffer ends that and leaves the memory, which must outlive it.

@@ -83,7 +83,7 @@ func (m *Model) Params() []Param { return m.params.list }
 // AdamStep is the number of optimiser steps done.
 func (m *Model) AdamStep() int64 { return m.params.adamStep }
 
-// SetAdamStep goes on from a checkpoint.
+// SetAdamStep resumes from a checkpoint.
 func (m *Model) SetAdamStep(n int64) { m.params.adamStep = n }
 
 // ParamsSHA256 is the hex SHA-256 over every parameter's name, shape (two little-endian uint64)

@@ -142,7 +142,7 @@ func (n batchNorm) seen(s *step, l int, momentum float32) (mean, variance normPa
 	variance = mean
 	variance.Sum = mean.Squares
 	switch rows := mean.Rows; {
-	case rows == 1: // one node says nothing of a spread
+	case rows == 1: // one node has no spread
 		momentum = 0
 	case rows > 1: // the variance of all nodes is larger than that of a sample around its own mean
 		variance.Share = float32(1 / float64(rows-1))

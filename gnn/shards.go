@@ -116,7 +116,7 @@ func (m *Model) Roots() (roots []Root) {
 	return roots
 }
 
-// SetSum tells that the first of Roots now holds the sum over all n shards of a step, which others
+// SetSum notes that the first of Roots now holds the sum over all n shards of a step, which others
 // have added to. Where this model had none of them it still has room for the sum; SetSum returns
 // its place. Until Apply the model takes a shard of this step for one that is there, whichever it
 // is: an Apply that found no memory is tried again from its rank's last shard on.

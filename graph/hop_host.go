@@ -28,7 +28,7 @@ import (
 // does not depend on who does what.
 //
 // Where the room for edges, the frontier or the table may end within a tile, the launch stops
-// before it; the host makes room and goes on from there. In a steady state that does not happen.
+// before it; the host makes room and continues there. In a steady state that does not happen.
 
 // hopParams is the parameter block of the host's kernels.
 type hopParams struct {
@@ -714,7 +714,7 @@ func (s *hostHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
 	return s.sample(ctx, stream, mb, hop, simd.LaborKeys{})
 }
 
-// sample draws all tiles of a hop, and goes on after each stop for room.
+// sample draws all tiles of a hop, and continues after each stop for room.
 func (s *hostHopper) sample(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int,
 	labor simd.LaborKeys) error {
 	n := mb.HopEnd[hop]

@@ -168,7 +168,7 @@ func farFind(b *cuda.Block, p *farParams) error {
 		for ; e < end; e++ {
 			x := o + int64(src[p.From+e])
 			pos[e] = x
-			// A list's draws often lie in one page: who has read it goes on from the first.
+			// A list's draws often lie in one page: the key of the first edge serves all.
 			if g := (p.Offset + x<<p.Shift) / filePage; g != page {
 				page = g
 				keys[next] = uint64(g)<<chunkBits | uint64(e)

@@ -18,12 +18,12 @@ type Method struct {
 	Fanout  string // what a fanout counts
 
 	MostFanout int
-	// WholeLists tells that a hop reads the whole lists of its destinations, not only what it
+	// WholeLists is set where a hop reads the whole lists of its destinations, not only what it
 	// draws.
 	WholeLists bool
-	// NoAll tells that a run needs a bound for each hop: fanout -1, all, is for comparisons only.
+	// NoAll is set where a run needs a bound for each hop: fanout -1, all, is for comparisons only.
 	NoAll bool
-	// Dependent tells that batches can share draws (SamplerConfig.Dependency).
+	// Dependent is set where batches can share draws (SamplerConfig.Dependency).
 	Dependent bool
 	// Bound returns the most nodes in the frontier of so many after a hop of a fanout; Unbounded
 	// where only the graph limits them.

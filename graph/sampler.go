@@ -39,7 +39,7 @@ type hopper interface {
 	// hop draws one hop: it fills mb.Blocks[hop], appends the new nodes to the frontier and their
 	// count to HopEnd, and returns when the counts are valid.
 	hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error
-	// forget tells that a step failed half-way, so that tables hold nobody's frontier.
+	// forget empties the tables after a step that failed half-way.
 	forget()
 	close() error
 }

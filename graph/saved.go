@@ -12,7 +12,7 @@ import (
 
 // A mini-batch can be kept outside of the device and brought back: a superbatch is sampled before
 // the first of its mini-batches trains (Ginex, VLDB 2022, section 4.2). The frontier's node numbers
-// and all the rest are two things, as whoever plans a cache needs the first alone.
+// are kept apart from the rest, as a plan of caches needs them alone.
 
 // A saved mini-batch begins with the numbers of seeds and hops and the flags of its parts
 // (savedHeader), and for each hop NumDst, NumSrc and NumEdges.

@@ -38,7 +38,7 @@ type Config struct {
 
 const (
 	mostHashes  = 4
-	mostFirsts  = 1<<16 - 1 // mini-batches of a segment that are told apart in an order by firsts
+	mostFirsts  = 1<<16 - 1 // mini-batches of a segment that an order by firsts distinguishes
 	mostBatches = 1 << 28
 	mostRows    = 1 << 40
 	mostHot     = 1<<31 - 1

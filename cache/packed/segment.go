@@ -71,7 +71,7 @@ func (b *builder) gather(ctx context.Context, first, end int) (*segment, error) 
 			switch v := b.entry[r]; {
 			case v&hotBit != 0:
 			case v == 0 && len(t.rows) == hotBit-1:
-				t.many = nil // told below
+				t.many = nil // an error in countBuckets
 			case v == 0:
 				t.rows, t.many = append(t.rows, r), append(t.many, false)
 				t.keys = append(t.keys, key)

@@ -81,7 +81,7 @@ func Kinds() []string { return []string{InSets, InQueues} }
 // bypasses the cache. A batch is one moment for the policy: a line that two parts of a batch access
 // was accessed once. It is not safe for concurrent use.
 type Directory interface {
-	// Announce tells the lines, each once, of the next batch that was not announced yet; between
+	// Announce takes the lines, each once, of the next batch that was not announced yet; between
 	// batches, not between the parts of one. A batch that was announced must access exactly these
 	// lines, and its announcement ends line by line as it does. The current batch cannot be
 	// announced any more.
@@ -223,7 +223,7 @@ func newQueues(c Config, p *Policy) *Queues {
 	return d
 }
 
-// Announce tells the lines of a coming batch.
+// Announce takes the lines of a coming batch.
 func (d *Queues) Announce(lines []int64) {
 	d.announced++
 	var tags [ahead]uint32
@@ -413,8 +413,8 @@ func (d *Queues) Find(line int64) int32 { return d.table.get(line, tag(line), d.
 // ahead is the number of lines whose places are prefetched at once.
 const ahead = 64
 
-// touch loads where up to ahead lines stand in the tables, all of them before any is looked at:
-// memory is what a directory waits for. It tells the lines' tags.
+// touch loads where up to ahead lines stand in the tables, all of them before any is looked at: a
+// directory waits for memory most. It fills in the lines' tags.
 func (d *Queues) touch(lines []int64, tags *[ahead]uint32) {
 	touched := uint64(0)
 	for i, line := range lines {

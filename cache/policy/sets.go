@@ -168,7 +168,7 @@ func (d *Sets) find(tags []uint32, tag uint32) int {
 	return -1
 }
 
-// Announce tells the lines of the next batch that was not announced yet, as Directory's does; a
+// Announce takes the lines of the next batch that was not announced yet, as Directory's does; a
 // line may stand more than once.
 func (d *Sets) Announce(lines []int64) {
 	if d.slots == 0 {
@@ -208,8 +208,8 @@ func (d *Sets) NextBatch() { d.batch++ }
 func (d *Sets) Access(lines []int64, out []Answer) { d.AccessEach(lines, out, nil) }
 
 // AccessEach is Access where a line may stand more than once, and a number below 0 stands for no
-// line. The answer stands at a line's first place, and of tells for each place which that is; it
-// may be nil where no line stands twice. Places without a line are left alone.
+// line. The answer stands at a line's first place, and of has that place for each place; it may be
+// nil where no line stands twice. Places without a line are left alone.
 func (d *Sets) AccessEach(lines []int64, out []Answer, of []uint32) {
 	d.work.partition(d, lines)
 	d.work.each(d, func(w *setWorker, first uint64, entries []uint64) {
@@ -280,7 +280,7 @@ func (d *Sets) Bytes() int64 {
 // shard, and the high ones its bucket. So shards have a lock.
 const windowShards = 64
 
-// windowShard tells of announced lines the last batch that accesses them: open addressing with
+// windowShard maps announced lines to the last batch that accesses them: open addressing with
 // linear probes. An entry is line << 32 | batch; a batch that was is as good as empty when the
 // table is made anew.
 type windowShard struct {
@@ -298,7 +298,7 @@ func (s *windowShard) find(line uint32) int {
 	return i
 }
 
-// note says that a batch accesses a line; now is the current batch.
+// note records that a batch accesses a line; now is the current batch.
 func (s *windowShard) note(line, batch, now uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

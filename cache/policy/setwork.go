@@ -80,7 +80,7 @@ func run(n int, do func(i int)) {
 	wg.Wait()
 }
 
-// chunks says in how many pieces a part is worked on.
+// chunks is the number of pieces of a part.
 func (k *setWork) chunks(d *Sets, lines int) int {
 	n := min(max(lines/perWorker, 1), d.workers)
 	if len(k.workers) < n {
@@ -237,7 +237,7 @@ func (w *setWorker) bySet(d *Sets, first uint64, entries []uint64) (sets int) {
 	return sets
 }
 
-// bucket plays the accesses to some neighbouring sets. repeats says that a line may stand twice.
+// bucket plays the accesses to some neighbouring sets. With repeats a line may stand twice.
 func (d *Sets) bucket(w *setWorker, first uint64, entries []uint64, repeats bool) {
 	w.reserve(len(entries), 1<<d.work.shift)
 	if d.slots == 0 {

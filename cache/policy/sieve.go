@@ -36,7 +36,7 @@ func (p *sieve) unpin(slot int32) {
 	}
 }
 
-// leave takes a slot out; a hand at it goes on.
+// leave takes a slot out; a hand at it moves on.
 func (p *sieve) leave(slot int32) {
 	if p.hand == slot {
 		p.hand = p.d.slots[slot].newer

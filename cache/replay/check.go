@@ -24,7 +24,7 @@ type Checked struct {
 // Check plays a run's own configuration and holds it against the counters that the run recorded,
 // pass by pass. Every number has to be equal. Bytes are compared where a command for a line, merged
 // with others or not, moves the same: rows that share an LBA may be read by one command, and a
-// stack that reads files, which files tells, reads what direct I/O allows, or pages.
+// stack that reads files (files) reads units of direct I/O, or pages.
 func Check(ctx context.Context, r *trace.Reader, files bool, progress func(stage string, done,
 	total int64)) ([]Checked, error) {
 	c, err := newChecker(ctx, r, files)

@@ -8,9 +8,9 @@ import (
 	"helios/cache/trace"
 )
 
-// planned plays a run's own tiers that know a superbatch: those that the trace tells of. A pass is
-// played at its end, as a superbatch that the run did not finish knew mini-batches that stand
-// behind the next one's beginning.
+// planned plays a run's own tiers that know a superbatch: those of the trace. A pass is played at
+// its end, as a superbatch that the run did not finish knew mini-batches that stand behind the next
+// one's beginning.
 type planned struct {
 	tally
 	ctx    context.Context

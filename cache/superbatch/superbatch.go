@@ -112,7 +112,7 @@ type Move struct {
 }
 
 // Changes are a superbatch's changesets. Those of a mini-batch are there once Wait has returned for
-// it, and may be read while Play goes on.
+// it, and may be read beside Play.
 type Changes struct {
 	// First are rows to load before the first mini-batch, each into the slot of its Move.
 	First []int64
@@ -178,7 +178,7 @@ func (c *Changes) Wait(ctx context.Context, batch int) error {
 	}
 }
 
-// tell says that so many changesets are there, or that no more come.
+// tell publishes the number of changesets, or their end.
 func (c *Changes) tell(played int, failed error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,9 +14,9 @@ func (c *Changes) Demotions(batch int) []Demotion { return c.sets[batch].demotio
 // are cached is decided before, as for one tier; tiers decides where they are.
 //
 // The pool of a mini-batch is what stays cached of its own rows and of the GPU tier's. Those of the
-// pool that are accessed next are in the GPU tier, as many as fit; equals are told apart by their
-// place in the mini-batch. A row of the CPU tier that the mini-batch does not have stays where it
-// is: nothing would bring it to the GPU but a read of its own.
+// pool that are accessed next are in the GPU tier, as many as fit; ties go by their place in the
+// mini-batch. A row of the CPU tier that the mini-batch does not have stays where it is: nothing
+// would bring it to the GPU but a read of its own.
 //
 // There is always room for the rest of the pool in the CPU tier. Either the pool fits into the GPU
 // tier, and there is no rest. Or the GPU tier is full of rows that stay; no more rows stay than

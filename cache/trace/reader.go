@@ -29,7 +29,7 @@ type Reader struct {
 }
 
 // Open looks at a trace's header and index. A file that was cut or damaged is an error of class
-// Device that says so, one of a newer version of class Capability.
+// Device, one of a newer version of class Capability.
 func Open(path string) (*Reader, error) {
 	f, err := infile.Open(path)
 	if err != nil {

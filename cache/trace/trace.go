@@ -75,7 +75,7 @@ type Header struct {
 	SuperbatchFill bool `json:"superbatch_fill,omitempty"`
 }
 
-// Superbatch says that the mini-batches of a pass from First on were known beforehand, to tiers of
+// Superbatch marks mini-batches of a pass, from First on, that were known beforehand, to tiers of
 // so many rows. A later one may begin before it ends: where the GPU's memory ran out.
 type Superbatch struct {
 	Kind, Epoch    int
@@ -104,7 +104,7 @@ type Live struct {
 	Inserted, Evicted, Bypassed int64 // lines
 }
 
-// Totals hold what the index says of the file.
+// Totals are the index's counts of the file.
 type Totals struct {
 	Blocks  int64 `json:"blocks"`
 	Batches int64 `json:"batches"`

@@ -234,8 +234,8 @@ func (d *Device) enterToFree() bool {
 	return true
 }
 
-// freed is check for calls that give back: on a lost device all of them fail, and it says so
-// elsewhere.
+// freed is check for calls that free things: on a lost device all of them fail, which other calls
+// report.
 func (d *Device) freed(call string, r result) error {
 	if r == success || d.lost.Load() != nil {
 		return nil

@@ -30,8 +30,8 @@ func (e *CallError) Error() string {
 	return fmt.Sprintf("%s: %s (%d): %s", e.Call, e.Name, e.Code, e.Text)
 }
 
-// LostError says that a device's CUDA context is gone: after such an error the driver refuses
-// every call on it, so nothing of the device can be used any more.
+// LostError is the loss of a device's CUDA context: after such an error the driver refuses every
+// call on it, so nothing of the device can be used any more.
 type LostError struct {
 	Device  string
 	Cause   *CallError
@@ -65,7 +65,7 @@ func afterLoss(r result) string {
 	return "see \"dmesg | grep -i xid\" if it comes back"
 }
 
-// TimeoutError says that a kernel does not end. The GPU cannot be told to stop one: it runs until
+// TimeoutError names a kernel that does not end. The GPU cannot be told to stop one: it runs until
 // the process ends, and what it may use is not freed before.
 type TimeoutError struct {
 	Device, Stream string
@@ -103,7 +103,7 @@ func callError(a api, call string, r result) *CallError {
 	return e
 }
 
-// refused is failed for a call whose result says nothing of the context: where the kernel module
+// refused is failed for a call whose result does not concern the context: where the kernel module
 // does not map I/O memory, the driver answers with whatever came of it, CUDA_ERROR_UNKNOWN among
 // others, and everything else goes on. The context itself tells: a lost one answers each query of a
 // stream with its error (cuStreamQuery). It runs within enter.

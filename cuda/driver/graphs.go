@@ -25,7 +25,7 @@ const (
 // stepGraph is a sequence of kernels that has come before.
 type stepGraph struct {
 	steps []*kernel
-	label *kernel // what is said to run
+	label *kernel // the kernel that errors name
 	uses  int
 	skip  int // uses without a graph, after it could not be made
 	last  uint64
@@ -139,7 +139,7 @@ func (s *gpuStream) launchGraph(q *cuda.Steps) (done bool, err error) {
 		e.skip--
 		return false, nil
 	}
-	// refused goes on without the graph, unless the device is gone.
+	// refused continues without the graph, unless the device is gone.
 	refused := func(call string, r result) (bool, error) {
 		err := d.failed(call, r)
 		e.close(d)

@@ -75,7 +75,7 @@ func (t *moduleTable) fallBack(module string, why error) {
 // then.
 const envForcePTX = "CUDA_FORCE_PTX_JIT"
 
-// chooseCode says for which architecture the cubins are to be loaded, or "" and why none are.
+// chooseCode returns the architecture of the cubins to load, or "" and the reason against cubins.
 func chooseCode(cc int, ptx bool) (arch, why string) {
 	if v := os.Getenv(envForcePTX); v != "" && v != "0" {
 		return "", envForcePTX + "=" + v

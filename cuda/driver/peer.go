@@ -177,8 +177,8 @@ func (t *peerTable) close() error {
 	return err
 }
 
-// mmapSupport returns what the driver says of mmap of its dma-bufs. Drivers before R610 do not know
-// the attribute; of them only a try tells.
+// mmapSupport asks the driver about mmap of its dma-bufs. Drivers before R610 do not know the
+// attribute; of them only a try shows it.
 func mmapSupport(a api, d ordinal) probe.Answer {
 	v, r := a.DeviceGetAttribute(attrDMABufMmap, d)
 	switch {

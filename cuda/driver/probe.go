@@ -316,7 +316,7 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 		out = append(out, yes("ordered peer writes", c.WritesOrdered, "",
 			"writes of SSDs need a flush before kernels read", ""))
 	}
-	// Whether I/O memory registers depends on rights and mapping; only a real one tells.
+	// Registering I/O memory depends on rights and mapping; only a real try shows it.
 	return append(out, probe.Finding{Name: "doorbells from kernels", Answer: probe.Unknown,
 		Detail: "only registering an SSD's registers tells: a run does that with SSDs bound by VFIO (option memory-rung pinned)"})
 }

@@ -20,7 +20,7 @@ var (
 	_ cuda.Growable    = (*buffer)(nil)
 )
 
-// FreeMemory implements cuda.MemoryMeter: what the driver says, which knows all processes.
+// FreeMemory implements cuda.MemoryMeter, by the driver, which knows all processes.
 func (d *Device) FreeMemory() (free, total int64, err error) {
 	if err := d.enter(); err != nil {
 		return 0, 0, err

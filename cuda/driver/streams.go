@@ -47,7 +47,7 @@ type launchArgs struct {
 	node   nodeParams
 }
 
-// mark is a place in a stream's work that an event tells to be done.
+// mark is a place in a stream's work; an event shows that it is done.
 type mark struct {
 	kernel     *kernel   // nil: after copies, fills and waits; of a graph, its label
 	steps      []*kernel // of a graph, in order; nil for one launch

@@ -50,8 +50,8 @@ func (d *Device) hangs() error {
 	return nil
 }
 
-// overdue tells when the kernel that the stream runs started too long ago. A kernel that waits for
-// other streams has not started, as far as its event tells. s.mu is held.
+// overdue returns an error for a kernel that the stream has run for too long. A kernel that waits
+// for other streams has not started, as far as its event shows. s.mu is held.
 func (s *gpuStream) overdue(now time.Time) *TimeoutError {
 	if s.closed || s.enter() != nil {
 		return nil

@@ -76,7 +76,7 @@ func (p *Profile) read(nameOrPath, dir string, depth int) error {
 				nameOrPath, strings.Join(Names(), ", "))
 		}
 	}
-	// The base first, so that what this file says replaces it.
+	// The base first, so that this file's figures replace it.
 	var head struct {
 		Base string         `yaml:"base"`
 		Rest map[string]any `yaml:",inline"`

@@ -23,7 +23,7 @@ var Lookups = Spender{"lookup", "directory on the CPU"}
 
 // Spenders that no section measures.
 var (
-	// Garbage is the collector of Go's runtime, as that tells at the end of a collection.
+	// Garbage is the collector's time, which Go's runtime reports at the end of a collection.
 	Garbage = Spender{"Go's runtime", "garbage collection"}
 	// Workers are the threads to which the kernel hands operations of io_uring that would block.
 	Workers = Spender{"io_uring", "worker threads of the kernel"}

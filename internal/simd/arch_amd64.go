@@ -1,4 +1,4 @@
 package simd
 
-// haveAssembly says that this build has assembly.
+// haveAssembly is set in builds with assembly.
 const haveAssembly = true

@@ -2,5 +2,5 @@
 
 package simd
 
-// haveAssembly says that this build has assembly.
+// haveAssembly is set in builds with assembly.
 const haveAssembly = false

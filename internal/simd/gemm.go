@@ -50,7 +50,7 @@ const (
 	gemmThinRows = 1024
 )
 
-// side is the operand of one side of the tile: major says that elements for one k lie together.
+// side is the operand of one side of the tile: with major the elements for one k lie together.
 type side struct {
 	p     *float32
 	ld    int
