@@ -23,6 +23,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
 
@@ -134,7 +135,8 @@ func TestTimelineKeepsTheGraph(t *testing.T) {
 			require.NoError(t, err)
 			hw, err := hardware.Load("a100-p5510x12")
 			require.NoError(t, err)
-			_, err = virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+			_, err = virtual.Run(context.Background(), tiers.Simulation, cfg,
+				prepare.Inputs{Dev: dev, Dataset: d},
 				cost.Hardware{Profile: hw, SSDs: 2}, obs)
 			require.NoError(t, err)
 			require.NoError(t, dev.Close())

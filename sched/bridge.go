@@ -8,6 +8,7 @@ import (
 
 	"helios/cuda"
 	"helios/graph"
+	"helios/sched/engine"
 	"helios/sched/prepare"
 )
 
@@ -159,9 +160,9 @@ func (m *mirror) hold(op context.Context, way *bridge, name string, src cuda.Dev
 }
 
 // take copies a slot's mini-batch with its rows, of rowBytes each.
-func (m *mirror) take(op context.Context, way *bridge, s *slot, rowBytes int64,
+func (m *mirror) take(op context.Context, way *bridge, s *engine.Slot, rowBytes int64,
 	of *prepare.Sampling) (mb *graph.MiniBatch, x cuda.Buffer, err error) {
-	from := s.mb
+	from := s.Batch
 	m.mb = graph.MiniBatch{Epoch: from.Epoch, Index: from.Index, NumSeeds: from.NumSeeds,
 		HopEnd: from.HopEnd, Blocks: m.mb.Blocks[:0]}
 	rows := from.HopEnd[len(from.HopEnd)-1]
@@ -181,8 +182,8 @@ func (m *mirror) take(op context.Context, way *bridge, s *slot, rowBytes int64,
 	if of.RowType.Scaled() { // by whose numbers scales are looked up
 		m.mb.Nodes = hold("nodes", from.Nodes, rows*8)
 	}
-	x = hold("features", s.x, rows*rowBytes)
-	of.WriteLabels(s.seeds, m.labels)
+	x = hold("features", s.Features, rows*rowBytes)
+	of.WriteLabels(s.Seeds, m.labels)
 	return &m.mb, x, err
 }
 

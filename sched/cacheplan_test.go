@@ -17,6 +17,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
 
@@ -72,7 +73,7 @@ func TestCachePlan(t *testing.T) {
 		for _, c := range []cacheplan.Point{p.Curve[0], p.Best} {
 			played := cfg
 			played.GPUCache, played.CPUCache = tierBytes(c.GPUBytes), tierBytes(c.CPUBytes)
-			v, err := virtual.Run(ctx, played, in, hw, report.Observer{})
+			v, err := virtual.Run(ctx, tiers.Simulation, played, in, hw, report.Observer{})
 			require.NoError(t, err)
 			e := v.Epochs[0]
 			all := float64(e.RowsGPU + e.RowsCPU + e.RowsSSD)

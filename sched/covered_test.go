@@ -16,6 +16,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
 
@@ -89,7 +90,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 					hardwareOf(t, "a100-p5510x12")} {
 					dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 					require.NoError(t, err)
-					r, err := virtual.Run(context.Background(), cfg,
+					r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
 						prepare.Inputs{Dev: dev, Dataset: d},
 						cost.Hardware{Profile: hw, SSDs: 2, Batches: 2}, report.Observer{})
 					require.NoError(t, dev.Close(), name)

@@ -30,6 +30,7 @@ import (
 	"helios/internal/timeline"
 	"helios/internal/units"
 	"helios/internal/wide"
+	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -261,9 +262,9 @@ func TestHostBF16(t *testing.T) {
 // TestVerifyRowsOnGPU: rows in the GPU's memory are held against the feature function in chunks,
 // and drawn in the timeline.
 func TestVerifyRowsOnGPU(t *testing.T) {
-	was := verifyChunk
-	verifyChunk = 1000
-	defer func() { verifyChunk = was }()
+	was := engine.VerifyChunk
+	engine.VerifyChunk = 1000
+	defer func() { engine.VerifyChunk = was }()
 	dev, _ := gpu(t, "")
 	in := computedOn(t, dev, 300, rowtype.Float16, "")
 	cfg := onFibers()
@@ -412,60 +413,6 @@ func TestOutOfGPUMemory(t *testing.T) {
 		require.ErrorContains(t, got.err, "lower option batch-size")
 		require.Contains(t, notes, "the GPU tier shrinks from 9.4 KiB to 0 B")
 	})
-}
-
-// What an error takes from the GPU tier: what was missing and some slack, at most all of it.
-func TestShrunk(t *testing.T) {
-	h, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, h.Close()) }()
-	slack := deviceSlack(8 << 30)
-	require.EqualValues(t, 256<<20, slack)
-	oom := func(want, free int64) error {
-		return fmt.Errorf("batch 3: %w",
-			errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: "d", Purpose: "p", Want: want,
-				Free: free}))
-	}
-	e := &engine{
-		Sampling: &prepare.Sampling{Config: plan.Config{}.WithDefaults(), Device: gpuLike{h},
-			Rows: 10 << 20, RowBytes: 1024},
-		tiers: plan.TierSizes{GPURows: 4 << 20, CPURows: 1 << 20},
-	}
-	b, err := e.shrunk(oom(300<<20, 44<<20))
-	require.NoError(t, err)
-	require.Equal(t, plan.TierSizes{GPURows: 4<<20 - (256<<20+slack)/1024, CPURows: 1 << 20}, b)
-	b, err = e.shrunk(oom(16<<30, 0))
-	require.NoError(t, err)
-	require.Zero(t, b.GPURows)
-	e.Config.Mode, e.tiers = plan.ModeInmem, plan.TierSizes{GPURows: 1 << 10,
-		CPURows: 10<<20 - 1<<10}
-	b, err = e.shrunk(oom(1, 0))
-	require.NoError(t, err)
-	require.Equal(t, plan.TierSizes{CPURows: 10 << 20}, b, "in CPU memory then")
-	for name, cause := range map[string]error{"another error": errs.New(errs.Device, "x"),
-		"no tier yet": untiered{oom(1, 0)}, "a step that is under way": fmt.Errorf("batch 3: %w",
-			applied{oom(1, 0)})} {
-		_, err = e.shrunk(cause)
-		require.ErrorContains(t, err, cause.Error(), name)
-	}
-	e.tiers = plan.TierSizes{GPURows: 4 << 20}
-	_, err = e.shrunk(applied{oom(1, 0)})
-	require.ErrorContains(t, err, "cannot be done again",
-		"the parameters may have it already, though the tier could shrink")
-	e.tiers = plan.TierSizes{}
-	_, err = e.shrunk(oom(1, 0))
-	require.Equal(t, errs.Capability, errs.ClassOf(err))
-	require.ErrorContains(t, err, "lower option batch-size")
-	e.Device = h
-	_, err = e.shrunk(oom(1, 0))
-	require.ErrorContains(t, err, "out of memory for p")
-}
-
-// gpuLike is a host device that says it is none.
-type gpuLike struct{ cuda.Device }
-
-func (gpuLike) Info() cuda.Info {
-	return cuda.Info{Name: "cuda:0 (test)", Backend: "driver", SMs: 4, MemTotal: 8 << 30}
 }
 
 // TestResumeOnAnotherDevice: a checkpoint of the host device goes on on a GPU, with a word on

@@ -20,6 +20,7 @@ import (
 	"helios/internal/units"
 	"helios/internal/wide"
 	"helios/nvme"
+	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -202,27 +203,30 @@ func TestPiecesOfAPass(t *testing.T) {
 			ctx := context.Background()
 			in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
 			print := fingerprintOf(cfg, in)
-			e, err := newEngine(ctx, cfg, in, report.Observer{},
+			e, err := newRunner(ctx, cfg, in, report.Observer{},
 				print.modelConfig())
 			require.NoError(t, err)
 			train, err := d.Split("train")
 			require.NoError(t, err)
-			p := &pass{name: "pieces", order: prepare.NewOrder(train, cfg.Batch),
-				sampler: e.Sampler,
-				step:    func(context.Context, *slot) (outcome, error) { return outcome{}, nil }}
-			for p.end = step; ; p.end += step {
-				require.NoError(t, e.run(ctx, p))
-				if p.first == p.n {
+			p := &engine.Pass{Name: "pieces", Order: prepare.NewOrder(train, cfg.Batch),
+				Sampler: e.Sampler,
+				Step: func(context.Context, *engine.Slot) (engine.Outcome,
+					error) {
+					return engine.Outcome{}, nil
+				}}
+			for p.End = step; ; p.End += step {
+				require.NoError(t, e.Run(ctx, p))
+				if p.First == p.Batches {
 					break
 				}
 			}
-			r := e.snapshot(p, report.Partial{}).Result(0, e.RowBytes)
-			require.Equal(t, p.n, r.Batches)
+			r := e.Snapshot(p, report.Partial{}).Result(0, e.RowBytes)
+			require.Equal(t, p.Batches, r.Batches)
 			got = append(got, report.EpochResult{RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU,
 				RowsSSD:       r.RowsSSD,
 				LinesInserted: r.LinesInserted, LinesEvicted: r.LinesEvicted,
 				LinesBypassed: r.LinesBypassed})
-			require.NoError(t, e.close())
+			require.NoError(t, e.Close())
 			require.NoError(t, dev.Close())
 		}
 		require.Equal(t, got[0], got[1], v.name)

@@ -12,6 +12,7 @@ import (
 	"helios/internal/hostmem"
 	"helios/internal/options"
 	"helios/sched/checkpoint"
+	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -20,7 +21,7 @@ import (
 // opened is a checkpoint on an engine: the parameters of its best epoch where it has one, else
 // those it stopped with.
 type opened struct {
-	e    *engine
+	e    *runner
 	st   state
 	path string
 	from int // epoch, from 1
@@ -90,7 +91,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err
 	}
-	e, err := newEngine(ctx, cfg, in, obs, fp.modelConfig())
+	e, err := newRunner(ctx, cfg, in, obs, fp.modelConfig())
 	if err != nil {
 		return &opened{e: e}, err
 	}
@@ -115,7 +116,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 		cancel()
 	}
 	if err != nil {
-		return nil, errors.Join(err, e.close())
+		return nil, errors.Join(err, e.Close())
 	}
 	return o, nil
 }
@@ -132,7 +133,7 @@ func (o *opened) failed() *report.EvalResult {
 	if o == nil {
 		return nil
 	}
-	return &report.EvalResult{IO: o.e.store.io()}
+	return &report.EvalResult{IO: o.e.Store.IO()}
 }
 
 // Evaluate classifies a split with a checkpoint's parameters. With the checkpoint's own fanouts
@@ -151,7 +152,7 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 		return o.failed(), err
 	}
 	e := o.e
-	defer func() { err = errors.Join(err, e.close()) }()
+	defer func() { err = errors.Join(err, e.Close()) }()
 	key := prepare.TestEpoch
 	switch split {
 	case "val":
@@ -161,7 +162,7 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 	}
 	r, err := e.infer(ctx, split, key, nodes, nil)
 	if err != nil {
-		return &report.EvalResult{IO: e.store.io()}, err
+		return &report.EvalResult{IO: e.Store.IO()}, err
 	}
 	sha, err := e.model.ParamsSHA256()
 	if err != nil {
@@ -171,12 +172,12 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 		Mode: e.Config.Mode, Model: e.Config.Model, Dataset: in.Dataset.Meta.Name,
 		Checkpoint: o.path, Epoch: o.from, Split: split, Fanouts: e.Config.Fanouts, Nodes: r.Seeds,
 		Accuracy: r.TrainAcc, Loss: r.Loss, Seconds: r.Seconds, Device: e.Device.Info().Name,
-		Kernels: e.Device.Info().Loaded(), IOStack: e.store.stack(),
-		RowDType: e.RowType.String(), RowBytes: e.RowBytes, RowsVerified: e.verify.verified(),
+		Kernels: e.Device.Info().Loaded(), IOStack: e.Store.Stack(),
+		RowDType: e.RowType.String(), RowBytes: e.RowBytes, RowsVerified: e.Verify.Verified(),
 		RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD, BytesSSD: r.BytesSSD,
 		SSDCommands:  r.SSDCommands,
 		StageSeconds: r.StageSeconds, PeakMemoryBytes: peak.Peak(), ParamsSHA256: sha,
-		RunInfo: e.info(), IO: e.store.io(),
+		RunInfo: e.info(), IO: e.Store.IO(),
 	}, nil
 }
 
@@ -195,12 +196,12 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 	o, err := open(ctx, cfg, in, path, obs)
 	if err != nil {
 		if o != nil {
-			r.IO = o.e.store.io()
+			r.IO = o.e.Store.IO()
 		}
 		return r, err
 	}
 	e := o.e
-	defer func() { err = errors.Join(err, e.close()) }()
+	defer func() { err = errors.Join(err, e.Close()) }()
 	if err := checkSeeds(nodes, e.Config.Batch); err != nil {
 		return r, err
 	}
@@ -211,14 +212,14 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 		emb = make([]float32, e.Config.Batch*dim)
 	}
 	_, err = e.infer(ctx, "predict", prepare.PredictEpoch, nodes,
-		func(op context.Context, s *slot) error {
-			n := len(s.seeds)
-			if err := e.model.Predictions(op, e.trainS, classes[:n]); err != nil {
+		func(op context.Context, s *engine.Slot) error {
+			n := len(s.Seeds)
+			if err := e.model.Predictions(op, e.TrainStream, classes[:n]); err != nil {
 				return err
 			}
-			p := report.Prediction{Nodes: s.seeds, Classes: classes[:n], Dim: dim}
+			p := report.Prediction{Nodes: s.Seeds, Classes: classes[:n], Dim: dim}
 			if embeddings {
-				if err := e.model.Embeddings(op, e.trainS, emb[:n*dim]); err != nil {
+				if err := e.model.Embeddings(op, e.TrainStream, emb[:n*dim]); err != nil {
 					return err
 				}
 				p.Embeddings = emb[:n*dim]
@@ -228,7 +229,7 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 			}
 			return nil
 		})
-	return report.PredictResult{RunInfo: e.info(), IO: e.store.io()}, err
+	return report.PredictResult{RunInfo: e.info(), IO: e.Store.IO()}, err
 }
 
 // checkSeeds refuses a batch with the same node twice, which the frontier could not tell apart.

@@ -10,9 +10,11 @@ import (
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 )
 
 // LoaderOptions say which mini-batches a Loader makes.
@@ -31,7 +33,7 @@ type LoaderOptions struct {
 // Loader hands mini-batches to a consumer in place of training with them: the same ones, sampled,
 // read and cached in the same way. One goroutine at a time may use it.
 type Loader struct {
-	e     *engine
+	e     *runner
 	o     LoaderOptions
 	seeds []int64
 	looks []prepare.Stager
@@ -68,10 +70,10 @@ type LoadedBlock struct {
 func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o LoaderOptions,
 	obs report.Observer) (l *Loader, err error) {
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Trace = "", false, 0, ""
-	if cfg.MegaBatched() {
-		return nil, errs.New(errs.Capability,
-			"%v %s trains on parts of the graph in which nodes have other numbers, which no loader hands on; use another mode",
-			errs.Key("mode"), cfg.Mode)
+	if refuse := tiers.Of(&cfg).Run.Loads; refuse != nil {
+		if err := refuse(&cfg); err != nil {
+			return nil, err
+		}
 	}
 	cfg.Unpacked = o.Split != "train" || o.Nodes != nil || !o.Shuffle || o.Any
 	if cfg, err = cfg.Filled(); err != nil {
@@ -88,7 +90,7 @@ func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Loade
 	if l.seeds, err = seedsOf(in, o); err != nil {
 		return nil, err
 	}
-	if l.e, err = newEngine(ctx, cfg, in, obs, noModel); err != nil {
+	if l.e, err = newRunner(ctx, cfg, in, obs, noModel); err != nil {
 		return nil, err
 	}
 	return l, nil
@@ -125,7 +127,7 @@ func seedsOf(in prepare.Inputs, o LoaderOptions) ([]int64, error) {
 
 // Close releases what the loader holds.
 func (l *Loader) Close() error {
-	err := errors.Join(l.e.close(), l.at.end())
+	err := errors.Join(l.e.Close(), l.at.end())
 	for i := range l.looks {
 		err = errors.Join(err, l.looks[i].Close())
 	}
@@ -142,17 +144,17 @@ func (l *Loader) RowBytes() int64 { return l.e.RowBytes }
 func (l *Loader) RowType() string { return l.e.RowType.String() }
 
 // Scales returns the scales of the rows of all nodes; nil where their type has none.
-func (l *Loader) Scales() []float32 { return l.e.store.allScales() }
+func (l *Loader) Scales() []float32 { return l.e.Store.Scales() }
 
 // LeaveRows has batches come without Rows from now on, for a consumer on the device.
 func (l *Loader) LeaveRows() { l.leave = true }
 
 // Stream returns the stream of the consumer's work on the device. It waits for what makes a batch.
-func (l *Loader) Stream() cuda.Stream { return l.e.trainS }
+func (l *Loader) Stream() cuda.Stream { return l.e.TrainStream }
 
 // BytesRead returns how much the loader has read from SSDs so far.
 func (l *Loader) BytesRead() (n int64) {
-	for _, s := range l.e.store.io().SSDs {
+	for _, s := range l.e.Store.IO().SSDs {
 		n += s.Bytes
 	}
 	return n
@@ -161,7 +163,7 @@ func (l *Loader) BytesRead() (n int64) {
 func (l *Loader) order(sampleEpoch int) prepare.Order {
 	o := prepare.NewOrder(l.seeds, l.e.Config.Batch)
 	if l.o.Shuffle {
-		o = l.e.features.shuffled(l.seeds, sampleEpoch)
+		o = l.e.Tiers.Shuffled(l.seeds, sampleEpoch)
 	}
 	return o
 }
@@ -185,25 +187,23 @@ func (l *Loader) EpochInto(ctx context.Context, epoch int, batches []int,
 	if epoch < 0 || epoch >= plan.MaxEpochs {
 		return errs.New(errs.Usage, "epoch %d is not between 0 and %d", epoch, plan.MaxEpochs-1)
 	}
-	if e.Config.LaidOut() && epoch >= e.Config.Epochs {
-		return errs.New(errs.Usage,
-			"epoch %d: %v %s lays mini-batches out beforehand, of %d epochs; give a larger %v",
-			epoch, errs.Key("mode"), e.Config.Mode, e.Config.Epochs, errs.Key("epochs"))
+	if err := e.Tiers.HasEpoch(epoch); err != nil {
+		return err
 	}
-	p := &pass{name: fmt.Sprintf("epoch %d", epoch+1), number: epoch, kind: trace.Train,
-		epoch: e.Config.SampleEpoch(epoch), sampler: e.Sampler}
+	p := &engine.Pass{Name: fmt.Sprintf("epoch %d", epoch+1), Number: epoch, Kind: trace.Train,
+		Epoch: e.Config.SampleEpoch(epoch), Sampler: e.Sampler}
 	if !l.o.Shuffle {
-		p.kind, p.epoch = trace.Test, prepare.PredictEpoch
+		p.Kind, p.Epoch = trace.Test, prepare.PredictEpoch
 		switch {
 		case l.o.Nodes != nil:
 		case l.o.Split == "val":
-			p.kind, p.epoch = trace.Validate, prepare.ValEpoch+epoch
+			p.Kind, p.Epoch = trace.Validate, prepare.ValEpoch+epoch
 		case l.o.Split == "test":
-			p.epoch = prepare.TestEpoch
+			p.Epoch = prepare.TestEpoch
 		}
 	}
-	p.order = l.order(p.epoch)
-	n := p.order.Len()
+	p.Order = l.order(p.Epoch)
+	n := p.Order.Len()
 	for i, b := range batches {
 		if b < 0 || b >= n {
 			return errs.New(errs.Usage, "batch %d is not between 0 and %d", b, n-1)
@@ -214,37 +214,37 @@ func (l *Loader) EpochInto(ctx context.Context, epoch int, batches []int,
 				len(batches))
 		}
 	}
-	if p.first = n - len(batches); l.o.Any {
-		p.first, p.order = 0, p.order.Pick(append([]int{}, batches...))
+	if p.First = n - len(batches); l.o.Any {
+		p.First, p.Order = 0, p.Order.Pick(append([]int{}, batches...))
 	}
-	p.step = func(op context.Context, s *slot) (outcome, error) {
+	p.Step = func(op context.Context, s *engine.Slot) (engine.Outcome, error) {
 		if err := l.at.sweep(e, false); err != nil {
-			return outcome{}, err
+			return engine.Outcome{}, err
 		}
 		b, err := l.view(op, p, s)
 		if err != nil {
-			return outcome{}, err
+			return engine.Outcome{}, err
 		}
 		b.Epoch = epoch
-		return outcome{}, emit(b)
+		return engine.Outcome{}, emit(b)
 	}
 	if place != nil && l.Ahead() > 0 {
-		p.place = func(i int) cuda.Growable {
-			if at := place(p.order.Index(i)); at != nil {
+		p.Place = func(i int) cuda.Growable {
+			if at := place(p.Order.Index(i)); at != nil {
 				return at
 			}
 			return nil
 		}
 	}
-	e.store.stopped = false
+	e.Store.Stopped = false
 	l.at.begin()
-	err := e.run(ctx, p)
+	err := e.Run(ctx, p)
 	return errors.Join(err, l.at.sweep(e, true))
 }
 
 // view brings a mini-batch to where the CPU sees it.
-func (l *Loader) view(ctx context.Context, p *pass, s *slot) (*Loaded, error) {
-	e, mb := l.e, s.mb
+func (l *Loader) view(ctx context.Context, p *engine.Pass, s *engine.Slot) (*Loaded, error) {
+	e, mb := l.e, s.Batch
 	rows := mb.HopEnd[len(mb.HopEnd)-1]
 	next := 0
 	look := func(b cuda.Buffer, n int64) (raw []byte, err error) {
@@ -252,7 +252,7 @@ func (l *Loader) view(ctx context.Context, p *pass, s *slot) (*Loaded, error) {
 			next++
 			return nil, nil
 		}
-		raw, err = l.looks[next].View(ctx, e.Device, e.trainS, b, 0, n)
+		raw, err = l.looks[next].View(ctx, e.Device, e.TrainStream, b, 0, n)
 		next++
 		return raw, err
 	}
@@ -263,16 +263,16 @@ func (l *Loader) view(ctx context.Context, p *pass, s *slot) (*Loaded, error) {
 	if l.leave {
 		next++
 	} else {
-		x, err = look(s.x, rows*e.RowBytes)
+		x, err = look(s.Features, rows*e.RowBytes)
 		all = append(all, err)
 	}
 	deg, err := look(mb.Degrees, rows*4)
 	all = append(all, err)
-	b := &Loaded{Index: p.order.Index(s.index), Seeds: len(s.seeds),
+	b := &Loaded{Index: p.Order.Index(s.Index), Seeds: len(s.Seeds),
 		HopEnd: slices.Clone(mb.HopEnd), Nodes: hostmem.View[int64](nodes), Rows: x,
-		RowsAt: s.x.Ptr(),
-		Labels: hostmem.View[int32](s.labels.Bytes())[:len(s.seeds)]}
-	b.At, _ = s.x.(*Place)
+		RowsAt: s.Features.Ptr(),
+		Labels: hostmem.View[int32](s.Labels.Bytes())[:len(s.Seeds)]}
+	b.At, _ = s.Features.(*Place)
 	if e.Config.Arch().Degrees() {
 		b.Degrees = hostmem.View[uint32](deg)
 	}
@@ -289,7 +289,7 @@ func (l *Loader) view(ctx context.Context, p *pass, s *slot) (*Loaded, error) {
 			Weights: hostmem.View[float32](weights)})
 	}
 	if err := errors.Join(all...); err != nil {
-		return nil, fmt.Errorf("batch %d: %w", s.index, err)
+		return nil, fmt.Errorf("batch %d: %w", s.Index, err)
 	}
 	return b, nil
 }

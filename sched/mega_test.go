@@ -17,6 +17,7 @@ import (
 	"helios/internal/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/hier"
 )
 
 // megaWays are mega-batches of the whole graph, which give what every other mode does.
@@ -204,8 +205,8 @@ func TestMegaPassesAuto(t *testing.T) {
 		cfg.NoEval = true
 		cfg.CheckpointDir, cfg.CheckpointEvery = t.TempDir(), 1
 		// Loads seem slow, whatever they take.
-		was := megaLoadTime
-		megaLoadTime = func(time.Duration) time.Duration { return time.Hour }
+		was := hier.LoadTime
+		hier.LoadTime = func(time.Duration) time.Duration { return time.Hour }
 		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
 		require.Equal(t, plan.MostPassesAuto, r.res.Mega.Passes)
@@ -217,7 +218,7 @@ func TestMegaPassesAuto(t *testing.T) {
 		require.Equal(t, want.blocks, r.blocks)
 		require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
 
-		megaLoadTime = func(time.Duration) time.Duration { return 0 }
+		hier.LoadTime = func(time.Duration) time.Duration { return 0 }
 		cfg.Resume, cfg.Epochs, given.Epochs = true, 2, 2
 		r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
@@ -227,7 +228,7 @@ func TestMegaPassesAuto(t *testing.T) {
 
 		cfg.Resume, cfg.CheckpointDir = false, ""
 		r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
-		megaLoadTime = was
+		hier.LoadTime = was
 		require.NoError(t, r.err)
 		require.Equal(t, 1, r.res.Mega.Passes)
 	}
@@ -238,9 +239,9 @@ func TestMegaPassesAuto(t *testing.T) {
 func TestMegaPassesAutoStopped(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	was := megaLoadTime
-	megaLoadTime = func(time.Duration) time.Duration { return time.Hour }
-	t.Cleanup(func() { megaLoadTime = was })
+	was := hier.LoadTime
+	hier.LoadTime = func(time.Duration) time.Duration { return time.Hour }
+	t.Cleanup(func() { hier.LoadTime = was })
 	for _, shards := range []int{1, 2} {
 		if wide.Lean() && shards > 1 {
 			continue

@@ -15,6 +15,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
 
@@ -102,7 +103,8 @@ func TestBothClocksObeyTheGraph(t *testing.T) {
 			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 			require.NoError(t, err)
 			cfg.Timeline = timeline.New(&modelled, timeline.Virtual)
-			_, err = virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+			_, err = virtual.Run(context.Background(), tiers.Simulation, cfg,
+				prepare.Inputs{Dev: dev, Dataset: d},
 				cost.Hardware{Profile: hw, SSDs: 2}, obs)
 			require.NoError(t, err)
 			require.NoError(t, cfg.Timeline.Close())

@@ -36,17 +36,17 @@ type places struct {
 // spoils the checksums of its own rows, and its own epoch alone fails.
 func (l *Loader) Ahead() int {
 	c := l.e.Config
-	if l.e.OnGPU() || c.VerifyRows || !l.e.features.places() {
+	if l.e.OnGPU() || c.VerifyRows || !l.e.Tiers.Places() {
 		return 0
 	}
-	return l.e.plan.Credits
+	return l.e.Plan.Credits
 }
 
 // NewPlace makes a place over so many bytes of a file from offset on, multiples of
 // hostmem.PageBytes. Any goroutine may call it.
 func (l *Loader) NewPlace(fd int, offset, bytes int64) (*Place, error) {
 	const purpose = "rows in a consumer's memory"
-	size := (l.e.slotBytes + hostmem.PageBytes - 1) &^ (hostmem.PageBytes - 1)
+	size := (l.e.SlotBytes + hostmem.PageBytes - 1) &^ (hostmem.PageBytes - 1)
 	mem, err := hostmem.MapFile(fd, offset, min(bytes, size), size, purpose)
 	if err != nil {
 		return nil, err
@@ -71,8 +71,8 @@ func (a *Place) Close() error {
 }
 
 // close ends the DMA to a place, and it. p.mu is held.
-func (p *places) close(e *engine, a *Place) error {
-	if r := e.store.reader; r != nil {
+func (p *places) close(e *runner, a *Place) error {
+	if r := e.Store.Reader; r != nil {
 		if err := gpuio.Forget(r, a); err != nil {
 			p.stuck = append(p.stuck, a)
 			return fmt.Errorf("a consumer's place for rows: %w", err)
@@ -90,7 +90,7 @@ func (p *places) begin() {
 }
 
 // sweep ends the places that were closed meanwhile. It runs on the epoch's goroutine.
-func (p *places) sweep(e *engine, last bool) (err error) {
+func (p *places) sweep(e *runner, last bool) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running = !last

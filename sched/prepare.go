@@ -9,6 +9,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 )
 
 // Prepare lays out on disk what Train begins with under cfg: the mini-batches of a mode that
@@ -20,7 +21,7 @@ func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
-	if !cfg.LaidOut() && !cfg.MegaBatched() {
+	if !tiers.Of(&cfg).Run.Prepares {
 		return nil, errs.New(errs.Usage,
 			"%v %s reads the features as they are, so there is nothing to prepare; use one of %v",
 			errs.Key("mode"), cfg.Mode, slices.Concat(plan.PackedModes(), plan.MegaModes()))
@@ -29,11 +30,11 @@ func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		return nil, err
 	}
 	print := fingerprintOf(cfg, in)
-	e, err := newEngine(ctx, cfg, in, obs, print.modelConfig())
+	e, err := newRunner(ctx, cfg, in, obs, print.modelConfig())
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, e.close()) }()
+	defer func() { err = errors.Join(err, e.Close()) }()
 	info := e.info()
 	return &report.PrepareResult{Mode: cfg.Mode,
 		Dataset: in.Dataset.Meta.Name, Seed: cfg.Seed, Device: e.Device.Info().Name,

@@ -16,6 +16,7 @@ import (
 	"helios/internal/ranks"
 	"helios/internal/shardtree"
 	"helios/sched/checkpoint"
+	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -50,15 +51,6 @@ type counted struct {
 	Correct, Labeled int64
 }
 
-// countBatch adds a mini-batch's figures to those of a pass.
-func countBatch(t *report.Partial, seeds int, out outcome) {
-	t.Batches++
-	t.Seeds += int64(seeds)
-	t.LossSum += out.loss * float64(out.counted)
-	t.Correct += out.correct
-	t.Counted += out.counted
-}
-
 func newOthers(ctx context.Context, cfg plan.Config, in prepare.Inputs) *others {
 	if in.Group == nil {
 		return nil
@@ -74,10 +66,10 @@ func (o *others) begin() {
 }
 
 // add notes the figures of a mini-batch, by its number in the pass of all ranks.
-func (o *others) add(index, seeds int, out outcome) {
+func (o *others) add(index, seeds int, out engine.Outcome) {
 	if o != nil {
-		o.mine = append(o.mine, counted{int64(index), int64(seeds), out.loss, out.correct,
-			out.counted})
+		o.mine = append(o.mine, counted{int64(index), int64(seeds), out.Loss, out.Correct,
+			out.Counted})
 	}
 }
 
@@ -88,7 +80,8 @@ func (o *others) take(t *report.Partial) {
 	}
 	slices.SortFunc(o.all, func(a, b counted) int { return cmp.Compare(a.Index, b.Index) })
 	for _, c := range o.all {
-		countBatch(t, int(c.Seeds), outcome{c.Loss, c.Correct, c.Labeled})
+		engine.CountBatch(t, int(c.Seeds), engine.Outcome{Loss: c.Loss, Correct: c.Correct,
+			Counted: c.Labeled})
 	}
 	o.all = o.all[:0]
 }

@@ -21,6 +21,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
 
@@ -205,7 +206,7 @@ func TestTraceOfModelledRunsThatEndEarly(t *testing.T) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
 	require.NoError(t, err)
 	play := func(ctx context.Context, cfg plan.Config, obs report.Observer) error {
-		_, err := virtual.Run(ctx, cfg, prepare.Inputs{Dev: dev, Dataset: d},
+		_, err := virtual.Run(ctx, tiers.Simulation, cfg, prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hardwareOf(t, "a100-p5510x12"), SSDs: 2}, obs)
 		return err
 	}

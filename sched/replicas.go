@@ -10,6 +10,7 @@ import (
 	"helios/cuda"
 	"helios/gnn"
 	"helios/internal/errs"
+	"helios/sched/engine"
 	"helios/sched/plan"
 )
 
@@ -28,20 +29,20 @@ type replica struct {
 	dev    cuda.Device
 	model  *gnn.Model
 	own    cuda.Stream // of training; nil: the engine's
-	wide   *widener
+	wide   *engine.Widener
 	way    *bridge      // nil: of the first
 	mirror *mirror      // nil where the replica reads the engine's memory
 	copier *paramCopier // of all but the first
 	// had has the outcomes of this step's shards that a collective will add: the model holds their
 	// sum already.
-	had    map[int]outcome
+	had    map[int]engine.Outcome
 	flying int // mini-batches that are not counted yet
 	turn   int // of leafPlaces
 }
 
 // flight is a mini-batch on its way through a replica.
 type flight struct {
-	s     *slot
+	s     *engine.Slot
 	r     *replica
 	set   gnn.Step
 	at    gnn.Shard
@@ -49,17 +50,12 @@ type flight struct {
 	begin time.Time
 	done  chan struct{} // what follows is there
 	leaf  cuda.DevicePtr
-	out   outcome
+	out   engine.Outcome
 	err   error
 }
 
-// elsewhere is an error of another device than the engine's, whose tiers can't give it memory.
-type elsewhere struct{ error }
-
-func (e elsewhere) Unwrap() error { return e.error }
-
 // openReplicas makes the other devices' copies of the model.
-func (e *engine) openReplicas(mc gnn.ModelConfig) error {
+func (e *runner) openReplicas(mc gnn.ModelConfig) error {
 	e.replicas = []*replica{{dev: e.Device, model: e.model}}
 	if e.Config.Replicas == 1 {
 		return nil
@@ -72,7 +68,7 @@ func (e *engine) openReplicas(mc gnn.ModelConfig) error {
 	if e.sumS, err = e.Device.NewStream(cuda.StreamOptions{Name: "sums of gradients"}); err != nil {
 		return err
 	}
-	e.onClose(func() error { return e.sumS.Close() })
+	e.OnClose(func() error { return e.sumS.Close() })
 	for i, dev := range e.In.More {
 		r := &replica{number: i + 1, dev: dev}
 		if err := r.open(e, mc); err != nil {
@@ -84,7 +80,7 @@ func (e *engine) openReplicas(mc gnn.ModelConfig) error {
 }
 
 // openCollective opens the library of Config.Reduce.
-func (e *engine) openCollective() error {
+func (e *runner) openCollective() error {
 	library := e.Config.Reduce
 	switch library {
 	case plan.ReduceTree:
@@ -102,7 +98,7 @@ func (e *engine) openCollective() error {
 		return fmt.Errorf("option reduce %s: %w", e.Config.Reduce, err)
 	}
 	e.collective = c
-	e.onClose(c.Close)
+	e.OnClose(c.Close)
 	e.Observer.TellNote("gradients by " + c.Name() +
 		": parameters may differ in their last bits from those of option reduce tree")
 	return nil
@@ -110,77 +106,77 @@ func (e *engine) openCollective() error {
 
 // local is a shard's place among those that a replica has of a step, in which it adds them up for a
 // collective.
-func (e *engine) local(at gnn.Shard) gnn.Shard {
+func (e *runner) local(at gnn.Shard) gnn.Shard {
 	q := len(e.replicas)
 	at.Index, at.Of = at.Index/q, (at.Of-at.Index%q+q-1)/q
 	return at
 }
 
 // open makes a replica beside the first.
-func (r *replica) open(e *engine, mc gnn.ModelConfig) (err error) {
+func (r *replica) open(e *runner, mc gnn.ModelConfig) (err error) {
 	if r.own, err = r.dev.NewStream(cuda.StreamOptions{Name: plan.OpTrain}); err != nil {
 		return err
 	}
-	e.onClose(r.own.Close)
+	e.OnClose(r.own.Close)
 	if e.blas != nil {
 		if mc.BLAS, err = r.dev.(cuda.BLASOpener).OpenBLAS(e.blasLibrary()); err != nil {
 			return err
 		}
-		e.onClose(mc.BLAS.Close)
+		e.OnClose(mc.BLAS.Close)
 	}
 	if r.model, err = gnn.NewModel(r.dev, mc); err != nil {
 		return err
 	}
-	e.onClose(r.model.Close)
+	e.OnClose(r.model.Close)
 	if r.copier, err = newParamCopier(r.dev, r.own, r.model); err != nil {
 		return err
 	}
-	e.onClose(r.copier.close)
+	e.OnClose(r.copier.close)
 	if r.way, err = newBridge(e.Device, r.dev); err != nil {
 		return err
 	}
-	e.onClose(r.way.close)
+	e.OnClose(r.way.close)
 	if r.way.there == nil {
 		return nil
 	}
 	if r.mirror, err = newMirror(r.dev, e.Config.Batch); err != nil {
 		return err
 	}
-	e.onClose(r.mirror.close)
+	e.OnClose(r.mirror.close)
 	return nil
 }
 
 // train is the stream that a replica trains on.
-func (r *replica) train(e *engine) cuda.Stream {
+func (r *replica) train(e *runner) cuda.Stream {
 	if r.own == nil {
-		return e.trainS
+		return e.TrainStream
 	}
 	return r.own
 }
 
 // gradient makes a mini-batch's gradient on its replica, and waits for it.
-func (f *flight) gradient(ctx context.Context, e *engine) (err error) {
+func (f *flight) gradient(ctx context.Context, e *runner) (err error) {
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
 	r, s := f.r, f.s
 	if r.number == 0 {
-		if !e.turn.take(ctx) { // where one operator has the device at a time
+		if !e.Turn.Take(ctx) { // where one operator has the device at a time
 			return errStopped
 		}
-		defer e.turn.end()
+		defer e.Turn.End()
 	} else {
 		defer func() {
 			if err != nil {
-				err = elsewhere{fmt.Errorf("replica %d on %s: %w", r.number, r.dev.Info().Name, err)}
+				err = engine.Elsewhere(fmt.Errorf("replica %d on %s: %w", r.number, r.dev.Info().Name, err))
 			}
 		}()
 	}
-	f.begin = e.trace.now()
+	f.begin = e.Trace.Now()
 	if out, ok := r.had[f.at.Index]; ok {
 		f.out = out
 		return nil
 	}
-	st, mb, x, labels, wide := r.train(e), s.mb, cuda.Buffer(s.x), s.labels, e.wide
+	st, mb, x, labels, wide := r.train(e), s.Batch, cuda.Buffer(s.Features), s.Labels, e.Wide
 	if r.number > 0 {
 		wide = r.wide
 	}
@@ -190,13 +186,13 @@ func (f *flight) gradient(ctx context.Context, e *engine) (err error) {
 		}
 		labels = r.mirror.labels
 	}
-	if err := wide.widen(st, mb, x, s.mb.HopEnd[len(e.Config.Fanouts)], s.scales); err != nil {
+	if err := wide.Widen(st, mb, x, s.Batch.HopEnd[len(e.Config.Fanouts)], s.Scales); err != nil {
 		return err
 	}
 	if e.collective != nil {
-		err = r.model.Gradient(st, mb, wide.of(x).Ptr(), labels.Ptr(), f.set, e.local(f.at))
+		err = r.model.Gradient(st, mb, wide.Of(x).Ptr(), labels.Ptr(), f.set, e.local(f.at))
 	} else {
-		f.leaf, err = r.model.Leaf(st, mb, wide.of(x).Ptr(), labels.Ptr(), f.set, f.at.Weight,
+		f.leaf, err = r.model.Leaf(st, mb, wide.Of(x).Ptr(), labels.Ptr(), f.set, f.at.Weight,
 			f.place)
 	}
 	if err != nil {
@@ -204,12 +200,12 @@ func (f *flight) gradient(ctx context.Context, e *engine) (err error) {
 	}
 	loss, correct, counted, err := r.model.Outcome(op, st)
 	if err != nil {
-		return applied{err}
+		return engine.Applied(err)
 	}
-	f.out = outcome{loss, correct, counted}
+	f.out = engine.Outcome{Loss: loss, Correct: correct, Counted: counted}
 	if e.collective != nil {
 		if r.had == nil {
-			r.had = map[int]outcome{}
+			r.had = map[int]engine.Outcome{}
 		}
 		r.had[f.at.Index] = f.out
 	}
@@ -221,17 +217,18 @@ var errStopped = errors.New("stopped")
 
 // fleet is the replicas at work in a walk.
 type fleet struct {
-	w      *walk
+	e      *runner
+	w      *engine.Walk
 	steps  *steps
 	flying []*flight // in the order of mini-batches
 	queues []chan *flight
 	wg     sync.WaitGroup
 }
 
-// trainReplicas is train for several replicas.
-func (w *walk) trainReplicas(ctx context.Context, ready <-chan *slot) {
-	e := w.e
-	f := &fleet{w: w, steps: w.p.steps}
+// trainReplicas trains on batches as they become whole, on several replicas.
+func (e *runner) trainReplicas(ctx context.Context, w *engine.Walk, steps *steps,
+	ready <-chan *engine.Slot) {
+	f := &fleet{e: e, w: w, steps: steps}
 	for range e.replicas {
 		q := make(chan *flight, leafPlaces)
 		f.queues = append(f.queues, q)
@@ -251,12 +248,12 @@ func (w *walk) trainReplicas(ctx context.Context, ready <-chan *slot) {
 		x.r.flying--
 	}
 	if err != nil && !errors.Is(err, errStopped) {
-		w.fail(err)
+		w.Fail(err)
 	}
 }
 
 // run sends mini-batches out as they become whole, and counts those whose gradients are there.
-func (f *fleet) run(ctx context.Context, ready <-chan *slot) error {
+func (f *fleet) run(ctx context.Context, ready <-chan *engine.Slot) error {
 	for waitFrom := time.Now(); ; waitFrom = time.Now() {
 		var oldest chan struct{}
 		if len(f.flying) > 0 {
@@ -269,7 +266,7 @@ func (f *fleet) run(ctx context.Context, ready <-chan *slot) error {
 			}
 		case s, ok := <-ready:
 			if len(f.flying) == 0 {
-				f.w.p.clock.waited += time.Since(waitFrom)
+				f.w.Pass.Clock.Waited += time.Since(waitFrom)
 			}
 			if !ok || ctx.Err() != nil {
 				return f.landAll(ctx)
@@ -277,7 +274,7 @@ func (f *fleet) run(ctx context.Context, ready <-chan *slot) error {
 			if err := f.send(ctx, s); err != nil {
 				return err
 			}
-			if !f.steps.ends(s.index) {
+			if !f.steps.ends(s.Index) {
 				continue
 			}
 			if err := f.landAll(ctx); err != nil {
@@ -288,9 +285,9 @@ func (f *fleet) run(ctx context.Context, ready <-chan *slot) error {
 }
 
 // send hands a mini-batch to its replica.
-func (f *fleet) send(ctx context.Context, s *slot) error {
-	w, e := f.w, f.w.e
-	index := f.steps.mine.Index(s.index)
+func (f *fleet) send(ctx context.Context, s *engine.Slot) error {
+	w, e := f.w, f.e
+	index := f.steps.mine.Index(s.Index)
 	first, at := f.steps.shardOf(index)
 	f.steps.weigh(first, at.Of)
 	at.Weight = f.steps.weights[at.Index]
@@ -300,7 +297,7 @@ func (f *fleet) send(ctx context.Context, s *slot) error {
 			return err
 		}
 	}
-	widen := e.Config.OnRows != nil && e.wide != nil // whose rows are in the first replica's memory
+	widen := e.Config.OnRows != nil && e.Wide != nil // whose rows are in the first replica's memory
 	if widen {
 		if err := f.landAll(ctx); err != nil {
 			return err
@@ -308,7 +305,7 @@ func (f *fleet) send(ctx context.Context, s *slot) error {
 	}
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
-	if err := w.inspect(op, s, widen); err != nil {
+	if err := w.Inspect(op, s, widen); err != nil {
 		return err
 	}
 	x := &flight{s: s, r: r, set: f.steps.set(index), at: at, place: r.turn,
@@ -333,17 +330,17 @@ func (f *fleet) landAll(ctx context.Context) error {
 // land waits for the oldest mini-batch under way, adds its gradient to those of its step and counts
 // it. After the last one of a step parameters change.
 func (f *fleet) land(ctx context.Context) error {
-	w, e, x := f.w, f.w.e, f.flying[0]
+	w, e, x := f.w, f.e, f.flying[0]
 	<-x.done
 	if x.err == nil {
 		op, cancel := e.OperatorContext(ctx)
 		defer cancel()
 		x.err = f.steps.add(op, x)
-		if index := f.steps.mine.Index(x.s.index); f.steps.summed != index-x.at.Index {
-			e.others.add(index, len(x.s.seeds), x.out)
+		if index := f.steps.mine.Index(x.s.Index); f.steps.summed != index-x.at.Index {
+			e.others.add(index, len(x.s.Seeds), x.out)
 		}
-		if x.err == nil && f.steps.ends(x.s.index) {
-			first, _ := f.steps.shardOf(f.steps.mine.Index(x.s.index))
+		if x.err == nil && f.steps.ends(x.s.Index) {
+			first, _ := f.steps.shardOf(f.steps.mine.Index(x.s.Index))
 			x.err = f.steps.apply(op, first, x.at.Of, x.set)
 		}
 	}
@@ -351,14 +348,14 @@ func (f *fleet) land(ctx context.Context) error {
 		if errors.Is(x.err, errStopped) {
 			return errStopped
 		}
-		return fmt.Errorf("batch %d: %w", x.s.index, x.err)
+		return fmt.Errorf("batch %d: %w", x.s.Index, x.err)
 	}
 	f.flying = f.flying[1:]
 	x.r.flying--
-	if err := w.count(x.s, x.out, x.begin); err != nil {
+	if err := w.Count(x.s, x.out, x.begin); err != nil {
 		return err
 	}
-	w.done(x.s)
+	w.Done(x.s)
 	return nil
 }
 
@@ -382,7 +379,7 @@ func (s *steps) add(op context.Context, x *flight) error {
 		return err
 	}
 	if err := e.sumS.Synchronize(op); err != nil { // the leaf's place will be used again
-		return applied{err}
+		return engine.Applied(err)
 	}
 	return nil
 }
@@ -392,20 +389,20 @@ func (s *steps) apply(op context.Context, first, n int, set gnn.Step) error {
 	e := s.e
 	if e.collective != nil {
 		if err := s.collect(op, n); err != nil {
-			return applied{fmt.Errorf("sum of gradients: %w", err)}
+			return engine.Applied(fmt.Errorf("sum of gradients: %w", err))
 		}
 	}
 	if s.summed != first { // a step that could not be enqueued comes again
 		if err := s.sumOthers(op, n); err != nil {
-			return applied{fmt.Errorf("sum of gradients: %w", err)}
+			return engine.Applied(fmt.Errorf("sum of gradients: %w", err))
 		}
 		if e.others != nil { // the wait for other ranks has taken of this one's time
 			fresh, cancel := e.OperatorContext(op)
 			defer cancel()
 			op = fresh
 		}
-		if err := e.trainS.Synchronize(op); err != nil {
-			return applied{err}
+		if err := e.TrainStream.Synchronize(op); err != nil {
+			return engine.Applied(err)
 		}
 		s.summed = first
 	}
@@ -413,7 +410,7 @@ func (s *steps) apply(op context.Context, first, n int, set gnn.Step) error {
 		if i > 0 && e.collective == nil {
 			sum := e.model.Roots()[0].At
 			if err := r.way.out(op, r.model.SetSum(n), sum, e.model.GradientBytes()); err != nil {
-				return applied{err}
+				return engine.Applied(err)
 			}
 		}
 	}
@@ -421,14 +418,14 @@ func (s *steps) apply(op context.Context, first, n int, set gnn.Step) error {
 		r := e.replicas[i]
 		if err := r.model.Apply(r.train(e), set); err != nil {
 			if i < len(e.replicas)-1 || i > 0 {
-				return applied{err}
+				return engine.Applied(err)
 			}
 			return err
 		}
 	}
 	for _, r := range e.replicas {
 		if err := r.train(e).Synchronize(op); err != nil {
-			return applied{err}
+			return engine.Applied(err)
 		}
 	}
 	return nil
@@ -466,7 +463,7 @@ func (s *steps) collect(op context.Context, n int) error {
 }
 
 // restoreReplicas gives the other replicas the first one's parameters and optimiser.
-func (e *engine) restoreReplicas(ctx context.Context) error {
+func (e *runner) restoreReplicas(ctx context.Context) error {
 	for _, r := range e.replicas[1:] {
 		to := r.model.Params()
 		for i, p := range e.model.Params() {

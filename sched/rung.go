@@ -19,7 +19,7 @@ const (
 )
 
 // openBLAS opens the library of Config.BLAS.
-func (e *engine) openBLAS() error {
+func (e *runner) openBLAS() error {
 	want := e.Config.BLAS
 	if want == "" || want == plan.BLASOff {
 		return nil
@@ -37,7 +37,7 @@ func (e *engine) openBLAS() error {
 	}
 	switch {
 	case err == nil:
-		e.onClose(e.blas.Close)
+		e.OnClose(e.blas.Close)
 		return nil
 	case want == plan.BLASAuto && errs.ClassOf(err) == errs.Capability:
 		e.blas = nil
@@ -49,7 +49,7 @@ func (e *engine) openBLAS() error {
 }
 
 // blasLibrary returns the library of Config.BLAS, "" for the usual one.
-func (e *engine) blasLibrary() string {
+func (e *runner) blasLibrary() string {
 	if e.Config.BLAS == plan.BLASAuto {
 		return ""
 	}
@@ -57,10 +57,10 @@ func (e *engine) blasLibrary() string {
 }
 
 // info returns what the run says of itself.
-func (e *engine) info() report.RunInfo {
-	r := report.RunInfo{MemoryRung: memoryRung(e.store.ssds),
+func (e *runner) info() report.RunInfo {
+	r := report.RunInfo{MemoryRung: memoryRung(e.Store.SSDs),
 		Precision: e.Config.ProductPrecision().String(), BLAS: plan.BLASOff,
-		GPUCacheShrunkBytes: e.gpuShrunk, Hotness: e.Hotness}
+		GPUCacheShrunkBytes: e.GPUShrunk, Hotness: e.Hotness}
 	r.Policy, r.Window, r.Sampler, r.Topology = e.Config.Policy, e.Config.Window, e.Config.Sampler,
 		e.Config.Topology
 	r.Shards, r.Replicas = e.Config.Shards, e.Config.Replicas
@@ -75,15 +75,15 @@ func (e *engine) info() report.RunInfo {
 	}
 	r.BatchDependency, r.SampleEpochs = e.Config.BatchDependency, e.Config.SampleEpochs
 	r.Refresh, r.RefreshEvery = e.Config.Refresh, e.Config.RefreshEvery
-	e.features.describe(&r)
+	e.Tiers.Describe(&r)
 	r.TopologyStorage, r.Tuned = e.TopologyInfo(), e.tuned
-	r.Checks, r.SSDNotes = &e.store.checked, e.store.notes
+	r.Checks, r.SSDNotes = &e.Store.Checked, e.Store.Notes
 	if e.In.Dataset != nil {
 		s := e.In.Dataset.SealInfo()
 		r.Seal = &s
 	}
-	if e.store.memory != nil {
-		m := e.store.memory.Report()
+	if e.Store.Memory != nil {
+		m := e.Store.Memory.Report()
 		r.MemoryRung, r.MemoryRungTried = m.Rung, m.Tried
 	}
 	if e.blas != nil {
@@ -94,7 +94,7 @@ func (e *engine) info() report.RunInfo {
 
 // arithmetic names what computes and rounds: the host's kernels by their level, a GPU's by
 // precision and BLAS.
-func (e *engine) arithmetic() string {
+func (e *runner) arithmetic() string {
 	k := e.Device.Info().Kernels
 	if p := e.Config.ProductPrecision(); p != cuda.FP32 {
 		k += " " + p.String()

@@ -8,6 +8,7 @@ import (
 	"helios/gnn"
 	"helios/internal/hostmem"
 	"helios/internal/shardtree"
+	"helios/sched/engine"
 	"helios/sched/prepare"
 )
 
@@ -27,7 +28,7 @@ type hostRoot struct {
 
 // steps take the mini-batches of a pass through optimiser steps.
 type steps struct {
-	e    *engine
+	e    *runner
 	mine prepare.Order // that the pass walks
 	all  prepare.Order // of the epoch, in all processes
 	set  func(batch int) gnn.Step
@@ -38,7 +39,7 @@ type steps struct {
 }
 
 // newSteps is for one pass; set returns the settings of a mini-batch's step.
-func (e *engine) newSteps(order prepare.Order, set func(batch int) gnn.Step) *steps {
+func (e *runner) newSteps(order prepare.Order, set func(batch int) gnn.Step) *steps {
 	return &steps{e: e, mine: order, all: order.Whole(), set: set, first: -1, summed: -1}
 }
 
@@ -90,32 +91,33 @@ func sharesOf(counted []int64) []float32 {
 }
 
 // step trains with a mini-batch of the pass; with the last one of a step parameters change.
-func (s *steps) step(op context.Context, b *slot) (outcome, error) {
+func (s *steps) step(op context.Context, b *engine.Slot) (engine.Outcome, error) {
 	e := s.e
-	index := s.mine.Index(b.index)
+	index := s.mine.Index(b.Index)
 	first, at := s.shardOf(index)
 	s.weigh(first, at.Of)
 	at.Weight = s.weights[at.Index]
 	set := s.set(index)
-	err := e.model.Gradient(e.trainS, b.mb, e.wide.of(b.x).Ptr(), b.labels.Ptr(), set, at)
+	err := e.model.Gradient(e.TrainStream, b.Batch, e.Wide.Of(b.Features).Ptr(), b.Labels.Ptr(),
+		set, at)
 	if err != nil {
-		return outcome{}, err
+		return engine.Outcome{}, err
 	}
 	out, err := e.outcome(op)
 	if err != nil {
-		return out, applied{err}
+		return out, engine.Applied(err)
 	}
 	if s.summed != first {
-		e.others.add(index, len(b.seeds), out)
+		e.others.add(index, len(b.Seeds), out)
 	}
-	if !s.ends(b.index) {
+	if !s.ends(b.Index) {
 		return out, nil
 	}
 	return out, s.apply(op, first, at.Of, set)
 }
 
 // openSteps makes room for the gradients of a step's shards, where it has several.
-func (e *engine) openSteps() error {
+func (e *runner) openSteps() error {
 	n := e.Config.Shards
 	if n == 1 {
 		return nil
@@ -166,16 +168,16 @@ func (s *steps) sumOthers(op context.Context, n int) error {
 	mine := make([]hostRoot, len(roots))
 	for i, r := range roots {
 		at := int64(i) * bytes
-		if err := e.trainS.Copy(stage.Ptr()+cuda.DevicePtr(at), r.At, bytes); err != nil {
+		if err := e.TrainStream.Copy(stage.Ptr()+cuda.DevicePtr(at), r.At, bytes); err != nil {
 			return err
 		}
 		mine[i] = hostRoot{r.Node, hostmem.View[float32](stage.Bytes()[at : at+bytes])}
 	}
-	if err := e.trainS.Synchronize(op); err != nil {
+	if err := e.TrainStream.Synchronize(op); err != nil {
 		return err
 	}
 	if err := e.others.sum(n, mine, hostmem.View[float32](stage.Bytes()[:bytes])); err != nil {
 		return err
 	}
-	return e.trainS.Copy(e.model.SetSum(n), stage.Ptr(), bytes)
+	return e.TrainStream.Copy(e.model.SetSum(n), stage.Ptr(), bytes)
 }

@@ -160,7 +160,7 @@ func TestShardsDiverge(t *testing.T) {
 	cfg := small()
 	cfg.Shards, cfg.LR, cfg.Epochs = 2, 1e30, 3
 	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
-	require.ErrorContains(t, r.err, "smaller --lr")
+	require.ErrorContains(t, r.err, "smaller option lr")
 	cfg.Shards = 1 << 20
 	r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.Equal(t, errs.Usage, errs.ClassOf(r.err))

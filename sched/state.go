@@ -20,6 +20,7 @@ import (
 	"helios/internal/rowtype"
 	"helios/internal/simd"
 	"helios/sched/checkpoint"
+	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -62,7 +63,7 @@ type printedFacts struct {
 	InDim   int    `json:"in_dim"`
 	Classes int    `json:"classes"`
 	// Mega is of runs over mega-batches; nil: of others.
-	Mega *megaPrint `json:"megabatches,omitempty"`
+	Mega *engine.PartPrint `json:"megabatches,omitempty"`
 	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same
 	// in all batches of an epoch.
 	Draws string `json:"draws,omitempty"`

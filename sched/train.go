@@ -19,6 +19,7 @@ import (
 	"helios/internal/hostmem"
 	"helios/internal/options"
 	"helios/sched/checkpoint"
+	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -89,14 +90,14 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		}
 	}
 	t.state.Run, t.state.Name = cmp.Or(t.state.Run, cfg.Run), meta.Name
-	e, err := newEngine(ctx, cfg.ForTuning(), in, obs, t.state.Print.modelConfig())
+	e, err := newRunner(ctx, cfg.ForTuning(), in, obs, t.state.Print.modelConfig())
 	if err != nil {
-		return &report.Result{IO: e.store.io()}, err
+		return &report.Result{IO: e.Store.IO()}, err
 	}
-	defer func() { err = errors.Join(err, e.close()) }()
+	defer func() { err = errors.Join(err, e.Close()) }()
 	t.e = e
 	e.Config.Depth = cfg.Depth
-	e.plan = e.Config.Schedule()
+	e.Plan = e.Config.Schedule()
 	if from != nil {
 		if was := t.state.Print.rowType(); was != e.RowType.String() {
 			return nil, errs.New(errs.Usage,
@@ -107,7 +108,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 			obs.TellNote("checkpoint " + t.path + " " + s)
 		}
 	}
-	if err := t.settleMega(from != nil); err != nil {
+	if err := t.settleParts(from != nil); err != nil {
 		return nil, err
 	}
 	t.state.Print.setRowType(e.RowType)
@@ -129,14 +130,14 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	}
 	res = &report.Result{
 		Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
-		Device: e.Device.Info().Name, Kernels: e.Device.Info().Loaded(), IOStack: e.store.stack(),
+		Device: e.Device.Info().Name, Kernels: e.Device.Info().Loaded(), IOStack: e.Store.Stack(),
 		RunInfo: e.info(), Pipeline: cfg.Pipeline,
 		RowDType: e.RowType.String(), RowBytes: e.RowBytes,
-		GPUCacheBytes: e.features.gpuBytes(),
-		CPUCacheBytes: e.features.cpuBytes(),
+		GPUCacheBytes: e.Tiers.GPUBytes(),
+		CPUCacheBytes: e.Tiers.CPUBytes(),
 		TopologyBytes: e.Topology.Bytes(), ScaleBytes: e.ScaleBytes(),
 		PresampleSecs: e.PresampleTime.Seconds(),
-		FillSeconds:   e.fill.Seconds(),
+		FillSeconds:   e.Fill.Seconds(),
 		Checkpoint:    t.path,
 	}
 	if from != nil {
@@ -145,14 +146,14 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	if cfg.InMemory() && (cfg.CPUCache.Bytes > 0 || cfg.CPUCache.Percent > 0) {
 		obs.TellNote(cfg.Mode + " keeps every row in memory: option cpu-cache has no effect")
 	}
-	obs.TellPlan(e.Config.Operators(e.store.reader != nil))
-	err = e.rec.End(t.train(ctx, in))
+	obs.TellPlan(e.Config.Operators(e.Store.Reader != nil))
+	err = e.Recording.End(t.train(ctx, in))
 	if err == nil {
 		err = t.agreeOnEnd(ctx, in)
 	}
-	res.Epochs, res.IO, res.RowsVerified, res.RunInfo = t.state.Epochs, e.store.io(),
-		e.verify.verified(), e.info()
-	res.GPUCacheBytes, res.CPUCacheBytes = e.features.gpuBytes(), e.features.cpuBytes()
+	res.Epochs, res.IO, res.RowsVerified, res.RunInfo = t.state.Epochs, e.Store.IO(),
+		e.Verify.Verified(), e.info()
+	res.GPUCacheBytes, res.CPUCacheBytes = e.Tiers.GPUBytes(), e.Tiers.CPUBytes()
 	res.Kernels = e.Device.Info().Loaded() // a cubin that did not load shows with its first kernel
 	res.PeakMemoryBytes = peak.Peak()
 	if err != nil {
@@ -188,7 +189,7 @@ func (f *fingerprint) modelConfig() gnn.ModelConfig {
 type trainer struct {
 	cfg   plan.Config
 	obs   report.Observer
-	e     *engine
+	e     *runner
 	path  string // checkpoint, "" for none
 	saves bool   // rank 0 has one
 	state state
@@ -233,7 +234,7 @@ func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 			"checkpoint %s was made with %s %v, this run has %v; give the same, or another folder for option checkpoint",
 			path, field, was, is)
 	}
-	if err := resumeMega(&t.cfg, path, st.Print.Mega); err != nil {
+	if err := resumeWithin(&t.cfg, path, st.Print.Mega); err != nil {
 		return nil, err
 	}
 	if st.Epoch > t.cfg.Epochs {
@@ -275,7 +276,7 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	}
 	for t.state.Epoch < t.cfg.Epochs {
 		ep := t.state.Epoch
-		order := t.e.features.shuffled(train, t.cfg.SampleEpoch(ep))
+		order := t.e.Tiers.Shuffled(train, t.cfg.SampleEpoch(ep))
 		if err := t.epoch(ctx, ep, order, val); err != nil {
 			return err
 		}
@@ -322,12 +323,12 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 		ctx, release = e.others.together(ctx)
 		defer release()
 	}
-	p := &pass{name: fmt.Sprintf("epoch %d", ep+1), epoch: t.cfg.SampleEpoch(ep),
-		kind: trace.Train, number: ep, order: order, first: order.Before(t.state.Batch),
-		sampler: e.Sampler,
-		stats:   base}
+	p := &engine.Pass{Name: fmt.Sprintf("epoch %d", ep+1), Epoch: t.cfg.SampleEpoch(ep),
+		Kind: trace.Train, Number: ep, Order: order, First: order.Before(t.state.Batch),
+		Sampler: e.Sampler, Together: e.others != nil,
+		Stats: base}
 	if f := t.cfg.OnBatch; f != nil {
-		p.onBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
+		p.OnBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
 	}
 	decoupled, err := gnn.Decoupled(t.cfg.Optimizer)
 	if err != nil {
@@ -341,42 +342,47 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 			Decoupled:   decoupled,
 		}
 	}
-	p.step = func(op context.Context, s *slot) (outcome, error) {
-		err := e.model.Train(e.trainS, s.mb, e.wide.of(s.x).Ptr(), s.labels.Ptr(),
-			set(order.Index(s.index)))
+	p.Step = func(op context.Context, s *engine.Slot) (engine.Outcome, error) {
+		err := e.model.Train(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(), s.Labels.Ptr(),
+			set(order.Index(s.Index)))
 		if err != nil {
-			return outcome{}, err
+			return engine.Outcome{}, err
 		}
 		out, err := e.outcome(op)
 		if err != nil {
-			err = applied{err}
+			err = engine.Applied(err)
 		}
 		return out, err
 	}
 	steps := e.newSteps(order, set)
 	if t.cfg.Shards > 1 {
-		p.step, p.steps = steps.step, steps
+		p.Step = steps.step
 	}
-	begun, whole := p.first, p.first
+	if len(e.replicas) > 1 {
+		p.Train = func(ctx context.Context, w *engine.Walk, ready <-chan *engine.Slot) {
+			e.trainReplicas(ctx, w, steps, ready)
+		}
+	}
+	begun, whole := p.First, p.First
 	e.others.begin()
 	edge := base // as of the last step's end
-	p.after = func(index int) error {
-		t.obs.TellStep(p.name, index+1, n)
-		p.tellLive(e)
+	p.After = func(index int) error {
+		t.obs.TellStep(p.Name, index+1, n)
+		e.tellLive(p)
 		if !steps.ends(index) {
 			return nil
 		}
 		was := t.state.Batch
 		done := steps.done(index)
 		t.state.Batch, whole = done, index+1
-		e.others.take(&p.stats)
+		e.others.take(&p.Stats)
 		if t.cfg.Shards > 1 {
-			edge = e.snapshot(p, base)
+			edge = e.Snapshot(p, base)
 		}
 		if every := t.cfg.CheckpointEvery; every > 0 && done/every > was/every &&
 			done < steps.all.Len() {
 			var err error
-			if t.state.Partial, err = e.others.combine(e.snapshot(p, base)); err != nil {
+			if t.state.Partial, err = e.others.combine(e.Snapshot(p, base)); err != nil {
 				return err
 			}
 			return t.save(ctx)
@@ -386,34 +392,34 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 	if t.cfg.Tuning() && e.tuned == nil {
 		e.tuned, err = e.tune(ctx, p, t.cfg)
 		if err == nil {
-			t.obs.TellPlan(e.Config.Operators(e.store.reader != nil))
+			t.obs.TellPlan(e.Config.Operators(e.Store.Reader != nil))
 		}
-		p.end = 0
+		p.End = 0
 	}
 	if err == nil {
 		err = t.choosePasses(ctx, p, func() {
-			order = p.order
+			order = p.Order
 			n = order.Len()
 			*steps = *e.newSteps(order, set)
 		})
 	}
-	if err != nil && p.clock == nil { // before the first walk
+	if err != nil && p.Clock == nil { // before the first walk
 		return err
 	}
 	if err == nil {
-		err = e.run(ctx, p)
+		err = e.Run(ctx, p)
 	}
 	// The last step may have no mini-batch of this rank.
 	if all := steps.all.Len(); e.others != nil && err == nil && t.state.Batch < all {
 		if err = steps.rest(ctx, t.state.Batch); err == nil {
-			t.state.Batch, whole = all, p.first
-			e.others.take(&p.stats)
+			t.state.Batch, whole = all, p.First
+			e.others.take(&p.Stats)
 			err = prepare.Interrupted(ctx)
 		}
 	}
-	cpu := report.CPUSince(p.clock.cpu, hostcpu.Now(), hostcpu.Count(), p.first-begun)
-	t.state.Partial = e.snapshot(p, base)
-	if whole != p.first { // a checkpoint holds whole steps
+	cpu := report.CPUSince(p.Clock.CPU, hostcpu.Now(), hostcpu.Count(), p.First-begun)
+	t.state.Partial = e.Snapshot(p, base)
+	if whole != p.First { // a checkpoint holds whole steps
 		t.state.Partial = edge
 	}
 	if e.others != nil && (err == nil || errs.ClassOf(err) == errs.Interrupted) {
@@ -493,8 +499,8 @@ func (t *trainer) save(ctx context.Context) error {
 	}
 	op, cancel := t.e.OperatorContext(ctx)
 	defer cancel()
-	begin := t.e.trace.now()
-	defer func() { t.e.trace.run("checkpoint", begin) }()
+	begin := t.e.Trace.Now()
+	defer func() { t.e.Trace.Run("checkpoint", begin) }()
 	t.state.AdamStep = t.e.model.AdamStep()
 	t.state.Written = time.Now().UTC().Format(time.RFC3339)
 	f, err := encodeState(op, t.e.copier, t.e.model, t.state, t.best)
@@ -535,56 +541,58 @@ func (t *trainer) saveBest() error {
 	return nil
 }
 
-// tellLive tells observers what the pass has come to in this run.
-func (p *pass) tellLive(e *engine) {
-	e.Observer.TellLive(p.name, func() report.Partial {
-		return e.snapshot(p, report.Partial{}).Since(p.base)
+// tellLive tells observers how far the pass has come in this run.
+func (e *runner) tellLive(p *engine.Pass) {
+	e.Observer.TellLive(p.Name, func() report.Partial {
+		return e.Snapshot(p, report.Partial{}).Since(p.Base)
 	})
 }
 
 // outcome waits for the training stream and reads the last step's figures.
-func (e *engine) outcome(op context.Context) (outcome, error) {
-	loss, correct, counted, err := e.model.Outcome(op, e.trainS)
-	return outcome{loss, correct, counted}, err
+func (e *runner) outcome(op context.Context) (engine.Outcome, error) {
+	loss, correct, counted, err := e.model.Outcome(op, e.TrainStream)
+	return engine.Outcome{Loss: loss, Correct: correct, Counted: counted}, err
 }
 
 // infer runs a forward pass over nodes through the pipeline; the result's TrainAcc is their
 // accuracy and Loss their mean loss. each, when given, is called after every batch.
-func (e *engine) infer(ctx context.Context, stage string, key int, nodes []int64,
-	each func(op context.Context, s *slot) error) (report.EpochResult, error) {
+func (e *runner) infer(ctx context.Context, stage string, key int, nodes []int64,
+	each func(op context.Context, s *engine.Slot) error) (report.EpochResult, error) {
 	whole := prepare.NewOrder(nodes, e.Config.Batch)
 	order := e.others.part(whole)
 	n := order.Len()
 	e.others.begin()
-	p := &pass{name: stage, epoch: key, kind: trace.Test, order: order, sampler: e.Sampler}
+	p := &engine.Pass{Name: stage, Epoch: key, Kind: trace.Test, Order: order, Sampler: e.Sampler,
+		Together: e.others != nil}
 	if key >= prepare.ValEpoch && key < prepare.ValEpoch+plan.MaxEpochs {
-		p.kind, p.number = trace.Validate, key-prepare.ValEpoch
+		p.Kind, p.Number = trace.Validate, key-prepare.ValEpoch
 	}
-	p.step = func(op context.Context, s *slot) (outcome, error) {
-		if err := e.model.Infer(e.trainS, s.mb, e.wide.of(s.x).Ptr(), s.labels.Ptr()); err != nil {
-			return outcome{}, err
+	p.Step = func(op context.Context, s *engine.Slot) (engine.Outcome, error) {
+		if err := e.model.Infer(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(),
+			s.Labels.Ptr()); err != nil {
+			return engine.Outcome{}, err
 		}
 		out, err := e.outcome(op)
-		e.others.add(order.Index(s.index), len(s.seeds), out)
+		e.others.add(order.Index(s.Index), len(s.Seeds), out)
 		if err == nil && each != nil {
 			err = each(op, s)
 		}
 		return out, err
 	}
-	p.after = func(index int) error {
+	p.After = func(index int) error {
 		e.Observer.TellStep(stage, index+1, n)
-		p.tellLive(e)
+		e.tellLive(p)
 		return nil
 	}
-	err := e.run(ctx, p)
+	err := e.Run(ctx, p)
 	if e.others != nil && (err == nil || errs.ClassOf(err) == errs.Interrupted) {
 		if serr := e.others.gather(err); serr != nil {
 			return report.EpochResult{}, serr
 		}
-		e.others.take(&p.stats)
+		e.others.take(&p.Stats)
 	}
 	if err != nil {
 		return report.EpochResult{}, err
 	}
-	return e.snapshot(p, report.Partial{}).Result(0, e.RowBytes), nil
+	return e.Snapshot(p, report.Partial{}).Result(0, e.RowBytes), nil
 }

@@ -378,7 +378,7 @@ func TestDivergence(t *testing.T) {
 	cfg := small()
 	cfg.LR, cfg.CheckpointDir, cfg.CheckpointEvery = 1e30, t.TempDir(), 1
 	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 2, report.Observer{})
-	require.ErrorContains(t, r.err, "--lr")
+	require.ErrorContains(t, r.err, "option lr")
 	require.Equal(t, errs.Failed, errs.ClassOf(r.err))
 	_, err := json.Marshal(r.res)
 	require.NoError(t, err)

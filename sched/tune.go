@@ -9,6 +9,7 @@ import (
 
 	"helios/cuda"
 	"helios/gpuio"
+	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/report"
 	"helios/sched/tuner"
@@ -16,21 +17,21 @@ import (
 
 // tune measures with the first batches of p and leaves the engine with what was best. before is the
 // configuration as it was asked for: the depth that the tuner begins with.
-func (e *engine) tune(ctx context.Context, p *pass, before plan.Config) (*report.TuneResult,
+func (e *runner) tune(ctx context.Context, p *engine.Pass, before plan.Config) (*report.TuneResult,
 	error) {
 	var aside time.Duration             // of a segment, for what comes after batches
-	if after := p.after; after != nil { // checkpoints, which some segments have and others have not
-		p.after = func(index int) error {
+	if after := p.After; after != nil { // checkpoints, which some segments have and others have not
+		p.After = func(index int) error {
 			begin := time.Now()
 			defer func() { aside += time.Since(begin) }()
 			return after(index)
 		}
-		defer func() { p.after = after }()
+		defer func() { p.After = after }()
 	}
 	e.Config.Depth = before.Depth
-	e.plan = e.Config.Schedule()
+	e.Plan = e.Config.Schedule()
 	start := time.Now()
-	t := &tuner.Tuner{Config: before, N: p.order.Len(), Next: func() int { return p.first },
+	t := &tuner.Tuner{Config: before, N: p.Order.Len(), Next: func() int { return p.First },
 		Clock: func() float64 { return time.Since(start).Seconds() }, Note: e.Observer.TellNote}
 	// A segment's time is without checkpoints and the sampling of superbatches: not every segment
 	// has them.
@@ -38,16 +39,16 @@ func (e *engine) tune(ctx context.Context, p *pass, before plan.Config) (*report
 		if n < 1 {
 			return 0, nil
 		}
-		p.end, aside = p.first+n, 0
-		begin, prepared := time.Now(), p.prepared
-		err := e.run(ctx, p)
-		return (time.Since(begin) - aside - (p.prepared - prepared)).Seconds(), err
+		p.End, aside = p.First+n, 0
+		begin, prepared := time.Now(), p.Prepared
+		err := e.Run(ctx, p)
+		return (time.Since(begin) - aside - (p.Prepared - prepared)).Seconds(), err
 	}
 	return t.Run(ctx, e.tuneKnobs(before))
 }
 
 // tuneKnobs are the settings that can be tried in this run, the most telling first.
-func (e *engine) tuneKnobs(before plan.Config) []tuner.Knob {
+func (e *runner) tuneKnobs(before plan.Config) []tuner.Knob {
 	var out []tuner.Knob
 	add := func(name string, n, now int, text func(i int) string, set func(ctx context.Context,
 		i int) error) {
@@ -67,26 +68,22 @@ func (e *engine) tuneKnobs(before plan.Config) []tuner.Knob {
 		func(i int) string { return fmt.Sprint(depths[i]) },
 		func(_ context.Context, i int) error {
 			e.Config.Depth = depths[i]
-			e.plan = e.Config.Schedule()
+			e.Plan = e.Config.Schedule()
 			return nil
 		})
 
-	if d, ok := e.features.(*dynamicTiers); ok && e.plan.Group && d.acc.Target > 0 &&
-		d.acc.IOPS > 0 {
-		shares := []float64{0.8, 0.95}
-		if full {
-			shares = []float64{0.5, 0.7, 0.8, 0.9, 0.95, 0.98}
-		}
-		if !slices.Contains(shares, e.Config.Accumulate) {
-			shares = append(shares, e.Config.Accumulate)
+	if a, ok := e.Tiers.(tuner.Accumulator); ok {
+		shares := a.Shares(full)
+		if now := e.Config.Accumulate; shares != nil && !slices.Contains(shares, now) {
+			shares = append(shares, now)
 			slices.Sort(shares)
 		}
 		add("accumulate", len(shares), slices.Index(shares, e.Config.Accumulate),
 			func(i int) string { return fmt.Sprint(shares[i]) },
-			func(_ context.Context, i int) error { return d.aim(shares[i]) })
+			func(_ context.Context, i int) error { return a.Aim(shares[i]) })
 	}
 
-	if e.plan.Serial { // operators that run alone want all there is
+	if e.Plan.Serial { // operators that run alone want all there is
 		return out
 	}
 	sms := e.Device.Info().SMs
@@ -100,16 +97,15 @@ func (e *engine) tuneKnobs(before plan.Config) []tuner.Knob {
 		budget *int
 		quick  bool
 	}{
-		{plan.OpTrain, &e.trainS, &e.Config.SMs.Train, true},
+		{plan.OpTrain, &e.TrainStream, &e.Config.SMs.Train, true},
 		{plan.OpSample, &e.Stream, &e.Config.SMs.Sample, true},
-		{plan.OpGather, &e.gatherS, &e.Config.SMs.Gather, false},
-		{plan.OpLookup, &e.lookupS, &e.Config.SMs.Lookup, false},
+		{plan.OpGather, &e.GatherStream, &e.Config.SMs.Gather, false},
+		{plan.OpLookup, &e.LookupStream, &e.Config.SMs.Lookup, false},
 	} {
 		if !full && !s.quick {
 			continue
 		}
-		// What of superbatches is between two steps samples nothing, and the CPU looks rows up.
-		if e.Config.Superbatched() && (s.op == plan.OpSample || s.op == plan.OpLookup) {
+		if !e.Tiers.Tunes(s.op) {
 			continue
 		}
 		budgets := []int{0}
@@ -138,7 +134,7 @@ func (e *engine) tuneKnobs(before plan.Config) []tuner.Knob {
 			})
 	}
 
-	if full && e.store.reader != nil && e.Config.IOStack == gpuio.StackAsync {
+	if full && e.Store.Reader != nil && e.Config.IOStack == gpuio.StackAsync {
 		blocks := []int{8, 16, 32, 64}
 		now := e.Config.Blocks
 		if now == 0 {
@@ -160,7 +156,7 @@ func (e *engine) tuneKnobs(before plan.Config) []tuner.Knob {
 					e.Config.SMs.IO = plan.IOSMs(blocks[i], sms)
 				}
 				e.Config.Blocks = blocks[i]
-				if err := e.store.renew(ctx, e.features.layout()); err != nil {
+				if err := e.Store.Renew(ctx, e.Tiers.Layout()); err != nil {
 					return errors.Join(err, ctx.Err())
 				}
 				return nil
@@ -171,15 +167,15 @@ func (e *engine) tuneKnobs(before plan.Config) []tuner.Knob {
 
 // renewStream makes an operator's stream anew, with the budget that it has now. Nothing may be in
 // flight.
-func (e *engine) renewStream(op string, at *cuda.Stream) error {
+func (e *runner) renewStream(op string, at *cuda.Stream) error {
 	s, err := e.Device.NewStream(e.Config.Operators(true).StreamOptions(op))
 	if err != nil {
 		return err
 	}
 	old := *at
 	busy := old.Busy().Seconds()
-	*map[string]*float64{plan.OpSample: &e.busyBefore.Sample, plan.OpLookup: &e.busyBefore.Lookup,
-		plan.OpGather: &e.busyBefore.Gather, plan.OpTrain: &e.busyBefore.Train}[op] += busy
+	*map[string]*float64{plan.OpSample: &e.BusyBefore.Sample, plan.OpLookup: &e.BusyBefore.Lookup,
+		plan.OpGather: &e.BusyBefore.Gather, plan.OpTrain: &e.BusyBefore.Train}[op] += busy
 	*at = s
 	if e.copier != nil && op == plan.OpTrain {
 		e.copier.stream = s

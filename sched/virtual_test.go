@@ -27,6 +27,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
 
@@ -40,7 +41,8 @@ func playVirtual(t testing.TB, cfg plan.Config, d *dataset.Dataset, profile stri
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	before := hostmem.Usage()
-	r, err := virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+	r, err := virtual.Run(context.Background(), tiers.Simulation, cfg, prepare.Inputs{Dev: dev,
+		Dataset: d},
 		cost.Hardware{Profile: hw, SSDs: ssds}, report.Observer{})
 	require.NoError(t, err)
 	require.NoError(t, dev.Close(), "streams or buffers were left open")
@@ -310,7 +312,8 @@ func TestVirtualSuperbatches(t *testing.T) {
 		}
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		r, err := virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+		r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
+			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw, SSDs: 4, Warm: warm, Batches: n}, report.Observer{})
 		require.NoError(t, err)
 		require.NoError(t, dev.Close())
@@ -409,7 +412,8 @@ func TestVirtualWarm(t *testing.T) {
 		require.NoError(t, err)
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		r, err := virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+		r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
+			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw, Warm: warm, Batches: n}, report.Observer{})
 		require.NoError(t, err)
 		require.NoError(t, dev.Close())
@@ -492,7 +496,8 @@ func TestVirtualRefusals(t *testing.T) {
 	} {
 		cfg := small()
 		set(&cfg)
-		_, err := virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+		_, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
+			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw}, report.Observer{})
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
@@ -501,34 +506,38 @@ func TestVirtualRefusals(t *testing.T) {
 		"lends the CPU cache": plan.ModeGinex} {
 		stored := small()
 		stored.Mode, stored.Topology, stored.CPUCache = mode, plan.TopologySSD, percent(10)
-		_, err = virtual.Run(context.Background(), stored, prepare.Inputs{Dev: dev, Dataset: d},
+		_, err = virtual.Run(context.Background(), tiers.Simulation, stored,
+			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw}, report.Observer{})
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Capability, errs.ClassOf(err))
 	}
 	planned := small()
 	planned.Policy, planned.CPUCache, planned.Tune = plan.PolicyBelady, percent(10), plan.TuneQuick
-	_, err = virtual.Run(context.Background(), planned, prepare.Inputs{Dev: dev, Dataset: d},
+	_, err = virtual.Run(context.Background(), tiers.Simulation, planned, prepare.Inputs{Dev: dev,
+		Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
 	require.ErrorContains(t, err, "leave option tune out")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	static := small()
 	static.Mode, static.Policy, static.Topology = plan.ModeGinex, plan.PolicyStatic,
 		plan.TopologyMemory
-	_, err = virtual.Run(context.Background(), static, prepare.Inputs{Dev: dev, Dataset: d},
+	_, err = virtual.Run(context.Background(), tiers.Simulation, static, prepare.Inputs{Dev: dev,
+		Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
 	require.ErrorContains(t, err, "option clock virtual plays superbatches under option policy belady")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	nccl := small()
 	nccl.Replicas, nccl.Reduce = 2, plan.ReduceNCCL
-	_, err = virtual.Run(context.Background(), nccl, prepare.Inputs{Dev: dev, Dataset: d},
+	_, err = virtual.Run(context.Background(), tiers.Simulation, nccl, prepare.Inputs{Dev: dev,
+		Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
 	require.ErrorContains(t, err, "not nccl; leave option reduce out")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg := small()
 	cfg.Epochs = 3
-	r, err := virtual.Run(ctx, cfg, prepare.Inputs{Dev: dev, Dataset: d},
+	r, err := virtual.Run(ctx, tiers.Simulation, cfg, prepare.Inputs{Dev: dev, Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{Epoch: func(report.EpochResult) { cancel() }})
 	require.Equal(t, errs.Interrupted, errs.ClassOf(err))
 	require.Len(t, r.Epochs, 1, "the whole epochs are there")
@@ -799,7 +808,8 @@ func TestVirtualMegaBatches(t *testing.T) {
 		hw := hardwareOf(t, profile)
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		r, err := virtual.Run(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d},
+		r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
+			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw, SSDs: ssds, Batches: batches}, report.Observer{})
 		require.NoError(t, err)
 		require.NoError(t, dev.Close())

@@ -28,6 +28,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
 
@@ -629,7 +630,7 @@ func (c *comparer) playOne(ctx context.Context, v variant, in prepare.Inputs,
 	obs := c.observer()
 	c.far.begin(v.name, v.cfg.WithDefaults().Epochs)
 	obs.Step = c.far.step
-	res, err := virtual.Run(ctx, v.cfg, in, hw, obs)
+	res, err := virtual.Run(ctx, tiers.Simulation, v.cfg, in, hw, obs)
 	if err != nil {
 		return comparedRun{}, err
 	}

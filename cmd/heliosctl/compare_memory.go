@@ -15,6 +15,7 @@ import (
 	"helios/sched/cost"
 	"helios/sched/plan"
 	"helios/sched/prepare"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
 
@@ -173,7 +174,7 @@ func (c *comparer) checkVariants(r *comparison, vs []variant, in prepare.Inputs,
 func checkVariant(cfg plan.Config, in prepare.Inputs, hw *cost.Hardware) (err error) {
 	onGPU, memory := int64(-1), int64(math.MaxInt64/2)
 	if hw != nil {
-		cfg, err = virtual.Check(cfg)
+		cfg, err = virtual.Check(tiers.Simulation, cfg)
 		onGPU = int64(hw.Profile.GPU.MemoryGiB.Value * (1 << 30))
 	} else {
 		cfg, err = cfg.Filled()

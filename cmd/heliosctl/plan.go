@@ -17,6 +17,7 @@ import (
 	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/planner"
+	"helios/sched/tiers"
 )
 
 // planArgs holds the options of "plan".
@@ -309,6 +310,7 @@ func runPlan(ctx context.Context, e *env, a *planArgs) (err error) {
 		return err
 	}
 	defer out.end(&err)
+	o.Find = tiers.Prediction
 	p, err := planner.New(o, e.observer())
 	if err != nil {
 		return err

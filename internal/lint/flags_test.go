@@ -22,7 +22,6 @@ var flagsInLibraries = map[string]string{
 	"cuda/fakecuda/build.go":            "arguments of a C++ compiler",
 	"internal/cli/completion.go":        "how shells ask urfave/cli for completions",
 	"internal/faultinject/catalogue.go": "the head of docs/reference/faults.md, a document for users",
-	"sched/walk.go":                     "to be turned into options",
 }
 
 // flagFree tells whether a file must not name flags: all of the program but its command line, and

@@ -19,43 +19,43 @@ import (
 	"helios/sched/report"
 )
 
-// batch is a mini-batch: its shape, without parts, and its rows, those of hop 0 first, with their
+// Batch is a mini-batch: its shape, without parts, and its rows, those of hop 0 first, with their
 // ranks by hotness.
-type batch struct {
-	shape       cost.Shape
-	rows, ranks []int64
+type Batch struct {
+	Shape       cost.Shape
+	Rows, Ranks []int64
 }
 
-// accesses are the mini-batches of an epoch, made as they are asked for.
-type accesses struct {
-	by    string // what they are from
-	hot   string // what ranks rows
-	notes []string
-	rows  int64
-	bytes int // of a row, as a trace has it
-	epoch int // batches that an epoch has
-	most  int // batches that can be had
-	drawn []*batch
-	draw  func(ctx context.Context, i int) (*batch, error)
-	close func() error
-	wide  bool
-	// topology is its bytes, 0 where nobody knows; edges likewise.
-	topology, edges int64
+// Accesses are the mini-batches of an epoch, made as they are asked for.
+type Accesses struct {
+	By      string // what they are from
+	hot     string // what ranks rows
+	notes   []string
+	Rows    int64
+	bytes   int // of a row, as a trace has it
+	Batches int // batches that an epoch has
+	Most    int // batches that can be had
+	drawn   []*Batch
+	Draw    func(ctx context.Context, i int) (*Batch, error)
+	close   func() error
+	Wide    bool
+	// Topology is its bytes, 0 where nobody knows; edges likewise.
+	Topology, Edges int64
 	graph           Graph
 	// row is the row of a rank.
 	row     func(rank int64) int64
 	sampled plan.Config
-	// popularity is what is drawn by, settled; nil: nothing is drawn.
-	popularity *Popularity
+	// Popularity is what is drawn by, settled; nil: nothing is drawn.
+	Popularity *Popularity
 }
 
-// get is batch i; those after the last that can be had begin anew.
-func (a *accesses) get(ctx context.Context, i int) (*batch, error) {
-	for i %= a.most; i >= len(a.drawn); {
+// Get is batch i; those after the last that can be had begin anew.
+func (a *Accesses) Get(ctx context.Context, i int) (*Batch, error) {
+	for i %= a.Most; i >= len(a.drawn); {
 		if err := prepare.Interrupted(ctx); err != nil {
 			return nil, err
 		}
-		b, err := a.draw(ctx, len(a.drawn))
+		b, err := a.Draw(ctx, len(a.drawn))
 		if err != nil {
 			return nil, err
 		}
@@ -64,8 +64,8 @@ func (a *accesses) get(ctx context.Context, i int) (*batch, error) {
 	return a.drawn[i], nil
 }
 
-// topologyBytes is what the in-neighbour lists of a graph take.
-func topologyBytes(nodes, edges int64) (bytes int64, wide bool) {
+// TopologyBytes is what the in-neighbour lists of a graph take.
+func TopologyBytes(nodes, edges int64) (bytes int64, wide bool) {
 	wide = nodes > math.MaxUint32
 	id := int64(4)
 	if wide {
@@ -77,7 +77,7 @@ func topologyBytes(nodes, edges int64) (bytes int64, wide bool) {
 // fromPopularity draws mini-batches of a graph that need not exist: the seeds are any nodes, and an
 // edge's other end is drawn by how popular nodes are, whatever the edge's own node. So there are no
 // neighbourhoods: a real graph's mini-batches have somewhat fewer different rows.
-func fromPopularity(g Graph, p *Popularity, c plan.Config) (*accesses, error) {
+func fromPopularity(g Graph, p *Popularity, c plan.Config) (*Accesses, error) {
 	if m := c.Method(); m.WholeLists || m.Dependent {
 		return nil, errs.New(errs.Usage,
 			"%v %s: no skew and no degrees tell what it draws; plan for a dataset or a trace",
@@ -104,16 +104,16 @@ func fromPopularity(g Graph, p *Popularity, c plan.Config) (*accesses, error) {
 			"a mini-batch of %d seeds at fanout %v draws %s edges: at most %s can be planned for; give smaller ones",
 			seeds, c.Fanouts, units.FormatCount(sum), units.FormatCount(maxDraws))
 	}
-	a := &accesses{by: pop.by, hot: "how often a node is drawn", rows: g.Nodes,
-		epoch: int((train + int64(c.Batch) - 1) / int64(c.Batch)), most: math.MaxInt32,
-		edges: g.Edges, popularity: &pop}
-	a.topology, a.wide = topologyBytes(g.Nodes, g.Edges)
+	a := &Accesses{By: pop.by, hot: "how often a node is drawn", Rows: g.Nodes,
+		Batches: int((train + int64(c.Batch) - 1) / int64(c.Batch)), Most: math.MaxInt32,
+		Edges: g.Edges, Popularity: &pop}
+	a.Topology, a.Wide = TopologyBytes(g.Nodes, g.Edges)
 	if pop.rows > 0 {
-		a.by += fmt.Sprintf(" (1/rank^%.3g)", pop.power)
+		a.By += fmt.Sprintf(" (1/rank^%.3g)", pop.power)
 	}
 	at := newPlaces(g.Nodes, philox.Mix(c.Seed))
 	a.row = at.row
-	a.draw = func(_ context.Context, i int) (*batch, error) {
+	a.Draw = func(_ context.Context, i int) (*Batch, error) {
 		return drawBatch(&pop, at, g.Nodes, int(seeds), per, philox.Mix(c.Seed^philox.Mix(
 			uint64(i)+1))), nil
 	}
@@ -125,15 +125,15 @@ const maxDraws = 1 << 27
 
 // drawBatch draws one mini-batch.
 func drawBatch(p *Popularity, at places, nodes int64, seeds int, per []float64,
-	key uint64) *batch {
+	key uint64) *Batch {
 	count := uint64(0)
 	uniform := func() float64 {
 		count++
 		return float64(philox.Mix(key+count)>>11) / (1 << 53)
 	}
-	met, ranks := newSet(4*seeds), make([]int64, 0, 4*seeds)
+	met, ranks := NewSet(4*seeds), make([]int64, 0, 4*seeds)
 	for len(ranks) < seeds {
-		if r := int64(uniform() * float64(nodes)); met.add(r) {
+		if r := int64(uniform() * float64(nodes)); met.Add(r) {
 			ranks = append(ranks, r)
 		}
 	}
@@ -141,15 +141,15 @@ func drawBatch(p *Popularity, at places, nodes int64, seeds int, per []float64,
 	for _, k := range per {
 		n := int64(math.Round(float64(len(ranks)) * k))
 		for range n {
-			if r := p.rank(uniform(), nodes); met.add(r) {
+			if r := p.Rank(uniform(), nodes); met.Add(r) {
 				ranks = append(ranks, r)
 			}
 		}
 		edges, hopEnd = append(edges, n), append(hopEnd, int64(len(ranks)))
 	}
-	b := &batch{shape: cost.MadeUp(hopEnd, edges), ranks: ranks, rows: make([]int64, len(ranks))}
+	b := &Batch{Shape: cost.MadeUp(hopEnd, edges), Ranks: ranks, Rows: make([]int64, len(ranks))}
 	for i, r := range ranks {
-		b.rows[i] = at.row(r)
+		b.Rows[i] = at.row(r)
 	}
 	return b
 }
@@ -158,7 +158,7 @@ func drawBatch(p *Popularity, at places, nodes int64, seeds int, per []float64,
 const maxTraced = 16 << 20
 
 // fromTrace takes the mini-batches of a trace's first epoch. g has what the trace does not say.
-func fromTrace(ctx context.Context, path string, g *Graph, c *plan.Config) (_ *accesses,
+func fromTrace(ctx context.Context, path string, g *Graph, c *plan.Config) (_ *Accesses,
 	err error) {
 	r, err := trace.Open(path)
 	if err != nil {
@@ -177,10 +177,10 @@ func fromTrace(ctx context.Context, path string, g *Graph, c *plan.Config) (_ *a
 	for _, f := range h.Fanouts {
 		c.Fanouts = append(c.Fanouts, int(f))
 	}
-	a := &accesses{by: "trace " + path, rows: h.Rows, bytes: int(h.RowBytes), edges: g.Edges}
-	a.topology, a.wide = topologyBytes(g.Nodes, g.Edges)
+	a := &Accesses{By: "trace " + path, Rows: h.Rows, bytes: int(h.RowBytes), Edges: g.Edges}
+	a.Topology, a.Wide = TopologyBytes(g.Nodes, g.Edges)
 	if g.Edges == 0 {
-		a.topology = 0
+		a.Topology = 0
 		a.notes = append(a.notes,
 			"a trace does not say how many edges its graph has: the topology's memory is not counted")
 	}
@@ -190,25 +190,25 @@ func fromTrace(ctx context.Context, path string, g *Graph, c *plan.Config) (_ *a
 			return prepare.Interrupted(ctx)
 		}
 		epoch = b.Epoch
-		a.epoch++
+		a.Batches++
 		rows := slices.Concat(b.Parts...)
 		for _, v := range rows {
 			if counts[v] < math.MaxUint32 {
 				counts[v]++
 			}
 		}
-		if next := len(a.drawn)+1 == a.epoch; next && len(rows) > 0 &&
+		if next := len(a.drawn)+1 == a.Batches; next && len(rows) > 0 &&
 			(kept == 0 || kept+len(rows) <= maxTraced) {
 			kept += len(rows)
-			a.drawn = append(a.drawn, &batch{rows: rows,
-				shape: tracedShape(b.Parts, c.Batch, c.Fanouts, g)})
+			a.drawn = append(a.drawn, &Batch{Rows: rows,
+				Shape: tracedShape(b.Parts, c.Batch, c.Fanouts, g)})
 		}
 		return prepare.Interrupted(ctx)
 	}})
 	if err != nil {
 		return nil, err
 	}
-	if a.most = len(a.drawn); a.most == 0 {
+	if a.Most = len(a.drawn); a.Most == 0 {
 		return nil, errs.New(errs.Usage,
 			"trace %s holds no mini-batch of training: nothing to plan for", path)
 	}
@@ -229,7 +229,7 @@ func fromTrace(ctx context.Context, path string, g *Graph, c *plan.Config) (_ *a
 }
 
 // rank fills in the ranks of what was drawn.
-func (a *accesses) rank(scores []uint32) {
+func (a *Accesses) rank(scores []uint32) {
 	ranks, order := ranksOf(scores)
 	a.row = func(rank int64) int64 { return int64(order[rank]) }
 	for _, b := range a.drawn {
@@ -237,12 +237,12 @@ func (a *accesses) rank(scores []uint32) {
 	}
 }
 
-// hottest is the state of a cache that earlier epochs have filled: it holds the hottest rows, and
+// Hottest is the state of a cache that earlier epochs have filled: it holds the hottest rows, and
 // the least hot one of them goes first. Where met is given, the slots of rows that none of those
 // batches accesses are empty, which looks up fewer rows: in one tier they leave in the same order
 // and are never read, so nothing that a plan counts is another.
-func (a *accesses) hottest(slots int64, met []*batch) *superbatch.State {
-	n := min(slots, a.rows)
+func (a *Accesses) Hottest(slots int64, met []*Batch) *superbatch.State {
+	n := min(slots, a.Rows)
 	s := &superbatch.State{Rows: make([]int64, slots), Reuse: make([]int32, 0, slots)}
 	for i := range s.Rows {
 		s.Rows[i] = superbatch.Empty
@@ -251,9 +251,9 @@ func (a *accesses) hottest(slots int64, met []*batch) *superbatch.State {
 		}
 	}
 	for _, b := range met {
-		for k, rank := range b.ranks {
+		for k, rank := range b.Ranks {
 			if rank < n {
-				s.Rows[rank] = b.rows[k]
+				s.Rows[rank] = b.Rows[k]
 			}
 		}
 	}
@@ -266,10 +266,10 @@ func (a *accesses) hottest(slots int64, met []*batch) *superbatch.State {
 	return s
 }
 
-func (b *batch) setRanks(ranks []uint32) {
-	b.ranks = make([]int64, len(b.rows))
-	for i, v := range b.rows {
-		b.ranks[i] = int64(ranks[v])
+func (b *Batch) setRanks(ranks []uint32) {
+	b.Ranks = make([]int64, len(b.Rows))
+	for i, v := range b.Rows {
+		b.Ranks[i] = int64(ranks[v])
 	}
 }
 
@@ -354,22 +354,18 @@ func fanout(f int, g *Graph) float64 {
 }
 
 // fromDataset samples the mini-batches of a dataset's first epoch.
-func fromDataset(ctx context.Context, c plan.Config, in prepare.Inputs,
-	obs report.Observer) (_ *accesses, err error) {
+func fromDataset(ctx context.Context, c plan.Config, hotness string, in prepare.Inputs,
+	obs report.Observer) (_ *Accesses, err error) {
 	asked := c
-	if c.Planned() || c.LaidOut() || c.MegaBatched() {
-		// What these modes place by is their own; here rows only need an order.
-		asked.Hotness = plan.HotnessPresample
-		if c.LaidOut() { // the tiers hold what the packed mini-batches access most
-			asked.Hotness = plan.HotnessForesight
-		}
+	if hotness != "" { // tiers place by something of their own; here rows only need an order
+		asked.Hotness = hotness
 	}
 	s, err := prepare.Open(ctx, asked, in, obs)
 	if err != nil {
 		return nil, err
 	}
-	a := &accesses{by: "samples of dataset " + in.Dataset.Meta.Name, rows: s.Rows, close: s.Close,
-		topology: s.Topology.Bytes(), wide: s.Topology.Wide(), edges: in.Dataset.Meta.Edges}
+	a := &Accesses{By: "samples of dataset " + in.Dataset.Meta.Name, Rows: s.Rows, close: s.Close,
+		Topology: s.Topology.Bytes(), Wide: s.Topology.Wide(), Edges: in.Dataset.Meta.Edges}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -397,22 +393,22 @@ func fromDataset(ctx context.Context, c plan.Config, in prepare.Inputs,
 	a.hot = s.Hotness.String()
 	epoch := c.SampleEpoch(0)
 	seeds := s.Shuffled(train, epoch)
-	a.epoch = seeds.Len()
-	a.most = a.epoch
+	a.Batches = seeds.Len()
+	a.Most = a.Batches
 	mb, err := s.NewBatch()
 	if err != nil {
 		return nil, err
 	}
-	a.draw = func(ctx context.Context, i int) (*batch, error) {
+	a.Draw = func(ctx context.Context, i int) (*Batch, error) {
 		if err := s.SampleWhole(ctx, mb, epoch, i, seeds.Seeds(i)); err != nil {
 			return nil, fmt.Errorf("batch %d: %w", i, err)
 		}
-		b := &batch{shape: cost.ShapeOf(mb)}
+		b := &Batch{Shape: cost.ShapeOf(mb)}
 		nodes := hostmem.View[int64](mb.Nodes.Bytes())
 		if s.Config.Method().WholeLists {
-			b.shape.CountLists(s.Topology.Indptr, nodes)
+			b.Shape.CountLists(s.Topology.Indptr, nodes)
 		}
-		b.rows = slices.Clone(nodes[:mb.HopEnd[len(mb.HopEnd)-1]])
+		b.Rows = slices.Clone(nodes[:mb.HopEnd[len(mb.HopEnd)-1]])
 		b.setRanks(ranks)
 		return b, nil
 	}

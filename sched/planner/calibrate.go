@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 
-	"helios/cache/policy"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 )
@@ -43,12 +42,17 @@ func (p *Planner) Calibrate(ctx context.Context, m Measured) (c Calibrated, err 
 	}
 	own := *p.o.Hardware.Profile
 	p.o.Hardware.Profile = &own
-	figure, lookup := "directory_ns", &own.CPU.DirectoryNS
-	if filled.Directory == policy.InSets {
-		figure, lookup = "sets_ns", &own.CPU.SetsNS
+	s, err := p.o.Find.of(&filled)
+	if err != nil {
+		return c, err
 	}
-	directory := filled.Dynamic() && m.Lookup > 0 &&
-		(filled.Directory != policy.InSets || !own.GPU.KeepsDirectory())
+	figure, lookup := "", &hardware.Figure{}
+	directory := false
+	if s.Directory != nil && m.Lookup > 0 {
+		if name, f := s.Directory(&filled, &own); f != nil {
+			figure, lookup, directory = name, f, true
+		}
+	}
 	was, first := own, *lookup
 	for range mostTries {
 		x, err := p.Plan(ctx, nil)

@@ -13,9 +13,6 @@ import (
 	"slices"
 
 	"helios/cache"
-	"helios/cache/packed"
-	"helios/cache/policy"
-	"helios/cache/superbatch"
 	"helios/gpuio"
 	"helios/gpuio/iosim"
 	"helios/internal/des"
@@ -47,13 +44,14 @@ type Options struct {
 	// nil: that of random parts, or half of them.
 	Cut    *float64
 	Prices Prices
+	Find   Find
 }
 
 // Planner makes plans that share what was sampled or drawn.
 type Planner struct {
 	o    Options
 	obs  report.Observer
-	kept map[string]*accesses
+	kept map[string]*Accesses
 }
 
 // New makes a planner. Close it.
@@ -65,7 +63,7 @@ func New(o Options, obs report.Observer) (*Planner, error) {
 		return nil, errs.New(errs.Usage, "%d mini-batches to play: 1 to %d are possible", o.Batches,
 			1<<20)
 	}
-	return &Planner{o: o, obs: obs, kept: map[string]*accesses{}}, nil
+	return &Planner{o: o, obs: obs, kept: map[string]*Accesses{}}, nil
 }
 
 // Close lets go of what was opened.
@@ -174,110 +172,71 @@ func (p *Planner) Plan(ctx context.Context, vary func(*Options)) (*Plan, error) 
 	if err != nil {
 		return nil, err
 	}
-	var played *virtual.Played
-	if j.c.MegaBatched() {
-		played, err = j.playMega(ctx, p)
-	} else {
-		played, err = virtual.Play(ctx, j.work, o.Hardware)
-	}
+	played, err := j.predict.Play(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return j.result(played)
 }
 
-// job is one plan at work.
-type job struct {
-	o       Options
-	c       plan.Config
-	a       *accesses
-	m       *iosim.Machine
-	layout  gpuio.Layout
-	bytes   int64 // of a row
-	tiers   plan.TierSizes
-	first   *batch
-	look    *lookups
-	work    virtual.Work
-	shape   packed.Shape
-	notes   []string
-	kernels *cost.Kernels
-	// Of mega-batches, once they have been played: what is said of them, and the bytes of the parts
-	// on disk, of mega-batches in CPU memory, and of what is in all of them.
-	mega                   *Mega
-	disk, memoryOf, static int64
+// Job is one plan at work.
+type Job struct {
+	Options  Options
+	Config   plan.Config
+	Accesses *Accesses
+	Machine  *iosim.Machine
+	Layout   gpuio.Layout
+	RowBytes int64 // of a row
+	Sizes    plan.TierSizes
+	First    *Batch
+	predict  Tiers
+	Observer report.Observer
+	Work     virtual.Work
+	Warm     int // batches that fill a tier before those that count
+	Notes    []string
+	kernels  *cost.Kernels
 }
 
-func (p *Planner) newJob(ctx context.Context, o Options) (*job, error) {
-	j := &job{o: o}
-	c, a, err := p.accesses(ctx, &j.o)
+func (p *Planner) newJob(ctx context.Context, o Options) (*Job, error) {
+	j := &Job{Options: o, Observer: p.obs}
+	c, a, err := p.accesses(ctx, &j.Options)
 	if err != nil {
 		return nil, err
 	}
-	j.c, j.a = c, a
-	g := &j.o.Graph
+	j.Config, j.Accesses = c, a
+	j.predict = o.Find(&c).New(j)
+	g := &j.Options.Graph
 	if err := g.check(); err != nil {
 		return nil, err
 	}
-	if j.m, err = iosim.NewMachine(des.New(), o.Hardware.Profile, o.Hardware.SSDs); err != nil {
+	if j.Machine, err = iosim.NewMachine(des.New(), o.Hardware.Profile,
+		o.Hardware.SSDs); err != nil {
 		return nil, err
 	}
-	lba, err := j.m.LBABytes()
+	lba, err := j.Machine.LBABytes()
 	if err != nil {
 		return nil, err
 	}
-	j.bytes = int64(o.RowType.RowBytes(g.Dim))
-	if j.layout, err = gpuio.NewLayout(a.rows, int(j.bytes), j.m.SSDs(), lba); err != nil {
+	j.RowBytes = int64(o.RowType.RowBytes(g.Dim))
+	if j.Layout, err = gpuio.NewLayout(a.Rows, int(j.RowBytes), j.Machine.SSDs(), lba); err != nil {
 		return nil, err
 	}
-	if j.first, err = a.get(ctx, 0); err != nil {
+	if j.First, err = a.Get(ctx, 0); err != nil {
 		return nil, err
 	}
 	if err := j.size(); err != nil {
 		return nil, err
 	}
-	j.kernels = cost.NewKernels(&o.Hardware.Profile.GPU.Ops, j.c, g.Dim, o.RowType,
-		g.Classes, a.wide)
+	j.kernels = cost.NewKernels(&o.Hardware.Profile.GPU.Ops, j.Config, g.Dim, o.RowType,
+		g.Classes, a.Wide)
 	n := j.batches() // may shorten superbatches
-	j.look = &lookups{ctx: ctx, c: j.c, a: a, tiers: j.tiers, perHop: j.c.PerHop(),
-		rowBytes: j.bytes}
-	j.work = virtual.Work{Config: j.c, Rows: a.rows, Dim: g.Dim, RowType: o.RowType,
-		Classes: g.Classes, WideIDs: a.wide, Batches: n}
-	if j.c.LaidOut() {
-		if j.shape, err = packed.NewShape(j.bytes, int64(lba)); err != nil {
-			return nil, err
-		}
-		j.work.PageBytes, j.work.Pages = j.shape.PageBytes, math.MaxInt64>>20
-		j.look.pages = j.shape.RowsPerPage
-	}
-	if j.c.Dynamic() {
-		j.look.warm = j.warm()
-	}
-	if j.c.Planned() {
-		if j.look.after, err = j.full(ctx, n); err != nil {
-			return nil, err
-		}
-	}
-	j.work.Source, j.work.Slots = j.look.source(), j.look.slots
-	return j, nil
-}
-
-// full is the state of tiers that know a superbatch, before the first of n batches.
-func (j *job) full(ctx context.Context, n int) (*superbatch.State, error) {
-	var met []*batch
-	if j.tiers.GPURows == 0 || j.tiers.CPURows == 0 {
-		for i := range n {
-			b, err := j.a.get(ctx, i)
-			if err != nil {
-				return nil, err
-			}
-			met = append(met, b)
-		}
-	}
-	return j.a.hottest(j.tiers.GPURows+j.tiers.CPURows, met), nil
+	j.Work = virtual.Work{Config: j.Config, Rows: a.Rows, Dim: g.Dim, RowType: o.RowType,
+		Classes: g.Classes, WideIDs: a.Wide, Batches: n}
+	return j, j.predict.Open(ctx, n)
 }
 
 // accesses settles the configuration, and gives the mini-batches that it asks for.
-func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *accesses, error) {
+func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *Accesses, error) {
 	c := o.Config
 	if c.Topology == "" {
 		c.Topology = plan.TopologyMemory
@@ -289,23 +248,25 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *acces
 	if err != nil {
 		return f, nil, err
 	}
-	if err := refused(f); err != nil {
+	s, err := o.Find.of(&f)
+	if err == nil {
+		err = s.refused(&f)
+	}
+	if err != nil {
 		return f, nil, err
 	}
 	key := fmt.Sprint(o.Trace, f.Batch, f.Fanouts, f.Seed, f.Sampler, f.BatchDependency, f.Hotness,
 		f.Presample, o.Graph.Nodes, o.Graph.Edges)
 	if p.kept[key] == nil {
-		var a *accesses
+		var a *Accesses
 		g := o.Graph
 		switch {
-		case o.Inputs.Dataset != nil && f.MegaBatched():
-			a = megaDataset(f, o.Inputs)
-		case o.Trace != "" && f.MegaBatched():
-			err = errs.New(errs.Usage,
-				"a trace does not say what is in which part, and %v %s trains on parts; plan by a skew, by degrees or for a dataset",
-				errs.Key("mode"), f.Mode)
+		case o.Inputs.Dataset != nil && s.Dataset != nil:
+			a = s.Dataset(f, o.Inputs)
+		case o.Trace != "" && s.RefuseTrace != nil:
+			err = s.RefuseTrace(&f)
 		case o.Inputs.Dataset != nil:
-			a, err = fromDataset(ctx, f, o.Inputs, p.obs)
+			a, err = fromDataset(ctx, f, s.Hotness, o.Inputs, p.obs)
 		case o.Trace != "":
 			a, err = fromTrace(ctx, o.Trace, &g, &f)
 		case o.Popularity != nil:
@@ -335,18 +296,17 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *acces
 }
 
 // refused names what the virtual clock cannot play.
-func refused(c plan.Config) error {
+func (s *System) refused(c *plan.Config) error {
 	switch {
 	case c.Topology == plan.TopologySSD:
 		return errs.New(errs.Capability, "a plan has the topology in memory; use %v %s",
 			errs.Key("topology"), plan.TopologyMemory)
-	case c.Superbatched() && !c.Planned():
-		return errs.New(errs.Capability, "a plan has superbatches under %v %s, not %s; use that",
-			errs.Key("policy"), plan.PolicyBelady, c.Policy)
 	case c.Reduce != plan.ReduceTree:
 		return errs.New(errs.Capability,
 			"a plan has gradients added by %v %s, not %s; leave it out",
 			errs.Key("reduce"), plan.ReduceTree, c.Reduce)
+	case s.Refuse != nil:
+		return s.Refuse(c)
 	}
 	return nil
 }
@@ -355,97 +315,63 @@ func refused(c plan.Config) error {
 const gpuSlack = 1 << 30
 
 // slots is the memory of the feature tensors of mini-batches under way.
-func (j *job) slots() int64 {
-	s := j.c.Schedule()
-	n := int64(len(j.first.rows))
-	slots := int64(s.Credits) * n * j.bytes
-	if j.onGPU() {
-		slots += int64(s.Credits)*n*cache.GPUTicketBytes + cache.GPUSetsWork(n, j.c.Window)
-	}
-	return slots
-}
-
-// onGPU tells whether kernels keep the directory of a dynamic tier.
-func (j *job) onGPU() bool {
-	return j.c.Dynamic() && j.c.Directory == policy.InSets &&
-		j.o.Hardware.Profile.GPU.KeepsDirectory()
-}
-
-// directory is what it takes of the GPU's memory for a tier of so many bytes.
-func (j *job) directory(bytes int64) (int64, error) {
-	if !j.onGPU() {
-		return 0, nil
-	}
-	lines, _, err := prepare.LayLines(j.layout, j.a.rows, j.c.CacheLine)
-	if err != nil {
-		return 0, err
-	}
-	return cache.GPUSetsBytes(j.c.Policy, min(bytes/lines.LineBytes, lines.Count(j.a.rows)),
-		j.c.Window > 0)
+func (j *Job) slots() int64 {
+	s := j.Config.Schedule()
+	n := int64(len(j.First.Rows))
+	return int64(s.Credits)*n*j.RowBytes + j.predict.SlotBytes(int64(s.Credits), n)
 }
 
 // size settles the tiers.
-func (j *job) size() error {
-	c, total := &j.c, j.a.rows*j.bytes
-	g := &j.o.Hardware.Profile.GPU
+func (j *Job) size() error {
+	c, total := &j.Config, j.Accesses.Rows*j.RowBytes
+	g := &j.Options.Hardware.Profile.GPU
 	memory := int64(g.MemoryGiB.Value * (1 << 30))
 	free := max(memory-gpuSlack-j.slots(), 0)
-	directory, err := j.directory(free)
+	directory, err := j.predict.DirectoryBytes(free)
 	if err != nil {
 		return err
 	}
 	if directory > 0 { // and the index of the CPU tier
-		directory += cache.IndexBytes(j.a.rows)
+		directory += cache.IndexBytes(j.Accesses.Rows)
 	}
 	free = max(free-directory, 0)
 	if c.GPUCacheAuto {
 		c.GPUCacheAuto, c.GPUCache = false, units.Budget{Bytes: min(free, total)}
-		if j.o.Hardware.Profile.OneMemory() {
+		if j.Options.Hardware.Profile.OneMemory() {
 			c.GPUCache = units.Budget{Percent: 5}
 		}
 	}
-	if j.o.Budget != (units.Budget{}) {
+	if j.Options.Budget != (units.Budget{}) {
 		if c.InMemory() {
 			return errs.New(errs.Usage, "%v: %v %s has all rows in memory; leave it out",
 				errs.Key("budget"), errs.Key("mode"), c.Mode)
 		}
-		j.divide(min(max(j.o.Budget.Of(total), 0), total), free)
+		j.divide(min(max(j.Options.Budget.Of(total), 0), total), free)
 	}
-	if j.tiers, err = c.TierRows(j.a.rows, j.bytes, math.MaxInt64/2, memory); err != nil {
+	if j.Sizes, err = c.TierRows(j.Accesses.Rows, j.RowBytes, math.MaxInt64/2, memory); err != nil {
 		return err
 	}
-	if gpu := j.tiers.GPURows * j.bytes; gpu > free {
-		j.notes = append(j.notes, fmt.Sprintf(
+	if gpu := j.Sizes.GPURows * j.RowBytes; gpu > free {
+		j.Notes = append(j.Notes, fmt.Sprintf(
 			"the GPU tier of %s leaves less than %s of the GPU's %s for mini-batches and the rest",
 			units.FormatBytes(gpu), units.FormatBytes(memory-free), units.FormatBytes(memory)))
 	}
-	if c.Planned() { // directories are as large as the tiers
-		most := int64(256 << 20)
-		if j.tiers.GPURows+j.tiers.CPURows > most {
-			return errs.New(errs.Usage,
-				"tiers of %d rows that know a superbatch: at most %d are possible; give a smaller %v",
-				j.tiers.GPURows+j.tiers.CPURows, most, errs.Key("cpu-cache"))
-		}
-	}
-	return nil
+	return j.predict.CheckSizes()
 }
 
 // divide divides a budget between the tiers that the run has; free bounds the GPU's.
-func (j *job) divide(all, free int64) {
-	c := &j.c
+func (j *Job) divide(all, free int64) {
+	c := &j.Config
 	hasGPU, hasCPU := c.GPUCache != (units.Budget{}), c.CPUCache != (units.Budget{})
 	var gpu, cpu int64
-	switch {
-	case hasGPU && hasCPU && c.Dynamic():
-		gpu = min(all/2, free)
-	case hasGPU:
-		gpu = min(all, free)
+	if hasGPU {
+		gpu = min(j.predict.GPUShare(all), free)
 	}
 	if hasCPU {
 		cpu = all - gpu
 	}
 	if left := all - gpu - cpu; left > 0 {
-		j.notes = append(j.notes, fmt.Sprintf("%s of the %s of %v stay unused: %v %s has no other tier",
+		j.Notes = append(j.Notes, fmt.Sprintf("%s of the %s of %v stay unused: %v %s has no other tier",
 			units.FormatBytes(left), units.FormatBytes(all), errs.Key("budget"), errs.Key("mode"), c.Mode))
 	}
 	c.GPUCache, c.CPUCache = units.Budget{Bytes: gpu}, units.Budget{Bytes: cpu}
@@ -453,107 +379,69 @@ func (j *job) divide(all, free int64) {
 
 // How many rows are played at most where nobody says how many batches, and the bounds of those.
 const (
-	playRows      = 3 << 20
-	warmRows      = 12 << 20
-	leastBatches  = 3
-	mostBatches   = 64
-	leastPlanned  = 8
-	mostGroups    = 3 * plan.MaxGroup
-	mostWarm      = 400
-	plannedFactor = 2
+	playRows     = 3 << 20
+	WarmRows     = 12 << 20
+	leastBatches = 3
+	mostBatches  = 64
+	MostGroups   = 3 * plan.MaxGroup
+	MostWarm     = 400
 )
 
 // batches is how many mini-batches are played.
-func (j *job) batches() int {
-	n := j.o.Batches
-	rows := max(len(j.first.rows), 1)
+func (j *Job) batches() int {
+	n := j.Options.Batches
+	rows := max(len(j.First.Rows), 1)
 	if n == 0 {
-		least, most, all := leastBatches, mostBatches, playRows
-		switch {
-		case j.c.Accumulate > 0:
-			most = mostGroups
-		case j.c.Planned():
-			least, all = leastPlanned, plannedFactor*playRows
-		}
+		least, most, all := j.predict.Bounds()
 		n = min(max(all/rows, least), most)
 	}
-	if !j.c.Planned() { // the last ones find nothing behind them to wait for
-		n += j.c.Schedule().Credits
+	n = min(n+j.predict.Beyond(), j.Accesses.Batches)
+	if j.Accesses.Most < n { // a trace that was not kept whole
+		n = j.Accesses.Most
 	}
-	n = min(n, j.a.epoch)
-	if j.a.most < n { // a trace that was not kept whole
-		n = j.a.most
-	}
-	if j.c.Planned() && n < j.a.epoch {
-		// Two superbatches: the second finds what the first left.
-		size := min(j.c.SuperbatchMost(j.a.epoch), max(n/2, 1))
-		if size < j.c.SuperbatchMost(j.a.epoch) {
-			j.notes = append(j.notes, fmt.Sprintf(
-				"superbatches of %d mini-batches are played, the run's have %d and save more reads",
-				size, min(j.c.SuperbatchMost(j.a.epoch), j.a.epoch)))
-		}
-		j.c.Superbatch = size
-		n = min(2*size, n)
-	}
-	return n
-}
-
-// warm is how many batches fill a dynamic tier first: a few times what it holds.
-func (j *job) warm() int {
-	rows := max(len(j.first.rows), 1)
-	slots := float64(j.tiers.GPURows)
-	n := int(math.Ceil(3 * slots / float64(rows)))
-	n = min(n, warmRows/rows, mostWarm, j.a.epoch)
-	if float64(n*rows) < slots {
-		j.notes = append(j.notes, fmt.Sprintf(
-			"%d mini-batches before those that are played do not fill the GPU tier: hits are fewer here than later",
-			n))
-	}
-	return n
+	return j.predict.Shorten(n)
 }
 
 // result turns what was played into an epoch's figures.
-func (j *job) result(r *virtual.Played) (*Plan, error) {
-	e, hw, c := &r.Epoch, j.o.Hardware.Profile, &j.c
+func (j *Job) result(r *virtual.Played) (*Plan, error) {
+	e, hw, c := &r.Epoch, j.Options.Hardware.Profile, &j.Config
 	n := len(r.Ends)
 	if n == 0 {
 		return nil, errs.New(errs.Failed, "no mini-batch was played: this is a bug")
 	}
-	scale := float64(j.a.epoch) / float64(n)
-	if j.c.MegaBatched() {
-		j.work.Batches = n
-	}
-	from, to := j.pace()
+	scale := float64(j.Accesses.Batches) / float64(n)
+	from, to := j.predict.Pace(j.Work.Batches)
 	gpu, cpu, ssd := e.Tiers()
 	p := &Plan{
-		Modelled: true, Graph: j.o.Graph, From: j.a.by, Hotness: j.a.hot,
+		Modelled: true, Graph: j.Options.Graph, From: j.Accesses.By, Hotness: j.Accesses.hot,
 		Mode: c.Mode, Model: c.Model, IOStack: c.IOStack, Pipeline: c.Pipeline, Policy: c.Policy,
-		Hardware: hw.Name, SSDModel: j.m.ModelName(), SSDs: j.m.SSDs(), Fanouts: c.Fanouts,
-		Batch: c.Batch, RowBytes: j.bytes,
-		Seconds: epochSeconds(r.Ends, j.a.epoch, from, to),
-		Batches: j.a.epoch, Played: n, Warm: j.look.warm,
+		Hardware: hw.Name, SSDModel: j.Machine.ModelName(), SSDs: j.Machine.SSDs(),
+		Fanouts: c.Fanouts,
+		Batch:   c.Batch, RowBytes: j.RowBytes,
+		Seconds: epochSeconds(r.Ends, j.Accesses.Batches, from, to),
+		Batches: j.Accesses.Batches, Played: n, Warm: j.Warm,
 		Stall: e.Stall, Overlap: e.Overlap,
-		RowsGPU: scaled(gpu, scale), RowsCPU: scaled(cpu, scale),
-		RowsSSD: scaled(ssd, scale), BytesSSD: scaled(e.BytesSSD, scale),
-		SSDCommands: scaled(e.SSDCommands, scale),
+		RowsGPU: Scaled(gpu, scale), RowsCPU: Scaled(cpu, scale),
+		RowsSSD: Scaled(ssd, scale), BytesSSD: Scaled(e.BytesSSD, scale),
+		SSDCommands: Scaled(e.SSDCommands, scale),
 		HitRatio:    e.HitRatio, ReadAmplification: e.ReadAmplification,
-		GPUCacheBytes: j.tiers.GPURows * j.bytes, CPUCacheBytes: j.tiers.CPURows * j.bytes,
-		Notes: slices.Concat(j.a.notes, j.notes),
+		GPUCacheBytes: j.Sizes.GPURows * j.RowBytes, CPUCacheBytes: j.Sizes.CPURows * j.RowBytes,
+		Notes: slices.Concat(j.Accesses.notes, j.Notes),
 	}
 	p.Hotness = cmp.Or(p.Hotness, "none")
-	p.BytesGPU, p.BytesCPU = p.RowsGPU*j.bytes, p.RowsCPU*j.bytes
+	p.BytesGPU, p.BytesCPU = p.RowsGPU*j.RowBytes, p.RowsCPU*j.RowBytes
 	p.SSDBytesPerSecond = float64(p.BytesSSD) / p.Seconds
 	s := e.StageSeconds
 	p.Busy = map[string]float64{resSampling: s.Sample * scale, resInspect: s.Inspect * scale,
 		resLookup: s.Lookup * scale, resSSDs: r.SSDSeconds * scale, resLink: r.LinkSeconds * scale,
 		resGather: s.Gather * scale, resTraining: s.Train * scale,
 		resCopies: r.CopySeconds * scale}
-	p.Bottleneck = bottleneck(e, r, max(j.c.Replicas, 1))
-	p.Mega = j.mega
+	p.Bottleneck = bottleneck(e, r, max(j.Config.Replicas, 1))
+	j.predict.Describe(p)
 	j.prepare(p, s.Sample/float64(n))
 	j.memory(p)
-	if j.o.Prices.given() {
-		p.Cost = j.o.Prices.of(p, hw)
+	if j.Options.Prices.given() {
+		p.Cost = j.Options.Prices.of(p, hw)
 	}
 	if x := j.slowest(); x != "" {
 		p.Notes = append(p.Notes, x)
@@ -561,27 +449,8 @@ func (j *job) result(r *virtual.Played) (*Plan, error) {
 	return p, nil
 }
 
-func scaled(n int64, by float64) int64 { return int64(math.Round(float64(n) * by)) }
-
-// pace returns which of the mini-batches that are played tell how fast an epoch goes: those from
-// one on, up to another. Of the last ones, as many as are in flight at once, the rows came while
-// those before trained, and none came beside them. Superbatches end together: the second is
-// what tells. Groups of merged reads end together too, and all of them count.
-func (j *job) pace() (from, to int) {
-	n := j.work.Batches
-	switch {
-	case j.c.MegaBatched(): // whole ones, of an epoch behind another
-		return -1, n - 1
-	case j.c.Accumulate > 0:
-		return -1, n - 1
-	case j.c.Planned():
-		return n/2 - 1, n - 1
-	}
-	if to = n - 1 - j.c.Schedule().Credits; to < 1 {
-		return -1, n - 1
-	}
-	return to / 3, to
-}
+// Scaled returns a number times a factor, rounded.
+func Scaled(n int64, by float64) int64 { return int64(math.Round(float64(n) * by)) }
 
 // epochSeconds continues the times at which mini-batches ended to an epoch of so many, at the pace
 // of those behind from, up to to.
@@ -632,17 +501,17 @@ func bottleneck(e *report.EpochResult, r *virtual.Played, replicas int) string {
 }
 
 // slowest says what unequal SSDs cost.
-func (j *job) slowest() string {
-	read := int64(j.layout.ReadBytes())
+func (j *Job) slowest() string {
+	read := int64(j.Layout.ReadBytes())
 	least, sum, at := math.Inf(1), 0.0, ""
-	for i, x := range j.m.Models() {
-		b := j.m.BoundOf(i, read)
+	for i, x := range j.Machine.Models() {
+		b := j.Machine.BoundOf(i, read)
 		sum += b
 		if b < least {
 			least, at = b, x.Name
 		}
 	}
-	reached := least * float64(j.m.SSDs()) / sum
+	reached := least * float64(j.Machine.SSDs()) / sum
 	if reached > 0.99 || math.IsInf(sum, 1) {
 		return ""
 	}

@@ -1,4 +1,4 @@
-package planner
+package planner_test
 
 import (
 	"context"
@@ -23,10 +23,25 @@ import (
 	"helios/internal/units"
 	"helios/sched/cost"
 	"helios/sched/plan"
+	"helios/sched/planner"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
+
+// Keys of Plan.Busy.
+const (
+	resLookup   = "lookup"
+	resSSDs     = "ssds"
+	resLink     = "link"
+	resTraining = "training"
+	resCopies   = "copies to other GPUs"
+	resNothing  = "nothing overlaps"
+)
+
+// closeEnough is how near calibration comes.
+const closeEnough = 0.01
 
 func profile(t testing.TB, name string) *hardware.Profile {
 	t.Helper()
@@ -35,27 +50,27 @@ func profile(t testing.TB, name string) *hardware.Profile {
 	return p
 }
 
-func skew(t testing.TB, text string) *Popularity {
+func skew(t testing.TB, text string) *planner.Popularity {
 	t.Helper()
-	p, err := ParsePopularity(text)
+	p, err := planner.ParsePopularity(text)
 	require.NoError(t, err)
 	return p
 }
 
 // small is a plan that takes milliseconds.
-func small(t testing.TB, mode string) Options {
-	return Options{
+func small(t testing.TB, mode string) planner.Options {
+	return planner.Options{Find: tiers.Prediction,
 		Config:   plan.Config{Mode: mode, Fanouts: []int{5, 5}, Batch: 32},
 		Hardware: cost.Hardware{Profile: profile(t, "a100-p5510x12"), SSDs: 2},
-		Graph: Graph{Name: "s", Nodes: 100_000, Edges: 1_500_000, Dim: 128, Classes: 8,
+		Graph: planner.Graph{Name: "s", Nodes: 100_000, Edges: 1_500_000, Dim: 128, Classes: 8,
 			Train: 0.05},
 		Popularity: skew(t, "10%:60%"), Batches: 6,
 	}
 }
 
-func find(t testing.TB, o Options, vary func(*Options)) *Plan {
+func find(t testing.TB, o planner.Options, vary func(*planner.Options)) *planner.Plan {
 	t.Helper()
-	p, err := New(o, report.Observer{})
+	p, err := planner.New(o, report.Observer{})
 	require.NoError(t, err)
 	x, err := p.Plan(context.Background(), vary)
 	require.NoError(t, err)
@@ -83,7 +98,7 @@ func TestModes(t *testing.T) {
 		}
 		require.Equal(t, 157, x.Batches, mode)
 		require.Greater(t, x.Seconds, 0.0, mode)
-		require.Contains(t, append(Resources, resNothing), x.Bottleneck, mode)
+		require.Contains(t, append(planner.Resources, resNothing), x.Bottleneck, mode)
 		rows := x.RowsGPU + x.RowsCPU + x.RowsSSD
 		require.Greater(t, rows, int64(157*32), mode)
 		require.InDelta(t, 1-float64(x.RowsSSD)/float64(rows), x.HitRatio, 1e-3, mode)
@@ -133,7 +148,7 @@ func TestShareOfAccesses(t *testing.T) {
 	o.Config.CPUCache = units.Budget{Percent: 10}
 	require.InDelta(t, 0.6, find(t, o, nil).HitRatio, 0.02)
 	o.Popularity = skew(t, "10%:95%")
-	p, err := New(o, report.Observer{})
+	p, err := planner.New(o, report.Observer{})
 	require.NoError(t, err)
 	_, err = p.Plan(context.Background(), nil)
 	require.ErrorContains(t, err, "take at most")
@@ -145,9 +160,9 @@ func TestShareOfAccesses(t *testing.T) {
 // A file of degrees gives nodes and edges, and the hot nodes are those of the highest degree.
 func TestDegrees(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")
-	write := func(text string) (*Popularity, error) {
+	write := func(text string) (*planner.Popularity, error) {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		return ReadDegrees(path)
+		return planner.ReadDegrees(path)
 	}
 	p, err := write("# degree nodes\n1 900\n91,100\n0 5\n")
 	require.NoError(t, err)
@@ -157,76 +172,28 @@ func TestDegrees(t *testing.T) {
 	require.EqualValues(t, 10000, m)
 	hot := 0
 	for i := range 1000 {
-		r := p.rank((float64(i)+0.5)/1000, n)
+		r := p.Rank((float64(i)+0.5)/1000, n)
 		require.True(t, r >= 0 && r < 1000, "a node without edges is not drawn: %d", r)
 		if r < 100 {
 			hot++
 		}
 	}
 	require.Equal(t, 910, hot)
-	require.InDelta(t, (900*1+100*10)/1005.0, p.drawn(10, 9.95), 1e-9)
+	require.InDelta(t, (900*1+100*10)/1005.0, p.DrawnOf(10, 9.95, 1), 1e-9)
 	for _, text := range []string{"", "1\n", "a 1\n", "1 -1\n", "0 7\n", "1 2 3\n",
 		"1 99999999999999999999\n"} {
 		_, err := write(text)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%q: %v", text, err)
 	}
-	_, err = ReadDegrees(filepath.Join(t.TempDir(), "no"))
+	_, err = planner.ReadDegrees(filepath.Join(t.TempDir(), "no"))
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
-}
-
-// Whatever a file of degrees holds, it is refused, or gives a graph whose nodes that have edges are
-// drawn, and no other.
-func FuzzDegrees(f *testing.F) {
-	f.Add([]byte("# degree nodes\n1 900\n91,100\n0 5\n"), 0.5)
-	f.Add([]byte("1 1"), 0.999999999)
-	f.Add([]byte("1099511627776 64\n0 1099511627000\n"), 0.0)
-	f.Add([]byte("3;4\n3\t4\n\n"), 0.3)
-	f.Add([]byte("-1 1\n"), 0.1)
-	f.Fuzz(func(t *testing.T, text []byte, u float64) {
-		p, err := parseDegrees("d", text)
-		if err != nil {
-			require.Equal(t, errs.Usage, errs.ClassOf(err))
-			return
-		}
-		n, m, ok := p.Totals()
-		require.True(t, ok && n >= 1 && n <= maxNodes && m >= 1 && m <= 64*maxNodes, "%d, %d", n, m)
-		if !(u >= 0 && u < 1) {
-			return
-		}
-		r := p.rank(u, n)
-		require.True(t, r >= 0 && r < n)
-		require.Positive(t, p.chance(float64(r), n), "rank %d of %d has no edge", r, n)
-		mean := float64(m) / float64(n)
-		for _, fanout := range []int{-1, 1, 10, 1 << 20} {
-			d := p.drawn(fanout, mean)
-			require.True(t, d >= 0 && d <= mean*(1+1e-9), "%v of %v at fanout %d", d, mean, fanout)
-		}
-	})
 }
 
 func TestSkewsThatAreRefused(t *testing.T) {
 	for _, text := range []string{"", "zipf:", "zipf:-1", "zipf:NaN", "10%", "10:70", "0%:70%",
 		"10%:100%", "70%:10%", "10%:NaN%"} {
-		_, err := ParsePopularity(text)
+		_, err := planner.ParsePopularity(text)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%q: %v", text, err)
-	}
-}
-
-// Ranks go to rows one to one.
-func TestPlaces(t *testing.T) {
-	for _, n := range []int64{1, 2, 3, 1000, 4097} {
-		seen := map[int64]bool{}
-		at := newPlaces(n, 7)
-		for r := range n {
-			row := at.row(r)
-			require.True(t, row >= 0 && row < n && !seen[row])
-			seen[row] = true
-		}
-	}
-	s := newSet(1)
-	for i := range int64(5000) {
-		require.True(t, s.add(i*i))
-		require.False(t, s.add(i*i))
 	}
 }
 
@@ -249,20 +216,22 @@ func graphOf(t testing.TB) prepare.Inputs {
 }
 
 // ofDataset is a plan of a whole epoch of a dataset's mini-batches.
-func ofDataset(t testing.TB, in prepare.Inputs, mode string) Options {
-	return Options{Inputs: in, Batches: 100,
+func ofDataset(t testing.TB, in prepare.Inputs, mode string) planner.Options {
+	return planner.Options{Find: tiers.Prediction, Inputs: in, Batches: 100,
 		Hardware: cost.Hardware{Profile: profile(t, "a100-p5510x12"), SSDs: 2},
 		Config: plan.Config{Mode: mode, Fanouts: []int{5, 5}, Batch: 200,
 			HotnessDir: plan.NoFolder},
-		Graph: Graph{Name: "g", Nodes: 20_000, Edges: in.Dataset.Meta.Edges, Dim: 128,
+		Graph: planner.Graph{Name: "g", Nodes: 20_000, Edges: in.Dataset.Meta.Edges, Dim: 128,
 			Classes: 8, Train: 0.1}}
 }
 
 // played is a run's epoch on the virtual clock, by its number.
-func played(t testing.TB, o Options, epoch int) (report.EpochResult, *report.ModelledResult) {
+func played(t testing.TB, o planner.Options, epoch int) (report.EpochResult,
+	*report.ModelledResult) {
 	c := o.Config
 	c.NoEval, c.Epochs, c.Topology = true, epoch+1, plan.TopologyMemory
-	r, err := virtual.Run(context.Background(), c, o.Inputs, o.Hardware, report.Observer{})
+	r, err := virtual.Run(context.Background(), tiers.Simulation, c, o.Inputs, o.Hardware,
+		report.Observer{})
 	require.NoError(t, err)
 	return r.Epochs[epoch], r
 }
@@ -286,51 +255,6 @@ func TestPlanOfADatasetIsTheVirtualClocks(t *testing.T) {
 			[]int64{x.RowsGPU, x.RowsCPU, x.RowsSSD, x.BytesSSD, x.SSDCommands}, mode)
 		require.InEpsilon(t, e.Seconds, x.Seconds, 0.02, mode)
 	}
-}
-
-// Packed mini-batches are planned to the row, and what fills while it runs as it is once it is
-// full: a run's second epoch is near.
-func TestPlanOfADatasetWhoseTiersFill(t *testing.T) {
-	in := graphOf(t)
-	for _, x := range []struct {
-		mode  string
-		epoch int // of the run
-		off   float64
-	}{{plan.ModeDiskGNN, 0, 0}, {plan.ModeGIDS, 1, 0.05}, {plan.ModeBaM, 1, 0.05},
-		{plan.ModeGinex, 1, 0.15}} {
-		o := ofDataset(t, in, x.mode)
-		o.Config.GPUCache = units.Budget{Percent: 5}
-		p := find(t, o, nil)
-		e, _ := played(t, o, x.epoch)
-		for _, n := range [][2]int64{{e.RowsSSD, p.RowsSSD}, {e.BytesSSD, p.BytesSSD},
-			{e.SSDCommands, p.SSDCommands}} {
-			require.InEpsilon(t, n[0], n[1], x.off+1e-9, "%s: %v", x.mode, n)
-		}
-		require.InEpsilon(t, e.RowsGPU+e.RowsCPU+e.RowsSSD, p.RowsGPU+p.RowsCPU+p.RowsSSD, 0.03,
-			x.mode)
-		require.InEpsilon(t, e.Seconds, p.Seconds, x.off+0.001, x.mode)
-	}
-}
-
-// degreesOf are a topology's nodes by how often they are in-neighbours.
-func degreesOf(t testing.TB, topo *graph.Topology) *Popularity {
-	count := make([]int64, topo.NumNodes)
-	for v := range topo.NumNodes {
-		for i := range topo.InDegree(v) {
-			count[topo.Neighbor(v, i)]++
-		}
-	}
-	by := map[int64]int64{}
-	for _, n := range count {
-		by[n]++
-	}
-	var text []byte
-	for d, n := range by {
-		text = fmt.Appendf(text, "%d %d\n", d, n)
-	}
-	p, err := parseDegrees("out-degrees", text)
-	require.NoError(t, err)
-	return p
 }
 
 // Mega-batches of a dataset are the virtual clock's own. Made up by degrees and a cut, parts of
@@ -436,44 +360,14 @@ func TestTrace(t *testing.T) {
 	require.EqualValues(t, 512, find(t, o, nil).RowBytes, "as the run had them")
 	o.RowType = rowtype.Float16
 	require.Equal(t, 256, find(t, o, nil).Graph.Dim)
-	p, err := New(o, report.Observer{})
+	p, err := planner.New(o, report.Observer{})
 	require.NoError(t, err)
-	require.ErrorContains(t, p.Refused(Sweep{Key: "batch-size"}), "trace")
+	require.ErrorContains(t, p.Refused(planner.Sweep{Key: "batch-size"}), "trace")
 	o.Trace += ".no"
-	p, err = New(o, report.Observer{})
+	p, err = planner.New(o, report.Observer{})
 	require.NoError(t, err)
 	_, err = p.Plan(context.Background(), nil)
 	require.Error(t, err)
-}
-
-// Slots whose rows nobody accesses may as well be empty: a plan's figures are the same.
-func TestEmptySlotsOfSuperbatches(t *testing.T) {
-	for _, share := range []float64{2, 10, 40, 100} {
-		o := small(t, plan.ModeGinex)
-		o.Config.CPUCache = units.Budget{Percent: share}
-		o.Batches = 40
-		var plans []any
-		for _, empty := range []bool{true, false} {
-			p, err := New(o, report.Observer{})
-			require.NoError(t, err)
-			j, err := p.newJob(context.Background(), p.o)
-			require.NoError(t, err)
-			require.Zero(t, j.tiers.GPURows)
-			whole := j.a.hottest(j.tiers.CPURows, nil)
-			require.Equal(t, whole.Reuse, j.look.after.Reuse)
-			if !empty {
-				require.NotEqual(t, whole.Rows, j.look.after.Rows)
-				j.look.after = whole
-			}
-			r, err := virtual.Play(context.Background(), j.work, p.o.Hardware)
-			require.NoError(t, err)
-			x, err := j.result(r)
-			require.NoError(t, err)
-			plans = append(plans, x)
-			require.NoError(t, p.Close())
-		}
-		require.Equal(t, plans[1], plans[0], "%v%%", share)
-	}
 }
 
 // More SSDs shorten an epoch until something else bounds it, and doubling says so.
@@ -481,10 +375,10 @@ func TestSweepAndHalve(t *testing.T) {
 	o := small(t, plan.ModeHelios)
 	o.Graph.Dim, o.Config.Batch, o.Batches = 1024, 256, 8
 	o.Config.GPUCache, o.Config.CPUCache = units.Budget{Percent: 1}, plan.NoCache()
-	o.Prices = Prices{"machine": 3600, "ssd": 36}
-	s, err := ParseSweep("ssds=1..3")
+	o.Prices = planner.Prices{"machine": 3600, "ssd": 36}
+	s, err := planner.ParseSweep("ssds=1..3")
 	require.NoError(t, err)
-	p, err := New(o, report.Observer{})
+	p, err := planner.New(o, report.Observer{})
 	require.NoError(t, err)
 	var times []float64
 	for i, v := range s.Values {
@@ -510,20 +404,20 @@ func TestSweepAndHalve(t *testing.T) {
 }
 
 func TestParseSweep(t *testing.T) {
-	s, err := ParseSweep("batch-size=64..4096")
+	s, err := planner.ParseSweep("batch-size=64..4096")
 	require.NoError(t, err)
 	require.Equal(t, []string{"64", "128", "256", "512", "1024", "2048", "4096"}, s.Values)
-	s, err = ParseSweep("cpu-cache=0,5%,1GiB")
+	s, err = planner.ParseSweep("cpu-cache=0,5%,1GiB")
 	require.NoError(t, err)
 	require.Equal(t, []string{"0", "5%", "1GiB"}, s.Values)
 	for _, text := range []string{"", "ssds", "ssds=", "ssds=0..3", "ssds=5..2", "ssds=x",
 		"hidden=1",
 		"cpu-cache=200%", "ssds=1..99999999999999999999"} {
-		_, err := ParseSweep(text)
+		_, err := planner.ParseSweep(text)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%q: %v", text, err)
 	}
 	for _, text := range []string{"ssd", "ssd=-1", "disk=1", "ssd=1,ssd=2", "ssd=NaN"} {
-		_, err := ParsePrices(text)
+		_, err := planner.ParsePrices(text)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%q: %v", text, err)
 	}
 }
@@ -540,7 +434,7 @@ func TestUnequalSSDs(t *testing.T) {
 	mixed := find(t, o, nil)
 	require.Equal(t, "1 p5510 + 1 slow", mixed.SSDModel)
 	require.Contains(t, mixed.Notes[len(mixed.Notes)-1], "slow bounds them")
-	fast := find(t, o, func(o *Options) {
+	fast := find(t, o, func(o *planner.Options) {
 		only := own
 		only.SSDs.More = nil
 		o.Hardware = cost.Hardware{Profile: &only, SSDs: 2}
@@ -549,23 +443,16 @@ func TestUnequalSSDs(t *testing.T) {
 	require.Equal(t, mixed.RowsSSD, fast.RowsSSD)
 }
 
-// The pace of the middle continues, whatever the end does.
-func TestEpochSeconds(t *testing.T) {
-	require.Equal(t, 3.0, epochSeconds([]float64{1, 2, 3}, 3, 0, 2))
-	require.Equal(t, 12.0, epochSeconds([]float64{3, 4, 5, 5.5, 6}, 11, 0, 2))
-	require.Equal(t, 9.0, epochSeconds([]float64{1, 2, 3}, 9, -1, 2))
-	require.False(t, math.IsNaN(epochSeconds([]float64{1}, 5, -1, 0)))
-}
-
 // Training takes as long as it is told to, or the plan says why it cannot.
 func TestCalibrate(t *testing.T) {
 	o := small(t, plan.ModeHelios)
 	o.Hardware.Profile = profile(t, "host")
 	base := find(t, o, nil).Busy[resTraining]
 	for _, by := range []float64{0.2, 1, 3} {
-		p, err := New(o, report.Observer{})
+		p, err := planner.New(o, report.Observer{})
 		require.NoError(t, err)
-		c, err := p.Calibrate(context.Background(), Measured{Training: by * base, Lookup: 1})
+		c, err := p.Calibrate(context.Background(), planner.Measured{Training: by * base,
+			Lookup: 1})
 		require.NoError(t, err)
 		require.Positive(t, c.TensorTFLOPS)
 		require.Zero(t, c.LookupNS, "no dynamic tier")
@@ -576,9 +463,9 @@ func TestCalibrate(t *testing.T) {
 	}
 	require.Equal(t, base, find(t, o, nil).Busy[resTraining], "the profile is as it was")
 	for _, bad := range []float64{0, -1, math.NaN(), math.Inf(1), base * 1e-12} {
-		p, err := New(o, report.Observer{})
+		p, err := planner.New(o, report.Observer{})
 		require.NoError(t, err)
-		_, err = p.Calibrate(context.Background(), Measured{Training: bad})
+		_, err = p.Calibrate(context.Background(), planner.Measured{Training: bad})
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v: %v", bad, err)
 	}
 }
@@ -588,12 +475,12 @@ func TestAutoLeavesDirectory(t *testing.T) {
 	o := small(t, plan.ModeGIDS)
 	o.Config.Policy, o.Config.GPUCache, o.Config.GPUCacheAuto = "s3fifo", units.Budget{}, true
 	o.Config.CacheLine = plan.LineRow
-	plans := map[string]*Plan{}
+	plans := map[string]*planner.Plan{}
 	for _, kind := range policy.Kinds() {
 		own := *o.Hardware.Profile
-		plans[kind] = find(t, o, func(o *Options) {
+		plans[kind] = find(t, o, func(o *planner.Options) {
 			o.Config.Directory = kind
-			own.GPU.MemoryGiB.Value = (float64(gpuSlack) + 8<<20) / (1 << 30)
+			own.GPU.MemoryGiB.Value = (float64((1 << 30)) + 8<<20) / (1 << 30)
 			o.Hardware.Profile = &own
 		})
 	}
@@ -618,10 +505,10 @@ func calibrateDirectory(t *testing.T, kind, figure string) {
 	o.Hardware.Profile, o.Config.Directory = profile(t, "host"), kind
 	base := find(t, o, nil).Busy
 	require.Positive(t, base[resLookup])
-	p, err := New(o, report.Observer{})
+	p, err := planner.New(o, report.Observer{})
 	require.NoError(t, err)
 	c, err := p.Calibrate(context.Background(),
-		Measured{Training: 2 * base[resTraining], Lookup: base[resLookup] / 3})
+		planner.Measured{Training: 2 * base[resTraining], Lookup: base[resLookup] / 3})
 	require.NoError(t, err)
 	x, err := p.Plan(context.Background(), nil)
 	require.NoError(t, err)
@@ -632,7 +519,55 @@ func calibrateDirectory(t *testing.T, kind, figure string) {
 	require.Equal(t, figure, c.Directory)
 	require.InEpsilon(t, was[figure]/3, c.LookupNS, 0.05)
 	require.InEpsilon(t, own.AnnounceNS.Value/was[figure], c.AnnounceNS/c.LookupNS, 1e-9)
-	_, err = p.Calibrate(context.Background(), Measured{Training: base[resTraining], Lookup: 1e-12})
+	_, err = p.Calibrate(context.Background(), planner.Measured{Training: base[resTraining],
+		Lookup: 1e-12})
 	require.ErrorContains(t, err, "cpu."+figure)
 	require.NoError(t, p.Close())
+}
+
+// Packed mini-batches are planned to the row, and what fills while it runs as it is once it is
+// full: a run's second epoch is near.
+func TestPlanOfADatasetWhoseTiersFill(t *testing.T) {
+	in := graphOf(t)
+	for _, x := range []struct {
+		mode  string
+		epoch int // of the run
+		off   float64
+	}{{plan.ModeDiskGNN, 0, 0}, {plan.ModeGIDS, 1, 0.05}, {plan.ModeBaM, 1, 0.05},
+		{plan.ModeGinex, 1, 0.15}} {
+		o := ofDataset(t, in, x.mode)
+		o.Config.GPUCache = units.Budget{Percent: 5}
+		p := find(t, o, nil)
+		e, _ := played(t, o, x.epoch)
+		for _, n := range [][2]int64{{e.RowsSSD, p.RowsSSD}, {e.BytesSSD, p.BytesSSD},
+			{e.SSDCommands, p.SSDCommands}} {
+			require.InEpsilon(t, n[0], n[1], x.off+1e-9, "%s: %v", x.mode, n)
+		}
+		require.InEpsilon(t, e.RowsGPU+e.RowsCPU+e.RowsSSD, p.RowsGPU+p.RowsCPU+p.RowsSSD, 0.03,
+			x.mode)
+		require.InEpsilon(t, e.Seconds, p.Seconds, x.off+0.001, x.mode)
+	}
+}
+
+// degreesOf are a topology's nodes by how often they are in-neighbours.
+func degreesOf(t testing.TB, topo *graph.Topology) *planner.Popularity {
+	count := make([]int64, topo.NumNodes)
+	for v := range topo.NumNodes {
+		for i := range topo.InDegree(v) {
+			count[topo.Neighbor(v, i)]++
+		}
+	}
+	by := map[int64]int64{}
+	for _, n := range count {
+		by[n]++
+	}
+	var text []byte
+	for d, n := range by {
+		text = fmt.Appendf(text, "%d %d\n", d, n)
+	}
+	path := filepath.Join(t.TempDir(), "out-degrees")
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+	p, err := planner.ReadDegrees(path)
+	require.NoError(t, err)
+	return p
 }

@@ -39,19 +39,20 @@ type set struct {
 	n     int
 }
 
-func newSet(most int) *set {
+// NewSet makes a set with room for so many numbers.
+func NewSet(most int) *set {
 	size := 1 << bits.Len(uint(max(2*most, 1024)))
 	return &set{slots: make([]int64, size)}
 }
 
-// add tells whether x is new.
-func (s *set) add(x int64) bool {
+// Add tells whether x is new.
+func (s *set) Add(x int64) bool {
 	if 2*s.n >= len(s.slots) {
 		old := s.slots
 		s.slots, s.n = make([]int64, 2*len(old)), 0
 		for _, v := range old {
 			if v > 0 {
-				s.add(v - 1)
+				s.Add(v - 1)
 			}
 		}
 	}

@@ -151,10 +151,10 @@ func (p *Popularity) Totals() (nodes, edges int64, ok bool) {
 
 // drawn is how many of its in-neighbours a node draws on average at a fanout (-1: all) in a graph
 // of a mean degree. Without a distribution degrees are taken to spread exponentially.
-func (p *Popularity) drawn(fanout int, mean float64) float64 { return p.drawnOf(fanout, mean, 1) }
+func (p *Popularity) drawn(fanout int, mean float64) float64 { return p.DrawnOf(fanout, mean, 1) }
 
-// drawnOf is drawn where a share of every node's edges is there.
-func (p *Popularity) drawnOf(fanout int, mean, share float64) float64 {
+// DrawnOf is drawn where a share of every node's edges is there.
+func (p *Popularity) DrawnOf(fanout int, mean, share float64) float64 {
 	mean *= share
 	if fanout < 0 || mean == 0 {
 		return mean
@@ -170,8 +170,8 @@ func (p *Popularity) drawnOf(fanout int, mean, share float64) float64 {
 	return sum / p.groups[len(p.groups)-1].nodes
 }
 
-// rank turns a number in [0, 1) into the rank of one of n nodes.
-func (p *Popularity) rank(u float64, n int64) int64 {
+// Rank turns a number in [0, 1) into the rank of one of n nodes.
+func (p *Popularity) Rank(u float64, n int64) int64 {
 	if len(p.groups) > 0 {
 		want := u * p.groups[len(p.groups)-1].mass
 		i, _ := slices.BinarySearchFunc(p.groups, want,
@@ -190,15 +190,15 @@ func (p *Popularity) rank(u float64, n int64) int64 {
 	return min(max(int64(r-1), 0), n-1)
 }
 
-// below is the share of the draws that meet the hottest so many of n nodes.
-func (p *Popularity) below(hottest, n int64) float64 {
+// Below is the share of the draws that meet the hottest so many of n nodes.
+func (p *Popularity) Below(hottest, n int64) float64 {
 	switch {
 	case hottest <= 0:
 		return 0
 	case hottest >= n:
 		return 1
 	case len(p.groups) > 0:
-		return p.edgesOf(hottest, 0) / p.groups[len(p.groups)-1].mass
+		return p.EdgesOf(hottest, 0) / p.groups[len(p.groups)-1].mass
 	}
 	top, at, a := float64(n)+1, float64(hottest)+1, 1-p.power
 	if math.Abs(a) < 1e-9 {
@@ -207,8 +207,8 @@ func (p *Popularity) below(hottest, n int64) float64 {
 	return (math.Pow(at, a) - 1) / (math.Pow(top, a) - 1)
 }
 
-// edgesOf is the in-edges of the hottest so many nodes, of a graph of a mean degree.
-func (p *Popularity) edgesOf(hottest int64, mean float64) float64 {
+// EdgesOf is the in-edges of the hottest so many nodes, of a graph of a mean degree.
+func (p *Popularity) EdgesOf(hottest int64, mean float64) float64 {
 	if len(p.groups) == 0 {
 		return float64(hottest) * mean
 	}

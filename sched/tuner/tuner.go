@@ -209,3 +209,20 @@ func (t *Tuner) choose(ctx context.Context, k *Knob) error {
 	}
 	return nil
 }
+
+// Accumulator merges the reads of several mini-batches.
+type Accumulator interface {
+	// Shares are the shares of the SSDs' rate that are worth trying, the present one aside; nil:
+	// there is nothing to try.
+	Shares(all bool) []float64
+	// Aim has it aim at one.
+	Aim(share float64) error
+}
+
+// AccumulatorShares are the values of Accumulator.Shares.
+func AccumulatorShares(all bool) []float64 {
+	if all {
+		return []float64{0.5, 0.7, 0.8, 0.9, 0.95, 0.98}
+	}
+	return []float64{0.8, 0.95}
+}

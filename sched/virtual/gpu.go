@@ -10,7 +10,7 @@ import (
 	"helios/sched/cost"
 )
 
-// vgpu shares the modelled GPU between the kernels that run at once.
+// GPU shares the modelled GPU between the kernels that run at once.
 //
 //   - SMs go by stream priority; streams of one priority get shares by what they want, and what they
 //     want is their SM budget, or all. So a kernel on k of n SMs runs at the roofline of k, and budgets
@@ -20,7 +20,7 @@ import (
 //   - Reads of the CPU's memory go over the link into the GPU, which the SSDs' data takes too. A kernel
 //     ends when both its work and its reads are done; one that only waits for reads holds no SMs, as its
 //     few warps leave room for other kernels' blocks.
-type vgpu struct {
+type GPU struct {
 	sim  *des.Sim
 	m    *iosim.Machine
 	g    *hardware.GPU
@@ -28,17 +28,17 @@ type vgpu struct {
 	jobs []*vjob        // computing
 	last int64          // up to when progress is accounted
 	gen  uint64         // of the latest plan
-	// egress takes what kernels write to the CPU's memory; nil where nobody does.
-	egress *des.Link
+	// Egress takes what kernels write to the CPU's memory; nil where nobody does.
+	Egress *des.Link
 }
 
-func newVGPU(m *iosim.Machine) *vgpu {
-	return &vgpu{sim: m.Sim, m: m, g: &m.Profile.GPU, io: func() float64 { return 0 }}
+func newVGPU(m *iosim.Machine) *GPU {
+	return &GPU{sim: m.Sim, m: m, g: &m.Profile.GPU, io: func() float64 { return 0 }}
 }
 
 // vstream runs jobs in order.
 type vstream struct {
-	gpu   *vgpu
+	gpu   *GPU
 	prio  int
 	sms   int     // budget; 0: all
 	busy  float64 // ns in which its kernels ran, as far as they had the SMs that they wanted
@@ -65,7 +65,7 @@ type vjob struct {
 	nextIndex int
 }
 
-func (g *vgpu) stream(prio, sms int) *vstream { return &vstream{gpu: g, prio: prio, sms: sms} }
+func (g *GPU) stream(prio, sms int) *vstream { return &vstream{gpu: g, prio: prio, sms: sms} }
 
 // launch enqueues kernels. begin is called when the first of them runs, done when the host, or what
 // waits for the stream, knows that the last has ended; each may be nil.
@@ -167,7 +167,7 @@ func (j *vjob) alone(sms int) int64 {
 }
 
 // account brings all progress up to now.
-func (g *vgpu) account() {
+func (g *GPU) account() {
 	dt := float64(g.sim.Now() - g.last)
 	g.last = g.sim.Now()
 	for _, j := range g.jobs {
@@ -180,14 +180,14 @@ func (g *vgpu) account() {
 	}
 }
 
-// changed is called when the I/O kernels come or go.
-func (g *vgpu) changed() {
+// Changed is called when the I/O kernels come or go.
+func (g *GPU) Changed() {
 	g.account()
 	g.plan()
 }
 
 // plan shares the GPU anew and asks to be called when the first kernel ends.
-func (g *vgpu) plan() {
+func (g *GPU) plan() {
 	all := g.g.SMs.Value
 	free := max(all-g.io(), 0)
 	wants := func(j *vjob) float64 {
@@ -251,7 +251,7 @@ func (g *vgpu) plan() {
 }
 
 // ended takes out the kernels whose work is done, up to the rounding of a nanosecond.
-func (g *vgpu) ended() {
+func (g *GPU) ended() {
 	g.account()
 	var over []*vjob
 	g.jobs = slices.DeleteFunc(g.jobs, func(j *vjob) bool {
@@ -277,7 +277,7 @@ const (
 // uva has a kernel read bytes of the CPU's memory. They take the link in pieces as long as what the
 // SSDs have in line before them, so that both get half of it when both want it all, as from an
 // arbiter that takes turns.
-func (g *vgpu) uva(bytes int64, done func()) {
+func (g *GPU) uva(bytes int64, done func()) {
 	p := &g.m.Profile.PCIe
 	var send func()
 	send = func() {

@@ -12,7 +12,7 @@ import (
 )
 
 // gpuRig is a modelled GPU without SSDs in use.
-func gpuRig(t *testing.T) (*des.Sim, *vgpu) {
+func gpuRig(t *testing.T) (*des.Sim, *GPU) {
 	t.Helper()
 	hw, err := hardware.Load("a100-p5510x12")
 	require.NoError(t, err)

@@ -6,9 +6,7 @@ import (
 	"helios/gpuio"
 	"helios/gpuio/iosim"
 	"helios/graph"
-	"helios/internal/errs"
 	"helios/sched/cost"
-	"helios/sched/plan"
 )
 
 // A topology on storage on the virtual clock. Mini-batches are sampled for real over the dataset's
@@ -34,41 +32,23 @@ type lists struct {
 	waited int64 // ns in which hops waited for reads
 }
 
-// refuseStored refuses what cannot be played over a topology on storage.
-func refuseStored(cfg *plan.Config) error {
-	switch {
-	case cfg.Topology != plan.TopologySSD:
-		return nil
-	case cfg.MegaBatched():
-		return errs.New(errs.Capability,
-			"%v virtual partitions the graph of mega-batches in memory; use %v %s",
-			errs.Key("clock"), errs.Key("topology"), plan.TopologyMemory)
-	case cfg.NeighborShared && !cfg.SuperbatchOverlap:
-		return errs.New(errs.Capability,
-			"%v virtual has no times for memory that %v lends the CPU cache and takes back; give %v a size, or add %v",
-			errs.Key("clock"), errs.Key("neighbor-cache"), errs.Key("neighbor-cache"),
-			errs.Key("superbatch-overlap"))
-	}
-	return nil
-}
-
 // openLists makes what plays reads of neighbour lists, beside the rows' stack where there is one.
-func (m *vmachine) openLists(seed uint64) (err error) {
+func (m *Machine) openLists(seed uint64) (err error) {
 	if m.lists == nil {
 		return nil
 	}
-	m.lists.stack, err = iosim.New(m.m, iosim.Config{Stack: gpuio.StackCPU, Threads: 1,
-		Depth: max(readSlots/m.m.SSDs(), 1), ToHost: true, Seed: seed, Beside: m.stack})
+	m.lists.stack, err = iosim.New(m.Model, iosim.Config{Stack: gpuio.StackCPU, Threads: 1,
+		Depth: max(readSlots/m.Model.SSDs(), 1), ToHost: true, Seed: seed, Beside: m.Stack})
 	return err
 }
 
 // watchLists notes what each hop reads of a topology on storage.
-func watchLists(v *run) {
+func watchLists(v *Player) {
 	if !v.Topology.OnStorage() {
 		return
 	}
 	l := &lists{hops: map[*graph.MiniBatch][]cost.Stored{}, before: v.Topology.Storage()}
-	v.m.lists = l
+	v.Machine.lists = l
 	v.EachHop = func(mb *graph.MiniBatch, hop int) {
 		now := v.Topology.Storage()
 		d := now.Sub(l.before)
@@ -79,7 +59,7 @@ func watchLists(v *run) {
 }
 
 // shapeOf is the shape of a mini-batch that was sampled just now, or since the last of it.
-func (m *vmachine) shapeOf(mb *graph.MiniBatch) cost.Shape {
+func (m *Machine) shapeOf(mb *graph.MiniBatch) cost.Shape {
 	s := cost.ShapeOf(mb)
 	if m.lists != nil {
 		s.Stored = m.lists.hops[mb]
@@ -89,17 +69,17 @@ func (m *vmachine) shapeOf(mb *graph.MiniBatch) cost.Shape {
 
 // listReads is what sampling read since an earlier time, with the time that the model takes for it
 // since it had waited so long; nil for a topology in memory.
-func listReads(v *run, before *graph.StorageStats, waited int64) *graph.StorageStats {
+func listReads(v *Player, before *graph.StorageStats, waited int64) *graph.StorageStats {
 	r := v.TopologyReads(before)
 	if r != nil {
-		r.Wait = time.Duration(v.m.listWait() - waited)
+		r.Wait = time.Duration(v.Machine.listWait() - waited)
 		r.Retries = 0 // this machine's
 	}
 	return r
 }
 
 // listWait is how long hops have waited for reads, in ns.
-func (m *vmachine) listWait() int64 {
+func (m *Machine) listWait() int64 {
 	if m.lists == nil {
 		return 0
 	}
@@ -108,7 +88,7 @@ func (m *vmachine) listWait() int64 {
 
 // listInfo says how lists on storage are held; nil for a topology in memory. It says nothing of how
 // this machine reads them.
-func listInfo(v *run) *graph.StorageInfo {
+func listInfo(v *Player) *graph.StorageInfo {
 	i := v.TopologyInfo()
 	if i != nil {
 		i.Direct, i.IOUring, i.OpenSeconds = true, true, 0
@@ -117,21 +97,21 @@ func listInfo(v *run) *graph.StorageInfo {
 }
 
 // sampleHop samples hop h of a mini-batch: kernels do, or the CPU where lists are on storage.
-func (m *vmachine) sampleHop(on *vstream, s *cost.Shape, h int, done func(now int64)) {
+func (m *Machine) sampleHop(on *vstream, s *cost.Shape, h int, done func(now int64)) {
 	if s.Stored == nil {
-		on.launch(m.work.Hop(s, h), nil, done)
+		on.launch(m.Work.Hop(s, h), nil, done)
 		return
 	}
-	x, cpu := s.Stored[h], &m.m.Profile.CPU
+	x, cpu := s.Stored[h], &m.Model.Profile.CPU
 	drawing := int64(float64(x.Edges) * cpu.StoredNS.Value / max(cpu.Cores.Value, 1))
-	m.sim.After(drawing, func() {
+	m.Sim.After(drawing, func() {
 		on.busy += float64(drawing)
-		begin := m.sim.Now()
+		begin := m.Sim.Now()
 		m.readLists(x, func() {
-			from := m.sim.Now()
+			from := m.Sim.Now()
 			m.lists.waited += from - begin
-			m.m.Copy(m.work.HopBytes(s, h), func() {
-				now := m.sim.Now()
+			m.Model.Copy(m.Work.HopBytes(s, h), func() {
+				now := m.Sim.Now()
 				on.busy += float64(now - from)
 				done(now)
 			})
@@ -140,18 +120,18 @@ func (m *vmachine) sampleHop(on *vstream, s *cost.Shape, h int, done func(now in
 }
 
 // beginSampling hands the seeds of a mini-batch to who samples it.
-func (m *vmachine) beginSampling(on *vstream, s *cost.Shape, done func()) {
+func (m *Machine) beginSampling(on *vstream, s *cost.Shape, done func()) {
 	if s.Stored == nil {
-		on.launch(m.work.Begin(s), nil, func(int64) { done() })
+		on.launch(m.Work.Begin(s), nil, func(int64) { done() })
 		return
 	}
-	m.sim.After(0, done)
+	m.Sim.After(0, done)
 }
 
-// sampleWhole samples a mini-batch, hop after hop.
-func (m *vmachine) sampleWhole(on *vstream, s *cost.Shape, done func()) {
+// SampleWhole samples a mini-batch, hop after hop.
+func (m *Machine) SampleWhole(on *vstream, s *cost.Shape, done func()) {
 	if s.Stored == nil {
-		m.chain(on, m.work.Sampling(s), done)
+		m.chain(on, m.Work.Sampling(s), done)
 		return
 	}
 	var hop func(h int)
@@ -166,12 +146,12 @@ func (m *vmachine) sampleWhole(on *vstream, s *cost.Shape, done func()) {
 }
 
 // readLists plays the reads of a hop.
-func (m *vmachine) readLists(x cost.Stored, done func()) {
+func (m *Machine) readLists(x cost.Stored, done func()) {
 	if x.Reads == 0 {
-		m.sim.After(0, done)
+		m.Sim.After(0, done)
 		return
 	}
-	l, n := m.lists, int64(m.m.SSDs())
+	l, n := m.lists, int64(m.Model.SSDs())
 	per := make([]int64, n)
 	for i := range per {
 		per[i] = x.Reads / n

@@ -14,43 +14,43 @@ import (
 	"helios/sched/report"
 )
 
-// vmachine is the modelled machine with the operators' streams on it. It lives as long as a run, so
+// Machine is the modelled machine with the operators' streams on it. It lives as long as a run, so
 // that passes follow each other on its clock.
-type vmachine struct {
-	sim   *des.Sim
-	m     *iosim.Machine
-	gpu   *vgpu
-	stack *iosim.Stack // nil when no batch reads
-	work  *cost.Kernels
+type Machine struct {
+	Sim   *des.Sim
+	Model *iosim.Machine
+	Gpu   *GPU
+	Stack *iosim.Stack // nil when no batch reads
+	Work  *cost.Kernels
 	plan  plan.Schedule
 	rec   *timeline.Recorder
 
 	sampleS, lookupS, gatherS, trainS *vstream
-	superS                            *vstream // samples superbatches
+	SuperS                            *vstream // samples superbatches
 	replicas                          []*vreplica
 	sumS                              *vstream // adds their gradients
-	// directory is the CPU's where it looks rows of a dynamic tier up, in directoryNS each; nil:
+	// Directory is the CPU's where it looks rows of a dynamic tier up, in directoryNS each; nil:
 	// kernels do.
-	directory   *des.Pool
-	directoryNS float64
-	planned     bool // rows are where a superbatch's changes say
-	// filed is what mini-batches took to their superbatch's files and back, inspected what the
+	Directory   *des.Pool
+	DirectoryNS float64
+	Restored    bool // rows are where a superbatch's changes say
+	// Filed is what mini-batches took to their superbatch's files and back, inspected what the
 	// changes took to be found, in ns.
-	filed, inspected int64
+	Filed, Inspected int64
 
 	lists *lists // neighbour lists on storage; nil: they are in memory
 
 	credits, reads int64 // in use, in flight: for the timeline
 }
 
-// vpass is a walk over an order of seed nodes on the virtual clock: what package sched's walk does,
+// Pass is a walk over an order of seed nodes on the virtual clock: what package sched's walk does,
 // stage by stage, with events in the place of goroutines.
-type vpass struct {
-	*vmachine
-	name  string
-	epoch int // of the run
-	first int // batch
-	n     int // end
+type Pass struct {
+	*Machine
+	Name  string
+	Epoch int // of the run
+	First int // batch
+	End   int // end
 	vtraining
 	// window is how many batches after one that is looked up have been sampled by then. grouped:
 	// the reads of several batches are merged, up to one whose shape closes the group. staged: rows
@@ -58,9 +58,9 @@ type vpass struct {
 	// after part.
 	window          int
 	grouped, staged bool
-	// shape samples batch i and looks its rows up, for real.
-	shape func(i int) (*cost.Shape, error)
-	after func(b *vbatch)
+	// Shape samples batch i and looks its rows up, for real.
+	Shape func(i int) (*cost.Shape, error)
+	After func(b *Batch)
 
 	err      error
 	next     int // batch to sample
@@ -68,21 +68,21 @@ type vpass struct {
 	sampling bool
 	free     int // credits for samples
 
-	changes *vsuper    // whose mini-batches are played; nil: each is sampled by itself
-	parts   []vpending // for lookup, in order
+	Found   func(index int) int64 // when the changes of a batch are; nil: there are none
+	parts   []vpending            // for lookup, in order
 	looking bool
 	looks   int // batches looked up
 
 	vstaging
 	vdelivery
 
-	flying []*vbatch // sampled or being sampled, in order
+	flying []*Batch // sampled or being sampled, in order
 
-	start     int64
-	submit    int64
-	completes [][2]int64
+	Began     int64
+	Submit    int64
+	Completes [][2]int64
 	before    report.StageSeconds
-	end       int64
+	Ended     int64
 }
 
 // vtraining is what a pass has of the last operator.
@@ -93,7 +93,7 @@ type vtraining struct {
 	fleet    *vfleet // of several replicas; nil: one device trains
 	training bool
 	idle     int64 // since when training waits
-	waited   int64
+	Waited   int64
 }
 
 // vstaging holds what a pass over dynamic tiers keeps of sets of reads.
@@ -106,8 +106,8 @@ type vstaging struct {
 	out       int // batches handed to the SSDs, or past them, and not trained
 }
 
-// vbatch is a mini-batch in flight.
-type vbatch struct {
+// Batch is a mini-batch in flight.
+type Batch struct {
 	*cost.Shape
 	open    int  // parts that are not in place
 	whole   bool // all its parts have been looked up
@@ -116,7 +116,7 @@ type vbatch struct {
 }
 
 type vpending struct {
-	b    *vbatch
+	b    *Batch
 	part int
 	last bool
 }
@@ -128,51 +128,51 @@ type vgroup struct {
 	at      int // part that is next put in its place
 }
 
-// steps makes the pass one of training, whose mini-batches are shards of steps of so many.
-func (p *vpass) steps(shards, batches int) {
+// Steps makes the pass one of training, whose mini-batches are shards of steps of so many.
+func (p *Pass) Steps(shards, batches int) {
 	p.shard = func(i int) (at, of int) { return i % shards, min(shards, batches-i+i%shards) }
 }
 
-// begin begins the pass.
-func (p *vpass) begin() {
-	p.start = p.sim.Now()
+// Begin begins the pass.
+func (p *Pass) Begin() {
+	p.Began = p.Sim.Now()
 	p.before = p.streams()
-	p.end = p.start
+	p.Ended = p.Began
 }
 
-// walk plays batches p.first to p.n-1. It returns with nothing in flight.
-func (p *vpass) walk(ctx context.Context) error {
-	p.idle = p.sim.Now()
-	p.next, p.sampled, p.looks = p.first, p.first, p.first
+// Walk plays batches p.first to p.n-1. It returns with nothing in flight.
+func (p *Pass) Walk(ctx context.Context) error {
+	p.idle = p.Sim.Now()
+	p.next, p.sampled, p.looks = p.First, p.First, p.First
 	p.free, p.features = p.plan.Samples, p.plan.Credits
 	if p.grouped { // so that a group can fill
 		p.free += plan.MaxGroup
 	}
-	shape := p.shape
-	p.shape = func(i int) (*cost.Shape, error) {
+	shape := p.Shape
+	p.Shape = func(i int) (*cost.Shape, error) {
 		if err := prepare.Interrupted(ctx); err != nil {
 			return nil, err
 		}
 		return shape(i)
 	}
 	p.sample()
-	p.sim.Run()
-	if p.err == nil && (len(p.flying) > 0 || p.next < p.n) {
+	p.Sim.Run()
+	if p.err == nil && (len(p.flying) > 0 || p.next < p.End) {
 		p.err = errors.New("the modelled pipeline came to a halt with batches in flight")
 	}
 	return p.err
 }
 
 // tell draws the pass in the timeline.
-func (p *vpass) tell() {
+func (p *Pass) tell() {
 	if p.rec.On() {
-		p.rec.Span(report.TrackRun, p.name, p.start, p.end-p.start, nil)
+		p.rec.Span(report.TrackRun, p.Name, p.Began, p.Ended-p.Began, nil)
 	}
 }
 
 // sample takes a credit and samples the next batch.
-func (p *vpass) sample() {
-	if p.sampling || p.err != nil || p.next == p.n || p.free == 0 {
+func (p *Pass) sample() {
+	if p.sampling || p.err != nil || p.next == p.End || p.free == 0 {
 		return
 	}
 	// One operator at a time: a batch is sampled when what is looked up next needs it, and only
@@ -180,7 +180,7 @@ func (p *vpass) sample() {
 	if p.plan.Serial && p.staged && (p.out > 0 || p.next > p.looks+p.window) {
 		return
 	}
-	s, err := p.shape(p.next)
+	s, err := p.Shape(p.next)
 	if err != nil {
 		p.err = err
 		return
@@ -189,10 +189,10 @@ func (p *vpass) sample() {
 	p.free--
 	p.next++
 	p.credit(1)
-	b := &vbatch{Shape: s, open: len(s.Parts)}
+	b := &Batch{Shape: s, open: len(s.Parts)}
 	p.flying = append(p.flying, b)
-	begin := p.sim.Now()
-	if p.planned {
+	begin := p.Sim.Now()
+	if p.Restored {
 		p.restore(b, begin)
 		return
 	}
@@ -205,7 +205,7 @@ func (p *vpass) sample() {
 }
 
 // hop runs S_{h+1} and what follows it.
-func (p *vpass) hop(b *vbatch, h int, begin int64) {
+func (p *Pass) hop(b *Batch, h int, begin int64) {
 	p.sampleHop(p.sampleS, b.Shape, h, func(now int64) {
 		p.span(report.TrackSample, plan.OperatorName("S", h+1), begin, now, b, b.HopEnd[h+1])
 		last := h+1 == len(b.Blocks)
@@ -237,27 +237,27 @@ func (p *vpass) hop(b *vbatch, h int, begin int64) {
 }
 
 // hand passes a part of a batch on to lookup.
-func (p *vpass) hand(b *vbatch, part int, last bool) {
+func (p *Pass) hand(b *Batch, part int, last bool) {
 	p.parts = append(p.parts, vpending{b, part, last})
 	p.lookNext()
 }
 
-func (p *vpass) lookNext() {
+func (p *Pass) lookNext() {
 	if !p.looking {
 		p.lookup()
 	}
 }
 
 // ready tells whether a part may be looked up now.
-func (p *vpass) ready(w vpending) bool {
-	if p.sampled <= min(w.b.At+p.window, p.n-1) && p.window > 0 {
+func (p *Pass) ready(w vpending) bool {
+	if p.sampled <= min(w.b.At+p.window, p.End-1) && p.window > 0 {
 		return false
 	}
 	return !p.plan.Serial || !p.staged || p.out == 0 && !p.sampling
 }
 
 // lookup runs L, I and G for the next part in line.
-func (p *vpass) lookup() {
+func (p *Pass) lookup() {
 	if p.looking = len(p.parts) > 0 && p.ready(p.parts[0]); !p.looking {
 		return
 	}
@@ -274,9 +274,9 @@ func (p *vpass) lookup() {
 		p.lookup()
 		return
 	}
-	if p.changes != nil {
-		if at := p.changes.found(w.b.Index); at > p.sim.Now() {
-			p.sim.At(at, func() { p.lookUp(w) })
+	if p.Found != nil {
+		if at := p.Found(w.b.Index); at > p.Sim.Now() {
+			p.Sim.At(at, func() { p.lookUp(w) })
 			return
 		}
 	}
@@ -284,8 +284,8 @@ func (p *vpass) lookup() {
 }
 
 // lookUp runs L, I and G for a part that can be looked up.
-func (p *vpass) lookUp(w vpending) {
-	part, begin := &w.b.Parts[w.part], p.sim.Now()
+func (p *Pass) lookUp(w vpending) {
+	part, begin := &w.b.Parts[w.part], p.Sim.Now()
 	p.find(part, func(now int64) {
 		p.span(report.TrackLookup, p.op("L", w), begin, now, w.b, part.Count)
 		p.lookedUp(w)
@@ -294,7 +294,7 @@ func (p *vpass) lookUp(w vpending) {
 			p.lookup()
 			return
 		}
-		if p.planned {
+		if p.Restored {
 			p.fetch(w)
 			return
 		}
@@ -310,7 +310,7 @@ func (p *vpass) lookUp(w vpending) {
 				return
 			}
 			var from int64
-			p.gatherS.launch(p.work.Gather(part), func(now int64) { from = now }, func(now int64) {
+			p.gatherS.launch(p.Work.Gather(part), func(now int64) { from = now }, func(now int64) {
 				p.span(report.TrackGather, p.op("G", w), from, now, w.b, part.NGPU+part.NCPU)
 				in()
 			})
@@ -335,19 +335,19 @@ func (p *vpass) lookUp(w vpending) {
 	})
 }
 
-func (p *vpass) lookedUp(w vpending) {
+func (p *Pass) lookedUp(w vpending) {
 	if w.last {
 		w.b.whole = true
 		p.looks++
 		// the group goes on with a batch that may have to be sampled
 		if p.plan.Serial && p.staged && !(p.grouped && w.b.Closes) {
-			p.sim.After(0, p.sample)
+			p.Sim.After(0, p.sample)
 		}
 	}
 }
 
 // stage adds a part to the group, and hands the group to the SSDs when it is whole.
-func (p *vpass) stage(w vpending) {
+func (p *Pass) stage(w vpending) {
 	if p.group == nil {
 		p.group = &vgroup{}
 	}
@@ -371,7 +371,7 @@ func (p *vpass) stage(w vpending) {
 }
 
 // finish puts the next part in its place: all of its rows at once, in the order of the lookups.
-func (p *vpass) finish() {
+func (p *Pass) finish() {
 	if p.finishing || len(p.groups) == 0 || !p.groups[0].arrived {
 		return
 	}
@@ -395,7 +395,7 @@ func (p *vpass) finish() {
 	}
 	p.finishing = true
 	var from int64
-	p.gatherS.launch(p.work.Finish(part), func(now int64) { from = now }, func(now int64) {
+	p.gatherS.launch(p.Work.Finish(part), func(now int64) { from = now }, func(now int64) {
 		p.span(report.TrackGather, p.op("G", w), from, now, w.b, part.Count)
 		p.finishing = false
 		p.placed(w.b)
@@ -404,7 +404,7 @@ func (p *vpass) finish() {
 }
 
 // read reads the misses of parts as one set.
-func (p *vpass) read(parts []vpending, done func()) {
+func (p *Pass) read(parts []vpending, done func()) {
 	var per []int64
 	var commands, bytes, rows int64
 	batches := 0
@@ -424,18 +424,18 @@ func (p *vpass) read(parts []vpending, done func()) {
 		}
 	}
 	if commands == 0 {
-		p.sim.After(0, done)
+		p.Sim.After(0, done)
 		return
 	}
 	b := parts[0].b
 	p.flight(rows)
-	p.stack.SubmitSized(per, (bytes+commands/2)/commands, func(t iosim.Times) {
-		p.gpu.changed()
+	p.Stack.SubmitSized(per, (bytes+commands/2)/commands, func(t iosim.Times) {
+		p.Gpu.Changed()
 		p.flight(-rows)
-		p.submit += t.SubmitEndNS - t.SubmitNS
-		p.completes = append(p.completes, [2]int64{t.SubmitEndNS, t.DoneNS})
+		p.Submit += t.SubmitEndNS - t.SubmitNS
+		p.Completes = append(p.Completes, [2]int64{t.SubmitEndNS, t.DoneNS})
 		if p.rec.On() {
-			args := report.SetArgs(p.name, b.Index, batches, rows)
+			args := report.SetArgs(p.Name, b.Index, batches, rows)
 			p.rec.Span(report.TrackSubmit, p.op("I", parts[0]), t.SubmitNS,
 				t.SubmitEndNS-t.SubmitNS, args)
 			p.rec.Span(report.TrackComplete, p.op("C", parts[0]), t.SubmitEndNS,
@@ -443,18 +443,18 @@ func (p *vpass) read(parts []vpending, done func()) {
 		}
 		done()
 	})
-	p.gpu.changed()
+	p.Gpu.Changed()
 }
 
 // placed counts a part whose rows are all in place, and lets training begin.
-func (p *vpass) placed(b *vbatch) {
+func (p *Pass) placed(b *Batch) {
 	b.open--
 	p.deliver()
 	p.step()
 }
 
 // step runs T for the oldest batch in flight once it is whole.
-func (p *vpass) step() {
+func (p *Pass) step() {
 	if p.fleet != nil {
 		p.fleet.send()
 		return
@@ -467,11 +467,11 @@ func (p *vpass) step() {
 		return
 	}
 	p.training = true
-	begin := p.sim.Now()
-	p.waited += begin - p.idle
-	work := p.work.Model(b.Shape, p.shard != nil)
+	begin := p.Sim.Now()
+	p.Waited += begin - p.idle
+	work := p.Work.Model(b.Shape, p.shard != nil)
 	if p.shard != nil {
-		work = append(work, p.work.Update(p.shard(b.Index))...)
+		work = append(work, p.Work.Update(p.shard(b.Index))...)
 	}
 	p.trainS.launch(work, nil, func(now int64) {
 		p.span(report.TrackTrain, "T", begin, now, b, b.HopEnd[len(b.HopEnd)-1])
@@ -482,22 +482,22 @@ func (p *vpass) step() {
 }
 
 // counted lets go of the oldest mini-batch in flight, which has trained.
-func (p *vpass) counted(b *vbatch) {
-	p.flying, p.end = p.flying[1:], p.sim.Now()
+func (p *Pass) counted(b *Batch) {
+	p.flying, p.Ended = p.flying[1:], p.Sim.Now()
 	p.free++
 	p.credit(-1)
 	if p.staged {
 		p.out--
 		p.features++
 	}
-	p.after(b)
+	p.After(b)
 	p.sample()
 	p.lookNext()
 	p.finish()
 }
 
 // op names an operator of a part.
-func (p *vpass) op(letter string, w vpending) string {
+func (p *Pass) op(letter string, w vpending) string {
 	hop := w.part
 	if !p.plan.PerHop { // one part, which the last hop completes
 		hop = len(w.b.Blocks)
@@ -505,73 +505,77 @@ func (p *vpass) op(letter string, w vpending) string {
 	return plan.OperatorName(letter, hop)
 }
 
-func (p *vpass) span(track, name string, from, to int64, b *vbatch, rows int64) {
+func (p *Pass) span(track, name string, from, to int64, b *Batch, rows int64) {
 	if p.rec.On() {
-		p.rec.Span(track, name, from, to-from, map[string]any{"pass": p.name, "batch": b.Index,
+		p.rec.Span(track, name, from, to-from, map[string]any{"pass": p.Name, "batch": b.Index,
 			"rows": rows})
 	}
 }
 
+// placeBytes is the bytes that placing a row reads and writes: its number, its slot, and an entry
+// of the lists.
+const placeBytes = 2*(8+4) + 8 + 5*4
+
 // find looks a part's rows up: with kernels, or by the directory, to which the row numbers are
 // copied and which leaves its answers in memory that the GPU reads. The CPU places rows of planned
 // tiers.
-func (m *vmachine) find(part *cost.Part, done func(now int64)) {
-	p := m.m.Profile
+func (m *Machine) find(part *cost.Part, done func(now int64)) {
+	p := m.Model.Profile
 	switch {
-	case m.planned:
+	case m.Restored:
 		ns := int64(float64(part.Count*placeBytes) / p.CPU.GatherGBs.Value)
-		m.sim.After(ns, func() {
+		m.Sim.After(ns, func() {
 			m.lookupS.busy += float64(ns)
-			done(m.sim.Now())
+			done(m.Sim.Now())
 		})
 		return
-	case m.work.Directory != nil:
-		m.lookupS.launch(m.work.Admit(part), nil, done)
+	case m.Work.Directory != nil:
+		m.lookupS.launch(m.Work.Admit(part), nil, done)
 		return
-	case m.directory == nil:
-		m.lookupS.launch(m.work.Lookup(part), nil, done)
+	case m.Directory == nil:
+		m.lookupS.launch(m.Work.Lookup(part), nil, done)
 		return
 	}
 	copied := p.PCIe.CopyNS.NS() + int64(float64(part.Count*8)/p.PCIe.CopyGBs.Value)
-	m.sim.After(copied, func() {
+	m.Sim.After(copied, func() {
 		m.lookupS.busy += float64(copied)
-		m.directory.Do(1, int64(float64(part.Count)*m.directoryNS), func(start int64) {
-			m.lookupS.busy += float64(m.sim.Now() - start)
-			done(m.sim.Now())
+		m.Directory.Do(1, int64(float64(part.Count)*m.DirectoryNS), func(start int64) {
+			m.lookupS.busy += float64(m.Sim.Now() - start)
+			done(m.Sim.Now())
 		})
 	})
 }
 
 // announce tells the directory of a coming batch's lines.
-func (m *vmachine) announce(s *cost.Shape, done func()) {
+func (m *Machine) announce(s *cost.Shape, done func()) {
 	rows := s.HopEnd[len(s.HopEnd)-1]
 	switch {
-	case s.Announced && m.work.Directory != nil: // lookups are behind it on their stream
-		m.lookupS.launch(m.work.Announce(rows), nil, nil)
+	case s.Announced && m.Work.Directory != nil: // lookups are behind it on their stream
+		m.lookupS.launch(m.Work.Announce(rows), nil, nil)
 		done()
 		return
-	case m.directory == nil || !s.Announced:
+	case m.Directory == nil || !s.Announced:
 		done()
 		return
 	}
-	m.directory.Do(1, int64(float64(rows)*m.m.Profile.CPU.AnnounceNS.Value), func(start int64) {
-		m.lookupS.busy += float64(m.sim.Now() - start)
+	m.Directory.Do(1, int64(float64(rows)*m.Model.Profile.CPU.AnnounceNS.Value), func(start int64) {
+		m.lookupS.busy += float64(m.Sim.Now() - start)
 		done()
 	})
 }
 
-func (m *vmachine) credit(d int64) {
+func (m *Machine) credit(d int64) {
 	m.credits += d
-	m.rec.Counter(report.TrackCredits, "in use", m.sim.Now(), float64(m.credits))
+	m.rec.Counter(report.TrackCredits, "in use", m.Sim.Now(), float64(m.credits))
 }
 
-func (m *vmachine) flight(rows int64) {
+func (m *Machine) flight(rows int64) {
 	m.reads += rows
-	m.rec.Counter(report.TrackReads, "rows", m.sim.Now(), float64(m.reads))
+	m.rec.Counter(report.TrackReads, "rows", m.Sim.Now(), float64(m.reads))
 }
 
 // chain launches jobs on a stream, each when the one before has ended.
-func (m *vmachine) chain(on *vstream, jobs [][]cost.Kernel, done func()) {
+func (m *Machine) chain(on *vstream, jobs [][]cost.Kernel, done func()) {
 	if len(jobs) == 0 {
 		done()
 		return
@@ -580,26 +584,26 @@ func (m *vmachine) chain(on *vstream, jobs [][]cost.Kernel, done func()) {
 }
 
 // streams returns how long the operators on streams have been busy since the run began.
-func (m *vmachine) streams() report.StageSeconds {
-	m.gpu.account()
+func (m *Machine) streams() report.StageSeconds {
+	m.Gpu.account()
 	train := m.trainS.busy
 	for _, r := range m.replicas[min(1, len(m.replicas)):] {
 		r.train.gpu.account()
 		train += r.train.busy
 	}
 	return report.StageSeconds{
-		Sample:  (m.sampleS.busy + m.superS.busy + float64(m.filed)) / 1e9,
-		Inspect: float64(m.inspected) / 1e9, Topology: float64(m.listWait()) / 1e9,
+		Sample:  (m.sampleS.busy + m.SuperS.busy + float64(m.Filed)) / 1e9,
+		Inspect: float64(m.Inspected) / 1e9, Topology: float64(m.listWait()) / 1e9,
 		Lookup: m.lookupS.busy / 1e9,
 		Gather: m.gatherS.busy / 1e9, Train: train / 1e9}
 }
 
 // stages returns what the pass has kept busy.
-func (p *vpass) stages() report.StageSeconds {
+func (p *Pass) stages() report.StageSeconds {
 	s := p.streams()
 	s.AddTimes(p.before, -1)
-	s.Submit = float64(p.submit) / 1e9
-	s.Complete = float64(union(p.completes)) / 1e9
+	s.Submit = float64(p.Submit) / 1e9
+	s.Complete = float64(union(p.Completes)) / 1e9
 	return s
 }
 

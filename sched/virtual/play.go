@@ -6,7 +6,6 @@ import (
 
 	"helios/cache"
 	"helios/gpuio"
-	"helios/internal/des"
 	"helios/internal/rowtype"
 	"helios/sched/cost"
 	"helios/sched/plan"
@@ -75,51 +74,45 @@ type Played struct {
 
 // Play plays a work's mini-batches on a machine, the tiers filled. Equal arguments give equal
 // results.
-func Play(ctx context.Context, w Work, hw cost.Hardware) (p *Played, err error) {
-	v := &run{Sampling: &prepare.Sampling{Config: w.Config, Rows: w.Rows, Dim: w.Dim,
-		RowType: w.RowType, RowBytes: int64(w.RowType.RowBytes(w.Dim))},
-		plan: w.Config.Schedule(), hw: hw}
-	v.rec = recorder{v: v, Recording: prepare.Recording{Of: v.Sampling}}
+func Play(ctx context.Context, find Find, w Work, hw cost.Hardware) (p *Played, err error) {
+	v := newRun(find, &prepare.Sampling{Config: w.Config, Rows: w.Rows, Dim: w.Dim,
+		RowType: w.RowType, RowBytes: int64(w.RowType.RowBytes(w.Dim))}, hw)
 	if err := v.openMachine(w.Classes, w.WideIDs); err != nil {
 		return nil, err
 	}
-	of := &playing{v, &w}
-	if w.Config.MegaBatched() {
-		return of.megaBatches(ctx)
-	}
-	if err := of.open(); err != nil {
+	if err := v.Tiers.OpenWork(&w); err != nil {
 		return nil, err
 	}
-	pass, sum := newPass(v, "plan", w.Batches, true), report.Partial{}
-	p = &Played{}
-	v.src = source{n: w.Batches}
-	pass.after = func(b *vbatch) {
-		count(&sum, b)
-		p.Ends = append(p.Ends, float64(v.m.sim.Now()-pass.start)/1e9)
+	return v.Tiers.PlayWork(ctx, &w)
+}
+
+// PlayWork implements Tiers: it plays an epoch of batches.
+func (b *Base) PlayWork(ctx context.Context, w *Work) (*Played, error) {
+	v := b.Player
+	pass, sum := NewPass(v, "plan", w.Batches, true), report.Partial{}
+	p := &Played{}
+	v.Source = Part{N: w.Batches}
+	pass.After = func(b *Batch) {
+		Count(&sum, b)
+		p.Ends = append(p.Ends, float64(v.Machine.Sim.Now()-pass.Began)/1e9)
 	}
-	pass.shape = func(i int) (*cost.Shape, error) { return of.batch(i) }
-	if v.planned != nil {
-		v.planned.made = of.super
-		err = v.superbatches(ctx, pass, &sum)
-	} else {
-		pass.begin()
-		err = pass.walk(ctx)
-	}
+	pass.Shape = func(i int) (*cost.Shape, error) { return v.WorkShape(w, i) }
+	err := b.Self.Pass(ctx, pass, &sum, true, pass.Walk)
 	if err == nil {
-		err = v.conserved()
+		err = v.Conserved()
 	}
 	if err != nil {
 		return nil, err
 	}
-	ingress := v.m.m.Ingress
-	p.Epoch = pass.result(sum, 0, v.RowBytes)
+	ingress := v.Machine.Model.Ingress
+	p.Epoch = pass.Result(sum, 0, v.RowBytes)
 	p.LinkSeconds = float64(ingress.Time(ingress.Bytes())) / 1e9
-	p.CopySeconds = v.m.copySeconds()
-	p.PerSSD = v.io().SSDs
+	p.CopySeconds = v.Machine.CopySeconds()
+	p.PerSSD = v.Io().SSDs
 	for i, s := range p.PerSSD {
 		if s.Commands > 0 {
 			p.SSDSeconds = max(p.SSDSeconds,
-				float64(s.Commands)/v.m.m.BoundOf(i, s.Bytes/s.Commands))
+				float64(s.Commands)/v.Machine.Model.BoundOf(i, s.Bytes/s.Commands))
 		}
 	}
 	info := v.info()
@@ -127,87 +120,27 @@ func Play(ctx context.Context, w Work, hw cost.Hardware) (p *Played, err error) 
 	return p, nil
 }
 
-// playing is a work at play.
-type playing struct {
-	*run
-	w *Work
-}
-
-// open makes the I/O stack, and what a kind of tiers needs besides.
-func (p *playing) open() (err error) {
-	v, w := p.run, p.w
-	c := &v.Config
-	switch {
-	case c.Dynamic():
-		if v.lines, v.layout, err = prepare.LayLines(v.layout, v.Rows, c.CacheLine); err != nil {
-			return err
-		}
-		openDirectory(v, w.Slots(v.lines))
-	case c.LaidOut():
-		v.laid = &laid{rows: v.layout, now: &vpack{}}
-		v.m.planned, v.paged = true, true
-		v.m.gpu.egress = des.NewLink(v.m.sim, v.hw.Profile.PCIe.UVAGBs.Value*1e9, 0)
-		if v.layout, err = gpuio.NewLayout(w.Pages, int(w.PageBytes), int(v.layout.SSDs),
-			int(v.layout.LBABytes)); err != nil {
-			return err
-		}
-	}
-	if err := w.Source.Open(v.layout, v.lines); err != nil {
-		return err
-	}
-	if c.Planned() {
-		return v.openPlanned(plan.TierSizes{})
-	}
-	if err := v.openStack(); err != nil {
-		return err
-	}
-	return v.calibrate()
-}
-
-// batch is a batch of the source, whose reads are planned here.
-func (p *playing) batch(i int) (*cost.Shape, error) {
-	b, err := p.w.Source.Batch(i)
+// WorkShape is a batch of a source, whose reads are planned here.
+func (v *Player) WorkShape(w *Work, i int) (*cost.Shape, error) {
+	b, err := w.Source.Batch(i)
 	if err != nil {
 		return nil, err
 	}
-	return p.settle(i, b)
+	return v.Settle(i, b)
 }
 
-// settle plans the reads of batch i.
-func (p *playing) settle(i int, b *Looked) (*cost.Shape, error) {
-	v, s := p.run, &b.Shape
+// Settle plans the reads of batch i.
+func (v *Player) Settle(i int, b *Looked) (*cost.Shape, error) {
+	s := &b.Shape
 	if len(s.Parts) == 0 || len(b.Read) != len(s.Parts) {
 		return nil, errors.New("a batch that was made up has no parts, or others than its reads")
 	}
 	s.Index, s.At, s.Announced = i, i, v.Config.Window > 0
-	off := make([]int64, v.layout.SSDs+1)
 	for k, rows := range b.Read {
-		if len(rows) == 0 {
-			continue
+		if len(rows) > 0 {
+			s.Parts[k].Reads = v.ReadsOf(rows)
 		}
-		striped := make([]int64, len(rows))
-		stripe(rows, striped, off)
-		s.Parts[k].Reads, _, _ = v.commands(striped, off)
-		v.src.lines += int64(len(rows))
 	}
-	group(v, s, i)
+	v.Tiers.Looked(s, i)
 	return s, nil
-}
-
-// super is makeSuper of batches of the source.
-func (p *playing) super(x *vsuper) (err error) {
-	v, w := p.run, p.w
-	if x.fill, err = w.Source.Super(x.first, x.end); err != nil {
-		return err
-	}
-	for i := x.first; i < x.end; i++ {
-		s, err := p.batch(i)
-		if err != nil {
-			return err
-		}
-		x.shapes = append(x.shapes, s)
-	}
-	v.planned.info.Superbatches++
-	v.planned.info.Batches = max(v.planned.info.Batches, x.end-x.first)
-	return nil
 }

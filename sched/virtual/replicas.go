@@ -26,69 +26,69 @@ const (
 type vreplica struct {
 	train  *vstream
 	apart  bool // it has memory of its own
-	queue  []*vbatch
+	queue  []*Batch
 	busy   bool
 	flying int // mini-batches that are not counted
 }
 
 // openReplicas makes the devices that train, where there are several.
-func (m *vmachine) openReplicas(n int, train plan.OpStream) {
+func (m *Machine) openReplicas(n int, train plan.OpStream) {
 	if n == 1 {
 		return
 	}
-	rate := m.m.Profile.PCIe.PeerGBs.Value
+	rate := m.Model.Profile.PCIe.PeerGBs.Value
 	if rate > 0 {
-		m.gpu.egress = des.NewLink(m.sim, m.m.Profile.PCIe.UVAGBs.Value*1e9, 0)
+		m.Gpu.Egress = des.NewLink(m.Sim, m.Model.Profile.PCIe.UVAGBs.Value*1e9, 0)
 	}
-	m.sumS = m.gpu.stream(train.Priority, train.SMs)
+	m.sumS = m.Gpu.stream(train.Priority, train.SMs)
 	m.replicas = []*vreplica{{train: m.trainS}}
 	for len(m.replicas) < n {
-		gpu := m.gpu
+		gpu := m.Gpu
 		if rate > 0 {
-			gpu = newVGPU(m.m)
+			gpu = newVGPU(m.Model)
 		}
 		m.replicas = append(m.replicas, &vreplica{train: gpu.stream(train.Priority, train.SMs),
 			apart: rate > 0})
 	}
 }
 
-// copySeconds is how long what left for other devices has kept the first one's link busy.
-func (m *vmachine) copySeconds() float64 {
+// CopySeconds is how long what left for other devices has kept the first one's link busy.
+func (m *Machine) CopySeconds() float64 {
 	if len(m.replicas) < 2 || !m.replicas[1].apart {
 		return 0
 	}
-	return float64(m.gpu.egress.BusyNS()) / 1e9
+	return float64(m.Gpu.Egress.BusyNS()) / 1e9
 }
 
 // leave copies buffers from the first device to another one.
-func (m *vmachine) leave(sizes []int64, done func()) {
+func (m *Machine) leave(sizes []int64, done func()) {
 	if len(sizes) == 0 {
 		done()
 		return
 	}
-	p, left, last := &m.m.Profile.PCIe, sizes[0], int64(0)
+	p, left, last := &m.Model.Profile.PCIe, sizes[0], int64(0)
 	var piece func()
 	piece = func() {
 		if left == 0 {
 			// The last piece goes on to the other device.
-			m.sim.After(p.CopyNS.NS()+int64(float64(last)/p.PeerGBs.Value),
+			m.Sim.After(p.CopyNS.NS()+int64(float64(last)/p.PeerGBs.Value),
 				func() { m.leave(sizes[1:], done) })
 			return
 		}
 		last = min(left, bridgePiece)
 		left -= last
-		m.sim.After(p.CopyNS.NS(), func() {
-			m.m.HostMem.Send(2 * last)
+		m.Sim.After(p.CopyNS.NS(), func() {
+			m.Model.HostMem.Send(2 * last)
 			wire := int64(float64(last) * p.UVAGBs.Value / p.PeerGBs.Value)
-			m.sim.At(m.gpu.egress.Send(wire), piece)
+			m.Sim.At(m.Gpu.Egress.Send(wire), piece)
 		})
 	}
 	piece()
 }
 
 // arrive copies so many bytes from another device to the first.
-func (m *vmachine) arrive(bytes int64, done func()) {
-	p, left := &m.m.Profile.PCIe, bytes
+func (m *Machine) arrive(bytes int64, done func()) {
+	p, left := &m.Model.Profile.PCIe, bytes
 	var piece func()
 	piece = func() {
 		if left == 0 {
@@ -97,26 +97,26 @@ func (m *vmachine) arrive(bytes int64, done func()) {
 		}
 		n := min(left, bridgePiece)
 		left -= n
-		m.sim.After(p.CopyNS.NS(), func() {
-			m.m.HostMem.Send(2 * n)
+		m.Sim.After(p.CopyNS.NS(), func() {
+			m.Model.HostMem.Send(2 * n)
 			wire := int64(float64(n) * p.GPU.RawGBs.Value / p.PeerGBs.Value)
-			m.sim.At(m.m.Ingress.Send(wire), piece)
+			m.Sim.At(m.Model.Ingress.Send(wire), piece)
 		})
 	}
 	first := float64(min(left, bridgePiece)) / p.PeerGBs.Value // leaves the other device
-	m.sim.After(p.CopyNS.NS()+int64(first), piece)
+	m.Sim.After(p.CopyNS.NS()+int64(first), piece)
 }
 
 // vfleet is the replicas at work in a pass.
 type vfleet struct {
-	p       *vpass
+	p       *Pass
 	sent    int  // of the mini-batches in flight, the oldest
 	closing bool // the last of a step is sent, and the step is not applied
 	landing bool
 }
 
 // of is the replica of a mini-batch.
-func (f *vfleet) of(b *vbatch) *vreplica {
+func (f *vfleet) of(b *Batch) *vreplica {
 	at, _ := f.p.shard(b.Index)
 	return f.p.replicas[at%len(f.p.replicas)]
 }
@@ -131,7 +131,7 @@ func (f *vfleet) send() {
 			return
 		}
 		if f.sent == 0 {
-			p.waited += p.sim.Now() - p.idle
+			p.Waited += p.Sim.Now() - p.idle
 		}
 		at, of := p.shard(b.Index)
 		f.closing = at == of-1
@@ -149,9 +149,9 @@ func (f *vfleet) work(r *vreplica) {
 	}
 	p, b := f.p, r.queue[0]
 	r.queue, r.busy = r.queue[1:], true
-	begin := p.sim.Now()
+	begin := p.Sim.Now()
 	train := func() {
-		r.train.launch(append(p.work.Model(b.Shape, true), p.work.Weigh()...), nil,
+		r.train.launch(append(p.Work.Model(b.Shape, true), p.Work.Weigh()...), nil,
 			func(now int64) {
 				p.span(report.TrackTrain, "T", begin, now, b, b.HopEnd[len(b.HopEnd)-1])
 				r.busy, b.trained = false, true
@@ -160,7 +160,7 @@ func (f *vfleet) work(r *vreplica) {
 			})
 	}
 	if r.apart {
-		p.leave(p.work.Buffers(b.Shape), train)
+		p.leave(p.Work.Buffers(b.Shape), train)
 		return
 	}
 	train()
@@ -177,7 +177,7 @@ func (f *vfleet) land() {
 	r := f.of(b)
 	at, of := p.shard(b.Index)
 	add := func() {
-		p.sumS.launch(p.work.Joins(at, of), nil, func(int64) {
+		p.sumS.launch(p.Work.Joins(at, of), nil, func(int64) {
 			if at < of-1 {
 				f.landed(b, r)
 				return
@@ -189,20 +189,20 @@ func (f *vfleet) land() {
 		})
 	}
 	if r.apart {
-		p.arrive(p.work.GradientBytes(), add)
+		p.arrive(p.Work.GradientBytes(), add)
 		return
 	}
 	add()
 }
 
 // landed counts a mini-batch.
-func (f *vfleet) landed(b *vbatch, r *vreplica) {
+func (f *vfleet) landed(b *Batch, r *vreplica) {
 	p := f.p
 	f.landing = false
 	f.sent--
 	r.flying--
 	if f.sent == 0 {
-		p.idle = p.sim.Now()
+		p.idle = p.Sim.Now()
 	}
 	p.counted(b)
 	f.send()
@@ -215,13 +215,13 @@ func (f *vfleet) apply(done func()) {
 	var sums []int64 // that leave
 	for _, r := range p.replicas {
 		if r.apart {
-			sums = append(sums, p.work.GradientBytes())
+			sums = append(sums, p.Work.GradientBytes())
 		}
 	}
 	p.leave(sums, func() {
 		open := len(p.replicas)
 		for _, r := range p.replicas {
-			r.train.launch(p.work.Adam(), nil, func(int64) {
+			r.train.launch(p.Work.Adam(), nil, func(int64) {
 				if open--; open == 0 {
 					done()
 				}

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"helios/gpuio"
-	"helios/internal/errs"
 	"helios/sched/plan"
 	"helios/sched/tuner"
 )
@@ -14,40 +13,30 @@ import (
 // The tuner on the virtual clock: that of a run which reads, over modelled times. The mini-batches
 // that it tunes with are part of the first epoch, and its settings are the run's from there on.
 
-// refuseTuning refuses a tuner of what is not sampled while it trains.
-func refuseTuning(cfg *plan.Config) error {
-	if !cfg.Tuning() || !cfg.Superbatched() && !cfg.LaidOut() && !cfg.MegaBatched() {
-		return nil
-	}
-	return errs.New(errs.Capability,
-		"%v virtual tunes runs whose mini-batches are sampled as they train; leave %v out, and play other values of %v or %v",
-		errs.Key("clock"), errs.Key("tune"), errs.Key("prefetch-depth"), errs.Key("sm-budget"))
-}
-
 // tune plays a pass of training, whose first mini-batches tune the run.
-func tune(ctx context.Context, v *run, p *vpass) (err error) {
-	n, at, shape := p.n, p.first, p.shape
+func tune(ctx context.Context, v *Player, p *Pass) (err error) {
+	n, at, shape := p.End, p.First, p.Shape
 	walk := func(ctx context.Context, to int) error {
-		p.first, p.n, p.shape, v.src.end = at, to, shape, to
-		err := p.walk(ctx)
+		p.First, p.End, p.Shape, v.Source.End = at, to, shape, to
+		err := p.Walk(ctx)
 		at = to
 		return err
 	}
 	t := &tuner.Tuner{Config: v.Config, N: n, Exact: true, Next: func() int { return at },
-		Clock: func() float64 { return float64(v.m.sim.Now()) / 1e9 },
+		Clock: func() float64 { return float64(v.Machine.Sim.Now()) / 1e9 },
 		Note:  func(text string) { v.Observer.TellNote("modelled: " + text) }}
 	t.Train = func(ctx context.Context, batches int) (float64, error) {
 		if batches < 1 {
 			return 0, nil
 		}
-		begin := v.m.sim.Now()
+		begin := v.Machine.Sim.Now()
 		err := walk(ctx, at+batches)
-		return float64(v.m.sim.Now()-begin) / 1e9, err
+		return float64(v.Machine.Sim.Now()-begin) / 1e9, err
 	}
 	if v.tuned, err = t.Run(ctx, tuneKnobs(v)); err != nil {
 		return err
 	}
-	v.Observer.TellPlan(v.Config.Operators(v.m.stack != nil))
+	v.Observer.TellPlan(v.Config.Operators(v.Machine.Stack != nil))
 	if at == n {
 		return nil
 	}
@@ -56,33 +45,27 @@ func tune(ctx context.Context, v *run, p *vpass) (err error) {
 
 // tuneKnobs are the settings that can be tried in this run, the most telling first: those of a run
 // that reads.
-func tuneKnobs(v *run) (out []tuner.Knob) {
+func tuneKnobs(v *Player) (out []tuner.Knob) {
 	c := &v.Config
 	full := c.Tune == plan.TuneFull
 	if depths := c.TuneDepths(); len(depths) > 1 {
 		out = append(out, knob("prefetch-depth", depths, c.Depth, func(d int) error {
 			c.Depth = d
-			v.plan = c.Schedule()
-			v.m.plan = v.plan
+			v.Plan = c.Schedule()
+			v.Machine.plan = v.Plan
 			return nil
 		}))
 	}
-	if v.dyn != nil && v.plan.Group && v.acc.Target > 0 && v.acc.IOPS > 0 {
-		shares := []float64{0.8, 0.95}
-		if full {
-			shares = []float64{0.5, 0.7, 0.8, 0.9, 0.95, 0.98}
+	if a, ok := v.Tiers.(tuner.Accumulator); ok {
+		if shares := a.Shares(full); shares != nil {
+			out = append(out, knob("accumulate", shares, c.Accumulate, a.Aim))
 		}
-		out = append(out, knob("accumulate", shares, c.Accumulate, func(share float64) error {
-			c.Accumulate, v.acc.Share = share, share
-			v.acc.Target = v.acc.ReadsToOverlap(float64(v.m.m.SSDs()))
-			return nil
-		}))
 	}
-	if v.plan.Serial { // operators that run alone want all there is
+	if v.Plan.Serial { // operators that run alone want all there is
 		return out
 	}
 	out = append(out, budgetKnobs(v, full)...)
-	if full && v.m.stack != nil && c.IOStack == gpuio.StackAsync {
+	if full && v.Machine.Stack != nil && c.IOStack == gpuio.StackAsync {
 		now := c.Blocks
 		if now == 0 {
 			now = plan.IOBlocks
@@ -92,16 +75,16 @@ func tuneKnobs(v *run) (out []tuner.Knob) {
 				return nil
 			}
 			c.Blocks = blocks
-			return v.openStack()
+			return v.OpenStack()
 		}))
 	}
 	return out
 }
 
 // budgetKnobs are the SMs of operators.
-func budgetKnobs(v *run, full bool) (out []tuner.Knob) {
-	c, m := &v.Config, v.m
-	sms, parts := v.hw.Profile.GPU.SMs.Int(), []int{2}
+func budgetKnobs(v *Player, full bool) (out []tuner.Knob) {
+	c, m := &v.Config, v.Machine
+	sms, parts := v.Hardware.Profile.GPU.SMs.Int(), []int{2}
 	if full {
 		parts = []int{4, 2}
 	}

@@ -23,6 +23,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/samples"
 )
 
 // modelledTransfer is the largest transfer of a modelled SSD, of which the models say nothing; it
@@ -38,22 +39,17 @@ const modelledTransfer = 128 << 10
 //
 // When ctx ends, the error has class errs.Interrupted and the result holds the epochs that were
 // whole.
-func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardware,
+func Run(ctx context.Context, find Find, cfg plan.Config, in prepare.Inputs, hw cost.Hardware,
 	obs report.Observer) (res *report.ModelledResult, err error) {
-	if cfg, err = Check(cfg); err != nil {
+	if cfg, err = Check(find, cfg); err != nil {
 		return nil, err
 	}
-	s, err := prepare.Open(ctx, cfg, in, obs)
+	v, err := Open(ctx, find, cfg, in, hw, obs)
 	if err != nil {
 		return nil, err
 	}
-	v := &run{Sampling: s, plan: s.Config.Schedule(), hw: hw}
-	v.rec = recorder{v: v, Recording: prepare.Recording{Of: s}}
-	defer func() { err = errors.Join(err, v.rec.Close(), v.Close()) }()
-	if err := v.open(ctx, in); err != nil {
-		return nil, err
-	}
-	cfg = s.Config
+	defer func() { err = errors.Join(err, v.Recorder.Close(), v.Close()) }()
+	cfg = v.Config
 	meta := in.Dataset.Meta
 	res = &report.ModelledResult{
 		Result: report.Result{
@@ -61,25 +57,26 @@ func Run(ctx context.Context, cfg plan.Config, in prepare.Inputs, hw cost.Hardwa
 			Device: hw.Profile.GPU.Name + " (modelled)", IOStack: v.stackName(), RunInfo: v.info(),
 			Pipeline: cfg.Pipeline,
 			RowDType: v.RowType.String(), RowBytes: v.RowBytes,
-			GPUCacheBytes: v.gpuCacheBytes(),
-			CPUCacheBytes: v.cpuCacheBytes(),
+			GPUCacheBytes: v.Tiers.GPUBytes(),
+			CPUCacheBytes: v.Tiers.CPUBytes(),
 			TopologyBytes: v.Topology.Bytes(), ScaleBytes: v.ScaleBytes(),
-			PresampleSecs: float64(v.presampleNS) / 1e9,
-			FillSeconds:   float64(v.fillNS) / 1e9,
+			PresampleSecs: float64(v.PresampleNS) / 1e9,
+			FillSeconds:   float64(v.FillNS) / 1e9,
 		},
-		Hardware: hw.Profile.Name, SSDModel: v.m.m.ModelName(), SSDs: v.m.m.SSDs(),
+		Hardware: hw.Profile.Name, SSDModel: v.Machine.Model.ModelName(),
+		SSDs: v.Machine.Model.SSDs(),
 	}
-	v.Observer.TellPlan(v.Config.Operators(v.m.stack != nil))
-	err = v.rec.End(v.train(ctx, in, res))
-	res.IO, res.RunInfo = v.io(), v.info()
+	v.Observer.TellPlan(v.Config.Operators(v.Machine.Stack != nil))
+	err = v.Recorder.End(v.train(ctx, in, res))
+	res.IO, res.RunInfo = v.Io(), v.info()
 	if err == nil {
-		err = v.conserved()
+		err = v.Conserved()
 	}
 	return res, err
 }
 
 // Check returns cfg as Run plays it, or why Run refuses it whatever the dataset and the machine.
-func Check(cfg plan.Config) (plan.Config, error) {
+func Check(find Find, cfg plan.Config) (plan.Config, error) {
 	if cfg.CheckpointDir != "" || cfg.Resume {
 		return cfg, errs.New(errs.Usage,
 			"option clock virtual computes no parameters: leave out option checkpoint and option resume")
@@ -94,83 +91,87 @@ func Check(cfg plan.Config) (plan.Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	switch {
-	case refuseStored(&cfg) != nil:
-		return cfg, refuseStored(&cfg)
-	case cfg.Superbatched() && !cfg.Planned():
-		return cfg, errs.New(errs.Capability,
-			"%v virtual plays superbatches under %v %s, not %s; use that, or another %v",
-			errs.Key("clock"), errs.Key("policy"), plan.PolicyBelady, cfg.Policy, errs.Key("mode"))
-	case cfg.Reduce != plan.ReduceTree:
+	if cfg.Reduce != plan.ReduceTree {
 		return cfg, errs.New(errs.Capability,
 			"%v virtual plays the gradients' way through the first device (%v %s), not %s; leave %v out",
 			errs.Key("clock"), errs.Key("reduce"), plan.ReduceTree, cfg.Reduce,
 			errs.Key("reduce"))
 	}
-	return cfg, refuseTuning(&cfg)
+	if refuse := find(&cfg).Refuse; refuse != nil {
+		return cfg, refuse(&cfg)
+	}
+	return cfg, nil
 }
 
-// run is a run of Virtual.
-type run struct {
+// Open opens a run and plays what comes before its first epoch. On error nothing stays open.
+func Open(ctx context.Context, find Find, cfg plan.Config, in prepare.Inputs, hw cost.Hardware,
+	obs report.Observer) (*Player, error) {
+	s, err := prepare.Open(ctx, cfg, in, obs)
+	if err != nil {
+		return nil, err
+	}
+	v := newRun(find, s, hw)
+	if err := v.open(ctx, in); err != nil {
+		return nil, errors.Join(err, v.Recorder.Close(), v.Close())
+	}
+	return v, nil
+}
+
+// newRun makes a run without a machine.
+func newRun(find Find, s *prepare.Sampling, hw cost.Hardware) *Player {
+	v := &Player{Sampling: s, Plan: s.Config.Schedule(), Hardware: hw}
+	v.Recorder = Recorder{v: v, Recording: prepare.Recording{Of: s}}
+	v.Tiers = find(&s.Config).New(v)
+	return v
+}
+
+// Player is a run of Virtual.
+type Player struct {
 	*prepare.Sampling // and placement and lookup are real
-	plan              plan.Schedule
-	hw                cost.Hardware
-	m                 *vmachine
+	Plan              plan.Schedule
+	Hardware          cost.Hardware
+	Machine           *Machine
 	planner           *gpuio.Planner
-	stack             *iosim.Stack
+	Stack             *iosim.Stack
 	perSSD            []gpuio.Planned // what was read so far
 
-	mbs []*graph.MiniBatch // one more than the window's depth
-	src source
-	acc report.AccumulatorInfo
-	rec recorder
+	Tiers    Tiers
+	Batches  []*graph.MiniBatch // one more than the window's depth
+	Source   Part
+	Recorder Recorder
 	// tuned is what the tuner did; nil: not yet, or nobody asked.
 	tuned *report.TuneResult
 	// filled is the commands of a stack before the present one.
 	filled    int64
-	layout    gpuio.Layout
-	placement cache.Placement
-	lookupS   cuda.Stream // of the device that samples, as the next
-	gatherS   cuda.Stream
-	// Static tiers.
-	hetero  *cache.Hetero
-	buckets *cache.Buckets
-	// A dynamic GPU tier, in their place.
-	dyn    *cache.Dynamic
-	ticket *cache.Ticket
-	lines  cache.Lines
-	toRead []int64 // scratch: lines to be read, by SSD
-	off    []int64
-	// Planned tiers, in their place.
-	planned *planned
-	// Packed mini-batches, over static tiers.
-	laid *laid
-	// Mega-batches, over static tiers without rows.
-	mega *mega
+	Layout    gpuio.Layout
+	Placement cache.Placement
+	LookupS   cuda.Stream // of the device that samples, as the next
+	GatherS   cuda.Stream
 	// What the stack reads are pages; those of parts stay in the CPU's memory.
-	paged, toHost bool
+	Paged, ToHost bool
+	adj           []byte  // scratch
+	striped, off  []int64 // scratch, of reads
 
 	setUp
 }
 
 // setUp is what a run took before its first epoch.
-type setUp struct{ presampleNS, fillNS int64 }
+type setUp struct{ PresampleNS, FillNS int64 }
 
-// source samples a pass's batches for real, as far ahead as the window has it.
-type source struct {
-	kind, epoch  int // of the pass, for a trace
-	key, next, n int
-	end          int // of the part that is played, where it is not all
-	order        prepare.Order
-	lines, count int64 // to be read for the group, batches in it
+// Part samples a pass's batches for real, as far ahead as the window has it.
+type Part struct {
+	Kind, Epoch  int // of the pass, for a trace
+	Key, next, N int
+	End          int // of the part that is played, where it is not all
+	Order        prepare.Order
 }
 
 // openMachine makes the machine with the operators' streams, and the layout of the rows. wide tells
 // whether the topology has 8 bytes for a neighbour.
-func (v *run) openMachine(classes int, wide bool) error {
-	p := v.hw.Profile
+func (v *Player) openMachine(classes int, wide bool) error {
+	p := v.Hardware.Profile
 	sim := des.New()
-	machine, err := iosim.NewMachine(sim, p, v.hw.SSDs)
+	machine, err := iosim.NewMachine(sim, p, v.Hardware.SSDs)
 	if err != nil {
 		return err
 	}
@@ -179,45 +180,45 @@ func (v *run) openMachine(classes int, wide bool) error {
 	if err != nil {
 		return err
 	}
-	if v.layout, err = gpuio.NewLayout(v.Rows, int(v.RowBytes), ssds, lba); err != nil {
+	if v.Layout, err = gpuio.NewLayout(v.Rows, int(v.RowBytes), ssds, lba); err != nil {
 		return err
 	}
 	gpu := newVGPU(machine)
-	v.m = &vmachine{
-		sim: sim, m: machine, gpu: gpu, plan: v.plan, rec: v.Config.Timeline,
-		work: cost.NewKernels(&p.GPU.Ops, v.Config, v.Dim, v.RowType, classes, wide),
+	v.Machine = &Machine{
+		Sim: sim, Model: machine, Gpu: gpu, plan: v.Plan, rec: v.Config.Timeline,
+		Work: cost.NewKernels(&p.GPU.Ops, v.Config, v.Dim, v.RowType, classes, wide),
 	}
 	ops := v.Config.Operators(true)
-	for name, to := range map[string]**vstream{plan.OpSample: &v.m.sampleS,
-		plan.OpLookup: &v.m.lookupS, plan.OpGather: &v.m.gatherS, plan.OpTrain: &v.m.trainS} {
+	for name, to := range map[string]**vstream{plan.OpSample: &v.Machine.sampleS,
+		plan.OpLookup: &v.Machine.lookupS, plan.OpGather: &v.Machine.gatherS,
+		plan.OpTrain: &v.Machine.trainS} {
 		s := ops.Stream(name)
 		*to = gpu.stream(s.Priority, s.SMs)
 	}
 	s := ops.Stream(plan.OpSuperbatch)
-	v.m.superS = gpu.stream(s.Priority, s.SMs)
-	v.m.openReplicas(v.Config.Replicas, ops.Stream(plan.OpTrain))
-	v.m.rec.Tracks(report.Tracks...)
+	v.Machine.SuperS = gpu.stream(s.Priority, s.SMs)
+	v.Machine.openReplicas(v.Config.Replicas, ops.Stream(plan.OpTrain))
+	v.Machine.rec.Tracks(report.Tracks...)
 	v.perSSD = make([]gpuio.Planned, ssds)
 	return nil
 }
 
 // open makes the machine, samples to place the rows, and plays presampling and the filling of the
 // tiers.
-func (v *run) open(ctx context.Context, in prepare.Inputs) (err error) {
+func (v *Player) open(ctx context.Context, in prepare.Inputs) (err error) {
 	if err := v.openMachine(in.Dataset.Meta.Classes, v.Topology.Wide()); err != nil {
 		return err
 	}
-	if err := v.rec.Check(); err != nil {
+	if err := v.Recorder.Check(); err != nil {
 		return err
 	}
 	watchLists(v)
-	if err := v.m.openLists(v.Config.Seed); err != nil {
+	if err := v.Machine.openLists(v.Config.Seed); err != nil {
 		return err
 	}
-	sim, ssds, rows := v.m.sim, v.m.m.SSDs(), v.layout
 	// The GPU's memory bounds its tier; the profile says nothing of how much memory the CPU has.
 	b, err := v.Config.TierRows(v.Rows, v.RowBytes, math.MaxInt64/2,
-		int64(v.hw.Profile.GPU.MemoryGiB.Value*(1<<30)))
+		int64(v.Hardware.Profile.GPU.MemoryGiB.Value*(1<<30)))
 	if err != nil {
 		return err
 	}
@@ -226,88 +227,39 @@ func (v *run) open(ctx context.Context, in prepare.Inputs) (err error) {
 		if err != nil {
 			return err
 		}
-		v.mbs = append(v.mbs, mb)
+		v.Batches = append(v.Batches, mb)
 	}
-	v.Scratch = v.mbs[0]
-	for _, to := range []*cuda.Stream{&v.lookupS, &v.gatherS} {
+	v.Scratch = v.Batches[0]
+	for _, to := range []*cuda.Stream{&v.LookupS, &v.GatherS} {
 		if *to, err = v.Device.NewStream(cuda.StreamOptions{Name: "modelled"}); err != nil {
 			return err
 		}
 		v.OnClose((*to).Close)
 	}
-	switch {
-	case v.Config.LaidOut():
-		return v.openPacked(ctx, b)
-	case v.Config.MegaBatched():
-		return v.openMega(ctx, b)
-	}
-	if v.Config.Planned() { // superbatches say what comes into the tiers
-		if err := v.openPlanned(b); err != nil {
-			return err
-		}
-		return v.rec.Placed(rows, v.rec.tiers(b.GPURows))
-	}
-	v.Presampled = func(mb *graph.MiniBatch) { v.m.presample(v.m.shapeOf(mb)) }
-	placed := b
-	if v.Config.Dynamic() { // lines come into the GPU tier by themselves
-		placed.GPURows, placed.Auto = 0, false
-	}
-	hooks := prepare.Hooks{}
-	if v.rec.On() {
-		hooks.Scores = v.rec.KeepScores
-	}
-	if v.placement, err = v.Choose(ctx, placed, hooks); err != nil {
-		return err
-	}
-	v.span("presample", 0)
-	v.presampleNS = sim.Now()
-	if v.Config.Dynamic() {
-		if err := v.openStack(); err != nil { // the CPU buffer is filled row by row
-			return err
-		}
-		v.fill(ctx)
-		if err := v.openDynamic(b); err != nil {
-			return err
-		}
-		if err := v.openStack(); err != nil {
-			return err
-		}
-		if err := v.calibrate(); err != nil {
-			return err
-		}
-		if err := v.rec.Placed(rows, v.rec.tiers(0)); err != nil {
-			return err
-		}
-		return prepare.Interrupted(ctx)
-	}
-	// The tiers hold no features here: a byte for each row is enough for lookups.
-	if v.hetero, err = cache.NewHetero(v.Device, v.Rows, 1, ssds, v.placement); err != nil {
-		return err
-	}
-	v.OnClose(v.hetero.Close)
-	if v.buckets, err = v.hetero.NewBuckets(); err != nil {
-		return err
-	}
-	v.OnClose(v.buckets.Close)
-	if err := v.openStack(); err != nil {
-		return err
-	}
-	v.fill(ctx)
-	if b.GPURows+b.CPURows == v.Rows { // every row is in a tier
-		v.m.stack = nil
-	}
-	if err := v.rec.Placed(rows, v.rec.tiers(int64(len(v.placement.GPU)))); err != nil {
-		return err
-	}
-	return prepare.Interrupted(ctx)
+	return v.Tiers.Open(ctx, b)
 }
 
-// openStack makes the I/O stack.
-func (v *run) openStack() (err error) {
-	c, l := v.Config, v.layout
+// ChooseRows chooses the rows of tiers of b's sizes, by what presampling counts.
+func (v *Player) ChooseRows(ctx context.Context, b plan.TierSizes) (err error) {
+	v.Presampled = func(mb *graph.MiniBatch) { v.Machine.presample(v.Machine.shapeOf(mb)) }
+	hooks := prepare.Hooks{}
+	if v.Recorder.On() {
+		hooks.Scores = v.Recorder.KeepScores
+	}
+	if v.Placement, err = v.Choose(ctx, b, hooks); err != nil {
+		return err
+	}
+	v.Span("presample", 0)
+	v.PresampleNS = v.Machine.Sim.Now()
+	return nil
+}
+
+// OpenStack makes the I/O stack.
+func (v *Player) OpenStack() (err error) {
+	c, l := v.Config, v.Layout
 	o := gpuio.PlanOptions{Stack: c.IOStack, CoalesceBytes: c.CoalesceBytes, Depth: c.QueueDepth,
 		MaxTransferBytes: modelledTransfer}
-	if v.paged {
+	if v.Paged {
 		s := (&pages.Opened{Layout: l}).Options(gpuio.StackOptions{
 			AsyncOptions: gpuio.AsyncOptions{CoalesceBytes: o.CoalesceBytes, Depth: o.Depth}})
 		o.CoalesceBytes, o.Depth = s.CoalesceBytes, s.Depth
@@ -316,7 +268,7 @@ func (v *run) openStack() (err error) {
 		return err
 	}
 	ic := iosim.Config{Stack: c.IOStack, Blocks: c.Blocks, Depth: o.Depth,
-		CommandBytes: int64(l.ReadBytes()), ToHost: v.toHost, Seed: c.Seed}
+		CommandBytes: int64(l.ReadBytes()), ToHost: v.ToHost, Seed: c.Seed}
 	if !c.Queued() {
 		ic.Blocks, ic.Threads = 0, c.Workers
 	} else if c.SMs.IO > 0 { // blocks at once
@@ -329,21 +281,21 @@ func (v *run) openStack() (err error) {
 	}
 	// alone on the GPU
 	if c.Overlap().WholeDevice && c.Stack().Overlaps && ic.Blocks == 0 {
-		ic.Blocks = max(32, 16*v.hw.Profile.GPU.SMs.Int())
+		ic.Blocks = max(32, 16*v.Hardware.Profile.GPU.SMs.Int())
 	}
-	if v.stack != nil {
-		v.filled += v.stack.Stats().Commands
+	if v.Stack != nil {
+		v.filled += v.Stack.Stats().Commands
 	}
-	if v.m.stack, err = iosim.New(v.m.m, ic); err != nil {
+	if v.Machine.Stack, err = iosim.New(v.Machine.Model, ic); err != nil {
 		return err
 	}
-	v.stack = v.m.stack
-	if err := v.m.openLists(c.Seed); err != nil {
+	v.Stack = v.Machine.Stack
+	if err := v.Machine.openLists(c.Seed); err != nil {
 		return err
 	}
 	// What the I/O kernels hold while they run: their budget, or their warps' share of the GPU's.
-	ic = v.m.stack.Config()
-	g := &v.hw.Profile.GPU
+	ic = v.Machine.Stack.Config()
+	g := &v.Hardware.Profile.GPU
 	holds := float64(ic.Blocks*ic.Threads/32) / g.WarpsPerSM.Value
 	switch {
 	case !c.Queued() || g.IO.WakeNS.Value > 0: // no kernels, or such that sleep
@@ -351,8 +303,8 @@ func (v *run) openStack() (err error) {
 	case c.SMs.IO > 0:
 		holds = float64(c.SMs.IO)
 	}
-	v.m.gpu.io = func() float64 {
-		if v.stack.InFlight() == 0 {
+	v.Machine.Gpu.io = func() float64 {
+		if v.Stack.InFlight() == 0 {
 			return 0
 		}
 		return min(holds, g.SMs.Value)
@@ -360,39 +312,48 @@ func (v *run) openStack() (err error) {
 	return nil
 }
 
+// Turn has the stack read what lies as l says.
+func (v *Player) Turn(l gpuio.Layout) error {
+	if v.Layout == l && v.Stack != nil {
+		return nil
+	}
+	v.Layout = l
+	return v.OpenStack()
+}
+
 // presample plays the sampling of one batch whose rows are counted.
-func (m *vmachine) presample(s cost.Shape) {
-	m.sampleWhole(m.sampleS, &s, func() {
-		m.chain(m.sampleS, [][]cost.Kernel{m.work.Hotness(s.HopEnd[len(s.HopEnd)-1])}, func() {})
+func (m *Machine) presample(s cost.Shape) {
+	m.SampleWhole(m.sampleS, &s, func() {
+		m.chain(m.sampleS, [][]cost.Kernel{m.Work.Hotness(s.HopEnd[len(s.HopEnd)-1])}, func() {})
 	})
-	m.sim.Run()
+	m.Sim.Run()
 }
 
-// fill plays the reads that fill the tiers.
-func (v *run) fill(ctx context.Context) {
-	start := v.m.sim.Now()
-	v.readSets(ctx, [][]int64{v.placement.GPU, v.placement.CPU})
-	v.fillNS = v.m.sim.Now() - start
-	v.span("fill tiers", start)
+// Fill plays the reads that fill the tiers.
+func (v *Player) Fill(ctx context.Context) {
+	start := v.Machine.Sim.Now()
+	v.ReadSets(ctx, [][]int64{v.Placement.GPU, v.Placement.CPU})
+	v.FillNS = v.Machine.Sim.Now() - start
+	v.Span("fill tiers", start)
 }
 
-// readSets plays reads of rows into tiers.
-func (v *run) readSets(ctx context.Context, tiers [][]int64) (commands, bytes int64) {
-	return planSets(ctx, v, tiers, func(per []int64, size int64) {
-		v.m.stack.SubmitSized(per, size, func(iosim.Times) {})
-		v.m.sim.Run()
+// ReadSets plays reads of rows into tiers.
+func (v *Player) ReadSets(ctx context.Context, tiers [][]int64) (commands, bytes int64) {
+	return PlanSets(ctx, v, tiers, func(per []int64, size int64) {
+		v.Machine.Stack.SubmitSized(per, size, func(iosim.Times) {})
+		v.Machine.Sim.Run()
 	})
 }
 
-// planSets plans reads of rows into tiers, set by set as a real run makes them.
-func planSets(ctx context.Context, v *run, tiers [][]int64,
+// PlanSets plans reads of rows into tiers, set by set as a real run makes them.
+func PlanSets(ctx context.Context, v *Player, tiers [][]int64,
 	play func(per []int64, size int64)) (commands, bytes int64) {
 	rows, off := make([]int64, prepare.FillRows), make([]int64, len(v.perSSD)+1)
 	for _, all := range tiers {
 		for at := 0; at < len(all) && ctx.Err() == nil; at += prepare.FillRows {
 			part := all[at:min(at+prepare.FillRows, len(all))]
 			stripe(part, rows, off)
-			reads, per, size := v.commands(rows[:len(part)], off)
+			reads, per, size := v.Commands(rows[:len(part)], off)
 			for _, r := range reads {
 				commands += r.Commands
 				bytes += r.Bytes
@@ -420,9 +381,9 @@ func stripe(rows, out, off []int64) {
 	}
 }
 
-// commands says which commands a set takes by SSD, and what one of them moves; they are counted as
+// Commands says which commands a set takes by SSD, and what one of them moves; they are counted as
 // read.
-func (v *run) commands(rows, off []int64) (reads []gpuio.Planned, per []int64, bytes int64) {
+func (v *Player) Commands(rows, off []int64) (reads []gpuio.Planned, per []int64, bytes int64) {
 	reads = make([]gpuio.Planned, len(off)-1)
 	v.planner.Set(rows, off, reads)
 	per = make([]int64, len(reads))
@@ -438,30 +399,30 @@ func (v *run) commands(rows, off []int64) (reads []gpuio.Planned, per []int64, b
 	return reads, per, (bytes + commands/2) / max(commands, 1)
 }
 
-func (v *run) span(name string, start int64) {
-	v.draw(report.TrackRun, name, start, v.m.sim.Now())
+// Span draws a part of the run in the timeline, from start until now.
+func (v *Player) Span(name string, start int64) {
+	v.Draw(report.TrackRun, name, start, v.Machine.Sim.Now())
 }
 
-// draw draws something that is of no batch.
-func (v *run) draw(track, name string, from, to int64) {
-	if v.m.rec.On() && to > from {
-		v.m.rec.Span(track, name, from, to-from, nil)
+// Draw draws something that is of no batch.
+func (v *Player) Draw(track, name string, from, to int64) {
+	if v.Machine.rec.On() && to > from {
+		v.Machine.rec.Span(track, name, from, to-from, nil)
 	}
 }
 
 // sampleTo samples the batches up to i and those that the window wants beyond, and announces them.
-func (v *run) sampleTo(ctx context.Context, i int) error {
-	s := &v.src
-	for last := min(i+v.Config.Window, s.n-1); s.next <= last; s.next++ {
-		mb := v.mbs[s.next%len(v.mbs)]
-		if err := v.SampleWhole(ctx, mb, s.key, s.next, s.order.Seeds(s.next)); err != nil {
+func (v *Player) sampleTo(ctx context.Context, i int) error {
+	s := &v.Source
+	for last := min(i+v.Config.Window, s.N-1); s.next <= last; s.next++ {
+		mb := v.Batches[s.next%len(v.Batches)]
+		if err := v.SampleWhole(ctx, mb, s.Key, s.next, s.Order.Seeds(s.next)); err != nil {
 			return err
 		}
 		if v.Config.Window == 0 {
 			continue
 		}
-		if err := v.dyn.Announce(ctx, v.lookupS, mb.Nodes.Ptr(),
-			mb.HopEnd[len(mb.HopEnd)-1]); err != nil {
+		if err := v.Tiers.Announce(ctx, mb); err != nil {
 			return fmt.Errorf("batch %d: %w", s.next, err)
 		}
 	}
@@ -469,58 +430,39 @@ func (v *run) sampleTo(ctx context.Context, i int) error {
 }
 
 // shape looks the next batch's rows up.
-func (v *run) shape(ctx context.Context, i int) (*cost.Shape, error) {
+func (v *Player) shape(ctx context.Context, i int) (*cost.Shape, error) {
 	if err := v.sampleTo(ctx, i); err != nil {
 		return nil, err
 	}
-	mb := v.mbs[i%len(v.mbs)]
-	s := v.m.shapeOf(mb)
+	mb := v.Batches[i%len(v.Batches)]
+	s := v.Machine.shapeOf(mb)
 	s.At, s.Announced = i, v.Config.Window > 0
 	if v.Config.Method().WholeLists {
 		s.CountLists(v.Topology.Indptr, hostmem.View[int64](mb.Nodes.Bytes()))
 	}
-	if v.dyn != nil {
-		v.dyn.NextBatch()
-	}
+	v.Tiers.NextBatch()
 	op, cancel := v.OperatorContext(ctx)
 	defer cancel()
-	look := v.look
-	if v.dyn != nil {
-		look = v.admit
-	}
-	if err := v.rec.Begin(v.src.kind, v.src.epoch, i); err != nil {
+	if err := v.Recorder.Begin(v.Source.Kind, v.Source.Epoch, i); err != nil {
 		return nil, err
 	}
-	if err := v.parts(&s, func(from int64, part *cost.Part) error {
-		if err := v.rec.Part(op, v.lookupS, mb.Nodes.Ptr(), from, part.Count); err != nil {
+	if err := v.Parts(&s, func(from int64, part *cost.Part) error {
+		if err := v.Recorder.Part(op, v.LookupS, mb.Nodes.Ptr(), from, part.Count); err != nil {
 			return err
 		}
-		return look(op, mb, from, part)
+		return v.Tiers.Look(op, mb, from, part)
 	}); err != nil {
 		return nil, fmt.Errorf("batch %d: %w", i, err)
 	}
-	group(v, &s, i)
+	v.Tiers.Looked(&s, i)
 	return &s, nil
 }
 
-// group tells whether the group of merged reads ends with batch i, whose lines are counted.
-func group(v *run, s *cost.Shape, i int) {
-	if v.Config.Accumulate <= 0 {
-		return
-	}
-	g := &v.src
-	g.count++
-	last := i == g.n-1 || i == g.end-1
-	if s.Closes = g.lines >= v.acc.Target || g.count >= plan.MaxGroup || last; s.Closes {
-		g.lines, g.count = 0, 0
-	}
-}
-
-// parts gives a shape its parts, of which find looks those up that have rows.
-func (v *run) parts(s *cost.Shape, find func(from int64, part *cost.Part) error) error {
+// Parts gives a shape its parts, of which find looks those up that have rows.
+func (v *Player) Parts(s *cost.Shape, find func(from int64, part *cost.Part) error) error {
 	from := int64(0)
 	for h, to := range s.HopEnd {
-		if !v.plan.PerHop && h < len(s.HopEnd)-1 {
+		if !v.Plan.PerHop && h < len(s.HopEnd)-1 {
 			continue
 		}
 		part := cost.Part{Count: to - from}
@@ -535,25 +477,45 @@ func (v *run) parts(s *cost.Shape, find func(from int64, part *cost.Part) error)
 	return nil
 }
 
-// look looks a part up in static tiers.
-func (v *run) look(ctx context.Context, mb *graph.MiniBatch, from int64, part *cost.Part) error {
-	b := v.buckets
-	if err := v.hetero.Lookup(ctx, v.lookupS, mb.Nodes.Ptr(), from, part.Count, b); err != nil {
-		return err
+// ReadsOf returns the commands by SSD that reading so many rows takes, which are counted as read.
+func (v *Player) ReadsOf(rows []int64) []gpuio.Planned {
+	reads, _, _ := v.StripedReads(rows)
+	return reads
+}
+
+// StripedReads is readsOf with the commands of each SSD, and what one of them moves.
+func (v *Player) StripedReads(rows []int64) (reads []gpuio.Planned, per []int64, bytes int64) {
+	if cap(v.striped) < len(rows) {
+		v.striped = make([]int64, len(rows)+len(rows)/4)
 	}
-	part.NGPU, part.NCPU, part.NMiss = b.NGPU, b.NCPU, b.NMiss
-	if part.NMiss > 0 {
-		if v.m.stack == nil {
-			return fmt.Errorf("%d rows are in no tier and no SSD is there", part.NMiss)
-		}
-		part.Reads, _, _ = v.commands(hostmem.View[int64](b.MissRow.Bytes())[:part.NMiss],
-			b.SSDOffset)
+	if len(v.off) != int(v.Layout.SSDs)+1 {
+		v.off = make([]int64, v.Layout.SSDs+1)
 	}
-	return nil
+	stripe(rows, v.striped[:len(rows)], v.off)
+	return v.Commands(v.striped[:len(rows)], v.off)
+}
+
+// Keep adds the frontier of a sampled batch to files; of its blocks only the size is needed.
+func (v *Player) Keep(mb *graph.MiniBatch, to *samples.Files) (*cost.Shape, error) {
+	adj, n, err := mb.Save(v.adj[:0], func(b cuda.Buffer, bytes int64) ([]byte, error) {
+		return b.Bytes()[:bytes], nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	v.adj = adj
+	s, was := v.Machine.shapeOf(mb), to.Bytes()
+	nodes := hostmem.View[int64](mb.Nodes.Bytes())
+	if v.Config.Method().WholeLists {
+		s.CountLists(v.Topology.Indptr, nodes)
+	}
+	err = to.Append(nodes[:n], nil)
+	s.Saved = to.Bytes() - was + int64(len(adj))
+	return &s, err
 }
 
 // train plays all epochs.
-func (v *run) train(ctx context.Context, in prepare.Inputs, res *report.ModelledResult) error {
+func (v *Player) train(ctx context.Context, in prepare.Inputs, res *report.ModelledResult) error {
 	train, err := in.Dataset.Split("train")
 	if err != nil {
 		return err
@@ -569,12 +531,7 @@ func (v *run) train(ctx context.Context, in prepare.Inputs, res *report.Modelled
 	}
 	for ep := range v.Config.Epochs {
 		sampled := v.Config.SampleEpoch(ep)
-		order := prepare.Order{}
-		if v.mega != nil {
-			order = v.mega.orderOf(sampled).Order
-		} else {
-			order = v.Shuffled(train, sampled)
-		}
+		order := v.Tiers.Order(train, sampled)
 		r, err := v.pass(ctx, fmt.Sprintf("epoch %d", ep+1), sampled, ep, order, true)
 		if err != nil {
 			return v.stopped(ep, err)
@@ -590,13 +547,13 @@ func (v *run) train(ctx context.Context, in prepare.Inputs, res *report.Modelled
 		res.Epochs = append(res.Epochs, r)
 		v.Observer.TellEpoch(r)
 	}
-	if err := v.rec.test(ctx); err != nil {
+	if err := v.Recorder.test(ctx); err != nil {
 		return v.stopped(v.Config.Epochs-1, err)
 	}
 	return nil
 }
 
-func (v *run) stopped(epoch int, err error) error {
+func (v *Player) stopped(epoch int, err error) error {
 	if errs.ClassOf(err) == errs.Interrupted {
 		return errs.New(errs.Interrupted, "stopped in epoch %d of the modelled run (%w)",
 			epoch+1, err)
@@ -605,99 +562,62 @@ func (v *run) stopped(epoch int, err error) error {
 }
 
 // pass plays one walk over nodes; key is the sampling's.
-func (v *run) pass(ctx context.Context, name string, key, epoch int, order prepare.Order,
+func (v *Player) pass(ctx context.Context, name string, key, epoch int, order prepare.Order,
 	train bool) (report.EpochResult, error) {
 	var sum report.Partial
-	p := newPass(v, name, order.Len(), train)
-	p.epoch = epoch
+	p := NewPass(v, name, order.Len(), train)
+	p.Epoch = epoch
 	if train {
-		p.first, p.n = v.hw.Limit(p.n)
+		p.First, p.End = v.Hardware.Limit(p.End)
 	}
-	v.src = source{kind: trace.Validate, epoch: epoch, key: key, n: p.n, order: order}
+	v.Source = Part{Kind: trace.Validate, Epoch: epoch, Key: key, N: p.End, Order: order}
 	if train {
-		v.src.kind = trace.Train
+		v.Source.Kind = trace.Train
 	}
-	if v.laid != nil {
-		var pack *vpack
-		if train {
-			var err error
-			if pack, err = v.pack(ctx, key); err != nil {
-				return report.EpochResult{}, err
-			}
-		}
-		if err := v.turnTo(pack); err != nil {
-			return report.EpochResult{}, err
-		}
+	if err := v.Tiers.Before(ctx, p, key, train); err != nil {
+		return report.EpochResult{}, err
 	}
-	filling := v.planned == nil && v.laid == nil && v.mega == nil // caches, by what passes
-	for i := 0; i < p.first && filling; i++ {
-		if err := prepare.Interrupted(ctx); err != nil {
-			return report.EpochResult{}, err
-		}
-		planned := append([]gpuio.Planned(nil), v.perSSD...)
-		if _, err := v.shape(ctx, i); err != nil {
-			return report.EpochResult{}, err
-		}
-		v.perSSD = planned
-	}
-	v.src.lines, v.src.count = 0, 0
-	read, waited := v.TopologyReads(nil), v.m.listWait()
-	p.shape = func(i int) (*cost.Shape, error) {
-		switch {
-		case v.m.planned && v.laid != nil:
-			return v.packedShape(i)
-		case v.mega != nil && train:
-			return v.mega.shape(ctx, i)
-		}
-		return v.shape(ctx, i)
-	}
-	all := p.n
-	p.after = func(b *vbatch) {
-		count(&sum, b)
+	read, waited := v.TopologyReads(nil), v.Machine.listWait()
+	p.Shape = func(i int) (*cost.Shape, error) { return v.Tiers.Shape(ctx, i) }
+	all := p.End
+	p.After = func(b *Batch) {
+		Count(&sum, b)
 		v.Observer.TellStep("modelled "+name, b.Index+1, all)
 	}
-	play := func() error {
-		p.begin()
+	err := v.Tiers.Pass(ctx, p, &sum, train, func(ctx context.Context) error {
 		if train && v.Config.Tuning() && v.tuned == nil {
 			return tune(ctx, v, p)
 		}
-		return p.walk(ctx)
-	}
-	switch {
-	case v.planned != nil:
-		play = func() error { return v.superbatches(ctx, p, &sum) }
-	case v.mega != nil:
-		play = func() error { return v.mega.pass(ctx, p, &sum, train) }
-	}
-	err := play()
+		return p.Walk(ctx)
+	})
 	p.tell()
 	sum.TopologyReads = listReads(v, read, waited)
 	if err == nil && sum.Batches == order.Len() { // a part of a pass has nothing to be held against
-		err = v.rec.Live(v.src.kind, v.src.epoch, sum)
+		err = v.Recorder.Live(v.Source.Kind, v.Source.Epoch, sum)
 	}
 	if err != nil {
 		return report.EpochResult{}, err
 	}
-	return p.result(sum, epoch, v.RowBytes), nil
+	return p.Result(sum, epoch, v.RowBytes), nil
 }
 
-// newPass makes a walk over n mini-batches.
-func newPass(v *run, name string, n int, train bool) *vpass {
-	p := &vpass{
-		vmachine: v.m, name: name, n: n,
-		window: v.Config.Window, grouped: v.Config.Accumulate > 0, staged: v.Config.Dynamic(),
+// NewPass makes a walk over n mini-batches.
+func NewPass(v *Player, name string, n int, train bool) *Pass {
+	p := &Pass{
+		Machine: v.Machine, Name: name, End: n,
+		window: v.Config.Window, grouped: v.Config.Accumulate > 0, staged: v.Tiers.Staged(),
 	}
 	if train {
-		p.steps(v.Config.Shards, n)
-		if len(v.m.replicas) > 1 {
+		p.Steps(v.Config.Shards, n)
+		if len(v.Machine.replicas) > 1 {
 			p.fleet = &vfleet{p: p}
 		}
 	}
 	return p
 }
 
-// count adds a mini-batch that has trained.
-func count(sum *report.Partial, b *vbatch) {
+// Count adds a mini-batch that has trained.
+func Count(sum *report.Partial, b *Batch) {
 	sum.Batches++
 	sum.Seeds += b.Seeds
 	sum.Inserted += b.Change.ToGPU + b.Change.ToCPU
@@ -716,34 +636,35 @@ func count(sum *report.Partial, b *vbatch) {
 	}
 }
 
-// result is what a pass that has ended came to.
-func (p *vpass) result(sum report.Partial, epoch int, rowBytes int64) report.EpochResult {
+// Result is what a pass that has ended came to.
+func (p *Pass) Result(sum report.Partial, epoch int, rowBytes int64) report.EpochResult {
 	if p.grouped {
 		sum.Groups, sum.Grouped = p.merged, sum.Batches
 	}
-	sum.Seconds, sum.Waited, sum.Stages = float64(p.end-p.start)/1e9, float64(p.waited)/1e9,
+	sum.Seconds, sum.Waited, sum.Stages = float64(p.Ended-p.Began)/1e9, float64(p.Waited)/1e9,
 		p.stages()
 	return sum.Result(epoch, rowBytes)
 }
 
-// conserved checks that the modelled SSDs did what the batches needed, no less and no more, and
+// Conserved checks that the modelled SSDs did what the batches needed, no less and no more, and
 // that nothing is under way.
-func (v *run) conserved() error {
+func (v *Player) Conserved() error {
 	var planned int64
 	for _, p := range v.perSSD {
 		planned += p.Commands
 	}
-	if did := v.filled + v.stack.Stats().Commands; did != planned || v.stack.InFlight() != 0 ||
-		v.m.credits != 0 || v.m.reads != 0 || v.m.lists != nil && v.m.lists.stack.InFlight() != 0 {
+	if did := v.filled + v.Stack.Stats().Commands; did != planned || v.Stack.InFlight() != 0 ||
+		v.Machine.credits != 0 || v.Machine.reads != 0 || v.Machine.lists != nil &&
+		v.Machine.lists.stack.InFlight() != 0 {
 		return fmt.Errorf(
 			"the modelled run lost track: %d of %d commands done, %d sets, %d batches and %d rows still in flight; this is a bug",
-			did, planned, v.stack.InFlight(), v.m.credits, v.m.reads)
+			did, planned, v.Stack.InFlight(), v.Machine.credits, v.Machine.reads)
 	}
 	return nil
 }
 
 // info is what report.RunInfo says of a modelled run.
-func (v *run) info() report.RunInfo {
+func (v *Player) info() report.RunInfo {
 	r := report.RunInfo{
 		MemoryRung: "modelled", Precision: cuda.FP32.String(), BLAS: plan.BLASOff,
 		Policy: v.Config.Policy, Window: v.Config.Window, Sampler: v.Config.Sampler,
@@ -753,68 +674,27 @@ func (v *run) info() report.RunInfo {
 		RefreshEvery: v.Config.RefreshEvery,
 	}
 	for range v.Config.Replicas - 1 {
-		r.MoreDevices = append(r.MoreDevices, v.hw.Profile.GPU.Name+" (modelled)")
+		r.MoreDevices = append(r.MoreDevices, v.Hardware.Profile.GPU.Name+" (modelled)")
 	}
 	r.TopologyStorage, r.Tuned = listInfo(v), v.tuned
 	if v.Hotness != nil {
 		h := *v.Hotness
-		h.Seconds = float64(v.presampleNS) / 1e9 // and not this machine's
+		h.Seconds = float64(v.PresampleNS) / 1e9 // and not this machine's
 		r.Hotness = &h
 	}
-	if v.planned != nil {
-		info := v.planned.info
-		r.Superbatch = &info
-	}
-	if v.laid != nil {
-		info := v.laid.info
-		r.Packed = &info
-	}
-	if v.mega != nil {
-		r.Mega = v.mega.describe(&v.Config)
-	}
-	if v.dyn != nil {
-		r.CacheLineBytes, r.PolicyBytes = v.lines.LineBytes, v.dyn.MetadataBytes()
-	}
-	if v.acc.MaxBatches > 0 {
-		a := v.acc
-		r.Accumulator = &a
-	}
+	v.Tiers.Describe(&r)
 	return r
 }
 
-// gpuCacheBytes is the GPU tier's size.
-func (v *run) gpuCacheBytes() int64 {
-	switch {
-	case v.dyn != nil:
-		return v.dyn.Config().Slots * v.lines.LineBytes
-	case v.planned != nil:
-		return v.planned.tiers.GPURows * v.RowBytes
-	case v.mega != nil && v.mega.onGPU:
-		return v.mega.parts.StaticFeatures.Pages * v.mega.parts.Spec.PageBytes
-	}
-	return int64(len(v.placement.GPU)) * v.RowBytes
-}
-
-// cpuCacheBytes is the CPU tier's size.
-func (v *run) cpuCacheBytes() int64 {
-	switch {
-	case v.planned != nil:
-		return v.planned.tiers.CPURows * v.RowBytes
-	case v.mega != nil:
-		return v.mega.room.Total()
-	}
-	return int64(len(v.placement.CPU)) * v.RowBytes
-}
-
-func (v *run) stackName() string {
-	if v.m.stack == nil {
+func (v *Player) stackName() string {
+	if v.Machine.Stack == nil {
 		return plan.StackNone
 	}
 	return v.Config.IOStack
 }
 
-// io is what the modelled SSDs did.
-func (v *run) io() report.IOResult {
+// Io is what the modelled SSDs did.
+func (v *Player) Io() report.IOResult {
 	r := report.IOResult{SSDs: []report.SSDResult{}}
 	for s, p := range v.perSSD {
 		r.SSDs = append(r.SSDs, report.SSDResult{Name: fmt.Sprintf("ssd%d", s),
@@ -822,7 +702,26 @@ func (v *run) io() report.IOResult {
 		r.Coalesced += p.Shared
 	}
 	r.Balance = report.Balance(r.SSDs)
-	st := v.stack.Stats()
+	st := v.Stack.Stats()
 	r.Latency = report.NewLatency(&st.Latency)
 	return r
+}
+
+// StripedRates returns the bytes a second that the SSDs of a machine read and write together in
+// long requests, where each has an equal share, within what the link carries. SSDs of which nobody
+// said a bandwidth bound nothing.
+func StripedRates(m *iosim.Machine) (read, write float64) {
+	link := m.Profile.PCIe.CopyGBs.Value * 1e9
+	read, write = link, link
+	for _, x := range m.Models() {
+		for _, r := range []struct {
+			mbs float64
+			to  *float64
+		}{{x.Read.Bandwidth.MBs, &read}, {x.Write.Bandwidth.MBs, &write}} {
+			if r.mbs > 0 {
+				*r.to = min(*r.to, float64(m.SSDs())*r.mbs*1e6)
+			}
+		}
+	}
+	return read, write
 }

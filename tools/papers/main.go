@@ -38,6 +38,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 	"helios/sched/virtual"
 )
 
@@ -274,7 +275,7 @@ func (l *lab) play(s setup) (report.EpochResult, error) {
 		return none, err
 	}
 	l.ds.Meta.Dim = s.dim
-	res, err := virtual.Run(l.ctx, *c, prepare.Inputs{Dev: l.dev, Dataset: l.ds},
+	res, err := virtual.Run(l.ctx, tiers.Simulation, *c, prepare.Inputs{Dev: l.dev, Dataset: l.ds},
 		cost.Hardware{Profile: p, SSDs: s.ssds, Warm: s.warm, Batches: s.batches},
 		report.Observer{})
 	if err != nil {

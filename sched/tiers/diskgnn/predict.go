@@ -1,0 +1,88 @@
+package diskgnn
+
+import (
+	"context"
+	"fmt"
+	"helios/cache/packed"
+	"helios/internal/errs"
+	"helios/internal/units"
+	"helios/sched/plan"
+	"helios/sched/planner"
+	"helios/sched/tiers/static"
+	"helios/sched/virtual"
+	"math"
+	"slices"
+)
+
+// Predict is the system in a plan.
+var Predict = planner.System{
+	New: func(j *planner.Job) planner.Tiers {
+		return &prediction{Prediction: static.Prediction{Base: planner.Base{Job: j}}}
+	},
+	Simulate: &Simulate,
+	// the tiers hold what the packed mini-batches access most
+	Hotness: plan.HotnessForesight}
+
+// prediction foresees packed mini-batches, of which each has pages of its own.
+type prediction struct {
+	static.Prediction
+	shape    packed.Shape
+	nextPage int64
+}
+
+// Open implements Tiers.
+func (t *prediction) Open(ctx context.Context, n int) (err error) {
+	j := t.Job
+	if t.shape, err = packed.NewShape(j.RowBytes, int64(j.Layout.LBABytes)); err != nil {
+		return err
+	}
+	if err := t.Prediction.Open(ctx, n); err != nil {
+		return err
+	}
+	j.Work.PageBytes, j.Work.Pages = t.shape.PageBytes, math.MaxInt64>>20
+	j.Work.Source.Batch = t.batch
+	return nil
+}
+
+// Prepare implements Tiers.
+func (t *prediction) Prepare(p *planner.Plan, b planner.Before) {
+	j, hw := t.Job, t.Job.Options.Hardware.Profile
+	p.Preparation.Fill = j.FillSeconds(j.Sizes.GPURows + j.Sizes.CPURows)
+	first, end := j.Config.PackEpochs(0)
+	batches := int64(j.Accesses.Batches) * int64(end-first)
+	perBatch := float64(p.RowsSSD) / float64(j.Accesses.Batches)
+	pages := int64(math.Ceil(perBatch/float64(t.shape.RowsPerPage))) * batches
+	size := pages * t.shape.PageBytes
+	p.Disk["packed"], p.Disk["samples"] = size, planner.SavedBytes(&j.First.Shape)*batches
+	accesses := float64(len(j.First.Rows)) * float64(batches)
+	io := float64(b.Stored)/b.Read + float64(size)/b.Write
+	copied := perBatch * float64(batches) * float64(j.RowBytes) / (hw.CPU.GatherGBs.Value * 1e9)
+	p.Preparation.Pack = b.Sample*float64(batches) + accesses*hw.CPU.InspectNS.Value/1e9 +
+		max(io, copied)
+	if budget := j.Config.DiskBudget.Of(j.Accesses.Rows * j.RowBytes); size > budget {
+		p.Notes = append(p.Notes, fmt.Sprintf(
+			"packed rows take %s, beyond %v of %s: a run shares pages among mini-batches and reads more than is said here",
+			units.FormatBytes(size), errs.Key("disk-budget"), units.FormatBytes(budget)))
+	}
+}
+
+// batch reads a mini-batch's own pages, which follow each other.
+func (t *prediction) batch(i int) (*virtual.Looked, error) {
+	x, err := t.Batch(i)
+	if err != nil {
+		return nil, err
+	}
+	for k := range x.Read {
+		rows := int64(len(x.Read[k]))
+		n := (rows + t.shape.RowsPerPage - 1) / t.shape.RowsPerPage
+		x.Read[k] = slices.Grow([]int64(nil), int(n))
+		for range n {
+			x.Read[k] = append(x.Read[k], t.nextPage)
+			t.nextPage++
+		}
+		p := &x.Shape.Parts[k]
+		p.Staged, p.Chunk = rows, rows
+	}
+	x.Shape.Saved = planner.SavedBytes(&x.Shape)
+	return x, nil
+}

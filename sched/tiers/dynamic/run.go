@@ -1,0 +1,763 @@
+// Package dynamic keeps lines in GPU memory that come and go with what mini-batches access, over a
+// constant buffer of rows in CPU memory: modes bam (Qureshi et al., ASPLOS 2023) and gids (Park et
+// al., VLDB 2024).
+package dynamic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"helios/cache"
+	"helios/cache/policy"
+	"helios/cache/trace"
+	"helios/cuda"
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/hostcpu"
+	"helios/internal/hostmem"
+	"helios/internal/units"
+	"helios/sched/engine"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// Run is the system on an engine.
+var Run = engine.System{Runs: func(c *plan.Config) bool { return c.Dynamic() }, New: New}
+
+// The dynamic GPU tier in a run. Its lines come and go in the order of lookups (cache.Dynamic), so
+// what a batch finds depends on the batches before it and, with a window, on those that are sampled
+// beyond it; never on time. What is read lands in the staging buffer of a group: the lines of one
+// lookup or, under the accumulator, of several batches. When a group's reads are whole its lookups
+// are finished one after the other: rows go to the batch's feature tensor and lines to the tier. So
+// a batch needs a feature tensor (a credit) only from there on, and samples and reads may run ahead
+// of them.
+
+// readGroup is a set of reads and the lookups that it is for.
+type readGroup struct {
+	plan    *cache.ReadPlan
+	staging cuda.Growable
+	segs    []*admitted // in order
+	lines   int64       // to be read
+	batches int
+
+	pending   gpuio.Pending // nil when nothing is in flight
+	submitted time.Time
+}
+
+// admitted is a segment that was looked up in dynamic tiers.
+type admitted struct {
+	*engine.Segment
+	ticket *cache.Ticket
+	out    int    // where that is
+	seq    uint64 // among all that were admitted
+	slot   *engine.Slot
+	last   bool  // the batch's last
+	nlines int64 // to be read
+}
+
+// Tiers are a GPU tier whose lines come and go over a constant CPU buffer.
+type Tiers struct {
+	engine.Base
+	tier   *cache.Dynamic // nil until the tiers are placed
+	lines  cache.Lines
+	of     gpuio.Layout // of the lines: what the reader reads
+	byRow  bool         // lines are rows, in the features' own layout
+	groups []*readGroup
+	// lines that a group may aim at: its staging has room for these and a batch beside them
+	most int64
+	xs   []cuda.Growable // feature tensors, by credit
+	seq  uint64          // of admitted segments
+	acc  report.AccumulatorInfo
+}
+
+// New settles the geometry of the lines.
+func New(e *engine.Engine) (engine.Tiers, error) {
+	d := &Tiers{Base: engine.Base{Engine: e}}
+	var err error
+	if d.lines, d.of, err = prepare.LayLines(e.Store.Layout, e.Rows,
+		e.Config.CacheLine); err != nil {
+		return nil, err
+	}
+	d.byRow = d.of == e.Store.Layout
+	if asked, is := e.Config.CacheLine, d.lines.LineBytes; asked != plan.LineRow && asked != is {
+		e.Observer.TellNote(
+			fmt.Sprintf(
+				"cache lines: %s in place of %s: lines are whole rows of %d bytes, and of whole LBAs of %d or a single one that rows do not fill",
+				units.FormatBytes(is), units.FormatBytes(asked), e.RowBytes,
+				e.Store.Layout.LBABytes))
+	}
+	return d, nil
+}
+
+// slotsIn returns how many lines a GPU tier of so many bytes holds.
+func (d *Tiers) slotsIn(bytes int64) int64 {
+	e := d.Engine
+	return min(bytes/d.lines.LineBytes, d.lines.Count(e.Rows))
+}
+
+// onGPU tells whether the directory is in a GPU's memory.
+func (d *Tiers) onGPU() bool {
+	return d.Engine.OnGPU() && d.Engine.Config.Directory == policy.InSets
+}
+
+// besideDirectory is how much of the GPU's memory lines get, where they and their directory have
+// that room.
+func (d *Tiers) besideDirectory(room int64) (int64, error) {
+	if !d.onGPU() {
+		return room, nil
+	}
+	slots := d.slotsIn(room)
+	bytes, err := cache.GPUSetsBytes(d.Engine.Config.Policy, slots, d.Engine.Config.Window > 0)
+	return max(min(room, room-bytes), 0), err
+}
+
+// Layout implements engine.Tiers.
+func (d *Tiers) Layout() gpuio.Layout { return d.of }
+
+// Place makes the tiers of a run whose GPU tier is dynamic: empty but for the constant CPU buffer.
+func (d *Tiers) Place(ctx context.Context) (err error) {
+	e := d.Engine
+	rows := d.of // what the CPU buffer is filled by
+	if e.Sizes.CPURows > 0 && !d.byRow {
+		rows = e.Store.Layout
+		if err := e.Store.Close(); err != nil { // after a shrink it reads lines
+			return engine.Untiered(err)
+		}
+	}
+	if err := e.Store.Open(ctx, rows); err != nil {
+		return engine.Untiered(err)
+	}
+	b := e.Sizes
+	if b.Auto {
+		room, err := e.AutoRoom(ctx)
+		if err == nil && room > 0 {
+			room, err = d.besideDirectory(room)
+		}
+		if err != nil {
+			return engine.Untiered(err)
+		}
+		b.GPURows, b.Auto = min(room, e.Rows*e.RowBytes)/e.RowBytes, false
+	}
+	if e.Placement, err = e.Choose(ctx, plan.TierSizes{CPURows: b.CPURows}, e.Hooks()); err != nil {
+		return engine.Untiered(err)
+	}
+	if bytes := b.GPURows * e.RowBytes; d.slotsIn(bytes) == 0 {
+		e.Observer.TellNote(
+			fmt.Sprintf(
+				"the GPU tier of %s has no room for a line of %s, so policy %s keeps nothing; raise option gpu-cache",
+				units.FormatBytes(bytes), units.FormatBytes(d.lines.LineBytes), e.Config.Policy))
+	}
+	cpu := slices.Clone(e.Placement.CPU)
+	slices.Sort(cpu)
+	e.Sizes = plan.TierSizes{GPURows: b.GPURows, CPURows: int64(len(cpu))}
+	d.tier, err = cache.NewDynamic(e.Device, cache.DynamicConfig{
+		Rows: e.Rows, RowBytes: e.RowBytes, Lines: d.lines,
+		Slots: d.slotsIn(b.GPURows * e.RowBytes), Policy: e.Config.Policy,
+		Directory: e.Config.Directory, Seed: e.Config.Seed,
+		CPU: cpu,
+	})
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := e.Store.Fill(ctx, cpu, d.tier.CPUBuffer(), "fill cpu cache"); err != nil {
+		return err
+	}
+	e.Filled(start)
+	if len(cpu) > 0 && !d.byRow {
+		if err := e.Store.Renew(ctx, d.of); err != nil {
+			return err
+		}
+	}
+	if err := d.newGroups(); err != nil {
+		return err
+	}
+	return d.calibrate(ctx)
+}
+
+// Close frees the tier and what is in use with it. Nothing may be in flight.
+func (d *Tiers) Close() error {
+	e := d.Engine
+	var all []error
+	for _, s := range e.Slots {
+		for i := range s.Segments {
+			if a, ok := s.Segments[i].Part.(*admitted); ok && a.ticket != nil {
+				all = append(all, a.ticket.Close())
+			}
+			s.Segments[i].Part = nil
+		}
+	}
+	for _, g := range d.groups {
+		if g.plan != nil {
+			all = append(all, g.plan.Close())
+		}
+		if g.staging != nil {
+			if e.Store.Reader != nil {
+				all = append(all, gpuio.Forget(e.Store.Reader, g.staging))
+			}
+			all = append(all, g.staging.Free())
+		}
+	}
+	d.groups = nil
+	if d.tier != nil {
+		all = append(all, d.tier.Close())
+		d.tier = nil
+	}
+	return errors.Join(all...)
+}
+
+// newGroups makes the groups: under a serial pipeline one, under the accumulator one in work while
+// another is read, else as many as lookups are under way.
+func (d *Tiers) newGroups() error {
+	e := d.Engine
+	n := e.Plan.Credits
+	switch {
+	case e.Plan.Serial:
+		n = 1
+	case e.Plan.Group:
+		n = 2
+	case e.Plan.PerHop:
+		n *= len(e.Config.Fanouts) + 1
+	}
+	lines, err := d.stagingLines(n)
+	if err != nil {
+		return err
+	}
+	for len(d.groups) < n {
+		g := &readGroup{}
+		d.groups = append(d.groups, g)
+		if g.plan, err = d.tier.NewReadPlan(); err != nil {
+			return err
+		}
+		if g.staging, err = cuda.Reserve(e.Device, lines*d.lines.LineBytes,
+			"lines that are read"); err != nil {
+			return fmt.Errorf(
+				"staging of %d lines of %d bytes (%s of address space): %w; lower option batch-size, option fanout or option prefetch-depth",
+				lines, d.lines.LineBytes, units.FormatBytes(lines*d.lines.LineBytes), err)
+		}
+	}
+	return nil
+}
+
+// stagingLines is the room of each of n groups: what a batch can need and, under the accumulator,
+// the most that one aims at beside it. Pages that no group touches cost nothing; but the bound of a
+// batch may be the whole graph.
+func (d *Tiers) stagingLines(n int) (int64, error) {
+	e := d.Engine
+	batch := max(min(e.MaxFrontier(e.Config.Batch), d.lines.Count(e.Rows)), 1)
+	lines := batch
+	if e.Plan.Group {
+		most, err := d.mostGrouped()
+		if err != nil {
+			return 0, err
+		}
+		d.most = most
+		lines += most
+	}
+	if e.OnGPU() { // of addresses
+		return min(lines, max(e.Device.Info().MemTotal/d.lines.LineBytes, 1)), nil
+	}
+	avail, err := hostmem.AvailableBytes()
+	return min(lines, max(avail/2/int64(n)/d.lines.LineBytes, 1)), err
+}
+
+// admission makes what a segment needs to be looked up, with a ticket where it has none.
+func (d *Tiers) admission(g *engine.Segment, s *engine.Slot, last bool) (a *admitted, err error) {
+	a, ok := g.Part.(*admitted)
+	if !ok {
+		a = &admitted{Segment: g}
+		g.Part = a
+	}
+	a.out, a.slot, a.last, a.nlines = segFree, s, last, 0
+	if a.ticket == nil {
+		a.ticket, err = d.tier.NewTicket()
+	}
+	return a, err
+}
+
+// stages are the stages of a walk over dynamic tiers: a window makes lookups wait for the
+// samples of coming batches, the accumulator merges their reads, and what is read is gathered when
+// it is whole:
+//
+//	sample ──work──▶ announce, look up, submit ──group──▶ complete, gather ──slot──▶ train
+type stages struct {
+	*Tiers
+	w       *engine.Walk
+	unused  chan *readGroup // groups
+	reading chan *readGroup // groups with reads under way
+	spare   chan cuda.Growable
+	open    *readGroup   // being filled; nil: none
+	held    []*readGroup // whose staging the gather stream may still read
+}
+
+// Begin implements engine.Tiers.
+func (d *Tiers) Begin(w *engine.Walk) engine.Stages {
+	a := &stages{
+		Tiers: d, w: w, unused: make(chan *readGroup, len(d.groups)),
+		reading: make(chan *readGroup, len(d.groups)),
+		spare:   make(chan cuda.Growable, len(d.xs)),
+	}
+	for _, g := range d.groups {
+		a.unused <- g
+	}
+	for _, x := range d.xs[:min(len(d.xs), d.Engine.Plan.Credits)] {
+		a.spare <- x
+	}
+	return a
+}
+
+// Room does nothing: a batch gets its feature tensor when its rows have arrived.
+func (a *stages) Room(*engine.Slot, int64) error { return nil }
+
+func (a *stages) Release(s *engine.Slot) {
+	a.spare <- s.Own
+	s.Features, s.Own = nil, nil
+}
+
+// Deliver gathers what groups have read, and hands on the batches that are whole by that.
+func (a *stages) Deliver(ctx context.Context, ready chan<- *engine.Slot) error {
+	for g := range a.reading {
+		if ctx.Err() != nil {
+			continue
+		}
+		if err := a.finish(ctx, g, ready); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Admit looks up what the sampler hands on. Each batch is announced when all of it is sampled, and
+// looked up when so many as the window is deep are announced after it, or the pass has no more.
+func (a *stages) Admit(ctx context.Context, parts <-chan engine.Work) error {
+	defer close(a.reading)
+	e, p := a.Engine, a.w.Pass
+	if e.Config.Window == 0 {
+		for w := range parts {
+			if ctx.Err() == nil {
+				if err := a.lookup(ctx, w); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	for {
+		for p.Announced > 0 && p.Waiting[0].Slot.Index < a.w.End &&
+			(p.Announced > e.Config.Window ||
+				p.Heard == p.Batches) {
+			for last := false; !last; {
+				w := p.Waiting[0]
+				p.Waiting, last = p.Waiting[1:], w.Last
+				if err := a.lookup(ctx, w); err != nil || ctx.Err() != nil {
+					return err
+				}
+			}
+			p.Announced--
+		}
+		w, ok := <-parts
+		if !ok || ctx.Err() != nil {
+			return nil
+		}
+		p.Waiting = append(p.Waiting, w)
+		if !w.Last {
+			continue
+		}
+		op, cancel := e.OperatorContext(ctx)
+		begin, section := time.Now(), hostcpu.Begin()
+		err := a.tier.Announce(op, e.LookupStream, w.Nodes, w.First+w.Count)
+		section.End(hostcpu.Lookups)
+		if !a.tier.OnGPU() { // else its stream tells
+			p.Clock.LookedUp(time.Since(begin))
+		}
+		cancel()
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", w.Slot.Index, err)
+		}
+		p.Announced++
+		p.Heard = w.Slot.Index + 1
+	}
+}
+
+// lookup looks a part up, and has the group's reads go out when it is whole.
+func (a *stages) lookup(ctx context.Context, w engine.Work) error {
+	e, s := a.Engine, w.Slot
+	if a.open == nil {
+		select {
+		case a.open = <-a.unused:
+		case <-ctx.Done():
+			return nil
+		}
+		a.open.segs, a.open.lines, a.open.batches = a.open.segs[:0], 0, 0
+	}
+	if !e.Turn.Take(ctx) {
+		return nil
+	}
+	defer e.Turn.End()
+	op, cancel := e.OperatorContext(ctx)
+	defer cancel()
+	first := s.Used == 0
+	if w.Count > 0 || w.Last {
+		seg := &s.Segments[s.Used]
+		s.Used++
+		seg.Begin(w)
+		seg.Moved = w.Count
+		g, err := a.admission(seg, s, w.Last)
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.Index, err)
+		}
+		if first {
+			a.tier.NextBatch()
+			if err := e.Recording.Begin(a.w.Pass.Kind, a.w.Pass.Number, s.Index); err != nil {
+				return err
+			}
+		}
+		if w.Count > 0 {
+			if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
+				return fmt.Errorf("batch %d: %w", s.Index, err)
+			}
+		}
+		begin := time.Now()
+		before, section := a.tier.Stats(), hostcpu.Begin()
+		err = a.tier.Admit(op, e.LookupStream, w.Nodes, w.First, w.Count, g.ticket)
+		section.End(hostcpu.Lookups)
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.Index, err)
+		}
+		if !a.tier.OnGPU() {
+			a.w.Pass.Clock.LookedUp(time.Since(begin))
+		}
+		after := a.tier.Stats()
+		g.out, g.seq = segAdmitted, a.seq
+		a.seq++
+		t := g.ticket
+		g.RowsGPU, g.RowsCPU, g.RowsSSD, g.nlines = t.NGPU, t.NCPU, t.NMiss, t.NLines
+		g.Inserted, g.Evicted, g.Bypassed = after.Inserted-before.Inserted,
+			after.Evicted-before.Evicted, after.Bypassed-before.Bypassed
+		e.Trace.Op(report.TrackLookup, plan.OperatorName("L", w.Hop), begin, a.w.Pass, s.Index,
+			w.Count)
+		a.open.segs = append(a.open.segs, g)
+		a.open.lines += g.nlines
+	}
+	if w.Last {
+		a.open.batches++
+	}
+	if e.Plan.Group && (!w.Last || a.open.lines < a.acc.Target && a.open.batches < plan.MaxGroup &&
+		s.Index+1 < a.w.End) {
+		if w.Last {
+			return a.more()
+		}
+		return nil
+	}
+	return a.flush(ctx)
+}
+
+// more sees to it that the sampler has a slot for another batch of the open group.
+func (a *stages) more() error {
+	e := a.Engine
+	for len(e.Slots) < a.open.batches+1+e.Config.Window+e.Plan.Credits {
+		s, err := e.NewSlot()
+		if err != nil {
+			return err
+		}
+		a.w.Free <- s
+	}
+	return nil
+}
+
+// flush sends the reads of the open group out.
+func (a *stages) flush(ctx context.Context) error {
+	e, g := a.Engine, a.open
+	if len(g.segs) == 0 {
+		return nil
+	}
+	index := g.segs[0].slot.Index
+	if g.lines > 0 {
+		if e.Store.Reader == nil {
+			return fmt.Errorf("batch %d: %d lines are in no tier and no SSD is open", index,
+				g.lines)
+		}
+		bytes := g.lines * a.lines.LineBytes
+		if bytes > g.staging.Size() {
+			return errs.New(errs.Capability,
+				"batch %d reads %d lines of %d bytes, the staging buffer has room for %d; lower option batch-size, option fanout, option cache-line or option accumulate",
+				index, g.lines, a.lines.LineBytes, g.staging.Size()/a.lines.LineBytes)
+		}
+		if err := g.staging.Grow(bytes); err != nil {
+			return fmt.Errorf("batch %d: staging of %d lines: %w", index, g.lines, err)
+		}
+		tickets := make([]*cache.Ticket, len(g.segs))
+		for i, x := range g.segs {
+			tickets[i] = x.ticket
+		}
+		section := hostcpu.Begin()
+		err := a.tier.Plan(g.plan, tickets...)
+		section.End(hostcpu.Lookups)
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", index, err)
+		}
+		rd, end := e.ReadContext(ctx)
+		defer end()
+		g.submitted = time.Now()
+		g.pending, err = e.Store.Reader.Submit(rd, &gpuio.ReadSet{
+			Rows: g.plan.Rows, Pos: g.plan.Pos, SSDOffset: g.plan.SSDOffset,
+			Dst: g.staging, DstStride: a.lines.LineBytes, DstBytes: bytes, Ready: g.plan.Ready,
+		})
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", index, engine.ReadError(err))
+		}
+		e.Trace.Read(g.lines)
+		if e.Plan.Serial {
+			if err := a.waitGroup(rd, a.w.Pass, g); err != nil {
+				return err
+			}
+		}
+	}
+	a.open = nil
+	a.reading <- g
+	return nil
+}
+
+// waitGroup runs C for a group and deals out what its reads took: by lines, so that the sum is
+// exact.
+func (a *stages) waitGroup(op context.Context, p *engine.Pass, g *readGroup) error {
+	e := a.Engine
+	if g.pending == nil {
+		return nil
+	}
+	index := g.segs[0].slot.Index
+	st, err := g.pending.Wait(op)
+	if err != nil && op.Err() != nil {
+		return errs.New(errs.Device, "batch %d: reads of %d lines did not end within %v: %w", index,
+			g.lines, e.Config.OpTimeout, err)
+	}
+	g.pending = nil
+	e.Trace.Read(-g.lines)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", index, engine.ReadError(err))
+	}
+	if st.Rows != g.lines {
+		return errs.New(errs.Device, "batch %d: %d lines were asked for, %d were read", index,
+			g.lines, st.Rows)
+	}
+	p.Clock.Read(g.submitted, st)
+	hop := g.segs[0].Hop
+	e.Trace.Set(report.TrackSubmit, plan.OperatorName("I", hop), g.submitted, st.Submit, p, index,
+		g.batches, g.lines)
+	e.Trace.Set(report.TrackComplete, plan.OperatorName("C", hop), g.submitted.Add(st.Submit),
+		st.Complete, p, index, g.batches, g.lines)
+	var done int64
+	share := func(v,
+		lines int64) int64 {
+		return muldiv(v, done+lines, g.lines) - muldiv(v, done, g.lines)
+	}
+	for _, x := range g.segs {
+		x.Stats = gpuio.ReadStats{
+			Rows: x.nlines, Commands: share(st.Commands, x.nlines),
+			Bytes:   share(st.Bytes, x.nlines),
+			Retries: share(st.Retries, x.nlines), Timeouts: share(st.Timeouts, x.nlines),
+		}
+		done += x.nlines
+	}
+	return nil
+}
+
+// muldiv is a*b/c without overflow for shares (b <= c).
+func muldiv(a, b, c int64) int64 { return a/c*b + a%c*b/c }
+
+// finish gives the lookups of a group what they need once its reads are whole, and hands on the
+// batches that are whole by that.
+func (a *stages) finish(ctx context.Context, g *readGroup, ready chan<- *engine.Slot) error {
+	rd, end := a.Engine.ReadContext(ctx)
+	defer end()
+	p := a.w.Pass
+	if err := a.waitGroup(rd, p, g); err != nil {
+		return err
+	}
+	p.Clock.Group(g.batches)
+	for i, x := range g.segs {
+		s := x.slot
+		if s.Features == nil {
+			select {
+			case x := <-a.spare:
+				s.Features = p.PlaceOf(s.Index, x)
+				s.Own = x
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		if err := a.finishOne(ctx, g, x); err != nil {
+			return fmt.Errorf("batch %d: %w", s.Index, err)
+		}
+		if i == len(g.segs)-1 {
+			a.held = append(a.held, g) // its staging is in use until the stream is done
+		}
+		if !x.last {
+			continue
+		}
+		for _, h := range a.held {
+			a.unused <- h
+		}
+		a.held = a.held[:0]
+		ready <- s
+	}
+	return nil
+}
+
+// finishOne runs G for one lookup. With the batch's last one it waits until all rows are in place.
+func (a *stages) finishOne(ctx context.Context, g *readGroup, x *admitted) error {
+	e := a.Engine
+	if !e.Turn.Take(ctx) {
+		return nil
+	}
+	defer e.Turn.End()
+	op, cancel := e.OperatorContext(ctx)
+	defer cancel()
+	s := x.slot
+	bytes := (x.First + x.Count) * e.RowBytes
+	if err := e.Fits(s.Index, x.First+x.Count, s.Features.Size()); err != nil {
+		return err
+	}
+	if err := s.Features.Grow(bytes); err != nil {
+		return fmt.Errorf("features of %d rows: %w", x.First+x.Count, err)
+	}
+	err := e.Trace.Mark(e.GatherStream, x.GatherFrom)
+	if err == nil {
+		err = a.tier.Finish(e.GatherStream, x.ticket, g.staging, s.Features.Ptr(), e.RowBytes)
+	}
+	if err != nil {
+		return err
+	}
+	x.out = segFinished
+	if err := e.Trace.Mark(e.GatherStream, x.GatherTo); err != nil || !x.last {
+		return err
+	}
+	if err := e.GatherStream.Record(s.Ready); err != nil {
+		return err
+	}
+	if err := s.Ready.Synchronize(op); err != nil {
+		return fmt.Errorf("gather: %w", err)
+	}
+	for i := range s.Segments[:s.Used] {
+		y := s.Segments[i].Part.(*admitted)
+		if err := a.tier.Release(y.ticket); err != nil {
+			return err
+		}
+		y.out = segFree
+	}
+	return e.Trace.Gathers(a.w.Pass, s)
+}
+
+// Drain waits for merged reads that are in flight.
+func (d *Tiers) Drain(rd context.Context) error {
+	var all []error
+	for _, g := range d.groups {
+		if g.pending != nil {
+			_, err := g.pending.Wait(rd)
+			if err != nil && rd.Err() != nil {
+				all = append(all, fmt.Errorf("merged reads still in flight: %w", err))
+			}
+			g.pending = nil
+		}
+	}
+	return errors.Join(all...)
+}
+
+// Settle ends what a walk left admitted or finished, when nothing is in flight any more.
+func (d *Tiers) Settle() error {
+	e := d.Engine
+	var out []*admitted
+	for _, s := range e.Slots {
+		s.Features, s.Own = nil, nil
+		for i := range s.Segments {
+			if a, ok := s.Segments[i].Part.(*admitted); ok && a.out != segFree {
+				out = append(out, a)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b *admitted) int { return int(int64(a.seq) - int64(b.seq)) })
+	var all []error
+	abandoned := false
+	for _, x := range out {
+		switch {
+		case x.out == segFinished:
+			all = append(all, d.tier.Release(x.ticket))
+		case !abandoned: // with it go all that were admitted later
+			all = append(all, d.tier.Abandon(x.ticket))
+			abandoned = true
+		}
+		x.out = segFree
+	}
+	return errors.Join(all...)
+}
+
+// Where a segment's ticket is.
+const (
+	segFree = iota
+	segAdmitted
+	segFinished
+)
+
+// Of dynamic tiers, for results, traces and measurements:
+
+// Lookahead implements engine.Tiers.
+func (d *Tiers) Lookahead() int { return d.Engine.Config.Window }
+
+// Forget implements engine.Tiers.
+func (d *Tiers) Forget() {
+	if d.tier != nil {
+		d.tier.Forget()
+	}
+}
+
+// Credit implements engine.Tiers.
+func (d *Tiers) Credit(x cuda.Growable) error {
+	d.xs = append(d.xs, x)
+	return nil
+}
+
+// GPUBytes implements engine.Tiers.
+func (d *Tiers) GPUBytes() int64 {
+	if d.tier == nil {
+		return d.Base.GPUBytes()
+	}
+	return d.tier.Config().Slots * d.lines.LineBytes
+}
+
+// BatchBytes implements engine.Tiers.
+func (d *Tiers) BatchBytes(rows int64) (bytes, samples int64) {
+	// In the worst case each row is on a line of its own. Of what the accumulator reads beside a
+	// batch, and of the tier's own lists (pinned memory), there is nothing here: its staging grows
+	// later, and the tier then shrinks.
+	credits := int64(d.Engine.Plan.Credits)
+	bytes = credits * rows * d.lines.LineBytes
+	if d.onGPU() {
+		bytes += credits*rows*(cache.GPUTicketBytes-engine.BucketBytes)*9/8 +
+			cache.GPUSetsWork(rows, d.Engine.Config.Window)
+	}
+	return bytes, int64(d.Engine.Plan.Samples)
+}
+
+// Describe implements engine.Tiers.
+func (d *Tiers) Describe(r *report.RunInfo) {
+	r.CacheLineBytes = d.lines.LineBytes
+	if d.tier != nil {
+		r.PolicyBytes = d.tier.MetadataBytes()
+	}
+	if d.acc.MaxBatches > 0 {
+		a := d.acc
+		r.Accumulator = &a
+	}
+}
+
+// Record implements engine.Tiers.
+func (d *Tiers) Record(h *trace.Header) cache.Placement {
+	c := d.tier.Config()
+	h.GPULines, h.LineBytes, h.RowsPerLine = c.Slots, d.lines.LineBytes, d.lines.RowsPerLine
+	h.Directory = c.Directory
+	return cache.Placement{CPU: c.CPU}
+}

@@ -1,0 +1,188 @@
+package ginex
+
+import (
+	"context"
+	"fmt"
+	"helios/cache/superbatch"
+	"helios/internal/errs"
+	"helios/internal/hostcpu"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/planner"
+	"helios/sched/virtual"
+)
+
+// Predict is the system in a plan.
+var Predict = planner.System{New: func(j *planner.Job) planner.Tiers {
+	return &prediction{Base: planner.Base{Job: j}}
+},
+	Simulate: &Simulate, Hotness: plan.HotnessPresample, Refuse: refusePlan}
+
+// refusePlan refuses superbatches whose changes nobody finds.
+func refusePlan(c *plan.Config) error {
+	if c.Planned() {
+		return nil
+	}
+	return errs.New(errs.Capability, "a plan has superbatches under %v %s, not %s; use that",
+		errs.Key("policy"), plan.PolicyBelady, c.Policy)
+}
+
+// prediction foresees tiers that know a superbatch.
+type prediction struct {
+	planner.Base
+	ctx     context.Context
+	changes *superbatch.Changes
+	first   int // of the superbatch
+	after   *superbatch.State
+}
+
+// Open implements Tiers.
+func (t *prediction) Open(ctx context.Context, n int) (err error) {
+	t.ctx = ctx
+	if t.after, err = t.full(ctx, n); err != nil {
+		return err
+	}
+	t.Job.Work.Source.Super, t.Job.Work.Source.Batch = t.super, t.batch
+	return t.Base.Open(ctx, n)
+}
+
+// CheckSizes implements Tiers: directories are as large as the tiers.
+func (t *prediction) CheckSizes() error {
+	const most = int64(256 << 20)
+	if b := &t.Job.Sizes; b.GPURows+b.CPURows > most {
+		return errs.New(errs.Usage,
+			"tiers of %d rows that know a superbatch: at most %d are possible; give a smaller %v",
+			b.GPURows+b.CPURows, most, errs.Key("cpu-cache"))
+	}
+	return nil
+}
+
+// Two superbatches are played, of at least so many mini-batches, and of more rows than other runs'.
+const (
+	leastPlanned  = 8
+	plannedFactor = 2
+)
+
+// Bounds implements Tiers.
+func (t *prediction) Bounds() (least, most, rows int) {
+	_, most, rows = t.Base.Bounds()
+	return leastPlanned, most, plannedFactor * rows
+}
+
+// Beyond implements Tiers.
+func (t *prediction) Beyond() int { return 0 }
+
+// Shorten implements Tiers: of two superbatches the second finds what the first left.
+func (t *prediction) Shorten(n int) int {
+	j := t.Job
+	if n >= j.Accesses.Batches {
+		return n
+	}
+	size := min(j.Config.SuperbatchMost(j.Accesses.Batches), max(n/2, 1))
+	if size < j.Config.SuperbatchMost(j.Accesses.Batches) {
+		j.Notes = append(j.Notes, fmt.Sprintf(
+			"superbatches of %d mini-batches are played, the run's have %d and save more reads",
+			size, min(j.Config.SuperbatchMost(j.Accesses.Batches), j.Accesses.Batches)))
+	}
+	j.Config.Superbatch = size
+	return min(2*size, n)
+}
+
+// Pace implements Tiers: superbatches end together, and the second tells.
+func (t *prediction) Pace(n int) (from, to int) { return n/2 - 1, n - 1 }
+
+// size is the number of mini-batches of the run's superbatches.
+func (t *prediction) size() int64 {
+	epoch := t.Job.Accesses.Batches
+	return int64(min(t.Job.Options.Config.SuperbatchMost(epoch), epoch))
+}
+
+// Prepare implements Tiers.
+func (t *prediction) Prepare(p *planner.Plan, _ planner.Before) {
+	p.Disk["superbatch"] = planner.SavedBytes(&t.Job.First.Shape) * t.size()
+}
+
+// Memory implements Tiers.
+func (t *prediction) Memory(p *planner.Plan) {
+	p.CPUMemory["superbatch"] = 20 * int64(len(t.Job.First.Rows)) * t.size()
+}
+
+// full is the state of tiers that know a superbatch, before the first of n batches.
+func (t *prediction) full(ctx context.Context, n int) (*superbatch.State, error) {
+	j := t.Job
+	var met []*planner.Batch
+	if j.Sizes.GPURows == 0 || j.Sizes.CPURows == 0 {
+		for i := range n {
+			b, err := j.Accesses.Get(ctx, i)
+			if err != nil {
+				return nil, err
+			}
+			met = append(met, b)
+		}
+	}
+	return j.Accesses.Hottest(j.Sizes.GPURows+j.Sizes.CPURows, met), nil
+}
+
+// super finds what tiers that know a superbatch do in one.
+func (t *prediction) super(first, end int) (fill [2][]int64, err error) {
+	var rows superbatch.Memory
+	for i := first; i < end; i++ {
+		b, err := t.Job.Accesses.Get(t.ctx, i)
+		if err != nil {
+			return fill, err
+		}
+		rows = append(rows, b.Rows)
+	}
+	t.first = first
+	t.changes, err = superbatch.Inspect(t.ctx, rows, superbatch.Config{
+		Slots: t.Job.Sizes.GPURows + t.Job.Sizes.CPURows, GPU: t.Job.Sizes.GPURows, Before: t.after,
+		Fill: t.Job.Config.SuperbatchFill, Keep: !t.Job.Config.SuperbatchFill,
+		Workers: hostcpu.Count()})
+	if err != nil {
+		return fill, err
+	}
+	t.after = &t.changes.After
+	for _, m := range t.changes.Fill {
+		tier := 0
+		if int64(m.Slot) >= t.Job.Sizes.GPURows {
+			tier = 1
+		}
+		fill[tier] = append(fill[tier], t.changes.First[m.At])
+	}
+	return fill, nil
+}
+
+// batch says where the rows of a batch of the superbatch are.
+func (t *prediction) batch(i int) (*virtual.Looked, error) {
+	b, err := t.Job.Accesses.Get(t.ctx, i)
+	if err != nil {
+		return nil, err
+	}
+	index := i - t.first
+	slots := t.changes.Slots(index)
+	x := t.Job.Parts(b, func(rows, _ []int64) (p cost.Part, read []int64) {
+		for k, slot := range slots[:len(rows)] {
+			switch {
+			case slot == superbatch.Miss:
+				read = append(read, rows[k])
+			case int64(slot) < t.Job.Sizes.GPURows:
+				p.NGPU++
+			default:
+				p.NCPU++
+			}
+		}
+		slots = slots[len(rows):]
+		p.NMiss = int64(len(read))
+		return p, read
+	})
+	x.Shape.Saved = planner.SavedBytes(&b.Shape)
+	x.Shape.Change.Demoted = int64(len(t.changes.Demotions(index)))
+	for _, m := range t.changes.Moves(index) {
+		if int64(m.Slot) < t.Job.Sizes.GPURows {
+			x.Shape.Change.ToGPU++
+		} else {
+			x.Shape.Change.ToCPU++
+		}
+	}
+	return x, nil
+}

@@ -1,0 +1,67 @@
+package ginex
+
+import (
+	"context"
+	"runtime/debug"
+	"time"
+
+	"helios/cache/superbatch"
+	"helios/sched/prepare"
+)
+
+// Under plan.Config.NeighborShared one budget serves sampling and training by turns: while a
+// superbatch is sampled the neighbour cache has it, while one trains the CPU tier has. The two are
+// never there at once:
+//
+//	tier freed → lists read → sample → lists freed → inspect → tier allocated → first rows read → train
+//
+// What the CPU tier held is lost, so each superbatch reads its first rows.
+
+// lend frees the CPU tier and has the neighbour lists read, before a superbatch is sampled over
+// tiers that hold before. It returns what they hold then.
+func (t *Tiers) lend(ctx context.Context, before *superbatch.State) (*superbatch.State,
+	error) {
+	e := t.Engine
+	if !e.Config.MemoryMoves() {
+		return before, nil
+	}
+	if err := t.tier.Lend(); err != nil {
+		return nil, err
+	}
+	debug.FreeOSMemory() // of the superbatch before: how long the next is goes by what is free
+	begin := time.Now()
+	bytes, err := e.LendToSampling(ctx)
+	t.mu.Lock()
+	t.info.SharedBytes = t.CPUBytes()
+	if bytes > 0 {
+		t.info.ListSeconds += time.Since(begin).Seconds()
+		t.info.ListBytes += bytes
+		e.Trace.Run("read neighbour lists", begin)
+	}
+	t.mu.Unlock()
+	if stopped := prepare.Interrupted(ctx); err != nil && stopped != nil {
+		return nil, stopped
+	}
+	if before != nil {
+		before = before.Without(t.tier.Config().GPUSlots)
+	}
+	return before, err
+}
+
+// takeBack frees the neighbour lists once a superbatch is sampled. The tier gets its memory when
+// the superbatch's changes are found, which takes memory of its own.
+func (t *Tiers) takeBack() error {
+	if !t.Engine.Config.MemoryMoves() {
+		return nil
+	}
+	return t.Engine.TakeBack()
+}
+
+// regain gives the CPU tier its memory back. What planning has left in Go's heap goes first: where
+// memory is tight the tier is to have it.
+func (t *Tiers) regain() error {
+	if t.Engine.Config.MemoryMoves() {
+		debug.FreeOSMemory()
+	}
+	return t.tier.TakeBack()
+}

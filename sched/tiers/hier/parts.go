@@ -1,0 +1,139 @@
+package hier
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"helios/dataset/pages"
+	"helios/dataset/parted"
+	"helios/dataset/stripe"
+	"helios/graph/induced"
+	"helios/sched/engine"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// megaParts is a partitioned dataset that is open to be read.
+type megaParts struct {
+	*prepare.MegaParts
+	pages  *engine.PageStore
+	opened *pages.Opened
+	info   report.MegaInfo
+}
+
+// lists are those of an edge section.
+func lists(s parted.Section, err error) (induced.Lists, []uint32, error) {
+	return induced.Lists{Degrees: s.Degrees, Neighbors: s.Neighbors}, s.Old, err
+}
+
+// describe says what the parts are.
+func (p *megaParts) describe(i *report.MegaInfo) {
+	d := p.info
+	i.Dir, i.PagesOn, i.Reused, i.Key, i.Parts = d.Dir, d.PagesOn, d.Reused, d.Key, p.Parts
+	i.PageBytes, i.DiskBytes, i.LayoutSeconds = p.Spec.PageBytes, p.DiskBytes(), d.LayoutSeconds
+	i.EpochBytes = p.EpochBytes(i.Loaded)
+}
+
+// close ends what was opened for the parts. No reader of their pages is open.
+func (p *megaParts) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return errors.Join(p.pages.Close(), p.opened.Close(ctx))
+}
+
+// openParts opens the parts of the run, which are made where they are not there yet.
+func (t *Tiers) openParts(ctx context.Context) (err error) {
+	// The stack may have all queue pairs, which making and opening parts take some of.
+	if err := t.Engine.Store.Close(); err != nil {
+		return err
+	}
+	began := time.Now()
+	if t.split, err = prepare.TrainSplit(t.Engine.In); err != nil {
+		return err
+	}
+	if t.parts, err = t.makeParts(ctx); err != nil {
+		if stopped := prepare.Interrupted(ctx); stopped != nil {
+			return stopped
+		}
+		return err
+	}
+	t.Engine.Trace.Run("prepare parts", began)
+	return nil
+}
+
+// makeParts makes what is not there yet, and opens the pages.
+func (t *Tiers) makeParts(ctx context.Context) (_ *megaParts, err error) {
+	e := t.Engine
+	c := &e.Config
+	dir, err := filepath.Abs(c.PartedFolder(e.In.Dataset.Dir()))
+	if err != nil {
+		return nil, err
+	}
+	o := parted.Options{Dir: dir, StaticShare: c.StaticNodes.Fraction(), RowType: e.RowType,
+		Place: pages.InFolder{Options: pages.OpenOptions{PollDoorbells: e.OnGPU()}},
+		Progress: func(stage string, done, total int64) {
+			e.Observer.TellStep(stage, int(done), int(total))
+		}}
+	onSSDs := c.PagesOn == plan.PagesSSDs
+	if onSSDs {
+		o.Place = stripe.PagePlace{Dataset: e.In.Dataset, SSDs: e.Store.SSDs}
+	}
+	o.Source = func() (parted.Source, func() error, error) { return t.rowSource(ctx) }
+	for _, s := range e.Store.SSDs {
+		if onSSDs && s.Ctrl.MaxQueuePairs() < engine.PagePairs {
+			o.Source = nil
+		}
+	}
+	if o.Partition, o.PartitionOptions, err = e.Partition(ctx, t.split); err != nil {
+		return nil, err
+	}
+	closePartition := func() error {
+		if o.Partition == nil {
+			return nil
+		}
+		return o.Partition.Close()
+	}
+	_, missing := parted.Open(dir)
+	p := &megaParts{info: report.MegaInfo{Dir: dir, PagesOn: c.PagesOn, Reused: missing == nil}}
+	began := time.Now()
+	l, err := parted.Make(ctx, e.In.Dataset, e.Topology, o)
+	if err = errors.Join(err, closePartition()); err != nil {
+		return nil, err
+	}
+	if missing != nil {
+		p.info.LayoutSeconds = time.Since(began).Seconds()
+	}
+	// Of all that says which number a node has in a mega-batch: that keys its draws.
+	k := &l.Key
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %g %d %d", k.Sum, k.StaticShare, k.PageBytes,
+		k.RowBytes))
+	p.info.Key = hex.EncodeToString(sum[:8])
+	if p.MegaParts, err = prepare.NewMegaParts(l, c.PartOrder); err != nil {
+		return nil, err
+	}
+	if p.opened, err = p.OpenPages(ctx, o.Place); err != nil {
+		return nil, err
+	}
+	p.pages = &engine.PageStore{SSDs: p.opened.SSDs, Layout: p.opened.Layout, Sums: p.opened.Sums,
+		Options: p.opened.Options}
+	return p, nil
+}
+
+// rowSource has the rows read from the SSDs, in their order.
+func (t *Tiers) rowSource(ctx context.Context) (*stripe.RowSource, func() error, error) {
+	e := t.Engine
+	r, err := stripe.OpenRows(ctx, e.In.Dataset, e.Store.SSDs)
+	if err != nil {
+		return nil, nil, err
+	}
+	if why := r.Unchecked(); why != "" {
+		e.Observer.TellNote("rows are copied without being held against their checksums: " + why)
+	}
+	return r, func() error { return r.Close(ctx) }, nil
+}

@@ -1,0 +1,513 @@
+// Package hier divides the graph into parts that lie on disk in one piece each, loads a few of them
+// at a time, and samples mini-batches within these: modes hier (HierBatching) and marius
+// (MariusGNN, Waleffe et al., EuroSys 2023).
+package hier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"helios/cache"
+	"helios/cache/trace"
+	"helios/cuda"
+	"helios/dataset/parted"
+	"helios/gpuio"
+	"helios/graph"
+	"helios/graph/induced"
+	"helios/internal/hostmem"
+	"helios/internal/units"
+	"helios/sched/engine"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"helios/sched/tiers/static"
+)
+
+// Run is the system on an engine.
+var Run = engine.System{Runs: func(c *plan.Config) bool { return c.MegaBatched() }, New: New,
+	Prepares: true, Loads: Loads, Resume: Resume}
+
+// Tiers of mega-batches, as those of HierBatching and MariusGNN. The graph is in parts on disk
+// (package dataset/parted). A few parts are in memory together, with the static nodes, which are in
+// every mega-batch; mini-batches are sampled from the graph that these induce, so that no row is
+// read for a mini-batch. While one mega-batch trains the next is loaded, in long sequential reads,
+// into the other of two slabs.
+//
+// In a mega-batch nodes are numbered anew: the static ones first, then a slab of the parts' rows as
+// they lie in their pages. A node's number is the place of its row, so that the index of the tiers
+// is the same for every mega-batch.
+//
+// Evaluation samples the whole graph, and reads rows from where the features are, as static tiers
+// do. The I/O stack turns from parts to rows and back between passes.
+type Tiers struct {
+	static.Tiers              // of evaluation: no row is in a tier
+	train        static.Tiers // of a walk over the mega-batch that is there
+	parts        *megaParts
+	batches      *prepare.MegaBatches
+	split        []int64 // the training nodes, in the dataset
+	order        *prepare.MegaOrder
+	ordered      int // the sample epoch of order; below 0: of none
+	passes       int // 0: not chosen yet
+	lastLoad     time.Duration
+	room         prepare.MegaRoom // its Loaded is 0: not chosen yet
+
+	// Of the tiers that are placed.
+	spans       *cache.Spans
+	static      cuda.Buffer // rows of the static nodes
+	staticLists cuda.Buffer // their lists
+	lists       induced.Lists
+	staticOld   []uint32    // their numbers in the dataset
+	raw         cuda.Buffer // edges of the mega-batch that is being loaded
+	slabs       []*slab
+	now         *slab // that trains; nil: none
+	next        *coming
+
+	info report.MegaInfo
+}
+
+// coming is a mega-batch that is loaded.
+type coming struct {
+	parts  []int
+	slab   *slab
+	cancel context.CancelFunc
+	done   chan struct{}
+	took   gpuio.ReadStats // valid once done is closed, as what follows
+	begin  time.Time
+	load   time.Duration
+	induce time.Duration // of that, making its topology
+	bytes  [2]int64      // of features, of edges
+	err    error
+}
+
+// New makes the tiers of an engine.
+func New(e *engine.Engine) (engine.Tiers, error) {
+	t := &Tiers{Tiers: static.Tiers{Base: engine.Base{Engine: e}},
+		train:   static.Tiers{Base: engine.Base{Engine: e}},
+		ordered: -1}
+	if p := e.Config.Passes; p != plan.PassesAuto {
+		t.passes = p
+	}
+	e.OnClose(t.closeParts) // first, so that it comes last
+	return t, nil
+}
+
+// Pages implements engine.Tiers.
+func (t *Tiers) Pages() string { return "pages of parts" }
+
+// Layout implements engine.Tiers.
+func (t *Tiers) Layout() gpuio.Layout {
+	if p := t.Engine.Store.Pages; p != nil {
+		return p.Layout
+	}
+	return t.Engine.Store.Layout
+}
+
+// Place opens the parts, which are made where they are not there yet, and makes room for
+// mega-batches. The static nodes' rows and lists are read.
+func (t *Tiers) Place(ctx context.Context) (err error) {
+	e := t.Engine
+	if t.parts == nil {
+		if err := t.openParts(ctx); err != nil {
+			return engine.Untiered(err)
+		}
+		// Before the stack closes and the tiers go, no load may be under way.
+		e.OnClose(func() error { t.stop(); return nil })
+	}
+	if err := t.Engine.Store.TurnTo(ctx, t.parts.pages); err != nil {
+		return engine.Untiered(err)
+	}
+	onGPU := t.statics() <= e.Sizes.GPURows && t.statics() > 0
+	if err := t.size(onGPU); err != nil {
+		return engine.Untiered(err)
+	}
+	e.Sizes = plan.TierSizes{}
+	kind := cuda.MemPinned
+	if onGPU {
+		e.Sizes.GPURows, kind = t.statics(), cuda.MemDevice
+	}
+	if t.Hetero, err = cache.NewHetero(e.Device, e.Rows, e.RowBytes, len(e.Store.SSDs),
+		cache.Placement{}); err != nil {
+		return err
+	}
+	if err := t.Fill(ctx); err != nil { // the buckets of lookups; no row is in a tier
+		return err
+	}
+	begin := time.Now()
+	t.train.FirstOnHost = !onGPU
+	if t.spans, err = cache.NewSpans(e.Device, t.statics(), t.room.Rows); err != nil {
+		return err
+	}
+	page := t.parts.Spec.PageBytes
+	if t.static, err = e.Device.Alloc(kind, t.parts.StaticFeatures.Pages*page,
+		"rows of static nodes"); err != nil {
+		return err
+	}
+	if t.staticLists, err = e.Device.Alloc(cuda.MemPinned, t.parts.StaticEdges.Pages*page,
+		"lists of static nodes"); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		run  parted.Run
+		to   cuda.Buffer
+		name string
+	}{{t.parts.StaticFeatures, t.static, "fill static rows"},
+		{t.parts.StaticEdges, t.staticLists, "fill static lists"}} {
+		took, err := e.Store.ReadPages(ctx, []prepare.PageRun{{Run: f.run}}, f.to, f.name, true)
+		t.info.AddReads(took)
+		t.info.StaticBytes += took.Bytes
+		if err != nil {
+			return err
+		}
+	}
+	if t.lists, t.staticOld, err = lists(t.parts.StaticSection(
+		t.staticLists.Bytes())); err != nil {
+		return engine.Untiered(err)
+	}
+	e.Filled(begin)
+	if t.raw, err = e.Device.Alloc(cuda.MemPinned, t.room.Edges,
+		"edges of parts"); err != nil {
+		return err
+	}
+	for range t.room.Slabs {
+		m := &slab{}
+		t.slabs = append(t.slabs, m)
+		if m.rows, err = e.Device.Alloc(cuda.MemPinned, t.room.Slab,
+			"rows of a mega-batch"); err != nil {
+			return err
+		}
+		if e.Store.ScaleTable != nil && !engine.NamesNodes(e) {
+			if m.scales, err = e.Device.Alloc(cuda.MemPinned, t.room.Rows*4,
+				"scales of a mega-batch"); err != nil {
+				return err
+			}
+		}
+		if m.hetero, err = t.spans.Over(e.Device, e.RowBytes, len(e.Store.SSDs), t.static,
+			m.rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// statics is how many static nodes there are.
+func (t *Tiers) statics() int64 { return t.parts.StaticNodes() }
+
+// size chooses how many parts a mega-batch has, once for the run, and holds them against the
+// budget.
+func (t *Tiers) size(staticsOnGPU bool) (err error) {
+	e, c, settled := t.Engine, t.Engine.Config, t.room.Loaded
+	budget := c.MegaBudget(e.Rows * e.RowBytes)
+	if given := c.CPUCache.Of(e.Rows * e.RowBytes); given < budget && settled == 0 {
+		e.Observer.TellNote(fmt.Sprintf(
+			"option cpu-cache of %s counts as %s: parts are whole pages, and fewer would hold none",
+			units.FormatBytes(given), units.FormatBytes(budget)))
+	}
+	if t.room, err = t.parts.Room(&c, settled, staticsOnGPU); err != nil {
+		return err
+	}
+	t.batches = t.parts.Batches(&c, t.room)
+	t.info.Loaded, t.info.CPUBytes, t.info.Budget = t.room.Loaded, t.room.Total(), t.room.Budget
+	return nil
+}
+
+// Close frees the tiers. The parts stay open for the next place.
+func (t *Tiers) Close() error {
+	t.stop()
+	e := t.Engine
+	var all []error
+	for _, m := range t.slabs {
+		all = append(all, m.close())
+	}
+	buffers := []*cuda.Buffer{&t.static, &t.staticLists, &t.raw}
+	for _, m := range t.slabs {
+		buffers = append(buffers, &m.rows, &m.scales)
+	}
+	for _, b := range buffers {
+		if *b == nil {
+			continue
+		}
+		if e.Store.Reader != nil {
+			all = append(all, gpuio.Forget(e.Store.Reader, *b))
+		}
+		all = append(all, (*b).Free())
+		*b = nil
+	}
+	t.slabs, t.now, t.train.Hetero = nil, nil, nil
+	t.lists, t.staticOld = induced.Lists{}, nil
+	if t.spans != nil {
+		all = append(all, t.spans.Close())
+		t.spans = nil
+	}
+	return errors.Join(append(all, t.Tiers.Close())...)
+}
+
+// closeParts is close for the end of the run.
+func (t *Tiers) closeParts() error {
+	if t.parts == nil {
+		return nil
+	}
+	p := t.parts
+	t.parts = nil
+	return p.close()
+}
+
+// stop ends a load that is under way; nobody needs it.
+func (t *Tiers) stop() {
+	if n := t.next; n != nil {
+		n.cancel()
+		<-n.done
+		t.next = nil
+	}
+}
+
+// orderOf is the order of an epoch by the number of its samples.
+func (t *Tiers) orderOf(sampleEpoch int) *prepare.MegaOrder {
+	if t.ordered != sampleEpoch || t.order == nil {
+		t.order = t.batches.Order(t.split, sampleEpoch, max(t.passes, 1))
+		t.ordered = sampleEpoch
+	}
+	return t.order
+}
+
+// Shuffled is the order of an epoch of training.
+func (t *Tiers) Shuffled(_ []int64, sampleEpoch int) prepare.Order {
+	return t.orderOf(sampleEpoch).Order
+}
+
+// LoadTime is what a load counts as that took so long. Tests have others.
+var LoadTime = func(took time.Duration) time.Duration { return took }
+
+// Unmeasured implements PartSampler.
+func (t *Tiers) Unmeasured(p *engine.Pass) int {
+	if t.passes != 0 {
+		return 0
+	}
+	first := t.orderOf(p.Epoch).First
+	if len(first) == 0 {
+		return 0
+	}
+	return first[0]
+}
+
+// Choose sets how often a mega-batch trains, which the next order has.
+func (t *Tiers) Choose(train time.Duration) {
+	load := t.lastLoad
+	t.passes, t.ordered = prepare.ChoosePasses(LoadTime(load), train), -1
+	over := "1 pass"
+	if t.passes > 1 {
+		over = fmt.Sprintf("%d passes", t.passes)
+	}
+	t.Engine.Observer.TellNote(fmt.Sprintf(
+		"option passes auto: a mega-batch loads in %v and trains in %v: %s over each",
+		load.Round(time.Microsecond), train.Round(time.Microsecond), over))
+}
+
+// Prepare has the mega-batch that p.first is in ready, and ends the walk with it. An evaluation
+// turns the I/O stack to rows, once what is being loaded for training is there.
+func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, error) {
+	e := t.Engine
+	if p.First >= end { // a pass that an earlier run has finished
+		return end, nil
+	}
+	if p.Kind != trace.Train {
+		if n := t.next; n != nil {
+			<-n.done
+		}
+		return end, e.Store.TurnTo(ctx, nil)
+	}
+	o := t.orderOf(p.Epoch)
+	k := o.Mega(p.Order.Index(p.First))
+	parts := o.Parts[k]
+	if t.now == nil || !t.now.holds(parts) {
+		if err := t.swap(ctx, p, parts); err != nil {
+			return end, err
+		}
+	}
+	p.Sampler, t.train.Hetero = t.now.sampler, t.now.hetero
+	p.IDs = megaIDs{t, o}
+	if err := t.ahead(ctx, p, o, k); err != nil {
+		return end, err
+	}
+	return min(p.Order.Before(o.Ends[k]), end), nil
+}
+
+// swap makes parts the mega-batch that trains.
+func (t *Tiers) swap(ctx context.Context, p *engine.Pass, parts []int) error {
+	began := time.Now()
+	if n := t.next; n != nil && !slices.Equal(n.parts, parts) {
+		t.stop() // another one: the run goes on elsewhere
+	}
+	ahead := t.next != nil
+	if !ahead {
+		t.now, t.train.Hetero = nil, nil
+		if err := t.fetch(ctx, parts, t.slabs[0], false); err != nil {
+			return err
+		}
+	}
+	n := t.next
+	<-n.done
+	t.next = nil
+	n.cancel()
+	if n.err != nil {
+		if stopped := prepare.Interrupted(ctx); stopped != nil {
+			return stopped
+		}
+		return n.err
+	}
+	t.now, t.lastLoad = n.slab, n.load
+	waited := time.Since(began)
+	i := &t.info
+	i.AddReads(n.took)
+	i.FeatureBytes += n.bytes[0]
+	i.EdgeBytes += n.bytes[1]
+	i.MegaBatches++
+	i.LoadSeconds += n.load.Seconds()
+	i.InduceSeconds += n.induce.Seconds()
+	i.WaitSeconds += waited.Seconds()
+	if waited > time.Millisecond {
+		i.Waits++
+	}
+	if ahead {
+		i.Ahead++
+	}
+	s := &p.Stats
+	s.BytesSSD += n.took.Bytes
+	s.Commands += n.took.Commands
+	s.Retries += n.took.Retries
+	s.Timeouts += n.took.Timeouts
+	p.Clock.Read(n.begin, n.took)
+	return nil
+}
+
+// ahead begins to load what trains after mega-batch k of an epoch: the next one, or the first of
+// the next epoch.
+func (t *Tiers) ahead(ctx context.Context, p *engine.Pass, o *prepare.MegaOrder, k int) error {
+	if t.next != nil || len(t.slabs) < 2 {
+		return nil
+	}
+	var parts []int
+	c := &t.Engine.Config
+	switch {
+	case k+1 < len(o.Parts):
+		parts = o.Parts[k+1]
+	case p.Number+1 < c.Epochs:
+		if all := t.batches.Parts(c.SampleEpoch(p.Number + 1)); len(all) > 0 {
+			parts = all[0]
+		}
+	}
+	if parts == nil || t.now.holds(parts) {
+		return nil
+	}
+	slab := t.slabs[0]
+	if slab == t.now {
+		slab = t.slabs[1]
+	}
+	return t.fetch(ctx, parts, slab, true)
+}
+
+// fetch begins to load parts into a slab.
+func (t *Tiers) fetch(ctx context.Context, parts []int, slab *slab, ahead bool) error {
+	if err := t.Engine.Store.TurnTo(ctx, t.parts.pages); err != nil {
+		return err
+	}
+	inner, cancel := context.WithCancel(ctx)
+	n := &coming{parts: parts, slab: slab, cancel: cancel, done: make(chan struct{}),
+		begin: time.Now()}
+	t.next = n
+	go func() {
+		defer close(n.done)
+		n.err = t.load(inner, n, !ahead)
+		n.load = time.Since(n.begin)
+		t.Engine.Trace.Beside(report.TrackSuper, "load mega-batch", n.begin)
+	}()
+	return nil
+}
+
+// Begin makes the stages of a walk.
+func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
+	if w.Pass.Kind != trace.Train {
+		return t.Tiers.Begin(w)
+	}
+	return t.train.Begin(w)
+}
+
+// Beside is what inducing topologies has taken, mostly beside training.
+func (t *Tiers) Beside() report.StageSeconds {
+	return report.StageSeconds{Inspect: t.info.InduceSeconds}
+}
+
+// GPUBytes implements engine.Tiers.
+func (t *Tiers) GPUBytes() int64 {
+	if t.train.FirstOnHost || t.static == nil {
+		return 0
+	}
+	return t.static.Size()
+}
+
+// CPUBytes is what mega-batches may take at most.
+func (t *Tiers) CPUBytes() int64 { return t.info.CPUBytes }
+
+// Describe implements engine.Tiers.
+func (t *Tiers) Describe(r *report.RunInfo) {
+	if t.parts == nil {
+		return
+	}
+	info := t.info
+	t.parts.describe(&info)
+	info.Passes, info.PassesAuto = t.passes, t.Engine.Config.Passes == plan.PassesAuto
+	info.Order, info.StaticRows = t.Engine.Config.PartOrder, t.statics()
+	info.StaticOnGPU = !t.train.FirstOnHost && t.statics() > 0
+	info.Settle()
+	r.Mega = &info
+}
+
+// megaIDs translate between the numbers of nodes in the dataset and in the mega-batch that is
+// there.
+type megaIDs struct {
+	t *Tiers
+	o *prepare.MegaOrder
+}
+
+// Seeds are those of mini-batch i of the whole pass, as the sampler numbers them.
+func (m megaIDs) Seeds(i int, to []int64) []int64 {
+	to = to[:0]
+	for _, id := range m.o.IDs(i) {
+		to = append(to, m.t.now.places.Of(id))
+	}
+	return to
+}
+
+// Scales are those of the mega-batch that is there.
+func (m megaIDs) Scales() cache.Scales {
+	s := m.t.now.scales
+	if s == nil {
+		return cache.Scales{}
+	}
+	return cache.Scales{Table: s.Ptr(), Rows: m.t.room.Rows}
+}
+
+// Name turns the frontier of a mini-batch into nodes of the dataset, where it is: nothing looks it
+// up any more.
+func (m megaIDs) Name(op context.Context, e *engine.Engine, mb *graph.MiniBatch, n int64) error {
+	mem, err := e.Look[0].View(op, e.Device, e.TrainStream, mb.Nodes, 0, n*8)
+	if err != nil {
+		return err
+	}
+	nodes := hostmem.View[int64](mem)
+	now := m.t.now
+	for i, v := range nodes {
+		if nodes[i] = int64(now.old[v]); nodes[i] >= e.Rows {
+			return fmt.Errorf("row %d of a mega-batch is of no node", v)
+		}
+	}
+	if mb.Nodes.Bytes() != nil {
+		return nil
+	}
+	if err := e.TrainStream.Copy(mb.Nodes.Ptr(), e.Look[0].Ptr(), n*8); err != nil {
+		return err
+	}
+	return e.TrainStream.Synchronize(op)
+}

@@ -1,0 +1,634 @@
+package hier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"helios/sched/tiers/static"
+	"helios/sched/virtual"
+	"slices"
+	"time"
+
+	"helios/dataset/parted"
+	"helios/gpuio"
+	"helios/gpuio/iosim"
+	"helios/graph"
+	"helios/graph/induced"
+	"helios/graph/partition"
+	"helios/internal/errs"
+	"helios/internal/hostmem"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// Mega-batches on the virtual clock. The graph is partitioned for real, a mega-batch's topology is
+// induced for real and its mini-batches are sampled from it, so that pages, requests, rows and
+// memory are those of a run whose pages are striped over the machine's SSDs; no layout is made, and
+// nothing is read. Its times:
+//
+//   - A load reads the pages of rows and then those of lists, set behind set, in long commands,
+// into
+//     the CPU's memory: nothing of it takes the link to the GPU.
+//   - Then all cores induce the topology, which takes one core cpu.induce_ns for an edge of the
+//     parts and the static nodes.
+//   - The next load begins when a mega-batch begins to train, and has the SSDs for itself. Its CPU
+//     time takes nothing from other threads.
+//   - Mini-batches are sampled from the CPU's memory, static rows are gathered from the tier that
+// has
+//     them, all others from the CPU's memory over the link.
+//
+// Evaluation samples the whole graph from the CPU's memory and reads rows. Partitioning and laying
+// out by part are taken to have been done.
+
+// Simulate is the system on the virtual clock.
+var Simulate = virtual.System{New: func(v *virtual.Player) virtual.Tiers {
+	t := &simulation{Simulation: static.Simulation{Base: virtual.Base{Player: v}}, ordered: -1}
+	t.Self = t
+	if p := v.Config.Passes; p != plan.PassesAuto {
+		t.passes = p
+	}
+	return t
+}, Refuse: refuse}
+
+// refuse refuses what has no times.
+func refuse(c *plan.Config) error {
+	if c.Topology == plan.TopologySSD {
+		return errs.New(errs.Capability,
+			"%v virtual partitions the graph of mega-batches in memory; use %v %s",
+			errs.Key("clock"), errs.Key("topology"), plan.TopologyMemory)
+	}
+	return virtual.RefuseTuning(c)
+}
+
+// simulation has mega-batches on the virtual clock.
+type simulation struct {
+	static.Simulation // of evaluation: no row is in a tier
+	training          bool
+	parts             *prepare.MegaParts
+	planned           *parted.Planned // nil: no graph is there, and nothing is sampled
+	room              prepare.MegaRoom
+	batches           *prepare.MegaBatches
+	split             []int64 // the training nodes, in the dataset
+	order             *prepare.MegaOrder
+	ordered           int // the sample epoch of order
+	passes            int // 0: not chosen yet
+
+	rows, pages gpuio.Layout
+	onGPU       bool          // the static rows
+	lists       induced.Lists // of the static nodes
+	raw         []byte        // edges of the mega-batch that is loaded
+	mem         [][]byte
+	seeds       []int64 // scratch
+	slabs       []*simSlab
+	now         *simSlab // that trains; nil: none
+	next        *simLoad
+	// idle is when the pass before ended: the next one begins then, though the clock is ahead where
+	// a load went on behind it.
+	idle     int64
+	loadTime time.Duration // of the mega-batch that trains
+	info     report.MegaInfo
+}
+
+// simSlab is room for a mega-batch, and the one that is in it.
+type simSlab struct {
+	at      map[int]int64 // as prepare.MegaPlaces has it
+	parts   []int         // nil: none is there
+	places  *induced.Places
+	topo    *graph.Topology
+	dtopo   *graph.DeviceTopology
+	sampler *graph.Sampler
+}
+
+// close lets go of the mega-batch, its place aside.
+func (s *simSlab) close() error {
+	var all []error
+	if s.sampler != nil {
+		all = append(all, s.sampler.Close())
+	}
+	if s.dtopo != nil {
+		all = append(all, s.dtopo.Close())
+	}
+	if s.topo != nil {
+		all = append(all, s.topo.Close())
+	}
+	*s = simSlab{at: s.at}
+	return errors.Join(all...)
+}
+
+func (s *simSlab) holds(parts []int) bool {
+	return s != nil && s.parts != nil && slices.Equal(s.parts, parts)
+}
+
+// simLoad is a mega-batch on its way. What it took is whole once the clock has passed its end.
+type simLoad struct {
+	slab       *simSlab
+	ahead      bool
+	begin      int64
+	there, end int64 // when its pages are there, and when it can train
+	took       gpuio.ReadStats
+	bytes      [2]int64 // of features, of edges
+}
+
+// Open implements Tiers: it partitions the graph and plays the reads of what is in every
+// mega-batch; b says how many rows the GPU tier has room for.
+func (t *simulation) Open(ctx context.Context, b plan.TierSizes) (err error) {
+	v := t.Player
+	t.rows = v.Layout
+	v.OnClose(t.close)
+	if t.split, err = prepare.TrainSplit(v.In); err != nil {
+		return err
+	}
+	if err := t.planParts(ctx); err != nil {
+		return err
+	}
+	if err := t.open(b); err != nil {
+		return err
+	}
+	if err := t.openGraph(); err != nil {
+		return err
+	}
+	if err := t.fill(); err != nil {
+		return err
+	}
+	return prepare.Interrupted(ctx)
+}
+
+// OpenWork implements Tiers.
+func (t *simulation) OpenWork(w *virtual.Work) error {
+	v := t.Player
+	t.rows, t.parts, t.split = v.Layout, w.Parts, w.Parts.Train
+	v.Hardware.Batches, v.Hardware.Warm = w.Batches, 0
+	if err := t.open(w.Tiers); err != nil {
+		return err
+	}
+	return t.fill()
+}
+
+// PlayWork implements Tiers.
+func (t *simulation) PlayWork(ctx context.Context, w *virtual.Work) (*virtual.Played, error) {
+	return t.playMega(ctx, func(i int) (*cost.Shape, error) {
+		b, err := w.Source.Mega(len(t.order.IDs(i)))
+		if err != nil {
+			return nil, err
+		}
+		return t.Player.Settle(i, b)
+	})
+}
+
+// Order implements Tiers.
+func (t *simulation) Order(_ []int64, sampleEpoch int) prepare.Order {
+	return t.orderOf(sampleEpoch).Order
+}
+
+// Before implements Tiers: batches that are not played fill nothing.
+func (t *simulation) Before(_ context.Context, _ *virtual.Pass, _ int, train bool) error {
+	t.training = train
+	return nil
+}
+
+// Shape implements Tiers.
+func (t *simulation) Shape(ctx context.Context, i int) (*cost.Shape, error) {
+	if !t.training {
+		return t.Simulation.Shape(ctx, i)
+	}
+	return t.shape(ctx, i)
+}
+
+// Test implements Tiers.
+func (t *simulation) Test(ctx context.Context, sum *report.Partial) error {
+	t.training = false
+	return t.Simulation.Test(ctx, sum)
+}
+
+// GPUBytes implements Tiers.
+func (t *simulation) GPUBytes() int64 {
+	if !t.onGPU {
+		return t.Simulation.GPUBytes()
+	}
+	return t.parts.StaticFeatures.Pages * t.parts.Spec.PageBytes
+}
+
+// CPUBytes implements Tiers.
+func (t *simulation) CPUBytes() int64 { return t.room.Total() }
+
+// Describe implements Tiers.
+func (t *simulation) Describe(r *report.RunInfo) {
+	if t.parts != nil {
+		r.Mega = t.describe(&t.Player.Config)
+	}
+}
+
+// open makes room for mega-batches of the parts.
+func (t *simulation) open(b plan.TierSizes) (err error) {
+	v, p := t.Player, t.parts
+	t.onGPU = p.StaticNodes() > 0 && p.StaticNodes() <= b.GPURows
+	if t.room, err = p.Room(&v.Config, 0, t.onGPU); err != nil {
+		return err
+	}
+	t.batches = p.Batches(&v.Config, t.room)
+	if t.pages, err = gpuio.NewLayout(p.Spec.Pages, int(p.Spec.PageBytes), int(v.Layout.SSDs),
+		int(v.Layout.LBABytes)); err != nil {
+		return err
+	}
+	for range t.room.Slabs {
+		t.slabs = append(t.slabs, &simSlab{})
+	}
+	return nil
+}
+
+// openGraph takes what mini-batches are sampled from.
+func (t *simulation) openGraph() error {
+	v, p := t.Player, t.parts
+	static, err := t.alloc(p.StaticEdges.Pages * p.Spec.PageBytes)
+	if err != nil {
+		return err
+	}
+	s, err := t.planned.StaticNodeEdges(static)
+	if err != nil {
+		return err
+	}
+	t.lists = induced.Lists{Degrees: s.Degrees, Neighbors: s.Neighbors}
+	if t.raw, err = t.alloc(t.room.Edges); err != nil {
+		return err
+	}
+	return t.Hold(v.Layout.SSDs)
+}
+
+// fill plays the reads of what is in every mega-batch.
+func (t *simulation) fill() error {
+	v, p := t.Player, t.parts
+	if err := t.turnToParts(true); err != nil {
+		return err
+	}
+	begin := v.Machine.Sim.Now()
+	for _, r := range []parted.Run{p.StaticFeatures, p.StaticEdges} {
+		t.readRuns([]prepare.PageRun{{Run: r}}, func(took gpuio.ReadStats) {
+			t.info.AddReads(took)
+			t.info.StaticBytes += took.Bytes
+		})
+		v.Machine.Sim.Run()
+	}
+	v.FillNS = v.Machine.Sim.Now() - begin
+	v.Span("fill tiers", begin)
+	return nil
+}
+
+// planParts partitions the graph and works out where everything would lie.
+func (t *simulation) planParts(ctx context.Context) error {
+	v := t.Player
+	given, o, err := v.Partition(ctx, t.split)
+	if err != nil {
+		return err
+	}
+	if given == nil {
+		o.Progress = func(stage string, done, total int64) {
+			v.Observer.TellStep(stage, int(done), int(total))
+		}
+		if given, err = partition.Make(ctx, v.Topology, o); err != nil {
+			if stopped := prepare.Interrupted(ctx); stopped != nil {
+				return stopped
+			}
+			return err
+		}
+		given.Info.Dataset = v.In.Dataset.Meta.UUID
+	}
+	t.planned, err = parted.Plan(ctx, v.In.Dataset, v.Topology, parted.Options{Partition: given,
+		StaticShare: v.Config.StaticNodes.Fraction(), RowType: v.RowType})
+	if err = errors.Join(err, given.Close()); err != nil {
+		return err
+	}
+	t.parts, err = prepare.NewMegaParts(t.planned.Layout, v.Config.PartOrder)
+	return err
+}
+
+func (t *simulation) alloc(bytes int64) ([]byte, error) {
+	if bytes == 0 {
+		return nil, nil
+	}
+	b, err := hostmem.Alloc(bytes, "edges of parts")
+	if err == nil {
+		t.mem = append(t.mem, b)
+	}
+	return b, err
+}
+
+func (t *simulation) close() error {
+	var all []error
+	for _, s := range t.slabs {
+		all = append(all, s.close())
+	}
+	for _, b := range t.mem {
+		all = append(all, hostmem.Free(b))
+	}
+	if t.planned != nil {
+		all = append(all, t.planned.Close())
+	}
+	return errors.Join(all...)
+}
+
+// readRuns plays reads of runs of pages, set behind set, and tells done what they took.
+func (t *simulation) readRuns(runs []prepare.PageRun, done func(took gpuio.ReadStats)) {
+	v := t.Player
+	sets, _ := prepare.CutPages(runs, int64(t.pages.RowBytes))
+	var took gpuio.ReadStats
+	var next func()
+	next = func() {
+		if len(sets) == 0 {
+			done(took)
+			return
+		}
+		var ids []int64
+		for _, r := range sets[0] {
+			for page := range r.Pages {
+				ids = append(ids, r.Page+page)
+			}
+		}
+		sets = sets[1:]
+		reads, per, size := v.StripedReads(ids)
+		for _, r := range reads {
+			took.Commands += r.Commands
+			took.Bytes += r.Bytes
+		}
+		v.Machine.Stack.SubmitSized(per, size, func(at iosim.Times) {
+			v.Machine.Gpu.Changed()
+			took.Submit += time.Duration(at.SubmitEndNS - at.SubmitNS)
+			next()
+		})
+		v.Machine.Gpu.Changed()
+	}
+	next()
+}
+
+// turnToParts has the stack read pages of parts, or rows. No load is under way.
+func (t *simulation) turnToParts(parts bool) error {
+	v := t.Player
+	v.Paged, v.ToHost = parts, parts
+	if parts {
+		return v.Turn(t.pages)
+	}
+	return v.Turn(t.rows)
+}
+
+// Pass implements Tiers: an epoch, or an evaluation, which waits for what is being loaded. It
+// begins when the one before it ended.
+func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Partial, train bool,
+	_ func(ctx context.Context) error) (err error) {
+	v := t.Player
+	if err := t.turnToParts(train); err != nil {
+		return err
+	}
+	p.Begin()
+	p.Began = min(p.Began, max(t.idle, v.PresampleNS+v.FillNS))
+	p.Ended = p.Began
+	if train {
+		err = t.play(ctx, p, sum)
+	} else {
+		p.Waited += v.Machine.Sim.Now() - p.Began
+		err = p.Walk(ctx)
+	}
+	t.idle = p.Ended
+	return err
+}
+
+// orderOf is the order of an epoch by the number of its samples.
+func (t *simulation) orderOf(sampleEpoch int) *prepare.MegaOrder {
+	if t.ordered != sampleEpoch {
+		t.order, t.ordered = t.batches.Order(t.split, sampleEpoch, max(t.passes, 1)), sampleEpoch
+	}
+	return t.order
+}
+
+// fetch begins to load a mega-batch into a slab that nothing uses.
+func (t *simulation) fetch(ctx context.Context, parts []int, slab *simSlab, ahead bool) error {
+	v, m := t.Player, t.Player.Machine
+	places := t.parts.Place(parts, slab.at)
+	if err := slab.close(); err != nil {
+		return err
+	}
+	slab.at = places.At
+	if err := t.induce(ctx, slab, &places); err != nil {
+		return fmt.Errorf("mega-batch of parts %v: %w", parts, err)
+	}
+	slab.parts = parts
+	edges := t.parts.StaticEdgeCount
+	for _, p := range parts {
+		edges += t.parts.Edges[p]
+	}
+	cpu := &m.Model.Profile.CPU
+	inducing := int64(float64(edges) * cpu.InduceNS.Value / max(cpu.Cores.Value, 1))
+	n := &simLoad{slab: slab, ahead: ahead, begin: m.Sim.Now()}
+	t.next = n
+	t.readRuns(places.Features, func(took gpuio.ReadStats) {
+		n.took, n.bytes[0] = took, took.Bytes
+		t.readRuns(places.Edges, func(took gpuio.ReadStats) {
+			n.took, n.bytes[1] = report.AddReadStats(n.took, took), took.Bytes
+			n.there = m.Sim.Now()
+			m.Sim.After(inducing, func() {
+				n.end = m.Sim.Now()
+				v.Draw(report.TrackSuper, "load mega-batch", n.begin, n.end)
+				v.Draw(report.TrackInspect, "induce topology", n.there, n.end)
+			})
+		})
+	})
+	return prepare.Interrupted(ctx)
+}
+
+// induce makes a mega-batch's topology, and a sampler over it.
+func (t *simulation) induce(ctx context.Context, slab *simSlab,
+	places *prepare.MegaPlaces) (err error) {
+	v := t.Player
+	if t.planned == nil {
+		return nil
+	}
+	for i := range places.Parts {
+		q := &places.Parts[i]
+		s, err := t.planned.PartEdges(q.Part, places.Section(i, t.raw))
+		if err != nil {
+			return err
+		}
+		q.Lists = induced.Lists{Degrees: s.Degrees, Neighbors: s.Neighbors}
+	}
+	if slab.places, err = induced.NewPlaces(t.parts.Numbering, t.room.Rows,
+		places.Parts); err != nil {
+		return err
+	}
+	if slab.topo, err = induced.Build(ctx, slab.places, t.lists, places.Parts, 0); err != nil {
+		if stopped := prepare.Interrupted(ctx); stopped != nil {
+			return stopped
+		}
+		return err
+	}
+	if slab.dtopo, err = graph.Attach(v.Device, slab.topo); err != nil {
+		return err
+	}
+	slab.sampler, err = v.SamplerOver(slab.dtopo)
+	return err
+}
+
+// play plays an epoch, one mega-batch after the other.
+func (t *simulation) play(ctx context.Context, p *virtual.Pass, sum *report.Partial) error {
+	v, o := t.Player, t.orderOf(t.Player.Source.Key)
+	end := p.End
+	for at := p.First; at < end; {
+		k, stop := o.Mega(at), end
+		if t.passes == 0 { // the first mega-batch trains once, and tells how often
+			var err error
+			if stop, err = t.firstPass(o, at); err != nil {
+				return err
+			}
+		}
+		if err := t.swap(ctx, p, o.Parts[k], sum); err != nil {
+			return err
+		}
+		if err := t.ahead(ctx, p, o, k, end); err != nil {
+			return err
+		}
+		p.First, p.End = at, min(o.Ends[k], stop, end)
+		begin := v.Machine.Sim.Now()
+		if err := p.Walk(ctx); err != nil {
+			return err
+		}
+		at = p.End
+		if t.passes == 0 {
+			took := time.Duration(p.Ended - begin)
+			t.passes = prepare.ChoosePasses(t.loadTime, took*time.Duration(o.First[0])/
+				time.Duration(p.End-p.First))
+			t.ordered = -1
+			o = t.orderOf(v.Source.Key)
+			p.Steps(v.Config.Shards, o.Len())
+			_, end = v.Hardware.Limit(o.Len())
+		}
+	}
+	return nil
+}
+
+// firstPass returns where the first pass over the first mega-batch ends, in whole steps.
+func (t *simulation) firstPass(o *prepare.MegaOrder, at int) (end int, err error) {
+	n, of := o.First[0], t.Player.Config.Shards
+	if end = n / of * of; at >= end {
+		return 0, errs.New(errs.Usage,
+			"%v auto: the first mega-batch has %d mini-batches, and what is played of them from number %d on is no whole step of %v %d, so that no pass can be measured; give a number",
+			errs.Key("passes"), n, at, errs.Key("shards"), of)
+	}
+	return end, nil
+}
+
+// swap makes parts the mega-batch that trains.
+func (t *simulation) swap(ctx context.Context, p *virtual.Pass, parts []int,
+	sum *report.Partial) error {
+	v := t.Player
+	if t.now.holds(parts) {
+		return nil
+	}
+	if t.next != nil && !t.next.slab.holds(parts) { // not all of an epoch is played
+		t.next = nil
+	}
+	idle := p.Ended
+	if t.next == nil {
+		t.now = nil
+		if err := t.fetch(ctx, parts, t.slabs[0], false); err != nil {
+			return err
+		}
+		v.Machine.Sim.Run()
+	}
+	n, i := t.next, &t.info
+	t.next, t.now, t.loadTime = nil, n.slab, time.Duration(n.end-n.begin)
+	waited := v.Machine.Sim.Now() - idle
+	p.Waited += waited
+	i.AddReads(n.took)
+	i.FeatureBytes += n.bytes[0]
+	i.EdgeBytes += n.bytes[1]
+	i.MegaBatches++
+	i.LoadSeconds += t.loadTime.Seconds()
+	i.InduceSeconds += float64(n.end-n.there) / 1e9
+	i.WaitSeconds += float64(waited) / 1e9
+	if waited > int64(time.Millisecond) {
+		i.Waits++
+	}
+	if n.ahead {
+		i.Ahead++
+	}
+	sum.BytesSSD += n.took.Bytes
+	sum.Commands += n.took.Commands
+	p.Submit += int64(n.took.Submit)
+	from := func(ns int64) int64 { return max(ns, p.Began) } // what passed before is of no epoch
+	p.Completes = append(p.Completes, [2]int64{from(n.begin), from(n.there)})
+	v.Machine.Inspected += from(n.end) - from(n.there)
+	return nil
+}
+
+// ahead begins to load what trains after mega-batch k of an epoch that is played up to end: the
+// next one, or the first of the next epoch.
+func (t *simulation) ahead(ctx context.Context, p *virtual.Pass, o *prepare.MegaOrder, k,
+	end int) error {
+	v, c := t.Player, &t.Player.Config
+	if t.next != nil || len(t.slabs) < 2 {
+		return nil
+	}
+	var parts []int
+	switch {
+	case o.Ends[k] < end || t.passes == 0 && k+1 < len(o.Parts):
+		parts = o.Parts[k+1]
+	case p.Epoch+1 < c.Epochs:
+		next := t.batches.Order(t.split, c.SampleEpoch(p.Epoch+1), max(t.passes, 1))
+		if first, n := v.Hardware.Limit(next.Len()); first < n {
+			parts = next.Parts[next.Mega(first)]
+		}
+	}
+	if parts == nil || t.now.holds(parts) {
+		return nil
+	}
+	slab := t.slabs[0]
+	if slab == t.now {
+		slab = t.slabs[1]
+	}
+	return t.fetch(ctx, parts, slab, true)
+}
+
+// shape samples mini-batch i within the mega-batch that is there.
+func (t *simulation) shape(ctx context.Context, i int) (*cost.Shape, error) {
+	v, mb := t.Player, t.Player.Batches[0]
+	t.seeds = t.seeds[:0]
+	for _, id := range t.order.IDs(i) {
+		t.seeds = append(t.seeds, t.now.places.Of(id))
+	}
+	whole := v.Sampler
+	v.Sampler = t.now.sampler
+	err := v.SampleWhole(ctx, mb, v.Source.Key, i, t.seeds)
+	v.Sampler = whole
+	if err != nil {
+		return nil, fmt.Errorf("batch %d: %w", i, err)
+	}
+	s, nodes := cost.ShapeOf(mb), hostmem.View[int64](mb.Nodes.Bytes())
+	s.At = i
+	if v.Config.Method().WholeLists {
+		s.CountLists(t.now.topo.Indptr, nodes)
+	}
+	statics := t.parts.StaticNodes()
+	err = v.Parts(&s, func(from int64, part *cost.Part) error {
+		for _, id := range nodes[from : from+part.Count] {
+			if t.onGPU && id < statics {
+				part.NGPU++
+			} else {
+				part.NCPU++
+			}
+		}
+		return nil
+	})
+	return &s, err
+}
+
+// describe says what the parts are, and what loading them has taken.
+func (t *simulation) describe(c *plan.Config) *report.MegaInfo {
+	p, i := t.parts, t.info
+	i.PagesOn, i.Parts, i.Loaded, i.Order = plan.PagesSSDs, p.Parts, t.room.Loaded, c.PartOrder
+	i.Passes, i.PassesAuto = t.passes, c.Passes == plan.PassesAuto
+	i.StaticRows, i.StaticOnGPU = p.StaticNodes(), t.onGPU
+	i.PageBytes, i.DiskBytes, i.EpochBytes = p.Spec.PageBytes, p.DiskBytes(),
+		p.EpochBytes(t.room.Loaded)
+	i.CPUBytes, i.Budget = t.room.Total(), t.room.Budget
+	i.Settle()
+	return &i
+}

@@ -1,0 +1,176 @@
+// Package static keeps the rows that are hottest before training in memory for a whole run, as
+// Helios does: the hottest on the GPU, the next in the CPU's pinned memory. Modes helios, cpu, mmap
+// and inmem have such tiers, and so has every system's evaluation that has none of its own.
+package static
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"helios/cache"
+	"helios/gpuio"
+	"helios/sched/engine"
+	"helios/sched/plan"
+	"helios/sched/report"
+)
+
+// Run is the system on an engine. It runs every configuration.
+var Run = engine.System{Runs: func(*plan.Config) bool { return true }, New: New}
+
+// Tiers hold rows that were placed once, by their hotness: the hottest in the device's
+// memory, the next in pinned memory of the CPU. Reads go straight into a batch's feature tensor,
+// which it therefore has from its first sample on.
+type Tiers struct {
+	engine.Base
+	Hetero *cache.Hetero // nil until the tiers are placed
+	// FirstOnHost: what is called the GPU tier is in the CPU's memory too.
+	FirstOnHost bool
+}
+
+// New makes the tiers of an engine.
+func New(e *engine.Engine) (engine.Tiers, error) {
+	return &Tiers{Base: engine.Base{Engine: e}}, nil
+}
+
+// Place gives the hottest rows to the GPU tier and the next to the CPU tier, by e.tiers, and reads
+// them.
+func (t *Tiers) Place(ctx context.Context) (err error) {
+	e := t.Engine
+	// The stack comes first: the tiers get what it leaves of the device's memory.
+	if err := e.Store.Open(ctx, e.Store.Layout); err != nil {
+		return engine.Untiered(err)
+	}
+	if e.Placement, err = e.Choose(ctx, e.Sizes, e.Hooks()); err != nil {
+		return engine.Untiered(err)
+	}
+	e.Sizes = plan.TierSizes{GPURows: int64(len(e.Placement.GPU)),
+		CPURows: int64(len(e.Placement.CPU))}
+	if t.Hetero, err = cache.NewHetero(e.Device, e.Rows, e.RowBytes, len(e.Store.SSDs),
+		e.Placement); err != nil {
+		return err
+	}
+	if err := t.Fill(ctx); err != nil {
+		return err
+	}
+	if e.Sizes.GPURows+e.Sizes.CPURows == e.Rows { // inmem, or budgets that hold everything
+		return e.Store.Close()
+	}
+	return nil
+}
+
+// Fill reads the rows of the tiers.
+func (t *Tiers) Fill(ctx context.Context) (err error) {
+	e := t.Engine
+	for _, s := range e.Slots {
+		for i := range s.Segments {
+			if s.Segments[i].Part, err = t.Hetero.NewBuckets(); err != nil {
+				return err
+			}
+		}
+	}
+	start := time.Now()
+	for _, f := range []struct {
+		tier cache.Tier
+		name string
+	}{{cache.GPU, "fill gpu cache"}, {cache.CPU, "fill cpu cache"}} {
+		if err := e.Store.Fill(ctx, t.Hetero.TierRows(f.tier), t.Hetero.TierBuffer(f.tier),
+			f.name); err != nil {
+			return err
+		}
+	}
+	e.Filled(start)
+	return nil
+}
+
+// Close frees the tiers and what looks rows up in them.
+func (t *Tiers) Close() error {
+	var all []error
+	for _, s := range t.Engine.Slots {
+		for i := range s.Segments {
+			if b, ok := s.Segments[i].Part.(*cache.Buckets); ok && b != nil {
+				all = append(all, b.Close())
+			}
+			s.Segments[i].Part = nil
+		}
+	}
+	if t.Hetero != nil {
+		all = append(all, t.Hetero.Close())
+		t.Hetero = nil
+	}
+	return errors.Join(all...)
+}
+
+// stages are the stages of a walk over static tiers:
+//
+//	sample ──work──▶ look up, submit, gather ──slot──▶ complete ──slot──▶ train
+type stages struct {
+	*Tiers
+	engine.SlotStages
+}
+
+// Begin implements engine.Tiers.
+func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
+	a := &stages{t, engine.NewSlotStages(w)}
+	a.FindRows = a.lookup
+	return a
+}
+
+// lookup runs L, I and G for a part: its rows are found in the tiers, the reads of the others go
+// out, and the cached ones are gathered meanwhile.
+func (a *stages) lookup(ctx context.Context, w engine.Work) error {
+	e, p, s := a.Engine, a.Walk.Pass, w.Slot
+	if !e.Turn.Take(ctx) {
+		return nil
+	}
+	defer e.Turn.End()
+	op, cancel := e.OperatorContext(ctx)
+	defer cancel()
+	if w.Count > 0 {
+		if s.Used == 0 {
+			if err := e.Recording.Begin(p.Kind, p.Number, s.Index); err != nil {
+				return err
+			}
+		}
+		if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
+			return fmt.Errorf("batch %d: %w", s.Index, err)
+		}
+		g := &s.Segments[s.Used]
+		s.Used++
+		b := g.Part.(*cache.Buckets)
+		g.Begin(w)
+		begin := e.Trace.Now()
+		err := a.Hetero.Lookup(op, e.LookupStream, w.Nodes, w.First, w.Count, b)
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.Index, err)
+		}
+		g.RowsGPU, g.RowsCPU, g.RowsSSD, g.Moved = b.NGPU, b.NCPU, b.NMiss, b.NGPU+b.NCPU
+		if a.FirstOnHost {
+			g.RowsGPU, g.RowsCPU = 0, g.Moved
+		}
+		e.Trace.Op(report.TrackLookup, plan.OperatorName("L", w.Hop), begin, p, s.Index, w.Count)
+		if g.RowsSSD > 0 {
+			if err := a.Walk.Submit(ctx, s, g, g.RowsSSD, &gpuio.ReadSet{
+				Rows: b.MissRow.Ptr(), Pos: b.MissPos.Ptr(), SSDOffset: b.SSDOffset,
+				Dst: s.Features, DstStride: e.RowBytes, DstBytes: (w.First + w.Count) * e.RowBytes,
+			}); err != nil {
+				return err
+			}
+		}
+		err = e.Trace.Mark(e.GatherStream, g.GatherFrom)
+		if err == nil {
+			err = a.Hetero.Gather(e.GatherStream, b, s.Features.Ptr(), e.RowBytes)
+		}
+		if err == nil {
+			err = e.Trace.Mark(e.GatherStream, g.GatherTo)
+		}
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.Index, err)
+		}
+	}
+	if w.Last {
+		return e.GatherStream.Record(s.Ready)
+	}
+	return nil
+}

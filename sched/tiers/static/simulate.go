@@ -1,0 +1,92 @@
+package static
+
+import (
+	"context"
+	"fmt"
+	"helios/sched/virtual"
+
+	"helios/cache"
+	"helios/graph"
+	"helios/internal/hostmem"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+)
+
+// Simulate is the system on the virtual clock.
+var Simulate = virtual.System{New: func(v *virtual.Player) virtual.Tiers {
+	t := &Simulation{Base: virtual.Base{Player: v}}
+	t.Self = t
+	return t
+}}
+
+// Simulation has static tiers on the virtual clock. They hold no features: a byte for each row is
+// enough for lookups.
+type Simulation struct {
+	virtual.Base
+	hetero  *cache.Hetero
+	buckets *cache.Buckets
+}
+
+// Open implements Tiers.
+func (t *Simulation) Open(ctx context.Context, b plan.TierSizes) error {
+	v := t.Player
+	if err := v.ChooseRows(ctx, b); err != nil {
+		return err
+	}
+	if err := t.Hold(v.Layout.SSDs); err != nil {
+		return err
+	}
+	if err := v.OpenStack(); err != nil {
+		return err
+	}
+	v.Fill(ctx)
+	if b.GPURows+b.CPURows == v.Rows { // every row is in a tier
+		v.Machine.Stack = nil
+	}
+	if err := v.Recorder.Placed(v.Layout, virtual.Record(v,
+		int64(len(v.Placement.GPU)))); err != nil {
+		return err
+	}
+	return prepare.Interrupted(ctx)
+}
+
+// Hold makes the tiers hold the rows that are placed.
+func (t *Simulation) Hold(ssds int32) (err error) {
+	v := t.Player
+	if t.hetero, err = cache.NewHetero(v.Device, v.Rows, 1, int(ssds), v.Placement); err != nil {
+		return err
+	}
+	v.OnClose(t.hetero.Close)
+	if t.buckets, err = t.hetero.NewBuckets(); err != nil {
+		return err
+	}
+	v.OnClose(t.buckets.Close)
+	return nil
+}
+
+// OpenWork implements Tiers.
+func (t *Simulation) OpenWork(w *virtual.Work) error {
+	if err := w.Source.Open(t.Player.Layout, cache.Lines{}); err != nil {
+		return err
+	}
+	return t.Player.OpenStack()
+}
+
+// Look implements Tiers.
+func (t *Simulation) Look(ctx context.Context, mb *graph.MiniBatch, from int64,
+	part *cost.Part) error {
+	v, b := t.Player, t.buckets
+	if err := t.hetero.Lookup(ctx, v.LookupS, mb.Nodes.Ptr(), from, part.Count, b); err != nil {
+		return err
+	}
+	part.NGPU, part.NCPU, part.NMiss = b.NGPU, b.NCPU, b.NMiss
+	if part.NMiss > 0 {
+		if v.Machine.Stack == nil {
+			return fmt.Errorf("%d rows are in no tier and no SSD is there", part.NMiss)
+		}
+		part.Reads, _, _ = v.Commands(hostmem.View[int64](b.MissRow.Bytes())[:part.NMiss],
+			b.SSDOffset)
+	}
+	return nil
+}
