@@ -374,6 +374,10 @@ func (r *Reader) Ints(dst []int64) (int, error) {
 		for i := range dst[:n] {
 			dst[i] = int64(binary.LittleEndian.Uint64(b[8*i:]))
 		}
+	case Uint32:
+		for i := range dst[:n] {
+			dst[i] = int64(binary.LittleEndian.Uint32(b[4*i:]))
+		}
 	case Int32:
 		for i := range dst[:n] {
 			dst[i] = int64(int32(binary.LittleEndian.Uint32(b[4*i:])))
