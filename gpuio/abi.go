@@ -24,7 +24,7 @@ const (
 	// ringEvery is the k×32 entries after which a long refill rings the doorbell, so that the
 	// SSD starts before the last entry is written.
 	ringEvery = 4 * warp
-	// maxSweeps is how often a warp of complete sweeps a queue before it looks at the next. A queue
+	// maxSweeps bounds how often a warp of complete sweeps a queue before it looks at the next. A queue
 	// that its SSD fills faster than a warp empties it would keep the warp, and with it the
 	// kernel's end and all later sets, for as long as it has work.
 	maxSweeps = 4
@@ -86,7 +86,7 @@ func issued(state uint32) uint32 {
 // wireCID is the identifier of a command's last attempt.
 func wireCID(cid, state uint32) uint16 { return uint16(cid | state&cmdGen) }
 
-// answers tells whether a command in this state is what a completion is of, whose identifier has
+// answers reports whether a command in this state is what a completion is of, whose identifier has
 // the command's number. last is the completion's last dword.
 func answers(state, last uint32) bool {
 	return state&(cmdState|cmdGen) == last&cmdGen|cmdInFlight
@@ -205,7 +205,7 @@ const (
 	failQueue   = 5 // the queue pair is lost
 )
 
-// setState is one read set in flight. What its queues count, share and wait for are units, and a
+// setState is one read set in flight. Its queues count, share and wait for units, and a
 // unit is what one command reads:
 //
 //	plain      unit u is the row at index u of Rows and Pos.

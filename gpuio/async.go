@@ -25,10 +25,10 @@ type AsyncOptions struct {
 	Retries    int           // attempts after the first; negative: none (3)
 	SMs        int           // budget of each I/O stream; 0 = all
 	Priority   int           // of the I/O streams
-	// Resets is how often the controller of an SSD is reset before the SSD is given up; negative:
+	// Resets bounds the resets of an SSD's controller before the SSD is given up; negative:
 	// never (3).
 	Resets int
-	// CoalesceBytes is how much one command may read for rows on equal and adjacent LBAs. 0: up to
+	// CoalesceBytes bounds one command for rows on equal and adjacent LBAs. 0: up to
 	// 128 KiB, where it is expected to save commands; negative: a command for each row.
 	CoalesceBytes int
 	// Memory tells where queues and data go, by ChooseRung for this device and these SSDs. nil:
@@ -212,7 +212,7 @@ func newEngine(name string, sync *syncOptions, dev cuda.Device, ssds []*SSD, l L
 	return e, nil
 }
 
-// checkSSDs tells whether the SSDs can hold the layout and, for stacks with queues, have
+// checkSSDs reports whether the SSDs can hold the layout and, for stacks with queues, have
 // controllers.
 func checkSSDs(ssds []*SSD, l Layout, queues bool) error {
 	if err := l.Check(); err != nil {
@@ -450,7 +450,6 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 	if err := e.refusal(); err != nil {
 		return err
 	}
-	nssd := len(e.ssds)
 	for s := range e.ssds {
 		if rs.SSDOffset[s] < rs.SSDOffset[s+1] {
 			if err := e.givenUp(s); err != nil {
@@ -458,11 +457,25 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 			}
 		}
 	}
-	var err error
+	coalesced, err := e.fillSet(p, rs)
+	if err != nil {
+		return err
+	}
+	if err := e.launchKernels(p, rs, coalesced); err != nil {
+		e.broken = fmt.Errorf("gpuio %s: launch: %w", e.name, err)
+		p.mapping = nil // commands may be in flight: the mapping stays until Close
+		return e.broken
+	}
+	return nil
+}
+
+// fillSet maps the destination and fills the set's slot. Needs e.mu.
+func (e *async) fillSet(p *asyncPending, rs *ReadSet) (coalesced bool, err error) {
+	nssd := len(e.ssds)
 	direct := uint32(0)
 	if e.layout.whole() && rs.DstOffset%4 == 0 && rs.DstStride%4 == 0 {
 		if p.mapping, err = e.dma.acquire(rs.Dst, rs.DstOffset+rs.extent()); err != nil {
-			return err
+			return false, err
 		}
 		if p.mapping != nil {
 			direct = 1
@@ -486,56 +499,52 @@ func (e *async) launch(p *asyncPending, rs *ReadSet) error {
 		Rotate: e.rotate,
 	}
 	e.rotate++
-	coalesced, err := e.shapeSet(p.slot, rs, &set)
-	if err != nil {
-		return err
+	if coalesced, err = e.shapeSet(p.slot, rs, &set); err != nil {
+		return false, err
 	}
 	if direct == 0 || coalesced { // a run may need a copy where its rows alone would not
 		if err := e.ensureStaging(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	*e.set(p.slot) = set
 	if e.host.sums != nil {
 		e.host.landings[p.slot].begin(rs.SSDOffset[nssd])
 	}
-	err = func() error {
-		if rs.Ready != nil {
-			if err := e.submitS.Wait(rs.Ready); err != nil {
-				return err
-			}
-		}
-		if e.sync != nil {
-			return e.launchSync(p.slot)
-		}
-		if coalesced {
-			if err := e.launchCoalesce(p.slot); err != nil {
-				return err
-			}
-		}
-		grid := cuda.LaunchConfig{Blocks: e.submitBlocks, Threads: e.opt.Threads}
-		if err := cuda.Launch(e.submitS, e.submitK, grid, submitParams{
-			Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
-			NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: p.slot,
-		}); err != nil {
+	return coalesced, nil
+}
+
+// launchKernels enqueues the kernels of a set. Needs e.mu.
+func (e *async) launchKernels(p *asyncPending, rs *ReadSet, coalesced bool) error {
+	if rs.Ready != nil {
+		if err := e.submitS.Wait(rs.Ready); err != nil {
 			return err
 		}
-		if err := e.submitS.Record(e.submitEv[p.slot]); err != nil {
-			return err
-		}
-		// complete starts after its set was handed over; submit only fills queues, so this is
-		// soon, and completions of earlier sets are reaped meanwhile.
-		if err := e.complS.Wait(e.submitEv[p.slot]); err != nil {
-			return err
-		}
-		return e.launchComplete(p.slot)
-	}()
-	if err != nil {
-		e.broken = fmt.Errorf("gpuio %s: launch: %w", e.name, err)
-		p.mapping = nil // commands may be in flight: the mapping stays until Close
-		return e.broken
 	}
-	return nil
+	if e.sync != nil {
+		return e.launchSync(p.slot)
+	}
+	if coalesced {
+		if err := e.launchCoalesce(p.slot); err != nil {
+			return err
+		}
+	}
+	grid := cuda.LaunchConfig{Blocks: e.submitBlocks, Threads: e.opt.Threads}
+	if err := cuda.Launch(e.submitS, e.submitK, grid, submitParams{
+		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
+		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: p.slot,
+	}); err != nil {
+		return err
+	}
+	if err := e.submitS.Record(e.submitEv[p.slot]); err != nil {
+		return err
+	}
+	// complete starts after its set was handed over; submit only fills queues, so this is
+	// soon, and completions of earlier sets are reaped meanwhile.
+	if err := e.complS.Wait(e.submitEv[p.slot]); err != nil {
+		return err
+	}
+	return e.launchComplete(p.slot)
 }
 
 // launchLimit is after how long a complete kernel returns to the host, which launches it again: no

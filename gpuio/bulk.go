@@ -67,7 +67,7 @@ const (
 	bulkChunk   = 256 << 10
 	bulkRetries = 3
 	bulkTimeout = 10 * time.Second
-	// abortGrace is how long an aborted command may take to post its completion before the
+	// abortGrace bounds the time that an aborted command may take to post its completion before the
 	// queue pair is given up.
 	abortGrace = 500 * time.Millisecond
 )
@@ -333,34 +333,9 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int,
 	var pace napper
 	for {
 		n, foreign := b.sweep()
-		resubmitted := false
-		for i := range b.slots {
-			s := &b.slots[i]
-			if !s.busy || !s.done {
-				continue
-			}
-			if s.status.OK() {
-				if op == opRead {
-					copy(data[s.at:s.at+s.n], b.mem[i*b.stride:])
-				}
-				s.busy = false
-				*inflight--
-				continue
-			}
-			if !s.status.DNR() && s.attempts <= b.retries && *first == nil {
-				if err := b.issue(i, op); err == nil {
-					resubmitted = true
-					continue
-				}
-			}
-			b.fail(s, op, wireCID(uint32(i), s.gen), first)
-			*inflight--
-		}
-		if resubmitted {
-			b.ring()
-		}
+		b.retire(op, data, inflight, first)
 		if foreign != nil {
-			// All are charged an attempt for it. What has none left ends with what happened.
+			// All are charged an attempt for it. Those without one left end with the error.
 			for i := range b.slots {
 				if s := &b.slots[i]; s.busy && s.attempts > b.retries && *first == nil {
 					*first = foreign
@@ -381,29 +356,13 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int,
 			}
 			d := s.deadline.Sub(now)
 			if d <= 0 {
-				if err := b.c.Health(); err != nil {
-					return b.heal(op, inflight, first, err)
+				recovered, err := b.late(ctx, i, op, inflight, first)
+				if recovered || err != nil {
+					return err
 				}
-				if s.aborted && b.idle == b.done+1 && s.attempts <= b.retries &&
-					b.tried.resets.Load() < int64(b.resets) {
-					return b.heal(op, inflight, first,
-						fmt.Errorf(
-							"nvme %s q%d: nothing completed within %v on its new queue pair either",
-							b.c.Name(), b.q.ID, b.timeout))
-				}
-				if s.aborted {
-					return b.recreate(op, inflight, first, false)
-				}
-				s.aborted = true
-				b.tried.timeouts.Add(1)
-				b.tried.aborts.Add(1)
-				s.deadline = now.Add(min(abortGrace, b.timeout))
 				expired = true
-				// A refused or failing Abort changes nothing: the grace period decides.
-				actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortGrace)
-				_, _ = b.c.Abort(actx, b.q.ID, wireCID(uint32(i), s.gen))
-				cancel()
 				d = min(abortGrace, b.timeout)
+				s.deadline = now.Add(d)
 			}
 			wait = min(wait, d)
 		}
@@ -414,6 +373,63 @@ func (b *Bulk) reap(ctx context.Context, op bulkOp, data []byte, inflight *int,
 			return nil // run records it
 		}
 	}
+}
+
+// retire ends commands that have completed, or issues them again where they may be.
+func (b *Bulk) retire(op bulkOp, data []byte, inflight *int, first *error) {
+	resubmitted := false
+	for i := range b.slots {
+		s := &b.slots[i]
+		if !s.busy || !s.done {
+			continue
+		}
+		if s.status.OK() {
+			if op == opRead {
+				copy(data[s.at:s.at+s.n], b.mem[i*b.stride:])
+			}
+			s.busy = false
+			*inflight--
+			continue
+		}
+		if !s.status.DNR() && s.attempts <= b.retries && *first == nil {
+			if err := b.issue(i, op); err == nil {
+				resubmitted = true
+				continue
+			}
+		}
+		b.fail(s, op, wireCID(uint32(i), s.gen), first)
+		*inflight--
+	}
+	if resubmitted {
+		b.ring()
+	}
+}
+
+// late deals with a command past its deadline. The first time it is aborted; after that its queue
+// pair is replaced, or the controller reset, and recovered is true.
+func (b *Bulk) late(ctx context.Context, i int, op bulkOp, inflight *int,
+	first *error) (recovered bool, err error) {
+	s := &b.slots[i]
+	if err := b.c.Health(); err != nil {
+		return true, b.heal(op, inflight, first, err)
+	}
+	if s.aborted && b.idle == b.done+1 && s.attempts <= b.retries &&
+		b.tried.resets.Load() < int64(b.resets) {
+		return true, b.heal(op, inflight, first, fmt.Errorf(
+			"nvme %s q%d: nothing completed within %v on its new queue pair either",
+			b.c.Name(), b.q.ID, b.timeout))
+	}
+	if s.aborted {
+		return true, b.recreate(op, inflight, first, false)
+	}
+	s.aborted = true
+	b.tried.timeouts.Add(1)
+	b.tried.aborts.Add(1)
+	// A refused or failing Abort changes nothing: the grace period decides.
+	actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortGrace)
+	defer cancel()
+	_, _ = b.c.Abort(actx, b.q.ID, wireCID(uint32(i), s.gen))
+	return false, nil
 }
 
 func (b *Bulk) fail(s *bulkSlot, op bulkOp, cid uint16, first *error) {

@@ -435,7 +435,7 @@ func (p *checkedPending) check(ctx context.Context, set Pending, rs *ReadSet,
 	return rows, count, err
 }
 
-// checkGrain is how many bytes of rows make another block worth its start.
+// checkGrain is the bytes of rows that make another block worth its start.
 const checkGrain = 64 << 10
 
 // run is check's work. Needs c.turn.

@@ -175,7 +175,7 @@ func expectedCommands(l Layout, offsets []int64, window uint32) float64 {
 	return sum
 }
 
-// coalesces tells whether a set's rows are to share commands.
+// coalesces reports whether a set's rows are to share commands.
 func (e *queueSet) coalesces(rs *ReadSet) bool {
 	return e.pays(e.layout, rs.SSDOffset, e.opt.CoalesceBytes)
 }

@@ -44,30 +44,7 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 	// done as long as it helps, and tried again now and then.
 	tried, skip := false, 0
 	for first := true; ; first = false {
-		progress, busy, inFlight := false, false, false
-		for g := uint32(lo); g < uint32(hi); g++ {
-			q := at[queueState](p.Queues, int(g))
-			if atomic.LoadUint32(&q.Frozen) != frozenNo {
-				continue
-			}
-			for sweeps := 1; ; sweeps++ {
-				n := k.look(q, g)
-				progress = progress || n > 0
-				if n > 0 || first {
-					k.serve(q, g)
-				}
-				if n < warp || sweeps == maxSweeps || atomic.LoadUint32(&q.Frozen) != frozenNo {
-					break
-				}
-			}
-			if atomic.LoadUint32(&q.Frozen) != frozenNo {
-				continue
-			}
-			if atomic.LoadUint32(at[uint32](set.Remaining, int(g))) != 0 {
-				busy = true
-			}
-			inFlight = inFlight || q.inFlight() != 0
-		}
+		progress, busy, inFlight := k.reapQueues(p, set, uint32(lo), uint32(hi), first)
 		// The next set's complete kernel starts only when all blocks of this one are done. A
 		// block that is done early keeps its queues going meanwhile, if they have commands of
 		// later sets; it looks often enough not to hold the others up.
@@ -106,13 +83,43 @@ func completeKernel(b *cuda.Block, p *completeParams) error {
 	}
 }
 
-// pollSkip is how many waits go straight to parking after one that found nothing to do.
+// reapQueues looks once at the block's queues. progress: there were completions; busy: units of the
+// set are left; inFlight: commands are, of whatever set.
+func (k kernelView) reapQueues(p *completeParams, set *setState, lo, hi uint32,
+	first bool) (progress, busy, inFlight bool) {
+	for g := lo; g < hi; g++ {
+		q := at[queueState](p.Queues, int(g))
+		if atomic.LoadUint32(&q.Frozen) != frozenNo {
+			continue
+		}
+		for sweeps := 1; ; sweeps++ {
+			n := k.look(q, g)
+			progress = progress || n > 0
+			if n > 0 || first {
+				k.serve(q, g)
+			}
+			if n < warp || sweeps == maxSweeps || atomic.LoadUint32(&q.Frozen) != frozenNo {
+				break
+			}
+		}
+		if atomic.LoadUint32(&q.Frozen) != frozenNo {
+			continue
+		}
+		if atomic.LoadUint32(at[uint32](set.Remaining, int(g))) != 0 {
+			busy = true
+		}
+		inFlight = inFlight || q.inFlight() != 0
+	}
+	return progress, busy, inFlight
+}
+
+// pollSkip counts the waits that go straight to parking after one that found nothing to do.
 const pollSkip = 31
 
 // maxLinger bounds the waits of a block that is done with its share of the set.
 const maxLinger = 200 * time.Microsecond
 
-// waits tells whether the set has rows left at queues outside lo..hi that their block can finish.
+// waits reports whether the set has rows left at queues outside lo..hi that their block can finish.
 func waits(p *completeParams, set *setState, lo, hi uint32) bool {
 	for g := uint32(0); g < p.NumQueues; g++ {
 		if g == lo {
@@ -228,7 +235,7 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	count(&q.Errors, errors)
 	count(&q.CQRings, 1)
 	if foreign != 0 {
-		// Last, since the host may recover the queue from here on. What the host froze stays so.
+		// Last, since the host may recover the queue from here on. A queue that the host froze stays frozen.
 		atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign)
 	}
 	return n

@@ -566,7 +566,7 @@ func (w *diffWorld) fetch(g int) {
 	}
 }
 
-// checkBlocks tells whether a command reads what one may.
+// checkBlocks reports whether a command reads what one may.
 func (w *diffWorld) checkBlocks(q *queueState, sqe *nvme.Command) {
 	lba, n, per := (uint64(sqe.CDW10)|uint64(sqe.CDW11)<<32)-q.DataStart, uint64(sqe.CDW12)+1,
 		uint64(w.layout.LBAsPerRow)

@@ -184,7 +184,7 @@ func randomFault(rng *rand.Rand, s *faultScript) faultinject.Fault {
 	}
 }
 
-// hits tells whether a fault of one of these kinds has hit.
+// hits reports whether a fault of one of these kinds has hit.
 func (s *faultScript) hits(fired []int64, kinds ...string) bool {
 	for i, f := range s.faults {
 		for _, kind := range kinds {
@@ -196,7 +196,7 @@ func (s *faultScript) hits(fired []int64, kinds ...string) bool {
 	return false
 }
 
-// spoils tells whether a fault that has hit makes data wrong, which nothing but a checksum finds.
+// spoils reports whether a fault that has hit makes data wrong, which nothing but a checksum finds.
 func (s *faultScript) spoils(fired []int64) bool {
 	return s.hits(fired, "flip", "short", "misdirect", "torn")
 }

@@ -245,5 +245,5 @@ func (s *testSet) drop(rd Reader) {
 	}
 }
 
-// nvmeGone tells whether an error says that a controller left its bus.
+// nvmeGone reports whether an error says that a controller left its bus.
 func nvmeGone(err error) bool { return errors.Is(err, nvme.ErrGone) }

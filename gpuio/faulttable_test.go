@@ -202,7 +202,7 @@ type faultCase struct {
 // faultRow is the row at LBA 20 of the first of two SSDs: what faults of "lba=20" hit.
 const faultRow = 2 * (20 - rigDataStart)
 
-// bus tells whether the stack reads through the controller.
+// bus reports whether the stack reads through the controller.
 func (c *faultCase) bus() bool { return c.stack == "async" || c.stack == "sync" }
 
 func (c *faultCase) run(t *testing.T) {

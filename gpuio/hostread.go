@@ -177,7 +177,7 @@ func openBacking(d *SSD, l Layout, index int, direct bool) (*backing, error) {
 	return b, nil
 }
 
-// What direct reads are multiples of: sectors at best, pages where nothing else works.
+// Direct reads are multiples of a sector at best, of a page where nothing else works.
 const (
 	sector = 512
 	widest = 4096
@@ -619,7 +619,7 @@ func (r *hostReader) Stats() Stats {
 	return st
 }
 
-// mergeEvery is how often a busy worker adds its latencies to the reader's.
+// mergeEvery is the interval at which a busy worker adds its latencies to the reader's.
 const mergeEvery = 5 * time.Millisecond
 
 func (r *hostReader) merge(h *Histogram) {

@@ -54,7 +54,7 @@ func NewLayout(rows int64, rowBytes, ssds, lbaBytes int) (Layout, error) {
 	return l, nil
 }
 
-// Check tells whether a layout that came from elsewhere (a superblock) holds together.
+// Check reports whether a layout that came from elsewhere (a superblock) holds together.
 func (l Layout) Check() error {
 	want, err := NewLayout(l.Rows, int(l.RowBytes), int(l.SSDs), int(l.LBABytes))
 	if err != nil {
@@ -108,5 +108,5 @@ func (l Layout) PaddingBytes() int64 {
 // ReadBytes returns what one row's read moves from the SSD.
 func (l Layout) ReadBytes() int { return int(l.LBAsPerRow) * int(l.LBABytes) }
 
-// whole tells whether a row fills its LBAs, so that a read may land in its final place.
+// whole reports whether a row fills its LBAs, so that a read may land in its final place.
 func (l Layout) whole() bool { return int(l.RowBytes) == l.ReadBytes() }

@@ -93,7 +93,7 @@ func (p *blockPark) frozen() int {
 	return n
 }
 
-// arrived tells whether a queue has a new completion, or somebody is just looking. Of a queue that
+// arrived reports whether a queue has a new completion, or somebody is just looking. Of a queue that
 // is frozen not even the memory may be left.
 func (q *queueState) arrived() bool {
 	if !atomic.CompareAndSwapUint32(&q.Reap, 0, 1) {

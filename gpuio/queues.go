@@ -68,7 +68,7 @@ func (e *queueSet) queues() int { return len(e.ssds) * e.perSSD }
 
 func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(), g) }
 
-// pairLimit is how many queue pairs of an SSD a reader may have that asks for so many, or with 0
+// pairLimit is the number of queue pairs of an SSD for a reader that asks for so many, or with 0
 // for what it needs.
 func pairLimit(s *SSD, asked int) int {
 	limit := s.Ctrl.MaxQueuePairs()
@@ -78,7 +78,7 @@ func pairLimit(s *SSD, asked int) int {
 	return limit
 }
 
-// commandsPerQueue is how many commands an SSD's queue takes: a ring keeps one entry free.
+// commandsPerQueue is the number of commands in an SSD's queue: a ring keeps one entry free.
 func commandsPerQueue(s *SSD) int { return min(maxCommands, s.Ctrl.MaxQueueEntries()-1) }
 
 // FitDepth lowers a depth that nobody asked for to what each of the SSDs takes on its queue pairs:
@@ -358,7 +358,7 @@ func (e *queueSet) commandBlocks() int {
 	return max(int(e.layout.LBAsPerRow), int(e.window))
 }
 
-// calm tells whether all queues are idle and none is frozen. No kernel runs.
+// calm reports whether all queues are idle and none is frozen. No kernel runs.
 func (e *queueSet) calm() bool {
 	for g := range e.queues() {
 		q := e.queue(g)

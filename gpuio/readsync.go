@@ -347,7 +347,7 @@ func (k *syncView) sweepMarks(q *queueState, g uint32) bool {
 	}
 }
 
-// news tells whether the completion queue may have a new entry. Of a queue that is dead not even
+// news reports whether the completion queue may have a new entry. Of a queue that is dead not even
 // the memory is left; none dies while a warp is here.
 func (q *queueState) news() bool {
 	if atomic.LoadUint32(&q.Frozen) != frozenNo {

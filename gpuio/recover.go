@@ -122,7 +122,7 @@ func (e *async) awaitRecoveries(ctx context.Context, p *asyncPending) error {
 	return p.await(ctx, busy)
 }
 
-// hasRows tells whether the set has rows left at queues of an SSD.
+// hasRows reports whether the set has rows left at queues of an SSD.
 func (e *async) hasRows(p *asyncPending, ssd int) bool {
 	rem := e.remaining(p.slot)
 	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
@@ -370,7 +370,7 @@ func (e *async) barren(ssd, late int) error {
 	return err
 }
 
-// vain tells whether a queue was replaced, has completed nothing since, and holds commands that a
+// vain reports whether a queue was replaced, has completed nothing since, and holds commands that a
 // reset could still help: it is no command of its that is at fault then.
 func (e *async) vain(q *queueState, g int) bool {
 	if e.pairs[g].idle != atomic.LoadUint64(&q.Completed)+1 ||
@@ -450,7 +450,7 @@ func (e *async) abortLate(ctx context.Context, q *queueState, late []uint32) boo
 		// the queue is frozen: it stays so
 		state := atomic.LoadUint32(&at[command](q.Commands, int(cid)).State)
 		// That the command was not found is no reason to give up: its completion may be on
-		// its way. Whether it comes decides.
+		// its way, and decides.
 		if err := e.abort(ctx, e.ssds[q.SSD].Ctrl, uint16(q.QID), wireCID(cid, state)); err != nil {
 			var refused *nvme.StatusError
 			if !errors.As(err, &refused) {

@@ -52,7 +52,7 @@ func (r *ssdRecovery) setDown(v bool) {
 	r.down = v
 }
 
-// needsReset tells whether Close must see to the controller.
+// needsReset reports whether Close must see to the controller.
 func (r *ssdRecovery) needsReset() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -274,7 +274,7 @@ func (e *async) bury(ssd int) {
 	}
 }
 
-// stranded tells whether all that is left of a set are commands of SSDs that were given up and may
+// stranded reports whether all that is left of a set are commands of SSDs that were given up and may
 // still write. Needs e.mu.
 func (e *async) stranded(p *asyncPending) bool {
 	left := false

@@ -247,7 +247,7 @@ func (p *prover) try(ctx context.Context, r Rung, soft int) (*Memory, error) {
 	return nil, errors.New(strings.Join(why, "; "))
 }
 
-// software tells whether an SSD's controller is played by the CPU: it may be kicked after a
+// software reports whether an SSD's controller is played by the CPU: it may be kicked after a
 // doorbell.
 func software(d *SSD) bool {
 	_, ok := nvme.As[nvme.Kicker](d.Ctrl.Bus())

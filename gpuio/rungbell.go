@@ -136,7 +136,7 @@ func (b *bells) run() {
 	}
 }
 
-// pass hands on what has rung, and tells whether anything has.
+// pass hands on what has rung, and reports whether anything has.
 func (b *bells) pass() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -35,7 +35,7 @@ type dmaArea struct {
 	iova nvme.IOVA
 }
 
-// onHost tells whether the device's kernels are Go functions of this process.
+// onHost reports whether the device's kernels are Go functions of this process.
 func (s *side) onHost() bool { return s.dev.Info().Backend == "host" }
 
 // alloc takes memory that the host reaches at the device's address: kernel state, and on all rungs

@@ -35,7 +35,7 @@ func (e *async) remaining(slot uint32) []uint32 {
 		e.shape.queues)
 }
 
-// unfinished tells whether a set has units that are not done. When it has none, what whoever ended
+// unfinished reports whether a set has units that are not done. When it has none, what whoever ended
 // them has written is seen.
 func (e *async) unfinished(slot uint32) bool {
 	rem := e.remaining(slot)

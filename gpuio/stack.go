@@ -28,7 +28,7 @@ type Stack struct {
 	PageCache bool
 	// Threads is the default size of a block of the I/O kernels; 0: there are none.
 	Threads int
-	// Blocks is how many of such blocks an I/O kernel has where nobody says; nil: DefaultBlocks.
+	// Blocks is the default number of such blocks of an I/O kernel; nil: DefaultBlocks.
 	Blocks func(info cuda.Info, threads int) int
 
 	Open func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error)
@@ -53,7 +53,7 @@ func (s *Stack) BlocksOn(info cuda.Info, threads int) int {
 	return s.Blocks(info, threads)
 }
 
-// ReadsDirect tells that the CPU's reads pass the page cache by, so that they are whole LBAs.
+// ReadsDirect reports that the CPU's reads pass the page cache by, so that they are whole LBAs.
 func (s *Stack) ReadsDirect() bool { return !s.Queued && !s.PageCache }
 
 // allStacks are all stacks in the order of lists, the default first.
@@ -86,7 +86,7 @@ func FindStack(name string) (*Stack, error) {
 		strings.Join(StackNames(nil), ", "))
 }
 
-// AnyStack tells whether a trait holds for one of the stacks of these names.
+// AnyStack reports whether a trait holds for one of the stacks of these names.
 func AnyStack(names []string, trait func(*Stack) bool) bool {
 	return slices.ContainsFunc(names, func(n string) bool {
 		s, err := FindStack(n)

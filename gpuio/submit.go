@@ -59,7 +59,7 @@ type kernelView struct {
 	sets       cuda.DevicePtr
 	completing bool
 	// deferred: the host does this for kernels of another device, whose row lists it cannot read.
-	// What it would issue waits for the next complete kernel.
+	// Its commands wait for the next complete kernel.
 	deferred bool
 }
 

@@ -63,7 +63,7 @@ func chooseUnits(l Layout, limit int, share bool, coalesceBytes, depth int) (uni
 	return u, nil
 }
 
-// pays tells whether a set's rows are to share commands, where coalesceBytes is the option of that
+// pays reports whether a set's rows are to share commands, where coalesceBytes is the option of that
 // name.
 func (u unitRule) pays(l Layout, offsets []int64, coalesceBytes int) bool {
 	if u.window == 0 || coalesceBytes > 0 {

@@ -46,7 +46,7 @@ type CMB struct {
 	Addr   IOVA // where the controller finds it
 }
 
-// Contains tells whether n bytes at a are in the buffer.
+// Contains reports whether n bytes at a are in the buffer.
 func (b CMB) Contains(a IOVA, n int64) bool {
 	return a >= b.Addr && n <= b.Bytes && a-b.Addr <= IOVA(b.Bytes-n)
 }

@@ -686,7 +686,7 @@ func (c *Controller) Counters() Counters {
 	return c.count
 }
 
-// Events carries asynchronous events. What does not fit is dropped and counted; the
+// Events carries asynchronous events. Those without room are dropped and counted; the
 // controller stays armed either way. Close closes the channel.
 func (c *Controller) Events() <-chan AsyncEvent { return c.events }
 

@@ -80,7 +80,7 @@ func DecodeActiveNamespaces(b []byte) ([]uint32, error) {
 	return ids, nil
 }
 
-// NamespaceDescriptors is what a namespace says of itself in its identification descriptors.
+// NamespaceDescriptors are the identification descriptors of a namespace.
 type NamespaceDescriptors struct {
 	Set CommandSet // CommandSetNVM where no descriptor says another
 	IDs [][]byte   // EUI-64, NGUID and UUID, those that are there

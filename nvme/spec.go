@@ -54,7 +54,7 @@ type CAP uint64
 // MQES is the largest I/O queue in entries (the register's field is 0's based).
 func (c CAP) MQES() int { return int(c&0xffff) + 1 }
 
-// CQR tells whether I/O queues must be physically contiguous.
+// CQR reports whether I/O queues must be physically contiguous.
 func (c CAP) CQR() bool { return c>>16&1 != 0 }
 
 // TO is the longest wait for CSTS.RDY to change, in units of 500 ms.
@@ -72,7 +72,7 @@ func (c CAP) MPSMIN() int { return int(c >> 48 & 0xf) }
 // MPSMAX gives the largest memory page: 4096<<MPSMAX bytes.
 func (c CAP) MPSMAX() int { return int(c >> 52 & 0xf) }
 
-// CMBS tells that there may be a controller memory buffer, which CMBMSC switches on.
+// CMBS reports that there may be a controller memory buffer, which CMBMSC switches on.
 func (c CAP) CMBS() bool { return c>>57&1 != 0 }
 
 // CRMS is the set of controller ready modes; when not 0 register CRTO is there.
@@ -164,7 +164,7 @@ func (c CMBLOC) OFST() int64 { return int64(c >> 12) }
 // CMBSZ is the Controller Memory Buffer Size register (section 3.1.3.12). 0: there is none.
 type CMBSZ uint32
 
-// SQS tells that the buffer takes submission queues.
+// SQS reports that the buffer takes submission queues.
 func (c CMBSZ) SQS() bool { return c&1 != 0 }
 
 // Unit is the unit of size and offset in bytes (SZU: 4 KiB times powers of 16), 0 for reserved

@@ -73,7 +73,7 @@ func (s Status) SC() uint8 { return uint8(s) }
 // CRD selects the command retry delay: 0 none, else Identify Controller's CRDT[CRD-1].
 func (s Status) CRD() int { return int(s >> 11 & 3) }
 
-// More tells that the error log has more about this error.
+// More reports that the error log has more about this error.
 func (s Status) More() bool { return s&statusMore != 0 }
 
 // DNR is Do Not Retry: the same command will fail again.

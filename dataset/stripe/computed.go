@@ -394,7 +394,7 @@ func newRowEncoder(fn *dataset.FeatureFunc, t rowtype.Type) *rowEncoder {
 	return e
 }
 
-// slow tells whether checksums take as long as the rows.
+// slow reports whether checksums take as long as the rows.
 func (e *rowEncoder) slow() bool { return e.lin == nil }
 
 // encode writes row r to b, of e.bytes, and returns its scale.

@@ -104,12 +104,12 @@ var thisProcess = sync.OnceValue(func() (p process) {
 	return p
 })
 
-// knows tells whether p sees the processes of q's host.
+// knows reports whether p sees the processes of q's host.
 func (p *process) knows(q *process) bool {
 	return p.Boot == q.Boot && p.Space == q.Space && p.Boot != [16]byte{} && p.Space != 0
 }
 
-// alive tells whether a process that this one knows is there.
+// alive reports whether a process that this one knows is there.
 func (p *process) alive() bool {
 	now, there := durable.Look(int(p.PID))
 	return there && now.Start == strconv.FormatUint(p.Started, 10)
@@ -412,7 +412,7 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 // keep counts on until ctx ends, the first time as soon as another may have taken the same slot.
-// What fails is tried again the next time.
+// A failure is tried again the next time.
 func (l *Lease) keep(ctx context.Context) {
 	defer close(l.done)
 	for d := leaseSettle; pause(ctx, d) == nil; d = leaseEvery {

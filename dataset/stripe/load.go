@@ -349,7 +349,7 @@ func (w *loader) note(format string, a ...any) {
 	}
 }
 
-// scaled tells whether the rows have scales beside them.
+// scaled reports whether the rows have scales beside them.
 func (w *loader) scaled() bool { return w.sb[0].RowType.Scaled() }
 
 // begin makes w a new load.
@@ -402,7 +402,7 @@ func (w *loader) run(ctx context.Context, old []oldStripe) error {
 	}); err != nil {
 		return err
 	}
-	// What other formats keep at both ends goes, so that no tool takes the SSD for theirs.
+	// Marks of other formats at both ends go, so that no tool takes the SSD for theirs.
 	if err := w.each(ctx, func(ctx context.Context, i int, t *target) error {
 		if old != nil && old[i].mark != (Mark{}) {
 			return nil // it went before the mark

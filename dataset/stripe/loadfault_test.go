@@ -33,7 +33,7 @@ func faultSims() []*simSSD {
 	return s
 }
 
-// covered tells whether checksums cover an extent of a simulated SSD: all but the zeros at both
+// covered reports whether checksums cover an extent of a simulated SSD: all but the zeros at both
 // ends.
 func covered(x *simSSD, at, n int64) bool {
 	size := int64(len(x.durable))

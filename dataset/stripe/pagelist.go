@@ -26,7 +26,7 @@ import (
 //
 // Extents begin where one before them ends, or in the room of one that was removed.
 
-// maxPageExtents is how many entries go behind the header of a superblock.
+// maxPageExtents is the number of entries behind the header of a superblock.
 const maxPageExtents = 32
 
 // PageExtent is an SSD's share of a store of pages.
@@ -42,7 +42,7 @@ type PageExtent struct {
 	TableCRC  uint32 // CRC32C of the table's entries; of a complete one
 }
 
-// Spec is what the pages are on all SSDs.
+// Spec describes the pages on all SSDs.
 func (e *PageExtent) Spec() pages.Spec {
 	return pages.Spec{ID: e.ID, PageBytes: e.PageBytes, Pages: e.Pages}
 }
@@ -140,7 +140,7 @@ func decodePageList(b []byte, n uint32) (p PageList, err error) {
 	return p, nil
 }
 
-// pageShare is what a store of pages takes of one SSD.
+// pageShare is the part of one SSD that a store of pages takes.
 type pageShare struct {
 	l         gpuio.Layout // of the pages
 	slots     int64
@@ -166,7 +166,7 @@ func (sb *Superblock) pageShare(s pages.Spec) (p pageShare, err error) {
 	return p, nil
 }
 
-// room is where extents of pages may be: from behind the stripe to the zeros before its end.
+// room bounds extents of pages: from behind the stripe to the zeros before its end.
 func (g *geometry) room() (from, to int64) {
 	return (g.needBytes - tailBytes) / int64(g.lbaBytes), int64(g.tailLBA)
 }

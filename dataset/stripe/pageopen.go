@@ -19,7 +19,7 @@ import (
 	"helios/nvme"
 )
 
-// pageAdvice is what helps where pages on SSDs are damaged: there is no second copy of them.
+// pageAdvice helps where pages on SSDs are damaged: there is no second copy of them.
 func pageAdvice(id uuid.UUID) string {
 	return fmt.Sprintf(
 		"remove them with \"heliosctl ssds --remove-pages %s\" and prepare them again",

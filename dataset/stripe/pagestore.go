@@ -43,7 +43,7 @@ type pagePart struct {
 
 func (p *pagePart) extent() *PageExtent { return &p.sb.Pages.e[p.at] }
 
-// lba is where a slot is.
+// lba returns the first LBA of a slot.
 func (p *pagePart) lba(slot int64) nvme.LBA {
 	return p.extent().LBA + nvme.LBA(slot*int64(p.share.l.LBAsPerRow))
 }
@@ -242,10 +242,10 @@ func (p *PageStore) goOn(ctx context.Context, reopen bool) error {
 	return p.putAll(ctx)
 }
 
-// Spec is what the store is.
+// Spec describes the store.
 func (p *PageStore) Spec() pages.Spec { return p.spec }
 
-// Resumed tells whether pages were there that are gone on with.
+// Resumed reports whether pages were there that are gone on with.
 func (p *PageStore) Resumed() bool { return p.resumed }
 
 // WriteAt writes whole pages from a page on, all SSDs at once.
@@ -306,7 +306,7 @@ func (p *PageStore) ReadAt(ctx context.Context, page int64, data []byte) error {
 	return nil
 }
 
-// written tells whether a page was.
+// written reports whether a page was.
 func (p *PageStore) written(page int64) bool {
 	n := int64(len(p.parts))
 	slot := page / n

@@ -11,7 +11,7 @@ import (
 	"helios/nvme"
 )
 
-// pageBytes is what pages that are checked take on a stripe's SSD.
+// pageBytes counts the bytes of checked pages on a stripe's SSD.
 func (s *stripe) pageBytes() (n int64) {
 	for _, e := range s.sb.Pages.All() {
 		if e.State == StateComplete {

@@ -31,7 +31,7 @@ type Mark struct {
 const (
 	markEvery = time.Second
 	markShare = 128
-	// markTimeout is how long an interrupted load may take to leave a last mark.
+	// markTimeout bounds the last mark of an interrupted load.
 	markTimeout = 5 * time.Second
 )
 
@@ -55,7 +55,7 @@ type headway struct {
 	pieces int64  // of the row table so far
 	rowCRC uint32 // of it
 	digest hash.Hash
-	// What was there before: nothing of it is written again. Nil: nothing was.
+	// Chunks of an earlier load, which are not written again. Nil: there are none.
 	old *oldStripe
 }
 
@@ -78,7 +78,7 @@ func (p *headway) mark() Mark {
 	return m
 }
 
-// there tells whether the next piece is on the SSD already.
+// there reports whether the next piece is on the SSD already.
 func (p *headway) there(sums bool) bool {
 	switch {
 	case p.old == nil:
@@ -122,7 +122,7 @@ func (p *headway) checkEnd(ssd string, tableCRC uint32) error {
 	return nil
 }
 
-// samples tells whether chunk n, or piece n of the row table, which is there, is read back.
+// samples reports whether chunk n, or piece n of the row table, which is there, is read back.
 func (p *headway) samples(n int64, sums bool) bool {
 	was := p.old.mark.Chunks
 	if sums {
@@ -293,7 +293,7 @@ func (c *copies) loading() (Superblock, error) {
 	return a, nil
 }
 
-// holds tells whether all that less counts is counted by m, too, as far as the counts tell.
+// holds reports whether all that less counts is counted by m, too, as far as the counts tell.
 func (m Mark) holds(less Mark) bool {
 	if m.Chunks == less.Chunks && m.RowPieces == less.RowPieces {
 		return m == less

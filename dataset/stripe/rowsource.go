@@ -60,7 +60,7 @@ func openRows(ctx context.Context, d *dataset.Dataset, ts []*target) (*RowSource
 	return r, err
 }
 
-// Rows is how many there are.
+// Rows returns the number of rows.
 func (r *RowSource) Rows() int64 { return r.l.Rows }
 
 // RowBytes is the size of a row as it is stored.

@@ -240,7 +240,7 @@ type rowChecker struct {
 	checked int64    // rows compared so far
 }
 
-// maxBadRows is how many bad rows of a chunk are named.
+// maxBadRows bounds the bad rows of a chunk that are named.
 const maxBadRows = 16
 
 // chunk checks the rows that end in b, the extent's bytes from pos on, or skips them (b nil, of n

@@ -65,7 +65,7 @@ const maxStripe = 1 << 61
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// State tells whether a stripe can be used.
+// State reports whether a stripe can be used.
 type State uint32
 
 // States of a stripe.
@@ -128,10 +128,10 @@ type Superblock struct {
 	Pages        PageList
 }
 
-// hasRowSums tells whether the stripe has a checksum for each row.
+// hasRowSums reports whether the stripe has a checksum for each row.
 func (s *Superblock) hasRowSums() bool { return s.RowChecksum != checksumNone }
 
-// computed tells whether the stripe is one that an SSD computes (computedID).
+// computed reports whether the stripe is one that an SSD computes (computedID).
 func (s *Superblock) computed() bool { return s.LoadID.Version() == 8 }
 
 // unfinished is for messages; "" where the stripe is complete.
@@ -142,7 +142,7 @@ func (s *Superblock) unfinished() string {
 	return ", which did not finish"
 }
 
-// rowEntry is how many bytes the row table has of a row.
+// rowEntry returns the bytes of a row in the row table.
 func (s *Superblock) rowEntry() int64 { return rowEntry(s.RowType, s.hasRowSums()) }
 
 func rowEntry(t rowtype.Type, sums bool) (n int64) {

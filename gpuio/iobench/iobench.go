@@ -297,18 +297,8 @@ func (c *Config) fill() error {
 	if c.WarmUp == 0 {
 		c.WarmUp = c.Duration / 4
 	}
-	if c.RowBytes < 1 || c.Depth < 1 || c.Blocks < 0 || c.Duration < 0 || c.WarmUp < 0 {
-		return errs.New(errs.Usage,
-			"bench io: rows of %d bytes, depth %d, %d blocks, duration %v: all must be positive",
-			c.RowBytes, c.Depth, c.Blocks, c.Duration)
-	}
-	if c.SetRows < 0 || c.SetRows > maxSetRows || c.Sets < 0 || c.Sets > maxSets {
-		return errs.New(errs.Usage, "%d sets of %d rows: choose 1 to %d sets of 1 to %d rows",
-			c.Sets, c.SetRows, maxSets, maxSetRows)
-	}
-	if !(c.Rate >= 0 && c.Rate <= maxRate) {
-		return errs.New(errs.Usage, "a rate of %v reads a second: choose 1 to %.0g", c.Rate,
-			maxRate)
+	if err := c.check(); err != nil {
+		return err
 	}
 	if c.patience == 0 {
 		c.patience = stall
@@ -332,6 +322,24 @@ func (c *Config) fill() error {
 	}
 	set(&c.Sets, setsInFlight)
 	set(&c.SetRows, c.rowsPerSSD(c.Depth)*ssds)
+	return nil
+}
+
+// check refuses values that no measurement can have.
+func (c *Config) check() error {
+	if c.RowBytes < 1 || c.Depth < 1 || c.Blocks < 0 || c.Duration < 0 || c.WarmUp < 0 {
+		return errs.New(errs.Usage,
+			"bench io: rows of %d bytes, depth %d, %d blocks, duration %v: all must be positive",
+			c.RowBytes, c.Depth, c.Blocks, c.Duration)
+	}
+	if c.SetRows < 0 || c.SetRows > maxSetRows || c.Sets < 0 || c.Sets > maxSets {
+		return errs.New(errs.Usage, "%d sets of %d rows: choose 1 to %d sets of 1 to %d rows",
+			c.Sets, c.SetRows, maxSets, maxSetRows)
+	}
+	if !(c.Rate >= 0 && c.Rate <= maxRate) {
+		return errs.New(errs.Usage, "a rate of %v reads a second: choose 1 to %.0g", c.Rate,
+			maxRate)
+	}
 	return nil
 }
 
@@ -424,7 +432,7 @@ func (c *Config) rowsPerSSD(depth int) int {
 	return min(max(4*depth, 256), 8192)
 }
 
-// fits tells whether the sets have room on the device, and what would have.
+// fits reports whether the sets have room on the device, and what would have.
 func (c *Config) fits() error {
 	info := c.Dev.Info()
 	if info.Backend == "host" || info.MemTotal == 0 {

@@ -107,66 +107,21 @@ func serveOne(ctx context.Context, s *gpuio.SSD, id uint64, rowBytes, depth int)
 	defer func() {
 		err = errors.Join(err, c.DeleteQueuePair(admin, qp))
 	}()
-	key := philox.Key(id, philox.StreamBench)
-	span := ns.Blocks / uint64(lbas)
-	tail, head, phase := 0, 0, true
-	var rnd [4]uint32
-	issue := func(cid uint16, n uint64) {
-		if n%4 == 0 {
-			rnd = philox.Block(key, [4]uint32{uint32(n), uint32(n >> 32)})
-		}
-		lba := uint64(rnd[n%4]) * span >> 32 * uint64(lbas)
-		prp2 := uint64(0)
-		if bytes > page {
-			prp2 = uint64(iova) + uint64(page)
-		}
-		*(*nvme.Command)(unsafe.Pointer(&qp.SQ[tail*nvme.CommandBytes])) = nvme.ReadCommand(cid,
-			ns.ID, nvme.LBA(lba), uint32(lbas), uint64(iova), prp2)
-		if tail++; tail == qp.Entries {
-			tail = 0
-		}
+	r := serveReads{c: c, qp: qp, kicker: kicker, phase: true, nsid: ns.ID,
+		key: philox.Key(id, philox.StreamBench), lbas: uint64(lbas),
+		span: ns.Blocks / uint64(lbas), prp1: uint64(iova), out: depth}
+	if bytes > page {
+		r.prp2 = uint64(iova) + uint64(page)
 	}
-	ring := func() {
-		nvme.StoreDoorbell(qp.SQDoorbell, uint32(tail))
-		if kicker != nil {
-			kicker.Kick(qp.ID)
-		}
-	}
-	var issued uint64
 	for cid := range depth {
-		issue(uint16(cid), issued)
-		issued++
+		r.issue(uint16(cid))
 	}
-	ring()
+	r.ring()
 	last := time.Now()
-	out := depth
-	for out > 0 {
-		stop := ctx.Err() != nil
-		n := 0
-		for {
-			e, ok := nvme.LoadCompletion(
-				(*nvme.Completion)(unsafe.Pointer(&qp.CQ[head*nvme.CompletionBytes])), phase)
-			if !ok {
-				break
-			}
-			if head++; head == qp.Entries {
-				head, phase = 0, !phase
-			}
-			if st := e.Status(); !st.OK() && err == nil {
-				err = fmt.Errorf("nvme %s q%d: read: %v", c.Name(), qp.ID, st)
-			}
-			n++
-			if stop || err != nil {
-				out--
-				continue
-			}
-			issue(e.CID, issued)
-			issued++
-		}
-		if n > 0 {
-			nvme.StoreDoorbell(qp.CQDoorbell, uint32(head))
-			ring()
-			reads += int64(n)
+	for r.out > 0 {
+		if n := r.reap(ctx.Err() != nil); n > 0 {
+			r.ring()
+			reads += n
 			last = time.Now()
 		} else if time.Since(last) > serveStall {
 			return reads, errs.New(errs.Device, "nvme %s q%d: no completion within %v", c.Name(),
@@ -174,5 +129,71 @@ func serveOne(ctx context.Context, s *gpuio.SSD, id uint64, rowBytes, depth int)
 		}
 		waiter.WaitCQ(qp.ID, 10*time.Millisecond)
 	}
-	return reads, err
+	return reads, r.err
+}
+
+// serveReads keeps reads of random rows outstanding on one queue pair.
+type serveReads struct {
+	c          *nvme.Controller
+	qp         *nvme.QueuePair
+	kicker     nvme.Kicker
+	key        [2]uint32
+	random     [4]uint32 // of the next reads
+	issued     uint64
+	nsid       uint32
+	span, lbas uint64 // rows of an SSD, and LBAs of a row
+	prp1, prp2 uint64
+	tail, head int
+	phase      bool
+	out        int   // outstanding
+	err        error // the first
+}
+
+// issue writes the next read to the queue.
+func (r *serveReads) issue(cid uint16) {
+	n := r.issued
+	r.issued++
+	if n%4 == 0 {
+		r.random = philox.Block(r.key, [4]uint32{uint32(n), uint32(n >> 32)})
+	}
+	lba := uint64(r.random[n%4]) * r.span >> 32 * r.lbas
+	*(*nvme.Command)(unsafe.Pointer(&r.qp.SQ[r.tail*nvme.CommandBytes])) = nvme.ReadCommand(cid,
+		r.nsid, nvme.LBA(lba), uint32(r.lbas), r.prp1, r.prp2)
+	if r.tail++; r.tail == r.qp.Entries {
+		r.tail = 0
+	}
+}
+
+func (r *serveReads) ring() {
+	nvme.StoreDoorbell(r.qp.SQDoorbell, uint32(r.tail))
+	if r.kicker != nil {
+		r.kicker.Kick(r.qp.ID)
+	}
+}
+
+// reap takes completions, and issues a read for each unless it is to stop.
+func (r *serveReads) reap(stop bool) (n int64) {
+	for {
+		e, ok := nvme.LoadCompletion(
+			(*nvme.Completion)(unsafe.Pointer(&r.qp.CQ[r.head*nvme.CompletionBytes])), r.phase)
+		if !ok {
+			break
+		}
+		if r.head++; r.head == r.qp.Entries {
+			r.head, r.phase = 0, !r.phase
+		}
+		if st := e.Status(); !st.OK() && r.err == nil {
+			r.err = fmt.Errorf("nvme %s q%d: read: %v", r.c.Name(), r.qp.ID, st)
+		}
+		n++
+		if stop || r.err != nil {
+			r.out--
+			continue
+		}
+		r.issue(e.CID)
+	}
+	if n > 0 {
+		nvme.StoreDoorbell(r.qp.CQDoorbell, uint32(r.head))
+	}
+	return n
 }

@@ -40,10 +40,10 @@ type simulation struct {
 // Blocks of an SSD whose model has no size: 1 TiB.
 const anyCapacity = 1 << 40
 
-// autoSets is how many sets a measurement takes at least, where its length is not given.
+// autoSets is the least number of sets of a measurement, where its length is not given.
 const autoSets = 8
 
-// chunkNS is how long the simulation runs before it looks whether it is to stop.
+// chunkNS is the simulated time between looks for a stop.
 const chunkNS = int64(time.Millisecond)
 
 func runVirtual(ctx context.Context, cfg Config) (Row, error) {

@@ -273,7 +273,7 @@ func (a *async) pass(w *warpState, i int, news, first bool, owed cost) {
 	}
 }
 
-// done tells whether a warp of complete may end: nothing of the set is left at its queues, and
+// done reports whether a warp of complete may end: nothing of the set is left at its queues, and
 // either nothing else is in flight there, or nobody works for the set any more.
 func (a *async) done(w *warpState) bool {
 	for _, q := range w.queues {

@@ -21,7 +21,7 @@ type costs struct {
 	launch, gap, teardown    int64
 }
 
-// sector is what a load of the CPU's memory brings over the link, in bytes of data.
+// sector is the data in bytes that a load of the CPU's memory brings over the link.
 const sector = 32
 
 func (s *Stack) costs(c *Config) costs {

@@ -22,7 +22,7 @@ type hostEngine struct {
 	busy  int      // cores that deal with them
 }
 
-// chunk is how many reads a thread submits or reaps at a time, as a ring does.
+// chunk is the number of reads that a thread submits or reaps together, as a ring does.
 const chunk = 8
 
 func (s *Stack) newHost(c *Config) error {

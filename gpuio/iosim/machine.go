@@ -144,7 +144,7 @@ func (m *Machine) UVA(bytes int64, done func()) {
 	m.stream(bytes, p.UVAGBs.Value, func() { m.Sim.After(m.Profile.GPU.HostWayNS.NS(), done) })
 }
 
-// piece is what a long transfer sends at a time. SSDs' data goes in between, as through a root
+// piece is the bytes that a long transfer sends together. SSDs' data goes in between, as through a root
 // complex that serves its ports in turn: with a dozen SSDs that have all the reads out that they
 // may (some 11 MB behind the link), a transfer gets about a twelfth of the link.
 const piece = 1 << 20

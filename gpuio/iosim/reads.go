@@ -36,7 +36,7 @@ type read struct {
 	owner int32 // queue, or thread
 }
 
-// What happens to a command, the upper half of an event's argument.
+// Events of a command, the upper half of an event's argument.
 const (
 	atSSD    = iota << 32 // a doorbell's batch is at the SSD
 	leaving               // its data begins to leave

@@ -24,7 +24,7 @@ type Sim struct {
 	ran    uint64
 }
 
-// entry is an event's place in the order. What happens lies elsewhere, so that little is moved.
+// entry is an event's place in the order. The event lies elsewhere, so that little is moved.
 type entry struct {
 	t   int64
 	seq uint64

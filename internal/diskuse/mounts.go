@@ -146,7 +146,7 @@ func places(ms []mount) string {
 	return t
 }
 
-// mountOf tells whether a mount is of a block device. File systems over several disks have a device
+// mountOf reports whether a mount is of a block device. File systems over several disks have a device
 // number of their own (major 0); the source then names one disk, or all with colons.
 func (l *look) mountOf(m mount, n node) bool {
 	if m.dev == n.dev && n.dev != "" {
@@ -194,7 +194,7 @@ func (l *look) boot(table []mount, cs []content) {
 	}
 }
 
-// isArgument tells whether the kernel argument value (as of root=) means the node.
+// isArgument reports whether the kernel argument value (as of root=) means the node.
 func (l *look) isArgument(value string, n node, cs []content) bool {
 	value = strings.Trim(value, `"`)
 	if value == n.dev {

@@ -214,7 +214,7 @@ const (
 	maxReorder = 1024
 )
 
-// atOnce tells that the fault does not wait for a command.
+// atOnce reports that the fault does not wait for a command.
 func (f *Fault) atOnce() bool { return f.Op == Any && f.AllLBAs && f.After == 0 }
 
 // Validate says what is wrong with the fault, if anything.
@@ -267,27 +267,49 @@ func (f *Fault) validateOwn(bad func(string, ...any) error) error {
 			return err
 		}
 	}
-	switch {
-	case f.Kind == Error && f.SCT > 7:
-		return bad("sct=%d is above 7", f.SCT)
-	case f.Kind == Error && f.SCT == 0 && f.SC == 0:
-		return bad("sct=0,sc=0 is success; give the status to fail with, such as sct=2,sc=0x81")
-	case f.Kind == Late && (f.Delay < time.Millisecond || f.Delay > maxDelay ||
-		f.Delay%time.Millisecond != 0):
-		return bad("needs ms=1 to ms=%d", maxDelay/time.Millisecond)
-	case f.Kind == Slow && (f.Delay < time.Microsecond || f.Delay > maxSlow ||
-		f.Delay%time.Microsecond != 0):
-		return bad("needs us=1 to us=%d", maxSlow/time.Microsecond)
-	case f.Kind != Late && f.Kind != Slow && f.Delay != 0:
+	if f.Kind != Late && f.Kind != Slow && f.Delay != 0 {
 		return bad("takes no ms or us")
-	case f.Kind == Flip && f.Bit > 7:
-		return bad("bit=%d; a byte has bits 0 to 7", f.Bit)
-	case f.Kind == Misdirect && f.Shift == 0:
-		return bad("needs shift=1 or more")
-	case f.Kind == Reorder && (f.N < 2 || f.N > maxReorder):
-		return bad("needs n=2 to n=%d", maxReorder)
-	case f.Kind == Dup && (f.N < 0 || f.N > maxReorder):
-		return bad("takes n=1 to n=%d", maxReorder)
+	}
+	return f.validateValues(bad)
+}
+
+// validateValues checks the values of a kind's own keys.
+func (f *Fault) validateValues(bad func(string, ...any) error) error {
+	whole := func(unit, limit time.Duration) bool {
+		return f.Delay >= unit && f.Delay <= limit && f.Delay%unit == 0
+	}
+	switch f.Kind {
+	case Error:
+		switch {
+		case f.SCT > 7:
+			return bad("sct=%d is above 7", f.SCT)
+		case f.SCT == 0 && f.SC == 0:
+			return bad("sct=0,sc=0 is success; give the status to fail with, such as sct=2,sc=0x81")
+		}
+	case Late:
+		if !whole(time.Millisecond, maxDelay) {
+			return bad("needs ms=1 to ms=%d", maxDelay/time.Millisecond)
+		}
+	case Slow:
+		if !whole(time.Microsecond, maxSlow) {
+			return bad("needs us=1 to us=%d", maxSlow/time.Microsecond)
+		}
+	case Flip:
+		if f.Bit > 7 {
+			return bad("bit=%d; a byte has bits 0 to 7", f.Bit)
+		}
+	case Misdirect:
+		if f.Shift == 0 {
+			return bad("needs shift=1 or more")
+		}
+	case Reorder:
+		if f.N < 2 || f.N > maxReorder {
+			return bad("needs n=2 to n=%d", maxReorder)
+		}
+	case Dup:
+		if f.N < 0 || f.N > maxReorder {
+			return bad("takes n=1 to n=%d", maxReorder)
+		}
 	}
 	return nil
 }

@@ -48,27 +48,23 @@ type Action struct {
 // add puts what f does to a command that begins at block lba on top of a. Where two give a value,
 // the first one's counts; times add up.
 func (a *Action) add(f *Fault, lba uint64) {
+	if sign := a.sign(f.Kind); sign != nil {
+		*sign = true
+		return
+	}
 	switch f.Kind {
 	case Error:
 		if !a.Fail {
 			a.Fail, a.SCT, a.SC, a.DNR = true, f.SCT, f.SC, f.DNR
 		}
-	case Lost:
-		a.Lost = true
 	case Late:
 		a.Delay += f.Delay
-	case Drop:
-		a.Drop = true
 	case Slow:
 		a.Slow += f.Delay
 	case Reorder:
 		if a.Reorder == 0 {
 			a.Reorder = f.N
 		}
-	case Stuck:
-		a.Stuck = true
-	case TornDoorbell:
-		a.TornDoorbell = true
 	case Dup:
 		if !a.Dup {
 			a.Dup, a.DupAfter = true, f.N
@@ -77,14 +73,6 @@ func (a *Action) add(f *Fault, lba uint64) {
 		if !a.Foreign {
 			a.Foreign, a.ForeignCID = true, f.CID
 		}
-	case Phase:
-		a.Phase = true
-	case SQHead:
-		a.SQHead = true
-	case SQID:
-		a.SQID = true
-	case CQStuck:
-		a.CQStuck = true
 	case Flip:
 		if !a.Flip {
 			a.Flip, a.FlipByte, a.FlipBit = true, f.Byte, f.Bit
@@ -100,15 +88,38 @@ func (a *Action) add(f *Fault, lba uint64) {
 		if a.Shift == 0 {
 			a.Shift = f.Shift
 		}
-	case Torn:
-		a.Torn = true
-	case CFS:
-		a.CFS = true
-	case Gone:
-		a.Gone = true
-	case NotReady, StayReady:
-		a.Hang = true
 	}
+}
+
+// sign is the flag of a kind without a value; nil: the kind has one.
+func (a *Action) sign(k Kind) *bool {
+	switch k {
+	case Lost:
+		return &a.Lost
+	case Drop:
+		return &a.Drop
+	case Stuck:
+		return &a.Stuck
+	case TornDoorbell:
+		return &a.TornDoorbell
+	case Phase:
+		return &a.Phase
+	case SQHead:
+		return &a.SQHead
+	case SQID:
+		return &a.SQID
+	case CQStuck:
+		return &a.CQStuck
+	case Torn:
+		return &a.Torn
+	case CFS:
+		return &a.CFS
+	case Gone:
+		return &a.Gone
+	case NotReady, StayReady:
+		return &a.Hang
+	}
+	return nil
 }
 
 // Event is something other than a command that faults count.
@@ -134,7 +145,7 @@ type armed struct {
 	fired   atomic.Int64 // commands that were hit
 }
 
-// count takes one match and tells whether it is hit.
+// count takes one match and reports whether it is hit.
 func (f *armed) count() bool {
 	n := f.matched.Add(1)
 	if n <= f.After || f.Times != 0 && n > f.After+f.Times {
@@ -184,10 +195,10 @@ func (s *Set) String() string {
 	return strings.Join(parts, ";")
 }
 
-// Empty tells whether the set has no faults, so that a hot path may skip Match.
+// Empty reports whether the set has no faults, so that a hot path may skip Match.
 func (s *Set) Empty() bool { return s == nil || len(s.faults) == 0 }
 
-// forCommand tells whether a fault looks at a command of operation op.
+// forCommand reports whether a fault looks at a command of operation op.
 func (f *Fault) forCommand(op Op) bool {
 	switch {
 	case (f.Kind == CFS || f.Kind == Gone) && f.atOnce():

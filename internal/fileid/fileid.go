@@ -23,7 +23,7 @@ type ID struct {
 	Disk string `json:"disk_id,omitempty"`
 }
 
-// Known tells whether there is anything to compare with.
+// Known reports whether there is anything to compare with.
 func (id ID) Known() bool { return id.Inode != 0 || id.Rdev != 0 }
 
 // loopFile tells where a loop device says which file it shows: a path, which is no identity.

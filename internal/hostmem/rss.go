@@ -126,7 +126,7 @@ func (m *PeakMeter) tick() {
 	section.End(hostcpu.Spender{Stage: "reports", Operator: "memory meter"})
 }
 
-// faulted tells whether there were page faults since the last call.
+// faulted reports whether there were page faults since the last call.
 func (m *PeakMeter) faulted() bool {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
@@ -278,7 +278,7 @@ func PeakRSS() (int64, error) {
 	return 0, errors.New("/proc/self/status has no VmHWM")
 }
 
-// Scarce tells whether so many bytes are at least a share of the memory that can be had.
+// Scarce reports whether so many bytes are at least a share of the memory that can be had.
 func Scarce(bytes int64, share float64) bool {
 	free, err := AvailableBytes()
 	return err == nil && float64(bytes) >= share*float64(free)

@@ -190,7 +190,7 @@ func (s Sys) driver(addr string) string {
 	return filepath.Base(l)
 }
 
-// busyAfter is how long the kernel may take to read out an override, for which it needs the
+// busyAfter bounds the time of the kernel to read out an override, for which it needs the
 // device's lock: binding and unbinding hold it.
 const busyAfter = 2 * time.Second
 

@@ -221,10 +221,10 @@ func (m *Model) init() error {
 	return nil
 }
 
-// Fits tells whether the SSD is as large as that.
+// Fits reports whether the SSD is as large as that.
 func (m *Model) Fits(bytes int64) bool { return m.Capacity.Bytes == 0 || bytes <= m.Capacity.Bytes }
 
-// LBAOK tells whether the SSD can have blocks of that size.
+// LBAOK reports whether the SSD can have blocks of that size.
 func (m *Model) LBAOK(bytes int) bool {
 	return len(m.LBAs.Bytes) == 0 || slices.Contains(m.LBAs.Bytes, bytes)
 }

@@ -514,7 +514,7 @@ func (d *Device) Reset() error {
 	return nil
 }
 
-// Gone tells whether the device left its bus: its configuration space reads as all ones. The first
+// Gone reports whether the device left its bus: its configuration space reads as all ones. The first
 // dword does not tell, since the kernel answers for it.
 func (d *Device) Gone() bool {
 	var b [4]byte

@@ -22,9 +22,9 @@ type addressSpace interface {
 	attach(dev pci.Device) (fd int, fresh bool, err error)
 	// detach closes the device. When it returns the kernel has given the device back.
 	detach(dev pci.Device, fd int) error
-	// last tells whether a detach of dev would end the mappings.
+	// last reports whether a detach of dev would end the mappings.
 	last(dev pci.Device) bool
-	// empty tells whether the mappings have ended with the last device.
+	// empty reports whether the mappings have ended with the last device.
 	empty() bool
 	// ranges is known while there is a device.
 	ranges() ([]Range, error)

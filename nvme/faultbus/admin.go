@@ -12,7 +12,7 @@ import (
 // finds commands that only the bus has. done: it is answered with dw0 and st here.
 func (b *Bus) admin(m *cmd, sqe *nvme.Command) (done bool, dw0 uint32, st nvme.Status) {
 	qid, entries := uint16(sqe.CDW10), sqe.CDW10>>16+1
-	// What is wrong in itself goes through as it is: the controller refuses it.
+	// A wrong command goes through as it is: the controller refuses it.
 	sound := qid != 0 && entries >= 2 && sqe.CDW11&1 != 0 && sqe.PRP1&(b.pageBytes-1) == 0
 	var err error
 	switch sqe.Opcode {
@@ -103,7 +103,7 @@ func (b *Bus) adminDone(m *cmd) {
 	default:
 		return
 	}
-	// Rings of refused and deleted queues. What cannot be unmapped yet stays until the reset.
+	// Rings of refused and deleted queues. Those still mapped stay until the reset.
 	if m.newCQ != nil {
 		b.remains = append(b.remains, m.newCQ.ring)
 		m.newCQ = nil

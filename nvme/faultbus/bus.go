@@ -41,7 +41,7 @@ type Options struct {
 	// controller's own: how long a client waits for one that does not become ready. 0 leaves it as
 	// it is.
 	ReadyTimeout time.Duration
-	// EchoWait is how long the second completion of "dup(n=…)" waits for others to come first;
+	// EchoWait bounds the time that the second completion of "dup(n=…)" waits for others to come first;
 	// 0: 2 ms.
 	EchoWait time.Duration
 }
@@ -114,7 +114,7 @@ func (b *Bus) Name() string { return b.inner.Name() }
 // Unwrap implements nvme.Unwrapper.
 func (b *Bus) Unwrap() nvme.Bus { return b.inner }
 
-// stopped tells that the controller does nothing. The caller holds mu.
+// stopped reports that the controller does nothing. The caller holds mu.
 func (b *Bus) stopped() bool { return !b.running || b.cfs || b.gone.Load() }
 
 // allOnes is read from a device that is gone.
@@ -329,7 +329,7 @@ func (b *Bus) endQueues() {
 	b.lbaBytes = 512
 }
 
-// clear gives back the rings of queues that ended. What cannot be unmapped stays for later.
+// clear gives back the rings of queues that ended. Rings that cannot be unmapped stay for later.
 func (b *Bus) clear() error {
 	var err error
 	var left []ring

@@ -43,7 +43,7 @@ func (b *Bus) match(q *squeue, cmd *nvme.Command) (faultinject.Action, bool) {
 	return b.set.Match(faultinject.Admin, 0, 0)
 }
 
-// transfers tells whether an I/O command moves data, and how many bytes.
+// transfers reports whether an I/O command moves data, and how many bytes.
 func (b *Bus) transfers(cmd *nvme.Command) (uint64, bool) {
 	if cmd.Opcode != nvme.OpRead && cmd.Opcode != nvme.OpWrite {
 		return 0, false

@@ -228,10 +228,10 @@ func (c *cqueue) left(m *cmd) {
 	}
 }
 
-// event tells whether a command is an Asynchronous Event Request, which may stay for ever.
+// event reports whether a command is an Asynchronous Event Request, which may stay for ever.
 func (c *cqueue) event(m *cmd) bool { return c.id == 0 && m.sqe.Opcode == nvme.AdminAsyncEvent }
 
-// room tells whether there is an entry for another completion.
+// room reports whether there is an entry for another completion.
 func (c *cqueue) room() bool {
 	if c.deaf {
 		return c.free > 0
@@ -252,10 +252,10 @@ func (c *cqueue) unused() int {
 	return int(c.entries - 1 - (c.tail+c.entries-c.head)%c.entries)
 }
 
-// ringFull tells whether the controller's ring has no entry left.
+// ringFull reports whether the controller's ring has no entry left.
 func (q *squeue) ringFull() bool { return (q.tail+1)%q.entries == q.taken }
 
-// waits tells whether the client's ring holds commands.
+// waits reports whether the client's ring holds commands.
 func (q *squeue) waits() bool {
 	t := atomic.LoadUint32(q.tailDB)
 	return t != q.head && t < q.entries && !q.ignored && !q.closing

@@ -132,7 +132,7 @@ func (b *Bus) Kick(qid uint16) {
 // the client announces to nobody.
 const tickTime = time.Millisecond
 
-// starved tells whether the queue has something to do as soon as the client frees entries.
+// starved reports whether the queue has something to do as soon as the client frees entries.
 func (c *cqueue) starved() bool {
 	if c.dead || c.deaf || c.free > 0 {
 		return false
@@ -309,7 +309,7 @@ func (g *group) Rejoin(ref nvme.CQRef) error {
 	return nil
 }
 
-// look carries the queues on and tells whether one has news.
+// look carries the queues on and reports whether one has news.
 func (g *group) look() (any bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -243,7 +243,7 @@ func (b *Bus) identifyController() nvme.IdentifyController {
 	return id
 }
 
-// cacheable tells whether there is a volatile write cache between a write's completion and
+// cacheable reports whether there is a volatile write cache between a write's completion and
 // the medium: the page cache, or the drive's own.
 func (b *Bus) cacheable() bool { return b.back.mem == nil && !b.cfg.ReadOnly }
 

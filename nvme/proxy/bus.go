@@ -127,10 +127,10 @@ func (b *Bus) Engine() string {
 	return "io_uring"
 }
 
-// usesRing tells whether the controller's queues need an io_uring.
+// usesRing reports whether the controller's queues need an io_uring.
 func (b *Bus) usesRing() bool { return !b.sync }
 
-// stopped tells that no command may be executed.
+// stopped reports that no command may be executed.
 func (b *Bus) stopped() bool {
 	return atomic.LoadUint32(&b.ready) == 0 || atomic.LoadUint32(&b.cfs) != 0
 }

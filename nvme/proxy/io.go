@@ -161,7 +161,7 @@ func (c *cqueue) finish(q *squeue, cmd *nvme.Command, moved int64, st nvme.Statu
 	c.completeAt(q, cmd.CID, st, due)
 }
 
-// durable tells whether a write must be on the medium before it completes: force unit
+// durable reports whether a write must be on the medium before it completes: force unit
 // access, or the volatile write cache was switched off.
 func (c *cqueue) durable(cmd *nvme.Command) bool {
 	return cmd.Opcode == nvme.OpWrite &&
@@ -279,7 +279,7 @@ func (c *cqueue) addSeg(iova, n uint64) bool {
 	return true
 }
 
-// aligned tells whether O_DIRECT takes a transfer as it is.
+// aligned reports whether O_DIRECT takes a transfer as it is.
 func (k *backing) aligned(segs []seg, off, n int64) bool {
 	if (off|n)&(k.offAlign-1) != 0 {
 		return false

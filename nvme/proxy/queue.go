@@ -51,7 +51,7 @@ func (q *squeue) unhold(cid uint16) {
 	q.out--
 }
 
-// held tells whether a command with this CID is outstanding.
+// held reports whether a command with this CID is outstanding.
 func (q *squeue) held(cid uint16) bool { return q.out != 0 && q.cids[cid>>6]>>(cid&63)&1 != 0 }
 
 // slot is a command in the io_uring.
@@ -69,7 +69,7 @@ type slot struct {
 	skip   int64  // where off is in bounce
 }
 
-// touches tells whether the transfer of s works on memory between lo and hi.
+// touches reports whether the transfer of s works on memory between lo and hi.
 func (s *slot) touches(lo, hi uintptr) bool {
 	for _, g := range s.segs {
 		if p := uintptr(g.ptr); p < hi && lo < p+uintptr(g.n) {
@@ -156,7 +156,7 @@ type cqueue struct {
 	count counters
 }
 
-// memoryIn tells whether one of the rings lies between lo and hi.
+// memoryIn reports whether one of the rings lies between lo and hi.
 func (c *cqueue) memoryIn(lo, hi uintptr) bool {
 	in := func(p unsafe.Pointer, n uintptr) bool { return uintptr(p) < hi && lo < uintptr(p)+n }
 	if in(c.base, uintptr(c.entries)*nvme.CompletionBytes) {
@@ -170,7 +170,7 @@ func (c *cqueue) memoryIn(lo, hi uintptr) bool {
 	return false
 }
 
-// room tells whether another command may be fetched: its completion needs an entry.
+// room reports whether another command may be fetched: its completion needs an entry.
 func (c *cqueue) room() bool {
 	if c.free > 0 {
 		return true
@@ -284,7 +284,7 @@ func (c *cqueue) catchUp() {
 	}
 }
 
-// pending tells whether a turn would find something to do now, whether the kernel works for this
+// pending reports whether a turn would find something to do now, whether the kernel works for this
 // queue, and when the next completion is due. The caller holds the lock.
 func (c *cqueue) pending() (work, kernel bool, due int64) {
 	if c.dead || c.bus.stopped() {
@@ -305,7 +305,7 @@ func (c *cqueue) pending() (work, kernel bool, due int64) {
 	return work || more && c.room(), kernel, due
 }
 
-// stuck tells whether commands wait for the host to consume completions. A host that frees
+// stuck reports whether commands wait for the host to consume completions. A host that frees
 // entries rings only the head doorbell, which nobody has to announce. The caller holds the
 // lock.
 func (c *cqueue) stuck() bool {
@@ -320,7 +320,7 @@ func (c *cqueue) stuck() bool {
 	return len(c.backlog)|len(c.timed) != 0
 }
 
-// ringFull tells whether the io_uring has as many operations in flight as it can complete.
+// ringFull reports whether the io_uring has as many operations in flight as it can complete.
 func (c *cqueue) ringFull() bool {
 	r := c.r.Load()
 	return r.ring != nil && r.inflight.Load() >= int64(r.ring.CQEntries())

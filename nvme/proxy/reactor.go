@@ -251,7 +251,7 @@ func (r *reactor) turnSize(due int64) (atLeast int, batch time.Duration) {
 	return int(n / batchShare), batchTime
 }
 
-// early tells whether so few of many operations have completed that a turn is better taken later:
+// early reports whether so few of many operations have completed that a turn is better taken later:
 // each costs a system call or two, a place among those that compute, and a switch of threads.
 func (r *reactor) early(due int64) bool {
 	if r.ring == nil {
@@ -261,7 +261,7 @@ func (r *reactor) early(due int64) bool {
 	return int(r.ring.Ready()) < atLeast && atLeast > 1
 }
 
-// leaderless tells whether operations are in flight and nobody waits for them.
+// leaderless reports whether operations are in flight and nobody waits for them.
 func (r *reactor) leaderless() bool {
 	return r.ring != nil && r.inflight.Load() > 0 && !r.leader.Load()
 }
@@ -417,7 +417,7 @@ func (r *reactor) pause(d time.Duration, due int64, quit <-chan struct{}) {
 	r.rest(min(d, restUntil(due, r.fake)), quit)
 }
 
-// serveAll works until no unattended queue has anything left; it tells whether there was
+// serveAll works until no unattended queue has anything left; it reports whether there was
 // something. With doorbells to be polled it does not wait for completions that are not due, but
 // tells when the next one is.
 func (r *reactor) serveAll(quit <-chan struct{}) (worked bool, due int64) {
@@ -568,7 +568,7 @@ func (w *waiter) due() int64 {
 	return due
 }
 
-// changed tells whether one of the queues has entries that came since the last time.
+// changed reports whether one of the queues has entries that came since the last time.
 func (w *waiter) changed(note bool) bool {
 	any := false
 	for _, c := range *w.cqs.Load() {
@@ -852,7 +852,7 @@ func (g *group) Rejoin(ref nvme.CQRef) error {
 	return nil
 }
 
-// grouped tells whether the queue is in a group rather than with its bus.
+// grouped reports whether the queue is in a group rather than with its bus.
 func (c *cqueue) grouped() bool { return c.r.Load() != c.bus.react }
 
 // Wait implements nvme.CQGroup.

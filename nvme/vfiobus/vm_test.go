@@ -225,7 +225,7 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 	})
 }
 
-// isMapped tells whether MapDMA gave an address out.
+// isMapped reports whether MapDMA gave an address out.
 func (b *Bus) isMapped(a nvme.IOVA) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

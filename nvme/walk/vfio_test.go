@@ -111,7 +111,7 @@ func holdReads(t *testing.T) func() (func() error, error) {
 	}
 }
 
-// hasCMB tells whether the controller takes submission queues in memory of its own.
+// hasCMB reports whether the controller takes submission queues in memory of its own.
 func hasCMB(t *testing.T, dom *vfio.Domain, addr string) bool {
 	dev, err := dom.Attach(addr)
 	require.NoError(t, err)

@@ -54,7 +54,7 @@ type Target struct {
 // Verdict tells how a step came out.
 type Verdict string
 
-// What a step can come to.
+// Results of a step.
 const (
 	Right   Verdict = "as specified"
 	Lenient Verdict = "let pass"

@@ -177,7 +177,7 @@ func (w *walker) poll(ctx context.Context, wait time.Duration) (nvme.Completion,
 	}
 }
 
-// patience is how long a command of the walk may take.
+// patience bounds a command of the walk.
 const patience = 10 * time.Second
 
 // io sends one command and gives its status as the I/O stacks do.
