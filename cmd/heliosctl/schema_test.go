@@ -7,6 +7,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
+	"github.com/urfave/cli/v2"
 
 	"helios/internal/ui"
 )
@@ -179,10 +181,13 @@ func validLines(t *testing.T, verb, text string) {
 	}
 }
 
+// readApp returns the verbs and flags for tests that run none of them.
+var readApp = sync.OnceValue(func() *cli.App { return newApp(io.Discard, io.Discard) })
+
 // validOutput checks what a verb wrote with --json, and its file of --results.
 func validOutput(t *testing.T, args []string, out string) {
 	t.Helper()
-	argv, verb, err := arrange(newApp(&bytes.Buffer{}, &bytes.Buffer{}), args)
+	argv, verb, err := arrange(readApp(), args)
 	if err != nil {
 		return
 	}

@@ -80,6 +80,9 @@ type declared struct {
 	path  []int // from the struct that Of got
 	owner []int
 	many  Variants // of the struct around it; nil: none
+
+	variants     sync.Once
+	variantsText string // help's words for the defaults of many
 }
 
 // Setter sets an option whose text says more than its field holds. done is false for what the tags
@@ -115,6 +118,16 @@ var known sync.Map // reflect.Type → []*declared
 // Of returns the options of a struct, in the order of its fields. It panics where a tag or a type
 // is wrong, which is a mistake of the program.
 func Of(ptr any) []Option {
+	v, all := declarations(ptr)
+	out := make([]Option, len(all))
+	for i, d := range all {
+		out[i] = d.in(v)
+	}
+	return out
+}
+
+// declarations returns the struct that ptr points to and the declarations of its options.
+func declarations(ptr any) (reflect.Value, []*declared) {
 	v := reflect.ValueOf(ptr)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
 		panic(fmt.Sprintf("options: %T is no pointer to a struct", ptr))
@@ -126,12 +139,12 @@ func Of(ptr any) []Option {
 		collect(v.Type(), nil, nil, &all)
 		found, _ = known.LoadOrStore(v.Type(), all)
 	}
-	all := found.([]*declared)
-	out := make([]Option, len(all))
-	for i, d := range all {
-		out[i] = Option{declared: d, value: writable(v, d.path), owner: writable(v, d.owner)}
-	}
-	return out
+	return v, found.([]*declared)
+}
+
+// in returns the option of a struct.
+func (d *declared) in(v reflect.Value) Option {
+	return Option{declared: d, value: writable(v, d.path), owner: writable(v, d.owner)}
 }
 
 // writable returns a field by its path; a verb's options need not be exported.
@@ -208,9 +221,9 @@ func listOf(name string) []string {
 
 // Find returns the option of a name, of those of a struct.
 func Find(ptr any, name string) (o Option, ok bool) {
-	all := Of(ptr)
-	if i := slices.IndexFunc(all, func(o Option) bool { return o.Name == name }); i >= 0 {
-		return all[i], true
+	v, all := declarations(ptr)
+	if i := slices.IndexFunc(all, func(d *declared) bool { return d.Name == name }); i >= 0 {
+		return all[i].in(v), true
 	}
 	return o, false
 }

@@ -90,6 +90,12 @@ func (o Option) ShownDefault() string {
 	if o.value.Type() == durationType || o.IsSwitch() {
 		return ""
 	}
+	o.variants.Do(func() { o.variantsText = o.describeVariants() })
+	return o.variantsText
+}
+
+// describeVariants returns the value of each variant, as "4 in bam, else 2".
+func (o Option) describeVariants() string {
 	names, each, usual := o.many.DefaultVariants()
 	var values []string
 	having := map[string][]string{}
