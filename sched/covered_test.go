@@ -51,7 +51,8 @@ var coveredWays = []struct {
 	}},
 }
 
-// withTiers takes the tiers from cfg that its mode does not have, and tells whether it can be run.
+// withTiers takes the tiers from cfg that its mode does not have, and reports whether it can be
+// run.
 func withTiers(cfg *plan.Config) bool {
 	gpu, cpu := cfg.GPUCache, cfg.CPUCache
 	none := plan.NoCache()

@@ -121,7 +121,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	return o, nil
 }
 
-// holds tells whether a checkpoint file has tensors of a group.
+// holds reports whether a checkpoint file has tensors of a group.
 func holds(f *checkpoint.File, prefix string) bool {
 	return slices.ContainsFunc(f.Tensors,
 		func(t checkpoint.Tensor) bool { return strings.HasPrefix(t.Name, prefix) })

@@ -29,8 +29,8 @@ type Held struct {
 	Damage      error  // what is wrong with it; the rest is then empty
 }
 
-// Resumable tells whether a run can go on from what is held: the best parameters alone are no run's
-// state.
+// Resumable reports whether a run can go on from what is held: the best parameters alone are no
+// run's state.
 func (h *Held) Resumable() bool { return filepath.Base(h.Path) == checkpointName }
 
 // String says what is held, in words.

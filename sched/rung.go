@@ -56,7 +56,7 @@ func (e *runner) blasLibrary() string {
 	return e.Config.BLAS
 }
 
-// info returns what the run says of itself.
+// info describes the run in results.
 func (e *runner) info() report.RunInfo {
 	r := report.RunInfo{MemoryRung: memoryRung(e.Store.SSDs),
 		Precision: e.Config.ProductPrecision().String(), BLAS: plan.BLASOff,

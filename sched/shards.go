@@ -52,7 +52,7 @@ func (s *steps) shardOf(index int) (first int, at gnn.Shard) {
 	return first, at
 }
 
-// ends tells whether a step ends with mini-batch i of the pass.
+// ends reports whether a step ends with mini-batch i of the pass.
 func (s *steps) ends(i int) bool {
 	if i+1 == s.mine.Len() {
 		return true

@@ -195,7 +195,7 @@ func (e *Engine) Snapshot(p *Pass, base report.Partial) report.Partial {
 // for work or for a credit. Under a plan without perHop a batch travels as one piece; with one
 // credit the next batch waits for training.
 //
-// Over a dynamic tier lookups are an admission (dynamic.go): a window makes them wait for the
+// Over a dynamic tier lookups are an admission (package dynamic): a window makes them wait for the
 // samples of coming batches, the accumulator merges their reads, and what is read is gathered when
 // it is whole:
 //

@@ -63,8 +63,8 @@ func (s *Store) scalesAt(dev cuda.Device) (at cache.Scales, free func() error, e
 	return cache.Scales{Table: b.Ptr(), Rows: s.of.Rows}, free, nil
 }
 
-// NamesNodes tells whether the nodes of a mega-batch's frontier get the dataset's numbers before it
-// trains: somebody asks for them, or a replica that has its own copies looks their scales up.
+// NamesNodes reports whether the nodes of a mega-batch's frontier get the dataset's numbers before
+// it trains: somebody asks for them, or a replica that has its own copies looks their scales up.
 func NamesNodes(e *Engine) bool {
 	if e.Verify != nil || e.Config.OnRows != nil || e.Config.OnBatch != nil {
 		return true

@@ -1,7 +1,7 @@
 // Package packs keeps mini-batches that are sampled, and whose rows are laid out on disk, before
 // they train (DiskGNN, Liu et al., 2024): a folder with packs of sample epochs, each with its
 // samples (package samples), its plan and its pages (packages cache/packed and dataset/pages). What
-// was cut off is gone on with; what is whole is used again by runs of the same Key.
+// was cut off is resumed; what is whole is used again by runs of the same Key.
 package packs
 
 import (
@@ -98,7 +98,7 @@ func Open(dir string, key Key, place pages.Place) (_ *Folder, err error) {
 	return f, f.clean()
 }
 
-// planned tells whether a pack has been laid out.
+// planned reports whether a pack has been laid out.
 func (f *Folder) planned() bool {
 	return slices.ContainsFunc(f.m.Packs, func(e Entry) bool {
 		_, err := os.Lstat(filepath.Join(f.dir, e.name(), planName))

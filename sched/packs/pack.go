@@ -95,7 +95,7 @@ type Pack struct {
 // Close closes its files.
 func (p *Pack) Close() error { return errors.Join(p.Samples.Close(), p.Plan.Close()) }
 
-// Has tells whether a pack is whole.
+// Has reports whether a pack is whole.
 func (f *Folder) Has(first, end int) bool {
 	e := f.entry(first, end)
 	return e != nil && e.Whole
@@ -348,7 +348,7 @@ func (f *Folder) Remove(ctx context.Context, first int) error {
 		if i < 0 {
 			return nil
 		}
-		// A removal that is cut off leaves a pack that is gone on with, or none.
+		// A removal that is cut off leaves a pack that is resumed, or none.
 		f.m.Packs[i].Whole = false
 		if err := f.save(); err != nil {
 			return err

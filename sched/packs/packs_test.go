@@ -122,7 +122,7 @@ func holds(t *testing.T, p *Pack) {
 	require.Positive(t, n)
 }
 
-// A pack that is cut off at every moment is gone on with, by the same key; what is whole is used
+// A pack that is cut off at every moment is resumed, by the same key; what is whole is used
 // again; a pack of a refresh keeps the hot rows.
 func TestMakeGoesOn(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deep", "p")

@@ -81,7 +81,7 @@ func (r *Run) key() Key {
 		LBABytes: r.o.Pages.LBABytes(), Segment: r.o.Segment, Budget: r.o.Budget}
 }
 
-// Close ends what is made in the background, which the next run goes on with, and gives the folder
+// Close ends what is made in the background, which the next run resumes, and gives the folder
 // back.
 func (r *Run) Close() error {
 	var all []error
@@ -146,7 +146,7 @@ func (r *Run) Ahead(ctx context.Context, epoch int) {
 	}
 }
 
-// Held tells whether a Find of an epoch has nothing to make, to open or to remove.
+// Held reports whether a Find of an epoch has nothing to make, to open or to remove.
 func (r *Run) Held(epoch int) bool { return r.held(r.s.Config.SampleEpoch(epoch)) != nil }
 
 // OpenPages opens the pages of a pack that Find has given, of which there are some.
@@ -157,7 +157,7 @@ func (r *Run) OpenPages(ctx context.Context, p *Pack) (*pages.Opened, error) {
 // DiskBytes is what the folder's packs take now, as far as they are made.
 func (r *Run) DiskBytes() int64 { return r.folder.disk.Load() }
 
-// Holds tells whether a pack that Find has given is open still.
+// Holds reports whether a pack that Find has given is open still.
 func (r *Run) Holds(p *Pack) bool { return slices.Contains(r.open, p) }
 
 // stopped is the error of a run that the user has stopped, where they have.

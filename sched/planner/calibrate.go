@@ -88,7 +88,7 @@ func (p *Planner) Calibrate(ctx context.Context, m Measured) (c Calibrated, err 
 		m.Training, own.Name, errs.Key("hidden"))
 }
 
-// near tells whether a figure is still of its size.
+// near reports whether a figure is still of its size.
 func near(now, was hardware.Figure) bool {
 	return was.Value == 0 || now.Value > was.Value/1e4 && now.Value < was.Value*1e4
 }

@@ -15,7 +15,8 @@ type Halving struct {
 	// Doubled has each resource doubled alone, what gains most first.
 	Doubled []Doubled `json:"doubled"`
 	// Steps double one resource after the other (or two at once, where one alone gains nothing),
-	// each time what gains most, until the epoch takes half as long. Halved tells whether it does.
+	// each time what gains most, until the epoch takes half as long. Halved reports whether it
+	// does.
 	Steps  []Doubled `json:"steps"`
 	Halved bool      `json:"halved"`
 }

@@ -66,7 +66,7 @@ func New(o Options, obs report.Observer) (*Planner, error) {
 	return &Planner{o: o, obs: obs, kept: map[string]*Accesses{}}, nil
 }
 
-// Close lets go of what was opened.
+// Close releases what was opened.
 func (p *Planner) Close() error {
 	var all []error
 	for _, a := range p.kept {

@@ -45,7 +45,7 @@ func NewSet(most int) *set {
 	return &set{slots: make([]int64, size)}
 }
 
-// Add tells whether x is new.
+// Add reports whether x is new.
 func (s *set) Add(x int64) bool {
 	if 2*s.n >= len(s.slots) {
 		old := s.slots

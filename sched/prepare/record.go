@@ -25,7 +25,7 @@ type Recording struct {
 	rows   Stager
 }
 
-// On tells whether accesses are recorded.
+// On reports whether accesses are recorded.
 func (r *Recording) On() bool { return r.Of.Config.Trace != "" }
 
 // Check finds out before the long work whether the trace can be written.

@@ -336,7 +336,7 @@ func (s *Sampling) HostRows(ctx context.Context, g *Stager, st cuda.Stream, node
 	return hostmem.View[int64](mem), err
 }
 
-// OnGPU tells whether the device's memory is its own, not the CPU's.
+// OnGPU reports whether the device's memory is its own, not the CPU's.
 func (s *Sampling) OnGPU() bool { return s.Device.Info().Backend != "host" }
 
 // Inputs hold what a run works on. The caller opens and closes them.

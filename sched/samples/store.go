@@ -53,7 +53,7 @@ type Store struct {
 	dir string
 }
 
-// Whole tells whether a folder has a store that is whole.
+// Whole reports whether a folder has a store that is whole.
 func Whole(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, indexName))
 	return err == nil
@@ -202,7 +202,7 @@ type Writer struct {
 	broken  error
 }
 
-// Write begins a store in a folder, or goes on with one of the same Spec that was not finished:
+// Write begins a store in a folder, or resumes one of the same Spec that was not finished:
 // Batches are there then. One of another Spec, or a whole one, is refused.
 func Write(dir string, s Spec) (_ *Writer, err error) {
 	if s.Batches < 1 || s.Batches > mostBatches || s.Nodes < 1 {
@@ -332,7 +332,7 @@ func (w *Writer) Finish() error {
 	return errors.Join(w.cause(err), w.Close())
 }
 
-// Close leaves what is durable of a store that is not whole, to be gone on with.
+// Close leaves what is durable of a store that is not whole, to be resumed.
 func (w *Writer) Close() error {
 	err := w.close()
 	if w.index != nil {

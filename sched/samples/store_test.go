@@ -61,7 +61,7 @@ func holds(t *testing.T, s *Store, ids [][]int64, adj [][]byte) {
 	wg.Wait()
 }
 
-// A store that is stopped after every number of mini-batches and gone on with is the one that was
+// A store that is stopped after every number of mini-batches and resumed is the one that was
 // never stopped, byte for byte; until it is whole nobody opens it.
 func TestStoreGoesOn(t *testing.T) {
 	defer func(was int64) { syncBytes = was }(syncBytes)

@@ -248,7 +248,7 @@ func (p *Pass) lookNext() {
 	}
 }
 
-// ready tells whether a part may be looked up now.
+// ready reports whether a part may be looked up now.
 func (p *Pass) ready(w vpending) bool {
 	if p.sampled <= min(w.b.At+p.window, p.End-1) && p.window > 0 {
 		return false
@@ -481,7 +481,7 @@ func (p *Pass) step() {
 	})
 }
 
-// counted lets go of the oldest mini-batch in flight, which has trained.
+// counted releases the oldest mini-batch in flight, which has trained.
 func (p *Pass) counted(b *Batch) {
 	p.flying, p.Ended = p.flying[1:], p.Sim.Now()
 	p.free++

@@ -99,7 +99,7 @@ func (d *Tiers) slotsIn(bytes int64) int64 {
 	return min(bytes/d.lines.LineBytes, d.lines.Count(e.Rows))
 }
 
-// onGPU tells whether the directory is in a GPU's memory.
+// onGPU reports whether the directory is in a GPU's memory.
 func (d *Tiers) onGPU() bool {
 	return d.Engine.OnGPU() && d.Engine.Config.Directory == policy.InSets
 }

@@ -164,7 +164,7 @@ func (t *Tiers) Close() error {
 	return errors.Join(all...)
 }
 
-// drop lets go of all superbatches. What the tiers hold is known no more.
+// drop releases all superbatches. What the tiers hold is known no more.
 func (t *Tiers) drop() error {
 	var all []error
 	if n := t.next; n != nil {

@@ -175,7 +175,7 @@ func (t *simulation) record(x *simSuperbatch) error {
 		Kept: x.kept})
 }
 
-// drop lets go of a superbatch.
+// drop releases a superbatch.
 func (t *simulation) drop(x *simSuperbatch) error {
 	delete(t.held, x)
 	if x.files == nil {

@@ -34,10 +34,10 @@ type slab struct {
 	scales  cuda.Buffer // pinned, by row; nil: rows have none, or are looked up by node
 }
 
-// holds tells whether the mega-batch of these parts is there.
+// holds reports whether the mega-batch of these parts is there.
 func (m *slab) holds(parts []int) bool { return m.parts != nil && slices.Equal(m.parts, parts) }
 
-// close lets go of the mega-batch, its rows aside.
+// close releases the mega-batch, its rows aside.
 func (m *slab) close() error {
 	var all []error
 	if m.sampler != nil {

@@ -101,7 +101,7 @@ type simSlab struct {
 	sampler *graph.Sampler
 }
 
-// close lets go of the mega-batch, its place aside.
+// close releases the mega-batch, its place aside.
 func (s *simSlab) close() error {
 	var all []error
 	if s.sampler != nil {
