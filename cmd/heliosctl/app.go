@@ -8,7 +8,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	hcli "helios/internal/cli"
-	"helios/internal/state"
 )
 
 // commonFlags are taken by every verb, before or after its name.
@@ -17,28 +16,17 @@ func commonFlags() []cli.Flag {
 		Usage: "read flags from `FILE.yaml`, with their names as keys; flags given here win"})
 }
 
-func commonOptions() hcli.Options[env] {
-	return hcli.Options[env]{
-		hcli.Text(&cli.StringFlag{Name: "state", Usage: "`DIR` with the list of bound SSDs (default: $" +
-			state.EnvDir + ", else heliosctl in the user's state folder)"},
-			func(e *env) *string { return &e.stateDir }).Aside(),
-		hcli.Bool(&cli.BoolFlag{Name: "json", Usage: "write results as JSON, one object per line"},
-			func(e *env) *bool { return &e.ui.JSON }).Aside(),
-		hcli.Bool(&cli.BoolFlag{Name: "quiet", Usage: "show no progress"},
-			func(e *env) *bool { return &e.ui.Quiet }).Aside(),
-		hcli.Parsed(oneOf("progress",
-			"progress and notes on standard error: for people, or as JSON lines for scripts",
-			progressText, []string{progressText, progressJSON}, nil),
-			func(e *env) *bool { return &e.ui.Lines },
-			func(s string) (bool, error) { return s == progressJSON, nil }).Aside(),
-	}
+// commonArgs hold the options of every verb.
+type commonArgs struct {
+	stateDir string `option:"state" use:"aside" arg:"DIR" usage:"DIR with the list of bound SSDs (default: $HELIOS_STATE, else heliosctl in the user's state folder)"`
+	json     bool   `option:"json" use:"aside" usage:"write results as JSON, one object per line"`
+	quiet    bool   `option:"quiet" use:"aside" usage:"show no progress"`
+	progress string `option:"progress" use:"aside" oneof:"text,json" default:"text" usage:"progress and notes on standard error: for people, or as JSON lines for scripts"`
 }
 
-// Ways to show progress.
-const (
-	progressText = "text"
-	progressJSON = "json"
-)
+func commonOptions() hcli.Options[commonArgs] { return hcli.Of[commonArgs]() }
+
+const progressJSON = "json"
 
 // newApp builds the command line. urfave/cli parses and documents it; arrange has put the
 // arguments in an order that it can parse.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/options"
 	"helios/internal/units"
 )
 
@@ -69,6 +71,9 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 		return nil, verb, err
 	}
 	if help {
+		if !slices.Contains(positional, allFlags) {
+			shorten(c, verb)
+		}
 		return append(names(path), "--help"), verb, nil
 	}
 	if file, ok := flags.get("config"); ok {
@@ -81,6 +86,25 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 		argv = append(argv, "--"+f.name+"="+f.value)
 	}
 	return append(append(argv, "--"), positional...), verb, nil
+}
+
+// allFlags behind --help has it list all flags of a verb.
+const allFlags = "all"
+
+// shorten leaves to a verb with many flags those for its help that people use most, as their
+// declarations say, and what all verbs have.
+func shorten(c *cli.Command, verb string) {
+	const many = 60
+	if len(c.Flags) < many {
+		return
+	}
+	_, common := askVerb(c)
+	short := append(common, flagNames(append(commonFlags(), cli.HelpFlag))...)
+	all := len(c.Flags)
+	c.Flags = slices.DeleteFunc(c.Flags,
+		func(f cli.Flag) bool { return !slices.Contains(short, f.Names()[0]) })
+	c.Description = strings.TrimPrefix(fmt.Sprintf("%s\n%d flags more: heliosctl %s --help %s",
+		c.Description, all-len(c.Flags), verb, allFlags), "\n")
 }
 
 type flagValue struct{ name, value string }
@@ -218,7 +242,7 @@ func unknownFlag(name, verb string, cmds ...*cli.Command) error {
 	if verb != "" {
 		see = "see \"heliosctl " + verb + " --help\""
 	}
-	guess := nearest(name, all)
+	guess := options.Nearest(name, all)
 	if guess != "" {
 		see = "did you mean --" + guess + "?"
 	}
@@ -343,71 +367,14 @@ func usageError(err error) error {
 
 // meant suggests the nearest name, or gives the other advice.
 func meant(name string, all []string, other string) string {
-	if n := nearest(name, all); n != "" {
-		return "did you mean " + n + "?"
-	}
-	return other
-}
-
-// nearest is the name within a third of the letters of the given one, or "".
-func nearest(name string, all []string) string {
-	best, at := "", max(len(name)/3, 1)+1
-	for _, n := range all {
-		if d := distance(strings.ToLower(name), n); d < at {
-			best, at = n, d
-		}
-	}
-	if best == "" { // "cache" for "gpu-cache", "batch" for "batch-size"
-		for _, n := range all {
-			if len(name) >= 3 && slices.Contains(strings.Split(n, "-"), strings.ToLower(name)) {
-				return n
-			}
-		}
-	}
-	return best
-}
-
-// distance counts the letters to add, drop, change or swap with a neighbour that make a into b.
-func distance(a, b string) int {
-	before, prev, cur := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
-	for j := range prev {
-		prev[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		cur[0] = i
-		for j := 1; j <= len(b); j++ {
-			change := 1
-			if a[i-1] == b[j-1] {
-				change = 0
-			}
-			cur[j] = min(prev[j]+1, cur[j-1]+1, prev[j-1]+change)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				cur[j] = min(cur[j], before[j-2]+1)
-			}
-		}
-		before, prev, cur = prev, cur, before
-	}
-	return prev[len(b)]
-}
-
-// oneOf is a flag that takes one of some values; also lists values that are not in this
-// build, with the error that says so.
-func oneOf(name, usage, def string, values []string, also map[string]error) *cli.StringFlag {
-	return hcli.Offer(&cli.StringFlag{
-		Name: name, Value: def, Usage: usage + ": " + strings.Join(values, ", "),
-		Action: func(c *cli.Context, v string) error {
-			if slices.Contains(values, v) {
-				return nil
-			}
-			if err, ok := also[v]; ok {
-				return errs.New(errs.ClassOf(err), "%s",
-					hcli.NameFlags(err.Error(), c.Command.Flags))
-			}
-			return errs.New(errs.Usage, "unknown --%s %q; %s", name, v,
-				meant(v, values, "choose one of "+strings.Join(values, ", ")))
-		},
-	}, values...)
+	return options.Meant(name, all, other)
 }
 
 // list splits a flag such as a,b; empty parts are refused.
-func list(flag, value string) ([]string, error) { return hcli.SplitList(flag, value) }
+func list(flag, value string) ([]string, error) {
+	parts, err := options.List(value)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "--%s %w", flag, err)
+	}
+	return parts, nil
+}

@@ -86,10 +86,12 @@ func TestEveryVerbHasHelp(t *testing.T) {
 	}
 	out := ok(t, "train", "--help")
 	for _, f := range []string{"--mode", "--model", "--fanout", "--batch-size", "--hidden",
-		"--epochs", "--lr", "--seed", "--gpu-cache", "--cpu-cache", "--pipeline", "--workers",
-		"--dataset", "--json", "--ssds"} {
+		"--epochs", "--lr", "--seed", "--gpu-cache", "--cpu-cache", "--workers",
+		"--dataset", "--json", "--ssds", "heliosctl train --help all"} {
 		require.Contains(t, out, f)
 	}
+	require.NotContains(t, out, "--pipeline")
+	require.Contains(t, ok(t, "train", "--help", "all"), "--pipeline")
 }
 
 func TestConfigFile(t *testing.T) {
@@ -160,14 +162,6 @@ func TestConfigFromAPipe(t *testing.T) {
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
 	_, err = openConfig(fifo)
 	require.ErrorContains(t, err, "is a pipe")
-}
-
-func TestNearest(t *testing.T) {
-	require.Equal(t, "train", nearest("trian", []string{"eval", "train"}))
-	require.Equal(t, "", nearest("xyz", []string{"eval", "train"}))
-	require.Equal(t, 1, distance("ab", "ba"))
-	require.Equal(t, 3, distance("kitten", "sitting"))
-	require.Equal(t, 4, distance("", "four"))
 }
 
 // Counts are written in one way, for every verb and in files of --config.

@@ -5,18 +5,13 @@ import (
 	"errors"
 	"math"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
 	"helios/gpuio"
-	"helios/gpuio/iobench"
 	hcli "helios/internal/cli"
-	"helios/internal/hardware"
-	"helios/internal/ssdmodel"
 )
 
 var benchStacks = gpuio.StackNames(nil)
@@ -47,7 +42,9 @@ func benchIOCommand() *cli.Command {
 			"moments whatever comes back (open loop): latency then counts from the arrival, so that waiting shows.\n" +
 			"Where the stack cannot keep up nothing is dropped, rows wait for their turn, and the row says so.\n" +
 			"--clock virtual needs no SSDs: it plays the machine of --hardware, and every figure is modelled.",
-	}, 1, ioBenchOptions(), runBenchIO)
+	}, 1, hcli.Of[ioBenchArgs]().Was("ssds", "only").
+		Says("dataset", "read the rows of this dataset `DIR`, loaded before; may also be given as an argument"),
+		runBenchIO)
 }
 
 // ioBenchArgs holds the options of "bench io".
@@ -57,133 +54,67 @@ type ioBenchArgs struct {
 	ssdArgs
 	playedArgs
 	outputs
-	counts                             []int // of SSDs; none: all there are
-	stacks                             []string
-	rowBytes, blocks, depths, setRows  []int
-	rates                              []float64
-	coalesce                           []int // as AsyncOptions.CoalesceBytes
-	threads, queuePairs, sets, workers int
-	seconds                            float64 // 0: virtual, by itself
-	seed                               uint64
-	engine                             string
-	timeout                            time.Duration
-	checkReads, histogram              bool
-	timeline, rung                     string
+	// of SSDs; none: all there are
+	counts   []int     `option:"ssd-count" shown:"all bound; virtual: the profile's" arg:"N[,N…]" usage:"numbers of SSDs N[,N…]"`
+	stacks   []string  `option:"io-stack" oneof:"@stacks" was:"stack" use:"setting" default:"async" arg:"STACK[,STACK…]" usage:"STACK[,STACK…]"`
+	blocks   []int     `option:"io-blocks" was:"blocks" shown:"as in training: async 32, sync as many as the device keeps resident" arg:"N[,N…]" usage:"thread blocks of the I/O kernels N[,N…]"`
+	rowBytes []int     `option:"row-bytes" default:"4096" arg:"SIZE[,SIZE…]" usage:"sizes of a row SIZE[,SIZE…] (a dataset has its own)"`
+	depths   []int     `option:"depth" default:"256" arg:"N[,N…]" usage:"reads in flight per SSD N[,N…]"`
+	setRows  []int     `option:"set-rows" shown:"several times the depth" arg:"N[,N…]" usage:"rows of a set, over all SSDs N[,N…]"`
+	rates    []float64 `option:"rate" shown:"closed loop" arg:"N[,N…]" usage:"rows a second that arrive, over all SSDs N[,N…] (open loop)"`
+	// as AsyncOptions.CoalesceBytes
+	coalesce   []int `option:"coalesce" offers:"auto,off" default:"auto" arg:"SIZE" usage:"one command for rows on equal and adjacent LBAs (stacks async and cpu): auto, off, or up to SIZE a command; a list compares them"`
+	threads    int   `option:"threads" positive:"yes" shown:"as in training: async 32, sync 128" usage:"threads of a block of the I/O kernels, 32 to a warp (sync: one read to a warp)"`
+	queuePairs int   `option:"queue-pairs" positive:"yes" shown:"by blocks" usage:"queue pairs per SSD"`
+	sets       int   `option:"sets-in-flight" positive:"yes" shown:"3; with {rate} 16" usage:"sets that are read at once; 1: each waits for the one before"`
+	workers    int   `option:"workers" positive:"yes" shown:"one per CPU" usage:"worker slots of the host device, and threads of the cpu stack"`
+	// 0: virtual, by itself
+	seconds    float64       `option:"seconds" default:"2" shown:"2; virtual: what 200,000 reads take" usage:"length of a measurement, after a quarter of it to warm up"`
+	seed       uint64        `option:"seed" default:"1" usage:"seed of the random rows, arrivals and modelled times"`
+	engine     string        `option:"cpu-engine" use:"setting" oneof:"io_uring,pread" usage:"how the cpu stack reads (default: the best there is)"`
+	timeout    time.Duration `option:"read-timeout" shown:"the stack's" arg:"TIME" usage:"TIME after which a read is aborted and tried again"`
+	checkReads bool          `option:"check-reads" use:"setting" usage:"check every row of a dataset against its checksum, not only a sample"`
+	histogram  bool          `option:"histogram" use:"setting" usage:"print the latencies of each row of results"`
+	timeline   string        `option:"timeline" use:"aside" arg:"FILE" usage:"write when each set was read to FILE, a Chrome trace (open it in ui.perfetto.dev)"`
+	rung       string        `option:"memory-rung" use:"setting" oneof:"@rungs" default:"auto" usage:"where queues and data of the stacks async and sync are on a GPU; auto takes the best that a pattern read both ways proves"`
 }
 
 // playedArgs hold what "bench io" is asked to model.
 type playedArgs struct {
-	clock   string
-	profile string // of --hardware
-	model   string // of the SSDs
-	latency time.Duration
-	lba     int
+	clock string `option:"clock" use:"setting" oneof:"wall,virtual" default:"wall" usage:"wall measures; virtual takes all times from {hardware}, and every figure is modelled"`
+	// of --hardware
+	profile string `option:"hardware" use:"input" words:"@hardware" arg:"PROFILE" usage:"machine of {clock} virtual: a PROFILE ({@hardware}) or a YAML file"`
+	// of the SSDs
+	model   string        `option:"ssd-model" use:"input" words:"@ssd-models" arg:"MODEL" usage:"have software SSDs, or those of {hardware}, play MODEL ({@ssd-models}) or that of a YAML file"`
+	latency time.Duration `option:"ssd-latency" arg:"TIME" usage:"have them take at least TIME for each read, such as 80us, and nothing else bound them"`
+	lba     int           `option:"lba" positive:"yes" shown:"512 where the model has it" usage:"block size of the SSDs of {clock} virtual"`
 }
 
-func ioBenchOptions() hcli.Options[ioBenchArgs] {
-	return slices.Concat(
-		hcli.In(func(a *ioBenchArgs) *datasetArgs { return &a.datasetArgs }, datasetOptions(
-			"read the rows of this dataset `DIR`, loaded before; may also be given as an argument")),
-		hcli.In(func(a *ioBenchArgs) *ssdArgs { return &a.ssdArgs }, hcli.Options[ssdArgs]{
-			queuesOption(), faultOption()}),
-		hcli.Options[ioBenchArgs]{
-			hcli.Parsed(&cli.StringFlag{Name: "ssd-count", DefaultText: "all bound; virtual: the profile's",
-				Usage: "numbers of SSDs `N[,N…]`"},
-				func(a *ioBenchArgs) *[]int { return &a.counts }, numbers("ssd-count")),
-			hcli.List(&cli.StringFlag{Name: "ssds",
-				Usage: "use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"},
-				func(a *ioBenchArgs) *[]string { return &a.names }).Setting().
-				Was("only").Checked(countedSSDs),
-			hcli.Parsed(&cli.StringFlag{Name: "io-blocks",
-				DefaultText: "as in training: async 32, sync as many as the device keeps resident",
-				Usage:       "thread blocks of the I/O kernels `N[,N…]`"},
-				func(a *ioBenchArgs) *[]int { return &a.blocks }, numbers("io-blocks")).Was("blocks"),
-			hcli.Int(&cli.IntFlag{Name: "threads", DefaultText: "as in training: async 32, sync 128",
-				Usage: "threads of a block of the I/O kernels, 32 to a warp (sync: one read to a warp)"},
-				func(a *ioBenchArgs) *int { return &a.threads }).Positive(),
-			hcli.Parsed(&cli.StringFlag{Name: "row-bytes", Value: "4096",
-				Usage: "sizes of a row `SIZE[,SIZE…]` (a dataset has its own)"},
-				func(a *ioBenchArgs) *[]int { return &a.rowBytes }, parseRowBytes),
-			hcli.Parsed(&cli.StringFlag{Name: "io-stack", Value: gpuio.StackAsync,
-				Usage: "`STACK[,STACK…]`: " + strings.Join(benchStacks, ", ")},
-				func(a *ioBenchArgs) *[]string { return &a.stacks }, parseStacks).
-				Was("stack").Setting().OffersList(benchStacks...),
-			hcli.Parsed(&cli.StringFlag{Name: "depth", Value: "256",
-				Usage: "reads in flight per SSD `N[,N…]`"},
-				func(a *ioBenchArgs) *[]int { return &a.depths }, numbers("depth")),
-			hcli.Int(&cli.IntFlag{Name: "queue-pairs", DefaultText: "by blocks",
-				Usage: "queue pairs per SSD"},
-				func(a *ioBenchArgs) *int { return &a.queuePairs }).Positive(),
-			hcli.Parsed(&cli.StringFlag{Name: "coalesce", Value: "auto",
-				Usage: "one command for rows on equal and adjacent LBAs (stacks async and cpu): auto, off, or up to `SIZE` a command; a list compares them"},
-				func(a *ioBenchArgs) *[]int { return &a.coalesce }, parseCoalesce).
-				OffersList("auto", "off"),
-			hcli.Parsed(&cli.StringFlag{Name: "set-rows", DefaultText: "several times the depth",
-				Usage: "rows of a set, over all SSDs `N[,N…]`"},
-				func(a *ioBenchArgs) *[]int { return &a.setRows }, numbers("set-rows")),
-			hcli.Int(&cli.IntFlag{Name: "sets-in-flight", DefaultText: "3; with --rate 16",
-				Usage: "sets that are read at once; 1: each waits for the one before"},
-				func(a *ioBenchArgs) *int { return &a.sets }).Positive(),
-			hcli.Parsed(&cli.StringFlag{Name: "rate", DefaultText: "closed loop",
-				Usage: "rows a second that arrive, over all SSDs `N[,N…]` (open loop)"},
-				func(a *ioBenchArgs) *[]float64 { return &a.rates }, parseRates),
-		},
-		hcli.In(func(a *ioBenchArgs) *playedArgs { return &a.playedArgs }, hcli.Options[playedArgs]{
-			hcli.Text(oneOf("clock",
-				"wall measures; virtual takes all times from --hardware, and every figure is modelled",
-				iobench.ClockWall, []string{iobench.ClockWall, iobench.ClockVirtual}, nil),
-				func(a *playedArgs) *string { return &a.clock }).Setting(),
-			hcli.Text(&cli.StringFlag{Name: "hardware",
-				Usage: "machine of --clock virtual: a `PROFILE` (" +
-					strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-				func(a *playedArgs) *string { return &a.profile }).Input(hardware.Names()...),
-			hcli.Text(&cli.StringFlag{Name: "ssd-model",
-				Usage: "have software SSDs, or those of --hardware, play `MODEL` (" +
-					strings.Join(ssdmodel.Names(), ", ") + ") or that of a YAML file"},
-				func(a *playedArgs) *string { return &a.model }).Input(ssdmodel.Names()...),
-			hcli.Duration(&cli.DurationFlag{Name: "ssd-latency",
-				Usage: "have them take at least `TIME` for each read, such as 80us, and nothing else bound them"},
-				func(a *playedArgs) *time.Duration { return &a.latency }),
-			hcli.Int(&cli.IntFlag{Name: "lba", DefaultText: "512 where the model has it",
-				Usage: "block size of the SSDs of --clock virtual"},
-				func(a *playedArgs) *int { return &a.lba }).Positive(),
-		}),
-		hcli.Options[ioBenchArgs]{
-			hcli.Float(&cli.Float64Flag{Name: "seconds", Value: 2,
-				DefaultText: "2; virtual: what 200,000 reads take",
-				Usage:       "length of a measurement, after a quarter of it to warm up"},
-				func(a *ioBenchArgs) *float64 { return &a.seconds }),
-			hcli.Uint64(&cli.Uint64Flag{Name: "seed", Value: 1,
-				Usage: "seed of the random rows, arrivals and modelled times"},
-				func(a *ioBenchArgs) *uint64 { return &a.seed }),
-			hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
-				Usage: "worker slots of the host device, and threads of the cpu stack"},
-				func(a *ioBenchArgs) *int { return &a.workers }).Positive(),
-			hcli.Text(oneOf("cpu-engine", "how the cpu stack reads (default: the best there is)", "",
-				[]string{"io_uring", "pread"}, nil),
-				func(a *ioBenchArgs) *string { return &a.engine }).Setting(),
-			hcli.Duration(&cli.DurationFlag{Name: "read-timeout", DefaultText: "the stack's",
-				Usage: "`TIME` after which a read is aborted and tried again"},
-				func(a *ioBenchArgs) *time.Duration { return &a.timeout }),
-			hcli.Bool(&cli.BoolFlag{Name: "check-reads",
-				Usage: "check every row of a dataset against its checksum, not only a sample"},
-				func(a *ioBenchArgs) *bool { return &a.checkReads }).Setting(),
-			hcli.Bool(&cli.BoolFlag{Name: "histogram",
-				Usage: "print the latencies of each row of results"},
-				func(a *ioBenchArgs) *bool { return &a.histogram }).Setting(),
-			hcli.Text(&cli.StringFlag{Name: "timeline",
-				Usage: "write when each set was read to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
-				func(a *ioBenchArgs) *string { return &a.timeline }).Aside(),
-			hcli.Text(oneOf("memory-rung",
-				"where queues and data of the stacks async and sync are on a GPU; auto takes the best that a pattern read both ways proves",
-				gpuio.RungAuto, append([]string{gpuio.RungAuto}, gpuio.Rungs()...), nil),
-				func(a *ioBenchArgs) *string { return &a.rung }).Setting(),
-		},
-		hcli.In(func(a *ioBenchArgs) *deviceArgs { return &a.deviceArgs }, deviceOptions()),
-		hcli.In(func(a *ioBenchArgs) *outputs { return &a.outputs }, outputOptions()))
+// SetOption reads lists of numbers and sizes.
+func (a *ioBenchArgs) SetOption(name, text string) (done bool, err error) {
+	numbers := map[string]*[]int{"ssd-count": &a.counts, "io-blocks": &a.blocks,
+		"depth": &a.depths, "set-rows": &a.setRows}
+	if list := numbers[name]; list != nil {
+		*list, err = parseNumbers(name, text)
+		return true, err
+	}
+	switch name {
+	case "row-bytes":
+		a.rowBytes, err = parseRowBytes(text)
+	case "coalesce":
+		a.coalesce, err = parseCoalesce(text)
+	case "rate":
+		a.rates, err = parseRates(text)
+	default:
+		return false, nil
+	}
+	return true, err
 }
 
 func runBenchIO(ctx context.Context, e *env, a *ioBenchArgs) error {
+	if err := a.countSSDs(); err != nil {
+		return err
+	}
 	b := &ioBench{env: e, ioBenchArgs: a, opener: &ssdOpener{env: e, ssdArgs: a.ssdArgs,
 		stackFlag: "io-stack", stacks: a.stacks}}
 	if err := b.check(); err != nil {

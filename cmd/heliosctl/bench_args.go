@@ -9,7 +9,6 @@ import (
 
 	"helios/gpuio"
 	"helios/gpuio/iobench"
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/ssdmodel"
@@ -68,14 +67,10 @@ func (b *ioBench) points() []point {
 // maxPoints bounds a sweep, so that a range with a digit too many is noticed before the next day.
 const maxPoints = 10000
 
-// numbers returns the parser of a flag that takes whole numbers of at least 1 and ranges of them.
-func numbers(flag string) func(text string) ([]int, error) {
-	return func(text string) ([]int, error) { return parseNumbers(flag, text) }
-}
-
+// parseNumbers reads whole numbers of at least 1 and ranges of them.
 func parseNumbers(flag, text string) ([]int, error) {
 	var out []int
-	parts, err := hcli.SplitList(flag, text)
+	parts, err := list(flag, text)
 	if err != nil {
 		return nil, err
 	}
@@ -111,8 +106,9 @@ func parseNumbers(flag, text string) ([]int, error) {
 // ssdCounts matches numbers of SSDs and ranges of them.
 var ssdCounts = regexp.MustCompile(`^\s*\d{1,4}(\.\.\d{1,4})?(\s*,\s*\d{1,4}(\.\.\d{1,4})?)*\s*$`)
 
-// countedSSDs takes numbers in --ssds for --ssd-count, whose name that was: for one version more.
-func countedSSDs(a *ioBenchArgs, text string) (err error) {
+// countSSDs takes numbers in --ssds for --ssd-count, whose name that was: for one version more.
+func (a *ioBenchArgs) countSSDs() (err error) {
+	text := strings.Join(a.names, ",")
 	if !ssdCounts.MatchString(text) {
 		return nil
 	}
@@ -121,22 +117,8 @@ func countedSSDs(a *ioBenchArgs, text string) (err error) {
 	return err
 }
 
-func parseStacks(text string) ([]string, error) {
-	stacks, err := hcli.SplitList("io-stack", text)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range stacks {
-		if !slices.Contains(benchStacks, s) {
-			return nil, errs.New(errs.Usage, "unknown --io-stack %q; %s", s,
-				meant(s, benchStacks, "choose one of "+strings.Join(benchStacks, ", ")))
-		}
-	}
-	return stacks, nil
-}
-
 func parseRowBytes(text string) ([]int, error) {
-	sizes, err := hcli.SplitList("row-bytes", text)
+	sizes, err := list("row-bytes", text)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +134,7 @@ func parseRowBytes(text string) ([]int, error) {
 }
 
 func parseCoalesce(text string) ([]int, error) {
-	ways, err := hcli.SplitList("coalesce", text)
+	ways, err := list("coalesce", text)
 	if err != nil {
 		return nil, err
 	}
@@ -306,12 +288,4 @@ func (b *ioBench) loadClock() (err error) {
 		b.counts = []int{b.hardware.SSDs.Count.Int()}
 	}
 	return nil
-}
-
-func parseFanouts(text string) ([]int, error) {
-	out, err := units.ParseInts(text, -1)
-	if err != nil {
-		return nil, errs.New(errs.Usage, "--fanout: %w", err)
-	}
-	return out, nil
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,11 +14,9 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/units"
-	"helios/sched/plan"
 )
 
 func benchCacheCommand() *cli.Command {
-	kernel := func(a *cacheBenchArgs) *kernelBenchArgs { return &a.kernelBenchArgs }
 	return verb(&cli.Command{
 		Name:  "cache",
 		Usage: "lookups in the static index and in dynamic tiers, audited",
@@ -32,51 +29,29 @@ func benchCacheCommand() *cli.Command {
 			"\"build\" is the most memory that was taken while the index was made, the index included.\n" +
 			"The audit holds every answer of a set against where the row should be, and every row that a dynamic tier\n" +
 			"delivers, in each set, against what it should hold.",
-	}, 0, slices.Concat(
-		hcli.In(kernel, hcli.Options[kernelBenchArgs]{devicesOption()}),
-		hcli.Options[cacheBenchArgs]{
-			hcli.Parsed(&cli.StringFlag{Name: "nodes", Value: "100M",
-				Usage: "rows of the dataset `N[,N…]`; K, M and G are thousands, millions and billions"},
-				func(a *cacheBenchArgs) *[]int64 { return &a.nodes }, parseCounts),
-			hcli.Parsed(&cli.StringFlag{Name: "policy",
-				Value: strings.Join(append([]string{cache.Static}, policy.Online()...), ","),
-				Usage: "what is measured `NAME[,NAME…]`"},
-				func(a *cacheBenchArgs) *[]string { return &a.policies }, parseBenchPolicies).
-				Was("policies").Setting().OffersList(append([]string{cache.Static}, policy.Online()...)...),
-			hcli.Parsed(&cli.StringFlag{Name: "rows", Value: "1M", Usage: "rows of a lookup"},
-				func(a *cacheBenchArgs) *int64 { return &a.cfg.Rows },
-				func(s string) (int64, error) { return parseCount("rows", s) }),
-			hcli.Share(&cli.StringFlag{Name: "gpu-cache", Value: "10%",
-				Usage: "`SHARE` of the rows that are in the GPU tier"},
-				func(a *cacheBenchArgs) *float64 { return &a.cfg.GPUShare }).Was("gpu-share"),
-			hcli.Share(&cli.StringFlag{Name: "cpu-cache", Value: "20%",
-				Usage: "`SHARE` of the rows that are in the static CPU tier"},
-				func(a *cacheBenchArgs) *float64 { return &a.cfg.CPUShare }).Was("cpu-share"),
-			hcli.Int64(&cli.Int64Flag{Name: "line-rows", Value: 1,
-				Usage: "rows of a line of a dynamic tier"},
-				func(a *cacheBenchArgs) *int64 { return &a.cfg.LineRows }),
-			hcli.Int(&cli.IntFlag{Name: "window", Value: 0,
-				Usage: "announce so many sets ahead to dynamic tiers"},
-				func(a *cacheBenchArgs) *int { return &a.cfg.Window }),
-			hcli.Text(oneOf("directory", "what knows where a dynamic tier's lines are",
-				plan.DefaultDirectory, policy.Kinds(), nil),
-				func(a *cacheBenchArgs) *string { return &a.cfg.Directory }).Setting(),
-			hcli.Int(&cli.IntFlag{Name: "ssd-count", Value: 12,
-				Usage: "SSDs that misses are bucketed by"},
-				func(a *cacheBenchArgs) *int { return &a.cfg.SSDs }).Was("ssds"),
-		},
-		hcli.In(kernel, append(hcli.Options[kernelBenchArgs]{secondsOption(), slotsOption(),
-			seedOption("seed of tiers, rows and random eviction"), levelOption()},
-			kernelBenchOutputs()...)),
-	), runBenchCache)
+	}, 0, hcli.Of[cacheBenchArgs]().Says("seed", "seed of tiers, rows and random eviction"),
+		runBenchCache)
 }
 
 // cacheBenchArgs holds the options of "bench cache".
 type cacheBenchArgs struct {
 	kernelBenchArgs
-	cfg      cache.Config
-	nodes    []int64
-	policies []string
+	cfg      cache.Config `options:"in"`
+	nodes    []int64      `option:"nodes" default:"100M" arg:"N[,N…]" usage:"rows of the dataset N[,N…]; K, M and G are thousands, millions and billions"`
+	policies []string     `option:"policy" was:"policies" use:"setting" offers:"@bench-policies" default:"@bench-policies" arg:"NAME[,NAME…]" usage:"what is measured NAME[,NAME…]"`
+}
+
+// SetOption reads lists of counts and policies.
+func (a *cacheBenchArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "nodes":
+		a.nodes, err = parseCounts(text)
+	case "policy":
+		a.policies, err = parseBenchPolicies(text)
+	default:
+		return false, nil
+	}
+	return true, err
 }
 
 // parseCount reads a number of things, such as 100M.
@@ -90,7 +65,7 @@ func parseCount(flag, s string) (int64, error) {
 }
 
 func parseCounts(text string) ([]int64, error) {
-	parts, err := hcli.SplitList("nodes", text)
+	parts, err := list("nodes", text)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +84,7 @@ func parseCounts(text string) ([]int64, error) {
 }
 
 func parseBenchPolicies(text string) ([]string, error) {
-	names, err := hcli.SplitList("policy", text)
+	names, err := list("policy", text)
 	if err != nil {
 		return nil, err
 	}

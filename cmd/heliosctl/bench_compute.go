@@ -42,42 +42,7 @@ func benchComputeCommand() *cli.Command {
 		"bytes at the copy's rate, the longer of the two (of a whole step their sum), as a share of the time\n" +
 		"taken; on the host device, where copies are not measured, for the operations alone.\n" +
 		"The groups of kernels:"
-	kernel := func(a *computeBenchArgs) *kernelBenchArgs { return &a.kernelBenchArgs }
-	options := slices.Concat(
-		hcli.In(kernel, hcli.Options[kernelBenchArgs]{devicesOption()}),
-		hcli.Options[computeBenchArgs]{
-			hcli.Parsed(&cli.StringFlag{Name: "only", DefaultText: "all; step: on a GPU",
-				Usage: "groups of kernels `NAME[,NAME…]`: " + strings.Join(computeGroups(), ", ")},
-				func(a *computeBenchArgs) *[]string { return &a.only }, parseGroups).
-				Setting().OffersList(computeGroups()...),
-			hcli.Text(&cli.StringFlag{Name: "shapes",
-				DefaultText: "usual ones, 100, 602, 47, 1, and a GraphSAGE step's",
-				Usage:       "products `[KIND:]MxNxK[,…]`: nn: A·B, nt: A·Bᵀ, tn: Aᵀ·B"},
-				func(a *computeBenchArgs) *string { return &a.shapes }).Setting(),
-			hcli.Int64(&cli.Int64Flag{Name: "rows", Value: 65536,
-				Usage: "destinations of the aggregates; other matrices of that group grow with it"},
-				func(a *computeBenchArgs) *int64 { return &a.cfg.Rows }),
-			hcli.Parsed(&cli.StringFlag{Name: "precision",
-				DefaultText: "on a GPU all, on the host device fp32",
-				Usage: "of products and steps `NAME[,NAME…]`: " +
-					strings.Join(cuda.Precisions(), ", ") + "; tf32 on a GPU only"},
-				func(a *computeBenchArgs) *[]cuda.Precision { return &a.precisions },
-				parsePrecisions).OffersList(cuda.Precisions()...),
-			hcli.Text(&cli.StringFlag{Name: "openblas", Value: "off",
-				Usage: "compare products of the host device with OpenBLAS: auto (a usual name), off, or the library's `PATH`"},
-				func(a *computeBenchArgs) *string { return &a.openblas }).Setting("off", "auto"),
-			hcli.Text(&cli.StringFlag{Name: "blas", Value: "auto",
-				Usage: "compare products and steps of a GPU with cuBLAS: auto (when it is installed), off, or the library's `PATH`"},
-				func(a *computeBenchArgs) *string { return &a.blas }).Setting("off", "auto"),
-			hcli.Parsed(&cli.StringFlag{Name: "workers", DefaultText: "1 and one per CPU",
-				Usage: "worker slots of the host device, and OpenBLAS's threads `N[,N…]`"},
-				func(a *computeBenchArgs) *[]int { return &a.slots }, parseSlots),
-		},
-		hcli.In(kernel, hcli.Options[kernelBenchArgs]{secondsOption()}),
-		hcli.In(func(a *computeBenchArgs) *compute.StepShape { return &a.cfg.Step }, stepOptions()),
-		hcli.In(kernel, append(hcli.Options[kernelBenchArgs]{seedOption("seed of the values"),
-			levelOption()}, kernelBenchOutputs()...)),
-	)
+	options := hcli.Of[computeBenchArgs]()
 	for _, b := range compute.Groups {
 		about += fmt.Sprintf("\n  %-10s %s", b.Name, hcli.NameFlags(b.About, options.Flags()))
 	}
@@ -88,46 +53,31 @@ func benchComputeCommand() *cli.Command {
 	}, 0, options, runBenchCompute)
 }
 
+// SetOption reads lists of groups, precisions and workers.
+func (a *computeBenchArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "only":
+		a.only, err = parseGroups(text)
+	case "precision":
+		a.precisions, err = parsePrecisions(text)
+	case "workers":
+		a.slots, err = parseSlots(text)
+	default:
+		return a.kernelBenchArgs.SetOption(name, text)
+	}
+	return true, err
+}
+
 // computeBenchArgs holds the options of "bench compute".
 type computeBenchArgs struct {
 	kernelBenchArgs
-	only           []string // empty: what is usual for a device
-	slots          []int
-	shapes         string
-	precisions     []cuda.Precision
-	openblas, blas string
-	cfg            compute.Config
-}
-
-// stepOptions are those of the group step.
-func stepOptions() hcli.Options[compute.StepShape] {
-	size := func(name, usage string, value int,
-		at func(*compute.StepShape) *int) hcli.Option[compute.StepShape] {
-		return hcli.Int(&cli.IntFlag{Name: name, Value: value, Usage: usage}, at).Checked(
-			func(s *compute.StepShape, _ string) error {
-				if n := *at(s); n < 1 || n > 1<<20 {
-					return errs.New(errs.Usage, "--%s %d is not between 1 and %d", name, n, 1<<20)
-				}
-				return nil
-			})
-	}
-	return hcli.Options[compute.StepShape]{
-		hcli.Int64(&cli.Int64Flag{Name: "nodes", Value: 1_000_000, Usage: "nodes of the steps' graph"},
-			func(s *compute.StepShape) *int64 { return &s.Nodes }),
-		hcli.Float(&cli.Float64Flag{Name: "avg-degree", Value: 15,
-			Usage: "its mean number of in-neighbours"},
-			func(s *compute.StepShape) *float64 { return &s.AvgDegree }),
-		hcli.Text(oneOf("model", "model of a step", gnn.DefaultArch, gnn.Archs(), nil),
-			func(s *compute.StepShape) *string { return &s.Model }).Setting(),
-		size("batch-size", "seeds of a step", 8000, func(s *compute.StepShape) *int { return &s.Batch }),
-		hcli.Parsed(&cli.StringFlag{Name: "fanout", Value: "25,10",
-			Usage: "neighbours sampled per hop of a step `F1,F2,…`, the seeds' first"},
-			func(s *compute.StepShape) *[]int { return &s.Fanouts }, parseFanouts),
-		size("dim", "features of a step", 1024, func(s *compute.StepShape) *int { return &s.Dim }),
-		size("hidden", "hidden units of a step", 256,
-			func(s *compute.StepShape) *int { return &s.Hidden }),
-		size("classes", "classes of a step", 47, func(s *compute.StepShape) *int { return &s.Classes }),
-	}
+	only       []string         `option:"only" use:"setting" offers:"@kernel-groups" shown:"all; step: on a GPU" arg:"NAME[,NAME…]" usage:"groups of kernels NAME[,NAME…]: {@kernel-groups}"` // empty: what is usual for a device
+	slots      []int            `option:"workers" shown:"1 and one per CPU" arg:"N[,N…]" usage:"worker slots of the host device, and OpenBLAS's threads N[,N…]"`
+	shapes     string           `option:"shapes" use:"setting" shown:"usual ones, 100, 602, 47, 1, and a GraphSAGE step's" arg:"[KIND:]MxNxK[,…]" usage:"products [KIND:]MxNxK[,…]: nn: A·B, nt: A·Bᵀ, tn: Aᵀ·B"`
+	precisions []cuda.Precision `option:"precision" offers:"@precisions" shown:"on a GPU all, on the host device fp32" arg:"NAME[,NAME…]" usage:"of products and steps NAME[,NAME…]: {@precisions}; tf32 on a GPU only"`
+	openblas   string           `option:"openblas" words:"off,auto" default:"off" arg:"PATH" usage:"compare products of the host device with OpenBLAS: auto (a usual name), off, or the library's PATH"`
+	blas       string           `option:"blas" words:"off,auto" default:"auto" arg:"PATH" usage:"compare products and steps of a GPU with cuBLAS: auto (when it is installed), off, or the library's PATH"`
+	cfg        compute.Config   `options:"in"`
 }
 
 // computeBench measures kernels.
@@ -149,7 +99,7 @@ func parseSlots(text string) ([]int, error) {
 }
 
 func parseGroups(text string) ([]string, error) {
-	only, err := hcli.SplitList("only", text)
+	only, err := list("only", text)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +163,7 @@ func (a *computeBenchArgs) check(e *env) error {
 }
 
 func parsePrecisions(text string) ([]cuda.Precision, error) {
-	names, err := hcli.SplitList("precision", text)
+	names, err := list("precision", text)
 	if err != nil {
 		return nil, err
 	}

@@ -5,11 +5,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
 	"helios/cuda"
 	"helios/cuda/driver"
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/simd"
 )
@@ -18,60 +15,28 @@ import (
 // turns, and the length of a row's measurement.
 type kernelBenchArgs struct {
 	outputs
-	devices []string
-	seconds float64
-	workers int
-	kernels simd.Level
-	seed    uint64
+	devices []string   `option:"device" use:"setting" default:"host" arg:"DEVICE[,DEVICE…]" usage:"DEVICE[,DEVICE…]: host, cuda or cuda:N"`
+	seconds float64    `option:"seconds" range:"0..3600" positive:"yes" default:"1" usage:"length of a row's measurement"`
+	workers int        `option:"workers" range:"0..4096" shown:"one per CPU" usage:"worker slots of the host device"`
+	kernels simd.Level `option:"kernels" text:"yes" offers:"@levels" default:"auto" usage:"instructions of the host device's kernels: {@levels}; avx2 and avx512 give the same bits, generic (Go) others"`
+	seed    uint64     `option:"seed" default:"1" usage:"seed of the values"`
 }
 
-func devicesOption() hcli.Option[kernelBenchArgs] {
-	return hcli.Parsed(&cli.StringFlag{Name: "device", Value: "host",
-		Usage: "`DEVICE[,DEVICE…]`: host, cuda or cuda:N"},
-		func(a *kernelBenchArgs) *[]string { return &a.devices }, parseDevices).Setting()
-}
-
-func secondsOption() hcli.Option[kernelBenchArgs] {
-	return hcli.Float(&cli.Float64Flag{Name: "seconds", Value: 1,
-		Usage: "length of a row's measurement"},
-		func(a *kernelBenchArgs) *float64 { return &a.seconds }).Checked(func(a *kernelBenchArgs,
-		_ string) error {
-		if !(a.seconds > 0 && a.seconds <= 3600) {
-			return errs.New(errs.Usage, "--seconds %v: give a length above 0, up to 3600", a.seconds)
-		}
-		return nil
-	})
-}
-
-// slotsOption and levelOption are of the host device.
-func slotsOption() hcli.Option[kernelBenchArgs] {
-	return hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
-		Usage: "worker slots of the host device"},
-		func(a *kernelBenchArgs) *int { return &a.workers }).Checked(func(a *kernelBenchArgs,
-		_ string) error {
-		if a.workers < 0 || a.workers > 4096 {
-			return errs.New(errs.Usage, "--workers %d is not between 1 and 4096", a.workers)
-		}
-		return nil
-	})
-}
-
-func levelOption() hcli.Option[kernelBenchArgs] {
-	o := kernelsOptions()[0].Flag.(*cli.StringFlag)
-	return hcli.Parsed(o, func(a *kernelBenchArgs) *simd.Level { return &a.kernels }, simd.Parse)
-}
-
-func seedOption(usage string) hcli.Option[kernelBenchArgs] {
-	return hcli.Uint64(&cli.Uint64Flag{Name: "seed", Value: 1, Usage: usage},
-		func(a *kernelBenchArgs) *uint64 { return &a.seed })
-}
-
-func kernelBenchOutputs() hcli.Options[kernelBenchArgs] {
-	return hcli.In(func(a *kernelBenchArgs) *outputs { return &a.outputs }, outputOptions())
+// SetOption reads devices and levels of kernels.
+func (a *kernelBenchArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "device":
+		a.devices, err = parseDevices(text)
+	case "kernels":
+		a.kernels, err = simd.Parse(text)
+	default:
+		return false, nil
+	}
+	return true, err
 }
 
 func parseDevices(text string) ([]string, error) {
-	names, err := hcli.SplitList("device", text)
+	names, err := list("device", text)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/urfave/cli/v2"
@@ -16,7 +15,6 @@ import (
 )
 
 func benchMemoryCommand() *cli.Command {
-	kernel := func(a *memoryBenchArgs) *kernelBenchArgs { return &a.kernelBenchArgs }
 	return verb(&cli.Command{
 		Name:  "memory",
 		Usage: "gathers of cached rows beside plain copies of as many bytes, audited",
@@ -27,33 +25,27 @@ func benchMemoryCommand() *cli.Command {
 			"range. After each row of results the destination is overwritten, gathered or copied into once more, and its\n" +
 			"bytes are compared: all of them, or where they are many a sample of rows.\n" +
 			"\"lookups\" are rows a second that the index finds, the wait for the answer included.",
-	}, 0, slices.Concat(
-		hcli.In(kernel, hcli.Options[kernelBenchArgs]{devicesOption()}),
-		hcli.Options[memoryBenchArgs]{
-			hcli.Parsed(&cli.StringFlag{Name: "row-bytes", Value: "4096",
-				Usage: "sizes of a row `SIZE[,SIZE…]`, multiples of 4"},
-				func(a *memoryBenchArgs) *[]int64 { return &a.rowBytes }, parseGatheredRows),
-			hcli.Bytes(&cli.StringFlag{Name: "tier", Value: "1GiB",
-				Usage: "rows of each tier, in `SIZE`; well above what caches hold"},
-				func(a *memoryBenchArgs) *int64 { return &a.cfg.Tier }),
-			hcli.Bytes(&cli.StringFlag{Name: "set", Value: "256MiB",
-				Usage: "rows of a gather, in `SIZE`"},
-				func(a *memoryBenchArgs) *int64 { return &a.cfg.Set }),
-		},
-		hcli.In(kernel, append(hcli.Options[kernelBenchArgs]{secondsOption(), slotsOption(),
-			seedOption("seed of the order of rows"), levelOption()}, kernelBenchOutputs()...)),
-	), runBenchMemory)
+	}, 0, hcli.Of[memoryBenchArgs]().Says("seed", "seed of the order of rows"), runBenchMemory)
 }
 
 // memoryBenchArgs holds the options of "bench memory".
 type memoryBenchArgs struct {
 	kernelBenchArgs
-	rowBytes []int64
-	cfg      memory.Config
+	rowBytes []int64       `option:"row-bytes" default:"4096" arg:"SIZE[,SIZE…]" usage:"sizes of a row SIZE[,SIZE…], multiples of 4"`
+	cfg      memory.Config `options:"in"`
+}
+
+// SetOption reads sizes of rows.
+func (a *memoryBenchArgs) SetOption(name, text string) (done bool, err error) {
+	if name != "row-bytes" {
+		return false, nil
+	}
+	a.rowBytes, err = parseGatheredRows(text)
+	return true, err
 }
 
 func parseGatheredRows(text string) ([]int64, error) {
-	sizes, err := hcli.SplitList("row-bytes", text)
+	sizes, err := list("row-bytes", text)
 	if err != nil {
 		return nil, err
 	}

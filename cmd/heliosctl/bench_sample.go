@@ -22,7 +22,6 @@ import (
 )
 
 func benchSampleCommand() *cli.Command {
-	kernel := func(a *sampleBenchArgs) *kernelBenchArgs { return &a.kernelBenchArgs }
 	return verb(&cli.Command{
 		Name:      "sample",
 		Usage:     "neighbour sampling: edges a second, audited",
@@ -39,69 +38,41 @@ func benchSampleCommand() *cli.Command {
 			"With ssd in --topology each row comes with the neighbour lists left in the dataset's file, too, through a cache of lists\n" +
 			"(--neighbor-cache): \"from memory\" is the share of the edges that it had, \"read\" what a mini-batch read. The audit has\n" +
 			"the topology in memory all the same.",
-	}, 1, slices.Concat(
-		hcli.In(func(a *sampleBenchArgs) *datasetArgs { return &a.datasetArgs }, datasetOptions(
-			"sample the topology of this dataset `DIR` from its training nodes; may also be given as an argument")),
-		hcli.Options[sampleBenchArgs]{
-			hcli.Text(oneOf("graph", "without a dataset", "even", []string{"even", "skewed"}, nil),
-				func(a *sampleBenchArgs) *string { return &a.graph }).Setting(),
-			hcli.Int64(&cli.Int64Flag{Name: "nodes", Value: 1_000_000, Usage: "its nodes"},
-				func(a *sampleBenchArgs) *int64 { return &a.nodes }),
-			hcli.Float(&cli.Float64Flag{Name: "avg-degree", Value: 15,
-				Usage: "its mean number of in-neighbours"},
-				func(a *sampleBenchArgs) *float64 { return &a.degree }),
-			hcli.Parsed(&cli.StringFlag{Name: "fanout", Value: "15,10,5",
-				Usage: "neighbours sampled per hop `F1,F2,…`, the seeds' first; -1 takes all"},
-				func(a *sampleBenchArgs) *[]int { return &a.cfg.Sampler.Fanouts }, parseFanouts),
-			hcli.Int(&cli.IntFlag{Name: "batch-size", Value: 1024, Usage: "seeds of a mini-batch"},
-				func(a *sampleBenchArgs) *int { return &a.cfg.Batch }),
-			hcli.Parsed(&cli.StringFlag{Name: "topology", Value: plan.TopologyMemory,
-				Usage: "where a dataset's neighbour lists are, `WHERE[,WHERE]`: " +
-					strings.Join(plan.Topologies, ", ")},
-				func(a *sampleBenchArgs) *[]string { return &a.topologies }, parseTopologies).
-				Setting().OffersList(plan.Topologies...),
-			hcli.Budget(&cli.StringFlag{Name: "neighbor-cache", DefaultText: "10% with --topology ssd",
-				Usage: "`BUDGET` of CPU memory for the lists of hot nodes, a size or a share of the topology"},
-				func(a *sampleBenchArgs) *units.Budget { return &a.lists }),
-		},
-		hcli.In(kernel, hcli.Options[kernelBenchArgs]{devicesOption()}),
-		hcli.Options[sampleBenchArgs]{
-			hcli.Parsed(&cli.StringFlag{Name: "workers", DefaultText: "1 and one per CPU",
-				Usage: "worker slots of the host device `N[,N…]`"},
-				func(a *sampleBenchArgs) *[]int { return &a.slots }, parseSlotRanges),
-			hcli.Parsed(&cli.StringFlag{Name: "kernels", Value: "auto",
-				Usage: "instructions `LEVEL[,LEVEL…]`: " + strings.Join(simd.Names(), ", ")},
-				func(a *sampleBenchArgs) *[]simd.Level { return &a.levels }, parseLevels).
-				OffersList(simd.Names()...),
-			hcli.Int(&cli.IntFlag{Name: "batches", Value: 20, Usage: "mini-batches of a turn"},
-				func(a *sampleBenchArgs) *int { return &a.cfg.Batches }),
-			hcli.Float(&cli.Float64Flag{Name: "seconds", DefaultText: "by --batches",
-				Usage: "instead, about how long a row samples in all its turns"},
-				func(a *sampleBenchArgs) *float64 { return &a.cfg.Seconds }),
-			hcli.Int(&cli.IntFlag{Name: "turns", Value: 5, Usage: "turns of each row"},
-				func(a *sampleBenchArgs) *int { return &a.cfg.Turns }),
-			hcli.Bool(&cli.BoolFlag{Name: "degrees",
-				Usage: "look up the degrees of all nodes too, as GCN needs them"},
-				func(a *sampleBenchArgs) *bool { return &a.cfg.Sampler.Degrees }).Setting(),
-		},
-		hcli.In(kernel, append(hcli.Options[kernelBenchArgs]{
-			seedOption("seed of the graph, of the batches and of the draws")},
-			kernelBenchOutputs()...)),
-	), runBenchSample)
+	}, 1, hcli.Of[sampleBenchArgs]().
+		Says("dataset", "sample the topology of this dataset `DIR` from its training nodes; may also be given as an argument").
+		Says("seed", "seed of the graph, of the batches and of the draws"), runBenchSample)
 }
 
 // sampleBenchArgs holds the options of "bench sample".
 type sampleBenchArgs struct {
 	datasetArgs
 	kernelBenchArgs
-	cfg        sample.Config
-	graph      string
-	nodes      int64
-	degree     float64
-	slots      []int
-	levels     []simd.Level
-	topologies []string
-	lists      units.Budget // of a topology on storage
+	cfg        sample.Config `options:"in"`
+	inAll      float64       `option:"seconds" shown:"by {batches}" usage:"instead, about how long a row samples in all its turns"`
+	fanouts    []int         `option:"fanout" ints:"-1" default:"15,10,5" arg:"F1,F2,…" usage:"neighbours sampled per hop F1,F2,…, the seeds' first; -1 takes all"`
+	degrees    bool          `option:"degrees" use:"setting" usage:"look up the degrees of all nodes too, as GCN needs them"`
+	graph      string        `option:"graph" use:"setting" oneof:"even,skewed" default:"even" usage:"without a dataset"`
+	nodes      int64         `option:"nodes" default:"1000000" usage:"its nodes"`
+	degree     float64       `option:"avg-degree" default:"15" usage:"its mean number of in-neighbours"`
+	slots      []int         `option:"workers" shown:"1 and one per CPU" arg:"N[,N…]" usage:"worker slots of the host device N[,N…]"`
+	levels     []simd.Level  `option:"kernels" offers:"@levels" default:"auto" arg:"LEVEL[,LEVEL…]" usage:"instructions LEVEL[,LEVEL…]: {@levels}"`
+	topologies []string      `option:"topology" use:"setting" offers:"@topologies" default:"memory" arg:"WHERE[,WHERE]" usage:"where a dataset's neighbour lists are, WHERE[,WHERE]: {@topologies}"`
+	lists      units.Budget  `option:"neighbor-cache" shown:"10% with {topology} ssd" arg:"BUDGET" usage:"BUDGET of CPU memory for the lists of hot nodes, a size or a share of the topology"` // of a topology on storage
+}
+
+// SetOption reads lists of places, workers and levels of kernels.
+func (a *sampleBenchArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "topology":
+		a.topologies, err = parseTopologies(text)
+	case "workers":
+		a.slots, err = parseSlotRanges(text)
+	case "kernels":
+		a.levels, err = parseLevels(text)
+	default:
+		return a.kernelBenchArgs.SetOption(name, text)
+	}
+	return true, err
 }
 
 func parseSlotRanges(text string) ([]int, error) {
@@ -116,7 +87,7 @@ func parseSlotRanges(text string) ([]int, error) {
 }
 
 func parseLevels(text string) ([]simd.Level, error) {
-	names, err := hcli.SplitList("kernels", text)
+	names, err := list("kernels", text)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +109,7 @@ func parseLevels(text string) ([]simd.Level, error) {
 }
 
 func parseTopologies(text string) ([]string, error) {
-	out, err := hcli.SplitList("topology", text)
+	out, err := list("topology", text)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +130,8 @@ func (a *sampleBenchArgs) check(e *env) error {
 	if err := a.refuseHostOnly(e, &a.slots, &a.levels); err != nil {
 		return err
 	}
-	if e.given(&a.cfg.Seconds) != "" {
+	a.cfg.Sampler.Fanouts, a.cfg.Sampler.Degrees, a.cfg.Seconds = a.fanouts, a.degrees, a.inAll
+	if e.given(&a.inAll) != "" {
 		if e.given(&a.cfg.Batches) != "" {
 			return errs.New(errs.Usage, "--batches and --seconds: give one of them")
 		}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,55 +42,22 @@ func benchSuiteCommand() *cli.Command {
 			"each figure which it is and how much of it was reached.\n" +
 			"Reads go to the SSDs that are bound, and training to DATASET, loaded on them. Without these the suite makes software\n" +
 			"SSDs that play the model \"" + suiteModel + "\", and a dataset, in its folder, and removes them at its end.",
-	}, 1, slices.Concat(
-		hcli.In(func(a *suiteArgs) *datasetArgs { return &a.datasetArgs }, datasetOptions(
-			"train on this dataset `DIR`, loaded before; may also be given as an argument")),
-		hcli.Options[suiteArgs]{
-			hcli.Text(&cli.StringFlag{Name: "out", DefaultText: "none",
-				Usage: "`DIR` of results and report (required)"},
-				func(a *suiteArgs) *string { return &a.out }).Aside(),
-			hcli.Text(oneOf("preset", "how much is measured: smoke takes seconds and shows that all of it runs, quick a few minutes on two cores, full longer",
-				"full", slices.Sorted(maps.Keys(suiteSizes)), nil),
-				func(a *suiteArgs) *string { return &a.preset }).Setting(),
-			hcli.Bool(&cli.BoolFlag{Name: "quick", Usage: "the same as --preset quick"},
-				func(a *suiteArgs) *bool { return &a.quick }).Setting(),
-			hcli.Duration(&cli.DurationFlag{Name: "budget-time", DefaultText: "the preset's",
-				Usage: "choose the length of the measurements so that the suite takes about `TIME`, such as 20m"},
-				func(a *suiteArgs) *time.Duration { return &a.budget }).Checked(func(a *suiteArgs,
-				_ string) error {
-				if a.budget < time.Second || a.budget > 7*24*time.Hour {
-					return errs.New(errs.Usage, "--budget-time %v is not between 1s and 168h", a.budget)
-				}
-				return nil
-			}),
-			hcli.List(&cli.StringFlag{Name: "only", DefaultText: "all",
-				Usage: "groups to measure `GROUP[,GROUP…]`: " + strings.Join(suiteGroups, ", ")},
-				func(a *suiteArgs) *[]string { return &a.only }).Setting().
-				OffersList(suiteGroups...),
-			hcli.List(&cli.StringFlag{Name: "clock", Value: strings.Join(plan.Clocks, ","),
-				Usage: "`CLOCK[,CLOCK]`: " + strings.Join(plan.Clocks, ", ")},
-				func(a *suiteArgs) *[]string { return &a.clocks }).Setting().
-				OffersList(plan.Clocks...),
-			hcli.Text(&cli.StringFlag{Name: "hardware", Value: "a100-p5510x12",
-				Usage: "machine of the virtual clock, a `PROFILE` (" +
-					strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-				func(a *suiteArgs) *string { return &a.profile }).Input(hardware.Names()...),
-			hcli.Text(&cli.StringFlag{Name: "device", Value: "host",
-				Usage: "`DEVICE` of the wall clock's measurements: host, cuda or cuda:N"},
-				func(a *suiteArgs) *string { return &a.device }).Setting().Offers("host", "cuda"),
-			hcli.Bool(&cli.BoolFlag{Name: "overwrite",
-				Usage: "begin anew in a folder that holds a suite"},
-				func(a *suiteArgs) *bool { return &a.anew }).Aside(),
-		}), runBenchSuite)
+	}, 1, hcli.Of[suiteArgs]().Says("dataset",
+		"train on this dataset `DIR`, loaded before; may also be given as an argument"), runBenchSuite)
 }
 
 // suiteArgs holds the options of "bench suite".
 type suiteArgs struct {
 	datasetArgs
-	out, preset, profile, device string
-	quick, anew                  bool
-	budget                       time.Duration
-	only, clocks                 []string
+	out     string        `option:"out" use:"aside" shown:"none" arg:"DIR" usage:"DIR of results and report (required)"`
+	preset  string        `option:"preset" use:"setting" oneof:"@presets" default:"full" usage:"how much is measured: smoke takes seconds and shows that all of it runs, quick a few minutes on two cores, full longer"`
+	profile string        `option:"hardware" use:"input" words:"@hardware" default:"a100-p5510x12" arg:"PROFILE" usage:"machine of the virtual clock, a PROFILE ({@hardware}) or a YAML file"`
+	device  string        `option:"device" use:"setting" offers:"host,cuda" default:"host" arg:"DEVICE" usage:"DEVICE of the wall clock's measurements: host, cuda or cuda:N"`
+	quick   bool          `option:"quick" use:"setting" usage:"the same as {preset} quick"`
+	anew    bool          `option:"overwrite" use:"aside" usage:"begin anew in a folder that holds a suite"`
+	budget  time.Duration `option:"budget-time" range:"1s..168h" shown:"the preset's" arg:"TIME" usage:"choose the length of the measurements so that the suite takes about TIME, such as 20m"`
+	only    []string      `option:"only" use:"setting" offers:"@suite-groups" shown:"all" arg:"GROUP[,GROUP…]" usage:"groups to measure GROUP[,GROUP…]: {@suite-groups}"`
+	clocks  []string      `option:"clock" use:"setting" offers:"@clocks" default:"@clocks" arg:"CLOCK[,CLOCK]" usage:"CLOCK[,CLOCK]: {@clocks}"`
 }
 
 // suite is one run of all steps.

@@ -25,7 +25,6 @@ import (
 	"helios/internal/fileid"
 	"helios/internal/pci"
 	"helios/internal/rowtype"
-	"helios/internal/ssdmodel"
 	"helios/internal/state"
 	"helios/internal/units"
 	"helios/nvme/proxy"
@@ -47,76 +46,41 @@ func bindCommand() *cli.Command {
 			"With --computed the SSDs store nothing: they hold the given dataset, made with --feature-fn, as if it had been\n" +
 			"loaded onto them, and compute its superblocks, rows and checksums when they are read. They cannot be written.\n\n" +
 			"Nothing is written to any SSD before \"heliosctl load\".",
-	}, 1<<20, bindOptions(), runBind)
+	}, 1<<20, hcli.Of[bindArgs](), runBind)
+}
+
+// SetOption reads types and sizes.
+func (a *bindArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "row-dtype":
+		if a.rowType, err = rowtype.Parse(text); err != nil {
+			err = errs.Errorf("%v: %w", errs.Key(name), err)
+		}
+	case "size":
+		a.size, err = parseSSDSize(text)
+	default:
+		return false, nil
+	}
+	return true, err
 }
 
 // bindArgs holds the options of bind-ssds.
 type bindArgs struct {
 	// of NVMe controllers
-	allUnused bool
-	force     []string
-	group     string
-	dryRun    bool
+	allUnused bool     `option:"all-unused" usage:"every NVMe SSD that nobody uses and that holds nobody's data"`
+	force     []string `option:"force" arg:"SERIAL[,SERIAL…]" usage:"take the SSDs with these SERIAL[,SERIAL…] although they hold data (never what is in use)"`
+	group     string   `option:"group" shown:"that of vfio-setup.sh, helios, or the sudo user's" arg:"GROUP" usage:"GROUP whose members may use the SSDs"`
+	dryRun    bool     `option:"dry-run" usage:"say what would be done to NVMe SSDs, and change nothing"`
 	// of software SSDs
-	proxy    []string
-	ram      int
-	computed string
-	count    int
-	rowType  rowtype.Type
-	size     int64
-	lba      int
-	buffered bool
-	model    string
-}
-
-func bindOptions() hcli.Options[bindArgs] {
-	return hcli.Options[bindArgs]{
-		hcli.Bool(&cli.BoolFlag{Name: "all-unused",
-			Usage: "every NVMe SSD that nobody uses and that holds nobody's data"},
-			func(a *bindArgs) *bool { return &a.allUnused }),
-		hcli.List(&cli.StringFlag{Name: "force",
-			Usage: "take the SSDs with these `SERIAL[,SERIAL…]` although they hold data (never what is in use)"},
-			func(a *bindArgs) *[]string { return &a.force }),
-		hcli.Text(&cli.StringFlag{Name: "group",
-			DefaultText: "that of vfio-setup.sh, helios, or the sudo user's",
-			Usage:       "`GROUP` whose members may use the SSDs"},
-			func(a *bindArgs) *string { return &a.group }),
-		hcli.Bool(&cli.BoolFlag{Name: "dry-run",
-			Usage: "say what would be done to NVMe SSDs, and change nothing"},
-			func(a *bindArgs) *bool { return &a.dryRun }),
-		hcli.List(&cli.StringFlag{Name: "proxy",
-			Usage: "files or block devices `PATH[,PATH…]`, a software controller for each"},
-			func(a *bindArgs) *[]string { return &a.proxy }),
-		hcli.Int(&cli.IntFlag{Name: "proxy-ram",
-			Usage: "`N` software SSDs in shared memory (/dev/shm)"},
-			func(a *bindArgs) *int { return &a.ram }),
-		hcli.Text(&cli.StringFlag{Name: "computed",
-			Usage: "software SSDs that hold `DATASET`, which has a feature function, and compute it"},
-			func(a *bindArgs) *string { return &a.computed }),
-		hcli.Int(&cli.IntFlag{Name: "ssd-count", Value: 1,
-			Usage: "`N` SSDs that share the --computed dataset"},
-			func(a *bindArgs) *int { return &a.count }).Was("count"),
-		hcli.Parsed(oneOf("row-dtype", "how --computed SSDs hold the rows", "float32",
-			rowtype.Names(), nil),
-			func(a *bindArgs) *rowtype.Type { return &a.rowType }, rowtype.Parse),
-		hcli.Parsed(&cli.StringFlag{Name: "size", DefaultText: "computed: as small as can be",
-			Usage: "`SIZE` of each SSD that is created, such as 2GiB"},
-			func(a *bindArgs) *int64 { return &a.size }, parseSSDSize),
-		hcli.Int(&cli.IntFlag{Name: "lba", Value: 512,
-			Usage: "bytes of a software SSD's logical block: 512 or 4096"},
-			func(a *bindArgs) *int { return &a.lba }).Checked(func(a *bindArgs, _ string) error {
-			if a.lba != 512 && a.lba != 4096 {
-				return errs.New(errs.Usage, "--lba %d is neither 512 nor 4096", a.lba)
-			}
-			return nil
-		}),
-		hcli.Bool(&cli.BoolFlag{Name: "buffered",
-			Usage: "go through the page cache instead of O_DIRECT (proxied files only)"},
-			func(a *bindArgs) *bool { return &a.buffered }),
-		hcli.Text(&cli.StringFlag{Name: "ssd-model", Usage: "take no less time than `MODEL`: " +
-			strings.Join(ssdmodel.Names(), ", ") + ", or a YAML file"},
-			func(a *bindArgs) *string { return &a.model }).Offers(ssdmodel.Names()...),
-	}
+	proxy    []string     `option:"proxy" arg:"PATH[,PATH…]" usage:"files or block devices PATH[,PATH…], a software controller for each"`
+	ram      int          `option:"proxy-ram" arg:"N" usage:"N software SSDs in shared memory (/dev/shm)"`
+	computed string       `option:"computed" arg:"DATASET" usage:"software SSDs that hold DATASET, which has a feature function, and compute it"`
+	count    int          `option:"ssd-count" was:"count" default:"1" arg:"N" usage:"N SSDs that share the {computed} dataset"`
+	rowType  rowtype.Type `option:"row-dtype" text:"yes" oneof:"@row-types" default:"float32" usage:"how {computed} SSDs hold the rows"`
+	size     int64        `option:"size" size:"" shown:"computed: as small as can be" arg:"SIZE" usage:"SIZE of each SSD that is created, such as 2GiB"`
+	lba      int          `option:"lba" oneof:"512,4096" default:"512" usage:"bytes of a software SSD's logical block"`
+	buffered bool         `option:"buffered" usage:"go through the page cache instead of O_DIRECT (proxied files only)"`
+	model    string       `option:"ssd-model" offers:"@ssd-models" arg:"MODEL" usage:"take no less time than MODEL: {@ssd-models}, or a YAML file"`
 }
 
 func parseSSDSize(text string) (int64, error) {

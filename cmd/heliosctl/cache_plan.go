@@ -18,19 +18,11 @@ import (
 	"helios/sched/prepare"
 )
 
-// samplingConfig are the settings of verbs that sample a dataset's batches and read no features.
-func samplingConfig() hcli.Options[plan.Config] {
-	return namedOptions("fanout", "batch-size", "seed", "sampler", "batch-dependency",
-		"presample-epochs", "hotness-dir", "workers")
-}
-
-// samplingOptions are samplingConfig's and the host device's.
-func samplingOptions() hcli.Options[runArgs] {
-	return append(withConfig(samplingConfig()), withDevice(kernelsOptions())...)
-}
+// sampling are the options of verbs that sample a dataset's batches and read no features.
+var sampling = []string{"dataset", "fanout", "batch-size", "seed", "sampler", "batch-dependency",
+	"presample-epochs", "hotness-dir", "workers", "kernels", "results", "overwrite"}
 
 func cachePlanCommand() *cli.Command {
-	run := func(a *cachePlanArgs) *runArgs { return &a.runArgs }
 	return verb(&cli.Command{
 		Name:      "plan",
 		Usage:     "split a budget of memory between the GPU's and the CPU's tier: least modelled epoch time",
@@ -40,56 +32,25 @@ func cachePlanCommand() *cli.Command {
 			"SSDs, the link into the GPU, the GPU, the CPU's memory, the sampling stream, training. All work at once, so the\n" +
 			"busiest decides. Every split is looked at, so none of them is better than the one that is named; all are in --json.\n" +
 			"Every figure is modelled, but for rows and hits.",
-	}, 1, slices.Concat(
-		hcli.In(run, withDataset(datasetOptions(datasetUsage))),
-		hcli.Options[cachePlanArgs]{
-			hcli.Text(&cli.StringFlag{Name: "trace",
-				Usage: "plan for the accesses in `FILE` (train --trace); a dataset is then needed for the times of sampling and training alone"},
-				func(a *cachePlanArgs) *string { return &a.find.Trace }).Input(),
-			hcli.Budget(&cli.StringFlag{Name: "budget",
-				Usage: "memory for both tiers together, a `SIZE` or a share of the features"},
-				func(a *cachePlanArgs) *units.Budget { return &a.find.Budget }),
-			mostOption("gpu-max", "the GPU's memory", "at most `BYTES` of it in the GPU",
-				func(a *cachePlanArgs) *int64 { return &a.find.GPUMax }),
-			mostOption("cpu-max", "no bound", "at most `BYTES` of it in the CPU's memory",
-				func(a *cachePlanArgs) *int64 { return &a.find.CPUMax }),
-			hcli.Int(&cli.IntFlag{Name: "steps", Value: 100,
-				Usage: "splits to look at, beside the first"},
-				func(a *cachePlanArgs) *int { return &a.find.Steps }),
-			hcli.Text(&cli.StringFlag{Name: "hardware", Usage: "the machine, a `PROFILE` (" +
-				strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-				func(a *cachePlanArgs) *string { return &a.profile }).Input(hardware.Names()...),
-			ssdCountOption(func(a *cachePlanArgs) *int { return &a.find.Hardware.SSDs }),
-		},
-		hcli.In(run, slices.Concat(withConfig(namedOptions("model", "hidden", "row-dtype",
-			"hotness").Shown("presample", "hotness").Shown("the dataset's", "row-dtype").
-			Says("row-dtype", "`TYPE` that rows are stored as")),
-			withOutputs(outputOptions()), samplingOptions())),
-	), runCachePlan)
+	}, 1, hcli.Of[cachePlanArgs]().Only(append(sampling, "trace", "budget", "gpu-max", "cpu-max",
+		"steps", "hardware", "ssd-count", "model", "hidden", "row-dtype", "hotness")...).
+		Shown("presample", "hotness").Shown("the dataset's", "row-dtype").
+		Says("row-dtype", "`TYPE` that rows are stored as"), runCachePlan)
 }
 
 // cachePlanArgs holds the options of "cache plan".
 type cachePlanArgs struct {
 	runArgs
-	find    cacheplan.Options
-	profile string // of --hardware
-}
-
-// mostOption bounds a tier; 0 is for none of it.
-func mostOption(name, def, usage string,
-	at func(*cachePlanArgs) *int64) hcli.Option[cachePlanArgs] {
-	return hcli.Bytes(&cli.StringFlag{Name: name, DefaultText: def, Usage: usage}, at).Checked(
-		func(a *cachePlanArgs, _ string) error {
-			if to := at(a); *to == 0 {
-				*to = plan.Off
-			}
-			return nil
-		})
+	find     cacheplan.Options `options:"in"`
+	ssdCount int               `option:"ssd-count" positive:"yes" range:"1..256" shown:"the profile's" usage:"number of SSDs of that machine"`
+	// of --hardware
+	profile string `option:"hardware" use:"input" words:"@hardware" arg:"PROFILE" usage:"the machine, a PROFILE ({@hardware}) or a YAML file"`
 }
 
 // check refuses what cannot be, before anything is opened.
 func (a *cachePlanArgs) check(e *env) (err error) {
 	o := &a.find
+	o.Hardware.SSDs = a.ssdCount
 	if o.Steps < 1 || o.Steps > 100_000 {
 		return errs.New(errs.Usage, "--steps %d is not between 1 and 100000", o.Steps)
 	}
@@ -193,7 +154,6 @@ func showCachePlan(e *env, p *cacheplan.Plan) {
 }
 
 func cacheHotnessCommand() *cli.Command {
-	run := func(a *hotnessArgs) *runArgs { return &a.runArgs }
 	return verb(&cli.Command{
 		Name:      "hotness",
 		Usage:     "how well sources of hotness place rows for an epoch that they have not seen",
@@ -201,32 +161,31 @@ func cacheHotnessCommand() *cli.Command {
 		Description: "For tiers of some sizes: the share of an epoch's accesses that the rows placed by each source serve, next to the most that\n" +
 			"any static placement could (the epoch's own hottest rows). Needs no SSDs.\n" +
 			"presample:K counts K epochs; foresight counts the very epochs that are trained, so here it is the optimum.",
-	}, 1, slices.Concat(
-		hcli.In(run, withDataset(datasetOptions(datasetUsage))),
-		hcli.Options[hotnessArgs]{
-			hcli.Parsed(&cli.StringFlag{Name: "hotness",
-				Value: "presample:1,presample,degree,out-degree,pagerank",
-				Usage: "sources `NAME[,NAME…]`: " + strings.Join(plan.Hotnesses, ", ") +
-					", presample:K, or files of node numbers"},
-				func(a *hotnessArgs) *[]string { return &a.sources }, parseHotnesses).Was("by").
-				Input(plan.Hotnesses...).OffersList(plan.Hotnesses...),
-			hcli.Parsed(&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%",
-				Usage: "tiers `SIZE[,SIZE…]`, bytes or shares of the features"},
-				func(a *hotnessArgs) *[]units.Budget { return &a.sizes }, parseSizes),
-		},
-		hcli.In(run, append(withOutputs(outputOptions()), samplingOptions()...)),
-	), runCacheHotness)
+	}, 1, hcli.Of[hotnessArgs]().Only(append(sampling, "hotness", "sizes")...), runCacheHotness)
 }
 
 // hotnessArgs holds the options of "cache hotness".
 type hotnessArgs struct {
 	runArgs
-	sources []string
-	sizes   []units.Budget
+	sources []string       `option:"hotness" was:"by" use:"input" words:"@hotnesses" default:"presample:1,presample,degree,out-degree,pagerank" arg:"NAME[,NAME…]" usage:"sources NAME[,NAME…]: {@hotnesses}, presample:K, or files of node numbers"`
+	sizes   []units.Budget `option:"sizes" default:"1%,5%,10%,20%" arg:"SIZE[,SIZE…]" usage:"tiers SIZE[,SIZE…], bytes or shares of the features"`
+}
+
+// SetOption reads lists of sources and sizes.
+func (a *hotnessArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "hotness":
+		a.sources, err = parseHotnesses(text)
+	case "sizes":
+		a.sizes, err = parseSizes(text)
+	default:
+		return false, nil
+	}
+	return true, err
 }
 
 func parseHotnesses(text string) ([]string, error) {
-	names, err := hcli.SplitList("hotness", text)
+	names, err := list("hotness", text)
 	if err != nil {
 		return nil, err
 	}
@@ -242,7 +201,7 @@ func parseHotnesses(text string) ([]string, error) {
 }
 
 func parseSizes(text string) ([]units.Budget, error) {
-	texts, err := hcli.SplitList("sizes", text)
+	texts, err := list("sizes", text)
 	if err != nil {
 		return nil, err
 	}

@@ -8,11 +8,9 @@ import (
 	"io"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
-	"helios/cache/policy"
 	"helios/cache/replay"
 	"helios/cache/trace"
 	"helios/gpuio"
@@ -32,95 +30,46 @@ func cacheReplayCommand() *cli.Command {
 			"bypass of the same size (no policy reads fewer lines); for static, the pass's own hottest rows (oracle).\n" +
 			"--check plays what the run itself had and holds it against the run's own counters: every number must be equal.\n" +
 			"Bytes count a command for each line, not what merging reads of adjacent rows saves.",
-	}, 1, append(hcli.Options[replayArgs]{
-		hcli.Text(&cli.StringFlag{Name: "trace",
-			Usage: "the recorded run, a `FILE`; may also be given as an argument"},
-			func(a *replayArgs) *string { return &a.trace }).Input(),
-		hcli.Parsed(&cli.StringFlag{Name: "policy", DefaultText: "all", Usage: "`NAME[,NAME…]`: " +
-			strings.Join(replay.Policies(), ", ")},
-			func(a *replayArgs) *[]string { return &a.policies }, parseReplayPolicies).
-			Was("policies").Setting().OffersList(replay.Policies()...),
-		hcli.Parsed(&cli.StringFlag{Name: "sizes", Value: "1%,5%,10%,20%",
-			Usage: "GPU tiers `SIZE[,SIZE…]`: a share of the features, bytes, or 5000lines"},
-			func(a *replayArgs) *[]replay.Size { return &a.sizes }, parseTierSizes),
-		hcli.Parsed(&cli.StringFlag{Name: "cache-line", DefaultText: "the run's",
-			Usage: "lines of the dynamic policies `SIZE[,SIZE…]`: row, or bytes such as 4096"},
-			func(a *replayArgs) *[]int64 { return &a.lines }, parseLines).Was("line"),
-		hcli.Parsed(&cli.StringFlag{Name: "directory", DefaultText: "the run's",
-			Usage: "directories of the policies that know no future `NAME[,NAME…]`: " +
-				strings.Join(policy.Kinds(), ", ")},
-			func(a *replayArgs) *[]string { return &a.directories }, parseDirectories).
-			Setting().OffersList(policy.Kinds()...),
-		hcli.Parsed(&cli.StringFlag{Name: "window", DefaultText: "the run's",
-			Usage: "coming batches whose lines stay `N[,N…]`: of the policies that know no future"},
-			func(a *replayArgs) *[]int { return &a.windows }, parseWindows),
-		hcli.Parsed(&cli.StringFlag{Name: "superbatch",
-			DefaultText: strconv.Itoa(replay.DefaultSuperbatch),
-			Usage:       "mini-batches `N[,N…]` whose rows policy superbatch knows at once"},
-			func(a *replayArgs) *[]int { return &a.superbatches }, parseSuperbatches),
-		hcli.Budget(&cli.StringFlag{Name: "cpu-cache", DefaultText: "the run's",
-			Usage: "constant CPU buffer of the hottest rows, a `SIZE` or share; static: rows after those in the GPU tier; superbatch: a tier that it moves rows to and from"},
-			func(a *replayArgs) *units.Budget { return &a.cpuCache }),
-		hcli.Bool(&cli.BoolFlag{Name: "check",
-			Usage: "hold a replay of the run's own cache against its counters, and play others only where flags about them are given"},
-			func(a *replayArgs) *bool { return &a.check }).Setting(),
-		hcli.Bool(&cli.BoolFlag{Name: "passes",
-			Usage: "show every epoch and evaluation, not only their sum"},
-			func(a *replayArgs) *bool { return &a.passes }).Setting(),
-		hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
-			Usage: "caches that are played at once"},
-			func(a *replayArgs) *int { return &a.workers }),
-		hcli.Text(&cli.StringFlag{Name: "csv",
-			Usage: "also write a line for each cache and pass to `FILE`"},
-			func(a *replayArgs) *string { return &a.csv }).Aside(),
-		hcli.Text(&cli.StringFlag{Name: "html",
-			Usage: "also draw hits and bytes by size into `FILE`, a web page that needs no other"},
-			func(a *replayArgs) *string { return &a.html }).Aside().Was("plot"),
-	}, hcli.In(func(a *replayArgs) *outputs { return &a.outputs }, outputOptions())...),
-		runCacheReplay)
+	}, 1, hcli.Of[replayArgs](), runCacheReplay)
 }
 
 // replayArgs holds the options of "cache replay". Of policies, lines and windows nil is the run's.
 type replayArgs struct {
 	outputs
-	trace        string
-	policies     []string
-	sizes        []replay.Size
-	lines        []int64
-	windows      []int
-	directories  []string
-	superbatches []int
-	cpuCache     units.Budget
-	check        bool
-	passes       bool
-	workers      int
-	csv, html    string
+	trace        string        `option:"trace" use:"input" arg:"FILE" usage:"the recorded run, a FILE; may also be given as an argument"`
+	policies     []string      `option:"policy" oneof:"@replay-policies" was:"policies" use:"setting" shown:"all" arg:"NAME[,NAME…]" usage:"NAME[,NAME…]"`
+	sizes        []replay.Size `option:"sizes" default:"1%,5%,10%,20%" arg:"SIZE[,SIZE…]" usage:"GPU tiers SIZE[,SIZE…]: a share of the features, bytes, or 5000lines"`
+	lines        []int64       `option:"cache-line" was:"line" shown:"the run's" arg:"SIZE[,SIZE…]" usage:"lines of the dynamic policies SIZE[,SIZE…]: row, or bytes such as 4096"`
+	windows      []int         `option:"window" shown:"the run's" arg:"N[,N…]" usage:"coming batches whose lines stay N[,N…]: of the policies that know no future"`
+	directories  []string      `option:"directory" oneof:"@directories" use:"setting" shown:"the run's" arg:"NAME[,NAME…]" usage:"directories of the policies that know no future NAME[,NAME…]"`
+	superbatches []int         `option:"superbatch" shown:"1000" arg:"N[,N…]" usage:"mini-batches N[,N…] whose rows policy superbatch knows at once"`
+	cpuCache     units.Budget  `option:"cpu-cache" shown:"the run's" arg:"SIZE" usage:"constant CPU buffer of the hottest rows, a SIZE or share; static: rows after those in the GPU tier; superbatch: a tier that it moves rows to and from"`
+	check        bool          `option:"check" use:"setting" usage:"hold a replay of the run's own cache against its counters, and play others only where flags about them are given"`
+	passes       bool          `option:"passes" use:"setting" usage:"show every epoch and evaluation, not only their sum"`
+	workers      int           `option:"workers" shown:"one per CPU" usage:"caches that are played at once"`
+	csv          string        `option:"csv" use:"aside" arg:"FILE" usage:"also write a line for each cache and pass to FILE"`
+	html         string        `option:"html" use:"aside" was:"plot" arg:"FILE" usage:"also draw hits and bytes by size into FILE, a web page that needs no other"`
 }
 
-func parseReplayPolicies(text string) ([]string, error) {
-	names, err := hcli.SplitList("policy", text)
-	for _, p := range names {
-		if !slices.Contains(replay.Policies(), p) {
-			return nil, errs.New(errs.Usage, "unknown --policy %q; %s", p,
-				meant(p, replay.Policies(), "choose of "+strings.Join(replay.Policies(), ", ")))
-		}
+// SetOption reads lists of sizes and numbers.
+func (a *replayArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "sizes":
+		a.sizes, err = parseTierSizes(text)
+	case "cache-line":
+		a.lines, err = parseLines(text)
+	case "window":
+		a.windows, err = parseWindows(text)
+	case "superbatch":
+		a.superbatches, err = parseSuperbatches(text)
+	default:
+		return false, nil
 	}
-	return names, err
-}
-
-func parseDirectories(text string) ([]string, error) {
-	names, err := hcli.SplitList("directory", text)
-	for _, d := range names {
-		if !slices.Contains(policy.Kinds(), d) {
-			return nil, errs.New(errs.Usage, "unknown --directory %q; %s", d,
-				meant(d, policy.Kinds(), "choose of "+strings.Join(policy.Kinds(), ", ")))
-		}
-	}
-	return names, err
+	return true, err
 }
 
 func parseTierSizes(text string) ([]replay.Size, error) {
-	texts, err := hcli.SplitList("sizes", text)
+	texts, err := list("sizes", text)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +85,7 @@ func parseTierSizes(text string) ([]replay.Size, error) {
 }
 
 func parseLines(text string) ([]int64, error) {
-	texts, err := hcli.SplitList("cache-line", text)
+	texts, err := list("cache-line", text)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +106,7 @@ func parseLines(text string) ([]int64, error) {
 }
 
 func parseWindows(text string) ([]int, error) {
-	texts, err := hcli.SplitList("window", text)
+	texts, err := list("window", text)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +122,7 @@ func parseWindows(text string) ([]int, error) {
 }
 
 func parseSuperbatches(text string) ([]int, error) {
-	texts, err := hcli.SplitList("superbatch", text)
+	texts, err := list("superbatch", text)
 	if err != nil {
 		return nil, err
 	}

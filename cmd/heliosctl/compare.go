@@ -39,7 +39,6 @@ const (
 )
 
 func compareCommand() *cli.Command {
-	run := func(a *compareArgs) *runArgs { return &a.runArgs }
 	return verb(&cli.Command{
 		Name:      "compare",
 		Usage:     "train the same model by several data paths in turns, and tell their times, bytes, hits and bottlenecks",
@@ -54,38 +53,7 @@ func compareCommand() *cli.Command {
 			"together: a mode with one tier has the sum in it. A variant that sizes a tier itself keeps what it says, and a note tells\n" +
 			"whose memory differs. With a GPU, whose memory is another kind, each mode has the tiers that it uses.\n" +
 			"With --clock virtual each variant is played once, and all figures are modelled.",
-	}, 1, slices.Concat(
-		hcli.In(run, comparedOptions()),
-		hcli.Options[compareArgs]{
-			hcli.List(&cli.StringFlag{Name: "modes", Value: strings.Join(plan.ModeNames(), ","),
-				Usage: "data paths to compare `MODE,…`, or baselines of papers (" +
-					strings.Join(baselineNames(), ", ") + "); the first is what the others are told relative to"},
-				func(a *compareArgs) *[]string { return &a.modes }).
-				Setting().OffersList(slices.Concat(plan.ModeNames(), baselineNames())...),
-			hcli.Text(&cli.StringFlag{Name: "variants",
-				Usage: "also compare, or without --modes only compare, these: `NAME=FLAGS; …` with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""},
-				func(a *compareArgs) *string { return &a.variants }).Uses(variantsUse),
-			hcli.Int(&cli.IntFlag{Name: "repeats", Value: 3, Usage: "how often each is run, in turns"},
-				func(a *compareArgs) *int { return &a.repeats }).Positive().Checked(func(
-				a *compareArgs, _ string) error {
-				if a.repeats < 0 || a.repeats > 1000 {
-					return errs.New(errs.Usage, "--repeats %d is not between 1 and 1000", a.repeats)
-				}
-				return nil
-			}),
-			hcli.Text(oneOf("page-cache",
-				"the kernel's page cache of software SSDs' files before each run; cold drops them from it",
-				pageCacheCold, []string{pageCacheCold, pageCacheWarm}, nil),
-				func(a *compareArgs) *string { return &a.pageCache }).Setting(),
-			hcli.Text(&cli.StringFlag{Name: "csv", Usage: "also write a line for each run to `FILE`"},
-				func(a *compareArgs) *string { return &a.csv }).Aside(),
-			hcli.Text(&cli.StringFlag{Name: "html",
-				Usage: "also write a report with plots to `FILE`, which needs no other"},
-				func(a *compareArgs) *string { return &a.html }).Aside(),
-		},
-		hcli.In(run, withOutputs(outputOptions())),
-		hcli.In(func(a *compareArgs) *clockArgs { return &a.clockArgs }, clockOptions()),
-	), runCompare)
+	}, 1, compareOptions(), runCompare)
 }
 
 // compareArgs holds the options of compare. The configuration of its runArgs has the flags that
@@ -93,45 +61,51 @@ func compareCommand() *cli.Command {
 type compareArgs struct {
 	runArgs
 	clockArgs
-	modes     []string
-	variants  string
-	repeats   int
-	pageCache string
-	csv, html string
+	modes     []string `option:"modes" common:"yes" use:"setting" offers:"@modes,@baselines" default:"@modes" arg:"MODE,…" usage:"data paths to compare MODE,…, or baselines of papers ({@baselines}); the first is what the others are told relative to"`
+	variants  string   `option:"variants" common:"yes" arg:"NAME=FLAGS; …" usage:"also compare, or without {modes} only compare, these: NAME=FLAGS; … with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""`
+	repeats   int      `option:"repeats" common:"yes" range:"1..1000" positive:"yes" default:"3" usage:"how often each is run, in turns"`
+	pageCache string   `option:"page-cache" use:"setting" oneof:"cold,warm" default:"cold" usage:"the kernel's page cache of software SSDs' files before each run; cold drops them from it"`
+	csv       string   `option:"csv" common:"yes" use:"aside" arg:"FILE" usage:"also write a line for each run to FILE"`
+	html      string   `option:"html" common:"yes" use:"aside" arg:"FILE" usage:"also write a report with plots to FILE, which needs no other"`
 }
 
-// comparedOptions are train's that make sense for all variants. Two epochs by default.
+// compareOptions are train's that make sense for all variants, two epochs by default, and its own.
+func compareOptions() hcli.Options[compareArgs] {
+	return hcli.Of[compareArgs]().WithoutGroups("Replicas", "Run").Without("other-dataset", "mode",
+		"timeline", "fault").Shown(strconv.Itoa(comparedEpochs), "epochs")
+}
+
+// comparedOptions are those that hold for all variants.
 func comparedOptions() hcli.Options[runArgs] {
-	options := slices.Concat(withDataset(datasetOptions(datasetUsage)),
-		withConfig(configOptions("Model")), hcli.Options[runArgs]{edgesOption()}.Group("Model"),
-		slices.DeleteFunc(dataPath(), func(o hcli.Option[runArgs]) bool {
-			return slices.Contains([]string{"mode", "timeline", "fault"}, o.Key())
-		}))
-	options.Shown(strconv.Itoa(comparedEpochs), "epochs")
-	return options
+	return hcli.Of[runArgs]().WithoutGroups("Replicas", "Run").Without("other-dataset", "mode",
+		"timeline", "fault", "results", "overwrite").Shown(strconv.Itoa(comparedEpochs), "epochs")
 }
 
-// variantsUse says what the text of --variants can do: the flags in it decide.
-func variantsUse(text string) hcli.Use {
-	uses := slices.Concat(comparedOptions(), withConfig(configOptions("Data path"))).Uses()
+// UseOf says what the text of --variants can do: the flags in it decide.
+func (a *compareArgs) UseOf(name, text string) (use hcli.Use, decided bool) {
+	if name != "variants" {
+		return hcli.Unknown, false
+	}
+	uses := hcli.Of[runArgs]().Uses()
+	known := &cli.Command{Flags: variantFlags()}
 	for part := range strings.SplitSeq(text, ";") {
 		_, args, _ := strings.Cut(part, "=")
-		flags, _, _, err := parse(&cli.Command{Flags: variantFlags()}, "compare", strings.Fields(args))
+		flags, _, _, err := parse(known, "compare", strings.Fields(args))
 		if err != nil {
-			return hcli.Unknown
+			return hcli.Unknown, true
 		}
 		for _, f := range flags {
 			if use := uses[f.name]; use == nil || use(f.value) != hcli.Setting {
-				return hcli.Unknown
+				return hcli.Unknown, true
 			}
 		}
 	}
-	return hcli.Setting
+	return hcli.Setting, true
 }
 
 // variantFlags are those that a variant may have of its own.
 func variantFlags() []cli.Flag {
-	return append(comparedOptions().Flags(), lookup(configOptions("Data path").Flags(), "mode"))
+	return append(comparedOptions().Flags(), lookup(hcli.Of[runArgs]().Flags(), "mode"))
 }
 
 // comparedEpochs is how many epochs each run has where nothing is said: the first fills tiers.
@@ -267,7 +241,7 @@ func (c *comparer) variantConfig(args []string) (cfg plan.Config, ownTiers bool,
 			return slices.Contains(plan.SuperbatchOptions(), key)
 		}), about...)
 	}
-	options := configOptions("Model", "Data path", "Tiers", "Mega-batches")
+	options := hcli.Of[plan.Config]().WithoutGroups("Replicas", "Run")
 	cfg = plan.Config{Epochs: comparedEpochs, NoEval: true}
 	given := flagValues{}
 	for _, f := range flags {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/rowtype"
@@ -52,7 +53,7 @@ func (c *comparer) sharedTiers(vs []variant, in prepare.Inputs) (gpu, cpu units.
 		if !c.c.IsSet(key) {
 			continue
 		}
-		if err := configOptions("Tiers").Set(&base, key, fmt.Sprint(c.c.Value(key))); err != nil {
+		if err := hcli.Of[plan.Config]().Set(&base, key, fmt.Sprint(c.c.Value(key))); err != nil {
 			return gpu, cpu, err
 		}
 	}

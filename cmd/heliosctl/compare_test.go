@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/gnn"
-	"helios/internal/errs"
 	"helios/sched/plan"
 )
 
@@ -308,17 +307,6 @@ func TestResultKey(t *testing.T) {
 		resultKey(plan.Config{MegaSettings: plan.MegaSettings{Passes: 2}, Mode: plan.ModeHier}),
 		resultKey(plan.Config{Mode: plan.ModeMarius})}
 	require.Len(t, slices.Compact(slices.Sorted(slices.Values(keys))), len(keys))
-}
-
-// TestEmptyChoice: an empty value, as a variable of a script that is not set leaves, is no choice.
-func TestEmptyChoice(t *testing.T) {
-	for _, def := range []string{"", "one"} {
-		f := oneOf("which", "one of some", def, []string{"one", "two"}, nil)
-		err := f.Action(nil, "")
-		require.ErrorContains(t, err, `unknown --which ""`)
-		require.Equal(t, errs.Usage, errs.ClassOf(err))
-		require.NoError(t, f.Action(nil, "two"))
-	}
 }
 
 // TestHelpNamesHelp: --help is listed, also where flags are in groups.

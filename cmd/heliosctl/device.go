@@ -8,11 +8,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/urfave/cli/v2"
-
 	"helios/cuda"
 	"helios/cuda/driver"
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
 	"helios/internal/simd"
@@ -20,29 +17,22 @@ import (
 
 // deviceArgs choose the compute device. The zero value is what a run without flags takes.
 type deviceArgs struct {
-	device  string
-	kernels simd.Level
-	auto    int // GPU that auto takes: that of this process among the ranks of its machine
+	device  string     `option:"device" common:"yes" use:"setting" offers:"auto,host,cuda" default:"auto" arg:"N" usage:"compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:N; with {replicas} also a list, cuda:0,cuda:2"`
+	kernels simd.Level `option:"kernels" text:"yes" offers:"@levels" default:"auto" usage:"instructions of the host device's kernels: {@levels}; avx2 and avx512 give the same bits, generic (Go) others"`
+	auto    int        // GPU that auto takes: that of this process among the ranks of its machine
 }
 
-func deviceOptions() hcli.Options[deviceArgs] {
-	return append(hcli.Options[deviceArgs]{hcli.Text(&cli.StringFlag{
-		Name: "device", Value: "auto",
-		Usage: "compute device: auto (a GPU if there is one that can, else host), host, cuda or cuda:`N`; with --replicas also a list, cuda:0,cuda:2",
-	}, func(a *deviceArgs) *string { return &a.device }).Setting().Offers("auto", "host", "cuda").Checked(func(
-		a *deviceArgs, _ string) error {
-		_, _, err := parseDeviceList(a.device)
-		return err
-	})}, kernelsOptions()...)
-}
-
-// kernelsOptions are those of verbs that have the host device only.
-func kernelsOptions() hcli.Options[deviceArgs] {
-	return hcli.Options[deviceArgs]{hcli.Parsed(&cli.StringFlag{
-		Name: "kernels", Value: simd.Auto.String(), Usage: "instructions of the host device's kernels: " +
-			strings.Join(simd.Names(), ", ") +
-			"; avx2 and avx512 give the same bits, generic (Go) others",
-	}, func(a *deviceArgs) *simd.Level { return &a.kernels }, simd.Parse).Offers(simd.Names()...)}
+// SetOption reads devices and levels of kernels.
+func (a *deviceArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "device":
+		_, _, err = parseDeviceList(text)
+		return false, err
+	case "kernels":
+		a.kernels, err = simd.Parse(text)
+		return true, err
+	}
+	return false, nil
 }
 
 // parseDevice reads auto, host, cuda or cuda:N.

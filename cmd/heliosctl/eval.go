@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/urfave/cli/v2"
 
-	"helios/dataset"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/units"
 	"helios/sched"
-	"helios/sched/plan"
 	"helios/sched/report"
 )
 
@@ -21,41 +18,25 @@ import (
 // data path is chosen as for train.
 type inferArgs struct {
 	runArgs
-	checkpoint string
-	parameters string
-	split      string
+	checkpoint string `option:"checkpoint" common:"yes" use:"input" arg:"DIR" usage:"checkpoint DIR or file that \"heliosctl train --checkpoint\" wrote"`
+	parameters string `option:"parameters" common:"yes" use:"setting" oneof:"best,last" default:"best" usage:"which of the checkpoint's: those of the best epoch in validation, or the last"`
+}
+
+// evalArgs holds the options of eval.
+type evalArgs struct {
+	inferArgs
+	split string `option:"split" common:"yes" use:"setting" oneof:"@splits" default:"test" usage:"nodes to classify"`
 }
 
 // settle leaves the settings as they are: the defaults are the checkpoint's.
 func (a *inferArgs) settle() {}
 
-func inferOptions() hcli.Options[inferArgs] {
-	run := func(a *inferArgs) *runArgs { return &a.runArgs }
-	return slices.Concat(
-		hcli.In(run, withDataset(datasetOptions(datasetUsage))),
-		hcli.Options[inferArgs]{
-			hcli.Text(&cli.StringFlag{Name: "checkpoint",
-				Usage: "checkpoint `DIR` or file that \"heliosctl train --checkpoint\" wrote"},
-				func(a *inferArgs) *string { return &a.checkpoint }).Input(),
-			hcli.Text(oneOf("parameters",
-				"which of the checkpoint's: those of the best epoch in validation, or the last",
-				"best", []string{"best", "last"}, nil),
-				func(a *inferArgs) *string { return &a.parameters }).Setting(),
-		},
-		hcli.In(run, slices.Concat(hcli.Options[runArgs]{edgesOption()},
-			withConfig(inferConfig()), dataPath())))
-}
-
-// inferConfig are the settings of the model that a verb with a checkpoint may choose anew.
-func inferConfig() hcli.Options[plan.Config] {
-	return namedOptions("fanout", "batch-size", "other-dataset", "sampler").Shown(
-		"the checkpoint's", "fanout", "batch-size", "sampler")
-}
-
-// splitOption chooses the nodes to classify.
-func splitOption(def string, values []string) hcli.Option[inferArgs] {
-	return hcli.Text(oneOf("split", "nodes to classify", def, values, nil),
-		func(a *inferArgs) *string { return &a.split }).Setting()
+// inferOptions are those of verbs with a checkpoint: of the model's settings, those that a verb may
+// choose anew.
+func inferOptions[T any]() hcli.Options[T] {
+	return hcli.Of[T]().WithoutGroups("Replicas", "Run").WithoutFrom("Model", "fanout",
+		"batch-size", "sampler", "other-dataset", "no-edges").
+		Shown("the checkpoint's", "fanout", "batch-size", "sampler")
 }
 
 func evalCommand() *cli.Command {
@@ -63,10 +44,7 @@ func evalCommand() *cli.Command {
 		Name:      "eval",
 		Usage:     "measure a checkpoint's accuracy on a split",
 		ArgsUsage: "[DATASET]",
-	}, 1, slices.Concat(inferOptions(),
-		hcli.Options[inferArgs]{splitOption("test", dataset.Splits)},
-		hcli.In(func(a *inferArgs) *runArgs { return &a.runArgs }, withOutputs(outputOptions())),
-	), runEval)
+	}, 1, inferOptions[evalArgs](), runEval)
 }
 
 // check completes the configuration and refuses what cannot be, before anything is opened.
@@ -88,7 +66,7 @@ func orOtherDataset(err error) error {
 	return err
 }
 
-func runEval(ctx context.Context, e *env, a *inferArgs) (err error) {
+func runEval(ctx context.Context, e *env, a *evalArgs) (err error) {
 	if err := e.oneProcess(); err != nil {
 		return err
 	}

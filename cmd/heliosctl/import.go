@@ -15,6 +15,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/options"
 	"helios/internal/units"
 )
 
@@ -31,7 +32,7 @@ func importCommand() *cli.Command {
 	for _, f := range importer.Formats() {
 		flags := hcli.TaggedFlags(f.Options())
 		cmd.Subcommands = append(cmd.Subcommands, &cli.Command{
-			Name: f.Name, Usage: f.Usage, Description: hcli.NameFlags(f.Description, flags),
+			Name: f.Name, Usage: f.Usage, Description: options.Expand(f.Description, hcli.FlagName),
 			Flags: flags,
 			Action: action(0, func(ctx context.Context, e *env) error {
 				return runImport(ctx, e, f)

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -12,8 +10,6 @@ import (
 	"helios/dataset"
 	"helios/dataset/stripe"
 	hcli "helios/internal/cli"
-	"helios/internal/errs"
-	"helios/internal/rowtype"
 	"helios/internal/units"
 )
 
@@ -37,53 +33,18 @@ func loadCommand() *cli.Command {
 			"That costs 4 bytes a row on the SSDs (1.6 % for rows of 256 bytes, 0.1 % for 4 KiB) and CPU time while\n" +
 			"loading: 13 ns for a row of 64 bytes, 21 ns for 256, 58 ns for 1 KiB (5, 12 and 18 GB/s on one core of\n" +
 			"an EPYC; go test -bench RowChecksums ./dataset/stripe).",
-	}, 1, slices.Concat(
-		hcli.In(func(a *loadArgs) *datasetArgs { return &a.datasetArgs },
-			datasetOptions(datasetUsage)),
-		hcli.Options[loadArgs]{
-			hcli.Bool(&cli.BoolFlag{Name: "row-checksums", Value: true,
-				Usage: "write a CRC32C for each row (4 bytes a row); =false leaves them out, and checked reads with them"},
-				func(a *loadArgs) *bool { return &a.rowChecksums }),
-			hcli.Text(&cli.StringFlag{Name: "row-dtype", DefaultText: "the dataset's own",
-				Usage: "store rows as `TYPE`: " + strings.Join(rowtype.Names(), ", ")},
-				func(a *loadArgs) *string { return &a.rowType }).
-				Offers(rowtype.Names()...).Checked(func(_ *loadArgs, text string) error {
-				if _, err := rowtype.Parse(text); err != nil {
-					return fmt.Errorf("--row-dtype: %w", err)
-				}
-				return nil
-			}),
-			hcli.Bool(&cli.BoolFlag{Name: "restart",
-				Usage: "start over, not where an interrupted load was"},
-				func(a *loadArgs) *bool { return &a.restart }),
-			hcli.Duration(&cli.DurationFlag{Name: "mark-every",
-				Usage: "write a mark of how far the load is every `DURATION` (default: 1s, or more where that would cost 1 % of the time)"},
-				func(a *loadArgs) *time.Duration { return &a.markEvery }).Checked(func(a *loadArgs,
-				_ string) error {
-				if a.markEvery <= 0 {
-					return errs.New(errs.Usage,
-						"--mark-every %v is no time between two marks; give one such as 5s, or leave it out",
-						a.markEvery)
-				}
-				return nil
-			}),
-			hcli.Text(&cli.StringFlag{Name: "force",
-				Usage: "overwrite the SSDs with these `SERIAL[,SERIAL…]` whatever they hold"},
-				func(a *loadArgs) *string { return &a.force }),
-		},
-		hcli.In(func(a *loadArgs) *ssdArgs { return &a.ssdArgs }, ssdOptions()),
-	), runLoad)
+	}, 1, hcli.Of[loadArgs](), runLoad)
 }
 
 // loadArgs holds the options of load.
 type loadArgs struct {
 	datasetArgs
 	ssdArgs
-	rowChecksums bool
-	rowType      string
-	restart      bool
-	markEvery    time.Duration
-	force        string
+	rowChecksums bool          `option:"row-checksums" default:"true" usage:"write a CRC32C for each row (4 bytes a row); =false leaves them out, and checked reads with them"`
+	rowType      string        `option:"row-dtype" oneof:"@row-types" shown:"the dataset's own" arg:"TYPE" usage:"store rows as TYPE"`
+	restart      bool          `option:"restart" usage:"start over, not where an interrupted load was"`
+	markEvery    time.Duration `option:"mark-every" hint:"give a time such as 5s, or leave it out" positive:"yes" range:"1ns.." arg:"DURATION" usage:"write a mark of how far the load is every DURATION (default: 1s, or more where that would cost 1 % of the time)"`
+	force        string        `option:"force" arg:"SERIAL[,SERIAL…]" usage:"overwrite the SSDs with these SERIAL[,SERIAL…] whatever they hold"`
 }
 
 func runLoad(ctx context.Context, e *env, a *loadArgs) (err error) {

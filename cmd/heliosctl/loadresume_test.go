@@ -133,7 +133,7 @@ func TestKilledLoadGoesOn(t *testing.T) {
 func TestInterruptedLoad(t *testing.T) {
 	pattern, force := slowly(t, 16)
 	fails(t, hc(t, "load", "g", "--mark-every", "0s"), 2, "load",
-		"--mark-every 0s is no time between two marks")
+		"--mark-every 0s is not a positive number")
 	stop := func(after time.Duration, args ...string) outcome {
 		c := child(t, args...)
 		var errOut strings.Builder

@@ -192,8 +192,8 @@ func verb[T any](c *cli.Command, maxArgs int, options hcli.Options[T],
 		return run(ctx, e, o)
 	})
 	c.Action = func(cc *cli.Context) error {
-		if ask, is := cc.App.Metadata[usesKey].(func(optionUses)); is {
-			ask(uses)
+		if ask, is := cc.App.Metadata[usesKey].(func(optionUses, []string)); is {
+			ask(uses, options.Common())
 			return nil
 		}
 		return doIt(cc)
@@ -208,12 +208,20 @@ type optionUses map[string]func(text string) hcli.Use
 const usesKey = "uses"
 
 // usesOf returns what the options of a verb can do; nil where it has no options of its own.
-func usesOf(c *cli.Command) (uses optionUses) {
-	app := &cli.App{Metadata: map[string]any{usesKey: func(of optionUses) { uses = of }}}
-	if c.Action == nil || c.Action(cli.NewContext(app, nil, nil)) != nil {
-		return nil
-	}
+func usesOf(c *cli.Command) optionUses {
+	uses, _ := askVerb(c)
 	return uses
+}
+
+// askVerb returns what the options of a verb can do, and the names of those of its short help.
+func askVerb(c *cli.Command) (uses optionUses, common []string) {
+	app := &cli.App{Metadata: map[string]any{usesKey: func(of optionUses, names []string) {
+		uses, common = of, names
+	}}}
+	if c.Action == nil || c.Action(cli.NewContext(app, nil, nil)) != nil {
+		return nil, nil
+	}
+	return uses, common
 }
 
 // note shows a library's note, with options by the names of their flags.
@@ -276,9 +284,12 @@ func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFu
 	return func(c *cli.Context) error {
 		e := c.App.Metadata[envKey].(*env)
 		e.c = c
-		if err := commonOptions().Read(c, e); err != nil {
+		var common commonArgs
+		if err := commonOptions().Read(c, &common); err != nil {
 			return err
 		}
+		e.stateDir, e.ui.JSON, e.ui.Quiet, e.ui.Lines = common.stateDir, common.json, common.quiet,
+			common.progress == progressJSON
 		e.ui.Wide = c.Bool(wideFlag)
 		for _, f := range c.Command.Flags {
 			if old, is := f.(*hcli.Renamed); is && c.IsSet(old.Name) {
@@ -308,14 +319,9 @@ func whenStopped(err error, next string) error {
 }
 
 // datasetArgs name the dataset of a verb, which may be an argument, too.
-type datasetArgs struct{ dataset string }
-
-func datasetOptions(usage string) hcli.Options[datasetArgs] {
-	return hcli.Options[datasetArgs]{hcli.Text(&cli.StringFlag{Name: "dataset", Usage: usage},
-		func(a *datasetArgs) *string { return &a.dataset }).Input()}
+type datasetArgs struct {
+	dataset string `option:"dataset" common:"yes" use:"input" arg:"DIR" usage:"dataset DIR; may also be given as an argument"`
 }
-
-const datasetUsage = "dataset `DIR`; may also be given as an argument"
 
 // named tells whether the verb was given a dataset.
 func (a *datasetArgs) named(e *env) bool {

@@ -14,21 +14,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/serve"
 	"helios/sched/report"
 )
-
-// metricsOption is the option of verbs that tell Prometheus how they go.
-func metricsOption[T any](at func(*T) *string) hcli.Option[T] {
-	return hcli.Text(&cli.StringFlag{Name: "metrics", DefaultText: "none",
-		Usage: "serve metrics for Prometheus on `ADDR` while it runs, such as :9100; without a host on this machine only"},
-		at).Aside()
-}
 
 // metrics tell how a run goes, at /metrics, in the text that Prometheus reads
 // (prometheus.io/docs/instrumenting/exposition_formats). Its client libraries open files before

@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/urfave/cli/v2"
-
 	"helios/dataset"
 	"helios/internal/bound"
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/ssdmodel"
@@ -19,54 +16,32 @@ import (
 
 // ssdArgs choose the SSDs of a verb that uses them, and how it uses them.
 type ssdArgs struct {
-	names  []string // none: all that are bound
-	queues nvme.SQPlace
-	faults *faultinject.Set
+	names  []string         `option:"ssds" common:"yes" use:"setting" arg:"SSD[,SSD…]" usage:"use only SSD[,SSD…], by name, path or serial (default: all bound)"`
+	queues nvme.SQPlace     `option:"sq" text:"yes" default:"host" usage:"where submission queues are: host (memory of this machine), cmb (the controller's memory buffer), or auto (cmb where the controller offers room)"`
+	faults *faultinject.Set `option:"fault" text:"yes" arg:"FAULT[;FAULT…]" usage:"inject FAULT[;FAULT…] between the program and its SSDs, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\"; list shows them all"`
 }
 
-func ssdOptions() hcli.Options[ssdArgs] {
-	return append(hcli.Options[ssdArgs]{
-		ssdNames("use only `SSD[,SSD…]`, by name, path or serial (default: all bound)"),
-		queuesOption(),
-	}, faultOption())
-}
-
-func ssdNames(usage string) hcli.Option[ssdArgs] {
-	return hcli.List(&cli.StringFlag{Name: "ssds", Usage: usage},
-		func(a *ssdArgs) *[]string { return &a.names }).Setting()
-}
-
-// queuesOption says where submission queues are.
-func queuesOption() hcli.Option[ssdArgs] {
-	return hcli.Parsed(&cli.StringFlag{
-		Name: "sq", Value: "host",
-		Usage: "where submission queues are: host (memory of this machine), cmb (the controller's memory buffer), or auto (cmb where the controller offers room)",
-	}, func(a *ssdArgs) *nvme.SQPlace { return &a.queues }, func(s string) (nvme.SQPlace, error) {
-		p, err := nvme.ParseSQPlace(s)
-		if err != nil {
-			return p, errs.New(errs.Usage, "--sq %q is none of host, cmb, auto", s)
+// SetOption reads places of queues and faults.
+func (a *ssdArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "sq":
+		if a.queues, err = nvme.ParseSQPlace(text); err != nil {
+			err = errs.New(errs.Usage, "--sq %q is none of host, cmb, auto", text)
 		}
-		return p, nil
-	})
-}
-
-func faultOption() hcli.Option[ssdArgs] {
-	return hcli.Parsed(&cli.StringFlag{Name: "fault",
-		Usage: "inject `FAULT[;FAULT…]` between the program and its SSDs, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\"; list shows them all"},
-		func(a *ssdArgs) **faultinject.Set { return &a.faults },
-		func(s string) (*faultinject.Set, error) {
-			if s == "list" {
-				return nil, errListFaults
-			}
-			if s == "" {
-				return nil, nil
-			}
-			set, err := faultinject.Parse(s)
-			if err != nil {
-				return nil, errs.New(errs.Usage, "--fault: %w", err)
-			}
-			return set, nil
-		})
+	case "fault":
+		if text == "list" {
+			return true, errListFaults
+		}
+		if a.faults = nil; text == "" {
+			return true, nil
+		}
+		if a.faults, err = faultinject.Parse(text); err != nil {
+			err = errs.New(errs.Usage, "--fault: %w", err)
+		}
+	default:
+		return false, nil
+	}
+	return true, err
 }
 
 // errListFaults ends a verb that has --fault list: the catalogue is printed and the verb does

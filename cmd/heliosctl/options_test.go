@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
 
+	"helios/internal/options"
 	"helios/sched/plan"
 )
 
@@ -38,17 +39,10 @@ func TestDefaultsAreTheLibrarys(t *testing.T) {
 	}
 }
 
-// No two options of a run have one name, and all of them stand under a heading of help.
-func TestOptionsAreDeclaredOnce(t *testing.T) {
-	seen := map[string]bool{}
-	for _, o := range trainOptions() {
-		require.False(t, seen[o.Key()], o.Key())
-		seen[o.Key()] = true
-	}
-	for _, o := range append(configOptions("Model", "Run"), dataOptions()...) {
-		f := lookup(trainCommand().Flags, o.Key())
-		require.NotNil(t, f, o.Key())
-		require.NotEmpty(t, f.(cli.CategorizableFlag).GetCategory(), o.Key())
+// All options of a run stand under a heading of help.
+func TestOptionsHaveHeadings(t *testing.T) {
+	for _, o := range options.Of(&plan.Config{}) {
+		require.NotEmpty(t, o.Group, o.Name)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -32,59 +31,17 @@ func partitionCommand() *cli.Command {
 		ArgsUsage: "[DATASET]",
 		Description: "Prints how many edges are cut and how even the parts are, and keeps the parts in --out. auto is metis where its library\n" +
 			"is installed and the graph fits into memory, else stream." + methods.String(),
-	}, 1, slices.Concat(
-		hcli.In(func(a *partitionArgs) *datasetArgs { return &a.datasetArgs },
-			datasetOptions(datasetUsage)),
-		hcli.In(func(a *partitionArgs) *partition.Options { return &a.o }, makeOptions()),
-		hcli.Options[partitionArgs]{
-			hcli.Text(oneOf("topology",
-				"where the edges are meanwhile, the CPU's memory or their file", plan.TopologyMemory,
-				plan.Topologies, nil), func(a *partitionArgs) *string { return &a.topology }),
-			hcli.Text(&cli.StringFlag{Name: "in",
-				Usage: "check and measure the partition in `FILE`; none is made"},
-				func(a *partitionArgs) *string { return &a.in }),
-			hcli.Text(&cli.StringFlag{Name: "out",
-				Usage: "`FILE` to write; in the dataset's folder and named *" + partition.Suffix +
-					", verify checks it too (default: nothing is kept)"},
-				func(a *partitionArgs) *string { return &a.out }),
-		},
-		hcli.In(func(a *partitionArgs) *outputs { return &a.outputs }, overwriteOptions()),
-	), runPartition)
-}
-
-// makeOptions are those of a partition that is made.
-func makeOptions() hcli.Options[partition.Options] {
-	return hcli.Options[partition.Options]{
-		hcli.Int(&cli.IntFlag{Name: "parts", DefaultText: "none",
-			Usage: "`NUMBER` of parts (required without --in)"},
-			func(o *partition.Options) *int { return &o.Parts }),
-		hcli.Text(oneOf("method", "how", partition.Auto,
-			append([]string{partition.Auto}, partition.MethodNames()...), nil),
-			func(o *partition.Options) *string { return &o.Method }),
-		hcli.Float(&cli.Float64Flag{Name: "balance", Value: partition.DefaultBalance,
-			Usage: "most nodes of a part, as a multiple of the mean; metis may miss it"},
-			func(o *partition.Options) *float64 { return &o.Balance }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "passes", Value: partition.DefaultPasses,
-			Usage: "stream: how often each node is looked at again"},
-			func(o *partition.Options) *int { return &o.Passes }).Positive(),
-		hcli.Uint64(&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of all random choices"},
-			func(o *partition.Options) *uint64 { return &o.Seed }),
-		hcli.Int(&cli.IntFlag{Name: "workers", DefaultText: "one per CPU",
-			Usage: "stream: threads; the parts do not depend on them"},
-			func(o *partition.Options) *int { return &o.Threads }).Positive(),
-		hcli.Text(&cli.StringFlag{Name: "metis", DefaultText: "the loader's libmetis.so.5",
-			Usage: "library of METIS 5 in `FILE`"},
-			func(o *partition.Options) *string { return &o.Library }),
-	}
+	}, 1, hcli.Of[partitionArgs]().Without("results"), runPartition)
 }
 
 // partitionArgs holds the options of partition.
 type partitionArgs struct {
 	datasetArgs
 	outputs
-	o        partition.Options
-	topology string
-	in, out  string
+	o        partition.Options `options:"in"`
+	topology string            `option:"topology" oneof:"@topologies" default:"memory" usage:"where the edges are meanwhile, the CPU's memory or their file"`
+	in       string            `option:"in" arg:"FILE" usage:"check and measure the partition in FILE; none is made"`
+	out      string            `option:"out" arg:"FILE" usage:"FILE to write; in the dataset's folder and named *.partition, verify checks it too (default: nothing is kept)"`
 }
 
 // check refuses what cannot be, before anything is opened.

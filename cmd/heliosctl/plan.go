@@ -23,25 +23,50 @@ import (
 // planArgs holds the options of "plan".
 type planArgs struct {
 	runArgs
-	graph    string
-	trace    string
-	degrees  string
-	skew     string
-	profile  string // of --hardware
-	ssdCount int
-	nodes    int64
-	edges    int64
-	dim      int
-	classes  int
-	fraction float64
-	budget   units.Budget
-	batches  int
-	cut      *float64
-	prices   planner.Prices
-	sweep    []planner.Sweep
-	halve    bool
-	run      string // of --calibrate
-	saved    string // of --save-profile
+	graph   string `option:"graph" common:"yes" group:"Graph and accesses" use:"input" words:"@graphs" arg:"NAME" usage:"the graph, by NAME ({@graphs}: those of the papers) or a dataset's folder, whose mini-batches are then sampled"`
+	trace   string `option:"trace" group:"Graph and accesses" use:"input" arg:"FILE" usage:"plan for the accesses in FILE (train --trace)"`
+	degrees string `option:"degrees" group:"Graph and accesses" use:"input" arg:"FILE" usage:"plan for a degree distribution: FILE with a line \"degree nodes\" for each degree"`
+	skew    string `option:"skew" group:"Graph and accesses" use:"setting" shown:"the graph's" arg:"ROWS:ACCESSES" usage:"how unevenly rows are accessed: ROWS:ACCESSES, as 10%:70% where the hottest 10 % of the rows have 70 % of the accesses, or zipf:S"`
+	// of --hardware
+	profile  string          `option:"hardware" common:"yes" group:"Question" use:"input" words:"@hardware" arg:"PROFILE" usage:"the machine, a PROFILE ({@hardware}) or a YAML file"`
+	ssdCount int             `option:"ssd-count" common:"yes" group:"Question" positive:"yes" range:"1..256" shown:"the profile's" usage:"number of SSDs of that machine"`
+	nodes    int64           `option:"nodes" group:"Graph and accesses" positive:"yes" shown:"the graph's" usage:"nodes"`
+	edges    int64           `option:"edges" group:"Graph and accesses" positive:"yes" shown:"the graph's" usage:"edges"`
+	dim      int             `option:"dim" group:"Graph and accesses" positive:"yes" shown:"the graph's, as many as a trace's rows hold, or 1024" usage:"features of a row"`
+	classes  int             `option:"classes" group:"Graph and accesses" positive:"yes" shown:"the graph's, or 64" usage:"classes of nodes"`
+	fraction float64         `option:"train-fraction" group:"Graph and accesses" share:"yes" positive:"yes" shown:"the graph's, or 0.01" arg:"SHARE" usage:"SHARE of the nodes that train"`
+	budget   units.Budget    `option:"budget" common:"yes" group:"Question" arg:"SIZE" usage:"memory for both tiers together, a SIZE or a share of the features: the GPU's as far as it goes (half of it for a dynamic tier), then the CPU's; else {gpu-cache} and {cpu-cache}"`
+	batches  int             `option:"batches" group:"Question" positive:"yes" shown:"what seconds allow" usage:"mini-batches that are played; an epoch is continued from them"`
+	cut      *float64        `option:"cut" text:"yes" group:"Graph and accesses" shown:"that of random parts, or assumed to be 50%" arg:"SHARE" usage:"SHARE of the edges that lead from part to part ({mode} {@mega-modes}, without a dataset)"`
+	prices   planner.Prices  `option:"price" text:"yes" group:"Question" arg:"WHAT=PRICE[,…]" usage:"prices an hour WHAT=PRICE[,…] of {@priced} (of CPU memory): adds what an epoch costs"`
+	sweep    []planner.Sweep `option:"sweep" common:"yes" group:"Question" offers:"@sweep-starts" arg:"KEY=VALUES" usage:"plan for each value of a setting, KEY=VALUES, as ssds=1..12 or cpu-cache=0,5%,10%: {@sweep-keys}"`
+	halve    bool            `option:"halve" common:"yes" group:"Question" use:"setting" usage:"also say which resource, doubled, gains most, and what it takes to halve the epoch's time"`
+	// of --calibrate
+	run string `option:"calibrate" group:"Question" use:"input" arg:"RESULTS" usage:"make training, and lookups of a dynamic tier, as fast as they were in the run of RESULTS (train --results) on this dataset, with the same model and mini-batches"`
+	// of --save-profile
+	saved string `option:"save-profile" group:"Question" use:"aside" arg:"FILE" usage:"keep the calibrated machine in FILE, for {hardware}"`
+}
+
+// plansOwn are the options that only a plan has, and those about its device and its results.
+var plansOwn = []string{"graph", "trace", "degrees", "skew", "nodes", "edges", "dim", "classes",
+	"train-fraction", "cut", "hardware", "ssd-count", "budget", "price", "sweep", "halve",
+	"calibrate", "save-profile", "batches", "kernels", "results", "overwrite"}
+
+// SetOption reads cuts, prices and sweeps.
+func (a *planArgs) SetOption(name, text string) (done bool, err error) {
+	switch name {
+	case "cut":
+		a.cut, err = planner.ParseCut(text)
+	case "price":
+		a.prices, err = planner.ParsePrices(text)
+	case "sweep":
+		var s planner.Sweep
+		s, err = planner.ParseSweep(text)
+		a.sweep = []planner.Sweep{s}
+	default:
+		return false, nil
+	}
+	return true, err
 }
 
 // planned are the options of a run that mean something in a plan.
@@ -54,78 +79,6 @@ var planned = []string{"model", "fanout", "batch-size", "shards", "hidden", "hea
 	"presample-epochs", "hotness-dir", "row-dtype", "parts", "partition", "static-nodes", "megabatch",
 	"passes", "part-order", "load-ahead"}
 
-// graphOptions say what graph is planned for, and what is accessed of it.
-func graphOptions() hcli.Options[planArgs] {
-	return hcli.Options[planArgs]{
-		hcli.Text(&cli.StringFlag{Name: "graph", Usage: "the graph, by `NAME` (" +
-			strings.Join(planner.GraphNames(), ", ") + ": those of the papers) or a dataset's folder, whose mini-batches are then sampled"},
-			func(a *planArgs) *string { return &a.graph }).Input(planner.GraphNames()...),
-		hcli.Text(&cli.StringFlag{Name: "trace",
-			Usage: "plan for the accesses in `FILE` (train --trace)"},
-			func(a *planArgs) *string { return &a.trace }).Input(),
-		hcli.Text(&cli.StringFlag{Name: "degrees",
-			Usage: "plan for a degree distribution: `FILE` with a line \"degree nodes\" for each degree"},
-			func(a *planArgs) *string { return &a.degrees }).Input(),
-		hcli.Text(&cli.StringFlag{Name: "skew", DefaultText: "the graph's",
-			Usage: "how unevenly rows are accessed: `ROWS:ACCESSES`, as 10%:70% where the hottest 10 % of the rows have 70 % of the accesses, or zipf:S"},
-			func(a *planArgs) *string { return &a.skew }).Setting(),
-		hcli.Int64(&cli.Int64Flag{Name: "nodes", DefaultText: "the graph's", Usage: "nodes"},
-			func(a *planArgs) *int64 { return &a.nodes }).Positive(),
-		hcli.Int64(&cli.Int64Flag{Name: "edges", DefaultText: "the graph's", Usage: "edges"},
-			func(a *planArgs) *int64 { return &a.edges }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "dim", DefaultText: "the graph's, as many as a trace's rows hold, or 1024",
-			Usage: "features of a row"},
-			func(a *planArgs) *int { return &a.dim }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "classes", DefaultText: "the graph's, or 64",
-			Usage: "classes of nodes"}, func(a *planArgs) *int { return &a.classes }).Positive(),
-		hcli.Share(&cli.StringFlag{Name: "train-fraction", DefaultText: "the graph's, or 0.01",
-			Usage: "`SHARE` of the nodes that train"},
-			func(a *planArgs) *float64 { return &a.fraction }).Positive(),
-		hcli.Parsed(&cli.StringFlag{Name: "cut",
-			DefaultText: "that of random parts, or assumed to be 50%",
-			Usage: "`SHARE` of the edges that lead from part to part (--mode " +
-				strings.Join(plan.MegaModes(), ", ") + ", without a dataset)"},
-			func(a *planArgs) **float64 { return &a.cut }, planner.ParseCut),
-	}.Group("Graph and accesses")
-}
-
-// questionOptions say what is asked.
-func questionOptions() hcli.Options[planArgs] {
-	return hcli.Options[planArgs]{
-		hcli.Text(&cli.StringFlag{Name: "hardware", Usage: "the machine, a `PROFILE` (" +
-			strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-			func(a *planArgs) *string { return &a.profile }).Input(hardware.Names()...),
-		ssdCountOption(func(a *planArgs) *int { return &a.ssdCount }),
-		hcli.Budget(&cli.StringFlag{Name: "budget",
-			Usage: "memory for both tiers together, a `SIZE` or a share of the features: the GPU's as far as it goes (half of it for a dynamic tier), then the CPU's; else --gpu-cache and --cpu-cache"},
-			func(a *planArgs) *units.Budget { return &a.budget }),
-		hcli.Parsed(&cli.StringFlag{Name: "price",
-			Usage: "prices an hour `WHAT=PRICE[,…]` of " + strings.Join(planner.Priced, ", ") +
-				" (of CPU memory): adds what an epoch costs"},
-			func(a *planArgs) *planner.Prices { return &a.prices }, planner.ParsePrices),
-		hcli.Parsed(&cli.StringFlag{Name: "sweep",
-			Usage: "plan for each value of a setting, `KEY=VALUES`, as ssds=1..12 or cpu-cache=0,5%,10%: " +
-				strings.Join(planner.SweepKeys(), ", ")},
-			func(a *planArgs) *[]planner.Sweep { return &a.sweep },
-			func(text string) ([]planner.Sweep, error) {
-				s, err := planner.ParseSweep(text)
-				return []planner.Sweep{s}, err
-			}).Offers(sweepStarts()...),
-		hcli.Bool(&cli.BoolFlag{Name: "halve",
-			Usage: "also say which resource, doubled, gains most, and what it takes to halve the epoch's time"},
-			func(a *planArgs) *bool { return &a.halve }).Setting(),
-		hcli.Text(&cli.StringFlag{Name: "calibrate",
-			Usage: "make training, and lookups of a dynamic tier, as fast as they were in the run of `RESULTS` (train --results) on this dataset, with the same model and mini-batches"},
-			func(a *planArgs) *string { return &a.run }).Input(),
-		hcli.Text(&cli.StringFlag{Name: "save-profile",
-			Usage: "keep the calibrated machine in `FILE`, for --hardware"},
-			func(a *planArgs) *string { return &a.saved }).Aside(),
-		hcli.Int(&cli.IntFlag{Name: "batches", DefaultText: "what seconds allow",
-			Usage: "mini-batches that are played; an epoch is continued from them"},
-			func(a *planArgs) *int { return &a.batches }).Positive(),
-	}.Group("Question")
-}
-
 // sweepStarts are how a sweep begins.
 func sweepStarts() []string {
 	keys := planner.SweepKeys()
@@ -136,7 +89,6 @@ func sweepStarts() []string {
 }
 
 func planCommand() *cli.Command {
-	run := func(a *planArgs) *runArgs { return &a.runArgs }
 	return verb(&cli.Command{
 		Name:      "plan",
 		Usage:     "what an epoch would take on a machine, for a graph that need not be there",
@@ -144,12 +96,7 @@ func planCommand() *cli.Command {
 		Description: "Plays mini-batches on the virtual clock, as train --clock virtual does, but they may come from a skew, a degree\n" +
 			"distribution or a trace, so neither the graph nor the machine has to exist: time of an epoch, what bounds it, bytes by\n" +
 			"tier, preparation, disk, memory, cost. Every figure is modelled.",
-	}, 1, slices.Concat(
-		graphOptions(), questionOptions(),
-		hcli.In(run, slices.Concat(withConfig(namedOptions(planned...)),
-			withDevice(kernelsOptions()),
-			withOutputs(outputOptions()))),
-	), runPlan)
+	}, 1, hcli.Of[planArgs]().Only(slices.Concat(planned, plansOwn)...), runPlan)
 }
 
 // describe settles the graph and where its accesses are from.

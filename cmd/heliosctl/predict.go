@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -16,7 +15,6 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/npy"
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/outfile"
 	"helios/internal/ui"
@@ -25,7 +23,6 @@ import (
 )
 
 func predictCommand() *cli.Command {
-	infer := func(a *predictArgs) *inferArgs { return &a.inferArgs }
 	return verb(&cli.Command{
 		Name:      "predict",
 		Usage:     "classify nodes with a checkpoint",
@@ -35,31 +32,29 @@ func predictCommand() *cli.Command {
 			"for each node; a model of one layer has no hidden one, and gives its outputs, a column for each class.\n" +
 			"What is found out about a node depends on its draws, not on --batch-size; but with --sampler ladies the nodes of a\n" +
 			"batch share what is drawn: --sampler neighbor --fanout -1,-1 (one for each layer) takes all neighbours instead.",
-	}, 1, slices.Concat(
-		hcli.In(infer, append(inferOptions(),
-			splitOption("all", append([]string{"all"}, dataset.Splits...)))),
-		hcli.Options[predictArgs]{
-			hcli.Parsed(&cli.StringFlag{Name: "nodes", Usage: "classify these instead `ID,ID…`"},
-				func(a *predictArgs) *[]int64 { return &a.nodes }, parseNodes),
-			hcli.Text(&cli.StringFlag{Name: "csv", Usage: "CSV `FILE` to write"},
-				func(a *predictArgs) *string { return &a.csv }).Was("out"),
-			hcli.Text(&cli.StringFlag{Name: "embeddings",
-				Usage: ".npy `FILE` to write (float32, nodes × width of the last hidden layer: --hidden of train)"},
-				func(a *predictArgs) *string { return &a.embeddings }),
-		},
-		hcli.In(func(a *predictArgs) *outputs { return &a.outputs }, overwriteOptions()),
-	), runPredict)
+	}, 1, inferOptions[predictArgs]().Without("results"), runPredict)
 }
 
 // predictArgs holds the options of predict.
 type predictArgs struct {
 	inferArgs
-	nodes           []int64
-	csv, embeddings string
+	split      string  `option:"split" common:"yes" use:"setting" oneof:"all,@splits" default:"all" usage:"nodes to classify"`
+	nodes      []int64 `option:"nodes" common:"yes" arg:"ID,ID…" usage:"classify these instead ID,ID…"`
+	csv        string  `option:"csv" common:"yes" was:"out" arg:"FILE" usage:"CSV FILE to write"`
+	embeddings string  `option:"embeddings" common:"yes" arg:"FILE" usage:".npy FILE to write (float32, nodes × width of the last hidden layer: {hidden} of train)"`
+}
+
+// SetOption reads numbers of nodes.
+func (a *predictArgs) SetOption(name, text string) (done bool, err error) {
+	if name != "nodes" {
+		return false, nil
+	}
+	a.nodes, err = parseNodes(text)
+	return true, err
 }
 
 func parseNodes(text string) ([]int64, error) {
-	parts, err := hcli.SplitList("nodes", text)
+	parts, err := list("nodes", text)
 	if err != nil {
 		return nil, err
 	}

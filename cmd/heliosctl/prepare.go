@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -23,12 +22,8 @@ func prepareCommand() *cli.Command {
 			"Give what train is going to be given: train with the same --packed uses what is there, and prepares the rest.\n" +
 			"With --mode " + strings.Join(plan.MegaModes(), " or ") + " it divides the graph into parts and lays them out in --parted.\n" +
 			"However it is stopped, the same command goes on where it was.",
-	}, 1, prepareOptions(), runPrepare)
-}
-
-func prepareOptions() hcli.Options[runArgs] {
-	return slices.Concat(withDataset(datasetOptions(datasetUsage)),
-		withConfig(configOptions("Model")), dataPath())
+	}, 1, hcli.Of[runArgs]().Without("other-dataset", "no-edges").WithoutGroups("Replicas", "Run").
+		Without("results", "overwrite"), runPrepare)
 }
 
 func runPrepare(ctx context.Context, e *env, a *runArgs) (err error) {

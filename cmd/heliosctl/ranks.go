@@ -8,10 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/ranks"
 	"helios/internal/ui"
@@ -20,11 +18,11 @@ import (
 
 // rankArgs say how the processes of one run meet.
 type rankArgs struct {
-	wait       time.Duration
-	library    string
-	secretFile string
-	insecure   bool
-	listen     string
+	wait       time.Duration `option:"rank-timeout" range:"1s.." group:"Ranks" use:"aside" shown:"10m" arg:"TIME" usage:"TIME that a process waits for the slowest one of its run (of torchrun, srun or mpirun)"`
+	library    string        `option:"mpi" group:"Ranks" use:"aside" shown:"that of mpirun, by its usual name" arg:"FILE" usage:"MPI library FILE under mpirun"`
+	secretFile string        `option:"rank-secret-file" group:"Ranks" use:"aside" shown:"$HELIOS_RANK_SECRET" arg:"FILE" usage:"FILE with the secret that all processes of the run know, which is needed where other machines reach MASTER_ADDR"`
+	insecure   bool          `option:"rank-insecure" group:"Ranks" use:"aside" usage:"let processes on other machines join without a secret: whoever reaches the port can take part"`
+	listen     string        `option:"rank-listen" group:"Ranks" use:"aside" shown:"MASTER_ADDR, or all with a secret where it is another machine's" arg:"ADDRESS[:PORT]" usage:"ADDRESS[:PORT] at which rank 0 listens for the others"`
 }
 
 // secretTimeout is how long a pipe may take to deliver the secret. Tests shorten it.
@@ -32,32 +30,6 @@ var secretTimeout = time.Minute
 
 // secretVar holds the secret of the ranks where no file does.
 const secretVar = "HELIOS_RANK_SECRET"
-
-func rankOptions() hcli.Options[rankArgs] {
-	return hcli.Options[rankArgs]{
-		hcli.Duration(&cli.DurationFlag{Name: "rank-timeout", DefaultText: "10m",
-			Usage: "`TIME` that a process waits for the slowest one of its run (of torchrun, srun or mpirun)"},
-			func(a *rankArgs) *time.Duration { return &a.wait }).Aside().Checked(func(a *rankArgs,
-			_ string) error {
-			if a.wait < time.Second {
-				return errs.New(errs.Usage, "--rank-timeout %s is below 1s", a.wait)
-			}
-			return nil
-		}),
-		hcli.Text(&cli.StringFlag{Name: "mpi", DefaultText: "that of mpirun, by its usual name",
-			Usage: "MPI library `FILE` under mpirun"},
-			func(a *rankArgs) *string { return &a.library }).Aside(),
-		hcli.Text(&cli.StringFlag{Name: "rank-secret-file", DefaultText: "$" + secretVar,
-			Usage: "`FILE` with the secret that all processes of the run know, which is needed where other machines reach MASTER_ADDR"},
-			func(a *rankArgs) *string { return &a.secretFile }).Aside(),
-		hcli.Bool(&cli.BoolFlag{Name: "rank-insecure",
-			Usage: "let processes on other machines join without a secret: whoever reaches the port can take part"},
-			func(a *rankArgs) *bool { return &a.insecure }).Aside(),
-		hcli.Text(&cli.StringFlag{Name: "rank-listen", DefaultText: "MASTER_ADDR, or all with a secret where it is another machine's",
-			Usage: "`ADDRESS[:PORT]` at which rank 0 listens for the others"},
-			func(a *rankArgs) *string { return &a.listen }).Aside(),
-	}
-}
 
 // secret is what the processes of a run know; nil where nothing is said.
 func (a *rankArgs) secret(note func(string)) ([]byte, error) {

@@ -21,18 +21,13 @@ func reportCommand() *cli.Command {
 		ArgsUsage: "FILE…",
 		Description: "Each FILE is what --results or --json of train, compare, bench or cache wrote, or a --timeline, which becomes lanes.\n" +
 			"The page needs no network and nothing beside it. Runs of train that differ by their seed alone become one line with a band; others stand beside each other.",
-	}, mostReported, append(hcli.Options[reportArgs]{
-		hcli.Text(&cli.StringFlag{Name: "out", DefaultText: "none",
-			Usage: "web page `FILE` to write (required)"},
-			func(a *reportArgs) *string { return &a.out }),
-	}, hcli.In(func(a *reportArgs) *outputs { return &a.outputs }, overwriteOptions())...),
-		runReport)
+	}, mostReported, hcli.Of[reportArgs]().Without("results"), runReport)
 }
 
 // reportArgs holds the options of report.
 type reportArgs struct {
 	outputs
-	out string
+	out string `option:"out" shown:"none" arg:"FILE" usage:"web page FILE to write (required)"`
 }
 
 func runReport(_ context.Context, e *env, a *reportArgs) (err error) {

@@ -33,30 +33,17 @@ func rerunCommand() *cli.Command {
 			"first one, which goes at the end. What has to be equal is then compared: parameters, losses, accuracies, hits of a\n" +
 			"replay, audits; times are not. A file may come from anybody: only settings that a result depends on are taken from\n" +
 			"it, a dataset by its UUID, and other inputs where their checksums are those of the run. Libraries are never opened.",
-	}, 1, append(hcli.Options[rerunArgs]{
-		hcli.Text(&cli.StringFlag{Name: "results", DefaultText: "not kept",
-			Usage: "keep the results of the new run in `FILE`"},
-			func(a *rerunArgs) *string { return &a.results }),
-		hcli.Text(&cli.StringFlag{Name: "folder", DefaultText: "the one it ran in",
-			Usage: "run in `DIR`"},
-			func(a *rerunArgs) *string { return &a.folder }),
-		hcli.Text(&cli.StringFlag{Name: "dataset", DefaultText: "that of the run, by its UUID",
-			Usage: "run on the dataset in `DIR`"},
-			func(a *rerunArgs) *string { return &a.dataset }),
-		hcli.List(&cli.StringFlag{Name: "input", DefaultText: "those of the run, by their checksums",
-			Usage: "take `FLAG=PATH[,…]` for inputs that the run had by these flags, as trace=FILE"},
-			func(a *rerunArgs) *[]string { return &a.inputs }),
-		hcli.Bool(&cli.BoolFlag{Name: "dry-run", Usage: "only print the command"},
-			func(a *rerunArgs) *bool { return &a.dry }),
-	}, hcli.In(func(a *rerunArgs) *outputs { return &a.outputs }, overwriteOptions())...), runRerun)
+	}, 1, hcli.Of[rerunArgs]().Shown("not kept", "results").Says("results",
+		"keep the results of the new run in `FILE`"), runRerun)
 }
 
 // rerunArgs holds the options of rerun.
 type rerunArgs struct {
 	outputs
-	folder, dataset string
-	inputs          []string
-	dry             bool
+	folder  string   `option:"folder" shown:"the one it ran in" arg:"DIR" usage:"run in DIR"`
+	dataset string   `option:"dataset" shown:"that of the run, by its UUID" arg:"DIR" usage:"run on the dataset in DIR"`
+	inputs  []string `option:"input" shown:"those of the run, by their checksums" arg:"FLAG=PATH[,…]" usage:"take FLAG=PATH[,…] for inputs that the run had by these flags, as trace=FILE"`
+	dry     bool     `option:"dry-run" usage:"only print the command"`
 }
 
 // named are the inputs that the user names, by option, from wherever the run is.

@@ -15,7 +15,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/klauspost/cpuid/v2"
-	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
 	"helios/dataset"
@@ -31,23 +30,9 @@ import (
 
 // outputs are the files that a verb writes.
 type outputs struct {
-	results   string
-	overwrite bool
+	results   string `option:"results" common:"yes" use:"aside" arg:"FILE" usage:"also write the {json} lines to FILE, each as it comes, between a line that identifies the run and one that says whether it was whole"`
+	overwrite bool   `option:"overwrite" use:"aside" usage:"replace outputs that are there; without it they are refused"`
 	opened    *outfile.Set
-}
-
-// outputOptions are those of verbs with results.
-func outputOptions() hcli.Options[outputs] {
-	return append(hcli.Options[outputs]{hcli.Text(&cli.StringFlag{Name: "results",
-		Usage: "also write the --json lines to `FILE`, each as it comes, between a line that identifies the run and one that says whether it was whole"},
-		func(o *outputs) *string { return &o.results }).Aside()}, overwriteOptions()...)
-}
-
-// overwriteOptions are those of verbs that write files.
-func overwriteOptions() hcli.Options[outputs] {
-	return hcli.Options[outputs]{hcli.Bool(&cli.BoolFlag{Name: "overwrite",
-		Usage: "replace outputs that are there; without it they are refused"},
-		func(o *outputs) *bool { return &o.overwrite }).Aside()}
 }
 
 // notOfDataset are the ends of names of what people keep in a dataset's folder beside it.

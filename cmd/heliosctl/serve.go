@@ -35,12 +35,12 @@ import (
 
 // serveArgs holds the options of serve.
 type serveArgs struct {
-	socket     string
-	group      bool
-	inherit    int
-	maxClients int
-	memory     int64
-	metrics    string
+	socket     string `option:"socket" shown:"heliosctl.sock in $XDG_RUNTIME_DIR, else in the state folder" arg:"PATH" usage:"PATH of the Unix socket to make"`
+	group      bool   `option:"group" usage:"let members of this process's group in, beside this user and root"`
+	inherit    int    `option:"inherit" positive:"yes" arg:"FD" usage:"serve the client of the connected socket FD alone, and end with it"`
+	maxClients int    `option:"max-clients" positive:"yes" shown:"16" usage:"clients at once"`
+	memory     int64  `option:"memory" positive:"yes" size:"" shown:"a quarter of what is free" arg:"SIZE" usage:"most memory that mini-batches in shared memory may take, SIZE"`
+	metrics    string `option:"metrics" use:"aside" shown:"none" arg:"ADDR" usage:"serve metrics for Prometheus on ADDR while it runs, such as :9100; without a host on this machine only"`
 }
 
 func serveCommand() *cli.Command {
@@ -49,28 +49,7 @@ func serveCommand() *cli.Command {
 		Usage: "hand mini-batches to PyTorch and other programs through shared memory",
 		Description: "The Python package helios is a client; docs/reference/protocol.md is for writers of others.\n" +
 			"Ends with Ctrl-C. Takes its socket from systemd where LISTEN_FDS says that there is one.",
-	}, 0, serveOptions(), runServe)
-}
-
-func serveOptions() hcli.Options[serveArgs] {
-	return hcli.Options[serveArgs]{
-		hcli.Text(&cli.StringFlag{Name: "socket",
-			DefaultText: "heliosctl.sock in $XDG_RUNTIME_DIR, else in the state folder",
-			Usage:       "`PATH` of the Unix socket to make"},
-			func(a *serveArgs) *string { return &a.socket }),
-		hcli.Bool(&cli.BoolFlag{Name: "group",
-			Usage: "let members of this process's group in, beside this user and root"},
-			func(a *serveArgs) *bool { return &a.group }),
-		hcli.Int(&cli.IntFlag{Name: "inherit",
-			Usage: "serve the client of the connected socket `FD` alone, and end with it"},
-			func(a *serveArgs) *int { return &a.inherit }).Positive(),
-		hcli.Int(&cli.IntFlag{Name: "max-clients", DefaultText: "16", Usage: "clients at once"},
-			func(a *serveArgs) *int { return &a.maxClients }).Positive(),
-		hcli.Bytes(&cli.StringFlag{Name: "memory", DefaultText: "a quarter of what is free",
-			Usage: "most memory that mini-batches in shared memory may take, `SIZE`"},
-			func(a *serveArgs) *int64 { return &a.memory }).Positive(),
-		metricsOption(func(a *serveArgs) *string { return &a.metrics }),
-	}
+	}, 0, hcli.Of[serveArgs](), runServe)
 }
 
 func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
@@ -441,13 +420,10 @@ func (d *servedDataset) Info() serve.DatasetInfo {
 
 // loaderOptions are those of train that a loader heeds.
 func loaderOptions() hcli.Options[runArgs] {
-	sampling := namedOptions("fanout", "batch-size", "epochs", "seed", "sampler",
-		"batch-dependency", "sample-epochs", "refresh", "refresh-every")
-	path := slices.DeleteFunc(dataOptions(), func(o hcli.Option[plan.Config]) bool {
-		return o.Key() == "precision" || o.Key() == "blas"
-	})
-	return slices.Concat(withConfig(sampling), withConfig(path), withDevice(deviceOptions()),
-		hcli.Options[runArgs]{edgesOption()})
+	return hcli.Of[runArgs]().WithoutGroups("Replicas", "Run").WithoutFrom("Model", "fanout",
+		"batch-size", "epochs", "seed", "sampler", "batch-dependency", "sample-epochs", "refresh",
+		"refresh-every", "no-edges").Without("precision", "blas", "dataset", "timeline", "results",
+		"overwrite", "ssds", "sq", "fault")
 }
 
 // read sets what a client's options say. One of another user may give settings, but name nothing

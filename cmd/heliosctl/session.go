@@ -6,9 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/urfave/cli/v2"
-
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/state"
 	"helios/internal/timeline"
@@ -23,36 +20,9 @@ type runArgs struct {
 	deviceArgs
 	ssdArgs
 	outputs
-	noEdges  bool
-	timeline string
-	cfg      plan.Config
-}
-
-// withDataset and the next functions make options of a part of runArgs options of runArgs.
-func withDataset(o hcli.Options[datasetArgs]) hcli.Options[runArgs] {
-	return hcli.In(func(a *runArgs) *datasetArgs { return &a.datasetArgs }, o)
-}
-
-func withDevice(o hcli.Options[deviceArgs]) hcli.Options[runArgs] {
-	return hcli.In(func(a *runArgs) *deviceArgs { return &a.deviceArgs }, o)
-}
-
-func withSSDs(o hcli.Options[ssdArgs]) hcli.Options[runArgs] {
-	return hcli.In(func(a *runArgs) *ssdArgs { return &a.ssdArgs }, o)
-}
-
-func withOutputs(o hcli.Options[outputs]) hcli.Options[runArgs] {
-	return hcli.In(func(a *runArgs) *outputs { return &a.outputs }, o)
-}
-
-func withConfig(o hcli.Options[plan.Config]) hcli.Options[runArgs] {
-	return hcli.In(func(a *runArgs) *plan.Config { return &a.cfg }, o)
-}
-
-func edgesOption() hcli.Option[runArgs] {
-	return hcli.Bool(&cli.BoolFlag{Name: "no-edges",
-		Usage: "drop the graph's edges: what the model learns from a node's own features"},
-		func(a *runArgs) *bool { return &a.noEdges }).Setting()
+	noEdges  bool        `option:"no-edges" group:"Model" use:"setting" usage:"drop the graph's edges: what the model learns from a node's own features"`
+	timeline string      `option:"timeline" use:"aside" arg:"FILE" usage:"write what each operator of each mini-batch did when to FILE, a Chrome trace (open it in ui.perfetto.dev)"`
+	cfg      plan.Config `options:"in"`
 }
 
 // session holds what a verb works on: a dataset, a device, the SSDs and the file of --timeline, as

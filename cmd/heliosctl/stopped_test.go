@@ -44,7 +44,7 @@ func TestStoppedVerbsSayWhatIsLeft(t *testing.T) {
 // What --help shows can be typed.
 func TestHelpExamplesOfFaultsParse(t *testing.T) {
 	found := regexp.MustCompile(`"((?:error|lost|late)\([^"]*)"`).FindAllStringSubmatch(ok(t,
-		"train", "--help"), -1)
+		"train", "--help", "all"), -1)
 	require.NotEmpty(t, found)
 	for _, f := range found {
 		_, err := faultinject.Parse(f[1])
@@ -56,7 +56,7 @@ func TestHelpExamplesOfFaultsParse(t *testing.T) {
 func TestHelpNamesDefaultsOnce(t *testing.T) {
 	for _, verb := range []string{"generate", "import npy", "import edges", "import debian",
 		"train", "bench io", "bind-ssds"} {
-		for _, line := range strings.Split(ok(t, append(strings.Fields(verb), "--help")...), "\n") {
+		for _, line := range strings.Split(ok(t, append(strings.Fields(verb), "--help", "all")...), "\n") {
 			require.LessOrEqual(t, strings.Count(line, "(default:"), 1, "%s: %s", verb, line)
 		}
 	}

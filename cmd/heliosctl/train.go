@@ -18,42 +18,11 @@ import (
 	"helios/graph"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
-	"helios/internal/options"
 	"helios/internal/units"
 	"helios/sched"
 	"helios/sched/plan"
 	"helios/sched/report"
 )
-
-// configOptions are those of a run that stand under some headings of help.
-func configOptions(groups ...string) hcli.Options[plan.Config] {
-	return hcli.Tagged[plan.Config](func(o options.Option) bool {
-		return slices.Contains(groups, o.Group) && o.Name != "other-dataset"
-	})
-}
-
-// namedOptions are those of a run that have the names.
-func namedOptions(names ...string) hcli.Options[plan.Config] {
-	return hcli.Tagged[plan.Config](func(o options.Option) bool {
-		return slices.Contains(names, o.Name)
-	})
-}
-
-// dataOptions say how the rows come.
-func dataOptions() hcli.Options[plan.Config] {
-	return configOptions("Data path", "Tiers", "Mega-batches")
-}
-
-// dataPath are the options of the data path, the tiers and the machine. (Of these --kernels alone
-// may change a result: generic rounds otherwise.)
-func dataPath() hcli.Options[runArgs] {
-	return slices.Concat(
-		withConfig(dataOptions()),
-		hcli.Options[runArgs]{hcli.Text(&cli.StringFlag{Name: "timeline",
-			Usage: "write what each operator of each mini-batch did when to `FILE`, a Chrome trace (open it in ui.perfetto.dev)"},
-			func(a *runArgs) *string { return &a.timeline }).Aside()},
-		withDevice(deviceOptions()), withSSDs(ssdOptions()))
-}
 
 func trainCommand() *cli.Command {
 	return verb(&cli.Command{
@@ -68,30 +37,14 @@ func trainCommand() *cli.Command {
 type trainerArgs struct {
 	runArgs
 	clockArgs
-	ranks   rankArgs
-	explain bool
-	live    bool
-	metrics string
+	ranks   rankArgs `options:"in"`
+	explain bool     `option:"explain" group:"Run" use:"aside" usage:"print the steps of a mini-batch before training: what each does, waits for and runs on; and afterwards the processor time of each"`
+	live    bool     `option:"live" group:"Run" use:"aside" usage:"show stages, tiers, SSDs and loss while it runs, drawn over on a terminal"`
+	metrics string   `option:"metrics" group:"Run" use:"aside" shown:"none" arg:"ADDR" usage:"serve metrics for Prometheus on ADDR while it runs, such as :9100; without a host on this machine only"`
 }
 
 func trainOptions() hcli.Options[trainerArgs] {
-	run := func(a *trainerArgs) *runArgs { return &a.runArgs }
-	return slices.Concat(
-		hcli.In(run, slices.Concat(withDataset(datasetOptions(datasetUsage)),
-			withConfig(configOptions("Model")),
-			hcli.Options[runArgs]{edgesOption()}.Group("Model"), dataPath(),
-			withConfig(configOptions("Replicas")))),
-		hcli.In(func(a *trainerArgs) *rankArgs { return &a.ranks }, rankOptions()).Group("Ranks"),
-		hcli.In(func(a *trainerArgs) *clockArgs { return &a.clockArgs }, clockOptions()),
-		hcli.In(run, withConfig(configOptions("Run"))),
-		hcli.Options[trainerArgs]{hcli.Bool(&cli.BoolFlag{Name: "explain",
-			Usage: "print the steps of a mini-batch before training: what each does, waits for and runs on; and afterwards the processor time of each"},
-			func(a *trainerArgs) *bool { return &a.explain }).Aside(),
-			hcli.Bool(&cli.BoolFlag{Name: "live",
-				Usage: "show stages, tiers, SSDs and loss while it runs, drawn over on a terminal"},
-				func(a *trainerArgs) *bool { return &a.live }).Aside(),
-			metricsOption(func(a *trainerArgs) *string { return &a.metrics })}.Group("Run"),
-		hcli.In(run, withOutputs(outputOptions())))
+	return hcli.Of[trainerArgs]().Without("other-dataset")
 }
 
 // trainer trains a model.

@@ -23,18 +23,13 @@ func unbindCommand() *cli.Command {
 		ArgsUsage: "[SSD…]",
 		Description: "NVMe SSDs need root; their data stays as it is. Without names all SSDs are given back: all NVMe SSDs\n" +
 			"of the machine, where root asks, and those behind software controllers in the list of whoever asks.",
-	}, 1<<20, append(hcli.In(func(o *unbindArgs) *ssdArgs { return &o.ssdArgs },
-		hcli.Options[ssdArgs]{ssdNames(
-			"which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all)")}),
-		hcli.Bool(&cli.BoolFlag{Name: "delete",
-			Usage: "remove the files that bind-ssds created, and only those"},
-			func(o *unbindArgs) *bool { return &o.delete }),
-	), runUnbind)
+	}, 1<<20, hcli.Of[unbindArgs]().Without("sq", "fault").Says("ssds",
+		"which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all)"), runUnbind)
 }
 
 type unbindArgs struct {
 	ssdArgs
-	delete bool
+	delete bool `option:"delete" usage:"remove the files that bind-ssds created, and only those"`
 }
 
 func runUnbind(ctx context.Context, e *env, o *unbindArgs) error {

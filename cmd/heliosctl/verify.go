@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/urfave/cli/v2"
@@ -32,28 +31,16 @@ func verifyCommand() *cli.Command {
 			"Without a dataset each SSD is checked by itself, by its own superblock and checksums. Where load has\n" +
 			"written row checksums (its default), bad rows are named. Pages that were prepared beside the rows are read,\n" +
 			"too, and bad ones named.",
-	}, 1, slices.Concat(
-		hcli.In(func(a *verifyArgs) *datasetArgs { return &a.datasetArgs },
-			datasetOptions(datasetUsage)),
-		hcli.Options[verifyArgs]{
-			hcli.Bool(&cli.BoolFlag{Name: "source",
-				Usage: "also compare every row with the dataset's features.npy"},
-				func(a *verifyArgs) *bool { return &a.source }),
-			hcli.Bool(&cli.BoolFlag{Name: "seal",
-				Usage: "check the files of a dataset that an older version made, and seal it; SSDs are left alone"},
-				func(a *verifyArgs) *bool { return &a.seal }),
-		},
-		hcli.In(func(a *verifyArgs) *ssdArgs { return &a.ssdArgs }, hcli.Options[ssdArgs]{
-			ssdNames("only `SSD[,SSD…]`, by name, path or serial (default: all bound)").Was("ssd"),
-			queuesOption(), faultOption()}),
-	), runVerify)
+	}, 1, hcli.Of[verifyArgs]().Was("ssds", "ssd").Says("ssds",
+		"only `SSD[,SSD…]`, by name, path or serial (default: all bound)"), runVerify)
 }
 
 // verifyArgs holds the options of verify.
 type verifyArgs struct {
 	datasetArgs
 	ssdArgs
-	source, seal bool
+	source bool `option:"source" usage:"also compare every row with the dataset's features.npy"`
+	seal   bool `option:"seal" usage:"check the files of a dataset that an older version made, and seal it; SSDs are left alone"`
 }
 
 // verifier checks the files of a dataset.

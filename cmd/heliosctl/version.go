@@ -30,12 +30,12 @@ func versionCommand() *cli.Command {
 	return verb(&cli.Command{
 		Name:  "version",
 		Usage: "print the version of heliosctl and what this build can do",
-	}, 0, hcli.Options[versionArgs]{hcli.Bool(&cli.BoolFlag{Name: "licenses",
-		Usage: "print the licences of everything that is linked into heliosctl"},
-		func(a *versionArgs) *bool { return &a.licenses })}, runVersion)
+	}, 0, hcli.Of[versionArgs](), runVersion)
 }
 
-type versionArgs struct{ licenses bool }
+type versionArgs struct {
+	licenses bool `option:"licenses" usage:"print the licences of everything that is linked into heliosctl"`
+}
 
 // printLicenses prints the licences and notices of the modules in this binary.
 func printLicenses(e *env) error {

@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/urfave/cli/v2"
-
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/timeline"
@@ -21,35 +18,10 @@ import (
 
 // clockArgs choose the clock of a run.
 type clockArgs struct {
-	clock    string
-	profile  string // of --hardware
-	ssdCount int
-}
-
-func clockOptions() hcli.Options[clockArgs] {
-	return hcli.Options[clockArgs]{
-		hcli.Text(oneOf("clock",
-			"virtual samples and looks rows up for real, but takes all times from --hardware, with no SSD and no arithmetic: every figure is modelled",
-			plan.ClockWall, plan.Clocks, nil),
-			func(a *clockArgs) *string { return &a.clock }).Setting(),
-		hcli.Text(&cli.StringFlag{Name: "hardware",
-			Usage: "machine of --clock virtual, a `PROFILE` (" +
-				strings.Join(hardware.Names(), ", ") + ") or a YAML file"},
-			func(a *clockArgs) *string { return &a.profile }).Input(hardware.Names()...),
-		ssdCountOption(func(a *clockArgs) *int { return &a.ssdCount }),
-	}
-}
-
-// ssdCountOption is of verbs that model a machine; 0 is the profile's number.
-func ssdCountOption[T any](at func(*T) *int) hcli.Option[T] {
-	return hcli.Int(&cli.IntFlag{Name: "ssd-count", DefaultText: "the profile's",
-		Usage: "number of SSDs of that machine"}, at).Positive().Checked(
-		func(a *T, _ string) error {
-			if n := *at(a); n < 0 || n > 256 {
-				return errs.New(errs.Usage, "--ssd-count %d is not between 1 and 256", n)
-			}
-			return nil
-		})
+	clock string `option:"clock" use:"setting" oneof:"@clocks" default:"wall" usage:"virtual samples and looks rows up for real, but takes all times from {hardware}, with no SSD and no arithmetic: every figure is modelled"`
+	// of --hardware
+	profile  string `option:"hardware" use:"input" words:"@hardware" arg:"PROFILE" usage:"machine of {clock} virtual, a PROFILE ({@hardware}) or a YAML file"`
+	ssdCount int    `option:"ssd-count" positive:"yes" range:"1..256" shown:"the profile's" usage:"number of SSDs of that machine"`
 }
 
 // notVirtual are the options that mean nothing where nothing is read and nothing is computed.

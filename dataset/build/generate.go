@@ -22,36 +22,44 @@ import (
 
 // GenerateOptions shape a generated dataset. Zero values mean the defaults.
 type GenerateOptions struct {
-	Kind string // "sbm", "rmat" or "communities"
+	// "sbm", "rmat" or "communities"
+	Kind string `option:"kind" oneof:"@graph-kinds" default:"sbm" usage:"graph model"`
 	// Nodes is the number of nodes, at least 1.
-	Nodes int64
+	Nodes int64 `option:"nodes" shown:"none" arg:"NUMBER" usage:"NUMBER of nodes (required)"`
 	// AvgDegree is the mean number of in-neighbours (12).
-	AvgDegree float64
-	Classes   int    // 16
-	Dim       int    // features per node (128)
-	Seed      uint64 // the same seed and options give the same bytes on every machine
-	Out       string // directory to create
-	Name      string // defaults to the base name of Out
+	AvgDegree float64 `option:"avg-degree" positive:"yes" default:"12" usage:"mean number of in-neighbours"`
+	// 16
+	Classes int `option:"classes" positive:"yes" default:"16" usage:"number of labels"`
+	// features per node (128)
+	Dim int `option:"dim" positive:"yes" default:"128" usage:"features of a node (float32)"`
+	// the same seed and options give the same bytes on every machine
+	Seed uint64 `option:"seed" default:"1" usage:"seed of all random choices"`
+	// directory to create
+	Out string `option:"out" arg:"DIR" usage:"DIR to create"`
+	// defaults to the base name of Out
+	Name string `option:"name" usage:"name of the dataset (default: last part of {out})"`
 
 	// Homophily is, for sbm and communities, the share of a node's neighbours drawn from its own
 	// class (0.8).
-	Homophily float64
+	Homophily float64 `option:"homophily" share:"yes" positive:"yes" shown:"0.8" usage:"sbm, communities: share of neighbours of a node's own class"`
 	// Signal is the distance of a class centre from the origin, where the noise of each
 	// feature has variance 1 (1.0). At 1.0 a node's own features settle its class in a third
 	// of the cases; the mean over its neighbours settles most. For communities it is that of nodes
 	// that are no hubs (0.1: next to nothing).
-	Signal float64
+	Signal float64 `option:"signal" positive:"yes" shown:"1, and 0.1 for communities" usage:"distance of class centres, in standard deviations of a feature"`
 	// Communities shape the kind of that name.
-	Communities CommunityOptions
+	Communities CommunityOptions `options:"in"`
 	// TrainFraction and ValFraction of the nodes go to these splits (0.6 and 0.2 where neither is
 	// given), and TestFraction to test: 0 means the rest, and below 0 none. The other nodes are in
 	// no split.
-	TrainFraction, ValFraction, TestFraction float64
+	TrainFraction float64 `option:"train-fraction" share:"yes" shown:"0.6" usage:"share of the nodes to train on"`
+	ValFraction   float64 `option:"val-fraction" share:"yes" shown:"0.2" usage:"share of the nodes to validate on"`
+	TestFraction  float64 `option:"test-fraction" zero:"-1" share:"yes" shown:"the rest" usage:"share of the nodes to test on; with less than the rest some nodes are in no split"`
 	// FeatureFn makes rows a function of their number, as "hash" or "hash:7" ("hash" takes Seed),
 	// and stores none. They say nothing about the class then.
-	FeatureFn string
+	FeatureFn string `option:"feature-fn" arg:"hash[:SEED]" usage:"rows computed from their numbers, none stored: hash[:SEED] (default seed: {seed}); they say nothing about the class"`
 	// Memory bounds the edge sort of rmat (half of what is available, at most 8 GiB).
-	Memory   int64
+	Memory   int64 `option:"memory" size:"16MiB" shown:"half of what is available, at most 8GiB" arg:"SIZE" usage:"SIZE that sorting edges may take"`
 	Progress work.Progress
 }
 

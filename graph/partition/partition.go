@@ -35,19 +35,19 @@ const MostThreads = 1024
 
 // Options of a partition. Zero values mean the defaults.
 type Options struct {
-	Parts  int    // how many; at least 1, at most one for each node
-	Method string // one of MethodNames, or Auto, the default
+	Parts  int    `option:"parts" shown:"none" arg:"NUMBER" usage:"NUMBER of parts (required without {in})"` // how many; at least 1, at most one for each node
+	Method string `option:"method" oneof:"@partitioners" default:"auto" usage:"how"`                         // one of MethodNames, or Auto, the default
 	// Seed decides all random choices: equal seeds give equal parts, whatever the threads.
-	Seed uint64
+	Seed uint64 `option:"seed" default:"1" usage:"seed of all random choices"`
 	// Balance is the most nodes of a part as a multiple of the mean, 1.05. The streaming
 	// and the random method never pass it (a part of one node more than the mean's whole number is
 	// always allowed); METIS aims at it.
-	Balance float64
+	Balance float64 `option:"balance" positive:"yes" default:"1.05" usage:"most nodes of a part, as a multiple of the mean; metis may miss it"`
 	// Passes is the number of times that the streaming method looks at each node again after each
 	// of its starts, 5.
-	Passes  int
-	Threads int    // of the streaming method; one for each CPU
-	Library string // file of METIS; "" takes the loader's libmetis.so.5
+	Passes  int    `option:"passes" positive:"yes" default:"5" usage:"stream: how often each node is looked at again"`
+	Threads int    `option:"workers" positive:"yes" shown:"one per CPU" usage:"stream: threads; the parts do not depend on them"` // of the streaming method; one for each CPU
+	Library string `option:"metis" shown:"the loader's libmetis.so.5" arg:"FILE" usage:"library of METIS 5 in FILE"`              // file of METIS; "" takes the loader's libmetis.so.5
 
 	Progress work.Progress
 }

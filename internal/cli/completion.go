@@ -79,24 +79,6 @@ func offerOf(f cli.Flag) offer {
 	return o
 }
 
-// Offer has a shell complete values of a flag.
-func Offer(f *cli.StringFlag, values ...string) *cli.StringFlag {
-	keepOffer(f, offer{values: values})
-	return f
-}
-
-// Offers has a shell complete values of the option; others may be right, too.
-func (o Option[T]) Offers(values ...string) Option[T] {
-	keepOffer(o.Flag.(*cli.StringFlag), offer{values: values})
-	return o
-}
-
-// OffersList does so for an option with values between commas.
-func (o Option[T]) OffersList(values ...string) Option[T] {
-	keepOffer(o.Flag.(*cli.StringFlag), offer{values, true})
-	return o
-}
-
 // Offered returns the values that a shell completes for a flag.
 func Offered(f cli.Flag) []string { return offerOf(f).values }
 

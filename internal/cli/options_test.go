@@ -2,22 +2,17 @@ package cli
 
 import (
 	"flag"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
 
-	"helios/internal/options"
 	"helios/sched/plan"
 )
 
 func runOptions(names ...string) Options[plan.Config] {
-	return Tagged[plan.Config](func(o options.Option) bool {
-		return slices.Contains(names,
-			o.Name)
-	})
+	return Of[plan.Config]().Only(names...)
 }
 
 // Help says what the library takes, by mode where the modes differ.
@@ -63,55 +58,53 @@ func TestOptionsRead(t *testing.T) {
 	require.Equal(t, uint64(9), c.Seed)
 }
 
-// Options of a verb's own struct: a Value is the default, parts nest, and a field tells whether its
-// option was given.
+// Options of a verb's own struct: a tag has the default, parts nest, a verb may name an option
+// otherwise, and a field tells whether its option was given.
 func TestOptionsOfAVerb(t *testing.T) {
-	type part struct{ seconds float64 }
+	type part struct {
+		seconds float64 `option:"seconds" default:"0.5" usage:"seconds" group:"Part"`
+	}
 	type verb struct {
 		part
-		rows  int64
-		sizes []string
-		names string
-		each  time.Duration
-		fresh bool
-		force bool
+		rows  int64         `option:"rows" default:"7" usage:"rows"`
+		sizes []string      `option:"sizes" default:"1%,2%" usage:"sizes"`
+		names string        `option:"names" usage:"names" was:"called"`
+		each  time.Duration `option:"each" usage:"each"`
+		fresh bool          `option:"fresh" default:"true" usage:"fresh"`
+		force bool          `option:"force" usage:"force"`
+		kept  string        `option:"kept" usage:"kept"`
 	}
-	o := slices.Concat(Options[verb]{
-		Int64(&cli.Int64Flag{Name: "rows", Value: 7}, func(v *verb) *int64 { return &v.rows }),
-		List(&cli.StringFlag{Name: "sizes", Value: "1%,2%"},
-			func(v *verb) *[]string { return &v.sizes }),
-		Text(&cli.StringFlag{Name: "names"}, func(v *verb) *string { return &v.names }),
-		Duration(&cli.DurationFlag{Name: "each"}, func(v *verb) *time.Duration { return &v.each }),
-		Bool(&cli.BoolFlag{Name: "fresh", Value: true}, func(v *verb) *bool { return &v.fresh }),
-		Bool(&cli.BoolFlag{Name: "force"}, func(v *verb) *bool { return &v.force }),
-	}, In(func(v *verb) *part { return &v.part }, Options[part]{
-		Float(&cli.Float64Flag{Name: "seconds", Value: 0.5},
-			func(p *part) *float64 { return &p.seconds }),
-	}))
+	o := Of[verb]().Without("kept").Says("force", "by `FORCE`").Was("rows", "lines")
+	require.NotContains(t, o.Uses(), "kept")
+	require.Empty(t, Of[verb]().WithoutGroups("", "Part"))
+	require.Len(t, Of[verb]().WithoutFrom("", "rows"), 2)
 	read := func(args ...string) (*verb, *cli.Context, error) {
 		set := flag.NewFlagSet("x", flag.ContinueOnError)
 		for _, f := range o.Flags() {
 			require.NoError(t, f.Apply(set))
 		}
 		require.NoError(t, set.Parse(args))
-		c, v := cli.NewContext(cli.NewApp(), set, nil), &verb{names: "kept"}
+		c, v := cli.NewContext(cli.NewApp(), set, nil), &verb{kept: "kept"}
 		return v, c, o.Read(c, v)
 	}
 	v, c, err := read()
 	require.NoError(t, err)
-	require.Equal(t, &verb{part: part{0.5}, rows: 7, sizes: []string{"1%", "2%"}, names: "kept",
-		fresh: true}, v)
+	require.Equal(t, &verb{part: part{0.5}, rows: 7, sizes: []string{"1%", "2%"}, fresh: true,
+		kept: "kept"}, v)
 	require.Empty(t, o.Given(c, v, &v.rows, &v.seconds, &v.force))
 
 	v, c, err = read("--seconds", "2", "--fresh=false", "--sizes", "3%", "--names", "", "--each",
 		"5s")
 	require.NoError(t, err)
-	require.Equal(t, &verb{part: part{2}, rows: 7, sizes: []string{"3%"}, each: 5 * time.Second}, v)
+	require.Equal(t, &verb{part: part{2}, rows: 7, sizes: []string{"3%"}, each: 5 * time.Second,
+		kept: "kept"}, v)
 	require.Equal(t, "seconds", o.Given(c, v, &v.rows, &v.seconds, &v.sizes))
 	require.Equal(t, "names", o.Given(c, v, &v.names))
 	require.Empty(t, o.Given(c, v, &v.rows))
 	require.Panics(t, func() { o.Given(c, v, new(int)) }, "a field that no option sets")
+	require.Equal(t, map[string]any{"seconds": 2.0, "rows": int64(7), "sizes": []string{"3%"},
+		"names": "", "each": "5s", "fresh": false, "force": false}, o.Values(v))
 
 	_, _, err = read("--sizes", "1%,,2%")
-	require.ErrorContains(t, err, "--sizes \"1%,,2%\" has an empty part")
+	require.ErrorContains(t, err, "option sizes \"1%,,2%\" has an empty part")
 }

@@ -11,34 +11,8 @@ import (
 	"helios/internal/options"
 )
 
-// flagName is an option as a flag.
-func flagName(name string) string { return "--" + name }
-
-// Tagged returns the options of a struct that says in its tags what they are (package options);
-// with keep, those that it keeps.
-func Tagged[T any](keep func(o options.Option) bool) (out Options[T]) {
-	ptr := new(T)
-	options.Defaults(ptr)
-	for _, o := range options.Of(ptr) {
-		if keep != nil && !keep(o) {
-			continue
-		}
-		name := o.Name
-		of := func(c *T) options.Option {
-			x, _ := options.Find(c, name)
-			return x
-		}
-		_, preset := o.Tag("default")
-		x := Option[T]{Flag: taggedFlag(o), was: o.Was, use: o.UseOf,
-			parse: func(c *T, text string) error { return of(c).Set(text) },
-			field: func(c *T) any { return of(c).Pointer() }}
-		if preset {
-			x.preset = o.Default
-		}
-		out = append(out, x)
-	}
-	return out
-}
+// FlagName is an option as a flag.
+func FlagName(name string) string { return "--" + name }
 
 // TaggedFlags returns the flags of a struct of options that says in its tags what they are
 // (internal/options). The fields' values are the flags' defaults.
@@ -52,11 +26,11 @@ func TaggedFlags(ptr any) []cli.Flag {
 }
 
 func taggedFlag(o options.Option) cli.Flag {
-	usage := o.Usage(flagName)
+	usage := o.Usage(FlagName)
 	if o.Arg != "" { // as urfave/cli marks it
 		usage = strings.Replace(usage, o.Arg, "`"+o.Arg+"`", 1)
 	}
-	shown := options.Expand(o.ShownDefault(), flagName)
+	shown := options.Expand(o.ShownDefault(), FlagName)
 	if o.IsSwitch() {
 		on, _ := o.Value().(bool)
 		return &cli.BoolFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: on,

@@ -32,6 +32,7 @@
 //	share     the text is a share such as 5% or 0.05
 //	text      yes: the struct reads the text (Setter)
 //	ints      the text is a list of whole numbers, none below what the tag says
+//	hint      what the error of a wrong text adds
 //	use       setting, input or aside: see Use
 //	print     yes: a checkpoint keeps the value; omit: unless it is this one
 //
@@ -85,8 +86,8 @@ type declared struct {
 	variantsText string // help's words for the defaults of many
 }
 
-// Setter sets an option whose text says more than its field holds. done is false for what the tags
-// are enough for.
+// Setter sets an option whose text says more than its field holds, and names the option in errors.
+// done is false for what the tags are enough for.
 type Setter interface {
 	SetOption(name, text string) (done bool, err error)
 }
@@ -176,10 +177,18 @@ func collect(t reflect.Type, path []int, many Variants, out *[]*declared) {
 			Default: strings.Join(words(f.Tag.Get("default")), ","), tag: f.Tag, path: at, owner: path,
 			many: many}
 		d.Offers = slices.Concat(d.Choices, words(f.Tag.Get("words")), words(f.Tag.Get("offers")))
-		again := slices.ContainsFunc(*out, func(x *declared) bool { return x.Name == name })
-		if again || d.usage == "" || !strings.Contains(d.usage, d.Arg) {
-			panic(fmt.Sprintf("options: %s.%s: no usage, no arg in it, or a second option %s", t,
-				f.Name, name))
+		if d.usage == "" || !strings.Contains(d.usage, d.Arg) {
+			panic(fmt.Sprintf("options: %s.%s: no usage, or no arg in it", t, f.Name))
+		}
+		if i := slices.IndexFunc(*out, func(x *declared) bool { return x.Name == name }); i >= 0 {
+			// As with Go's embedded fields, an outer one hides those within.
+			switch was := (*out)[i]; {
+			case len(was.path) == len(at):
+				panic(fmt.Sprintf("options: %s.%s: a second option %s", t, f.Name, name))
+			case len(was.path) < len(at):
+				continue
+			}
+			*out = slices.Delete(*out, i, i+1)
 		}
 		*out = append(*out, d)
 	}
@@ -310,23 +319,33 @@ func (o Option) IsText() bool {
 	if o.IsSwitch() {
 		return false
 	}
-	for _, tag := range []string{"size", "share", "named", "ints", "text"} {
+	for _, tag := range []string{"size", "share", "named", "ints"} {
 		if _, is := o.tag.Lookup(tag); is {
 			return true
 		}
 	}
 	_, budget := o.Value().(units.Budget)
+	_, reads := o.tag.Lookup("text")
 	k := o.value.Kind()
-	return budget || k == reflect.String || k == reflect.Slice || o.ownText()
+	return budget || reads || k == reflect.String || k == reflect.Slice || o.ownText()
 }
 
 // Set sets the field from text. Its errors are of class usage and name the option (errs.Key).
 func (o Option) Set(text string) error {
 	if s, is := o.owner.Addr().Interface().(Setter); is {
 		if done, err := s.SetOption(o.Name, text); done || err != nil {
-			return o.refusal(err)
+			return err
 		}
 	}
+	err := o.setChecked(text)
+	if hint := o.tag.Get("hint"); err != nil && hint != "" {
+		return errs.Errorf("%w; %s", err, hint)
+	}
+	return err
+}
+
+// setChecked sets the field from text as the tags say.
+func (o Option) setChecked(text string) error {
 	for _, w := range words(o.tag.Get("named")) {
 		if word, number, _ := strings.Cut(w, "="); word == text {
 			text = number
@@ -385,7 +404,12 @@ func (o Option) checkChoice() error {
 		values = list
 	}
 	for _, v := range values {
-		if !slices.Contains(o.Choices, v) {
+		switch {
+		case slices.Contains(o.Choices, v):
+		case o.value.CanInt():
+			return errs.New(errs.Usage, "%v %s is none of %s", errs.Key(o.Name), v,
+				strings.Join(o.Choices, ", "))
+		default:
 			return errs.New(errs.Usage, "unknown %v %q; %s", errs.Key(o.Name), v,
 				Meant(v, o.Choices, "choose one of "+strings.Join(o.Choices, ", ")))
 		}

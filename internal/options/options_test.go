@@ -69,7 +69,8 @@ func TestOptionsRefuse(t *testing.T) {
 	var x all
 	for _, o := range Of(&x) {
 		for _, c := range map[string][][2]string{
-			"loops":  {{"some", `unknown option loops "some"; choose one of keep, drop`}},
+			"loops": {{"some", `unknown option loops "some"; choose one of keep, drop`},
+				{"", `unknown option loops ""`}},
 			"nodes":  {{"0", "option nodes 0 is not a positive number"}, {"1.5", "option nodes"}},
 			"dim":    {{"99999999999999999999", "is not a whole number in range"}},
 			"share":  {{"x", "is not a number"}},
@@ -102,7 +103,7 @@ func TestOptionsPanic(t *testing.T) {
 	require.Panics(t, func() {
 		Of(&struct {
 			A int `option:"seed" usage:"a"`
-			base
+			B int `option:"seed" usage:"b"`
 		}{})
 	})
 	require.Panics(t, func() {
@@ -110,4 +111,17 @@ func TestOptionsPanic(t *testing.T) {
 			A int `option:"a" usage:"a" default:"x"`
 		}{})
 	})
+}
+
+// An option of the outer struct hides one within.
+func TestOuterOptionsHide(t *testing.T) {
+	var x struct {
+		base
+		Text string `option:"seed" usage:"a text"`
+	}
+	seed, ok := Find(&x, "seed")
+	require.True(t, ok)
+	require.NoError(t, seed.Set("early"))
+	require.Equal(t, "early", x.Text)
+	require.Equal(t, []string{"out", "seed"}, Names(&x))
 }

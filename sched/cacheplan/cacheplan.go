@@ -29,14 +29,15 @@ import (
 
 // Options ask for a split of memory between the tiers.
 type Options struct {
-	Budget units.Budget // of both tiers together: bytes, or a share of the features
+	Budget units.Budget `option:"budget" arg:"SIZE" usage:"memory for both tiers together, a SIZE or a share of the features"` // of both tiers together: bytes, or a share of the features
 	// GPUMax and CPUMax bound the tiers in bytes; 0: the GPU's memory, and nothing; Off: the tier
 	// stays empty.
-	GPUMax, CPUMax int64
-	Steps          int // splits tried beside the first; 100
-	Hardware       cost.Hardware
+	GPUMax   int64 `option:"gpu-max" size:"" zero:"-1" shown:"the GPU's memory" arg:"BYTES" usage:"at most BYTES of it in the GPU"`
+	CPUMax   int64 `option:"cpu-max" size:"" zero:"-1" shown:"no bound" arg:"BYTES" usage:"at most BYTES of it in the CPU's memory"`
+	Steps    int   `option:"steps" default:"100" usage:"splits to look at, beside the first"` // splits tried beside the first; 100
+	Hardware cost.Hardware
 	// Trace is a run's accesses (Config.Trace) to plan for; empty: an epoch is sampled.
-	Trace string
+	Trace string `option:"trace" use:"input" arg:"FILE" usage:"plan for the accesses in FILE (train {trace}); a dataset is then needed for the times of sampling and training alone"`
 }
 
 // Point is one split: what an epoch takes of each resource, all at work at once, as in a deep

@@ -231,12 +231,12 @@ type EpochSettings struct {
 type SuperbatchSettings struct {
 	// Superbatch is how many mini-batches PolicyBelady knows at once; 0: what memory and disk have
 	// room for. SuperbatchOverlap: the next ones are sampled while those train.
-	Superbatch        int  `option:"superbatch" group:"Tiers" named:"auto=0" positive:"yes" range:"1.." shown:"auto" arg:"N" usage:"mini-batches N that {policy} belady samples and knows at once; auto: what memory and disk have room for"`
+	Superbatch        int  `option:"superbatch" hint:"give a number of mini-batches from 1 on, or auto" group:"Tiers" named:"auto=0" positive:"yes" range:"1.." shown:"auto" arg:"N" usage:"mini-batches N that {policy} belady samples and knows at once; auto: what memory and disk have room for"`
 	SuperbatchOverlap bool `option:"superbatch-overlap" group:"Tiers" use:"setting" usage:"sample the next superbatch while one trains"`
 	// SuperbatchDir is the folder on whose file system their samples are; empty: the dataset's.
 	// SuperbatchDisk bounds their bytes; 0: a quarter of what is free.
 	SuperbatchDir  string `option:"superbatch-dir" group:"Tiers" use:"aside" shown:"the dataset's folder" arg:"FOLDER" usage:"FOLDER on whose file system the samples of superbatches are, in files without a name"`
-	SuperbatchDisk int64  `option:"superbatch-disk" group:"Tiers" size:"" positive:"yes" range:"0.." shown:"a quarter of what is free" arg:"BYTES" usage:"most BYTES that they take there"`
+	SuperbatchDisk int64  `option:"superbatch-disk" hint:"give more, or leave it out" group:"Tiers" size:"" positive:"yes" range:"0.." shown:"a quarter of what is free" arg:"BYTES" usage:"most BYTES that they take there"`
 	// Superbatches has mini-batches sampled a superbatch at a time under PolicyStatic, too: the
 	// tiers find the rows that they hold and change none. By mode.
 	Superbatches bool
@@ -271,13 +271,13 @@ type MegaSettings struct {
 // DynamicSettings are of a GPU tier whose lines come and go by what was accessed.
 type DynamicSettings struct {
 	// CacheLine is the bytes of a line, or LineRow.
-	CacheLine int64  `option:"cache-line" group:"Tiers" named:"row=-1" size:"1" range:"512..1048576" shown:"4096 in bam and gids, else row" arg:"BYTES" usage:"what a dynamic GPU tier reads and keeps at once: lines of BYTES, or \"row\""`
+	CacheLine int64  `option:"cache-line" hint:"give row, or a number of bytes such as 4096" group:"Tiers" named:"row=-1" size:"1" range:"512..1048576" shown:"4096 in bam and gids, else row" arg:"BYTES" usage:"what a dynamic GPU tier reads and keeps at once: lines of BYTES, or \"row\""`
 	Directory string `option:"directory" group:"Tiers" use:"setting" oneof:"@directories" shown:"sets" usage:"what knows where a dynamic GPU tier's lines are (sets: sets of 32 lines, each under {policy} by itself, worked on by all cores; queues: any line in any place, on one core)"`
 	// Window is how many coming batches' lines stay (window buffer of GIDS), 0 for none.
 	Window int `option:"window" group:"Tiers" range:"0..64" zero:"-1" usage:"coming mini-batches whose lines a dynamic GPU tier keeps (GIDS's window buffer), 0 for none"`
 	// Accumulate is the share of the SSDs' peak rate that merging the reads of coming batches aims
 	// at (accumulator of GIDS); 0: reads are not merged.
-	Accumulate float64 `option:"accumulate" group:"Tiers" share:"yes" below:"1" zero:"-1" arg:"SHARE" usage:"merge the reads of coming mini-batches until they reach this SHARE of the SSDs' peak rate (GIDS's accumulator), 0 for never"`
+	Accumulate float64 `option:"accumulate" hint:"the whole of the peak would take infinitely many reads in flight; 0.95 is usual" group:"Tiers" share:"yes" below:"1" zero:"-1" arg:"SHARE" usage:"merge the reads of coming mini-batches until they reach this SHARE of the SSDs' peak rate (GIDS's accumulator), 0 for never"`
 }
 
 // SMBudget is the most thread blocks that each operator's stream runs at once; 0 = all.

@@ -103,15 +103,15 @@ func (c *Config) SetOption(name, text string) (done bool, err error) {
 			c.GPUCache = units.Budget{}
 			return true, nil
 		}
-		return true, readCache(&c.GPUCache, text)
+		return true, readCache(&c.GPUCache, name, text)
 	case "cpu-cache":
-		return true, readCache(&c.CPUCache, text)
+		return true, readCache(&c.CPUCache, name, text)
 	case "neighbor-cache":
 		if c.NeighborShared = text == "shared"; c.NeighborShared {
 			c.NeighborCache = units.Budget{}
 			return true, nil
 		}
-		return true, readCache(&c.NeighborCache, text)
+		return true, readCache(&c.NeighborCache, name, text)
 	case "on-ssd-failure":
 		c.ReadResets, err = parseResets(text)
 		return true, err
@@ -131,11 +131,14 @@ func (c *Config) SetOption(name, text string) (done bool, err error) {
 }
 
 // readCache reads the size of a tier. A 0 that is given is none, whatever the mode has.
-func readCache(to *units.Budget, text string) (err error) {
-	if *to, err = units.ParseBudget(text); err == nil && *to == (units.Budget{}) {
+func readCache(to *units.Budget, name, text string) (err error) {
+	if *to, err = units.ParseBudget(text); err != nil {
+		return errs.New(errs.Usage, "%v %w", errs.Key(name), err)
+	}
+	if *to == (units.Budget{}) {
 		*to = NoCache()
 	}
-	return err
+	return nil
 }
 
 // refuseOffline says of a policy that no run can have where it belongs.

@@ -44,12 +44,12 @@ type Config struct {
 	Seed   uint64
 	Shapes []Shape
 	// destinations of the aggregates, and half the rows of other matrices; 0: benchDst
-	Rows   int64
+	Rows   int64             `option:"rows" default:"65536" usage:"destinations of the aggregates; other matrices of that group grow with it"`
 	BLAS   *openblas.Library // on the CPU, for the host device; nil: no comparison
 	Vendor cuda.BLAS         // of the GPU; nil: no comparison
 	// Precisions of products and steps; none: fp32.
 	Precisions []cuda.Precision
-	Step       StepShape
+	Step       StepShape `options:"in"`
 
 	topo *graph.Topology
 }

@@ -28,12 +28,14 @@ func init() {
 
 // StepShape is a training step to measure.
 type StepShape struct {
-	Model                string // one of gnn.Archs; empty: gnn.DefaultArch
-	Nodes                int64  // of the generated graph
-	AvgDegree            float64
-	Batch                int
-	Fanouts              []int
-	Dim, Hidden, Classes int
+	Model     string  `option:"model" use:"setting" oneof:"@models" default:"sage" usage:"model of a step"` // one of gnn.Archs; empty: gnn.DefaultArch
+	Nodes     int64   `option:"nodes" default:"1000000" usage:"nodes of the steps' graph"`                  // of the generated graph
+	AvgDegree float64 `option:"avg-degree" default:"15" usage:"its mean number of in-neighbours"`
+	Batch     int     `option:"batch-size" range:"1..1048576" default:"8000" usage:"seeds of a step"`
+	Fanouts   []int   `option:"fanout" ints:"-1" default:"25,10" arg:"F1,F2,…" usage:"neighbours sampled per hop of a step F1,F2,…, the seeds' first"`
+	Dim       int     `option:"dim" range:"1..1048576" default:"1024" usage:"features of a step"`
+	Hidden    int     `option:"hidden" range:"1..1048576" default:"256" usage:"hidden units of a step"`
+	Classes   int     `option:"classes" range:"1..1048576" default:"47" usage:"classes of a step"`
 }
 
 func (s *StepShape) String() string {

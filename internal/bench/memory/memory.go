@@ -23,8 +23,8 @@ import (
 
 // Config says what is measured.
 type Config struct {
-	Tier   int64 // bytes of rows in each tier
-	Set    int64 // bytes of rows that a gather takes
+	Tier   int64 `option:"tier" size:"" default:"1GiB" arg:"SIZE" usage:"rows of each tier, in SIZE; well above what caches hold"` // bytes of rows in each tier
+	Set    int64 `option:"set" size:"" default:"256MiB" arg:"SIZE" usage:"rows of a gather, in SIZE"`                              // bytes of rows that a gather takes
 	Length time.Duration
 	Seed   uint64 // of the order of rows
 }

@@ -20,10 +20,10 @@ import (
 // Config says what is sampled.
 type Config struct {
 	Sampler graph.SamplerConfig
-	Graph   string // its name
-	Batch   int    // seeds of a mini-batch
-	Batches int    // of a turn
-	Turns   int
+	Graph   string  // its name
+	Batch   int     `option:"batch-size" default:"1024" usage:"seeds of a mini-batch"` // seeds of a mini-batch
+	Batches int     `option:"batches" default:"20" usage:"mini-batches of a turn"`     // of a turn
+	Turns   int     `option:"turns" default:"5" usage:"turns of each row"`
 	Seconds float64 // how long each source samples in all its turns, about; 0: by Batches
 
 	Progress func(done, of int) // may be nil

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"maps"
+	"slices"
+
+	"helios/cache/policy"
+	"helios/cache/replay"
+	"helios/dataset"
+	"helios/dataset/build"
+	"helios/graph/partition"
+	"helios/internal/bench/cache"
+	"helios/internal/hardware"
+	"helios/internal/options"
+	"helios/internal/simd"
+	"helios/internal/ssdmodel"
+	"helios/sched/planner"
+)
+
+// The lists that tags of the verbs' options name, beside those of package plan.
+var _ = options.Define("hardware", hardware.Names) &&
+	options.Define("ssd-models", ssdmodel.Names) &&
+	options.Define("levels", simd.Names) &&
+	options.Define("splits", func() []string { return dataset.Splits }) &&
+	options.Define("kernel-groups", computeGroups) &&
+	options.Define("suite-groups", func() []string { return suiteGroups }) &&
+	options.Define("presets", func() []string { return slices.Sorted(maps.Keys(suiteSizes)) }) &&
+	options.Define("graphs", planner.GraphNames) &&
+	options.Define("sweep-keys", planner.SweepKeys) &&
+	options.Define("sweep-starts", sweepStarts) &&
+	options.Define("priced", func() []string { return planner.Priced }) &&
+	options.Define("replay-policies", replay.Policies) &&
+	options.Define("baselines", baselineNames) &&
+	options.Define("bench-policies", func() []string {
+		return append([]string{cache.Static}, policy.Online()...)
+	}) &&
+	options.Define("graph-kinds", func() []string { return build.Kinds }) &&
+	options.Define("partitioners", func() []string {
+		return append([]string{partition.Auto}, partition.MethodNames()...)
+	})
