@@ -2,6 +2,7 @@ package nvme
 
 import (
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -14,9 +15,6 @@ type Bus interface {
 	// Read32 and Write32 access a 32-bit register at a byte offset.
 	Read32(off uint32) (uint32, error)
 	Write32(off, v uint32) error
-	// Read64 and Write64 access a 64-bit register as two dwords, the low one first.
-	Read64(off uint32) (uint64, error)
-	Write64(off uint32, v uint64) error
 	// Doorbell is the address of doorbell i: 0 = SQ0 tail, 1 = CQ0 head, 2 = SQ1 tail and so
 	// on. The bus applies the controller's stride. Store to it with StoreDoorbell only.
 	Doorbell(i uint32) (*uint32, error)
@@ -154,4 +152,28 @@ type CQGroup interface {
 	Rejoin(ref CQRef) error
 	// Close dissolves the group; its queues go on by themselves.
 	Close() error
+}
+
+// Read64 reads a 64-bit register as two dwords, the low one first.
+func Read64(b Bus, off uint32) (uint64, error) {
+	if off%8 != 0 {
+		return 0, fmt.Errorf("%s: register %#x is no 64-bit register", b.Name(), off)
+	}
+	lo, err := b.Read32(off)
+	if err != nil {
+		return 0, err
+	}
+	hi, err := b.Read32(off + 4)
+	return uint64(lo) | uint64(hi)<<32, err
+}
+
+// Write64 writes a 64-bit register as two dwords, the low one first.
+func Write64(b Bus, off uint32, v uint64) error {
+	if off%8 != 0 {
+		return fmt.Errorf("%s: register %#x is no 64-bit register", b.Name(), off)
+	}
+	if err := b.Write32(off, uint32(v)); err != nil {
+		return err
+	}
+	return b.Write32(off+4, uint32(v>>32))
 }

@@ -158,7 +158,7 @@ func Open(ctx context.Context, bus Bus, opt Options) (*Controller, error) {
 
 // probe reads what never changes and refuses what this package cannot drive.
 func (c *Controller) probe() error {
-	v, err := c.bus.Read64(RegCAP)
+	v, err := Read64(c.bus, RegCAP)
 	if err != nil {
 		return fmt.Errorf("nvme %s: read CAP: %w", c.bus.Name(), deviceClass(err))
 	}
@@ -319,10 +319,10 @@ func (c *Controller) enable(ctx context.Context) error {
 	}
 	err := c.bus.Write32(RegAQA, MakeAQA(q.entries, q.entries))
 	if err == nil {
-		err = c.bus.Write64(RegASQ, uint64(q.sqIOVA))
+		err = Write64(c.bus, RegASQ, uint64(q.sqIOVA))
 	}
 	if err == nil {
-		err = c.bus.Write64(RegACQ, uint64(q.cqIOVA))
+		err = Write64(c.bus, RegACQ, uint64(q.cqIOVA))
 	}
 	if err == nil {
 		err = c.bus.Write32(RegCC, uint32(cc))

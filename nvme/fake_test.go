@@ -164,22 +164,6 @@ func (f *fakeBus) Write32(off, v uint32) error {
 	return nil
 }
 
-func (f *fakeBus) Read64(off uint32) (uint64, error) {
-	lo, err := f.Read32(off)
-	if err != nil {
-		return 0, err
-	}
-	hi, err := f.Read32(off + 4)
-	return uint64(hi)<<32 | uint64(lo), err
-}
-
-func (f *fakeBus) Write64(off uint32, v uint64) error {
-	if err := f.Write32(off, uint32(v)); err != nil {
-		return err
-	}
-	return f.Write32(off+4, uint32(v>>32))
-}
-
 func (f *fakeBus) Doorbell(i uint32) (*uint32, error) {
 	if int(i) >= len(f.db) {
 		return nil, fmt.Errorf("fake: no doorbell %d", i)

@@ -94,7 +94,7 @@ func New(inner nvme.Bus, set *faultinject.Set, opt Options) *Bus {
 	}
 	b.kicker, _ = inner.(nvme.Kicker)
 	b.waiter, _ = inner.(nvme.Waiter)
-	if v, err := inner.Read64(nvme.RegCAP); err == nil && v != 1<<64-1 {
+	if v, err := nvme.Read64(inner, nvme.RegCAP); err == nil && v != 1<<64-1 {
 		b.stride = 4 << nvme.CAP(v).DSTRD()
 	}
 	// Somebody may have left it enabled; the client disables it first then.
@@ -172,30 +172,6 @@ func (b *Bus) Read32(off uint32) (uint32, error) {
 		}
 	}
 	return v, nil
-}
-
-// Read64 implements nvme.Bus.
-func (b *Bus) Read64(off uint32) (uint64, error) {
-	if off%8 != 0 {
-		return b.inner.Read64(off) // fails
-	}
-	lo, err := b.Read32(off)
-	if err != nil {
-		return 0, err
-	}
-	hi, err := b.Read32(off + 4)
-	return uint64(lo) | uint64(hi)<<32, err
-}
-
-// Write64 implements nvme.Bus.
-func (b *Bus) Write64(off uint32, v uint64) error {
-	if off%8 != 0 {
-		return b.inner.Write64(off, v) // fails
-	}
-	if err := b.Write32(off, uint32(v)); err != nil {
-		return err
-	}
-	return b.Write32(off+4, uint32(v>>32))
 }
 
 // Write32 implements nvme.Bus.
@@ -289,7 +265,7 @@ func (b *Bus) enable(v nvme.CC) error {
 		off uint32
 		v   uint64
 	}{{nvme.RegASQ, asq}, {nvme.RegACQ, acq}} {
-		if err := b.inner.Write64(r.off, r.v); err != nil {
+		if err := nvme.Write64(b.inner, r.off, r.v); err != nil {
 			return err
 		}
 	}

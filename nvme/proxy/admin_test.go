@@ -21,7 +21,7 @@ import (
 
 func TestRegisters(t *testing.T) {
 	g := newRig(t, Config{RAM: true, MaxQueueEntries: 256})
-	v, err := g.bus.Read64(nvme.RegCAP)
+	v, err := nvme.Read64(g.bus, nvme.RegCAP)
 	require.NoError(t, err)
 	c := nvme.CAP(v)
 	assert.Equal(t, 256, c.MQES())
@@ -38,7 +38,7 @@ func TestRegisters(t *testing.T) {
 		assert.Error(t, err, "offset %#x", off)
 		assert.Error(t, g.bus.Write32(off, 0), "offset %#x", off)
 	}
-	_, err = g.bus.Read64(4)
+	_, err = nvme.Read64(g.bus, 4)
 	assert.Error(t, err)
 	_, err = g.bus.Doorbell(2 * 65)
 	assert.Error(t, err)
@@ -56,7 +56,7 @@ func TestRegisters(t *testing.T) {
 	after, err := g.bus.Read32(nvme.RegAQA)
 	require.NoError(t, err)
 	assert.Equal(t, before, after)
-	again, err := g.bus.Read64(nvme.RegCAP)
+	again, err := nvme.Read64(g.bus, nvme.RegCAP)
 	require.NoError(t, err)
 	assert.Equal(t, v, again)
 
@@ -95,8 +95,8 @@ func TestShutdownAndReset(t *testing.T) {
 // and recovers by CC.EN = 0.
 func TestFatalSettings(t *testing.T) {
 	for name, spoil := range map[string]func(g *rig){
-		"asq not mapped":  func(g *rig) { _ = g.bus.Write64(nvme.RegASQ, 0x7f0000000000) },
-		"acq not aligned": func(g *rig) { _ = g.bus.Write64(nvme.RegACQ, uint64(g.adm.cq)+64) },
+		"asq not mapped":  func(g *rig) { _ = nvme.Write64(g.bus, nvme.RegASQ, 0x7f0000000000) },
+		"acq not aligned": func(g *rig) { _ = nvme.Write64(g.bus, nvme.RegACQ, uint64(g.adm.cq)+64) },
 		"one entry":       func(g *rig) { _ = g.bus.Write32(nvme.RegAQA, 0) },
 		"queue outside": func(
 			g *rig) {

@@ -164,19 +164,19 @@ func (b *Bus) Close() error {
 	return err
 }
 
-func (b *Bus) register(off uint32, width uint32) error {
+func (b *Bus) register(off uint32) error {
 	if b.closed.Load() {
 		return fmt.Errorf("%s: register %#x: %w", b.name, off, nvme.ErrClosed)
 	}
-	if off%width != 0 || off+width > regEnd+uint32(len(b.doorbells)) {
-		return fmt.Errorf("%s: there is no %d-bit register at %#x", b.name, width*8, off)
+	if off%4 != 0 || off+4 > regEnd+uint32(len(b.doorbells)) {
+		return fmt.Errorf("%s: there is no 32-bit register at %#x", b.name, off)
 	}
 	return nil
 }
 
 // Read32 implements nvme.Bus. Reserved registers and doorbells read as 0.
 func (b *Bus) Read32(off uint32) (uint32, error) {
-	if err := b.register(off, 4); err != nil {
+	if err := b.register(off); err != nil {
 		return 0, err
 	}
 	b.mu.Lock()
@@ -213,7 +213,7 @@ func (b *Bus) Read32(off uint32) (uint32, error) {
 // Write32 implements nvme.Bus. Writes to read-only and reserved registers are ignored; so
 // are those to the admin queue's registers while the controller is enabled.
 func (b *Bus) Write32(off, v uint32) error {
-	if err := b.register(off, 4); err != nil {
+	if err := b.register(off); err != nil {
 		return err
 	}
 	if off >= regEnd {
@@ -241,30 +241,6 @@ func (b *Bus) Write32(off, v uint32) error {
 		half(&b.acq)
 	}
 	return nil
-}
-
-// Read64 implements nvme.Bus.
-func (b *Bus) Read64(off uint32) (uint64, error) {
-	if err := b.register(off, 8); err != nil {
-		return 0, err
-	}
-	lo, err := b.Read32(off)
-	if err != nil {
-		return 0, err
-	}
-	hi, err := b.Read32(off + 4)
-	return uint64(lo) | uint64(hi)<<32, err
-}
-
-// Write64 implements nvme.Bus.
-func (b *Bus) Write64(off uint32, v uint64) error {
-	if err := b.register(off, 8); err != nil {
-		return err
-	}
-	if err := b.Write32(off, uint32(v)); err != nil {
-		return err
-	}
-	return b.Write32(off+4, uint32(v>>32))
 }
 
 // Doorbell implements nvme.Bus. Doorbells of queues that do not exist can be stored to, like

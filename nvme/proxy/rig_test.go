@@ -123,7 +123,7 @@ func (g *rig) enable() {
 	g.t.Helper()
 	g.write32(nvme.RegAQA, nvme.MakeAQA(g.adm.Entries, g.adm.Entries))
 	for reg, v := range map[uint32]nvme.IOVA{nvme.RegASQ: g.adm.sq, nvme.RegACQ: g.adm.cq} {
-		if err := g.bus.Write64(reg, uint64(v)); err != nil {
+		if err := nvme.Write64(g.bus, reg, uint64(v)); err != nil {
 			g.t.Fatal(err)
 		}
 	}

@@ -140,7 +140,7 @@ func open(dev device, dom domain, opt Options) (_ *Bus, err error) {
 	if err := b.mapRegisters(r.Mappable, 0, nvme.RegDoorbells); err != nil {
 		return nil, err
 	}
-	v, err := b.Read64(nvme.RegCAP)
+	v, err := nvme.Read64(b, nvme.RegCAP)
 	if err != nil {
 		return nil, err
 	}
@@ -343,16 +343,16 @@ func (b *Bus) gone(why string) error {
 }
 
 // check is the error of an access that this bus does not have.
-func (b *Bus) check(off, width uint32) error {
-	if off%width != 0 || int64(off)+int64(width) > b.size {
-		return fmt.Errorf("%s: there is no %d-bit register at %#x", b.name, width*8, off)
+func (b *Bus) check(off uint32) error {
+	if off%4 != 0 || int64(off)+4 > b.size {
+		return fmt.Errorf("%s: there is no 32-bit register at %#x", b.name, off)
 	}
 	return nil
 }
 
 // Read32 implements nvme.Bus.
 func (b *Bus) Read32(off uint32) (uint32, error) {
-	if err := b.check(off, 4); err != nil {
+	if err := b.check(off); err != nil {
 		return 0, err
 	}
 	v, err := b.load(off)
@@ -374,34 +374,10 @@ func (b *Bus) Read32(off uint32) (uint32, error) {
 
 // Write32 implements nvme.Bus.
 func (b *Bus) Write32(off, v uint32) error {
-	if err := b.check(off, 4); err != nil {
+	if err := b.check(off); err != nil {
 		return err
 	}
 	return b.store(off, v)
-}
-
-// Read64 implements nvme.Bus.
-func (b *Bus) Read64(off uint32) (uint64, error) {
-	if err := b.check(off, 8); err != nil {
-		return 0, err
-	}
-	lo, err := b.Read32(off)
-	if err != nil {
-		return 0, err
-	}
-	hi, err := b.Read32(off + 4)
-	return uint64(lo) | uint64(hi)<<32, err
-}
-
-// Write64 implements nvme.Bus.
-func (b *Bus) Write64(off uint32, v uint64) error {
-	if err := b.check(off, 8); err != nil {
-		return err
-	}
-	if err := b.Write32(off, uint32(v)); err != nil {
-		return err
-	}
-	return b.Write32(off+4, uint32(v>>32))
 }
 
 // at is the mapped register at off; nil: its page is not mapped.

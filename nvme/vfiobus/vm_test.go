@@ -166,8 +166,8 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 		iova, err := b.MapDMA(mem)
 		require.NoError(t, err)
 		require.NoError(t, b.Write32(nvme.RegAQA, nvme.MakeAQA(8, 8)))
-		require.NoError(t, b.Write64(nvme.RegASQ, uint64(iova)))
-		require.NoError(t, b.Write64(nvme.RegACQ, uint64(iova)+4096))
+		require.NoError(t, nvme.Write64(b, nvme.RegASQ, uint64(iova)))
+		require.NoError(t, nvme.Write64(b, nvme.RegACQ, uint64(iova)+4096))
 		require.NoError(t, b.Write32(nvme.RegCC, uint32(nvme.MakeCC(12, 6, 4)|nvme.CCEnable)))
 		ready := func(b *Bus) (enabled, ready bool) {
 			cc, err := b.Read32(nvme.RegCC)

@@ -362,7 +362,7 @@ func roomOverMQES(w *walker) string {
 }
 
 func contiguous(w *walker) string {
-	v, err := w.c.Bus().Read64(nvme.RegCAP)
+	v, err := nvme.Read64(w.c.Bus(), nvme.RegCAP)
 	if err != nil || !nvme.CAP(v).CQR() {
 		return "the controller takes queues in pieces"
 	}

@@ -118,7 +118,7 @@ func hasCMB(t *testing.T, dom *vfio.Domain, addr string) bool {
 	b, err := vfiobus.Open(dev, vfiobus.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
-	v, err := b.Read64(nvme.RegCAP)
+	v, err := nvme.Read64(b, nvme.RegCAP)
 	require.NoError(t, err)
 	return nvme.CAP(v).CMBS()
 }
