@@ -36,7 +36,7 @@ type Options struct {
 	SMs  int    // what Info says, which sizes grids; 0 = as the device has
 	// RandomThreads launches the CUDA kernel with blocks of 1 to 8 warps, whatever was asked for.
 	RandomThreads bool
-	// Grain is how many items make another block worth its launch, where the caller asks the
+	// Grain is the number of items that make another block worth its launch, where the caller asks the
 	// device; small ones make many blocks of little work. 0 = as usual.
 	Grain int64
 	// Lazy names buffers (by purpose) that are large and only read: CheckAll compares them,
@@ -180,14 +180,14 @@ func (d *Device) Grain(usual int64) int64 {
 	return usual
 }
 
-// Launches is how many launches of each kernel were compared.
+// Launches is the number of compared launches of each kernel.
 func (d *Device) Launches() map[string]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return maps.Clone(d.launches)
 }
 
-// Mirrored is how many launches there were of each kernel that only CUDA has.
+// Mirrored is the number of launches of each kernel that only CUDA has.
 func (d *Device) Mirrored() map[string]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

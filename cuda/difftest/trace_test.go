@@ -27,7 +27,7 @@ import (
 // then perGroup batches. Everything about group g comes from the seed and g.
 const perGroup = 25
 
-// batches is how many the test replays: a few hundred, or DIFF_BATCHES.
+// batches is the number of batches that the test replays: a few hundred, or DIFF_BATCHES.
 func batches(t *testing.T) int {
 	n := 300
 	if wide.Lean() {

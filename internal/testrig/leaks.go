@@ -15,7 +15,7 @@ import (
 	"helios/internal/hostmem"
 )
 
-// patience is how long goroutines get that are ending, and a completion that must come.
+// patience is the time that goroutines get that are ending, and a completion that must come.
 var patience = defaultPatience
 
 const defaultPatience = 10 * time.Second
@@ -57,7 +57,7 @@ func Held(t testing.TB) Resources {
 	return held
 }
 
-// more tells whether r exceeds before in what ends on its own time.
+// more reports whether r exceeds before in what ends on its own time.
 func (r *Resources) more(before *Resources) bool {
 	return r.Goroutines > before.Goroutines || r.Descriptors > before.Descriptors ||
 		r.Mappings > before.Mappings

@@ -28,7 +28,7 @@ var (
 var hierPlaces = []string{"folder", "ssds"}
 
 // hierKilled kills partition, and runs of hier from before they make their layout on, and looks at
-// what is left each time: nothing of a partition, and of a run what the next one goes on with.
+// what is left each time: nothing of a partition, and of a run what the next one resumes.
 func (r *runner) hierKilled() error {
 	work, err := r.setUp("hierkills", 2, "48MiB", "generate", "--kind", "rmat", "--nodes", "30000",
 		"--avg-degree", "8", "--dim", "64", "--seed", "3", "--train-fraction", "0.2")

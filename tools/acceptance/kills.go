@@ -100,7 +100,7 @@ func (r *runner) trainToKill(name string) (*killing, error) {
 	return k, err
 }
 
-// round goes on with the run, in any way, as none changes what it computes, kills it at a random
+// round resumes the run, in any way, as none changes what it computes, kills it at a random
 // moment and looks at what is left. One that comes to its end is cleared away. Under a fault it may
 // end with a device error instead, which killed is false for, too.
 func (k *killing) round(rng *rand.Rand, fault []string) (killed bool, err error) {

@@ -28,7 +28,7 @@ const (
 // lane is one kind of work that soak kills.
 type lane struct {
 	name   string
-	round  func(*rand.Rand) (killed bool, err error) // starts it, or goes on with it
+	round  func(*rand.Rand) (killed bool, err error) // starts it, or resumes it
 	finish func() error                              // takes it to its end and clears it away
 	hits   int
 }

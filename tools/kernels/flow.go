@@ -214,7 +214,7 @@ func (e *entry) next(i int) ([]int, error) {
 	return to, nil
 }
 
-// effect tells whether an instruction does something besides its result: a compiler keeps it, and
+// effect reports whether an instruction does something besides its result: a compiler keeps it, and
 // what it is computed from.
 func effect(op string) bool { return noResult[base(op)] || base(op) == "atom" }
 

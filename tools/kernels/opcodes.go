@@ -88,7 +88,7 @@ func parseOpcodes(text string) (*table, error) {
 	return t, nil
 }
 
-// matches says whether an opcode with its modifiers fits the pattern.
+// matches reports whether an opcode with its modifiers fits the pattern.
 func (o *opcode) matches(words []string) bool { return fits(o.parts, words) }
 
 func fits(parts []part, words []string) bool {

@@ -37,7 +37,7 @@ func checkOrder(name, text string) error {
 	return nil
 }
 
-// acquires tells whether an instruction with a result orders what follows it by what it read.
+// acquires reports whether an instruction with a result orders what follows it by what it read.
 func acquires(op string) bool {
 	words := strings.Split(op, ".")
 	return (words[0] == "atom" || words[0] == "ld") &&

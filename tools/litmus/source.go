@@ -314,7 +314,7 @@ func first(args string) string {
 	return args
 }
 
-// statement tells whether what follows this text begins a statement, so that its result is dropped.
+// statement reports whether a statement begins after this text, so that its result is dropped.
 func statement(before string) bool {
 	before = strings.TrimSpace(before)
 	return before == "" || strings.HasSuffix(before, ";") || strings.HasSuffix(before, "{") ||

@@ -51,7 +51,7 @@ type part struct {
 	takes [][2]int // accesses, first and last of each range, from 1; nil: all
 }
 
-// has tells whether the part has the place's n-th access to its variables.
+// has reports whether the part has the place's n-th access to its variables.
 func (p part) has(n int) bool {
 	return p.takes == nil || slices.ContainsFunc(p.takes, func(r [2]int) bool {
 		return r[0] <= n && n <= r[1]

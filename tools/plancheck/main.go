@@ -82,7 +82,7 @@ func toMeasure() (all []string) {
 // common are the flags of all of them. Hotness is found beforehand, by degree.
 var common = []string{"--seed", "1"}
 
-// ssds is how many software SSDs there are.
+// ssds is the number of software SSDs.
 const ssds = 2
 
 type options struct {

@@ -282,10 +282,10 @@ type Launch struct {
 	// Seed orders warps and sizes their turns; 0 takes them in order. With one worker and no other
 	// thread at work on the memory, a seed gives the same run again.
 	Seed uint64
-	// Resident is how many blocks are under way at a time, as the SMs of a GPU bound it; further
+	// Resident is the number of blocks under way at a time, as the SMs of a GPU bound it; further
 	// ones start in the order of their index as others end. 0 is 16.
 	Resident int
-	// Workers is how many goroutines share the resident blocks. 0 is 1.
+	// Workers is the number of goroutines that share the resident blocks. 0 is 1.
 	Workers int
 	// MaxInstructions ends a launch with an error after so many instructions of warps. 0 is no end.
 	MaxInstructions int64

@@ -73,7 +73,7 @@ type meeting struct {
 	of      []*warp
 }
 
-// turnLength is how many instructions a warp runs before the next one has a turn.
+// turnLength is the number of instructions a warp runs before the next one has a turn.
 const turnLength = 1024
 
 func dims(d [3]int) ([3]int, int, error) {

@@ -4,7 +4,7 @@ import "math/bits"
 
 // Traffic is what the warps of a launch ask of the global space, caches left out.
 type Traffic struct {
-	// Trips is how many loads and atomics the launch's slowest warp waits for one after the other.
+	// Trips counts the loads and atomics that the slowest warp waits for one after the other.
 	// As on a GPU a warp goes on behind a load, up to the first instruction that reads its value; a
 	// block's warps wait for each other at barriers.
 	Trips int64
@@ -58,7 +58,7 @@ func (w *warp) toGlobal(in *inst, lanes uint32) bool {
 	return false
 }
 
-// sectors is how many a load or store of these lanes touches.
+// sectors is the number of sectors that a load or store of these lanes touches.
 func (w *warp) sectors(in *inst, lanes uint32) int64 {
 	var seen [64]uint64
 	n := 0

@@ -36,7 +36,7 @@ type node struct {
 	parent          *node
 }
 
-// patience is how many instructions a path runs while other lanes of its warp wait to meet it. It
+// patience bounds the instructions that a path runs while lanes of its warp wait to meet it. It
 // may spin for one of those, so they go on alone then, as threads since sm_70 do. Instructions for
 // lanes in step find each other by their member masks afterwards. An instruction that can see what
 // another lane has done (an atomic or a strong load) counts as observed: loops spin on those.
@@ -45,7 +45,7 @@ const (
 	observed = 1 << 10
 )
 
-// slice is how many instructions a path runs before another path of its warp has a turn.
+// slice is the number of instructions a path runs before another path of its warp has a turn.
 const slice = 256
 
 // napCost is the cost of a nanosleep against the budget of its warp, in instructions.

@@ -237,7 +237,7 @@ func (in *inputs) buildTests(ctx context.Context, chosen []Scenario) {
 	}
 }
 
-// ioURing tells whether the kernel gives this process a ring (io_uring_setup(2)).
+// ioURing reports whether the kernel gives this process a ring (io_uring_setup(2)).
 func ioURing() bool {
 	const setup = 425
 	var params [120]byte

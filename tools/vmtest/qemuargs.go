@@ -114,7 +114,7 @@ func (c Config) check() error {
 	return nil
 }
 
-// ownNamespace tells whether QEMU gets the namespace as a device of its own: it has what the
+// ownNamespace reports whether QEMU gets the namespace as a device of its own: it has what the
 // controller's own default lacks.
 func (d Disk) ownNamespace() bool { return d.LBA != 512 || d.Zoned || d.VFs > 0 }
 

@@ -34,7 +34,7 @@ var scenarios []Scenario
 
 const (
 	defaultLimit = 2 * time.Minute
-	// idleBoot is how long a machine boots on two cores that have nothing else to do.
+	// idleBoot is the time that a machine boots on two cores that have nothing else to do.
 	idleBoot = 8 * time.Second
 	mostSlow = 6
 	hardCap  = 20 * time.Minute // of a scenario, however slow the machine
@@ -484,7 +484,7 @@ func lostTimer(failure string) bool {
 }
 
 // fastClock tells a time limit that a guest with a wrong clock ran into: on a starved host its
-// kernel finds the timers disagreeing at boot, and may go on with a second that is a tenth of one
+// kernel finds the timers disagreeing at boot, and may go on a second that is a tenth of one
 // (seen: 329 s passed in 45).
 func fastClock(failure string) bool {
 	return strings.Contains(failure, "killed after its time limit") &&

@@ -68,7 +68,7 @@ State &g() {
 	return s;
 }
 
-// enter counts a call and says whether it shall fail.
+// enter counts a call and reports whether it shall fail.
 Status enter(const char *name) {
 	std::lock_guard<std::mutex> lk(g().mu);
 	Call &c = g().calls[name];

@@ -167,7 +167,7 @@ type Row struct {
 	OK bool `json:"ok"`
 }
 
-// blasSpin is how long OpenBLAS's idle threads are given to fall asleep after a product: they spin
+// blasSpin gives OpenBLAS's idle threads time to fall asleep after a product: they spin
 // on the CPUs that our turn would get, those of the wheels for more than 80 ms (seen;
 // OPENBLAS_THREAD_TIMEOUT sets it).
 const blasSpin = 250 * time.Millisecond

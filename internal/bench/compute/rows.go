@@ -182,7 +182,7 @@ func (w *weights) ofSrc(j int64) float32 {
 // self is the weight of a node's own row in GCN.
 func (w *weights) self(i int64) float32 { return 1 / (float32(w.degrees[i]) + 1) }
 
-// sumLeaf is how many values a chain of col_sum's tree of sums has.
+// sumLeaf is the number of values a chain of col_sum's tree of sums has.
 const sumLeaf = 64
 
 // touch does on the host device what no kernel over rows can do without, so many workers side by

@@ -68,7 +68,7 @@ func stepCases(c *Config) ([]Case, error) {
 	return out, nil
 }
 
-// stepPattern is how many rows of features are drawn; x repeats them.
+// stepPattern is the number of rows of features that are drawn; x repeats them.
 const stepPattern = 4096
 
 // stepData is a sampled mini-batch with features and labels on a device.

@@ -37,7 +37,7 @@ const (
 	terms    = 3  // beside the list
 )
 
-// ahead is how many places further on in a list rows are asked for.
+// ahead is the number of places ahead in a list for which rows are asked.
 const ahead = 12
 
 const line = 64 // bytes that one prefetch fetches

@@ -35,13 +35,13 @@ const (
 	modeStream = 2 // store around the caches
 )
 
-// ahead is how many places further on in a list rows are asked for, into L2: it has more misses in
+// ahead is the number of places ahead in a list for which rows are asked into L2: more misses in
 // flight than L1.
 const ahead = 16
 
 const line = 64 // bytes that one prefetch fetches
 
-// sideRows is how many rows are added side by side (rows.go has it too): each has a register for
+// sideRows is the number of rows added side by side (as in rows.go): each has a register for
 // its address and one for its weight.
 const sideRows = 8
 

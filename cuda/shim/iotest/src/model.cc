@@ -398,7 +398,7 @@ void Ssd::complete(size_t i) {
 	}
 }
 
-// reused tells whether an echo's CID is out again under another generation.
+// reused reports whether an echo's CID is out again under another generation.
 bool Ssd::reused(const Echo &e) const {
 	const Cid &k = queues[e.q].cids[e.wire & cidMask];
 	return k.wire != e.wire && k.state == Cid::flight;
@@ -424,7 +424,7 @@ bool Ssd::echo() {
 	return any;
 }
 
-// room tells whether the completion queue has a free entry (section 3.3.3.2.1: one stays empty).
+// room reports whether the completion queue has a free entry (section 3.3.3.2.1: one stays empty).
 bool Ssd::room(u32 qi) {
 	doorbells(qi);
 	Pair *p = queues[qi].pair();
@@ -504,7 +504,7 @@ void Ssd::answer() {
 	}
 	case destroy:
 		if (rng.chance(run.cfg.delete_fails)) {
-			result.ok = false; // and the SSD goes on with its commands
+			result.ok = false; // and the SSD resumes its commands
 			break;
 		}
 		drop(qi);
