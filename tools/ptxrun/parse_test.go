@@ -38,7 +38,7 @@ func TestParseCommitted(t *testing.T) {
 
 // The text of an instruction is that of its line.
 func TestInstrText(t *testing.T) {
-	files, err := filepath.Glob("../kernels/ptx/*.ptx")
+	files, err := filepath.Glob("../../cuda/kernels/ptx/*.ptx")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	plain := strings.NewReplacer(" ", "", "\t", "")
@@ -127,7 +127,7 @@ func TestMutation(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	files, err := filepath.Glob("../kernels/ptx/*.ptx")
+	files, err := filepath.Glob("../../cuda/kernels/ptx/*.ptx")
 	if err != nil || len(files) == 0 {
 		f.Fatal("no PTX: ", err)
 	}
