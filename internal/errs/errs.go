@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Class is the cause of a failure. Its value is the exit code of heliosctl.
@@ -26,9 +25,7 @@ const (
 type classed struct {
 	class Class
 	err   error
-	// format and args made err where they name options; a reader of the error may have other names.
-	format string
-	args   []any
+	keys  []Key // the options that its text names
 }
 
 func (e *classed) Error() string { return e.err.Error() }
@@ -37,8 +34,10 @@ func (e *classed) Unwrap() error { return e.err }
 // New makes an error of a class from a format, which may use %w and name options (Key).
 func New(c Class, format string, args ...any) error {
 	e := &classed{class: c, err: fmt.Errorf(format, args...)}
-	if slices.ContainsFunc(args, isKey) {
-		e.format, e.args = format, args
+	for _, a := range args {
+		if k, is := a.(Key); is {
+			e.keys = append(e.keys, k)
+		}
 	}
 	return e
 }
@@ -47,11 +46,6 @@ func New(c Class, format string, args ...any) error {
 func Errorf(format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return New(ClassOf(err), format, args...)
-}
-
-func isKey(arg any) bool {
-	_, is := arg.(Key)
-	return is
 }
 
 // With attaches a class to err; nil stays nil.
@@ -75,44 +69,17 @@ func ClassOf(err error) Class {
 }
 
 // Key is an option of a library's configuration, by the name that configuration files and flags
-// give it. Written into a message it reads "option cpu-cache". An error keeps its keys, so that the
-// command line writes them as flags (Text): a library's text is right for callers without flags.
+// give it. Written into a message it reads "option cpu-cache"; the command line turns that into the
+// flag (cli.NameFlags), so that a library's text is right for callers that have no flags.
 //
 //	errs.New(errs.Usage, "%v %d is below %v %d", errs.Key("cpu-cache"), a, errs.Key("batch-size"), b)
 type Key string
 
 func (k Key) String() string { return "option " + string(k) }
 
-// Text returns the text of an error with its keys as name writes them.
-func Text(err error, name func(Key) string) string {
-	if err == nil {
-		return ""
-	}
-	text := err.Error()
-	if c, is := err.(*classed); is && c.args != nil {
-		args := slices.Clone(c.args)
-		for i, a := range args {
-			switch a := a.(type) {
-			case Key:
-				args[i] = name(a)
-			case error:
-				args[i] = Text(a, name)
-			}
-		}
-		return fmt.Sprintf(strings.ReplaceAll(c.format, "%w", "%v"), args...)
-	}
-	for _, inner := range causes(err) {
-		if was, is := inner.Error(), Text(inner, name); is != was {
-			text = strings.Replace(text, was, is, 1)
-		}
-	}
-	return text
-}
-
 // Names reports whether an error names an option.
 func Names(err error, key Key) bool {
-	if c, is := err.(*classed); is && slices.ContainsFunc(c.args,
-		func(a any) bool { return a == any(key) }) {
+	if c, is := err.(*classed); is && slices.Contains(c.keys, key) {
 		return true
 	}
 	return slices.ContainsFunc(causes(err), func(e error) bool { return Names(e, key) })
