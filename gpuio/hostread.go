@@ -481,7 +481,7 @@ func (p *hostPending) deliver(u *hostUnit, data []byte) {
 		i := p.index(k)
 		copy(p.place(i), data[p.offset(i, u.file)-u.off:][:n])
 	}
-	p.takeCRCs(u)
+	p.takeCRCs(u, data)
 }
 
 // failUnit records that none of a unit's rows was read.

@@ -104,14 +104,16 @@ func (r *hostReader) checkLanding(sums []uint32) {
 	}
 }
 
-// takeCRCs takes those of the rows of a unit that were copied to their places.
-func (p *hostPending) takeCRCs(u *hostUnit) {
+// takeCRCs takes those of a unit's rows, from what was read from u.off on: the copies may still be
+// on their way to the cache.
+func (p *hostPending) takeCRCs(u *hostUnit, data []byte) {
 	if p.r.sums == nil {
 		return
 	}
+	n := int(p.r.layout.RowBytes)
 	for k := u.lo; k < u.hi; k++ {
 		i := p.index(k)
-		p.landing.got[i] = crc32.Checksum(p.place(i), castagnoli)
+		p.landing.got[i] = crc32.Checksum(data[p.offset(i, u.file)-u.off:][:n], castagnoli)
 	}
 }
 

@@ -69,6 +69,6 @@ func mmapRow(p *hostPending, u *hostUnit) (err error) {
 	}()
 	p.account(u.ssd, p.r.layout.ReadBytes())
 	copy(u.dst, u.file.mapped[u.off:])
-	p.takeCRCs(u)
+	p.takeCRCs(u, u.dst)
 	return nil
 }
