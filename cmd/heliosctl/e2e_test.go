@@ -331,6 +331,9 @@ func interruptEvery(t *testing.T, every time.Duration) (sent int) {
 		select {
 		case err := <-done:
 			require.Error(t, err)
+			if c.ProcessState.ExitCode() == -1 { // before it waited for signals
+				return 0
+			}
 			require.Equal(t, 130, c.ProcessState.ExitCode())
 			return sent
 		case <-tick.C:

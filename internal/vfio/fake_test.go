@@ -121,7 +121,7 @@ func (k *fake) add(addr string, group int, driver string) *card {
 
 func (k *fake) machine() machine {
 	return machine{k: k, root: k.Root, retryFor: 200 * time.Millisecond,
-		closeFor: 200 * time.Millisecond}
+		closeFor: 10 * time.Second}
 }
 
 func (k *fake) domain(backend string) *Domain {

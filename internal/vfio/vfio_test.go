@@ -850,6 +850,7 @@ func await(t *testing.T, c <-chan struct{}) {
 func TestDeadDevices(t *testing.T) {
 	for _, dead := range []bool{true, false} {
 		each(t, func(t *testing.T, k *fake, d *Domain) {
+			d.m.closeFor = 200 * time.Millisecond
 			dev, other := attach(t, d, cardA), attach(t, d, cardB)
 			i := mapped(t, d, pages(t, 1))
 			k.mu.Lock()
@@ -901,6 +902,7 @@ func TestDeadDevices(t *testing.T) {
 // A reset in which the kernel waits for a device that has just died.
 func TestResetThatHangs(t *testing.T) {
 	each(t, func(t *testing.T, k *fake, d *Domain) {
+		d.m.closeFor = 200 * time.Millisecond
 		dev := attach(t, d, cardA)
 		wait := make(chan struct{})
 		k.mu.Lock()
