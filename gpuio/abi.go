@@ -24,8 +24,8 @@ const (
 	// ringEvery is the k×32 entries after which a long refill rings the doorbell, so that the
 	// SSD starts before the last entry is written.
 	ringEvery = 4 * warp
-	// maxSweeps bounds how often a warp of complete sweeps a queue before it looks at the next. A queue
-	// that its SSD fills faster than a warp empties it would keep the warp, and with it the
+	// maxSweeps bounds how often a warp of complete sweeps a queue before it looks at the next. A
+	// queue that its SSD fills faster than a warp empties it would keep the warp, and with it the
 	// kernel's end and all later sets, for as long as it has work.
 	maxSweeps = 4
 )

@@ -108,7 +108,8 @@ type async struct {
 	host         *hostSide
 	handle       uint64
 
-	// The sets in flight: their memory, which kernels and the host share, and what their forms need.
+	// The sets in flight: their memory, which kernels and the host share, and what their forms
+	// need.
 	setBuf  cuda.Buffer // setState[maxSets] and their arrays
 	shape   setShape    // of one set's arrays behind the setStates
 	sorting coalesceScratch

@@ -235,7 +235,8 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	count(&q.Errors, errors)
 	count(&q.CQRings, 1)
 	if foreign != 0 {
-		// Last, since the host may recover the queue from here on. A queue that the host froze stays frozen.
+		// Last, since the host may recover the queue from here on. A queue that the host froze
+		// stays frozen.
 		atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign)
 	}
 	return n

@@ -103,7 +103,8 @@ func (c *dmaCache) find(b cuda.Buffer) (*dmaMapping, error) {
 	return m, nil
 }
 
-// acquirePeer is acquire for destinations in device memory. Memory that cannot be mapped is refused: nil.
+// acquirePeer is acquire for destinations in device memory. Memory that cannot be mapped is
+// refused: nil.
 func (c *dmaCache) acquirePeer(b cuda.Buffer, need int64) (*dmaMapping, error) {
 	c.tick++
 	backed := backedBytes(b)

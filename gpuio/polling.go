@@ -93,8 +93,8 @@ func (p *blockPark) frozen() int {
 	return n
 }
 
-// arrived reports whether a queue has a new completion, or somebody is just looking. Of a queue that
-// is frozen not even the memory may be left.
+// arrived reports whether a queue has a new completion, or somebody is just looking. Of a queue
+// that is frozen not even the memory may be left.
 func (q *queueState) arrived() bool {
 	if !atomic.CompareAndSwapUint32(&q.Reap, 0, 1) {
 		return atomic.LoadUint32(&q.Frozen) == frozenNo

@@ -274,8 +274,8 @@ func (e *async) bury(ssd int) {
 	}
 }
 
-// stranded reports whether all that is left of a set are commands of SSDs that were given up and may
-// still write. Needs e.mu.
+// stranded reports whether all that is left of a set are commands of SSDs that were given up and
+// may still write. Needs e.mu.
 func (e *async) stranded(p *asyncPending) bool {
 	left := false
 	rem := e.remaining(p.slot)

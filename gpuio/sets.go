@@ -35,8 +35,8 @@ func (e *async) remaining(slot uint32) []uint32 {
 		e.shape.queues)
 }
 
-// unfinished reports whether a set has units that are not done. When it has none, what whoever ended
-// them has written is seen.
+// unfinished reports whether a set has units that are not done. When it has none, what whoever
+// ended them has written is seen.
 func (e *async) unfinished(slot uint32) bool {
 	rem := e.remaining(slot)
 	for g := range rem {

@@ -63,8 +63,8 @@ func chooseUnits(l Layout, limit int, share bool, coalesceBytes, depth int) (uni
 	return u, nil
 }
 
-// pays reports whether a set's rows are to share commands, where coalesceBytes is the option of that
-// name.
+// pays reports whether a set's rows are to share commands, where coalesceBytes is the option of
+// that name.
 func (u unitRule) pays(l Layout, offsets []int64, coalesceBytes int) bool {
 	if u.window == 0 || coalesceBytes > 0 {
 		return u.window != 0

@@ -36,8 +36,8 @@ type Options struct {
 	SMs  int    // what Info says, which sizes grids; 0 = as the device has
 	// RandomThreads launches the CUDA kernel with blocks of 1 to 8 warps, whatever was asked for.
 	RandomThreads bool
-	// Grain is the number of items that make another block worth its launch, where the caller asks the
-	// device; small ones make many blocks of little work. 0 = as usual.
+	// Grain is the number of items that make another block worth its launch, where the caller asks
+	// the device; small ones make many blocks of little work. 0 = as usual.
 	Grain int64
 	// Lazy names buffers (by purpose) that are large and only read: CheckAll compares them,
 	// launches do not.

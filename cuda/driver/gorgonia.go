@@ -44,7 +44,8 @@ static const char *helios_library(void) {
 	return f != NULL && dladdr(f, &info) != 0 ? info.dli_fname : NULL;
 }
 
-// The pointers come as numbers: cgo would look through what they point to, and refuse pointers in it.
+// The pointers come as numbers: cgo would look through what they point to, and refuse pointers in
+// it.
 static CUresult helios_launch(uintptr_t f, unsigned blocks, unsigned threads, unsigned shared, uintptr_t stream, uintptr_t params) {
 	return cuLaunchKernel((CUfunction)f, blocks, 1, 1, threads, 1, 1, shared, (CUstream)stream, (void **)params, NULL);
 }

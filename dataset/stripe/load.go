@@ -188,7 +188,8 @@ func checkTargets(ts []*target) error {
 }
 
 // newLoader lays the rows out, and reports the sizes of that.
-func newLoader(d *dataset.Dataset, ts []*target, o LoadOptions) (w *loader, r LoadReport, err error) {
+func newLoader(d *dataset.Dataset, ts []*target,
+	o LoadOptions) (w *loader, r LoadReport, err error) {
 	rt := d.Meta.RowType()
 	if o.RowType != "" {
 		if rt, err = rowtype.Parse(o.RowType); err != nil {

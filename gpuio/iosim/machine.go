@@ -144,9 +144,9 @@ func (m *Machine) UVA(bytes int64, done func()) {
 	m.stream(bytes, p.UVAGBs.Value, func() { m.Sim.After(m.Profile.GPU.HostWayNS.NS(), done) })
 }
 
-// piece is the bytes that a long transfer sends together. SSDs' data goes in between, as through a root
-// complex that serves its ports in turn: with a dozen SSDs that have all the reads out that they
-// may (some 11 MB behind the link), a transfer gets about a twelfth of the link.
+// piece is the bytes that a long transfer sends together. SSDs' data goes in between, as through a
+// root complex that serves its ports in turn: with a dozen SSDs that have all the reads out that
+// they may (some 11 MB behind the link), a transfer gets about a twelfth of the link.
 const piece = 1 << 20
 
 // stream moves bytes from the CPU's memory into the GPU, at gbs at most, piece by piece.

@@ -146,8 +146,8 @@ func places(ms []mount) string {
 	return t
 }
 
-// mountOf reports whether a mount is of a block device. File systems over several disks have a device
-// number of their own (major 0); the source then names one disk, or all with colons.
+// mountOf reports whether a mount is of a block device. File systems over several disks have a
+// device number of their own (major 0); the source then names one disk, or all with colons.
 func (l *look) mountOf(m mount, n node) bool {
 	if m.dev == n.dev && n.dev != "" {
 		return true

@@ -514,8 +514,8 @@ func (d *Device) Reset() error {
 	return nil
 }
 
-// Gone reports whether the device left its bus: its configuration space reads as all ones. The first
-// dword does not tell, since the kernel answers for it.
+// Gone reports whether the device left its bus: its configuration space reads as all ones. The
+// first dword does not tell, since the kernel answers for it.
 func (d *Device) Gone() bool {
 	var b [4]byte
 	err := d.ReadAt(RegionConfig, b[:], pciRevision)

@@ -41,12 +41,11 @@ func Of(c *plan.Config) System {
 	panic("static tiers run every configuration")
 }
 
-// Engine, Simulation and Prediction find what runs a configuration on an engine, on the virtual
-// clock and in a planner.
+// Engine returns the system that runs a configuration.
 func Engine(c *plan.Config) *engine.System { return Of(c).Run }
 
-// Simulation is as Engine.
+// Simulation returns the system that runs a configuration on the virtual clock.
 func Simulation(c *plan.Config) *virtual.System { return Of(c).Simulate }
 
-// Prediction is as Engine.
+// Prediction returns the system that predicts a configuration in a planner.
 func Prediction(c *plan.Config) *planner.System { return Of(c).Predict }
