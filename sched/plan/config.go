@@ -227,10 +227,10 @@ type EpochSettings struct {
 	RefreshEvery int `option:"refresh-every" group:"Model" positive:"yes" range:"1.." shown:"as {sample-epochs}" print:"yes" omit:"0" arg:"N" usage:"epochs of training N from one {refresh} to the next; changes results"`
 }
 
-// SuperbatchSettings are of tiers that know the mini-batches to come.
+// SuperbatchSettings set up tiers that know the mini-batches to come.
 type SuperbatchSettings struct {
-	// Superbatch is how many mini-batches PolicyBelady knows at once; 0: what memory and disk have
-	// room for. SuperbatchOverlap: the next ones are sampled while those train.
+	// Superbatch is the number of mini-batches that PolicyBelady knows at once; 0: as many as memory
+	// and disk have room for. SuperbatchOverlap: the next ones are sampled while those train.
 	Superbatch        int  `option:"superbatch" hint:"give a number of mini-batches from 1 on, or auto" group:"Tiers" named:"auto=0" positive:"yes" range:"1.." shown:"auto" arg:"N" usage:"mini-batches N that {policy} belady samples and knows at once; auto: what memory and disk have room for"`
 	SuperbatchOverlap bool `option:"superbatch-overlap" group:"Tiers" use:"setting" usage:"sample the next superbatch while one trains"`
 	// SuperbatchDir is the folder on whose file system their samples are; empty: the dataset's.
@@ -245,7 +245,7 @@ type SuperbatchSettings struct {
 	SuperbatchFill bool
 }
 
-// PackedSettings are of mini-batches that are laid out on disk before training.
+// PackedSettings place mini-batches that are laid out on disk before training.
 type PackedSettings struct {
 	// PackedDir is their folder; empty: beside the dataset. DiskBudget bounds their bytes; zero:
 	// three times the features. Segment is how many of them share a disk cache; 0: what is best
@@ -255,25 +255,25 @@ type PackedSettings struct {
 	Segment    int        `option:"segment" group:"Tiers" positive:"yes" range:"1.." shown:"searched for" usage:"mini-batches that share a disk cache"`
 }
 
-// MegaSettings are of mega-batches. They change results, but for LoadAhead and PartedDir.
+// MegaSettings shape mega-batches. They change results, but for LoadAhead and PartedDir.
 type MegaSettings struct {
 	Parts         int      `option:"parts" group:"Mega-batches" positive:"yes" range:"1..1048576" shown:"4 to 64, by the size of the features" arg:"N" usage:"N parts that the graph is divided into ({mode} {@mega-modes}); changes results"`
 	PartitionFile string   `option:"partition" group:"Mega-batches" use:"input" shown:"made where the parts are" arg:"FILE" usage:"FILE that says which node is in which part (heliosctl partition)"`
 	StaticNodes   Share    `option:"static-nodes" group:"Mega-batches" shown:"2%, in marius none" arg:"SHARE" usage:"SHARE of the nodes, those of the highest out-degree, that are in every mega-batch; changes results"`
 	MegaBatch     MegaSize `option:"megabatch" group:"Mega-batches" shown:"what {cpu-cache} has room for" arg:"N" usage:"parts N that are in memory together, or a share of them such as 25%; changes results"`
-	// Passes is how often a mega-batch trains before the next, or PassesAuto.
+	// Passes is the number of times that a mega-batch trains before the next, or PassesAuto.
 	Passes    int    `option:"passes" group:"Mega-batches" named:"auto=-1" positive:"yes" range:"1..1000" shown:"1" arg:"N" usage:"times N that a mega-batch trains before the next; auto: as often as loading one takes longer than training; changes results"`
 	PartOrder string `option:"part-order" group:"Mega-batches" use:"setting" oneof:"@part-orders" shown:"dispersed" usage:"how parts come together (dispersed: every epoch has all, in mega-batches that share none; sequential: those with the training nodes stay, and an epoch is one mega-batch of them and others; {mode} {@sequential-modes}); changes results"`
 	LoadAhead string `option:"load-ahead" group:"Mega-batches" use:"setting" oneof:"@load-aheads" shown:"on" usage:"load the next mega-batch while one trains: off has room for more parts"`
 	PartedDir string `option:"parted" group:"Mega-batches" use:"aside" shown:"parted-MODE in the dataset's folder" arg:"FOLDER" usage:"FOLDER of the parts ({mode} {@mega-modes}); what is not there yet is made"`
 }
 
-// DynamicSettings are of a GPU tier whose lines come and go by what was accessed.
+// DynamicSettings shape a GPU tier whose lines come and go by accesses.
 type DynamicSettings struct {
 	// CacheLine is the bytes of a line, or LineRow.
 	CacheLine int64  `option:"cache-line" hint:"give row, or a number of bytes such as 4096" group:"Tiers" named:"row=-1" size:"1" range:"512..1048576" shown:"4096 in bam and gids, else row" arg:"BYTES" usage:"what a dynamic GPU tier reads and keeps at once: lines of BYTES, or \"row\""`
 	Directory string `option:"directory" group:"Tiers" use:"setting" oneof:"@directories" shown:"sets" usage:"what knows where a dynamic GPU tier's lines are (sets: sets of 32 lines, each under {policy} by itself, worked on by all cores; queues: any line in any place, on one core)"`
-	// Window is how many coming batches' lines stay (window buffer of GIDS), 0 for none.
+	// Window is the number of coming batches whose lines stay (window buffer of GIDS), 0 for none.
 	Window int `option:"window" group:"Tiers" range:"0..64" zero:"-1" usage:"coming mini-batches whose lines a dynamic GPU tier keeps (GIDS's window buffer), 0 for none"`
 	// Accumulate is the share of the SSDs' peak rate that merging the reads of coming batches aims
 	// at (accumulator of GIDS); 0: reads are not merged.
@@ -438,15 +438,15 @@ func (c Config) HotnessFolder(dataset string) string {
 	return c.HotnessDir
 }
 
-// Dynamic tells whether the GPU tier's lines come and go by what was accessed.
+// Dynamic reports whether the GPU tier's lines come and go by what was accessed.
 func (c Config) Dynamic() bool {
 	return c.Policy != "" && c.Policy != PolicyStatic && !c.Planned()
 }
 
-// Planned tells whether rows come and go by what will be accessed.
+// Planned reports whether rows come and go by what will be accessed.
 func (c Config) Planned() bool { return c.Policy == PolicyBelady }
 
-// Superbatched tells whether mini-batches are sampled a superbatch at a time, before they train.
+// Superbatched reports whether mini-batches are sampled a superbatch at a time, before they train.
 func (c Config) Superbatched() bool {
 	return c.Planned() || c.Superbatches && c.Policy == PolicyStatic
 }
@@ -472,7 +472,7 @@ func (c Config) SuperbatchFolder(dataset string) string {
 	return c.SuperbatchDir
 }
 
-// PerHop tells whether the pipeline looks rows up hop by hop.
+// PerHop reports whether the pipeline looks rows up hop by hop.
 func (c Config) PerHop() bool { return c.Overlap().PerHop }
 
 // OnDevice settles what depends on the device.
@@ -540,7 +540,7 @@ func (c Config) ProductPrecision() cuda.Precision {
 	return cuda.Precision(max(slices.Index(cuda.Precisions(), c.Precision), 0))
 }
 
-// Queued tells whether the stack's reads go through NVMe queues of ours.
+// Queued reports whether the stack's reads go through NVMe queues of ours.
 func (c Config) Queued() bool { return c.Stack().Queued }
 
 // Stack returns the gpuio.Stack of IOStack; one without any trait where none has that name.
@@ -882,7 +882,7 @@ const HotnessForesight = "foresight"
 var Hotnesses = []string{HotnessPresample, HotnessDegree, HotnessOutDegree, HotnessPageRank,
 	HotnessForesight}
 
-// Tuning tells whether the run's first batches are measured.
+// Tuning reports whether the run's first batches are measured.
 func (c Config) Tuning() bool { return c.Tune == TuneQuick || c.Tune == TuneFull }
 
 // TuneDepths returns the depths that are tried.

@@ -46,7 +46,7 @@ func (c Config) SampledAs(n int) []int {
 	return all
 }
 
-// Resamples tells whether one of the first n epochs is not sampled under its own number.
+// Resamples reports whether one of the first n epochs is not sampled under its own number.
 func (c Config) Resamples(n int) bool {
 	for e, s := range c.SampledAs(n) {
 		if e != s {

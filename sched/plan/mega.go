@@ -144,7 +144,7 @@ func PartOrderModes(order string) (names []string) {
 	return names
 }
 
-// MegaBatched tells whether training goes mega-batch by mega-batch.
+// MegaBatched reports whether training goes mega-batch by mega-batch.
 func (c Config) MegaBatched() bool { return c.mode().Mega() && !c.Unpacked }
 
 // PartsOf returns how many parts a graph whose features take so many bytes has.

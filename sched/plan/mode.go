@@ -88,7 +88,7 @@ func ModeOf(name string) (*Mode, error) {
 // Defaults returns the configuration of a run that names the mode and nothing else.
 func (m *Mode) Defaults() Config { return Config{Mode: m.Name}.WithDefaults() }
 
-// HasGPUTier tells whether a run of the mode has a GPU tier when nobody asks for one.
+// HasGPUTier reports whether a run of the mode has a GPU tier when nobody asks for one.
 func (m *Mode) HasGPUTier() bool {
 	c := m.Defaults()
 	return c.GPUCacheAuto || c.GPUCache != units.Budget{}
@@ -97,7 +97,7 @@ func (m *Mode) HasGPUTier() bool {
 // HasCPUTier tells the same of a CPU tier whose size can be chosen.
 func (m *Mode) HasCPUTier() bool { return m.Defaults().CPUCache != units.Budget{} }
 
-// Mega tells whether training goes mega-batch by mega-batch.
+// Mega reports whether training goes mega-batch by mega-batch.
 func (m *Mode) Mega() bool { return len(m.PartOrders) > 0 }
 
 // TierOptions returns the keys of the options about tiers that mean something in the mode: a
@@ -133,7 +133,7 @@ func (c Config) mode() *Mode {
 	return m
 }
 
-// InMemory tells whether the mode has every row in memory before the first batch.
+// InMemory reports whether the mode has every row in memory before the first batch.
 func (c Config) InMemory() bool { return c.mode().InMemory }
 
 // Together gives the tiers of a run the budgets gpu and cpu where both are the same memory: a mode

@@ -78,7 +78,7 @@ func PackedModes() (names []string) {
 	return names
 }
 
-// LaidOut tells whether mini-batches are sampled and laid out on disk before training.
+// LaidOut reports whether mini-batches are sampled and laid out on disk before training.
 func (c Config) LaidOut() bool { return c.mode().Packed && !c.Unpacked }
 
 // PackEpochs returns the sample epochs first to end-1 of the pack that has one of them: those that

@@ -21,11 +21,11 @@ type Pipeline struct {
 	Check func(c Config) error
 }
 
-// Serial tells whether one operator runs at a time: nothing overlaps within a mini-batch, nor
+// Serial reports whether one operator runs at a time: nothing overlaps within a mini-batch, nor
 // between two of them.
 func (p *Pipeline) Serial() bool { return !p.PerHop && !p.Ahead }
 
-// whole tells whether a mini-batch is sampled before its rows are looked up.
+// whole reports whether a mini-batch is sampled before its rows are looked up.
 func (p *Pipeline) whole() bool { return !p.PerHop }
 
 // pipelines are all pipelines in the order of lists.

@@ -82,7 +82,7 @@ func (c *Config) DefaultVariants() (names []string, each []any, usual string) {
 	return names, each, DefaultMode
 }
 
-// DefaultText is what help says of a default that its field does not hold.
+// DefaultText returns the words of help for a default that its field does not hold.
 func (c *Config) DefaultText(name string) string {
 	if name == "gpu-cache" && c.GPUCacheAuto {
 		return "auto"

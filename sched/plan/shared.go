@@ -44,7 +44,7 @@ func (c Config) Share(features, least, most int64) (neighbor, cpu int64) {
 	return neighbor, cpu
 }
 
-// MemoryMoves tells whether the CPU tier's memory is the neighbour cache's while superbatches are
+// MemoryMoves reports whether the CPU tier's memory is the neighbour cache's while superbatches are
 // sampled.
 func (c Config) MemoryMoves() bool {
 	return c.NeighborShared && !c.SuperbatchOverlap && c.NeighborCache.Bytes > 0
