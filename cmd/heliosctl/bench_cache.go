@@ -149,11 +149,7 @@ func runBenchCache(ctx context.Context, e *env, a *cacheBenchArgs) (err error) {
 		}
 	}
 	showCacheBench(e, rows)
-	if failed > 0 {
-		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed,
-			len(rows))
-	}
-	return nil
+	return auditFailed(failed, len(rows))
 }
 
 func showCacheBench(e *env, rows []cache.Row) {

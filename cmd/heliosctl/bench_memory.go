@@ -107,11 +107,7 @@ func runBenchMemory(ctx context.Context, e *env, a *memoryBenchArgs) (err error)
 		}
 	}
 	showMemoryBench(e, rows)
-	if failed > 0 {
-		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed,
-			len(rows))
-	}
-	return nil
+	return auditFailed(failed, len(rows))
 }
 
 func showMemoryBench(e *env, rows []memory.Row) {

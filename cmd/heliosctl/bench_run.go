@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"helios/cuda"
 	"helios/dataset/stripe"
 	"helios/gpuio"
 	"helios/gpuio/iobench"
@@ -266,7 +267,35 @@ func (b *ioBench) measure(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	ssds := loaded.ssds
+	if err := b.checkCounts(loaded.ssds); err != nil {
+		return err
+	}
+	points := b.points()
+	if err := o.sized(points); err != nil {
+		return err
+	}
+	b.showModels(set.Bound)
+	m := &ioMeasurer{ioBench: b, benchLoaded: loaded, dev: dev, set: set, out: o,
+		limits: map[string]iobench.ServeLimit{}}
+	if m.memory, err = b.chooseMemory(dev, loaded.ssds); err != nil {
+		return err
+	}
+	for i, p := range points {
+		b.ui.Progress("bench io", int64(i), int64(o.total))
+		row, err := m.measure(ctx, p)
+		if err != nil {
+			return err
+		}
+		o.add(row)
+	}
+	err = o.show()
+	showFaults(b.env, set, &results{e: b.env})
+	return err
+}
+
+// checkCounts refuses numbers of SSDs that are not there, and SSDs of several block sizes, which
+// without a dataset nobody has looked at.
+func (b *ioBench) checkCounts(ssds []*gpuio.SSD) error {
 	if len(b.counts) == 0 {
 		b.counts = []int{len(ssds)}
 	}
@@ -276,7 +305,7 @@ func (b *ioBench) measure(ctx context.Context) (err error) {
 				"--ssd-count %d: only %d are bound; bind more with \"heliosctl bind-ssds\"", n,
 				len(ssds))
 		}
-		for _, d := range ssds[:n] { // without a dataset nobody has checked that
+		for _, d := range ssds[:n] {
 			if a, b := ssds[0].Ctrl.Namespace().LBABytes, d.Ctrl.Namespace().LBABytes; a != b {
 				return errs.New(errs.Usage,
 					"SSD %s has LBAs of %d bytes and %s of %d; choose SSDs of one size with --ssds",
@@ -284,78 +313,97 @@ func (b *ioBench) measure(ctx context.Context) (err error) {
 			}
 		}
 	}
-	points := b.points()
-	if err := o.sized(points); err != nil {
-		return err
+	return nil
+}
+
+// showModels shows which SSDs play a model, and which stacks do not notice.
+func (b *ioBench) showModels(ssds []state.SSD) {
+	if b.opener.playModel != nil {
+		return
 	}
-	if b.opener.playModel == nil {
-		for _, l := range modelLines(set.Bound) {
-			b.ui.Printf("%s", l)
-			if reads := func(s *gpuio.Stack) bool { return !s.Queued }; gpuio.AnyStack(b.stacks,
-				reads) {
-				b.ui.Printf("the stacks %s read past it: their rows are those of the backing",
-					strings.Join(gpuio.StackNames(reads), " and "))
-			}
+	reads := func(s *gpuio.Stack) bool { return !s.Queued }
+	for _, l := range modelLines(ssds) {
+		b.ui.Printf("%s", l)
+		if gpuio.AnyStack(b.stacks, reads) {
+			b.ui.Printf("the stacks %s read past it: their rows are those of the backing",
+				strings.Join(gpuio.StackNames(reads), " and "))
 		}
 	}
-	var memory *gpuio.Memory
-	if b.queues() && (dev.Info().Backend != "host" || b.given(&b.rung) != "") {
-		if memory, err = gpuio.ChooseRung(dev, ssds[:slices.Max(b.counts)],
-			b.rung); err != nil {
-			return err
-		}
-		if rep := memory.Report(); dev.Info().Backend != "host" {
-			b.ui.Printf("memory rung %s", rep.Rung)
-			for _, t := range gpuio.Together(rep.Tried) {
-				b.ui.Printf("  not %s: %s", t.Rung, t.Why)
-			}
+}
+
+// chooseMemory chooses the memory rung of a GPU, or the one that was asked for; nil: none matters.
+func (b *ioBench) chooseMemory(dev cuda.Device, ssds []*gpuio.SSD) (*gpuio.Memory, error) {
+	onHost := dev.Info().Backend == "host"
+	if !b.queues() || onHost && b.given(&b.rung) == "" {
+		return nil, nil
+	}
+	memory, err := gpuio.ChooseRung(dev, ssds[:slices.Max(b.counts)], b.rung)
+	if err != nil || onHost {
+		return memory, err
+	}
+	report := memory.Report()
+	b.ui.Printf("memory rung %s", report.Rung)
+	for _, t := range gpuio.Together(report.Tried) {
+		b.ui.Printf("  not %s: %s", t.Rung, t.Why)
+	}
+	return memory, nil
+}
+
+// ioMeasurer measures points of a sweep on SSDs that are open.
+type ioMeasurer struct {
+	*ioBench
+	benchLoaded
+	dev    cuda.Device
+	set    *ssdSet
+	memory *gpuio.Memory
+	out    *benchOutput
+	limits map[string]iobench.ServeLimit // what software SSDs serve, by SSDs, bytes and depth
+}
+
+func (m *ioMeasurer) measure(ctx context.Context, p point) (row benchRow, err error) {
+	ssds := m.ssds[:p.ssds]
+	if m.given(&m.depths) == "" {
+		p.depth = gpuio.FitDepth(ssds, m.queuePairs, p.depth)
+	}
+	limit, err := m.serveLimit(ctx, ssds, p)
+	if err != nil {
+		return row, err
+	}
+	cfg := m.out.config(p)
+	cfg.Dev, cfg.SSDs, cfg.Layout, cfg.Sums, cfg.Memory = m.dev, ssds, m.layout, m.sums, m.memory
+	got, err := iobench.Run(ctx, cfg)
+	if err != nil {
+		return row, err
+	}
+	share := 1.0
+	if m.layout.Rows == 0 {
+		share = written(ssds)
+	}
+	if gpuio.AnyStack([]string{p.stack}, queued) {
+		got.SSDModel = m.played(m.set.Bound, ssds)
+		got.SSDsModelled = got.SSDModel != ""
+		if err := m.limit(&got, m.set.Bound, ssds); err != nil {
+			return row, err
 		}
 	}
-	limits := map[string]iobench.ServeLimit{}
+	return benchRow{got, share, limit.Threads, limit.IOPS, m.latency.Seconds() * 1e6}, nil
+}
+
+// serveLimit measures what software SSDs can serve, once for each combination.
+func (m *ioMeasurer) serveLimit(ctx context.Context, ssds []*gpuio.SSD,
+	p point) (limit iobench.ServeLimit, err error) {
+	key := fmt.Sprint(len(ssds), p.rowBytes, p.depth)
+	if limit, ok := m.limits[key]; ok {
+		return limit, nil
+	}
 	// Who waits on the host device plays the SSDs; for a GPU each SSD has one thread that does.
 	serving := 1
-	if dev.Info().Backend == "host" {
-		serving = dev.Info().SMs
+	if dev := m.dev.Info(); dev.Backend == "host" {
+		serving = dev.SMs
 	}
-	for i, at := range points {
-		n := at.ssds
-		if b.given(&b.depths) == "" {
-			at.depth = gpuio.FitDepth(ssds[:n], b.queuePairs, at.depth)
-		}
-		key := fmt.Sprint(n, at.rowBytes, at.depth)
-		if _, ok := limits[key]; !ok {
-			limits[key], err = iobench.MeasureServe(ctx, ssds[:n], at.rowBytes, at.depth, serving,
-				time.Duration(max(b.seconds/4, 0.02)*float64(time.Second)))
-			if err != nil {
-				return err
-			}
-		}
-		b.ui.Progress("bench io", int64(i), int64(o.total))
-		cfg := o.config(at)
-		cfg.Dev, cfg.SSDs, cfg.Layout, cfg.Sums, cfg.Memory = dev, ssds[:n], loaded.layout,
-			loaded.sums, memory
-		row, err := iobench.Run(ctx, cfg)
-		if err != nil {
-			return err
-		}
-		share := 1.0
-		if loaded.layout.Rows == 0 {
-			share = written(ssds[:n])
-		}
-		if gpuio.AnyStack([]string{at.stack}, queued) {
-			row.SSDModel = b.played(set.Bound, ssds[:n])
-			row.SSDsModelled = row.SSDModel != ""
-			if err := b.limit(&row, set.Bound, ssds[:n]); err != nil {
-				return err
-			}
-		}
-		limit := limits[key]
-		o.add(benchRow{row, share, limit.Threads, limit.IOPS,
-			b.latency.Seconds() * 1e6})
-	}
-	err = o.show()
-	showFaults(b.env, set, &results{e: b.env})
-	return err
+	m.limits[key], err = iobench.MeasureServe(ctx, ssds, p.rowBytes, p.depth, serving,
+		time.Duration(max(m.seconds/4, 0.02)*float64(time.Second)))
+	return m.limits[key], err
 }
 
 // played names the models that software SSDs play, "" for none.
@@ -426,3 +474,11 @@ func count0(n int) string {
 }
 
 func share100(v float64) string { return strconv.FormatFloat(100*v, 'f', 0, 64) + "%" }
+
+// auditFailed is the error of rows that failed their audit, nil for none.
+func auditFailed(failed, rows int) error {
+	if failed == 0 {
+		return nil
+	}
+	return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed, rows)
+}

@@ -80,8 +80,8 @@ func parseSlotRanges(text string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	if most := slices.Max(slots); most > 4096 {
-		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", most)
+	if n := slices.Max(slots); n > 4096 {
+		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", n)
 	}
 	return slots, nil
 }
@@ -215,15 +215,7 @@ func runBenchSample(ctx context.Context, e *env, a *sampleBenchArgs) (err error)
 	defer closing(&err, done)
 	where := map[string]*graph.Topology{plan.TopologyMemory: t}
 	if slices.Contains(a.topologies, plan.TopologySSD) {
-		bytes, err := d.TopologyBytes()
-		if err != nil {
-			return err
-		}
-		cache := a.lists.Of(bytes)
-		if a.lists.Percent != 0 && cache < graph.LeastNeighborCache(d.Meta.Nodes) {
-			cache = 0 // as in training
-		}
-		far, err := d.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: cache})
+		far, err := a.topologyOnSSD(ctx, d)
 		if err != nil {
 			return err
 		}
@@ -237,31 +229,8 @@ func runBenchSample(ctx context.Context, e *env, a *sampleBenchArgs) (err error)
 		}
 		return err
 	})
-	add := func(topology string, dev cuda.Device, err error) error {
-		if err == nil {
-			sources = append(sources, sample.Source{Device: dev, Topology: where[topology],
-				Place: topology})
-		}
+	if sources, err = a.openSources(where); err != nil {
 		return err
-	}
-	for _, d := range a.devices {
-		for _, topology := range a.topologies {
-			if d != "host" {
-				dev, err := openGPU(d)
-				if err := add(topology, dev, err); err != nil {
-					return err
-				}
-				continue
-			}
-			for _, level := range a.levels {
-				for _, workers := range a.slots {
-					dev, err := openHost(workers, level)
-					if err := add(topology, dev, err); err != nil {
-						return err
-					}
-				}
-			}
-		}
 	}
 	a.cfg.Graph = name
 	a.cfg.Progress = func(done, of int) { e.ui.Progress("bench sample", int64(done), int64(of)) }
@@ -270,9 +239,71 @@ func runBenchSample(ctx context.Context, e *env, a *sampleBenchArgs) (err error)
 		return whenStopped(err,
 			"the rows are incomplete: run it again, with fewer --turns or --batches")
 	}
-	table, failed := [][]string{}, 0
 	for _, r := range rows {
 		out.event("row", r)
+	}
+	e.ui.Printf(
+		"%s: %d nodes, %d edges, topology of %s; fanout %s, %d seeds, %d turns of %d batches", name,
+		t.NumNodes, t.NumEdges, units.FormatBytes(t.Bytes()),
+		intsText(a.cfg.Sampler.Fanouts), rows[0].BatchSize, a.cfg.Turns, rows[0].Batches)
+	if far := where[plan.TopologySSD]; far != nil {
+		i := far.StorageInfo()
+		e.ui.Printf("on storage: in memory offsets of %s and %d lists of hot nodes in %s",
+			units.FormatBytes(i.OffsetBytes), i.CacheLists, units.FormatBytes(i.CacheBytes))
+	}
+	failed := showSampleBench(e, rows)
+	return auditFailed(failed, len(rows))
+}
+
+// topologyOnSSD opens a dataset's topology with its lists left on storage.
+func (a *sampleBenchArgs) topologyOnSSD(ctx context.Context, d *dataset.Dataset) (*graph.Topology,
+	error) {
+	bytes, err := d.TopologyBytes()
+	if err != nil {
+		return nil, err
+	}
+	cache := a.lists.Of(bytes)
+	if a.lists.Percent != 0 && cache < graph.LeastNeighborCache(d.Meta.Nodes) {
+		cache = 0 // as in training
+	}
+	return d.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: cache})
+}
+
+// openSources opens a device for each row. Those that come with an error are open, too.
+func (a *sampleBenchArgs) openSources(where map[string]*graph.Topology) (all []sample.Source,
+	err error) {
+	add := func(topology string, dev cuda.Device, err error) error {
+		if err == nil {
+			all = append(all, sample.Source{Device: dev, Topology: where[topology], Place: topology})
+		}
+		return err
+	}
+	for _, d := range a.devices {
+		for _, topology := range a.topologies {
+			if d != "host" {
+				dev, err := openGPU(d)
+				if err := add(topology, dev, err); err != nil {
+					return all, err
+				}
+				continue
+			}
+			for _, level := range a.levels {
+				for _, workers := range a.slots {
+					dev, err := openHost(workers, level)
+					if err := add(topology, dev, err); err != nil {
+						return all, err
+					}
+				}
+			}
+		}
+	}
+	return all, nil
+}
+
+// showSampleBench shows the rows, and returns how many failed their audit.
+func showSampleBench(e *env, rows []sample.Row) (failed int) {
+	var table [][]string
+	for _, r := range rows {
 		audit := "passed"
 		if !r.Audited {
 			failed++
@@ -288,35 +319,22 @@ func runBenchSample(ctx context.Context, e *env, a *sampleBenchArgs) (err error)
 		if r.Code != "" {
 			code = codeName(r.Code)
 		}
+		cached, read := "", ""
+		if s := r.Reads; s != nil {
+			cached = share100(float64(s.CachedEdges) / float64(max(s.Edges, 1)))
+			read = units.FormatBytes(s.Bytes / max(r.Sampled, 1))
+		}
 		table = append(table, []string{
 			r.Device, code, strconv.Itoa(r.Workers), units.FormatCount(r.Rate),
 			units.FormatCount(r.Min) + "-" + units.FormatCount(r.Max),
 			units.FormatCount(r.NodeRate), units.FormatSeconds(r.NSPerEdge / 1e9),
 			units.FormatSeconds(r.CPUPerEdge / 1e9), share100(r.Busy),
 			units.FormatCount(r.PerBatch), fmt.Sprintf("%.2f", r.Distinct), units.FormatBytes(own),
+			r.Topology, cached, read, audit,
 		})
-		more := []string{r.Topology, "", ""}
-		if s := r.Reads; s != nil {
-			more[1] = share100(float64(s.CachedEdges) / float64(max(s.Edges, 1)))
-			more[2] = units.FormatBytes(s.Bytes / max(r.Sampled, 1))
-		}
-		table[len(table)-1] = append(append(table[len(table)-1], more...), audit)
-	}
-	e.ui.Printf(
-		"%s: %d nodes, %d edges, topology of %s; fanout %s, %d seeds, %d turns of %d batches", name,
-		t.NumNodes, t.NumEdges, units.FormatBytes(t.Bytes()),
-		intsText(a.cfg.Sampler.Fanouts), rows[0].BatchSize, a.cfg.Turns, rows[0].Batches)
-	if far := where[plan.TopologySSD]; far != nil {
-		i := far.StorageInfo()
-		e.ui.Printf("on storage: in memory offsets of %s and %d lists of hot nodes in %s",
-			units.FormatBytes(i.OffsetBytes), i.CacheLists, units.FormatBytes(i.CacheBytes))
 	}
 	e.ui.Columns(sampleColumns, table)
-	if failed > 0 {
-		return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed,
-			len(rows))
-	}
-	return nil
+	return failed
 }
 
 // intsText is a list of numbers as a flag takes it.

@@ -126,45 +126,62 @@ func runBind(ctx context.Context, e *env, a *bindArgs) error {
 		}
 		return b.bindControllers(ctx, e.c.Args().Slice())
 	}
-	paths := a.proxy
-	for _, p := range paths {
+	if err := b.checkSoftware(); err != nil {
+		return err
+	}
+	model, err := modelToBind(a.model, e.given(&a.model) != "", a.lba)
+	if err != nil {
+		return err
+	}
+	if e.given(&a.computed) != "" {
+		return b.bindComputed(ctx, model)
+	}
+	return b.bindFiles(ctx, model)
+}
+
+// checkSoftware refuses options of software SSDs that do not go together.
+func (b *binder) checkSoftware() error {
+	for _, p := range b.proxy {
 		if _, ok := pci.Address(p); ok || wholeSSD.MatchString(p) {
 			return errs.New(errs.Usage,
 				"--proxy %s: that is a whole SSD, which is bound by VFIO; leave --proxy out: \"sudo heliosctl bind-ssds %s\"",
 				p, p)
 		}
 	}
-	computed, ram := e.given(&a.computed) != "", e.given(&a.ram) != ""
-	if f := e.given(&a.count, &a.rowType); f != "" && !computed {
+	files, ram := len(b.proxy) > 0, b.given(&b.ram) != ""
+	computed := b.given(&b.bindArgs.computed) != ""
+	if f := b.given(&b.count, &b.rowType); f != "" && !computed {
 		return errs.New(errs.Usage, "--%s is for --computed DATASET", f)
 	}
 	switch {
-	case computed && (len(paths) > 0 || ram):
+	case computed && (files || ram):
 		return errs.New(errs.Usage,
 			"--computed together with --proxy or --proxy-ram; bind them one after the other")
-	case computed && a.buffered:
+	case computed && b.buffered:
 		return errs.New(errs.Usage,
 			"--buffered is for --proxy; what is computed has no page cache beneath it")
 	case computed:
-	case len(paths) > 0 && ram:
+		return nil
+	case files && ram:
 		return errs.New(errs.Usage,
 			"--proxy and --proxy-ram together; bind them one after the other")
-	case len(paths) == 0 && !ram:
+	case files:
+		return nil
+	case !ram:
 		return errs.New(errs.Usage,
 			"no SSDs; name NVMe SSDs (\"heliosctl ssds\" lists them) or give --all-unused, --proxy PATH[,PATH…], --proxy-ram N or --computed DATASET")
-	case len(paths) == 0 && (a.ram < 1 || a.ram > 64):
-		return errs.New(errs.Usage, "--proxy-ram %d is not between 1 and 64", a.ram)
-	case len(paths) == 0 && a.buffered:
+	case b.ram < 1 || b.ram > 64:
+		return errs.New(errs.Usage, "--proxy-ram %d is not between 1 and 64", b.ram)
+	case b.buffered:
 		return errs.New(errs.Usage,
 			"--buffered is for --proxy; shared memory has no page cache beneath it")
 	}
-	model, err := modelToBind(a.model, e.given(&a.model) != "", a.lba)
-	if err != nil {
-		return err
-	}
-	if computed {
-		return b.bindComputed(ctx, model)
-	}
+	return nil
+}
+
+// bindFiles binds software SSDs over files, block devices or shared memory, all or none.
+func (b *binder) bindFiles(ctx context.Context, model boundModel) error {
+	e, a, paths := b.env, b.bindArgs, b.proxy
 	kind := state.KindProxy
 	if len(paths) == 0 {
 		kind = state.KindRAM
@@ -172,10 +189,9 @@ func runBind(ctx context.Context, e *env, a *bindArgs) error {
 			return errs.New(errs.Usage, "--proxy-ram needs --size SIZE, such as --size 512MiB")
 		}
 	}
-
 	var bound []state.SSD
 	var created []string
-	err = e.store.Update(ctx, func(st *state.State) error {
+	err := e.store.Update(ctx, func(st *state.State) error {
 		if kind == state.KindRAM {
 			paths = ramPaths(e.store.Dir(), a.ram, st)
 		}
@@ -282,23 +298,7 @@ func (b *binder) describe(st *state.State, now []state.SSD, path, kind string) (
 		Buffered: b.buffered, Bound: time.Now().UTC().Truncate(time.Second)}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if size == 0 {
-			return state.SSD{}, errs.New(errs.Usage,
-				"--proxy %s is not there; give --size SIZE to create it", path)
-		}
-		if err := proxy.Create(abs, size); err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
-				return state.SSD{}, errs.New(errs.Usage,
-					"--proxy %s: there is no folder %s; make it first, or name another file", path,
-					filepath.Dir(abs))
-			}
-			if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
-				return state.SSD{}, errs.New(errs.Usage,
-					"--proxy %s: %w; name a file in a folder that can be written", path, err)
-			}
-			if errors.Is(err, unix.ENOSPC) { // not the user's mistake
-				err = errs.With(errs.Failed, err)
-			}
+		if err := createBacking(path, abs, size); err != nil {
 			return state.SSD{}, err
 		}
 		d.Created = true
@@ -332,6 +332,26 @@ func (b *binder) describe(st *state.State, now []state.SSD, path, kind string) (
 			path, d.Bytes, lba, units.FormatBytes(minSSD))
 	}
 	return d, nil
+}
+
+// createBacking makes the file of a software SSD.
+func createBacking(path, abs string, size int64) error {
+	if size == 0 {
+		return errs.New(errs.Usage, "--proxy %s is not there; give --size SIZE to create it", path)
+	}
+	err := proxy.Create(abs, size)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errs.New(errs.Usage,
+			"--proxy %s: there is no folder %s; make it first, or name another file", path,
+			filepath.Dir(abs))
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
+		return errs.New(errs.Usage,
+			"--proxy %s: %w; name a file in a folder that can be written", path, err)
+	case errors.Is(err, unix.ENOSPC): // not the user's mistake
+		return errs.With(errs.Failed, err)
+	}
+	return err
 }
 
 // identify opens a file or block device and says what it is and how large.

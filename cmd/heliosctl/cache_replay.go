@@ -17,6 +17,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/htmlreport"
+	"helios/internal/outfile"
 	"helios/internal/units"
 )
 
@@ -146,15 +147,9 @@ type replayer struct {
 
 func runCacheReplay(ctx context.Context, e *env, a *replayArgs) (err error) {
 	y := &replayer{e, a}
-	path, arg := a.trace, e.c.Args().First()
-	switch {
-	case path != "" && arg != "" && path != arg:
-		return errs.New(errs.Usage, "two traces, --trace %s and %s; give one", path, arg)
-	case path == "" && arg == "":
-		return errs.New(errs.Usage,
-			"no trace; give what \"heliosctl train --trace FILE\" has written with --trace FILE")
-	case path == "":
-		path = arg
+	path, err := y.path()
+	if err != nil {
+		return err
 	}
 	r, err := trace.Open(path)
 	if err != nil {
@@ -197,31 +192,50 @@ func runCacheReplay(ctx context.Context, e *env, a *replayArgs) (err error) {
 		}
 	}
 	if !alone {
-		res, err := replay.Run(ctx, r, c)
-		if err != nil {
-			return whenStopped(err, "nothing was written: run it again")
-		}
-		y.show(res, out)
-		if e.given(&a.policies) == "" && !totals.Hotness {
-			e.ui.Note(
-				"static is left out: the trace has no hotness of rows, as the run had no static tier, or one for all rows")
-		}
-		if csvOut != nil {
-			if err := csvOut.Commit(replayCSV(csvOut, res)); err != nil {
-				return err
-			}
-		}
-		if htmlOut != nil {
-			err := htmlOut.Commit(writeReplayHTML(htmlOut, e.runLine(out.run), res))
-			if err != nil {
-				return err
-			}
+		if err := y.play(ctx, r, c, out, csvOut, htmlOut); err != nil {
+			return err
 		}
 	}
 	if wrong > 0 {
 		return errs.New(errs.Failed,
 			"%s: in %d passes the replay does not come to what the run counted; please report it with the trace",
 			path, wrong)
+	}
+	return nil
+}
+
+// path returns the trace's file.
+func (y *replayer) path() (string, error) {
+	path, arg := y.trace, y.c.Args().First()
+	switch {
+	case path != "" && arg != "" && path != arg:
+		return "", errs.New(errs.Usage, "two traces, --trace %s and %s; give one", path, arg)
+	case path == "" && arg == "":
+		return "", errs.New(errs.Usage,
+			"no trace; give what \"heliosctl train --trace FILE\" has written with --trace FILE")
+	}
+	return cmp.Or(path, arg), nil
+}
+
+// play replays the trace with all caches that were asked for.
+func (y *replayer) play(ctx context.Context, r *trace.Reader, c replay.Config, out *results,
+	csvOut, htmlOut *outfile.File) error {
+	res, err := replay.Run(ctx, r, c)
+	if err != nil {
+		return whenStopped(err, "nothing was written: run it again")
+	}
+	y.show(res, out)
+	if y.given(&y.policies) == "" && !r.Totals().Hotness {
+		y.ui.Note(
+			"static is left out: the trace has no hotness of rows, as the run had no static tier, or one for all rows")
+	}
+	if csvOut != nil {
+		if err := csvOut.Commit(replayCSV(csvOut, res)); err != nil {
+			return err
+		}
+	}
+	if htmlOut != nil {
+		return htmlOut.Commit(writeReplayHTML(htmlOut, y.runLine(out.run), res))
 	}
 	return nil
 }

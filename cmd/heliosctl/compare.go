@@ -157,7 +157,15 @@ var sharedFlags = []string{"dataset", "no-edges", "workers", "device", "kernels"
 type comparer struct {
 	*env
 	*compareArgs
-	far progressOfRuns
+	*comparison
+	out     *results
+	in      prepare.Inputs
+	set     *ssdSet
+	played  *cost.Hardware // of the virtual clock; nil: runs are measured
+	far     progressOfRuns
+	rest    int               // runs that are not done
+	leftOut map[string]bool   // variants that there is no room for
+	first   map[string]string // results that must be the same → the variant that had them first
 }
 
 // readVariants reads what is to be compared.
@@ -217,65 +225,77 @@ func (c *comparer) variantConfig(args []string) (cfg plan.Config, ownTiers bool,
 	if len(positional) > 0 {
 		return cfg, false, errs.New(errs.Usage, "%q is no flag", positional[0])
 	}
-	ownTiers = ownsTiers(own)
-	name, _ := own.get("mode")
-	var tiers []string
-	// else the flag refuses it
-	if mode, err := plan.ModeOf(cmp.Or(name, plan.DefaultMode)); err == nil {
-		tiers = mode.TierOptions()
-		policy, is := own.get("policy")
-		if !is && slices.Contains(tiers, "policy") && c.c.IsSet("policy") {
-			policy = fmt.Sprint(c.c.Value("policy"))
-		}
-		about := []string{"hotness", "hotness-dir", "presample-epochs"}
-		switch of := (plan.Config{Mode: name, Policy: policy}).WithDefaults(); {
-		case of.Planned():
-			about = plan.SuperbatchOptions()
-		case of.Superbatched():
-			about = append(about, plan.SuperbatchOptions()...)
-		}
-		if mode.Packed || mode.Mega() { // which place rows by mini-batches and parts of their own
-			about = nil
-		}
-		tiers = append(slices.DeleteFunc(tiers, func(key string) bool {
-			return slices.Contains(plan.SuperbatchOptions(), key)
-		}), about...)
-	}
-	options := hcli.Of[plan.Config]().WithoutGroups("Replicas", "Run")
-	cfg = plan.Config{Epochs: comparedEpochs, NoEval: true}
-	given := flagValues{}
-	for _, f := range flags {
-		name := f.Names()[0]
-		if !c.c.IsSet(name) || name == "mode" || slices.Contains(ofTiers, name) &&
-			!slices.Contains(tiers, name) {
-			continue
-		}
-		given = append(given, flagValue{name, fmt.Sprint(c.c.Value(name))})
-	}
 	for _, f := range own {
 		if slices.Contains(sharedFlags, f.name) {
-			return cfg, ownTiers, errs.New(errs.Usage,
+			return cfg, false, errs.New(errs.Usage,
 				"--%s is the same for all runs, which share dataset, device and SSDs; give it outside --variants, or compare two runs of train",
 				f.name)
 		}
 	}
-	last := map[string]string{} // what stands later wins
-	for _, f := range append(given, own...) {
-		last[f.name] = f.value
+	tiers := c.sharedTierOptions(own)
+	values := map[string]string{}
+	for _, f := range flags {
+		name := f.Names()[0]
+		if c.c.IsSet(name) && name != "mode" &&
+			(!slices.Contains(ofTiers, name) || slices.Contains(tiers, name)) {
+			values[name] = fmt.Sprint(c.c.Value(name))
+		}
 	}
-	for _, o := range options { // in one order, whatever was typed
-		value, ok := last[o.Key()]
-		if !ok {
-			continue
-		}
-		if err := options.Set(&cfg, o.Key(), value); err != nil {
-			return cfg, ownTiers, err
-		}
+	for _, f := range own { // its own flags win
+		values[f.name] = f.value
+	}
+	cfg = plan.Config{Epochs: comparedEpochs, NoEval: true}
+	if err := c.setOptions(&cfg, values); err != nil {
+		return cfg, false, err
 	}
 	if cfg.HotnessDir == "" {
 		cfg.HotnessDir = plan.NoFolder // each run finds its own: set-up times are compared too
 	}
-	return cfg, ownTiers, nil
+	return cfg, ownsTiers(own), nil
+}
+
+// sharedTierOptions returns the options about tiers that a variant takes over from the flags for
+// all.
+func (c *comparer) sharedTierOptions(own flagValues) []string {
+	name, _ := own.get("mode")
+	mode, err := plan.ModeOf(cmp.Or(name, plan.DefaultMode))
+	if err != nil {
+		return nil // the flag refuses it
+	}
+	tiers := mode.TierOptions()
+	policy, is := own.get("policy")
+	if !is && slices.Contains(tiers, "policy") && c.c.IsSet("policy") {
+		policy = fmt.Sprint(c.c.Value("policy"))
+	}
+	tiers = slices.DeleteFunc(tiers, func(key string) bool {
+		return slices.Contains(plan.SuperbatchOptions(), key)
+	})
+	if mode.Packed || mode.Mega() { // their rows are placed by mini-batches and parts of their own
+		return tiers
+	}
+	hotness := []string{"hotness", "hotness-dir", "presample-epochs"}
+	switch of := (plan.Config{Mode: name, Policy: policy}).WithDefaults(); {
+	case of.Planned():
+		return append(tiers, plan.SuperbatchOptions()...)
+	case of.Superbatched():
+		return slices.Concat(tiers, hotness, plan.SuperbatchOptions())
+	}
+	return append(tiers, hotness...)
+}
+
+// setOptions sets options of train by name, in one order, whatever was typed.
+func (c *comparer) setOptions(cfg *plan.Config, values map[string]string) error {
+	options := hcli.Of[plan.Config]().WithoutGroups("Replicas", "Run")
+	for _, o := range options {
+		value, ok := values[o.Key()]
+		if !ok {
+			continue
+		}
+		if err := options.Set(cfg, o.Key(), value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // comparedRun is one run of a variant.
@@ -381,29 +401,19 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 	if err := e.oneProcess(); err != nil {
 		return err
 	}
-	c := &comparer{env: e, compareArgs: a}
+	c := &comparer{env: e, compareArgs: a, comparison: &comparison{}, leftOut: map[string]bool{},
+		first: map[string]string{}}
 	vs, err := c.readVariants()
 	if err != nil {
 		return err
 	}
-	repeats := a.repeats
-	hw, virtual, err := a.hardware(e, notVirtual(&a.runArgs))
-	if err != nil {
+	if err := c.chooseClock(); err != nil {
 		return err
 	}
-	if virtual { // equal arguments give equal results
-		if e.given(&a.repeats) != "" && repeats > 1 {
-			return errs.New(errs.Usage,
-				"--repeats %d: under --clock virtual each run would be the same; leave it out",
-				repeats)
-		}
-		repeats = 1
-	}
-	out, err := a.openResults(e)
-	if err != nil {
+	if c.out, err = a.openResults(e); err != nil {
 		return err
 	}
-	defer out.end(&err)
+	defer c.out.end(&err)
 	csvOut, err := a.create("csv", a.csv)
 	if err != nil {
 		return err
@@ -414,116 +424,160 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 		return err
 	}
 	defer closing(&err, htmlOut.Discard)
-	var s *session
-	if virtual {
-		s, err = openGraph(e, &a.runArgs, "--clock virtual samples on the host device")
-	} else {
-		s, err = openSession(ctx, e, &a.runArgs)
-	}
+	s, err := c.openInputs(ctx)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, s.close)
-	in, set := s.Inputs, s.set
 	defer hostcpu.Meter()()
-
-	r := &comparison{cores: hostcpu.Count(),
-		device: in.Dev.Info().Name, dataset: in.Dataset.Meta.Name}
-	var modelled *cost.Hardware
-	if virtual {
-		r.hardware, r.device, r.cores = hw.Profile.Name, hw.Profile.GPU.Name+" (modelled)", 0
-		modelled = &hw
-	}
-	if err := c.shareMemory(r, vs, in, modelled); err != nil {
+	if vs, err = c.settle(vs); err != nil {
 		return err
 	}
-	if vs, err = c.checkVariants(r, vs, in, modelled); err != nil {
-		return err
-	}
-	if !virtual {
-		var remove func() error
-		remove, err = packApart(vs, in.Dataset.Dir())
+	if c.played == nil {
+		remove, perr := packApart(vs, c.in.Dataset.Dir())
 		defer closing(&err, remove)
-		if err != nil {
-			return err
+		if perr != nil {
+			return perr
 		}
 	}
-	r.names = variantNames(vs)
-	keys := map[string]string{} // of results that must be the same → the variant that had it first
-	left := map[string]bool{}
-	rest := repeats * len(vs) // runs that are not done
-	c.far = progressOfRuns{ui: e.ui, whole: "compare", runs: int64(rest)}
-	for repeat := range repeats {
-		for i := range vs {
-			v := vs[(i+repeat)%len(vs)] // no variant always follows the same one
-			if left[v.name] {
-				continue
-			}
-			if set != nil && a.pageCache == pageCacheCold {
-				dropPages(set)
-			}
-			var run comparedRun
-			var err error
-			if virtual {
-				run, err = c.playOne(ctx, v, in, hw)
-			} else {
-				run, err = c.compareOne(ctx, v, in, set, repeat+1)
-			}
-			if err != nil {
-				class := errs.ClassOf(err)
-				if v.optional && repeat == 0 && (class == errs.Usage ||
-					class == errs.Capability) && ctx.Err() == nil {
-					left[v.name] = true
-					rest -= repeats
-					c.far.end(rest)
-					r.leave(e, v.name, err)
-					continue
-				}
-				return whenStopped(fmt.Errorf("%s, repeat %d: %w", v.name, repeat+1, err),
-					"a comparison saves nothing: start it again")
-			}
-			rest--
-			c.far.end(rest)
-			r.runs = append(r.runs, run)
-			out.event("run", run)
-			if virtual {
-				e.ui.Printf("%s: modelled %s an epoch; %s", v.name, units.FormatSeconds(run.Seconds),
-					run.Bottleneck)
-				continue
-			}
-			e.ui.Printf("%s, repeat %d: %s an epoch; %s", v.name, repeat+1,
-				units.FormatSeconds(run.Seconds), run.Bottleneck)
-			key := resultKey(v.cfg)
-			if first, ok := keys[key]; !ok {
-				keys[key] = v.name
-			} else if err := r.same(first, run); err != nil {
-				return err
-			}
-		}
+	if err := c.runAll(ctx, vs); err != nil {
+		return err
 	}
-	r.names = slices.DeleteFunc(r.names, func(n string) bool { return left[n] })
-	if !virtual &&
-		slices.ContainsFunc(r.runs,
-			func(x comparedRun) bool { return plan.Config{IOStack: x.IOStack}.Stack().PageCache }) {
-		r.note(in)
-	}
-	if virtual {
-		r.noteDirectory(vs)
-	}
-	sum := r.summary()
+	c.addNotes(vs)
+	sum := c.summary()
 	c.showComparison(sum)
-	out.event("compare", sum)
+	c.out.event("compare", sum)
 	if csvOut != nil {
-		if err := csvOut.Commit(r.writeCSV(csvOut)); err != nil {
+		if err := csvOut.Commit(c.writeCSV(csvOut)); err != nil {
 			return err
 		}
 	}
 	if htmlOut != nil {
-		if err := htmlOut.Commit(r.writeCompareHTML(htmlOut, e.runLine(out.run), sum)); err != nil {
-			return err
-		}
+		return htmlOut.Commit(c.writeCompareHTML(htmlOut, e.runLine(c.out.run), sum))
 	}
 	return nil
+}
+
+// chooseClock reads the machine of the virtual clock. Under it equal arguments give equal results,
+// and one repeat is enough.
+func (c *comparer) chooseClock() error {
+	hw, modelled, err := c.clockArgs.hardware(c.env, notVirtual(&c.runArgs))
+	if err != nil || !modelled {
+		return err
+	}
+	if c.given(&c.repeats) != "" && c.repeats > 1 {
+		return errs.New(errs.Usage,
+			"--repeats %d: under --clock virtual each run would be the same; leave it out",
+			c.repeats)
+	}
+	c.repeats, c.played = 1, &hw
+	return nil
+}
+
+// openInputs opens the dataset, the device and, of measured runs, the SSDs.
+func (c *comparer) openInputs(ctx context.Context) (s *session, err error) {
+	if c.played != nil {
+		s, err = openGraph(c.env, &c.runArgs, "--clock virtual samples on the host device")
+	} else {
+		s, err = openSession(ctx, c.env, &c.runArgs)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.in, c.set = s.Inputs, s.set
+	c.cores, c.device, c.dataset = hostcpu.Count(), s.Dev.Info().Name, s.Dataset.Meta.Name
+	if c.played != nil {
+		p := c.played.Profile
+		c.comparison.hardware, c.device, c.cores = p.Name, p.GPU.Name+" (modelled)", 0
+	}
+	return s, nil
+}
+
+// settle divides the memory between the variants and returns those that can run.
+func (c *comparer) settle(vs []variant) ([]variant, error) {
+	if err := c.shareMemory(vs); err != nil {
+		return nil, err
+	}
+	vs, err := c.checkVariants(vs)
+	c.names = variantNames(vs)
+	return vs, err
+}
+
+// runAll runs all variants in turns.
+func (c *comparer) runAll(ctx context.Context, vs []variant) error {
+	c.rest = c.repeats * len(vs)
+	c.far = progressOfRuns{ui: c.ui, whole: "compare", runs: int64(c.rest)}
+	for repeat := range c.repeats {
+		for i := range vs {
+			v := vs[(i+repeat)%len(vs)] // no variant always follows the same one
+			if c.leftOut[v.name] {
+				continue
+			}
+			if err := c.runVariant(ctx, v, repeat); err != nil {
+				return err
+			}
+		}
+	}
+	c.names = slices.DeleteFunc(c.names, func(n string) bool { return c.leftOut[n] })
+	return nil
+}
+
+// runVariant runs a variant once, and leaves it out from then on where there is no room for it and
+// nobody asked for it.
+func (c *comparer) runVariant(ctx context.Context, v variant, repeat int) error {
+	if c.set != nil && c.pageCache == pageCacheCold {
+		dropPages(c.set)
+	}
+	run, err := c.measure(ctx, v, repeat+1)
+	if err != nil {
+		class := errs.ClassOf(err)
+		if v.optional && repeat == 0 && (class == errs.Usage || class == errs.Capability) &&
+			ctx.Err() == nil {
+			c.leftOut[v.name] = true
+			c.rest -= c.repeats
+			c.far.end(c.rest)
+			c.leave(c.env, v.name, err)
+			return nil
+		}
+		return whenStopped(fmt.Errorf("%s, repeat %d: %w", v.name, repeat+1, err),
+			"a comparison saves nothing: start it again")
+	}
+	c.rest--
+	c.far.end(c.rest)
+	c.runs = append(c.runs, run)
+	c.out.event("run", run)
+	if c.played != nil {
+		c.ui.Printf("%s: modelled %s an epoch; %s", v.name, units.FormatSeconds(run.Seconds),
+			run.Bottleneck)
+		return nil
+	}
+	c.ui.Printf("%s, repeat %d: %s an epoch; %s", v.name, repeat+1,
+		units.FormatSeconds(run.Seconds), run.Bottleneck)
+	key := resultKey(v.cfg)
+	if first, ok := c.first[key]; ok {
+		return c.same(first, run)
+	}
+	c.first[key] = v.name
+	return nil
+}
+
+// measure trains a variant, or plays it.
+func (c *comparer) measure(ctx context.Context, v variant, repeat int) (comparedRun, error) {
+	if c.played != nil {
+		return c.playOne(ctx, v)
+	}
+	return c.compareOne(ctx, v, repeat)
+}
+
+// addNotes adds the notes that a reader of all runs needs.
+func (c *comparer) addNotes(vs []variant) {
+	if c.played != nil {
+		c.noteDirectory(vs)
+	} else if slices.ContainsFunc(c.runs, func(x comparedRun) bool {
+		return plan.Config{IOStack: x.IOStack}.Stack().PageCache
+	}) {
+		c.notePageCache(c.in)
+	}
 }
 
 func variantNames(vs []variant) []string {
@@ -567,30 +621,29 @@ func dropPages(set *ssdSet) {
 }
 
 // compareOne trains one variant once.
-func (c *comparer) compareOne(ctx context.Context, v variant, in prepare.Inputs, set *ssdSet,
-	repeat int) (comparedRun, error) {
+func (c *comparer) compareOne(ctx context.Context, v variant, repeat int) (comparedRun, error) {
 	obs := c.observer()
 	c.far.begin(fmt.Sprintf("%s, repeat %d", v.name, repeat), v.cfg.WithDefaults().Epochs)
 	obs.Step = c.far.step
-	var at []usage // when training begins, and after each epoch
+	var uses []usage // when training begins, and after each epoch
 	obs.Plan = func(*plan.OpGraph) {
-		if len(at) == 0 {
-			at = append(at, usageNow())
+		if len(uses) == 0 {
+			uses = append(uses, usageNow())
 		}
 	}
-	obs.Epoch = func(report.EpochResult) { at = append(at, usageNow()) }
-	res, err := sched.Train(ctx, v.cfg, in, obs)
+	obs.Epoch = func(report.EpochResult) { uses = append(uses, usageNow()) }
+	res, err := sched.Train(ctx, v.cfg, c.in, obs)
 	if err != nil {
 		return comparedRun{}, err
 	}
-	set.markModelled(&res.IO, v.cfg)
+	c.set.markModelled(&res.IO, v.cfg)
 	run, from := runOf(v.name, repeat, res)
 	for _, ep := range res.Epochs {
 		run.Losses = append(run.Losses, ep.Loss)
 	}
 	run.Params, run.PeakMemory = res.ParamsSHA256, res.PeakMemoryBytes
-	if len(at) == len(res.Epochs)+1 {
-		a, b, n := at[from], at[len(at)-1], float64(run.Epochs)
+	if len(uses) == len(res.Epochs)+1 {
+		a, b, n := uses[from], uses[len(uses)-1], float64(run.Epochs)
 		run.cpuUse = cpuBetween(a, b, n)
 		run.DiskBytes = float64(b.disk-a.disk) / n
 	}
@@ -599,12 +652,11 @@ func (c *comparer) compareOne(ctx context.Context, v variant, in prepare.Inputs,
 }
 
 // playOne plays one variant on the virtual clock.
-func (c *comparer) playOne(ctx context.Context, v variant, in prepare.Inputs,
-	hw cost.Hardware) (comparedRun, error) {
+func (c *comparer) playOne(ctx context.Context, v variant) (comparedRun, error) {
 	obs := c.observer()
 	c.far.begin(v.name, v.cfg.WithDefaults().Epochs)
 	obs.Step = c.far.step
-	res, err := virtual.Run(ctx, tiers.Simulation, v.cfg, in, hw, obs)
+	res, err := virtual.Run(ctx, tiers.Simulation, v.cfg, c.in, *c.played, obs)
 	if err != nil {
 		return comparedRun{}, err
 	}
@@ -717,8 +769,8 @@ func (r *comparison) leave(e *env, name string, err error) {
 	r.tell(e, note)
 }
 
-// note says what a reader must know of the machine where a stack reads through the page cache.
-func (r *comparison) note(in prepare.Inputs) {
+// notePageCache notes that the page cache has room for all rows, where a stack reads through it.
+func (r *comparison) notePageCache(in prepare.Inputs) {
 	m := in.Dataset.Meta
 	bytes := m.Nodes * int64(m.RowType().RowBytes(m.Dim))
 	if free, err := hostmem.AvailableBytes(); err == nil && free > bytes {

@@ -47,7 +47,7 @@ func ownsTiers(own flagValues) bool {
 
 // sharedTiers are the budgets that all variants divide: those of the flags for all, or their
 // defaults, for the tiers that one of vs has.
-func (c *comparer) sharedTiers(vs []variant, in prepare.Inputs) (gpu, cpu units.Budget, err error) {
+func (c *comparer) sharedTiers(vs []variant) (gpu, cpu units.Budget, err error) {
 	var base plan.Config
 	for _, key := range tierSizes {
 		if !c.c.IsSet(key) {
@@ -57,7 +57,7 @@ func (c *comparer) sharedTiers(vs []variant, in prepare.Inputs) (gpu, cpu units.
 			return gpu, cpu, err
 		}
 	}
-	if base, err = base.WithDefaults().OnDevice(in.Dev.Info()); err != nil {
+	if base, err = base.WithDefaults().OnDevice(c.in.Dev.Info()); err != nil {
 		return gpu, cpu, err
 	}
 	for _, v := range vs {
@@ -80,24 +80,23 @@ func (c *comparer) sharedTiers(vs []variant, in prepare.Inputs) (gpu, cpu units.
 
 // shareMemory gives the variants equal memory where the GPU tier is the CPU's memory, and notes
 // the rule that holds.
-func (c *comparer) shareMemory(r *comparison, vs []variant, in prepare.Inputs,
-	hw *cost.Hardware) error {
-	oneMemory := in.Dev.Info().Backend == "host"
-	if hw != nil {
-		oneMemory = hw.Profile.OneMemory()
+func (c *comparer) shareMemory(vs []variant) error {
+	oneMemory := c.in.Dev.Info().Backend == "host"
+	if c.played != nil {
+		oneMemory = c.played.Profile.OneMemory()
 	}
 	if !oneMemory {
-		r.memory = memoryApart
-		r.tell(c.env, fmt.Sprintf(
+		c.memory = memoryApart
+		c.tell(c.env, fmt.Sprintf(
 			"memory: the GPU's and the CPU's are apart on %s, so each mode has of --gpu-cache and --cpu-cache those that it uses; see the bytes of both",
-			r.device))
+			c.device))
 		return nil
 	}
-	gpu, cpu, err := c.sharedTiers(vs, in)
+	gpu, cpu, err := c.sharedTiers(vs)
 	if err != nil {
 		return err
 	}
-	r.memory = memoryTogether
+	c.memory = memoryTogether
 	for i := range vs {
 		if v := &vs[i]; !v.ownTiers {
 			v.cfg = v.cfg.Together(gpu, cpu)
@@ -107,8 +106,8 @@ func (c *comparer) shareMemory(r *comparison, vs []variant, in prepare.Inputs,
 	if both == (units.Budget{}) {
 		return nil
 	}
-	m := in.Dataset.Meta
-	r.tell(c.env, fmt.Sprintf(
+	m := c.in.Dataset.Meta
+	c.tell(c.env, fmt.Sprintf(
 		"equal memory: GPU tier and CPU tier are the same memory here, so the tiers of each mode have %s together (%s): GPU %s and CPU %s, or all of it in the one that a mode has",
 		budgetWords(both), units.FormatBytes(both.Of(m.Nodes*int64(m.RowType().RowBytes(m.Dim)))),
 		budgetWords(gpu), budgetWords(cpu)))
@@ -154,17 +153,16 @@ func (r *comparison) tell(e *env, note string) {
 }
 
 // checkVariants refuses what cannot run before the first variant does; it returns the others.
-func (c *comparer) checkVariants(r *comparison, vs []variant, in prepare.Inputs,
-	hw *cost.Hardware) ([]variant, error) {
+func (c *comparer) checkVariants(vs []variant) ([]variant, error) {
 	var can []variant
 	for _, v := range vs {
-		err := checkVariant(v.cfg, in, hw)
+		err := checkVariant(v.cfg, c.in, c.played)
 		class := errs.ClassOf(err)
 		switch {
 		case err == nil:
 			can = append(can, v)
 		case v.optional && (class == errs.Usage || class == errs.Capability):
-			r.leave(c.env, v.name, err)
+			c.leave(c.env, v.name, err)
 		default:
 			return nil, fmt.Errorf("variant %s: %w", v.name, err)
 		}

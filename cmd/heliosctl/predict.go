@@ -115,76 +115,100 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 	if err != nil {
 		return err
 	}
-	classes := s.Dataset.Meta.ClassNames
-
-	var rows *csvFile
+	to := &predictions{env: e, names: names, classNames: s.Dataset.Meta.ClassNames}
 	if csvOut != nil {
-		rows = &csvFile{f: csvOut, w: csv.NewWriter(csvOut)}
-		head := []string{"node", "class"}
-		if len(names) > 0 {
-			head = append(head, "name")
-		}
-		if len(classes) > 0 {
-			head = append(head, "class_name")
-		}
-		rows.write(head)
+		to.rows = &csvFile{f: csvOut, w: csv.NewWriter(csvOut)}
+		to.writeHead()
 	}
-	var emb *npyFile
 	if npyOut != nil {
-		emb = &npyFile{f: npyOut, w: bufio.NewWriterSize(npyOut, 1<<20), rows: int64(len(nodes))}
+		to.emb = &npyFile{f: npyOut, w: bufio.NewWriterSize(npyOut, 1<<20),
+			rows: int64(len(nodes))}
 	}
-
-	var n int64
-	res, err := sched.Predict(ctx, a.cfg, s.Inputs, a.checkpoint, nodes, emb != nil,
-		func(p report.Prediction) error {
-			for i, v := range p.Nodes {
-				c := p.Classes[i]
-				rec := []string{strconv.FormatInt(v, 10), strconv.Itoa(int(c))}
-				obj := nodeLine{Node: v, Class: c}
-				if int(v) < len(names) {
-					rec, obj.Name = append(rec, names[v]), names[v]
-				}
-				if int(c) < len(classes) {
-					rec, obj.ClassName = append(rec, classes[c]), classes[c]
-				}
-				if rows != nil {
-					rows.write(rec)
-					continue
-				}
-				for j := range rec {
-					rec[j] = ui.Text(rec[j]) // a name may hold a tab
-				}
-				e.ui.Printf("%s", strings.Join(rec, "\t"))
-				if err := e.ui.Event("node", obj); err != nil {
-					return err
-				}
-			}
-			n += int64(len(p.Nodes))
-			if emb != nil {
-				return emb.write(p.Embeddings, p.Dim)
-			}
-			return nil
-		}, e.observer())
+	res, err := sched.Predict(ctx, a.cfg, s.Inputs, a.checkpoint, nodes, to.emb != nil, to.add,
+		e.observer())
 	err = orOtherDataset(err)
 	s.ended(&results{e: e}, &res.IO, err)
 	if err != nil {
 		return err
 	}
-	if rows != nil {
-		rows.w.Flush()
-		if err := rows.f.Commit(rows.w.Error()); err != nil {
-			return err
-		}
-		e.ui.Printf("%d nodes classified in %s", n, rows.f.Path())
+	if err := to.commit(); err != nil {
+		return err
 	}
-	if emb != nil {
-		if err := emb.f.Commit(emb.w.Flush()); err != nil {
-			return err
-		}
-		e.ui.Printf("embeddings in %s: %d nodes × %d", emb.f.Path(), emb.rows, emb.dim)
-	}
-	return e.ui.Event("result", predictLine{Nodes: n, Checkpoint: a.checkpoint, CSV: a.csv,
+	return e.ui.Event("result", predictLine{Nodes: to.n, Checkpoint: a.checkpoint, CSV: a.csv,
 		Embeddings: a.embeddings, Out: a.csv, PredictResult: &res})
+}
+
+// predictions shows the class of each node, or writes it into files.
+type predictions struct {
+	*env
+	names      []string // of nodes; may be empty, as the next
+	classNames []string
+	rows       *csvFile // nil: nodes are shown
+	emb        *npyFile // nil: none are asked for
+	n          int64
+}
+
+func (p *predictions) writeHead() {
+	head := []string{"node", "class"}
+	if len(p.names) > 0 {
+		head = append(head, "name")
+	}
+	if len(p.classNames) > 0 {
+		head = append(head, "class_name")
+	}
+	p.rows.write(head)
+}
+
+// add takes a batch.
+func (p *predictions) add(b report.Prediction) error {
+	for i, v := range b.Nodes {
+		if err := p.addNode(v, b.Classes[i]); err != nil {
+			return err
+		}
+	}
+	p.n += int64(len(b.Nodes))
+	if p.emb != nil {
+		return p.emb.write(b.Embeddings, b.Dim)
+	}
+	return nil
+}
+
+func (p *predictions) addNode(v int64, c int32) error {
+	rec := []string{strconv.FormatInt(v, 10), strconv.Itoa(int(c))}
+	line := nodeLine{Node: v, Class: c}
+	if int(v) < len(p.names) {
+		rec, line.Name = append(rec, p.names[v]), p.names[v]
+	}
+	if int(c) < len(p.classNames) {
+		rec, line.ClassName = append(rec, p.classNames[c]), p.classNames[c]
+	}
+	if p.rows != nil {
+		p.rows.write(rec)
+		return nil
+	}
+	for j := range rec {
+		rec[j] = ui.Text(rec[j]) // a name may hold a tab
+	}
+	p.ui.Printf("%s", strings.Join(rec, "\t"))
+	return p.ui.Event("node", line)
+}
+
+// commit keeps the files.
+func (p *predictions) commit() error {
+	if p.rows != nil {
+		p.rows.w.Flush()
+		if err := p.rows.f.Commit(p.rows.w.Error()); err != nil {
+			return err
+		}
+		p.ui.Printf("%d nodes classified in %s", p.n, p.rows.f.Path())
+	}
+	if p.emb != nil {
+		if err := p.emb.f.Commit(p.emb.w.Flush()); err != nil {
+			return err
+		}
+		p.ui.Printf("embeddings in %s: %d nodes × %d", p.emb.f.Path(), p.emb.rows, p.emb.dim)
+	}
+	return nil
 }
 
 // csvFile keeps its first error for commit, as csv.Writer does.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -96,93 +97,26 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	if err != nil {
 		return err
 	}
-	begun := was.begun
-	switch {
-	case len(begun.Arguments) == 0:
-		return errs.New(errs.Usage,
-			"%s was written by a heliosctl that did not keep its arguments; run it by hand: %s", path,
-			shellWords(begun.Command))
-	case begun.Schema > resultsSchema:
-		return errs.New(errs.Usage,
-			"%s is of a later heliosctl (%s, schema %d; this one knows %d); take that one", path,
-			begun.Version, begun.Schema, resultsSchema)
-	}
-	c, err := e.canRerun(path, begun)
+	c, again, err := a.command(e, path, &was)
 	if err != nil {
 		return err
-	}
-	folder := orText(a.folder, begun.Folder)
-	named, err := a.named()
-	if err != nil {
-		return err
-	}
-	again, err := begun.settingsOf(c, folder, named)
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	if was.shards > 1 && !slices.ContainsFunc(again.flags, func(a string) bool {
-		return strings.HasPrefix(a, "--shards=")
-	}) { // several processes took as many by themselves, and this is one
-		again.flags = append(again.flags, fmt.Sprintf("--shards=%d", was.shards))
 	}
 	if a.dry {
 		again.tellLeft(e, path)
 		e.ui.Printf("heliosctl %s", shellWords(again.args()))
-		return e.ui.Event("result", againLine{begun.Folder, again.args()})
+		return e.ui.Event("result", againLine{was.begun.Folder, again.args()})
 	}
-	if v := programVersion(); v != begun.Version {
-		e.ui.Note("%s was made by heliosctl %s, this is %s", path, begun.Version, v)
+	if v := programVersion(); v != was.begun.Version {
+		e.ui.Note("%s was made by heliosctl %s, this is %s", path, was.begun.Version, v)
 	}
 	kept, err := a.create("results", a.results)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, kept.Discard)
-	to, near := "--results=", ""
-	if begun.Verb == suiteVerb { // its SSDs lie there, so where the first one's lay
-		abs, err := filepath.Abs(path)
-		if err != nil {
-			return err
-		}
-		to, near = "--out=", filepath.Dir(filepath.Dir(abs))
-	}
-	dir, err := os.MkdirTemp(near, "heliosctl-rerun-*")
-	if err != nil {
-		return errs.New(errs.Usage, "a folder for the new run: %w", err)
-	}
-	defer closing(&err, func() error { return os.RemoveAll(dir) })
-	if dir, err = filepath.Abs(dir); err != nil {
-		return err
-	}
-	made := filepath.Join(dir, suiteResults)
-	into := []string{to + made}
-	if begun.Verb == suiteVerb {
-		into = []string{to + filepath.Join(dir, "suite")}
-		made = filepath.Join(dir, "suite", suiteResults)
-	}
-	into = append(into, again.ownFolders(usesOf(c), dir)...)
-	if e.stateDir != "" {
-		state, err := filepath.Abs(e.stateDir)
-		if err != nil {
-			return err
-		}
-		into = append(into, "--state="+state)
-	}
-	if err := e.runIn(ctx, folder, again.args(into...)); err != nil {
-		return err
-	}
-	now, err := readMade(made)
+	now, err := a.runAgain(ctx, e, path, &was, again, usesOf(c), kept)
 	if err != nil {
 		return err
-	}
-	if kept != nil {
-		text, err := os.ReadFile(made)
-		if err == nil {
-			_, err = kept.Write(text)
-		}
-		if err = kept.Commit(err); err != nil {
-			return err
-		}
 	}
 	n, err := was.same(now)
 	if err != nil {
@@ -193,8 +127,90 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 			"%s: the run has no result that has to be equal, so nothing was compared", path)
 	}
 	again.tellLeft(e, path)
-	e.ui.Printf("%s: %s was made again; all %d values that have to be equal are", path, begun.Verb, n)
-	return e.ui.Event("result", rerunLine{begun.Verb, n, now.params})
+	e.ui.Printf("%s: %s was made again; all %d values that have to be equal are", path,
+		was.begun.Verb, n)
+	return e.ui.Event("result", rerunLine{was.begun.Verb, n, now.params})
+}
+
+// command returns the verb of a run and the settings to run it with again.
+func (a *rerunArgs) command(e *env, path string, was *madeRun) (c *cli.Command, again *againRun,
+	err error) {
+	begun := was.begun
+	switch {
+	case len(begun.Arguments) == 0:
+		return nil, nil, errs.New(errs.Usage,
+			"%s was written by a heliosctl that did not keep its arguments; run it by hand: %s", path,
+			shellWords(begun.Command))
+	case begun.Schema > resultsSchema:
+		return nil, nil, errs.New(errs.Usage,
+			"%s is of a later heliosctl (%s, schema %d; this one knows %d); take that one", path,
+			begun.Version, begun.Schema, resultsSchema)
+	}
+	if c, err = e.canRerun(path, begun); err != nil {
+		return nil, nil, err
+	}
+	named, err := a.named()
+	if err != nil {
+		return nil, nil, err
+	}
+	if again, err = begun.settingsOf(c, cmp.Or(a.folder, begun.Folder), named); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if was.shards > 1 && !slices.ContainsFunc(again.flags, func(a string) bool {
+		return strings.HasPrefix(a, "--shards=")
+	}) { // several processes took as many by themselves, and this is one
+		again.flags = append(again.flags, fmt.Sprintf("--shards=%d", was.shards))
+	}
+	return c, again, nil
+}
+
+// runAgain runs the verb with its outputs in a folder that goes, and returns its results; kept gets
+// them, too.
+func (a *rerunArgs) runAgain(ctx context.Context, e *env, path string, was *madeRun,
+	again *againRun, uses optionUses, kept *outfile.File) (now madeRun, err error) {
+	suite := was.begun.Verb == suiteVerb
+	near := ""
+	if suite { // its SSDs lie there, so where the first one's lay
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return now, err
+		}
+		near = filepath.Dir(filepath.Dir(abs))
+	}
+	dir, err := os.MkdirTemp(near, "heliosctl-rerun-*")
+	if err != nil {
+		return now, errs.New(errs.Usage, "a folder for the new run: %w", err)
+	}
+	defer closing(&err, func() error { return os.RemoveAll(dir) })
+	if dir, err = filepath.Abs(dir); err != nil {
+		return now, err
+	}
+	made := filepath.Join(dir, suiteResults)
+	into := []string{"--results=" + made}
+	if suite {
+		into = []string{"--out=" + filepath.Join(dir, "suite")}
+		made = filepath.Join(dir, "suite", suiteResults)
+	}
+	into = append(into, again.ownFolders(uses, dir)...)
+	if e.stateDir != "" {
+		state, err := filepath.Abs(e.stateDir)
+		if err != nil {
+			return now, err
+		}
+		into = append(into, "--state="+state)
+	}
+	folder := cmp.Or(a.folder, was.begun.Folder)
+	if err := e.runIn(ctx, folder, again.args(into...)); err != nil {
+		return now, err
+	}
+	if now, err = readMade(made); err != nil || kept == nil {
+		return now, err
+	}
+	text, err := os.ReadFile(made)
+	if err == nil {
+		_, err = kept.Write(text)
+	}
+	return now, kept.Commit(err)
 }
 
 // plainWord is a word that means itself to a shell.
@@ -250,13 +266,6 @@ func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 		}
 	}
 	return c, nil
-}
-
-func orText(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // runIn runs a verb in a folder. It says itself what went wrong with it.

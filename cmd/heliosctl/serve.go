@@ -468,13 +468,9 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 	if err != nil {
 		return nil, err
 	}
-	if q.Foreign { // nor does it write into the dataset's folder
-		a.cfg.HotnessDir = plan.NoFolder
-		c := a.cfg.WithDefaults()
-		if c.Superbatched() || slices.Contains(plan.PackedModes(), c.Mode) {
-			return nil, errs.New(errs.Refused,
-				"mode %s with policy %s keeps mini-batches in the dataset's folder, which a client of another user may not; choose another mode or policy",
-				c.Mode, c.Policy)
+	if q.Foreign {
+		if err := a.writeNothing(); err != nil {
+			return nil, err
 		}
 	}
 	e := *d.b.env
@@ -490,54 +486,25 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 			err = errors.Join(err, l.Close())
 		}
 	}()
-	data := d.d
+	in := prepare.Inputs{Dataset: d.d}
 	if a.noEdges {
-		data = data.WithoutEdges()
-		l.closers = append(l.closers, data.Close)
+		in.Dataset = d.d.WithoutEdges()
+		l.closers = append(l.closers, in.Dataset.Close)
 	}
-	s := &session{env: &e, runArgs: a}
-	first, err := s.ssdsFirst()
-	if err != nil {
+	if err := d.openInputs(ctx, l, &in, &session{env: &e, runArgs: a}); err != nil {
 		return nil, err
 	}
-	var set *sharedSSDs
-	open := func(polls bool) error {
-		var key string
-		if set, key, err = d.b.ssds(ctx, d.q, a, polls); err != nil {
-			return err
-		}
-		l.closers = append(l.closers, func() error { return d.b.letGo(key) })
-		return nil
-	}
-	if first {
-		if err := open(true); err != nil {
-			return nil, err
-		}
-	}
-	dev, closeDevice, err := d.b.device(&e, a)
-	if err != nil {
-		return nil, err
-	}
-	if first { // as in a session: their end comes before the device's
-		l.closers = slices.Insert(l.closers, len(l.closers)-1, closeDevice)
-	} else {
-		l.closers = append(l.closers, closeDevice)
-		if err := open(ringsDoorbells(dev)); err != nil {
-			return nil, err
-		}
-	}
-	l.l, err = sched.OpenLoader(ctx, a.cfg, prepare.Inputs{Dev: dev, Dataset: data,
-		SSDs: set.own()}, sched.LoaderOptions{Nodes: q.Nodes, Split: q.Split, Shuffle: q.Shuffle,
-		Any: q.World > 1}, report.Observer{Note: d.b.note})
+	l.l, err = sched.OpenLoader(ctx, a.cfg, in, sched.LoaderOptions{Nodes: q.Nodes, Split: q.Split,
+		Shuffle: q.Shuffle, Any: q.World > 1}, report.Observer{Note: d.b.note})
 	if err != nil {
 		return nil, err
 	}
 	l.closers = append(l.closers, l.l.Close)
-	l.dim = int64(data.Meta.Dim)
+	l.dim = int64(in.Dataset.Meta.Dim)
 	if l.t, err = rowtype.Parse(l.l.RowType()); err != nil || q.Device == "" || q.Device == "cpu" {
 		return l, err
 	}
-	l.gpu, err = openGPURings(dev, l.l.Stream())
+	l.gpu, err = openGPURings(in.Dev, l.l.Stream())
 	if err != nil && q.Device == "auto" {
 		return l, nil
 	}
@@ -545,6 +512,51 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 		l.l.LeaveRows()
 	}
 	return l, err
+}
+
+// writeNothing keeps a client of another user from files in the dataset's folder.
+func (a *runArgs) writeNothing() error {
+	a.cfg.HotnessDir = plan.NoFolder
+	c := a.cfg.WithDefaults()
+	if c.Superbatched() || slices.Contains(plan.PackedModes(), c.Mode) {
+		return errs.New(errs.Refused,
+			"mode %s with policy %s keeps mini-batches in the dataset's folder, which a client of another user may not; choose another mode or policy",
+			c.Mode, c.Policy)
+	}
+	return nil
+}
+
+// openInputs opens a loader's device and SSDs, in the order that a session has.
+func (d *servedDataset) openInputs(ctx context.Context, l *servedLoader, in *prepare.Inputs,
+	s *session) error {
+	ssds := func(polls bool) error {
+		set, key, err := d.b.ssds(ctx, d.q, s.runArgs, polls)
+		if err != nil {
+			return err
+		}
+		in.SSDs = set.own()
+		l.closers = append(l.closers, func() error { return d.b.letGo(key) })
+		return nil
+	}
+	first, err := s.ssdsFirst()
+	if err != nil {
+		return err
+	}
+	if first {
+		if err := ssds(true); err != nil {
+			return err
+		}
+	}
+	var closeDevice func() error
+	if in.Dev, closeDevice, err = d.b.device(s.env, s.runArgs); err != nil {
+		return err
+	}
+	if first { // their end comes before the device's
+		l.closers = slices.Insert(l.closers, len(l.closers)-1, closeDevice)
+		return nil
+	}
+	l.closers = append(l.closers, closeDevice)
+	return ssds(ringsDoorbells(in.Dev))
 }
 
 // servedLoader is a loader of a client.

@@ -344,9 +344,15 @@ func pathRows(sum report.EpochResult, seconds float64) [][]string {
 	return rows
 }
 
-// runInfoRows are the lines of a summary about how a GPU got at its rows and computed; none where
-// there is nothing to say.
-func runInfoRows(r report.RunInfo) (rows [][]string) {
+// runInfoRows are the lines of a summary on devices, sampling, tiers and what was checked; none
+// where there is nothing to say.
+func runInfoRows(r report.RunInfo) [][]string {
+	return slices.Concat(computeRows(r), samplingRows(r), tierRows(r), dataRows(r), layoutRows(r),
+		tunedRows(r))
+}
+
+// computeRows are the lines on the device's memory, the products and the devices that train.
+func computeRows(r report.RunInfo) (rows [][]string) {
 	for _, t := range gpuio.Together(r.MemoryRungTried) {
 		rows = append(rows, []string{"not " + t.Rung, t.Why})
 	}
@@ -365,6 +371,11 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 			"%d; beside the first on %s; gradients added by %s", r.Replicas,
 			strings.Join(r.MoreDevices, ", "), r.Reduce)})
 	}
+	return rows
+}
+
+// samplingRows are the lines on what mini-batches hold.
+func samplingRows(r report.RunInfo) (rows [][]string) {
 	if m, err := graph.FindMethod(r.Sampler); err == nil && m.Title != "" {
 		title := m.Title
 		if r.BatchDependency > 1 {
@@ -379,15 +390,25 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 		}
 		rows = append(rows, []string{"samples", s})
 	}
+	return rows
+}
+
+// tierRows are the lines on what changes the tiers.
+func tierRows(r report.RunInfo) [][]string {
 	if s := r.Superbatch; s != nil {
-		rows = append(rows, []string{"superbatches", superbatchText(s)})
-	} else if r.Policy != "" && r.Policy != plan.PolicyStatic {
-		rows = append(rows,
-			[]string{"GPU tier",
-				fmt.Sprintf("policy %s, lines of %s, window %d; the policy keeps %s of them",
-					r.Policy, units.FormatBytes(r.CacheLineBytes), r.Window,
-					units.FormatBytes(r.PolicyBytes))})
+		return [][]string{{"superbatches", superbatchText(s)}}
 	}
+	if r.Policy == "" || r.Policy == plan.PolicyStatic {
+		return nil
+	}
+	return [][]string{{"GPU tier",
+		fmt.Sprintf("policy %s, lines of %s, window %d; the policy keeps %s of them",
+			r.Policy, units.FormatBytes(r.CacheLineBytes), r.Window,
+			units.FormatBytes(r.PolicyBytes))}}
+}
+
+// dataRows are the lines on checks of what was read.
+func dataRows(r report.RunInfo) (rows [][]string) {
 	if c := r.Checks; c != nil {
 		rows = append(rows, []string{"checked", strings.Join(c.Checked, "; ")})
 		if len(c.NotChecked) > 0 {
@@ -411,6 +432,11 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 		}
 		rows = append(rows, []string{"dataset files", how})
 	}
+	return rows
+}
+
+// layoutRows are the lines on what lies where.
+func layoutRows(r report.RunInfo) (rows [][]string) {
 	if p := r.Packed; p != nil {
 		rows = append(rows, packedRows(p)...)
 	}
@@ -427,6 +453,11 @@ func runInfoRows(r report.RunInfo) (rows [][]string) {
 					units.FormatBytes(t.OffsetBytes), units.FormatCount(float64(t.CacheLists)),
 					units.FormatBytes(t.CacheBytes))})
 	}
+	return rows
+}
+
+// tunedRows are the lines on what a run changed in its own settings.
+func tunedRows(r report.RunInfo) (rows [][]string) {
 	if t := r.Tuned; t != nil {
 		flags := t.Flags
 		if flags == "" {

@@ -236,26 +236,9 @@ const auditSet = 1 << 40
 // before.
 const rankEvery = 1 << 14
 
+// static measures the static index.
 func (b *measurement) static(ctx context.Context) (err error) {
-	var ranks [][2]int64
-	var index *cache.Index
-	err = b.built(func() error {
-		var before [2]int64
-		index, err = cache.BuildIndexOf(b.dev, b.total, func(yield func(int64, cache.Tier) bool) {
-			for row := range b.total {
-				if row%rankEvery == 0 {
-					ranks = append(ranks, before)
-				}
-				if t := b.tierOf(row); t != cache.SSD {
-					before[t-cache.GPU]++
-					if !yield(row, t) {
-						return
-					}
-				}
-			}
-		})
-		return err
-	})
+	index, ranks, err := b.buildIndex()
 	if err != nil {
 		return err
 	}
@@ -278,39 +261,73 @@ func (b *measurement) static(ctx context.Context) (err error) {
 		defer cancel()
 		return h.Lookup(op, b.stream, b.buf.Ptr(), 0, b.Rows, buckets)
 	}
-	var lookups, limits, ratios []float64
-	probe := func(chained bool) (float64, error) {
-		workers := b.row.Workers
-		if chained {
-			workers = 1
-		}
-		start := time.Now()
-		_, err := index.Probe(b.asked, workers, chained)
-		return time.Since(start).Seconds(), err
+	if err := b.timeLookups(ctx, index, lookup); err != nil {
+		return err
 	}
+	b.set(auditSet, b.asked)
+	if err := lookup(); err != nil {
+		return err
+	}
+	b.row.HitRatio, b.row.CPURatio = float64(buckets.NGPU)/float64(b.Rows),
+		float64(buckets.NCPU)/float64(b.Rows)
+	return b.auditStatic(ctx, buckets, ranks)
+}
+
+// buildIndex builds the static index, and counts the rows of each tier before every rankEvery-th
+// one.
+func (b *measurement) buildIndex() (index *cache.Index, ranks [][2]int64, err error) {
+	err = b.built(func() error {
+		var before [2]int64
+		index, err = cache.BuildIndexOf(b.dev, b.total, func(yield func(int64, cache.Tier) bool) {
+			for row := range b.total {
+				if row%rankEvery == 0 {
+					ranks = append(ranks, before)
+				}
+				if t := b.tierOf(row); t != cache.SSD {
+					before[t-cache.GPU]++
+					if !yield(row, t) {
+						return
+					}
+				}
+			}
+		})
+		return err
+	})
+	return index, ranks, err
+}
+
+// timeLookups lets lookups and, on the host, probes of memory take turns, each with sets of its
+// own.
+func (b *measurement) timeLookups(ctx context.Context, index *cache.Index,
+	lookup func() error) error {
 	sets := uint64(0)
-	next := func() {
+	timed := func(do func() error) (float64, error) {
 		b.set(sets, b.asked)
 		sets++
+		start := time.Now()
+		err := do()
+		return time.Since(start).Seconds(), err
 	}
+	probe := func() error {
+		_, err := index.Probe(b.asked, b.row.Workers, false)
+		return err
+	}
+	do := []func() error{lookup}
+	if b.host {
+		do = append(do, probe)
+	}
+	var lookups, limits, ratios []float64
 	for end := time.Now().Add(b.Length); b.row.Turns < leastTurns+1 ||
 		time.Now().Before(end); b.row.Turns++ {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		var took [2]float64
-		for i := range took { // the first in one turn is the second in the next
-			next()
-			if (i+b.row.Turns)%2 == 0 {
-				start := time.Now()
-				if err := lookup(); err != nil {
-					return err
-				}
-				took[0] = time.Since(start).Seconds()
-			} else if b.host {
-				if took[1], err = probe(false); err != nil {
-					return err
-				}
+		for i := range do { // the first in one turn is the second in the next
+			kind := (i + b.row.Turns) % len(do)
+			var err error
+			if took[kind], err = timed(do[kind]); err != nil {
+				return err
 			}
 		}
 		if b.row.Turns == 0 {
@@ -324,113 +341,139 @@ func (b *measurement) static(ctx context.Context) (err error) {
 	}
 	b.row.Turns--
 	b.row.Lookups = bench.SpreadOf(lookups)
-	if b.host {
-		limit, ratio := bench.SpreadOf(limits), bench.SpreadOf(ratios)
-		b.row.Limit, b.row.Ratio = &limit, &ratio
-		next()
-		took, err := probe(true)
-		if err != nil {
-			return err
-		}
-		b.row.LatencyNS = took / float64(b.Rows) * 1e9
+	if !b.host {
+		return nil
 	}
-	b.set(auditSet, b.asked)
-	if err := lookup(); err != nil {
+	limit, ratio := bench.SpreadOf(limits), bench.SpreadOf(ratios)
+	b.row.Limit, b.row.Ratio = &limit, &ratio
+	took, err := timed(func() error {
+		_, err := index.Probe(b.asked, 1, true)
 		return err
+	})
+	b.row.LatencyNS = took / float64(b.Rows) * 1e9
+	return err
+}
+
+// wrong keeps the first finding of an audit.
+func (b *measurement) wrong(format string, a ...any) {
+	if b.row.Why == "" {
+		b.row.Why = fmt.Sprintf(format, a...)
 	}
-	b.row.HitRatio, b.row.CPURatio = float64(buckets.NGPU)/float64(b.Rows),
-		float64(buckets.NCPU)/float64(b.Rows)
-	return b.auditStatic(ctx, buckets, ranks)
+}
+
+// staticAudit compares every answer about asked rows. Each position has one.
+type staticAudit struct {
+	*measurement
+	ranks [][2]int64
+	seen  []bool
 }
 
 // auditStatic compares every answer about b.asked.
 func (b *measurement) auditStatic(ctx context.Context, k *cache.Buckets, ranks [][2]int64) error {
-	wrong := func(format string, a ...any) {
-		if b.row.Why == "" {
-			b.row.Why = fmt.Sprintf(format, a...)
-		}
-	}
-	seen := make([]bool, b.Rows)
-	take := func(pos uint32) bool {
-		if int64(pos) >= b.Rows || seen[pos] {
-			wrong("position %d is not there, or twice", pos)
-			return false
-		}
-		seen[pos] = true
-		b.row.Checked++
-		return true
-	}
-	type hit struct{ row, slot int64 }
-	for t, l := range map[cache.Tier]struct {
-		pos, slot cuda.Buffer
-		n         int64
-	}{cache.GPU: {k.GPUPos, k.GPUSlot, k.NGPU}, cache.CPU: {k.CPUPos, k.CPUSlot, k.NCPU}} {
-		pos, err := fetch[uint32](ctx, b, l.pos, l.n)
-		if err != nil {
-			return err
-		}
-		slot, err := fetch[uint32](ctx, b, l.slot, l.n)
-		if err != nil {
-			return err
-		}
-		var hits []hit
-		for i, at := range pos {
-			if i > 0 && at <= pos[i-1] {
-				wrong("%v hits: position %d after %d", t, at, pos[i-1])
-			}
-			if take(at) {
-				hits = append(hits, hit{b.asked[at], int64(slot[i])})
-				if got := b.tierOf(b.asked[at]); got != t {
-					wrong("row %d is in the %v tier, not in %v", b.asked[at], got, t)
-				}
-			}
-		}
-		// Slots ascend with the rows; some are counted from the nearest note on.
-		slices.SortFunc(hits, func(x, y hit) int { return int(x.row - y.row) })
-		every := max(len(hits)/2000, 1)
-		for i, h := range hits {
-			if i > 0 && h.slot-hits[i-1].slot < 1 {
-				wrong("row %d has slot %d of the %v tier, row %d slot %d", hits[i-1].row,
-					hits[i-1].slot, t, h.row, h.slot)
-			}
-			if i%every == 0 {
-				want := ranks[h.row/rankEvery][t-cache.GPU]
-				for r := h.row / rankEvery * rankEvery; r < h.row; r++ {
-					if b.tierOf(r) == t {
-						want++
-					}
-				}
-				if h.slot != want {
-					wrong("row %d has slot %d of the %v tier, not %d", h.row, h.slot, t, want)
-				}
-			}
-		}
-	}
-	pos, err := fetch[uint32](ctx, b, k.MissPos, k.NMiss)
-	if err != nil {
+	a := &staticAudit{b, ranks, make([]bool, b.Rows)}
+	if err := a.hits(ctx, cache.GPU, k.GPUPos, k.GPUSlot, k.NGPU); err != nil {
 		return err
 	}
-	rows, err := fetch[int64](ctx, b, k.MissRow, k.NMiss)
-	if err != nil {
+	if err := a.hits(ctx, cache.CPU, k.CPUPos, k.CPUSlot, k.NCPU); err != nil {
 		return err
 	}
-	for s := range b.SSDs {
-		for i := k.SSDOffset[s]; i < k.SSDOffset[s+1]; i++ {
-			at := pos[i]
-			if i > k.SSDOffset[s] && at <= pos[i-1] {
-				wrong("misses of SSD %d: position %d after %d", s, at, pos[i-1])
-			}
-			if !take(at) {
-				continue
-			}
-			if row := b.asked[at]; rows[i] != row || row%int64(b.SSDs) != int64(s) ||
-				b.tierOf(row) != cache.SSD {
-				wrong("row %d at position %d is a miss of SSD %d with row %d", row, at, s, rows[i])
-			}
-		}
+	if err := a.misses(ctx, k); err != nil {
+		return err
 	}
 	if b.row.Checked != b.Rows {
-		wrong("%d of %d positions have an answer", b.row.Checked, b.Rows)
+		b.wrong("%d of %d positions have an answer", b.row.Checked, b.Rows)
+	}
+	return nil
+}
+
+// take counts the answer of a position.
+func (a *staticAudit) take(pos uint32) bool {
+	if int64(pos) >= a.Rows || a.seen[pos] {
+		a.wrong("position %d is not there, or twice", pos)
+		return false
+	}
+	a.seen[pos] = true
+	a.row.Checked++
+	return true
+}
+
+type slotOfRow struct{ row, slot int64 }
+
+// hits compares the hits of a tier.
+func (a *staticAudit) hits(ctx context.Context, t cache.Tier, posBuf, slotBuf cuda.Buffer,
+	n int64) error {
+	pos, err := fetch[uint32](ctx, a.measurement, posBuf, n)
+	if err != nil {
+		return err
+	}
+	slot, err := fetch[uint32](ctx, a.measurement, slotBuf, n)
+	if err != nil {
+		return err
+	}
+	var hits []slotOfRow
+	for i, p := range pos {
+		if i > 0 && p <= pos[i-1] {
+			a.wrong("%v hits: position %d after %d", t, p, pos[i-1])
+		}
+		if a.take(p) {
+			hits = append(hits, slotOfRow{a.asked[p], int64(slot[i])})
+			if got := a.tierOf(a.asked[p]); got != t {
+				a.wrong("row %d is in the %v tier, not in %v", a.asked[p], got, t)
+			}
+		}
+	}
+	a.slots(t, hits)
+	return nil
+}
+
+// slots checks that slots ascend with the rows; some are counted from the nearest note on.
+func (a *staticAudit) slots(t cache.Tier, hits []slotOfRow) {
+	slices.SortFunc(hits, func(x, y slotOfRow) int { return int(x.row - y.row) })
+	every := max(len(hits)/2000, 1)
+	for i, h := range hits {
+		if i > 0 && h.slot-hits[i-1].slot < 1 {
+			a.wrong("row %d has slot %d of the %v tier, row %d slot %d", hits[i-1].row,
+				hits[i-1].slot, t, h.row, h.slot)
+		}
+		if i%every != 0 {
+			continue
+		}
+		want := a.ranks[h.row/rankEvery][t-cache.GPU]
+		for r := h.row / rankEvery * rankEvery; r < h.row; r++ {
+			if a.tierOf(r) == t {
+				want++
+			}
+		}
+		if h.slot != want {
+			a.wrong("row %d has slot %d of the %v tier, not %d", h.row, h.slot, t, want)
+		}
+	}
+}
+
+// misses compares the misses of each SSD.
+func (a *staticAudit) misses(ctx context.Context, k *cache.Buckets) error {
+	pos, err := fetch[uint32](ctx, a.measurement, k.MissPos, k.NMiss)
+	if err != nil {
+		return err
+	}
+	rows, err := fetch[int64](ctx, a.measurement, k.MissRow, k.NMiss)
+	if err != nil {
+		return err
+	}
+	for s := range a.SSDs {
+		for i := k.SSDOffset[s]; i < k.SSDOffset[s+1]; i++ {
+			p := pos[i]
+			if i > k.SSDOffset[s] && p <= pos[i-1] {
+				a.wrong("misses of SSD %d: position %d after %d", s, p, pos[i-1])
+			}
+			if !a.take(p) {
+				continue
+			}
+			if row := a.asked[p]; rows[i] != row || row%int64(a.SSDs) != int64(s) ||
+				a.tierOf(row) != cache.SSD {
+				a.wrong("row %d at position %d is a miss of SSD %d with row %d", row, p, s, rows[i])
+			}
+		}
 	}
 	return nil
 }
@@ -461,113 +504,44 @@ func fetch[T any](ctx context.Context, b *measurement, from cuda.Buffer, n int64
 	return list, nil
 }
 
-// dynamic measures a dynamic tier. A row of it is 8 bytes that say which row it is, plus one: so
-// every row that it delivers can be checked.
+// dynamicRun has a dynamic tier and sets of rows to look up in it. A row is 8 bytes that say which
+// row it is, plus one: so every row that the tier delivers can be checked.
+type dynamicRun struct {
+	*measurement
+	cache.DynamicConfig
+	tier    *cache.Dynamic
+	ticket  *cache.Ticket
+	plan    *cache.ReadPlan
+	staging cuda.Buffer // lines that reads bring
+	x       cuda.Buffer // rows delivered
+	all     cuda.Buffer // the rings' rows
+	ring    [][]int64   // the current set and those that are announced
+	// sets that were made, and announced
+	made, announced uint64
+	closers         []func() error
+}
+
+const dynamicRowBytes = 8
+
+// dynamic measures a dynamic tier.
 func (b *measurement) dynamic(ctx context.Context, name string) (err error) {
-	const rowBytes = 8
-	c := cache.DynamicConfig{
-		Rows: b.total, RowBytes: rowBytes, Slots: b.slots(), Policy: name, Seed: b.Seed,
+	r := &dynamicRun{measurement: b, DynamicConfig: cache.DynamicConfig{
+		Rows: b.total, RowBytes: dynamicRowBytes, Slots: b.slots(), Policy: name, Seed: b.Seed,
 		Directory: b.Directory, Lines: cache.Lines{SSDs: int64(b.SSDs), RowsPerLine: b.LineRows,
-			LineBytes: b.LineRows * rowBytes, RowStride: rowBytes},
+			LineBytes: b.LineRows * dynamicRowBytes, RowStride: dynamicRowBytes},
+	}}
+	defer errs.Closing(&err, r.close)
+	if err := r.open(); err != nil {
+		return err
 	}
-	b.row.LineRows, b.row.Slots, b.row.Window = b.LineRows, c.Slots, b.Window
+	b.row.LineRows, b.row.Slots, b.row.Window = b.LineRows, r.Slots, b.Window
 	if b.Directory != policy.InSets {
 		b.row.Workers = 1 // the policy decides in order
 	}
 	b.row.Directory = cmp.Or(b.Directory, policy.InQueues)
-	var d *cache.Dynamic
-	if err := b.built(func() (err error) {
-		d, err = cache.NewDynamic(b.dev, c)
-		return err
-	}); err != nil {
-		return err
-	}
-	defer errs.Closing(&err, d.Close)
-	t, err := d.NewTicket()
+	next, err := r.fill(ctx)
 	if err != nil {
 		return err
-	}
-	defer errs.Closing(&err, t.Close)
-	plan, err := d.NewReadPlan()
-	if err != nil {
-		return err
-	}
-	defer errs.Closing(&err, plan.Close)
-	staging, err := b.dev.Alloc(cuda.MemPinned, b.Rows*c.Lines.LineBytes, "staging")
-	if err != nil {
-		return err
-	}
-	defer errs.Closing(&err, staging.Free)
-	x, err := b.dev.Alloc(cuda.MemPinned, b.Rows*rowBytes, "rows delivered")
-	if err != nil {
-		return err
-	}
-	defer errs.Closing(&err, x.Free)
-	// The ring holds the current set and those that are announced.
-	ring := make([][]int64, 1+b.Window)
-	all, err := b.dev.Alloc(cuda.MemPinned, int64(len(ring))*b.Rows*8, "rows asked for")
-	if err != nil {
-		return err
-	}
-	defer errs.Closing(&err, all.Free)
-	for k := range ring {
-		ring[k] = hostmem.View[int64](all.Bytes())[int64(k)*b.Rows:][:b.Rows]
-	}
-	announced := uint64(0)
-	made := uint64(0)
-	turn := func(k uint64) (took time.Duration, err error) {
-		for ; made <= k+uint64(b.Window); made++ {
-			b.set(made, ring[made%uint64(len(ring))])
-		}
-		copy(b.asked, ring[k%uint64(len(ring))])
-		op, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookupTimeout)
-		defer cancel()
-		start := time.Now()
-		for ; b.Window > 0 && announced < made; announced++ {
-			at := cuda.DevicePtr(announced % uint64(len(ring)) * uint64(b.Rows) * 8)
-			if err := d.Announce(op, b.stream, all.Ptr()+at, b.Rows); err != nil {
-				return 0, err
-			}
-		}
-		d.NextBatch()
-		if err := d.Admit(op, b.stream, b.buf.Ptr(), 0, b.Rows, t); err != nil {
-			return 0, err
-		}
-		if err := d.Plan(plan, t); err != nil {
-			return 0, err
-		}
-		took = time.Since(start)
-		b.row.HitRatio = float64(t.NGPU) / float64(b.Rows)
-		b.serve(c.Lines, plan, staging)
-		if err := d.Finish(b.stream, t, staging, x.Ptr(), rowBytes); err != nil {
-			return 0, err
-		}
-		if err := b.stream.Synchronize(op); err != nil {
-			return 0, err
-		}
-		for i, got := range hostmem.View[int64](x.Bytes()) {
-			if got != b.asked[i]+1 && b.row.Why == "" {
-				b.row.Why = fmt.Sprintf("set %d: row %d at position %d is that of row %d", k,
-					b.asked[i], i, got-1)
-			}
-		}
-		b.row.Checked += b.Rows
-		return took, d.Release(t)
-	}
-	// Full is what has evicted and has no room for a hundredth more. Windows that pin all of a
-	// small tier never come to that.
-	k := uint64(0)
-	full := func() bool {
-		s := d.Stats()
-		return s.Evicted > 0 && s.Inserted-s.Evicted >= c.Slots-c.Slots/100
-	}
-	for most := uint64(8*c.Slots/b.Rows + 8); !full() && k < most; k++ {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if _, err := turn(k); err != nil {
-			return err
-		}
 	}
 	var lookups, hits []float64
 	for end := time.Now().Add(b.Length); b.row.Turns < leastTurns ||
@@ -575,22 +549,123 @@ func (b *measurement) dynamic(ctx context.Context, name string) (err error) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		took, err := turn(k)
+		took, err := r.turn(ctx, next)
 		if err != nil {
 			return err
 		}
-		k++
+		next++
 		lookups, hits = append(lookups, float64(b.Rows)/took.Seconds()),
 			append(hits, b.row.HitRatio)
 	}
 	b.row.Lookups, b.row.HitRatio = bench.SpreadOf(lookups), bench.SpreadOf(hits).Median
-	b.row.Metadata = d.MetadataBytes()
-	if s := d.Stats(); b.row.Why == "" &&
-		(s.Inserted-s.Evicted < 0 || s.Inserted-s.Evicted > c.Slots || s.Hits+s.Inserted+
-			s.Bypassed != s.Accesses) {
-		b.row.Why = fmt.Sprintf("the counters do not add up: %+v with %d slots", s, c.Slots)
+	b.row.Metadata = r.tier.MetadataBytes()
+	if s := r.tier.Stats(); s.Inserted-s.Evicted < 0 || s.Inserted-s.Evicted > r.Slots ||
+		s.Hits+s.Inserted+s.Bypassed != s.Accesses {
+		b.wrong("the counters do not add up: %+v with %d slots", s, r.Slots)
 	}
 	return nil
+}
+
+func (r *dynamicRun) close() (err error) {
+	for _, f := range slices.Backward(r.closers) {
+		err = errors.Join(err, f())
+	}
+	return err
+}
+
+func (r *dynamicRun) open() (err error) {
+	if err := r.built(func() (err error) {
+		r.tier, err = cache.NewDynamic(r.dev, r.DynamicConfig)
+		return err
+	}); err != nil {
+		return err
+	}
+	r.closers = append(r.closers, r.tier.Close)
+	if r.ticket, err = r.tier.NewTicket(); err != nil {
+		return err
+	}
+	r.closers = append(r.closers, r.ticket.Close)
+	if r.plan, err = r.tier.NewReadPlan(); err != nil {
+		return err
+	}
+	r.closers = append(r.closers, r.plan.Close)
+	n := r.measurement.Rows
+	r.ring = make([][]int64, 1+r.Window)
+	for _, m := range []struct {
+		to    *cuda.Buffer
+		bytes int64
+		what  string
+	}{{&r.staging, n * r.Lines.LineBytes, "staging"},
+		{&r.x, n * dynamicRowBytes, "rows delivered"},
+		{&r.all, int64(len(r.ring)) * n * 8, "rows asked for"}} {
+		if *m.to, err = r.dev.Alloc(cuda.MemPinned, m.bytes, m.what); err != nil {
+			return err
+		}
+		r.closers = append(r.closers, (*m.to).Free)
+	}
+	for k := range r.ring {
+		r.ring[k] = hostmem.View[int64](r.all.Bytes())[int64(k)*n:][:n]
+	}
+	return nil
+}
+
+// fill takes turns until the tier has evicted and has no room for a hundredth more, and returns
+// their number. Windows that pin all of a small tier never come to that.
+func (r *dynamicRun) fill(ctx context.Context) (turns uint64, err error) {
+	full := func() bool {
+		s := r.tier.Stats()
+		return s.Evicted > 0 && s.Inserted-s.Evicted >= r.Slots-r.Slots/100
+	}
+	for limit := uint64(8*r.Slots/r.measurement.Rows + 8); !full() && turns < limit; turns++ {
+		if err := ctx.Err(); err != nil {
+			return turns, err
+		}
+		if _, err := r.turn(ctx, turns); err != nil {
+			return turns, err
+		}
+	}
+	return turns, nil
+}
+
+// turn looks set k up and delivers its rows, and returns what the lookup took.
+func (r *dynamicRun) turn(ctx context.Context, k uint64) (took time.Duration, err error) {
+	n, sets := r.measurement.Rows, uint64(len(r.ring))
+	for ; r.made <= k+uint64(r.Window); r.made++ {
+		r.set(r.made, r.ring[r.made%sets])
+	}
+	copy(r.asked, r.ring[k%sets])
+	op, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookupTimeout)
+	defer cancel()
+	start := time.Now()
+	for ; r.Window > 0 && r.announced < r.made; r.announced++ {
+		offset := cuda.DevicePtr(r.announced % sets * uint64(n) * 8)
+		if err := r.tier.Announce(op, r.stream, r.all.Ptr()+offset, n); err != nil {
+			return 0, err
+		}
+	}
+	r.tier.NextBatch()
+	if err := r.tier.Admit(op, r.stream, r.buf.Ptr(), 0, n, r.ticket); err != nil {
+		return 0, err
+	}
+	if err := r.tier.Plan(r.plan, r.ticket); err != nil {
+		return 0, err
+	}
+	took = time.Since(start)
+	r.row.HitRatio = float64(r.ticket.NGPU) / float64(n)
+	r.serve(r.Lines, r.plan, r.staging)
+	if err := r.tier.Finish(r.stream, r.ticket, r.staging, r.x.Ptr(), dynamicRowBytes); err != nil {
+		return 0, err
+	}
+	if err := r.stream.Synchronize(op); err != nil {
+		return 0, err
+	}
+	for i, got := range hostmem.View[int64](r.x.Bytes()) {
+		if got != r.asked[i]+1 {
+			r.wrong("set %d: row %d at position %d is that of row %d", k, r.asked[i], i, got-1)
+		}
+	}
+	r.row.Checked += n
+	return took, r.tier.Release(r.ticket)
 }
 
 // serve does what reads would.

@@ -234,104 +234,137 @@ func openRig(ctx context.Context, dev cuda.Device, p *Config, rowBytes int64) (_
 // leastTurns is how often gather and copy take turns at least.
 const leastTurns = 5
 
+// tierRun gathers rows of a tier, and copies as many bytes of it.
+type tierRun struct {
+	*rig
+	tier        cache.Tier
+	rows, order []int64 // of the tier, and those that are gathered
+	nodes       cuda.Buffer
+	buckets     *cache.Buckets
+}
+
 // measure lets gathers from a tier and copies of it take turns, and audits both.
 func (r *rig) measure(ctx context.Context, p *Config, tier cache.Tier, moved float64) (row Row,
 	err error) {
-	all := r.hetero.TierRows(tier)
-	order := make([]int64, len(all))
-	graph.Shuffle(order, all, p.Seed, int(tier))
-	order = order[:r.rows]
-	nodes, err := r.dev.Alloc(cuda.MemPinned, r.rows*8, "rows asked for")
-	if err != nil {
+	t := &tierRun{rig: r, tier: tier, rows: r.hetero.TierRows(tier)}
+	t.order = make([]int64, len(t.rows))
+	graph.Shuffle(t.order, t.rows, p.Seed, int(tier))
+	t.order = t.order[:r.rows]
+	if t.nodes, err = r.dev.Alloc(cuda.MemPinned, r.rows*8, "rows asked for"); err != nil {
 		return row, err
 	}
-	defer errs.Closing(&err, nodes.Free)
-	copy(hostmem.View[int64](nodes.Bytes()), order)
-	buckets, err := r.hetero.NewBuckets()
-	if err != nil {
+	defer errs.Closing(&err, t.nodes.Free)
+	copy(hostmem.View[int64](t.nodes.Bytes()), t.order)
+	if t.buckets, err = r.hetero.NewBuckets(); err != nil {
 		return row, err
 	}
-	defer errs.Closing(&err, buckets.Close)
-	lookup := func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-		defer cancel()
-		return r.hetero.Lookup(ctx, r.stream, nodes.Ptr(), 0, r.rows, buckets)
+	defer errs.Closing(&err, t.buckets.Close)
+	if err := t.lookup(ctx); err != nil {
+		return row, err
 	}
-	bytes := r.rows * r.rowBytes
-	gather := func() error { return r.hetero.Gather(r.stream, buckets, r.dst.Ptr(), r.rowBytes) }
-	whole := func() error {
-		return r.stream.Copy(r.dst.Ptr(), r.hetero.TierBuffer(tier).Ptr(), bytes)
+	row = Row{RowBytes: r.rowBytes, Rows: r.rows, TierRows: int64(len(t.rows))}
+	if err := t.takeTurns(ctx, p.Length, moved, &row); err != nil {
+		return row, err
 	}
-	timed := func(n int, do func() error) (float64, error) {
-		start := time.Now()
-		for range n {
-			if err := do(); err != nil {
-				return 0, err
-			}
+	if err := t.audit(ctx, &row); err != nil {
+		return row, err
+	}
+	row.Audited = row.Why == ""
+	return row, nil
+}
+
+func (t *tierRun) lookup(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	defer cancel()
+	return t.hetero.Lookup(ctx, t.stream, t.nodes.Ptr(), 0, t.rig.rows, t.buckets)
+}
+
+func (t *tierRun) gather() error {
+	return t.hetero.Gather(t.stream, t.buckets, t.dst.Ptr(), t.rowBytes)
+}
+
+// copyWhole copies as many bytes as gather, in one piece.
+func (t *tierRun) copyWhole() error {
+	return t.stream.Copy(t.dst.Ptr(), t.hetero.TierBuffer(t.tier).Ptr(), t.rig.rows*t.rowBytes)
+}
+
+// timed returns the seconds of one of n runs.
+func (t *tierRun) timed(ctx context.Context, n int, do func() error) (float64, error) {
+	start := time.Now()
+	for range n {
+		if err := do(); err != nil {
+			return 0, err
 		}
-		err := r.sync(ctx)
-		return time.Since(start).Seconds() / float64(n), err
 	}
-	if err := lookup(); err != nil {
-		return row, err
-	}
+	err := t.sync(ctx)
+	return time.Since(start).Seconds() / float64(n), err
+}
+
+// takeTurns measures gathers, copies and lookups.
+func (t *tierRun) takeTurns(ctx context.Context, length time.Duration, moved float64,
+	row *Row) error {
+	both := []func() error{t.gather, t.copyWhole}
 	slowest := 0.0
 	for range 2 { // the first makes pages and panels warm
 		slowest = 0
-		for _, do := range []func() error{gather, whole} {
-			took, err := timed(1, do)
+		for _, do := range both {
+			took, err := t.timed(ctx, 1, do)
 			if err != nil {
-				return row, err
+				return err
 			}
 			slowest = max(slowest, took)
 		}
 	}
-	row = Row{RowBytes: r.rowBytes, Rows: r.rows, TierRows: int64(len(all))}
-	runs := max(1, int(p.Length.Seconds()/40/max(slowest, 1e-9)))
+	runs := max(1, int(length.Seconds()/40/max(slowest, 1e-9)))
+	bytes := float64(t.rig.rows * t.rowBytes)
 	var gathers, copies, ratios, lookups []float64
-	for end := time.Now().Add(p.Length); row.Turns < leastTurns ||
+	for end := time.Now().Add(length); row.Turns < leastTurns ||
 		time.Now().Before(end); row.Turns++ {
 		var took [2]float64
 		for i := range took {
 			// The first in one turn is the second in the next.
-			at := (i + row.Turns) % 2
-			if took[at], err = timed(runs, []func() error{gather, whole}[at]); err != nil {
-				return row, err
+			k := (i + row.Turns) % 2
+			var err error
+			if took[k], err = t.timed(ctx, runs, both[k]); err != nil {
+				return err
 			}
 		}
 		start := time.Now()
-		if err := lookup(); err != nil {
-			return row, err
+		if err := t.lookup(ctx); err != nil {
+			return err
 		}
-		lookups = append(lookups, float64(r.rows)/time.Since(start).Seconds())
-		gathers, copies = append(gathers, moved*float64(bytes)/took[0]),
-			append(copies, moved*float64(bytes)/took[1])
+		lookups = append(lookups, float64(t.rig.rows)/time.Since(start).Seconds())
+		gathers, copies = append(gathers, moved*bytes/took[0]), append(copies, moved*bytes/took[1])
 		ratios = append(ratios, took[1]/took[0])
 	}
 	row.Gather, row.Copy, row.Ratio, row.Lookups = bench.SpreadOf(gathers), bench.SpreadOf(copies),
 		bench.SpreadOf(ratios), bench.SpreadOf(lookups)
+	return nil
+}
+
+// audit gathers and copies once more, over other bytes, and compares.
+func (t *tierRun) audit(ctx context.Context, row *Row) error {
 	for _, c := range []struct {
 		what string
 		do   func() error
 		want []int64
-	}{{"gather", gather, order}, {"copy", whole, all[:r.rows]}} {
-		if err := r.stream.Fill(r.dst.Ptr(), 0xA5, bytes); err != nil {
-			return row, err
+	}{{"gather", t.gather, t.order}, {"copy", t.copyWhole, t.rows[:t.rig.rows]}} {
+		if err := t.stream.Fill(t.dst.Ptr(), 0xA5, t.rig.rows*t.rowBytes); err != nil {
+			return err
 		}
-		if _, err := timed(1, c.do); err != nil {
-			return row, err
+		if _, err := t.timed(ctx, 1, c.do); err != nil {
+			return err
 		}
-		n, wrong, err := r.compare(ctx, c.want)
+		n, wrong, err := t.compare(ctx, c.want)
 		if err != nil {
-			return row, err
+			return err
 		}
 		row.Checked += n
 		if wrong != "" && row.Why == "" {
 			row.Why = c.what + ": " + wrong
 		}
 	}
-	row.Audited = row.Why == ""
-	return row, nil
+	return nil
 }
 
 // compare holds the destination against the rows that should be there: all, or runs of rows all
@@ -343,13 +376,13 @@ func (r *rig) compare(ctx context.Context, want []int64) (checked int64, wrong s
 		pieces = min(64, room)
 	}
 	each := room / pieces
-	at := make([]int64, pieces)
-	for i := range at {
+	first := make([]int64, pieces)
+	for i := range first {
 		if pieces > 1 {
-			at[i] = int64(math.Round(float64(i) / float64(pieces-1) * float64(r.rows-each)))
+			first[i] = int64(math.Round(float64(i) / float64(pieces-1) * float64(r.rows-each)))
 		}
 		if err := r.stream.Copy(r.stage.Ptr()+cuda.DevicePtr(int64(i)*each*r.rowBytes),
-			r.dst.Ptr()+cuda.DevicePtr(at[i]*r.rowBytes), each*r.rowBytes); err != nil {
+			r.dst.Ptr()+cuda.DevicePtr(first[i]*r.rowBytes), each*r.rowBytes); err != nil {
 			return 0, "", err
 		}
 	}
@@ -358,7 +391,7 @@ func (r *rig) compare(ctx context.Context, want []int64) (checked int64, wrong s
 	}
 	words := hostmem.View[uint32](r.stage.Bytes())
 	per := r.rowBytes / 4
-	for i, from := range at {
+	for i, from := range first {
 		for k := range each {
 			for w := range per {
 				got := words[(int64(i)*each+k)*per+w]
