@@ -522,7 +522,7 @@ func TestFullDisk(t *testing.T) {
 			`"$HC" generate --nodes 20000 --classes 4 --dim 64 --out m/g --quiet; rc=$?; [ -e m/g ] && exit 98; [ -z "$(ls -A m)" ] || exit 97; exit $rc`,
 			"generate", []int{1}, "m/g"},
 		{"import",
-			`i=0; while [ $i -lt 200000 ]; do echo "$i,$((i+1))"; i=$((i+1)); done >e.csv; "$HC" import edges --in e.csv --out m/g --feature-fn random --quiet; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`,
+			`{ echo src,dst; i=0; while [ $i -lt 200000 ]; do echo "$i,$((i+1))"; i=$((i+1)); done; } >e.csv; "$HC" import edges --in e.csv --out m/g --feature-fn random --quiet; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`,
 			"import edges", []int{1}, "m/g"},
 		{"bind",
 			`"$HC" bind-ssds --proxy m/a.img --size 16MiB; rc=$?; [ -z "$(ls -A m)" ] || exit 97; exit $rc`,

@@ -102,16 +102,8 @@ func (b *binder) bindControllers(ctx context.Context, args []string) error {
 			return err
 		}
 	}
-	for _, s := range force {
-		// The serial number of one that the kernel's driver does not have shows later.
-		if !slices.ContainsFunc(plan,
-			func(
-				c candidate) bool {
-				return contentKey(c.serial(), c.Addr) == s || c.unseen() && c.serial() == ""
-			}) {
-			return errs.New(errs.Usage,
-				"--force %s: none of the chosen SSDs has that serial number", s)
-		}
+	if err := forcesChosen(plan, force); err != nil {
+		return err
 	}
 	if plan, err = b.judge(plan, force, unused); err != nil {
 		return err
@@ -119,22 +111,8 @@ func (b *binder) bindControllers(ctx context.Context, args []string) error {
 	if err := b.showCandidates(plan, force); err != nil {
 		return err
 	}
-	for {
-		typed, err := b.settle(ctx, plan, force, dry)
-		if err != nil {
-			return err
-		}
-		if len(typed) == 0 {
-			break
-		}
-		// Whoever was asked may have taken minutes, in which disks get other names and users.
-		force = append(force, typed...)
-		if plan, err = b.candidates(args, unused); err != nil {
-			return err
-		}
-		if plan, err = b.judge(plan, force, unused); err != nil {
-			return err
-		}
+	if plan, force, err = b.agree(ctx, args, plan); err != nil {
+		return err
 	}
 	if dry {
 		if !m.root() {
@@ -153,6 +131,41 @@ func (b *binder) bindControllers(ctx context.Context, args []string) error {
 			alone)
 	}
 	return b.bindGroups(ctx, plan, gid, force)
+}
+
+// forcesChosen refuses a --force that names none of the candidates.
+func forcesChosen(plan []candidate, force []string) error {
+	for _, s := range force {
+		// The serial number of one that the kernel's driver does not have shows later.
+		if !slices.ContainsFunc(plan, func(c candidate) bool {
+			return contentKey(c.serial(), c.Addr) == s || c.unseen() && c.serial() == ""
+		}) {
+			return errs.New(errs.Usage,
+				"--force %s: none of the chosen SSDs has that serial number", s)
+		}
+	}
+	return nil
+}
+
+// agree settles the candidates until nobody has to be asked, and returns them with all serial
+// numbers that give content up.
+func (b *binder) agree(ctx context.Context, args []string, plan []candidate) ([]candidate,
+	[]string, error) {
+	force := b.force
+	for {
+		typed, err := b.settle(ctx, plan, force, b.dryRun)
+		if err != nil || len(typed) == 0 {
+			return plan, force, err
+		}
+		// Whoever was asked may have taken minutes, in which disks get other names and users.
+		force = append(force, typed...)
+		if plan, err = b.candidates(args, b.allUnused); err != nil {
+			return nil, nil, err
+		}
+		if plan, err = b.judge(plan, force, b.allUnused); err != nil {
+			return nil, nil, err
+		}
+	}
 }
 
 // lockTimeout is how long a bind waits for another bind or unbind of the machine.
@@ -200,44 +213,9 @@ func (b *binder) candidates(args []string, unused bool) ([]candidate, error) {
 // judge finds out what speaks against each candidate. With unused it leaves out, with a note, those
 // that anything speaks against.
 func (b *binder) judge(plan []candidate, force []string, unused bool) ([]candidate, error) {
-	var left []string
 	for i := range plan {
-		c := &plan[i]
-		if c.done {
-			continue
-		}
-		uses, err := b.machine.uses(c.Addr)
-		for _, u := range uses {
-			if u.Live {
-				c.live = append(c.live, u.String())
-			} else {
-				c.content = append(c.content, u.String())
-			}
-		}
-		if err != nil && b.machine.root() {
-			c.live = append(c.live, "it could not be found out who uses it: "+err.Error())
-		}
-		c.live = append(c.live, c.Others...)
-		if c.Busy {
-			c.live = append(c.live, "the kernel is still binding or unbinding it")
-		}
-		if why := b.machine.unfit(&c.controller); why != "" {
-			c.unfit = append(c.unfit, why)
-		}
-		switch {
-		// SPDK's uio, a vendor's VFIO driver, …
-		case c.Driver != "" && c.Driver != kernelDriver && c.Driver != vfioDriver:
-			c.live = append(c.live, "driver "+c.Driver+
-				" has it, and who uses it by that cannot be seen")
-		case c.Driver == vfioDriver && c.Group >= 0 && b.machine.busy(c.Group):
-			c.live = append(c.live,
-				fmt.Sprintf("another process has its IOMMU group %d open (a virtual machine?)",
-					c.Group))
-		case unused && c.Driver == "" && c.Record == nil:
-			c.live = append(c.live,
-				"no driver has it, so nothing says what is on it; name it to take it")
-		case unused && c.foreign():
-			c.live = append(c.live, "vfio-pci has it for somebody else; name it to take it")
+		if !plan[i].done {
+			b.judgeOne(&plan[i], unused)
 		}
 	}
 	if err := b.judgeGroups(plan, unused); err != nil {
@@ -246,7 +224,49 @@ func (b *binder) judge(plan []candidate, force []string, unused bool) ([]candida
 	if !unused {
 		return plan, nil
 	}
-	var out []candidate
+	return b.leaveOut(plan, force)
+}
+
+// judgeOne finds out what speaks against a candidate by itself.
+func (b *binder) judgeOne(c *candidate, unused bool) {
+	uses, err := b.machine.uses(c.Addr)
+	for _, u := range uses {
+		if u.Live {
+			c.live = append(c.live, u.String())
+		} else {
+			c.content = append(c.content, u.String())
+		}
+	}
+	if err != nil && b.machine.root() {
+		c.live = append(c.live, "it could not be found out who uses it: "+err.Error())
+	}
+	c.live = append(c.live, c.Others...)
+	if c.Busy {
+		c.live = append(c.live, "the kernel is still binding or unbinding it")
+	}
+	if why := b.machine.unfit(&c.controller); why != "" {
+		c.unfit = append(c.unfit, why)
+	}
+	switch {
+	// SPDK's uio, a vendor's VFIO driver, …
+	case c.Driver != "" && c.Driver != kernelDriver && c.Driver != vfioDriver:
+		c.live = append(c.live, "driver "+c.Driver+
+			" has it, and who uses it by that cannot be seen")
+	case c.Driver == vfioDriver && c.Group >= 0 && b.machine.busy(c.Group):
+		c.live = append(c.live,
+			fmt.Sprintf("another process has its IOMMU group %d open (a virtual machine?)",
+				c.Group))
+	case unused && c.Driver == "" && c.Record == nil:
+		c.live = append(c.live,
+			"no driver has it, so nothing says what is on it; name it to take it")
+	case unused && c.foreign():
+		c.live = append(c.live, "vfio-pci has it for somebody else; name it to take it")
+	}
+}
+
+// leaveOut leaves out, with a note, the candidates that anything speaks against.
+func (b *binder) leaveOut(plan []candidate, force []string) (out []candidate, err error) {
+	var left []string
 	for _, c := range plan {
 		against := slices.Concat(c.live, c.unfit)
 		if !c.forced(force) {
@@ -385,25 +405,12 @@ func groupText(n int) string {
 // returns those that were typed.
 func (b *binder) settle(ctx context.Context, plan []candidate, force []string,
 	dry bool) (typed []string, err error) {
-	var refused []string
-	for _, c := range plan {
-		if len(c.unfit) > 0 {
-			refused = append(refused, c.text()+": "+strings.Join(c.unfit, ", "))
-		}
+	if why := against(plan, func(c *candidate) []string { return c.unfit }); why != "" {
+		return nil, errs.New(errs.Capability, "nothing was changed: %s; choose other SSDs", why)
 	}
-	if len(refused) > 0 {
-		return nil, errs.New(errs.Capability, "nothing was changed: %s; choose other SSDs",
-			strings.Join(refused, "; "))
-	}
-	for _, c := range plan {
-		if len(c.live) > 0 {
-			refused = append(refused, c.text()+": "+strings.Join(c.live, ", "))
-		}
-	}
-	if len(refused) > 0 {
+	if why := against(plan, func(c *candidate) []string { return c.live }); why != "" {
 		return nil, errs.New(errs.Refused,
-			"nothing was changed: %s; end that use first, or choose other SSDs",
-			strings.Join(refused, "; "))
+			"nothing was changed: %s; end that use first, or choose other SSDs", why)
 	}
 	var ask []candidate
 	for _, c := range plan {
@@ -418,14 +425,30 @@ func (b *binder) settle(ctx context.Context, plan []candidate, force []string,
 	if dry || in == nil || b.ui.JSON {
 		var serials []string
 		for _, c := range ask {
-			refused = append(refused, c.text()+": "+strings.Join(c.content, ", "))
 			serials = append(serials, contentKey(c.serial(), c.Addr))
 		}
 		return nil, errs.New(errs.Refused,
 			"nothing was changed: %s; to give up what is there, add --force %s",
-			strings.Join(refused, "; "), strings.Join(serials, ","))
+			against(ask, func(c *candidate) []string { return c.content }),
+			strings.Join(serials, ","))
 	}
-	answers := readLines(in)
+	return b.askSerials(ctx, ask, readLines(in))
+}
+
+// against lists candidates with the reasons against them, "" where there are none.
+func against(plan []candidate, reasons func(*candidate) []string) string {
+	var all []string
+	for i := range plan {
+		if why := reasons(&plan[i]); len(why) > 0 {
+			all = append(all, plan[i].text()+": "+strings.Join(why, ", "))
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// askSerials asks for the serial number of each candidate.
+func (b *binder) askSerials(ctx context.Context, ask []candidate,
+	answers <-chan string) (typed []string, err error) {
 	for _, c := range ask {
 		key, what := contentKey(c.serial(), c.Addr), keyName(c.serial())
 		b.ui.Note("%s, %s, serial %s: %s. Type its %s to give that up:", c.text(), c.model(),
@@ -490,37 +513,36 @@ func (b *binder) bindGroups(ctx context.Context, plan []candidate, gid int,
 	if err := b.showBound(bound, already); err != nil {
 		return err
 	}
-	if ctx.Err() != nil {
-		left := 0
-		for _, c := range plan {
-			if !c.done &&
-				!slices.ContainsFunc(bound, func(r state.Record) bool { return r.PCI == c.Addr }) {
-				left++
-			}
-		}
+	return notBound(ctx.Err(), failed, len(bound), len(already), len(plan))
+}
+
+// notBound is the error of a bind of so many SSDs that failed or was stopped; nil where all that
+// were asked for are bound.
+func notBound(stopped error, failed []error, bound, already, all int) error {
+	left := all - already - bound
+	if stopped != nil {
 		if left == 0 && len(failed) == 0 { // it came too late to stop anything
 			return nil
 		}
-		if !errors.Is(errors.Join(failed...), ctx.Err()) { // it came between two groups
-			failed = append(failed, ctx.Err())
+		if !errors.Is(errors.Join(failed...), stopped) { // it came between two groups
+			failed = append(failed, stopped)
 		}
 		next := "run the same command again to bind them"
-		if len(bound) > 0 {
+		if bound > 0 {
 			next = "run the same command again to bind the rest, or \"sudo heliosctl unbind-ssds\" to give all back"
 		}
 		return fmt.Errorf("%w: %d SSDs are bound, %d are not; %s", errors.Join(failed...),
-			len(bound)+len(already), left, next)
+			bound+already, left, next)
 	}
-	if len(failed) > 0 {
-		err := errors.Join(failed...)
-		if len(bound) > 0 {
-			return errs.New(errs.ClassOf(failed[0]),
-				"%d of %d SSDs are bound, the others are not: %w", len(bound), len(bound)+len(plan)-
-					len(already)-len(bound), err)
-		}
-		return errs.With(errs.ClassOf(failed[0]), err)
+	if len(failed) == 0 {
+		return nil
 	}
-	return nil
+	err := errors.Join(failed...)
+	if bound > 0 {
+		return errs.New(errs.ClassOf(failed[0]),
+			"%d of %d SSDs are bound, the others are not: %w", bound, all-already, err)
+	}
+	return errs.With(errs.ClassOf(failed[0]), err)
 }
 
 // showBound lists the bound controllers.
@@ -555,7 +577,7 @@ func numberOf(n *int) string {
 // bindGroup binds candidates that share an IOMMU group, or gives all of them back.
 func (b *binder) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int,
 	force []string) (done []state.Record, err error) {
-	m, recs := b.machine, b.store.Machine()
+	recs := b.store.Machine()
 	taken := make([]state.Record, 0, len(cs))
 	defer func() {
 		if err == nil {
@@ -570,31 +592,15 @@ func (b *binder) bindGroup(ctx context.Context, dom domain, cs []candidate, gid 
 			}
 		}
 	}()
-	for _, c := range cs {
-		r, err := b.newRecord(c)
-		if err != nil {
-			return nil, err
-		}
-		release, err := m.claim(c.Kernel.Namespaces)
-		if err != nil {
-			return nil, err
-		}
-		// From here on a kill leaves a record that says what was going on.
-		if err := recs.Put(&r); err != nil {
-			release()
-			return nil, err
-		}
-		taken = append(taken, r)
-		if !c.foreign() {
-			err = m.bind(c.Addr, vfioDriver)
-		}
-		release()
-		if err != nil {
-			return nil, err
-		}
-	}
 	var addrs []string
 	for _, c := range cs {
+		r, err := b.take(c)
+		if r != nil {
+			taken = append(taken, *r)
+		}
+		if err != nil {
+			return nil, err
+		}
 		addrs = append(addrs, c.Addr)
 	}
 	nodes, err := b.waitNodes(ctx, cs[0].Group, addrs)
@@ -612,28 +618,58 @@ func (b *binder) bindGroup(ctx context.Context, dom domain, cs []candidate, gid 
 			return nil, err
 		}
 	}
-	if gid, err = b.onlyOurs(cs[0].Group, gid, addrs...); err != nil {
+	return taken, b.handOver(ctx, cs[0].Group, addrs, gid, taken)
+}
+
+// take moves a candidate to vfio-pci. The record, where there is one, is written: a kill from then
+// on leaves one that says what was going on.
+func (b *binder) take(c candidate) (*state.Record, error) {
+	r, err := b.newRecord(c)
+	if err != nil {
 		return nil, err
+	}
+	release, err := b.machine.claim(c.Kernel.Namespaces)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := b.store.Machine().Put(&r); err != nil {
+		return nil, err
+	}
+	if c.foreign() {
+		return &r, nil
+	}
+	return &r, b.machine.bind(c.Addr, vfioDriver)
+}
+
+// handOver gives the nodes and leases of a group's SSDs to the users' group and marks them bound.
+func (b *binder) handOver(ctx context.Context, group int, addrs []string, gid int,
+	taken []state.Record) error {
+	recs := b.store.Machine()
+	gid, err := b.onlyOurs(group, gid, addrs...)
+	if err != nil {
+		return err
 	}
 	// udev may have begun only now, and its rules would have the last word.
-	if nodes, err = b.waitNodes(ctx, cs[0].Group, addrs); err != nil {
-		return nil, err
+	nodes, err := b.waitNodes(ctx, group, addrs)
+	if err != nil {
+		return err
 	}
 	if err := b.giveNodes(nodes, gid); err != nil {
-		return nil, err
+		return err
 	}
 	for _, r := range taken {
 		if err := recs.Share(r.Name, gid); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for i := range taken {
 		taken[i].Phase = state.Bound
 		if err := recs.Put(&taken[i]); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return taken, nil
+	return nil
 }
 
 // newRecord is the record of a controller whose driver is about to change.

@@ -109,66 +109,70 @@ func (r *comparison) summary() comparisonSummary {
 		s.Modelled = s.Modelled || x.Modelled
 	}
 	for _, name := range r.names {
-		var mine []comparedRun
+		var runs []comparedRun
 		var ratios []float64
 		for _, x := range r.runs {
 			if x.Variant != name {
 				continue
 			}
-			mine = append(mine, x)
+			runs = append(runs, x)
 			if b := base[x.Repeat]; b > 0 {
 				ratios = append(ratios, x.Seconds/b)
 			}
 		}
-		if len(mine) == 0 {
-			continue
+		if len(runs) > 0 {
+			s.Variants = append(s.Variants, variantOf(name, runs, ratios))
 		}
-		of := func(f func(comparedRun) float64) span3 {
-			v := make([]float64, len(mine))
-			for i, x := range mine {
-				v[i] = f(x)
-			}
-			return spanOf(v)
-		}
-		v := comparedVariant{
-			Name: name, Mode: mine[0].Mode, IOStack: mine[0].IOStack, Pipeline: mine[0].Pipeline,
-			Ratio:        spanOf(ratios),
-			Seconds:      of(func(x comparedRun) float64 { return x.Seconds }),
-			First:        of(func(x comparedRun) float64 { return x.First }),
-			Setup:        of(func(x comparedRun) float64 { return x.Setup }),
-			Prepare:      of(func(x comparedRun) float64 { return x.Prepare }),
-			Amortised:    of(func(x comparedRun) float64 { return x.Amortised }),
-			Stall:        of(func(x comparedRun) float64 { return x.Stall }),
-			Overlap:      of(func(x comparedRun) float64 { return x.Overlap }),
-			CPUSeconds:   of(func(x comparedRun) float64 { return x.CPUSeconds }),
-			ProxySeconds: of(func(x comparedRun) float64 { return x.ProxySeconds }),
-			BytesSSD:     of(func(x comparedRun) float64 { return x.BytesSSD }),
-			DiskBytes:    of(func(x comparedRun) float64 { return x.DiskBytes }),
-			Commands:     of(func(x comparedRun) float64 { return x.Commands }),
-			RowsGPU:      of(func(x comparedRun) float64 { return x.RowsGPU }).Median,
-			RowsCPU:      of(func(x comparedRun) float64 { return x.RowsCPU }).Median,
-			RowsSSD:      of(func(x comparedRun) float64 { return x.RowsSSD }).Median,
-			PeakMemory: int64(
-				of(func(x comparedRun) float64 { return float64(x.PeakMemory) }).Median),
-			GPUCache: mine[0].GPUCache, CPUCache: mine[0].CPUCache,
-			CacheBytes: mine[0].GPUCache + mine[0].CPUCache, Topology: mine[0].Topology,
-		}
-		v.Kernels = medianKernels(mine)
-		near := slices.MinFunc(mine, func(a, b comparedRun) int {
-			da, db := a.Seconds-v.Seconds.Median, b.Seconds-v.Seconds.Median
-			switch {
-			case da*da < db*db:
-				return -1
-			case da*da > db*db:
-				return 1
-			}
-			return 0
-		})
-		v.Bottleneck = near.Bottleneck
-		s.Variants = append(s.Variants, v)
 	}
 	s.holdMemory()
 	return s
+}
+
+// variantOf returns the figures of a variant's runs; ratios are of their times to the base's.
+func variantOf(name string, mine []comparedRun, ratios []float64) comparedVariant {
+	of := func(f func(comparedRun) float64) span3 {
+		v := make([]float64, len(mine))
+		for i, x := range mine {
+			v[i] = f(x)
+		}
+		return spanOf(v)
+	}
+	v := comparedVariant{
+		Name: name, Mode: mine[0].Mode, IOStack: mine[0].IOStack, Pipeline: mine[0].Pipeline,
+		Ratio:        spanOf(ratios),
+		Seconds:      of(func(x comparedRun) float64 { return x.Seconds }),
+		First:        of(func(x comparedRun) float64 { return x.First }),
+		Setup:        of(func(x comparedRun) float64 { return x.Setup }),
+		Prepare:      of(func(x comparedRun) float64 { return x.Prepare }),
+		Amortised:    of(func(x comparedRun) float64 { return x.Amortised }),
+		Stall:        of(func(x comparedRun) float64 { return x.Stall }),
+		Overlap:      of(func(x comparedRun) float64 { return x.Overlap }),
+		CPUSeconds:   of(func(x comparedRun) float64 { return x.CPUSeconds }),
+		ProxySeconds: of(func(x comparedRun) float64 { return x.ProxySeconds }),
+		BytesSSD:     of(func(x comparedRun) float64 { return x.BytesSSD }),
+		DiskBytes:    of(func(x comparedRun) float64 { return x.DiskBytes }),
+		Commands:     of(func(x comparedRun) float64 { return x.Commands }),
+		RowsGPU:      of(func(x comparedRun) float64 { return x.RowsGPU }).Median,
+		RowsCPU:      of(func(x comparedRun) float64 { return x.RowsCPU }).Median,
+		RowsSSD:      of(func(x comparedRun) float64 { return x.RowsSSD }).Median,
+		PeakMemory: int64(
+			of(func(x comparedRun) float64 { return float64(x.PeakMemory) }).Median),
+		GPUCache: mine[0].GPUCache, CPUCache: mine[0].CPUCache,
+		CacheBytes: mine[0].GPUCache + mine[0].CPUCache, Topology: mine[0].Topology,
+	}
+	v.Kernels = medianKernels(mine)
+	near := slices.MinFunc(mine, func(a, b comparedRun) int {
+		da, db := a.Seconds-v.Seconds.Median, b.Seconds-v.Seconds.Median
+		switch {
+		case da*da < db*db:
+			return -1
+		case da*da > db*db:
+			return 1
+		}
+		return 0
+	})
+	v.Bottleneck = near.Bottleneck
+	return v
 }
 
 // medianKernels is each operator's median over the runs; where one lacks it took no time.

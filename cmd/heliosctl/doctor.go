@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,41 +90,21 @@ func runDoctor(ctx context.Context, e *env) error {
 
 // verdictOf puts the findings into two sentences: what this machine can do, and what it takes for
 // the rest.
-func verdictOf(all []doctorFinding) (can, missing string) {
-	there := func(part, name string) bool {
-		return slices.ContainsFunc(all, func(f doctorFinding) bool {
-			return strings.HasPrefix(f.Part, part) && (name == "" || f.Name == name) &&
-				f.Answer == probe.There
-		})
-	}
-	// needs is what the first of the findings that is not there asks for, or says.
-	needs := func(part string, names ...string) string {
-		for _, f := range all {
-			if !strings.HasPrefix(f.Part, part) || f.Answer == probe.There ||
-				len(names) > 0 && !slices.Contains(names, f.Name) {
-				continue
-			}
-			if f.Next != "" {
-				return f.Next
-			}
-			return f.Detail
-		}
-		return ""
-	}
+func verdictOf(all doctorFindings) (can, missing string) {
 	var lacks []string
 	lack := func(of, do string) {
 		if do != "" {
 			lacks = append(lacks, "for "+of+": "+do)
 		}
 	}
-	gpu, software := there("cuda:", "kernels load"), there("host", "software SSDs")
+	gpu, software := all.there("cuda:", "kernels load"), all.there("host", "software SSDs")
 	needed := needsOfVFIO(all)
-	ssds := there("nvme", "") && there("vfio", vfio.NeedIOMMU) && needed == ""
+	ssds := all.there("nvme", "") && all.there("vfio", vfio.NeedIOMMU) && needed == ""
 	on, from := "", ""
 	switch {
 	case gpu:
 		on = "a GPU"
-	case there("host", "host device"):
+	case all.there("host", "host device"):
 		on = "this machine's CPU"
 	}
 	switch {
@@ -133,16 +114,16 @@ func verdictOf(all []doctorFinding) (can, missing string) {
 		from = "files, disks or memory that play SSDs (bind-ssds --proxy)"
 	}
 	if !gpu {
-		lack("a GPU", needs("cuda"))
+		lack("a GPU", all.needs("cuda", ""))
 	}
 	if !ssds {
 		lack("SSDs by VFIO", needed)
-		if !there("nvme", "") {
-			lack("an SSD of its own", needs("nvme"))
+		if !all.there("nvme", "") {
+			lack("an SSD of its own", all.needs("nvme", ""))
 		}
 	}
 	if !software {
-		lack("software SSDs", needs("host", "software SSDs"))
+		lack("software SSDs", all.needs("host", "software SSDs"))
 	}
 	can = "train on " + on + " with features from " + from
 	if on == "" || from == "" {
@@ -153,6 +134,27 @@ func verdictOf(all []doctorFinding) (can, missing string) {
 	}
 	missing = strings.Join(lacks, "; ")
 	return can, "F" + missing[1:]
+}
+
+type doctorFindings []doctorFinding
+
+// there reports whether a part, or what its name begins with, has what is named; "": anything.
+func (all doctorFindings) there(part, name string) bool {
+	return slices.ContainsFunc(all, func(f doctorFinding) bool {
+		return strings.HasPrefix(f.Part, part) && (name == "" || f.Name == name) &&
+			f.Answer == probe.There
+	})
+}
+
+// needs returns the next step, or else the detail, of a part's first finding that is not there.
+func (all doctorFindings) needs(part, name string) string {
+	for _, f := range all {
+		if strings.HasPrefix(f.Part, part) && f.Answer != probe.There &&
+			(name == "" || f.Name == name) {
+			return cmp.Or(f.Next, f.Detail)
+		}
+	}
+	return ""
 }
 
 // needsOfVFIO returns the next step of the first requirement of SSDs by VFIO that is not met, ""
@@ -290,32 +292,36 @@ func nvmeFinding(e *env, c *controller) probe.Finding {
 		f.Answer, f.Next = probe.NotThere, e.machine.noIOMMU()
 		text = append(text, "in no IOMMU group, so it cannot be bound")
 	default:
-		uses, err := e.machine.seen(c.Addr)
-		for _, u := range uses {
-			text = append(text, u.String())
-		}
-		text = append(text, c.Others...)
-		why := e.machine.unfit(c)
-		switch {
-		case why != "":
-			f.Answer, f.Next = probe.NotThere, "an SSD that can be used"
-			text = append(text, why)
-		case err != nil:
-			f.Answer = probe.Unknown
-			text = append(text, "whether it is free needs root to see")
-		case len(uses)+len(c.Others) > 0:
-			f.Answer, f.Next = probe.NotThere, "an SSD that nobody uses"
-		case c.Driver == vfioDriver:
-			f.Answer, f.Next = probe.Unknown, strayNext(c.Addr)
-			text = append(text, strayText)
-		default:
-			text = append(text,
-				fmt.Sprintf("free, IOMMU group %d: \"sudo heliosctl bind-ssds %s\" takes it",
-					c.Group, c.Addr))
-		}
+		text = append(text, useOf(e, c, &f)...)
 	}
 	f.Detail = strings.TrimPrefix(strings.Join(text, "; "), "; ")
 	return f
+}
+
+// useOf finds out whether a controller that we do not have could be bound.
+func useOf(e *env, c *controller, f *probe.Finding) (text []string) {
+	uses, err := e.machine.seen(c.Addr)
+	for _, u := range uses {
+		text = append(text, u.String())
+	}
+	text = append(text, c.Others...)
+	why := e.machine.unfit(c)
+	switch {
+	case why != "":
+		f.Answer, f.Next = probe.NotThere, "an SSD that can be used"
+		return append(text, why)
+	case err != nil:
+		f.Answer = probe.Unknown
+		return append(text, "whether it is free needs root to see")
+	case len(uses)+len(c.Others) > 0:
+		f.Answer, f.Next = probe.NotThere, "an SSD that nobody uses"
+		return text
+	case c.Driver == vfioDriver:
+		f.Answer, f.Next = probe.Unknown, strayNext(c.Addr)
+		return append(text, strayText)
+	}
+	return append(text, fmt.Sprintf("free, IOMMU group %d: \"sudo heliosctl bind-ssds %s\" takes it",
+		c.Group, c.Addr))
 }
 
 // trySSD brings a software controller up on a small file, which it removes again.

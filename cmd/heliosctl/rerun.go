@@ -291,6 +291,7 @@ type madeRun struct {
 	values []madeValue
 	params string // of the last result
 	shards int    // of the last result; 0: it does not say
+	whole  bool   // it came to its end
 }
 
 type madeValue struct{ what, is string }
@@ -320,7 +321,6 @@ func readMade(path string) (m madeRun, err error) {
 			"%s %s; give a file that --results of a run that came to its end has written", path, what)
 	}
 	r := outfile.NewReader(f)
-	whole := false
 	steps := map[string]json.RawMessage{} // of a suite: by name and round, the last that succeeded
 	for n := 0; ; n++ {
 		text, rerr := r.Next()
@@ -333,41 +333,49 @@ func readMade(path string) (m madeRun, err error) {
 		if len(m.values) > maxCompared {
 			return m, bad(fmt.Sprintf("has more than %d values to compare", maxCompared))
 		}
-		var event map[string]any
-		d := json.NewDecoder(bytes.NewReader(text))
-		d.UseNumber()
-		if d.Decode(&event) != nil {
-			return m, bad("has a line that is no JSON object")
-		}
-		switch name, _ := event["event"].(string); {
-		case n == 0 && name != "begin":
-			return m, bad("does not begin as results do")
-		case n == 0:
-			if err := json.Unmarshal(text, &m.begun); err != nil {
-				return m, bad("does not begin as results do")
-			}
-		case name == "resume": // its result has what came before, and its flags are those of it all
-			m, whole = madeRun{}, false
-			if err := json.Unmarshal(text, &m.begun); err != nil {
-				return m, bad("has a line \"resume\" that is not one of results")
-			}
-		case name == "end":
-			whole, _ = event["whole"].(bool)
-		case name == "step":
-			if err := keepStep(steps, text); err != nil {
-				return m, bad("has a step that is none of a suite")
-			}
-		case name == "epoch" || name == "figures": // the result has all epochs
-		default:
-			exact := name == "play" || m.begun.Verb == "plan" ||
-				slices.Contains(m.begun.Arguments, "--clock=virtual")
-			m.collect(name, exact, event)
+		if what := m.add(n, text, steps); what != "" {
+			return m, bad(what)
 		}
 	}
-	if !whole {
+	if !m.whole {
 		return m, bad("is of a run that did not come to its end")
 	}
 	return m, m.collectSteps(steps)
+}
+
+// add takes line n, counted from 0, and returns why it cannot be one of results, or "".
+func (m *madeRun) add(n int, text []byte, steps map[string]json.RawMessage) string {
+	var event map[string]any
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	if d.Decode(&event) != nil {
+		return "has a line that is no JSON object"
+	}
+	switch name, _ := event["event"].(string); {
+	case n == 0 && name != "begin":
+		return "does not begin as results do"
+	case n == 0:
+		if err := json.Unmarshal(text, &m.begun); err != nil {
+			return "does not begin as results do"
+		}
+	case name == "resume": // its result has what came before, and its flags are those of it all
+		*m = madeRun{}
+		if err := json.Unmarshal(text, &m.begun); err != nil {
+			return "has a line \"resume\" that is not one of results"
+		}
+	case name == "end":
+		m.whole, _ = event["whole"].(bool)
+	case name == "step":
+		if err := keepStep(steps, text); err != nil {
+			return "has a step that is none of a suite"
+		}
+	case name == "epoch" || name == "figures": // the result has all epochs
+	default:
+		exact := name == "play" || m.begun.Verb == "plan" ||
+			slices.Contains(m.begun.Arguments, "--clock=virtual")
+		m.collect(name, exact, event)
+	}
+	return ""
 }
 
 // keepStep keeps a step of a suite that did not fail.

@@ -48,24 +48,7 @@ func (e *env) protect(files *outfile.Set) {
 			}
 		}
 	}
-	in := func(what, path string) {
-		st, err := os.Stat(path)
-		if err != nil {
-			return
-		}
-		if !st.IsDir() {
-			files.Reads(what, path)
-			return
-		}
-		entries, _ := os.ReadDir(path) // what can't be read is none of the run's inputs
-		_, nerr := os.Lstat(filepath.Join(path, dataset.MetaName))
-		for _, f := range entries {
-			end := filepath.Ext(f.Name())
-			if nerr == nil && !slices.Contains(notOfDataset, end) || end == ".safetensors" {
-				files.Reads(what, filepath.Join(path, f.Name()))
-			}
-		}
-	}
+	in := func(what, path string) { protectInput(files, what, path) }
 	for _, name := range e.c.FlagNames() {
 		text := fmt.Sprint(e.c.Value(name))
 		if use := e.uses.of(name, text); use != hcli.Input && name != "checkpoint" && name != "config" {
@@ -88,6 +71,26 @@ func (e *env) protect(files *outfile.Set) {
 	files.Reads("--state", filepath.Join(e.store.Dir(), state.FileName))
 	for _, path := range e.c.Args().Slice() {
 		in("argument "+path, path)
+	}
+}
+
+// protectInput protects a file, or what a dataset or a checkpoint has in a folder.
+func protectInput(files *outfile.Set, what, path string) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return
+	}
+	if !st.IsDir() {
+		files.Reads(what, path)
+		return
+	}
+	entries, _ := os.ReadDir(path) // what can't be read is none of the run's inputs
+	_, nerr := os.Lstat(filepath.Join(path, dataset.MetaName))
+	for _, f := range entries {
+		end := filepath.Ext(f.Name())
+		if nerr == nil && !slices.Contains(notOfDataset, end) || end == ".safetensors" {
+			files.Reads(what, filepath.Join(path, f.Name()))
+		}
 	}
 }
 
@@ -230,58 +233,54 @@ func (o *outputs) resumeResults(e *env, held *sched.Held) (*results, error) {
 	if held != nil {
 		run = held.Run
 	}
-	path := o.results
-	if path == "" {
-		r, err := o.openResults(e)
-		if run != "" && err == nil {
-			r.run = run
-		}
-		return r, err
-	}
-	r := &results{e: e, path: path, run: run, epochs: map[int]bool{}}
-	first := true
-	refuse := func(why string) error {
-		return errs.New(errs.Refused,
-			"--results %s %s; --overwrite replaces it, or name another file", path, why)
-	}
-	st, err := os.Stat(path)
-	fresh := errors.Is(err, fs.ErrNotExist) || err == nil && !st.Mode().IsRegular()
-	if !fresh {
-		r.lines, err = o.files().Continue("--results", path, func(line []byte) error {
-			var l struct {
-				Event   string `json:"event"`
-				Run     string `json:"run"`
-				Dataset string `json:"dataset"`
-				Epoch   int    `json:"epoch"`
-			}
-			err := json.Unmarshal(line, &l)
-			switch {
-			case err != nil || first && (l.Event != "begin" || l.Run == ""):
-				return refuse("is there and no run's results")
-			case first && run != "" && l.Run != run:
-				return refuse("holds the results of run " + l.Run +
-					", the checkpoint is of run " + run)
-			case first:
-				first, r.run, r.dataset = false, l.Run, l.Dataset
-			case l.Event == "epoch" && held == nil:
-				return refuse("holds epochs of run " + r.run +
-					", and there is no checkpoint to go on from")
-			case l.Event == "epoch":
-				r.epochs[l.Epoch] = true
-			}
-			return nil
-		})
-		if fresh = errs.ClassOf(err) == errs.Refused && o.overwrite; !fresh {
-			r.continued, r.silent = err == nil, err == nil
-			if err == nil {
-				r.render()
-			}
+	st, err := os.Stat(o.results)
+	if o.results != "" && !errors.Is(err, fs.ErrNotExist) && (err != nil || st.Mode().IsRegular()) {
+		r, err := o.continueResults(e, run, held != nil)
+		if errs.ClassOf(err) != errs.Refused || !o.overwrite {
 			return r, err
 		}
 	}
-	r, err = o.openResults(e)
+	r, err := o.openResults(e)
 	if run != "" && err == nil {
 		r.run = run
+	}
+	return r, err
+}
+
+// continueResults adds to the results of a run, whose epochs a checkpoint must have.
+func (o *outputs) continueResults(e *env, run string, held bool) (r *results, err error) {
+	r = &results{e: e, path: o.results, run: run, epochs: map[int]bool{}}
+	refuse := func(why string) error {
+		return errs.New(errs.Refused,
+			"--results %s %s; --overwrite replaces it, or name another file", o.results, why)
+	}
+	first := true
+	r.lines, err = o.files().Continue("--results", o.results, func(line []byte) error {
+		var l struct {
+			Event   string `json:"event"`
+			Run     string `json:"run"`
+			Dataset string `json:"dataset"`
+			Epoch   int    `json:"epoch"`
+		}
+		err := json.Unmarshal(line, &l)
+		switch {
+		case err != nil || first && (l.Event != "begin" || l.Run == ""):
+			return refuse("is there and no run's results")
+		case first && run != "" && l.Run != run:
+			return refuse("holds the results of run " + l.Run + ", the checkpoint is of run " + run)
+		case first:
+			first, r.run, r.dataset = false, l.Run, l.Dataset
+		case l.Event == "epoch" && !held:
+			return refuse("holds epochs of run " + r.run +
+				", and there is no checkpoint to go on from")
+		case l.Event == "epoch":
+			r.epochs[l.Epoch] = true
+		}
+		return nil
+	})
+	if err == nil {
+		r.continued, r.silent = true, true
+		r.render()
 	}
 	return r, err
 }

@@ -63,7 +63,7 @@ func (a *trainerArgs) check() error {
 	return a.cfg.Check()
 }
 
-func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
+func runTrain(ctx context.Context, e *env, a *trainerArgs) error {
 	if err := a.check(); err != nil {
 		return err
 	}
@@ -74,17 +74,23 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 	if err != nil {
 		return err
 	}
-	if virtual && a.cfg.VerifyRows {
+	t := &trainer{e, a}
+	if !virtual {
+		return t.train(ctx)
+	}
+	if a.cfg.VerifyRows {
 		return errs.New(errs.Usage,
 			"--verify-rows: no row is gathered on the virtual clock; leave one of the two out")
 	}
-	t := &trainer{e, a}
-	if virtual {
-		if err := e.oneProcess(); err != nil {
-			return err
-		}
-		return t.trainVirtual(ctx, hw)
+	if err := e.oneProcess(); err != nil {
+		return err
 	}
+	return t.trainVirtual(ctx, hw)
+}
+
+// train trains in wall time.
+func (t *trainer) train(ctx context.Context) (err error) {
+	e, a := t.env, t.trainerArgs
 	group, err := t.joinRanks(ctx)
 	if err != nil {
 		return err
@@ -111,12 +117,7 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 	obs.Epoch = func(r report.EpochResult) {
 		w.ended(r)
 		out.event("epoch", r)
-		val := ""
-		if r.ValAcc != nil {
-			val = fmt.Sprintf(", val %.2f%%", 100**r.ValAcc)
-		}
-		e.ui.Printf("epoch %d: loss %.4f, train %.2f%%%s, %.2f s; %s", r.Epoch, r.Loss,
-			100*r.TrainAcc, val, r.Seconds, tierLine(r))
+		t.showEpoch(&r)
 	}
 	obs.Plan = t.showPlan(out)
 	if a.metrics != "" {
@@ -146,6 +147,16 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) (err error) {
 	showCPU(e, res.Epochs)
 	out.event("result", res)
 	return nil
+}
+
+// showEpoch shows what an epoch came to.
+func (t *trainer) showEpoch(r *report.EpochResult) {
+	val := ""
+	if r.ValAcc != nil {
+		val = fmt.Sprintf(", val %.2f%%", 100**r.ValAcc)
+	}
+	t.env.ui.Printf("epoch %d: loss %.4f, train %.2f%%%s, %.2f s; %s", r.Epoch, r.Loss,
+		100*r.TrainAcc, val, r.Seconds, tierLine(*r))
 }
 
 // openRun looks after what the run leaves before any work is done: its checkpoint folder, the trace

@@ -102,18 +102,7 @@ func (u *unbinder) unbindOwn(ctx context.Context, want []string, all bool) error
 		return err
 	}
 	for _, r := range done {
-		switch {
-		case r.Deleted:
-			u.ui.Printf("%s: unbound, %s deleted", r.Name, r.Path)
-		case r.Kind == state.KindComputed:
-			u.ui.Printf("%s: unbound; it stored nothing", r.Name)
-		case r.Created && r.Kind == state.KindRAM && !u.delete:
-			u.ui.Printf("%s: unbound; %s still takes memory, remove it when its data is not needed",
-				r.Name, r.Path)
-		default:
-			u.ui.Printf("%s: unbound, %s stays", r.Name, r.Path)
-		}
-		if err := u.ui.Event("unbound", r); err != nil {
+		if err := u.showUnboundSoftware(r); err != nil {
 			return err
 		}
 	}
@@ -121,6 +110,21 @@ func (u *unbinder) unbindOwn(ctx context.Context, want []string, all bool) error
 		u.ui.Printf("no SSD is bound")
 	}
 	return nil
+}
+
+func (u *unbinder) showUnboundSoftware(r unboundSoftware) error {
+	switch {
+	case r.Deleted:
+		u.ui.Printf("%s: unbound, %s deleted", r.Name, r.Path)
+	case r.Kind == state.KindComputed:
+		u.ui.Printf("%s: unbound; it stored nothing", r.Name)
+	case r.Created && r.Kind == state.KindRAM && !u.delete:
+		u.ui.Printf("%s: unbound; %s still takes memory, remove it when its data is not needed",
+			r.Name, r.Path)
+	default:
+		u.ui.Printf("%s: unbound, %s stays", r.Name, r.Path)
+	}
+	return u.ui.Event("unbound", r)
 }
 
 // choose finds the SSDs of want, all when it is empty. An SSD that is named twice is an error: the

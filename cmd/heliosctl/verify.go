@@ -90,32 +90,9 @@ func runVerify(ctx context.Context, e *env, a *verifyArgs) (err error) {
 	for _, n := range r.Notes {
 		e.note(n)
 	}
-	if len(r.Bad) > 0 {
-		rows := make([][]string, len(r.Bad))
-		for i, b := range r.Bad {
-			rows[i] = []string{b.SSD, strconv.Itoa(b.Stripe), strconv.FormatInt(b.Chunk, 10),
-				fmt.Sprintf("%d+%d", b.LBA, b.Blocks), b.What}
-		}
-		e.ui.Table([]string{"SSD", "stripe", "chunk", "LBA", "what"}, rows)
-	}
+	v.showBad(&r)
 	if verr == nil {
-		compared := ""
-		if r.RowsChecked > 0 {
-			compared = fmt.Sprintf(", %d rows have their checksums", r.RowsChecked)
-		}
-		if r.RowsCompared > 0 {
-			compared += fmt.Sprintf(", %d rows equal to the source", r.RowsCompared)
-		}
-		if r.Pages > 0 {
-			compared += fmt.Sprintf(", %d prepared pages have theirs", r.Pages)
-		}
-		rows := ""
-		if r.RowBytes > 0 {
-			rows = fmt.Sprintf(", rows of %s (%s)", units.FormatBytes(int64(r.RowBytes)),
-				r.RowDType)
-		}
-		e.ui.Printf("%s: %d chunks (%s) on %d SSDs are good%s%s; %.2f s", name, r.Chunks,
-			units.FormatBytes(r.Bytes), r.SSDs, rows, compared, r.Seconds)
+		v.showGood(name, &r)
 	} else if r.BadCount == 0 {
 		return verr // nothing was found out
 	}
@@ -123,6 +100,40 @@ func runVerify(ctx context.Context, e *env, a *verifyArgs) (err error) {
 		return err
 	}
 	return verr
+}
+
+// showBad lists what is damaged.
+func (v *verifier) showBad(r *stripe.VerifyReport) {
+	if len(r.Bad) == 0 {
+		return
+	}
+	rows := make([][]string, len(r.Bad))
+	for i, b := range r.Bad {
+		rows[i] = []string{b.SSD, strconv.Itoa(b.Stripe), strconv.FormatInt(b.Chunk, 10),
+			fmt.Sprintf("%d+%d", b.LBA, b.Blocks), b.What}
+	}
+	v.ui.Table([]string{"SSD", "stripe", "chunk", "LBA", "what"}, rows)
+}
+
+// showGood shows how much was checked.
+func (v *verifier) showGood(name string, r *stripe.VerifyReport) {
+	compared := ""
+	if r.RowsChecked > 0 {
+		compared = fmt.Sprintf(", %d rows have their checksums", r.RowsChecked)
+	}
+	if r.RowsCompared > 0 {
+		compared += fmt.Sprintf(", %d rows equal to the source", r.RowsCompared)
+	}
+	if r.Pages > 0 {
+		compared += fmt.Sprintf(", %d prepared pages have theirs", r.Pages)
+	}
+	rows := ""
+	if r.RowBytes > 0 {
+		rows = fmt.Sprintf(", rows of %s (%s)", units.FormatBytes(int64(r.RowBytes)),
+			r.RowDType)
+	}
+	v.ui.Printf("%s: %d chunks (%s) on %d SSDs are good%s%s; %.2f s", name, r.Chunks,
+		units.FormatBytes(r.Bytes), r.SSDs, rows, compared, r.Seconds)
 }
 
 // verifyFiles checks the files of a dataset. done says that there is nothing else: no SSD is bound,
