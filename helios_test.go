@@ -73,17 +73,17 @@ func TestBatches(t *testing.T) {
 // requireRows reads the rows of a mini-batch again, as seeds of others.
 func requireRows(t *testing.T, d *helios.Dataset, b *helios.Batch) {
 	t.Helper()
-	at := map[int64][]float32{}
+	rows := map[int64][]float32{}
 	for again, err := range d.Batches(t.Context(), helios.BatchOptions{
 		Config:        helios.Config{Mode: "cpu", Fanouts: []int{1}, Batch: 64},
 		LoaderOptions: helios.LoaderOptions{Nodes: b.Nodes}}) {
 		require.NoError(t, err)
 		for i, v := range again.Nodes[:again.Seeds] {
-			at[v] = again.Features[i*d.Dim():][:d.Dim()]
+			rows[v] = again.Features[i*d.Dim():][:d.Dim()]
 		}
 	}
 	for i, v := range b.Nodes {
-		require.Equal(t, at[v], b.Features[i*d.Dim():][:d.Dim()], "node %d", v)
+		require.Equal(t, rows[v], b.Features[i*d.Dim():][:d.Dim()], "node %d", v)
 	}
 }
 

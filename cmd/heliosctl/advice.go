@@ -13,7 +13,7 @@ import (
 	"helios/internal/state"
 )
 
-// leastFiles is how many files a process must be able to open for any verb: below 7 Go's
+// leastFiles is the number of files that any verb must be able to open: below 7 Go's
 // runtime may end the process with a trace, and a dataset with its SSDs takes some 20.
 const leastFiles = 32
 

@@ -144,7 +144,7 @@ func TestConfigFile(t *testing.T) {
 	require.ErrorContains(t, err, "--config: stat c.yaml: no such file")
 }
 
-// What a shell makes of --config <(…).
+// A shell turns --config <(…) into the name of a pipe.
 func TestConfigFromAPipe(t *testing.T) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)

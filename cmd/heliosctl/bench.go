@@ -163,9 +163,9 @@ func dataBytes(path string) (int64, error) {
 	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
 		return 0, errors.Join(err, errors.ErrUnsupported)
 	}
-	var n, at int64
+	var n, offset int64
 	for {
-		start, err := f.Seek(at, unix.SEEK_DATA)
+		start, err := f.Seek(offset, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			return n, nil // no data after at
 		}
@@ -177,6 +177,6 @@ func dataBytes(path string) (int64, error) {
 			return 0, err
 		}
 		n += end - start
-		at = end
+		offset = end
 	}
 }

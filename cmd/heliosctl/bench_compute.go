@@ -92,8 +92,8 @@ func parseSlots(text string) ([]int, error) {
 	if err != nil {
 		return nil, errs.New(errs.Usage, "--workers: %w", err)
 	}
-	if most := slices.Max(slots); most > 4096 {
-		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", most)
+	if largest := slices.Max(slots); largest > 4096 {
+		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", largest)
 	}
 	return slots, nil
 }
@@ -256,7 +256,7 @@ type blasLine struct {
 	Config string `json:"config"`
 }
 
-// peakLine tells what a GPU can compute.
+// peakLine is the line with the peak rates of a GPU.
 type peakLine struct {
 	Device string             `json:"device"`
 	FLOPS  map[string]float64 `json:"flops"` // a second, by precision
@@ -368,13 +368,13 @@ func (b *computeBench) measure(ctx context.Context, dev cuda.Device,
 	if err != nil {
 		return nil, err
 	}
-	most, err := compute.Limits(ctx, dev, cfg, peak)
+	limits, err := compute.Limits(ctx, dev, cfg, peak)
 	if err != nil {
 		return nil, err
 	}
 	for i := range cases {
 		b.ui.Progress("bench compute", int64(b.before+i), int64(len(cases)*b.turns()))
-		r, err := cases[i].Measure(ctx, dev, cfg, most, b.length())
+		r, err := cases[i].Measure(ctx, dev, cfg, limits, b.length())
 		var full *cuda.OutOfMemoryError
 		if errors.As(err, &full) && dev.Info().Backend != "host" {
 			err = fmt.Errorf("%w; give smaller sizes (--shapes, --rows, --batch-size)", err)
@@ -439,7 +439,8 @@ func (b *computeBench) show(rows []compute.Row) {
 	b.ui.Columns(computeColumns, table)
 }
 
-// codeName tells how a GPU's kernels were loaded (cuda.Info.Code), without the reason.
+// codeName names the form in which a GPU's kernels were loaded (cuda.Info.Code), without the
+// reason.
 func codeName(code string) string {
 	code, _, _ = strings.Cut(code, ",")
 	code, _, _ = strings.Cut(code, ";")

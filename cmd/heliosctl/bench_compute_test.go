@@ -10,7 +10,7 @@ import (
 	"helios/internal/wide"
 )
 
-// Every level computes every group of kernels right, and says what was measured.
+// Every level computes every group of kernels right, and lists its measurements.
 func TestBenchCompute(t *testing.T) {
 	isolate(t)
 	levels := simd.Levels()

@@ -231,10 +231,10 @@ func (b *ioBench) play(ctx context.Context) (err error) {
 	b.ui.Printf(
 		"virtual clock, hardware profile %s (%s): every figure is modelled, none is measured",
 		b.hardware.Name, b.hardware.About)
-	for i, at := range points {
+	for i, point := range points {
 		b.ui.Progress("bench io", int64(i), int64(o.total))
-		cfg := o.config(at)
-		cfg.Hardware, cfg.SSDCount, cfg.Model, cfg.LBABytes = b.hardware, at.ssds,
+		cfg := o.config(point)
+		cfg.Hardware, cfg.SSDCount, cfg.Model, cfg.LBABytes = b.hardware, point.ssds,
 			b.opener.playModel, b.lba
 		row, err := iobench.Run(ctx, cfg)
 		if err != nil {
@@ -396,7 +396,7 @@ func (m *ioMeasurer) serveLimit(ctx context.Context, ssds []*gpuio.SSD,
 	if limit, ok := m.limits[key]; ok {
 		return limit, nil
 	}
-	// Who waits on the host device plays the SSDs; for a GPU each SSD has one thread that does.
+	// On the host device the waiting threads play the SSDs; for a GPU each SSD has one thread.
 	serving := 1
 	if dev := m.dev.Info(); dev.Backend == "host" {
 		serving = dev.SMs

@@ -182,7 +182,7 @@ func (s *suite) chooseSSDs() error {
 	return nil
 }
 
-// trains tells whether a step trains.
+// trains reports whether a step trains.
 func (s *suite) trains() bool {
 	return len(s.only) == 0 || slices.Contains(s.only, "pipeline") || slices.Contains(s.only, "modes")
 }
@@ -226,7 +226,7 @@ const (
 // runAll runs what is not done yet, round by round, every second one backwards.
 func (s *suite) runAll(ctx context.Context) (failed int, err error) {
 	steps := s.steps()
-	rounds, total, at := 0, 0, 0
+	rounds, total, done := 0, 0, 0
 	for _, x := range steps {
 		rounds, total = max(rounds, x.rounds), total+x.rounds
 	}
@@ -239,11 +239,11 @@ func (s *suite) runAll(ctx context.Context) (failed int, err error) {
 			if round >= x.rounds {
 				continue
 			}
-			at++
+			done++
 			if _, is := s.done[doneKey(x.key(), round+1)]; is {
 				continue
 			}
-			s.ui.Progress("bench suite", int64(at-1), int64(total))
+			s.ui.Progress("bench suite", int64(done-1), int64(total))
 			d, err := s.runStep(ctx, &x, round)
 			if err != nil {
 				return failed, err
@@ -259,15 +259,15 @@ func (s *suite) runAll(ctx context.Context) (failed int, err error) {
 				continue
 			}
 			s.done[doneKey(d.Step, d.Round)] = d
-			s.ui.Printf("%d of %d: %s, %s clock, round %d of %d: %.1f s", at, total, x.title, x.clock,
+			s.ui.Printf("%d of %d: %s, %s clock, round %d of %d: %.1f s", done, total, x.title, x.clock,
 				round+1, x.rounds, d.Seconds)
 		}
 	}
 	return failed, nil
 }
 
-// runStep runs one benchmark as the command line that it is. What goes wrong in it is told in d;
-// err is a stop, or a fault of the work folder.
+// runStep runs one benchmark as the command line that it is. Its own failure is kept in d; err is
+// a stop, or a fault of the work folder.
 func (s *suite) runStep(ctx context.Context, x *suiteStep, round int) (d stepDone, err error) {
 	d = stepDone{Step: x.key(), Group: x.group, Title: x.title, Clock: x.clock, Verb: x.verb(),
 		Round: round + 1, Rounds: x.rounds, Lines: []json.RawMessage{}, Apart: x.apart}
@@ -324,8 +324,8 @@ func readStep(path string) (all []json.RawMessage, err error) {
 	return all, nil
 }
 
-// prepare makes what a step needs in the work folder, where that is the suite's own. What a suite
-// that was killed left there is made again: nobody knows how far it was.
+// prepare makes what a step needs in the work folder, where that is the suite's own. It makes
+// again the leftovers of a suite that was killed: nobody knows how far that was.
 func (s *suite) prepare(ctx context.Context, x *suiteStep) error {
 	if !s.ready {
 		if err := os.RemoveAll(s.work()); err != nil {
@@ -402,9 +402,9 @@ func (s *suite) tell() error {
 // show prints, for each step, the figure that came nearest to its floor; the report has them all.
 func (s *suite) show(figures []benchsuite.Figure, titles map[string]string) {
 	var table [][]string
-	for at := 0; at < len(figures); {
-		best, to := at, at
-		for ; to < len(figures) && figures[to].Step == figures[at].Step; to++ {
+	for first := 0; first < len(figures); {
+		best, to := first, first
+		for ; to < len(figures) && figures[to].Step == figures[first].Step; to++ {
 			if figures[to].Share > figures[best].Share {
 				best = to
 			}
@@ -414,9 +414,9 @@ func (s *suite) show(figures []benchsuite.Figure, titles map[string]string) {
 		if f.Floor > 0 {
 			floor, share = fmt.Sprintf("%.4g", f.Floor), percent1(f.Share)
 		}
-		table = append(table, []string{titles[f.Step], strconv.Itoa(to - at), f.What,
+		table = append(table, []string{titles[f.Step], strconv.Itoa(to - first), f.What,
 			fmt.Sprintf("%.4g", f.Value.Median), f.Unit, floor, share})
-		at = to
+		first = to
 	}
 	s.ui.Columns(suiteColumns, table)
 }

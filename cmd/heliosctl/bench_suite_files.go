@@ -102,8 +102,8 @@ func (s *suite) resume() func([]byte) error {
 	}
 }
 
-// differs says what keeps a suite's figures from standing beside those of an earlier run; "" for
-// nothing.
+// differs returns the reason why a suite's figures cannot stand beside those of an earlier run; ""
+// for none.
 func differs(was, now *runLine, uses optionUses) string {
 	switch {
 	case was.Version != now.Version:

@@ -16,7 +16,7 @@ import (
 	"helios/sched/plan"
 )
 
-// suiteGroups are what --only chooses from, in the order of the report.
+// suiteGroups are the groups of --only, in the order of the report.
 var suiteGroups = []string{"io", "memory", "cache", "sample", "compute", "pipeline", "modes"}
 
 // suiteStep is one benchmark of the suite: a command line of heliosctl, which writes its own
@@ -35,7 +35,7 @@ type suiteStep struct {
 	reads bool // bound SSDs, or a dataset
 }
 
-// suiteSize is how much a preset measures.
+// suiteSize is the amount of work of a preset.
 type suiteSize struct {
 	seconds float64 // of a measurement
 	rounds  int
@@ -111,16 +111,16 @@ func upTo(n int) (all []int) {
 
 // ioSteps read by the number of SSDs, by blocks, row size, depth and stack.
 func (s *suite) ioSteps(clock string) []suiteStep {
-	most, where, rounds := s.ssdCount, s.ssdFlags(), s.size.rounds
-	counts := upTo(most)
+	count, where, rounds := s.ssdCount, s.ssdFlags(), s.size.rounds
+	counts := upTo(count)
 	if clock == iobench.ClockVirtual {
-		most, rounds = s.hardware.SSDs.Count.Int(), 1
+		count, rounds = s.hardware.SSDs.Count.Int(), 1
 		where = []string{"--clock=virtual", "--hardware=" + s.profile}
 		if s.size.virtualSeconds != "" {
 			where = append(where, "--seconds="+s.size.virtualSeconds)
 		}
 		counts = nil
-		for n := 1; n <= most; n++ {
+		for n := 1; n <= count; n++ {
 			counts = append(counts, n)
 		}
 	}
@@ -144,10 +144,10 @@ func (s *suite) ioSteps(clock string) []suiteStep {
 		step("ssds", "Reads by number of SSDs", stacks, len(counts), "ssd-count",
 			sized("ssd-count", counts...)),
 		step("blocks", "Reads by I/O blocks", gpuio.StackNames(queued), len(blocks), "io-blocks",
-			sized("ssd-count", most), sized("io-blocks", blocks...)),
-		step("rows", "Reads by row size", async, len(rows), "row-bytes", sized("ssd-count", most),
+			sized("ssd-count", count), sized("io-blocks", blocks...)),
+		step("rows", "Reads by row size", async, len(rows), "row-bytes", sized("ssd-count", count),
 			sized("row-bytes", rows...)),
-		step("depth", "Reads by depth", async, len(depths), "depth", sized("ssd-count", most),
+		step("depth", "Reads by depth", async, len(depths), "depth", sized("ssd-count", count),
 			sized("depth", depths...)),
 	}
 	if clock == iobench.ClockWall && s.own { // the software alone, with SSDs that take no time
@@ -241,17 +241,17 @@ func (x *suiteStep) arguments(round int, seconds float64, results string) []stri
 	for i, a := range args {
 		name, value, ok := strings.Cut(strings.TrimPrefix(a, "--"), "=")
 		if ok && round%2 == 1 && slices.Contains(x.turned, name) {
-			words := strings.Split(value, ",")
-			slices.Reverse(words)
-			args[i] = "--" + name + "=" + strings.Join(words, ",")
+			values := strings.Split(value, ",")
+			slices.Reverse(values)
+			args[i] = "--" + name + "=" + strings.Join(values, ",")
 		}
 	}
 	flags := []string{"--results=" + results, "--quiet"}
 	if x.points > 0 && x.clock == iobench.ClockWall {
 		flags = append(flags, "--seconds="+strconv.FormatFloat(seconds, 'g', 6, 64))
 	}
-	at := len(strings.Fields(x.verb()))
-	return slices.Insert(args, at, flags...)
+	words := len(strings.Fields(x.verb()))
+	return slices.Insert(args, words, flags...)
 }
 
 // fit returns how long a measurement may take for the suite to end in about so long. Half of the

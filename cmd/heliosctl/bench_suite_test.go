@@ -52,7 +52,7 @@ func (s *stopAfter) Write(b []byte) (int, error) {
 	return s.Buffer.Write(b)
 }
 
-// A suite goes forth and back, is stopped, goes on with what it lacks, and leaves its two files.
+// A suite goes forth and back, is stopped, runs the steps that it lacks, and leaves its two files.
 func TestBenchSuite(t *testing.T) {
 	isolate(t)
 	args := []string{"bench", "suite", "--preset", "smoke", "--only", "memory,sample", "--clock", "wall",

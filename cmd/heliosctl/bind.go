@@ -354,7 +354,7 @@ func createBacking(path, abs string, size int64) error {
 	return err
 }
 
-// identify opens a file or block device and says what it is and how large.
+// identify opens a file or block device and returns its identity and size.
 func identify(path string, flags int) (fileid.ID, int64, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0)
 	if errors.Is(err, unix.EBUSY) {

@@ -59,12 +59,12 @@ func (b *binder) bindComputed(ctx context.Context, model boundModel) (err error)
 		}
 	}
 	err = b.store.Update(ctx, func(st *state.State) error {
-		if at := slices.IndexFunc(st.SSDs, func(s state.SSD) bool {
+		if index := slices.IndexFunc(st.SSDs, func(s state.SSD) bool {
 			return s.Computed != nil && s.Computed.UUID == d.UUID().String()
-		}); at >= 0 {
+		}); index >= 0 {
 			return errs.New(errs.Usage,
 				"--computed %s: SSD %s holds it already; \"heliosctl unbind-ssds %s\" first", dir,
-				st.SSDs[at].Name, st.SSDs[at].Name)
+				st.SSDs[index].Name, st.SSDs[index].Name)
 		}
 		for i := range want {
 			want[i].Name = st.NextName()

@@ -28,14 +28,14 @@ type candidate struct {
 	done    bool     // bound already
 }
 
-// barred tells whether it is refused, whatever --force says.
+// barred reports whether it is refused, whatever --force says.
 func (c *candidate) barred() bool { return len(c.live)+len(c.unfit) > 0 }
 
-// unseen tells whether nobody could look at what is on it yet: the kernel's NVMe driver does not
+// unseen reports whether nobody could look at its content yet: the kernel's NVMe driver does not
 // have it.
 func (c *candidate) unseen() bool { return !c.done && c.Kernel.Name == "" }
 
-// forced tells whether --force, or what was typed, gives its content up.
+// forced reports whether --force, or what was typed, gives its content up.
 func (c *candidate) forced(force []string) bool {
 	return slices.Contains(force, contentKey(c.serial(), c.Addr))
 }
@@ -168,7 +168,7 @@ func (b *binder) agree(ctx context.Context, args []string, plan []candidate) ([]
 	}
 }
 
-// lockTimeout is how long a bind waits for another bind or unbind of the machine.
+// lockTimeout bounds the wait of a bind for another bind or unbind of the machine.
 const lockTimeout = time.Minute
 
 // lockMachine keeps other binds and unbinds out.
@@ -468,7 +468,7 @@ func (b *binder) askSerials(ctx context.Context, ask []candidate,
 }
 
 // bindGroups binds what is left to bind, an IOMMU group at a time: a group works as a whole or not
-// at all. What failed was given back; what succeeded stays.
+// at all. A group that failed was given back; one that succeeded stays.
 func (b *binder) bindGroups(ctx context.Context, plan []candidate, gid int,
 	force []string) (err error) {
 	var bound, already []state.Record
@@ -621,8 +621,8 @@ func (b *binder) bindGroup(ctx context.Context, dom domain, cs []candidate, gid 
 	return taken, b.handOver(ctx, cs[0].Group, addrs, gid, taken)
 }
 
-// take moves a candidate to vfio-pci. The record, where there is one, is written: a kill from then
-// on leaves one that says what was going on.
+// take moves a candidate to vfio-pci. A record that it returns is written: a kill from then on
+// leaves it behind.
 func (b *binder) take(c candidate) (*state.Record, error) {
 	r, err := b.newRecord(c)
 	if err != nil {
@@ -728,8 +728,8 @@ func (b *binder) giveBack(r state.Record, why error) error {
 	return fmt.Errorf("%w; %s is back with %s", why, r.PCI, to)
 }
 
-// prove brings a controller up once through our own queues, takes down what it says of itself, and
-// shuts it down again. It looks for content where the kernel's driver could not be asked.
+// prove brings a controller up once through our own queues, notes its identity, and shuts it
+// down again. It looks for content where the kernel's driver could not be asked.
 func (b *binder) prove(ctx context.Context, dom domain, cand *candidate, r *state.Record,
 	force []string) (err error) {
 	bus, err := openController(ctx, dom, r.PCI)

@@ -31,7 +31,7 @@ type rig struct {
 	*fakesys.Machine
 	m     *machine
 	serve string // folder of the controllers' data
-	// What goes wrong.
+	// Calls that fail.
 	openErr  error  // of every Open
 	failOpen string // the address of one that does not open
 	serial   string // that controllers say is theirs
@@ -380,7 +380,7 @@ func largeLBAs(ctrl string, nsid int) (id nvme.IdentifyNamespace, err error) {
 	return id, nil
 }
 
-// What the kernel shows as a disk of no bytes in blocks of 512 is listed as what it is.
+// A namespace that the kernel shows as a disk of no bytes is listed with its own size and blocks.
 func TestListLargeLBAs(t *testing.T) {
 	r := newRig(t)
 	r.Put("/sys/devices/pci0000:00/"+addrA+"/nvme/nvme0/nvme0n1/size", "0\n")
@@ -440,7 +440,7 @@ func TestUnbindLeavesAMountedDisk(t *testing.T) {
 	require.Empty(t, records(t))
 }
 
-// What is on a disk that no driver has is looked at before anybody gets it.
+// The content of a disk that no driver has is looked at before anybody gets it.
 func TestContentOfDriverlessDisk(t *testing.T) {
 	r := newRig(t)
 	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3, Driver: "-"})
@@ -714,7 +714,7 @@ func TestMountedWhileAsked(t *testing.T) {
 	require.Empty(t, records(t))
 }
 
-// Who only lists SSDs opens nothing exclusively.
+// A process that only lists SSDs opens nothing exclusively.
 func TestListingIsInNobodysWay(t *testing.T) {
 	r := newRig(t)
 	r.m.uses = func(string) ([]diskuse.Use,
@@ -873,7 +873,7 @@ func TestKilledBinds(t *testing.T) {
 	unbind := func(r *rig, addr string) {
 		require.NoError(t, r.m.sys.Write("/sys/bus/pci/drivers/nvme/unbind", addr))
 	}
-	for name, at := range map[string]func(r *rig){
+	for name, fail := range map[string]func(r *rig){
 		"before the first step": func(r *rig) { r.m.bind = die },
 		"override set": func(r *rig) {
 			r.m.bind = func(a, d string) error { override(r, a); return die(a, d) }
@@ -897,7 +897,7 @@ func TestKilledBinds(t *testing.T) {
 				}
 				r := newRig(t)
 				healthy := *r.m
-				at(r)
+				fail(r)
 				kill(t, "bind-ssds", "nvme0", "--quiet")
 				*r.m = healthy
 				rs := records(t)
@@ -940,7 +940,7 @@ type dyingDomain struct{ *rig }
 func (d dyingDomain) Open(string) (nvme.Bus, error) { panic(killed{}) }
 
 func TestKilledUnbinds(t *testing.T) {
-	for name, at := range map[string]func(r *rig){
+	for name, fail := range map[string]func(r *rig){
 		"before the first step": func(
 			r *rig) {
 			r.m.restore = func(string, string) error { panic(killed{}) }
@@ -965,7 +965,7 @@ func TestKilledUnbinds(t *testing.T) {
 				r := newRig(t)
 				healthy := *r.m
 				ok(t, "bind-ssds", "nvme0")
-				at(r)
+				fail(r)
 				kill(t, "unbind-ssds", "--quiet")
 				*r.m = healthy
 				require.Equal(t, state.Unbinding, records(t)[0].Phase)
@@ -1026,7 +1026,7 @@ func TestInterruptedBind(t *testing.T) {
 // Ctrl-C when an SSD has just been bound: between two of them the rest is told, after the last
 // nothing is left to stop.
 func TestInterruptedBetweenBinds(t *testing.T) {
-	for at, want := range []int{130, 0} {
+	for turn, want := range []int{130, 0} {
 		r := newRig(t)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		closed := 0
@@ -1034,7 +1034,7 @@ func TestInterruptedBetweenBinds(t *testing.T) {
 		r.m.domain = func() (domain, error) {
 			_, err := was()
 			return closingDomain{r, func() {
-				if closed == at {
+				if closed == turn {
 					cancel(errSignal)
 				}
 				closed++
@@ -1044,9 +1044,9 @@ func TestInterruptedBetweenBinds(t *testing.T) {
 		code := run(ctx, []string{"bind-ssds", "nvme0", "nvme1", "--quiet"}, &out, &errOut)
 		require.Equal(t, want, code, errOut.String())
 		require.NotContains(t, errOut.String(), "nil")
-		require.Len(t, records(t), at+1)
+		require.Len(t, records(t), turn+1)
 		require.Equal(t, vfioDriver, r.Driver(addrA))
-		if at == 0 {
+		if turn == 0 {
 			require.Contains(t, errOut.String(),
 				"1 SSDs are bound, 1 are not; run the same command again")
 			require.Equal(t, "nvme", r.Driver(addrB))
@@ -1103,7 +1103,7 @@ func TestUnbindRefusals(t *testing.T) {
 	require.Contains(t, ok(t, "ssds"), "in use by another heliosctl")
 	l.Release()
 
-	// Who lists SSDs is waited for.
+	// A process that lists SSDs is waited for.
 	l, err = s.Acquire("heliosctl ssds", "vfio1")
 	require.NoError(t, err)
 	time.AfterFunc(200*time.Millisecond, l.Release)
@@ -1136,7 +1136,7 @@ func TestUnbindRefusals(t *testing.T) {
 	require.Len(t, records(t), 2)
 }
 
-// What other hands did to bound controllers is said, and unbind-ssds clears it up.
+// Changes that others made to bound controllers are reported, and unbind-ssds clears them up.
 func TestOddStates(t *testing.T) {
 	t.Run("the kernel's driver again", func(t *testing.T) {
 		r := newRig(t)

@@ -79,10 +79,10 @@ var byteKinds = []byteKind{
 // mostly empty.
 func somewhere(r *rand.Rand, b []byte) int {
 	for try, empty := 0, r.IntN(2) == 0; ; try++ {
-		at := r.IntN(len(b))
-		page := b[at&^4095 : min(at&^4095+4096, len(b))]
+		offset := r.IntN(len(b))
+		page := b[offset&^4095 : min(offset&^4095+4096, len(b))]
 		if empty || try == 10_000 || len(bytes.Trim(page, "\x00")) > 0 {
-			return at
+			return offset
 		}
 	}
 }
@@ -165,18 +165,18 @@ func TestByteTrials(t *testing.T) {
 	for i, x := range last(t, ok(t, "load", "g", "--json"))["extents"].([]any) {
 		for _, e := range x.(map[string]any)["extents"].([]any) {
 			e := e.(map[string]any)
-			at, n := int64(e["lba"].(float64))*512, int64(e["blocks"].(float64))*512
+			offset, n := int64(e["lba"].(float64))*512, int64(e["blocks"].(float64))*512
 			switch e["what"] {
 			case "superblock and zeros":
 				n = 4096
 			case "chunk checksums", "row checksums": // then padding
 				n = int64(map[string]int{"chunk checksums": 4, "row checksums": 450 * 4}[e["what"].(string)])
 			case "zeros and superblock":
-				at += n - 4096
+				offset += n - 4096
 				n = 4096
 			}
 			img := fmt.Sprintf("ssd%d.img", i)
-			extents[img] = append(extents[img], [2]int64{at, at + n})
+			extents[img] = append(extents[img], [2]int64{offset, offset + n})
 		}
 	}
 	model := []string{"--dataset", "g", "--fanout", "3,3", "--batch-size", "256", "--hidden", "8",

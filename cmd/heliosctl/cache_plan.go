@@ -106,7 +106,7 @@ func runCachePlan(ctx context.Context, e *env, a *cachePlanArgs) (err error) {
 	return nil
 }
 
-// shownSplits is how many splits the table has; --json has all.
+// shownSplits bounds the splits in the table; --json has all.
 const shownSplits = 10
 
 func showCachePlan(e *env, p *cacheplan.Plan) {

@@ -108,7 +108,7 @@ func variantFlags() []cli.Flag {
 	return append(comparedOptions().Flags(), lookup(hcli.Of[runArgs]().Flags(), "mode"))
 }
 
-// comparedEpochs is how many epochs each run has where nothing is said: the first fills tiers.
+// comparedEpochs is the default number of epochs of each run: the first fills tiers.
 const comparedEpochs = 2
 
 // variant is one of the ways to train.
@@ -311,8 +311,8 @@ type comparedRun struct {
 	Seconds float64 `json:"epoch_seconds"`
 	First   float64 `json:"first_epoch_seconds"`
 	Setup   float64 `json:"setup_seconds"` // presampling and the filling of the tiers
-	// Prepare is what mini-batches took that were laid out beforehand, whenever that was. Amortised
-	// is an epoch with its part of Setup and Prepare, over the epochs of the run.
+	// Prepare is the time of laying mini-batches out beforehand, whenever that was. Amortised is an
+	// epoch with its part of Setup and Prepare, over the epochs of the run.
 	Prepare   float64 `json:"prepare_seconds"`
 	Amortised float64 `json:"amortised_epoch_seconds"`
 
@@ -326,9 +326,9 @@ type comparedRun struct {
 	Overlap           float64             `json:"overlap"`
 	Stages            report.StageSeconds `json:"stage_seconds"`
 	cpuUse
-	// DiskBytes is what the kernel read from disks for the process in an epoch: rows of files,
-	// also by page faults, neighbour lists and the samples of superbatches; 0 where it does not
-	// tell.
+	// DiskBytes are the bytes that the kernel read from disks for the process in an epoch: rows of
+	// files, also by page faults, neighbour lists and the samples of superbatches; 0 where the
+	// kernel does not count them.
 	DiskBytes  float64 `json:"disk_bytes"`
 	PeakMemory int64   `json:"peak_memory_bytes"`
 	GPUCache   int64   `json:"gpu_cache_bytes"`
@@ -348,7 +348,7 @@ type cpuUse struct {
 	CPUSeconds   float64 `json:"cpu_seconds"`
 	ProxySeconds float64 `json:"proxy_cpu_seconds"`
 	// Kernels is the CPU time of an epoch by stage and operator, software SSDs aside: kernels by
-	// stream, and what else is metered. What is left of CPUSeconds is report.CPUUse's unaccounted.
+	// stream, and what else is metered. The rest of CPUSeconds is report.CPUUse's unaccounted.
 	Kernels map[string]map[string]float64 `json:"kernel_cpu_seconds,omitempty"`
 }
 

@@ -221,8 +221,8 @@ func sameCaches(a, b comparedVariant) bool {
 	return a.bounded() && b.bounded() && nearly(a.CacheBytes, b.CacheBytes)
 }
 
-func nearly(least, most int64) bool {
-	return math.Abs(float64(most-least)) <= sameBytes*float64(max(least, most))
+func nearly(smallest, largest int64) bool {
+	return math.Abs(float64(largest-smallest)) <= sameBytes*float64(max(smallest, largest))
 }
 
 // holdMemory compares the caches of all variants and notes those that differ. Where GPU and CPU
@@ -230,13 +230,13 @@ func nearly(least, most int64) bool {
 func (s *comparisonSummary) holdMemory() {
 	var parts, bounds, lists []string
 	alike := func(of func(comparedVariant) int64) bool {
-		least, most := int64(math.MaxInt64), int64(0)
+		smallest, largest := int64(math.MaxInt64), int64(0)
 		for _, v := range s.Variants {
 			if v.bounded() {
-				least, most = min(least, of(v)), max(most, of(v))
+				smallest, largest = min(smallest, of(v)), max(largest, of(v))
 			}
 		}
-		return most == 0 || nearly(least, most)
+		return largest == 0 || nearly(smallest, largest)
 	}
 	topologies := map[int64]bool{}
 	for _, v := range s.Variants {

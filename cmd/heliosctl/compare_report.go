@@ -65,7 +65,7 @@ type comparedVariant struct {
 	RowsCPU    float64                       `json:"rows_cpu"`
 	RowsSSD    float64                       `json:"rows_ssd"`
 	PeakMemory int64                         `json:"peak_memory_bytes"`
-	// What the tiers may hold, and together, and the neighbour lists in memory.
+	// The bounds of the tiers, of both together, and the neighbour lists in memory.
 	GPUCache   int64  `json:"gpu_cache_bytes"`
 	CPUCache   int64  `json:"cpu_cache_bytes"`
 	CacheBytes int64  `json:"cache_bytes"`
@@ -197,7 +197,7 @@ func medianKernels(runs []comparedRun) map[string]map[string]float64 {
 	return out
 }
 
-// spentCPU tells what an epoch's CPU time went to: stages by their operators, the software SSDs,
+// spentCPU divides an epoch's CPU time: stages by their operators, the software SSDs,
 // and the rest. Empty where nothing was metered.
 func (v comparedVariant) spentCPU() string {
 	if len(v.Kernels) == 0 {
@@ -245,7 +245,7 @@ func (v comparedVariant) spentCPU() string {
 	return strings.Join(names, ", ") + ", the rest " + ms(max(rest, 0))
 }
 
-// share3 tells how an epoch's rows divide over GPU tier, CPU tier and SSDs.
+// share3 is the text of the shares of an epoch's rows in GPU tier, CPU tier and SSDs.
 func (v comparedVariant) share3() (gpu, cpu, ssd float64) {
 	all := v.RowsGPU + v.RowsCPU + v.RowsSSD
 	if all == 0 {
@@ -281,7 +281,7 @@ func amortised(v comparedVariant) string {
 	return units.FormatSeconds(v.Amortised.Median)
 }
 
-// beside says how fast a data path is beside the first.
+// beside compares the time of a data path with that of the first.
 func (s comparisonSummary) beside(v comparedVariant) string {
 	if v.Name == s.Base {
 		return "–"
@@ -312,7 +312,7 @@ func times(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-// fastest says which data path is the fastest, and by how much it leads the next.
+// fastest names the fastest data path and its lead over the next.
 func (s comparisonSummary) fastest() string {
 	if len(s.Variants) < 2 {
 		return ""

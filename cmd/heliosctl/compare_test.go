@@ -177,7 +177,7 @@ func TestCompareGivesEqualMemory(t *testing.T) {
 			"virtual", "--hardware", "host")))
 }
 
-// What cannot run is refused before anything runs, whichever place it has.
+// A variant that cannot run is refused before anything runs, whichever place it has.
 func TestCompareChecksAllFirst(t *testing.T) {
 	loaded(t, 1)
 	for want, args := range map[string][]string{
@@ -274,7 +274,7 @@ func TestCompareArguments(t *testing.T) {
 	}
 }
 
-// The bottleneck is what an epoch's time went into.
+// The bottleneck names the stage that an epoch's time went into.
 func TestBottleneck(t *testing.T) {
 	r := comparedRun{Seconds: 10, Stall: 0.05}
 	r.Stages.Train = 9.5

@@ -64,7 +64,7 @@ func completed(t *testing.T, words ...string) []string {
 	return out
 }
 
-// What may stand next, whatever stands before it.
+// Completion offers the words that may stand next, whatever stands before them.
 func TestCompletedValues(t *testing.T) {
 	isolate(t)
 	modes := plan.ModeNames()

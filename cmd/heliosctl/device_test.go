@@ -112,7 +112,7 @@ func TestRanksTakeGPUs(t *testing.T) {
 	require.NoError(t, dev.Close())
 }
 
-// What auto takes: the GPU that can, else the host device with a line that says why.
+// auto takes the GPU that can, else the host device with a line with the reason.
 func TestDeviceAuto(t *testing.T) {
 	fake := fakeGPU(t)
 	bindSSDs(t)

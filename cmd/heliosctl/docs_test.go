@@ -227,17 +227,17 @@ func TestDocumentsNameVerbsAndFlags(t *testing.T) {
 				if len(words) > 0 && app.Command(words[0]) != nil && strings.Contains(one, " --") {
 					words = slices.Insert(words, 0, "heliosctl")
 				}
-				at := slices.IndexFunc(words,
+				index := slices.IndexFunc(words,
 					func(w string) bool { return strings.TrimPrefix(w, "bin/") == "heliosctl" })
-				if at > 0 && strings.HasSuffix(words[at-1], "-heliosctl") {
-					at = -1 // the program's path, as a flag of another
+				if index > 0 && strings.HasSuffix(words[index-1], "-heliosctl") {
+					index = -1 // the program's path, as a flag of another
 				}
 				flags, anyones := all, true
 				switch {
-				case at >= 0 && at+1 < len(words) && word.MatchString(words[at+1]):
-					cmd := app.Command(words[at+1])
+				case index >= 0 && index+1 < len(words) && word.MatchString(words[index+1]):
+					cmd := app.Command(words[index+1])
 					require.NotNil(t, cmd, "%s: %q: no such verb", d.path, one)
-					words = words[at+2:]
+					words = words[index+2:]
 					if len(cmd.Subcommands) > 0 && len(words) > 0 && word.MatchString(words[0]) {
 						i := slices.IndexFunc(cmd.Subcommands,
 							func(s *cli.Command) bool { return s.HasName(words[0]) })

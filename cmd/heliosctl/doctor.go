@@ -452,7 +452,7 @@ func tryPeer(dev *driver.Device, method string) (err error) {
 	return nil
 }
 
-// wayFindings tell how the SSDs lie to a GPU.
+// wayFindings are about the ways between a GPU and the SSDs.
 func wayFindings(e *env, gpu string) []probe.Finding {
 	ssds, err := e.machine.sys.Devices(pci.NVMeClass)
 	if err != nil || len(ssds) == 0 {

@@ -164,7 +164,7 @@ func (d *door) loader(more map[string]any) (batches int, err error) {
 	return m.Batches, err
 }
 
-// doorEpoch is what came of an epoch.
+// doorEpoch has the mini-batches of an epoch.
 type doorEpoch struct {
 	batches []int
 	sums    []uint32 // of features and nodes of each

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// evil is what a name, path or text of others may hold: ESC with CSI and OSC, C1 CSI, newline,
-// carriage return, a right-to-left override, DEL.
+// evil has the characters that a name, path or text of others may hold: ESC with CSI and OSC, C1
+// CSI, newline, carriage return, a right-to-left override, DEL.
 const evil = "\x1b[2J\x1b]0;owned\x07\u009b31m\nheliosctl: all is well\r\u202ename\x7f"
 
 // printable fails where a text would do more than stand on a terminal.

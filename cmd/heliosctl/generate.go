@@ -50,9 +50,9 @@ func runGenerate(ctx context.Context, e *env, o *build.GenerateOptions) error {
 			o.Kind)
 	}
 	c := &o.Communities
-	for _, at := range []any{&c.Count, &c.Mixing, &c.Hubs, &c.HubEdges, &c.HubPeers,
+	for _, field := range []any{&c.Count, &c.Mixing, &c.Hubs, &c.HubEdges, &c.HubPeers,
 		&c.HubSignal} {
-		if name := e.given(at); name != "" && !build.Grouped(o.Kind) {
+		if name := e.given(field); name != "" && !build.Grouped(o.Kind) {
 			return errs.New(errs.Usage,
 				"--%s is for graphs of communities, not for --kind %s; leave it out", name, o.Kind)
 		}

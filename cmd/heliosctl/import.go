@@ -78,14 +78,14 @@ func runImport(ctx context.Context, e *env, f *importer.Format) error {
 	return e.showImport(out.Out, notes)
 }
 
-// importLine says what an import found on its way.
+// importLine has the findings of an import.
 type importLine struct {
 	Counts map[string]int64 `json:"counts"`
 	Notes  []string         `json:"notes,omitempty"` // what is not used, chosen or odd
 	Peak   int64            `json:"peak_memory_bytes,omitempty"`
 }
 
-// showImport tells what became of the edges, and the most memory that the process held.
+// showImport shows the counts of edges, and the most memory that the process held.
 func (e *env) showImport(out string, notes []string) error {
 	d, err := dataset.Open(out)
 	if err != nil {

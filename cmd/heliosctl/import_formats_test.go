@@ -109,7 +109,7 @@ func TestImportDGLVerb(t *testing.T) {
 	require.True(t, strings.Contains(out, "5 nodes, 6 edges, 2 features, 3 classes"), out)
 }
 
-// import debian says what it found, takes a budget, and its JSON has the counts.
+// import debian lists its findings, takes a budget, and its JSON has the counts.
 func TestImportDebianVerb(t *testing.T) {
 	isolate(t)
 	require.NoError(t, os.WriteFile("a_Packages", []byte("Package: a\nVersion: 1\nDepends: b\n"+

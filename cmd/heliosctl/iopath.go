@@ -106,7 +106,7 @@ func showSSDs(e *env, io report.IOResult) {
 	}
 }
 
-// showTrouble says what the SSDs did before a run failed, where one of them was in trouble.
+// showTrouble shows the SSDs' statistics of a run that failed, where one of them was in trouble.
 func showTrouble(e *env, io report.IOResult, out *results) {
 	for _, s := range io.SSDs {
 		if s.Troubled() {

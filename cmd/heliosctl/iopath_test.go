@@ -10,7 +10,7 @@ import (
 	"helios/internal/errs"
 )
 
-// A run tells what each SSD did, and leaves a timeline, also when it fails.
+// A run has statistics of each SSD, and leaves a timeline, also when it fails.
 func TestTrainReportsItsReads(t *testing.T) {
 	loaded(t, 2)
 	out := ok(t, trainArgs("--epochs", "1", "--timeline", "t.json", "--on-ssd-failure", "stop",

@@ -59,9 +59,9 @@ func requireOutside(t *testing.T, pattern []byte, result map[string]any) {
 		lba := ssd["lba_bytes"].(float64)
 		inside := 0
 		for _, e := range ssd["extents"].([]any) {
-			at, n := int(e.(map[string]any)["lba"].(float64)*lba),
+			offset, n := int(e.(map[string]any)["lba"].(float64)*lba),
 				int(e.(map[string]any)["blocks"].(float64)*lba)
-			copy(b[at:at+n], pattern[at:])
+			copy(b[offset:offset+n], pattern[offset:])
 			inside += n
 		}
 		require.True(t, bytes.Equal(pattern, b),

@@ -80,7 +80,7 @@ type controller struct {
 	Others []string
 }
 
-// text tells how messages call a controller.
+// text is the name of a controller in messages.
 func (c *controller) text() string {
 	if c.Kernel.Name != "" {
 		return c.Addr + " (/dev/" + c.Kernel.Name + ")"
@@ -140,8 +140,8 @@ func (c *controller) link() string {
 	return c.LinkSpeed + " x" + strconv.Itoa(c.LinkWidth)
 }
 
-// unfit says why the namespace that we would use cannot be used, as far as the kernel's driver
-// shows it.
+// unfit returns the reason why the namespace that we would use cannot be used, as far as the
+// kernel's driver shows it; "" for none.
 func (m *machine) unfit(c *controller) string {
 	if c.Kernel.Name == "" {
 		return ""
@@ -273,7 +273,7 @@ func (m *machine) choose(args []string, records []state.Record) ([]controller, e
 	return out, nil
 }
 
-// ready says what the machine lacks to bind the chosen controllers, nil for nothing.
+// ready returns the error of what the machine lacks to bind the chosen controllers.
 func (m *machine) ready(chosen []candidate) error {
 	for _, c := range chosen {
 		if c.NoIOMMU {
@@ -301,13 +301,13 @@ func (m *machine) ready(chosen []candidate) error {
 	return nil
 }
 
-// noIOMMU says how this machine gets its IOMMU switched on.
+// noIOMMU is the advice to switch this machine's IOMMU on.
 func (m *machine) noIOMMU() string { return vfio.NoIOMMU(m.sys) }
 
 // groupNode is the device node of an IOMMU group.
 func groupNode(group int) string { return "/dev/vfio/" + strconv.Itoa(group) }
 
-// busy tells whether another process has a group open: the kernel lets one at a time.
+// busy reports whether another process has a group open: the kernel lets one at a time.
 func (m *machine) busy(group int) bool {
 	f, err := os.OpenFile(m.sys.Path(groupNode(group)), os.O_RDWR, 0)
 	if err == nil {

@@ -2,7 +2,7 @@
 // SSDs, lays a dataset out on them, trains, evaluates and measures.
 //
 // Every verb is a file of this package. Results go to standard output, progress and the one
-// line that says what failed to standard error; the exit code is the cause (internal/errs).
+// line of a failure to standard error; the exit code is the cause (internal/errs).
 package main
 
 import (
@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	few := enoughFiles(unix.Getrlimit)
 	if few != nil {
 		// The collector's timer takes two files of its own, and the runtime ends the process with
-		// a trace where it cannot have them. What is left to do is to say few.
+		// a trace where it cannot have them. Nothing is left to do but to report few.
 		debug.SetGCPercent(-1)
 	}
 	app := newApp(stdout, stderr)
@@ -127,7 +127,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return int(class)
 }
 
-// errorLine says why a verb failed.
+// errorLine has the error of a verb.
 type errorLine struct {
 	Verb     string `json:"verb"`
 	Error    string `json:"error"`
@@ -136,8 +136,8 @@ type errorLine struct {
 
 const envKey = "env"
 
-// env holds what every verb works with: the streams, the state folder, the machine. What a verb was
-// asked for is in a struct of its own, which its options fill (verb).
+// env holds what every verb works with: the streams, the state folder, the machine. The options
+// of a verb fill a struct of its own (verb).
 type env struct {
 	c        *cli.Context
 	ui       *ui.UI
@@ -147,10 +147,10 @@ type env struct {
 	// or "".
 	given   func(fields ...any) string
 	leftOut []string // bound SSDs that --ssds leaves out
-	// What the verb sees of the computer that it runs on.
+	// The computer that the verb runs on.
 	machine *machine
 
-	ctx          context.Context // the verb's, whose cause says why it was stopped
+	ctx          context.Context // the verb's; its cause is that of a stop
 	verb         string
 	args         []string // as they were typed
 	argv         []string // the same, with those of --config, as arrange puts them
@@ -201,10 +201,10 @@ func verb[T any](c *cli.Command, maxArgs int, options hcli.Options[T],
 	return c
 }
 
-// optionUses says what texts of a verb's options can do, by name.
+// optionUses has the uses of a verb's options by their texts, by name.
 type optionUses map[string]func(text string) hcli.Use
 
-// usesKey is where a verb's command finds who asks for them in place of running it.
+// usesKey has a function that takes the uses of a verb; its command calls that and does not run.
 const usesKey = "uses"
 
 // usesOf returns what the options of a verb can do; nil where it has no options of its own.
@@ -310,7 +310,7 @@ func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFu
 	}
 }
 
-// whenStopped says what is to be done after a Ctrl-C that ended a verb which saves nothing.
+// whenStopped adds the next step after a Ctrl-C to the error of a verb that saves nothing.
 func whenStopped(err error, next string) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, errSignal) {
 		return fmt.Errorf("%w; %s", err, next)

@@ -35,9 +35,9 @@ func TestMetricsCount(t *testing.T) {
 	m, err := serveMetrics(":0", map[string]string{"mode": "m"})
 	require.NoError(t, err)
 	require.Regexp(t, `^127\.0\.0\.1:\d+$`, m.addr, "without a host nobody else reaches it")
-	var told []int
+	var heard []int
 	o := m.watch(report.Observer{Epoch: func(r report.EpochResult) {
-		told = append(told, r.Epoch)
+		heard = append(heard, r.Epoch)
 	}})
 	p := report.Partial{Batches: 2, Seeds: 20, RowsGPU: 5, RowsCPU: 6, RowsSSD: 7, BytesSSD: 70,
 		Commands: 4, Retries: 1, Timeouts: 1, Waited: 0.5, LossSum: 30, Correct: 4, Counted: 16}
@@ -61,7 +61,7 @@ func TestMetricsCount(t *testing.T) {
 		require.Contains(t, "\n"+text, "\n"+want+"\n")
 	}
 	require.Regexp(t, `\nheliosctl_memory_bytes [1-9]`, text)
-	require.Equal(t, []int{1}, told)
+	require.Equal(t, []int{1}, heard)
 	require.NoError(t, m.close())
 	_, err = net.DialTimeout("tcp", m.addr, time.Second)
 	require.Error(t, err, "closed")
@@ -79,10 +79,10 @@ func TestTrainMetrics(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	lines := bufio.NewScanner(said)
-	at := regexp.MustCompile(`http://(\S+)/metrics`)
+	address := regexp.MustCompile(`http://(\S+)/metrics`)
 	var addr string
 	for addr == "" && lines.Scan() {
-		if m := at.FindStringSubmatch(lines.Text()); m != nil {
+		if m := address.FindStringSubmatch(lines.Text()); m != nil {
 			addr = m[1]
 		}
 	}

@@ -119,8 +119,8 @@ func TestTrainKeepsAnothersCheckpoint(t *testing.T) {
 		"torn.jsonl")...)
 	got := lines(t, readFile(t, "torn.jsonl"))
 	require.Len(t, got, 1+1+1+2+2)
-	for i, at := range []int{1, 3, 4} {
-		require.Equal(t, float64(i+1), got[at]["epoch"])
+	for i, index := range []int{1, 3, 4} {
+		require.Equal(t, float64(i+1), got[index]["epoch"])
 	}
 	// Without a checkpoint nothing is gone on from: neither another run's results, nor the best
 	// parameters of a folder.

@@ -60,7 +60,7 @@ func (a *partitionArgs) check(e *env) error {
 	return nil
 }
 
-// partitionResult is what is told of a partition.
+// partitionResult has the figures of a partition.
 type partitionResult struct {
 	partition.Info
 	Name    string  `json:"dataset_name"`
@@ -192,7 +192,7 @@ func showPartition(e *env, r *partitionResult) error {
 	return e.ui.Event("result", r)
 }
 
-// partitionReport is what verify has found of a partition in a dataset's folder.
+// partitionReport has the findings of verify on a partition in a dataset's folder.
 type partitionReport struct {
 	File  string `json:"file"`
 	Parts int    `json:"parts"`

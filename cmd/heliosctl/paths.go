@@ -12,8 +12,8 @@ import (
 	"helios/internal/state"
 )
 
-// A namespace that two controllers reach is one disk. What the kernel does to it through one of
-// them, or a program through a bound one, nobody sees through the other: it is in use, always.
+// A namespace that two controllers reach is one disk. Nobody sees through one of them what the
+// kernel, or a program, does to it through the other: it is in use, always.
 
 // boundPaths says by which other bound controllers than the one at addr a namespace is reached.
 func (m *machine) boundPaths(id nsid.ID, addr string, records []state.Record) []string {
@@ -125,7 +125,7 @@ func (o *ssdOpener) checkPaths(s *ssdSet) error {
 	return nil
 }
 
-// backing is what stands behind a bound SSD.
+// backing returns the file or namespace behind a bound SSD.
 func (m *machine) backing(d state.SSD, records []state.Record) (diskuse.Backing, error) {
 	switch d.Kind {
 	case state.KindComputed:

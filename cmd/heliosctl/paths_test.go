@@ -129,7 +129,7 @@ func TestProxiesOfOneFile(t *testing.T) {
 	fails(t, hc(t, "bind-ssds", "--proxy", "hard.img,a.img"), 2, "bind-ssds",
 		"names the same file twice")
 
-	// What became one file after the bind is refused by who would write.
+	// Paths that became one file after the bind are refused before a write.
 	ok(t, "bind-ssds", "--proxy", "a.img,c.img", "--size", "8MiB")
 	require.NoError(t, os.Remove("c.img"))
 	require.NoError(t, os.Link("a.img", "c.img"))

@@ -19,7 +19,7 @@ import (
 	"helios/sched/planner"
 )
 
-// trainedRun is what a run's results say of its training.
+// trainedRun has the results of a run's training.
 type trainedRun struct {
 	begun runLine
 	took  planner.Measured // medians over its epochs

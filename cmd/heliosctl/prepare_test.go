@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What prepare leaves is what train uses: with it diskgnn trains as inmem does on the same samples.
+// train uses the files that prepare leaves: with them diskgnn trains as inmem does on the same
+// samples.
 func TestPrepare(t *testing.T) {
 	loaded(t, 2)
 	args := func(verb string, extra ...string) []string {

@@ -8,8 +8,8 @@ import (
 	"helios/internal/ui"
 )
 
-// progressOfRuns tells how far training is, over all epochs of one run or of several: the time that
-// is left is that of the whole, and does not begin anew with an epoch or a run.
+// progressOfRuns shows the progress of training, over all epochs of one run or of several: the time
+// that is left is that of the whole, and does not begin anew with an epoch or a run.
 type progressOfRuns struct {
 	ui     *ui.UI
 	whole  string // of the stage

@@ -25,7 +25,7 @@ type rankArgs struct {
 	listen     string        `option:"rank-listen" group:"Ranks" use:"aside" shown:"MASTER_ADDR, or all with a secret where it is another machine's" arg:"ADDRESS[:PORT]" usage:"ADDRESS[:PORT] at which rank 0 listens for the others"`
 }
 
-// secretTimeout is how long a pipe may take to deliver the secret. Tests shorten it.
+// secretTimeout bounds the wait for a pipe with the secret. Tests shorten it.
 var secretTimeout = time.Minute
 
 // secretVar holds the secret of the ranks where no file does.

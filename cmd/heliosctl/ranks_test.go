@@ -78,7 +78,7 @@ func awaitCheckpoint(ctx context.Context, t *testing.T, dir string) {
 }
 
 // Processes give the parameters and figures of one, whatever carries their bytes; another number of
-// them goes on with a run; and the death of one is the end of all.
+// them resumes a run; and the death of one is the end of all.
 func TestRanks(t *testing.T) {
 	binary := ranksBinary(t)
 	loaded(t, 1)
@@ -182,7 +182,8 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// What a launcher says is taken or refused by name, and verbs of one process refuse to be several.
+// Variables of a launcher are taken or refused by name, and verbs of one process refuse to be
+// several.
 func TestLaunchersAreRefused(t *testing.T) {
 	t.Setenv("HELIOS_RANK_SECRET", "")
 	t.Chdir(t.TempDir())

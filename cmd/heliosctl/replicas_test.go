@@ -7,7 +7,7 @@ import (
 )
 
 // Replicas on the host device share its workers, and change no parameter; results and the table say
-// how many there were, and a run goes on with another number of them.
+// how many there were, and another number of them resumes a run.
 func TestReplicas(t *testing.T) {
 	loaded(t, 1)
 	args := func(extra ...string) []string {

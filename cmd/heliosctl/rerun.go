@@ -77,7 +77,7 @@ type againLine struct {
 	Arguments []string `json:"arguments"`
 }
 
-// rerunLine says how many values were compared.
+// rerunLine has the number of values that were compared.
 type rerunLine struct {
 	Verb   string `json:"verb"`
 	Equal  int    `json:"equal"`
@@ -244,9 +244,9 @@ func findVerb(cmds []*cli.Command, words []string) (c *cli.Command) {
 // canRerun returns the verb of a file, and refuses one that asks for something else than a run with
 // results.
 func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
-	at := slices.Index(begun.Arguments, "--")
+	end := slices.Index(begun.Arguments, "--")
 	verb := strings.Fields(begun.Verb)
-	if at < 0 || len(verb) == 0 || len(begun.Arguments) < len(verb) ||
+	if end < 0 || len(verb) == 0 || len(begun.Arguments) < len(verb) ||
 		!slices.Equal(begun.Arguments[:len(verb)], verb) {
 		return nil, errs.New(errs.Usage,
 			"%s: its first line is not what --results writes: the arguments are not those of its verb %q",
@@ -258,7 +258,7 @@ func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 		return nil, errs.New(errs.Usage, "%s is of the verb %q, which has no results to compare", path,
 			begun.Verb)
 	}
-	for _, a := range begun.Arguments[:at] {
+	for _, a := range begun.Arguments[:end] {
 		if how, is := strings.CutPrefix(a, "--reduce="); is && how != plan.ReduceTree {
 			return nil, errs.New(errs.Usage,
 				"%s was made with --reduce %s, which is not exact to the bit: there is nothing that has to be equal",
@@ -285,7 +285,7 @@ func (e *env) runIn(ctx context.Context, folder string, args []string) (err erro
 	return nil
 }
 
-// madeRun is what a file of results says of what has to be equal in each run.
+// madeRun has the values of a file of results that have to be equal in each run.
 type madeRun struct {
 	begun  runLine
 	values []madeValue

@@ -136,7 +136,7 @@ func TestRerunTakesSettingsAlone(t *testing.T) {
 	require.Contains(t, ok(t, "rerun", "t.jsonl", "--dataset", "h"), "was made again")
 }
 
-// tree is what a folder holds, but for the file of the attack and the SSD.
+// tree lists the files of a folder, but for the file of the attack and the SSD.
 func tree(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	require.NoError(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -177,7 +177,7 @@ func TestRerunOfNoResults(t *testing.T) {
 	}
 }
 
-// Each option of a verb with results says what it can do: one that does not is never taken from a
+// Each option of a verb with results declares its use: one that does not is never taken from a
 // file.
 func TestUsesAreDeclared(t *testing.T) {
 	for path, c := range verbs(newApp(os.Stdout, os.Stderr).Commands, "") {

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What made a file of results runs again, from wherever, and its results are held against it.
+// The run of a file of results runs again, from any folder, and its results are compared.
 func TestRerun(t *testing.T) {
 	isolate(t)
 	dir, err := os.Getwd()

@@ -121,7 +121,7 @@ func orOverwrite(err error) error {
 
 // results writes a verb's JSON lines to standard output, with --json, and to the file of --results.
 // There they stand between an event "begin", which identifies the run, and an event "end", which
-// says whether it was whole.
+// ends it.
 type results struct {
 	e     *env
 	path  string // of --results
@@ -198,7 +198,7 @@ func (e *env) runLine(run string) runLine {
 		Machine: ofThisMachine(), Time: nowText()}
 }
 
-// endLine says how a run ended.
+// endLine has the end of a run.
 type endLine struct {
 	Run   string `json:"run"`
 	Whole bool   `json:"whole"` // it did all that it was asked for
@@ -307,9 +307,9 @@ func (r *results) begin() {
 	}
 }
 
-// start begins the results of a training run. What is continued gets a line "resume" and the epochs
-// that it lacks of those that the checkpoint has behind it: a run may die after it has saved an
-// epoch and before it says so.
+// start begins the results of a training run. A file that is continued gets a line "resume" and the
+// epochs that it lacks of those that the checkpoint has behind it: a run may die after it has saved
+// an epoch and before it says so.
 func (r *results) start(held *sched.Held) error {
 	if !r.continued {
 		r.begin()
@@ -347,7 +347,7 @@ func (r *results) keep(err error) {
 	}
 }
 
-// end says how the run ended: err is what it returns. A run that fails before its first line leaves
+// end writes the end of the run, which returns err. A run that fails before its first line leaves
 // no file.
 func (r *results) end(err *error) {
 	if p := recover(); p != nil { // else this would look whole
@@ -379,8 +379,7 @@ func (r *results) end(err *error) {
 	}
 }
 
-// classify is an error's class and its text for people. What a stop has ended is called by its
-// cause.
+// classify returns an error's class and its text for people. After a stop the text is of its cause.
 func (e *env) classify(err error) (errs.Class, string) {
 	cause := context.Cause(e.ctx)
 	stopped := errors.Is(cause, errSignal) || errors.Is(cause, errOutputClosed)

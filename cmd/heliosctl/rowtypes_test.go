@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Rows of a type from load to training: every verb says which, and a run can ask for one.
+// Rows of a type from load to training: every verb names it, and a run can ask for one.
 func TestRowTypes(t *testing.T) {
 	loaded(t, 2)
 	require.Contains(t, ok(t, "load", "g", "--row-dtype", "int8"), "rows of 32 B (int8)")

@@ -107,7 +107,7 @@ func makeSchema(describe func(reflect.Type, string) string) map[string]any {
 	}
 }
 
-// update says whether tests write the documents that they hold against the code.
+// update has tests write the documents that they hold against the code.
 func update() bool { return os.Getenv("HELIOS_UPDATE") != "" }
 
 // holdDocument compares a document with what the code says, or writes it.

@@ -103,7 +103,7 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 	return s.Serve(ctx, l)
 }
 
-// listeningLine says where clients find the daemon.
+// listeningLine has the address of the daemon.
 type listeningLine struct {
 	Socket string `json:"socket"`
 	PID    int    `json:"pid"`
@@ -230,7 +230,7 @@ type sharedGPU struct {
 }
 
 // device opens the device of a loader, or counts one more user of its GPU. A loader on the host has
-// its own. The second value lets go of it.
+// its own. The second value releases it.
 func (b *serveBackend) device(e *env, a *runArgs) (cuda.Device, func() error, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -656,13 +656,13 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 	}
 	return append(all, serve.Tensor{Name: "edge_index", DType: "int64", Shape: []int64{2, edges},
 		Bytes: 2 * edges * 8, Put: func(to []byte) {
-			pairs, at := hostmem.View[int64](to), int64(0)
+			pairs, edge := hostmem.View[int64](to), int64(0)
 			for h := range b.Blocks {
 				k := &b.Blocks[h]
 				for d := firstOf(b, h); d < k.NumDst; d++ {
 					for _, s := range k.Src[k.Indptr[d]:k.Indptr[d+1]] {
-						pairs[at], pairs[edges+at] = int64(s), d
-						at++
+						pairs[edge], pairs[edges+edge] = int64(s), d
+						edge++
 					}
 				}
 			}
@@ -707,7 +707,7 @@ func (l *servedLoader) rows(b *sched.Loaded, n int64) serve.Tensor {
 	return x
 }
 
-// rowsGoAsTheyAre tells whether a tensor has the rows' bytes as the SSDs have them.
+// rowsGoAsTheyAre reports whether a tensor has the rows' bytes as the SSDs have them.
 func (l *servedLoader) rowsGoAsTheyAre() bool {
 	element := int64(4)
 	switch l.t {

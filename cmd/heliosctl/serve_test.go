@@ -448,14 +448,14 @@ func BenchmarkDoor(b *testing.B) {
 // putAllButRows makes the other tensors of a batch in memory of this process, as they go to
 // clients: the types and the edge_index of PyG, which training in this process has no use for.
 func putAllButRows(to []byte, b *serve.Batch) []byte {
-	at := int64(0)
+	offset := int64(0)
 	for _, t := range b.Tensors[1:] {
-		end := at + (t.Bytes+63)&^63
+		end := offset + (t.Bytes+63)&^63
 		if int64(len(to)) < end {
 			to = append(to, make([]byte, end-int64(len(to)))...)
 		}
-		t.Put(to[at:][:t.Bytes])
-		at = end
+		t.Put(to[offset:][:t.Bytes])
+		offset = end
 	}
 	return to
 }
@@ -463,7 +463,7 @@ func putAllButRows(to []byte, b *serve.Batch) []byte {
 // nowhere has batches come without a place.
 func nowhere(int) serve.Place { return nil }
 
-// took is how long something took in all: on the clock, and of this process's processor time.
+// took is the time of something in all: on the clock, and of this process's processor time.
 type took struct{ wall, cpu time.Duration }
 
 func (t *took) add(f func()) {

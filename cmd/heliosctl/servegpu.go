@@ -39,7 +39,7 @@ func openGPURings(dev cuda.Device, stream cuda.Stream) (*gpuRings, error) {
 	return &gpuRings{dev: dev, shares: s, stream: stream}, b.Free()
 }
 
-// DeviceName is what a client finds the GPU by.
+// DeviceName is the name by which a client finds the GPU.
 func (l *servedLoader) DeviceName() string {
 	if l.gpu == nil {
 		return ""
@@ -64,7 +64,7 @@ type gpuRing struct {
 }
 
 // Put implements serve.DeviceMemory.
-func (r *gpuRing) Put(at int64, tensors []serve.Tensor, offsets []int64) error {
+func (r *gpuRing) Put(offset int64, tensors []serve.Tensor, offsets []int64) error {
 	need := int64(0)
 	for _, t := range tensors {
 		if t.CopyTo == nil {
@@ -76,7 +76,7 @@ func (r *gpuRing) Put(at int64, tensors []serve.Tensor, offsets []int64) error {
 	}
 	staged := int64(0)
 	for i, t := range tensors {
-		to := r.Ptr() + cuda.DevicePtr(at+offsets[i])
+		to := r.Ptr() + cuda.DevicePtr(offset+offsets[i])
 		if t.Bytes == 0 {
 			continue
 		}

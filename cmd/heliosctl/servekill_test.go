@@ -48,7 +48,7 @@ func (c *clientSpec) run(stop <-chan struct{}) error {
 	}
 }
 
-// lostDaemon tells whether an error is a daemon's death.
+// lostDaemon reports whether an error is a daemon's death.
 func lostDaemon(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
@@ -169,7 +169,7 @@ func TestServeSurvivesKills(t *testing.T) {
 	for _, c := range specs {
 		c.Socket, c.Options = socket, options
 	}
-	// A client of its own says what is right; sched.TestLoaderIsTraining, that it is.
+	// A client of its own has the right bytes (sched.TestLoaderIsTraining).
 	ref := specs[2].dial(t)
 	for epoch := range 3 {
 		got, err := ref.epoch(epoch, 0)
@@ -274,9 +274,9 @@ func TestServeLeaks(t *testing.T) {
 	last := c.dial(t)
 	fds := daemonFDs(t, pid)
 	run(batches / 5)
-	settle := func(most int) (fds int) {
+	settle := func(limit int) (fds int) {
 		for range 2000 {
-			if fds = daemonFDs(t, pid); fds <= most {
+			if fds = daemonFDs(t, pid); fds <= limit {
 				break
 			}
 			time.Sleep(5 * time.Millisecond)
@@ -297,7 +297,7 @@ func TestServeLeaks(t *testing.T) {
 	require.NoError(t, dm.cmd.Wait(), dm.said.String())
 }
 
-// rssOf is what a process has resident.
+// rssOf returns the resident bytes of a process.
 func rssOf(t testing.TB, pid int) int64 {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	require.NoError(t, err)

@@ -139,7 +139,7 @@ func (s *session) openInputs(ctx context.Context) error {
 	return nil
 }
 
-// ssdsFirst tells whether SSDs are opened before the device: where vfio-pci holds one that a GPU
+// ssdsFirst reports whether SSDs are opened before the device: where vfio-pci holds one that a GPU
 // may be told of. A process that dies has its files closed in the order of their numbers, and
 // closing a VFIO device ends its DMA: that must come before the driver gives the GPU's memory to
 // somebody else.

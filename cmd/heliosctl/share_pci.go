@@ -53,8 +53,8 @@ func (b *binder) nodeGroup() (gid int, why string, err error) {
 	return gid, why, nil
 }
 
-// privateGroup is the group of the user who called sudo, where nobody else is in it. What passwd(5)
-// and group(5) do not list is taken for shared.
+// privateGroup is the group of the user who called sudo, where nobody else is in it. A group that
+// passwd(5) and group(5) do not list counts as shared.
 func privateGroup(passwd, groups, uid, gid string) (int, string) {
 	const none = "there is no group helios"
 	n, err := strconv.ParseUint(gid, 10, 31)
@@ -88,7 +88,7 @@ func privateGroup(passwd, groups, uid, gid string) (int, string) {
 }
 
 // onlyOurs is gid where an IOMMU group holds SSDs that heliosctl bound and bridges alone, else -1
-// with a note that says what else it holds. The SSDs at proved are as good as bound: only their
+// with a note that lists its other devices. The SSDs at proved are as good as bound: only their
 // records are unfinished yet.
 func (b *binder) onlyOurs(group, gid int, proved ...string) (int, error) {
 	if gid < 0 {

@@ -56,7 +56,7 @@ func (b boundModel) bind(d *state.SSD) error {
 	return nil
 }
 
-// modelName is the cell of a table that says what an SSD plays.
+// modelName is the cell of a table with the model that an SSD plays.
 func modelName(d state.SSD) string {
 	if d.Model == "" {
 		return "-"

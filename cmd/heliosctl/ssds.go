@@ -228,7 +228,7 @@ func smart(log nvme.SMARTLog) *smartReport {
 	}
 }
 
-// content says which dataset a superblock is of, where there is one.
+// content fills in the dataset of a superblock, where there is one.
 func (r *ssdReport) content(sb stripe.Superblock, there bool) {
 	if !there {
 		r.Content = "none"

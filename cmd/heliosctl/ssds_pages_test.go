@@ -78,9 +78,9 @@ func TestPagesOnSSDs(t *testing.T) {
 	// A flipped bit of a page: it is on the second SSD, behind rows and tables.
 	b, err := os.ReadFile("ssd1.img")
 	require.NoError(t, err)
-	at := bytes.Index(b, bytes.Repeat([]byte{7}, 4096))
-	require.Positive(t, at)
-	b[at+4096+5] ^= 1
+	offset := bytes.Index(b, bytes.Repeat([]byte{7}, 4096))
+	require.Positive(t, offset)
+	b[offset+4096+5] ^= 1
 	require.NoError(t, os.WriteFile("ssd1.img", b, 0o600))
 	fails(t, hc(t, "verify", "g", "--quiet"), 5, "verify", "page 3 of pack "+one.ID.String(),
 		"heliosctl ssds --remove-pages "+one.ID.String())

@@ -27,7 +27,7 @@ const (
 	kindNone   = "none"   // no driver
 )
 
-// place tells where a controller sits and who has it, in a line of "ssds".
+// place has the slot and the users of a controller, in a line of "ssds".
 type place struct {
 	Driver   string   `json:"driver,omitempty"`     // that has it now
 	Device   string   `json:"controller,omitempty"` // nvme0
@@ -88,7 +88,7 @@ func (i *inspector) listed(want []string) (bound []state.SSD, others []controlle
 	return bound, others, nil
 }
 
-// inspectController says where a bound controller is, and what is wrong with that.
+// inspectController fills in the place of a bound controller, and what is wrong with it.
 func (i *inspector) inspectController(d state.SSD, r *ssdReport) error {
 	dev, next, gone := i.machine.stillBound(d)
 	defer func() { r.Next = next }()
@@ -137,7 +137,7 @@ func strayNext(addr string) string {
 		addr, addr)
 }
 
-// describe says what is known of a controller that we do not have.
+// describe returns the report on a controller that we do not have.
 func (i *inspector) describe(ctx context.Context, c *controller) ssdReport {
 	group := c.Group
 	r := ssdReport{place: placeOf(c), Model: c.model(), Firmware: c.Kernel.Firmware,

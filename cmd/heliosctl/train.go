@@ -248,7 +248,7 @@ func share(n, total int64) string {
 	return strconv.FormatFloat(100*float64(n)/float64(total), 'f', 1, 64) + "%"
 }
 
-// tierLine says where an epoch's rows came from and how well its stages overlapped.
+// tierLine has the sources of an epoch's rows and the overlap of its stages.
 func tierLine(r report.EpochResult) string {
 	gpu, cpu, ssd := r.Tiers()
 	rows := gpu + cpu + ssd
@@ -488,7 +488,7 @@ func tunedRows(r report.RunInfo) (rows [][]string) {
 	return rows
 }
 
-// superbatchText tells what sampling ahead took.
+// superbatchText has the times of sampling ahead.
 func superbatchText(s *report.SuperbatchInfo) string {
 	text := fmt.Sprintf(
 		"%d of up to %d mini-batches: sampled in %.3g s, inspected in %.3g s, %.3g s more beside training",
@@ -571,7 +571,7 @@ func megaRows(m *report.MegaInfo) [][]string {
 	return rows
 }
 
-// memoryText says what lies in memory for the whole run.
+// memoryText lists the memory that a run holds to its end.
 func memoryText(r *report.Result) string {
 	text := fmt.Sprintf("GPU tier %s, CPU tier %s, topology %s",
 		units.FormatBytes(r.GPUCacheBytes), units.FormatBytes(r.CPUCacheBytes),

@@ -8,7 +8,7 @@ import (
 	"helios/sched/report"
 )
 
-// The table tells what superbatches took, and their moves are no dynamic tier's lines.
+// The table has the times of superbatches, and their moves are no dynamic tier's lines.
 func TestSuperbatchText(t *testing.T) {
 	s := report.SuperbatchInfo{Superbatches: 3, Batches: 40, SampleSeconds: 1.5,
 		InspectSeconds: 0.25, ChangeSeconds: 0.5, FileBytes: 2 << 20, InspectBytes: 3 << 20}

@@ -26,7 +26,7 @@ type watch struct {
 	perBytes, perCmd float64   // bytes and commands a second since
 }
 
-// traffic is what SSDs gave.
+// traffic counts the bytes and commands of SSDs.
 type traffic struct{ bytes, commands int64 }
 
 func (t *traffic) add(p report.Partial) {
@@ -88,7 +88,7 @@ func (w *watch) besideRows(io report.IOResult) (rows [][]string) {
 	return rows
 }
 
-// view is what --live shows.
+// view is the text of --live.
 func (w *watch) view(took, left time.Duration) [][]string {
 	p := w.now
 	far := float64(w.far.done) / float64(max(w.far.total, 1))

@@ -54,7 +54,7 @@ func (u *unbinder) splitUnbind(want []string) (records []state.Record, own []str
 		}
 		r, err := u.strayRecord(w)
 		if lacks != nil && errors.Is(err, pci.ErrNotFound) {
-			err = lacks // which says what is bound
+			err = lacks // which lists the bound ones
 		}
 		if err != nil {
 			return nil, nil, err

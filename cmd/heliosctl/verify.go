@@ -207,7 +207,7 @@ func (v *verifier) verifyLayouts(ctx context.Context, d *dataset.Dataset) error 
 	return errors.Join(all...)
 }
 
-// showFiles tells what was checked; err is what the check gave.
+// showFiles shows the checked files; err is the check's.
 func (v *verifier) showFiles(name string, r dataset.FilesReport, err error) error {
 	if len(r.Bad) > 0 {
 		rows := make([][]string, len(r.Bad))

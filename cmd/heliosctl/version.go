@@ -88,7 +88,7 @@ func runVersion(_ context.Context, e *env, a *versionArgs) error {
 		CUDA: driver.Binding, Buses: buses})
 }
 
-// versionLine says what this build is.
+// versionLine describes this build.
 type versionLine struct {
 	Schema   int      `json:"schema"` // of the lines of --json
 	Version  string   `json:"version"`

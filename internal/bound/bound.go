@@ -142,11 +142,11 @@ func (s *Set) closeAfter(err *error) {
 }
 
 const (
-	// listingTimeout is how long one SSD may take to be listed: a controller comes up, is asked,
-	// and is shut down.
+	// listingTimeout bounds the listing of one SSD: a controller comes up, is asked, and is shut
+	// down.
 	listingTimeout = 10 * time.Second
-	// DyingTimeout is how long a killed process may hold a file or an IOMMU group: the kernel ends
-	// its io_uring requests, and with them its lock, some time after the process.
+	// DyingTimeout bounds the time for which a killed process may hold a file or an IOMMU group:
+	// the kernel ends its io_uring requests, and with them its lock, some time after the process.
 	DyingTimeout = 3 * time.Second
 )
 

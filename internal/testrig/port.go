@@ -17,12 +17,12 @@ func FreePort(t testing.TB) string {
 	var failed error
 	for range 100 {
 		port := strconv.Itoa(firstPort + rand.IntN(lastPort-firstPort))
-		at, err := net.Listen("tcp", "127.0.0.1:"+port)
+		listener, err := net.Listen("tcp", "127.0.0.1:"+port)
 		if err != nil {
 			failed = err
 			continue
 		}
-		if err := at.Close(); err != nil {
+		if err := listener.Close(); err != nil {
 			t.Fatal(err)
 		}
 		return port

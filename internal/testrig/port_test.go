@@ -23,11 +23,11 @@ func TestFreePort(t *testing.T) {
 		n, err := strconv.Atoi(port)
 		require.NoError(t, err)
 		require.Less(t, n, max(lowest, 32000), "not one that the kernel gives")
-		at, err := net.Listen("tcp", "127.0.0.1:"+port)
+		listener, err := net.Listen("tcp", "127.0.0.1:"+port)
 		require.NoError(t, err)
-		open = append(open, at)
+		open = append(open, listener)
 	}
-	for _, at := range open {
-		require.NoError(t, at.Close())
+	for _, listener := range open {
+		require.NoError(t, listener.Close())
 	}
 }

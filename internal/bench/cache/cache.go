@@ -25,7 +25,7 @@ import (
 // Static is the name of the static index among the policies.
 const Static = "static"
 
-// Config says what is measured.
+// Config chooses the measurement.
 type Config struct {
 	// of a lookup
 	Rows int64 `option:"rows" shown:"1M" default:"1000000" usage:"rows of a lookup"`
@@ -198,7 +198,7 @@ func (b *measurement) set(k uint64, to []int64) {
 	}
 }
 
-// tierOf tells where the static placement has a row.
+// tierOf returns the tier of a row in the static placement.
 func (b *measurement) tierOf(row int64) cache.Tier {
 	switch x := float64(mixed(uint64(row), b.Seed)>>11) / (1 << 53); {
 	case x < b.GPUShare:
@@ -668,7 +668,7 @@ func (r *dynamicRun) turn(ctx context.Context, k uint64) (took time.Duration, er
 	return took, r.tier.Release(r.ticket)
 }
 
-// serve does what reads would.
+// serve delivers the lines of a plan, in place of reads.
 func (b *measurement) serve(l cache.Lines, plan *cache.ReadPlan, staging cuda.Buffer) {
 	if plan.Lines == 0 {
 		return
@@ -676,10 +676,10 @@ func (b *measurement) serve(l cache.Lines, plan *cache.ReadPlan, staging cuda.Bu
 	to := hostmem.View[int64](staging.Bytes())
 	rows, pos := cuda.View[int64](plan.Rows, plan.Lines), cuda.View[uint32](plan.Pos, plan.Lines)
 	for i := range plan.Lines {
-		at := int64(pos[i]) * l.RowsPerLine
+		place := int64(pos[i]) * l.RowsPerLine
 		first := rows[i]/l.SSDs*l.RowsPerLine*l.SSDs + rows[i]%l.SSDs
 		for k := range l.RowsPerLine {
-			to[at+k] = first + k*l.SSDs + 1
+			to[place+k] = first + k*l.SSDs + 1
 		}
 	}
 }

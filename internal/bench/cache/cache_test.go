@@ -41,7 +41,7 @@ func (b *measurement) measured(t *testing.T, auditSeed uint64) {
 	index, err := cache.BuildIndexOf(b.dev, b.total, func(yield func(int64, cache.Tier) bool) {
 		ranks = append(ranks, [2]int64{})
 		for row := range b.total {
-			if at := b.tierOf(row); at != cache.SSD && !yield(row, at) {
+			if tier := b.tierOf(row); tier != cache.SSD && !yield(row, tier) {
 				return
 			}
 		}

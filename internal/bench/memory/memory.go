@@ -21,7 +21,7 @@ import (
 	"helios/internal/units"
 )
 
-// Config says what is measured.
+// Config chooses the measurement.
 type Config struct {
 	Tier   int64 `option:"tier" size:"" default:"1GiB" arg:"SIZE" usage:"rows of each tier, in SIZE; well above what caches hold"` // bytes of rows in each tier
 	Set    int64 `option:"set" size:"" default:"256MiB" arg:"SIZE" usage:"rows of a gather, in SIZE"`                              // bytes of rows that a gather takes
@@ -163,7 +163,7 @@ func fillRows(mem []byte, first, rowBytes int64) {
 	wg.Wait()
 }
 
-// stageBytes is how many bytes of a destination are compared at a time, and in all of a large one.
+// stageBytes bounds the bytes of a destination that are compared.
 const stageBytes = 16 << 20
 
 // fits refuses tiers of n rows that are more than CPU memory has: Go's own allocations cannot fail.
@@ -231,7 +231,7 @@ func openRig(ctx context.Context, dev cuda.Device, p *Config, rowBytes int64) (_
 	return r, nil
 }
 
-// leastTurns is how often gather and copy take turns at least.
+// leastTurns is the least number of turns of gather and copy.
 const leastTurns = 5
 
 // tierRun gathers rows of a tier, and copies as many bytes of it.

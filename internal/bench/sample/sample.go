@@ -17,7 +17,7 @@ import (
 	"helios/internal/errs"
 )
 
-// Config says what is sampled.
+// Config chooses the measurement.
 type Config struct {
 	Sampler graph.SamplerConfig
 	Graph   string  // its name
@@ -251,8 +251,8 @@ const (
 	auditBudget  = 20_000_000 // neighbours that are compared per mini-batch
 )
 
-// measure lets the rows take turns. The first, uncounted, makes room and says how long a batch
-// takes.
+// measure lets the rows take turns. The first, uncounted, makes room and gives the time of a
+// batch.
 func (p *Config) measure(ctx context.Context, rigs []*rig, seeds, order []int64) error {
 	batches := &p.Batches
 	graph.Shuffle(order, seeds, p.Sampler.Seed, 0)

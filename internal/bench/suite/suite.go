@@ -23,7 +23,7 @@ type Step struct {
 	Apart bool
 }
 
-// Figure is what was measured of one thing, over all rounds.
+// Figure is one measurement over all rounds.
 type Figure struct {
 	Step     string       `json:"step"`
 	What     string       `json:"what"`
@@ -33,10 +33,10 @@ type Figure struct {
 	Modelled bool         `json:"modelled"` // all times are the virtual clock's
 	Audited  bool         `json:"audited"`
 	// Floor is the best that is possible, in Unit: the most of a rate, the least of a time. 0 where
-	// nobody knows; Why says where it comes from.
+	// nobody knows; Why has its source.
 	Floor float64 `json:"floor,omitempty"`
 	Why   string  `json:"floor_from,omitempty"`
-	// Share is how much of what is possible was reached: a rate by its floor, a floor by its time.
+	// Share is the share of the floor that was reached: a rate by its floor, a floor by its time.
 	Share float64 `json:"share,omitempty"`
 }
 
@@ -62,7 +62,7 @@ type readLimit struct {
 	known bool
 }
 
-// reader is what reads of an epoch and of bench io have in common.
+// reader has the common part of reads of an epoch and of bench io.
 type reader struct {
 	modelled bool
 	rowBytes int64
@@ -146,7 +146,7 @@ func over[T any](all []T, of func(*T) float64) bench.Spread {
 	return bench.SpreadOf(v)
 }
 
-// all tells whether something holds of every row.
+// all reports whether something holds of every row.
 func all[T any](rows []T, holds func(*T) bool) bool {
 	for i := range rows {
 		if !holds(&rows[i]) {
@@ -250,14 +250,14 @@ func ioFigures(k *known, s *Step) (out []Figure, err error) {
 			f.rate(k.copyRate/(1<<30), "bytes by a copy's bandwidth: the SSDs are memory")
 		}
 		out = append(out, f)
-		at := reader{mine[0].Modelled, mine[0].RowBytes}
+		key := reader{mine[0].Modelled, mine[0].RowBytes}
 		limit := readLimit{iops, iops > 0}
 		if iops == 0 {
 			limit.iops = over(mine, func(r *ioRow) float64 { return r.IOPS }).Median
 		}
-		if was := k.reads[at]; !s.Apart && (limit.known && !was.known || limit.known == was.known &&
+		if was := k.reads[key]; !s.Apart && (limit.known && !was.known || limit.known == was.known &&
 			limit.iops > was.iops) {
-			k.reads[at] = limit
+			k.reads[key] = limit
 		}
 	}
 	return out, nil
@@ -314,8 +314,8 @@ func cacheFigures(k *known, s *Step) (out []Figure, err error) {
 	}
 	for i := range list {
 		if r := &list[i]; r.Limit != nil {
-			at := lookupOf{r.Nodes, r.Device}
-			k.lookups[at] = max(k.lookups[at], r.Limit.Median)
+			key := lookupOf{r.Nodes, r.Device}
+			k.lookups[key] = max(k.lookups[key], r.Limit.Median)
 		}
 	}
 	names, of := group(list, func(r *cacheRow) string {
@@ -346,8 +346,8 @@ type sampleRow struct {
 	Audited  bool    `json:"audited"`
 }
 
-// edgeBytes is what sampling an edge moves at least: its neighbour's 32-bit number in, and the
-// number out.
+// edgeBytes are the least bytes that sampling an edge moves: its neighbour's 32-bit number in, and
+// the number out.
 const edgeBytes = 8
 
 func sampleFigures(k *known, s *Step) (out []Figure, err error) {
@@ -476,9 +476,9 @@ func (k *known) readFloor(mine []compareRow, virtual bool) (least float64, why s
 		return cmp.Compare(a.rowBytes, b.rowBytes)
 	})
 	var best readLimit
-	for _, at := range sizes { // the largest commands that are no larger than the epoch's
-		if at.modelled == virtual && (best.iops == 0 || float64(at.rowBytes) <= 1.01*bytes) {
-			best = k.reads[at]
+	for _, size := range sizes { // the largest commands that are no larger than the epoch's
+		if size.modelled == virtual && (best.iops == 0 || float64(size.rowBytes) <= 1.01*bytes) {
+			best = k.reads[size]
 		}
 	}
 	if best.iops == 0 {
