@@ -323,7 +323,7 @@ type datasetArgs struct {
 	dataset string `option:"dataset" common:"yes" use:"input" arg:"DIR" usage:"dataset DIR; may also be given as an argument"`
 }
 
-// named tells whether the verb was given a dataset.
+// named reports whether the verb was given a dataset.
 func (a *datasetArgs) named(e *env) bool {
 	return e.given(&a.dataset) != "" || e.c.NArg() > 0
 }

@@ -20,7 +20,7 @@ import (
 	"helios/sched/report"
 )
 
-// metrics tell how a run goes, at /metrics, in the text that Prometheus reads
+// metrics serves the state of a run at /metrics, in the text that Prometheus reads
 // (prometheus.io/docs/instrumenting/exposition_formats). Its client libraries open files before
 // main runs, and a process that may open few could not say so any more.
 type metrics struct {

@@ -79,7 +79,7 @@ var planned = []string{"model", "fanout", "batch-size", "shards", "hidden", "hea
 	"presample-epochs", "hotness-dir", "row-dtype", "parts", "partition", "static-nodes", "megabatch",
 	"passes", "part-order", "load-ahead"}
 
-// sweepStarts are how a sweep begins.
+// sweepStarts are the beginnings of sweeps.
 func sweepStarts() []string {
 	keys := planner.SweepKeys()
 	for i := range keys {

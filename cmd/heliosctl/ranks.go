@@ -31,7 +31,7 @@ var secretTimeout = time.Minute
 // secretVar holds the secret of the ranks where no file does.
 const secretVar = "HELIOS_RANK_SECRET"
 
-// secret is what the processes of a run know; nil where nothing is said.
+// secret returns the secret of the processes of a run; nil for none.
 func (a *rankArgs) secret(note func(string)) ([]byte, error) {
 	from, text := "$"+secretVar, []byte(os.Getenv(secretVar))
 	if a.secretFile != "" {
