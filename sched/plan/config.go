@@ -229,8 +229,9 @@ type EpochSettings struct {
 
 // SuperbatchSettings set up tiers that know the mini-batches to come.
 type SuperbatchSettings struct {
-	// Superbatch is the number of mini-batches that PolicyBelady knows at once; 0: as many as memory
-	// and disk have room for. SuperbatchOverlap: the next ones are sampled while those train.
+	// Superbatch is the number of mini-batches that PolicyBelady knows at once; 0: as many as
+	// memory and disk have room for. SuperbatchOverlap: the next ones are sampled while those
+	// train.
 	Superbatch        int  `option:"superbatch" hint:"give a number of mini-batches from 1 on, or auto" group:"Tiers" named:"auto=0" positive:"yes" range:"1.." shown:"auto" arg:"N" usage:"mini-batches N that {policy} belady samples and knows at once; auto: what memory and disk have room for"`
 	SuperbatchOverlap bool `option:"superbatch-overlap" group:"Tiers" use:"setting" usage:"sample the next superbatch while one trains"`
 	// SuperbatchDir is the folder on whose file system their samples are; empty: the dataset's.
