@@ -13,6 +13,11 @@ func Meant(name string, all []string, other string) string {
 	return other
 }
 
+// OneOf suggests the nearest choice, if there is one, and lists them all.
+func OneOf(name string, all []string) string {
+	return strings.TrimSpace(Meant(name, all, "") + " choose one of " + strings.Join(all, ", "))
+}
+
 // Nearest is the name within a third of the letters of the given one, or "".
 func Nearest(name string, all []string) string {
 	best, least := "", max(len(name)/3, 1)+1

@@ -411,7 +411,7 @@ func (o Option) checkChoice() error {
 				strings.Join(o.Choices, ", "))
 		default:
 			return errs.New(errs.Usage, "unknown %v %q; %s", errs.Key(o.Name), v,
-				Meant(v, o.Choices, "choose one of "+strings.Join(o.Choices, ", ")))
+				OneOf(v, o.Choices))
 		}
 	}
 	return nil

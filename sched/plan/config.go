@@ -686,7 +686,7 @@ func (c Config) checkBudgets() error {
 // unknown is the error of a value that an option does not take.
 func unknown(key errs.Key, v string, all []string) error {
 	return errs.New(errs.Usage, "unknown %v %q; %s", key, v,
-		options.Meant(v, all, "choose one of "+strings.Join(all, ", ")))
+		options.OneOf(v, all))
 }
 
 // resident names the policies without lines that come and go by what was accessed.
