@@ -41,6 +41,7 @@ type Bulk struct {
 	phase   uint32
 	closed  bool
 	resets  int // of the controller, at most
+	visit   bool
 	tried   ssdRecovery
 	lost    *GivenUpError // why the queue cannot be used any more
 	// the controller's generation when the queue pair was created; 0: it was deleted
@@ -83,6 +84,9 @@ func BulkRetries(n int) BulkOption { return func(b *Bulk) { b.retries = n } }
 
 // BulkResets sets how often the controller is reset (3); negative: never.
 func BulkResets(n int) BulkOption { return func(b *Bulk) { b.resets = max(n, 0) } }
+
+// BulkVisit says that the Bulk is closed within moments: others wait for its queue pair.
+func BulkVisit() BulkOption { return func(b *Bulk) { b.visit = true } }
 
 // NewBulk creates a queue pair with up to depth commands in flight (1 to 256).
 func NewBulk(ctx context.Context, c *nvme.Controller, depth int, opts ...BulkOption) (*Bulk,
@@ -129,7 +133,11 @@ func NewBulk(ctx context.Context, c *nvme.Controller, depth int, opts ...BulkOpt
 }
 
 func (b *Bulk) createQueue(ctx context.Context) error {
-	q, err := b.c.CreateQueuePair(ctx, b.depth+1)
+	create := b.c.CreateQueuePair
+	if b.visit {
+		create = b.c.VisitQueuePair
+	}
+	q, err := create(ctx, b.depth+1)
 	if err != nil {
 		return err
 	}

@@ -805,6 +805,58 @@ func TestQueuePairs(t *testing.T) {
 	}
 }
 
+// A queue pair of a visitor is waited for, one of anybody else is not.
+func TestVisitQueuePair(t *testing.T) {
+	c := open(t, newFake(), quick)
+	var all []*QueuePair
+	for range c.MaxQueuePairs() - 1 {
+		q, err := c.CreateQueuePair(t.Context(), 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, q)
+	}
+	visitor, err := c.VisitQueuePair(t.Context(), 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.VisitQueuePair(t.Context(), 4); errs.ClassOf(err) != errs.Capability {
+		t.Errorf("a second visitor: %v", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.CreateQueuePair(ended, 4); !errors.Is(err, context.Canceled) {
+		t.Errorf("waited on after the end of its context: %v", err)
+	}
+	got := make(chan *QueuePair)
+	go func() {
+		q, err := c.CreateQueuePair(t.Context(), 4)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- q
+	}()
+	select {
+	case <-got:
+		t.Error("created beside the visitor")
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := c.DeleteQueuePair(t.Context(), visitor); err != nil {
+		t.Fatal(err)
+	}
+	if q := <-got; q == nil || q.ID != visitor.ID {
+		t.Errorf("%+v", q)
+	}
+	if _, err := c.CreateQueuePair(t.Context(), 4); errs.ClassOf(err) != errs.Capability {
+		t.Errorf("all are taken for good: %v", err)
+	}
+	for _, q := range all {
+		if err := c.DeleteQueuePair(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestQueuePairFailures(t *testing.T) {
 	f := newFake()
 	c := open(t, f, quick)

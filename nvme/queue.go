@@ -27,6 +27,7 @@ type QueuePair struct {
 	InCMB bool
 
 	generation uint64 // Controller.generation at creation
+	visit      bool   // it is deleted within moments
 }
 
 // QueueMemory is memory for a queue pair that its creator gives, such as another device's. Both
@@ -51,10 +52,37 @@ func (c *Controller) CreateQueuePair(ctx context.Context, entries int) (*QueuePa
 	return c.CreateQueuePairIn(ctx, entries, nil)
 }
 
+// visitWait bounds the wait for a visitor's queue pair.
+const visitWait = 5 * time.Second
+
+// VisitQueuePair is CreateQueuePair for a few commands. Others who find all queue pairs taken wait
+// until it is deleted.
+func (c *Controller) VisitQueuePair(ctx context.Context, entries int) (*QueuePair, error) {
+	return c.create(ctx, entries, nil, true)
+}
+
 // CreateQueuePairIn is CreateQueuePair in memory of the caller's; nil: of the Controller's own. A
 // submission ring that Options.SQ puts into the controller's memory is there all the same.
 func (c *Controller) CreateQueuePairIn(ctx context.Context, entries int,
 	given *QueueMemory) (*QueuePair, error) {
+	for end := time.Now().Add(visitWait); ; {
+		qp, err := c.create(ctx, entries, given, false)
+		if !errors.Is(err, errVisited) || time.Now().After(end) {
+			return qp, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// errVisited is in the error of a creation that a visitor stood in the way of.
+var errVisited = errors.New("one of them for a moment")
+
+func (c *Controller) create(ctx context.Context, entries int, given *QueueMemory, visit bool) (
+	*QueuePair, error) {
 	if given != nil {
 		if err := c.checkQueueMemory(entries, given); err != nil {
 			return nil, err
@@ -69,7 +97,7 @@ func (c *Controller) CreateQueuePairIn(ctx context.Context, entries int,
 	}
 	c.life.RLock()
 	defer c.life.RUnlock()
-	qp := &QueuePair{Entries: entries}
+	qp := &QueuePair{Entries: entries, visit: visit}
 	c.mu.Lock()
 	err := c.refusalLocked(false)
 	if err == nil {
@@ -89,6 +117,12 @@ func (c *Controller) CreateQueuePairIn(ctx context.Context, entries int,
 			err = errs.New(errs.Capability,
 				"nvme %s: all %d queue pairs that the controller granted are in use; use fewer blocks or queues",
 				c.bus.Name(), c.granted)
+			for _, other := range c.queues {
+				if other.visit {
+					err = fmt.Errorf("%w, %w", err, errVisited)
+					break
+				}
+			}
 		} else {
 			c.queues[qp.ID] = qp
 		}

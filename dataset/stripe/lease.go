@@ -207,7 +207,7 @@ func (a *Attached) Hold(ctx context.Context, note func(string)) (*Lease, error) 
 			ns := s.Ctrl.Namespace()
 			// Cut off in the middle, the controller would keep a queue pair that nobody knows.
 			b, err := gpuio.NewBulk(context.WithoutCancel(ctx), s.Ctrl, 1, gpuio.BulkRetries(0),
-				gpuio.BulkResets(-1), gpuio.BulkTimeout(time.Second))
+				gpuio.BulkResets(-1), gpuio.BulkTimeout(time.Second), gpuio.BulkVisit())
 			if err != nil {
 				return nil, err
 			}
