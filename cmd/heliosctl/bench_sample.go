@@ -274,7 +274,8 @@ func (a *sampleBenchArgs) openSources(where map[string]*graph.Topology) (all []s
 	err error) {
 	add := func(topology string, dev cuda.Device, err error) error {
 		if err == nil {
-			all = append(all, sample.Source{Device: dev, Topology: where[topology], Place: topology})
+			all = append(all, sample.Source{Device: dev, Topology: where[topology],
+				Place: topology})
 		}
 		return err
 	}

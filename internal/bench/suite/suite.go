@@ -255,8 +255,9 @@ func ioFigures(k *known, s *Step) (out []Figure, err error) {
 		if iops == 0 {
 			limit.iops = over(mine, func(r *ioRow) float64 { return r.IOPS }).Median
 		}
-		if was := k.reads[key]; !s.Apart && (limit.known && !was.known || limit.known == was.known &&
-			limit.iops > was.iops) {
+		was := k.reads[key]
+		better := limit.known && !was.known || limit.known == was.known && limit.iops > was.iops
+		if better && !s.Apart {
 			k.reads[key] = limit
 		}
 	}
