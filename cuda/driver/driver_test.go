@@ -1274,12 +1274,3 @@ func TestNothingLoadsAtLaunch(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.Close())
 }
-
-// SMs is the number of SMs that the stream really has: budgets come in steps of the GPU's
-// granularity.
-func (s *gpuStream) SMs() int {
-	if s.green != nil {
-		return s.green.sms
-	}
-	return s.d.info.SMs
-}
