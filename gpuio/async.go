@@ -509,10 +509,7 @@ func (e *async) fillSet(p *asyncPending, rs *ReadSet) (coalesced bool, err error
 		}
 	}
 	*e.set(p.slot) = set
-	if e.host.sums != nil {
-		e.host.landings[p.slot].begin(rs.SSDOffset[nssd])
-	}
-	return coalesced, nil
+	return coalesced, e.beginCRCs(p.slot, &set, rs.SSDOffset[nssd])
 }
 
 // launchKernels enqueues the kernels of a set. Needs e.mu.

@@ -17,8 +17,7 @@ type hostSide struct {
 	parks   []blockPark   // by block of the complete kernel
 	sync    *syncSide     // of the sync stack
 	sums    []uint32      // that rows are held against as they land; nil: they are not
-	// of the sets, by slot
-	landings [maxSets]landing
+	crcs    int           // setShape.crcs
 }
 
 // blockPark tells how one block of the complete kernel waits. fn is made once, so that a wait

@@ -37,16 +37,16 @@ func (l *landing) begin(end int64) {
 	clear(l.got) // a row that is left out by mistake must not pass with an earlier set's CRC
 }
 
-// wrong compares the rows of a set from index first on.
-func (l *landing) wrong(sums []uint32, rows []int64, pos []uint32,
+// wrongOf compares the CRCs of a set's rows from index first on.
+func wrongOf(got, sums []uint32, rows []int64, pos []uint32,
 	first int64) (wrong []wrongRow, count int64) {
-	for i := first; i < int64(len(l.got)); i++ {
+	for i := first; i < int64(len(got)); i++ {
 		want := sums[rows[i]]
-		if l.got[i] == want {
+		if got[i] == want {
 			continue
 		}
 		if count++; count <= checkAgain {
-			wrong = append(wrong, wrongRow{rows[i], pos[i], want, l.got[i]})
+			wrong = append(wrong, wrongRow{rows[i], pos[i], want, got[i]})
 		}
 	}
 	return wrong, count
@@ -57,20 +57,45 @@ func (l *landing) wrong(sums []uint32, rows []int64, pos []uint32,
 // at the end of their set.
 func (e *async) checkLanding(sums []uint32) {
 	if e.onHost() && e.partBlocks == 0 {
-		e.host.sums = sums
+		e.host.sums, e.host.crcs = sums, e.shape.crcs
 	}
+}
+
+// beginCRCs makes room for the CRCs of a set in memory that kernels may use. Needs e.mu.
+func (e *async) beginCRCs(slot uint32, set *setState, rows int64) error {
+	if e.host.sums == nil {
+		return nil
+	}
+	sc := &e.scratch[slot]
+	if sc.landed < rows {
+		c := grown(rows)
+		if err := e.replace(&sc.crcs, c*4, "gpuio checksums", true); err != nil {
+			return err
+		}
+		sc.landed = c
+	}
+	if rows > 0 {
+		*at[cuda.DevicePtr](set.Offsets+cuda.DevicePtr(e.host.crcs), 0) = sc.crcs.Ptr()
+		clear(e.host.crcsOf(set, rows)) // a row left out must not pass with an earlier set's CRC
+	}
+	return nil
+}
+
+// crcsOf returns the CRCs of a set of so many rows.
+func (h *hostSide) crcsOf(set *setState, rows int64) []uint32 {
+	return view[uint32](*at[cuda.DevicePtr](set.Offsets+cuda.DevicePtr(h.crcs), 0), 0, rows)
 }
 
 // takeCRCs takes those of the rows of a unit that was read, which are in place.
 func (k kernelView) takeCRCs(set *setState, cmd *command) {
-	got := k.h.landings[cmd.Set].got
+	got := *at[cuda.DevicePtr](set.Offsets+cuda.DevicePtr(k.h.crcs), 0)
 	if set.Order == 0 {
-		got[cmd.Index] = set.placedCRC(int64(cmd.Index))
+		*at[uint32](got, int(cmd.Index)) = set.placedCRC(int64(cmd.Index))
 		return
 	}
 	lo, hi := *at[uint32](set.Runs, int(cmd.Index)), *at[uint32](set.Runs, int(cmd.Index)+1)
 	for _, i := range view[uint32](set.Order, int64(lo), int64(hi)) {
-		got[i] = set.placedCRC(int64(i))
+		*at[uint32](got, int(i)) = set.placedCRC(int64(i))
 	}
 }
 
@@ -87,9 +112,11 @@ func (p *asyncPending) compareLanded(set *setState) {
 	if h.sums == nil || set.NumFails != 0 {
 		return
 	}
-	l := &h.landings[p.slot]
-	end := int64(len(l.got))
-	p.wrong, p.wrongCount = l.wrong(h.sums, view[int64](set.Rows, 0, end),
+	end := *at[int64](set.Offsets, len(p.e.ssds))
+	if end == 0 {
+		return
+	}
+	p.wrong, p.wrongCount = wrongOf(h.crcsOf(set, end), h.sums, view[int64](set.Rows, 0, end),
 		view[uint32](set.Pos, 0, end), *at[int64](set.Offsets, 0))
 }
 
@@ -121,6 +148,6 @@ func (p *hostPending) wrongRows() (rows []wrongRow, count int64, checked bool) {
 	if p.r.sums == nil {
 		return nil, 0, false
 	}
-	rows, count = p.landing.wrong(p.r.sums, p.rows, p.pos, p.first)
+	rows, count = wrongOf(p.landing.got, p.r.sums, p.rows, p.pos, p.first)
 	return rows, count, true
 }

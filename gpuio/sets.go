@@ -9,8 +9,8 @@ import (
 
 // setShape tells where a set's arrays are in its part of setBuf.
 type setShape struct {
-	ssds, queues                          int
-	iovas, units, remaining, taken, bytes int
+	ssds, queues                                int
+	iovas, units, remaining, taken, crcs, bytes int
 }
 
 func shapeOf(ssds, queues int) setShape {
@@ -19,7 +19,8 @@ func shapeOf(ssds, queues int) setShape {
 	s.units = s.iovas + ssds*8
 	s.remaining = s.units + 2*ssds*8
 	s.taken = s.remaining + queues*4
-	s.bytes = (s.taken + queues*4 + 63) &^ 63
+	s.crcs = (s.taken + queues*4 + 7) &^ 7 // the address of the rows' CRCs, where they are taken
+	s.bytes = (s.crcs + 8 + 63) &^ 63
 	return s
 }
 

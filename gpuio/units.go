@@ -93,8 +93,10 @@ func commandLimit(ssds []*SSD, lbaBytes int) int {
 type setScratch struct {
 	order  cuda.Buffer // uint32 Order[n] and Runs[n+SSDs]
 	marks  cuda.Buffer // uint32 Marks[n], which the host reaches
+	crcs   cuda.Buffer // uint32[n], of the rows that have landed
 	rows   int64       // that order has room for
 	marked int64       // that marks has room for
+	landed int64       // that crcs has room for
 }
 
 // coalesceScratch holds what all sets' coalesce kernels use in turn; they run on one stream.
@@ -230,7 +232,7 @@ func (e *async) freeScratch() error {
 	bufs := append([]cuda.Buffer{e.sorting.keysA, e.sorting.keysB, e.sorting.idx}, e.retired...)
 	bufs = append(bufs, e.copies.bufs...)
 	for i := range e.scratch {
-		bufs = append(bufs, e.scratch[i].order, e.scratch[i].marks)
+		bufs = append(bufs, e.scratch[i].order, e.scratch[i].marks, e.scratch[i].crcs)
 	}
 	e.sorting, e.scratch, e.retired = coalesceScratch{}, [maxSets]setScratch{}, nil
 	e.copies.bufs, e.copies.m = nil, [maxSets]listCopy{}
