@@ -1,8 +1,8 @@
 """Batches on a GPU, through libcuda alone: in memory of the daemon's, or copied to our own.
 
-The daemon sends the descriptor of an allocation (docs/reference/protocol.md, "On the GPU"). It is mapped
-into the device's primary context, which PyTorch, CuPy and JAX use too. Where the daemon has no
-memory there to give, its ring in the CPU's memory is pinned, and each batch is copied from it.
+The daemon sends the descriptor of an allocation (docs/reference/protocol.md, "On the GPU"). It is
+mapped into the device's primary context, which PyTorch, CuPy and JAX use too. Where the daemon has
+no memory there to give, its ring in the CPU's memory is pinned, and each batch is copied from it.
 Arrays go on by DLPack, without another copy.
 """
 

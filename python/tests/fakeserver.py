@@ -1,4 +1,4 @@
-"""A small daemon that speaks docs/reference/protocol.md, for tests: batches whose content is known."""
+"""A small daemon for tests (docs/reference/protocol.md), with batches of known content."""
 
 from __future__ import annotations
 
