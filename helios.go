@@ -51,7 +51,7 @@ type (
 
 // Load lays the features of a dataset folder out on files that play SSDs, an equal share on each.
 // A file that does not exist is created as large as its share. Where the files hold the dataset
-// already nothing is written; files that hold anything else are refused.
+// already nothing is written; files that hold anything else are refused, and so are disks.
 func Load(ctx context.Context, dir string, files ...string) (err error) {
 	if len(files) == 0 {
 		return errs.New(errs.Usage, "no SSDs to load onto; name at least one file")
@@ -66,10 +66,17 @@ func Load(ctx context.Context, dir string, files ...string) (err error) {
 		return err
 	}
 	for _, f := range files {
-		if _, err := os.Stat(f); errors.Is(err, fs.ErrNotExist) {
+		fi, err := os.Stat(f)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			if err := proxy.Create(f, bytes); err != nil {
 				return err
 			}
+		case err != nil:
+			return errs.New(errs.Usage, "SSD file: %v", err)
+		case !fi.Mode().IsRegular():
+			return errs.New(errs.Refused, "SSD file %s is not a regular file; bind and load a disk with"+
+				" heliosctl, which finds out whether it is in use", f)
 		}
 	}
 	ssds, err := openSSDs(ctx, files, false)

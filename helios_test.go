@@ -193,6 +193,8 @@ func TestLoad(t *testing.T) {
 	b, err := os.ReadFile(files[1])
 	require.NoError(t, err)
 	require.Equal(t, "mine", string(b[:4]))
+	err = helios.Load(t.Context(), graph, "/dev/null")
+	require.Equal(t, errs.Refused, errs.ClassOf(err), "whether a disk is in use is found out elsewhere")
 	_, err = helios.Open(filepath.Join(graph, "none"), files...)
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 }
