@@ -93,18 +93,20 @@ demo: build
 # them at once than there are cores, as some wait. "make lint" has vet, and test-shim the kernels.
 LONGEST := ./cmd/heliosctl ./sched ./gpuio ./internal/ranks ./dataset/stripe ./dataset/importer
 test:
-	$(GO) test -vet=off -p 3 -timeout 20m $(LONGEST) $$($(GO) list ./... | grep -v /cuda/shim/)
+	$(GO) test -vet=off -p 3 -timeout 20m $(LONGEST) $$($(GO) list ./... | grep -v /internal/testing/shim/)
 
 # The laboratory's own tests.
 test-tools:
 	$(GO) test -C tools -vet=off -timeout 20m ./...
 
-# All cases of the tests that "make test" runs on a few (internal/wide), and only these (tools/usersof);
-# those of ./cuda are test-shim's. DIFF_BATCHES: random batches through the kernels of Go and of the shim.
+# All cases of the tests that "make test" runs on a few (internal/testing/wide), and only
+# these (tools/usersof); the packages of test-shim have theirs there. DIFF_BATCHES: random batches
+# through the kernels of Go and of the shim.
 DIFF_BATCHES ?= 10000
 test-wide: bin/lab/usersof
-	HELIOS_WIDE=1 DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 60m $$(bin/lab/usersof -not cuda wide)
-	cd tools && HELIOS_WIDE=1 $(GO) test -count=1 -timeout 60m $$(../bin/lab/usersof wide)
+	HELIOS_WIDE=1 DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 60m \
+		$$(bin/lab/usersof -not cuda,internal/testing testing/wide)
+	cd tools && HELIOS_WIDE=1 $(GO) test -count=1 -timeout 60m $$(../bin/lab/usersof testing/wide)
 
 # The tests of the published data sets, which are an error where they lack.
 test-realdata: bin/lab/usersof
@@ -125,7 +127,7 @@ race:
 # fake driver. Needs a C++ compiler. One package after the other: each uses all cores. SHIM: packages.
 SEEDS ?= 1000
 TSAN_SEEDS ?= 60
-SHIM ?= ./cuda/...
+SHIM ?= ./cuda/... ./internal/testing/...
 test-shim:
 	HELIOS_WIDE=1 SEEDS=$(SEEDS) TSAN_SEEDS=$(TSAN_SEEDS) DIFF_BATCHES=$(DIFF_BATCHES) \
 		$(GO) test -count=1 -p 1 -timeout 60m $(SHIM)

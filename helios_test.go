@@ -12,7 +12,7 @@ import (
 	"helios/dataset/build"
 	"helios/internal/errs"
 	"helios/internal/state"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 // generated makes a graph of 600 nodes with names for the files of its SSDs.

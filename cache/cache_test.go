@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/internal/hostmem"
 	"helios/internal/simd"
+	"helios/internal/testing/difftest"
 )
 
 func device(t testing.TB, sms int) cuda.Device {

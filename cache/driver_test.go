@@ -5,9 +5,9 @@ import (
 
 	"helios/cache/policy"
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/cuda/driver"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/wide"
 )
 
 // TestDriver runs the cache's tests on a device of the driver, whose memory the CPU cannot see (the

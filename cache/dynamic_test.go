@@ -13,8 +13,8 @@ import (
 
 	"helios/cache/policy"
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/internal/hostmem"
+	"helios/internal/testing/difftest"
 )
 
 // lineShapes are the ways that rows lie in lines: a row to a line with odd and even sizes, 4 KiB

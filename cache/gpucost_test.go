@@ -10,8 +10,8 @@ import (
 	"helios/cache/policy"
 	"helios/cuda"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
-	"helios/internal/wide"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 )
 
 // GPUSetsBytes, GPUSetsWork and GPUTicketBytes are the memory that lookups allocate. tools/gpucost

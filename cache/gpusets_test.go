@@ -16,8 +16,8 @@ import (
 
 	"helios/cache/policy"
 	"helios/cuda"
-	"helios/cuda/difftest"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/wide"
 )
 
 // finder finds a line's slot, wherever the directory is.

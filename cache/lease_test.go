@@ -14,7 +14,7 @@ import (
 	"helios/cache/policy"
 	"helios/cuda"
 	"helios/internal/hostmem"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // A kernel that takes a while, so that copies come long after the decisions that they follow from.

@@ -2,7 +2,7 @@
 // events, kernels by name with a block of plain parameters, and budgets of SMs.
 //
 // Two backends stand behind the interfaces: the host device (goroutines, host.go) and the CUDA
-// driver. Both pass the suite in cuda/conformance. A kernel's parameters are one plain struct
+// driver. Both pass the suite in internal/testing/conformance. A kernel's parameters are one struct
 // without Go pointers: the same bytes that a GPU kernel would get.
 package cuda
 

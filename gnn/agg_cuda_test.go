@@ -16,10 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/internal/philox"
 	"helios/internal/simd"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/wide"
 )
 
 // kernRig launches the CUDA kernels of this package beside Go's on a comparing device: what differs

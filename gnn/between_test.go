@@ -7,11 +7,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/internal/errs"
 	"helios/internal/philox"
 	"helios/internal/simd"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/wide"
 )
 
 // betweens returns what can come between the layers of a model, each kind at least once.

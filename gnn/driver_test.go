@@ -14,11 +14,11 @@ import (
 
 	"helios/cuda"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/simd"
-	"helios/internal/wide"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 )
 
 // fakeGPU is the fake libcuda as a device, or with HELIOS_GPU=1 the machine's GPU.

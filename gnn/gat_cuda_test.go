@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/internal/philox"
+	"helios/internal/testing/difftest"
 )
 
 // Attention and its gradients are the host's to the bit, for heads of every width around a word, a

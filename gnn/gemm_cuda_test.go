@@ -12,12 +12,12 @@ import (
 	"unsafe"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
 	"helios/internal/errs"
 	"helios/internal/philox"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 )
 
 // gemmSide is a device with memory for the operands of one product. Both sides of a comparison have

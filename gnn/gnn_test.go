@@ -17,7 +17,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/philox"
 	"helios/internal/simd"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 func host(t testing.TB, sms int) cuda.Device { return hostAt(t, sms, simd.Auto) }

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
+	"helios/internal/testing/difftest"
 )
 
 // Shares and sums of gradients are the host's to the bit, at addresses that allow no wide access,

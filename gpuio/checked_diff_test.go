@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
-	"helios/cuda/fakecuda"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 )
 
 // checkCase is a launch of check_rows on memory of its own.
@@ -237,7 +237,7 @@ func plantedRoot(t *testing.T, file, right, wrong string) string {
 	t.Helper()
 	root := t.TempDir()
 	for _, pattern := range []string{"go.mod", "cuda/kernels/*.h", "cuda/kernels/*.cu",
-		"cuda/shim/*.h", "cuda/shim/*.cc", "cuda/fakecuda/src/*"} {
+		"internal/testing/shim/*.h", "internal/testing/shim/*.cc", "internal/testing/fakecuda/src/*"} {
 		files, err := filepath.Glob(filepath.Join("..", pattern))
 		require.NoError(t, err)
 		require.NotEmpty(t, files, pattern)

@@ -18,7 +18,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/ssdmodel"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )

@@ -19,7 +19,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/hostmem"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 )
 

@@ -17,7 +17,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )

@@ -22,7 +22,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 )
 

@@ -17,7 +17,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/faultinject"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"

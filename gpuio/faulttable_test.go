@@ -18,7 +18,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 )
 

@@ -17,7 +17,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/faultinject"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"

@@ -16,7 +16,7 @@ import (
 	"helios/cuda"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"

@@ -15,7 +15,7 @@ import (
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )

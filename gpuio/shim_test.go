@@ -9,8 +9,8 @@ import (
 
 	"helios/cuda"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
-	"helios/internal/wide"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )

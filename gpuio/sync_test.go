@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )

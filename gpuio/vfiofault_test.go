@@ -22,7 +22,7 @@ import (
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/internal/vfio"
 	"helios/nvme"
 	"helios/nvme/faultbus"

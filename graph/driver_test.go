@@ -6,9 +6,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/cuda/driver"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/wide"
 )
 
 // TestDriver runs the sampler's tests on a device of the driver, whose memory the CPU cannot see

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/philox"
 	"helios/internal/simd"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/wide"
 )
 
 // randomGraph has skewed degrees: node v gets about avg*2*v/nodes in-edges, every tenth node none.
@@ -238,7 +238,7 @@ func TestBlocksEqualReference(t *testing.T) {
 	checkBlocksEqualReference(t, host, 3000, []int{100, 1, 700, 256, 100}, 1, 2, 3, 4)
 }
 
-// The kernels that a GPU has, on the host: what they are compared with in cuda/difftest.
+// The kernels that a GPU has, on the host; internal/testing/difftest compares them with CUDA's.
 func TestGeneralKernels(t *testing.T) {
 	checkBlocksEqualReference(t, hostGeneral, 600, []int{60, 1, 150, 60}, 3)
 	checkManyRepeatedSeeds(t, hostGeneral)

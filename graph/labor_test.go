@@ -15,7 +15,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/philox"
 	"helios/internal/simd"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // laborModel samples by the definition: maps, big numbers, and every variate looked up once.

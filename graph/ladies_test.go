@@ -10,10 +10,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cuda/difftest"
 	"helios/internal/errs"
 	"helios/internal/philox"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/wide"
 )
 
 // layerModel samples a hop by the definition: maps, a sort, and the library's logarithm.

@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/simd"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/wide"
 )
 
 // idFile writes the ids of topo behind offset bytes of something else.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // naivePageRank is the formula in float64, edge by edge.

@@ -12,7 +12,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
 )

@@ -8,7 +8,7 @@ import (
 
 	"helios/graph"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/report"

@@ -11,7 +11,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
 )

@@ -13,7 +13,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/packs"
 	"helios/sched/plan"
 	"helios/sched/prepare"

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset/pages"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/packs"
 	"helios/sched/report"
 )

@@ -23,7 +23,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 	"helios/sched/packs"

@@ -14,8 +14,8 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
-	"helios/internal/wide"
+	"helios/internal/testing/testrig"
+	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
 )

@@ -15,7 +15,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/ranks"
 	"helios/internal/shardtree"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"

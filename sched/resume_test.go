@@ -21,7 +21,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/checkpoint"
 	"helios/sched/plan"
 	"helios/sched/prepare"

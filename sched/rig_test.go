@@ -25,7 +25,7 @@ import (
 	"helios/graph"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/internal/units"
 	"helios/nvme"
 	"helios/nvme/faultbus"

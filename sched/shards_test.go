@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/checkpoint"
 	"helios/sched/plan"
 	"helios/sched/report"

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/graph"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
 )

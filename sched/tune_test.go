@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cache/policy"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
 	"helios/sched/tuner"

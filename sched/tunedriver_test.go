@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
 	"helios/sched/tuner"

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // rowsSource has rows that are known from their numbers.

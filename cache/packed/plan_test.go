@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cache/superbatch"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // file is a File in memory.

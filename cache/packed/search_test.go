@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // The search reads at most a tenth more than the best length of all does, and knows beforehand what

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // play runs a directory and the naive model over random batches, with a window of announcements,

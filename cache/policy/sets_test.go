@@ -12,7 +12,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/simd"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // playSets runs a directory in sets and its naive twin over random batches with a window, parts in

@@ -15,7 +15,7 @@ import (
 	"helios/cache/policy"
 	"helios/cache/trace"
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // run is a recorded run: passes of batches of parts.

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // random is a superbatch whose rows are skewed to low numbers.

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/fakecuda"
 )
 
 // Both devices answer alike, and say what was checked.

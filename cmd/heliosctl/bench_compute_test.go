@@ -5,9 +5,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cuda/fakecuda"
 	"helios/internal/simd"
-	"helios/internal/wide"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 )
 
 // Every level computes every group of kernels right, and lists its measurements.

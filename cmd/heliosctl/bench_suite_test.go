@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/htmlreport"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // steps are the events "step" of a suite's results.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/fakecuda"
 )
 
 // TestBenchSweep: both stacks over blocks, on SSDs in RAM with a latency, give audited rows, the

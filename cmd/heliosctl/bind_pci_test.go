@@ -20,7 +20,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/pci/fakesys"
 	"helios/internal/state"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/realdata"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // CiteSeer from Planetoid's files to a trained GCN, on two proxied SSDs. 200 epochs of ten seeds,

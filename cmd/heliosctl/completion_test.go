@@ -16,7 +16,7 @@ import (
 
 	"helios/cuda"
 	hcli "helios/internal/cli"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/sched/plan"
 )
 

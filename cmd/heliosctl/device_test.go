@@ -15,7 +15,7 @@ import (
 
 	"helios/cuda"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/fakecuda"
 	"helios/internal/ui"
 )
 

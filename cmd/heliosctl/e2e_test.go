@@ -14,8 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/testrig"
-	"helios/internal/wide"
+	"helios/internal/testing/testrig"
+	"helios/internal/testing/wide"
 )
 
 // loaded makes a small graph and puts it on n proxied SSDs.

@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/signatures"
-	"helios/internal/testrig"
-	"helios/internal/wide"
+	"helios/internal/testing/testrig"
+	"helios/internal/testing/wide"
 )
 
 // slowSSD plays an SSD on which a load lasts long enough to be killed in.

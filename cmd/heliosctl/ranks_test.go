@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"helios/internal/testrig"
-	"helios/internal/wide"
+	"helios/internal/testing/testrig"
+	"helios/internal/testing/wide"
 )
 
 // rankProcess is one rank of a run.

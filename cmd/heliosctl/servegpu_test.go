@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
 	"helios/internal/serve"
+	"helios/internal/testing/fakecuda"
 )
 
 // A ring on the GPU has the bytes that one in the CPU's memory has, and is what the client asked

@@ -19,7 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // killedClient says in the environment which client TestServeClientChild is.

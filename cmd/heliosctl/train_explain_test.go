@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // mostUnaccounted bounds the share of the processor time of a run for which no operator is named.

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/fakecuda"
 )
 
 // BenchmarkCall is the way into libcuda and back on this binding: one call that does next to

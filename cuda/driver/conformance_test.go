@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"helios/cuda"
-	"helios/cuda/conformance"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/conformance"
+	"helios/internal/testing/fakecuda"
 )
 
 // gpu reports whether the tests shall use NVIDIA's library and the GPU behind it.

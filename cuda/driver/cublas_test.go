@@ -13,8 +13,8 @@ import (
 
 	"helios/cuda"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
 	"helios/internal/errs"
+	"helios/internal/testing/fakecuda"
 )
 
 // blasLibraries are a libcuda and the cuBLAS that goes with it: the machine's with HELIOS_GPU=1,

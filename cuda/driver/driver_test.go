@@ -16,11 +16,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/cuda/fakecuda"
 	"helios/cuda/kernels"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/probe"
+	"helios/internal/testing/fakecuda"
 )
 
 // The tests of one process share a fake library, so they run one after another.

@@ -14,13 +14,13 @@ import (
 	"time"
 
 	"helios/cuda"
-	"helios/cuda/conformance"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
 	"helios/cuda/kernels"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/wide"
+	"helios/internal/testing/conformance"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 )
 
 // workload uses every part of a device once, in two streams of which one has a budget, and reports

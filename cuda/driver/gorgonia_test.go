@@ -9,10 +9,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cuda/conformance"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
 	"helios/internal/errs"
+	"helios/internal/testing/conformance"
+	"helios/internal/testing/fakecuda"
 )
 
 // linked is the fake library that this program was linked against and started with.

@@ -9,8 +9,8 @@ import (
 
 	"helios/cuda"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
 	"helios/internal/errs"
+	"helios/internal/testing/fakecuda"
 )
 
 // fakePair opens two devices of the fake libcuda and builds the fake libnccl.

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/cuda"
-	"helios/cuda/fakecuda"
 	"helios/internal/errs"
 	"helios/internal/gdr"
+	"helios/internal/testing/fakecuda"
 )
 
 // exchange shows that a mapping and the GPU see one memory: what either stores the other loads.

@@ -5,7 +5,7 @@ package driver_test
 import (
 	"testing"
 
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/fakecuda"
 )
 
 // libraryForBench is the libcuda that benchmarks open: the fake, built for them, or with

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/cuda"
-	"helios/cuda/fakecuda"
 	"helios/internal/errs"
+	"helios/internal/testing/fakecuda"
 )
 
 // The file of shared memory has what the device writes there, and goes with the buffer. Each call

@@ -22,7 +22,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // The structs that kernels and Go share are declared twice. Here the C++ declarations are laid out
@@ -364,7 +364,8 @@ func (g *goSide) load(dir string) (*types.Package, error) {
 // find returns an object by "package.Name". A package is known by the last part of its path.
 func (g *goSide) find(name string) (types.Object, error) {
 	pkg, id, _ := strings.Cut(name, ".")
-	for _, under := range []string{"", "cache", "cuda", "nvme", "internal", "gpuio"} {
+	for _, under := range []string{"", "cache", "cuda", "nvme", "internal", "internal/testing",
+		"gpuio"} {
 		dir := filepath.ToSlash(filepath.Join(under, pkg))
 		if _, err := os.Stat(filepath.Join(g.root, dir)); err != nil {
 			continue
@@ -533,7 +534,7 @@ func (h *header) compare(g *goSide) (structs, constants int, bad []string) {
 	return structs, constants, bad
 }
 
-// shimHeader is the CPU's side of device.h. It shares no layout with Go.
+// shimHeader is the CPU's side of device.h, in internal/testing/shim. It shares no layout with Go.
 const shimHeader = "device_shim.h"
 
 // readHeaders parses a .cu or .h file and, before it, what it includes from this folder.
@@ -589,7 +590,6 @@ func sources(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("*.[ch]*")
 	require.NoError(t, err)
-	files = slices.DeleteFunc(files, func(f string) bool { return f == shimHeader })
 	require.NotEmpty(t, files)
 	return files
 }
@@ -1017,7 +1017,7 @@ func TestShimCompilersAgree(t *testing.T) {
 				t.Parallel()
 				cmd := exec.CommandContext(t.Context(), path, "-x", "c++", "-std=c++17", "-Wall",
 					"-Wextra", "-Werror", "-DHX_SHIM",
-					"-fsyntax-only", "-I", ".", "-I", "../shim", "-")
+					"-fsyntax-only", "-I", ".", "-I", "../../internal/testing/shim", "-")
 				cmd.Stdin = strings.NewReader(b.String())
 				out, err := cmd.CombinedOutput()
 				require.NoError(t, err, "%s", out)

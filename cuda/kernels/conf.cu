@@ -14,7 +14,7 @@
 //   conf_clock   writes the values that the device's clock takes one after the other, which tell its step
 //
 // Words that the host or another grid polls go through relaxed atomics of system scope; nothing
-// else is handed over by them. Reference: cuda/conformance/kernels.go, to the bit.
+// else is handed over by them. Reference: internal/testing/conformance/kernels.go, to the bit.
 #include "device.h"
 
 namespace {

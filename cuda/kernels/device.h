@@ -1,5 +1,5 @@
-// What a kernel may ask of the machine, in one vocabulary for two of them: the GPU (here, with
-// ptx.h) and the CPU shim (cuda/shim/device_shim.h). Kernels include this header, abi.h and the
+// A kernel's view of the machine, in one vocabulary for two of them: the GPU (here, with ptx.h) and
+// the CPU shim (internal/testing/shim/device_shim.h). Kernels include this header, abi.h and the
 // shared algorithm headers, and nothing else.
 //
 // Rules for kernels

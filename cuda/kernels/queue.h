@@ -6,7 +6,7 @@
 // of the ownership flag, an acquire and release by lane 0; counters are each in a lane (load_counts). Command entries are written by the lane
 // that makes the command and read by the lane that finds its completion, with the SSD between them.
 //
-// HX_PLANT_… are the mistakes that the tests in cuda/shim/iotest must notice. No build sets them.
+// HX_PLANT_… are mistakes that internal/testing/shim/iotest must notice. No build sets them.
 #pragma once
 
 #include "abi_io.h"

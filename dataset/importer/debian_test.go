@@ -15,7 +15,7 @@ import (
 	"helios/dataset/datasettest"
 	"helios/dataset/debian"
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 const debianSample = `Package: app

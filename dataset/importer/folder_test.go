@@ -20,7 +20,7 @@ import (
 	"helios/dataset/datasettest"
 	"helios/dataset/npy"
 	"helios/internal/philox"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // tree is the files of a fixture by their paths.

@@ -13,7 +13,7 @@ import (
 
 	"helios/dataset/datasettest"
 	"helios/dataset/npy"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // textCase is an import of text files: those of a folder "in", or "e" alone.

@@ -13,7 +13,7 @@ import (
 
 	"helios/dataset/datasettest"
 	"helios/internal/realdata"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // A graph of four nodes in the BV format, by hand: 0 → 1 2 3, 1 → (a copy of 0's) 1 2 3, 3 → 0.

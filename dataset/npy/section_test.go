@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 func TestSection(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 var bg = context.Background()

@@ -19,7 +19,7 @@ import (
 	"helios/graph"
 	"helios/graph/partition"
 	"helios/internal/rowtype"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 var bg = context.Background()

@@ -24,8 +24,8 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/rowtype"
-	"helios/internal/testrig"
-	"helios/internal/wide"
+	"helios/internal/testing/testrig"
+	"helios/internal/testing/wide"
 )
 
 var errFault = errors.New("injected fault")

@@ -14,7 +14,7 @@ import (
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )

@@ -15,7 +15,7 @@ import (
 
 	"helios/dataset"
 	"helios/internal/errs"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 // lively makes leases live fast.

@@ -12,7 +12,7 @@ import (
 	"helios/dataset/pages"
 	"helios/gpuio"
 	"helios/internal/errs"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 // readPages reads pages in one set.

@@ -22,7 +22,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/datasettest"
 	"helios/internal/errs"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 	"helios/nvme"
 )
 

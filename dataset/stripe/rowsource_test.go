@@ -10,7 +10,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/rowtype"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 // TestRowSource: rows of every type and placement come in their order as they are stored, checked

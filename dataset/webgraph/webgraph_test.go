@@ -20,7 +20,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/realdata"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // bitWriter is the reverse of bitReader.

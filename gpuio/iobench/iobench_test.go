@@ -17,7 +17,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/ssdmodel"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"

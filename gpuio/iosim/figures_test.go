@@ -11,7 +11,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/hardware"
-	cases "helios/internal/wide"
+	cases "helios/internal/testing/wide"
 )
 
 // The papers' figures in shape. The tests assert shapes; IOSIM_FIGURES=FILE go test -run

@@ -13,7 +13,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/ssdmodel"
-	cases "helios/internal/wide"
+	cases "helios/internal/testing/wide"
 )
 
 // bench keeps sets in flight for a while and reports reads a second after a warm-up.

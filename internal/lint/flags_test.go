@@ -19,9 +19,9 @@ var aCommand = regexp.MustCompile(`\bheliosctl [a-z][^"]*`)
 // library have no flags: its messages name options by errs.Key, and the command line turns those
 // into flags.
 var flagsInLibraries = map[string]string{
-	"cuda/fakecuda/build.go":            "arguments of a C++ compiler",
-	"internal/cli/completion.go":        "how shells ask urfave/cli for completions",
-	"internal/faultinject/catalogue.go": "the head of docs/reference/faults.md, a document for users",
+	"internal/testing/fakecuda/build.go": "arguments of a C++ compiler",
+	"internal/cli/completion.go":         "how shells ask urfave/cli for completions",
+	"internal/faultinject/catalogue.go":  "the head of docs/reference/faults.md, a document for users",
 }
 
 // flagFree tells whether a file must not name flags: all of the program but its command line, and

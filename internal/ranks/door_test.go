@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 // scarce is a listener that has no file for the fourth connection at first.

@@ -20,7 +20,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/mpi"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 // The suite of a group runs as real processes of this test's binary: each takes part in one case.

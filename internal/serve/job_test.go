@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // rank makes a client a rank of a job over dataset "a".

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/hostmem"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // Epochs come whole and in order, slots grow, and errors have their class.

@@ -11,7 +11,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"

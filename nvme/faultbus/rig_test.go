@@ -12,7 +12,7 @@ import (
 
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"

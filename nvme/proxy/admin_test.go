@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 )
 

@@ -6,7 +6,7 @@ import (
 	"unsafe"
 
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 )
 

@@ -14,7 +14,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/internal/vfio"
 	"helios/nvme"
 	"helios/nvme/faultbus"

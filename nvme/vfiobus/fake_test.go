@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/internal/vfio"
 	"helios/nvme"
 	"helios/nvme/proxy"

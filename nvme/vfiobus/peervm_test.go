@@ -16,7 +16,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/internal/vfio"
 	"helios/nvme"
 )

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/faultinject"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 	"helios/nvme/faultbus"
 	"helios/nvme/proxy"

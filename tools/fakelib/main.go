@@ -1,4 +1,4 @@
-// Command fakelib builds the fake libcuda (cuda/fakecuda) into a folder under the names that
+// Command fakelib builds the fake libcuda (internal/testing/fakecuda) into a folder under names that
 // linkers and programs look for, libcuda.so and libcuda.so.1:
 //
 //	bin/lab/fakelib -o DIR
@@ -11,7 +11,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/fakecuda"
 )
 
 func main() {

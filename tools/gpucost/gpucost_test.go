@@ -20,8 +20,8 @@ import (
 	"helios/cache/policy"
 	"helios/cuda"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
-	"helios/internal/wide"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 	"helios/tools/ptxrun"
 )
 

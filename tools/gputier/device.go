@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"helios/cuda"
-	"helios/cuda/conformance"
 	"helios/cuda/driver"
 	"helios/cuda/kernels"
+	"helios/internal/testing/conformance"
 )
 
 // The measurements that are about the GPU and its driver alone, each a line of JSON: verbs clock,

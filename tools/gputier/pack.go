@@ -26,7 +26,7 @@ const maxPack = 64 << 20
 // testBinaries are the packages whose tests travel, by the name of the binary.
 var testBinaries = []struct{ name, pkg string }{
 	{"driver.test", "./cuda/driver"},
-	{"difftest.test", "./cuda/difftest"},
+	{"difftest.test", "./internal/testing/difftest"},
 	{"graph.test", "./graph"},
 	{"cache.test", "./cache"},
 	{"gpuio.test", "./gpuio"},

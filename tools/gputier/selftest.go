@@ -13,8 +13,8 @@ import (
 	"slices"
 	"time"
 
-	"helios/cuda/fakecuda"
 	"helios/internal/cachedir"
+	"helios/internal/testing/fakecuda"
 )
 
 // selftestLimit bounds each of the two runs of the script.

@@ -12,7 +12,7 @@ import (
 
 	"helios/tools/internal/ptxas"
 
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // compiler skips the test only where clang 19 is not there.

@@ -87,7 +87,7 @@ func readSource(root, plant string, edit func(file, text string) string) (*sourc
 	}
 	for _, f := range names {
 		base := filepath.Base(f)
-		if base == "ptx.h" || base == "device_shim.h" || strings.HasSuffix(f, "_test.go") {
+		if base == "ptx.h" || strings.HasSuffix(f, "_test.go") {
 			continue
 		}
 		text, err := os.ReadFile(f)

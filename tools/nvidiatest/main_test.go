@@ -122,7 +122,7 @@ func TestAssertions(t *testing.T) {
 
 // The fake's table is found in its source, and exports are read from a real library.
 func TestFakeTableAndExports(t *testing.T) {
-	text, err := os.ReadFile("../../cuda/fakecuda/src/core.cc")
+	text, err := os.ReadFile("../../internal/testing/fakecuda/src/core.cc")
 	require.NoError(t, err)
 	require.Greater(t, len(fakeRow.FindAllString(string(text), -1)), 20)
 	required, optional := driver.Symbols()

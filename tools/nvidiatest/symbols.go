@@ -154,7 +154,7 @@ var fakeRow = regexp.MustCompile(`(?m)^    \{"(cu\w+)", "(cu\w+)", (\d+)\},$`)
 
 // versions compares the fake libcuda's table with CUDA's header and with what each driver exports.
 func (r *run) versions(context.Context) error {
-	const file = "cuda/fakecuda/src/core.cc"
+	const file = "internal/testing/fakecuda/src/core.cc"
 	text, err := os.ReadFile(filepath.Join(r.root, file))
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-// Package ptxexec runs the kernels of the fake libcuda (cuda/fakecuda) from their committed PTX, by
+// Package ptxexec runs the kernels of the fake libcuda from their committed PTX, by
 // tools/ptxrun. A test binary that imports it, as "make test-ptx" builds them, does so for each
 // library that it builds.
 package ptxexec

@@ -13,10 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/cuda/conformance"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
 	"helios/cuda/kernels"
+	"helios/internal/testing/conformance"
+	"helios/internal/testing/fakecuda"
 	"helios/tools/ptxrun"
 )
 

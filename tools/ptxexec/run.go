@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/fakecuda"
 	"helios/tools/ptxrun"
 )
 

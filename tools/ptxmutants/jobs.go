@@ -18,11 +18,11 @@ var deeper = []string{"DIFF_BATCHES=20"}
 
 // jobs together run each kernel of the registry. They are small, since each mutant takes a process.
 var jobs = []job{
-	{"cuda/difftest", "^TestConvertEveryType$", nil},
-	{"cuda/difftest", "^TestGatherFromLinesEveryAlignment$", nil},
-	{"cuda/difftest", "^TestGatherEveryAlignment$", nil},
-	{"cuda/difftest", "^TestFailuresHaveTheSameWords$", nil},
-	{"cuda/difftest", "^TestTrace$", few},
+	{"internal/testing/difftest", "^TestConvertEveryType$", nil},
+	{"internal/testing/difftest", "^TestGatherFromLinesEveryAlignment$", nil},
+	{"internal/testing/difftest", "^TestGatherEveryAlignment$", nil},
+	{"internal/testing/difftest", "^TestFailuresHaveTheSameWords$", nil},
+	{"internal/testing/difftest", "^TestTrace$", few},
 	{"cache", "^TestDriver$/^alone$/^(Dynamic|EmptyBudgets|Hotness)$", nil},
 	{"cache", "^TestDriver$/^alone$/^(Sets|Abandon)$", few},
 	{"cache", "^TestDriver$/^alone$/^Rank$", nil},

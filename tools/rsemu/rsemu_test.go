@@ -18,7 +18,7 @@ import (
 	"helios/dataset/stripe"
 	"helios/gnn"
 	"helios/gpuio"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 	"helios/nvme"
 	"helios/nvme/proxy"
 	"helios/sched"

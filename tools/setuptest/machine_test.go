@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"helios/internal/state"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // shell is one interpreter, and the folders that its commands come from.

@@ -1,8 +1,8 @@
 // Command usersof prints arguments for go test that run the tests that use a package of internal,
 // themselves or through what they call, and no others: a pattern of their names, and their folders.
-// With internal/wide these are the tests that have more cases under HELIOS_WIDE.
+// With internal/testing/wide these are the tests that have more cases under HELIOS_WIDE.
 //
-//	go test $(bin/lab/usersof [-not FOLDER] wide)
+//	go test $(bin/lab/usersof [-not FOLDERS] testing/wide)
 package main
 
 import (
@@ -20,10 +20,10 @@ import (
 )
 
 func main() {
-	not := flag.String("not", "", "leave out the tests below `FOLDER`")
+	not := flag.String("not", "", "leave out the tests below `FOLDERS`, divided by commas")
 	flag.Parse()
 	if flag.NArg() != 1 {
-		fmt.Fprintln(os.Stderr, "usage: usersof [-not FOLDER] PACKAGE")
+		fmt.Fprintln(os.Stderr, "usage: usersof [-not FOLDERS] PACKAGE")
 		os.Exit(2)
 	}
 	args, err := arguments(".", "helios/internal/"+flag.Arg(0), *not)
@@ -46,7 +46,8 @@ func arguments(root, pkg, not string) ([]string, error) {
 			return err
 		}
 		_, module := os.Stat(filepath.Join(name, "go.mod"))
-		if not != "" && rel == not || rel != "." && (strings.HasPrefix(rel, ".") || module == nil) {
+		skip := slices.Contains(strings.Split(not, ","), rel)
+		if skip || rel != "." && (strings.HasPrefix(rel, ".") || module == nil) {
 			return filepath.SkipDir
 		}
 		tests, err := users(name, pkg)

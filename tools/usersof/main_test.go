@@ -16,7 +16,7 @@ func TestFindsUsers(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	write("a_test.go", `package p
-import ("testing"; "helios/internal/wide")
+import ("testing"; "helios/internal/testing/wide")
 func TestItself(t *testing.T) { wide.Only(t) }
 func cases() int { if wide.Lean() { return 1 }; return 9 }
 type rig struct{}
@@ -24,14 +24,14 @@ func (rig) seeds() int { return cases() }
 var many = cases()
 `)
 	write("b_test.go", `package p
-import ("testing"; w "helios/internal/wide")
+import ("testing"; w "helios/internal/testing/wide")
 func TestByMethod(t *testing.T) { _ = rig{}.seeds() }
 func TestByVariable(t *testing.T) { _ = many }
 func TestRenamed(t *testing.T) { t.Run("x", func(t *testing.T) { w.Only(t) }) }
 func TestPlain(t *testing.T) { t.Log("wide") }
 func TestMain(m *testing.M) { _ = many }
 `)
-	const wide = "helios/internal/wide"
+	const wide = "helios/internal/testing/wide"
 	got, err := arguments(dir, wide, "")
 	require.NoError(t, err)
 	require.Equal(t, []string{"-run", "^(TestByMethod|TestByVariable|TestItself|TestRenamed)$", "./."},
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) { _ = many }
 	below := filepath.Join(dir, "x", "y")
 	require.NoError(t, os.MkdirAll(below, 0o700))
 	write("x/y/c_test.go", `package p
-import "helios/internal/wide"
+import "helios/internal/testing/wide"
 func TestBelow(t *testing.T) { wide.Only(t) }
 `)
 	got, err = arguments(dir, wide, "")
@@ -49,6 +49,6 @@ func TestBelow(t *testing.T) { wide.Only(t) }
 	got, err = arguments(dir, wide, "x")
 	require.NoError(t, err)
 	require.Equal(t, []string{"./."}, got[2:])
-	_, err = arguments(dir, "helios/internal/none", "")
+	_, err = arguments(dir, "helios/internal/none", "x,y")
 	require.ErrorContains(t, err, "no test uses helios/internal/none")
 }

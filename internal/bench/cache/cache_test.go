@@ -11,7 +11,7 @@ import (
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 // Every row passes its audit, on the host device.

@@ -9,7 +9,7 @@ import (
 	"helios/cache"
 	"helios/cuda"
 	"helios/internal/errs"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 func host(t *testing.T) cuda.Device {

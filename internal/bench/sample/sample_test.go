@@ -7,7 +7,7 @@ import (
 
 	"helios/cuda"
 	"helios/graph"
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 // sources are host devices with one and two workers, over topologies made from seeds.

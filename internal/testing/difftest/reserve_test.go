@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/cuda/conformance"
-	"helios/cuda/difftest"
+	"helios/internal/testing/conformance"
+	"helios/internal/testing/difftest"
 )
 
 // Memory that grows and shrinks is compared as far as it is there, and what is new is the same on

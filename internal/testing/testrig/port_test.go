@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/testrig"
+	"helios/internal/testing/testrig"
 )
 
 func TestFreePort(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/fakecuda"
 )
 
 // stub is a module that the shim does not have. The executor of these tests reads its one line.

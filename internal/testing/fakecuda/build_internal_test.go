@@ -22,8 +22,8 @@ func TestReach(t *testing.T) {
 	put("cuda/kernels/types.h", "// types")
 	put("cuda/kernels/device.h", "#include <cstdint>\n#ifdef X\n\t#  include \"types.h\"\n#endif\n")
 	put("cuda/kernels/queue.h", "#pragma once\n#include \"device.h\"\n#include \"queue.h\"\n")
-	put("cuda/shim/shim.h", "#include \"types.h\"\n")
-	put("cuda/fakecuda/src/fake.h", "#include \"shim.h\"\n")
+	put("internal/testing/shim/shim.h", "#include \"types.h\"\n")
+	put("internal/testing/fakecuda/src/fake.h", "#include \"shim.h\"\n")
 	const kernel, other, fake = "#include \"queue.h\"\n", "#include \"device.h\"\n", "#include \"fake.h\"\n"
 	keys := func() [3]string {
 		t.Helper()
@@ -35,7 +35,7 @@ func TestReach(t *testing.T) {
 			t.Fatal(err)
 		}
 		return [3]string{b.reach("cuda/kernels", kernel), b.reach("cuda/kernels", other),
-			b.reach("cuda/fakecuda/src", fake)}
+			b.reach("internal/testing/fakecuda/src", fake)}
 	}
 	before := keys()
 	for _, c := range []struct {
@@ -45,8 +45,8 @@ func TestReach(t *testing.T) {
 		{"cuda/kernels/types.h", [3]bool{true, true, true}},
 		{"cuda/kernels/device.h", [3]bool{true, true, false}},
 		{"cuda/kernels/queue.h", [3]bool{true, false, false}},
-		{"cuda/shim/shim.h", [3]bool{false, false, true}},
-		{"cuda/fakecuda/src/fake.h", [3]bool{false, false, true}},
+		{"internal/testing/shim/shim.h", [3]bool{false, false, true}},
+		{"internal/testing/fakecuda/src/fake.h", [3]bool{false, false, true}},
 	} {
 		text, err := os.ReadFile(filepath.Join(root, c.header))
 		if err != nil {

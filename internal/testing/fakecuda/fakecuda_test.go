@@ -18,8 +18,8 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"helios/cuda/fakecuda"
 	"helios/cuda/kernels"
+	"helios/internal/testing/fakecuda"
 )
 
 // CUresult values that the tests ask for, from cuda.h.
@@ -918,7 +918,7 @@ func TestHeaders(t *testing.T) {
 		"stream.cc", "vmm.cc"} {
 		cmd := exec.Command(cxx, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
 			"-DHX_CUDA_H", "-DHX_SHIM",
-			"-isystem", filepath.Join(tools, "include"), "-I", "../kernels", "-I", "../shim",
+			"-isystem", filepath.Join(tools, "include"), "-I", "../../../cuda/kernels", "-I", "../shim",
 			filepath.Join("src", src))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", src, err, out)

@@ -7,7 +7,7 @@
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)
-#error "compile cuda/shim/*.cc without -fsanitize=thread and with -DHX_TSAN=1 (package shim's Build does)"
+#error "compile these files without -fsanitize=thread and with -DHX_TSAN=1 (package shim's Build does)"
 #endif
 #if defined(HX_TSAN) && HX_TSAN
 #define HX_RUNTIME_TSAN 1

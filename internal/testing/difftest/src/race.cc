@@ -1,5 +1,5 @@
-// Runs the data kernels and those of training steps on random batches under ThreadSanitizer: race SEED ROUNDS. What they compute
-// is compared elsewhere (cuda/difftest); here only that no two threads meet on a plain
+// Runs the data kernels and those of training steps on random batches under ThreadSanitizer: race
+// SEED ROUNDS. The package around it compares their results; here no two threads may meet on a plain
 // access without a barrier between them, with blocks on OS threads of their own.
 #include <algorithm>
 #include <cstdio>

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
+	"helios/internal/testing/fakecuda"
 )
 
 // Open makes a comparing device over the fake libcuda, or with HELIOS_GPU=1 over the machine's GPU.

@@ -16,11 +16,11 @@ import (
 
 	"helios/cache"
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/cuda/driver"
-	"helios/cuda/fakecuda"
 	"helios/graph"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 )
 
 // The trace is cut into groups: a graph, a cache, a sampler and a device of its own for each, and

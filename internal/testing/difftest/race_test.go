@@ -66,12 +66,12 @@ func raceProgram(t *testing.T, root string) string {
 	if err := run("-fsanitize=thread", "-o", filepath.Join(dir, "probe"), probe); err != nil {
 		t.Skipf("no ThreadSanitizer with fibers: %v; install its runtime (libtsan)", err)
 	}
-	runtimeFiles, err := filepath.Glob(filepath.Join(root, "cuda/shim/*.cc"))
+	runtimeFiles, err := filepath.Glob(filepath.Join(root, "internal/testing/shim/*.cc"))
 	if err != nil || len(runtimeFiles) == 0 {
 		t.Fatalf("the shim's sources: %v", err)
 	}
 	common := []string{"-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror",
-		"-I" + filepath.Join(root, "cuda/kernels"), "-I" + filepath.Join(root, "cuda/shim")}
+		"-I" + filepath.Join(root, "cuda/kernels"), "-I" + filepath.Join(root, "internal/testing/shim")}
 	var jobs [][]string
 	for _, f := range runtimeFiles { // never instrumented: internal.h of the shim says why
 		jobs = append(jobs, append([]string{"-DHX_TSAN=1"}, common...), []string{f})
@@ -125,7 +125,7 @@ func TestRace(t *testing.T) {
 	if os.Getenv("DIFF_BATCHES") == "" {
 		t.Skip("part of make test-shim, which sets DIFF_BATCHES")
 	}
-	repo, err := filepath.Abs("../..")
+	repo, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)
 	}

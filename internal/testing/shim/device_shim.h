@@ -1,5 +1,5 @@
-// The CPU shim's side of device.h: what ptx.h says in assembly, said to cuda/shim's runtime. A
-// plain access is checked for alignment, which the GPU would fault on, and counted as a place where
+// The CPU shim's side of device.h: calls of the shim's runtime in place of ptx.h's assembly. A plain
+// access is checked for alignment, which the GPU would fault on, and counted as a place where
 // other threads may run when the runtime asked for that.
 #pragma once
 

@@ -9,9 +9,9 @@ import (
 
 	"helios/cache"
 	"helios/cuda"
-	"helios/cuda/difftest"
 	"helios/internal/rowtype"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/wide"
 )
 
 // Rows of every type, of every length around a word and a warp, and of every bit pattern (int8's

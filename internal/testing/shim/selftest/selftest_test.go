@@ -2,9 +2,9 @@
 // names what is wrong, shows what weak memory may do, replays by seed, and that its ThreadSanitizer
 // build reports races and nothing else. The programs are in src.
 //
-//	go test ./cuda/shim/selftest                100 seeds of each litmus test
-//	SEEDS=2000 go test ./cuda/shim/selftest     more of them, and more under ThreadSanitizer
-//	CXX=clang++-19 go test ./cuda/shim/selftest
+//	go test ./internal/testing/shim/selftest          100 seeds of each litmus test
+//	SEEDS=2000 go test ./internal/testing/shim/selftest     more, and more under ThreadSanitizer
+//	CXX=clang++-19 go test ./internal/testing/shim/selftest
 package selftest_test
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/cachedir"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 func seeds(t *testing.T, usual int) int {
@@ -81,8 +81,8 @@ func build(t *testing.T, what kind, extra ...string) string {
 	version, err := exec.Command(cxx[0], append(slices.Clone(cxx[1:]), "--version")...).Output()
 	require.NoError(t, err)
 	fmt.Fprintf(h, "%s %q\n%s", runtime.GOARCH, cxx, version)
-	for _, g := range []string{"src/*.h", "../*.h", "../../kernels/types.h",
-		"../../kernels/device.h", "../../kernels/device_shim.h"} {
+	for _, g := range []string{"src/*.h", "../*.h", "../../../../cuda/kernels/types.h",
+		"../../../../cuda/kernels/device.h"} {
 		files, err := filepath.Glob(g)
 		require.NoError(t, err)
 		require.NotEmpty(t, files, g)
@@ -110,7 +110,7 @@ func build(t *testing.T, what kind, extra ...string) string {
 	var wg sync.WaitGroup
 	for i, s := range sources {
 		args := append([]string{"-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall",
-			"-Wextra", "-Werror", "-I..", "-I../../kernels"}, extra...)
+			"-Wextra", "-Werror", "-I..", "-I../../../../cuda/kernels"}, extra...)
 		switch {
 		case what == underTSan && i < runtimeSources:
 			args = append(args, "-DHX_TSAN=1")

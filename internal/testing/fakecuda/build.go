@@ -21,7 +21,7 @@
 //	missing=cuGreenCtxCreate+…                                        for cuGetProcAddress; dlsym: option Missing
 //	launch_ns=0 queue=1024 free_waits=1                               latency, stream depth, cuMemFree's wait
 //	init=0 compute_mode=0 jit=…                                       result of cuInit; 2: prohibited; PTX is refused with this in the log
-//	seed=1 store_buffer=0 jitter=0                                    of kernels, see cuda/shim
+//	seed=1 store_buffer=0 jitter=0                                    of kernels, see internal/testing/shim
 //	reset                                                             start anew: no context, cuInit to come, knobs as here
 //	calls=symbol failed=symbol sites live error violations loading connections   questions
 package fakecuda
@@ -247,8 +247,8 @@ func (b *builder) reach(folder, text string) string {
 // includeFolders tell where quoted headers are looked for, relative to the root, and headerFolders
 // where there are some.
 var (
-	includeFolders = []string{"cuda/kernels", "cuda/shim"}
-	headerFolders  = append(slices.Clone(includeFolders), "cuda/fakecuda/src")
+	includeFolders = []string{"cuda/kernels", "internal/testing/shim"}
+	headerFolders  = append(slices.Clone(includeFolders), "internal/testing/fakecuda/src")
 )
 
 func newBuilder(root, dir string) (*builder, error) {
@@ -291,7 +291,7 @@ func newBuilder(root, dir string) (*builder, error) {
 
 var compileFlags = []string{
 	"-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread",
-	"-DHX_SHIM", "-Icuda/kernels", "-Icuda/shim",
+	"-DHX_SHIM", "-Icuda/kernels", "-Iinternal/testing/shim",
 }
 
 // Warnings are not asked for: a test of the sources has them as errors, a user's newer compiler may
@@ -300,8 +300,8 @@ var compileFlags = []string{
 // sources are the kernels, the shim's runtime and the fake itself, relative to the root.
 func (b *builder) sources() ([]string, error) {
 	var all []string
-	for _, pattern := range []string{"cuda/kernels/*.cu", "cuda/shim/*.cc",
-		"cuda/fakecuda/src/*.cc"} {
+	for _, pattern := range []string{"cuda/kernels/*.cu", "internal/testing/shim/*.cc",
+		"internal/testing/fakecuda/src/*.cc"} {
 		files, err := filepath.Glob(filepath.Join(b.root, pattern))
 		if err != nil {
 			return nil, err

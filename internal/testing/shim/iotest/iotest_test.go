@@ -2,9 +2,9 @@
 // same source that becomes PTX runs as fibers against model SSDs in C++ (src/model.cc) and a mini
 // host (src/host.cc), which check each other and every byte read.
 //
-//	go test ./cuda/shim/iotest                               50 seeded schedules, no ThreadSanitizer
-//	SEEDS=1000 TSAN_SEEDS=60 go test ./cuda/shim/iotest      as make test-shim
-//	SEED=17 go test -run Schedules ./cuda/shim/iotest -v     one schedule, with its last events
+//	go test ./internal/testing/shim/iotest                            50 seeded schedules, no ThreadSanitizer
+//	SEEDS=1000 TSAN_SEEDS=60 go test ./internal/testing/shim/iotest   as make test-shim
+//	SEED=17 go test -run Schedules ./internal/testing/shim/iotest -v  one schedule, its last events
 //
 // The knobs: SEEDS and TSAN_SEEDS (how many), SEED_FROM (the first; 1), CXX (g++).
 package iotest_test
@@ -28,14 +28,14 @@ import (
 	"time"
 
 	"helios/internal/cachedir"
-	"helios/internal/wide"
+	"helios/internal/testing/wide"
 )
 
 // The sources, relative to this folder. A change of any makes a new build.
 var (
 	modelSources  = []string{"src/main.cc", "src/rig.cc", "src/host.cc", "src/model.cc"}
 	kernelSources = []string{"coalesce.cu", "submit.cu", "complete.cu", "read_sync.cu"}
-	headerGlobs   = []string{"src/*.h", "../*.h", "../../kernels/*.h"}
+	headerGlobs   = []string{"src/*.h", "../*.h", "../../../../cuda/kernels/*.h"}
 )
 
 func compiler(t *testing.T) string {
@@ -130,7 +130,7 @@ func (b *builder) run(out string, args ...string) error {
 func (b *builder) program(flags []string, macro string) string {
 	b.t.Helper()
 	common := append([]string{"-std=c++17", "-g", "-pthread", "-DHX_SHIM", "-Wall", "-Wextra",
-		"-Werror", "-I", "src", "-I", "..", "-I", "../../kernels"}, flags...)
+		"-Werror", "-I", "src", "-I", "..", "-I", "../../../../cuda/kernels"}, flags...)
 	type unit struct {
 		src  string
 		args []string
@@ -157,7 +157,7 @@ func (b *builder) program(flags []string, macro string) string {
 		if macro != "" {
 			args = append(args, "-D"+macro, "-Wno-unused-function", "-Wno-unused-variable")
 		}
-		units = append(units, unit{"../../kernels/" + k, append(args, "-x", "c++")})
+		units = append(units, unit{"../../../../cuda/kernels/" + k, append(args, "-x", "c++")})
 	}
 	objects := make([]string, len(units))
 	errs := make([]error, len(units))

@@ -1,7 +1,7 @@
 // Launches handed to an executor in the process that opened the library, in place of the shim: it gets a
 // module's PTX and runs what stands there. Streams, events, graphs and memory stay the fake's.
 //
-// The structs are those of cuda/fakecuda/executor.go.
+// The structs are those of internal/testing/fakecuda/executor.go.
 #include "fake.h"
 
 #include <algorithm>

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"helios/cuda"
-	"helios/cuda/conformance"
 	"helios/internal/hostmem"
+	"helios/internal/testing/conformance"
 )
 
 func TestHost(t *testing.T) {

@@ -13,11 +13,11 @@ import (
 
 	"helios/cache"
 	"helios/cuda"
-	"helios/cuda/difftest"
-	"helios/cuda/fakecuda"
 	"helios/graph"
 	"helios/internal/hostmem"
-	"helios/internal/wide"
+	"helios/internal/testing/difftest"
+	"helios/internal/testing/fakecuda"
+	"helios/internal/testing/wide"
 )
 
 // fixed is a group in which every kernel has work, on several blocks.
@@ -177,12 +177,12 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 func plantedRoot(t *testing.T, file, right, wrong string) string {
 	t.Helper()
 	root := t.TempDir()
-	repo, err := filepath.Abs("../..")
+	repo, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, pattern := range []string{"go.mod", "cuda/kernels/*.h", "cuda/kernels/*.cu",
-		"cuda/shim/*.h", "cuda/shim/*.cc", "cuda/fakecuda/src/*"} {
+		"internal/testing/shim/*.h", "internal/testing/shim/*.cc", "internal/testing/fakecuda/src/*"} {
 		files, err := filepath.Glob(filepath.Join(repo, pattern))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %v", pattern, err)

@@ -24,7 +24,7 @@ func BuildBLAS(t testing.TB) string {
 func BuildNCCL(t testing.TB) string {
 	t.Helper()
 	return buildBeside(t, func(dir string, opts ...Option) (string, error) {
-		return buildLibrary(dir, "cuda/fakecuda/nccl/nccl.cc", "libnccl", "libnccl.so.2", opts)
+		return buildLibrary(dir, "nccl/nccl.cc", "libnccl", "libnccl.so.2", opts)
 	})
 }
 
@@ -47,7 +47,7 @@ func buildBeside(t testing.TB, in func(dir string, opts ...Option) (string, erro
 
 // BuildBLASIn is BuildBLAS in a directory of the caller's.
 func BuildBLASIn(dir string, opts ...Option) (string, error) {
-	return buildLibrary(dir, "cuda/fakecuda/cublas/cublas.cc", "libcublas", "libcublas.so.12", opts)
+	return buildLibrary(dir, "cublas/cublas.cc", "libcublas", "libcublas.so.12", opts)
 }
 
 // buildLibrary makes a library of a source that works with the fake libcuda.
@@ -65,7 +65,7 @@ func buildLibrary(dir, source, name, soname string, opts []Option) (string, erro
 		return "", err
 	}
 	defer unlock()
-	object, err := b.object(source)
+	object, err := b.object("internal/testing/fakecuda/" + source)
 	if err != nil {
 		return "", err
 	}
