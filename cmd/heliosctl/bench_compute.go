@@ -30,7 +30,8 @@ func computeGroups() []string {
 }
 
 func benchComputeCommand() *cli.Command {
-	about := "Measures kernels and checks what they computed against float64 references.\n" +
+	about := "Measures kernels and checks them: products against float64 sums, the others against the kernels\n" +
+		"in plain Go, bit by bit, steps against the host device's (the host's own against plain Go).\n" +
 		"A row whose error is above what rounding can give is shown as failed.\n" +
 		"Products of matrices can run in turns with a library that is opened at run time for this comparison:\n" +
 		"on the host device OpenBLAS in fp32, on a GPU cuBLAS in each --precision. The ratio is its time by\n" +

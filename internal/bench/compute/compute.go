@@ -5,25 +5,18 @@ package compute
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
-	"strings"
-	"sync"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"helios/cuda"
-	"helios/gnn"
 	"helios/graph"
 	"helios/internal/bench"
-	"helios/internal/errs"
-	"helios/internal/hostcpu"
 	"helios/internal/openblas"
-	"helios/internal/philox"
 	"helios/internal/simd"
 )
 
@@ -176,7 +169,7 @@ const blasSpin = 250 * time.Millisecond
 const minRounds = 5
 
 // Measure runs a case for about a time, in turns with its rival, and checks what it computed.
-func (b *Case) Measure(ctx context.Context, dev cuda.Device, cfg *Config, most Machine,
+func (b *Case) Measure(ctx context.Context, dev cuda.Device, cfg *Config, peaks Machine,
 	d time.Duration) (r Row, err error) {
 	info := dev.Info()
 	r = Row{Case: b.Name, Kernel: b.Kernel, M: b.M, N: b.N, K: b.K, Device: info.Name,
@@ -187,87 +180,31 @@ func (b *Case) Measure(ctx context.Context, dev cuda.Device, cfg *Config, most M
 		return r, fmt.Errorf("%s: %w", b.Name, err)
 	}
 	r.Code = dev.Info().Code // of loaded kernels
-	defer func() {
-		if e := run.Close(); err == nil {
-			err = e
-		}
-	}()
+	defer func() { err = errors.Join(err, run.Close()) }()
 	s, err := dev.NewStream(cuda.StreamOptions{Name: "bench compute"})
 	if err != nil {
 		return r, err
 	}
-	defer func() {
-		if e := s.Close(); err == nil {
-			err = e
-		}
-	}()
-	timed := func(n int, do func(cuda.Stream) error) (wall, cpu float64, err error) {
-		start, busy := time.Now(), cpuTime()
-		for range n {
-			if err := do(s); err != nil {
-				return 0, 0, err
-			}
-		}
-		err = s.Synchronize(ctx)
-		return time.Since(start).Seconds() / float64(n), (cpuTime() - busy) / float64(n), err
-	}
-	host := info.Backend == "host"
-	sides := 1.0
-	if run.Rival != nil {
-		r.Rival = run.RivalName
-		if run.Threads != nil {
-			r.RivalThreads = run.Threads(info.SMs)
-		}
-		if _, _, err = timed(1, run.Rival); err != nil {
-			return r, err
-		}
-		sides = 2
-	}
-	if _, _, err = timed(1, run.Launch); err != nil { // warm: pages, panels, modules
+	defer func() { err = errors.Join(err, s.Close()) }()
+	if err := r.warm(ctx, s, run, d); err != nil {
 		return r, err
 	}
-	one, _, err := timed(1, run.Launch)
+	rival, err := r.takeTurns(ctx, s, run, d)
 	if err != nil {
 		return r, err
 	}
-	// At most a second: closing the stream, after an interrupt too, waits for what is launched.
-	r.RunsPerRound = max(1, int(min(d.Seconds()/sides/20, 1)/max(one, 1e-9)))
-	var wall, cpu, rival, ratio, ratioCPU []float64
-	for end := time.Now().Add(d); r.Rounds < minRounds || time.Now().Before(end); r.Rounds++ {
-		w, c, err := timed(r.RunsPerRound, run.Launch)
-		if err != nil {
-			return r, err
-		}
-		wall, cpu = append(wall, w), append(cpu, c)
-		if run.Rival == nil {
-			continue
-		}
-		rw, rc, err := timed(r.RunsPerRound, run.Rival)
-		if err != nil {
-			return r, err
-		}
-		rival, ratio, ratioCPU = append(rival, rw), append(ratio, rw/w), append(ratioCPU, rc/c)
-		if r.RivalThreads > 1 {
-			time.Sleep(blasSpin)
-		}
-	}
-	r.Seconds, r.CPUSeconds = bench.SpreadOf(wall), bench.SpreadOf(cpu)
 	flops, bytes := b.Flops, b.Bytes
 	r.Blocks = run.Blocks
 	if run.Flops > 0 {
 		flops, bytes = run.Flops, run.Bytes
 	}
 	r.FLOPS, r.BytesPerSecond = flops/r.Seconds.Median, bytes/r.Seconds.Median
-	r.limits(flops, bytes, most, b)
-	if run.Rival != nil {
-		if !run.Idle {
-			r.RivalFLOPS = flops / bench.SpreadOf(rival).Median
-		}
-		a := bench.SpreadOf(ratio)
-		if r.Ratio = &a; host {
-			b := bench.SpreadOf(ratioCPU)
-			r.RatioCPU = &b
-		}
+	r.limits(flops, bytes, peaks, b)
+	if rival > 0 && !run.Idle {
+		r.RivalFLOPS = flops / rival
+	}
+	if info.Backend != "host" {
+		r.RatioCPU = nil
 	}
 	if r.Checked, err = run.Check(ctx, s); err != nil {
 		return r, err
@@ -283,9 +220,76 @@ func (b *Case) Measure(ctx context.Context, dev cuda.Device, cfg *Config, most M
 	return r, nil
 }
 
+// timed does something n times on a stream, and returns the seconds of each.
+func timed(ctx context.Context, s cuda.Stream, n int, do func(cuda.Stream) error) (wall, cpu float64,
+	err error) {
+	start, busy := time.Now(), cpuTime()
+	for range n {
+		if err := do(s); err != nil {
+			return 0, 0, err
+		}
+	}
+	err = s.Synchronize(ctx)
+	return time.Since(start).Seconds() / float64(n), (cpuTime() - busy) / float64(n), err
+}
+
+// warm runs both sides for the first time, which touches pages and loads modules, and decides how
+// many runs a round has.
+func (r *Row) warm(ctx context.Context, s cuda.Stream, run *Run, d time.Duration) error {
+	sides := 1.0
+	if run.Rival != nil {
+		r.Rival = run.RivalName
+		if run.Threads != nil {
+			r.RivalThreads = run.Threads(r.Workers)
+		}
+		if _, _, err := timed(ctx, s, 1, run.Rival); err != nil {
+			return err
+		}
+		sides = 2
+	}
+	if _, _, err := timed(ctx, s, 1, run.Launch); err != nil {
+		return err
+	}
+	one, _, err := timed(ctx, s, 1, run.Launch)
+	// At most a second: closing the stream, after an interrupt too, waits for what is launched.
+	r.RunsPerRound = max(1, int(min(d.Seconds()/sides/20, 1)/max(one, 1e-9)))
+	return err
+}
+
+// takeTurns measures rounds of both sides, and returns the rival's median seconds, 0 without one.
+func (r *Row) takeTurns(ctx context.Context, s cuda.Stream, run *Run, d time.Duration) (float64,
+	error) {
+	var wall, cpu, rival, ratio, ratioCPU []float64
+	for end := time.Now().Add(d); r.Rounds < minRounds || time.Now().Before(end); r.Rounds++ {
+		w, c, err := timed(ctx, s, r.RunsPerRound, run.Launch)
+		if err != nil {
+			return 0, err
+		}
+		wall, cpu = append(wall, w), append(cpu, c)
+		if run.Rival == nil {
+			continue
+		}
+		rw, rc, err := timed(ctx, s, r.RunsPerRound, run.Rival)
+		if err != nil {
+			return 0, err
+		}
+		rival, ratio, ratioCPU = append(rival, rw), append(ratio, rw/w), append(ratioCPU, rc/c)
+		if r.RivalThreads > 1 {
+			time.Sleep(blasSpin)
+		}
+	}
+	r.Seconds, r.CPUSeconds = bench.SpreadOf(wall), bench.SpreadOf(cpu)
+	if rival == nil {
+		return 0, nil
+	}
+	a, b := bench.SpreadOf(ratio), bench.SpreadOf(ratioCPU)
+	r.Ratio, r.RatioCPU = &a, &b
+	return bench.SpreadOf(rival).Median, nil
+}
+
 // limits compares what was reached with what the device can do.
-func (r *Row) limits(flops, bytes float64, most Machine, b *Case) {
-	r.Peak, r.CopyRate = most.Peak[b.Precision], most.Copy
+func (r *Row) limits(flops, bytes float64, peaks Machine, b *Case) {
+	r.Peak, r.CopyRate = peaks.Peak[b.Precision], peaks.Copy
 	compute, move := 0.0, 0.0
 	if r.Peak > 0 {
 		r.PeakShare, compute = r.FLOPS/r.Peak, flops/r.Peak
@@ -309,433 +313,6 @@ func cpuTime() float64 {
 		return math.NaN()
 	}
 	return time.Duration(ts.Nano()).Seconds()
-}
-
-// Shape is a product to measure: Kind nn (C = A·B), nt (A·Bᵀ) or tn (Aᵀ·B).
-type Shape struct {
-	Kind    string
-	M, N, K int64
-}
-
-func (s Shape) String() string { return fmt.Sprintf("%s:%dx%dx%d", s.Kind, s.M, s.N, s.K) }
-
-// DefaultShapes are a usual product, the widths of features and classes of well-known datasets,
-// vectors, and the layers of a step of GraphSAGE with 256 hidden units: forward, gradient of the
-// inputs, gradient of the weights.
-const DefaultShapes = "nn:4096x1024x256,nn:4096x256x1024,nn:4096x256x100,nn:4096x256x602,nn:4096x47x256,nn:4096x1x256,nn:1x1024x256,nn:1024x1024x1," +
-	"nt:4096x256x47,tn:100x256x4096,tn:602x256x4096,nn:130000x256x256,nt:130000x256x256,tn:256x256x130000"
-
-// GPUShapes are the products of a step of GraphSAGE with a batch of 8000, fanout 25,10, 1024
-// features and 256 hidden units, and usual ones.
-const GPUShapes = "nn:180000x256x1024,tn:1024x256x180000,nn:8000x47x256,nt:8000x256x47,tn:256x47x8000,nn:4096x4096x4096,nn:130000x256x256,nt:130000x256x256,tn:256x256x130000,nn:4096x256x100"
-
-// maxShape bounds the bytes of the three matrices of a shape.
-const maxShape = 8 << 30
-
-// ParseShapes reads [KIND:]MxNxK,…
-func ParseShapes(text string) ([]Shape, error) {
-	var out []Shape
-	for _, t := range strings.Split(text, ",") {
-		s := Shape{Kind: "nn"}
-		size := t
-		if kind, rest, ok := strings.Cut(t, ":"); ok {
-			s.Kind, size = kind, rest
-		}
-		dims := strings.Split(size, "x")
-		bad := len(dims) != 3 || !slices.Contains([]string{"nn", "nt", "tn"}, s.Kind)
-		for i, d := range dims {
-			v, err := strconv.ParseInt(d, 10, 32)
-			if bad = bad || err != nil || v < 1; bad {
-				break
-			}
-			*[]*int64{&s.M, &s.N, &s.K}[i] = v
-		}
-		if bad {
-			return nil, errs.New(errs.Usage,
-				"%v: %q is no shape; give rows, columns and steps such as 4096x1024x256, with nt: or tn: before it for A·Bᵀ or Aᵀ·B",
-				errs.Key("shapes"), t)
-		}
-		if float64(s.M)*float64(s.K)+float64(s.K)*float64(s.N)+
-			2*float64(s.M)*float64(s.N) > maxShape/4 {
-			return nil, errs.New(errs.Usage,
-				"%v: the matrices of %q take more than %d GiB; make it smaller", errs.Key("shapes"),
-				t, maxShape>>30)
-		}
-		out = append(out, s)
-	}
-	return out, nil
-}
-
-func gemmCases(c *Config) ([]Case, error) {
-	var out []Case
-	for _, s := range c.Shapes {
-		m, n, k := float64(s.M), float64(s.N), float64(s.K)
-		for _, prec := range c.precisions() {
-			out = append(out, Case{
-				Name: s.String(), Kernel: "gemm_" + s.Kind, M: s.M, N: s.N, K: s.K, Precision: prec,
-				Flops: 2 * m * n * k, Bytes: 4 * (m*k + k*n + m*n),
-				Open: func(dev cuda.Device) (*Run, error) { return s.open(dev, c, prec) },
-			})
-		}
-	}
-	return out, nil
-}
-
-// transferTimeout bounds transfers of data for checks.
-const transferTimeout = 5 * time.Minute
-
-// array is memory of a device and what the CPU sees of it: on a GPU a copy in pinned memory.
-type array struct {
-	v     []float32
-	p     cuda.DevicePtr
-	stage cuda.DevicePtr // of v; p where they are one
-}
-
-// view is the CPU's side of a as other elements of 4 bytes.
-func view32[T uint32 | int32](a array) []T {
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(a.v))), len(a.v))
-}
-
-func view64(a array) []int64 {
-	return unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(a.v))), len(a.v)/2)
-}
-
-// buffers allocates for a case; close frees all.
-type buffers struct {
-	dev cuda.Device
-	all []cuda.Buffer
-	err error
-}
-
-func (b *buffers) alloc(kind cuda.MemKind, bytes int64) cuda.DevicePtr {
-	if b.err != nil {
-		return 0
-	}
-	x, err := b.dev.Alloc(kind, bytes, "bench compute")
-	if err != nil {
-		b.err = err
-		return 0
-	}
-	b.all = append(b.all, x)
-	return x.Ptr()
-}
-
-// floats allocates n float32.
-func (b *buffers) floats(n int64) array {
-	a := array{p: b.alloc(cuda.MemDevice, n*4)}
-	if a.stage = a.p; b.dev.Info().Backend != "host" {
-		a.stage = b.alloc(cuda.MemPinned, n*4)
-	}
-	if b.err != nil {
-		return array{v: make([]float32, n)}
-	}
-	if a.stage == a.p {
-		a.v = cuda.View[float32](a.p, n)
-	} else if mem := b.all[len(b.all)-1].Bytes(); n > 0 {
-		a.v = unsafe.Slice((*float32)(unsafe.Pointer(&mem[0])), n)
-	}
-	return a
-}
-
-// scratch allocates memory that only kernels see; 0 bytes need none.
-func (b *buffers) scratch(n int64) cuda.DevicePtr {
-	if n == 0 {
-		return 0
-	}
-	return b.alloc(cuda.MemDevice, n)
-}
-
-// move copies arrays between the CPU's side and the device's, where they are not one, and waits.
-func (b *buffers) move(ctx context.Context, s cuda.Stream, toDevice bool, list ...array) error {
-	for _, a := range list {
-		if a.stage == a.p || len(a.v) == 0 {
-			continue
-		}
-		dst, src := a.stage, a.p
-		if toDevice {
-			dst, src = src, dst
-		}
-		if err := s.Copy(dst, src, int64(len(a.v))*4); err != nil {
-			return err
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
-	defer cancel()
-	return s.Synchronize(ctx)
-}
-
-// upload is move to the device, by a stream of its own.
-func (b *buffers) upload(list ...array) (err error) {
-	if b.err != nil || b.dev.Info().Backend == "host" {
-		return b.err
-	}
-	s, err := b.dev.NewStream(cuda.StreamOptions{Name: "bench data"})
-	if err != nil {
-		return err
-	}
-	err = b.move(context.Background(), s, true, list...)
-	if e := s.Close(); err == nil {
-		err = e
-	}
-	return err
-}
-
-// again spoils results, does the work once more and brings the results to the CPU.
-func (b *buffers) again(ctx context.Context, s cuda.Stream, run *Run, results ...array) error {
-	for _, a := range results {
-		if err := s.Fill(a.p, 0xFF, int64(len(a.v))*4); err != nil { // NaN
-			return err
-		}
-	}
-	if err := s.Synchronize(ctx); err != nil { // the CPU's rival does not go through the stream
-		return err
-	}
-	if err := run.Launch(s); err != nil {
-		return err
-	}
-	if run.Rival != nil && !run.Idle {
-		if err := run.Rival(s); err != nil {
-			return err
-		}
-	}
-	return b.move(ctx, s, false, results...)
-}
-
-// read copies bytes of the device to memory of the caller's.
-func (b *buffers) read(ctx context.Context, s cuda.Stream, src cuda.DevicePtr, n int64) (_ []byte,
-	err error) {
-	stage, err := b.dev.Alloc(cuda.MemPinned, n, "bench compute")
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if e := stage.Free(); err == nil {
-			err = e
-		}
-	}()
-	if err := s.Copy(stage.Ptr(), src, n); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
-	defer cancel()
-	if err := s.Synchronize(ctx); err != nil {
-		return nil, err
-	}
-	return slices.Clone(stage.Bytes()[:n]), nil
-}
-
-func (b *buffers) close() error {
-	var err error
-	for _, x := range b.all {
-		if e := x.Free(); err == nil {
-			err = e
-		}
-	}
-	b.all = nil
-	return err
-}
-
-// fill draws uniform values of [-1, 1).
-func (c *Config) fill(v []float32, stream uint32) {
-	key := philox.Key(c.Seed, philox.StreamBench)
-	parts := min((len(v)+1<<20-1)>>20, hostcpu.Count())
-	var wg sync.WaitGroup
-	for part := range parts {
-		lo, hi := len(v)*part/parts&^3, len(v)*(part+1)/parts&^3
-		if part == parts-1 {
-			hi = len(v)
-		}
-		wg.Go(func() {
-			for i := lo; i < hi; i += 4 {
-				w := philox.Block(key, [4]uint32{uint32(i / 4), uint32(i / 4 >> 32), stream, 0xc0})
-				for j := range v[i:min(i+4, hi)] {
-					v[i+j] = 2*philox.Float32(w[j]) - 1
-				}
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// rounded is a factor of a product as a precision takes it (PTX ISA, cvt: .rna for tf32, .rn for
-// bf16).
-func rounded(v float32, prec cuda.Precision) float64 {
-	b := math.Float32bits(v)
-	switch prec {
-	case cuda.TF32:
-		b = (b + 1<<12) &^ (1<<13 - 1)
-	case cuda.BF16:
-		b = (b + 1<<15 - 1 + b>>16&1) &^ (1<<16 - 1)
-	}
-	return float64(math.Float32frombits(b))
-}
-
-// unit is the largest relative error of a factor rounded to a precision.
-func unit(prec cuda.Precision) float64 {
-	return [...]float64{cuda.FP32: 0, cuda.TF32: 0x1p-11, cuda.BF16: 0x1p-8}[prec]
-}
-
-func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (*Run, error) {
-	mem := &buffers{dev: dev}
-	a, b, c := mem.floats(s.M*s.K), mem.floats(s.K*s.N), mem.floats(s.M*s.N)
-	gpu := dev.Info().Backend != "host"
-	p := cuda.BLASProduct{M: s.M, N: s.N, K: s.K, LDA: s.K, LDB: s.N, LDC: s.N, A: a.p,
-		B: b.p, C: c.p,
-		TransA: s.Kind == "tn", TransB: s.Kind == "nt", Precision: prec}
-	if p.TransA {
-		p.LDA = s.M
-	}
-	if p.TransB {
-		p.LDB = s.K
-	}
-	results := []array{c}
-	blas := !gpu && cfg.BLAS != nil && prec == cuda.FP32
-	if gpu && cfg.Vendor != nil || blas {
-		results = append(results, mem.floats(s.M*s.N))
-	}
-	rival := results[len(results)-1]
-	fail := func(err error) (*Run, error) {
-		_ = mem.close()
-		return nil, err
-	}
-	if mem.err != nil {
-		return fail(mem.err)
-	}
-	cfg.fill(a.v, 1)
-	cfg.fill(b.v, 2)
-	if err := mem.upload(a, b); err != nil {
-		return fail(err)
-	}
-	ops, err := gnn.NewOperators(dev, prec)
-	if err != nil {
-		return fail(err)
-	}
-	scratch := mem.scratch(ops.ProductScratch(&p))
-	if mem.err != nil {
-		return fail(mem.err)
-	}
-	run := &Run{
-		Launch: func(st cuda.Stream) error { return ops.Multiply(st, &p, scratch) },
-		Close:  mem.close,
-	}
-	switch {
-	case gpu && cfg.Vendor != nil:
-		run.RivalName = cfg.Vendor.Name()
-		run.Rival = func(st cuda.Stream) error {
-			q := p
-			q.C = rival.p
-			return cfg.Vendor.Multiply(st, &q)
-		}
-	case blas:
-		run.RivalName, run.Threads = "OpenBLAS", cfg.BLAS.SetThreads
-		run.Rival = func(cuda.Stream) error {
-			cfg.BLAS.Multiply(int(s.M), int(s.N), int(s.K),
-				openblas.Matrix{Data: a.v, LD: int(p.LDA), Trans: p.TransA},
-				openblas.Matrix{Data: b.v, LD: int(p.LDB), Trans: p.TransB},
-				openblas.Matrix{Data: rival.v, LD: int(p.LDC)})
-			return nil
-		}
-	}
-	// In fp32 kernels promise a chain of (on the host's generic level not fused) multiply-adds,
-	// unless the GPU splits K.
-	chained := ops.Chained(&p)
-	run.Check = func(ctx context.Context, st cuda.Stream) (Checked, error) {
-		if err := mem.again(ctx, st, run, results...); err != nil {
-			return Checked{}, err
-		}
-		// |error| <= K·u·Σ|a·b|, u = 2^-24
-		// (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1),
-		// to first order. Tensor cores may cut sums off instead of rounding them, and a library
-		// factors.
-		sums := float64(s.K) * 0x1p-24 * 1.001
-		out := Checked{Bound: sums}
-		if prec != cuda.FP32 {
-			sums = float64(s.K+8) * 0x1p-22
-			out.Bound, out.RivalBound = 2.01*unit(prec)+sums, 4.02*unit(prec)+sums
-		}
-		key := philox.Key(cfg.Seed, philox.StreamBench)
-		// All corners, and elements all over C; of few they are all.
-		total := s.M * s.N
-		samples := min(4000, max(64, 8_000_000/s.K))
-		fused := gpu || dev.Info().Kernels != simd.Generic.String()
-		for e := range min(total, samples) {
-			at := e
-			if total > samples {
-				w := philox.Block(key, [4]uint32{uint32(e), 0, 3, 0xc0})
-				at = int64(philox.Bounded(uint64(w[0])<<32|uint64(w[1]), uint64(total)))
-				if e < 4 {
-					at = e%2*(s.N-1) + e/2*(total-s.N)
-				}
-			}
-			i, j := at/s.N, at%s.N
-			sum, near, size, chain := 0.0, 0.0, 0.0, float32(0)
-			for q := range s.K {
-				ai, bi := i*p.LDA+q, q*p.LDB+j
-				if p.TransA {
-					ai = q*p.LDA + i
-				}
-				if p.TransB {
-					bi = j*p.LDB + q
-				}
-				x := float64(a.v[ai]) * float64(b.v[bi])
-				sum += x
-				size += math.Abs(x)
-				if fused {
-					chain = addRounded(x, chain)
-				} else {
-					chain += float32(x)
-				}
-				if prec != cuda.FP32 {
-					near += rounded(a.v[ai], prec) * rounded(b.v[bi], prec)
-				}
-			}
-			got := c.v[at]
-			if chained && got != chain {
-				out.Inexact++
-				out.Where = fmt.Sprintf("C[%d,%d] is %v, the sum in order of k is %v", i, j,
-					got, chain)
-			}
-			if size == 0 { // all terms are 0, and so must the sums be
-				size = 1
-			}
-			if prec != cuda.FP32 && !(math.Abs(float64(got)-near)/size <= sums) {
-				out.Inexact++
-				out.Where = fmt.Sprintf("C[%d,%d] is %v, the sum of the rounded factors is %v", i,
-					j, got, near)
-			}
-			if d := math.Abs(float64(got)-sum) / size; d > out.Error || math.IsNaN(d) {
-				out.Error = d
-				if out.Inexact == 0 {
-					out.Where = fmt.Sprintf("C[%d,%d] is %v, expected %v", i, j, got, sum)
-				}
-			}
-			if run.Rival != nil {
-				// NaN stays
-				out.RivalError = max(out.RivalError, math.Abs(float64(rival.v[at])-sum)/size)
-			}
-			out.Elements++
-		}
-		return out, nil
-	}
-	return run, nil
-}
-
-// addRounded is x + s, rounded to float32 once: a fused multiply-add for a product x of two float32
-// values, which float64 holds. The float64 sum gets an odd last bit where it is not exact (the
-// error of 2Sum, Møller 1965, says so), so that rounding it again does no harm (Boldo and
-// Melquiond, 2008).
-func addRounded(x float64, s float32) float32 {
-	y := float64(s)
-	sum := x + y
-	z := sum - x
-	if e := (x - (sum - z)) + (y - z); e != 0 && math.Float64bits(sum)&1 == 0 {
-		step := int64(1)
-		if (e > 0) != (sum > 0) {
-			step = -1
-		}
-		sum = math.Float64frombits(math.Float64bits(sum) + uint64(step))
-	}
-	return float32(sum)
 }
 
 // Limits says what a device can do at most. On the host device the peak is measured for one worker,

@@ -73,8 +73,7 @@ const stepPattern = 4096
 
 // stepData is a sampled mini-batch with features and labels on a device.
 type stepData struct {
-	topo   *graph.DeviceTopology
-	smp    *graph.Sampler
+	made   []func() error // closes of its parts
 	mb     *graph.MiniBatch
 	mem    *buffers
 	stream cuda.Stream
@@ -83,24 +82,12 @@ type stepData struct {
 	rows   []float32 // stepPattern × Dim
 }
 
+// close frees everything, the last one made first.
 func (d *stepData) close() (err error) {
-	var list []error
-	if d.stream != nil {
-		list = append(list, d.stream.Close())
+	for _, c := range slices.Backward(d.made) {
+		err = errors.Join(err, c())
 	}
-	if d.mem != nil {
-		list = append(list, d.mem.close())
-	}
-	if d.mb != nil {
-		list = append(list, d.mb.Close())
-	}
-	if d.smp != nil {
-		list = append(list, d.smp.Close())
-	}
-	if d.topo != nil {
-		list = append(list, d.topo.Close())
-	}
-	return errors.Join(list...)
+	return err
 }
 
 // data samples a batch of so many seeds and fills what it trains on: the same on every device.
@@ -115,39 +102,16 @@ func (s *StepShape) data(dev cuda.Device, cfg *Config, batch int) (_ *stepData, 
 		return nil, err
 	}
 	d := &stepData{mem: &buffers{dev: dev}}
+	d.made = append(d.made, d.mem.close)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
 		}
 	}()
-	if d.topo, err = graph.Attach(dev, cfg.topo); err != nil {
-		return nil, err
-	}
-	if d.smp, err = graph.NewSampler(dev, d.topo, graph.SamplerConfig{Fanouts: s.Fanouts,
-		Seed: cfg.Seed, Degrees: arch.Degrees()}); err != nil {
-		return nil, err
-	}
-	if d.mb, err = d.smp.NewMiniBatch(); err != nil {
-		return nil, err
-	}
-	if d.stream, err = dev.NewStream(cuda.StreamOptions{Name: "bench step"}); err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), transferTimeout)
 	defer cancel()
-	ids := make([]int64, cfg.topo.NumNodes)
-	for i := range ids {
-		ids[i] = int64(i)
-	}
-	seeds := make([]int64, len(ids))
-	graph.Shuffle(seeds, ids, cfg.Seed, 0)
-	if err = d.smp.Begin(ctx, d.stream, d.mb, 0, 0, seeds[:batch]); err != nil {
+	if err := s.sample(ctx, dev, d, cfg, arch.Degrees(), batch); err != nil {
 		return nil, err
-	}
-	for h := range s.Fanouts {
-		if err = d.smp.Hop(ctx, d.stream, d.mb, h); err != nil {
-			return nil, err
-		}
 	}
 	frontier, row := d.mb.HopEnd[len(s.Fanouts)], int64(s.Dim)*4
 	pattern, labels := d.mem.floats(stepPattern*int64(s.Dim)), d.mem.floats(int64(batch))
@@ -180,56 +144,63 @@ func (s *StepShape) data(dev cuda.Device, cfg *Config, batch int) (_ *stepData, 
 	return d, d.stream.Synchronize(ctx)
 }
 
-// work returns what a step computes and the least that it moves: each operand of a product and each
-// row of an aggregate's list once. Of models other than the default, it is what their kernels say
-// for models of time.
+// sample draws the mini-batch.
+func (s *StepShape) sample(ctx context.Context, dev cuda.Device, d *stepData, cfg *Config,
+	degrees bool, batch int) error {
+	topo, err := graph.Attach(dev, cfg.topo)
+	if err != nil {
+		return err
+	}
+	d.made = append(d.made, topo.Close)
+	smp, err := graph.NewSampler(dev, topo, graph.SamplerConfig{Fanouts: s.Fanouts,
+		Seed: cfg.Seed, Degrees: degrees})
+	if err != nil {
+		return err
+	}
+	d.made = append(d.made, smp.Close)
+	if d.mb, err = smp.NewMiniBatch(); err != nil {
+		return err
+	}
+	d.made = append(d.made, d.mb.Close)
+	if d.stream, err = dev.NewStream(cuda.StreamOptions{Name: "bench step"}); err != nil {
+		return err
+	}
+	d.made = append(d.made, d.stream.Close)
+	ids := make([]int64, cfg.topo.NumNodes)
+	for i := range ids {
+		ids[i] = int64(i)
+	}
+	seeds := make([]int64, len(ids))
+	graph.Shuffle(seeds, ids, cfg.Seed, 0)
+	if err := smp.Begin(ctx, d.stream, d.mb, 0, 0, seeds[:batch]); err != nil {
+		return err
+	}
+	for h := range s.Fanouts {
+		if err := smp.Hop(ctx, d.stream, d.mb, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// work returns the operations and bytes of a step, as the models of time count them, and those of
+// Adam: parameter, gradient and two moments in, three out.
 func (s *StepShape) work(mb *graph.MiniBatch) (flops, bytes float64) {
-	L := len(s.Fanouts)
-	if s.name() != gnn.DefaultArch {
-		net, err := s.network()
-		if err != nil {
-			return 0, 0
-		}
-		params := 0.0
-		for l := range L {
-			b := mb.Blocks[L-1-l]
-			shape := gnn.BlockShape{Dst: b.NumDst, Src: b.NumSrc, Edges: b.NumEdges}
-			for _, w := range append(net.LayerForward(l, shape), net.LayerBackward(l, shape)...) {
-				flops += w.Flops
-				bytes += float64(w.Bytes)
-			}
-			params += float64(net.LayerFloats(l))
-		}
-		return flops + 12*params, bytes + 4*7*params
+	net, err := s.network()
+	if err != nil {
+		return 0, 0
 	}
 	params := 0.0
-	for l := range L {
-		b := mb.Blocks[L-1-l]
-		in, out := float64(s.Dim), float64(s.Hidden)
-		if l > 0 {
-			in = float64(s.Hidden)
+	for l := range s.Fanouts {
+		b := mb.Blocks[len(s.Fanouts)-1-l]
+		shape := gnn.BlockShape{Dst: b.NumDst, Src: b.NumSrc, Edges: b.NumEdges}
+		for _, w := range append(net.LayerForward(l, shape), net.LayerBackward(l, shape)...) {
+			flops += w.Flops
+			bytes += float64(w.Bytes)
 		}
-		if l == L-1 {
-			out = float64(s.Classes)
-		}
-		dst, src, edges := float64(b.NumDst), float64(b.NumSrc), float64(b.NumEdges)
-		params += (2*in + 1) * out
-		product, sum := 2*2*dst*in*out, 2*edges*in
-		flops += sum + product // forward
-		bytes += 4 * (edges*in + dst*in + edges + 2*dst + 2*dst*in + 2*in*out + dst*out)
-		flops += product // gradients of the weights
-		bytes += 4 * (2*dst*in + 2*dst*out + 2*in*out + dst*out)
-		if l > 0 { // of the inputs
-			flops += product + sum
-			// by self and by neighbours
-			bytes += 4 * (2*dst*out + 2*in*out + 2*dst*in)
-			// gathered; lists made and read
-			bytes += 4 * (edges*in + dst*in + 2*src*in + 2*edges + src + 2*edges)
-		}
+		params += float64(net.LayerFloats(l))
 	}
-	flops += 12 * params
-	bytes += 4 * 7 * params // Adam: parameter, gradient and two moments in, three out
-	return flops, bytes
+	return flops + 12*params, bytes + 4*7*params
 }
 
 // network is the model with the defaults of its kind.
@@ -283,9 +254,8 @@ func (s *StepShape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *
 		}
 		return m, err
 	}
-	train := func(m *gnn.Model) func(st cuda.Stream) error {
-		return func(
-			st cuda.Stream) error {
+	train := func(m *gnn.Model) func(cuda.Stream) error {
+		return func(st cuda.Stream) error {
 			return m.Train(st, d.mb, d.x, d.labels, gnn.Step{LR: 1e-4})
 		}
 	}
@@ -305,125 +275,10 @@ func (s *StepShape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *
 		}
 		run.Rival, run.RivalName = train(rival), cfg.Vendor.Name()
 	}
-	run.Check = func(ctx context.Context, st cuda.Stream) (out Checked, err error) {
-		// only the default has a reference here; gnn's tests have those of the others
-		if s.name() != gnn.DefaultArch {
-			return out, s.twin(ctx, dev, cfg, prec, &out)
-		}
-		if out.Error, out.Bound, err = s.embeddings(ctx, st, own, d, prec, &out); err != nil {
-			return out, err
-		}
-		if len(models) > 1 {
-			if out.RivalError, _, err = s.embeddings(ctx, st, models[1], d, prec,
-				&out); err != nil {
-				return out, err
-			}
-			out.RivalBound = 2 * out.Bound
-		}
+	run.Check = func(ctx context.Context, _ cuda.Stream) (out Checked, err error) {
 		return out, s.twin(ctx, dev, cfg, prec, &out)
 	}
 	return run, nil
-}
-
-// seedsChecked is for how many seeds the embeddings of the whole batch are computed once more.
-const seedsChecked = 8
-
-// embeddings compares those of some seeds with float64 ones from the mini-batch's blocks. It
-// returns the largest error as a share of the sum of the terms' sizes, and what rounding can give.
-func (s *StepShape) embeddings(ctx context.Context, st cuda.Stream, m *gnn.Model, d *stepData,
-	prec cuda.Precision, out *Checked) (worst, bound float64, err error) {
-	if err := m.Infer(st, d.mb, d.x, d.labels); err != nil {
-		return 0, 0, err
-	}
-	dim := m.EmbeddingDim()
-	got := make([]float32, d.mb.NumSeeds*dim)
-	if err := m.Embeddings(ctx, st, got); err != nil {
-		return 0, 0, err
-	}
-	L := len(s.Fanouts)
-	last := max(0, L-2) // the layer whose outputs these are
-	weights := make([][]float32, len(m.Params()))
-	for i, p := range m.Params() {
-		if weights[i], err = floatsOf(ctx, d.mem, st, p.Value.Ptr(),
-			int64(p.Rows)*int64(p.Cols)); err != nil {
-			return 0, 0, err
-		}
-	}
-	var indptr [][]int64
-	var src [][]uint32
-	for l := range last + 1 {
-		b := d.mb.Blocks[L-1-l]
-		raw, err := d.mem.read(ctx, st, b.Indptr.Ptr(), 8*(b.NumDst+1))
-		if err != nil {
-			return 0, 0, err
-		}
-		indptr = append(indptr, unsafe.Slice((*int64)(unsafe.Pointer(&raw[0])), b.NumDst+1))
-		if raw, err = d.mem.read(ctx, st, b.Src.Ptr(), max(4, 4*b.NumEdges)); err != nil {
-			return 0, 0, err
-		}
-		src = append(src, unsafe.Slice((*uint32)(unsafe.Pointer(&raw[0])), b.NumEdges))
-	}
-	var node func(l int, i int64) (v, size []float64)
-	node = func(l int, i int64) (v, size []float64) {
-		if l < 0 {
-			row := d.rows[i%stepPattern*int64(s.Dim):][:s.Dim]
-			v, size = make([]float64, s.Dim), make([]float64, s.Dim)
-			for c, x := range row {
-				v[c], size[c] = float64(x), math.Abs(float64(x))
-			}
-			return v, size
-		}
-		list := src[l][indptr[l][i]:indptr[l][i+1]]
-		self, selfSize := node(l-1, i)
-		mean, meanSize := make([]float64, len(self)), make([]float64, len(self))
-		for _, j := range list {
-			a, b := node(l-1, int64(j))
-			for c := range a {
-				mean[c] += a[c] / float64(len(list))
-				meanSize[c] += b[c] / float64(len(list))
-			}
-		}
-		width := s.Hidden
-		if l == L-1 {
-			width = s.Classes
-		}
-		v, size = make([]float64, width), make([]float64, width)
-		ws, wn, bias := weights[3*l], weights[3*l+1], weights[3*l+2]
-		for c := range width {
-			v[c], size[c] = float64(bias[c]), math.Abs(float64(bias[c]))
-			for k := range self {
-				a, b := float64(ws[k*width+c]), float64(wn[k*width+c])
-				v[c] += self[k]*a + mean[k]*b
-				size[c] += selfSize[k]*math.Abs(a) + meanSize[k]*math.Abs(b)
-			}
-			if l < L-1 {
-				v[c] = max(v[c], 0)
-			}
-		}
-		return v, size
-	}
-	for e := range min(seedsChecked, d.mb.NumSeeds) {
-		i := int64(e) * int64(d.mb.NumSeeds) / int64(min(seedsChecked, d.mb.NumSeeds))
-		v, size := node(last, i)
-		for c := range v {
-			x := float64(got[i*int64(dim)+int64(c)])
-			if e := math.Abs(x-v[c]) / max(size[c], math.SmallestNonzeroFloat32); e > worst ||
-				math.IsNaN(e) {
-				worst = e
-				if out.Inexact == 0 {
-					out.Where = fmt.Sprintf("embedding %d of seed %d is %v, expected %v", c, i,
-						x, v[c])
-				}
-			}
-			out.Elements++
-		}
-	}
-	wide := max(s.Dim, s.Hidden)
-	sums := float64(2*wide+slices.Max(append([]int{1}, s.Fanouts...))+16) * 0x1p-24
-	if prec != cuda.FP32 {
-		sums = 4*sums + 2.01*unit(prec)
-	}
-	return worst, float64(last+1) * sums, nil
 }
 
 // floatsOf copies n floats from the device.
@@ -443,9 +298,45 @@ const twinSeeds = 32
 // it, a gradient of the largest in its tensor. Rounded factors open some ReLUs and close others.
 var twinTolerance = [...]float64{cuda.FP32: 1e-5, cuda.TF32: 1e-2, cuda.BF16: 6e-2}
 
+// stepResult holds the loss and the gradients of a step, by tensor.
+type stepResult struct {
+	loss  float64
+	grads [][]float32
+}
+
+// once does one step of a small batch on a device.
+func (s *StepShape) once(ctx context.Context, dev cuda.Device, cfg *Config,
+	prec cuda.Precision) (r stepResult, err error) {
+	d, err := s.data(dev, cfg, min(twinSeeds, s.Batch))
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, d.close()) }()
+	m, err := s.model(dev, prec, nil, cfg.Seed)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if err = m.Train(d.stream, d.mb, d.x, d.labels, gnn.Step{LR: 1e-4}); err != nil {
+		return r, err
+	}
+	if r.loss, _, _, err = m.Outcome(ctx, d.stream); err != nil {
+		return r, err
+	}
+	for _, p := range m.Params() {
+		// After one step Adam's first moment is the gradient times 1 - Beta1.
+		g, err := floatsOf(ctx, d.mem, d.stream, p.M.Ptr(), int64(p.Rows)*int64(p.Cols))
+		if err != nil {
+			return r, err
+		}
+		r.grads = append(r.grads, g)
+	}
+	return r, nil
+}
+
 // twin does one step of a small batch of the same kind here and on the host device, and compares
 // losses and gradients. The host device itself is held against its kernels in Go, without vectors,
-// in the same precision.
+// in the same precision; gnn's tests hold those against float64.
 func (s *StepShape) twin(ctx context.Context, dev cuda.Device, cfg *Config, prec cuda.Precision,
 	out *Checked) error {
 	level, hostPrec := simd.Auto, cuda.FP32
@@ -456,52 +347,20 @@ func (s *StepShape) twin(ctx context.Context, dev cuda.Device, cfg *Config, prec
 	if err != nil {
 		return err
 	}
-	type result struct {
-		loss  float64
-		grads [][]float32
-	}
-	do := func(dev cuda.Device, prec cuda.Precision) (r result, err error) {
-		d, err := s.data(dev, cfg, min(twinSeeds, s.Batch))
-		if err != nil {
-			return r, err
-		}
-		defer func() { err = errors.Join(err, d.close()) }()
-		m, err := s.model(dev, prec, nil, cfg.Seed)
-		if err != nil {
-			return r, err
-		}
-		defer func() { err = errors.Join(err, m.Close()) }()
-		if err = m.Train(d.stream, d.mb, d.x, d.labels, gnn.Step{LR: 1e-4}); err != nil {
-			return r, err
-		}
-		if r.loss, _, _, err = m.Outcome(ctx, d.stream); err != nil {
-			return r, err
-		}
-		for _, p := range m.Params() {
-			// After one step Adam's first moment is the gradient times 1 - Beta1.
-			g, err := floatsOf(ctx, d.mem, d.stream, p.M.Ptr(), int64(p.Rows)*int64(p.Cols))
-			if err != nil {
-				return r, err
-			}
-			r.grads = append(r.grads, g)
-		}
-		return r, nil
-	}
-	want, err := do(host, hostPrec)
+	want, err := s.once(ctx, host, cfg, hostPrec)
 	if err = errors.Join(err, host.Close()); err != nil {
 		return err
 	}
-	got, err := do(dev, prec)
+	got, err := s.once(ctx, dev, cfg, prec)
 	if err != nil {
 		return err
 	}
-	most := twinTolerance[prec]
+	tolerance := twinTolerance[prec]
 	if hostPrec == prec {
-		most = twinTolerance[cuda.FP32]
+		tolerance = twinTolerance[cuda.FP32]
 	}
-	if d := math.Abs(got.loss - want.loss); !(d <= most*math.Abs(want.loss)) {
-		out.Inexact++
-		out.Where = fmt.Sprintf("the loss of a batch of %d is %v, on the host device %v",
+	if d := math.Abs(got.loss - want.loss); !(d <= tolerance*math.Abs(want.loss)) {
+		out.wrong("the loss of a batch of %d is %v, on the host device %v",
 			min(twinSeeds, s.Batch), got.loss, want.loss)
 	}
 	for i, g := range got.grads {
@@ -511,11 +370,9 @@ func (s *StepShape) twin(ctx context.Context, dev cuda.Device, cfg *Config, prec
 			worst = max(worst, math.Abs(float64(g[j])-float64(want.grads[i][j])))
 			out.Elements++
 		}
-		if !(worst <= most*largest) {
-			out.Inexact++
-			out.Where = fmt.Sprintf(
-				"a gradient of tensor %d differs by %.2g from the host device's, of which the largest is %.2g",
-				i, worst, largest)
+		if !(worst <= tolerance*largest) {
+			out.wrong("a gradient of tensor %d differs by %.2g from the host device's, of which"+
+				" the largest is %.2g", i, worst, largest)
 		}
 	}
 	return nil
