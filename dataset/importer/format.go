@@ -47,8 +47,6 @@ var formats = []*Format{
 	npyFormat,
 	ogbFormat,
 	planetoidFormat,
-	rawFormat,
-	webgraphFormat,
 }
 
 // Formats returns all formats by their names.

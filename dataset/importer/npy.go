@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"helios/dataset/edges"
@@ -24,6 +25,8 @@ var npyFormat = newFormat(Format{Name: "npy",
 // NPYOptions shape an import of arrays.
 type NPYOptions struct {
 	Map ArrayMap `option:"map" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the input's arrays; ours are edge_index, src, dst, indptr, indices, features, labels, train, val, test"`
+	// Types are those of arrays without a header.
+	Types ArrayTypes `option:"types" arg:"OURS=TYPE[,…]" usage:"OURS=TYPE[,…]: element types of arrays without a header, such as features=float32,indptr=int64 (int8 to int64, uint8 to uint64, float16 to float64); {dim} is then the number of features in the file"`
 	// Lists is "in" or "out"; "" leaves it to the format of a SciPy archive, and is else "in".
 	Lists string `option:"lists" oneof:"in,out" shown:"as a SciPy archive says, else in" usage:"what a node's list in indptr and indices holds: in-neighbours (CSC) or out-neighbours (CSR)"`
 	Options
@@ -33,7 +36,9 @@ const npyHelp = "Arrays are found by their names: edge_index (2 × edges, source
 	"indices; features (nodes × dim), labels (nodes), and train, val and test where the splits are given: ids, or masks,\n" +
 	"also several of them (10 × nodes; {split-index}). {map} gives other names, as in my_ids=train.\n" +
 	"An archive of scipy.sparse.save_npz (csr, csc or coo) is an adjacency matrix, in which entry (i, j) is the edge from\n" +
-	"i to j; it can also lie in the folder. Arrays that are not used are named."
+	"i to j; it can also lie in the folder. Arrays that are not used are named.\n" +
+	"A file without NumPy's header, as Ginex, DiskGNN, Legion and GNNLab keep arrays, is read with the type that {types}\n" +
+	"gives it; {map} gives its whole name, as in feat.bin=features."
 
 // The names under which arrays are looked for, in a directory (with ".npy") and in an archive. The
 // first of each is ours; the others are those of NumPy exports of PyTorch Geometric, DGL and OGB,
@@ -84,17 +89,49 @@ func (m *ArrayMap) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// ArrayTypes gives the element types of arrays without a header, by ArrayNames.
+type ArrayTypes map[string]npy.DType
+
+// UnmarshalText reads OURS=TYPE[,…].
+func (m *ArrayTypes) UnmarshalText(text []byte) error {
+	pairs, err := options.List(string(text))
+	if err != nil {
+		return err
+	}
+	*m = ArrayTypes{}
+	for _, p := range pairs {
+		ours, name, _ := strings.Cut(p, "=")
+		if !slices.Contains(ArrayNames, ours) {
+			return fmt.Errorf("%s: give OURS=TYPE, where ours is one of %s", brief(p),
+				strings.Join(ArrayNames, ", "))
+		}
+		kind := strings.TrimRight(name, "0123456789")
+		bits, err := strconv.Atoi(name[len(kind):])
+		letter := map[string]string{"int": "i", "uint": "u", "float": "f"}[kind]
+		if err != nil || bits%8 != 0 || letter == "" {
+			return fmt.Errorf("%s: the type is int, uint or float and a number of bits", brief(p))
+		}
+		if (*m)[ours], err = npy.ParseDType(fmt.Sprintf("<%s%d", letter, bits/8)); err != nil {
+			return fmt.Errorf("%s: %w", brief(p), err)
+		}
+	}
+	return nil
+}
+
 // arrays finds arrays by name in a directory or an archive.
 type arrays struct {
 	dir     string
 	archive *npy.Archive
-	matrix  *sparse           // the archive is one, or it is in the folder
-	theirs  map[string]string // the input's name for one of ArrayNames
+	matrix  *sparse // the archive is one, or it is in the folder
+	theirs  ArrayMap
+	types   ArrayTypes
+	dim     int64 // features in a file without a header; 0: not known
 	used    map[string]bool
 }
 
-func openArrays(in string, theirs map[string]string) (*arrays, error) {
-	a := &arrays{theirs: theirs, used: map[string]bool{}}
+func openArrays(o *NPYOptions, dim int64) (*arrays, error) {
+	in := o.In
+	a := &arrays{theirs: o.Map, types: o.Types, dim: dim, used: map[string]bool{}}
 	st, err := os.Stat(in)
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
@@ -174,9 +211,57 @@ func (a *arrays) findMatrix() error {
 	return other
 }
 
+// open opens the file of one of ArrayNames. Without a header it is read by its type.
+func (a *arrays) open(path, ours string) (*npy.Array, error) {
+	dt, bare := a.types[ours]
+	if !bare || container.Is(path, container.NPY) {
+		return npy.Open(path)
+	}
+	kind, err := container.FileOf(path)
+	if err == nil && kind.Foreign() {
+		err = kind.Refuse(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	n := st.Size() / int64(dt.Size)
+	shape := []int64{n}
+	switch {
+	case ours == "edge_index":
+		shape = []int64{2, n / 2}
+	case ours == "features" && a.dim == 0:
+		return nil, errs.New(errs.Usage,
+			"%s has no header that tells the number of features; give %v, or take features out of %v",
+			path, errs.Key("dim"), errs.Key("types"))
+	case ours == "features":
+		shape = []int64{n / a.dim, a.dim}
+	}
+	return npy.Section("", path, 0, npy.Header{DType: dt, Shape: shape}, true)
+}
+
+// bare opens the file without a header of one of ArrayNames.
+func (a *arrays) bare(ours string) (*npy.Array, error) {
+	name := cmp.Or(a.theirs[ours], ours)
+	path := filepath.Join(a.dir, name)
+	if a.archive != nil || filepath.Base(name) != name || !isFile(path) {
+		return nil, errs.New(errs.Usage,
+			"%v %s: %s has no file %s; name it with %v, as in name.bin=%s", errs.Key("types"), ours,
+			a.where(), brief(name), errs.Key("map"), ours)
+	}
+	a.used[strings.TrimSuffix(name, ".npy")] = true
+	return a.open(path, ours)
+}
+
 // find opens the array that Map names for the first of names, or else the first of names that is
 // there, or returns nil.
 func (a *arrays) find(names ...string) (*npy.Array, error) {
+	if _, bare := a.types[names[0]]; bare {
+		return a.bare(names[0])
+	}
 	mapped := a.theirs[names[0]]
 	if mapped != "" {
 		names = []string{mapped}
@@ -202,7 +287,7 @@ func (a *arrays) find(names ...string) (*npy.Array, error) {
 // fileOr opens the file that an option names, or else finds an array.
 func (a *arrays) fileOr(path string, names []string) (*npy.Array, error) {
 	if path != "" {
-		return npy.Open(path)
+		return a.open(path, names[0])
 	}
 	return a.find(names...)
 }
@@ -321,7 +406,11 @@ func (a *arrays) where() string {
 // Arrays that nobody takes are named, and where they look like splits, and there are no others, the
 // import is refused.
 func NPY(ctx context.Context, o NPYOptions) (err error) {
-	if err := o.fillOwn(); err != nil {
+	dim, fill := int64(o.Dim), o.fillOwn
+	if _, bare := o.Types["features"]; bare {
+		fill = o.fill
+	}
+	if err := fill(); err != nil {
 		return err
 	}
 	switch o.Lists {
@@ -329,7 +418,7 @@ func NPY(ctx context.Context, o NPYOptions) (err error) {
 	default:
 		return errs.New(errs.Usage, "%v %q: give in or out", errs.Key("lists"), brief(o.Lists))
 	}
-	in, err := openArrays(o.In, o.Map)
+	in, err := openArrays(&o, dim)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/datasettest"
+	"helios/dataset/npy"
 	"helios/internal/philox"
 )
 
@@ -551,3 +554,130 @@ func TestImportEdgesBad(t *testing.T) {
 var bg = context.Background()
 
 func TestMain(m *testing.M) { os.Exit(datasettest.Main(m)) }
+
+// bareFolders are the graph of goodView as other systems keep it, without headers, and the options
+// that read it.
+func bareFolders(t testing.TB) map[string]struct {
+	files tree
+	o     NPYOptions
+} {
+	bytesOf := func(v any) string {
+		var b bytes.Buffer
+		require.NoError(t, binary.Write(&b, binary.LittleEndian, v))
+		return b.String()
+	}
+	features := bytesOf([]float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
+	options := func(arrays, types, lists string) (o NPYOptions) {
+		require.NoError(t, o.Map.UnmarshalText([]byte(arrays)))
+		require.NoError(t, o.Types.UnmarshalText([]byte(types)))
+		o.Lists, o.Dim = lists, 2
+		return o
+	}
+	return map[string]struct {
+		files tree
+		o     NPYOptions
+	}{
+		"ginex": {tree{"indptr.dat": bytesOf([]int64{0, 1, 2, 5, 5, 6}),
+			"indices.dat":  bytesOf([]int64{1, 0, 0, 3, 3, 4}),
+			"features.dat": features, "labels.dat": bytesOf([]float32{0, 1, 2, 1, 0}),
+			"split/train.txt": "1\n4\n", "split/val.txt": "0\n", "split/test.txt": "2\n3\n"},
+			options("indptr.dat=indptr,indices.dat=indices,features.dat=features,labels.dat=labels",
+				"indptr=int64,indices=int64,features=float32,labels=float32", "in")},
+		"legion": {tree{"edge_src": bytesOf([]int64{0, 2, 3, 3, 5, 6}),
+			"edge_dst": bytesOf([]int32{1, 2, 0, 2, 2, 4}), "features": features,
+			"labels":      bytesOf([]int32{0, 1, 2, 1, 0}),
+			"trainingset": bytesOf([]int32{4, 1}), "validationset": bytesOf([]int32{0}),
+			"testingset": bytesOf([]int32{2, 3})},
+			options("edge_src=indptr,edge_dst=indices,trainingset=train,validationset=val,testingset=test",
+				"indptr=int64,indices=int32,features=float32,labels=int32,train=int32,val=int32,test=int32",
+				"out")},
+		"gnnlab": {tree{"indptr.bin": bytesOf([]uint32{0, 1, 2, 5, 5, 6}),
+			"indices.bin": bytesOf([]uint32{1, 0, 0, 3, 3, 4}), "feat.bin": features,
+			"label.bin": bytesOf([]int64{0, 1, 2, 1, 0}), "train_set.bin": bytesOf([]uint32{1, 4}),
+			"valid_set.bin": bytesOf([]uint32{0}), "test_set.bin": bytesOf([]uint32{3, 2})},
+			options("indptr.bin=indptr,indices.bin=indices,feat.bin=features,label.bin=labels,train_set.bin=train,valid_set.bin=val,test_set.bin=test",
+				"indptr=uint32,indices=uint32,features=float32,labels=int64,train=uint32,val=uint32,test=uint32",
+				"in")},
+	}
+}
+
+// Arrays without a header are read by the types that options give, and refused where their lengths
+// do not fit together.
+func TestImportBareArrays(t *testing.T) {
+	for name, c := range bareFolders(t) {
+		in := c.files.write(t, t.TempDir())
+		set := func(change func(o *NPYOptions)) importFunc {
+			return with(NPY, func(o *NPYOptions) {
+				o.Map, o.Types, o.Lists, o.Dim = c.o.Map, maps.Clone(c.o.Types), c.o.Lists, c.o.Dim
+				if _, err := os.Stat(filepath.Join(in, "split")); err == nil {
+					o.SplitDir = filepath.Join(in, "split")
+				}
+				change(o)
+			})
+		}
+		out := filepath.Join(t.TempDir(), "g")
+		o := Options{Input: Input{In: in}, Output: Output{Out: out}}
+		require.NoError(t, set(func(*NPYOptions) {})(bg, o), name)
+		require.Equal(t, goodView, viewOf(t, out), name)
+		o.Out = filepath.Join(t.TempDir(), "g")
+		for want, change := range map[string]func(o *NPYOptions){
+			"give option dim": func(o *NPYOptions) { o.Dim = 0 },
+			" needs 36 bytes from offset 0 on, the file has 40": func(o *NPYOptions) {
+				o.Dim = 3
+			},
+			"has 5 rows, ": func(o *NPYOptions) { o.Dim = 5 },
+			"has no file other": func(o *NPYOptions) {
+				o.Map = ArrayMap{"indptr": "other"}
+			},
+			"has no file ../x": func(o *NPYOptions) { o.Map = ArrayMap{"indptr": "../x"} },
+			"the 5 nodes need (6,)": func(o *NPYOptions) {
+				if o.Types["indptr"].Size == 8 {
+					o.Types["indptr"] = npy.Uint32
+				} else {
+					o.Types["indptr"] = npy.Int64
+				}
+			},
+		} {
+			err := set(change)(bg, o)
+			datasettest.RequireUsage(t, err)
+			require.ErrorContains(t, err, want, name)
+			require.NoDirExists(t, o.Out)
+		}
+		for file, text := range c.files {
+			if strings.HasPrefix(file, "split/") {
+				continue
+			}
+			path := filepath.Join(in, file)
+			require.NoError(t, os.WriteFile(path, []byte(text[:len(text)-1]), 0o644))
+			err := set(func(*NPYOptions) {})(bg, o)
+			datasettest.RequireUsage(t, err)
+			require.ErrorContains(t, err, file, name)
+			require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+		}
+	}
+	var types ArrayTypes
+	for text, want := range map[string]string{"features": "the type is int, uint or float",
+		"x=int8": "ours is one of", "labels=int7": "the type is", "labels=float8": "element type",
+		"labels=int999999999999999999999": "the type is"} {
+		require.ErrorContains(t, types.UnmarshalText([]byte(text)), want)
+	}
+}
+
+// A header counts more than a type, and a file in another format is not taken for numbers.
+func TestBareArraysByContent(t *testing.T) {
+	arrays := datasettest.GoodArrays()
+	in := datasettest.WriteDir(t, arrays)
+	require.NoError(t, os.Rename(filepath.Join(in, "features.npy"), filepath.Join(in, "x.bin")))
+	imp := with(NPY, func(o *NPYOptions) {
+		o.Map, o.Types = ArrayMap{"features": "x.bin"}, ArrayTypes{"features": npy.Int64}
+	})
+	out := filepath.Join(t.TempDir(), "g")
+	require.NoError(t, imp(bg, Options{Input: Input{In: in}, Output: Output{Out: out}}))
+	require.Equal(t, goodView, viewOf(t, out))
+	require.NoError(t, os.WriteFile(filepath.Join(in, "x.bin"),
+		[]byte("\x80\x02ctorch._utils\n_rebuild_tensor_v2\n."), 0o644))
+	err := imp(bg, Options{Input: Input{In: in}, Dim: 1,
+		Output: Output{Out: filepath.Join(t.TempDir(), "g")}})
+	datasettest.RequireUsage(t, err)
+	require.ErrorContains(t, err, "x.bin is ")
+}

@@ -449,28 +449,6 @@ func otherFormats() (all []hostileCase) {
 	add("mtx: values are said", "import mtx --in m.mtx --out out --feature-fn random --dim 4", "",
 		map[string]any{"m.mtx": "%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2 0.5\n"})
 	all[len(all)-1].note = "no edge weights"
-	props := func(kv string) string {
-		return "graphclass=it.unimi.dsi.webgraph.BVGraph\nversion=0\nnodes=5\narcs=4\nwindowsize=7\nmaxrefcount=3\nminintervallength=4\nzetak=3\n" + kv + "\n"
-	}
-	for _, kv := range []string{"nodes=9223372036854775807", "nodes=68719476736", "nodes=-1",
-		"arcs=9223372036854775807", "windowsize=2147483647", "maxrefcount=-9",
-		"minintervallength=1", "zetak=99", "graphclass=" + strings.Repeat("x", 60000),
-		"compressionflags=" + strings.Repeat("OUTDEGREES_DELTA|", 3000) + "x", "version=7"} {
-		name, _, _ := strings.Cut(kv, "=")
-		add(fmt.Sprintf("webgraph: %s=%.12s", name, kv[len(name)+1:]),
-			"import webgraph --in g.graph --out out --feature-fn random --dim 262144", "g.",
-			map[string]any{"g.graph": strings.Repeat("\xa5", 64), "g.properties": props(kv)})
-	}
-	add("webgraph: properties of 2 MiB", "import webgraph --in g.graph --out out", "g.properties",
-		map[string]any{"g.graph": "x", "g.properties": strings.Repeat("#\n", 1<<20)})
-	add("webgraph: graph is a pipe", "import webgraph --in g --out out", "g.graph",
-		map[string]any{"g.graph": special(fifo), "g.properties": props("")})
-	add("webgraph: zeros", "import webgraph --in g.graph --out out", "g.graph",
-		map[string]any{"g.graph": strings.Repeat("\x00", 1<<20),
-			"g.properties": props("nodes=1000000\narcs=100000000")})
-	add("webgraph: lfs", "import webgraph --in g.graph --out out", "g.properties",
-		map[string]any{"g.graph": "x", "g.properties": lfs})
-
 	dgl := func(b ...byte) []byte {
 		return append([]byte("\x3f\xa1\xb4\x96\xf0\x40\x5e\xdd"), b...)
 	}
@@ -510,32 +488,33 @@ func otherFormats() (all []hostileCase) {
 		ogb(map[string]any{"in/raw/edge-feat.csv.gz": gz("1\n2\n")}))
 	all[len(all)-1].note = "edge-feat.csv.gz"
 
-	raw := map[string]any{"in/indptr.dat": npy("<i8", "(6,)", 0, 1, 2, 2, 2, 2)[64:],
-		"in/indices.dat":  "\x00\x00\x00\x00\x01\x00\x00\x00",
-		"in/features.dat": strings.Repeat("\x00", 20)}
-	for name, conf := range map[string]string{
-		"empty labels_shape": `{"num_nodes":5,"labels_shape":[]}`,
-		"empty indptr_shape": `{"num_nodes":5,"indptr_shape":[]}`,
-		"2^62 nodes":         `{"num_nodes":4611686018427387904}`, "negative": `{"num_nodes":-1}`,
-		"2^62 edges": `{"num_nodes":5,"indices_shape":[4611686018427387904]}`,
-		"2^62 dim":   `{"num_nodes":5,"features_shape":[5,4611686018427387904]}`,
-		"long type":  `{"num_nodes":5,"indptr_dtype":"` + strings.Repeat("x", 100000) + `"}`,
-		"no json":    "{", "nested": strings.Repeat("[", 100000),
-		"million shape": `{"num_nodes":5,"indptr_shape":[` + strings.Repeat("1,", 100000) + "1]}",
-		"lfs":           lfs} {
-		add("raw ginex: "+name, "import raw --in in --out out", "conf.json",
-			with(raw, map[string]any{"in/conf.json": conf}))
-		all[len(all)-1].names = "in"
+	bare := map[string]any{"in/indptr": npy("<i8", "(6,)", 0, 1, 2, 2, 2, 2)[64:],
+		"in/indices":  "\x00\x00\x00\x00\x01\x00\x00\x00",
+		"in/features": strings.Repeat("\x00", 20), "in/labels": "\x00\x01\x02\x01\x00"}
+	const bareIn = "import npy --in in --out out --dim 1 --types features=float32,indices=uint32,"
+	for name, c := range map[string]struct {
+		args  string
+		files map[string]any
+	}{
+		"offsets of other width": {"indptr=int32,labels=uint8", nil},
+		"labels of other width":  {"indptr=int64,labels=int32", nil},
+		"no such type":           {"indptr=int64,labels=int" + strings.Repeat("8", 100000), nil},
+		"no such array":          {"indptr=int64,labels=uint8,weights=int8", nil},
+		"dim 2^62":               {"indptr=int64,labels=uint8 --dim 4611686018427387904", nil},
+		"map leads out":          {"indptr=int64,labels=uint8 --map ../../etc/passwd=labels", nil},
+		"nodes 2^35":             {"indptr=int64,labels=uint8 --nodes 34359738368", nil},
+		"labels are a pipe": {"indptr=int64,labels=uint8",
+			map[string]any{"in/labels": special(fifo)}},
+		"features of 4 TB": {"indptr=int64,labels=uint8",
+			map[string]any{"in/features": sparse([]byte{0}, 4<<40)}},
+		"offsets of 4 TB": {"indptr=int64,labels=uint8",
+			map[string]any{"in/indptr": sparse([]byte{0}, 4<<40)}},
+		"indices are lfs": {"indptr=int64,labels=uint8", map[string]any{"in/indices": lfs}},
+		"offsets all 2^63": {"indptr=int64,labels=uint8",
+			map[string]any{"in/indptr": strings.Repeat("\xff", 48)}},
+	} {
+		add("bare arrays: "+name, bareIn+c.args, "", with(bare, c.files))
 	}
-	add("raw legion: 10^18 nodes", "import raw --in in --out out", "in",
-		map[string]any{"in/edge_src": "12345678", "in/edge_dst": "1234", "in/features": "1234",
-			"in/meta_config": "x 1 999999999999999999 999999999999999999 999999999999999999 1 1 1"})
-	add("raw gnnlab: line of 1 MiB", "import raw --in in --out out", "meta.txt",
-		map[string]any{"in/meta.txt": "NUM_NODE " + strings.Repeat("9", 1<<20)})
-	add("raw gnnlab: no number", "import raw --in in --out out", "meta.txt",
-		map[string]any{"in/meta.txt": "NUM_NODE " + strings.Repeat("x ", 20000)})
-	add("raw: conf.json is a pipe", "import raw --in in --out out --layout ginex", "conf.json",
-		with(raw, map[string]any{"in/conf.json": special(fifo)}))
 	for _, f := range []struct{ verb, dir string }{{"igb", "in/processed/paper__cites__paper"},
 		{"mag240m", "in/processed/paper___cites___paper"}} {
 		p := map[string]any{f.dir + "/edge_index.npy": lfs, "in/processed/paper/node_feat.npy": lfs,
