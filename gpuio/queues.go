@@ -260,30 +260,11 @@ func (e *queueSet) createPair(ctx context.Context, g int) error {
 		return err
 	}
 	p.qp = qp
-	register := e.dev.Register
-	if qp.InCMB && !e.onHost() {
-		r, ok := e.dev.(cuda.IORegistrar)
-		if !ok {
-			return errs.New(errs.Capability,
-				"nvme %s: device %s cannot reach submission queues in controller memory; use %v host",
-				d.name(), e.dev.Info().Name, errs.Key("sq"))
-		}
-		register = r.RegisterIO
-		if e.bells != nil {
-			// The device's stores and the CPU's doorbell take different ways to the SSD, and
-			// nothing orders them.
-			return errs.New(errs.Capability,
-				"nvme %s: doorbells that the CPU rings could overtake commands on their way to the controller's memory; use %v host",
-				d.name(), errs.Key("sq"))
-		}
-	}
-	if given == nil || qp.InCMB {
-		if p.sq, err = register(qp.SQ, "gpuio sq"); err != nil {
+	if given == nil {
+		if p.sq, err = e.dev.Register(qp.SQ, "gpuio sq"); err != nil {
 			return err
 		}
 		sqPtr = p.sq.Ptr()
-	}
-	if given == nil {
 		if p.cq, err = e.dev.Register(qp.CQ, "gpuio cq"); err != nil {
 			return err
 		}

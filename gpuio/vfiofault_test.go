@@ -498,7 +498,7 @@ func TestVFIOFaultTable(t *testing.T) {
 			continue // times that an emulated machine does not keep
 		}
 		if strings.Contains(e.Fault, "error(op=read") && !strings.Contains(e.Name, "media error") {
-			continue // statuses differ in numbers only; nvme/walk has them all
+			continue // statuses differ in numbers only; tools/nvmewalk has them all
 		}
 		n++
 		t.Run(e.Name, func(t *testing.T) {

@@ -11,12 +11,10 @@ import (
 	"helios/internal/hostmem"
 )
 
-// dmaBuf is memory that the controller can reach, and with it pages of the controller's own.
+// dmaBuf is memory that the controller can reach; no mem: there is none, or it is the caller's own.
 type dmaBuf struct {
-	mem   []byte
-	iova  IOVA
-	cmb   *cmbMemory
-	pages cmbPages
+	mem  []byte
+	iova IOVA
 }
 
 func (c *Controller) allocDMA(bytes int64, purpose string) (dmaBuf, error) {
@@ -41,19 +39,13 @@ func (c *Controller) allocDMA(bytes int64, purpose string) (dmaBuf, error) {
 }
 
 func (c *Controller) freeDMA(b dmaBuf) error {
-	if b.mem == nil { // the caller's own, but for pages of the controller's
-		if b.cmb != nil {
-			b.cmb.free(b.pages)
-		}
+	if b.mem == nil {
 		return nil
 	}
 	if err := c.bus.UnmapDMA(b.iova, int64(len(b.mem))); err != nil {
 		// Still mapped: freeing it would let the controller write to somebody else's memory.
 		return fmt.Errorf("nvme %s: unmap %d bytes at %#x: %w", c.bus.Name(), len(b.mem),
 			uint64(b.iova), err)
-	}
-	if b.cmb != nil {
-		b.cmb.free(b.pages)
 	}
 	return hostmem.Free(b.mem)
 }

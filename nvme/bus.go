@@ -101,19 +101,11 @@ type Leaver interface {
 	Leaving() error
 }
 
-// BARMapper is a Bus whose controller may have memory of its own behind a BAR: the
-// controller memory buffer (base specification, section 8.2.1 of 2.0).
-type BARMapper interface {
-	// MapBAR returns a part of a BAR, whole pages, mapped until the bus is closed. It is shorter
-	// than bytes where the BAR ends. It is I/O memory: plain stores of at most 16 bytes, no
-	// atomics.
-	MapBAR(bir int, off, bytes int64) ([]byte, error)
-	// ReserveIOVA returns addresses that no MapDMA uses, for the controller to find its own memory
-	// at.
-	ReserveIOVA(bytes, align int64) (IOVA, error)
-	// ReserveBAR returns where a part of a BAR is on the PCI bus, and keeps MapDMA from these
-	// addresses: a controller without CMBMSC takes them for its own memory.
-	ReserveBAR(bir int, off, bytes int64) (IOVA, error)
+// BARReserver is a Bus whose controller may have memory of its own behind a BAR, and take its
+// addresses on the PCI bus for that memory.
+type BARReserver interface {
+	// ReserveBAR keeps MapDMA from the addresses of a part of a BAR on the PCI bus.
+	ReserveBAR(bir int, off, bytes int64) error
 }
 
 // Kicker adds to the Bus of a software controller: after a doorbell store, Kick

@@ -21,7 +21,6 @@ type Options struct {
 	MaxTransferBytes int
 	EventBuffer      int           // capacity of Events; 0 = 64
 	ShutdownTimeout  time.Duration // of Close, where the controller's RTD3E is not longer; 0 = 5 s
-	SQ               SQPlace       // of I/O submission queues
 }
 
 func (o *Options) defaults() error {
@@ -52,9 +51,6 @@ func (o *Options) defaults() error {
 	case o.EventBuffer < 0 || o.Timeout < 0 || o.ShutdownTimeout < 0:
 		return errs.New(errs.Usage,
 			"nvme: negative timeout or event buffer; leave them 0 for the defaults")
-	case o.SQ < SQHost || o.SQ > SQAuto:
-		return errs.New(errs.Usage,
-			"nvme: no such place for submission queues (%v); use host, cmb or auto", o.SQ)
 	}
 	return nil
 }
@@ -114,7 +110,6 @@ type Controller struct {
 	queues     map[uint16]*QueuePair // by queue ID; kept while the controller may have the queue
 	pairs      map[*QueuePair]dmaBuf // the memory of those not deleted yet, older generations too
 	orphans    []dmaBuf              // memory that the controller may still write to
-	cmb        *cmbMemory            // where submission queues go; nil: to host memory
 	aborts     chan struct{}
 	count      Counters
 	closed     bool
@@ -393,7 +388,7 @@ func (c *Controller) startDisabled(ctx context.Context) error {
 	if err := c.disabled(); err != nil {
 		return err
 	}
-	if err := c.startCMB(); err != nil {
+	if err := c.keepCMBAway(); err != nil {
 		return err
 	}
 	// Doorbells sit behind registers that a reset may have remapped.

@@ -21,10 +21,6 @@ type QueuePair struct {
 	CQ         []byte // Entries × CompletionBytes, shared with the controller
 	SQDoorbell *uint32
 	CQDoorbell *uint32
-	SQAddr     IOVA // of SQ
-	// SQ is I/O memory of the controller: stores of at most 16 bytes, no atomics, and reads are
-	// slow
-	InCMB bool
 
 	generation uint64 // Controller.generation at creation
 	visit      bool   // it is deleted within moments
@@ -61,8 +57,7 @@ func (c *Controller) VisitQueuePair(ctx context.Context, entries int) (*QueuePai
 	return c.create(ctx, entries, nil, true)
 }
 
-// CreateQueuePairIn is CreateQueuePair in memory of the caller's; nil: of the Controller's own. A
-// submission ring that Options.SQ puts into the controller's memory is there all the same.
+// CreateQueuePairIn is CreateQueuePair in memory of the caller's; nil: of the Controller's own.
 func (c *Controller) CreateQueuePairIn(ctx context.Context, entries int,
 	given *QueueMemory) (*QueuePair, error) {
 	for end := time.Now().Add(visitWait); ; {
@@ -170,39 +165,22 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair, given *Que
 		return giveUp(fmt.Errorf("nvme %s q%d: doorbell: %w", c.bus.Name(), qp.ID,
 			deviceClass(err)))
 	}
-	// Both rings start a page (section 5.3: PRP Entry 1 of a contiguous queue has offset 0).
-	page := c.pageBytes
-	cmb, pages, err := c.placeSQ(qp.Entries)
-	if err != nil {
-		return giveUp(err)
-	}
-	sq := 0
-	if cmb == nil {
-		sq = (qp.Entries*CommandBytes + page - 1) &^ (page - 1)
-	}
 	var mem dmaBuf
-	var cqAddr IOVA
-	if given != nil {
-		qp.SQ, qp.SQAddr, qp.CQ, cqAddr = given.SQ, given.SQAddr, given.CQ, given.CQAddr
-	} else {
-		if mem, err = c.allocDMA(int64(sq+qp.Entries*CompletionBytes),
-			"nvme queue pairs"); err != nil {
-			if cmb != nil {
-				cmb.free(pages)
-			}
+	if given == nil {
+		// Both rings start a page (section 5.3: PRP Entry 1 of a contiguous queue has offset 0).
+		sq, cq := c.QueueBytes(qp.Entries)
+		if mem, err = c.allocDMA(int64(sq+cq), "nvme queue pairs"); err != nil {
 			return giveUp(err)
 		}
-		qp.SQ, qp.SQAddr, qp.CQ, cqAddr = mem.mem[:sq], mem.iova, mem.mem[sq:], mem.iova+IOVA(sq)
+		given = &QueueMemory{SQ: mem.mem[:sq], SQAddr: mem.iova,
+			CQ: mem.mem[sq:], CQAddr: mem.iova + IOVA(sq)}
 	}
-	if cmb != nil {
-		mem.cmb, mem.pages = cmb, pages
-		qp.SQ, qp.SQAddr, qp.InCMB = cmb.mem[pages.at*page:], cmb.Addr+IOVA(pages.at*page), true
-	}
+	qp.SQ, qp.CQ = given.SQ, given.CQ
 	qp.SQ = qp.SQ[: qp.Entries*CommandBytes : qp.Entries*CommandBytes]
 	qp.CQ = qp.CQ[: qp.Entries*CompletionBytes : qp.Entries*CompletionBytes]
 
 	_, err = c.exec(ctx, false, fmt.Sprintf("create completion queue %d", qp.ID),
-		CreateCQCommand(0, qp.ID, qp.Entries, cqAddr), nil)
+		CreateCQCommand(0, qp.ID, qp.Entries, given.CQAddr), nil)
 	if err != nil {
 		var se *StatusError
 		if errors.As(err, &se) { // refused: the controller does not know the memory
@@ -212,7 +190,7 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair, given *Que
 		return err
 	}
 	_, err = c.exec(ctx, false, fmt.Sprintf("create submission queue %d", qp.ID),
-		CreateSQCommand(0, qp.ID, qp.Entries, qp.SQAddr, qp.ID), nil)
+		CreateSQCommand(0, qp.ID, qp.Entries, given.SQAddr, qp.ID), nil)
 	if err != nil {
 		var se *StatusError
 		if !errors.As(err, &se) {

@@ -42,7 +42,6 @@ const (
 	RegCMBLOC = 0x38 // Controller Memory Buffer Location
 	RegCMBSZ  = 0x3c // Controller Memory Buffer Size
 	RegCMBMSC = 0x50 // Controller Memory Buffer Memory Space Control, 64 bits
-	RegCMBSTS = 0x58 // Controller Memory Buffer Status
 	RegCRTO   = 0x68 // Controller Ready Timeouts
 
 	RegDoorbells = 0x1000 // SQ0 tail; doorbell i is at RegDoorbells + i*(4<<CAP.DSTRD)
@@ -164,9 +163,6 @@ func (c CMBLOC) OFST() int64 { return int64(c >> 12) }
 // CMBSZ is the Controller Memory Buffer Size register (section 3.1.3.12). 0: there is none.
 type CMBSZ uint32
 
-// SQS reports that the buffer takes submission queues.
-func (c CMBSZ) SQS() bool { return c&1 != 0 }
-
 // Unit is the unit of size and offset in bytes (SZU: 4 KiB times powers of 16), 0 for reserved
 // ones.
 func (c CMBSZ) Unit() int64 {
@@ -178,13 +174,6 @@ func (c CMBSZ) Unit() int64 {
 
 // Bytes is the size of the buffer.
 func (c CMBSZ) Bytes() int64 { return int64(c>>12) * c.Unit() }
-
-// Bits of CMBMSC, above which is the address CBA, and of CMBSTS (sections 3.1.3.16 and 3.1.3.17).
-const (
-	CMBMSCEnable = 1 << 0 // CRE: CMBLOC and CMBSZ say what there is
-	CMBMSCSpace  = 1 << 1 // CMSE: commands find the buffer at CBA
-	CMBSTSBadCBA = 1 << 0 // CBAI
-)
 
 // MakeAQA packs the admin queue sizes, in entries (2 to 4096).
 func MakeAQA(sqEntries, cqEntries int) uint32 {

@@ -260,7 +260,6 @@ func (b *ioBench) loadClock() (err error) {
 	}{
 		{&b.names, "no SSD is opened there; choose their number with --ssd-count"},
 		{&b.faults, "its SSDs are healthy models; inject faults with --clock wall"},
-		{&b.ssdArgs.queues, "its queues are modelled in host memory"},
 		{&b.device, "the profile has the device"},
 		{&b.rung, "the profile says where queues are"},
 		{&b.engine, "the profile has the cost of a read"},

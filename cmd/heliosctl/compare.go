@@ -151,7 +151,7 @@ func ofMode(name string) []string {
 }
 
 // sharedFlags decide what all runs work on, which is opened once.
-var sharedFlags = []string{"dataset", "no-edges", "workers", "device", "kernels", "ssds", "sq"}
+var sharedFlags = []string{"dataset", "no-edges", "workers", "device", "kernels", "ssds"}
 
 // comparer trains by several data paths.
 type comparer struct {

@@ -11,35 +11,27 @@ import (
 	"helios/internal/faultinject"
 	"helios/internal/ssdmodel"
 	"helios/internal/state"
-	"helios/nvme"
 )
 
 // ssdArgs choose the SSDs of a verb that uses them, and how it uses them.
 type ssdArgs struct {
 	names  []string         `option:"ssds" common:"yes" use:"setting" arg:"SSD[,SSD…]" usage:"use only SSD[,SSD…], by name, path or serial (default: all bound)"`
-	queues nvme.SQPlace     `option:"sq" text:"yes" default:"host" usage:"where submission queues are: host (memory of this machine), cmb (the controller's memory buffer), or auto (cmb where the controller offers room)"`
 	faults *faultinject.Set `option:"fault" text:"yes" arg:"FAULT[;FAULT…]" usage:"inject FAULT[;FAULT…] between the program and its SSDs, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\"; list shows them all"`
 }
 
-// SetOption reads places of queues and faults.
+// SetOption reads faults.
 func (a *ssdArgs) SetOption(name, text string) (done bool, err error) {
-	switch name {
-	case "sq":
-		if a.queues, err = nvme.ParseSQPlace(text); err != nil {
-			err = errs.New(errs.Usage, "--sq %q is none of host, cmb, auto", text)
-		}
-	case "fault":
-		if text == "list" {
-			return true, errListFaults
-		}
-		if a.faults = nil; text == "" {
-			return true, nil
-		}
-		if a.faults, err = faultinject.Parse(text); err != nil {
-			err = errs.New(errs.Usage, "--fault: %w", err)
-		}
-	default:
+	if name != "fault" {
 		return false, nil
+	}
+	if text == "list" {
+		return true, errListFaults
+	}
+	if a.faults = nil; text == "" {
+		return true, nil
+	}
+	if a.faults, err = faultinject.Parse(text); err != nil {
+		err = errs.New(errs.Usage, "--fault: %w", err)
 	}
 	return true, err
 }
@@ -154,7 +146,7 @@ func (o *ssdOpener) permitted(all []state.SSD) []state.SSD {
 // opener is the part of o that knows no verb.
 func (o *ssdOpener) opener() *bound.Opener {
 	return &bound.Opener{Store: o.store, User: o.c.Command.HelpName, Note: o.note,
-		Queues: o.queues, Faults: o.faults, Model: o.playModel, PollDoorbells: o.pollDoorbells,
+		Faults: o.faults, Model: o.playModel, PollDoorbells: o.pollDoorbells,
 		VFIO: o.vfioBus}
 }
 

@@ -423,7 +423,7 @@ func loaderOptions() hcli.Options[runArgs] {
 	return hcli.Of[runArgs]().WithoutGroups("Replicas", "Run").WithoutFrom("Model", "fanout",
 		"batch-size", "epochs", "seed", "sampler", "batch-dependency", "sample-epochs", "refresh",
 		"refresh-every", "no-edges").Without("precision", "blas", "dataset", "timeline", "results",
-		"overwrite", "ssds", "sq", "fault")
+		"overwrite", "ssds", "fault")
 }
 
 // read sets what a client's options say. One of another user may give settings, but name nothing

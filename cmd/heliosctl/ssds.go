@@ -27,7 +27,7 @@ func ssdsCommand() *cli.Command {
 		Usage:       "list the bound SSDs and all NVMe controllers: what they are, how they are, what is on them, who has them",
 		ArgsUsage:   "[SSD…]",
 		Description: "Controllers that the kernel has are asked through its driver, which lets only root see their health,\ntheir content and what has them open. Health and counters come from each controller's SMART log. Those of a software controller\ncount from its power-on, which is the start of the command that uses it.\n\nPages of packed mini-batches and of layouts by part that lie beside a dataset are listed with it, by the identity of their pack;\n--remove-pages forgets those of one on all bound SSDs, or on those that are named, and leaves the rows alone.",
-	}, 1<<20, hcli.Of[ssdsArgs]().Without("sq", "fault").Says("ssds",
+	}, 1<<20, hcli.Of[ssdsArgs]().Without("fault").Says("ssds",
 		"which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all, and all NVMe controllers)"),
 		runSSDs)
 }

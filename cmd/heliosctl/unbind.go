@@ -23,7 +23,7 @@ func unbindCommand() *cli.Command {
 		ArgsUsage: "[SSD…]",
 		Description: "NVMe SSDs need root; their data stays as it is. Without names all SSDs are given back: all NVMe SSDs\n" +
 			"of the machine, where root asks, and those behind software controllers in the list of whoever asks.",
-	}, 1<<20, hcli.Of[unbindArgs]().Without("sq", "fault").Says("ssds",
+	}, 1<<20, hcli.Of[unbindArgs]().Without("fault").Says("ssds",
 		"which `SSD[,SSD…]`, by name, path, serial or PCI address (default: all)"), runUnbind)
 }
 

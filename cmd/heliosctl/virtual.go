@@ -27,7 +27,7 @@ type clockArgs struct {
 // notVirtual are the options that mean nothing where nothing is read and nothing is computed.
 func notVirtual(a *runArgs) []any {
 	c := &a.cfg
-	return []any{&a.names, &a.queues, &c.ReadResets, &c.ReadTimeout, &c.ReadRetries, &c.CPUEngine,
+	return []any{&a.names, &c.ReadResets, &c.ReadTimeout, &c.ReadRetries, &c.CPUEngine,
 		&c.CheckReads, &c.MemoryRung, &c.Precision, &c.BLAS, &c.PartedDir}
 }
 

@@ -30,7 +30,6 @@ type OpenOptions struct {
 	Model *ssdmodel.Model
 	// PollDoorbells has the controller look at its doorbells, for a device that cannot call it.
 	PollDoorbells bool
-	Queues        nvme.SQPlace // of submission queues
 }
 
 // folderMDTS lets a command of the software SSD move longRead.
@@ -66,7 +65,7 @@ func OpenFolder(ctx context.Context, dir string, s Spec, o OpenOptions) (_ *Open
 	if !o.Faults.Empty() {
 		bus = faultbus.New(bus, o.Faults, faultbus.Options{PollDoorbells: o.PollDoorbells})
 	}
-	c, err := nvme.Open(ctx, bus, nvme.Options{SQ: o.Queues})
+	c, err := nvme.Open(ctx, bus, nvme.Options{})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), bus.Close())
 	}

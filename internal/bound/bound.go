@@ -30,7 +30,6 @@ type Opener struct {
 	Store  *state.Store
 	User   string // the holder of the lease: a verb, or another program
 	Note   func(text string)
-	Queues nvme.SQPlace
 	Faults *faultinject.Set // injected between the program and its SSDs; nil: none
 	// Model replaces the model that a software controller was bound with.
 	Model *ssdmodel.Model
@@ -126,7 +125,7 @@ func (o *Opener) OpenFiles(ctx context.Context, files []string) (_ *Set, err err
 		if err != nil {
 			return nil, fmt.Errorf("SSD file %s: %w", f, err)
 		}
-		c, err := nvme.Open(ctx, bus, nvme.Options{SQ: o.Queues})
+		c, err := nvme.Open(ctx, bus, nvme.Options{})
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("SSD file %s: %w", f, err), bus.Close())
 		}
@@ -187,7 +186,7 @@ func (o *Opener) open(ctx context.Context, s *Set, d state.SSD) (*nvme.Controlle
 	if !o.Faults.Empty() {
 		bus = faultbus.New(bus, o.Faults, faultbus.Options{PollDoorbells: o.PollDoorbells})
 	}
-	c, err := nvme.Open(ctx, bus, nvme.Options{SQ: o.Queues})
+	c, err := nvme.Open(ctx, bus, nvme.Options{})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("SSD %s: %w", d.Name, err), bus.Close())
 	}

@@ -426,33 +426,7 @@ func (d *Domain) owner(key span) *mapping {
 	return nil
 }
 
-// Reserve returns addresses that no Map will use, aligned to align (a power of two, at least 4096).
-// They stay reserved until Unreserve.
-func (d *Domain) Reserve(bytes, align int64) (IOVA, error) {
-	if bytes <= 0 || align < pageBytes || align&(align-1) != 0 {
-		return 0,
-			fmt.Errorf(
-				"vfio: reserve %d bytes aligned to %d: want a size and a power of two from %d on",
-				bytes, align, pageBytes)
-	}
-	size := roundUp(uint64(bytes))
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return 0, errDomainClosed
-	}
-	if d.known == nil {
-		return 0, errors.New("vfio: reserve addresses: no device was attached yet")
-	}
-	iova, err := d.iovas.take(size, uint64(align), 0)
-	if err != nil {
-		return 0, err
-	}
-	d.reserved = append(d.reserved, span{iova, iova + IOVA(size)})
-	return iova, nil
-}
-
-// ReserveAt keeps Map and Reserve away from addresses, whether the IOMMU offers them or not. It
+// ReserveAt keeps Map away from addresses, whether the IOMMU offers them or not. It
 // fails where something is mapped or reserved there.
 func (d *Domain) ReserveAt(iova IOVA, bytes int64) error {
 	if bytes <= 0 || iova%pageBytes != 0 || iova+IOVA(roundUp(uint64(bytes))) < iova {

@@ -88,9 +88,6 @@ func TestMapsCountAndShare(t *testing.T) {
 		if _, err := d.Map(mem); err == nil {
 			t.Error("a Map without a device")
 		}
-		if _, err := d.Reserve(4096, 4096); err == nil {
-			t.Error("a Reserve without a device")
-		}
 		a := attach(t, d, cardA)
 		if got := d.Ranges(); !slices.Equal(got, k.ranges) {
 			t.Errorf("ranges %x", got)
@@ -359,16 +356,7 @@ func TestReserve(t *testing.T) {
 	each(t, func(t *testing.T, k *fake, d *Domain) {
 		dev := attach(t, d, cardA)
 		mem := pages(t, 4)
-		a, err := d.Reserve(5000, 1<<21)
-		ok(t, err)
-		if a != 1<<21 {
-			t.Errorf("reserved %#x", a)
-		}
-		for _, c := range [][2]int64{{0, 4096}, {4096, 2048}, {4096, 12288}} {
-			if _, err := d.Reserve(c[0], c[1]); err == nil {
-				t.Errorf("reserve %d aligned to %d", c[0], c[1])
-			}
-		}
+		ok(t, d.ReserveAt(1<<21, 5000))
 		ok(t, d.ReserveAt(1<<20, 4096))
 		if i := mapped(t, d, mem[:4096]); i != 1<<20+4096 {
 			t.Errorf("mapped at %#x", i)

@@ -58,14 +58,13 @@ type domain interface {
 	WindowPeer(mem []byte) (vfio.IOVA, error)
 	Extend(iova vfio.IOVA, bytes int64) error
 	Unmap(iova vfio.IOVA, bytes int64) error
-	Reserve(bytes, align int64) (vfio.IOVA, error)
 	ReserveAt(iova vfio.IOVA, bytes int64) error
 	Unreserve(iova vfio.IOVA, bytes int64) error
 	Ranges() []vfio.Range
 }
 
 // Bus is a controller behind VFIO. It implements nvme.Bus, Preparer, HardResetter, Leaver,
-// BARMapper and DoorbellMapper.
+// BARReserver and DoorbellMapper.
 type Bus struct {
 	dev  device
 	dom  domain
@@ -80,9 +79,8 @@ type Bus struct {
 	closed bool
 
 	mu   sync.Mutex // guards all below
-	bars [][]byte   // mapped by MapBAR
 	maps map[mapping]int
-	kept []span // reserved, by both
+	kept []span // reserved
 }
 
 // window is a mapped part of BAR 0.
@@ -622,55 +620,8 @@ func (b *Bus) unmap(m mapping) error {
 	return nil
 }
 
-// MapBAR implements nvme.BARMapper.
-func (b *Bus) MapBAR(bir int, off, bytes int64) ([]byte, error) {
-	b.life.RLock()
-	defer b.life.RUnlock()
-	if b.closed {
-		return nil, fmt.Errorf("%s: BAR %d: %w", b.name, bir, nvme.ErrClosed)
-	}
-	r, err := b.dev.Region(bir)
-	if err != nil {
-		return nil, fmt.Errorf("%s: BAR %d: %w", b.name, bir, err)
-	}
-	bytes = min(bytes, r.Size-off) &^ (pageBytes - 1)
-	if off < 0 || off%pageBytes != 0 || bytes <= 0 {
-		return nil, errs.New(errs.Capability, "%s: no pages at %#x of BAR %d, which has %d bytes",
-			b.name, off, bir, r.Size)
-	}
-	whole := false
-	for _, s := range r.Mappable {
-		whole = whole || s.Offset <= off && off+bytes <= s.Offset+s.Size
-	}
-	if !whole {
-		return nil, errs.New(errs.Capability,
-			"%s: the kernel does not let %d bytes at %#x of BAR %d be mapped", b.name, bytes,
-			off, bir)
-	}
-	mem, err := b.dev.MapRegion(bir, off, bytes)
-	if err != nil {
-		return nil, fmt.Errorf("%s: BAR %d: %w", b.name, bir, err)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.bars = append(b.bars, mem)
-	return mem, nil
-}
-
-// ReserveIOVA implements nvme.BARMapper.
-func (b *Bus) ReserveIOVA(bytes, align int64) (nvme.IOVA, error) {
-	iova, err := b.dom.Reserve(bytes, max(align, pageBytes))
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", b.name, err)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.kept = append(b.kept, span{int64(iova), bytes})
-	return nvme.IOVA(iova), nil
-}
-
-// ReserveBAR implements nvme.BARMapper. The address is the one that configuration space has.
-func (b *Bus) ReserveBAR(bir int, off, bytes int64) (nvme.IOVA, error) {
+// ReserveBAR implements nvme.BARReserver. The address is the one that configuration space has.
+func (b *Bus) ReserveBAR(bir int, off, bytes int64) error {
 	const firstBAR, is64, isIO = 0x10, 2 << 1, 1
 	var w [8]byte
 	n := 8
@@ -678,14 +629,14 @@ func (b *Bus) ReserveBAR(bir int, off, bytes int64) (nvme.IOVA, error) {
 		n = 4
 	}
 	if bir < 0 || bir > 5 {
-		return 0, errs.New(errs.Device, "%s: there is no BAR %d", b.name, bir)
+		return errs.New(errs.Device, "%s: there is no BAR %d", b.name, bir)
 	}
 	if err := b.dev.ReadAt(vfio.RegionConfig, w[:n], int64(firstBAR+4*bir)); err != nil {
-		return 0, fmt.Errorf("%s: BAR %d: %w", b.name, bir, err)
+		return fmt.Errorf("%s: BAR %d: %w", b.name, bir, err)
 	}
 	v := binary.LittleEndian.Uint64(w[:])
 	if v&isIO != 0 {
-		return 0, errs.New(errs.Device, "%s: BAR %d is I/O ports", b.name, bir)
+		return errs.New(errs.Device, "%s: BAR %d is I/O ports", b.name, bir)
 	}
 	if v&(3<<1) != is64 {
 		v &= 1<<32 - 1
@@ -705,11 +656,11 @@ func (b *Bus) ReserveBAR(bir int, off, bytes int64) (nvme.IOVA, error) {
 			continue // by an earlier bring-up
 		}
 		if err := b.dom.ReserveAt(vfio.IOVA(part.iova), part.bytes); err != nil {
-			return 0, fmt.Errorf("%s: %w", b.name, err)
+			return fmt.Errorf("%s: %w", b.name, err)
 		}
 		b.kept = append(b.kept, part)
 	}
-	return nvme.IOVA(at.iova), nil
+	return nil
 }
 
 // Close takes the device off all memory, unmaps what is still mapped, and gives the device back to
@@ -728,10 +679,7 @@ func (b *Bus) Close() error {
 	for _, w := range b.pages {
 		err = errors.Join(err, b.dev.UnmapRegion(w.mem))
 	}
-	for _, mem := range b.bars {
-		err = errors.Join(err, b.dev.UnmapRegion(mem))
-	}
-	b.pages, b.bars = nil, nil
+	b.pages = nil
 	unmap := func() {
 		for m, n := range b.maps {
 			for range n {
@@ -762,7 +710,7 @@ var _ interface {
 	nvme.Preparer
 	nvme.HardResetter
 	nvme.Leaver
-	nvme.BARMapper
+	nvme.BARReserver
 	nvme.DoorbellMapper
 	nvme.WindowMapper
 	nvme.PeerDMA

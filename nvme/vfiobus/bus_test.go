@@ -107,7 +107,6 @@ func TestBringUpAndIO(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, smart.HostReads.Lo)
 	q := r.queue(8)
-	require.False(t, q.qp.InCMB)
 	r.verify(q)
 	smart, err = r.c.SMART(t.Context())
 	require.NoError(t, err)
@@ -429,114 +428,22 @@ func TestMapPeer(t *testing.T) {
 	require.Len(t, f.peers, 4)
 }
 
-// Submission queues in the controller's memory: in the range that it was told, and commands
-// complete.
-func TestCMB(t *testing.T) {
-	for _, kind := range []string{"at its bus address", "anywhere", "without CMBMSC"} {
-		t.Run(kind, func(t *testing.T) {
-			f := newFake(t)
-			legacy := kind == "without CMBMSC"
-			f.legacy = legacy
-			if kind == "anywhere" {
-				binary.LittleEndian.PutUint64(f.cfg[0x18:], 1) // no memory BAR to speak of
-			}
-			r := newRig(t, f, nvme.Options{SQ: nvme.SQCMB})
-			cmb := r.c.CMB()
-			require.Equal(t, nvme.CMB{BAR: 2, Bytes: fakeCMB, Addr: nvme.IOVA(f.cba)}, cmb)
-			if legacy {
-				require.Zero(t, f.cmbmsc)
-			} else {
-				require.Equal(t, uint64(f.cba)|3, f.cmbmsc)
-			}
-			require.Equal(t, []span{{int64(f.cba), fakeCMB}}, f.reserved,
-				"nobody else gets these addresses")
-			var qs []*queue
-			for i := range 8 { // two pages each
-				q := r.queue(128)
-				require.True(t, q.qp.InCMB)
-				require.True(t, cmb.Contains(q.qp.SQAddr, 8192))
-				require.Same(t, &f.cmb[i*8192], &q.qp.SQ[0])
-				qs = append(qs, q)
-			}
-			r.verify(qs[0])
-			r.verify(qs[7])
-			_, err := r.c.CreateQueuePair(t.Context(), 2)
-			require.Equal(t, errs.Capability, errs.ClassOf(err))
-			require.ErrorContains(t, err,
-				"65536 bytes has 0 left, a submission queue of 2 entries takes 4096")
-			require.NoError(t, r.c.DeleteQueuePair(t.Context(), qs[3].qp))
-			q := r.queue(65) // two pages, too
-			require.Same(t, &f.cmb[3*8192], &q.qp.SQ[0])
-			require.NoError(t, r.c.Reset(t.Context()))
-			require.Equal(t, cmb, r.c.CMB())
-			// Those from before keep their pages until their owners let go.
-			_, err = r.c.CreateQueuePair(t.Context(), 2)
-			require.Error(t, err)
-			require.NoError(t, r.c.DeleteQueuePair(t.Context(), q.qp))
-			r.verify(r.queue(128))
-		})
-	}
-}
-
-func TestCMBAuto(t *testing.T) {
-	f := newFake(t)
-	r := newRig(t, f, nvme.Options{SQ: nvme.SQAuto})
-	in := 0
-	for range 10 {
-		q := r.queue(200)
-		if q.qp.InCMB {
-			in++
+// The controller takes no address of ours for its memory buffer: what an earlier driver switched on
+// is off, and where it cannot be, nobody else gets its addresses on the PCI bus.
+func TestControllerMemoryBufferIsKeptAway(t *testing.T) {
+	for _, legacy := range []bool{false, true} {
+		f := newFake(t)
+		f.legacy, f.cmbmsc = legacy, 3
+		r := newRig(t, f, nvme.Options{})
+		if legacy {
+			require.Equal(t, []span{{int64(f.cba), fakeCMB}}, f.reserved)
+		} else {
+			require.Zero(t, f.cmbmsc)
+			require.Empty(t, f.reserved)
 		}
-		r.verify(q)
-	}
-	require.Equal(t, 4, in, "of 16 pages a queue takes four")
-}
-
-func TestCMBNotOffered(t *testing.T) {
-	for _, s := range []struct {
-		name  string
-		spoil func(f *fake)
-		wrap  func(nvme.Bus) nvme.Bus
-		words string
-	}{
-		{"no SQs", func(f *fake) { f.cmbUnits, f.legacy = 2, true }, nil,
-			"takes none (CMBSZ 00010002h)"},
-		{"none", func(f *fake) { f.cmbUnits = 0 }, nil,
-			"no submission queues in controller memory"},
-		{"address refused", func(f *fake) { f.badCBA = true }, nil, "does not take"},
-		{"faults in front", func(*fake) {}, func(b nvme.Bus) nvme.Bus {
-			return faultbus.New(b, faults(t, ""), faultbus.Options{})
-		}, "faults in front of it"},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			for _, place := range []nvme.SQPlace{nvme.SQCMB, nvme.SQAuto, nvme.SQHost} {
-				f := newFake(t)
-				s.spoil(f)
-				b, err := open(f, f, Options{})
-				require.NoError(t, err)
-				outer := nvme.Bus(b)
-				if s.wrap != nil {
-					outer = s.wrap(b)
-				}
-				c, err := nvme.Open(t.Context(), outer, nvme.Options{SQ: place})
-				if place == nvme.SQCMB {
-					require.Equal(t, errs.Capability, errs.ClassOf(err))
-					require.ErrorContains(t, err, s.words)
-					require.NoError(t, outer.Close())
-					f.check()
-					continue
-				}
-				require.NoError(t, err)
-				qp, err := c.CreateQueuePair(t.Context(), 8)
-				require.NoError(t, err)
-				require.False(t, qp.InCMB)
-				require.Zero(t, c.CMB())
-				require.Zero(t, f.cmbmsc&2,
-					"the controller must not find its memory at our addresses")
-				require.NoError(t, c.Close(t.Context()))
-				f.check()
-			}
-		})
+		r.verify(r.queue(8))
+		require.NoError(t, r.c.Reset(t.Context()), "the addresses are reserved once")
+		require.Len(t, f.reserved, map[bool]int{true: 1}[legacy])
 	}
 }
 

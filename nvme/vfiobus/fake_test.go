@@ -52,11 +52,9 @@ type fake struct {
 	failed   chan struct{}
 
 	cmb      []byte // behind BAR 2
-	cmbUnits uint32 // CMBSZ without SZ
 	legacy   bool   // no CMBMSC
 	cmbmsc   uint64
-	cba      vfio.IOVA // where the proxy finds cmb
-	badCBA   bool
+	cba      vfio.IOVA // where the proxy finds cmb, and BAR 2 is
 	extended []span
 	peers    []peer
 	reserved []span
@@ -71,7 +69,7 @@ func newFake(t *testing.T) *fake {
 		Serial: "FAKE1", MaxQueueEntries: 256})
 	require.NoError(t, err)
 	f := &fake{t: t, inner: inner, mapped: map[*byte]int{}, maps: map[vfio.IOVA]int64{},
-		asked: make(chan struct{}), failed: make(chan struct{}), cmbUnits: 1}
+		asked: make(chan struct{}), failed: make(chan struct{})}
 	bells, _, err := inner.DoorbellMemory()
 	require.NoError(t, err)
 	f.bells = unsafe.Slice(&bells[0], (len(bells)+4095)&^4095)
@@ -105,25 +103,19 @@ func (f *fake) with(fn func()) {
 func (f *fake) Addr() string { return "0000:00:09.0" }
 
 func (f *fake) Region(i int) (vfio.Region, error) {
-	switch i {
-	case 0:
-		n := int64(0x3000 + len(f.bells))
-		return vfio.Region{Size: n, Read: true, Write: true,
-			Mappable: []vfio.Span{{Offset: 0x1000, Size: int64(len(f.bells))}}}, nil
-	case 2:
-		return vfio.Region{Size: fakeCMB, Read: true, Write: true,
-			Mappable: []vfio.Span{{Size: fakeCMB}}}, nil
+	if i != 0 {
+		return vfio.Region{}, fmt.Errorf("fake: no region %d", i)
 	}
-	return vfio.Region{}, fmt.Errorf("fake: no region %d", i)
+	n := int64(0x3000 + len(f.bells))
+	return vfio.Region{Size: n, Read: true, Write: true,
+		Mappable: []vfio.Span{{Offset: 0x1000, Size: int64(len(f.bells))}}}, nil
 }
 
 func (f *fake) MapRegion(i int, off, n int64) ([]byte, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	b := f.cmb
-	if i == 0 {
-		b, off = f.bells, off-0x1000
-	}
+	b := f.bells
+	off -= 0x1000
 	f.mapped[&b[off]]++
 	return b[off : off+n : off+n], nil
 }
@@ -146,7 +138,7 @@ func (f *fake) register(off uint32) uint32 {
 			v &^= 0xff << 24
 		}
 	case nvme.RegCAP + 4:
-		if f.cmbUnits&1 != 0 && !f.legacy {
+		if !f.legacy {
 			v |= 1 << 25
 		}
 	case nvme.RegCSTS:
@@ -159,11 +151,7 @@ func (f *fake) register(off uint32) uint32 {
 		}
 	case nvme.RegCMBSZ:
 		if f.legacy || f.cmbmsc&1 != 0 {
-			return f.cmbUnits | fakeCMB/4096<<12
-		}
-	case nvme.RegCMBSTS:
-		if f.badCBA {
-			return 1
+			return fakeCMB / 4096 << 12
 		}
 	}
 	return v
@@ -310,14 +298,6 @@ func (f *fake) Unmap(iova vfio.IOVA, n int64) error {
 		}
 	})
 	return err
-}
-
-func (f *fake) Reserve(n, _ int64) (vfio.IOVA, error) {
-	if n > fakeCMB {
-		return 0, errors.New("fake: no addresses left")
-	}
-	f.with(func() { f.reserved = append(f.reserved, span{int64(f.cba), n}) })
-	return f.cba, nil
 }
 
 func (f *fake) ReserveAt(iova vfio.IOVA, n int64) error {

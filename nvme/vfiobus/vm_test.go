@@ -57,20 +57,18 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 		t.Cleanup(func() { require.NoError(t, c.Close(context.Background())) })
 		return &rig{t: t, bus: b, c: c}
 	}
-	cmb := false
 	t.Run("bring-up", func(t *testing.T) {
 		began := time.Now()
-		r := start(t, nvme.Options{SQ: nvme.SQAuto})
+		r := start(t, nvme.Options{})
 		took := time.Since(began)
 		c := r.c
-		cmb = c.CMB().Bytes > 0
 		require.Equal(t, addr, c.Name())
 		smart, err := c.SMART(ctx)
 		require.NoError(t, err)
 		t.Logf(
-			"%s %s, firmware %s, NVMe %s: %+v, %d bytes a command, %d queue pairs of %d entries, CMB %+v, %d K, up in %v",
+			"%s %s, firmware %s, NVMe %s: %+v, %d bytes a command, %d queue pairs of %d entries, %d K, up in %v",
 			c.Model(), c.Serial(), c.Firmware(), c.Version(), c.Namespace(), c.MaxTransferBytes(),
-			c.MaxQueuePairs(), c.MaxQueueEntries(), c.CMB(), smart.Temperature(), took)
+			c.MaxQueuePairs(), c.MaxQueueEntries(), smart.Temperature(), took)
 		mem, io, err := r.bus.DoorbellMemory()
 		require.NoError(t, err)
 		require.True(t, io)
@@ -83,7 +81,6 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 	})
 	t.Run("all queues", func(t *testing.T) {
 		r := start(t, nvme.Options{})
-		require.Zero(t, r.c.CMB())
 		var all []*queue
 		for range r.c.MaxQueuePairs() {
 			all = append(all, r.queue(16))
@@ -127,7 +124,7 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 		r.verify(r.queue(16))
 	})
 	t.Run("function reset", func(t *testing.T) {
-		r := start(t, nvme.Options{SQ: nvme.SQAuto})
+		r := start(t, nvme.Options{})
 		old := r.queue(16)
 		r.verify(old)
 		require.NoError(t, r.bus.HardReset())
@@ -135,19 +132,17 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 		require.NoError(t, r.c.Reset(ctx))
 		require.NoError(t, r.c.DeleteQueuePair(ctx, old.qp))
 		q := r.queue(16)
-		require.Equal(t, cmb, q.qp.InCMB)
 		r.verify(q)
 	})
 	t.Run("hard reset as the last resort", func(t *testing.T) {
 		b := openDevice(t, dom, addr)
 		outer := faultbus.New(b, faults(t, "stayready(times=1)"),
 			faultbus.Options{ReadyTimeout: 500 * time.Millisecond})
-		c, err := nvme.Open(ctx, outer, nvme.Options{SQ: nvme.SQAuto})
+		c, err := nvme.Open(ctx, outer, nvme.Options{})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, c.Close(ctx)) }()
 		r := &rig{t: t, bus: b, c: c}
 		q := r.queue(16)
-		require.False(t, q.qp.InCMB, "a bus with faults reads the client's queue")
 		r.verify(q)
 		require.NoError(t, c.Reset(ctx))
 		require.EqualValues(t, 1, c.Counters().HardResets)
@@ -198,41 +193,4 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 		require.NoError(t, b.Close())
 		start(t, nvme.Options{})
 	})
-	t.Run("queues in controller memory", func(t *testing.T) {
-		if !cmb {
-			b := openDevice(t, dom, addr)
-			_, err := nvme.Open(ctx, b, nvme.Options{SQ: nvme.SQCMB})
-			require.Equal(t, errs.Capability, errs.ClassOf(err))
-			t.Log(err)
-			require.NoError(t, b.Close())
-			return
-		}
-		r := start(t, nvme.Options{SQ: nvme.SQCMB})
-		at := r.c.CMB()
-		for range 3 {
-			q := r.queue(100)
-			require.True(t, q.qp.InCMB)
-			require.True(t, at.Contains(q.qp.SQAddr, 100*nvme.CommandBytes))
-			if r.bus.isMapped(q.qp.SQAddr) {
-				t.Errorf("the IOMMU translates %#x: the commands may come from host memory",
-					uint64(q.qp.SQAddr))
-			}
-			r.verify(q)
-		}
-		require.NoError(t, r.c.Reset(ctx))
-		require.Equal(t, at, r.c.CMB())
-		r.verify(r.queue(100))
-	})
-}
-
-// isMapped reports whether MapDMA gave an address out.
-func (b *Bus) isMapped(a nvme.IOVA) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for m := range b.maps {
-		if a >= m.iova && a < m.iova+nvme.IOVA(m.bytes) {
-			return true
-		}
-	}
-	return false
 }

@@ -73,7 +73,7 @@ func mixed(t *T, most int) {
 			t.OK("root", fmt.Sprintf("heliosctl verify %s --quiet %s", s.name, use))
 			out := t.OK("root",
 				fmt.Sprintf(
-					"heliosctl bench io %s --ssds %s --io-stack async,sync --depth 64 --io-blocks 4 --threads 32 --seconds 0.3 --check-reads --sq auto --quiet --json",
+					"heliosctl bench io %s --ssds %s --io-stack async,sync --depth 64 --io-blocks 4 --threads 32 --seconds 0.3 --check-reads --quiet --json",
 					s.name, strings.Join(names, ",")))
 			for line := range strings.Lines(out) {
 				var r benchRow
@@ -92,7 +92,7 @@ func mixed(t *T, most int) {
 			// One epoch: every row that it gathers is held against its checksum.
 			got, err := lastTrained(t.OK("root",
 				fmt.Sprintf(
-					"heliosctl train %s %s --kernels generic --model sage --fanout 5,5 --batch-size 128 --hidden 16 --epochs 1 --seed 3 --gpu-cache 0 --cpu-cache 0 --check-reads --sq auto --quiet --json",
+					"heliosctl train %s %s --kernels generic --model sage --fanout 5,5 --batch-size 128 --hidden 16 --epochs 1 --seed 3 --gpu-cache 0 --cpu-cache 0 --check-reads --quiet --json",
 					s.name, use)))
 			if err != nil {
 				t.Fatalf("train: %v", err)
