@@ -45,7 +45,7 @@ func TestSecret(t *testing.T) {
 			require.ErrorContains(t, failed[0], "a process on 127.0.0.1: it does not know this run's secret", name)
 			require.ErrorContains(t, failed[1], "hangs up when this rank proves", name)
 			require.ErrorContains(t, failed[1], "rank-secret-file", name)
-			require.Equal(t, errs.Usage, errs.ClassOf(failed[1]), name)
+			require.Equal(t, errs.Failed, errs.ClassOf(failed[1]), name)
 		}
 	}
 }

@@ -420,8 +420,12 @@ func (g *overTCP) dial(ctx context.Context, rank int, to string) (*proven, error
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		c, err := (&net.Dialer{Timeout: helloTime}).DialContext(ctx, "tcp", to)
 		var dns *net.DNSError
-		if err != nil && (rank > 0 || errors.As(err, &dns) && dns.IsNotFound) {
-			return nil, errs.New(errs.Usage, "cannot reach rank %d at %s: %w", rank, to, err)
+		if unknown := errors.As(err, &dns) && dns.IsNotFound; err != nil && (rank > 0 || unknown) {
+			class := errs.Failed // it listened a moment ago: it was killed, or the network ended
+			if unknown {
+				class = errs.Usage
+			}
+			return nil, errs.New(class, "cannot reach rank %d at %s: %w", rank, to, err)
 		}
 		if err == nil {
 			deadline, _ := ctx.Deadline()
