@@ -36,7 +36,7 @@ var dialectLeft = map[string]int{
 	"gpuio":    113,
 	"graph":    1,
 	"internal": 145,
-	"nvme":     77,
+	"nvme":     62,
 	"python":   1,
 	"sched":    362,
 	"tools":    123,

@@ -43,7 +43,7 @@ type Config struct {
 	// PeerMB is the size of a device at peerAddr with memory behind its BAR 2, a power of two. Its
 	// memory is a file of the host.
 	PeerMB int
-	// Files go into the guest: path there to path here. Tests are packages (./nvme/walk) whose test
+	// Files go into the guest: path there to path here. Tests are packages (./tools/nvmewalk) whose test
 	// binaries T.GoTest runs.
 	Files map[string]string
 	Tests []string

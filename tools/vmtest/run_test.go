@@ -242,10 +242,10 @@ func TestInitrdHoldsTheConfigsFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := &inputs{base: make([]byte, 512),
-		tests: map[string]testBinary{"./nvme/walk": {path: file}}}
+		tests: map[string]testBinary{"./tools/nvmewalk": {path: file}}}
 	to := filepath.Join(dir, "initrd")
 	if err := in.initrd(Config{Files: map[string]string{"/data/x": file},
-		Tests: []string{"./nvme/walk"}}, to); err != nil {
+		Tests: []string{"./tools/nvmewalk"}}, to); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(to)
@@ -253,7 +253,7 @@ func TestInitrdHoldsTheConfigsFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := readCPIO(t, b[512:])
-	for _, name := range []string{"data/x", "tests/nvme_walk"} {
+	for _, name := range []string{"data/x", "tests/tools_nvmewalk"} {
 		if e := got[name]; string(e.data) != "text" || e.mode != 0o100750 {
 			t.Errorf("%s: %+v", name, e)
 		}
