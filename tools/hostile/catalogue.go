@@ -510,45 +510,6 @@ func otherFormats() (all []hostileCase) {
 	add("webgraph: lfs", "import webgraph --in g.graph --out out", "g.properties",
 		map[string]any{"g.graph": "x", "g.properties": lfs})
 
-	dgl := func(b ...byte) []byte {
-		return append([]byte("\x3f\xa1\xb4\x96\xf0\x40\x5e\xdd"), b...)
-	}
-	magic := []byte("\x3f\xa1\xb4\xf0\x46\xff\x2e\xdd")
-	filled := append(append(bytes.Clone(magic), 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 255,
-		255, 255, 255, 255, 255, 255, 127), make([]byte, 5000)...)
-	oneGraph := append(append(bytes.Clone(magic), 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1,
-		0, 0, 0, 0, 0, 0, 0), make([]byte, 5000)...)
-	for name, b := range map[string]any{"empty": "", "text": "not a graph",
-		"other magic": dgl(1, 2, 3), "magic only": magic, "2^63 graphs": filled, "zeros": oneGraph,
-		"lfs": lfs, "pipe": special(fifo), "sparse 1 TB": sparse(oneGraph, 1<<40)} {
-		add("dgl: "+name, "import dgl --in g.bin --out out", "g.bin", map[string]any{"g.bin": b})
-	}
-	ogb := func(change map[string]any) map[string]any {
-		return with(map[string]any{"in/raw/edge.csv.gz": gz("0,1\n1,2\n"),
-			"in/raw/num-node-list.csv.gz": gz("3\n"), "in/raw/num-edge-list.csv.gz": gz("2\n"),
-			"in/raw/node-feat.csv.gz":  gz("1\n2\n3\n"),
-			"in/raw/node-label.csv.gz": gz("0\n1\n0\n")}, change)
-	}
-	const ogbIn = "import ogb --in in --out out"
-	for name, c := range map[string][2]any{"2^36 nodes": {"num-node-list", "68719476736\n"},
-		"1e300 nodes": {"num-node-list", "1e300\n"}, "nan nodes": {"num-node-list", "nan\n"},
-		"two graphs": {"num-node-list", "3\n3\n"}, "2^60 edges": {"num-edge-list",
-			"1152921504606846976\n"},
-		"1e300 feature": {"node-feat", "1\n1e300\n3\n"},
-		"three columns": {"edge", "0,1,2\n1,2,3\n"}, "label text": {"node-label", "a\nb\nc\n"},
-		"labels cut": {"node-label", "0\n"}} {
-		file := "in/raw/" + c[0].(string) + ".csv.gz"
-		add("ogb: "+name, ogbIn, "raw/", ogb(map[string]any{file: gz(c[1].(string))}))
-	}
-	add("ogb: edges are lfs", ogbIn, "edge.csv.gz", ogb(map[string]any{"in/raw/edge.csv.gz": lfs}))
-	add("ogb: edges are a pipe", ogbIn, "edge.csv.gz",
-		ogb(map[string]any{"in/raw/edge.csv.gz": special(fifo)}))
-	add("ogb: master.csv of quotes", ogbIn, "master.csv",
-		ogb(map[string]any{"in/master.csv": "\"" + strings.Repeat("x\n", 1<<20)}))
-	add("ogb: other files are said", ogbIn, "",
-		ogb(map[string]any{"in/raw/edge-feat.csv.gz": gz("1\n2\n")}))
-	all[len(all)-1].note = "edge-feat.csv.gz"
-
 	bare := map[string]any{"in/indptr": npy("<i8", "(6,)", 0, 1, 2, 2, 2, 2)[64:],
 		"in/indices":  "\x00\x00\x00\x00\x01\x00\x00\x00",
 		"in/features": strings.Repeat("\x00", 20), "in/labels": "\x00\x01\x02\x01\x00"}
