@@ -84,8 +84,9 @@ type Controller struct {
 
 	mu         sync.Mutex // guards all below; held for short times only, never over a wait
 	adm        adminQueue
-	gate       error // why commands are refused (reset going on, closed), except set-up's own
-	fatal      error // the controller died or broke the protocol: everything is refused until Reset
+	guard      func() error // asked before a reset; nil: nobody is
+	gate       error        // why commands are refused (reset going on, closed), except set-up's own
+	fatal      error        // the controller died or broke the protocol: everything is refused until Reset
 	id         IdentifyController
 	ns         Namespace
 	who        nsid.ID // of ns
@@ -705,11 +706,27 @@ func (c *Controller) Abort(ctx context.Context, sqid, cid uint16) (aborted bool,
 	return err == nil && dw0&1 == 0, err
 }
 
+// GuardResets has Reset ask whether the SSD is still this process's, to reset and to send commands
+// to again. An error of ask refuses the reset; nil asks nobody.
+func (c *Controller) GuardResets(ask func() error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.guard = ask
+}
+
 // Reset takes the controller through CC.EN = 0 and brings it up again. Commands in flight
 // are lost: when Reset has disabled the controller no DMA comes any more. Queue pairs are
 // gone, but their memory stays until DeleteQueuePair, since others may look at it. After an
 // error the controller can be reset again or closed.
 func (c *Controller) Reset(ctx context.Context) error {
+	c.mu.Lock()
+	ask := c.guard
+	c.mu.Unlock()
+	if ask != nil {
+		if err := ask(); err != nil {
+			return fmt.Errorf("nvme %s: reset: %w: %w", c.bus.Name(), ErrTaken, err)
+		}
+	}
 	c.life.Lock()
 	defer c.life.Unlock()
 	c.mu.Lock()

@@ -1093,6 +1093,14 @@ func TestResetFails(t *testing.T) {
 	if err := c.Reset(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	lost := errors.New("somebody loads it")
+	c.GuardResets(func() error { return lost })
+	before := c.Generation()
+	if err := c.Reset(t.Context()); !errors.Is(err, ErrTaken) || !errors.Is(err, lost) ||
+		c.Generation() != before {
+		t.Errorf("error %v", err)
+	}
+	c.GuardResets(nil)
 	// Another SSD in its place.
 	f.with(func() { f.ns.NSZE /= 2 })
 	if err := c.Reset(t.Context()); err == nil || !strings.Contains(err.Error(),

@@ -16,6 +16,7 @@ import (
 	"helios/dataset"
 	"helios/internal/errs"
 	"helios/internal/testing/testrig"
+	"helios/nvme"
 )
 
 // lively makes leases live fast.
@@ -251,7 +252,13 @@ func TestLeaseOfTwoViews(t *testing.T) {
 	}
 	_, err = Verify(bg, d, there, VerifyOptions{})
 	require.NoError(t, err)
+	require.Equal(t, errs.Refused, errs.ClassOf(Unused(bg, there, nil)))
+	require.NoError(t, here[0].Ctrl.Reset(bg))
+	held.err = errs.New(errs.Device, "it was written anew")
+	require.ErrorIs(t, here[0].Ctrl.Reset(bg), nvme.ErrTaken, "another's by now")
+	held.err = nil
 	require.NoError(t, held.Close(), "the load is the one that the run began with")
+	require.NoError(t, Unused(bg, there, nil))
 	_, err = Load(bg, d, there, LoadOptions{Restart: true})
 	require.NoError(t, err)
 }
