@@ -153,6 +153,26 @@ func TestLeaseOfTheDead(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
+// TestLeaseBeforeTheSuperblock: a load that is killed between its lease and its superblock leaves an
+// SSD that is as free as before; what only resembles a lease is somebody's.
+func TestLeaseBeforeTheSuperblock(t *testing.T) {
+	lively(t)
+	d := small(t, 300, 64, 1)
+	for lba, named := range map[int]string{512: "byte 806912", 4096: "byte 811007"} {
+		s := sims(1, lba)
+		p := realProcess()
+		p.PID = 1 << 30
+		w := wireLease{Version: leaseVersion, Owner: uuid.New(), process: p}
+		copy(w.Magic[:], leaseMagic)
+		require.NoError(t, targetsOf(s[0])[0].putLease(bg, 5, &w))
+		s[0].durable[leaseAt+5*leaseSlot+lba-1] ^= 1
+		_, err := load(bg, d, targetsOf(s...), LoadOptions{})
+		require.ErrorContains(t, err, "something unknown, not empty: "+named)
+		s[0].durable[leaseAt+5*leaseSlot+lba-1] ^= 1
+		must(load(bg, d, targetsOf(s...), LoadOptions{}))
+	}
+}
+
 // TestLeaseRace: of a reader and a writer that begin at once, and of two writers, at most one goes
 // on.
 func TestLeaseRace(t *testing.T) {
