@@ -164,7 +164,7 @@ func TestLeaseBeforeTheSuperblock(t *testing.T) {
 		p.PID = 1 << 30
 		w := wireLease{Version: leaseVersion, Owner: uuid.New(), process: p}
 		copy(w.Magic[:], leaseMagic)
-		require.NoError(t, targetsOf(s[0])[0].putLease(bg, 5, &w))
+		copy(s[0].durable[leaseAt+5*leaseSlot:], w.encode(lba))
 		s[0].durable[leaseAt+5*leaseSlot+lba-1] ^= 1
 		_, err := load(bg, d, targetsOf(s...), LoadOptions{})
 		require.ErrorContains(t, err, "something unknown, not empty: "+named)
