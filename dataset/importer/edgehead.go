@@ -335,12 +335,12 @@ func tooManyColumns(h *edgeHead, sample [][][]byte) string {
 		}
 		whole = whole && !slices.ContainsFunc(row, func(c []byte) bool { return !isDigits(c) })
 	}
-	const lists = "option layout adjacency where a line is a node and its neighbours"
+	const lists = "write an edge a line where a line is a node and its neighbours"
 	const ends = "give option src and option dst, the names or numbers of the two columns of node ids"
 	switch {
 	case ragged(sample):
 		return fmt.Sprintf(
-			"%d columns, and other lines have more or fewer; an edge is two node ids; give %s, or layout metis for a graph of METIS",
+			"%d columns, and other lines have more or fewer; an edge is two node ids; %s",
 			h.cols, lists)
 	case whole && countsUp(sample):
 		return fmt.Sprintf(

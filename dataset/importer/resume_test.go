@@ -314,8 +314,8 @@ func FuzzEdgeText(f *testing.F) {
 		f.Add([]byte(s), uint8(3), uint8(9), uint16(50))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, part, block uint8, nodes uint16) {
-		defer func(p int64, b int) { textPart, textBlock = p, b }(textPart, textBlock)
-		textPart, textBlock = int64(part)+1, int(block)+1
+		defer func(p int64, b int) { textPart, blockBytes = p, b }(textPart, blockBytes)
+		textPart, blockBytes = int64(part)+1, int(block)+1
 		ids := idRange{nodes: int64(nodes) + 1, known: true}
 		path := writeText(t, "e.txt", string(text))
 		im := &edgesImport{importer: &importer{}, edges: path,
@@ -397,7 +397,7 @@ func BenchmarkEdgeText(b *testing.B) {
 	for b.Loop() {
 		t := &edgeText{edgeColumns: edgeColumns{sep: '\t', cols: 2},
 			idRange: idRange{nodes: 1 << 30}, emit: func(_, _ []int64) error { return nil }}
-		if err := t.lines(text); err != nil {
+		if err := t.lines(lineBlock{text: text}); err != nil {
 			b.Fatal(err)
 		}
 	}
