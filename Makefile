@@ -61,13 +61,13 @@ else
 	$(error GPU_BINDING=$(GPU_BINDING) is neither purego nor gorgonia)
 endif
 
-# The binary that "make build" made, its manual page, what shells complete, and units of systemd for the
+# The binary that "make build" made, its manual pages, what shells complete, and units of systemd for the
 # daemon. DESTDIR is for packagers: a folder to install into that is not the final one.
 PREFIX ?= /usr/local
 DESTDIR ?=
 HELIOSCTL ?= bin/heliosctl
 ROOT = $(DESTDIR)$(PREFIX)
-INSTALLED = "$(ROOT)/bin/heliosctl" "$(ROOT)/share/man/man1/heliosctl.1" \
+INSTALLED = "$(ROOT)/bin/heliosctl" "$(ROOT)/share/man/man1/"heliosctl*.1 \
 	"$(ROOT)/share/bash-completion/completions/heliosctl" \
 	"$(ROOT)/share/zsh/site-functions/_heliosctl" \
 	"$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish" \
@@ -75,7 +75,8 @@ INSTALLED = "$(ROOT)/bin/heliosctl" "$(ROOT)/share/man/man1/heliosctl.1" \
 install:
 	@test -x "$(HELIOSCTL)" || { echo 'install: $(HELIOSCTL) is not there; run "make build" first' >&2; exit 1; }
 	install -Dm755 "$(HELIOSCTL)" "$(ROOT)/bin/heliosctl"
-	"$(HELIOSCTL)" man | install -Dm644 /dev/stdin "$(ROOT)/share/man/man1/heliosctl.1"
+	install -d "$(ROOT)/share/man/man1"
+	"$(HELIOSCTL)" man "$(ROOT)/share/man/man1"
 	"$(HELIOSCTL)" completion bash | install -Dm644 /dev/stdin "$(ROOT)/share/bash-completion/completions/heliosctl"
 	"$(HELIOSCTL)" completion zsh | install -Dm644 /dev/stdin "$(ROOT)/share/zsh/site-functions/_heliosctl"
 	"$(HELIOSCTL)" completion fish | install -Dm644 /dev/stdin "$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish"

@@ -117,7 +117,7 @@ func NewDynamic(dev cuda.Device, c DynamicConfig) (*Dynamic, error) {
 		return nil, errs.New(errs.Usage, "dynamic cache: %d rows of %d bytes", c.Rows, c.RowBytes)
 	case c.Slots < 0 || c.Slots > math.MaxInt32 || c.Slots*c.Lines.RowsPerLine > math.MaxUint32:
 		return nil, errs.New(errs.Usage,
-			"dynamic cache: %d lines of %d rows: want at most %d lines, and less than 2^32 rows; use longer lines or a smaller GPU tier (option gpu-cache)",
+			"dynamic cache: %d lines of %d rows: want at most %d lines, and less than 2^32 rows; use longer lines or a smaller GPU tier ({gpu-cache})",
 			c.Slots, c.Lines.RowsPerLine, math.MaxInt32)
 	}
 	d := &Dynamic{c: c, dev: dev, host: dev.Info().Backend == "host", used: map[*Ticket]struct{}{}}
@@ -696,8 +696,8 @@ func (d *Dynamic) Plan(p *ReadPlan, tickets ...*Ticket) error {
 		total += t.NLines
 	}
 	if total > math.MaxUint32 {
-		return fmt.Errorf(
-			"dynamic cache: %d tickets read %d lines: want less than 2^32; lower option batch-size",
+		return errs.Errorf(
+			"dynamic cache: %d tickets read %d lines: want less than 2^32; lower {batch-size}",
 			len(tickets), total)
 	}
 	if d.gpu != nil {

@@ -123,7 +123,7 @@ const (
 func newGPUSets(dev cuda.Device, c DynamicConfig) (s *gpuSets, err error) {
 	if c.Lines.SSDs > sortBins {
 		return nil, errs.New(errs.Capability,
-			"%d SSDs: a directory in a GPU's memory deals lines out to at most %d; use option directory %s",
+			"%d SSDs: a directory in a GPU's memory deals lines out to at most %d; use {directory} %s",
 			c.Lines.SSDs, sortBins, policy.InQueues)
 	}
 	layout, err := policy.LayOutSets(policy.Config{Policy: c.Policy, Slots: c.Slots,

@@ -58,7 +58,7 @@ func NewHost(opt HostOptions) (*Host, error) {
 		return nil, fmt.Errorf("host device: %d SMs: want 1 to 4096, or 0 for one per CPU", opt.SMs)
 	}
 	if opt.MemLimit < 0 || opt.QueueDepth < 0 || opt.QueueTimeout < 0 || opt.CloseTimeout < 0 {
-		return nil, fmt.Errorf("host device: negative option in %+v", opt)
+		return nil, errs.Errorf("host device: negative option in %+v", opt)
 	}
 	if opt.SMs == 0 {
 		opt.SMs = runtime.NumCPU()

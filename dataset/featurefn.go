@@ -80,7 +80,7 @@ func featureFnText(seed uint64) string { return "hash:" + strconv.FormatUint(see
 func ParseFeatureFn(s string, def uint64) (string, error) {
 	seed, err := parseFeatureFn(s, def)
 	if err != nil {
-		return "", errs.New(errs.Usage, "option feature-fn: %w", err)
+		return "", errs.New(errs.Usage, "{feature-fn}: %w", err)
 	}
 	return featureFnText(seed), nil
 }

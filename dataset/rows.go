@@ -151,9 +151,9 @@ func (d *Dataset) outOfRange(row int64, err error) error {
 	if !errors.As(err, &re) {
 		return err
 	}
-	next := "replace it with a number and import again"
+	next := errs.Text("replace it with a number and import again")
 	if wider, ok := re.Wider(); ok {
-		next = fmt.Sprintf("use option row-dtype %s", wider)
+		next = errs.Textf("use {row-dtype} %s", wider)
 	}
 	return errs.New(errs.Usage, "%s: row %d: %w; %s", d.RowSource(), row, err, next)
 }

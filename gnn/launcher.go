@@ -71,7 +71,7 @@ func (o *launcher) hostProduct(op gemmOp) string {
 func (o *launcher) findHost() (err error) {
 	if !slices.Contains(hostPrecisions, o.precision) {
 		return errs.New(errs.Usage,
-			"precision %v is for a GPU (option device cuda); a host device computes products in fp32 or bf16",
+			"precision %v is for a GPU ({device} cuda); a host device computes products in fp32 or bf16",
 			o.precision)
 	}
 	for _, k := range []struct {

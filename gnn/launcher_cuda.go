@@ -71,7 +71,7 @@ func (o *launcher) productGPU(q *stepSink, op gemmOp, p *gemmParams, scratch cud
 func (o *launcher) multiply(q *stepSink, b *cuda.BLASProduct) error {
 	if big := max(b.M, b.N, b.K, b.LDA, b.LDB, b.LDC); big > math.MaxInt32 {
 		return errs.New(errs.Usage,
-			"a product of %d×%d×%d passes the limits of a BLAS: lower the batch size or the fanouts, or use option blas off",
+			"a product of %d×%d×%d passes the limits of a BLAS: lower the batch size or the fanouts, or use {blas} off",
 			b.M, b.N, b.K)
 	}
 	return o.blas.Multiply(q.stream, b)

@@ -57,7 +57,7 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 			strings.Join(cuda.Precisions(), ", "))
 	case !m.on.gpu && cfg.BLAS != nil:
 		return nil, errs.New(errs.Usage,
-			"device %s computes products by its own kernels; a BLAS is for a GPU (option device cuda)",
+			"device %s computes products by its own kernels; a BLAS is for a GPU ({device} cuda)",
 			dev.Info().Name)
 	}
 	if err := m.on.find(net.kernels(m.on.gpu)); err != nil {

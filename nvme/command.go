@@ -103,3 +103,48 @@ func SetFeaturesCommand(cid uint16, feature uint8, value uint32) Command {
 func GetFeaturesCommand(cid uint16, feature uint8) Command {
 	return Command{Opcode: AdminGetFeatures, CID: cid, CDW10: uint32(feature)}
 }
+
+// AsyncEventCommand waits in the controller until there is an event to tell.
+func AsyncEventCommand(cid uint16) Command {
+	return Command{Opcode: AdminAsyncEvent, CID: cid}
+}
+
+// AdminName is the name of an admin opcode in words.
+func AdminName(op uint8) string {
+	switch op {
+	case AdminDeleteSQ:
+		return "delete I/O submission queue"
+	case AdminCreateSQ:
+		return "create I/O submission queue"
+	case AdminGetLogPage:
+		return "get log page"
+	case AdminDeleteCQ:
+		return "delete I/O completion queue"
+	case AdminCreateCQ:
+		return "create I/O completion queue"
+	case AdminIdentify:
+		return "identify"
+	case AdminAbort:
+		return "abort"
+	case AdminSetFeatures:
+		return "set features"
+	case AdminGetFeatures:
+		return "get features"
+	case AdminAsyncEvent:
+		return "asynchronous event request"
+	}
+	return fmt.Sprintf("admin opcode %02Xh", op)
+}
+
+// IOName is the name of an NVM command set opcode in words.
+func IOName(op uint8) string {
+	switch op {
+	case OpFlush:
+		return "flush"
+	case OpWrite:
+		return "write"
+	case OpRead:
+		return "read"
+	}
+	return fmt.Sprintf("I/O opcode %02Xh", op)
+}

@@ -94,7 +94,7 @@ func TestLostTail(t *testing.T) {
 	cfg.CheckReads = plan.ChecksOff
 	var notes []string
 	r = train(t, context.Background(), cfg, d, feat, s, 2,
-		report.Observer{Note: func(s string) { notes = append(notes, s) }})
+		report.Observer{Note: func(s errs.Text) { notes = append(notes, s.String()) }})
 	require.NoError(t, r.err)
 	require.Len(t, r.res.SSDNotes, 3)
 	for i, what := range []string{"second superblock unusable", "checksums of chunks: damaged",

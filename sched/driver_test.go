@@ -324,7 +324,7 @@ func TestOutOfGPUMemory(t *testing.T) {
 		t.Helper()
 		dev, _ := gpu(t, "mem=268435456")
 		var notes []string
-		obs := report.Observer{Note: func(s string) { notes = append(notes, s) },
+		obs := report.Observer{Note: func(s errs.Text) { notes = append(notes, s.String()) },
 			Step: func(stage string, done, total int) {
 				if stage == armed && (done == total || stage != "fill cpu cache") && then != "" {
 					fakecuda.Control(t, lib, then)
@@ -430,7 +430,7 @@ func TestResumeOnAnotherDevice(t *testing.T) {
 	var notes []string
 	dev, _ := gpu(t, "")
 	r := trainOn(t, context.Background(), dev, cfg, d, feat, s,
-		report.Observer{Note: func(s string) { notes = append(notes, s) }})
+		report.Observer{Note: func(s errs.Text) { notes = append(notes, s.String()) }})
 	require.NoError(t, r.err)
 	require.Len(t, r.res.Epochs, 2)
 	require.InDelta(t, whole.res.Epochs[1].Loss, r.res.Epochs[1].Loss, lossTolerance)
@@ -629,7 +629,7 @@ func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {
 			dev, lib := gpu(t, "mem=268435456")
 			var notes []string
 			failed := false
-			obs := report.Observer{Note: func(s string) { notes = append(notes, s) },
+			obs := report.Observer{Note: func(s errs.Text) { notes = append(notes, s.String()) },
 				Step: func(stage string, done, total int) {
 					if stage == "fill cpu cache" && done == total && !failed {
 						failed = true
@@ -741,7 +741,7 @@ func TestReplicasByNCCL(t *testing.T) {
 	fakecuda.Control(t, path, "reset,libcuda="+difftest.Library(t))
 	notes := ""
 	r := trainOnAll(t, context.Background(), devices, cfg, d, s,
-		report.Observer{Note: func(n string) { notes += n + "\n" }})
+		report.Observer{Note: func(n errs.Text) { notes += n.String() + "\n.String()" }})
 	require.NoError(t, r.err)
 	require.Contains(t, notes, "gradients by NCCL 2.23.4: parameters may differ")
 	require.Equal(t, "NCCL 2.23.4, not bit-exact", r.res.Reduce)

@@ -244,7 +244,7 @@ func TestAccumulatorAims(t *testing.T) {
 		percent(10), 16, 1
 	var notes []string
 	r := train(t, context.Background(), cfg, d, feat, s, 2,
-		report.Observer{Note: func(n string) { notes = append(notes, n) }})
+		report.Observer{Note: func(n errs.Text) { notes = append(notes, n.String()) }})
 	require.NoError(t, r.err)
 	a := r.res.Accumulator
 	require.NotNil(t, a)
@@ -393,7 +393,7 @@ func TestLinesAreTold(t *testing.T) {
 		units.Budget{Bytes: 500}, 1, true
 	var notes []string
 	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1,
-		report.Observer{Note: func(n string) { notes = append(notes, n) }})
+		report.Observer{Note: func(n errs.Text) { notes = append(notes, n.String()) }})
 	require.NoError(t, r.err)
 	require.Equal(t, int64(512), r.res.CacheLineBytes)
 	require.Zero(t, r.res.GPUCacheBytes)

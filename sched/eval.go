@@ -39,7 +39,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	}
 	if !ok {
 		return nil, errs.New(errs.Usage,
-			"checkpoint %s does not exist; train with option checkpoint DIR first", path)
+			"checkpoint %s does not exist; train with {checkpoint} DIR first", path)
 	}
 	f, err := checkpoint.Load(file)
 	if err != nil {
@@ -65,12 +65,12 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 		if !cfg.OtherDataset {
 			return nil, err
 		}
-		obs.TellNote(err.Error())
+		obs.TellNote("%v", err)
 	}
 	unsealed(file, f, obs)
 	if len(cfg.Fanouts) > 0 && len(cfg.Fanouts) != len(fp.Fanouts) {
 		return nil, errs.New(errs.Usage,
-			"option fanout %v names %d hops, the model in %s has %d layers; give as many, -1 for every neighbour",
+			"{fanout} %v names %d hops, the model in %s has %d layers; give as many, -1 for every neighbour",
 			cfg.Fanouts, len(cfg.Fanouts), file, len(fp.Fanouts))
 	}
 	asked := cfg
@@ -97,9 +97,8 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	}
 	if was := fp.rowType(); was != e.RowType.String() {
 		obs.TellNote(
-			fmt.Sprintf(
-				"checkpoint %s was trained on rows of %s, these are of %s: results need not be those of training",
-				file, was, e.RowType))
+			"checkpoint %s was trained on rows of %s, these are of %s: results need not be those of training",
+			file, was, e.RowType)
 	}
 	o := &opened{e: e, st: st, path: file, from: st.Epoch + 1}
 	if st.Batch == 0 && st.Epoch > 0 {

@@ -32,7 +32,7 @@ func stopped(t *testing.T) (cfg plan.Config, run func(cfg plan.Config) (record, 
 	run = func(cfg plan.Config) (record, string) {
 		notes := ""
 		r := train(t, context.Background(), cfg, d, feat, s, 2,
-			report.Observer{Note: func(n string) { notes += n + "\n" }})
+			report.Observer{Note: func(n errs.Text) { notes += n.String() + "\n.String()" }})
 		return r, notes
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -249,7 +249,7 @@ func TestWhichParametersOfWhichDataset(t *testing.T) {
 	defer func() { require.NoError(t, dev.Close()) }()
 	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
 	notes := ""
-	obs := report.Observer{Note: func(n string) { notes += n + "\n" }}
+	obs := report.Observer{Note: func(n errs.Text) { notes += n.String() + "\n.String()" }}
 	eval := func(c plan.Config, path, split string) (*report.EvalResult, error) {
 		notes = ""
 		c.HotnessDir = plan.NoFolder

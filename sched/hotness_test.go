@@ -12,6 +12,7 @@ import (
 	"helios/cuda"
 	"helios/dataset"
 	"helios/dataset/build"
+	"helios/internal/errs"
 	"helios/internal/testing/wide"
 	"helios/internal/units"
 	"helios/sched/cacheplan"
@@ -31,7 +32,7 @@ func hotRun(t *testing.T, s *ssdSet, d *dataset.Dataset, cfg plan.Config) (*repo
 	cfg.Fanouts, cfg.Batch, cfg.Hidden, cfg.NoEval, cfg.Seed = []int{4, 3}, 100, 8, true, 5
 	cfg.GPUCache, cfg.CPUCache = percent(5), percent(10)
 	r, err := Train(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds},
-		report.Observer{Note: func(n string) { notes = append(notes, n) }})
+		report.Observer{Note: func(n errs.Text) { notes = append(notes, n.String()) }})
 	require.NoError(t, err)
 	require.Equal(t, r.Checks.String(), notes[0], "the first line says what is checked")
 	return r, notes[1:]

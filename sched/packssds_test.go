@@ -163,7 +163,7 @@ func TestPackedRefreshOnSSDs(t *testing.T) {
 			}
 			notes := ""
 			r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{
-				Note: func(s string) { notes += s + "\n" }})
+				Note: func(s errs.Text) { notes += s.String() + "\n" }})
 			require.NoError(t, r.err)
 			require.NotContains(t, notes, "beside training")
 			require.Equal(t, want.blocks, r.blocks)
@@ -200,7 +200,7 @@ func TestPacksAreMadeInTheirTurn(t *testing.T) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	notes := ""
-	s := openSampling(t, dev, d, cfg, report.Observer{Note: func(s string) { notes += s }})
+	s := openSampling(t, dev, d, cfg, report.Observer{Note: func(s errs.Text) { notes += s.String() }})
 	asked := new(atomic.Int32)
 	r, err := packs.Start(s, packs.Options{Dir: filepath.Join(t.TempDir(), "p"), Hot: 100,
 		Pages: onceFull{asked: asked}})

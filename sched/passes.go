@@ -19,7 +19,7 @@ func resumeWithin(c *plan.Config, path string, was *engine.PartPrint) error {
 	}
 	if was != nil {
 		return errs.New(errs.Usage,
-			"checkpoint %s is of a run that samples within mega-batches, and %v %s samples the whole graph; give the mode that it had, or another folder for option checkpoint",
+			"checkpoint %s is of a run that samples within mega-batches, and %v %s samples the whole graph; give the mode that it had, or another folder for {checkpoint}",
 			path, errs.Key("mode"), c.Mode)
 	}
 	return nil
@@ -35,7 +35,7 @@ func (t *trainer) settleParts(resumed bool) error {
 	is, was := m.Print(), t.state.Print.Mega
 	if resumed && (was == nil || is.Key != was.Key || is.Parts != was.Parts) {
 		return errs.New(errs.Usage,
-			"checkpoint %s is of a graph in other parts than those in %s; give the folder and the options that it had (%v, %v, %v, %v), or another folder for option checkpoint",
+			"checkpoint %s is of a graph in other parts than those in %s; give the folder and the options that it had (%v, %v, %v, %v), or another folder for {checkpoint}",
 			t.path, m.Folder(), errs.Key("parted"), errs.Key("parts"),
 			errs.Key("partition"), errs.Key("static-nodes"))
 	}

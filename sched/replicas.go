@@ -90,17 +90,17 @@ func (e *runner) openCollective() error {
 	}
 	o, ok := e.Device.(cuda.CollectiveOpener)
 	if !ok {
-		return errs.New(errs.Capability, "option reduce %s: device %s knows of no such library",
+		return errs.New(errs.Capability, "{reduce} %s: device %s knows of no such library",
 			e.Config.Reduce, e.Device.Info().Name)
 	}
 	c, err := o.OpenCollective(e.In.More, library)
 	if err != nil {
-		return fmt.Errorf("option reduce %s: %w", e.Config.Reduce, err)
+		return errs.Errorf("{reduce} %s: %w", e.Config.Reduce, err)
 	}
 	e.collective = c
 	e.OnClose(c.Close)
-	e.Observer.TellNote("gradients by " + c.Name() +
-		": parameters may differ in their last bits from those of option reduce tree")
+	e.Observer.TellNote(
+		"gradients by %s: parameters may differ in their last bits from those of {reduce} tree", c.Name())
 	return nil
 }
 

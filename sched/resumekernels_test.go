@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
+	"helios/internal/errs"
 	"helios/internal/simd"
 	"helios/sched/checkpoint"
 	"helios/sched/prepare"
@@ -29,7 +30,7 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 		cfg.Epochs, cfg.CheckpointDir, cfg.Resume, cfg.NoEval = epochs, dir, true, true
 		cfg.Precision = precision
 		_, err = Train(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d,
-			SSDs: s.ssds}, report.Observer{Note: func(s string) { notes += s + "\n" }})
+			SSDs: s.ssds}, report.Observer{Note: func(s errs.Text) { notes += s.String() + "\n" }})
 		require.NoError(t, err)
 		require.NoError(t, dev.Close())
 		return notes

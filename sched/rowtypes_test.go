@@ -175,7 +175,7 @@ func TestRowTypeMismatch(t *testing.T) {
 	said := ""
 	ev, err := Evaluate(context.Background(), plan.Config{}, prepare.Inputs{Dev: dev, Dataset: d,
 		SSDs: s.ssds}, cfg.CheckpointDir, "test",
-		report.Observer{Note: func(s string) { said += s }})
+		report.Observer{Note: func(s errs.Text) { said += s.String() }})
 	require.NoError(t, err)
 	require.Contains(t, said, "was trained on rows of int8, these are of float16")
 	require.Equal(t, "float16", ev.RowDType)

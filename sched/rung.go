@@ -1,8 +1,6 @@
 package sched
 
 import (
-	"fmt"
-
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/internal/errs"
@@ -25,8 +23,7 @@ func (e *runner) openBLAS() error {
 		return nil
 	}
 	if !e.OnGPU() { // auto: hostOnly has refused the rest
-		e.Observer.TellNote(
-			"products by our own kernels: option blas is for a GPU, and this is the host device")
+		e.Observer.TellNote("products by our own kernels: {blas} is for a GPU, and this is the host device")
 		return nil
 	}
 	var err error
@@ -41,11 +38,11 @@ func (e *runner) openBLAS() error {
 		return nil
 	case want == plan.BLASAuto && errs.ClassOf(err) == errs.Capability:
 		e.blas = nil
-		e.Observer.TellNote(fmt.Sprintf("products by our own kernels, for no BLAS can be used: %v",
-			err))
+		e.Observer.TellNote("products by our own kernels, for no BLAS can be used: %v",
+			err)
 		return nil
 	}
-	return fmt.Errorf("option blas %s: %w", want, err)
+	return errs.Errorf("{blas} %s: %w", want, err)
 }
 
 // blasLibrary returns the library of Config.BLAS, "" for the usual one.

@@ -118,7 +118,7 @@ func (f *fingerprint) format() int {
 
 // rounding returns what is to be said where kernels of another level than the checkpoint's go on,
 // or another device; empty where both give the same bits.
-func (f *fingerprint) rounding(now string) string {
+func (f *fingerprint) rounding(now string) errs.Text {
 	was, generic := f.Kernels, simd.Generic.String()
 	if was == "" {
 		was = generic
@@ -141,24 +141,24 @@ func (f *fingerprint) rounding(now string) string {
 	if bits(was) == bits(now) {
 		return ""
 	}
-	name := func(k string) string {
+	name := func(k string) errs.Text {
 		level, precision, ok := host(k)
 		switch {
 		case !ok:
-			return "a GPU's kernels (" + k + ")"
+			return errs.Textf("a GPU's kernels (%s)", k)
 		case precision != "":
-			return "option kernels " + level + " and option precision " + precision
+			return errs.Textf("{kernels} %s and {precision} %s", level, precision)
 		}
-		return "option kernels " + level
+		return errs.Textf("{kernels} %s", level)
 	}
-	with := now
+	with := errs.Text(now)
 	if slices.ContainsFunc([]string{was, now}, func(k string) bool {
 		_, precision, ok := host(k)
 		return !ok || precision != ""
 	}) {
 		with = name(now) // another device or precision
 	}
-	return fmt.Sprintf(
+	return errs.Textf(
 		"was made with %s and goes on with %s, which rounds otherwise: the parameters will not be to the bit those of a run that was never stopped",
 		name(was), with)
 }

@@ -101,11 +101,11 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	if from != nil {
 		if was := t.state.Print.rowType(); was != e.RowType.String() {
 			return nil, errs.New(errs.Usage,
-				"checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or give another folder for option checkpoint",
+				"checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or give another folder for {checkpoint}",
 				t.path, was, e.RowType, in.Dataset.Dir(), was)
 		}
 		if s := t.state.Print.rounding(e.arithmetic()); s != "" {
-			obs.TellNote("checkpoint " + t.path + " " + s)
+			obs.TellNote("checkpoint %s %v", t.path, s)
 		}
 	}
 	if err := t.settleParts(from != nil); err != nil {
@@ -144,7 +144,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		res.ResumedAt = fmt.Sprintf("epoch %d batch %d", t.state.Epoch+1, t.state.Batch)
 	}
 	if cfg.InMemory() && (cfg.CPUCache.Bytes > 0 || cfg.CPUCache.Percent > 0) {
-		obs.TellNote(cfg.Mode + " keeps every row in memory: option cpu-cache has no effect")
+		obs.TellNote("%s keeps every row in memory: {cpu-cache} has no effect", cfg.Mode)
 	}
 	obs.TellPlan(e.Config.Operators(e.Store.Reader != nil))
 	err = e.Recording.End(t.train(ctx, in))
@@ -214,7 +214,7 @@ func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 		} else if held != nil && !t.cfg.Overwrite {
 			return nil, errs.With(errs.Refused, &HeldError{Dir: t.cfg.CheckpointDir, Held: held})
 		}
-		t.obs.TellNote("no checkpoint in " + t.cfg.CheckpointDir + " yet: starting at epoch 1")
+		t.obs.TellNote("no checkpoint in %s yet: starting at epoch 1", t.cfg.CheckpointDir)
 		return nil, nil
 	}
 	f, err := checkpoint.Load(path)
@@ -227,11 +227,11 @@ func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 	}
 	if field, is, was, ok := t.state.Print.differs(st.Print); ok && field == "draws" {
 		return nil, errs.New(errs.Usage,
-			"checkpoint %s was made with neighbours drawn by %v, this program draws them by %v: the run would be another from here on; start anew in another folder for option checkpoint, or finish it with the heliosctl that began it (eval and predict read it as it is)",
+			"checkpoint %s was made with neighbours drawn by %v, this program draws them by %v: the run would be another from here on; start anew in another folder for {checkpoint}, or finish it with the heliosctl that began it (eval and predict read it as it is)",
 			path, was, is)
 	} else if ok {
 		return nil, errs.New(errs.Usage,
-			"checkpoint %s was made with %s %v, this run has %v; give the same, or another folder for option checkpoint",
+			"checkpoint %s was made with %s %v, this run has %v; give the same, or another folder for {checkpoint}",
 			path, field, was, is)
 	}
 	if err := resumeWithin(&t.cfg, path, st.Print.Mega); err != nil {
@@ -239,7 +239,7 @@ func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 	}
 	if st.Epoch > t.cfg.Epochs {
 		return nil, errs.New(errs.Usage,
-			"checkpoint %s has %d epochs behind it, option epochs asks for %d; give at least as many",
+			"checkpoint %s has %d epochs behind it, {epochs} asks for %d; give at least as many",
 			path, st.Epoch, t.cfg.Epochs)
 	}
 	if why := st.misplaced(int(in.Dataset.Meta.Train)); why != "" {
@@ -254,8 +254,9 @@ func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 // unsealed says what an older checkpoint can't prove.
 func unsealed(path string, f *checkpoint.File, obs report.Observer) {
 	if !f.Sealed {
-		obs.TellNote("checkpoint " + path +
-			" is of an older version: its header has no checksum, so damage there may go unnoticed; \"heliosctl train --resume\" writes it anew with one")
+		obs.TellNote(
+			"checkpoint %s is of an older version: its header has no checksum, so damage there may go unnoticed; a resumed run writes it anew with one",
+			path)
 	}
 }
 
@@ -301,7 +302,7 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 		// The last epoch's checkpoint is there, and the model now holds the best epoch's
 		// parameters: saving again would be wrong.
 		return errs.New(errs.Interrupted,
-			"stopped in the final test, all %d epochs are saved in %s; option resume goes on from there (%w)",
+			"stopped in the final test, all %d epochs are saved in %s; {resume} goes on from there (%w)",
 			t.cfg.Epochs, t.path, err)
 	}
 	if err != nil {
@@ -483,13 +484,13 @@ func (t *trainer) stopped(ctx context.Context, err error) error {
 	}
 	if t.path == "" {
 		return errs.New(errs.Interrupted,
-			"stopped in %s; nothing is saved without option checkpoint DIR (%w)", at, err)
+			"stopped in %s; nothing is saved without {checkpoint} DIR (%w)", at, err)
 	}
 	if serr := t.save(ctx); serr != nil {
 		return fmt.Errorf("stopped in %s, and saving failed: %w", at, serr)
 	}
 	return errs.New(errs.Interrupted,
-		"stopped in %s and saved in %s; option resume goes on from there (%w)", at, t.path, err)
+		"stopped in %s and saved in %s; {resume} goes on from there (%w)", at, t.path, err)
 }
 
 // save writes the checkpoint, where one was asked for.

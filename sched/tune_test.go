@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cache/policy"
+	"helios/internal/errs"
 	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
@@ -73,7 +74,7 @@ func TestTune(t *testing.T) {
 		var notes []string
 		r := train(t, context.Background(), c.cfg, d, feat, set, 4, report.Observer{
 			Plan: func(g *plan.OpGraph) { plans = append(plans, g) },
-			Note: func(s string) { notes = append(notes, s) },
+			Note: func(s errs.Text) { notes = append(notes, s.String()) },
 		})
 		require.NoError(t, r.err, c.name)
 		require.Equal(t, plain.res.ParamsSHA256, r.res.ParamsSHA256, c.name)

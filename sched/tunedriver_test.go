@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/errs"
 	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
@@ -38,7 +39,7 @@ func TestTuneOnGPU(t *testing.T) {
 		cfg.Tune = plan.TuneFull
 		dev, _ = gpu(t, "")
 		r := trainOn(t, context.Background(), dev, cfg, d, feat, s,
-			report.Observer{Note: func(s string) { t.Log(s) }})
+			report.Observer{Note: func(s errs.Text) { t.Log(s.String()) }})
 		require.NoError(t, r.err)
 		require.Equal(t, plain.res.ParamsSHA256, r.res.ParamsSHA256)
 		require.Equal(t, plain.res.Epochs[0].Loss, r.res.Epochs[0].Loss)

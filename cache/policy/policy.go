@@ -16,8 +16,8 @@ import (
 // stands in the list of this one, which names, help and documents read.
 type Policy struct {
 	Name    string
-	Summary string // for help: a few words after the name
-	Offline string // why a run cannot have it, and what to do instead; "": it can
+	Summary string    // for help: a few words after the name
+	Offline errs.Text // why a run cannot have it, and what to do instead; "": it can
 
 	open func(d *Queues, c Config) evictor
 	set  setRule // its rule over a set

@@ -493,7 +493,7 @@ func (p *plan) constant(hot []uint32) (bitset, error) {
 	}
 	if cpu == nil {
 		return nil, errs.New(errs.Usage,
-			"the trace %s does not say which %d rows were in CPU memory; give option cpu-cache 0",
+			"the trace %s does not say which %d rows were in CPU memory; give {cpu-cache} 0",
 			p.r.Path(), p.c.CPURows)
 	}
 	return cpu, nil

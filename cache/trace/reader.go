@@ -48,13 +48,13 @@ func Open(path string) (*Reader, error) {
 
 func (r *Reader) damaged(format string, args ...any) error {
 	return errs.New(errs.Device,
-		"trace %s is damaged: %w; record it again (\"heliosctl train\" with option trace)", r.path,
+		"trace %s is damaged: %w; record it again (\"heliosctl train\" with {trace})", r.path,
 		fmt.Errorf(format, args...))
 }
 
 func (r *Reader) cut(what string) error {
 	return errs.New(errs.Device,
-		"trace %s is cut short: %s; the run that wrote it did not end, or the file was not copied whole: record it again (\"heliosctl train\" with option trace)",
+		"trace %s is cut short: %s; the run that wrote it did not end, or the file was not copied whole: record it again (\"heliosctl train\" with {trace})",
 		r.path, what)
 }
 
@@ -79,7 +79,7 @@ func (r *Reader) readHeader() (begin int64, err error) {
 			return 0, errs.New(errs.Device, "trace %s: %w", r.path, err)
 		}
 		return 0, errs.New(errs.Usage,
-			"%s is not a trace of ours; make one with \"heliosctl train\" and option trace", r.path)
+			"%s is not a trace of ours; make one with \"heliosctl train\" and {trace}", r.path)
 	}
 	if err != nil {
 		return 0, r.cut("it ends within its header")

@@ -34,7 +34,7 @@ func (e *env) advise(err error) error {
 	var missing *stripe.MissingError
 	switch {
 	case errors.As(err, &missing) && len(e.leftOut) > 0 && errs.ClassOf(err) == errs.Device:
-		text := strings.Replace(err.Error(), missing.Advice,
+		text := strings.Replace(e.spell(err), missing.Advice,
 			fmt.Sprintf("--ssds leaves out %s: add the SSDs that hold it, or leave --ssds out",
 				strings.Join(e.leftOut, ", ")), 1)
 		return errs.New(errs.Usage, "%s", text)

@@ -77,9 +77,12 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 		return append(names(path), "--help"), verb, nil
 	}
 	if file, ok := flags.get("config"); ok {
-		if flags, err = addConfig(c, verb, file, flags, len(positional) > 0); err != nil {
+		places := map[string]string{}
+		flags, err = addConfig(c, verb, file, flags, len(positional) > 0, places)
+		if err != nil {
 			return nil, verb, err
 		}
+		app.Metadata = map[string]any{placesKey: places}
 	}
 	argv = names(path)
 	for _, f := range flags {
@@ -87,6 +90,9 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 	}
 	return append(append(argv, "--"), positional...), verb, nil
 }
+
+// placesKey has the places of the options that a configuration file gave, by name.
+const placesKey = "places"
 
 // allFlags behind --help has it list all flags of a verb.
 const allFlags = "all"
@@ -238,15 +244,11 @@ func unknownFlag(name, verb string, cmds ...*cli.Command) error {
 	for _, c := range cmds {
 		all = append(all, flagNames(c.Flags)...)
 	}
-	see := "see \"heliosctl --help\""
-	if verb != "" {
-		see = "see \"heliosctl " + verb + " --help\""
+	see := errs.Textf("see %q", strings.Join(strings.Fields("heliosctl "+verb+" --help"), " "))
+	if guess := options.Nearest(name, all); guess != "" {
+		see = errs.Textf("did you mean %v?", errs.Key(guess))
 	}
-	guess := options.Nearest(name, all)
-	if guess != "" {
-		see = "did you mean --" + guess + "?"
-	}
-	return errs.New(errs.Usage, "unknown flag --%s; %s", name, see)
+	return errs.New(errs.Usage, "unknown flag %v; %s", errs.Key(name), see)
 }
 
 // parse splits the arguments of c, called verb, into flags and positional arguments.

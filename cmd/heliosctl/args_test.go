@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
+
+	"helios/internal/errs"
 )
 
 func TestArrange(t *testing.T) {
@@ -62,7 +64,8 @@ func TestArrange(t *testing.T) {
 		app := newApp(&bytes.Buffer{}, &bytes.Buffer{})
 		got, _, err := arrange(app, strings.Fields(c.in))
 		if c.want == "" {
-			require.ErrorContains(t, err, c.err, c.in)
+			require.Error(t, err, c.in)
+			require.Contains(t, errs.Spell(err, errs.Key.Flag), c.err, c.in)
 			continue
 		}
 		require.NoError(t, err, c.in)

@@ -17,6 +17,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/openblas"
+	"helios/internal/options"
 	"helios/internal/simd"
 	"helios/internal/units"
 )
@@ -43,15 +44,14 @@ func benchComputeCommand() *cli.Command {
 		"bytes at the copy's rate, the longer of the two (of a whole step their sum), as a share of the time\n" +
 		"taken; on the host device, where copies are not measured, for the operations alone.\n" +
 		"The groups of kernels:"
-	options := hcli.Of[computeBenchArgs]()
 	for _, b := range compute.Groups {
-		about += fmt.Sprintf("\n  %-10s %s", b.Name, hcli.NameFlags(b.About, options.Flags()))
+		about += fmt.Sprintf("\n  %-10s %s", b.Name, options.Expand(b.About, hcli.FlagName))
 	}
 	return verb(&cli.Command{
 		Name:        "compute",
 		Usage:       "kernels of a model, their errors, and OpenBLAS or cuBLAS beside them",
 		Description: about,
-	}, 0, options, runBenchCompute)
+	}, 0, hcli.Of[computeBenchArgs](), runBenchCompute)
 }
 
 // SetOption reads lists of groups, precisions and workers.
@@ -298,7 +298,7 @@ func (b *computeBench) measureGPU(ctx context.Context, name string,
 			if want != "auto" {
 				return nil, err
 			}
-			b.note(fmt.Sprintf("cuBLAS is not compared with: %v", err))
+			b.note(errs.Textf("cuBLAS is not compared with: %v", err))
 		} else {
 			defer closing(&err, cfg.Vendor.Close)
 			b.ui.Note("compared with %s", cfg.Vendor.Name())

@@ -95,7 +95,7 @@ func loadComputed(ctx context.Context, e *env, d *dataset.Dataset, set *ssdSet,
 			"SSD %s is computed and cannot be loaded; choose the others with --ssds", computed[0])
 	}
 	a, err := stripe.Find(ctx, d, set.SSDs,
-		stripe.AttachOptions{Note: e.note})
+		stripe.AttachOptions{Note: e.plainNote})
 	if err != nil {
 		return true, errs.New(errs.Refused,
 			"SSD %s is computed and cannot be written: %w; bind SSDs that compute this dataset with \"heliosctl bind-ssds --computed %s\", or others",

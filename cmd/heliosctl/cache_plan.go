@@ -111,7 +111,7 @@ const shownSplits = 10
 
 func showCachePlan(e *env, p *cacheplan.Plan) {
 	for _, n := range p.Notes {
-		e.note(n)
+		e.plainNote(n)
 	}
 	e.ui.Facts([][]string{
 		{"modelled plan", fmt.Sprintf("%s on %s with %d %s; accesses from %s", p.Dataset,

@@ -182,7 +182,7 @@ func (c *comparer) readVariants() ([]variant, error) {
 		}
 		if err != nil {
 			return errs.New(errs.ClassOf(err), "variant %s: %s", name,
-				hcli.NameFlags(err.Error(), variantFlags()))
+				errs.Spell(err, errs.Key.Flag))
 		}
 		out = append(out, variant{name, cfg, ownTiers, optional})
 		return nil
@@ -765,8 +765,7 @@ type comparison struct {
 
 // leave notes a variant that there is no room for.
 func (r *comparison) leave(e *env, name string, err error) {
-	note := e.nameFlags(fmt.Sprintf("%s is left out: %v", name, err))
-	r.tell(e, note)
+	r.tell(e, fmt.Sprintf("%s is left out: %s", name, e.spell(err)))
 }
 
 // notePageCache notes that the page cache has room for all rows, where a stack reads through it.

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -35,19 +37,56 @@ func runCompletion(_ context.Context, e *env) error {
 	return err
 }
 
-// manCommand writes the manual page that "make install" installs.
+// manCommand writes the manual pages that "make install" installs.
 func manCommand() *cli.Command {
 	return &cli.Command{
-		Name:   "man",
-		Usage:  "print the manual page",
-		Hidden: true,
-		Action: action(0, func(_ context.Context, e *env) error {
-			page, err := e.c.App.ToManWithSection(1)
+		Name:      "man",
+		Usage:     "write the manual pages into a folder",
+		ArgsUsage: "DIR",
+		Hidden:    true,
+		Action: action(1, func(_ context.Context, e *env) error {
+			pages, err := manualPages(e.c.App)
 			if err != nil {
 				return err
 			}
-			_, err = io.WriteString(e.c.App.Writer, page)
-			return err
+			dir := e.c.Args().First()
+			if dir == "" {
+				return errs.New(errs.Usage, "no folder for the pages; give one")
+			}
+			for name, page := range pages {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(page), 0o644); err != nil {
+					return err
+				}
+			}
+			return nil
 		}),
 	}
+}
+
+// manualPages returns the pages by the names of their files: one that lists the verbs, and one for
+// each verb, which has the pages of a group's verbs, too.
+func manualPages(app *cli.App) (map[string]string, error) {
+	index := *app
+	index.Commands = nil
+	apps := []*cli.App{&index}
+	for _, c := range app.Commands {
+		if c.Hidden {
+			continue
+		}
+		name := app.Name + "-" + c.Name
+		index.Commands = append(index.Commands,
+			&cli.Command{Name: c.Name, Usage: c.Usage + "; see " + name + "(1)"})
+		apps = append(apps, &cli.App{Name: name, Usage: c.Usage,
+			UsageText:   strings.TrimSpace(app.Name + " " + c.Name + " [options] " + c.ArgsUsage),
+			Description: c.Description, Flags: c.Flags, Commands: c.Subcommands})
+	}
+	pages := map[string]string{}
+	for _, a := range apps {
+		page, err := a.ToManWithSection(1)
+		if err != nil {
+			return nil, err
+		}
+		pages[a.Name+".1"] = page
+	}
+	return pages, nil
 }

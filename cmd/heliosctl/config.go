@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -16,9 +17,9 @@ import (
 
 // addConfig adds the keys of a YAML file to the flags of verb c: keys are flag names, values
 // scalars or lists of them. Flags of the command line win, and so does a dataset given as an
-// argument.
-func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven bool) (flagValues,
-	error) {
+// argument. places gets the file and line of each key that counts.
+func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven bool,
+	places map[string]string) (flagValues, error) {
 	f, err := openConfig(file)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "--config: %w; name a readable YAML file", err)
@@ -70,6 +71,7 @@ func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven
 		if _, explicit := flags.get(now); explicit || now == "dataset" && datasetGiven {
 			continue
 		}
+		places[now] = fmt.Sprintf("%s:%d", file, key.Line)
 		out = append(out, named(fl, name, value)...)
 	}
 	if err := dec.Decode(&doc); !errors.Is(err, io.EOF) {

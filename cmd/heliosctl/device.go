@@ -238,11 +238,11 @@ func ringsDoorbells(dev cuda.Device) bool { return dev.Info().Backend != "host" 
 
 // hostInstead says why auto takes the host device. A machine without a driver is the usual case and
 // needs no explanation before every run; a GPU that cannot be used does.
-func hostInstead(err error) string {
+func hostInstead(err error) errs.Text {
 	if errors.Is(err, driver.ErrNoDriver) {
 		return "device: host (no GPU; see heliosctl doctor)"
 	}
-	return fmt.Sprintf("device: host (no usable GPU: %v)", err)
+	return errs.Textf("device: host (no usable GPU: %v)", err)
 }
 
 // refuseKernels refuses --kernels, which means nothing on a GPU, where a GPU was asked for, and

@@ -71,7 +71,6 @@ func runDoctor(ctx context.Context, e *env) error {
 	}
 	var rows [][]string
 	for _, f := range all {
-		f.Detail, f.Next = e.nameFlags(f.Detail), e.nameFlags(f.Next)
 		text := f.Detail
 		if f.Next != "" {
 			text = strings.TrimPrefix(text+"; needs: "+f.Next, "; ")
@@ -84,7 +83,7 @@ func runDoctor(ctx context.Context, e *env) error {
 	e.ui.Table([]string{"part", "what", "answer", "detail"}, rows)
 	can, missing := verdictOf(all)
 	e.ui.Printf("You can %s.", can)
-	e.ui.Printf("%s.", e.nameFlags(missing))
+	e.ui.Printf("%s.", missing)
 	return nil
 }
 
@@ -182,9 +181,9 @@ func answer(name string, err error, detail string) probe.Finding {
 	case err == nil:
 		return probe.Finding{Name: name, Answer: probe.There, Detail: detail}
 	case errs.ClassOf(err) == errs.Capability:
-		return probe.Finding{Name: name, Answer: probe.NotThere, Detail: err.Error()}
+		return probe.Finding{Name: name, Answer: probe.NotThere, Detail: errs.Spell(err, errs.Key.Flag)}
 	}
-	return probe.Finding{Name: name, Answer: probe.Unknown, Detail: err.Error()}
+	return probe.Finding{Name: name, Answer: probe.Unknown, Detail: errs.Spell(err, errs.Key.Flag)}
 }
 
 // hostFindings are about the machine without a GPU.

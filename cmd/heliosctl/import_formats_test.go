@@ -38,7 +38,6 @@ func TestImportFormatVerbs(t *testing.T) {
 			"import "+f.Name, "--memory 1KiB is too little; give at least 64MiB")
 		require.NoDirExists(t, "g")
 	}
-	require.Contains(t, ok(t, "man"), "graphbolt")
 }
 
 // TestImportFormatFolders: formats that are folders of known files say what is missing, and that a

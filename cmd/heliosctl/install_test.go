@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -9,9 +10,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/urfave/cli/v2"
 )
 
-// "make install" puts the program, its page, what shells complete and units below DESTDIR and
+// "make install" puts the program, its pages, what shells complete and units below DESTDIR and
 // PREFIX; "make uninstall" takes exactly that back.
 func TestMakeInstall(t *testing.T) {
 	if _, err := exec.LookPath("make"); err != nil {
@@ -43,6 +45,7 @@ func TestMakeInstall(t *testing.T) {
 	run("install")
 	for file, has := range map[string]string{
 		"opt/h/share/man/man1/heliosctl.1":                     ".TH",
+		"opt/h/share/man/man1/heliosctl-train.1":               ".TH heliosctl-train",
 		"opt/h/share/bash-completion/completions/heliosctl":    "complete",
 		"opt/h/share/zsh/site-functions/_heliosctl":            "#compdef heliosctl",
 		"opt/h/share/fish/vendor_completions.d/heliosctl.fish": "complete -c heliosctl",
@@ -56,7 +59,9 @@ func TestMakeInstall(t *testing.T) {
 	st, err := os.Stat(filepath.Join(root, "opt/h/bin/heliosctl"))
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o755), st.Mode())
-	require.Len(t, files(), 8)
+	visible := slices.DeleteFunc(newApp(io.Discard, io.Discard).Commands,
+		func(c *cli.Command) bool { return c.Hidden })
+	require.Len(t, files(), 8+len(visible))
 	run("uninstall")
 	require.Equal(t, []string{"opt/h/bin/other"}, files())
 }

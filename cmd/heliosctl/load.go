@@ -68,7 +68,7 @@ func runLoad(ctx context.Context, e *env, a *loadArgs) (err error) {
 	r, err := stripe.Load(ctx, d, set.SSDs, stripe.LoadOptions{Force: a.force,
 		RowType: a.rowType, NoRowChecksums: !a.rowChecksums,
 		Restart: a.restart, MarkEvery: a.markEvery,
-		Progress: e.ui.Progress, Note: e.note})
+		Progress: e.ui.Progress, Note: e.plainNote})
 	showFaults(e, set, &results{e: e})
 	if err != nil {
 		again := "heliosctl load --dataset " + d.Dir() // with other options it would start over
@@ -101,7 +101,6 @@ func runLoad(ctx context.Context, e *env, a *loadArgs) (err error) {
 	if r.RowScales > 0 {
 		sums += ", " + units.FormatBytes(r.RowScales) + " of scales"
 	}
-	r.StartedOver = hcli.NameFlags(r.StartedOver, e.c.Command.Flags)
 	how := ""
 	if r.ResumedBytes > 0 {
 		how = fmt.Sprintf(", resumed at %.0f %%", 100*float64(r.ResumedBytes)/float64(r.DataBytes))

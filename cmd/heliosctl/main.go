@@ -96,6 +96,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		err = few
 	}
 	if err == nil {
+		if places, is := app.Metadata[placesKey].(map[string]string); is {
+			e.places = places
+		}
 		app.Metadata = map[string]any{envKey: e}
 		err = app.RunContext(ctx, append([]string{app.Name}, argv...))
 	}
@@ -146,7 +149,8 @@ type env struct {
 	// given returns the name of the first of some fields of the verb's struct whose flag was given,
 	// or "".
 	given   func(fields ...any) string
-	leftOut []string // bound SSDs that --ssds leaves out
+	places  map[string]string // of the options that a configuration file gave: file and line
+	leftOut []string          // bound SSDs that --ssds leaves out
 	// The computer that the verb runs on.
 	machine *machine
 
@@ -224,25 +228,32 @@ func askVerb(c *cli.Command) (uses optionUses, common []string) {
 	return uses, common
 }
 
-// note shows a library's note, with options by the names of their flags.
-func (e *env) note(s string) { e.ui.Note("%s", e.nameFlags(s)) }
+// note shows a library's note.
+func (e *env) note(t errs.Text) { e.ui.Note("%s", t.Spell(e.flag)) }
 
-// nameFlags writes the options in a library's text as flags, but not the user's own words.
-func (e *env) nameFlags(text string) string {
-	var own []string
-	for _, a := range e.args {
-		_, value, _ := strings.Cut(a, "=")
-		own = append(append(own, a, value), strings.Split(value, ",")...)
-	}
-	if dir, err := os.Getwd(); err == nil {
-		own = append(own, dir)
-	}
-	return hcli.NameAllFlags(text, e.c.Command.Flags, e.flagElsewhere, own...)
-}
+// plainNote shows a note that names no option.
+func (e *env) plainNote(s string) { e.ui.Note("%s", s) }
 
-// flagElsewhere names an option that this verb lacks as the flag of one that has it, train before
-// others: "train's --checkpoint".
-func (e *env) flagElsewhere(name string) string {
+// spell returns an error's text for people.
+func (e *env) spell(err error) string { return errs.Spell(err, e.flag) }
+
+// keywordsVar makes errors name options as keywords, gpu_cache; the Python package sets it.
+const keywordsVar = "HELIOS_KEYWORDS"
+
+// flag spells an option as the user gave it, or would give it: as the flag of the verb, as the key in
+// the configuration file, or as a keyword of Python. One that the verb lacks is the flag of a verb
+// that has it, train before others: "train's --checkpoint".
+func (e *env) flag(k errs.Key) string {
+	name := string(k)
+	if os.Getenv(keywordsVar) != "" {
+		return k.Keyword()
+	}
+	if place := e.places[name]; place != "" {
+		return name + " (" + place + ")"
+	}
+	if e.c == nil || hcli.HasFlag(e.c.Command.Flags, name) {
+		return k.Flag()
+	}
 	var having []string
 	for path, c := range verbs(e.c.App.Commands, "") {
 		if hcli.HasFlag(c.Flags, name) {
@@ -251,11 +262,11 @@ func (e *env) flagElsewhere(name string) string {
 	}
 	switch {
 	case len(having) == 0:
-		return ""
+		return k.String()
 	case slices.Contains(having, "train"):
-		return "train's --" + name
+		return "train's " + k.Flag()
 	}
-	return having[0] + "'s --" + name
+	return having[0] + "'s " + k.Flag()
 }
 
 // verbs are the commands that can be run, with their full names, in the order of the help.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"helios/dataset"
 	"helios/internal/bound"
@@ -138,14 +137,14 @@ func (o *ssdOpener) permitted(all []state.SSD) []state.SSD {
 		return all
 	}
 	for _, err := range why {
-		o.note(fmt.Sprintf("left out: %v", err))
+		o.note(errs.Textf("left out: %v", err))
 	}
 	return may
 }
 
 // opener is the part of o that knows no verb.
 func (o *ssdOpener) opener() *bound.Opener {
-	return &bound.Opener{Store: o.store, User: o.c.Command.HelpName, Note: o.note,
+	return &bound.Opener{Store: o.store, User: o.c.Command.HelpName, Note: o.plainNote,
 		Faults: o.faults, Model: o.playModel, PollDoorbells: o.pollDoorbells,
 		VFIO: o.vfioBus}
 }

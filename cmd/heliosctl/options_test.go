@@ -133,3 +133,16 @@ func TestOwnWordsStay(t *testing.T) {
 		"--superbatch-disk", "0"), 2, "train", "--superbatch-disk")
 	fails(t, hc(t, "cache", "replay", "an option policy"), 2, "cache replay", "an option policy")
 }
+
+// An error names an option as the user gave it: as a flag, by its place in a configuration file, or as
+// a keyword of Python; another verb's option is named as that verb's.
+func TestErrorsNameOptionsAsGiven(t *testing.T) {
+	isolate(t)
+	require.NoError(t, os.WriteFile("c.yaml", []byte("nodes: 10\n\nhomophily: 2\n"), 0o644))
+	generate := []string{"generate", "--out", "g", "--nodes", "10"}
+	fails(t, hc(t, append(generate, "--homophily", "2")...), 2, "generate", "--homophily 2")
+	fails(t, hc(t, append(generate, "--config", "c.yaml")...), 2, "generate", "homophily (c.yaml:3) 2")
+	t.Setenv(keywordsVar, "1")
+	fails(t, hc(t, append(generate, "--hub-edges", "2")...), 2, "generate", "hub_edges 2")
+	fails(t, hc(t, "generate", "--hub-edge", "2"), 2, "generate", "did you mean hub_edges?")
+}

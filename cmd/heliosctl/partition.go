@@ -161,7 +161,7 @@ func (a *partitionArgs) partition(ctx context.Context, d *dataset.Dataset,
 
 func showPartition(e *env, r *partitionResult) error {
 	for _, n := range r.Notes {
-		e.note(n)
+		e.plainNote(n)
 	}
 	how := r.Method
 	if r.Library != "" {

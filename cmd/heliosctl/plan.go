@@ -337,7 +337,7 @@ func (a *planArgs) runSweep(ctx context.Context, e *env, p *planner.Planner,
 		for _, n := range x.Notes {
 			if !noted[n] {
 				noted[n] = true
-				e.note(n)
+				e.plainNote(n)
 			}
 		}
 	}
@@ -357,7 +357,7 @@ func (a *planArgs) runSweep(ctx context.Context, e *env, p *planner.Planner,
 // showPlan is the summary for people.
 func showPlan(e *env, r *planResult) {
 	for _, n := range r.Notes {
-		e.note(n)
+		e.plainNote(n)
 	}
 	b := units.FormatBytes
 	g := r.Graph

@@ -135,7 +135,7 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 		{"directory", f.Directory}, {"window", f.Window}, {"cache-line", f.CacheLine}}); key != "" {
 		r.took.Lookup = 0
 		if f.Dynamic() {
-			e.note(fmt.Sprintf(
+			e.note(errs.Textf(
 				"%s had another --%s than the plan: its lookups say nothing of this tier, and their time stays as it is",
 				a.run, key))
 		}
@@ -150,7 +150,7 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 		said += fmt.Sprintf("; its lookups took %.4g s, which is cpu.%s %.4g", r.took.Lookup,
 			c.Directory, c.LookupNS)
 	}
-	e.note(said)
+	e.plainNote(said)
 	if out == nil {
 		return nil
 	}

@@ -97,17 +97,17 @@ func (t *trainer) joinRanks(ctx context.Context) (ranks.Group, error) {
 		return nil, nil
 	}
 	if l.Note != "" {
-		t.note(l.Note)
+		t.plainNote(l.Note)
 	}
 	if l.Size == 1 {
 		return nil, nil
 	}
-	secret, err := a.secret(t.note)
+	secret, err := a.secret(t.plainNote)
 	if err != nil {
 		return nil, err
 	}
 	g, err := ranks.Join(ctx, *l, ranks.Options{Wait: a.wait, Library: a.library, Secret: secret,
-		Insecure: a.insecure, Listen: a.listen, Note: t.note})
+		Insecure: a.insecure, Listen: a.listen, Note: t.plainNote})
 	if err != nil {
 		return nil, err
 	}

@@ -387,10 +387,7 @@ func (e *env) classify(err error) (errs.Class, string) {
 		err = errs.With(errs.Interrupted, err)
 	}
 	err = e.advise(err)
-	class, text := errs.ClassOf(err), ui.OneLine(err.Error())
-	if e.c != nil {
-		text = e.nameFlags(text)
-	}
+	class, text := errs.ClassOf(err), ui.OneLine(e.spell(err))
 	if class == errs.Interrupted && stopped {
 		// In the user's words, and once.
 		text = strings.ReplaceAll(text, context.Canceled.Error(), cause.Error())

@@ -24,6 +24,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/options"
 	"helios/internal/rowtype"
 	"helios/internal/serve"
 	"helios/internal/simd"
@@ -71,7 +72,7 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 	b := &serveBackend{env: e, sets: map[string]*sharedSSDs{},
 		gpus: map[string]*sharedGPU{}}
 	s := serve.New(serve.Config{Backend: b, Version: programVersion(), MaxClients: a.maxClients,
-		Memory: a.memory, Group: a.group, Note: func(text string) { b.note(text) }})
+		Memory: a.memory, Group: a.group, Note: func(text string) { b.note(errs.Text(text)) }})
 	if a.metrics != "" {
 		m, err := serveMetrics(a.metrics, map[string]string{"verb": "serve"})
 		if err != nil {
@@ -260,7 +261,7 @@ func (b *serveBackend) device(e *env, a *runArgs) (cuda.Device, func() error, er
 }
 
 // note says something on standard error.
-func (b *serveBackend) note(text string) {
+func (b *serveBackend) note(text errs.Text) {
 	b.said.Lock()
 	defer b.said.Unlock()
 	b.env.note(text)
@@ -360,7 +361,7 @@ func (b *serveBackend) ssds(ctx context.Context, q serve.OpenRequest, a *runArgs
 	if s := b.sets[key]; s != nil {
 		if polls && !s.polls {
 			return nil, "", errs.New(errs.Capability,
-				"the SSDs serve a loader on the host device, which a GPU can't share; close that one, or give option device host")
+				"the SSDs serve a loader on the host device, which a GPU can't share; close that one, or give {device} host")
 		}
 		s.users++
 		return s, key, nil
@@ -436,15 +437,14 @@ func (a *runArgs) read(options map[string]string, foreign bool) (map[string]bool
 		if i < 0 {
 			if hcli.HasFlag(trainOptions().Flags(), key) {
 				return nil, errs.New(errs.Usage,
-					"option %s is of training, which is the client's; leave it out", key)
+					"%v is of training, which is the client's; leave it out", errs.Key(key))
 			}
-			return nil, errs.New(errs.Usage, "unknown option %s; %s", key,
-				meant(key, flagNames(known.Flags()), "options are flags of \"heliosctl train\""))
+			return nil, unknownKeyword(key, flagNames(known.Flags()))
 		}
 		if foreign && known[i].UseOf(options[key]) != hcli.Setting {
 			return nil, errs.New(errs.Refused,
-				"option %s: a client of another user names no file, folder or library; leave it out, or start a daemon of your own",
-				key)
+				"%v: a client of another user names no file, folder or library; leave it out, or start a daemon of your own",
+				errs.Key(key))
 		}
 		value, err := plainValue(known[i].Flag, key, options[key])
 		if err != nil {
@@ -456,6 +456,14 @@ func (a *runArgs) read(options map[string]string, foreign bool) (map[string]bool
 		given[key] = true
 	}
 	return given, a.cfg.Check()
+}
+
+// unknownKeyword refuses an option that no loader has.
+func unknownKeyword(key string, known []string) error {
+	if near := options.Nearest(key, known); near != "" {
+		return errs.New(errs.Usage, "unknown %v; did you mean %v?", errs.Key(key), errs.Key(near))
+	}
+	return errs.New(errs.Usage, "unknown %v; options are flags of \"heliosctl train\"", errs.Key(key))
 }
 
 // Loader opens a loader, with a device of its own.

@@ -29,7 +29,7 @@ func openGPURings(dev cuda.Device, stream cuda.Stream) (*gpuRings, error) {
 	s, ok := dev.(cuda.ProcessSharer)
 	if !ok {
 		return nil, errs.New(errs.Capability,
-			"device cuda: this loader runs on %s, whose memory is the CPU's; give device cpu, or option device cuda",
+			"device cuda: this loader runs on %s, whose memory is the CPU's; give device cpu, or {device} cuda",
 			dev.Info().Name)
 	}
 	b, err := s.AllocShared(1, "trial of a ring")

@@ -88,7 +88,7 @@ func runVerify(ctx context.Context, e *env, a *verifyArgs) (err error) {
 		"what was read until then is counted nowhere and nothing was written: run it again")
 	showFaults(e, set, &results{e: e})
 	for _, n := range r.Notes {
-		e.note(n)
+		e.plainNote(n)
 	}
 	v.showBad(&r)
 	if verr == nil {
@@ -170,7 +170,7 @@ func (v *verifier) verifyPacks(ctx context.Context, d *dataset.Dataset) error {
 		return err
 	}
 	for _, n := range r.Notes {
-		v.note(n)
+		v.plainNote(n)
 	}
 	v.ui.Printf("%s: %d packs of %d mini-batches (%s, %d pages) are good", r.Dir, r.Packs,
 		r.Batches, units.FormatBytes(r.Bytes), r.Pages)
@@ -194,7 +194,7 @@ func (v *verifier) verifyLayouts(ctx context.Context, d *dataset.Dataset) error 
 			continue
 		}
 		for _, n := range r.Notes {
-			v.note(n)
+			v.plainNote(n)
 		}
 		if r.Whole {
 			v.ui.Printf("%s: %d parts of %d nodes and %d edges (%d pages, %s) are good", r.Dir,

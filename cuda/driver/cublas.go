@@ -127,7 +127,7 @@ var _ cuda.BLASOpener = (*Device)(nil)
 func (d *Device) OpenBLAS(name string) (_ cuda.BLAS, err error) {
 	if !dl.Have {
 		return nil, errs.New(errs.Capability,
-			"cuBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use option blas off")
+			"cuBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use {blas} off")
 	}
 	if err := d.accepting(); err != nil {
 		return nil, err
@@ -142,18 +142,18 @@ func (d *Device) OpenBLAS(name string) (_ cuda.BLAS, err error) {
 		return b.calls.bind(lib, path)
 	})
 	if err != nil {
-		next := "name another library or use option blas off"
+		next := errs.Textf("name another library or use {blas} off")
 		if name == "" {
-			next = "install it (CUDA toolkit, or Python's nvidia-cublas-cu12 with its directory in LD_LIBRARY_PATH), name the library with option blas PATH, or do without by option blas off"
+			next = errs.Textf("install it (CUDA toolkit, or Python's nvidia-cublas-cu12 with its directory in LD_LIBRARY_PATH), name the library with {blas} PATH, or do without by {blas} off")
 		}
-		return nil, errs.With(errs.Capability, fmt.Errorf("cuBLAS: %w; %s", err, next))
+		return nil, errs.New(errs.Capability, "cuBLAS: %w; %s", err, next)
 	}
 	var version [3]int32
 	for i := range version {
 		// MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
 		if s := b.calls.property(int32(i), &version[i]); s != statusSuccess {
 			return nil, errs.New(errs.Capability,
-				"cuBLAS: %s: cublasGetProperty: %v; name another library or use option blas off",
+				"cuBLAS: %s: cublasGetProperty: %v; name another library or use {blas} off",
 				b.name, s)
 		}
 	}
@@ -255,7 +255,7 @@ func (b *cublas) try(s cuda.Stream, mem cuda.Buffer, prec cuda.Precision,
 			}
 			if got := z[i*p.LDC+j]; got != want {
 				return errs.New(errs.Capability,
-					"%s: a trial product in %v is wrong: element (%d, %d) is %v in place of %v; use option blas off",
+					"%s: a trial product in %v is wrong: element (%d, %d) is %v in place of %v; use {blas} off",
 					b.name, prec, i, j, got, want)
 			}
 		}
@@ -435,18 +435,18 @@ func (b *cublas) failed(call string, r status) error {
 				Purpose: b.name, Want: 64 << 20, Free: free}), call, r)
 	case statusNotSupported, statusArchMismatch:
 		return errs.New(errs.Capability,
-			"%s: %s: %v: this GPU or library does not have it; use option precision fp32 or option blas off",
+			"%s: %s: %v: this GPU or library does not have it; use {precision} fp32 or {blas} off",
 			b.name, call, r)
 	case statusNotInitialized:
 		return errs.New(errs.Capability,
-			"%s: %s: %v: the library does not work with this driver (\"heliosctl doctor\" has its version); install one of the driver's CUDA version or older, or use option blas off",
+			"%s: %s: %v: the library does not work with this driver (\"heliosctl doctor\" has its version); install one of the driver's CUDA version or older, or use {blas} off",
 			b.name, call, r)
 	case statusExecutionFailed, statusInternalError:
 		if _, _, m := b.d.api.MemGetInfo(); m != success { // a lost context says so to every call
 			return b.d.failed("cuMemGetInfo_v2", m)
 		}
 	}
-	return errs.New(errs.Device, "%s: %s: %v; use option blas off", b.name, call, r)
+	return errs.New(errs.Device, "%s: %s: %v; use {blas} off", b.name, call, r)
 }
 
 // Close implements cuda.BLAS. Streams that it has worked on have done so or keep its memory in use:

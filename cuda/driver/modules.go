@@ -173,7 +173,7 @@ func (d *Device) findKernel(name string) (*kernels.Module, kernels.Kernel, error
 			strings.Join(known, ", "))
 	case d.cc < mod.SM:
 		return nil, spec, errs.New(errs.Capability,
-			"device %s: kernel %q needs compute capability %d.%d, and the GPU has %d.%d; use option precision fp32 on it",
+			"device %s: kernel %q needs compute capability %d.%d, and the GPU has %d.%d; use {precision} fp32 on it",
 			d.info.Name, name, mod.SM/10, mod.SM%10, d.cc/10, d.cc%10)
 	case spec.ParamBytes > maxParams:
 		return nil, spec,

@@ -75,24 +75,24 @@ var _ cuda.CollectiveOpener = (*Device)(nil)
 func (d *Device) OpenCollective(more []cuda.Device, library string) (_ cuda.Collective, err error) {
 	if !dl.Have {
 		return nil, errs.New(errs.Capability,
-			"NCCL: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use option reduce tree")
+			"NCCL: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use {reduce} tree")
 	}
 	n := &nccl{name: library, devices: []*Device{d}}
-	next := "name another library with option reduce PATH, or use option reduce tree"
+	next := errs.Textf("name another library with {reduce} PATH, or use {reduce} tree")
 	if library == "" {
 		n.name = ncclName
-		next = "install it (NVIDIA's package libnccl2, or Python's nvidia-nccl-cu12 with its directory in LD_LIBRARY_PATH), name the library with option reduce PATH, or use option reduce tree"
+		next = errs.Textf("install it (NVIDIA's package libnccl2, or Python's nvidia-nccl-cu12 with its directory in LD_LIBRARY_PATH), name the library with {reduce} PATH, or use {reduce} tree")
 	}
 	for _, o := range more {
 		other, ok := o.(*Device)
 		if !ok {
-			return nil, errs.New(errs.Capability, "NCCL: device %s is no GPU; use option reduce tree",
+			return nil, errs.New(errs.Capability, "NCCL: device %s is no GPU; use {reduce} tree",
 				o.Info().Name)
 		}
 		n.devices = append(n.devices, other)
 	}
 	if err := dl.First([]string{n.name}, dl.Open, n.calls.bind); err != nil {
-		return nil, errs.With(errs.Capability, fmt.Errorf("NCCL: %w; %s", err, next))
+		return nil, errs.New(errs.Capability, "NCCL: %w; %s", err, next)
 	}
 	var v int32
 	if err := n.check("ncclGetVersion", n.calls.version(&v)); err != nil {
@@ -118,7 +118,7 @@ func (d *Device) OpenCollective(more []cuda.Device, library string) (_ cuda.Coll
 	runtime.UnlockOSThread()
 	if err := n.check("ncclCommInitAll", r); err != nil {
 		return nil, errs.With(errs.Capability,
-			fmt.Errorf("%w; set NCCL_DEBUG=INFO to see why, or use option reduce tree", err))
+			errs.Errorf("%w; set NCCL_DEBUG=INFO to see why, or use {reduce} tree", err))
 	}
 	return n, nil
 }

@@ -252,7 +252,7 @@ func usable(a api, g GPU, version int, list []kernels.Module) error {
 				fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGetAttribute", r)))
 		}
 		if v == 0 {
-			return errs.New(errs.Capability, "%s lacks %s, which Helios needs; use option device host",
+			return errs.New(errs.Capability, "%s lacks %s, which Helios needs; use {device} host",
 				name, need.what)
 		}
 	}
@@ -271,13 +271,13 @@ func usable(a api, g GPU, version int, list []kernels.Module) error {
 	for _, m := range list {
 		if m.SM == least && g.ComputeCapability < m.SM {
 			return errs.New(errs.Capability,
-				"%s is too old: it has compute capability %d.%d, and kernel module %s needs %d.%d; use a newer GPU or option device host",
+				"%s is too old: it has compute capability %d.%d, and kernel module %s needs %d.%d; use a newer GPU or {device} host",
 				name, g.ComputeCapability/10, g.ComputeCapability%10, m.Name, m.SM/10, m.SM%10)
 		}
 		for _, v := range cudaFor {
 			if v.isa == m.ISA && version < v.cuda {
 				return errs.New(errs.Capability,
-					"%s: its driver is too old: it supports CUDA %s, and kernel module %s is in PTX %d.%d; update NVIDIA's driver to %s, or use option device host",
+					"%s: its driver is too old: it supports CUDA %s, and kernel module %s is in PTX %d.%d; update NVIDIA's driver to %s, or use {device} host",
 					name, versionText(version), m.Name, m.ISA/10, m.ISA%10, driverFor(m.ISA))
 			}
 		}
@@ -295,7 +295,8 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 	}
 	c := g.Capabilities
 	out := []probe.Finding{
-		yes("runs the kernels", unusable == nil, "", fmt.Sprint(unusable), ""),
+		yes("runs the kernels", unusable == nil, "",
+			errs.Textf("%v", unusable).Spell(errs.Key.Keyword), ""),
 		yes("SM budgets", c.GreenContexts, "green contexts",
 			"no green contexts with streams: budgets only choose grid sizes",
 			"NVIDIA's driver 555 (CUDA 12.5) or later"),
@@ -318,5 +319,5 @@ func findings(a api, g GPU, unusable error) []probe.Finding {
 	}
 	// Registering I/O memory depends on rights and mapping; only a real try shows it.
 	return append(out, probe.Finding{Name: "doorbells from kernels", Answer: probe.Unknown,
-		Detail: "only registering an SSD's registers tells: a run does that with SSDs bound by VFIO (option memory-rung pinned)"})
+		Detail: "only registering an SSD's registers tells: a run does that with SSDs bound by VFIO (memory-rung pinned)"})
 }

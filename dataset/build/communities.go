@@ -54,18 +54,18 @@ func (c *CommunityOptions) fill(o *GenerateOptions) error {
 	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
 	switch {
 	case c.Count < 1 || int64(c.Count) > o.Nodes:
-		return errs.New(errs.Usage, "option communities %d is outside 1..%d (option nodes)",
+		return errs.New(errs.Usage, "{communities} %d is outside 1..%d ({nodes})",
 			c.Count, o.Nodes)
 	case !in(c.Mixing, 0.000001, 1):
-		return errs.New(errs.Usage, "option mixing %g is outside 0.000001..1", c.Mixing)
+		return errs.New(errs.Usage, "{mixing} %g is outside 0.000001..1", c.Mixing)
 	case !in(c.Hubs, 0.000001, 1):
-		return errs.New(errs.Usage, "option hubs %g is outside 0.000001..1", c.Hubs)
+		return errs.New(errs.Usage, "{hubs} %g is outside 0.000001..1", c.Hubs)
 	case !in(c.HubEdges, 0.000001, 1):
-		return errs.New(errs.Usage, "option hub-edges %g is outside 0.000001..1", c.HubEdges)
+		return errs.New(errs.Usage, "{hub-edges} %g is outside 0.000001..1", c.HubEdges)
 	case !in(c.HubPeers, 0.000001, 1):
-		return errs.New(errs.Usage, "option hub-peers %g is outside 0.000001..1", c.HubPeers)
+		return errs.New(errs.Usage, "{hub-peers} %g is outside 0.000001..1", c.HubPeers)
 	case !in(c.HubSignal, 0.000001, 1000):
-		return errs.New(errs.Usage, "option hub-signal %g is outside 0.000001..1000", c.HubSignal)
+		return errs.New(errs.Usage, "{hub-signal} %g is outside 0.000001..1000", c.HubSignal)
 	}
 	return nil
 }

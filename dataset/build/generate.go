@@ -119,25 +119,25 @@ func (o *GenerateOptions) check() error {
 	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
 	switch {
 	case !slices.Contains(Kinds, o.Kind):
-		return errs.New(errs.Usage, "option kind %q is unknown; use one of %s", o.Kind,
+		return errs.New(errs.Usage, "{kind} %q is unknown; use one of %s", o.Kind,
 			strings.Join(Kinds, ", "))
-	case o.Nodes < 1 || o.Nodes > 1<<32:
-		return errs.New(errs.Usage, "option nodes %d is outside 1..2^32", o.Nodes)
+	case o.Nodes < 1 || o.Nodes > 1<<40:
+		return errs.New(errs.Usage, "{nodes} %d is outside 1..2^40", o.Nodes)
 	case o.Classes < 1 || int64(o.Classes) > o.Nodes || o.Classes > 1<<20:
-		return errs.New(errs.Usage, "option classes %d is outside 1..%d (option nodes)", o.Classes,
+		return errs.New(errs.Usage, "{classes} %d is outside 1..%d ({nodes})", o.Classes,
 			min(o.Nodes, 1<<20))
 	case o.Dim < 1 || o.Dim > dataset.MaxDim:
-		return errs.New(errs.Usage, "option dim %d is outside 1..%d", o.Dim, dataset.MaxDim)
+		return errs.New(errs.Usage, "{dim} %d is outside 1..%d", o.Dim, dataset.MaxDim)
 	case !in(o.AvgDegree, 0.001, 1e6):
-		return errs.New(errs.Usage, "option avg-degree %g is outside 0.001..1000000", o.AvgDegree)
+		return errs.New(errs.Usage, "{avg-degree} %g is outside 0.001..1000000", o.AvgDegree)
 	case !in(o.Homophily, 0.000001, 1):
-		return errs.New(errs.Usage, "option homophily %g is outside 0..1", o.Homophily)
+		return errs.New(errs.Usage, "{homophily} %g is outside 0..1", o.Homophily)
 	case !in(o.Signal, 0.000001, 1000):
-		return errs.New(errs.Usage, "option signal %g is outside 0..1000", o.Signal)
+		return errs.New(errs.Usage, "{signal} %g is outside 0..1000", o.Signal)
 	case !in(o.TrainFraction, 0, 1) || !in(o.ValFraction, 0, 1) || !in(o.TestFraction, -1, 1) ||
 		o.TrainFraction+o.ValFraction+max(o.TestFraction, 0) > 1:
 		return errs.New(errs.Usage,
-			"option train-fraction %g, option val-fraction %g and option test-fraction %g are not parts of a whole; give numbers from 0 that make at most 1 together",
+			"{train-fraction} %g, {val-fraction} %g and {test-fraction} %g are not parts of a whole; give numbers from 0 that make at most 1 together",
 			o.TrainFraction, o.ValFraction, max(o.TestFraction, 0))
 	}
 	return nil

@@ -58,16 +58,16 @@ func NewStaging(out string) (*Staging, error) {
 func CheckOut(out string) (string, error) {
 	out = filepath.Clean(out)
 	if out == "." || out == "" || out == string(filepath.Separator) {
-		return "", errs.New(errs.Usage, "option out must name a new directory")
+		return "", errs.New(errs.Usage, "{out} must name a new directory")
 	}
 	if strings.Contains(filepath.Base(out), dataset.PartialMark) {
 		return "", errs.New(errs.Usage,
-			"option out %s: a name with %q marks unfinished output; choose another", out,
+			"{out} %s: a name with %q marks unfinished output; choose another", out,
 			dataset.PartialMark)
 	}
 	if _, err := os.Lstat(out); err == nil {
 		return "", errs.New(errs.Refused,
-			"%s already exists and is not overwritten; choose another option out or remove it", out)
+			"%s already exists and is not overwritten; choose another {out} or remove it", out)
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return "", errs.With(errs.Usage, err)
 	}
@@ -85,7 +85,7 @@ func makeStaging(out string) (s *Staging, err error) {
 	return s, err
 }
 
-var errStagingTaken = errors.New("another run for the same option out removed it; run it again")
+var errStagingTaken = errs.New(errs.Failed, "another run for the same {out} removed it; run it again")
 
 // StagingMade lets tests come between a directory and its lock.
 var StagingMade func(dir string)
@@ -93,7 +93,7 @@ var StagingMade func(dir string)
 func tryStaging(out string) (*Staging, error) {
 	dir, err := os.MkdirTemp(filepath.Dir(out), filepath.Base(out)+dataset.PartialMark)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "cannot create %s: %w; choose a writable option out", out, err)
+		return nil, errs.New(errs.Usage, "cannot create %s: %w; choose a writable {out}", out, err)
 	}
 	s := &Staging{dir: dir, out: out, sums: map[string][]byte{}, rows: map[string]int64{},
 		sealed: map[string]seal.Sealed{}}
@@ -126,8 +126,8 @@ func EnoughDisk(out string, bytes float64) error {
 		return nil //nolint:nilerr // not known: writing will tell
 	}
 	if free := float64(fs.Bavail) * float64(fs.Bsize); bytes > free {
-		return fmt.Errorf(
-			"option out %s: at least %.1f GB are needed and %.1f GB are free there: %w; free some space, choose an option out elsewhere, or lower option nodes or option dim",
+		return errs.Errorf(
+			"{out} %s: at least %.1f GB are needed and %.1f GB are free there: %w; free some space, choose an {out} elsewhere, or lower {nodes} or {dim}",
 			out, bytes/1e9, free/1e9, unix.ENOSPC)
 	}
 	return nil
@@ -215,7 +215,7 @@ func (s *Staging) Commit(m dataset.Meta) error {
 	}
 	if errors.Is(err, unix.EEXIST) {
 		return errs.New(errs.Refused,
-			"%s appeared while it was being written; choose another option out", s.out)
+			"%s appeared while it was being written; choose another {out}", s.out)
 	}
 	if err != nil {
 		return fmt.Errorf("rename %s to %s: %w", s.dir, s.out, err)
@@ -261,8 +261,8 @@ func (s *Staging) buffered(name string, f *os.File) *File {
 
 func explainWrite(path string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return fmt.Errorf(
-			"writing %s: %w; free some space or choose an option out elsewhere (nothing was kept)",
+		return errs.Errorf(
+			"writing %s: %w; free some space or choose an {out} elsewhere (nothing was kept)",
 			path, err)
 	}
 	return fmt.Errorf("writing %s: %w", path, err)
@@ -342,7 +342,13 @@ func (s *Staging) Array(name string, dt npy.DType, width int64) (*Array, error) 
 	if err != nil {
 		return nil, err
 	}
-	a, head, err := newArray(f, name, dt, width)
+	a := &Array{File: f, name: name, sum: sha256.New(), row: int64(dt.Size)}
+	a.h = npy.Header{DType: dt, Shape: []int64{0}}
+	if width > 0 {
+		a.h.Shape = append(a.h.Shape, width)
+		a.row *= width
+	}
+	head, err := npy.EncodeHeader(a.h) // a place holder of the final length
 	if err == nil {
 		_, err = f.Write(head)
 	}
@@ -352,47 +358,44 @@ func (s *Staging) Array(name string, dt npy.DType, width int64) (*Array, error) 
 	return a, nil
 }
 
-// newArray returns an array, and a header of the length that its own will have.
-func newArray(f *File, name string, dt npy.DType, width int64) (a *Array, head []byte, err error) {
-	a = &Array{File: f, name: name, sum: sha256.New(), row: int64(dt.Size)}
-	a.h = npy.Header{DType: dt, Shape: []int64{0}}
-	if width > 0 {
-		a.h.Shape = append(a.h.Shape, width)
-		a.row *= width
-	}
-	head, err = npy.EncodeHeader(a.h)
-	return a, head, err
-}
-
-// mark makes what was written durable.
-func (a *Array) mark() (ArrayMark, error) {
+// Mark makes what was written durable.
+func (a *Array) Mark() (edges.ArrayMark, error) {
 	if err := a.bw.Flush(); err != nil {
-		return ArrayMark{}, err
+		return edges.ArrayMark{}, err
 	}
 	if err := a.f.Sync(); err != nil {
-		return ArrayMark{}, explainWrite(a.path, err)
+		return edges.ArrayMark{}, explainWrite(a.path, err)
 	}
 	state, err := a.sum.(encoding.BinaryMarshaler).MarshalBinary()
-	return ArrayMark{Bytes: a.n, Hash: state}, err
+	return edges.ArrayMark{Bytes: a.n, Hash: state}, err
 }
 
-// ArrayFrom resumes an array at a mark.
-func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, mark *ArrayMark) (*Array,
+// ArrayFrom resumes an array at a mark, or creates it where that is nil.
+func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, mark *edges.ArrayMark) (*Array,
 	error) {
+	if mark == nil {
+		return s.Array(name, dt, width)
+	}
 	path := filepath.Join(s.dir, name+".npy")
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	a, head, err := newArray(s.buffered(name+".npy", f), name, dt, width)
-	a.n = mark.Bytes
+	a := &Array{File: s.buffered(name+".npy", f), name: name, sum: sha256.New(),
+		row: int64(dt.Size), n: mark.Bytes}
+	a.h = npy.Header{DType: dt, Shape: []int64{0}}
+	if width > 0 {
+		a.h.Shape = append(a.h.Shape, width)
+		a.row *= width
+	}
+	head, err := npy.EncodeHeader(a.h)
 	end := int64(len(head)) + mark.Bytes
 	var st os.FileInfo
 	if err == nil {
 		st, err = f.Stat()
 	}
 	if err == nil && st.Size() < end {
-		err = fmt.Errorf("has %d bytes, the journal says %d; run the import again with option restart",
+		err = errs.Errorf("has %d bytes, the journal says %d; run the import again with {restart}",
 			st.Size(), end)
 	}
 	if err == nil {
@@ -493,13 +496,21 @@ func (t sorterStore) Create(name string) (edges.File, error) {
 	return f, nil
 }
 
-// Array makes an array.
-func (t sorterStore) Array(name string, dt npy.DType) (edges.Array, error) {
-	a, err := t.s.Array(name, dt, 0)
+// Array makes an array, or resumes it.
+func (t sorterStore) Array(name string, dt npy.DType, mark *edges.ArrayMark) (edges.Array, error) {
+	a, err := t.s.ArrayFrom(name, dt, 0, mark)
 	if err != nil {
 		return nil, err
 	}
 	return a, nil
+}
+
+// Log is the journal of an import, where there is one.
+func (t sorterStore) Log() edges.Log {
+	if t.s.journal == nil {
+		return nil
+	}
+	return sorterLog{t.s.journal, t.s}
 }
 
 // writeSeal writes the manifest of all that was written.
@@ -518,7 +529,7 @@ func (s *Staging) writeSeal(uuid string) error {
 			}
 			if string(payload) != string(sum) {
 				return errs.New(errs.Device,
-					"%s is not what was written before the import was interrupted; run the import again with option restart",
+					"%s is not what was written before the import was interrupted; run the import again with {restart}",
 					filepath.Join(s.out, file))
 			}
 			f = again

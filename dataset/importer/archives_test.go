@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset/datasettest"
+	"helios/internal/errs"
 )
 
 // member is an array as NumPy writes it: its type, its shape, and its data.
@@ -205,7 +206,7 @@ func (c archiveCase) check(t *testing.T, f tree, file string) {
 	said := ""
 	o := NPYOptions{Lists: c.lists, Options: Options{
 		Input:  Input{In: filepath.Join(f.write(t, t.TempDir()), file)},
-		Output: Output{Out: filepath.Join(root, "g"), Note: func(s string) { said += s + "\n" }}}}
+		Output: Output{Out: filepath.Join(root, "g"), Note: func(s errs.Text) { said += s.String() + "\n" }}}}
 	err := NPY(bg, o)
 	if c.err != "" {
 		require.ErrorContains(t, err, c.err)
@@ -274,7 +275,7 @@ func TestBesideTheMatrix(t *testing.T) {
 			}
 			root, said := t.TempDir(), ""
 			o := Options{Input: Input{In: f.write(t, t.TempDir())}, Output: Output{
-				Out: filepath.Join(root, "g"), Note: func(s string) { said += s + "\n" }}}
+				Out: filepath.Join(root, "g"), Note: func(s errs.Text) { said += s.String() + "\n" }}}
 			if c.opt != nil {
 				c.opt(o.In, &o)
 			}

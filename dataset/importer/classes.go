@@ -78,22 +78,22 @@ func (im *importer) countClasses(labels []int32, file string) error {
 		}
 	}
 	classes, stated := int64(largest)+1, im.o.NumClasses
-	from := im.classesFrom
+	from := errs.Text(im.classesFrom)
 	if from == "" {
-		from = "option num-classes"
+		from = errs.Textf("{num-classes}")
 	}
 	switch {
 	case labelled == 0: // none to count, whatever is told
 		return nil
 	case stated > 0 && classes > stated:
 		if im.classesFrom != "" {
-			from += ", which option num-classes overrides,"
+			from = errs.Textf("%s, which {num-classes} overrides,", from)
 		}
 		return errs.New(errs.Usage, "%s: label %d of node %d, but %s says %d classes, 0 to %d",
 			file, largest, node, from, stated, stated-1)
 	case stated == 0 && classes > mostClasses:
 		return errs.New(errs.Usage,
-			"%s: label %d of node %d would make %d classes; mend the label, or give option num-classes %d if it is right",
+			"%s: label %d of node %d would make %d classes; mend the label, or give {num-classes} %d if it is right",
 			file, largest, node, classes, classes)
 	case stated > 0:
 		classes = stated
@@ -134,11 +134,11 @@ func (im *importer) looksLikeClasses(file string, distinct, classes, labelled,
 	case im.o.NumClasses > 0:
 	case classes > max(freeClasses, mostGaps*distinct):
 		return errs.New(errs.Usage,
-			"%s: label %d of node %d would make %d classes, and only %d have a node; mend the label, or give option num-classes %d if it is right",
+			"%s: label %d of node %d would make %d classes, and only %d have a node; mend the label, or give {num-classes} %d if it is right",
 			file, classes-1, node, classes, distinct, classes)
 	case distinct >= mostDistinct && nodesPerLabel*distinct > labelled:
 		return errs.New(errs.Usage,
-			"%s: %d different labels on %d labelled nodes; these look like numbers to predict (regression) or ids, not like classes: group them, or give option num-classes %d if they are classes",
+			"%s: %d different labels on %d labelled nodes; these look like numbers to predict (regression) or ids, not like classes: group them, or give {num-classes} %d if they are classes",
 			file, distinct, labelled, classes)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/datasettest"
+	"helios/internal/errs"
 )
 
 // importLabels imports a graph of as many nodes as there are labels, with splits that are dealt.
@@ -21,7 +22,7 @@ func importLabels(t *testing.T, labels []int64, change func(*Options)) (*dataset
 		"labels":     {DT: "<i8", Shape: []int64{n}, Data: labels}})
 	said := ""
 	o := Options{Input: Input{In: dir}, FeatureFn: "hash", Dim: 1, Output: Output{
-		Out: filepath.Join(t.TempDir(), "g"), Note: func(s string) { said += s + "\n" }}}
+		Out: filepath.Join(t.TempDir(), "g"), Note: func(s errs.Text) { said += s.String() + "\n" }}}
 	if change != nil {
 		change(&o)
 	}

@@ -125,7 +125,7 @@ func readIndexes(ctx context.Context, o DebianOptions, j *importer) (packages []
 		func(a, b debian.Package) int { return strings.Compare(a.Name, b.Name) })
 	if len(packages) == 0 {
 		return nil, nil, errs.New(errs.Usage,
-			"%s: no packages; run \"apt-get update\" or give another index with option in",
+			"%s: no packages; run \"apt-get update\" or give another index with {in}",
 			strings.Join(from, ", "))
 	}
 	return packages, from, nil
@@ -165,7 +165,7 @@ func (x *packageIndex) dump() error {
 	out, err := cmd.Output()
 	if err != nil {
 		return errs.New(errs.Capability,
-			"no package lists in %s and apt-cache dumpavail failed (%w %s); run \"apt-get update\" or give a Packages file with option in",
+			"no package lists in %s and apt-cache dumpavail failed (%w %s); run \"apt-get update\" or give a Packages file with {in}",
 			debian.ListsDir, err, strings.TrimSpace(stderr.String()))
 	}
 	if err := debian.Parse(bytes.NewReader(out), x.keep); err != nil {
@@ -283,11 +283,10 @@ func dependencies(packages []debian.Package, r *DebianReport) edges.Source {
 	return edges.Source{Name: "dependencies", Unit: "packages", Total: int64(len(packages)),
 		Parts: 1, Read: func(ctx context.Context, _ int, emit func(src, dst []int64) error,
 			done func(int64)) error {
-			var src, dst []int64
+			e := &emitter{ctx: ctx, emit: emit}
 			seen := map[int64]bool{}
 			for i, p := range packages {
 				clear(seen)
-				src, dst = src[:0], dst[:0]
 				for _, field := range p.Relations {
 					for _, name := range debian.Targets(field) {
 						dep, ok := node[name]
@@ -296,16 +295,15 @@ func dependencies(packages []debian.Package, r *DebianReport) edges.Source {
 							continue
 						}
 						seen[dep] = true
-						src, dst = append(src, dep), append(dst, int64(i)) // i hears what it needs
+						r.Dependencies++
+						if err := e.put(dep, int64(i)); err != nil { // i listens to what it needs
+							return err
+						}
 					}
-				}
-				r.Dependencies += int64(len(src))
-				if err := emit(src, dst); err != nil {
-					return err
 				}
 				done(1)
 			}
-			return ctx.Err()
+			return e.flush()
 		}}
 }
 

@@ -54,7 +54,7 @@ func DGL(ctx context.Context, o DGLOptions) (err error) {
 	want := int64(-1)
 	if o.Graph != "" {
 		if want, err = strconv.ParseInt(o.Graph, 10, 64); err != nil || want < 0 {
-			return errs.New(errs.Usage, "option graph %s: must be the number of a graph, from 0",
+			return errs.New(errs.Usage, "{graph} %s: must be the number of a graph, from 0",
 				o.Graph)
 		}
 	}
@@ -90,7 +90,7 @@ func dglFile(in string) (string, error) {
 	}
 	if len(found) != 1 {
 		return "", errs.New(errs.Usage,
-			"%s has %d .bin files; name the file of dgl.save_graphs with option in", in, len(found))
+			"%s has %d .bin files; name the file of dgl.save_graphs with {in}", in, len(found))
 	}
 	return found[0], nil
 }
@@ -115,7 +115,7 @@ func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
 	if o.ownFeatures() {
 		if feat = d.find("features", dglFeatureNames); feat == nil {
 			return errs.New(errs.Usage,
-				"%s: the graph has no node data %s (it has %s); give features with option features FILE, or option feature-fn",
+				"%s: the graph has no node data %s (it has %s); give features with {features} FILE, or {feature-fn}",
 				path, strings.Join(dglFeatureNames, ", "), briefNames(d.names()))
 		}
 	}
@@ -134,7 +134,7 @@ func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
 	unused := slices.DeleteFunc(d.names(), func(n string) bool { return d.used[n] })
 	if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 && len(splits) == 0 && !o.MakeSplits {
 		return errs.New(errs.Usage,
-			"%s: node data %s may be a split, and there is none that is known; name it with option map, as in option map %s=train, give option splits DIR, or option make-splits to deal new ones",
+			"%s: node data %s may be a split, and there is none that is known; name it with {map}, as in {map} %s=train, give {splits} DIR, or {make-splits} to deal new ones",
 			path, brief(unused[i]), brief(unused[i]))
 	}
 	for _, n := range g.edgeData {
@@ -172,7 +172,7 @@ func (d *dglData) check() error {
 	for ours, theirs := range d.theirs {
 		if !slices.Contains(have, theirs) || ours == "edge_index" || ours == "indptr" ||
 			ours == "indices" {
-			return errs.New(errs.Usage, "option map %s=%s: the graph has no such node data (it has %s)",
+			return errs.New(errs.Usage, "{map} %s=%s: the graph has no such node data (it has %s)",
 				brief(theirs), ours, briefNames(have))
 		}
 	}
@@ -213,7 +213,7 @@ func (im *dglImport) dglLabels(d *dglData) (labels []int32, file string, err err
 	}
 	if !im.o.UnlabelledOK {
 		err = errs.New(errs.Usage,
-			"%s: the graph has no node data %s (it has %s); option unlabelled-ok imports it without labels",
+			"%s: the graph has no node data %s (it has %s); {unlabelled-ok} imports it without labels",
 			d.path, strings.Join(dglLabelNames, ", "), briefNames(d.names()))
 	}
 	return nil, d.path, err

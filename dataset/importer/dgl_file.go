@@ -425,10 +425,10 @@ func (r *dglReader) head(want int64) (n int64, err error) {
 	case n < 1 || n > dglGraphsMax:
 		r.failAt(24, "%d graphs, must be from 1 to %d", n, dglGraphsMax)
 	case want < 0 && n > 1:
-		r.err = errs.New(errs.Usage, "%s has %d graphs; choose one with option graph 0 to %d",
+		r.err = errs.New(errs.Usage, "%s has %d graphs; choose one with {graph} 0 to %d",
 			r.path, n, n-1)
 	case want >= n:
-		r.err = errs.New(errs.Usage, "%s has %d graphs; option graph %d must be from 0 to %d", r.path, n,
+		r.err = errs.New(errs.Usage, "%s has %d graphs; {graph} %d must be from 0 to %d", r.path, n,
 			want, n-1)
 	}
 	return n, r.err

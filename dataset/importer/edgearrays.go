@@ -220,7 +220,7 @@ func columnEdges(src, dst column, n, nodes int64) edges.Source {
 
 // noteLists names the direction in which lists are read that do not state it.
 func (im *importer) noteLists(ptr, idx *npy.Array) {
-	im.o.note("%s and %s are read as lists of in-neighbours (CSC); option lists out reads lists of out-neighbours (CSR)",
+	im.o.note("%s and %s are read as lists of in-neighbours (CSC); {lists} out reads lists of out-neighbours (CSR)",
 		ptr.Name, idx.Name)
 }
 

@@ -2,7 +2,6 @@ package importer
 
 import (
 	"bytes"
-	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
@@ -165,7 +164,7 @@ func (im *edgesImport) edgeHeading(l *lines, cells [][]byte) ([]string, error) {
 		return nil, l.bad("%s", (&splitter{}).why(cells[0], 1))
 	case !isNumber(cells[0]) && len(cells[0]) > 0:
 		return nil, l.bad(
-			"%q is not a node id; ids are whole numbers from 0; if the line names the columns, give option header edges=yes",
+			"%q is not a node id; ids are whole numbers from 0; if the line names the columns, give {header} edges=yes",
 			clip(cells[0]))
 	}
 	return nil, nil
@@ -176,7 +175,7 @@ func (im *edgesImport) mustNameEnds(l *lines, names []string) error {
 	if im.opt.Src != "" {
 		return nil
 	}
-	return l.bad("columns%s: which are the two ends of an edge? Give option src and option dst, a name or number each",
+	return l.bad("columns%s: which are the two ends of an edge? Give {src} and {dst}, a name or number each",
 		columnNames(names))
 }
 
@@ -225,7 +224,7 @@ func (im *edgesImport) edgeEnds(l *lines, h *edgeHead, names []string, data []by
 			plainName(names[i]) == "edgeid")
 		if found && !index && !h.data {
 			return l.bad(
-				"%d columns%s; an edge is two node ids, and models take no weights or times; give option ignore-columns to leave the others out",
+				"%d columns%s; an edge is two node ids, and models take no weights or times; give {ignore-columns} to leave the others out",
 				h.cols, columnNames(names))
 		}
 		unused = append(unused, i)
@@ -235,7 +234,7 @@ func (im *edgesImport) edgeEnds(l *lines, h *edgeHead, names []string, data []by
 	}
 	if data != nil && !h.data {
 		return l.bad(
-			"the edge has data, %q; models take no weights; give option ignore-columns to leave it out",
+			"the edge has data, %q; models take no weights; give {ignore-columns} to leave it out",
 			clip(data))
 	}
 	h.setEnds(src, dst)
@@ -261,7 +260,7 @@ func (im *edgesImport) chooseEnds(l *lines, h *edgeHead, names []string, sample 
 		err = l.bad("%s", tooManyColumns(h, sample))
 	case countsUp(sample):
 		err = l.bad(
-			"column 1 counts the lines, so it may be an index and no node id; give option src and option dst, the numbers of two columns")
+			"column 1 counts the lines, so it may be an index and no node id; give {src} and {dst}, the numbers of two columns")
 	}
 	return 0, 1, err
 }
@@ -275,7 +274,7 @@ func (im *edgesImport) givenEnds(l *lines, h *edgeHead, names []string) (src, ds
 		return 0, 0, err
 	}
 	if src == dst {
-		err = l.bad("options src and dst both name column %d", src+1)
+		err = l.bad("{src} and {dst} both name column %d", src+1)
 	}
 	return src, dst, err
 }
@@ -290,7 +289,7 @@ func (im *edgesImport) countsAsNames(l *lines, h *edgeHead, names []string,
 	}
 	if slices.ContainsFunc(sample[1:], func(row [][]byte) bool { return counting(row) }) {
 		return l.bad(
-			"0 and 1 may be an edge, which is there again, or the names of the columns as pandas writes them; give option header edges=no or edges=yes")
+			"0 and 1 may be an edge, which is there again, or the names of the columns as pandas writes them; give {header} edges=no or edges=yes")
 	}
 	im.taken = l.n
 	return nil
@@ -327,32 +326,32 @@ func ragged(sample [][][]byte) bool {
 
 // tooManyColumns explains the refusal of lines of more than two columns, with the ways out. A way
 // that would take what are no edges for edges is not named.
-func tooManyColumns(h *edgeHead, sample [][][]byte) string {
+func tooManyColumns(h *edgeHead, sample [][][]byte) errs.Text {
 	whole := true
 	for _, row := range sample {
 		if i := emptyCell(row); i > 0 {
-			return fmt.Sprintf("%d columns, of which column %d is empty", len(row), i)
+			return errs.Textf("%d columns, of which column %d is empty", len(row), i)
 		}
 		whole = whole && !slices.ContainsFunc(row, func(c []byte) bool { return !isDigits(c) })
 	}
-	const lists = "write an edge a line where a line is a node and its neighbours"
-	const ends = "give option src and option dst, the names or numbers of the two columns of node ids"
+	lists := errs.Textf("{layout} adjacency where a line is a node and its neighbours")
+	ends := errs.Textf("give {src} and {dst}, the names or numbers of the two columns of node ids")
 	switch {
 	case ragged(sample):
-		return fmt.Sprintf(
-			"%d columns, and other lines have more or fewer; an edge is two node ids; %s",
+		return errs.Textf(
+			"%d columns, and other lines have more or fewer; an edge is two node ids; give %s, or {layout} metis for a graph of METIS",
 			h.cols, lists)
 	case whole && countsUp(sample):
-		return fmt.Sprintf(
+		return errs.Textf(
 			"%d columns; an edge is two node ids, and column 1 may be an index; %s, or %s", h.cols,
 			ends, lists)
 	case whole:
-		return fmt.Sprintf(
+		return errs.Textf(
 			"%d columns; an edge is two node ids, and models take no weights or times; %s, or %s",
 			h.cols, ends, lists)
 	}
-	return fmt.Sprintf(
-		"%d columns; an edge is two node ids, and models take no weights or times; %s, or option ignore-columns to take the first two",
+	return errs.Textf(
+		"%d columns; an edge is two node ids, and models take no weights or times; %s, or {ignore-columns} to take the first two",
 		h.cols, ends)
 }
 
@@ -370,7 +369,7 @@ func (im *edgesImport) edgeColumn(l *lines, h *edgeHead, names []string, option,
 	if n, err := strconv.Atoi(given); err == nil && n >= 1 && n <= h.cols {
 		return n - 1, nil
 	}
-	return 0, l.bad("option %s %s: no such column; there are %d%s", option, brief(given), h.cols,
+	return 0, l.bad("%v %s: no such column; there are %d%s", errs.Key(option), brief(given), h.cols,
 		columnNames(names))
 }
 
@@ -410,7 +409,7 @@ func (im *edgesImport) konectList(h *edgeHead) error {
 		im.ids.base = 1
 		im.o.note("%s is a list of KONECT, so ids count from 1: node 0 is id 1", im.edges)
 		if im.m.Nodes == 0 && h.nodes > 0 && h.nodes <= maxTextNodes {
-			im.m.Nodes, im.from = h.nodes, im.edges
+			im.m.Nodes, im.from = h.nodes, errs.Text(im.edges)
 		}
 	}
 	if h.konect == "sym" && !im.o.Undirected && !im.o.AddReverse {

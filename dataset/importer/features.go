@@ -10,6 +10,7 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/build"
+	"helios/dataset/edges"
 	"helios/dataset/npy"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
@@ -36,7 +37,7 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	}
 	defer r.Close()
 	buf := make([]float32, 64<<10)
-	t := build.NewMarkTimer()
+	t := edges.NewMarkTimer()
 	for err == nil {
 		var n int
 		n, err = r.Float32s(buf)
@@ -151,7 +152,7 @@ func (w *featureWriter) put(v []float32) error {
 		}
 		index := w.n + int64(re.Index)
 		return errs.New(errs.Usage,
-			"%s: feature %d of node %d is %v, which %s cannot hold; use option feature-dtype float32",
+			"%s: feature %d of node %d is %v, which %s cannot hold; use {feature-dtype} float32",
 			w.from, index%w.dim, index/w.dim, re.Value, w.t)
 	}
 	w.n += int64(len(v))

@@ -30,7 +30,7 @@ func fingerprint(r request) (string, error) {
 		}
 		b, err := json.Marshal(o.Value())
 		if err != nil {
-			return "", fmt.Errorf("%v: %w", errs.Key(o.Name), err)
+			return "", errs.Errorf("%v: %w", errs.Key(o.Name), err)
 		}
 		fmt.Fprintf(h, "%s %s\n", o.Name, b)
 	}

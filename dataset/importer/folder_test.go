@@ -19,6 +19,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/datasettest"
 	"helios/dataset/npy"
+	"helios/internal/errs"
 	"helios/internal/philox"
 	"helios/internal/testing/wide"
 )
@@ -711,7 +712,7 @@ func TestImportIGB(t *testing.T) {
 		f["processed/paper/node_label_2K.npy"] = plainFloats(labels...)
 		said := ""
 		v, _ = imported(t, two, f, "full", Options{Output: Output{
-			Note: func(s string) { said += s + "\n" }}})
+			Note: func(s errs.Text) { said += s.String() + "\n" }}})
 		want, test := []int32{3, 1, 2, 3, 1, 2, -1, -1, -1, -1}, []int64{5}
 		if name == "mended" {
 			want, test = []int32{3, 1, 2, 3, 1, 2, 0, 1, -1, -1}, []int64{5, 6, 7}
@@ -737,7 +738,7 @@ func TestIGBZerosAtTheEnd(t *testing.T) {
 		{make([]int32, 100), false}, {nil, false},
 	} {
 		said := ""
-		o := Options{Output: Output{Note: func(s string) { said = s }}}
+		o := Options{Output: Output{Note: func(s errs.Text) { said = s.String() }}}
 		(&igbImport{importer: &importer{o: o}}).noteZeros(c.labels)
 		require.Equal(t, c.says, strings.Contains(said, "are all class 0"), "%v", c.labels)
 	}
@@ -902,7 +903,7 @@ func TestImportGraphBolt(t *testing.T) {
 	inMeta("num_classes: 3", "num_classes: 4")(f)
 	f["w.npy"], f["notes.txt"] = "x", "x"
 	said := ""
-	o := Options{Output: Output{Note: func(s string) { said += s + "\n" }}}
+	o := Options{Output: Output{Note: func(s errs.Text) { said += s.String() + "\n" }}}
 	v, out := imported(t, plain(GraphBolt), f, "x", o)
 	require.Equal(t, goodView, v)
 	require.Equal(t, 4, datasettest.Open(t, out).Meta.Classes)

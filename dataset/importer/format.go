@@ -47,7 +47,6 @@ var formats = []*Format{
 	npyFormat,
 	ogbFormat,
 	planetoidFormat,
-	webgraphFormat,
 }
 
 // Formats returns all formats by their names.

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset/datasettest"
+	"helios/internal/errs"
 	"helios/internal/options"
 )
 
@@ -145,7 +146,7 @@ func TestFoldersNameUnused(t *testing.T) {
 			var notes []string
 			c.folder["processed/author/ids.npy"] = "x"
 			c.folder["release.txt"] = "x"
-			c.o.Note = func(s string) { notes = append(notes, s) }
+			c.o.Note = func(s errs.Text) { notes = append(notes, s.String()) }
 			imported(t, c.imp, c.folder, "x", c.o)
 			text := strings.Join(notes, "\n")
 			for _, w := range c.want {
@@ -174,7 +175,7 @@ func TestDimIsForMadeUpFeatures(t *testing.T) {
 		in  string
 	}{
 		"edges": {plain(Edges), edges}, "npy": {plain(NPY), t.TempDir()},
-		"mtx": {MTX, edges}, "webgraph": {WebGraph, filepath.Dir(edges)},
+		"mtx": {MTX, edges},
 	} {
 		err := c.imp(bg, Options{Input: Input{In: c.in}, Features: features, Dim: 3,
 			Output: Output{Out: filepath.Join(t.TempDir(), "g")}})

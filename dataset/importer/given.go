@@ -12,11 +12,11 @@ import (
 func (im *importer) around(ctx context.Context, file string, edges edges.Source) error {
 	o := &im.o
 	if o.Nodes != 0 && o.Nodes != im.m.Nodes {
-		return errs.New(errs.Usage, "option nodes %d: %s has %d; leave it out", o.Nodes, file,
+		return errs.New(errs.Usage, "{nodes} %d: %s has %d; leave it out", o.Nodes, file,
 			im.m.Nodes)
 	}
 	im.m.Source.From = o.source("", file, o.Features, o.Labels, o.SplitDir).From
-	nodesFrom := file
+	nodesFrom := errs.Text(file)
 	labels, err := im.givenColumns(ctx, &nodesFrom)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func (im *importer) around(ctx context.Context, file string, edges edges.Source)
 
 // givenColumns writes the features and reads the labels of files that options name. Their rows are
 // the number of nodes, or agree with it; nodesFrom names its source.
-func (im *importer) givenColumns(ctx context.Context, nodesFrom *string) (labels []int32,
+func (im *importer) givenColumns(ctx context.Context, nodesFrom *errs.Text) (labels []int32,
 	err error) {
 	o := &im.o
 	if o.Features != "" {

@@ -347,12 +347,12 @@ func graphboltFeature(path string, m *graphboltMeta, want string) (*graphboltDat
 	switch {
 	case len(names) == 0:
 		return nil, errs.New(errs.Usage,
-			"%s has no feature_data of nodes; give features with option features FILE", path)
+			"%s has no feature_data of nodes; give features with {features} FILE", path)
 	case len(found) == 0:
-		return nil, errs.New(errs.Usage, "option feature %s: %s has %s", want, path, briefNames(names))
+		return nil, errs.New(errs.Usage, "{feature} %s: %s has %s", want, path, briefNames(names))
 	case len(found) > 1:
 		return nil, errs.New(errs.Usage,
-			"%s has several feature_data of nodes; choose one of %s with option feature", path,
+			"%s has several feature_data of nodes; choose one of %s with {feature}", path,
 			briefNames(names))
 	}
 	return found[0], nil
@@ -375,14 +375,14 @@ func (im *graphboltImport) graphboltTasks(path string, m *graphboltMeta) ([]*gra
 	switch {
 	case len(tasks) == 1:
 	case im.opt.Task != "":
-		return nil, errs.New(errs.Usage, "option task %s: %s has %s", im.opt.Task, path,
+		return nil, errs.New(errs.Usage, "{task} %s: %s has %s", im.opt.Task, path,
 			briefNames(names))
 	case len(tasks) > 1:
 		return nil, errs.New(errs.Usage,
-			"%s has several tasks; choose one of %s with option task", path, briefNames(names))
+			"%s has several tasks; choose one of %s with {task}", path, briefNames(names))
 	case !im.o.UnlabelledOK && im.o.Labels == "":
 		return nil, errs.New(errs.Usage,
-			"%s has no tasks, so no labels; option unlabelled-ok imports it without", path)
+			"%s has no tasks, so no labels; {unlabelled-ok} imports it without", path)
 	}
 	return tasks, nil
 }
@@ -417,7 +417,7 @@ func (im *graphboltImport) graphboltSets(ctx context.Context, path string,
 		}
 	} else if !labelled && !o.UnlabelledOK {
 		return nil, "", nil, errs.New(errs.Usage,
-			"%s: the task's sets have no labels; give option labels FILE, or option unlabelled-ok", path)
+			"%s: the task's sets have no labels; give {labels} FILE, or {unlabelled-ok}", path)
 	}
 	if o.SplitDir != "" {
 		splits, err = im.folderSplits(ctx, o.SplitDir)
@@ -437,7 +437,7 @@ func (im *graphboltImport) graphboltTask(path string, t *graphboltTask, labels [
 	case o.NumClasses == 0:
 		o.NumClasses, im.classesFrom = t.Classes, path+" (num_classes)"
 	case o.NumClasses != t.Classes:
-		o.note("option num-classes %d is taken; %s says %d", o.NumClasses, path, t.Classes)
+		o.note("{num-classes} %d is taken; %s says %d", o.NumClasses, path, t.Classes)
 	}
 	for _, s := range []struct {
 		name string

@@ -77,9 +77,9 @@ func TestOthersSplits(t *testing.T) {
 	run := func(dir string, change func(o *NPYOptions)) (*dataset.Dataset, error) {
 		notes = nil
 		o := NPYOptions{Options: Options{Input: Input{In: dir}, Output: Output{
-			Out: filepath.Join(t.TempDir(), "g"), Note: func(s string) {
+			Out: filepath.Join(t.TempDir(), "g"), Note: func(s errs.Text) {
 				notes = append(notes,
-					s)
+					s.String())
 			}}}}
 		change(&o)
 		if err := NPY(bg, o); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
 	"sort"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/edges"
 	"helios/dataset/npy"
+	"helios/internal/errs"
 	"helios/internal/hostcpu"
 )
 
@@ -56,15 +56,15 @@ func (im *importer) idOf(node int64) int64 {
 }
 
 // outside explains the refusal of an id of a table, where there are so many nodes.
-func (im *importer) outside(id, nodes int64) string {
+func (im *importer) outside(id, nodes int64) errs.Text {
 	if im.ids.all != nil {
-		return fmt.Sprintf("node id %d is in no edge and no file with ids", id)
+		return errs.Textf("node id %d is in no edge and no file with ids", id)
 	}
-	base, hint := im.ids.base, ""
+	base, hint := im.ids.base, errs.Text("")
 	if base == 0 && id == nodes && im.m.Source.Kind == "edges" {
-		hint = "; if ids count from 1, give option base 1"
+		hint = errs.Textf("; if ids count from 1, give {base} 1")
 	}
-	return fmt.Sprintf("node id %d is outside %d..%d%s", id, base, base+nodes-1, hint)
+	return errs.Textf("node id %d is outside %d..%d%s", id, base, base+nodes-1, hint)
 }
 
 // idSet collects different ids.

@@ -65,7 +65,7 @@ func IGB(ctx context.Context, o IGBOptions) error {
 		o.Classes = "19"
 	case "19", "2K":
 	default:
-		return errs.New(errs.Usage, "option classes %s: IGB has labels of 19 and of 2K classes",
+		return errs.New(errs.Usage, "{classes} %s: IGB has labels of 19 and of 2K classes",
 			o.Classes)
 	}
 	files := []string{filepath.Join("processed", "paper__cites__paper", "edge_index.npy")}
@@ -150,7 +150,7 @@ func (im *igbImport) openColumns() (feat, lab *npy.Array, err error) {
 		var known bool
 		if im.m.Nodes, known = im.igbNodes(); !known {
 			return nil, nil, errs.New(errs.Usage,
-				"%s has no .npy header and %s is no size of IGB, so nothing tells the number of papers; give option nodes",
+				"%s has no .npy header and %s is no size of IGB, so nothing tells the number of papers; give {nodes}",
 				o.Labels, o.In)
 		}
 	}
@@ -293,7 +293,7 @@ func (im *igbImport) igbFeatures(path string) (*npy.Array, error) {
 			tried = []string{strconv.FormatInt(rows, 10) + " × " + strconv.FormatInt(row, 10)}
 		}
 		return nil, errs.New(errs.Usage,
-			"%s has no .npy header and %d bytes; raw float32 rows of %d features would be %s bytes; copy it again, or say option nodes",
+			"%s has no .npy header and %d bytes; raw float32 rows of %d features would be %s bytes; copy it again, or say {nodes}",
 			path, st.Size(), igb.dim, strings.Join(tried, ", "))
 	}
 	return npy.Section("", path, 0, npy.Header{DType: npy.Float32, Shape: []int64{rows, igb.dim}},

@@ -36,12 +36,12 @@ func (im *importer) needMemory(what string, count, width int64) error {
 		need = units.FormatBytes(int64(lo))
 	}
 	return errs.New(errs.Usage,
-		"%s needs %s of memory (%d × %d bytes), and %s of the budget are left; give more with option memory, if the number is right",
+		"%s needs %s of memory (%d × %d bytes), and %s of the budget are left; give more with {memory}, if the number is right",
 		what, need, count, width, units.FormatBytes(max(left, 0)))
 }
 
 // checkNodes refuses a number of nodes that no dataset has.
-func (im *importer) checkNodes(from string) error {
+func (im *importer) checkNodes(from errs.Text) error {
 	if n := im.m.Nodes; n < 1 || n > maxTextNodes {
 		return errs.New(errs.Usage, "%s: %d nodes; 1 to %d can be imported", from, n,
 			int64(maxTextNodes))
@@ -56,7 +56,7 @@ func (im *importer) stateNodes(n int64, from string) error {
 			int64(maxTextNodes))
 	}
 	if im.o.Nodes > 0 && im.o.Nodes != n {
-		return errs.New(errs.Usage, "option nodes %d, but %s says %d", im.o.Nodes, from, n)
+		return errs.New(errs.Usage, "{nodes} %d, but %s says %d", im.o.Nodes, from, n)
 	}
 	im.m.Nodes = n
 	return nil
@@ -222,20 +222,20 @@ func inside(dir, path, from string) (string, error) {
 	if rel, err := filepath.Rel(root, real); err != nil || rel == ".." ||
 		strings.HasPrefix(rel, "../") {
 		return "", errs.New(errs.Usage,
-			"%s names %s, which is outside its folder; give option allow-outside if you trust the file",
+			"%s names %s, which is outside its folder; give {allow-outside} if you trust the file",
 			from, brief(path))
 	}
 	return full, nil
 }
 
 // sameRows checks a row count against the nodes found so far and takes it as theirs.
-func (im *importer) sameRows(n int64, file string, nodesFrom *string) error {
+func (im *importer) sameRows(n int64, file string, nodesFrom *errs.Text) error {
 	if *nodesFrom != "" && n != im.m.Nodes {
 		return errs.New(errs.Usage, "%s has %d rows, %s has %d; one row per node is needed in both",
 			file, n, *nodesFrom, im.m.Nodes)
 	}
 	if *nodesFrom == "" {
-		im.m.Nodes, *nodesFrom = n, file
+		im.m.Nodes, *nodesFrom = n, errs.Text(file)
 	}
 	return nil
 }
@@ -247,7 +247,7 @@ func (im *importer) nodesFrom(a *npy.Array) error {
 		return errs.New(errs.Usage, "%s has shape %s: no nodes", a.Name, a.Header.ShapeString())
 	}
 	if im.o.Nodes > 0 && im.o.Nodes != sh[0] {
-		return errs.New(errs.Usage, "option nodes %d, but %s has %d rows", im.o.Nodes, a.Name, sh[0])
+		return errs.New(errs.Usage, "{nodes} %d, but %s has %d rows", im.o.Nodes, a.Name, sh[0])
 	}
 	im.m.Nodes = sh[0]
 	return nil

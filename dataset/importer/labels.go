@@ -166,7 +166,7 @@ func (l *labelTable) grow(nodes int64, what string) error {
 }
 
 // put takes the label of a line; why is the line's fault.
-func (l *labelTable) put(id, line int64, x float64) (why string, err error) {
+func (l *labelTable) put(id, line int64, x float64) (why errs.Text, err error) {
 	node, limit := id, l.m.Nodes
 	if l.t.id >= 0 {
 		var ok bool
@@ -177,11 +177,11 @@ func (l *labelTable) put(id, line int64, x float64) (why string, err error) {
 			return l.outside(id, limit), nil
 		}
 	} else if !l.users && node >= limit {
-		return fmt.Sprintf("a label for node %d, there are only %d nodes", node, limit), nil
+		return errs.Textf("a label for node %d, there are only %d nodes", node, limit), nil
 	}
 	c, ok := labelOf(x)
 	if !ok {
-		return fmt.Sprintf(
+		return errs.Textf(
 			"label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
 			x, id), nil
 	}
@@ -198,7 +198,7 @@ func (l *labelTable) put(id, line int64, x float64) (why string, err error) {
 		l.labels = append(l.labels, unset)
 	}
 	if l.labels[node] != unset {
-		return fmt.Sprintf("node %d has a label already", id), nil
+		return errs.Textf("node %d has a label already", id), nil
 	}
 	l.labels[node] = c
 	return "", nil

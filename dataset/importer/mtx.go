@@ -167,7 +167,7 @@ func (m *mtx) edges() (edges.Source, error) {
 		switch {
 		case j > i:
 			err = errs.New(errs.Usage,
-				"%s: entry (%d, %d) is above the diagonal, a %s matrix holds the lower triangle only; call it general and give option undirected",
+				"%s: entry (%d, %d) is above the diagonal, a %s matrix holds the lower triangle only; call it general and give {undirected}",
 				m.path, i+1, j+1, m.symmetry)
 		case i == j && m.symmetry == "skew-symmetric":
 			err = errs.New(errs.Usage,

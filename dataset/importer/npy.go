@@ -201,7 +201,7 @@ func (a *arrays) findMatrix() error {
 		}
 		if m != nil {
 			return errs.New(errs.Usage,
-				"%s and %s are both a sparse matrix; give one with option in, and the features and labels with options",
+				"%s and %s are both a sparse matrix; give one with {in}, and the features and labels with options",
 				a.matrix.archive.Path, path)
 		}
 	}
@@ -278,7 +278,7 @@ func (a *arrays) find(names ...string) (*npy.Array, error) {
 		return npy.Open(filepath.Join(a.dir, n+".npy"))
 	}
 	if mapped != "" {
-		return nil, errs.New(errs.Usage, "option map: %s has no array %s (it has %s)", a.where(),
+		return nil, errs.New(errs.Usage, "{map}: %s has no array %s (it has %s)", a.where(),
 			brief(mapped), briefNames(have))
 	}
 	return nil, a.foreign(names)
@@ -465,7 +465,7 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 		if odd := slices.DeleteFunc(slices.Clone(unused),
 			func(n string) bool { return !looksLikeSplit(n) }); len(odd) > 0 {
 			return errs.New(errs.Usage,
-				"%s holds %s, which may be its splits, and none that is known; name arrays with option map, as in option map my_ids=train, give option splits DIR with train, val and test, or option make-splits to deal new ones",
+				"%s holds %s, which may be its splits, and none that is known; name arrays with {map}, as in {map} my_ids=train, give {splits} DIR with train, val and test, or {make-splits} to deal new ones",
 				in.where(), briefNames(odd))
 		}
 	}
@@ -485,15 +485,15 @@ func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (f
 	lab, err := in.fileOr(o.Labels, labelNames)
 	if err == nil && lab == nil && !o.UnlabelledOK {
 		err = errs.New(errs.Usage,
-			"%s has no labels (looked for %s; it has %s); option map THEIRS=labels names them, option unlabelled-ok imports it without",
+			"%s has no labels (looked for %s; it has %s); {map} THEIRS=labels names them, {unlabelled-ok} imports it without",
 			in.where(), strings.Join(labelNames, ", "), briefNames(in.has()))
 	}
 	if err != nil {
 		return nil, nil, "", err
 	}
-	nodesFrom := ""
+	var nodesFrom errs.Text
 	if o.Nodes > 0 {
-		im.m.Nodes, nodesFrom = o.Nodes, "option nodes"
+		im.m.Nodes, nodesFrom = o.Nodes, errs.Textf("{nodes}")
 	}
 	if m := in.matrix; m != nil {
 		err = im.sameRows(m.nodes, m.archive.Path, &nodesFrom)
@@ -509,11 +509,11 @@ func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (f
 		return nil, nil, "", err
 	}
 	if p := graph.ptr; nodesFrom == "" && p != nil && len(p.Header.Shape) == 1 {
-		im.m.Nodes, nodesFrom = p.Header.Shape[0]-1, p.Name
+		im.m.Nodes, nodesFrom = p.Header.Shape[0]-1, errs.Text(p.Name)
 	}
 	if nodesFrom == "" {
 		return nil, nil, "", errs.New(errs.Usage,
-			"%s: nothing tells the number of nodes; give option nodes", in.where())
+			"%s: nothing tells the number of nodes; give {nodes}", in.where())
 	}
 	return feat, labels, labelsFile, im.checkNodes(nodesFrom)
 }
@@ -526,14 +526,14 @@ func (im *npyImport) openFeatures(in *arrays) (*npy.Array, error) {
 	feat, err := in.fileOr(im.o.Features, featureNames)
 	if err == nil && feat == nil {
 		err = errs.New(errs.Usage,
-			"%s has no features (looked for %s; it has %s); option map THEIRS=features names them, option features FILE gives them, option feature-fn hash computes some",
+			"%s has no features (looked for %s; it has %s); {map} THEIRS=features names them, {features} FILE gives them, {feature-fn} hash computes some",
 			in.where(), strings.Join(featureNames, ", "), briefNames(in.has()))
 	}
 	return feat, err
 }
 
 // labelRowsOf reads labels whose rows are the number of nodes, or agree with it.
-func (im *npyImport) labelRowsOf(a *npy.Array, nodesFrom *string) ([]int32, error) {
+func (im *npyImport) labelRowsOf(a *npy.Array, nodesFrom *errs.Text) ([]int32, error) {
 	labels, err := im.labelArray(a)
 	if err == nil {
 		err = im.sameRows(int64(len(labels)), a.Name, nodesFrom)
@@ -573,7 +573,7 @@ func (im *npyImport) findGraph(in *arrays) (g npyGraph, err error) {
 		}
 	}
 	return g, errs.New(errs.Usage,
-		"%s has no edges (looked for %s, or src and dst, or indptr and indices, or a matrix of scipy.sparse.save_npz; it has %s); option map THEIRS=OURS,… names their arrays; save a dense matrix A with save_npz(FILE, csr_matrix(A))",
+		"%s has no edges (looked for %s, or src and dst, or indptr and indices, or a matrix of scipy.sparse.save_npz; it has %s); {map} THEIRS=OURS,… names their arrays; save a dense matrix A with save_npz(FILE, csr_matrix(A))",
 		in.where(), strings.Join(edgeNames, ", "), briefNames(in.has()))
 }
 
@@ -596,7 +596,7 @@ func (im *npyImport) graphEdges(in *arrays, g npyGraph) (s edges.Source, err err
 		}
 		return offsetEdges(g.ptr, g.idx, im.m.Nodes, lists != "out")
 	case lists != "":
-		return s, errs.New(errs.Usage, "option lists %s: %s has pairs of nodes and no lists; leave it out",
+		return s, errs.New(errs.Usage, "{lists} %s: %s has pairs of nodes and no lists; leave it out",
 			lists, in.where())
 	case g.index != nil:
 		return indexEdges(g.index, im.m.Nodes, anyShape)

@@ -76,7 +76,7 @@ func OGB(ctx context.Context, o OGBOptions) error {
 			return im.ogbText(ctx, raw)
 		}
 		return errs.New(errs.Usage,
-			"%s has no raw/edge.csv.gz and no raw/data.npz; option in must be a folder with %s", o.In,
+			"%s has no raw/edge.csv.gz and no raw/data.npz; {in} must be a folder with %s", o.In,
 			ogbFolder)
 	})
 }
@@ -136,7 +136,7 @@ func (im *ogbImport) ogbTextFeatures(ctx context.Context, raw string) error {
 	own := filepath.Join(raw, "node-feat.csv.gz")
 	if !isFile(own) {
 		return errs.New(errs.Usage,
-			"%s has no node-feat.csv.gz: this dataset comes without features; give some with option features FILE (.npy, or .csv with a row for each node), or option feature-fn",
+			"%s has no node-feat.csv.gz: this dataset comes without features; give some with {features} FILE (.npy, or .csv with a row for each node), or {feature-fn}",
 			raw)
 	}
 	return im.csvMatrix(ctx, own, false)
@@ -168,7 +168,7 @@ func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
 	}
 	if im.opt.AddInverse == "yes" {
 		return errs.New(errs.Usage,
-			"option add-inverse-edge yes: OGB adds no edges to datasets in data.npz; take it away")
+			"{add-inverse-edge} yes: OGB adds no edges to datasets in data.npz; take it away")
 	}
 	im.noteUnused(data.Path, slices.DeleteFunc(append(data.Names(), data.Others()...),
 		func(n string) bool {
@@ -263,7 +263,7 @@ func (im *ogbImport) ogbUnused(raw, labels string, splits []splitSet, used ...st
 // ogbCount reads the number of nodes or edges of the only graph.
 func (im *ogbImport) ogbCount(ctx context.Context, path string) (int64, error) {
 	if !isFile(path) {
-		return 0, errs.New(errs.Usage, "%s is missing; option in must be a folder with %s", path,
+		return 0, errs.New(errs.Usage, "%s is missing; {in} must be a folder with %s", path,
 			ogbFolder)
 	}
 	n, lines := int64(0), 0
@@ -313,14 +313,14 @@ func (im *ogbImport) ogbSplitName(dir string) (string, error) {
 	name := im.opt.Split
 	switch {
 	case name != "" && !slices.Contains(names, name):
-		return "", errs.New(errs.Usage, "option split %s: %s has %s", name, dir,
+		return "", errs.New(errs.Usage, "{split} %s: %s has %s", name, dir,
 			strings.Join(names, ", "))
 	case name != "":
 		return name, nil
 	case len(names) == 0:
 		return "", errs.New(errs.Usage, "%s holds no split; take it away to have splits made", dir)
 	case len(names) > 1:
-		return "", errs.New(errs.Usage, "%s has several splits; choose one of %s with option split",
+		return "", errs.New(errs.Usage, "%s has several splits; choose one of %s with {split}",
 			dir, strings.Join(names, ", "))
 	}
 	return names[0], nil
@@ -345,7 +345,7 @@ func (im *ogbImport) ogbInverse() (add bool, err error) {
 			add = add || name == n || n == "proteinfunc" && strings.HasPrefix(name, n)
 		}
 	default:
-		return false, errs.New(errs.Usage, "option add-inverse-edge %s: must be yes, no or auto", v)
+		return false, errs.New(errs.Usage, "{add-inverse-edge} %s: must be yes, no or auto", v)
 	}
 	if add {
 		im.m.Source.Options["add-inverse-edge"] = "true"
@@ -387,5 +387,5 @@ func ogbMaster(path, folder string) (bool, error) {
 		}
 	}
 	return false, errs.New(errs.Usage,
-		"%s does not say add_inverse_edge of %s; give option add-inverse-edge yes or no", path, folder)
+		"%s does not say add_inverse_edge of %s; give {add-inverse-edge} yes or no", path, folder)
 }

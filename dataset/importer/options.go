@@ -1,7 +1,6 @@
 package importer
 
 import (
-	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -35,7 +34,7 @@ type Output struct {
 	Memory int64 `option:"memory" size:"64MiB" shown:"half of what is available, at most 2GiB" arg:"SIZE" usage:"SIZE that the import may take; sorted parts of the edges lie beside {out} meanwhile"`
 
 	Progress work.Progress
-	Note     func(text string) // hears of what is chosen or odd; may be nil
+	Note     func(errs.Text) // hears of what is chosen or odd; may be nil
 }
 
 // Input are the options of formats whose input is files that an interrupted import can resume.
@@ -94,7 +93,7 @@ func (o *Output) output() *Output { return o }
 
 func (o *Output) note(format string, args ...any) {
 	if o.Note != nil {
-		o.Note(fmt.Sprintf(format, args...))
+		o.Note(errs.Textf(format, args...))
 	}
 }
 

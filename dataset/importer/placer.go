@@ -165,6 +165,6 @@ func (l *idLooks) refuse() error {
 		return nil
 	}
 	return errs.New(errs.Usage,
-		"%s:%d: column 1 may hold the node ids or a feature: it is %d different whole numbers; give option id-column features=1 or features=none",
+		"%s:%d: column 1 may hold the node ids or a feature: it is %d different whole numbers; give {id-column} features=1 or features=none",
 		l.t.path, l.t.from, l.n)
 }

@@ -88,7 +88,7 @@ func planetoidPrefix(in, name string) (string, error) {
 			have = append(have, one)
 		}
 		return "", errs.New(errs.Usage,
-			"%s has %d datasets; choose one of %s with option name, or give the path of one, such as %s",
+			"%s has %d datasets; choose one of %s with {name}, or give the path of one, such as %s",
 			in, len(names), briefNames(have), names[0])
 	}
 	return strings.TrimSuffix(names[0], ".graph"), nil

@@ -71,7 +71,7 @@ func (s *sparse) edges(lists string) (edges.Source, error) {
 	if s.format == "coo" {
 		if lists != "" {
 			return edges.Source{}, errs.New(errs.Usage,
-				"option lists %s: %s has pairs (format coo) and no lists; leave it out", lists,
+				"{lists} %s: %s has pairs (format coo) and no lists; leave it out", lists,
 				s.archive.Path)
 		}
 		if slices.Contains(s.archive.Names(), "coords") { // of a later SciPy

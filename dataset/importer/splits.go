@@ -136,11 +136,11 @@ func (im *importer) maskOfSeveral(a *npy.Array) ([]int64, error) {
 		return nil, errs.New(errs.Usage, "%s has shape %s: no split", a.Name, shape)
 	case want >= splits:
 		return nil, errs.New(errs.Usage,
-			"option split-index %d: %s has shape %s, so %d splits; give 0 to %d", want, a.Name, shape,
+			"{split-index} %d: %s has shape %s, so %d splits; give 0 to %d", want, a.Name, shape,
 			splits, splits-1)
 	case splits > 1 && im.o.SplitIndex == "":
 		return nil, errs.New(errs.Usage,
-			"%s has shape %s, so %d splits; choose one with option split-index 0 to %d", a.Name, shape,
+			"%s has shape %s, so %d splits; choose one with {split-index} 0 to %d", a.Name, shape,
 			splits, splits-1)
 	}
 	if a.Header.Fortran {
@@ -316,9 +316,9 @@ func (im *importer) place(sp *build.Splitter, trained classSet, labels []int32,
 
 // noteDealt names the splits that were made.
 func (im *importer) noteDealt() {
-	why, how := "the input has no splits", "in equal shares of each class and at random by seed"
+	why, how := errs.Text("the input has no splits"), "in equal shares of each class and at random by seed"
 	if im.o.MakeSplits {
-		why = "option make-splits"
+		why = errs.Textf("{make-splits}")
 	}
 	if im.splitKey != nil {
 		how = "at random by seed"
@@ -333,7 +333,7 @@ func (im *importer) checkLabels(labels []int32, file string, given []splitSet) e
 	if im.o.UnlabelledOK {
 		return nil
 	}
-	const fix = "option unlabelled-ok leaves such nodes out of the splits"
+	fix := errs.Textf("{unlabelled-ok} leaves such nodes out of the splits")
 	if len(given) == 0 {
 		for v, l := range labels {
 			if l == noLabel && (im.splitOf == nil || im.splitOf(int64(v)) >= 0) {

@@ -212,7 +212,7 @@ func (im *importer) headingOf(ctx context.Context, h *tableHead) ([]string, erro
 	}
 	for i, c := range h.first {
 		if !isNumber(c) && h.kind == "features" {
-			return nil, h.l.bad("%s; if the line names the columns, give option header features=yes",
+			return nil, h.l.bad("%s; if the line names the columns, give {header} features=yes",
 				(&splitter{sep: h.sep}).why(c, i+1))
 		}
 	}
@@ -265,7 +265,7 @@ func (im *importer) countsAreHeading(ctx context.Context, h *tableHead) (bool, e
 	if im.m.Nodes > 0 {
 		if rows-1 == im.m.Nodes && !several {
 			return false, errs.New(errs.Usage,
-				"%s has %d rows, there are %d nodes; if line %d is a heading, give option header %s=yes",
+				"%s has %d rows, there are %d nodes; if line %d is a heading, give {header} %s=yes",
 				h.path, rows, im.m.Nodes, h.l.n, h.kind)
 		}
 		return rows-1 == im.m.Nodes, nil
@@ -290,7 +290,7 @@ func (im *importer) countsAreHeading(ctx context.Context, h *tableHead) (bool, e
 		return false, nil
 	}
 	return false, h.l.bad(
-		"0 to %d may be the first row or, as pandas writes them, the names of the columns: give option header %s=no or %s=yes, or option nodes",
+		"0 to %d may be the first row or, as pandas writes them, the names of the columns: give {header} %s=no or %s=yes, or {nodes}",
 		len(h.first)-1, h.kind, h.kind)
 }
 
@@ -324,13 +324,13 @@ func (im *importer) columnsOf(h *tableHead) error {
 	}
 	switch {
 	case len(h.take) == 0:
-		return h.l.bad("no column but ids; give option id-column %s=none, if they are none", h.kind)
+		return h.l.bad("no column but ids; give {id-column} %s=none, if they are none", h.kind)
 	case h.kind == "features":
 		im.noteClassNames(h)
 	case len(h.take) == 1:
 	case h.kind == "labels":
 		return h.l.bad(
-			"%d columns%s; labels have one (the class) or two (node id and class), and option id-column says which holds the ids",
+			"%d columns%s; labels have one (the class) or two (node id and class), and {id-column} says which holds the ids",
 			h.cols, columnNames(h.names))
 	default:
 		return h.l.bad("%d columns; a split has one, the node id", h.cols)
@@ -356,7 +356,7 @@ func (im *importer) idColumn(h *tableHead) (unused []int, err error) {
 			h.id = n - 1
 		}
 		if h.id < 0 {
-			err = h.l.bad("option id-column %s: no such column; there are %d%s", brief(given),
+			err = h.l.bad("{id-column} %s: no such column; there are %d%s", brief(given),
 				h.cols, columnNames(h.names))
 		}
 	case h.names != nil:
@@ -398,7 +398,7 @@ func (h *tableHead) idByName() (unused []int, err error) {
 		}
 	}
 	ask := func(i []int) error {
-		return h.l.bad("column %d (%q) may hold the node ids or values; give option id-column %s=%s or %s=none",
+		return h.l.bad("column %d (%q) may hold the node ids or values; give {id-column} %s=%s or %s=none",
 			i[0]+1, h.names[i[0]], h.kind, h.names[i[0]], h.kind)
 	}
 	switch {

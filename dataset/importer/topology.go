@@ -3,7 +3,6 @@ package importer
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"helios/dataset/build"
 	"helios/dataset/edges"
@@ -25,12 +24,15 @@ func (im *importer) freeSorter() error {
 // room refuses more nodes than the disk can hold before the disk is full: an id, or a number in a
 // heading, may be a stray one.
 func (im *importer) room() error {
-	from := im.o.In + " or option nodes"
+	from := errs.Textf("%s or {nodes}", im.o.In)
 	if im.nodesOpen {
 		from = "the largest id in the edges"
 	}
 	if err := im.checkNodes(from); err != nil {
 		return err
+	}
+	if im.s.Merging() {
+		return nil // an interrupted import that has had the room
 	}
 	row := 8 + 4.0 // offset and label
 	if im.o.FeatureFn == RandomFeatures {
@@ -46,17 +48,17 @@ func (im *importer) room() error {
 	case err == nil && im.nodesOpen && bytes > sparseBytes &&
 		im.m.Nodes/perEnd > 2*im.sorter.Taken():
 		return errs.New(errs.Usage,
-			"the largest id in the edges is %d, so %d edges would make %d nodes and a dataset of %s; give option renumber, or option nodes %d, if that is right",
+			"the largest id in the edges is %d, so %d edges would make %d nodes and a dataset of %s; give {renumber}, or {nodes} %d, if that is right",
 			im.m.Nodes-1, im.sorter.Taken(), im.m.Nodes, units.FormatBytes(int64(bytes)),
 			im.m.Nodes)
 	case err == nil:
 		return nil
 	case im.nodesOpen:
-		return fmt.Errorf(
-			"the largest id in the edges is %d, so there are %d nodes: %w; where ids have gaps, give option renumber",
+		return errs.Errorf(
+			"the largest id in the edges is %d, so there are %d nodes: %w; where ids have gaps, give {renumber}",
 			im.m.Nodes-1, im.m.Nodes, err)
 	}
-	return fmt.Errorf("there are %d nodes, as option nodes or %s says: %w", im.m.Nodes, im.o.In, err)
+	return errs.Errorf("there are %d nodes, as {nodes} or %s says: %w", im.m.Nodes, im.o.In, err)
 }
 
 // topology writes what edgesFrom took.
@@ -74,11 +76,7 @@ func (im *importer) topology(ctx context.Context) (err error) {
 		if err = im.room(); err != nil {
 			return err
 		}
-		c, err = im.sorter.WriteCSC(ctx, im.m.Nodes, im.o.Progress)
-		if err == nil {
-			err = im.s.TopologyDone(c)
-		}
-		if err != nil {
+		if c, err = im.sorter.WriteCSC(ctx, im.m.Nodes, im.o.Progress); err != nil {
 			return err
 		}
 	}
@@ -138,7 +136,7 @@ func (im *importer) noteLonely(nodes int64) error {
 	}); err != nil || n == 0 {
 		return err
 	}
-	im.o.note("%d of %d nodes have no edge; where ids are sparse, option renumber leaves no gaps", n,
+	im.o.note("%d of %d nodes have no edge; where ids are sparse, {renumber} leaves no gaps", n,
 		nodes)
 	return nil
 }

@@ -221,7 +221,7 @@ func (s *search) fits(d *dataset.Dataset, ts []*target, f stripe) error {
 	case f.sb.StripeCount != first.sb.StripeCount || f.sb.LoadID != first.sb.LoadID ||
 		f.sb.LBABytes != first.sb.LBABytes:
 		return errs.New(errs.Device,
-			"ssds %s and %s hold stripes of different loads of %s (stripe %d of %d, stripe %d of %d); choose those of one load with option ssds, or load it again onto the SSDs that shall hold it, named in the same way",
+			"ssds %s and %s hold stripes of different loads of %s (stripe %d of %d, stripe %d of %d); choose those of one load with {ssds}, or load it again onto the SSDs that shall hold it, named in the same way",
 			first.t.name, f.t.name, d.Dir(), first.sb.StripeIndex, first.sb.StripeCount,
 			f.sb.StripeIndex, f.sb.StripeCount)
 	}
@@ -247,7 +247,7 @@ func (s *search) complete(d *dataset.Dataset) error {
 	for _, f := range s.found {
 		if other, twice := have[f.sb.StripeIndex]; twice {
 			return errs.New(errs.Device,
-				"ssds %s and %s both hold stripe %d of %s; choose one with option ssds", other, f.t.name,
+				"ssds %s and %s both hold stripe %d of %s; choose one with {ssds}", other, f.t.name,
 				f.sb.StripeIndex, d.Dir())
 		}
 		have[f.sb.StripeIndex] = f.t.name

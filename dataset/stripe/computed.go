@@ -64,7 +64,7 @@ func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*C
 	fn := d.FeatureFunc()
 	if fn == nil {
 		return nil, errs.New(errs.Usage,
-			"dataset %s has its rows in %s: only rows of a feature function can be computed; make one with option feature-fn hash, or bind other SSDs and load it",
+			"dataset %s has its rows in %s: only rows of a feature function can be computed; make one with {feature-fn} hash, or bind other SSDs and load it",
 			d.Dir(), dataset.FeaturesName)
 	}
 	if o.Stripes < 1 || o.Stripe < 0 || o.Stripe >= o.Stripes {
@@ -88,7 +88,7 @@ func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*C
 	lbas := uint64(c.size / int64(o.LBABytes))
 	if c.g, err = newGeometry(c.l, o.Stripe, o.LBABytes, lbas,
 		rowEntry(o.Type, !o.NoRowChecksums)); err != nil {
-		return nil, fmt.Errorf("stripe %d of %d of %s: %w; leave option size out, or give a larger one",
+		return nil, errs.Errorf("stripe %d of %d of %s: %w; leave {size} out, or give a larger one",
 			o.Stripe, o.Stripes, d.Dir(), err)
 	}
 	c.unit = int64(c.l.LBAsPerRow) * int64(c.l.LBABytes)
@@ -456,7 +456,7 @@ func NewRowVerifier(d *dataset.Dataset, t rowtype.Type) (*RowVerifier, error) {
 	fn := d.FeatureFunc()
 	if fn == nil {
 		return nil, errs.New(errs.Usage,
-			"dataset %s has no feature function to check rows against; make one with option feature-fn hash, or check reads by checksums (option check-reads)",
+			"dataset %s has no feature function to check rows against; make one with {feature-fn} hash, or check reads by checksums ({check-reads})",
 			d.Dir())
 	}
 	return &RowVerifier{enc: newRowEncoder(fn, t), name: d.Meta.FeatureFn}, nil

@@ -39,7 +39,7 @@ func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string
 				continue
 			}
 			return c, errs.New(errs.Device,
-				"ssd %s: cannot read superblock %d of 2, so it may hold data: %w; option force %s overwrites it anyway",
+				"ssd %s: cannot read superblock %d of 2, so it may hold data: %w; {force} %s overwrites it anyway",
 				t.name, i+1, rerr, t.forceName())
 		}
 	}
@@ -52,7 +52,7 @@ func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string
 	}
 	if err == nil && what != "" {
 		err = errs.New(errs.Refused,
-			"ssd %s (serial %s) holds %s; loading would destroy it; to do so, add option force %s",
+			"ssd %s (serial %s) holds %s; loading would destroy it; to do so, add {force} %s",
 			t.name, t.serial, what, t.forceName())
 	}
 	return c, err
@@ -102,12 +102,6 @@ func (t *target) content(ctx context.Context, c *copies, ours bool) (string, err
 			}
 		}
 		return "", nil
-	}
-	// A load that was killed before its superblock was there left the record of its lease alone.
-	for i := range leaseSlots {
-		if slot := head[leaseAt+i*leaseSlot:]; decodeLease(slot) != nil {
-			clear(slot[:wireBytes])
-		}
 	}
 	if what := signatures.Unknown(head, tail); what != "" {
 		return what, nil

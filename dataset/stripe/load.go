@@ -176,7 +176,7 @@ func checkTargets(ts []*target) error {
 	for _, t := range ts {
 		if t.lbaBytes != ts[0].lbaBytes {
 			return errs.New(errs.Usage,
-				"ssd %s has LBAs of %d bytes and %s of %d; all SSDs of a dataset must agree, choose others with option ssds",
+				"ssd %s has LBAs of %d bytes and %s of %d; all SSDs of a dataset must agree, choose others with {ssds}",
 				ts[0].name, ts[0].lbaBytes, t.name, t.lbaBytes)
 		}
 		if other, twice := serials[t.name]; twice {
@@ -264,12 +264,12 @@ func (w *loader) addStripe(i int, t *target, rt rowtype.Type, r *LoadReport) err
 func (w *loader) write(ctx context.Context, found []copies, r *LoadReport) (began bool, err error) {
 	old, id, why := w.resumable(found)
 	if w.o.Restart && old != nil {
-		old, why = nil, "option restart"
+		old, why = nil, "a restart was asked for"
 	}
 	if old != nil {
 		r.ResumedBytes = w.goOn(old, id)
 		w.note(
-			"%.0f %% of %s are on the SSDs from a load that was interrupted; going on there (option restart starts over)",
+			"%.0f %% of %s are on the SSDs from a load that was interrupted; going on there; a restart starts over",
 			100*float64(r.ResumedBytes)/float64(r.DataBytes), w.d.Dir())
 		err = w.run(ctx, old)
 		var s *staleError
@@ -311,7 +311,7 @@ func checkAllFree(ctx context.Context, d *dataset.Dataset, ts []*target, force s
 	}
 	if len(serial) > 1 {
 		return nil,
-			fmt.Errorf("%w; %d of the %d SSDs hold something: option force %s overwrites all of them",
+			errs.Errorf("%w; %d of the %d SSDs hold something: {force} %s overwrites all of them",
 				taken, len(serial), len(ts), strings.Join(serial, ","))
 	}
 	return found, taken

@@ -336,7 +336,7 @@ func TestResumeInDoubt(t *testing.T) {
 		why  string // "": it goes on
 	}{
 		"nothing": {},
-		"restart": {o: LoadOptions{Restart: true}, why: "option restart"},
+		"restart": {o: LoadOptions{Restart: true}, why: "a restart was asked for"},
 		"other row sums": {o: LoadOptions{NoRowChecksums: true},
 			why: "another choice of row checksums"},
 		"order": {ssds: func(_ *testing.T,

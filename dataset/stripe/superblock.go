@@ -298,8 +298,8 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 var ErrNoSuperblock = errors.New("no Helios superblock")
 
 // errOldScales is that of a stripe up to version 3 with rows of int8.
-var errOldScales = errors.New(
-	"its int8 rows begin with their scales, as an earlier heliosctl stored them; this one has scales in a table beside the rows: load the SSD again with \"heliosctl load --row-dtype int8\" and option force")
+var errOldScales = errs.New(errs.Failed,
+	"its int8 rows begin with their scales, as an earlier heliosctl stored them; this one has scales in a table beside the rows: load the SSD again with \"heliosctl load --row-dtype int8 --force\"")
 
 var errBadSuperblock = errors.New("damaged Helios superblock")
 

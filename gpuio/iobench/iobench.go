@@ -9,7 +9,6 @@ package iobench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"helios/cuda"
@@ -455,10 +454,10 @@ func (c *Config) fits() error {
 			break
 		}
 	}
-	advice := fmt.Sprintf("%v %d fits", errs.Key("depth"), most)
+	advice := errs.Textf("{depth} %d fits", most)
 	if given := c.SetRows != c.rowsPerSSD(c.Depth)*len(c.SSDs); most == 0 || given {
 		what := map[bool]string{true: "smaller sets", false: "fewer SSDs"}[given]
-		advice = fmt.Sprintf("%d rows of %d bytes fit; use %s or smaller rows", max(free, 0)/stride,
+		advice = errs.Textf("%d rows of %d bytes fit; use %s or smaller rows", max(free, 0)/stride,
 			c.RowBytes, what)
 	}
 	return errs.New(errs.Capability,

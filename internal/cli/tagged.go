@@ -1,8 +1,11 @@
+// Package cli has what the verbs of heliosctl share: flags of declared options, completion and the
+// reading of values. cmd/heliosctl has the verbs.
 package cli
 
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +16,12 @@ import (
 
 // FlagName is an option as a flag.
 func FlagName(name string) string { return "--" + name }
+
+// HasFlag reports whether one of flags has a name.
+func HasFlag(flags []cli.Flag, name string) bool {
+	return slices.ContainsFunc(flags,
+		func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
+}
 
 // TaggedFlags returns the flags of a struct of options that says in its tags what they are
 // (internal/options). The fields' values are the flags' defaults.

@@ -7,7 +7,6 @@ package errs
 import (
 	"errors"
 	"fmt"
-	"slices"
 )
 
 // Class is the cause of a failure. Its value is the exit code of heliosctl.
@@ -25,21 +24,16 @@ const (
 type classed struct {
 	class Class
 	err   error
-	keys  []Key // the options that its text names
+	text  Text
 }
 
-func (e *classed) Error() string { return e.err.Error() }
+func (e *classed) Error() string { return e.text.String() }
 func (e *classed) Unwrap() error { return e.err }
 
-// New makes an error of a class from a format, which may use %w and name options (Key).
+// New makes an error of a class from a format, which may use %w and name options ({cpu-cache}, see
+// Text).
 func New(c Class, format string, args ...any) error {
-	e := &classed{class: c, err: fmt.Errorf(format, args...)}
-	for _, a := range args {
-		if k, is := a.(Key); is {
-			e.keys = append(e.keys, k)
-		}
-	}
-	return e
+	return &classed{c, fmt.Errorf(format, args...), Textf(format, args...)}
 }
 
 // Errorf adds words to an error, whose class stays; the format may use %w and name options.
@@ -53,7 +47,7 @@ func With(c Class, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &classed{class: c, err: err}
+	return &classed{c, err, textOf(err)}
 }
 
 // ClassOf returns the outermost class of err, Failed when it has none, and 0 for nil.
@@ -67,40 +61,6 @@ func ClassOf(err error) Class {
 	}
 	return Failed
 }
-
-// Key is an option of a library's configuration, by the name that configuration files and flags
-// give it. Written into a message it reads "option cpu-cache"; the command line turns that into the
-// flag (cli.NameFlags), so that a library's text is right for callers that have no flags.
-//
-//	errs.New(errs.Usage, "%v %d is below %v %d", errs.Key("cpu-cache"), a, errs.Key("batch-size"), b)
-type Key string
-
-func (k Key) String() string { return "option " + string(k) }
-
-// Names reports whether an error names an option.
-func Names(err error, key Key) bool {
-	if c, is := err.(*classed); is && slices.Contains(c.keys, key) {
-		return true
-	}
-	return slices.ContainsFunc(causes(err), func(e error) bool { return Names(e, key) })
-}
-
-// causes are the errors that an error wraps.
-func causes(err error) []error {
-	switch e := err.(type) {
-	case interface{ Unwrap() error }:
-		if inner := e.Unwrap(); inner != nil {
-			return []error{inner}
-		}
-	case interface{ Unwrap() []error }:
-		return e.Unwrap()
-	}
-	return nil
-}
-
-// Flag is the option as heliosctl's command line spells it, for whole commands that a person
-// copies. Messages that speak of the option use String.
-func (k Key) Flag() string { return "--" + string(k) }
 
 // Closing ends what a function has opened; an error of f is returned through err unless there is
 // one already. It is for defer.

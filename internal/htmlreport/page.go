@@ -68,7 +68,7 @@ func Write(w io.Writer, sources []*Source, version string) error {
 	}
 	if len(sections) == 0 {
 		return errs.New(errs.Usage,
-			"the files hold no results: no event of a run that has got so far; give files that option results has written")
+			"the files hold no results: no event of a run that has got so far; give files that {results} has written")
 	}
 	var figures []figure
 	page := struct {

@@ -39,7 +39,7 @@ func Read(r io.Reader, name string) (*Source, error) {
 	s := &Source{Name: name}
 	bad := func(n int, why string) error {
 		return errs.New(errs.Usage,
-			"%s, line %d: %s; give a file that option results has written, or the output of option json",
+			"%s, line %d: %s; give a file that {results} has written, or the output of {json}",
 			name, n, why)
 	}
 	b := outfile.NewReader(r)

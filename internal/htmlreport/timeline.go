@@ -64,7 +64,7 @@ func readTimeline(r io.Reader, name string) (*Source, error) {
 		s.Ended, s.Whole, s.Reason = false, false, "its end is missing"
 	default:
 		return nil, errs.New(errs.Usage,
-			"%s: no timeline: %w; give a file that option timeline or results has written", name, err)
+			"%s: no timeline: %w; give a file that {timeline} or results has written", name, err)
 	}
 	return s, nil
 }

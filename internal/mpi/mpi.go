@@ -90,7 +90,7 @@ func open(path string, launcher Kind) (*library, error) {
 		return l, nil
 	}
 	return nil, errs.New(errs.Capability,
-		"MPI: no library of %s (%w); install it (Debian: %s), name it with option mpi FILE, or start the ranks by torchrun, or by srun without MPI, which need none",
+		"MPI: no library of %s (%w); install it (Debian: %s), name it with {mpi} FILE, or start the ranks by torchrun, or by srun without MPI, which need none",
 		launcher, err, packages[launcher])
 }
 

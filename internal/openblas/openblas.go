@@ -33,7 +33,7 @@ type Library struct {
 func Open(path string) (*Library, error) {
 	if !dl.Have {
 		return nil, errs.New(errs.Capability,
-			"OpenBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use a build without the tag, or option openblas off")
+			"OpenBLAS: this build of heliosctl opens no libraries (-tags nocuda, or a platform without it); use a build without the tag, or {openblas} off")
 	}
 	if path == "" { // the loader would take it for this program
 		return nil, errs.New(errs.Capability,
@@ -53,11 +53,11 @@ func Open(path string) (*Library, error) {
 	}
 	if path == "auto" {
 		return nil, errs.New(errs.Capability,
-			"OpenBLAS: no %s in the loader's places; install it (Debian: libopenblas0-pthread), name a library with option openblas PATH, or do without by option openblas off",
+			"OpenBLAS: no %s in the loader's places; install it (Debian: libopenblas0-pthread), name a library with {openblas} PATH, or do without by {openblas} off",
 			strings.Join(names, ", "))
 	}
 	return nil, errs.New(errs.Capability,
-		"OpenBLAS: %w; name another library or use option openblas off", err)
+		"OpenBLAS: %w; name another library or use {openblas} off", err)
 }
 
 func bind(h uintptr, name string) (*Library, error) {

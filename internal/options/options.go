@@ -44,7 +44,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -278,16 +277,13 @@ func (o Option) Usage(flag func(name string) string) string {
 // Expand writes the {names} of options in a text as flags, and {@names} of lists as what is in
 // them. Other text in braces stays.
 func Expand(text string, flag func(name string) string) string {
-	return braces.ReplaceAllStringFunc(text, func(word string) string {
-		name := word[1 : len(word)-1]
+	return errs.Braces(text, func(name string) string {
 		if list, is := strings.CutPrefix(name, "@"); is {
 			return strings.Join(listOf(list), ", ")
 		}
 		return flag(name)
 	})
 }
-
-var braces = regexp.MustCompile(`\{@?[a-z][a-z0-9-]*\}`)
 
 // Tag returns a tag of the field.
 func (o Option) Tag(name string) (text string, is bool) { return o.tag.Lookup(name) }

@@ -42,7 +42,7 @@ func joinMPI(ctx context.Context, l Launch, o Options) (_ Group, err error) {
 	}
 	if g.world.Size != l.Size || g.world.Rank != l.Rank {
 		err := errs.New(errs.Capability,
-			"MPI: %s makes this rank %d of %d, mpirun said %d of %d; give the library of that mpirun by option mpi FILE",
+			"MPI: %s makes this rank %d of %d, mpirun said %d of %d; give the library of that mpirun by {mpi} FILE",
 			g.world.Name(), g.world.Rank, g.world.Size, l.Rank, l.Size)
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func (g *overMPI) Exchange(ctx context.Context, out [][]byte) ([][]byte, error) 
 		return nil, err
 	}
 	op, cancel := context.WithTimeoutCause(ctx, g.o.Wait, errs.New(errs.Failed,
-		"a rank did not answer within %v; raise option rank-timeout if it is only slow", g.o.Wait))
+		"a rank did not answer within %v; raise {rank-timeout} if it is only slow", g.o.Wait))
 	defer cancel()
 	op, stop := context.WithCancelCause(op)
 	defer stop(nil)

@@ -94,7 +94,7 @@ func (g *overTCP) prove(ctx context.Context, c net.Conn, came bool, deadline tim
 	if came && ctx.Err() == nil && hungUp(err) {
 		// A rank that is killed now does so, too: this is no mistake of the user's for sure.
 		return nil, errs.New(errs.Failed,
-			"hangs up when this rank proves that it knows the run's secret; give all ranks the same one, by $HELIOS_RANK_SECRET or option rank-secret-file, and each run a MASTER_PORT of its own (%w)",
+			"hangs up when this rank proves that it knows the run's secret; give all ranks the same one, by $HELIOS_RANK_SECRET or {rank-secret-file}, and each run a MASTER_PORT of its own (%w)",
 			err)
 	}
 	if err != nil {

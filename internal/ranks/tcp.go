@@ -241,7 +241,7 @@ func (g *overTCP) receiveRank(ctx context.Context, c net.Conn, token string) (a 
 		if errors.Is(err, errSecret) {
 			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 			a.refuse = errs.New(errs.Usage,
-				"a process on %s: %w; give all ranks the same one, by $HELIOS_RANK_SECRET or option rank-secret-file",
+				"a process on %s: %w; give all ranks the same one, by $HELIOS_RANK_SECRET or {rank-secret-file}",
 				host, err)
 			return a, nil
 		}
@@ -706,7 +706,7 @@ func (g *overTCP) Exchange(ctx context.Context, out [][]byte) ([][]byte, error) 
 
 func (g *overTCP) slow(p *peer) error {
 	return errs.New(errs.Failed,
-		"rank %d on %s: no answer within %v, though its machine answers; raise option rank-timeout if it is only slow",
+		"rank %d on %s: no answer within %v, though its machine answers; raise {rank-timeout} if it is only slow",
 		p.rank, p.host, g.o.Wait)
 }
 

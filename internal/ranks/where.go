@@ -56,7 +56,7 @@ func (o Options) mayMeet(where string, all []netip.Addr) error {
 		return nil
 	}
 	return errs.New(errs.Refused,
-		"ranks meet at %s, which other machines reach, and share no secret: anybody there could take a rank's place; give all ranks the same secret by $HELIOS_RANK_SECRET or option rank-secret-file, or allow it by option rank-insecure in a network of your own",
+		"ranks meet at %s, which other machines reach, and share no secret: anybody there could take a rank's place; give all ranks the same secret by $HELIOS_RANK_SECRET or {rank-secret-file}, or allow it by {rank-insecure} in a network of your own",
 		where)
 }
 
@@ -91,7 +91,7 @@ func (g *overTCP) listen(ctx context.Context) (net.Listener, error) {
 			}
 			if inside && (g.l.Nodes > 1 || g.l.Nodes == 0 && !isLiteral(host) && host != "localhost") {
 				g.o.note(fmt.Sprintf(
-					"rank 0 listens at MASTER_ADDR=%s, %s; where ranks run there, give all of them its address in their network, or the same secret (option rank-secret-file), with which it listens at all addresses",
+					"rank 0 listens at MASTER_ADDR=%s, %s; where ranks run there, give all of them its address in their network, or the same secret (rank-secret-file), with which it listens at all addresses",
 					shown, why))
 			}
 			return listener, nil
@@ -99,7 +99,7 @@ func (g *overTCP) listen(ctx context.Context) (net.Listener, error) {
 			return nil, err
 		case !secret:
 			return nil, errs.New(errs.Usage,
-				"MASTER_ADDR=%s is no address of rank 0's machine, %s: give all ranks one that is, name where rank 0 listens by option rank-listen, or give all ranks a secret (option rank-secret-file), with which it listens at all addresses",
+				"MASTER_ADDR=%s is no address of rank 0's machine, %s: give all ranks one that is, name where rank 0 listens by {rank-listen}, or give all ranks a secret ({rank-secret-file}), with which it listens at all addresses",
 				shown, hostname())
 		}
 		why = "no address of this machine, " + hostname()
@@ -126,7 +126,7 @@ func (g *overTCP) listenAt(ctx context.Context, port string) (net.Listener, erro
 	if !isLiteral(host) && strings.Contains(host, ":") {
 		var err error
 		if host, port, err = net.SplitHostPort(host); err != nil {
-			return nil, errs.New(errs.Usage, "option rank-listen %q is no ADDRESS or ADDRESS:PORT",
+			return nil, errs.New(errs.Usage, "{rank-listen} %q is no ADDRESS or ADDRESS:PORT",
 				g.o.Listen)
 		}
 	}
@@ -134,7 +134,7 @@ func (g *overTCP) listenAt(ctx context.Context, port string) (net.Listener, erro
 	if host != "" {
 		var err error
 		if all, err = addresses(ctx, host); err != nil {
-			return nil, errs.New(errs.Usage, "option rank-listen: %w", err)
+			return nil, errs.New(errs.Usage, "{rank-listen}: %w", err)
 		}
 	}
 	if err := g.o.mayMeet(g.o.Listen, all); err != nil {
@@ -145,7 +145,7 @@ func (g *overTCP) listenAt(ctx context.Context, port string) (net.Listener, erro
 	}
 	listener, err := openOne(ctx, all, port)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) {
-		err = errs.New(errs.Usage, "option rank-listen %s is no address of rank 0's machine, %s (%w)",
+		err = errs.New(errs.Usage, "{rank-listen} %s is no address of rank 0's machine, %s (%w)",
 			g.o.Listen, hostname(), err)
 	}
 	return listener, err

@@ -361,7 +361,7 @@ func failure(id int, err error) failed {
 	c := errs.ClassOf(err)
 	return failed{"error", id, map[errs.Class]string{errs.Failed: "failed", errs.Usage: "usage",
 		errs.Capability: "capability", errs.Refused: "refused", errs.Device: "device",
-		errs.Interrupted: "interrupted"}[c], int(c), err.Error()}
+		errs.Interrupted: "interrupted"}[c], int(c), errs.Spell(err, errs.Key.Keyword)}
 }
 
 // Of is a tensor of one dimension whose numbers are those of v.

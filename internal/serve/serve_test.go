@@ -49,7 +49,7 @@ func TestProtocol(t *testing.T) {
 		want string
 	}{
 		{map[string]any{"options": map[string]any{"do": "fail"}}, "the SSD is gone"},
-		{map[string]any{"options": map[string]any{"do": []int{1}}}, "option do is no text"},
+		{map[string]any{"options": map[string]any{"do": []int{1}}}, "do is no text"},
 		{map[string]any{"split": nil}, "neither a split nor nodes"},
 		{map[string]any{"slots": 65}, "65 slots are not between"},
 		{map[string]any{"rank": 3, "world": 3}, "rank 3 of world 3"},
@@ -327,7 +327,7 @@ func TestBounds(t *testing.T) {
 	b.want("opened")
 	big := map[string]any{"type": "loader", "handle": 1, "split": "train", "slots": 40}
 	b.send(big)
-	require.Contains(t, b.want("error").Message, "larger option memory")
+	require.Contains(t, b.want("error").Message, "a larger memory")
 	a.send(map[string]any{"type": "close", "id": l.ID})
 	a.want("closed")
 	b.send(big)

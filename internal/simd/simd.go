@@ -82,11 +82,11 @@ func Parse(s string) (Level, error) {
 		l := Level(i).Resolve()
 		if best := Best(); l > best {
 			return 0, errs.New(errs.Capability,
-				"option kernels %s: this CPU (%s) has no such instructions; use option kernels %s or auto",
+				"{kernels} %s: this CPU (%s) has no such instructions; use {kernels} %s or auto",
 				s, cpuid.CPU.BrandName, best)
 		}
 		return l, nil
 	}
-	return 0, errs.New(errs.Usage, "unknown option kernels %q; choose one of %s", s,
+	return 0, errs.New(errs.Usage, "unknown {kernels} %q; choose one of %s", s,
 		strings.Join(names, ", "))
 }

@@ -176,7 +176,7 @@ func DefaultDir() (string, error) {
 	home, err := os.UserHomeDir()
 	if err != nil || home == "" {
 		return "", errs.New(errs.Usage,
-			"no state folder: neither %s nor HOME is set; give one with option state DIR", EnvDir)
+			"no state folder: neither %s nor HOME is set; give one with {state} DIR", EnvDir)
 	}
 	return filepath.Join(home, ".local", "state", "heliosctl"), nil
 }
@@ -240,7 +240,7 @@ func (s *Store) loadOwn() (*State, error) {
 		return &State{Version: version}, nil
 	}
 	if err != nil {
-		return nil, errs.New(errs.Usage, "state file: %w; check option state and %s", err, EnvDir)
+		return nil, errs.New(errs.Usage, "state file: %w; check {state} and %s", err, EnvDir)
 	}
 	st := &State{}
 	if err := json.Unmarshal(b, st); err != nil {
@@ -249,7 +249,7 @@ func (s *Store) loadOwn() (*State, error) {
 	}
 	if st.Version != version {
 		return nil, errs.New(errs.Usage,
-			"state file %s has format %d and this heliosctl knows %d; use the heliosctl that wrote it, or name another folder with option state DIR",
+			"state file %s has format %d and this heliosctl knows %d; use the heliosctl that wrote it, or name another folder with {state} DIR",
 			s.file(), st.Version, version)
 	}
 	return st, nil
@@ -261,7 +261,7 @@ func (s *Store) loadOwn() (*State, error) {
 func (s *Store) Update(ctx context.Context, change func(*State) error) error {
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return errs.New(errs.Usage,
-			"state folder: %w; name one that can be written with option state DIR", err)
+			"state folder: %w; name one that can be written with {state} DIR", err)
 	}
 	l, err := lockFile(ctx, filepath.Join(s.dir, "lock"))
 	if err != nil {
@@ -289,7 +289,7 @@ func (s *Store) write(st *State) error {
 	switch {
 	case errors.Is(err, errNoTemp):
 		return errs.New(errs.Usage,
-			"state folder: %w; name one that can be written with option state DIR", err)
+			"state folder: %w; name one that can be written with {state} DIR", err)
 	case err != nil:
 		return errs.New(errs.ClassOf(err), "state file %s: %w; the old list is still in place",
 			s.file(), err)
@@ -343,7 +343,7 @@ func lockFile(ctx context.Context, path string) (*os.File, error) {
 	var p *fs.PathError
 	if errors.As(err, &p) {
 		return nil, errs.New(errs.Usage,
-			"state folder: %w; name one that can be written with option state DIR", err)
+			"state folder: %w; name one that can be written with {state} DIR", err)
 	}
 	return f, err
 }
@@ -413,7 +413,7 @@ func (s *Store) openOwn(name string) (*os.File, error) {
 		}
 	}
 	return nil, errs.New(errs.Usage,
-		"state folder: %w; name one that can be written with option state DIR", err)
+		"state folder: %w; name one that can be written with {state} DIR", err)
 }
 
 // nameTimeout bounds the wait for the name of a lease's holder.

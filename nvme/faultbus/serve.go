@@ -43,12 +43,13 @@ func (c *cqueue) tell() {
 	}
 }
 
-// The sleeps of a completion queue's goroutine: where the controller can wake it, and between looks
-// at its ring.
+// How long the goroutine of a completion queue sleeps at a time: where the controller can wake it,
+// where its ring is looked at, and where only an event may come.
 const (
 	watchTime = 100 * time.Millisecond
 	lookFirst = 20 * time.Microsecond
 	lookMost  = time.Millisecond
+	eventTime = 20 * time.Millisecond
 )
 
 // watch waits for the controller's completions as long as commands are out.
@@ -84,17 +85,20 @@ func (c *cqueue) watch() {
 			idle, look = 0, lookFirst
 		}
 		switch {
-		case !out:
+		case !out && c.id != 0:
 			select {
 			case <-c.wake:
 			case <-c.quit:
 				return
 			}
 		case b.waiter == nil:
-			if !nap(look) {
+			d := eventTime
+			if out {
+				d, look = look, min(2*look, lookMost)
+			}
+			if !nap(d) {
 				return
 			}
-			look = min(2*look, lookMost)
 		default:
 			b.waiter.WaitCQ(c.id, watchTime)
 			// A bus that returns at once with nothing, again and again, must not make this spin.

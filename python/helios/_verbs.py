@@ -64,6 +64,7 @@ def run(*args: str | os.PathLike[str], binary: str | os.PathLike[str] | None = N
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        env={**os.environ, "HELIOS_KEYWORDS": "1"},  # errors name options as keywords
     ) as process:
         out, err = _finish(process)
     records = Records()

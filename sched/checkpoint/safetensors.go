@@ -416,11 +416,11 @@ type Lock struct{ f *os.File }
 // The lock ends with the process, however it dies.
 func LockDir(dir string) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, errs.New(errs.Usage, "option checkpoint: %w; name a folder that can be written", err)
+		return nil, errs.New(errs.Usage, "{checkpoint}: %w; name a folder that can be written", err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "option checkpoint: %w; name a folder that can be written", err)
+		return nil, errs.New(errs.Usage, "{checkpoint}: %w; name a folder that can be written", err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
@@ -439,7 +439,7 @@ func LockDir(dir string) (*Lock, error) {
 	}
 	if err != nil {
 		return nil,
-			errors.Join(errs.New(errs.Usage, "option checkpoint: %w; name a folder that can be written",
+			errors.Join(errs.New(errs.Usage, "{checkpoint}: %w; name a folder that can be written",
 				err), f.Close())
 	}
 	return &Lock{f}, nil

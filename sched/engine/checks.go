@@ -33,7 +33,7 @@ func (s *Store) openChecks(ctx context.Context, pages string) error {
 		s.checks.off = true
 		why = "turned off"
 	case c.CheckReads == plan.ChecksOn && full != nil:
-		return fmt.Errorf("%v: %w; free some, or leave the option out", errs.Key("check-reads"), full)
+		return errs.Errorf("{check-reads}: %w; free some, or leave the option out", full)
 	case c.CheckReads == plan.ChecksOn:
 		why = ""
 	case why == "" && full != nil:
@@ -48,7 +48,7 @@ func (s *Store) openChecks(ctx context.Context, pages string) error {
 			if stopped := prepare.Interrupted(ctx); stopped != nil {
 				return stopped
 			}
-			return fmt.Errorf("%v: %w", errs.Key("check-reads"), err)
+			return errs.Errorf("{check-reads}: %w", err)
 		}
 	}
 	s.Checked = s.describeChecks(why, pages)

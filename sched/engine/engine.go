@@ -10,7 +10,6 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"helios/cache"
@@ -100,7 +99,7 @@ func (e *Engine) OpenFor(ctx context.Context, c Consumer, s *System, cfg plan.Co
 	var notes []string
 	note := func(s string) {
 		notes = append(notes, s)
-		obs.TellNote(s)
+		obs.TellNote("%s", s)
 	}
 	a, err := stripe.Find(ctx, in.Dataset, in.SSDs, stripe.AttachOptions{Note: note, Tables: true,
 		RowTables: cfg.CheckReads == plan.ChecksOff})
@@ -112,7 +111,7 @@ func (e *Engine) OpenFor(ctx context.Context, c Consumer, s *System, cfg plan.Co
 	}
 	if want := cfg.RowType; want != "" && want != a.RowType.String() {
 		return errs.New(errs.Usage,
-			"option row-dtype %s: the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or leave the option out",
+			"{row-dtype} %s: the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or leave the option out",
 			want, a.RowType, in.Dataset.Dir(), want)
 	}
 	e.Sampling = prepare.New(cfg, in, obs, a.RowType)
@@ -181,7 +180,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	e.OnClose(e.Recording.Close)
 	e.OnClose(e.Tiers.Close)
 	e.OnClose(e.Store.Close) // before the tiers, which it may still write to
-	e.Observer.TellNote(e.Store.Checked.String())
+	e.Observer.TellNote("%v", e.Store.Checked)
 	return e.place(ctx)
 }
 
@@ -214,7 +213,7 @@ func (e *Engine) budgets() (plan.TierSizes, error) {
 	need := e.TopologyNeeds()
 	if lists := e.NeighborCacheNeeds(); lists > 0 && need > avail && need-lists < avail {
 		return plan.TierSizes{}, errs.New(errs.Usage,
-			"option neighbor-cache %v: the lists of this topology take %s of it, and with offsets that is %s; %s of memory are free, give less",
+			"{neighbor-cache} %v: the lists of this topology take %s of it, and with offsets that is %s; %s of memory are free, give less",
 			e.Config.NeighborCache, units.FormatBytes(lists), units.FormatBytes(need),
 			units.FormatBytes(avail))
 	}
@@ -249,8 +248,8 @@ func (e *Engine) newSlots() error {
 	for i := range e.Plan.Credits {
 		x, err := cuda.Reserve(e.Device, bytes, "mini-batch features")
 		if err != nil {
-			return fmt.Errorf(
-				"feature tensor of mini-batch slot %d of %d (%s of address space): %w; lower option batch-size, option fanout or option prefetch-depth",
+			return errs.Errorf(
+				"feature tensor of mini-batch slot %d of %d (%s of address space): %w; lower {batch-size}, {fanout} or {prefetch-depth}",
 				i+1, e.Plan.Credits, units.FormatBytes(bytes), err)
 		}
 		e.OnClose(x.Free)

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"helios/cache"
 	"helios/cuda"
@@ -117,18 +116,18 @@ func (e *Engine) shrunk(cause error) (plan.TierSizes, error) {
 	}
 	if errors.As(cause, new(elsewhere)) {
 		return plan.TierSizes{}, errs.New(errs.Capability,
-			"%w; the caches are on the first device, so they have nothing to give back there: lower option batch-size, option fanout or option hidden",
+			"%w; the caches are on the first device, so they have nothing to give back there: lower {batch-size}, {fanout} or {hidden}",
 			cause)
 	}
 	if errors.As(cause, new(applied)) {
 		return plan.TierSizes{}, errs.New(errs.Capability,
-			"%w; the step was under way, so it cannot be done again: go on from the last checkpoint (option checkpoint, option resume), and lower option gpu-cache",
+			"%w; the step was under way, so it cannot be done again: go on from the last checkpoint ({checkpoint}, {resume}), and lower {gpu-cache}",
 			cause)
 	}
 	have := e.Sizes.GPURows
 	if have == 0 || errors.As(cause, new(untiered)) {
 		return plan.TierSizes{}, errs.New(errs.Capability,
-			"%w; the GPU tier holds nothing, so no device memory can be given back for it: lower option batch-size, option fanout, option prefetch-depth or option hidden, or end what else uses the GPU",
+			"%w; the GPU tier holds nothing, so no device memory can be given back for it: lower {batch-size}, {fanout}, {prefetch-depth} or {hidden}, or end what else uses the GPU",
 			cause)
 	}
 	give := max(oom.Want-oom.Free, 0) + deviceSlack(e.Device.Info().MemTotal)
@@ -142,7 +141,7 @@ func (e *Engine) shrunk(cause error) (plan.TierSizes, error) {
 		more := (have - b.GPURows) * e.RowBytes
 		if more > max(avail-plan.HostSlack, 0) {
 			return b, errs.New(errs.Capability,
-				"%w; option mode %s has no room in CPU memory for the %s that the GPU tier would give back: use option mode %s",
+				"%w; {mode} %s has no room in CPU memory for the %s that the GPU tier would give back: use {mode} %s",
 				cause, e.Config.Mode, units.FormatBytes(more), plan.DefaultMode)
 		}
 		b.CPURows += have - b.GPURows
@@ -187,9 +186,8 @@ func (e *Engine) shrink(ctx context.Context, cause error) error {
 	var oom *cuda.OutOfMemoryError
 	errors.As(cause, &oom)
 	e.Observer.TellNote(
-		fmt.Sprintf(
-			"out of device memory (%v): the GPU tier shrinks from %s to %s, and the run goes on at the same batch",
-			oom, units.FormatBytes(was), units.FormatBytes(b.GPURows*e.RowBytes)))
+		"out of device memory (%v): the GPU tier shrinks from %s to %s, and the run goes on at the same batch",
+		oom, units.FormatBytes(was), units.FormatBytes(b.GPURows*e.RowBytes))
 	e.GPUShrunk += was - b.GPURows*e.RowBytes
 	b.Auto = false
 	e.Sizes = b

@@ -313,7 +313,7 @@ func (s *Store) openMemory() (err error) {
 		for _, t := range gpuio.Together(r.Tried) {
 			text += "; not " + t.Rung + ": " + t.Why
 		}
-		s.of.Observer.TellNote(text)
+		s.of.Observer.TellNote("%s", text)
 	}
 	return nil
 }

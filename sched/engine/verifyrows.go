@@ -59,7 +59,7 @@ func (v *RowVerifier) check(ctx context.Context, e *Engine, s *Slot) error {
 		nodes := hostmem.View[int64](raw)
 		if i := v.firstWrong(nodes, rows, e.RowBytes); i >= 0 {
 			return errs.New(errs.Device,
-				"batch %d: row %d of %d: %s; run \"heliosctl verify\", and with option check-reads to see whether it came so from the SSD",
+				"batch %d: row %d of %d: %s; run \"heliosctl verify\", and with {check-reads} to see whether it came so from the SSD",
 				s.Index, at+i, n,
 				v.Wrong(nodes[i], rows[i*e.RowBytes:(i+1)*e.RowBytes]))
 		}

@@ -1,11 +1,10 @@
 package engine
 
 import (
-	"fmt"
-
 	"helios/cache"
 	"helios/cuda"
 	"helios/graph"
+	"helios/internal/errs"
 	"helios/internal/rowtype"
 	"helios/internal/units"
 )
@@ -39,8 +38,8 @@ func (e *Engine) NewWidener(dev cuda.Device, t rowtype.Type, rows int64) (w *Wid
 	bytes := rows * w.dim * 4
 	if w.x, err = cuda.Reserve(dev, bytes, "float32 features"); err != nil {
 		return nil,
-			fmt.Errorf(
-				"feature tensor of training (%s of address space): %w; lower option batch-size or option fanout",
+			errs.Errorf(
+				"feature tensor of training (%s of address space): %w; lower {batch-size} or {fanout}",
 				units.FormatBytes(bytes), err)
 	}
 	e.OnClose(w.x.Free)

@@ -31,7 +31,7 @@ type Key struct {
 
 // notOptions are the fields of a Key that no option sets, as errors name them.
 var notOptions = map[string]string{"dataset": "dataset", "edges": "number of edges",
-	"training nodes": "training nodes", "degrees": "use of degrees (option model)",
+	"training nodes": "training nodes", "degrees": "use of degrees (a model's)",
 	"row bytes": "bytes in a row", "lba bytes": "LBA size"}
 
 // samples is the part of a key that samples depend on: equal where the samples are.
@@ -49,9 +49,10 @@ func (k Key) same(was Key, dir string) error {
 			continue
 		}
 		name := a.Type().Field(i).Tag.Get("json")
-		what, ok := notOptions[name]
+		plain, ok := notOptions[name]
+		what := errs.Text(plain)
 		if !ok {
-			what = fmt.Sprint(errs.Key(name))
+			what = errs.Textf("%v", errs.Key(name))
 		}
 		return errs.New(errs.Usage,
 			"the mini-batches in %s were prepared with %s %v, and this run has %v; give the same, or another folder with %v",

@@ -209,7 +209,7 @@ func TestOpenRefuses(t *testing.T) {
 		"option fanout [3], and":                              func(k *Key) { k.Fanouts = []int{4} },
 		"option sample-epochs 2":                              func(k *Key) { k.SampleEpochs = 3 },
 		"dataset d, and this run has e":                       func(k *Key) { k.Dataset = "e" },
-		"use of degrees (option model) false":                 func(k *Key) { k.Degrees = true },
+		"use of degrees (a model's) false":                    func(k *Key) { k.Degrees = true },
 		"option disk-budget none, and this run has 9 B; give": func(k *Key) { k.Budget = 9 },
 	} {
 		k := testKey()

@@ -3,7 +3,6 @@ package packs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 
@@ -116,9 +115,9 @@ func (r *Run) Find(ctx context.Context, epoch int) (_ *Pack, first int, err erro
 			case ctx.Err() != nil:
 				return nil, 0, stopped(ctx, err)
 			default: // nothing else needs the SSDs and the memory now
-				r.s.Observer.TellNote(fmt.Sprintf(
+				r.s.Observer.TellNote(
 					"preparing mini-batches beside training failed, and goes on without training: %v",
-					err))
+					err)
 			}
 		}
 		live, _ := c.LiveEpochs(epoch)

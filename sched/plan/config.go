@@ -4,7 +4,6 @@
 package plan
 
 import (
-	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -368,7 +367,7 @@ func (c Config) checkAsked(f Config) error {
 	switch {
 	case f.Dynamic() && !f.GPUCacheAuto && c.GPUCache == units.Budget{}:
 		return errs.New(errs.Usage,
-			"option policy %s: option mode %s has no GPU tier by itself; add option gpu-cache, or leave it out",
+			"{policy} %s: {mode} %s has no GPU tier by itself; add {gpu-cache}, or leave it out",
 			f.Policy, f.Mode)
 	case f.Planned() && !f.GPUCacheAuto && f.GPUCache == units.Budget{} &&
 		f.CPUCache == units.Budget{} && c.GPUCache == units.Budget{} &&
@@ -393,7 +392,7 @@ func (c Config) checkAsked(f Config) error {
 		return c.checkMegaAsked(f)
 	case c.Presample != 0 && c.Hotness != "" && c.Hotness != HotnessPresample:
 		return errs.New(errs.Usage,
-			"option presample-epochs: option hotness %s counts no epochs beforehand; leave one of the two out",
+			"{presample-epochs}: {hotness} %s counts no epochs beforehand; leave one of the two out",
 			c.Hotness)
 	}
 	return nil
@@ -508,17 +507,17 @@ func IOSMs(blocks, sms int) int {
 func (c Config) hostOnly() error {
 	if p := c.ProductPrecision(); !slices.Contains(gnn.HostPrecisions(), p) {
 		return errs.New(errs.Capability,
-			"option precision %v: the host device computes in fp32 or bf16; use one of them, or option device cuda",
+			"{precision} %v: the host device computes in fp32 or bf16; use one of them, or {device} cuda",
 			p)
 	}
 	if c.BLAS != "" && c.BLAS != BLASOff && c.BLAS != BLASAuto {
 		return errs.New(errs.Capability,
-			"option blas %s: the host device computes with its own kernels; leave it out, or use option device cuda",
+			"{blas} %s: the host device computes with its own kernels; leave it out, or use {device} cuda",
 			c.BLAS)
 	}
 	if c.Reduce != "" && c.Reduce != ReduceTree {
 		return errs.New(errs.Capability,
-			"option reduce %s: NCCL adds gradients of GPUs, and these are host devices; leave it out, or use option device cuda",
+			"{reduce} %s: NCCL adds gradients of GPUs, and these are host devices; leave it out, or use {device} cuda",
 			c.Reduce)
 	}
 	return nil
@@ -829,19 +828,19 @@ func (c Config) TierRows(rows, rowBytes, available, deviceFree int64) (TierSizes
 		}
 	}
 	fits := max(available-HostSlack, 0)
-	refuse := func(flag string, want, fits int64, where string) error {
-		return errs.New(errs.Usage, "%s asks for %s, but %s has room for %s; give at most that",
-			flag, units.FormatBytes(want), where, units.FormatBytes(max(fits, 0)))
+	refuse := func(key errs.Key, given any, want, fits int64, where errs.Text) error {
+		return errs.New(errs.Usage, "%v %v asks for %s, but %s has room for %s; give at most that",
+			key, given, units.FormatBytes(want), where, units.FormatBytes(max(fits, 0)))
 	}
 	onCPU := cpu
 	if deviceFree >= 0 {
 		if gpu > deviceFree {
-			return TierSizes{}, refuse("option gpu-cache "+c.GPUCache.String(), gpu, deviceFree,
+			return TierSizes{}, refuse("gpu-cache", c.GPUCache, gpu, deviceFree,
 				"device memory")
 		}
 	} else {
 		if gpu > fits {
-			return TierSizes{}, refuse("option gpu-cache "+c.GPUCache.String(), gpu, fits,
+			return TierSizes{}, refuse("gpu-cache", c.GPUCache, gpu, fits,
 				"memory (the host device keeps its tier there)")
 		}
 		fits -= gpu
@@ -849,14 +848,14 @@ func (c Config) TierRows(rows, rowBytes, available, deviceFree int64) (TierSizes
 	if onCPU > fits {
 		if c.InMemory() {
 			return TierSizes{}, errs.New(errs.Usage,
-				"option mode %s needs %s for the features, but memory has room for %s; use option mode %s",
+				"{mode} %s needs %s for the features, but memory has room for %s; use {mode} %s",
 				c.Mode, units.FormatBytes(onCPU), units.FormatBytes(max(fits, 0)), DefaultMode)
 		}
-		what := "memory"
+		what := errs.Text("memory")
 		if gpu > 0 && deviceFree < 0 {
-			what = fmt.Sprintf("memory beside the option gpu-cache of %s", units.FormatBytes(gpu))
+			what = errs.Textf("memory beside the {gpu-cache} of %s", units.FormatBytes(gpu))
 		}
-		return TierSizes{}, refuse("option cpu-cache "+c.CPUCache.String(), onCPU, fits, what)
+		return TierSizes{}, refuse("cpu-cache", c.CPUCache, onCPU, fits, what)
 	}
 	b := TierSizes{GPURows: min(gpu/rowBytes, rows), Auto: auto}
 	b.CPURows = min(cpu/rowBytes, rows-b.GPURows)

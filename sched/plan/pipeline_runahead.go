@@ -12,7 +12,7 @@ var runaheadPipeline = &Pipeline{
 	Check: func(c Config) error {
 		if c.Accumulate == 0 && c.Window == 0 {
 			return errs.New(errs.Usage,
-				"option pipeline %s samples ahead for option window and option accumulate, and neither is given; give one, or use option pipeline %s",
+				"{pipeline} %s samples ahead for {window} and {accumulate}, and neither is given; give one, or use {pipeline} %s",
 				PipelineRunAhead, PipelineNone)
 		}
 		return nil

@@ -12,7 +12,7 @@ var seriesPipeline = &Pipeline{
 	Check: func(c Config) error {
 		if c.SMs != (SMBudget{}) {
 			return errs.New(errs.Usage,
-				"option pipeline %s gives each operator all SMs; leave the SM budgets out, or use option pipeline %s",
+				"{pipeline} %s gives each operator all SMs; leave the SM budgets out, or use {pipeline} %s",
 				PipelineSeries, PipelineNone)
 		}
 		return nil

@@ -106,12 +106,12 @@ func (s *Sampling) findHotness(ctx context.Context, h *cache.Hotness, sizes bool
 		switch {
 		case err == nil:
 			info.Reused, info.File, info.Seconds = true, path, saved.Seconds
-			s.Observer.TellNote("hotness: " + info.String())
+			s.Observer.TellNote("hotness: %v", info)
 			s.Seen.addSizes(saved.Nodes, saved.Edges)
 		case errors.Is(err, fs.ErrNotExist):
 		default:
-			s.Observer.TellNote(fmt.Sprintf("kept hotness cannot be used: %v; it is found anew",
-				err))
+			s.Observer.TellNote("kept hotness cannot be used: %v; it is found anew",
+				err)
 		}
 	}
 	start := time.Now()
@@ -136,9 +136,8 @@ func (s *Sampling) findHotness(ctx context.Context, h *cache.Hotness, sizes bool
 			path, err := cache.SaveHotness(folder, saved)
 			if err != nil {
 				s.Observer.TellNote(
-					fmt.Sprintf(
-						"hotness is not kept for later runs: %v; name a folder that can be written with option hotness-dir, or off",
-						err))
+					"hotness is not kept for later runs: %v; name a folder that can be written with {hotness-dir}, or off",
+					err)
 			} else {
 				info.File = path
 			}

@@ -3,7 +3,6 @@ package prepare
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"helios/cache"
 	"helios/cache/trace"
@@ -97,7 +96,7 @@ func (r *Recording) named(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("option trace %s: %w", r.Of.Config.Trace, err)
+	return errs.Errorf("{trace} %s: %w", r.Of.Config.Trace, err)
 }
 
 // Begin begins a batch's accesses.

@@ -94,7 +94,7 @@ func Open(ctx context.Context, cfg plan.Config, in Inputs, obs report.Observer) 
 	}
 	if i := in.Dev.Info(); i.Backend != "host" {
 		return nil, errs.New(errs.Capability,
-			"a run that reads no rows samples on the host device, not on %s; use option device host",
+			"a run that reads no rows samples on the host device, not on %s; use {device} host",
 			i.Name)
 	}
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {

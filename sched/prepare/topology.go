@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"context"
-	"fmt"
 	"math"
 
 	"helios/graph"
@@ -65,8 +64,8 @@ func (s *Sampling) openStorage(ctx context.Context) error {
 		if i.Direct {
 			how = "threads, as there is no io_uring"
 		}
-		s.Observer.TellNote(fmt.Sprintf("option topology ssd: the lists of %s are read through %s",
-			in.Dataset.Dir(), how))
+		s.Observer.TellNote("{topology} ssd: the lists of %s are read through %s",
+			in.Dataset.Dir(), how)
 	}
 	return nil
 }

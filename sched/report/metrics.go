@@ -4,6 +4,7 @@ package report
 
 import (
 	"helios/graph"
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/sched/plan"
 )
@@ -171,7 +172,7 @@ type Result struct {
 type Observer struct {
 	Epoch func(EpochResult)
 	Step  func(stage string, done, total int)
-	Note  func(string)
+	Note  func(errs.Text)
 	// Live hears of a pass after each of its mini-batches: its name, as Step has it, and what it
 	// has come to in this run.
 	Live func(pass string, p Partial)
@@ -208,10 +209,10 @@ func (o Observer) TellLive(pass string, p func() Partial) {
 	}
 }
 
-// TellNote passes a line for people on.
-func (o Observer) TellNote(s string) {
+// TellNote passes a line for people on; its format may name options (errs.Text).
+func (o Observer) TellNote(format string, args ...any) {
 	if o.Note != nil {
-		o.Note(s)
+		o.Note(errs.Textf(format, args...))
 	}
 }
 

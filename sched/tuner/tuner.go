@@ -63,7 +63,7 @@ type Tuner struct {
 	// Train trains n batches and says how many seconds that took.
 	Train func(ctx context.Context, n int) (float64, error)
 	Clock func() float64 // seconds, since any time
-	Note  func(text string)
+	Note  func(format string, args ...any)
 	// Exact: the times are free of noise, so that short segments tell settings apart.
 	Exact bool
 
@@ -162,7 +162,7 @@ func (t *Tuner) choose(ctx context.Context, k *Knob) error {
 		}
 		for _, i := range append(order, k.Now) {
 			if err := k.Set(ctx, i); err != nil {
-				return fmt.Errorf("tuning --%s %s: %w", k.Name, k.Values[i], err)
+				return errs.Errorf("tuning %v %s: %w", errs.Key(k.Name), k.Values[i], err)
 			}
 			took, err := t.Train(ctx, t.each)
 			if err != nil {
@@ -202,10 +202,10 @@ func (t *Tuner) choose(ctx context.Context, k *Knob) error {
 	if k.Now != was {
 		why = fmt.Sprintf("%.0f%% less than %s", 100*(1-best[k.Now]/best[was]), k.Values[was])
 	}
-	t.Note(fmt.Sprintf("tune --%s, time of a mini-batch: %s; takes %s: %s", k.Name,
-		strings.Join(parts, ", "), k.Values[k.Now], why))
+	t.Note("tune %v, time of a mini-batch: %s; takes %s: %s", errs.Key(k.Name),
+		strings.Join(parts, ", "), k.Values[k.Now], why)
 	if err := k.Set(ctx, k.Now); err != nil {
-		return fmt.Errorf("tuning --%s %s: %w", k.Name, k.Values[k.Now], err)
+		return errs.Errorf("tuning %v %s: %w", errs.Key(k.Name), k.Values[k.Now], err)
 	}
 	return nil
 }

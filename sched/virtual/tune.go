@@ -24,7 +24,9 @@ func tune(ctx context.Context, v *Player, p *Pass) (err error) {
 	}
 	t := &tuner.Tuner{Config: v.Config, N: n, Exact: true, Next: func() int { return at },
 		Clock: func() float64 { return float64(v.Machine.Sim.Now()) / 1e9 },
-		Note:  func(text string) { v.Observer.TellNote("modelled: " + text) }}
+		Note: func(format string, args ...any) {
+			v.Observer.TellNote("modelled: "+format, args...)
+		}}
 	t.Train = func(ctx context.Context, batches int) (float64, error) {
 		if batches < 1 {
 			return 0, nil

@@ -79,7 +79,7 @@ func Run(ctx context.Context, find Find, cfg plan.Config, in prepare.Inputs, hw 
 func Check(find Find, cfg plan.Config) (plan.Config, error) {
 	if cfg.CheckpointDir != "" || cfg.Resume {
 		return cfg, errs.New(errs.Usage,
-			"option clock virtual computes no parameters: leave out option checkpoint and option resume")
+			"{clock} virtual computes no parameters: leave out {checkpoint} and {resume}")
 	}
 	if cfg.HotnessDir == "" {
 		cfg.HotnessDir = plan.NoFolder // modelled presampling does not depend on earlier runs

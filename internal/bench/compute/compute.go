@@ -29,7 +29,7 @@ type Group struct {
 
 // Groups are all groups.
 var Groups = []Group{
-	{"gemm", "products of matrices (option shapes)", false, gemmCases},
+	{"gemm", "products of matrices ({shapes})", false, gemmCases},
 }
 
 // Config holds what cases are made for.

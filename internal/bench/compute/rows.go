@@ -19,7 +19,7 @@ import (
 func init() {
 	Groups = append(Groups,
 		Group{"rows",
-			"kernels that memory bounds: aggregates, their gradients and transposes, and sums of columns, beside a copy (option rows); on the host device in turns with loops that only read and write the same rows in the same order: the ratio is the share of that floor",
+			"kernels that memory bounds: aggregates, their gradients and transposes, and sums of columns, beside a copy ({rows}); on the host device in turns with loops that only read and write the same rows in the same order: the ratio is the share of that floor",
 			false, rowCases})
 }
 

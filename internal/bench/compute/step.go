@@ -22,7 +22,7 @@ import (
 func init() {
 	Groups = append(Groups,
 		Group{"step",
-			"whole training steps of a model (option model) on sampled mini-batches of a generated graph (option nodes and what follows)",
+			"whole training steps of a model ({model}) on sampled mini-batches of a generated graph ({nodes} and what follows)",
 			true, stepCases})
 }
 

@@ -82,7 +82,7 @@ func Measure(ctx context.Context, dev cuda.Device, c Config, rowBytes int64) (ou
 	r, err := openRig(ctx, dev, &c, rowBytes)
 	var full *cuda.OutOfMemoryError
 	if errors.As(err, &full) {
-		err = fmt.Errorf("%w; give smaller sizes (%v, %v)", err, errs.Key("tier"), errs.Key("set"))
+		err = errs.Errorf("%w; give smaller sizes ({tier}, {set})", err)
 	}
 	if err != nil {
 		return nil, err

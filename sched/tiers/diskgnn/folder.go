@@ -62,7 +62,7 @@ func (p *packFolder) source(ctx context.Context) (packed.Source, func() error, e
 		return nil, nil, err
 	}
 	if why := r.Unchecked(); why != "" {
-		p.e.Observer.TellNote("rows are packed without being held against their checksums: " + why)
+		p.e.Observer.TellNote("rows are packed without being held against their checksums: %s", why)
 	}
 	return r, func() error { return r.Close(ctx) }, nil
 }

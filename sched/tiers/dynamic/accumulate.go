@@ -87,7 +87,7 @@ func (d *Tiers) calibrate(ctx context.Context) error {
 	start := time.Now()
 	few, many, times, err := d.calibrationTimes(ctx)
 	if err != nil {
-		return fmt.Errorf("measuring the SSDs for option accumulate: %w", err)
+		return errs.Errorf("measuring the SSDs for {accumulate}: %w", err)
 	}
 	n := float64(len(e.Store.SSDs))
 	a := report.AccumulatorInfo{Calibration: report.Calibrate(e.Config.Accumulate, float64(few),
@@ -107,7 +107,7 @@ func (d *Tiers) calibrate(ctx context.Context) error {
 		a.Target = most
 	}
 	d.acc = a
-	e.Observer.TellNote(a.String())
+	e.Observer.TellNote("%v", a)
 	e.Trace.Run("calibrate accumulator", start)
 	return nil
 }

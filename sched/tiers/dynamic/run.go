@@ -85,10 +85,9 @@ func New(e *engine.Engine) (engine.Tiers, error) {
 	d.byRow = d.of == e.Store.Layout
 	if asked, is := e.Config.CacheLine, d.lines.LineBytes; asked != plan.LineRow && asked != is {
 		e.Observer.TellNote(
-			fmt.Sprintf(
-				"cache lines: %s in place of %s: lines are whole rows of %d bytes, and of whole LBAs of %d or a single one that rows do not fill",
-				units.FormatBytes(is), units.FormatBytes(asked), e.RowBytes,
-				e.Store.Layout.LBABytes))
+			"cache lines: %s in place of %s: lines are whole rows of %d bytes, and of whole LBAs of %d or a single one that rows do not fill",
+			units.FormatBytes(is), units.FormatBytes(asked), e.RowBytes,
+			e.Store.Layout.LBABytes)
 	}
 	return d, nil
 }
@@ -147,9 +146,8 @@ func (d *Tiers) Place(ctx context.Context) (err error) {
 	}
 	if bytes := b.GPURows * e.RowBytes; d.slotsIn(bytes) == 0 {
 		e.Observer.TellNote(
-			fmt.Sprintf(
-				"the GPU tier of %s has no room for a line of %s, so policy %s keeps nothing; raise option gpu-cache",
-				units.FormatBytes(bytes), units.FormatBytes(d.lines.LineBytes), e.Config.Policy))
+			"the GPU tier of %s has no room for a line of %s, so policy %s keeps nothing; raise {gpu-cache}",
+			units.FormatBytes(bytes), units.FormatBytes(d.lines.LineBytes), e.Config.Policy)
 	}
 	cpu := slices.Clone(e.Placement.CPU)
 	slices.Sort(cpu)
@@ -235,8 +233,8 @@ func (d *Tiers) newGroups() error {
 		}
 		if g.staging, err = cuda.Reserve(e.Device, lines*d.lines.LineBytes,
 			"lines that are read"); err != nil {
-			return fmt.Errorf(
-				"staging of %d lines of %d bytes (%s of address space): %w; lower option batch-size, option fanout or option prefetch-depth",
+			return errs.Errorf(
+				"staging of %d lines of %d bytes (%s of address space): %w; lower {batch-size}, {fanout} or {prefetch-depth}",
 				lines, d.lines.LineBytes, units.FormatBytes(lines*d.lines.LineBytes), err)
 		}
 	}
@@ -484,7 +482,7 @@ func (a *stages) flush(ctx context.Context) error {
 		bytes := g.lines * a.lines.LineBytes
 		if bytes > g.staging.Size() {
 			return errs.New(errs.Capability,
-				"batch %d reads %d lines of %d bytes, the staging buffer has room for %d; lower option batch-size, option fanout, option cache-line or option accumulate",
+				"batch %d reads %d lines of %d bytes, the staging buffer has room for %d; lower {batch-size}, {fanout}, {cache-line} or {accumulate}",
 				index, g.lines, a.lines.LineBytes, g.staging.Size()/a.lines.LineBytes)
 		}
 		if err := g.staging.Grow(bytes); err != nil {

@@ -265,7 +265,7 @@ func (t *simulation) calibrate() error {
 		ssds*calibrateMany, many, ssds), MaxBatches: plan.MaxGroup}
 	if t.acc.Target < 1 {
 		return errs.New(errs.Failed,
-			"the modelled SSDs read %.0f commands in %.3g s and %.0f in %.3g s, which gives no rate; choose option accumulate 0",
+			"the modelled SSDs read %.0f commands in %.3g s and %.0f in %.3g s, which gives no rate; choose {accumulate} 0",
 			ssds*calibrateFew, few, ssds*calibrateMany, many)
 	}
 	t.acc.InitiateSeconds = v.Hardware.Profile.GPU.LaunchNS.Value / 1e9

@@ -133,7 +133,7 @@ func (t *Tiers) rowSource(ctx context.Context) (*stripe.RowSource, func() error,
 		return nil, nil, err
 	}
 	if why := r.Unchecked(); why != "" {
-		e.Observer.TellNote("rows are copied without being held against their checksums: " + why)
+		e.Observer.TellNote("rows are copied without being held against their checksums: %s", why)
 	}
 	return r, func() error { return r.Close(ctx) }, nil
 }

@@ -27,13 +27,13 @@ func Loads(c *plan.Config) error {
 func Resume(c *plan.Config, path string, was *engine.PartPrint) error {
 	refuse := func(key string, is, old any) error {
 		return errs.New(errs.Usage,
-			"checkpoint %s was made with %v %v, this run has %v; give the same, or another folder for option checkpoint",
+			"checkpoint %s was made with %v %v, this run has %v; give the same, or another folder for {checkpoint}",
 			path, errs.Key(key), old, is)
 	}
 	switch {
 	case was == nil:
 		return errs.New(errs.Usage,
-			"checkpoint %s is of a run that samples the whole graph, and %v %s samples within mega-batches; give another mode, or another folder for option checkpoint",
+			"checkpoint %s is of a run that samples the whole graph, and %v %s samples within mega-batches; give another mode, or another folder for {checkpoint}",
 			path, errs.Key("mode"), c.Mode)
 	case c.PartOrder != was.Order:
 		return refuse("part-order", c.PartOrder, was.Order)

@@ -201,9 +201,9 @@ func (t *Tiers) size(staticsOnGPU bool) (err error) {
 	e, c, settled := t.Engine, t.Engine.Config, t.room.Loaded
 	budget := c.MegaBudget(e.Rows * e.RowBytes)
 	if given := c.CPUCache.Of(e.Rows * e.RowBytes); given < budget && settled == 0 {
-		e.Observer.TellNote(fmt.Sprintf(
-			"option cpu-cache of %s counts as %s: parts are whole pages, and fewer would hold none",
-			units.FormatBytes(given), units.FormatBytes(budget)))
+		e.Observer.TellNote(
+			"{cpu-cache} of %s counts as %s: parts are whole pages, and fewer would hold none",
+			units.FormatBytes(given), units.FormatBytes(budget))
 	}
 	if t.room, err = t.parts.Room(&c, settled, staticsOnGPU); err != nil {
 		return err
@@ -300,9 +300,9 @@ func (t *Tiers) Choose(train time.Duration) {
 	if t.passes > 1 {
 		over = fmt.Sprintf("%d passes", t.passes)
 	}
-	t.Engine.Observer.TellNote(fmt.Sprintf(
-		"option passes auto: a mega-batch loads in %v and trains in %v: %s over each",
-		load.Round(time.Microsecond), train.Round(time.Microsecond), over))
+	t.Engine.Observer.TellNote(
+		"{passes} auto: a mega-batch loads in %v and trains in %v: %s over each",
+		load.Round(time.Microsecond), train.Round(time.Microsecond), over)
 }
 
 // Prepare has the mega-batch that p.first is in ready, and ends the walk with it. An evaluation
