@@ -1,4 +1,4 @@
-//go:build gorgonia && !nocuda
+//go:build linux && (amd64 || arm64) && gorgonia && !nocuda
 
 package driver
 

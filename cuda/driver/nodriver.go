@@ -1,4 +1,4 @@
-//go:build nocuda || (!(linux && (amd64 || arm64)) && !gorgonia)
+//go:build nocuda || !linux || !(amd64 || arm64)
 
 package driver
 
