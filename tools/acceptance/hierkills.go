@@ -24,7 +24,7 @@ var (
 		"--dropout", "0.3", "--no-eval"}
 )
 
-// hierPlaces are where the pages of a layout lie.
+// hierPlaces are the places for the pages of a layout.
 var hierPlaces = []string{"folder", "ssds"}
 
 // hierKilled kills partition, and runs of hier from before they make their layout on, and looks at
@@ -86,7 +86,7 @@ type hierKilling struct {
 	rng   *rand.Rand
 	parts string // SHA-256 of the partition without kills
 	files map[string]string
-	// place is of the pages of the run that goes on; "": none does.
+	// place has the pages of the run that is resumed; "": there is none.
 	place  string
 	length struct{ partition, layout, train time.Duration } // layout: making it alone
 	runs   int

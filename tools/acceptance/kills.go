@@ -165,16 +165,16 @@ func (k *killing) look(ended bool) error {
 			return held.Damage
 		}
 		k.checkpoints++
-		at := [2]int{held.Epoch, held.Batch}
-		if slices.Compare(at[:], k.last[:]) < 0 {
+		pos := [2]int{held.Epoch, held.Batch}
+		if slices.Compare(pos[:], k.last[:]) < 0 {
 			return fmt.Errorf(
 				"the checkpoint went back from epoch %d, batch %d to epoch %d, batch %d", k.last[0],
-				k.last[1], at[0], at[1])
+				k.last[1], pos[0], pos[1])
 		}
-		if at != k.last {
+		if pos != k.last {
 			k.moved++
 		}
-		k.last = at
+		k.last = pos
 	} else if k.last != [2]int{} {
 		return errors.New("the checkpoint is gone")
 	}
