@@ -141,26 +141,20 @@ func (s *step) betweenBwd(l int, in, dh cuda.DevicePtr) (dz cuda.DevicePtr, err 
 	if !s.cfg.Residual || !s.projects(l) {
 		return dz, nil
 	}
-	in0, out := s.dims[l], cols
-	tn := gemmParams{M: in0, N: out, K: b.NumDst, LDA: in0, LDB: out, LDC: out, A: in, B: dz,
-		C: s.grad(s.skips[l])}
-	return dz, s.gemm(opTN, &tn)
+	return dz, s.weightGrad(b.NumDst, s.dims[l], s.dims[l+1], in, dz, s.skips[l])
 }
 
 // skipBwd adds the residual connection's part to dIn, the gradient by the input of layer l.
 func (s *step) skipBwd(l int, dIn, dz cuda.DevicePtr) error {
-	b, in, out := s.block(l), s.dims[l], s.dims[l+1]
+	rows := s.block(l).NumDst
 	if s.projects(l) {
-		nt := gemmParams{
-			M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz, B: s.ptr(s.skips[l]),
-			C: s.plan.ptr(s.plan.skip),
-		}
-		if err := s.gemm(opNT, &nt); err != nil {
+		skip := s.plan.ptr(s.plan.skip)
+		if err := s.inputGrad(rows, s.dims[l], s.dims[l+1], dz, s.skips[l], skip); err != nil {
 			return err
 		}
-		dz = nt.C
+		dz = skip
 	}
-	return s.addRows(dIn, dz, b.NumDst, in)
+	return s.addRows(dIn, dz, rows, s.dims[l])
 }
 
 // finishNorms enqueues what normalisations keep for other steps, one of the methods of Norm that do

@@ -326,11 +326,8 @@ func (g gat) forward(s *step, l int, in cuda.DevicePtr) error {
 }
 
 func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
-	b, w, q := s.block(l), s.layers[l], &s.plan.gat
-	ptr := s.plan.ptr
-	p := g.params(s, l)
-	if err := s.colSum(&sumParams{X: dz, Out: s.grad(w[gatBias]), Rows: b.NumDst,
-		Cols: s.dims[l+1]}); err != nil {
+	q, ptr, p := &s.plan.gat, s.plan.ptr, g.params(s, l)
+	if err := s.columnGrad(p.NumDst, s.dims[l+1], dz, s.layers[l][gatBias]); err != nil {
 		return err
 	}
 	p.Grad, p.Dot, p.DotSelf = dz, ptr(q.dot), ptr(q.dotSelf)
@@ -396,8 +393,7 @@ func (gat) backwardAttention(s *step, l int, p gatParams) error {
 			scaled); err != nil {
 			return err
 		}
-		if err := s.colSum(&sumParams{X: f.out, Out: s.grad(f.to), Rows: f.rows,
-			Cols: wide}); err != nil {
+		if err := s.columnGrad(f.rows, wide, f.out, f.to); err != nil {
 			return err
 		}
 	}
@@ -408,21 +404,14 @@ func (gat) backwardAttention(s *step, l int, p gatParams) error {
 func (g gat) backwardInput(s *step, l int, h, dz cuda.DevicePtr) error {
 	b, w, depth := s.block(l), s.layers[l], s.dims[l]
 	wide := s.cfg.headsOf(l) * g.headWidth(&s.cfg, l)
-	tn := gemmParams{M: depth, N: wide, K: b.NumSrc, LDA: depth, LDB: wide, LDC: wide, A: h,
-		B: dz, C: s.grad(w[gatW])}
-	if err := s.gemm(opTN, &tn); err != nil {
-		return err
+	if err := s.weightGrad(b.NumSrc, depth, wide, h, dz, w[gatW]); err != nil || l == 0 {
+		return err // nobody wants the gradient of the features
 	}
-	if l == 0 {
-		return nil // nobody wants the gradient of the features
-	}
-	nt := gemmParams{M: b.NumSrc, N: depth, K: wide, LDA: wide, LDB: wide, LDC: depth, A: dz,
-		B: s.ptr(w[gatW]), C: s.plan.ptr(s.plan.gat.dIn)}
-	gate := aggParams{Out: h, Grad: nt.C, NumDst: b.NumSrc, Dim: depth}
+	gate := aggParams{Out: h, Grad: s.plan.ptr(s.plan.gat.dIn), NumDst: b.NumSrc, Dim: depth}
 	if s.gate(&gate); gate.Open != 0 {
-		nt.C = h
+		return s.inputGrad(b.NumSrc, depth, wide, dz, w[gatW], h)
 	}
-	if err := s.gemm(opNT, &nt); err != nil || gate.Open != 0 {
+	if err := s.inputGrad(b.NumSrc, depth, wide, dz, w[gatW], gate.Grad); err != nil {
 		return err
 	}
 	return launch(s, "relu_bwd", s.rowBlocks(b.NumSrc, 16, depth), gate)

@@ -83,35 +83,17 @@ func (gcn) forward(s *step, l int, in cuda.DevicePtr) error {
 }
 
 func (gcn) backward(s *step, l int, h, dz cuda.DevicePtr) error {
-	b, w := s.block(l), s.layers[l]
+	rows, w, a := s.block(l).NumDst, s.layers[l], s.aggParams(l)
 	in, out := s.dims[l], s.dims[l+1]
-	tn := gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out,
-		A: s.plan.ptr(s.plan.layers[l].agg), B: dz, C: s.grad(w[0])}
-	if err := s.gemm(opTN, &tn); err != nil {
+	if err := s.weightGrad(rows, in, out, s.plan.ptr(s.plan.layers[l].agg), dz, w[0]); err != nil {
 		return err
 	}
-	sum := sumParams{X: dz, Out: s.grad(w[1]), Rows: b.NumDst, Cols: out}
-	if err := s.colSum(&sum); err != nil {
+	if err := s.columnGrad(rows, out, dz, w[1]); err != nil || l == 0 {
+		return err // nobody wants the gradient of the features
+	}
+	a.Grad = s.plan.ptr(s.plan.dAgg)
+	if err := s.inputGrad(rows, in, out, dz, w[0], a.Grad); err != nil {
 		return err
 	}
-	if l == 0 {
-		return nil // nobody wants the gradient of the features
-	}
-	a := s.aggParams(l)
-	a.Out, a.Grad = h, s.plan.ptr(s.plan.dAgg)
-	s.gate(&a)
-	a.TEnd, a.TDst, a.Weights = s.plan.ptr(s.plan.tEnd), s.plan.ptr(s.plan.tDst),
-		s.plan.ptr(s.plan.weights)
-	nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz, B: s.ptr(w[0]),
-		C: a.Grad}
-	if err := s.gemm(opNT, &nt); err != nil {
-		return err
-	}
-	if err := s.weigh(b, &a); err != nil {
-		return err
-	}
-	if err := s.transpose("gcn_transpose", &a); err != nil {
-		return err
-	}
-	return launch(s, "gcn_agg_bwd", s.rowBlocks(b.NumSrc, 64, a.Dim), a)
+	return s.gather(l, h, a, "gcn_transpose", "gcn_agg_bwd")
 }

@@ -332,139 +332,66 @@ func (d *dropout) apply(l simd.Level, c []float32, i, j0 int64) {
 		d.Scale)
 }
 
-// micro adds to a 2×4 tile of C the product of a panel of A (2 × k) and one of B (k × 4). The
-// loop is unrolled because the moves that Go's register allocator places on a loop's edge cost
-// more than two steps of work; that is why it is longer than functions should be. The conversions
-// forbid fused multiply-add, so that all processors give the same bits.
+// micro adds to a 2×4 tile of C the product of a panel of A (2 × k) and one of B (k × 4). The loop
+// is unrolled because the moves that Go's register allocator places on a loop's edge cost more than
+// two steps of work. The conversions forbid fused multiply-add, so that all processors give the
+// same bits.
 func micro(pA, pB []float32, r0, r1 *[4]float32) {
 	c00, c01, c02, c03 := r0[0], r0[1], r0[2], r0[3]
 	c10, c11, c12, c13 := r1[0], r1[1], r1[2], r1[3]
-	var a0, a1, b float32
+	var a0, a1, b0, b1, b2, b3 float32
 	for len(pA) >= 16 && len(pB) >= 32 {
 		pa, pb := (*[16]float32)(pA), (*[32]float32)(pB)
-		a0, a1 = pa[0], pa[1]
-		b = pb[0]
-		c00 += float32(a0 * b)
-		c10 += float32(a1 * b)
-		b = pb[1]
-		c01 += float32(a0 * b)
-		c11 += float32(a1 * b)
-		b = pb[2]
-		c02 += float32(a0 * b)
-		c12 += float32(a1 * b)
-		b = pb[3]
-		c03 += float32(a0 * b)
-		c13 += float32(a1 * b)
-		a0, a1 = pa[2], pa[3]
-		b = pb[4]
-		c00 += float32(a0 * b)
-		c10 += float32(a1 * b)
-		b = pb[5]
-		c01 += float32(a0 * b)
-		c11 += float32(a1 * b)
-		b = pb[6]
-		c02 += float32(a0 * b)
-		c12 += float32(a1 * b)
-		b = pb[7]
-		c03 += float32(a0 * b)
-		c13 += float32(a1 * b)
-		a0, a1 = pa[4], pa[5]
-		b = pb[8]
-		c00 += float32(a0 * b)
-		c10 += float32(a1 * b)
-		b = pb[9]
-		c01 += float32(a0 * b)
-		c11 += float32(a1 * b)
-		b = pb[10]
-		c02 += float32(a0 * b)
-		c12 += float32(a1 * b)
-		b = pb[11]
-		c03 += float32(a0 * b)
-		c13 += float32(a1 * b)
-		a0, a1 = pa[6], pa[7]
-		b = pb[12]
-		c00 += float32(a0 * b)
-		c10 += float32(a1 * b)
-		b = pb[13]
-		c01 += float32(a0 * b)
-		c11 += float32(a1 * b)
-		b = pb[14]
-		c02 += float32(a0 * b)
-		c12 += float32(a1 * b)
-		b = pb[15]
-		c03 += float32(a0 * b)
-		c13 += float32(a1 * b)
-		a0, a1 = pa[8], pa[9]
-		b = pb[16]
-		c00 += float32(a0 * b)
-		c10 += float32(a1 * b)
-		b = pb[17]
-		c01 += float32(a0 * b)
-		c11 += float32(a1 * b)
-		b = pb[18]
-		c02 += float32(a0 * b)
-		c12 += float32(a1 * b)
-		b = pb[19]
-		c03 += float32(a0 * b)
-		c13 += float32(a1 * b)
-		a0, a1 = pa[10], pa[11]
-		b = pb[20]
-		c00 += float32(a0 * b)
-		c10 += float32(a1 * b)
-		b = pb[21]
-		c01 += float32(a0 * b)
-		c11 += float32(a1 * b)
-		b = pb[22]
-		c02 += float32(a0 * b)
-		c12 += float32(a1 * b)
-		b = pb[23]
-		c03 += float32(a0 * b)
-		c13 += float32(a1 * b)
-		a0, a1 = pa[12], pa[13]
-		b = pb[24]
-		c00 += float32(a0 * b)
-		c10 += float32(a1 * b)
-		b = pb[25]
-		c01 += float32(a0 * b)
-		c11 += float32(a1 * b)
-		b = pb[26]
-		c02 += float32(a0 * b)
-		c12 += float32(a1 * b)
-		b = pb[27]
-		c03 += float32(a0 * b)
-		c13 += float32(a1 * b)
-		a0, a1 = pa[14], pa[15]
-		b = pb[28]
-		c00 += float32(a0 * b)
-		c10 += float32(a1 * b)
-		b = pb[29]
-		c01 += float32(a0 * b)
-		c11 += float32(a1 * b)
-		b = pb[30]
-		c02 += float32(a0 * b)
-		c12 += float32(a1 * b)
-		b = pb[31]
-		c03 += float32(a0 * b)
-		c13 += float32(a1 * b)
+		a0, a1, b0, b1, b2, b3 = pa[0], pa[1], pb[0], pb[1], pb[2], pb[3]
+		c00, c10 = c00+float32(a0*b0), c10+float32(a1*b0)
+		c01, c11 = c01+float32(a0*b1), c11+float32(a1*b1)
+		c02, c12 = c02+float32(a0*b2), c12+float32(a1*b2)
+		c03, c13 = c03+float32(a0*b3), c13+float32(a1*b3)
+		a0, a1, b0, b1, b2, b3 = pa[2], pa[3], pb[4], pb[5], pb[6], pb[7]
+		c00, c10 = c00+float32(a0*b0), c10+float32(a1*b0)
+		c01, c11 = c01+float32(a0*b1), c11+float32(a1*b1)
+		c02, c12 = c02+float32(a0*b2), c12+float32(a1*b2)
+		c03, c13 = c03+float32(a0*b3), c13+float32(a1*b3)
+		a0, a1, b0, b1, b2, b3 = pa[4], pa[5], pb[8], pb[9], pb[10], pb[11]
+		c00, c10 = c00+float32(a0*b0), c10+float32(a1*b0)
+		c01, c11 = c01+float32(a0*b1), c11+float32(a1*b1)
+		c02, c12 = c02+float32(a0*b2), c12+float32(a1*b2)
+		c03, c13 = c03+float32(a0*b3), c13+float32(a1*b3)
+		a0, a1, b0, b1, b2, b3 = pa[6], pa[7], pb[12], pb[13], pb[14], pb[15]
+		c00, c10 = c00+float32(a0*b0), c10+float32(a1*b0)
+		c01, c11 = c01+float32(a0*b1), c11+float32(a1*b1)
+		c02, c12 = c02+float32(a0*b2), c12+float32(a1*b2)
+		c03, c13 = c03+float32(a0*b3), c13+float32(a1*b3)
+		a0, a1, b0, b1, b2, b3 = pa[8], pa[9], pb[16], pb[17], pb[18], pb[19]
+		c00, c10 = c00+float32(a0*b0), c10+float32(a1*b0)
+		c01, c11 = c01+float32(a0*b1), c11+float32(a1*b1)
+		c02, c12 = c02+float32(a0*b2), c12+float32(a1*b2)
+		c03, c13 = c03+float32(a0*b3), c13+float32(a1*b3)
+		a0, a1, b0, b1, b2, b3 = pa[10], pa[11], pb[20], pb[21], pb[22], pb[23]
+		c00, c10 = c00+float32(a0*b0), c10+float32(a1*b0)
+		c01, c11 = c01+float32(a0*b1), c11+float32(a1*b1)
+		c02, c12 = c02+float32(a0*b2), c12+float32(a1*b2)
+		c03, c13 = c03+float32(a0*b3), c13+float32(a1*b3)
+		a0, a1, b0, b1, b2, b3 = pa[12], pa[13], pb[24], pb[25], pb[26], pb[27]
+		c00, c10 = c00+float32(a0*b0), c10+float32(a1*b0)
+		c01, c11 = c01+float32(a0*b1), c11+float32(a1*b1)
+		c02, c12 = c02+float32(a0*b2), c12+float32(a1*b2)
+		c03, c13 = c03+float32(a0*b3), c13+float32(a1*b3)
+		a0, a1, b0, b1, b2, b3 = pa[14], pa[15], pb[28], pb[29], pb[30], pb[31]
+		c00, c10 = c00+float32(a0*b0), c10+float32(a1*b0)
+		c01, c11 = c01+float32(a0*b1), c11+float32(a1*b1)
+		c02, c12 = c02+float32(a0*b2), c12+float32(a1*b2)
+		c03, c13 = c03+float32(a0*b3), c13+float32(a1*b3)
 		pA, pB = pA[16:], pB[32:]
 	}
 	for len(pA) >= 2 && len(pB) >= 4 {
 		pa, pb := (*[2]float32)(pA), (*[4]float32)(pB)
-		a0, a1 = pa[0], pa[1]
-		b = pb[0]
-		c00 += float32(a0 * b)
-		c10 += float32(a1 * b)
-		b = pb[1]
-		c01 += float32(a0 * b)
-		c11 += float32(a1 * b)
-		b = pb[2]
-		c02 += float32(a0 * b)
-		c12 += float32(a1 * b)
-		b = pb[3]
-		c03 += float32(a0 * b)
-		c13 += float32(a1 * b)
+		a0, a1, b0, b1, b2, b3 = pa[0], pa[1], pb[0], pb[1], pb[2], pb[3]
+		c00, c10 = c00+float32(a0*b0), c10+float32(a1*b0)
+		c01, c11 = c01+float32(a0*b1), c11+float32(a1*b1)
+		c02, c12 = c02+float32(a0*b2), c12+float32(a1*b2)
+		c03, c13 = c03+float32(a0*b3), c13+float32(a1*b3)
 		pA, pB = pA[2:], pB[4:]
 	}
-	r0[0], r0[1], r0[2], r0[3] = c00, c01, c02, c03
-	r1[0], r1[1], r1[2], r1[3] = c10, c11, c12, c13
+	*r0, *r1 = [4]float32{c00, c01, c02, c03}, [4]float32{c10, c11, c12, c13}
 }

@@ -174,65 +174,49 @@ func (g gin) forward(s *step, l int, in cuda.DevicePtr) error {
 }
 
 func (g gin) backward(s *step, l int, h, dz cuda.DevicePtr) error {
-	b, w, places := s.block(l), s.layers[l], &s.plan.layers[l]
+	rows, w, places := s.block(l).NumDst, s.layers[l], &s.plan.layers[l]
 	in, mid, out := s.dims[l], int64(s.cfg.Hidden), s.dims[l+1]
-	// linear enqueues the gradients of y = x·W + b by W and b and, where dx is not 0, by x.
-	linear := func(x, dy, dx cuda.DevicePtr, from, to, weight, bias int64) error {
-		tn := gemmParams{M: from, N: to, K: b.NumDst, LDA: from, LDB: to, LDC: to, A: x, B: dy,
-			C: s.grad(weight)}
-		if err := s.gemm(opTN, &tn); err != nil {
-			return err
-		}
-		if err := s.colSum(&sumParams{X: dy, Out: s.grad(bias), Rows: b.NumDst,
-			Cols: to}); err != nil || dx == 0 {
-			return err
-		}
-		nt := gemmParams{M: b.NumDst, N: from, K: to, LDA: to, LDB: to, LDC: from, A: dy,
-			B: s.ptr(weight), C: dx}
-		return s.gemm(opNT, &nt)
+	dMid, hidden := s.plan.ptr(s.plan.dMid), s.plan.ptr(places.mid)
+	if err := s.weightGrad(rows, mid, out, s.plan.ptr(places.act), dz, w[ginW2]); err != nil {
+		return err
+	}
+	if err := s.columnGrad(rows, out, dz, w[ginB2]); err != nil {
+		return err
+	}
+	if err := s.inputGrad(rows, mid, out, dz, w[ginW2], dMid); err != nil {
+		return err
+	}
+	if err := g.backHidden(s, hidden, rows, mid); err != nil {
+		return err
+	}
+	if err := s.weightGrad(rows, in, mid, s.plan.ptr(places.agg), hidden, w[ginW1]); err != nil {
+		return err
+	}
+	if err := s.columnGrad(rows, mid, hidden, w[ginB1]); err != nil {
+		return err
+	}
+	if l == 0 && !s.cfg.LearnEps {
+		return nil // nobody wants the gradient of the features
 	}
 	a := g.sums(s, l)
-	if err := linear(s.plan.ptr(places.act), dz, s.plan.ptr(s.plan.dMid), mid, out, w[ginW2],
-		w[ginB2]); err != nil {
-		return err
-	}
-	hidden := s.plan.ptr(places.mid)
-	if err := g.backHidden(s, hidden, b.NumDst, mid); err != nil {
-		return err
-	}
-	dAgg := s.plan.ptr(s.plan.dAgg)
-	if l == 0 && !s.cfg.LearnEps {
-		dAgg = 0 // nobody wants the gradient of the features
-	}
-	agg := s.plan.ptr(places.agg)
-	if err := linear(agg, hidden, dAgg, in, mid, w[ginW1], w[ginB1]); err != nil {
+	a.Grad = s.plan.ptr(s.plan.dAgg)
+	if err := s.inputGrad(rows, in, mid, hidden, w[ginW1], a.Grad); err != nil {
 		return err
 	}
 	if s.cfg.LearnEps {
 		dots := a
-		dots.X, dots.Grad, dots.Out = h, dAgg, s.plan.ptr(s.plan.weights)
-		if err := launch(s, "row_dot", s.rowBlocks(b.NumDst, 64, 32),
-			dots); err != nil {
+		dots.X, dots.Out = h, s.plan.ptr(s.plan.weights)
+		if err := launch(s, "row_dot", s.rowBlocks(rows, 64, 32), dots); err != nil {
 			return err
 		}
-		if err := s.colSum(&sumParams{X: dots.Out, Out: s.grad(w[ginEps]),
-			Rows: b.NumDst, Cols: 1}); err != nil {
+		if err := s.columnGrad(rows, 1, dots.Out, w[ginEps]); err != nil {
 			return err
 		}
 	}
 	if l == 0 {
 		return nil
 	}
-	a.Out, a.Grad = h, dAgg
-	s.gate(&a)
-	a.TEnd, a.TDst, a.Weights = s.plan.ptr(s.plan.tEnd), s.plan.ptr(s.plan.tDst),
-		s.plan.ptr(s.plan.weights)
-	lists := a
-	lists.SrcWeights = 0 // the lists only: a sum has no part of a weight that a destination decides
-	if err := s.transpose("sage_transpose", &lists); err != nil {
-		return err
-	}
-	return launch(s, "gin_sum_bwd", s.rowBlocks(b.NumSrc, 64, a.Dim), a)
+	return s.gather(l, h, a, "sage_transpose", "gin_sum_bwd")
 }
 
 // backHidden enqueues the gradient by what the activation of the MLP was taken of, in the place of

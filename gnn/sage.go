@@ -92,45 +92,23 @@ func (sage) forward(s *step, l int, in cuda.DevicePtr) error {
 }
 
 func (sage) backward(s *step, l int, h, dz cuda.DevicePtr) error {
-	b, w := s.block(l), s.layers[l]
+	rows, w, a := s.block(l).NumDst, s.layers[l], s.aggParams(l)
 	in, out := s.dims[l], s.dims[l+1]
-	tn := gemmParams{M: in, N: out, K: b.NumDst, LDA: in, LDB: out, LDC: out, B: dz}
-	for _, f := range []struct {
-		a cuda.DevicePtr
-		c int64
-	}{{s.plan.ptr(s.plan.layers[l].agg), w[1]}, {h, w[0]}} {
-		tn.A, tn.C = f.a, s.grad(f.c)
-		if err := s.gemm(opTN, &tn); err != nil {
-			return err
-		}
-	}
-	sum := sumParams{X: dz, Out: s.grad(w[2]), Rows: b.NumDst, Cols: out}
-	if err := s.colSum(&sum); err != nil {
+	if err := s.weightGrad(rows, in, out, s.plan.ptr(s.plan.layers[l].agg), dz, w[1]); err != nil {
 		return err
 	}
-	if l == 0 {
-		return nil // nobody wants the gradient of the features
-	}
-	a := s.aggParams(l)
-	a.Out, a.Grad, a.Self = h, s.plan.ptr(s.plan.dAgg), s.plan.ptr(s.plan.dSelf)
-	s.gate(&a)
-	a.TEnd, a.TDst, a.Weights = s.plan.ptr(s.plan.tEnd), s.plan.ptr(s.plan.tDst),
-		s.plan.ptr(s.plan.weights)
-	nt := gemmParams{M: b.NumDst, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dz}
-	for _, f := range []struct {
-		b int64
-		c cuda.DevicePtr
-	}{{w[0], a.Self}, {w[1], a.Grad}} {
-		nt.B, nt.C = s.ptr(f.b), f.c
-		if err := s.gemm(opNT, &nt); err != nil {
-			return err
-		}
-	}
-	if err := s.weigh(b, &a); err != nil {
+	if err := s.weightGrad(rows, in, out, h, dz, w[0]); err != nil {
 		return err
 	}
-	if err := s.transpose("sage_transpose", &a); err != nil {
+	if err := s.columnGrad(rows, out, dz, w[2]); err != nil || l == 0 {
+		return err // nobody wants the gradient of the features
+	}
+	a.Grad, a.Self = s.plan.ptr(s.plan.dAgg), s.plan.ptr(s.plan.dSelf)
+	if err := s.inputGrad(rows, in, out, dz, w[0], a.Self); err != nil {
 		return err
 	}
-	return launch(s, "sage_mean_bwd", s.rowBlocks(b.NumSrc, 64, a.Dim), a)
+	if err := s.inputGrad(rows, in, out, dz, w[1], a.Grad); err != nil {
+		return err
+	}
+	return s.gather(l, h, a, "sage_transpose", "sage_mean_bwd")
 }

@@ -256,6 +256,44 @@ func (s *step) aggParams(l int) aggParams {
 	return a
 }
 
+// weightGrad enqueues the gradient by a matrix W[in, out] of some rows' products y = x·W.
+func (s *step) weightGrad(rows, in, out int64, x, dy cuda.DevicePtr, weight int64) error {
+	return s.gemm(opTN, &gemmParams{M: in, N: out, K: rows, LDA: in, LDB: out, LDC: out, A: x,
+		B: dy, C: s.grad(weight)})
+}
+
+// inputGrad enqueues dx, the gradient by x of such products.
+func (s *step) inputGrad(rows, in, out int64, dy cuda.DevicePtr, weight int64,
+	dx cuda.DevicePtr) error {
+	return s.gemm(opNT, &gemmParams{M: rows, N: in, K: out, LDA: out, LDB: out, LDC: in, A: dy,
+		B: s.ptr(weight), C: dx})
+}
+
+// columnGrad enqueues the gradient by a parameter that is added to each row.
+func (s *step) columnGrad(rows, cols int64, dy cuda.DevicePtr, param int64) error {
+	return s.colSum(&sumParams{X: dy, Out: s.grad(param), Rows: rows, Cols: cols})
+}
+
+// gather enqueues the gradient by the input h of layer l, in its place, from that by the layer's
+// aggregates: with the lists of the block's transpose.
+func (s *step) gather(l int, h cuda.DevicePtr, a aggParams, transpose, kernel string) error {
+	a.Out = h
+	s.gate(&a)
+	a.TEnd, a.TDst, a.Weights = s.plan.ptr(s.plan.tEnd), s.plan.ptr(s.plan.tDst),
+		s.plan.ptr(s.plan.weights)
+	b, lists := s.block(l), &a
+	if a.SrcWeights != 0 { // the kernel reads them, and the lists have no part of a weight
+		plain := a
+		plain.SrcWeights, lists = 0, &plain
+	} else if err := s.weigh(b, &a); err != nil {
+		return err
+	}
+	if err := s.transpose(transpose, lists); err != nil {
+		return err
+	}
+	return launch(s, kernel, s.rowBlocks(b.NumSrc, 64, a.Dim), a)
+}
+
 // weigh enqueues what a block with weights needs before its aggregation or transpose.
 func (s *step) weigh(b *graph.Block, a *aggParams) error {
 	if b.Weights == nil {
