@@ -137,6 +137,19 @@ func group[T any](all []T, name func(*T) string) (names []string, of map[string]
 	return names, of
 }
 
+// figures makes a figure of the rows of each name, which fill completes from them.
+func figures[T any](s *Step, list []T, unit string, name func(*T) string, audited func(*T) bool,
+	fill func(f *Figure, mine []T)) (out []Figure) {
+	names, of := group(list, name)
+	for _, n := range names {
+		f := Figure{Step: s.Name, What: n, Unit: unit, Rounds: len(of[n]),
+			Audited: all(of[n], audited)}
+		fill(&f, of[n])
+		out = append(out, f)
+	}
+	return out
+}
+
 // over is the spread of a value over rows.
 func over[T any](all []T, of func(*T) float64) bench.Spread {
 	v := make([]float64, len(all))
@@ -237,19 +250,16 @@ func ioFigures(k *known, s *Step) (out []Figure, err error) {
 	if err != nil {
 		return nil, err
 	}
-	names, of := group(list, ioNames(list))
-	for _, n := range names {
-		mine := of[n]
-		f := Figure{Step: s.Name, What: n, Unit: gib, Rounds: len(mine), Modelled: mine[0].Modelled,
-			Audited: all(mine, func(r *ioRow) bool { return r.Audited }),
-			Value:   scaled(over(mine, func(r *ioRow) float64 { return r.Bytes }), 1.0/(1<<30))}
+	audited := func(r *ioRow) bool { return r.Audited }
+	return figures(s, list, gib, ioNames(list), audited, func(f *Figure, mine []ioRow) {
+		f.Modelled = mine[0].Modelled
+		f.Value = scaled(over(mine, func(r *ioRow) float64 { return r.Bytes }), 1.0/(1<<30))
 		iops, why := mine[0].floor()
 		if iops > 0 && mine[0].IOPS > 0 {
 			f.rate(mine[0].Bytes/mine[0].IOPS*iops/(1<<30), why)
 		} else if s.Apart {
 			f.rate(k.copyRate/(1<<30), "bytes by a copy's bandwidth: the SSDs are memory")
 		}
-		out = append(out, f)
 		key := reader{mine[0].Modelled, mine[0].RowBytes}
 		limit := readLimit{iops, iops > 0}
 		if iops == 0 {
@@ -260,8 +270,7 @@ func ioFigures(k *known, s *Step) (out []Figure, err error) {
 		if better && !s.Apart {
 			k.reads[key] = limit
 		}
-	}
-	return out, nil
+	}), nil
 }
 
 // memoryRow has the fields of a row of "bench memory" that figures need.
@@ -279,22 +288,18 @@ func memoryFigures(k *known, s *Step) (out []Figure, err error) {
 	if err != nil {
 		return nil, err
 	}
-	names, of := group(list, func(r *memoryRow) string {
+	name := func(r *memoryRow) string {
 		return fmt.Sprintf("gather of %s rows from %s memory, %s", units.FormatBytes(r.RowBytes),
 			r.From, r.Device)
-	})
-	for _, n := range names {
-		mine := of[n]
-		f := Figure{Step: s.Name, What: n, Unit: gib, Rounds: len(mine),
-			Audited: all(mine, func(r *memoryRow) bool { return r.Audited }),
-			Value: scaled(over(mine, func(r *memoryRow) float64 { return r.Gather.Median }),
-				1.0/(1<<30))}
+	}
+	audited := func(r *memoryRow) bool { return r.Audited }
+	return figures(s, list, gib, name, audited, func(f *Figure, mine []memoryRow) {
+		f.Value = scaled(over(mine, func(r *memoryRow) float64 { return r.Gather.Median }),
+			1.0/(1<<30))
 		rate := over(mine, func(r *memoryRow) float64 { return r.Copy.Median }).Median
 		f.rate(rate/(1<<30), "bandwidth: a copy of as many bytes in one piece")
 		k.copyRate = max(k.copyRate, rate)
-		out = append(out, f)
-	}
-	return out, nil
+	}), nil
 }
 
 // cacheRow has the fields of a row of "bench cache" that figures need.
@@ -319,21 +324,16 @@ func cacheFigures(k *known, s *Step) (out []Figure, err error) {
 			k.lookups[key] = max(k.lookups[key], r.Limit.Median)
 		}
 	}
-	names, of := group(list, func(r *cacheRow) string {
+	name := func(r *cacheRow) string {
 		return fmt.Sprintf("%s, %s nodes, %d workers", r.Policy,
 			units.FormatCount(float64(r.Nodes)), r.Workers)
-	})
-	for _, n := range names {
-		mine := of[n]
-		f := Figure{Step: s.Name, What: n, Unit: "lookups," + perSecond, Rounds: len(mine),
-			Audited: all(mine, func(r *cacheRow) bool { return r.Audited }),
-			Value: scaled(over(mine, func(r *cacheRow) float64 { return r.Lookups.Median }),
-				1e-6)}
+	}
+	audited := func(r *cacheRow) bool { return r.Audited }
+	return figures(s, list, "lookups,"+perSecond, name, audited, func(f *Figure, mine []cacheRow) {
+		f.Value = scaled(over(mine, func(r *cacheRow) float64 { return r.Lookups.Median }), 1e-6)
 		f.rate(k.lookups[lookupOf{mine[0].Nodes, mine[0].Device}]/1e6,
 			"one read of memory at a random place for each row")
-		out = append(out, f)
-	}
-	return out, nil
+	}), nil
 }
 
 // sampleRow has the fields of a row of "bench sample" that figures need.
@@ -356,20 +356,16 @@ func sampleFigures(k *known, s *Step) (out []Figure, err error) {
 	if err != nil {
 		return nil, err
 	}
-	names, of := group(list, func(r *sampleRow) string {
+	name := func(r *sampleRow) string {
 		return fmt.Sprintf("%s graph, topology in %s, %d workers, %s", r.Graph, r.Topology,
 			r.Workers, r.Kernels)
-	})
-	for _, n := range names {
-		mine := of[n]
-		f := Figure{Step: s.Name, What: n, Unit: "edges," + perSecond, Rounds: len(mine),
-			Audited: all(mine, func(r *sampleRow) bool { return r.Audited }),
-			Value:   scaled(over(mine, func(r *sampleRow) float64 { return r.Rate }), 1e-6)}
+	}
+	audited := func(r *sampleRow) bool { return r.Audited }
+	return figures(s, list, "edges,"+perSecond, name, audited, func(f *Figure, mine []sampleRow) {
+		f.Value = scaled(over(mine, func(r *sampleRow) float64 { return r.Rate }), 1e-6)
 		f.rate(k.copyRate/edgeBytes/1e6,
 			fmt.Sprintf("%d bytes an edge by a copy's bandwidth", edgeBytes))
-		out = append(out, f)
-	}
-	return out, nil
+	}), nil
 }
 
 // computeRow has the fields of a row of "bench compute" that figures need.
@@ -390,17 +386,13 @@ func computeFigures(_ *known, s *Step) (out []Figure, err error) {
 	if err != nil {
 		return nil, err
 	}
-	names, of := group(list, func(r *computeRow) string {
+	list = slices.DeleteFunc(list, func(r computeRow) bool { return r.FLOPS == 0 }) // copies
+	name := func(r *computeRow) string {
 		return fmt.Sprintf("%s, %s, %d workers", r.Case, r.Precision, r.Workers)
-	})
-	for _, n := range names {
-		mine := of[n]
-		if mine[0].FLOPS == 0 { // a copy
-			continue
-		}
-		f := Figure{Step: s.Name, What: n, Unit: gflop, Rounds: len(mine),
-			Audited: all(mine, func(r *computeRow) bool { return r.OK }),
-			Value:   scaled(over(mine, func(r *computeRow) float64 { return r.FLOPS }), 1e-9)}
+	}
+	audited := func(r *computeRow) bool { return r.OK }
+	return figures(s, list, gflop, name, audited, func(f *Figure, mine []computeRow) {
+		f.Value = scaled(over(mine, func(r *computeRow) float64 { return r.FLOPS }), 1e-9)
 		// The peak of each round is measured beside it: the median of both, as rounds differ.
 		floor := over(mine, func(r *computeRow) float64 {
 			if r.Floor == 0 {
@@ -414,9 +406,7 @@ func computeFigures(_ *known, s *Step) (out []Figure, err error) {
 			why = "bytes by the bandwidth of a copy"
 		}
 		f.rate(floor/1e9, why)
-		out = append(out, f)
-	}
-	return out, nil
+	}), nil
 }
 
 // compareRow has the fields of a run of "compare" that figures need.
@@ -437,19 +427,19 @@ func compareFigures(k *known, s *Step) (out []Figure, err error) {
 		return nil, err
 	}
 	virtual := all(list, func(r *compareRow) bool { return r.Modelled && len(r.Losses) == 0 })
-	names, of := group(list, func(r *compareRow) string { return r.Variant })
+	name := func(r *compareRow) string { return r.Variant }
 	least := 0.0
-	for _, n := range names {
-		t := over(of[n], func(r *compareRow) float64 { return r.Stages["train"] }).Median
+	_, variants := group(list, name)
+	for _, mine := range variants {
+		t := over(mine, func(r *compareRow) float64 { return r.Stages["train"] }).Median
 		if t > 0 && (least == 0 || t < least) {
 			least = t
 		}
 	}
-	for _, n := range names {
-		mine := of[n]
-		f := Figure{Step: s.Name, What: n, Unit: seconds, Rounds: len(mine), Modelled: virtual,
-			Audited: true, // a comparison whose losses differ ends with an error
-			Value:   over(mine, func(r *compareRow) float64 { return r.Seconds })}
+	audited := func(*compareRow) bool { return true } // one whose losses differ ends with an error
+	return figures(s, list, seconds, name, audited, func(f *Figure, mine []compareRow) {
+		f.Modelled = virtual
+		f.Value = over(mine, func(r *compareRow) float64 { return r.Seconds })
 		floor, why := least, "training alone, as the fastest variant does it"
 		// In wall time the CPU's stacks read past software controllers, and past what these play.
 		if virtual || slices.Contains(gpuio.StackNames(queued), mine[0].Stack) {
@@ -458,9 +448,7 @@ func compareFigures(k *known, s *Step) (out []Figure, err error) {
 			}
 		}
 		f.time(floor, why)
-		out = append(out, f)
-	}
-	return out, nil
+	}), nil
 }
 
 func queued(s *gpuio.Stack) bool { return s.Queued }

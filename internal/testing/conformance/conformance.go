@@ -822,12 +822,12 @@ func testBudgets(s *suite) {
 		if got < 1 || got > sms {
 			s.Errorf("a budget of %d of %d SMs came to %d", budget, sms, got)
 		}
-		most := got * s.b.BlocksPerSM
+		limit := got * s.b.BlocksPerSM
 		for range 4 {
-			wide(s, st, "conf_count", most+8, countParams{w.at(0), w.at(1), int64(hold)})
+			wide(s, st, "conf_count", limit+8, countParams{w.at(0), w.at(1), int64(hold)})
 		}
 		s.sync(st, other)
-		if w.get(1) < 1 || w.get(1) > uint64(most) || w.get(0) != 0 {
+		if w.get(1) < 1 || w.get(1) > uint64(limit) || w.get(0) != 0 {
 			s.Errorf("budget %d of %d SMs: %d blocks at once on %d SMs, %d left over", budget, sms,
 				w.get(1), got, w.get(0))
 		}

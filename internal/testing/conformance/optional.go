@@ -11,8 +11,8 @@ import (
 	"helios/internal/errs"
 )
 
-// What is free is told by devices with a memory of their own, and goes down and up by what is taken
-// and given back; others may take some meanwhile.
+// Devices with a memory of their own report its free bytes, which follow what is taken and given
+// back; others may take some meanwhile.
 func testFreeMemory(s *suite) {
 	m, ok := s.dev.(cuda.MemoryMeter)
 	if !ok {
@@ -39,7 +39,7 @@ func testFreeMemory(s *suite) {
 	}
 	s.ok(s.dev.Close())
 	if _, _, err := m.FreeMemory(); err == nil {
-		s.Error("a closed device tells what is free")
+		s.Error("a closed device reports free memory")
 	}
 }
 
@@ -53,98 +53,128 @@ func (s *suite) reserve(size int64, purpose string) cuda.Growable {
 	return g
 }
 
-// Memory that grows never moves, keeps what is in it, is zero where it is new, and is memory like
-// any other.
+// growSize is no multiple of a page.
+const growSize = 8<<20 + 12345
+
+// growing is a test of a buffer that grows.
+type growing struct {
+	*suite
+	st   cuda.Stream
+	g    cuda.Growable
+	pos  cuda.DevicePtr // of g, which never moves
+	lazy bool           // it had less than all of its memory in the beginning
+}
+
+// Memory that grows never moves, keeps its content, is zero where it is new, and is memory like any
+// other.
 func testGrowable(s *suite) {
-	st := s.stream(cuda.StreamOptions{Name: "growing"})
-	const size = 8<<20 + 12345
-	g := s.reserve(size, "slot")
-	at := g.Ptr()
-	if g.Size() != size || g.Kind() != cuda.MemDevice || g.Purpose() != "slot" || at == 0 ||
-		at%4096 != 0 || g.Backed() < 0 || g.Backed() > size {
-		s.Fatalf("%d of %d bytes at %#x, kind %d for %s", g.Backed(), g.Size(), at, g.Kind(),
+	t := &growing{suite: s, st: s.stream(cuda.StreamOptions{Name: "growing"}),
+		g: s.reserve(growSize, "slot")}
+	g, st := t.g, t.st
+	t.pos, t.lazy = g.Ptr(), g.Backed() < growSize
+	if g.Size() != growSize || g.Kind() != cuda.MemDevice || g.Purpose() != "slot" || t.pos == 0 ||
+		t.pos%4096 != 0 || g.Backed() < 0 || g.Backed() > growSize {
+		s.Fatalf("%d of %d bytes at %#x, kind %d for %s", g.Backed(), g.Size(), t.pos, g.Kind(),
 			g.Purpose())
 	}
-	lazy := g.Backed() < size
-	usage := func() {
-		s.Helper()
-		if got := s.dev.MemUsage()["slot"]; got != g.Backed() {
-			s.Fatalf("usage %d with %d bytes behind it", got, g.Backed())
-		}
+	t.usage()
+	if t.lazy {
+		s.fails(st.Fill(t.pos, 1, g.Backed()+1), "slot", "grow it first")
+		s.fails(st.Copy(t.pos, t.pos, g.Backed()+1), "slot", "grow it first")
 	}
-	usage()
-	if lazy {
-		s.fails(st.Fill(at, 1, g.Backed()+1), "slot", "grow it first")
-		s.fails(st.Copy(at, at, g.Backed()+1), "slot", "grow it first")
-	}
-	var written int64
-	for _, want := range []int64{0, 1, 4096, 100_000, 3 << 20, 1000, 3<<20 + 1, size} {
-		had := g.Backed()
-		s.ok(g.Grow(want))
-		now := g.Backed()
-		if g.Ptr() != at || now < want || now < had || now > size {
-			s.Fatalf("grown to %d: %d bytes at %#x, %d at %#x before", want, now, g.Ptr(), had, at)
-		}
-		usage()
-		if now > written { // what is new is zero, what was there is there
-			b := s.read(st, at, now)
-			if !all(b[:written], 0xa5) || !all(b[written:], 0) {
-				s.Fatalf(
-					"grown to %d: not all of the %d bytes that were written are there, with zeroes behind",
-					want, written)
-			}
-			s.ok(st.Fill(at, 0xa5, now))
-			s.sync(st)
-			written = now
-		}
-	}
-	// Kernels at both ends of it, and where the first pages end.
-	s.ok(st.Fill(at, 1, size))
-	const some = 2048
-	for _, off := range []cuda.DevicePtr{0, 4096 - 8*some/2 + 8*some, 2<<20 - 8*some/2,
-		size/8*8 - 8*some} {
-		launch(s, st, "conf_affine", 3, affineParams{at + off, some, 3, 1})
-		v := s.readWords(st, at+off, some)
-		for _, i := range []int{some / 2, some - 1} {
-			if v[i] != 0x0101010101010101*3+1 {
-				s.Fatalf("word %d from %d is %#x", i, off, v[i])
-			}
-		}
-		s.ok(st.Fill(at+off, 1, 8*some))
-	}
-	s.fails(g.Grow(size+1), "slot", fmt.Sprint(size+1), fmt.Sprint(size))
+	t.growsZeroed()
+	t.runsKernels()
+	s.fails(g.Grow(growSize+1), "slot", fmt.Sprint(growSize+1), fmt.Sprint(growSize))
 	s.fails(g.Grow(-1), "slot")
-	s.ok(st.Fill(at, 0xa5, size))
+	s.ok(st.Fill(t.pos, 0xa5, growSize))
 	s.sync(st)
-	for _, want := range []int64{5 << 20, 5 << 20, 4097, 0} {
-		had := g.Backed()
-		s.ok(g.Shrink(want))
-		if now := g.Backed(); now < want || now > had {
-			s.Fatalf("shrunk to %d: %d bytes, %d before", want, now, had)
-		}
-		usage()
-		if n := g.Backed(); n > 0 && s.read(st, at, n)[n-1] != 0xa5 {
-			s.Fatalf("shrunk to %d: what stays has changed", want)
-		}
-		if lazy && g.Backed() < size {
-			s.fails(st.Fill(at, 1, g.Backed()+1), "slot", "grow it first")
-		}
-	}
-	kept := g.Backed()
-	s.ok(g.Grow(2 << 20))
-	kept = min(kept, 2<<20)
-	if b := s.read(st, at, 2<<20); !all(b[:kept], 0xa5) || !all(b[kept:], 0) {
-		s.Fatalf(
-			"grown again: not all of the %d bytes that were kept are there, with zeroes behind",
-			kept)
-	}
+	t.shrinks()
 	s.free(g)
 	s.free(g)
 	if u := s.dev.MemUsage(); len(u) != 0 {
 		s.Fatalf("usage %v after free", u)
 	}
-	s.fails(st.Fill(at, 1, 8))
-	// Growing beside work that uses what is there, and others that do the same.
+	s.fails(st.Fill(t.pos, 1, 8))
+	s.growBeside()
+	s.close(st)
+}
+
+func (t *growing) usage() {
+	t.Helper()
+	if got := t.dev.MemUsage()["slot"]; got != t.g.Backed() {
+		t.Fatalf("usage %d with %d bytes behind it", got, t.g.Backed())
+	}
+}
+
+func (t *growing) growsZeroed() {
+	var written int64
+	for _, want := range []int64{0, 1, 4096, 100_000, 3 << 20, 1000, 3<<20 + 1, growSize} {
+		had := t.g.Backed()
+		t.ok(t.g.Grow(want))
+		now := t.g.Backed()
+		if t.g.Ptr() != t.pos || now < want || now < had || now > growSize {
+			t.Fatalf("grown to %d: %d bytes at %#x, %d at %#x before", want, now, t.g.Ptr(), had, t.pos)
+		}
+		t.usage()
+		if now > written { // what is new is zero, what was there is there
+			b := t.read(t.st, t.pos, now)
+			if !all(b[:written], 0xa5) || !all(b[written:], 0) {
+				t.Fatalf(
+					"grown to %d: not all of the %d bytes that were written are there, with zeroes behind",
+					want, written)
+			}
+			t.ok(t.st.Fill(t.pos, 0xa5, now))
+			t.sync(t.st)
+			written = now
+		}
+	}
+}
+
+// runsKernels launches at both ends of it, and where the first pages end.
+func (t *growing) runsKernels() {
+	t.ok(t.st.Fill(t.pos, 1, growSize))
+	const some = 2048
+	for _, off := range []cuda.DevicePtr{0, 4096 - 8*some/2 + 8*some, 2<<20 - 8*some/2,
+		growSize/8*8 - 8*some} {
+		launch(t.suite, t.st, "conf_affine", 3, affineParams{t.pos + off, some, 3, 1})
+		v := t.readWords(t.st, t.pos+off, some)
+		for _, i := range []int{some / 2, some - 1} {
+			if v[i] != 0x0101010101010101*3+1 {
+				t.Fatalf("word %d from %d is %#x", i, off, v[i])
+			}
+		}
+		t.ok(t.st.Fill(t.pos+off, 1, 8*some))
+	}
+}
+
+// shrinks gives memory back and takes some again.
+func (t *growing) shrinks() {
+	for _, want := range []int64{5 << 20, 5 << 20, 4097, 0} {
+		had := t.g.Backed()
+		t.ok(t.g.Shrink(want))
+		if now := t.g.Backed(); now < want || now > had {
+			t.Fatalf("shrunk to %d: %d bytes, %d before", want, now, had)
+		}
+		t.usage()
+		if n := t.g.Backed(); n > 0 && t.read(t.st, t.pos, n)[n-1] != 0xa5 {
+			t.Fatalf("shrunk to %d: what stays has changed", want)
+		}
+		if t.lazy && t.g.Backed() < growSize {
+			t.fails(t.st.Fill(t.pos, 1, t.g.Backed()+1), "slot", "grow it first")
+		}
+	}
+	kept := t.g.Backed()
+	t.ok(t.g.Grow(2 << 20))
+	kept = min(kept, 2<<20)
+	if b := t.read(t.st, t.pos, 2<<20); !all(b[:kept], 0xa5) || !all(b[kept:], 0) {
+		t.Fatalf(
+			"grown again: not all of the %d bytes that were kept are there, with zeroes behind",
+			kept)
+	}
+}
+
+// growBeside grows buffers beside work that uses what is there, and others that do the same.
+func (s *suite) growBeside() {
 	var wg sync.WaitGroup
 	failed := make([]error, 3)
 	const tail = 256 // words at the end of what is there
@@ -183,7 +213,6 @@ func testGrowable(s *suite) {
 	}
 	wg.Wait()
 	s.ok(errors.Join(failed...))
-	s.close(st)
 }
 
 // Memory runs out while it grows: the error says so, and the buffer is as it was.
