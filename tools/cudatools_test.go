@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What cudatools.sh leaves is run by CI, so it takes no folder that another user can fill.
+// CI runs the tools that cudatools.sh leaves, so it takes no folder that another user can fill.
 func TestCUDAToolsRefusesFoldersOfOthers(t *testing.T) {
 	const version = "12.9.86-12.9.79"
 	for _, c := range []struct {

@@ -10,7 +10,7 @@ hatchling=$(command -v "${HATCHLING:-hatchling}") || {
 }
 # The times of all files within; any that stays the same will do.
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-1577836800}
-# What auditwheel finds: the binary asks for no version of a symbol of glibc (python/tests/test_wheels.py).
+# As auditwheel finds: the binary asks for no version of a symbol of glibc (python/tests/test_wheels.py).
 case $(go env GOARCH) in
 amd64) platform=manylinux_2_5_x86_64 ;;
 arm64) platform=manylinux_2_17_aarch64 ;;

@@ -1,5 +1,5 @@
-// What the I/O kernels and the host share in memory: the structs of gpuio/abi.go, which says who
-// may touch which field and when. Same names, same order, same bytes; the Go structs win, and
+// The memory that the I/O kernels and the host share: the structs of gpuio/abi.go, which has the
+// owner of each field. Same names, same order, same bytes; the Go structs win, and
 // abi_test.go compares them. Addresses are u64.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the aggregations and the transpose have in common: the weights of edges (gnn/kernels.go, edgeWeights) and rows
+// Shared by the aggregations and the transpose: the weights of edges (gnn/kernels.go, edgeWeights) and rows
 // cut among the lanes of warps.
 #pragma once
 

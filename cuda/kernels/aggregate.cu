@@ -37,7 +37,7 @@ namespace {
 
 constexpr u32 ahead = 8; // rows that a lane has in flight
 
-// What is summed: rows of x by a list of row numbers.
+// Terms of sums: rows of x by a list of row numbers.
 struct Rows {
 	u64 x, list, table; // table: 0 for a weight of 1
 	i64 rows, dim;

@@ -116,7 +116,7 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	if (dev::any(dev::full_mask, run != 0)) io::copy_runs<8>(q, sets, slot, cid, lba, place, run);
 	io::tally(q, good, now - start);
 
-	// What failed for good, in the order of the ring.
+	// Final failures, in the order of the ring.
 	u16 kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;
 	for (u32 m = dev::ballot(dev::full_mask, done && !good); m != 0; m &= m - 1) {
 		u32 from = dev::ctz(m);

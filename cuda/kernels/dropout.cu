@@ -4,7 +4,7 @@
 //	drop_input   X[Rows, Cols] = dropout(X), in place
 //	bias_act     C[Rows, Cols], LDC apart: + Bias, ReLU, dropout, each where asked for, in place
 //
-// Whether an element is dropped depends on its row, its column and the step (Philox; see gnn's dropout), so neither the grid nor
+// Row, column and step decide alone about an element (Philox; see gnn's dropout), so neither the grid nor
 // the device changes a mask, and no mask is stored. A thread takes four columns, which are the four words of one Philox block, by one
 // 16-byte load and store where rows are aligned; the next thread has the next four.
 //

@@ -1,4 +1,4 @@
-// What follows a product: bias, ReLU and dropout, to the bit those of gnn (internal/simd, BiasReLU and Dropout).
+// The end of a product: bias, ReLU and dropout, to the bit those of gnn (internal/simd, BiasReLU and Dropout).
 #pragma once
 
 #include "abi_gemm.h"

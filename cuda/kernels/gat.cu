@@ -18,7 +18,7 @@
 //	sum_bwd      as sum, over the edges of each source: the gradient by Z
 //	scale        a thread for each element: Z times a number of its row and head
 //
-// Whether an element of attention is dropped depends on its edge, its head and the step (Philox), so no mask is stored and none depends
+// Edge, head and step decide alone which attention is dropped (Philox), so no mask is stored and none depends
 // on the grid. No atomics: each element is one lane's, and each sum has the order of its list. No shared memory, no barrier.
 //
 // softmax checks the block's lists, and a fault drops all launches behind it; so the others trust them. Neighbouring threads have

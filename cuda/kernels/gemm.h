@@ -1,4 +1,4 @@
-// What all products of matrices have in common: tiles, parts of K and the two terms of a sum.
+// Shared by all products of matrices: tiles, parts of K and the two terms of a sum.
 #pragma once
 
 #include "abi_gemm.h"
@@ -12,7 +12,7 @@ constexpr u32 gemm_threads = 256, gemm_warps = gemm_threads / 32;
 // Steps of K that a block has in shared memory at one time.
 constexpr u32 gemm_bk = 16;
 
-// What one block does at a time: a tile of C, or of one part of a split product. Rows, columns, steps and tiles are below 2^31
+// The work of a block at one time: a tile of C, or of one part of a split product. Rows, columns, steps and tiles are below 2^31
 // (gemmGPU sees to it), so 32 bits do: registers are what limits these kernels.
 struct Tile {
 	u32 row, col;
@@ -37,7 +37,7 @@ GEMM_INLINE Tile tile_at(const GemmParams &p, u32 i, u32 bm, u32 bn, u32 chunk) 
 	return t;
 }
 
-// What a tile reads of one of the two terms: steps k to end.
+// The operands of a tile in one of the two terms: steps k to end.
 struct Term {
 	u64 a, b;
 	u32 lda, ldb;

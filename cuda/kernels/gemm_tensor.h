@@ -1,6 +1,6 @@
 // Products of float32 matrices on tensor cores (sm_80 and later): gemm_tf32.cu and gemm_bf16.cu. Factors are rounded, to tf32 (10
 // bits of mantissa, nearest, ties away) or bfloat16 (7 bits, nearest, ties to even); products are exact and sums are float32 in
-// the tensor core's order, which PTX leaves open. What is computed, the two terms, parts and epilogue are as in gemm.cu; any grid,
+// the tensor core's order, which PTX leaves open. The sums, the two terms, parts and epilogue are as in gemm.cu; any grid,
 // any block of up to 256 threads in whole warps.
 //
 // A block has a tile of 128×128 or 128×64 and 16 steps of K at a time in shared memory, as float32, three times over: cp.async

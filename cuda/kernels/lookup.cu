@@ -18,7 +18,7 @@
 // Lanes with the same bucket find each other by ballots (warp_peers) and the lowest one updates the
 // warp's counter for all, so there are no atomics, and order needs no sort.
 //
-// Who writes what: a warp has counters of its own in shared memory (place); joined by syncthreads.
+// Writers: a warp has counters of its own in shared memory (place); joined by syncthreads.
 // Everything else is written by one thread of one launch and read by later launches. Blocks of up
 // to 256 threads use all their warps (8 KiB of counters); in larger ones the rest watches.
 //

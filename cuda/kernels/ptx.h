@@ -73,7 +73,7 @@ HX_DEVICE __forceinline__ u32x4 ld16_global(const void *p) {
 HX_DEVICE __forceinline__ void st16(void *p, u32x4 v) { *static_cast<vector16 *>(p) = vector16{v.x, v.y, v.z, v.w}; }
 
 // Addresses of the ABI are of global memory, the CPU's included. Said here, plain accesses become
-// ld.global and st.global, not generic ones that look for shared memory first. What follows takes only such
+// ld.global and st.global, not generic ones that look for shared memory first. The functions below take only such
 // addresses, which are the same numbers in the generic space.
 template <typename T> HX_DEVICE __forceinline__ T *global(u64 address) {
 	return (T *)(__attribute__((address_space(1))) T *)address;

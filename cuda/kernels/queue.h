@@ -1,7 +1,7 @@
-// What submit, complete and read_sync do with a queue pair, by whole warps: every function here is
+// The steps of submit, complete and read_sync on a queue pair, by whole warps: every function here is
 // called by all 32 lanes with the same arguments. The Go twin is gpuio/submit.go and complete.go.
 //
-// Who touches what: the plain fields of a queue that change (Tail, PendHead, Head, Scan, …) are
+// Owners: the plain fields of a queue that change (Tail, PendHead, Head, Scan, …) are
 // loaded and stored by lane 0 alone and travel by shuffle, so that their order between warps is that
 // of the ownership flag, an acquire and release by lane 0; counters are each in a lane (load_counts). Command entries are written by the lane
 // that makes the command and read by the lane that finds its completion, with the SSD between them.
@@ -35,7 +35,7 @@ HX_DEVICE inline u32 frozen(const QueueState *q) {
 	return lead(v);
 }
 
-// The host's freezing stays as it is. What came before it is released with it; nothing is acquired. Lane 0 only.
+// The host's freezing stays as it is. Earlier stores are released with it; nothing is acquired. Lane 0 only.
 HX_DEVICE inline void freeze(QueueState *q, u32 why) { dev::cas_gpu<dev::release>(&q->Frozen, frozenNo, why); }
 
 // This warp's contiguous share of n items, by the rule of cuda.Block.Range.
@@ -60,12 +60,12 @@ HX_DEVICE inline u64 load_counts(const u64 *first, u32 counters) {
 	return dev::lane() < counters ? dev::ld_relaxed_sys(first + dev::lane()) : 0;
 }
 
-// had is what load_counts gave this lane, n what its counter rises by.
+// load_counts gave this lane had; its counter rises by n.
 HX_DEVICE inline void store_counts(u64 *first, u32 counters, u64 had, u64 n) {
 	if (dev::lane() < counters && n != 0) dev::st_relaxed_sys(first + dev::lane(), had + n);
 }
 
-// What the submission side counts, for lane i that of the i-th counter from QueueState::Issued on. The same
+// Counts of the submission side, for lane i that of the i-th counter from QueueState::Issued on. The same
 // arguments in all lanes.
 HX_DEVICE inline u64 owner_count(u64 direct, u64 staged, u64 retried, u64 rings, u64 pended, u64 blocks, u64 coalesced) {
 	u64 n = direct + staged + retried; // Issued
@@ -80,7 +80,7 @@ HX_DEVICE inline u64 owner_count(u64 direct, u64 staged, u64 retried, u64 rings,
 	return n;
 }
 
-// What a sweep counts, from QueueState::Completed on.
+// Counts of a sweep, from QueueState::Completed on.
 HX_DEVICE inline u64 completer_count(u64 completed, u64 errors, u64 foreign, u64 rings) {
 	u64 n = completed;
 	u32 lane = dev::lane();
@@ -439,7 +439,7 @@ HX_DEVICE inline u32 launch(QueueState *q, Command *c, u32 place, u32 cid, u32 s
 	u64 lba = dev::ld(&c->LBA), prp1 = dev::ld(&c->PRP1), prp2 = dev::ld(&c->PRP2);
 	u32 nlb = dev::ld(&c->NLB);
 	dev::st_relaxed_gpu(&c->Deadline, now + q->TimeoutNS);
-	// Who looks for late commands reads the state first, then the deadline.
+	// A search for late commands reads the state first, then the deadline.
 	state = issued(state);
 	dev::st_release_gpu(&c->State, state);
 	sqe(q, place, cid | (state & cmdGen), lba, nlb, prp1, prp2);
@@ -472,7 +472,7 @@ HX_DEVICE inline u32 acquire(QueueState *q, u32 n, u32 *word) {
 	return mask;
 }
 
-// What a refill did, for the counters.
+// The work of a refill, for the counters.
 struct Refilled {
 	u32 tail;
 	u32 unrung; // SQEs that the SSD has not been told of
@@ -585,7 +585,7 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 #endif
 		if (next == end) head++;
 		if (leader()) {
-			// The list lets go of the set before its last commands become visible, since the host
+			// The list releases the set before its last commands become visible, since the host
 			// may reuse the slot as soon as these complete.
 			dev::st(&q->Pend[slot].Next, next);
 			if (next == end) dev::st(&q->PendHead, head);

@@ -5,7 +5,7 @@
 // warps are fewer) and takes the next row of that queue's share until there are none. Bytes as in submit and complete together.
 //
 // Ownership: a warp takes a CID first and a unit then, so that none is begun that cannot be issued.
-// Own is held for one SQE and its doorbell, Reap for one sweep of up to 32 completions. Who sweeps
+// Own is held for one SQE and its doorbell, Reap for one sweep of up to 32 completions. The sweeper
 // marks the commands it finds cmdDone; the warp that issued a command finishes it. A command past its
 // deadline or a completion that names no command in flight freezes the queue, and all its warps
 // leave; what they had in flight stays taken, and what they had not begun is for the host.
@@ -42,7 +42,7 @@ HX_DEVICE bool hold(QueueState *q, i64 until) {
 	return got != 0;
 }
 
-// Lets go. What a kernel left meanwhile (there is none beside this one) would be issued.
+// Lets go. Commands that a kernel left meanwhile (there is none beside this one) would be issued.
 HX_DEVICE void let_go(QueueState *q, u32 g, u64 sets) {
 	while (!io::release(q)) io::refill(q, g, sets, false);
 }

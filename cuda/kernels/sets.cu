@@ -4,7 +4,7 @@
 // whole warps. cache/gpusets.go launches them.
 //
 // A set is Stride words at Words (the places are those of sets.go: masks by way, the order, tags, ghosts) and 32 words at Until. A line
-// belongs to the set that its hash names. What a set does depends on the accesses to it and their order alone, so sets are played at the
+// belongs to the set that its hash names. A set depends on the accesses to it and their order alone, so sets are played at the
 // same time and the order within a set is all that a launch has to keep: that of the lines' first places in the part.
 //
 //   sets_lines     position → Line (noTag: in the CPU tier) and Place (the row's in its line, or the CPU tier's row). Table, filled
@@ -132,7 +132,7 @@ struct Entry {
 	u32 set, pos;
 };
 
-// What stands at place i of a pass's input. The first pass takes the first places of lines.
+// The entry at place i of a pass's input. The first pass takes the first places of lines.
 HX_DEVICE inline Entry entry(const SetsParams &p, i64 i, bool have) {
 	if (!have) return {false, 0, 0};
 	if (p.Shift != 0) return {true, dev::ld(dev::at<u32>(p.KeysIn, i)), dev::ld(dev::at<u32>(p.ValsIn, i))};
@@ -495,8 +495,8 @@ HX_DEVICE inline Access access(const SetsParams &p, i64 i, i64 end, bool answere
 
 HX_DEVICE inline void answer(const SetsParams &p, const Access &a) { dev::st(dev::at<u32>(p.Answer, a.pos), a.answer); }
 
-// Plays a set's accesses, of which pos has the first 32: those stay in registers, so that nothing is waited for twice. What is behind them
-// has its answers in memory meanwhile.
+// Plays a set's accesses, of which pos has the first 32: those stay in registers, so that nothing is waited for twice. Later ones
+// have their answers in memory meanwhile.
 HX_DEVICE inline void play(const SetsParams &p, u32 set, i64 begin, i64 end, u32 pos, Tally &t) {
 	u32 lane = dev::lane();
 	Access first = {begin + lane < end, pos, 0, 0, noAnswer};

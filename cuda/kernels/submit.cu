@@ -16,8 +16,8 @@
 //
 // Must match: gpuio/submit.go, byte for byte but for times.
 //
-// Bandwidth: 140 bytes per command; at 2 million reads per second 0.28 GB/s, far below the memory's. What
-// bounds it is the latency of the doorbell and of the row list, hence 32 rows at a time.
+// Bandwidth: 140 bytes per command; at 2 million reads per second 0.28 GB/s, far below the memory's. The
+// latency of the doorbell and of the row list bounds it, hence 32 rows at a time.
 #include "queue.h"
 
 HX_KERNEL(submit, SubmitParams) {

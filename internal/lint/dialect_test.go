@@ -30,16 +30,16 @@ var dialectLeft = map[string]int{
 	".":        7,
 	".ci":      1,
 	"cmd":      179,
-	"cuda":     29,
+	"cuda":     0,
 	"dataset":  77,
 	"docs":     21,
 	"gpuio":    113,
 	"graph":    1,
-	"internal": 145,
+	"internal": 82,
 	"nvme":     62,
-	"python":   1,
+	"python":   0,
 	"sched":    362,
-	"tools":    123,
+	"tools":    0,
 }
 
 // TestPlainProse finds the dialect in comments, strings and documents, and variables of vague

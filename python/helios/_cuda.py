@@ -452,7 +452,7 @@ _in_capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_
 )
 _NAME = b"dltensor"  # a capsule keeps the pointer to it; consumers change the name
 
-# What structs that are out keep alive, by address. The structs are C's: one may outlive Python.
+# Objects that structs in use keep alive, by address. The structs are C's: one may outlive Python.
 _out: dict[int, object] = {}
 
 

@@ -34,7 +34,7 @@ var testBinaries = []struct{ name, pkg string }{
 	{"sched.test", "./sched"},
 }
 
-// manifest says what was packed.
+// manifest lists the packed files.
 type manifest struct {
 	Commit string   `json:"commit"`
 	Go     string   `json:"go"`

@@ -151,7 +151,7 @@ func runVerb(ctx context.Context, args []string) (err error) {
 		}
 	}
 	if bad > 0 {
-		return fmt.Errorf("%d of %d steps failed; %s says why", bad, len(r.res.Steps),
+		return fmt.Errorf("%d of %d steps failed; see %s", bad, len(r.res.Steps),
 			filepath.Join(*out, "log.txt"))
 	}
 	return nil

@@ -139,7 +139,7 @@ func (r *runner) train(name, data string, g graphSize, limit time.Duration, more
 		}}
 }
 
-// lossTolerance is how far losses may be from the host device's, by precision, as a share of them.
+// lossTolerance bounds the distance of losses from the host device's, by precision, as a share.
 var lossTolerance = map[string]float64{"fp32": 1e-4, "tf32": 1e-3, "bf16": 1e-2}
 
 // sameLosses holds the losses of a run against those of another one.
@@ -148,17 +148,17 @@ func (r *runner) sameLosses(name, with string) (string, error) {
 	if a == nil || b == nil {
 		return "", fmt.Errorf("no losses to compare: %s or %s did not run", name, with)
 	}
-	worst, at := 0.0, 0
+	worst, pos := 0.0, 0
 	for i, e := range a.res.Epochs {
 		if d := math.Abs(e.Loss-
 			b.res.Epochs[i].Loss) / math.Abs(b.res.Epochs[i].Loss); !(d <= worst) {
-			worst, at = d, i
+			worst, pos = d, i
 		}
 	}
 	limit := lossTolerance[a.res.Precision]
 	text := fmt.Sprintf(
 		"losses of %d epochs differ by %.2g at most (epoch %d); the tolerance is %.0e",
-		len(a.res.Epochs), worst, at+1, limit)
+		len(a.res.Epochs), worst, pos+1, limit)
 	if !(worst <= limit) {
 		return "", errors.New(text)
 	}

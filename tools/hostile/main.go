@@ -111,7 +111,7 @@ func run(bin, only string, verbose bool) error {
 	return nil
 }
 
-// verdict tells how a case ended. kind is refused, noted (accepted, with the text that the case
+// verdict is the end of a case. kind is refused, noted (accepted, with the text that the case
 // asks for), or a fault: trace, hang, memory, silent, or nameless (an error that does not say which
 // file).
 type verdict struct {
@@ -150,7 +150,7 @@ func judge(bin, dir string, base *maker, c hostileCase) (v verdict) {
 	// looked at instead.
 	done := make(chan struct{})
 	over := make(chan bool, 1)
-	most := int64(0)
+	limit := int64(0)
 	go func() {
 		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
@@ -161,7 +161,7 @@ func judge(bin, dir string, base *maker, c hostileCase) (v verdict) {
 				return
 			case <-tick.C:
 				now := resident(cmd.Process.Pid)
-				if most = max(most, now); now > memoryLimit {
+				if limit = max(limit, now); now > memoryLimit {
 					_ = cmd.Cancel()
 					<-done
 					over <- true
@@ -174,9 +174,9 @@ func judge(bin, dir string, base *maker, c hostileCase) (v verdict) {
 	close(done)
 	v.took = time.Since(began)
 	tooLarge := <-over
-	v.peak = most
-	// What the kernel counted misses nothing, but begins with what this process had when it started
-	// the other.
+	v.peak = limit
+	// The kernel's count misses nothing, but begins with the memory that this process had when it
+	// started the other.
 	if ru, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok && ru.Maxrss<<10 > memoryLimit {
 		v.peak, tooLarge = ru.Maxrss<<10, true
 	}
@@ -196,7 +196,7 @@ func judge(bin, dir string, base *maker, c hostileCase) (v verdict) {
 	case err != nil && !errors.As(err, &exit):
 		v.kind, v.said = "nameless", err.Error()
 	case c.secret != "" && strings.Contains(text, c.secret):
-		v.kind, v.said = "silent", "tells what is in a file that the input has no business with"
+		v.kind, v.said = "silent", "shows the content of a file that the input has no business with"
 	case c.note != "":
 		v.kind, v.wrong = "noted", v.code != 0 || !strings.Contains(text, c.note)
 		if v.wrong {

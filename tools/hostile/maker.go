@@ -311,9 +311,9 @@ func rawTrace(text []byte, totals []uint64, blocks ...[]byte) []byte {
 		sum := crc32.Update(crc32.Checksum(lengths, castagnoli), castagnoli, packed.Bytes())
 		b = append(binary.LittleEndian.AppendUint32(append(b, lengths...), sum), packed.Bytes()...)
 	}
-	at := len(b)
+	pos := len(b)
 	b = append(b, index...)
-	b = binary.LittleEndian.AppendUint64(b, uint64(at))
+	b = binary.LittleEndian.AppendUint64(b, uint64(pos))
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(index)))
 	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(index, castagnoli))
 	return append(b, "HELTREND"...)

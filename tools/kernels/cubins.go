@@ -69,7 +69,7 @@ func (c *machineCode) archive() ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// difference says where an archive is not these cubins; "" for nowhere. It looks into the entries,
+// difference describes how an archive differs from these cubins; "" for not at all. It looks into the entries,
 // since another version of Go packs them otherwise.
 func (c *machineCode) difference(file []byte) string {
 	if file == nil {

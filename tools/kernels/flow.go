@@ -42,20 +42,20 @@ func entries(text string) ([]*entry, error) {
 	var out []*entry
 	rest, line := text, 1
 	for {
-		at := strings.Index(rest, ".entry ")
-		if f := strings.Index(rest, ".func "); f >= 0 && (at < 0 || f < at) {
+		pos := strings.Index(rest, ".entry ")
+		if f := strings.Index(rest, ".func "); f >= 0 && (pos < 0 || f < pos) {
 			return nil, fmt.Errorf("line %d: a function that is no kernel",
 				line+strings.Count(rest[:f], "\n"))
 		}
-		if at < 0 {
+		if pos < 0 {
 			return out, nil
 		}
-		name, _, _ := strings.Cut(rest[at+len(".entry "):], "(")
-		open := strings.IndexByte(rest[at:], '{')
+		name, _, _ := strings.Cut(rest[pos+len(".entry "):], "(")
+		open := strings.IndexByte(rest[pos:], '{')
 		if open < 0 {
 			return nil, fmt.Errorf("kernel %s has no body", name)
 		}
-		open += at
+		open += pos
 		end, depth := open, 0
 		for ; end < len(rest); end++ {
 			if rest[end] == '{' {
@@ -82,7 +82,7 @@ func entries(text string) ([]*entry, error) {
 // parse reads the statements of a body that begins on a line. A brace that opens or closes a block
 // of inline assembly ends a statement; those of vectors stand within one.
 func (e *entry) parse(body string, line int) error {
-	begin, at := 0, line
+	begin, pos := 0, line
 	scope := 0 // blocks of inline assembly so far, which have registers of their own
 	deep := false
 	for i := 0; i < len(body); i++ {
@@ -100,12 +100,12 @@ func (e *entry) parse(body string, line int) error {
 			deep = false
 		case c == ';':
 			s := strings.TrimSpace(body[begin:i])
-			at = line - strings.Count(strings.TrimLeft(body[begin:i], " \t\r\n"), "\n")
+			pos = line - strings.Count(strings.TrimLeft(body[begin:i], " \t\r\n"), "\n")
 			own := 0
 			if deep {
 				own = scope
 			}
-			if err := e.add(s, at, own); err != nil {
+			if err := e.add(s, pos, own); err != nil {
 				return err
 			}
 		default:
@@ -195,11 +195,11 @@ func (e *entry) next(i int) ([]int, error) {
 	var to []int
 	switch base(in.op) {
 	case "bra":
-		at, ok := e.labels[in.to]
+		pos, ok := e.labels[in.to]
 		if !ok {
 			return nil, fmt.Errorf("line %d: no label %s", in.line, in.to)
 		}
-		to = append(to, at)
+		to = append(to, pos)
 		if !in.guard {
 			return to, nil
 		}

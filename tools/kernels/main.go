@@ -232,7 +232,7 @@ func (b *built) has(name string) bool {
 	return slices.ContainsFunc(b.modules, func(m module) bool { return m.name == name })
 }
 
-// compare says which committed files differ from what the sources give.
+// compare names the committed files that differ from what the sources give.
 func (b *built) compare(dir string, out io.Writer) error {
 	var bad []string
 	same := func(path string, want []byte) error {

@@ -136,14 +136,14 @@ func instructions(text string) []used {
 	statement := func(end int) {
 		s := text[begin:end]
 		trimmed := strings.TrimSpace(s)
-		at := start + strings.Count(s[:len(s)-len(strings.TrimLeft(s, " \t\r\n"))], "\n")
+		pos := start + strings.Count(s[:len(s)-len(strings.TrimLeft(s, " \t\r\n"))], "\n")
 		for {
 			l := label.FindString(trimmed)
 			if l == "" {
 				break
 			}
 			rest := trimmed[len(l):]
-			at += strings.Count(rest[:len(rest)-len(strings.TrimLeft(rest, " \t\r\n"))], "\n")
+			pos += strings.Count(rest[:len(rest)-len(strings.TrimLeft(rest, " \t\r\n"))], "\n")
 			trimmed = strings.TrimSpace(rest)
 		}
 		begin, start = end+1, line
@@ -158,10 +158,10 @@ func instructions(text string) []used {
 			trimmed = strings.Join(f[1:], " ")
 		}
 		f := strings.Fields(trimmed)
-		out = append(out, used{f[0], at})
+		out = append(out, used{f[0], pos})
 		for _, r := range register.FindAllString(strings.Join(f[1:], " "), -1) {
 			if !virtual.MatchString(r) {
-				out = append(out, used{r, at})
+				out = append(out, used{r, pos})
 			}
 		}
 	}

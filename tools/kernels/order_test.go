@@ -90,7 +90,7 @@ func TestCountersInTurn(t *testing.T) {
 	}
 }
 
-// What cannot be followed is refused, not passed over.
+// An instruction that the check cannot follow is refused, not passed over.
 func TestOrderRefusesWhatItCannotFollow(t *testing.T) {
 	for body, want := range map[string]string{
 		"\tcall.uni (r), f, (a);\n": "call.uni, which this check cannot follow",

@@ -107,7 +107,7 @@ data-path kernels %s may not spill.
 
 // checksums say what the table is of.
 func checksums(modules []module) string {
-	s := "\nThe table is of this PTX:\n\n"
+	s := "\nThis PTX gave the table:\n\n"
 	for _, m := range modules {
 		s += fmt.Sprintf("- %s.ptx sha256 %x\n", m.name, sha256.Sum256(m.ptx))
 	}

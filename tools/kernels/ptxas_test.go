@@ -24,7 +24,7 @@ func assembler(t *testing.T) string {
 	return ptxas
 }
 
-// What the table says of the opcodes that came with later versions is what ptxas enforces: at the
+// ptxas enforces the table of opcodes that came with later versions: at the
 // stated version and architecture it takes them, one step below either it does not.
 func TestOpcodeTableIsPtxas(t *testing.T) {
 	ptxas := assembler(t)

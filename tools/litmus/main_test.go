@@ -21,7 +21,7 @@ func repoTests(t *testing.T) []*test {
 	return tests
 }
 
-// Each file says what the tagged source does, and each tag has a file.
+// Each file models the tagged source, and each tag has a file.
 func TestLitmusAgreesWithSource(t *testing.T) {
 	tests := repoTests(t)
 	src, err := readSource(repoRoot, "", nil)
@@ -290,7 +290,7 @@ func TestMachineWithout(t *testing.T) {
 	require.ErrorAs(t, err, &lacks)
 	require.ErrorContains(t, err, "mvn")
 
-	// What is there and does not work is an error.
+	// A program that is there and does not work is an error.
 	_, err = findDartagnan(t.Context(), fakeDartagnan(t, "exit 3\n", fetches), io.Discard)
 	require.ErrorContains(t, err, "exit status 3")
 	require.False(t, errors.As(err, &lacks))
@@ -356,7 +356,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// The chapter's table is of these programs, and says what is expected of each.
+// The chapter's table has these programs, and the expected result of each.
 func TestTableIsOfTheseTests(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(repoRoot, chapter))
 	require.NoError(t, err)

@@ -23,7 +23,7 @@ import (
 // models are the versions of NVIDIA's model, from the PTX ISA of that version.
 var models = []string{"6.0", "7.5"}
 
-// lackError says what this machine proved not to have.
+// lackError names a need that this machine proved not to have.
 type lackError struct{ what, next string }
 
 func (e *lackError) Error() string { return e.what + "; " + e.next }

@@ -77,7 +77,7 @@ func handOvers(tests []*test, src *source) string {
 	return b.String()
 }
 
-// digestLine says which programs the table is of.
+// digestLine identifies the programs of the table.
 func digestLine(tests []*test) string {
 	h := sha256.New()
 	for _, t := range tests {

@@ -85,15 +85,15 @@ type step struct {
 	barrier  string // which one, of which place
 }
 
-// check says where a test's threads are not what the source does: the accesses to its variables,
+// check reports where a test's threads differ from the source: the accesses to its variables,
 // one by one, and in their order. Fences and barriers of the source may lack in the test, which
 // then has more behaviours; what the test has must be in the source.
 func (t *test) check(src *source) error {
 	return t.checkFrom(0, src, map[string]string{})
 }
 
-// checkFrom checks the threads from one on. same says which barrier of the source each number of a
-// block's barriers stands for; where a thread leaves a choice, those after it decide.
+// checkFrom checks the threads from one on. same maps each number of a block's
+// barriers to a barrier of the source; where a thread leaves a choice, those after it decide.
 func (t *test) checkFrom(i int, src *source, same map[string]string) error {
 	if i == len(t.threads) {
 		return nil
@@ -197,7 +197,7 @@ func follow(got []instruction, want []step, same map[string]string, next func() 
 		w := want[0]
 		if w.kind != "bar" && w.kind != "fence" {
 			if len(got) == 0 {
-				return fail(fmt.Errorf("the source goes on with %v (%s), and the test ends",
+				return fail(fmt.Errorf("the source continues with %v (%s), and the test ends",
 					w.operation, w.at))
 			}
 			if why := differs(got[0], w); why != "" {
@@ -235,7 +235,7 @@ func follow(got []instruction, want []step, same map[string]string, next func() 
 	return nil
 }
 
-// differs says why an instruction does not model an operation.
+// differs returns the reason why an instruction does not model an operation.
 func differs(in instruction, w step) string {
 	order := w.order
 	// A driver's compiler makes a reduction of a read-modify-write whose result is dropped, and a

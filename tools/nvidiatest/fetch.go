@@ -136,8 +136,8 @@ func newest(madison, major string) string {
 	return slices.Min(found)
 }
 
-// fetchDrivers unpacks the libraries of each driver into dir. What is there from an earlier run is
-// taken as it is. missing names the drivers that the archive does not have.
+// fetchDrivers unpacks the libraries of each driver into dir. Those of an earlier run are taken
+// as they are. missing names the drivers that the archive does not have.
 func fetchDrivers(ctx context.Context, dir string) (libs []driverLibs, missing []string,
 	err error) {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {

@@ -52,21 +52,21 @@ func compileOne(lib, file, arch, out string) error {
 	}
 	words := make([]uintptr, 4) // a handle, a size, two options
 	pins.Pin(&words[0])
-	at := func(i int) uintptr { return uintptr(unsafe.Pointer(&words[i])) }
+	pos := func(i int) uintptr { return uintptr(unsafe.Pointer(&words[i])) }
 	get := func(what string) ([]byte, error) {
-		if err := call("Get"+what+"Size", words[0], at(1)); err != nil {
+		if err := call("Get"+what+"Size", words[0], pos(1)); err != nil {
 			return nil, err
 		}
 		b := make([]byte, words[1]+1)
 		err := call("Get"+what, words[0], pin(b))
 		return b[:words[1]], err
 	}
-	if err := call("Create", at(0), uintptr(len(text)), pin(text)); err != nil {
+	if err := call("Create", pos(0), uintptr(len(text)), pin(text)); err != nil {
 		return err
 	}
 	words[2] = pin(append([]byte("--gpu-name="+arch), 0))
 	words[3] = pin(append([]byte("--verbose"), 0))
-	if err := call("Compile", words[0], 2, at(2)); err != nil {
+	if err := call("Compile", words[0], 2, pos(2)); err != nil {
 		said, _ := get("ErrorLog")
 		return fmt.Errorf("%w: %s", err, bytes.Trim(said, "\x00"))
 	}

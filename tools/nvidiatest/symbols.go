@@ -111,7 +111,7 @@ func (r *run) symbols(ctx context.Context) error {
 				continue
 			}
 			r.check("symbols", l.exported[s] == (v <= l.cuda),
-				"%s is of CUDA %s by the header; driver %s (CUDA %s) has it: %v", s, version(v),
+				"%s came with CUDA %s by the header; driver %s (CUDA %s) has it: %v", s, version(v),
 				l.version, version(l.cuda), l.exported[s])
 		}
 	}

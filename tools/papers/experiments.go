@@ -53,7 +53,7 @@ var experiments = []experiment{
 		name: "pipeline", title: "Helios: deep pipeline against every operator alone with all SMs.",
 		setting: "12 SSDs, CPU cache 10 %, hidden 256; ms a batch.",
 		paper:   "1.49× SAGE, 1.29× GCN; where the GPU cache has 99 % the pipeline loses slightly",
-		remark:  "What a pipeline can gain is the time of everything but the bottleneck, over the bottleneck's. Here the link has most of the time at 5 %, as our modelled sampling and training are faster than the paper's software; with more rows on the GPU the two come nearer. The model has no interference between kernels that run at once, and sampling reads the topology over the link: so the pipeline does not lose where all rows are on the GPU.",
+		remark:  "A pipeline can gain the time of everything but the bottleneck, over the bottleneck's. Here the link has most of the time at 5 %, as our modelled sampling and training are faster than the paper's software; with more rows on the GPU the two come nearer. The model has no interference between kernels that run at once, and sampling reads the topology over the link: so the pipeline does not lose where all rows are on the GPU.",
 		least:   0.5, play: pipeline,
 	},
 	{
@@ -207,7 +207,7 @@ func pipeline(l *lab, t *table) error {
 func modes(l *lab, t *table) error {
 	t.Columns = []string{"SSDs", "mode", "ms a batch", "times helios", "GB/s into the GPU",
 		"share of rows from GPU, CPU, SSD", "stall"}
-	at := map[string]float64{}
+	pos := map[string]float64{}
 	for _, n := range []int{2, 12} {
 		first := 0.0
 		for _, mode := range []string{plan.ModeHelios, plan.ModeInmem, plan.ModeGIDS, plan.ModeBaM,
@@ -235,14 +235,14 @@ func modes(l *lab, t *table) error {
 			if first == 0 {
 				first = ms(e)
 			}
-			at[fmt.Sprint(mode, n)] = t.factor(ms(e) / first)
+			pos[fmt.Sprint(mode, n)] = t.factor(ms(e) / first)
 			all := float64(e.RowsGPU + e.RowsCPU + e.RowsSSD)
 			t.add(n, mode, ms(e), ms(e)/first, ingress(e, 4096), fmt.Sprintf("%.2f, %.2f, %.2f",
 				float64(e.RowsGPU)/all, float64(e.RowsCPU)/all, float64(e.RowsSSD)/all), e.Stall)
 		}
 	}
 	say := func(n int) string {
-		f := func(mode string) float64 { return at[fmt.Sprint(mode, n)] }
+		f := func(mode string) float64 { return pos[fmt.Sprint(mode, n)] }
 		return fmt.Sprintf(
 			"with %d SSDs %.2f× GIDS, %.0f %% of in memory, GIDS %.2f× BaM, cpu %.1f×, mmap %.0f×",
 			n, f(plan.ModeGIDS), 100*f(plan.ModeInmem), f(plan.ModeBaM)/f(plan.ModeGIDS),

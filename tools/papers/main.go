@@ -193,8 +193,8 @@ type lab struct {
 
 // open generates the dataset where it is not there, and opens it.
 func (l *lab) open(o options) (err error) {
-	at := filepath.Join(o.dir, fmt.Sprintf("rmat-%d-%g", l.size.nodes, l.size.degree))
-	if _, serr := os.Stat(at); errors.Is(serr, os.ErrNotExist) {
+	pos := filepath.Join(o.dir, fmt.Sprintf("rmat-%d-%g", l.size.nodes, l.size.degree))
+	if _, serr := os.Stat(pos); errors.Is(serr, os.ErrNotExist) {
 		if err := os.MkdirAll(o.dir, 0o755); err != nil {
 			return err
 		}
@@ -206,14 +206,14 @@ func (l *lab) open(o options) (err error) {
 		g := build.GenerateOptions{
 			Kind: "rmat", Nodes: l.size.nodes, AvgDegree: l.size.degree, Classes: 64, Dim: 1024,
 			Seed: 1, FeatureFn: "hash",
-			TrainFraction: train, TestFraction: -1, Memory: 2 << 30, Out: at,
+			TrainFraction: train, TestFraction: -1, Memory: 2 << 30, Out: pos,
 		}
 		if err := build.Generate(l.ctx, g); err != nil {
 			return err
 		}
-		fmt.Fprintf(os.Stderr, "generated %s: %.0f s\n", at, time.Since(from).Seconds())
+		fmt.Fprintf(os.Stderr, "generated %s: %.0f s\n", pos, time.Since(from).Seconds())
 	}
-	if l.ds, err = dataset.Open(at); err != nil {
+	if l.ds, err = dataset.Open(pos); err != nil {
 		return err
 	}
 	l.dev, err = cuda.NewHost(cuda.HostOptions{})

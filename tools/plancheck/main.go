@@ -29,7 +29,7 @@ import (
 	"helios/internal/hardware"
 )
 
-// configurations are what is run and planned.
+// configurations are run and planned.
 var configurations = []string{
 	"--mode helios --gpu-cache 5%",
 	"--mode helios --gpu-cache 1% --cpu-cache 0",
@@ -91,7 +91,7 @@ type options struct {
 	epochs                            int
 }
 
-// run is what one configuration took.
+// run holds the measurements of one configuration.
 type run struct {
 	Flags   string    `json:"flags"`
 	Seconds []float64 `json:"seconds"` // of the epochs after the first
@@ -230,10 +230,10 @@ func limit(stages map[string]float64, seconds, stall float64) string {
 	}
 	names := map[string]string{"sample": "sampling", "inspect": "finding changes",
 		"lookup": "lookup", "complete": "ssds", "gather": "gather"}
-	best, most := "nothing overlaps", 0.0
+	best, largest := "nothing overlaps", 0.0
 	for stage, name := range names {
-		if stages[stage] > most {
-			best, most = name, stages[stage]
+		if stages[stage] > largest {
+			best, largest = name, stages[stage]
 		}
 	}
 	return best
@@ -264,11 +264,11 @@ func (o *options) planFor(ctx context.Context, graph, profile, flags string) (p 
 // faster returns how many times as long profile "host" keeps a resource busy as a run did.
 func (o *options) faster(ctx context.Context, graph, flags, resource string, runs []run) (float64,
 	error) {
-	at := slices.IndexFunc(runs, func(r run) bool { return r.Flags == flags })
-	if at < 0 {
+	pos := slices.IndexFunc(runs, func(r run) bool { return r.Flags == flags })
+	if pos < 0 {
 		return 0, fmt.Errorf("no run %s to calibrate by", flags)
 	}
-	took := map[string]float64{"training": runs[at].Train, "lookup": runs[at].Lookup}[resource]
+	took := map[string]float64{"training": runs[pos].Train, "lookup": runs[pos].Lookup}[resource]
 	p, err := o.planFor(ctx, graph, "host", flags)
 	if err != nil {
 		return 0, err

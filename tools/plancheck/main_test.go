@@ -31,8 +31,8 @@ func TestLimit(t *testing.T) {
 	require.Equal(t, 2.0, median([]float64{3, 1, 2}))
 }
 
-// What is measured is planned for with the machine's own speeds of training and of lookups, and a
-// program that fails is told.
+// Each measured run is planned with the machine's own speeds of training and of lookups, and the
+// failure of a program is reported.
 func TestCompare(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "heliosctl")

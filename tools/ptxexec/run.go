@@ -41,7 +41,7 @@ type interpreter struct {
 	modules map[uint64]func() (*ptxrun.Module, error)
 }
 
-// lostPoll is how often a launch that lasts asks whether somebody still waits for it.
+// lostPoll is the interval at which a long launch asks whether somebody still waits for it.
 const lostPoll = 20 * time.Millisecond
 
 var (

@@ -31,7 +31,7 @@ import (
 	"helios/tools/ptxrun"
 )
 
-// What a mutant may take, from what its job took without one.
+// Limits of a mutant, relative to its job without one.
 const (
 	slower       = 8
 	atLeast      = 8 * time.Second
@@ -401,7 +401,7 @@ const (
 	sameEffect = "another effect, same results"
 )
 
-// survivorOf says why a mutant may have survived.
+// survivorOf names the likely reason why a mutant survived.
 func survivorOf(m Mutant, compared, differed int64) string {
 	switch {
 	case m.OrderOnly:
@@ -414,7 +414,7 @@ func survivorOf(m Mutant, compared, differed int64) string {
 	return sameEffect // of stores, branches, atomics, barriers
 }
 
-// noticedBy says how a failed run ended.
+// noticedBy describes the end of a failed run.
 func noticedBy(r result, err error) string {
 	switch {
 	case err != nil:

@@ -153,9 +153,9 @@ func Sample(m *ptxrun.Module, kernel string, n int, seed uint64) ([]Mutant, erro
 		if len(of) == 0 {
 			continue
 		}
-		at := of[r.IntN(len(of))]
-		x := left[at]
-		left = slices.Delete(left, at, at+1)
+		pos := of[r.IntN(len(of))]
+		x := left[pos]
+		left = slices.Delete(left, pos, pos+1)
 		if _, err := m.WithMutation(kernel, x.Index, x.Mutation); err == nil {
 			out = append(out, x)
 		}
@@ -180,7 +180,7 @@ var comparisons = map[string][]string{
 	"neu": {"equ"}, "num": {"nan"}, "nan": {"num"},
 }
 
-// operations are what an instruction becomes by its first word.
+// operations are the replacements of an instruction, by its first word.
 var operations = map[string][]string{
 	"add": {"sub"}, "sub": {"add"}, "and": {"or"}, "or": {"and", "xor"}, "xor": {"or"},
 	"shl": {"shr"}, "shr": {"shl"}, "min": {"max"}, "max": {"min"}, "div": {"rem"},
@@ -188,7 +188,7 @@ var operations = map[string][]string{
 	"abs": {"mov"}, "sqrt": {"rcp"}, "rcp": {"sqrt"},
 }
 
-// later are what a word behind the first one becomes: of atomics, shuffles and votes.
+// later are the replacements of a word behind the first one: of atomics, shuffles and votes.
 var later = map[string]map[string]string{
 	"atom": {"add": "max", "exch": "add", "or": "and", "and": "or", "min": "max", "max": "min"},
 	"red":  {"add": "max", "or": "and", "and": "or", "min": "max", "max": "min"},
@@ -238,17 +238,17 @@ func otherOperations(words []string) []string {
 func weaker(words []string) []string {
 	var out []string
 	for i, w := range words[1:] {
-		at := i + 1
+		pos := i + 1
 		switch {
 		case w == "acq_rel" && words[0] == "fence", w == "mmio":
 		case w == "acquire" || w == "release" || w == "acq_rel":
-			out = append(out, with(words, at, "relaxed"))
+			out = append(out, with(words, pos, "relaxed"))
 		case w == "sys":
-			out = append(out, with(words, at, "gpu"))
+			out = append(out, with(words, pos, "gpu"))
 		case w == "gpu":
-			out = append(out, with(words, at, "cta"))
+			out = append(out, with(words, pos, "cta"))
 		case w == "volatile":
-			out = append(out, with(words, at, ""))
+			out = append(out, with(words, pos, ""))
 		}
 	}
 	return out
@@ -289,9 +289,9 @@ func constants(text, kind string) []string {
 		return nil
 	}
 	base, offset := inner, 0
-	if at := strings.LastIndexAny(inner, "+-"); at > 0 {
-		if n, err := strconv.Atoi(strings.ReplaceAll(inner[at:], "+", "")); err == nil {
-			base, offset = strings.TrimSpace(inner[:at]), n
+	if pos := strings.LastIndexAny(inner, "+-"); pos > 0 {
+		if n, err := strconv.Atoi(strings.ReplaceAll(inner[pos:], "+", "")); err == nil {
+			base, offset = strings.TrimSpace(inner[:pos]), n
 		}
 	}
 	offset += bits / 8

@@ -34,7 +34,7 @@ func TestJobsNameTests(t *testing.T) {
 	}
 }
 
-// The score is of the executed; below the bar the tool fails.
+// The score counts the executed mutants; below the bar the tool fails.
 func TestScore(t *testing.T) {
 	order := Mutant{Kernel: "b", Class: Order, OrderOnly: true}
 	ends := []verdict{

@@ -715,14 +715,14 @@ func countBits(c *compiler, o *opcode, ops []string) error {
 			if t.kind == 's' && signed(a, n) < 0 {
 				a = truncate(^a, n)
 			}
-			at := bits.Len64(a) - 1
+			pos := bits.Len64(a) - 1
 			switch {
-			case at < 0:
+			case pos < 0:
 				return math.MaxUint32
 			case amount:
-				return uint64(n - 1 - at)
+				return uint64(n - 1 - pos)
 			}
-			return uint64(at)
+			return uint64(pos)
 		}
 	}
 	return c.unaryTo(to, t, ops, f)
@@ -783,12 +783,12 @@ func field(c *compiler, o *opcode, ops []string) (err error) {
 	}
 	c.in.exec = func(w *warp, in *inst, lanes uint32) {
 		d, a, b := &w.regs[in.d], &w.regs[in.a], &w.regs[in.b]
-		at, length := &w.regs[in.c], &w.regs[in.e]
+		offset, length := &w.regs[in.c], &w.regs[in.e]
 		for m := lanes; m != 0; m &= m - 1 {
 			l := bits.TrailingZeros32(m) & 31
-			mask := truncate(truncate(math.MaxUint64, int(min(length[l]&255, 64)))<<(at[l]&255),
+			mask := truncate(truncate(math.MaxUint64, int(min(length[l]&255, 64)))<<(offset[l]&255),
 				int(n))
-			d[l] = a[l]<<(at[l]&255)&mask | b[l]&^mask
+			d[l] = a[l]<<(offset[l]&255)&mask | b[l]&^mask
 		}
 	}
 	return nil

@@ -93,7 +93,7 @@ type compiler struct {
 	defs   []int32
 }
 
-// compile also says where dynamic shared memory begins and how much static memory there is.
+// compile also finds the begin of dynamic shared memory and the size of the static one.
 func compile(m *Module, s *source) (*program, error) {
 	c := &compiler{module: m, src: s, regs: map[string]int32{}, preds: map[string]int32{},
 		consts: map[string]int32{}}
@@ -347,14 +347,14 @@ func (c *compiler) srcOf(text string, t ptype, w wider) (int32, error) {
 	if t.bits != 64 && (t.bits != 32 || v.space == global || v.space == constant) {
 		return 0, fmt.Errorf("the address of %s does not fit %s", name, t)
 	}
-	at := uint64(v.offset) + uint64(off)
+	pos := uint64(v.offset) + uint64(off)
 	if v.space == global || v.space == constant {
 		return c.fixed("data "+strconv.Itoa(v.offset)+text, fill{of: func(w *warp, _ int) uint64 {
-			return w.block.run.data + at
+			return w.block.run.data + pos
 		}}), nil
 	}
-	return c.fixed(fmt.Sprintf("%#x", truncate(at, t.bits)),
-		fill{value: truncate(at, t.bits)}), nil
+	return c.fixed(fmt.Sprintf("%#x", truncate(pos, t.bits)),
+		fill{value: truncate(pos, t.bits)}), nil
 }
 
 func (c *compiler) variable(name string) (variable, bool) {
@@ -445,12 +445,12 @@ func vector(text string) ([]string, bool) {
 }
 
 func (c *compiler) label(name string) (int32, error) {
-	at, ok := c.src.labels[name]
+	pos, ok := c.src.labels[name]
 	if !ok {
 		return 0, fmt.Errorf("no label %s in this kernel", name)
 	}
-	if at == len(c.src.instrs) {
+	if pos == len(c.src.instrs) {
 		return 0, fmt.Errorf("label %s stands behind the last instruction", name)
 	}
-	return int32(at), nil
+	return int32(pos), nil
 }

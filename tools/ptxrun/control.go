@@ -30,11 +30,11 @@ func jumpTable(c *compiler, o *opcode, ops []string) (err error) {
 		return fmt.Errorf("no .branchtargets %s", ops[1])
 	}
 	for _, n := range names {
-		at, err := c.label(n)
+		pos, err := c.label(n)
 		if err != nil {
 			return err
 		}
-		c.in.targets = append(c.in.targets, at)
+		c.in.targets = append(c.in.targets, pos)
 	}
 	c.in.kind = branchTable
 	return c.sources(ptype{'u', 32}, ops[0])
@@ -155,21 +155,21 @@ func shuffle(c *compiler, o *opcode, ops []string) (err error) {
 			for m := p.lanes; m != 0; m &= m - 1 {
 				l := bits.TrailingZeros32(m) & 31
 				by, clamp, segment := int(b[l]&31), int(c[l]&31), int(c[l]>>8&31)
-				most, least := l&segment|clamp&^segment, l&segment
+				limit, least := l&segment|clamp&^segment, l&segment
 				from, ok := 0, false
 				switch mode {
 				case "up":
 					from = l - by
-					ok = from >= most
+					ok = from >= limit
 				case "down":
 					from = l + by
-					ok = from <= most
+					ok = from <= limit
 				case "bfly":
 					from = l ^ by
-					ok = from <= most
+					ok = from <= limit
 				default:
 					from = least | by&^segment
-					ok = from <= most
+					ok = from <= limit
 				}
 				if ok {
 					inside |= 1 << l

@@ -3,6 +3,6 @@
 // kernels do, and to plant changes of single instructions that tests must notice.
 //
 // Parse reads a module, Kernel.Run executes a launch of one of its kernels, and
-// Module.WithMutation changes one instruction. The PTX ISA manual says what an instruction does;
+// Module.WithMutation changes one instruction. The PTX ISA manual defines each instruction;
 // sections are named where a rule is not obvious.
 package ptxrun

@@ -205,17 +205,17 @@ func (k *Kernel) Instr(index int) Instr {
 // WithMutation returns a module in which one instruction is changed, or why the change makes no
 // kernel: an opcode that is not known, an operand that does not fit. The other kernels are shared.
 func (m *Module) WithMutation(kernel string, index int, mut Mutation) (*Module, error) {
-	at := slices.IndexFunc(m.kernels, func(k *Kernel) bool { return k.Name == kernel })
-	if at < 0 {
+	pos := slices.IndexFunc(m.kernels, func(k *Kernel) bool { return k.Name == kernel })
+	if pos < 0 {
 		return nil, fmt.Errorf("no kernel %s; the module has %s", kernel,
 			strings.Join(m.Kernels(), ", "))
 	}
-	old := m.kernels[at].src
+	old := m.kernels[pos].src
 	if index < 0 || index >= len(old.instrs) {
 		return nil, fmt.Errorf("kernel %s has no instruction %d, but 0 to %d", kernel, index,
 			len(old.instrs)-1)
 	}
-	in := m.kernels[at].Instr(index)
+	in := m.kernels[pos].Instr(index)
 	if mut.Drop {
 		in.Guard, in.Opcode, in.Operands = "", "nop", nil
 	}
@@ -258,7 +258,7 @@ func (m *Module) WithMutation(kernel string, index int, mut Mutation) (*Module, 
 	if err != nil {
 		return nil, err
 	}
-	changed.kernels[at] = k
+	changed.kernels[pos] = k
 	return &changed, nil
 }
 
@@ -300,7 +300,7 @@ type Stats struct {
 	Instructions int64   // of warps: one for any number of lanes
 	Lanes        int64   // instructions times the lanes that ran them
 	Executed     []int64 // by index of the instruction: how many warps ran it
-	// Compared is how often a mutation's instruction ran that could be held against the one that
+	// Compared counts the runs of a mutation's instruction that could be held against the one that
 	// was there: both only write registers, and read nothing that other threads change. Differed is
 	// 0 where they always wrote the same; they are compared until they do not.
 	Compared, Differed int64

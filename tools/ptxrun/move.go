@@ -315,15 +315,15 @@ func intToInt(to, from ptype, width int, sat bool) func(a uint64) uint64 {
 			a = uint64(signed(a, from.bits))
 		}
 		if sat {
-			switch most := truncate(1<<63-1, to.bits-1); {
+			switch limit := truncate(1<<63-1, to.bits-1); {
 			case to.kind == 'u' && neg:
 				a = 0
 			case to.kind == 'u':
 				a = min(a, truncate(1<<64-1, to.bits))
 			case neg:
-				a = uint64(max(int64(a), -int64(most)-1))
+				a = uint64(max(int64(a), -int64(limit)-1))
 			default:
-				a = min(a, most)
+				a = min(a, limit)
 			}
 		}
 		a = truncate(a, to.bits)

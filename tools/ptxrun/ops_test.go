@@ -442,11 +442,11 @@ func TestCompileErrors(t *testing.T) {
 	require.ErrorContains(t, err, "behind the last instruction")
 }
 
-// address tells where a slice lies.
+// address returns the address of a slice.
 func address[T any](b []T) uint64 { return uint64(uintptr(unsafe.Pointer(&b[0]))) }
 
 // alignedWords are 32 words at a multiple of 16 in a store of 20 double words.
 func alignedWords(store []uint64) []uint32 {
-	at := address(store) & 15 / 8
-	return unsafe.Slice((*uint32)(unsafe.Pointer(&store[at])), 32)
+	pos := address(store) & 15 / 8
+	return unsafe.Slice((*uint32)(unsafe.Pointer(&store[pos])), 32)
 }

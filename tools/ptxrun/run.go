@@ -90,7 +90,7 @@ func dims(d [3]int) ([3]int, int, error) {
 	return d, n, nil
 }
 
-// Run executes a launch and waits for its end. An error says what the kernel did that a GPU would
+// Run executes a launch and waits for its end. An error describes an action that a GPU would
 // fault on or that PTX leaves undefined, and names kernel, block, warp and line.
 func (k *Kernel) Run(ctx context.Context, l Launch) (Stats, error) {
 	bad := func(format string, a ...any) (Stats, error) {
@@ -106,12 +106,12 @@ func (k *Kernel) Run(ctx context.Context, l Launch) (Stats, error) {
 	if r.block, r.threads, err = dims(l.Block); err != nil {
 		return bad("block: %v", err)
 	}
-	most := 1024
+	largest := 1024
 	if k.MaxBlock > 0 {
-		most = min(most, k.MaxBlock)
+		largest = min(largest, k.MaxBlock)
 	}
-	if r.threads > most {
-		return bad("%d threads to a block, and the kernel takes up to %d", r.threads, most)
+	if r.threads > largest {
+		return bad("%d threads to a block, and the kernel takes up to %d", r.threads, largest)
 	}
 	need := 0
 	for _, p := range k.Params {
@@ -126,9 +126,9 @@ func (k *Kernel) Run(ctx context.Context, l Launch) (Stats, error) {
 	r.sharedBytes = k.SharedBytes + l.SharedBytes
 	r.memory = slices.Clone(l.Memory)
 	if data := k.module.data; len(data) > 0 {
-		at := alignedTo(data, maxAlign)
-		r.data = uint64(uintptr(unsafe.Pointer(&at[0])))
-		r.memory = append(r.memory, Region{Base: r.data, Size: uint64(len(at))})
+		pos := alignedTo(data, maxAlign)
+		r.data = uint64(uintptr(unsafe.Pointer(&pos[0])))
+		r.memory = append(r.memory, Region{Base: r.data, Size: uint64(len(pos))})
 	}
 	if r.clock == nil {
 		r.clock = func() uint64 { return uint64(time.Now().UnixNano()) }

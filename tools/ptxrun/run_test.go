@@ -15,8 +15,8 @@ import (
 func launchWords(t testing.TB, body string, n int, l Launch) ([]uint32, Stats, error) {
 	t.Helper()
 	k := mustKernel(t, head+".entry f(.param .u64 out) {\n"+body+"\n}")
-	out, at := words[uint32](n)
-	l.Params = pack(at)
+	out, pos := words[uint32](n)
+	l.Params = pack(pos)
 	if l.MaxInstructions == 0 {
 		l.MaxInstructions = 50_000_000
 	}
@@ -470,8 +470,8 @@ FILL: shl.b32 %r2, %l, 4; mad.lo.s32 %r2, %r1, 2, %r2; mad.lo.s32 %r3, %l, 8, %r
 	require.NoError(t, err)
 	for l := range 32 {
 		row, col := l/4, l%4*2
-		at := (16+row)*8 + col // matrix 2
-		require.Equal(t, uint32(at|(at+1)<<16), got[l])
+		pos := (16+row)*8 + col // matrix 2
+		require.Equal(t, uint32(pos|(pos+1)<<16), got[l])
 		require.Equal(t, uint32(col*8+row|((col+1)*8+row)<<16), got[32+l])
 	}
 }
@@ -506,9 +506,9 @@ func TestSpecialRegisters(t *testing.T) {
 	selp.b32 %r13, 1, 0, %p; shl.b32 %r13, %r13, 30; xor.b32 %r12, %r12, %r13;
 	mad.lo.s32 %r10, %r10, 24, %r8; ld.param.u64 %rd0, [out]; mul.wide.u32 %rd1, %r10, 4;
 	add.s64 %rd0, %rd0, %rd1; popc.b32 %r12, %r12; st.global.u32 [%rd0], %r12; ret; }`)
-	out, at := words[uint32](24 * 6)
+	out, pos := words[uint32](24 * 6)
 	_, err := k.Run(context.Background(), Launch{Block: [3]int{2, 3, 4}, Grid: [3]int{3, 2},
-		Params: pack(at), Clock: func() uint64 { return 1000 }})
+		Params: pack(pos), Clock: func() uint64 { return 1000 }})
 	require.NoError(t, err)
 	for i, v := range out {
 		require.Equal(t, uint32(i%24+1), v, "thread %d", i)
@@ -527,12 +527,12 @@ func TestModuleVariables(t *testing.T) {
 	ld.param.u64 %rd3, [out]; st.global.u32 [%rd3], %r4; ret; }`))
 	require.NoError(t, err)
 	k, _ := m.Kernel("f")
-	out, at := words[uint32](1)
-	_, err = k.Run(context.Background(), Launch{Params: pack(at), SharedBytes: 16,
-		Memory: Memory{{Base: at, Size: 4}}})
+	out, pos := words[uint32](1)
+	_, err = k.Run(context.Background(), Launch{Params: pack(pos), SharedBytes: 16,
+		Memory: Memory{{Base: pos, Size: 4}}})
 	require.NoError(t, err)
 	require.Equal(t, uint32(16015), out[0])
-	_, err = k.Run(context.Background(), Launch{Params: pack(at), SharedBytes: 8})
+	_, err = k.Run(context.Background(), Launch{Params: pack(pos), SharedBytes: 8})
 	require.ErrorContains(t, err, "outside the 24 bytes of shared memory")
 }
 
@@ -563,10 +563,10 @@ func TestFaults(t *testing.T) {
 	} {
 		k := mustKernel(t, head+".entry f(.param .u64 out) { .shared .b32 x; "+begin+
 			"@%p9 st.shared.u32 [x], 0;\n"+c.body+"\nret; }")
-		_, at := words[uint64](8)
+		_, pos := words[uint64](8)
 		for _, seed := range []uint64{0, 5} {
-			_, err := k.Run(context.Background(), Launch{Block: [3]int{32}, Params: pack(at),
-				Seed: seed, Memory: Memory{{Base: at, Size: 64}}, MaxInstructions: 100000})
+			_, err := k.Run(context.Background(), Launch{Block: [3]int{32}, Params: pack(pos),
+				Seed: seed, Memory: Memory{{Base: pos, Size: 64}}, MaxInstructions: 100000})
 			require.ErrorContains(t, err, c.want, name)
 			require.ErrorContains(t, err, "kernel f", name)
 		}
@@ -577,12 +577,12 @@ func TestFaults(t *testing.T) {
 	require.ErrorContains(t, err, "address 0x100008 is not mapped")
 	// read-only memory
 	k = mustKernel(t, head+`.entry f(.param .u64 out) { .reg .b64 %r; ld.param.u64 %r, [out]; st.global.u64 [%r], 1; ret; }`)
-	_, at := words[uint64](1)
-	_, err = k.Run(context.Background(), Launch{Params: pack(at),
-		Memory: Memory{{Base: at, Size: 8, ReadOnly: true}}})
+	_, pos := words[uint64](1)
+	_, err = k.Run(context.Background(), Launch{Params: pack(pos),
+		Memory: Memory{{Base: pos, Size: 8, ReadOnly: true}}})
 	require.ErrorContains(t, err, "outside the memory")
-	_, err = k.Run(context.Background(), Launch{Params: pack(at),
-		Memory: Memory{{Base: at, Size: 8, ReadOnly: true}, {Base: at - 16, Size: 64}}})
+	_, err = k.Run(context.Background(), Launch{Params: pack(pos),
+		Memory: Memory{{Base: pos, Size: 8, ReadOnly: true}, {Base: pos - 16, Size: 64}}})
 	require.NoError(t, err, "another region allows it")
 }
 
@@ -692,11 +692,11 @@ L:	ld.global.f32 %f2, [%o]; fma.rn.f32 %f1, %f1, %f2, %f2; add.s32 %r1, %r1, 1; 
 	setp.lt.u32 %p1, %r1, 1000;
 	@%p1 bra L;
 	st.global.f32 [%o], %f1; ret; }`)
-	_, at := words[uint32](256)
+	_, pos := words[uint32](256)
 	var lanes int64
 	for b.Loop() {
-		s, err := k.Run(context.Background(), Launch{Block: [3]int{256}, Params: pack(at),
-			Memory: Memory{{Base: at, Size: 1024}}})
+		s, err := k.Run(context.Background(), Launch{Block: [3]int{256}, Params: pack(pos),
+			Memory: Memory{{Base: pos, Size: 1024}}})
 		if err != nil {
 			b.Fatal(err)
 		}

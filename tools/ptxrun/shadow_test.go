@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a mutation changes is held against what was there: values of registers and predicates, with
+// A mutation's results are held against those of the original: registers and predicates, with
 // a guard and under divergence, until they differ; stores and orders are not.
 func TestMutationIsCompared(t *testing.T) {
 	m, err := Parse([]byte(`.version 8.2
@@ -58,13 +58,13 @@ END:
 		changed, err := m.WithMutation("f", c.index, c.mut)
 		require.NoError(t, err)
 		k, _ := changed.Kernel("f")
-		mem, at := words[uint32](64)
+		mem, pos := words[uint32](64)
 		for i := range mem {
 			mem[i] = uint32(i * i)
 		}
 		s, err := k.Run(context.Background(), Launch{Block: [3]int{64},
-			Params: binary.LittleEndian.AppendUint64(nil, at),
-			Memory: Memory{{Base: at, Size: 256}}})
+			Params: binary.LittleEndian.AppendUint64(nil, pos),
+			Memory: Memory{{Base: pos, Size: 256}}})
 		require.NoError(t, err)
 		require.Equal(t, [2]int64{c.compared, c.differed}, [2]int64{s.Compared, s.Differed},
 			"%s: %s", k.Instr(c.index), c.mut)
@@ -76,9 +76,9 @@ END:
 		}
 	}
 	k, _ := m.Kernel("f")
-	mem, at := words[uint32](64)
+	mem, pos := words[uint32](64)
 	s, err := k.Run(context.Background(), Launch{Block: [3]int{64},
-		Params: binary.LittleEndian.AppendUint64(nil, at), Memory: Memory{{Base: at, Size: 256}}})
+		Params: binary.LittleEndian.AppendUint64(nil, pos), Memory: Memory{{Base: pos, Size: 256}}})
 	require.NoError(t, err)
 	require.Zero(t, s.Compared+s.Differed)
 	require.Equal(t, uint32(39), mem[39])

@@ -2,7 +2,7 @@ package ptxrun
 
 import "math/bits"
 
-// Traffic is what the warps of a launch ask of the global space, caches left out.
+// Traffic counts the accesses of a launch's warps to the global space, caches left out.
 type Traffic struct {
 	// Trips counts the loads and atomics that the slowest warp waits for one after the other.
 	// As on a GPU a warp goes on behind a load, up to the first instruction that reads its value; a
@@ -65,13 +65,13 @@ func (w *warp) sectors(in *inst, lanes uint32) int64 {
 	size := uint64(in.mem.bytes * len(in.list))
 	for m := lanes; m != 0; m &= m - 1 {
 		first := w.regs[in.a][bits.TrailingZeros32(m)&31] + uint64(in.imm)
-		for at := first >> sectorBits; at <= (first+size-1)>>sectorBits; at++ {
+		for pos := first >> sectorBits; pos <= (first+size-1)>>sectorBits; pos++ {
 			known := false
 			for _, s := range seen[:n] {
-				known = known || s == at
+				known = known || s == pos
 			}
 			if !known && n < len(seen) {
-				seen[n] = at
+				seen[n] = pos
 				n++
 			}
 		}

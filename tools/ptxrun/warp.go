@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// state says what a path waits for.
+// state names the event that a path waits for.
 type state uint8
 
 const (
@@ -509,7 +509,7 @@ func (w *warp) copyNow() bool {
 	return mix(w.block.run.seed^uint64(w.steps)^uint64(w.at_)<<32)&1 == 0
 }
 
-// describe says where the lanes are that can't go on.
+// describe lists the places of the lanes that can't go on.
 func (w *warp) describe() string {
 	k := w.block.run.kernel
 	var parts []string

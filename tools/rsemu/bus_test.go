@@ -72,7 +72,7 @@ func newDevice(t *testing.T, name string, bytes uint64, shift uint32) *device {
 	return d
 }
 
-// refused is how often the controller reached for memory that is not mapped.
+// refused counts the controller's accesses to memory that is not mapped.
 func (d *device) refused() uint64 { return library.refused(d.h) }
 
 // bus is the way to a controller of rsemu. Doorbells are words of this process, as a device with a
@@ -174,9 +174,9 @@ func (b *bus) Doorbell(i uint32) (*uint32, error) {
 }
 
 func (b *bus) MapDMA(mem []byte) (nvme.IOVA, error) {
-	at := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
-	return nvme.IOVA(at), b.call(func() bool {
-		library.mapMem(b.h, at, uint64(len(mem)))
+	pos := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
+	return nvme.IOVA(pos), b.call(func() bool {
+		library.mapMem(b.h, pos, uint64(len(mem)))
 		return true
 	})
 }

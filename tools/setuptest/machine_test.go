@@ -374,7 +374,7 @@ func (m *machine) run(args ...string) result {
 			m.t.Fatalf("%v: the script itself failed:\n%s", args, r.err)
 		}
 	}
-	// What the script must never advise, whatever lacks.
+	// The script must never advise these, whatever lacks.
 	for _, w := range []string{"intel_iommu=off iommu", "add intel_iommu=off", "add iommu=off",
 		"add amd_iommu=off", "add enable_unsafe"} {
 		if strings.Contains(r.out+r.err, w) {

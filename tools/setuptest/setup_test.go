@@ -33,7 +33,8 @@ var groupTools = map[string][]string{
 	"none":    {"modprobe"},
 }
 
-// readyFiles is what "setup --user alice" writes on newMachine, by shell: it runs once for each.
+// readyFiles holds the files that "setup --user alice" writes on newMachine, by shell: it runs once
+// for each.
 var readyFiles = struct {
 	sync.Mutex
 	of map[string]map[string]string
@@ -444,12 +445,12 @@ func TestMissingCommands(t *testing.T) {
 			}
 		}
 		for _, n := range names {
-			at := filepath.Join("/usr/bin", n.Name())
+			pos := filepath.Join("/usr/bin", n.Name())
 			if sh.name == "busybox" {
-				at = filepath.Join(sh.path, n.Name())
+				pos = filepath.Join(sh.path, n.Name())
 			}
 			if !strings.HasSuffix(n.Name(), "awk") && n.Name() != "tail" {
-				if err := os.Symlink(at, filepath.Join(dir, n.Name())); err != nil {
+				if err := os.Symlink(pos, filepath.Join(dir, n.Name())); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -463,7 +464,7 @@ func TestMissingCommands(t *testing.T) {
 	})
 }
 
-// setup says which limit of locked memory it leaves, and keeps one that was given.
+// setup prints the limit of locked memory that it leaves, and keeps one that was given.
 func TestSetupSaysTheLimit(t *testing.T) {
 	eachShell(t, func(t *testing.T, sh shell) {
 		m := newMachine(t, sh, groupTools["none"]...)
@@ -478,7 +479,7 @@ func TestSetupSaysTheLimit(t *testing.T) {
 	})
 }
 
-// What only a new login brings is told apart from what setup brings.
+// Rights that only a new login brings are told apart from those that setup brings.
 func TestStatusOfASession(t *testing.T) {
 	eachShell(t, func(t *testing.T, sh shell) {
 		m := ready(t, sh)
@@ -625,7 +626,7 @@ func TestSetupAgainWithOtherValues(t *testing.T) {
 		m.run("setup", "--hugepages", "1G").want(0, "got all 512")
 		m.remove("run") // the records are lost: rights go back all the same
 		m.run("reset").want(0, "huge pages back to 10", "removed group lab", "removed group helios")
-		// The stub of modprobe is not asked: a device is bound. What it made is taken away by hand.
+		// The stub of modprobe is not asked: a device is bound. Its files are taken away by hand.
 		m.remove("sys/module/vfio", "sys/module/vfio_pci", "sys/module/vfio_iommu_type1",
 			"dev/vfio/vfio")
 		m.same(before, "reset")
@@ -704,7 +705,7 @@ const echoArgs = "#!/bin/sh\nfor a; do printf '%s:%s\\n' \"${#a}\" \"$a\"; done\
 func TestBindAndUnbind(t *testing.T) {
 	eachShell(t, func(t *testing.T, sh shell) {
 		m := newMachine(t, sh)
-		m.uid = "1000" // heliosctl itself says what it needs
+		m.uid = "1000" // heliosctl itself reports its needs
 		m.run("bind", "0000:01:00.0").want(3, "no heliosctl", "make build")
 		m.run("unbind").want(3, "no heliosctl")
 		folder := filepath.Dir(m.script)

@@ -212,7 +212,7 @@ func (in *inputs) initrd(cfg Config, to string) error {
 	return os.WriteFile(to, buf.Bytes(), 0o644)
 }
 
-// testPath tells where the guest has a package's test binary.
+// testPath is the guest's path of a package's test binary.
 func testPath(pkg string) string {
 	return "/tests/" + strings.ReplaceAll(strings.Trim(strings.TrimPrefix(pkg, "./"), "/"),
 		"/", "_")

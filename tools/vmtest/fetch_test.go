@@ -143,7 +143,7 @@ func TestFetchKernel(t *testing.T) {
 	if k, err := fetchKernel(t.Context(), cache, "6.1"); err != nil || k.release != testRelease {
 		t.Errorf("%+v %v", k, err)
 	}
-	// and without any of it the error says what to do
+	// and without any of it the error names the next step
 	if _, err := fetchKernel(t.Context(), t.TempDir(), ""); err == nil ||
 		!strings.Contains(err.Error(), "apt-get update") {
 		t.Errorf("%v", err)

@@ -118,7 +118,7 @@ func (c Config) check() error {
 // controller's own default lacks.
 func (d Disk) ownNamespace() bool { return d.LBA != 512 || d.Zoned || d.VFs > 0 }
 
-// peerAddr tells where the device with memory is.
+// peerAddr is the address of the device with memory.
 const peerAddr = "0000:00:1e.0"
 
 // bootArgs are the kernel's arguments. no_timer_check: on a busy host a virtual CPU may starve

@@ -84,9 +84,9 @@ func (t *T) until(what string, limit time.Duration, ok func() bool) {
 // crashPattern fills the middle of an image, at its offset, with what must not change.
 func crashPattern(i int) []byte {
 	b := make([]byte, crashMB<<20)
-	for at := 1 << 20; at < len(b)-1<<20; at += 16 {
-		binary.LittleEndian.PutUint64(b[at:], uint64(at)*0x9e3779b97f4a7c15+uint64(i))
-		binary.LittleEndian.PutUint64(b[at+8:], ^uint64(at))
+	for pos := 1 << 20; pos < len(b)-1<<20; pos += 16 {
+		binary.LittleEndian.PutUint64(b[pos:], uint64(pos)*0x9e3779b97f4a7c15+uint64(i))
+		binary.LittleEndian.PutUint64(b[pos+8:], ^uint64(pos))
 	}
 	return b
 }
@@ -166,11 +166,11 @@ func (t *T) untouched(r loadResult) (outside int64) {
 			outside -= e.Blocks * s.LBABytes
 		}
 		if !bytes.Equal(got, want) {
-			at := 0
-			for got[at] == want[at] {
-				at++
+			pos := 0
+			for got[pos] == want[pos] {
+				pos++
 			}
-			t.Errorf("disk %d: byte %d changed, which is in no extent of the dataset (%+v)", i, at,
+			t.Errorf("disk %d: byte %d changed, which is in no extent of the dataset (%+v)", i, pos,
 				s.Extents)
 		}
 	}

@@ -61,7 +61,7 @@ func runPeer(t *T) {
 		for _, line := range peerLine.FindAllString(out, -1) {
 			tell("%s", line)
 		}
-		// What the guest says it read into the BAR is in the device's memory, and in the SSD's
+		// The bytes that the guest read into the BAR are in the device's memory, and in the SSD's
 		// image.
 		const n = 128 << 10
 		disk, err := os.ReadFile(t.DiskPath(0))

@@ -35,7 +35,7 @@ func rights(t *T) {
 	t.OK("root", "vfio-setup.sh setup --user user")
 	t.OK("user", bench+"0.2")
 
-	// What one user drives is not taken from under him, by nobody.
+	// Nobody takes an SSD from under the user who drives it.
 	p := t.Start(Cmd{Argv: []string{"/bin/sh", "-c", "exec " + bench + "300"}, User: "user",
 		Timeout: time.Minute})
 	for began := time.Now(); !strings.Contains(t.OK("root", "cat /run/heliosctl/vfio0.lock"),

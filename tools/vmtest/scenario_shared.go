@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// shared: one namespace behind two controllers of a subsystem. What the kernel has mounted through
-// one of them is not bound through the other, nor loaded onto, whatever --force says; nor are both
+// shared: one namespace behind two controllers of a subsystem. A namespace that the kernel has mounted
+// through one of them is not bound through the other, nor loaded onto, whatever --force says; nor are both
 // bound. sharedplain is the same without the kernel's multipath, which shows two disks.
 func init() {
 	for name, args := range map[string]string{"shared": "", "sharedplain": "nvme_core.multipath=N"} {

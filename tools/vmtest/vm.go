@@ -44,7 +44,7 @@ func startVM(ctx context.Context, in *inputs, cfg Config, dir, initrd string) (v
 	}
 	v := &VM{cfg: cfg, at: places{dir: dir, kernel: in.kernel.image, initrd: initrd, aio: in.aio},
 		exited: make(chan struct{})}
-	// 107 is what a Unix socket's address holds.
+	// A Unix socket's address holds 107 bytes.
 	if n := len(v.at.channel()); n > 107 {
 		return nil,
 			fmt.Errorf("the path %s is %d bytes long; a socket takes 107: choose a shorter TMPDIR",

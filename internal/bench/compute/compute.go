@@ -107,8 +107,8 @@ type Block struct {
 	Edges int64 `json:"edges"`
 }
 
-// Checked tells how far results are from float64 references: the largest error in the elements
-// looked at, as a share of the sum of the terms' sizes.
+// Checked holds the distance of results from references: the largest error in the elements
+// compared, as a share of the sum of the terms' sizes.
 type Checked struct {
 	Elements   int     `json:"elements"`
 	Error      float64 `json:"error"`
@@ -165,7 +165,7 @@ type Row struct {
 // OPENBLAS_THREAD_TIMEOUT sets it).
 const blasSpin = 250 * time.Millisecond
 
-// minRounds is how often a case and its rival take turns at least.
+// minRounds is the least number of turns of a case and its rival.
 const minRounds = 5
 
 // Measure runs a case for about a time, in turns with its rival, and checks what it computed.
@@ -315,7 +315,7 @@ func cpuTime() float64 {
 	return time.Duration(ts.Nano()).Seconds()
 }
 
-// Limits says what a device can do at most. On the host device the peak is measured for one worker,
+// Limits returns the peak rates of a device. On the host device the peak is measured for one worker,
 // times their number. On a GPU copies are measured, and peak has what its clock gives, by
 // precision.
 func Limits(ctx context.Context, dev cuda.Device, cfg *Config, peak [3]float64) (m Machine,

@@ -9,8 +9,8 @@
 // one memory for both, and must only be read.
 //
 // A kernel that only CUDA has (a part of what Go does in one launch) runs on the driver's side, and
-// what it leaves is copied to the twins; Mirrored counts those launches. What a whole workload
-// computes with them is compared by its tests.
+// what it leaves is copied to the twins; Mirrored counts those launches. A workload's tests
+// compare its final results.
 package difftest
 
 import (
@@ -95,7 +95,7 @@ func (t Tolerance) near(want, got []byte) (at int64, ok bool) {
 	return 0, true
 }
 
-// Launch is what a message says of a launch.
+// Launch names a launch in messages.
 type Launch struct {
 	Number          int // from 1, over all streams
 	Kernel          string
@@ -107,7 +107,7 @@ type Memory interface {
 	// Bytes is n bytes from p, an address of that side's parameter block; nil where the launch
 	// could not reach it.
 	Bytes(p cuda.DevicePtr, n int64) []byte
-	// Rest is what a buffer of that purpose has from p on; nil for another one.
+	// Rest returns the content of a buffer of that purpose from p on; nil for another one.
 	Rest(p cuda.DevicePtr, purpose string) []byte
 }
 
@@ -612,11 +612,11 @@ func (d *Device) differ(l Launch, b *buffer, want, got []byte) error {
 	}
 	m := &Mismatch{Launch: l, Seed: d.opt.Seed, Buffer: b.Purpose(), Offset: -1, Size: b.live()}
 	if t, ok := d.opt.Tolerance[l.Kernel]; ok {
-		at, near := t.near(want, got)
+		pos, near := t.near(want, got)
 		if near {
 			return nil
 		}
-		m.Offset = at
+		m.Offset = pos
 	}
 	for i := range want {
 		if want[i] != got[i] {
@@ -653,29 +653,29 @@ func (d *Device) fetch(st cuda.Stream, bufs []*buffer) error {
 			return err
 		}
 	}
-	at := int64(0)
+	pos := int64(0)
 	for _, b := range bufs {
 		if b.gpu.Bytes() == nil {
-			if err := st.Copy(d.stage.Ptr()+cuda.DevicePtr(at), b.ptr, b.live()); err != nil {
+			if err := st.Copy(d.stage.Ptr()+cuda.DevicePtr(pos), b.ptr, b.live()); err != nil {
 				return err
 			}
 		}
-		at += b.live()
+		pos += b.live()
 	}
 	return nil
 }
 
-// fetched is what fetch has brought, as copies that may be changed until the next fetch.
+// fetched returns what fetch has brought, as copies that may be changed until the next fetch.
 func (d *Device) fetched(bufs []*buffer) [][]byte {
 	var out [][]byte
-	at := int64(0)
+	pos := int64(0)
 	for _, b := range bufs {
-		part := d.stage.Bytes()[at:][:b.live():b.live()]
+		part := d.stage.Bytes()[pos:][:b.live():b.live()]
 		if mem := b.gpu.Bytes(); mem != nil {
 			copy(part, mem)
 		}
 		out = append(out, part)
-		at += b.live()
+		pos += b.live()
 	}
 	return out
 }

@@ -329,8 +329,8 @@ func gatherDamaged(t *testing.T, ctx context.Context, dev *difftest.Device, st c
 	if err := lookUp(t, ctx, dev, st, h, b, []int64{1, 2, 5}); err != nil {
 		return err
 	}
-	at, v := damage(b)
-	if err := difftest.Upload(ctx, dev, st, at, []uint32{v}); err != nil {
+	pos, v := damage(b)
+	if err := difftest.Upload(ctx, dev, st, pos, []uint32{v}); err != nil {
 		return err
 	}
 	err = errors.Join(h.Gather(st, b, dst.Ptr(), rowBytes), st.Synchronize(ctx))
@@ -433,11 +433,11 @@ func TestGatherFromLinesEveryAlignment(t *testing.T) {
 				if err := difftest.Upload(ctx, dev, st, staging.Ptr(), mem); err != nil {
 					t.Fatal(err)
 				}
-				at, stride := int64(k%2)*batch, size+int64(k)
-				if err := d.Finish(st, ticket, staging, dst.Ptr()+cuda.DevicePtr(at),
+				pos, stride := int64(k%2)*batch, size+int64(k)
+				if err := d.Finish(st, ticket, staging, dst.Ptr()+cuda.DevicePtr(pos),
 					stride); err != nil {
 					t.Fatalf("rows of %d bytes in %+v, stride %d, at %d: %v", size, l, stride,
-						at, err)
+						pos, err)
 				}
 				if err := errors.Join(st.Synchronize(ctx), d.Release(ticket),
 					staging.Free()); err != nil {

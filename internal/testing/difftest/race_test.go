@@ -73,7 +73,7 @@ func raceProgram(t *testing.T, root string) string {
 	common := []string{"-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror",
 		"-I" + filepath.Join(root, "cuda/kernels"), "-I" + filepath.Join(root, "internal/testing/shim")}
 	var jobs [][]string
-	for _, f := range runtimeFiles { // never instrumented: internal.h of the shim says why
+	for _, f := range runtimeFiles { // never instrumented: internal.h of the shim has the reason
 		jobs = append(jobs, append([]string{"-DHX_TSAN=1"}, common...), []string{f})
 	}
 	for _, k := range []string{"lookup", "gather", "sample", "unique", "ladies", "labor", "hotness",

@@ -50,7 +50,7 @@ func (d *Device) Reserve(size int64, purpose string) (cuda.Growable, error) {
 
 func (b *growable) Backed() int64 { return b.g.Backed() }
 
-// Grow implements cuda.Growable. What is new is zero on both sides.
+// Grow implements cuda.Growable. New memory is zero on both sides.
 func (b *growable) Grow(bytes int64) error {
 	b.d.mu.Lock()
 	defer b.d.mu.Unlock()

@@ -374,8 +374,8 @@ func TestTrace(t *testing.T) {
 	library, n, s := difftest.Library(t), batches(t), seed(t)
 	start := time.Now()
 	var todo []group
-	for at := 0; at < n; at += perGroup {
-		todo = append(todo, newGroup(s, uint64(at/perGroup)))
+	for pos := 0; pos < n; pos += perGroup {
+		todo = append(todo, newGroup(s, uint64(pos/perGroup)))
 	}
 	only := os.Getenv("DIFF_GROUP")
 	if only != "" {

@@ -195,7 +195,7 @@ func lock(path string) (unlock func(), err error) {
 type builder struct {
 	root, dir string
 	cxx       []string
-	compiler  string // what it says of itself
+	compiler  string // its own name and version
 	// Headers of the three folders by path, and what each includes, as paths.
 	headers map[string]header
 }
@@ -206,7 +206,7 @@ type header struct {
 	includes []string
 }
 
-// includeLine is how our sources include our headers.
+// includeLine matches the lines by which our sources include our headers.
 var includeLine = regexp.MustCompile(`(?m)^[ \t]*#[ \t]*include[ \t]*"([^"]+)"`)
 
 // included are the headers of ours that a text of a folder names: beside it, or where compileFlags
@@ -244,8 +244,7 @@ func (b *builder) reach(folder, text string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// includeFolders tell where quoted headers are looked for, relative to the root, and headerFolders
-// where there are some.
+// includeFolders are searched for quoted headers, relative to the root; headerFolders have some.
 var (
 	includeFolders = []string{"cuda/kernels", "internal/testing/shim"}
 	headerFolders  = append(slices.Clone(includeFolders), "internal/testing/fakecuda/src")
@@ -404,7 +403,7 @@ func fresh(path string) bool {
 	return os.Chtimes(path, now, now) == nil
 }
 
-// prune removes results that nobody used for long. What cannot be removed stays.
+// prune removes results that nobody used for long. Results that cannot be removed stay.
 func prune(dir string) {
 	files, err := os.ReadDir(dir)
 	if err != nil {

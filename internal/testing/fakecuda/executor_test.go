@@ -110,7 +110,7 @@ func TestExecutorGetsLaunches(t *testing.T) {
 	l.want(715, "cuStreamSynchronize", st)
 }
 
-// What an executor fails with is the context's error, with the code that a GPU would give.
+// The error of an executor becomes the context's, with the code that a GPU would give.
 func TestExecutorFailures(t *testing.T) {
 	for name, c := range map[string]struct {
 		run  fakecuda.Executor

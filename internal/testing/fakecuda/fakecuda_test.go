@@ -220,7 +220,7 @@ func TestOneKernel(t *testing.T) {
 	}
 }
 
-// What callers get wrong has the real driver's code, and harms nothing.
+// Mistakes of callers get the real driver's code, and harm nothing.
 func TestMistakes(t *testing.T) {
 	l := open(t, "")
 	p, q := l.slot(), l.slot()
@@ -261,17 +261,17 @@ func TestMistakes(t *testing.T) {
 	l.want(ok, "cuMemFree_v2", 0)
 
 	page := uintptr(os.Getpagesize())
-	at := (l.space(4*os.Getpagesize()).at() + page) &^ (page - 1)
-	l.want(notRegistered, "cuMemHostUnregister", at)
-	l.want(ok, "cuMemHostRegister_v2", at, page, 3)
-	l.want(registeredTwice, "cuMemHostRegister_v2", at+page/2, page, 3)
-	l.want(ok, "cuMemHostGetDevicePointer_v2", p.at(), at+8, 0)
-	if p.get() != at+8 {
-		t.Fatalf("device pointer %#x for %#x", p.get(), at+8)
+	pos := (l.space(4*os.Getpagesize()).at() + page) &^ (page - 1)
+	l.want(notRegistered, "cuMemHostUnregister", pos)
+	l.want(ok, "cuMemHostRegister_v2", pos, page, 3)
+	l.want(registeredTwice, "cuMemHostRegister_v2", pos+page/2, page, 3)
+	l.want(ok, "cuMemHostGetDevicePointer_v2", p.at(), pos+8, 0)
+	if p.get() != pos+8 {
+		t.Fatalf("device pointer %#x for %#x", p.get(), pos+8)
 	}
-	l.want(notRegistered, "cuMemHostUnregister", at+8)
-	l.want(ok, "cuMemHostUnregister", at)
-	l.want(invalidValue, "cuMemHostGetDevicePointer_v2", p.at(), at, 0)
+	l.want(notRegistered, "cuMemHostUnregister", pos+8)
+	l.want(ok, "cuMemHostUnregister", pos)
+	l.want(invalidValue, "cuMemHostGetDevicePointer_v2", p.at(), pos, 0)
 	l.want(invalidValue, "cuMemHostRegister_v2", 1<<44, page, 3)
 
 	l.want(invalidValue, "cuStreamCreateWithPriority", p.at(), 2, 0)
@@ -603,16 +603,16 @@ func TestDefaultStream(t *testing.T) {
 	l := started(t, "")
 	words := l.slot()
 	page := uintptr(os.Getpagesize())
-	at := (l.space(3*os.Getpagesize()).at() + page) &^ (page - 1)
-	l.want(ok, "cuMemHostRegister_v2", at, page, 3)
+	pos := (l.space(3*os.Getpagesize()).at() + page) &^ (page - 1)
+	l.want(ok, "cuMemHostRegister_v2", pos, page, 3)
 	w := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(l.mem)),
-		at-uintptr(unsafe.Pointer(unsafe.SliceData(l.mem))))), 64)
+		pos-uintptr(unsafe.Pointer(unsafe.SliceData(l.mem))))), 64)
 	gate, f := l.kernel("conf_gate"), l.kernel("conf_affine")
 	blocking, free := l.slot(), l.stream()
 	l.want(ok, "cuStreamCreate", blocking.at(), 0)
 	b := l.alloc(16)
 	l.want(ok, "cuMemsetD8_v2", b, 0, 16)
-	p := uint64(at)
+	p := uint64(pos)
 	l.launch(ok, gate, 1, 32, blocking.get(), p, p+8, p+16, p+24, 1, uint64(10*time.Second), 0)
 	l.launch(ok, f, 1, 32, 0, uint64(b), 1, 1, 1) // behind the gate
 	l.launch(ok, f, 1, 32, blocking.get(), uint64(b), 1, 10, 0)
@@ -625,7 +625,7 @@ func TestDefaultStream(t *testing.T) {
 	if v := l.read(b, 2); v[0] != 10 || v[1] != 7 {
 		t.Fatalf("%d, want 10 and 7", v)
 	}
-	l.want(ok, "cuMemHostUnregister", at)
+	l.want(ok, "cuMemHostUnregister", pos)
 	_ = words
 	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
 }
@@ -658,12 +658,12 @@ func TestDMABuf(t *testing.T) {
 	l := started(t, "")
 	page := uintptr(os.Getpagesize())
 	base := l.alloc(5 * int(page))
-	at := (base + page - 1) &^ (page - 1)
+	pos := (base + page - 1) &^ (page - 1)
 	fd := l.slot()
-	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), at+512, page, 1, 0)
-	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), at, 100, 1, 0)
-	l.want(ok, "cuMemsetD8_v2", at, 3, 2*page)
-	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), at, 2*page, 1, 0)
+	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), pos+512, page, 1, 0)
+	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), pos, 100, 1, 0)
+	l.want(ok, "cuMemsetD8_v2", pos, 3, 2*page)
+	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), pos, 2*page, 1, 0)
 	m, err := syscall.Mmap(int(fd.i32()), 0, int(2*page), syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_SHARED)
 	if err != nil {
@@ -678,10 +678,10 @@ func TestDMABuf(t *testing.T) {
 		t.Fatal("the export lacks what was written before")
 	}
 	m[8] = 77
-	if v := l.read(at+8, 1)[0]; byte(v) != 77 {
+	if v := l.read(pos+8, 1)[0]; byte(v) != 77 {
 		t.Fatalf("%#x after a write through the export", v)
 	}
-	l.want(ok, "cuMemsetD8_v2", at, 9, page)
+	l.want(ok, "cuMemsetD8_v2", pos, 9, page)
 	if m[8] != 9 || m[page] != 3 {
 		t.Fatal("the export does not see later writes")
 	}
@@ -693,8 +693,8 @@ func TestDMABuf(t *testing.T) {
 	ctx := l.slot()
 	l.want(ok, "cuDevicePrimaryCtxRetain", ctx.at(), 0)
 	l.want(ok, "cuCtxSetCurrent", ctx.get())
-	at = (l.alloc(2*int(page)) + page - 1) &^ (page - 1)
-	l.want(notSupported, "cuMemGetHandleForAddressRange", fd.at(), at, page, 1, 0)
+	pos = (l.alloc(2*int(page)) + page - 1) &^ (page - 1)
+	l.want(notSupported, "cuMemGetHandleForAddressRange", fd.at(), pos, page, 1, 0)
 	l.want(notPermitted, "cuMemHostRegister_v2", (l.space(2*int(page)).at()+page)&^(page-1),
 		page, 5)
 	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
@@ -720,9 +720,9 @@ func TestVirtualMemory(t *testing.T) {
 	l.want(invalidValue, "cuMemAddressReserve", out.at(), g+1, 0, 0, 0)
 	l.want(invalidValue, "cuMemAddressReserve", out.at(), g, 3, 0, 0)
 	l.want(ok, "cuMemAddressReserve", out.at(), 1<<40, 1<<20, 0, 0) // more than there is memory
-	at := out.get()
-	if at%(1<<20) != 0 {
-		t.Fatalf("reserved at %#x", at)
+	pos := out.get()
+	if pos%(1<<20) != 0 {
+		t.Fatalf("reserved at %#x", pos)
 	}
 	create := func(code int32, n uintptr) uintptr {
 		t.Helper()
@@ -741,20 +741,20 @@ func TestVirtualMemory(t *testing.T) {
 	l.want(invalidValue, "cuMemImportFromShareableHandle", out.at(), uintptr(1<<20), 1)
 	l.want(ok, "cuMemImportFromShareableHandle", out.at(), uintptr(file.i32()), 1)
 	taken := out.get()
-	l.want(ok, "cuMemMap", at, g, 0, giver, 0)
-	l.want(ok, "cuMemSetAccess", at, g, access.at(), 1)
-	l.want(ok, "cuMemsetD8_v2", at, 6, g)
-	l.want(ok, "cuMemMap", at+g, g, 0, taken, 0)
-	l.want(ok, "cuMemSetAccess", at+g, g, access.at(), 1)
-	if v := l.read(at+g, 1)[0]; byte(v) != 6 {
+	l.want(ok, "cuMemMap", pos, g, 0, giver, 0)
+	l.want(ok, "cuMemSetAccess", pos, g, access.at(), 1)
+	l.want(ok, "cuMemsetD8_v2", pos, 6, g)
+	l.want(ok, "cuMemMap", pos+g, g, 0, taken, 0)
+	l.want(ok, "cuMemSetAccess", pos+g, g, access.at(), 1)
+	if v := l.read(pos+g, 1)[0]; byte(v) != 6 {
 		t.Fatalf("imported memory has %#x", v)
 	}
-	l.want(ok, "cuMemUnmap", at, g)
+	l.want(ok, "cuMemUnmap", pos, g)
 	l.want(ok, "cuMemRelease", giver)
-	if v := l.read(at+g, 1)[0]; byte(v) != 6 {
+	if v := l.read(pos+g, 1)[0]; byte(v) != 6 {
 		t.Fatalf("imported memory has %#x when the giver's is gone", v)
 	}
-	l.want(ok, "cuMemUnmap", at+g, g)
+	l.want(ok, "cuMemUnmap", pos+g, g)
 	l.want(ok, "cuMemRelease", taken)
 	l.want(ok, "cuMemRelease", plain)
 	if err := syscall.Close(int(file.i32())); err != nil {
@@ -768,39 +768,39 @@ func TestVirtualMemory(t *testing.T) {
 	if free.get() != 10*g || total.get() != 16*g {
 		t.Fatalf("%d of %d bytes free", free.get(), total.get())
 	}
-	l.want(invalidValue, "cuMemMap", at+4096, 2*g, 0, h, 0)
-	l.want(invalidValue, "cuMemMap", at, 3*g, 0, h, 0)
-	l.want(invalidValue, "cuMemMap", at, g, g, h, 0)
-	l.want(invalidValue, "cuMemMap", at-g, 2*g, 0, h, 0)
-	l.want(ok, "cuMemMap", at, 2*g, 0, h, 0)
+	l.want(invalidValue, "cuMemMap", pos+4096, 2*g, 0, h, 0)
+	l.want(invalidValue, "cuMemMap", pos, 3*g, 0, h, 0)
+	l.want(invalidValue, "cuMemMap", pos, g, g, h, 0)
+	l.want(invalidValue, "cuMemMap", pos-g, 2*g, 0, h, 0)
+	l.want(ok, "cuMemMap", pos, 2*g, 0, h, 0)
 	other := create(ok, g)
-	l.want(invalidValue, "cuMemMap", at+g, g, 0, other, 0) // there is memory already
-	l.want(invalidValue, "cuMemsetD8_v2", at, 1, g)        // and no access to it
-	l.want(invalidValue, "cuMemSetAccess", at, 3*g, access.at(), 1)
-	l.want(invalidValue, "cuMemSetAccess", at, g+1, access.at(), 1)
-	l.want(ok, "cuMemSetAccess", at, 2*g, access.at(), 1)
-	if v := l.read(at+g, 1)[0]; v == 0 {
+	l.want(invalidValue, "cuMemMap", pos+g, g, 0, other, 0) // there is memory already
+	l.want(invalidValue, "cuMemsetD8_v2", pos, 1, g)        // and no access to it
+	l.want(invalidValue, "cuMemSetAccess", pos, 3*g, access.at(), 1)
+	l.want(invalidValue, "cuMemSetAccess", pos, g+1, access.at(), 1)
+	l.want(ok, "cuMemSetAccess", pos, 2*g, access.at(), 1)
+	if v := l.read(pos+g, 1)[0]; v == 0 {
 		t.Fatal("new memory is zero")
 	}
-	l.want(ok, "cuMemMap", at+2*g, g, 0, other, 0)
-	l.want(ok, "cuMemSetAccess", at+2*g, g, access.at(), 1)
-	l.want(ok, "cuMemsetD8_v2", at, 5, 3*g) // across both
-	l.want(invalidValue, "cuMemsetD8_v2", at, 5, 3*g+1)
-	l.want(invalidValue, "cuMemHostRegister_v2", at+8*g, g, 3)
+	l.want(ok, "cuMemMap", pos+2*g, g, 0, other, 0)
+	l.want(ok, "cuMemSetAccess", pos+2*g, g, access.at(), 1)
+	l.want(ok, "cuMemsetD8_v2", pos, 5, 3*g) // across both
+	l.want(invalidValue, "cuMemsetD8_v2", pos, 5, 3*g+1)
+	l.want(invalidValue, "cuMemHostRegister_v2", pos+8*g, g, 3)
 	l.want(ok, "cuMemRelease", h)
 	l.want(ok, "cuMemRelease", other)
 	l.want(invalidValue, "cuMemRelease", other)
 	// An export is the memory, over two mappings; what has none cannot be exported.
 	fd := l.slot()
-	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), at, 4*g, 1, 0)
-	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), at+g, 2*g, 1, 0)
+	l.want(invalidValue, "cuMemGetHandleForAddressRange", fd.at(), pos, 4*g, 1, 0)
+	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), pos+g, 2*g, 1, 0)
 	m, err := syscall.Mmap(int(fd.i32()), 0, 2*g, syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m[g] = 99
-	if v := l.read(at+2*g, 1)[0]; byte(v) != 99 || m[g-1] != 5 {
+	if v := l.read(pos+2*g, 1)[0]; byte(v) != 99 || m[g-1] != 5 {
 		t.Fatalf("%#x after a write through the export", v)
 	}
 	if err := syscall.Munmap(m); err != nil {
@@ -809,10 +809,10 @@ func TestVirtualMemory(t *testing.T) {
 	if err := syscall.Close(int(fd.i32())); err != nil {
 		t.Fatal(err)
 	}
-	l.want(invalidValue, "cuMemUnmap", at, g) // a part
-	l.want(invalidValue, "cuMemUnmap", at+g, 2*g)
-	l.want(ok, "cuMemUnmap", at, 2*g)
-	l.want(invalidValue, "cuMemAddressFree", at, 1<<40) // with memory
+	l.want(invalidValue, "cuMemUnmap", pos, g) // a part
+	l.want(invalidValue, "cuMemUnmap", pos+g, 2*g)
+	l.want(ok, "cuMemUnmap", pos, 2*g)
+	l.want(invalidValue, "cuMemAddressFree", pos, 1<<40) // with memory
 	if v := l.control("violations"); !strings.Contains(v, "freed with memory mapped") {
 		t.Fatalf("violations: %q", v)
 	}
@@ -820,13 +820,13 @@ func TestVirtualMemory(t *testing.T) {
 		t.Fatal(live)
 	}
 	// A kernel finds nothing where nothing is, and the memory that is left is good up to then.
-	l.launch(ok, l.kernel("conf_affine"), 1, 32, 0, uint64(at+2*g), g/8, 2, 1)
+	l.launch(ok, l.kernel("conf_affine"), 1, 32, 0, uint64(pos+2*g), g/8, 2, 1)
 	l.want(ok, "cuCtxSynchronize")
-	l.launch(ok, l.kernel("conf_affine"), 1, 32, 0, uint64(at), 1, 2, 1)
+	l.launch(ok, l.kernel("conf_affine"), 1, 32, 0, uint64(pos), 1, 2, 1)
 	l.want(illegalAddress, "cuCtxSynchronize")
-	l.want(ok, "cuMemUnmap", at+2*g, g)
-	l.want(invalidValue, "cuMemAddressFree", at, g)
-	l.want(ok, "cuMemAddressFree", at, 1<<40)
+	l.want(ok, "cuMemUnmap", pos+2*g, g)
+	l.want(invalidValue, "cuMemAddressFree", pos, g)
+	l.want(ok, "cuMemAddressFree", pos, 1<<40)
 	if live := l.control("live"); !strings.Contains(live, " reserved=0 physical=0 ") {
 		t.Fatal(live)
 	}

@@ -216,7 +216,7 @@ void release_stack(Fiber *f) {
 	exec->stack_count++;
 }
 
-// What the threads of a block that was given up did is over, too.
+// The work of the threads of a block that was given up is over, too.
 void disown(Block *b) {
 	if (!HX_RUNTIME_TSAN) return;
 	for (u32 t = 0; t < b->threads; t++) {

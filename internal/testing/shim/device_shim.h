@@ -126,7 +126,7 @@ template <Order O, typename T> inline __attribute__((always_inline)) T after_rea
 	return v;
 }
 
-// What has no builtin: a loop of compare-and-swap.
+// An operation without a builtin: a loop of compare-and-swap.
 template <Order O, typename T, typename F> inline T rmw(T *p, F f) {
 	before_write<O>(p);
 	T old = __atomic_load_n(p, __ATOMIC_RELAXED);
@@ -278,7 +278,7 @@ inline u32 clz(u64 v) { return (u32)__builtin_clzll(v); } // v != 0
 inline u32 mulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 inline u64 mulhi(u64 a, u64 b) { return (u64)((shim_detail::u128)a * b >> 64); }
 
-// What tensor cores do, by the fragment layouts of the PTX ISA (9.7.14.5, "Matrix Fragments"). With g = lane / 4 and
+// The products of tensor cores, by the fragment layouts of the PTX ISA (9.7.14.5, "Matrix Fragments"). With g = lane / 4 and
 // t = lane % 4, a lane holds of A[16, K], B[K, 8] and D[16, 8]
 //
 //	m16n8k8, tf32: a0 A[g][t], a1 A[g+8][t], a2 A[g][t+4], a3 A[g+8][t+4]; b0 B[t][g], b1 B[t+4][g]

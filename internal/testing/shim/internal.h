@@ -1,8 +1,8 @@
 // The runtime's own structures.
 //
 // The runtime is compiled without -fsanitize=thread, also for the ThreadSanitizer build (-DHX_TSAN=1 says
-// so): its own accesses are not what a race is looked for in. What must not happen either is that
-// malloc and memcpy, which are watched all the same, run in the name of a CUDA thread; Inside
+// so): no race is looked for in its own accesses. Nor may malloc and memcpy, which are watched
+// all the same, run in the name of a CUDA thread; Inside
 // puts such code under the name of the OS thread's scheduler.
 #pragma once
 
@@ -168,7 +168,7 @@ struct Block {
 	bool pending() const { return buffer.count != 0 || !dirty.empty(); }
 };
 
-// What an OS thread needs to run fibers.
+// The state of an OS thread that runs fibers.
 struct Exec {
 	Context main;
 	Rng rng;

@@ -1,4 +1,4 @@
-// What device_shim.h, which is inlined into every kernel, needs from the runtime. Programs that
+// The runtime for device_shim.h, which is inlined into every kernel. Programs that
 // start kernels include shim.h instead.
 #pragma once
 

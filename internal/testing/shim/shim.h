@@ -88,7 +88,7 @@ bool wait_until(const std::function<bool()> &ready, i64 deadline_ns);
 // faults stay open.
 void block_signals();
 
-// What hosts and controllers use on memory shared with kernels. In the ThreadSanitizer build they
+// Accesses of hosts and controllers to memory shared with kernels. In the ThreadSanitizer build they
 // are seen as any C++ access; with jitter other agents may run before each of them.
 void host_point();
 template <typename T> T host_load(const T *p) { // acquire

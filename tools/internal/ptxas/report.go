@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Usage is what one kernel takes on one architecture.
+// Usage holds the resources of one kernel on one architecture.
 type Usage struct {
 	Kernel, Arch                              string
 	Registers, SpillStores, SpillLoads, Stack int

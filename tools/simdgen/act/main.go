@@ -151,17 +151,17 @@ func loop(name, doc string, slope bool, of func(x, grad reg.VecVirtual) reg.VecV
 	if slope {
 		grad = field(argGrad)
 	}
-	at := GP64()
-	XORQ(at, at)
+	pos := GP64()
+	XORQ(pos, pos)
 	Label("vector")
-	CMPQ(at, n)
+	CMPQ(pos, n)
 	JGE(LabelRef("done"))
 	var g reg.VecVirtual
 	if slope {
-		g = load(Mem{Base: grad, Index: at, Scale: 4})
+		g = load(Mem{Base: grad, Index: pos, Scale: 4})
 	}
-	VMOVUPS(of(load(Mem{Base: x, Index: at, Scale: 4}), g), Mem{Base: out, Index: at, Scale: 4})
-	ADDQ(U32(lanes), at)
+	VMOVUPS(of(load(Mem{Base: x, Index: pos, Scale: 4}), g), Mem{Base: out, Index: pos, Scale: 4})
+	ADDQ(U32(lanes), pos)
 	JMP(LabelRef("vector"))
 	Label("done")
 	VZEROUPPER()

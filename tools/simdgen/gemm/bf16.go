@@ -153,7 +153,7 @@ func pairOrder() Mem {
 	return order
 }
 
-// round rounds v to bfloat16, to nearest even, in place. What is below normal becomes 0 of the same
+// round rounds v to bfloat16, to nearest even, in place. A value below normal becomes 0 of the same
 // sign before it is rounded, a NaN becomes quiet: as VCVTNE2PS2BF16 has it.
 func (r *rounder) round(v reg.VecPhysical) {
 	VPSRLD(U8(16), v, r.t)
@@ -263,11 +263,11 @@ func (s *isa) zip(side string, w int, what string) {
 	d, e, o, m := GP64(), GP64(), GP64(), GP64()
 	body := func() {
 		for j := range nv {
-			at := Mem{Base: d}.Offset(j * s.size())
+			pos := Mem{Base: d}.Offset(j * s.size())
 			if s.pairs {
 				vcvtne2ps2bf16(even[j], odd[j], even[j])
 				VPERMW(even[j], r.t, even[j])
-				VMOVUPS(even[j], at)
+				VMOVUPS(even[j], pos)
 				continue
 			}
 			r.round(even[j])

@@ -269,14 +269,14 @@ func (s *isa) transpose() {
 	Pragma("noescape")
 	dst, ds, rows, k := Load(Param("dst"), GP64()), Load(Param("ds"), GP64()),
 		Load(Param("rows"), GP64()), Load(Param("k"), GP64())
-	at := GP64()
-	XORQ(at, at)
+	pos := GP64()
+	XORQ(pos, pos)
 	n := s.lanes
 	v, w := s.vec[:n], s.vec[n:]
 	row := func(i int) Mem {
 		p := GP64()
 		MOVQ(Mem{Base: rows}.Offset(8*i), p)
-		return Mem{Base: p, Index: at, Scale: 4}
+		return Mem{Base: p, Index: pos, Scale: 4}
 	}
 	mask := s.vec[n] // AVX2
 	shuffleStore := func() {
@@ -297,7 +297,7 @@ func (s *isa) transpose() {
 		VMOVUPS(v[i], Mem{Base: dst})
 		ADDQ(ds, dst)
 	}
-	ADDQ(U8(uint8(n)), at)
+	ADDQ(U8(uint8(n)), pos)
 	SUBQ(U8(uint8(n)), k)
 	JNE(LabelRef("block"))
 	Label("done")
@@ -492,9 +492,9 @@ func (s *isa) finish() {
 		Load(Param("n"), GP64()), Load(Param("relu"), GP64())
 	v, w, none, mask, cmp := s.vec[0], s.vec[1], s.vec[2], s.vec[3], s.vec[4]
 	s.zero(none)
-	at := GP64()
-	XORQ(at, at)
-	cAt, bAt := Mem{Base: c, Index: at, Scale: 4}, Mem{Base: bias, Index: at, Scale: 4}
+	pos := GP64()
+	XORQ(pos, pos)
+	cAt, bAt := Mem{Base: c, Index: pos, Scale: 4}, Mem{Base: bias, Index: pos, Scale: 4}
 	body := func(tag string, load func(Mem, reg.VecPhysical), store func(reg.VecPhysical, Mem)) {
 		load(cAt, v)
 		TESTQ(bias, bias)
@@ -520,7 +520,7 @@ func (s *isa) finish() {
 	Label("loop")
 	body("", func(m Mem, v reg.VecPhysical) { VMOVUPS(m, v) },
 		func(v reg.VecPhysical, m Mem) { VMOVUPS(v, m) })
-	ADDQ(U8(uint8(s.lanes)), at)
+	ADDQ(U8(uint8(s.lanes)), pos)
 	SUBQ(U8(uint8(s.lanes)), n)
 	JGE(LabelRef("loop"))
 	Label("tail")

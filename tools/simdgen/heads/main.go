@@ -210,11 +210,11 @@ func sumHeadRows(l vec.Level) {
 	Label("list")
 	DECQ(vec.Field(args, sumLeft))
 	JL(LabelRef("done"))
-	last, at, todo := GP64(), GP64(), vec.Arg(args, sumCols)
+	last, pos, todo := GP64(), GP64(), vec.Arg(args, sumCols)
 	MOVQ(vec.Field(args, sumCounts), last)
 	MOVL(Mem{Base: last}, last.As32())
 	LEAQ(Mem{Base: first, Index: last, Scale: 4}, last)
-	XORQ(at, at)
+	XORQ(pos, pos)
 	// The same for all stripes: clearing a register counts as reading it.
 	all := make([]reg.VecVirtual, l.Stripes[0])
 	for v := range all {
@@ -237,7 +237,7 @@ func sumHeadRows(l vec.Level) {
 			JE(LabelRef(next))
 		}
 		part := func(base reg.Register, v int) Mem {
-			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.Bytes()}
+			return Mem{Base: base, Index: pos, Scale: 1, Disp: v * l.Bytes()}
 		}
 		sums := all[:count]
 		for v := range sums {
@@ -340,7 +340,7 @@ func sumHeadRows(l vec.Level) {
 			VMOVUPS(sums[v], part(p, v))
 		}
 		Label(name + "stored")
-		ADDQ(U32(uint32(width*4)), at)
+		ADDQ(U32(uint32(width*4)), pos)
 		SUBQ(U32(uint32(width)), todo)
 		JMP(LabelRef(name))
 	}

@@ -203,8 +203,8 @@ func sideBySide(l vec.Level, tail vec.Rest, args reg.Register, rows int, address
 		MOVQ(addresses.Offset(8*e), address[e])
 		VBROADCASTSS(weights.Offset(4*e), weight[e])
 	}
-	at := GP64() // bytes of the rows that are done
-	XORQ(at, at)
+	pos := GP64() // bytes of the rows that are done
+	XORQ(pos, pos)
 	t, start := l.Vec(), l.Vec()
 	sums := []reg.VecVirtual{l.Vec(), l.Vec()}
 	for _, vectors := range []int{2, 1, 0} { // 0: the masked rest
@@ -227,7 +227,7 @@ func sideBySide(l vec.Level, tail vec.Rest, args reg.Register, rows int, address
 			}
 		}
 		part := func(base reg.Register, v int) Mem {
-			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.Bytes()}
+			return Mem{Base: base, Index: pos, Scale: 1, Disp: v * l.Bytes()}
 		}
 		for v := range count {
 			l.Zero(sums[v])
@@ -280,7 +280,7 @@ func sideBySide(l vec.Level, tail vec.Rest, args reg.Register, rows int, address
 			VMOVUPS(sums[v], part(out, v))
 		}
 		Label(name + "stored")
-		ADDQ(U32(uint32(width*4)), at)
+		ADDQ(U32(uint32(width*4)), pos)
 		SUBQ(U32(uint32(width)), todo)
 		JMP(LabelRef(name))
 	}
@@ -318,8 +318,8 @@ func sumListsInRegisters() {
 	ADDQ(vec.Field(args, rowsIdx), end)
 	VBROADCASTSS(vec.Field(p, 4), factor)
 	VBROADCASTSS(vec.Field(p, 8), start)
-	at, todo := GP64(), vec.Arg(args, rowsDim)
-	XORQ(at, at)
+	pos, todo := GP64(), vec.Arg(args, rowsDim)
+	XORQ(pos, pos)
 	// The same for all stripes: clearing a register counts as reading it.
 	all := make([]reg.VecVirtual, l.Stripes[0])
 	for v := range all {
@@ -342,7 +342,7 @@ func sumListsInRegisters() {
 			JE(LabelRef(next))
 		}
 		part := func(base reg.Register, v int) Mem {
-			return Mem{Base: base, Index: at, Scale: 1, Disp: v * l.Bytes()}
+			return Mem{Base: base, Index: pos, Scale: 1, Disp: v * l.Bytes()}
 		}
 		get := func(m Mem, v reg.VecVirtual) {
 			if vectors > 0 {
@@ -423,7 +423,7 @@ func sumListsInRegisters() {
 			VMOVUPS(sums[v], part(out, v))
 		}
 		Label(name + "stored")
-		ADDQ(U32(uint32(width*4)), at)
+		ADDQ(U32(uint32(width*4)), pos)
 		SUBQ(U32(uint32(width)), todo)
 		JMP(LabelRef(name))
 	}
@@ -474,7 +474,7 @@ func sumColumns(l vec.Level) {
 			JE(LabelRef("done"))
 			tail = l.Rest(todo)
 		}
-		at := func(base reg.Register, v int) Mem { return Mem{Base: base, Disp: v * l.Bytes()} }
+		pos := func(base reg.Register, v int) Mem { return Mem{Base: base, Disp: v * l.Bytes()} }
 		sums := make([]reg.VecVirtual, count)
 		for v := range sums {
 			sums[v] = l.Vec()
@@ -490,12 +490,12 @@ func sumColumns(l vec.Level) {
 		for v := range sums {
 			if v*l.Bytes() >= asked+line {
 				asked = v * l.Bytes()
-				PREFETCHT1(at(far, v))
+				PREFETCHT1(pos(far, v))
 			}
 			if vectors > 0 {
-				VADDPS(at(row, v), sums[v], sums[v])
+				VADDPS(pos(row, v), sums[v], sums[v])
 			} else {
-				tail.Load(at(row, v), t)
+				tail.Load(pos(row, v), t)
 				VADDPS(t, sums[v], sums[v])
 			}
 		}
@@ -505,14 +505,14 @@ func sumColumns(l vec.Level) {
 		JNE(LabelRef(name + "row"))
 		if vectors > 0 {
 			for v := range sums {
-				VMOVUPS(sums[v], at(out, v))
+				VMOVUPS(sums[v], pos(out, v))
 			}
 			ADDQ(U32(uint32(width*4)), out)
 			ADDQ(U32(uint32(width*4)), x)
 			SUBQ(U32(uint32(width)), todo)
 			JMP(LabelRef(name))
 		} else {
-			tail.Store(sums[0], at(out, 0))
+			tail.Store(sums[0], pos(out, 0))
 		}
 	}
 	Label("done")
@@ -616,7 +616,7 @@ func copyRows(l vec.Level) {
 	Label("row")
 	CMPQ(i, n)
 	JGE(LabelRef("done"))
-	from, to, far, at := GP64(), GP64(), GP64(), GP64()
+	from, to, far, offset := GP64(), GP64(), GP64(), GP64()
 	MOVL(Mem{Base: slot, Index: i, Scale: 4}, from.As32())
 	LEAQ(Mem{Base: i, Disp: ahead}, far)
 	CMPQ(far, left)
@@ -629,16 +629,16 @@ func copyRows(l vec.Level) {
 	ADDQ(src, from)
 	ADDQ(src, far)
 	ADDQ(dst, to)
-	XORQ(at, at)
+	XORQ(offset, offset)
 	Label("line")
-	PREFETCHT1(Mem{Base: far, Index: at, Scale: 1})
+	PREFETCHT1(Mem{Base: far, Index: offset, Scale: 1})
 	for b := 0; b < line; b += l.Bytes() {
 		v := l.Vec()
-		VMOVUPS(Mem{Base: from, Index: at, Scale: 1, Disp: b}, v)
-		VMOVNTPS(v, Mem{Base: to, Index: at, Scale: 1, Disp: b})
+		VMOVUPS(Mem{Base: from, Index: offset, Scale: 1, Disp: b}, v)
+		VMOVNTPS(v, Mem{Base: to, Index: offset, Scale: 1, Disp: b})
 	}
-	ADDQ(U32(line), at)
-	CMPQ(at, size)
+	ADDQ(U32(line), offset)
+	CMPQ(offset, size)
 	JL(LabelRef("line"))
 	INCQ(i)
 	JMP(LabelRef("row"))
@@ -665,12 +665,12 @@ func prefetchParts() {
 	Label("part")
 	CMPQ(i, n)
 	JGE(LabelRef("end"))
-	at, low := GP64(), GP64()
-	MOVQ(Mem{Base: rows, Index: i, Scale: 8}, at)
-	SHRXQ(shift, at, at)
-	MULXQ(at, low, at)
-	SHLQ(U8(6), at)
-	PREFETCHT0(Mem{Base: base, Index: at, Scale: 1})
+	pos, low := GP64(), GP64()
+	MOVQ(Mem{Base: rows, Index: i, Scale: 8}, pos)
+	SHRXQ(shift, pos, pos)
+	MULXQ(pos, low, pos)
+	SHLQ(U8(6), pos)
+	PREFETCHT0(Mem{Base: base, Index: pos, Scale: 1})
 	INCQ(i)
 	JMP(LabelRef("part"))
 	Label("end")

@@ -1,5 +1,5 @@
-// Command sample generates the loops of neighbour sampling (internal/simd/sample.go says what each
-// does).
+// Command sample generates the loops of neighbour sampling (internal/simd/sample.go explains
+// each).
 package main
 
 import (
@@ -44,7 +44,7 @@ func indexed(base, index reg.Register, scale uint8, disp int) operand.Mem {
 
 func param(name string) reg.GPVirtual { return Load(Param(name), GP64()).(reg.GPVirtual) }
 
-// addr tells where a parameter stands.
+// addr returns the place of a parameter.
 func addr(name string) operand.Mem {
 	a, err := Param(name).Resolve()
 	if err != nil {

@@ -54,46 +54,46 @@ type Rest struct {
 // Rest stops after n elements, up to Lanes.
 func (l Level) Rest(n reg.Register) Rest {
 	r := Rest{l: l}
-	at := GP64()
+	pos := GP64()
 	if l.Lanes == 16 {
 		r.k = K()
-		MOVQ(I32(-1), at)
-		BZHIQ(n, at, at)
-		KMOVW(at.As32(), r.k)
+		MOVQ(I32(-1), pos)
+		BZHIQ(n, pos, pos)
+		KMOVW(pos.As32(), r.k)
 		return r
 	}
 	r.m = YMM()
 	base := GP64()
 	LEAQ(masks, base)
-	MOVQ(U32(8), at)
-	SUBQ(n, at)
-	VMOVDQU(Mem{Base: base, Index: at, Scale: 4}, r.m)
+	MOVQ(U32(8), pos)
+	SUBQ(n, pos)
+	VMOVDQU(Mem{Base: base, Index: pos, Scale: 4}, r.m)
 	return r
 }
 
 // Clamped stops after n elements, of which there may be more than Lanes, or fewer than 0.
 func (l Level) Clamped(n reg.Register) Rest {
 	r := Rest{l: l}
-	at, most := GP64(), GP64()
-	MOVQ(n, at)
-	XORQ(most, most)
-	TESTQ(at, at)
-	CMOVQLT(most, at)
-	MOVQ(U32(uint32(l.Lanes)), most)
-	CMPQ(at, most)
-	CMOVQGT(most, at)
+	pos, limit := GP64(), GP64()
+	MOVQ(n, pos)
+	XORQ(limit, limit)
+	TESTQ(pos, pos)
+	CMOVQLT(limit, pos)
+	MOVQ(U32(uint32(l.Lanes)), limit)
+	CMPQ(pos, limit)
+	CMOVQGT(limit, pos)
 	if l.Lanes == 16 {
 		r.k = K()
-		MOVQ(I32(-1), most)
-		BZHIQ(at, most, most)
-		KMOVW(most.As32(), r.k)
+		MOVQ(I32(-1), limit)
+		BZHIQ(pos, limit, limit)
+		KMOVW(limit.As32(), r.k)
 		return r
 	}
 	r.m = YMM()
 	base := GP64()
 	LEAQ(masks, base)
-	SUBQ(at, most)
-	VMOVDQU(Mem{Base: base, Index: most, Scale: 4}, r.m)
+	SUBQ(pos, limit)
+	VMOVDQU(Mem{Base: base, Index: limit, Scale: 4}, r.m)
 	return r
 }
 

@@ -170,10 +170,10 @@ func (c *Client) read(r io.Reader) {
 // Hello is closed when the server is up.
 func (c *Client) Hello() <-chan struct{} { return c.hello }
 
-// Ended is closed when no answer can come any more; Err says why.
+// Ended is closed when no answer can come any more; Err has the reason.
 func (c *Client) Ended() <-chan struct{} { return c.ended }
 
-// Err tells why the channel ended, or nil.
+// Err returns the reason why the channel ended, or nil.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,13 +2,13 @@
 //
 // It is strict where the real library is not: a handle is used in the context that it was made in, with a workspace that was
 // set after the stream (cublasSetStream puts the default one back, with which results may differ from run to run while
-// several streams are at work), and all of the workspace is overwritten by a product, as it may be. What breaks these rules is
-// told by the question "violations". Types and values are those of CUDA 12's cublas_api.h.
+// several streams are at work), and all of the workspace is overwritten by a product, as it may be. The question
+// "violations" returns breaches of these rules. Types and values are those of CUDA 12's cublas_api.h.
 //
 // Commands, separated by commas (hx_fake_control):
 //
 //	libcuda=PATH                          the fake libcuda to work with; else the libcuda.so.1 that the process has loaded
-//	version=12.6.4 wrong=1                what it says of itself; products are wrong
+//	version=12.6.4 wrong=1                its version; products are wrong
 //	fail=cublasGemmEx:3[:status[:times]]  the third call from now fails
 //	reset                                 knobs and counts as in the beginning
 //	calls=NAME violations handles         questions

@@ -7,7 +7,7 @@
 // Commands, separated by commas (hx_fake_control):
 //
 //	libcuda=PATH                          the fake libcuda to work with; else the libcuda.so.1 that the process has loaded
-//	version=22304                         what it says of itself
+//	version=22304                         its version
 //	fail=ncclAllReduce:3[:result[:times]] the third call from now fails
 //	reset                                 knobs and counts as in the beginning
 //	calls=NAME comms                      questions

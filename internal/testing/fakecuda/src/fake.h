@@ -196,7 +196,7 @@ struct Driver {
 };
 Driver &g();
 
-// Who calls.
+// The caller.
 CUresult current(CUcontext *ctx); // the thread's context, if it is good
 void poison(CUcontext ctx, CUresult error, const std::string &why);
 void complain(const std::string &what); // with g().mu held

@@ -197,7 +197,7 @@ CUresult free_at(u64 p, MemType type) {
 	return CUDA_SUCCESS;
 }
 
-// What is pinned is pinned by the page: neighbours in one page are in each other's way.
+// Memory is pinned by the page: neighbours in one page are in each other's way.
 bool overlaps(u64 p, u64 n) { // with mu held
 	u64 lo = p / page * page, hi = up(p + n, page);
 	for (auto it = g().mem.begin(); it != g().mem.end() && it->first < hi; ++it)

@@ -1,5 +1,5 @@
-// What other bindings link against and Helios does not call: every function answers that it is not
-// supported, whatever its arguments are. Arrays, textures, other nodes of graphs, the linker, peers, managed memory.
+// Symbols that other bindings link against and Helios does not call: every function answers that it
+// is not supported, whatever its arguments are. Arrays, textures, other nodes of graphs, the linker, peers, managed memory.
 enum { not_supported = 801 };
 
 #define HX_STUB(NAME) \

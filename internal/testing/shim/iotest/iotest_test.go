@@ -194,7 +194,7 @@ var (
 	tsanFlags  = []string{"-O1", "-fsanitize=thread"}
 )
 
-// result tells how one process of the explorer ended.
+// result is the end of one process of the explorer.
 type result struct {
 	code int // 0 right, 1 wrong, 66 ThreadSanitizer, -1 not ended by itself
 	out  string

@@ -54,7 +54,7 @@ func compiler(t *testing.T) []string {
 	return cxx
 }
 
-// What build makes.
+// kind selects the product of build.
 type kind int
 
 const (

@@ -873,8 +873,8 @@ void Host::verdict() {
 		for (u64 n : hist[g].Counts) lat += n;
 		if (!dead[k.SSD] && lat != m.acked_ok) run.fail("queue %u: %llu latencies, %llu good completions", g, lat, m.acked_ok);
 	}
-	// What failed is what the SSDs made fail for good, what was asked for wrongly, and what was lost
-	// with its queue.
+	// Failures are those that the SSDs made final, of wrong requests, and of commands lost with their
+	// queue.
 	u64 want = terminal;
 	if (!any_dead && (seen_fails < bad_rows + queue_fails || want < failed_least || want > failed_most))
 		run.fail("%llu rows failed, %llu bad ones and %llu with their queues among them: that is %llu to %llu commands, the SSDs failed %llu", seen_fails, bad_rows, queue_fails, failed_least,

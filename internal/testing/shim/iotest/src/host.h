@@ -33,7 +33,7 @@ private:
 		std::vector<i64> offsets;
 		std::vector<u32> idx[2], order, runs, marks; // what the kernels write: coalesce's indices, order and runs
 		std::vector<i64> units;
-		// What coalesce should find, and where each row's run begins in it; of runs only.
+		// The result that coalesce should find, and the begin of each row's run in it; of runs only.
 		std::vector<u32> want_order, want_runs, run_of;
 		std::vector<i64> want_units;
 		bool runs_shared = false; // its units are runs

@@ -233,7 +233,7 @@ void Ssd::take(u32 qi, bool execute) {
 	flight.push_back(f);
 }
 
-// check is what a controller can say about an entry by itself.
+// check looks at an entry by itself, as a controller can.
 void Ssd::check(u32 qi, const u32 *sqe, u32 slot) {
 	Queue &q = queues[qi];
 	Pair *p = q.pair();

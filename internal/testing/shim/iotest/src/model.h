@@ -40,7 +40,7 @@ constexpr u32 generations = 63;
 constexpr u32 generation(u32 wire) { return wire / cmdNextGen; }
 constexpr u32 older(u32 wire, u32 by) { return (wire & cidMask) | (generation(wire) + generations - by) % generations * cmdNextGen; }
 
-// Cid is what the controller knows about one CID of a queue. It lives longer than the queue pair,
+// Cid holds the controller's knowledge of one CID of a queue. It lives longer than the queue pair,
 // since the host tries a command again under its CID.
 struct Cid {
 	enum State : u8 { idle, flight, posted, again } state = idle;

@@ -134,7 +134,7 @@ Config random_config(u64 seed, bool threads) {
 		c.rows = std::min(c.rows, 80u);
 		c.limit_us = std::max(c.limit_us, 500u); // enough to begin a row
 	}
-	// What commands are: a row each, several for a row, or one for several.
+	// The form of commands: a row each, several for a row, or one for several.
 	u32 form = (u32)r.below(20);
 	if (form < 5) {
 		if (c.lbas_row() == 1) c.rowbytes = c.direct ? c.lba * (u32)r.between(2, 6) : c.lba + (u32)r.between(1, 5 * c.lba);

@@ -1,4 +1,4 @@
-// What the model, the mini host and the programs of this folder share: the configuration that a
+// Shared by the model, the mini host and the programs of this folder: the configuration that a
 // seed chooses, the two ways to run agents, and how a run reports that something is wrong.
 #pragma once
 

@@ -116,7 +116,7 @@ HX_KERNEL(t_atoms, TestParams) {
 	if (bad != 0) dev::add_gpu<relaxed>(out(p, 0), (u64)bad);
 }
 
-// Message passing. What has to come between Data and Flag is what differs.
+// Message passing. The variants differ in the order between Data and Flag.
 enum { mp_nothing, mp_fence, mp_release, mp_fence_too_early, mp_fence_rmw };
 template <int How> HX_DEVICE void message(const TestParams &p) {
 	if (dev::tid() != 0) return;

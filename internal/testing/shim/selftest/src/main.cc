@@ -136,7 +136,7 @@ void errors() {
 					continue;
 				}
 				if (r.error.find(c.name) == std::string::npos) wrong("%s: the error does not name the kernel: %s", c.name, r.error.c_str());
-				// Who comes last decides which of two words a mistake gets; without chance it is known.
+				// The last one decides which of two words a mistake gets; without chance it is known.
 				for (const char *w : c.want) {
 					if (seed == 0 && in_world == 0 && r.error.find(w) == std::string::npos)
 						wrong("%s: the error lacks \"%s\": %s", c.name, w, r.error.c_str());
@@ -166,7 +166,7 @@ void errors() {
 	if (shim::run_grid(shim::find("no_such"), 1, 32, &p, hx_launch{0, 1}, {}).ok) wrong("a kernel that is not there is accepted");
 }
 
-// What each kernel's Out says: [0] fresh or right, [1] stale or wrong.
+// The content of each kernel's Out: [0] fresh or right, [1] stale or wrong.
 void litmus(u64 seeds) {
 	struct Case {
 		const char *name;

@@ -1,4 +1,4 @@
-// What the self tests' kernels and their host share.
+// Shared by the self tests' kernels and their host.
 #pragma once
 
 #include "types.h"
