@@ -18,8 +18,8 @@ import (
 
 // AttachOptions shape an attach.
 type AttachOptions struct {
-	// Note is told what is worth knowing but no error: a superblock that had to be read from
-	// its second copy, an SSD that is not part of the dataset. Nil is silent.
+	// Note hears of oddities that are no errors: a superblock that had to be read from its second
+	// copy, an SSD that is not part of the dataset. Nil is silent.
 	Note func(string)
 	// Tables has Note hear of a damaged table of chunk checksums, which verify alone needs, and
 	// RowTables of a damaged row table; each is read for that.
@@ -47,8 +47,8 @@ type Attached struct {
 	Layout  gpuio.Layout
 	SSDs    []*gpuio.SSD // by stripe
 	RowType rowtype.Type // of the rows there: Layout.RowBytes is their size
-	// Unchecked says why rows are not held against checksums unless that is asked for; "": all
-	// have one, of what was stored.
+	// Unchecked is the reason that rows are not compared with checksums unless that is asked for;
+	// "": all have one, of what was stored.
 	Unchecked string
 	loads     uuid.UUID // the load that they are of
 }
@@ -325,7 +325,7 @@ func onto(ts []*target, of []stripe) string {
 	return " " + errs.Key("ssds").Flag() + " " + strings.Join(names, ",")
 }
 
-// lostTables says which checksum tables of a stripe are not those that its superblock describes.
+// lostTables lists the checksum tables of a stripe that its superblock does not describe.
 // SSDs that compute their content lose none.
 func (s stripe) lostTables(ctx context.Context, chunks, rows bool) (lost []string, err error) {
 	if s.sb.computed() {

@@ -19,8 +19,8 @@ func BenchmarkRowChecksums(b *testing.B) {
 			b.SetBytes(int64(len(buf)))
 			var sum uint32
 			for b.Loop() {
-				for at := 0; at < len(buf); at += row {
-					sum ^= crc32.Checksum(buf[at:at+row], castagnoli)
+				for start := 0; start < len(buf); start += row {
+					sum ^= crc32.Checksum(buf[start:start+row], castagnoli)
 				}
 			}
 			sink = sum

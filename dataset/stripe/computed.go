@@ -149,8 +149,8 @@ func (c *Computed) ReadAt(p []byte, off int64) (int, error) {
 		n = int(c.size - off)
 	}
 	lba := int64(c.sb.LBABytes)
-	for at := 0; at < n; {
-		b, pos := p[at:n], off+int64(at)
+	for offset := 0; offset < n; {
+		b, pos := p[offset:n], off+int64(offset)
 		did := 0
 		for _, r := range []struct {
 			from, bytes int64
@@ -179,7 +179,7 @@ func (c *Computed) ReadAt(p []byte, off int64) (int, error) {
 			clear(b)
 			did = len(b)
 		}
-		at += did
+		offset += did
 	}
 	if n < len(p) {
 		return n, io.EOF
@@ -381,10 +381,10 @@ func newRowEncoder(fn *dataset.FeatureFunc, t rowtype.Type) *rowEncoder {
 		return ^crc32.Update(^uint32(0), castagnoli, buf)
 	}
 	e.base = rawOf(0)
-	for at := 0; at < fn.Bits(); at += 8 {
+	for offset := 0; offset < fn.Bits(); offset += 8 {
 		var t [256]uint32
-		for b := 0; b < 8 && at+b < fn.Bits(); b++ {
-			one := rawOf(1<<(at+b)) ^ e.base
+		for b := 0; b < 8 && offset+b < fn.Bits(); b++ {
+			one := rawOf(1<<(offset+b)) ^ e.base
 			for v := 1 << b; v < 2<<b; v++ {
 				t[v] = t[v-1<<b] ^ one
 			}
@@ -487,10 +487,10 @@ func (v *RowVerifier) Wrong(node int64, row []byte) string {
 		return fmt.Sprintf("scale of node %d is not what %s says: %v, not %v", node, v.name,
 			v.scales[node], scale)
 	}
-	at := 0
-	for at < len(row)-1 && buf[at] == row[at] {
-		at++
+	offset := 0
+	for offset < len(row)-1 && buf[offset] == row[offset] {
+		offset++
 	}
 	return fmt.Sprintf("row of node %d is not what %s says: byte %d is %02x, not %02x", node,
-		v.name, at, row[at], buf[at])
+		v.name, offset, row[offset], buf[offset])
 }

@@ -46,11 +46,11 @@ func (t *target) readEnds(ctx context.Context) (head, tail []byte, err error) {
 // sample looks at places in the middle of an SSD, and describes the first content that it finds.
 func (t *target) sample(ctx context.Context) (what string, err error) {
 	block := make([]byte, signatures.SampleBytes)
-	for _, at := range signatures.Places(t.bytes(), rand.Int64N) {
-		if err := t.dev.ReadAt(ctx, nvme.LBA(at/int64(t.lbaBytes)), block); err != nil {
+	for _, place := range signatures.Places(t.bytes(), rand.Int64N) {
+		if err := t.dev.ReadAt(ctx, nvme.LBA(place/int64(t.lbaBytes)), block); err != nil {
 			return "", errs.With(errs.Device, fmt.Errorf("ssd %s: %w", t.name, err))
 		}
-		if what := signatures.Sampled(at, block); what != "" {
+		if what := signatures.Sampled(place, block); what != "" {
 			return what, nil
 		}
 	}

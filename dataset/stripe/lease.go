@@ -25,10 +25,10 @@ import (
 )
 
 // Leases: an SSD that two machines reach, or one machine by two paths, has no lock that all see. So
-// who uses a stripe says so on the SSD itself, in a slot of its own among the zeros behind the
-// first superblock, which no version of the format reads otherwise, and counts on there while it
-// lives. Who writes (load, pages) first puts its own record there, then looks at the others': one
-// that counts on is alive, and the write is refused. Who reads does the same, and minds writers
+// each user of a stripe notes that on the SSD itself, in a slot of its own among the zeros behind
+// the first superblock, which no version of the format reads otherwise, and counts on there while
+// it lives. A writer (load, pages) first puts its own record there, then looks at the others': one
+// that counts on is alive, and the write is refused. A reader does the same, and minds writers
 // only. As each puts its record before it looks, one of two that begin at once sees the other;
 // where both have chosen one slot, the first finds that out a moment later, and takes another.
 // Clocks need not agree: what counts is whether a counter moves while one looks. A record of this
@@ -69,7 +69,7 @@ type wireLease struct {
 	CRC      uint32 // CRC32C of the 512 bytes with this field zero
 }
 
-// process says which one it is, as far as those of one host can tell.
+// process identifies one process among those of one host.
 type process struct {
 	Boot    [16]byte // of the host
 	Space   uint64   // of process numbers, within it
@@ -179,11 +179,11 @@ type Lease struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	io   sync.Mutex // of work on the SSDs
-	mu   sync.Mutex
-	err  error
-	lost chan struct{} // closed with err
-	told bool          // Blame has returned err
+	io     sync.Mutex // of work on the SSDs
+	mu     sync.Mutex
+	err    error
+	lost   chan struct{} // closed with err
+	blamed bool          // Blame has returned err
 }
 
 // leased is one SSD of a lease.
@@ -347,19 +347,8 @@ func (x *leased) alone(ctx context.Context, t *target, note func(string)) error 
 		if o := all[x.slot]; first && x.mine.Writes != 0 && o != nil && o.Owner != x.mine.Owner {
 			return errors.Join(x.put(ctx, t), x.alone(ctx, t, note))
 		}
-		waits := false
-		for i, o := range all {
-			if o == nil || o.process == x.mine.process || o.Writes == 0 && x.mine.Writes == 0 {
-				continue
-			}
-			wait, err := r.judge(ctx, i, o, first)
-			if err != nil {
-				return err
-			}
-			waits = waits || wait
-		}
-		if !waits {
-			return nil
+		if waits, err := r.judgeAll(ctx, all[:], first); err != nil || !waits {
+			return err
 		}
 		if err := pause(ctx, leaseLook); err != nil {
 			return err
@@ -377,6 +366,22 @@ type rivals struct {
 	note  func(string)
 	began time.Time
 	was   map[uuid.UUID]uint64 // counts at the last look, by owner
+}
+
+// judgeAll judges all records that disturb this one, and waits where any is not known yet.
+func (r *rivals) judgeAll(ctx context.Context, all []*wireLease, first bool) (waits bool,
+	err error) {
+	for i, o := range all {
+		if o == nil || o.process == r.x.mine.process || o.Writes == 0 && r.x.mine.Writes == 0 {
+			continue
+		}
+		wait, err := r.judge(ctx, i, o, first)
+		if err != nil {
+			return false, err
+		}
+		waits = waits || wait
+	}
+	return waits, nil
 }
 
 // judge refuses where the owner of a record is alive, clears the record where its owner is dead,
@@ -503,14 +508,14 @@ func (l *Lease) Blame(ctx context.Context, err error) error {
 		return err
 	}
 	if errs.ClassOf(err) == errs.Device && !errors.As(err, new(*gpuio.ChecksumError)) {
-		return err // the SSD says what it has
+		return err // the SSD has reported its fault
 	}
 	l.each(context.WithoutCancel(ctx), 2*leaseEvery, func(ctx context.Context, x *leased,
 		t *target) {
 		_ = l.look(ctx, x, t)
 	})
 	if lost := l.Err(); lost != nil {
-		l.told = true
+		l.blamed = true
 		return lost
 	}
 	return err
@@ -535,7 +540,7 @@ func (l *Lease) Close() error {
 		}
 		x.slot = -1
 	})
-	if l.told {
+	if l.blamed {
 		return nil
 	}
 	return l.Err()

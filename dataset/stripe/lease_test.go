@@ -133,7 +133,7 @@ func TestLeaseOfTheDead(t *testing.T) {
 			require.NoError(t, l.Close())
 		})
 	}
-	// What is torn, or nobody's, is no record; a full house reads with a note, and writes nothing.
+	// A record that is torn, or nobody's, is none; a full house reads with a note, and writes nothing.
 	copy(s[0].durable[leaseAt:], "HeliosLs and something else")
 	l, err := holdToWrite(bg, targetsOf(s...), nil)
 	require.NoError(t, err)

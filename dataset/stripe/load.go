@@ -33,14 +33,13 @@ type LoadOptions struct {
 	NoRowChecksums bool
 	// RowType is the form in which rows are stored, by name; empty: the dataset's own.
 	RowType string
-	// Restart starts over where an interrupted load could be gone on with.
+	// Restart starts over where an interrupted load could be resumed.
 	Restart bool
 	// MarkEvery is the time between marks of how far the load is; 0 chooses: a second, or more
 	// where flushes are slow, so that marks take less than 1 % of the time.
 	MarkEvery time.Duration
 	Progress  work.Progress
-	// Note is told what is worth knowing but no error: where the load goes on, or why it starts
-	// over. Nil is silent.
+	// Note hears of the point from which the load resumes, or why it starts over. Nil is silent.
 	Note func(string)
 
 	// For tests: when a mark is made (markDue), and how much of features.npy is read at a time
@@ -51,7 +50,7 @@ type LoadOptions struct {
 	shared bool
 }
 
-// LoadReport says what a load wrote.
+// LoadReport counts the bytes that a load wrote.
 type LoadReport struct {
 	SSDs       int    `json:"ssds"`
 	Rows       int64  `json:"rows"`
@@ -68,7 +67,7 @@ type LoadReport struct {
 	RowScales    int64 `json:"row_scales,omitempty"`
 	// of DataBytes: what an interrupted load had left, and was not written again
 	ResumedBytes int64 `json:"resumed_bytes"`
-	// why an interrupted load was not gone on with
+	// why an interrupted load was not resumed
 	StartedOver string `json:"started_over,omitempty"`
 	Marks       int    `json:"marks"` // progress marks, on all SSDs
 	// they took, on the SSD where they took longest
@@ -87,18 +86,18 @@ type LoadReport struct {
 // Load stripes the features over the SSDs, in the order given. It refuses SSDs that hold
 // something else (errors of class refused) before it writes to any of them.
 //
-// The order of writes makes every interruption visible: superblocks that say "loading" first,
-// flush; data and checksums of chunks and rows, flush; superblocks that say "complete", flush. A
+// The order of writes makes every interruption visible: superblocks in state "loading" first,
+// flush; data and checksums of chunks and rows, flush; superblocks in state "complete", flush. A
 // stripe that was being loaded when power failed is either still the old one, untouched, or not
 // complete. That rests on the SSD's word that what it flushed is durable; where it lies, Verify
 // finds what the checksums cover: rows, tables and superblocks.
 //
-// Now and then, and when ctx ends, a load flushes and says in the superblocks how far it is (Mark).
+// Now and then, and when ctx ends, a load flushes and notes its progress in the superblocks (Mark).
 // The next load of the same dataset with the same options over the same SSDs in the same order goes
 // on there: it reads features.npy from the start, for the checksums, and writes what is missing. It
 // has the same result, byte for byte, as a load that was never interrupted. Where anything speaks
 // against that (what is on the SSDs does not belong together, features.npy is not what was loaded,
-// a sample read back is not what was written) it starts over, and the report says why. After an
+// a sample read back is not what was written) it starts over, and the report has the reason. After an
 // error the report holds OnFlash.
 func Load(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o LoadOptions) (r LoadReport,
 	err error) {
@@ -480,64 +479,71 @@ func (w *loader) writeData(ctx context.Context, old []oldStripe) error {
 	for i := range w.ts {
 		stripes[i] = newStripeWriter(w.l, w.geo[i], !w.o.NoRowChecksums, w.scaled())
 	}
-	g.Go(func() (err error) {
-		row := int64(w.l.RowBytes)
-		n := int64(len(stripes))
-		buf := make([]byte, max(w.o.read/row, 1)*row)
-		scales := make([]float32, int64(len(buf))/row)
-		marked := time.Now()
-		for at := int64(0); at < w.l.Rows; {
-			b := buf[:min(int64(len(buf)), (w.l.Rows-at)*row)]
-			if err := w.rows.ReadScaled(at, b, scales); err != nil {
-				return err
-			}
-			for k := 0; len(b) > 0; at, k = at+1, k+1 {
-				if err := stripes[at%n].put(ctx, at/n, b[:row], scales[k]); err != nil {
-					return err
-				}
-				b = b[row:]
-			}
-			w.o.Progress.Report("load", at, w.l.Rows)
-			// All SSDs are marked at once: while one flushes, the others soon wait for rows.
-			if now := time.Now(); w.o.due(now.Sub(marked), w.markCost()) {
-				marked = now
-				for _, s := range stripes {
-					if err := s.give(ctx, piece{mark: true}); err != nil {
-						return err
-					}
-				}
-			}
-		}
-		for _, s := range stripes {
-			if err := s.end(ctx); err != nil {
-				return err
-			}
-		}
-		// Only now: a writer that sees its stripe end early would take that for the failure.
-		for _, s := range stripes {
-			close(s.full)
-		}
-		return nil
-	})
-	for i, t := range w.ts {
+	g.Go(func() error { return w.deal(ctx, stripes) })
+	for i := range w.ts {
 		g.Go(func() error {
 			p := newHeadway(&w.geo[i])
 			if old != nil {
 				p.old = &old[i]
 			}
-			err := w.drain(ctx, i, t, stripes[i], p)
-			var s *staleError
-			if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) &&
-				!errors.As(context.Cause(ctx), &s) {
-				w.lastMark(ctx, i, p)
-			}
-			if err != nil {
-				return fmt.Errorf("ssd %s: %w", t.name, err)
-			}
-			return nil
+			return w.drainAndMark(ctx, i, stripes[i], p)
 		})
 	}
 	return g.Wait()
+}
+
+// deal reads features.npy and gives each row to its stripe.
+func (w *loader) deal(ctx context.Context, stripes []*stripeWriter) error {
+	row := int64(w.l.RowBytes)
+	n := int64(len(stripes))
+	buf := make([]byte, max(w.o.read/row, 1)*row)
+	scales := make([]float32, int64(len(buf))/row)
+	marked := time.Now()
+	for next := int64(0); next < w.l.Rows; {
+		b := buf[:min(int64(len(buf)), (w.l.Rows-next)*row)]
+		if err := w.rows.ReadScaled(next, b, scales); err != nil {
+			return err
+		}
+		for k := 0; len(b) > 0; next, k = next+1, k+1 {
+			if err := stripes[next%n].put(ctx, next/n, b[:row], scales[k]); err != nil {
+				return err
+			}
+			b = b[row:]
+		}
+		w.o.Progress.Report("load", next, w.l.Rows)
+		// All SSDs are marked at once: while one flushes, the others soon wait for rows.
+		if now := time.Now(); w.o.due(now.Sub(marked), w.markCost()) {
+			marked = now
+			for _, s := range stripes {
+				if err := s.give(ctx, piece{mark: true}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for _, s := range stripes {
+		if err := s.end(ctx); err != nil {
+			return err
+		}
+	}
+	// Only now: a writer that sees its stripe end early would take that for the failure.
+	for _, s := range stripes {
+		close(s.full)
+	}
+	return nil
+}
+
+// drainAndMark drains a stripe. A load that is interrupted leaves a last mark.
+func (w *loader) drainAndMark(ctx context.Context, i int, s *stripeWriter, p *headway) error {
+	err := w.drain(ctx, i, w.ts[i], s, p)
+	if err == nil {
+		return nil
+	}
+	var stale *staleError
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) && !errors.As(context.Cause(ctx), &stale) {
+		w.lastMark(ctx, i, p)
+	}
+	return fmt.Errorf("ssd %s: %w", w.ts[i].name, err)
 }
 
 // markCost returns what the last mark has cost: the SSDs make theirs at once.
@@ -560,7 +566,7 @@ func (w *loader) marked(i int, cost time.Duration) {
 // looks at what is there already.
 func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter, pr *headway) error {
 	g := &w.geo[i]
-	data, rows := stream{at: g.dataLBA}, stream{at: g.rowTableLBA}
+	data, rows := stream{next: g.dataLBA}, stream{next: g.rowTableLBA}
 	var back []byte
 	if pr.old != nil {
 		back = make([]byte, chunkBytes)
@@ -585,33 +591,29 @@ func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter, p
 		if err := pr.check(t.name); err != nil {
 			return err
 		}
-		to, n, what := &data, pr.chunks, "chunk"
-		b := p.buf
+		to := &data
 		if p.sums {
-			to, n, what = &rows, pr.pieces, "piece of the row table"
-			b = append(b, zeroBlock[:-len(b)&(alignBytes-1)]...)
+			to = &rows
 		}
-		var err error
-		switch {
-		case !pr.there(p.sums):
-			err = to.write(ctx, t, b)
-		case pr.samples(n, p.sums):
-			err = compare(ctx, t, to.at, b, back, what, n)
-		}
-		if err != nil {
+		if err := to.take(ctx, t, p, pr, back); err != nil {
 			return err
 		}
-		to.pass(t, b)
 		pr.add(p.buf, p.sums)
 		s.free <- p.buf[:0] // never blocks: there are as many places as buffers
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if pr.chunks != g.chunks || rows.bytes != g.rowTableLBAs*int64(g.lbaBytes) {
+	return w.endStripe(ctx, i, pr, rows.bytes)
+}
+
+// endStripe writes the chunk table behind a stripe's data.
+func (w *loader) endStripe(ctx context.Context, i int, pr *headway, rowBytes int64) error {
+	g, t := &w.geo[i], w.ts[i]
+	if pr.chunks != g.chunks || rowBytes != g.rowTableLBAs*int64(g.lbaBytes) {
 		return fmt.Errorf(
 			"wrote %d chunks of %d and %d bytes of the row table of %d: the layout and the extents disagree",
-			pr.chunks, g.chunks, rows.bytes, g.rowTableLBAs*int64(g.lbaBytes))
+			pr.chunks, g.chunks, rowBytes, g.rowTableLBAs*int64(g.lbaBytes))
 	}
 	tableCRC := crc32.Checksum(pr.table[:4*g.chunks], castagnoli)
 	if err := pr.checkEnd(t.name, tableCRC); err != nil {
@@ -626,18 +628,27 @@ func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter, p
 
 // stream is an extent that is written from front to back.
 type stream struct {
-	at    nvme.LBA
+	next  nvme.LBA
 	bytes int64 // written so far
 }
 
-func (s *stream) write(ctx context.Context, t *target, b []byte) error {
-	return t.dev.WriteAt(ctx, s.at, b)
-}
-
-// pass goes behind b, which is on the SSD.
-func (s *stream) pass(t *target, b []byte) {
-	s.at += nvme.LBA(len(b) / t.lbaBytes)
+// take puts a piece behind those before. Where an interrupted load has written it, it is compared
+// with what is there instead, or taken for that.
+func (s *stream) take(ctx context.Context, t *target, p piece, pr *headway, back []byte) (err error) {
+	b, n, name := p.buf, pr.chunks, "chunk"
+	if p.sums {
+		n, name = pr.pieces, "piece of the row table"
+		b = append(b, zeroBlock[:-len(b)&(alignBytes-1)]...)
+	}
+	switch {
+	case !pr.there(p.sums):
+		err = t.dev.WriteAt(ctx, s.next, b)
+	case pr.samples(n, p.sums):
+		err = compare(ctx, t, s.next, b, back, name, n)
+	}
+	s.next += nvme.LBA(len(b) / t.lbaBytes)
 	s.bytes += int64(len(b))
+	return err
 }
 
 // stripeWriter lays rows out as the layout says and cuts the result into chunks; beside them it
@@ -670,7 +681,7 @@ func newStripeWriter(l gpuio.Layout, g geometry, rowSums, scaled bool) *stripeWr
 	return s
 }
 
-// slotOffset tells where a slot begins in the extent, in bytes.
+// slotOffset returns the first byte of a slot in the extent.
 func slotOffset(l gpuio.Layout, slot int64) int64 {
 	per := int64(l.RowsPerLBA)
 	return slot/per*int64(l.LBAsPerRow)*int64(l.LBABytes) + slot%per*int64(l.RowBytes)

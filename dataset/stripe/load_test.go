@@ -214,12 +214,12 @@ func TestWholeSetWins(t *testing.T) {
 
 func TestRefuses(t *testing.T) {
 	d, other := small(t, 200, 16, 1), small(t, 200, 16, 2)
-	put := func(at int64, text string) func(*simSSD) {
+	put := func(start int64, text string) func(*simSSD) {
 		return func(s *simSSD) {
-			if at < 0 {
-				at += int64(len(s.durable))
+			if start < 0 {
+				start += int64(len(s.durable))
 			}
-			copy(s.durable[at:], text)
+			copy(s.durable[start:], text)
 		}
 	}
 	mbr := func(s *simSSD) {
@@ -532,8 +532,8 @@ func TestAttachErrors(t *testing.T) {
 	d, other := small(t, 300, 16, 1), small(t, 300, 16, 2)
 	empty := func() *simSSD { return newSim(simBytes/512, 512) }
 	reseal := func(s *simSSD, change func(*wireSuperblock)) {
-		for _, at := range []int{0, len(s.durable) - superblockBytes} {
-			b := s.durable[at : at+superblockBytes]
+		for _, start := range []int{0, len(s.durable) - superblockBytes} {
+			b := s.durable[start : start+superblockBytes]
 			var w wireSuperblock
 			if _, err := binary.Decode(b, binary.LittleEndian, &w); err != nil {
 				t.Fatal(err)
@@ -787,11 +787,11 @@ func TestSuperblockRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, sb, got)
 		// the CRC covers all of it
-		for _, at := range []int{8, 40, 130, 200, 275, 319, 330, 507, 508, 512, 4095} {
-			b[at] ^= 1
+		for _, start := range []int{8, 40, 130, 200, 275, 319, 330, 507, 508, 512, 4095} {
+			b[start] ^= 1
 			_, err := decodeSuperblock(b)
-			require.ErrorIs(t, err, errBadSuperblock, "byte %d", at)
-			b[at] ^= 1
+			require.ErrorIs(t, err, errBadSuperblock, "byte %d", start)
+			b[start] ^= 1
 		}
 	}
 	_, err = decodeSuperblock(make([]byte, superblockBytes))
@@ -847,9 +847,9 @@ func FuzzSuperblock(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		at, _, _ := sb.placePages(&g, share.all())
+		start, _, _ := sb.placePages(&g, share.all())
 		sb.Pages.e[i] = PageExtent{ID: spec.ID, State: StateLoading, PageBytes: spec.PageBytes,
-			Pages: spec.Pages, LBA: at, LBAs: share.lbas, TableLBA: at + nvme.LBA(share.lbas),
+			Pages: spec.Pages, LBA: start, LBAs: share.lbas, TableLBA: start + nvme.LBA(share.lbas),
 			TableLBAs: share.tableLBAs}
 		sb.Pages.n++
 		if b, err = sb.encode(0); err != nil {

@@ -35,9 +35,9 @@ func faultSims() []*simSSD {
 
 // covered reports whether checksums cover an extent of a simulated SSD: all but the zeros at both
 // ends.
-func covered(x *simSSD, at, n int64) bool {
+func covered(x *simSSD, start, n int64) bool {
 	size := int64(len(x.durable))
-	return at == 0 || at >= size-superblockBytes || (at >= headBytes && at+n <= size-tailBytes)
+	return start == 0 || start >= size-superblockBytes || (start >= headBytes && start+n <= size-tailBytes)
 }
 
 // requireHonest: what attach accepts holds every row, byte for byte, and all that verify can check.
@@ -109,14 +109,14 @@ func TestTornAndLostWrites(t *testing.T) {
 			for k := 0; ; k++ {
 				s := faultSims()
 				hit, matters := false, false
-				s[0].onWrite = func(n int, at int64, old, data []byte) ([]byte, error) {
+				s[0].onWrite = func(n int, start int64, old, data []byte) ([]byte, error) {
 					if n != k {
 						return data, nil
 					}
 					keep := map[string]int{"first half": len(data) / 2 / 512 * 512, "nothing": 0,
 						"first LBA": 512}[part]
 					hit = true
-					matters = covered(s[0], at, int64(len(data))) &&
+					matters = covered(s[0], start, int64(len(data))) &&
 						!bytes.Equal(old[keep:], data[keep:])
 					return data[:keep], nil
 				}
@@ -189,7 +189,7 @@ func TestLyingFlush(t *testing.T) {
 }
 
 // TestLoadFaultsThroughTheNVMeStack: a full SSD, failing flushes and lost completions, as NVMe has
-// them. What is transient is made good; what is not ends the load and leaves nothing whole.
+// them. Transient faults are made good; others end the load and leave nothing whole.
 func TestLoadFaultsThroughTheNVMeStack(t *testing.T) {
 	d := small(t, 1500, 256, 1)
 	for _, c := range []struct {

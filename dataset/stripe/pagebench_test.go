@@ -32,7 +32,7 @@ func openLong(b *testing.B, paths []string, mdts int) (ssds []*gpuio.SSD) {
 }
 
 // BenchmarkChunks reads chunks of 4 MiB, as packed mini-batches are read, by each stack from one,
-// two and four SSDs in files, and says how long their requests are on average.
+// two and four SSDs in files, and reports the mean length of their requests.
 func BenchmarkChunks(b *testing.B) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(b, err)
@@ -47,8 +47,8 @@ func BenchmarkChunks(b *testing.B) {
 			require.NoError(b, err)
 			p, err := CreatePages(bg, d, ssds, s)
 			require.NoError(b, err)
-			for at := int64(0); at < s.Pages; at += chunk {
-				require.NoError(b, p.WriteAt(bg, at, make([]byte, chunk*4096)))
+			for start := int64(0); start < s.Pages; start += chunk {
+				require.NoError(b, p.WriteAt(bg, start, make([]byte, chunk*4096)))
 			}
 			require.NoError(b, p.Finish(bg))
 			require.NoError(b, p.Close(bg))
@@ -99,17 +99,17 @@ func BenchmarkSequentialRows(b *testing.B) {
 	b.SetBytes(all)
 	for b.Loop() {
 		start := time.Now()
-		for at := int64(0); at < 200000; at += 100000 {
-			require.NoError(b, r.ReadRows(bg, at, 100000, buf))
+		for start := int64(0); start < 200000; start += 100000 {
+			require.NoError(b, r.ReadRows(bg, start, 100000, buf))
 		}
 		ours += time.Since(start)
 		start = time.Now()
 		for _, p := range paths {
 			f, err := os.OpenFile(p, os.O_RDONLY|syscall.O_DIRECT, 0)
 			require.NoError(b, err)
-			for at := int64(0); at < all/2; at += 1 << 20 {
-				n := min(1<<20, (all/2-at)/4096*4096)
-				_, err := f.ReadAt(buf[:n], headBytes+at)
+			for start := int64(0); start < all/2; start += 1 << 20 {
+				n := min(1<<20, (all/2-start)/4096*4096)
+				_, err := f.ReadAt(buf[:n], headBytes+start)
 				require.NoError(b, err)
 			}
 			require.NoError(b, f.Close())

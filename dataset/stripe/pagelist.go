@@ -68,7 +68,7 @@ func (p *PageList) remove(i int) {
 	p.e[p.n] = PageExtent{}
 }
 
-// String says what is there, for messages; "": nothing.
+// String lists the packs for messages; "": there are none.
 func (p *PageList) String() string {
 	if p.n == 0 {
 		return ""
@@ -171,7 +171,7 @@ func (g *geometry) room() (from, to int64) {
 	return (g.needBytes - tailBytes) / int64(g.lbaBytes), int64(g.tailLBA)
 }
 
-// checkPages says what is impossible about the list, or "".
+// checkPages returns a fault of the list, or "".
 func (sb *Superblock) checkPages(g *geometry) string {
 	if sb.Pages.n > 0 && sb.State != StateComplete {
 		return "pages of a stripe that is being loaded"
@@ -222,7 +222,7 @@ func (sb *Superblock) sortPlaces(list []PageExtent) {
 
 // placePages finds the first room for a share. free is the longest piece of room where none is
 // long enough.
-func (sb *Superblock) placePages(g *geometry, need int64) (at nvme.LBA, free int64, ok bool) {
+func (sb *Superblock) placePages(g *geometry, need int64) (start nvme.LBA, free int64, ok bool) {
 	from, to := g.room()
 	list := sb.Pages.All()
 	sb.sortPlaces(list)

@@ -195,17 +195,17 @@ func (x *stripe) checkPages(ctx context.Context, s pages.Spec, slot int64, b []b
 		return err
 	}
 	per := s.PageBytes / int64(x.sb.LBABytes)
-	at := e.LBA + nvme.LBA(slot*per)
-	if err := x.t.dev.ReadAt(ctx, at, b); err != nil {
+	start := e.LBA + nvme.LBA(slot*per)
+	if err := x.t.dev.ReadAt(ctx, start, b); err != nil {
 		return errs.With(errs.Device, fmt.Errorf("ssd %s: pages of pack %s: %w", x.t.name, s.ID,
 			err))
 	}
-	for ; len(b) > 0; slot, at, b = slot+1, at+nvme.LBA(per), b[s.PageBytes:] {
+	for ; len(b) > 0; slot, start, b = slot+1, start+nvme.LBA(per), b[s.PageBytes:] {
 		page := slot*n + int64(x.sb.StripeIndex)
 		if got := crc32.Checksum(b[:s.PageBytes], castagnoli); got != want(page) {
 			return errs.New(errs.Device,
 				"ssd %s: page %d of pack %s at LBA %d+%d: CRC32C %08x, %08x was written; %s",
-				x.t.name, page, s.ID, at, per, got, want(page), pageAdvice(s.ID))
+				x.t.name, page, s.ID, start, per, got, want(page), pageAdvice(s.ID))
 		}
 	}
 	return nil

@@ -104,10 +104,10 @@ func TestStacksReadPagesBesideRows(t *testing.T) {
 			// A page that changes after opening is found by its checksum, and named.
 			o, err := OpenPages(bg, d, ssds, pages.Spec{ID: packs[0], PageBytes: 4096, Pages: 150})
 			require.NoError(t, err)
-			ssd, at, _, _ := o.Layout.Locate(77)
+			ssd, start, _, _ := o.Layout.Locate(77)
 			b, err := gpuio.NewBulk(bg, o.SSDs[ssd].Ctrl, 1)
 			require.NoError(t, err)
-			require.NoError(t, b.WriteAt(bg, o.SSDs[ssd].DataStart+at, make([]byte, 4096)))
+			require.NoError(t, b.WriteAt(bg, o.SSDs[ssd].DataStart+start, make([]byte, 4096)))
 			require.NoError(t, b.Close(bg))
 			r, err := gpuio.NewAsync(dev, o.SSDs, o.Layout, gpuio.AsyncOptions{})
 			require.NoError(t, err)

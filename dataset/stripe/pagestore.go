@@ -35,13 +35,13 @@ type PageStore struct {
 type pagePart struct {
 	t     *target
 	sb    Superblock
-	at    int // of the extent in sb.Pages
+	start int // of the extent in sb.Pages
 	share pageShare
 	table []byte // checksums by slot, to a 4 KiB bound
 	there []byte // a bit for each slot that was written, to a 4 KiB bound
 }
 
-func (p *pagePart) extent() *PageExtent { return &p.sb.Pages.e[p.at] }
+func (p *pagePart) extent() *PageExtent { return &p.sb.Pages.e[p.start] }
 
 // lba returns the first LBA of a slot.
 func (p *pagePart) lba(slot int64) nvme.LBA {
@@ -53,8 +53,8 @@ func (p *pagePart) mapLBA() nvme.LBA {
 }
 
 // CreatePages makes the pages of s on the SSDs that hold d, in room that nothing of it takes. Pages
-// of that pack that were not finished are gone on with: they hold what was written before the last
-// Sync, and of later writes some, or parts. Finished ones are a *pages.FinishedError of class
+// of that pack that were not finished are resumed: they hold what was written before the last Sync,
+// and of later writes some, or parts. Finished ones are a *pages.FinishedError of class
 // refused, and so are others of that pack than s. Nothing is written before all of it is known to
 // have room.
 //
@@ -96,12 +96,12 @@ func createPages(ctx context.Context, d *dataset.Dataset, ts []*target,
 	p := &PageStore{spec: s, all: ts}
 	have, complete := 0, 0
 	for _, x := range stripes {
-		part := &pagePart{t: x.t, sb: x.sb, at: x.sb.Pages.find(s.ID)}
+		part := &pagePart{t: x.t, sb: x.sb, start: x.sb.Pages.find(s.ID)}
 		if part.share, err = part.sb.pageShare(s); err != nil {
 			return nil, err
 		}
 		p.parts = append(p.parts, part)
-		if part.at < 0 {
+		if part.start < 0 {
 			continue
 		}
 		e := part.extent()
@@ -150,8 +150,8 @@ func (p *PageStore) each(ctx context.Context,
 // begin makes the entries. Some SSDs may have one, of a making or a removal that was cut off.
 func (p *PageStore) begin(ctx context.Context) error {
 	for _, part := range p.parts {
-		if part.at >= 0 {
-			part.sb.Pages.remove(part.at)
+		if part.start >= 0 {
+			part.sb.Pages.remove(part.start)
 		}
 		g, err := newGeometry(part.sb.layout(), part.sb.StripeIndex, part.sb.LBABytes,
 			part.sb.DeviceLBAs, part.sb.rowEntry())
@@ -159,7 +159,7 @@ func (p *PageStore) begin(ctx context.Context) error {
 			return err
 		}
 		lba := int64(part.sb.LBABytes)
-		at, free, ok := part.sb.placePages(&g, part.share.all())
+		start, free, ok := part.sb.placePages(&g, part.share.all())
 		there := part.sb.Pages.String()
 		if there != "" {
 			there = "; it holds " + there +
@@ -175,11 +175,11 @@ func (p *PageStore) begin(ctx context.Context) error {
 			return errs.New(errs.Usage, "ssd %s: it has room for the pages of %d packs%s",
 				part.t.name, maxPageExtents, there)
 		}
-		part.at = part.sb.Pages.n
+		part.start = part.sb.Pages.n
 		part.sb.Pages.n++
 		*part.extent() = PageExtent{ID: p.spec.ID, State: StateLoading, PageBytes: p.spec.PageBytes,
-			Pages: p.spec.Pages, LBA: at, LBAs: part.share.lbas,
-			TableLBA: at + nvme.LBA(part.share.lbas), TableLBAs: part.share.tableLBAs}
+			Pages: p.spec.Pages, LBA: start, LBAs: part.share.lbas,
+			TableLBA: start + nvme.LBA(part.share.lbas), TableLBAs: part.share.tableLBAs}
 		part.table = make([]byte, part.share.tableLBAs*lba)
 		part.there = make([]byte, part.share.mapLBAs*lba)
 	}
@@ -245,7 +245,7 @@ func (p *PageStore) goOn(ctx context.Context, reopen bool) error {
 // Spec describes the store.
 func (p *PageStore) Spec() pages.Spec { return p.spec }
 
-// Resumed reports whether pages were there that are gone on with.
+// Resumed reports whether pages were there that are resumed.
 func (p *PageStore) Resumed() bool { return p.resumed }
 
 // WriteAt writes whole pages from a page on, all SSDs at once.
@@ -379,7 +379,7 @@ func (p *PageStore) Finish(ctx context.Context) error {
 	return p.putAll(ctx)
 }
 
-// Close ends the writing. Pages that are not finished stay, to be gone on with.
+// Close ends the writing. Pages that are not finished stay, to be resumed.
 func (p *PageStore) Close(ctx context.Context) error {
 	err := errors.Join(p.lease.Close(), closeTargets(ctx, p.all))
 	p.all, p.lease = nil, nil

@@ -22,7 +22,7 @@ var packs = []uuid.UUID{uuid.MustParse("11111111-1111-4111-8111-111111111111"),
 	uuid.MustParse("22222222-2222-4222-8222-222222222222"),
 	uuid.MustParse("33333333-3333-4333-8333-333333333333")}
 
-// pageContent is what page p of a pack of the tests holds.
+// pageContent makes the content of page p of a pack of the tests.
 func pageContent(s pages.Spec, p int64) []byte {
 	b := make([]byte, s.PageBytes)
 	rng := rand.New(rand.NewPCG(uint64(p), uint64(s.ID[0])))
@@ -35,13 +35,13 @@ func pageContent(s pages.Spec, p int64) []byte {
 // writePages writes runs of pages from page 0 to end, with a Sync now and then.
 func writePages(p *PageStore, end int64) error {
 	s := p.Spec()
-	for at, run := int64(0), int64(1); at < end; run++ {
-		n := min(run%7+1, end-at)
+	for start, run := int64(0), int64(1); start < end; run++ {
+		n := min(run%7+1, end-start)
 		var b []byte
-		for k := at; k < at+n; k++ {
+		for k := start; k < start+n; k++ {
 			b = append(b, pageContent(s, k)...)
 		}
-		if err := p.WriteAt(bg, at, b); err != nil {
+		if err := p.WriteAt(bg, start, b); err != nil {
 			return err
 		}
 		if run%3 == 0 {
@@ -49,7 +49,7 @@ func writePages(p *PageStore, end int64) error {
 				return err
 			}
 		}
-		at += n
+		start += n
 	}
 	return nil
 }
@@ -323,7 +323,7 @@ func TestUnwrittenPagesAreZeros(t *testing.T) {
 
 // TestPowerLossAndPages cuts the power at every operation of making pages and of removing them.
 // Whenever that is: the rows attach and are good, the pages of another pack are whole, and those
-// that were being made are either refused or whole, and can be gone on with or removed.
+// that were being made are either refused or whole, and can be resumed or removed.
 func TestPowerLossAndPages(t *testing.T) {
 	d := small(t, 900, 128, 1)
 	start := sims(2, 512)
@@ -429,11 +429,11 @@ func TestResumedPagesKeepWhatWasSynced(t *testing.T) {
 		for _, x := range s {
 			x.budget = &budget
 		}
-		for at := int64(0); at < spec.Pages && err == nil; at += 2 {
-			b := append(pageContent(spec, at), pageContent(spec, at+1)...)
-			if err = p.WriteAt(bg, at, b); err == nil && at%4 == 2 {
+		for start := int64(0); start < spec.Pages && err == nil; start += 2 {
+			b := append(pageContent(spec, start), pageContent(spec, start+1)...)
+			if err = p.WriteAt(bg, start, b); err == nil && start%4 == 2 {
 				if err = p.Sync(bg); err == nil {
-					synced = at + 2
+					synced = start + 2
 				}
 			}
 		}
@@ -442,10 +442,10 @@ func TestResumedPagesKeepWhatWasSynced(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, p.Resumed())
 		b := make([]byte, spec.PageBytes)
-		for at := range synced {
-			require.NoError(t, p.ReadAt(bg, at, b))
-			require.True(t, bytes.Equal(pageContent(spec, at), b), "page %d of %d", at, synced)
-			sum := binary.LittleEndian.Uint32(p.parts[at%3].table[4*(at/3):])
+		for start := range synced {
+			require.NoError(t, p.ReadAt(bg, start, b))
+			require.True(t, bytes.Equal(pageContent(spec, start), b), "page %d of %d", start, synced)
+			sum := binary.LittleEndian.Uint32(p.parts[start%3].table[4*(start/3):])
 			require.Equal(t, crc32.Checksum(b, castagnoli), sum)
 			kept++
 		}

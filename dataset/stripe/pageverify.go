@@ -57,20 +57,20 @@ func (v *verifier) pack(ctx context.Context, s stripe, e *PageExtent) error {
 	buf := make([]byte, max(chunkBytes/e.PageBytes, 1)*e.PageBytes)
 	for slot, slots := int64(0), e.LBAs/per; slot < slots; {
 		b := buf[:min(int64(len(buf)), (slots-slot)*e.PageBytes)]
-		at := e.LBA + nvme.LBA(slot*per)
-		rerr := s.t.dev.ReadAt(ctx, at, b)
+		start := e.LBA + nvme.LBA(slot*per)
+		rerr := s.t.dev.ReadAt(ctx, start, b)
 		if rerr != nil {
 			if ctx.Err() != nil {
 				return rerr
 			}
-			v.badPage(s, e, at, int64(len(b))/lba, "pages of pack %s: %v", e.ID, rerr)
+			v.badPage(s, e, start, int64(len(b))/lba, "pages of pack %s: %v", e.ID, rerr)
 		}
 		n := int64(len(b)) / e.PageBytes
 		for k := int64(0); k < n && rerr == nil && table != nil; k++ {
 			want := binary.LittleEndian.Uint32(table[4*(slot+k):])
 			got := crc32.Checksum(b[k*e.PageBytes:][:e.PageBytes], castagnoli)
 			if got != want {
-				v.badPage(s, e, at+nvme.LBA(k*per), per,
+				v.badPage(s, e, start+nvme.LBA(k*per), per,
 					"page %d of pack %s: CRC32C %08x, %08x was written",
 					(slot+k)*int64(s.sb.StripeCount)+int64(s.sb.StripeIndex), e.ID, got, want)
 			}

@@ -104,8 +104,8 @@ func TestThroughTheNVMeStack(t *testing.T) {
 								images = append(images, b)
 							}
 							for v := range d.Meta.Nodes {
-								i, at, _, off := l.Locate(v)
-								from := int(ordered[i].DataStart+at)*lba + off
+								i, start, _, off := l.Locate(v)
+								from := int(ordered[i].DataStart+start)*lba + off
 								if !bytes.Equal(want[int(v)*row:int(v+1)*row],
 									images[i][from:from+row]) {
 									t.Fatalf("row %d is not where the layout says", v)

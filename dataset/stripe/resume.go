@@ -16,7 +16,7 @@ import (
 	"helios/nvme"
 )
 
-// Mark says how much of a stripe was durable when it was written: both counts hold from then on,
+// Mark counts what was durable of a stripe when it was written: both counts hold from then on,
 // since a load writes front to back and nothing twice.
 type Mark struct {
 	Chunks    int64 // of the feature extent
@@ -41,14 +41,14 @@ func markDue(since, cost time.Duration) bool { return since >= max(markEvery, ma
 // many from the rest, evenly: the last ones are what an SSD that lies about flushes loses first.
 const resumeSample = 16
 
-// staleError tells why what an interrupted load has left cannot be gone on with.
+// staleError reports that an interrupted load cannot be resumed, and why.
 type staleError struct{ why string }
 
 func (e *staleError) Error() string { return e.why }
 
 func stale(format string, a ...any) error { return &staleError{fmt.Sprintf(format, a...)} }
 
-// headway tells how far a stripe is, on its way through writeData.
+// headway counts what is done of a stripe, on its way through writeData.
 type headway struct {
 	table  []byte // the chunk table so far, and room for the rest
 	chunks int64
@@ -132,10 +132,10 @@ func (p *headway) samples(n int64, sums bool) bool {
 }
 
 // compare reads back what should be on the SSD.
-func compare(ctx context.Context, t *target, at nvme.LBA, want, buf []byte, what string,
+func compare(ctx context.Context, t *target, start nvme.LBA, want, buf []byte, what string,
 	n int64) error {
 	got := buf[:len(want)]
-	if err := t.dev.ReadAt(ctx, at, got); err != nil {
+	if err := t.dev.ReadAt(ctx, start, got); err != nil {
 		if ctx.Err() != nil {
 			return err
 		}
@@ -197,68 +197,50 @@ func (w *loader) lastMark(ctx context.Context, i int, p *headway) {
 	_ = w.leaveMark(ctx, i, p)
 }
 
-// resumable finds out whether an interrupted load that this one may go on with is on the SSDs: the
-// same dataset, layout and options on the same SSDs in the same order. why is the reason that there
-// is one that cannot be gone on with; it is empty where there is none.
-func (w *loader) resumable(found []copies) (old []oldStripe, id uuid.UUID, why string) {
-	old = make([]oldStripe, len(found))
-	n := len(found)
-	var first Superblock
-	// Is there anything to lose? A mark, or stripes of a load that others have finished.
-	loading, finished, worth := map[uuid.UUID]bool{}, map[uuid.UUID]bool{}, false
+// worthResuming reports whether there is anything to lose: a mark, or stripes of a load that others
+// have finished.
+func (w *loader) worthResuming(found []copies) bool {
+	loading, finished := map[uuid.UUID]bool{}, map[uuid.UUID]bool{}
 	for _, c := range found {
 		for k, sb := range c.sb {
 			switch {
 			case c.err[k] != nil || sb.UUID != w.d.UUID():
 			case sb.State == StateComplete:
 				finished[sb.LoadID] = true
+			case sb.Mark != Mark{}:
+				return true
 			default:
 				loading[sb.LoadID] = true
-				worth = worth || sb.Mark != Mark{}
 			}
 		}
 	}
 	for id := range finished {
-		worth = worth || loading[id]
+		if loading[id] {
+			return true
+		}
 	}
-	if !worth {
+	return false
+}
+
+// resumable looks for an interrupted load on the SSDs that this one may resume: the same dataset,
+// layout and options on the same SSDs in the same order. why is the reason that there is one that
+// cannot be resumed; it is empty where there is none.
+func (w *loader) resumable(found []copies) (old []oldStripe, id uuid.UUID, why string) {
+	if !w.worthResuming(found) {
 		return nil, id, ""
 	}
-	doubt := func(format string, a ...any) ([]oldStripe, uuid.UUID, string) {
-		return nil, id, fmt.Sprintf(format, a...)
-	}
+	old = make([]oldStripe, len(found))
+	var first Superblock
 	for i, c := range found {
-		name := w.ts[i].name
 		sb, err := c.loading()
-		switch {
-		case err != nil:
-			return doubt("ssd %s: %v", name, err)
-		case sb.UUID != w.d.UUID():
-			return doubt("ssd %s holds another dataset, %q (%s)", name, sb.Name, sb.UUID)
-		case sb.StripeCount != n:
-			return doubt("ssd %s was loaded as one of %d SSDs, now there are %d", name,
-				sb.StripeCount, n)
-		case sb.StripeIndex != i:
-			return doubt(
-				"ssd %s holds stripe %d and is given as number %d: the order of the SSDs has changed",
-				name, sb.StripeIndex, i)
-		case i > 0 && sb.LoadID != first.LoadID:
-			return doubt("ssds %s and %s hold stripes of different loads", w.ts[0].name, name)
-		case sb.RowType != w.sb[i].RowType:
-			return doubt("ssd %s was being loaded with rows of %s, now they are %s", name,
-				sb.RowType, w.sb[i].RowType)
-		case sb.RowChecksum != w.sb[i].RowChecksum:
-			return doubt("ssd %s was being loaded with another choice of row checksums", name)
+		if err != nil {
+			return nil, id, fmt.Sprintf("ssd %s: %v", w.ts[i].name, err)
 		}
 		if i == 0 {
 			first = sb
 		}
-		same := sb
-		same.LoadID, same.State, same.Name = w.sb[i].LoadID, w.sb[i].State, w.sb[i].Name
-		same.Mark, same.TableCRC, same.RowTableCRC = Mark{}, 0, 0
-		if same != w.sb[i] {
-			return doubt("ssd %s was being loaded in another layout (%d rows of %d bytes)", name,
-				sb.Rows, sb.RowBytes)
+		if why := w.unlike(i, len(found), &sb, &first); why != "" {
+			return nil, id, why
 		}
 		old[i] = oldStripe{mark: sb.Mark}
 		if sb.State == StateComplete {
@@ -269,7 +251,39 @@ func (w *loader) resumable(found []copies) (old []oldStripe, id uuid.UUID, why s
 	return old, first.LoadID, ""
 }
 
-// loading returns what the superblocks say about a load that did not end. Where they differ in no
+// unlike returns the difference between the stripe of an interrupted load on SSD i of n and that of
+// this load; first is the stripe on the first SSD.
+func (w *loader) unlike(i, n int, sb, first *Superblock) string {
+	name, own := w.ts[i].name, &w.sb[i]
+	switch {
+	case sb.UUID != w.d.UUID():
+		return fmt.Sprintf("ssd %s holds another dataset, %q (%s)", name, sb.Name, sb.UUID)
+	case sb.StripeCount != n:
+		return fmt.Sprintf("ssd %s was loaded as one of %d SSDs, now there are %d", name,
+			sb.StripeCount, n)
+	case sb.StripeIndex != i:
+		return fmt.Sprintf(
+			"ssd %s holds stripe %d and is given as number %d: the order of the SSDs has changed",
+			name, sb.StripeIndex, i)
+	case sb.LoadID != first.LoadID:
+		return fmt.Sprintf("ssds %s and %s hold stripes of different loads", w.ts[0].name, name)
+	case sb.RowType != own.RowType:
+		return fmt.Sprintf("ssd %s was being loaded with rows of %s, now they are %s", name,
+			sb.RowType, own.RowType)
+	case sb.RowChecksum != own.RowChecksum:
+		return fmt.Sprintf("ssd %s was being loaded with another choice of row checksums", name)
+	}
+	same := *sb
+	same.LoadID, same.State, same.Name = own.LoadID, own.State, own.Name
+	same.Mark, same.TableCRC, same.RowTableCRC = Mark{}, 0, 0
+	if same != *own {
+		return fmt.Sprintf("ssd %s was being loaded in another layout (%d rows of %d bytes)", name,
+			sb.Rows, sb.RowBytes)
+	}
+	return ""
+}
+
+// loading returns the superblock of a load that did not end. Where they differ in no
 // more than how far it was, since it was cut off while it wrote them, the less holds.
 func (c *copies) loading() (Superblock, error) {
 	switch {

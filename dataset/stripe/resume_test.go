@@ -57,14 +57,14 @@ func often(o LoadOptions) LoadOptions {
 // reseal changes both superblocks of an SSD at rest.
 func reseal(t testing.TB, s *simSSD, change func(w *wireSuperblock)) {
 	t.Helper()
-	for _, at := range []int{0, len(s.durable) - superblockBytes} {
-		resealOne(t, s, at, change)
+	for _, start := range []int{0, len(s.durable) - superblockBytes} {
+		resealOne(t, s, start, change)
 	}
 }
 
-func resealOne(t testing.TB, s *simSSD, at int, change func(w *wireSuperblock)) {
+func resealOne(t testing.TB, s *simSSD, start int, change func(w *wireSuperblock)) {
 	t.Helper()
-	b := s.durable[at : at+superblockBytes]
+	b := s.durable[start : start+superblockBytes]
 	var w wireSuperblock
 	_, err := binary.Decode(b, binary.LittleEndian, &w)
 	require.NoError(t, err)
@@ -92,11 +92,11 @@ func requireSameImages(t testing.TB, whole, got []*simSSD, why string) {
 		a, b := whole[i].clone(), got[i].clone()
 		sameLoad(t, a, b)
 		if !bytes.Equal(a.durable, b.durable) {
-			at := 0
-			for a.durable[at] == b.durable[at] {
-				at++
+			start := 0
+			for a.durable[start] == b.durable[start] {
+				start++
 			}
-			t.Fatalf("%s: image %d differs at byte %d (LBA %d)", why, i, at, at/512)
+			t.Fatalf("%s: image %d differs at byte %d (LBA %d)", why, i, start, start/512)
 		}
 		scrap(a, b)
 	}
@@ -131,8 +131,8 @@ func watched(t testing.TB, d *dataset.Dataset, s []*simSSD, rowSums bool) *watch
 // on makes SSDs report their writes.
 func (w *watch) on(s []*simSSD) {
 	for i, x := range s {
-		x.onWrite = func(_ int, at int64, _, data []byte) ([]byte, error) {
-			lba, n := at/int64(x.lba), int64(len(data)/x.lba)
+		x.onWrite = func(_ int, start int64, _, data []byte) ([]byte, error) {
+			lba, n := start/int64(x.lba), int64(len(data)/x.lba)
 			for k := range n {
 				w.wrote[i][lba+k] = true
 			}
@@ -305,8 +305,8 @@ func interrupted(t *testing.T, d *dataset.Dataset, chunks int64, o LoadOptions) 
 	return []*simSSD{s[0].clone(), s[1].clone()}
 }
 
-// TestResumeInDoubt: a load goes on only with what is beyond doubt, says why it does not, and is
-// right in the end either way.
+// TestResumeInDoubt: a load resumes only with what is beyond doubt, gives the reason where it does
+// not, and is right in the end either way.
 func TestResumeInDoubt(t *testing.T) {
 	// four chunks and a half an SSD
 	small := func() *dataset.Dataset { return small(t, 4600, 500, 1) }
@@ -549,7 +549,7 @@ func TestMarksAreCheap(t *testing.T) {
 		require.Less(t, cost.Seconds()/since.Seconds(), 0.01)
 	}
 
-	// What a load is told they cost is what they cost, from the first on.
+	// A load knows the cost of marks from the first on.
 	d := small(t, 3600, 500, 1)
 	s := junkSims()
 	for _, x := range s {
@@ -581,8 +581,8 @@ func TestMarkThatWasNotCompared(t *testing.T) {
 	reseal(t, s[1], func(w *wireSuperblock) { w.MarkDigest[31] ^= 1 })
 	was, err := decodeSuperblock(s[1].durable[:superblockBytes])
 	require.NoError(t, err)
-	s[1].onWrite = func(_ int, at int64, _, data []byte) ([]byte, error) {
-		if at != 0 {
+	s[1].onWrite = func(_ int, start int64, _, data []byte) ([]byte, error) {
+		if start != 0 {
 			return data, nil
 		}
 		if sb, err := decodeSuperblock(data); err == nil && sb.LoadID == was.LoadID {
@@ -622,7 +622,7 @@ func TestFailedMark(t *testing.T) {
 }
 
 // TestLyingFlushAndResume: an SSD that says flushed and is not, and then loses power in a load.
-// What goes on from there is found to be wrong, or is right in every row.
+// A load that resumes from there finds the fault, or is right in every row.
 func TestLyingFlushAndResume(t *testing.T) {
 	d := small(t, 3600, 500, 1)
 	seed := rand.Uint64()

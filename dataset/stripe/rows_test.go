@@ -225,7 +225,7 @@ func TestLoadRefusesValues(t *testing.T) {
 	datasettest.Unseal(t, d.Dir()) // the values are not damage
 	b, err := os.ReadFile(d.Path(dataset.FeaturesName))
 	require.NoError(t, err)
-	at := len(b) - 300*64 + 217*64 + 3*4
+	start := len(b) - 300*64 + 217*64 + 3*4
 	for _, c := range []struct {
 		x    float32
 		rt   string
@@ -240,7 +240,7 @@ func TestLoadRefusesValues(t *testing.T) {
 		{float32(math.Inf(1)), "int8",
 			"row 217: feature 3 is +Inf, which int8 cannot hold; replace it"},
 	} {
-		binary.LittleEndian.PutUint32(b[at:], math.Float32bits(c.x))
+		binary.LittleEndian.PutUint32(b[start:], math.Float32bits(c.x))
 		require.NoError(t, os.WriteFile(d.Path(dataset.FeaturesName), b, 0o600))
 		e := datasettest.Open(t, d.Dir())
 		s := sims(2, 512)
@@ -255,8 +255,8 @@ func TestLoadRefusesValues(t *testing.T) {
 	datasettest.RequireUsage(t, err)
 }
 
-// TestResumeRowType: an interrupted load goes on with the same type, to the same bytes, and starts
-// over with another one.
+// TestResumeRowType: an interrupted load of the same type is resumed, to the same bytes; one of
+// another type starts over.
 func TestResumeRowType(t *testing.T) {
 	d := small(t, 30_000, 64, 1)
 	for _, c := range [][2]string{{"float16", "float16"}, {"float16", "bfloat16"},

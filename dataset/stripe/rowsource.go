@@ -69,11 +69,11 @@ func (r *RowSource) RowBytes() int { return int(r.l.RowBytes) }
 // RowType is the form of the rows.
 func (r *RowSource) RowType() rowtype.Type { return r.stripes[0].sb.RowType }
 
-// Unchecked says why rows are not held against their checksums; "": they are.
+// Unchecked is the reason that rows are not compared with their checksums; "": they are.
 func (r *RowSource) Unchecked() string { return r.why }
 
-// ReadRows reads n rows from a row on into dst, which has room for them. What cannot be read, or is
-// not what was loaded, is an error of class device that names the SSD, and the row where that is
+// ReadRows reads n rows from a row on into dst, which has room for them. A row that cannot be read,
+// or was not loaded so, is an error of class device that names the SSD, and the row where that is
 // known.
 func (r *RowSource) ReadRows(ctx context.Context, first, n int64, dst []byte) error {
 	row := int64(r.l.RowBytes)
@@ -116,16 +116,16 @@ func (r *RowSource) share(ctx context.Context, i int, first, n int64, dst []byte
 			first+n-1, err))
 	}
 	for slot := lo; slot <= hi; slot++ {
-		at, v := slotOffset(r.l, slot)-begin, slot*ssds+int64(i)
+		offset, v := slotOffset(r.l, slot)-begin, slot*ssds+int64(i)
 		to := dst[(v-first)*row:][:row]
-		copy(to, b[at:at+row])
+		copy(to, b[offset:offset+row])
 		if r.sums == nil {
 			continue
 		}
 		if got := crc32.Checksum(to, castagnoli); got != r.sums[v] {
 			return errs.New(errs.Device,
 				"ssd %s: row %d at LBA %d: CRC32C %08x, load has written %08x; run \"heliosctl verify --ssds %s\"",
-				s.t.name, v, int64(s.sb.DataLBA)+(begin+at)/lba, got, r.sums[v], s.t.name)
+				s.t.name, v, int64(s.sb.DataLBA)+(begin+offset)/lba, got, r.sums[v], s.t.name)
 		}
 	}
 	return nil

@@ -50,7 +50,7 @@ func fillSums(ctx context.Context, d *dataset.Dataset, stripes []stripe, dst []u
 	return eachTable(ctx, d, stripes, func(row int64, sum uint32, _ float32) { dst[row] = sum })
 }
 
-// withoutSums says which stripe has no row checksums; "": all have some.
+// withoutSums names a stripe without row checksums; "": all have some.
 func withoutSums(d *dataset.Dataset, stripes []stripe) string {
 	for _, s := range stripes {
 		if !s.sb.hasRowSums() {
@@ -70,7 +70,7 @@ type Lines struct {
 }
 
 // LineSums computes the checksums of lines from those of their rows, which load has parted with
-// zeros. What lies behind the last row of an SSD is in its last line, which is read for that, and
+// zeros. The bytes behind the last row of an SSD are in its last line, which is read for that, and
 // whose rows are checked now.
 func LineSums(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, l Lines, rows []uint32,
 	dst []uint32) error {
@@ -116,8 +116,8 @@ func (s stripe) lastLine(ctx context.Context, l Lines, rows []uint32, sum *uint3
 	have := s.sb.layout().RowsOn(int(i))
 	k := have / l.Rows
 	b := make([]byte, bytes)
-	at := s.sb.DataLBA + nvme.LBA(k*bytes/int64(s.sb.LBABytes))
-	if err := s.t.dev.ReadAt(ctx, at, b); err != nil {
+	start := s.sb.DataLBA + nvme.LBA(k*bytes/int64(s.sb.LBABytes))
+	if err := s.t.dev.ReadAt(ctx, start, b); err != nil {
 		return errs.With(errs.Device, fmt.Errorf("ssd %s: its last rows: %w", s.t.name, err))
 	}
 	for slot := k * l.Rows; slot < have; slot++ {
@@ -125,7 +125,7 @@ func (s stripe) lastLine(ctx context.Context, l Lines, rows []uint32, sum *uint3
 		if got, want := crc32.Checksum(row, castagnoli), rows[slot*n+i]; got != want {
 			return errs.New(errs.Device,
 				"ssd %s: row %d, in the line at LBA %d: CRC32C %08x, load has written %08x; run \"heliosctl verify --ssds %s\"",
-				s.t.name, slot*n+i, at, got, want, s.t.name)
+				s.t.name, slot*n+i, start, got, want, s.t.name)
 		}
 	}
 	*sum = crc32.Checksum(b, castagnoli)
@@ -198,13 +198,13 @@ func (s stripe) rowTable(ctx context.Context,
 	l := s.sb.layout()
 	left := l.RowsOn(s.sb.StripeIndex) * each
 	buf := make([]byte, min(s.sb.RowTableLBAs*lba, chunkBytes))
-	at, slot, crc := s.sb.RowTableLBA, int64(0), uint32(0)
+	start, slot, crc := s.sb.RowTableLBA, int64(0), uint32(0)
 	for left > 0 {
 		b := buf[:min((left+lba-1)/lba*lba, chunkBytes)]
-		if err := s.t.dev.ReadAt(ctx, at, b); err != nil {
+		if err := s.t.dev.ReadAt(ctx, start, b); err != nil {
 			return err
 		}
-		at += nvme.LBA(int64(len(b)) / lba)
+		start += nvme.LBA(int64(len(b)) / lba)
 		b = b[:min(int64(len(b)), left)]
 		left -= int64(len(b))
 		crc = crc32.Update(crc, castagnoli, b)

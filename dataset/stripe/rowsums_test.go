@@ -96,8 +96,8 @@ func TestWithoutRowSums(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, r.RowChecksums)
 	for _, x := range s {
-		for _, at := range []int{0, len(x.durable) - superblockBytes} {
-			require.Equal(t, make([]byte, crcOffset-248), x.durable[at+248:at+crcOffset],
+		for _, start := range []int{0, len(x.durable) - superblockBytes} {
+			require.Equal(t, make([]byte, crcOffset-248), x.durable[start+248:start+crcOffset],
 				"what was reserved is zero")
 		}
 	}
@@ -220,7 +220,7 @@ func TestVerifyNamesRows(t *testing.T) {
 	require.Len(t, r.Bad[1].Rows, maxBadRows, "%+v", r.Bad)
 	require.Contains(t, r.Bad[1].What, fmt.Sprintf("and %d more", across-maxBadRows))
 
-	// What could not be read is no bad row, nor is what lies half in it.
+	// A row that could not be read is no bad row, nor is one that lies half in it.
 	lost := s[0].clone()
 	lost.readFail = func(lba int64) error {
 		if lba == headBytes/512+3 {

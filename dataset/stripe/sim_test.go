@@ -29,7 +29,7 @@ type simSSD struct {
 	// onWrite decides what becomes of write number n, of data over old: what lands (whole LBAs,
 	// from the start on) and the answer. onFlush likewise; false: the SSD says it is durable, and
 	// lies.
-	onWrite func(n int, at int64, old, data []byte) ([]byte, error)
+	onWrite func(n int, start int64, old, data []byte) ([]byte, error)
 	onFlush func(n int) (bool, error)
 	writes  int
 	flushes int
@@ -57,8 +57,8 @@ func scrap(sims ...*simSSD) {
 
 // extent is a write.
 type extent struct {
-	at   int64 // bytes
-	data []byte
+	start int64 // bytes
+	data  []byte
 }
 
 func newSim(lbas int64, lba int) *simSSD {
@@ -110,8 +110,8 @@ func (s *simSSD) ReadAt(_ context.Context, lba nvme.LBA, dst []byte) error {
 func (s *simSSD) peek(from int64, dst []byte) {
 	copy(dst, s.durable[from:])
 	for _, e := range s.cache {
-		if lo, hi := max(e.at, from), min(e.at+int64(len(e.data)), from+int64(len(dst))); lo < hi {
-			copy(dst[lo-from:hi-from], e.data[lo-e.at:])
+		if lo, hi := max(e.start, from), min(e.start+int64(len(e.data)), from+int64(len(dst))); lo < hi {
+			copy(dst[lo-from:hi-from], e.data[lo-e.start:])
 		}
 	}
 }
@@ -123,11 +123,11 @@ func (s *simSSD) WriteAt(_ context.Context, lba nvme.LBA, data []byte) error {
 		return err
 	}
 	if s.onWrite != nil {
-		at := int64(lba) * int64(s.lba)
+		start := int64(lba) * int64(s.lba)
 		old := make([]byte, len(data))
-		s.peek(at, old)
+		s.peek(start, old)
 		var err error
-		data, err = s.onWrite(s.writes, at, old, data)
+		data, err = s.onWrite(s.writes, start, old, data)
 		s.writes++
 		if err != nil {
 			return err
@@ -153,7 +153,7 @@ func (s *simSSD) Flush(context.Context) error {
 		}
 	}
 	for _, e := range s.cache {
-		copy(s.durable[e.at:], e.data)
+		copy(s.durable[e.start:], e.data)
 	}
 	s.cache = nil
 	return nil
@@ -168,7 +168,7 @@ func (s *simSSD) restart(rng *rand.Rand) *simSSD {
 	for _, e := range s.cache {
 		for i := 0; i < len(e.data); i += s.lba {
 			if mode == 1 || mode == 2 && rng.IntN(2) == 0 {
-				copy(n.durable[e.at+int64(i):], e.data[i:i+s.lba])
+				copy(n.durable[e.start+int64(i):], e.data[i:i+s.lba])
 			}
 		}
 	}
@@ -179,7 +179,7 @@ func (s *simSSD) restart(rng *rand.Rand) *simSSD {
 func (s *simSSD) clone() *simSSD {
 	n := &simSSD{lba: s.lba, durable: copyImage(s.durable)}
 	for _, e := range s.cache {
-		copy(n.durable[e.at:], e.data)
+		copy(n.durable[e.start:], e.data)
 	}
 	return n
 }

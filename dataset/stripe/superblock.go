@@ -41,9 +41,9 @@ import (
 // of that kind: they lie behind everything else, so version 1 without them reads, verifies and
 // loads over a stripe that has them, and is right in all that it says; and stripes without them
 // attach here. The progress mark of a load (Mark) is of that kind too: to a version 1 that does not
-// know it the stripe is one whose load did not finish, and loads again from the start. What is
-// worth a version: rows in another type than float32, which are version 2 (stripes of float32 stay
-// version 1, to the byte), mirrors, and extents of pages: a heliosctl that does not know these
+// know it the stripe is one whose load did not finish, and loads again from the start. These
+// are worth a version: rows in another type than float32, which are version 2 (stripes of float32
+// stay version 1, to the byte), mirrors, and extents of pages: a heliosctl that does not know these
 // would load over them and ask nobody. A stripe is version 3 while it has some, and goes back to 1
 // or 2 with the last of them. Rows of int8 are version 4, with or without pages: up to version 3
 // each of them began with its scale, and this heliosctl refuses those.
@@ -447,7 +447,7 @@ func (w *wireSuperblock) outside(s *Superblock, g *geometry) string {
 	return ""
 }
 
-// geometry tells where the parts of a stripe are on an SSD.
+// geometry has the places of a stripe's parts on an SSD.
 type geometry struct {
 	lbaBytes     int
 	dataLBA      nvme.LBA
@@ -562,7 +562,7 @@ func (s *Superblock) Extents() ([]Extent, error) {
 		int64(g.tailLBA)}), nil
 }
 
-// rowTableName says what the row table has.
+// rowTableName names the row table by its content.
 func (s *Superblock) rowTableName() string {
 	switch {
 	case !s.RowType.Scaled():
@@ -578,7 +578,7 @@ func extentsOf(t *target, sb *Superblock) (SSDExtents, error) {
 	return SSDExtents{SSD: t.name, Serial: t.serial, LBABytes: t.lbaBytes, Extents: e}, err
 }
 
-// secondCopy tells where the second superblock of a device is, whatever it holds.
+// secondCopy returns the place of the second superblock of a device, whatever it holds.
 func secondCopy(lbaBytes int, lbas uint64) nvme.LBA {
 	return nvme.LBA((int64(lbas)*int64(lbaBytes)/alignBytes*alignBytes -
 		superblockBytes) / int64(lbaBytes))
@@ -681,7 +681,7 @@ func (t *target) readCopies(ctx context.Context) (copies, error) {
 	return c, nil
 }
 
-// best chooses the copy to believe. note says why it is not the first, or is empty.
+// best chooses the copy to believe. note is the reason that it is not the first, or is empty.
 func (c *copies) best() (sb Superblock, note string, err error) {
 	switch {
 	case c.err[0] == nil && c.err[1] == nil:

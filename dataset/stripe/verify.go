@@ -47,7 +47,7 @@ type BadChunk struct {
 	Pack string  `json:"pack,omitempty"` // of the pages, where it is about some
 }
 
-// VerifyReport says what was read and what is wrong with it.
+// VerifyReport counts the bytes that were read, and lists the faults.
 type VerifyReport struct {
 	SSDs int `json:"ssds"`
 	// of the rows on the SSDs; "mixed" where they differ
@@ -163,28 +163,8 @@ func verify(ctx context.Context, d *dataset.Dataset, ts []*target, o VerifyOptio
 
 // run checks all stripes at once and sums up.
 func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, error) {
-	for i, s := range stripes {
-		e, err := extentsOf(s.t, &s.sb)
-		if err != nil {
-			return v.r, err
-		}
-		if t := s.sb.RowType.String(); i == 0 {
-			v.r.RowDType, v.r.RowBytes = t, s.sb.RowBytes
-		} else if v.r.RowDType != t || v.r.RowBytes != s.sb.RowBytes {
-			v.r.RowDType, v.r.RowBytes = "mixed", 0
-		}
-		v.r.Extents = append(v.r.Extents, e)
-		v.total += s.sb.DataLBAs*int64(s.sb.LBABytes) + s.pageBytes()
-	}
-	var sums int64
-	for _, s := range stripes {
-		l := s.sb.layout()
-		sums += l.RowsOn(s.sb.StripeIndex) * s.sb.rowEntry() / 4
-	}
-	if err := RoomForSums(sums); err != nil { // chunks have theirs
-		v.noRows = true
-		v.r.Notes = append(v.r.Notes,
-			fmt.Sprintf("rows are checked by the checksums of their chunks only: %v", err))
+	if err := v.measure(stripes); err != nil {
+		return v.r, err
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	for _, s := range stripes {
@@ -202,30 +182,61 @@ func (v *verifier) run(ctx context.Context, stripes []stripe) (VerifyReport, err
 		return cmp.Or(strings.Compare(a.SSD, b.SSD), cmp.Compare(a.Chunk, b.Chunk),
 			cmp.Compare(a.LBA, b.LBA), strings.Compare(a.What, b.What))
 	})
+	return v.r, v.verdict(err)
+}
+
+// measure adds up what there is to read, and whether memory has room for the rows' checksums.
+func (v *verifier) measure(stripes []stripe) error {
+	var sums int64
+	for i, s := range stripes {
+		e, err := extentsOf(s.t, &s.sb)
+		if err != nil {
+			return err
+		}
+		if t := s.sb.RowType.String(); i == 0 {
+			v.r.RowDType, v.r.RowBytes = t, s.sb.RowBytes
+		} else if v.r.RowDType != t || v.r.RowBytes != s.sb.RowBytes {
+			v.r.RowDType, v.r.RowBytes = "mixed", 0
+		}
+		v.r.Extents = append(v.r.Extents, e)
+		v.total += s.sb.DataLBAs*int64(s.sb.LBABytes) + s.pageBytes()
+		l := s.sb.layout()
+		sums += l.RowsOn(s.sb.StripeIndex) * s.sb.rowEntry() / 4
+	}
+	if err := RoomForSums(sums); err != nil { // chunks have theirs
+		v.noRows = true
+		v.r.Notes = append(v.r.Notes,
+			fmt.Sprintf("rows are checked by the checksums of their chunks only: %v", err))
+	}
+	return nil
+}
+
+// verdict is the error of a check that ended with err, with the next step.
+func (v *verifier) verdict(err error) error {
 	what, again := "the SSDs", "heliosctl load"
 	if v.d != nil {
 		what, again = "dataset "+v.d.Dir(), again+" "+errs.Key("dataset").Flag()+" "+v.d.Dir()
 	}
 	if err != nil {
-		return v.r, fmt.Errorf("verify %s: %w", what, err)
+		return fmt.Errorf("verify %s: %w", what, err)
 	}
-	if v.r.BadCount > 0 {
-		b, pages := v.r.Bad[0], ""
-		if v.r.Pages > 0 {
-			pages = fmt.Sprintf(" and %d pages", v.r.Pages)
-		}
-		next := fmt.Sprintf("load it again with %q", again)
-		switch {
-		case v.r.BadPages == v.r.BadCount:
-			next = pageAdvice(v.badPack)
-		case v.r.BadPages > 0: // a load needs consent then, and removes the pages, too
-			next += "; " + pageAdvice(v.badPack)
-		}
-		return v.r, errs.New(errs.Device,
-			"%s: faults found: %d in %d chunks%s, the first on ssd %s at LBA %d+%d: %s; %s",
-			what, v.r.BadCount, v.r.Chunks, pages, b.SSD, b.LBA, b.Blocks, b.What, next)
+	if v.r.BadCount == 0 {
+		return nil
 	}
-	return v.r, nil
+	b, pages := v.r.Bad[0], ""
+	if v.r.Pages > 0 {
+		pages = fmt.Sprintf(" and %d pages", v.r.Pages)
+	}
+	next := fmt.Sprintf("load it again with %q", again)
+	switch {
+	case v.r.BadPages == v.r.BadCount:
+		next = pageAdvice(v.badPack)
+	case v.r.BadPages > 0: // a load needs consent then, and removes the pages, too
+		next += "; " + pageAdvice(v.badPack)
+	}
+	return errs.New(errs.Device,
+		"%s: faults found: %d in %d chunks%s, the first on ssd %s at LBA %d+%d: %s; %s",
+		what, v.r.BadCount, v.r.Chunks, pages, b.SSD, b.LBA, b.Blocks, b.What, next)
 }
 
 func (v *verifier) bad(s stripe, chunk int64, lba nvme.LBA, blocks int64, format string, a ...any) {
@@ -248,8 +259,7 @@ func (v *verifier) record(b BadChunk) {
 	}
 }
 
-// rowTable is what the stripe's row table has, by slot; nil where it has none, or none that can be
-// used.
+// rowTable reads the stripe's row table, by slot; nil where it has none, or none that can be used.
 func (v *verifier) rowTable(ctx context.Context, s stripe) (sums []uint32, scales []float32,
 	err error) {
 	if s.sb.rowEntry() == 0 || v.noRows && !s.sb.RowType.Scaled() {
@@ -280,27 +290,35 @@ func (v *verifier) rowTable(ctx context.Context, s stripe) (sums []uint32, scale
 	return sums, scales, nil
 }
 
-// stripe checks one SSD. Only the end of ctx and errors of features.npy stop it.
-func (v *verifier) stripe(ctx context.Context, s stripe) error {
+// superblocks checks both superblocks of an SSD.
+func (v *verifier) superblocks(ctx context.Context, s stripe) error {
 	c, err := s.t.readCopies(ctx)
 	if err != nil {
 		return err
 	}
-	lba := int64(s.sb.LBABytes)
 	for i, cerr := range c.err {
-		if cerr != nil {
-			at := nvme.LBA(0)
-			if i == 1 {
-				at = secondCopy(s.t.lbaBytes, s.t.lbas)
-			}
-			mend := ""
-			if s.sb.Pages.n > 0 {
-				mend = "; making or removing pages writes it anew"
-			}
-			v.bad(s, -1, at, superblockBytes/lba, "superblock %d of 2: %v%s", i+1, cerr, mend)
+		if cerr == nil {
+			continue
 		}
+		start := nvme.LBA(0)
+		if i == 1 {
+			start = secondCopy(s.t.lbaBytes, s.t.lbas)
+		}
+		mend := ""
+		if s.sb.Pages.n > 0 {
+			mend = "; making or removing pages writes it anew"
+		}
+		v.bad(s, -1, start, superblockBytes/int64(s.sb.LBABytes), "superblock %d of 2: %v%s", i+1,
+			cerr, mend)
 	}
-	chunks := (s.sb.DataLBAs*lba + chunkBytes - 1) / chunkBytes
+	return nil
+}
+
+// stripe checks one SSD. Only the end of ctx and errors of features.npy stop it.
+func (v *verifier) stripe(ctx context.Context, s stripe) error {
+	if err := v.superblocks(ctx, s); err != nil {
+		return err
+	}
 	table, err := s.chunkTable(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -313,45 +331,14 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 		return err
 	}
 	l := s.sb.layout()
-	rows := rowChecker{l: l, n: l.RowsOn(s.sb.StripeIndex), sums: sums}
-	buf := make([]byte, chunkBytes)
-	cmp := newComparer(v, s, scales)
-	var badRows int64
-	for i := range chunks {
-		n := min(chunkBytes, s.sb.DataLBAs*lba-i*chunkBytes)
-		at := s.sb.DataLBA + nvme.LBA(i*chunkBytes/lba)
-		b := buf[:n]
-		if err := s.t.dev.ReadAt(ctx, at, b); err != nil {
-			if ctx.Err() != nil {
-				return err
-			}
-			v.bad(s, i, at, n/lba, "%v", err)
-			cmp.skip(n)
-			rows.chunk(nil, n)
-		} else {
-			what := ""
-			if table != nil {
-				want := binary.LittleEndian.Uint32(table[4*i:])
-				if got := crc32.Checksum(b, castagnoli); got != want {
-					what = fmt.Sprintf("CRC32C %08x, the table says %08x", got, want)
-				}
-			}
-			wrong, count := rows.chunk(b, n)
-			badRows += count
-			if count > 0 {
-				for k, slot := range wrong {
-					wrong[k] = slot*int64(l.SSDs) + int64(s.sb.StripeIndex)
-				}
-				what = strings.TrimPrefix(what+"; "+wrongRows(wrong, count), "; ")
-			}
-			if what != "" {
-				v.badRows(s, i, at, n/lba, wrong, "%s", what)
-			}
-			if v.o.Source {
-				if err := cmp.chunk(i, at, b); err != nil {
-					return err
-				}
-			}
+	c := chunkReader{verifier: v, s: s, table: table, cmp: newComparer(v, s, scales),
+		rows: rowChecker{l: l, n: l.RowsOn(s.sb.StripeIndex), sums: sums},
+		buf:  make([]byte, chunkBytes)}
+	size := s.sb.DataLBAs * int64(s.sb.LBABytes)
+	for i := int64(0); i*chunkBytes < size; i++ {
+		n := min(chunkBytes, size-i*chunkBytes)
+		if err := c.check(ctx, i, n); err != nil {
+			return err
 		}
 		v.mu.Lock()
 		v.r.Chunks++
@@ -362,9 +349,60 @@ func (v *verifier) stripe(ctx context.Context, s stripe) error {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.r.RowsCompared += cmp.rows
-	v.r.RowsChecked += rows.checked
-	v.r.BadRows += badRows
+	v.r.RowsCompared += c.cmp.rows
+	v.r.RowsChecked += c.rows.checked
+	v.r.BadRows += c.badRows
+	return nil
+}
+
+// chunkReader checks the chunks of a stripe, one after the other.
+type chunkReader struct {
+	*verifier
+	s       stripe
+	table   []byte // checksums of chunks; nil: they cannot be used
+	rows    rowChecker
+	cmp     *comparer
+	buf     []byte
+	badRows int64
+}
+
+// check reads chunk i, of n bytes, and compares it with its checksum, those of its rows and, where
+// that is asked for, the source.
+func (c *chunkReader) check(ctx context.Context, i, n int64) error {
+	sb := &c.s.sb
+	lba := int64(sb.LBABytes)
+	start := sb.DataLBA + nvme.LBA(i*chunkBytes/lba)
+	b := c.buf[:n]
+	if err := c.s.t.dev.ReadAt(ctx, start, b); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		c.bad(c.s, i, start, n/lba, "%v", err)
+		c.cmp.skip(n)
+		c.rows.chunk(nil, n)
+		return nil
+	}
+	fault := ""
+	if c.table != nil {
+		want := binary.LittleEndian.Uint32(c.table[4*i:])
+		if got := crc32.Checksum(b, castagnoli); got != want {
+			fault = fmt.Sprintf("CRC32C %08x, the table says %08x", got, want)
+		}
+	}
+	wrong, count := c.rows.chunk(b, n)
+	c.badRows += count
+	if count > 0 {
+		for k, slot := range wrong {
+			wrong[k] = slot*int64(c.rows.l.SSDs) + int64(sb.StripeIndex)
+		}
+		fault = strings.TrimPrefix(fault+"; "+wrongRows(wrong, count), "; ")
+	}
+	if fault != "" {
+		c.verifier.badRows(c.s, i, start, n/lba, wrong, "%s", fault)
+	}
+	if c.o.Source {
+		return c.cmp.chunk(i, start, b)
+	}
 	return nil
 }
 
@@ -410,7 +448,7 @@ func newComparer(v *verifier, s stripe, scales []float32) *comparer {
 func (c *comparer) skip(n int64) { c.pos += n }
 
 // chunk compares b, the extent's bytes from pos on. One finding a chunk is enough.
-func (c *comparer) chunk(i int64, at nvme.LBA, b []byte) error {
+func (c *comparer) chunk(i int64, start nvme.LBA, b []byte) error {
 	l := c.v.l
 	row := int64(l.RowBytes)
 	onSSD := l.RowsOn(c.s.sb.StripeIndex)
@@ -445,10 +483,10 @@ func (c *comparer) chunk(i int64, at nvme.LBA, b []byte) error {
 	}
 	switch {
 	case first >= 0:
-		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "row %d differs from %s", first,
+		c.v.bad(c.s, i, start, int64(len(b))/int64(l.LBABytes), "row %d differs from %s", first,
 			c.v.d.RowSource())
 	case !bytes.Equal(c.want, b):
-		c.v.bad(c.s, i, at, int64(len(b))/int64(l.LBABytes), "padding is not zero")
+		c.v.bad(c.s, i, start, int64(len(b))/int64(l.LBABytes), "padding is not zero")
 	}
 	if scaled >= 0 {
 		c.v.bad(c.s, -1, c.s.sb.RowTableLBA, c.s.sb.RowTableLBAs, "the scale of row %d differs from %s",

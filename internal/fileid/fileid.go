@@ -26,10 +26,10 @@ type ID struct {
 // Known reports whether there is anything to compare with.
 func (id ID) Known() bool { return id.Inode != 0 || id.Rdev != 0 }
 
-// loopFile tells where a loop device says which file it shows: a path, which is no identity.
+// loopFile is the attribute with the path of the file that a loop device shows: no identity.
 const loopFile = "loop/backing_file"
 
-// maxDisk bounds what a disk says of itself.
+// maxDisk bounds a disk's own description.
 const maxDisk = 256
 
 // Of is the identity of an open file or block device, and its size.
@@ -86,7 +86,7 @@ func disk(sys string, rdev uint64) string {
 	return ""
 }
 
-// Differs says how id is another than was, or "" where they are the same. The kernel numbers many
+// Differs describes how id is another than was, or "" where they are the same. The kernel numbers many
 // devices and file systems anew at each boot (partitions of NVMe SSDs, device mapper; btrfs, NFS,
 // tmpfs), so a disk that has a name of its own is known by that, and a file system by either of its
 // two numbers.

@@ -1,4 +1,4 @@
-// Package nsid says whether two paths lead to one NVMe namespace. A namespace that several
+// Package nsid recognises paths that lead to one NVMe namespace. A namespace that several
 // controllers reach has a name for each of them, and may be a disk of the kernel's and an SSD of
 // ours at once.
 package nsid
