@@ -268,7 +268,8 @@ func (e *Engine) newSlots() error {
 
 // NewSlot makes a slot without a feature tensor.
 func (e *Engine) NewSlot() (s *Slot, err error) {
-	s = &Slot{Segments: make([]Segment, len(e.Config.Fanouts)+1)}
+	s = &Slot{Segments: make([]Segment, len(e.Config.Fanouts)+1),
+		parts: make([]Work, len(e.Config.Fanouts)+1)}
 	if s.Batch, err = e.Sampler.NewMiniBatch(); err != nil {
 		return nil, err
 	}

@@ -50,11 +50,9 @@ type Pass struct {
 	// Prepared is the time between walks in which superbatches were sampled.
 	Prepared time.Duration
 
-	// Under a window: parts of batches that are announced and not looked up, how many batches they
-	// are, and the first batch that is not announced. They outlive a walk that stops before the
-	// pass's end.
-	Waiting          []Work
-	Announced, Heard int
+	// Waiting has the batches of a window that are announced and not looked up, First and those
+	// behind it. They outlive a walk that ends before the pass.
+	Waiting []*Slot
 
 	// Sampled has the batches of the next walk; nil: they are sampled in it.
 	Sampled Kept
@@ -187,21 +185,7 @@ func (e *Engine) Snapshot(p *Pass, base report.Partial) report.Partial {
 	return s
 }
 
-// Run walks a pass through the pipeline:
-//
-//	sample ──work──▶ look up, submit, gather ──slot──▶ complete ──slot──▶ train ──▶ free slots
-//
-// Each arrow is a channel that can hold everything the credits allow, so a stage blocks only
-// for work or for a credit. Under a plan without perHop a batch travels as one piece; with one
-// credit the next batch waits for training.
-//
-// Over a dynamic tier lookups are an admission (package dynamic): a window makes them wait for the
-// samples of coming batches, the accumulator merges their reads, and what is read is gathered when
-// it is whole:
-//
-//	sample ──work──▶ announce, look up, submit ──group──▶ complete, gather ──slot──▶ train ──▶ free
-//
-// slots
+// Run walks a pass through the pipeline (package walk).
 //
 // When run returns, also by error or interrupt, no stage runs and nothing is in flight. An
 // interrupt ends it between two steps, with errs.Interrupted.
@@ -224,7 +208,6 @@ func (e *Engine) Run(ctx context.Context, p *Pass) error {
 			CPU: hostcpu.Now()}
 		p.shown, p.Base = p.First, p.Stats
 	}
-	p.Heard = max(p.Heard, p.First)
 	defer func() { e.Trace.Run(p.Name, begin) }()
 	if p.Batches == 0 { // a rank may have none
 		return prepare.Interrupted(ctx)
@@ -241,7 +224,7 @@ func (e *Engine) Run(ctx context.Context, p *Pass) error {
 		if err == nil {
 			err = still
 		} else {
-			p.Waiting, p.Announced, p.Heard = nil, 0, p.First
+			p.Waiting = nil
 			e.Tiers.Forget()
 			if still == nil && prepare.Interrupted(ctx) == nil {
 				if err = e.shrink(ctx, err); err == nil {

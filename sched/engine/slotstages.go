@@ -3,87 +3,91 @@ package engine
 import (
 	"context"
 	"fmt"
+	"time"
+
+	"helios/internal/errs"
+	"helios/sched/plan"
+	"helios/sched/report"
 )
 
-// SlotStages are the stages of a walk over tiers whose rows a batch has a feature tensor for from
-// its first sample on: what such tiers have in common.
-//
-//	sample ──work──▶ look up, submit ──slot──▶ complete, gather ──slot──▶ train
-type SlotStages struct {
-	Walk      *Walk
-	submitted chan *Slot
-	// FindRows runs L and I for a part.
-	FindRows func(ctx context.Context, w Work) error
-	// GatherRows enqueues G for a batch whose reads have ended, and records the slot's ready behind
-	// it; nil: findRows did.
-	GatherRows func(s *Slot) error
-}
+// SlotStages is the part of stages that tiers have in common whose reads go straight into the slot
+// of a batch, which has its feature tensor from its first sample on.
+type SlotStages struct{ Walk *Walk }
 
-// NewSlotStages makes the stages of a walk; who embeds them sets FindRows.
-func NewSlotStages(w *Walk) SlotStages {
-	return SlotStages{Walk: w, submitted: make(chan *Slot, w.most)}
-}
-
-// Room grows the feature tensor for the rows of the next part.
-func (a *SlotStages) Room(s *Slot, rows int64) error { return a.Walk.grow(s, rows) }
-
-// Admit looks up what the sampler hands on, and hands on the batches whose reads are all out.
-func (a *SlotStages) Admit(ctx context.Context, parts <-chan Work) error {
-	defer close(a.submitted)
-	for w := range parts {
-		if ctx.Err() != nil {
-			continue // drain: the sampler never blocks on us
-		}
-		if err := a.FindRows(ctx, w); err != nil {
-			return err
-		}
-		if w.Last {
-			a.submitted <- w.Slot
-		}
-	}
-	return nil
-}
-
-// Deliver waits for the rows of one batch after the other.
-func (a *SlotStages) Deliver(ctx context.Context, ready chan<- *Slot) error {
-	for s := range a.submitted {
-		if ctx.Err() != nil {
-			continue
-		}
-		if err := a.complete(ctx, s); err != nil {
-			return err
-		}
-		ready <- s
-	}
-	return nil
-}
-
-// complete runs C and G for a batch: it holds it until all of its rows are in place.
-func (a *SlotStages) complete(ctx context.Context, s *Slot) error {
+// Room grows the feature tensor for the rows of the next part. The reads of earlier hops are in
+// flight: what is behind the tensor grows, and it stays where it is.
+func (a *SlotStages) Room(s *Slot, rows int64) error {
 	e := a.Walk.Engine
-	rd, end := e.ReadContext(ctx)
-	defer end()
-	op, cancel := e.OperatorContext(ctx)
-	defer cancel()
-	for i := range s.Segments[:s.Used] {
-		if g := &s.Segments[i]; g.pending != nil {
-			if err := a.Walk.wait(rd, s, g); err != nil {
-				return err
-			}
-		}
+	if err := e.Fits(s.Index, rows, s.Features.Size()); err != nil {
+		return err
 	}
-	var err error
-	if a.GatherRows != nil {
-		err = a.GatherRows(s)
+	if err := s.Features.Grow(rows * e.RowBytes); err != nil {
+		return fmt.Errorf("batch %d: features of %d rows: %w", s.Index, rows, err)
 	}
-	if err == nil {
-		err = s.Ready.Synchronize(op)
-	}
-	if err != nil {
-		return fmt.Errorf("batch %d: gather: %w", s.Index, err)
-	}
-	return e.Trace.Gathers(a.Walk.Pass, s)
+	return nil
 }
+
+// Announce implements Stages.
+func (a *SlotStages) Announce(context.Context, *Work) error { return nil }
+
+// Closes implements Stages: each part is read by itself.
+func (a *SlotStages) Closes(*Slot) bool { return true }
+
+// Submit sends out the reads of a part that its lookup asks for.
+func (a *SlotStages) Submit(rd context.Context, set *Set) (err error) {
+	e, w := a.Walk.Engine, WorkOf(set.Parts[0])
+	g, s := w.Segment, w.Slot
+	if g == nil || g.Asked == 0 {
+		return nil
+	}
+	if e.Store.Reader == nil {
+		return fmt.Errorf("batch %d: %d rows or pages are in no tier and no SSD is open", s.Index,
+			g.Asked)
+	}
+	g.submitted = time.Now()
+	if g.pending, err = e.Store.Reader.Submit(rd, g.asks); err != nil {
+		return fmt.Errorf("batch %d: %w", s.Index, ReadError(err))
+	}
+	g.asks = nil
+	e.Trace.Read(g.Asked)
+	return nil
+}
+
+// Complete waits for the reads of a part.
+func (a *SlotStages) Complete(rd context.Context, set *Set) error {
+	e, p, w := a.Walk.Engine, a.Walk.Pass, WorkOf(set.Parts[0])
+	g, s := w.Segment, w.Slot
+	if g == nil || g.pending == nil {
+		return nil
+	}
+	st, err := g.pending.Wait(rd)
+	if err != nil && rd.Err() != nil {
+		return errs.New(errs.Device, "batch %d: %d reads did not end within %v: %w",
+			s.Index, g.Asked, e.Config.OpTimeout, err)
+	}
+	g.pending = nil
+	e.Trace.Read(-g.Asked)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.Index, ReadError(err))
+	}
+	if st.Rows != g.Asked {
+		return errs.New(errs.Device, "batch %d: %d rows or pages were asked for, %d were read",
+			s.Index, g.Asked, st.Rows)
+	}
+	g.Stats = st
+	p.Clock.Read(g.submitted, st)
+	e.Trace.span(report.TrackSubmit, plan.OperatorName("I", g.Hop), g.submitted, st.Submit, p,
+		s.Index, g.RowsSSD)
+	e.Trace.span(report.TrackComplete, plan.OperatorName("C", g.Hop), g.submitted.Add(st.Submit),
+		st.Complete, p, s.Index, g.RowsSSD)
+	return nil
+}
+
+// Change implements Stages.
+func (a *SlotStages) Change(*Slot) error { return nil }
+
+// Placed implements Stages.
+func (a *SlotStages) Placed(*Slot) error { return nil }
 
 // Release implements Stages.
 func (a *SlotStages) Release(*Slot) {}

@@ -162,16 +162,28 @@ func (b *Base) HasEpoch(int) error { return nil }
 // Tunes implements Tiers.
 func (b *Base) Tunes(string) bool { return true }
 
-// Stages are what a walk does between sampling and training. Admit and Deliver run at the same
-// time, each on a goroutine of its own, until their input ends; when the walk stops early ctx ends,
-// and they return soon without an error.
+// Stages are the operators of a walk that depend on where rows live. Those of lookup and of
+// submission run on one goroutine, in the order of batches and their parts, and those of completion
+// and of gathering on another.
 type Stages interface {
-	// Room is called before a part of a batch's frontier that ends at so many rows is handed on.
+	// Room is called before a part of a batch's frontier that ends at so many rows is looked up.
 	Room(s *Slot, rows int64) error
-	// Admit looks parts up and sends the reads of their misses out.
-	Admit(ctx context.Context, parts <-chan Work) error
-	// Deliver sends the batches on whose rows are all in place, in their order.
-	Deliver(ctx context.Context, ready chan<- *Slot) error
+	// Announce tells the tiers of a batch that was sampled beyond the one that is looked up, by its
+	// last part.
+	Announce(ctx context.Context, last *Work) error
+	// Lookup finds the rows of a part, and asks for those that are in no tier.
+	Lookup(ctx context.Context, w *Work) error
+	// Closes reports whether a set of reads ends with a batch.
+	Closes(s *Slot) bool
+	// Submit sends the reads of a set out, and Complete waits for them.
+	Submit(rd context.Context, set *Set) error
+	Complete(rd context.Context, set *Set) error
+	// Gather enqueues what brings a part's rows to their places.
+	Gather(ctx context.Context, w *Work) error
+	// Change enqueues what follows the gathers of a batch.
+	Change(s *Slot) error
+	// Placed comes when all rows of a batch are in their places.
+	Placed(s *Slot) error
 	// Release takes back what a batch that has trained held, its slot aside.
 	Release(s *Slot)
 }

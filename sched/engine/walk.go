@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
+	"slices"
 	"time"
 
 	"helios/cache"
@@ -17,6 +17,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/walk"
 )
 
 // Slot is a credit: what one mini-batch in flight needs, from its first sample to the end of its
@@ -36,6 +37,9 @@ type Slot struct {
 	Segments []Segment     // one per hop and one for the seeds
 	Used     int           // segments of this batch
 	Ready    cuda.Event    // the gathers are done
+
+	parts []Work    // by hop, from the sampling of their rows on
+	began time.Time // the operator of sampling; for the timeline
 
 	Index int
 	Seeds []int64
@@ -60,7 +64,8 @@ type Segment struct {
 	Chunk                       int64 // rows that its mini-batch's own chunk alone has
 	Stats                       gpuio.ReadStats
 	// The set of reads that go straight to the slot: how many rows or pages it asks for, and since
-	// when; nil when none is in flight.
+	// when; pending is nil when none is in flight.
+	asks      *gpuio.ReadSet
 	pending   gpuio.Pending
 	Asked     int64
 	submitted time.Time
@@ -69,62 +74,46 @@ type Segment struct {
 	Part                 any        // the tiers' own, which stays from batch to batch
 }
 
-// Begin makes g a segment for w. What is made once per segment stays.
-func (g *Segment) Begin(w Work) {
+// Begin makes g the segment of a part. What is made once per segment stays.
+func (g *Segment) Begin(w *Work) {
 	*g = Segment{First: w.First, Count: w.Count, Hop: w.Hop, GatherFrom: g.GatherFrom,
 		GatherTo: g.GatherTo, Part: g.Part}
+	w.Segment = g
 }
 
-// Submit sends out the reads of a segment into the slot, so many rows or pages. Under a serial
-// pipeline it waits for them.
-func (w *Walk) Submit(ctx context.Context, s *Slot, g *Segment, asked int64,
-	set *gpuio.ReadSet) (err error) {
-	e := w.Engine
-	if e.Store.Reader == nil {
-		return fmt.Errorf("batch %d: %d rows or pages are in no tier and no SSD is open", s.Index,
-			asked)
-	}
-	rd, end := e.ReadContext(ctx)
-	defer end()
-	g.Asked, g.submitted = asked, time.Now()
-	if g.pending, err = e.Store.Reader.Submit(rd, set); err != nil {
-		return fmt.Errorf("batch %d: %w", s.Index, ReadError(err))
-	}
-	e.Trace.Read(asked)
-	if e.Plan.Serial {
-		return w.wait(rd, s, g)
-	}
-	return nil
-}
+// Ask has the reads of a segment into the slot go out next, so many rows or pages.
+func (g *Segment) Ask(asked int64, set *gpuio.ReadSet) { g.Asked, g.asks = asked, set }
 
-// Work is a contiguous part of a slot's frontier, on its way from sampling to lookup.
+// Work is a contiguous part of a slot's frontier, on its way from sampling to its place.
 type Work struct {
 	Slot *Slot
 	// as of this part: a later hop may grow the frontier into another buffer
 	Nodes        cuda.DevicePtr
 	First, Count int64
-	Hop          int  // that completed it; 0: the seeds
-	Last         bool // the batch's last part
+	Hop          int      // that completed it; 0: the seeds
+	Last         bool     // the batch's last part
+	Segment      *Segment // nil until it is looked up, and where it has no rows
 }
+
+// Set is the parts whose reads go out together.
+type Set = walk.Set[*Slot]
+
+// WorkOf returns a part of a set.
+func WorkOf(p walk.Part[*Slot]) *Work { return &p.Batch.parts[p.Hop] }
 
 // Walk is one way of a pass through the pipeline, to the first error or to batch end.
 type Walk struct {
 	Engine *Engine
 	Pass   *Pass
 	End    int
-	most   int        // slots that there can be
-	Free   chan *Slot // credits
+	walk   walk.Walk[*Slot]
+	free   []*Slot // that no batch has
 	stages Stages
-
-	cancel  context.CancelCauseFunc
-	once    sync.Once
-	failure error // the first
+	ctx    context.Context
 }
 
 // Fail ends the walk.
-func (w *Walk) Fail(err error) {
-	w.once.Do(func() { w.failure = err; w.cancel(err) })
-}
+func (w *Walk) Fail(err error) { w.walk.Fail(err) }
 
 // walk runs until the first error or batch end. still is what could not be brought to an end after
 // an error.
@@ -134,124 +123,132 @@ func (e *Engine) walk(ctx context.Context, p *Pass, end int) (err, still error) 
 	}
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	most := max(len(e.Slots), e.Plan.Samples+plan.MaxGroup)
-	w := &Walk{Engine: e, Pass: p, End: end, most: most, Free: make(chan *Slot, most),
-		cancel: cancel}
+	w := &Walk{Engine: e, Pass: p, End: end, ctx: inner}
 	w.stages = e.Tiers.Begin(w)
-	w.credits()
-	parts := make(chan Work, most*(len(e.Config.Fanouts)+1))
-	ready := make(chan *Slot, most)
-	var wg sync.WaitGroup
-	stage := func(run func() error) {
-		wg.Go(func() {
-			if err := run(); err != nil {
-				w.Fail(err)
-			}
-		})
-	}
-	from, to := p.First, end // before a batch that an earlier walk left is trained on
-	if ahead := e.Tiers.Lookahead(); ahead > 0 {
-		from, to = p.Heard, min(end+ahead, p.Batches)
-	}
-	stage(func() error { defer close(parts); return w.sampleAll(inner, from, to, parts) })
-	stage(func() error { return w.stages.Admit(inner, parts) })
-	stage(func() error { defer close(ready); return w.stages.Deliver(inner, ready) })
-	stage(func() error {
+	run, c := walk.NewGoroutines(), e.Config
+	c.Unpacked = p.Sampled == nil
+	w.walk = walk.Walk[*Slot]{Executor: run, Operators: operators{w},
+		Graph: c.Operators(true), First: p.First, End: end,
+		From: p.First + len(p.Waiting), To: min(end+e.Tiers.Lookahead(), p.Batches),
+		Waiting: p.Waiting, Restored: p.Sampled != nil, Samples: w.credits(), Failed: cancel}
+	w.walk.Start()
+	run.Go(func() {
 		select {
 		case <-e.Store.lease.Lost():
-			return e.Store.lease.Err()
+			w.Fail(e.Store.lease.Err())
 		case <-inner.Done():
-			return nil
 		}
+		run.Stop()
 	})
 	if p.Train != nil {
-		p.Train(inner, w, ready)
+		p.Train(inner, w, w.whole(run))
 	} else {
-		w.train(inner, ready)
+		w.walk.Train()
 	}
 	if stopped := prepare.Interrupted(ctx); stopped != nil {
 		e.Store.Stopped = true
 		w.Fail(stopped)
 	}
 	cancel(nil)
-	wg.Wait()
-	still = e.drain(ctx, w.failure == nil)
-	return e.Store.lease.Blame(ctx, w.failure), still
+	run.Wait()
+	p.Waiting = w.walk.Left()
+	failure := w.walk.Failure()
+	still = e.drain(ctx, failure == nil)
+	return e.Store.lease.Blame(ctx, failure), still
 }
 
-// credits hands the slots out that the plan has now and no earlier walk has left a batch in.
-func (w *Walk) credits() {
-	e := w.Engine
-	held := map[*Slot]bool{}
-	for _, x := range w.Pass.Waiting {
-		held[x.Slot] = true
-	}
-	for _, s := range e.Slots {
-		// Slots may be more than the plan has now; what the accumulator has made is its own.
-		if !held[s] && (e.Plan.Group || len(w.Free)+len(held) < e.Plan.Samples) {
-			w.Free <- s
-		}
-	}
-}
-
-// sampleAll samples the walk's batches, and those that the tiers want to know of beyond.
-func (w *Walk) sampleAll(ctx context.Context, from, to int, parts chan<- Work) error {
-	for i := from; i < to; i++ {
-		select {
-		case s := <-w.Free:
-			w.Engine.Trace.credit(1)
-			if err := w.sample(ctx, s, i, parts); err != nil {
-				return err
+// whole hands on the batches whose rows are in place.
+func (w *Walk) whole(run *walk.Goroutines) <-chan *Slot {
+	ready := make(chan *Slot)
+	run.Go(func() {
+		defer close(ready)
+		for i := w.Pass.First; i < w.End; i++ {
+			s, ok := w.walk.Whole(i)
+			if !ok {
+				return
 			}
-		case <-ctx.Done():
-			return nil
+			select {
+			case ready <- s:
+			case <-w.ctx.Done():
+				return
+			}
 		}
+	})
+	return ready
+}
+
+// credits takes the slots that no earlier walk has left a batch in, and returns how many batches
+// may be sampled and not trained.
+func (w *Walk) credits() int {
+	e := w.Engine
+	for _, s := range e.Slots {
+		if !slices.Contains(w.Pass.Waiting, s) {
+			w.free = append(w.free, s)
+		}
+	}
+	if e.Plan.Group { // those that merged reads have made are theirs
+		return max(len(e.Slots), e.Plan.Samples)
+	}
+	return e.Plan.Samples
+}
+
+// Done frees the slot of a batch that is counted.
+func (w *Walk) Done(s *Slot) { w.walk.Release(s) }
+
+// operators do the work of a walk on the wall clock.
+type operators struct{ *Walk }
+
+// take waits for the turn of an operator.
+func (w operators) take() error {
+	if !w.Engine.Turn.Take(w.ctx) {
+		return walk.ErrStopped
 	}
 	return nil
 }
 
-// train trains on batches as they become whole, and frees their slots.
-func (w *Walk) train(ctx context.Context, ready <-chan *Slot) {
-	e := w.Engine
-	for waitFrom := time.Now(); ; waitFrom = time.Now() {
-		s, ok := <-ready
-		w.Pass.Clock.Waited += time.Since(waitFrom)
-		if !ok || ctx.Err() != nil || !e.Turn.Take(ctx) {
-			return
-		}
-		err := w.step(ctx, s)
-		e.Turn.End()
-		if err != nil {
-			w.Fail(err)
-			return
-		}
-		w.Done(s)
-	}
-}
+// Waited implements walk.Operators.
+func (w operators) Waited(ns int64) { w.Pass.Clock.Waited += time.Duration(ns) }
 
-// Done frees the slot of a batch that is counted.
-func (w *Walk) Done(s *Slot) {
+// Release implements walk.Operators.
+func (w operators) Release(s *Slot) {
 	w.Engine.Trace.credit(-1)
 	w.stages.Release(s)
-	w.Free <- s
+	w.walk.Executor.Do(func() { w.free = append(w.free, s) })
 }
 
-// sample runs S_1..S_h for batch i and hands the parts of its frontier on.
-func (w *Walk) sample(ctx context.Context, s *Slot, i int, parts chan<- Work) error {
+// slot returns one that no batch has.
+func (w operators) slot() (s *Slot, err error) {
+	w.walk.Executor.Do(func() {
+		if n := len(w.free); n > 0 {
+			s, w.free = w.free[n-1], w.free[:n-1]
+		}
+	})
+	if s == nil {
+		s, err = w.Engine.NewSlot()
+	}
+	return s, err
+}
+
+// Begin implements walk.Operators.
+func (w operators) Begin(i int) (*Slot, error) {
 	e, p := w.Engine, w.Pass
+	s, err := w.slot()
+	if err != nil {
+		return nil, err
+	}
+	e.Trace.credit(1)
 	s.Index, s.Seeds, s.Used = i, p.Order.Seeds(i), 0
 	if s.Own != nil {
 		s.Features = p.PlaceOf(i, s.Own)
 	}
 	e.WriteLabels(s.Seeds, s.Labels)
-	if !e.Turn.Take(ctx) {
-		return nil // stopped: run knows why
+	if err := w.take(); err != nil {
+		return nil, err
 	}
 	defer e.Turn.End()
-	op, cancel := e.SampleContext(ctx)
+	op, cancel := e.SampleContext(w.ctx)
 	defer cancel()
-	begin := e.Trace.Now()
-	var err error
+	s.began = e.Trace.Now()
 	seeds := s.Seeds
 	if p.IDs != nil {
 		s.local = p.IDs.Seeds(p.Order.Index(i), s.local)
@@ -264,93 +261,141 @@ func (w *Walk) sample(ctx context.Context, s *Slot, i int, parts chan<- Work) er
 			prepare.DrawsOf(p.Epoch, p.Order.Index(i)), seeds)
 	}
 	if err != nil {
-		return fmt.Errorf("batch %d: %w", i, err)
+		return nil, fmt.Errorf("batch %d: %w", i, err)
 	}
-	hops := len(e.Config.Fanouts)
-	from := int64(0)
 	if p.Sampled != nil {
-		e.Trace.Op(report.TrackSample, plan.NameRestore, begin, p, i, s.Batch.HopEnd[hops])
+		e.Trace.Op(report.TrackSample, plan.NameRestore, s.began, p, i,
+			s.Batch.HopEnd[len(e.Config.Fanouts)])
 	}
-	var later []Work
-	for h := 0; h <= hops; h++ {
-		if h > 0 && p.Sampled == nil {
-			if ctx.Err() != nil {
-				return nil // stopped: run knows why
-			}
-			if err = p.Sampler.Hop(op, e.Stream, s.Batch, h-1); err != nil {
-				if ctx.Err() != nil && op.Err() != nil {
-					return nil // stopped, too
-				}
-				return fmt.Errorf("batch %d hop %d: %w", i, h, err)
-			}
-			e.Trace.Op(report.TrackSample, plan.OperatorName("S", h), begin, p, i, s.Batch.HopEnd[h])
-			begin = e.Trace.Now()
-		}
-		if e.Plan.PerHop || h == hops {
-			to := s.Batch.HopEnd[h]
-			if err := w.stages.Room(s, to); err != nil {
-				return err
-			}
-			part := Work{s, s.Batch.Nodes.Ptr(), from, to - from, h, h == hops}
-			// a batch is looked up when the tiers have heard of all of it
-			if e.Tiers.Lookahead() > 0 {
-				later = append(later, part)
-			} else {
-				parts <- part
-			}
-			from = to
-		}
-	}
-	for _, part := range later {
-		part.Nodes = s.Batch.Nodes.Ptr()
-		parts <- part
-	}
-	return nil
+	return s, nil
 }
 
-// grow makes the feature tensor of a slot, which the batch has from its first sample on, hold so
-// many rows. The reads of earlier hops are in flight: what is behind the tensor grows, and it stays
-// where it is.
-func (w *Walk) grow(s *Slot, rows int64) error {
-	if err := w.Engine.Fits(s.Index, rows, s.Features.Size()); err != nil {
+// Sample implements walk.Operators.
+func (w operators) Sample(s *Slot, h int) error {
+	e := w.Engine
+	if err := w.take(); err != nil {
 		return err
 	}
-	if err := s.Features.Grow(rows * w.Engine.RowBytes); err != nil {
-		return fmt.Errorf("batch %d: features of %d rows: %w", s.Index, rows, err)
+	defer e.Turn.End()
+	op, cancel := e.SampleContext(w.ctx)
+	defer cancel()
+	if err := w.Pass.Sampler.Hop(op, e.Stream, s.Batch, h-1); err != nil {
+		if w.ctx.Err() != nil && op.Err() != nil {
+			return walk.ErrStopped
+		}
+		return fmt.Errorf("batch %d hop %d: %w", s.Index, h, err)
 	}
+	e.Trace.Op(report.TrackSample, plan.OperatorName("S", h), s.began, w.Pass, s.Index,
+		s.Batch.HopEnd[h])
+	s.began = e.Trace.Now()
 	return nil
 }
 
-// wait runs C for a part whose reads go straight into the batch's feature tensor.
-func (w *Walk) wait(op context.Context, s *Slot, g *Segment) error {
-	e, p := w.Engine, w.Pass
-	st, err := g.pending.Wait(op)
-	if err != nil && op.Err() != nil {
-		return errs.New(errs.Device, "batch %d: %d reads did not end within %v: %w",
-			s.Index, g.Asked, e.Config.OpTimeout, err)
+// Reach implements walk.Operators.
+func (w operators) Reach(s *Slot, h int) error {
+	from, to := int64(0), s.Batch.HopEnd[h]
+	if w.Engine.Plan.PerHop && h > 0 {
+		from = s.Batch.HopEnd[h-1]
 	}
-	g.pending = nil
-	e.Trace.Read(-g.Asked)
+	if err := w.stages.Room(s, to); err != nil {
+		return err
+	}
+	s.parts[h] = Work{Slot: s, Nodes: s.Batch.Nodes.Ptr(), First: from, Count: to - from, Hop: h,
+		Last: h == len(w.Engine.Config.Fanouts)}
+	return nil
+}
+
+// Announce implements walk.Operators.
+func (w operators) Announce(s *Slot) error {
+	for h := range s.parts {
+		s.parts[h].Nodes = s.Batch.Nodes.Ptr()
+	}
+	return w.stages.Announce(w.ctx, &s.parts[len(s.parts)-1])
+}
+
+// Lookup implements walk.Operators.
+func (w operators) Lookup(s *Slot, h int) error {
+	if err := w.take(); err != nil {
+		return err
+	}
+	defer w.Engine.Turn.End()
+	return w.stages.Lookup(w.ctx, &s.parts[h])
+}
+
+// Closes implements walk.Operators.
+func (w operators) Closes(s *Slot) bool { return w.stages.Closes(s) }
+
+// Submit implements walk.Operators.
+func (w operators) Submit(set *Set) error {
+	rd, end := w.Engine.ReadContext(w.ctx)
+	defer end()
+	return w.stages.Submit(rd, set)
+}
+
+// Complete implements walk.Operators.
+func (w operators) Complete(set *Set) error {
+	if err := w.take(); err != nil {
+		return err
+	}
+	defer w.Engine.Turn.End()
+	rd, end := w.Engine.ReadContext(w.ctx)
+	defer end()
+	return w.stages.Complete(rd, set)
+}
+
+// Gather implements walk.Operators.
+func (w operators) Gather(s *Slot, h int) error {
+	if err := w.take(); err != nil {
+		return err
+	}
+	defer w.Engine.Turn.End()
+	e, part := w.Engine, &s.parts[h]
+	g, err := part.Segment, error(nil)
+	if g != nil {
+		err = e.Trace.Mark(e.GatherStream, g.GatherFrom)
+	}
+	if err == nil {
+		err = w.stages.Gather(w.ctx, part)
+	}
+	if err == nil && g != nil {
+		err = e.Trace.Mark(e.GatherStream, g.GatherTo)
+	}
+	if err == nil && part.Last {
+		if err = w.stages.Change(s); err == nil {
+			err = e.GatherStream.Record(s.Ready)
+		}
+	}
 	if err != nil {
-		return fmt.Errorf("batch %d: %w", s.Index, ReadError(err))
+		return fmt.Errorf("batch %d: gather: %w", s.Index, err)
 	}
-	if st.Rows != g.Asked {
-		return errs.New(errs.Device, "batch %d: %d rows or pages were asked for, %d were read",
-			s.Index, g.Asked, st.Rows)
-	}
-	g.Stats = st
-	p.Clock.Read(g.submitted, st)
-	e.Trace.span(report.TrackSubmit, plan.OperatorName("I", g.Hop), g.submitted, st.Submit, p,
-		s.Index, g.RowsSSD)
-	e.Trace.span(report.TrackComplete, plan.OperatorName("C", g.Hop), g.submitted.Add(st.Submit),
-		st.Complete, p, s.Index, g.RowsSSD)
 	return nil
 }
 
-// step runs T for a batch that is whole, and counts it.
-func (w *Walk) step(ctx context.Context, s *Slot) error {
+// Place implements walk.Operators.
+func (w operators) Place(s *Slot) error {
+	op, cancel := w.Engine.OperatorContext(w.ctx)
+	defer cancel()
+	err := s.Ready.Synchronize(op)
+	if err == nil {
+		err = w.stages.Placed(s)
+	}
+	if err != nil {
+		return fmt.Errorf("batch %d: gather: %w", s.Index, err)
+	}
+	return w.Engine.Trace.Gathers(w.Pass, s)
+}
+
+// Train implements walk.Operators: it runs T, and counts the batch.
+func (w operators) Train(s *Slot) error {
 	e, p := w.Engine, w.Pass
-	op, cancel := e.OperatorContext(ctx)
+	if w.ctx.Err() != nil {
+		return walk.ErrStopped
+	}
+	if err := w.take(); err != nil {
+		return err
+	}
+	defer e.Turn.End()
+	op, cancel := e.OperatorContext(w.ctx)
 	defer cancel()
 	if err := w.Inspect(op, s, true); err != nil {
 		return err
@@ -468,7 +513,6 @@ func (e *Engine) drain(ctx context.Context, clean bool) error {
 					all = append(all, fmt.Errorf("batch %d: reads still in flight: %w",
 						s.Index, err))
 				}
-				// Another failure beside the first one tells nothing new.
 				g.pending = nil
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/walk"
 )
 
 // Machine is the modelled machine with the operators' streams on it. It lives as long as a run, so
@@ -22,7 +23,6 @@ type Machine struct {
 	Gpu   *GPU
 	Stack *iosim.Stack // nil when no batch reads
 	Work  *cost.Kernels
-	plan  plan.Schedule
 	rec   *timeline.Recorder
 
 	sampleS, lookupS, gatherS, trainS *vstream
@@ -43,89 +43,44 @@ type Machine struct {
 	credits, reads int64 // in use, in flight: for the timeline
 }
 
-// Pass is a walk over an order of seed nodes on the virtual clock: what package sched's walk does,
-// stage by stage, with events in the place of goroutines.
+// Pass is a walk over an order of seed nodes on the virtual clock.
 type Pass struct {
 	*Machine
 	Name  string
 	Epoch int // of the run
 	First int // batch
 	End   int // end
-	vtraining
-	// window is how many batches after one that is looked up have been sampled by then. grouped:
-	// the reads of several batches are merged, up to one whose shape closes the group. staged: rows
-	// are read beside their places, and all of a part are put there once its reads are whole, part
-	// after part.
-	window          int
-	grouped, staged bool
+	// shard is a mini-batch's number in its step of the optimiser, and how many the step has; nil:
+	// this is no training.
+	shard func(index int) (at, of int)
+	// staged: rows are read beside their places, and all of a part are put there once its reads are
+	// whole, part after part.
+	staged bool
+	config *plan.Config
+	graph  *plan.OpGraph
 	// Shape samples batch i and looks its rows up, for real.
 	Shape func(i int) (*cost.Shape, error)
 	After func(b *Batch)
+	Found func(index int) int64 // when the changes of a batch are; nil: there are none
 
-	err      error
-	next     int // batch to sample
-	sampled  int // batches that are
-	sampling bool
-	free     int // credits for samples
-
-	Found   func(index int) int64 // when the changes of a batch are; nil: there are none
-	parts   []vpending            // for lookup, in order
-	looking bool
-	looks   int // batches looked up
-
-	vstaging
-	vdelivery
-
-	flying []*Batch // sampled or being sampled, in order
+	run    *walk.Processes
+	walk   walk.Walk[*Batch]
+	groups int // sets that were merged
 
 	Began     int64
+	Waited    int64
 	Submit    int64
 	Completes [][2]int64
 	before    report.StageSeconds
 	Ended     int64
 }
 
-// vtraining is what a pass has of the last operator.
-type vtraining struct {
-	// shard is a mini-batch's number in its step of the optimiser, and how many the step has; nil:
-	// this is no training.
-	shard    func(index int) (at, of int)
-	fleet    *vfleet // of several replicas; nil: one device trains
-	training bool
-	idle     int64 // since when training waits
-	Waited   int64
-}
-
-// vstaging holds what a pass over dynamic tiers keeps of sets of reads.
-type vstaging struct {
-	group     *vgroup   // that is being gathered
-	groups    []*vgroup // handed to the SSDs, in order
-	finishing bool
-	features  int // credits for rows, where they are not those for samples
-	merged    int // groups that were handed to them
-	out       int // batches handed to the SSDs, or past them, and not trained
-}
-
 // Batch is a mini-batch in flight.
 type Batch struct {
 	*cost.Shape
-	open    int  // parts that are not in place
-	whole   bool // all its parts have been looked up
-	trained bool // by a replica
-	hasRows bool // it has a credit for rows
-}
-
-type vpending struct {
-	b    *Batch
-	part int
-	last bool
-}
-
-// vgroup is parts that are read as one set.
-type vgroup struct {
-	parts   []vpending
-	arrived bool
-	at      int // part that is next put in its place
+	began   int64 // its operator of sampling
+	open    int   // gathers that have not ended
+	trained bool  // by a replica
 }
 
 // Steps makes the pass one of training, whose mini-batches are shards of steps of so many.
@@ -140,27 +95,33 @@ func (p *Pass) Begin() {
 	p.Ended = p.Began
 }
 
-// Walk plays batches p.first to p.n-1. It returns with nothing in flight.
+// Walk plays batches p.First to p.End-1. It returns with nothing in flight.
 func (p *Pass) Walk(ctx context.Context) error {
-	p.idle = p.Sim.Now()
-	p.next, p.sampled, p.looks = p.First, p.First, p.First
-	p.free, p.features = p.plan.Samples, p.plan.Credits
-	if p.grouped { // so that a group can fill
-		p.free += plan.MaxGroup
+	p.run = walk.NewProcesses(p.Sim)
+	defer p.run.Close()
+	c := *p.config
+	c.Unpacked = !p.Restored
+	p.graph = c.Operators(true)
+	p.walk = walk.Walk[*Batch]{Executor: p.run, Operators: operators{p, ctx}, Graph: p.graph,
+		From: p.First, To: p.End, First: p.First, End: p.End, Restored: p.Restored,
+		Samples: p.graph.Samples}
+	if p.graph.Accumulate > 0 { // so that a group can fill
+		p.walk.Samples += plan.MaxGroup
 	}
-	shape := p.Shape
-	p.Shape = func(i int) (*cost.Shape, error) {
-		if err := prepare.Interrupted(ctx); err != nil {
-			return nil, err
-		}
-		return shape(i)
+	p.walk.Start()
+	if p.shard != nil && len(p.replicas) > 1 {
+		newFleet(p).start()
+	} else {
+		p.run.Go(p.walk.Train)
 	}
-	p.sample()
 	p.Sim.Run()
-	if p.err == nil && (len(p.flying) > 0 || p.next < p.End) {
-		p.err = errors.New("the modelled pipeline came to a halt with batches in flight")
+	if err := p.walk.Failure(); err != nil {
+		return err
 	}
-	return p.err
+	if p.walk.Passed() < p.End {
+		return errors.New("the modelled pipeline came to a halt with batches in flight")
+	}
+	return nil
 }
 
 // tell draws the pass in the timeline.
@@ -170,249 +131,91 @@ func (p *Pass) tell() {
 	}
 }
 
-// sample takes a credit and samples the next batch.
-func (p *Pass) sample() {
-	if p.sampling || p.err != nil || p.next == p.End || p.free == 0 {
-		return
+// operators do the work of a pass on the virtual clock.
+type operators struct {
+	*Pass
+	ctx context.Context
+}
+
+// Begin implements walk.Operators.
+func (p operators) Begin(i int) (*Batch, error) {
+	if err := prepare.Interrupted(p.ctx); err != nil {
+		return nil, err
 	}
-	// One operator at a time: a batch is sampled when what is looked up next needs it, and only
-	// between groups.
-	if p.plan.Serial && p.staged && (p.out > 0 || p.next > p.looks+p.window) {
-		return
-	}
-	s, err := p.Shape(p.next)
+	s, err := p.Shape(i)
 	if err != nil {
-		p.err = err
-		return
+		return nil, err
 	}
-	p.sampling = true
-	p.free--
-	p.next++
 	p.credit(1)
-	b := &Batch{Shape: s, open: len(s.Parts)}
-	p.flying = append(p.flying, b)
-	begin := p.Sim.Now()
-	if p.Restored {
-		p.restore(b, begin)
-		return
+	b := &Batch{Shape: s, began: p.Sim.Now()}
+	if !p.Restored {
+		p.run.Run(func(done func()) { p.beginSampling(p.sampleS, s, done) })
+		return b, nil
 	}
-	p.beginSampling(p.sampleS, s, func() {
-		if p.plan.PerHop {
-			p.hand(b, 0, false)
-		}
-		p.hop(b, 0, begin)
+	read := int64(float64(b.Saved) / p.Model.Profile.CPU.GatherGBs.Value)
+	p.Filed += read
+	p.run.Sleep(p.Sim.Now() + read)
+	from := p.Sim.Now()
+	p.run.Run(func(done func()) { p.Model.Copy(b.Saved, done) })
+	now := p.Sim.Now()
+	p.sampleS.busy += float64(now - from)
+	p.span(report.TrackSample, plan.NameRestore, b.began, now, b, b.HopEnd[len(b.Blocks)])
+	return b, nil
+}
+
+// Sample implements walk.Operators.
+func (p operators) Sample(b *Batch, h int) error {
+	p.run.Run(func(done func()) {
+		p.sampleHop(p.sampleS, b.Shape, h-1, func(int64) { done() })
 	})
+	now := p.Sim.Now()
+	p.span(report.TrackSample, plan.OperatorName("S", h), b.began, now, b, b.HopEnd[h])
+	b.began = now
+	return nil
 }
 
-// hop runs S_{h+1} and what follows it.
-func (p *Pass) hop(b *Batch, h int, begin int64) {
-	p.sampleHop(p.sampleS, b.Shape, h, func(now int64) {
-		p.span(report.TrackSample, plan.OperatorName("S", h+1), begin, now, b, b.HopEnd[h+1])
-		last := h+1 == len(b.Blocks)
-		switch { // in the order of the batches, whenever they are announced
-		case p.plan.PerHop:
-			p.hand(b, h+1, last)
-		case last:
-			p.hand(b, 0, true)
-		}
-		if !last {
-			p.hop(b, h+1, now)
-			return
-		}
-		free := func() {
-			p.sampling = false
-			p.sample()
-		}
-		p.announce(b.Shape, func() {
-			p.sampled++
-			if p.plan.Serial {
-				free()
-			}
-			p.lookNext()
-		})
-		if !p.plan.Serial {
-			free()
-		}
-	})
+// Reach implements walk.Operators.
+func (p operators) Reach(*Batch, int) error { return nil }
+
+// Announce implements walk.Operators.
+func (p operators) Announce(b *Batch) error {
+	p.run.Run(func(done func()) { p.announce(b.Shape, done) })
+	return nil
 }
 
-// hand passes a part of a batch on to lookup.
-func (p *Pass) hand(b *Batch, part int, last bool) {
-	p.parts = append(p.parts, vpending{b, part, last})
-	p.lookNext()
-}
-
-func (p *Pass) lookNext() {
-	if !p.looking {
-		p.lookup()
+// part is the rows that a hop has added to a batch.
+func (p *Pass) part(b *Batch, h int) *cost.Part {
+	if !p.graph.PerHop {
+		h = 0
 	}
+	return &b.Parts[h]
 }
 
-// ready reports whether a part may be looked up now.
-func (p *Pass) ready(w vpending) bool {
-	if p.sampled <= min(w.b.At+p.window, p.End-1) && p.window > 0 {
-		return false
-	}
-	return !p.plan.Serial || !p.staged || p.out == 0 && !p.sampling
-}
-
-// lookup runs L, I and G for the next part in line.
-func (p *Pass) lookup() {
-	if p.looking = len(p.parts) > 0 && p.ready(p.parts[0]); !p.looking {
-		return
-	}
-	w := p.parts[0]
-	p.parts = p.parts[1:]
-	part := &w.b.Parts[w.part]
+// Lookup implements walk.Operators.
+func (p operators) Lookup(b *Batch, h int) error {
+	part := p.part(b, h)
 	if part.Count == 0 { // a hop that found no new node
-		p.lookedUp(w)
-		if p.staged {
-			p.stage(w)
-		} else {
-			p.placed(w.b)
-		}
-		p.lookup()
-		return
+		return nil
 	}
 	if p.Found != nil {
-		if at := p.Found(w.b.Index); at > p.Sim.Now() {
-			p.Sim.At(at, func() { p.lookUp(w) })
-			return
-		}
+		p.run.Sleep(p.Found(b.Index))
 	}
-	p.lookUp(w)
+	begin := p.Sim.Now()
+	p.run.Run(func(done func()) { p.find(part, func(int64) { done() }) })
+	p.span(report.TrackLookup, plan.OperatorName("L", h), begin, p.Sim.Now(), b, part.Count)
+	return nil
 }
 
-// lookUp runs L, I and G for a part that can be looked up.
-func (p *Pass) lookUp(w vpending) {
-	part, begin := &w.b.Parts[w.part], p.Sim.Now()
-	p.find(part, func(now int64) {
-		p.span(report.TrackLookup, p.op("L", w), begin, now, w.b, part.Count)
-		p.lookedUp(w)
-		if p.staged {
-			p.stage(w)
-			p.lookup()
-			return
-		}
-		if p.Restored {
-			p.fetch(w)
-			return
-		}
-		waits := 1 // for the gather
-		in := func() {
-			if waits--; waits == 0 {
-				p.placed(w.b)
-			}
-		}
-		gather := func() {
-			if part.NGPU+part.NCPU == 0 {
-				in()
-				return
-			}
-			var from int64
-			p.gatherS.launch(p.Work.Gather(part), func(now int64) { from = now }, func(now int64) {
-				p.span(report.TrackGather, p.op("G", w), from, now, w.b, part.NGPU+part.NCPU)
-				in()
-			})
-		}
-		if part.NMiss == 0 {
-			gather()
-			p.lookup()
-			return
-		}
-		waits++
-		p.read([]vpending{w}, func() {
-			in()
-			if p.plan.Serial {
-				gather()
-				p.lookup()
-			}
-		})
-		if !p.plan.Serial {
-			gather()
-			p.lookup()
-		}
-	})
-}
+// Closes implements walk.Operators.
+func (p operators) Closes(b *Batch) bool { return b.Closes }
 
-func (p *Pass) lookedUp(w vpending) {
-	if w.last {
-		w.b.whole = true
-		p.looks++
-		// the group goes on with a batch that may have to be sampled
-		if p.plan.Serial && p.staged && !(p.grouped && w.b.Closes) {
-			p.Sim.After(0, p.sample)
-		}
-	}
-}
-
-// stage adds a part to the group, and hands the group to the SSDs when it is whole.
-func (p *Pass) stage(w vpending) {
-	if p.group == nil {
-		p.group = &vgroup{}
-	}
-	g := p.group
-	g.parts = append(g.parts, w)
-	if p.grouped && !(w.last && w.b.Closes) {
-		return
-	}
-	p.group = nil
-	p.merged++
-	for _, w := range g.parts {
-		if w.last {
-			p.out++
-		}
-	}
-	p.groups = append(p.groups, g)
-	p.read(g.parts, func() {
-		g.arrived = true
-		p.finish()
-	})
-}
-
-// finish puts the next part in its place: all of its rows at once, in the order of the lookups.
-func (p *Pass) finish() {
-	if p.finishing || len(p.groups) == 0 || !p.groups[0].arrived {
-		return
-	}
-	g := p.groups[0]
-	w := g.parts[g.at]
-	if !w.b.hasRows {
-		if p.features == 0 {
-			return
-		}
-		p.features--
-		w.b.hasRows = true
-	}
-	if g.at++; g.at == len(g.parts) {
-		p.groups = p.groups[1:]
-	}
-	part := &w.b.Parts[w.part]
-	if part.Count == 0 {
-		p.placed(w.b)
-		p.finish()
-		return
-	}
-	p.finishing = true
-	var from int64
-	p.gatherS.launch(p.Work.Finish(part), func(now int64) { from = now }, func(now int64) {
-		p.span(report.TrackGather, p.op("G", w), from, now, w.b, part.Count)
-		p.finishing = false
-		p.placed(w.b)
-		p.finish()
-	})
-}
-
-// read reads the misses of parts as one set.
-func (p *Pass) read(parts []vpending, done func()) {
+// Submit implements walk.Operators: the misses of parts are read as one set.
+func (p operators) Submit(set *walk.Set[*Batch]) error {
+	p.groups++
 	var per []int64
 	var commands, bytes, rows int64
-	batches := 0
-	for _, w := range parts {
-		if w.last {
-			batches++
-		}
-		part := &w.b.Parts[w.part]
+	for _, x := range set.Parts {
+		part := p.part(x.Batch, x.Hop)
 		rows += part.NMiss
 		if per == nil && part.Reads != nil {
 			per = make([]int64, len(part.Reads))
@@ -423,86 +226,98 @@ func (p *Pass) read(parts []vpending, done func()) {
 			bytes += r.Bytes
 		}
 	}
-	if commands == 0 {
-		p.Sim.After(0, done)
-		return
+	if set.Arrived = commands == 0; set.Arrived {
+		return nil
 	}
-	b := parts[0].b
+	first := set.Parts[0]
 	p.flight(rows)
 	p.Stack.SubmitSized(per, (bytes+commands/2)/commands, func(t iosim.Times) {
 		p.Gpu.Changed()
 		p.flight(-rows)
-		p.Submit += t.SubmitEndNS - t.SubmitNS
+		p.Pass.Submit += t.SubmitEndNS - t.SubmitNS
 		p.Completes = append(p.Completes, [2]int64{t.SubmitEndNS, t.DoneNS})
 		if p.rec.On() {
-			args := report.SetArgs(p.Name, b.Index, batches, rows)
-			p.rec.Span(report.TrackSubmit, p.op("I", parts[0]), t.SubmitNS,
+			args := report.SetArgs(p.Name, first.Batch.Index, set.Batches, rows)
+			p.rec.Span(report.TrackSubmit, plan.OperatorName("I", first.Hop), t.SubmitNS,
 				t.SubmitEndNS-t.SubmitNS, args)
-			p.rec.Span(report.TrackComplete, p.op("C", parts[0]), t.SubmitEndNS,
+			p.rec.Span(report.TrackComplete, plan.OperatorName("C", first.Hop), t.SubmitEndNS,
 				t.DoneNS-t.SubmitEndNS, args)
 		}
-		done()
+		p.run.Do(func() { set.Arrived = true })
 	})
 	p.Gpu.Changed()
+	return nil
 }
 
-// placed counts a part whose rows are all in place, and lets training begin.
-func (p *Pass) placed(b *Batch) {
-	b.open--
-	p.deliver()
-	p.step()
+// Complete implements walk.Operators.
+func (p operators) Complete(set *walk.Set[*Batch]) error {
+	p.run.Await(func() bool { return set.Arrived })
+	return nil
 }
 
-// step runs T for the oldest batch in flight once it is whole.
-func (p *Pass) step() {
-	if p.fleet != nil {
-		p.fleet.send()
+// Gather implements walk.Operators.
+func (p operators) Gather(b *Batch, h int) error {
+	part := p.part(b, h)
+	if p.staged {
+		p.gather(b, h, p.Work.Finish(part), part.Count)
+		p.run.Await(func() bool { return b.open == 0 })
+		return nil
+	}
+	p.gather(b, h, p.Work.Gather(part), part.NGPU+part.NCPU)
+	// packed rows leave the staging buffer
+	p.gather(b, h, p.Work.Gather(&cost.Part{NGPU: part.Staged}), part.Staged)
+	return nil
+}
+
+// gather launches what brings rows of a batch to their places.
+func (p *Pass) gather(b *Batch, h int, work []cost.Kernel, rows int64) {
+	if rows == 0 {
 		return
 	}
-	if p.training || len(p.flying) == 0 || p.err != nil {
-		return
+	b.open++
+	var from int64
+	p.gatherS.launch(work, func(now int64) { from = now }, func(now int64) {
+		p.span(report.TrackGather, plan.OperatorName("G", h), from, now, b, rows)
+		p.run.Do(func() { b.open-- })
+	})
+}
+
+// Place implements walk.Operators: behind the gathers the tiers change.
+func (p operators) Place(b *Batch) error {
+	if k := p.Work.Changes(b.Change); len(k) > 0 {
+		b.open++
+		p.gatherS.launch(k, nil, func(now int64) {
+			bytes := p.Work.Leaving(b.Change)
+			p.Model.HostMem.Send(bytes)
+			at := p.Gpu.Egress.Send(bytes)
+			p.gatherS.busy += float64(at - now)
+			p.Sim.At(at, func() { p.run.Do(func() { b.open-- }) })
+		})
 	}
-	b := p.flying[0]
-	if !b.whole || b.open > 0 {
-		return
-	}
-	p.training = true
+	p.run.Await(func() bool { return b.open == 0 })
+	return nil
+}
+
+// Waited implements walk.Operators.
+func (p operators) Waited(ns int64) { p.Pass.Waited += ns }
+
+// Train implements walk.Operators.
+func (p operators) Train(b *Batch) error {
 	begin := p.Sim.Now()
-	p.Waited += begin - p.idle
 	work := p.Work.Model(b.Shape, p.shard != nil)
 	if p.shard != nil {
 		work = append(work, p.Work.Update(p.shard(b.Index))...)
 	}
-	p.trainS.launch(work, nil, func(now int64) {
-		p.span(report.TrackTrain, "T", begin, now, b, b.HopEnd[len(b.HopEnd)-1])
-		p.training, p.idle = false, now
-		p.counted(b)
-		p.step()
-	})
+	p.run.Run(func(done func()) { p.trainS.launch(work, nil, func(int64) { done() }) })
+	p.span(report.TrackTrain, "T", begin, p.Sim.Now(), b, b.HopEnd[len(b.HopEnd)-1])
+	return nil
 }
 
-// counted releases the oldest mini-batch in flight, which has trained.
-func (p *Pass) counted(b *Batch) {
-	p.flying, p.Ended = p.flying[1:], p.Sim.Now()
-	p.free++
+// Release implements walk.Operators.
+func (p operators) Release(b *Batch) {
+	p.Ended = p.Sim.Now()
 	p.credit(-1)
-	if p.staged {
-		p.out--
-		p.features++
-	}
 	p.After(b)
-	p.sample()
-	p.lookNext()
-	p.finish()
-}
-
-// op names an operator of a part.
-func (p *Pass) op(letter string, w vpending) string {
-	hop := w.part
-	if !p.plan.PerHop { // one part, which the last hop completes
-		hop = len(w.b.Blocks)
-	}
-	return plan.OperatorName(letter, hop)
 }
 
 func (p *Pass) span(track, name string, from, to int64, b *Batch, rows int64) {

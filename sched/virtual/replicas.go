@@ -27,7 +27,6 @@ type vreplica struct {
 	train  *vstream
 	apart  bool // it has memory of its own
 	queue  []*Batch
-	busy   bool
 	flying int // mini-batches that are not counted
 }
 
@@ -107,110 +106,106 @@ func (m *Machine) arrive(bytes int64, done func()) {
 	m.Sim.After(p.CopyNS.NS()+int64(first), piece)
 }
 
-// vfleet is the replicas at work in a pass.
-type vfleet struct {
+// fleet is the replicas at work in a pass.
+type fleet struct {
 	p       *Pass
-	sent    int  // of the mini-batches in flight, the oldest
+	sent    int  // mini-batches that are sent and not counted
 	closing bool // the last of a step is sent, and the step is not applied
-	landing bool
+	ended   bool
+	idle    int64 // since when nothing is sent
+}
+
+func newFleet(p *Pass) *fleet { return &fleet{p: p, idle: p.Sim.Now()} }
+
+// start begins the stages that train.
+func (f *fleet) start() {
+	f.p.run.Go(f.send)
+	for _, r := range f.p.replicas {
+		f.p.run.Go(func() { f.work(r) })
+	}
+	f.p.run.Go(f.land)
 }
 
 // of is the replica of a mini-batch.
-func (f *vfleet) of(b *Batch) *vreplica {
-	at, _ := f.p.shard(b.Index)
+func (f *fleet) of(index int) *vreplica {
+	at, _ := f.p.shard(index)
 	return f.p.replicas[at%len(f.p.replicas)]
 }
 
 // send hands mini-batches that are whole to their replicas, in order, up to the end of a step.
-func (f *vfleet) send() {
+func (f *fleet) send() {
 	p := f.p
-	for p.err == nil && !f.closing && f.sent < len(p.flying) {
-		b := p.flying[f.sent]
-		r := f.of(b)
-		if !b.whole || b.open > 0 || r.flying == leafPlaces {
+	for i := p.First; i < p.End; i++ {
+		r := f.of(i)
+		b, ok := p.walk.Await(i, func(_ *Batch, whole bool) bool {
+			return whole && !f.closing && r.flying < leafPlaces
+		})
+		if !ok {
 			return
 		}
 		if f.sent == 0 {
-			p.Waited += p.Sim.Now() - p.idle
+			p.Waited += p.Sim.Now() - f.idle
 		}
-		at, of := p.shard(b.Index)
-		f.closing = at == of-1
-		f.sent++
-		r.flying++
-		r.queue = append(r.queue, b)
-		f.work(r)
-	}
-}
-
-// work has a replica take up its next mini-batch.
-func (f *vfleet) work(r *vreplica) {
-	if r.busy || len(r.queue) == 0 {
-		return
-	}
-	p, b := f.p, r.queue[0]
-	r.queue, r.busy = r.queue[1:], true
-	begin := p.Sim.Now()
-	train := func() {
-		r.train.launch(append(p.Work.Model(b.Shape, true), p.Work.Weigh()...), nil,
-			func(now int64) {
-				p.span(report.TrackTrain, "T", begin, now, b, b.HopEnd[len(b.HopEnd)-1])
-				r.busy, b.trained = false, true
-				f.land()
-				f.work(r)
-			})
-	}
-	if r.apart {
-		p.leave(p.Work.Buffers(b.Shape), train)
-		return
-	}
-	train()
-}
-
-// land adds the oldest mini-batch's gradient to those of its step, once it is there.
-func (f *vfleet) land() {
-	p := f.p
-	if f.landing || len(p.flying) == 0 || !p.flying[0].trained {
-		return
-	}
-	f.landing = true
-	b := p.flying[0]
-	r := f.of(b)
-	at, of := p.shard(b.Index)
-	add := func() {
-		p.sumS.launch(p.Work.Joins(at, of), nil, func(int64) {
-			if at < of-1 {
-				f.landed(b, r)
-				return
-			}
-			f.apply(func() {
-				f.closing = false
-				f.landed(b, r)
-			})
+		at, of := p.shard(i)
+		p.run.Do(func() {
+			f.closing = at == of-1
+			f.sent++
+			r.flying++
+			r.queue = append(r.queue, b)
 		})
 	}
-	if r.apart {
-		p.arrive(p.Work.GradientBytes(), add)
-		return
-	}
-	add()
 }
 
-// landed counts a mini-batch.
-func (f *vfleet) landed(b *Batch, r *vreplica) {
+// work has a replica train on its mini-batches.
+func (f *fleet) work(r *vreplica) {
 	p := f.p
-	f.landing = false
-	f.sent--
-	r.flying--
-	if f.sent == 0 {
-		p.idle = p.Sim.Now()
+	for p.run.Await(func() bool { return len(r.queue) > 0 || f.ended }) && len(r.queue) > 0 {
+		b, begin := r.queue[0], p.Sim.Now()
+		r.queue = r.queue[1:]
+		if r.apart {
+			p.run.Run(func(done func()) { p.leave(p.Work.Buffers(b.Shape), done) })
+		}
+		p.run.Run(func(done func()) {
+			r.train.launch(append(p.Work.Model(b.Shape, true), p.Work.Weigh()...), nil,
+				func(int64) { done() })
+		})
+		p.span(report.TrackTrain, "T", begin, p.Sim.Now(), b, b.HopEnd[len(b.HopEnd)-1])
+		p.run.Do(func() { b.trained = true })
 	}
-	p.counted(b)
-	f.send()
-	f.land()
+}
+
+// land adds each mini-batch's gradient to those of its step, once it is there, and counts it.
+func (f *fleet) land() {
+	p := f.p
+	defer p.run.Do(func() { f.ended = true })
+	for i := p.First; i < p.End; i++ {
+		b, ok := p.walk.Await(i, func(b *Batch, _ bool) bool { return b.trained })
+		if !ok {
+			return
+		}
+		r := f.of(i)
+		if r.apart {
+			p.run.Run(func(done func()) { p.arrive(p.Work.GradientBytes(), done) })
+		}
+		at, of := p.shard(i)
+		p.run.Run(func(done func()) {
+			p.sumS.launch(p.Work.Joins(at, of), nil, func(int64) { done() })
+		})
+		if at == of-1 {
+			p.run.Run(f.apply)
+			f.closing = false
+		}
+		f.sent--
+		r.flying--
+		if f.sent == 0 {
+			f.idle = p.Sim.Now()
+		}
+		p.walk.Release(b)
+	}
 }
 
 // apply brings the sum to all replicas and has them apply it.
-func (f *vfleet) apply(done func()) {
+func (f *fleet) apply(done func()) {
 	p := f.p
 	var sums []int64 // that leave
 	for _, r := range p.replicas {

@@ -2,8 +2,6 @@ package virtual
 
 import (
 	"context"
-	"fmt"
-	"slices"
 
 	"helios/gpuio"
 	"helios/sched/plan"
@@ -35,7 +33,7 @@ func tune(ctx context.Context, v *Player, p *Pass) (err error) {
 		err := walk(ctx, at+batches)
 		return float64(v.Machine.Sim.Now()-begin) / 1e9, err
 	}
-	if v.tuned, err = t.Run(ctx, tuneKnobs(v)); err != nil {
+	if v.tuned, err = t.Run(ctx, settings(v).Knobs()); err != nil {
 		return err
 	}
 	v.Observer.TellPlan(v.Config.Operators(v.Machine.Stack != nil))
@@ -45,111 +43,28 @@ func tune(ctx context.Context, v *Player, p *Pass) (err error) {
 	return walk(ctx, n)
 }
 
-// tuneKnobs are the settings that can be tried in this run, the most telling first: those of a run
-// that reads.
-func tuneKnobs(v *Player) (out []tuner.Knob) {
-	c := &v.Config
-	full := c.Tune == plan.TuneFull
-	if depths := c.TuneDepths(); len(depths) > 1 {
-		out = append(out, knob("prefetch-depth", depths, c.Depth, func(d int) error {
-			c.Depth = d
-			v.Plan = c.Schedule()
-			v.Machine.plan = v.Plan
-			return nil
-		}))
-	}
-	if a, ok := v.Tiers.(tuner.Accumulator); ok {
-		if shares := a.Shares(full); shares != nil {
-			out = append(out, knob("accumulate", shares, c.Accumulate, a.Aim))
-		}
-	}
-	if v.Plan.Serial { // operators that run alone want all there is
-		return out
-	}
-	out = append(out, budgetKnobs(v, full)...)
-	if full && v.Machine.Stack != nil && c.IOStack == gpuio.StackAsync {
-		now := c.Blocks
-		if now == 0 {
-			now = plan.IOBlocks
-		}
-		out = append(out, knob("io-blocks", []int{8, 16, 32, 64}, now, func(blocks int) error {
-			if c.Blocks == blocks || c.Blocks == 0 && blocks == plan.IOBlocks {
-				return nil
+// settings are those that the tuner can set in this run.
+func settings(v *Player) *tuner.Settings {
+	c, m := &v.Config, v.Machine
+	s := &tuner.Settings{Config: c, SMs: v.Hardware.Profile.GPU.SMs.Int(),
+		Depth: func() { v.Plan = c.Schedule() }}
+	s.Accumulator, _ = v.Tiers.(tuner.Accumulator)
+	s.Budget = func(op string) error {
+		sms := c.Operators(true).Stream(op).SMs
+		map[string]*vstream{plan.OpTrain: m.trainS, plan.OpSample: m.sampleS,
+			plan.OpGather: m.gatherS, plan.OpLookup: m.lookupS}[op].sms = sms
+		for _, r := range m.replicas {
+			if op == plan.OpTrain {
+				r.train.sms = sms
 			}
+		}
+		return nil
+	}
+	if m.Stack != nil && c.IOStack == gpuio.StackAsync {
+		s.Blocks = func(_ context.Context, blocks int) error {
 			c.Blocks = blocks
 			return v.OpenStack()
-		}))
-	}
-	return out
-}
-
-// budgetKnobs are the SMs of operators.
-func budgetKnobs(v *Player, full bool) (out []tuner.Knob) {
-	c, m := &v.Config, v.Machine
-	sms, parts := v.Hardware.Profile.GPU.SMs.Int(), []int{2}
-	if full {
-		parts = []int{4, 2}
-	}
-	train := []*vstream{m.trainS}
-	for _, r := range m.replicas {
-		train = append(train, r.train)
-	}
-	for _, s := range []struct {
-		op      string
-		streams []*vstream
-		budget  *int
-		quick   bool
-	}{
-		{plan.OpTrain, train, &c.SMs.Train, true},
-		{plan.OpSample, []*vstream{m.sampleS}, &c.SMs.Sample, true},
-		{plan.OpGather, []*vstream{m.gatherS}, &c.SMs.Gather, false},
-		{plan.OpLookup, []*vstream{m.lookupS}, &c.SMs.Lookup, false},
-	} {
-		if !full && !s.quick {
-			continue
 		}
-		budgets := []int{0}
-		for _, d := range parts {
-			if b := sms / d; b >= 1 && b < sms && !slices.Contains(budgets, b) {
-				budgets = append(budgets, b)
-			}
-		}
-		if !slices.Contains(budgets, *s.budget) {
-			budgets = append(budgets, *s.budget)
-		}
-		if len(budgets) < 2 {
-			continue
-		}
-		k := tuner.Knob{Name: "sm-budget", Now: slices.Index(budgets, *s.budget),
-			Set: func(_ context.Context, i int) error {
-				*s.budget = budgets[i]
-				for _, x := range s.streams {
-					x.sms = budgets[i]
-				}
-				return nil
-			}}
-		for _, b := range budgets {
-			text := fmt.Sprintf("%s=%d", s.op, b)
-			if b == 0 {
-				text = s.op + "=all"
-			}
-			k.Values = append(k.Values, text)
-		}
-		out = append(out, k)
 	}
-	return out
-}
-
-// knob is a setting of some values, the present one among them.
-func knob[T int | float64](name string, values []T, now T, set func(T) error) tuner.Knob {
-	if values = slices.Clone(values); !slices.Contains(values, now) {
-		values = append(values, now)
-		slices.Sort(values)
-	}
-	k := tuner.Knob{Name: name, Now: slices.Index(values, now),
-		Set: func(_ context.Context, i int) error { return set(values[i]) }}
-	for _, x := range values {
-		k.Values = append(k.Values, fmt.Sprint(x))
-	}
-	return k
+	return s
 }

@@ -1,6 +1,6 @@
 // Package virtual plays a run on a modelled machine: batches are sampled and looked up for real,
-// and all times come from a hardware profile. Events stand in for the goroutines of package sched;
-// both obey the operator graph of package plan.
+// and all times come from a hardware profile. Package walk takes mini-batches through the operators,
+// as it does in a run.
 package virtual
 
 import (
@@ -185,7 +185,7 @@ func (v *Player) openMachine(classes int, wide bool) error {
 	}
 	gpu := newVGPU(machine)
 	v.Machine = &Machine{
-		Sim: sim, Model: machine, Gpu: gpu, plan: v.Plan, rec: v.Config.Timeline,
+		Sim: sim, Model: machine, Gpu: gpu, rec: v.Config.Timeline,
 		Work: cost.NewKernels(&p.GPU.Ops, v.Config, v.Dim, v.RowType, classes, wide),
 	}
 	ops := v.Config.Operators(true)
@@ -604,14 +604,10 @@ func (v *Player) pass(ctx context.Context, name string, key, epoch int, order pr
 // NewPass makes a walk over n mini-batches.
 func NewPass(v *Player, name string, n int, train bool) *Pass {
 	p := &Pass{
-		Machine: v.Machine, Name: name, End: n,
-		window: v.Config.Window, grouped: v.Config.Accumulate > 0, staged: v.Tiers.Staged(),
+		Machine: v.Machine, Name: name, End: n, config: &v.Config, staged: v.Tiers.Staged(),
 	}
 	if train {
 		p.Steps(v.Config.Shards, n)
-		if len(v.Machine.replicas) > 1 {
-			p.fleet = &vfleet{p: p}
-		}
 	}
 	return p
 }
@@ -638,8 +634,8 @@ func Count(sum *report.Partial, b *Batch) {
 
 // Result is what a pass that has ended came to.
 func (p *Pass) Result(sum report.Partial, epoch int, rowBytes int64) report.EpochResult {
-	if p.grouped {
-		sum.Groups, sum.Grouped = p.merged, sum.Batches
+	if p.config.Accumulate > 0 {
+		sum.Groups, sum.Grouped = p.groups, sum.Batches
 	}
 	sum.Seconds, sum.Waited, sum.Stages = float64(p.Ended-p.Began)/1e9, float64(p.Waited)/1e9,
 		p.stages()

@@ -241,9 +241,7 @@ func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
 	if w.Pass.Kind != trace.Train {
 		return t.Tiers.Begin(w)
 	}
-	a := &stages{t, engine.NewSlotStages(w)}
-	a.FindRows, a.GatherRows = a.lookup, a.gather
-	return a
+	return &stages{t, engine.SlotStages{Walk: w}}
 }
 
 // BatchBytes implements engine.Tiers.

@@ -15,22 +15,15 @@ import (
 	"helios/sched/report"
 )
 
-// stages are the stages of a walk over mini-batches that were laid out beforehand:
-//
-//	restore ──work──▶ find places, submit pages ──slot──▶ complete, gather twice ──slot──▶ train
+// stages are the stages of a walk over mini-batches that were laid out beforehand.
 type stages struct {
 	*Tiers
 	engine.SlotStages
 }
 
-// lookup runs L and I for a mini-batch: the places of its rows are read and listed, and the reads
-// of its pages go out.
-func (a *stages) lookup(ctx context.Context, w engine.Work) error {
+// Lookup implements engine.Stages: it reads and lists the places of a mini-batch's rows.
+func (a *stages) Lookup(_ context.Context, w *engine.Work) error {
 	e, p, s := a.Engine, a.Walk.Pass, w.Slot
-	if !e.Turn.Take(ctx) {
-		return nil
-	}
-	defer e.Turn.End()
 	if w.Count == 0 {
 		return nil
 	}
@@ -70,10 +63,11 @@ func (a *stages) lookup(ctx context.Context, w engine.Work) error {
 	if err := a.stage(o, size); err != nil {
 		return fmt.Errorf("batch %d: %w", s.Index, err)
 	}
-	return a.Walk.Submit(ctx, s, g, l.Pages, &gpuio.ReadSet{
+	g.Ask(l.Pages, &gpuio.ReadSet{
 		Rows: l.Page, Pos: l.Place, SSDOffset: l.SSDOffset,
 		Dst: o.staging, DstStride: pack.shape.PageBytes, DstBytes: size,
 	})
+	return nil
 }
 
 // stage makes the staging buffer of a slot hold the pages of any mini-batch, at least so many
@@ -103,26 +97,17 @@ func (a *stages) stage(s *slot, bytes int64) error {
 	return nil
 }
 
-// gather enqueues a batch's two gathers: of rows that stay in memory, and of those in its pages.
-func (a *stages) gather(s *engine.Slot) error {
-	e := a.Engine
-	for i := range s.Segments[:s.Used] {
-		g, o := &s.Segments[i], s.Part.(*slot)
-		err := e.Trace.Mark(e.GatherStream, g.GatherFrom)
-		if err == nil {
-			err = a.ranked.GatherHot(e.GatherStream, &o.assembly, s.Features.Ptr(), e.RowBytes)
-		}
-		if err == nil && g.Asked > 0 {
-			err = a.ranked.GatherPages(e.GatherStream, &o.assembly, o.staging.Ptr(),
-				s.Features.Ptr(),
-				e.RowBytes)
-		}
-		if err == nil {
-			err = e.Trace.Mark(e.GatherStream, g.GatherTo)
-		}
-		if err != nil {
-			return err
-		}
+// Gather enqueues two gathers: of rows that stay in memory, and of those in pages.
+func (a *stages) Gather(_ context.Context, w *engine.Work) error {
+	e, g, s := a.Engine, w.Segment, w.Slot
+	if g == nil {
+		return nil
 	}
-	return e.GatherStream.Record(s.Ready)
+	o := s.Part.(*slot)
+	err := a.ranked.GatherHot(e.GatherStream, &o.assembly, s.Features.Ptr(), e.RowBytes)
+	if err == nil && g.Asked > 0 {
+		err = a.ranked.GatherPages(e.GatherStream, &o.assembly, o.staging.Ptr(), s.Features.Ptr(),
+			e.RowBytes)
+	}
+	return err
 }

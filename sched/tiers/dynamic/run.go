@@ -23,6 +23,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/walk"
 )
 
 // Run is the system on an engine.
@@ -51,6 +52,7 @@ type readGroup struct {
 // admitted is a segment that was looked up in dynamic tiers.
 type admitted struct {
 	*engine.Segment
+	group  *readGroup
 	ticket *cache.Ticket
 	out    int    // where that is
 	seq    uint64 // among all that were admitted
@@ -277,27 +279,22 @@ func (d *Tiers) admission(g *engine.Segment, s *engine.Slot, last bool) (a *admi
 	return a, err
 }
 
-// stages are the stages of a walk over dynamic tiers: a window makes lookups wait for the
-// samples of coming batches, the accumulator merges their reads, and what is read is gathered when
-// it is whole:
-//
-//	sample ──work──▶ announce, look up, submit ──group──▶ complete, gather ──slot──▶ train
+// stages are the stages of a walk over dynamic tiers. A batch gets its feature tensor when its rows
+// have arrived.
 type stages struct {
 	*Tiers
-	w       *engine.Walk
-	unused  chan *readGroup // groups
-	reading chan *readGroup // groups with reads under way
-	spare   chan cuda.Growable
-	open    *readGroup   // being filled; nil: none
-	held    []*readGroup // whose staging the gather stream may still read
+	w      *engine.Walk
+	unused chan *readGroup // groups
+	spare  chan cuda.Growable
+	open   *readGroup   // being filled; nil: none
+	held   []*readGroup // whose staging the gather stream may still read
 }
 
 // Begin implements engine.Tiers.
 func (d *Tiers) Begin(w *engine.Walk) engine.Stages {
 	a := &stages{
 		Tiers: d, w: w, unused: make(chan *readGroup, len(d.groups)),
-		reading: make(chan *readGroup, len(d.groups)),
-		spare:   make(chan cuda.Growable, len(d.xs)),
+		spare: make(chan cuda.Growable, len(d.xs)),
 	}
 	for _, g := range d.groups {
 		a.unused <- g
@@ -308,169 +305,106 @@ func (d *Tiers) Begin(w *engine.Walk) engine.Stages {
 	return a
 }
 
-// Room does nothing: a batch gets its feature tensor when its rows have arrived.
+// Room implements engine.Stages.
 func (a *stages) Room(*engine.Slot, int64) error { return nil }
 
+// Release implements engine.Stages.
 func (a *stages) Release(s *engine.Slot) {
 	a.spare <- s.Own
 	s.Features, s.Own = nil, nil
 }
 
-// Deliver gathers what groups have read, and hands on the batches that are whole by that.
-func (a *stages) Deliver(ctx context.Context, ready chan<- *engine.Slot) error {
-	for g := range a.reading {
-		if ctx.Err() != nil {
-			continue
-		}
-		if err := a.finish(ctx, g, ready); err != nil {
-			return err
-		}
+// Announce implements engine.Stages.
+func (a *stages) Announce(ctx context.Context, w *engine.Work) error {
+	e := a.Engine
+	op, cancel := e.OperatorContext(ctx)
+	defer cancel()
+	begin, section := time.Now(), hostcpu.Begin()
+	err := a.tier.Announce(op, e.LookupStream, w.Nodes, w.First+w.Count)
+	section.End(hostcpu.Lookups)
+	if !a.tier.OnGPU() { // else its stream tells
+		a.w.Pass.Clock.LookedUp(time.Since(begin))
+	}
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", w.Slot.Index, err)
 	}
 	return nil
 }
 
-// Admit looks up what the sampler hands on. Each batch is announced when all of it is sampled, and
-// looked up when so many as the window is deep are announced after it, or the pass has no more.
-func (a *stages) Admit(ctx context.Context, parts <-chan engine.Work) error {
-	defer close(a.reading)
-	e, p := a.Engine, a.w.Pass
-	if e.Config.Window == 0 {
-		for w := range parts {
-			if ctx.Err() == nil {
-				if err := a.lookup(ctx, w); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	}
-	for {
-		for p.Announced > 0 && p.Waiting[0].Slot.Index < a.w.End &&
-			(p.Announced > e.Config.Window ||
-				p.Heard == p.Batches) {
-			for last := false; !last; {
-				w := p.Waiting[0]
-				p.Waiting, last = p.Waiting[1:], w.Last
-				if err := a.lookup(ctx, w); err != nil || ctx.Err() != nil {
-					return err
-				}
-			}
-			p.Announced--
-		}
-		w, ok := <-parts
-		if !ok || ctx.Err() != nil {
-			return nil
-		}
-		p.Waiting = append(p.Waiting, w)
-		if !w.Last {
-			continue
-		}
-		op, cancel := e.OperatorContext(ctx)
-		begin, section := time.Now(), hostcpu.Begin()
-		err := a.tier.Announce(op, e.LookupStream, w.Nodes, w.First+w.Count)
-		section.End(hostcpu.Lookups)
-		if !a.tier.OnGPU() { // else its stream tells
-			p.Clock.LookedUp(time.Since(begin))
-		}
-		cancel()
-		if err != nil {
-			return fmt.Errorf("batch %d: %w", w.Slot.Index, err)
-		}
-		p.Announced++
-		p.Heard = w.Slot.Index + 1
-	}
-}
-
-// lookup looks a part up, and has the group's reads go out when it is whole.
-func (a *stages) lookup(ctx context.Context, w engine.Work) error {
+// Lookup implements engine.Stages.
+func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 	e, s := a.Engine, w.Slot
 	if a.open == nil {
 		select {
 		case a.open = <-a.unused:
 		case <-ctx.Done():
-			return nil
+			return walk.ErrStopped
 		}
 		a.open.segs, a.open.lines, a.open.batches = a.open.segs[:0], 0, 0
 	}
-	if !e.Turn.Take(ctx) {
+	if w.Count == 0 && !w.Last {
 		return nil
 	}
-	defer e.Turn.End()
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
 	first := s.Used == 0
-	if w.Count > 0 || w.Last {
-		seg := &s.Segments[s.Used]
-		s.Used++
-		seg.Begin(w)
-		seg.Moved = w.Count
-		g, err := a.admission(seg, s, w.Last)
-		if err != nil {
-			return fmt.Errorf("batch %d: %w", s.Index, err)
-		}
-		if first {
-			a.tier.NextBatch()
-			if err := e.Recording.Begin(a.w.Pass.Kind, a.w.Pass.Number, s.Index); err != nil {
-				return err
-			}
-		}
-		if w.Count > 0 {
-			if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
-				return fmt.Errorf("batch %d: %w", s.Index, err)
-			}
-		}
-		begin := time.Now()
-		before, section := a.tier.Stats(), hostcpu.Begin()
-		err = a.tier.Admit(op, e.LookupStream, w.Nodes, w.First, w.Count, g.ticket)
-		section.End(hostcpu.Lookups)
-		if err != nil {
-			return fmt.Errorf("batch %d: %w", s.Index, err)
-		}
-		if !a.tier.OnGPU() {
-			a.w.Pass.Clock.LookedUp(time.Since(begin))
-		}
-		after := a.tier.Stats()
-		g.out, g.seq = segAdmitted, a.seq
-		a.seq++
-		t := g.ticket
-		g.RowsGPU, g.RowsCPU, g.RowsSSD, g.nlines = t.NGPU, t.NCPU, t.NMiss, t.NLines
-		g.Inserted, g.Evicted, g.Bypassed = after.Inserted-before.Inserted,
-			after.Evicted-before.Evicted, after.Bypassed-before.Bypassed
-		e.Trace.Op(report.TrackLookup, plan.OperatorName("L", w.Hop), begin, a.w.Pass, s.Index,
-			w.Count)
-		a.open.segs = append(a.open.segs, g)
-		a.open.lines += g.nlines
+	seg := &s.Segments[s.Used]
+	s.Used++
+	seg.Begin(w)
+	seg.Moved = w.Count
+	g, err := a.admission(seg, s, w.Last)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.Index, err)
 	}
-	if w.Last {
-		a.open.batches++
-	}
-	if e.Plan.Group && (!w.Last || a.open.lines < a.acc.Target && a.open.batches < plan.MaxGroup &&
-		s.Index+1 < a.w.End) {
-		if w.Last {
-			return a.more()
-		}
-		return nil
-	}
-	return a.flush(ctx)
-}
-
-// more sees to it that the sampler has a slot for another batch of the open group.
-func (a *stages) more() error {
-	e := a.Engine
-	for len(e.Slots) < a.open.batches+1+e.Config.Window+e.Plan.Credits {
-		s, err := e.NewSlot()
-		if err != nil {
+	if first {
+		a.tier.NextBatch()
+		if err := e.Recording.Begin(a.w.Pass.Kind, a.w.Pass.Number, s.Index); err != nil {
 			return err
 		}
-		a.w.Free <- s
+	}
+	if w.Count > 0 {
+		if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
+			return fmt.Errorf("batch %d: %w", s.Index, err)
+		}
+	}
+	begin := time.Now()
+	before, section := a.tier.Stats(), hostcpu.Begin()
+	err = a.tier.Admit(op, e.LookupStream, w.Nodes, w.First, w.Count, g.ticket)
+	section.End(hostcpu.Lookups)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.Index, err)
+	}
+	if !a.tier.OnGPU() {
+		a.w.Pass.Clock.LookedUp(time.Since(begin))
+	}
+	after := a.tier.Stats()
+	g.out, g.seq = segAdmitted, a.seq
+	a.seq++
+	t := g.ticket
+	g.RowsGPU, g.RowsCPU, g.RowsSSD, g.nlines = t.NGPU, t.NCPU, t.NMiss, t.NLines
+	g.Inserted, g.Evicted, g.Bypassed = after.Inserted-before.Inserted,
+		after.Evicted-before.Evicted, after.Bypassed-before.Bypassed
+	e.Trace.Op(report.TrackLookup, plan.OperatorName("L", w.Hop), begin, a.w.Pass, s.Index,
+		w.Count)
+	g.group = a.open
+	a.open.segs = append(a.open.segs, g)
+	a.open.lines += g.nlines
+	if w.Last {
+		a.open.batches++
 	}
 	return nil
 }
 
-// flush sends the reads of the open group out.
-func (a *stages) flush(ctx context.Context) error {
+// Closes implements engine.Stages.
+func (a *stages) Closes(s *engine.Slot) bool {
+	return a.open.lines >= a.acc.Target || a.open.batches >= plan.MaxGroup ||
+		s.Index+1 >= a.w.End
+}
+
+// Submit implements engine.Stages.
+func (a *stages) Submit(rd context.Context, _ *engine.Set) error {
 	e, g := a.Engine, a.open
-	if len(g.segs) == 0 {
+	if len(g.segs) == 0 { // a hop that found no new node; the group takes the next
 		return nil
 	}
 	index := g.segs[0].slot.Index
@@ -498,8 +432,6 @@ func (a *stages) flush(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", index, err)
 		}
-		rd, end := e.ReadContext(ctx)
-		defer end()
 		g.submitted = time.Now()
 		g.pending, err = e.Store.Reader.Submit(rd, &gpuio.ReadSet{
 			Rows: g.plan.Rows, Pos: g.plan.Pos, SSDOffset: g.plan.SSDOffset,
@@ -509,14 +441,23 @@ func (a *stages) flush(ctx context.Context) error {
 			return fmt.Errorf("batch %d: %w", index, engine.ReadError(err))
 		}
 		e.Trace.Read(g.lines)
-		if e.Plan.Serial {
+	}
+	a.open = nil
+	return nil
+}
+
+// Complete implements engine.Stages.
+func (a *stages) Complete(rd context.Context, set *engine.Set) error {
+	for _, p := range set.Parts {
+		if w := engine.WorkOf(p); w.Segment != nil {
+			g := w.Segment.Part.(*admitted).group
 			if err := a.waitGroup(rd, a.w.Pass, g); err != nil {
 				return err
 			}
+			a.w.Pass.Clock.Group(g.batches)
+			return nil
 		}
 	}
-	a.open = nil
-	a.reading <- g
 	return nil
 }
 
@@ -567,79 +508,40 @@ func (a *stages) waitGroup(op context.Context, p *engine.Pass, g *readGroup) err
 // muldiv is a*b/c without overflow for shares (b <= c).
 func muldiv(a, b, c int64) int64 { return a/c*b + a%c*b/c }
 
-// finish gives the lookups of a group what they need once its reads are whole, and hands on the
-// batches that are whole by that.
-func (a *stages) finish(ctx context.Context, g *readGroup, ready chan<- *engine.Slot) error {
-	rd, end := a.Engine.ReadContext(ctx)
-	defer end()
-	p := a.w.Pass
-	if err := a.waitGroup(rd, p, g); err != nil {
+// Gather implements engine.Stages: rows go to the batch's feature tensor, and lines to the tier.
+func (a *stages) Gather(ctx context.Context, w *engine.Work) error {
+	e, s := a.Engine, w.Slot
+	if s.Features == nil {
+		s.Own = <-a.spare // as many as the walk lets batches have
+		s.Features = a.w.Pass.PlaceOf(s.Index, s.Own)
+	}
+	if w.Segment == nil {
+		return nil
+	}
+	x := w.Segment.Part.(*admitted)
+	rows := x.First + x.Count
+	if err := e.Fits(s.Index, rows, s.Features.Size()); err != nil {
 		return err
 	}
-	p.Clock.Group(g.batches)
-	for i, x := range g.segs {
-		s := x.slot
-		if s.Features == nil {
-			select {
-			case x := <-a.spare:
-				s.Features = p.PlaceOf(s.Index, x)
-				s.Own = x
-			case <-ctx.Done():
-				return nil
-			}
-		}
-		if err := a.finishOne(ctx, g, x); err != nil {
-			return fmt.Errorf("batch %d: %w", s.Index, err)
-		}
-		if i == len(g.segs)-1 {
-			a.held = append(a.held, g) // its staging is in use until the stream is done
-		}
-		if !x.last {
-			continue
-		}
-		for _, h := range a.held {
-			a.unused <- h
-		}
-		a.held = a.held[:0]
-		ready <- s
+	if err := s.Features.Grow(rows * e.RowBytes); err != nil {
+		return fmt.Errorf("features of %d rows: %w", rows, err)
+	}
+	if err := a.tier.Finish(e.GatherStream, x.ticket, x.group.staging, s.Features.Ptr(),
+		e.RowBytes); err != nil {
+		return err
+	}
+	x.out = segFinished
+	if g := x.group; g.segs[len(g.segs)-1] == x {
+		a.held = append(a.held, g) // its staging is in use until the stream is done
 	}
 	return nil
 }
 
-// finishOne runs G for one lookup. With the batch's last one it waits until all rows are in place.
-func (a *stages) finishOne(ctx context.Context, g *readGroup, x *admitted) error {
-	e := a.Engine
-	if !e.Turn.Take(ctx) {
-		return nil
-	}
-	defer e.Turn.End()
-	op, cancel := e.OperatorContext(ctx)
-	defer cancel()
-	s := x.slot
-	bytes := (x.First + x.Count) * e.RowBytes
-	if err := e.Fits(s.Index, x.First+x.Count, s.Features.Size()); err != nil {
-		return err
-	}
-	if err := s.Features.Grow(bytes); err != nil {
-		return fmt.Errorf("features of %d rows: %w", x.First+x.Count, err)
-	}
-	err := e.Trace.Mark(e.GatherStream, x.GatherFrom)
-	if err == nil {
-		err = a.tier.Finish(e.GatherStream, x.ticket, g.staging, s.Features.Ptr(), e.RowBytes)
-	}
-	if err != nil {
-		return err
-	}
-	x.out = segFinished
-	if err := e.Trace.Mark(e.GatherStream, x.GatherTo); err != nil || !x.last {
-		return err
-	}
-	if err := e.GatherStream.Record(s.Ready); err != nil {
-		return err
-	}
-	if err := s.Ready.Synchronize(op); err != nil {
-		return fmt.Errorf("gather: %w", err)
-	}
+// Change implements engine.Stages.
+func (a *stages) Change(*engine.Slot) error { return nil }
+
+// Placed implements engine.Stages.
+func (a *stages) Placed(s *engine.Slot) error {
 	for i := range s.Segments[:s.Used] {
 		y := s.Segments[i].Part.(*admitted)
 		if err := a.tier.Release(y.ticket); err != nil {
@@ -647,7 +549,11 @@ func (a *stages) finishOne(ctx context.Context, g *readGroup, x *admitted) error
 		}
 		y.out = segFree
 	}
-	return e.Trace.Gathers(a.w.Pass, s)
+	for _, h := range a.held {
+		a.unused <- h
+	}
+	a.held = a.held[:0]
+	return nil
 }
 
 // Drain waits for merged reads that are in flight.

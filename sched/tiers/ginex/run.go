@@ -28,6 +28,7 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/samples"
+	"helios/sched/walk"
 )
 
 // Run is the system on an engine.
@@ -516,9 +517,8 @@ func (t *Tiers) fill(ctx context.Context, x *superbatchRun) error {
 	return nil
 }
 
-// stages are the stages of a walk over planned tiers:
-//
-//	restore ──work──▶ place, submit ──slot──▶ complete, gather, change ──slot──▶ train
+// stages are the stages of a walk over planned tiers. Behind the gathers of a mini-batch its
+// changes of the tiers are made.
 type stages struct {
 	*Tiers
 	engine.SlotStages
@@ -526,22 +526,15 @@ type stages struct {
 
 // Begin implements engine.Tiers.
 func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
-	a := &stages{t, engine.NewSlotStages(w)}
-	a.FindRows = a.lookup
-	a.GatherRows = func(s *engine.Slot) error { return a.gather(s, a.now) }
-	return a
+	return &stages{t, engine.SlotStages{Walk: w}}
 }
 
-// lookup runs L and I for a part.
-func (a *stages) lookup(ctx context.Context, w engine.Work) error {
-	e, p, s := a.Engine, a.Walk.Pass, w.Slot
-	if !e.Turn.Take(ctx) {
-		return nil
-	}
-	defer e.Turn.End()
+// Lookup implements engine.Stages: it takes the rows' slots from the changes, once those are found.
+func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 	if w.Count == 0 {
 		return nil
 	}
+	e, p, s := a.Engine, a.Walk.Pass, w.Slot
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
 	if s.Used == 0 {
@@ -556,7 +549,7 @@ func (a *stages) lookup(ctx context.Context, w engine.Work) error {
 	index := s.Index - x.first
 	if err := x.changes.Wait(ctx, index); err != nil {
 		if ctx.Err() != nil {
-			return nil
+			return walk.ErrStopped
 		}
 		return fmt.Errorf("batch %d: %w", s.Index, err)
 	}
@@ -580,47 +573,40 @@ func (a *stages) lookup(ctx context.Context, w engine.Work) error {
 	p.Clock.LookedUp(time.Since(from))
 	g.RowsGPU, g.RowsCPU, g.RowsSSD, g.Moved = l.NGPU, l.NCPU, l.NMiss, l.NGPU+l.NCPU
 	e.Trace.Op(report.TrackLookup, plan.OperatorName("L", w.Hop), begin, p, s.Index, w.Count)
-	if g.RowsSSD == 0 {
-		return nil
+	if g.RowsSSD > 0 {
+		g.Ask(g.RowsSSD, &gpuio.ReadSet{
+			Rows: l.MissRow, Pos: l.MissPos, SSDOffset: l.SSDOffset,
+			Dst: s.Features, DstStride: e.RowBytes, DstBytes: to * e.RowBytes,
+		})
 	}
-	return a.Walk.Submit(ctx, s, g, g.RowsSSD, &gpuio.ReadSet{
-		Rows: l.MissRow, Pos: l.MissPos, SSDOffset: l.SSDOffset,
-		Dst: s.Features, DstStride: e.RowBytes, DstBytes: to * e.RowBytes,
-	})
+	return nil
 }
 
-// gather enqueues a batch's gathers and behind them the changes of the tiers.
-func (a *stages) gather(s *engine.Slot, x *superbatchRun) error {
+// Gather implements engine.Stages.
+func (a *stages) Gather(_ context.Context, w *engine.Work) error {
+	if w.Segment == nil {
+		return nil
+	}
+	return a.tier.Gather(a.Engine.GatherStream, w.Segment.Part.(*cache.Places),
+		w.Slot.Features.Ptr(), a.Engine.RowBytes)
+}
+
+// Change implements engine.Stages: it makes the changes of the tiers.
+func (a *stages) Change(s *engine.Slot) error {
 	e := a.Engine
-	for i := range s.Segments[:s.Used] {
-		g := &s.Segments[i]
-		err := e.Trace.Mark(e.GatherStream, g.GatherFrom)
-		if err == nil {
-			err = a.tier.Gather(e.GatherStream, g.Part.(*cache.Places), s.Features.Ptr(),
-				e.RowBytes)
-		}
-		if err == nil {
-			err = e.Trace.Mark(e.GatherStream, g.GatherTo)
-		}
-		if err != nil {
-			return err
-		}
+	index := s.Index - a.now.first
+	moves, demotions := a.now.changes.Moves(index), a.now.changes.Demotions(index)
+	if len(moves)+len(demotions) == 0 {
+		return nil
 	}
-	index := s.Index - x.first
-	moves, demotions := x.changes.Moves(index), x.changes.Demotions(index)
-	if len(moves)+len(demotions) > 0 {
-		g := &s.Segments[0]
-		places := g.Part.(*cache.Places)
-		if err := a.tier.Prepare(places, moves, demotions); err != nil {
-			return err
-		}
-		if err := a.tier.Apply(e.GatherStream, places, s.Features.Ptr(), e.RowBytes,
-			int64(len(s.Frontier))); err != nil {
-			return err
-		}
-		g.Inserted = int64(len(moves))
+	g := &s.Segments[0]
+	places := g.Part.(*cache.Places)
+	if err := a.tier.Prepare(places, moves, demotions); err != nil {
+		return err
 	}
-	return e.GatherStream.Record(s.Ready)
+	g.Inserted = int64(len(moves))
+	return a.tier.Apply(e.GatherStream, places, s.Features.Ptr(), e.RowBytes,
+		int64(len(s.Frontier)))
 }
 
 // Forget is called after a walk that failed: nobody knows which changes were made.

@@ -102,9 +102,8 @@ func (t *Tiers) Close() error {
 	return errors.Join(all...)
 }
 
-// stages are the stages of a walk over static tiers:
-//
-//	sample ──work──▶ look up, submit, gather ──slot──▶ complete ──slot──▶ train
+// stages are the stages of a walk over static tiers: the cached rows of a part are gathered while
+// the others are read.
 type stages struct {
 	*Tiers
 	engine.SlotStages
@@ -112,65 +111,53 @@ type stages struct {
 
 // Begin implements engine.Tiers.
 func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
-	a := &stages{t, engine.NewSlotStages(w)}
-	a.FindRows = a.lookup
-	return a
+	return &stages{t, engine.SlotStages{Walk: w}}
 }
 
-// lookup runs L, I and G for a part: its rows are found in the tiers, the reads of the others go
-// out, and the cached ones are gathered meanwhile.
-func (a *stages) lookup(ctx context.Context, w engine.Work) error {
-	e, p, s := a.Engine, a.Walk.Pass, w.Slot
-	if !e.Turn.Take(ctx) {
+// Lookup implements engine.Stages.
+func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
+	if w.Count == 0 {
 		return nil
 	}
-	defer e.Turn.End()
+	e, p, s := a.Engine, a.Walk.Pass, w.Slot
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
-	if w.Count > 0 {
-		if s.Used == 0 {
-			if err := e.Recording.Begin(p.Kind, p.Number, s.Index); err != nil {
-				return err
-			}
-		}
-		if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
-			return fmt.Errorf("batch %d: %w", s.Index, err)
-		}
-		g := &s.Segments[s.Used]
-		s.Used++
-		b := g.Part.(*cache.Buckets)
-		g.Begin(w)
-		begin := e.Trace.Now()
-		err := a.Hetero.Lookup(op, e.LookupStream, w.Nodes, w.First, w.Count, b)
-		if err != nil {
-			return fmt.Errorf("batch %d: %w", s.Index, err)
-		}
-		g.RowsGPU, g.RowsCPU, g.RowsSSD, g.Moved = b.NGPU, b.NCPU, b.NMiss, b.NGPU+b.NCPU
-		if a.FirstOnHost {
-			g.RowsGPU, g.RowsCPU = 0, g.Moved
-		}
-		e.Trace.Op(report.TrackLookup, plan.OperatorName("L", w.Hop), begin, p, s.Index, w.Count)
-		if g.RowsSSD > 0 {
-			if err := a.Walk.Submit(ctx, s, g, g.RowsSSD, &gpuio.ReadSet{
-				Rows: b.MissRow.Ptr(), Pos: b.MissPos.Ptr(), SSDOffset: b.SSDOffset,
-				Dst: s.Features, DstStride: e.RowBytes, DstBytes: (w.First + w.Count) * e.RowBytes,
-			}); err != nil {
-				return err
-			}
-		}
-		err = e.Trace.Mark(e.GatherStream, g.GatherFrom)
-		if err == nil {
-			err = a.Hetero.Gather(e.GatherStream, b, s.Features.Ptr(), e.RowBytes)
-		}
-		if err == nil {
-			err = e.Trace.Mark(e.GatherStream, g.GatherTo)
-		}
-		if err != nil {
-			return fmt.Errorf("batch %d: %w", s.Index, err)
+	if s.Used == 0 {
+		if err := e.Recording.Begin(p.Kind, p.Number, s.Index); err != nil {
+			return err
 		}
 	}
-	if w.Last {
-		return e.GatherStream.Record(s.Ready)
+	if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
+		return fmt.Errorf("batch %d: %w", s.Index, err)
+	}
+	g := &s.Segments[s.Used]
+	s.Used++
+	b := g.Part.(*cache.Buckets)
+	g.Begin(w)
+	begin := e.Trace.Now()
+	err := a.Hetero.Lookup(op, e.LookupStream, w.Nodes, w.First, w.Count, b)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", s.Index, err)
+	}
+	g.RowsGPU, g.RowsCPU, g.RowsSSD, g.Moved = b.NGPU, b.NCPU, b.NMiss, b.NGPU+b.NCPU
+	if a.FirstOnHost {
+		g.RowsGPU, g.RowsCPU = 0, g.Moved
+	}
+	e.Trace.Op(report.TrackLookup, plan.OperatorName("L", w.Hop), begin, p, s.Index, w.Count)
+	if g.RowsSSD > 0 {
+		g.Ask(g.RowsSSD, &gpuio.ReadSet{
+			Rows: b.MissRow.Ptr(), Pos: b.MissPos.Ptr(), SSDOffset: b.SSDOffset,
+			Dst: s.Features, DstStride: e.RowBytes, DstBytes: (w.First + w.Count) * e.RowBytes,
+		})
 	}
 	return nil
+}
+
+// Gather implements engine.Stages.
+func (a *stages) Gather(_ context.Context, w *engine.Work) error {
+	if w.Segment == nil {
+		return nil
+	}
+	return a.Hetero.Gather(a.Engine.GatherStream, w.Segment.Part.(*cache.Buckets),
+		w.Slot.Features.Ptr(), a.Engine.RowBytes)
 }
