@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"helios/cuda"
 	"helios/dataset/stripe"
@@ -142,153 +143,145 @@ func (s *Store) Fill(ctx context.Context, rows []int64, dst cuda.Buffer, name st
 	return err
 }
 
-// FillSlots reads rows into slots of a buffer; nil: one slot after the other. It says what that
-// took of the SSDs.
+// FillSlots reads rows into slots of a buffer; nil: one slot after the other. It returns the cost
+// in reads.
 func (s *Store) FillSlots(ctx context.Context, rows []int64, slots []int32, dst cuda.Buffer,
 	name string) (took gpuio.ReadStats, err error) {
-	if len(rows) == 0 {
+	n := min(prepare.FillRows, len(rows))
+	if n == 0 {
 		return took, nil
 	}
-	n := min(prepare.FillRows, len(rows))
-	ids, err := s.of.Device.Alloc(cuda.MemPinned, int64(n)*8, "tier fill rows")
+	l, err := s.newListing(int64(n), len(s.SSDs))
 	if err != nil {
 		return took, err
 	}
-	defer func() { _ = ids.Free() }()
-	pos, err := s.of.Device.Alloc(cuda.MemPinned, int64(n)*4, "tier fill slots")
-	if err != nil {
-		return took, err
-	}
-	defer func() { _ = pos.Free() }()
-	idv, posv := hostmem.View[int64](ids.Bytes()), hostmem.View[uint32](pos.Bytes())
-	ssds := len(s.SSDs)
-	end := func(rows int) int64 { return int64(rows) }
-	if slots != nil {
-		end = func(int) int64 { return dst.Size() / s.of.RowBytes }
-	}
-	for at := 0; at < len(rows); at += n {
-		if err := prepare.Interrupted(ctx); err != nil {
+	defer func() { _ = l.mem.Free() }()
+	for first := 0; first < len(rows); first += n {
+		part := rows[first:min(first+n, len(rows))]
+		end := dst.Size() / s.of.RowBytes
+		if slots == nil {
+			end = int64(first + len(part))
+		}
+		l.fill(len(part), func(i int) (int64, uint32) {
+			if slots == nil {
+				return part[i], uint32(first + i)
+			}
+			return part[i], uint32(slots[first+i])
+		})
+		st, err := s.readListed(ctx, l, dst, s.of.RowBytes, end*s.of.RowBytes,
+			"filling the "+strings.TrimPrefix(name, "fill "))
+		took = report.AddReadStats(took, st)
+		if err != nil {
 			return took, err
 		}
-		part := rows[at:min(at+n, len(rows))]
-		off := make([]int64, ssds+1)
-		for _, r := range part {
-			off[r%int64(ssds)+1]++
-		}
-		for s := range ssds {
-			off[s+1] += off[s]
-		}
-		next := append([]int64(nil), off...)
-		for i, r := range part {
-			k := next[r%int64(ssds)]
-			next[r%int64(ssds)]++
-			idv[k], posv[k] = r, uint32(at+i)
-			if slots != nil {
-				posv[k] = uint32(slots[at+i])
-			}
-		}
-		op, cancel := s.of.ReadContext(ctx)
-		p, err := s.Reader.Submit(op, &gpuio.ReadSet{
-			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: dst, DstStride: s.of.RowBytes,
-			DstBytes: end(at+len(part)) * s.of.RowBytes,
-		})
-		if err == nil {
-			var st gpuio.ReadStats
-			st, err = p.Wait(op)
-			took.Bytes += st.Bytes
-			took.Commands += st.Commands
-			took.Retries += st.Retries
-			took.Timeouts += st.Timeouts
-			took.Submit += st.Submit
-			took.Complete += st.Complete
-		}
-		cancel()
-		if err != nil {
-			// The set's buffers may be freed only when nothing can read or write them.
-			s.Stopped = ctx.Err() != nil
-			cerr := s.Close()
-			if stopped := prepare.Interrupted(ctx); stopped != nil {
-				return took, errs.With(errs.Interrupted, errors.Join(stopped, cerr))
-			}
-			return took, fmt.Errorf("filling the %s: %w", name[len("fill "):],
-				errors.Join(ReadError(err), cerr))
-		}
-		s.of.Observer.TellStep(name, at+len(part), len(rows))
+		s.of.Observer.TellStep(name, first+len(part), len(rows))
 	}
 	return took, gpuio.Forget(s.Reader, dst) // no SSD writes there again
 }
 
 // ReadPages reads runs of the pages that the stack is open for into a buffer, one set behind the
-// other. After an error no read is under way. told: the observer hears how far it is.
+// other. After an error no read is under way. The observer hears of each set if tell is true.
 func (s *Store) ReadPages(ctx context.Context, runs []prepare.PageRun, dst cuda.Buffer, name string,
-	told bool) (took gpuio.ReadStats, err error) {
+	tell bool) (took gpuio.ReadStats, err error) {
 	page := int64(s.Pages.Layout.RowBytes)
 	sets, most := prepare.CutPages(runs, page)
 	if len(sets) == 0 {
 		return took, nil
 	}
-	total := int64(0)
+	total, done := int64(0), int64(0)
 	for _, r := range runs {
 		total += r.Pages
 	}
-	most = min(most, total)
-	ids, err := s.of.Device.Alloc(cuda.MemPinned, most*12, "numbers of pages")
+	l, err := s.newListing(min(most, total), len(s.Pages.SSDs))
 	if err != nil {
 		return took, err
 	}
-	defer func() { err = errors.Join(err, ids.Free()) }()
-	list := hostmem.View[int64](ids.Bytes()[:most*8])
-	places := hostmem.View[uint32](ids.Bytes()[most*8:])
-	ssds := int64(len(s.Pages.SSDs))
-	next := make([]int64, ssds)
-	done := int64(0)
+	defer func() { err = errors.Join(err, l.mem.Free()) }()
+	var pages []int64
+	var places []uint32
 	for _, set := range sets { // their pages in their order on each SSD
-		if err := prepare.Interrupted(ctx); err != nil {
-			return took, err
-		}
-		off := make([]int64, ssds+1)
-		for _, r := range set {
-			for p := r.Page; p < r.Page+r.Pages; p++ {
-				off[p%ssds+1]++
-			}
-		}
-		for i := range ssds {
-			off[i+1] += off[i]
-		}
-		copy(next, off)
+		pages, places = pages[:0], places[:0]
 		for _, r := range set {
 			for i := range r.Pages {
-				p := r.Page + i
-				k := next[p%ssds]
-				next[p%ssds]++
-				list[k], places[k] = p, uint32(r.At+i)
+				pages, places = append(pages, r.Page+i), append(places, uint32(r.At+i))
 			}
 		}
-		op, cancel := s.of.ReadContext(ctx)
-		p, err := s.Reader.Submit(op, &gpuio.ReadSet{Rows: ids.Ptr(),
-			Pos: ids.Ptr() + cuda.DevicePtr(most*8), SSDOffset: off, Dst: dst, DstStride: page,
-			DstBytes: dst.Size() / page * page})
-		if err == nil {
-			var st gpuio.ReadStats
-			st, err = p.Wait(op)
-			took = report.AddReadStats(took, st)
-		}
-		cancel()
+		l.fill(len(pages), func(i int) (int64, uint32) { return pages[i], places[i] })
+		st, err := s.readListed(ctx, l, dst, page, dst.Size()/page*page, name)
+		took = report.AddReadStats(took, st)
 		if err != nil {
-			// The buffers may be freed only when nothing can read or write them.
-			s.Stopped = ctx.Err() != nil
-			cerr := s.Close()
-			if stopped := prepare.Interrupted(ctx); stopped != nil {
-				return took, errs.With(errs.Interrupted, errors.Join(stopped, cerr))
-			}
-			return took, fmt.Errorf("%s: %w", name, errors.Join(ReadError(err), cerr))
+			return took, err
 		}
-		done += off[ssds]
-		if told {
+		if done += int64(len(pages)); tell {
 			s.of.Observer.TellStep(name, int(done), int(total))
 		}
 	}
 	return took, nil
+}
+
+// listing has the rows or pages of a set of reads by SSD, in memory that the stack reads.
+type listing struct {
+	mem       cuda.Buffer
+	numbers   []int64
+	places    []uint32
+	off, next []int64
+}
+
+// newListing makes room for n rows or pages.
+func (s *Store) newListing(n int64, ssds int) (l *listing, err error) {
+	l = &listing{off: make([]int64, ssds+1), next: make([]int64, ssds)}
+	if l.mem, err = s.of.Device.Alloc(cuda.MemPinned, n*12, "lists of reads"); err != nil {
+		return nil, err
+	}
+	l.numbers = hostmem.View[int64](l.mem.Bytes()[:n*8])
+	l.places = hostmem.View[uint32](l.mem.Bytes()[n*8 : n*12])
+	return l, nil
+}
+
+// fill lists n rows or pages. Those of an SSD keep their order.
+func (l *listing) fill(n int, item func(i int) (number int64, place uint32)) {
+	ssds := int64(len(l.next))
+	clear(l.off)
+	for i := range n {
+		number, _ := item(i)
+		l.off[number%ssds+1]++
+	}
+	for i := range ssds {
+		l.off[i+1] += l.off[i]
+	}
+	copy(l.next, l.off)
+	for i := range n {
+		number, place := item(i)
+		k := l.next[number%ssds]
+		l.next[number%ssds]++
+		l.numbers[k], l.places[k] = number, place
+	}
+}
+
+// readListed reads a set and waits for it. After an error the stack is closed: the set's buffers
+// may be freed only when nothing can read or write them.
+func (s *Store) readListed(ctx context.Context, l *listing, dst cuda.Buffer, stride, bytes int64,
+	doing string) (st gpuio.ReadStats, err error) {
+	if err := prepare.Interrupted(ctx); err != nil {
+		return st, err
+	}
+	op, cancel := s.of.ReadContext(ctx)
+	defer cancel()
+	p, err := s.Reader.Submit(op, &gpuio.ReadSet{Rows: l.mem.Ptr(),
+		Pos: l.mem.Ptr() + cuda.DevicePtr(len(l.numbers)*8), SSDOffset: l.off, Dst: dst,
+		DstStride: stride, DstBytes: bytes})
+	if err == nil {
+		st, err = p.Wait(op)
+	}
+	if err == nil {
+		return st, nil
+	}
+	s.Stopped = ctx.Err() != nil
+	cerr := s.Close()
+	if stopped := prepare.Interrupted(ctx); stopped != nil {
+		return st, errs.With(errs.Interrupted, errors.Join(stopped, cerr))
+	}
+	return st, fmt.Errorf("%s: %w", doing, errors.Join(ReadError(err), cerr))
 }
 
 // ReadError attaches class Device to a failed read that has no class yet.
