@@ -82,6 +82,17 @@ func MadeUp(hopEnd, edges []int64) Shape {
 	return s
 }
 
+// SavedBytes is about the size of a sample in a superbatch's files: two bytes a row as differences,
+// an offset for each destination, and a number of four bytes an edge.
+func (s *Shape) SavedBytes() int64 {
+	last := len(s.HopEnd) - 1
+	n := 2*s.HopEnd[last] + 4*s.Edges()
+	for _, end := range s.HopEnd[:last] {
+		n += 8 * end
+	}
+	return n
+}
+
 // Edges is how many edges the hops have together.
 func (s *Shape) Edges() (n int64) {
 	for _, b := range s.Blocks {

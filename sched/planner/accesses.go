@@ -17,14 +17,11 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/virtual"
 )
 
-// Batch is a mini-batch: its shape, without parts, and its rows, those of hop 0 first, with their
-// ranks by hotness.
-type Batch struct {
-	Shape       cost.Shape
-	Rows, Ranks []int64
-}
+// Batch is a mini-batch that is drawn.
+type Batch = virtual.Drawn
 
 // Accesses are the mini-batches of an epoch, made as they are asked for.
 type Accesses struct {
@@ -233,7 +230,7 @@ func (a *Accesses) rank(scores []uint32) {
 	ranks, order := ranksOf(scores)
 	a.row = func(rank int64) int64 { return int64(order[rank]) }
 	for _, b := range a.drawn {
-		b.setRanks(ranks)
+		setRanks(b, ranks)
 	}
 }
 
@@ -266,7 +263,7 @@ func (a *Accesses) Hottest(slots int64, met []*Batch) *superbatch.State {
 	return s
 }
 
-func (b *Batch) setRanks(ranks []uint32) {
+func setRanks(b *Batch, ranks []uint32) {
 	b.Ranks = make([]int64, len(b.Rows))
 	for i, v := range b.Rows {
 		b.Ranks[i] = int64(ranks[v])
@@ -409,7 +406,7 @@ func fromDataset(ctx context.Context, c plan.Config, hotness string, in prepare.
 			b.Shape.CountLists(s.Topology.Indptr, nodes)
 		}
 		b.Rows = slices.Clone(nodes[:mb.HopEnd[len(mb.HopEnd)-1]])
-		b.setRanks(ranks)
+		setRanks(b, ranks)
 		return b, nil
 	}
 	return a, nil

@@ -4,10 +4,8 @@ import (
 	"context"
 
 	"helios/cache"
-	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/hardware"
-	"helios/sched/cost"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/virtual"
@@ -91,7 +89,7 @@ type Base struct{ Job *Job }
 
 // Open implements Tiers.
 func (b *Base) Open(context.Context, int) error {
-	b.Job.Work.Source.Open = func(gpuio.Layout, cache.Lines) error { return nil }
+	b.Job.Work.Tiers, b.Job.Work.Draw = b.Job.Sizes, b.Job.Accesses.Get
 	return nil
 }
 
@@ -135,35 +133,6 @@ func (b *Base) Memory(p *Plan) { p.GPUMemory["index"] = cache.IndexBytes(b.Job.A
 
 // Describe implements Tiers.
 func (b *Base) Describe(*Plan) {}
-
-// Parts cuts a batch's rows into the parts that are looked up one after the other.
-func (j *Job) Parts(b *Batch, look func(rows, ranks []int64) (cost.Part, []int64),
-) *virtual.Looked {
-	x := &virtual.Looked{Shape: b.Shape}
-	from := int64(0)
-	for h, to := range b.Shape.HopEnd {
-		if !j.Config.PerHop() && h < len(b.Shape.HopEnd)-1 {
-			continue
-		}
-		part, read := look(b.Rows[from:to], b.Ranks[from:to])
-		part.Count = to - from
-		x.Shape.Parts = append(x.Shape.Parts, part)
-		x.Read = append(x.Read, read)
-		from = to
-	}
-	return x
-}
-
-// SavedBytes is about what a sample takes in a superbatch's files: two bytes a row as differences,
-// an offset for each destination, and a number of four bytes an edge.
-func SavedBytes(s *cost.Shape) int64 {
-	last := len(s.HopEnd) - 1
-	n := 2*s.HopEnd[last] + 4*s.Edges()
-	for _, end := range s.HopEnd[:last] {
-		n += 8 * end
-	}
-	return n
-}
 
 // FillSeconds is how long reading so many rows into the tiers takes.
 func (j *Job) FillSeconds(rows int64) float64 {

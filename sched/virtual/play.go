@@ -2,10 +2,8 @@ package virtual
 
 import (
 	"context"
-	"errors"
 
-	"helios/cache"
-	"helios/gpuio"
+	"helios/cache/superbatch"
 	"helios/internal/rowtype"
 	"helios/sched/cost"
 	"helios/sched/plan"
@@ -13,8 +11,8 @@ import (
 	"helios/sched/report"
 )
 
-// Work is an epoch that nobody samples here: its mini-batches, with the tiers that their rows are
-// in, come from a source. So a dataset of that size need not exist.
+// Work is an epoch that nobody samples here: its mini-batches are drawn, and the system looks their
+// rows up in its own tiers. So a dataset of that size need not exist.
 type Work struct {
 	Config  plan.Config // filled
 	Rows    int64
@@ -23,36 +21,25 @@ type Work struct {
 	Classes int
 	WideIDs bool // the topology has 8 bytes for a neighbour
 	Batches int  // that are played; of mega-batches 0: all
-	// PageBytes is the size of a page of packed mini-batches (Config.LaidOut), which are read in
-	// the place of rows, and Pages how many there are.
-	PageBytes, Pages int64
-	// Parts are those of mega-batches (Config.MegaBatched), and Tiers have room for the rows of
-	// their static nodes, or not. As many epochs are played as Config has, and the last one counts.
+	Tiers   plan.TierSizes
+	// Parts are those of mega-batches (Config.MegaBatched). As many epochs are played as Config has,
+	// and the last one counts.
 	Parts *prepare.MegaParts
-	Tiers plan.TierSizes
-	// Slots of a dynamic tier of such lines.
-	Slots  func(l cache.Lines) int64
-	Source Source
+	// Warm is the number of mini-batches before those that are played, which fill a dynamic tier.
+	Warm int
+	// Held is what planned tiers hold before the first mini-batch.
+	Held *superbatch.State
+	// Draw gives the mini-batches in order, those of Warm first.
+	Draw func(ctx context.Context, i int) (*Drawn, error)
+	// DrawMega gives, in the place of Draw, a mini-batch of a mega-batch by the number of its seeds.
+	DrawMega func(seeds int) (*Drawn, error)
 }
 
-// Source makes up mini-batches.
-type Source struct {
-	// Open hears how the rows are laid out, and the lines of a dynamic tier, before all else.
-	Open func(l gpuio.Layout, lines cache.Lines) error
-	// Super, of planned tiers, hears that batches first to end-1 are a superbatch, and says which
-	// rows are read before it, for either tier.
-	Super func(first, end int) (fill [2][]int64, err error)
-	// Batch gives the batches in order.
-	Batch func(i int) (*Looked, error)
-	// Mega gives, in the place of Batch, a batch of a mega-batch by the number of its seeds.
-	Mega func(seeds int) (*Looked, error)
-}
-
-// Looked is a mini-batch that was looked up.
-type Looked struct {
-	Shape cost.Shape // with its parts, but for their Reads
-	// Read has by part what is read: rows, lines of a dynamic tier, or pages.
-	Read [][]int64
+// Drawn is a mini-batch that nobody samples here: its shape, without parts, and its rows, those of
+// hop 0 first, with their ranks by hotness.
+type Drawn struct {
+	Shape       cost.Shape
+	Rows, Ranks []int64
 }
 
 // Played is what a Work came to.
@@ -80,7 +67,7 @@ func Play(ctx context.Context, find Find, w Work, hw cost.Hardware) (p *Played, 
 	if err := v.openMachine(w.Classes, w.WideIDs); err != nil {
 		return nil, err
 	}
-	if err := v.Tiers.OpenWork(&w); err != nil {
+	if err := v.Tiers.OpenWork(ctx, &w); err != nil {
 		return nil, err
 	}
 	return v.Tiers.PlayWork(ctx, &w)
@@ -96,7 +83,7 @@ func (b *Base) PlayWork(ctx context.Context, w *Work) (*Played, error) {
 		Count(&sum, b)
 		p.Ends = append(p.Ends, float64(v.Machine.Sim.Now()-pass.Began)/1e9)
 	}
-	pass.Shape = func(i int) (*cost.Shape, error) { return v.WorkShape(w, i) }
+	pass.Shape = func(i int) (*cost.Shape, error) { return b.Self.Made(ctx, w, i) }
 	err := b.Self.Pass(ctx, pass, &sum, true, pass.Walk)
 	if err == nil {
 		err = v.Conserved()
@@ -120,27 +107,27 @@ func (b *Base) PlayWork(ctx context.Context, w *Work) (*Played, error) {
 	return p, nil
 }
 
-// WorkShape is a batch of a source, whose reads are planned here.
-func (v *Player) WorkShape(w *Work, i int) (*cost.Shape, error) {
-	b, err := w.Source.Batch(i)
+// Made implements Tiers.
+func (b *Base) Made(ctx context.Context, w *Work, i int) (*cost.Shape, error) {
+	d, err := w.Draw(ctx, i+w.Warm)
 	if err != nil {
 		return nil, err
 	}
-	return v.Settle(i, b)
+	return b.Player.LookUpDrawn(i, d)
 }
 
-// Settle plans the reads of batch i.
-func (v *Player) Settle(i int, b *Looked) (*cost.Shape, error) {
-	s := &b.Shape
-	if len(s.Parts) == 0 || len(b.Read) != len(s.Parts) {
-		return nil, errors.New("a batch that was made up has no parts, or others than its reads")
-	}
+// LookUpDrawn looks the rows of batch i up.
+func (v *Player) LookUpDrawn(i int, d *Drawn) (*cost.Shape, error) {
+	s := d.Shape
 	s.Index, s.At, s.Announced = i, i, v.Config.Window > 0
-	for k, rows := range b.Read {
-		if len(rows) > 0 {
-			s.Parts[k].Reads = v.ReadsOf(rows)
-		}
+	s.Saved = s.SavedBytes()
+	if err := v.Parts(&s, func(from int64, part *cost.Part) error {
+		to := from + part.Count
+		v.Tiers.Find(d.Rows[from:to], d.Ranks[from:to], part)
+		return nil
+	}); err != nil {
+		return nil, err
 	}
-	v.Tiers.Looked(s, i)
-	return s, nil
+	v.Tiers.Looked(&s, i)
+	return &s, nil
 }

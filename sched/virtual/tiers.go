@@ -31,11 +31,12 @@ type Tiers interface {
 	// Open plays what comes before the first epoch: it places rows in tiers of b's sizes, opens the
 	// I/O stack and fills the tiers.
 	Open(ctx context.Context, b plan.TierSizes) error
-	// OpenWork opens, in its place, tiers for mini-batches that are made up. It tells the source of
-	// these how rows lie.
-	OpenWork(w *Work) error
-	// PlayWork plays them.
+	// OpenWork opens, in its place, tiers for mini-batches that are drawn, and PlayWork plays these.
+	OpenWork(ctx context.Context, w *Work) error
 	PlayWork(ctx context.Context, w *Work) (*Played, error)
+	// Made looks the rows of a drawn mini-batch up; Find looks up those of a part.
+	Made(ctx context.Context, w *Work, i int) (*cost.Shape, error)
+	Find(rows, ranks []int64, part *cost.Part)
 
 	// Order is the order of an epoch of training under the number of its samples.
 	Order(train []int64, sampleEpoch int) prepare.Order
@@ -125,6 +126,9 @@ func (b *Base) NextBatch() {}
 func (b *Base) Look(context.Context, *graph.MiniBatch, int64, *cost.Part) error {
 	return errors.New("tiers that look nothing up were asked to; this is a bug")
 }
+
+// Find implements Tiers: no tier has a row.
+func (b *Base) Find(rows, _ []int64, part *cost.Part) { b.Player.Miss(rows, part) }
 
 // Looked implements Tiers.
 func (b *Base) Looked(*cost.Shape, int) {}

@@ -483,7 +483,17 @@ func (v *Player) ReadsOf(rows []int64) []gpuio.Planned {
 	return reads
 }
 
-// StripedReads is readsOf with the commands of each SSD, and what one of them moves.
+// ForgetReads leaves what was planned so far out of what is read.
+func (v *Player) ForgetReads() { clear(v.perSSD) }
+
+// Miss has a part's rows, or lines, that are in no tier read.
+func (v *Player) Miss(rows []int64, part *cost.Part) {
+	if part.NMiss = int64(len(rows)); len(rows) > 0 {
+		part.Reads = v.ReadsOf(rows)
+	}
+}
+
+// StripedReads is ReadsOf with the commands of each SSD, and what one of them moves.
 func (v *Player) StripedReads(rows []int64) (reads []gpuio.Planned, per []int64, bytes int64) {
 	if cap(v.striped) < len(rows) {
 		v.striped = make([]int64, len(rows)+len(rows)/4)

@@ -9,9 +9,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/planner"
 	"helios/sched/tiers/static"
-	"helios/sched/virtual"
 	"math"
-	"slices"
 )
 
 // Predict is the system in a plan.
@@ -26,8 +24,7 @@ var Predict = planner.System{
 // prediction foresees packed mini-batches, of which each has pages of its own.
 type prediction struct {
 	static.Prediction
-	shape    packed.Shape
-	nextPage int64
+	shape packed.Shape
 }
 
 // Open implements Tiers.
@@ -36,12 +33,7 @@ func (t *prediction) Open(ctx context.Context, n int) (err error) {
 	if t.shape, err = packed.NewShape(j.RowBytes, int64(j.Layout.LBABytes)); err != nil {
 		return err
 	}
-	if err := t.Prediction.Open(ctx, n); err != nil {
-		return err
-	}
-	j.Work.PageBytes, j.Work.Pages = t.shape.PageBytes, math.MaxInt64>>20
-	j.Work.Source.Batch = t.batch
-	return nil
+	return t.Prediction.Open(ctx, n)
 }
 
 // Prepare implements Tiers.
@@ -53,7 +45,7 @@ func (t *prediction) Prepare(p *planner.Plan, b planner.Before) {
 	perBatch := float64(p.RowsSSD) / float64(j.Accesses.Batches)
 	pages := int64(math.Ceil(perBatch/float64(t.shape.RowsPerPage))) * batches
 	size := pages * t.shape.PageBytes
-	p.Disk["packed"], p.Disk["samples"] = size, planner.SavedBytes(&j.First.Shape)*batches
+	p.Disk["packed"], p.Disk["samples"] = size, j.First.Shape.SavedBytes()*batches
 	accesses := float64(len(j.First.Rows)) * float64(batches)
 	io := float64(b.Stored)/b.Read + float64(size)/b.Write
 	copied := perBatch * float64(batches) * float64(j.RowBytes) / (hw.CPU.GatherGBs.Value * 1e9)
@@ -64,25 +56,4 @@ func (t *prediction) Prepare(p *planner.Plan, b planner.Before) {
 			"packed rows take %s, beyond %v of %s: a run shares pages among mini-batches and reads more than is said here",
 			units.FormatBytes(size), errs.Key("disk-budget"), units.FormatBytes(budget)))
 	}
-}
-
-// batch reads a mini-batch's own pages, which follow each other.
-func (t *prediction) batch(i int) (*virtual.Looked, error) {
-	x, err := t.Batch(i)
-	if err != nil {
-		return nil, err
-	}
-	for k := range x.Read {
-		rows := int64(len(x.Read[k]))
-		n := (rows + t.shape.RowsPerPage - 1) / t.shape.RowsPerPage
-		x.Read[k] = slices.Grow([]int64(nil), int(n))
-		for range n {
-			x.Read[k] = append(x.Read[k], t.nextPage)
-			t.nextPage++
-		}
-		p := &x.Shape.Parts[k]
-		p.Staged, p.Chunk = rows, rows
-	}
-	x.Shape.Saved = planner.SavedBytes(&x.Shape)
-	return x, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"helios/sched/tiers/static"
 	"helios/sched/virtual"
+	"math"
 	"os"
 
 	"helios/cache"
@@ -51,8 +52,10 @@ type simulation struct {
 	info     report.PackedInfo
 	now      *simPack
 	tiers    plan.TierSizes
-	pages    []int64 // scratch
-	prepared int64   // ns
+	pages    []int64      // scratch
+	shapeOf  packed.Shape // of pages of mini-batches that are drawn
+	nextPage int64
+	prepared int64 // ns
 }
 
 // simPack is a pack: sample epochs first to end-1.
@@ -83,17 +86,33 @@ func (t *simulation) Open(ctx context.Context, b plan.TierSizes) error {
 	return t.hold(ctx, p)
 }
 
-// OpenWork implements Tiers.
-func (t *simulation) OpenWork(w *virtual.Work) (err error) {
+// OpenWork implements Tiers: each mini-batch has pages of its own, which follow each other.
+func (t *simulation) OpenWork(ctx context.Context, w *virtual.Work) (err error) {
 	v := t.Player
+	if t.shapeOf, err = packed.NewShape(v.RowBytes, int64(v.Layout.LBABytes)); err != nil {
+		return err
+	}
 	t.rows, t.now = v.Layout, &simPack{}
 	v.Machine.Restored, v.Paged = true, true
 	v.Machine.Gpu.Egress = des.NewLink(v.Machine.Sim, v.Hardware.Profile.PCIe.UVAGBs.Value*1e9, 0)
-	if v.Layout, err = gpuio.NewLayout(w.Pages, int(w.PageBytes), int(v.Layout.SSDs),
-		int(v.Layout.LBABytes)); err != nil {
+	if v.Layout, err = gpuio.NewLayout(math.MaxInt64>>20, int(t.shapeOf.PageBytes),
+		int(v.Layout.SSDs), int(v.Layout.LBABytes)); err != nil {
 		return err
 	}
-	return t.Simulation.OpenWork(w)
+	return t.Simulation.OpenWork(ctx, w)
+}
+
+// Find implements Tiers.
+func (t *simulation) Find(_, ranks []int64, part *cost.Part) {
+	t.Rank(ranks, part)
+	rows := part.Count - part.NGPU - part.NCPU
+	t.pages = t.pages[:0]
+	for range (rows + t.shapeOf.RowsPerPage - 1) / t.shapeOf.RowsPerPage {
+		t.pages = append(t.pages, t.nextPage)
+		t.nextPage++
+	}
+	t.Player.Miss(t.pages, part)
+	part.NMiss, part.Staged, part.Chunk = rows, rows, rows
 }
 
 // Before implements Tiers: the stack turns to the pages of an epoch, or to rows.

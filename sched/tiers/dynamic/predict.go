@@ -5,14 +5,11 @@ import (
 	"fmt"
 	"helios/cache"
 	"helios/cache/policy"
-	"helios/gpuio"
 	"helios/internal/hardware"
 	"helios/internal/units"
-	"helios/sched/cost"
 	"helios/sched/plan"
 	"helios/sched/planner"
 	"helios/sched/prepare"
-	"helios/sched/virtual"
 	"math"
 )
 
@@ -34,45 +31,14 @@ func onCPU(c *plan.Config, p *hardware.Profile) (string, *hardware.Figure) {
 }
 
 // prediction foresees dynamic tiers.
-type prediction struct {
-	planner.Base
-	ctx   context.Context
-	warm  int // batches that the tier has seen before the first one
-	lines cache.Lines
-	dir   policy.Directory
-	heard int // batches that the directory has heard of
-}
+type prediction struct{ planner.Base }
 
 // Open implements Tiers.
 func (t *prediction) Open(ctx context.Context, n int) error {
-	t.ctx, t.warm = ctx, t.warmUp()
 	j := t.Job
-	j.Warm = t.warm
-	j.Work.Source = virtual.Source{Open: t.open, Batch: t.batch}
-	j.Work.Slots = t.slots
-	return nil
-}
-
-// open makes a dynamic tier and lets it fill.
-func (t *prediction) open(_ gpuio.Layout, lines cache.Lines) (err error) {
-	c := &t.Job.Config
-	t.lines = lines
-	if t.dir, err = policy.New(policy.Config{Policy: c.Policy, Kind: c.Directory, Seed: c.Seed,
-		Lines: lines.Count(t.Job.Accesses.Rows), Slots: t.slots(lines)}); err != nil {
-		return err
-	}
-	for i := range t.warm {
-		if _, err := t.batch(i - t.warm); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// slots is the number of lines that the tier holds.
-func (t *prediction) slots(lines cache.Lines) int64 {
-	j := t.Job
-	return min(j.Sizes.GPURows*j.RowBytes/lines.LineBytes, lines.Count(j.Accesses.Rows))
+	j.Warm = t.warmUp()
+	j.Work.Warm = j.Warm
+	return t.Base.Open(ctx, n)
 }
 
 // SlotBytes implements Tiers.
@@ -164,61 +130,4 @@ func (t *prediction) warmUp() int {
 			n))
 	}
 	return n
-}
-
-// linesOf returns the different lines of the rows that are not in the CPU buffer, and how many rows
-// each has.
-func (t *prediction) linesOf(rows, ranks []int64) (lines []int64, counts []int64, inBuffer int64) {
-	at := map[int64]int{}
-	for k, row := range rows {
-		if ranks[k] < t.Job.Sizes.CPURows {
-			inBuffer++
-			continue
-		}
-		line, _ := t.lines.Of(row)
-		j, ok := at[line]
-		if !ok {
-			j = len(lines)
-			at[line] = j
-			lines, counts = append(lines, line), append(counts, 0)
-		}
-		counts[j]++
-	}
-	return lines, counts, inBuffer
-}
-
-// batch looks rows up in the constant CPU buffer first, and then lines in the GPU tier.
-func (t *prediction) batch(i int) (*virtual.Looked, error) {
-	at := i + t.warm // among those that the tier sees
-	b, err := t.Job.Accesses.Get(t.ctx, at)
-	if err != nil {
-		return nil, err
-	}
-	for ; t.Job.Config.Window > 0 && t.heard <= at+t.Job.Config.Window; t.heard++ {
-		coming, err := t.Job.Accesses.Get(t.ctx, t.heard)
-		if err != nil {
-			return nil, err
-		}
-		lines, _, _ := t.linesOf(coming.Rows, coming.Ranks)
-		t.dir.Announce(lines)
-	}
-	t.dir.NextBatch()
-	return t.Job.Parts(b, func(rows, ranks []int64) (p cost.Part, read []int64) {
-		lines, counts, inBuffer := t.linesOf(rows, ranks)
-		out, before := make([]policy.Answer, len(lines)), t.dir.Stats()
-		t.dir.Access(lines, out)
-		for j, x := range out {
-			if x.Hit {
-				p.NGPU += counts[j]
-				continue
-			}
-			p.NMiss += counts[j]
-			read = append(read, lines[j])
-		}
-		st := t.dir.Stats()
-		p.NCPU, p.Fills = inBuffer, st.Inserted-before.Inserted
-		p.Evicted, p.Bypassed = st.Evicted-before.Evicted, st.Bypassed-before.Bypassed
-		p.Lines, p.Missed = int64(len(lines)), int64(len(read))
-		return p, read
-	}), nil
 }

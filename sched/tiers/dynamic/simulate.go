@@ -34,6 +34,12 @@ type simulation struct {
 	lines        cache.Lines
 	acc          report.AccumulatorInfo
 	read, merged int64 // lines to be read for the group, batches in it
+
+	// Of mini-batches that are drawn: a directory without a tier, the rows of the CPU buffer, and
+	// the first mini-batch that the window has not heard of.
+	directory policy.Directory
+	cpuRows   int64
+	heard     int
 }
 
 // Open implements Tiers.
@@ -63,20 +69,88 @@ func (t *simulation) Open(ctx context.Context, b plan.TierSizes) error {
 	return prepare.Interrupted(ctx)
 }
 
-// OpenWork implements Tiers.
-func (t *simulation) OpenWork(w *virtual.Work) (err error) {
-	v := t.Player
-	if t.lines, v.Layout, err = prepare.LayLines(v.Layout, v.Rows, v.Config.CacheLine); err != nil {
+// OpenWork implements Tiers: mini-batches before those that are played fill the GPU tier.
+func (t *simulation) OpenWork(ctx context.Context, w *virtual.Work) (err error) {
+	v, c := t.Player, &t.Player.Config
+	t.cpuRows, t.heard = w.Tiers.CPURows, -w.Warm
+	if t.lines, v.Layout, err = prepare.LayLines(v.Layout, v.Rows, c.CacheLine); err != nil {
 		return err
 	}
-	t.openDirectory(w.Slots(t.lines))
-	if err := w.Source.Open(v.Layout, t.lines); err != nil {
+	lines := t.lines.Count(v.Rows)
+	slots := min(w.Tiers.GPURows*v.RowBytes/t.lines.LineBytes, lines)
+	if t.directory, err = policy.New(policy.Config{Policy: c.Policy, Kind: c.Directory,
+		Seed: c.Seed, Lines: lines, Slots: slots}); err != nil {
 		return err
 	}
+	t.openDirectory(slots)
 	if err := v.OpenStack(); err != nil {
 		return err
 	}
+	for i := range w.Warm {
+		if _, err := t.Made(ctx, w, i-w.Warm); err != nil {
+			return err
+		}
+	}
+	v.ForgetReads()
+	t.read, t.merged = 0, 0
 	return t.calibrate()
+}
+
+// Made implements Tiers. The directory hears of the mini-batches of the window first.
+func (t *simulation) Made(ctx context.Context, w *virtual.Work, i int) (*cost.Shape, error) {
+	for ; w.Config.Window > 0 && t.heard <= i+w.Config.Window; t.heard++ {
+		coming, err := w.Draw(ctx, t.heard+w.Warm)
+		if err != nil {
+			return nil, err
+		}
+		lines, _, _ := t.linesOf(coming.Rows, coming.Ranks)
+		t.directory.Announce(lines)
+	}
+	t.directory.NextBatch()
+	return t.Base.Made(ctx, w, i)
+}
+
+// Find implements Tiers: rows are in the constant CPU buffer, or their lines in the GPU tier.
+func (t *simulation) Find(rows, ranks []int64, part *cost.Part) {
+	lines, counts, inBuffer := t.linesOf(rows, ranks)
+	out, before := make([]policy.Answer, len(lines)), t.directory.Stats()
+	t.directory.Access(lines, out)
+	var read []int64
+	missed := int64(0)
+	for j, x := range out {
+		if x.Hit {
+			part.NGPU += counts[j]
+			continue
+		}
+		missed += counts[j]
+		read = append(read, lines[j])
+	}
+	st := t.directory.Stats()
+	t.Player.Miss(read, part)
+	part.NMiss, part.NCPU, part.Fills = missed, inBuffer, st.Inserted-before.Inserted
+	part.Evicted, part.Bypassed = st.Evicted-before.Evicted, st.Bypassed-before.Bypassed
+	part.Lines, part.Missed = int64(len(lines)), int64(len(read))
+}
+
+// linesOf returns the different lines of the rows that are not in the CPU buffer, and how many rows
+// each has.
+func (t *simulation) linesOf(rows, ranks []int64) (lines []int64, counts []int64, inBuffer int64) {
+	found := map[int64]int{}
+	for k, row := range rows {
+		if ranks[k] < t.cpuRows {
+			inBuffer++
+			continue
+		}
+		line, _ := t.lines.Of(row)
+		j, ok := found[line]
+		if !ok {
+			j = len(lines)
+			found[line] = j
+			lines, counts = append(lines, line), append(counts, 0)
+		}
+		counts[j]++
+	}
+	return lines, counts, inBuffer
 }
 
 // record says in a trace's header what the tiers are.

@@ -5,11 +5,8 @@ import (
 	"fmt"
 	"helios/cache/superbatch"
 	"helios/internal/errs"
-	"helios/internal/hostcpu"
-	"helios/sched/cost"
 	"helios/sched/plan"
 	"helios/sched/planner"
-	"helios/sched/virtual"
 )
 
 // Predict is the system in a plan.
@@ -28,21 +25,13 @@ func refusePlan(c *plan.Config) error {
 }
 
 // prediction foresees tiers that know a superbatch.
-type prediction struct {
-	planner.Base
-	ctx     context.Context
-	changes *superbatch.Changes
-	first   int // of the superbatch
-	after   *superbatch.State
-}
+type prediction struct{ planner.Base }
 
 // Open implements Tiers.
 func (t *prediction) Open(ctx context.Context, n int) (err error) {
-	t.ctx = ctx
-	if t.after, err = t.full(ctx, n); err != nil {
+	if t.Job.Work.Held, err = t.full(ctx, n); err != nil {
 		return err
 	}
-	t.Job.Work.Source.Super, t.Job.Work.Source.Batch = t.super, t.batch
 	return t.Base.Open(ctx, n)
 }
 
@@ -99,7 +88,7 @@ func (t *prediction) size() int64 {
 
 // Prepare implements Tiers.
 func (t *prediction) Prepare(p *planner.Plan, _ planner.Before) {
-	p.Disk["superbatch"] = planner.SavedBytes(&t.Job.First.Shape) * t.size()
+	p.Disk["superbatch"] = t.Job.First.Shape.SavedBytes() * t.size()
 }
 
 // Memory implements Tiers.
@@ -121,68 +110,4 @@ func (t *prediction) full(ctx context.Context, n int) (*superbatch.State, error)
 		}
 	}
 	return j.Accesses.Hottest(j.Sizes.GPURows+j.Sizes.CPURows, met), nil
-}
-
-// super finds what tiers that know a superbatch do in one.
-func (t *prediction) super(first, end int) (fill [2][]int64, err error) {
-	var rows superbatch.Memory
-	for i := first; i < end; i++ {
-		b, err := t.Job.Accesses.Get(t.ctx, i)
-		if err != nil {
-			return fill, err
-		}
-		rows = append(rows, b.Rows)
-	}
-	t.first = first
-	t.changes, err = superbatch.Inspect(t.ctx, rows, superbatch.Config{
-		Slots: t.Job.Sizes.GPURows + t.Job.Sizes.CPURows, GPU: t.Job.Sizes.GPURows, Before: t.after,
-		Fill: t.Job.Config.SuperbatchFill, Keep: !t.Job.Config.SuperbatchFill,
-		Workers: hostcpu.Count()})
-	if err != nil {
-		return fill, err
-	}
-	t.after = &t.changes.After
-	for _, m := range t.changes.Fill {
-		tier := 0
-		if int64(m.Slot) >= t.Job.Sizes.GPURows {
-			tier = 1
-		}
-		fill[tier] = append(fill[tier], t.changes.First[m.At])
-	}
-	return fill, nil
-}
-
-// batch says where the rows of a batch of the superbatch are.
-func (t *prediction) batch(i int) (*virtual.Looked, error) {
-	b, err := t.Job.Accesses.Get(t.ctx, i)
-	if err != nil {
-		return nil, err
-	}
-	index := i - t.first
-	slots := t.changes.Slots(index)
-	x := t.Job.Parts(b, func(rows, _ []int64) (p cost.Part, read []int64) {
-		for k, slot := range slots[:len(rows)] {
-			switch {
-			case slot == superbatch.Miss:
-				read = append(read, rows[k])
-			case int64(slot) < t.Job.Sizes.GPURows:
-				p.NGPU++
-			default:
-				p.NCPU++
-			}
-		}
-		slots = slots[len(rows):]
-		p.NMiss = int64(len(read))
-		return p, read
-	})
-	x.Shape.Saved = planner.SavedBytes(&b.Shape)
-	x.Shape.Change.Demoted = int64(len(t.changes.Demotions(index)))
-	for _, m := range t.changes.Moves(index) {
-		if int64(m.Slot) < t.Job.Sizes.GPURows {
-			x.Shape.Change.ToGPU++
-		} else {
-			x.Shape.Change.ToCPU++
-		}
-	}
-	return x, nil
 }

@@ -25,9 +25,9 @@ func (f filled) Open(ctx context.Context, n int) error {
 	require.NoError(f.t, err)
 	require.Zero(f.t, f.Job.Sizes.GPURows)
 	whole := f.Job.Accesses.Hottest(f.Job.Sizes.CPURows, nil)
-	require.Equal(f.t, whole.Reuse, f.after.Reuse)
-	require.NotEqual(f.t, whole.Rows, f.after.Rows)
-	f.after = whole
+	require.Equal(f.t, whole.Reuse, f.Job.Work.Held.Reuse)
+	require.NotEqual(f.t, whole.Rows, f.Job.Work.Held.Rows)
+	f.Job.Work.Held = whole
 	return nil
 }
 

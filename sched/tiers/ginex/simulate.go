@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"helios/sched/virtual"
 
-	"helios/cache"
 	"helios/cache/superbatch"
 	"helios/cache/trace"
 	"helios/internal/des"
@@ -73,9 +72,8 @@ type simulation struct {
 	after        *superbatch.State       // what the tiers hold; nil: nothing
 	held         map[*simSuperbatch]bool // superbatches whose files are open
 	info         report.SuperbatchInfo
-	rows, misses []int64 // scratch
-	// made has mini-batches that nobody has to sample; nil: they are.
-	made func(x *simSuperbatch) error
+	rows, misses []int64       // scratch
+	drawn        *virtual.Work // has mini-batches that nobody has to sample; nil: they are
 }
 
 // simSuperbatch is a superbatch: mini-batches first to end-1 of a pass. Those from from on are
@@ -83,12 +81,11 @@ type simulation struct {
 type simSuperbatch struct {
 	first, from, end int
 	shapes           []*cost.Shape
-	files            *samples.Files
+	files            *samples.Files // nil: it is drawn
+	accesses         superbatch.Accesses
 	changes          *superbatch.Changes
-	// fill has the rows of each tier that are read first, where nobody has sampled (planned.made).
-	fill  [2][]int64
-	kept  int64   // slots, the first ones, whose rows it finds there
-	there []int64 // when the changes of each mini-batch that is played are found
+	kept             int64   // slots, the first ones, whose rows it finds there
+	there            []int64 // when the changes of each mini-batch that is played are found
 }
 
 // found returns when the changes of a mini-batch are.
@@ -119,29 +116,9 @@ func (t *simulation) open(b plan.TierSizes) error {
 }
 
 // OpenWork implements Tiers.
-func (t *simulation) OpenWork(w *virtual.Work) error {
-	t.made = func(x *simSuperbatch) error { return t.makeUp(x, w) }
-	if err := w.Source.Open(t.Player.Layout, cache.Lines{}); err != nil {
-		return err
-	}
-	return t.open(plan.TierSizes{})
-}
-
-// makeUp takes the batches of a superbatch from a source.
-func (t *simulation) makeUp(x *simSuperbatch, w *virtual.Work) (err error) {
-	if x.fill, err = w.Source.Super(x.first, x.end); err != nil {
-		return err
-	}
-	for i := x.first; i < x.end; i++ {
-		s, err := t.Player.WorkShape(w, i)
-		if err != nil {
-			return err
-		}
-		x.shapes = append(x.shapes, s)
-	}
-	t.info.Superbatches++
-	t.info.Batches = max(t.info.Batches, x.end-x.first)
-	return nil
+func (t *simulation) OpenWork(_ context.Context, w *virtual.Work) error {
+	t.drawn, t.after = w, w.Held
+	return t.open(w.Tiers)
 }
 
 // Before implements Tiers: batches that are not played fill nothing.
@@ -206,13 +183,9 @@ func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Part
 			t.playSuper(x, last)
 			v.Machine.Sim.Run()
 		}
-		if x.changes != nil {
-			t.after = &x.changes.After
-		}
-		if t.made == nil {
-			if err := t.record(x); err != nil {
-				return err
-			}
+		t.after = &x.changes.After
+		if err := t.record(x); err != nil {
+			return err
 		}
 		if x.from == x.first {
 			begin := v.Machine.Sim.Now()
@@ -243,18 +216,50 @@ func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Part
 	return nil
 }
 
-// makeSuper samples a superbatch for real and finds its changes.
+// makeSuper samples a superbatch for real, or draws it, and finds its changes.
 func (t *simulation) makeSuper(ctx context.Context, x *simSuperbatch, pass string) (err error) {
-	v, s := t.Player, &t.Player.Source
-	if t.made != nil {
-		return t.made(x)
+	v := t.Player
+	take := t.sampleSuper
+	if t.drawn != nil {
+		take = t.drawSuper
 	}
+	if err := take(ctx, x, pass); err != nil {
+		return err
+	}
+	if t.after != nil {
+		x.kept = t.tiers.GPURows + t.tiers.CPURows
+	}
+	if x.changes, err = superbatch.Inspect(ctx, x.accesses, superbatch.Config{
+		Slots: t.tiers.GPURows + t.tiers.CPURows, GPU: t.tiers.GPURows, Before: t.after,
+		Fill: v.Config.SuperbatchFill, Keep: !v.Config.SuperbatchFill,
+		Workers: hostcpu.Count(),
+	}); err != nil {
+		if stopped := prepare.Interrupted(ctx); stopped != nil {
+			return stopped
+		}
+		return err
+	}
+	st, i, bytes := x.changes.Stats, &t.info, int64(0)
+	for _, s := range x.shapes {
+		bytes += s.Saved
+	}
+	i.Superbatches++
+	i.Batches = max(i.Batches, x.end-x.first)
+	i.FileBytes, i.InspectBytes = max(i.FileBytes, bytes), max(i.InspectBytes, st.Bytes)
+	i.Accesses += st.Accesses
+	i.RowsLoaded += st.Loaded
+	return nil
+}
+
+// sampleSuper samples the mini-batches of a superbatch into files.
+func (t *simulation) sampleSuper(ctx context.Context, x *simSuperbatch, pass string) (err error) {
+	v, s := t.Player, &t.Player.Source
 	dir := v.Config.SuperbatchFolder(v.In.Dataset.Dir())
 	if x.files, err = samples.Create(dir, v.Rows, 0); err != nil {
 		return err
 	}
-	t.held[x] = true
-	mb, bytes := v.Batches[0], int64(0)
+	t.held[x], x.accesses = true, x.files
+	mb := v.Batches[0]
 	for i := x.first; i < x.end; i++ {
 		if err := prepare.Interrupted(ctx); err != nil {
 			return err
@@ -268,28 +273,24 @@ func (t *simulation) makeSuper(ctx context.Context, x *simSuperbatch, pass strin
 		}
 		shape.Index, shape.At = i, i
 		x.shapes = append(x.shapes, shape)
-		bytes += shape.Saved
 		v.Observer.TellStep("sample superbatch of "+pass, i-x.first+1, x.end-x.first)
 	}
-	if t.after != nil {
-		x.kept = t.tiers.GPURows + t.tiers.CPURows
-	}
-	if x.changes, err = superbatch.Inspect(ctx, x.files, superbatch.Config{
-		Slots: t.tiers.GPURows + t.tiers.CPURows, GPU: t.tiers.GPURows, Before: t.after,
-		Fill: v.Config.SuperbatchFill, Keep: !v.Config.SuperbatchFill,
-		Workers: hostcpu.Count(),
-	}); err != nil {
-		if stopped := prepare.Interrupted(ctx); stopped != nil {
-			return stopped
+	return nil
+}
+
+// drawSuper takes the mini-batches of a superbatch that nobody has to sample.
+func (t *simulation) drawSuper(ctx context.Context, x *simSuperbatch, _ string) error {
+	var rows superbatch.Memory
+	for i := x.first; i < x.end; i++ {
+		d, err := t.drawn.Draw(ctx, i)
+		if err != nil {
+			return err
 		}
-		return err
+		s := d.Shape
+		s.Index, s.At, s.Saved = i, i, s.SavedBytes()
+		x.shapes, rows = append(x.shapes, &s), append(rows, d.Rows)
 	}
-	st, i := x.changes.Stats, &t.info
-	i.Superbatches++
-	i.Batches = max(i.Batches, x.end-x.first)
-	i.FileBytes, i.InspectBytes = max(i.FileBytes, bytes), max(i.InspectBytes, st.Bytes)
-	i.Accesses += st.Accesses
-	i.RowsLoaded += st.Loaded
+	x.accesses = rows
 	return nil
 }
 
@@ -348,17 +349,15 @@ func (t *simulation) inspect(x *simSuperbatch, accesses int64) {
 
 // firstRows takes the rows that a superbatch begins with, by tier.
 func (t *simulation) firstRows(x *simSuperbatch) [2][]int64 {
-	rows := x.fill
-	if x.changes != nil {
-		for _, m := range x.changes.Fill {
-			tier := 0
-			if int64(m.Slot) >= t.tiers.GPURows {
-				tier = 1
-			}
-			rows[tier] = append(rows[tier], x.changes.First[m.At])
+	var rows [2][]int64
+	for _, m := range x.changes.Fill {
+		tier := 0
+		if int64(m.Slot) >= t.tiers.GPURows {
+			tier = 1
 		}
-		x.changes.Fill, x.changes.First = nil, nil
+		rows[tier] = append(rows[tier], x.changes.First[m.At])
 	}
+	x.changes.Fill, x.changes.First = nil, nil
 	return rows
 }
 
@@ -378,35 +377,33 @@ func (t *simulation) fill(ctx context.Context, x *simSuperbatch, sum *report.Par
 func (t *simulation) shape(x *simSuperbatch, i int) (*cost.Shape, error) {
 	v, index := t.Player, i-x.first
 	s := x.shapes[index]
-	if t.made != nil {
-		return s, nil
-	}
-	var err error
-	if t.rows, err = x.files.Read(index, t.rows); err != nil {
+	rows, err := x.accesses.Read(index, t.rows)
+	if err != nil {
 		return nil, err
+	}
+	if x.files != nil {
+		t.rows = rows
 	}
 	if err := v.Recorder.Begin(v.Source.Kind, v.Source.Epoch, i); err != nil {
 		return nil, err
 	}
 	slots := x.changes.Slots(index)
 	err = v.Parts(s, func(from int64, part *cost.Part) error {
-		if err := v.Recorder.Rows(t.rows[from : from+part.Count]); err != nil {
+		if err := v.Recorder.Rows(rows[from : from+part.Count]); err != nil {
 			return err
 		}
 		t.misses = t.misses[:0]
 		for k, slot := range slots[from : from+part.Count] {
 			switch {
 			case slot == superbatch.Miss:
-				t.misses = append(t.misses, t.rows[from+int64(k)])
+				t.misses = append(t.misses, rows[from+int64(k)])
 			case int64(slot) < t.tiers.GPURows:
 				part.NGPU++
 			default:
 				part.NCPU++
 			}
 		}
-		if part.NMiss = int64(len(t.misses)); part.NMiss > 0 {
-			part.Reads = v.ReadsOf(t.misses)
-		}
+		v.Miss(t.misses, part)
 		return nil
 	})
 	s.Change.Demoted = int64(len(x.changes.Demotions(index)))

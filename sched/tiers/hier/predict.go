@@ -4,7 +4,6 @@ import (
 	"context"
 	"helios/sched/planner"
 	"math"
-	"slices"
 
 	"helios/dataset/parted"
 	"helios/graph/partition"
@@ -44,7 +43,7 @@ type megas struct {
 	kept    float64
 	seeds   int64 // training nodes of a mega-batch
 	per     []float64
-	drawn   map[int][]*virtual.Looked // by the number of seeds
+	drawn   map[int][]*planner.Batch // by the number of seeds
 	asked   int
 }
 
@@ -131,7 +130,7 @@ func (t *prediction) Play(ctx context.Context) (r *virtual.Played, err error) {
 		}
 		j.Work.Config, j.Work.Parts, j.Work.Tiers = j.Config, x.parts, j.Sizes
 		j.Work.Batches = x.batches()
-		j.Work.Source.Mega = x.batch
+		j.Work.DrawMega = x.batch
 		r, err = virtual.Play(ctx, j.Options.Find.Simulation, j.Work, j.Options.Hardware)
 	}
 	if err != nil {
@@ -175,7 +174,7 @@ func (t *prediction) describe(r *virtual.Played, x *megas) *planner.Mega {
 func (t *prediction) make(ctx context.Context) (*megas, error) {
 	j := t.Job
 	g, c, pop := &j.Options.Graph, &j.Config, j.Accesses.Popularity
-	x := &megas{ctx: ctx, j: j, drawn: map[int][]*virtual.Looked{}}
+	x := &megas{ctx: ctx, j: j, drawn: map[int][]*planner.Batch{}}
 	if c.PartitionFile != "" {
 		return nil, errs.New(errs.Usage,
 			"%v %s is of a dataset's nodes, and here none are known; give %v instead",
@@ -262,8 +261,8 @@ func (x *megas) batches() int {
 	return n
 }
 
-// batch looks up a mini-batch of so many seeds.
-func (x *megas) batch(seeds int) (*virtual.Looked, error) {
+// batch gives a mini-batch of so many seeds.
+func (x *megas) batch(seeds int) (*planner.Batch, error) {
 	if err := prepare.Interrupted(x.ctx); err != nil {
 		return nil, err
 	}
@@ -274,25 +273,10 @@ func (x *megas) batch(seeds int) (*virtual.Looked, error) {
 		if len(all) == 0 {
 			x.j.First = b
 		}
-		all = append(all, x.find(b))
+		all = append(all, b)
 		x.drawn[seeds] = all
 	}
-	b := *all[x.asked%len(all)]
-	b.Shape.Parts = slices.Clone(b.Shape.Parts) // which learn what is read for them
-	return &b, nil
-}
-
-// find looks a mini-batch up: its rows are in one of the tiers.
-func (x *megas) find(b *planner.Batch) *virtual.Looked {
-	return x.j.Parts(b, func(_, ranks []int64) (p cost.Part, read []int64) {
-		for _, r := range ranks {
-			if x.onGPU && r < x.statics {
-				p.NGPU++
-			}
-		}
-		p.NCPU = int64(len(ranks)) - p.NGPU
-		return p, nil
-	})
+	return all[x.asked%len(all)], nil
 }
 
 // draw draws a mini-batch: its nodes are numbered within a mega-batch, the hottest first.

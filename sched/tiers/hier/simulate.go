@@ -156,7 +156,7 @@ func (t *simulation) Open(ctx context.Context, b plan.TierSizes) (err error) {
 }
 
 // OpenWork implements Tiers.
-func (t *simulation) OpenWork(w *virtual.Work) error {
+func (t *simulation) OpenWork(_ context.Context, w *virtual.Work) error {
 	v := t.Player
 	t.rows, t.parts, t.split = v.Layout, w.Parts, w.Parts.Train
 	v.Hardware.Batches, v.Hardware.Warm = w.Batches, 0
@@ -169,12 +169,27 @@ func (t *simulation) OpenWork(w *virtual.Work) error {
 // PlayWork implements Tiers.
 func (t *simulation) PlayWork(ctx context.Context, w *virtual.Work) (*virtual.Played, error) {
 	return t.playMega(ctx, func(i int) (*cost.Shape, error) {
-		b, err := w.Source.Mega(len(t.order.IDs(i)))
+		b, err := w.DrawMega(len(t.order.IDs(i)))
 		if err != nil {
 			return nil, err
 		}
-		return t.Player.Settle(i, b)
+		return t.Player.LookUpDrawn(i, b)
 	})
+}
+
+// Find implements Tiers: all rows are in memory, and static nodes have the lowest numbers.
+func (t *simulation) Find(rows, _ []int64, part *cost.Part) { t.count(rows, part) }
+
+// count counts rows by their tiers.
+func (t *simulation) count(nodes []int64, part *cost.Part) {
+	statics := t.parts.StaticNodes()
+	for _, id := range nodes {
+		if t.onGPU && id < statics {
+			part.NGPU++
+		} else {
+			part.NCPU++
+		}
+	}
 }
 
 // Order implements Tiers.
@@ -606,15 +621,8 @@ func (t *simulation) shape(ctx context.Context, i int) (*cost.Shape, error) {
 	if v.Config.Method().WholeLists {
 		s.CountLists(t.now.topo.Indptr, nodes)
 	}
-	statics := t.parts.StaticNodes()
 	err = v.Parts(&s, func(from int64, part *cost.Part) error {
-		for _, id := range nodes[from : from+part.Count] {
-			if t.onGPU && id < statics {
-				part.NGPU++
-			} else {
-				part.NCPU++
-			}
-		}
+		t.count(nodes[from:from+part.Count], part)
 		return nil
 	})
 	return &s, err

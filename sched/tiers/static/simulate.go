@@ -26,6 +26,7 @@ type Simulation struct {
 	virtual.Base
 	hetero  *cache.Hetero
 	buckets *cache.Buckets
+	sizes   plan.TierSizes // of the tiers of drawn mini-batches
 }
 
 // Open implements Tiers.
@@ -66,11 +67,33 @@ func (t *Simulation) Hold(ssds int32) (err error) {
 }
 
 // OpenWork implements Tiers.
-func (t *Simulation) OpenWork(w *virtual.Work) error {
-	if err := w.Source.Open(t.Player.Layout, cache.Lines{}); err != nil {
-		return err
-	}
+func (t *Simulation) OpenWork(_ context.Context, w *virtual.Work) error {
+	t.sizes = w.Tiers
 	return t.Player.OpenStack()
+}
+
+// Find implements Tiers: the hottest rows are in the GPU tier and the next ones in the CPU tier.
+func (t *Simulation) Find(rows, ranks []int64, part *cost.Part) {
+	t.Rank(ranks, part)
+	var read []int64
+	for k, r := range ranks {
+		if r >= t.sizes.GPURows+t.sizes.CPURows {
+			read = append(read, rows[k])
+		}
+	}
+	t.Player.Miss(read, part)
+}
+
+// Rank counts the rows that a tier has.
+func (t *Simulation) Rank(ranks []int64, part *cost.Part) {
+	for _, r := range ranks {
+		switch {
+		case r < t.sizes.GPURows:
+			part.NGPU++
+		case r < t.sizes.GPURows+t.sizes.CPURows:
+			part.NCPU++
+		}
+	}
 }
 
 // Look implements Tiers.
