@@ -100,11 +100,14 @@ const allFlags = "all"
 // shorten leaves to a verb with many flags those for its help that people use most, as their
 // declarations say, and what all verbs have.
 func shorten(c *cli.Command, verb string) {
-	const many = 60
+	const many = 32
 	if len(c.Flags) < many {
 		return
 	}
 	_, common := askVerb(c)
+	if len(common) == 0 {
+		return
+	}
 	short := append(common, flagNames(append(commonFlags(), cli.HelpFlag))...)
 	all := len(c.Flags)
 	c.Flags = slices.DeleteFunc(c.Flags,
@@ -171,24 +174,11 @@ func firstArgument(cmds, path []*cli.Command, args []string) (int, error) {
 				f = switchOff(c.Flags, name)
 			}
 		}
-		takes := true
-		if _, ok := f.(*cli.BoolFlag); ok {
-			takes = false
-		}
 		if f == nil {
-			var theirs *gidsFlag
-			for _, c := range leaves(cmds) {
-				if theirs == nil {
-					theirs = findGIDS(c.Flags, name)
-				}
-			}
-			if theirs == nil {
-				return 0, unknownFlag(name, "", leaves(cmds)...)
-			}
-			takes = theirs.value
+			return 0, unknownFlag(name, "", leaves(cmds)...)
 		}
-		if takes {
-			i++
+		if _, ok := f.(*cli.BoolFlag); !ok {
+			i++ // its value
 		}
 	}
 	return -1, nil
@@ -254,14 +244,6 @@ func unknownFlag(name, verb string, cmds ...*cli.Command) error {
 // parse splits the arguments of c, called verb, into flags and positional arguments.
 func parse(c *cli.Command, verb string, args []string) (flags flagValues, positional []string,
 	help bool, err error) {
-	var theirs flagValues // of GIDS's scripts
-	defer func() {
-		if err == nil && len(theirs) > 0 {
-			var more flagValues
-			more, err = fromGIDS(c.Flags, theirs, flags)
-			flags = append(flags, more...)
-		}
-	}()
 	for i := 0; i < len(args); i++ {
 		a := args[i]
 		if a == "--" {
@@ -280,13 +262,10 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 		if on := switchOff(c.Flags, name); on != nil && !given {
 			f, name, value, given = on, on.Names()[0], "false", true
 		}
-		alias := (*gidsFlag)(nil)
 		if f == nil {
-			if alias = findGIDS(c.Flags, name); alias == nil {
-				return nil, nil, false, unknownFlag(name, verb, c)
-			}
+			return nil, nil, false, unknownFlag(name, verb, c)
 		}
-		if _, ok := f.(*cli.BoolFlag); ok || alias != nil && !alias.value {
+		if _, ok := f.(*cli.BoolFlag); ok {
 			if !given {
 				value = "true"
 			}
@@ -296,10 +275,6 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 					"flag --%s needs a value; see \"heliosctl %s --help\"", name, verb)
 			}
 			value = args[i]
-		}
-		if alias != nil {
-			theirs = append(theirs, flagValue{alias.name, value})
-			continue
 		}
 		if value, err = plainValue(f, name, value); err != nil {
 			return nil, nil, false, err
@@ -376,7 +351,52 @@ func meant(name string, all []string, other string) string {
 func list(flag, value string) ([]string, error) {
 	parts, err := options.List(value)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "--%s %w", flag, err)
+		return nil, errs.New(errs.Usage, "%v %w", errs.Key(flag), err)
 	}
 	return parts, nil
+}
+
+// parseList reads a list of different values; example is what an empty one lacks.
+func parseList[T comparable](flag, text, example string, parse func(string) (T, error)) ([]T, error) {
+	parts, err := list(flag, text)
+	if err != nil {
+		return nil, err
+	}
+	if len(parts) == 0 {
+		return nil, errs.New(errs.Usage, "%v is empty; give %s", errs.Key(flag), example)
+	}
+	var out []T
+	for _, p := range parts {
+		v, err := parse(p)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(out, v) {
+			out = append(out, v)
+		}
+	}
+	return out, nil
+}
+
+// parseWithin reads a whole number within bounds; things are the numbers' unit in an error.
+func parseWithin(flag, things string, low, high int) func(string) (int, error) {
+	return func(s string) (int, error) {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < low || n > high {
+			return 0, errs.New(errs.Usage, "%v %s: give numbers of %s from %d to %d", errs.Key(flag),
+				s, things, low, high)
+		}
+		return n, nil
+	}
+}
+
+// parseChoice reads one of several words.
+func parseChoice(flag string, all []string) func(string) (string, error) {
+	return func(s string) (string, error) {
+		if !slices.Contains(all, s) {
+			return "", errs.New(errs.Usage, "unknown %v %q; %s", errs.Key(flag), s,
+				options.OneOf(s, all))
+		}
+		return s, nil
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -95,6 +96,11 @@ func TestEveryVerbHasHelp(t *testing.T) {
 	}
 	require.NotContains(t, out, "--pipeline")
 	require.Contains(t, ok(t, "train", "--help", "all"), "--pipeline")
+	// The short help of any verb has some 15 flags of its own, beside those of all verbs.
+	for verb := range verbs(newApp(io.Discard, io.Discard).Commands, "") {
+		help := ok(t, append(strings.Fields(verb), "--help")...)
+		require.LessOrEqual(t, len(regexp.MustCompile(`(?m)^   --`).FindAllString(help, -1)), 32, verb)
+	}
 }
 
 func TestConfigFile(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"helios/gpuio"
 	hcli "helios/internal/cli"
+	"helios/sched/plan"
 )
 
 var benchStacks = gpuio.StackNames(nil)
@@ -55,13 +56,13 @@ type ioBenchArgs struct {
 	playedArgs
 	outputs
 	// of SSDs; none: all there are
-	counts   []int     `option:"ssd-count" shown:"all bound; virtual: the profile's" arg:"N[,N…]" usage:"numbers of SSDs N[,N…]"`
-	stacks   []string  `option:"io-stack" oneof:"@stacks" was:"stack" use:"setting" default:"async" arg:"STACK[,STACK…]" usage:"STACK[,STACK…]"`
+	counts   []int     `option:"ssd-count" common:"yes" shown:"all bound; virtual: the profile's" arg:"N[,N…]" usage:"numbers of SSDs N[,N…]"`
+	stacks   []string  `option:"io-stack" common:"yes" oneof:"@stacks" was:"stack" use:"setting" default:"async" arg:"STACK[,STACK…]" usage:"STACK[,STACK…]"`
 	blocks   []int     `option:"io-blocks" was:"blocks" shown:"as in training: async 32, sync as many as the device keeps resident" arg:"N[,N…]" usage:"thread blocks of the I/O kernels N[,N…]"`
-	rowBytes []int     `option:"row-bytes" default:"4096" arg:"SIZE[,SIZE…]" usage:"sizes of a row SIZE[,SIZE…] (a dataset has its own)"`
-	depths   []int     `option:"depth" default:"256" arg:"N[,N…]" usage:"reads in flight per SSD N[,N…]"`
+	rowBytes []int     `option:"row-bytes" common:"yes" default:"4096" arg:"SIZE[,SIZE…]" usage:"sizes of a row SIZE[,SIZE…] (a dataset has its own)"`
+	depths   []int     `option:"depth" common:"yes" default:"256" arg:"N[,N…]" usage:"reads in flight per SSD N[,N…]"`
 	setRows  []int     `option:"set-rows" shown:"several times the depth" arg:"N[,N…]" usage:"rows of a set, over all SSDs N[,N…]"`
-	rates    []float64 `option:"rate" shown:"closed loop" arg:"N[,N…]" usage:"rows a second that arrive, over all SSDs N[,N…] (open loop)"`
+	rates    []float64 `option:"rate" common:"yes" shown:"closed loop" arg:"N[,N…]" usage:"rows a second that arrive, over all SSDs N[,N…] (open loop)"`
 	// as AsyncOptions.CoalesceBytes
 	coalesce   []int `option:"coalesce" offers:"auto,off" default:"auto" arg:"SIZE" usage:"one command for rows on equal and adjacent LBAs (stacks async and cpu): auto, off, or up to SIZE a command; a list compares them"`
 	threads    int   `option:"threads" positive:"yes" shown:"as in training: async 32, sync 128" usage:"threads of a block of the I/O kernels, 32 to a warp (sync: one read to a warp)"`
@@ -75,17 +76,17 @@ type ioBenchArgs struct {
 	timeout    time.Duration `option:"read-timeout" shown:"the stack's" arg:"TIME" usage:"TIME after which a read is aborted and tried again"`
 	checkReads bool          `option:"check-reads" use:"setting" usage:"check every row of a dataset against its checksum, not only a sample"`
 	histogram  bool          `option:"histogram" use:"setting" usage:"print the latencies of each row of results"`
-	timeline   string        `option:"timeline" use:"aside" arg:"FILE" usage:"write when each set was read to FILE, a Chrome trace (open it in ui.perfetto.dev)"`
+	timeline   string        `option:"timeline" common:"yes" use:"aside" arg:"FILE" usage:"write when each set was read to FILE, a Chrome trace (open it in ui.perfetto.dev)"`
 	rung       string        `option:"memory-rung" use:"setting" oneof:"@rungs" default:"auto" usage:"where queues and data of the stacks async and sync are on a GPU; auto takes the best that a pattern read both ways proves"`
 }
 
 // playedArgs hold what "bench io" is asked to model.
 type playedArgs struct {
-	clock string `option:"clock" use:"setting" oneof:"wall,virtual" default:"wall" usage:"wall measures; virtual takes all times from {hardware}, and every figure is modelled"`
+	clock string `option:"clock" common:"yes" use:"setting" oneof:"wall,virtual" default:"wall" usage:"wall measures; virtual takes all times from {hardware}, and every figure is modelled"`
 	// of --hardware
-	profile string `option:"hardware" use:"input" words:"@hardware" arg:"PROFILE" usage:"machine of {clock} virtual: a PROFILE ({@hardware}) or a YAML file"`
+	profile string `option:"hardware" common:"yes" use:"input" words:"@hardware" arg:"PROFILE" usage:"machine of {clock} virtual: a PROFILE ({@hardware}) or a YAML file"`
 	// of the SSDs
-	model   string        `option:"ssd-model" use:"input" words:"@ssd-models" arg:"MODEL" usage:"have software SSDs, or those of {hardware}, play MODEL ({@ssd-models}) or that of a YAML file"`
+	model   string        `option:"ssd-model" common:"yes" use:"input" words:"@ssd-models" arg:"MODEL" usage:"have software SSDs, or those of {hardware}, play MODEL ({@ssd-models}) or that of a YAML file"`
 	latency time.Duration `option:"ssd-latency" arg:"TIME" usage:"have them take at least TIME for each read, such as 80us, and nothing else bound them"`
 	lba     int           `option:"lba" positive:"yes" shown:"512 where the model has it" usage:"block size of the SSDs of {clock} virtual"`
 }
@@ -100,11 +101,12 @@ func (a *ioBenchArgs) SetOption(name, text string) (done bool, err error) {
 	}
 	switch name {
 	case "row-bytes":
-		a.rowBytes, err = parseRowBytes(text)
+		a.rowBytes, err = parseList(name, text, "a size such as 4096", parseRowBytes)
 	case "coalesce":
-		a.coalesce, err = parseCoalesce(text)
+		a.coalesce, err = parseList(name, text, "auto, off, a size, or several of these",
+			plan.ParseCoalesce)
 	case "rate":
-		a.rates, err = parseRates(text)
+		a.rates, err = parseList(name, text, "rows a second, such as 20000", parseRate)
 	default:
 		return false, nil
 	}

@@ -13,7 +13,6 @@ import (
 	"helios/internal/hardware"
 	"helios/internal/ssdmodel"
 	"helios/internal/units"
-	"helios/sched/plan"
 )
 
 // ioBench measures random reads.
@@ -117,43 +116,25 @@ func (a *ioBenchArgs) countSSDs() (err error) {
 	return err
 }
 
-func parseRowBytes(text string) ([]int, error) {
-	sizes, err := list("row-bytes", text)
-	if err != nil {
-		return nil, err
+func parseRowBytes(s string) (int, error) {
+	n, err := units.ParseBytes(s)
+	if err != nil || n < 1 || n > 16<<20 {
+		return 0, errs.New(errs.Usage, "{row-bytes} %q is not a size between 1 and 16MiB", s)
 	}
-	var out []int
-	for _, s := range sizes {
-		n, err := units.ParseBytes(s)
-		if err != nil || n < 1 || n > 16<<20 {
-			return nil, errs.New(errs.Usage, "--row-bytes %q is not a size between 1 and 16MiB", s)
-		}
-		out = append(out, int(n))
-	}
-	return out, nil
+	return int(n), nil
 }
 
-func parseCoalesce(text string) ([]int, error) {
-	ways, err := list("coalesce", text)
-	if err != nil {
-		return nil, err
+// parseRate reads rows a second.
+func parseRate(s string) (float64, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v >= 1 && v <= 1e8) {
+		return 0, errs.New(errs.Usage,
+			"{rate} %q is not a number of rows a second between 1 and 1e8", s)
 	}
-	if len(ways) == 0 {
-		return nil, errs.New(errs.Usage,
-			"--coalesce is empty; give auto, off, a size, or several of these")
-	}
-	var out []int
-	for _, w := range ways {
-		n, err := plan.ParseCoalesce(w)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, n)
-	}
-	return out, nil
+	return v, nil
 }
 
-// queues tells whether some stack drives NVMe queues from kernels.
+// queues reports whether some stack drives NVMe queues from kernels.
 func (b *ioBench) queues() bool { return gpuio.AnyStack(b.stacks, queued) }
 
 func queued(s *gpuio.Stack) bool { return s.Queued }
@@ -190,27 +171,6 @@ func (b *ioBench) check() error {
 		return err
 	}
 	return b.loadClock()
-}
-
-// parseRates reads a list of rows a second.
-func parseRates(s string) ([]float64, error) {
-	parts, err := list("rate", s)
-	if err != nil {
-		return nil, err
-	}
-	var out []float64
-	for _, part := range parts {
-		v, err := strconv.ParseFloat(part, 64)
-		if err != nil || !(v >= 1 && v <= 1e8) {
-			return nil, errs.New(errs.Usage,
-				"--rate %q is not a number of rows a second between 1 and 1e8", part)
-		}
-		out = append(out, v)
-	}
-	if len(out) == 0 {
-		return nil, errs.New(errs.Usage, "--rate is empty; give rows a second, such as 20000")
-	}
-	return out, nil
 }
 
 // loadModel settles what the SSDs are to play.

@@ -45,62 +45,33 @@ type cacheBenchArgs struct {
 func (a *cacheBenchArgs) SetOption(name, text string) (done bool, err error) {
 	switch name {
 	case "nodes":
-		a.nodes, err = parseCounts(text)
+		a.nodes, err = parseList(name, text, "a number such as 100M", parseNodeCount)
 	case "policy":
-		a.policies, err = parseBenchPolicies(text)
+		a.policies, err = parseList(name, text, cache.Static+" or one of "+strings.Join(policy.Online(), ", "),
+			parseBenchPolicy)
 	default:
 		return false, nil
 	}
 	return true, err
 }
 
-// parseCount reads a number of things, such as 100M.
-func parseCount(flag, s string) (int64, error) {
+func parseNodeCount(s string) (int64, error) {
 	n, err := units.ParseCount(s)
 	if err != nil || n < 1 || n > 1<<40 {
 		return 0, errs.New(errs.Usage,
-			"--%s %s: give a whole number from 1 to 2^40, such as 1000000 or 100M", flag, s)
+			"{nodes} %s: give a whole number from 1 to 2^40, such as 1000000 or 100M", s)
 	}
 	return n, nil
 }
 
-func parseCounts(text string) ([]int64, error) {
-	parts, err := list("nodes", text)
-	if err != nil {
-		return nil, err
+func parseBenchPolicy(name string) (string, error) {
+	if name == cache.Static {
+		return name, nil
 	}
-	var out []int64
-	for _, s := range parts {
-		n, err := parseCount("nodes", s)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, n)
+	if _, err := policy.New(policy.Config{Policy: name}); err != nil {
+		return "", errs.New(errs.Usage, "{policy}: %w (or %s)", err, cache.Static)
 	}
-	if len(out) == 0 {
-		return nil, errs.New(errs.Usage, "--nodes is empty; give a number such as 100M")
-	}
-	return out, nil
-}
-
-func parseBenchPolicies(text string) ([]string, error) {
-	names, err := list("policy", text)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		if name == cache.Static {
-			continue
-		}
-		if _, err := policy.New(policy.Config{Policy: name}); err != nil {
-			return nil, errs.New(errs.Usage, "--policy: %w (or %s)", err, cache.Static)
-		}
-	}
-	if len(names) == 0 {
-		return nil, errs.New(errs.Usage, "--policy is empty; give %s or one of %s", cache.Static,
-			strings.Join(policy.Online(), ", "))
-	}
-	return names, nil
+	return name, nil
 }
 
 // check completes the configuration and refuses what cannot be.

@@ -58,11 +58,11 @@ func benchComputeCommand() *cli.Command {
 func (a *computeBenchArgs) SetOption(name, text string) (done bool, err error) {
 	switch name {
 	case "only":
-		a.only, err = parseGroups(text)
+		a.only, err = parseList(name, text, "groups", parseChoice(name, computeGroups()))
 	case "precision":
-		a.precisions, err = parsePrecisions(text)
+		a.precisions, err = parseList(name, text, "names", parsePrecision)
 	case "workers":
-		a.slots, err = parseSlots(text)
+		a.slots, err = parseSlotRanges(text)
 	default:
 		return a.kernelBenchArgs.SetOption(name, text)
 	}
@@ -86,31 +86,6 @@ type computeBench struct {
 	*env
 	*computeBenchArgs
 	before int // cases that were measured on other devices
-}
-
-func parseSlots(text string) ([]int, error) {
-	slots, err := units.ParseInts(text, 1)
-	if err != nil {
-		return nil, errs.New(errs.Usage, "--workers: %w", err)
-	}
-	if largest := slices.Max(slots); largest > 4096 {
-		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", largest)
-	}
-	return slots, nil
-}
-
-func parseGroups(text string) ([]string, error) {
-	only, err := list("only", text)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range only {
-		if !slices.Contains(computeGroups(), name) {
-			return nil, errs.New(errs.Usage, "unknown --only %q; %s", name,
-				meant(name, computeGroups(), "choose among "+strings.Join(computeGroups(), ", ")))
-		}
-	}
-	return only, nil
 }
 
 // usualSlots are the numbers of worker slots that a benchmark takes by itself.
@@ -163,27 +138,9 @@ func (a *computeBenchArgs) check(e *env) error {
 	return nil
 }
 
-func parsePrecisions(text string) ([]cuda.Precision, error) {
-	names, err := list("precision", text)
-	if err != nil {
-		return nil, err
-	}
-	var out []cuda.Precision
-	for _, n := range names {
-		i := slices.Index(cuda.Precisions(), n)
-		if i < 0 {
-			return nil, errs.New(errs.Usage, "unknown --precision %q; %s", n,
-				meant(n, cuda.Precisions(), "choose among "+strings.Join(cuda.Precisions(), ", ")))
-		}
-		if !slices.Contains(out, cuda.Precision(i)) {
-			out = append(out, cuda.Precision(i))
-		}
-	}
-	if len(out) == 0 {
-		return nil, errs.New(errs.Usage, "--precision is empty; choose among %s",
-			strings.Join(cuda.Precisions(), ", "))
-	}
-	return out, nil
+func parsePrecision(name string) (cuda.Precision, error) {
+	_, err := parseChoice("precision", cuda.Precisions())(name)
+	return cuda.Precision(slices.Index(cuda.Precisions(), name)), err
 }
 
 // cases are those of a device.

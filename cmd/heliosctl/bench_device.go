@@ -15,8 +15,8 @@ import (
 // turns, and the length of a row's measurement.
 type kernelBenchArgs struct {
 	outputs
-	devices []string   `option:"device" use:"setting" default:"host" arg:"DEVICE[,DEVICE…]" usage:"DEVICE[,DEVICE…]: host, cuda or cuda:N"`
-	seconds float64    `option:"seconds" range:"0..3600" positive:"yes" default:"1" usage:"length of a row's measurement"`
+	devices []string   `option:"device" common:"yes" use:"setting" default:"host" arg:"DEVICE[,DEVICE…]" usage:"DEVICE[,DEVICE…]: host, cuda or cuda:N"`
+	seconds float64    `option:"seconds" common:"yes" range:"0..3600" positive:"yes" default:"1" usage:"length of a row's measurement"`
 	workers int        `option:"workers" range:"0..4096" shown:"one per CPU" usage:"worker slots of the host device"`
 	kernels simd.Level `option:"kernels" text:"yes" offers:"@levels" default:"auto" usage:"instructions of the host device's kernels: {@levels}; avx2 and avx512 give the same bits, generic (Go) others"`
 	seed    uint64     `option:"seed" default:"1" usage:"seed of the values"`
@@ -26,7 +26,7 @@ type kernelBenchArgs struct {
 func (a *kernelBenchArgs) SetOption(name, text string) (done bool, err error) {
 	switch name {
 	case "device":
-		a.devices, err = parseDevices(text)
+		a.devices, err = parseList(name, text, "host, cuda or cuda:N", parseMeasured)
 	case "kernels":
 		a.kernels, err = simd.Parse(text)
 	default:
@@ -35,29 +35,14 @@ func (a *kernelBenchArgs) SetOption(name, text string) (done bool, err error) {
 	return true, err
 }
 
-func parseDevices(text string) ([]string, error) {
-	names, err := list("device", text)
-	if err != nil {
-		return nil, err
+// parseMeasured reads the name of a device to measure.
+func parseMeasured(name string) (string, error) {
+	kind, _, err := parseDevice(name)
+	if err == nil && kind == "auto" {
+		err = errs.New(errs.Usage,
+			"{device} auto: say which devices to measure: host, cuda, or both")
 	}
-	var out []string
-	for _, n := range names {
-		kind, _, err := parseDevice(n)
-		if err != nil {
-			return nil, err
-		}
-		if kind == "auto" {
-			return nil, errs.New(errs.Usage,
-				"--device auto: say which devices to measure: host, cuda, or both")
-		}
-		if !slices.Contains(out, n) {
-			out = append(out, n)
-		}
-	}
-	if len(out) == 0 {
-		return nil, errs.New(errs.Usage, "--device is empty; choose among host, cuda and cuda:N")
-	}
-	return out, nil
+	return name, err
 }
 
 // refuseHostOnly refuses options of the host device, which are fields of the verb's struct, where

@@ -40,27 +40,14 @@ func (a *memoryBenchArgs) SetOption(name, text string) (done bool, err error) {
 	if name != "row-bytes" {
 		return false, nil
 	}
-	a.rowBytes, err = parseGatheredRows(text)
-	return true, err
-}
-
-func parseGatheredRows(text string) ([]int64, error) {
-	sizes, err := list("row-bytes", text)
-	if err != nil {
-		return nil, err
-	}
-	var out []int64
-	for _, s := range sizes {
+	a.rowBytes, err = parseList(name, text, "a size such as 4096", func(s string) (int64, error) {
 		n, err := units.ParseBytes(s)
 		if err != nil {
-			return nil, errs.New(errs.Usage, "--row-bytes: %w", err)
+			err = errs.New(errs.Usage, "{row-bytes}: %w", err)
 		}
-		out = append(out, n)
-	}
-	if len(out) == 0 {
-		return nil, errs.New(errs.Usage, "--row-bytes is empty; give a size such as 4096")
-	}
-	return out, nil
+		return n, err
+	})
+	return true, err
 }
 
 // check completes the configuration and refuses what cannot be.

@@ -64,11 +64,11 @@ type sampleBenchArgs struct {
 func (a *sampleBenchArgs) SetOption(name, text string) (done bool, err error) {
 	switch name {
 	case "topology":
-		a.topologies, err = parseTopologies(text)
+		a.topologies, err = parseList(name, text, "places", parseChoice(name, plan.Topologies))
 	case "workers":
 		a.slots, err = parseSlotRanges(text)
 	case "kernels":
-		a.levels, err = parseLevels(text)
+		a.levels, err = parseList(name, text, "levels", simd.Parse)
 	default:
 		return a.kernelBenchArgs.SetOption(name, text)
 	}
@@ -84,45 +84,6 @@ func parseSlotRanges(text string) ([]int, error) {
 		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", n)
 	}
 	return slots, nil
-}
-
-func parseLevels(text string) ([]simd.Level, error) {
-	names, err := list("kernels", text)
-	if err != nil {
-		return nil, err
-	}
-	var out []simd.Level
-	for _, n := range names {
-		l, err := simd.Parse(n)
-		if err != nil {
-			return nil, err
-		}
-		if !slices.Contains(out, l) {
-			out = append(out, l)
-		}
-	}
-	if len(out) == 0 {
-		return nil, errs.New(errs.Usage, "--kernels is empty; choose among %s",
-			strings.Join(simd.Names(), ", "))
-	}
-	return out, nil
-}
-
-func parseTopologies(text string) ([]string, error) {
-	out, err := list("topology", text)
-	if err != nil {
-		return nil, err
-	}
-	for i, t := range out {
-		if !slices.Contains(plan.Topologies, t) || slices.Contains(out[:i], t) {
-			return nil, errs.New(errs.Usage, "--topology %q: choose among %v, each once", text,
-				plan.Topologies)
-		}
-	}
-	if len(out) == 0 {
-		return nil, errs.New(errs.Usage, "--topology is empty; choose among %v", plan.Topologies)
-	}
-	return out, nil
 }
 
 // check completes the configuration and refuses what cannot be.

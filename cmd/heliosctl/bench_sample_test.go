@@ -75,7 +75,7 @@ func TestBenchSampleBadInput(t *testing.T) {
 		{"a dataset and a graph", nil, "bench sample --dataset d --nodes 10", 2,
 			[]string{"--nodes", "leave it out"}, ""},
 		{"nowhere", nil, "bench sample --topology disk", 2,
-			[]string{"--topology", "memory ssd"}, ""},
+			[]string{"--topology", "memory, ssd"}, ""},
 		{"lists of no file", nil, "bench sample --topology ssd", 2, []string{"give a dataset"}, ""},
 		{"a cache of nothing", nil, "bench sample --neighbor-cache 5%", 2,
 			[]string{"--neighbor-cache", "--topology ssd"}, ""},

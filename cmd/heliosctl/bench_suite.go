@@ -121,7 +121,7 @@ func (s *suite) check() (err error) {
 				meant(g, suiteGroups, "choose among "+strings.Join(suiteGroups, ", ")))
 		}
 	}
-	if _, err := parseDevices(s.device); err != nil {
+	if _, err := parseMeasured(s.device); err != nil {
 		return err
 	}
 	if s.hardware, err = hardware.Load(s.profile); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -432,7 +433,7 @@ func (b *binder) settle(ctx context.Context, plan []candidate, force []string,
 			against(ask, func(c *candidate) []string { return c.content }),
 			strings.Join(serials, ","))
 	}
-	return b.askSerials(ctx, ask, readLines(in))
+	return b.askSerials(ctx, ask, bufio.NewReader(in))
 }
 
 // against lists candidates with the reasons against them, "" where there are none.
@@ -448,7 +449,7 @@ func against(plan []candidate, reasons func(*candidate) []string) string {
 
 // askSerials asks for the serial number of each candidate.
 func (b *binder) askSerials(ctx context.Context, ask []candidate,
-	answers <-chan string) (typed []string, err error) {
+	in *bufio.Reader) (typed []string, err error) {
 	for _, c := range ask {
 		key, what := contentKey(c.serial(), c.Addr), keyName(c.serial())
 		b.ui.Note("%s, %s, serial %s: %s. Type its %s to give that up:", c.text(), c.model(),
@@ -456,7 +457,7 @@ func (b *binder) askSerials(ctx context.Context, ask []candidate,
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w; nothing was changed", ctx.Err())
-		case got := <-answers:
+		case got := <-readLine(in):
 			if got != key {
 				return nil, errs.New(errs.Refused, "nothing was changed: %s: %q is not its %s",
 					c.text(), got, what)

@@ -175,45 +175,24 @@ type hotnessArgs struct {
 func (a *hotnessArgs) SetOption(name, text string) (done bool, err error) {
 	switch name {
 	case "hotness":
-		a.sources, err = parseHotnesses(text)
+		a.sources, err = parseList(name, text, "a source", func(source string) (string, error) {
+			if strings.HasPrefix(source, plan.HotnessPresample+":") {
+				return source, nil
+			}
+			return source, plan.CheckHotness(source)
+		})
 	case "sizes":
-		a.sizes, err = parseSizes(text)
+		a.sizes, err = parseList(name, text, "a size such as 5%", func(s string) (units.Budget, error) {
+			b, err := units.ParseBudget(s)
+			if err != nil {
+				err = errs.New(errs.Usage, "{sizes}: %w", err)
+			}
+			return b, err
+		})
 	default:
 		return false, nil
 	}
 	return true, err
-}
-
-func parseHotnesses(text string) ([]string, error) {
-	names, err := list("hotness", text)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		if strings.HasPrefix(name, plan.HotnessPresample+":") {
-			continue
-		}
-		if err := plan.CheckHotness(name); err != nil {
-			return nil, err
-		}
-	}
-	return names, nil
-}
-
-func parseSizes(text string) ([]units.Budget, error) {
-	texts, err := list("sizes", text)
-	if err != nil {
-		return nil, err
-	}
-	var sizes []units.Budget
-	for _, s := range texts {
-		b, err := units.ParseBudget(s)
-		if err != nil {
-			return nil, errs.New(errs.Usage, "--sizes: %w", err)
-		}
-		sizes = append(sizes, b)
-	}
-	return sizes, nil
 }
 
 func runCacheHotness(ctx context.Context, e *env, a *hotnessArgs) (err error) {

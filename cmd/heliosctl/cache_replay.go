@@ -3,10 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/csv"
 	"fmt"
-	"io"
-	"slices"
 	"strconv"
 
 	"github.com/urfave/cli/v2"
@@ -16,8 +13,6 @@ import (
 	"helios/gpuio"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
-	"helios/internal/htmlreport"
-	"helios/internal/outfile"
 	"helios/internal/units"
 )
 
@@ -48,95 +43,42 @@ type replayArgs struct {
 	check        bool          `option:"check" use:"setting" usage:"hold a replay of the run's own cache against its counters, and play others only where flags about them are given"`
 	passes       bool          `option:"passes" use:"setting" usage:"show every epoch and evaluation, not only their sum"`
 	workers      int           `option:"workers" shown:"one per CPU" usage:"caches that are played at once"`
-	csv          string        `option:"csv" use:"aside" arg:"FILE" usage:"also write a line for each cache and pass to FILE"`
-	html         string        `option:"html" use:"aside" was:"plot" arg:"FILE" usage:"also draw hits and bytes by size into FILE, a web page that needs no other"`
 }
 
 // SetOption reads lists of sizes and numbers.
 func (a *replayArgs) SetOption(name, text string) (done bool, err error) {
 	switch name {
 	case "sizes":
-		a.sizes, err = parseTierSizes(text)
+		a.sizes, err = parseList(name, text, "a size such as 5%", func(s string) (replay.Size, error) {
+			size, err := replay.ParseSize(s)
+			if err != nil {
+				err = errs.Errorf("{sizes}: %w", err)
+			}
+			return size, err
+		})
 	case "cache-line":
-		a.lines, err = parseLines(text)
+		a.lines, err = parseList(name, text, "row or bytes", parseLine)
 	case "window":
-		a.windows, err = parseWindows(text)
+		a.windows, err = parseList(name, text, "a number", parseWithin(name, "batches", 0, 64))
 	case "superbatch":
-		a.superbatches, err = parseSuperbatches(text)
+		a.superbatches, err = parseList(name, text, "a number",
+			parseWithin(name, "mini-batches", 1, 1<<20))
 	default:
 		return false, nil
 	}
 	return true, err
 }
 
-func parseTierSizes(text string) ([]replay.Size, error) {
-	texts, err := list("sizes", text)
-	if err != nil {
-		return nil, err
+func parseLine(s string) (int64, error) {
+	if s == "row" {
+		return replay.LineRow, nil
 	}
-	var out []replay.Size
-	for _, s := range texts {
-		size, err := replay.ParseSize(s)
-		if err != nil {
-			return nil, fmt.Errorf("--sizes: %w", err)
-		}
-		out = append(out, size)
+	n, err := units.ParseBytes(s)
+	if err != nil || n < 1 || n > 1<<24 {
+		return 0, errs.New(errs.Usage,
+			"{cache-line} %s: give row, or bytes up to 16MiB such as 4096", s)
 	}
-	return out, nil
-}
-
-func parseLines(text string) ([]int64, error) {
-	texts, err := list("cache-line", text)
-	if err != nil {
-		return nil, err
-	}
-	var out []int64
-	for _, s := range texts {
-		if s == "row" {
-			out = append(out, replay.LineRow)
-			continue
-		}
-		n, err := units.ParseBytes(s)
-		if err != nil || n < 1 || n > 1<<24 {
-			return nil, errs.New(errs.Usage,
-				"--cache-line %s: give row, or bytes up to 16MiB such as 4096", s)
-		}
-		out = append(out, n)
-	}
-	return out, nil
-}
-
-func parseWindows(text string) ([]int, error) {
-	texts, err := list("window", text)
-	if err != nil {
-		return nil, err
-	}
-	var out []int
-	for _, s := range texts {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 0 || n > 64 {
-			return nil, errs.New(errs.Usage, "--window %s: give numbers of batches from 0 to 64", s)
-		}
-		out = append(out, n)
-	}
-	return out, nil
-}
-
-func parseSuperbatches(text string) ([]int, error) {
-	texts, err := list("superbatch", text)
-	if err != nil {
-		return nil, err
-	}
-	var out []int
-	for _, s := range texts {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 || n > 1<<20 {
-			return nil, errs.New(errs.Usage,
-				"--superbatch %s: give numbers of mini-batches from 1 to %d", s, 1<<20)
-		}
-		out = append(out, n)
-	}
-	return out, nil
+	return n, nil
 }
 
 // replayer plays recorded accesses.
@@ -158,23 +100,13 @@ func runCacheReplay(ctx context.Context, e *env, a *replayArgs) (err error) {
 	defer closing(&err, r.Close)
 	// alone: nothing but the run's own cache.
 	alone := a.check && e.given(&a.policies, &a.sizes, &a.lines, &a.windows, &a.superbatches,
-		&a.cpuCache, &a.passes, &a.workers, &a.csv, &a.html) == ""
+		&a.cpuCache, &a.passes, &a.workers) == ""
 	var c replay.Config
 	if !alone {
 		if c, err = y.config(r); err != nil {
 			return err
 		}
 	}
-	csvOut, err := a.create("csv", a.csv)
-	if err != nil {
-		return err
-	}
-	defer closing(&err, csvOut.Discard)
-	htmlOut, err := a.create("html", a.html)
-	if err != nil {
-		return err
-	}
-	defer closing(&err, htmlOut.Discard)
 	out, err := a.openResults(e)
 	if err != nil {
 		return err
@@ -192,7 +124,7 @@ func runCacheReplay(ctx context.Context, e *env, a *replayArgs) (err error) {
 		}
 	}
 	if !alone {
-		if err := y.play(ctx, r, c, out, csvOut, htmlOut); err != nil {
+		if err := y.play(ctx, r, c, out); err != nil {
 			return err
 		}
 	}
@@ -218,8 +150,7 @@ func (y *replayer) path() (string, error) {
 }
 
 // play replays the trace with all caches that were asked for.
-func (y *replayer) play(ctx context.Context, r *trace.Reader, c replay.Config, out *results,
-	csvOut, htmlOut *outfile.File) error {
+func (y *replayer) play(ctx context.Context, r *trace.Reader, c replay.Config, out *results) error {
 	res, err := replay.Run(ctx, r, c)
 	if err != nil {
 		return whenStopped(err, "nothing was written: run it again")
@@ -228,14 +159,6 @@ func (y *replayer) play(ctx context.Context, r *trace.Reader, c replay.Config, o
 	if y.given(&y.policies) == "" && !r.Totals().Hotness {
 		y.ui.Note(
 			"static is left out: the trace has no hotness of rows, as the run had no static tier, or one for all rows")
-	}
-	if csvOut != nil {
-		if err := csvOut.Commit(replayCSV(csvOut, res)); err != nil {
-			return err
-		}
-	}
-	if htmlOut != nil {
-		return htmlOut.Commit(writeReplayHTML(htmlOut, y.runLine(out.run), res))
 	}
 	return nil
 }
@@ -421,58 +344,4 @@ func gapNotes(res *replay.Result) (notes []string) {
 		notes = append(notes, text)
 	}
 	return notes
-}
-
-// replayCSV writes a line for each pass of each cache, and one for their sum.
-func replayCSV(w io.Writer, res *replay.Result) error {
-	out := csv.NewWriter(w)
-	rows := [][]string{{"policy", "window", "line_bytes", "rows_per_line", "lines", "cache_bytes",
-		"share", "cpu_rows", "pass", "epoch", "batches", "rows",
-		"rows_gpu", "rows_cpu", "rows_ssd", "accesses", "reads", "bytes_ssd", "inserted", "evicted",
-		"bypassed",
-		"hit_ratio", "gpu_hit_ratio", "optimum_hit_ratio", "gap_points", "reads_over_optimum",
-		"metadata_bytes", "superbatch", "promoted", "demoted", "directory"}}
-	for _, p := range res.Plays {
-		for _, x := range append(slices.Clone(p.Passes), p.Total) {
-			row := []string{p.Policy, strconv.Itoa(p.Window)}
-			for _, n := range []int64{p.LineBytes, p.RowsPerLine, p.Lines, p.CacheBytes} {
-				row = append(row, strconv.FormatInt(n, 10))
-			}
-			epoch := ""
-			if x.Epoch >= 0 {
-				epoch = strconv.Itoa(x.Epoch + 1)
-			}
-			row = append(row, number(p.Share), strconv.FormatInt(p.CPURows, 10), x.Kind, epoch)
-			for _, n := range []int64{x.Batches, x.Rows, x.RowsGPU, x.RowsCPU, x.RowsSSD,
-				x.Accesses, x.Reads, x.BytesSSD, x.Inserted, x.Evicted, x.Bypassed} {
-				row = append(row, strconv.FormatInt(n, 10))
-			}
-			for _, f := range []float64{x.HitRatio, x.GPUHitRatio, x.OptimumHitRatio, x.GapPoints,
-				x.ReadsOverOptimum} {
-				row = append(row, number(f))
-			}
-			rows = append(rows, append(row, strconv.FormatInt(p.MetadataBytes, 10),
-				strconv.Itoa(p.Superbatch), strconv.FormatInt(x.Promoted, 10),
-				strconv.FormatInt(x.Demoted, 10), p.Directory))
-		}
-	}
-	return out.WriteAll(rows)
-}
-
-func number(f float64) string { return strconv.FormatFloat(f, 'g', 8, 64) }
-
-// writeReplayHTML writes a page that needs no other file.
-func writeReplayHTML(w io.Writer, begun runLine, res *replay.Result) error {
-	src := htmlreport.Start(begun.Verb, res.Header.Name, begun.Time, begun.Command)
-	for _, p := range res.Plays {
-		if err := src.Add("play", p); err != nil {
-			return err
-		}
-	}
-	for _, text := range gapNotes(res) {
-		if err := src.Add("note", map[string]string{"text": text}); err != nil {
-			return err
-		}
-	}
-	return htmlreport.Write(w, []*htmlreport.Source{src}, programVersion())
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -65,8 +64,6 @@ type compareArgs struct {
 	variants  string   `option:"variants" common:"yes" arg:"NAME=FLAGS; …" usage:"also compare, or without {modes} only compare, these: NAME=FLAGS; … with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""`
 	repeats   int      `option:"repeats" common:"yes" range:"1..1000" positive:"yes" default:"3" usage:"how often each is run, in turns"`
 	pageCache string   `option:"page-cache" use:"setting" oneof:"cold,warm" default:"cold" usage:"the kernel's page cache of software SSDs' files before each run; cold drops them from it"`
-	csv       string   `option:"csv" common:"yes" use:"aside" arg:"FILE" usage:"also write a line for each run to FILE"`
-	html      string   `option:"html" common:"yes" use:"aside" arg:"FILE" usage:"also write a report with plots to FILE, which needs no other"`
 }
 
 // compareOptions are train's that make sense for all variants, two epochs by default, and its own.
@@ -414,16 +411,6 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 		return err
 	}
 	defer c.out.end(&err)
-	csvOut, err := a.create("csv", a.csv)
-	if err != nil {
-		return err
-	}
-	defer closing(&err, csvOut.Discard)
-	htmlOut, err := a.create("html", a.html)
-	if err != nil {
-		return err
-	}
-	defer closing(&err, htmlOut.Discard)
 	s, err := c.openInputs(ctx)
 	if err != nil {
 		return err
@@ -447,14 +434,6 @@ func runCompare(ctx context.Context, e *env, a *compareArgs) (err error) {
 	sum := c.summary()
 	c.showComparison(sum)
 	c.out.event("compare", sum)
-	if csvOut != nil {
-		if err := csvOut.Commit(c.writeCSV(csvOut)); err != nil {
-			return err
-		}
-	}
-	if htmlOut != nil {
-		return htmlOut.Commit(c.writeCompareHTML(htmlOut, e.runLine(c.out.run), sum))
-	}
 	return nil
 }
 
@@ -814,6 +793,3 @@ func (r *comparison) same(first string, run comparedRun) error {
 	}
 	return nil
 }
-
-// errNoRuns cannot come from a comparison that ended.
-var errNoRuns = errors.New("nothing was run")

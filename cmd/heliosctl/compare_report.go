@@ -2,15 +2,11 @@ package main
 
 import (
 	"cmp"
-	"encoding/csv"
 	"fmt"
-	"io"
 	"slices"
-	"strconv"
 	"strings"
 
 	"helios/internal/hostcpu"
-	"helios/internal/htmlreport"
 	"helios/internal/units"
 )
 
@@ -377,56 +373,4 @@ func (c *comparer) showComparison(s comparisonSummary) {
 	for _, n := range s.Notes {
 		c.ui.Printf("note: %s", n)
 	}
-}
-
-// writeCSV writes a line for each run.
-func (r *comparison) writeCSV(w io.Writer) error {
-	if len(r.runs) == 0 {
-		return errNoRuns
-	}
-	c := csv.NewWriter(w)
-	f := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
-	_ = c.Write([]string{"variant", "repeat", "mode", "io_stack", "pipeline", "epochs_measured",
-		"epoch_seconds", "first_epoch_seconds", "setup_seconds", "prepare_seconds",
-		"amortised_epoch_seconds",
-		"rows_gpu", "rows_cpu", "rows_ssd", "bytes_ssd", "disk_bytes", "ssd_commands",
-		"read_amplification",
-		"stall", "overlap",
-		"sample_seconds", "lookup_seconds", "submit_seconds", "complete_seconds", "gather_seconds",
-		"train_seconds", "topology_seconds", "inspect_seconds", "between_seconds",
-		// its error comes again from Error
-		"cpu_seconds", "proxy_cpu_seconds", "peak_memory_bytes", "last_loss", "params_sha256",
-		"bottleneck", "modelled"})
-	for _, x := range r.runs {
-		st, loss := x.Stages, ""
-		if n := len(x.Losses); n > 0 {
-			loss = f(x.Losses[n-1])
-		}
-		_ = c.Write([]string{x.Variant, strconv.Itoa(x.Repeat), x.Mode, x.IOStack, x.Pipeline,
-			strconv.Itoa(x.Epochs), f(x.Seconds), f(x.First), f(x.Setup),
-			f(x.Prepare), f(x.Amortised),
-			f(x.RowsGPU), f(x.RowsCPU), f(x.RowsSSD), f(x.BytesSSD), f(x.DiskBytes),
-			f(x.Commands),
-			f(x.ReadAmplification), f(x.Stall), f(x.Overlap),
-			f(st.Sample), f(st.Lookup), f(st.Submit), f(st.Complete), f(st.Gather), f(st.Train),
-			f(st.Topology), f(st.Inspect), f(st.Between),
-			f(x.CPUSeconds), f(x.ProxySeconds), strconv.FormatInt(x.PeakMemory, 10), loss, x.Params,
-			x.Bottleneck, strconv.FormatBool(x.Modelled)})
-	}
-	c.Flush()
-	return c.Error()
-}
-
-// writeCompareHTML writes a page that needs no other file.
-func (r *comparison) writeCompareHTML(w io.Writer, begun runLine, s comparisonSummary) error {
-	src := htmlreport.Start(begun.Verb, s.Dataset, begun.Time, begun.Command)
-	for _, x := range r.runs {
-		if err := src.Add("run", x); err != nil {
-			return err
-		}
-	}
-	if err := src.Add("compare", s); err != nil {
-		return err
-	}
-	return htmlreport.Write(w, []*htmlreport.Source{src}, programVersion())
 }

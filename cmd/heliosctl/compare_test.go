@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/csv"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -42,8 +41,8 @@ func TestCompare(t *testing.T) {
 	loaded(t, 2)
 	out := ok(t, "compare", "g", "--modes", "helios,cpu,inmem", "--variants",
 		"small=--mode helios --gpu-cache 0 --cpu-cache 0 --pipeline none", "--repeats", "2",
-		"--fanout", "5,5", "--batch-size", "256", "--hidden", "16", "--gpu-cache", "5%", "--csv",
-		"c.csv", "--html", "c.html", "--results", "c.jsonl", "--json", "--quiet")
+		"--fanout", "5,5", "--batch-size", "256", "--hidden", "16", "--gpu-cache", "5%",
+		"--results", "c.jsonl", "--json", "--quiet")
 	got := lines(t, out)
 	require.Len(t, got, 4*2+1)
 	order := ""
@@ -89,12 +88,7 @@ func TestCompare(t *testing.T) {
 	require.Zero(t, vs[1].(map[string]any)["rows_gpu"], "--gpu-cache is of no use to mode cpu")
 	require.Positive(t, vs[2].(map[string]any)["rows_gpu"])
 
-	f, err := os.Open("c.csv")
-	require.NoError(t, err)
-	defer f.Close()
-	rows, err := csv.NewReader(f).ReadAll()
-	require.NoError(t, err)
-	require.Len(t, rows, 9)
+	ok(t, "report", "c.jsonl", "--out", "c.html")
 	html, err := os.ReadFile("c.html")
 	require.NoError(t, err)
 	require.Equal(t, 4, strings.Count(string(html), "<figure "))
@@ -204,8 +198,7 @@ func TestCompareVirtual(t *testing.T) {
 		"--dim", "128", "--feature-fn", "hash", "--seed", "3", "--out", "g")
 	args := []string{"compare", "g", "--modes", "helios,bam,gids,mmap", "--clock", "virtual",
 		"--hardware", "a100-p5510x12", "--ssd-count", "2",
-		"--fanout", "5,5", "--batch-size", "256", "--gpu-cache", "5%", "--html", "c.html", "--csv",
-		"c.csv", "--quiet", "--overwrite"}
+		"--fanout", "5,5", "--batch-size", "256", "--gpu-cache", "5%", "--results", "c.jsonl", "--quiet", "--overwrite"}
 	got := lines(t, ok(t, append(args, "--json")...))
 	require.Len(t, got, 5)
 	for _, r := range got {
@@ -214,6 +207,7 @@ func TestCompareVirtual(t *testing.T) {
 	}
 	require.Equal(t, "a100-p5510x12", got[4]["hardware"])
 	require.Equal(t, false, got[4]["same_losses"])
+	ok(t, "report", "c.jsonl", "--out", "c.html")
 	html, err := os.ReadFile("c.html")
 	require.NoError(t, err)
 	require.Contains(t, string(html),

@@ -65,7 +65,7 @@ func TestMainJob(t *testing.T) {
 		{"--mode", "cpu", "--cpu-cache", "10%"},
 		{"--mode", "mmap"},
 		{"--mode", "bam", "--gpu-cache", "10%", "--accumulate", "0.8", "--pipeline", "run-ahead"},
-		{"--GIDS", "--window_buffer", "--wb_size", "4", "--cpu_buffer", "--tune", "quick"},
+		{"--mode", "gids", "--window", "4", "--cpu-cache", "20%", "--tune", "quick"},
 		{"--policy", "sieve", "--cache-line", "4096", "--window", "2", "--gpu-cache", "10%",
 			"--hotness", "degree", "--topology", "ssd"},
 		{"--pipeline", "series", "--hotness-dir", "off"},

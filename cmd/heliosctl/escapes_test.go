@@ -68,9 +68,9 @@ func TestNothingSteersTheTerminal(t *testing.T) {
 			"t.trace"}, {"train", "g", "--epochs", "1", "--explain"},
 		{"eval", "g", "--checkpoint", "ck"}, {"predict", "g", "--checkpoint", "ck", "--nodes",
 			"1,2"}, {"train", "h", "--epochs", "1"}, {"eval", "h", "--checkpoint", "ck"},
-		{"cache", "replay", "t.trace"}, {"cache", "replay", "t.trace", "--html", "plot.html"},
-		{"compare", "g", "--modes", "helios,cpu", "--epochs", "1", "--repeats", "1", "--html",
-			"cmp.html", "--overwrite"},
+		{"cache", "replay", "t.trace"}, {"cache", "replay", "t.trace", "--results", "plot.jsonl"},
+		{"compare", "g", "--modes", "helios,cpu", "--epochs", "1", "--repeats", "1", "--results",
+			"cmp.jsonl", "--overwrite"},
 		{"doctor"}, {"version"}, {"train", "g", "--config", "bad.yaml"},
 		{"train", "g", "--config", "raw.yaml"}, {"train", evil}, {evil}, {"train", "--" + evil},
 		{"load", "g", "--ssds", evil},
@@ -97,7 +97,9 @@ func TestNothingSteersTheTerminal(t *testing.T) {
 		}
 	}
 	require.Greater(t, seen, 20, "the texts came out, escaped")
-	for _, page := range []string{"plot.html", "cmp.html"} {
+	for _, name := range []string{"plot", "cmp"} {
+		page := name + ".html"
+		ok(t, "report", name+".jsonl", "--out", page)
 		b, err := os.ReadFile(page)
 		require.NoError(t, err, page)
 		// a line in a page forges nothing

@@ -30,13 +30,18 @@ func importCommand() *cli.Command {
 			"others, or with --restart. Until it ends, its files are in a folder beside --out.",
 	}
 	for _, f := range importer.Formats() {
-		flags := hcli.TaggedFlags(f.Options())
+		var common []string
+		for _, o := range options.Of(f.Options()) {
+			if o.Common {
+				common = append(common, o.Name)
+			}
+		}
 		cmd.Subcommands = append(cmd.Subcommands, &cli.Command{
 			Name: f.Name, Usage: f.Usage, Description: options.Expand(f.Description, hcli.FlagName),
-			Flags: flags,
-			Action: action(0, func(ctx context.Context, e *env) error {
+			Flags: hcli.TaggedFlags(f.Options()),
+			Action: answering(nil, common, action(0, func(ctx context.Context, e *env) error {
 				return runImport(ctx, e, f)
-			}),
+			})),
 		})
 	}
 	return cmd

@@ -20,7 +20,7 @@ func TestImportFormatVerbs(t *testing.T) {
 	isolate(t)
 	require.NoError(t, os.Mkdir("empty", 0o755))
 	for _, f := range importer.Formats() {
-		help := ok(t, "import", f.Name, "--help")
+		help := ok(t, "import", f.Name, "--help", "all")
 		require.Contains(t, help, f.Usage)
 		require.NotContains(t, help, "option ", f.Name)
 		completed := ok(t, "__complete", "import", f.Name, "--")

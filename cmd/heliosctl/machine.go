@@ -342,19 +342,14 @@ func (m *machine) claim(disks []pci.Namespace) (release func(), err error) {
 	return release, nil
 }
 
-// readLines hands out the lines that somebody types; an end of input is an empty one.
-func readLines(r io.Reader) <-chan string {
-	lines := make(chan string)
-	go func() { // ends with the process: nothing interrupts a read from a terminal
-		b := bufio.NewReader(r)
-		for {
-			s, err := b.ReadString('\n')
-			lines <- strings.TrimSpace(s)
-			if err != nil {
-				close(lines)
-				return
-			}
-		}
+// readLine returns a channel that gets the next line that somebody types, or an empty one at the end
+// of the input. Nothing interrupts a read from a terminal: where nobody waits any more, the read ends
+// with the line.
+func readLine(b *bufio.Reader) <-chan string {
+	line := make(chan string, 1)
+	go func() {
+		s, _ := b.ReadString('\n') // an error is the end of the input
+		line <- strings.TrimSpace(s)
 	}()
-	return lines
+	return line
 }

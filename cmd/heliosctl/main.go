@@ -195,14 +195,19 @@ func verb[T any](c *cli.Command, maxArgs int, options hcli.Options[T],
 		}
 		return run(ctx, e, o)
 	})
-	c.Action = func(cc *cli.Context) error {
-		if ask, is := cc.App.Metadata[usesKey].(func(optionUses, []string)); is {
-			ask(uses, options.Common())
+	c.Action = answering(uses, options.Common(), doIt)
+	return c
+}
+
+// answering wraps the action of a verb so that it answers askVerb.
+func answering(uses optionUses, common []string, run cli.ActionFunc) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		if ask, is := c.App.Metadata[usesKey].(func(optionUses, []string)); is {
+			ask(uses, common)
 			return nil
 		}
-		return doIt(cc)
+		return run(c)
 	}
-	return c
 }
 
 // optionUses has the uses of a verb's options by their texts, by name.

@@ -29,16 +29,13 @@ func TestOutputsAreNotReplaced(t *testing.T) {
 		"predict --csv":                   {"predict", "g", "--checkpoint", "ck"},
 		"predict --embeddings":            {"predict", "g", "--checkpoint", "ck"},
 		"predict --timeline":              {"predict", "g", "--checkpoint", "ck"},
-		"compare --csv": with([]string{"compare", "g", "--modes", "helios,bam",
-			"--fanout", "5,5"}, virtual...),
-		"compare --html": with([]string{"compare", "g", "--modes", "helios,bam",
+		"compare --results": with([]string{"compare", "g", "--modes", "helios,bam",
 			"--fanout", "5,5"}, virtual...),
 		"bench io --timeline": with([]string{"bench", "io", "--seconds", "0.001"},
 			virtual...),
 		"bench io --results": with([]string{"bench", "io", "--seconds", "0.001"},
 			virtual...),
-		"cache replay --csv":      {"cache", "replay", "run.trace", "--sizes", "5%"},
-		"cache replay --html":     {"cache", "replay", "run.trace", "--sizes", "5%"},
+		"cache replay --results":  {"cache", "replay", "run.trace", "--sizes", "5%"},
 		"partition --out":         {"partition", "g", "--parts", "2", "--method", "random"},
 		"cache hotness --results": {"cache", "hotness", "g", "--hotness", "degree"},
 	} {
@@ -50,7 +47,7 @@ func TestOutputsAreNotReplaced(t *testing.T) {
 		require.Contains(t, r.errOut, name+" there is there already; --overwrite replaces it", flag)
 		require.NotContains(t, r.out, `"event":"epoch"`, flag)
 		require.Equal(t, "mine", readFile(t, "there"), flag)
-		if flag == "predict --csv" || flag == "train --results" || flag == "cache replay --csv" {
+		if flag == "predict --csv" || flag == "train --results" {
 			ok(t, with(args, name, "there", "--overwrite")...)
 			require.NotEqual(t, "mine", readFile(t, "there"), flag)
 		}
@@ -270,8 +267,8 @@ func TestOutputsSpareInputs(t *testing.T) {
 		{"eval", "g", "--checkpoint", "ck", "--overwrite", "--results", "ck/checkpoint.safetensors"},
 		{"predict", "g", "--checkpoint", "ck", "--overwrite", "--csv", "g/test.npy"},
 		{"predict", "--dataset=g", "--checkpoint", "ck/best.safetensors", "--overwrite", "--embeddings", ssd},
-		{"cache", "replay", "run.trace", "--sizes", "5%", "--overwrite", "--csv", "run.trace"},
-		{"cache", "replay", "run.trace", "--sizes", "5%", "--overwrite", "--html", ssd},
+		{"cache", "replay", "run.trace", "--sizes", "5%", "--overwrite", "--results", "run.trace"},
+		{"cache", "replay", "run.trace", "--sizes", "5%", "--overwrite", "--results", ssd},
 		{"partition", "g", "--parts", "2", "--overwrite", "--out", "g/indptr.npy"},
 		{"report", "r.jsonl", "--overwrite", "--out", "hard"},
 		{"rerun", "r.jsonl", "--overwrite", "--results", "r.jsonl"},

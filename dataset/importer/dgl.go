@@ -23,9 +23,9 @@ var dglFormat = newFormat(Format{Name: "dgl",
 
 // DGLOptions shape an import of a file of DGL.
 type DGLOptions struct {
-	Map ArrayMap `option:"map" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the graph's node data; ours are features, labels, train, val, test"`
+	Map ArrayMap `option:"map" common:"yes" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the graph's node data; ours are features, labels, train, val, test"`
 	// Graph is the number of a graph, from 0; "" where the file holds only one.
-	Graph string `option:"graph" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the graph, from 0, where the file holds several"`
+	Graph string `option:"graph" common:"yes" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the graph, from 0, where the file holds several"`
 	Options
 }
 

@@ -23,17 +23,17 @@ var edgesFormat = newFormat(Format{Name: "edges",
 type EdgesOptions struct {
 	// Layout is the layout of the edges in a text file; auto, also "", is pairs, or a graph of
 	// METIS where the file can be nothing else.
-	Layout string `option:"layout" oneof:"auto,edges,adjacency,metis" default:"auto" usage:"how edges stand in text: edges, one a line; adjacency, a node and its neighbours a line; metis, as METIS has graphs"`
+	Layout string `option:"layout" common:"yes" oneof:"auto,edges,adjacency,metis" default:"auto" usage:"how edges stand in text: edges, one a line; adjacency, a node and its neighbours a line; metis, as METIS has graphs"`
 	// Src and Dst are the columns of an edge's ends, by name or by number from 1. The others are
 	// left out.
-	Src string `option:"src" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' sources, by name or number from 1; the columns that neither this nor {dst} names are left out"`
-	Dst string `option:"dst" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' targets"`
+	Src string `option:"src" common:"yes" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' sources, by name or number from 1; the columns that neither this nor {dst} names are left out"`
+	Dst string `option:"dst" common:"yes" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' targets"`
 	// IgnoreColumns takes the first two columns of an edge list that has more.
 	IgnoreColumns bool `option:"ignore-columns" usage:"take the first two columns of an edge list with more, such as weights, or those that are named as ends"`
 	// Base is the id of node 0 in text files: "0" or "1"; "" is 0, unless the format says 1.
 	Base string `option:"base" oneof:"0,1" shown:"found out" usage:"the id of the first node in text files"`
 	// Renumber numbers the ids that there are from 0, in ascending order.
-	Renumber bool `option:"renumber" usage:"number the ids that there are from 0, in ascending order; ids.npy keeps them"`
+	Renumber bool `option:"renumber" common:"yes" usage:"number the ids that there are from 0, in ascending order; ids.npy keeps them"`
 	Options
 }
 

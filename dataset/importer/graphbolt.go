@@ -27,8 +27,8 @@ type GraphBoltOptions struct {
 	// AllowOutside reads files that metadata.yaml names outside its own folder.
 	AllowOutside bool `option:"allow-outside" usage:"read files that metadata.yaml names outside its folder"`
 	// Task and Feature are names in metadata.yaml, where there are several.
-	Task    string `option:"task" shown:"the only one" arg:"NAME" usage:"NAME of the task whose sets are taken"`
-	Feature string `option:"feature" shown:"feat, or the only one" arg:"NAME" usage:"NAME of the node feature_data to take"`
+	Task    string `option:"task" common:"yes" shown:"the only one" arg:"NAME" usage:"NAME of the task whose sets are taken"`
+	Feature string `option:"feature" common:"yes" shown:"feat, or the only one" arg:"NAME" usage:"NAME of the node feature_data to take"`
 	Options
 }
 

@@ -24,11 +24,11 @@ var npyFormat = newFormat(Format{Name: "npy",
 
 // NPYOptions shape an import of arrays.
 type NPYOptions struct {
-	Map ArrayMap `option:"map" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the input's arrays; ours are edge_index, src, dst, indptr, indices, features, labels, train, val, test"`
+	Map ArrayMap `option:"map" common:"yes" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the input's arrays; ours are edge_index, src, dst, indptr, indices, features, labels, train, val, test"`
 	// Types are those of arrays without a header.
 	Types ArrayTypes `option:"types" arg:"OURS=TYPE[,…]" usage:"OURS=TYPE[,…]: element types of arrays without a header, such as features=float32,indptr=int64 (int8 to int64, uint8 to uint64, float16 to float64); {dim} is then the number of features in the file"`
 	// Lists is "in" or "out"; "" leaves it to the format of a SciPy archive, and is else "in".
-	Lists string `option:"lists" oneof:"in,out" shown:"as a SciPy archive says, else in" usage:"what a node's list in indptr and indices holds: in-neighbours (CSC) or out-neighbours (CSR)"`
+	Lists string `option:"lists" common:"yes" oneof:"in,out" shown:"as a SciPy archive says, else in" usage:"what a node's list in indptr and indices holds: in-neighbours (CSC) or out-neighbours (CSR)"`
 	Options
 }
 

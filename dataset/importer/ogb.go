@@ -23,7 +23,7 @@ var ogbFormat = newFormat(Format{Name: "ogb",
 
 // OGBOptions shape an import of an OGB dataset.
 type OGBOptions struct {
-	Split string `option:"split" shown:"the only one" arg:"NAME" usage:"NAME of the folder in split/, where there are several"`
+	Split string `option:"split" common:"yes" shown:"the only one" arg:"NAME" usage:"NAME of the folder in split/, where there are several"`
 	// AddInverse reports whether the edges stand for both directions; auto, also "", goes by the
 	// dataset's master.csv or its name.
 	AddInverse string `option:"add-inverse-edge" oneof:"yes,no,auto" default:"auto" usage:"add the opposite of each edge, as OGB does to products; auto goes by master.csv or the folder's name"`

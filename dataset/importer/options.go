@@ -18,7 +18,7 @@ const RandomFeatures = "random"
 
 // Output are the options of every format: the dataset to make.
 type Output struct {
-	Out string `option:"out" arg:"DIR" usage:"DIR to create"`
+	Out string `option:"out" common:"yes" arg:"DIR" usage:"DIR to create"`
 	// Name defaults to the base name of Out.
 	Name string `option:"name" usage:"name of the dataset (default: last part of {out})"`
 	// Seed is that of the splits, and of features that FeatureFn makes.
@@ -40,13 +40,13 @@ type Output struct {
 // Input are the options of formats whose input is files that an interrupted import can resume.
 type Input struct {
 	// In is a folder, archive or file, as the format says.
-	In string `option:"in" arg:"PATH" usage:"PATH to read: a folder, archive or file"`
+	In string `option:"in" common:"yes" arg:"PATH" usage:"PATH to read: a folder, archive or file"`
 	// MakeSplits deals new splits in place of those of the input.
-	MakeSplits bool `option:"make-splits" usage:"deal new splits in place of the input's own"`
+	MakeSplits bool `option:"make-splits" common:"yes" usage:"deal new splits in place of the input's own"`
 	// UnlabelledOK takes nodes without a label (NaN, or -1) as unlabelled and leaves them out of
 	// the splits. Without it they are an error where a label is needed: everywhere, or in the given
 	// splits.
-	UnlabelledOK bool `option:"unlabelled-ok" usage:"take nodes without a label (NaN or -1) as unlabelled, out of the splits"`
+	UnlabelledOK bool `option:"unlabelled-ok" common:"yes" usage:"take nodes without a label (NaN or -1) as unlabelled, out of the splits"`
 	// SelfLoops keeps or drops edges from a node to itself; add gives each node one, whether
 	// it had some or none.
 	SelfLoops string `option:"self-loops" oneof:"keep,drop,add" default:"keep" usage:"edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there"`
@@ -61,9 +61,9 @@ type Options struct {
 	Input
 	// Features, Labels and SplitDir name files that are not in In, or not under the names that are
 	// looked for. SplitDir holds train, val (or valid) and test.
-	Features string `option:"features" arg:"FILE" usage:"FILE of features, where it is not found in {in}"`
-	Labels   string `option:"labels" arg:"FILE" usage:"FILE of labels, where it is not found in {in}"`
-	SplitDir string `option:"splits" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in {in}"`
+	Features string `option:"features" common:"yes" arg:"FILE" usage:"FILE of features, where it is not found in {in}"`
+	Labels   string `option:"labels" common:"yes" arg:"FILE" usage:"FILE of labels, where it is not found in {in}"`
+	SplitDir string `option:"splits" common:"yes" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in {in}"`
 	// Header says of text files of rows whether their first line names the columns, and IDColumn
 	// which column holds node ids; both are found out where that is certain.
 	Header   PerFile `option:"header" shown:"found out" arg:"yes|no" usage:"yes|no: the first line of text files names columns; for one kind, as in labels=yes (edges, features, labels, splits)"`
@@ -72,18 +72,18 @@ type Options struct {
 	SplitIndex string `option:"split-index" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the split, from 0, where masks hold several"`
 	// Nodes is the number of nodes where no features or labels tell it (0: the largest id in the
 	// edges, plus 1).
-	Nodes int64 `option:"nodes" positive:"yes" shown:"found in the input" usage:"number of nodes"`
+	Nodes int64 `option:"nodes" common:"yes" positive:"yes" shown:"found in the input" usage:"number of nodes"`
 	// Undirected stores each edge both ways, and drops repeated edges.
-	Undirected bool `option:"undirected" also:"reverse" usage:"store each edge both ways, and drop repeated edges"`
+	Undirected bool `option:"undirected" common:"yes" also:"reverse" usage:"store each edge both ways, and drop repeated edges"`
 	// AddReverse adds the opposite of each edge that is not a self loop; repeated edges stay.
 	AddReverse bool `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless {dedup}"`
 	Dedup      bool `option:"dedup" usage:"drop repeated edges"`
 	// NumClasses is the number of classes where the labels do not tell it, or seem to be none (0:
 	// the largest label, plus 1).
-	NumClasses int64 `option:"num-classes" positive:"yes" arg:"N" shown:"the largest label, plus 1" usage:"N classes, where the labels leave some out or look like something else"`
+	NumClasses int64 `option:"num-classes" common:"yes" positive:"yes" arg:"N" shown:"the largest label, plus 1" usage:"N classes, where the labels leave some out or look like something else"`
 	// FeatureFn makes features in place of Features: "hash:7" computes them from the node's number,
 	// RandomFeatures stores noise.
-	FeatureFn string `option:"feature-fn" also:"features-fn" arg:"FN" usage:"FN makes the features ({dim} many) of a graph that has none: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
+	FeatureFn string `option:"feature-fn" common:"yes" also:"features-fn" arg:"FN" usage:"FN makes the features ({dim} many) of a graph that has none: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
 	// Dim is the number of features of FeatureFn (64).
 	Dim int `option:"dim" positive:"yes" shown:"64" usage:"features per node, where {feature-fn} makes them"`
 	Output
