@@ -214,48 +214,45 @@ func (s *scheduler) resume(r *returner, slot int32) {
 func (s *scheduler) best(yielding bool, except *grid) (*grid, *returner) {
 	var bg *grid
 	var br *returner
-	better := func(prio int, yielded bool, ret bool, seq uint64) bool {
-		var p int
-		var y, r bool
-		var q uint64
-		switch {
-		case br != nil:
-			p, y, r, q = br.stream.opt.Priority, br.yielded, true, br.seq
-		case bg != nil:
-			p, y, r, q = bg.stream.opt.Priority, false, false, bg.seq
-		default:
-			return true
-		}
-		if yielding {
-			if yielded != y {
-				return y
-			}
-			if yielded {
-				return seq < q
-			}
-		}
-		if prio != p {
-			return prio > p
-		}
-		if ret != r {
-			return ret
-		}
-		return seq < q
-	}
+	var first rank
 	for _, r := range s.returns {
 		st := r.stream
-		if st.held < st.budget && better(st.opt.Priority, r.yielded, true, r.seq) {
-			br = r
+		own := rank{prio: st.opt.Priority, yielded: r.yielded, returns: true, seq: r.seq}
+		if st.held < st.budget && (br == nil || own.before(&first, yielding)) {
+			br, first = r, own
 		}
 	}
 	for _, g := range s.claims {
 		st := g.stream
+		own := rank{prio: st.opt.Priority, seq: g.seq}
 		if g != except && st.held < st.budget && st.parked < st.maxParked &&
-			better(st.opt.Priority, false, false, g.seq) {
-			bg, br = g, nil
+			(bg == nil && br == nil || own.before(&first, yielding)) {
+			bg, br, first = g, nil, own
 		}
 	}
 	return bg, br
+}
+
+// rank orders those that wait for a slot.
+type rank struct {
+	prio             int
+	yielded, returns bool
+	seq              uint64
+}
+
+// before reports whether r comes before q. yielding: those that have yielded come last, in order.
+func (r *rank) before(q *rank, yielding bool) bool {
+	switch {
+	case yielding && r.yielded != q.yielded:
+		return q.yielded
+	case yielding && r.yielded:
+		return r.seq < q.seq
+	case r.prio != q.prio:
+		return r.prio > q.prio
+	case r.returns != q.returns:
+		return r.returns
+	}
+	return r.seq < q.seq
 }
 
 // startBlock takes the next block of a claim and holds a slot for its stream. It fails when

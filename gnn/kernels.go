@@ -417,7 +417,7 @@ func softmaxXent(b *cuda.Block, p *xentParams) error {
 			scale = 1 / float64(n)
 		}
 	}
-	var kept [512]float64 // exp of the first classes, which loss and gradient both need
+	var kept xentKept
 	lo, hi := b.Range(p.Rows)
 	for i := lo; i < hi; i++ {
 		z := logits[i*p.Classes : (i+1)*p.Classes]
@@ -428,40 +428,47 @@ func softmaxXent(b *cuda.Block, p *xentParams) error {
 			}
 		}
 		pred[i] = int32(best)
-		loss[i] = 0
+		var g []float32
+		if grad != nil {
+			g = grad[i*p.Classes : (i+1)*p.Classes]
+		}
 		if labels == nil || labels[i] < 0 {
-			if grad != nil {
-				clear(grad[i*p.Classes : (i+1)*p.Classes])
-			}
+			loss[i] = 0
+			clear(g)
 			continue
 		}
-		top, sum := float64(z[best]), 0.0
-		for c, v := range z {
-			e := math.Exp(float64(v) - top)
-			if sum += e; c < len(kept) {
-				kept[c] = e
-			}
-		}
-		y := labels[i]
-		loss[i] = math.Log(sum) - (float64(z[y]) - top)
-		if grad != nil {
-			g := grad[i*p.Classes : (i+1)*p.Classes]
-			for c, v := range z {
-				var e float64
-				if c < len(kept) {
-					e = kept[c]
-				} else {
-					e = math.Exp(float64(v) - top)
-				}
-				q := e / sum
-				if int32(c) == y {
-					q--
-				}
-				g[c] = float32(q * scale)
-			}
-		}
+		loss[i] = kept.row(z, g, int(labels[i]), float64(z[best]), scale)
 	}
 	return nil
+}
+
+// xentKept has exp of a row's first classes, which loss and gradient both need.
+type xentKept [512]float64
+
+// row returns the loss of a row of logits z with label y, of which top is the largest, and writes
+// its gradient to g, which may be nil.
+func (kept *xentKept) row(z, g []float32, y int, top, scale float64) float64 {
+	sum := 0.0
+	for c, v := range z {
+		e := math.Exp(float64(v) - top)
+		if sum += e; c < len(kept) {
+			kept[c] = e
+		}
+	}
+	for c := range g {
+		var e float64
+		if c < len(kept) {
+			e = kept[c]
+		} else {
+			e = math.Exp(float64(z[c]) - top)
+		}
+		q := e / sum
+		if c == y {
+			q--
+		}
+		g[c] = float32(q * scale)
+	}
+	return math.Log(sum) - (float64(z[y]) - top)
 }
 
 // The losses of xentLeaf rows, those of one thread of a GPU, are summed before their sum is added

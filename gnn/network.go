@@ -29,18 +29,8 @@ func newNetwork(cfg ModelConfig) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case cfg.Layers < 1 || cfg.Layers > 255:
-		return nil, errs.New(errs.Usage,
-			"model: %d layers; give a fanout for each of 1 to 255 layers", cfg.Layers)
-	case cfg.InDim < 1 || cfg.Classes < 1 || cfg.Layers > 1 && cfg.Hidden < 1:
-		return nil, errs.New(errs.Usage,
-			"model: %d features, %d hidden, %d classes: all must be at least 1", cfg.InDim,
-			cfg.Hidden, cfg.Classes)
-	case max(cfg.InDim, cfg.Hidden, cfg.Classes) > 1<<20:
-		return nil, errs.New(errs.Usage,
-			"model: %d features, %d hidden, %d classes: the limit is %d", cfg.InDim, cfg.Hidden,
-			cfg.Classes, 1<<20)
+	if err := cfg.checkShape(); err != nil {
+		return nil, err
 	}
 	if err := options.Check(&cfg.ModelSettings); err != nil {
 		return nil, err
@@ -62,6 +52,22 @@ func newNetwork(cfg ModelConfig) (*network, error) {
 		n.dims = append(n.dims, cfg.width(l))
 	}
 	return n, nil
+}
+
+func (c *ModelConfig) checkShape() error {
+	switch {
+	case c.Layers < 1 || c.Layers > 255:
+		return errs.New(errs.Usage,
+			"model: %d layers; give a fanout for each of 1 to 255 layers", c.Layers)
+	case c.InDim < 1 || c.Classes < 1 || c.Layers > 1 && c.Hidden < 1:
+		return errs.New(errs.Usage,
+			"model: %d features, %d hidden, %d classes: all must be at least 1", c.InDim, c.Hidden,
+			c.Classes)
+	case max(c.InDim, c.Hidden, c.Classes) > 1<<20:
+		return errs.New(errs.Usage, "model: %d features, %d hidden, %d classes: the limit is %d",
+			c.InDim, c.Hidden, c.Classes, 1<<20)
+	}
+	return nil
 }
 
 // kernels are those that this network's Arch, Activation and Norm launch by name.

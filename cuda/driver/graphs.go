@@ -152,26 +152,33 @@ func (s *gpuStream) launchGraph(q *cuda.Steps) (done bool, err error) {
 	if call, r := s.fillGraph(e, q); r != success {
 		return refused(call, r)
 	}
+	return s.startGraph(e, refused)
+}
+
+// startGraph launches a filled graph. refused decides about a launch that the driver refuses.
+func (s *gpuStream) startGraph(e *stepGraph, refused func(call string, r result) (bool, error)) (
+	done bool, err error) {
+	d := s.d
+	failed := func(err error) error {
+		return fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name, err)
+	}
 	m, err := s.place(true)
 	if err != nil {
-		return false, fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name, err)
+		return false, failed(err)
 	}
 	if r := d.api.EventRecord(m.start, s.h); r != success {
-		return false, fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name,
-			d.failed("cuEventRecord", r))
+		return false, failed(d.failed("cuEventRecord", r))
 	}
 	if r := d.api.GraphLaunch(e.x, s.h); r != success {
 		return refused("cuGraphLaunch", r)
 	}
 	// From here on the launches have happened, and whatever comes is in their mark.
-	m.kernel, m.steps, m.load = e.label, e.steps, len(steps)+launchLoad
-	m.first = s.seq + 1
-	s.seq += uint64(len(steps))
-	m.seq = s.seq
+	m.kernel, m.steps, m.load = e.label, e.steps, len(e.steps)+launchLoad
+	m.first, m.seq = s.seq+1, s.seq+uint64(len(e.steps))
+	s.seq = m.seq
 	s.running.CompareAndSwap(nil, e.label)
 	if r := d.api.EventRecord(m.end, s.h); r != success {
-		err := fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name,
-			d.failed("cuEventRecord", r))
+		err := failed(d.failed("cuEventRecord", r))
 		s.setErr(err)
 		return true, err
 	}

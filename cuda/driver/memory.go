@@ -108,22 +108,28 @@ func (b *buffer) Free() error {
 		d.leave()
 	}
 	d.memMu.Unlock()
-	switch {
-	case b.origin == fromReserve:
-		err = b.unreserve(busy == nil)
-	case busy != nil: // nothing is pulled from under a kernel
-	case b.origin == fromDevice && d.enterToFree():
-		// Not under the lock: it may wait for kernels, and one of those for what another goroutine
-		// takes memory for.
-		err = d.freed("cuMemFree_v2", d.api.MemFree(b.base))
-		d.leave()
-	case b.origin == fromPinned:
-		err = errors.Join(err, hostmem.Free(b.mem))
-	}
-	if err = errors.Join(busy, err); err != nil {
+	if err = errors.Join(busy, err, b.giveBack(busy == nil)); err != nil {
 		return fmt.Errorf("device %s: free %s: %w", d.info.Name, b.purpose, err)
 	}
 	return nil
+}
+
+// giveBack frees the memory. While kernels run (idle is false) nothing is pulled from under them.
+func (b *buffer) giveBack(idle bool) (err error) {
+	switch d := b.d; {
+	case b.origin == fromReserve:
+		return b.unreserve(idle)
+	case !idle:
+		return nil
+	case b.origin == fromDevice && d.enterToFree():
+		// Not under the lock: it may wait for kernels, and one of those for another goroutine that
+		// takes memory.
+		err = d.freed("cuMemFree_v2", d.api.MemFree(b.base))
+		d.leave()
+	case b.origin == fromPinned:
+		err = hostmem.Free(b.mem)
+	}
+	return err
 }
 
 // Alloc implements cuda.Device. Size 0 gives a buffer without memory, whose Ptr is 0.

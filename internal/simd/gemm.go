@@ -156,25 +156,7 @@ func (g *Product) by(m blocker) {
 			g.Finish(0, g.M)
 		}
 	case g.N <= gemmThin && g.M > g.N:
-		for i := 0; i < g.M; i += gemmThinRows {
-			n := min(gemmThinRows, g.M-i)
-			for j := range terms {
-				terms[j].x, terms[j].y = terms[j].y, terms[j].x
-			}
-			thin(m, s, terms, i, g.N, n)
-			for j := range terms {
-				terms[j].x, terms[j].y = terms[j].y, terms[j].x
-			}
-			for j := range g.N {
-				t, c := s.thin[j*gemmThinRows:][:n], g.C[i*g.LDC+j:]
-				for r, v := range t {
-					c[r*g.LDC] = v
-				}
-			}
-			if g.Finish != nil {
-				g.Finish(i, i+n)
-			}
-		}
+		g.byColumns(m, s, terms)
 	default:
 		for j := 0; j < g.N; j += gemmNC {
 			n := min(gemmNC, g.N-j)
@@ -192,10 +174,25 @@ type thinTerm struct {
 	k    int
 }
 
-// thin computes columns j0 to j0+n of a product of few rows into s.thin.
-func thin(m blocker, s *gemmScratch, terms []thinTerm, j0, rows, n int) {
-	for j := 0; j < n; j += gemmNC {
-		m.block(s, terms, j0+j, rows, min(gemmNC, n-j), &s.thin[j], gemmThinRows, nil)
+// byColumns computes g's product of few columns as the transposed one of few rows.
+func (g *Product) byColumns(m blocker, s *gemmScratch, terms []thinTerm) {
+	for j := range terms {
+		terms[j].x, terms[j].y = terms[j].y, terms[j].x
+	}
+	for i := 0; i < g.M; i += gemmThinRows {
+		n := min(gemmThinRows, g.M-i)
+		for j := 0; j < n; j += gemmNC {
+			m.block(s, terms, i+j, g.N, min(gemmNC, n-j), &s.thin[j], gemmThinRows, nil)
+		}
+		for j := range g.N {
+			t, c := s.thin[j*gemmThinRows:][:n], g.C[i*g.LDC+j:]
+			for r, v := range t {
+				c[r*g.LDC] = v
+			}
+		}
+		if g.Finish != nil {
+			g.Finish(i, i+n)
+		}
 	}
 }
 

@@ -104,12 +104,7 @@ func (l Level) SumHeads(s *HeadSum, out []float32, lo int, counts []uint32, term
 	if l == AVX512 {
 		lanes = 16
 	}
-	if n := min(lanes, s.Heads) * s.Dim; len(s.headOf) != n {
-		s.headOf = make([]uint32, n)
-		for c := range s.headOf {
-			s.headOf[c] = uint32(c / s.Dim)
-		}
-	}
+	s.fillHeadOf(min(lanes, s.Heads) * s.Dim)
 	for k := 0; k < s.Heads; k += lanes {
 		heads := min(lanes, s.Heads-k)
 		c := k * s.Dim
@@ -123,14 +118,7 @@ func (l Level) SumHeads(s *HeadSum, out []float32, lo int, counts []uint32, term
 			a.x, a.last = &s.X[c], &s.X[len(s.X)-wide+c]
 			a.weights, a.final = &weights[k], &s.List[len(s.List)-1]
 		}
-		for i := range terms {
-			if t := &terms[i]; t.X != nil {
-				a.terms[i] = termArgs{x: &t.X[c], weights: &t.Weights[k]}
-				if len(t.X) > wide {
-					a.terms[i].pitch = a.pitch
-				}
-			}
-		}
+		a.setTerms(terms, c, k, wide)
 		if s.Stream && (uintptr(unsafe.Pointer(a.out))|uintptr(4*wide))%64 == 0 {
 			a.streaming = 1
 		}
@@ -142,6 +130,29 @@ func (l Level) SumHeads(s *HeadSum, out []float32, lo int, counts []uint32, term
 		}
 		if !there {
 			panic("simd: SumHeads: an edge or a row of a list is not there")
+		}
+	}
+}
+
+// fillHeadOf gives each of n columns its head's number.
+func (s *HeadSum) fillHeadOf(n int) {
+	if len(s.headOf) == n {
+		return
+	}
+	s.headOf = make([]uint32, n)
+	for c := range s.headOf {
+		s.headOf[c] = uint32(c / s.Dim)
+	}
+}
+
+// setTerms points to column c and head k of the terms, whose rows have wide columns.
+func (a *headArgs) setTerms(terms *HeadTerms, c, k, wide int) {
+	for i := range terms {
+		if t := &terms[i]; t.X != nil {
+			a.terms[i] = termArgs{x: &t.X[c], weights: &t.Weights[k]}
+			if len(t.X) > wide {
+				a.terms[i].pitch = a.pitch
+			}
 		}
 	}
 }

@@ -93,14 +93,7 @@ func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init 
 	}
 	list := s.List[lo : lo+rows]
 	if l < AVX2 {
-		for i, q := range lists {
-			var first []float32
-			if init != nil {
-				first = init[i*s.Dim : (i+1)*s.Dim]
-			}
-			s.sum(out[i*s.Dim:(i+1)*s.Dim], list[:q.N], q.Factor, first, q.Start)
-			list = list[q.N:]
-		}
+		s.sumAll(out, list, lists, init)
 		return
 	}
 	a := rowsArgs{
@@ -132,6 +125,18 @@ func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init 
 	}
 	if !there {
 		panic("simd: SumLists: a row of a list is not there")
+	}
+}
+
+// sumAll is SumLists in Go.
+func (s *RowSum) sumAll(out []float32, list []uint32, lists []RowList, init []float32) {
+	for i, q := range lists {
+		var first []float32
+		if init != nil {
+			first = init[i*s.Dim : (i+1)*s.Dim]
+		}
+		s.sum(out[i*s.Dim:(i+1)*s.Dim], list[:q.N], q.Factor, first, q.Start)
+		list = list[q.N:]
 	}
 }
 

@@ -127,15 +127,7 @@ func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *Run, 
 			err = errors.Join(err, p.mem.close())
 		}
 	}()
-	p.a, p.b, p.c = p.mem.floats(s.M*s.K), p.mem.floats(s.K*s.N), p.mem.floats(s.M*s.N)
-	p.args = cuda.BLASProduct{M: s.M, N: s.N, K: s.K, LDA: s.K, LDB: s.N, LDC: s.N, A: p.a.p,
-		B: p.b.p, C: p.c.p, TransA: s.Kind == "tn", TransB: s.Kind == "nt", Precision: prec}
-	if p.args.TransA {
-		p.args.LDA = s.M
-	}
-	if p.args.TransB {
-		p.args.LDB = s.K
-	}
+	p.alloc(prec)
 	blas := !gpu && cfg.BLAS != nil && prec == cuda.FP32
 	results := []array{p.c}
 	if gpu && cfg.Vendor != nil || blas {
@@ -176,6 +168,20 @@ func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *Run, 
 		return p.check(run.Rival != nil), nil
 	}
 	return run, nil
+}
+
+// alloc makes the matrices.
+func (p *product) alloc(prec cuda.Precision) {
+	s := p.Shape
+	p.a, p.b, p.c = p.mem.floats(s.M*s.K), p.mem.floats(s.K*s.N), p.mem.floats(s.M*s.N)
+	p.args = cuda.BLASProduct{M: s.M, N: s.N, K: s.K, LDA: s.K, LDB: s.N, LDC: s.N, A: p.a.p,
+		B: p.b.p, C: p.c.p, TransA: s.Kind == "tn", TransB: s.Kind == "nt", Precision: prec}
+	if p.args.TransA {
+		p.args.LDA = s.M
+	}
+	if p.args.TransB {
+		p.args.LDB = s.K
+	}
 }
 
 func (p *product) vendor(st cuda.Stream) error {
