@@ -517,12 +517,9 @@ func (s *gpuStream) foreign(k *kernel, run func() error) error {
 		return err
 	}
 	defer s.leave()
-	m, err := s.place(true)
+	m, err := s.openMark()
 	if err != nil {
 		return err
-	}
-	if r := d.api.EventRecord(m.start, s.h); r != success {
-		return d.failed("cuEventRecord", r)
 	}
 	back := d.makeCurrent(s.green)
 	err = run()
@@ -530,18 +527,10 @@ func (s *gpuStream) foreign(k *kernel, run func() error) error {
 	if err != nil {
 		return err
 	}
-	s.seq++
-	m.kernel, m.first, m.seq, m.load = k, s.seq, s.seq, foreignLoad
-	s.running.CompareAndSwap(nil, k)
-	if r := d.api.EventRecord(m.end, s.h); r != success {
-		// As with a launch: nobody could tell when it ends.
-		err := fmt.Errorf("%s: %w", k.name, d.failed("cuEventRecord", r))
+	if err := s.closeMark(m, k, nil, 1, foreignLoad); err != nil {
+		err = fmt.Errorf("%s: %w", k.name, err)
 		s.setErr(err)
 		return err
 	}
-	s.marked(m)
-	if s.tail-s.head >= inFlight/2 {
-		return s.reap()
-	}
-	return nil
+	return s.reapHalf()
 }

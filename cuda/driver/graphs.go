@@ -158,35 +158,21 @@ func (s *gpuStream) launchGraph(q *cuda.Steps) (done bool, err error) {
 // startGraph launches a filled graph. refused decides about a launch that the driver refuses.
 func (s *gpuStream) startGraph(e *stepGraph, refused func(call string, r result) (bool, error)) (
 	done bool, err error) {
-	d := s.d
-	failed := func(err error) error {
-		return fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name, err)
+	m, err := s.openMark()
+	if err == nil {
+		if r := s.d.api.GraphLaunch(e.x, s.h); r != success {
+			return refused("cuGraphLaunch", r)
+		}
+		if err = s.closeMark(m, e.label, e.steps, len(e.steps), len(e.steps)+launchLoad); err == nil {
+			return true, s.reapHalf()
+		}
+		done = true
 	}
-	m, err := s.place(true)
-	if err != nil {
-		return false, failed(err)
-	}
-	if r := d.api.EventRecord(m.start, s.h); r != success {
-		return false, failed(d.failed("cuEventRecord", r))
-	}
-	if r := d.api.GraphLaunch(e.x, s.h); r != success {
-		return refused("cuGraphLaunch", r)
-	}
-	// From here on the launches have happened, and whatever comes is in their mark.
-	m.kernel, m.steps, m.load = e.label, e.steps, len(e.steps)+launchLoad
-	m.first, m.seq = s.seq+1, s.seq+uint64(len(e.steps))
-	s.seq = m.seq
-	s.running.CompareAndSwap(nil, e.label)
-	if r := d.api.EventRecord(m.end, s.h); r != success {
-		err := failed(d.failed("cuEventRecord", r))
+	err = fmt.Errorf("stream %q: launch of %s: %w", s.opt.Name, e.label.name, err)
+	if done {
 		s.setErr(err)
-		return true, err
 	}
-	s.marked(m)
-	if s.tail-s.head >= inFlight/2 || s.load > mostLoad/2 {
-		return true, s.reap()
-	}
-	return true, nil
+	return done, err
 }
 
 // fillGraph makes the graph, or gives its nodes these parameters: of later launches only

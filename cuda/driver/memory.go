@@ -160,6 +160,14 @@ func (d *Device) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.Buff
 	if err != nil {
 		return nil, fmt.Errorf("device %s: allocate %s: %w", d.info.Name, purpose, err)
 	}
+	if err := d.keep(b); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// keep counts a buffer among the device's, unless the device closes: then it frees it.
+func (d *Device) keep(b *buffer) error {
 	d.memMu.Lock()
 	late := d.closing.Load()
 	if !late {
@@ -167,9 +175,9 @@ func (d *Device) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.Buff
 	}
 	d.memMu.Unlock()
 	if late {
-		return nil, errors.Join(d.errClosed(), b.Free())
+		return errors.Join(d.errClosed(), b.Free())
 	}
-	return b, nil
+	return nil
 }
 
 // keepLocked counts a buffer among the device's. d.memMu is held.

@@ -94,14 +94,8 @@ func (d *Device) Reserve(size int64, purpose string) (cuda.Growable, error) {
 		return fail(errors.Join(err, b.Free()))
 	}
 	b.region.Back(0)
-	d.memMu.Lock()
-	late := d.closing.Load()
-	if !late {
-		d.keepLocked(b)
-	}
-	d.memMu.Unlock()
-	if late {
-		return nil, errors.Join(d.errClosed(), b.Free())
+	if err := d.keep(b); err != nil {
+		return nil, err
 	}
 	return b, nil
 }

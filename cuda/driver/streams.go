@@ -395,13 +395,6 @@ func (s *gpuStream) setParams(params unsafe.Pointer, size uintptr, seq uint64) {
 	s.args.hx.Seq = seq
 }
 
-// marked counts the mark that place gave. s.mu is held.
-func (s *gpuStream) marked(m *mark) {
-	s.tail++
-	s.load += m.load
-	s.unmarked = 0
-}
-
 // launchLoad is the commands of a launch, with its events.
 const launchLoad = 3
 
@@ -430,36 +423,58 @@ func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsaf
 		return err
 	}
 	defer s.leave()
-	m, err := s.place(true)
+	m, err := s.openMark()
+	if err == nil {
+		s.setParams(params, size, s.seq+1)
+		err = d.check("cuLaunchKernel", d.api.LaunchKernel(fn, uint32(cfg.Blocks),
+			uint32(cfg.Threads), 0, s.h, &s.args.params[0]))
+	}
+	launched := err == nil
+	if launched {
+		err = s.closeMark(m, gk, nil, 1, launchLoad)
+	}
 	if err != nil {
-		return fmt.Errorf("stream %q: launch of kernel %q: %w", s.opt.Name, gk.name, err)
-	}
-	s.setParams(params, size, s.seq+1)
-	call, r := "cuEventRecord", d.api.EventRecord(m.start, s.h)
-	if r == success {
-		call, r = "cuLaunchKernel", d.api.LaunchKernel(fn, uint32(cfg.Blocks), uint32(cfg.Threads),
-			0, s.h, &s.args.params[0])
-	}
-	if r == success {
-		// From here on the launch has happened, and whatever comes is in its mark.
-		s.seq++
-		m.kernel, m.first, m.seq, m.load = gk, s.seq, s.seq, launchLoad
-		s.running.CompareAndSwap(nil, gk)
-		call, r = "cuEventRecord", d.api.EventRecord(m.end, s.h)
-		if r == success {
-			s.marked(m)
-			if s.tail-s.head >= inFlight/2 {
-				return s.reap()
-			}
-			return nil
+		err = fmt.Errorf("stream %q: launch of kernel %q: %w", s.opt.Name, gk.name, err)
+		if launched {
+			s.setErr(err)
 		}
-		// Without its mark nobody could tell when it ends or whether it went well.
-		err := fmt.Errorf("stream %q: launch of kernel %q: %w", s.opt.Name, gk.name,
-			d.failed(call, r))
-		s.setErr(err)
 		return err
 	}
-	return fmt.Errorf("stream %q: launch of kernel %q: %w", s.opt.Name, gk.name, d.failed(call, r))
+	return s.reapHalf()
+}
+
+// openMark is the next mark with its start on the stream. s.mu is held and there is room; it runs
+// within enter.
+func (s *gpuStream) openMark() (*mark, error) {
+	m, err := s.place(true)
+	if err == nil {
+		err = s.d.check("cuEventRecord", s.d.api.EventRecord(m.start, s.h))
+	}
+	return m, err
+}
+
+// closeMark ends the mark of n launches, which have happened. After an error nobody can tell when
+// they end or whether they went well: it is the stream's, too.
+func (s *gpuStream) closeMark(m *mark, label *kernel, steps []*kernel, n, load int) error {
+	m.kernel, m.steps, m.load = label, steps, load
+	m.first, m.seq = s.seq+1, s.seq+uint64(n)
+	s.seq = m.seq
+	s.running.CompareAndSwap(nil, label)
+	if err := s.d.check("cuEventRecord", s.d.api.EventRecord(m.end, s.h)); err != nil {
+		return err
+	}
+	s.tail++
+	s.load += m.load
+	s.unmarked = 0
+	return nil
+}
+
+// reapHalf reaps marks once the ring is half full.
+func (s *gpuStream) reapHalf() error {
+	if s.tail-s.head >= inFlight/2 || s.load > mostLoad/2 {
+		return s.reap()
+	}
+	return nil
 }
 
 // command enqueues what is not a launch: f, which runs within enter.
