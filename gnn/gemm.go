@@ -177,17 +177,17 @@ func (p *gemmParams) scalar(transA, transB bool, i0, i1, j0, j1 int64) {
 	for _, t := range p.terms(transA, transB, i0, j0) {
 		for k0 := 0; k0 < t.K; k0 += gemmKC {
 			kc := min(gemmKC, t.K-k0)
+			b, outer, inner := t.B[k0*t.LDB:], 1, t.LDB
 			if transB {
-				packB(s.b[:], t.B[k0:], int(j1-j0), kc, t.LDB)
-			} else {
-				packRows(s.b[:], t.B[k0*t.LDB:], int(j1-j0), kc, t.LDB, gemmNR)
+				b, outer, inner = t.B[k0:], t.LDB, 1
 			}
+			pack(s.b[:], b, int(j1-j0), kc, gemmNR, outer, inner)
 			for i := i0; i < i1; i += gemmMC {
-				mc := int(min(gemmMC, i1-i))
-				if row := int(i - i0); transA {
-					packRows(s.a[:], t.A[k0*t.LDA+row:], mc, kc, t.LDA, gemmMR)
+				mc, row := int(min(gemmMC, i1-i)), int(i-i0)
+				if transA {
+					pack(s.a[:], t.A[k0*t.LDA+row:], mc, kc, gemmMR, 1, t.LDA)
 				} else {
-					packA(s.a[:], t.A[row*t.LDA+k0:], mc, kc, t.LDA)
+					pack(s.a[:], t.A[row*t.LDA+k0:], mc, kc, gemmMR, t.LDA, 1)
 				}
 				gemmTile(s, c[i*p.LDC+j0:], mc, int(j1-j0), kc, int(p.LDC))
 			}
@@ -248,71 +248,18 @@ func gemmTile(s *gemmPanels, c []float32, mc, nc, kc, ldc int) {
 	}
 }
 
-// packA makes panels of two rows, interleaved by k, from mc rows of kc elements.
-func packA(dst, a []float32, mc, kc, lda int) {
-	for i := 0; i < mc; i += gemmMR {
-		d := dst[i*kc:][:gemmMR*kc]
-		r0 := a[i*lda:][:kc]
-		if i+1 == mc {
-			for k, v := range r0 {
-				d[2*k], d[2*k+1] = v, 0
-			}
-			continue
-		}
-		r1 := a[(i+1)*lda:][:kc]
-		for len(d) >= 2 && len(r0) > 0 && len(r1) > 0 {
-			d[0], d[1] = r0[0], r1[0]
-			d, r0, r1 = d[2:], r0[1:], r1[1:]
-		}
-	}
-}
-
-// packB makes panels of four columns, interleaved by k, from a transposed B: nc rows of kc
-// elements.
-func packB(dst, b []float32, nc, kc, ldb int) {
-	for j := 0; j < nc; j += gemmNR {
-		d := dst[j*kc:][:gemmNR*kc]
-		if j+gemmNR > nc {
+// pack makes panels of w of n rows (of A) or columns (of B), interleaved by the kc steps of k.
+// They lie outer apart in src, and their elements inner. The last panel is padded with zeros.
+func pack(dst, src []float32, n, kc, w, outer, inner int) {
+	for i := 0; i < n; i += w {
+		d := dst[i*kc:][:w*kc]
+		if n-i < w {
 			clear(d)
-			for c := range nc - j {
-				for k, v := range b[(j+c)*ldb:][:kc] {
-					d[4*k+c] = v
-				}
-			}
-			continue
 		}
-		r0, r1, r2, r3 := b[j*ldb:][:kc], b[(j+1)*ldb:][:kc], b[(j+2)*ldb:][:kc], b[(j+3)*ldb:][:kc]
-		for k := 0; k < kc; k++ {
-			q := (*[4]float32)(d[4*k:])
-			q[0], q[1], q[2], q[3] = r0[k], r1[k], r2[k], r3[k]
-		}
-	}
-}
-
-// packRows makes panels of w (2 or 4) columns from kc rows of nc elements: B as it is, or a
-// transposed A. It goes by 16 rows, because the panels are a multiple of 4 KiB apart and would
-// evict each other from L1 if every row wrote to all of them.
-func packRows(dst, b []float32, nc, kc, ldb, w int) {
-	full := nc / w
-	for k0 := 0; k0 < kc; k0 += 16 {
-		n := min(16, kc-k0)
-		for j := range full {
-			d, r := dst[(j*kc+k0)*w:][:n*w], b[k0*ldb+j*w:]
-			if w == gemmNR {
-				for k := range n {
-					*(*[4]float32)(d[4*k:]) = *(*[4]float32)(r[k*ldb:])
-				}
-			} else {
-				for k := range n {
-					*(*[2]float32)(d[2*k:]) = *(*[2]float32)(r[k*ldb:])
-				}
-			}
-		}
-		if full*w < nc {
-			for k := k0; k < k0+n; k++ {
-				d := dst[(full*kc+k)*w:][:w]
-				clear(d)
-				copy(d, b[k*ldb+full*w:][:nc-full*w])
+		for c := range min(w, n-i) {
+			from := src[(i+c)*outer:]
+			for k := range kc {
+				d[k*w+c] = from[k*inner]
 			}
 		}
 	}
