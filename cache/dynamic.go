@@ -513,8 +513,29 @@ func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
 				row, first+int64(i), d.c.Rows-1)
 		}
 	}
-	// First the CPU tier; the others' lines, each once in order of appearance. Meanwhile missRow is
-	// the number of a row's line among them and gpuRow its place in the line.
+	n := d.sortLines(rows, first, t)
+	answers := d.access(t)
+	per := uint32(d.c.Lines.RowsPerLine)
+	for i := range n {
+		pos, a := t.missPos[i], answers[t.missRow[i]]
+		row := uint32(a.Slot)*per + t.gpuRow[i]
+		if a.Hit { // never ahead of what is still to be read
+			t.gpuPos[t.NGPU], t.gpuRow[t.NGPU] = pos, row
+			t.NGPU++
+		} else {
+			t.missPos[t.NMiss], t.missRow[t.NMiss] = pos, row
+			t.NMiss++
+		}
+	}
+	t.NLines = int64(len(t.lines))
+	t.dstRows = first + int64(len(rows))
+	return nil
+}
+
+// sortLines lists the rows of the CPU tier, and the lines of the others, each once in order of
+// appearance. It returns the number of the others. Until their lines are looked up missRow is the
+// number of a row's line and gpuRow its place in the line.
+func (d *Dynamic) sortLines(rows []int64, first int64, t *Ticket) (others int) {
 	d.lines = d.lines[:0]
 	d.seen.reset(int64(len(rows)))
 	n, pos := 0, uint32(first)
@@ -537,13 +558,17 @@ func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
 		n++
 		pos++
 	}
+	return n
+}
+
+// access looks the lines up. Lines that have to be read get numbers in the same order; a hit's
+// answer keeps its slot, a miss's becomes its number.
+func (d *Dynamic) access(t *Ticket) []policy.Answer {
 	if cap(d.answer) < len(d.lines) {
 		d.answer = make([]policy.Answer, len(d.lines)+len(d.lines)/4)
 	}
 	answers := d.answer[:len(d.lines)]
 	d.dir.Access(d.lines, answers)
-	// Lines that have to be read get numbers in the same order; a hit's answer keeps its slot, a
-	// miss's becomes its number.
 	for i := range answers {
 		a := &answers[i]
 		if a.Hit {
@@ -557,21 +582,7 @@ func (d *Dynamic) sort(rows []int64, first int64, t *Ticket) error {
 		t.lines = append(t.lines, d.lines[i])
 		a.Slot = int32(k)
 	}
-	per := uint32(d.c.Lines.RowsPerLine)
-	for i := range n {
-		pos, a := t.missPos[i], answers[t.missRow[i]]
-		row := uint32(a.Slot)*per + t.gpuRow[i]
-		if a.Hit { // never ahead of what is still to be read
-			t.gpuPos[t.NGPU], t.gpuRow[t.NGPU] = pos, row
-			t.NGPU++
-		} else {
-			t.missPos[t.NMiss], t.missRow[t.NMiss] = pos, row
-			t.NMiss++
-		}
-	}
-	t.NLines = int64(len(t.lines))
-	t.dstRows = first + int64(len(rows))
-	return nil
+	return answers
 }
 
 // in checks a ticket's state. The caller holds mu.

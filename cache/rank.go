@@ -210,11 +210,22 @@ func (h *Hotness) Place(ctx context.Context, st cuda.Stream, gpuRows, cpuRows in
 	}
 	hostmem.View[rankState](state.Bytes()[:unsafe.Sizeof(rankState{})])[0].Left = [2]int64{gpuRows,
 		gpuRows + cpuRows}
-	q := rankParams{
+	if err := h.launchRank(ctx, st, rankParams{
 		Counts: h.counts.Ptr(), Hist: hist.Ptr(), State: state.Ptr(), Parts: parts.Ptr(),
 		GPU: lists.Ptr(), CPU: lists.Ptr() + cuda.DevicePtr(gpuRows*8),
 		Rows: h.rows, GPURows: gpuRows, CPURows: cpuRows, Grid: uint32(grid),
+	}); err != nil {
+		return p, err
 	}
+	got := hostmem.View[int64](lists.Bytes()[:(gpuRows+cpuRows)*8])
+	copy(p.GPU, got)
+	copy(p.CPU, got[gpuRows:])
+	return p, nil
+}
+
+// launchRank runs the phases of a ranking, and waits for the last.
+func (h *Hotness) launchRank(ctx context.Context, st cuda.Stream, q rankParams) error {
+	grid := int64(q.Grid)
 	launch := func(phase uint32, blocks int64) error {
 		q.Phase = phase
 		if err := cuda.Launch(st, h.rank, cuda.LaunchConfig{Blocks: int(blocks), Threads: threads},
@@ -226,18 +237,15 @@ func (h *Hotness) Place(ctx context.Context, st cuda.Stream, gpuRows, cpuRows in
 	for shift := 32 - rankBits; shift >= 0; shift -= rankBits {
 		q.Shift = uint32(shift)
 		if err := errors.Join(launch(rankHist, grid), launch(rankPick, 1)); err != nil {
-			return p, err
+			return err
 		}
 	}
 	if err := errors.Join(launch(rankCount, grid), launch(rankPrefix, 1),
 		launch(rankScatter, grid)); err != nil {
-		return p, err
+		return err
 	}
 	if err := st.Synchronize(ctx); err != nil {
-		return p, fmt.Errorf("cache: placement of %d rows: %w", h.rows, err)
+		return fmt.Errorf("cache: placement of %d rows: %w", h.rows, err)
 	}
-	got := hostmem.View[int64](lists.Bytes()[:(gpuRows+cpuRows)*8])
-	copy(p.GPU, got)
-	copy(p.CPU, got[gpuRows:])
-	return p, nil
+	return nil
 }

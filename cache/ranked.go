@@ -113,8 +113,20 @@ func (c *Ranked) Assemble(a *Assembly, b *packed.Batch, shape packed.Shape, ssds
 	}
 	a.Page, a.used = a.lists.Ptr(), pages*8
 	a.deal(b.Runs, hostmem.View[int64](a.lists.Bytes()[:a.used]), a.list(&a.Place, pages))
-	gpu := uint32(len(c.place.GPU))
-	onGPU := int64(0)
+	onGPU, err := c.dealHot(a, b)
+	if err != nil {
+		return err
+	}
+	copy(a.list(&a.pos, paged), b.Pos)
+	copy(a.list(&a.slot, paged), b.Slot)
+	a.NGPU, a.NCPU, a.NPaged, a.Pages = onGPU, hot-onGPU, paged, pages
+	a.shape, a.rows = shape, rows
+	return nil
+}
+
+// dealHot lists the rows of both tiers, and returns the number of those in the GPU's.
+func (c *Ranked) dealHot(a *Assembly, b *packed.Batch) (onGPU int64, err error) {
+	gpu, hot := uint32(len(c.place.GPU)), int64(len(b.HotRank))
 	for _, r := range b.HotRank {
 		if r < gpu {
 			onGPU++
@@ -125,7 +137,7 @@ func (c *Ranked) Assemble(a *Assembly, b *packed.Batch, shape packed.Shape, ssds
 	i, k := 0, 0
 	for j, r := range b.HotRank {
 		if int(r) >= len(c.slot) {
-			return fmt.Errorf("cache: a mini-batch wants row %d of %d that stay in memory", r,
+			return 0, fmt.Errorf("cache: a mini-batch wants row %d of %d that stay in memory", r,
 				len(c.slot))
 		}
 		if r < gpu {
@@ -136,11 +148,7 @@ func (c *Ranked) Assemble(a *Assembly, b *packed.Batch, shape packed.Shape, ssds
 			k++
 		}
 	}
-	copy(a.list(&a.pos, paged), b.Pos)
-	copy(a.list(&a.slot, paged), b.Slot)
-	a.NGPU, a.NCPU, a.NPaged, a.Pages = onGPU, hot-onGPU, paged, pages
-	a.shape, a.rows = shape, rows
-	return nil
+	return onGPU, nil
 }
 
 // countPages counts each SSD's pages in SSDOffset, and returns the sum.

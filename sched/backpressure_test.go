@@ -24,6 +24,8 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/tiers"
+	"helios/sched/tiers/dynamic"
+	dynamicspec "helios/sched/tiers/dynamic/spec"
 	"helios/sched/virtual"
 )
 
@@ -43,9 +45,9 @@ func TestBackPressure(t *testing.T) {
 			func(c *plan.Config) { c.Pipeline, c.IOStack = plan.PipelinePrefetch, gpuio.StackSync },
 			false},
 		{"none", func(c *plan.Config) { c.Pipeline = plan.PipelineNone }, false},
-		{"dynamic, window", dyn(policy.LRU, plan.LineRow,
+		{"dynamic, window", dyn(policy.LRU, dynamicspec.LineRow,
 			func(c *plan.Config) { c.Window, c.Depth = 2, 1 }), true},
-		{"gids", func(c *plan.Config) { c.Mode, c.GPUCache = plan.ModeGIDS, percent(10) }, true},
+		{"gids", func(c *plan.Config) { c.Mode, c.GPUCache = dynamic.ModeGIDS, percent(10) }, true},
 	} {
 		if wide.Lean() && !c.short {
 			continue
@@ -114,7 +116,7 @@ func TestTimelineKeepsTheGraph(t *testing.T) {
 		cfg := small()
 		cfg.Pipeline, cfg.Epochs, cfg.NoEval, cfg.Presample = pipe, 1, true, 1
 		if pipe == plan.PipelineRunAhead {
-			cfg.Mode, cfg.GPUCache = plan.ModeGIDS, percent(10)
+			cfg.Mode, cfg.GPUCache = dynamic.ModeGIDS, percent(10)
 		}
 		check := func(clock string, slack float64, run func(cfg plan.Config, obs report.Observer)) {
 			var b bytes.Buffer
@@ -135,7 +137,7 @@ func TestTimelineKeepsTheGraph(t *testing.T) {
 			require.NoError(t, err)
 			hw, err := hardware.Load("a100-p5510x12")
 			require.NoError(t, err)
-			_, err = virtual.Run(context.Background(), tiers.Simulation, cfg,
+			_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
 				prepare.Inputs{Dev: dev, Dataset: d},
 				cost.Hardware{Profile: hw, SSDs: 2}, obs)
 			require.NoError(t, err)

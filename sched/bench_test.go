@@ -12,6 +12,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/static"
 )
 
 // BenchmarkEpoch trains one epoch of the reference size on four RAM SSDs: 200,000 nodes
@@ -36,10 +37,10 @@ func BenchmarkEpochFile(b *testing.B) {
 
 func benchEpoch(b *testing.B, d *dataset.Dataset, s *ssdSet, hidden int) {
 	for _, v := range []struct{ mode, pipe string }{
-		{plan.ModeHelios, plan.PipelineNone}, {plan.ModeHelios, plan.PipelineIntra},
-		{plan.ModeHelios, plan.PipelinePrefetch}, {plan.ModeHelios, plan.DefaultPipeline},
-		{plan.ModeInmem, plan.DefaultPipeline}, {plan.ModeCPU, plan.PipelinePrefetch},
-		{plan.ModeMmap, plan.PipelinePrefetch},
+		{static.ModeHelios, plan.PipelineNone}, {static.ModeHelios, plan.PipelineIntra},
+		{static.ModeHelios, plan.PipelinePrefetch}, {static.ModeHelios, plan.DefaultPipeline},
+		{static.ModeInmem, plan.DefaultPipeline}, {static.ModeCPU, plan.PipelinePrefetch},
+		{static.ModeMmap, plan.PipelinePrefetch},
 	} {
 		b.Run(v.mode+"/"+v.pipe, func(b *testing.B) {
 			for b.Loop() {

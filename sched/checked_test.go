@@ -13,6 +13,9 @@ import (
 	"helios/internal/errs"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/dynamic"
+	"helios/sched/tiers/ginex"
+	"helios/sched/tiers/static"
 )
 
 // With checked reads a byte that changed on an SSD stops the run before anything trains on it,
@@ -58,7 +61,8 @@ func TestCheckReads(t *testing.T) {
 		require.NotZero(t, sum.Row%2, "it names a row of the damaged SSD")
 		require.Positive(t, r.res.IO.Mismatch)
 	}
-	for _, mode := range []string{plan.ModeBaM, plan.ModeGIDS, plan.ModeInmem, plan.ModeGinex} {
+	for _, mode := range []string{dynamic.ModeBaM, dynamic.ModeGIDS, static.ModeInmem,
+		ginex.ModeGinex} {
 		c := plan.Config{
 			ModelSettings: gnn.ModelSettings{Model: cfg.Model, Hidden: cfg.Hidden},
 			Mode:          mode,
@@ -67,7 +71,7 @@ func TestCheckReads(t *testing.T) {
 			Batch:         cfg.Batch,
 			Fanouts:       cfg.Fanouts,
 		}
-		if mode == plan.ModeGinex {
+		if mode == ginex.ModeGinex {
 			c.SuperbatchDir = t.TempDir()
 		}
 		r := train(t, context.Background(), c, d, feat, s, 2, report.Observer{})

@@ -17,6 +17,8 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/tiers"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/ginex"
 	"helios/sched/virtual"
 )
 
@@ -56,10 +58,10 @@ var coveredWays = []struct {
 func withTiers(cfg *plan.Config) bool {
 	gpu, cpu := cfg.GPUCache, cfg.CPUCache
 	none := plan.NoCache()
-	for _, tiers := range [][2]units.Budget{{gpu, cpu}, {none, cpu}, {gpu, none}, {none, none},
+	for _, sizes := range [][2]units.Budget{{gpu, cpu}, {none, cpu}, {gpu, none}, {none, none},
 		{gpu}, {}} {
-		cfg.GPUCache, cfg.CPUCache = tiers[0], tiers[1]
-		if cfg.WithDefaults().Check() == nil {
+		cfg.GPUCache, cfg.CPUCache = sizes[0], sizes[1]
+		if tiers.Known(*cfg).WithDefaults().Check() == nil {
 			return true
 		}
 	}
@@ -71,7 +73,7 @@ func withTiers(cfg *plan.Config) bool {
 func TestVirtualEpochsAreCovered(t *testing.T) {
 	d := large.generate(t)
 	played, launched := map[string]bool{}, 0.0
-	for m, mode := range plan.ModeNames() {
+	for m, mode := range tiers.Catalog.Names() {
 		for n, pipe := range plan.PipelineNames(nil) {
 			for k, way := range coveredWays {
 				if wide.Lean() && (k+n+m)%4 != 0 {
@@ -80,7 +82,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 				cfg := largeConfig(pipe)
 				cfg.Mode = mode
 				way.set(&cfg)
-				if cfg.WithDefaults().Superbatched() {
+				if runsOn(tiers.Known(cfg).WithDefaults(), &ginex.System) {
 					cfg.SuperbatchDir = t.TempDir()
 				}
 				name := fmt.Sprintf("%s, %s, %s", mode, pipe, way.name)
@@ -91,7 +93,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 					hardwareOf(t, "a100-p5510x12")} {
 					dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 					require.NoError(t, err)
-					r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
+					r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
 						prepare.Inputs{Dev: dev, Dataset: d},
 						cost.Hardware{Profile: hw, SSDs: 2, Batches: 2}, report.Observer{})
 					require.NoError(t, dev.Close(), name)
@@ -115,7 +117,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 		}
 	}
 	require.Positive(t, launched, "launches take time where nothing overlaps")
-	for _, mode := range plan.ModeNames() {
+	for _, mode := range tiers.Catalog.Names() {
 		require.True(t, played[mode], mode)
 	}
 	for _, pipe := range plan.PipelineNames(nil) {
@@ -131,7 +133,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 func TestEpochsAreCovered(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	for _, mode := range plan.ModeNames() {
+	for _, mode := range tiers.Catalog.Names() {
 		for _, fill := range []bool{false, true} {
 			cfg := small()
 			cfg.Mode, cfg.GPUCache, cfg.CPUCache = mode, percent(5), percent(10)
@@ -143,7 +145,7 @@ func TestEpochsAreCovered(t *testing.T) {
 			if !withTiers(&cfg) {
 				continue
 			}
-			if mode == plan.ModeDiskGNN {
+			if mode == diskgnn.ModeDiskGNN {
 				cfg.PackedDir = t.TempDir() + "/p"
 			}
 			r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})

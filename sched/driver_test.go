@@ -34,6 +34,12 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/dynamic"
+	dynamicspec "helios/sched/tiers/dynamic/spec"
+	"helios/sched/tiers/ginex"
+	"helios/sched/tiers/hier"
+	"helios/sched/tiers/static"
 )
 
 // small enough for kernels whose every thread is a fiber.
@@ -62,7 +68,7 @@ func gpu(t testing.TB, knobs string) (dev cuda.Device, library string) {
 func onFibers() plan.Config {
 	return plan.Config{
 		ModelSettings: gnn.ModelSettings{Hidden: 8, Dropout: 0.1},
-		Mode:          plan.ModeHelios,
+		Mode:          static.ModeHelios,
 		Fanouts:       []int{4, 3},
 		Batch:         32,
 		LR:            0.01,
@@ -124,7 +130,7 @@ func TestTrainOnGPU(t *testing.T) {
 		{"gcn inmem", rowtype.Float32,
 			func(
 				c *plan.Config) {
-				c.Mode, c.Model, c.GPUCache = plan.ModeInmem, "gcn", percent(30)
+				c.Mode, c.Model, c.GPUCache = static.ModeInmem, "gcn", percent(30)
 			}},
 		{"gat", rowtype.Float32,
 			func(
@@ -143,11 +149,12 @@ func TestTrainOnGPU(t *testing.T) {
 		{"gin", rowtype.Float32,
 			func(c *plan.Config) { cached(c); c.Model, c.LearnEps, c.Epochs = "gin", true, 1 }},
 		{"diskgnn", rowtype.Float32, func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = plan.ModeDiskGNN, percent(10), percent(10), 1
+			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = diskgnn.ModeDiskGNN, percent(10), percent(
+				10), 1
 		}},
 		{"cpu", rowtype.Float32,
-			func(c *plan.Config) { c.Mode, c.CPUCache = plan.ModeCPU, percent(10) }},
-		{"mmap", rowtype.Float32, func(c *plan.Config) { c.Mode, c.Epochs = plan.ModeMmap, 1 }},
+			func(c *plan.Config) { c.Mode, c.CPUCache = static.ModeCPU, percent(10) }},
+		{"mmap", rowtype.Float32, func(c *plan.Config) { c.Mode, c.Epochs = static.ModeMmap, 1 }},
 		{"gcn in one hop, sync, serial", rowtype.Float32, func(c *plan.Config) {
 			c.Model, c.Fanouts, c.IOStack, c.Pipeline, c.Epochs, c.CheckReads = "gcn", []int{-1},
 				gpuio.StackSync, plan.PipelineNone, 1, plan.ChecksOn
@@ -156,10 +163,11 @@ func TestTrainOnGPU(t *testing.T) {
 			func(c *plan.Config) { cached(c); c.FeatureDropout, c.Epochs = 0.2, 1 }},
 		{"int8 rows", rowtype.Int8, cached},
 		{"int8 rows of mega-batches", rowtype.Int8, func(c *plan.Config) {
-			c.Mode, c.Epochs, c.CPUCache, c.PartedDir = plan.ModeHier, 1, percent(60), t.TempDir()
+			c.Mode, c.Epochs, c.CPUCache, c.PartedDir = hier.ModeHier, 1, percent(60), t.TempDir()
 		}},
 		{"diskgnn by kernels, pages beside rows", rowtype.Float16, func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = plan.ModeDiskGNN, percent(10), percent(10), 1
+			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = diskgnn.ModeDiskGNN, percent(10), percent(
+				10), 1
 			c.IOStack, c.Pipeline, c.CheckReads = gpuio.StackAsync, plan.PipelineNone, plan.ChecksOn
 			c.PagesOn = plan.PagesSSDs
 		}},
@@ -183,7 +191,7 @@ func TestTrainOnGPU(t *testing.T) {
 			require.Equal(t, "cubin sm_90", g.res.Kernels)
 			require.Equal(t, "fp32", g.res.Precision)
 			require.Zero(t, g.res.GPUCacheShrunkBytes)
-			if cfg.Mode == plan.ModeHelios {
+			if cfg.Mode == static.ModeHelios {
 				require.NotEqual(t, "", g.res.MemoryRung)
 			}
 		})
@@ -389,7 +397,7 @@ func TestOutOfGPUMemory(t *testing.T) {
 			t.Skip("the same way as above")
 		}
 		cfg := cfg
-		cfg.Mode, cfg.Epochs = plan.ModeInmem, 1
+		cfg.Mode, cfg.Epochs = static.ModeInmem, 1
 		read := func(r record) (n int64) {
 			for _, s := range r.res.IO.SSDs {
 				n += s.Bytes
@@ -493,22 +501,22 @@ func TestDynamicTiersOnGPU(t *testing.T) {
 	require.NoError(t, static.err)
 	for i, v := range []variant{
 		{name: "gids", set: func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache, c.Window = plan.ModeGIDS, percent(50), percent(10), 2
+			c.Mode, c.GPUCache, c.CPUCache, c.Window = dynamic.ModeGIDS, percent(50), percent(10), 2
 		}},
 		{name: "gids queues", set: func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache, c.Window = plan.ModeGIDS, percent(50), percent(10), 2
+			c.Mode, c.GPUCache, c.CPUCache, c.Window = dynamic.ModeGIDS, percent(50), percent(10), 2
 			c.Directory = policy.InQueues
 		}},
 		{name: "sieve deep by rows",
 			set: func(
 				c *plan.Config) {
-				c.Policy, c.GPUCache, c.CacheLine = "sieve", percent(10), plan.LineRow
+				c.Policy, c.GPUCache, c.CacheLine = "sieve", percent(10), dynamicspec.LineRow
 			}},
 		{name: "bam sets", set: func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.Directory = plan.ModeBaM, percent(60), policy.InSets
+			c.Mode, c.GPUCache, c.Directory = dynamic.ModeBaM, percent(60), policy.InSets
 		}},
 		{name: "s3fifo sets deep", set: func(c *plan.Config) {
-			c.Policy, c.GPUCache, c.CacheLine = "s3fifo", percent(10), plan.LineRow
+			c.Policy, c.GPUCache, c.CacheLine = "s3fifo", percent(10), dynamicspec.LineRow
 			c.Directory = policy.InSets
 		}},
 		{name: "lru lines prefetch", set: func(c *plan.Config) {
@@ -550,7 +558,8 @@ func TestAnnouncementsStayOnGPU(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	copies := func(window int, directory string) (calls, batches int) {
 		cfg := onFibers()
-		cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.NoEval = plan.ModeGIDS, percent(50), percent(10),
+		cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.NoEval = dynamic.ModeGIDS, percent(50), percent(
+			10),
 			true
 		cfg.Batch, cfg.Epochs, cfg.Accumulate, cfg.Window, cfg.Directory = 6, 1, plan.Off, window,
 			directory
@@ -580,14 +589,14 @@ func TestPlannedTiersOnGPU(t *testing.T) {
 			c.Superbatch = 2
 		}},
 		{name: "ginex", set: func(c *plan.Config) {
-			c.Mode, c.CPUCache, c.Topology = plan.ModeGinex, percent(20), plan.TopologyMemory
+			c.Mode, c.CPUCache, c.Topology = ginex.ModeGinex, percent(20), plan.TopologyMemory
 		}},
 		{name: "memory that moves", set: func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache, c.Superbatch = plan.ModeGinex, percent(5), percent(20),
+			c.Mode, c.GPUCache, c.CPUCache, c.Superbatch = ginex.ModeGinex, percent(5), percent(20),
 				2
 		}},
 		{name: "a static cache", set: func(c *plan.Config) {
-			c.Mode, c.Policy, c.Hotness = plan.ModeGinex, plan.PolicyStatic, plan.HotnessOutDegree
+			c.Mode, c.Policy, c.Hotness = ginex.ModeGinex, plan.PolicyStatic, plan.HotnessOutDegree
 			c.GPUCache, c.CPUCache, c.Superbatch = percent(5), percent(20), 2
 		}},
 	} {
@@ -617,7 +626,7 @@ func TestPlannedTiersOnGPU(t *testing.T) {
 func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	cfg := onFibers()
-	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Window, cfg.NoEval = plan.ModeGIDS, percent(50),
+	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Window, cfg.NoEval = dynamic.ModeGIDS, percent(50),
 		percent(20), 2, true
 	want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, want.err)
@@ -652,7 +661,7 @@ func TestOutOfGPUMemoryWithDynamicTiers(t *testing.T) {
 func TestDynamicTierIsMeasured(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	cfg := onFibers()
-	cfg.Mode, cfg.Epochs, cfg.GPUCacheAuto, cfg.NoEval = plan.ModeBaM, 1, true, true
+	cfg.Mode, cfg.Epochs, cfg.GPUCacheAuto, cfg.NoEval = dynamic.ModeBaM, 1, true, true
 	dev, _ := gpu(t, "mem=268435456")
 	r := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
 	require.NoError(t, r.err)

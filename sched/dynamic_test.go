@@ -24,6 +24,10 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/dynamic"
+	dynamicspec "helios/sched/tiers/dynamic/spec"
+	"helios/sched/tiers/static"
 )
 
 // dyn is a configuration with a dynamic GPU tier.
@@ -39,16 +43,16 @@ func dyn(pol string, line int64, f func(*plan.Config)) func(*plan.Config) {
 // dynamicWays is every policy, both kinds of lines, every pipeline, window and accumulator, on
 // several stacks.
 var dynamicWays = []variant{
-	{"bam", func(c *plan.Config) { c.Mode, c.GPUCache = plan.ModeBaM, percent(10) }, 2, 2},
+	{"bam", func(c *plan.Config) { c.Mode, c.GPUCache = dynamic.ModeBaM, percent(10) }, 2, 2},
 	{"gids",
 		func(
 			c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
+			c.Mode, c.GPUCache, c.CPUCache = dynamic.ModeGIDS, percent(10), percent(10)
 		}, 2, 2},
-	{"lru deep by rows", dyn(policy.LRU, plan.LineRow, nil), 2, 4},
+	{"lru deep by rows", dyn(policy.LRU, dynamicspec.LineRow, nil), 2, 4},
 	{"sieve deep lines window", dyn(policy.Sieve, 4096, func(c *plan.Config) { c.Window = 2 }), 2,
 		4},
-	{"clock prefetch accumulated", dyn(policy.Clock, plan.LineRow, func(c *plan.Config) {
+	{"clock prefetch accumulated", dyn(policy.Clock, dynamicspec.LineRow, func(c *plan.Config) {
 		c.Pipeline, c.IOStack, c.Accumulate, c.CPUCache = plan.PipelinePrefetch, gpuio.StackSync,
 			0.5, percent(5)
 	}), 2, 1},
@@ -56,14 +60,14 @@ var dynamicWays = []variant{
 		c.Pipeline, c.IOStack, c.Accumulate, c.Window = plan.PipelineSeries, gpuio.StackCPU, 0.9, 3
 	}), 1, 4},
 	{"gids in sets", func(c *plan.Config) {
-		c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
+		c.Mode, c.GPUCache, c.CPUCache = dynamic.ModeGIDS, percent(10), percent(10)
 		c.Directory = policy.InSets
 	}, 2, 2},
-	{"s3fifo in sets deep window", dyn(policy.S3FIFO, plan.LineRow, func(c *plan.Config) {
+	{"s3fifo in sets deep window", dyn(policy.S3FIFO, dynamicspec.LineRow, func(c *plan.Config) {
 		c.Window, c.Directory = 2, policy.InSets
 	}), 2, 4},
 	// The rest only in long tests.
-	{"random run-ahead window alone", dyn(policy.Random, plan.LineRow,
+	{"random run-ahead window alone", dyn(policy.Random, dynamicspec.LineRow,
 		func(c *plan.Config) { c.Pipeline, c.Window = plan.PipelineRunAhead, 16 }), 2, 4},
 	{"lru intra mmap",
 		dyn(policy.LRU, 4096,
@@ -72,20 +76,21 @@ var dynamicWays = []variant{
 	{"no slot",
 		dyn(policy.LRU, 4096, func(c *plan.Config) { c.GPUCache = percent(0); c.Window = 1 }), 2,
 		2},
-	{"all of it", dyn(policy.Sieve, plan.LineRow,
+	{"all of it", dyn(policy.Sieve, dynamicspec.LineRow,
 		func(c *plan.Config) { c.GPUCache = percent(100) }), 2, 2},
 	{"series static", func(c *plan.Config) { c.Pipeline = plan.PipelineSeries; caches(5, 10)(c) },
 		2, 2},
 	{"bam accumulated", func(c *plan.Config) {
-		c.Mode, c.GPUCache, c.Accumulate, c.Pipeline = plan.ModeBaM, percent(10), 0.95,
+		c.Mode, c.GPUCache, c.Accumulate, c.Pipeline = dynamic.ModeBaM, percent(10), 0.95,
 			plan.PipelineRunAhead
 	}, 2, 2},
 	{"bam checked", func(c *plan.Config) {
-		c.Mode, c.GPUCache, c.CPUCache, c.CheckReads = plan.ModeBaM, percent(10), percent(5),
+		c.Mode, c.GPUCache, c.CPUCache, c.CheckReads = dynamic.ModeBaM, percent(10), percent(5),
 			plan.ChecksOn
 	}, 2, 2},
 	{"gids without its parts", func(c *plan.Config) {
-		c.Mode, c.GPUCache, c.Window, c.Accumulate = plan.ModeGIDS, percent(5), plan.Off, plan.Off
+		c.Mode, c.GPUCache, c.Window, c.Accumulate = dynamic.ModeGIDS, percent(5), plan.Off,
+			plan.Off
 	}, 2, 2},
 }
 
@@ -198,8 +203,8 @@ func TestPiecesOfAPass(t *testing.T) {
 			cfg := small()
 			cfg.Batch = 64
 			v.set(&cfg)
-			cfg = cfg.WithDefaults()
-			require.NoError(t, cfg.Check())
+			cfg = tiers.Known(cfg).WithDefaults()
+			require.NoError(t, tiers.Known(cfg).Check())
 			ctx := context.Background()
 			in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
 			print := fingerprintOf(cfg, in)
@@ -240,7 +245,7 @@ func TestAccumulatorAims(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
 	cfg := small()
-	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Batch, cfg.Epochs = plan.ModeGIDS, percent(5),
+	cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.Batch, cfg.Epochs = dynamic.ModeGIDS, percent(5),
 		percent(10), 16, 1
 	var notes []string
 	r := train(t, context.Background(), cfg, d, feat, s, 2,
@@ -260,7 +265,7 @@ func TestAccumulatorAims(t *testing.T) {
 	require.Positive(t, e.ReadGroups)
 	require.InDelta(t, e.Batches, e.GroupBatches*float64(e.ReadGroups), 1e-6)
 	require.Equal(t, int64(4096), r.res.CacheLineBytes)
-	require.Equal(t, plan.GIDSWindow, r.res.Window)
+	require.Equal(t, dynamic.GIDSWindow, r.res.Window)
 	require.Positive(t, r.res.PolicyBytes)
 }
 
@@ -324,7 +329,7 @@ func TestLaborEveryWay(t *testing.T) {
 			if sets[v.ssds] == nil {
 				sets[v.ssds] = bind(t, d, v.ssds, "")
 			}
-			if cfg.Mode == plan.ModeCPU {
+			if cfg.Mode == static.ModeCPU {
 				cfg.Topology, cfg.NeighborCache = plan.TopologySSD, percent(20)
 			}
 			r := train(t, context.Background(), cfg, d, feat, sets[v.ssds], v.workers,
@@ -342,7 +347,7 @@ func TestLaborEveryWay(t *testing.T) {
 			require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
 			require.Equal(t, first.res.TestAcc, r.res.TestAcc, v.name)
 		}
-		require.Len(t, seen, len(plan.ModeNames()))
+		require.Len(t, seen, len(tiers.Catalog.Names()))
 		cfg := small()
 		cfg.Model, cfg.Sampler = model, graph.Labor
 		r := train(t, context.Background(), cfg, d, feat, sets[2], 2, report.Observer{})

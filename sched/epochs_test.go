@@ -15,6 +15,7 @@ import (
 	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/static"
 )
 
 // sampledBy has each epoch's mini-batches hashed: frontiers in their order.
@@ -90,13 +91,13 @@ func TestSampleEpochsEveryWay(t *testing.T) {
 				if wide.Lean() && again.name != "two" && len(seen) > 4 {
 					break
 				}
-				if seen[cfg.Mode] && (!cfg.Planned() || seen[cfg.Policy]) {
+				if seen[cfg.Mode] && (!(cfg.Policy == plan.PolicyBelady) || seen[cfg.Policy]) {
 					continue
 				}
 				seen[cfg.Mode], seen[cfg.Policy] = true, true
 				r, got := run(v, func(c *plan.Config) {
 					again.set(c)
-					if c.Mode == plan.ModeCPU {
+					if c.Mode == static.ModeCPU {
 						c.Topology, c.NeighborCache = plan.TopologySSD, percent(20)
 					}
 				})

@@ -20,6 +20,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/static"
 )
 
 // Faults that a retry heals change nothing but the counters.
@@ -104,7 +105,7 @@ func TestFaultsThatDoNot(t *testing.T) {
 // The stacks that read the backing file themselves find it cut short: a typed error as well.
 func TestTruncatedBacking(t *testing.T) {
 	d, feat := tiny.open(t)
-	for _, mode := range []string{plan.ModeCPU, plan.ModeMmap} {
+	for _, mode := range []string{static.ModeCPU, static.ModeMmap} {
 		t.Run(mode, func(t *testing.T) {
 			s := bind(t, d, 2, "")
 			before := testrig.Held(t)

@@ -12,6 +12,9 @@ import (
 	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/ginex"
+	ginexspec "helios/sched/tiers/ginex/spec"
+	"helios/sched/tiers/static"
 )
 
 // memoryOf is what the CPU tier and the neighbour cache's lists take now.
@@ -31,7 +34,7 @@ func TestMemoryMoves(t *testing.T) {
 		{"three batches", func(*plan.Config) {}, 2, 2},
 		{"beside a GPU tier", func(c *plan.Config) { c.GPUCache = percent(5) }, 2, 4},
 		{"rows as they come", func(c *plan.Config) {
-			c.Mode, c.Policy, c.Topology = plan.ModeHelios, plan.PolicyBelady, plan.TopologySSD
+			c.Mode, c.Policy, c.Topology = static.ModeHelios, plan.PolicyBelady, plan.TopologySSD
 			c.GPUCache, c.NeighborShared = percent(5), true
 		}, 2, 2},
 		{"overlapped", func(c *plan.Config) { c.SuperbatchOverlap = true }, 2, 2},
@@ -42,7 +45,7 @@ func TestMemoryMoves(t *testing.T) {
 	for i, v := range ways {
 		before := testrig.Held(t)
 		cfg := small()
-		cfg.Mode, cfg.CPUCache, cfg.Superbatch = plan.ModeGinex, units.Budget{Bytes: budget}, 3
+		cfg.Mode, cfg.CPUCache, cfg.Superbatch = ginex.ModeGinex, units.Budget{Bytes: budget}, 3
 		v.set(&cfg)
 		moves := i > 0 && !cfg.SuperbatchOverlap
 		sampling, training := int64(0), int64(0)
@@ -92,7 +95,7 @@ func TestMemoryMoves(t *testing.T) {
 			require.Greater(t, sampling, budget*9/10, v.name)
 			require.Positive(t, info.ListBytes, v.name)
 			require.Positive(t, info.ListSeconds, v.name)
-			if cfg.Mode == plan.ModeGinex {
+			if cfg.Mode == ginex.ModeGinex {
 				require.Positive(t, info.FillBytes, v.name)
 			}
 			// the first superbatch finds the lists that opening has read
@@ -126,8 +129,8 @@ func TestShare(t *testing.T) {
 		{units.Budget{Bytes: 150}, true, 0, 150},
 		{units.Budget{}, false, 0, 0},
 	} {
-		n, cpu := plan.Config{SuperbatchSettings: plan.SuperbatchSettings{
-			SuperbatchOverlap: c.overlap}, CPUCache: c.budget}.Share(features,
+		n, cpu := ginex.Share(plan.Config{SuperbatchSettings: ginexspec.SuperbatchSettings{
+			SuperbatchOverlap: c.overlap}, CPUCache: c.budget}, features,
 			least, most)
 		require.Equal(t, []int64{c.neighbor, c.cpu}, []int64{n, cpu}, "%+v", c)
 	}

@@ -19,6 +19,10 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/hier"
+	"helios/sched/tiers/static"
 )
 
 // content is a copy of all of a mini-batch but its rows, as text.
@@ -67,21 +71,21 @@ func trained(t *testing.T, cfg plan.Config, in prepare.Inputs) map[[2]int]string
 func TestLoaderIsTraining(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	for _, mode := range plan.ModeNames() {
+	for _, mode := range tiers.Catalog.Names() {
 		for _, sampler := range plan.Samplers {
 			t.Run(mode+" "+sampler, func(t *testing.T) {
-				if wide.Lean() && mode != plan.ModeHelios && sampler != plan.Samplers[0] {
+				if wide.Lean() && mode != static.ModeHelios && sampler != plan.Samplers[0] {
 					t.Skip("samplers of one mode are enough")
 				}
 				cfg := small()
 				cfg.Mode, cfg.Sampler, cfg.NoEval = mode, sampler, true
-				if cfg.LaidOut() {
+				if runsOn(cfg, &diskgnn.System) {
 					cfg.PackedDir = filepath.Join(t.TempDir(), "packed")
 				}
 				if sampler == graph.Ladies {
 					cfg.Fanouts = []int{200, 150}
 				}
-				if cfg.Check() != nil {
+				if tiers.Known(cfg).Check() != nil {
 					t.Logf("%s has no %s", mode, sampler)
 					return
 				}
@@ -93,7 +97,7 @@ func TestLoaderIsTraining(t *testing.T) {
 					return OpenLoader(context.Background(), cfg, in,
 						LoaderOptions{Split: "train", Shuffle: true}, report.Observer{})
 				}
-				if cfg.MegaBatched() {
+				if runsOn(cfg, &hier.System) {
 					_, err := open()
 					require.Equal(t, errs.Capability, errs.ClassOf(err))
 					require.NoError(t, dev.Close())

@@ -18,13 +18,15 @@ import (
 	"helios/sched/plan"
 	"helios/sched/report"
 	"helios/sched/tiers/hier"
+	hierspec "helios/sched/tiers/hier/spec"
+	"helios/sched/tiers/static"
 )
 
 // megaWays are mega-batches of the whole graph, which give what every other mode does.
 var megaWays = []variant{
-	{"hier", func(c *plan.Config) { c.Mode = plan.ModeHier; wholeGraph(c) }, 2, 2},
+	{"hier", func(c *plan.Config) { c.Mode = hier.ModeHier; wholeGraph(c) }, 2, 2},
 	{"marius, async", func(c *plan.Config) {
-		c.Mode, c.IOStack = plan.ModeMarius, gpuio.StackAsync
+		c.Mode, c.IOStack = hier.ModeMarius, gpuio.StackAsync
 		wholeGraph(c)
 	}, 3, 1},
 }
@@ -32,7 +34,7 @@ var megaWays = []variant{
 // onMega is small under mode hier, with parts of a test's own.
 func onMega(t testing.TB, parts, loaded int) plan.Config {
 	cfg := small()
-	cfg.Mode, cfg.GPUCache, cfg.CPUCache = plan.ModeHier, percent(5), percent(60)
+	cfg.Mode, cfg.GPUCache, cfg.CPUCache = hier.ModeHier, percent(5), percent(60)
 	cfg.Parts, cfg.MegaBatch.Parts, cfg.PartedDir = parts, loaded, t.TempDir()
 	return cfg
 }
@@ -56,12 +58,12 @@ func TestMegaOfAllIsInmem(t *testing.T) {
 			c.Model, c.Sampler, c.Fanouts = v.model, v.sampler, v.fanouts
 		}
 		cfg := small()
-		cfg.Mode = plan.ModeInmem
+		cfg.Mode = static.ModeInmem
 		set(&cfg)
 		want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, want.err)
 		m := onMega(t, 1, 0)
-		m.StaticNodes = plan.NoShare
+		m.StaticNodes = hierspec.NoShare
 		set(&m)
 		r := train(t, context.Background(), m, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err, v.model)
@@ -102,7 +104,7 @@ func TestMegaEveryWay(t *testing.T) {
 			c.IOStack, c.Pipeline = gpuio.StackAsync, plan.DefaultPipeline
 		}, 3, 2},
 		{"mmap, nothing ahead", func(c *plan.Config) {
-			c.IOStack, c.LoadAhead = gpuio.StackMmap, plan.LoadAheadOff
+			c.IOStack, c.LoadAhead = gpuio.StackMmap, hierspec.LoadAheadOff
 		}, 2, 1},
 		{"sync, no GPU tier, checked", func(c *plan.Config) {
 			c.IOStack, c.GPUCache, c.CheckReads = gpuio.StackSync, plan.NoCache(), plan.ChecksOn
@@ -120,7 +122,7 @@ func TestMegaEveryWay(t *testing.T) {
 		require.Equal(t, want.seen, r.seen, v.name)
 		require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256, v.name)
 		require.Equal(t, want.res.TestAcc, r.res.TestAcc, v.name)
-		if m.LoadAhead == plan.LoadAheadOff {
+		if m.LoadAhead == hierspec.LoadAheadOff {
 			require.Zero(t, r.res.Mega.Ahead)
 		}
 	}
@@ -159,7 +161,7 @@ func TestMegaGoesOn(t *testing.T) {
 		}
 		require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
 		if held, err := HeldIn(cfg.CheckpointDir); err == nil && held != nil {
-			cfg.MegaBatch = plan.MegaSize{} // the checkpoint says
+			cfg.MegaBatch = hierspec.MegaSize{} // the checkpoint says
 		}
 		require.Less(t, runs, 40)
 	}
@@ -201,7 +203,7 @@ func TestMegaPassesAuto(t *testing.T) {
 			continue
 		}
 		cfg := onMega(t, 5, 2)
-		cfg.Batch, cfg.Passes, cfg.Shards, cfg.Epochs = 128, plan.PassesAuto, shards, 1
+		cfg.Batch, cfg.Passes, cfg.Shards, cfg.Epochs = 128, hierspec.PassesAuto, shards, 1
 		cfg.NoEval = true
 		cfg.CheckpointDir, cfg.CheckpointEvery = t.TempDir(), 1
 		// Loads seem slow, whatever they take.
@@ -209,10 +211,10 @@ func TestMegaPassesAuto(t *testing.T) {
 		hier.LoadTime = func(time.Duration) time.Duration { return time.Hour }
 		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
-		require.Equal(t, plan.MostPassesAuto, r.res.Mega.Passes)
+		require.Equal(t, hierspec.MostPassesAuto, r.res.Mega.Passes)
 		require.True(t, r.res.Mega.PassesAuto)
 		given := cfg
-		given.Passes, given.CheckpointDir = plan.MostPassesAuto, ""
+		given.Passes, given.CheckpointDir = hierspec.MostPassesAuto, ""
 		want := train(t, context.Background(), given, d, feat, s, 2, report.Observer{})
 		require.NoError(t, want.err)
 		require.Equal(t, want.blocks, r.blocks)
@@ -222,7 +224,7 @@ func TestMegaPassesAuto(t *testing.T) {
 		cfg.Resume, cfg.Epochs, given.Epochs = true, 2, 2
 		r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
-		require.Equal(t, plan.MostPassesAuto, r.res.Mega.Passes)
+		require.Equal(t, hierspec.MostPassesAuto, r.res.Mega.Passes)
 		want = train(t, context.Background(), given, d, feat, s, 2, report.Observer{})
 		require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
 
@@ -247,11 +249,11 @@ func TestMegaPassesAutoStopped(t *testing.T) {
 			continue
 		}
 		cfg := onMega(t, 5, 2)
-		cfg.Batch, cfg.Passes, cfg.Shards, cfg.Epochs = 96, plan.PassesAuto, shards, 1
+		cfg.Batch, cfg.Passes, cfg.Shards, cfg.Epochs = 96, hierspec.PassesAuto, shards, 1
 		cfg.NoEval = true
 		want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, want.err)
-		require.Equal(t, plan.MostPassesAuto, want.res.Mega.Passes)
+		require.Equal(t, hierspec.MostPassesAuto, want.res.Mega.Passes)
 		cfg.CheckpointEvery, cfg.Resume = 1, true
 		chosen := 0
 		stops := []int{1, 2, 3, 4, 5, 6, 7, 8}
@@ -278,7 +280,7 @@ func TestMegaPassesAutoStopped(t *testing.T) {
 			c.OnBatch = nil
 			r = train(t, context.Background(), c, d, feat, s, 2, report.Observer{})
 			require.NoError(t, r.err, stop)
-			require.Equal(t, plan.MostPassesAuto, r.res.Mega.Passes, stop)
+			require.Equal(t, hierspec.MostPassesAuto, r.res.Mega.Passes, stop)
 			require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256, stop)
 		}
 		require.Greater(t, chosen, 1, "some stop behind the first pass")
@@ -298,7 +300,8 @@ func TestMegaSequential(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
 	cfg := onMega(t, 10, 8)
-	cfg.Mode, cfg.GPUCache, cfg.PartOrder = plan.ModeMarius, units.Budget{}, plan.PartsSequential
+	cfg.Mode, cfg.GPUCache, cfg.PartOrder = hier.ModeMarius, units.Budget{},
+		hierspec.PartsSequential
 	cfg.Epochs = 4
 	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, r.err)
@@ -312,7 +315,7 @@ func TestMegaSequential(t *testing.T) {
 	first, last := r.res.Epochs[0].BytesSSD, r.res.Epochs[3].BytesSSD
 	require.Less(t, last, first*3/4, "parts that stay are not read again")
 	off := cfg
-	off.LoadAhead = plan.LoadAheadOff
+	off.LoadAhead = hierspec.LoadAheadOff
 	again := train(t, context.Background(), off, d, feat, s, 1, report.Observer{})
 	require.NoError(t, again.err)
 	require.Equal(t, r.blocks, again.blocks)
@@ -326,9 +329,9 @@ func TestMegaSequential(t *testing.T) {
 // without a size there are as many parts as fit. An epoch reads the formula's bytes and what fills
 // up pages, in long requests.
 func TestMegaBudget(t *testing.T) {
-	was := plan.LeastMegaBudget
-	plan.LeastMegaBudget = 0
-	t.Cleanup(func() { plan.LeastMegaBudget = was })
+	was := hier.LeastBudget
+	hier.LeastBudget = 0
+	t.Cleanup(func() { hier.LeastBudget = was })
 	// Parts of twelve pages: what they are padded to is little.
 	d, feat := graphSpec{nodes: 24000, dim: 128, degree: 6, train: 0.02}.open(t)
 	s := bind(t, d, 2, "")

@@ -11,6 +11,7 @@ import (
 	"helios/sched/checkpoint"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers"
 )
 
 // between puts all that there is between the layers of a model.
@@ -26,7 +27,7 @@ func TestNetworkOptions(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
 	want := ""
-	for _, m := range plan.Modes() {
+	for _, m := range tiers.Modes {
 		mode := m.Name
 		cfg := small()
 		cfg.Mode = mode

@@ -16,6 +16,7 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/tiers"
+	"helios/sched/tiers/dynamic"
 	"helios/sched/virtual"
 )
 
@@ -78,9 +79,9 @@ func TestBothClocksObeyTheGraph(t *testing.T) {
 				c *plan.Config) {
 				c.Policy, c.Pipeline, c.Window = "lru", plan.DefaultPipeline, 2
 			}},
-		{name: "run-ahead", set: func(c *plan.Config) { c.Mode, c.Window = plan.ModeGIDS, 2 }},
+		{name: "run-ahead", set: func(c *plan.Config) { c.Mode, c.Window = dynamic.ModeGIDS, 2 }},
 		{name: "accumulated", set: func(c *plan.Config) {
-			c.Mode, c.Pipeline, c.Window, c.Accumulate = plan.ModeGIDS,
+			c.Mode, c.Pipeline, c.Window, c.Accumulate = dynamic.ModeGIDS,
 				plan.PipelinePrefetch, 2, 0.9
 		}},
 	} {
@@ -103,7 +104,7 @@ func TestBothClocksObeyTheGraph(t *testing.T) {
 			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 			require.NoError(t, err)
 			cfg.Timeline = timeline.New(&modelled, timeline.Virtual)
-			_, err = virtual.Run(context.Background(), tiers.Simulation, cfg,
+			_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
 				prepare.Inputs{Dev: dev, Dataset: d},
 				cost.Hardware{Profile: hw, SSDs: 2}, obs)
 			require.NoError(t, err)

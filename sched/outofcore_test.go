@@ -19,6 +19,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/static"
 )
 
 // outOfCore is an epoch of the reference model with caches of 15 % of the features. It
@@ -32,7 +33,7 @@ func outOfCore(mode string, in prepare.Inputs) error {
 		GPUCache:      percent(5),
 		CPUCache:      percent(10),
 	}
-	if mode != plan.ModeHelios {
+	if mode != static.ModeHelios {
 		cfg.GPUCache = percent(0)
 	}
 	d := in.Dataset
@@ -73,7 +74,7 @@ func TestOutOfCoreMemory(t *testing.T) {
 	s := bindIn(t, d, 2, t.TempDir(), true, "")
 	s.off(t)
 	sha := ""
-	for _, mode := range []string{plan.ModeHelios, plan.ModeCPU} {
+	for _, mode := range []string{static.ModeHelios, static.ModeCPU} {
 		env, err := json.Marshal(childRun{Dataset: d.Dir(), SSDs: s.paths, OutOfCore: mode})
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)

@@ -14,13 +14,15 @@ import (
 	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/diskgnn"
+	diskgnnspec "helios/sched/tiers/diskgnn/spec"
 )
 
 // packedWays are mini-batches that were laid out beforehand: every stack, every pipeline that takes
 // them, tiers of one and both, segments of several lengths, samples that train again.
 var packedWays = []variant{
 	{"diskgnn", func(c *plan.Config) {
-		c.Mode, c.GPUCache, c.CPUCache = plan.ModeDiskGNN, percent(5), percent(10)
+		c.Mode, c.GPUCache, c.CPUCache = diskgnn.ModeDiskGNN, percent(5), percent(10)
 	}, 2, 2},
 	{"async", func(c *plan.Config) { c.IOStack = gpuio.StackAsync }, 2, 4},
 	{"sync, series", func(c *plan.Config) {
@@ -31,14 +33,14 @@ var packedWays = []variant{
 	}, 1, 2},
 	{"CPU tier alone, segments of 3", func(c *plan.Config) {
 		c.GPUCache, c.CPUCache, c.Segment = plan.NoCache(), percent(20), 3
-		c.DiskBudget = plan.DiskBudget{Times: 10}
+		c.DiskBudget = diskgnnspec.DiskBudget{Times: 10}
 	}, 2, 2},
 	{"no tier, checked", func(c *plan.Config) {
 		c.GPUCache, c.CPUCache, c.CheckReads = plan.NoCache(), plan.NoCache(), plan.ChecksOn
 	}, 2, 2},
 	{"async, none, checked, 5x", func(c *plan.Config) {
 		c.IOStack, c.Pipeline, c.CheckReads = gpuio.StackAsync, plan.PipelineNone, plan.ChecksOn
-		c.DiskBudget = plan.DiskBudget{Times: 5}
+		c.DiskBudget = diskgnnspec.DiskBudget{Times: 5}
 	}, 2, 2},
 	{"everything fits", func(c *plan.Config) { c.CPUCache = percent(95) }, 2, 2},
 }
@@ -46,7 +48,7 @@ var packedWays = []variant{
 // onPacked is small under mode diskgnn.
 func onPacked(t testing.TB) plan.Config {
 	cfg := small()
-	cfg.Mode, cfg.GPUCache, cfg.CPUCache = plan.ModeDiskGNN, percent(5), percent(10)
+	cfg.Mode, cfg.GPUCache, cfg.CPUCache = diskgnn.ModeDiskGNN, percent(5), percent(10)
 	cfg.PackedDir = filepath.Join(t.TempDir(), "p")
 	return cfg
 }
@@ -190,7 +192,7 @@ func TestPackedRefuses(t *testing.T) {
 		"option sampler":    func(c *plan.Config) { c.Sampler = graph.Labor },
 		"option segment":    func(c *plan.Config) { c.Segment = 4 },
 		"option disk-budget": func(c *plan.Config) {
-			c.DiskBudget = plan.DiskBudget{Bytes: 1 << 30}
+			c.DiskBudget = diskgnnspec.DiskBudget{Bytes: 1 << 30}
 		},
 		"option sample-epochs": func(c *plan.Config) { c.SampleEpochs = 1 },
 		"have room for 0": func(c *plan.Config) {

@@ -18,6 +18,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 )
 
 // sampledWays are all that samples depend on.
@@ -39,7 +40,7 @@ var sampledWays = []variant{
 func openSampling(t *testing.T, dev cuda.Device, d *dataset.Dataset, cfg plan.Config,
 	obs report.Observer) *prepare.Sampling {
 	t.Helper()
-	cfg, err := cfg.Filled()
+	cfg, err := tiers.Known(cfg).Filled()
 	require.NoError(t, err)
 	s := prepare.New(cfg, prepare.Inputs{Dev: dev, Dataset: d}, obs, d.Meta.RowType())
 	require.NoError(t, s.Open(context.Background()))

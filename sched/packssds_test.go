@@ -29,6 +29,7 @@ import (
 	"helios/sched/packs"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/static"
 )
 
 // onExtents is onPacked with the pages on the SSDs.
@@ -79,7 +80,7 @@ func TestPackedOnSSDs(t *testing.T) {
 	for n, g := range []graphSpec{tiny, dense, padded} {
 		d, feat := g.open(t)
 		inMem := small()
-		inMem.Mode = plan.ModeInmem
+		inMem.Mode = static.ModeInmem
 		want := train(t, context.Background(), inMem, d, feat, bind(t, d, 1, ""), 2,
 			report.Observer{})
 		require.NoError(t, want.err)

@@ -12,9 +12,11 @@ import (
 
 	"helios/cuda"
 	"helios/internal/hostmem"
-	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/ginex"
+	"helios/sched/tiers/hier"
 )
 
 // shelf is a file of slots, and who has them.
@@ -75,11 +77,11 @@ func TestLoaderFillsPlaces(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
 	rb := int64(d.Meta.RowBytes())
-	for _, mode := range plan.ModeNames() {
+	for _, mode := range tiers.Catalog.Names() {
 		t.Run(mode, func(t *testing.T) {
 			cfg := small()
 			cfg.Mode, cfg.NoEval = mode, true
-			if cfg.MegaBatched() {
+			if runsOn(cfg, &hier.System) {
 				return
 			}
 			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
@@ -91,7 +93,7 @@ func TestLoaderFillsPlaces(t *testing.T) {
 			require.NoError(t, err)
 			for i, bytes := range []int64{1 << 20, 2 * hostmem.PageBytes} {
 				slots := l.Ahead() + 1
-				if cfg.Superbatched() {
+				if runsOn(cfg, &ginex.System) {
 					require.Equal(t, 1, slots, "tiers take rows in from there")
 				}
 				q := newShelf(t, l, slots, bytes)

@@ -18,17 +18,19 @@ import (
 	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/ginex"
+	"helios/sched/tiers/static"
 )
 
 // plannedWays are tiers that know the future: one or both, superbatches of several lengths, in turn
 // and overlapped, every kind of pipeline and stack.
 var plannedWays = []variant{
-	{"ginex", func(c *plan.Config) { c.Mode, c.CPUCache = plan.ModeGinex, percent(10) }, 2, 2},
+	{"ginex", func(c *plan.Config) { c.Mode, c.CPUCache = ginex.ModeGinex, percent(10) }, 2, 2},
 	{"ginex in superbatches", func(c *plan.Config) {
-		c.Mode, c.CPUCache, c.Superbatch = plan.ModeGinex, percent(10), 3
+		c.Mode, c.CPUCache, c.Superbatch = ginex.ModeGinex, percent(10), 3
 	}, 2, 4},
 	{"ginex overlapped", func(c *plan.Config) {
-		c.Mode, c.CPUCache = plan.ModeGinex, percent(20)
+		c.Mode, c.CPUCache = ginex.ModeGinex, percent(20)
 		c.Superbatch, c.SuperbatchOverlap = 2, true
 	}, 1, 2},
 	{"helios", func(c *plan.Config) {
@@ -40,19 +42,19 @@ var plannedWays = []variant{
 		c.Pipeline, c.Superbatch, c.SuperbatchOverlap = plan.PipelineSeries, 3, true
 	}, 2, 1},
 	{"cpu checked", func(c *plan.Config) {
-		c.Mode, c.Policy, c.CPUCache = plan.ModeCPU, plan.PolicyBelady, percent(10)
+		c.Mode, c.Policy, c.CPUCache = static.ModeCPU, plan.PolicyBelady, percent(10)
 		c.CheckReads = plan.ChecksOn
 	}, 2, 2},
 	{"ginex with a static cache", func(c *plan.Config) {
-		c.Mode, c.Policy, c.CPUCache = plan.ModeGinex, plan.PolicyStatic, percent(10)
+		c.Mode, c.Policy, c.CPUCache = ginex.ModeGinex, plan.PolicyStatic, percent(10)
 		c.Hotness, c.Superbatch = plan.HotnessOutDegree, 3
 	}, 2, 2},
 	{"a static cache beside a GPU tier", func(c *plan.Config) {
-		c.Mode, c.Policy, c.CPUCache = plan.ModeGinex, plan.PolicyStatic, percent(10)
+		c.Mode, c.Policy, c.CPUCache = ginex.ModeGinex, plan.PolicyStatic, percent(10)
 		c.GPUCache, c.Superbatch, c.SuperbatchOverlap = percent(5), 2, true
 	}, 2, 2},
 	{"everything fits", func(c *plan.Config) {
-		c.Mode, c.CPUCache = plan.ModeGinex, percent(100)
+		c.Mode, c.CPUCache = ginex.ModeGinex, percent(100)
 	}, 2, 2},
 }
 
@@ -114,7 +116,7 @@ func TestPlannedReadsWhatInspectSays(t *testing.T) {
 		if i > 0 {
 			cfg.NeighborCache = percent(10) // so that the tier keeps its rows between superbatches
 		}
-		cfg.Mode, cfg.CPUCache, cfg.Superbatch, cfg.NoEval = plan.ModeGinex, percent(10), length,
+		cfg.Mode, cfg.CPUCache, cfg.Superbatch, cfg.NoEval = ginex.ModeGinex, percent(10), length,
 			true
 		var all [][]int64
 		cfg.OnBatch = func(_, _ int, mb *graph.MiniBatch) {
@@ -204,7 +206,8 @@ func TestSuperbatchWithoutRoom(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
 	cfg := small()
-	cfg.Mode, cfg.CPUCache, cfg.SuperbatchDisk, cfg.Superbatch = plan.ModeGinex, percent(10), 20000,
+	cfg.Mode, cfg.CPUCache, cfg.SuperbatchDisk, cfg.Superbatch = ginex.ModeGinex, percent(10),
+		20000,
 		10
 	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.ErrorContains(t, r.err, "take more than they may: option superbatch-disk 19.5 KiB")

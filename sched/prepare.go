@@ -3,7 +3,6 @@ package sched
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"helios/internal/errs"
 	"helios/sched/plan"
@@ -18,13 +17,13 @@ import (
 // errs.Interrupted, and the next call goes on.
 func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	obs report.Observer) (res *report.PrepareResult, err error) {
-	if cfg, err = cfg.Filled(); err != nil {
+	if cfg, err = tiers.Known(cfg).Filled(); err != nil {
 		return nil, err
 	}
 	if !tiers.Of(&cfg).Run.Prepares {
 		return nil, errs.New(errs.Usage,
 			"%v %s reads the features as they are, so there is nothing to prepare; use one of %v",
-			errs.Key("mode"), cfg.Mode, slices.Concat(plan.PackedModes(), plan.MegaModes()))
+			errs.Key("mode"), cfg.Mode, tiers.Preparing())
 	}
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err

@@ -19,6 +19,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/static"
 )
 
 // groups brings n ranks together within this process.
@@ -69,7 +70,7 @@ func trainRanks(t *testing.T, ctx context.Context, d *dataset.Dataset,
 func TestRanksOfUnevenShares(t *testing.T) {
 	d, feat := tiny.open(t)
 	cfg := small()
-	cfg.Mode, cfg.Shards, cfg.Batch, cfg.Epochs, cfg.NoEval = plan.ModeInmem, 25, 20, 1, true
+	cfg.Mode, cfg.Shards, cfg.Batch, cfg.Epochs, cfg.NoEval = static.ModeInmem, 25, 20, 1, true
 	one := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1, report.Observer{})
 	require.NoError(t, one.err)
 	require.Greater(t, one.res.Epochs[0].Batches, 25, "a whole step")
@@ -84,7 +85,7 @@ func TestRanksOfUnevenShares(t *testing.T) {
 func TestRanksAgreeOnResume(t *testing.T) {
 	d, _ := tiny.open(t)
 	cfg := small()
-	cfg.Mode, cfg.Shards = plan.ModeInmem, 2
+	cfg.Mode, cfg.Shards = static.ModeInmem, 2
 	for _, resumes := range []int{0, 1} {
 		cfgs := []plan.Config{cfg, cfg}
 		cfgs[resumes].Resume, cfgs[resumes].CheckpointDir = true, t.TempDir()
@@ -102,7 +103,7 @@ func TestRanksStop(t *testing.T) {
 	d, _ := tiny.open(t)
 	for _, dir := range []string{"", t.TempDir()} {
 		cfg := small()
-		cfg.Mode, cfg.Shards, cfg.Batch, cfg.Epochs, cfg.NoEval = plan.ModeInmem, 2, 20, 100, true
+		cfg.Mode, cfg.Shards, cfg.Batch, cfg.Epochs, cfg.NoEval = static.ModeInmem, 2, 20, 100, true
 		ctx, cancel := context.WithCancel(context.Background())
 		second := cfg
 		second.OnBatch = func(epoch, index int, _ *graph.MiniBatch) {

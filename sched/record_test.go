@@ -22,6 +22,8 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/tiers"
+	"helios/sched/tiers/ginex"
+	"helios/sched/tiers/static"
 	"helios/sched/virtual"
 )
 
@@ -98,7 +100,8 @@ func TestTraceOfPlannedTiers(t *testing.T) {
 			all := replayed(t, cfg.Trace, 2*cfg.Epochs+1)
 			e := r.res.Epochs[0]
 			// no row of a static cache comes or goes, nor of a cache that is filled with all
-			require.Equal(t, cfg.WithDefaults().Planned() && e.RowsSSD > 0,
+			require.Equal(t, (tiers.Known(cfg).WithDefaults().Policy == plan.PolicyBelady) &&
+				e.RowsSSD > 0,
 				all[0].Live.Inserted > 0, v.name)
 			require.Equal(t, []int64{e.RowsGPU, e.RowsCPU, e.RowsSSD}, []int64{
 				all[0].Replayed.RowsGPU, all[0].Replayed.RowsCPU, all[0].Replayed.RowsSSD}, v.name)
@@ -158,7 +161,7 @@ func TestTraceOnTheVirtualClock(t *testing.T) {
 	var ways []variant
 	for i, v := range slices.Concat([]variant{
 		{"static", caches(5, 10), 3, 2},
-		{"hop by hop", modePipe(plan.ModeHelios, plan.DefaultPipeline, caches(10, 0)), 3, 2},
+		{"hop by hop", modePipe(static.ModeHelios, plan.DefaultPipeline, caches(10, 0)), 3, 2},
 		{"all in memory", caches(100, 0), 3, 2},
 		{"no evaluation", func(c *plan.Config) { c.NoEval = true }, 3, 2},
 	}, dynamicWays[:4], plannedWays) {
@@ -169,11 +172,11 @@ func TestTraceOnTheVirtualClock(t *testing.T) {
 	for _, v := range ways {
 		cfg := small()
 		v.set(&cfg)
-		if c := cfg.WithDefaults(); c.Superbatched() && !c.Planned() {
+		if c := tiers.Known(cfg).WithDefaults(); runsOn(c, &ginex.System) && !(c.Policy == plan.PolicyBelady) {
 			continue // the virtual clock refuses it
 		}
 		cfg.Topology = plan.TopologyMemory
-		if cfg.WithDefaults().Planned() {
+		if tiers.Known(cfg).WithDefaults().Policy == plan.PolicyBelady {
 			cfg.SuperbatchDir = t.TempDir()
 		}
 		cfg.Trace = filepath.Join(t.TempDir(), "run.trace")
@@ -206,7 +209,8 @@ func TestTraceOfModelledRunsThatEndEarly(t *testing.T) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
 	require.NoError(t, err)
 	play := func(ctx context.Context, cfg plan.Config, obs report.Observer) error {
-		_, err := virtual.Run(ctx, tiers.Simulation, cfg, prepare.Inputs{Dev: dev, Dataset: d},
+		_, err := virtual.Run(ctx, tiers.Simulation, tiers.Known(cfg), prepare.Inputs{Dev: dev,
+			Dataset: d},
 			cost.Hardware{Profile: hardwareOf(t, "a100-p5510x12"), SSDs: 2}, obs)
 		return err
 	}

@@ -17,6 +17,10 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/hier"
+	"helios/sched/tiers/static"
 )
 
 // trainSeveral trains on cfg.Replicas host devices and closes them. It fails the test when the run
@@ -38,10 +42,10 @@ func trainOnAll(t testing.TB, ctx context.Context, devices []cuda.Device, cfg pl
 	d *dataset.Dataset, s *ssdSet, obs report.Observer) (r record) {
 	t.Helper()
 	before := hostmem.Usage()
-	if cfg.MegaBatched() && cfg.PartedDir == "" {
+	if runsOn(cfg, &hier.System) && cfg.PartedDir == "" {
 		cfg.PartedDir = filepath.Join(t.TempDir(), "parted")
 	}
-	if cfg.LaidOut() && cfg.PackedDir == "" {
+	if runsOn(cfg, &diskgnn.System) && cfg.PackedDir == "" {
 		cfg.PackedDir = filepath.Join(t.TempDir(), "packed")
 	}
 	r.res, r.err = Train(ctx, cfg, prepare.Inputs{Dev: devices[0], More: devices[1:], Dataset: d,
@@ -62,18 +66,18 @@ func trainOnAll(t testing.TB, ctx context.Context, devices []cuda.Device, cfg pl
 func TestReplicasEveryWay(t *testing.T) {
 	d := tiny.generate(t)
 	s := bind(t, d, 2, "")
-	for _, m := range plan.Modes() {
+	for _, m := range tiers.Modes {
 		t.Run(m.Name, func(t *testing.T) {
 			cfg := small()
 			cfg.Mode, cfg.Norm, cfg.Shards, cfg.Batch = m.Name, "batch", 4, 70
-			if m.Name != plan.ModeHelios && wide.Lean() {
+			if m.Name != static.ModeHelios && wide.Lean() {
 				cfg.Epochs = 1
 			}
 			want := trainSeveral(t, context.Background(), cfg, d, s, report.Observer{})
 			require.NoError(t, want.err)
 			require.Equal(t, 1, want.res.Replicas)
 			counts := []int{2, 4, 3}
-			if m.Name != plan.ModeHelios {
+			if m.Name != static.ModeHelios {
 				counts = counts[:2]
 				if wide.Lean() {
 					counts = counts[:1]
@@ -82,7 +86,7 @@ func TestReplicasEveryWay(t *testing.T) {
 			for i, q := range counts {
 				c := cfg
 				c.Replicas = q
-				if m.Name == plan.ModeHelios {
+				if m.Name == static.ModeHelios {
 					c.Pipeline = []string{plan.PipelineNone, plan.DefaultPipeline,
 						plan.PipelineIntra}[i]
 				}
@@ -176,9 +180,9 @@ func TestReplicasRefused(t *testing.T) {
 	require.ErrorContains(t, r.err, "option replicas 3")
 	require.ErrorContains(t, r.err, "option shards 2")
 	cfg.Shards, cfg.Replicas = 4, 65
-	require.ErrorContains(t, cfg.Check(), "option replicas 65 is not between 1 and 64")
+	require.ErrorContains(t, tiers.Known(cfg).Check(), "option replicas 65 is not between 1 and 64")
 	cfg.Shards, cfg.Replicas = 0, 3
-	f, err := cfg.Filled()
+	f, err := tiers.Known(cfg).Filled()
 	require.NoError(t, err)
 	require.Equal(t, 3, f.Shards, "as many as replicas")
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})

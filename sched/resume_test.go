@@ -26,6 +26,8 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/static"
 )
 
 // counts are the figures of an epoch that do not depend on time.
@@ -150,7 +152,7 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 	// The other way round: what does not change the result may change, and a finished run's
 	// epochs can be extended as if it had never stopped.
 	c := cfg
-	c.Mode, c.Epochs = plan.ModeMmap, 2
+	c.Mode, c.Epochs = static.ModeMmap, 2
 	r := train(t, context.Background(), c, d, feat, s, 1, report.Observer{})
 	require.NoError(t, r.err)
 	c = small()
@@ -185,7 +187,7 @@ func TestEvaluateAndPredict(t *testing.T) {
 	require.NoError(t, err)
 	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
 	ctx := context.Background()
-	for _, mode := range []string{plan.ModeHelios, plan.ModeCPU} {
+	for _, mode := range []string{static.ModeHelios, static.ModeCPU} {
 		e, err := Evaluate(ctx, plan.Config{Mode: mode, GPUCache: percent(5)}, in,
 			cfg.CheckpointDir, "test", report.Observer{})
 		require.NoError(t, err)
@@ -200,7 +202,8 @@ func TestEvaluateAndPredict(t *testing.T) {
 	full, err := Evaluate(ctx, plan.Config{Fanouts: []int{-1, -1}}, in, cfg.CheckpointDir, "test",
 		report.Observer{})
 	require.NoError(t, err)
-	again, err := Evaluate(ctx, plan.Config{Fanouts: []int{-1, -1}, Batch: 37, Mode: plan.ModeMmap},
+	again, err := Evaluate(ctx, plan.Config{Fanouts: []int{-1, -1}, Batch: 37,
+		Mode: static.ModeMmap},
 		in, cfg.CheckpointDir, "test", report.Observer{})
 	require.NoError(t, err)
 	require.Equal(t, full.Accuracy, again.Accuracy)
@@ -321,7 +324,7 @@ func childMain() int {
 	obs := report.Observer{}
 	if c.Packed != "" {
 		extentRun(&cfg)
-		cfg.Mode, cfg.PackedDir, cfg.PagesOn = plan.ModeDiskGNN, c.Packed, plan.PagesSSDs
+		cfg.Mode, cfg.PackedDir, cfg.PagesOn = diskgnn.ModeDiskGNN, c.Packed, plan.PagesSSDs
 		obs.Step = func(string, int, int) { fmt.Println("step") }
 	}
 	cfg.OnBatch = func(int, int, *graph.MiniBatch) { fmt.Println("batch") }

@@ -33,6 +33,11 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/hier"
+	hierspec "helios/sched/tiers/hier/spec"
+	"helios/sched/tiers/static"
 )
 
 func TestMain(m *testing.M) {
@@ -238,10 +243,10 @@ func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg plan.Config
 	t.Helper()
 	before := hostmem.Usage()
 	r := record{}
-	if cfg.LaidOut() && cfg.PackedDir == "" { // not beside a dataset that other tests use
+	if runsOn(cfg, &diskgnn.System) && cfg.PackedDir == "" { // not beside a dataset that other tests use
 		cfg.PackedDir = filepath.Join(t.TempDir(), "packed")
 	}
-	if cfg.MegaBatched() && cfg.PartedDir == "" {
+	if runsOn(cfg, &hier.System) && cfg.PartedDir == "" {
 		cfg.PartedDir = filepath.Join(t.TempDir(), "parted")
 	}
 	h, seen := sha256.New(), sha256.New()
@@ -293,7 +298,7 @@ func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg plan.Config
 func small() plan.Config {
 	return plan.Config{
 		ModelSettings: gnn.ModelSettings{Hidden: 16, Dropout: 0.1},
-		Mode:          plan.ModeHelios,
+		Mode:          static.ModeHelios,
 		Fanouts:       []int{4, 3},
 		Batch:         128,
 		LR:            0.01,
@@ -310,8 +315,8 @@ func small() plan.Config {
 // wholeGraph has a mode of mega-batches train on the whole graph, as every other does: one part and
 // no static nodes.
 func wholeGraph(c *plan.Config) {
-	if c.MegaBatched() {
-		c.Parts, c.StaticNodes = 1, plan.NoShare
+	if runsOn(*c, &hier.System) {
+		c.Parts, c.StaticNodes = 1, hierspec.NoShare
 	}
 }
 
@@ -335,4 +340,10 @@ func anyWhole(rng *rand.Rand) string {
 		return !p.PerHop && p.Name != plan.PipelineRunAhead
 	})
 	return names[rng.IntN(len(names))]
+}
+
+// runsOn reports whether a system keeps the rows of a configuration's runs.
+func runsOn(c plan.Config, s *plan.System) bool {
+	c = tiers.Known(c)
+	return c.System() == s
 }

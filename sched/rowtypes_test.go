@@ -19,6 +19,8 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	hierspec "helios/sched/tiers/hier/spec"
+	"helios/sched/tiers/static"
 )
 
 // odd has rows that no type stores in a whole number of words without padding but float32.
@@ -46,9 +48,9 @@ func (s *ssdSet) as(t testing.TB, d *dataset.Dataset, feat []byte, rt rowtype.Ty
 // same rows, to the same parameters; those of types that lose precision differ from float32's.
 func TestRowTypesEveryWay(t *testing.T) {
 	variants := append([]variant{}, sameWays[1:8]...)
-	variants = append(variants, variant{"checked", modePipe(plan.ModeHelios, plan.PipelineIntra,
+	variants = append(variants, variant{"checked", modePipe(static.ModeHelios, plan.PipelineIntra,
 		func(c *plan.Config) { c.CheckReads = plan.ChecksOn }), 2, 2},
-		variant{"few bytes of tiers", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+		variant{"few bytes of tiers", modePipe(static.ModeHelios, plan.DefaultPipeline,
 			func(c *plan.Config) {
 				c.GPUCache, c.CPUCache = units.Budget{Bytes: 10_000}, units.Budget{Bytes: 20_001}
 			}), 2, 1}, dynamicWays[1], dynamicWays[2])
@@ -122,10 +124,10 @@ func TestScalesWithoutObservers(t *testing.T) {
 		return r.res
 	}
 	in := small()
-	in.Mode = plan.ModeInmem
+	in.Mode = static.ModeInmem
 	want := run(in)
 	whole := onMega(t, 1, 0)
-	whole.StaticNodes = plan.NoShare
+	whole.StaticNodes = hierspec.NoShare
 	require.Equal(t, want.ParamsSHA256, run(whole).ParamsSHA256)
 
 	parts := onMega(t, 12, 4)

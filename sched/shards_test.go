@@ -14,6 +14,8 @@ import (
 	"helios/sched/checkpoint"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/static"
 )
 
 // Steps of several mini-batches come to the same parameters in every mode, pipeline and number of
@@ -23,7 +25,7 @@ func TestShardsEveryWay(t *testing.T) {
 	s := bind(t, d, 2, "")
 	for _, norm := range []string{"none", "batch"} {
 		var first record
-		for i, m := range plan.Modes() {
+		for i, m := range tiers.Modes {
 			cfg := small()
 			cfg.Mode, cfg.Norm, cfg.Shards = m.Name, norm, 3
 			wholeGraph(&cfg)
@@ -59,7 +61,7 @@ func TestShardsAreOneLargeBatch(t *testing.T) {
 	s := bind(t, d, 1, "")
 	run := func(batch, shards int) *report.Result {
 		cfg := small()
-		cfg.Mode, cfg.Fanouts, cfg.Dropout, cfg.Epochs = plan.ModeInmem, []int{-1, -1}, 0, 4
+		cfg.Mode, cfg.Fanouts, cfg.Dropout, cfg.Epochs = static.ModeInmem, []int{-1, -1}, 0, 4
 		cfg.Batch, cfg.Shards = batch, shards
 		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)

@@ -24,6 +24,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 )
 
 // checkpointName is the file in a checkpoint folder.
@@ -105,7 +106,7 @@ func (f *fingerprint) UnmarshalJSON(text []byte) error {
 
 // format is the version that a run's checkpoints are written as.
 func (f *fingerprint) format() int {
-	plain := plan.Config{}.WithDefaults()
+	plain := tiers.Known(plan.Config{}).WithDefaults()
 	switch {
 	case f.Shards > 1 || f.Mega != nil:
 		return stateFormat

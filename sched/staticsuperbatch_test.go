@@ -9,6 +9,8 @@ import (
 
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/ginex"
+	"helios/sched/tiers/static"
 )
 
 // A static cache that superbatches find has the hits of one that is looked up, and its trace is
@@ -25,11 +27,11 @@ func TestStaticCacheOfSuperbatches(t *testing.T) {
 		require.NoError(t, r.err)
 		return r
 	}
-	want := run(func(c *plan.Config) { c.Mode, c.Topology = plan.ModeCPU, plan.TopologySSD })
+	want := run(func(c *plan.Config) { c.Mode, c.Topology = static.ModeCPU, plan.TopologySSD })
 	for _, own := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "trace")
 		r := run(func(c *plan.Config) {
-			c.Mode, c.Policy, c.Superbatch = plan.ModeGinex, plan.PolicyStatic, 2
+			c.Mode, c.Policy, c.Superbatch = ginex.ModeGinex, plan.PolicyStatic, 2
 			if c.Trace = path; own {
 				c.NeighborCache = percent(10)
 			}

@@ -21,6 +21,8 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/dynamic"
 )
 
 // copyOf is a dataset of its own files, that a test may damage.
@@ -50,7 +52,7 @@ func TestTopologyOnSSD(t *testing.T) {
 		{"ladies", func(c *plan.Config) { c.Sampler, c.Fanouts = graph.Ladies, []int{64, 64} }},
 		{"labor", func(c *plan.Config) { c.Sampler, c.BatchDependency = graph.Labor, 3 }},
 		{"gids", func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = plan.ModeGIDS, percent(10), percent(10), 1
+			c.Mode, c.GPUCache, c.CPUCache, c.Epochs = dynamic.ModeGIDS, percent(10), percent(10), 1
 		}},
 	} {
 		if wide.Lean() && i > 1 {
@@ -199,7 +201,7 @@ func TestTopologyNeeds(t *testing.T) {
 		{plan.TopologySSD, units.Budget{Bytes: 1 << 50}}} {
 		t.Run(fmt.Sprint(c.topology, c.lists), func(t *testing.T) {
 			e := &prepare.Sampling{In: prepare.Inputs{Dataset: d},
-				Config: plan.Config{Topology: c.topology, NeighborCache: c.lists}}
+				Config: tiers.Known(plan.Config{Topology: c.topology, NeighborCache: c.lists})}
 			var err error
 			e.Device, err = cuda.NewHost(cuda.HostOptions{SMs: 1})
 			require.NoError(t, err)

@@ -24,6 +24,12 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/dynamic"
+	dynamicspec "helios/sched/tiers/dynamic/spec"
+	"helios/sched/tiers/hier"
+	"helios/sched/tiers/static"
 )
 
 // variant is a way to run the same training.
@@ -50,30 +56,30 @@ func modePipe(mode, pipe string, f func(*plan.Config)) func(*plan.Config) {
 // sameWays is every mode (helios with and without caches) under deep, intra and none, and the
 // default pipelines; any two of mode, pipeline, workers and SSDs meet.
 var sameWays = []variant{
-	{"helios no cache deep", modePipe(plan.ModeHelios, plan.DefaultPipeline, nil), 2, 1},
-	{"helios caches deep", modePipe(plan.ModeHelios, plan.DefaultPipeline, caches(5, 10)), 2, 4},
-	{"helios cpu cache none", modePipe(plan.ModeHelios, plan.PipelineNone, caches(0, 20)), 1, 1},
-	{"inmem deep", modePipe(plan.ModeInmem, plan.DefaultPipeline, nil), 2, 4},
-	{"cpu prefetch", modePipe(plan.ModeCPU, "", caches(0, 10)), 2, 1},
-	{"mmap prefetch", modePipe(plan.ModeMmap, "", nil), 2, 4},
-	{"helios prefetch", modePipe(plan.ModeHelios, plan.PipelinePrefetch, caches(1, 1)), 2, 4},
-	{"helios sync deep", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+	{"helios no cache deep", modePipe(static.ModeHelios, plan.DefaultPipeline, nil), 2, 1},
+	{"helios caches deep", modePipe(static.ModeHelios, plan.DefaultPipeline, caches(5, 10)), 2, 4},
+	{"helios cpu cache none", modePipe(static.ModeHelios, plan.PipelineNone, caches(0, 20)), 1, 1},
+	{"inmem deep", modePipe(static.ModeInmem, plan.DefaultPipeline, nil), 2, 4},
+	{"cpu prefetch", modePipe(static.ModeCPU, "", caches(0, 10)), 2, 1},
+	{"mmap prefetch", modePipe(static.ModeMmap, "", nil), 2, 4},
+	{"helios prefetch", modePipe(static.ModeHelios, plan.PipelinePrefetch, caches(1, 1)), 2, 4},
+	{"helios sync deep", modePipe(static.ModeHelios, plan.DefaultPipeline,
 		func(c *plan.Config) { c.IOStack = gpuio.StackSync }), 2, 2},
 	// The rest only in long tests.
-	{"helios no cache intra", modePipe(plan.ModeHelios, plan.PipelineIntra, nil), 2, 4},
-	{"helios no cache none", modePipe(plan.ModeHelios, plan.PipelineNone, nil), 2, 4},
-	{"helios gpu cache intra", modePipe(plan.ModeHelios, plan.PipelineIntra, caches(20, 0)), 1, 1},
-	{"helios everything cached", modePipe(plan.ModeHelios, plan.DefaultPipeline, caches(50, 60)), 1,
+	{"helios no cache intra", modePipe(static.ModeHelios, plan.PipelineIntra, nil), 2, 4},
+	{"helios no cache none", modePipe(static.ModeHelios, plan.PipelineNone, nil), 2, 4},
+	{"helios gpu cache intra", modePipe(static.ModeHelios, plan.PipelineIntra, caches(20, 0)), 1, 1},
+	{"helios everything cached", modePipe(static.ModeHelios, plan.DefaultPipeline, caches(50, 60)), 1,
 		4},
-	{"inmem intra", modePipe(plan.ModeInmem, plan.PipelineIntra, nil), 2, 1},
-	{"inmem gpu none", modePipe(plan.ModeInmem, plan.PipelineNone, caches(30, 0)), 1, 1},
-	{"cpu deep", modePipe(plan.ModeCPU, plan.DefaultPipeline, caches(0, 10)), 1, 4},
-	{"cpu intra", modePipe(plan.ModeCPU, plan.PipelineIntra, nil), 2, 4},
-	{"cpu none pread", modePipe(plan.ModeCPU, plan.PipelineNone,
+	{"inmem intra", modePipe(static.ModeInmem, plan.PipelineIntra, nil), 2, 1},
+	{"inmem gpu none", modePipe(static.ModeInmem, plan.PipelineNone, caches(30, 0)), 1, 1},
+	{"cpu deep", modePipe(static.ModeCPU, plan.DefaultPipeline, caches(0, 10)), 1, 4},
+	{"cpu intra", modePipe(static.ModeCPU, plan.PipelineIntra, nil), 2, 4},
+	{"cpu none pread", modePipe(static.ModeCPU, plan.PipelineNone,
 		func(c *plan.Config) { c.CPUEngine = "pread" }), 1, 1},
-	{"mmap deep", modePipe(plan.ModeMmap, plan.DefaultPipeline, nil), 1, 1},
-	{"mmap intra", modePipe(plan.ModeMmap, plan.PipelineIntra, nil), 2, 1},
-	{"mmap none", modePipe(plan.ModeMmap, plan.PipelineNone, caches(0, 5)), 1, 4},
+	{"mmap deep", modePipe(static.ModeMmap, plan.DefaultPipeline, nil), 1, 1},
+	{"mmap intra", modePipe(static.ModeMmap, plan.PipelineIntra, nil), 2, 1},
+	{"mmap none", modePipe(static.ModeMmap, plan.PipelineNone, caches(0, 5)), 1, 4},
 }
 
 // Every mode, pipeline, number of workers and of SSDs gives the same batches, rows and
@@ -149,7 +155,7 @@ func check(t *testing.T, v variant, cfg plan.Config, r record) {
 		require.GreaterOrEqual(t, e.Stall, 0.0)
 		require.LessOrEqual(t, e.Stall, 1.0)
 		switch {
-		case cfg.Mode == plan.ModeInmem || res.GPUCacheBytes+
+		case cfg.Mode == static.ModeInmem || res.GPUCacheBytes+
 			res.CPUCacheBytes == tiny.nodes*int64(tiny.dim)*4:
 			require.Equal(t, "none", res.IOStack)
 			require.Zero(t, e.RowsSSD)
@@ -183,7 +189,7 @@ func TestRowShapes(t *testing.T) {
 			d, feat := g.open(t)
 			s := bind(t, d, 3, "")
 			sha := ""
-			for _, mode := range []string{plan.ModeHelios, plan.ModeCPU, plan.ModeMmap} {
+			for _, mode := range []string{static.ModeHelios, static.ModeCPU, static.ModeMmap} {
 				cfg := small()
 				cfg.Mode, cfg.Epochs, cfg.CPUCache = mode, 1, percent(10)
 				r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
@@ -239,7 +245,7 @@ func TestMetamorphic(t *testing.T) {
 	var first record
 	for i := range rounds {
 		cfg := base
-		cfg.Mode = plan.ModeNames()[rng.IntN(len(plan.Modes()))]
+		cfg.Mode = tiers.Catalog.Names()[rng.IntN(len(tiers.Modes))]
 		cfg.IOStack = plan.Stacks[rng.IntN(len(plan.Stacks))]
 		cfg.Pipeline = anyPipeline(rng, "")
 		cfg.GPUCache, cfg.CPUCache = percent(float64(rng.IntN(60))), percent(float64(rng.IntN(60)))
@@ -251,23 +257,23 @@ func TestMetamorphic(t *testing.T) {
 		cfg.SMs = plan.SMBudget{Sample: rng.IntN(3), Lookup: rng.IntN(3), Gather: rng.IntN(3),
 			Train: rng.IntN(3)}
 		cfg.Policy = plan.Policies[rng.IntN(len(plan.Policies))]
-		if cfg.Mode == plan.ModeInmem {
+		if cfg.Mode == static.ModeInmem {
 			cfg.Policy = plan.PolicyStatic
 		}
-		if cfg.MegaBatched() {
+		if runsOn(cfg, &hier.System) {
 			cfg.Policy, cfg.Presample = plan.PolicyStatic, 0
 			wholeGraph(&cfg)
 		}
-		if cfg.LaidOut() {
+		if runsOn(cfg, &diskgnn.System) {
 			cfg.Policy, cfg.Presample = plan.PolicyStatic, 0
 			cfg.Pipeline = anyWhole(rng)
 		}
-		if cfg.Planned() {
+		if cfg.Policy == plan.PolicyBelady {
 			cfg.Presample, cfg.Superbatch = 0, rng.IntN(4)
 			cfg.SuperbatchOverlap = rng.IntN(2) == 0
 		}
-		if cfg.Window, cfg.Accumulate = plan.Off, plan.Off; cfg.Dynamic() {
-			cfg.CacheLine = []int64{plan.LineRow, 512, 4096, 5000}[rng.IntN(4)]
+		if cfg.Window, cfg.Accumulate = plan.Off, plan.Off; runsOn(cfg, &dynamic.System) {
+			cfg.CacheLine = []int64{dynamicspec.LineRow, 512, 4096, 5000}[rng.IntN(4)]
 			cfg.Window = []int{plan.Off, 1, 3, 20}[rng.IntN(4)]
 			if cfg.IOStack != gpuio.StackAsync && cfg.Pipeline != plan.DefaultPipeline &&
 				cfg.Pipeline != plan.PipelineIntra {
@@ -318,7 +324,7 @@ func TestNothingLeaks(t *testing.T) {
 	}
 	run(cfg) // what is made once (topology, runtime threads' pollers) is made here
 	before := testrig.Held(t)
-	for _, mode := range plan.ModeNames() {
+	for _, mode := range tiers.Catalog.Names() {
 		c := cfg
 		c.Mode = mode
 		run(c)
@@ -364,7 +370,7 @@ func TestPipelinesOverlapAsTheySay(t *testing.T) {
 func TestNoOverlapOnOneSM(t *testing.T) {
 	d, feat := tiny.open(t)
 	cfg := small()
-	cfg.Mode, cfg.Pipeline = plan.ModeInmem, plan.DefaultPipeline
+	cfg.Mode, cfg.Pipeline = static.ModeInmem, plan.DefaultPipeline
 	cfg.Hidden, cfg.Epochs, cfg.NoEval = 64, 1, true
 	r := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1, report.Observer{})
 	require.NoError(t, r.err)
@@ -387,10 +393,10 @@ func TestDivergence(t *testing.T) {
 // Placing rows and evaluating sample under numbers that no training epoch has, within the
 // sampler's 24 bits.
 func TestSamplingKeysAreApart(t *testing.T) {
-	c := plan.Config{Presample: 1 << 10, Epochs: plan.MaxEpochs}.WithDefaults()
-	require.NoError(t, c.Check())
+	c := tiers.Known(plan.Config{Presample: 1 << 10, Epochs: plan.MaxEpochs}).WithDefaults()
+	require.NoError(t, tiers.Known(c).Check())
 	c.Presample++
-	require.Error(t, c.Check())
+	require.Error(t, tiers.Known(c).Check())
 	last := -1
 	for _, r := range [][2]int{
 		{0, plan.MaxEpochs - 1}, {prepare.PresampleEpoch, prepare.PresampleEpoch + 1<<10 - 1},

@@ -14,6 +14,8 @@ import (
 	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/dynamic"
+	dynamicspec "helios/sched/tiers/dynamic/spec"
 	"helios/sched/tuner"
 )
 
@@ -52,10 +54,10 @@ func TestTune(t *testing.T) {
 		{"quick", tuned(plan.TuneQuick, nil), []string{"prefetch-depth", "sm-budget"}},
 		{"full", tuned(plan.TuneFull, nil), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
 		{"full over windows and merged reads", tuned(plan.TuneFull, func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
+			c.Mode, c.GPUCache, c.CPUCache = dynamic.ModeGIDS, percent(10), percent(10)
 		}), []string{"accumulate"}},
 		{"full over a dynamic tier",
-			tuned(plan.TuneFull, dyn(policy.LRU, plan.LineRow,
+			tuned(plan.TuneFull, dyn(policy.LRU, dynamicspec.LineRow,
 				func(c *plan.Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget",
 				"io-blocks"}},
 		{"full over superbatches",

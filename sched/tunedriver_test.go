@@ -12,6 +12,7 @@ import (
 	"helios/internal/testing/wide"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/dynamic"
 	"helios/sched/tuner"
 )
 
@@ -27,7 +28,7 @@ func TestTuneOnGPU(t *testing.T) {
 	d, feat, s := fiberRig(t)
 	for _, set := range []func(*plan.Config){
 		func(*plan.Config) {},
-		func(c *plan.Config) { c.Mode, c.Batch, c.GPUCache = plan.ModeGIDS, 2, percent(50) },
+		func(c *plan.Config) { c.Mode, c.Batch, c.GPUCache = dynamic.ModeGIDS, 2, percent(50) },
 	} {
 		cfg := onFibers()
 		cfg.Batch, cfg.Epochs, cfg.NoEval, cfg.GPUCache, cfg.CPUCache, cfg.Presample = 1, 1, true,

@@ -28,6 +28,13 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/tiers"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/dynamic"
+	dynamicspec "helios/sched/tiers/dynamic/spec"
+	"helios/sched/tiers/ginex"
+	"helios/sched/tiers/hier"
+	hierspec "helios/sched/tiers/hier/spec"
+	"helios/sched/tiers/static"
 	"helios/sched/virtual"
 )
 
@@ -41,8 +48,9 @@ func playVirtual(t testing.TB, cfg plan.Config, d *dataset.Dataset, profile stri
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	before := hostmem.Usage()
-	r, err := virtual.Run(context.Background(), tiers.Simulation, cfg, prepare.Inputs{Dev: dev,
-		Dataset: d},
+	r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
+		prepare.Inputs{Dev: dev,
+			Dataset: d},
 		cost.Hardware{Profile: hw, SSDs: ssds}, report.Observer{})
 	require.NoError(t, err)
 	require.NoError(t, dev.Close(), "streams or buffers were left open")
@@ -72,21 +80,21 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 		d, feat := g.open(t)
 		s := bind(t, d, 3, "")
 		for _, v := range []variant{
-			{"none", modePipe(plan.ModeHelios, plan.PipelineNone, caches(5, 10)), 2, 3},
-			{"deep", modePipe(plan.ModeHelios, plan.DefaultPipeline, caches(10, 0)), 2, 3},
-			{"deep, row by row", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+			{"none", modePipe(static.ModeHelios, plan.PipelineNone, caches(5, 10)), 2, 3},
+			{"deep", modePipe(static.ModeHelios, plan.DefaultPipeline, caches(10, 0)), 2, 3},
+			{"deep, row by row", modePipe(static.ModeHelios, plan.DefaultPipeline,
 				func(c *plan.Config) { c.CoalesceBytes = -1 }), 2, 3},
-			{"sync", modePipe(plan.ModeHelios, plan.PipelineIntra,
+			{"sync", modePipe(static.ModeHelios, plan.PipelineIntra,
 				func(c *plan.Config) { c.IOStack = gpuio.StackSync }), 2, 3},
-			{"mmap", modePipe(plan.ModeMmap, plan.PipelinePrefetch, nil), 2, 3},
-			{"inmem", modePipe(plan.ModeInmem, plan.DefaultPipeline, caches(20, 0)), 2, 3},
-			{"gcn", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+			{"mmap", modePipe(static.ModeMmap, plan.PipelinePrefetch, nil), 2, 3},
+			{"inmem", modePipe(static.ModeInmem, plan.DefaultPipeline, caches(20, 0)), 2, 3},
+			{"gcn", modePipe(static.ModeHelios, plan.DefaultPipeline,
 				func(c *plan.Config) { c.Model, c.Fanouts = "gcn", []int{-1, 2} }), 2, 3},
-			{"ladies", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+			{"ladies", modePipe(static.ModeHelios, plan.DefaultPipeline,
 				func(c *plan.Config) { c.Sampler, c.Fanouts = graph.Ladies, []int{40, 30} }), 2, 3},
-			{"labor", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+			{"labor", modePipe(static.ModeHelios, plan.DefaultPipeline,
 				func(c *plan.Config) { c.Sampler, c.BatchDependency = graph.Labor, 4 }), 2, 3},
-			{"samples again", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+			{"samples again", modePipe(static.ModeHelios, plan.DefaultPipeline,
 				func(c *plan.Config) { c.SampleEpochs, c.Refresh, c.Epochs = 2, 1, 4 }), 2, 3},
 		} {
 			cfg := small()
@@ -123,21 +131,23 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 func TestVirtualCountsOfEveryMode(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bindIn(t, d, 2, t.TempDir(), true, "")
-	for _, m := range plan.Modes() {
+	for _, m := range tiers.Modes {
 		cfg := small()
 		cfg.Mode, cfg.Topology = m.Name, plan.TopologyMemory
-		if m.HasGPUTier() {
+		gpu, cpu := tiers.Known(plan.Config{Mode: m.Name}).DefaultTiers()
+		if gpu {
 			cfg.GPUCache = percent(10)
 		}
-		if m.HasCPUTier() {
+		if cpu {
 			cfg.CPUCache = percent(10)
 		}
 		switch {
-		case m.Defaults().Planned():
+		case tiers.Catalog.Defaults(m).Policy == plan.PolicyBelady:
 			cfg.SuperbatchDir = t.TempDir()
-		case m.Packed: // a folder is one device; the modelled SSDs are two, as those here
+		// a folder is one device; the modelled SSDs are two, as those here
+		case m.Own == &diskgnn.System:
 			cfg.PagesOn, cfg.PackedDir = plan.PagesSSDs, t.TempDir()
-		case m.Mega():
+		case m.Own == &hier.System:
 			cfg.PagesOn, cfg.PartedDir, cfg.CPUCache = plan.PagesSSDs, t.TempDir(), percent(60)
 		}
 		real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
@@ -202,7 +212,7 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 	ways := append([]variant{{"helios auto", func(c *plan.Config) {
 		c.Policy, c.GPUCache, c.CPUCache = plan.PolicyBelady, percent(5), percent(10)
 	}, 2, 3}, {"gids hop by hop", func(c *plan.Config) {
-		c.Mode, c.Policy, c.GPUCache = plan.ModeGIDS, plan.PolicyBelady, percent(3)
+		c.Mode, c.Policy, c.GPUCache = dynamic.ModeGIDS, plan.PolicyBelady, percent(3)
 		c.Pipeline, c.Superbatch = plan.DefaultPipeline, 3
 	}, 2, 3}}, plannedWays...)
 	hw, err := hardware.Load("a100-p5510x12")
@@ -216,7 +226,8 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 			}
 			cfg := small()
 			v.set(&cfg)
-			if !cfg.WithDefaults().Planned() { // the virtual clock refuses it
+			// the virtual clock refuses it
+			if tiers.Known(cfg).WithDefaults().Policy != plan.PolicyBelady {
 				continue
 			}
 			cfg.Topology, cfg.SuperbatchDir = plan.TopologyMemory, t.TempDir()
@@ -246,7 +257,8 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 				cpu.InspectNS.Value/cpu.Cores.Value)/1e9, m.InspectSeconds, 1e-6, name)
 			require.InDelta(t, float64(m.Accesses)*cpu.ChangeNS.Value/1e9, m.ChangeSeconds,
 				1e-6, name)
-			require.Equal(t, cfg.WithDefaults().SuperbatchFill, m.FillSeconds > 0, name)
+			require.Equal(t, tiers.Known(cfg).WithDefaults().SuperbatchFill, m.FillSeconds > 0,
+				name)
 		}
 	}
 }
@@ -276,7 +288,7 @@ func TestVirtualCountsOfPackedTiers(t *testing.T) {
 				m := model.Epochs[k]
 				e, m = counts(e), counts(m)
 				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
-				if cfg.WithDefaults().IOStack != gpuio.StackCPU {
+				if tiers.Known(cfg).WithDefaults().IOStack != gpuio.StackCPU {
 					m.SSDCommands = e.SSDCommands // the folder's controller moves more at a time
 				}
 				require.Equal(t, e, m, name)
@@ -312,7 +324,7 @@ func TestVirtualSuperbatches(t *testing.T) {
 		}
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
+		r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw, SSDs: 4, Warm: warm, Batches: n}, report.Observer{})
 		require.NoError(t, err)
@@ -374,7 +386,8 @@ func TestVirtualAccumulator(t *testing.T) {
 		}
 		var b bytes.Buffer
 		cfg := largeConfig("")
-		cfg.Mode, cfg.Batch, cfg.Fanouts, cfg.CPUCache = plan.ModeGIDS, 16, []int{5, 5}, percent(10)
+		cfg.Mode, cfg.Batch, cfg.Fanouts, cfg.CPUCache = dynamic.ModeGIDS, 16, []int{5, 5}, percent(
+			10)
 		set(&cfg)
 		cfg.Timeline = timeline.New(&b, timeline.Virtual)
 		r := playVirtual(t, cfg, d, "a100-optane", 1)
@@ -407,12 +420,12 @@ func TestVirtualWarm(t *testing.T) {
 	d := large.generate(t)
 	play := func(warm, n int) report.EpochResult {
 		cfg := largeConfig("")
-		cfg.Mode, cfg.Batch, cfg.Policy, cfg.GPUCache = plan.ModeBaM, 64, policy.LRU, percent(20)
+		cfg.Mode, cfg.Batch, cfg.Policy, cfg.GPUCache = dynamic.ModeBaM, 64, policy.LRU, percent(20)
 		hw, err := hardware.Load("a100-optane")
 		require.NoError(t, err)
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
+		r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw, Warm: warm, Batches: n}, report.Observer{})
 		require.NoError(t, err)
@@ -496,17 +509,17 @@ func TestVirtualRefusals(t *testing.T) {
 	} {
 		cfg := small()
 		set(&cfg)
-		_, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
+		_, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw}, report.Observer{})
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
-	for want, mode := range map[string]string{"option topology memory": plan.ModeHier,
-		"lends the CPU cache": plan.ModeGinex} {
+	for want, mode := range map[string]string{"option topology memory": hier.ModeHier,
+		"lends the CPU cache": ginex.ModeGinex} {
 		stored := small()
 		stored.Mode, stored.Topology, stored.CPUCache = mode, plan.TopologySSD, percent(10)
-		_, err = virtual.Run(context.Background(), tiers.Simulation, stored,
+		_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(stored),
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw}, report.Observer{})
 		require.ErrorContains(t, err, want)
@@ -514,30 +527,34 @@ func TestVirtualRefusals(t *testing.T) {
 	}
 	planned := small()
 	planned.Policy, planned.CPUCache, planned.Tune = plan.PolicyBelady, percent(10), plan.TuneQuick
-	_, err = virtual.Run(context.Background(), tiers.Simulation, planned, prepare.Inputs{Dev: dev,
-		Dataset: d},
+	_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(planned),
+		prepare.Inputs{Dev: dev,
+			Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
 	require.ErrorContains(t, err, "leave option tune out")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	static := small()
-	static.Mode, static.Policy, static.Topology = plan.ModeGinex, plan.PolicyStatic,
+	static.Mode, static.Policy, static.Topology = ginex.ModeGinex, plan.PolicyStatic,
 		plan.TopologyMemory
-	_, err = virtual.Run(context.Background(), tiers.Simulation, static, prepare.Inputs{Dev: dev,
-		Dataset: d},
+	_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(static),
+		prepare.Inputs{Dev: dev,
+			Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
 	require.ErrorContains(t, err, "option clock virtual plays superbatches under option policy belady")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	nccl := small()
 	nccl.Replicas, nccl.Reduce = 2, plan.ReduceNCCL
-	_, err = virtual.Run(context.Background(), tiers.Simulation, nccl, prepare.Inputs{Dev: dev,
-		Dataset: d},
+	_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(nccl),
+		prepare.Inputs{Dev: dev,
+			Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
 	require.ErrorContains(t, err, "not nccl; leave option reduce out")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg := small()
 	cfg.Epochs = 3
-	r, err := virtual.Run(ctx, tiers.Simulation, cfg, prepare.Inputs{Dev: dev, Dataset: d},
+	r, err := virtual.Run(ctx, tiers.Simulation, tiers.Known(cfg), prepare.Inputs{Dev: dev,
+		Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{Epoch: func(report.EpochResult) { cancel() }})
 	require.Equal(t, errs.Interrupted, errs.ClassOf(err))
 	require.Len(t, r.Epochs, 1, "the whole epochs are there")
@@ -550,7 +567,7 @@ var large = graphSpec{nodes: 12_000, dim: 128, degree: 10, train: 0.4}
 func largeConfig(pipe string) plan.Config {
 	return plan.Config{
 		ModelSettings: gnn.ModelSettings{Hidden: 256},
-		Mode:          plan.ModeHelios,
+		Mode:          static.ModeHelios,
 		Pipeline:      pipe,
 		Fanouts:       []int{10, 10},
 		Batch:         512,
@@ -592,7 +609,7 @@ func TestVirtualPipelines(t *testing.T) {
 		for _, v := range counters[report.TrackCredits] {
 			credits = max(credits, v)
 		}
-		require.LessOrEqual(t, credits, float64(cfg.WithDefaults().Schedule().Credits))
+		require.LessOrEqual(t, credits, float64(tiers.Known(cfg).WithDefaults().Schedule().Credits))
 		if pipe == plan.PipelineNone {
 			require.LessOrEqual(t, e.Overlap, 0.0, "one operator at a time")
 		}
@@ -740,14 +757,14 @@ func TestVirtualCountsOfMegaBatches(t *testing.T) {
 		for i, v := range []variant{
 			{"hier", func(c *plan.Config) { c.StaticNodes, c.Passes = 4, 2 }, 2, 1},
 			{"marius, sequential", func(c *plan.Config) {
-				c.Mode, c.GPUCache = plan.ModeMarius, plan.NoCache()
-				c.PartOrder, c.MegaBatch.Parts, c.Parts = plan.PartsSequential, 8, 10
+				c.Mode, c.GPUCache = hier.ModeMarius, plan.NoCache()
+				c.PartOrder, c.MegaBatch.Parts, c.Parts = hierspec.PartsSequential, 8, 10
 			}, 2, 1},
 			{"hier, statics in CPU memory, nothing ahead", func(c *plan.Config) {
-				c.StaticNodes, c.GPUCache, c.LoadAhead = 10, plan.NoCache(), plan.LoadAheadOff
+				c.StaticNodes, c.GPUCache, c.LoadAhead = 10, plan.NoCache(), hierspec.LoadAheadOff
 			}, 2, 1},
 			{"marius on SSDs, shards, no evaluation", func(c *plan.Config) {
-				c.Mode, c.GPUCache, c.PagesOn = plan.ModeMarius, plan.NoCache(), plan.PagesSSDs
+				c.Mode, c.GPUCache, c.PagesOn = hier.ModeMarius, plan.NoCache(), plan.PagesSSDs
 				c.Shards, c.NoEval = 3, true
 			}, 2, 2},
 			{"hier, as many parts as fit, labor", func(c *plan.Config) {
@@ -780,7 +797,7 @@ func TestVirtualCountsOfMegaBatches(t *testing.T) {
 			require.Greater(t, m.LoadSeconds, m.InduceSeconds, name)
 			require.Positive(t, min(r.InduceSeconds, m.InduceSeconds, m.WaitSeconds), name)
 			// What is of a folder, or of time, is not the model's.
-			for _, i := range []*report.MegaInfo{&r, &m} {
+			for _, i := range []*hierspec.MegaInfo{&r, &m} {
 				i.Dir, i.PagesOn, i.Reused, i.Key, i.LayoutSeconds = "", "", false, "", 0
 				i.LoadSeconds, i.InduceSeconds, i.WaitSeconds, i.Waits = 0, 0, 0, 0
 			}
@@ -797,7 +814,7 @@ func TestVirtualMegaBatches(t *testing.T) {
 		[]drawn) {
 		var b bytes.Buffer
 		cfg := largeConfig("")
-		cfg.Mode, cfg.Pipeline, cfg.IOStack = plan.ModeHier, "", ""
+		cfg.Mode, cfg.Pipeline, cfg.IOStack = hier.ModeHier, "", ""
 		cfg.GPUCache, cfg.CPUCache, cfg.Hotness = percent(5), percent(80), ""
 		cfg.Parts, cfg.MegaBatch.Parts, cfg.Epochs, cfg.NoEval = 16, 4, 3, true
 		cfg.Hidden, cfg.Fanouts, cfg.Batch = 16, []int{4, 4}, 2048
@@ -808,7 +825,7 @@ func TestVirtualMegaBatches(t *testing.T) {
 		hw := hardwareOf(t, profile)
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
+		r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw, SSDs: ssds, Batches: batches}, report.Observer{})
 		require.NoError(t, err)
@@ -827,7 +844,7 @@ func TestVirtualMegaBatches(t *testing.T) {
 	require.Equal(t, 11, many.Mega.Ahead)
 	require.Less(t, many.Mega.WaitSeconds, 0.5*many.Mega.LoadSeconds, "%+v", many.Mega)
 	require.Positive(t, many.Mega.WaitSeconds, "the first load has nothing to hide behind")
-	off, _ := play("a100-p5510x12", 12, 0, func(c *plan.Config) { c.LoadAhead = plan.LoadAheadOff })
+	off, _ := play("a100-p5510x12", 12, 0, func(c *plan.Config) { c.LoadAhead = hierspec.LoadAheadOff })
 	require.Zero(t, off.Mega.Ahead)
 	require.InDelta(t, off.Mega.LoadSeconds, off.Mega.WaitSeconds, 1e-9)
 	require.InDelta(t, seconds(many)+off.Mega.WaitSeconds-many.Mega.WaitSeconds, seconds(off),
@@ -840,7 +857,7 @@ func TestVirtualMegaBatches(t *testing.T) {
 	require.InDelta(t, one.Mega.LoadSeconds, seconds(one), 0.1*seconds(one))
 	require.Less(t, rate, 7.01e9, "a 980 Pro reads 7 GB/s in order")
 	require.Greater(t, rate, 3e9, "loads are short here, and their ends cost")
-	auto, _ := play("a100-980pro", 1, 0, func(c *plan.Config) { c.Passes = plan.PassesAuto })
+	auto, _ := play("a100-980pro", 1, 0, func(c *plan.Config) { c.Passes = hierspec.PassesAuto })
 	require.Greater(t, auto.Mega.Passes, 1)
 	require.True(t, auto.Mega.PassesAuto)
 	require.Equal(t, int64(auto.Mega.Passes)*one.Epochs[0].Seeds, auto.Epochs[0].Seeds)
@@ -874,23 +891,23 @@ func TestVirtualMegaBatches(t *testing.T) {
 // real one does; its reads take time, and the rows' commands are those over a topology in memory.
 func TestVirtualCountsOfTopologyOnSSD(t *testing.T) {
 	ways := []variant{
-		{"none", modePipe(plan.ModeHelios, plan.PipelineNone, caches(5, 10)), 2, 3},
-		{"deep", modePipe(plan.ModeHelios, plan.DefaultPipeline, caches(10, 0)), 2, 3},
+		{"none", modePipe(static.ModeHelios, plan.PipelineNone, caches(5, 10)), 2, 3},
+		{"deep", modePipe(static.ModeHelios, plan.DefaultPipeline, caches(10, 0)), 2, 3},
 		{"gids", func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
+			c.Mode, c.GPUCache, c.CPUCache = dynamic.ModeGIDS, percent(10), percent(10)
 		}, 2, 3},
-		{"belady", modePipe(plan.ModeHelios, plan.DefaultPipeline, func(c *plan.Config) {
+		{"belady", modePipe(static.ModeHelios, plan.DefaultPipeline, func(c *plan.Config) {
 			c.Policy, c.GPUCache, c.CPUCache = plan.PolicyBelady, percent(5), percent(10)
 		}), 2, 3},
 		{"ginex overlapped", func(c *plan.Config) {
-			c.Mode, c.CPUCache = plan.ModeGinex, percent(20)
+			c.Mode, c.CPUCache = ginex.ModeGinex, percent(20)
 			c.Superbatch, c.SuperbatchOverlap = 2, true
 		}, 2, 3},
-		{"gcn", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+		{"gcn", modePipe(static.ModeHelios, plan.DefaultPipeline,
 			func(c *plan.Config) { c.Model, c.Fanouts = "gcn", []int{-1, 2} }), 2, 3},
-		{"ladies", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+		{"ladies", modePipe(static.ModeHelios, plan.DefaultPipeline,
 			func(c *plan.Config) { c.Sampler, c.Fanouts = graph.Ladies, []int{40, 30} }), 2, 3},
-		{"labor", modePipe(plan.ModeHelios, plan.DefaultPipeline,
+		{"labor", modePipe(static.ModeHelios, plan.DefaultPipeline,
 			func(c *plan.Config) { c.Sampler, c.BatchDependency = graph.Labor, 4 }), 2, 3},
 	}
 	for n, g := range []graphSpec{tiny, dense} {
@@ -904,7 +921,7 @@ func TestVirtualCountsOfTopologyOnSSD(t *testing.T) {
 			v.set(&cfg)
 			cfg.Topology, cfg.NeighborCache = plan.TopologySSD, []units.Budget{plan.NoCache(),
 				percent(40)}[i%2]
-			if cfg.WithDefaults().Planned() {
+			if tiers.Known(cfg).WithDefaults().Policy == plan.PolicyBelady {
 				cfg.SuperbatchDir = t.TempDir()
 			}
 			real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
@@ -929,7 +946,8 @@ func TestVirtualCountsOfTopologyOnSSD(t *testing.T) {
 				require.GreaterOrEqual(t, m.StageSeconds.Between, -1e-9, name)
 				e, m = counts(e), counts(m)
 				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
-				if cfg.WithDefaults().IOStack == gpuio.StackCPU { // groups differ in it
+				// groups differ in it
+				if tiers.Known(cfg).WithDefaults().IOStack == gpuio.StackCPU {
 					e.BytesSSD, e.SSDCommands, e.ReadAmplification = m.BytesSSD, m.SSDCommands,
 						m.ReadAmplification
 				}
@@ -956,9 +974,9 @@ func TestVirtualTune(t *testing.T) {
 		{"quick", tuned(plan.TuneQuick, nil), []string{"prefetch-depth", "sm-budget"}},
 		{"full", tuned(plan.TuneFull, nil), []string{"prefetch-depth", "sm-budget", "io-blocks"}},
 		{"gids", tuned(plan.TuneFull, func(c *plan.Config) {
-			c.Mode, c.GPUCache, c.CPUCache = plan.ModeGIDS, percent(10), percent(10)
+			c.Mode, c.GPUCache, c.CPUCache = dynamic.ModeGIDS, percent(10), percent(10)
 		}), []string{"accumulate"}},
-		{"a window", tuned(plan.TuneFull, dyn(policy.LRU, plan.LineRow,
+		{"a window", tuned(plan.TuneFull, dyn(policy.LRU, dynamicspec.LineRow,
 			func(c *plan.Config) { c.Window = 2 })), []string{"prefetch-depth", "sm-budget",
 			"io-blocks"}},
 		{"in turn", tuned(plan.TuneFull, func(c *plan.Config) { c.Pipeline = plan.PipelineNone }),

@@ -57,31 +57,8 @@ func (c *Config) check(batches int) (Shape, error) {
 	if c.Segment == 0 && c.Budget == 0 {
 		c.Segment = 1 // the fewest bytes read: each mini-batch has all of its rows in its chunk
 	}
-	switch {
-	case batches < 1 || batches > mostBatches:
-		return Shape{}, errs.New(errs.Usage,
-			"packing %d mini-batches: 1 to %d are possible", batches, mostBatches)
-	case c.Rows < 1 || c.Rows > mostRows:
-		return Shape{}, errs.New(errs.Usage, "packing the rows of a graph with %d: 1 to %d are possible",
-			c.Rows, int64(mostRows))
-	case c.Hot < 0 || c.Hot > mostHot:
-		return Shape{}, errs.New(errs.Usage,
-			"packing beside %d rows that stay in memory: at least 0 and below 2^31 are possible; lower %v or %v",
-			c.Hot, errs.Key("gpu-cache"), errs.Key("cpu-cache"))
-	case c.Budget < 0:
-		return Shape{}, errs.New(errs.Usage, "%v of %d bytes: it cannot be negative",
-			errs.Key("disk-budget"), c.Budget)
-	case c.Segment < 0:
-		return Shape{}, errs.New(errs.Usage,
-			"segments of %d mini-batches: give at least one, or 0 to have them searched for",
-			c.Segment)
-	case c.Hashes > mostHashes:
-		return Shape{}, errs.New(errs.Usage, "MinHash with %d functions: 1 to %d are possible",
-			c.Hashes, mostHashes)
-	case c.Hashes > 2 && batches > 1<<(64/c.Hashes):
-		return Shape{}, errs.New(errs.Usage,
-			"MinHash with %d functions of %d mini-batches: %d are possible; use 2 functions",
-			c.Hashes, batches, 1<<(64/c.Hashes))
+	if err := c.checkLimits(batches); err != nil {
+		return Shape{}, err
 	}
 	s, err := NewShape(c.RowBytes, c.LBABytes)
 	if err != nil {
@@ -93,6 +70,37 @@ func (c *Config) check(batches int) (Shape, error) {
 	}
 	c.Segment = min(c.Segment, batches)
 	return s, nil
+}
+
+// checkLimits refuses numbers that can't be.
+func (c *Config) checkLimits(batches int) error {
+	switch {
+	case batches < 1 || batches > mostBatches:
+		return errs.New(errs.Usage,
+			"packing %d mini-batches: 1 to %d are possible", batches, mostBatches)
+	case c.Rows < 1 || c.Rows > mostRows:
+		return errs.New(errs.Usage, "packing the rows of a graph with %d: 1 to %d are possible",
+			c.Rows, int64(mostRows))
+	case c.Hot < 0 || c.Hot > mostHot:
+		return errs.New(errs.Usage,
+			"packing beside %d rows that stay in memory: at least 0 and below 2^31 are possible; lower %v or %v",
+			c.Hot, errs.Key("gpu-cache"), errs.Key("cpu-cache"))
+	case c.Budget < 0:
+		return errs.New(errs.Usage, "%v of %d bytes: it cannot be negative",
+			errs.Key("disk-budget"), c.Budget)
+	case c.Segment < 0:
+		return errs.New(errs.Usage,
+			"segments of %d mini-batches: give at least one, or 0 to have them searched for",
+			c.Segment)
+	case c.Hashes > mostHashes:
+		return errs.New(errs.Usage, "MinHash with %d functions: 1 to %d are possible",
+			c.Hashes, mostHashes)
+	case c.Hashes > 2 && batches > 1<<(64/c.Hashes):
+		return errs.New(errs.Usage,
+			"MinHash with %d functions of %d mini-batches: %d are possible; use 2 functions",
+			c.Hashes, batches, 1<<(64/c.Hashes))
+	}
+	return nil
 }
 
 // budgetPages returns the most pages that a plan may take; without a bound more than there can be.

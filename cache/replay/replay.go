@@ -335,6 +335,11 @@ func (c *Config) complete(h trace.Header) error {
 		c.CPURows = h.CPURows
 	}
 	c.CPURows = min(c.CPURows, h.Rows)
+	return c.checkLists()
+}
+
+// checkLists refuses values that nothing plays.
+func (c *Config) checkLists() error {
 	for _, kind := range c.Directories {
 		if !slices.Contains(policy.Kinds(), kind) {
 			return errs.New(errs.Usage, "cache directory %q is not known; choose of %s", kind,

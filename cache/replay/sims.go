@@ -1,10 +1,10 @@
 package replay
 
 import (
-	"math/bits"
 	"slices"
 
 	"helios/cache/policy"
+	"helios/cache/superbatch"
 )
 
 // batch holds what simulators get of a mini-batch.
@@ -209,8 +209,8 @@ type belady struct {
 	slots  int64
 	cached bitset
 	n      int64
-	heads  []int32 // by lookup: first node of its bucket + 1
-	full   *maxSet // lookups whose bucket is not empty
+	heads  []int32            // by lookup: first node of its bucket + 1
+	full   *superbatch.MaxSet // lookups whose bucket is not empty
 	nodes  []node
 	free   int32 // first free node + 1
 }
@@ -229,7 +229,7 @@ func (s *belady) batch(b *batch) {
 	var c Counts
 	seen := &b.seen[s.view]
 	if s.full == nil {
-		s.full = &maxSet{}
+		s.full = superbatch.NewMaxSet(0)
 	}
 	for i := range seen.parts {
 		p := &seen.parts[i]
@@ -279,7 +279,7 @@ func (s *belady) empty(now int64) {
 		s.n--
 	}
 	s.heads[now] = 0
-	s.full.clear(now)
+	s.full.Clear(now)
 }
 
 func (s *belady) put(lookup, line int64) {
@@ -296,19 +296,19 @@ func (s *belady) put(lookup, line int64) {
 	}
 	s.nodes[i-1] = node{line, s.heads[lookup]}
 	s.heads[lookup] = i
-	s.full.set(lookup)
+	s.full.Set(lookup)
 	s.cached.set(line)
 	s.n++
 }
 
 // evict drops a line of the last bucket.
 func (s *belady) evict() {
-	last := s.full.last()
+	last := s.full.Last()
 	i := s.heads[last]
 	n := &s.nodes[i-1]
 	s.heads[last] = n.next
 	if n.next == 0 {
-		s.full.clear(last)
+		s.full.Clear(last)
 	}
 	n.next = s.free
 	s.free = i
@@ -317,55 +317,6 @@ func (s *belady) evict() {
 }
 
 func (s *belady) passEnds() { s.tally.passEnds() }
-
-// maxSet is a set of numbers that finds its greatest at once: bits, and for each word of them a bit
-// in the next level.
-type maxSet struct{ levels [][]uint64 }
-
-func (l *maxSet) set(n int64) {
-	for level := 0; ; level++ {
-		if level == len(l.levels) {
-			l.levels = append(l.levels, nil)
-			if level > 0 { // what was there before this level
-				l.levels[level] = make([]uint64, 1)
-				for i, w := range l.levels[level-1] {
-					if w != 0 && i < 64 {
-						l.levels[level][0] |= 1 << i
-					}
-				}
-			}
-		}
-		r := l.levels[level]
-		if need := n>>6 + 1; need > int64(len(r)) {
-			r = append(r, make([]uint64, max(need, int64(2*len(r)))-int64(len(r)))...)
-			l.levels[level] = r
-		}
-		r[n>>6] |= 1 << (n & 63)
-		n >>= 6
-		if n == 0 && level == len(l.levels)-1 {
-			return
-		}
-	}
-}
-
-func (l *maxSet) clear(n int64) {
-	for _, r := range l.levels {
-		r[n>>6] &^= 1 << (n & 63)
-		if r[n>>6] != 0 {
-			return
-		}
-		n >>= 6
-	}
-}
-
-// last is the greatest number of a set, which is not empty.
-func (l *maxSet) last() int64 {
-	n := int64(0)
-	for _, r := range slices.Backward(l.levels) {
-		n = n<<6 | int64(bits.Len64(r[n])-1)
-	}
-	return n
-}
 
 // counter finds what the best static tiers of each pass hit: the sums of its highest counts.
 type counter struct {

@@ -93,7 +93,7 @@ func (p *player) hold(next place, slot int32) {
 	p.last = max(p.last, int(next.batch))
 	p.n++
 	if t := p.tiers; t != nil && slot < t.gpu {
-		t.in.set(access)
+		t.in.Set(access)
 		t.n++
 	}
 }
@@ -134,7 +134,7 @@ func (p *player) drop(batch int, n int64) {
 		if slot != fresh {
 			p.free = append(p.free, slot)
 			if t := p.tiers; t != nil && slot < t.gpu {
-				t.in.clear(from + int64(i))
+				t.in.Clear(from + int64(i))
 				t.n--
 			}
 		}

@@ -56,6 +56,21 @@ func (s *Static) find(row int64) int32 {
 	return s.slot[s.rankOf(row)]
 }
 
+// lookUp finds the slots of rows, and counts the hits of both tiers and of the GPU's.
+func (s *Static) lookUp(rows []int64, slots []int32) (all, gpu int64) {
+	for i, row := range rows {
+		slot := s.find(row)
+		slots[i] = slot
+		if slot != Miss {
+			all++
+		}
+		if slot != Miss && int64(slot) < s.gpu {
+			gpu++
+		}
+	}
+	return all, gpu
+}
+
 // Inspect finds the places of a superbatch's accesses. Fill has the rows that the cache, which
 // holds before (nil: nothing), lacks: all of them, whether or not this superbatch accesses them. No
 // mini-batch changes anything. Stats.Distinct is not counted.
@@ -99,18 +114,7 @@ func (s *Static) Inspect(ctx context.Context, a Accesses, before *State, workers
 					return
 				}
 				buf = rows[:0]
-				all, gpu := int64(0), int64(0)
-				slots := x.Slots(b)
-				for i, row := range rows {
-					slot := s.find(row)
-					slots[i] = slot
-					if slot != Miss {
-						all++
-					}
-					if slot != Miss && int64(slot) < s.gpu {
-						gpu++
-					}
-				}
+				all, gpu := s.lookUp(rows, x.Slots(b))
 				hits.Add(all)
 				onGPU.Add(gpu)
 			}

@@ -221,21 +221,8 @@ func Inspect(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 // and c.Before are read until Play has ended.
 func Begin(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 	n := a.Batches()
-	switch {
-	case c.Slots < 0 || c.Slots >= math.MaxInt32:
-		return nil, errs.New(errs.Usage,
-			"a cache of %d rows for a superbatch: at least 0 and below 2^31 are possible", c.Slots)
-	case c.GPU < 0 || c.GPU > c.Slots:
-		return nil, errs.New(errs.Failed,
-			"superbatch: %d of a cache's %d rows are to be in GPU memory", c.GPU, c.Slots)
-	case c.Before != nil && (int64(len(c.Before.Rows)) != c.Slots ||
-		int64(len(c.Before.Reuse)) != c.Slots):
-		return nil, errs.New(errs.Failed,
-			"superbatch: the cache has %d slots and was left with %d, %d of them in order", c.Slots,
-			len(c.Before.Rows), len(c.Before.Reuse))
-	case n >= none:
-		return nil, errs.New(errs.Usage, "a superbatch of %d mini-batches: below 2^32 are possible",
-			n)
+	if err := c.check(n); err != nil {
+		return nil, err
 	}
 	x := &Changes{starts: make([]int64, n+1), sets: make([]set, n), more: make(chan struct{})}
 	for b := range n {
@@ -259,7 +246,7 @@ func Begin(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 		next: next, wanted: make([]int64, n), upTo: make([]uint32, n),
 		rows: make([]int64, c.Slots)}
 	if c.GPU > 0 {
-		p.tiers = &tiers{gpu: int32(c.GPU), in: newMaxSet(x.Stats.Accesses)}
+		p.tiers = &tiers{gpu: int32(c.GPU), in: NewMaxSet(x.Stats.Accesses)}
 	}
 	x.player = p
 	if c.Fill {
@@ -269,6 +256,27 @@ func Begin(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 		}
 	}
 	return x, nil
+}
+
+// check refuses caches and superbatches that can't be.
+func (c *Config) check(n int) error {
+	switch {
+	case c.Slots < 0 || c.Slots >= math.MaxInt32:
+		return errs.New(errs.Usage,
+			"a cache of %d rows for a superbatch: at least 0 and below 2^31 are possible", c.Slots)
+	case c.GPU < 0 || c.GPU > c.Slots:
+		return errs.New(errs.Failed,
+			"superbatch: %d of a cache's %d rows are to be in GPU memory", c.GPU, c.Slots)
+	case c.Before != nil && (int64(len(c.Before.Rows)) != c.Slots ||
+		int64(len(c.Before.Reuse)) != c.Slots):
+		return errs.New(errs.Failed,
+			"superbatch: the cache has %d slots and was left with %d, %d of them in order", c.Slots,
+			len(c.Before.Rows), len(c.Before.Reuse))
+	case n >= none:
+		return errs.New(errs.Usage, "a superbatch of %d mini-batches: below 2^32 are possible",
+			n)
+	}
+	return nil
 }
 
 // Play finds the changesets, one after the other. It is called once. After an error Wait returns

@@ -1,7 +1,5 @@
 package superbatch
 
-import "math/bits"
-
 // Demotion copies a row from a slot of the GPU tier to one of the CPU tier.
 type Demotion struct{ From, To int32 }
 
@@ -37,7 +35,7 @@ type tiers struct {
 	gpu  int32
 	n    int64 // candidates in the GPU tier
 	hits int64
-	in   *maxSet  // accesses whose candidates are in the GPU tier; of past ones it says nothing
+	in   *MaxSet  // accesses whose candidates are in the GPU tier; of past ones it says nothing
 	next int      // player.free from taken to here has no slot of the GPU tier
 	dead []int32  // places in the mini-batch of the rows of the last slots of player.free
 	base int      // first of those slots
@@ -108,18 +106,18 @@ func (p *player) settle(rows []int64, slots []int32, next []place, lasting int) 
 func (p *player) divide() (entering int) {
 	x, t := p.x, p.tiers
 	for i := range p.stay {
-		t.in.set(p.stay[i].access)
+		t.in.Set(p.stay[i].access)
 	}
 	t.n += int64(len(p.stay))
 	for t.n > int64(t.gpu) {
-		access := t.in.last()
-		t.in.clear(access)
+		access := t.in.Last()
+		t.in.Clear(access)
 		t.n--
 		t.out = append(t.out, access)
 	}
 	for i := range p.stay {
 		s := &p.stay[i]
-		up := t.in.has(s.access)
+		up := t.in.Has(s.access)
 		switch {
 		case s.slot == Miss:
 			entering++
@@ -263,59 +261,4 @@ func (t *tiers) bytes() int64 {
 	}
 	return t.in.bytes() + int64(cap(t.dead)+cap(t.ofGPU)+cap(t.ofCPU))*4 + int64(cap(t.out))*8 +
 		int64(cap(t.need))*16
-}
-
-// maxSet is a set of numbers that finds its greatest at once: bits, and for each word of them a bit
-// in the next level.
-type maxSet struct{ levels [][]uint64 }
-
-// newMaxSet makes a set of numbers below n.
-func newMaxSet(n int64) *maxSet {
-	l := &maxSet{}
-	for {
-		n = (n + 63) >> 6
-		l.levels = append(l.levels, make([]uint64, max(n, 1)))
-		if n <= 1 {
-			return l
-		}
-	}
-}
-
-func (l *maxSet) has(n int64) bool { return l.levels[0][n>>6]>>(n&63)&1 != 0 }
-
-func (l *maxSet) set(n int64) {
-	for _, r := range l.levels {
-		was := r[n>>6]
-		r[n>>6] = was | 1<<(n&63)
-		if was != 0 {
-			return
-		}
-		n >>= 6
-	}
-}
-
-func (l *maxSet) clear(n int64) {
-	for _, r := range l.levels {
-		r[n>>6] &^= 1 << (n & 63)
-		if r[n>>6] != 0 {
-			return
-		}
-		n >>= 6
-	}
-}
-
-// last is the greatest number of a set, which is not empty.
-func (l *maxSet) last() int64 {
-	n := int64(0)
-	for i := len(l.levels) - 1; i >= 0; i-- {
-		n = n<<6 | int64(bits.Len64(l.levels[i][n])-1)
-	}
-	return n
-}
-
-func (l *maxSet) bytes() (n int64) {
-	for _, r := range l.levels {
-		n += int64(len(r)) * 8
-	}
-	return n
 }

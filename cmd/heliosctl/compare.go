@@ -121,13 +121,12 @@ type variant struct {
 
 // ofTiers are the flags about tiers that not every mode has: a mode takes those of its
 // TierOptions over from the flags for all.
-var ofTiers = append([]string{"gpu-cache", "cpu-cache", "policy", "cache-line", "window", "hotness",
-	"hotness-dir", "presample-epochs"}, slices.Concat(plan.SuperbatchOptions(),
-	plan.PackedOptions(), plan.MegaOptions())...)
+var ofTiers = slices.Concat([]string{"gpu-cache", "cpu-cache", "policy"}, plan.HotnessOptions(),
+	tiers.Catalog.Options())
 
 // baselineNames are the names that --modes takes beside those of modes.
 func baselineNames() (names []string) {
-	for _, b := range plan.Baselines() {
+	for _, b := range tiers.Catalog.Baselines() {
 		names = append(names, b.Name)
 	}
 	return names
@@ -135,7 +134,7 @@ func baselineNames() (names []string) {
 
 // ofMode are the flags of a mode or a baseline.
 func ofMode(name string) []string {
-	for _, b := range plan.Baselines() {
+	for _, b := range tiers.Catalog.Baselines() {
 		if b.Name == name {
 			flags := []string{"--mode", b.Mode}
 			for _, o := range b.Options {
@@ -175,7 +174,7 @@ func (c *comparer) readVariants() ([]variant, error) {
 		}
 		cfg, ownTiers, err := c.variantConfig(args)
 		if err == nil && !optional { // before hours of the other variants
-			err = cfg.Check()
+			err = tiers.Known(cfg).Check()
 		}
 		if err != nil {
 			return errs.New(errs.ClassOf(err), "variant %s: %s", name,
@@ -229,12 +228,12 @@ func (c *comparer) variantConfig(args []string) (cfg plan.Config, ownTiers bool,
 				f.name)
 		}
 	}
-	tiers := c.sharedTierOptions(own)
+	shared := c.sharedTierOptions(own)
 	values := map[string]string{}
 	for _, f := range flags {
 		name := f.Names()[0]
 		if c.c.IsSet(name) && name != "mode" &&
-			(!slices.Contains(ofTiers, name) || slices.Contains(tiers, name)) {
+			(!slices.Contains(ofTiers, name) || slices.Contains(shared, name)) {
 			values[name] = fmt.Sprint(c.c.Value(name))
 		}
 	}
@@ -255,29 +254,16 @@ func (c *comparer) variantConfig(args []string) (cfg plan.Config, ownTiers bool,
 // all.
 func (c *comparer) sharedTierOptions(own flagValues) []string {
 	name, _ := own.get("mode")
-	mode, err := plan.ModeOf(cmp.Or(name, plan.DefaultMode))
-	if err != nil {
+	if _, err := tiers.Catalog.Mode(cmp.Or(name, plan.DefaultMode)); err != nil {
 		return nil // the flag refuses it
 	}
-	tiers := mode.TierOptions()
+	cfg := tiers.Known(plan.Config{Mode: name})
 	policy, is := own.get("policy")
-	if !is && slices.Contains(tiers, "policy") && c.c.IsSet("policy") {
+	if !is && slices.Contains(cfg.TierOptions(), "policy") && c.c.IsSet("policy") {
 		policy = fmt.Sprint(c.c.Value("policy"))
 	}
-	tiers = slices.DeleteFunc(tiers, func(key string) bool {
-		return slices.Contains(plan.SuperbatchOptions(), key)
-	})
-	if mode.Packed || mode.Mega() { // their rows are placed by mini-batches and parts of their own
-		return tiers
-	}
-	hotness := []string{"hotness", "hotness-dir", "presample-epochs"}
-	switch of := (plan.Config{Mode: name, Policy: policy}).WithDefaults(); {
-	case of.Planned():
-		return append(tiers, plan.SuperbatchOptions()...)
-	case of.Superbatched():
-		return slices.Concat(tiers, hotness, plan.SuperbatchOptions())
-	}
-	return append(tiers, hotness...)
+	cfg.Policy = policy
+	return cfg.TierOptions()
 }
 
 // setOptions sets options of train by name, in one order, whatever was typed.
@@ -569,13 +555,12 @@ func variantNames(vs []variant) []string {
 
 // resultKey is equal where losses must be, whether a default was typed or left out.
 func resultKey(c plan.Config) string {
-	c = c.WithDefaults()
-	var mega []any // what decides which nodes are in memory together, and so may be drawn
-	if c.MegaBatched() {
-		mega = []any{c.Mode, c.Parts, c.PartitionFile, c.StaticNodes, c.MegaBatch, c.Passes,
-			c.PartOrder, c.PartedDir, c.CPUCache, c.GPUCache, c.LoadAhead}
+	c = tiers.Known(c).WithDefaults()
+	var drawn []any // what decides which nodes may be drawn
+	if draws := c.System().Draws; draws != nil {
+		drawn = draws(&c)
 	}
-	return fmt.Sprint(mega, c.Shards,
+	return fmt.Sprint(drawn, c.Shards,
 		c.Model, c.Fanouts, c.Batch, c.Hidden, c.LR, c.Dropout, c.FeatureDropout,
 		c.WeightDecay, c.Seed, c.Epochs,
 		c.ModelConfig(), cmp.Or(c.Optimizer, gnn.DefaultOptimizer), cmp.Or(c.Sampler,
@@ -602,7 +587,7 @@ func dropPages(set *ssdSet) {
 // compareOne trains one variant once.
 func (c *comparer) compareOne(ctx context.Context, v variant, repeat int) (comparedRun, error) {
 	obs := c.observer()
-	c.far.begin(fmt.Sprintf("%s, repeat %d", v.name, repeat), v.cfg.WithDefaults().Epochs)
+	c.far.begin(fmt.Sprintf("%s, repeat %d", v.name, repeat), tiers.Known(v.cfg).WithDefaults().Epochs)
 	obs.Step = c.far.step
 	var uses []usage // when training begins, and after each epoch
 	obs.Plan = func(*plan.OpGraph) {
@@ -633,9 +618,9 @@ func (c *comparer) compareOne(ctx context.Context, v variant, repeat int) (compa
 // playOne plays one variant on the virtual clock.
 func (c *comparer) playOne(ctx context.Context, v variant) (comparedRun, error) {
 	obs := c.observer()
-	c.far.begin(v.name, v.cfg.WithDefaults().Epochs)
+	c.far.begin(v.name, tiers.Known(v.cfg).WithDefaults().Epochs)
 	obs.Step = c.far.step
-	res, err := virtual.Run(ctx, tiers.Simulation, v.cfg, c.in, *c.played, obs)
+	res, err := virtual.Run(ctx, tiers.Simulation, tiers.Known(v.cfg), c.in, *c.played, obs)
 	if err != nil {
 		return comparedRun{}, err
 	}
@@ -763,8 +748,8 @@ func (r *comparison) notePageCache(in prepare.Inputs) {
 func (r *comparison) noteDirectory(vs []variant) {
 	var names []string
 	for _, v := range vs {
-		c := v.cfg.WithDefaults()
-		if c.Dynamic() && c.Directory == policy.InQueues && slices.Contains(r.names, v.name) {
+		c := tiers.Known(v.cfg).WithDefaults()
+		if c.Directory == policy.InQueues && slices.Contains(r.names, v.name) {
 			names = append(names, v.name)
 		}
 	}

@@ -57,21 +57,21 @@ func (c *comparer) sharedTiers(vs []variant) (gpu, cpu units.Budget, err error) 
 			return gpu, cpu, err
 		}
 	}
-	if base, err = base.WithDefaults().OnDevice(c.in.Dev.Info()); err != nil {
+	if base, err = tiers.Known(base).WithDefaults().OnDevice(c.in.Dev.Info()); err != nil {
 		return gpu, cpu, err
 	}
 	for _, v := range vs {
-		m, err := plan.ModeOf(cmp.Or(v.cfg.Mode, plan.DefaultMode))
-		if err != nil {
+		if _, err := tiers.Catalog.Mode(cmp.Or(v.cfg.Mode, plan.DefaultMode)); err != nil {
 			return gpu, cpu, err
 		}
-		if v.ownTiers || m.InMemory {
+		if v.ownTiers {
 			continue
 		}
-		if m.HasGPUTier() && !m.Mega() {
+		onGPU, onCPU := tiers.Known(v.cfg).BudgetTiers()
+		if onGPU {
 			gpu = base.GPUCache
 		}
-		if m.HasCPUTier() {
+		if onCPU {
 			cpu = base.CPUCache
 		}
 	}
@@ -99,7 +99,7 @@ func (c *comparer) shareMemory(vs []variant) error {
 	c.memory = memoryTogether
 	for i := range vs {
 		if v := &vs[i]; !v.ownTiers {
-			v.cfg = v.cfg.Together(gpu, cpu)
+			v.cfg = tiers.Known(v.cfg).Together(gpu, cpu)
 		}
 	}
 	both := gpu.Plus(cpu)
@@ -134,14 +134,19 @@ func packApart(vs []variant, dataset string) (remove func() error, err error) {
 	}
 	for i := range vs {
 		c := &vs[i].cfg
-		f := c.WithDefaults()
-		if !f.LaidOut() || c.PackedDir != "" || f.PagesOn != plan.PagesFolder {
+		f := tiers.Known(*c).WithDefaults()
+		apart := f.System().Apart
+		if apart == nil {
 			continue
 		}
-		if c.PackedDir, err = os.MkdirTemp(dataset, "compare-packed-"); err != nil {
+		dir := apart(c)
+		if dir == nil {
+			continue
+		}
+		if *dir, err = os.MkdirTemp(dataset, "compare-packed-"); err != nil {
 			return remove, err
 		}
-		made = append(made, c.PackedDir)
+		made = append(made, *dir)
 	}
 	return remove, nil
 }
@@ -173,10 +178,10 @@ func (c *comparer) checkVariants(vs []variant) ([]variant, error) {
 func checkVariant(cfg plan.Config, in prepare.Inputs, hw *cost.Hardware) (err error) {
 	onGPU, memory := int64(-1), int64(math.MaxInt64/2)
 	if hw != nil {
-		cfg, err = virtual.Check(tiers.Simulation, cfg)
+		cfg, err = virtual.Check(tiers.Simulation, tiers.Known(cfg))
 		onGPU = int64(hw.Profile.GPU.MemoryGiB.Value * (1 << 30))
 	} else {
-		cfg, err = cfg.Filled()
+		cfg, err = tiers.Known(cfg).Filled()
 	}
 	if err != nil {
 		return err
@@ -204,7 +209,7 @@ func checkVariant(cfg plan.Config, in prepare.Inputs, hw *cost.Hardware) (err er
 // bounded reports whether the variant's memory is what its tiers hold: not every row, and not the
 // kernel's page cache.
 func (v comparedVariant) bounded() bool {
-	m, err := plan.ModeOf(v.Mode)
+	m, err := tiers.Catalog.Mode(v.Mode)
 	return err == nil && !m.InMemory && !plan.Config{IOStack: v.IOStack}.Stack().PageCache
 }
 

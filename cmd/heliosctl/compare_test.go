@@ -12,6 +12,9 @@ import (
 
 	"helios/gnn"
 	"helios/sched/plan"
+	"helios/sched/tiers"
+	"helios/sched/tiers/hier"
+	hierspec "helios/sched/tiers/hier/spec"
 )
 
 // Ginex beside the baselines of its paper: flags of superbatches go to what has them.
@@ -289,7 +292,7 @@ func TestBottleneck(t *testing.T) {
 // TestResultKey: a default that was typed makes no other run, and seed 0 does.
 func TestResultKey(t *testing.T) {
 	none := resultKey(plan.Config{})
-	require.Equal(t, none, resultKey(plan.Config{}.WithDefaults()))
+	require.Equal(t, none, resultKey(tiers.Known(plan.Config{}).WithDefaults()))
 	require.Equal(t, none,
 		resultKey(plan.Config{ModelSettings: gnn.ModelSettings{Model: gnn.DefaultArch}, Seed: 1,
 			Batch: 1024}))
@@ -297,9 +300,9 @@ func TestResultKey(t *testing.T) {
 	require.NotEqual(t, none, resultKey(plan.Config{Seed: 2}))
 	require.NotEqual(t, none, resultKey(plan.Config{Shards: 2}))
 	// Mega-batches sample from other graphs, each from its own.
-	keys := []string{none, resultKey(plan.Config{Mode: plan.ModeHier}),
-		resultKey(plan.Config{MegaSettings: plan.MegaSettings{Passes: 2}, Mode: plan.ModeHier}),
-		resultKey(plan.Config{Mode: plan.ModeMarius})}
+	keys := []string{none, resultKey(plan.Config{Mode: hier.ModeHier}),
+		resultKey(plan.Config{MegaSettings: hierspec.MegaSettings{Passes: 2}, Mode: hier.ModeHier}),
+		resultKey(plan.Config{Mode: hier.ModeMarius})}
 	require.Len(t, slices.Compact(slices.Sorted(slices.Values(keys))), len(keys))
 }
 

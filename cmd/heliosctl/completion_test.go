@@ -17,7 +17,7 @@ import (
 	"helios/cuda"
 	hcli "helios/internal/cli"
 	"helios/internal/testing/wide"
-	"helios/sched/plan"
+	"helios/sched/tiers"
 )
 
 // A shell that asks gets the verbs, or the flags of the verb, and never an error.
@@ -67,7 +67,7 @@ func completed(t *testing.T, words ...string) []string {
 // Completion offers the words that may stand next, whatever stands before them.
 func TestCompletedValues(t *testing.T) {
 	isolate(t)
-	modes := plan.ModeNames()
+	modes := tiers.Catalog.Names()
 	files := []string{":files"}
 	for _, c := range []struct {
 		words []string

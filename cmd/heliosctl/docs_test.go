@@ -18,6 +18,7 @@ import (
 	"helios/graph"
 	"helios/graph/partition"
 	"helios/sched/plan"
+	"helios/sched/tiers"
 )
 
 const repo = "../.."
@@ -274,7 +275,7 @@ func TestDocumentsListRegistries(t *testing.T) {
 		formats = append(formats, s.Name)
 	}
 	registries := map[string][]string{
-		"`--mode`":    plan.ModeNames(),
+		"`--mode`":    tiers.Catalog.Names(),
 		"`--model`":   gnn.Archs(),
 		"format":      formats,
 		"`--policy`":  plan.Policies,

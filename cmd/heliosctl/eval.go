@@ -12,6 +12,7 @@ import (
 	"helios/internal/units"
 	"helios/sched"
 	"helios/sched/report"
+	"helios/sched/tiers"
 )
 
 // inferArgs holds the options of verbs that use a checkpoint: the model is the checkpoint's, the
@@ -54,7 +55,7 @@ func (a *inferArgs) check() error {
 			"no --checkpoint DIR; \"heliosctl train --checkpoint DIR\" writes one")
 	}
 	a.cfg.LastParameters = a.parameters == "last"
-	return a.cfg.Check()
+	return tiers.Known(a.cfg).Check()
 }
 
 // orOtherDataset adds the way out to the refusal of another dataset's checkpoint.

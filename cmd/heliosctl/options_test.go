@@ -13,12 +13,13 @@ import (
 
 	"helios/internal/options"
 	"helios/sched/plan"
+	"helios/sched/tiers"
 )
 
 // A run of the command line that names its mode alone is the library's run of that mode, field by
 // field: every default is the library's.
 func TestDefaultsAreTheLibrarys(t *testing.T) {
-	for _, mode := range plan.ModeNames() {
+	for _, mode := range tiers.Catalog.Names() {
 		set := flag.NewFlagSet("train", flag.ContinueOnError)
 		for _, f := range trainCommand().Flags {
 			require.NoError(t, f.Apply(set))
@@ -27,8 +28,8 @@ func TestDefaultsAreTheLibrarys(t *testing.T) {
 		var a trainerArgs
 		require.NoError(t, trainOptions().Read(cli.NewContext(cli.NewApp(), set, nil), &a))
 		require.NoError(t, a.check())
-		got, want := reflect.ValueOf(a.cfg.WithDefaults()),
-			reflect.ValueOf(plan.Config{Mode: mode}.WithDefaults())
+		got, want := reflect.ValueOf(tiers.Known(a.cfg).WithDefaults()),
+			reflect.ValueOf(tiers.Known(plan.Config{Mode: mode}).WithDefaults())
 		for i := range want.NumField() {
 			f := want.Type().Field(i)
 			if f.IsExported() && f.Type.Kind() != reflect.Func { // functions are the caller's

@@ -201,9 +201,9 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 		case a.dataset != "":
 			return o, errs.New(errs.Usage, "--%s: the dataset %s is partitioned; leave it out", f,
 				a.dataset)
-		case !c.WithDefaults().MegaBatched():
+		case !slices.Contains(tiers.Catalog.With("parts"), c.Mode):
 			return o, errs.New(errs.Usage, "--%s is of parts, which --mode %s trains on; leave it out",
-				f, strings.Join(plan.MegaModes(), " or "))
+				f, strings.Join(tiers.Catalog.With("parts"), " or "))
 		}
 	}
 	if a.halve && len(a.sweep) > 0 {
@@ -216,7 +216,7 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 	}
 	o.Hardware.SSDs, o.Budget, o.Batches, o.Prices = a.ssdCount, a.budget, a.batches, a.prices
 	o.Cut = a.cut
-	o.Config = a.cfg
+	o.Config = tiers.Known(a.cfg)
 	return o, nil
 }
 

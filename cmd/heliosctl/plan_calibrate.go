@@ -17,6 +17,7 @@ import (
 	"helios/internal/outfile"
 	"helios/sched/plan"
 	"helios/sched/planner"
+	"helios/sched/tiers"
 )
 
 // trainedRun has the results of a run's training.
@@ -80,7 +81,7 @@ func (r *trainedRun) alike(path string, dataset string, c plan.Config) error {
 		return errs.New(errs.Usage, "%s is of dataset %s (%s), not of this one (%s)", path,
 			r.begun.Name, r.begun.Dataset, dataset)
 	}
-	f, err := c.Filled()
+	f, err := tiers.Known(c).Filled()
 	if err != nil {
 		return err
 	}
@@ -127,14 +128,14 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 		return err
 	}
 	defer closing(&err, out.Discard)
-	f, err := a.cfg.Filled()
+	f, err := tiers.Known(a.cfg).Filled()
 	if err != nil {
 		return err
 	}
 	if key, _, _ := r.differs([]setting{{"mode", f.Mode}, {"policy", f.Policy},
 		{"directory", f.Directory}, {"window", f.Window}, {"cache-line", f.CacheLine}}); key != "" {
 		r.took.Lookup = 0
-		if f.Dynamic() {
+		if f.Directory != "" {
 			e.note(errs.Textf(
 				"%s had another --%s than the plan: its lookups say nothing of this tier, and their time stays as it is",
 				a.run, key))

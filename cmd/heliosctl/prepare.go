@@ -9,7 +9,7 @@ import (
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/sched"
-	"helios/sched/plan"
+	"helios/sched/tiers"
 )
 
 func prepareCommand() *cli.Command {
@@ -17,10 +17,10 @@ func prepareCommand() *cli.Command {
 		Name:      "prepare",
 		Usage:     "lay mini-batches or parts of the graph out on disk, for a later train",
 		ArgsUsage: "[DATASET]",
-		Description: "Example: heliosctl prepare g --mode " + plan.PackedModes()[0] +
+		Description: "Example: heliosctl prepare g --mode " + tiers.Catalog.With("packed")[0] +
 			" --sample-epochs 4 --packed runs/packed --cpu-cache 10%\n" +
 			"Give what train is going to be given: train with the same --packed uses what is there, and prepares the rest.\n" +
-			"With --mode " + strings.Join(plan.MegaModes(), " or ") + " it divides the graph into parts and lays them out in --parted.\n" +
+			"With --mode " + strings.Join(tiers.Catalog.With("parted"), " or ") + " it divides the graph into parts and lays them out in --parted.\n" +
 			"However it is stopped, the same command goes on where it was.",
 	}, 1, hcli.Of[runArgs]().Without("other-dataset", "no-edges").WithoutGroups("Replicas", "Run").
 		Without("results", "overwrite"), runPrepare)
@@ -28,12 +28,12 @@ func prepareCommand() *cli.Command {
 
 func runPrepare(ctx context.Context, e *env, a *runArgs) (err error) {
 	if e.given(&a.cfg.Mode) == "" {
-		a.cfg.Mode = plan.PackedModes()[0]
+		a.cfg.Mode = tiers.Catalog.With("packed")[0]
 	}
 	if e.given(&a.timeline) != "" {
 		return errs.New(errs.Usage, "--timeline: nothing trains; leave it out")
 	}
-	if err := a.cfg.Check(); err != nil {
+	if err := tiers.Known(a.cfg).Check(); err != nil {
 		return err
 	}
 	s, err := openSession(ctx, e, a)
@@ -47,10 +47,10 @@ func runPrepare(ctx context.Context, e *env, a *runArgs) (err error) {
 	}
 	var rows [][]string
 	if p := res.PackedInfo; p != nil {
-		rows = packedRows(p)
+		rows = p.Rows()
 	}
 	if m := res.Mega; m != nil {
-		rows = append(rows, partsRows(m)...)
+		rows = append(rows, m.PartsRows()...)
 	}
 	e.ui.Facts(rows)
 	return e.ui.Event("result", res)

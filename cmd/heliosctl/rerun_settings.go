@@ -19,6 +19,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/infile"
 	"helios/sched/plan"
+	"helios/sched/tiers"
 )
 
 // A file of results may come from anybody. A run is made again from the settings in it, by what the
@@ -46,7 +47,8 @@ func (r *againRun) ownFolders(uses optionUses, dir string) (flags []string) {
 	if has("--clock="+plan.ClockVirtual) || has("--pages-on="+plan.PagesSSDs) {
 		return flags // nothing is laid out, or load has done it
 	}
-	for name, modes := range map[string][]string{"packed": plan.PackedModes(), "parted": plan.MegaModes()} {
+	for _, name := range []string{"packed", "parted"} {
+		modes := tiers.Catalog.With(name)
 		if uses[name] != nil && (uses["modes"] != nil || slices.ContainsFunc(modes,
 			func(mode string) bool { return has("--mode=" + mode) })) {
 			flags = append(flags, "--"+name+"="+filepath.Join(dir, name))

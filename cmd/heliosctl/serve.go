@@ -32,6 +32,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers"
 )
 
 // serveArgs holds the options of serve.
@@ -455,7 +456,7 @@ func (a *runArgs) read(options map[string]string, foreign bool) (map[string]bool
 		}
 		given[key] = true
 	}
-	return given, a.cfg.Check()
+	return given, tiers.Known(a.cfg).Check()
 }
 
 // unknownKeyword refuses an option that no loader has.
@@ -525,8 +526,8 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 // writeNothing keeps a client of another user from files in the dataset's folder.
 func (a *runArgs) writeNothing() error {
 	a.cfg.HotnessDir = plan.NoFolder
-	c := a.cfg.WithDefaults()
-	if c.Superbatched() || slices.Contains(plan.PackedModes(), c.Mode) {
+	c := tiers.Known(a.cfg).WithDefaults()
+	if c.Traits().Writes {
 		return errs.New(errs.Refused,
 			"mode %s with policy %s keeps mini-batches in the dataset's folder, which a client of another user may not; choose another mode or policy",
 			c.Mode, c.Policy)

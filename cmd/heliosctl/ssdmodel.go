@@ -12,6 +12,7 @@ import (
 	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers"
 )
 
 // boundModel holds what bind-ssds --ssd-model asks for. The zero value is no model.
@@ -68,8 +69,8 @@ func modelName(d state.SSD) string {
 // read what is behind a software SSD themselves, as fast as it goes, and so is a folder of packed
 // pages read, which no bound SSD holds.
 func (s *ssdSet) markModelled(io *report.IOResult, cfg plan.Config) {
-	c := cfg.WithDefaults()
-	if s == nil || !c.Queued() || c.LaidOut() && c.PagesOn != plan.PagesSSDs {
+	c := tiers.Known(cfg).WithDefaults()
+	if s == nil || !c.Queued() || c.PagesOn == plan.PagesFolder {
 		return
 	}
 	for _, d := range s.Bound {

@@ -22,6 +22,7 @@ import (
 	"helios/sched"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers"
 )
 
 func trainCommand() *cli.Command {
@@ -60,7 +61,7 @@ func (a *trainerArgs) check() error {
 		return errs.New(errs.Usage,
 			"--checkpoint-every needs --checkpoint DIR, the folder to write to")
 	}
-	return a.cfg.Check()
+	return tiers.Known(a.cfg).Check()
 }
 
 func runTrain(ctx context.Context, e *env, a *trainerArgs) error {
@@ -406,10 +407,7 @@ func samplingRows(r report.RunInfo) (rows [][]string) {
 
 // tierRows are the lines on what changes the tiers.
 func tierRows(r report.RunInfo) [][]string {
-	if s := r.Superbatch; s != nil {
-		return [][]string{{"superbatches", superbatchText(s)}}
-	}
-	if r.Policy == "" || r.Policy == plan.PolicyStatic {
+	if r.CacheLineBytes == 0 {
 		return nil
 	}
 	return [][]string{{"GPU tier",
@@ -448,12 +446,7 @@ func dataRows(r report.RunInfo) (rows [][]string) {
 
 // layoutRows are the lines on what lies where.
 func layoutRows(r report.RunInfo) (rows [][]string) {
-	if p := r.Packed; p != nil {
-		rows = append(rows, packedRows(p)...)
-	}
-	if m := r.Mega; m != nil {
-		rows = append(rows, megaRows(m)...)
-	}
+	rows = r.SystemRows()
 	if r.Hotness != nil {
 		rows = append(rows, []string{"hotness", r.Hotness.String()})
 	}
@@ -484,89 +477,6 @@ func tunedRows(r report.RunInfo) (rows [][]string) {
 		rows = append(rows,
 			[]string{"GPU tier", fmt.Sprintf("gave back %s when the device's memory ran out",
 				units.FormatBytes(r.GPUCacheShrunkBytes))})
-	}
-	return rows
-}
-
-// superbatchText has the times of sampling ahead.
-func superbatchText(s *report.SuperbatchInfo) string {
-	text := fmt.Sprintf(
-		"%d of up to %d mini-batches: sampled in %.3g s, inspected in %.3g s, %.3g s more beside training",
-		s.Superbatches, s.Batches, s.SampleSeconds, s.InspectSeconds, s.ChangeSeconds)
-	if s.FillSeconds > 0 {
-		text += fmt.Sprintf(", first rows read in %.3g s", s.FillSeconds)
-	}
-	return text + fmt.Sprintf("; files of %s, inspection in %s", units.FormatBytes(s.FileBytes),
-		units.FormatBytes(s.InspectBytes))
-}
-
-// packedRows say what was laid out before training, and what that took.
-func packedRows(p *report.PackedInfo) [][]string {
-	when := "prepared"
-	if p.Reused {
-		when = "reused; prepared once"
-	}
-	where := ""
-	if p.Dir != "" {
-		where = " in " + p.Dir
-	}
-	pages := ""
-	if p.PagesOn == plan.PagesSSDs {
-		pages = " (" + units.FormatBytes(p.PagesBytes) + " of them pages on the SSDs)"
-	}
-	return [][]string{
-		{"packed", fmt.Sprintf("%d mini-batches of %d sample epochs%s, segments of %d; %s in %.3g s (sampling %.3g s, planning %.3g s, packing %.3g s)",
-			p.Batches, p.SampleEpochs, where, p.Segment, when, p.Seconds, p.SampleSeconds,
-			p.PlanSeconds, p.PackSeconds)},
-		{"packed rows", fmt.Sprintf("%s stay in memory, %s in disk caches, %s in chunks; %s on disk%s, read at %.3f times what is needed, %s at a time",
-			units.FormatCount(float64(p.RowsMemory)), units.FormatCount(float64(p.RowsDiskCache)),
-			units.FormatCount(float64(p.RowsChunks)), units.FormatBytes(p.DiskBytes), pages,
-			p.Amplification, units.FormatBytes(int64(p.RequestBytes)))},
-	}
-}
-
-// partsRows say what parts there are on disk.
-func partsRows(m *report.MegaInfo) [][]string {
-	when := "reused"
-	if !m.Reused {
-		when = fmt.Sprintf("made in %.3g s", m.LayoutSeconds)
-	}
-	in := "in " + m.Dir
-	if m.Dir == "" {
-		in, when = "on the SSDs", "taken to be there"
-	}
-	return [][]string{{"parts", fmt.Sprintf("%d %s, %s: %s in pages of %s; up to %d at a time have room in %s",
-		m.Parts, in, when, units.FormatBytes(m.DiskBytes), units.FormatBytes(m.PageBytes),
-		m.Loaded, units.FormatBytes(m.Budget))}}
-}
-
-// megaRows say what a run trained on of its parts, and what loading them took.
-func megaRows(m *report.MegaInfo) [][]string {
-	passes := "1 pass"
-	switch {
-	case m.Passes == 0:
-		passes = "passes not chosen yet"
-	case m.Passes > 1:
-		passes = fmt.Sprintf("%d passes", m.Passes)
-	}
-	if m.PassesAuto && m.Passes > 0 {
-		passes += " (chosen)"
-	}
-	static := "no static nodes"
-	if m.StaticRows > 0 {
-		static = units.FormatCount(float64(m.StaticRows)) + " static nodes"
-		if m.StaticOnGPU {
-			static += " (rows in the GPU tier)"
-		}
-	}
-	rows := append(partsRows(m), []string{"in memory", fmt.Sprintf("%d of %d parts, %s, %s over each",
-		m.Loaded, m.Parts, static, passes)})
-	if m.MegaBatches > 0 {
-		rows = append(rows, []string{"mega-batches", fmt.Sprintf(
-			"%d loaded in %.3g s, %.3g s of them to induce topologies (%d while others trained; training waited %d times, %.3g s): %s of rows, %s of edges, %s of static nodes, %s a request",
-			m.MegaBatches, m.LoadSeconds, m.InduceSeconds, m.Ahead, m.Waits, m.WaitSeconds,
-			units.FormatBytes(m.FeatureBytes), units.FormatBytes(m.EdgeBytes),
-			units.FormatBytes(m.StaticBytes), units.FormatBytes(int64(m.RequestBytes)))})
 	}
 	return rows
 }

@@ -15,7 +15,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/units"
 	"helios/sched/packs"
-	"helios/sched/plan"
+	diskgnnspec "helios/sched/tiers/diskgnn/spec"
 )
 
 func verifyCommand() *cli.Command {
@@ -165,7 +165,7 @@ func (v *verifier) verifyFiles(ctx context.Context, d *dataset.Dataset) (done bo
 
 // verifyPacks checks packed mini-batches beside the dataset, where there are some.
 func (v *verifier) verifyPacks(ctx context.Context, d *dataset.Dataset) error {
-	r, err := packs.Verify(ctx, plan.Config{}.PackedFolder(d.Dir()), v.ui.Progress)
+	r, err := packs.Verify(ctx, diskgnnspec.PackedSettings{}.PackedFolder(d.Dir()), v.ui.Progress)
 	if r == nil || err != nil {
 		return err
 	}

@@ -10,28 +10,28 @@ import (
 	"testing"
 )
 
-// A mode has its file sched/plan/mode_NAME.go, which registers it and may have a constant for it.
-var modeFile = regexp.MustCompile(`^sched/plan/mode_([a-z0-9]+)\.go$`)
+// A mode's system has a folder of sched/tiers, whose plan.go has a constant for the mode's name.
+var modeFile = regexp.MustCompile(`^sched/tiers/[a-z0-9]+/plan\.go$`)
 
 // sharedNames are modes' names that mean something else as well: the project, I/O stacks, a format.
 // Of them only the constants and comparisons are held against the rule.
 var sharedNames = map[string]bool{"helios": true, "cpu": true, "mmap": true,
 	"ginex": true, "diskgnn": true}
 
-// modeRoom tells whether a file may not name a mode: all but a mode's own, tests, tools and
-// examples, and the table that translates the flags of GIDS's scripts.
+// modeRoom reports whether a file may not name a mode: all but a system's own folder, tests, tools
+// and examples, and the table that translates the flags of GIDS's scripts.
 func modeRoom(path string) bool {
 	for _, free := range []string{"tools/", "examples/"} {
 		if strings.HasPrefix(path, free) {
 			return false
 		}
 	}
-	return !modeFile.MatchString(path) && !strings.HasSuffix(path, "_test.go") &&
+	return !strings.HasPrefix(path, "sched/tiers/") && !strings.HasSuffix(path, "_test.go") &&
 		path != "cmd/heliosctl/gidsflags.go"
 }
 
-// strayMode tells what names a mode (a literal or a constant of modes) in a node of a file that may
-// not.
+// strayMode returns the text that names a mode (a literal or a constant of modes) in a node of a
+// file that may not; "": none does.
 func strayMode(n ast.Node, modes map[string]bool) string {
 	switch n := n.(type) {
 	case *ast.Ident:
@@ -67,18 +67,17 @@ func strayMode(n ast.Node, modes map[string]bool) string {
 	return ""
 }
 
-// A mode is named in its own file only: what differs by mode asks the registry.
+// A mode is named in its system's folder only: what differs by mode asks the registry.
 func TestModesHaveOneHome(t *testing.T) {
 	modes := map[string]bool{}
 	for _, s := range sources(t) {
-		m := modeFile.FindStringSubmatch(s.path)
-		if m == nil || m[1] == "test" {
+		if !modeFile.MatchString(s.path) {
 			continue
 		}
-		modes[m[1]] = true
 		for _, o := range s.file.Scope.Objects {
-			if o.Kind == ast.Con && strings.EqualFold(o.Name, "Mode"+m[1]) {
-				modes[o.Name] = true
+			name, is := strings.CutPrefix(o.Name, "Mode")
+			if o.Kind == ast.Con && is {
+				modes[o.Name], modes[strings.ToLower(name)] = true, true
 			}
 		}
 	}
@@ -98,9 +97,9 @@ func TestModesHaveOneHome(t *testing.T) {
 		})
 	}
 	report(t, found,
-		"a mode is named in its own file of sched/plan only; use plan.ModeOf, plan.ModeNames or plan.DefaultMode")
+		"a mode is named in its system's folder only; use tiers.Catalog or plan.DefaultMode")
 	for code, want := range map[string]bool{
-		`m == plan.ModeGIDS`: true, `c.Mode == "cpu"`: true, `x := "inmem"`: true,
+		`m == dynamic.ModeGIDS`: true, `c.Mode == "cpu"`: true, `x := "inmem"`: true,
 		`switch c.Mode { case "mmap": }`: true, `c.Mode == ""`: false, `s == "cpu"`: false,
 		`c.Mode == v.Mode`: false,
 	} {

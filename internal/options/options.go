@@ -75,11 +75,11 @@ type declared struct {
 	Offers  []string // what a shell offers
 	Default string   // the text of the tag
 
-	usage string
-	tag   reflect.StructTag
-	path  []int // from the struct that Of got
-	owner []int
-	many  Variants // of the struct around it; nil: none
+	usage  string
+	tag    reflect.StructTag
+	path   []int // from the struct that Of got
+	owner  []int
+	around []reflect.Type // the structs around it, from the outermost
 
 	variants     sync.Once
 	variantsText string // help's words for the defaults of many
@@ -94,11 +94,17 @@ type Setter interface {
 // Texter is a field's type that reads its text itself.
 type Texter interface{ SetText(text string) error }
 
-// Variants is a struct of options whose defaults differ by a setting: help tells them apart.
-type Variants interface {
-	// DefaultVariants returns the names, and for each a pointer to a struct of the same type; usual
-	// is the one that a run takes that chooses none.
-	DefaultVariants() (names []string, each []any, usual string)
+// Variants returns the defaults of a struct of options whose defaults differ by a setting, for
+// help: their names, and for each a pointer to a struct of the same type; usual is the one that a
+// run takes that chooses none.
+type Variants func() (names []string, each []any, usual string)
+
+var variants = map[reflect.Type]Variants{}
+
+// DefineVariants gives the variants of the type of a struct.
+func DefineVariants(of any, v Variants) bool {
+	variants[reflect.TypeOf(of)] = v
+	return true
 }
 
 var lists = map[string]func() []string{}
@@ -153,10 +159,8 @@ func writable(v reflect.Value, path []int) reflect.Value {
 	return reflect.NewAt(f.Type(), unsafe.Pointer(f.UnsafeAddr())).Elem()
 }
 
-func collect(t reflect.Type, path []int, many Variants, out *[]*declared) {
-	if v, is := reflect.New(t).Interface().(Variants); is && many == nil && !promoted(t) {
-		many = v
-	}
+func collect(t reflect.Type, path []int, around []reflect.Type, out *[]*declared) {
+	around = append(slices.Clone(around), t)
 	for i := range t.NumField() {
 		f := t.Field(i)
 		at := append(slices.Clone(path), i)
@@ -164,7 +168,7 @@ func collect(t reflect.Type, path []int, many Variants, out *[]*declared) {
 		name, ok := f.Tag.Lookup("option")
 		switch {
 		case f.Type.Kind() == reflect.Struct && (inside || f.Anonymous):
-			collect(f.Type, at, many, out)
+			collect(f.Type, at, around, out)
 			continue
 		case !ok:
 			continue
@@ -174,7 +178,7 @@ func collect(t reflect.Type, path []int, many Variants, out *[]*declared) {
 			Was: words(f.Tag.Get("was")), Group: f.Tag.Get("group"),
 			Common: f.Tag.Get("common") != "", Choices: words(f.Tag.Get("oneof")),
 			Default: strings.Join(words(f.Tag.Get("default")), ","), tag: f.Tag, path: at, owner: path,
-			many: many}
+			around: around}
 		d.Offers = slices.Concat(d.Choices, words(f.Tag.Get("words")), words(f.Tag.Get("offers")))
 		if d.usage == "" || !strings.Contains(d.usage, d.Arg) {
 			panic(fmt.Sprintf("options: %s.%s: no usage, or no arg in it", t, f.Name))
@@ -191,18 +195,6 @@ func collect(t reflect.Type, path []int, many Variants, out *[]*declared) {
 		}
 		*out = append(*out, d)
 	}
-}
-
-// promoted reports whether a struct has DefaultVariants from a struct within it.
-func promoted(t reflect.Type) bool {
-	for i := range t.NumField() {
-		if f := t.Field(i); f.Anonymous && f.Type.Kind() == reflect.Struct {
-			if _, is := reflect.New(f.Type).Interface().(Variants); is {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // words splits the list of a tag, which may name one of Define.
@@ -227,6 +219,19 @@ func listOf(name string) []string {
 	return lists[name]()
 }
 
+// many returns the variants of the outermost struct that has some; nil: none has.
+func (d *declared) many() Variants {
+	for _, t := range d.around {
+		if v := variants[t]; v != nil {
+			return v
+		}
+	}
+	return nil
+}
+
+// IsSet reports whether the field is not its zero value.
+func (o Option) IsSet() bool { return !o.value.IsZero() }
+
 // Find returns the option of a name, of those of a struct.
 func Find(ptr any, name string) (o Option, ok bool) {
 	v, all := declarations(ptr)
@@ -247,7 +252,7 @@ func Names(ptr any) (names []string) {
 // FirstSet returns the name of a struct's first option that is not its zero value; empty: none is.
 func FirstSet(ptr any) string {
 	for _, o := range Of(ptr) {
-		if !o.value.IsZero() {
+		if o.IsSet() {
 			return o.Name
 		}
 	}

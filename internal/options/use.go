@@ -80,7 +80,7 @@ func (o Option) Text() any {
 // ShownDefault returns what help says of the default: the tag's words or, where the struct around
 // has variants, the value that each of them has; empty: the value says it.
 func (o Option) ShownDefault() string {
-	if o.Shown != "" || o.many == nil {
+	if o.Shown != "" || o.many() == nil {
 		return o.Shown
 	}
 	switch o.Value().(type) {
@@ -96,7 +96,7 @@ func (o Option) ShownDefault() string {
 
 // describeVariants returns the value of each variant, as "4 in bam, else 2".
 func (o Option) describeVariants() string {
-	names, each, usual := o.many.DefaultVariants()
+	names, each, usual := o.many()()
 	var values []string
 	having := map[string][]string{}
 	for i, ptr := range each {

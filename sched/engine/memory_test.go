@@ -24,8 +24,9 @@ func TestShrunk(t *testing.T) {
 			errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: "d", Purpose: "p", Want: want,
 				Free: free}))
 	}
+	modes := plan.Catalog{Modes: []*plan.Mode{{Name: "some"}, {Name: "all", InMemory: true}}}
 	e := &Engine{
-		Sampling: &prepare.Sampling{Config: plan.Config{}.WithDefaults(), Device: gpuLike{h},
+		Sampling: &prepare.Sampling{Config: modes.Known(plan.Config{Mode: "some"}), Device: gpuLike{h},
 			Rows: 10 << 20, RowBytes: 1024},
 		Sizes: plan.TierSizes{GPURows: 4 << 20, CPURows: 1 << 20},
 		Tiers: loose{},
@@ -36,7 +37,7 @@ func TestShrunk(t *testing.T) {
 	b, err = e.shrunk(oom(16<<30, 0))
 	require.NoError(t, err)
 	require.Zero(t, b.GPURows)
-	e.Config.Mode, e.Sizes = plan.ModeInmem, plan.TierSizes{GPURows: 1 << 10,
+	e.Config.Mode, e.Sizes = "all", plan.TierSizes{GPURows: 1 << 10,
 		CPURows: 10<<20 - 1<<10}
 	b, err = e.shrunk(oom(1, 0))
 	require.NoError(t, err)

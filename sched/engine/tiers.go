@@ -15,8 +15,6 @@ import (
 
 // System is a way to keep rows and to bring them to mini-batches, as an engine runs it.
 type System struct {
-	// Runs reports whether runs of a configuration, which is filled, keep rows this way.
-	Runs func(c *plan.Config) bool
 	// New makes the tiers of an engine. They hold nothing yet.
 	New func(e *Engine) (Tiers, error)
 	// Prepares: something is laid out on disk before training begins.

@@ -1,7 +1,7 @@
 // Package packs keeps mini-batches that are sampled, and whose rows are laid out on disk, before
 // they train (DiskGNN, Liu et al., 2024): a folder with packs of sample epochs, each with its
-// samples (package samples), its plan and its pages (packages cache/packed and dataset/pages). What
-// was cut off is resumed; what is whole is used again by runs of the same Key.
+// samples (package samples), its plan and its pages (packages cache/packed and dataset/pages). Work
+// that was cut off is resumed; whole packs are used again by runs of the same Key.
 package packs
 
 import (
@@ -106,7 +106,7 @@ func (f *Folder) planned() bool {
 	})
 }
 
-// packFolder is what the folders of packs are called.
+// packFolder is the pattern of the names of packs' folders.
 var packFolder = regexp.MustCompile(`^epochs-[0-9]+-[0-9]+$`)
 
 // clean removes what an end of the process has left of packs that were removed.

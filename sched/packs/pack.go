@@ -26,7 +26,7 @@ const (
 	markName     = "pack.mark"
 )
 
-// Entry is what is known of a pack.
+// Entry describes a pack.
 type Entry struct {
 	First int       `json:"first"` // sample epochs First to End-1
 	End   int       `json:"end"`
@@ -44,14 +44,14 @@ type Entry struct {
 	Planned      *uint32 `json:"planned,omitempty"`
 	BytesRead    int64   `json:"bytes_read"`    // of the features
 	BytesWritten int64   `json:"bytes_written"` // of pages
-	// Found is what planning has found of the length of segments.
+	// Found has the figures by which planning chose the length of segments.
 	Found packed.Found `json:"found"`
 }
 
-// Seconds is what all phases took.
+// Seconds is the time of all phases.
 func (e *Entry) Seconds() float64 { return e.SampleSeconds + e.PlanSeconds + e.PackSeconds }
 
-// DiskBytes is what the pack takes.
+// DiskBytes is the size of the pack.
 func (e *Entry) DiskBytes() int64 { return e.SamplesBytes + e.PlanBytes + e.PagesBytes }
 
 // name is that of the pack's folder.
@@ -64,13 +64,13 @@ const (
 	PhasePack   = "pack MiB"
 )
 
-// Work is what making a pack takes.
+// Work has all that making a pack takes.
 type Work struct {
 	Nodes   int64 // of the graph
 	Batches int   // mini-batches in an epoch
 	// Sample samples the mini-batches of sample epochs first to end-1 that to does not have.
 	Sample func(ctx context.Context, first, end int, to *samples.Writer,
-		told func(done, total int)) error
+		report func(done, total int)) error
 	// Source opens the rows of the features, in the type of the key, and closes them.
 	Source func() (packed.Source, func() error, error)
 	// Hot counts the rows that stay in memory. HotRows names them, where it is not nil.
@@ -101,7 +101,7 @@ func (f *Folder) Has(first, end int) bool {
 	return e != nil && e.Whole
 }
 
-// Make opens the pack of sample epochs first to end-1. What of it is not there yet is made: after
+// Make opens the pack of sample epochs first to end-1. Missing files of it are made: after
 // an interrupt, a crash or an error the next call goes on where that was. Only one Make of a folder
 // may run at a time.
 func (f *Folder) Make(ctx context.Context, first, end int, w Work) (_ *Pack, err error) {

@@ -43,7 +43,7 @@ func fillRow(row int64, dst []byte) {
 	}
 }
 
-// frontier is what a mini-batch of a sample epoch needs.
+// frontier returns the rows of a mini-batch of a sample epoch.
 func frontier(epoch, index int) []int64 {
 	r := rand.New(rand.NewPCG(uint64(epoch), uint64(index)))
 	seen := map[int64]bool{}
@@ -386,7 +386,7 @@ func made(t *testing.T, dir string, key Key) {
 	require.NoError(t, errors.Join(p.Close(), f.Close()))
 }
 
-// What a whole pack has lost is not made again behind its pages, which were filled by another plan.
+// A lost file of a whole pack is not made again behind its pages, which another plan filled.
 func TestWholePacksAreNotMended(t *testing.T) {
 	for _, name := range []string{"plan", "samples.index", "other"} {
 		dir := filepath.Join(t.TempDir(), "p")

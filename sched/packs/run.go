@@ -16,7 +16,7 @@ import (
 	"helios/sched/samples"
 )
 
-// Options are of a run's packs.
+// Options set up a run's packs.
 type Options struct {
 	Dir     string // the folder
 	Budget  int64  // most bytes of the pages of plan.Config.SampleEpochs; 0: no bound
@@ -25,7 +25,7 @@ type Options struct {
 	Pages   pages.Place
 	// InTurn: a refresh's pack is made before the epoch that needs it, not while others train.
 	InTurn bool
-	// Source opens the rows in the type of the run, and says how to close them; nil, and while
+	// Source opens the rows in the type of the run, and returns the function that closes them; nil, and while
 	// others train: the dataset's file.
 	Source func(ctx context.Context) (packed.Source, func() error, error)
 }
@@ -68,10 +68,10 @@ func Start(s *prepare.Sampling, o Options) (*Run, error) {
 	return r, nil
 }
 
-// key is what the run's packs depend on.
+// key has the facts that the run's packs depend on.
 func (r *Run) key() Key {
 	c, m := &r.s.Config, r.s.In.Dataset.Meta
-	_, epochs := c.PackEpochs(0)
+	_, epochs := Epochs(c, 0)
 	return Key{Dataset: r.s.In.Dataset.UUID().String(), Edges: m.Edges,
 		Train: cache.HashNodes(r.train), Seed: c.Seed, Sampler: c.Sampler,
 		Dependency: c.BatchDependency, Fanouts: c.Fanouts, Batch: c.Batch,
@@ -100,7 +100,7 @@ func (r *Run) Close() error {
 }
 
 // Find gives the pack that an epoch of training is in, counted from 0, and the place of the epoch's
-// first mini-batch in it. What is not there yet is made. Packs of refreshes that no epoch needs
+// first mini-batch in it. A missing pack is made. Packs of refreshes that no epoch needs
 // from here on are removed. The pack stays until a Find of an epoch that is in another one.
 func (r *Run) Find(ctx context.Context, epoch int) (_ *Pack, first int, err error) {
 	c := &r.s.Config
@@ -153,7 +153,7 @@ func (r *Run) OpenPages(ctx context.Context, p *Pack) (*pages.Opened, error) {
 	return r.folder.OpenPages(ctx, p)
 }
 
-// DiskBytes is what the folder's packs take now, as far as they are made.
+// DiskBytes is the size of the folder's packs, as far as they are made.
 func (r *Run) DiskBytes() int64 { return r.folder.disk.Load() }
 
 // Holds reports whether a pack that Find has given is open still.
@@ -169,7 +169,7 @@ func stopped(ctx context.Context, err error) error {
 
 // held returns the pack of a sample epoch that is open; nil: none is.
 func (r *Run) held(sample int) *Pack {
-	first, end := r.s.Config.PackEpochs(sample)
+	first, end := Epochs(&r.s.Config, sample)
 	for _, p := range r.open {
 		if p.Entry.First == first && p.Entry.End == end {
 			return p
@@ -183,7 +183,7 @@ func (r *Run) get(ctx context.Context, sample int) (*Pack, error) {
 	if p := r.held(sample); p != nil {
 		return p, nil
 	}
-	first, end := r.s.Config.PackEpochs(sample)
+	first, end := Epochs(&r.s.Config, sample)
 	if first > 0 && r.hot == nil {
 		// Its hot rows are those of the first pack, also where that trains no more.
 		if _, err := r.get(ctx, 0); err != nil {
@@ -230,7 +230,7 @@ func (r *Run) next(epoch int) int {
 	}
 	_, end := c.LiveEpochs(from)
 	sample := end - c.Refresh
-	if r.folder.Has(c.PackEpochs(sample)) {
+	if r.folder.Has(Epochs(c, sample)) {
 		return -1
 	}
 	return sample
@@ -238,7 +238,7 @@ func (r *Run) next(epoch int) int {
 
 // ahead makes the pack of a sample epoch.
 func (r *Run) ahead(ctx context.Context, sample int) {
-	first, end := r.s.Config.PackEpochs(sample)
+	first, end := Epochs(&r.s.Config, sample)
 	inner, cancel := context.WithCancel(ctx)
 	n := &coming{cancel: cancel, done: make(chan struct{})}
 	r.coming = n
@@ -290,12 +290,12 @@ func (r *Run) make(ctx context.Context, first, end int, meanwhile bool) (*Pack, 
 		}
 	}
 	w.Sample = func(ctx context.Context, first, end int, to *samples.Writer,
-		told func(done, total int)) error {
+		report func(done, total int)) error {
 		a, err := s.NewAhead(stream)
 		if err != nil {
 			return err
 		}
-		err = a.SampleEpochs(ctx, first, end, r.train, to, told)
+		err = a.SampleEpochs(ctx, first, end, r.train, to, report)
 		return errors.Join(err, a.Close(ctx))
 	}
 	return r.folder.Make(ctx, first, end, w)

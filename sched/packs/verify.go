@@ -14,7 +14,7 @@ import (
 	"helios/sched/samples"
 )
 
-// VerifyReport is what a Verify has read.
+// VerifyReport counts the data that a Verify has read.
 type VerifyReport struct {
 	Dir     string   `json:"dir"`
 	Packs   int      `json:"packs"`
@@ -26,8 +26,8 @@ type VerifyReport struct {
 
 // Verify reads the packs in a folder and holds all of them against their checksums: samples, plans,
 // each mini-batch of one against that of the other, and pages in the folder. nil: there are no
-// packs. What is not finished, or in use, is noted. Damage has class device and names the file.
-func Verify(ctx context.Context, dir string, told work.Progress) (_ *VerifyReport, err error) {
+// packs. Packs that are not finished, or in use, are noted. Damage has class device and names the file.
+func Verify(ctx context.Context, dir string, progress work.Progress) (_ *VerifyReport, err error) {
 	if there, err := isOurs(dir); !there { // what else is there is nobody's business here
 		if errs.ClassOf(err) == errs.Refused {
 			err = nil
@@ -55,7 +55,7 @@ func Verify(ctx context.Context, dir string, told work.Progress) (_ *VerifyRepor
 				e.First, e.End-1, dir))
 			continue
 		}
-		if err := r.pack(ctx, &e, &m.Key, told); err != nil {
+		if err := r.pack(ctx, &e, &m.Key, progress); err != nil {
 			return nil, err
 		}
 		r.Packs++
@@ -64,7 +64,7 @@ func Verify(ctx context.Context, dir string, told work.Progress) (_ *VerifyRepor
 }
 
 // pack checks a pack that is whole.
-func (r *VerifyReport) pack(ctx context.Context, e *Entry, k *Key, told work.Progress) (err error) {
+func (r *VerifyReport) pack(ctx context.Context, e *Entry, k *Key, progress work.Progress) (err error) {
 	dir := filepath.Join(r.Dir, e.name())
 	p, err := packed.Open(filepath.Join(dir, planName))
 	if err != nil {
@@ -105,7 +105,7 @@ func (r *VerifyReport) pack(ctx context.Context, e *Entry, k *Key, told work.Pro
 				"%s: mini-batch %d has %d rows in the plan and %d in the samples; remove the folder %s and prepare again",
 				dir, i, n, len(nodes), r.Dir)
 		}
-		told.Report("verify packs", int64(i+1), int64(p.Batches()))
+		progress.Report("verify packs", int64(i+1), int64(p.Batches()))
 	}
 	r.Batches += int64(p.Batches())
 	r.Bytes += s.Bytes() + p.Bytes()
@@ -113,7 +113,7 @@ func (r *VerifyReport) pack(ctx context.Context, e *Entry, k *Key, told work.Pro
 		return nil
 	}
 	spec := pages.Spec{ID: e.ID, PageBytes: h.Shape.PageBytes, Pages: h.Stats.Pages}
-	n, err := pages.VerifyFolder(ctx, dir, &spec, told)
+	n, err := pages.VerifyFolder(ctx, dir, &spec, progress)
 	r.Pages, r.Bytes = r.Pages+n, r.Bytes+n*spec.PageBytes
 	return err
 }

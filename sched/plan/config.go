@@ -19,6 +19,10 @@ import (
 	"helios/internal/rowtype"
 	"helios/internal/timeline"
 	"helios/internal/units"
+	diskgnn "helios/sched/tiers/diskgnn/spec"
+	dynamic "helios/sched/tiers/dynamic/spec"
+	ginex "helios/sched/tiers/ginex/spec"
+	hier "helios/sched/tiers/hier/spec"
 )
 
 // MaxGroup is the most batches whose reads are merged: each keeps its sample in memory until it
@@ -35,7 +39,7 @@ const (
 	TopologySSD = "ssd"
 )
 
-// What rows' hotness is from, beside a file.
+// Sources of rows' hotness, beside a file.
 const (
 	HotnessPresample = "presample"
 	HotnessDegree    = "degree"
@@ -49,18 +53,11 @@ const (
 	TuneFull  = "full"
 )
 
-// DefaultDirectory is of a dynamic GPU tier: the one that a GPU keeps by itself, and that all cores
-// work on (docs/architecture/cache.md has the figures).
-const DefaultDirectory = policy.InSets
-
 // PolicyBelady keeps, in both tiers, what the mini-batches of a superbatch need next (MIN with
 // bypass, Belady 1966): these are sampled before the first of them trains.
 const PolicyBelady = policy.Belady
 
-// SuperbatchOptions returns the keys of the options that mean something under PolicyBelady alone.
-func SuperbatchOptions() []string { return options.Names(&SuperbatchSettings{}) }
-
-// Checks says whether what is read from SSDs is held against checksums.
+// Checks turns the comparison of reads with their checksums on or off.
 type Checks int8
 
 // Values of Checks.
@@ -71,9 +68,6 @@ const (
 )
 
 func (c Checks) String() string { return [...]string{"auto", "true", "false"}[c] }
-
-// LineRow as Config.CacheLine: a line of a dynamic tier is a row.
-const LineRow = -1
 
 // StackNone is reported in the place of a gpuio.Stack where no batch reads.
 const StackNone = "none"
@@ -100,6 +94,7 @@ type Config struct {
 
 	// filled: defaults are in, so that zero values are meant.
 	filled bool
+	known  *Catalog // what a run can be
 
 	// The settings of these groups decide the parameters that come out.
 	gnn.ModelSettings
@@ -119,7 +114,7 @@ type Config struct {
 	Seed     uint64 `option:"seed" group:"Model" common:"yes" print:"yes" usage:"seed of all random choices; equal seeds give equal parameters in every mode"`
 	SeedZero bool   // the seed is 0, not its default
 	Epochs   int    `option:"epochs" group:"Model" common:"yes" positive:"yes" range:"1..1048576" usage:"passes over the training nodes"`
-	MegaSettings
+	hier.MegaSettings
 	// Precision and BLAS change results by rounding.
 	Precision string `option:"precision" group:"Data path" use:"setting" oneof:"@precisions" usage:"of the model's products; bf16 rounds their factors, tf32 too, on a GPU only"`
 	BLAS      string `option:"blas" group:"Data path" words:"off,auto" arg:"PATH" usage:"who computes products on a GPU: off (our kernels), auto (cuBLAS where it is installed) or the PATH of libcublas"`
@@ -132,7 +127,7 @@ type Config struct {
 	// Blocks is 32 by default; under sync, as many as the device keeps resident.
 	Blocks     int `option:"io-blocks" group:"Data path" positive:"yes" range:"1..65536" shown:"32; sync: a full grid" usage:"thread blocks of each I/O kernel"`
 	QueueDepth int `option:"depth" group:"Data path" positive:"yes" range:"1..65535" shown:"256" usage:"reads in flight per SSD"`
-	// Depth is of the pipelines that prepare mini-batches ahead.
+	// Depth bounds the mini-batches that pipelines prepare ahead.
 	Depth       int           `option:"prefetch-depth" group:"Data path" positive:"yes" range:"1..64" usage:"mini-batches prepared ahead"`
 	ReadTimeout time.Duration `option:"read-timeout" group:"Data path" shown:"the stack's" arg:"TIME" usage:"TIME after which a read is aborted and tried again"`
 	// ReadRetries and ReadResets are -1 for none.
@@ -159,15 +154,15 @@ type Config struct {
 	// Policy of the GPU tier: PolicyStatic, PolicyBelady, which is of the CPU tier too, or one of
 	// policy.Online().
 	Policy string `option:"policy" group:"Tiers" common:"yes" use:"setting" oneof:"@policies" usage:"what the GPU tier keeps ({@policy-summaries})"`
-	SuperbatchSettings
-	PackedSettings
+	ginex.SuperbatchSettings
+	diskgnn.PackedSettings
 	PagesOn string `option:"pages-on" group:"Tiers" use:"setting" oneof:"@page-places" shown:"folder" usage:"where their pages are (folder: that of {packed} or {parted}; ssds: the bound SSDs, behind the features)"`
 	// Unpacked: nothing is laid out in a mode that does so, as in evaluation, whose samples are its
 	// own.
 	Unpacked bool
-	DynamicSettings
-	// Hotness is what places the static tiers: one of Hotnesses, or a file's path. HotnessDir is
-	// where it is kept and found again; empty: the dataset's folder hotness; NoFolder: nowhere.
+	dynamic.DynamicSettings
+	// Hotness places the static tiers: one of Hotnesses, or a file's path. HotnessDir keeps it for
+	// later runs; empty: the dataset's folder hotness; NoFolder: nowhere.
 	Hotness    string `option:"hotness" group:"Tiers" use:"input" words:"@hotnesses" arg:"FILE" usage:"what rows are placed by: {@hotnesses}, or a FILE of node numbers, hottest first (.npy or text)"`
 	Presample  int    `option:"presample-epochs" group:"Tiers" positive:"yes" range:"1..1024" usage:"epochs sampled beforehand to find the hottest rows ({hotness} presample)"`
 	HotnessDir string `option:"hotness-dir" group:"Tiers" use:"aside" words:"off" shown:"the dataset's folder hotness" arg:"DIR" usage:"DIR that keeps hotness for later runs of the same graph and batches; off for none"`
@@ -180,7 +175,7 @@ type Config struct {
 
 	// Replicas never change a result by themselves, but Shards is as many where it is left out.
 	Replicas int `option:"replicas" group:"Replicas" positive:"yes" range:"1..64" shown:"1" arg:"Q" usage:"devices that train with copies of the model Q: GPUs from {device} on, or host devices that share {workers}; at equal {shards} (without it: as many) the parameters are the same"`
-	// Reduce is who adds the replicas' gradients. NCCL's sums may differ from the tree's in their
+	// Reduce adds the replicas' gradients. NCCL's sums may differ from the tree's in their
 	// last bits.
 	Reduce string `option:"reduce" group:"Replicas" words:"tree" shown:"tree" arg:"PATH" usage:"who adds the gradients of {replicas}: tree (ours, to the bit as one device does), nccl (NVIDIA's NCCL where it is installed, GPUs only, not bit-exact) or the PATH of libnccl"`
 
@@ -226,60 +221,6 @@ type EpochSettings struct {
 	RefreshEvery int `option:"refresh-every" group:"Model" positive:"yes" range:"1.." shown:"as {sample-epochs}" print:"yes" omit:"0" arg:"N" usage:"epochs of training N from one {refresh} to the next; changes results"`
 }
 
-// SuperbatchSettings set up tiers that know the mini-batches to come.
-type SuperbatchSettings struct {
-	// Superbatch is the number of mini-batches that PolicyBelady knows at once; 0: as many as
-	// memory and disk have room for. SuperbatchOverlap: the next ones are sampled while those
-	// train.
-	Superbatch        int  `option:"superbatch" hint:"give a number of mini-batches from 1 on, or auto" group:"Tiers" named:"auto=0" positive:"yes" range:"1.." shown:"auto" arg:"N" usage:"mini-batches N that {policy} belady samples and knows at once; auto: what memory and disk have room for"`
-	SuperbatchOverlap bool `option:"superbatch-overlap" group:"Tiers" use:"setting" usage:"sample the next superbatch while one trains"`
-	// SuperbatchDir is the folder on whose file system their samples are; empty: the dataset's.
-	// SuperbatchDisk bounds their bytes; 0: a quarter of what is free.
-	SuperbatchDir  string `option:"superbatch-dir" group:"Tiers" use:"aside" shown:"the dataset's folder" arg:"FOLDER" usage:"FOLDER on whose file system the samples of superbatches are, in files without a name"`
-	SuperbatchDisk int64  `option:"superbatch-disk" hint:"give more, or leave it out" group:"Tiers" size:"" positive:"yes" range:"0.." shown:"a quarter of what is free" arg:"BYTES" usage:"most BYTES that they take there"`
-	// Superbatches has mini-batches sampled a superbatch at a time under PolicyStatic, too: the
-	// tiers find the rows that they hold and change none. By mode.
-	Superbatches bool
-	// SuperbatchFill has the rows that come first read before a superbatch begins, as Ginex does;
-	// else rows come in as they are needed. By mode.
-	SuperbatchFill bool
-}
-
-// PackedSettings place mini-batches that are laid out on disk before training.
-type PackedSettings struct {
-	// PackedDir is their folder; empty: beside the dataset. DiskBudget bounds their bytes; zero:
-	// three times the features. Segment is how many of them share a disk cache; 0: what is best
-	// under the budget.
-	PackedDir  string     `option:"packed" group:"Tiers" use:"aside" shown:"packed in the dataset's folder" arg:"FOLDER" usage:"FOLDER of mini-batches that are laid out before training ({mode} {@packed-modes}); what is not there yet is prepared"`
-	DiskBudget DiskBudget `option:"disk-budget" group:"Tiers" shown:"3x" arg:"SIZE" usage:"room that their pages may take: a SIZE, or a multiple of the features such as 5x"`
-	Segment    int        `option:"segment" group:"Tiers" positive:"yes" range:"1.." shown:"searched for" usage:"mini-batches that share a disk cache"`
-}
-
-// MegaSettings shape mega-batches. They change results, but for LoadAhead and PartedDir.
-type MegaSettings struct {
-	Parts         int      `option:"parts" group:"Mega-batches" positive:"yes" range:"1..1048576" shown:"4 to 64, by the size of the features" arg:"N" usage:"N parts that the graph is divided into ({mode} {@mega-modes}); changes results"`
-	PartitionFile string   `option:"partition" group:"Mega-batches" use:"input" shown:"made where the parts are" arg:"FILE" usage:"FILE that says which node is in which part (heliosctl partition)"`
-	StaticNodes   Share    `option:"static-nodes" group:"Mega-batches" shown:"2%, in marius none" arg:"SHARE" usage:"SHARE of the nodes, those of the highest out-degree, that are in every mega-batch; changes results"`
-	MegaBatch     MegaSize `option:"megabatch" group:"Mega-batches" shown:"what {cpu-cache} has room for" arg:"N" usage:"parts N that are in memory together, or a share of them such as 25%; changes results"`
-	// Passes is the number of times that a mega-batch trains before the next, or PassesAuto.
-	Passes    int    `option:"passes" group:"Mega-batches" named:"auto=-1" positive:"yes" range:"1..1000" shown:"1" arg:"N" usage:"times N that a mega-batch trains before the next; auto: as often as loading one takes longer than training; changes results"`
-	PartOrder string `option:"part-order" group:"Mega-batches" use:"setting" oneof:"@part-orders" shown:"dispersed" usage:"how parts come together (dispersed: every epoch has all, in mega-batches that share none; sequential: those with the training nodes stay, and an epoch is one mega-batch of them and others; {mode} {@sequential-modes}); changes results"`
-	LoadAhead string `option:"load-ahead" group:"Mega-batches" use:"setting" oneof:"@load-aheads" shown:"on" usage:"load the next mega-batch while one trains: off has room for more parts"`
-	PartedDir string `option:"parted" group:"Mega-batches" use:"aside" shown:"parted-MODE in the dataset's folder" arg:"FOLDER" usage:"FOLDER of the parts ({mode} {@mega-modes}); what is not there yet is made"`
-}
-
-// DynamicSettings shape a GPU tier whose lines come and go by accesses.
-type DynamicSettings struct {
-	// CacheLine is the bytes of a line, or LineRow.
-	CacheLine int64  `option:"cache-line" hint:"give row, or a number of bytes such as 4096" group:"Tiers" named:"row=-1" size:"1" range:"512..1048576" shown:"4096 in bam and gids, else row" arg:"BYTES" usage:"what a dynamic GPU tier reads and keeps at once: lines of BYTES, or \"row\""`
-	Directory string `option:"directory" group:"Tiers" use:"setting" oneof:"@directories" shown:"sets" usage:"what knows where a dynamic GPU tier's lines are (sets: sets of 32 lines, each under {policy} by itself, worked on by all cores; queues: any line in any place, on one core)"`
-	// Window is the number of coming batches whose lines stay (window buffer of GIDS), 0 for none.
-	Window int `option:"window" group:"Tiers" range:"0..64" zero:"-1" usage:"coming mini-batches whose lines a dynamic GPU tier keeps (GIDS's window buffer), 0 for none"`
-	// Accumulate is the share of the SSDs' peak rate that merging the reads of coming batches aims
-	// at (accumulator of GIDS); 0: reads are not merged.
-	Accumulate float64 `option:"accumulate" hint:"the whole of the peak would take infinitely many reads in flight; 0.95 is usual" group:"Tiers" share:"yes" below:"1" zero:"-1" arg:"SHARE" usage:"merge the reads of coming mini-batches until they reach this SHARE of the SSDs' peak rate (GIDS's accumulator), 0 for never"`
-}
-
 // SMBudget is the most thread blocks that each operator's stream runs at once; 0 = all.
 // IO is that of the submit and of the complete kernel.
 type SMBudget struct{ Sample, Lookup, IO, Gather, Train int }
@@ -291,59 +232,58 @@ func (c Config) WithDefaults() Config {
 		return c
 	}
 	c.filled = true
-	orText(&c.Mode, DefaultMode)
-	c.mode().Fill(&c)
+	OrText(&c.Mode, DefaultMode)
+	if fill := c.mode().Fill; fill != nil {
+		fill(&c)
+	}
 	c.fillCommon()
+	if fill := c.System().Fill; fill != nil {
+		fill(&c)
+	}
 	return c.settled()
 }
 
 // fillCommon sets what no mode has an opinion of, and DefaultMode's parts where the mode set none.
 func (c *Config) fillCommon() {
-	orText(&c.Model, gnn.DefaultArch)
+	OrText(&c.Model, gnn.DefaultArch)
 	if len(c.Fanouts) == 0 {
 		c.Fanouts = []int{10, 10}
 	}
-	orNumber(&c.Batch, 1024)
-	orNumber(&c.Replicas, 1)
-	orText(&c.Reduce, ReduceTree)
-	orNumber(&c.Ranks, 1)
-	orNumber(&c.Shards, c.Replicas*c.Ranks)
-	orNumber(&c.Hidden, 128)
+	OrNumber(&c.Batch, 1024)
+	OrNumber(&c.Replicas, 1)
+	OrText(&c.Reduce, ReduceTree)
+	OrNumber(&c.Ranks, 1)
+	OrNumber(&c.Shards, c.Replicas*c.Ranks)
+	OrNumber(&c.Hidden, 128)
 	c.Arch().Default(&c.ModelSettings)
-	orText(&c.Activation, gnn.DefaultActivation)
-	orText(&c.Norm, gnn.NoNorm)
-	orText(&c.Optimizer, gnn.DefaultOptimizer)
-	orNumber(&c.LR, 0.003)
-	orNumber(&c.Epochs, 1)
+	OrText(&c.Activation, gnn.DefaultActivation)
+	OrText(&c.Norm, gnn.NoNorm)
+	OrText(&c.Optimizer, gnn.DefaultOptimizer)
+	OrNumber(&c.LR, 0.003)
+	OrNumber(&c.Epochs, 1)
 	if c.Refresh > 0 {
-		orNumber(&c.RefreshEvery, c.SampleEpochs)
+		OrNumber(&c.RefreshEvery, c.SampleEpochs)
 	}
 	if c.Seed == 0 && !c.SeedZero {
 		c.Seed = 1
 	}
-	orNumber(&c.Depth, 2)
-	orNumber(&c.Presample, 4)
-	orNumber(&c.ReadResets, 3)
+	OrNumber(&c.Depth, 2)
+	OrNumber(&c.Presample, 4)
+	OrNumber(&c.ReadResets, 3)
 	if c.OpTimeout == 0 {
 		c.OpTimeout = 5 * time.Minute
 	}
-	orText(&c.IOStack, gpuio.StackAsync)
-	orText(&c.Pipeline, DefaultPipeline)
-	orText(&c.Policy, PolicyStatic)
-	if c.Dynamic() {
-		orText(&c.Directory, DefaultDirectory)
-	}
-	orText(&c.Hotness, HotnessPresample)
-	orText(&c.Sampler, graph.Neighbor)
-	orNumber(&c.BatchDependency, 1)
-	orText(&c.Topology, TopologyMemory)
-	orText(&c.Tune, TuneOff)
-	orText(&c.MemoryRung, gpuio.RungAuto)
-	orText(&c.Precision, cuda.FP32.String())
-	orText(&c.BLAS, BLASOff)
-	if c.Dynamic() {
-		orNumber(&c.CacheLine, LineRow)
-	}
+	OrText(&c.IOStack, gpuio.StackAsync)
+	OrText(&c.Pipeline, DefaultPipeline)
+	OrText(&c.Policy, PolicyStatic)
+	OrText(&c.Hotness, HotnessPresample)
+	OrText(&c.Sampler, graph.Neighbor)
+	OrNumber(&c.BatchDependency, 1)
+	OrText(&c.Topology, TopologyMemory)
+	OrText(&c.Tune, TuneOff)
+	OrText(&c.MemoryRung, gpuio.RungAuto)
+	OrText(&c.Precision, cuda.FP32.String())
+	OrText(&c.BLAS, BLASOff)
 	if (c.Topology == TopologySSD && c.NeighborCache == units.Budget{} && !c.NeighborShared) {
 		c.NeighborCache.Percent = 10
 	}
@@ -364,33 +304,12 @@ func (c Config) Filled() (Config, error) {
 
 // checkAsked refuses what only shows before defaults are filled in; f is c with them.
 func (c Config) checkAsked(f Config) error {
-	switch {
-	case f.Dynamic() && !f.GPUCacheAuto && c.GPUCache == units.Budget{}:
-		return errs.New(errs.Usage,
-			"{policy} %s: {mode} %s has no GPU tier by itself; add {gpu-cache}, or leave it out",
-			f.Policy, f.Mode)
-	case f.Planned() && !f.GPUCacheAuto && f.GPUCache == units.Budget{} &&
-		f.CPUCache == units.Budget{} && c.GPUCache == units.Budget{} &&
-		c.CPUCache == units.Budget{}:
-		return errs.New(errs.Usage,
-			"%v %s has no tier to keep anything in; give %v or %v, or use %v %s",
-			errs.Key("policy"), PolicyBelady, errs.Key("gpu-cache"), errs.Key("cpu-cache"),
-			errs.Key("policy"), PolicyStatic)
-	case f.Planned() && (c.Hotness != "" || c.Presample != 0 ||
-		c.HotnessDir != "" && c.HotnessDir != NoFolder):
-		return errs.New(errs.Usage,
-			"%v %s keeps what comes next, whatever is hot; leave %v, %v and %v out, or use %v %s",
-			errs.Key("policy"), f.Policy, errs.Key("hotness"), errs.Key("hotness-dir"),
-			errs.Key("presample-epochs"), errs.Key("policy"), PolicyStatic)
-	case f.LaidOut() && (c.Hotness != "" || c.Presample != 0 ||
-		c.HotnessDir != "" && c.HotnessDir != NoFolder):
-		return errs.New(errs.Usage,
-			"%v %s keeps in memory what its own mini-batches need most; leave %v, %v and %v out",
-			errs.Key("mode"), f.Mode, errs.Key("hotness"), errs.Key("hotness-dir"),
-			errs.Key("presample-epochs"))
-	case c.checkMegaAsked(f) != nil:
-		return c.checkMegaAsked(f)
-	case c.Presample != 0 && c.Hotness != "" && c.Hotness != HotnessPresample:
+	if check := f.System().CheckAsked; check != nil {
+		if err := check(c, f); err != nil {
+			return err
+		}
+	}
+	if c.Presample != 0 && c.Hotness != "" && c.Hotness != HotnessPresample {
 		return errs.New(errs.Usage,
 			"{presample-epochs}: {hotness} %s counts no epochs beforehand; leave one of the two out",
 			c.Hotness)
@@ -436,40 +355,6 @@ func (c Config) HotnessFolder(dataset string) string {
 		return filepath.Join(dataset, "hotness")
 	}
 	return c.HotnessDir
-}
-
-// Dynamic reports whether the GPU tier's lines come and go by what was accessed.
-func (c Config) Dynamic() bool {
-	return c.Policy != "" && c.Policy != PolicyStatic && !c.Planned()
-}
-
-// Planned reports whether rows come and go by what will be accessed.
-func (c Config) Planned() bool { return c.Policy == PolicyBelady }
-
-// Superbatched reports whether mini-batches are sampled a superbatch at a time, before they train.
-func (c Config) Superbatched() bool {
-	return c.Planned() || c.Superbatches && c.Policy == PolicyStatic
-}
-
-// SuperbatchMost returns how many of a pass's n mini-batches a superbatch has at most. One without
-// a given length may have them all, or a quarter where the next one is sampled while one trains.
-func (c Config) SuperbatchMost(n int) int {
-	switch {
-	case c.Superbatch > 0:
-		return c.Superbatch
-	case c.SuperbatchOverlap:
-		return max((n+3)/4, 1)
-	}
-	return max(n, 1)
-}
-
-// SuperbatchFolder returns the folder on whose file system superbatches are kept; dataset is the
-// dataset's own.
-func (c Config) SuperbatchFolder(dataset string) string {
-	if c.SuperbatchDir == "" {
-		return dataset
-	}
-	return c.SuperbatchDir
 }
 
 // PerHop reports whether the pipeline looks rows up hop by hop.
@@ -568,7 +453,7 @@ func (c Config) Arch() gnn.Arch {
 
 // check refuses what can't be meant in c, which is filled; each error names the option.
 func (c Config) check() error {
-	mode, err := ModeOf(c.Mode)
+	mode, err := c.catalog().Mode(c.Mode)
 	if err != nil {
 		return err
 	}
@@ -688,16 +573,13 @@ func unknown(key errs.Key, v string, all []string) error {
 		options.OneOf(v, all))
 }
 
-// resident names the policies without lines that come and go by what was accessed.
-const resident = PolicyStatic + " and " + PolicyBelady
-
 // checkTiers refuses parts of the tiers, the accumulator and the sampler that can't go together.
 func (c Config) checkTiers() error {
-	if p := policy.Find(c.Policy); p != nil && p.Offline != "" && !c.Planned() {
-		return refuseOffline(c.Policy)
+	if err := refuseOffline(c.Policy); err != nil {
+		return err
 	}
-	for _, check := range []func() error{c.checkSuperbatch, c.checkShared, c.checkPacked,
-		c.checkMega, c.checkDynamic, c.checkAccumulate, c.checkTopology} {
+	for _, check := range []func() error{c.checkShared, c.checkSystem, c.checkAccumulate,
+		c.checkTopology} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -708,25 +590,6 @@ func (c Config) checkTiers() error {
 		}
 	}
 	return c.checkSampler()
-}
-
-// checkDynamic refuses settings of a tier whose lines come and go where there is none.
-func (c Config) checkDynamic() error {
-	if c.Dynamic() {
-		return nil
-	}
-	switch key := options.FirstSet(&c.DynamicSettings); key {
-	case "":
-		return nil
-	case "window":
-		return errs.New(errs.Usage,
-			"%v %d keeps the lines of coming batches from eviction, and static tiers evict none; choose %v other than %s, or leave it out",
-			errs.Key(key), c.Window, errs.Key("policy"), resident)
-	default:
-		return errs.New(errs.Usage,
-			"%v is of a GPU tier whose lines come and go; choose %v other than %s, or leave it out",
-			errs.Key(key), errs.Key("policy"), resident)
-	}
 }
 
 // checkAccumulate refuses reads that can't be merged.
@@ -742,7 +605,7 @@ func (c Config) checkAccumulate() error {
 		return errs.New(errs.Usage,
 			"%v merges the reads of whole batches, %v %s reads hop by hop; use another one: %s",
 			errs.Key("accumulate"), errs.Key("pipeline"), c.Pipeline,
-			strings.Join(PipelineNames((*Pipeline).whole), ", "))
+			strings.Join(PipelineNames((*Pipeline).Whole), ", "))
 	}
 	return nil
 }
@@ -781,25 +644,11 @@ func (c Config) checkSampler() error {
 	return nil
 }
 
-// checkSuperbatch refuses what only tiers that know the future have.
-func (c Config) checkSuperbatch() error {
-	if key := options.FirstSet(&c.SuperbatchSettings); key != "" && !c.Superbatched() {
-		return errs.New(errs.Usage,
-			"%v is of tiers that know the mini-batches to come; use %v %s, or leave it out",
-			errs.Key(key), errs.Key("policy"), PolicyBelady)
-	}
-	return nil
-}
-
 // Method returns the graph.Method of Sampler, whose name Check has accepted.
 func (c Config) Method() *graph.Method {
 	m, _ := graph.FindMethod(c.Sampler)
 	return m
 }
-
-// MaxLine is the largest line of a dynamic tier, in bytes: no more than a superblock's format
-// leaves behind the rows, as the last line of an SSD, where it is not full, is read beyond them.
-const MaxLine = 1 << 20
 
 // TierSizes are the tiers' sizes in rows.
 type TierSizes struct {
@@ -807,7 +656,7 @@ type TierSizes struct {
 	Auto             bool // what the tiers get is measured once the rest is there
 }
 
-// HostSlack is what a run needs beside its caches: slots, activations, the program itself.
+// HostSlack is the memory that a run needs beside its caches: slots, activations, the program itself.
 const HostSlack = 64 << 20
 
 // TierRows turns the budgets into rows. available is the CPU memory that can still be had;
@@ -859,7 +708,7 @@ func (c Config) TierRows(rows, rowBytes, available, deviceFree int64) (TierSizes
 	}
 	b := TierSizes{GPURows: min(gpu/rowBytes, rows), Auto: auto}
 	b.CPURows = min(cpu/rowBytes, rows-b.GPURows)
-	if c.Dynamic() { // any row may come into the GPU tier
+	if c.Traits().Inclusive {
 		b.CPURows = min(cpu/rowBytes, rows)
 	}
 	if c.InMemory() && !auto {

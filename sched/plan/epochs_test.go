@@ -1,4 +1,4 @@
-package plan
+package plan_test
 
 import (
 	"testing"
@@ -6,6 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
+	"helios/sched/plan"
+	"helios/sched/tiers"
 )
 
 func TestSampleEpoch(t *testing.T) {
@@ -26,11 +28,11 @@ func TestSampleEpoch(t *testing.T) {
 		{"seldom", 2, 1, 3, []int{0, 1, 0, 1, 2, 1, 2, 3, 2, 3, 4}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cfg, err := Config{
-				EpochSettings: EpochSettings{SampleEpochs: c.samples, Refresh: c.fresh,
+			cfg, err := tiers.Known(plan.Config{
+				EpochSettings: plan.EpochSettings{SampleEpochs: c.samples, Refresh: c.fresh,
 					RefreshEvery: c.every},
 				Epochs: len(c.want),
-			}.Filled()
+			}).Filled()
 			require.NoError(t, err)
 			require.Equal(t, c.want, cfg.SampledAs(1000))
 			same := true
@@ -51,21 +53,22 @@ func TestSampleEpoch(t *testing.T) {
 }
 
 func TestSampleEpochRefusals(t *testing.T) {
-	for want, c := range map[string]Config{
-		"option sample-epochs -1 is not between":   {EpochSettings: EpochSettings{SampleEpochs: -1}},
-		"option refresh -1 is below 1":             {EpochSettings: EpochSettings{SampleEpochs: 2, Refresh: -1}},
-		"option refresh-every -1 is below 1":       {EpochSettings: EpochSettings{SampleEpochs: 2, Refresh: 1, RefreshEvery: -1}},
-		"say with option refresh how many":         {EpochSettings: EpochSettings{SampleEpochs: 2, RefreshEvery: 1}},
-		"without option sample-epochs every epoch": {EpochSettings: EpochSettings{Refresh: 2}},
-		"option refresh 3: there are 2":            {EpochSettings: EpochSettings{SampleEpochs: 2, Refresh: 3}},
-		"give a larger option refresh-every": {EpochSettings: EpochSettings{SampleEpochs: 9, Refresh: 9, RefreshEvery: 8},
-			Epochs: MaxEpochs},
-		"option sample-epochs 1048577 is not betwe": {EpochSettings: EpochSettings{SampleEpochs: MaxEpochs + 1}},
+	for want, c := range map[string]plan.Config{
+		"option sample-epochs -1 is not between":   {EpochSettings: plan.EpochSettings{SampleEpochs: -1}},
+		"option refresh -1 is below 1":             {EpochSettings: plan.EpochSettings{SampleEpochs: 2, Refresh: -1}},
+		"option refresh-every -1 is below 1":       {EpochSettings: plan.EpochSettings{SampleEpochs: 2, Refresh: 1, RefreshEvery: -1}},
+		"say with option refresh how many":         {EpochSettings: plan.EpochSettings{SampleEpochs: 2, RefreshEvery: 1}},
+		"without option sample-epochs every epoch": {EpochSettings: plan.EpochSettings{Refresh: 2}},
+		"option refresh 3: there are 2":            {EpochSettings: plan.EpochSettings{SampleEpochs: 2, Refresh: 3}},
+		"give a larger option refresh-every": {EpochSettings: plan.EpochSettings{SampleEpochs: 9, Refresh: 9, RefreshEvery: 8},
+			Epochs: plan.MaxEpochs},
+		"option sample-epochs 1048577 is not betwe": {EpochSettings: plan.EpochSettings{SampleEpochs: plan.MaxEpochs + 1}},
 	} {
-		err := c.Check()
+		err := tiers.Known(c).Check()
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), want)
 	}
-	require.NoError(t, Config{EpochSettings: EpochSettings{SampleEpochs: MaxEpochs},
-		Epochs: MaxEpochs}.Check())
+	require.NoError(t, tiers.Known(
+		plan.Config{EpochSettings: plan.EpochSettings{SampleEpochs: plan.MaxEpochs},
+			Epochs: plan.MaxEpochs}).Check())
 }

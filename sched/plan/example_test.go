@@ -5,13 +5,16 @@ import (
 	"log"
 
 	"helios/sched/plan"
+	"helios/sched/tiers"
+	"helios/sched/tiers/dynamic"
+	"helios/sched/tiers/static"
 )
 
 // A mode is a choice of parts; Filled shows what it chooses. A part that is set stays.
 func ExampleConfig_Filled() {
-	for _, c := range []plan.Config{{Mode: plan.ModeHelios}, {Mode: plan.ModeGIDS},
-		{Mode: plan.ModeGIDS, Policy: "lru"}} {
-		f, err := c.Filled()
+	for _, c := range []plan.Config{{Mode: static.ModeHelios}, {Mode: dynamic.ModeGIDS},
+		{Mode: dynamic.ModeGIDS, Policy: "lru"}} {
+		f, err := tiers.Known(c).Filled()
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -25,7 +28,7 @@ func ExampleConfig_Filled() {
 
 // The operators of a mini-batch of one layer, and what each waits for.
 func ExampleConfig_Operators() {
-	c, err := plan.Config{Fanouts: []int{10}, Pipeline: plan.PipelineNone}.Filled()
+	c, err := tiers.Known(plan.Config{Fanouts: []int{10}, Pipeline: plan.PipelineNone}).Filled()
 	if err != nil {
 		log.Fatal(err)
 	}

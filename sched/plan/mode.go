@@ -2,17 +2,19 @@ package plan
 
 import (
 	"cmp"
-	"slices"
 
 	"helios/internal/units"
 )
+
+// DefaultMode is the mode of a configuration that names none.
+const DefaultMode = "helios"
 
 // Mode is a data path: a published system's, or our own. A mode is a choice of parts: it names the
 // I/O stack, pipeline, tiers, policy and hotness of a run, and what it lacks. A part that no mode
 // had before is added where its kind lives (a policy in cache/policy, a sampler in graph, a stack
 // in gpuio, a pipeline in this package); the mode's file then chooses it.
 //
-// One file for each mode declares it, and the list in this file has it. Help, comparisons, checks
+// One file of sched/tiers declares each mode, and the list there has it. Help, comparisons, checks
 // and the tables of documents go by the list, so nothing else names a mode.
 type Mode struct {
 	Name string
@@ -21,16 +23,10 @@ type Mode struct {
 	// InMemory: every row is in memory before the first batch. The CPU tier takes what the GPU
 	// tier leaves, and no row comes or goes.
 	InMemory bool
-	// Packed: mini-batches are sampled and laid out on disk before training. Both tiers hold the
-	// rows that were hottest then.
-	Packed bool
-	// PartOrders are how parts of the graph come together to mega-batches that train one after the
-	// other; nil: it has none.
-	PartOrders []string
-	// Partitioner is how those parts are made, one of partition.MethodNames.
-	Partitioner string
+	// Own is the system that keeps the rows of training under any policy; nil: the policy's does.
+	Own *System
 	// Fill sets what the configuration leaves open and this mode does otherwise than DefaultMode's
-	// parts in fillCommon. A value that is set stays.
+	// parts in fillCommon. A value that is set stays. Nil: nothing.
 	Fill func(c *Config)
 	// Check refuses what this mode lacks; c is filled. Nil: it lacks nothing.
 	Check func(c Config) error
@@ -45,90 +41,11 @@ type Baseline struct {
 	Options [][2]string // key and value
 }
 
-// Baselines returns those of all modes.
-func Baselines() (all []Baseline) {
-	for _, m := range modes {
-		for _, b := range m.Baselines {
-			b.Mode = m.Name
-			all = append(all, b)
-		}
-	}
-	return all
-}
-
-// modes are all modes in the order of lists. Comparisons run them in this order and report figures
-// relative to the first.
-var modes []*Mode
-
-func init() { // not where it is declared: modes ask the list about themselves
-	modes = []*Mode{heliosMode, gidsMode, bamMode, ginexMode, diskgnnMode, hierMode, mariusMode,
-		cpuMode, mmapMode, inmemMode}
-}
-
-// Modes returns every mode.
-func Modes() []*Mode { return slices.Clone(modes) }
-
-// ModeNames returns the names of Modes.
-func ModeNames() []string {
-	names := make([]string, len(modes))
-	for i, m := range modes {
-		names[i] = m.Name
-	}
-	return names
-}
-
-// ModeOf returns the mode of a name.
-func ModeOf(name string) (*Mode, error) {
-	if i := slices.IndexFunc(modes, func(m *Mode) bool { return m.Name == name }); i >= 0 {
-		return modes[i], nil
-	}
-	return nil, unknown("mode", name, ModeNames())
-}
-
-// Defaults returns the configuration of a run that names the mode and nothing else.
-func (m *Mode) Defaults() Config { return Config{Mode: m.Name}.WithDefaults() }
-
-// HasGPUTier reports whether a run of the mode has a GPU tier when nobody asks for one.
-func (m *Mode) HasGPUTier() bool {
-	c := m.Defaults()
-	return c.GPUCacheAuto || c.GPUCache != units.Budget{}
-}
-
-// HasCPUTier tells the same of a CPU tier whose size can be chosen.
-func (m *Mode) HasCPUTier() bool { return m.Defaults().CPUCache != units.Budget{} }
-
-// Mega reports whether training goes mega-batch by mega-batch.
-func (m *Mode) Mega() bool { return len(m.PartOrders) > 0 }
-
-// TierOptions returns the keys of the options about tiers that mean something in the mode: a
-// comparison hands those of them on that are given for all modes.
-func (m *Mode) TierOptions() (keys []string) {
-	if m.HasGPUTier() {
-		keys = append(keys, "gpu-cache")
-		if !m.InMemory && !m.Packed && !m.Mega() {
-			keys = append(keys, "policy", "cache-line", "window")
-		}
-	}
-	if m.HasCPUTier() {
-		keys = append(keys, "cpu-cache")
-	}
-	if m.Defaults().Planned() {
-		keys = append(keys, SuperbatchOptions()...)
-	}
-	if m.Packed {
-		keys = append(keys, PackedOptions()...)
-	}
-	if m.Mega() {
-		keys = append(keys, MegaOptions()...)
-	}
-	return keys
-}
-
-// mode returns the mode of a configuration; DefaultMode's where CheckFilled would refuse the name.
+// mode returns the mode of a configuration; DefaultMode's where Check would refuse the name.
 func (c Config) mode() *Mode {
-	m, err := ModeOf(c.Mode)
+	m, err := c.catalog().Mode(cmp.Or(c.Mode, DefaultMode))
 	if err != nil {
-		m, _ = ModeOf(DefaultMode)
+		m = c.known.Modes[0]
 	}
 	return m
 }
@@ -136,12 +53,47 @@ func (c Config) mode() *Mode {
 // InMemory reports whether the mode has every row in memory before the first batch.
 func (c Config) InMemory() bool { return c.mode().InMemory }
 
+// DefaultTiers reports which tiers, whose size can be chosen, runs of the mode have when nobody
+// asks for one.
+func (c Config) DefaultTiers() (gpu, cpu bool) {
+	d := c.catalog().Defaults(c.mode())
+	return d.GPUCacheAuto || d.GPUCache != units.Budget{}, d.CPUCache != units.Budget{}
+}
+
+// BudgetTiers reports which tiers of the mode take of a budget for both.
+func (c Config) BudgetTiers() (gpu, cpu bool) {
+	gpu, cpu = c.DefaultTiers()
+	return gpu && !c.InMemory() && !c.Traits().OneBudget, cpu
+}
+
+// TierOptions returns the keys of the options about tiers that mean something in the mode under the
+// policy: a comparison hands those of them on that are given for all modes.
+func (c Config) TierOptions() (keys []string) {
+	c = c.WithDefaults()
+	gpu, cpu := c.DefaultTiers()
+	if gpu {
+		keys = append(keys, "gpu-cache")
+		if !c.InMemory() && c.mode().Own == nil {
+			keys = append(keys, "policy")
+		}
+	}
+	if cpu {
+		keys = append(keys, "cpu-cache")
+	}
+	keys = append(keys, c.System().options()...)
+	if c.Traits().ByHotness {
+		keys = append(keys, HotnessOptions()...)
+	}
+	return keys
+}
+
+// HotnessOptions are the keys of the options that say how rows are placed by hotness.
+func HotnessOptions() []string { return []string{"hotness", "hotness-dir", "presample-epochs"} }
+
 // Together gives the tiers of a run the budgets gpu and cpu where both are the same memory: a mode
 // that lacks one of the tiers has its budget in the other, so that all modes hold as much.
-// Mega-batches take rooms out of one budget, the CPU's.
 func (c Config) Together(gpu, cpu units.Budget) Config {
-	m := c.mode()
-	hasGPU, hasCPU := m.HasGPUTier() && !m.InMemory && !m.Mega(), m.HasCPUTier()
+	hasGPU, hasCPU := c.BudgetTiers()
 	some := func(b units.Budget) units.Budget {
 		if b.Percent > 100 { // of the features
 			b.Percent = 100
@@ -162,27 +114,27 @@ func (c Config) Together(gpu, cpu units.Budget) Config {
 	return c
 }
 
-// orText sets *s where it is empty.
-func orText(s *string, v string) {
+// OrText sets *s where it is empty.
+func OrText(s *string, v string) {
 	if *s == "" {
 		*s = v
 	}
 }
 
-// orNumber sets *n where it is 0.
-func orNumber[N int | int64 | float64](n *N, v N) {
+// OrNumber sets *n where it is 0.
+func OrNumber[N int | int64 | float64](n *N, v N) {
 	if *n == 0 {
 		*n = v
 	}
 }
 
-// autoGPUTier sizes the GPU tier by what the device has free, where no size is given.
-func (c *Config) autoGPUTier() {
+// AutoGPUTier sizes the GPU tier by what the device has free, where no size is given.
+func (c *Config) AutoGPUTier() {
 	c.GPUCacheAuto = c.GPUCacheAuto || c.GPUCache == units.Budget{}
 }
 
-// cpuTier gives the CPU tier a share of the features, where no size is given.
-func (c *Config) cpuTier(percent float64) {
+// CPUTier gives the CPU tier a share of the features, where no size is given.
+func (c *Config) CPUTier(percent float64) {
 	if (c.CPUCache == units.Budget{}) {
 		c.CPUCache.Percent = percent
 	}

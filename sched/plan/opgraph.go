@@ -87,129 +87,143 @@ type OpGraph struct {
 	Accumulate float64 `json:"accumulate"`
 }
 
-// Operators builds the run's operators from the layers of its model: one hop for each. reads tells
-// whether there are rows in no tier. c is settled for its device.
+// Operators builds the run's operators from the layers of its model: one hop for each. reads: there
+// are rows in no tier. c is settled for its device.
 func (c Config) Operators(reads bool) *OpGraph {
-	p := c.Schedule()
+	p, t := c.Schedule(), c.Traits()
 	g := &OpGraph{
 		Pipeline: c.Pipeline, Stack: c.IOStack, Credits: p.Credits, Samples: p.Samples,
 		PerHop: p.PerHop, Serial: p.Serial,
-		Dynamic: c.Dynamic(), Overlapped: c.SuperbatchOverlap, Window: c.Window,
+		Dynamic: t.LateTensor, Overlapped: c.SuperbatchOverlap, Window: c.Window,
 		Accumulate: c.Accumulate,
 	}
-	budget := c.SMs
+	b := &graphBuilder{g: g, c: c, t: t, budget: c.SMs}
 	if c.Overlap().WholeDevice {
-		budget = SMBudget{} // the paper's NoPipe: whoever runs has all of the device
+		b.budget = SMBudget{} // the paper's NoPipe: whoever runs has all of the device
 	}
-	// The earlier an operator in a batch's way, the sooner the SSDs have work; the credits bound
-	// how far it runs ahead. Training takes what is left: it never waits for a worker that could
-	// have prepared its next batch meanwhile. The I/O kernels come before all: what they do is
-	// short, and everything waits for it.
-	g.Streams = []OpStream{
-		{Name: OpSample, SMs: budget.Sample, Priority: 1},
-		{Name: OpLookup, SMs: budget.Lookup, Priority: 2},
-		{Name: OpGather, SMs: budget.Gather, Priority: 2},
-		{Name: OpTrain, SMs: budget.Train, Priority: 0},
-	}
-	submit, complete := "", ""
-	switch {
-	case !reads:
-		g.Stack = StackNone
-	case c.Stack().Overlaps:
-		submit, complete = OpSubmit, OpComplete
-		g.Streams = append(g.Streams, OpStream{Name: submit, SMs: budget.IO, Priority: IOPriority},
-			OpStream{Name: complete, SMs: budget.IO, Priority: IOPriority})
-	case c.Stack().Queued: // one kernel submits and waits
-		submit, complete = c.IOStack, c.IOStack
-		g.Streams = append(g.Streams, OpStream{Name: submit, SMs: budget.IO, Priority: IOPriority})
-	default:
-		submit, complete = c.IOStack, c.IOStack
-		g.Streams = append(g.Streams, OpStream{Name: submit, OnCPU: true})
-	}
-
-	hops := len(c.Fanouts)
-	rows := func(h int) int64 { return frontierBound(c, h) }
-	last := "" // of the batch's chain where one operator runs at a time
-	add := func(o Operator, after ...string) {
-		if g.Serial && last != "" {
-			after = []string{last}
-		}
-		o.After = slices.DeleteFunc(after, func(s string) bool { return s == "" })
-		last = o.Name
-		g.Ops = append(g.Ops, o)
-	}
-	var trainAfter []string
-	// part is the operators of rows first to last of the frontier, which hop h has completed.
-	part := func(h int, sampled string) {
-		name := func(k string) string { return OperatorName(k, h) }
-		layer := hops - h + 1
-		if h == 0 {
-			layer = hops
-		}
-		op := func(k, kind, stream string, after ...string) {
-			add(Operator{Name: name(k), Kind: kind, Hop: h, Layer: layer, Rows: rows(h),
-				Stream: stream}, after...)
-		}
-		op("L", OpLookup, OpLookup, sampled)
-		if c.Planned() {
-			o := &g.Ops[len(g.Ops)-1]
-			o.After = append(o.After, NameChanges)
-		} else if c.Superbatched() {
-			o := &g.Ops[len(g.Ops)-1]
-			o.After = append(o.After, NameAhead)
-		}
-		gatherAfter := []string{name("L")}
-		if reads {
-			op("I", OpSubmit, submit, name("L"))
-			op("C", OpComplete, complete, name("I"))
-			// a tier whose rows come and go moves what was read in the order of its decisions;
-			// rows of packed pages leave the staging buffer they were read into
-			if g.Serial || c.Dynamic() || c.Superbatched() || c.LaidOut() {
-				gatherAfter = []string{name("C")}
-			}
-			trainAfter = append(trainAfter, name("C"))
-		}
-		op("G", OpGather, OpGather, gatherAfter...)
-		trainAfter = append(trainAfter, name("G"))
-	}
-	sampled := ""
-	if c.Superbatched() {
-		g.superbatch(c, budget, rows)
+	b.addStreams(reads)
+	hops, sampled := len(c.Fanouts), ""
+	if t.Ahead {
+		b.addSuperbatch()
 		sampled = NameRestore
-		add(Operator{Name: sampled, Kind: OpRestore, Hop: hops, Rows: rows(hops), Stream: OpSample},
-			OperatorName("S", hops))
+		b.add(Operator{Name: sampled, Kind: OpRestore, Hop: hops, Rows: b.rows(hops),
+			Stream: OpSample}, OperatorName("S", hops))
 		if !g.PerHop {
-			part(hops, sampled)
+			b.addPart(hops, sampled)
 		}
 		hops = 0 // are sampled
 	}
 	// a window wants to know all of a batch, and of coming ones, before it is looked up
-	early := g.PerHop && g.Window == 0 && !c.Superbatched()
+	early := g.PerHop && g.Window == 0 && !t.Ahead
 	if early {
-		part(0, "")
+		b.addPart(0, "")
 	}
 	for h := 1; h <= hops; h++ {
 		name := OperatorName("S", h)
-		add(Operator{Name: name, Kind: OpSample, Hop: h, Layer: hops - h + 1, Rows: rows(h),
+		b.add(Operator{Name: name, Kind: OpSample, Hop: h, Layer: hops - h + 1, Rows: b.rows(h),
 			Stream: OpSample}, sampled)
 		sampled = name
 		if early || h == hops && !g.PerHop {
-			part(h, name)
+			b.addPart(h, name)
 		}
 	}
 	hops = len(c.Fanouts)
 	for h := 0; h <= hops && g.PerHop && !early; h++ {
-		part(h, sampled)
+		b.addPart(h, sampled)
 	}
-	add(Operator{Name: "T", Kind: OpTrain, Hop: hops, Rows: rows(hops), Stream: OpTrain},
-		trainAfter...)
+	b.add(Operator{Name: "T", Kind: OpTrain, Hop: hops, Rows: b.rows(hops), Stream: OpTrain},
+		b.trainAfter...)
 	return g
 }
 
-// superbatch adds what is done for a superbatch beside the walk.
-func (g *OpGraph) superbatch(c Config, budget SMBudget, rows func(hop int) int64) {
-	hops, before := len(c.Fanouts), []string(nil)
-	g.Streams = append(g.Streams, OpStream{Name: OpSuperbatch, SMs: budget.Sample, Priority: 1},
+// graphBuilder adds the operators of a mini-batch to a graph.
+type graphBuilder struct {
+	g      *OpGraph
+	c      Config
+	t      Traits
+	budget SMBudget
+	// The streams of reads; "": there are none.
+	submit, complete string
+	last             string // of the batch's chain where one operator runs at a time
+	trainAfter       []string
+}
+
+// addStreams adds the streams of a mini-batch.
+//
+// The earlier an operator in a batch's way, the sooner the SSDs have work; the credits bound how
+// far it runs ahead. Training takes what is left: it never waits for a worker that could have
+// prepared its next batch meanwhile. The I/O kernels come before all: their work is short, and
+// everything waits for it.
+func (b *graphBuilder) addStreams(reads bool) {
+	g, stack, sms := b.g, b.c.Stack(), b.budget
+	g.Streams = []OpStream{
+		{Name: OpSample, SMs: sms.Sample, Priority: 1},
+		{Name: OpLookup, SMs: sms.Lookup, Priority: 2},
+		{Name: OpGather, SMs: sms.Gather, Priority: 2},
+		{Name: OpTrain, SMs: sms.Train, Priority: 0},
+	}
+	switch {
+	case !reads:
+		g.Stack = StackNone
+	case stack.Overlaps:
+		b.submit, b.complete = OpSubmit, OpComplete
+		g.Streams = append(g.Streams,
+			OpStream{Name: b.submit, SMs: sms.IO, Priority: IOPriority},
+			OpStream{Name: b.complete, SMs: sms.IO, Priority: IOPriority})
+	case stack.Queued: // one kernel submits and waits
+		b.submit, b.complete = b.c.IOStack, b.c.IOStack
+		g.Streams = append(g.Streams, OpStream{Name: b.submit, SMs: sms.IO, Priority: IOPriority})
+	default:
+		b.submit, b.complete = b.c.IOStack, b.c.IOStack
+		g.Streams = append(g.Streams, OpStream{Name: b.submit, OnCPU: true})
+	}
+}
+
+// rows is the limit of a batch's rows after a hop.
+func (b *graphBuilder) rows(hop int) int64 { return frontierBound(b.c, hop) }
+
+// add adds an operator behind others; "" stands for none.
+func (b *graphBuilder) add(o Operator, after ...string) {
+	if b.g.Serial && b.last != "" {
+		after = []string{b.last}
+	}
+	o.After = slices.DeleteFunc(after, func(s string) bool { return s == "" })
+	b.last = o.Name
+	b.g.Ops = append(b.g.Ops, o)
+}
+
+// addPart adds the operators of the rows that hop h has added to the frontier.
+func (b *graphBuilder) addPart(h int, sampled string) {
+	hops := len(b.c.Fanouts)
+	layer := min(hops-h+1, hops)
+	op := func(letter, kind, stream string, after ...string) string {
+		name := OperatorName(letter, h)
+		b.add(Operator{Name: name, Kind: kind, Hop: h, Layer: layer, Rows: b.rows(h),
+			Stream: stream}, after...)
+		return name
+	}
+	look := op("L", OpLookup, OpLookup, sampled)
+	if o := &b.g.Ops[len(b.g.Ops)-1]; b.t.Changes {
+		o.After = append(o.After, NameChanges)
+	} else if b.t.Ahead {
+		o.After = append(o.After, NameAhead)
+	}
+	gatherAfter := look
+	if b.submit != "" {
+		read := op("C", OpComplete, b.complete, op("I", OpSubmit, b.submit, look))
+		if b.g.Serial || b.t.Staged {
+			gatherAfter = read
+		}
+		b.trainAfter = append(b.trainAfter, read)
+	}
+	b.trainAfter = append(b.trainAfter, op("G", OpGather, OpGather, gatherAfter))
+}
+
+// addSuperbatch adds the work for a superbatch beside the walk.
+func (b *graphBuilder) addSuperbatch() {
+	g, hops, before := b.g, len(b.c.Fanouts), []string(nil)
+	g.Streams = append(g.Streams,
+		OpStream{Name: OpSuperbatch, SMs: b.budget.Sample, Priority: 1},
 		OpStream{Name: OpInspect, OnCPU: true})
 	for i := range g.Streams {
 		if g.Streams[i].Name == OpLookup { // slots are written down: rows are only sorted by them
@@ -219,15 +233,16 @@ func (g *OpGraph) superbatch(c Config, budget SMBudget, rows func(hop int) int64
 	for h := 1; h <= hops; h++ {
 		name := OperatorName("S", h)
 		g.Ops = append(g.Ops, Operator{Name: name, Kind: OpSample, Beside: true, Hop: h,
-			Layer: hops - h + 1, Rows: rows(h), Stream: OpSuperbatch, After: before})
+			Layer: hops - h + 1, Rows: b.rows(h), Stream: OpSuperbatch, After: before})
 		before = []string{name}
 	}
-	for _, name := range []string{NameAhead, NameChanges} {
-		if name == NameChanges && !c.Planned() {
-			continue // the tiers change nothing
-		}
+	names := []string{NameAhead}
+	if b.t.Changes {
+		names = append(names, NameChanges)
+	}
+	for _, name := range names {
 		g.Ops = append(g.Ops, Operator{Name: name, Kind: OpInspect, Beside: true, Hop: hops,
-			Rows: rows(hops), Stream: OpInspect, After: before})
+			Rows: b.rows(hops), Stream: OpInspect, After: before})
 		before = []string{name}
 	}
 }

@@ -2,7 +2,7 @@ package plan
 
 import "slices"
 
-// Pipeline says which operators of mini-batches overlap. It never changes a result.
+// Pipeline declares the operators of mini-batches that overlap. It never changes a result.
 //
 // One file for each pipeline declares it, and the list in this file has it. The operator graph, the
 // schedule, the tuner, checks and help go by the list, so nothing else names a pipeline, but modes,
@@ -25,8 +25,8 @@ type Pipeline struct {
 // between two of them.
 func (p *Pipeline) Serial() bool { return !p.PerHop && !p.Ahead }
 
-// whole reports whether a mini-batch is sampled before its rows are looked up.
-func (p *Pipeline) whole() bool { return !p.PerHop }
+// Whole reports whether a mini-batch is sampled before its rows are looked up.
+func (p *Pipeline) Whole() bool { return !p.PerHop }
 
 // pipelines are all pipelines in the order of lists.
 var pipelines []*Pipeline

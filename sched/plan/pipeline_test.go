@@ -1,20 +1,24 @@
-package plan
+package plan_test
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"helios/sched/plan"
+	"helios/sched/tiers"
 )
 
 // Every pipeline's schedule is what its traits say, under the defaults of the first mode.
 func TestPipelines(t *testing.T) {
-	names := PipelineNames(nil)
-	require.Equal(t, DefaultPipeline, names[0])
-	for i, p := range Pipelines() {
+	names := plan.PipelineNames(nil)
+	require.Equal(t, plan.DefaultPipeline, names[0])
+	for i, p := range plan.Pipelines() {
 		require.Equal(t, names[i], p.Name)
 		require.NotEmpty(t, p.Summary, p.Name)
 		require.False(t, p.WholeDevice && !p.Serial(), "%s: who has the device, runs alone", p.Name)
-		c := Config{Pipeline: p.Name, Depth: 3, Tune: TuneQuick}.WithDefaults()
+		c := tiers.Known(plan.Config{Pipeline: p.Name, Depth: 3,
+			Tune: plan.TuneQuick}).WithDefaults()
 		require.Same(t, p, c.Overlap())
 		s := c.Schedule()
 		require.Equal(t, []bool{p.PerHop, !p.PerHop && !p.Ahead}, []bool{s.PerHop, s.Serial},
@@ -29,7 +33,7 @@ func TestPipelines(t *testing.T) {
 		require.Equal(t, s.Credits, s.Samples, p.Name)
 	}
 	// a name that Check refuses does not crash what asks before
-	c := Config{Pipeline: "turbo"}.WithDefaults()
-	require.Equal(t, DefaultPipeline, c.Overlap().Name)
-	require.ErrorContains(t, c.Check(), "turbo")
+	c := tiers.Known(plan.Config{Pipeline: "turbo"}).WithDefaults()
+	require.Equal(t, plan.DefaultPipeline, c.Overlap().Name)
+	require.ErrorContains(t, tiers.Known(c).Check(), "turbo")
 }

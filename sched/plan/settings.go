@@ -18,8 +18,7 @@ import (
 )
 
 // The lists that tags of settings name.
-var _ = options.Define("modes", ModeNames) &&
-	options.Define("pipelines", func() []string { return PipelineNames(nil) }) &&
+var _ = options.Define("pipelines", func() []string { return PipelineNames(nil) }) &&
 	options.Define("pipeline-summaries", pipelineSummaries) &&
 	options.Define("stacks", func() []string { return Stacks }) &&
 	options.Define("policies", func() []string { return Policies }) &&
@@ -38,11 +37,6 @@ var _ = options.Define("modes", ModeNames) &&
 	}) &&
 	options.Define("row-types", rowtype.Names) &&
 	options.Define("page-places", func() []string { return PagePlaces }) &&
-	options.Define("part-orders", func() []string { return PartOrders }) &&
-	options.Define("load-aheads", func() []string { return LoadAheads }) &&
-	options.Define("packed-modes", PackedModes) &&
-	options.Define("mega-modes", MegaModes) &&
-	options.Define("sequential-modes", func() []string { return PartOrderModes(PartsSequential) }) &&
 	options.Define("clocks", func() []string { return Clocks })
 
 // summaries joins what a list says of its names.
@@ -71,15 +65,6 @@ func samplerSummaries() (about []string) {
 		about = append(about, m.Name+": "+m.Summary)
 	}
 	return summaries(about)
-}
-
-// DefaultVariants returns the configurations of runs that name a mode and nothing else, for help.
-func (c *Config) DefaultVariants() (names []string, each []any, usual string) {
-	for _, m := range modes {
-		d := m.Defaults()
-		names, each = append(names, m.Name), append(each, &d)
-	}
-	return names, each, DefaultMode
 }
 
 // DefaultText returns the words of help for a default that its field does not hold.
@@ -226,18 +211,5 @@ func (c *Checks) SetText(text string) error {
 	if *c = ChecksOff; on {
 		*c = ChecksOn
 	}
-	return err
-}
-
-// SetText reads a share of the nodes.
-func (s *Share) SetText(text string) (err error) { *s, err = ParseShare(text); return err }
-
-// SetText reads a number of parts, or a share of them.
-func (s *MegaSize) SetText(text string) (err error) { *s, err = ParseMegaSize(text); return err }
-
-// SetText reads a size, or a multiple of the features.
-func (b *DiskBudget) SetText(text string) (err error) {
-	*b,
-		err = ParseDiskBudget(text)
 	return err
 }

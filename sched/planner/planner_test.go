@@ -27,6 +27,13 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/tiers"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/dynamic"
+	dynamicspec "helios/sched/tiers/dynamic/spec"
+	"helios/sched/tiers/ginex"
+	"helios/sched/tiers/hier"
+	hierspec "helios/sched/tiers/hier/spec"
+	"helios/sched/tiers/static"
 	"helios/sched/virtual"
 )
 
@@ -70,7 +77,7 @@ func small(t testing.TB, mode string) planner.Options {
 
 func find(t testing.TB, o planner.Options, vary func(*planner.Options)) *planner.Plan {
 	t.Helper()
-	p, err := planner.New(o, report.Observer{})
+	p, err := planner.New(known(o), report.Observer{})
 	require.NoError(t, err)
 	x, err := p.Plan(context.Background(), vary)
 	require.NoError(t, err)
@@ -80,19 +87,19 @@ func find(t testing.TB, o planner.Options, vary func(*planner.Options)) *planner
 
 // Every mode that has times gives a plan, the same one twice, whose rows are those of an epoch.
 func TestModes(t *testing.T) {
-	for _, mode := range plan.ModeNames() {
+	for _, mode := range tiers.Catalog.Names() {
 		o := small(t, mode)
 		o.Config.Fanouts = []int{3, 3}
-		if mode != plan.ModeInmem {
+		if mode != static.ModeInmem {
 			o.Budget = units.Budget{Percent: 10}
 		}
 		x := find(t, o, nil)
 		require.Equal(t, x, find(t, o, nil), mode)
-		if c := (plan.Config{Mode: mode}).WithDefaults(); c.MegaBatched() {
+		if c := tiers.Known(plan.Config{Mode: mode}).WithDefaults(); c.System() == &hier.System {
 			require.GreaterOrEqual(t, x.Batches, 157, mode)
 			require.Greater(t, x.RowsGPU+x.RowsCPU, int64(157*32), mode)
 			require.InEpsilon(t, x.Mega.EpochBytes, x.BytesSSD, 0.3, mode)
-			require.LessOrEqual(t, x.CPUCacheBytes, plan.LeastMegaBudget, mode)
+			require.LessOrEqual(t, x.CPUCacheBytes, hier.LeastBudget, mode)
 			require.NotEmpty(t, x.Mega.CutSource, mode)
 			continue
 		}
@@ -102,15 +109,14 @@ func TestModes(t *testing.T) {
 		rows := x.RowsGPU + x.RowsCPU + x.RowsSSD
 		require.Greater(t, rows, int64(157*32), mode)
 		require.InDelta(t, 1-float64(x.RowsSSD)/float64(rows), x.HitRatio, 1e-3, mode)
-		if mode == plan.ModeInmem {
+		if mode == static.ModeInmem {
 			require.Zero(t, x.BytesSSD)
 			continue
 		}
-		m, err := plan.ModeOf(mode)
-		require.NoError(t, err)
-		require.True(t, m.HasGPUTier() || x.GPUCacheBytes == 0, "%s: a budget makes no tier", mode)
-		require.True(t, m.HasCPUTier() || x.CPUCacheBytes == 0, "%s: a budget makes no tier", mode)
-		if m.HasGPUTier() != m.HasCPUTier() {
+		gpu, cpu := tiers.Known(plan.Config{Mode: mode}).DefaultTiers()
+		require.True(t, gpu || x.GPUCacheBytes == 0, "%s: a budget makes no tier", mode)
+		require.True(t, cpu || x.CPUCacheBytes == 0, "%s: a budget makes no tier", mode)
+		if gpu != cpu {
 			require.Equal(t, int64(10_000), (x.GPUCacheBytes+x.CPUCacheBytes)/x.RowBytes, mode)
 		}
 		require.GreaterOrEqual(t, x.BytesSSD, x.RowsSSD*x.RowBytes/2, mode)
@@ -125,7 +131,7 @@ func TestModes(t *testing.T) {
 // Beside other GPUs the bound is training where they have much to do for each row, and else the
 // rows' way to them.
 func TestReplicasAreBoundByCopies(t *testing.T) {
-	o := small(t, plan.ModeInmem)
+	o := small(t, static.ModeInmem)
 	o.Graph.Nodes, o.Graph.Edges, o.Popularity = 10_000_000, 150_000_000, skew(t, "10%:70%")
 	o.Config.Hidden, o.Config.Batch, o.Config.Fanouts, o.Batches = 512, 1024, []int{10, 10}, 8
 	alone := find(t, o, nil)
@@ -143,12 +149,12 @@ func TestReplicasAreBoundByCopies(t *testing.T) {
 // What a share of the rows has of the accesses is what was asked for, and what a static tier of
 // that size hits.
 func TestShareOfAccesses(t *testing.T) {
-	o := small(t, plan.ModeCPU)
+	o := small(t, static.ModeCPU)
 	o.Batches = 12
 	o.Config.CPUCache = units.Budget{Percent: 10}
 	require.InDelta(t, 0.6, find(t, o, nil).HitRatio, 0.02)
 	o.Popularity = skew(t, "10%:95%")
-	p, err := planner.New(o, report.Observer{})
+	p, err := planner.New(known(o), report.Observer{})
 	require.NoError(t, err)
 	_, err = p.Plan(context.Background(), nil)
 	require.ErrorContains(t, err, "take at most")
@@ -230,7 +236,8 @@ func played(t testing.TB, o planner.Options, epoch int) (report.EpochResult,
 	*report.ModelledResult) {
 	c := o.Config
 	c.NoEval, c.Epochs, c.Topology = true, epoch+1, plan.TopologyMemory
-	r, err := virtual.Run(context.Background(), tiers.Simulation, c, o.Inputs, o.Hardware,
+	r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(c), o.Inputs,
+		o.Hardware,
 		report.Observer{})
 	require.NoError(t, err)
 	return r.Epochs[epoch], r
@@ -240,13 +247,14 @@ func played(t testing.TB, o planner.Options, epoch int) (report.EpochResult,
 // for row.
 func TestPlanOfADatasetIsTheVirtualClocks(t *testing.T) {
 	in := graphOf(t)
-	for _, mode := range []string{plan.ModeHelios, plan.ModeCPU, plan.ModeMmap, plan.ModeInmem} {
+	for _, mode := range []string{static.ModeHelios, static.ModeCPU, static.ModeMmap,
+		static.ModeInmem} {
 		o := ofDataset(t, in, mode)
-		if mode == plan.ModeHelios {
+		if mode == static.ModeHelios {
 			o.Config.GPUCache = units.Budget{Percent: 3}
 			o.Config.CPUCache = units.Budget{Percent: 7}
 		}
-		if mode == plan.ModeInmem {
+		if mode == static.ModeInmem {
 			o.Config.GPUCache = units.Budget{Percent: 3}
 		}
 		x := find(t, o, nil)
@@ -261,14 +269,14 @@ func TestPlanOfADatasetIsTheVirtualClocks(t *testing.T) {
 // equal size have as many loads and about the bytes, and take about as long.
 func TestPlanOfMegaBatches(t *testing.T) {
 	in := graphOf(t)
-	c, err := plan.Config{Topology: plan.TopologyMemory}.Filled()
+	c, err := tiers.Known(plan.Config{Topology: plan.TopologyMemory}).Filled()
 	require.NoError(t, err)
 	s, err := prepare.Open(context.Background(), c, in, report.Observer{})
 	require.NoError(t, err)
 	degrees := degreesOf(t, s.Topology)
 	cutOf := func(c plan.Config) float64 {
 		p, err := partition.Make(context.Background(), s.Topology, partition.Options{
-			Parts: c.Parts, Method: c.Partitioner(), Seed: 1})
+			Parts: c.Parts, Method: hier.Partitioner(&c), Seed: 1})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, p.Close()) }()
 		x, err := p.Measure(context.Background(), s.Topology, nil)
@@ -276,15 +284,15 @@ func TestPlanOfMegaBatches(t *testing.T) {
 		return x.CutShare
 	}
 	for _, c := range []plan.Config{
-		{MegaSettings: plan.MegaSettings{Parts: 16, MegaBatch: plan.MegaSize{Parts: 4},
-			StaticNodes: 5}, Mode: plan.ModeHier},
+		{MegaSettings: hierspec.MegaSettings{Parts: 16, MegaBatch: hierspec.MegaSize{Parts: 4},
+			StaticNodes: 5}, Mode: hier.ModeHier},
 		{
-			MegaSettings: plan.MegaSettings{Parts: 16, MegaBatch: plan.MegaSize{Parts: 8},
-				PartOrder: plan.PartsSequential},
-			Mode: plan.ModeMarius,
+			MegaSettings: hierspec.MegaSettings{Parts: 16, MegaBatch: hierspec.MegaSize{Parts: 8},
+				PartOrder: hierspec.PartsSequential},
+			Mode: hier.ModeMarius,
 		},
-		{MegaSettings: plan.MegaSettings{Parts: 8, MegaBatch: plan.MegaSize{Parts: 2},
-			Passes: 2}, Mode: plan.ModeHier},
+		{MegaSettings: hierspec.MegaSettings{Parts: 8, MegaBatch: hierspec.MegaSize{Parts: 2},
+			Passes: 2}, Mode: hier.ModeHier},
 	} {
 		cut := cutOf(c)
 		for epoch := range 2 {
@@ -336,8 +344,8 @@ func TestTrace(t *testing.T) {
 		require.NoError(t, w.Part(rows))
 	}
 	require.NoError(t, w.Close())
-	o := small(t, plan.ModeCPU)
-	o.Config = plan.Config{Mode: plan.ModeCPU, CPUCache: units.Budget{Percent: 50}}
+	o := small(t, static.ModeCPU)
+	o.Config = plan.Config{Mode: static.ModeCPU, CPUCache: units.Budget{Percent: 50}}
 	o.Popularity, o.Trace, o.Batches = nil, path, 0
 	x := find(t, o, nil)
 	require.Equal(t, "traced", x.Graph.Name)
@@ -360,11 +368,11 @@ func TestTrace(t *testing.T) {
 	require.EqualValues(t, 512, find(t, o, nil).RowBytes, "as the run had them")
 	o.RowType = rowtype.Float16
 	require.Equal(t, 256, find(t, o, nil).Graph.Dim)
-	p, err := planner.New(o, report.Observer{})
+	p, err := planner.New(known(o), report.Observer{})
 	require.NoError(t, err)
 	require.ErrorContains(t, p.Refused(planner.Sweep{Key: "batch-size"}), "trace")
 	o.Trace += ".no"
-	p, err = planner.New(o, report.Observer{})
+	p, err = planner.New(known(o), report.Observer{})
 	require.NoError(t, err)
 	_, err = p.Plan(context.Background(), nil)
 	require.Error(t, err)
@@ -372,13 +380,13 @@ func TestTrace(t *testing.T) {
 
 // More SSDs shorten an epoch until something else bounds it, and doubling says so.
 func TestSweepAndHalve(t *testing.T) {
-	o := small(t, plan.ModeHelios)
+	o := small(t, static.ModeHelios)
 	o.Graph.Dim, o.Config.Batch, o.Batches = 1024, 256, 8
 	o.Config.GPUCache, o.Config.CPUCache = units.Budget{Percent: 1}, plan.NoCache()
 	o.Prices = planner.Prices{"machine": 3600, "ssd": 36}
 	s, err := planner.ParseSweep("ssds=1..3")
 	require.NoError(t, err)
-	p, err := planner.New(o, report.Observer{})
+	p, err := planner.New(known(o), report.Observer{})
 	require.NoError(t, err)
 	var times []float64
 	for i, v := range s.Values {
@@ -424,7 +432,7 @@ func TestParseSweep(t *testing.T) {
 
 // Where SSDs are unequal the slowest bounds all, and the plan says what that costs.
 func TestUnequalSSDs(t *testing.T) {
-	o := small(t, plan.ModeHelios)
+	o := small(t, static.ModeHelios)
 	o.Graph.Dim, o.Config.Batch = 1024, 128
 	o.Config.GPUCache, o.Config.CPUCache = units.Budget{Percent: 1}, plan.NoCache()
 	own := *o.Hardware.Profile
@@ -445,11 +453,11 @@ func TestUnequalSSDs(t *testing.T) {
 
 // Training takes as long as it is told to, or the plan says why it cannot.
 func TestCalibrate(t *testing.T) {
-	o := small(t, plan.ModeHelios)
+	o := small(t, static.ModeHelios)
 	o.Hardware.Profile = profile(t, "host")
 	base := find(t, o, nil).Busy[resTraining]
 	for _, by := range []float64{0.2, 1, 3} {
-		p, err := planner.New(o, report.Observer{})
+		p, err := planner.New(known(o), report.Observer{})
 		require.NoError(t, err)
 		c, err := p.Calibrate(context.Background(), planner.Measured{Training: by * base,
 			Lookup: 1})
@@ -463,7 +471,7 @@ func TestCalibrate(t *testing.T) {
 	}
 	require.Equal(t, base, find(t, o, nil).Busy[resTraining], "the profile is as it was")
 	for _, bad := range []float64{0, -1, math.NaN(), math.Inf(1), base * 1e-12} {
-		p, err := planner.New(o, report.Observer{})
+		p, err := planner.New(known(o), report.Observer{})
 		require.NoError(t, err)
 		_, err = p.Calibrate(context.Background(), planner.Measured{Training: bad})
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v: %v", bad, err)
@@ -472,9 +480,9 @@ func TestCalibrate(t *testing.T) {
 
 // A tier of what the GPU's memory has room for leaves the room that its directory takes.
 func TestAutoLeavesDirectory(t *testing.T) {
-	o := small(t, plan.ModeGIDS)
+	o := small(t, dynamic.ModeGIDS)
 	o.Config.Policy, o.Config.GPUCache, o.Config.GPUCacheAuto = "s3fifo", units.Budget{}, true
-	o.Config.CacheLine = plan.LineRow
+	o.Config.CacheLine = dynamicspec.LineRow
 	plans := map[string]*planner.Plan{}
 	for _, kind := range policy.Kinds() {
 		own := *o.Hardware.Profile
@@ -501,11 +509,11 @@ func TestCalibrateDirectory(t *testing.T) {
 }
 
 func calibrateDirectory(t *testing.T, kind, figure string) {
-	o := small(t, plan.ModeGIDS)
+	o := small(t, dynamic.ModeGIDS)
 	o.Hardware.Profile, o.Config.Directory = profile(t, "host"), kind
 	base := find(t, o, nil).Busy
 	require.Positive(t, base[resLookup])
-	p, err := planner.New(o, report.Observer{})
+	p, err := planner.New(known(o), report.Observer{})
 	require.NoError(t, err)
 	c, err := p.Calibrate(context.Background(),
 		planner.Measured{Training: 2 * base[resTraining], Lookup: base[resLookup] / 3})
@@ -533,8 +541,8 @@ func TestPlanOfADatasetWhoseTiersFill(t *testing.T) {
 		mode  string
 		epoch int // of the run
 		off   float64
-	}{{plan.ModeDiskGNN, 0, 0}, {plan.ModeGIDS, 1, 0.05}, {plan.ModeBaM, 1, 0.05},
-		{plan.ModeGinex, 1, 0.15}} {
+	}{{diskgnn.ModeDiskGNN, 0, 0}, {dynamic.ModeGIDS, 1, 0.05}, {dynamic.ModeBaM, 1, 0.05},
+		{ginex.ModeGinex, 1, 0.15}} {
 		o := ofDataset(t, in, x.mode)
 		o.Config.GPUCache = units.Budget{Percent: 5}
 		p := find(t, o, nil)
@@ -570,4 +578,10 @@ func degreesOf(t testing.TB, topo *graph.Topology) *planner.Popularity {
 	p, err := planner.ReadDegrees(path)
 	require.NoError(t, err)
 	return p
+}
+
+// known gives options whose configuration knows the modes.
+func known(o planner.Options) planner.Options {
+	o.Config = tiers.Known(o.Config)
+	return o
 }

@@ -44,7 +44,7 @@ func (a *Ahead) Close(ctx context.Context) error {
 	return errors.Join(a.stream.Synchronize(op), a.stream.Close(), a.mb.Close(), a.look.Close())
 }
 
-// Busy is how long its sampling has taken.
+// Busy is the time that its sampling has taken.
 func (a *Ahead) Busy() time.Duration { return a.stream.Busy() }
 
 // Draw samples all hops of a mini-batch as training does that draws it under a sample epoch, and
@@ -107,12 +107,12 @@ type LastingKeeper interface {
 // those durable that were whole.
 func (a *Ahead) SampleEpochs(ctx context.Context, first, end int, train []int64,
 	to LastingKeeper,
-	told func(done, total int)) error {
+	report func(done, total int)) error {
 	each := Batches(len(train), a.s.Config.Batch)
-	at := to.Batches()
-	for e := first + at/each; e < end; e++ {
+	kept := to.Batches()
+	for e := first + kept/each; e < end; e++ {
 		order := a.s.Shuffled(train, e)
-		for i := at % each; i < each; i++ {
+		for i := kept % each; i < each; i++ {
 			if stopped := Interrupted(ctx); stopped != nil {
 				return errors.Join(stopped, to.Sync())
 			}
@@ -123,8 +123,8 @@ func (a *Ahead) SampleEpochs(ctx context.Context, first, end int, train []int64,
 			if err != nil {
 				return err
 			}
-			at++
-			told(at, each*(end-first))
+			kept++
+			report(kept, each*(end-first))
 		}
 	}
 	return nil

@@ -95,15 +95,15 @@ func readHotArray(path string, add func(v int64, where string, n int64) error) e
 		return err
 	}
 	buf := make([]int64, 1<<13)
-	for at := int64(0); err == nil; {
+	for offset := int64(0); err == nil; {
 		var n int
 		n, err = r.Ints(buf)
 		for i, v := range buf[:n] {
-			if aerr := add(v, "element", at+int64(i)); aerr != nil {
+			if aerr := add(v, "element", offset+int64(i)); aerr != nil {
 				return errors.Join(aerr, r.Close())
 			}
 		}
-		at += int64(n)
+		offset += int64(n)
 	}
 	if errors.Is(err, io.EOF) {
 		err = nil

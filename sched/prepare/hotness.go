@@ -15,11 +15,11 @@ import (
 )
 
 // tierCosts are in the order of every device that there is: the tiers' budgets are the user's, so
-// none is left empty. What an access costs on a machine in figures is for PlanCache.
+// none is left empty. PlanCache has the cost of an access on a machine.
 var tierCosts = cache.Costs{GPU: 1, CPU: 2, SSD: 3}
 
-// SampledForAuto is how many batches are sampled to measure what a batch needs where presampling
-// has not.
+// SampledForAuto is the number of batches that are sampled to measure a batch's needs where
+// presampling has not.
 const SampledForAuto = 8
 
 // Hooks holds what a run adds to choose. Each may be nil.
@@ -98,50 +98,16 @@ func (s *Sampling) findHotness(ctx context.Context, h *cache.Hotness, sizes bool
 	}
 	key, keep := s.hotnessKey(&info, train)
 	folder := s.Config.HotnessFolder(s.In.Dataset.Dir())
-	keep = keep && folder != ""
-	var saved *cache.SavedHotness
-	if keep {
-		var path string
-		saved, path, err = cache.LoadHotness(folder, key)
-		switch {
-		case err == nil:
-			info.Reused, info.File, info.Seconds = true, path, saved.Seconds
-			s.Observer.TellNote("hotness: %v", info)
-			s.Seen.addSizes(saved.Nodes, saved.Edges)
-		case errors.Is(err, fs.ErrNotExist):
-		default:
-			s.Observer.TellNote("kept hotness cannot be used: %v; it is found anew",
-				err)
-		}
+	if !keep {
+		folder = ""
 	}
-	start := time.Now()
-	if saved != nil {
-		if err := s.setScores(ctx, h, saved.Scores); err != nil {
-			return err
-		}
+	if saved := s.loadHotness(folder, key, &info); saved != nil {
+		err = s.setScores(ctx, h, saved.Scores)
 	} else {
-		scores, err := s.newScores(ctx, h, &info, train)
-		if err != nil {
-			return err
-		}
-		info.Seconds = time.Since(start).Seconds()
-		if keep {
-			if scores == nil {
-				if scores, err = s.counts(ctx, h); err != nil {
-					return err
-				}
-			}
-			saved := &cache.SavedHotness{Key: key, Scores: scores, Seconds: info.Seconds,
-				Nodes: s.Seen.HopEnd, Edges: s.Seen.Edges}
-			path, err := cache.SaveHotness(folder, saved)
-			if err != nil {
-				s.Observer.TellNote(
-					"hotness is not kept for later runs: %v; name a folder that can be written with {hotness-dir}, or off",
-					err)
-			} else {
-				info.File = path
-			}
-		}
+		err = s.makeHotness(ctx, h, folder, key, &info, train)
+	}
+	if err != nil {
+		return err
 	}
 	if sizes && len(s.Seen.HopEnd) == 0 {
 		if err := s.PresampleBatches(ctx, train, false, 1, SampledForAuto, nil); err != nil {
@@ -149,6 +115,50 @@ func (s *Sampling) findHotness(ctx context.Context, h *cache.Hotness, sizes bool
 		}
 	}
 	s.Hotness = &info
+	return nil
+}
+
+// loadHotness returns the scores that an earlier run has kept in a folder; nil: there are none.
+func (s *Sampling) loadHotness(folder string, key cache.HotnessKey,
+	info *report.HotnessInfo) *cache.SavedHotness {
+	if folder == "" {
+		return nil
+	}
+	saved, path, err := cache.LoadHotness(folder, key)
+	switch {
+	case err == nil:
+		info.Reused, info.File, info.Seconds = true, path, saved.Seconds
+		s.Observer.TellNote("hotness: %v", *info)
+		s.Seen.addSizes(saved.Nodes, saved.Edges)
+		return saved
+	case !errors.Is(err, fs.ErrNotExist):
+		s.Observer.TellNote("kept hotness cannot be used: %v; it is found anew", err)
+	}
+	return nil
+}
+
+// makeHotness finds the scores and, where there is a folder, keeps them for later runs.
+func (s *Sampling) makeHotness(ctx context.Context, h *cache.Hotness, folder string,
+	key cache.HotnessKey, info *report.HotnessInfo, train []int64) error {
+	start := time.Now()
+	scores, err := s.newScores(ctx, h, info, train)
+	info.Seconds = time.Since(start).Seconds()
+	if err != nil || folder == "" {
+		return err
+	}
+	if scores == nil {
+		if scores, err = s.counts(ctx, h); err != nil {
+			return err
+		}
+	}
+	info.File, err = cache.SaveHotness(folder, &cache.SavedHotness{Key: key, Scores: scores,
+		Seconds: info.Seconds, Nodes: s.Seen.HopEnd, Edges: s.Seen.Edges})
+	if err != nil {
+		info.File = ""
+		s.Observer.TellNote(
+			"hotness is not kept for later runs: %v; name a folder that can be written with {hotness-dir}, or off",
+			err)
+	}
 	return nil
 }
 
@@ -260,14 +270,14 @@ func (s *Sampling) counts(ctx context.Context, h *cache.Hotness) ([]uint32, erro
 
 // PresampleBatches samples epochs of their own, or with own the run's from the first on, of each no
 // more than so many batches, and adds to h, where given, how often each row is needed.
-func (s *Sampling) PresampleBatches(ctx context.Context, train []int64, own bool, epochs, most int,
+func (s *Sampling) PresampleBatches(ctx context.Context, train []int64, own bool, epochs, limit int,
 	h *cache.Hotness) error {
 	mb, err := s.scratchBatch()
 	if err != nil {
 		return err
 	}
 	last := len(s.Config.Fanouts)
-	n := min(s.Shuffled(train, s.Config.SampleEpoch(0)).Len(), most)
+	n := min(s.Shuffled(train, s.Config.SampleEpoch(0)).Len(), limit)
 	done := 0
 	for p := range epochs {
 		number := PresampleEpoch + p

@@ -5,11 +5,11 @@ import (
 
 	"helios/cache"
 	"helios/gpuio"
-	"helios/sched/plan"
+	"helios/sched/tiers/dynamic/spec"
 )
 
-// LayLines tells how the rows of a layout (rows of them) lie in lines of about lineBytes for a
-// dynamic tier, and the layout by which lines are read. LineRow, or lines that hold one row only:
+// LayLines lays the rows of a layout (rows of them) in lines of about lineBytes for a dynamic tier,
+// and returns the layout by which lines are read. LineRow, or lines that hold one row only:
 // the rows' own layout, so that one reader serves both.
 //
 // A line is a run of adjacent slots of one SSD. The distance from a row to the next is the same
@@ -18,7 +18,7 @@ func LayLines(l gpuio.Layout, rows, lineBytes int64) (cache.Lines, gpuio.Layout,
 	lba, row, per := int64(l.LBABytes), int64(l.RowBytes), int64(l.RowsPerLBA)
 	x := cache.Lines{SSDs: int64(l.SSDs)}
 	switch {
-	case lineBytes == plan.LineRow:
+	case lineBytes == spec.LineRow:
 		x.RowsPerLine = 1
 	case per == 1:
 		x.RowStride = int64(l.LBAsPerRow) * lba

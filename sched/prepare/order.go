@@ -50,11 +50,11 @@ func NewOrder(seeds []int64, batch int) Order { return Order{seeds: seeds, batch
 // section's end.
 func NewSections(seeds []int64, ends []int, batch int) (o Order, lasts []int) {
 	o = Order{seeds: seeds, ends: []int{}}
-	at := 0
+	from := 0
 	for _, end := range ends {
-		for at < end {
-			at = min(at+batch, end)
-			o.ends = append(o.ends, at)
+		for from < end {
+			from = min(from+batch, end)
+			o.ends = append(o.ends, from)
 		}
 		lasts = append(lasts, len(o.ends))
 	}
@@ -80,7 +80,7 @@ func (o Order) Len() int {
 	return n/o.shards*o.count + min(max(n%o.shards-o.from, 0), o.count)
 }
 
-// all is how many mini-batches the ranks have together.
+// all returns the number of mini-batches of all ranks.
 func (o Order) all() int {
 	if o.ends != nil {
 		return len(o.ends)
@@ -91,8 +91,8 @@ func (o Order) all() int {
 	return Batches(len(o.seeds), o.batch)
 }
 
-// bounds returns where the seeds of mini-batch i are.
-func (o Order) bounds(i int) (from, to int) {
+// Bounds returns where the seeds of mini-batch i are.
+func (o Order) Bounds(i int) (from, to int) {
 	if o.ends == nil {
 		return i * o.batch, min((i+1)*o.batch, len(o.seeds))
 	}
@@ -104,7 +104,7 @@ func (o Order) bounds(i int) (from, to int) {
 
 // Seeds returns those of mini-batch i.
 func (o Order) Seeds(i int) []int64 {
-	from, to := o.bounds(o.Index(i))
+	from, to := o.Bounds(o.Index(i))
 	return o.seeds[from:to]
 }
 

@@ -45,7 +45,7 @@ func (r *Recording) KeepScores(scores []uint32) error {
 }
 
 // Placed makes the trace once the tiers are placed over rows that l lays out; tiers adds to its
-// header, and says what static tiers hold. After a shrink it notes that they were placed anew.
+// header, and returns the rows that static tiers hold. After a shrink it notes that they were placed anew.
 func (r *Recording) Placed(l gpuio.Layout,
 	tiers func(*trace.Header) cache.Placement) (err error) {
 	if !r.On() {
@@ -60,10 +60,7 @@ func (r *Recording) Placed(l gpuio.Layout,
 		Seed:      s.Config.Seed, Sampler: s.Config.Sampler, Batch: int64(s.Config.Batch),
 		BatchDependency: int64(s.Config.BatchDependency),
 		Mode:            s.Config.Mode, IOStack: s.Config.IOStack, Policy: s.Config.Policy,
-		Window: int64(s.Config.Window),
-	}
-	if s.Config.Planned() {
-		h.SuperbatchFill = s.Config.SuperbatchFill
+		Window: int64(s.Config.Window), SuperbatchFill: s.Config.SuperbatchFill,
 	}
 	rows := tiers(&h)
 	h.CPURows = int64(len(rows.CPU))

@@ -41,7 +41,7 @@ type Sampling struct {
 	Observer report.Observer
 	Device   cuda.Device
 	In       Inputs
-	// Grace is how long reads may go on after an interrupt.
+	// Grace is the time that reads may take after an interrupt.
 	Grace time.Duration
 
 	Rows     int64
@@ -182,8 +182,8 @@ func (s *Sampling) OperatorContext(ctx context.Context) (context.Context, contex
 var InterruptGrace = 3 * time.Second
 
 // ReadContext is opCtx for reads, which may have to wait until an SSD has been recovered: after an
-// interrupt it goes on for s.grace only. What is still in flight then ends with the reader,
-// which is closed before any buffer is let go.
+// interrupt it goes on for s.grace only. Reads that are still in flight then end with the
+// reader, which is closed before any buffer is freed.
 func (s *Sampling) ReadContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	op, cancel := s.OperatorContext(ctx)
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(s.Grace, cancel) })
@@ -350,5 +350,5 @@ type Inputs struct {
 	SSDs  []*gpuio.SSD // any order: the superblocks say which stripe each holds
 }
 
-// FillRows is how many rows one set of a tier's filling reads. Tests lower it.
+// FillRows is the number of rows that one set of a tier's filling reads. Tests lower it.
 var FillRows = 1 << 15

@@ -19,20 +19,20 @@ func (g *Stager) Close() error {
 	return b.Free()
 }
 
-// Ptr is where the last copy lies.
+// Ptr is the place of the last copy.
 func (g *Stager) Ptr() cuda.DevicePtr { return g.buf.Ptr() }
 
-// View is n bytes of b from at on, after the work of st so far: in place where the CPU sees them,
+// View is n bytes of b from offset on, after the work of st so far: in place where the CPU sees them,
 // else a copy that lasts until the next view.
-func (g *Stager) View(ctx context.Context, dev cuda.Device, st cuda.Stream, b cuda.Buffer, at,
+func (g *Stager) View(ctx context.Context, dev cuda.Device, st cuda.Stream, b cuda.Buffer, offset,
 	n int64) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
 	}
 	if mem := b.Bytes(); mem != nil {
-		return mem[at : at+n], st.Synchronize(ctx)
+		return mem[offset : offset+n], st.Synchronize(ctx)
 	}
-	return g.copy(ctx, dev, st, b.Ptr()+cuda.DevicePtr(at), n)
+	return g.copy(ctx, dev, st, b.Ptr()+cuda.DevicePtr(offset), n)
 }
 
 // copy is a copy of n bytes of device memory that lasts until the next one.

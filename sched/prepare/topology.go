@@ -5,7 +5,6 @@ import (
 	"math"
 
 	"helios/graph"
-	"helios/internal/units"
 	"helios/sched/plan"
 )
 
@@ -82,7 +81,7 @@ func (s *Sampling) TopologyNeeds() int64 {
 	case s.Topology != nil:
 		return 0
 	case s.Config.Topology == plan.TopologySSD:
-		// Offsets, checksums, and the neighbour cache. What reads go to is little.
+		// Offsets, checksums, and the neighbour cache. Buffers of reads are small.
 		return (m.Nodes+1)*8 + m.Edges*width/1024 + s.NeighborCacheNeeds()
 	case s.OnGPU():
 		return (m.Nodes+1)*8 + m.Edges*width
@@ -98,7 +97,7 @@ func (s *Sampling) NeighborCacheNeeds() int64 {
 	if m.Nodes > math.MaxUint32 {
 		width = 8
 	}
-	if s.Topology != nil || s.Config.Topology != plan.TopologySSD || s.Config.MemoryMoves() {
+	if s.Topology != nil || s.Config.Topology != plan.TopologySSD || s.Config.Traits().Lends {
 		return 0 // or the CPU tier's
 	}
 	return min(s.Config.NeighborCache.Of(m.Edges*width), graph.MostNeighborCache(m.Nodes, m.Edges))
@@ -107,14 +106,9 @@ func (s *Sampling) NeighborCacheNeeds() int64 {
 // share turns a budget that the neighbour cache shares with the CPU tier into the bytes of both.
 func (s *Sampling) share() {
 	c, m := &s.Config, s.In.Dataset.Meta
-	if !c.NeighborShared {
-		return
-	}
-	neighbor, cpu := c.Share(s.Rows*s.RowBytes, graph.LeastNeighborCache(m.Nodes),
-		graph.MostNeighborCache(m.Nodes, m.Edges))
-	c.NeighborCache = units.Budget{Bytes: neighbor}
-	if c.SuperbatchOverlap {
-		c.CPUCache = units.Budget{Bytes: cpu}
+	if divide := c.System().Divide; c.NeighborShared && divide != nil {
+		divide(c, s.Rows*s.RowBytes, graph.LeastNeighborCache(m.Nodes),
+			graph.MostNeighborCache(m.Nodes, m.Edges))
 	}
 }
 
@@ -166,7 +160,7 @@ func (s *Sampling) TopologyReads(before *graph.StorageStats) *graph.StorageStats
 	return &now
 }
 
-// TopologyInfo says how a topology on storage is held; nil for one in memory.
+// TopologyInfo describes a topology on storage; nil for one in memory.
 func (s *Sampling) TopologyInfo() *graph.StorageInfo {
 	if s.Topology == nil || !s.Topology.OnStorage() {
 		return nil

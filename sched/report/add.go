@@ -1,5 +1,7 @@
 package report
 
+import "helios/gpuio"
+
 // counts are the figures that ranks count each for itself.
 func (p *Partial) counts() []*int64 {
 	return []*int64{&p.RowsGPU, &p.RowsCPU, &p.RowsSSD, &p.RowsLoaded, &p.RowsChunk, &p.BytesSSD,
@@ -40,4 +42,16 @@ func (p *Partial) DropRows() {
 		*n = 0
 	}
 	p.Groups, p.Grouped, p.TopologyReads = 0, 0, nil
+}
+
+// AddReadStats adds up what reads took.
+func AddReadStats(a, b gpuio.ReadStats) gpuio.ReadStats {
+	a.Rows += b.Rows
+	a.Bytes += b.Bytes
+	a.Commands += b.Commands
+	a.Retries += b.Retries
+	a.Timeouts += b.Timeouts
+	a.Submit += b.Submit
+	a.Complete += b.Complete
+	return a
 }

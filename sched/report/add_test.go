@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What came after a checkpoint is the whole less what the checkpoint had, figure by figure.
+// The part after a checkpoint is the whole less the checkpoint's, figure by figure.
 func TestSince(t *testing.T) {
 	part := func(k int64) (p Partial) {
 		for i, n := range p.counts() {

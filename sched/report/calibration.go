@@ -10,7 +10,7 @@ import (
 // bounds it.
 type AccumulatorInfo struct {
 	Calibration
-	// Capped tells why Target is below the formula's; empty: it is not.
+	// Capped gives the reason that Target is below the formula's; empty: it is not.
 	Capped     string `json:"capped,omitempty"`
 	MaxBatches int    `json:"max_batches"` // of a group
 }
@@ -41,7 +41,7 @@ type Calibration struct {
 	OverheadSeconds  float64 `json:"overhead_seconds"`
 	InitiateSeconds  float64 `json:"initiate_seconds"`
 	TerminateSeconds float64 `json:"terminate_seconds"`
-	// Target is how many reads have to overlap: N = n_ssd·a·IOPS·(T_i+T_t)/(1−a) (GIDS, section
+	// Target is the number of reads that have to overlap: N = n_ssd·a·IOPS·(T_i+T_t)/(1−a) (GIDS, section
 	// 3.2).
 	Target int64 `json:"target"`
 }

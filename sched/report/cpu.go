@@ -8,16 +8,16 @@ import (
 	"helios/internal/hostcpu"
 )
 
-// CPUUse is what the process took of its processors while it trained an epoch, or what a resumed
-// run had left of one. The parts and the unaccounted seconds add up to the whole, and with the idle
+// CPUUse is the time that the process took of its processors while it trained an epoch, or the part
+// of one that a resumed run trained. The parts and the unaccounted seconds add up to the whole, and with the idle
 // ones to all that the processors had.
 type CPUUse struct {
 	Batches int     `json:"batches"`
 	Seconds float64 `json:"seconds"` // as the kernel counts them for the process
-	// Parts are what was measured, the largest first.
+	// Parts were measured; the largest comes first.
 	Parts []CPUPart `json:"parts"`
-	// Unaccounted is what no part has: Go's scheduler, launches, and what passes work from one
-	// operator to the next.
+	// Unaccounted is the rest: Go's scheduler, launches, and passing work from one operator to the
+	// next.
 	Unaccounted float64 `json:"unaccounted_seconds"`
 	Idle        float64 `json:"idle_seconds"` // of the processors that the process may use
 }

@@ -66,7 +66,7 @@ func (s *StageSeconds) AddTimes(o StageSeconds, sign float64) {
 // EpochResult is one epoch of training and its validation. Seconds, stall, overlap and
 // stage_seconds are of the training pass alone.
 //
-//   - overlap is 1 - seconds / (sum of stage_seconds). What no stage accounts for is a part of
+//   - overlap is 1 - seconds / (sum of stage_seconds). Time of no stage is a part of
 //     that sum, so that a serial run shows 0, and not less for the time between its operators.
 //   - stall is the share of seconds in which training waited for its next batch.
 //   - read_amplification is bytes_ssd over the bytes of the rows that had to come from SSD,
@@ -122,8 +122,8 @@ type EpochResult struct {
 	CPU *CPUUse `json:"cpu,omitempty"`
 }
 
-// Tiers counts rows by where they came from. What was loaded before its superbatch came from the
-// SSDs: each such row is a hit once for that.
+// Tiers counts rows by where they came from. Rows that were loaded before their superbatch came
+// from the SSDs: each is a hit once for that.
 func (r *EpochResult) Tiers() (gpu, cpu, ssd int64) {
 	fromCPU := min(r.RowsLoaded, r.RowsCPU)
 	fromGPU := min(r.RowsLoaded-fromCPU, r.RowsGPU)

@@ -8,8 +8,8 @@ import (
 )
 
 // ModelledResult is a run on the virtual clock: every figure in it is modelled, except the counts
-// of rows, batches and commands, which are what a real run of the same seed has. What arithmetic
-// would tell (parameters, loss, accuracy) is not there, in JSON neither.
+// of rows, batches and commands, which a real run of the same seed has, too. Results of arithmetic
+// (parameters, loss, accuracy) are not there, in JSON neither.
 type ModelledResult struct {
 	Result
 	Hardware string // profile
@@ -17,7 +17,7 @@ type ModelledResult struct {
 	SSDs     int
 }
 
-// modelledJSON is what a ModelledResult writes.
+// modelledJSON is the JSON of a ModelledResult.
 type modelledJSON struct {
 	Modelled bool   `json:"modelled"`
 	Clock    string `json:"clock"`
@@ -49,7 +49,7 @@ func (r ModelledResult) MarshalJSON() ([]byte, error) {
 // ModelledEpoch is an EpochResult of the virtual clock.
 type ModelledEpoch struct{ EpochResult }
 
-// modelledEpochJSON is what a ModelledEpoch writes.
+// modelledEpochJSON is the JSON of a ModelledEpoch.
 type modelledEpochJSON struct {
 	Modelled bool `json:"modelled"`
 	EpochResult

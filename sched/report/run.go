@@ -7,14 +7,17 @@ import (
 	"helios/dataset"
 	"helios/gpuio"
 	"helios/graph"
+	diskgnn "helios/sched/tiers/diskgnn/spec"
+	ginex "helios/sched/tiers/ginex/spec"
+	hier "helios/sched/tiers/hier/spec"
 )
 
-// HotnessInfo says what placed the static tiers.
+// HotnessInfo describes the hotness that placed the static tiers.
 type HotnessInfo struct {
 	By string `json:"by"` // one of Hotnesses, or the path of the user's list
 	// Epochs of sampling that were counted.
 	Epochs int `json:"epochs,omitempty"`
-	// File tells where the scores were found (Reused) or are kept now.
+	// File has the scores: they were found there (Reused) or are kept there now.
 	File   string `json:"file,omitempty"`
 	Reused bool   `json:"reused"`
 	// Seconds holds what finding them took, whenever that was.
@@ -38,7 +41,7 @@ func (i HotnessInfo) String() string {
 	return s
 }
 
-// ChecksInfo says what a run holds against checksums as it reads it, and what it does not and why.
+// ChecksInfo lists the data that a run compares with checksums, and the other data with the reason.
 type ChecksInfo struct {
 	Checked    []string `json:"checked"`
 	NotChecked []string `json:"not_checked,omitempty"`
@@ -55,10 +58,10 @@ func (i ChecksInfo) String() string {
 	return strings.Join(all, ". ")
 }
 
-// RunInfo says how a run got at its rows and computed.
+// RunInfo describes a run's data path and its arithmetic.
 type RunInfo struct {
 	MemoryRung string `json:"memory_rung"`
-	// MemoryRungTried tells why no better rung was taken, the best first.
+	// MemoryRungTried has the better rungs and the reason that each was not taken, the best first.
 	MemoryRungTried []gpuio.RungTried `json:"memory_rung_tried,omitempty"`
 	Precision       string            `json:"precision"` // of products
 	// the library that computed them; "off": our kernels
@@ -73,37 +76,37 @@ type RunInfo struct {
 	PolicyBytes    int64  `json:"policy_bytes,omitempty"`
 	Window         int    `json:"window"`
 	// Superbatch is absent where mini-batches are sampled one by one.
-	Superbatch *SuperbatchInfo `json:"superbatch,omitempty"`
+	Superbatch *ginex.SuperbatchInfo `json:"superbatch,omitempty"`
 	// Packed is absent where mini-batches are not laid out beforehand.
-	Packed *PackedInfo `json:"packed,omitempty"`
+	Packed *diskgnn.PackedInfo `json:"packed,omitempty"`
 	// Mega is absent where no mega-batches train.
-	Mega *MegaInfo `json:"megabatches,omitempty"`
+	Mega *hier.MegaInfo `json:"megabatches,omitempty"`
 	// Accumulator is absent where reads are not merged.
 	Accumulator *AccumulatorInfo `json:"accumulator,omitempty"`
-	// Shards is how many mini-batches a step of the optimiser covers.
+	// Shards is the number of mini-batches that a step of the optimiser covers.
 	Shards int `json:"shards"`
-	// Replicas is how many devices trained; the others of them are named.
+	// Replicas is the number of devices that trained; MoreDevices names all but the first.
 	Replicas    int      `json:"replicas"`
 	MoreDevices []string `json:"more_devices,omitempty"`
-	// Reduce is who added their gradients: "tree", to the bit as one device does, or a library,
+	// Reduce added their gradients: "tree", to the bit as one device does, or a library,
 	// which does not; absent with one replica.
 	Reduce  string `json:"reduce,omitempty"`
 	Sampler string `json:"sampler"`
-	// BatchDependency is how many batches share draws; 1: each draws for itself.
+	// BatchDependency is the number of batches that share draws; 1: each draws for itself.
 	BatchDependency int `json:"batch_dependency"`
-	// SampleEpochs is how many epochs' samples training goes round, of which Refresh are replaced
-	// after every RefreshEvery epochs; absent where each epoch has its own.
+	// SampleEpochs is the number of epochs whose samples training goes round; Refresh of them are
+	// replaced after every RefreshEvery epochs; absent where each epoch has its own.
 	SampleEpochs int    `json:"sample_epochs,omitempty"`
 	Refresh      int    `json:"refresh,omitempty"`
 	RefreshEvery int    `json:"refresh_every,omitempty"`
 	Topology     string `json:"topology"`
-	// TopologyStorage says how a topology on storage is held; absent for one in memory.
+	// TopologyStorage describes a topology on storage; absent for one in memory.
 	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
-	// Checks says what is held against checksums as it is read; absent in a modelled run.
+	// Checks lists the data that is compared with checksums; absent in a modelled run.
 	Checks *ChecksInfo `json:"checks,omitempty"`
 	// SSDNotes are losses on the SSDs that the run did without, and SSDs that it left out.
 	SSDNotes []string `json:"ssd_notes,omitempty"`
-	// Seal says what was checked of the dataset's files; absent in a modelled run.
+	// Seal describes the checks of the dataset's files; absent in a modelled run.
 	Seal *dataset.SealInfo `json:"seal,omitempty"`
 	// Hotness holds what placed the static tiers; absent where nothing had to.
 	Hotness *HotnessInfo `json:"hotness,omitempty"`
@@ -111,26 +114,12 @@ type RunInfo struct {
 	Tuned *TuneResult `json:"tuned,omitempty"`
 }
 
-// SuperbatchInfo tells how mini-batches were sampled ahead of their training. Seconds are sums over
-// all superbatches, Bytes those of the largest.
-type SuperbatchInfo struct {
-	Batches        int     `json:"batches"` // of one
-	Superbatches   int     `json:"superbatches"`
-	SampleSeconds  float64 `json:"sample_seconds"`
-	InspectSeconds float64 `json:"inspect_seconds"` // until it is known when each row is accessed
-	ChangeSeconds  float64 `json:"change_seconds"`  // in which, then, the cache's changes are found
-	FillSeconds    float64 `json:"fill_seconds"`    // in which the first rows are read
-	FillBytes      int64   `json:"fill_bytes"`      // read for them, over all superbatches
-	FileBytes      int64   `json:"file_bytes"`
-	InspectBytes   int64   `json:"inspect_bytes"` // of memory
-	Accesses       int64   `json:"accesses"`
-	RowsLoaded     int64   `json:"rows_loaded"` // before their superbatch
-	// SharedBytes is memory that the neighbour cache has while a superbatch is sampled and the CPU
-	// tier while one trains; 0: each has its own. ListSeconds and ListBytes are what it took to
-	// read the neighbour lists again, over all superbatches.
-	SharedBytes int64   `json:"shared_bytes"`
-	ListSeconds float64 `json:"list_seconds"`
-	ListBytes   int64   `json:"list_bytes"`
+// SystemRows are lines for people on what the run's system has done.
+func (r *RunInfo) SystemRows() (rows [][]string) {
+	for _, s := range []interface{ Rows() [][]string }{r.Superbatch, r.Packed, r.Mega} {
+		rows = append(rows, s.Rows()...)
+	}
+	return rows
 }
 
 // TuneTrial is one value of a setting as it was measured.
@@ -150,8 +139,18 @@ type TuneResult struct {
 	Batches int         `json:"batches"`
 	Seconds float64     `json:"seconds"`
 	Trials  []TuneTrial `json:"trials"`
-	// Flags hold what the run goes on with, where that differs from what it was told.
+	// Flags are the settings that the tuner changed.
 	Flags string `json:"flags"`
-	// Skipped tells why less was measured than could have been; empty: nothing was left out.
+	// Skipped gives the reason that less was measured than possible; empty: nothing was left out.
 	Skipped string `json:"skipped,omitempty"`
+}
+
+// PrepareResult is the result of preparing mini-batches or parts for training.
+type PrepareResult struct {
+	Mode                string         `json:"mode"`
+	Dataset             string         `json:"dataset"`
+	Seed                uint64         `json:"seed"`
+	Device              string         `json:"device"`
+	*diskgnn.PackedInfo                // of mini-batches; nil: parts were prepared
+	Mega                *hier.MegaInfo `json:"megabatches,omitempty"`
 }

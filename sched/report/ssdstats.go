@@ -25,13 +25,13 @@ type SSDResult struct {
 	GivenUp   string `json:"given_up"`  // why the SSD was not used any more; "": it was
 }
 
-// Troubled says whether anything but reads that went well happened on the SSD.
+// Troubled reports whether reads of the SSD failed, were tried again or took too long.
 func (s SSDResult) Troubled() bool {
 	return s.Errors+s.Timeouts+s.Retries+s.Aborts+s.Recreated+s.Resets+s.Foreign > 0 ||
 		s.GivenUp != ""
 }
 
-// Latency tells how long commands took, from their submission to their completion, in microseconds:
+// Latency has the times of commands, from their submission to their completion, in microseconds:
 // quantiles, each at most 6.25 % above the truth.
 type Latency struct {
 	P50  float64 `json:"p50"`
@@ -53,14 +53,14 @@ func NewLatency(h *gpuio.Histogram) *Latency {
 // Balance is the commands of the busiest SSD over the mean of all: 1 where they share evenly, the
 // number of SSDs where one does it all; 0 where none had any.
 func Balance(ssds []SSDResult) float64 {
-	var most, sum int64
+	var largest, sum int64
 	for _, s := range ssds {
-		most, sum = max(most, s.Commands), sum+s.Commands
+		largest, sum = max(largest, s.Commands), sum+s.Commands
 	}
 	if sum == 0 {
 		return 0
 	}
-	return float64(most) * float64(len(ssds)) / float64(sum)
+	return float64(largest) * float64(len(ssds)) / float64(sum)
 }
 
 // IOResult is a run's reads as a whole, the filling of the tiers included.
@@ -71,8 +71,8 @@ type IOResult struct {
 	// with --check-reads: rows whose checksum was wrong, each time it was
 	Mismatch int64    `json:"rows_mismatched"`
 	Latency  *Latency `json:"latency_us"` // null where the stack does not know it
-	// NotInPlace tells why rows for the GPU's memory took a copy although the SSDs reach it; empty:
-	// none did, or they don't.
+	// NotInPlace gives the reason that rows for the GPU's memory took a copy although the SSDs
+	// reach it; empty: none did, or they don't.
 	NotInPlace string `json:"rows_not_in_place,omitempty"`
 }
 

@@ -9,10 +9,10 @@ import (
 	"helios/internal/hostmem"
 )
 
-// batches are mini-batches in two files. What is added by one goroutine is read by several.
+// batches are mini-batches in two files. One goroutine adds to them, several read.
 type batches struct {
 	what, remedy string            // for errors: of what the samples are; what to do about damage
-	cause        func(error) error // says what to do about an error of a file
+	cause        func(error) error // adds the remedy to an error of a file
 	full         func() error      // the error of a mini-batch beyond limit
 	wide         bool              // node numbers take 8 bytes, else 4
 	limit        int64             // bytes of both files; 0: none
@@ -23,7 +23,7 @@ type batches struct {
 	narrow       []uint32 // scratch
 }
 
-// batch tells where a mini-batch is.
+// batch is the place of a mini-batch.
 type batch struct {
 	ids, adj       int64 // from where
 	rows, bytes    int64 // of adj
@@ -32,7 +32,7 @@ type batch struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// idBytes is what a node number takes.
+// idBytes is the size of a node number.
 func (f *batches) idBytes() int64 {
 	if f.wide {
 		return 8
@@ -119,9 +119,9 @@ func (f *batches) Adj(index int, buf []byte) ([]byte, error) {
 	return buf, f.read(f.adj, index, "blocks", buf, b.adj, b.adjSum)
 }
 
-func (f *batches) read(from *os.File, index int, what string, to []byte, at int64,
+func (f *batches) read(from *os.File, index int, what string, to []byte, offset int64,
 	sum uint32) error {
-	if _, err := from.ReadAt(to, at); err != nil {
+	if _, err := from.ReadAt(to, offset); err != nil {
 		return f.cause(err)
 	}
 	if got := crc32.Checksum(to, castagnoli); got != sum {

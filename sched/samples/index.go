@@ -24,7 +24,7 @@ const (
 	mostBatches = 1 << 31
 )
 
-// head is what an index begins with.
+// head is the beginning of an index.
 type head struct {
 	version uint32
 	idBytes uint32
@@ -69,12 +69,12 @@ func appendRecord(b []byte, x *batch, sum uint32) ([]byte, uint32) {
 	return le.AppendUint32(b, sum), sum
 }
 
-// readRecords takes the records that are whole, of up to most mini-batches whose node numbers take
-// idBytes, and the last one's checksum. What follows them was cut or changed.
-func readRecords(b []byte, idBytes, most int64) (all []batch, sum uint32) {
+// readRecords takes the records that are whole, of up to limit mini-batches whose node numbers take
+// idBytes, and the last one's checksum. The rest was cut or changed.
+func readRecords(b []byte, idBytes, limit int64) (all []batch, sum uint32) {
 	le := binary.LittleEndian
 	var ids, adj int64
-	for ; len(b) >= recordBytes && int64(len(all)) < most; b = b[recordBytes:] {
+	for ; len(b) >= recordBytes && int64(len(all)) < limit; b = b[recordBytes:] {
 		next := crc32.Update(sum, castagnoli, b[:recordBytes-4])
 		rows, bytes := le.Uint64(b), le.Uint64(b[8:])
 		if next != le.Uint32(b[recordBytes-4:]) ||

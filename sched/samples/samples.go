@@ -62,7 +62,7 @@ func unnamed(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// cause says what to do about an error of a file.
+// cause adds the remedy to an error of a file.
 func (f *Files) cause(err error) error {
 	key, dir := errs.Key("superbatch"), errs.Key("superbatch-dir")
 	switch {

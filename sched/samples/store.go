@@ -26,7 +26,7 @@ const (
 	partName  = "samples.index.part"
 )
 
-// Spec says what a store is of.
+// Spec describes the mini-batches of a store.
 type Spec struct {
 	Nodes   int64 // node numbers are below it
 	Batches int   // that the store has when it is whole
@@ -59,8 +59,8 @@ func Whole(dir string) bool {
 	return err == nil
 }
 
-// Open opens a folder's store, which must be whole and of s. What is damaged in its index is an
-// error of class Device; frontiers and blocks are held against their checksums as they are read.
+// Open opens a folder's store, which must be whole and of s. Damage of its index is an error
+// of class Device; frontiers and blocks are held against their checksums as they are read.
 func Open(dir string, s Spec) (_ *Store, err error) {
 	x := &Store{dir: dir}
 	x.batches = batches{what: "folder " + dir, remedy: "prepare them again", cause: x.cause}
@@ -109,12 +109,12 @@ func Open(dir string, s Spec) (_ *Store, err error) {
 }
 
 // readIndex reads an index of so many mini-batches at most, and not a byte beyond.
-func readIndex(path string, most int) ([]byte, error) {
+func readIndex(path string, limit int) ([]byte, error) {
 	f, err := infile.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	b, err := io.ReadAll(io.LimitReader(f, headBytes+recordBytes*int64(most)+1))
+	b, err := io.ReadAll(io.LimitReader(f, headBytes+recordBytes*int64(limit)+1))
 	if err != nil {
 		err = errs.With(errs.Device, err)
 	}
@@ -174,7 +174,7 @@ func (x *Store) cause(err error) error {
 // Close closes the files.
 func (x *Store) Close() error { return x.close() }
 
-// Remove removes what a store has in a folder, whole or not. What is not there is no error.
+// Remove removes what a store has in a folder, whole or not. A missing file is no error.
 func Remove(dir string) error {
 	var all []error
 	for _, name := range []string{indexName, partName, idsName, adjName} {
@@ -186,7 +186,7 @@ func Remove(dir string) error {
 	return errors.Join(all...)
 }
 
-// syncBytes is how much may be lost of what was sampled when the machine stops, or the process.
+// syncBytes bounds the samples that may be lost when the machine stops, or the process.
 var syncBytes int64 = 64 << 20
 
 // Writer writes a store. One goroutine has it, and one Writer a folder: whoever names the folder

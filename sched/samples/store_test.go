@@ -121,7 +121,7 @@ func TestStoreGoesOn(t *testing.T) {
 	}
 }
 
-// What a crash can leave: anything beyond what was made durable, a torn last record, no header.
+// A crash can leave anything beyond what was made durable, a torn last record, no header.
 func TestStoreAfterACrash(t *testing.T) {
 	ids, adj := drawn(9, 100)
 	spec := Spec{Nodes: 100, Batches: 9, Key: "k"}
@@ -232,7 +232,7 @@ func TestStoreDamage(t *testing.T) {
 	require.ErrorContains(t, err, "of 100 nodes")
 }
 
-// Without room nothing is left, and the error says what to do.
+// Without room nothing is left, and the error has the remedy.
 func TestStoreWithoutRoom(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Write(dir, Spec{Nodes: 100, Batches: 2, Key: "k", Limit: 20, LimitKey: "disk-budget"})

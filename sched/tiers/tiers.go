@@ -3,6 +3,9 @@
 package tiers
 
 import (
+	"slices"
+
+	"helios/internal/options"
 	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/planner"
@@ -16,29 +19,58 @@ import (
 
 // System is a way to keep rows.
 type System struct {
+	Plan     *plan.System
 	Run      *engine.System
 	Simulate *virtual.System
 	Predict  *planner.System
 }
 
-// All has the systems. A run has the first of them that runs its configuration; static tiers run
-// all that are left.
+// All has the systems. Where a mode has none of its own, a run has the first that runs its policy.
 var All = []System{
-	{&diskgnn.Run, &diskgnn.Simulate, &diskgnn.Predict},
-	{&hier.Run, &hier.Simulate, &hier.Predict},
-	{&ginex.Run, &ginex.Simulate, &ginex.Predict},
-	{&dynamic.Run, &dynamic.Simulate, &dynamic.Predict},
-	{&static.Run, &static.Simulate, &static.Predict},
+	{&diskgnn.System, &diskgnn.Run, &diskgnn.Simulate, &diskgnn.Predict},
+	{&hier.System, &hier.Run, &hier.Simulate, &hier.Predict},
+	{&ginex.System, &ginex.Run, &ginex.Simulate, &ginex.Predict},
+	{&dynamic.System, &dynamic.Run, &dynamic.Simulate, &dynamic.Predict},
+	{&static.System, &static.Run, &static.Simulate, &static.Predict},
 }
+
+// Modes has the modes in the order of lists. Comparisons run them in this order and report figures
+// relative to the first.
+var Modes = []*plan.Mode{&static.Helios, &dynamic.GIDS, &dynamic.BaM, &ginex.Ginex,
+	&diskgnn.DiskGNN, &hier.Hier, &hier.Marius, &static.CPU, &static.Mmap, &static.Inmem}
+
+// Catalog has both for configurations.
+var Catalog = newCatalog()
+
+func newCatalog() *plan.Catalog {
+	k := &plan.Catalog{Modes: Modes}
+	for _, s := range All {
+		k.Systems = append(k.Systems, s.Plan)
+	}
+	return k
+}
+
+var _ = options.Define("modes", Catalog.Names) &&
+	options.DefineVariants(plan.Config{}, Catalog.Variants)
+
+// Known returns a configuration whose modes and systems are those of this package.
+func Known(c plan.Config) plan.Config { return Catalog.Known(c) }
 
 // Of returns the system of a configuration's runs.
 func Of(c *plan.Config) System {
-	for _, s := range All {
-		if s.Run.Runs(c) {
-			return s
+	known := Known(*c)
+	s := known.System()
+	return All[slices.IndexFunc(All, func(x System) bool { return x.Plan == s })]
+}
+
+// Preparing returns the names of the modes that lay something out on disk before training.
+func Preparing() (names []string) {
+	for _, m := range Modes {
+		if c := Catalog.Defaults(m); Of(&c).Run.Prepares {
+			names = append(names, m.Name)
 		}
 	}
-	panic("static tiers run every configuration")
+	return names
 }
 
 // Engine returns the system that runs a configuration.

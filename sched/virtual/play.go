@@ -3,7 +3,6 @@ package virtual
 import (
 	"context"
 
-	"helios/cache/superbatch"
 	"helios/internal/rowtype"
 	"helios/sched/cost"
 	"helios/sched/plan"
@@ -22,13 +21,10 @@ type Work struct {
 	WideIDs bool // the topology has 8 bytes for a neighbour
 	Batches int  // that are played; of mega-batches 0: all
 	Tiers   plan.TierSizes
-	// Parts are those of mega-batches (Config.MegaBatched). As many epochs are played as Config has,
-	// and the last one counts.
-	Parts *prepare.MegaParts
+	// Own is more that the system's simulation needs.
+	Own any
 	// Warm is the number of mini-batches before those that are played, which fill a dynamic tier.
 	Warm int
-	// Held is what planned tiers hold before the first mini-batch.
-	Held *superbatch.State
 	// Draw gives the mini-batches in order, those of Warm first.
 	Draw func(ctx context.Context, i int) (*Drawn, error)
 	// DrawMega gives, in the place of Draw, a mini-batch of a mega-batch by the number of its seeds.
@@ -53,10 +49,10 @@ type Played struct {
 	// train (Config.Replicas) and have memory of their own.
 	CopySeconds float64
 	PerSSD      []report.SSDResult
-	Accumulator *report.AccumulatorInfo
-	Superbatch  *report.SuperbatchInfo
-	Mega        *report.MegaInfo // its counts and times are those of the epoch
-	Batches     int              // of mega-batches: that an epoch has
+	// Info has the figures of the run's system, and Batches the mini-batches of an epoch where the
+	// system says.
+	Info    report.RunInfo
+	Batches int
 }
 
 // Play plays a work's mini-batches on a machine, the tiers filled. Equal arguments give equal
@@ -102,8 +98,7 @@ func (b *Base) PlayWork(ctx context.Context, w *Work) (*Played, error) {
 				float64(s.Commands)/v.Machine.Model.BoundOf(i, s.Bytes/s.Commands))
 		}
 	}
-	info := v.info()
-	p.Accumulator, p.Superbatch = info.Accumulator, info.Superbatch
+	p.Info = v.info()
 	return p, nil
 }
 

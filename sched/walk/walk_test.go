@@ -9,7 +9,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cache/policy"
+	"helios/gpuio"
 	"helios/internal/des"
+	"helios/internal/options"
 	"helios/sched/plan"
 )
 
@@ -122,17 +125,34 @@ func walked(t *testing.T, c plan.Config, n int, virtual bool, fails string) (*fa
 	return f, w
 }
 
+// modes have static tiers, and lines that come and go.
+var modes = plan.Catalog{
+	Modes: []*plan.Mode{{Name: plan.DefaultMode}, {Name: "lines", Fill: func(c *plan.Config) {
+		c.AutoGPUTier()
+		plan.OrText(&c.IOStack, gpuio.StackSync)
+		plan.OrText(&c.Policy, policy.Random)
+	}}},
+	Systems: []*plan.System{{
+		Runs: func(c *plan.Config) bool { return c.Policy == policy.Random },
+		Traits: func(*plan.Config) plan.Traits {
+			return plan.Traits{Staged: true, LateTensor: true}
+		},
+	}, {Runs: func(*plan.Config) bool { return true }}},
+}
+
+var _ = options.Define("modes", modes.Names)
+
 // Each pipeline takes all mini-batches through the edges of its graph and within its credits, the
 // lookups and announcements of a dynamic tier in the same order on both clocks.
 func TestWalkKeepsTheGraph(t *testing.T) {
 	const n = 12
 	for _, set := range []func(*plan.Config){
 		func(*plan.Config) {},
-		func(c *plan.Config) { c.Mode, c.Window = plan.ModeBaM, 2 },
-		func(c *plan.Config) { c.Mode, c.Window, c.Accumulate = plan.ModeGIDS, 2, 0.9 },
+		func(c *plan.Config) { c.Mode, c.Window = "lines", 2 },
+		func(c *plan.Config) { c.Mode, c.Window, c.Accumulate = "lines", 2, 0.9 },
 	} {
 		for _, pipe := range plan.PipelineNames(nil) {
-			c := plan.Config{Fanouts: []int{4, 3}, Batch: 8, Pipeline: pipe}
+			c := modes.Known(plan.Config{Fanouts: []int{4, 3}, Batch: 8, Pipeline: pipe})
 			set(&c)
 			c, err := c.Filled()
 			if err != nil { // not of this tier
@@ -173,7 +193,7 @@ func TestWalkKeepsTheGraph(t *testing.T) {
 
 // An operator that fails ends the walk on either clock.
 func TestWalkFails(t *testing.T) {
-	c, err := plan.Config{Fanouts: []int{4, 3}, Batch: 8}.Filled()
+	c, err := modes.Known(plan.Config{Fanouts: []int{4, 3}, Batch: 8}).Filled()
 	require.NoError(t, err)
 	for _, fails := range []string{"S2 of 3", "L1 of 3", "I0 of 3", "C1 of 3", "G2 of 3", "T of 3"} {
 		for _, virtual := range []bool{false, true} {

@@ -9,6 +9,9 @@ import (
 	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/dynamic"
+	dynamicspec "helios/sched/tiers/dynamic/spec"
+	"helios/sched/tiers/static"
 )
 
 // experiment is one claim of a paper.
@@ -96,7 +99,7 @@ var experiments = []experiment{
 func (l *lab) helios(set func(*plan.Config)) plan.Config {
 	c := plan.Config{
 		ModelSettings: gnn.ModelSettings{Model: "sage", Hidden: 256},
-		Mode:          plan.ModeHelios,
+		Mode:          static.ModeHelios,
 		Fanouts:       []int{25, 10},
 		Batch:         l.size.batch,
 		GPUCache:      share(1),
@@ -210,22 +213,23 @@ func modes(l *lab, t *table) error {
 	pos := map[string]float64{}
 	for _, n := range []int{2, 12} {
 		first := 0.0
-		for _, mode := range []string{plan.ModeHelios, plan.ModeInmem, plan.ModeGIDS, plan.ModeBaM,
-			plan.ModeCPU, plan.ModeMmap} {
+		for _, mode := range []string{static.ModeHelios, static.ModeInmem, dynamic.ModeGIDS,
+			dynamic.ModeBaM,
+			static.ModeCPU, static.ModeMmap} {
 			s := setup{ssds: n,
 				cfg: l.helios(func(c *plan.Config) { c.Mode, c.CPUCache = mode, share(10) })}
 			switch mode {
-			case plan.ModeInmem:
+			case static.ModeInmem:
 				s.cfg.CPUCache = plan.NoCache()
-			case plan.ModeBaM:
+			case dynamic.ModeBaM:
 				s.cfg.CPUCache = plan.NoCache()
 				s.warm = 4
-			case plan.ModeGIDS:
+			case dynamic.ModeGIDS:
 				s.warm = 4
-			case plan.ModeMmap:
+			case static.ModeMmap:
 				s.cfg.GPUCache, s.cfg.CPUCache, s.cfg.Workers = plan.NoCache(), plan.NoCache(), 32
 				s.batches = 2
-			case plan.ModeCPU:
+			case static.ModeCPU:
 				s.cfg.GPUCache, s.cfg.Workers = plan.NoCache(), 32
 			}
 			e, err := l.play(s)
@@ -245,8 +249,8 @@ func modes(l *lab, t *table) error {
 		f := func(mode string) float64 { return pos[fmt.Sprint(mode, n)] }
 		return fmt.Sprintf(
 			"with %d SSDs %.2f× GIDS, %.0f %% of in memory, GIDS %.2f× BaM, cpu %.1f×, mmap %.0f×",
-			n, f(plan.ModeGIDS), 100*f(plan.ModeInmem), f(plan.ModeBaM)/f(plan.ModeGIDS),
-			f(plan.ModeCPU), f(plan.ModeMmap))
+			n, f(dynamic.ModeGIDS), 100*f(static.ModeInmem), f(dynamic.ModeBaM)/f(dynamic.ModeGIDS),
+			f(static.ModeCPU), f(static.ModeMmap))
 	}
 	t.Ours = say(2) + "; " + say(12)
 	return nil
@@ -260,7 +264,7 @@ func (l *lab) gb(n float64) units.Budget {
 func (l *lab) gids(mode string, set func(*plan.Config)) plan.Config {
 	c := plan.Config{
 		ModelSettings:   gnn.ModelSettings{Model: "sage", Hidden: 128},
-		DynamicSettings: plan.DynamicSettings{Window: plan.Off, Accumulate: plan.Off},
+		DynamicSettings: dynamicspec.DynamicSettings{Window: plan.Off, Accumulate: plan.Off},
 		Mode:            mode,
 		Fanouts:         []int{10, 5, 5},
 		Batch:           l.size.gids,
@@ -281,7 +285,7 @@ func window(l *lab, t *table) error {
 		var hit, time [4]float64
 		for i, depth := range []int{0, 4, 8, 16} {
 			e, err := l.play(setup{warm: l.size.warm, batches: 2 * l.size.batches,
-				cfg: l.gids(plan.ModeBaM, func(c *plan.Config) {
+				cfg: l.gids(dynamic.ModeBaM, func(c *plan.Config) {
 					if c.GPUCache = l.gb(gb); depth > 0 {
 						c.Window = depth
 					}
@@ -302,14 +306,14 @@ func accumulator(l *lab, t *table) error {
 	t.Columns = []string{"mode", "SSD", "batch", "off", "on", "factor",
 		"factor of the whole batch's time", "batches a group"}
 	for _, hw := range []string{"a100-optane", "a100-980pro"} {
-		for _, mode := range []string{plan.ModeBaM, plan.ModeGIDS} {
+		for _, mode := range []string{dynamic.ModeBaM, dynamic.ModeGIDS} {
 			for _, batch := range []int{32, 64, 128} {
 				with := func(a float64) setup {
 					return setup{hardware: hw, ssds: 1, warm: l.size.warm,
 						batches: 19 * l.size.batches, cfg: l.gids(mode, func(c *plan.Config) {
 							c.Fanouts, c.Batch, c.Accumulate = []int{5, 5}, batch, a
-							if mode == plan.ModeGIDS {
-								c.CPUCache, c.Window = share(10), plan.GIDSWindow
+							if mode == dynamic.ModeGIDS {
+								c.CPUCache, c.Window = share(10), dynamic.GIDSWindow
 							} else if a > 0 {
 								c.Pipeline = plan.PipelineRunAhead
 							}
@@ -319,7 +323,7 @@ func accumulator(l *lab, t *table) error {
 				if err != nil {
 					return err
 				}
-				b, err := l.play(with(plan.GIDSAccumulate))
+				b, err := l.play(with(dynamic.GIDSAccumulate))
 				if err != nil {
 					return err
 				}
@@ -346,7 +350,7 @@ func cpuBuffer(l *lab, t *table) error {
 	}{{0, "–"}, {10, "random"}, {20, "random"}, {10, plan.HotnessPageRank},
 		{20, plan.HotnessPageRank}} {
 		s := setup{hardware: "a100-optane", ssds: 1, warm: l.size.warm, batches: 2 * l.size.batches,
-			cfg: l.gids(plan.ModeGIDS, func(c *plan.Config) {
+			cfg: l.gids(dynamic.ModeGIDS, func(c *plan.Config) {
 				c.CPUCache, c.Hotness = share(x.percent), x.by
 			})}
 		switch x.by {
@@ -381,11 +385,11 @@ func ladies(l *lab, t *table) error {
 		"looking up, reading and gathering", "factor over bam of the latter", "rows a batch",
 		"share from GPU, CPU, SSD"}
 	base := 0.0
-	for _, mode := range []string{plan.ModeBaM, plan.ModeGIDS} {
+	for _, mode := range []string{dynamic.ModeBaM, dynamic.ModeGIDS} {
 		e, err := l.play(setup{hardware: "a100-optane", ssds: 1, warm: min(l.size.warm, 20),
 			cfg: l.gids(mode, func(c *plan.Config) {
 				c.Sampler, c.Fanouts = graph.Ladies, []int{512, 512, 512}
-				if mode == plan.ModeGIDS {
+				if mode == dynamic.ModeGIDS {
 					c.CPUCache, c.Window, c.Accumulate = share(10), 0, 0
 				}
 			})})

@@ -25,6 +25,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/static"
 )
 
 // Two of these controllers are opened, loaded, verified, reset and trained from, and give the
@@ -95,11 +96,11 @@ func trainOn(t *testing.T, ctx context.Context, d *dataset.Dataset, shift uint32
 		}
 		// rsemu refuses a PRP list that does not start a page, which the specification allows
 		// (section 4.3 of 1.4): several short ones share a page here.
-		_, err := train(ctx, plan.ModeHelios, d, theirs)
+		_, err := train(ctx, static.ModeHelios, d, theirs)
 		require.ErrorContains(t, err, "PRP offset invalid (SCT 0h, SC 13h)")
 	})
 	with(nvme.Options{MaxTransferBytes: 4096}, func(theirs, ours []*gpuio.SSD) { // no lists
-		for _, mode := range []string{plan.ModeHelios, "gids", "bam"} {
+		for _, mode := range []string{static.ModeHelios, "gids", "bam"} {
 			want, err := train(ctx, mode, d, ours)
 			require.NoError(t, err, mode)
 			got, err := train(ctx, mode, d, theirs)

@@ -13,7 +13,7 @@ import (
 	"helios/sched/packs"
 	"helios/sched/plan"
 	"helios/sched/prepare"
-	"helios/sched/report"
+	"helios/sched/tiers/diskgnn/spec"
 )
 
 // packFolder has the packs of a run, from a folder (package packs).
@@ -21,7 +21,7 @@ type packFolder struct {
 	e    *engine.Engine
 	run  *packs.Run
 	open map[*packs.Pack]*openPack
-	info report.PackedInfo
+	info spec.PackedInfo
 }
 
 type openPack struct {
@@ -37,7 +37,7 @@ func openPacks(e *engine.Engine) (packSource, error) {
 	}
 	p := &packFolder{e: e, open: map[*packs.Pack]*openPack{}}
 	budget := c.DiskBudget.Of(e.Rows * e.RowBytes)
-	p.info = report.PackedInfo{Dir: dir, PagesOn: c.PagesOn, Reused: true, Budget: budget}
+	p.info = spec.PackedInfo{Dir: dir, PagesOn: c.PagesOn, Reused: true, Budget: budget}
 	o := packs.Options{Dir: dir, Budget: budget, Segment: c.Segment,
 		Hot: e.Sizes.GPURows + e.Sizes.CPURows, Source: p.source,
 		Pages: pages.InFolder{Options: pages.OpenOptions{PollDoorbells: e.OnGPU()}}}
@@ -143,7 +143,7 @@ func (p *packFolder) Ahead(ctx context.Context, epoch int) error {
 }
 
 // Describe implements packSource.
-func (p *packFolder) Describe(r *report.PackedInfo) {
+func (p *packFolder) Describe(r *spec.PackedInfo) {
 	*r = p.info
 	r.DiskBytes = p.run.DiskBytes() // packs of refreshes come and go
 }

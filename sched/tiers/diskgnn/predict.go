@@ -6,6 +6,7 @@ import (
 	"helios/cache/packed"
 	"helios/internal/errs"
 	"helios/internal/units"
+	"helios/sched/packs"
 	"helios/sched/plan"
 	"helios/sched/planner"
 	"helios/sched/tiers/static"
@@ -40,7 +41,7 @@ func (t *prediction) Open(ctx context.Context, n int) (err error) {
 func (t *prediction) Prepare(p *planner.Plan, b planner.Before) {
 	j, hw := t.Job, t.Job.Options.Hardware.Profile
 	p.Preparation.Fill = j.FillSeconds(j.Sizes.GPURows + j.Sizes.CPURows)
-	first, end := j.Config.PackEpochs(0)
+	first, end := packs.Epochs(&j.Config, 0)
 	batches := int64(j.Accesses.Batches) * int64(end-first)
 	perBatch := float64(p.RowsSSD) / float64(j.Accesses.Batches)
 	pages := int64(math.Ceil(perBatch/float64(t.shape.RowsPerPage))) * batches

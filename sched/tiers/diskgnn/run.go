@@ -20,11 +20,12 @@ import (
 	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/tiers/diskgnn/spec"
 	"helios/sched/tiers/static"
 )
 
 // Run is the system on an engine.
-var Run = engine.System{Runs: func(c *plan.Config) bool { return c.LaidOut() }, New: New,
+var Run = engine.System{New: New,
 	Prepares: true}
 
 // Tiers of mini-batches that were laid out beforehand, as those of DiskGNN (Liu et al., 2024).
@@ -51,12 +52,12 @@ type laidOut struct {
 // packSource has the packs of a run.
 type packSource interface {
 	// Find gives the pack that an epoch of training is in, and the place of the epoch's first
-	// mini-batch in it. What is not there yet it makes. The pack stays until ahead is called
+	// mini-batch in it. It makes the pack where there is none. The pack stays until ahead is called
 	// after a find of another.
 	Find(ctx context.Context, epoch int) (pack *laidOut, first int, err error)
 	// Ahead says that an epoch is about to train, with nothing else of a pack in use.
 	Ahead(ctx context.Context, epoch int) error
-	Describe(r *report.PackedInfo)
+	Describe(r *spec.PackedInfo)
 	Close() error
 }
 
@@ -257,6 +258,6 @@ func (t *Tiers) Describe(r *report.RunInfo) {
 	if t.packs == nil {
 		return
 	}
-	r.Packed = &report.PackedInfo{}
+	r.Packed = &spec.PackedInfo{}
 	t.packs.Describe(r.Packed)
 }

@@ -19,6 +19,7 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/samples"
+	"helios/sched/tiers/diskgnn/spec"
 )
 
 // Packed mini-batches on the virtual clock. The sample epochs are sampled for real and laid out for
@@ -49,7 +50,7 @@ type simulation struct {
 	static.Simulation
 	packs    []*simPack
 	rows     gpuio.Layout // of the features
-	info     report.PackedInfo
+	info     spec.PackedInfo
 	now      *simPack
 	tiers    plan.TierSizes
 	pages    []int64      // scratch
@@ -150,7 +151,7 @@ func (t *simulation) pack(ctx context.Context, epoch int) (*simPack, error) {
 		}
 	}
 	p := &simPack{}
-	p.first, p.end = v.Config.PackEpochs(epoch)
+	p.first, p.end = packs.Epochs(&v.Config, epoch)
 	if len(t.packs) > 0 {
 		p.batches = t.packs[0].batches
 	}
@@ -175,34 +176,16 @@ func (t *simulation) layOut(ctx context.Context, p *simPack) error {
 	}
 	defer func() { _ = files.Close() }() // only read
 	p.batches = prepare.Batches(len(train), v.Config.Batch)
-	mb, began := v.Batches[0], v.Machine.Sim.Now()
-	var accesses int64
-	for e := p.first; e < p.end; e++ {
-		order := v.Shuffled(train, e)
-		for i := range p.batches {
-			if err := prepare.Interrupted(ctx); err != nil {
-				return err
-			}
-			if err := v.SampleWhole(ctx, mb, e, i, order.Seeds(i)); err != nil {
-				return fmt.Errorf("batch %d: %w", i, err)
-			}
-			s, err := v.Keep(mb, files)
-			if err != nil {
-				return fmt.Errorf("batch %d: %w", i, err)
-			}
-			s.Index, s.At = i, i
-			p.shapes = append(p.shapes, s)
-			accesses += s.HopEnd[len(s.HopEnd)-1]
-			t.info.SamplesBytes += s.Saved
-			playSampling(v, s)
-			v.Observer.TellStep("sample for packing", len(p.shapes), (p.end-p.first)*p.batches)
-		}
+	began := v.Machine.Sim.Now()
+	accesses, err := t.sample(ctx, p, train, files)
+	if err != nil {
+		return err
 	}
 	sampled := v.Machine.Sim.Now()
 	t.info.SampleSeconds += float64(sampled-began) / 1e9
-	c := v.PackConfig(t.tiers.GPURows+t.tiers.CPURows, int64(v.Layout.LBABytes))
+	c := packs.Config(v.Sampling, t.tiers.GPURows+t.tiers.CPURows, int64(v.Layout.LBABytes))
 	if len(t.packs) > 0 { // the tiers are filled, and a refresh has its share of the room
-		_, all := v.Config.PackEpochs(0)
+		_, all := packs.Epochs(&v.Config, 0)
 		c.Budget = packs.Budget(c.Budget, p.end-p.first, all, v.Rows*v.RowBytes)
 		if c.HotRows, err = t.packs[0].plan.Hot(); err != nil {
 			return err
@@ -243,7 +226,35 @@ func (t *simulation) layOut(ctx context.Context, p *simPack) error {
 	return nil
 }
 
-// packing is how long a pack's pages take to be written.
+// sample samples the epochs of a pack, and returns the number of accesses.
+func (t *simulation) sample(ctx context.Context, p *simPack, train []int64, files *samples.Files) (
+	accesses int64, err error) {
+	v, mb := t.Player, t.Player.Batches[0]
+	for e := p.first; e < p.end; e++ {
+		order := v.Shuffled(train, e)
+		for i := range p.batches {
+			if err := prepare.Interrupted(ctx); err != nil {
+				return 0, err
+			}
+			if err := v.SampleWhole(ctx, mb, e, i, order.Seeds(i)); err != nil {
+				return 0, fmt.Errorf("batch %d: %w", i, err)
+			}
+			s, err := v.Keep(mb, files)
+			if err != nil {
+				return 0, fmt.Errorf("batch %d: %w", i, err)
+			}
+			s.Index, s.At = i, i
+			p.shapes = append(p.shapes, s)
+			accesses += s.HopEnd[len(s.HopEnd)-1]
+			t.info.SamplesBytes += s.Saved
+			playSampling(v, s)
+			v.Observer.TellStep("sample for packing", len(p.shapes), (p.end-p.first)*p.batches)
+		}
+	}
+	return accesses, nil
+}
+
+// packing is the time that writing a pack's pages takes.
 func packing(v *virtual.Player, r *packed.Result) int64 {
 	read, write := virtual.StripedRates(v.Machine.Model)
 	rows := float64(r.Stats.CacheRows+r.Stats.ChunkRows) * float64(v.RowBytes)
@@ -293,7 +304,7 @@ func (t *simulation) turnTo(p *simPack) error {
 	return v.Turn(l)
 }
 
-// shape says where the rows of a batch of the pack are.
+// shape finds the places of the rows of a batch of the pack.
 func (t *simulation) shape(i int) (*cost.Shape, error) {
 	v, p := t.Player, t.now
 	index := (v.Source.Key-p.first)*p.batches + i

@@ -37,7 +37,7 @@ const (
 	calibrationLimit = 2 * time.Second
 )
 
-// calibrationTime tells how long a set took: the call that submits it, and until it was read.
+// calibrationTime has the times of a set: the call that submits it, and until it was read.
 type calibrationTime struct{ submit, whole time.Duration }
 
 // Shares implements tuner.Accumulator.
@@ -131,55 +131,10 @@ func (d *Tiers) calibrationTimes(ctx context.Context) (few, many int64,
 	if err := g.staging.Grow(many * d.lines.LineBytes); err != nil {
 		return few, many, median, err
 	}
-	ids, err := e.Device.Alloc(cuda.MemPinned, many*8, "calibration lines")
-	if err != nil {
+	c := calibration{d: d, ssds: ssds, rng: rand.New(rand.NewPCG(e.Config.Seed, 0xacc))}
+	defer func() { err = errors.Join(err, c.close()) }()
+	if err := c.open(many); err != nil {
 		return few, many, median, err
-	}
-	pos, err := e.Device.Alloc(cuda.MemPinned, many*4, "calibration lines")
-	if err != nil {
-		return few, many, median, errors.Join(err, ids.Free())
-	}
-	broken := false
-	defer func() {
-		if !broken { // else the reader ends first, and the device frees what is left
-			err = errors.Join(err, ids.Free(), pos.Free())
-		}
-	}()
-	idv, posv := hostmem.View[int64](ids.Bytes()), hostmem.View[uint32](pos.Bytes())
-	rng := rand.New(rand.NewPCG(e.Config.Seed, 0xacc))
-	read := func(per int64) (t calibrationTime, err error) {
-		off := make([]int64, ssds+1)
-		for s := range ssds {
-			off[s+1] = off[s] + per
-			for i := range per {
-				k := off[s] + i
-				idv[k], posv[k] = rng.Int64N(d.of.RowsOn(int(s)))*ssds+s, uint32(k)
-			}
-		}
-		rd, end := e.ReadContext(ctx)
-		defer end()
-		begin := time.Now()
-		p, err := e.Store.Reader.Submit(rd, &gpuio.ReadSet{
-			Rows: ids.Ptr(), Pos: pos.Ptr(), SSDOffset: off, Dst: g.staging,
-			DstStride: d.lines.LineBytes, DstBytes: per * ssds * d.lines.LineBytes,
-		})
-		if err != nil {
-			return t, engine.ReadError(err)
-		}
-		t.submit = time.Since(begin)
-		if _, err = p.Wait(rd); err != nil {
-			if rd.Err() != nil { // still in flight
-				broken = true
-				e.Store.Stopped = ctx.Err() != nil
-				err = errors.Join(err, e.Store.Close(), ids.Free(), pos.Free())
-			}
-			if stopped := prepare.Interrupted(ctx); stopped != nil {
-				return t, errs.With(errs.Interrupted, errors.Join(stopped, err))
-			}
-			return t, engine.ReadError(err)
-		}
-		t.whole = time.Since(begin)
-		return t, nil
 	}
 	var all [2][]calibrationTime
 	begin := time.Now()
@@ -188,7 +143,7 @@ func (d *Tiers) calibrationTimes(ctx context.Context) (few, many int64,
 			if err := prepare.Interrupted(ctx); err != nil {
 				return few, many, median, err
 			}
-			t, err := read(per)
+			t, err := c.read(ctx, per)
 			if err != nil {
 				return few, many, median, err
 			}
@@ -202,4 +157,73 @@ func (d *Tiers) calibrationTimes(ctx context.Context) (few, many int64,
 		median[k] = all[k][len(all[k])/2]
 	}
 	return few, many, median, nil
+}
+
+// calibration reads sets of lines for their times.
+type calibration struct {
+	d        *Tiers
+	ssds     int64
+	rng      *rand.Rand
+	ids, pos cuda.Buffer // nil: they are not there
+}
+
+// open makes room for the lists of so many lines.
+func (c *calibration) open(lines int64) (err error) {
+	dev := c.d.Engine.Device
+	if c.ids, err = dev.Alloc(cuda.MemPinned, lines*8, "calibration lines"); err != nil {
+		c.ids = nil
+		return err
+	}
+	if c.pos, err = dev.Alloc(cuda.MemPinned, lines*4, "calibration lines"); err != nil {
+		c.pos = nil
+	}
+	return err
+}
+
+// close frees the lists. No read is in flight.
+func (c *calibration) close() (err error) {
+	for _, b := range []*cuda.Buffer{&c.ids, &c.pos} {
+		if *b != nil {
+			err = errors.Join(err, (*b).Free())
+			*b = nil
+		}
+	}
+	return err
+}
+
+// read reads so many lines of each SSD.
+func (c *calibration) read(ctx context.Context, per int64) (t calibrationTime, err error) {
+	d, e := c.d, c.d.Engine
+	ids, pos := hostmem.View[int64](c.ids.Bytes()), hostmem.View[uint32](c.pos.Bytes())
+	off := make([]int64, c.ssds+1)
+	for s := range c.ssds {
+		off[s+1] = off[s] + per
+		for i := range per {
+			k := off[s] + i
+			ids[k], pos[k] = c.rng.Int64N(d.of.RowsOn(int(s)))*c.ssds+s, uint32(k)
+		}
+	}
+	rd, end := e.ReadContext(ctx)
+	defer end()
+	begin := time.Now()
+	p, err := e.Store.Reader.Submit(rd, &gpuio.ReadSet{
+		Rows: c.ids.Ptr(), Pos: c.pos.Ptr(), SSDOffset: off, Dst: d.groups[0].staging,
+		DstStride: d.lines.LineBytes, DstBytes: per * c.ssds * d.lines.LineBytes,
+	})
+	if err != nil {
+		return t, engine.ReadError(err)
+	}
+	t.submit = time.Since(begin)
+	if _, err = p.Wait(rd); err != nil {
+		if rd.Err() != nil { // still in flight: the reader ends before the lists are freed
+			e.Store.Stopped = ctx.Err() != nil
+			err = errors.Join(err, e.Store.Close(), c.close())
+		}
+		if stopped := prepare.Interrupted(ctx); stopped != nil {
+			return t, errs.With(errs.Interrupted, errors.Join(stopped, err))
+		}
+		return t, engine.ReadError(err)
+	}
+	t.whole = time.Since(begin)
+	return t, nil
 }

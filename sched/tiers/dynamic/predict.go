@@ -58,12 +58,12 @@ func (t *prediction) GPUShare(all int64) int64 {
 }
 
 // Bounds implements Tiers.
-func (t *prediction) Bounds() (least, most, rows int) {
-	least, most, rows = t.Base.Bounds()
+func (t *prediction) Bounds() (least, limit, rows int) {
+	least, limit, rows = t.Base.Bounds()
 	if t.Job.Config.Accumulate > 0 {
-		most = planner.MostGroups
+		limit = planner.MostGroups
 	}
-	return least, most, rows
+	return least, limit, rows
 }
 
 // Pace implements Tiers: groups of merged reads end together, and all of them count.

@@ -23,15 +23,16 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/dynamic/spec"
 	"helios/sched/walk"
 )
 
 // Run is the system on an engine.
-var Run = engine.System{Runs: func(c *plan.Config) bool { return c.Dynamic() }, New: New}
+var Run = engine.System{New: New}
 
 // The dynamic GPU tier in a run. Its lines come and go in the order of lookups (cache.Dynamic), so
 // what a batch finds depends on the batches before it and, with a window, on those that are sampled
-// beyond it; never on time. What is read lands in the staging buffer of a group: the lines of one
+// beyond it; never on time. Reads land in the staging buffer of a group: the lines of one
 // lookup or, under the accumulator, of several batches. When a group's reads are whole its lookups
 // are finished one after the other: rows go to the batch's feature tensor and lines to the tier. So
 // a batch needs a feature tensor (a credit) only from there on, and samples and reads may run ahead
@@ -85,7 +86,7 @@ func New(e *engine.Engine) (engine.Tiers, error) {
 		return nil, err
 	}
 	d.byRow = d.of == e.Store.Layout
-	if asked, is := e.Config.CacheLine, d.lines.LineBytes; asked != plan.LineRow && asked != is {
+	if asked, is := e.Config.CacheLine, d.lines.LineBytes; asked != spec.LineRow && asked != is {
 		e.Observer.TellNote(
 			"cache lines: %s in place of %s: lines are whole rows of %d bytes, and of whole LBAs of %d or a single one that rows do not fill",
 			units.FormatBytes(is), units.FormatBytes(asked), e.RowBytes,
@@ -105,8 +106,8 @@ func (d *Tiers) onGPU() bool {
 	return d.Engine.OnGPU() && d.Engine.Config.Directory == policy.InSets
 }
 
-// besideDirectory is how much of the GPU's memory lines get, where they and their directory have
-// that room.
+// besideDirectory is the part of the GPU's memory that lines get, where they and their directory
+// have that room.
 func (d *Tiers) besideDirectory(room int64) (int64, error) {
 	if !d.onGPU() {
 		return room, nil

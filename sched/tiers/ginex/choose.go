@@ -14,7 +14,7 @@ import (
 func (t *Tiers) choose(ctx context.Context) (b plan.TierSizes, err error) {
 	e := t.Engine
 	b, e.Placement, t.static = e.Sizes, cache.Placement{}, nil
-	if e.Config.Planned() {
+	if planned(&e.Config) {
 		if !b.Auto {
 			return b, nil
 		}

@@ -17,7 +17,7 @@ var Predict = planner.System{New: func(j *planner.Job) planner.Tiers {
 
 // refusePlan refuses superbatches whose changes nobody finds.
 func refusePlan(c *plan.Config) error {
-	if c.Planned() {
+	if planned(c) {
 		return nil
 	}
 	return errs.New(errs.Capability, "a plan has superbatches under %v %s, not %s; use that",
@@ -29,7 +29,7 @@ type prediction struct{ planner.Base }
 
 // Open implements Tiers.
 func (t *prediction) Open(ctx context.Context, n int) (err error) {
-	if t.Job.Work.Held, err = t.full(ctx, n); err != nil {
+	if t.Job.Work.Own, err = t.full(ctx, n); err != nil {
 		return err
 	}
 	return t.Base.Open(ctx, n)
@@ -37,11 +37,11 @@ func (t *prediction) Open(ctx context.Context, n int) (err error) {
 
 // CheckSizes implements Tiers: directories are as large as the tiers.
 func (t *prediction) CheckSizes() error {
-	const most = int64(256 << 20)
-	if b := &t.Job.Sizes; b.GPURows+b.CPURows > most {
+	const limit = int64(256 << 20)
+	if b := &t.Job.Sizes; b.GPURows+b.CPURows > limit {
 		return errs.New(errs.Usage,
 			"tiers of %d rows that know a superbatch: at most %d are possible; give a smaller %v",
-			b.GPURows+b.CPURows, most, errs.Key("cpu-cache"))
+			b.GPURows+b.CPURows, limit, errs.Key("cpu-cache"))
 	}
 	return nil
 }
@@ -53,9 +53,9 @@ const (
 )
 
 // Bounds implements Tiers.
-func (t *prediction) Bounds() (least, most, rows int) {
-	_, most, rows = t.Base.Bounds()
-	return leastPlanned, most, plannedFactor * rows
+func (t *prediction) Bounds() (least, limit, rows int) {
+	_, limit, rows = t.Base.Bounds()
+	return leastPlanned, limit, plannedFactor * rows
 }
 
 // Beyond implements Tiers.
@@ -67,11 +67,11 @@ func (t *prediction) Shorten(n int) int {
 	if n >= j.Accesses.Batches {
 		return n
 	}
-	size := min(j.Config.SuperbatchMost(j.Accesses.Batches), max(n/2, 1))
-	if size < j.Config.SuperbatchMost(j.Accesses.Batches) {
+	size := min(longest(&j.Config, j.Accesses.Batches), max(n/2, 1))
+	if size < longest(&j.Config, j.Accesses.Batches) {
 		j.Notes = append(j.Notes, fmt.Sprintf(
 			"superbatches of %d mini-batches are played, the run's have %d and save more reads",
-			size, min(j.Config.SuperbatchMost(j.Accesses.Batches), j.Accesses.Batches)))
+			size, min(longest(&j.Config, j.Accesses.Batches), j.Accesses.Batches)))
 	}
 	j.Config.Superbatch = size
 	return min(2*size, n)
@@ -83,7 +83,7 @@ func (t *prediction) Pace(n int) (from, to int) { return n/2 - 1, n - 1 }
 // size is the number of mini-batches of the run's superbatches.
 func (t *prediction) size() int64 {
 	epoch := t.Job.Accesses.Batches
-	return int64(min(t.Job.Options.Config.SuperbatchMost(epoch), epoch))
+	return int64(min(longest(&t.Job.Options.Config, epoch), epoch))
 }
 
 // Prepare implements Tiers.

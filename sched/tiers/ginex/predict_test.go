@@ -6,7 +6,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cache/superbatch"
 	"helios/internal/hardware"
+	"helios/internal/options"
 	"helios/internal/units"
 	"helios/sched/cost"
 	"helios/sched/plan"
@@ -25,9 +27,10 @@ func (f filled) Open(ctx context.Context, n int) error {
 	require.NoError(f.t, err)
 	require.Zero(f.t, f.Job.Sizes.GPURows)
 	whole := f.Job.Accesses.Hottest(f.Job.Sizes.CPURows, nil)
-	require.Equal(f.t, whole.Reuse, f.Job.Work.Held.Reuse)
-	require.NotEqual(f.t, whole.Rows, f.Job.Work.Held.Rows)
-	f.Job.Work.Held = whole
+	held := f.Job.Work.Own.(*superbatch.State)
+	require.Equal(f.t, whole.Reuse, held.Reuse)
+	require.NotEqual(f.t, whole.Rows, held.Rows)
+	f.Job.Work.Own = whole
 	return nil
 }
 
@@ -37,10 +40,12 @@ func TestEmptySlotsOfSuperbatches(t *testing.T) {
 	require.NoError(t, err)
 	skew, err := planner.ParsePopularity("10%:60%")
 	require.NoError(t, err)
+	modes := plan.Catalog{Modes: []*plan.Mode{&Ginex}, Systems: []*plan.System{&System}}
+	options.Define("modes", modes.Names)
 	for _, share := range []float64{2, 10, 40, 100} {
 		o := planner.Options{
-			Config: plan.Config{Mode: plan.ModeGinex, Fanouts: []int{5, 5}, Batch: 32,
-				CPUCache: units.Budget{Percent: share}},
+			Config: modes.Known(plan.Config{Mode: ModeGinex, Fanouts: []int{5, 5}, Batch: 32,
+				CPUCache: units.Budget{Percent: share}}),
 			Hardware: cost.Hardware{Profile: profile, SSDs: 2},
 			Graph: planner.Graph{Name: "s", Nodes: 100_000, Edges: 1_500_000, Dim: 128,
 				Classes: 8, Train: 0.05},

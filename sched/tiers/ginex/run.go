@@ -28,11 +28,12 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/samples"
+	"helios/sched/tiers/ginex/spec"
 	"helios/sched/walk"
 )
 
 // Run is the system on an engine.
-var Run = engine.System{Runs: func(c *plan.Config) bool { return c.Superbatched() }, New: New}
+var Run = engine.System{New: New}
 
 // Tiers that know the future, as those of Ginex (Park et al., VLDB 2022). A superbatch's
 // mini-batches are sampled before the first of them trains and go to files; package superbatch
@@ -83,8 +84,8 @@ type Tiers struct {
 	sampler *prepare.Ahead // of superbatches; nil until the first
 	stage   graph.Stage    // of the walk's mini-batches
 
-	// sampled is how long streams before the present one were busy; filed is what was not a
-	// stream's, of bringing mini-batches to their files and back.
+	// sampled is the time that streams before the present one were busy; filed is the time of
+	// bringing mini-batches to their files and back that was no stream's.
 	sampled time.Duration
 	filed   atomic.Int64
 
@@ -94,7 +95,7 @@ type Tiers struct {
 	lost  error // of files that were closed when nobody could be told
 
 	mu   sync.Mutex
-	info report.SuperbatchInfo
+	info spec.SuperbatchInfo
 }
 
 // comingSuperbatch is one that is sampled while another trains.
@@ -110,7 +111,7 @@ func New(e *engine.Engine) (engine.Tiers, error) {
 	return &Tiers{Base: engine.Base{Engine: e}}, nil
 }
 
-// Place makes the tiers. They are empty: each superbatch says what comes in.
+// Place makes the tiers. They are empty: each superbatch brings its rows in.
 func (t *Tiers) Place(ctx context.Context) (err error) {
 	e := t.Engine
 	if err := e.Store.Open(ctx, e.Store.Layout); err != nil {
@@ -129,7 +130,7 @@ func (t *Tiers) Place(ctx context.Context) (err error) {
 	e.Sizes = plan.TierSizes{GPURows: b.GPURows, CPURows: b.CPURows}
 	if t.tier, err = cache.NewPlanned(e.Device, cache.PlannedConfig{RowBytes: e.RowBytes,
 		SSDs: len(e.Store.SSDs), GPUSlots: b.GPURows, CPUSlots: b.CPURows,
-		Lent: e.Config.MemoryMoves()}); err != nil {
+		Lent: lends(&e.Config)}); err != nil {
 		return err
 	}
 	for _, s := range e.Slots {
@@ -165,7 +166,7 @@ func (t *Tiers) Close() error {
 	return errors.Join(all...)
 }
 
-// drop releases all superbatches. What the tiers hold is known no more.
+// drop releases all superbatches. The content of the tiers is known no more.
 func (t *Tiers) drop() error {
 	var all []error
 	if n := t.next; n != nil {
@@ -275,7 +276,7 @@ func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func
 	// While memory is lent nothing trains: what the tiers hold is known.
 	var held *superbatch.State
 	var err error
-	lent := e.Config.MemoryMoves()
+	lent := lends(&e.Config)
 	if lent {
 		if held, err = before(ctx); err == nil {
 			held, err = t.lend(ctx, held)
@@ -284,7 +285,7 @@ func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func
 			return nil, err
 		}
 	}
-	dir := e.Config.SuperbatchFolder(e.In.Dataset.Dir())
+	dir := folder(&e.Config, e.In.Dataset.Dir())
 	room, err := t.roomIn(dir)
 	if err != nil {
 		return nil, err
@@ -295,7 +296,7 @@ func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func
 	}
 	x := &superbatchRun{KeptPass: engine.KeptPass{Engine: e, Pass: p, From: files, Base: -first,
 		Stage: &t.stage, Took: &t.filed}, files: files, first: first,
-		end: min(first+e.Config.SuperbatchMost(p.Batches), p.Batches)}
+		end: min(first+longest(&e.Config, p.Batches), p.Batches)}
 	begin := time.Now()
 	err = t.sampleAll(ctx, x, room, meanwhile)
 	sampled := time.Now()
@@ -415,7 +416,7 @@ func (t *Tiers) inspect(ctx context.Context, x *superbatchRun,
 	return err
 }
 
-// slotBytes is what planning keeps of a slot: its row and its place in the order of reuse, for the
+// slotBytes is the size of a slot's entry in planning: its row and its place in the order of reuse, for the
 // superbatch and for those before and after it.
 const slotBytes = 3 * (8 + 4 + 4)
 
@@ -455,7 +456,7 @@ func (t *Tiers) roomIn(dir string) (r superbatchRoom, err error) {
 	avail, err := hostmem.AvailableBytes()
 	c := t.tier.Config()
 	free := avail - slotBytes*(c.GPUSlots+c.CPUSlots)
-	if t.Engine.Config.MemoryMoves() {
+	if lends(&t.Engine.Config) {
 		// Lists are gone while changes are found, and the tier is not there yet. Then it comes, and
 		// of the changes stays a half at most.
 		free += t.Engine.Topology.StorageInfo().CacheBytes

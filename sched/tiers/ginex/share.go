@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"helios/cache/superbatch"
+	"helios/internal/units"
+	"helios/sched/plan"
 	"helios/sched/prepare"
 )
 
@@ -17,12 +19,45 @@ import (
 //
 // What the CPU tier held is lost, so each superbatch reads its first rows.
 
+// Share divides the budget of CPUCache, which is of all features' bytes: into that of the
+// neighbour cache, which takes no more than limit, all lists, and is 0 below least, and that of the
+// CPU tier. Where memory moves both are of the whole.
+func Share(c plan.Config, features, least, limit int64) (neighbor, cpu int64) {
+	cpu = min(c.CPUCache.Of(features), features)
+	neighbor = cpu
+	if c.SuperbatchOverlap {
+		neighbor /= 2
+	}
+	if neighbor = min(neighbor, limit); neighbor < least {
+		neighbor = 0
+	}
+	if c.SuperbatchOverlap {
+		cpu -= neighbor
+	}
+	return neighbor, cpu
+}
+
+// divide turns a budget that serves both into the two.
+func divide(c *plan.Config, features, least, limit int64) {
+	neighbor, cpu := Share(*c, features, least, limit)
+	c.NeighborCache = units.Budget{Bytes: neighbor}
+	if c.SuperbatchOverlap {
+		c.CPUCache = units.Budget{Bytes: cpu}
+	}
+}
+
+// lends reports whether the CPU tier's memory is the neighbour cache's while superbatches are
+// sampled.
+func lends(c *plan.Config) bool {
+	return c.NeighborShared && !c.SuperbatchOverlap && c.NeighborCache.Bytes > 0
+}
+
 // lend frees the CPU tier and has the neighbour lists read, before a superbatch is sampled over
 // tiers that hold before. It returns what they hold then.
 func (t *Tiers) lend(ctx context.Context, before *superbatch.State) (*superbatch.State,
 	error) {
 	e := t.Engine
-	if !e.Config.MemoryMoves() {
+	if !lends(&e.Config) {
 		return before, nil
 	}
 	if err := t.tier.Lend(); err != nil {
@@ -51,16 +86,16 @@ func (t *Tiers) lend(ctx context.Context, before *superbatch.State) (*superbatch
 // takeBack frees the neighbour lists once a superbatch is sampled. The tier gets its memory when
 // the superbatch's changes are found, which takes memory of its own.
 func (t *Tiers) takeBack() error {
-	if !t.Engine.Config.MemoryMoves() {
+	if !lends(&t.Engine.Config) {
 		return nil
 	}
 	return t.Engine.TakeBack()
 }
 
-// regain gives the CPU tier its memory back. What planning has left in Go's heap goes first: where
+// regain gives the CPU tier its memory back. Garbage of planning in Go's heap goes first: where
 // memory is tight the tier is to have it.
 func (t *Tiers) regain() error {
-	if t.Engine.Config.MemoryMoves() {
+	if lends(&t.Engine.Config) {
 		debug.FreeOSMemory()
 	}
 	return t.tier.TakeBack()

@@ -16,6 +16,7 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/samples"
+	"helios/sched/tiers/ginex/spec"
 )
 
 // Planned tiers on the virtual clock. A superbatch is sampled and inspected for real, so its hits,
@@ -52,7 +53,7 @@ var Simulate = virtual.System{New: func(v *virtual.Player) virtual.Tiers {
 // refuse refuses what has no times.
 func refuse(c *plan.Config) error {
 	switch {
-	case !c.Planned():
+	case !planned(c):
 		return errs.New(errs.Capability,
 			"%v virtual plays superbatches under %v %s, not %s; use that, or another %v",
 			errs.Key("clock"), errs.Key("policy"), plan.PolicyBelady, c.Policy, errs.Key("mode"))
@@ -71,7 +72,7 @@ type simulation struct {
 	tiers        plan.TierSizes
 	after        *superbatch.State       // what the tiers hold; nil: nothing
 	held         map[*simSuperbatch]bool // superbatches whose files are open
-	info         report.SuperbatchInfo
+	info         spec.SuperbatchInfo
 	rows, misses []int64       // scratch
 	drawn        *virtual.Work // has mini-batches that nobody has to sample; nil: they are
 }
@@ -117,7 +118,7 @@ func (t *simulation) open(b plan.TierSizes) error {
 
 // OpenWork implements Tiers.
 func (t *simulation) OpenWork(_ context.Context, w *virtual.Work) error {
-	t.drawn, t.after = w, w.Held
+	t.drawn, t.after = w, w.Own.(*superbatch.State)
 	return t.open(w.Tiers)
 }
 
@@ -165,7 +166,7 @@ func (t *simulation) drop(x *simSuperbatch) error {
 func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Partial, _ bool,
 	_ func(ctx context.Context) error) error {
 	v := t.Player
-	from, end, size := p.First, p.End, v.Config.SuperbatchMost(p.End)
+	from, end, size := p.First, p.End, longest(&v.Config, p.End)
 	next := func(first int) (*simSuperbatch, error) {
 		x := &simSuperbatch{first: first, end: min(first+size, end)}
 		x.from = min(max(first, from), x.end)
@@ -254,7 +255,7 @@ func (t *simulation) makeSuper(ctx context.Context, x *simSuperbatch, pass strin
 // sampleSuper samples the mini-batches of a superbatch into files.
 func (t *simulation) sampleSuper(ctx context.Context, x *simSuperbatch, pass string) (err error) {
 	v, s := t.Player, &t.Player.Source
-	dir := v.Config.SuperbatchFolder(v.In.Dataset.Dir())
+	dir := folder(&v.Config, v.In.Dataset.Dir())
 	if x.files, err = samples.Create(dir, v.Rows, 0); err != nil {
 		return err
 	}
@@ -373,7 +374,7 @@ func (t *simulation) fill(ctx context.Context, x *simSuperbatch, sum *report.Par
 	v.Span("fill tiers", start)
 }
 
-// shape says where the rows of a batch of a superbatch are.
+// shape finds the places of the rows of a batch of a superbatch.
 func (t *simulation) shape(x *simSuperbatch, i int) (*cost.Shape, error) {
 	v, index := t.Player, i-x.first
 	s := x.shapes[index]
@@ -420,7 +421,7 @@ func (t *simulation) shape(x *simSuperbatch, i int) (*cost.Shape, error) {
 // lookUpAll looks the superbatches of a pass up, which nobody plays.
 func (t *simulation) lookUpAll(ctx context.Context, sum *report.Partial) error {
 	v, n := t.Player, t.Player.Source.N
-	size := v.Config.SuperbatchMost(n)
+	size := longest(&v.Config, n)
 	for first := 0; first < n; first += size {
 		x := &simSuperbatch{first: first, from: first, end: min(first+size, n)}
 		if err := t.makeSuper(ctx, x, "test"); err != nil {

@@ -70,7 +70,7 @@ func (m *slab) takeScales(t *Tiers, first int64, nodes []uint32) {
 
 // load brings a mega-batch into a slab that nothing uses: its rows, the graph that its parts induce
 // and a sampler over it.
-func (t *Tiers) load(ctx context.Context, n *coming, told bool) (err error) {
+func (t *Tiers) load(ctx context.Context, n *coming, reports bool) (err error) {
 	e, p, m := t.Engine, t.parts, n.slab
 	if err := m.close(); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (t *Tiers) load(ctx context.Context, n *coming, told bool) (err error) {
 		to   cuda.Buffer
 		name string
 	}{{places.Features, m.rows, "load rows"}, {places.Edges, t.raw, "load edges"}} {
-		took, err := e.Store.ReadPages(ctx, r.runs, r.to, r.name, told)
+		took, err := e.Store.ReadPages(ctx, r.runs, r.to, r.name, reports)
 		n.took = report.AddReadStats(n.took, took)
 		n.bytes[i] += took.Bytes
 		if err != nil {

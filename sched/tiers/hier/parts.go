@@ -16,15 +16,15 @@ import (
 	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/prepare"
-	"helios/sched/report"
+	"helios/sched/tiers/hier/spec"
 )
 
 // megaParts is a partitioned dataset that is open to be read.
 type megaParts struct {
-	*prepare.MegaParts
+	*MegaParts
 	pages  *engine.PageStore
 	opened *pages.Opened
-	info   report.MegaInfo
+	info   spec.MegaInfo
 }
 
 // lists are those of an edge section.
@@ -32,8 +32,8 @@ func lists(s parted.Section, err error) (induced.Lists, []uint32, error) {
 	return induced.Lists{Degrees: s.Degrees, Neighbors: s.Neighbors}, s.Old, err
 }
 
-// describe says what the parts are.
-func (p *megaParts) describe(i *report.MegaInfo) {
+// describe describes the parts in results.
+func (p *megaParts) describe(i *spec.MegaInfo) {
 	d := p.info
 	i.Dir, i.PagesOn, i.Reused, i.Key, i.Parts = d.Dir, d.PagesOn, d.Reused, d.Key, p.Parts
 	i.PageBytes, i.DiskBytes, i.LayoutSeconds = p.Spec.PageBytes, p.DiskBytes(), d.LayoutSeconds
@@ -71,7 +71,7 @@ func (t *Tiers) openParts(ctx context.Context) (err error) {
 func (t *Tiers) makeParts(ctx context.Context) (_ *megaParts, err error) {
 	e := t.Engine
 	c := &e.Config
-	dir, err := filepath.Abs(c.PartedFolder(e.In.Dataset.Dir()))
+	dir, err := filepath.Abs(partedFolder(c, e.In.Dataset.Dir()))
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (t *Tiers) makeParts(ctx context.Context) (_ *megaParts, err error) {
 			o.Source = nil
 		}
 	}
-	if o.Partition, o.PartitionOptions, err = e.Partition(ctx, t.split); err != nil {
+	if o.Partition, o.PartitionOptions, err = partitionOf(ctx, e.Sampling, t.split); err != nil {
 		return nil, err
 	}
 	closePartition := func() error {
@@ -100,7 +100,7 @@ func (t *Tiers) makeParts(ctx context.Context) (_ *megaParts, err error) {
 		return o.Partition.Close()
 	}
 	_, missing := parted.Open(dir)
-	p := &megaParts{info: report.MegaInfo{Dir: dir, PagesOn: c.PagesOn, Reused: missing == nil}}
+	p := &megaParts{info: spec.MegaInfo{Dir: dir, PagesOn: c.PagesOn, Reused: missing == nil}}
 	began := time.Now()
 	l, err := parted.Make(ctx, e.In.Dataset, e.Topology, o)
 	if err = errors.Join(err, closePartition()); err != nil {
@@ -109,12 +109,12 @@ func (t *Tiers) makeParts(ctx context.Context) (_ *megaParts, err error) {
 	if missing != nil {
 		p.info.LayoutSeconds = time.Since(began).Seconds()
 	}
-	// Of all that says which number a node has in a mega-batch: that keys its draws.
+	// Of all that decides the number of a node in a mega-batch, which keys its draws.
 	k := &l.Key
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %g %d %d", k.Sum, k.StaticShare, k.PageBytes,
 		k.RowBytes))
 	p.info.Key = hex.EncodeToString(sum[:8])
-	if p.MegaParts, err = prepare.NewMegaParts(l, c.PartOrder); err != nil {
+	if p.MegaParts, err = NewMegaParts(l, c.PartOrder); err != nil {
 		return nil, err
 	}
 	if p.opened, err = p.OpenPages(ctx, o.Place); err != nil {

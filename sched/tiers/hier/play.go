@@ -3,6 +3,7 @@ package hier
 import (
 	"context"
 	"errors"
+	"helios/sched/tiers/hier/spec"
 	"helios/sched/virtual"
 
 	"helios/sched/cost"
@@ -25,8 +26,8 @@ func PlayMega(ctx context.Context, find virtual.Find, cfg plan.Config, in prepar
 	return t.playMega(ctx, func(i int) (*cost.Shape, error) { return t.shape(ctx, i) })
 }
 
-// playMega plays the epochs of Config over mega-batches. What the SSDs do in the last is what its
-// mega-batches took, though the first of them was read in the epoch before.
+// playMega plays the epochs of Config over mega-batches. The SSDs' work in the last one is that of its
+// mega-batches, though the first of them was read in the epoch before.
 func (t *simulation) playMega(ctx context.Context, shape func(i int) (*cost.Shape,
 	error)) (p *virtual.Played,
 	err error) {
@@ -38,7 +39,7 @@ func (t *simulation) playMega(ctx context.Context, shape func(i int) (*cost.Shap
 		pass.Epoch = epoch
 		pass.First, pass.End = v.Hardware.Limit(pass.End)
 		v.Source = virtual.Part{Key: key, N: pass.End, Order: order.Order}
-		t.info = report.MegaInfo{StaticBytes: t.info.StaticBytes}
+		t.info = spec.MegaInfo{StaticBytes: t.info.StaticBytes}
 		p = &virtual.Played{}
 		pass.After = func(b *virtual.Batch) {
 			virtual.Count(&sum, b)
@@ -50,7 +51,7 @@ func (t *simulation) playMega(ctx context.Context, shape func(i int) (*cost.Shap
 			return nil, err
 		}
 		p.Epoch = pass.Result(sum, epoch, v.RowBytes)
-		p.Batches, p.Mega = t.orderOf(key).Len(), t.describe(&v.Config)
+		p.Batches, p.Info.Mega = t.orderOf(key).Len(), t.describe(&v.Config)
 		p.LinkSeconds = float64(m.Ingress.Time(m.Ingress.Bytes()-crossed)) / 1e9
 		p.CopySeconds = v.Machine.CopySeconds() - copied
 		for i := range m.SSDs() {

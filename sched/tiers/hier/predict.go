@@ -12,6 +12,7 @@ import (
 	"helios/sched/cost"
 	"helios/sched/plan"
 	"helios/sched/prepare"
+	"helios/sched/tiers/hier/spec"
 	"helios/sched/virtual"
 )
 
@@ -32,8 +33,8 @@ const (
 type megas struct {
 	ctx     context.Context
 	j       *planner.Job
-	parts   *prepare.MegaParts
-	room    prepare.MegaRoom
+	parts   *MegaParts
+	room    MegaRoom
 	onGPU   bool
 	cut     float64
 	source  string
@@ -47,7 +48,7 @@ type megas struct {
 	asked   int
 }
 
-// megaDataset is what a plan has to know of a dataset whose mega-batches are played.
+// megaDataset has the facts of a dataset whose mega-batches are played.
 func megaDataset(c plan.Config, in prepare.Inputs) *planner.Accesses {
 	m := in.Dataset.Meta
 	a := &planner.Accesses{By: "samples of mega-batches of dataset " + m.Name, Rows: m.Nodes,
@@ -128,7 +129,7 @@ func (t *prediction) Play(ctx context.Context) (r *virtual.Played, err error) {
 		if x, err = t.make(ctx); err != nil {
 			return nil, err
 		}
-		j.Work.Config, j.Work.Parts, j.Work.Tiers = j.Config, x.parts, j.Sizes
+		j.Work.Config, j.Work.Own, j.Work.Tiers = j.Config, x.parts, j.Sizes
 		j.Work.Batches = x.batches()
 		j.Work.DrawMega = x.batch
 		r, err = virtual.Play(ctx, j.Options.Find.Simulation, j.Work, j.Options.Hardware)
@@ -144,7 +145,7 @@ func (t *prediction) Play(ctx context.Context) (r *virtual.Played, err error) {
 
 // describe says in a plan what mega-batches were played.
 func (t *prediction) describe(r *virtual.Played, x *megas) *planner.Mega {
-	j, i := t.Job, r.Mega
+	j, i := t.Job, r.Info.Mega
 	scale := float64(r.Batches) / float64(len(r.Ends))
 	m := &planner.Mega{Parts: i.Parts, Loaded: i.Loaded, Order: i.Order, Passes: i.Passes,
 		MegaBatches: i.MegaBatches, StaticRows: i.StaticRows, StaticOnGPU: i.StaticOnGPU,
@@ -170,7 +171,7 @@ func (t *prediction) describe(r *virtual.Played, x *megas) *planner.Mega {
 	return m
 }
 
-// make makes parts of equal size, and says what a mini-batch finds in a mega-batch of them.
+// make makes parts of equal size, and the mini-batches of a mega-batch of them.
 func (t *prediction) make(ctx context.Context) (*megas, error) {
 	j := t.Job
 	g, c, pop := &j.Options.Graph, &j.Config, j.Accesses.Popularity
@@ -186,17 +187,17 @@ func (t *prediction) make(ctx context.Context) (*megas, error) {
 			"mega-batches of a graph of %d nodes, %d of which train: at most 2^32 and %d can be planned for, as no run takes more nodes",
 			g.Nodes, train, maxMegaTrain)
 	}
-	parts := c.PartsOf(g.Nodes*j.RowBytes, g.Nodes)
+	parts := partsOf(c, g.Nodes*j.RowBytes, g.Nodes)
 	x.statics = int64(c.StaticNodes.Fraction() * float64(g.Nodes))
 	mean := float64(g.Edges) / float64(g.Nodes)
 	even := parted.Even{Nodes: g.Nodes, Edges: g.Edges, RowBytes: j.RowBytes, Parts: parts,
 		Statics: x.statics, StaticEdges: int64(pop.EdgesOf(x.statics, mean)), Train: train,
-		First: c.PartOrder == plan.PartsSequential}
+		First: c.PartOrder == spec.PartsSequential}
 	l, err := even.Layout()
 	if err != nil {
 		return nil, err
 	}
-	if x.parts, err = prepare.NewMegaParts(l, c.PartOrder); err != nil {
+	if x.parts, err = NewMegaParts(l, c.PartOrder); err != nil {
 		return nil, err
 	}
 	x.onGPU = x.statics > 0 && x.statics <= j.Sizes.GPURows
@@ -214,7 +215,7 @@ func (x *megas) settle(mean float64, train int64) {
 	switch {
 	case j.Options.Cut != nil:
 		x.cut, x.source = *j.Options.Cut, "given"
-	case j.Config.Partitioner() == partition.Random:
+	case Partitioner(&j.Config) == partition.Random:
 		x.cut, x.source = 1-1/of, "that of random parts"
 	default:
 		x.cut, x.source = assumedCut, "assumed"
@@ -238,10 +239,10 @@ func (x *megas) settle(mean float64, train int64) {
 	}
 }
 
-// batches is how many mini-batches are played of an epoch: those of whole mega-batches, 0: of all.
+// batches is the number of mini-batches of an epoch that are played: those of whole mega-batches, 0: of all.
 func (x *megas) batches() int {
 	c := &x.j.Config
-	if c.Passes == plan.PassesAuto {
+	if c.Passes == spec.PassesAuto {
 		return 0
 	}
 	b, n := x.parts.Batches(c, x.room), 0
@@ -289,9 +290,9 @@ func (x *megas) draw(seeds int, key uint64) *planner.Batch {
 	pop, n := x.j.Accesses.Popularity, x.j.Options.Graph.Nodes
 	met, ranks := planner.NewSet(4*seeds), make([]int64, 0, 4*seeds)
 	// Training nodes are any, here one after the other from a random one on.
-	for i, at := int64(0), int64(uniform()*float64(x.seeds)); len(ranks) < seeds &&
+	for i, first := int64(0), int64(uniform()*float64(x.seeds)); len(ranks) < seeds &&
 		i < x.seeds; i++ {
-		r := int64(float64((at+i)%x.seeds) / float64(x.seeds) * float64(x.local))
+		r := int64(float64((first+i)%x.seeds) / float64(x.seeds) * float64(x.local))
 		if met.Add(r) {
 			ranks = append(ranks, r)
 		}

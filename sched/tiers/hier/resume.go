@@ -4,6 +4,7 @@ import (
 	"helios/internal/errs"
 	"helios/sched/engine"
 	"helios/sched/plan"
+	"helios/sched/tiers/hier/spec"
 )
 
 // Print implements PartSampler.
@@ -37,13 +38,13 @@ func Resume(c *plan.Config, path string, was *engine.PartPrint) error {
 			path, errs.Key("mode"), c.Mode)
 	case c.PartOrder != was.Order:
 		return refuse("part-order", c.PartOrder, was.Order)
-	case c.Passes != plan.PassesAuto && was.Passes != 0 && c.Passes != was.Passes:
+	case c.Passes != spec.PassesAuto && was.Passes != 0 && c.Passes != was.Passes:
 		return refuse("passes", c.Passes, was.Passes)
 	}
 	if n := c.MegaBatch.Of(was.Parts); n != 0 && n != was.Loaded {
 		return refuse("megabatch", n, was.Loaded)
 	}
-	c.MegaBatch = plan.MegaSize{Parts: was.Loaded}
+	c.MegaBatch = spec.MegaSize{Parts: was.Loaded}
 	if was.Passes != 0 {
 		c.Passes = was.Passes
 	}

@@ -23,11 +23,12 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/hier/spec"
 	"helios/sched/tiers/static"
 )
 
 // Run is the system on an engine.
-var Run = engine.System{Runs: func(c *plan.Config) bool { return c.MegaBatched() }, New: New,
+var Run = engine.System{New: New,
 	Prepares: true, Loads: Loads, Resume: Resume}
 
 // Tiers of mega-batches, as those of HierBatching and MariusGNN. The graph is in parts on disk
@@ -46,13 +47,13 @@ type Tiers struct {
 	static.Tiers              // of evaluation: no row is in a tier
 	train        static.Tiers // of a walk over the mega-batch that is there
 	parts        *megaParts
-	batches      *prepare.MegaBatches
+	batches      *MegaBatches
 	split        []int64 // the training nodes, in the dataset
-	order        *prepare.MegaOrder
+	order        *MegaOrder
 	ordered      int // the sample epoch of order; below 0: of none
 	passes       int // 0: not chosen yet
 	lastLoad     time.Duration
-	room         prepare.MegaRoom // its Loaded is 0: not chosen yet
+	room         MegaRoom // its Loaded is 0: not chosen yet
 
 	// Of the tiers that are placed.
 	spans       *cache.Spans
@@ -65,7 +66,7 @@ type Tiers struct {
 	now         *slab // that trains; nil: none
 	next        *coming
 
-	info report.MegaInfo
+	info spec.MegaInfo
 }
 
 // coming is a mega-batch that is loaded.
@@ -87,7 +88,7 @@ func New(e *engine.Engine) (engine.Tiers, error) {
 	t := &Tiers{Tiers: static.Tiers{Base: engine.Base{Engine: e}},
 		train:   static.Tiers{Base: engine.Base{Engine: e}},
 		ordered: -1}
-	if p := e.Config.Passes; p != plan.PassesAuto {
+	if p := e.Config.Passes; p != spec.PassesAuto {
 		t.passes = p
 	}
 	e.OnClose(t.closeParts) // first, so that it comes last
@@ -135,8 +136,16 @@ func (t *Tiers) Place(ctx context.Context) (err error) {
 	if err := t.Fill(ctx); err != nil { // the buckets of lookups; no row is in a tier
 		return err
 	}
-	begin := time.Now()
 	t.train.FirstOnHost = !onGPU
+	if err := t.placeStatics(ctx, kind); err != nil {
+		return err
+	}
+	return t.makeSlabs()
+}
+
+// placeStatics reads the rows and the lists of the static nodes.
+func (t *Tiers) placeStatics(ctx context.Context, kind cuda.MemKind) (err error) {
+	e, begin := t.Engine, time.Now()
 	if t.spans, err = cache.NewSpans(e.Device, t.statics(), t.room.Rows); err != nil {
 		return err
 	}
@@ -167,6 +176,12 @@ func (t *Tiers) Place(ctx context.Context) (err error) {
 		return engine.Untiered(err)
 	}
 	e.Filled(begin)
+	return nil
+}
+
+// makeSlabs makes room for mega-batches.
+func (t *Tiers) makeSlabs() (err error) {
+	e := t.Engine
 	if t.raw, err = e.Device.Alloc(cuda.MemPinned, t.room.Edges,
 		"edges of parts"); err != nil {
 		return err
@@ -192,14 +207,14 @@ func (t *Tiers) Place(ctx context.Context) (err error) {
 	return nil
 }
 
-// statics is how many static nodes there are.
+// statics returns the number of static nodes.
 func (t *Tiers) statics() int64 { return t.parts.StaticNodes() }
 
 // size chooses how many parts a mega-batch has, once for the run, and holds them against the
 // budget.
 func (t *Tiers) size(staticsOnGPU bool) (err error) {
 	e, c, settled := t.Engine, t.Engine.Config, t.room.Loaded
-	budget := c.MegaBudget(e.Rows * e.RowBytes)
+	budget := budget(&c, e.Rows*e.RowBytes)
 	if given := c.CPUCache.Of(e.Rows * e.RowBytes); given < budget && settled == 0 {
 		e.Observer.TellNote(
 			"{cpu-cache} of %s counts as %s: parts are whole pages, and fewer would hold none",
@@ -264,7 +279,7 @@ func (t *Tiers) stop() {
 }
 
 // orderOf is the order of an epoch by the number of its samples.
-func (t *Tiers) orderOf(sampleEpoch int) *prepare.MegaOrder {
+func (t *Tiers) orderOf(sampleEpoch int) *MegaOrder {
 	if t.ordered != sampleEpoch || t.order == nil {
 		t.order = t.batches.Order(t.split, sampleEpoch, max(t.passes, 1))
 		t.ordered = sampleEpoch
@@ -277,7 +292,7 @@ func (t *Tiers) Shuffled(_ []int64, sampleEpoch int) prepare.Order {
 	return t.orderOf(sampleEpoch).Order
 }
 
-// LoadTime is what a load counts as that took so long. Tests have others.
+// LoadTime rounds the time of a load. Tests have others.
 var LoadTime = func(took time.Duration) time.Duration { return took }
 
 // Unmeasured implements PartSampler.
@@ -295,7 +310,7 @@ func (t *Tiers) Unmeasured(p *engine.Pass) int {
 // Choose sets how often a mega-batch trains, which the next order has.
 func (t *Tiers) Choose(train time.Duration) {
 	load := t.lastLoad
-	t.passes, t.ordered = prepare.ChoosePasses(LoadTime(load), train), -1
+	t.passes, t.ordered = ChoosePasses(LoadTime(load), train), -1
 	over := "1 pass"
 	if t.passes > 1 {
 		over = fmt.Sprintf("%d passes", t.passes)
@@ -384,7 +399,7 @@ func (t *Tiers) swap(ctx context.Context, p *engine.Pass, parts []int) error {
 
 // ahead begins to load what trains after mega-batch k of an epoch: the next one, or the first of
 // the next epoch.
-func (t *Tiers) ahead(ctx context.Context, p *engine.Pass, o *prepare.MegaOrder, k int) error {
+func (t *Tiers) ahead(ctx context.Context, p *engine.Pass, o *MegaOrder, k int) error {
 	if t.next != nil || len(t.slabs) < 2 {
 		return nil
 	}
@@ -434,7 +449,7 @@ func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
 	return t.train.Begin(w)
 }
 
-// Beside is what inducing topologies has taken, mostly beside training.
+// Beside is the time that inducing topologies has taken, mostly beside training.
 func (t *Tiers) Beside() report.StageSeconds {
 	return report.StageSeconds{Inspect: t.info.InduceSeconds}
 }
@@ -447,7 +462,7 @@ func (t *Tiers) GPUBytes() int64 {
 	return t.static.Size()
 }
 
-// CPUBytes is what mega-batches may take at most.
+// CPUBytes bounds the memory of mega-batches.
 func (t *Tiers) CPUBytes() int64 { return t.info.CPUBytes }
 
 // Describe implements engine.Tiers.
@@ -457,7 +472,7 @@ func (t *Tiers) Describe(r *report.RunInfo) {
 	}
 	info := t.info
 	t.parts.describe(&info)
-	info.Passes, info.PassesAuto = t.passes, t.Engine.Config.Passes == plan.PassesAuto
+	info.Passes, info.PassesAuto = t.passes, t.Engine.Config.Passes == spec.PassesAuto
 	info.Order, info.StaticRows = t.Engine.Config.PartOrder, t.statics()
 	info.StaticOnGPU = !t.train.FirstOnHost && t.statics() > 0
 	info.Settle()
@@ -468,7 +483,7 @@ func (t *Tiers) Describe(r *report.RunInfo) {
 // there.
 type megaIDs struct {
 	t *Tiers
-	o *prepare.MegaOrder
+	o *MegaOrder
 }
 
 // Seeds are those of mini-batch i of the whole pass, as the sampler numbers them.

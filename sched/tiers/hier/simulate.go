@@ -21,6 +21,7 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
+	"helios/sched/tiers/hier/spec"
 )
 
 // Mega-batches on the virtual clock. The graph is partitioned for real, a mega-batch's topology is
@@ -46,7 +47,7 @@ import (
 var Simulate = virtual.System{New: func(v *virtual.Player) virtual.Tiers {
 	t := &simulation{Simulation: static.Simulation{Base: virtual.Base{Player: v}}, ordered: -1}
 	t.Self = t
-	if p := v.Config.Passes; p != plan.PassesAuto {
+	if p := v.Config.Passes; p != spec.PassesAuto {
 		t.passes = p
 	}
 	return t
@@ -66,12 +67,12 @@ func refuse(c *plan.Config) error {
 type simulation struct {
 	static.Simulation // of evaluation: no row is in a tier
 	training          bool
-	parts             *prepare.MegaParts
+	parts             *MegaParts
 	planned           *parted.Planned // nil: no graph is there, and nothing is sampled
-	room              prepare.MegaRoom
-	batches           *prepare.MegaBatches
+	room              MegaRoom
+	batches           *MegaBatches
 	split             []int64 // the training nodes, in the dataset
-	order             *prepare.MegaOrder
+	order             *MegaOrder
 	ordered           int // the sample epoch of order
 	passes            int // 0: not chosen yet
 
@@ -84,16 +85,16 @@ type simulation struct {
 	slabs       []*simSlab
 	now         *simSlab // that trains; nil: none
 	next        *simLoad
-	// idle is when the pass before ended: the next one begins then, though the clock is ahead where
+	// idle is the end of the pass before: the next one begins then, though the clock is ahead where
 	// a load went on behind it.
 	idle     int64
 	loadTime time.Duration // of the mega-batch that trains
-	info     report.MegaInfo
+	info     spec.MegaInfo
 }
 
 // simSlab is room for a mega-batch, and the one that is in it.
 type simSlab struct {
-	at      map[int]int64 // as prepare.MegaPlaces has it
+	at      map[int]int64 // as MegaPlaces has it
 	parts   []int         // nil: none is there
 	places  *induced.Places
 	topo    *graph.Topology
@@ -121,7 +122,7 @@ func (s *simSlab) holds(parts []int) bool {
 	return s != nil && s.parts != nil && slices.Equal(s.parts, parts)
 }
 
-// simLoad is a mega-batch on its way. What it took is whole once the clock has passed its end.
+// simLoad is a mega-batch on its way. Its figures are whole once the clock has passed its end.
 type simLoad struct {
 	slab       *simSlab
 	ahead      bool
@@ -131,8 +132,8 @@ type simLoad struct {
 	bytes      [2]int64 // of features, of edges
 }
 
-// Open implements Tiers: it partitions the graph and plays the reads of what is in every
-// mega-batch; b says how many rows the GPU tier has room for.
+// Open implements Tiers: it partitions the graph and plays the reads of the part of every
+// mega-batch; b has the rows that the GPU tier has room for.
 func (t *simulation) Open(ctx context.Context, b plan.TierSizes) (err error) {
 	v := t.Player
 	t.rows = v.Layout
@@ -158,7 +159,8 @@ func (t *simulation) Open(ctx context.Context, b plan.TierSizes) (err error) {
 // OpenWork implements Tiers.
 func (t *simulation) OpenWork(_ context.Context, w *virtual.Work) error {
 	v := t.Player
-	t.rows, t.parts, t.split = v.Layout, w.Parts, w.Parts.Train
+	t.parts = w.Own.(*MegaParts)
+	t.rows, t.split = v.Layout, t.parts.Train
 	v.Hardware.Batches, v.Hardware.Warm = w.Batches, 0
 	if err := t.open(w.Tiers); err != nil {
 		return err
@@ -293,7 +295,7 @@ func (t *simulation) fill() error {
 // planParts partitions the graph and works out where everything would lie.
 func (t *simulation) planParts(ctx context.Context) error {
 	v := t.Player
-	given, o, err := v.Partition(ctx, t.split)
+	given, o, err := partitionOf(ctx, v.Sampling, t.split)
 	if err != nil {
 		return err
 	}
@@ -314,7 +316,7 @@ func (t *simulation) planParts(ctx context.Context) error {
 	if err = errors.Join(err, given.Close()); err != nil {
 		return err
 	}
-	t.parts, err = prepare.NewMegaParts(t.planned.Layout, v.Config.PartOrder)
+	t.parts, err = NewMegaParts(t.planned.Layout, v.Config.PartOrder)
 	return err
 }
 
@@ -408,7 +410,7 @@ func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Part
 }
 
 // orderOf is the order of an epoch by the number of its samples.
-func (t *simulation) orderOf(sampleEpoch int) *prepare.MegaOrder {
+func (t *simulation) orderOf(sampleEpoch int) *MegaOrder {
 	if t.ordered != sampleEpoch {
 		t.order, t.ordered = t.batches.Order(t.split, sampleEpoch, max(t.passes, 1)), sampleEpoch
 	}
@@ -452,7 +454,7 @@ func (t *simulation) fetch(ctx context.Context, parts []int, slab *simSlab, ahea
 
 // induce makes a mega-batch's topology, and a sampler over it.
 func (t *simulation) induce(ctx context.Context, slab *simSlab,
-	places *prepare.MegaPlaces) (err error) {
+	places *MegaPlaces) (err error) {
 	v := t.Player
 	if t.planned == nil {
 		return nil
@@ -488,7 +490,7 @@ func (t *simulation) play(ctx context.Context, p *virtual.Pass, sum *report.Part
 	end := p.End
 	for at := p.First; at < end; {
 		k, stop := o.Mega(at), end
-		if t.passes == 0 { // the first mega-batch trains once, and tells how often
+		if t.passes == 0 { // the first mega-batch trains once, and decides the passes
 			var err error
 			if stop, err = t.firstPass(o, at); err != nil {
 				return err
@@ -508,7 +510,7 @@ func (t *simulation) play(ctx context.Context, p *virtual.Pass, sum *report.Part
 		at = p.End
 		if t.passes == 0 {
 			took := time.Duration(p.Ended - begin)
-			t.passes = prepare.ChoosePasses(t.loadTime, took*time.Duration(o.First[0])/
+			t.passes = ChoosePasses(t.loadTime, took*time.Duration(o.First[0])/
 				time.Duration(p.End-p.First))
 			t.ordered = -1
 			o = t.orderOf(v.Source.Key)
@@ -520,7 +522,7 @@ func (t *simulation) play(ctx context.Context, p *virtual.Pass, sum *report.Part
 }
 
 // firstPass returns where the first pass over the first mega-batch ends, in whole steps.
-func (t *simulation) firstPass(o *prepare.MegaOrder, at int) (end int, err error) {
+func (t *simulation) firstPass(o *MegaOrder, at int) (end int, err error) {
 	n, of := o.First[0], t.Player.Config.Shards
 	if end = n / of * of; at >= end {
 		return 0, errs.New(errs.Usage,
@@ -576,7 +578,7 @@ func (t *simulation) swap(ctx context.Context, p *virtual.Pass, parts []int,
 
 // ahead begins to load what trains after mega-batch k of an epoch that is played up to end: the
 // next one, or the first of the next epoch.
-func (t *simulation) ahead(ctx context.Context, p *virtual.Pass, o *prepare.MegaOrder, k,
+func (t *simulation) ahead(ctx context.Context, p *virtual.Pass, o *MegaOrder, k,
 	end int) error {
 	v, c := t.Player, &t.Player.Config
 	if t.next != nil || len(t.slabs) < 2 {
@@ -628,11 +630,11 @@ func (t *simulation) shape(ctx context.Context, i int) (*cost.Shape, error) {
 	return &s, err
 }
 
-// describe says what the parts are, and what loading them has taken.
-func (t *simulation) describe(c *plan.Config) *report.MegaInfo {
+// describe has the parts and the cost of loading them.
+func (t *simulation) describe(c *plan.Config) *spec.MegaInfo {
 	p, i := t.parts, t.info
 	i.PagesOn, i.Parts, i.Loaded, i.Order = plan.PagesSSDs, p.Parts, t.room.Loaded, c.PartOrder
-	i.Passes, i.PassesAuto = t.passes, c.Passes == plan.PassesAuto
+	i.Passes, i.PassesAuto = t.passes, c.Passes == spec.PassesAuto
 	i.StaticRows, i.StaticOnGPU = p.StaticNodes(), t.onGPU
 	i.PageBytes, i.DiskBytes, i.EpochBytes = p.Spec.PageBytes, p.DiskBytes(),
 		p.EpochBytes(t.room.Loaded)

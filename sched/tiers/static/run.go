@@ -17,7 +17,7 @@ import (
 )
 
 // Run is the system on an engine. It runs every configuration.
-var Run = engine.System{Runs: func(*plan.Config) bool { return true }, New: New}
+var Run = engine.System{New: New}
 
 // Tiers hold rows that were placed once, by their hotness: the hottest in the device's
 // memory, the next in pinned memory of the CPU. Reads go straight into a batch's feature tensor,

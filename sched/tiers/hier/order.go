@@ -1,4 +1,4 @@
-package prepare
+package hier
 
 import (
 	"slices"
@@ -6,6 +6,7 @@ import (
 	"helios/graph"
 	"helios/graph/induced"
 	"helios/internal/philox"
+	"helios/sched/prepare"
 )
 
 // MegaBatches deal the training nodes of a partitioned graph to mega-batches: parts that are in
@@ -14,7 +15,7 @@ type MegaBatches struct {
 	Numbering *induced.Numbering
 	// Train are the training nodes by their numbers in the partitioned graph, in the split's order.
 	Train []int64
-	// Loaded is how many parts a mega-batch has at most.
+	// Loaded bounds the parts of a mega-batch.
 	Loaded int
 	// Fixed parts, the first, have all training nodes: an epoch is one mega-batch of them and of
 	// Loaded-Fixed others. 0: each epoch has all parts, in mega-batches that share none.
@@ -73,7 +74,7 @@ func (m *MegaBatches) Parts(sampleEpoch int) (all [][]int) {
 
 // MegaOrder is an epoch's order over mega-batches.
 type MegaOrder struct {
-	Order
+	prepare.Order
 	Parts [][]int // of each mega-batch
 	// Ends has the mini-batches before each mega-batch's end, and First those before the end of its
 	// first pass.
@@ -115,7 +116,7 @@ func (m *MegaBatches) Order(train []int64, sampleEpoch, passes int) *MegaOrder {
 		}
 	}
 	var lasts []int
-	o.Order, lasts = NewSections(all, ends, m.Batch)
+	o.Order, lasts = prepare.NewSections(all, ends, m.Batch)
 	o.ids = local
 	for k := range lists {
 		o.First, o.Ends = append(o.First, lasts[k*passes]), append(o.Ends, lasts[(k+1)*passes-1])
@@ -125,7 +126,7 @@ func (m *MegaBatches) Order(train []int64, sampleEpoch, passes int) *MegaOrder {
 
 // IDs returns the numbers in the partitioned graph of the seeds of mini-batch i of the whole pass.
 func (o *MegaOrder) IDs(i int) []int64 {
-	from, to := o.bounds(i)
+	from, to := o.Bounds(i)
 	return o.ids[from:to]
 }
 

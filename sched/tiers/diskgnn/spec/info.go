@@ -1,6 +1,11 @@
-package report
+package spec
 
-import "helios/cache/packed"
+import (
+	"fmt"
+
+	"helios/cache/packed"
+	"helios/internal/units"
+)
 
 // PackedInfo tells of mini-batches that were laid out before training. Counts and bytes are of all
 // packs that the run has used; seconds and what was written are of preparing them, whenever that
@@ -77,12 +82,30 @@ func addStats(t *packed.Stats, s packed.Stats) {
 	t.ChunkRuns += s.ChunkRuns
 }
 
-// PrepareResult is what preparing mini-batches or parts for training comes to.
-type PrepareResult struct {
-	Mode        string    `json:"mode"`
-	Dataset     string    `json:"dataset"`
-	Seed        uint64    `json:"seed"`
-	Device      string    `json:"device"`
-	*PackedInfo           // of mini-batches; nil: parts were prepared
-	Mega        *MegaInfo `json:"megabatches,omitempty"`
+// Rows are lines for people: what was laid out before training, and what that took.
+func (p *PackedInfo) Rows() [][]string {
+	if p == nil {
+		return nil
+	}
+	when := "prepared"
+	if p.Reused {
+		when = "reused; prepared once"
+	}
+	where := ""
+	if p.Dir != "" {
+		where = " in " + p.Dir
+	}
+	pages := ""
+	if p.PagesOn == "ssds" {
+		pages = " (" + units.FormatBytes(p.PagesBytes) + " of them pages on the SSDs)"
+	}
+	return [][]string{
+		{"packed", fmt.Sprintf("%d mini-batches of %d sample epochs%s, segments of %d; %s in %.3g s (sampling %.3g s, planning %.3g s, packing %.3g s)",
+			p.Batches, p.SampleEpochs, where, p.Segment, when, p.Seconds, p.SampleSeconds,
+			p.PlanSeconds, p.PackSeconds)},
+		{"packed rows", fmt.Sprintf("%s stay in memory, %s in disk caches, %s in chunks; %s on disk%s, read at %.3f times what is needed, %s at a time",
+			units.FormatCount(float64(p.RowsMemory)), units.FormatCount(float64(p.RowsDiskCache)),
+			units.FormatCount(float64(p.RowsChunks)), units.FormatBytes(p.DiskBytes), pages,
+			p.Amplification, units.FormatBytes(int64(p.RequestBytes)))},
+	}
 }

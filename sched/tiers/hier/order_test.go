@@ -1,4 +1,4 @@
-package prepare
+package hier
 
 import (
 	"slices"
@@ -8,6 +8,7 @@ import (
 
 	"helios/graph"
 	"helios/graph/induced"
+	"helios/sched/prepare"
 )
 
 func megaBatches(t *testing.T, parts, size, loaded, fixed int) (*MegaBatches, []int64) {
@@ -100,7 +101,7 @@ func TestMegaOrderOfAll(t *testing.T) {
 	m, train := megaBatches(t, 1, 50, 1, 0)
 	want := make([]int64, len(train))
 	graph.Shuffle(want, train, 5, 3)
-	usual := NewOrder(want, 7)
+	usual := prepare.NewOrder(want, 7)
 	o := m.Order(train, 3, 1)
 	twice := m.Order(train, 3, 2)
 	require.Equal(t, usual.Len(), o.Len())
@@ -125,7 +126,7 @@ func TestMegaOrderWithFixedParts(t *testing.T) {
 		for _, p := range o.Parts[0][2:] {
 			others[p] = true
 		}
-		require.Equal(t, Batches(len(train), 7), o.Len())
+		require.Equal(t, prepare.Batches(len(train), 7), o.Len())
 	}
 	require.Len(t, others, 6)
 }

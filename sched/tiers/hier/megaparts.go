@@ -1,4 +1,4 @@
-package prepare
+package hier
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"helios/internal/errs"
 	"helios/internal/units"
 	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/tiers/hier/spec"
 )
 
 // MegaParts are the parts of a graph, a few of which are in memory together.
@@ -22,14 +24,14 @@ type MegaParts struct {
 	Fixed     int // first parts, which have all training nodes; 0: any part may
 }
 
-// NewMegaParts takes a layout whose parts come together as order, one of plan.PartOrders, says.
+// NewMegaParts takes a layout whose parts come together as order, one of spec.PartOrders, says.
 func NewMegaParts(l *parted.Layout, order string) (*MegaParts, error) {
 	n, err := induced.NewNumbering(l.Base, l.Statics)
 	if err != nil {
 		return nil, err
 	}
 	p := &MegaParts{Layout: l, Numbering: n}
-	if order == plan.PartsSequential {
+	if order == spec.PartsSequential {
 		for _, id := range l.Train {
 			p.Fixed = max(p.Fixed, n.PartOf(id)+1)
 		}
@@ -37,13 +39,13 @@ func NewMegaParts(l *parted.Layout, order string) (*MegaParts, error) {
 	return p, nil
 }
 
-// partSeed is of the partitions that runs make: the parts are those of the dataset, whatever the
-// seed of a run.
+// partSeed is the seed of the partitions that runs make: a dataset's parts are the same whatever
+// the seed of a run.
 const partSeed = 1
 
-// Partition returns the partition that the configuration has, of a file or of training nodes that
+// partitionOf returns the partition that the configuration has, of a file or of training nodes that
 // come first; nil: one is to be made by the options. Close it.
-func (s *Sampling) Partition(ctx context.Context, split []int64) (p *partition.Partition,
+func partitionOf(ctx context.Context, s *prepare.Sampling, split []int64) (p *partition.Partition,
 	o partition.Options, err error) {
 	c, m := &s.Config, s.In.Dataset.Meta
 	if path := c.PartitionFile; path != "" {
@@ -55,13 +57,13 @@ func (s *Sampling) Partition(ctx context.Context, split []int64) (p *partition.P
 		}
 		return p, o, nil
 	}
-	o = partition.Options{Parts: c.PartsOf(s.Rows*s.RowBytes, s.Rows), Method: c.Partitioner(),
+	o = partition.Options{Parts: partsOf(c, s.Rows*s.RowBytes, s.Rows), Method: Partitioner(c),
 		Seed: partSeed}
 	if int64(o.Parts) > s.Rows {
 		return nil, o, errs.New(errs.Usage, "%v %d: the graph has %d nodes; give at most so many",
 			errs.Key("parts"), c.Parts, s.Rows)
 	}
-	if c.PartOrder != plan.PartsSequential {
+	if c.PartOrder != spec.PartsSequential {
 		return nil, o, nil
 	}
 	if p, err = partition.Make(ctx, s.Topology, o); err != nil {
@@ -72,7 +74,7 @@ func (s *Sampling) Partition(ctx context.Context, split []int64) (p *partition.P
 	return p, o, nil
 }
 
-// EpochBytes is what an epoch reads by the formula, with so many parts in memory.
+// EpochBytes returns the bytes that an epoch reads by the formula, with so many parts in memory.
 func (p *MegaParts) EpochBytes(loaded int) (sum int64) {
 	for part := p.Fixed; part < p.Parts; part++ {
 		nodes := p.Base[part+1] - p.Base[part]
@@ -138,7 +140,7 @@ func (p *MegaParts) needs(loaded int, staticsOnGPU, ahead bool) (n MegaNeeds) {
 	return n
 }
 
-// MegaRoom is how many parts a mega-batch has, and the memory that this takes.
+// MegaRoom has the number of parts of a mega-batch, and the memory that they take.
 type MegaRoom struct {
 	MegaNeeds
 	Loaded int
@@ -149,8 +151,8 @@ type MegaRoom struct {
 // Room chooses how many parts a mega-batch has, settled ones where that is above 0, and holds what
 // they take against the budget.
 func (p *MegaParts) Room(c *plan.Config, settled int, staticsOnGPU bool) (r MegaRoom, err error) {
-	ahead := c.LoadAhead != plan.LoadAheadOff
-	r.Budget = c.MegaBudget(p.Nodes * p.RowBytes)
+	ahead := c.LoadAhead != spec.LoadAheadOff
+	r.Budget = budget(c, p.Nodes*p.RowBytes)
 	least := max(p.Fixed+1, 1)
 	if p.Fixed > 0 && p.Fixed == p.Parts {
 		least = p.Parts
@@ -194,45 +196,13 @@ func (p *MegaParts) Batches(c *plan.Config, r MegaRoom) *MegaBatches {
 		Fixed: p.Fixed, Batch: c.Batch, Seed: c.Seed})
 }
 
-// PageRun is a run of pages, and where it begins in a buffer, in pages.
-type PageRun struct {
-	parted.Run
-	At int64
-}
-
-// pageSetBytes is how much one set of a read of runs takes at most: an interrupt ends the read
-// between two.
-const pageSetBytes = 256 << 20
-
-// CutPages divides runs of pages into the sets by which they are read, one behind the other, of no
-// more than most pages.
-func CutPages(runs []PageRun, pageBytes int64) (sets [][]PageRun, most int64) {
-	most = min(max(pageSetBytes/pageBytes, 1), int64(FillRows))
-	for room, rest := int64(0), slices.Clone(runs); len(rest) > 0; {
-		r := &rest[0]
-		if r.Pages == 0 {
-			rest = rest[1:]
-			continue
-		}
-		if room == 0 {
-			sets, room = append(sets, nil), most
-		}
-		n := min(r.Pages, room)
-		set := &sets[len(sets)-1]
-		*set = append(*set, PageRun{parted.Run{Page: r.Page, Pages: n}, r.At})
-		*r = PageRun{parted.Run{Page: r.Page + n, Pages: r.Pages - n}, r.At + n}
-		room -= n
-	}
-	return sets, most
-}
-
 // MegaPlaces say where the parts of a mega-batch go, and what of it has to be read.
 type MegaPlaces struct {
 	// Parts have the rows of their first nodes. Their lists are not there yet.
 	Parts []induced.Part
 	// At has, by part, the page of the slab where its rows begin.
 	At              map[int]int64
-	Features, Edges []PageRun
+	Features, Edges []prepare.PageRun
 	// EdgesAt are the bytes in the buffer of edges where those of each part begin, and where the
 	// last ones end.
 	EdgesAt []int64
@@ -243,18 +213,18 @@ type MegaPlaces struct {
 func (p *MegaParts) Place(parts []int, was map[int]int64) (m MegaPlaces) {
 	perPage := p.Spec.PageBytes / p.RowBytes
 	m.At = map[int]int64{}
-	at, place := int64(0), int64(0)
+	page, place := int64(0), int64(0)
 	for _, part := range parts {
 		run := p.FeaturePages[part]
-		m.Parts = append(m.Parts, induced.Part{Part: part, First: p.StaticNodes() + at*perPage})
+		m.Parts = append(m.Parts, induced.Part{Part: part, First: p.StaticNodes() + page*perPage})
 		// Parts of one mega-batch lie apart: what stays at its place is what it was.
-		if page, ok := was[part]; !ok || page != at {
-			m.Features = append(m.Features, PageRun{run, at})
+		if before, ok := was[part]; !ok || before != page {
+			m.Features = append(m.Features, prepare.PageRun{Run: run, At: page})
 		}
-		m.At[part] = at
-		at += run.Pages
+		m.At[part] = page
+		page += run.Pages
 		m.EdgesAt = append(m.EdgesAt, place*p.Spec.PageBytes)
-		m.Edges = append(m.Edges, PageRun{p.EdgePages[part], place})
+		m.Edges = append(m.Edges, prepare.PageRun{Run: p.EdgePages[part], At: place})
 		place += p.EdgePages[part].Pages
 	}
 	m.EdgesAt = append(m.EdgesAt, place*p.Spec.PageBytes)
@@ -264,10 +234,10 @@ func (p *MegaParts) Place(parts []int, was map[int]int64) (m MegaPlaces) {
 // Section returns the bytes of the i-th part's edges in the buffer of edges.
 func (m *MegaPlaces) Section(i int, raw []byte) []byte { return raw[m.EdgesAt[i]:m.EdgesAt[i+1]] }
 
-// ChoosePasses is how often a mega-batch trains that loads and trains so long.
+// ChoosePasses chooses the passes over a mega-batch by the times that it loads and trains.
 func ChoosePasses(load, train time.Duration) int {
 	if train <= 0 {
 		return 1
 	}
-	return int(min(max(load/train, 1), plan.MostPassesAuto))
+	return int(min(max(load/train, 1), spec.MostPassesAuto))
 }

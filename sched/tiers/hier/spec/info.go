@@ -1,6 +1,11 @@
-package report
+package spec
 
-import "helios/gpuio"
+import (
+	"fmt"
+
+	"helios/gpuio"
+	"helios/internal/units"
+)
 
 // MegaInfo tells of the parts that a run trained on, a few at a time. Bytes, requests and seconds
 // are of this run's loads of mega-batches.
@@ -22,8 +27,8 @@ type MegaInfo struct {
 	StaticOnGPU bool  `json:"static_on_gpu"`
 	PageBytes   int64 `json:"page_bytes"`
 	DiskBytes   int64 `json:"disk_bytes"`
-	// CPUBytes is what mega-batches may take of the CPU's memory, by their largest parts, and
-	// Budget what they were allowed.
+	// CPUBytes bounds the CPU memory of mega-batches, by their largest parts; Budget is the memory
+	// that they were allowed.
 	CPUBytes int64 `json:"cpu_bytes"`
 	Budget   int64 `json:"cpu_budget_bytes"`
 
@@ -32,7 +37,7 @@ type MegaInfo struct {
 	FeatureBytes int64 `json:"feature_bytes"` // that were read for them, by section
 	EdgeBytes    int64 `json:"edge_bytes"`
 	StaticBytes  int64 `json:"static_bytes"`
-	// EpochBytes is what an epoch reads by the formula: the rows and edges of every part that it
+	// EpochBytes are the bytes that an epoch reads by the formula: the rows and edges of every part that it
 	// loads, once, without the padding of pages. Parts that stay are not read again; of the others
 	// it is the mean.
 	EpochBytes   int64   `json:"epoch_bytes"`
@@ -41,7 +46,7 @@ type MegaInfo struct {
 	LoadSeconds  float64 `json:"load_seconds"` // sum over the mega-batches
 	// InduceSeconds is the part of them in which the topology was induced.
 	InduceSeconds float64 `json:"induce_seconds"`
-	// Waits is how often training had to wait for a mega-batch, WaitSeconds for how long in all.
+	// Waits counts the waits of training for a mega-batch; WaitSeconds is their sum.
 	Waits       int     `json:"waits"`
 	WaitSeconds float64 `json:"wait_seconds"`
 
@@ -63,14 +68,51 @@ func (i *MegaInfo) Settle() {
 	}
 }
 
-// AddReadStats adds up what reads took.
-func AddReadStats(a, b gpuio.ReadStats) gpuio.ReadStats {
-	a.Rows += b.Rows
-	a.Bytes += b.Bytes
-	a.Commands += b.Commands
-	a.Retries += b.Retries
-	a.Timeouts += b.Timeouts
-	a.Submit += b.Submit
-	a.Complete += b.Complete
-	return a
+// PartsRows are lines for people: what parts there are on disk.
+func (m *MegaInfo) PartsRows() [][]string {
+	when := "reused"
+	if !m.Reused {
+		when = fmt.Sprintf("made in %.3g s", m.LayoutSeconds)
+	}
+	in := "in " + m.Dir
+	if m.Dir == "" {
+		in, when = "on the SSDs", "taken to be there"
+	}
+	return [][]string{{"parts", fmt.Sprintf("%d %s, %s: %s in pages of %s; up to %d at a time have room in %s",
+		m.Parts, in, when, units.FormatBytes(m.DiskBytes), units.FormatBytes(m.PageBytes),
+		m.Loaded, units.FormatBytes(m.Budget))}}
+}
+
+// Rows are lines for people: what a run trained on of its parts, and what loading them took.
+func (m *MegaInfo) Rows() [][]string {
+	if m == nil {
+		return nil
+	}
+	passes := "1 pass"
+	switch {
+	case m.Passes == 0:
+		passes = "passes not chosen yet"
+	case m.Passes > 1:
+		passes = fmt.Sprintf("%d passes", m.Passes)
+	}
+	if m.PassesAuto && m.Passes > 0 {
+		passes += " (chosen)"
+	}
+	static := "no static nodes"
+	if m.StaticRows > 0 {
+		static = units.FormatCount(float64(m.StaticRows)) + " static nodes"
+		if m.StaticOnGPU {
+			static += " (rows in the GPU tier)"
+		}
+	}
+	rows := append(m.PartsRows(), []string{"in memory", fmt.Sprintf("%d of %d parts, %s, %s over each",
+		m.Loaded, m.Parts, static, passes)})
+	if m.MegaBatches > 0 {
+		rows = append(rows, []string{"mega-batches", fmt.Sprintf(
+			"%d loaded in %.3g s, %.3g s of them to induce topologies (%d while others trained; training waited %d times, %.3g s): %s of rows, %s of edges, %s of static nodes, %s a request",
+			m.MegaBatches, m.LoadSeconds, m.InduceSeconds, m.Ahead, m.Waits, m.WaitSeconds,
+			units.FormatBytes(m.FeatureBytes), units.FormatBytes(m.EdgeBytes),
+			units.FormatBytes(m.StaticBytes), units.FormatBytes(int64(m.RequestBytes)))})
+	}
+	return rows
 }
