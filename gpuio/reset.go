@@ -384,16 +384,18 @@ func (e *async) endDMA(ctx context.Context) error {
 	return err
 }
 
-// resetForGood resets a controller at Close, for others that use it. One that is given up is
-// disabled.
+// resetForGood resets a controller at Close, for others that use it. One that is given up, or
+// another process's by now, is disabled.
 func (e *async) resetForGood(ctx context.Context, ssd int) error {
 	ctrl := e.ssds[ssd].Ctrl
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ctrl.ResetTimeout())
 	defer cancel()
-	if e.givenUp(ssd) != nil {
-		return ctrl.Disable(ctx)
+	if e.givenUp(ssd) == nil {
+		if err := ctrl.Reset(ctx); !errors.Is(err, nvme.ErrTaken) {
+			return err
+		}
 	}
-	return ctrl.Reset(ctx)
+	return ctrl.Disable(ctx)
 }
 
 // leftovers gives the rows that kernels of read_sync have not begun to complete, at an SSD's

@@ -243,7 +243,7 @@ func TestFatalStatus(t *testing.T) {
 			t.Run(fmt.Sprintf("ram=%v", ram), func(t *testing.T) {
 				r, buses := resetRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 200, rows: 300,
 					ram: ram}, "lost(op=read,after=20,times=6)", "")
-				rd := mk(r, AsyncOptions{Depth: 16, QueuePairs: 2, Timeout: 1500 * time.Millisecond,
+				rd := mk(r, AsyncOptions{Depth: 16, QueuePairs: 2, Timeout: 750 * time.Millisecond,
 					Retries: -1})
 				// A slow machine may be late before a read is lost: none is lost behind the reset.
 				buses[0].healing.Store(true)

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 )
 
@@ -58,7 +59,6 @@ const (
 	slotBusy                  // sent; somebody waits for it
 	slotDone                  // completed; the waiter has not seen it yet
 	slotQuarantined           // given up by its waiter: its CQE, or a late DMA, may still come
-	slotEvent                 // an Asynchronous Event Request
 )
 
 // slot is one admin command ID with its own page of data memory.
@@ -66,7 +66,6 @@ type slot struct {
 	state slotState
 	gen   uint8 // upper byte of the CID, so that a second completion of it is recognised
 	cqe   Completion
-	extra dmaBuf // data memory of a transfer over a page; freed with the slot
 }
 
 func (s *slot) cid(i int) uint16 { return uint16(i) | uint16(s.gen)<<8 }
@@ -119,9 +118,7 @@ func (c *Controller) clearAdmin() error {
 	q.epoch++
 	var err error
 	for i := range q.slots {
-		s := &q.slots[i]
-		err = also(err, c.freeDMA(s.extra))
-		s.state, s.extra, s.cqe = slotFree, dmaBuf{}, Completion{}
+		q.slots[i].state = slotFree
 	}
 	for _, b := range c.orphans {
 		err = also(err, c.freeDMA(b))
@@ -132,8 +129,7 @@ func (c *Controller) clearAdmin() error {
 
 // submitLocked sends cmd, whose CID and data pointer it fills in, and returns the slot, or
 // -1 when every CID is taken. At most entries-1 commands are out, so neither ring overflows.
-func (c *Controller) submitLocked(cmd Command, extra dmaBuf, bytes int, state slotState) (int,
-	error) {
+func (c *Controller) submitLocked(cmd Command, bytes int) (int, error) {
 	q := &c.adm
 	i := -1
 	quarantined := 0
@@ -161,29 +157,12 @@ func (c *Controller) submitLocked(cmd Command, extra dmaBuf, bytes int, state sl
 	if s.gen == 0xff {
 		s.gen = 0 // CID FFFFh is reserved for the error log (figure 86)
 	}
-	s.state, s.extra = state, extra
+	s.state = slotBusy
 	cmd.CID = s.cid(i)
 	if bytes > 0 {
 		page := q.data[i*c.pageBytes : (i+1)*c.pageBytes]
-		iova := q.dataIOVA + IOVA(i*c.pageBytes)
-		if extra.mem != nil {
-			page, iova = extra.mem, extra.iova
-		}
 		clear(page) // what a controller leaves out must not read as an earlier answer
-		lists := 0
-		var err error
-		cmd.PRP1, cmd.PRP2, err = BuildPRP(iova, bytes, c.pageBytes,
-			func() ([]uint64, IOVA, error) {
-				// List pages follow the data in extra; exec made room for all of them.
-				at := (bytes+c.pageBytes-1)/c.pageBytes*c.pageBytes + lists*c.pageBytes
-				lists++
-				return hostmem.View[uint64](extra.mem[at : at+c.pageBytes]), extra.iova +
-					IOVA(at), nil
-			})
-		if err != nil {
-			s.state, s.extra = slotFree, dmaBuf{}
-			return -1, err
-		}
+		cmd.PRP1, cmd.PRP2 = uint64(q.dataIOVA)+uint64(i*c.pageBytes), 0
 	}
 	*(*Command)(unsafe.Pointer(&q.sq[q.sqTail*CommandBytes])) = cmd
 	q.sqTail = next
@@ -252,47 +231,9 @@ func (c *Controller) retireLocked(e Completion) error {
 		s.state, s.cqe = slotDone, e
 	case slotQuarantined:
 		c.count.LateCompletions++
-		c.releaseLocked(s)
-	case slotEvent:
 		s.state = slotFree
-		c.eventLocked(e)
 	}
 	return nil
-}
-
-// releaseLocked frees a slot whose command completed.
-func (c *Controller) releaseLocked(s *slot) {
-	if s.extra.mem != nil {
-		if err := c.freeDMA(s.extra); err != nil {
-			c.orphans = append(c.orphans, s.extra) // tried again at the next reset
-		}
-		s.extra = dmaBuf{}
-	}
-	s.state = slotFree
-}
-
-// eventLocked surfaces an asynchronous event and asks for the next.
-func (c *Controller) eventLocked(e Completion) {
-	if !e.Status().OK() {
-		return // over the controller's limit, or aborted: do not ask again
-	}
-	c.count.Events++
-	select {
-	case c.events <- decodeEvent(e.DW0):
-	default:
-		c.count.EventsDropped++
-	}
-	if c.gate == nil {
-		c.armLocked()
-	}
-}
-
-// armLocked sends one Asynchronous Event Request. A full queue leaves it to the next one.
-func (c *Controller) armLocked() {
-	if i, err := c.submitLocked(AsyncEventCommand(0), dmaBuf{}, 0, slotEvent); err == nil &&
-		i >= 0 {
-		c.kick()
-	}
 }
 
 func (c *Controller) kick() {
@@ -391,25 +332,20 @@ func (c *Controller) readCSTS(op string) (CSTS, error) {
 }
 
 // exec sends an admin command, waits for its completion and copies the data it
-// returned to out (a multiple of 4 bytes, or none). setup is for bring-up and shutdown,
+// returned to out (a multiple of 4 bytes up to a page, or none). setup is for bring-up and shutdown,
 // when others are turned away.
 func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Command,
 	out []byte) (uint32, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, c.waitErr(op, 0, err)
 	}
-	deadline := time.Now().Add(c.opt.Timeout)
-	var extra dmaBuf
 	if len(out) > c.pageBytes {
-		var err error
-		pages := (len(out)+c.pageBytes-1)/c.pageBytes + PRPListPages(0, len(out), c.pageBytes)
-		if extra, err = c.allocDMA(int64(pages)*int64(c.pageBytes), "nvme log page"); err != nil {
-			return 0, err
-		}
+		return 0, errs.New(errs.Usage, "nvme %s q0: %s: %d bytes of data; an admin command has a page",
+			c.bus.Name(), op, len(out))
 	}
-	x := adminExec{c: c, setup: setup, op: op, deadline: deadline, extra: extra, out: out}
+	x := adminExec{c: c, setup: setup, op: op, deadline: time.Now().Add(c.opt.Timeout), out: out}
 	if err := x.submit(ctx, cmd); err != nil {
-		return 0, also(err, c.freeDMA(extra))
+		return 0, err
 	}
 	c.kick()
 	for {
@@ -426,7 +362,6 @@ type adminExec struct {
 	setup    bool
 	op       string
 	deadline time.Time
-	extra    dmaBuf // for more data than a slot has room for
 	out      []byte
 	p        pauser
 	slot     int
@@ -444,7 +379,7 @@ func (x *adminExec) submit(ctx context.Context, cmd Command) error {
 		c.reapLocked()
 		err := c.refusalLocked(x.setup)
 		if err == nil {
-			x.slot, err = c.submitLocked(cmd, x.extra, len(x.out), slotBusy)
+			x.slot, err = c.submitLocked(cmd, len(x.out))
 		}
 		x.epoch = c.adm.epoch
 		c.mu.Unlock()
@@ -473,12 +408,8 @@ func (x *adminExec) poll() (done bool, dw0 uint32, err error) {
 	s := &c.adm.slots[x.slot]
 	if s.state == slotDone {
 		e := s.cqe
-		if src := c.adm.data[x.slot*c.pageBytes:]; x.extra.mem != nil {
-			copy(x.out, x.extra.mem)
-		} else {
-			copy(x.out, src[:c.pageBytes])
-		}
-		c.releaseLocked(s)
+		copy(x.out, c.adm.data[x.slot*c.pageBytes:])
+		s.state = slotFree
 		if st := e.Status(); !st.OK() {
 			return true, e.DW0, &StatusError{Bus: c.bus.Name(), CID: e.CID, Op: x.op, Status: st}
 		}

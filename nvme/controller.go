@@ -19,7 +19,6 @@ type Options struct {
 	Namespace  uint32        // 0 = the first active one
 	// bound on MaxTransferBytes, also where MDTS sets none; 0 = 1 MiB
 	MaxTransferBytes int
-	EventBuffer      int           // capacity of Events; 0 = 64
 	ShutdownTimeout  time.Duration // of Close, where the controller's RTD3E is not longer; 0 = 5 s
 }
 
@@ -32,7 +31,6 @@ func (o *Options) defaults() error {
 	set(&o.AdminDepth, 32)
 	set(&o.QueuePairs, 128)
 	set(&o.MaxTransferBytes, 1<<20)
-	set(&o.EventBuffer, 64)
 	if o.Timeout == 0 {
 		o.Timeout = 5 * time.Second
 	}
@@ -48,35 +46,25 @@ func (o *Options) defaults() error {
 	case o.MaxTransferBytes < 4096:
 		return errs.New(errs.Usage, "nvme: largest transfer of %d bytes; use at least 4096",
 			o.MaxTransferBytes)
-	case o.EventBuffer < 0 || o.Timeout < 0 || o.ShutdownTimeout < 0:
-		return errs.New(errs.Usage,
-			"nvme: negative timeout or event buffer; leave them 0 for the defaults")
+	case o.Timeout < 0 || o.ShutdownTimeout < 0:
+		return errs.New(errs.Usage, "nvme: negative timeout; leave it 0 for the default")
 	}
 	return nil
 }
 
 // Counters count what happened on the admin queue since Open.
 type Counters struct {
-	AdminCommands      int64 // sent, Asynchronous Event Requests included
+	AdminCommands      int64 // sent
 	StatusErrors       int64 // completed with an error status
 	Timeouts           int64 // given up at their deadline
 	LateCompletions    int64 // came after their command was given up
 	ForeignCompletions int64 // were for no command in flight, or malformed
-	Events             int64 // asynchronous events
-	EventsDropped      int64 // asynchronous events that nobody had room for
 	Resets             int64
 	HardResets         int64 // through the bus, where CC.EN = 0 did not do; bring-ups included
 }
 
-// eventPoll is how often the admin completion queue is looked at for asynchronous events
-// when no admin command is waiting. One memory read each: idle costs nothing to speak of.
-const eventPoll = 100 * time.Millisecond
-
 // Controller is one NVMe controller that was brought up. Its methods are safe for
 // concurrent use.
-//
-// Large: a method for each admin and I/O command of the specification that is used, on one bring-up
-// state.
 type Controller struct {
 	bus    Bus
 	kicker Kicker // nil when the bus has none
@@ -87,9 +75,6 @@ type Controller struct {
 	cap       CAP
 	version   Version
 	pageBytes int
-	events    chan AsyncEvent
-	stop      chan struct{} // ends watch
-	watching  sync.WaitGroup
 
 	// held for writing by Reset and Close, for reading by queue creation and deletion
 	life    sync.RWMutex
@@ -99,8 +84,9 @@ type Controller struct {
 
 	mu         sync.Mutex // guards all below; held for short times only, never over a wait
 	adm        adminQueue
-	gate       error // why commands are refused (reset going on, closed), except set-up's own
-	fatal      error // the controller died or broke the protocol: everything is refused until Reset
+	guard      func() error // asked before a reset; nil: nobody is
+	gate       error        // why commands are refused (reset going on, closed), except set-up's own
+	fatal      error        // the controller died or broke the protocol: everything is refused until Reset
 	id         IdentifyController
 	ns         Namespace
 	who        nsid.ID // of ns
@@ -124,7 +110,7 @@ var (
 )
 
 // Open brings the controller behind bus up: disable, admin queue, enable, Identify, number
-// of queues, Asynchronous Event Requests (section 3.5.1). Every wait is bounded: those for
+// of queues (section 3.5.1). Every wait is bounded: those for
 // CSTS.RDY by the controller's own CAP.TO. On error the controller is disabled when that is
 // possible; bus stays open and is the caller's to close.
 func Open(ctx context.Context, bus Bus, opt Options) (*Controller, error) {
@@ -132,7 +118,6 @@ func Open(ctx context.Context, bus Bus, opt Options) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{bus: bus, opt: opt, pageBytes: 4096, gate: errStarting,
-		events: make(chan AsyncEvent, opt.EventBuffer), stop: make(chan struct{}),
 		queues: map[uint16]*QueuePair{}, pairs: map[*QueuePair]dmaBuf{}}
 	c.kicker, _ = bus.(Kicker)
 	c.waiter, _ = bus.(Waiter)
@@ -146,8 +131,6 @@ func Open(ctx context.Context, bus Bus, opt Options) (*Controller, error) {
 	if err := c.start(ctx); err != nil {
 		return nil, also(err, c.release(ctx, false))
 	}
-	c.watching.Add(1)
-	go c.watch()
 	return c, nil
 }
 
@@ -373,13 +356,7 @@ func (c *Controller) start(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.gate = nil
-	// A few requests, so that events of different types are not held up behind each other;
-	// at most AERL+1, and never more than a quarter of the queue.
 	c.up = true
-	for n := min(int(c.id.AERL)+1, 4, max(1, (c.adm.entries-1)/4)); n > 0 &&
-		c.adm.entries > 2; n-- {
-		c.armLocked()
-	}
 	return nil
 }
 
@@ -557,16 +534,7 @@ func (c *Controller) activeNamespaces(ctx context.Context, id *IdentifyControlle
 }
 
 func (c *Controller) features(ctx context.Context) error {
-	// Report critical warnings as events, and notices that the controller has. A controller
-	// that refuses simply reports none.
-	cfg := uint32(WarnSpare | WarnTemperature | WarnReliability | WarnReadOnly | WarnBackup)
-	cfg |= c.id.OAES & (1<<8 | 1<<9)
 	var se *StatusError
-	if _, err := c.exec(ctx, true, "set features: asynchronous event configuration",
-		SetFeaturesCommand(0, FeatureAsyncEventConfig, cfg), nil); err != nil &&
-		!errors.As(err, &se) {
-		return err
-	}
 	n := uint32(c.opt.QueuePairs - 1) // 0's based, both halves (section 5.27.1.5)
 	dw0, err := c.exec(ctx, true, "set features: number of queues",
 		SetFeaturesCommand(0, FeatureNumberOfQueues, n|n<<16), nil)
@@ -585,25 +553,6 @@ func (c *Controller) features(ctx context.Context) error {
 	c.granted = min(int(dw0&0xffff)+1, int(dw0>>16)+1, c.opt.QueuePairs)
 	c.mu.Unlock()
 	return nil
-}
-
-// watch surfaces asynchronous events while no admin command does.
-func (c *Controller) watch() {
-	defer c.watching.Done()
-	t := time.NewTicker(eventPoll)
-	defer t.Stop()
-	for {
-		select {
-		case <-c.stop:
-			return
-		case <-t.C:
-			c.mu.Lock()
-			if c.gate == nil {
-				c.reapLocked()
-			}
-			c.mu.Unlock()
-		}
-	}
 }
 
 // Name is the bus's name.
@@ -681,10 +630,6 @@ func (c *Controller) Counters() Counters {
 	return c.count
 }
 
-// Events carries asynchronous events. Those without room are dropped and counted; the
-// controller stays armed either way. Close closes the channel.
-func (c *Controller) Events() <-chan AsyncEvent { return c.events }
-
 // MapDMA makes memory outside Go's heap reachable for the controller.
 func (c *Controller) MapDMA(mem []byte) (IOVA, error) { return c.bus.MapDMA(mem) }
 
@@ -732,20 +677,7 @@ func (c *Controller) MapPeerWindow(mem []byte) (IOVA, error) {
 // UnmapDMA takes back a mapping of MapDMA.
 func (c *Controller) UnmapDMA(iova IOVA, bytes int64) error { return c.bus.UnmapDMA(iova, bytes) }
 
-// RetryDelay returns how long the controller asks to wait before a command that failed with s is
-// sent again (figure 275, CRDT1 to 3). It is 0 for controllers that this package brought up: they
-// report a delay only to a host that enabled Advanced Command Retry (ACRE of feature 16h, host
-// behavior support), which it does not, so commands are retried at once.
-func (c *Controller) RetryDelay(s Status) time.Duration {
-	if s.CRD() == 0 {
-		return 0
-	}
-	id := c.Identity()
-	return time.Duration(id.CRDT[s.CRD()-1]) * 100 * time.Millisecond
-}
-
-// SMART reads the SMART / Health Information log page of the controller. A pending health
-// event is thereby acknowledged.
+// SMART reads the SMART / Health Information log page of the controller.
 func (c *Controller) SMART(ctx context.Context) (SMARTLog, error) {
 	b := make([]byte, SMARTLogBytes)
 	if _, err := c.exec(ctx, false, "get log page: SMART", GetLogPageCommand(0, LogSMART, NSIDAll,
@@ -753,22 +685,6 @@ func (c *Controller) SMART(ctx context.Context) (SMARTLog, error) {
 		return SMARTLog{}, err
 	}
 	return DecodeSMARTLog(b)
-}
-
-// ErrorLog reads up to n entries of the Error Information log page, newest first. The
-// controller keeps ELPE+1 of them; unused ones are left out.
-func (c *Controller) ErrorLog(ctx context.Context, n int) ([]ErrorLogEntry, error) {
-	id := c.Identity()
-	n = min(n, int(id.ELPE)+1)
-	if n <= 0 {
-		return nil, nil
-	}
-	b := make([]byte, n*ErrorLogEntryBytes)
-	if _, err := c.exec(ctx, false, "get log page: error information",
-		GetLogPageCommand(0, LogErrorInformation, NSIDAll, len(b), false, 0, 0), b); err != nil {
-		return nil, err
-	}
-	return DecodeErrorLog(b)
 }
 
 // Abort asks the controller to abort command cid of submission queue sqid. aborted is
@@ -790,11 +706,27 @@ func (c *Controller) Abort(ctx context.Context, sqid, cid uint16) (aborted bool,
 	return err == nil && dw0&1 == 0, err
 }
 
+// GuardResets has Reset ask whether the SSD is still this process's, to reset and to send commands
+// to again. An error of ask refuses the reset; nil asks nobody.
+func (c *Controller) GuardResets(ask func() error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.guard = ask
+}
+
 // Reset takes the controller through CC.EN = 0 and brings it up again. Commands in flight
 // are lost: when Reset has disabled the controller no DMA comes any more. Queue pairs are
 // gone, but their memory stays until DeleteQueuePair, since others may look at it. After an
 // error the controller can be reset again or closed.
 func (c *Controller) Reset(ctx context.Context) error {
+	c.mu.Lock()
+	ask := c.guard
+	c.mu.Unlock()
+	if ask != nil {
+		if err := ask(); err != nil {
+			return fmt.Errorf("nvme %s: reset: %w: %w", c.bus.Name(), ErrTaken, err)
+		}
+	}
 	c.life.Lock()
 	defer c.life.Unlock()
 	c.mu.Lock()
@@ -916,9 +848,6 @@ func (c *Controller) Close(ctx context.Context) error {
 		queues = append(queues, q)
 	}
 	c.mu.Unlock()
-	close(c.stop)
-	c.watching.Wait()
-
 	var err error
 	if dead == nil && c.up { // else it takes no commands and knows no shutdown
 		for _, q := range queues {
@@ -928,9 +857,5 @@ func (c *Controller) Close(ctx context.Context) error {
 		}
 		err = also(err, c.shutdown(ctx))
 	}
-	err = also(err, c.release(ctx, true))
-	c.mu.Lock()
-	close(c.events)
-	c.mu.Unlock()
-	return err
+	return also(err, c.release(ctx, true))
 }

@@ -34,31 +34,6 @@ func DecodeIdentifyNamespace(b []byte) (IdentifyNamespace, error) {
 // DecodeSMARTLog reads a SMART / Health Information log page.
 func DecodeSMARTLog(b []byte) (SMARTLog, error) { return decode[SMARTLog](b, "SMART log") }
 
-// DecodeCompletion reads a completion queue entry that is not shared memory.
-func DecodeCompletion(b []byte) (Completion, error) { return decode[Completion](b, "completion") }
-
-// DecodeCommand reads a submission queue entry.
-func DecodeCommand(b []byte) (Command, error) { return decode[Command](b, "command") }
-
-// DecodeErrorLog reads an Error Information log page: the entries in use, newest first.
-func DecodeErrorLog(b []byte) ([]ErrorLogEntry, error) {
-	if len(b)%ErrorLogEntryBytes != 0 {
-		return nil, fmt.Errorf("nvme: error log: %d bytes are not a multiple of %d", len(b),
-			ErrorLogEntryBytes)
-	}
-	var out []ErrorLogEntry
-	for ; len(b) > 0; b = b[ErrorLogEntryBytes:] {
-		e, err := decode[ErrorLogEntry](b, "error log entry")
-		if err != nil {
-			return nil, err
-		}
-		if e.ErrorCount != 0 {
-			out = append(out, e)
-		}
-	}
-	return out, nil
-}
-
 // DecodeActiveNamespaces reads an active namespace ID list: ascending, ended by 0.
 func DecodeActiveNamespaces(b []byte) ([]uint32, error) {
 	if len(b) > IdentifyBytes {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"helios/internal/errs"
 	"helios/internal/faultinject"
@@ -358,9 +359,14 @@ func TestProxyRefusals(t *testing.T) {
 				t.Errorf("%+v: %v (DNR %v), want %v", s.cmd, st, st.DNR(), s.want)
 			}
 		}
-		if n, err := c.ErrorLog(t.Context(), 64); err != nil || len(n) < 6 ||
-			n[0].SQID != d.qp.ID || n[0].CID != 6 {
-			t.Errorf("error log %+v %v", n, err)
+		page := make([]byte, 6*nvme.ErrorLogEntryBytes)
+		if _, err := c.Admin(t.Context(), "error log", nvme.GetLogPageCommand(0,
+			nvme.LogErrorInformation, nvme.NSIDAll, len(page), false, 0, 0), page); err != nil {
+			t.Error(err)
+		}
+		e := (*[6]nvme.ErrorLogEntry)(unsafe.Pointer(&page[0]))
+		if e[0].SQID != d.qp.ID || e[0].CID != 6 || e[5].ErrorCount == 0 {
+			t.Errorf("error log %+v", e)
 		}
 		if _, err := c.CreateQueuePair(t.Context(), c.MaxQueueEntries()+
 			1); errs.ClassOf(err) != errs.Usage {

@@ -20,6 +20,8 @@ var (
 	ErrClosed = errors.New("controller is closed")
 	// ErrReset: a reset of the controller ended the command.
 	ErrReset = errors.New("given up by a controller reset")
+	// ErrTaken: another process uses the SSD by now, so the controller is not reset.
+	ErrTaken = errors.New("another process uses the SSD")
 	// ErrGone: the device no longer answers on its bus.
 	ErrGone = errors.New("device is gone")
 )

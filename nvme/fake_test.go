@@ -364,28 +364,10 @@ func (f *fakeBus) answer(c Command) (Completion, bool) {
 		delete(f.cqs, qid)
 	case AdminAbort:
 		e.DW0 = 1 // not aborted
-	case AdminAsyncEvent:
-		if len(f.aers) > int(f.id.AERL) {
-			return *failed(c, StatusAsyncEventLimit), true
-		}
-		f.aers = append(f.aers, c.CID)
-		return e, false
 	default:
 		e = *failed(c, StatusInvalidOpcode.WithDNR())
 	}
 	return e, true
-}
-
-// event completes an Asynchronous Event Request, when there is one.
-func (f *fakeBus) event(ev AsyncEvent) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.aers) == 0 {
-		return false
-	}
-	f.post(Completion{CID: f.aers[0], DW0: ev.DW0()})
-	f.aers = f.aers[1:]
-	return true
 }
 
 // with changes the fake under its lock.

@@ -312,10 +312,6 @@ func (c *Controller) release(ctx context.Context, closeBus bool) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		all := append(c.orphans, c.adm.mem)
-		for i := range c.adm.slots {
-			all = append(all, c.adm.slots[i].extra)
-			c.adm.slots[i].extra = dmaBuf{}
-		}
 		for _, b := range c.pairs {
 			all = append(all, b)
 		}

@@ -239,7 +239,6 @@ const (
 	AdminAbort       = 0x08
 	AdminSetFeatures = 0x09
 	AdminGetFeatures = 0x0a
-	AdminAsyncEvent  = 0x0c
 )
 
 // I/O command opcodes (NVM Command Set Specification 1.0, figure 17, and base figure 392).

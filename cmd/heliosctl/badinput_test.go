@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset/npy"
+	"helios/nvme/proxy"
 )
 
 // array writes an .npy file of float32, float64 or int64 values.
@@ -479,6 +480,12 @@ func TestUnbindKeepsOtherFiles(t *testing.T) {
 	require.NoError(t, os.WriteFile("again.img", []byte("precious"), 0o644)) // the same inode
 	fails(t, hc(t, "unbind-ssds", "--delete", "--ssds", "again.img"), 4, "unbind-ssds", "again.img")
 	ok(t, "unbind-ssds", "again.img")
+	// Nor is one that a process of another list uses.
+	bus, err := proxy.Open(proxy.Config{Path: "new.img"})
+	require.NoError(t, err)
+	fails(t, hc(t, "unbind-ssds", "--delete", "--ssds", "new.img"), 4, "unbind-ssds", "in use by")
+	require.FileExists(t, "new.img")
+	require.NoError(t, bus.Close())
 	ok(t, "unbind-ssds", "--delete")
 	require.NoFileExists(t, "new.img")
 	require.FileExists(t, "swapped.img")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"helios/internal/bound"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/fileid"
@@ -86,6 +87,9 @@ func (u *unbinder) unbindOwn(ctx context.Context, want []string, all bool) error
 			return err
 		}
 		defer lease.Release()
+		if err := u.unusedFiles(ctx, chosen); err != nil {
+			return err
+		}
 		for _, d := range chosen {
 			r := unboundSoftware{SSD: d}
 			if u.delete && d.Created {
@@ -110,6 +114,15 @@ func (u *unbinder) unbindOwn(ctx context.Context, want []string, all bool) error
 		u.ui.Printf("no SSD is bound")
 	}
 	return nil
+}
+
+// unusedFiles refuses to delete files that another list, or another machine, has in use.
+func (u *unbinder) unusedFiles(ctx context.Context, chosen []state.SSD) error {
+	created := slices.DeleteFunc(slices.Clone(chosen), func(d state.SSD) bool {
+		return !u.delete || !d.Created
+	})
+	o := &bound.Opener{Store: u.store, Note: func(text string) { u.ui.Note("%s", text) }}
+	return o.Unused(ctx, created)
 }
 
 func (u *unbinder) showUnboundSoftware(r unboundSoftware) error {

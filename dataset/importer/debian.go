@@ -283,10 +283,11 @@ func dependencies(packages []debian.Package, r *DebianReport) edges.Source {
 	return edges.Source{Name: "dependencies", Unit: "packages", Total: int64(len(packages)),
 		Parts: 1, Read: func(ctx context.Context, _ int, emit func(src, dst []int64) error,
 			done func(int64)) error {
-			e := &emitter{ctx: ctx, emit: emit}
+			var src, dst []int64
 			seen := map[int64]bool{}
 			for i, p := range packages {
 				clear(seen)
+				src, dst = src[:0], dst[:0]
 				for _, field := range p.Relations {
 					for _, name := range debian.Targets(field) {
 						dep, ok := node[name]
@@ -295,15 +296,16 @@ func dependencies(packages []debian.Package, r *DebianReport) edges.Source {
 							continue
 						}
 						seen[dep] = true
-						r.Dependencies++
-						if err := e.put(dep, int64(i)); err != nil { // i listens to what it needs
-							return err
-						}
+						src, dst = append(src, dep), append(dst, int64(i)) // i hears what it needs
 					}
+				}
+				r.Dependencies += int64(len(src))
+				if err := emit(src, dst); err != nil {
+					return err
 				}
 				done(1)
 			}
-			return e.flush()
+			return ctx.Err()
 		}}
 }
 

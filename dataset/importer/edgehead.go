@@ -334,12 +334,12 @@ func tooManyColumns(h *edgeHead, sample [][][]byte) errs.Text {
 		}
 		whole = whole && !slices.ContainsFunc(row, func(c []byte) bool { return !isDigits(c) })
 	}
-	lists := errs.Textf("{layout} adjacency where a line is a node and its neighbours")
+	const lists = "write an edge a line where a line is a node and its neighbours"
 	ends := errs.Textf("give {src} and {dst}, the names or numbers of the two columns of node ids")
 	switch {
 	case ragged(sample):
 		return errs.Textf(
-			"%d columns, and other lines have more or fewer; an edge is two node ids; give %s, or {layout} metis for a graph of METIS",
+			"%d columns, and other lines have more or fewer; an edge is two node ids; %s",
 			h.cols, lists)
 	case whole && countsUp(sample):
 		return errs.Textf(

@@ -21,9 +21,6 @@ var edgesFormat = newFormat(Format{Name: "edges",
 
 // EdgesOptions shape an import of edge lists.
 type EdgesOptions struct {
-	// Layout is the layout of the edges in a text file; auto, also "", is pairs, or a graph of
-	// METIS where the file can be nothing else.
-	Layout string `option:"layout" common:"yes" oneof:"auto,edges,adjacency,metis" default:"auto" usage:"how edges stand in text: edges, one a line; adjacency, a node and its neighbours a line; metis, as METIS has graphs"`
 	// Src and Dst are the columns of an edge's ends, by name or by number from 1. The others are
 	// left out.
 	Src string `option:"src" common:"yes" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' sources, by name or number from 1; the columns that neither this nor {dst} names are left out"`
@@ -38,9 +35,9 @@ type EdgesOptions struct {
 }
 
 const edgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, the same in all of a file, plain\n" +
-	"or compressed; or lists of neighbours ({layout}). A first line of names such as src,dst says which columns are the\n" +
+	"or compressed. A first line of names such as src,dst says which columns are the\n" +
 	"ends; columns that are not ends are refused, or left out with {src} and {dst} or {ignore-columns}.\n" +
-	"Lists of SNAP, KONECT (out.NAME) and NetworkX and graphs of METIS are known by their content. Or a\n" +
+	"Lists of SNAP, KONECT (out.NAME) and NetworkX are known by their content. Or a\n" +
 	"folder with edges and, where there are some, features, labels and splits (OGB's raw folder)."
 
 // The names that a directory of text files is searched for: OGB's and the obvious ones.
@@ -156,7 +153,6 @@ type edgesImport struct {
 	edges    string       // the file
 	from     errs.Text    // where the number of nodes is from; "": it is not known
 	comments atomic.Int64 // lines amid the edges
-	lone     int64        // the most of nodes that a list begins with
 	says     int64        // edges that the file says it has; 0: it does not
 	taken    int64        // number of a line 0,1 that is taken for an edge
 	// source is the edges, with ids in a range.
@@ -263,31 +259,6 @@ func (im *edgesImport) openArray() error {
 }
 
 func (im *edgesImport) openText() error {
-	layout := im.opt.Layout
-	if layout == "" || layout == "auto" {
-		metis, pairs, err := looksMETIS(im.edges)
-		switch {
-		case err != nil:
-			return err
-		case metis && pairs:
-			return errs.New(errs.Usage,
-				"%s may be a graph of METIS or a list of edges: it is whole as both; give {layout} metis or {layout} edges",
-				im.edges)
-		case metis:
-			im.o.note("%s is a graph of METIS: node 0 is its node 1", im.edges)
-			layout = "metis"
-		}
-	}
-	switch layout {
-	case "metis":
-		return im.openLists()
-	case "adjacency":
-		im.source = func(ids idRange) (edges.Source, error) {
-			return adjacencySource(im.edges, ids,
-				func(v int64) { im.lone = max(im.lone, v+1) }), nil
-		}
-		return nil
-	}
 	h, err := im.readEdgeHead(im.edges)
 	if err != nil {
 		return err
@@ -302,28 +273,6 @@ func (im *edgesImport) openText() error {
 		}
 		return textSource(im.edges, h, ids, &im.comments)
 	}
-	return nil
-}
-
-func (im *edgesImport) openLists() error {
-	t, err := openMETIS(im.edges)
-	if err != nil {
-		return err
-	}
-	n := t.nodes
-	if err := t.l.close(); err != nil {
-		return err
-	}
-	if im.opt.Renumber || im.opt.Base == "0" || im.from != "" && im.m.Nodes != n {
-		return errs.New(errs.Usage,
-			"%s is a graph of METIS: its %d nodes count from 1; leave out {nodes}, {base} and {renumber}",
-			im.edges, n)
-	}
-	if t.before > 0 || t.weights {
-		im.noteUnused(im.edges, []string{"weights"})
-	}
-	im.m.Nodes, im.from, im.ids.base = n, errs.Text(im.edges), 1
-	im.source = func(idRange) (edges.Source, error) { return metisSource(im.edges), nil }
 	return nil
 }
 
@@ -357,9 +306,6 @@ func (im *edgesImport) takeEdges(ctx context.Context) error {
 	}
 	if n := im.comments.Load(); n > 0 {
 		im.o.note("%s: comment lines amid the edges are left out: %d", im.edges, n)
-	}
-	if im.nodesOpen {
-		im.m.Nodes = max(im.m.Nodes, im.lone)
 	}
 	if im.sorter == nil {
 		return nil // an interrupted import has looked at the ids
@@ -405,7 +351,7 @@ func (im *edgesImport) countNodes(ctx context.Context) (int64, error) {
 	}); err != nil {
 		return 0, err
 	}
-	return max(largest+1, im.lone), im.checkBase(least)
+	return largest + 1, im.checkBase(least)
 }
 
 // renumber collects all ids, of edges and of files with a column of ids, and numbers them.

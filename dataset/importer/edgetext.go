@@ -3,25 +3,18 @@ package importer
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
-	"os"
 	"sync/atomic"
 
 	"helios/dataset/edges"
 	"helios/internal/container"
 	"helios/internal/errs"
-	"helios/internal/hostcpu"
 	"helios/internal/infile"
-	"helios/internal/work"
 )
 
-// textPart is a part of a text file, textBlock what is read at once; variables for tests. A part
-// must not depend on the machine, since an import may go on on another.
-var (
-	textPart  int64 = 16 << 20
-	textBlock       = 1 << 20
-)
+// textPart is a part of a plain text file; a variable for tests. A part must not depend on the
+// machine, since an import may be resumed on another.
+var textPart int64 = 16 << 20
 
 // idRange holds the node ids that a file may have.
 type idRange struct {
@@ -42,28 +35,27 @@ func textSource(path string, h *edgeHead, ids idRange, comments *atomic.Int64) (
 		return s, err
 	}
 	s.Total = in.Size
-	text := func(emit func(src, dst []int64) error) *edgeText {
-		return &edgeText{path: path, edgeColumns: h.edgeColumns, idRange: ids, offset: h.begin,
-			comments: comments, emit: emit}
+	if !in.Packed {
+		s.Parts = int((s.Total + textPart - 1) / textPart)
 	}
-	if in.Packed {
-		s.Read = func(ctx context.Context, _ int, emit func(src, dst []int64) error,
-			done func(int64)) error {
-			t := text(emit)
-			t.line = h.line
-			return readZipped(ctx, path, t, done)
-		}
-		return s, nil
-	}
-	s.Parts = int((s.Total + textPart - 1) / textPart)
 	s.Read = func(ctx context.Context, part int, emit func(src, dst []int64) error,
 		done func(int64)) error {
-		f, err := infile.Open(path)
-		if err != nil {
-			return errs.With(errs.Usage, err)
+		t := &edgeText{path: path, edgeColumns: h.edgeColumns, idRange: ids, comments: comments,
+			emit: emit}
+		if !in.Packed {
+			return t.readPart(ctx, h.begin, int64(part)*textPart, s.Total, done)
 		}
-		defer f.Close()
-		return readPart(ctx, f, s.Total, int64(part)*textPart, text(emit), done)
+		read := int64(0)
+		if err := eachBlockFrom(ctx, path, h.begin, h.line,
+			func(b lineBlock) (lineBlock, error) { return b, nil },
+			func(b, _ lineBlock) error {
+				done(b.read - read)
+				read = b.read
+				return t.lines(b)
+			}); err != nil {
+			return err
+		}
+		return t.flush()
 	}
 	return s, nil
 }
@@ -73,9 +65,6 @@ type edgeText struct {
 	path string
 	edgeColumns
 	idRange
-	line     int64 // of the next line, from 1; 0: count only for an error, from at
-	offset   int64 // offset of the next line
-	f        *os.File
 	comments *atomic.Int64 // that were left out
 	cut      splitter
 
@@ -161,12 +150,12 @@ func words(b []byte) (n int) {
 	return n
 }
 
-// lines parses whole lines; each ends with a line feed.
-func (t *edgeText) lines(b []byte) error {
+// lines parses the lines of a block.
+func (t *edgeText) lines(block lineBlock) error {
 	if t.src == nil {
 		t.src, t.dst = make([]int64, 0, idsPerRead), make([]int64, 0, idsPerRead)
 	}
-	begin, sep, base, nodes := t.offset, t.sep, t.base, uint64(t.nodes)
+	b, sep, base, nodes := block.text, t.sep, t.base, uint64(t.nodes)
 	before, after := t.before, t.after
 	if t.apart {
 		nodes = 0 // no line is usual
@@ -203,12 +192,11 @@ func (t *edgeText) lines(b []byte) error {
 			}
 		}
 		next := nextLine(b, i)
-		if err := t.odd(b[i:next], begin+int64(i), b[:i]); err != nil {
+		if err := t.odd(block, i, next); err != nil {
 			return err
 		}
 		i = next
 	}
-	t.pass(b)
 	return nil
 }
 
@@ -220,18 +208,11 @@ func nextLine(b []byte, i int) int {
 	return len(b)
 }
 
-// pass moves behind lines.
-func (t *edgeText) pass(b []byte) {
-	t.offset += int64(len(b))
-	if t.line > 0 {
-		t.line += int64(bytes.Count(b, []byte{'\n'}))
-	}
-}
-
 // odd parses a line that is not as usual: a comment, with quotes, ends of an edge that are apart,
 // or wrong.
-func (t *edgeText) odd(line []byte, offset int64, before []byte) error {
-	if offset == 0 {
+func (t *edgeText) odd(block lineBlock, from, to int) error {
+	line := block.text[from:to]
+	if block.offset+int64(from) == 0 {
 		line = bytes.TrimPrefix(line, byteOrderMark)
 	}
 	l := &lines{path: t.path, text: bytes.TrimSpace(line)}
@@ -250,14 +231,11 @@ func (t *edgeText) odd(line []byte, offset int64, before []byte) error {
 		ids, why = t.edge(l.text)
 	}
 	if why != "" {
-		l.n = t.line + int64(bytes.Count(before, []byte{'\n'}))
-		if t.line == 0 {
-			n, err := countLines(t.f, offset)
-			if err != nil {
-				return err
-			}
-			l.n = n + 1
+		before, err := block.lineOf(from)
+		if err != nil {
+			return err
 		}
+		l.n = before
 		return l.bad("%s", why)
 	}
 	t.src, t.dst = append(t.src, ids[0]-t.base), append(t.dst, ids[1]-t.base)
@@ -285,7 +263,7 @@ func (t *edgeText) edge(text []byte) (ids [2]int64, why errs.Text) {
 		return ids, errs.Textf("%q has %d columns; %d are needed", clip(text), len(cells), t.cols)
 	case len(cells) != t.cols:
 		return ids, errs.Textf(
-			"%d columns, the lines before have %d; where a line is a node and its neighbours, give {layout} adjacency, or {layout} metis for a graph of METIS",
+			"%d columns, the lines before have %d; where a line is a node and its neighbours, write an edge a line",
 			len(cells), t.cols)
 	case data != nil && !t.data:
 		return ids, errs.Textf(
@@ -337,226 +315,57 @@ func (r idRange) outside(id int64, column int, fixed bool) errs.Text {
 		id, column)
 }
 
-// countLines counts the line feeds before an offset.
-func countLines(f *os.File, end int64) (int64, error) {
-	n, buf := int64(0), make([]byte, 256<<10)
-	for offset := int64(0); offset < end; {
-		k, err := f.ReadAt(buf[:min(int64(len(buf)), end-offset)], offset)
-		n += int64(bytes.Count(buf[:k], []byte{'\n'}))
-		offset += int64(k)
-		if err != nil && offset < end {
-			return n, err
-		}
+// readPart parses the lines that begin in the part of a plain file that begins at from, and not
+// before begin.
+func (t *edgeText) readPart(ctx context.Context, begin, from, size int64, done func(int64)) error {
+	f, err := infile.Open(t.path)
+	if err != nil {
+		return errs.With(errs.Usage, err)
 	}
-	return n, nil
-}
-
-// readPart parses the lines that begin in the part of a file that begins at from, and not before
-// t.offset.
-func readPart(ctx context.Context, f *os.File, size, from int64, t *edgeText,
-	done func(int64)) error {
-	p := partReader{edgeText: t, size: size, end: min(from+textPart, size),
-		buf: make([]byte, textBlock), skip: from > t.offset}
-	t.f = f
-	if p.skip { // the line that begins before is of the part before
-		t.offset = from - 1
+	defer f.Close()
+	end, start := min(from+textPart, size), begin
+	skip := from > begin
+	if skip { // the line that begins before is of the part before
+		start = from - 1
 	}
-	reported := from
-	for t.offset < p.end {
-		if err := p.fill(); err != nil {
+	r := blockReader{in: io.NewSectionReader(f, start, size-start), path: t.path, offset: start,
+		size: size, free: make(chan []byte, 1)}
+	for r.offset < end {
+		b, more, err := r.next()
+		if err != nil {
 			return err
 		}
-		use := p.wholeLines()
-		if use == 0 {
-			if err := p.grow(); err != nil {
+		if r.end && r.offset < size {
+			return errs.New(errs.Usage,
+				"%s ends at byte %d; it had %d when the import began, so it was changed meanwhile; run the import again",
+				t.path, r.offset, size)
+		}
+		if !more {
+			break
+		}
+		buf := b.text
+		if skip {
+			b.cut(nextLine(b.text, 0), len(b.text))
+			skip = false
+		}
+		if left := end - b.offset; left < int64(len(b.text)) {
+			b.cut(0, nextLine(b.text, int(max(left, 1))-1))
+		}
+		if b.offset < end {
+			if err := t.lines(b); err != nil {
 				return err
 			}
-			continue
 		}
-		if err := p.parse(use); err != nil {
-			return err
-		}
-		if to := min(t.offset, p.end); to > reported {
-			done(to - reported)
-			reported = to
-		}
+		r.reuse(buf)
+		to := max(from, min(r.offset, end))
+		done(to - from)
+		from = to
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 	}
-	if reported < p.end {
-		done(p.end - reported)
-	}
+	done(end - from)
 	return t.flush()
-}
-
-// partReader reads a part of a file. t.offset is the offset of buf.
-type partReader struct {
-	*edgeText
-	size, end int64
-	buf       []byte
-	have      int  // bytes in buf
-	eof       bool // and they are the file's last
-	skip      bool // buf begins in a line of the part before
-}
-
-// fill reads as much as buf has room for.
-func (p *partReader) fill() error {
-	n, err := p.f.ReadAt(p.buf[p.have:], p.offset+int64(p.have))
-	p.have += n
-	p.eof = errors.Is(err, io.EOF)
-	if err != nil && !p.eof {
-		return errs.New(errs.Usage, "%s, byte %d: %w", p.path, p.offset+int64(p.have), err)
-	}
-	if p.eof && p.offset+int64(p.have) < p.size {
-		return errs.New(errs.Usage,
-			"%s ends at byte %d; it had %d when the import began, so it was changed meanwhile; run the import again",
-			p.path, p.offset+int64(p.have), p.size)
-	}
-	return nil
-}
-
-// wholeLines returns the bytes of whole lines in buf, up to the first that is of the next part.
-func (p *partReader) wholeLines() int {
-	use := p.have
-	if !p.eof {
-		use = bytes.LastIndexByte(p.buf[:p.have], '\n') + 1
-	}
-	if p.offset+int64(use) > p.end {
-		cut := max(int(p.end-1-p.offset), 0)
-		if i := bytes.IndexByte(p.buf[cut:p.have], '\n'); i >= 0 {
-			use = cut + i + 1
-		}
-	}
-	return use
-}
-
-// grow makes room for a line of more than buf.
-func (p *partReader) grow() error {
-	if p.have > maxLine {
-		n, err := countLines(p.f, p.offset)
-		if err != nil {
-			return err
-		}
-		return errs.New(errs.Usage, "%s:%d: line of more than %d bytes; is it a text file?", p.path,
-			n+1, maxLine)
-	}
-	p.buf = append(p.buf, make([]byte, len(p.buf))...)
-	return nil
-}
-
-// parse parses the first bytes of buf, and drops them.
-func (p *partReader) parse(use int) error {
-	b := p.buf[:use]
-	if p.skip {
-		i := nextLine(b, 0)
-		p.offset += int64(i)
-		b, p.skip = b[i:], false
-	}
-	if p.offset < p.end {
-		if err := p.lines(b); err != nil {
-			return err
-		}
-	} else {
-		p.offset += int64(len(b))
-	}
-	p.have = copy(p.buf, p.buf[use:p.have])
-	return nil
-}
-
-// readZipped parses a compressed file, which is unpacked ahead by a goroutine of its own.
-func readZipped(ctx context.Context, path string, t *edgeText, done func(int64)) error {
-	in, err := container.OpenText(path)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	if _, err := io.CopyN(io.Discard, in, t.offset); err != nil {
-		return readFailed(path, t.line, in.At(), err)
-	}
-	z := unpacker{in: in, free: make(chan []byte, 2*hostcpu.Count()+2)}
-	var rest []byte // of a line that is not whole
-	reported := int64(0)
-	err = work.Pipe(ctx, z.next, func(k unpacked) (unpacked, error) { return k, nil },
-		func(k unpacked) (err error) {
-			if rest, err = t.block(rest, k); err != nil {
-				return err
-			}
-			done(k.read - reported)
-			reported = k.read
-			select {
-			case z.free <- k.b[:cap(k.b)]:
-			default:
-			}
-			if k.err != nil && !errors.Is(k.err, io.EOF) {
-				return readFailed(path, t.line, k.read, k.err)
-			}
-			return nil
-		})
-	if err != nil {
-		return err
-	}
-	return t.flush()
-}
-
-// unpacked is some of a compressed text.
-type unpacked struct {
-	b    []byte
-	read int64 // bytes of the file so far
-	err  error // behind b: io.EOF at the end
-}
-
-// unpacker reads a compressed text block by block.
-type unpacker struct {
-	in   *container.Text
-	free chan []byte
-	end  bool
-}
-
-func (z *unpacker) next() (k unpacked, more bool, err error) {
-	if z.end {
-		return k, false, nil
-	}
-	var b []byte
-	select {
-	case b = <-z.free:
-	default:
-		b = make([]byte, textBlock)
-	}
-	n, err := io.ReadFull(z.in, b)
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		err = io.EOF
-	}
-	z.end = err != nil
-	return unpacked{b[:n], z.in.At(), err}, true, nil
-}
-
-// block parses the lines of a block whose first continues rest, and returns the next rest.
-func (t *edgeText) block(rest []byte, k unpacked) ([]byte, error) {
-	b, last := k.b, errors.Is(k.err, io.EOF)
-	if len(rest) > 0 {
-		i := nextLine(b, 0)
-		rest = append(rest, b[:i]...)
-		b = b[i:]
-		if len(rest) > maxLine {
-			return nil, errs.New(errs.Usage, "%s:%d: line of more than %d bytes; is it a text file?",
-				t.path, t.line, maxLine)
-		}
-		if rest[len(rest)-1] == '\n' || last {
-			if err := t.lines(rest); err != nil {
-				return nil, err
-			}
-			rest = rest[:0]
-		}
-	}
-	whole := bytes.LastIndexByte(b, '\n') + 1
-	if last {
-		whole = len(b)
-	}
-	if err := t.lines(b[:whole]); err != nil {
-		return nil, err
-	}
-	return append(rest, b[whole:]...), nil
 }
 
 // formatColumns is the form of an edge list that a format lays down.

@@ -47,6 +47,7 @@ var formats = []*Format{
 	npyFormat,
 	ogbFormat,
 	planetoidFormat,
+	webgraphFormat,
 }
 
 // Formats returns all formats by their names.

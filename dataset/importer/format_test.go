@@ -175,7 +175,7 @@ func TestDimIsForMadeUpFeatures(t *testing.T) {
 		in  string
 	}{
 		"edges": {plain(Edges), edges}, "npy": {plain(NPY), t.TempDir()},
-		"mtx": {MTX, edges},
+		"mtx": {MTX, edges}, "webgraph": {WebGraph, filepath.Dir(edges)},
 	} {
 		err := c.imp(bg, Options{Input: Input{In: c.in}, Features: features, Dim: 3,
 			Output: Output{Out: filepath.Join(t.TempDir(), "g")}})

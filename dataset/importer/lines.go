@@ -10,19 +10,58 @@ import (
 	"helios/internal/container"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
+	"helios/internal/infile"
 	"helios/internal/work"
 )
 
 // lineBlock is some whole lines of a text file.
 type lineBlock struct {
-	path string
-	line int64 // number of the first, from 1
-	text []byte
-	read int64 // bytes of the file that were read for it, of size
-	size int64
+	path   string
+	line   int64 // number of the first, from 1; 0: not known, in a plain file
+	offset int64 // of the first in the text
+	text   []byte
+	read   int64 // bytes of the file that were read for it, of size
+	size   int64
 }
 
-const blockBytes = 1 << 20
+// blockBytes is the room of a block; a variable for tests.
+var blockBytes = 1 << 20
+
+// cut keeps the lines from..to of the text.
+func (b *lineBlock) cut(from, to int) { b.text, b.offset = b.text[from:to], b.offset+int64(from) }
+
+// lineOf returns the number of the line that begins at an index of the text.
+func (b *lineBlock) lineOf(index int) (int64, error) {
+	line := b.line
+	if line == 0 {
+		n, err := countLines(b.path, b.offset)
+		if err != nil {
+			return 0, err
+		}
+		line = n + 1
+	}
+	return line + int64(bytes.Count(b.text[:index], []byte{'\n'})), nil
+}
+
+// countLines counts the line feeds before an offset of a plain file.
+func countLines(path string, end int64) (n int64, err error) {
+	f, err := infile.Open(path)
+	if err != nil {
+		return 0, errs.With(errs.Usage, err)
+	}
+	defer f.Close()
+	in, buf := io.LimitReader(f, end), make([]byte, 256<<10)
+	for {
+		k, err := in.Read(buf)
+		n += int64(bytes.Count(buf[:k], []byte{'\n'}))
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+}
 
 // eachBlock reads a text file, plain or compressed, once: one goroutine unpacks, parse works on
 // blocks of whole lines on all cores, and take gets the results in the order of the file, on the
@@ -30,12 +69,21 @@ const blockBytes = 1 << 20
 // the block's text.
 func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T, error),
 	take func(T, lineBlock) error) error {
+	return eachBlockFrom(ctx, path, 0, 1, parse, take)
+}
+
+// eachBlockFrom is eachBlock from a line on, that begins at an offset.
+func eachBlockFrom[T any](ctx context.Context, path string, offset, line int64,
+	parse func(lineBlock) (T, error), take func(T, lineBlock) error) error {
 	in, err := container.OpenText(path)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	r := blockReader{in: in, path: path, line: 1,
+	if _, err := io.CopyN(io.Discard, in, offset); err != nil {
+		return readFailed(path, line, in.At(), err)
+	}
+	r := blockReader{in: in, path: path, line: line, offset: offset, read: in.At, size: in.Size,
 		free: make(chan []byte, 2*hostcpu.Count()+2)}
 	type parsed struct {
 		v T
@@ -55,12 +103,15 @@ func eachBlock[T any](ctx context.Context, path string, parse func(lineBlock) (T
 
 // blockReader cuts a text into blocks of whole lines.
 type blockReader struct {
-	in   *container.Text
-	path string
-	line int64  // number of the next block's first line
-	rest []byte // the beginning of a line that the next block ends
-	end  bool
-	free chan []byte // buffers of blocks that nobody needs any more
+	in     io.Reader
+	path   string
+	line   int64        // number of the next block's first line; 0: not known
+	offset int64        // of the next block in the text
+	read   func() int64 // bytes of a packed file that were read; nil: those of the text
+	size   int64        // of the file
+	rest   []byte       // the beginning of a line that the next block ends
+	end    bool
+	free   chan []byte // buffers of blocks that nobody needs any more
 }
 
 // next returns the next block; false at the end.
@@ -82,21 +133,30 @@ func (r *blockReader) next() (b lineBlock, more bool, err error) {
 		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 			r.end, whole = true, n
 		case err != nil:
-			return b, false, readFailed(r.path, r.lineAfter(buf[:n]), r.in.At(), err)
+			return b, false, readFailed(r.path, r.lineAfter(buf[:n]), r.offset+int64(n), err)
 		case whole == 0 && n >= maxLine:
+			line, err := (&lineBlock{path: r.path, line: r.line, offset: r.offset}).lineOf(0)
+			if err != nil {
+				return b, false, err
+			}
 			return b, false, errs.New(errs.Usage,
-				"%s:%d: line of more than %d bytes; is it a text file?", r.path,
-				r.lineAfter(buf[:n]), maxLine)
+				"%s:%d: line of more than %d bytes; is it a text file?", r.path, line, maxLine)
 		}
 	}
 	r.rest = append(r.rest[:0], buf[whole:n]...)
-	b = lineBlock{path: r.path, line: r.line, text: buf[:whole], read: r.in.At(), size: r.in.Size}
-	r.line = r.lineAfter(b.text)
+	b = lineBlock{path: r.path, line: r.line, offset: r.offset, text: buf[:whole], size: r.size}
+	r.line, r.offset = r.lineAfter(b.text), r.offset+int64(whole)
+	if b.read = r.offset; r.read != nil {
+		b.read = r.read()
+	}
 	return b, true, nil
 }
 
-// lineAfter returns the number of the line behind text.
+// lineAfter returns the number of the line behind text; 0 where lines are not counted.
 func (r *blockReader) lineAfter(text []byte) int64 {
+	if r.line == 0 {
+		return 0
+	}
 	return r.line + int64(bytes.Count(text, []byte{'\n'}))
 }
 

@@ -103,6 +103,12 @@ func (t *target) content(ctx context.Context, c *copies, ours bool) (string, err
 		}
 		return "", nil
 	}
+	// A load that was killed before its superblock was there left the record of its lease alone.
+	for i := range leaseSlots {
+		if slot := head[leaseAt+i*leaseSlot:]; decodeLease(slot) != nil {
+			clear(slot[:wireBytes])
+		}
+	}
 	if what := signatures.Unknown(head, tail); what != "" {
 		return what, nil
 	}

@@ -189,6 +189,7 @@ type Lease struct {
 // leased is one SSD of a lease.
 type leased struct {
 	name  string
+	ctrl  *nvme.Controller // whose resets ask the lease; nil: none do
 	open  func(ctx context.Context) (*target, error)
 	mine  wireLease
 	slot  int       // -1: there is no record: the SSD can't be written, or has no free slot
@@ -202,31 +203,54 @@ type leased struct {
 func (a *Attached) Hold(ctx context.Context, note func(string)) (*Lease, error) {
 	var out []*leased
 	for _, s := range a.SSDs {
-		out = append(out, &leased{name: s.Name, loads: a.loads, open: func(ctx context.Context) (
-			*target, error) {
-			ns := s.Ctrl.Namespace()
-			// Cut off in the middle, the controller would keep a queue pair that nobody knows.
-			b, err := gpuio.NewBulk(context.WithoutCancel(ctx), s.Ctrl, 1, gpuio.BulkRetries(0),
-				gpuio.BulkResets(-1), gpuio.BulkTimeout(time.Second), gpuio.BulkVisit())
-			if err != nil {
-				return nil, err
-			}
-			return &target{dev: b, ssd: s, name: s.Name, serial: s.Ctrl.Serial(),
-				lbaBytes: ns.LBABytes, lbas: ns.Blocks}, nil
-		}})
+		x := visited(s)
+		x.loads = a.loads
+		out = append(out, x)
 	}
 	return hold(ctx, out, thisProcess(), false, note)
+}
+
+// Unused refuses SSDs that another process or machine uses.
+func Unused(ctx context.Context, ssds []*gpuio.SSD, note func(string)) error {
+	var out []*leased
+	for _, s := range ssds {
+		out = append(out, visited(s))
+	}
+	l, err := hold(ctx, out, thisProcess(), true, note)
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
+// visited opens an SSD for a moment each time.
+func visited(s *gpuio.SSD) *leased {
+	return &leased{name: s.Name, ctrl: s.Ctrl, open: func(ctx context.Context) (*target, error) {
+		ns := s.Ctrl.Namespace()
+		// Cut off in the middle, the controller would keep a queue pair that nobody knows.
+		b, err := gpuio.NewBulk(context.WithoutCancel(ctx), s.Ctrl, 1, gpuio.BulkRetries(0),
+			gpuio.BulkResets(-1), gpuio.BulkTimeout(time.Second), gpuio.BulkVisit())
+		if err != nil {
+			return nil, err
+		}
+		return &target{dev: b, ssd: s, name: s.Name, serial: s.Ctrl.Serial(),
+			lbaBytes: ns.LBABytes, lbas: ns.Blocks}, nil
+	}}
 }
 
 // holdToWrite is Hold for who writes to open SSDs: what another process reads or writes is refused.
 func holdToWrite(ctx context.Context, ts []*target, note func(string)) (*Lease, error) {
 	var out []*leased
 	for _, t := range ts {
-		out = append(out, &leased{name: t.name, open: func(context.Context) (*target, error) {
+		x := &leased{name: t.name, open: func(context.Context) (*target, error) {
 			open := *t
 			open.dev = staysOpen{t.dev}
 			return &open, nil
-		}})
+		}}
+		if t.ssd != nil {
+			x.ctrl = t.ssd.Ctrl
+		}
+		out = append(out, x)
 	}
 	return hold(ctx, out, thisProcess(), true, note)
 }
@@ -262,12 +286,22 @@ func hold(ctx context.Context, ssds []*leased, who process, writes bool, note fu
 		})
 	}
 	err := g.Wait()
+	l.guardResets(l.Err)
 	ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	go l.keep(ctx)
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
+}
+
+// guardResets has the SSDs' controllers ask before a reset, after which commands are sent again.
+func (l *Lease) guardResets(ask func() error) {
+	for _, x := range l.ssds {
+		if x.ctrl != nil {
+			x.ctrl.GuardResets(ask)
+		}
+	}
 }
 
 // with opens the SSD for fn.
@@ -528,6 +562,7 @@ func (l *Lease) Close() error {
 	}
 	l.cancel()
 	<-l.done
+	l.guardResets(nil)
 	l.each(context.Background(), leaseFarewell, func(ctx context.Context, x *leased,
 		t *target) {
 		unread := l.look(ctx, x, t)

@@ -16,6 +16,7 @@ import (
 	"helios/dataset"
 	"helios/internal/errs"
 	"helios/internal/testing/testrig"
+	"helios/nvme"
 )
 
 // lively makes leases live fast.
@@ -152,6 +153,26 @@ func TestLeaseOfTheDead(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
+// TestLeaseBeforeTheSuperblock: a load that is killed between its lease and its superblock leaves an
+// SSD that is as free as before; what only resembles a lease is somebody's.
+func TestLeaseBeforeTheSuperblock(t *testing.T) {
+	lively(t)
+	d := small(t, 300, 64, 1)
+	for lba, named := range map[int]string{512: "byte 806912", 4096: "byte 811007"} {
+		s := sims(1, lba)
+		p := realProcess()
+		p.PID = 1 << 30
+		w := wireLease{Version: leaseVersion, Owner: uuid.New(), process: p}
+		copy(w.Magic[:], leaseMagic)
+		copy(s[0].durable[leaseAt+5*leaseSlot:], w.encode(lba))
+		s[0].durable[leaseAt+5*leaseSlot+lba-1] ^= 1
+		_, err := load(bg, d, targetsOf(s...), LoadOptions{})
+		require.ErrorContains(t, err, "something unknown, not empty: "+named)
+		s[0].durable[leaseAt+5*leaseSlot+lba-1] ^= 1
+		must(load(bg, d, targetsOf(s...), LoadOptions{}))
+	}
+}
+
 // TestLeaseRace: of a reader and a writer that begin at once, and of two writers, at most one goes
 // on.
 func TestLeaseRace(t *testing.T) {
@@ -251,7 +272,13 @@ func TestLeaseOfTwoViews(t *testing.T) {
 	}
 	_, err = Verify(bg, d, there, VerifyOptions{})
 	require.NoError(t, err)
+	require.Equal(t, errs.Refused, errs.ClassOf(Unused(bg, there, nil)))
+	require.NoError(t, here[0].Ctrl.Reset(bg))
+	held.err = errs.New(errs.Device, "it was written anew")
+	require.ErrorIs(t, here[0].Ctrl.Reset(bg), nvme.ErrTaken, "another's by now")
+	held.err = nil
 	require.NoError(t, held.Close(), "the load is the one that the run began with")
+	require.NoError(t, Unused(bg, there, nil))
 	_, err = Load(bg, d, there, LoadOptions{Restart: true})
 	require.NoError(t, err)
 }

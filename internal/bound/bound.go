@@ -196,6 +196,23 @@ func (o *Opener) open(ctx context.Context, s *Set, d state.SSD) (*nvme.Controlle
 	return c, nil
 }
 
+// Unused refuses SSDs that another process or machine uses, although the list does not know of it.
+// The caller holds their leases in the list. SSDs that cannot be opened are nobody's.
+func (o *Opener) Unused(ctx context.Context, ds []state.SSD) (err error) {
+	s := &Set{}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	for _, d := range ds {
+		c, err := o.open(ctx, s, d)
+		switch {
+		case err == nil:
+			s.SSDs = append(s.SSDs, &gpuio.SSD{Ctrl: c, Name: d.Name})
+		case errs.ClassOf(err) == errs.Refused || ctx.Err() != nil:
+			return err
+		}
+	}
+	return stripe.Unused(ctx, s.SSDs, o.Note)
+}
+
 func (o *Opener) bus(ctx context.Context, s *Set, d state.SSD) (nvme.Bus, error) {
 	switch {
 	case d.Kind == state.KindComputed:

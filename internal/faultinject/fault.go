@@ -46,8 +46,7 @@
 // keys of every kind:
 //
 //	op     read, write, flush or any of these three (default), or an admin command: abort,
-//	       createq, deleteq, identify, features, log, or admin for any; Asynchronous Event
-//	       Requests are left alone
+//	       createq, deleteq, identify, features, log, or admin for any
 //	lba    A or A-B, inclusive: reads and writes that touch one of these blocks (default all)
 //	after  this many matching commands pass first (default 0)
 //	times  at most so many commands are hit (default no limit)

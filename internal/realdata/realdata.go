@@ -13,6 +13,7 @@ const Env = "HELIOS_TESTDATA"
 // source says where someone who wants to run the tests gets a data set, by its folder.
 var source = map[string]string{
 	"citeseer": "ind.citeseer.* of Planetoid (github.com/kimiyoung/planetoid, data/)",
+	"webgraph": "cnr-2000.graph, .properties and .offsets (law.di.unimi.it/webdata/cnr-2000)",
 }
 
 // TB is the part of testing.TB that Dir takes, so that its own test can stand in.

@@ -75,7 +75,7 @@ func TestOpenFails(t *testing.T) {
 			var se *nvme.StatusError
 			return errors.As(err, &se) && se.Status == nvme.StatusInternalError.WithDNR()
 		},
-		"error(op=features,sct=0,sc=2,dnr=1,after=1)": func(err error) bool {
+		"error(op=features,sct=0,sc=2,dnr=1)": func(err error) bool {
 			var se *nvme.StatusError
 			return errors.As(err, &se) && se.Status.Is(nvme.StatusInvalidField)
 		},

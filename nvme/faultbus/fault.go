@@ -25,8 +25,6 @@ func (b *Bus) match(q *squeue, cmd *nvme.Command) (faultinject.Action, bool) {
 		return faultinject.Action{}, false
 	}
 	switch cmd.Opcode {
-	case nvme.AdminAsyncEvent: // it waits for ever by nature
-		return faultinject.Action{}, false
 	case nvme.AdminAbort:
 		return b.set.Match(faultinject.Abort, 0, 0)
 	case nvme.AdminCreateCQ, nvme.AdminCreateSQ:

@@ -98,7 +98,7 @@ type cqueue struct {
 	rphase bool
 	taken  uint64 // the controller's completions so far
 
-	out     int     // commands that the controller has, Asynchronous Event Requests left out
+	out     int     // commands that the controller has
 	backlog []entry // completions without an entry yet
 	echoes  []*echo // dup: to be posted once more
 	held    []*cmd  // reorder
@@ -164,7 +164,7 @@ func (b *Bus) addSQ(q *squeue) {
 func (b *Bus) endSQ(q *squeue) {
 	for _, m := range q.cmds {
 		if m.at == sent {
-			q.c.left(m)
+			q.c.out--
 		}
 		q.forget(m)
 	}
@@ -220,16 +220,6 @@ func (c *cqueue) unreserve(m *cmd) {
 		c.free++
 	}
 }
-
-// left notes that the controller does not have a command any more.
-func (c *cqueue) left(m *cmd) {
-	if !c.event(m) {
-		c.out--
-	}
-}
-
-// event reports whether a command is an Asynchronous Event Request, which may stay for ever.
-func (c *cqueue) event(m *cmd) bool { return c.id == 0 && m.sqe.Opcode == nvme.AdminAsyncEvent }
 
 // room reports whether there is an entry for another completion.
 func (c *cqueue) room() bool {
@@ -402,9 +392,7 @@ func (b *Bus) expired(m *cmd, from place) {
 func (c *cqueue) send(m *cmd) {
 	q, b, act := m.q, c.b, m.act
 	m.at = sent
-	if !c.event(m) {
-		c.out++
-	}
+	c.out++
 	answer := func(dw0 uint32, st nvme.Status) {
 		c.answered(m, nvme.Completion{DW0: dw0, CID: m.sqe.CID, StatusPhase: nvme.StatusPhase(st,
 			false)})
@@ -422,9 +410,6 @@ func (c *cqueue) send(m *cmd) {
 		if done, dw0, st := b.admin(m, &sqe); done {
 			answer(dw0, st)
 			return
-		}
-		if c.event(m) {
-			c.unreserve(m) // it promises no completion
 		}
 	} else if !b.divert(m, &sqe) { // nothing of it lands
 		answer(0, nvme.StatusSuccess)
@@ -477,7 +462,7 @@ func (c *cqueue) collect() (any bool) {
 // answered takes a command's completion by the controller, or what stands for one.
 func (c *cqueue) answered(m *cmd, e nvme.Completion) {
 	q, b, act := m.q, c.b, m.act
-	c.left(m)
+	c.out--
 	m.at = complete
 	m.cqe = e
 	if q.id == 0 {

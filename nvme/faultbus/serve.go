@@ -43,13 +43,12 @@ func (c *cqueue) tell() {
 	}
 }
 
-// How long the goroutine of a completion queue sleeps at a time: where the controller can wake it,
-// where its ring is looked at, and where only an event may come.
+// The sleeps of a completion queue's goroutine: where the controller can wake it, and between looks
+// at its ring.
 const (
 	watchTime = 100 * time.Millisecond
 	lookFirst = 20 * time.Microsecond
 	lookMost  = time.Millisecond
-	eventTime = 20 * time.Millisecond
 )
 
 // watch waits for the controller's completions as long as commands are out.
@@ -85,20 +84,17 @@ func (c *cqueue) watch() {
 			idle, look = 0, lookFirst
 		}
 		switch {
-		case !out && c.id != 0:
+		case !out:
 			select {
 			case <-c.wake:
 			case <-c.quit:
 				return
 			}
 		case b.waiter == nil:
-			d := eventTime
-			if out {
-				d, look = look, min(2*look, lookMost)
-			}
-			if !nap(d) {
+			if !nap(look) {
 				return
 			}
+			look = min(2*look, lookMost)
 		default:
 			b.waiter.WaitCQ(c.id, watchTime)
 			// A bus that returns at once with nothing, again and again, must not make this spin.

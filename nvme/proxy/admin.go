@@ -13,94 +13,12 @@ import (
 const (
 	errorLogEntries = 64
 	maxAborts       = 4
-	maxAsyncEvents  = 4
 )
 
 // adminState holds what the host sets up with admin commands. Bus.mu guards it.
 type adminState struct {
 	nsq, ncq int // I/O queues allowed; 0 = the maximum
 	features map[uint8]uint32
-	aers     []uint16 // CIDs of asynchronous event requests
-	masked   uint32   // events told and not yet read, as Bus.events
-}
-
-// Asynchronous events, bits of Bus.events: type in bits 2:0 and information in bits 15:8 of
-// the completion's DW0, log page in bits 23:16 (figure 145 and following).
-const (
-	eventBadDoorbell = iota
-	eventBadDoorbellValue
-	eventReliability
-	eventCount
-)
-
-var eventDW0 = [eventCount]uint32{
-	eventBadDoorbell:      nvme.LogErrorInformation << 16,
-	eventBadDoorbellValue: 1<<8 | nvme.LogErrorInformation<<16,
-	eventReliability:      1 | nvme.LogSMART<<16,
-}
-
-// event notes that something happened that the host may want to know. It may be called with
-// any lock held: the background goroutine posts it.
-func (b *Bus) event(e int) {
-	for {
-		old := atomic.LoadUint32(&b.events)
-		if old>>e&1 != 0 {
-			return
-		}
-		if atomic.CompareAndSwapUint32(&b.events, old, old|1<<e) {
-			b.react.wakeService()
-			return
-		}
-	}
-}
-
-// postEvents completes asynchronous event requests with the events that wait.
-func (b *Bus) postEvents() {
-	if atomic.LoadUint32(&b.events) == 0 {
-		return
-	}
-	b.mu.Lock()
-	c := b.cqs[0].Load()
-	if c == nil || b.stopped() {
-		b.mu.Unlock()
-		return
-	}
-	b.tellEvents(c)
-	c.unlock()
-}
-
-// tellEvents is postEvents with the lock held.
-func (b *Bus) tellEvents(c *cqueue) {
-	for e := range eventCount {
-		bit := uint32(1) << e
-		if atomic.LoadUint32(&b.events)&bit == 0 || b.adm.masked&bit != 0 || len(b.adm.aers) == 0 {
-			continue
-		}
-		if e == eventReliability &&
-			b.adm.features[nvme.FeatureAsyncEventConfig]&nvme.WarnReliability == 0 {
-			continue
-		}
-		cid := b.adm.aers[0]
-		b.adm.aers = b.adm.aers[1:]
-		b.adm.masked |= bit
-		c.sqs[0].unhold(cid)
-		c.postUnreserved(entry{c.sqs[0], cid, eventDW0[e], nvme.StatusSuccess})
-	}
-}
-
-// eventsRead clears the events that a log page belongs to, so that they can come again.
-func (b *Bus) eventsRead(page uint32) {
-	for e := range eventCount {
-		if bit := uint32(1) << e; eventDW0[e]>>16 == page && b.adm.masked&bit != 0 {
-			b.adm.masked &^= bit
-			for {
-				old := atomic.LoadUint32(&b.events)
-				if atomic.CompareAndSwapUint32(&b.events, old, old&^bit) {
-					break
-				}
-			}
-		}
-	}
 }
 
 // logError adds an entry to the error log.
@@ -127,17 +45,6 @@ func (b *Bus) admin(q *squeue, cmd nvme.Command) {
 	}
 	if cmd.Flags&(flagFUSE|flagPSDT) != 0 {
 		c.refuse(q, &cmd, nvme.StatusInvalidField)
-		return
-	}
-	if cmd.Opcode == nvme.AdminAsyncEvent {
-		if len(b.adm.aers) == maxAsyncEvents {
-			c.refuse(q, &cmd, nvme.StatusAsyncEventLimit)
-			return
-		}
-		b.adm.aers = append(b.adm.aers, cmd.CID)
-		q.hold(cmd.CID)
-		c.free++ // it may stay for ever and promises no entry
-		b.tellEvents(c)
 		return
 	}
 	dw0, st := b.adminCommand(c, &cmd)
@@ -167,7 +74,8 @@ func (b *Bus) adminCommand(c *cqueue, cmd *nvme.Command) (uint32, nvme.Status) {
 	case nvme.AdminGetLogPage:
 		return 0, b.getLogPage(c, cmd)
 	case nvme.AdminAbort:
-		return b.abort(c, uint16(cmd.CDW10), uint16(cmd.CDW10>>16)), nvme.StatusSuccess
+		// I/O commands run to their end, as they mostly do in a real controller: bit 0, not aborted.
+		return 1, nvme.StatusSuccess
 	}
 	return 0, nvme.StatusInvalidOpcode
 }
@@ -226,7 +134,7 @@ func (b *Bus) identifyController() nvme.IdentifyController {
 		MDTS: uint8(b.cfg.MDTS), CNTLID: 1, VER: version, CNTRLTYPE: 1,
 		RTD3R: 1e6, RTD3E: 10e6, // µs
 		// one slot, read only
-		OAES: 0, ACL: maxAborts - 1, AERL: maxAsyncEvents - 1, FRMW: 1<<1 | 1,
+		ACL: maxAborts - 1, FRMW: 1<<1 | 1,
 		LPA: 1 << 2, ELPE: errorLogEntries - 1, // log page offsets
 		WCTEMP: 343, CCTEMP: 353,
 		SQES: 6<<4 | 6, CQES: 4<<4 | 4, NN: 1,
@@ -398,7 +306,6 @@ var changeable = map[uint8]uint32{
 	nvme.FeatureInterruptCoalesce: 0x0000ffff,
 	nvme.FeatureInterruptVector:   0x0001ffff,
 	nvme.FeatureWriteAtomicity:    1,
-	nvme.FeatureAsyncEventConfig:  0x000000ff,
 }
 
 func (b *Bus) setFeatures(cmd *nvme.Command) (uint32, nvme.Status) {
@@ -533,14 +440,7 @@ func (b *Bus) getLogPage(c *cqueue, cmd *nvme.Command) nvme.Status {
 	}
 	out := make([]byte, n) // zeroes behind the page's end
 	copy(out, page[off:])
-	if st := b.toHost(c, cmd, out); !st.OK() {
-		return st
-	}
-	if cmd.CDW10>>15&1 == 0 { // RAE
-		b.eventsRead(cmd.CDW10 & 0xff)
-		b.tellEvents(c)
-	}
-	return nvme.StatusSuccess
+	return b.toHost(c, cmd, out)
 }
 
 // errorPage is the error log, newest entry first.
@@ -587,20 +487,4 @@ func (b *Bus) smart() nvme.SMARTLog {
 		l.CriticalWarning |= nvme.WarnReadOnly
 	}
 	return l
-}
-
-// abort carries out Abort; the result's bit 0 says "not aborted". I/O commands run to their end, as
-// they mostly do in a real controller.
-func (b *Bus) abort(admin *cqueue, sqid, cid uint16) uint32 {
-	if sqid == 0 {
-		for i, a := range b.adm.aers {
-			if a == cid {
-				b.adm.aers = append(b.adm.aers[:i:i], b.adm.aers[i+1:]...)
-				admin.sqs[0].unhold(cid)
-				admin.postUnreserved(entry{admin.sqs[0], cid, 0, nvme.StatusAbortRequested})
-				return 0
-			}
-		}
-	}
-	return 1
 }

@@ -23,8 +23,6 @@ const (
 )
 
 // Bus is a software controller. It implements nvme.Bus, Kicker, Waiter and GroupWaiter.
-//
-// Large: the state of a whole controller: registers, admin queue, features, logs, namespaces.
 type Bus struct {
 	cfg         Config
 	name        string
@@ -64,7 +62,6 @@ type Bus struct {
 	logMu       sync.Mutex
 	errors      uint64 // error log entries ever
 	errorLog    [errorLogEntries]nvme.ErrorLogEntry
-	events      uint32 // bit set of pending asynchronous events; atomic
 	reliability atomic.Bool
 	retired     counters // of deleted queues; under mu
 
@@ -101,7 +98,6 @@ func Open(cfg Config) (_ *Bus, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", b.name, err), b.back.close())
 	}
-	b.react.events = b.postEvents
 	b.sqs = make([]atomic.Pointer[squeue], cfg.MaxQueuePairs+1)
 	b.cqs = make([]atomic.Pointer[cqueue], cfg.MaxQueuePairs+1)
 	if b.doorbells, err = hostmem.Alloc(int64(2*len(b.sqs)*stride), "proxy doorbells"); err != nil {
@@ -275,23 +271,17 @@ func (b *Bus) writeDoorbell(at, v uint32) error {
 	nvme.StoreDoorbell(b.doorbell(i), v)
 	if i%2 == 0 {
 		b.Kick(uint16(i / 2))
-	} else if b.cqs[i/2].Load() == nil {
-		b.event(eventBadDoorbell)
 	}
 	return nil
 }
 
-// Kick implements nvme.Kicker.
+// Kick implements nvme.Kicker. A doorbell of no queue is not heard.
 func (b *Bus) Kick(qid uint16) {
-	var q *squeue
 	if int(qid) < len(b.sqs) {
-		q = b.sqs[qid].Load()
+		if q := b.sqs[qid].Load(); q != nil {
+			q.cq.kick()
+		}
 	}
-	if q == nil {
-		b.event(eventBadDoorbell)
-		return
-	}
-	q.cq.kick()
 }
 
 // WaitCQ implements nvme.Waiter: it runs the controller for this queue in the caller, then
@@ -370,7 +360,6 @@ func (b *Bus) enable() {
 		return
 	}
 	clear(b.doorbells)
-	atomic.StoreUint32(&b.events, 0)
 	c := b.newCQ(0, cq, cqn)
 	q := &squeue{cq: c, base: sq, entries: sqn, tailDB: b.doorbell(0)}
 	c.sqs = []*squeue{q}

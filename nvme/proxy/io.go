@@ -407,7 +407,6 @@ func (b *Bus) mediaStatus(op uint8, err error) nvme.Status {
 		return nvme.StatusDataTransferError // the host took its memory away
 	}
 	b.reliability.Store(true)
-	b.event(eventReliability)
 	if op == nvme.OpRead {
 		return nvme.StatusUnrecoveredRead
 	}

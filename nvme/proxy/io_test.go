@@ -272,15 +272,6 @@ func TestOutOfOrder(t *testing.T) {
 	assert.True(t, swapped, "completions came in order")
 }
 
-// A CID that is in flight is not there to be used again; an event request is in flight for ever.
-func TestCommandIDConflict(t *testing.T) {
-	g := newRig(t, Config{RAM: true})
-	g.adm.Put(nvme.AsyncEventCommand(0x700))
-	g.adm.want(nvme.StatusCommandIDConflict, nvme.GetFeaturesCommand(0x700,
-		nvme.FeatureNumberOfQueues))
-	g.adm.must(nvme.GetFeaturesCommand(0x701, nvme.FeatureNumberOfQueues))
-}
-
 // I/O commands run to their end whether they are aborted or not.
 func TestAbortOfIO(t *testing.T) {
 	eachKind(t, func(t *testing.T, cfg Config) {
@@ -306,9 +297,6 @@ func TestFailingMedium(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, kinds()[name])
 			q := g.pair(1, 16)
-			g.adm.must(nvme.SetFeaturesCommand(1, nvme.FeatureAsyncEventConfig,
-				nvme.WarnReliability))
-			g.adm.Put(nvme.AsyncEventCommand(500))
 			require.NoError(t, os.Truncate(g.bus.cfg.Path, 8<<20))
 			p1, p2 := g.prps(0, 64<<10, 4<<20)
 			e := q.Do(q.g.t, nvme.ReadCommand(2, 1, 12<<20/512, 128, p1, p2))
@@ -316,9 +304,6 @@ func TestFailingMedium(t *testing.T) {
 			e = q.Do(q.g.t, nvme.ReadCommand(2, 1, 8<<20/512-8, 16, p1, p1+4096)) // half of it
 			assert.True(t, e.Status().Is(nvme.StatusUnrecoveredRead), e.Status())
 			q.must(nvme.ReadCommand(2, 1, 0, 128, p1, p2))
-			ev, ok := g.adm.Get(5 * time.Second)
-			require.True(t, ok, "no event")
-			assert.EqualValues(t, nvme.LogSMART<<16|1, ev.DW0)
 			s := g.smart()
 			assert.EqualValues(t, 2, s.MediaErrors.Lo)
 			assert.EqualValues(t, nvme.WarnReliability, s.CriticalWarning)
@@ -440,9 +425,8 @@ func FuzzCommand(f *testing.F) {
 		}
 		var c nvme.Command
 		copy(structBytes(&c), raw)
-		if admin && (c.Opcode == nvme.AdminAsyncEvent || c.Opcode == nvme.AdminDeleteSQ ||
-			c.Opcode == nvme.AdminDeleteCQ) {
-			return // stays, by design; or takes the queue that is asked below
+		if admin && (c.Opcode == nvme.AdminDeleteSQ || c.Opcode == nvme.AdminDeleteCQ) {
+			return // takes the queue that is asked below
 		}
 		e := q.Do(q.g.t, c)
 		if e.Status().Words() == "" {

@@ -32,7 +32,6 @@ type squeue struct {
 	entries uint32
 	head    uint32
 	tailDB  *uint32
-	badTail uint32 // 1 + the invalid doorbell value that was reported, 0 = none
 
 	out  int           // commands that were fetched and are not complete
 	cids *[1024]uint64 // their CIDs, a bit each; made when first needed
@@ -104,8 +103,6 @@ func (t *counters) add(c counters) {
 
 // cqueue is a completion queue with the submission queues that complete to it: the unit of
 // the controller's work.
-//
-// Large: a queue's state in the specification's terms, all under one lock.
 type cqueue struct {
 	bus *Bus
 	id  uint16
@@ -127,7 +124,6 @@ type cqueue struct {
 	phase   uint64 // 1 or 0
 	head    uint32 // the host's head as last read
 	headDB  *uint32
-	badHead uint32
 	free    int // entries that are neither used nor promised to a command
 	nposted uint64
 	sqs     []*squeue
@@ -183,13 +179,8 @@ func (c *cqueue) room() bool {
 	n := c.entries
 	used := (c.tail + n - c.head) % n
 	if h >= n || (h+n-c.head)%n > used {
-		if c.badHead != h+1 {
-			c.badHead = h + 1
-			c.bus.event(eventBadDoorbellValue)
-		}
 		return false
 	}
-	c.badHead = 0
 	c.free += int((h + n - c.head) % n)
 	c.head = h
 	return c.free > 0
@@ -245,17 +236,9 @@ func (c *cqueue) turn() {
 	budget := serveBatch
 	for _, q := range c.sqs {
 		tail := atomic.LoadUint32(q.tailDB)
-		if tail == q.head {
+		if tail >= q.entries { // no place in the queue: not heard
 			continue
 		}
-		if tail >= q.entries {
-			if q.badTail != tail+1 {
-				q.badTail = tail + 1
-				c.bus.event(eventBadDoorbellValue)
-			}
-			continue
-		}
-		q.badTail = 0
 		for q.head != tail && budget > 0 && c.room() && !c.ringFull() {
 			cmd := (*nvme.Command)(unsafe.Add(q.base, uintptr(q.head)*nvme.CommandBytes))
 			if q.head++; q.head == q.entries {
@@ -297,8 +280,7 @@ func (c *cqueue) pending() (work, kernel bool, due int64) {
 	}
 	more := len(c.backlog) != 0
 	for _, q := range c.sqs {
-		// A tail beyond the queue is work too, once: the host is told of it.
-		if t := atomic.LoadUint32(q.tailDB); t != q.head && (t < q.entries || q.badTail != t+1) {
+		if t := atomic.LoadUint32(q.tailDB); t != q.head && t < q.entries {
 			more = true
 		}
 	}

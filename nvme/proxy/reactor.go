@@ -47,9 +47,8 @@ type reactor struct {
 	followers  []*waiter
 	nfollowers atomic.Int32
 
-	poll   bool   // poll doorbells
-	fake   bool   // in a bubble of testing/synctest
-	events func() // posts asynchronous events; nil in a group
+	poll   bool // poll doorbells
+	fake   bool // in a bubble of testing/synctest
 	svc    chan struct{}
 	quit   chan struct{} // of the background goroutine; nil = there is none
 	ending sync.WaitGroup
@@ -430,9 +429,6 @@ func (r *reactor) serveAll(quit <-chan struct{}) (worked bool, due int64) {
 		select {
 		case <-r.svc: // whatever it was for, it is seen to now
 		default:
-		}
-		if r.events != nil {
-			r.events()
 		}
 		more, kernel := false, false
 		due = never

@@ -488,6 +488,28 @@ func otherFormats() (all []hostileCase) {
 		ogb(map[string]any{"in/raw/edge-feat.csv.gz": gz("1\n2\n")}))
 	all[len(all)-1].note = "edge-feat.csv.gz"
 
+	props := func(kv string) string {
+		return "graphclass=it.unimi.dsi.webgraph.BVGraph\nversion=0\nnodes=5\narcs=4\nwindowsize=7\nmaxrefcount=3\nminintervallength=4\nzetak=3\n" + kv + "\n"
+	}
+	for _, kv := range []string{"nodes=9223372036854775807", "nodes=68719476736", "nodes=-1",
+		"arcs=9223372036854775807", "windowsize=2147483647", "maxrefcount=-9",
+		"minintervallength=1", "zetak=99", "graphclass=" + strings.Repeat("x", 60000),
+		"compressionflags=" + strings.Repeat("OUTDEGREES_DELTA|", 3000) + "x", "version=7"} {
+		name, _, _ := strings.Cut(kv, "=")
+		add(fmt.Sprintf("webgraph: %s=%.12s", name, kv[len(name)+1:]),
+			"import webgraph --in g.graph --out out --feature-fn random --dim 262144", "g.",
+			map[string]any{"g.graph": strings.Repeat("\xa5", 64), "g.properties": props(kv)})
+	}
+	add("webgraph: properties of 2 MiB", "import webgraph --in g.graph --out out", "g.properties",
+		map[string]any{"g.graph": "x", "g.properties": strings.Repeat("#\n", 1<<20)})
+	add("webgraph: graph is a pipe", "import webgraph --in g --out out", "g.graph",
+		map[string]any{"g.graph": special(fifo), "g.properties": props("")})
+	add("webgraph: zeros", "import webgraph --in g.graph --out out", "g.graph",
+		map[string]any{"g.graph": strings.Repeat("\x00", 1<<20),
+			"g.properties": props("nodes=1000000\narcs=100000000")})
+	add("webgraph: lfs", "import webgraph --in g.graph --out out", "g.properties",
+		map[string]any{"g.graph": "x", "g.properties": lfs})
+
 	bare := map[string]any{"in/indptr": npy("<i8", "(6,)", 0, 1, 2, 2, 2, 2)[64:],
 		"in/indices":  "\x00\x00\x00\x00\x01\x00\x00\x00",
 		"in/features": strings.Repeat("\x00", 20), "in/labels": "\x00\x01\x02\x01\x00"}

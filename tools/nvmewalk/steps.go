@@ -36,20 +36,18 @@ var (
 	invalidQueueID    = answer{nvme.NewStatus(1, 0x01, false), "invalid queue identifier"}
 	invalidQueueSize  = answer{nvme.NewStatus(1, 0x02, false), "invalid queue size"}
 	abortLimit        = answer{nvme.NewStatus(1, 0x03, false), "abort command limit exceeded"}
-	eventLimit        = answer{nvme.NewStatus(1, 0x05, false),
-		"asynchronous event request limit exceeded"}
-	invalidVector   = answer{nvme.NewStatus(1, 0x08, false), "invalid interrupt vector"}
-	invalidLogPage  = answer{nvme.NewStatus(1, 0x09, false), "invalid log page"}
-	queueDeletion   = answer{nvme.NewStatus(1, 0x0c, false), "invalid queue deletion"}
-	notSaveable     = answer{nvme.NewStatus(1, 0x0d, false), "feature identifier not saveable"}
-	notChangeable   = answer{nvme.NewStatus(1, 0x0e, false), "feature not changeable"}
-	notPerNamespace = answer{nvme.NewStatus(1, 0x0f, false), "feature not namespace specific"}
-	writeFault      = answer{nvme.NewStatus(2, 0x80, false), "write fault"}
-	unrecoveredRead = answer{nvme.NewStatus(2, 0x81, false), "unrecovered read error"}
-	guardCheck      = answer{nvme.NewStatus(2, 0x82, false), "end-to-end guard check error"}
-	compareFailure  = answer{nvme.NewStatus(2, 0x85, false), "compare failure"}
-	accessDenied    = answer{nvme.NewStatus(2, 0x86, false), "access denied"}
-	deallocated     = answer{nvme.NewStatus(2, 0x87, false),
+	invalidVector     = answer{nvme.NewStatus(1, 0x08, false), "invalid interrupt vector"}
+	invalidLogPage    = answer{nvme.NewStatus(1, 0x09, false), "invalid log page"}
+	queueDeletion     = answer{nvme.NewStatus(1, 0x0c, false), "invalid queue deletion"}
+	notSaveable       = answer{nvme.NewStatus(1, 0x0d, false), "feature identifier not saveable"}
+	notChangeable     = answer{nvme.NewStatus(1, 0x0e, false), "feature not changeable"}
+	notPerNamespace   = answer{nvme.NewStatus(1, 0x0f, false), "feature not namespace specific"}
+	writeFault        = answer{nvme.NewStatus(2, 0x80, false), "write fault"}
+	unrecoveredRead   = answer{nvme.NewStatus(2, 0x81, false), "unrecovered read error"}
+	guardCheck        = answer{nvme.NewStatus(2, 0x82, false), "end-to-end guard check error"}
+	compareFailure    = answer{nvme.NewStatus(2, 0x85, false), "compare failure"}
+	accessDenied      = answer{nvme.NewStatus(2, 0x86, false), "access denied"}
+	deallocated       = answer{nvme.NewStatus(2, 0x87, false),
 		"deallocated or unwritten logical block"}
 	controllerPathing  = answer{nvme.NewStatus(3, 0x60, false), "controller pathing error"}
 	hostPathing        = answer{nvme.NewStatus(3, 0x70, false), "host pathing error"}
@@ -197,7 +195,7 @@ var adminSteps = []step{
 	{name: "get features with a reserved SEL", cite: "5.15, figure 194", want: is(invalidField),
 		let: []lenience{{success, QEMU, "QEMU takes reserved values of SEL for the current value"}},
 		run: adminCase(func(*walker) nvme.Command {
-			cmd := nvme.GetFeaturesCommand(0, nvme.FeatureAsyncEventConfig)
+			cmd := nvme.GetFeaturesCommand(0, nvme.FeatureTemperature)
 			cmd.CDW10 |= 5 << 8
 			return cmd
 		})},
@@ -206,10 +204,10 @@ var adminSteps = []step{
 	{name: "save a feature", cite: "5.27.1", want: is(notSaveable),
 		need: func(
 			w *walker) string {
-			return w.lacks(nvme.FeatureAsyncEventConfig, 0, featureSaveable)
+			return w.lacks(nvme.FeatureTemperature, 0, featureSaveable)
 		},
 		run: adminCase(func(*walker) nvme.Command {
-			cmd := nvme.SetFeaturesCommand(0, nvme.FeatureAsyncEventConfig, 0)
+			cmd := nvme.SetFeaturesCommand(0, nvme.FeatureTemperature, 0)
 			cmd.CDW10 |= 1 << 31
 			return cmd
 		})},
@@ -226,10 +224,10 @@ var adminSteps = []step{
 	{name: "set a controller's feature for one namespace", cite: "5.27", want: is(notPerNamespace),
 		need: func(
 			w *walker) string {
-			return w.lacks(nvme.FeatureAsyncEventConfig, featureChangeable, featurePerNS)
+			return w.lacks(nvme.FeatureTemperature, featureChangeable, featurePerNS)
 		},
 		run: adminCase(func(w *walker) nvme.Command {
-			cmd := nvme.SetFeaturesCommand(0, nvme.FeatureAsyncEventConfig, 0)
+			cmd := nvme.SetFeaturesCommand(0, nvme.FeatureTemperature, 0)
 			cmd.NSID = w.ns.ID
 			return cmd
 		})},
@@ -278,14 +276,6 @@ var adminSteps = []step{
 			return together(2*(int(w.id.ACL)+1),
 				func() error { return w.admin(ctx, nvme.AbortCommand(0, 0, noCID)) })
 		}},
-	{name: "more event requests than AERL", cite: "5.2, AERL", want: is(eventLimit),
-		need: func(w *walker) string {
-			if w.id.AERL > 3 {
-				return "the driver has not used up the controller's limit"
-			}
-			return ""
-		},
-		run: adminCase(func(*walker) nvme.Command { return nvme.AsyncEventCommand(0) })},
 
 	{name: "create CQ 0", cite: "5.3", want: is(invalidQueueID),
 		run: adminCase(
@@ -670,30 +660,6 @@ var ioSteps = []step{
 			}
 			return w.statusError(cmd, e.Status())
 		}},
-	{name: "ring a doorbell of no queue", cite: "5.2.1, figure 146", want: is(success),
-		run: func(ctx context.Context, w *walker) error {
-			i := uint32(w.c.MaxQueuePairs()) * 2
-			if int(w.qp.ID) == w.c.MaxQueuePairs() {
-				return nil // it is the walk's own
-			}
-			db, err := w.c.Bus().Doorbell(i)
-			if err != nil {
-				return err
-			}
-			return w.event(ctx, func() {
-				nvme.StoreDoorbell(db, 3)
-				w.kick(uint16(i / 2))
-			}, "write to an invalid doorbell register")
-		}},
-	{name: "ring with a tail beyond the queue", cite: "5.2.1, figure 146", want: is(success),
-		run: func(ctx context.Context, w *walker) error {
-			err := w.event(ctx, func() {
-				nvme.StoreDoorbell(w.qp.SQDoorbell, uint32(w.qp.Entries)+5)
-				w.kick(w.qp.ID)
-			}, "invalid doorbell write value")
-			nvme.StoreDoorbell(w.qp.SQDoorbell, uint32(w.tail))
-			return err
-		}},
 	{name: "delete an SQ with commands in it", cite: "5.6", want: is(success, abortedSQDeletion),
 		moves: true,
 		// They are completed as carried out or as aborted, or not at all, and then no byte comes
@@ -795,35 +761,4 @@ func (w *walker) sgl(cid uint16, bytes int, kind uint8) nvme.Command {
 	cmd.Flags = 1 << 6
 	cmd.PRP2 = uint64(uint32(bytes)) | uint64(kind)<<60
 	return cmd
-}
-
-// event does something that the controller tells of, and waits for that.
-func (w *walker) event(ctx context.Context, do func(), words string) error {
-	for { // what came before
-		select {
-		case <-w.c.Events():
-			continue
-		default:
-		}
-		break
-	}
-	do()
-	t := time.NewTimer(patience)
-	defer t.Stop()
-	select {
-	case e := <-w.c.Events():
-		if want := words + " (type 0h, "; len(e.String()) < len(want) ||
-			e.String()[:len(want)] != want {
-			return fmt.Errorf("the controller told of %q; want %q", e, words)
-		}
-	case <-t.C:
-		return errors.New("the controller did not tell of it")
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	// Reading the log allows the next one (section 5.2).
-	if _, err := w.c.ErrorLog(ctx, 1); err != nil {
-		return fmt.Errorf("acknowledge the event: %v", err)
-	}
-	return nil
 }

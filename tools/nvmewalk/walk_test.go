@@ -77,7 +77,7 @@ func TestFindsWrongAnswers(t *testing.T) {
 	require.NoError(t, proxy.Create(path, 16<<20))
 	for _, c := range []struct{ fault, step string }{
 		{"error(op=abort,sct=0,sc=0x06)", "abort with nothing to abort"},
-		{"error(op=features,sct=0,sc=0x0b,after=3)", "set a reserved feature"},
+		{"error(op=features,sct=0,sc=0x0b,after=2)", "set a reserved feature"},
 		{"error(op=deleteq,sct=1,sc=0x00,after=1,times=1)", "delete an SQ that is not there"},
 		{"error(op=read,lba=32767,sct=2,sc=0x81)", "read over the end"},
 	} {

@@ -120,7 +120,7 @@ func (w *walker) touched() int {
 
 // admin sends an admin command without data.
 func (w *walker) admin(ctx context.Context, cmd nvme.Command) error {
-	_, err := w.c.Admin(ctx, nvme.AdminName(cmd.Opcode), cmd, nil)
+	_, err := w.c.Admin(ctx, adminName(cmd.Opcode), cmd, nil)
 	return err
 }
 
@@ -200,7 +200,7 @@ func (w *walker) statusError(cmd nvme.Command, st nvme.Status) error {
 	if st.OK() {
 		return nil
 	}
-	e := &nvme.StatusError{Bus: w.c.Name(), QID: w.qp.ID, CID: cmd.CID, Op: nvme.IOName(cmd.Opcode),
+	e := &nvme.StatusError{Bus: w.c.Name(), QID: w.qp.ID, CID: cmd.CID, Op: ioName(cmd.Opcode),
 		Status: st}
 	if cmd.Opcode == nvme.OpRead || cmd.Opcode == nvme.OpWrite {
 		e.LBA, e.Blocks = cmd.LBARange()
@@ -233,3 +233,41 @@ func (w *walker) read(ctx context.Context, lba nvme.LBA, blocks uint32) error {
 
 // blocksOf returns how many blocks these bytes are.
 func (w *walker) blocksOf(bytes int) uint32 { return uint32(bytes / w.ns.LBABytes) }
+
+// adminName is the name of an admin opcode in words.
+func adminName(op uint8) string {
+	switch op {
+	case nvme.AdminDeleteSQ:
+		return "delete I/O submission queue"
+	case nvme.AdminCreateSQ:
+		return "create I/O submission queue"
+	case nvme.AdminGetLogPage:
+		return "get log page"
+	case nvme.AdminDeleteCQ:
+		return "delete I/O completion queue"
+	case nvme.AdminCreateCQ:
+		return "create I/O completion queue"
+	case nvme.AdminIdentify:
+		return "identify"
+	case nvme.AdminAbort:
+		return "abort"
+	case nvme.AdminSetFeatures:
+		return "set features"
+	case nvme.AdminGetFeatures:
+		return "get features"
+	}
+	return fmt.Sprintf("admin opcode %02Xh", op)
+}
+
+// ioName is the name of an NVM command set opcode in words.
+func ioName(op uint8) string {
+	switch op {
+	case nvme.OpFlush:
+		return "flush"
+	case nvme.OpWrite:
+		return "write"
+	case nvme.OpRead:
+		return "read"
+	}
+	return fmt.Sprintf("I/O opcode %02Xh", op)
+}
