@@ -177,21 +177,7 @@ func dots(l vec.Level) {
 	MOVQ(vec.Field(args, dotPitchA), a)
 	ADDQ(a, vec.Field(args, dotA))
 	JMP(LabelRef("list"))
-	end()
-}
-
-// end is that of a loop over what may not be there.
-func end() {
-	ok := GP8()
-	Label("bad")
-	XORB(ok, ok)
-	JMP(LabelRef("end"))
-	Label("done")
-	MOVB(U8(1), ok)
-	Label("end")
-	VZEROUPPER()
-	Store(ok, ReturnIndex(0))
-	RET()
+	vec.End()
 }
 
 // sumHeadRows makes each row out = first term + Σ_e w_e·x[row(e)] + other terms, each product and
@@ -220,26 +206,12 @@ func sumHeadRows(l vec.Level) {
 	for v := range all {
 		all[v] = l.Vec()
 	}
-	for s, vectors := range l.Stripes {
-		name := fmt.Sprintf("stripe%d", vectors)
-		next := "listed"
-		if s+1 < len(l.Stripes) {
-			next = fmt.Sprintf("stripe%d", l.Stripes[s+1])
-		}
-		Label(name)
-		count := max(vectors, 1)
-		width := count * l.Lanes
-		if vectors > 0 {
-			CMPQ(todo, U32(uint32(width)))
-			JL(LabelRef(next))
-		} else {
-			TESTQ(todo, todo)
-			JE(LabelRef(next))
-		}
+	l.Each(todo, vec.ByWidth, "listed", func(s vec.Stripe) {
+		name := s.Name
 		part := func(base reg.Register, v int) Mem {
 			return Mem{Base: base, Index: pos, Scale: 1, Disp: v * l.Bytes()}
 		}
-		sums := all[:count]
+		sums := all[:s.Count]
 		for v := range sums {
 			l.Zero(sums[v])
 		}
@@ -253,7 +225,7 @@ func sumHeadRows(l vec.Level) {
 				if asks && v*l.Bytes()%line == 0 {
 					PREFETCHT0(part(far, v))
 				}
-				if vectors > 0 {
+				if s.Vectors > 0 {
 					VMOVUPS(part(p, v), t)
 					VPERMPS(w, t, t)
 					VMULPS(part(row, v), t, t)
@@ -325,25 +297,14 @@ func sumHeadRows(l vec.Level) {
 			term(i)
 		}
 		MOVQ(vec.Field(args, sumOut), p)
-		if vectors == 0 {
+		if s.Vectors == 0 {
 			tail.Store(sums[0], part(p, 0))
-			break
+			return
 		}
-		CMPQ(vec.Field(args, sumStream), U8(0))
-		JE(LabelRef(name + "plain"))
-		for v := range sums {
-			VMOVNTPS(sums[v], part(p, v))
-		}
-		JMP(LabelRef(name + "stored"))
-		Label(name + "plain")
-		for v := range sums {
-			VMOVUPS(sums[v], part(p, v))
-		}
-		Label(name + "stored")
-		ADDQ(U32(uint32(width*4)), pos)
-		SUBQ(U32(uint32(width)), todo)
-		JMP(LabelRef(name))
-	}
+		s.Store(sums, func(v int) Mem { return part(p, v) },
+			func() { CMPQ(vec.Field(args, sumStream), U8(0)) })
+		s.Next(todo, pos)
+	})
 	Label("listed")
 	MOVQ(last, first)
 	ADDQ(U8(4), vec.Field(args, sumCounts))
@@ -361,5 +322,5 @@ func sumHeadRows(l vec.Level) {
 		Label(fmt.Sprintf("term%d", i))
 	}
 	JMP(LabelRef("list"))
-	end()
+	vec.End()
 }

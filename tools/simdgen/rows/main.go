@@ -182,16 +182,7 @@ func sumListsSideBySide() {
 	MOVQ(p, vec.Field(args, rowsInit))
 	MOVL(U32(math.Float32bits(1)), vec.Field(args, rowsStart))
 	JMP(LabelRef("part"))
-	ok := GP8()
-	Label("bad")
-	XORB(ok, ok)
-	JMP(LabelRef("end"))
-	Label("done")
-	MOVB(U8(1), ok)
-	Label("end")
-	VZEROUPPER()
-	Store(ok, ReturnIndex(0))
-	RET()
+	vec.End()
 }
 
 // sideBySide adds so many rows.
@@ -207,25 +198,10 @@ func sideBySide(l vec.Level, tail vec.Rest, args reg.Register, rows int, address
 	XORQ(pos, pos)
 	t, start := l.Vec(), l.Vec()
 	sums := []reg.VecVirtual{l.Vec(), l.Vec()}
-	for _, vectors := range []int{2, 1, 0} { // 0: the masked rest
-		name := fmt.Sprintf("rows%dby%d", rows, vectors)
-		count := max(vectors, 1)
-		width := count * l.Lanes
-		Label(name)
-		if vectors > 0 {
-			CMPQ(todo, U32(uint32(width)))
-			JL(LabelRef(fmt.Sprintf("rows%dby%d", rows, vectors-1)))
-		} else {
-			TESTQ(todo, todo)
-			JE(LabelRef(name + "done"))
-		}
-		get := func(m Mem, v reg.VecVirtual) {
-			if vectors > 0 {
-				VMOVUPS(m, v)
-			} else {
-				tail.Load(m, v)
-			}
-		}
+	l.Stripes = []int{2, 1, 0}
+	byRows := func(vectors int) string { return fmt.Sprintf("rows%dby%d", rows, vectors) }
+	l.Each(todo, byRows, byRows(0)+"done", func(s vec.Stripe) {
+		name, count := s.Name, s.Count
 		part := func(base reg.Register, v int) Mem {
 			return Mem{Base: base, Index: pos, Scale: 1, Disp: v * l.Bytes()}
 		}
@@ -236,18 +212,13 @@ func sideBySide(l vec.Level, tail vec.Rest, args reg.Register, rows int, address
 		JE(LabelRef(name + "add"))
 		VBROADCASTSS(vec.Field(args, rowsStart), start)
 		for v := range count {
-			get(part(init, v), sums[v])
+			s.Get(tail, part(init, v), sums[v])
 			VMULPS(sums[v], start, sums[v])
 		}
 		Label(name + "add")
 		for e := range rows {
 			for v := range count {
-				if vectors > 0 {
-					VMULPS(part(address[e], v), weight[e], t)
-				} else {
-					tail.Load(part(address[e], v), t)
-					VMULPS(t, weight[e], t)
-				}
+				s.Times(tail, part(address[e], v), weight[e], t)
 				VADDPS(t, sums[v], sums[v])
 			}
 		}
@@ -259,31 +230,20 @@ func sideBySide(l vec.Level, tail vec.Rest, args reg.Register, rows int, address
 		}
 		l.Zero(start)
 		for v := range count {
-			get(part(out, v), t)
+			s.Get(tail, part(out, v), t)
 			VCMPPS(U8(0x1e), start, t, t) // > 0, false for NaN
 			VANDPS(t, sums[v], sums[v])
 		}
 		Label(name + "store")
-		if vectors == 0 {
+		if s.Vectors == 0 {
 			tail.Store(sums[0], part(out, 0))
 			Label(name + "done")
-			break
+			return
 		}
-		TESTL(U32(modeStream), vec.Field(args, mode))
-		JE(LabelRef(name + "plain"))
-		for v := range count {
-			VMOVNTPS(sums[v], part(out, v))
-		}
-		JMP(LabelRef(name + "stored"))
-		Label(name + "plain")
-		for v := range count {
-			VMOVUPS(sums[v], part(out, v))
-		}
-		Label(name + "stored")
-		ADDQ(U32(uint32(width*4)), pos)
-		SUBQ(U32(uint32(width)), todo)
-		JMP(LabelRef(name))
-	}
+		s.Store(sums, func(v int) Mem { return part(out, v) },
+			func() { TESTL(U32(modeStream), vec.Field(args, mode)) })
+		s.Next(todo, pos)
+	})
 }
 
 // sumListsInRegisters makes the same rows with AVX-512. Its registers hold 256 columns of a result,
@@ -325,40 +285,19 @@ func sumListsInRegisters() {
 	for v := range all {
 		all[v] = l.Vec()
 	}
-	for s, vectors := range l.Stripes {
-		name := fmt.Sprintf("stripe%d", vectors)
-		next := "listed"
-		if s+1 < len(l.Stripes) {
-			next = fmt.Sprintf("stripe%d", l.Stripes[s+1])
-		}
-		Label(name)
-		count := max(vectors, 1)
-		width := count * l.Lanes
-		if vectors > 0 {
-			CMPQ(todo, U32(uint32(width)))
-			JL(LabelRef(next))
-		} else {
-			TESTQ(todo, todo)
-			JE(LabelRef(next))
-		}
+	l.Each(todo, vec.ByWidth, "listed", func(s vec.Stripe) {
+		name := s.Name
 		part := func(base reg.Register, v int) Mem {
 			return Mem{Base: base, Index: pos, Scale: 1, Disp: v * l.Bytes()}
 		}
-		get := func(m Mem, v reg.VecVirtual) {
-			if vectors > 0 {
-				VMOVUPS(m, v)
-			} else {
-				tail.Load(m, v)
-			}
-		}
-		sums := all[:count]
+		sums := all[:s.Count]
 		for v := range sums {
 			l.Zero(sums[v])
 		}
 		TESTQ(init, init)
 		JE(LabelRef(name + "rows"))
 		for v := range sums {
-			get(part(init, v), sums[v])
+			s.Get(tail, part(init, v), sums[v])
 			VMULPS(start, sums[v], sums[v])
 		}
 		Label(name + "rows")
@@ -386,12 +325,7 @@ func sumListsInRegisters() {
 		ADDQ(x, far)
 		for v := range sums {
 			PREFETCHT0(part(far, v))
-			if vectors > 0 {
-				VMULPS(part(row, v), w, t)
-			} else {
-				tail.Load(part(row, v), t)
-				VMULPS(t, w, t)
-			}
+			s.Times(tail, part(row, v), w, t)
 			VADDPS(t, sums[v], sums[v])
 		}
 		ADDQ(U8(4), e)
@@ -403,30 +337,19 @@ func sumListsInRegisters() {
 		k := K()
 		l.Zero(w)
 		for v := range sums {
-			get(part(out, v), t)
+			s.Get(tail, part(out, v), t)
 			VCMPPS(U8(0x1e), w, t, k) // > 0, false for NaN
 			VMULPS_Z(scale, sums[v], k, sums[v])
 		}
 		Label(name + "store")
-		if vectors == 0 {
+		if s.Vectors == 0 {
 			tail.Store(sums[0], part(out, 0))
-			break
+			return
 		}
-		TESTQ(U32(modeStream), vec.Field(args, listsMode))
-		JE(LabelRef(name + "plain"))
-		for v := range sums {
-			VMOVNTPS(sums[v], part(out, v))
-		}
-		JMP(LabelRef(name + "stored"))
-		Label(name + "plain")
-		for v := range sums {
-			VMOVUPS(sums[v], part(out, v))
-		}
-		Label(name + "stored")
-		ADDQ(U32(uint32(width*4)), pos)
-		SUBQ(U32(uint32(width)), todo)
-		JMP(LabelRef(name))
-	}
+		s.Store(sums, func(v int) Mem { return part(out, v) },
+			func() { TESTQ(U32(modeStream), vec.Field(args, listsMode)) })
+		s.Next(todo, pos)
+	})
 	Label("listed")
 	MOVQ(end, vec.Field(args, rowsIdx))
 	ADDQ(U8(listBytes), vec.Field(args, listsNext))
@@ -435,16 +358,7 @@ func sumListsInRegisters() {
 	JE(LabelRef("list"))
 	ADDQ(pitch, vec.Field(args, listsInit))
 	JMP(LabelRef("list"))
-	ok := GP8()
-	Label("bad")
-	XORB(ok, ok)
-	JMP(LabelRef("end"))
-	Label("done")
-	MOVB(U8(1), ok)
-	Label("end")
-	VZEROUPPER()
-	Store(ok, ReturnIndex(0))
-	RET()
+	vec.End()
 }
 
 // sumColumns makes out[c] = Σ_r x[r, c], rows in order.
@@ -456,26 +370,13 @@ func sumColumns(l vec.Level) {
 	out, x, todo := vec.Arg(args, colsOut), vec.Arg(args, colsX), vec.Arg(args, colsN)
 	rows, pitch := vec.Arg(args, colsRows), vec.Arg(args, colsStride)
 	SHLQ(U8(2), pitch)
-	for s, vectors := range l.Stripes {
-		name := fmt.Sprintf("stripe%d", vectors)
-		next := "done"
-		if s+1 < len(l.Stripes) {
-			next = fmt.Sprintf("stripe%d", l.Stripes[s+1])
-		}
-		Label(name)
-		count := max(vectors, 1)
-		width := count * l.Lanes
+	l.Each(todo, vec.ByWidth, "done", func(s vec.Stripe) {
 		var tail vec.Rest
-		if vectors > 0 {
-			CMPQ(todo, U32(uint32(width)))
-			JL(LabelRef(next))
-		} else {
-			TESTQ(todo, todo)
-			JE(LabelRef("done"))
+		if s.Vectors == 0 {
 			tail = l.Rest(todo)
 		}
 		pos := func(base reg.Register, v int) Mem { return Mem{Base: base, Disp: v * l.Bytes()} }
-		sums := make([]reg.VecVirtual, count)
+		sums := make([]reg.VecVirtual, s.Count)
 		for v := range sums {
 			sums[v] = l.Vec()
 			l.Zero(sums[v])
@@ -484,7 +385,7 @@ func sumColumns(l vec.Level) {
 		MOVQ(x, row)
 		LEAQ(Mem{Base: x, Index: pitch, Scale: 8}, far)
 		MOVQ(rows, left)
-		Label(name + "row")
+		Label(s.Name + "row")
 		asked := -line
 		t := l.Vec()
 		for v := range sums {
@@ -492,7 +393,7 @@ func sumColumns(l vec.Level) {
 				asked = v * l.Bytes()
 				PREFETCHT1(pos(far, v))
 			}
-			if vectors > 0 {
+			if s.Vectors > 0 {
 				VADDPS(pos(row, v), sums[v], sums[v])
 			} else {
 				tail.Load(pos(row, v), t)
@@ -502,19 +403,16 @@ func sumColumns(l vec.Level) {
 		ADDQ(pitch, row)
 		ADDQ(pitch, far)
 		DECQ(left)
-		JNE(LabelRef(name + "row"))
-		if vectors > 0 {
-			for v := range sums {
-				VMOVUPS(sums[v], pos(out, v))
-			}
-			ADDQ(U32(uint32(width*4)), out)
-			ADDQ(U32(uint32(width*4)), x)
-			SUBQ(U32(uint32(width)), todo)
-			JMP(LabelRef(name))
-		} else {
+		JNE(LabelRef(s.Name + "row"))
+		if s.Vectors == 0 {
 			tail.Store(sums[0], pos(out, 0))
+			return
 		}
-	}
+		for v := range sums {
+			VMOVUPS(sums[v], pos(out, v))
+		}
+		s.Next(todo, out, x)
+	})
 	Label("done")
 	VZEROUPPER()
 	RET()

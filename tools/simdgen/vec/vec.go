@@ -3,6 +3,8 @@
 package vec
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -113,6 +115,94 @@ func (r Rest) Store(v reg.VecVirtual, m Mem) {
 	} else {
 		VMASKMOVPS(v, r.m, m)
 	}
+}
+
+// Stripe is a part of a row: Count vectors, or the masked rest where Vectors is 0.
+type Stripe struct {
+	Name                  string // of its label; others begin with it
+	Vectors, Count, Width int    // Width: elements
+}
+
+// Each writes a loop for each stripe of l, over todo elements: body ends with Next, but for the
+// masked rest. done is the label behind the loops.
+func (l Level) Each(todo reg.Register, name func(vectors int) string, done string,
+	body func(s Stripe)) {
+	for i, vectors := range l.Stripes {
+		s := Stripe{name(vectors), vectors, max(vectors, 1), max(vectors, 1) * l.Lanes}
+		next := done
+		if i+1 < len(l.Stripes) {
+			next = name(l.Stripes[i+1])
+		}
+		Label(s.Name)
+		if vectors > 0 {
+			CMPQ(todo, U32(uint32(s.Width)))
+			JL(LabelRef(next))
+		} else {
+			TESTQ(todo, todo)
+			JE(LabelRef(next))
+		}
+		body(s)
+	}
+}
+
+// ByWidth is the usual name of a stripe.
+func ByWidth(vectors int) string { return fmt.Sprintf("stripe%d", vectors) }
+
+// Get loads a vector, or the rest.
+func (s Stripe) Get(tail Rest, m Mem, v reg.VecVirtual) {
+	if s.Vectors > 0 {
+		VMOVUPS(m, v)
+	} else {
+		tail.Load(m, v)
+	}
+}
+
+// Times sets t to a vector, or the rest, times w.
+func (s Stripe) Times(tail Rest, m Mem, w, t reg.VecVirtual) {
+	if s.Vectors > 0 {
+		VMULPS(m, w, t)
+	} else {
+		tail.Load(m, t)
+		VMULPS(t, w, t)
+	}
+}
+
+// Store stores whole vectors: around the caches unless streams, which sets the flags, finds 0.
+func (s Stripe) Store(sums []reg.VecVirtual, to func(v int) Mem, streams func()) {
+	streams()
+	JE(LabelRef(s.Name + "plain"))
+	for v := range s.Count {
+		VMOVNTPS(sums[v], to(v))
+	}
+	JMP(LabelRef(s.Name + "stored"))
+	Label(s.Name + "plain")
+	for v := range s.Count {
+		VMOVUPS(sums[v], to(v))
+	}
+	Label(s.Name + "stored")
+}
+
+// Next repeats the loop for the next elements; the byte offsets of places grow with them.
+func (s Stripe) Next(todo reg.Register, places ...reg.Register) {
+	for _, p := range places {
+		ADDQ(U32(uint32(s.Width*4)), p)
+	}
+	SUBQ(U32(uint32(s.Width)), todo)
+	JMP(LabelRef(s.Name))
+}
+
+// End is that of a loop over what may not be there: label bad returns false, done true.
+func End() {
+	ok := GP8()
+	Label("bad")
+	XORB(ok, ok)
+	JMP(LabelRef("end"))
+	Label("done")
+	MOVB(U8(1), ok)
+	Label("end")
+	VZEROUPPER()
+	Store(ok, ReturnIndex(0))
+	RET()
 }
 
 // Field is a field of the struct of arguments.
