@@ -111,8 +111,8 @@ test-wide: bin/lab/usersof
 
 # The tests of the published data sets, which are an error where they lack.
 test-realdata: bin/lab/usersof
-	@: "$${HELIOS_TESTDATA:?names no folder of the data sets (internal/realdata)}"
-	HELIOS_WIDE=1 $(GO) test -count=1 -v -timeout 10m $$(bin/lab/usersof realdata)
+	@: "$${HELIOS_TESTDATA:?names no folder of the data sets (internal/testing/realdata)}"
+	HELIOS_WIDE=1 $(GO) test -count=1 -v -timeout 10m $$(bin/lab/usersof testing/realdata)
 
 # The race detector, on few cases, and not on what runs nothing at the same time: tools, and tests of flags,
 # texts, refusals and the virtual clock, which "make test" has; nor on shares of the processor's time, much of

@@ -10,9 +10,9 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/build"
-	"helios/dataset/datasettest"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/testing/datasettest"
 )
 
 // TestMappedTopology: mapped arrays are those that are copied, take no memory of ours, and are

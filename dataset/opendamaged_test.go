@@ -10,7 +10,7 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/build"
-	"helios/dataset/datasettest"
+	"helios/internal/testing/datasettest"
 )
 
 // TestOpenDamaged takes a good directory and breaks one thing at a time.

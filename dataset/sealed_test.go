@@ -10,10 +10,10 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/build"
-	"helios/dataset/datasettest"
 	"helios/dataset/seal"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 )
 
 func sealedDataset(t *testing.T) string {

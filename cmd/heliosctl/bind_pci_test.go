@@ -18,8 +18,8 @@ import (
 
 	"helios/internal/diskuse"
 	"helios/internal/errs"
-	"helios/internal/pci/fakesys"
 	"helios/internal/state"
+	"helios/internal/testing/fakesys"
 	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"

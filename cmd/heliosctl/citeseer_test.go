@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/internal/realdata"
+	"helios/internal/testing/realdata"
 	"helios/internal/testing/wide"
 )
 

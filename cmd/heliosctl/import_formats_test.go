@@ -9,9 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
 	"helios/dataset/importer"
 	"helios/internal/options"
+	"helios/internal/testing/datasettest"
 )
 
 // TestImportFormatVerbs: each registered format is a verb whose help lists its options, and refuses

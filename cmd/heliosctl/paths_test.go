@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/pci"
-	"helios/internal/pci/fakesys"
+	"helios/internal/testing/fakesys"
 )
 
 // playedNQN is the subsystem of a controller that the rig plays at vfio-pci.

@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
 	"helios/graph"
 	"helios/graph/partition"
+	"helios/internal/testing/datasettest"
 )
 
 // TestCommunitiesAreWhatTheySay: the shares of edges, who the hubs are, and what each part of the

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 )
 
 func TestGenerateSameSeedSameBytes(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 )
 
 // member is an array as NumPy writes it: its type, its shape, and its data.

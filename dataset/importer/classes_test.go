@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 )
 
 // importLabels imports a graph of as many nodes as there are labels, with splits that are dealt.

@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/dataset/debian"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/wide"
 )
 

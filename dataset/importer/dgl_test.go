@@ -14,10 +14,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
 	"helios/dataset/edges"
 	"helios/dataset/npy"
 	"helios/internal/philox"
+	"helios/internal/testing/datasettest"
 )
 
 // TestImportDGL imports what DGL itself wrote (testdata/dgl/make.py).

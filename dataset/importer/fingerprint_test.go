@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/dataset/build"
-	"helios/dataset/datasettest"
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 )
 
 func requestOf(o Options, inputs ...string) request {

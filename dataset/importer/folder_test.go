@@ -17,10 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/dataset/npy"
 	"helios/internal/errs"
 	"helios/internal/philox"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/wide"
 )
 

@@ -13,9 +13,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
 	"helios/internal/errs"
 	"helios/internal/options"
+	"helios/internal/testing/datasettest"
 )
 
 // TestFormats: each format is listed with help and options, names its input, and refuses

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 )
 
 // TestNotRegular: a pipe in the place of an array is refused by name; it does not hang.

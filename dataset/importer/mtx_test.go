@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
 	"helios/dataset/edges"
+	"helios/internal/testing/datasettest"
 )
 
 func writeText(t testing.TB, name, text string) string {

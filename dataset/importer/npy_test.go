@@ -17,9 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/dataset/npy"
 	"helios/internal/philox"
+	"helios/internal/testing/datasettest"
 )
 
 func writeNPZ(t testing.TB, arrays map[string]datasettest.Arr) string {

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
-	"helios/internal/realdata"
+	"helios/internal/testing/datasettest"
+	"helios/internal/testing/realdata"
 )
 
 // Python 2's pickles of protocol 2.

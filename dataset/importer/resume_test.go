@@ -19,12 +19,12 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/build"
-	"helios/dataset/datasettest"
 	"helios/dataset/edges"
 	"helios/dataset/seal"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/philox"
+	"helios/internal/testing/datasettest"
 )
 
 // resumeInput is a directory with edges, features and labels, large enough for many runs in the

@@ -11,9 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/wide"
 )
 

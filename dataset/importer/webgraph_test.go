@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
-	"helios/internal/realdata"
+	"helios/internal/testing/datasettest"
+	"helios/internal/testing/realdata"
 	"helios/internal/testing/wide"
 )
 

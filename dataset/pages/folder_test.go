@@ -19,10 +19,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
-	"helios/dataset/datasettest"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/testrig"
 )
 

@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"helios/dataset/datasettest"
 	"helios/dataset/pages"
 	"helios/graph"
 	"helios/internal/hostmem"
+	"helios/internal/testing/datasettest"
 )
 
 // BenchmarkMake lays out the dataset in the folder HELIOS_PARTED_DATASET, whose edges stay on

@@ -14,11 +14,11 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/build"
-	"helios/dataset/datasettest"
 	"helios/dataset/pages"
 	"helios/graph"
 	"helios/graph/partition"
 	"helios/internal/rowtype"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/testrig"
 )
 

@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/dataset/pages"
 	"helios/graph"
 	"helios/graph/partition"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/rowtype"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/testrig"
 	"helios/internal/testing/wide"
 )

@@ -8,12 +8,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
 	"helios/dataset/pages"
 	"helios/dataset/stripe"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/testrig"
 	"helios/nvme"
 	"helios/nvme/proxy"

@@ -20,12 +20,12 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/build"
-	"helios/dataset/datasettest"
 	"helios/dataset/pages"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
 	"helios/internal/signatures"
+	"helios/internal/testing/datasettest"
 	"helios/nvme"
 )
 

@@ -12,10 +12,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/dataset/datasettest"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/testrig"
 	"helios/internal/testing/wide"
 	"helios/nvme"

@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/wide"
 	"helios/nvme"
 )

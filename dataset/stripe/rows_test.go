@@ -13,11 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/dataset/importer"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
 	"helios/internal/simd"
+	"helios/internal/testing/datasettest"
 	"helios/nvme"
 )
 

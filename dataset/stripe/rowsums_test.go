@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset"
-	"helios/dataset/datasettest"
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 	"helios/nvme"
 )
 

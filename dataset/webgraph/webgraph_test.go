@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
-	"helios/internal/realdata"
+	"helios/internal/testing/realdata"
 	"helios/internal/testing/wide"
 )
 

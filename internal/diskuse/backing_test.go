@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/pci"
-	"helios/internal/pci/fakesys"
+	"helios/internal/testing/fakesys"
 )
 
 // Block devices that share bytes overlap, whatever their names; those that only share a disk do

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"helios/internal/pci/fakesys"
+	"helios/internal/testing/fakesys"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/nsid"
 	"helios/internal/pci"
-	"helios/internal/pci/fakesys"
+	"helios/internal/testing/fakesys"
 )
 
 const (

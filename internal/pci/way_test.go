@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/pci"
-	"helios/internal/pci/fakesys"
+	"helios/internal/testing/fakesys"
 )
 
 func TestWay(t *testing.T) {

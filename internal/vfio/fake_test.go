@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"helios/internal/pci/fakesys"
+	"helios/internal/testing/fakesys"
 )
 
 // fake is a kernel with VFIO: containers, groups, iommufd and devices with a configuration space.

@@ -30,7 +30,7 @@ func Dir(t TB, name string, files ...string) string {
 	t.Helper()
 	from, known := source[name]
 	if !known {
-		t.Fatalf("realdata does not know %q; say in internal/realdata where it comes from", name)
+		t.Fatalf("realdata does not know %q; say in internal/testing/realdata where it comes from", name)
 	}
 	root := os.Getenv(Env)
 	if root == "" {
