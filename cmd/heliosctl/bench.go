@@ -34,9 +34,9 @@ func benchIOCommand() *cli.Command {
 		Description: "Reads all over the SSDs, whatever they hold, or the rows of a loaded dataset, and writes nothing.\n" +
 			"Lists and ranges (1,2,4 or 1..12 or 1..4,8) give a row of results for each combination. A row whose\n" +
 			"audit fails (launches, data read, or each SSD's own counters of commands and data) is shown as failed.\n" +
-			"Reads that a retry healed are counted under \"retries\" and do not fail it. What was never written to\n" +
-			"a file reads as zeros without the disk: \"written\" is the share of the SSDs that was.\n" +
-			"With several --io-blocks it says how many reach 98 % of the best, with the stacks async and sync how\n" +
+			"Reads that a retry healed are counted under \"retries\" and do not fail it. Blocks that were never\n" +
+			"written to a file read as zeros without the disk: \"written\" is the share of the SSDs that was.\n" +
+			"With several --io-blocks it names those that reach 98 % of the best, with the stacks async and sync how\n" +
 			"they compare at equal blocks or, without --io-blocks, as training has them, with several --set-rows how large a set has to be for 95 %, and for\n" +
 			"SSDs in RAM what the CPU threads that play them can do alone.\n" +
 			"By default some sets of rows are always in flight (closed loop). With --rate, rows arrive at random\n" +

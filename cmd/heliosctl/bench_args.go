@@ -221,7 +221,7 @@ func (b *ioBench) loadClock() (err error) {
 		{&b.names, "no SSD is opened there; choose their number with --ssd-count"},
 		{&b.faults, "its SSDs are healthy models; inject faults with --clock wall"},
 		{&b.device, "the profile has the device"},
-		{&b.rung, "the profile says where queues are"},
+		{&b.rung, "the profile places the queues"},
 		{&b.engine, "the profile has the cost of a read"},
 		{&b.timeout, "no modelled read fails"},
 		{&b.checkReads, "no data moves there"},

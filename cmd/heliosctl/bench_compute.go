@@ -201,7 +201,7 @@ func runBenchCompute(ctx context.Context, e *env, a *computeBenchArgs) (err erro
 	for _, r := range rows {
 		if !r.OK {
 			return errs.New(errs.Failed,
-				"bench compute: wrong results: %s in %s on %s with %d workers: %s; the list says where",
+				"bench compute: wrong results: %s in %s on %s with %d workers: %s; see the list",
 				r.Case, r.Precision, r.Device, r.Workers, r.Where)
 		}
 	}

@@ -164,7 +164,7 @@ func (o *benchOutput) show() error {
 		if o.class == errs.Capability {
 			class = o.class
 		}
-		return errs.New(class, "%d of %d rows failed their audit; the list says why", o.failed,
+		return errs.New(class, "%d of %d rows failed their audit; the list has the reasons", o.failed,
 			o.total)
 	}
 	return nil
@@ -480,5 +480,5 @@ func auditFailed(failed, rows int) error {
 	if failed == 0 {
 		return nil
 	}
-	return errs.New(errs.Device, "%d of %d rows failed their audit; the list says why", failed, rows)
+	return errs.New(errs.Device, "%d of %d rows failed their audit; the list has the reasons", failed, rows)
 }

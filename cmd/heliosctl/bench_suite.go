@@ -211,7 +211,7 @@ func runBenchSuite(ctx context.Context, e *env, a *suiteArgs) (err error) {
 	}
 	if failed > 0 {
 		return errs.New(errs.Failed,
-			"%d steps failed; %s says why, and the same command tries them again", failed,
+			"%d steps failed; %s has the reasons, and the same command tries them again", failed,
 			filepath.Join(s.out, suiteResults))
 	}
 	return s.results.err

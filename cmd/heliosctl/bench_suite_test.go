@@ -101,7 +101,7 @@ func TestBenchSuite(t *testing.T) {
 	require.Equal(t, 6, floors)
 	page := readFile(t, "s/report.html")
 	require.Less(t, len(page), 2<<20)
-	for _, want := range []string{"What of the floors was reached", "Edges sampled a second",
+	for _, want := range []string{"Shares of the floors", "Edges sampled a second",
 		"Gathers of rows", "<td>whole</td>"} {
 		require.Contains(t, page, want)
 	}

@@ -37,8 +37,8 @@ func bindCommand() *cli.Command {
 		ArgsUsage: "[SSD…]",
 		Description: "SSDs are named by PCI address, serial number, /dev/nvmeX or /dev/nvmeXnY. Each goes from the kernel's\n" +
 			"driver to vfio-pci, with the IOMMU on and nothing else rebound, is brought up once through our own queues,\n" +
-			"and given back when that fails. It needs root; using the SSDs afterwards does not. What is mounted, swapped\n" +
-			"to, held by RAID, LVM, dm or ZFS, open or booted from is always refused; what holds data is refused unless\n" +
+			"and given back when that fails. It needs root; using the SSDs afterwards does not. A disk that is mounted,\n" +
+			"swapped to, held by RAID, LVM, dm or ZFS, open or booted from is always refused; one that holds data is refused unless\n" +
 			"its serial number is typed, or given with --force. \"heliosctl unbind-ssds\" gives SSDs back; so does a reboot.\n\n" +
 			"Behind software controllers: files that are not there are created at --size; files that are there keep\n" +
 			"size and content. With --ssd-model the controllers play an SSD from the figures of its data sheet: no\n" +

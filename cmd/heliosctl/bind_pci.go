@@ -259,7 +259,7 @@ func (b *binder) judgeOne(c *candidate, unused bool) {
 				c.Group))
 	case unused && c.Driver == "" && c.Record == nil:
 		c.live = append(c.live,
-			"no driver has it, so nothing says what is on it; name it to take it")
+			"no driver has it, so its content is not known; name it to take it")
 	case unused && c.foreign():
 		c.live = append(c.live, "vfio-pci has it for somebody else; name it to take it")
 	}

@@ -29,7 +29,7 @@ func cachePlanCommand() *cli.Command {
 		Usage:     "split a budget of memory between the GPU's and the CPU's tier: least modelled epoch time",
 		ArgsUsage: "[DATASET]",
 		Description: "Rows are placed by --hotness and looked up by an epoch that it has not seen, sampled for real; or by what placed a\n" +
-			"recorded run's rows, and looked up by its trace. What an epoch takes of each resource comes from --hardware: the\n" +
+			"recorded run's rows, and looked up by its trace. The share of an epoch that each resource takes comes from --hardware: the\n" +
 			"SSDs, the link into the GPU, the GPU, the CPU's memory, the sampling stream, training. All work at once, so the\n" +
 			"busiest decides. Every split is looked at, so none of them is better than the one that is named; all are in --json.\n" +
 			"Every figure is modelled, but for rows and hits.",

@@ -43,7 +43,7 @@ func compareCommand() *cli.Command {
 		Usage:     "train the same model by several data paths in turns, and tell their times, bytes, hits and bottlenecks",
 		ArgsUsage: "[DATASET]",
 		Description: "Each variant trains from the same seed, without evaluation; then the next one does, and all of them again, --repeats times.\n" +
-			"Times are of an epoch's training after the first, where --epochs has more than one: the first fills dynamic tiers.\n" +
+			"Times are those of an epoch's training after the first, where --epochs has more than one: the first fills dynamic tiers.\n" +
 			"Ratios are to the first variant, by repeat: the median and, in brackets, the least and the most. Losses must be the same.\n" +
 			"Flags of train hold for all variants; --cpu-cache for those modes that have that tier; --gpu-cache, --policy, --cache-line and\n" +
 			"--window for those whose GPU tier can have them. A variant of its own can say anything but what all runs share: the dataset,\n" +
@@ -78,7 +78,7 @@ func comparedOptions() hcli.Options[runArgs] {
 		"timeline", "fault", "results", "overwrite").Shown(strconv.Itoa(comparedEpochs), "epochs")
 }
 
-// UseOf says what the text of --variants can do: the flags in it decide.
+// UseOf classifies the text of --variants by the flags in it.
 func (a *compareArgs) UseOf(name, text string) (use hcli.Use, decided bool) {
 	if name != "variants" {
 		return hcli.Unknown, false

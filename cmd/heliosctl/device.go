@@ -142,12 +142,12 @@ func (a *deviceArgs) openAll(e *env, workers, replicas int) (all []cuda.Device, 
 		if host {
 			dev, err = openHost((i+1)*share/replicas-i*share/replicas, a.kernels)
 		} else {
-			at := index[0] + i
+			number := index[0] + i
 			if len(index) > 1 {
-				at = index[i]
+				number = index[i]
 			}
 			var gpu *driver.Device
-			if gpu, err = driver.Open(driver.Options{Index: at}); err == nil {
+			if gpu, err = driver.Open(driver.Options{Index: number}); err == nil {
 				dev = gpu
 			}
 		}
@@ -170,7 +170,7 @@ func (e *env) took(all ...cuda.Device) {
 
 // open opens the compute device that --device names. With auto a GPU that is not there or
 // cannot run our kernels is no error: the verb says so and takes the host device. hostOnly is for
-// verbs that take no GPU: unless empty, it says why.
+// verbs that take no GPU: unless empty, it is the reason.
 //
 // workers are the slots of the host device, 0 for one per CPU.
 func (a *deviceArgs) open(e *env, workers int, hostOnly string) (cuda.Device, error) {
@@ -226,17 +226,17 @@ func (a *deviceArgs) openNamed(e *env, v string, workers int, hostOnly string) (
 	return openHost(workers, a.kernels)
 }
 
-// opens tells whether a GPU can be used.
+// opens reports whether a GPU can be used.
 func opens(index int) bool {
 	dev, err := driver.Open(driver.Options{Index: index})
 	return err == nil && dev.Close() == nil
 }
 
-// ringsDoorbells tells whether a device's kernels ring doorbells by writing them: they cannot call
+// ringsDoorbells reports whether a device's kernels ring doorbells by writing them: they cannot call
 // the software controller that serves them, which must look.
 func ringsDoorbells(dev cuda.Device) bool { return dev.Info().Backend != "host" }
 
-// hostInstead says why auto takes the host device. A machine without a driver is the usual case and
+// hostInstead explains that auto takes the host device. A machine without a driver is the usual case and
 // needs no explanation before every run; a GPU that cannot be used does.
 func hostInstead(err error) errs.Text {
 	if errors.Is(err, driver.ErrNoDriver) {
@@ -260,7 +260,7 @@ func (a *deviceArgs) refuseKernels(e *env, kind, device string) error {
 		a.kernels, device)
 }
 
-// deviceError tells why a device that was asked for could not be opened.
+// deviceError is the failure to open a device that was asked for.
 type deviceError struct {
 	flag string
 	err  error

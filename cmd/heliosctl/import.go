@@ -25,7 +25,7 @@ func importCommand() *cli.Command {
 	cmd := &cli.Command{
 		Name:  "import",
 		Usage: "make a dataset from what is there: edge lists, arrays, and the formats of OGB, IGB, DGL, WebGraph and others",
-		Description: "An import that was interrupted, by Ctrl-C, a kill or a power failure, is gone on with by the next one with the\n" +
+		Description: "An import that was interrupted, by Ctrl-C, a kill or a power failure, is resumed by the next one with the\n" +
 			"same --out, options and input: what it reads, by names, sizes and times. It starts over where these are\n" +
 			"others, or with --restart. Until it ends, its files are in a folder beside --out.",
 	}

@@ -21,7 +21,7 @@ func loadCommand() *cli.Command {
 		Description: "SSDs that hold another dataset, pages that were prepared or anything else are refused, unless --force names\n" +
 			"their serial numbers. An SSD is blank where its first and last MiB are all zeroes, and so are some 2,000 places\n" +
 			"between them. To empty one: \"blkdiscard\" of the whole SSD, while the kernel has it.\n\n" +
-			"A load that was interrupted, by Ctrl-C, a kill or a power failure, is gone on with by the next one of the\n" +
+			"A load that was interrupted, by Ctrl-C, a kill or a power failure, is resumed by the next one of the\n" +
 			"same dataset with the same options over the same SSDs in the same order; it checks a sample of what is there\n" +
 			"and starts over in case of doubt, or with --restart. A mark of how far it is is written every second, or more\n" +
 			"seldom where flushes are slow (--mark-every), and when Ctrl-C ends it.\n\n" +

@@ -202,7 +202,7 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 			return o, errs.New(errs.Usage, "--%s: the dataset %s is partitioned; leave it out", f,
 				a.dataset)
 		case !slices.Contains(tiers.Catalog.With("parts"), c.Mode):
-			return o, errs.New(errs.Usage, "--%s is of parts, which --mode %s trains on; leave it out",
+			return o, errs.New(errs.Usage, "--%s is for parts, which --mode %s trains on; leave it out",
 				f, strings.Join(tiers.Catalog.With("parts"), " or "))
 		}
 	}

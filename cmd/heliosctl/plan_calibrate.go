@@ -34,7 +34,7 @@ func readTrained(path string) (r trainedRun, err error) {
 	}
 	r.begun = m.begun
 	if r.begun.Verb != "train" || fmt.Sprint(r.begun.Settings["clock"]) != "wall" {
-		return r, errs.New(errs.Usage, "%s is of no run of train on the wall clock: give one that is",
+		return r, errs.New(errs.Usage, "%s has no run of train on the wall clock: give a file that has",
 			path)
 	}
 	f, err := infile.Open(path)
@@ -78,7 +78,7 @@ func readTrained(path string) (r trainedRun, err error) {
 // alike refuses a run that computed something else than the plan would.
 func (r *trainedRun) alike(path string, dataset string, c plan.Config) error {
 	if r.begun.Dataset != dataset {
-		return errs.New(errs.Usage, "%s is of dataset %s (%s), not of this one (%s)", path,
+		return errs.New(errs.Usage, "%s has results of dataset %s (%s), not of this one (%s)", path,
 			r.begun.Name, r.begun.Dataset, dataset)
 	}
 	f, err := tiers.Known(c).Filled()

@@ -127,7 +127,7 @@ func TestPlanVerb(t *testing.T) {
 		"hier", "--quiet"), "samples of mega-batches of dataset g")
 
 	for want, bad := range map[string][]string{
-		"is of parts":              with("--cut", "30%"),
+		"is for parts":             with("--cut", "30%"),
 		"of the edges":             with("--cut", "2", "--mode", "hier"),
 		"is partitioned":           {"plan", "g", "--cut", "30%", "--mode", "hier", "--hardware", "host"},
 		"give --cut instead":       with("--mode", "hier", "--partition", "x"),

@@ -30,7 +30,7 @@ func predictCommand() *cli.Command {
 		Description: "Writes node, class and, where the dataset has them, the names of both: to standard output,\n" +
 			"or as CSV to --csv. --embeddings writes the activations of the last hidden layer, before the layer that classifies, a row\n" +
 			"for each node; a model of one layer has no hidden one, and gives its outputs, a column for each class.\n" +
-			"What is found out about a node depends on its draws, not on --batch-size; but with --sampler ladies the nodes of a\n" +
+			"The class of a node depends on its draws, not on --batch-size; but with --sampler ladies the nodes of a\n" +
 			"batch share what is drawn: --sampler neighbor --fanout -1,-1 (one for each layer) takes all neighbours instead.",
 	}, 1, inferOptions[predictArgs]().Without("results"), runPredict)
 }

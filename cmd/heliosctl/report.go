@@ -59,7 +59,7 @@ func runReport(_ context.Context, e *env, a *reportArgs) (err error) {
 			return err
 		}
 		if !s.Ended || !s.Whole {
-			e.ui.Note("%s is of a run that did not come to its end; the page says so", name)
+			e.ui.Note("%s has a run that did not come to its end; the page says so", name)
 		}
 		all = append(all, s)
 	}

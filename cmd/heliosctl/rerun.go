@@ -31,7 +31,7 @@ func rerunCommand() *cli.Command {
 		ArgsUsage: "RESULTS",
 		Description: "RESULTS is a file that --results has written, or results.jsonl in the folder of a suite. The verb runs with the\n" +
 			"same settings, in the same folder, and writes nothing but what flags of rerun name; a suite gets a folder beside the\n" +
-			"first one, which goes at the end. What has to be equal is then compared: parameters, losses, accuracies, hits of a\n" +
+			"first one, which goes at the end. It then compares all that has to be equal: parameters, losses, accuracies, hits of a\n" +
 			"replay, audits; times are not. A file may come from anybody: only settings that a result depends on are taken from\n" +
 			"it, a dataset by its UUID, and other inputs where their checksums are those of the run. Libraries are never opened.",
 	}, 1, hcli.Of[rerunArgs]().Shown("not kept", "results").Says("results",
@@ -143,7 +143,7 @@ func (a *rerunArgs) command(e *env, path string, was *madeRun) (c *cli.Command, 
 			shellWords(begun.Command))
 	case begun.Schema > resultsSchema:
 		return nil, nil, errs.New(errs.Usage,
-			"%s is of a later heliosctl (%s, schema %d; this one knows %d); take that one", path,
+			"%s is by a later heliosctl (%s, schema %d; this one knows %d); take that one", path,
 			begun.Version, begun.Schema, resultsSchema)
 	}
 	if c, err = e.canRerun(path, begun); err != nil {
@@ -255,7 +255,7 @@ func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 	c := findVerb(e.c.App.Commands, verb)
 	if c == nil || c.Name == e.c.Command.Name ||
 		begun.Verb != suiteVerb && lookup(c.Flags, "results") == nil {
-		return nil, errs.New(errs.Usage, "%s is of the verb %q, which has no results to compare", path,
+		return nil, errs.New(errs.Usage, "%s is by the verb %q, which has no results to compare", path,
 			begun.Verb)
 	}
 	for _, a := range begun.Arguments[:end] {

@@ -57,7 +57,7 @@ func (r *againRun) ownFolders(uses optionUses, dir string) (flags []string) {
 	return flags
 }
 
-// tellLeft says which flags of the file the run went without.
+// tellLeft notes the flags of the file that the run went without.
 func (r *againRun) tellLeft(e *env, path string) {
 	if len(r.left) > 0 {
 		e.ui.Note("%s: left out %s, on which no result depends", path, strings.Join(r.left, ", "))
@@ -174,19 +174,19 @@ func (l *runLine) unchanged(folder, option, path string) error {
 // inputSum is the checksum of an input, a file, the files of a folder, or a list of these: of a
 // dataset its UUID. "" is for one that is not there.
 func inputSum(folder, text string) (string, error) {
-	at := func(path string) string {
+	absolute := func(path string) string {
 		if filepath.IsAbs(path) {
 			return path
 		}
 		return filepath.Join(folder, path)
 	}
 	paths := []string{text}
-	if _, err := os.Lstat(at(text)); err != nil {
+	if _, err := os.Lstat(absolute(text)); err != nil {
 		paths = strings.Split(text, ",")
 	}
 	h, found := sha256.New(), false
 	for _, p := range paths {
-		st, err := os.Stat(at(p))
+		st, err := os.Stat(absolute(p))
 		if errors.Is(err, fs.ErrNotExist) || p == "" {
 			continue
 		}
@@ -194,22 +194,22 @@ func inputSum(folder, text string) (string, error) {
 			return "", err
 		}
 		found = true
-		files := []string{at(p)}
+		files := []string{absolute(p)}
 		if st.IsDir() {
-			if _, err := os.Lstat(filepath.Join(at(p), dataset.MetaName)); err == nil {
-				d, err := dataset.Open(at(p))
+			if _, err := os.Lstat(filepath.Join(absolute(p), dataset.MetaName)); err == nil {
+				d, err := dataset.Open(absolute(p))
 				if err != nil {
 					return "", err
 				}
 				return "dataset " + d.Meta.UUID, d.Close()
 			}
-			entries, err := os.ReadDir(at(p))
+			entries, err := os.ReadDir(absolute(p))
 			if err != nil {
 				return "", err
 			}
 			files = nil
 			for _, e := range entries {
-				files = append(files, filepath.Join(at(p), e.Name()))
+				files = append(files, filepath.Join(absolute(p), e.Name()))
 			}
 		}
 		for _, f := range files {
@@ -244,7 +244,7 @@ func addSum(h io.Writer, path string, inFolder bool) (err error) {
 }
 
 // inputSums are the checksums of the verb's inputs, but for a dataset, which is known by its UUID.
-// What cannot be read has none: the verb says so itself.
+// An input that cannot be read has none: the verb reports it.
 func (e *env) inputSums() map[string]string {
 	if e.inputs != nil || e.c == nil {
 		return e.inputs

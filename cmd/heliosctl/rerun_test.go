@@ -87,7 +87,7 @@ func TestRerun(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"rerun", "no RESULTS"}, {"rerun missing", "missing"}, {"rerun gone.jsonl", "--folder"},
 		{"rerun old.jsonl", "run it by hand: heliosctl train g"},
-		{"rerun later.jsonl", "of a later heliosctl"},
+		{"rerun later.jsonl", "by a later heliosctl"},
 		{"rerun verb.jsonl", "not those of its verb"},
 		{"rerun itself.jsonl", "has no results to compare"},
 		{"rerun cut.jsonl", "not those of its verb"}, {"rerun nccl.jsonl", "not exact to the bit"},

@@ -30,7 +30,7 @@ import (
 
 // outputs are the files that a verb writes.
 type outputs struct {
-	results   string `option:"results" common:"yes" use:"aside" arg:"FILE" usage:"also write the {json} lines to FILE, each as it comes, between a line that identifies the run and one that says whether it was whole"`
+	results   string `option:"results" common:"yes" use:"aside" arg:"FILE" usage:"also write the {json} lines to FILE, each as it comes, between a line that identifies the run and one for its end"`
 	overwrite bool   `option:"overwrite" use:"aside" usage:"replace outputs that are there; without it they are refused"`
 	opened    *outfile.Set
 }

@@ -438,7 +438,7 @@ func (a *runArgs) read(options map[string]string, foreign bool) (map[string]bool
 		if i < 0 {
 			if hcli.HasFlag(trainOptions().Flags(), key) {
 				return nil, errs.New(errs.Usage,
-					"%v is of training, which is the client's; leave it out", errs.Key(key))
+					"%v belongs to training, which is the client's; leave it out", errs.Key(key))
 			}
 			return nil, unknownKeyword(key, flagNames(known.Flags()))
 		}

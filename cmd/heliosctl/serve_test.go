@@ -50,7 +50,7 @@ func TestServeOptions(t *testing.T) {
 	ok(t, "generate", "--nodes", "600", "--dim", "16", "--out", "g")
 	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "16MiB")
 	ok(t, "load", "g")
-	for key, want := range map[string]string{"hidden": "option hidden is of training",
+	for key, want := range map[string]string{"hidden": "option hidden belongs to training",
 		"no-such": "unknown option no-such", "mode": "mode", "fanout": "fanout"} {
 		_, err := loaderOf(t, serverBackend(t), serve.LoaderRequest{Split: "train", World: 1,
 			Options: map[string]string{key: "x"}}, serve.OpenRequest{})

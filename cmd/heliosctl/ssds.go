@@ -151,7 +151,7 @@ func runSSDs(ctx context.Context, e *env, o *ssdsArgs) error {
 		e.ui.Printf("%s", l)
 	}
 	if len(bad) > 0 {
-		return errs.New(errs.Device, "%s could not be read; the list says why",
+		return errs.New(errs.Device, "%s could not be read; the list has the reasons",
 			strings.Join(bad, ", "))
 	}
 	return nil
@@ -203,7 +203,7 @@ func (i *inspector) inspect(ctx context.Context, d state.SSD) (r ssdReport, err 
 	if r.Damage = lost; len(lost) > 0 {
 		r.Content += ", damaged"
 		r.Next = fmt.Sprintf(
-			"%s; \"heliosctl verify\" says what else is lost, and \"heliosctl load\" writes all of it anew",
+			"%s; \"heliosctl verify\" finds what else is lost, and \"heliosctl load\" writes all of it anew",
 			strings.Join(lost, "; "))
 	}
 	if !there {

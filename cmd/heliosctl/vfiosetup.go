@@ -20,7 +20,7 @@ func vfioSetupCommand() *cli.Command {
 		Name:      verbVFIOSetup,
 		Usage:     "prepare this machine for SSDs by VFIO, or say what it lacks (vfio-setup.sh, which heliosctl carries)",
 		ArgsUsage: "status | setup | reset | --print | --help",
-		Description: "status says what is there and what lacks, and needs no root; \"sudo heliosctl vfio-setup setup\" loads modules,\n" +
+		Description: "status lists what is there and what lacks, and needs no root; \"sudo heliosctl vfio-setup setup\" loads modules,\n" +
 			"reserves huge pages, makes the group and the udev rule; reset takes that back. --dry-run shows what would be\n" +
 			"done, --help all options. --print writes the script to standard output, to be read before it runs as root.",
 		// The script reads its options itself.

@@ -22,7 +22,7 @@ var Shells = []string{"bash", "zsh", "fish"}
 // verb has the name, so what follows it never runs.
 const completing = "__complete"
 
-// completingOnce is how scripts of former versions ask: by the last argument, after the words
+// completingOnce asks in scripts of former versions: by the last argument, after the words
 // before the one that is typed, and that one too where it begins with a dash.
 const completingOnce = "--generate-bash-completion"
 
@@ -52,7 +52,7 @@ func AsksToComplete(args []string) (q Question, asks bool) {
 	return Question{}, false
 }
 
-// offer is what may stand as a flag's value; of a list, in each of its places.
+// offer has the values of a flag; of a list, those of each place.
 type offer struct {
 	values []string
 	list   bool
@@ -114,8 +114,8 @@ func Complete(app *cli.App, q Question) error {
 	return w.Flush()
 }
 
-// rejoin puts --flag=value together again, which bash hands over in three words. What it then wants
-// is the last of them, without cut.
+// rejoin puts --flag=value together again, which bash hands over in three words. It then wants the
+// last of them, without cut.
 func rejoin(q Question) (joined Question, cut string) {
 	var words []string
 	all := append(slices.Clone(q.Words), q.Word)
@@ -139,7 +139,7 @@ func rejoin(q Question) (joined Question, cut string) {
 	return q, cut
 }
 
-// answers says what may stand in place of the last word, and whether a file may.
+// answers lists the words that may stand in place of the last one; files: a file may, too.
 func answers(app *cli.App, q Question) (found []candidate, files bool) {
 	cmds, flags := app.Commands, commonFlags(app.Commands) // those may stand before the verb
 	var verb *cli.Command
@@ -227,7 +227,7 @@ func takesValue(f cli.Flag) bool {
 	return ok && d.TakesValue()
 }
 
-// filePlaceholder is how usage texts mark a value that is a file or a folder.
+// filePlaceholder matches the mark in usage texts of a value that is a file or a folder.
 var filePlaceholder = regexp.MustCompile("`[^`]*(FILE|DIR|FOLDER|PATH|RESULTS)[^`]*`")
 
 // values are those that a flag offers; before stands before each of them.
@@ -280,7 +280,7 @@ func verbNames(cmds []*cli.Command) (found []candidate) {
 	return found
 }
 
-// arguments are what may stand as a verb's own: what its help lists between bars, or files.
+// arguments lists a verb's own arguments: the words that its help has between bars, or files.
 func arguments(verb *cli.Command) (found []candidate, files bool) {
 	if verb == nil || verb.ArgsUsage == "" {
 		return nil, false
@@ -294,7 +294,7 @@ func arguments(verb *cli.Command) (found []candidate, files bool) {
 	return found, false
 }
 
-// briefLength is how much of a usage text stands beside an answer.
+// briefLength bounds the usage text beside an answer.
 const briefLength = 60
 
 // brief is the beginning of a usage text, on one line.

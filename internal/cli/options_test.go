@@ -15,7 +15,7 @@ func runOptions(names ...string) Options[plan.Config] {
 	return Of[plan.Config]().Only(names...)
 }
 
-// Help says what the library takes, by mode where the modes differ.
+// Help has the library's defaults, by mode where the modes differ.
 func TestOptionDefaults(t *testing.T) {
 	text := map[string]string{}
 	for _, o := range runOptions("batch-size", "window", "io-stack", "gpu-cache", "sampler") {
@@ -59,7 +59,7 @@ func TestOptionsRead(t *testing.T) {
 }
 
 // Options of a verb's own struct: a tag has the default, parts nest, a verb may name an option
-// otherwise, and a field tells whether its option was given.
+// otherwise, and a field shows that its option was given.
 func TestOptionsOfAVerb(t *testing.T) {
 	type part struct {
 		seconds float64 `option:"seconds" default:"0.5" usage:"seconds" group:"Part"`

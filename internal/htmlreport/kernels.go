@@ -99,7 +99,7 @@ var kernelFigures = map[string][]kernelFigure{
 					r.Floor > 0
 			}}},
 	"bench cache": {{title: "Lookups a second", label: "million rows/s",
-		note: "Marks are what as many reads of memory at random places reach.",
+		note: "Marks show the rate of as many reads of memory at random places.",
 		of: func(r *kernelRow) (rate, bool) {
 			x := rate{name: fmt.Sprintf("%s, %s nodes, %s", r.Policy, count(r.Nodes), r.workers()),
 				span: r.Lookups.by(1e6)}

@@ -115,9 +115,9 @@ func plans(s *Source) (out section, err error) {
 // halving describes the gain from doubling each part of the machine, and the parts that halve the
 // epoch.
 func (out *section) halving(each, steps []doubled) {
-	f := figure{Kind: kindSpans, Title: "What doubling each would give",
+	f := figure{Kind: kindSpans, Title: "Twice as much of each",
 		X: axis{Label: "times as fast"}}
-	t := table{Title: "What halves the epoch", Head: []string{"doubled", "epoch s", "times as fast",
+	t := table{Title: "Ways to halve the epoch", Head: []string{"doubled", "epoch s", "times as fast",
 		"limit then"}}
 	row := func(d doubled) []string {
 		name := ""

@@ -521,7 +521,7 @@ func TestSuite(t *testing.T) {
 	for _, s := range all {
 		titles = append(titles, s.Title)
 	}
-	require.Equal(t, []string{"What of the floors was reached", "Step ssds, virtual clock",
+	require.Equal(t, []string{"Shares of the floors", "Step ssds, virtual clock",
 		"Step memory, wall clock"}, titles)
 	require.Equal(t, []bar{{Name: "1 SSD", Value: 0.5, Lo: 0.25, Hi: 0.75, Limit: 1},
 		{Name: "epoch", Value: 0.5, Lo: 0.25, Hi: 1, Limit: 1}}, all[0].Figures[0].Bars)

@@ -67,9 +67,9 @@ func suiteSections(s *Source) (all []section, err error) {
 		of[x.Step] = append(of[x.Step], x)
 		took += x.Seconds
 	}
-	first := section{Title: "What of the floors was reached", Note: "A floor is the best that is possible: bytes by bandwidth, operations by the peak, or reads by IOPS. " +
+	first := section{Title: "Shares of the floors", Note: "A floor is the best that is possible: bytes by bandwidth, operations by the peak, or reads by IOPS. " +
 		"The share is a rate by its floor, or a floor by its time. Figures are medians over the rounds. " +
-		"What is above 100 % was measured at another moment than its floor, or is a window's rounding."}
+		"A share above 100 % was measured at another moment than its floor, or is a window's rounding."}
 	for _, step := range order {
 		first.add(step, of[step][0], figures)
 	}

@@ -29,7 +29,7 @@ var vague = []string{"at", "most", "told"}
 var dialectLeft = map[string]int{
 	".":        7,
 	".ci":      1,
-	"cmd":      179,
+	"cmd":      0,
 	"cuda":     0,
 	"dataset":  77,
 	"docs":     21,

@@ -62,7 +62,7 @@ type Option struct {
 	owner reflect.Value // the struct that has the field
 }
 
-// declared is what the tags of a field say.
+// declared has the tags of a field.
 type declared struct {
 	Name    string
 	Was     []string // former names
@@ -163,12 +163,12 @@ func collect(t reflect.Type, path []int, around []reflect.Type, out *[]*declared
 	around = append(slices.Clone(around), t)
 	for i := range t.NumField() {
 		f := t.Field(i)
-		at := append(slices.Clone(path), i)
+		place := append(slices.Clone(path), i)
 		_, inside := f.Tag.Lookup("options")
 		name, ok := f.Tag.Lookup("option")
 		switch {
 		case f.Type.Kind() == reflect.Struct && (inside || f.Anonymous):
-			collect(f.Type, at, around, out)
+			collect(f.Type, place, around, out)
 			continue
 		case !ok:
 			continue
@@ -177,7 +177,7 @@ func collect(t reflect.Type, path []int, around []reflect.Type, out *[]*declared
 			Shown: f.Tag.Get("shown"), Aliases: words(f.Tag.Get("also")),
 			Was: words(f.Tag.Get("was")), Group: f.Tag.Get("group"),
 			Common: f.Tag.Get("common") != "", Choices: words(f.Tag.Get("oneof")),
-			Default: strings.Join(words(f.Tag.Get("default")), ","), tag: f.Tag, path: at, owner: path,
+			Default: strings.Join(words(f.Tag.Get("default")), ","), tag: f.Tag, path: place, owner: path,
 			around: around}
 		d.Offers = slices.Concat(d.Choices, words(f.Tag.Get("words")), words(f.Tag.Get("offers")))
 		if d.usage == "" || !strings.Contains(d.usage, d.Arg) {
@@ -186,9 +186,9 @@ func collect(t reflect.Type, path []int, around []reflect.Type, out *[]*declared
 		if i := slices.IndexFunc(*out, func(x *declared) bool { return x.Name == name }); i >= 0 {
 			// As with Go's embedded fields, an outer one hides those within.
 			switch was := (*out)[i]; {
-			case len(was.path) == len(at):
+			case len(was.path) == len(place):
 				panic(fmt.Sprintf("options: %s.%s: a second option %s", t, f.Name, name))
-			case len(was.path) < len(at):
+			case len(was.path) < len(place):
 				continue
 			}
 			*out = slices.Delete(*out, i, i+1)

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Use says what the text of an option can do. Those who take it from somebody else, a file of
+// Use classifies the text of an option by its effects. Those who take it from somebody else, a file of
 // results or a client of another user, go by it.
 type Use int
 
