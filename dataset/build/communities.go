@@ -23,17 +23,11 @@ import (
 type CommunityOptions struct {
 	// Count is the number of communities, of nearly equal size (64, and fewer where the nodes would
 	// not give each of them four nodes of each class).
-	Count int `option:"communities" positive:"yes" shown:"64" arg:"NUMBER" usage:"communities: NUMBER of groups of nodes that know each other"`
-	// Mixing is the share of the neighbours that are no hubs that come from other communities
-	// (0.05).
-	Mixing float64 `option:"mixing" share:"yes" positive:"yes" shown:"0.05" usage:"communities: share of neighbours, hubs aside, from other groups"`
-	// Hubs is the share of the nodes that are hubs, and at least one of each class (0.005).
-	Hubs float64 `option:"hubs" share:"yes" positive:"yes" shown:"0.005" usage:"communities: share of the nodes that are hubs"`
-	// HubEdges is the share of a node's neighbours that are hubs, of any community (0.1).
-	HubEdges float64 `option:"hub-edges" share:"yes" positive:"yes" shown:"0.1" usage:"communities: share of neighbours that are hubs, of any group"`
-	// HubPeers is HubEdges for hubs (HubEdges).
-	HubPeers float64 `option:"hub-peers" share:"yes" positive:"yes" shown:"{hub-edges}" usage:"communities: share of a hub's neighbours that are hubs, of any group"`
-	// HubSignal is Signal for hubs (3).
+	Count     int     `option:"communities" positive:"yes" shown:"64" arg:"NUMBER" usage:"communities: NUMBER of groups of nodes that know each other"`
+	Mixing    float64 `option:"mixing" share:"yes" positive:"yes" shown:"0.05" usage:"communities: share of neighbours, hubs aside, from other groups"`
+	Hubs      float64 `option:"hubs" share:"yes" positive:"yes" shown:"0.005" usage:"communities: share of the nodes that are hubs"`
+	HubEdges  float64 `option:"hub-edges" share:"yes" positive:"yes" shown:"0.1" usage:"communities: share of neighbours that are hubs, of any group"`
+	HubPeers  float64 `option:"hub-peers" share:"yes" positive:"yes" shown:"{hub-edges}" usage:"communities: share of a hub's neighbours that are hubs, of any group"`
 	HubSignal float64 `option:"hub-signal" positive:"yes" shown:"3" usage:"communities: {signal} for hubs"`
 }
 

@@ -22,32 +22,22 @@ import (
 
 // GenerateOptions shape a generated dataset. Zero values mean the defaults.
 type GenerateOptions struct {
-	// "sbm", "rmat" or "communities"
-	Kind string `option:"kind" oneof:"@graph-kinds" default:"sbm" usage:"graph model"`
-	// Nodes is the number of nodes, at least 1.
-	Nodes int64 `option:"nodes" shown:"none" arg:"NUMBER" usage:"NUMBER of nodes (required)"`
-	// AvgDegree is the mean number of in-neighbours (12).
+	Kind      string  `option:"kind" oneof:"@graph-kinds" default:"sbm" usage:"graph model"`
+	Nodes     int64   `option:"nodes" shown:"none" arg:"NUMBER" usage:"NUMBER of nodes (required)"`
 	AvgDegree float64 `option:"avg-degree" positive:"yes" default:"12" usage:"mean number of in-neighbours"`
-	// 16
-	Classes int `option:"classes" positive:"yes" default:"16" usage:"number of labels"`
-	// features per node (128)
-	Dim int `option:"dim" positive:"yes" default:"128" usage:"features of a node (float32)"`
+	Classes   int     `option:"classes" positive:"yes" default:"16" usage:"number of labels"`
+	Dim       int     `option:"dim" positive:"yes" default:"128" usage:"features of a node (float32)"`
 	// the same seed and options give the same bytes on every machine
 	Seed uint64 `option:"seed" default:"1" usage:"seed of all random choices"`
-	// directory to create
-	Out string `option:"out" arg:"DIR" usage:"DIR to create"`
-	// defaults to the base name of Out
+	Out  string `option:"out" arg:"DIR" usage:"DIR to create"`
 	Name string `option:"name" usage:"name of the dataset (default: last part of {out})"`
 
-	// Homophily is, for sbm and communities, the share of a node's neighbours drawn from its own
-	// class (0.8).
 	Homophily float64 `option:"homophily" share:"yes" positive:"yes" shown:"0.8" usage:"sbm, communities: share of neighbours of a node's own class"`
 	// Signal is the distance of a class centre from the origin, where the noise of each
 	// feature has variance 1 (1.0). At 1.0 a node's own features settle its class in a third
 	// of the cases; the mean over its neighbours settles most. For communities it is that of nodes
 	// that are no hubs (0.1: next to nothing).
-	Signal float64 `option:"signal" positive:"yes" shown:"1, and 0.1 for communities" usage:"distance of class centres, in standard deviations of a feature"`
-	// Communities shape the kind of that name.
+	Signal      float64          `option:"signal" positive:"yes" shown:"1, and 0.1 for communities" usage:"distance of class centres, in standard deviations of a feature"`
 	Communities CommunityOptions `options:"in"`
 	// TrainFraction and ValFraction of the nodes go to these splits (0.6 and 0.2 where neither is
 	// given), and TestFraction to test: 0 means the rest, and below 0 none. The other nodes are in

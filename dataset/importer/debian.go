@@ -33,9 +33,8 @@ const debianHelp = "Edges go both ways unless {one-way}, and are never repeated.
 type DebianOptions struct {
 	// In holds package indexes (Packages files, plain or compressed) or folders of them.
 	// Empty means apt's own lists, and if there are none, what "apt-cache dumpavail" prints.
-	In []string `option:"in" shown:"the package lists of this machine" arg:"PATH[,PATH…]" usage:"package indexes PATH[,PATH…]: Packages files, plain or compressed (gzip, bzip2, xz, lz4), or folders of them"`
-	// Dim is the number of words that become features (DebianDim).
-	Dim int `option:"dim" positive:"yes" shown:"256" usage:"words that become features"`
+	In  []string `option:"in" shown:"the package lists of this machine" arg:"PATH[,PATH…]" usage:"package indexes PATH[,PATH…]: Packages files, plain or compressed (gzip, bzip2, xz, lz4), or folders of them"`
+	Dim int      `option:"dim" positive:"yes" shown:"256" usage:"words that become features"`
 	// LongDescriptions also takes the words of the long descriptions, where the index has
 	// them. Indexes differ in that, so without it the same archive gives the same features.
 	LongDescriptions bool `option:"long-descriptions" usage:"also take the words of the long descriptions"`

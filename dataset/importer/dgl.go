@@ -23,9 +23,8 @@ var dglFormat = newFormat(Format{Name: "dgl",
 
 // DGLOptions shape an import of a file of DGL.
 type DGLOptions struct {
-	Map ArrayMap `option:"map" common:"yes" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the graph's node data; ours are features, labels, train, val, test"`
-	// Graph is the number of a graph, from 0; "" where the file holds only one.
-	Graph string `option:"graph" common:"yes" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the graph, from 0, where the file holds several"`
+	Map   ArrayMap `option:"map" common:"yes" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the graph's node data; ours are features, labels, train, val, test"`
+	Graph string   `option:"graph" common:"yes" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the graph, from 0, where the file holds several"`
 	Options
 }
 
@@ -40,9 +39,8 @@ var (
 		{"val_mask", "valid_mask", "val_masks", "valid_masks"}, {"test_mask", "test_masks"}}
 )
 
-// DGL imports a homogeneous graph that dgl.save_graphs wrote, with its node data feat, label,
-// train_mask, val_mask and test_mask. --in is the .bin file, or a folder with one. The arrays are
-// read where they lie in the file; nothing of their size is in memory.
+// DGL imports a graph of one type that dgl.save_graphs wrote (dglHelp). The arrays are read where
+// they lie in the file; nothing of their size is in memory.
 func DGL(ctx context.Context, o DGLOptions) (err error) {
 	if err := o.fillOwn(); err != nil {
 		return err

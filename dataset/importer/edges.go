@@ -21,16 +21,11 @@ var edgesFormat = newFormat(Format{Name: "edges",
 
 // EdgesOptions shape an import of edge lists.
 type EdgesOptions struct {
-	// Src and Dst are the columns of an edge's ends, by name or by number from 1. The others are
-	// left out.
-	Src string `option:"src" common:"yes" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' sources, by name or number from 1; the columns that neither this nor {dst} names are left out"`
-	Dst string `option:"dst" common:"yes" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' targets"`
-	// IgnoreColumns takes the first two columns of an edge list that has more.
-	IgnoreColumns bool `option:"ignore-columns" usage:"take the first two columns of an edge list with more, such as weights, or those that are named as ends"`
-	// Base is the id of node 0 in text files: "0" or "1"; "" is 0, unless the format says 1.
-	Base string `option:"base" oneof:"0,1" shown:"found out" usage:"the id of the first node in text files"`
-	// Renumber numbers the ids that there are from 0, in ascending order.
-	Renumber bool `option:"renumber" common:"yes" usage:"number the ids that there are from 0, in ascending order; ids.npy keeps them"`
+	Src           string `option:"src" common:"yes" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' sources, by name or number from 1; the columns that neither this nor {dst} names are left out"`
+	Dst           string `option:"dst" common:"yes" shown:"found out" arg:"COLUMN" usage:"COLUMN of the edges' targets"`
+	IgnoreColumns bool   `option:"ignore-columns" usage:"take the first two columns of an edge list with more, such as weights, or those that are named as ends"`
+	Base          string `option:"base" oneof:"0,1" shown:"found out" usage:"the id of the first node in text files"`
+	Renumber      bool   `option:"renumber" common:"yes" usage:"number the ids that there are from 0, in ascending order; ids.npy keeps them"`
 	Options
 }
 
@@ -53,15 +48,8 @@ var (
 		".mat", ".xlsx", ".xls", ".pkl", ".pickle", ".pt", ".pth", ".npz", ".sqlite", ".db"}
 )
 
-// Edges imports an edge list: a text file, plain or compressed, with one edge a line, source first,
-// split by commas, semicolons, tabs or spaces. Lines beginning with # or % and a heading line are
-// skipped, and with IgnoreColumns further columns, which are refused otherwise. In may also be a
-// directory that holds edge(s) and, if present, node-feat or features, node-label or labels, as
-// .csv, .tsv, .txt (or these compressed), or .npy: so an OGB "raw" folder can be given as it is.
-//
-// Features are rows of numbers, in the order of the nodes or by a column of node ids; labels are
-// one number a line, or a node id and a number. Both may be .npy files. Features can be made
-// (FeatureFn); without labels a graph can't be trained on, but sampled and measured.
+// Edges imports an edge list with what lies beside it (edgesHelp). A graph without labels can be
+// sampled and measured.
 func Edges(ctx context.Context, o EdgesOptions) error {
 	dim := o.Dim
 	if err := o.fillMadeUp(); err != nil {

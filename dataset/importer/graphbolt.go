@@ -24,11 +24,9 @@ var graphboltFormat = newFormat(Format{Name: "graphbolt",
 
 // GraphBoltOptions shape an import of an OnDiskDataset.
 type GraphBoltOptions struct {
-	// AllowOutside reads files that metadata.yaml names outside its own folder.
-	AllowOutside bool `option:"allow-outside" usage:"read files that metadata.yaml names outside its folder"`
-	// Task and Feature are names in metadata.yaml, where there are several.
-	Task    string `option:"task" common:"yes" shown:"the only one" arg:"NAME" usage:"NAME of the task whose sets are taken"`
-	Feature string `option:"feature" common:"yes" shown:"feat, or the only one" arg:"NAME" usage:"NAME of the node feature_data to take"`
+	AllowOutside bool   `option:"allow-outside" usage:"read files that metadata.yaml names outside its folder"`
+	Task         string `option:"task" common:"yes" shown:"the only one" arg:"NAME" usage:"NAME of the task whose sets are taken"`
+	Feature      string `option:"feature" common:"yes" shown:"feat, or the only one" arg:"NAME" usage:"NAME of the node feature_data to take"`
 	Options
 }
 
@@ -74,9 +72,7 @@ type (
 	}
 )
 
-// GraphBolt imports a homogeneous OnDiskDataset of DGL's GraphBolt from its metadata.yaml: the
-// edges as CSV or a NumPy array (2, edges), the node features as a NumPy array, and the node sets
-// of a task with their labels.
+// GraphBolt imports an OnDiskDataset of one type (graphboltHelp).
 func GraphBolt(ctx context.Context, o GraphBoltOptions) error {
 	if err := o.fillOwn(); err != nil {
 		return err

@@ -21,7 +21,6 @@ var igbFormat = newFormat(Format{Name: "igb",
 
 // IGBOptions shape an import of IGB.
 type IGBOptions struct {
-	// Classes is the set of labels, "19" (also "") or "2K".
 	Classes string `option:"classes" oneof:"19,2K" default:"19" usage:"labels to take, by their number of classes"`
 	Options
 }
@@ -52,10 +51,7 @@ var igb = struct {
 	padding:  map[string]int64{"2K": 4_292_595},
 }
 
-// IGB imports the papers and citations of the Illinois Graph Benchmark. Arrays without a header,
-// which the large and full graphs have in spite of their names, are known by their missing magic;
-// their shape is that of a known size. The splits are those of the benchmark's loader, by position:
-// the first 60 % of the (labelled) papers, the next 20 %, and the rest.
+// IGB imports papers and citations of the Illinois Graph Benchmark (igbHelp).
 func IGB(ctx context.Context, o IGBOptions) error {
 	if err := o.fillOwn(); err != nil {
 		return err

@@ -27,10 +27,8 @@ const mag240mHelp = "{in} is the folder that OGB unpacks (mag240m_kddcup2021): p
 	"node_year.npy, and processed/paper___cites___paper/edge_index.npy. Labelled papers until 2018 are for\n" +
 	"training, those of 2019 for validation and those of 2020 for the test, as the dataset defines it."
 
-// MAG240M imports the papers of MAG240M and their citations, source first as in the file. NaN means
-// unlabelled. The splits are made as the dataset defines them, by year among the labelled papers,
-// as its split_dict.pt is a pickle of PyTorch: training until 2018, validation 2019, test 2020,
-// which is empty where test labels are withheld.
+// MAG240M imports the papers of MAG240M and their citations (mag240mHelp). The splits are made by
+// year, as split_dict.pt is a pickle of PyTorch; the test is empty where its labels are withheld.
 func MAG240M(ctx context.Context, o Options) error {
 	if err := o.fillOwn(); err != nil {
 		return err

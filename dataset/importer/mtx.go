@@ -17,10 +17,7 @@ const mtxHelp = "Entry (i, j) becomes the edge from node i-1 to node j-1, whatev
 	"skew-symmetric or Hermitian matrix stands for both. Features, labels and splits come from\n" +
 	"{features}, {labels} and {splits}."
 
-// MTX imports the pattern of a sparse matrix in MatrixMarket's format, plain or compressed: entry
-// (i, j) becomes the edge i-1 → j-1, whatever its value, and in a symmetric, skew-symmetric
-// or Hermitian matrix, of which a file holds one triangle, also j-1 → i-1. The matrix must be
-// square.
+// MTX imports the pattern of a sparse matrix in MatrixMarket's format (mtxHelp).
 func MTX(ctx context.Context, o Options) error {
 	if err := o.fillMadeUp(); err != nil {
 		return err

@@ -24,11 +24,9 @@ var npyFormat = newFormat(Format{Name: "npy",
 
 // NPYOptions shape an import of arrays.
 type NPYOptions struct {
-	Map ArrayMap `option:"map" common:"yes" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the input's arrays; ours are edge_index, src, dst, indptr, indices, features, labels, train, val, test"`
-	// Types are those of arrays without a header.
+	Map   ArrayMap   `option:"map" common:"yes" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the input's arrays; ours are edge_index, src, dst, indptr, indices, features, labels, train, val, test"`
 	Types ArrayTypes `option:"types" arg:"OURS=TYPE[,…]" usage:"OURS=TYPE[,…]: element types of arrays without a header, such as features=float32,indptr=int64 (int8 to int64, uint8 to uint64, float16 to float64); {dim} is then the number of features in the file"`
-	// Lists is "in" or "out"; "" leaves it to the format of a SciPy archive, and is else "in".
-	Lists string `option:"lists" common:"yes" oneof:"in,out" shown:"as a SciPy archive says, else in" usage:"what a node's list in indptr and indices holds: in-neighbours (CSC) or out-neighbours (CSR)"`
+	Lists string     `option:"lists" common:"yes" oneof:"in,out" shown:"as a SciPy archive says, else in" usage:"what a node's list in indptr and indices holds: in-neighbours (CSC) or out-neighbours (CSR)"`
 	Options
 }
 
@@ -392,19 +390,8 @@ func (a *arrays) where() string {
 	return a.dir
 }
 
-// NPY imports arrays: a directory of .npy files, or an .npz archive, with
-//
-//	edge_index (or edges, edge)            [2, E] or [E, 2], sources first; or
-//	indptr and indices                     lists of in-neighbours of each node, or of out-neighbours (Lists)
-//	src and dst (row and col)              [E] each
-//	features (node_feat, feat, feats, x)   [nodes, dim], floats of any width
-//	labels (node_label, label, y)          [nodes] or [nodes, 1], integers or floats, NaN or -1 = none
-//	train, val (valid), test               node ids, also as *_idx, idx_*; or masks, also as *_mask, *_masks
-//
-// Or the archive, or one in the folder, is a matrix of scipy.sparse.save_npz (sparse.go). The
-// splits are optional: all three or none. Every array is streamed. Map gives other names.
-// Arrays that nobody takes are named, and where they look like splits, and there are no others, the
-// import is refused.
+// NPY imports arrays (npyHelp). Every array is streamed. Arrays that nobody takes are named, and
+// where they look like splits, and there are no others, the import is refused.
 func NPY(ctx context.Context, o NPYOptions) (err error) {
 	dim, fill := int64(o.Dim), o.fillOwn
 	if _, bare := o.Types["features"]; bare {

@@ -23,9 +23,7 @@ var ogbFormat = newFormat(Format{Name: "ogb",
 
 // OGBOptions shape an import of an OGB dataset.
 type OGBOptions struct {
-	Split string `option:"split" common:"yes" shown:"the only one" arg:"NAME" usage:"NAME of the folder in split/, where there are several"`
-	// AddInverse reports whether the edges stand for both directions; auto, also "", goes by the
-	// dataset's master.csv or its name.
+	Split      string `option:"split" common:"yes" shown:"the only one" arg:"NAME" usage:"NAME of the folder in split/, where there are several"`
 	AddInverse string `option:"add-inverse-edge" oneof:"yes,no,auto" default:"auto" usage:"add the opposite of each edge, as OGB does to products; auto goes by master.csv or the folder's name"`
 	Options
 }
@@ -40,11 +38,8 @@ const ogbFolder = "an OGB node dataset as it is unpacked: raw/edge.csv.gz and th
 // to.
 var ogbBothWays = []string{"ogbn_products", "products", "ogbn_proteins", "proteinfunc"}
 
-// OGB imports a node-property dataset of the Open Graph Benchmark as it is unpacked: in raw/ the
-// CSV files edge, num-node-list, num-edge-list, node-feat and node-label, compressed; or, as
-// papers100M has them, data.npz and node-label.npz, in which NaN means unlabelled. The splits are
-// in split/NAME/. Where OGB's own reader adds the opposite of each edge, the import does too: every
-// edge twice, and nothing dropped.
+// OGB imports a node-property dataset of the Open Graph Benchmark (ogbHelp). Where OGB's own reader
+// adds the opposite of each edge, the import does too: every edge twice, and nothing dropped.
 func OGB(ctx context.Context, o OGBOptions) error {
 	if err := o.fillOwn(); err != nil {
 		return err

@@ -18,20 +18,15 @@ const RandomFeatures = "random"
 
 // Output are the options of every format: the dataset to make.
 type Output struct {
-	Out string `option:"out" common:"yes" arg:"DIR" usage:"DIR to create"`
-	// Name defaults to the base name of Out.
+	Out  string `option:"out" common:"yes" arg:"DIR" usage:"DIR to create"`
 	Name string `option:"name" usage:"name of the dataset (default: last part of {out})"`
-	// Seed is that of the splits, and of features that FeatureFn makes.
 	Seed uint64 `option:"seed" default:"1" usage:"seed of the splits, and of features that are made up"`
 	// TrainFraction and ValFraction count where no splits are given; 0 and 0 mean 0.6 and 0.2.
 	TrainFraction float64 `option:"train-fraction" share:"of the nodes" shown:"0.6" default:"0.6" usage:"share of the labelled nodes to train on, where no splits are given"`
 	ValFraction   float64 `option:"val-fraction" share:"of the nodes" shown:"0.2" default:"0.2" usage:"share of them to validate on; the rest is for the test"`
-	// NoEdges keeps the nodes and drops all edges.
-	NoEdges bool `option:"no-edges" usage:"drop all edges"`
-	// FeatureDType is the type of features.npy, float32 or float16.
-	FeatureDType string `option:"feature-dtype" shown:"float16 where the source is, or else float32" arg:"TYPE" oneof:"float32,float16" usage:"TYPE of the dataset's own features"`
-	// Memory bounds what the import takes.
-	Memory int64 `option:"memory" size:"64MiB" shown:"half of what is available, at most 2GiB" arg:"SIZE" usage:"SIZE that the import may take; sorted parts of the edges lie beside {out} meanwhile"`
+	NoEdges       bool    `option:"no-edges" usage:"drop all edges"`
+	FeatureDType  string  `option:"feature-dtype" shown:"float16 where the source is, or else float32" arg:"TYPE" oneof:"float32,float16" usage:"TYPE of the dataset's own features"`
+	Memory        int64   `option:"memory" size:"64MiB" shown:"half of what is available, at most 2GiB" arg:"SIZE" usage:"SIZE that the import may take; sorted parts of the edges lie beside {out} meanwhile"`
 
 	Progress work.Progress
 	Note     func(errs.Text) // hears of what is chosen or odd; may be nil
@@ -39,53 +34,30 @@ type Output struct {
 
 // Input are the options of formats whose input is files that an interrupted import can resume.
 type Input struct {
-	// In is a folder, archive or file, as the format says.
-	In string `option:"in" common:"yes" arg:"PATH" usage:"PATH to read: a folder, archive or file"`
-	// MakeSplits deals new splits in place of those of the input.
-	MakeSplits bool `option:"make-splits" common:"yes" usage:"deal new splits in place of the input's own"`
-	// UnlabelledOK takes nodes without a label (NaN, or -1) as unlabelled and leaves them out of
-	// the splits. Without it they are an error where a label is needed: everywhere, or in the given
-	// splits.
-	UnlabelledOK bool `option:"unlabelled-ok" common:"yes" usage:"take nodes without a label (NaN or -1) as unlabelled, out of the splits"`
-	// SelfLoops keeps or drops edges from a node to itself; add gives each node one, whether
-	// it had some or none.
-	SelfLoops string `option:"self-loops" oneof:"keep,drop,add" default:"keep" usage:"edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there"`
-	// Restart starts over where an interrupted import with the same input and options could be
-	// resumed.
-	Restart bool `option:"restart" usage:"start over, not where an interrupted import was"`
+	In           string `option:"in" common:"yes" arg:"PATH" usage:"PATH to read: a folder, archive or file"`
+	MakeSplits   bool   `option:"make-splits" common:"yes" usage:"deal new splits in place of the input's own"`
+	UnlabelledOK bool   `option:"unlabelled-ok" common:"yes" usage:"take nodes without a label (NaN or -1) as unlabelled, out of the splits"`
+	SelfLoops    string `option:"self-loops" oneof:"keep,drop,add" default:"keep" usage:"edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there"`
+	Restart      bool   `option:"restart" usage:"start over, not where an interrupted import was"`
 }
 
 // Options are those of formats whose graph, features, labels and splits may come from several
 // places. A format with more options embeds them.
 type Options struct {
 	Input
-	// Features, Labels and SplitDir name files that are not in In, or not under the names that are
-	// looked for. SplitDir holds train, val (or valid) and test.
-	Features string `option:"features" common:"yes" arg:"FILE" usage:"FILE of features, where it is not found in {in}"`
-	Labels   string `option:"labels" common:"yes" arg:"FILE" usage:"FILE of labels, where it is not found in {in}"`
-	SplitDir string `option:"splits" common:"yes" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in {in}"`
-	// Header says of text files of rows whether their first line names the columns, and IDColumn
-	// which column holds node ids; both are found out where that is certain.
-	Header   PerFile `option:"header" shown:"found out" arg:"yes|no" usage:"yes|no: the first line of text files names columns; for one kind, as in labels=yes (edges, features, labels, splits)"`
-	IDColumn PerFile `option:"id-column" shown:"found out" arg:"NAME" usage:"NAME or number, from 1, of the column of node ids in text files; none: rows are in the order of the nodes; for one kind, as in features=none"`
-	// SplitIndex chooses one of the splits of masks that hold several (10 × nodes), from 0.
-	SplitIndex string `option:"split-index" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the split, from 0, where masks hold several"`
-	// Nodes is the number of nodes where no features or labels tell it (0: the largest id in the
-	// edges, plus 1).
-	Nodes int64 `option:"nodes" common:"yes" positive:"yes" shown:"found in the input" usage:"number of nodes"`
-	// Undirected stores each edge both ways, and drops repeated edges.
-	Undirected bool `option:"undirected" common:"yes" also:"reverse" usage:"store each edge both ways, and drop repeated edges"`
-	// AddReverse adds the opposite of each edge that is not a self loop; repeated edges stay.
-	AddReverse bool `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless {dedup}"`
-	Dedup      bool `option:"dedup" usage:"drop repeated edges"`
-	// NumClasses is the number of classes where the labels do not tell it, or seem to be none (0:
-	// the largest label, plus 1).
-	NumClasses int64 `option:"num-classes" common:"yes" positive:"yes" arg:"N" shown:"the largest label, plus 1" usage:"N classes, where the labels leave some out or look like something else"`
-	// FeatureFn makes features in place of Features: "hash:7" computes them from the node's number,
-	// RandomFeatures stores noise.
-	FeatureFn string `option:"feature-fn" common:"yes" also:"features-fn" arg:"FN" usage:"FN makes the features ({dim} many) of a graph that has none: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
-	// Dim is the number of features of FeatureFn (64).
-	Dim int `option:"dim" positive:"yes" shown:"64" usage:"features per node, where {feature-fn} makes them"`
+	Features   string  `option:"features" common:"yes" arg:"FILE" usage:"FILE of features, where it is not found in {in}"`
+	Labels     string  `option:"labels" common:"yes" arg:"FILE" usage:"FILE of labels, where it is not found in {in}"`
+	SplitDir   string  `option:"splits" common:"yes" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in {in}"`
+	Header     PerFile `option:"header" shown:"found out" arg:"yes|no" usage:"yes|no: the first line of text files names columns; for one kind, as in labels=yes (edges, features, labels, splits)"`
+	IDColumn   PerFile `option:"id-column" shown:"found out" arg:"NAME" usage:"NAME or number, from 1, of the column of node ids in text files; none: rows are in the order of the nodes; for one kind, as in features=none"`
+	SplitIndex string  `option:"split-index" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the split, from 0, where masks hold several"`
+	Nodes      int64   `option:"nodes" common:"yes" positive:"yes" shown:"found in the input" usage:"number of nodes"`
+	Undirected bool    `option:"undirected" common:"yes" also:"reverse" usage:"store each edge both ways, and drop repeated edges"`
+	AddReverse bool    `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless {dedup}"`
+	Dedup      bool    `option:"dedup" usage:"drop repeated edges"`
+	NumClasses int64   `option:"num-classes" common:"yes" positive:"yes" arg:"N" shown:"the largest label, plus 1" usage:"N classes, where the labels leave some out or look like something else"`
+	FeatureFn  string  `option:"feature-fn" common:"yes" also:"features-fn" arg:"FN" usage:"FN makes the features ({dim} many) of a graph that has none: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
+	Dim        int     `option:"dim" positive:"yes" shown:"64" usage:"features per node, where {feature-fn} makes them"`
 	Output
 }
 

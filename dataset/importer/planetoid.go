@@ -33,12 +33,10 @@ const planetoidHelp = "{in} is the folder of ind.NAME.{x,tx,allx,y,ty,ally,graph
 // and Welling, ICLR 2017): those after the labelled ones.
 const planetoidVal = 500
 
-// Planetoid imports CiteSeer, Cora or PubMed as the Planetoid authors published them: In is the
-// folder of ind.NAME.{x,tx,allx,y,ty,ally,graph,test.index}, or the path up to NAME. Rows of tx and
-// ty belong to the nodes that test.index lists; a node that no file has a row for (CiteSeer has 15)
-// gets zeros and no label. The splits are the public ones: as many training nodes as y has rows,
-// the 500 nodes after them, and test.index. The graph is undirected: each edge gets its opposite,
-// repeated ones go.
+// Planetoid imports CiteSeer, Cora or PubMed (planetoidHelp). Rows of tx and ty belong to the nodes
+// that test.index lists; a node that no file has a row for (CiteSeer has 15) gets zeros and no
+// label. The splits are the public ones: as many training nodes as y has rows, the 500 nodes after
+// them, and test.index.
 func Planetoid(ctx context.Context, o PlanetoidOptions) error {
 	name := o.Name
 	r := request{kind: "planetoid", options: &o,
