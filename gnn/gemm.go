@@ -177,11 +177,11 @@ func (p *gemmParams) scalar(transA, transB bool, i0, i1, j0, j1 int64) {
 	for _, t := range p.terms(transA, transB, i0, j0) {
 		for k0 := 0; k0 < t.K; k0 += gemmKC {
 			kc := min(gemmKC, t.K-k0)
-			b, outer, inner := t.B[k0*t.LDB:], 1, t.LDB
 			if transB {
-				b, outer, inner = t.B[k0:], t.LDB, 1
+				pack(s.b[:], t.B[k0:], int(j1-j0), kc, gemmNR, t.LDB, 1)
+			} else {
+				pack(s.b[:], t.B[k0*t.LDB:], int(j1-j0), kc, gemmNR, 1, t.LDB)
 			}
-			pack(s.b[:], b, int(j1-j0), kc, gemmNR, outer, inner)
 			for i := i0; i < i1; i += gemmMC {
 				mc, row := int(min(gemmMC, i1-i)), int(i-i0)
 				if transA {
