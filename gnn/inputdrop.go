@@ -40,7 +40,7 @@ func dropInput(b *cuda.Block, p *dropInputParams) error {
 // dropInput enqueues the dropout of the model's input x.
 func (s *step) dropInput(x cuda.DevicePtr, rows int64) error {
 	cols := s.dims[0]
-	return put(&s.stepSink, s.on.k.dropInput, s.blocks(rows, 16, rows*cols/gpuItems),
+	return launch(s, "drop_input", s.blocks(rows, 16, rows*cols/gpuItems),
 		dropInputParams{X: x, Rows: rows, Cols: cols,
 			Drop: s.drop(s.cfg.FeatureDropout, inputLayer)})
 }

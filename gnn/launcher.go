@@ -14,18 +14,11 @@ import (
 type launcher struct {
 	grid
 	dev       cuda.Device
-	precision cuda.Precision // of products
-	blas      cuda.BLAS      // that computes them; nil: our own kernels
-	k         kernels
+	precision cuda.Precision         // of products
+	blas      cuda.BLAS              // that computes them; nil: our own kernels
+	products  [3]cuda.Kernel         // of the host, by operation
 	named     map[string]cuda.Kernel // see kernel
 	steps     cuda.Steps
-}
-
-// kernels are those of every model.
-type kernels struct {
-	gemmNN, gemmNT, gemmTN                  cuda.Kernel
-	colSum, xentCount, xent, xentSum, adamK cuda.Kernel
-	dropInput, shardSum                     cuda.Kernel
 }
 
 func newLauncher(dev cuda.Device) *launcher {
@@ -36,21 +29,10 @@ func newLauncher(dev cuda.Device) *launcher {
 // Activation and Norm: loading a module may wait for what runs (CUDA programming guide, Lazy
 // Loading).
 func (o *launcher) find(own []string) error {
-	for _, k := range []struct {
-		dst  *cuda.Kernel
-		name string
-	}{
-		{&o.k.xentCount, "xent_count"}, {&o.k.xent, "softmax_xent"}, {&o.k.xentSum, "xent_sum"},
-		{&o.k.adamK, "adam"}, {&o.k.dropInput, "drop_input"}, {&o.k.shardSum, "shard_sum"},
-	} {
-		var err error
-		if *k.dst, err = o.kernel(k.name); err != nil {
-			return err
-		}
-	}
-	names := own
+	names := append([]string{"xent_count", "softmax_xent", "xent_sum", "adam", "drop_input",
+		"shard_sum"}, own...)
 	if o.gpu {
-		names = append(o.gpuKernels(), own...)
+		names = append(names, o.gpuKernels()...)
 	} else if err := o.findHost(); err != nil {
 		return err
 	}
@@ -74,23 +56,16 @@ func (o *launcher) findHost() (err error) {
 			"precision %v is for a GPU ({device} cuda); a host device computes products in fp32 or bf16",
 			o.precision)
 	}
-	for _, k := range []struct {
-		dst  *cuda.Kernel
-		name string
-	}{
-		{&o.k.gemmNN, o.hostProduct(opNN)}, {&o.k.gemmNT, o.hostProduct(opNT)},
-		{&o.k.gemmTN, o.hostProduct(opTN)}, {&o.k.colSum, "col_sum"},
-	} {
-		if *k.dst, err = o.dev.Kernel(k.name); err != nil {
+	for op := range o.products {
+		if o.products[op], err = o.dev.Kernel(o.hostProduct(gemmOp(op))); err != nil {
 			return err
 		}
 	}
-	return nil
+	_, err = o.kernel("col_sum")
+	return err
 }
 
-// kernel is a kernel of the device by name, remembered: an Arch has its own, and backends other
-// than the host's need some that no field of kernels has (splits of products, the passes of the
-// transpose).
+// kernel is a kernel of the device by name, remembered.
 func (o *launcher) kernel(name string) (cuda.Kernel, error) {
 	if k := o.named[name]; k != nil {
 		return k, nil
@@ -117,10 +92,9 @@ func (o *launcher) gemm(q *stepSink, op gemmOp, p *gemmParams, scratch cuda.Devi
 	if o.gpu {
 		return o.productGPU(q, op, p, scratch)
 	}
-	k := [...]cuda.Kernel{opNN: o.k.gemmNN, opNT: o.k.gemmNT, opTN: o.k.gemmTN}[op]
 	p.MB, p.NB = gemmTiles(p.M, p.N, p.K+p.K2, int64(o.sms))
 	blocks := (p.M + p.MB - 1) / p.MB * ((p.N + p.NB - 1) / p.NB)
-	return put(q, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: 256}, *p)
+	return put(q, o.products[op], cuda.LaunchConfig{Blocks: int(blocks), Threads: 256}, *p)
 }
 
 // transpose enqueues the lists of the backward pass; name is the host's kernel.
@@ -150,7 +124,11 @@ func (o *launcher) colSum(q *stepSink, p *sumParams, scratch cuda.DevicePtr) err
 	}
 	// No more blocks than workers: each row is read in so many parts.
 	blocks := max(1, min(int64(o.sms), (p.Cols+colSumPer-1)/colSumPer))
-	return put(q, o.k.colSum, cuda.LaunchConfig{Blocks: int(blocks), Threads: aggThreads}, *p)
+	k, err := o.kernel("col_sum")
+	if err != nil {
+		return err
+	}
+	return put(q, k, cuda.LaunchConfig{Blocks: int(blocks), Threads: aggThreads}, *p)
 }
 
 // stepSink takes the launches of a training or inference step. On the host device each one goes to

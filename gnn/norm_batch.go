@@ -104,26 +104,31 @@ func (n batchNorm) backward(s *step, l int, p normParams) error {
 }
 
 func (n batchNorm) finish(s *step, l int) error {
-	mean, variance, momentum := n.seen(s, l, batchMomentum)
-	return n.running(s, l, func(p *normParams, offset int64, old, now cuda.DevicePtr) {
-		*p = mean
-		if offset == s.norms[l][runningVar] {
-			*p = variance
-		}
-		p.X, p.Out, p.Grad, p.Momentum = old, now, s.ptr(offset), momentum
+	return n.update(s, l, batchMomentum, func(p *normParams, offset int64, now cuda.DevicePtr) {
+		p.Out, p.Grad = now, s.ptr(offset)
 	})
 }
 
 // leave puts a shard's own mean and variance among the gradients, or the running ones where it has
 // none to give: then they stay as they are by its weight.
 func (n batchNorm) leave(s *step, l int) error {
-	mean, variance, momentum := n.seen(s, l, 1)
-	return n.running(s, l, func(p *normParams, offset int64, old, _ cuda.DevicePtr) {
+	return n.update(s, l, 1, func(p *normParams, offset int64, _ cuda.DevicePtr) {
+		p.Out, p.Grad = s.grad(offset), s.grad(offset)
+	})
+}
+
+// update enqueues changes of the running mean and variance by those of a mini-batch, with a share
+// of momentum, to the places that to sets.
+func (n batchNorm) update(s *step, l int, momentum float32, to func(p *normParams, offset int64,
+	now cuda.DevicePtr)) error {
+	mean, variance, momentum := n.seen(s, l, momentum)
+	return n.running(s, l, func(p *normParams, offset int64, old, now cuda.DevicePtr) {
 		*p = mean
 		if offset == s.norms[l][runningVar] {
 			*p = variance
 		}
-		p.X, p.Out, p.Grad, p.Momentum = old, s.grad(offset), s.grad(offset), momentum
+		p.X, p.Momentum = old, momentum
+		to(p, offset, now)
 	})
 }
 

@@ -136,27 +136,13 @@ func (m *Model) Forget() { m.sums.nodes, m.sums.given = m.sums.nodes[:0], false 
 // and is not added twice.
 func (m *Model) Gradient(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr,
 	st Step, shard Shard) error {
-	if err := m.gradient(stream, mb, x, labels, st, shard); err != nil {
+	err := m.Push(stream, shard, func(to cuda.DevicePtr) error {
+		return m.leaf(stream, mb, x, labels, st, shard.Weight, to)
+	})
+	if err != nil {
 		return fmt.Errorf("gradient of batch %d of epoch %d: %w", st.Batch, st.Epoch, err)
 	}
 	return nil
-}
-
-func (m *Model) gradient(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.DevicePtr,
-	st Step, shard Shard) error {
-	g := &m.sums
-	next, err := g.next(shard)
-	if err != nil {
-		return err
-	}
-	if shard.Index == next {
-		root := m.root(len(g.nodes))
-		if err := m.leaf(stream, mb, x, labels, st, shard.Weight, root); err != nil {
-			return err
-		}
-		g.nodes, g.of = append(g.nodes, shardtree.Node{First: shard.Index, Count: 1}), shard.Of
-	}
-	return m.join(stream)
 }
 
 // join adds neighbours that make a subtree, one launch at a time, so that each is known to be on
@@ -237,7 +223,11 @@ func (m *Model) Add(stream cuda.Stream, out, left, right cuda.DevicePtr) error {
 // weigh puts out = weight · x + y over all floats of a gradient into a step.
 func (m *Model) weigh(q *stepSink, out, x, y cuda.DevicePtr, weight float32) error {
 	n := m.params.n
-	return put(q, m.on.k.shardSum, m.on.blocks(n, 4096, n/gpuItems),
+	k, err := m.on.kernel("shard_sum")
+	if err != nil {
+		return err
+	}
+	return put(q, k, m.on.blocks(n, 4096, n/gpuItems),
 		shardParams{Out: out, X: x, Y: y, N: n, Weight: weight})
 }
 

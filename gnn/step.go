@@ -92,7 +92,7 @@ func (s *step) transpose(name string, a *aggParams) error {
 
 // forward enqueues the layers and the loss, whose mean goes to outcome.
 func (s *step) forward(x, labels, outcome cuda.DevicePtr) (last lastRun, err error) {
-	L, p, q := s.cfg.Layers, &s.plan, &s.stepSink
+	L, p := s.cfg.Layers, &s.plan
 	in := x
 	if s.set != nil && s.cfg.FeatureDropout > 0 {
 		if err := s.dropInput(x, s.block(0).NumSrc); err != nil {
@@ -115,13 +115,13 @@ func (s *step) forward(x, labels, outcome cuda.DevicePtr) (last lastRun, err err
 		xp.Grad = p.ptr(p.logitGrad)
 		last.embedding = 0
 	}
-	if err := put(q, s.on.k.xentCount, s.oneBlock(), xp); err != nil {
+	if err := launch(s, "xent_count", s.oneBlock(), xp); err != nil {
 		return last, err
 	}
-	if err := put(q, s.on.k.xent, s.blocks(seeds, 64, seeds), xp); err != nil {
+	if err := launch(s, "softmax_xent", s.blocks(seeds, 64, seeds), xp); err != nil {
 		return last, err
 	}
-	return last, put(q, s.on.k.xentSum, s.oneBlock(), xp)
+	return last, launch(s, "xent_sum", s.oneBlock(), xp)
 }
 
 // drop is the dropout of a step with probability p, for the given layer's counters.
@@ -202,7 +202,7 @@ func (s *step) adam(gradient cuda.DevicePtr) error {
 	} else {
 		a.L2 = s.set.WeightDecay
 	}
-	return put(&s.stepSink, s.on.k.adamK, s.blocks(s.learns, 4096, s.learns/gpuItems), a)
+	return launch(s, "adam", s.blocks(s.learns, 4096, s.learns/gpuItems), a)
 }
 
 // layerProduct is the product that ends layer l: bias, and ReLU and dropout in hidden layers. The
