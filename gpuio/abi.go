@@ -9,7 +9,7 @@ import (
 
 // The state that the submit and complete kernels share, in device memory, and their parameter
 // blocks. The CUDA kernels get the same bytes, so layouts are asserted below. Addresses are
-// DevicePtr; a field's comment says which side may touch it:
+// DevicePtr; a field's comment names which side may touch it:
 //
 //	host      written by the host while no kernel uses the entry
 //	owner     the holder of queueState.Own (submission side)
@@ -63,8 +63,8 @@ const (
 )
 
 // A command's identifier on the wire is its number in the queue, the CID, with a generation above
-// it that each attempt advances. So a completion says which attempt it is of: one that comes twice,
-// the second time after the CID was used again, is foreign. It is taken for another's only after a
+// it that each attempt advances. So a completion names its attempt: one that comes twice, the second
+// time after the CID was used again, is foreign. It is taken for another's only after a
 // multiple of generations attempts under its CID. FFFFh is no identifier (base specification 2.0,
 // figure 86), so there is no generation of all ones.
 const (
@@ -92,7 +92,7 @@ func answers(state, last uint32) bool {
 	return state&(cmdState|cmdGen) == last&cmdGen|cmdInFlight
 }
 
-// segment is one set's units that wait at a queue (setState says what a unit is).
+// segment is one set's units that wait at a queue (setState describes what a unit is).
 type segment struct {
 	Next, End int64 // owner, after the submit kernel pushed it
 }
@@ -357,7 +357,7 @@ func addr(b []byte) cuda.DevicePtr {
 	return cuda.DevicePtr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
 
-// take acquires the submission side. False: the holder will see what the caller left.
+// take acquires the submission side. False: the holder will see the caller's work.
 func (q *queueState) take() bool {
 	for {
 		switch atomic.LoadUint32(&q.Own) {

@@ -31,7 +31,7 @@ type AsyncOptions struct {
 	// CoalesceBytes bounds one command for rows on equal and adjacent LBAs. 0: up to
 	// 128 KiB, where it is expected to save commands; negative: a command for each row.
 	CoalesceBytes int
-	// Memory tells where queues and data go, by ChooseRung for this device and these SSDs. nil:
+	// Memory shows where queues and data go, by ChooseRung for this device and these SSDs. nil:
 	// RungPinned, without a proof.
 	Memory *Memory
 }
@@ -140,7 +140,7 @@ type async struct {
 	abort func(ctx context.Context, c *nvme.Controller, sqid, cid uint16) error
 }
 
-// refusal tells why no set may be submitted. Needs e.mu.
+// refusal explains why no set may be submitted. Needs e.mu.
 func (e *async) refusal() error {
 	if e.closed {
 		return errs.New(errs.Failed, "gpuio %s: the reader is closed", e.name)
@@ -563,7 +563,7 @@ func (p *asyncPending) complete(ctx context.Context) error {
 	select {
 	case p.turn <- struct{}{}:
 	case <-ctx.Done():
-		return fmt.Errorf("gpuio %s: wait for %d rows: %w", p.e.name, p.rows, ctx.Err())
+		return p.late(ctx.Err())
 	}
 	defer func() { <-p.turn }()
 	if p.finished {
@@ -573,7 +573,7 @@ func (p *asyncPending) complete(ctx context.Context) error {
 	for {
 		if err := e.complEv[p.slot].Synchronize(ctx); err != nil {
 			if ctx.Err() != nil {
-				return fmt.Errorf("gpuio %s: wait for %d rows: %w", p.e.name, p.rows, ctx.Err())
+				return p.late(ctx.Err())
 			}
 			p.abandon(err)
 			return nil
@@ -628,24 +628,11 @@ func (e *async) forgetLive(p *asyncPending) {
 func (p *asyncPending) finish() {
 	e := p.e
 	set := e.set(p.slot)
-	fails := int64(set.NumFails)
-	p.stats = ReadStats{
-		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries),
-		Retries: int64(set.Retries), Timeouts: p.timeouts.Load(),
-		// read_sync has no SubmitNS
-		Submit:   time.Duration(max(set.SubmitNS-set.StartNS, 0)),
-		Complete: time.Duration(max(set.DoneNS-max(set.SubmitNS, set.StartNS), 0)),
-	}
-	p.stats.Bytes = int64(set.Blocks) * int64(e.layout.LBABytes)
-	if fails > 0 {
+	p.takeStats(set)
+	if set.NumFails > 0 {
 		p.err = e.setError(p, set)
 	}
 	p.compareLanded(set)
-	e.rows.Add(p.stats.Rows)
-	e.failed.Add(fails)
-	e.timeouts.Add(p.stats.Timeouts)
-	e.submitNS.Add(int64(p.stats.Submit))
-	e.completeNS.Add(int64(p.stats.Complete))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p.finished = true
@@ -656,6 +643,24 @@ func (p *asyncPending) finish() {
 	e.forgetLive(p)
 	e.forgetCopies(p.slot)
 	e.free <- p.slot
+}
+
+// takeStats takes the counts of a set that has ended.
+func (p *asyncPending) takeStats(set *setState) {
+	e, fails := p.e, int64(set.NumFails)
+	p.stats = ReadStats{
+		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries),
+		Bytes:   int64(set.Blocks) * int64(e.layout.LBABytes),
+		Retries: int64(set.Retries), Timeouts: p.timeouts.Load(),
+		// read_sync has no SubmitNS
+		Submit:   time.Duration(max(set.SubmitNS-set.StartNS, 0)),
+		Complete: time.Duration(max(set.DoneNS-max(set.SubmitNS, set.StartNS), 0)),
+	}
+	e.rows.Add(p.stats.Rows)
+	e.failed.Add(fails)
+	e.timeouts.Add(p.stats.Timeouts)
+	e.submitNS.Add(int64(p.stats.Submit))
+	e.completeNS.Add(int64(p.stats.Complete))
 }
 
 // setError turns the fail records of a set into errors that name SSD, queue, LBA and status.
@@ -775,7 +780,6 @@ const closeTimeout = 5 * time.Second
 func (e *async) teardown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	var err error
 	// Kernels leave frozen queues alone, so they end, and with them the sets in flight.
 	e.mu.Lock()
 	live := append([]*asyncPending(nil), e.live...)
@@ -785,10 +789,22 @@ func (e *async) teardown(ctx context.Context) error {
 	}
 	e.mu.Unlock()
 	e.endRecoveries()
-	quiet := true
+	err, quiet := e.endKernels(ctx)
+	if !quiet {
+		return err
+	}
+	for _, p := range live {
+		err = errors.Join(err, p.complete(ctx))
+	}
+	return errors.Join(err, e.freeAll(ctx))
+}
+
+// endKernels closes the streams. Where kernels still run, not quiet, their memory must stay.
+func (e *async) endKernels(ctx context.Context) (err error, quiet bool) {
+	quiet = true
 	for _, s := range []cuda.Stream{e.submitS, e.complS} {
 		if s != nil {
-			// A failed stream has dropped its work too; its error was told by Wait.
+			// A failed stream has dropped its work too; Wait has returned its error.
 			if serr := s.Synchronize(ctx); serr != nil && ctx.Err() != nil {
 				err, quiet = errors.Join(err, serr), false
 			}
@@ -799,15 +815,15 @@ func (e *async) teardown(ctx context.Context) error {
 		e.bells.close()
 	}
 	if !quiet {
-		// Kernels still run: their memory must stay.
-		return errors.Join(err,
-			errs.New(errs.Device,
-				"gpuio %s: kernels did not end within %v; the engine's memory is not freed", e.name,
-				closeTimeout))
+		err = errors.Join(err, errs.New(errs.Device,
+			"gpuio %s: kernels did not end within %v; the engine's memory is not freed", e.name,
+			closeTimeout))
 	}
-	for _, p := range live {
-		err = errors.Join(err, p.complete(ctx))
-	}
+	return err, quiet
+}
+
+// freeAll ends the queues and gives all memory back. No kernel runs.
+func (e *async) freeAll(ctx context.Context) (err error) {
 	for i := range maxSets {
 		for _, ev := range []cuda.Event{e.submitEv[i], e.complEv[i]} {
 			if ev != nil {
@@ -825,12 +841,9 @@ func (e *async) teardown(ctx context.Context) error {
 			}
 		}
 	}
-	err = errors.Join(err, e.endDMA(ctx))
-	err = errors.Join(err, e.dma.close())
-	for _, b := range e.doorbells {
-		if b != nil {
-			err = errors.Join(err, b.Free())
-		}
+	err = errors.Join(err, e.endDMA(ctx), e.dma.close())
+	for i := range e.doorbells {
+		err = errors.Join(err, freeBuffers(&e.doorbells[i]))
 	}
 	if e.bells != nil {
 		err = errors.Join(err, e.bells.buf.Free())
@@ -846,8 +859,13 @@ func (e *async) teardown(ctx context.Context) error {
 	if e.queueBuf != nil {
 		e.final = e.statsLocked()
 	}
-	err = errors.Join(err, e.freeScratch())
-	for _, b := range []*cuda.Buffer{&e.queueBuf, &e.cmdBuf, &e.histBuf, &e.setBuf} {
+	return errors.Join(err, e.freeScratch(),
+		freeBuffers(&e.queueBuf, &e.cmdBuf, &e.histBuf, &e.setBuf))
+}
+
+// freeBuffers frees those that are there.
+func freeBuffers(all ...*cuda.Buffer) (err error) {
+	for _, b := range all {
 		if *b != nil {
 			err = errors.Join(err, (*b).Free())
 			*b = nil

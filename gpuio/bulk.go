@@ -298,11 +298,11 @@ func (b *Bulk) issue(i int, op bulkOp) error {
 	if op == opFlush {
 		cmd = nvme.FlushCommand(cid, ns.ID)
 	} else {
-		at := i * b.stride
+		off := i * b.stride
 		page := b.c.PageBytes()
-		prp1, prp2, err := nvme.BuildPRP(b.iova+nvme.IOVA(at), s.n, page,
+		prp1, prp2, err := nvme.BuildPRP(b.iova+nvme.IOVA(off), s.n, page,
 			func() ([]uint64, nvme.IOVA, error) {
-				list := at + b.chunk
+				list := off + b.chunk
 				return unsafe.Slice((*uint64)(unsafe.Pointer(&b.mem[list])), page/8), b.iova +
 					nvme.IOVA(list), nil
 			})

@@ -44,15 +44,15 @@ func TestBulk(t *testing.T) {
 			rng := rand.New(rand.NewPCG(8, uint64(c.lba)))
 			for i := range 12 {
 				blocks := 1 + rng.IntN(len(image)/c.lba/(1+i%4))
-				at := rng.IntN(len(image)/c.lba - blocks + 1)
-				part := image[at*c.lba : (at+blocks)*c.lba]
+				off := rng.IntN(len(image)/c.lba - blocks + 1)
+				part := image[off*c.lba : (off+blocks)*c.lba]
 				if i%2 == 0 {
 					copy(part, randomBytes(uint64(i), len(part)))
-					require.NoError(t, b.WriteAt(ctx, nvme.LBA(at), part))
+					require.NoError(t, b.WriteAt(ctx, nvme.LBA(off), part))
 					require.NoError(t, b.Flush(ctx))
 				}
 				got := make([]byte, len(part))
-				require.NoError(t, b.ReadAt(ctx, nvme.LBA(at), got))
+				require.NoError(t, b.ReadAt(ctx, nvme.LBA(off), got))
 				require.True(t, bytes.Equal(part, got))
 			}
 			disk, err := os.ReadFile(r.ssds[0].BackingPath)
@@ -123,9 +123,9 @@ func TestBulkCancelled(t *testing.T) {
 	require.NoError(t, b.Close(testCtx(t)))
 }
 
-// TestBulkLadder: a Bulk climbs as far as it takes, writes and reads the right bytes all the same,
-// or says what was tried.
-func TestBulkLadder(t *testing.T) {
+// TestBulkRecoverySteps: a Bulk climbs as far as it takes, writes and reads the right bytes all the same,
+// or describes what was tried.
+func TestBulkRecoverySteps(t *testing.T) {
 	for _, c := range []struct {
 		name, faults string
 		spoil        func(b *regBus)
@@ -200,13 +200,13 @@ func TestLayout(t *testing.T) {
 		require.True(t, l.RowsPerLBA == 1 || l.LBAsPerRow == 1)
 		used := map[[2]int64]int64{} // SSD, byte of the extent → row
 		for row := range rows {
-			ssd, at, blocks, off := l.Locate(row)
+			ssd, pos, blocks, off := l.Locate(row)
 			require.EqualValues(t, row%int64(n), ssd)
 			require.LessOrEqual(t, off+rowBytes, int(blocks)*lba,
 				"a row lies in what is read for it")
-			require.LessOrEqual(t, int64(at)+int64(blocks), l.LBAsOn(ssd))
+			require.LessOrEqual(t, int64(pos)+int64(blocks), l.LBAsOn(ssd))
 			for _, b := range []int64{0, int64(rowBytes) - 1} {
-				key := [2]int64{int64(ssd), int64(at)*int64(lba) + int64(off) + b}
+				key := [2]int64{int64(ssd), int64(pos)*int64(lba) + int64(off) + b}
 				if other, taken := used[key]; taken {
 					require.Equal(t, other, row, "two rows share a byte")
 				}

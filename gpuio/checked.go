@@ -176,13 +176,7 @@ func (c *checked) free() error {
 		err = c.stream.Close()
 		c.stream = nil
 	}
-	for _, b := range []*cuda.Buffer{&c.own, &c.tables, &c.bad, &c.result, &c.got} {
-		if *b != nil {
-			err = errors.Join(err, (*b).Free())
-			*b = nil
-		}
-	}
-	return err
+	return errors.Join(err, freeBuffers(&c.own, &c.tables, &c.bad, &c.result, &c.got))
 }
 
 // Name implements Reader: it is the stack that reads.
@@ -370,7 +364,7 @@ func (p *checkedPending) secondLook(ctx context.Context) error {
 }
 
 func (p *checkedPending) interrupted(ctx context.Context) error {
-	return fmt.Errorf("gpuio %s: wait for %d rows: %w", p.c.Name(), p.n, ctx.Err())
+	return lateError(p.c.Name(), p.n, ctx.Err())
 }
 
 // unchecked ends the set because n rows could not be checked.
@@ -444,11 +438,8 @@ func (c *checked) run(rs *ReadSet, n int64) (rows []wrongRow, count int64, err e
 		return nil, 0, c.broken
 	}
 	if c.got == nil || c.got.Size() < n*4 {
-		if c.got != nil {
-			if err := c.got.Free(); err != nil {
-				return nil, 0, err
-			}
-			c.got = nil
+		if err := freeBuffers(&c.got); err != nil {
+			return nil, 0, err
 		}
 		if c.got, err = c.dev.Alloc(cuda.MemDevice, n*4+n, "gpuio checksums of a set"); err != nil {
 			return nil, 0, err

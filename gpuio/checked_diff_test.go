@@ -58,10 +58,10 @@ func (c checkCase) launch(t *testing.T, dev cuda.Device, rng *rand.Rand) error {
 	for i := range mem {
 		mem[i] = byte(rng.Uint32())
 	}
-	ids, at, sums := make([]int64, c.count), make([]uint32, c.count), make([]uint32, c.rows)
+	ids, off, sums := make([]int64, c.count), make([]uint32, c.count), make([]uint32, c.rows)
 	want := make([]uint32, c.count)
 	for i, p := range rng.Perm(int(c.count)) {
-		ids[i], at[i] = int64(i), uint32(p)
+		ids[i], off[i] = int64(i), uint32(p)
 		want[i] = crc32.Checksum(mem[c.offset+int64(p)*c.stride:][:c.rowBytes], castagnoli)
 		sums[i] = want[i]
 	}
@@ -78,7 +78,7 @@ func (c checkCase) launch(t *testing.T, dev cuda.Device, rng *rand.Rand) error {
 		ids[0] = c.row0
 	}
 	if c.pos0 >= 0 {
-		at[0] = uint32(c.pos0)
+		off[0] = uint32(c.pos0)
 	}
 	rows, pos, sum := alloc(c.count*8, cuda.MemDevice), alloc(c.count*4, cuda.MemDevice),
 		alloc(c.rows*4, cuda.MemPinned)
@@ -86,7 +86,7 @@ func (c checkCase) launch(t *testing.T, dev cuda.Device, rng *rand.Rand) error {
 		alloc(c.count*4, cuda.MemDevice), alloc(4, cuda.MemDevice),
 		alloc(checkTableWords*4, cuda.MemPinned)
 	require.NoError(t, difftest.Upload(ctx, dev, st, rows.Ptr(), ids))
-	require.NoError(t, difftest.Upload(ctx, dev, st, pos.Ptr(), at))
+	require.NoError(t, difftest.Upload(ctx, dev, st, pos.Ptr(), off))
 	require.NoError(t, difftest.Upload(ctx, dev, st, dst.Ptr(), mem))
 	copy(words(sum.Bytes()), sums)
 	copy(words(tables.Bytes()), checkTables(c.lanes))

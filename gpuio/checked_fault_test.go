@@ -29,7 +29,7 @@ func TestCheckedDataFaults(t *testing.T) {
 		{"sync",
 			func(r *rig) (Reader,
 				error) {
-				return NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 32})
+				return NewSync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 32})
 			}, false},
 	} {
 		for _, c := range []struct {

@@ -53,13 +53,13 @@ func checkRowsKernel(b *cuda.Block, p *checkParams) error {
 			return fmt.Errorf("check_rows: row %d at index %d: the layout has %d rows", rows[i], i,
 				p.LayoutRows)
 		}
-		at := int64(pos[i]) * p.DstStride
-		if at > p.DstLimit-n {
+		off := int64(pos[i]) * p.DstStride
+		if off > p.DstLimit-n {
 			return fmt.Errorf(
 				"check_rows: position %d at index %d is outside the destination of %d bytes",
 				pos[i], i, p.DstLimit)
 		}
-		got[i] = crc32.Checksum(dst[at:at+n], castagnoli)
+		got[i] = crc32.Checksum(dst[off:off+n], castagnoli)
 		if got[i] != sums[rows[i]] {
 			bad++
 		}

@@ -40,13 +40,13 @@ func (r *rig) corrupt(row int64) {
 	s, lba, _, off := r.layout.Locate(row)
 	f, err := os.OpenFile(r.ssds[s].BackingPath, os.O_RDWR, 0)
 	require.NoError(r.t, err)
-	at := (rigDataStart+int64(lba))*int64(r.layout.LBABytes) + int64(off) +
+	pos := (rigDataStart+int64(lba))*int64(r.layout.LBABytes) + int64(off) +
 		int64(r.layout.RowBytes)/2
 	b := make([]byte, 1)
-	_, err = f.ReadAt(b, at)
+	_, err = f.ReadAt(b, pos)
 	require.NoError(r.t, err)
 	b[0] ^= 8
-	_, err = f.WriteAt(b, at)
+	_, err = f.WriteAt(b, pos)
 	require.NoError(r.t, err)
 	require.NoError(r.t, f.Close())
 }
@@ -64,7 +64,7 @@ var stacks = []struct {
 	{"sync",
 		func(r *rig) (Reader,
 			error) {
-			return NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 32})
+			return NewSync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 32})
 		}},
 	{"cpu",
 		func(r *rig) (Reader,

@@ -72,10 +72,7 @@ func (p *coalesceParams) bucket(set *setState, s int64) {
 			keys[k] = invalidKey
 		}
 	}
-	for pass := range p.Passes {
-		sortPass(keys, other, idx, otherIdx, 8*pass)
-		keys, other, idx, otherIdx = other, keys, otherIdx, idx
-	}
+	keys, idx = sortSlots(keys, other, idx, otherIdx, p.Passes)
 	if order := view[uint32](set.Order, from, to); len(order) > 0 && &order[0] != &idx[0] {
 		copy(order, idx)
 	}
@@ -89,6 +86,15 @@ func (p *coalesceParams) bucket(set *setState, s int64) {
 		atomic.StoreUint32(at[uint32](set.Remaining, int(uint32(s)*p.QueuesPerSSD+q)),
 			uint32(hi-lo))
 	}
+}
+
+// sortSlots sorts indices by their keys, stably, and returns both where the last pass wrote them.
+func sortSlots(keys, other []uint64, idx, otherIdx []uint32, passes uint32) ([]uint64, []uint32) {
+	for pass := range passes {
+		sortPass(keys, other, idx, otherIdx, 8*pass)
+		keys, other, idx, otherIdx = other, keys, otherIdx, idx
+	}
+	return keys, idx
 }
 
 // sortPass is one pass of a radix sort, stable: it orders by 8 bits from shift on.

@@ -112,9 +112,9 @@ func drawRows(rng *rand.Rand, rows int64, n int, how string) []int64 {
 			ids[i] = rng.Int64N(min(rows, 7))
 		}
 	case "stretch": // neighbours, in any order
-		at := rng.Int64N(rows)
+		off := rng.Int64N(rows)
 		for i := range ids {
-			ids[i] = (at + int64(i)) % rows
+			ids[i] = (off + int64(i)) % rows
 		}
 		rng.Shuffle(n, func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	case "distinct":
@@ -182,7 +182,7 @@ func TestUnits(t *testing.T) {
 			r := newRig(t, o)
 			var rd Reader
 			if sync {
-				rd = r.sync(SyncOptions{Depth: ao.Depth, QueuePairs: ao.QueuePairs,
+				rd = r.sync(AsyncOptions{Depth: ao.Depth, QueuePairs: ao.QueuePairs,
 					CoalesceBytes: ao.CoalesceBytes})
 			} else {
 				rd = r.reader(NewAsync(r.dev, r.ssds, r.layout, ao))
@@ -436,7 +436,7 @@ func TestCoalesceAuto(t *testing.T) {
 			}
 			require.EqualValues(t, len(units), st.Commands)
 			require.Less(t, float64(st.Commands), 0.97*float64(len(s.ids)))
-			// What was expected is what came.
+			// The expected commands came.
 			want := expectedCommands(r.layout, s.rs.SSDOffset, e.window)
 			require.InDelta(t, want, float64(st.Commands), 5+0.1*want)
 		})
@@ -468,7 +468,7 @@ func TestUnitFailures(t *testing.T) {
 			stack := rng.IntN(4)
 			var rd Reader
 			if stack == 0 {
-				rd = r.sync(SyncOptions{Depth: 16, Retries: 1})
+				rd = r.sync(AsyncOptions{Depth: 16, Retries: 1})
 			} else {
 				rd = r.reader(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: pick(1, 8, 64),
 					Retries: 1, CoalesceBytes: pick(-1, 4096, 16384, 1<<20)}))
@@ -545,17 +545,17 @@ func TestUnitFailures(t *testing.T) {
 						f.Row, err)
 					var status *nvme.StatusError
 					if errors.As(f, &status) {
-						_, at, n, _ := l.Locate(f.Row)
+						_, off, n, _ := l.Locate(f.Row)
 						lo, hi := int64(status.LBA)-rigDataStart, int64(status.LBA)-rigDataStart+
 							int64(status.Blocks)
 						require.True(t, lo <= last && hi > first,
 							"%v: blocks %d-%d, faults in %d-%d", f, lo, hi, first, last)
-						require.True(t, lo < int64(at)+int64(n) && hi > int64(at),
+						require.True(t, lo < int64(off)+int64(n) && hi > int64(off),
 							"%v: not the row's", f)
 					}
 				}
 			}
-			// What is not lost is right, and what nobody asked for is as it was.
+			// Rows that are not lost are right, and other bytes are as they were.
 			gone := map[int64]bool{}
 			for i := range lost {
 				gone[s.ids[i]] = true
@@ -645,8 +645,8 @@ func TestCoalesceKernel(t *testing.T) {
 				append([]uint32(nil), view[uint32](set.Order, offs[s], offs[s+1])...),
 				"round %d SSD %d", round, s)
 			lba := func(i uint32) int64 {
-				_, at, _, _ := l.Locate(rows[i])
-				return int64(at)
+				_, off, _, _ := l.Locate(rows[i])
+				return int64(off)
 			}
 			var heads []uint32
 			for k, i := range want {
@@ -742,7 +742,7 @@ func TestUnitChaos(t *testing.T) {
 					proxy: func(c *proxy.Config) { c.MDTS = 1 + rng.IntN(2)*rng.IntN(6) }})
 				var rd Reader
 				if rng.IntN(4) == 0 {
-					rd = r.sync(SyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2),
+					rd = r.sync(AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2),
 						Timeout: 50 * time.Millisecond, Retries: 5})
 				} else {
 					rd = r.async(AsyncOptions{Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2),

@@ -2,7 +2,6 @@ package gpuio
 
 import (
 	"math"
-	"math/bits"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -176,20 +175,11 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 		set := at[setState](k.sets, int(cmd.Set))
 		if status := nvme.Status(last >> 17); !status.OK() {
 			errors++
-			tries := state / cmdAttempt
-			if !status.DNR() && tries <= q.Retries {
-				atomic.StoreUint32(&cmd.State, state&^cmdState|cmdRetry)
+			if q.refused(set, cid, cmd, state, status) {
 				again[nagain] = uint16(cid)
 				nagain++
 				continue
 			}
-			kind := uint16(failStatus)
-			if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
-				kind = failTimeout
-			}
-			set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status),
-				QID: uint16(q.QID), CID: wireCID(cid, state), Tries: tries, LBA: cmd.LBA,
-				SSD: q.SSD, Blocks: uint32(cmd.NLB) + 1})
 		} else {
 			if cmd.Dst != 0 {
 				q.unstage(set, cid, cmd)
@@ -216,17 +206,7 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	nvme.StoreDoorbell((*uint32)(pointer(q.CQDoorbell)), q.Head)
 	// CIDs and retries go back only now: a command issued before this doorbell could find the CQ
 	// full.
-	for _, cid := range again[:nagain] {
-		atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
-	}
-	for i := 0; i < nfreed; {
-		w := freed[i] / 32
-		mask := uint32(0)
-		for ; i < nfreed && freed[i]/32 == w; i++ {
-			mask |= 1 << (freed[i] & 31)
-		}
-		atomic.OrUint32(&q.Free[w], mask)
-	}
+	q.giveBack(freed[:nfreed], again[:nagain])
 	if done > 0 {
 		atomic.AddUint32(at[uint32](doneSet.Remaining, int(g)), -done)
 	}
@@ -240,6 +220,40 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 		atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign)
 	}
 	return n
+}
+
+// refused deals with a command that completed with an error: true, and it is marked to be issued
+// again, where it may be; else its rows are recorded as failed.
+func (q *queueState) refused(set *setState, cid uint32, cmd *command, state uint32,
+	status nvme.Status) bool {
+	tries := state / cmdAttempt
+	if !status.DNR() && tries <= q.Retries {
+		atomic.StoreUint32(&cmd.State, state&^cmdState|cmdRetry)
+		return true
+	}
+	kind := uint16(failStatus)
+	if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
+		kind = failTimeout
+	}
+	set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID),
+		CID: wireCID(cid, state), Tries: tries, LBA: cmd.LBA, SSD: q.SSD,
+		Blocks: uint32(cmd.NLB) + 1})
+	return false
+}
+
+// giveBack frees CIDs, and has others issued again.
+func (q *queueState) giveBack(freed, again []uint16) {
+	for _, cid := range again {
+		atomic.OrUint32(&q.Retry[cid/32], 1<<(cid&31))
+	}
+	for i := 0; i < len(freed); {
+		w := freed[i] / 32
+		mask := uint32(0)
+		for ; i < len(freed) && freed[i]/32 == w; i++ {
+			mask |= 1 << (freed[i] & 31)
+		}
+		atomic.OrUint32(&q.Free[w], mask)
+	}
 }
 
 // unstage copies what a command has read from its staging slot to where it belongs: the row, the
@@ -315,18 +329,11 @@ func (q *queueState) due(now int64) (next int64, froze bool) {
 
 // oldest is the earliest deadline of the commands in flight.
 func (q *queueState) oldest() int64 {
-	first := int64(1<<63 - 1)
-	for w := uint32(0); w*32 < q.NumCommands; w++ {
-		for m := ^atomic.LoadUint32(&q.Free[w]); m != 0; m &= m - 1 {
-			cid := w*32 + uint32(bits.TrailingZeros32(m))
-			if cid >= q.NumCommands {
-				break
-			}
-			cmd := at[command](q.Commands, int(cid))
-			if atomic.LoadUint32(&cmd.State)&cmdState == cmdInFlight {
-				first = min(first, atomic.LoadInt64(&cmd.Deadline))
-			}
+	first := int64(math.MaxInt64)
+	q.commands(func(_ uint32, cmd *command) {
+		if atomic.LoadUint32(&cmd.State)&cmdState == cmdInFlight {
+			first = min(first, atomic.LoadInt64(&cmd.Deadline))
 		}
-	}
+	})
 	return first
 }

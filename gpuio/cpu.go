@@ -164,19 +164,19 @@ func (w *preadWorker) loop() {
 
 func (w *preadWorker) read(p *hostPending, u *hostUnit) error {
 	f := u.file
-	at, n, skip := f.span(u.off, u.want)
+	pos, n, skip := f.span(u.off, u.want)
 	for try := 0; ; try++ {
 		p.account(u.ssd, n)
-		got, err := f.f.ReadAt(w.buf[:n], at)
+		got, err := f.f.ReadAt(w.buf[:n], pos)
 		if got >= skip+u.want {
 			p.deliver(u, w.buf[skip:])
 			return nil
 		}
 		if err == nil || err == io.EOF {
-			return shortRead(f, at, n, got)
+			return shortRead(f, pos, n, got)
 		}
 		if try == w.retries {
-			return &BackingError{SSD: f.ssd, Path: f.path, Offset: at, Bytes: n, Err: err}
+			return &BackingError{SSD: f.ssd, Path: f.path, Offset: pos, Bytes: n, Err: err}
 		}
 		p.retries.Add(1)
 	}

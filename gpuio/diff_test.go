@@ -407,8 +407,8 @@ func (w *diffWorld) complete() {
 	}
 	p := completeParams{Queues: w.queues, Sets: w.sets, Engine: w.engine, NumQueues: uint32(nq),
 		Set: slot}
-	// Whether a block that is done looks for late commands depends on what the others have done so
-	// far. So where there may be any, one block looks at all queues.
+	// A block that is done may look for late commands or not, by what the others have done so far. So
+	// where there may be any, one block looks at all queues.
 	blocks := 1 + w.rng.IntN(nq+2)
 	for g := range w.ctl {
 		if w.q(g).ScanAt == diffPast {
@@ -498,10 +498,10 @@ func (w *diffWorld) explain(kernel string, blocks int) {
 		for i := a.lo; i < a.hi; i++ {
 			if w.want[i] != w.slab[i] {
 				if n++; n == 1 {
-					at := i &^ 7
+					off := i &^ 7
 					out = append(out, fmt.Sprintf("%s +%d (entry of 64: %d+%d): want %x, got %x",
-						a.name, at-a.lo, (at-a.lo)/64, (at-a.lo)%64, w.want[at:at+8],
-						w.slab[at:at+8]))
+						a.name, off-a.lo, (off-a.lo)/64, (off-a.lo)%64, w.want[off:off+8],
+						w.slab[off:off+8]))
 				}
 			}
 		}
@@ -525,12 +525,12 @@ func joinLines(s []string) string {
 // content returns what an SSD holds at a byte offset.
 func diffContent(ssd uint32, off uint64, b []byte) {
 	for i := 0; i < len(b); {
-		at := off + uint64(i)
-		x := (at/8*0x9E3779B97F4A7C15 + uint64(ssd+1)*0xD1B54A32D192ED03) ^ at>>7
+		pos := off + uint64(i)
+		x := (pos/8*0x9E3779B97F4A7C15 + uint64(ssd+1)*0xD1B54A32D192ED03) ^ pos>>7
 		x ^= x >> 29
 		var v [8]byte
 		binary.LittleEndian.PutUint64(v[:], x*0xBF58476D1CE4E5B9)
-		i += copy(b[i:], v[at%8:])
+		i += copy(b[i:], v[pos%8:])
 	}
 }
 

@@ -208,7 +208,7 @@ func (s *faultScript) reader(r *faultRig) (Reader, error) {
 	case "async":
 		rd, err = NewAsync(r.dev, r.ssds, r.layout, s.opt)
 	case "sync":
-		rd, err = NewSync(r.dev, r.ssds, r.layout, SyncOptions(s.opt))
+		rd, err = NewSync(r.dev, r.ssds, r.layout, s.opt)
 	case "cpu":
 		rd, err = NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: s.opt.Depth,
 			Threads: s.shape.sms, CoalesceBytes: s.opt.CoalesceBytes})
@@ -566,7 +566,7 @@ func (s *faultScript) aftermath(t *testing.T, r *faultRig, rd Reader, sets []*te
 }
 
 // faultAbandoned counts controllers that vanished while they were opened: their admin queues'
-// memory stays, for nobody can tell whether they write to it.
+// memory stays, for nobody can report whether they write to it.
 var faultAbandoned atomic.Int64
 
 // TestFaultScripts: see above.
@@ -641,7 +641,7 @@ func TestFaultScripts(t *testing.T) {
 
 // runInBubble runs the script in virtual time.
 func (s *faultScript) runInBubble(t *testing.T) (outcome int) {
-	// What spins in a bubble stops its clock: only the wall's can tell.
+	// A loop that spins in a bubble stops its clock: only the wall's notices.
 	watchdog := time.AfterFunc(2*time.Minute, func() {
 		buf := make([]byte, 4<<20)
 		fmt.Fprintf(os.Stderr, "%v\ndoes not end; replay it with FAULT_SEED=%d\n%s\n", s, s.seed,

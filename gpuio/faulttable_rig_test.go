@@ -152,8 +152,8 @@ func (r *faultRig) image(s int, blank bool) []byte {
 		return img
 	}
 	for row := int64(s); row < l.Rows; row += int64(l.SSDs) {
-		_, at, _, off := l.Locate(row)
-		lo := (rigDataStart+int64(at))*lba + int64(off)
+		_, pos, _, off := l.Locate(row)
+		lo := (rigDataStart+int64(pos))*lba + int64(off)
 		fillRow(row, img[lo:lo+int64(l.RowBytes)])
 	}
 	return img
@@ -191,7 +191,7 @@ func (e *async) assertIdle(t testing.TB) {
 		for i := range e.perSSD {
 			g := s*e.perSSD + i
 			q := e.queue(g)
-			if e.rec[s].isUnsafe() {
+			if e.rec[s].unsafe.Load() {
 				continue // in quarantine until Close
 			}
 			for slot := range uint32(maxSets) {

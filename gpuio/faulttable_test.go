@@ -171,7 +171,7 @@ func TestFaultTable(t *testing.T) {
 	}
 }
 
-// onClock runs a test on the wall's clock or in a bubble of its own. What hangs in a bubble, and a
+// onClock runs a test on the wall's clock or in a bubble of its own. A hang in a bubble, and a
 // goroutine that stays behind, ends it with a panic.
 func onClock(t *testing.T, clock string, test func(t *testing.T)) {
 	if clock == "wall" {
@@ -255,7 +255,7 @@ func (c *faultCase) reader(r *faultRig) (Reader, error) {
 		return NewAsync(r.dev, r.ssds, r.layout, o)
 	case "sync":
 		o.Blocks, o.Threads = 8, 64
-		return NewSync(r.dev, r.ssds, r.layout, SyncOptions(o))
+		return NewSync(r.dev, r.ssds, r.layout, o)
 	case "cpu":
 		return NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Depth: 16, Threads: 2, CoalesceBytes: -1})
 	}
@@ -525,7 +525,7 @@ func (c *faultCase) checkCounts(t *testing.T, st Stats, text string, fired []int
 	for name, v := range got {
 		assert.Zero(t, v, "%s: %+v, hits %v", name, got, fired)
 	}
-	// What is counted by SSD is the first one's.
+	// The counts by SSD are the first one's.
 	for s, per := range st.PerSSD {
 		if s > 0 && c.bus() {
 			assert.Zero(t, per.Errors+per.Timeouts+per.Aborts+per.Recreated+per.Resets+per.Foreign,

@@ -59,7 +59,7 @@ type ReadSet struct {
 	Ready    cuda.Event // optional: Rows and Pos are valid once it happened
 }
 
-// extent tells where positions may lie: bytes from DstOffset.
+// extent shows where positions may lie: bytes from DstOffset.
 func (rs *ReadSet) extent() int64 {
 	rest := backedBytes(rs.Dst) - rs.DstOffset
 	if rs.DstBytes > 0 {
@@ -115,7 +115,7 @@ type Stats struct {
 	Resets    int64 // controller resets
 	Coalesced int64 // rows that shared a command with another
 	Mismatch  int64 // rows whose checksum was wrong, each time it was
-	// NotInPlace tells why a destination in device memory that should have been written in place
+	// NotInPlace explains why a destination in device memory that should have been written in place
 	// (rung p2p) was not; "": all were.
 	NotInPlace string
 	Latency    Histogram
@@ -166,7 +166,7 @@ func (e *TimeoutError) Timeout() bool { return true }
 // rowUnknown is the Row of a row whose number only the device knows.
 const rowUnknown = math.MinInt64
 
-// RowError is a row that could not be read. Err says why and names SSD, queue and LBA.
+// RowError is a row that could not be read. Err explains why and names SSD, queue and LBA.
 type RowError struct {
 	Row int64
 	Err error

@@ -388,10 +388,7 @@ func (p *hostPending) sort(end int64) {
 				keys[k] = uint64(p.rows[i] / int64(l.SSDs))
 			}
 		}
-		for pass := range l.passes() {
-			sortPass(keys, other, idx, otherIdx, 8*pass)
-			keys, other, idx, otherIdx = other, keys, otherIdx, idx
-		}
+		keys, idx = sortSlots(keys, other, idx, otherIdx, l.passes())
 		copy(p.order[from:to], idx)
 		runs := b.run[:n]
 		for m := l.cut(keys, int64(r.units.window), uint32(from), runs); m > 0; m-- {
@@ -401,7 +398,7 @@ func (p *hostPending) sort(end int64) {
 	}
 }
 
-// check tells why row i of an SSD's bucket cannot be read.
+// check explains why row i of an SSD's bucket cannot be read.
 func (p *hostPending) check(i int64, ssd int) error {
 	l := &p.r.layout
 	row := p.rows[i]
@@ -466,7 +463,7 @@ func (p *hostPending) unit(k int64) hostUnit {
 	return u
 }
 
-// offset tells where row i is in its file.
+// offset shows where row i is in its file.
 func (p *hostPending) offset(i int64, f *backing) int64 {
 	l := &p.r.layout
 	lba, skip := l.place(p.rows[i] / int64(l.SSDs))
@@ -505,15 +502,15 @@ func (p *hostPending) owned(lo, hi int64) int64 {
 	return n
 }
 
-// place tells where the CPU puts row i, which was checked.
+// place shows where the CPU puts row i, which was checked.
 func (p *hostPending) place(i int64) []byte {
 	n := int64(p.r.layout.RowBytes)
 	off := int64(p.pos[i]) * p.rs.DstStride
 	if p.dst != nil {
 		return p.dst[off : off+n]
 	}
-	at := (i - p.first) * n
-	return p.bounce.Bytes()[at : at+n]
+	offset := (i - p.first) * n
+	return p.bounce.Bytes()[offset : offset+n]
 }
 
 func (p *hostPending) fail(row int64, err error) {
@@ -583,7 +580,7 @@ func (p *hostPending) Wait(ctx context.Context) (ReadStats, error) {
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-		return ReadStats{}, fmt.Errorf("gpuio %s: wait for %d rows: %w", p.r.name, p.n, ctx.Err())
+		return ReadStats{}, lateError(p.r.name, p.n, ctx.Err())
 	}
 	st := ReadStats{
 		Rows: p.n - p.failed, Commands: p.commands.Load(), Bytes: p.bytes.Load(),

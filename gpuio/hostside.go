@@ -20,7 +20,7 @@ type hostSide struct {
 	crcs    int           // setShape.crcs
 }
 
-// blockPark tells how one block of the complete kernel waits. fn is made once, so that a wait
+// blockPark describes how one block of the complete kernel waits. fn is made once, so that a wait
 // allocates nothing.
 type blockPark struct {
 	group   nvme.CQGroup  // nil: the bus cannot wait for several queues

@@ -7,7 +7,7 @@ import (
 	"helios/nvme"
 )
 
-// Layout says where each feature row lives on a set of SSDs: row r is on SSD r mod n, at slot
+// Layout places each feature row on a set of SSDs: row r is on SSD r mod n, at slot
 // r div n. A slot is either LBAsPerRow whole LBAs (padded) or one of
 // RowsPerLBA parts of an LBA (packed); at least one of the two is 1, so a row smaller than an
 // LBA never straddles one. It is plain data: kernels get the same bytes.
@@ -74,11 +74,8 @@ func (l Layout) Locate(row int64) (ssd int, lba nvme.LBA, blocks uint32, byteOff
 	n := int64(l.SSDs)
 	slot := row / n
 	ssd = int(row - slot*n)
-	if l.RowsPerLBA > 1 {
-		at := slot / int64(l.RowsPerLBA)
-		return ssd, nvme.LBA(at), 1, int(slot-at*int64(l.RowsPerLBA)) * int(l.RowBytes)
-	}
-	return ssd, nvme.LBA(slot * int64(l.LBAsPerRow)), uint32(l.LBAsPerRow), 0
+	first, offset := l.place(slot)
+	return ssd, nvme.LBA(first), uint32(l.LBAsPerRow), int(offset)
 }
 
 // RowsOn is the number of rows on an SSD.

@@ -51,7 +51,7 @@ func (b *barBuffer) Free() error {
 	return err
 }
 
-// kernelState is what is in memory with atomics on every rung.
+// kernelState names the buffers that need memory with atomics on every rung.
 var kernelState = []string{"gpuio queues", "gpuio commands", "gpuio latency", "gpuio sets"}
 
 func (d *barDevice) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.Buffer, error) {
@@ -60,26 +60,26 @@ func (d *barDevice) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.B
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	at, n := barSpan{}, int(size+4095)&^4095
+	off, n := barSpan{}, int(size+4095)&^4095
 	for _, s := range d.live {
-		if s.lo-at.lo >= n {
+		if s.lo-off.lo >= n {
 			break
 		}
-		at.lo = s.hi
+		off.lo = s.hi
 	}
-	if at.hi = at.lo + n; at.hi > len(d.bar) {
+	if off.hi = off.lo + n; off.hi > len(d.bar) {
 		return nil, errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: "bar",
 			Purpose: purpose, Want: size})
 	}
-	mem := d.bar[at.lo:][:size]
-	ioFill(d.bar[at.lo:at.hi], 0)
+	mem := d.bar[off.lo:][:size]
+	ioFill(d.bar[off.lo:off.hi], 0)
 	b, err := d.Register(mem, purpose)
 	if err != nil {
 		return nil, err
 	}
-	d.live = append(d.live, at)
+	d.live = append(d.live, off)
 	slices.SortFunc(d.live, func(a, b barSpan) int { return a.lo - b.lo })
-	return &barBuffer{b, d, at}, nil
+	return &barBuffer{b, d, off}, nil
 }
 
 func (d *barDevice) RegisterIO(mem []byte, purpose string) (cuda.Buffer, error) {
@@ -131,7 +131,7 @@ func TestVFIOPeer(t *testing.T) {
 			r.t = t
 			rng := rand.New(rand.NewPCG(1, 2))
 			if stack == "sync" {
-				rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 16, Blocks: 4,
+				rd, err := NewSync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 16, Blocks: 4,
 					Memory: m})
 				r.readAll(rng, rd, err)
 				return

@@ -1,6 +1,6 @@
 package gpuio
 
-// Planner says which commands a set of rows would take, without SSDs: the rules of the stacks as
+// Planner counts the commands that a set of rows would take, without SSDs: the rules of the stacks as
 // pure arithmetic, for the virtual clock.
 type Planner struct {
 	e          queueSet // layout and units only
@@ -76,10 +76,7 @@ func (p *Planner) Set(rows, offsets []int64, out []Planned) {
 		for i, r := range bucket {
 			keys[i] = uint64(r / int64(l.SSDs))
 		}
-		for pass := range l.passes() {
-			sortPass(keys, other, idx, otherIdx, 8*pass)
-			keys, other, idx, otherIdx = other, keys, otherIdx, idx
-		}
+		keys, _ = sortSlots(keys, other, idx, otherIdx, l.passes())
 		runs := p.runs[:n]
 		m := l.cut(keys, int64(p.e.window), 0, runs)
 		out[s].Commands += int64(m)
@@ -91,17 +88,11 @@ func (p *Planner) Set(rows, offsets []int64, out []Planned) {
 			if first := runs[k]; last-first > 1 {
 				out[s].Shared += int64(last - first)
 			}
-			out[s].Bytes += (p.lba(keys[last-1])-p.lba(keys[runs[k]]))*int64(l.LBABytes) + each
+			end, _ := l.place(int64(keys[last-1]))
+			begin, _ := l.place(int64(keys[runs[k]]))
+			out[s].Bytes += int64(end-begin)*int64(l.LBABytes) + each
 		}
 	}
-}
-
-// lba is the first LBA of a slot, from the start of the extent.
-func (p *Planner) lba(slot uint64) int64 {
-	if l := &p.e.layout; l.RowsPerLBA == 1 {
-		return int64(slot) * int64(l.LBAsPerRow)
-	}
-	return int64(slot) / int64(p.e.layout.RowsPerLBA)
 }
 
 func (p *Planner) reserve(n int) {

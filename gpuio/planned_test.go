@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is planned is what the stacks do.
+// The planner's commands are those of the stacks.
 func TestPlannerAgreesWithTheStacks(t *testing.T) {
 	for i, c := range []struct {
 		rowBytes, ssds, lba int
@@ -31,7 +31,7 @@ func TestPlannerAgreesWithTheStacks(t *testing.T) {
 			var rd Reader
 			switch c.stack {
 			case "sync":
-				rd = r.reader(NewSync(r.dev, r.ssds, r.layout, SyncOptions{}))
+				rd = r.reader(NewSync(r.dev, r.ssds, r.layout, AsyncOptions{}))
 			case "cpu":
 				rd = r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{}))
 			case "mmap":

@@ -41,7 +41,7 @@ func TestLeavingSSD(t *testing.T) {
 		var rd Reader
 		var err error
 		if name == "sync" {
-			rd, err = NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 8})
+			rd, err = NewSync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 8})
 		} else {
 			rd, err = NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 8})
 		}

@@ -36,7 +36,7 @@ func TestStrideOverflow(t *testing.T) {
 }
 
 // TestBrokenEngineRefuses: sets that were abandoned keep their slots; with all slots gone so,
-// Submit tells why at once.
+// Submit explains why at once.
 func TestBrokenEngineRefuses(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
 	rd := r.async(AsyncOptions{Depth: 8})
@@ -56,7 +56,7 @@ func TestBrokenEngineRefuses(t *testing.T) {
 }
 
 // TestStrandedSetsRefuse: sets that an SSD may still write to keep their slots; with all slots gone
-// so, Submit tells why at once.
+// so, Submit explains why at once.
 func TestStrandedSetsRefuse(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
 	rd := r.async(AsyncOptions{Depth: 8})

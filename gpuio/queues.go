@@ -121,18 +121,18 @@ func (e *queueSet) choosePairs() (active, perBlock int, err error) {
 				s.name(), limit)
 		}
 		e.perSSD = min(e.perSSD, limit)
-		most := commandsPerQueue(s)
-		if per := (e.opt.Depth + e.perSSD - 1) / e.perSSD; per > most {
+		bound := commandsPerQueue(s)
+		if per := (e.opt.Depth + e.perSSD - 1) / e.perSSD; per > bound {
 			if e.opt.QueuePairs != 0 {
 				return 0, 0, errs.New(errs.Usage,
 					"depth %d over %d queue pairs: %s takes at most %d commands per queue; use more queue pairs or less depth",
-					e.opt.Depth, e.perSSD, s.name(), most)
+					e.opt.Depth, e.perSSD, s.name(), bound)
 			}
-			e.perSSD = (e.opt.Depth + most - 1) / most
+			e.perSSD = (e.opt.Depth + bound - 1) / bound
 			if e.perSSD > limit {
 				return 0, 0, errs.New(errs.Usage,
 					"depth %d: %s takes at most %d commands on %d queue pairs", e.opt.Depth,
-					s.name(), most*limit, limit)
+					s.name(), bound*limit, limit)
 			}
 		}
 	}
@@ -212,12 +212,12 @@ func (e *queueSet) rings(g int) (m *nvme.QueueMemory, sq, cq cuda.DevicePtr) {
 	s := g / e.perSSD
 	a := &e.listBuf[s]
 	sqBytes, cqBytes := e.ssds[s].Ctrl.QueueBytes(e.commandsOf(0) + 1)
-	at := e.ringsAt[s] + g%e.perSSD*(sqBytes+cqBytes)
+	off := e.ringsAt[s] + g%e.perSSD*(sqBytes+cqBytes)
 	m = &nvme.QueueMemory{
-		SQ: a.mem[at : at+sqBytes], SQAddr: a.iova + nvme.IOVA(at),
-		CQ: a.mem[at+sqBytes : at+sqBytes+cqBytes], CQAddr: a.iova + nvme.IOVA(at+sqBytes),
+		SQ: a.mem[off : off+sqBytes], SQAddr: a.iova + nvme.IOVA(off),
+		CQ: a.mem[off+sqBytes : off+sqBytes+cqBytes], CQAddr: a.iova + nvme.IOVA(off+sqBytes),
 	}
-	return m, a.buf.Ptr() + cuda.DevicePtr(at), a.buf.Ptr() + cuda.DevicePtr(at+sqBytes)
+	return m, a.buf.Ptr() + cuda.DevicePtr(off), a.buf.Ptr() + cuda.DevicePtr(off+sqBytes)
 }
 
 // ensureStaging gives each CID a slot for reads that cannot go to their final place. No kernel
@@ -293,15 +293,7 @@ func (e *queueSet) deletePair(ctx context.Context, g int) error {
 }
 
 func (e *queueSet) unregister(g int) error {
-	p := &e.pairs[g]
-	var err error
-	for _, b := range []*cuda.Buffer{&p.sq, &p.cq} {
-		if *b != nil {
-			err = errors.Join(err, (*b).Free())
-			*b = nil
-		}
-	}
-	return err
+	return freeBuffers(&e.pairs[g].sq, &e.pairs[g].cq)
 }
 
 // listBytes is the PRP list of one command: enough for what it moves at any offset, and a power of

@@ -26,7 +26,7 @@ import (
 // command in flight, or waits in Retry. A command past its deadline, or a completion for none in
 // flight, freezes the queue, and its warps leave. A warp with a command out looks at it once more
 // under Reap, and who reaps looks at Frozen once more under Reap: so no command is marked after its
-// warp has gone. What is left is the host's (sync.go).
+// warp has gone. The rest is the host's (sync.go).
 //
 // Here a block runs its warps in turn, one step each, as states of a machine: the reads in flight
 // are bounded by the warps, whatever the number of cores. A block that finds nothing to do waits
@@ -280,20 +280,10 @@ func (q *queueState) unlock() {
 func (k *syncView) finish(w *syncWarp, q *queueState, cmd *command) {
 	state := atomic.LoadUint32(&cmd.State)
 	if status := nvme.Status(atomic.LoadInt64(&cmd.Deadline)); !status.OK() {
-		tries := state / cmdAttempt
-		if !status.DNR() && tries <= q.Retries {
-			// Until it is issued again the command is one that recovery would issue.
-			atomic.StoreUint32(&cmd.State, state&^cmdState|cmdRetry)
+		if q.refused(k.set, w.cid, cmd, state, status) { // recovery would issue it until it is issued
 			w.phase, w.again, w.until = syncIssue, true, k.now+q.TimeoutNS
 			return
 		}
-		kind := uint16(failStatus)
-		if state&cmdAborted != 0 && status.Is(nvme.StatusAbortRequested) {
-			kind = failTimeout
-		}
-		k.set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID),
-			CID: wireCID(w.cid, state), Tries: tries, LBA: cmd.LBA, SSD: q.SSD,
-			Blocks: uint32(cmd.NLB) + 1})
 	} else {
 		if cmd.Dst != 0 {
 			q.unstage(k.set, w.cid, cmd)
@@ -440,8 +430,7 @@ func (s *syncSide) own(g, cid uint32, block int32) {
 	atomic.StoreInt32(&s.owners[g*maxCommands+cid], block)
 }
 
-func (s *syncSide) owner(g,
-	cid uint32) int32 {
+func (s *syncSide) owner(g, cid uint32) int32 {
 	return atomic.LoadInt32(&s.owners[g*maxCommands+cid])
 }
 

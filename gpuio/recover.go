@@ -22,7 +22,7 @@ import (
 //  4. the SSD is given up.
 //
 // A command is issued again until its attempts are used up, and a controller is reset until the
-// SSD's resets are. A controller is also reset when all its commands are late (barren). A command
+// SSD's resets are. A controller is also reset when all its commands are late (allLate). A command
 // is charged an attempt if it was late, or lay on a queue with a completion for no command. Others
 // beside it are not.
 //
@@ -79,7 +79,11 @@ func (p *asyncPending) goOn(ctx context.Context) (failed, err error) {
 
 // late is the error of a wait that ended before the set did.
 func (p *asyncPending) late(err error) error {
-	return fmt.Errorf("gpuio %s: wait for %d rows: %w", p.e.name, p.rows, err)
+	return lateError(p.e.name, p.rows, err)
+}
+
+func lateError(reader string, rows int64, err error) error {
+	return fmt.Errorf("gpuio %s: wait for %d rows: %w", reader, rows, err)
 }
 
 // recover recovers the SSDs that hold rows of p, all at once. Its error is ctx's.
@@ -307,7 +311,7 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 	var late []uint32
 	again := false // some were aborted before
 	why := uint32(frozenNo)
-	var barren error
+	var stuck error
 	err := e.stopped(ctx, func() error {
 		why = atomic.LoadUint32(&q.Frozen)
 		if why != frozenTimeout && why != frozenForeign {
@@ -320,15 +324,15 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 		q.readAgain()
 		if why == frozenTimeout {
 			late, again = e.late(q)
-			barren = e.barren(int(q.SSD), len(late))
+			stuck = e.allLate(int(q.SSD), len(late))
 		}
 		return nil
 	})
 	switch {
 	case err != nil, why != frozenTimeout && why != frozenForeign:
 		return nil
-	case barren != nil:
-		return barren
+	case stuck != nil:
+		return stuck
 	case why == frozenTimeout && !again && e.abortLate(ctx, q, late):
 		return e.stopped(ctx, func() error {
 			grace := e.now() + int64(min(abortGrace, e.opt.Timeout))
@@ -347,10 +351,10 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 	return e.recreate(ctx, q, g, why == frozenForeign)
 }
 
-// barren counts the late commands of an SSD since it has read anything, and tells when these are so
-// many that nothing will be: as many as fill all its queues, for all their attempts. Else an SSD
+// allLate counts the late commands of an SSD since it has read anything. It returns an error when
+// these are so many that nothing will be read: as many as fill all its queues, for all their attempts. Else an SSD
 // that answers admin commands alone would cost each row its timeouts.
-func (e *async) barren(ssd, late int) error {
+func (e *async) allLate(ssd, late int) error {
 	r := &e.rec[ssd]
 	read := uint64(0)
 	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
@@ -478,7 +482,7 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) er
 	qid := q.QID
 	err := e.deletePair(actx, g)
 	if err != nil {
-		e.rec[q.SSD].setUnsafe(true)
+		e.rec[q.SSD].unsafe.Store(true)
 	} else {
 		err = e.rejoin(actx, g)
 	}

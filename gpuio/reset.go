@@ -12,7 +12,7 @@ import (
 	"helios/nvme"
 )
 
-// The upper rungs of recovery: the controller's reset, and giving an SSD up.
+// The last steps of recovery: the controller's reset, and giving an SSD up.
 //
 // A reset ends all queues of the controller, so all are frozen before it, and nobody is inside one
 // any more. When CC.EN = 0 has completed, no command moves data. Then the controller is brought up,
@@ -30,39 +30,21 @@ type ssdRecovery struct {
 	busy    chan struct{} // closed when the recovery under way has ended; nil: there is none
 	closing bool          // none begins any more
 	dead    *GivenUpError // the SSD was given up
-	unsafe  bool          // commands may move data although their queue pair should be gone
-	down    bool          // the last reset of the controller has not come to its end
+	unsafe  atomic.Bool   // commands may move data although their queue pair should be gone
+	down    atomic.Bool   // the last reset of the controller has not come to its end
 
 	timeouts, aborts, recreated, resets atomic.Int64
 
-	// Of the recovery under way: see barren.
+	// Of the recovery under way: see allLate.
 	read uint64 // completions without an error, when last looked at
 	dry  int    // commands that were late since
-}
-
-func (r *ssdRecovery) setUnsafe(v bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.unsafe = v
-}
-
-func (r *ssdRecovery) setDown(v bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.down = v
 }
 
 // needsReset reports whether Close must see to the controller.
 func (r *ssdRecovery) needsReset() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.unsafe || r.down && r.dead == nil
-}
-
-func (r *ssdRecovery) isUnsafe() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.unsafe
+	return r.unsafe.Load() || r.down.Load() && r.dead == nil
 }
 
 // GivenUpError is an SSD that recovery could not bring back.
@@ -78,7 +60,7 @@ func (e *GivenUpError) Error() string {
 	if e.Tried != "" {
 		after = " after " + e.Tried
 	}
-	if !errors.Is(e.Err, nvme.ErrGone) { // which says what to do
+	if !errors.Is(e.Err, nvme.ErrGone) { // which describes what to do
 		next = `; look at it with "heliosctl ssds", then bind it again or replace it`
 	}
 	return fmt.Sprintf("nvme %s was given up%s: %v%s", e.SSD, after, e.Err, next)
@@ -87,7 +69,7 @@ func (e *GivenUpError) Error() string {
 // Unwrap gives the cause, in class errs.Device.
 func (e *GivenUpError) Unwrap() error { return errs.With(errs.Device, e.Err) }
 
-// deadError tells why an SSD was given up; nil: it was not.
+// deadError explains why an SSD was given up; nil: it was not.
 func (e *async) deadError(ssd int) error {
 	r := &e.rec[ssd]
 	r.mu.Lock()
@@ -98,7 +80,7 @@ func (e *async) deadError(ssd int) error {
 	return r.dead
 }
 
-// givenUp tells why an SSD gets no further reads: recovery could not bring it back, or it must be
+// givenUp explains why an SSD gets no further reads: recovery could not bring it back, or it must be
 // given back although it still completes what it has.
 func (e *async) givenUp(ssd int) error {
 	if err := e.deadError(ssd); err != nil {
@@ -110,7 +92,7 @@ func (e *async) givenUp(ssd int) error {
 	return nil
 }
 
-// tried tells what recovery has done to an SSD so far.
+// tried describes what recovery has done to an SSD so far.
 func (r *ssdRecovery) tried() string {
 	var parts []string
 	for _, x := range []struct {
@@ -144,7 +126,7 @@ func (e *async) heal(ctx context.Context, ssd int, cause error) {
 		for i := range e.perSSD {
 			atomic.StoreUint32(&e.queue(ssd*e.perSSD+i).Frozen, frozenUnsafe)
 		}
-		r.setUnsafe(true)
+		r.unsafe.Store(true)
 		for i := range e.perSSD {
 			if err := e.still(ctx, e.queue(ssd*e.perSSD+i)); err != nil {
 				e.breakWith(err)
@@ -192,15 +174,15 @@ func (e *async) resetSSD(ctx context.Context, ssd int) error {
 	rctx, cancel := context.WithTimeout(ctx, ctrl.ResetTimeout())
 	defer cancel()
 	generation := ctrl.Generation()
-	e.rec[ssd].setDown(true)
+	e.rec[ssd].down.Store(true)
 	err := ctrl.Reset(rctx)
 	if ctrl.Generation() != generation {
-		e.rec[ssd].setUnsafe(false)
+		e.rec[ssd].unsafe.Store(false)
 	}
 	if err != nil {
 		return err
 	}
-	e.rec[ssd].setDown(false)
+	e.rec[ssd].down.Store(false)
 	for i := range e.perSSD {
 		g := ssd*e.perSSD + i
 		qctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
@@ -230,8 +212,8 @@ func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
 		return
 	}
 	if err == nil {
-		r.setUnsafe(false)
-	} else if r.isUnsafe() {
+		r.unsafe.Store(false)
+	} else if r.unsafe.Load() {
 		dead.Unsafe = true
 		if !errors.Is(cause, nvme.ErrGone) {
 			dead.Err = fmt.Errorf("%w; and it could not be disabled: %w", cause, err)
@@ -253,7 +235,7 @@ func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
 // bury fails what the queues of an SSD that was given up hold: all of it, or, while the SSD may
 // still write, what it has not seen. No kernel runs, or is inside one of the queues.
 func (e *async) bury(ssd int) {
-	unsafe := e.rec[ssd].isUnsafe()
+	unsafe := e.rec[ssd].unsafe.Load()
 	for i := range e.perSSD {
 		g := ssd*e.perSSD + i
 		q := e.queue(g)
@@ -305,18 +287,10 @@ func (e *async) strand(p *asyncPending) {
 			})
 		}
 	}
-	fails := int64(set.NumFails)
 	p.finished = true
-	p.stats = ReadStats{
-		Rows: p.rows - fails, Commands: int64(set.Issued) + int64(set.Retries),
-		Bytes:   int64(set.Blocks) * int64(e.layout.LBABytes),
-		Retries: int64(set.Retries), Timeouts: p.timeouts.Load(),
-	}
+	p.takeStats(set)
 	p.err = errs.With(errs.Device,
 		fmt.Errorf("%w; close the reader before the buffers are used again", e.setError(p, set)))
-	e.rows.Add(p.stats.Rows)
-	e.failed.Add(fails)
-	e.timeouts.Add(p.timeouts.Load())
 	e.strands++
 	e.forgetLive(p)
 }
@@ -326,8 +300,8 @@ func (e *async) lostError(f *failRecord) error {
 	ssd, blocks := e.ssds[f.SSD], f.Blocks
 	lba := nvme.LBA(f.LBA)
 	if blocks == 0 && f.Row != rowUnknown { // no command was made of it
-		_, at, n, _ := e.layout.Locate(f.Row)
-		lba, blocks = at+ssd.DataStart, uint32(n)
+		_, off, n, _ := e.layout.Locate(f.Row)
+		lba, blocks = off+ssd.DataStart, uint32(n)
 	}
 	if blocks == 0 {
 		return fmt.Errorf("nvme %s q%d: %w", ssd.name(), f.QID, e.deadError(int(f.SSD)))

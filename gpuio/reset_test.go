@@ -23,7 +23,7 @@ import (
 	"helios/nvme/proxy"
 )
 
-// softBus is what a software controller's bus has.
+// softBus has the methods of a software controller's bus.
 type softBus interface {
 	nvme.Bus
 	nvme.Kicker
@@ -205,7 +205,7 @@ func bothStacks(t *testing.T, test func(t *testing.T, mk func(r *rig, o AsyncOpt
 	t.Run("sync", func(t *testing.T) {
 		test(t, func(r *rig, o AsyncOptions) Reader {
 			o.Blocks, o.Threads = 8, 64
-			return r.sync(SyncOptions(o))
+			return r.sync(o)
 		})
 	})
 }
@@ -579,11 +579,11 @@ func TestWaitLeavesReset(t *testing.T) {
 // controller that works.
 func TestCloseDuringReset(t *testing.T) {
 	bothStacks(t, func(t *testing.T, mk func(*rig, AsyncOptions) Reader) {
-		at := []time.Duration{0, time.Millisecond, 20 * time.Millisecond, 520 * time.Millisecond}
+		off := []time.Duration{0, time.Millisecond, 20 * time.Millisecond, 520 * time.Millisecond}
 		if wide.Lean() {
-			at = at[1:2]
+			off = off[1:2]
 		}
-		for _, after := range at {
+		for _, after := range off {
 			t.Run(fmt.Sprint(after), func(t *testing.T) {
 				r, buses := resetRig(t, rigOptions{ssds: 2}, "lost(op=read,after=9,times=3)", "")
 				rd := mk(r, AsyncOptions{Depth: 16, QueuePairs: 2, Timeout: 60 * time.Millisecond})
@@ -668,7 +668,7 @@ func TestResetUnderLoad(t *testing.T) {
 
 // TestResetChaos: random faults, aborts and deletions that work or do not, controllers that set
 // CFS, do not come up or do not go down, vanish; sets come out whole or name what failed, nothing
-// hangs, and nothing is lost. RESET_SEEDS says how many seeds.
+// hangs, and nothing is lost. RESET_SEEDS describes how many seeds.
 func TestResetChaos(t *testing.T) {
 	seeds := 24
 	if wide.Lean() || raceEnabled {
@@ -716,7 +716,7 @@ func resetChaos(t *testing.T, rng *rand.Rand) {
 	var err error
 	if rng.IntN(3) == 0 {
 		o.Blocks, o.Threads = 1+rng.IntN(12), 32<<rng.IntN(3)
-		rd, err = NewSync(r.dev, r.ssds, r.layout, SyncOptions(o))
+		rd, err = NewSync(r.dev, r.ssds, r.layout, o)
 	} else {
 		rd, err = NewAsync(r.dev, r.ssds, r.layout, o)
 	}

@@ -103,8 +103,8 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		}
 		for row := int64(s); row < o.rows; row += int64(o.ssds) {
 			_, lba, _, off := l.Locate(row)
-			at := (rigDataStart+int64(lba))*int64(o.lba) + int64(off)
-			fillRow(row, img[at:at+int64(o.rowBytes)])
+			pos := (rigDataStart+int64(lba))*int64(o.lba) + int64(off)
+			fillRow(row, img[pos:pos+int64(o.rowBytes)])
 		}
 		require.NoError(t, os.WriteFile(path, img, 0o600))
 		cfg := proxy.Config{Path: path, LBABytes: o.lba, RAM: o.ram,
@@ -266,9 +266,9 @@ func (s *testSet) check(lost map[int64]bool) {
 	}
 	n := int64(s.r.layout.RowBytes)
 	want := make([]byte, n)
-	at := make(map[int64]int, len(s.pos))
+	off := make(map[int64]int, len(s.pos))
 	for i, p := range s.pos {
-		at[int64(p)] = i
+		off[int64(p)] = i
 	}
 	end := int64(0)
 	gapOK := func(lo, hi int64) {
@@ -277,7 +277,7 @@ func (s *testSet) check(lost map[int64]bool) {
 		}
 	}
 	for p := int64(0); s.rs.DstOffset+p*s.rs.DstStride+n <= int64(len(mem)); p++ {
-		i, ok := at[p]
+		i, ok := off[p]
 		if !ok {
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"helios/cuda"
@@ -28,7 +29,7 @@ import (
 // Rung is a step of the ladder.
 type Rung uint8
 
-// The rungs, the best first; rungRules says what each is.
+// The rungs, the best first; rungRules describes what each is.
 const (
 	RungP2P Rung = iota
 	RungPinned
@@ -43,7 +44,7 @@ type rungRule struct {
 	name    string
 	peer    bool // queues and data are in the device's memory, mapped for the SSDs
 	cpuBell bool // kernels ring bells in locked memory, and a CPU thread hands them on
-	// refuses says why SSDs, so many of them software, cannot be on the rung; nil: they can.
+	// refuses explains why SSDs, so many of them software, cannot be on the rung; nil: they can.
 	refuses func(ssds, soft int) error
 }
 
@@ -117,7 +118,7 @@ type RungTried struct {
 	Why  string `json:"why"`
 }
 
-// RungReport says where queues and data are, and why nowhere better.
+// RungReport shows where queues and data are, and why nowhere better.
 type RungReport struct {
 	Rung string `json:"rung"`
 	// how device memory is mapped: a name of cuda.PeerMethod
@@ -142,7 +143,7 @@ func (m *Memory) Report() RungReport {
 }
 
 // ChooseRung takes the best rung that works for kernels of dev and these SSDs, or the one that is
-// wanted by name: an error of class Capability says why that cannot be had. On the host device,
+// wanted by name: an error of class Capability explains why that cannot be had. On the host device,
 // whose kernels are Go functions, there is nothing to choose and nothing is proved.
 func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 	if want != "" && want != RungAuto {
@@ -200,7 +201,7 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 		strings.Join(all, "; "), errs.Key("device"))
 }
 
-// alive tells why a device does nothing any more, as after a lost context; nil for one that still
+// alive explains why a device does nothing any more, as after a lost context; nil for one that still
 // works.
 func alive(dev cuda.Device) error {
 	b, err := dev.Alloc(cuda.MemPinned, 4096, "gpuio proof")
@@ -254,7 +255,7 @@ func software(d *SSD) bool {
 	return ok
 }
 
-// hostRung tells where memory is on the host device.
+// hostRung shows where memory is on the host device.
 func hostRung(soft, all int, want string) (*Memory, error) {
 	m := &Memory{rung: rungMixed}
 	switch soft {
@@ -269,4 +270,23 @@ func hostRung(soft, all int, want string) (*Memory, error) {
 	return nil, errs.New(errs.Capability,
 		"memory rung %s: the host device has no memory but the CPU's, and its kernels ring by themselves: with these SSDs its rung is %s; use %v %s",
 		want, m.rung, errs.Key("memory-rung"), RungAuto)
+}
+
+// Together is tried with the rungs that were not taken for one reason in one entry, by all their
+// names, for people to read.
+func Together(tried []RungTried) []RungTried {
+	var out []RungTried
+	for _, t := range tried {
+		if i := slices.IndexFunc(out, func(o RungTried) bool { return o.Why == t.Why }); i >= 0 {
+			out[i].Rung += ", " + t.Rung
+		} else {
+			out = append(out, t)
+		}
+	}
+	for i, t := range out {
+		if off := strings.LastIndex(t.Rung, ", "); off >= 0 {
+			out[i].Rung = t.Rung[:off] + " or " + t.Rung[off+2:]
+		}
+	}
+	return out
 }

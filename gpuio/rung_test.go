@@ -124,7 +124,7 @@ func TestRungReads(t *testing.T) {
 				require.Empty(t, m.Report().Tried)
 				var rd Reader
 				if stack == "sync" {
-					rd = r.reader(NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 16, Blocks: 4,
+					rd = r.reader(NewSync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 16, Blocks: 4,
 						Memory: m}))
 				} else {
 					rd = r.async(AsyncOptions{Depth: 16, QueuePairs: 2, CoalesceBytes: 64 << 10,
@@ -180,7 +180,7 @@ func TestRungStaging(t *testing.T) {
 	}
 }
 
-// bestRung tells where one SSD of hardware comes to on the ladder, and the rungs above with why
+// bestRung shows where one SSD of hardware comes to on the ladder, and the rungs above with why
 // they are not it. peer and bells are why rungs fail that keep queues in the device's memory, and
 // those whose kernels ring doorbells.
 func bestRung(peer, bells string) (string, []RungTried) {
@@ -213,7 +213,7 @@ func lockedRungs() (names []string) {
 	return names
 }
 
-// TestRungFailures: what fails leads to the next rung, which says why it was not the better one.
+// TestRungFailures: what fails leads to the next rung, which explains why it was not the better one.
 func TestRungFailures(t *testing.T) {
 	onGPU(t)
 	defer func(d time.Duration) { proveTimeout = d }(proveTimeout)
@@ -423,8 +423,8 @@ func TestRungGrowable(t *testing.T) {
 		want := make([]byte, 4096)
 		for k, row := range s.ids {
 			fillRow(row, want)
-			at := s.rs.DstOffset + int64(s.pos[k])*4096
-			require.Equal(t, want, mem[at:at+4096])
+			off := s.rs.DstOffset + int64(s.pos[k])*4096
+			require.Equal(t, want, mem[off:off+4096])
 		}
 		if i == 0 {
 			iova = e.dma.m[g].iovas[0]
@@ -436,7 +436,7 @@ func TestRungGrowable(t *testing.T) {
 	st := rd.Stats()
 	require.Zero(t, st.Staged)
 	require.Empty(t, st.NotInPlace)
-	// What could not be mapped lately takes nothing from what is.
+	// Memory that could not be mapped lately takes nothing from memory that is.
 	e.mu.Lock()
 	e.dma.refused[g] = g.Backed()
 	m, err := e.dma.acquire(g, e.dma.m[g].reach)

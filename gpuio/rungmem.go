@@ -124,8 +124,8 @@ func (s *side) giveBack(d *SSD, a *dmaArea) error {
 // ioFill stores v to all of mem, and returns when it has arrived.
 func ioFill(mem []byte, v uint64) {
 	p := unsafe.Pointer(unsafe.SliceData(mem))
-	for at := 0; at+8 <= len(mem); at += 8 {
-		*(*uint64)(unsafe.Add(p, at)) = v
+	for off := 0; off+8 <= len(mem); off += 8 {
+		*(*uint64)(unsafe.Add(p, off)) = v
 	}
 	ioDrain(mem)
 }
@@ -133,8 +133,8 @@ func ioFill(mem []byte, v uint64) {
 // ioCopy stores src.
 func ioCopy(mem, src []byte) {
 	p, q := unsafe.Pointer(unsafe.SliceData(mem)), unsafe.Pointer(unsafe.SliceData(src))
-	for at := 0; at+8 <= len(src); at += 8 {
-		*(*uint64)(unsafe.Add(p, at)) = *(*uint64)(unsafe.Add(q, at))
+	for off := 0; off+8 <= len(src); off += 8 {
+		*(*uint64)(unsafe.Add(p, off)) = *(*uint64)(unsafe.Add(q, off))
 	}
 	ioDrain(mem)
 }
@@ -142,8 +142,8 @@ func ioCopy(mem, src []byte) {
 // ioRead loads len(dst) bytes.
 func ioRead(dst, mem []byte) {
 	p, q := unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(mem))
-	for at := 0; at+8 <= len(dst); at += 8 {
-		*(*uint64)(unsafe.Add(p, at)) = *(*uint64)(unsafe.Add(q, at))
+	for off := 0; off+8 <= len(dst); off += 8 {
+		*(*uint64)(unsafe.Add(p, off)) = *(*uint64)(unsafe.Add(q, off))
 	}
 }
 
@@ -154,7 +154,7 @@ var (
 
 // ioDrain waits for the arrival of stores: a read-modify-write of ordinary memory empties the CPU's
 // write-combining buffers, and a load from the device comes back only after posted writes before it
-// (PCIe base specification, 2.4.1). What is told to an SSD afterwards cannot overtake them.
+// (PCIe base specification, 2.4.1). A later doorbell cannot overtake them.
 func ioDrain(mem []byte) {
 	if len(mem) < 8 {
 		return

@@ -34,7 +34,7 @@ const (
 	proveLimit = 60 * time.Second // of all proofs together
 )
 
-// proveTimeout is of a command of a proof. Tests shorten it.
+// proveTimeout bounds a command of a proof. Tests shorten it.
 var proveTimeout = time.Second
 
 // prover knows what SSDs hold.
@@ -93,7 +93,7 @@ func newProver(ctx context.Context, dev cuda.Device, ssds []*SSD) (*prover, erro
 
 const nvmeIdentifyBytes = 4096
 
-// prove tells why a rung does not do.
+// prove explains why a rung does not do.
 func (p *prover) prove(ctx context.Context, m *Memory) error {
 	s := side{dev: p.dev}
 	if m.rung.rule().peer {
@@ -234,11 +234,11 @@ func (p *prover) readsTo(ctx context.Context, e *async, kind cuda.MemKind) error
 	for s, k := 0, 0; s < len(p.ssds); s++ {
 		for slot := 0; slot < n/len(p.ssds); slot++ {
 			ids[k] = int64(slot*len(p.ssds) + s)
-			at := places - 1 - k // backwards
-			pos[k] = uint32(at)
+			off := places - 1 - k // backwards
+			pos[k] = uint32(off)
 			data := p.rows[s][slot*row : (slot+1)*row]
-			copy(want[at*row:], data)
-			copy(junk[at*row:], complement(data))
+			copy(want[off*row:], data)
+			copy(junk[off*row:], complement(data))
 			k++
 		}
 		offsets = append(offsets, int64(k))

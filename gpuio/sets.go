@@ -7,7 +7,7 @@ import (
 	"helios/cuda"
 )
 
-// setShape tells where a set's arrays are in its part of setBuf.
+// setShape shows where a set's arrays are in its part of setBuf.
 type setShape struct {
 	ssds, queues                                int
 	iovas, units, remaining, taken, crcs, bytes int

@@ -13,7 +13,7 @@ import (
 //
 // A block owns a contiguous range of queue pairs for the launch. For each it appends its share of
 // the SSD's units to the queue's pending list, takes the submission side and refills the queue
-// from the list. What does not fit stays in the list: the warp that completes the queue refills
+// from the list. The rest stays in the list: the warp that completes the queue refills
 // it, so nothing here waits for a completion. When the submission side is taken, by a complete
 // kernel that refills at this moment, the holder is told to look again (queueState.take).
 //
@@ -116,7 +116,7 @@ func (k kernelView) refill(q *queueState, g uint32) {
 		unused, dropped, n, blocks := k.build(q, set, slot, w, mask, seg.Next, now, &c)
 		seg.Next += int64(bits.OnesCount32(mask))
 		if seg.Next == seg.End {
-			// The list lets go of the set before its last commands become visible, since the
+			// The list drops the set before its last commands become visible, since the
 			// host may reuse the slot as soon as these complete.
 			head++
 			q.PendHead = head
@@ -241,11 +241,11 @@ func (s *setState) rowAt(i int64, ssd uint32) (slot, off int64, bad uint16) {
 	return slot, off, bad
 }
 
-// place tells where a slot begins: its first LBA, counted from DataStart, and the byte in it.
+// place shows where a slot begins: its first LBA, counted from DataStart, and the byte in it.
 func (l *Layout) place(slot int64) (lba uint64, offset uint32) {
 	if l.RowsPerLBA > 1 {
-		at := slot / int64(l.RowsPerLBA)
-		return uint64(at), uint32(slot-at*int64(l.RowsPerLBA)) * uint32(l.RowBytes)
+		off := slot / int64(l.RowsPerLBA)
+		return uint64(off), uint32(slot-off*int64(l.RowsPerLBA)) * uint32(l.RowBytes)
 	}
 	return uint64(slot * int64(l.LBAsPerRow)), 0
 }
@@ -280,7 +280,7 @@ func (k kernelView) fill(q *queueState, set *setState, slot, cid, unit uint32, i
 	return cmd
 }
 
-// target tells where the SSD writes the data that belongs to off in the destination, and Dst of its
+// target shows where the SSD writes the data that belongs to off in the destination, and Dst of its
 // command: the place itself, or the CID's staging slot.
 func (q *queueState) target(set *setState, cid uint32, off int64) (a uint64, dst cuda.DevicePtr) {
 	if set.Direct != 0 {

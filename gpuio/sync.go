@@ -8,25 +8,7 @@ import (
 	"helios/cuda"
 )
 
-// SyncOptions shape the sync stack. Zero values choose defaults.
-type SyncOptions struct {
-	Blocks int // blocks of the read kernel; 0: as many as the device keeps resident
-	// threads of a block, 32 to a warp; each warp has one read out at most (128)
-	Threads    int
-	QueuePairs int           // per SSD; 0: by the blocks, as for async
-	Depth      int           // reads outstanding per SSD at most, as for async
-	Timeout    time.Duration // deadline of one attempt (10 s)
-	Retries    int           // attempts after the first; negative: none (3)
-	SMs        int           // budget of the I/O stream; 0 = all
-	Priority   int           // of the I/O stream
-	// resets of an SSD's controller before it is given up; negative: none (3)
-	Resets int
-	// CoalesceBytes is not used: one warp reads one row.
-	CoalesceBytes int
-	Memory        *Memory // as in AsyncOptions
-}
-
-// syncOptions hold what the engine keeps of SyncOptions.
+// syncOptions are the sync stack's own part of the engine.
 type syncOptions struct {
 	blocks, threads int
 	// limit ends a launch that has rows left; the host then launches again, so that a kernel
@@ -46,7 +28,7 @@ var syncStack = &Stack{
 	Name: StackSync, Summary: "a warp reads a row and waits for it", Queued: true,
 	Threads: defaultSyncThreads, Blocks: residentBlocks,
 	Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
-		return NewSync(dev, ssds, l, SyncOptions(o.AsyncOptions))
+		return NewSync(dev, ssds, l, o.AsyncOptions)
 	},
 }
 
@@ -54,8 +36,9 @@ var syncStack = &Stack{
 // queues, commands and recovery of the async stack. One warp reads one row: its leader takes a
 // command, submits it and waits for the completion, while whoever holds the queue's lock reaps for
 // all (kernel read_sync). So what is outstanding is bounded by the warps on the device, Blocks ×
-// Threads/32, where in async it is bounded by the queues alone.
-func NewSync(dev cuda.Device, ssds []*SSD, l Layout, o SyncOptions) (Reader, error) {
+// Threads/32 (by default 128 threads a block, and as many blocks as the device keeps resident), where
+// in async it is bounded by the queues alone. Rows never share a command.
+func NewSync(dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, error) {
 	info := dev.Info()
 	if o.Threads == 0 {
 		o.Threads = defaultSyncThreads
@@ -67,7 +50,7 @@ func NewSync(dev cuda.Device, ssds []*SSD, l Layout, o SyncOptions) (Reader, err
 		o.Blocks = residentBlocks(info, o.Threads)
 	}
 	return newEngine(StackSync, &syncOptions{blocks: o.Blocks, threads: o.Threads,
-		limit: syncLimit}, dev, ssds, l, AsyncOptions(o))
+		limit: syncLimit}, dev, ssds, l, o)
 }
 
 // residentBlocks is a full grid of blocks of so many threads: what an SM keeps resident (2048
@@ -98,14 +81,11 @@ func residentBlocks(info cuda.Info, threads int) int {
 // resumeSync prepares the recovery of a set that read_sync left with rows. True: the kernel was
 // launched again and there is nothing to recover. Its error is ctx's.
 func (e *async) resumeSync(ctx context.Context, p *asyncPending) (again bool, err error) {
-	if e.sync == nil {
-		return false, nil
-	}
 	e.mu.Lock()
 	p.sick = true
-	err = e.broken
+	broken := e.broken
 	e.mu.Unlock()
-	if err != nil {
+	if broken != nil {
 		return false, nil // complete finds it again, and abandons the set
 	}
 	if err := e.quiet(ctx, e.submitS, p); err != nil {
@@ -145,13 +125,9 @@ func (e *async) quiet(ctx context.Context, s cuda.Stream, p *asyncPending) error
 		return nil
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("gpuio %s: wait for %d rows: %w", e.name, p.rows, ctx.Err())
+		return p.late(ctx.Err())
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.broken == nil {
-		e.broken = fmt.Errorf("gpuio %s: %w", e.name, err)
-	}
+	e.breakWith(err)
 	return nil
 }
 

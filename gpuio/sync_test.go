@@ -17,7 +17,7 @@ import (
 	"helios/nvme/proxy"
 )
 
-func (r *rig) sync(o SyncOptions) Reader {
+func (r *rig) sync(o AsyncOptions) Reader {
 	if o.Memory == nil {
 		o.Memory = rigMemory
 	}
@@ -36,7 +36,7 @@ func TestSyncStatusIsNoDeadline(t *testing.T) {
 	for round := range rounds {
 		rng := rand.New(rand.NewPCG(13, uint64(round)))
 		r := newRig(t, rigOptions{ssds: 2, lba: 4096, rowBytes: 512, rows: 700, ram: true, sms: 3})
-		rd := r.sync(SyncOptions{Threads: 256, QueuePairs: 4, Depth: 4})
+		rd := r.sync(AsyncOptions{Threads: 256, QueuePairs: 4, Depth: 4})
 		ctx := testCtx(t)
 		var all []*testSet
 		var pend []Pending
@@ -75,7 +75,7 @@ func TestSyncRandom(t *testing.T) {
 			ram: rng.IntN(2) == 0, sms: 1 + rng.IntN(3),
 			proxy: func(c *proxy.Config) { c.OutOfOrder = rng.IntN(2) == 0 },
 		}
-		so := SyncOptions{Blocks: pick(0, 1, 2, 7, 64, 200), Threads: pick(0, 32, 64, 256, 1024),
+		so := AsyncOptions{Blocks: pick(0, 1, 2, 7, 64, 200), Threads: pick(0, 32, 64, 256, 1024),
 			QueuePairs: pick(0, 1, 2, 4), Depth: pick(4, 16, 63, 256)}
 		t.Run(fmt.Sprintf("seed=%d/%d", seed, round), func(t *testing.T) {
 			t.Logf("%+v %+v", o, so)
@@ -137,19 +137,19 @@ func TestSyncConcurrency(t *testing.T) {
 			// Reads take far longer than it takes to see how many are out.
 			r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 2000, ram: true,
 				sms: 2, faults: "late(op=read,ms=300)"})
-			rd := r.sync(SyncOptions{Blocks: c.blocks, Threads: c.threads, Depth: c.depth,
+			rd := r.sync(AsyncOptions{Blocks: c.blocks, Threads: c.threads, Depth: c.depth,
 				QueuePairs: 1})
 			s := r.newSet(rand.New(rand.NewPCG(1, 1)), c.want+c.want/2, 512, 0)
 			ctx := testCtx(t)
 			p, err := rd.Submit(ctx, s.rs)
 			require.NoError(t, err)
 			e := rd.(*async)
-			most := uint64(0)
+			limit := uint64(0)
 			for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(
 				time.Millisecond) {
-				most = max(most, e.queue(0).inFlight())
+				limit = max(limit, e.queue(0).inFlight())
 			}
-			require.EqualValues(t, c.want, most)
+			require.EqualValues(t, c.want, limit)
 			_, err = p.Wait(ctx)
 			require.NoError(t, err)
 			s.check(nil)
@@ -162,7 +162,7 @@ func TestSyncConcurrency(t *testing.T) {
 // with more of them than slots.
 func TestSyncSetsInTurn(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 1024, rows: 500, ram: true, sms: 2})
-	rd := r.sync(SyncOptions{Blocks: 4, Depth: 2, QueuePairs: 1})
+	rd := r.sync(AsyncOptions{Blocks: 4, Depth: 2, QueuePairs: 1})
 	ctx := testCtx(t)
 	var wg sync.WaitGroup
 	var sets []*testSet
@@ -198,7 +198,7 @@ func TestSyncSetsInTurn(t *testing.T) {
 func TestSyncLimit(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 500, ram: true, sms: 2,
 		faults: "late(op=read,ms=3,times=60)"})
-	rd := r.sync(SyncOptions{Blocks: 2, Threads: 64, Depth: 8})
+	rd := r.sync(AsyncOptions{Blocks: 2, Threads: 64, Depth: 8})
 	rd.(*async).sync.limit = 500 * time.Microsecond
 	all, stats, failures := runSets(r, rd, 5, 3, 200)
 	for i, err := range failures {
@@ -265,7 +265,7 @@ func TestSyncFaultsRecovered(t *testing.T) {
 				if c.name == "late within the deadline" { // also on a machine that stalls
 					timeout = 5 * time.Second
 				}
-				rd := r.sync(SyncOptions{Blocks: 8, Threads: 64, Depth: 16, QueuePairs: 2,
+				rd := r.sync(AsyncOptions{Blocks: 8, Threads: 64, Depth: 16, QueuePairs: 2,
 					Timeout: timeout})
 				if c.stuck {
 					rd.(*async).abort = func(context.Context, *nvme.Controller, uint16,
@@ -313,7 +313,7 @@ func TestSyncFaultsSurface(t *testing.T) {
 		// row 5
 		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 4096, rows: 64, ram: true,
 			faults: "error(op=read,lba=45-52,sct=2,sc=0x81,dnr=1)"})
-		rd := r.sync(SyncOptions{Blocks: 4, Depth: 8})
+		rd := r.sync(AsyncOptions{Blocks: 4, Depth: 8})
 		all, stats, failures := runSets(r, rd, 1, 2, 400)
 		for i, s := range all {
 			hit := int64(0)
@@ -340,7 +340,7 @@ func TestSyncFaultsSurface(t *testing.T) {
 		// row 3
 		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
 			faults: "lost(op=read,lba=8)"})
-		rd := r.sync(SyncOptions{Blocks: 4, Depth: 8, Retries: 1, Timeout: 40 * time.Millisecond})
+		rd := r.sync(AsyncOptions{Blocks: 4, Depth: 8, Retries: 1, Timeout: 40 * time.Millisecond})
 		all, _, failures := runSets(r, rd, 2, 2, 300)
 		for i, err := range failures {
 			var te *TimeoutError
@@ -353,7 +353,7 @@ func TestSyncFaultsSurface(t *testing.T) {
 	})
 	t.Run("rows and positions", func(t *testing.T) {
 		r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 64, ram: true})
-		rd := r.sync(SyncOptions{Blocks: 2})
+		rd := r.sync(AsyncOptions{Blocks: 2})
 		s := r.newSet(rand.New(rand.NewPCG(4, 4)), 50, 512, 0)
 		at[struct{ v [50]int64 }](s.rowBuf.Ptr(), 0).v[7] = 1 << 40
 		at[struct{ v [50]uint32 }](s.posBuf.Ptr(), 0).v[9] = 1 << 20
@@ -370,7 +370,7 @@ func TestSyncFaultsSurface(t *testing.T) {
 	t.Run("queue cannot be replaced", func(t *testing.T) {
 		r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 200, ram: true,
 			faults: "lost(op=read,after=30,times=4)"})
-		rd := r.sync(SyncOptions{Blocks: 4, Depth: 16, QueuePairs: 2,
+		rd := r.sync(AsyncOptions{Blocks: 4, Depth: 16, QueuePairs: 2,
 			Timeout: 60 * time.Millisecond, Resets: -1})
 		noAbort(rd.(*async))
 		noDelete(rd.(*async))
@@ -412,7 +412,7 @@ func TestSyncChaos(t *testing.T) {
 				r := newRig(t, rigOptions{ssds: 2, lba: 512,
 					rowBytes: []int{512, 200, 8192}[rng.IntN(3)], rows: 300, ram: rng.IntN(2) == 0,
 					sms: 1 + rng.IntN(3), faults: faults})
-				rd := r.sync(SyncOptions{Blocks: 1 + rng.IntN(12), Threads: 32 << rng.IntN(4),
+				rd := r.sync(AsyncOptions{Blocks: 1 + rng.IntN(12), Threads: 32 << rng.IntN(4),
 					Depth: 2 + rng.IntN(30), QueuePairs: 1 + rng.IntN(2),
 					Timeout: 50 * time.Millisecond, Retries: 5})
 				e := rd.(*async)
@@ -438,7 +438,7 @@ func TestSyncChaos(t *testing.T) {
 func TestSyncClose(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
 		faults: "lost(op=read,after=40)"})
-	rd := r.sync(SyncOptions{Blocks: 4, Depth: 8, Timeout: 20 * time.Second})
+	rd := r.sync(AsyncOptions{Blocks: 4, Depth: 8, Timeout: 20 * time.Second})
 	var pend []Pending
 	var all []*testSet
 	for i := range 3 {
@@ -461,7 +461,7 @@ func TestSyncClose(t *testing.T) {
 
 func TestSyncOptions(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
-	for want, o := range map[string]SyncOptions{
+	for want, o := range map[string]AsyncOptions{
 		"-1 blocks":   {Blocks: -1},
 		"33 threads":  {Threads: 33},
 		"2048 thread": {Threads: 2048},

@@ -12,7 +12,7 @@ import (
 	"helios/internal/errs"
 )
 
-// Units hold what one command reads; setState says which kinds there are. Here is what the host
+// Units hold what one command reads; setState names which kinds there are. Here is what the host
 // does with them: it chooses a set's form, keeps the memory that the form needs, and names the rows
 // of a unit that failed.
 
@@ -27,7 +27,7 @@ const (
 	autoStagingBytes  = 32 << 20
 )
 
-// unitRule tells how the rows of a layout become commands.
+// unitRule describes how the rows of a layout become commands.
 type unitRule struct {
 	parts      uint32 // commands of a row
 	partBlocks uint32 // LBAs of each but the last; 0: a command reads a row

@@ -61,14 +61,14 @@ func TestVFIO(t *testing.T) {
 						rd, err := NewAsync(r.dev, r.ssds, r.layout, o)
 						r.readAll(rng, rd, err)
 					}
-					rd, err := NewSync(r.dev, r.ssds, r.layout, SyncOptions{Depth: 64})
+					rd, err := NewSync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 64})
 					r.readAll(rng, rd, err)
 					if rowBytes == 4096 { // doorbells of a real BAR by the CPU's thread
 						rd, err := NewAsync(r.dev, r.ssds, r.layout,
 							AsyncOptions{Depth: 64, Memory: bells})
 						r.readAll(rng, rd, err)
 						rd, err = NewSync(r.dev, r.ssds, r.layout,
-							SyncOptions{Depth: 64, Memory: bells})
+							AsyncOptions{Depth: 64, Memory: bells})
 						r.readAll(rng, rd, err)
 					}
 				})
@@ -164,9 +164,9 @@ func (s *realSSD) bulk(t *testing.T) {
 		wrote := time.Since(began)
 		got := make([]byte, len(data))
 		step := 300 * ns.LBABytes
-		for at := 0; at < len(got); at += step {
-			require.NoError(t, b.ReadAt(ctx, nvme.LBA(at/ns.LBABytes),
-				got[at:min(at+step, len(got))]))
+		for off := 0; off < len(got); off += step {
+			require.NoError(t, b.ReadAt(ctx, nvme.LBA(off/ns.LBABytes),
+				got[off:min(off+step, len(got))]))
 		}
 		require.True(t, bytes.Equal(data, got))
 		t.Logf("depth %d: %d bytes written in %v, read in %v", depth, len(data), wrote,
@@ -190,8 +190,8 @@ func loadReal(t *testing.T, ssds []*realSSD, lba, rowBytes int) *rig {
 		s.DataStart = rigDataStart
 		img := bytes.Repeat([]byte{0xA5}, int(r.layout.LBAsOn(i))*lba)
 		for row := int64(i); row < rows; row += int64(len(ssds)) {
-			_, at, _, off := r.layout.Locate(row)
-			fillRow(row, img[int(at)*lba+int(off):][:rowBytes])
+			_, pos, _, off := r.layout.Locate(row)
+			fillRow(row, img[int(pos)*lba+int(off):][:rowBytes])
 		}
 		b, err := NewBulk(ctx, s.Ctrl, 32)
 		require.NoError(t, err)

@@ -121,7 +121,7 @@ type vfioRig struct {
 	once  sync.Once // closes the reader
 }
 
-// vfioRows are what the SSDs of a vfioRig hold.
+// vfioRows counts the rows on the SSDs of a vfioRig.
 const vfioRows = 8000
 
 func newVFIORig(t *testing.T, addrs []string, wrap func(s int, b nvme.Bus) nvme.Bus) *vfioRig {
@@ -200,7 +200,7 @@ type traffic struct {
 	errs []error
 }
 
-// load begins reads of random rows. lost tells which rows may fail: then their sets' errors are
+// load begins reads of random rows. lost names which rows may fail: then their sets' errors are
 // kept, and the reads end. Every other row must be right.
 func (r *vfioRig) load(rd Reader, lost func(row int64) bool) *traffic {
 	tr := &traffic{t: r.t}
@@ -549,7 +549,7 @@ func TestVFIOLostCompletions(t *testing.T) {
 func TestVFIOUnplug(t *testing.T) {
 	vfioLeaves(t, func(id string) { askHost(t, `qmp device_del {"id":"%s"}`, id) },
 		"the kernel asks for the device back")
-	askHost(t, "event DEVICE_DELETED") // it left when we let go of it
+	askHost(t, "event DEVICE_DELETED") // it left when we released it
 }
 
 // The device vanishes: no request, no answer.
@@ -611,14 +611,14 @@ func switchSlotOff(t *testing.T, port string) {
 	var cfg [256]byte
 	_, err = f.ReadAt(cfg[:], 0)
 	require.NoError(t, err)
-	at := int(cfg[0x34])
-	for at != 0 && cfg[at] != 0x10 {
-		at = int(cfg[at+1])
+	off := int(cfg[0x34])
+	for off != 0 && cfg[off] != 0x10 {
+		off = int(cfg[off+1])
 	}
-	require.NotZero(t, at, "a PCI Express capability")
+	require.NotZero(t, off, "a PCI Express capability")
 	const indicatorOff, controllerOff = 3 << 8, 1 << 10
-	ctl := uint16(cfg[at+0x18]) | uint16(cfg[at+0x19])<<8
+	ctl := uint16(cfg[off+0x18]) | uint16(cfg[off+0x19])<<8
 	ctl |= indicatorOff | controllerOff
-	_, err = f.WriteAt([]byte{byte(ctl), byte(ctl >> 8)}, int64(at)+0x18)
+	_, err = f.WriteAt([]byte{byte(ctl), byte(ctl >> 8)}, int64(off)+0x18)
 	require.NoError(t, err)
 }

@@ -80,16 +80,16 @@ func TestWindows(t *testing.T) {
 	reach(s.rs.DstOffset + s.rs.DstBytes)
 
 	s.rs.DstBytes += 512 // grows
-	most := s.rs.DstBytes
+	limit := s.rs.DstBytes
 	s.read(rd)
-	reach(s.rs.DstOffset + most)
+	reach(s.rs.DstOffset + limit)
 
 	s.rs.DstBytes = used - 1 // never shrinks; and the last row ends beyond
 	p, err := rd.Submit(ctx, s.rs)
 	require.NoError(t, err)
 	_, err = p.Wait(ctx)
 	require.ErrorContains(t, err, "is outside the destination of")
-	reach(s.rs.DstOffset + most)
+	reach(s.rs.DstOffset + limit)
 
 	for _, bad := range []int64{-1, 1023, whole - s.rs.DstOffset + 1} {
 		s.rs.DstBytes = bad
@@ -98,6 +98,6 @@ func TestWindows(t *testing.T) {
 	}
 	s.free(rd)
 	for _, b := range buses {
-		require.Contains(t, b.past, window{whole, s.rs.DstOffset + most})
+		require.Contains(t, b.past, window{whole, s.rs.DstOffset + limit})
 	}
 }

@@ -466,7 +466,7 @@ func (c *Controller) waitErr(op string, cid uint16, err error) error {
 	return fmt.Errorf("nvme %s q0: %s: %w", c.bus.Name(), op, err)
 }
 
-// refusalLocked tells why a command may not be sent now.
+// refusalLocked explains why a command may not be sent now.
 func (c *Controller) refusalLocked(setup bool) error {
 	if c.gate != nil && !setup {
 		return c.gate

@@ -96,7 +96,7 @@ type HardResetter interface {
 // Leaver is a Bus whose device may have to be given up while it still answers: the kernel
 // wants it back, or its PCI link reported an error that cannot be corrected.
 type Leaver interface {
-	// Leaving tells why, an ErrGone in words without the bus's name, or nil. It costs next to
+	// Leaving explains why, an ErrGone in words without the bus's name, or nil. It costs next to
 	// nothing.
 	Leaving() error
 }

@@ -761,7 +761,7 @@ func (c *Controller) ResetTimeout() time.Duration {
 // Express specification, and what slow devices need until they answer.
 const hardResetTime = 5 * time.Second
 
-// Leaving tells why the SSD must be given up although it still answers: an error with ErrGone, or
+// Leaving explains why the SSD must be given up although it still answers: an error with ErrGone, or
 // nil. No queue pair is created any more, and no reset brings it up again; what is there can be
 // ended in order.
 func (c *Controller) Leaving() error {

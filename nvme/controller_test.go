@@ -445,7 +445,7 @@ func TestLogPages(t *testing.T) {
 	}
 }
 
-// What a controller leaves out of its answer reads as zeros, never as an earlier answer.
+// The bytes that a controller leaves out of its answer read as zeros, never as an earlier answer.
 func TestShortAnswer(t *testing.T) {
 	f := newFake()
 	c := open(t, f, Options{AdminDepth: 2})

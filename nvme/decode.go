@@ -143,8 +143,8 @@ func transferLimit(mdts uint8, mpsmin, lbaBytes, limit int) int {
 	if m := int(mdts) + 12 + mpsmin; mdts != 0 && m < 31 && 1<<m < n {
 		n = 1 << m
 	}
-	if most := MaxBlocksPerCommand * lbaBytes; n > most {
-		n = most
+	if bound := MaxBlocksPerCommand * lbaBytes; n > bound {
+		n = bound
 	}
 	return n / lbaBytes * lbaBytes
 }

@@ -109,9 +109,9 @@ func (m *memory) prp(t *testing.T, off, n int) (uint64, uint64) {
 	used := 0
 	p1, p2, err := nvme.BuildPRP(m.iova+nvme.IOVA(off), n, 4096, func() ([]uint64, nvme.IOVA,
 		error) {
-		at := m.lists + used*4096
+		pos := m.lists + used*4096
 		used++
-		return hostmem.View[uint64](m.data[at : at+4096]), m.iova + nvme.IOVA(at), nil
+		return hostmem.View[uint64](m.data[pos : pos+4096]), m.iova + nvme.IOVA(pos), nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -240,17 +240,17 @@ func TestProxyReadsWhatWasWritten(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		lba, most := c.Namespace().LBABytes, c.MaxTransferBytes()
+		lba, limit := c.Namespace().LBABytes, c.MaxTransferBytes()
 		d := newDriver(t, c, 9) // a small ring wraps often
-		m := newMemory(t, c, 2*most+3*4096)
+		m := newMemory(t, c, 2*limit+3*4096)
 		model := make([]byte, 16<<20)
 		random(model)
 		guard := bytes.Repeat([]byte{0xa5}, m.lists)
 		// Fill, so that every block is known.
-		for at := 0; at < len(model); at += most {
-			n := copy(m.data[:most], model[at:])
+		for pos := 0; pos < len(model); pos += limit {
+			n := copy(m.data[:limit], model[pos:])
 			p1, p2 := m.prp(t, 0, n)
-			if st := d.do(nvme.WriteCommand(1, c.Namespace().ID, nvme.LBA(at/lba), uint32(n/lba),
+			if st := d.do(nvme.WriteCommand(1, c.Namespace().ID, nvme.LBA(pos/lba), uint32(n/lba),
 				p1, p2)); !st.OK() {
 				t.Fatal(st)
 			}
@@ -264,27 +264,27 @@ func TestProxyReadsWhatWasWritten(t *testing.T) {
 			if r.IntN(2) == 0 {
 				off = r.IntN(3) * 4096
 			}
-			n := lba * (1 + r.IntN(min(most/lba, 1<<r.IntN(12))))
-			at := r.IntN((len(model)-n)/lba+1) * lba
+			n := lba * (1 + r.IntN(min(limit/lba, 1<<r.IntN(12))))
+			pos := r.IntN((len(model)-n)/lba+1) * lba
 			p1, p2 := m.prp(t, off, n)
 			cid := uint16(r.Uint32())
 			if r.IntN(3) == 0 {
 				random(m.data[off : off+n])
-				copy(model[at:at+n], m.data[off:])
-				if st := d.do(nvme.WriteCommand(cid, c.Namespace().ID, nvme.LBA(at/lba),
+				copy(model[pos:pos+n], m.data[off:])
+				if st := d.do(nvme.WriteCommand(cid, c.Namespace().ID, nvme.LBA(pos/lba),
 					uint32(n/lba), p1, p2)); !st.OK() {
 					t.Fatalf("seed %d round %d: %v", seed, i, st)
 				}
 				continue
 			}
 			copy(m.data, guard)
-			if st := d.do(nvme.ReadCommand(cid, c.Namespace().ID, nvme.LBA(at/lba), uint32(n/lba),
+			if st := d.do(nvme.ReadCommand(cid, c.Namespace().ID, nvme.LBA(pos/lba), uint32(n/lba),
 				p1, p2)); !st.OK() {
 				t.Fatalf("seed %d round %d: %v", seed, i, st)
 			}
-			if !bytes.Equal(m.data[off:off+n], model[at:at+n]) {
+			if !bytes.Equal(m.data[off:off+n], model[pos:pos+n]) {
 				t.Fatalf("seed %d round %d: %d bytes of LBA %d at offset %d differ", seed, i, n,
-					at/lba, off)
+					pos/lba, off)
 			}
 			if !bytes.Equal(m.data[:off], guard[:off]) || !bytes.Equal(m.data[off+n:m.lists],
 				guard[off+n:]) {
@@ -304,19 +304,19 @@ func TestProxyReadsWhatWasWritten(t *testing.T) {
 			want := map[uint16]int{}
 			for !d.full() {
 				cid := uint16(len(d.flight))
-				at := r.IntN(len(model)/lba) * lba
+				pos := r.IntN(len(model)/lba) * lba
 				p1, p2 := m.prp(t, int(cid)*lba, lba)
-				want[cid] = at
-				d.submit(nvme.ReadCommand(cid, c.Namespace().ID, nvme.LBA(at/lba), 1, p1, p2))
+				want[cid] = pos
+				d.submit(nvme.ReadCommand(cid, c.Namespace().ID, nvme.LBA(pos/lba), 1, p1, p2))
 			}
 			for len(d.flight) > 0 {
 				e, ok := d.poll(10 * time.Second)
 				if !ok || !e.Status().OK() {
 					t.Fatalf("round %d: %v %v", round, ok, e.Status())
 				}
-				if at := want[e.CID]; !bytes.Equal(m.data[int(e.CID)*lba:][:lba],
-					model[at:at+lba]) {
-					t.Fatalf("round %d: LBA %d differs when its completion came", round, at/lba)
+				if pos := want[e.CID]; !bytes.Equal(m.data[int(e.CID)*lba:][:lba],
+					model[pos:pos+lba]) {
+					t.Fatalf("round %d: LBA %d differs when its completion came", round, pos/lba)
 				}
 			}
 		}

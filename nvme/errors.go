@@ -47,15 +47,15 @@ type StatusError struct {
 // Error names the controller, queue, command, blocks, the status in words, whether a retry
 // makes sense, and what to try next.
 func (e *StatusError) Error() string {
-	at := ""
+	off := ""
 	if e.Blocks != 0 {
-		at = fmt.Sprintf(" LBA %d+%d", uint64(e.LBA), e.Blocks)
+		off = fmt.Sprintf(" LBA %d+%d", uint64(e.LBA), e.Blocks)
 	}
 	retry := "retryable"
 	if e.Status.DNR() {
 		retry = "not retryable"
 	}
-	return fmt.Sprintf("nvme %s q%d: %s%s: %s, %s; %s", e.Bus, e.QID, e.Op, at, e.Status, retry,
+	return fmt.Sprintf("nvme %s q%d: %s%s: %s, %s; %s", e.Bus, e.QID, e.Op, off, e.Status, retry,
 		e.remedy())
 }
 

@@ -37,7 +37,7 @@ type fakeBus struct {
 	errlog         []ErrorLogEntry
 	cqs, sqs       map[uint16]bool
 
-	// What goes wrong.
+	// Its failures.
 	neverReady, neverIdle, noShutdown bool
 	cfsOnEnable                       bool
 	early                             bool // EN was cleared before RDY followed its being set
@@ -48,7 +48,7 @@ type fakeBus struct {
 	handle func(c Command) (e *Completion, done bool)
 }
 
-// fakeRegisters tell how the controller looks.
+// fakeRegisters are the controller's registers.
 type fakeRegisters struct {
 	cc, csts uint32
 	vs       uint64 // 0: version 1.4
@@ -432,26 +432,26 @@ func walkPRP(prp1, prp2 uint64, bytes, page int, load func(addr uint64) []byte) 
 		}
 		return append(out, seg{prp2, bytes}), nil
 	}
-	at := prp2
-	if at&7 != 0 {
-		return nil, fmt.Errorf("PRP list at %#x", at)
+	off := prp2
+	if off&7 != 0 {
+		return nil, fmt.Errorf("PRP list at %#x", off)
 	}
 	for steps := 0; bytes > 0; steps++ {
 		if steps > 1<<20 {
 			return nil, errors.New("PRP list without end")
 		}
-		b := load(at)
+		b := load(off)
 		if b == nil {
-			return nil, fmt.Errorf("PRP list entry at %#x is not mapped", at)
+			return nil, fmt.Errorf("PRP list entry at %#x is not mapped", off)
 		}
 		v := *(*uint64)(unsafe.Pointer(&b[0]))
-		lastOfPage := at&mask == mask-7
+		lastOfPage := off&mask == mask-7
 		left := (bytes + page - 1) / page
 		if lastOfPage && left > 1 {
 			if v&7 != 0 || v == 0 {
 				return nil, fmt.Errorf("PRP list chained to %#x", v)
 			}
-			at = v
+			off = v
 			continue
 		}
 		if v&mask != 0 {
@@ -460,7 +460,7 @@ func walkPRP(prp1, prp2 uint64, bytes, page int, load func(addr uint64) []byte) 
 		n := min(page, bytes)
 		out = append(out, seg{v, n})
 		bytes -= n
-		at += 8
+		off += 8
 	}
 	return out, nil
 }

@@ -62,19 +62,19 @@ func checkPRP(t *testing.T, addr uint64, bytes, page, firstOff int) {
 	if err != nil {
 		t.Fatalf("BuildPRP(%#x, %d, %d) = %#x %#x: walker: %v", addr, bytes, page, prp1, prp2, err)
 	}
-	at := addr
+	off := addr
 	for i, s := range segs {
-		if s.addr != at {
+		if s.addr != off {
 			t.Fatalf("BuildPRP(%#x, %d, %d): segment %d at %#x, want %#x", addr, bytes, page, i,
-				s.addr, at)
+				s.addr, off)
 		}
 		if s.addr/uint64(page) != (s.addr+uint64(s.n)-1)/uint64(page) {
 			t.Fatalf("segment %d crosses a page", i)
 		}
-		at += uint64(s.n)
+		off += uint64(s.n)
 	}
-	if at != addr+uint64(bytes) {
-		t.Fatalf("BuildPRP(%#x, %d, %d): %d bytes covered", addr, bytes, page, at-addr)
+	if off != addr+uint64(bytes) {
+		t.Fatalf("BuildPRP(%#x, %d, %d): %d bytes covered", addr, bytes, page, off-addr)
 	}
 	if firstOff == 0 {
 		if want := PRPListPages(IOVA(addr), bytes, page); l.calls != want {
@@ -216,7 +216,7 @@ func FuzzBuildPRP(f *testing.F) {
 	})
 }
 
-// What is written is little-endian.
+// PRP entries are little-endian.
 func TestPRPEntriesAreLittleEndian(t *testing.T) {
 	l := &prpLists{page: 4096}
 	_, prp2, err := BuildPRP(0x1_2000, 3*4096, 4096, l.next)

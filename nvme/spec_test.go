@@ -520,7 +520,7 @@ func FuzzCompletion(f *testing.F) {
 		if StatusPhase(c.Status(), c.Phase()) != c.StatusPhase {
 			t.Fatalf("status field %#x does not round trip", c.StatusPhase)
 		}
-		// What a whole admin queue makes of it: an error or a retired command, never more.
+		// A whole admin queue makes an error or a retired command of it, never more.
 		ctl := &Controller{bus: newFake(), gate: errStarting}
 		ctl.adm = adminQueue{entries: 8, sqTail: 5, sqHead: 2, slots: make([]slot, 7)}
 		ctl.adm.slots[0].state, ctl.adm.slots[1].state = slotBusy, slotQuarantined

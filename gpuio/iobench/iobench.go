@@ -47,7 +47,7 @@ type Config struct {
 	WarmUp   time.Duration // before it (a quarter of Duration)
 	Seed     uint64
 	Timeout  time.Duration // deadline of one read
-	// Memory tells where queues and data of async and sync go, by gpuio.ChooseRung for Dev and at
+	// Memory shows where queues and data of async and sync go, by gpuio.ChooseRung for Dev and at
 	// least these SSDs; nil: as AsyncOptions.Memory.
 	Memory *gpuio.Memory
 	// Layout of loaded SSDs, read at their DataStart. Its zero value reads raw SSDs: rows all
@@ -131,7 +131,7 @@ type Row struct {
 	AuditError string `json:"audit_error,omitempty"` // why Audited is false
 	Clock      string `json:"clock"`
 	Modelled   bool   `json:"modelled"` // no figure is measured
-	// The SSDs are software that plays a model's times; SSDModel says which.
+	// The SSDs are software that plays a model's times; SSDModel names which.
 	SSDsModelled bool    `json:"ssds_modelled"`
 	Hardware     string  `json:"hardware,omitempty"`
 	SSDModel     string  `json:"ssd_model,omitempty"`
@@ -447,15 +447,15 @@ func (c *Config) fits() error {
 		return nil
 	}
 	perRow := stride * int64(c.Sets) * int64(len(c.SSDs))
-	most := 0
+	limit := 0
 	for d := c.Depth; d > 0; d /= 2 {
 		if perRow*int64(c.rowsPerSSD(d)) <= free {
-			most = d
+			limit = d
 			break
 		}
 	}
-	advice := errs.Textf("{depth} %d fits", most)
-	if given := c.SetRows != c.rowsPerSSD(c.Depth)*len(c.SSDs); most == 0 || given {
+	advice := errs.Textf("{depth} %d fits", limit)
+	if given := c.SetRows != c.rowsPerSSD(c.Depth)*len(c.SSDs); limit == 0 || given {
 		what := map[bool]string{true: "smaller sets", false: "fewer SSDs"}[given]
 		advice = errs.Textf("%d rows of %d bytes fit; use %s or smaller rows", max(free, 0)/stride,
 			c.RowBytes, what)

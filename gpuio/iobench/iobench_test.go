@@ -39,10 +39,10 @@ func ssds(t testing.TB, n int, bytes int64, ram bool, faults string) (*cuda.Host
 		require.NoError(t, err)
 		rng := rand.NewChaCha8([32]byte{byte(i)})
 		buf := make([]byte, 1<<20)
-		for at := int64(0); at < bytes; at += int64(len(buf)) {
+		for off := int64(0); off < bytes; off += int64(len(buf)) {
 			_, err = rng.Read(buf)
 			require.NoError(t, err)
-			_, err = f.Write(buf[:min(int64(len(buf)), bytes-at)])
+			_, err = f.Write(buf[:min(int64(len(buf)), bytes-off)])
 			require.NoError(t, err)
 		}
 		require.NoError(t, f.Sync())

@@ -113,14 +113,14 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 	return row, nil
 }
 
-// limitDepth says what the reads in flight allow, each of which takes at least idle on average.
+// limitDepth is the rate that the reads in flight allow, each of which takes idle or more on average.
 func (r *Row) limitDepth(idle time.Duration) {
 	if idle > 0 {
 		r.DepthBoundIOPS = float64(r.Depth*r.SSDs) / idle.Seconds()
 	}
 }
 
-// Limit says what SSDs that play models allow, of which bytes is a command's size, and the links of
+// Limit is the rate that SSDs that play models allow, of which bytes is a command's size, and the links of
 // those that have one: sums over the SSDs, 0 where one of them has none.
 func (r *Row) Limit(models []*ssdmodel.Model, linkBytesPerSecond []float64, bytes int64) {
 	var idle time.Duration
@@ -207,12 +207,12 @@ func (v *simulation) submit(rows []int64, done func()) {
 
 // until runs the simulation up to a time, in pieces that ctx can end.
 func (v *simulation) until(ctx context.Context, t time.Duration) error {
-	for at := v.m.Sim.Now(); at < t.Nanoseconds(); {
+	for off := v.m.Sim.Now(); off < t.Nanoseconds(); {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		at = min(at+chunkNS, t.Nanoseconds())
-		v.m.Sim.RunUntil(at)
+		off = min(off+chunkNS, t.Nanoseconds())
+		v.m.Sim.RunUntil(off)
 	}
 	return nil
 }
@@ -248,11 +248,11 @@ func (v *simulation) closed(ctx context.Context) error {
 		next()
 	}
 	limit := v.cfg.WarmUp + v.cfg.Duration + stall
-	for at := chunkNS; to == nil && at < limit.Nanoseconds(); at += chunkNS {
+	for off := chunkNS; to == nil && off < limit.Nanoseconds(); off += chunkNS {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		v.m.Sim.RunUntil(at)
+		v.m.Sim.RunUntil(off)
 	}
 	if to == nil {
 		v.bad = fmt.Errorf("modelled: no set of %d rows was read within %v", v.cfg.SetRows, stall)

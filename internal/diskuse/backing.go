@@ -35,7 +35,7 @@ func common(x, y []string) bool {
 
 // Elsewhere says who uses it now without the kernel's claim, which O_EXCL asks for: a loop device
 // over the same file or block device that is in use itself, and the kernel's NVMe target. Root is
-// told whether a loop device is claimed also in a container, which does not see others' mounts.
+// reports whether a loop device is claimed also in a container, which does not see others' mounts.
 func (b Backing) Elsewhere(sys pci.Sys) []Use {
 	l := &look{sys: sys, nodes: []node{{name: b.name, base: b.name}}}
 	if b.name != "" {

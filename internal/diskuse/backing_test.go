@@ -71,7 +71,7 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-// Who uses a disk without a claim shows, and what is only set up does not.
+// A user of a disk without a claim shows, and a device that is only set up does not.
 func TestElsewhere(t *testing.T) {
 	m := machine(t)
 	file := filepath.Join(t.TempDir(), "a.img")
@@ -103,19 +103,19 @@ func TestElsewhere(t *testing.T) {
 
 func TestBackingOfFiles(t *testing.T) {
 	dir := t.TempDir()
-	at := func(n string) string { return filepath.Join(dir, n) }
-	require.NoError(t, os.WriteFile(at("a"), nil, 0o600))
-	require.NoError(t, os.WriteFile(at("b"), nil, 0o600))
-	require.NoError(t, os.Link(at("a"), at("hard")))
-	require.NoError(t, os.Symlink("a", at("soft")))
+	off := func(n string) string { return filepath.Join(dir, n) }
+	require.NoError(t, os.WriteFile(off("a"), nil, 0o600))
+	require.NoError(t, os.WriteFile(off("b"), nil, 0o600))
+	require.NoError(t, os.Link(off("a"), off("hard")))
+	require.NoError(t, os.Symlink("a", off("soft")))
 	of := func(n string) Backing {
-		b, err := BackingOf(pci.Sys{Root: dir}, at(n))
+		b, err := BackingOf(pci.Sys{Root: dir}, off(n))
 		require.NoError(t, err)
 		return b
 	}
 	require.True(t, of("a").Overlaps(of("hard")))
 	require.True(t, of("soft").Overlaps(of("hard")))
 	require.False(t, of("a").Overlaps(of("b")))
-	_, err := BackingOf(pci.Sys{}, at("none"))
+	_, err := BackingOf(pci.Sys{}, off("none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 }

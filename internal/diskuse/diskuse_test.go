@@ -357,7 +357,7 @@ func TestUnseen(t *testing.T) {
 	require.ErrorContains(t, err, "only root sees it")
 }
 
-// What is open for a moment only is no use.
+// A file that is open for a moment only is no use.
 func TestPassing(t *testing.T) {
 	m := machine(t)
 	open(m, 88, "udev-worker", "/dev/nvme0n1")

@@ -163,7 +163,7 @@ func (l *look) mountOf(m mount, n node) bool {
 	return false
 }
 
-// bootPlaces tell where the parts of a running system are mounted.
+// bootPlaces show where the parts of a running system are mounted.
 var bootPlaces = []string{"/", "/usr", "/boot", "/boot/efi", "/efi"}
 
 // boot reports the disk that the machine runs from: by its mounts, and by the kernel's arguments.

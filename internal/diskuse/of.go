@@ -244,10 +244,10 @@ func (l *look) targets() {
 	const dir = "/sys/kernel/config/nvmet/subsystems"
 	for _, sub := range l.list(dir) {
 		for _, ns := range l.list(dir + "/" + sub + "/namespaces") {
-			at := dir + "/" + sub + "/namespaces/" + ns
-			name := l.deviceOf(l.text(at + "/device_path"))
+			off := dir + "/" + sub + "/namespaces/" + ns
+			name := l.deviceOf(l.text(off + "/device_path"))
 			for _, n := range l.nodes {
-				if n.name == name && l.text(at+"/enable") == "1" {
+				if n.name == name && l.text(off+"/enable") == "1" {
 					l.add(n, Target, true, n.says("exported over NVMe-oF as namespace "+ns+
 						" of "+sub))
 				}
@@ -262,12 +262,12 @@ func passthrough(sys pci.Sys, node string) (us []Use) {
 	const dir = "/sys/kernel/config/nvmet/subsystems"
 	l := &look{sys: sys}
 	for _, sub := range l.list(dir) {
-		at := dir + "/" + sub + "/passthru"
-		dev := l.text(at + "/device_path")
+		off := dir + "/" + sub + "/passthru"
+		dev := l.text(off + "/device_path")
 		if real, err := sys.Resolve(dev); err == nil {
 			dev = real
 		}
-		if dev == node && l.text(at+"/enable") == "1" {
+		if dev == node && l.text(off+"/enable") == "1" {
 			us = append(us, Use{Kind: Target, Device: strings.TrimPrefix(node, "/dev/"), Live: true,
 				Text: "is exported over NVMe-oF as " + sub})
 		}

@@ -94,7 +94,7 @@ const (
 	kindEnd
 )
 
-// kindInfo says how a kind is written and what it is for.
+// kindInfo describes how a kind is written and what it is for.
 type kindInfo struct {
 	name string
 	keys string // its own keys, separated by blanks
@@ -216,7 +216,7 @@ const (
 // atOnce reports that the fault does not wait for a command.
 func (f *Fault) atOnce() bool { return f.Op == Any && f.AllLBAs && f.After == 0 }
 
-// Validate says what is wrong with the fault, if anything.
+// Validate describes what is wrong with the fault, if anything.
 func (f Fault) Validate() error {
 	bad := func(format string, a ...any) error {
 		return errs.New(errs.Usage, "fault %s: %s", f.Kind, fmt.Sprintf(format, a...))

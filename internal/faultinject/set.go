@@ -213,8 +213,8 @@ func (f *Fault) forCommand(op Op) bool {
 	return f.Op == op
 }
 
-// Disarm ends the faults: nothing is counted or hit from here on. What earlier hits have left
-// behind, such as a queue whose doorbell is not seen any more, stays as it is.
+// Disarm ends the faults: nothing is counted or hit from here on. The effects of
+// earlier hits, such as a queue whose doorbell is not seen any more, stay as they are.
 func (s *Set) Disarm() { s.disarmed.Store(true) }
 
 // Match counts a command on the blocks lba to lba+blocks-1 against every fault, and returns

@@ -84,7 +84,7 @@ func (f Fault) String() string {
 	return f.Kind.String() + "(" + strings.Join(kv, ",") + ")"
 }
 
-// What kinds have where the text leaves it out. No command of ours has the identifier FFFEh: there
+// Values of kinds where the text leaves them out. No command of ours has the identifier FFFEh: there
 // is no generation of all ones (gpuio), nor an admin command FEh.
 const (
 	defaultCID     = 0xfffe

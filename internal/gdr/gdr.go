@@ -114,7 +114,7 @@ type Pin struct {
 	Bytes  int64  // whole pages of the GPU
 }
 
-// Offset tells where the range is in the module's file, for mmap. It is mapped once, from its
+// Offset shows where the range is in the module's file, for mmap. It is mapped once, from its
 // beginning.
 func (p Pin) Offset() int64 { return int64(p.Handle << pageShift) }
 
@@ -173,8 +173,8 @@ func (d *Driver) Version() string { return dotted(d.version) }
 func (d *Driver) FD() int { return d.fd }
 
 // Pin holds a range of the GPU's memory, which starts at a multiple of PageBytes; its end is
-// rounded up. The context that owns the memory must be current to nobody in particular. What is
-// pinned stays at its place behind the GPU's BAR until Unpin. It has to be unpinned before it is
+// rounded up. The context that owns the memory must be current to nobody in particular. Pinned
+// memory stays at its place behind the GPU's BAR until Unpin. It has to be unpinned before it is
 // freed: where the module can pin persistently (nvidia_p2p_get_pages_persistent), freed memory
 // stays taken until Unpin or Close; elsewhere the module takes the mapping away from who uses it.
 func (d *Driver) Pin(addr uint64, bytes int64) (Pin, error) {
@@ -207,7 +207,7 @@ func (d *Driver) Pin(addr uint64, bytes int64) (Pin, error) {
 	return p, nil
 }
 
-// Unpin lets go of a range. Its mapping should be gone; the module takes away what is left of it.
+// Unpin releases a range. Its mapping should be gone; the module takes away what is left of it.
 // After an error it is still pinned, and Unpin can be tried again.
 func (d *Driver) Unpin(p Pin) error {
 	d.mu.Lock()
@@ -223,7 +223,7 @@ func (d *Driver) Unpin(p Pin) error {
 	return nil
 }
 
-// Close lets go of all that is pinned, and of the module.
+// Close releases all that is pinned, and the module.
 func (d *Driver) Close() error {
 	if err := d.k.close(d.fd); err != nil {
 		return fmt.Errorf("gdrdrv: close: %w", err)

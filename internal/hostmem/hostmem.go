@@ -42,7 +42,7 @@ var (
 	onHuge int64 // bytes mapped on reserved huge pages
 )
 
-// OutOfMemoryError says which use asked for how many bytes, and how many there were.
+// OutOfMemoryError names the use, the bytes that it asked for, and the bytes that there were.
 type OutOfMemoryError struct {
 	Purpose    string
 	Want, Free int64 // bytes

@@ -221,12 +221,12 @@ func cgroupFree(root, own string, free int64) int64 {
 			continue
 		}
 		for p := filepath.Clean("/" + f[2]); ; p = filepath.Dir(p) {
-			at := filepath.Join(dir, p)
-			max, okMax := readNumber(filepath.Join(at, limit))
-			cur, okCur := readNumber(filepath.Join(at, used))
+			off := filepath.Join(dir, p)
+			max, okMax := readNumber(filepath.Join(off, limit))
+			cur, okCur := readNumber(filepath.Join(off, used))
 			if okMax && okCur {
 				// Clean page cache counts as used but goes when it is needed.
-				left := max - cur + inactiveFile(filepath.Join(at, "memory.stat"))
+				left := max - cur + inactiveFile(filepath.Join(off, "memory.stat"))
 				free = min(free, left)
 			}
 			if p == "/" {

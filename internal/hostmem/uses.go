@@ -72,15 +72,15 @@ func resident(b block, vec []byte) (n int64, err error) {
 	if b.huge {
 		return int64(b.mapped), nil // reserved pages are given whole
 	}
-	for at := uintptr(0); at < b.mapped; {
-		part := min(b.mapped-at, uintptr(len(vec))*PageBytes)
-		if e := mincore(uintptr(b.base)+at, part, vec); e != 0 {
+	for off := uintptr(0); off < b.mapped; {
+		part := min(b.mapped-off, uintptr(len(vec))*PageBytes)
+		if e := mincore(uintptr(b.base)+off, part, vec); e != 0 {
 			return 0, e
 		}
 		for _, v := range vec[:part/PageBytes] {
 			n += int64(v&1) * PageBytes
 		}
-		at += part
+		off += part
 	}
 	return n, nil
 }

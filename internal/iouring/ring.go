@@ -3,7 +3,7 @@
 // waiting with a timeout in one call.
 //
 // It keeps no lock: a Ring's submission side (SQE, Flush) and its completion side (Reap) each
-// belong to one goroutine at a time, and the caller says which. Enter may be called from
+// belong to one goroutine at a time, and the caller chooses it. Enter may be called from
 // several goroutines at once, since the kernel serialises submission and waiting touches no
 // state of the ring.
 package iouring
@@ -254,7 +254,7 @@ func (r *Ring) submitParts() {
 		}
 		if done, _, e := unix.RawSyscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(step), 0,
 			0, 0, 0); e != 0 || done == 0 {
-			return // the caller's own call tells why
+			return // the caller's own call explains why
 		}
 		n = r.Unsubmitted()
 	}

@@ -63,20 +63,20 @@ func TestReadAndWrite(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, f.Close()) }()
 	m := mem(t, 64<<10)
-	at := func(i int) unsafe.Pointer { return unsafe.Pointer(&m[i]) }
+	off := func(i int) unsafe.Pointer { return unsafe.Pointer(&m[i]) }
 	for i := range 8192 {
 		m[i] = byte(i * 7)
 	}
 	fd := File{FD: int32(f.Fd())}
-	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepWrite(fd, at(0), 8192, 100, 0) }))
-	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepRead(fd, at(16384), 8192, 100) }))
+	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepWrite(fd, off(0), 8192, 100, 0) }))
+	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepRead(fd, off(16384), 8192, 100) }))
 	assert.True(t, bytes.Equal(m[:8192], m[16384:16384+8192]))
-	assert.EqualValues(t, 4, run(t, r, func(s *SQE) { s.PrepRead(fd, at(0), 100, 8288) }),
+	assert.EqualValues(t, 4, run(t, r, func(s *SQE) { s.PrepRead(fd, off(0), 100, 8288) }),
 		"short at the end of the file")
 	assert.EqualValues(t, 0, run(t, r, func(s *SQE) { s.PrepFsync(fd, true) }))
 	assert.EqualValues(t, 0, run(t, r, func(s *SQE) { s.PrepFsync(fd, false) }))
 
-	iov := []Iovec{{at(32768), 1000}, {at(40000), 7192}}
+	iov := []Iovec{{off(32768), 1000}, {off(40000), 7192}}
 	assert.EqualValues(t, 8192, run(t, r, func(s *SQE) { s.PrepReadv(fd, iov, 100) }))
 	assert.True(t, bytes.Equal(m[16384:17384], m[32768:33768]))
 	assert.True(t, bytes.Equal(m[17384:16384+8192], m[40000:47192]))
@@ -88,17 +88,17 @@ func TestReadAndWrite(t *testing.T) {
 	fixed := File{FD: 2, Fixed: true}
 	clear(m[:16384])
 	assert.EqualValues(t, 8192,
-		run(t, r, func(s *SQE) { s.PrepReadFixed(fixed, at(0), 8192, 100, 1) }))
+		run(t, r, func(s *SQE) { s.PrepReadFixed(fixed, off(0), 8192, 100, 1) }))
 	assert.True(t, bytes.Equal(m[:8192], m[16384:16384+8192]))
 	assert.EqualValues(t, 512,
-		run(t, r, func(s *SQE) { s.PrepWriteFixed(fixed, at(0), 512, 0, 0, 1) }))
+		run(t, r, func(s *SQE) { s.PrepWriteFixed(fixed, off(0), 512, 0, 0, 1) }))
 	assert.EqualValues(t, -int32(unix.EFAULT),
-		run(t, r, func(s *SQE) { s.PrepReadFixed(fixed, at(40000), 512, 0, 1) }),
+		run(t, r, func(s *SQE) { s.PrepReadFixed(fixed, off(40000), 512, 0, 1) }),
 		"outside the buffer")
 	require.NoError(t, r.SetBuffer(1, nil))
 	require.NoError(t, r.SetFile(2, -1))
 	assert.EqualValues(t, -int32(unix.EBADF),
-		run(t, r, func(s *SQE) { s.PrepRead(fixed, at(0), 8, 0) }))
+		run(t, r, func(s *SQE) { s.PrepRead(fixed, off(0), 8, 0) }))
 	assert.Error(t, r.SetFile(99, 0))
 	assert.Error(t, r.SetBuffer(99, m))
 }

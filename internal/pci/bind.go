@@ -33,7 +33,7 @@ func (e *stuckError) Error() string { return e.what }
 
 // Bind makes driver the device's driver by driver_override, so that nothing else is rebound: sets
 // the override, unbinds the present driver, binds. A device that has the driver already only gets
-// the override. On error the device is back where it was, or the error says where it is.
+// the override. On error the device is back where it was, or the error shows where it is.
 //
 // Whoever kills this leaves one of these states, all seen by Device.Taken: override set and old
 // driver bound; override set and no driver; both set. Bind and Restore go on from each of them.
@@ -50,7 +50,7 @@ func (s Sys) Bind(addr, driver string) error {
 	}
 	if strings.HasPrefix(driver, "vfio") && d.Group < 0 {
 		return errs.New(errs.Capability,
-			"%s is in no IOMMU group: the IOMMU is off; \"heliosctl vfio-setup status\" says which kernel argument turns it on",
+			"%s is in no IOMMU group: the IOMMU is off; \"heliosctl vfio-setup status\" names which kernel argument turns it on",
 			d.Addr)
 	}
 	err = s.move(d, driver, driver)
@@ -67,7 +67,7 @@ func (s Sys) Bind(addr, driver string) error {
 // Restore gives a device back to driver: clears the override, unbinds, binds, and waits until the
 // driver has it. "" lets the kernel choose, which may find no driver; with NoDriver the device is
 // left without one. A driver that somebody gave the device to since keeps it: its disk may be
-// mounted. Restore goes on where a killed Bind or Restore stopped. On error the error says where
+// mounted. Restore goes on where a killed Bind or Restore stopped. On error the error shows where
 // the device is.
 func (s Sys) Restore(addr, driver string) error {
 	d, err := s.Device(addr)
@@ -214,7 +214,7 @@ func (s Sys) bind(addr, driver string) error {
 		}
 		return nil // the kernel has asked every driver by now; it may be that none takes the device
 	}
-	// The driver's own bind says why it fails, which drivers_probe does not.
+	// The driver's own bind explains why it fails, which drivers_probe does not.
 	err := s.write(driversDir+"/"+driver+"/bind", addr)
 	if err != nil && s.driver(addr) != driver {
 		return s.explain(addr, "binding driver "+driver, err)
@@ -245,7 +245,7 @@ func (s Sys) explain(addr, doing string, err error) error {
 	switch {
 	case errors.As(err, &stuck):
 		return errs.New(errs.Device,
-			"%s: %s: %w; the kernel goes on with it and cannot be stopped: end what uses the SSD, see its log (dmesg), then run the same command again",
+			"%s: %s: %w; the kernel continues it and cannot be stopped: end what uses the SSD, see its log (dmesg), then run the same command again",
 			addr, doing, err)
 	case errors.Is(err, fs.ErrPermission):
 		return errs.New(errs.Capability, "%s: %s: %w; only root may do that", addr, doing, err)

@@ -144,8 +144,8 @@ func (s Sys) controller(dir string) (Controller, error) {
 // one that it cannot believe (nvme_init_subnqn in drivers/nvme/host/core.c).
 const madeUpNQN = "nqn.2014.08.org.nvmexpress:"
 
-// identity is what the kernel tells of who a namespace is, at its block device or at the hidden
-// path below. With native multipath it hides each path that may be one of several.
+// identity reads the kernel's identifiers of a namespace, at its block device or at the hidden path
+// below. With native multipath it hides each path that may be one of several.
 func (s Sys) identity(c Controller, ns Namespace, path string) nsid.ID {
 	id := nsid.ID{NQN: c.NQN, Serial: c.Serial, Model: c.Model, NSID: uint32(max(ns.NSID, 0)),
 		Private: ns.Hidden == "" && s.text("/sys/module/nvme_core/parameters/multipath") == "Y"}

@@ -455,7 +455,7 @@ func TestBindUndoes(t *testing.T) {
 	m.Fail = nil
 	require.NoError(t, m.Sys().Restore(addrA, "nvme"))
 
-	// What a killed bind left is not put back where another bind fails.
+	// The override of a killed bind is not put back where another bind fails.
 	m = machine(t)
 	m.Put("/sys/devices/pci0000:00/"+addrA+"/driver_override", "vfio-pci\n")
 	m.Fail = failAt("vfio-pci/bind", syscall.EINVAL)
@@ -562,9 +562,9 @@ func TestWaitNVMe(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		// In one step, as the kernel does: a file that is written in place is empty for a moment,
 		// which is "no state".
-		at := filepath.Join(m.Root, state)
-		_ = os.WriteFile(at+".new", []byte("live\n"), 0o600)
-		_ = os.Rename(at+".new", at)
+		off := filepath.Join(m.Root, state)
+		_ = os.WriteFile(off+".new", []byte("live\n"), 0o600)
+		_ = os.Rename(off+".new", off)
 	}()
 	c, err := s.WaitNVMe(context.Background(), addrA)
 	require.NoError(t, err)

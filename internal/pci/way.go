@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Way tells how DMA of one function reaches the memory of another one (Linux,
+// Way describes how DMA of one function reaches the memory of another one (Linux,
 // Documentation/driver-api/pci/p2pdma.rst).
 type Way int
 
@@ -29,7 +29,7 @@ func (w Way) String() string {
 	return "between two host bridges"
 }
 
-// Way tells how two functions lie to each other in the tree of bridges. With the IOMMU on, DMA goes
+// Way describes how two functions lie to each other in the tree of bridges. With the IOMMU on, DMA goes
 // up to the root complex for its translation on all of them.
 func (s Sys) Way(a, b string) (Way, error) {
 	var up [2][]string

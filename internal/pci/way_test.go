@@ -11,15 +11,15 @@ import (
 
 func TestWay(t *testing.T) {
 	m := fakesys.New(t.TempDir())
-	at := func(addr, dir string) {
+	off := func(addr, dir string) {
 		m.Mkdir("/sys/devices/" + dir + "/" + addr)
 		m.Link("/sys/bus/pci/devices/"+addr, "../../../devices/"+dir+"/"+addr)
 	}
-	at("0000:03:00.0", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0")
-	at("0000:04:00.0", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0")
-	at("0000:05:00.0", "pci0000:00/0000:00:02.0")
-	at("0000:00:09.0", "pci0000:00")
-	at("0000:81:00.0", "pci0000:80/0000:80:01.0")
+	off("0000:03:00.0", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0")
+	off("0000:04:00.0", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0")
+	off("0000:05:00.0", "pci0000:00/0000:00:02.0")
+	off("0000:00:09.0", "pci0000:00")
+	off("0000:81:00.0", "pci0000:80/0000:80:01.0")
 	m.Mkdir("/sys/devices/lost")
 	m.Link("/sys/bus/pci/devices/0000:99:00.0", "../../../devices/lost")
 	for _, c := range []struct {

@@ -251,7 +251,7 @@ func (g *overTCP) receiveRank(ctx context.Context, c net.Conn, token string) (a 
 		return a, err
 	}
 	if token != "" && a.h.Token != token {
-		return a, errors.New("it is of another meeting")
+		return a, errors.New("it belongs to another meeting")
 	}
 	a.p.rank, a.p.host = a.h.Rank, named(a.h.Host)
 	a.reply, a.refuse = g.stranger(a.h)
@@ -300,12 +300,12 @@ func (g *overTCP) stranger(h hello) (reply string, err error) {
 	host := named(h.Host)
 	switch {
 	case h.Job != g.l.Job:
-		return "it is of another run: its options or its job are others; give all ranks the same options, and each run a MASTER_PORT of its own",
+		return "it belongs to another run: its options or its job are others; give all ranks the same options, and each run a MASTER_PORT of its own",
 			errs.New(errs.Usage,
-				"rank %d on %s is of another run: its options or its job are others; give all ranks the same options, and each run a MASTER_PORT of its own",
+				"rank %d on %s belongs to another run: its options or its job are others; give all ranks the same options, and each run a MASTER_PORT of its own",
 				h.Rank, host)
 	case h.Size != g.l.Size:
-		return "its number of ranks (WORLD_SIZE) is another; this rank's output says which",
+		return "its number of ranks (WORLD_SIZE) is another; this rank's output has it",
 			errs.New(errs.Usage, "rank %d on %s has WORLD_SIZE=%d, rank %d has %d", h.Rank, host,
 				h.Size, g.l.Rank, g.l.Size)
 	case h.Rank < 0 || h.Rank >= g.l.Size || h.Rank == g.l.Rank:

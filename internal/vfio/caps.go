@@ -7,11 +7,11 @@ import "encoding/binary"
 // or runs in a circle ends there.
 func capability(buf []byte, first uint32, id uint16) ([]byte, bool) {
 	le := binary.LittleEndian
-	for at, hops := uint64(first), 0; at != 0 && at+8 <= uint64(len(buf)) && hops < 64; hops++ {
-		if le.Uint16(buf[at:]) == id {
-			return buf[at+8:], true
+	for off, hops := uint64(first), 0; off != 0 && off+8 <= uint64(len(buf)) && hops < 64; hops++ {
+		if le.Uint16(buf[off:]) == id {
+			return buf[off+8:], true
 		}
-		at = uint64(le.Uint32(buf[at+4:]))
+		off = uint64(le.Uint32(buf[off+4:]))
 	}
 	return nil, false
 }

@@ -439,31 +439,31 @@ func (d *Device) wakeUp() error {
 	if err := d.ReadAt(RegionConfig, p[:1], pciCapPointer); err != nil {
 		return err
 	}
-	at := int64(p[0]) &^ 3
+	off := int64(p[0]) &^ 3
 	for range maxCapabilities {
-		if at < firstCapability || at+powerControl+2 > configSpaceBytes {
+		if off < firstCapability || off+powerControl+2 > configSpaceBytes {
 			return nil
 		}
-		if err := d.ReadAt(RegionConfig, p[:], at); err != nil {
+		if err := d.ReadAt(RegionConfig, p[:], off); err != nil {
 			return err
 		}
 		if p[0] == capIDPower {
 			break
 		}
-		at = int64(p[1]) &^ 3
+		off = int64(p[1]) &^ 3
 	}
 	if p[0] != capIDPower {
 		return nil
 	}
-	pm, err := d.config16(at + powerControl)
+	pm, err := d.config16(off + powerControl)
 	if err != nil || pm&powerStateMask == 0 {
 		return err
 	}
-	if err := d.setConfig16(at+powerControl, pm&^powerStateMask); err != nil {
+	if err := d.setConfig16(off+powerControl, pm&^powerStateMask); err != nil {
 		return err
 	}
 	time.Sleep(powerUpDelay)
-	if pm, err = d.config16(at + powerControl); err != nil {
+	if pm, err = d.config16(off + powerControl); err != nil {
 		return err
 	}
 	if pm&powerStateMask != 0 {

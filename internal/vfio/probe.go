@@ -254,7 +254,7 @@ func (m machine) probeMapFile() probe.Finding {
 	err = s.mapPeer(0, lowestIOVA, pageBytes, fd, 0)
 	switch {
 	case err == nil:
-		// What the driver of a GPU exports is another matter.
+		// Exports of a GPU's driver are another matter.
 		f.Detail = "iommufd takes files (IOMMU_IOAS_MAP_FILE), and from Linux 6.19 on dma-bufs of vfio-pci; of a GPU only a try tells"
 		if err := s.unmapMem(lowestIOVA, pageBytes); err != nil {
 			f.Detail += "; unmap: " + err.Error()

@@ -218,8 +218,7 @@ func TestProbeLocked(t *testing.T) {
 	}
 }
 
-// What a limit of locked memory lacks, setup can give: an earlier value stays unless told
-// otherwise.
+// setup can raise a limit of locked memory; an earlier value stays unless a flag changes it.
 func TestMemlockNext(t *testing.T) {
 	for needed, want := range map[uint64]string{1: "--memlock 512MiB", 300 << 20: "--memlock 512MiB",
 		500 << 20: "--memlock 768MiB", 64 << 30: "--memlock 81920MiB"} {

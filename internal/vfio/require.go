@@ -14,7 +14,7 @@ import (
 	"helios/internal/probe"
 )
 
-// What it takes to drive SSDs: "heliosctl doctor" and bind-ssds ask here, and "vfio-setup.sh
+// The needs of real SSDs: "heliosctl doctor" and bind-ssds ask here, and "vfio-setup.sh
 // status" asks the same of the same files, since it also runs where there is no heliosctl
 // (tools/setuptest compares the two). A change here is a change there.
 
@@ -58,7 +58,7 @@ func (m machine) loaded(module string) bool {
 	return strings.Contains(strings.ReplaceAll(builtin, "-", "_"), "/"+module+".ko")
 }
 
-// NoIOMMU says how a machine gets its IOMMU switched on.
+// NoIOMMU describes how a machine gets its IOMMU switched on.
 func NoIOMMU(sys pci.Sys) string { return machine{root: sys.Root}.noIOMMU() }
 
 func (m machine) noIOMMU() string {
@@ -71,12 +71,12 @@ func (m machine) noIOMMU() string {
 	case virtual && !m.loaded("virtio_iommu"):
 		return "the firmware offers a virtual IOMMU (VIOT), whose driver virtio_iommu is not loaded; \"sudo modprobe virtio_iommu\", and put virtio_iommu into the initramfs (Debian, Ubuntu: /etc/initramfs-tools/modules, then \"sudo update-initramfs -u\"; RHEL, Fedora: a line add_drivers+=virtio_iommu in /etc/dracut.conf.d/virtio_iommu.conf, then \"sudo dracut -f\") and reboot, for devices must come after it"
 	case virtual:
-		return "the firmware offers a virtual IOMMU (VIOT) and virtio_iommu is loaded, but no device is behind it; the kernel's log says why (\"sudo dmesg | grep -i iommu\")"
+		return "the firmware offers a virtual IOMMU (VIOT) and virtio_iommu is loaded, but no device is behind it; the kernel's log explains why (\"sudo dmesg | grep -i iommu\")"
 	case off != "":
 		return "the kernel argument " + off +
 			" keeps the IOMMU off; take it out of the boot loader's command line, and reboot"
 	case amd && table("IVRS"):
-		return "the firmware offers the IOMMU (AMD-Vi), but the kernel does not use it; its log says why (\"sudo dmesg | grep AMD-Vi\"): often a firmware update helps, or a kernel with CONFIG_AMD_IOMMU"
+		return "the firmware offers the IOMMU (AMD-Vi), but the kernel does not use it; its log explains why (\"sudo dmesg | grep AMD-Vi\"): often a firmware update helps, or a kernel with CONFIG_AMD_IOMMU"
 	case intel && m.argument("intel_iommu=") != "":
 		return "intel_iommu=on is given, so the firmware hides the IOMMU; switch on VT-d (\"Virtualization Technology for Directed I/O\") in its set-up"
 	case intel:
@@ -92,7 +92,7 @@ func (m machine) noIOMMU() string {
 
 const remappingHint = "turn on interrupt remapping beside VT-d or AMD-Vi in the firmware's set-up, and take intremap=off out of the kernel arguments; in a virtual machine its host gives it: QEMU with -machine kernel-irqchip=split -device intel-iommu,intremap=on, libvirt with <ioapic driver='qemu'/> and <iommu model='intel'><driver intremap='on'/></iommu>"
 
-// Remapping says whether the IOMMU checks interrupts. Without that a device can raise any interrupt
+// Remapping reports whether the IOMMU checks interrupts. Without that a device can raise any interrupt
 // by a write, and the kernel gives none to user space unless its parameter allow_unsafe_interrupts
 // says so.
 func Remapping(sys pci.Sys) probe.Finding { return machine{root: sys.Root}.probeRemapping() }
@@ -188,8 +188,8 @@ func (m machine) probeGroup() probe.Finding {
 	return f
 }
 
-// memlockNext is how a limit of locked memory becomes enough for needed bytes. setup keeps a limit
-// that an earlier one has set, unless it is told another.
+// memlockNext returns the flag that makes a limit of locked memory enough for needed bytes. setup
+// keeps the limit of an earlier setup, unless a flag gives another.
 func memlockNext(needed uint64) string {
 	const step = 256 << 20
 	size := max((needed+needed/4+step-1)/step, 2) * step >> 20

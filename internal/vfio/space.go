@@ -37,7 +37,7 @@ type addressSpace interface {
 
 const (
 	setupHint   = `run "sudo heliosctl vfio-setup setup", then log in again`
-	statusHint  = `"heliosctl vfio-setup status" says what is missing`
+	statusHint  = `"heliosctl vfio-setup status" describes what is missing`
 	bindHint    = `heliosctl bind-ssds`
 	vfioDriver  = "vfio-pci"
 	deviceNodes = "/dev/vfio/"
@@ -133,7 +133,7 @@ func (m machine) notViable(dev pci.Device, cause error) error {
 
 // heldBy is " (held by …)" where the holder of a node can be seen.
 func (m machine) heldBy(node string) string {
-	// What could not be looked at is not worth more words in an error about something else.
+	// Processes that cannot be seen are left out of an error about something else.
 	openers, _ := diskuse.Openers(m.sys(), node)
 	var who []string
 	for _, o := range openers {

@@ -111,7 +111,7 @@ func (h *header) value(s string) (uint64, bool) {
 	return v, ok
 }
 
-// offset tells where a field of a structure lies, with C's padding.
+// offset shows where a field of a structure lies, with C's padding.
 func (h *header) offset(structure, name string) (uintptr, error) {
 	var at uintptr
 	for _, f := range h.structs[structure] {

@@ -291,12 +291,12 @@ func (d *Domain) Extend(iova IOVA, bytes int64) error {
 		return errDomainClosed
 	}
 	for _, m := range d.maps {
-		if at := uint64(iova - m.iova); iova >= m.iova && at < m.size {
-			if bytes < 0 || uint64(bytes) > m.size-at {
+		if off := uint64(iova - m.iova); iova >= m.iova && off < m.size {
+			if bytes < 0 || uint64(bytes) > m.size-off {
 				return fmt.Errorf("vfio: extend the window at %#x to %d bytes: it has %d", iova,
-					bytes, m.size-at)
+					bytes, m.size-off)
 			}
-			want := roundUp(at + uint64(bytes))
+			want := roundUp(off + uint64(bytes))
 			if want <= m.reach {
 				return nil
 			}
@@ -358,8 +358,8 @@ func cmpUint(a, b uint64) int {
 
 func roundUp(n uint64) uint64 { return (n + pageBytes - 1) &^ (pageBytes - 1) }
 
-// covering finds a mapping that holds all of [va, va+size). What is told to be another device's
-// memory shares no mapping that is not: its addresses were other memory's when that was mapped.
+// covering finds a mapping that holds all of [va, va+size). Another device's memory shares
+// no mapping with the CPU's: its addresses were other memory's when that was mapped.
 func (d *Domain) covering(va uintptr, size uint64, peer bool) *mapping {
 	n, _ := slices.BinarySearchFunc(d.maps, va+1,
 		func(m *mapping, v uintptr) int { return cmpUint(uint64(m.va), uint64(v)) })

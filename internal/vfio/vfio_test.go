@@ -409,16 +409,16 @@ func TestAllocatorAgainstModel(t *testing.T) {
 		phase := r.IntN(align)
 		want := -1
 	search:
-		for at := 0; at+size <= n; at++ {
-			if (at-phase)%align != 0 { // lowestIOVA is a multiple of every align here
+		for off := 0; off+size <= n; off++ {
+			if (off-phase)%align != 0 { // lowestIOVA is a multiple of every align here
 				continue
 			}
 			for j := range size {
-				if !free[at+j] {
+				if !free[off+j] {
 					continue search
 				}
 			}
-			want = at
+			want = off
 			break
 		}
 		got, err := s.take(uint64(size)*4096, uint64(align)*4096, uint64(phase)*4096)

@@ -115,7 +115,7 @@ func (b *Bus) adminDone(m *cmd) {
 	_ = b.clear()
 }
 
-// learnFormat takes the size of a block, which says how much data a command has, from what the
+// learnFormat takes the size of a block, which sets the length of a command's data, from what the
 // client has just been told.
 func (b *Bus) learnFormat(sqe *nvme.Command) {
 	segs, ok := b.data(sqe, nvme.IdentifyBytes)

@@ -492,11 +492,11 @@ func (b *Bus) DoorbellMemory() (mem []byte, io bool, err error) {
 
 // writeDoorbell is a doorbell rung through the register interface.
 func (b *Bus) writeDoorbell(off, v uint32) error {
-	at := off - nvme.RegDoorbells
-	i := at / b.stride
+	pos := off - nvme.RegDoorbells
+	i := pos / b.stride
 	b.mu.Lock()
 	err := b.shadows()
-	known := err == nil && at%b.stride == 0 && i < b.ndoorbell
+	known := err == nil && pos%b.stride == 0 && i < b.ndoorbell
 	if known {
 		nvme.StoreDoorbell(b.doorbell(i), v)
 		if i%2 == 1 {

@@ -161,7 +161,7 @@ func TestQueueAdminFaults(t *testing.T) {
 	}
 }
 
-// What an admin command changed is known although its completion is lost.
+// The effect of an admin command is known although its completion is lost.
 func TestLostCreation(t *testing.T) {
 	g := newRig(t, rigOptions{faults: "lost(op=createq,times=1)",
 		options: nvme.Options{Timeout: 30 * time.Millisecond}})

@@ -134,8 +134,8 @@ func (b *Bus) find(iova, n uint64) ([]byte, bool) {
 	if i == len(b.maps) || b.maps[i].lo > iova || n > b.maps[i].hi-iova {
 		return nil, false
 	}
-	at := iova - b.maps[i].lo
-	return b.maps[i].mem[at : at+n : at+n], true
+	off := iova - b.maps[i].lo
+	return b.maps[i].mem[off : off+n : off+n], true
 }
 
 // data is the memory of a transfer of n bytes, in order (section 4.1.1); false when its PRPs are
@@ -158,17 +158,17 @@ func (b *Bus) data(cmd *nvme.Command, n uint64) (segs [][]byte, ok bool) {
 	if rest <= page {
 		return segs, add(cmd.PRP2, rest)
 	}
-	for at := cmd.PRP2; rest > 0; {
-		if at&7 != 0 {
+	for off := cmd.PRP2; rest > 0; {
+		if off&7 != 0 {
 			return nil, false
 		}
-		m, ok := b.find(at, 8)
+		m, ok := b.find(off, 8)
 		if !ok {
 			return nil, false
 		}
 		e := *(*uint64)(unsafe.Pointer(&m[0]))
-		if at&(page-1) == page-8 && rest > page { // the list goes on elsewhere
-			at = e
+		if off&(page-1) == page-8 && rest > page { // the list goes on elsewhere
+			off = e
 			continue
 		}
 		here := min(rest, page)
@@ -176,7 +176,7 @@ func (b *Bus) data(cmd *nvme.Command, n uint64) (segs [][]byte, ok bool) {
 			return nil, false
 		}
 		rest -= here
-		at += 8
+		off += 8
 	}
 	return segs, true
 }

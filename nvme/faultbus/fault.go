@@ -77,12 +77,12 @@ func (b *Bus) divert(m *cmd, sqe *nvme.Command) bool {
 	if act.Short && uint64(act.ShortBytes) < n {
 		// The controller writes all of it: the rest is put back afterwards.
 		if segs, ok := b.data(sqe, n); ok {
-			at := uint64(0)
+			off := uint64(0)
 			for _, s := range segs {
-				if end := at + uint64(len(s)); end > uint64(act.ShortBytes) {
-					m.kept = append(m.kept, s[max(at, uint64(act.ShortBytes))-at:]...)
+				if end := off + uint64(len(s)); end > uint64(act.ShortBytes) {
+					m.kept = append(m.kept, s[max(off, uint64(act.ShortBytes))-off:]...)
 				}
-				at += uint64(len(s))
+				off += uint64(len(s))
 			}
 		}
 	}
@@ -103,21 +103,21 @@ func (b *Bus) spoil(m *cmd) {
 		return
 	}
 	if m.act.Flip {
-		at := (uint64(m.act.FlipBlock)*b.lbaBytes + uint64(m.act.FlipByte)) % n
+		off := (uint64(m.act.FlipBlock)*b.lbaBytes + uint64(m.act.FlipByte)) % n
 		for _, s := range segs {
-			if at < uint64(len(s)) {
-				s[at] ^= 1 << m.act.FlipBit
+			if off < uint64(len(s)) {
+				s[off] ^= 1 << m.act.FlipBit
 				break
 			}
-			at -= uint64(len(s))
+			off -= uint64(len(s))
 		}
 	}
-	at := uint64(0)
+	off := uint64(0)
 	for _, s := range segs {
-		if end := at + uint64(len(s)); m.kept != nil && end > uint64(m.act.ShortBytes) {
-			m.kept = m.kept[copy(s[max(at, uint64(m.act.ShortBytes))-at:], m.kept):]
+		if end := off + uint64(len(s)); m.kept != nil && end > uint64(m.act.ShortBytes) {
+			m.kept = m.kept[copy(s[max(off, uint64(m.act.ShortBytes))-off:], m.kept):]
 		}
-		at += uint64(len(s))
+		off += uint64(len(s))
 	}
 	m.kept = nil
 }

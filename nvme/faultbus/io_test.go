@@ -15,7 +15,7 @@ import (
 
 const media = nvme.StatusUnrecoveredRead
 
-// What fails is not carried out, and counts as what the controller failed.
+// A command that fails is not carried out, and counts as one that the controller failed.
 func TestError(t *testing.T) {
 	g := newRig(t,
 		rigOptions{

@@ -33,7 +33,7 @@ type squeue struct {
 	cmds map[uint16]*cmd // outstanding, by CID
 }
 
-// place says where an outstanding command is.
+// place shows where an outstanding command is.
 type place uint8
 
 const (

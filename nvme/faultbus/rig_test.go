@@ -128,9 +128,9 @@ func (g *rig) prps(off, n int) (prp1, prp2 uint64) {
 	used := 0
 	p1, p2, err := nvme.BuildPRP(g.iova+nvme.IOVA(off), n, 4096, func() ([]uint64, nvme.IOVA,
 		error) {
-		at := listAt + used*4096
+		pos := listAt + used*4096
 		used++
-		return hostmem.View[uint64](g.mem[at : at+4096]), g.iova + nvme.IOVA(at), nil
+		return hostmem.View[uint64](g.mem[pos : pos+4096]), g.iova + nvme.IOVA(pos), nil
 	})
 	require.NoError(g.t, err)
 	return p1, p2

@@ -124,8 +124,8 @@ func (b *Bus) Kick(qid uint16) {
 	}
 }
 
-// tickTime is how long a queue lies that waits for the client to free completion entries, which
-// the client announces to nobody.
+// tickTime separates two looks at a queue that waits for the client to free completion entries,
+// which the client announces to nobody.
 const tickTime = time.Millisecond
 
 // starved reports whether the queue has something to do as soon as the client frees entries.

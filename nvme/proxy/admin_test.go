@@ -132,8 +132,8 @@ func TestFatalSettings(t *testing.T) {
 
 func TestIdentify(t *testing.T) {
 	g := newRig(t, Config{RAM: true, LBABytes: 4096, Serial: "S1", MDTS: 7})
-	at := uint64(g.iova)
-	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSController, 0, at, 0))
+	off := uint64(g.iova)
+	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSController, 0, off, 0))
 	c := *(*nvme.IdentifyController)(unsafe.Pointer(&g.mem[0]))
 	assert.Equal(t, "S1", c.Serial())
 	assert.Contains(t, c.Model(), "Helios proxy SSD")
@@ -143,22 +143,22 @@ func TestIdentify(t *testing.T) {
 	assert.EqualValues(t, 1, c.NN)
 	assert.EqualValues(t, 16<<20, c.TNVMCAP.Lo)
 
-	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSNamespace, 1, at, 0))
+	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSNamespace, 1, off, 0))
 	n := *(*nvme.IdentifyNamespace)(unsafe.Pointer(&g.mem[0]))
 	assert.EqualValues(t, 4096, n.NSZE)
 	assert.EqualValues(t, 12, n.Format().LBADS)
 	eui := n.EUI64
 
-	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSActiveNSList, 0, at, 0))
+	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSActiveNSList, 0, off, 0))
 	assert.EqualValues(t, []byte{1, 0, 0, 0, 0, 0, 0, 0}, g.mem[:8])
-	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSActiveNSList, 1, at, 0))
+	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSActiveNSList, 1, off, 0))
 	assert.EqualValues(t, []byte{0, 0, 0, 0}, g.mem[:4])
-	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSNSDescriptors, 1, at, 0))
+	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSNSDescriptors, 1, off, 0))
 	assert.EqualValues(t, eui[:], g.mem[4:12])
 
 	// A buffer that crosses a page needs its second PRP.
 	clear(g.mem[:8192])
-	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSController, 0, at+2048, at+4096))
+	g.adm.must(nvme.IdentifyCommand(1, nvme.CNSController, 0, off+2048, off+4096))
 	assert.Equal(t, "S1", (*nvme.IdentifyController)(unsafe.Pointer(&g.mem[2048])).Serial())
 }
 

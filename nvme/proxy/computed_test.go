@@ -29,9 +29,9 @@ func (r *ramp) ReadAt(p []byte, off int64) (int, error) {
 	}
 	var w [8]byte
 	for i := 0; i < len(p); {
-		at := off + int64(i)
-		binary.LittleEndian.PutUint64(w[:], uint64(at/8))
-		i += copy(p[i:], w[at%8:])
+		pos := off + int64(i)
+		binary.LittleEndian.PutUint64(w[:], uint64(pos/8))
+		i += copy(p[i:], w[pos%8:])
 	}
 	return len(p), nil
 }

@@ -66,8 +66,8 @@ type Config struct {
 	MDTS            int // largest transfer is 4096 << MDTS bytes; default 5 (128 KiB), at most 12
 
 	// Model is an SSD to play in wall time: a command that is sound completes when the model says,
-	// or when the medium is done, if that is later. Nil: as fast as the medium. Who waits for the
-	// queues sleeps while the next completion is far away and spins for the rest; see nap.go.
+	// or when the medium is done, if that is later. Nil: as fast as the medium. Waiters
+	// sleep while the next completion is far away and spin for the rest; see nap.go.
 	Model *ssdmodel.Model
 
 	// CommandSet holds what the namespace says it speaks; it answers the NVM command set all the

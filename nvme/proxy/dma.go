@@ -101,17 +101,17 @@ const iovaAlign = 1 << 16
 
 // findGap finds need bytes of IOVA space at from or above.
 func findGap(maps []mapping, from, need uint64) (uint64, bool) {
-	at := (from + iovaAlign - 1) &^ (iovaAlign - 1)
+	off := (from + iovaAlign - 1) &^ (iovaAlign - 1)
 	for _, m := range maps {
-		if m.hi+iovaGuard <= at {
+		if m.hi+iovaGuard <= off {
 			continue
 		}
-		if m.lo >= at+need {
+		if m.lo >= off+need {
 			break
 		}
-		at = (m.hi + iovaGuard + iovaAlign - 1) &^ (iovaAlign - 1)
+		off = (m.hi + iovaGuard + iovaAlign - 1) &^ (iovaAlign - 1)
 	}
-	return at, at+need <= iovaEnd
+	return off, off+need <= iovaEnd
 }
 
 // UnmapDMA takes a mapping back. When it returns, the controller neither reads nor writes

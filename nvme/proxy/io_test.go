@@ -41,7 +41,7 @@ func TestIORefusals(t *testing.T) {
 	eachKind(t, func(t *testing.T, cfg Config) {
 		g := newRig(t, cfg)
 		q := g.pair(1, 16)
-		at := uint64(g.iova)
+		pos := uint64(g.iova)
 		last := nvme.LBA(g.bus.blocks)
 		page := uint32(4096 / g.bus.cfg.LBABytes)
 		mdts := uint32(128 << 10 / g.bus.cfg.LBABytes)
@@ -49,59 +49,59 @@ func TestIORefusals(t *testing.T) {
 			for i, e := range entries {
 				*(*uint64)(unsafe.Pointer(&g.mem[off+8*i])) = e
 			}
-			return at + uint64(off)
+			return pos + uint64(off)
 		}
-		endOfMap := at + rigMem
+		endOfMap := pos + rigMem
 		for name, x := range map[string]struct {
 			st  nvme.Status
 			cmd nvme.Command
 		}{
 			"opcode": {nvme.StatusInvalidOpcode, nvme.Command{Opcode: 0x42, NSID: 1}},
 			"namespace 0": {nvme.StatusInvalidNamespace,
-				nvme.ReadCommand(0, 0, 0, 1, at, 0)},
+				nvme.ReadCommand(0, 0, 0, 1, pos, 0)},
 			"namespace 2": {nvme.StatusInvalidNamespace, nvme.WriteCommand(0, 2, 0, 1,
-				at, 0)},
+				pos, 0)},
 			"all namespaces": {nvme.StatusInvalidNamespace, nvme.ReadCommand(0, nvme.NSIDAll,
-				0, 1, at, 0)},
+				0, 1, pos, 0)},
 			"flush namespace 3": {nvme.StatusInvalidNamespace, nvme.FlushCommand(0, 3)},
 			"fused": {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.OpRead,
 				Flags: 1, NSID: 1}},
 			"SGLs": {nvme.StatusInvalidField, nvme.Command{Opcode: nvme.OpRead,
 				Flags: 0x40, NSID: 1}},
 			"over MDTS": {nvme.StatusInvalidField, nvme.ReadCommand(0, 1, 0, mdts+1,
-				at, at)},
+				pos, pos)},
 			"first block beyond": {nvme.StatusLBAOutOfRange, nvme.ReadCommand(0, 1, last, 1,
-				at, 0)},
+				pos, 0)},
 			"last block beyond": {nvme.StatusLBAOutOfRange, nvme.WriteCommand(0, 1, last-1, 2,
-				at, at+4096)},
+				pos, pos+4096)},
 			"block number wraps": {nvme.StatusLBAOutOfRange, nvme.ReadCommand(0, 1, 1<<64-1, 2,
-				at, at+4096)},
+				pos, pos+4096)},
 			"byte offset": {nvme.StatusInvalidPRPOffset,
-				nvme.ReadCommand(0, 1, 0, 1, at+1, 0)},
+				nvme.ReadCommand(0, 1, 0, 1, pos+1, 0)},
 			"second PRP's offset": {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 2*page,
-				at, at+4096+512)},
+				pos, pos+4096+512)},
 			"list's offset": {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page,
-				at, at+4)},
+				pos, pos+4)},
 			"list entry's offset": {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page,
-				at, list(1<<20, at+4096, at+8192+4))},
+				pos, list(1<<20, pos+4096, pos+8192+4))},
 			"next list's offset": {nvme.StatusInvalidPRPOffset, nvme.ReadCommand(0, 1, 0, 3*page,
-				at, list(1<<20+4096-8, at+8))},
+				pos, list(1<<20+4096-8, pos+8))},
 			"first PRP unmapped": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1,
 				0x7000, 0)},
 			"virtual address": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1,
 				uint64(uintptr(unsafe.Pointer(&g.mem[0]))), 0)},
 			"second PRP unmapped": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 2*page,
-				at, 0x7000)},
+				pos, 0x7000)},
 			"list unmapped": {nvme.StatusDataTransferError,
-				nvme.WriteCommand(0, 1, 0, 3*page, at, 0x7000)},
+				nvme.WriteCommand(0, 1, 0, 3*page, pos, 0x7000)},
 			"list entry unmapped": {nvme.StatusDataTransferError,
-				nvme.WriteCommand(0, 1, 0, 3*page, at, list(2<<20, at+4096, 0x7000))},
+				nvme.WriteCommand(0, 1, 0, 3*page, pos, list(2<<20, pos+4096, 0x7000))},
 			"next list unmapped": {nvme.StatusDataTransferError,
-				nvme.WriteCommand(0, 1, 0, 3*page, at, list(2<<20+4096-8, 0x7000))},
+				nvme.WriteCommand(0, 1, 0, 3*page, pos, list(2<<20+4096-8, 0x7000))},
 			"behind the mapping": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 1,
 				endOfMap, 0)},
 			"list runs off memory": {nvme.StatusDataTransferError, nvme.ReadCommand(0, 1, 0, 4*page,
-				at, list(rigMem-4096, at+4096, at+8192, endOfMap))},
+				pos, list(rigMem-4096, pos+4096, pos+8192, endOfMap))},
 		} {
 			t.Run(name, func(t *testing.T) {
 				g.t = t
@@ -140,15 +140,15 @@ func TestReadWrite(t *testing.T) {
 				limit = 2 << 20
 			}
 			n := 1 + rng.IntN(limit/lba)
-			at := rng.IntN(blocks - n + 1)
+			pos := rng.IntN(blocks - n + 1)
 			off := []int{0, 0, 512, 4, 4092, 2048, rng.IntN(1024) * 4}[rng.IntN(7)]
 			// A list may start anywhere in its page, on a quadword.
 			prp1, prp2 := g.prps(data+off, n*lba, list+[]int{0, 8, 4080, 4088, 2048}[rng.IntN(5)])
 			mem := g.mem[data+off : data+off+n*lba]
 			if rng.IntN(2) == 0 {
 				fill(mem[:len(mem)&^7], rng)
-				copy(shadow[at*lba:], mem)
-				c := nvme.WriteCommand(g.nextCID(), 1, nvme.LBA(at), uint32(n), prp1, prp2)
+				copy(shadow[pos*lba:], mem)
+				c := nvme.WriteCommand(g.nextCID(), 1, nvme.LBA(pos), uint32(n), prp1, prp2)
 				if rng.IntN(8) == 0 {
 					c.CDW12 |= fua
 				}
@@ -158,9 +158,9 @@ func TestReadWrite(t *testing.T) {
 				continue
 			}
 			guard := g.mem[data+off+n*lba]
-			q.must(nvme.ReadCommand(g.nextCID(), 1, nvme.LBA(at), uint32(n), prp1, prp2))
-			require.True(t, bytes.Equal(mem, shadow[at*lba:(at+n)*lba]),
-				"round %d: %d blocks at %d to offset %d", i, n, at, off)
+			q.must(nvme.ReadCommand(g.nextCID(), 1, nvme.LBA(pos), uint32(n), prp1, prp2))
+			require.True(t, bytes.Equal(mem, shadow[pos*lba:(pos+n)*lba]),
+				"round %d: %d blocks at %d to offset %d", i, n, pos, off)
 			require.Equal(t, guard, g.mem[data+off+n*lba], "byte behind the buffer")
 			reads++
 			readBytes += uint64(n * lba)
@@ -447,17 +447,17 @@ func TestLargerMemoryPages(t *testing.T) {
 		q := g.pair(1, 16)
 		require.Zero(t, uint64(g.iova)%8192)
 		rng := rand.New(rand.NewPCG(5, 6))
-		at := uint64(g.iova)
+		off := uint64(g.iova)
 		fill(g.mem[:16384], rng)
-		q.must(nvme.WriteCommand(1, 1, 0, 32, at, at+8192))
+		q.must(nvme.WriteCommand(1, 1, 0, 32, off, off+8192))
 		list := (*[2]uint64)(unsafe.Pointer(&g.mem[1<<20]))
-		list[0], list[1] = at+(1<<17), at+(1<<18)
+		list[0], list[1] = off+(1<<17), off+(1<<18)
 		clear(g.mem[65536 : 65536+8192])
-		q.must(nvme.ReadCommand(3, 1, 0, 32, at+65536+4096, at+(1<<20))) // 4 + 8 + 4 KiB
+		q.must(nvme.ReadCommand(3, 1, 0, 32, off+65536+4096, off+(1<<20))) // 4 + 8 + 4 KiB
 		assert.True(t, bytes.Equal(g.mem[:4096], g.mem[65536+4096:65536+8192]))
 		assert.True(t, bytes.Equal(g.mem[4096:12288], g.mem[1<<17:1<<17+8192]))
 		assert.True(t, bytes.Equal(g.mem[12288:16384], g.mem[1<<18:1<<18+4096]))
-		q.want(nvme.StatusInvalidPRPOffset, nvme.ReadCommand(4, 1, 0, 32, at, at+4096))
+		q.want(nvme.StatusInvalidPRPOffset, nvme.ReadCommand(4, 1, 0, 32, off, off+4096))
 	}
 }
 

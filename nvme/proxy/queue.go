@@ -211,14 +211,14 @@ func (c *cqueue) turnOverRAM() (again bool) {
 		if x == nil {
 			return
 		}
-		at, fault := x.(interface{ Addr() uintptr })
+		off, fault := x.(interface{ Addr() uintptr })
 		q := c.copying
 		if !fault || q == nil {
 			panic(x)
 		}
 		var err error = unix.EFAULT // the host took its memory away
 		if mem := c.bus.back.mem; len(mem) > 0 &&
-			at.Addr()-uintptr(unsafe.Pointer(&mem[0])) < uintptr(len(mem)) {
+			off.Addr()-uintptr(unsafe.Pointer(&mem[0])) < uintptr(len(mem)) {
 			err = io.ErrUnexpectedEOF
 		}
 		cmd, due := c.copyCmd, c.copyDue

@@ -13,8 +13,8 @@ import (
 	"helios/nvme"
 )
 
-// tickTime is how long commands may lie when the party that used to wait for their queue
-// stopped waiting: the background goroutine takes over after one to two ticks.
+// tickTime bounds how long commands lie when the party that used to wait for their queue stopped
+// waiting: the background goroutine takes over after one to two ticks.
 const tickTime = time.Millisecond
 
 // Sizes of a reactor's io_uring. Commands in flight are bounded by the completion side.

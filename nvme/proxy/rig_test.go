@@ -180,10 +180,10 @@ func (g *rig) pair(qid uint16, n int) *ring {
 
 func (g *rig) smart() nvme.SMARTLog {
 	g.t.Helper()
-	at := g.mem[rigMem-8192:]
+	off := g.mem[rigMem-8192:]
 	g.adm.must(nvme.GetLogPageCommand(g.nextCID(), nvme.LogSMART, nvme.NSIDAll, nvme.SMARTLogBytes,
 		false, uint64(g.iova)+rigMem-8192, 0))
-	return *(*nvme.SMARTLog)(unsafe.Pointer(&at[0]))
+	return *(*nvme.SMARTLog)(unsafe.Pointer(&off[0]))
 }
 
 // listPRPs gives the data pointer of n bytes at off of the rig's memory, its list at listOff.
@@ -201,15 +201,15 @@ func (g *rig) prps(off, n, listOff int) (prp1, prp2 uint64) {
 	list := uint64(g.iova) + uint64(listOff)
 	prp2 = list
 	entries := (n - first + page - 1) / page
-	at := listOff
+	pos := listOff
 	for i := range entries {
-		if at%page == page-8 && i != entries-1 { // the last entry of a page chains
-			follow := at + 8
-			*(*uint64)(unsafe.Pointer(&g.mem[at])) = uint64(g.iova) + uint64(follow)
-			at = follow
+		if pos%page == page-8 && i != entries-1 { // the last entry of a page chains
+			follow := pos + 8
+			*(*uint64)(unsafe.Pointer(&g.mem[pos])) = uint64(g.iova) + uint64(follow)
+			pos = follow
 		}
-		*(*uint64)(unsafe.Pointer(&g.mem[at])) = next + uint64(i*page)
-		at += 8
+		*(*uint64)(unsafe.Pointer(&g.mem[pos])) = next + uint64(i*page)
+		pos += 8
 	}
 	return prp1, prp2
 }

@@ -114,7 +114,7 @@ func TestModelOverFiles(t *testing.T) {
 				require.GreaterOrEqual(t, time.Since(start), latency)
 			}
 			require.EqualValues(t, []byte{17, 18}, []byte{g.mem[4096], g.mem[4096+511]})
-			// What is wrong in itself never reaches the medium.
+			// A command that is wrong in itself never reaches the medium.
 			e := q.Do(q.g.t, nvme.ReadCommand(4, 1, 1<<40, 1, uint64(g.iova), 0))
 			require.Equal(t, nvme.StatusLBAOutOfRange.WithDNR(), e.Status())
 		})
@@ -235,15 +235,15 @@ func TestFakeTime(t *testing.T) {
 		g.enable()
 		q := g.pair(1, 64)
 		server := play(m, "BUBBLE").server
-		at := int64(time.Since(bus.opened))
+		off := int64(time.Since(bus.opened))
 		for range 100 {
 			q.Put(nvme.ReadCommand(1, 1, 0, 1, uint64(g.iova), 0))
 			start := time.Now()
 			_, ok := q.Get(time.Hour)
 			require.True(t, ok)
 			took := int64(time.Since(start))
-			require.Equal(t, server.Admit(at, ssdmodel.Read, 512)-at, took)
-			at += took
+			require.Equal(t, server.Admit(off, ssdmodel.Read, 512)-off, took)
+			off += took
 		}
 		start := time.Now()
 		_, ok := q.Get(time.Hour)

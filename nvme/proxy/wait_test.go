@@ -316,9 +316,9 @@ func TestStress(t *testing.T) {
 							fail <- fmt.Sprintf("party %d round %d: %v %v", p, r, ok, e.Status())
 							return
 						}
-						if at, ok := want[e.CID]; ok {
+						if off, ok := want[e.CID]; ok {
 							mem := g.mem[base+int(e.CID)*4096 : base+int(e.CID)*4096+lba]
-							if !bytes.Equal(mem, shadow[at*lba:(at+1)*lba]) {
+							if !bytes.Equal(mem, shadow[off*lba:(off+1)*lba]) {
 								fail <- fmt.Sprintf("party %d round %d: wrong data", p, r)
 								return
 							}

@@ -247,7 +247,7 @@ func (b *Bus) mapRegisters(can []vfio.Span, lo, hi int64) error {
 	return nil
 }
 
-// doorbellEnd tells where the doorbells end at the latest: at the end of the BAR, of as many as
+// doorbellEnd shows where the doorbells end at the latest: at the end of the BAR, of as many as
 // queue IDs allow, or where MSI-X tables begin that lie behind them.
 func (b *Bus) doorbellEnd() (int64, error) {
 	end := min(b.size, nvme.RegDoorbells+maxDoorbells*int64(b.stride))
@@ -281,23 +281,23 @@ func (b *Bus) msixTables() ([]int64, error) {
 	if err != nil || st&hasList == 0 {
 		return nil, err
 	}
-	at, err := read(firstCapability, 1)
+	pos, err := read(firstCapability, 1)
 	for range maxCapabilityList {
-		at &^= 3
-		if err != nil || at < 0x40 {
+		pos &^= 3
+		if err != nil || pos < 0x40 {
 			break
 		}
 		var head uint32
-		if head, err = read(int64(at), 2); err != nil {
+		if head, err = read(int64(pos), 2); err != nil {
 			break
 		}
 		if head&0xff != idMSIX {
-			at = head >> 8
+			pos = head >> 8
 			continue
 		}
 		var out []int64
 		for _, off := range []int64{4, 8} {
-			v, err := read(int64(at)+off, 4)
+			v, err := read(int64(pos)+off, 4)
 			if err != nil {
 				return nil, err
 			}
@@ -520,9 +520,9 @@ func (b *Bus) DoorbellMemory() (mem []byte, io bool, err error) {
 			continue
 		}
 		mem = w.mem[nvme.RegDoorbells-w.off : end-w.off]
-		for at := 0; at < len(mem); at += pageBytes {
-			p := (*uint32)(unsafe.Pointer(&mem[at]))
-			if err := b.guard(nvme.RegDoorbells+uint32(at),
+		for pos := 0; pos < len(mem); pos += pageBytes {
+			p := (*uint32)(unsafe.Pointer(&mem[pos]))
+			if err := b.guard(nvme.RegDoorbells+uint32(pos),
 				func() { _ = atomic.LoadUint32(p) }); err != nil {
 				return nil, true, err
 			}
@@ -641,12 +641,12 @@ func (b *Bus) ReserveBAR(bir int, off, bytes int64) error {
 	if v&(3<<1) != is64 {
 		v &= 1<<32 - 1
 	}
-	at := span{int64(v&^0xf) + off, (bytes + pageBytes - 1) &^ (pageBytes - 1)}
+	pos := span{int64(v&^0xf) + off, (bytes + pageBytes - 1) &^ (pageBytes - 1)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// Only what the IOMMU translates could be given to somebody else.
 	for _, r := range b.dom.Ranges() {
-		lo, hi := max(at.iova, int64(r.Start)), min(at.iova+at.bytes-1, int64(min(r.End, 1<<63-1)))
+		lo, hi := max(pos.iova, int64(r.Start)), min(pos.iova+pos.bytes-1, int64(min(r.End, 1<<63-1)))
 		if lo > hi {
 			continue
 		}
@@ -688,7 +688,7 @@ func (b *Bus) Close() error {
 		}
 		clear(b.maps)
 	}
-	// What the SSD might still write to is unmapped only when it cannot.
+	// Memory is unmapped only when the SSD cannot write to it any more.
 	quiet := b.dev.Gone() || b.dev.DisableDMA() == nil
 	if quiet {
 		unmap()

@@ -65,10 +65,10 @@ func newPeerRig(t *testing.T) *peerRig {
 	require.NoError(t, err)
 	st, err := p.f.Stat()
 	require.NoError(t, err)
-	at, err := unix.MmapPtr(-1, 0, nil, uintptr(st.Size()), unix.PROT_NONE,
+	off, err := unix.MmapPtr(-1, 0, nil, uintptr(st.Size()), unix.PROT_NONE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	require.NoError(t, err)
-	p.mem = unsafe.Slice((*byte)(at), st.Size())
+	p.mem = unsafe.Slice((*byte)(off), st.Size())
 	return p
 }
 
@@ -79,8 +79,8 @@ func (p *peerRig) grow(lo, hi int) {
 		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
 	require.NoError(p.t, err)
 	junk := bytes.Repeat([]byte{fill}, 64<<10)
-	for at := lo; at < hi; at += len(junk) {
-		copy(p.mem[at:hi], junk)
+	for off := lo; off < hi; off += len(junk) {
+		copy(p.mem[off:hi], junk)
 	}
 }
 
@@ -130,7 +130,7 @@ func (p *peerRig) close() {
 
 // TestVFIOPeer moves data between an SSD and another device's memory in both directions, with the
 // rings, the commands and the PRP lists there too, and compares it with what goes through RAM. It
-// WRITES to the SSD. What it leaves at the border of the BAR's halves is what the SSD has at LBA 0.
+// WRITES to the SSD. It leaves the data of LBA 0 at the border of the BAR's halves.
 func TestVFIOPeer(t *testing.T) {
 	p := newPeerRig(t)
 	half := len(p.mem) / 2
@@ -177,12 +177,12 @@ func TestVFIOPeer(t *testing.T) {
 	require.True(t, bytes.Equal(p.mem[peerData:peerData+peerRead], ram),
 		"what RAM got is what the other device had")
 	// From the SSD to the BAR, across two mappings.
-	at := half - peerRead/2
-	prp1, prp2 = p.pages(iova+nvme.IOVA(at), peerRead)
+	off := half - peerRead/2
+	prp1, prp2 = p.pages(iova+nvme.IOVA(off), peerRead)
 	require.Zero(t, q.do(nvme.ReadCommand(3, ns.ID, 0, blocks, prp1, prp2)))
-	require.True(t, bytes.Equal(p.mem[at:at+peerRead], ram),
+	require.True(t, bytes.Equal(p.mem[off:off+peerRead], ram),
 		"what the other device got is what RAM got")
-	around := append(bytes.Clone(p.mem[at-4096:at]), p.mem[at+peerRead:at+peerRead+4096]...)
+	around := append(bytes.Clone(p.mem[off-4096:off]), p.mem[off+peerRead:off+peerRead+4096]...)
 	require.Equal(t, bytes.Repeat([]byte{fill}, 8192), around, "and nothing beside it")
 
 	// Often enough for both rings to wrap many times.

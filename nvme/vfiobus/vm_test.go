@@ -74,8 +74,8 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 		require.True(t, io)
 		bell, err := r.bus.Doorbell(uint32(2*c.MaxQueuePairs() + 1))
 		require.NoError(t, err, "the last doorbell is there")
-		at := uintptr(unsafe.Pointer(bell)) - uintptr(unsafe.Pointer(&mem[0]))
-		require.Less(t, at, uintptr(len(mem)))
+		off := uintptr(unsafe.Pointer(bell)) - uintptr(unsafe.Pointer(&mem[0]))
+		require.Less(t, off, uintptr(len(mem)))
 	})
 	t.Run("all queues", func(t *testing.T) {
 		r := start(t, nvme.Options{})
