@@ -37,11 +37,9 @@ func benchIOCommand() *cli.Command {
 			"Reads that a retry healed are counted under \"retries\" and do not fail it. Blocks that were never\n" +
 			"written to a file read as zeros without the disk: \"written\" is the share of the SSDs that was.\n" +
 			"With several --io-blocks it names those that reach 98 % of the best, with the stacks async and sync how\n" +
-			"they compare at equal blocks or, without --io-blocks, as training has them, with several --set-rows how large a set has to be for 95 %, and for\n" +
+			"they compare at equal blocks or, without --io-blocks, as training has them, and for\n" +
 			"SSDs in RAM what the CPU threads that play them can do alone.\n" +
-			"By default some sets of rows are always in flight (closed loop). With --rate, rows arrive at random\n" +
-			"moments whatever comes back (open loop): latency then counts from the arrival, so that waiting shows.\n" +
-			"Where the stack cannot keep up nothing is dropped, rows wait for their turn, and the row says so.\n" +
+			"Some sets of rows are always in flight.\n" +
 			"--clock virtual needs no SSDs: it plays the machine of --hardware, and every figure is modelled.",
 	}, 1, hcli.Of[ioBenchArgs]().Was("ssds", "only").
 		Says("dataset", "read the rows of this dataset `DIR`, loaded before; may also be given as an argument"),
@@ -56,26 +54,24 @@ type ioBenchArgs struct {
 	playedArgs
 	outputs
 	// of SSDs; none: all there are
-	counts   []int     `option:"ssd-count" common:"yes" shown:"all bound; virtual: the profile's" arg:"N[,N…]" usage:"numbers of SSDs N[,N…]"`
-	stacks   []string  `option:"io-stack" common:"yes" oneof:"@stacks" was:"stack" use:"setting" default:"async" arg:"STACK[,STACK…]" usage:"STACK[,STACK…]"`
-	blocks   []int     `option:"io-blocks" was:"blocks" shown:"as in training: async 32, sync as many as the device keeps resident" arg:"N[,N…]" usage:"thread blocks of the I/O kernels N[,N…]"`
-	rowBytes []int     `option:"row-bytes" common:"yes" default:"4096" arg:"SIZE[,SIZE…]" usage:"sizes of a row SIZE[,SIZE…] (a dataset has its own)"`
-	depths   []int     `option:"depth" common:"yes" default:"256" arg:"N[,N…]" usage:"reads in flight per SSD N[,N…]"`
-	setRows  []int     `option:"set-rows" shown:"several times the depth" arg:"N[,N…]" usage:"rows of a set, over all SSDs N[,N…]"`
-	rates    []float64 `option:"rate" common:"yes" shown:"closed loop" arg:"N[,N…]" usage:"rows a second that arrive, over all SSDs N[,N…] (open loop)"`
+	counts   []int    `option:"ssd-count" common:"yes" shown:"all bound; virtual: the profile's" arg:"N[,N…]" usage:"numbers of SSDs N[,N…]"`
+	stacks   []string `option:"io-stack" common:"yes" oneof:"@stacks" was:"stack" use:"setting" default:"async" arg:"STACK[,STACK…]" usage:"STACK[,STACK…]"`
+	blocks   []int    `option:"io-blocks" was:"blocks" shown:"as in training: async 32, sync as many as the device keeps resident" arg:"N[,N…]" usage:"thread blocks of the I/O kernels N[,N…]"`
+	rowBytes []int    `option:"row-bytes" common:"yes" default:"4096" arg:"SIZE[,SIZE…]" usage:"sizes of a row SIZE[,SIZE…] (a dataset has its own)"`
+	depths   []int    `option:"depth" common:"yes" default:"256" arg:"N[,N…]" usage:"reads in flight per SSD N[,N…]"`
+	setRows  []int    `option:"set-rows" shown:"several times the depth" arg:"N[,N…]" usage:"rows of a set, over all SSDs N[,N…]"`
 	// as AsyncOptions.CoalesceBytes
 	coalesce   []int `option:"coalesce" offers:"auto,off" default:"auto" arg:"SIZE" usage:"one command for rows on equal and adjacent LBAs (stacks async and cpu): auto, off, or up to SIZE a command; a list compares them"`
 	threads    int   `option:"threads" positive:"yes" shown:"as in training: async 32, sync 128" usage:"threads of a block of the I/O kernels, 32 to a warp (sync: one read to a warp)"`
 	queuePairs int   `option:"queue-pairs" positive:"yes" shown:"by blocks" usage:"queue pairs per SSD"`
-	sets       int   `option:"sets-in-flight" positive:"yes" shown:"3; with {rate} 16" usage:"sets that are read at once; 1: each waits for the one before"`
+	sets       int   `option:"sets-in-flight" positive:"yes" shown:"3" usage:"sets that are read at once; 1: each waits for the one before"`
 	workers    int   `option:"workers" positive:"yes" shown:"one per CPU" usage:"worker slots of the host device, and threads of the cpu stack"`
 	// 0: virtual, by itself
 	seconds    float64       `option:"seconds" default:"2" shown:"2; virtual: what 200,000 reads take" usage:"length of a measurement, after a quarter of it to warm up"`
-	seed       uint64        `option:"seed" default:"1" usage:"seed of the random rows, arrivals and modelled times"`
+	seed       uint64        `option:"seed" default:"1" usage:"seed of the random rows and modelled times"`
 	engine     string        `option:"cpu-engine" use:"setting" oneof:"io_uring,pread" usage:"how the cpu stack reads (default: the best there is)"`
 	timeout    time.Duration `option:"read-timeout" shown:"the stack's" arg:"TIME" usage:"TIME after which a read is aborted and tried again"`
 	checkReads bool          `option:"check-reads" use:"setting" usage:"check every row of a dataset against its checksum, not only a sample"`
-	histogram  bool          `option:"histogram" use:"setting" usage:"print the latencies of each row of results"`
 	timeline   string        `option:"timeline" common:"yes" use:"aside" arg:"FILE" usage:"write when each set was read to FILE, a Chrome trace (open it in ui.perfetto.dev)"`
 	rung       string        `option:"memory-rung" use:"setting" oneof:"@rungs" default:"auto" usage:"where queues and data of the stacks async and sync are on a GPU; auto takes the best that a pattern read both ways proves"`
 }
@@ -105,8 +101,6 @@ func (a *ioBenchArgs) SetOption(name, text string) (done bool, err error) {
 	case "coalesce":
 		a.coalesce, err = parseList(name, text, "auto, off, a size, or several of these",
 			plan.ParseCoalesce)
-	case "rate":
-		a.rates, err = parseList(name, text, "rows a second, such as 20000", parseRate)
 	default:
 		return false, nil
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -27,20 +26,16 @@ type ioBench struct {
 type point struct {
 	stack                                            string
 	rowBytes, ssds, blocks, depth, setRows, coalesce int
-	rate                                             float64
 }
 
 // points are all combinations.
 func (b *ioBench) points() []point {
-	ofKernels, setRows, rates := b.blocks, b.setRows, b.rates
+	ofKernels, setRows := b.blocks, b.setRows
 	if len(ofKernels) == 0 {
 		ofKernels = []int{0} // each stack has its own, as in training
 	}
 	if len(setRows) == 0 {
 		setRows = []int{0} // the benchmark's choice
-	}
-	if len(rates) == 0 {
-		rates = []float64{0} // closed loop
 	}
 	var out []point
 	for _, stack := range b.stacks {
@@ -50,9 +45,7 @@ func (b *ioBench) points() []point {
 					for _, d := range b.depths {
 						for _, s := range setRows {
 							for _, c := range b.coalesce {
-								for _, r := range rates {
-									out = append(out, point{stack, bytes, n, blocks, d, s, c, r})
-								}
+								out = append(out, point{stack, bytes, n, blocks, d, s, c})
 							}
 						}
 					}
@@ -122,16 +115,6 @@ func parseRowBytes(s string) (int, error) {
 		return 0, errs.New(errs.Usage, "{row-bytes} %q is not a size between 1 and 16MiB", s)
 	}
 	return int(n), nil
-}
-
-// parseRate reads rows a second.
-func parseRate(s string) (float64, error) {
-	v, err := strconv.ParseFloat(s, 64)
-	if err != nil || !(v >= 1 && v <= 1e8) {
-		return 0, errs.New(errs.Usage,
-			"{rate} %q is not a number of rows a second between 1 and 1e8", s)
-	}
-	return v, nil
 }
 
 // queues reports whether some stack drives NVMe queues from kernels.

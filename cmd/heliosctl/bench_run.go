@@ -55,9 +55,6 @@ func (o *benchOutput) config(at point) iobench.Config {
 	if at.setRows > 0 {
 		label += fmt.Sprintf(", sets of %d", at.setRows)
 	}
-	if at.rate > 0 {
-		label += fmt.Sprintf(", %g rows/s", at.rate)
-	}
 	if at.coalesce != 0 {
 		label += ", coalesce " + coalesceText(at.coalesce)
 	}
@@ -67,7 +64,7 @@ func (o *benchOutput) config(at point) iobench.Config {
 		Threads: o.workers, Engine: o.engine, Coalesce: at.coalesce,
 		Duration: time.Duration(o.seconds * float64(time.Second)),
 		Seed:     o.seed, Timeout: o.timeout, SetRows: at.setRows,
-		Sets: o.sets, Rate: at.rate,
+		Sets:     o.sets,
 		Timeline: o.tl.rec, Track: label, TimelineFrom: o.from,
 	}
 }
@@ -101,10 +98,7 @@ func ioCells(r *benchRow, audit string) []string {
 		return dash(s)
 	}
 	wall := !r.Modelled
-	rate, model := "-", "-"
-	if r.Open != nil {
-		rate = units.FormatCount(r.Open.Offered)
-	}
+	model := "-"
 	if r.SSDsModelled {
 		model = r.SSDModel + " (modelled)"
 	}
@@ -112,7 +106,7 @@ func ioCells(r *benchRow, audit string) []string {
 	return []string{
 		strconv.Itoa(r.SSDs), model, strconv.Itoa(r.Blocks), strconv.Itoa(r.Threads),
 		units.FormatBytes(int64(r.RowBytes)), r.Stack, strconv.Itoa(r.QueuePairs),
-		strconv.Itoa(r.Depth), coalesceText(r.CoalesceBytes), strconv.Itoa(r.SetRows), rate,
+		strconv.Itoa(r.Depth), coalesceText(r.CoalesceBytes), strconv.Itoa(r.SetRows),
 		units.FormatCount(r.RowsPerSecond), units.FormatCount(r.IOPS),
 		fmt.Sprintf("%.3g", r.BytesPerSecond/float64(units.GiB)),
 		fmt.Sprintf("%.3g", r.CommandsPerRow), fmt.Sprintf("%.3g", r.ReadAmplification),
@@ -137,26 +131,9 @@ func (o *benchOutput) show() error {
 			e.ui.Printf(
 				"the SSDs hold the same bytes wherever they were sampled (were they never written?): reads from a wrong place would not be noticed")
 		}
-		if r.Open != nil && !r.Open.KeptUp {
-			e.ui.Printf(
-				"%sasked for %s rows/s, got %s: %s had arrived and waited for their turn at the end; latencies count from the arrival",
-				modelledWord(r), units.FormatCount(r.Open.Rate), units.FormatCount(r.Open.Achieved),
-				units.FormatCount(float64(r.Open.Unserved)))
-		}
-		if o.histogram {
-			e.ui.Printf("%slatency of %s, %d SSDs, %d blocks, rows of %d bytes, depth %d:",
-				modelledWord(r), r.Stack, r.SSDs, r.Blocks, r.RowBytes, r.Depth)
-			for _, l := range r.HistogramText() {
-				e.ui.Printf("%s", l)
-			}
-		}
 	}
 	for _, s := range iobench.Summarise(o.rows) {
 		o.out.event("summary", s)
-		e.ui.Printf("%s", s)
-	}
-	for _, s := range iobench.Overlaps(o.rows) {
-		o.out.event("overlap", s)
 		e.ui.Printf("%s", s)
 	}
 	if o.failed > 0 {
@@ -179,13 +156,6 @@ func coalesceText(n int) string {
 		return "auto"
 	}
 	return strconv.Itoa(n)
-}
-
-func modelledWord(r *iobench.Row) string {
-	if r.Modelled {
-		return "modelled: "
-	}
-	return ""
 }
 
 // openOutput opens what rows are shown in.

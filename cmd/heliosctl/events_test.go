@@ -38,7 +38,6 @@ var verbEvents = []struct {
 	{"bench compute", "openblas", blasLine{}},
 	{"bench compute", "peak", peakLine{}},
 	{"bench compute", "row", compute.Row{}},
-	{"bench io", "overlap", iobench.Overlap{}},
 	{"bench io", "row", benchRow{}},
 	{"bench io", "summary", iobench.Summary{}},
 	{"bench memory", "row", memory.Row{}},

@@ -45,7 +45,7 @@ type outcome struct {
 func hc(t *testing.T, args ...string) outcome {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	code := run(t.Context(), args, &out, &errOut)
+	code := run(context.WithoutCancel(t.Context()), args, &out, &errOut) // cleanups run, too
 	flagsNamed(t, args, out.String()+errOut.String())
 	validOutput(t, args, out.String())
 	return outcome{code, out.String(), errOut.String()}

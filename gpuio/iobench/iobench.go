@@ -1,5 +1,5 @@
-// Package iobench measures the I/O stacks of gpuio with random row reads, in a closed loop or at a
-// given rate, and audits what it measured: launches, a sample of the rows against an independent
+// Package iobench measures the I/O stacks of gpuio with random row reads, some sets of which are
+// always in flight, and audits what it measured: launches, a sample of the rows against an independent
 // read of the backing, and the number of commands and of bytes against each SSD's own SMART
 // counters. A row of results that fails its audit says so.
 //
@@ -29,8 +29,6 @@ const (
 )
 
 // Config is one measurement. Zero values choose defaults.
-//
-// Large: a field for each option of "bench io".
 type Config struct {
 	Dev      cuda.Device
 	SSDs     []*gpuio.SSD
@@ -58,12 +56,8 @@ type Config struct {
 	// Samples is the number of rows compared with the backing (512).
 	Samples int
 	// SetRows is the number of rows of a set over all SSDs; 0: several times what may be
-	// outstanding, so that queues never run dry between sets. Sets is how many are in flight (3;
-	// open loop 16).
+	// outstanding, so that queues never run dry between sets. Sets is how many are in flight (3).
 	SetRows, Sets int
-	// Rate is the number of rows a second that are asked for, whatever comes back (open loop);
-	// 0: closed loop.
-	Rate float64
 
 	// Hardware makes the clock virtual: a machine with SSDCount SSDs (0: the profile's) of the
 	// model (nil: the profile's) with blocks of LBABytes. Dev and SSDs are not used.
@@ -100,8 +94,6 @@ type SSDRow struct {
 }
 
 // Row is the result of one measurement, in the JSON contract of "bench io".
-//
-// Large: a field for each figure of the JSON contract.
 type Row struct {
 	SSDs    int `json:"ssds"`
 	Blocks  int `json:"blocks"`
@@ -116,8 +108,7 @@ type Row struct {
 	IOPS           float64 `json:"iops"`             // commands per second
 	BytesPerSecond float64 `json:"bytes_per_second"` // of rows
 	CPUPerIO       float64 `json:"cpu_us_per_io"`    // user and system time of the process
-	// Latency of a command, from its making to its completion; in the open loop that of a row, from
-	// the moment it was to arrive until its set was there.
+	// Latency of a command, from its making to its completion.
 	P50     float64 `json:"p50_us"`
 	P95     float64 `json:"p95_us"`
 	P99     float64 `json:"p99_us"`
@@ -159,7 +150,6 @@ type Row struct {
 	MemoryRung      string            `json:"memory_rung,omitempty"`
 	MemoryRungTried []gpuio.RungTried `json:"memory_rung_tried,omitempty"`
 	NotInPlace      string            `json:"not_in_place,omitempty"` // gpuio.Stats.NotInPlace
-	Open            *Open             `json:"open_loop,omitempty"`
 	// Virtual clock: the most that SSDs or the GPU's link allow, and the times before and after a
 	// set's reads.
 	BoundIOPS  float64 `json:"bound_iops,omitempty"`
@@ -232,11 +222,7 @@ func (b *bench) measure(ctx context.Context) error {
 	if b.r, err = cfg.checked(inner, b.l); err != nil {
 		return err
 	}
-	if cfg.Rate > 0 {
-		err = b.open(ctx)
-	} else {
-		err = b.closed(ctx)
-	}
+	err = b.keepInFlight(ctx)
 	if q, ok := inner.(interface{ QueuePairs() int }); ok {
 		b.row.QueuePairs = q.QueuePairs()
 	}
@@ -315,10 +301,6 @@ func (c *Config) fill() error {
 		}
 		ssds = c.SSDCount
 	}
-	if c.Rate > 0 {
-		set(&c.Sets, openSets)
-		set(&c.SetRows, max(c.Depth*ssds, 256))
-	}
 	set(&c.Sets, setsInFlight)
 	set(&c.SetRows, c.rowsPerSSD(c.Depth)*ssds)
 	return nil
@@ -335,10 +317,6 @@ func (c *Config) check() error {
 		return errs.New(errs.Usage, "%d sets of %d rows: choose 1 to %d sets of 1 to %d rows",
 			c.Sets, c.SetRows, maxSets, maxSetRows)
 	}
-	if !(c.Rate >= 0 && c.Rate <= maxRate) {
-		return errs.New(errs.Usage, "a rate of %v reads a second: choose 1 to %.0g", c.Rate,
-			maxRate)
-	}
 	return nil
 }
 
@@ -347,8 +325,6 @@ const (
 	setsInFlight = 3
 	maxSets      = 32 // in flight at once: what gpuio's kernels have room for
 	maxSetRows   = 1 << 24
-	openSets     = 16
-	maxRate      = 1e8
 )
 
 // row returns what the configuration says of its result.
@@ -504,9 +480,7 @@ func (r *Row) perRow(commands, bytes, rows int64) {
 	}
 	r.CommandsPerRow = float64(commands) / float64(rows)
 	r.ReadAmplification = float64(bytes) / float64(rows) / float64(r.RowBytes)
-	if r.Open == nil {
-		r.RowsPerSecond = r.IOPS / r.CommandsPerRow
-	}
+	r.RowsPerSecond = r.IOPS / r.CommandsPerRow
 	r.BytesPerSecond = r.RowsPerSecond * float64(r.RowBytes)
 	r.SSDBytesPerSecond = r.IOPS * float64(bytes) / float64(commands)
 }

@@ -1,8 +1,6 @@
 package iobench
 
 import (
-	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -40,30 +38,4 @@ func (r *Row) latency(h *gpuio.Histogram) {
 			r.Histogram = append(r.Histogram, Bucket{bounds()[i], n})
 		}
 	}
-}
-
-// HistogramText draws the row's latencies, several of its buckets to a line.
-func (r *Row) HistogramText() []string {
-	const lines, width = 20, 50
-	if len(r.Histogram) == 0 {
-		return nil
-	}
-	step := (len(r.Histogram) + lines - 1) / lines
-	var merged []Bucket
-	var total, most uint64
-	for i := 0; i < len(r.Histogram); i += step {
-		var b Bucket
-		for _, x := range r.Histogram[i:min(i+step, len(r.Histogram))] {
-			b.UpToUS, b.Count = x.UpToUS, b.Count+x.Count
-		}
-		merged = append(merged, b)
-		total += b.Count
-		most = max(most, b.Count)
-	}
-	var out []string
-	for _, b := range merged {
-		out = append(out, fmt.Sprintf("  up to %9.4g us %6.2f%% %s", b.UpToUS,
-			100*float64(b.Count)/float64(total), strings.Repeat("#", int(b.Count*width/most))))
-	}
-	return out
 }

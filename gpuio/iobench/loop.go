@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/bits"
 	"time"
 
@@ -40,7 +39,6 @@ type benchSet struct {
 	rs             gpuio.ReadSet
 	pending        gpuio.Pending
 	began          time.Time
-	due            []time.Duration // open loop: when each row was to arrive
 	marks          []chosen
 }
 
@@ -72,10 +70,10 @@ func (b *bench) between(from, to mark) gpuio.Histogram {
 	return lat
 }
 
-// closed keeps sets in flight. Unless the sets' size is given, each has several times the depth of
+// keepInFlight keeps sets in flight. Unless the sets' size is given, each has several times the depth of
 // rows for every SSD, so that every queue has rows in its pending list whenever a read completes:
 // the depth is what is outstanding, all the time.
-func (b *bench) closed(ctx context.Context) error {
+func (b *bench) keepInFlight(ctx context.Context) error {
 	if err := b.makeSets(); err != nil {
 		return err
 	}
@@ -199,12 +197,6 @@ func (d *draw) below(n int64) int64 {
 	}
 	hi, _ := bits.Mul64(uint64(d.random())<<32|uint64(d.random()), uint64(n))
 	return int64(hi)
-}
-
-// exponential is a time between two arrivals of a Poisson process with mean 1.
-func (d *draw) exponential() float64 {
-	u := uint64(d.random())<<32 | uint64(d.random())
-	return -math.Log((float64(u>>11) + 1) / (1 << 53))
 }
 
 // spread draws a closed loop's set: as many rows of each SSD, but for the remainder.

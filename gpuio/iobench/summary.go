@@ -62,7 +62,6 @@ func (s Summary) String() string {
 func Summarise(rows []Row) []Summary {
 	type key struct {
 		ssds, rowBytes, depth, setRows, sets, coalesce int
-		rate                                           float64
 		stack                                          string
 	}
 	groups := map[key][]Row{}
@@ -71,7 +70,7 @@ func Summarise(rows []Row) []Summary {
 		if k, err := gpuio.FindStack(r.Stack); err != nil || !k.Queued || !r.Audited {
 			continue
 		}
-		k := key{r.SSDs, r.RowBytes, r.Depth, r.SetRows, r.Sets, r.CoalesceBytes, r.rate(), r.Stack}
+		k := key{r.SSDs, r.RowBytes, r.Depth, r.SetRows, r.Sets, r.CoalesceBytes, r.Stack}
 		if groups[k] == nil {
 			order = append(order, k)
 		}

@@ -101,27 +101,23 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 		v.cfg.WarmUp = v.cfg.Duration / 4
 		v.leastSets = autoSets
 	}
-	if cfg.Rate > 0 {
-		err = v.open(ctx)
-	} else {
-		err = v.closed(ctx)
-	}
-	if err != nil {
+	if err := v.keepInFlight(ctx); err != nil {
 		return row, err
 	}
 	v.end()
 	return row, nil
 }
 
-// limitDepth is the rate that the reads in flight allow, each of which takes idle or more on average.
+// limitDepth is the rate that the reads in flight allow, each of which takes idle or more on
+// average.
 func (r *Row) limitDepth(idle time.Duration) {
 	if idle > 0 {
 		r.DepthBoundIOPS = float64(r.Depth*r.SSDs) / idle.Seconds()
 	}
 }
 
-// Limit is the rate that SSDs that play models allow, of which bytes is a command's size, and the links of
-// those that have one: sums over the SSDs, 0 where one of them has none.
+// Limit is the rate that SSDs that play models allow, for commands of so many bytes, and the links
+// of those that have one: sums over the SSDs, 0 where one of them has none.
 func (r *Row) Limit(models []*ssdmodel.Model, linkBytesPerSecond []float64, bytes int64) {
 	var idle time.Duration
 	var ssds, links float64
@@ -205,21 +201,9 @@ func (v *simulation) submit(rows []int64, done func()) {
 	})
 }
 
-// until runs the simulation up to a time, in pieces that ctx can end.
-func (v *simulation) until(ctx context.Context, t time.Duration) error {
-	for off := v.m.Sim.Now(); off < t.Nanoseconds(); {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		off = min(off+chunkNS, t.Nanoseconds())
-		v.m.Sim.RunUntil(off)
-	}
-	return nil
-}
-
-// closed keeps sets in flight. As on the wall clock the measured time begins and ends where a set
+// keepInFlight keeps sets in flight. As on the wall clock the measured time begins and ends where a set
 // does, so that no part of one counts more than another.
-func (v *simulation) closed(ctx context.Context) error {
+func (v *simulation) keepInFlight(ctx context.Context) error {
 	var from, to *iosim.Stats
 	var fromNS int64
 	sets := 0 // since the measurement began
@@ -261,47 +245,6 @@ func (v *simulation) closed(ctx context.Context) error {
 	lat := v.between(from, to)
 	v.row.latency(&lat)
 	return v.drain(ctx)
-}
-
-func (v *simulation) open(ctx context.Context) error {
-	a := newArrivals(&v.draw, &v.l, &v.cfg)
-	free := v.cfg.Sets
-	var feed func()
-	waiting := false // for the next arrival
-	feed = func() {
-		now := time.Duration(v.m.Sim.Now())
-		for free > 0 && a.next <= now && a.next < a.to {
-			free--
-			var due []time.Duration
-			v.rows, due = a.take(now, v.cfg.SetRows, v.rows, v.offs, nil)
-			v.submit(v.rows, func() {
-				a.ended(due, time.Duration(v.m.Sim.Now()))
-				free++
-				feed()
-			})
-		}
-		if free > 0 && !waiting && a.next < a.to {
-			waiting = true
-			v.m.Sim.At(a.next.Nanoseconds(), func() { waiting = false; feed() })
-		}
-	}
-	feed()
-	if err := v.until(ctx, a.from); err != nil {
-		return err
-	}
-	before := v.stack.Stats()
-	if err := v.until(ctx, a.to); err != nil {
-		return err
-	}
-	after := v.stack.Stats()
-	v.row.Seconds = v.cfg.Duration.Seconds()
-	lat := v.between(&before, &after)
-	free = -v.cfg.Sets // what has not been handed over stays so
-	if err := v.drain(ctx); err != nil {
-		return err
-	}
-	a.result(v.row, &lat)
-	return nil
 }
 
 // drain lets what is in flight end.

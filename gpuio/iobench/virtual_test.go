@@ -41,7 +41,7 @@ func TestVirtual(t *testing.T) {
 		require.LessOrEqual(t, row.P999, row.Max)
 		require.Len(t, row.PerSSD, 2)
 		require.InDelta(t, 1, row.MostShare, 0.05)
-		require.NotEmpty(t, row.HistogramText())
+		require.NotEmpty(t, row.Histogram)
 		again, err := Run(t.Context(), cfg)
 		require.NoError(t, err)
 		require.Equal(t, row, again)
@@ -82,52 +82,6 @@ func TestVirtualModel(t *testing.T) {
 	cfg.LBABytes = 1024
 	_, err = Run(t.Context(), cfg)
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
-}
-
-// TestVirtualOpen: below what the machine can do the rate comes back; above it the queue grows, and
-// the latency with it, however fast the single reads are.
-func TestVirtualOpen(t *testing.T) {
-	run := func(rate float64) Row {
-		m, err := ssdmodel.Load("slow")
-		require.NoError(t, err)
-		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-p5510x12"), SSDCount: 1,
-			Model: m, Rate: rate, Duration: 300 * time.Millisecond})
-		require.NoError(t, err)
-		require.True(t, row.Audited, row.AuditError)
-		require.InEpsilon(t, rate, row.Open.Offered, 0.05)
-		return row
-	}
-	low := run(20e3)
-	require.True(t, low.Open.KeptUp)
-	require.InEpsilon(t, low.Open.Offered, low.Open.Achieved, 0.02)
-	require.GreaterOrEqual(t, low.P50, 170.)
-	require.Less(t, low.P50, 600.)
-	high := run(100e3)
-	require.False(t, high.Open.KeptUp)
-	require.InEpsilon(t, 50e3, high.Open.Achieved, 0.1)
-	require.Positive(t, high.Open.Unserved)
-	require.Greater(t, high.P50, 10*low.P50, "waiting counts")
-	require.Greater(t, high.P99, high.Open.CommandP99)
-}
-
-// TestOverlapSweep: GIDS's question, how many reads a set needs.
-func TestOverlapSweep(t *testing.T) {
-	var rows []Row
-	for _, n := range []int{64, 512, 4096} {
-		row, err := Run(t.Context(), Config{Hardware: profile(t, "a100-optane"), SSDCount: 1,
-			Stack: "sync", Blocks: 432, Depth: 2048, SetRows: n, Sets: 1,
-			Duration: 5 * time.Millisecond})
-		require.NoError(t, err)
-		require.True(t, row.Audited, row.AuditError)
-		rows = append(rows, row)
-	}
-	require.Less(t, rows[0].IOPS, rows[1].IOPS)
-	require.Less(t, rows[1].IOPS, rows[2].IOPS)
-	o := Overlaps(rows)
-	require.Len(t, o, 1)
-	require.Equal(t, 4096, o[0].Rows95)
-	require.InEpsilon(t, 0.95*rows[0].BoundIOPS*30e-6/0.05, o[0].Formula, 1e-6)
-	require.Contains(t, o[0].String(), "modelled")
 }
 
 // Limits of wall time: those of the models, of the links, and of the reads in flight; none where an
