@@ -63,8 +63,8 @@ const (
 )
 
 // A command's identifier on the wire is its number in the queue, the CID, with a generation above
-// it that each attempt advances. So a completion names its attempt: one that comes twice, the second
-// time after the CID was used again, is foreign. It is taken for another's only after a
+// it that each attempt advances. So a completion names its attempt: one that comes twice, the
+// second time after the CID was used again, is foreign. It is taken for another's only after a
 // multiple of generations attempts under its CID. FFFFh is no identifier (base specification 2.0,
 // figure 86), so there is no generation of all ones.
 const (

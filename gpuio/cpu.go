@@ -222,7 +222,7 @@ type ringSlot struct {
 
 func newRingWorker(r *hostReader, depth int, o CPUOptions) (*ringWorker, error) {
 	ring, err := iouring.New(iouring.Options{Entries: min(depth, 4096),
-		CQEntries: min(max(2*depth, min(depth, 4096)), 1<<16), CoopTaskrun: false})
+		CQEntries: min(max(2*depth, min(depth, 4096)), 1<<16)})
 	if err != nil {
 		return nil, err
 	}
@@ -363,7 +363,7 @@ func (w *ringWorker) start(id int) {
 		sqe = w.ring.SQE()
 	}
 	f := s.u.file
-	sqe.PrepRead(iouring.File{FD: f.fd}, unsafe.Pointer(&w.buf[id*w.span]), uint32(s.n),
+	sqe.PrepRead(f.fd, unsafe.Pointer(&w.buf[id*w.span]), uint32(s.n),
 		uint64(s.at))
 	sqe.Data = uint64(id)
 	s.tries++

@@ -1,7 +1,7 @@
 package gpuio
 
-// Planner counts the commands that a set of rows would take, without SSDs: the rules of the stacks as
-// pure arithmetic, for the virtual clock.
+// Planner counts the commands that a set of rows would take, without SSDs: the rules of the stacks
+// as pure arithmetic, for the virtual clock.
 type Planner struct {
 	e          queueSet // layout and units only
 	keys, keyB []uint64

@@ -288,7 +288,7 @@ func (r *ringRead) submit() {
 		u := &r.runs[slot]
 		off, n := r.span(u)
 		// O_DIRECT takes whole blocks; the end of the file cuts the answer.
-		sqe.PrepRead(iouring.File{FD: r.fd}, unsafe.Pointer(&r.mem[int(slot)*unitBytes]),
+		sqe.PrepRead(r.fd, unsafe.Pointer(&r.mem[int(slot)*unitBytes]),
 			uint32((n+filePage-1)&^(filePage-1)), uint64(off))
 		sqe.Data = uint64(slot)
 		r.began[slot] = time.Now()

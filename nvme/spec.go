@@ -327,104 +327,60 @@ func (u Uint128) Big() *big.Int {
 // String gives the decimal number.
 func (u Uint128) String() string { return u.Big().String() }
 
-// PowerState is a power state descriptor (figure 276); only fields that are reported have names.
+// PowerState is a power state descriptor (figure 276).
 type PowerState struct {
 	MaxPower uint16
-	_        uint8
+	_        [1]byte
 	Flags    uint8
-	EntryLat uint32 // µs
+	_        [4]byte
 	ExitLat  uint32 // µs
 	_        [20]byte
 }
 
-// IdentifyController is the Identify Controller data structure (figure 275).
-//
-// Large: the fields are the specification's.
+// IdentifyController is the Identify Controller data structure (figure 275). Here and below only
+// fields that somebody uses have names.
 type IdentifyController struct {
 	VID       uint16
-	SSVID     uint16
+	_         [2]byte
 	SN        [20]byte
 	MN        [40]byte
 	FR        [8]byte
-	RAB       uint8
-	IEEE      [3]byte
-	CMIC      uint8
+	_         [5]byte
 	MDTS      uint8 // largest transfer = 2^MDTS smallest memory pages; 0 = no limit
 	CNTLID    uint16
 	VER       Version
 	RTD3R     uint32 // µs
 	RTD3E     uint32 // µs
 	OAES      uint32 // optional asynchronous events
-	CTRATT    uint32
-	RRLS      uint16
-	_         [9]byte
+	_         [15]byte
 	CNTRLTYPE uint8 // 1 = I/O controller
-	FGUID     [16]byte
+	_         [16]byte
 	CRDT      [3]uint16 // command retry delays, 100 ms
-	_         [119]byte
-	NVMSR     uint8
-	VWCI      uint8
-	MEC       uint8
-	OACS      uint16
+	_         [124]byte
 	ACL       uint8 // Abort commands in flight, 0's based
 	AERL      uint8 // asynchronous event requests in flight, 0's based
 	FRMW      uint8
 	LPA       uint8
 	ELPE      uint8 // error log entries, 0's based
-	NPSS      uint8
-	AVSCC     uint8
-	APSTA     uint8
+	_         [3]byte
 	WCTEMP    uint16 // K
 	CCTEMP    uint16 // K
-	MTFA      uint16
-	HMPRE     uint32
-	HMMIN     uint32
-	TNVMCAP   Uint128 // bytes
-	UNVMCAP   Uint128 // bytes
-	RPMBS     uint32
-	EDSTT     uint16
-	DSTO      uint8
-	FWUG      uint8
-	KAS       uint16
-	HCTMA     uint16
-	MNTMT     uint16
-	MXTMT     uint16
-	SANICAP   uint32
-	HMMINDS   uint32
-	HMMAXD    uint16
-	NSETIDMAX uint16
-	ENDGIDMAX uint16
-	ANATT     uint8
-	ANACAP    uint8
-	ANAGRPMAX uint32
-	NANAGRPID uint32
-	PELS      uint32
-	DomainID  uint16
 	_         [10]byte
-	MEGCAP    Uint128
-	_         [128]byte
+	TNVMCAP   Uint128 // bytes
+	_         [216]byte
 	SQES      uint8 // bits 3:0 required, 7:4 maximum, log2 of SQ entry bytes
 	CQES      uint8
-	MAXCMD    uint16
+	_         [2]byte
 	NN        uint32
 	ONCS      uint16
 	FUSES     uint16
-	FNA       uint8
+	_         [1]byte
 	VWC       uint8 // bit 0: volatile write cache present
-	AWUN      uint16
-	AWUPF     uint16
-	ICSVSCC   uint8
-	NWPC      uint8
-	ACWU      uint16
-	CDFS      uint16
+	_         [10]byte
 	SGLS      uint32
-	MNAN      uint32
-	MAXDNA    Uint128
-	MAXCNA    uint32
-	_         [204]byte
+	_         [228]byte
 	SUBNQN    [256]byte
-	_         [768]byte
-	Fabrics   [256]byte
+	_         [1024]byte
 	PSD       [32]PowerState
 	Vendor    [1024]byte
 }
@@ -447,8 +403,6 @@ type LBAFormat struct {
 
 // IdentifyNamespace is the Identify Namespace data structure of the NVM command set (NVM
 // Command Set Specification 1.0, figure 97).
-//
-// Large: the fields are the specification's.
 type IdentifyNamespace struct {
 	NSZE     uint64 // blocks
 	NCAP     uint64
@@ -456,35 +410,18 @@ type IdentifyNamespace struct {
 	NSFEAT   uint8
 	NLBAF    uint8 // number of formats, 0's based
 	FLBAS    uint8
-	MC       uint8
-	DPC      uint8
+	_        [2]byte
 	DPS      uint8 // bits 2:0: protection information type in use, 0 = none
 	NMIC     uint8
-	RESCAP   uint8
-	FPI      uint8
-	DLFEAT   uint8
-	NAWUN    uint16
-	NAWUPF   uint16
-	NACWU    uint16
-	NABSN    uint16
-	NABO     uint16
-	NABSPF   uint16
-	NOIOB    uint16
+	_        [17]byte
 	NVMCAP   Uint128
-	NPWG     uint16
-	NPWA     uint16
-	NPDG     uint16
-	NPDA     uint16
-	NOWS     uint16
-	MSSRL    uint16
+	_        [12]byte
 	MCL      uint32
-	MSRC     uint8
-	_        [11]byte
+	_        [12]byte
 	ANAGRPID uint32
 	_        [3]byte
 	NSATTR   uint8
-	NVMSETID uint16
-	ENDGID   uint16
+	_        [4]byte
 	NGUID    [16]byte
 	EUI64    [8]byte
 	LBAF     [64]LBAFormat
@@ -521,24 +458,18 @@ type SMARTLog struct {
 	AvailableSpare       uint8   // percent
 	SpareThreshold       uint8   // percent
 	PercentageUsed       uint8
-	EnduranceWarning     uint8
-	_                    [25]byte
+	_                    [26]byte
 	DataUnitsRead        Uint128 // units of 1000 × 512 bytes, rounded up
 	DataUnitsWritten     Uint128
 	HostReads            Uint128 // commands
 	HostWrites           Uint128 // commands
-	BusyMinutes          Uint128
+	_                    [16]byte
 	PowerCycles          Uint128
 	PowerOnHours         Uint128
 	UnsafeShutdowns      Uint128
 	MediaErrors          Uint128
 	ErrorLogEntries      Uint128
-	WarningTempMinutes   uint32
-	CriticalTempMinutes  uint32
-	TemperatureSensors   [8]uint16 // K; 0 = not there
-	TMT1Transitions      uint32
-	TMT2Transitions      uint32
-	TMT1Seconds          uint32
+	_                    [36]byte
 	TMT2Seconds          uint32
 	_                    [280]byte
 }
@@ -555,19 +486,14 @@ func (l *SMARTLog) SetTemperature(kelvin uint16) {
 
 // ErrorLogEntry is an entry of the Error Information log page (figure 206), newest first.
 type ErrorLogEntry struct {
-	ErrorCount      uint64 // 0 = entry unused
-	SQID            uint16
-	CID             uint16
-	StatusPhase     uint16 // as in Completion
-	ParamLocation   uint16 // bits 7:0 byte, bits 10:8 bit of the command in error; FFFFh none
-	LBA             uint64
-	NSID            uint32
-	VendorInfo      uint8
-	TransportType   uint8
-	_               [2]byte
-	CommandSpecific uint64
-	TransportInfo   uint16
-	_               [22]byte
+	ErrorCount    uint64 // 0 = entry unused
+	SQID          uint16
+	CID           uint16
+	StatusPhase   uint16 // as in Completion
+	ParamLocation uint16 // bits 7:0 byte, bits 10:8 bit of the command in error; FFFFh none
+	LBA           uint64
+	NSID          uint32
+	_             [36]byte
 }
 
 // Status is the entry's status field without the phase tag.

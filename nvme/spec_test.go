@@ -249,46 +249,28 @@ func TestOffsets(t *testing.T) {
 			}
 		}
 	}
-	check(IdentifyController{}, map[string]uintptr{"VID": 0, "SSVID": 2, "SN": 4, "MN": 24,
-		"FR": 64, "RAB": 72, "IEEE": 73, "CMIC": 76, "MDTS": 77,
-		"CNTLID": 78, "VER": 80, "RTD3R": 84, "RTD3E": 88, "OAES": 92, "CTRATT": 96, "RRLS": 100,
-		"CNTRLTYPE": 111, "FGUID": 112, "CRDT": 128,
-		"NVMSR": 253, "VWCI": 254, "MEC": 255, "OACS": 256, "ACL": 258, "AERL": 259, "FRMW": 260,
-		"LPA": 261, "ELPE": 262, "NPSS": 263, "AVSCC": 264,
-		"APSTA": 265, "WCTEMP": 266, "CCTEMP": 268, "MTFA": 270, "HMPRE": 272, "HMMIN": 276,
-		"TNVMCAP": 280, "UNVMCAP": 296, "RPMBS": 312,
-		"EDSTT": 316, "DSTO": 318, "FWUG": 319, "KAS": 320, "HCTMA": 322, "MNTMT": 324,
-		"MXTMT": 326, "SANICAP": 328, "HMMINDS": 332, "HMMAXD": 336,
-		"NSETIDMAX": 338, "ENDGIDMAX": 340, "ANATT": 342, "ANACAP": 343, "ANAGRPMAX": 344,
-		"NANAGRPID": 348, "PELS": 352, "DomainID": 356, "MEGCAP": 368,
-		"SQES": 512, "CQES": 513, "MAXCMD": 514, "NN": 516, "ONCS": 520, "FUSES": 522, "FNA": 524,
-		"VWC": 525, "AWUN": 526, "AWUPF": 528, "ICSVSCC": 530,
-		"NWPC": 531, "ACWU": 532, "CDFS": 534, "SGLS": 536, "MNAN": 540, "MAXDNA": 544,
-		"MAXCNA": 560, "SUBNQN": 768, "Fabrics": 1792, "PSD": 2048, "Vendor": 3072})
+	check(IdentifyController{}, map[string]uintptr{"VID": 0, "SN": 4, "MN": 24, "FR": 64,
+		"MDTS": 77, "CNTLID": 78, "VER": 80, "RTD3R": 84, "RTD3E": 88, "OAES": 92,
+		"CNTRLTYPE": 111, "CRDT": 128, "ACL": 258, "AERL": 259, "FRMW": 260, "LPA": 261,
+		"ELPE": 262, "WCTEMP": 266, "CCTEMP": 268, "TNVMCAP": 280, "SQES": 512, "CQES": 513,
+		"NN": 516, "ONCS": 520, "FUSES": 522, "VWC": 525, "SGLS": 536, "SUBNQN": 768,
+		"PSD": 2048, "Vendor": 3072})
 	check(IdentifyNamespace{}, map[string]uintptr{"NSZE": 0, "NCAP": 8, "NUSE": 16, "NSFEAT": 24,
-		"NLBAF": 25, "FLBAS": 26, "MC": 27, "DPC": 28, "DPS": 29,
-		"NMIC": 30, "RESCAP": 31, "FPI": 32, "DLFEAT": 33, "NAWUN": 34, "NAWUPF": 36, "NACWU": 38,
-		"NABSN": 40, "NABO": 42, "NABSPF": 44, "NOIOB": 46,
-		"NVMCAP": 48, "NPWG": 64, "NPWA": 66, "NPDG": 68, "NPDA": 70, "NOWS": 72, "MSSRL": 74,
-		"MCL": 76, "MSRC": 80, "ANAGRPID": 92, "NSATTR": 99,
-		"NVMSETID": 100, "ENDGID": 102, "NGUID": 104, "EUI64": 120, "LBAF": 128, "Vendor": 384})
+		"NLBAF": 25, "FLBAS": 26, "DPS": 29, "NMIC": 30, "NVMCAP": 48, "MCL": 76,
+		"ANAGRPID": 92, "NSATTR": 99, "NGUID": 104, "EUI64": 120, "LBAF": 128, "Vendor": 384})
 	check(SMARTLog{}, map[string]uintptr{"CriticalWarning": 0, "CompositeTemperature": 1,
-		"AvailableSpare": 3, "SpareThreshold": 4, "PercentageUsed": 5,
-		"EnduranceWarning": 6, "DataUnitsRead": 32, "DataUnitsWritten": 48, "HostReads": 64,
-		"HostWrites": 80, "BusyMinutes": 96, "PowerCycles": 112,
-		"PowerOnHours": 128, "UnsafeShutdowns": 144, "MediaErrors": 160, "ErrorLogEntries": 176,
-		"WarningTempMinutes": 192, "CriticalTempMinutes": 196,
-		"TemperatureSensors": 200, "TMT1Transitions": 216, "TMT2Transitions": 220,
-		"TMT1Seconds": 224, "TMT2Seconds": 228})
+		"AvailableSpare": 3, "SpareThreshold": 4, "PercentageUsed": 5, "DataUnitsRead": 32,
+		"DataUnitsWritten": 48, "HostReads": 64, "HostWrites": 80, "PowerCycles": 112,
+		"PowerOnHours": 128, "UnsafeShutdowns": 144, "MediaErrors": 160,
+		"ErrorLogEntries": 176, "TMT2Seconds": 228})
 	check(ErrorLogEntry{}, map[string]uintptr{"ErrorCount": 0, "SQID": 8, "CID": 10,
-		"StatusPhase": 12, "ParamLocation": 14, "LBA": 16, "NSID": 24,
-		"VendorInfo": 28, "TransportType": 29, "CommandSpecific": 32, "TransportInfo": 40})
+		"StatusPhase": 12, "ParamLocation": 14, "LBA": 16, "NSID": 24})
 	check(Command{}, map[string]uintptr{"Opcode": 0, "Flags": 1, "CID": 2, "NSID": 4, "CDW2": 8,
 		"CDW3": 12, "MPTR": 16, "PRP1": 24, "PRP2": 32,
 		"CDW10": 40, "CDW11": 44, "CDW12": 48, "CDW13": 52, "CDW14": 56, "CDW15": 60})
 	check(Completion{}, map[string]uintptr{"DW0": 0, "DW1": 4, "SQHead": 8, "SQID": 10, "CID": 12,
 		"StatusPhase": 14})
-	check(PowerState{}, map[string]uintptr{"MaxPower": 0, "Flags": 3, "EntryLat": 4, "ExitLat": 8})
+	check(PowerState{}, map[string]uintptr{"MaxPower": 0, "Flags": 3, "ExitLat": 8})
 }
 
 func TestCompletionRoundTrip(t *testing.T) {

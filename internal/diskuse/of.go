@@ -70,7 +70,7 @@ func (l *look) list(path string) []string {
 // way of devices stacked on them. It changes nothing and opens the device only to read. Where
 // something could not be looked at (only root may read a disk or see what processes have open), the
 // error says so and the uses are those found so far: who wants to take the disk must then refuse.
-// What a process has open only for a moment, as udev does after any change, does not count.
+// A file that a process has open only for a moment, as udev does after any change, does not count.
 func Of(sys pci.Sys, dev string) ([]Use, error) { return of(sys, dev, openExclusive) }
 
 // A use that may pass is looked at several times.

@@ -1,8 +1,6 @@
 package faultinject
 
 import (
-	"bytes"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -45,13 +43,4 @@ func TestCatalogue(t *testing.T) {
 		assert.Equal(t, [2]bool{true, true}, types[sct], "status code type %d without and with DNR",
 			sct)
 	}
-}
-
-// docs/reference/faults.md is what "make generate" makes.
-func TestFaultsDocument(t *testing.T) {
-	var want bytes.Buffer
-	require.NoError(t, WriteMarkdown(&want))
-	got, err := os.ReadFile("../../docs/reference/faults.md")
-	require.NoError(t, err)
-	require.Equal(t, want.String(), string(got), "run \"make generate\"")
 }

@@ -62,24 +62,6 @@ type geteventsArg struct {
 
 type timespec struct{ sec, nsec int64 }
 
-type rsrcRegister struct {
-	nr, flags  uint32
-	resv2      uint64
-	data, tags uint64
-}
-
-type rsrcUpdate struct {
-	offset, resv uint32
-	data         unsafe.Pointer
-}
-
-type rsrcUpdate2 struct {
-	offset, resv uint32
-	data         unsafe.Pointer
-	tags         uint64
-	nr, resv2    uint32
-}
-
 // Layout assertions: a wrong size or offset does not compile.
 var (
 	_ = [1]struct{}{}[unsafe.Sizeof(SQE{})-64]
@@ -91,27 +73,18 @@ var (
 	_ = [1]struct{}{}[unsafe.Sizeof(sqOffsets{})-40]
 	_ = [1]struct{}{}[unsafe.Sizeof(cqOffsets{})-40]
 	_ = [1]struct{}{}[unsafe.Sizeof(geteventsArg{})-24]
-	_ = [1]struct{}{}[unsafe.Sizeof(rsrcRegister{})-32]
-	_ = [1]struct{}{}[unsafe.Sizeof(rsrcUpdate{})-16]
-	_ = [1]struct{}{}[unsafe.Sizeof(rsrcUpdate2{})-32]
 )
 
 const (
-	opNop        = 0
-	opReadv      = 1
-	opWritev     = 2
-	opFsync      = 3
-	opReadFixed  = 4
-	opWriteFixed = 5
-	opPollAdd    = 6
-	opRead       = 22
-	opWrite      = 23
+	opNop    = 0
+	opReadv  = 1
+	opWritev = 2
+	opFsync  = 3
+	opRead   = 22
+	opWrite  = 23
 
-	sqeFixedFile = 1 << 0
-
-	setupCQSize      = 1 << 3
-	setupClamp       = 1 << 4
-	setupCoopTaskrun = 1 << 8
+	setupCQSize = 1 << 3
+	setupClamp  = 1 << 4
 
 	featSingleMmap = 1 << 0
 	featNoDrop     = 1 << 1
@@ -121,14 +94,7 @@ const (
 	enterGetevents = 1 << 0
 	enterExtArg    = 1 << 3
 
-	registerBuffers2      = 15
-	registerBuffersUpdate = 16
-	registerFiles2        = 13
-	registerFilesUpdate   = 6
-	rsrcRegisterSparse    = 1 << 0
-
 	offSQRing = 0
-	offCQRing = 0x8000000
 	offSQEs   = 0x10000000
 
 	fsyncDatasync = 1 << 0

@@ -1,6 +1,5 @@
-// Package iouring is a small binding of Linux's io_uring on raw system calls: one ring with
-// registered files and buffers, the operations that block storage needs, submission and
-// waiting with a timeout in one call.
+// Package iouring is a small binding of Linux's io_uring on raw system calls: one ring,
+// the operations that block storage needs, submission and waiting with a timeout in one call.
 //
 // It keeps no lock: a Ring's submission side (SQE, Flush) and its completion side (Reap) each
 // belong to one goroutine at a time, and the caller chooses it. Enter may be called from
@@ -25,11 +24,6 @@ import (
 type Options struct {
 	Entries   int // submission queue entries, rounded up to a power of two; 0 = 256
 	CQEntries int // completion queue entries; 0 = 4 × Entries
-	Files     int // slots of the registered file table; 0 = none
-	Buffers   int // slots of the registered buffer table; 0 = none
-	// CoopTaskrun lets completions wait for the submitting thread's next system call instead
-	// of interrupting it. For threads that submit and wait themselves.
-	CoopTaskrun bool
 }
 
 // Ring is an io_uring instance.
@@ -49,7 +43,6 @@ type Ring struct {
 	cqMask         uint32
 	cqEntries      uint32
 	cqes           []CQE
-	overflow       *uint32
 }
 
 // ErrNotEntered is Enter's error when the kernel took nothing for lack of memory or of completion
@@ -72,14 +65,7 @@ func New(opt Options) (*Ring, error) {
 				opt.Entries, opt.CQEntries)
 	}
 	p := params{flags: setupCQSize | setupClamp, cqEntries: uint32(opt.CQEntries)}
-	if opt.CoopTaskrun {
-		p.flags |= setupCoopTaskrun
-	}
 	fd, err := setup(uint32(opt.Entries), &p)
-	if err == unix.EINVAL && opt.CoopTaskrun { // before Linux 5.19; it only saves time
-		p = params{flags: setupCQSize | setupClamp, cqEntries: uint32(opt.CQEntries)}
-		fd, err = setup(uint32(opt.Entries), &p)
-	}
 	switch err {
 	case nil:
 	case unix.ENOSYS, unix.EPERM, unix.EACCES:
@@ -103,19 +89,6 @@ func New(opt Options) (*Ring, error) {
 	if err := r.mmap(&p); err != nil {
 		_ = r.Close()
 		return nil, err
-	}
-	if opt.Files > 0 {
-		err := r.registerSparse(registerFiles2, opt.Files)
-		if err != nil {
-			_ = r.Close()
-			return nil, fmt.Errorf("io_uring: register %d file slots: %w", opt.Files, err)
-		}
-	}
-	if opt.Buffers > 0 {
-		if err := r.registerSparse(registerBuffers2, opt.Buffers); err != nil {
-			_ = r.Close()
-			return nil, fmt.Errorf("io_uring: register %d buffer slots: %w", opt.Buffers, err)
-		}
 	}
 	return r, nil
 }
@@ -157,7 +130,6 @@ func (r *Ring) mmap(p *params) error {
 	r.cqHead, r.cqTail = u32(p.cqOff.head), u32(p.cqOff.tail)
 	r.cqMask, r.cqEntries = *u32(p.cqOff.ringMask), p.cqEntries
 	r.cqes = unsafe.Slice((*CQE)(unsafe.Pointer(&mem[p.cqOff.cqes])), p.cqEntries)
-	r.overflow = u32(p.cqOff.overflow)
 	r.tail = atomic.LoadUint32(r.sqTail)
 	return nil
 }
@@ -181,14 +153,8 @@ func (r *Ring) Close() error {
 	return err
 }
 
-// Entries is the size of the submission queue, CQEntries that of the completion queue.
-func (r *Ring) Entries() int { return int(r.sqEntries) }
-
 // CQEntries is the size of the completion queue: as many operations should be in flight at most.
 func (r *Ring) CQEntries() int { return int(r.cqEntries) }
-
-// Overflows counts completions that found the queue full and were kept by the kernel.
-func (r *Ring) Overflows() int { return int(atomic.LoadUint32(r.overflow)) }
 
 // SQE hands out the next free submission entry, zeroed, or nil when the queue is full. The
 // kernel sees it after Flush.
@@ -328,44 +294,4 @@ func enterError(e unix.Errno) error {
 		return ErrNotEntered
 	}
 	return fmt.Errorf("io_uring_enter: %w", e)
-}
-
-func (r *Ring) register(op uintptr, arg unsafe.Pointer, n uintptr) error {
-	_, _, e := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.fd), op, uintptr(arg), n, 0, 0)
-	if e != 0 {
-		return e
-	}
-	return nil
-}
-
-func (r *Ring) registerSparse(op uintptr, n int) error {
-	return r.register(op, unsafe.Pointer(&rsrcRegister{nr: uint32(n), flags: rsrcRegisterSparse}),
-		unsafe.Sizeof(rsrcRegister{}))
-}
-
-// SetFile puts fd, or -1 for none, into a slot of the registered file table.
-func (r *Ring) SetFile(slot, fd int) error {
-	v := int32(fd)
-	_, _, e := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(r.fd), registerFilesUpdate,
-		uintptr(unsafe.Pointer(&rsrcUpdate{offset: uint32(slot), data: unsafe.Pointer(&v)})),
-		1, 0, 0)
-	if e != 0 {
-		return fmt.Errorf("io_uring: register file in slot %d: %w", slot, e)
-	}
-	return nil
-}
-
-// SetBuffer pins mem and puts it into a slot of the registered buffer table; nil empties the
-// slot. The kernel counts it against RLIMIT_MEMLOCK and refuses more than 1 GiB at once.
-func (r *Ring) SetBuffer(slot int, mem []byte) error {
-	var v Iovec
-	if len(mem) > 0 {
-		v = Iovec{unsafe.Pointer(&mem[0]), uint64(len(mem))}
-	}
-	u := rsrcUpdate2{offset: uint32(slot), data: unsafe.Pointer(&v), nr: 1}
-	if err := r.register(registerBuffersUpdate, unsafe.Pointer(&u), unsafe.Sizeof(u)); err != nil {
-		return fmt.Errorf("io_uring: register buffer of %d bytes in slot %d: %w", len(mem),
-			slot, err)
-	}
-	return nil
 }

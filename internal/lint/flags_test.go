@@ -26,7 +26,6 @@ var aCommand = regexp.MustCompile(`\bheliosctl [a-z][^"]*`)
 var flagsInLibraries = map[string]string{
 	"internal/testing/fakecuda/build.go": "arguments of a C++ compiler",
 	"internal/cli/completion.go":         "how shells ask urfave/cli for completions",
-	"internal/faultinject/catalogue.go":  "the head of docs/reference/faults.md, a document for users",
 }
 
 // flagFree reports whether a file must not name flags: all of the program but its command line, and

@@ -134,7 +134,7 @@ func TestRefusalsAreNotedAFewTimes(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, link.Close())
 	}
-	require.ErrorContains(t, <-ended, "the last that was refused: rank 1 on h39 is of another run")
+	require.ErrorContains(t, <-ended, "the last that was refused: rank 1 on h39 belongs to another run")
 	require.Equal(t, maxRefusals, notes)
 }
 

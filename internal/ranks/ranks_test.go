@@ -407,7 +407,7 @@ func TestStrangersAreSentAway(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	said := strings.Join(notes, "\n")
-	require.Contains(t, said, "rank -5 on x is of another run")
+	require.Contains(t, said, "rank -5 on x belongs to another run")
 	require.Contains(t, said, "or it is none: the other is on x")
 	require.Contains(t, said, "WORLD_SIZE=3, rank 0 has 2")
 	require.Contains(t, said, `the other is on "\n\x1b[2J`)

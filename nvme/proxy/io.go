@@ -319,7 +319,7 @@ func (c *cqueue) submit(q *squeue, cmd *nvme.Command, off, n, due int64) bool {
 	q.hold(cmd.CID)
 	c.inKernel++
 
-	f := iouring.File{FD: int32(b.back.fd)}
+	f := int32(b.back.fd)
 	var rwFlags uint32
 	if s.dsync {
 		rwFlags = unix.RWF_DSYNC

@@ -9,11 +9,10 @@ import (
 	"os"
 
 	"helios/dataset/importer"
-	"helios/internal/faultinject"
 )
 
 var documents = map[string]func(io.Writer) error{
-	"faults":  faultinject.WriteMarkdown,
+	"faults":  writeFaults,
 	"formats": importer.WriteMarkdown,
 }
 
