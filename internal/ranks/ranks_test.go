@@ -427,7 +427,7 @@ func TestOtherRunsAreRefused(t *testing.T) {
 	o := Options{Join: time.Second}
 	_, failed := join(t, testrig.FreePort(t), []Options{o, o}, "a", "b")
 	for r, err := range failed {
-		require.ErrorContains(t, err, "of another run", "rank %d", r)
+		require.ErrorContains(t, err, "to another run", "rank %d", r)
 	}
 	require.ErrorContains(t, failed[0], "rank 1 on ")
 	require.ErrorContains(t, failed[1], "refuses this rank")
