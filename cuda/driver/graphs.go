@@ -163,7 +163,8 @@ func (s *gpuStream) startGraph(e *stepGraph, refused func(call string, r result)
 		if r := s.d.api.GraphLaunch(e.x, s.h); r != success {
 			return refused("cuGraphLaunch", r)
 		}
-		if err = s.closeMark(m, e.label, e.steps, len(e.steps), len(e.steps)+launchLoad); err == nil {
+		n := len(e.steps)
+		if err = s.closeMark(m, e.label, e.steps, n, n+launchLoad); err == nil {
 			return true, s.reapHalf()
 		}
 		done = true

@@ -43,7 +43,8 @@ func (r *runner) soaked() error {
 		return err
 	}
 	var lanes []*lane
-	for _, open := range []func() (*lane, error){r.trainLane, r.importLane, r.loadLane, r.rankLane} {
+	for _, open := range []func() (*lane, error){r.trainLane, r.importLane, r.loadLane,
+		r.rankLane} {
 		l, err := open()
 		if err != nil {
 			return err

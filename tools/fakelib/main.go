@@ -1,5 +1,5 @@
-// Command fakelib builds the fake libcuda (internal/testing/fakecuda) into a folder under names that
-// linkers and programs look for, libcuda.so and libcuda.so.1:
+// Command fakelib builds the fake libcuda (internal/testing/fakecuda) into a folder under the names
+// that linkers and programs look for, libcuda.so and libcuda.so.1:
 //
 //	bin/lab/fakelib -o DIR
 //	LD_LIBRARY_PATH=DIR bin/heliosctl …

@@ -376,8 +376,8 @@ func deviceOperation(code string, m []int) operation {
 	return operation{kind: kind, order: rmw, scope: scope, dropped: true}
 }
 
-// hostOperation returns the least order of Go's atomics on the CPUs that we run on: loads that acquire,
-// stores that release, in the scope of the system. StoreDoorbell comes after all stores before it.
+// hostOperation returns the least order of Go's atomics on the CPUs that we run on: loads acquire,
+// stores release, in the scope of the system. StoreDoorbell comes after all stores before it.
 func hostOperation(name, doorbell string) operation {
 	o := operation{order: "acq_rel", scope: "sys"}
 	switch name {

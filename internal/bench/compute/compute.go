@@ -221,8 +221,8 @@ func (b *Case) Measure(ctx context.Context, dev cuda.Device, cfg *Config, peaks 
 }
 
 // timed does something n times on a stream, and returns the seconds of each.
-func timed(ctx context.Context, s cuda.Stream, n int, do func(cuda.Stream) error) (wall, cpu float64,
-	err error) {
+func timed(ctx context.Context, s cuda.Stream, n int, do func(cuda.Stream) error) (wall,
+	cpu float64, err error) {
 	start, busy := time.Now(), cpuTime()
 	for range n {
 		if err := do(s); err != nil {
@@ -315,7 +315,7 @@ func cpuTime() float64 {
 	return time.Duration(ts.Nano()).Seconds()
 }
 
-// Limits returns the peak rates of a device. On the host device the peak is measured for one worker,
+// Limits returns the peak rates of a device. On the host device they are measured for one worker,
 // times their number. On a GPU copies are measured, and peak has what its clock gives, by
 // precision.
 func Limits(ctx context.Context, dev cuda.Device, cfg *Config, peak [3]float64) (m Machine,

@@ -100,7 +100,8 @@ func (d *rowData) check(ctx context.Context, s cuda.Stream, cfg *Config,
 	if err := open(plain, cfg); err != nil {
 		return out, err
 	}
-	if err := plain.mem.do(func(s cuda.Stream) error { return plain.again(ctx, s, cfg) }); err != nil {
+	redo := func(s cuda.Stream) error { return plain.again(ctx, s, cfg) }
+	if err := plain.mem.do(redo); err != nil {
 		return out, err
 	}
 	for r, want := range plain.results {

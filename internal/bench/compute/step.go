@@ -295,7 +295,8 @@ func floatsOf(ctx context.Context, mem *buffers, st cuda.Stream, p cuda.DevicePt
 const twinSeeds = 32
 
 // twinTolerance bounds the distance of loss and gradients from the host device's: of the loss as a
-// share of it, of a gradient as a share of the largest in its tensor. Rounded factors open some ReLUs and close others.
+// share of it, of a gradient as a share of the largest in its tensor. Rounded factors open some
+// ReLUs and close others.
 var twinTolerance = [...]float64{cuda.FP32: 1e-5, cuda.TF32: 1e-2, cuda.BF16: 6e-2}
 
 // stepResult holds the loss and the gradients of a step, by tensor.
