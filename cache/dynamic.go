@@ -14,47 +14,6 @@ import (
 	"helios/internal/hostmem"
 )
 
-// Lines maps rows to cache lines: row r is on SSD s = r mod SSDs at slot q = r div SSDs; the SSD's
-// line q div RowsPerLine holds it, which as a row of a layout of lines is (q div RowsPerLine)·SSDs
-// + s. RowsPerLine 1 with LineBytes = RowStride: a line is a row.
-type Lines struct {
-	// RowStride: bytes from a row of a line to the next
-	SSDs, RowsPerLine, LineBytes, RowStride int64
-}
-
-// Of is a row's line and its place in it.
-func (l Lines) Of(row int64) (line, index int64) {
-	ssd, slot := row%l.SSDs, row/l.SSDs
-	return slot/l.RowsPerLine*l.SSDs + ssd, slot % l.RowsPerLine
-}
-
-// Count is the number of lines that rows of that number need: line numbers are below it.
-func (l Lines) Count(rows int64) int64 {
-	if rows <= 0 {
-		return 0
-	}
-	// lines on each SSD before those that may not be on all
-	full := (rows - 1) / l.SSDs / l.RowsPerLine
-	return full*l.SSDs + min(rows-full*l.RowsPerLine*l.SSDs, l.SSDs)
-}
-
-func (l Lines) check(rowBytes int64) error {
-	switch {
-	case l.SSDs < 1 || l.SSDs > 1<<16:
-		return errs.New(errs.Usage, "lines over %d SSDs: want 1 to %d", l.SSDs, 1<<16)
-	case rowBytes < 1 || l.RowStride < rowBytes:
-		return errs.New(errs.Usage,
-			"lines with a row of %d bytes every %d bytes: want a row of 1 byte or more, and no overlap",
-			rowBytes, l.RowStride)
-	case l.RowsPerLine < 1 || l.RowsPerLine > math.MaxUint16 || l.LineBytes > 1<<24 ||
-		l.LineBytes < (l.RowsPerLine-1)*l.RowStride+rowBytes:
-		return errs.New(errs.Usage,
-			"lines of %d bytes with %d rows every %d bytes: want lines of up to %d bytes that hold their rows",
-			l.LineBytes, l.RowsPerLine, l.RowStride, 1<<24)
-	}
-	return nil
-}
-
 // DynamicConfig is a dynamic cache's.
 type DynamicConfig struct {
 	Rows, RowBytes int64

@@ -119,7 +119,7 @@ func TestTune(t *testing.T) {
 		}
 		require.Empty(t, u.Skipped, c.name)
 		require.Less(t, u.Batches, r.res.Epochs[0].Batches)
-		require.Contains(t, strings.Join(notes, "\n"), "tune --"+c.knobs[0])
+		require.Contains(t, strings.Join(notes, "\n"), "tune option "+c.knobs[0])
 		t.Logf("%s: %d of %d batches in %.3f s: %q", c.name, u.Batches, r.res.Epochs[0].Batches,
 			u.Seconds, u.Flags)
 	}

@@ -55,7 +55,7 @@ func Policies() []string {
 const DefaultSuperbatch = 1000
 
 // LineRow as a line size: a line is a row.
-const LineRow = -1
+const LineRow = cache.LineRow
 
 // Size is a GPU tier's: a share or bytes of the features, or a number of lines.
 type Size struct {
@@ -188,28 +188,11 @@ type Result struct {
 	Plays   []Play       `json:"plays"`
 }
 
-// linesOf maps rows to lines of about lineBytes, as a run does (sched): a line is a run of adjacent
-// slots of an SSD with rows at one stride, so an LBA where LBAs of several rows have padding at
-// their end.
+// linesOf maps rows to lines of about lineBytes, as a run does.
 func linesOf(h trace.Header, lineBytes int64) cache.Lines {
-	l := cache.Lines{SSDs: h.SSDs, RowsPerLine: 1, LineBytes: h.RowBytes, RowStride: h.RowBytes}
 	slot, lba := max(h.SlotBytes, 1), max(h.LBABytes, 1)
-	per := max(lba/slot, 1)
-	switch {
-	case lineBytes == LineRow:
-	case per == 1:
-		l.RowsPerLine = max(lineBytes/slot, 1)
-		l.RowStride, l.LineBytes = slot, l.RowsPerLine*slot
-	case per*h.RowBytes == lba:
-		k := max(lineBytes/lba, 1)
-		l.RowsPerLine, l.LineBytes = k*per, k*lba
-	default:
-		l.RowsPerLine, l.LineBytes = per, lba
-	}
-	if l.RowsPerLine == 1 {
-		l.LineBytes, l.RowStride = h.RowBytes, h.RowBytes
-	}
-	return l
+	return cache.LayLines(cache.RowPlaces{SSDs: h.SSDs, RowBytes: h.RowBytes, SlotBytes: slot,
+		LBABytes: lba, PerLBA: max(lba/slot, 1)}, lineBytes)
 }
 
 // commandBytes counts the bytes that a command for a line moves.

@@ -37,7 +37,7 @@ var dialectLeft = map[string]int{
 	"graph":    1,
 	"internal": 26,
 	"python":   0,
-	"sched":    362,
+	"sched":    202,
 	"tools":    0,
 }
 

@@ -226,7 +226,7 @@ func (f *Folder) plan(ctx context.Context, p *Pack, e *Entry, w Work) (err error
 	if h.Rows != w.Nodes || h.Shape.RowBytes != f.m.Key.RowBytes ||
 		h.Stats.Batches != int64(p.Samples.Batches()) {
 		return errs.New(errs.Device,
-			"%s is of %d mini-batches, %d rows of %d bytes, and the samples beside it are not; remove the folder %s and prepare again",
+			"%s describes %d mini-batches, %d rows of %d bytes, and the samples beside it do not; remove the folder %s and prepare again",
 			path, h.Stats.Batches, h.Rows, h.Shape.RowBytes, p.Dir)
 	}
 	// The pages are this plan's and no other's.

@@ -61,16 +61,16 @@ func frontier(epoch, index int) []int64 {
 func testWork() Work {
 	return Work{Nodes: testRows, Batches: testBatches, Hot: 60, Workers: 2, Memory: 64 << 20,
 		Sample: func(ctx context.Context, first, end int, to *samples.Writer,
-			told func(done, total int)) error {
-			for at := to.Batches(); at < testBatches*(end-first); at++ {
+			report func(done, total int)) error {
+			for index := to.Batches(); index < testBatches*(end-first); index++ {
 				if ctx.Err() != nil {
 					return errors.Join(ctx.Err(), to.Sync())
 				}
-				e := first + at/testBatches
-				if err := to.Append(frontier(e, at%testBatches), []byte("blocks")); err != nil {
+				e := first + index/testBatches
+				if err := to.Append(frontier(e, index%testBatches), []byte("blocks")); err != nil {
 					return err
 				}
-				told(at+1, testBatches*(end-first))
+				report(index+1, testBatches*(end-first))
 			}
 			return nil
 		},
@@ -100,8 +100,8 @@ func holds(t *testing.T, p *Pack) {
 		require.NoError(t, err)
 		require.Equal(t, frontier(p.Entry.First+i/testBatches, i%testBatches), nodes)
 		require.NoError(t, p.Plan.Batch(i, &b))
-		for k, at := range b.HotPos {
-			require.Equal(t, nodes[at], hot[b.HotRank[k]])
+		for k, index := range b.HotPos {
+			require.Equal(t, nodes[index], hot[b.HotRank[k]])
 		}
 		var pages []int64
 		for _, r := range b.Runs {
@@ -110,10 +110,10 @@ func holds(t *testing.T, p *Pack) {
 			}
 		}
 		per := uint32(p.Plan.Shape().RowsPerPage)
-		for k, at := range b.Pos {
+		for k, index := range b.Pos {
 			off := pages[b.Slot[k]/per]*p.Plan.Shape().PageBytes +
 				int64(b.Slot[k]%per)*testRowBytes
-			fillRow(nodes[at], want)
+			fillRow(nodes[index], want)
 			require.Equal(t, want, mem[off:off+testRowBytes])
 			n++
 		}
@@ -131,9 +131,9 @@ func TestMakeGoesOn(t *testing.T) {
 		f, err := Open(dir, testKey(), pages.InFolder{})
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
-		w, told := testWork(), 0
+		w, calls := testWork(), 0
 		w.Progress = func(phase string, _, _ int64) {
-			if told++; told == stop {
+			if calls++; calls == stop {
 				stages[strings.SplitN(phase, ":", 2)[0]] = true
 				cancel()
 			}
@@ -221,12 +221,12 @@ func TestOpenRefuses(t *testing.T) {
 	path := filepath.Join(dir, manifestName)
 	was, err := os.ReadFile(path)
 	require.NoError(t, err)
-	for at := range was {
+	for index := range was {
 		b := append([]byte(nil), was...)
-		b[at] ^= 1
+		b[index] ^= 1
 		require.NoError(t, os.WriteFile(path, b, 0o644))
 		_, err := Open(dir, testKey(), pages.InFolder{})
-		require.Equal(t, errs.Device, errs.ClassOf(err), "byte %d: %v", at, err)
+		require.Equal(t, errs.Device, errs.ClassOf(err), "byte %d: %v", index, err)
 	}
 	require.NoError(t, os.WriteFile(path, was[:9], 0o644))
 	_, err = Open(dir, testKey(), pages.InFolder{})
@@ -335,10 +335,10 @@ func TestVerify(t *testing.T) {
 	require.Contains(t, r.Notes[0], "in use")
 	require.NoError(t, p.Close())
 	require.NoError(t, f.Close())
-	told := 0
-	r, err = Verify(ctx, dir, func(string, int64, int64) { told++ })
+	calls := 0
+	r, err = Verify(ctx, dir, func(string, int64, int64) { calls++ })
 	require.NoError(t, err)
-	require.Positive(t, told)
+	require.Positive(t, calls)
 	require.Equal(t, []int64{1, 2 * testBatches, p.Pages.Pages, p.Entry.DiskBytes()},
 		[]int64{int64(r.Packs), r.Batches, r.Pages, r.Bytes})
 	require.Contains(t, r.Notes[0], "epochs 2 to 2")

@@ -304,7 +304,12 @@ func (c Config) Filled() (Config, error) {
 
 // checkAsked refuses what only shows before defaults are filled in; f is c with them.
 func (c Config) checkAsked(f Config) error {
-	if check := f.System().CheckAsked; check != nil {
+	s := f.System()
+	if s.Keeps != "" && c.HotnessAsked() {
+		return errs.New(errs.Usage, "{mode} %s keeps %s; leave {hotness}, {hotness-dir} and {presample-epochs} out",
+			f.Mode, s.Keeps)
+	}
+	if check := s.CheckAsked; check != nil {
 		if err := check(c, f); err != nil {
 			return err
 		}
@@ -614,7 +619,7 @@ func (c Config) checkAccumulate() error {
 func (c Config) checkTopology() error {
 	if c.Topology == TopologyMemory && (c.NeighborShared || c.NeighborCache != units.Budget{}) {
 		return errs.New(errs.Usage,
-			"%v is of a topology that stays on storage; use %v %s, or leave it out",
+			"%v needs a topology that stays on storage; use %v %s, or leave it out",
 			errs.Key("neighbor-cache"), errs.Key("topology"), TopologySSD)
 	}
 	return nil

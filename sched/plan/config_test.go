@@ -129,8 +129,8 @@ func TestTierRows(t *testing.T) {
 
 func TestDynamicRefusals(t *testing.T) {
 	for want, set := range map[string]func(*plan.Config){
-		"option superbatch is of tiers that know": func(c *plan.Config) { c.Superbatch = 5 },
-		"option superbatch-dir is of tiers":       func(c *plan.Config) { c.SuperbatchDir = "d" },
+		"option superbatch needs tiers that know": func(c *plan.Config) { c.Superbatch = 5 },
+		"option superbatch-dir needs tiers":       func(c *plan.Config) { c.SuperbatchDir = "d" },
 		"option superbatch -1 is below 1": func(c *plan.Config) {
 			c.Policy, c.Superbatch = plan.PolicyBelady, -1
 		},
@@ -146,12 +146,12 @@ func TestDynamicRefusals(t *testing.T) {
 		"neighbor-cache shared is memory that": func(c *plan.Config) {
 			c.Topology, c.NeighborShared = plan.TopologySSD, true
 		},
-		"option neighbor-cache is of a topology that stays": func(c *plan.Config) {
+		"option neighbor-cache needs a topology that stays": func(c *plan.Config) {
 			c.Policy, c.NeighborShared = plan.PolicyBelady, true
 		},
 		"every row in memory":           func(c *plan.Config) { c.Mode, c.Policy = static.ModeInmem, plan.PolicyBelady },
 		"unknown option policy \"arc\"": func(c *plan.Config) { c.Policy = "arc" },
-		"option cache-line is of":       func(c *plan.Config) { c.CacheLine = 4096 },
+		"option cache-line needs":       func(c *plan.Config) { c.CacheLine = 4096 },
 		"option cache-line 100 is not": func(
 			c *plan.Config) {
 			c.Policy, c.CacheLine = policy.LRU, 100
@@ -183,7 +183,7 @@ func TestDynamicRefusals(t *testing.T) {
 			c *plan.Config) {
 			c.Pipeline, c.SMs.Train = plan.PipelineSeries, 2
 		},
-		"option neighbor-cache is of": func(
+		"option neighbor-cache needs": func(
 			c *plan.Config) {
 			c.NeighborCache = units.Budget{Percent: 5}
 		},

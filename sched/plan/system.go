@@ -22,6 +22,9 @@ type System struct {
 	Fill func(c *Config)
 	// Check refuses what the system can't do; c is filled.
 	Check func(c Config) error
+	// Keeps names the rows that it keeps in memory, whatever is hot; "": those that are hot, or
+	// CheckAsked says.
+	Keeps string
 	// CheckAsked refuses what only shows before defaults are filled in: filled is asked with them.
 	CheckAsked func(asked, filled Config) error
 	// Elsewhere is the error of its setting key in a run of another system.

@@ -59,11 +59,11 @@ func TestFlippedBit(t *testing.T) {
 	for _, x := range []*os.File{f.ids, f.adj} {
 		info, err := x.Stat()
 		require.NoError(t, err)
-		for at := range info.Size() {
+		for offset := range info.Size() {
 			one := []byte{0}
-			_, err := x.ReadAt(one, at)
+			_, err := x.ReadAt(one, offset)
 			require.NoError(t, err)
-			_, err = x.WriteAt([]byte{one[0] ^ 8}, at)
+			_, err = x.WriteAt([]byte{one[0] ^ 8}, offset)
 			require.NoError(t, err)
 			if x == f.ids {
 				_, err = f.Read(0, nil)
@@ -72,7 +72,7 @@ func TestFlippedBit(t *testing.T) {
 			}
 			require.ErrorContains(t, err, "have checksum")
 			require.Equal(t, errs.Device, errs.ClassOf(err))
-			_, err = x.WriteAt(one, at)
+			_, err = x.WriteAt(one, offset)
 			require.NoError(t, err)
 		}
 	}

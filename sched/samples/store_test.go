@@ -70,14 +70,14 @@ func TestStoreGoesOn(t *testing.T) {
 			ids, adj := drawn(30, nodes)
 			spec := Spec{Nodes: nodes, Batches: 30, Key: "k"}
 			dir := t.TempDir()
-			for stop, at := 0, 0; at < 30; stop++ {
+			for stop, pos := 0, 0; pos < 30; stop++ {
 				w, err := Write(dir, spec)
 				require.NoError(t, err)
-				at = w.Batches()
-				for i := 0; i < stop && at < 30; i, at = i+1, at+1 {
-					require.NoError(t, w.Append(ids[at], adj[at]))
+				pos = w.Batches()
+				for i := 0; i < stop && pos < 30; i, pos = i+1, pos+1 {
+					require.NoError(t, w.Append(ids[pos], adj[pos]))
 				}
-				if at == 30 {
+				if pos == 30 {
 					require.NoError(t, w.Finish())
 					break
 				}
@@ -210,12 +210,12 @@ func TestStoreDamage(t *testing.T) {
 		path := filepath.Join(dir, name)
 		was, err := os.ReadFile(path)
 		require.NoError(t, err)
-		for at := range was {
+		for pos := range was {
 			b := append([]byte(nil), was...)
-			b[at] ^= 16
+			b[pos] ^= 16
 			require.NoError(t, os.WriteFile(path, b, 0o644))
 			err := read()
-			require.Error(t, err, "%s byte %d", name, at)
+			require.Error(t, err, "%s byte %d", name, pos)
 			require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
 		}
 		for _, b := range [][]byte{nil, was[:len(was)-1], append(append([]byte(nil), was...), 0)} {

@@ -21,18 +21,10 @@ var System = plan.System{
 		plan.OrText(&c.PagesOn, plan.PagesFolder)
 	},
 	Check: check,
-	CheckAsked: func(asked, c plan.Config) error {
-		if !asked.HotnessAsked() {
-			return nil
-		}
-		return errs.New(errs.Usage,
-			"%v %s keeps in memory what its own mini-batches need most; leave %v, %v and %v out",
-			errs.Key("mode"), c.Mode, errs.Key("hotness"), errs.Key("hotness-dir"),
-			errs.Key("presample-epochs"))
-	},
+	Keeps: "what its own mini-batches need most",
 	Elsewhere: func(_ plan.Config, key string) error {
 		return errs.New(errs.Usage,
-			"%v is of mini-batches that are laid out before training; use %v %s, or leave it out",
+			"%v needs mini-batches that are laid out before training; use %v %s, or leave it out",
 			errs.Key(key), errs.Key("mode"), ModeDiskGNN)
 	},
 	Traits: func(*plan.Config) plan.Traits {

@@ -332,8 +332,8 @@ func (t *simulation) shape(i int) (*cost.Shape, error) {
 		part.Reads = v.ReadsOf(t.pages)
 		part.Staged = part.NMiss
 		shared := uint32((b.ReadPages - b.ChunkPages) * p.plan.Shape().RowsPerPage)
-		for _, at := range b.Slot {
-			if at >= shared {
+		for _, place := range b.Slot {
+			if place >= shared {
 				part.Chunk++
 			}
 		}

@@ -53,8 +53,8 @@ func (d *Tiers) Aim(share float64) error {
 	a := d.acc
 	a.Share, d.Engine.Config.Accumulate = share, share
 	a.Target, a.Capped = a.ReadsToOverlap(float64(len(d.Engine.Store.SSDs))), ""
-	if a.Target > d.most {
-		a.Target, a.Capped = d.most, "memory has no room for more"
+	if a.Target > d.limit {
+		a.Target, a.Capped = d.limit, "memory has no room for more"
 	}
 	d.acc = a
 	return nil
@@ -101,10 +101,10 @@ func (d *Tiers) calibrate(ctx context.Context) error {
 			"%d reads took no longer than %d, so that there is no rate to aim at: each batch is read by itself",
 			many, few)
 	}
-	if most := d.most; a.Target > most {
+	if limit := d.limit; a.Target > limit {
 		a.Capped = fmt.Sprintf("the formula says %d, and memory has room for %d lines of %s",
-			a.Target, most, units.FormatBytes(d.lines.LineBytes))
-		a.Target = most
+			a.Target, limit, units.FormatBytes(d.lines.LineBytes))
+		a.Target = limit
 	}
 	d.acc = a
 	e.Observer.TellNote("%v", a)

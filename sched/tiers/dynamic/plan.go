@@ -45,7 +45,7 @@ func elsewhere(c plan.Config, key string) error {
 			errs.Key(key), c.Window, errs.Key("policy"), resident)
 	}
 	return errs.New(errs.Usage,
-		"%v is of a GPU tier whose lines come and go; choose %v other than %s, or leave it out",
+		"%v needs a GPU tier whose lines come and go; choose %v other than %s, or leave it out",
 		errs.Key(key), errs.Key("policy"), resident)
 }
 

@@ -71,10 +71,10 @@ type Tiers struct {
 	byRow  bool         // lines are rows, in the features' own layout
 	groups []*readGroup
 	// lines that a group may aim at: its staging has room for these and a batch beside them
-	most int64
-	xs   []cuda.Growable // feature tensors, by credit
-	seq  uint64          // of admitted segments
-	acc  report.AccumulatorInfo
+	limit int64
+	xs    []cuda.Growable // feature tensors, by credit
+	seq   uint64          // of admitted segments
+	acc   report.AccumulatorInfo
 }
 
 // New settles the geometry of the lines.
@@ -252,12 +252,12 @@ func (d *Tiers) stagingLines(n int) (int64, error) {
 	batch := max(min(e.MaxFrontier(e.Config.Batch), d.lines.Count(e.Rows)), 1)
 	lines := batch
 	if e.Plan.Group {
-		most, err := d.mostGrouped()
+		limit, err := d.mostGrouped()
 		if err != nil {
 			return 0, err
 		}
-		d.most = most
-		lines += most
+		d.limit = limit
+		lines += limit
 	}
 	if e.OnGPU() { // of addresses
 		return min(lines, max(e.Device.Info().MemTotal/d.lines.LineBytes, 1)), nil

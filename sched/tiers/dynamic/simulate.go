@@ -322,7 +322,7 @@ func (t *simulation) calibrate() error {
 			per[i] = perSSD
 		}
 		var ns int64
-		s.Submit(per, func(at iosim.Times) { ns = at.DoneNS - at.SubmitNS })
+		s.Submit(per, func(times iosim.Times) { ns = times.DoneNS - times.SubmitNS })
 		m.Sim.Run()
 		return float64(ns) / 1e9, nil
 	}

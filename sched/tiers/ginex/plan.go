@@ -16,7 +16,7 @@ var System = plan.System{
 	CheckAsked: checkAsked,
 	Elsewhere: func(_ plan.Config, key string) error {
 		return errs.New(errs.Usage,
-			"%v is of tiers that know the mini-batches to come; use %v %s, or leave it out",
+			"%v needs tiers that know the mini-batches to come; use %v %s, or leave it out",
 			errs.Key(key), errs.Key("policy"), plan.PolicyBelady)
 	},
 	Traits: func(c *plan.Config) plan.Traits {

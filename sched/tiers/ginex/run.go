@@ -438,12 +438,12 @@ func inspectBytes(accesses, rows int64) int64 {
 // roomIn returns what a superbatch may take: of the disk the budget, or a quarter of what is free;
 // of the memory an eighth of that.
 func (t *Tiers) roomIn(dir string) (r superbatchRoom, err error) {
-	at := int64(1) // superbatches there are at one time
+	copies := int64(1) // superbatches there are at one time
 	if t.Engine.Config.SuperbatchOverlap {
-		at = 2
+		copies = 2
 	}
 	if given := t.Engine.Config.SuperbatchDisk; given > 0 {
-		r.disk = max(given/at, 1)
+		r.disk = max(given/copies, 1)
 	} else {
 		var s unix.Statfs_t
 		if err := unix.Statfs(dir, &s); err != nil {
@@ -451,7 +451,7 @@ func (t *Tiers) roomIn(dir string) (r superbatchRoom, err error) {
 				"the folder %s for the samples of a superbatch: %w; give another with %v", dir, err,
 				errs.Key("superbatch-dir"))
 		}
-		r.disk = max(int64(s.Bavail)*int64(s.Bsize)/4/at, 1)
+		r.disk = max(int64(s.Bavail)*int64(s.Bsize)/4/copies, 1)
 	}
 	avail, err := hostmem.AvailableBytes()
 	c := t.tier.Config()
@@ -462,7 +462,7 @@ func (t *Tiers) roomIn(dir string) (r superbatchRoom, err error) {
 		free += t.Engine.Topology.StorageInfo().CacheBytes
 		free = min(free, 2*(free-c.CPUSlots*c.RowBytes))
 	}
-	r.memory = max(free, 0) / memoryShare / at
+	r.memory = max(free, 0) / memoryShare / copies
 	return r, err
 }
 
@@ -538,13 +538,8 @@ func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 	e, p, s := a.Engine, a.Walk.Pass, w.Slot
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
-	if s.Used == 0 {
-		if err := e.Recording.Begin(p.Kind, p.Number, s.Index); err != nil {
-			return err
-		}
-	}
-	if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
-		return fmt.Errorf("batch %d: %w", s.Index, err)
+	if err := a.Record(op, w); err != nil {
+		return err
 	}
 	x := a.now
 	index := s.Index - x.first

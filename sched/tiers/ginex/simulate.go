@@ -335,16 +335,16 @@ func (t *simulation) inspect(x *simSuperbatch, accesses int64) {
 	cpu, begin := &m.Model.Profile.CPU, m.Sim.Now()
 	looked := int64(float64(accesses) * (cpu.InspectScanNS.Value +
 		cpu.InspectNS.Value/max(cpu.Cores.Value, 1)))
-	at := begin + looked
+	found := begin + looked
 	for _, s := range x.shapes[x.from-x.first:] {
-		at += int64(float64(s.HopEnd[len(s.HopEnd)-1]) * cpu.ChangeNS.Value)
-		x.there = append(x.there, at)
+		found += int64(float64(s.HopEnd[len(s.HopEnd)-1]) * cpu.ChangeNS.Value)
+		x.there = append(x.there, found)
 	}
 	t.info.InspectSeconds += float64(looked) / 1e9
-	t.info.ChangeSeconds += float64(at-begin-looked) / 1e9
-	m.Inspected += at - begin
+	t.info.ChangeSeconds += float64(found-begin-looked) / 1e9
+	m.Inspected += found - begin
 	v.Draw(report.TrackInspect, "look ahead", begin, begin+looked)
-	v.Draw(report.TrackInspect, "find changes", begin+looked, at)
+	v.Draw(report.TrackInspect, "find changes", begin+looked, found)
 	m.Sim.After(looked, func() {})
 }
 

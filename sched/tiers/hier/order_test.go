@@ -51,7 +51,7 @@ func TestMegaOrder(t *testing.T) {
 				if k > 0 {
 					first = o.Ends[k-1]
 				}
-				for pass, at := 0, first; pass < c.passes; pass++ {
+				for pass, pos := 0, first; pass < c.passes; pass++ {
 					once := map[int64]bool{}
 					want := 0
 					for _, id := range m.Train {
@@ -60,8 +60,8 @@ func TestMegaOrder(t *testing.T) {
 						}
 					}
 					for len(once) < want {
-						seeds, ids := o.Seeds(at), o.IDs(at)
-						require.Equal(t, k, o.Mega(at))
+						seeds, ids := o.Seeds(pos), o.IDs(pos)
+						require.Equal(t, k, o.Mega(pos))
 						for i, v := range seeds {
 							require.False(t, once[v])
 							once[v] = true
@@ -70,13 +70,13 @@ func TestMegaOrder(t *testing.T) {
 							require.Contains(t, parts, m.Numbering.PartOf(ids[i]))
 						}
 						require.True(t, len(seeds) == 7 || len(once) == want)
-						at++
+						pos++
 					}
 					if pass == 0 {
-						require.Equal(t, at, o.First[k])
+						require.Equal(t, pos, o.First[k])
 					}
 					if pass == c.passes-1 {
-						require.Equal(t, at, o.Ends[k])
+						require.Equal(t, pos, o.Ends[k])
 					}
 				}
 			}

@@ -31,17 +31,9 @@ var System = plan.System{
 		plan.OrText(&c.PagesOn, plan.PagesFolder)
 	},
 	Check: check,
-	CheckAsked: func(asked, c plan.Config) error {
-		if !asked.HotnessAsked() {
-			return nil
-		}
-		return errs.New(errs.Usage,
-			"%v %s keeps whole parts and the nodes of the highest out-degree; leave %v, %v and %v out",
-			errs.Key("mode"), c.Mode, errs.Key("hotness"), errs.Key("hotness-dir"),
-			errs.Key("presample-epochs"))
-	},
+	Keeps: "whole parts and the nodes of the highest out-degree",
 	Elsewhere: func(_ plan.Config, key string) error {
-		return errs.New(errs.Usage, "%v is of mega-batches; use %v %s, or leave it out",
+		return errs.New(errs.Usage, "%v needs mega-batches; use %v %s, or leave it out",
 			errs.Key(key), errs.Key("mode"), strings.Join(modes(""), " or "))
 	},
 	Traits: func(*plan.Config) plan.Traits {
@@ -134,7 +126,7 @@ func checkParts(c *plan.Config) error {
 	mega := c.MegaBatch
 	switch {
 	case c.Parts != 0 && c.PartitionFile != "":
-		return errs.New(errs.Usage, "%v: the file says how many parts there are; leave %v out",
+		return errs.New(errs.Usage, "%v: the file has the number of parts; leave %v out",
 			errs.Key("partition"), errs.Key("parts"))
 	case !(c.StaticNodes == spec.NoShare || c.StaticNodes >= 0 && c.StaticNodes <= 100):
 		return errs.New(errs.Usage, "%v %v%% is not a share of the nodes",

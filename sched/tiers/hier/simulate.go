@@ -368,9 +368,9 @@ func (t *simulation) readRuns(runs []prepare.PageRun, done func(took gpuio.ReadS
 			took.Commands += r.Commands
 			took.Bytes += r.Bytes
 		}
-		v.Machine.Stack.SubmitSized(per, size, func(at iosim.Times) {
+		v.Machine.Stack.SubmitSized(per, size, func(times iosim.Times) {
 			v.Machine.Gpu.Changed()
-			took.Submit += time.Duration(at.SubmitEndNS - at.SubmitNS)
+			took.Submit += time.Duration(times.SubmitEndNS - times.SubmitNS)
 			next()
 		})
 		v.Machine.Gpu.Changed()
@@ -488,11 +488,11 @@ func (t *simulation) induce(ctx context.Context, slab *simSlab,
 func (t *simulation) play(ctx context.Context, p *virtual.Pass, sum *report.Partial) error {
 	v, o := t.Player, t.orderOf(t.Player.Source.Key)
 	end := p.End
-	for at := p.First; at < end; {
-		k, stop := o.Mega(at), end
+	for pos := p.First; pos < end; {
+		k, stop := o.Mega(pos), end
 		if t.passes == 0 { // the first mega-batch trains once, and decides the passes
 			var err error
-			if stop, err = t.firstPass(o, at); err != nil {
+			if stop, err = t.firstPass(o, pos); err != nil {
 				return err
 			}
 		}
@@ -502,12 +502,12 @@ func (t *simulation) play(ctx context.Context, p *virtual.Pass, sum *report.Part
 		if err := t.ahead(ctx, p, o, k, end); err != nil {
 			return err
 		}
-		p.First, p.End = at, min(o.Ends[k], stop, end)
+		p.First, p.End = pos, min(o.Ends[k], stop, end)
 		begin := v.Machine.Sim.Now()
 		if err := p.Walk(ctx); err != nil {
 			return err
 		}
-		at = p.End
+		pos = p.End
 		if t.passes == 0 {
 			took := time.Duration(p.Ended - begin)
 			t.passes = ChoosePasses(t.loadTime, took*time.Duration(o.First[0])/
@@ -522,12 +522,12 @@ func (t *simulation) play(ctx context.Context, p *virtual.Pass, sum *report.Part
 }
 
 // firstPass returns where the first pass over the first mega-batch ends, in whole steps.
-func (t *simulation) firstPass(o *MegaOrder, at int) (end int, err error) {
+func (t *simulation) firstPass(o *MegaOrder, pos int) (end int, err error) {
 	n, of := o.First[0], t.Player.Config.Shards
-	if end = n / of * of; at >= end {
+	if end = n / of * of; pos >= end {
 		return 0, errs.New(errs.Usage,
 			"%v auto: the first mega-batch has %d mini-batches, and what is played of them from number %d on is no whole step of %v %d, so that no pass can be measured; give a number",
-			errs.Key("passes"), n, at, errs.Key("shards"), of)
+			errs.Key("passes"), n, pos, errs.Key("shards"), of)
 	}
 	return end, nil
 }

@@ -122,13 +122,8 @@ func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 	e, p, s := a.Engine, a.Walk.Pass, w.Slot
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
-	if s.Used == 0 {
-		if err := e.Recording.Begin(p.Kind, p.Number, s.Index); err != nil {
-			return err
-		}
-	}
-	if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
-		return fmt.Errorf("batch %d: %w", s.Index, err)
+	if err := a.Record(op, w); err != nil {
+		return err
 	}
 	g := &s.Segments[s.Used]
 	s.Used++

@@ -18,7 +18,7 @@ var _ = options.Define("part-orders", func() []string { return PartOrders }) &&
 // MegaSettings shape mega-batches. They change results, but for LoadAhead and PartedDir.
 type MegaSettings struct {
 	Parts         int      `option:"parts" group:"Mega-batches" positive:"yes" range:"1..1048576" shown:"4 to 64, by the size of the features" arg:"N" usage:"N parts that the graph is divided into ({mode} {@mega-modes}); changes results"`
-	PartitionFile string   `option:"partition" group:"Mega-batches" use:"input" shown:"made where the parts are" arg:"FILE" usage:"FILE that says which node is in which part (heliosctl partition)"`
+	PartitionFile string   `option:"partition" group:"Mega-batches" use:"input" shown:"made where the parts are" arg:"FILE" usage:"FILE with the part of each node (heliosctl partition)"`
 	StaticNodes   Share    `option:"static-nodes" group:"Mega-batches" shown:"2%, in marius none" arg:"SHARE" usage:"SHARE of the nodes, those of the highest out-degree, that are in every mega-batch; changes results"`
 	MegaBatch     MegaSize `option:"megabatch" group:"Mega-batches" shown:"what {cpu-cache} has room for" arg:"N" usage:"parts N that are in memory together, or a share of them such as 25%; changes results"`
 	// Passes is the number of times that a mega-batch trains before the next, or PassesAuto.
