@@ -34,7 +34,7 @@ func (a *SlotStages) Announce(context.Context, *Work) error { return nil }
 func (a *SlotStages) Closes(*Slot) bool { return true }
 
 // Submit sends out the reads of a part that its lookup asks for.
-func (a *SlotStages) Submit(rd context.Context, set *Set) (err error) {
+func (a *SlotStages) Submit(ctx context.Context, set *Set) (err error) {
 	e, w := a.Walk.Engine, WorkOf(set.Parts[0])
 	g, s := w.Segment, w.Slot
 	if g == nil || g.Asked == 0 {
@@ -44,6 +44,8 @@ func (a *SlotStages) Submit(rd context.Context, set *Set) (err error) {
 		return fmt.Errorf("batch %d: %d rows or pages are in no tier and no SSD is open", s.Index,
 			g.Asked)
 	}
+	rd, end := e.ReadContext(ctx)
+	defer end()
 	g.submitted = time.Now()
 	if g.pending, err = e.Store.Reader.Submit(rd, g.asks); err != nil {
 		return fmt.Errorf("batch %d: %w", s.Index, ReadError(err))
@@ -68,12 +70,14 @@ func (a *SlotStages) Record(op context.Context, w *Work) error {
 }
 
 // Complete waits for the reads of a part.
-func (a *SlotStages) Complete(rd context.Context, set *Set) error {
+func (a *SlotStages) Complete(ctx context.Context, set *Set) error {
 	e, p, w := a.Walk.Engine, a.Walk.Pass, WorkOf(set.Parts[0])
 	g, s := w.Segment, w.Slot
 	if g == nil || g.pending == nil {
 		return nil
 	}
+	rd, end := e.ReadContext(ctx)
+	defer end()
 	st, err := g.pending.Wait(rd)
 	if err != nil && rd.Err() != nil {
 		return errs.New(errs.Device, "batch %d: %d reads did not end within %v: %w",

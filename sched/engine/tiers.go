@@ -174,8 +174,8 @@ type Stages interface {
 	// Closes reports whether a set of reads ends with a batch.
 	Closes(s *Slot) bool
 	// Submit sends the reads of a set out, and Complete waits for them.
-	Submit(rd context.Context, set *Set) error
-	Complete(rd context.Context, set *Set) error
+	Submit(ctx context.Context, set *Set) error
+	Complete(ctx context.Context, set *Set) error
 	// Gather enqueues what brings a part's rows to their places.
 	Gather(ctx context.Context, w *Work) error
 	// Change enqueues what follows the gathers of a batch.

@@ -327,9 +327,7 @@ func (w operators) Closes(s *Slot) bool { return w.stages.Closes(s) }
 
 // Submit implements walk.Operators.
 func (w operators) Submit(set *Set) error {
-	rd, end := w.Engine.ReadContext(w.ctx)
-	defer end()
-	return w.stages.Submit(rd, set)
+	return w.stages.Submit(w.ctx, set)
 }
 
 // Complete implements walk.Operators.
@@ -338,9 +336,7 @@ func (w operators) Complete(set *Set) error {
 		return err
 	}
 	defer w.Engine.Turn.End()
-	rd, end := w.Engine.ReadContext(w.ctx)
-	defer end()
-	return w.stages.Complete(rd, set)
+	return w.stages.Complete(w.ctx, set)
 }
 
 // Gather implements walk.Operators.

@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -8,18 +9,20 @@ import (
 // Goroutines run stages on the wall clock.
 type Goroutines struct {
 	mu      sync.Mutex
-	changed sync.Cond
+	waiting []*waiting
 	stopped bool
 	stages  sync.WaitGroup
 	begin   time.Time
 }
 
-// NewGoroutines makes an executor of a walk.
-func NewGoroutines() *Goroutines {
-	x := &Goroutines{begin: time.Now()}
-	x.changed.L = &x.mu
-	return x
+// waiting is a goroutine that waits for a condition.
+type waiting struct {
+	cond func() bool
+	ends chan bool // it holds, or the walk is stopped
 }
+
+// NewGoroutines makes an executor of a walk.
+func NewGoroutines() *Goroutines { return &Goroutines{begin: time.Now()} }
 
 // Go implements Executor.
 func (x *Goroutines) Go(stage func()) { x.stages.Go(stage) }
@@ -30,22 +33,28 @@ func (x *Goroutines) Wait() { x.stages.Wait() }
 // Await implements Executor.
 func (x *Goroutines) Await(cond func() bool) bool {
 	x.mu.Lock()
-	defer x.mu.Unlock()
-	for !x.stopped {
-		if cond() {
-			return true
-		}
-		x.changed.Wait()
+	if x.stopped || cond() {
+		defer x.mu.Unlock()
+		return !x.stopped
 	}
-	return false
+	w := &waiting{cond, make(chan bool, 1)}
+	x.waiting = append(x.waiting, w)
+	x.mu.Unlock()
+	return <-w.ends
 }
 
-// Do implements Executor.
+// Do implements Executor. Who makes a condition hold asks it, so that nobody wakes for nothing.
 func (x *Goroutines) Do(change func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	change()
-	x.changed.Broadcast()
+	x.waiting = slices.DeleteFunc(x.waiting, func(w *waiting) bool {
+		if !x.stopped && !w.cond() {
+			return false
+		}
+		w.ends <- !x.stopped
+		return true
+	})
 }
 
 // Stop implements Executor.

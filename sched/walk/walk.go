@@ -129,6 +129,11 @@ func (f *flight[B]) read(p *program) bool {
 	})
 }
 
+// admitted reports whether all parts of a mini-batch are looked up and their reads out.
+func (f *flight[B]) admitted(p *program) bool {
+	return f != nil && !slices.ContainsFunc(p.admitting, func(s *step) bool { return !f.done[s.index] })
+}
+
 // Start begins all stages but training.
 func (w *Walk[B]) Start() {
 	w.program = programOf(w.Graph)
@@ -381,10 +386,17 @@ func (w *Walk[B]) submit(f *flight[B], s *step) error {
 	return nil
 }
 
-// deliver waits for reads and brings the rows to their places.
+// deliver waits for reads and brings the rows to their places. Where those of a batch need no credit
+// it begins when all of its reads are out.
 func (w *Walk[B]) deliver() error {
 	for i := w.First; i < w.End; i++ {
 		var f *flight[B]
+		if !w.Graph.Dynamic && !w.Executor.Await(func() bool {
+			f = w.at(i)
+			return f.admitted(&w.program)
+		}) {
+			return nil
+		}
 		for _, s := range w.delivering {
 			if !w.Executor.Await(func() bool {
 				f = w.at(i)
@@ -403,9 +415,6 @@ func (w *Walk[B]) deliver() error {
 				return err
 			}
 			w.Executor.Do(func() { f.done[s.index] = true })
-		}
-		if !w.Executor.Await(func() bool { return !slices.Contains(f.done, false) }) {
-			return nil
 		}
 		if err := w.Operators.Place(f.batch); err != nil {
 			return err

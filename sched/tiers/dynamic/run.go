@@ -403,7 +403,7 @@ func (a *stages) Closes(s *engine.Slot) bool {
 }
 
 // Submit implements engine.Stages.
-func (a *stages) Submit(rd context.Context, _ *engine.Set) error {
+func (a *stages) Submit(ctx context.Context, _ *engine.Set) error {
 	e, g := a.Engine, a.open
 	if len(g.segs) == 0 { // a hop that found no new node; the group takes the next
 		return nil
@@ -433,6 +433,8 @@ func (a *stages) Submit(rd context.Context, _ *engine.Set) error {
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", index, err)
 		}
+		rd, end := e.ReadContext(ctx)
+		defer end()
 		g.submitted = time.Now()
 		g.pending, err = e.Store.Reader.Submit(rd, &gpuio.ReadSet{
 			Rows: g.plan.Rows, Pos: g.plan.Pos, SSDOffset: g.plan.SSDOffset,
@@ -448,11 +450,11 @@ func (a *stages) Submit(rd context.Context, _ *engine.Set) error {
 }
 
 // Complete implements engine.Stages.
-func (a *stages) Complete(rd context.Context, set *engine.Set) error {
+func (a *stages) Complete(ctx context.Context, set *engine.Set) error {
 	for _, p := range set.Parts {
 		if w := engine.WorkOf(p); w.Segment != nil {
 			g := w.Segment.Part.(*admitted).group
-			if err := a.waitGroup(rd, a.w.Pass, g); err != nil {
+			if err := a.waitGroup(ctx, a.w.Pass, g); err != nil {
 				return err
 			}
 			a.w.Pass.Clock.Group(g.batches)
@@ -464,12 +466,14 @@ func (a *stages) Complete(rd context.Context, set *engine.Set) error {
 
 // waitGroup runs C for a group and deals out what its reads took: by lines, so that the sum is
 // exact.
-func (a *stages) waitGroup(op context.Context, p *engine.Pass, g *readGroup) error {
+func (a *stages) waitGroup(ctx context.Context, p *engine.Pass, g *readGroup) error {
 	e := a.Engine
 	if g.pending == nil {
 		return nil
 	}
 	index := g.segs[0].slot.Index
+	op, end := e.ReadContext(ctx)
+	defer end()
 	st, err := g.pending.Wait(op)
 	if err != nil && op.Err() != nil {
 		return errs.New(errs.Device, "batch %d: reads of %d lines did not end within %v: %w", index,
