@@ -12,7 +12,7 @@ import (
 	"helios/sched/prepare"
 )
 
-// bridgeChunk is how much of a copy between two GPUs is in pinned memory at a time, twice.
+// bridgeChunk is the part of a copy between two GPUs that is in pinned memory at a time, twice.
 const bridgeChunk = 4 << 20
 
 // bridge copies between the engine's device and a replica's. GPUs have no memory in common that
@@ -66,8 +66,8 @@ func newLane(from, to cuda.Device, name string) (l *lane, err error) {
 	return l, err
 }
 
-// out copies from the engine's device to the replica's and waits; back the other way. What made the
-// bytes at src has to have come to its end, and so has what used those at dst.
+// out copies from the engine's device to the replica's and waits; back the other way. The work
+// that made the bytes at src must have ended, and that which used those at dst.
 func (b *bridge) out(op context.Context, dst, src cuda.DevicePtr, n int64) error {
 	return b.there.move(op, dst, src, n)
 }
@@ -83,9 +83,9 @@ func (l *lane) move(op context.Context, dst, src cuda.DevicePtr, n int64) error 
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for at, half := int64(0), cuda.DevicePtr(0); at < n; at += bridgeChunk {
-		size := min(bridgeChunk, n-at)
-		if err := l.from.Copy(l.in.Ptr()+half, src+cuda.DevicePtr(at), size); err != nil {
+	for offset, half := int64(0), cuda.DevicePtr(0); offset < n; offset += bridgeChunk {
+		size := min(bridgeChunk, n-offset)
+		if err := l.from.Copy(l.in.Ptr()+half, src+cuda.DevicePtr(offset), size); err != nil {
 			return err
 		}
 		if err := l.from.Synchronize(op); err != nil {
@@ -95,7 +95,7 @@ func (l *lane) move(op context.Context, dst, src cuda.DevicePtr, n int64) error 
 		if err := l.to.Synchronize(op); err != nil {
 			return err
 		}
-		if err := l.to.Copy(dst+cuda.DevicePtr(at), l.out.Ptr()+half, size); err != nil {
+		if err := l.to.Copy(dst+cuda.DevicePtr(offset), l.out.Ptr()+half, size); err != nil {
 			return err
 		}
 		half ^= bridgeChunk

@@ -33,7 +33,7 @@ type Held struct {
 // run's state.
 func (h *Held) Resumable() bool { return filepath.Base(h.Path) == checkpointName }
 
-// String says what is held, in words.
+// String describes the content.
 func (h *Held) String() string {
 	if h.Damage != nil {
 		return fmt.Sprintf("holds a checkpoint that can't be read (%v)", h.Damage)

@@ -49,7 +49,7 @@ type Loaded struct {
 	Nodes        []int64 // HopEnd's last
 	Rows         []byte  // their features, as the SSDs store them; nil after LeaveRows
 	At           *Place  // that Rows lie in; nil: the loader's own memory
-	// RowsAt is where these are on the loader's device, for work on its Stream.
+	// RowsAt is their address on the loader's device, for work on its Stream.
 	RowsAt  cuda.DevicePtr
 	Labels  []int32 // of the seeds; -1 where there is none
 	Blocks  []LoadedBlock
@@ -177,8 +177,8 @@ func (l *Loader) Epoch(ctx context.Context, epoch int, batches []int,
 	return l.EpochInto(ctx, epoch, batches, nil, emit)
 }
 
-// EpochInto is Epoch for a consumer with memory for rows. place says where those of the batch of
-// that index go; nil: the loader's own memory. It is called on another goroutine than emit, in the
+// EpochInto is Epoch for a consumer with memory for rows. place gives those of the batch of that
+// index a place; nil: the loader's own memory. It is called on another goroutine than emit, in the
 // order of the batches, and again with the same index for a batch that is made anew. A place is the
 // batch's until emit has returned, or EpochInto.
 func (l *Loader) EpochInto(ctx context.Context, epoch int, batches []int,
@@ -230,8 +230,8 @@ func (l *Loader) EpochInto(ctx context.Context, epoch int, batches []int,
 	}
 	if place != nil && l.Ahead() > 0 {
 		p.Place = func(i int) cuda.Growable {
-			if at := place(p.Order.Index(i)); at != nil {
-				return at
+			if own := place(p.Order.Index(i)); own != nil {
+				return own
 			}
 			return nil
 		}

@@ -29,11 +29,11 @@ type places struct {
 	stuck   []*Place // an SSD may still write there, until the stack is closed
 }
 
-// Ahead is how many batches EpochInto makes beside the one that is emitted, each of which may have
-// a place; 0: the loader uses no places. Those go where the device's memory is the CPU's. Tiers
-// that take rows in from where a batch has them keep to the engine's own, and so do rows that are
-// held against a feature function there. A consumer that writes to a place before its batch comes
-// spoils the checksums of its own rows, and its own epoch alone fails.
+// Ahead is the number of batches that EpochInto makes beside the one that is emitted, each of which
+// may have a place; 0: the loader uses no places. Those go where the device's memory is the CPU's.
+// Tiers that take rows in from where a batch has them keep to the engine's own, and so do rows that
+// are held against a feature function there. A consumer that writes to a place before its batch
+// comes spoils the checksums of its own rows, and its own epoch alone fails.
 func (l *Loader) Ahead() int {
 	c := l.e.Config
 	if l.e.OnGPU() || c.VerifyRows || !l.e.Tiers.Places() {

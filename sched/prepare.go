@@ -11,9 +11,9 @@ import (
 	"helios/sched/tiers"
 )
 
-// Prepare lays out on disk what Train begins with under cfg: the mini-batches of a mode that
-// samples them beforehand, or the parts of one that trains mega-batches. It trains nothing. What is
-// there already stays; what was cut off is resumed. When ctx ends the error has class
+// Prepare lays out on disk the data that Train begins with under cfg: the mini-batches of a mode
+// that samples them beforehand, or the parts of one that trains mega-batches. It trains nothing.
+// What is there already stays; what was cut off is resumed. When ctx ends the error has class
 // errs.Interrupted, and the next call goes on.
 func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	obs report.Observer) (res *report.PrepareResult, err error) {

@@ -102,8 +102,8 @@ func (o *others) together(ctx context.Context) (context.Context, func()) {
 	return inner, func() { cancel(nil) }
 }
 
-// tell is what a rank sends beside its part of a sum: whether it was asked to stop, and the figures
-// of its mini-batches.
+// tell is the message of a rank beside its part of a sum: a request to stop, and the figures of its
+// mini-batches.
 func (o *others) tell(stop bool) ([]byte, error) {
 	var b bytes.Buffer
 	err := errors.Join(binary.Write(&b, binary.LittleEndian, stop),
@@ -133,7 +133,8 @@ func (o *others) hear(from int, b []byte) (stop bool, rest []byte, err error) {
 	return stop, b[len(b)-r.Len():], nil
 }
 
-// stopGrace is how long a rank that was asked to stop waits for the others at a call of all.
+// stopGrace is the time for which a rank that was asked to stop waits for the others at a call of
+// all.
 const stopGrace = 30 * time.Second
 
 // call returns the context of a call of all ranks. It bears the wait for a slow one, but not for
@@ -163,13 +164,13 @@ func askedBy(who []int) error {
 // gather tells the other ranks how an evaluation went, and hears of theirs. Where one was stopped
 // all are, with an error of class Interrupted.
 func (o *others) gather(own error) error {
-	told, err := o.tell(own != nil)
+	asked, err := o.tell(own != nil)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := o.call()
 	defer cancel()
-	in, err := o.group.AllGather(ctx, told)
+	in, err := o.group.AllGather(ctx, asked)
 	if err != nil {
 		return err
 	}
@@ -193,11 +194,11 @@ func (o *others) gather(own error) error {
 // them. The roots of this rank are mine.
 func (o *others) sum(n int, mine []hostRoot, into []float32) error {
 	size := o.group.Size()
-	at := func(r int) int { return r * len(into) / size }
+	start := func(r int) int { return r * len(into) / size }
 	out := make([][]byte, size)
 	for r := range size {
 		for _, root := range mine {
-			out[r] = append(out[r], hostmem.Bytes(root.Floats[at(r):at(r+1)])...)
+			out[r] = append(out[r], hostmem.Bytes(root.Floats[start(r):start(r+1)])...)
 		}
 	}
 	ctx, cancel := o.call()
@@ -207,15 +208,15 @@ func (o *others) sum(n int, mine []hostRoot, into []float32) error {
 		return err
 	}
 	me := o.group.Rank()
-	part, err := addParts(n, o.shards, at(me+1)-at(me), in)
+	part, err := addParts(n, o.shards, start(me+1)-start(me), in)
 	if err != nil {
 		return err
 	}
-	told, err := o.tell(o.asked.Err() != nil)
+	asked, err := o.tell(o.asked.Err() != nil)
 	if err != nil {
 		return err
 	}
-	if in, err = o.group.AllGather(ctx, append(told, hostmem.Bytes(part)...)); err != nil {
+	if in, err = o.group.AllGather(ctx, append(asked, hostmem.Bytes(part)...)); err != nil {
 		return err
 	}
 	var who []int
@@ -224,7 +225,7 @@ func (o *others) sum(n int, mine []hostRoot, into []float32) error {
 		if err != nil {
 			return err
 		}
-		to := hostmem.Bytes(into[at(r):at(r+1)])
+		to := hostmem.Bytes(into[start(r):start(r+1)])
 		if len(rest) != len(to) {
 			return fmt.Errorf("rank %d: %d bytes of a sum, %d are its part", r, len(rest), len(to))
 		}
@@ -273,8 +274,8 @@ func addParts(n, shards, floats int, in [][]byte) ([]float32, error) {
 // done returns how many mini-batches of the epoch are trained on when the step of the pass's
 // mini-batch i is.
 func (s *steps) done(i int) int {
-	first, at := s.shardOf(s.mine.Index(i))
-	return first + at.Of
+	first, shard := s.shardOf(s.mine.Index(i))
+	return first + shard.Of
 }
 
 // rest takes part in the epoch's last step, from mini-batch first on, of which this rank has none.
@@ -352,7 +353,7 @@ func (t *trainer) share(ctx context.Context, in prepare.Inputs,
 	return from, nil
 }
 
-// agreement is what has to be the same in all ranks.
+// agreement has the facts that must be the same in all ranks.
 type agreement struct {
 	Print                   fingerprint
 	Epochs, CheckpointEvery int

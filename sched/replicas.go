@@ -20,7 +20,7 @@ import (
 // device, in the order of shards whichever replica was ready first, so their number changes no bit.
 // The sum goes back to all of them, and each applies the same step to the same parameters.
 
-// leafPlaces is how many gradients of a replica may wait for those of shards before them.
+// leafPlaces is the number of gradients of a replica that may wait for those of shards before them.
 const leafPlaces = 2
 
 // replica is a device that trains. The first one is the engine's own device with its model.
@@ -288,10 +288,10 @@ func (f *fleet) run(ctx context.Context, ready <-chan *engine.Slot) error {
 func (f *fleet) send(ctx context.Context, s *engine.Slot) error {
 	w, e := f.w, f.e
 	index := f.steps.mine.Index(s.Index)
-	first, at := f.steps.shardOf(index)
-	f.steps.weigh(first, at.Of)
-	at.Weight = f.steps.weights[at.Index]
-	r := e.replicas[at.Index%len(e.replicas)]
+	first, shard := f.steps.shardOf(index)
+	f.steps.weigh(first, shard.Of)
+	shard.Weight = f.steps.weights[shard.Index]
+	r := e.replicas[shard.Index%len(e.replicas)]
 	for r.flying == leafPlaces {
 		if err := f.land(ctx); err != nil {
 			return err
@@ -308,7 +308,7 @@ func (f *fleet) send(ctx context.Context, s *engine.Slot) error {
 	if err := w.Inspect(op, s, widen); err != nil {
 		return err
 	}
-	x := &flight{s: s, r: r, set: f.steps.set(index), at: at, place: r.turn,
+	x := &flight{s: s, r: r, set: f.steps.set(index), at: shard, place: r.turn,
 		done: make(chan struct{})}
 	r.turn = (r.turn + 1) % leafPlaces
 	r.flying++
@@ -436,7 +436,7 @@ func (s *steps) apply(op context.Context, first, n int, set gnn.Step) error {
 func (s *steps) collect(op context.Context, n int) error {
 	e := s.e
 	var streams []cuda.Stream
-	var at []cuda.DevicePtr
+	var sums []cuda.DevicePtr
 	for _, r := range e.replicas {
 		st := r.train(e)
 		if r.number == 0 {
@@ -449,9 +449,9 @@ func (s *steps) collect(op context.Context, n int) error {
 			}
 		}
 		clear(r.had)
-		streams, at = append(streams, st), append(at, sum)
+		streams, sums = append(streams, st), append(sums, sum)
 	}
-	if err := e.collective.AllReduce(streams, at, e.model.GradientBytes()/4); err != nil {
+	if err := e.collective.AllReduce(streams, sums, e.model.GradientBytes()/4); err != nil {
 		return err
 	}
 	for _, st := range streams {

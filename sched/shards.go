@@ -45,10 +45,10 @@ func (e *runner) newSteps(order prepare.Order, set func(batch int) gnn.Step) *st
 
 // shardOf returns a mini-batch's place in its step, by its number in the epoch.
 func (s *steps) shardOf(index int) (first int, at gnn.Shard) {
-	most := s.e.Config.Shards
-	at.Index = index % most
+	limit := s.e.Config.Shards
+	at.Index = index % limit
 	first = index - at.Index
-	at.Of = min(most, s.all.Len()-first)
+	at.Of = min(limit, s.all.Len()-first)
 	return first, at
 }
 
@@ -94,12 +94,12 @@ func sharesOf(counted []int64) []float32 {
 func (s *steps) step(op context.Context, b *engine.Slot) (engine.Outcome, error) {
 	e := s.e
 	index := s.mine.Index(b.Index)
-	first, at := s.shardOf(index)
-	s.weigh(first, at.Of)
-	at.Weight = s.weights[at.Index]
+	first, shard := s.shardOf(index)
+	s.weigh(first, shard.Of)
+	shard.Weight = s.weights[shard.Index]
 	set := s.set(index)
 	err := e.model.Gradient(e.TrainStream, b.Batch, e.Wide.Of(b.Features).Ptr(), b.Labels.Ptr(),
-		set, at)
+		set, shard)
 	if err != nil {
 		return engine.Outcome{}, err
 	}
@@ -113,7 +113,7 @@ func (s *steps) step(op context.Context, b *engine.Slot) (engine.Outcome, error)
 	if !s.ends(b.Index) {
 		return out, nil
 	}
-	return out, s.apply(op, first, at.Of, set)
+	return out, s.apply(op, first, shard.Of, set)
 }
 
 // openSteps makes room for the gradients of a step's shards, where it has several.
@@ -167,11 +167,11 @@ func (s *steps) sumOthers(op context.Context, n int) error {
 	stage := e.summed
 	mine := make([]hostRoot, len(roots))
 	for i, r := range roots {
-		at := int64(i) * bytes
-		if err := e.TrainStream.Copy(stage.Ptr()+cuda.DevicePtr(at), r.At, bytes); err != nil {
+		offset := int64(i) * bytes
+		if err := e.TrainStream.Copy(stage.Ptr()+cuda.DevicePtr(offset), r.At, bytes); err != nil {
 			return err
 		}
-		mine[i] = hostRoot{r.Node, hostmem.View[float32](stage.Bytes()[at : at+bytes])}
+		mine[i] = hostRoot{r.Node, hostmem.View[float32](stage.Bytes()[offset : offset+bytes])}
 	}
 	if err := e.TrainStream.Synchronize(op); err != nil {
 		return err

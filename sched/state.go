@@ -57,15 +57,15 @@ type fingerprint struct {
 	printedFacts
 }
 
-// printedFacts are what a fingerprint has beside settings.
+// printedFacts are the facts of a fingerprint beside settings.
 type printedFacts struct {
 	Dataset string `json:"dataset"` // UUID
 	Edges   int64  `json:"edges"`   // 0 for the same nodes without their edges
 	InDim   int    `json:"in_dim"`
 	Classes int    `json:"classes"`
-	// Mega is of runs over mega-batches; nil: of others.
+	// Mega has the parts of runs over mega-batches; nil: none.
 	Mega *engine.PartPrint `json:"megabatches,omitempty"`
-	// Draws is how a node's neighbours are drawn: drawsByBatch; empty: of older programs, the same
+	// Draws names the way to draw neighbours: drawsByBatch; empty: that of older programs, the same
 	// in all batches of an epoch.
 	Draws string `json:"draws,omitempty"`
 	// RowDType is the type of the rows that were read; empty: float32. The SSDs tell it, when they
@@ -417,7 +417,7 @@ func decodeState(path string, f *checkpoint.File) (state, error) {
 	return st, nil
 }
 
-// contradiction says what of a state can't be, whatever the dataset; empty: nothing.
+// contradiction returns what is impossible in a state, whatever the dataset; empty: nothing.
 func (st *state) contradiction() string {
 	p := &st.Print
 	switch {
@@ -450,7 +450,7 @@ func (st *state) contradiction() string {
 	return ""
 }
 
-// misplaced says why a state can't be one of a run with so many training nodes; empty: it can.
+// misplaced returns why a state is none of a run with so many training nodes; empty: it can be.
 func (st *state) misplaced(nodes int) string {
 	n, of := prepare.Batches(nodes, st.Print.Batch), max(st.Print.Shards, 1)
 	if st.Print.Mega != nil {

@@ -252,7 +252,7 @@ func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 	return f, nil
 }
 
-// unsealed says what an older checkpoint can't prove.
+// unsealed notes that an older checkpoint has no checksum.
 func unsealed(path string, f *checkpoint.File, obs report.Observer) {
 	if !f.Sealed {
 		obs.TellNote(
@@ -479,19 +479,19 @@ func (t *trainer) stopped(ctx context.Context, err error) error {
 	if errs.ClassOf(err) != errs.Interrupted {
 		return err
 	}
-	at := fmt.Sprintf("epoch %d, %d batches done", t.state.Epoch+1, t.state.Batch)
+	position := fmt.Sprintf("epoch %d, %d batches done", t.state.Epoch+1, t.state.Batch)
 	if t.cfg.Rank > 0 && t.saves {
-		return errs.New(errs.Interrupted, "stopped in %s; rank 0 saves (%w)", at, err)
+		return errs.New(errs.Interrupted, "stopped in %s; rank 0 saves (%w)", position, err)
 	}
 	if t.path == "" {
 		return errs.New(errs.Interrupted,
-			"stopped in %s; nothing is saved without {checkpoint} DIR (%w)", at, err)
+			"stopped in %s; nothing is saved without {checkpoint} DIR (%w)", position, err)
 	}
 	if serr := t.save(ctx); serr != nil {
-		return fmt.Errorf("stopped in %s, and saving failed: %w", at, serr)
+		return fmt.Errorf("stopped in %s, and saving failed: %w", position, serr)
 	}
 	return errs.New(errs.Interrupted,
-		"stopped in %s and saved in %s; {resume} goes on from there (%w)", at, t.path, err)
+		"stopped in %s and saved in %s; {resume} goes on from there (%w)", position, t.path, err)
 }
 
 // save writes the checkpoint, where one was asked for.

@@ -226,7 +226,7 @@ func (a *async) nextComplete() {
 	})
 }
 
-// pass is one round of a warp of complete over its queues, from queue i on. news says whether it
+// pass is one round of a warp of complete over its queues, from queue i on. news reports whether it
 // has found any; first, that it is the kernel's first round, which also refills; owed is what it
 // has done since the last event.
 func (a *async) pass(w *warpState, i int, news, first bool, owed cost) {
@@ -298,11 +298,11 @@ func (a *async) nudge(w *warpState) {
 		return
 	}
 	w.due = true
-	at := a.m.Sim.Now() + a.cost.wake
+	wakes := a.m.Sim.Now() + a.cost.wake
 	if a.cost.wake == 0 {
-		at = w.nextLook(at, a.cost.pauseMin, a.cost.pauseMax)
+		wakes = w.nextLook(wakes, a.cost.pauseMin, a.cost.pauseMax)
 	}
-	a.m.Sim.At(at, func() {
+	a.m.Sim.At(wakes, func() {
 		w.idle, w.due = false, false
 		a.pass(w, 0, false, false, cost{})
 	})
@@ -310,15 +310,15 @@ func (a *async) nudge(w *warpState) {
 
 // nextLook tells when a warp that polls, with pauses that double, begins its first round after t.
 func (w *warpState) nextLook(t, pauseMin, pauseMax int64) int64 {
-	at := w.since + pauseMin
-	for pause := pauseMin; at < t; at += w.look + max(pause, 1) {
+	look := w.since + pauseMin
+	for pause := pauseMin; look < t; look += w.look + max(pause, 1) {
 		if pause >= pauseMax {
 			cycle := max(w.look+pauseMax, 1)
-			return at + (t-at+cycle-1)/cycle*cycle
+			return look + (t-look+cycle-1)/cycle*cycle
 		}
 		pause = min(max(pause, 1)*2, pauseMax)
 	}
-	return at
+	return look
 }
 
 // arrive takes a completion entry of an SSD.

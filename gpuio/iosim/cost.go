@@ -51,7 +51,7 @@ func (s *Stack) costs(c *Config) costs {
 }
 
 // work lets a warp be busy and then calls then. Where warps share slots it waits for one first.
-// what says how much there is to do once it begins.
+// amount counts the work once it begins.
 func (m *Machine) work(what func() cost, then func()) {
 	do := func() int64 {
 		ns, wire := what().whole()

@@ -67,9 +67,9 @@ func (h *hostEngine) pump() {
 	for idle := 0; idle < len(h.pend); {
 		ssd := h.turn
 		h.turn = (h.turn + 1) % len(h.pend)
-		room, most := &h.room[min(ssd, len(h.room)-1)], chunk
+		room, limit := &h.room[min(ssd, len(h.room)-1)], chunk
 		if h.mmap {
-			room, most = &h.room[0], 1
+			room, limit = &h.room[0], 1
 		}
 		if *room == 0 || len(h.pend[ssd]) == 0 {
 			idle++
@@ -78,7 +78,7 @@ func (h *hostEngine) pump() {
 		idle = 0
 		p := &h.pend[ssd][0]
 		x := p.set
-		n := int(min(int64(min(*room, most)), p.left))
+		n := int(min(int64(min(*room, limit)), p.left))
 		*room -= n
 		if p.left -= int64(n); p.left == 0 {
 			h.pend[ssd] = append(h.pend[ssd][:0], h.pend[ssd][1:]...)

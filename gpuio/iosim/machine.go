@@ -84,7 +84,7 @@ func (m *Machine) Model() *ssdmodel.Model { return m.models[0] }
 // Models are the models of the SSDs, one an SSD.
 func (m *Machine) Models() []*ssdmodel.Model { return m.models }
 
-// ModelName says which SSDs there are: the model's name, or how many there are of each.
+// ModelName names the SSDs: their model, or the number of each.
 func (m *Machine) ModelName() string {
 	count := map[string]int{}
 	var names []string
@@ -184,11 +184,11 @@ func (m *Machine) BoundOf(i int, bytes int64) float64 {
 // SSDBound is the most reads of so many bytes a second of one SSD: of the slowest, as each gets as
 // many rows as any other.
 func (m *Machine) SSDBound(bytes int64) float64 {
-	most := math.Inf(1)
+	bound := math.Inf(1)
 	for i := range m.models {
-		most = min(most, m.BoundOf(i, bytes))
+		bound = min(bound, m.BoundOf(i, bytes))
 	}
-	return most
+	return bound
 }
 
 // Bound is the most reads of so many bytes a second of the machine: its SSDs, or the GPU's link.

@@ -26,7 +26,7 @@ type Config struct {
 	CommandBytes int64  // of each read (4096)
 	StagedBytes  int64  // bytes that complete copies for each command; 0: the data is in its place
 	ToHost       bool   // the data stays in the CPU's memory
-	// State tells where the kernels' state lies, "host" or "gpu"; "": for async where the profile
+	// State is the memory of the kernels' state, "host" or "gpu"; "": for async where the profile
 	// has it, for sync in GPU memory, as BaM and GIDS have it.
 	State string
 	Seed  uint64

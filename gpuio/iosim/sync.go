@@ -171,7 +171,7 @@ func (e *syncEngine) Event(arg uint64) {
 	case syncSeen:
 		q := e.queues[e.warps[id].queue]
 		q.cids++
-		// Who waits for a CID goes first, and leaves when the rows are taken.
+		// A waiter for a CID goes first, and leaves when the rows are taken.
 		for len(q.noCID) > q.gone && (q.cids > 0 || q.todo == 0) {
 			w := q.noCID[q.gone]
 			q.gone++

@@ -7,7 +7,7 @@ package des
 
 import "math"
 
-// Handler takes events without a closure for each: arg says which one it is.
+// Handler takes events without a closure for each: arg tells them apart.
 type Handler interface{ Event(arg uint64) }
 
 type callback func()
@@ -55,17 +55,17 @@ func (s *Sim) After(d int64, fn func()) { s.Call(s.now+d, callback(fn), 0) }
 
 // Call is At for a handler, without an allocation.
 func (s *Sim) Call(t int64, h Handler, arg uint64) {
-	var at uint32
+	var index uint32
 	if n := len(s.free); n > 0 {
-		at = s.free[n-1]
+		index = s.free[n-1]
 		s.free = s.free[:n-1]
-		s.events[at] = event{h, arg}
+		s.events[index] = event{h, arg}
 	} else {
-		at = uint32(len(s.events))
+		index = uint32(len(s.events))
 		s.events = append(s.events, event{h, arg})
 	}
 	s.seq++
-	s.push(entry{max(t, s.now), s.seq, at})
+	s.push(entry{max(t, s.now), s.seq, index})
 }
 
 // fanout of the heap. Four children share two cache lines and halve the levels of a binary heap.

@@ -1,7 +1,7 @@
 package des
 
-// Pool is a number of equal servers (SMs, CPU threads). Who asks for some waits in line, also
-// behind one who asks for more than are free now: a large request is not starved by small ones.
+// Pool is a number of equal servers (SMs, CPU threads). A request waits in line, also
+// behind one for more than are free now: a large request is not starved by small ones.
 type Pool struct {
 	sim   *Sim
 	size  int

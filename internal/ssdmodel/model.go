@@ -1,4 +1,4 @@
-// Package ssdmodel says how long an SSD takes, from the figures of its data sheet: a latency
+// Package ssdmodel times the requests of an SSD, from the figures of its data sheet: a latency
 // distribution, IOPS by request size, bandwidth, and what is reached at small queue depths.
 //
 // A model has no clock of its own. A Server is told when a command arrives and answers when it
@@ -40,7 +40,7 @@ const (
 func (o Op) String() string { return [...]string{"read", "write", "flush"}[o] }
 
 // Model is an SSD in figures. Every group of figures names its source; one that nobody published
-// begins with "assumed" and says why.
+// begins with "assumed" and gives the reason.
 type Model struct {
 	Name     string   `yaml:"name"`
 	Title    string   `yaml:"title"` // what it stands for, in a line

@@ -53,7 +53,7 @@ type Point struct {
 	Resources map[string]float64 `json:"resource_seconds"`
 }
 
-// Resources are what a PlanPoint counts.
+// Resources names the counts of a PlanPoint.
 var Resources = []string{"ssds", "link", "gpu", "cpu memory", "sampling", "training"}
 
 // Plan is the answer of PlanCache. Every time in it is modelled.
@@ -76,7 +76,7 @@ type Plan struct {
 	GPUMaxBytes int64              `json:"gpu_max_bytes"`
 	CPUMaxBytes *int64             `json:"cpu_max_bytes,omitempty"` // absent: no bound
 	Best        Point              `json:"best"`
-	// Flat is how many of the splits take as long as the best, to a thousandth.
+	// Flat is the number of splits that take as long as the best, to a thousandth.
 	Flat int `json:"splits_as_good"`
 	// LeastGPUBytes is the smallest GPU tier among those.
 	LeastGPUBytes int64    `json:"least_gpu_bytes"`
@@ -317,25 +317,10 @@ func (w *planWork) plan(dataset, from string, rowBytes int64, o Options) (*Plan,
 		p.GPUMaxBytes = int64(hw.GPU.MemoryGiB.Value * (1 << 30))
 	}
 	if o.CPUMax != 0 {
-		most := max(o.CPUMax, 0)
-		p.CPUMaxBytes = &most
+		limit := max(o.CPUMax, 0)
+		p.CPUMaxBytes = &limit
 	}
-	steps := int64(o.Steps)
-	if steps == 0 {
-		steps = 100
-	}
-	read := int64(layout.ReadBytes())
-	g := &hw.GPU
-	per := planCosts{
-		ssd:  1e9 / machine.SSDBound(read), // of one SSD
-		link: 1e9 / machine.IngressBound(read), uva: 1e9 / min(hw.PCIe.UVAGBs.Value*1e9,
-			hw.PCIe.GPU.Rate(4096)),
-		memory: 1 / hw.CPU.MemoryGBs.Value,
-	}
-	per.gpuRow = cost.KernelNS(g, &cost.Kernel{Op: &g.Ops.Gather,
-		Work: hardware.Work{Items: 1 << 20, Bytes: 2 * rowBytes << 20}}) / (1 << 20)
-	per.cpuRow = cost.KernelNS(g, &cost.Kernel{Op: &g.Ops.Gather,
-		Work: hardware.Work{Items: 1 << 20, Bytes: rowBytes << 20}}) / (1 << 20)
+	per := costsOf(machine, int64(layout.ReadBytes()), rowBytes)
 	costs := cache.Costs{GPU: per.gpuRow, CPU: max(per.cpuRow, per.uva*float64(rowBytes)),
 		SSD: max(per.ssd/float64(ssds), per.link)}
 	p.Costs = map[string]float64{"gpu": costs.GPU, "cpu": costs.CPU, "ssd": costs.SSD}
@@ -345,57 +330,82 @@ func (w *planWork) plan(dataset, from string, rowBytes int64, o Options) (*Plan,
 				"a row from CPU memory takes the link as long as one from the %d SSDs together (%.3g and %.3g ns): CPU memory for rows shortens an epoch only where the SSDs themselves are the limit",
 				ssds, costs.CPU, costs.SSD))
 	}
+	w.drawCurve(p, cmp.Or(int64(o.Steps), 100), ssds, per, costs.GPUFirst())
+	p.choose()
+	return p, nil
+}
 
-	// The splits, and the ranks that they cut the rows at.
+// costsOf returns the costs of a row on a machine whose reads have so many bytes.
+func costsOf(m *iosim.Machine, read, rowBytes int64) planCosts {
+	hw := m.Profile
+	g := &hw.GPU
+	gather := func(bytes int64) float64 {
+		return cost.KernelNS(g, &cost.Kernel{Op: &g.Ops.Gather,
+			Work: hardware.Work{Items: 1 << 20, Bytes: bytes << 20}}) / (1 << 20)
+	}
+	return planCosts{
+		ssd:    1e9 / m.SSDBound(read), // of one SSD
+		link:   1e9 / m.IngressBound(read),
+		uva:    1e9 / min(hw.PCIe.UVAGBs.Value*1e9, hw.PCIe.GPU.Rate(4096)),
+		memory: 1 / hw.CPU.MemoryGBs.Value,
+		gpuRow: gather(2 * rowBytes), cpuRow: gather(rowBytes),
+	}
+}
+
+// drawCurve adds a point for each split of the tiers. gpuFirst: the GPU tier has the hottest rows.
+func (w *planWork) drawCurve(p *Plan, steps int64, ssds int, per planCosts, gpuFirst bool) {
 	splits := p.splits(steps)
-	cuts := []int64{}
+	cuts := []int64{} // the ranks that the splits cut the rows at
 	for _, s := range splits {
 		cuts = append(cuts, s.gpu+s.cpu)
-		if costs.GPUFirst() {
+		if gpuFirst {
 			cuts = append(cuts, s.gpu)
 		} else {
 			cuts = append(cuts, s.cpu)
 		}
 	}
-	at := hitsAt(w.scores, w.counts, sorted(cuts), ssds)
+	hits := hitsAt(w.scores, w.counts, sorted(cuts), ssds)
 	for _, s := range splits {
-		all := at[s.gpu+s.cpu]
-		inGPU, inCPU := float64(at[s.gpu].hits), float64(all.hits-at[s.gpu].hits)
-		if !costs.GPUFirst() {
-			inCPU, inGPU = float64(at[s.cpu].hits), float64(all.hits-at[s.cpu].hits)
+		all := hits[s.gpu+s.cpu]
+		inGPU, inCPU := float64(hits[s.gpu].hits), float64(all.hits-hits[s.gpu].hits)
+		if !gpuFirst {
+			inCPU, inGPU = float64(hits[s.cpu].hits), float64(all.hits-hits[s.cpu].hits)
 		}
-		missOf := 0.0 // of the busiest SSD
+		busiest := 0.0 // misses of an SSD
 		for i := range ssds {
-			missOf = max(missOf, float64(at[rows].perSSD[i]-all.perSSD[i]))
+			busiest = max(busiest, float64(hits[p.Rows].perSSD[i]-all.perSSD[i]))
 		}
-		miss := float64(w.accesses) - inGPU - inCPU
-		pt := Point{GPUBytes: s.gpu * rowBytes, CPUBytes: s.cpu * rowBytes,
+		pt := Point{GPUBytes: s.gpu * p.RowBytes, CPUBytes: s.cpu * p.RowBytes,
 			HitGPU: inGPU / float64(w.accesses), HitCPU: inCPU / float64(w.accesses)}
-		// Of one epoch.
-		n := float64(w.epochs)
-		missOf, miss, inGPU, inCPU = missOf/n, miss/n, inGPU/n, inCPU/n
-		uva := inCPU*float64(rowBytes) + float64(w.topologyBytes)
-		ns := map[string]float64{
-			"ssds": missOf * per.ssd,
-			"link": miss*per.link + uva*per.uva,
-			"gpu": w.sampleGPUNS + w.lookupNS + w.trainNS + inGPU*per.gpuRow +
-				inCPU*per.cpuRow,
-			"cpu memory": uva * per.memory,
-			"sampling":   w.sampleNS,
-			"training":   w.trainNS,
-		}
-		pt.Resources = map[string]float64{}
-		for _, name := range Resources {
-			t := ns[name] / 1e9
-			pt.Resources[name] = t
-			if t > pt.Seconds {
-				pt.Seconds, pt.Bottleneck = t, name
-			}
-		}
+		w.time(&pt, per, p.RowBytes, inGPU, inCPU, busiest)
 		p.Curve = append(p.Curve, pt)
 	}
-	p.choose()
-	return p, nil
+}
+
+// time works out how long a point's resources are busy in an epoch, from the rows in the tiers and
+// the misses of the busiest SSD in all epochs.
+func (w *planWork) time(pt *Point, per planCosts, rowBytes int64, inGPU, inCPU, busiest float64) {
+	n := float64(w.epochs)
+	miss := (float64(w.accesses) - inGPU - inCPU) / n
+	busiest, inGPU, inCPU = busiest/n, inGPU/n, inCPU/n
+	uva := inCPU*float64(rowBytes) + float64(w.topologyBytes)
+	ns := map[string]float64{
+		"ssds": busiest * per.ssd,
+		"link": miss*per.link + uva*per.uva,
+		"gpu": w.sampleGPUNS + w.lookupNS + w.trainNS + inGPU*per.gpuRow +
+			inCPU*per.cpuRow,
+		"cpu memory": uva * per.memory,
+		"sampling":   w.sampleNS,
+		"training":   w.trainNS,
+	}
+	pt.Resources = map[string]float64{}
+	for _, name := range Resources {
+		t := ns[name] / 1e9
+		pt.Resources[name] = t
+		if t > pt.Seconds {
+			pt.Seconds, pt.Bottleneck = t, name
+		}
+	}
 }
 
 // split is rows of the tiers.

@@ -4,8 +4,7 @@ import (
 	"slices"
 )
 
-// rankHits tells how many accesses the hottest rows of some number have, and how they lie on the
-// SSDs.
+// rankHits counts the accesses of the hottest rows, by the number of rows and by SSD.
 type rankHits struct {
 	hits   int64
 	perSSD []int64
@@ -52,10 +51,10 @@ func rankRows(scores, order []uint32) {
 		for _, s := range scores {
 			count[^s>>shift&(1<<radix-1)]++
 		}
-		at := int64(0)
+		pos := int64(0)
 		for d, n := range count {
-			count[d] = at
-			at += n
+			count[d] = pos
+			pos += n
 		}
 		for _, row := range from {
 			d := digit(row)

@@ -14,8 +14,8 @@ import (
 	"helios/sched/report"
 )
 
-// HotnessReport says how good sources of hotness are: what tiers placed by each would have served
-// of an epoch that none of them has seen.
+// HotnessReport compares sources of hotness by the hits of tiers that each places, in an epoch that
+// none of them has seen.
 type HotnessReport struct {
 	Dataset  string          `json:"dataset"`
 	Rows     int64           `json:"rows"`
@@ -108,11 +108,11 @@ func CompareHotness(ctx context.Context, cfg plan.Config, in prepare.Inputs, sou
 			}
 			src.Seconds, src.Reused = e.Hotness.Seconds, e.Hotness.Reused
 		}
-		at := hitsAt(scores, counts, sorted(cuts), 1)
+		hits := hitsAt(scores, counts, sorted(cuts), 1)
 		for i, n := range cuts {
 			h := HotnessHit{Size: sizes[i].String(), Rows: n}
-			h.Hit, h.Best = share(at[n].hits, r.Accesses), share(best[n].hits, r.Accesses)
-			h.Gap, h.OfBest = 100*(h.Best-h.Hit), share(at[n].hits, best[n].hits)
+			h.Hit, h.Best = share(hits[n].hits, r.Accesses), share(best[n].hits, r.Accesses)
+			h.Gap, h.OfBest = 100*(h.Best-h.Hit), share(hits[n].hits, best[n].hits)
 			src.Sizes = append(src.Sizes, h)
 		}
 		r.Sources = append(r.Sources, src)
@@ -120,7 +120,7 @@ func CompareHotness(ctx context.Context, cfg plan.Config, in prepare.Inputs, sou
 	return r, nil
 }
 
-// presampled tells how many epochs a source counts, if it is presampling.
+// presampled returns the number of epochs that a source counts, if it is presampling.
 func presampled(by string, usual int) (epochs int, ok bool, err error) {
 	if by == plan.HotnessPresample {
 		return usual, true, nil

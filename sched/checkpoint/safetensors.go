@@ -115,7 +115,7 @@ func Write(w io.Writer, f *File) error {
 	var hdr bytes.Buffer
 	seen := map[string]bool{"__metadata__": true}
 	entries := make([][]byte, 0, len(f.Tensors))
-	at := uint64(0)
+	offset := uint64(0)
 	for _, t := range f.Tensors {
 		if seen[t.Name] {
 			return fmt.Errorf("tensor name %q is reserved or used twice", t.Name)
@@ -134,12 +134,12 @@ func Write(w io.Writer, f *File) error {
 		if err != nil {
 			return err
 		}
-		body, err := json.Marshal(headerEntry{t.DType, shape, [2]uint64{at, at + n}})
+		body, err := json.Marshal(headerEntry{t.DType, shape, [2]uint64{offset, offset + n}})
 		if err != nil {
 			return err
 		}
 		entries = append(entries, append(append(name, ':'), body...))
-		at += n
+		offset += n
 	}
 	meta[sumKey] = noSum
 	m, err := json.Marshal(meta)
@@ -200,12 +200,12 @@ func Decode(b []byte) (*File, error) {
 		return nil, err
 	}
 	if want, ok := f.Metadata[sumKey]; ok {
-		at, err := findSum(b[8 : 8+n])
+		pos, err := findSum(b[8 : 8+n])
 		if err != nil {
 			return nil, err
 		}
-		sum := crc32.Checksum(b[:8+at], castagnoli)
-		for _, part := range [][]byte{[]byte(noSum), b[8+at+len(noSum):]} {
+		sum := crc32.Checksum(b[:8+pos], castagnoli)
+		for _, part := range [][]byte{[]byte(noSum), b[8+pos+len(noSum):]} {
 			sum = crc32.Update(sum, castagnoli, part)
 		}
 		if got := fmt.Sprintf("%08x", sum); got != want {
@@ -226,17 +226,17 @@ func Decode(b []byte) (*File, error) {
 	return f, nil
 }
 
-// findSum tells where a header holds the digits of the whole file's checksum. They stand after the
+// findSum finds the digits of the whole file's checksum in a header. They stand after the
 // key as Write puts it; a file in which the key stands twice, or otherwise, is none of ours.
-func findSum(hdr []byte) (at int, err error) {
+func findSum(hdr []byte) (pos int, err error) {
 	key := []byte(`"` + sumKey + `":"`)
-	at = bytes.Index(hdr, key)
-	if at < 0 || bytes.LastIndex(hdr, key) != at || at+len(key)+len(noSum) >= len(hdr) ||
-		hdr[at+len(key)+len(noSum)] != '"' {
+	pos = bytes.Index(hdr, key)
+	if pos < 0 || bytes.LastIndex(hdr, key) != pos || pos+len(key)+len(noSum) >= len(hdr) ||
+		hdr[pos+len(key)+len(noSum)] != '"' {
 		return 0,
 			fmt.Errorf("the checksum of the file is not where its writer puts it: it is damaged")
 	}
-	return at + len(key), nil
+	return pos + len(key), nil
 }
 
 func decodeHeader(hdr, data []byte) (*File, error) {
@@ -304,17 +304,17 @@ func decodeHeader(hdr, data []byte) (*File, error) {
 		a, b := spans[i].off, spans[j].off
 		return a[0] < b[0] || a[0] == b[0] && a[1] < b[1]
 	})
-	at := uint64(0)
+	offset := uint64(0)
 	for _, s := range spans {
-		if s.off[0] != at { // the format allows neither holes nor overlaps
+		if s.off[0] != offset { // the format allows neither holes nor overlaps
 			return nil, fmt.Errorf("tensor %q starts at byte %d, the one before it ends at %d",
-				s.t.Name, s.off[0], at)
+				s.t.Name, s.off[0], offset)
 		}
-		at = s.off[1]
+		offset = s.off[1]
 		f.Tensors = append(f.Tensors, s.t)
 	}
-	if at != uint64(len(data)) {
-		return nil, fmt.Errorf("%d bytes follow the last tensor", uint64(len(data))-at)
+	if offset != uint64(len(data)) {
+		return nil, fmt.Errorf("%d bytes follow the last tensor", uint64(len(data))-offset)
 	}
 	return f, nil
 }
@@ -428,7 +428,7 @@ func LockDir(dir string) (*Lock, error) {
 			"checkpoint folder %s is in use by another run; wait for it, or give another folder",
 			dir)
 	}
-	// What a Save left that was killed; no other writer is there.
+	// A Save that was killed left it; no other writer is there.
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		name, hidden := strings.CutPrefix(e.Name(), ".")

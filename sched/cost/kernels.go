@@ -1,4 +1,4 @@
-// Package cost says what each operator of a mini-batch asks of a machine: the kernels that it
+// Package cost counts the work of each operator of a mini-batch: the kernels that it
 // launches, with their bytes, items and operations, from the shapes of a batch that was sampled for
 // real.
 package cost
@@ -14,7 +14,7 @@ import (
 	"helios/sched/plan"
 )
 
-// What each operator asks of the GPU, from a real batch's shapes. Launches are those of packages
+// Each operator's work for the GPU, from a real batch's shapes. Launches are those of packages
 // graph, cache and gnn; bytes are float32.
 
 // Shape holds what the virtual clock needs to know of a mini-batch: everything but its contents.
@@ -37,11 +37,11 @@ type Shape struct {
 	Stored []Stored
 }
 
-// Stored is what a hop over a topology on storage drew and read.
+// Stored counts the draws and reads of a hop over a topology on storage.
 type Stored struct{ Edges, Reads, Bytes int64 }
 
-// Change is how a mini-batch changes planned tiers once it is gathered: how many of its rows go to
-// each, and how many others go from the GPU tier to the CPU tier.
+// Change counts the changes of planned tiers once a mini-batch is gathered: its rows that go to
+// each, and others that go from the GPU tier to the CPU tier.
 type Change struct{ ToGPU, ToCPU, Demoted int64 }
 
 // Block is a hop. listed is how many in-neighbours its destinations have: layer-wise sampling reads
@@ -93,7 +93,7 @@ func (s *Shape) SavedBytes() int64 {
 	return n
 }
 
-// Edges is how many edges the hops have together.
+// Edges is the number of edges of all hops.
 func (s *Shape) Edges() (n int64) {
 	for _, b := range s.Blocks {
 		n += b.edges
@@ -103,10 +103,10 @@ func (s *Shape) Edges() (n int64) {
 
 // CountLists fills in how many in-neighbours each hop's destinations have.
 func (s *Shape) CountLists(indptr, nodes []int64) {
-	var sum, at int64
+	var sum, index int64
 	for h := range s.Blocks {
-		for ; at < s.Blocks[h].dst; at++ {
-			v := nodes[at]
+		for ; index < s.Blocks[h].dst; index++ {
+			v := nodes[index]
 			sum += indptr[v+1] - indptr[v]
 		}
 		s.Blocks[h].listed = sum
@@ -130,7 +130,7 @@ type Kernels struct {
 	params    int64
 }
 
-// sector is what a kernel's read of a few bytes of the CPU's memory moves over the link.
+// sector is the size on the link of a kernel's read of a few bytes of the CPU's memory.
 const sector = 32
 
 // NewKernels settles what all batches of a run share: its model, the rows' type and the width of a
@@ -179,7 +179,8 @@ func (w *Kernels) Hop(s *Shape, h int) []Kernel {
 	}
 }
 
-// HopBytes is what a hop that the CPU samples brings to the GPU: new nodes, and the block.
+// HopBytes is the size of a hop that the CPU samples and copies to the GPU: new nodes, and the
+// block.
 func (w *Kernels) HopBytes(s *Shape, h int) int64 {
 	b := s.Blocks[h]
 	return (b.src-b.dst)*8 + (b.dst+1)*8 + b.edges*4
@@ -208,7 +209,7 @@ func (w *Kernels) Lookup(p *Part) []Kernel {
 	return k
 }
 
-// sectorBytes is what a load of a few bytes of GPU memory moves.
+// sectorBytes is the size in memory of a load of a few bytes of GPU memory.
 const sectorBytes = 32
 
 func (w *Kernels) directory(l cache.GPULaunch) Kernel {
@@ -256,7 +257,7 @@ func (w *Kernels) Changes(c Change) (k []Kernel) {
 	return k
 }
 
-// Leaving is how many bytes a change writes to the CPU's memory.
+// Leaving is the number of bytes that a change writes to the CPU's memory.
 func (w *Kernels) Leaving(c Change) int64 { return (c.Demoted + c.ToCPU) * w.rowBytes }
 
 // Finish copies what a staged part needs to its places: cached rows, those that were read, and from
@@ -322,9 +323,9 @@ func (w *Kernels) Model(s *Shape, train bool) []Kernel {
 	return out
 }
 
-// Update is what the optimiser does after the mini-batch that is shard number index of a step of n:
-// with several, it keeps the weighted gradient, adds it to those of the shards before it, and Adam
-// takes the sum after the last one.
+// Update is the work of the optimiser after the mini-batch that is shard number index of a step of
+// n: with several, it keeps the weighted gradient, adds it to those of the shards before it, and
+// Adam takes the sum after the last one.
 func (w *Kernels) Update(index, n int) (out []Kernel) {
 	if n > 1 {
 		out = append(w.Weigh(), w.Joins(index, n)...)
@@ -386,7 +387,7 @@ type Hardware struct {
 	Warm, Batches int
 }
 
-// Limit tells which batches of n are played: from first on, up to end.
+// Limit bounds the batches of n that are played: from first on, up to end.
 func (h Hardware) Limit(n int) (first, end int) {
 	first = min(max(h.Warm, 0), max(n-1, 0))
 	end = n

@@ -15,7 +15,7 @@ import (
 	"helios/sched/report"
 )
 
-// checks are what the reads of a run's SSDs are held against (gpuio.NewCheckedBy). Checksums stay
+// checks are the checksums of the reads of a run's SSDs (gpuio.NewCheckedBy). They stay
 // in memory for the whole run: a stack is opened more than once.
 type checks struct {
 	off   bool        // nothing is checked: nobody wants it
@@ -55,7 +55,7 @@ func (s *Store) openChecks(ctx context.Context, pages string) error {
 	return nil
 }
 
-// describeChecks says what the run holds against checksums. why is the reason that rows are not;
+// describeChecks describes the checked reads of the run. why is the reason that rows are not;
 // pages name what is read in their place, if anything.
 func (s *Store) describeChecks(why, pages string) (i report.ChecksInfo) {
 	c := &s.of.Config

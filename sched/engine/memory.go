@@ -32,7 +32,7 @@ func deviceFree(dev cuda.Device) (int64, error) {
 // the driver's own, batches that are larger than those that were sampled beforehand.
 func deviceSlack(total int64) int64 { return min(max(total/32, leastSlack), 1<<30) }
 
-// leastSlack is of the smallest devices. Tests lower it.
+// leastSlack is the memory kept free on small devices. Tests lower it.
 var leastSlack int64 = 8 << 20
 
 // Bytes of device memory behind a looked-up position (cache.Buckets), beside the lookup's own

@@ -25,7 +25,7 @@ type Pass struct {
 	Number  int    // of the epoch, from 0, in the trace
 	Order   prepare.Order
 	First   int // batch to begin with; run leaves it at the next one
-	End     int // where run stops; 0: with the last batch. It may be called again to go on
+	End     int // where run stops; 0: with the last batch. It may be called again
 	Sampler *graph.Sampler
 	OnBatch func(index int, mb *graph.MiniBatch) // optional
 	// Place gives memory for the rows of a batch, by its place in order, in place of the engine's
@@ -128,7 +128,7 @@ func (c *clock) Group(batches int) {
 	}
 }
 
-// streamSeconds is how long the operators on streams have been busy since the run began.
+// streamSeconds is the time in which streams have been busy since the run began.
 func (e *Engine) streamSeconds() report.StageSeconds {
 	s := report.StageSeconds{
 		Sample: e.Stream.Busy().Seconds(), Lookup: e.LookupStream.Busy().Seconds(),
@@ -191,7 +191,7 @@ func (e *Engine) Snapshot(p *Pass, base report.Partial) report.Partial {
 // interrupt ends it between two steps, with errs.Interrupted.
 //
 // When the device's memory runs out, in whichever stage, the walk stops, the GPU tier gives back
-// what is missing, and it goes on with the first batch that has not been through step: a batch that
+// what is missing, and it resumes at the first batch that has not been through step: a batch that
 // was sampled before is sampled again, to the same blocks.
 func (e *Engine) Run(ctx context.Context, p *Pass) error {
 	p.Batches = p.Order.Len()

@@ -47,7 +47,7 @@ func (s *Store) Scales() []float32 {
 	return hostmem.View[float32](s.ScaleTable.Bytes())[:s.of.Rows]
 }
 
-// scalesAt says where the scales of all rows lie for a device; the zero value where rows have none.
+// scalesAt gives a device the scales of all rows; the zero value where rows have none.
 // free, which may be nil, ends that.
 func (s *Store) scalesAt(dev cuda.Device) (at cache.Scales, free func() error, err error) {
 	if s.ScaleTable == nil {

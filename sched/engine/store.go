@@ -28,7 +28,7 @@ type Store struct {
 	ScaleTable cuda.Buffer   // pinned, of all rows; nil: their type has none
 	lease      *stripe.Lease
 	checks     checks
-	// Checked says what they cover; unchecked why rows are not checked unless that is asked for.
+	// Checked describes them; unchecked is the reason why rows are not checked unless asked for.
 	Checked   report.ChecksInfo
 	unchecked string
 	Notes     []string // on the SSDs
@@ -40,7 +40,7 @@ type Store struct {
 // SSDs: by what writes them, and by what reads rows for them, or for training.
 const PagePairs = 2
 
-// PageStore is where the pages of mini-batches are that were laid out beforehand.
+// PageStore holds the pages of mini-batches that were laid out beforehand.
 type PageStore struct {
 	SSDs   []*gpuio.SSD // extents of the rows' own, or others
 	Layout gpuio.Layout // a page is a row of it
@@ -184,7 +184,7 @@ func (s *Store) FillSlots(ctx context.Context, rows []int64, slots []int32, dst 
 func (s *Store) ReadPages(ctx context.Context, runs []prepare.PageRun, dst cuda.Buffer, name string,
 	tell bool) (took gpuio.ReadStats, err error) {
 	page := int64(s.Pages.Layout.RowBytes)
-	sets, most := prepare.CutPages(runs, page)
+	sets, limit := prepare.CutPages(runs, page)
 	if len(sets) == 0 {
 		return took, nil
 	}
@@ -192,7 +192,7 @@ func (s *Store) ReadPages(ctx context.Context, runs []prepare.PageRun, dst cuda.
 	for _, r := range runs {
 		total += r.Pages
 	}
-	l, err := s.newListing(min(most, total), len(s.Pages.SSDs))
+	l, err := s.newListing(min(limit, total), len(s.Pages.SSDs))
 	if err != nil {
 		return took, err
 	}

@@ -26,9 +26,9 @@ type System struct {
 	Resume func(c *plan.Config, path string, was *PartPrint) error
 }
 
-// Tiers are where a run's rows live, and how the rows of a mini-batch get from there into its
-// feature tensor. Calls are for a run, a walk, a mini-batch or a part of one, never for a row. Base
-// answers all that tiers need not decide.
+// Tiers hold a run's rows, and bring those of a mini-batch into its feature tensor. Calls are for a
+// run, a walk, a mini-batch or a part of one, never for a row. Base answers all that tiers need not
+// decide.
 type Tiers interface {
 	// Place makes the tiers by engine.tiers and fills them, for which it opens the I/O stack. It
 	// leaves the stack open for rows or lines as layout says, or closed where no batch will read.
@@ -67,8 +67,7 @@ type During interface {
 	// left in the tiers.
 	Drain(rd context.Context) error
 	Settle() error
-	// Beside is how long the tiers have been busy since the run began with operators outside of
-	// walks.
+	// Beside is the time of operators of the tiers outside of walks, since the run began.
 	Beside() report.StageSeconds
 }
 
@@ -199,7 +198,7 @@ type PartPrint struct {
 // PartSampler are tiers whose mini-batches are sampled within parts of the graph.
 type PartSampler interface {
 	Print() *PartPrint
-	// Folder is where the parts are.
+	// Folder is the folder of the parts.
 	Folder() string
 	// Unmeasured returns the number of mini-batches of an epoch's first parts where the run has yet
 	// to choose how often each trains; 0: there is nothing to choose, or to train.
@@ -221,7 +220,7 @@ func (e *Engine) place(ctx context.Context) error {
 	return err
 }
 
-// Hooks are what the engine adds to the choice of rows.
+// Hooks are the engine's own steps in the choice of rows.
 func (e *Engine) Hooks() prepare.Hooks {
 	h := prepare.Hooks{Measure: e.measured,
 		Found: func(start time.Time) { e.Trace.Run("presample", start) }}

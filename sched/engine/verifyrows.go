@@ -45,13 +45,13 @@ func (v *RowVerifier) check(ctx context.Context, e *Engine, s *Slot) error {
 	if e.OnGPU() {
 		step = max(VerifyChunk/e.RowBytes, 1)
 	}
-	for at := int64(0); at < n; at += step {
-		count := min(step, n-at)
-		raw, err := e.Look[0].View(ctx, e.Device, e.TrainStream, s.Batch.Nodes, at*8, count*8)
+	for first := int64(0); first < n; first += step {
+		count := min(step, n-first)
+		raw, err := e.Look[0].View(ctx, e.Device, e.TrainStream, s.Batch.Nodes, first*8, count*8)
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", s.Index, err)
 		}
-		rows, err := e.Look[1].View(ctx, e.Device, e.TrainStream, s.Features, at*e.RowBytes,
+		rows, err := e.Look[1].View(ctx, e.Device, e.TrainStream, s.Features, first*e.RowBytes,
 			count*e.RowBytes)
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", s.Index, err)
@@ -60,7 +60,7 @@ func (v *RowVerifier) check(ctx context.Context, e *Engine, s *Slot) error {
 		if i := v.firstWrong(nodes, rows, e.RowBytes); i >= 0 {
 			return errs.New(errs.Device,
 				"batch %d: row %d of %d: %s; run \"heliosctl verify\", and with {check-reads} to see whether it came so from the SSD",
-				s.Index, at+i, n,
+				s.Index, first+i, n,
 				v.Wrong(nodes[i], rows[i*e.RowBytes:(i+1)*e.RowBytes]))
 		}
 	}

@@ -74,7 +74,7 @@ type Segment struct {
 	Part                 any        // the tiers' own, which stays from batch to batch
 }
 
-// Begin makes g the segment of a part. What is made once per segment stays.
+// Begin makes g the segment of a part. Its events and its Part stay.
 func (g *Segment) Begin(w *Work) {
 	*g = Segment{First: w.First, Count: w.Count, Hop: w.Hop, GatherFrom: g.GatherFrom,
 		GatherTo: g.GatherTo, Part: g.Part}

@@ -42,7 +42,7 @@ type Accesses struct {
 	// row is the row of a rank.
 	row     func(rank int64) int64
 	sampled plan.Config
-	// Popularity is what is drawn by, settled; nil: nothing is drawn.
+	// Popularity is the settled distribution of draws; nil: nothing is drawn.
 	Popularity *Popularity
 }
 
@@ -61,7 +61,7 @@ func (a *Accesses) Get(ctx context.Context, i int) (*Batch, error) {
 	return a.drawn[i], nil
 }
 
-// TopologyBytes is what the in-neighbour lists of a graph take.
+// TopologyBytes is the size of the in-neighbour lists of a graph.
 func TopologyBytes(nodes, edges int64) (bytes int64, wide bool) {
 	wide = nodes > math.MaxUint32
 	id := int64(4)
@@ -108,10 +108,10 @@ func fromPopularity(g Graph, p *Popularity, c plan.Config) (*Accesses, error) {
 	if pop.rows > 0 {
 		a.By += fmt.Sprintf(" (1/rank^%.3g)", pop.power)
 	}
-	at := newPlaces(g.Nodes, philox.Mix(c.Seed))
-	a.row = at.row
+	places := newPlaces(g.Nodes, philox.Mix(c.Seed))
+	a.row = places.row
 	a.Draw = func(_ context.Context, i int) (*Batch, error) {
-		return drawBatch(&pop, at, g.Nodes, int(seeds), per, philox.Mix(c.Seed^philox.Mix(
+		return drawBatch(&pop, places, g.Nodes, int(seeds), per, philox.Mix(c.Seed^philox.Mix(
 			uint64(i)+1))), nil
 	}
 	return a, nil
@@ -151,7 +151,7 @@ func drawBatch(p *Popularity, at places, nodes int64, seeds int, per []float64,
 	return b
 }
 
-// maxTraced is how many rows of a trace are kept.
+// maxTraced is the number of rows of a trace that are kept.
 const maxTraced = 16 << 20
 
 // fromTrace takes the mini-batches of a trace's first epoch. g has what the trace does not say.
@@ -292,8 +292,8 @@ func ranksOf(scores []uint32) (ranks, order []uint32) {
 		return 0
 	})
 	ranks = make([]uint32, len(scores))
-	for at, row := range order {
-		ranks[row] = uint32(at)
+	for rank, row := range order {
+		ranks[row] = uint32(rank)
 	}
 	return ranks, order
 }
@@ -307,10 +307,10 @@ func tracedShape(parts [][]int64, batchSize int, fanouts []int, g *Graph) cost.S
 	}
 	hopEnd := []int64{}
 	if len(parts) == len(fanouts)+1 {
-		at := int64(0)
+		end := int64(0)
 		for _, p := range parts {
-			at += int64(len(p))
-			hopEnd = append(hopEnd, at)
+			end += int64(len(p))
+			hopEnd = append(hopEnd, end)
 		}
 	} else {
 		seeds := min(int64(batchSize), total)

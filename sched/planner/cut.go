@@ -5,7 +5,7 @@ import (
 	"helios/internal/units"
 )
 
-// Mega says what a plan of mega-batches has of them, in an epoch.
+// Mega describes the mega-batches of an epoch.
 type Mega struct {
 	Parts  int    `json:"parts"`
 	Loaded int    `json:"parts_in_memory"`

@@ -15,14 +15,13 @@ type Graph struct {
 	Dim     int     `json:"dim"`
 	Classes int     `json:"classes"`
 	Train   float64 `json:"train_fraction"`
-	// Skew says how unevenly rows are accessed: ParsePopularity's text, and SkewSource where it is
-	// from.
+	// Skew is the distribution of accesses in ParsePopularity's form, SkewSource its source.
 	Skew       string `json:"skew"`
 	SkewSource string `json:"skew_source"`
 	Source     string `json:"source"`
 }
 
-// assumedSkew is of graphs of which nobody has published one.
+// assumedSkew is the source for graphs of which nobody has published a skew.
 const assumedSkew = "assumed to be CL's, of which the Helios paper says it"
 
 // graphs are those of the Helios paper, with its settings: 1 % of the nodes train.

@@ -10,7 +10,7 @@ import (
 	"helios/sched/plan"
 )
 
-// Halving says which resource would shorten an epoch most, and what would halve it.
+// Halving names the resource that would shorten an epoch most, and the change that would halve it.
 type Halving struct {
 	// Doubled has each resource doubled alone, what gains most first.
 	Doubled []Doubled `json:"doubled"`
@@ -30,7 +30,7 @@ type Doubled struct {
 	Bottleneck string             `json:"bottleneck"`
 }
 
-// levers are what a buyer can have more of.
+// levers are the resources that a buyer can add.
 var levers = []struct {
 	name string
 	has  func(p *Plan) bool

@@ -107,7 +107,7 @@ type Plan struct {
 	Bottleneck string  `json:"bottleneck"`
 	Stall      float64 `json:"stall"`
 	Overlap    float64 `json:"overlap"`
-	// Busy is how long an epoch keeps each of Resources busy.
+	// Busy is the time in which an epoch keeps each of Resources busy.
 	Busy map[string]float64 `json:"busy_seconds"`
 
 	RowsGPU           int64   `json:"rows_gpu"` // of an epoch, as the next
@@ -133,11 +133,11 @@ type Plan struct {
 	Notes       []string         `json:"notes,omitempty"`
 }
 
-// Resources are what Plan.Busy counts.
+// Resources are the keys of Plan.Busy.
 var Resources = []string{resSampling, resInspect, resLookup, resSSDs, resLink, resGather,
 	resTraining, resCopies}
 
-// What can bound an epoch.
+// The resources that can bound an epoch.
 const (
 	resSampling = "sampling"
 	resInspect  = "finding changes"
@@ -284,7 +284,7 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *Acces
 		p.kept[key] = a
 	}
 	a := p.kept[key]
-	if o.Trace != "" { // it says what was sampled
+	if o.Trace != "" { // it has the settings of sampling
 		o.Graph.Name, o.Graph.Nodes = a.graph.Name, a.graph.Nodes
 		if o.Graph.Dim == 0 {
 			o.Graph.Dim = o.RowType.Dim(a.bytes)
@@ -311,7 +311,7 @@ func (s *System) refused(c *plan.Config) error {
 	return nil
 }
 
-// gpuSlack is what is kept free of a GPU's memory beside tiers and feature tensors.
+// gpuSlack is the part of a GPU's memory that is kept free beside tiers and feature tensors.
 const gpuSlack = 1 << 30
 
 // slots is the memory of the feature tensors of mini-batches under way.
@@ -377,7 +377,7 @@ func (j *Job) divide(all, free int64) {
 	c.GPUCache, c.CPUCache = units.Budget{Bytes: gpu}, units.Budget{Bytes: cpu}
 }
 
-// How many rows are played at most where nobody says how many batches, and the bounds of those.
+// The most rows that are played where no number of batches is given, and the bounds of those.
 const (
 	playRows     = 3 << 20
 	WarmRows     = 12 << 20
@@ -387,13 +387,13 @@ const (
 	MostWarm     = 400
 )
 
-// batches is how many mini-batches are played.
+// batches is the number of mini-batches that are played.
 func (j *Job) batches() int {
 	n := j.Options.Batches
 	rows := max(len(j.First.Rows), 1)
 	if n == 0 {
-		least, most, all := j.predict.Bounds()
-		n = min(max(all/rows, least), most)
+		least, limit, all := j.predict.Bounds()
+		n = min(max(all/rows, least), limit)
 	}
 	n = min(n+j.predict.Beyond(), j.Accesses.Batches)
 	if j.Accesses.Most < n { // a trace that was not kept whole
@@ -500,15 +500,15 @@ func bottleneck(e *report.EpochResult, r *virtual.Played, replicas int) string {
 	return slowest.name
 }
 
-// slowest says what unequal SSDs cost.
+// slowest notes the cost of unequal SSDs.
 func (j *Job) slowest() string {
 	read := int64(j.Layout.ReadBytes())
-	least, sum, at := math.Inf(1), 0.0, ""
+	least, sum, slow := math.Inf(1), 0.0, ""
 	for i, x := range j.Machine.Models() {
 		b := j.Machine.BoundOf(i, read)
 		sum += b
 		if b < least {
-			least, at = b, x.Name
+			least, slow = b, x.Name
 		}
 	}
 	reached := least * float64(j.Machine.SSDs()) / sum
@@ -517,5 +517,5 @@ func (j *Job) slowest() string {
 	}
 	return fmt.Sprintf(
 		"the SSDs are unequal and rows lie on all alike: %s bounds them, and they reach %.0f%% of what they could read together",
-		at, 100*reached)
+		slow, 100*reached)
 }

@@ -10,11 +10,11 @@ import (
 	"helios/internal/hardware"
 )
 
-// Prices are what things cost an hour, in any currency.
+// Prices are the costs of things an hour, in any currency.
 type Prices map[string]float64
 
-// What has a price: the whole machine, each GPU, each SSD, each core, each GiB of CPU memory that
-// the plan fills.
+// The things with a price: the whole machine, each GPU, each SSD, each core, each GiB of CPU memory
+// that the plan fills.
 const (
 	priceMachine = "machine"
 	priceGPU     = "gpu"
@@ -47,7 +47,7 @@ func ParsePrices(text string) (Prices, error) {
 
 func (p Prices) given() bool { return len(p) > 0 }
 
-// Cost is what things cost, in the prices' currency.
+// Cost is the cost of a plan, in the prices' currency.
 type Cost struct {
 	Epoch       float64 `json:"epoch"`
 	Preparation float64 `json:"preparation"`

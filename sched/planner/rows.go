@@ -40,8 +40,8 @@ type set struct {
 }
 
 // NewSet makes a set with room for so many numbers.
-func NewSet(most int) *set {
-	size := 1 << bits.Len(uint(max(2*most, 1024)))
+func NewSet(room int) *set {
+	size := 1 << bits.Len(uint(max(2*room, 1024)))
 	return &set{slots: make([]int64, size)}
 }
 

@@ -15,10 +15,10 @@ import (
 	"helios/internal/units"
 )
 
-// Popularity says how unevenly nodes are met: the rank of the node at the other end of an edge, the
-// most popular first, and how many in-neighbours a node has.
+// Popularity is the distribution of accesses: the rank of the node at the other end of an edge, the
+// most popular first, and the number of in-neighbours of a node.
 type Popularity struct {
-	// by is what it is made from, for people.
+	// by names its source.
 	by string
 	// power is the exponent s of 1/(rank+1)^s; used where groups is empty.
 	power float64
@@ -149,8 +149,8 @@ func (p *Popularity) Totals() (nodes, edges int64, ok bool) {
 	return int64(last.nodes), int64(last.mass), true
 }
 
-// drawn is how many of its in-neighbours a node draws on average at a fanout (-1: all) in a graph
-// of a mean degree. Without a distribution degrees are taken to spread exponentially.
+// drawn is the number of in-neighbours that a node draws on average at a fanout (-1: all) in a
+// graph of a mean degree. Without a distribution degrees are taken to spread exponentially.
 func (p *Popularity) drawn(fanout int, mean float64) float64 { return p.DrawnOf(fanout, mean, 1) }
 
 // DrawnOf is drawn where a share of every node's edges is there.
@@ -200,11 +200,11 @@ func (p *Popularity) Below(hottest, n int64) float64 {
 	case len(p.groups) > 0:
 		return p.EdgesOf(hottest, 0) / p.groups[len(p.groups)-1].mass
 	}
-	top, at, a := float64(n)+1, float64(hottest)+1, 1-p.power
+	top, hot, a := float64(n)+1, float64(hottest)+1, 1-p.power
 	if math.Abs(a) < 1e-9 {
-		return math.Log(at) / math.Log(top)
+		return math.Log(hot) / math.Log(top)
 	}
-	return (math.Pow(at, a) - 1) / (math.Pow(top, a) - 1)
+	return (math.Pow(hot, a) - 1) / (math.Pow(top, a) - 1)
 }
 
 // EdgesOf is the in-edges of the hottest so many nodes, of a graph of a mean degree.
@@ -233,7 +233,7 @@ func (p *Popularity) chance(rank float64, n int64) float64 {
 	return a * math.Pow(rank+1, -p.power) / (math.Pow(top, a) - 1)
 }
 
-// steps is how finely ranks are summed over.
+// steps is the resolution of sums over ranks.
 const steps = 600
 
 // hops sums what a mini-batch of seeds accesses: after each hop the edges drawn, the nodes in it,
@@ -279,10 +279,10 @@ func (p *Popularity) settle(seeds float64, per []float64, n int64) error {
 	}
 	// The share rises with the exponent until few nodes are met at all, and the seeds, which are
 	// any, are most of a mini-batch.
-	hi, most := 0.0, 0.0
+	hi, peak := 0.0, 0.0
 	for i := range 26 {
-		if x := share(float64(i) / 10); x > most {
-			hi, most = float64(i)/10, x
+		if x := share(float64(i) / 10); x > peak {
+			hi, peak = float64(i)/10, x
 		}
 	}
 	lo := 0.0
@@ -297,7 +297,7 @@ func (p *Popularity) settle(seeds float64, per []float64, n int64) error {
 	if math.Abs(share(hi)-p.accesses) > 0.02 {
 		return errs.New(errs.Usage,
 			"%s cannot be: mini-batches of %.0f seeds meet so many of %d nodes that the hottest %g%% take at most %.0f%% of the accesses; give a smaller share, or zipf:S",
-			p.by, seeds, n, 100*p.rows, 100*most)
+			p.by, seeds, n, 100*p.rows, 100*peak)
 	}
 	return nil
 }

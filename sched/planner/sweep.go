@@ -17,7 +17,7 @@ type Sweep struct {
 	Values []string `json:"values"`
 }
 
-// sweeps are what can be swept, and how a value is set.
+// sweeps are the settings that can be swept, and their setters.
 var sweeps = []struct {
 	key string
 	set func(o *Options, text string) error
@@ -136,7 +136,7 @@ func (s Sweep) set(o *Options, value string) error {
 	return nil
 }
 
-// Refused tells why a planner cannot sweep a setting.
+// Refused returns the reason why a planner cannot sweep a setting.
 func (p *Planner) Refused(s Sweep) error {
 	switch {
 	case s.Key == "batch-size" && p.o.Trace != "":

@@ -22,11 +22,11 @@ type System struct {
 	Hotness string
 	// Refuse says of which configurations there is no plan; nil: there is one of all.
 	Refuse func(c *plan.Config) error
-	// RefuseTrace says why there is no plan by a trace; nil: there is one.
+	// RefuseTrace refuses a plan by a trace; nil: there is one.
 	RefuseTrace func(c *plan.Config) error
 	// Dataset gives what a plan has to know of a dataset before it is played; nil: samples of it.
 	Dataset func(c plan.Config, in prepare.Inputs) *Accesses
-	// Directory is the figure of a profile that says how fast the CPU looks rows up, and its name;
+	// Directory is the figure of a profile for lookups by the CPU, and its name;
 	// nil: the CPU does not.
 	Directory func(c *plan.Config, p *hardware.Profile) (name string, figure *hardware.Figure)
 }
@@ -56,19 +56,19 @@ type Tiers interface {
 	SlotBytes(slots, n int64) int64
 	// DirectoryBytes is the GPU memory of the directory of a tier of so many bytes.
 	DirectoryBytes(bytes int64) (int64, error)
-	// GPUShare is what the GPU tier gets of a budget for both tiers.
+	// GPUShare is the share of the GPU tier in a budget for both tiers.
 	GPUShare(all int64) int64
 	// CheckSizes refuses tiers that are too large to be played.
 	CheckSizes() error
 
-	// Bounds are the least and the most batches that are played where nobody says how many, and
-	// how many rows they may have.
+	// Bounds are the least and the most batches that are played where no number is given, and the
+	// most rows of them.
 	Bounds() (least, most, rows int)
 	// Beyond is the number of batches that are played beside those that count.
 	Beyond() int
 	// Shorten returns how many of n batches are played.
 	Shorten(n int) int
-	// Pace returns which of n batches tell how fast an epoch goes: those behind from, up to to.
+	// Pace returns the range of n batches that give the pace of an epoch: behind from, up to to.
 	Pace(n int) (from, to int)
 
 	// Prepare fills in what comes before the first epoch, Memory what lies where.
@@ -134,12 +134,12 @@ func (b *Base) Memory(p *Plan) { p.GPUMemory["index"] = cache.IndexBytes(b.Job.A
 // Describe implements Tiers.
 func (b *Base) Describe(*Plan) {}
 
-// FillSeconds is how long reading so many rows into the tiers takes.
+// FillSeconds is the time to read so many rows into the tiers.
 func (j *Job) FillSeconds(rows int64) float64 {
 	return float64(rows) / j.Machine.Bound(int64(j.Layout.ReadBytes()))
 }
 
-// HotnessSeconds is how long finding the hottest rows takes.
+// HotnessSeconds is the time to find the hottest rows.
 func (j *Job) HotnessSeconds(sample float64) float64 {
 	both := j.Sizes.GPURows + j.Sizes.CPURows
 	if both <= 0 || both >= j.Accesses.Rows {

@@ -8,7 +8,8 @@ import (
 	"helios/sched/plan"
 )
 
-// Settings are what a run lets its tuner set. Nothing is in flight when the functions are called.
+// Settings are the settings of a run that its tuner may change. Nothing is in flight when the
+// functions are called.
 type Settings struct {
 	Config *plan.Config // the run's own, which changes
 	SMs    int          // of the device

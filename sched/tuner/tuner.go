@@ -27,12 +27,11 @@ import (
 // filling of its pipeline in it, which is the same for all: differences are a little smaller than
 // they will be.
 
-// gainLeast is how much less time a value must take than the present one: less is not told from
-// noise.
+// gainLeast is the share of time that a value must save over the present one: less may be noise.
 const gainLeast = 0.03
 
 const (
-	// segmentTime is how long a segment lasts, where the epoch has batches enough.
+	// segmentTime is the length of a segment, where the epoch has batches enough.
 	segmentTime = 150 * time.Millisecond
 	// shareMost is the most of an epoch that is spent on measuring.
 	shareMost = 0.75
@@ -42,7 +41,7 @@ const (
 var (
 	// Batches is the least number of batches that one value is measured with.
 	Batches = 4
-	// Least is how long a segment must last for its time to tell settings apart.
+	// Least is the shortest segment whose time tells settings apart.
 	Least = 10 * time.Millisecond
 )
 
@@ -57,10 +56,10 @@ type Knob struct {
 // Tuner is the tuner at work.
 type Tuner struct {
 	Config plan.Config // as it was asked for
-	// Next tells the mini-batch that trains next, of N in the epoch.
+	// Next returns the mini-batch that trains next, of N in the epoch.
 	Next func() int
 	N    int
-	// Train trains n batches and says how many seconds that took.
+	// Train trains n batches and returns the seconds that it took.
 	Train func(ctx context.Context, n int) (float64, error)
 	Clock func() float64 // seconds, since any time
 	Note  func(format string, args ...any)
@@ -70,7 +69,7 @@ type Tuner struct {
 	res   *report.TuneResult
 	level int // rounds
 	each  int // batches of a segment
-	most  int // batches that may be used up
+	limit int // batches that may be used up
 }
 
 // Run measures the knobs, the most telling first, and leaves each at its best.
@@ -80,7 +79,7 @@ func (t *Tuner) Run(ctx context.Context, knobs []Knob) (*report.TuneResult, erro
 		t.level = 2
 	}
 	start, first := t.Clock(), t.Next()
-	t.most = first + int(float64(t.N-first)*shareMost)
+	t.limit = first + int(float64(t.N-first)*shareMost)
 	if len(knobs) == 0 {
 		t.res.Skipped = fmt.Sprintf("pipeline %s on this device has nothing to choose",
 			t.Config.Pipeline)
@@ -92,7 +91,7 @@ func (t *Tuner) Run(ctx context.Context, knobs []Knob) (*report.TuneResult, erro
 	var flags, budgets, skipped []string
 	for i := range knobs {
 		k := &knobs[i]
-		if (len(k.Values)+1)*t.level*t.each > t.most-t.Next() {
+		if (len(k.Values)+1)*t.level*t.each > t.limit-t.Next() {
 			name := errs.Key(k.Name).Flag()
 			if op, _, ok := strings.Cut(k.Values[0], "="); ok {
 				name += " " + op
@@ -125,10 +124,10 @@ func (t *Tuner) Run(ctx context.Context, knobs []Knob) (*report.TuneResult, erro
 	return t.res, nil
 }
 
-// size trains the first batches, which make buffers and warm caches; they tell how many a segment
-// needs.
+// size trains the first batches, which make buffers and warm caches, and chooses the length of a
+// segment by their time.
 func (t *Tuner) size(ctx context.Context, knobs []Knob) error {
-	warm := min(2, t.most-t.Next())
+	warm := min(2, t.limit-t.Next())
 	took, err := t.Train(ctx, warm)
 	if err != nil {
 		return err
@@ -136,7 +135,7 @@ func (t *Tuner) size(ctx context.Context, knobs []Knob) error {
 	if warm > 0 && took > 0 {
 		t.each = int(segmentTime.Seconds() / (took / float64(warm)))
 	}
-	segments, left := 0, t.most-t.Next()
+	segments, left := 0, t.limit-t.Next()
 	for _, k := range knobs {
 		segments += t.level * (len(k.Values) + 1)
 	}

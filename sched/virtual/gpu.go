@@ -81,11 +81,11 @@ func (s *vstream) launch(kernels []cost.Kernel, begin, done func(now int64)) {
 // start begins the stream's first job.
 func (s *vstream) start() {
 	j := s.queue[0]
-	at := j.ready
+	begin := j.ready
 	if s.used {
-		at = max(at, s.ends+s.gpu.g.GapNS.NS())
+		begin = max(begin, s.ends+s.gpu.g.GapNS.NS())
 	}
-	s.gpu.sim.At(at, func() {
+	s.gpu.sim.At(begin, func() {
 		if j.begin != nil {
 			j.begin(s.gpu.sim.Now())
 		}

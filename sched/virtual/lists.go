@@ -20,7 +20,7 @@ import (
 // The CPU time takes nothing from other threads. Checking the file and filling the neighbour cache
 // at a run's beginning take none.
 
-// readSlots is how many reads of lists are in flight at most.
+// readSlots is the most reads of lists in flight.
 const readSlots = 256
 
 // lists are the neighbour lists on storage of a run.
@@ -67,8 +67,8 @@ func (m *Machine) shapeOf(mb *graph.MiniBatch) cost.Shape {
 	return s
 }
 
-// listReads is what sampling read since an earlier time, with the time that the model takes for it
-// since it had waited so long; nil for a topology in memory.
+// listReads returns the reads of sampling since an earlier time, with their modelled time beyond
+// waited; nil for a topology in memory.
 func listReads(v *Player, before *graph.StorageStats, waited int64) *graph.StorageStats {
 	r := v.TopologyReads(before)
 	if r != nil {
@@ -78,7 +78,7 @@ func listReads(v *Player, before *graph.StorageStats, waited int64) *graph.Stora
 	return r
 }
 
-// listWait is how long hops have waited for reads, in ns.
+// listWait is the time in which hops have waited for reads, in ns.
 func (m *Machine) listWait() int64 {
 	if m.lists == nil {
 		return 0
@@ -86,8 +86,8 @@ func (m *Machine) listWait() int64 {
 	return m.lists.waited
 }
 
-// listInfo says how lists on storage are held; nil for a topology in memory. It says nothing of how
-// this machine reads them.
+// listInfo describes lists on storage, without this machine's way to read them; nil for a topology
+// in memory.
 func listInfo(v *Player) *graph.StorageInfo {
 	i := v.TopologyInfo()
 	if i != nil {

@@ -33,9 +33,9 @@ type Machine struct {
 	// kernels do.
 	Directory   *des.Pool
 	DirectoryNS float64
-	Restored    bool // rows are where a superbatch's changes say
-	// Filed is what mini-batches took to their superbatch's files and back, inspected what the
-	// changes took to be found, in ns.
+	Restored    bool // mini-batches were sampled before, with the places of their rows
+	// Filed is the time of mini-batches' way to their superbatch's files and back, Inspected that
+	// of finding the changes, in ns.
 	Filed, Inspected int64
 
 	lists *lists // neighbour lists on storage; nil: they are in memory
@@ -289,9 +289,9 @@ func (p operators) Place(b *Batch) error {
 		p.gatherS.launch(k, nil, func(now int64) {
 			bytes := p.Work.Leaving(b.Change)
 			p.Model.HostMem.Send(bytes)
-			at := p.Gpu.Egress.Send(bytes)
-			p.gatherS.busy += float64(at - now)
-			p.Sim.At(at, func() { p.run.Do(func() { b.open-- }) })
+			gone := p.Gpu.Egress.Send(bytes)
+			p.gatherS.busy += float64(gone - now)
+			p.Sim.At(gone, func() { p.run.Do(func() { b.open-- }) })
 		})
 	}
 	p.run.Await(func() bool { return b.open == 0 })

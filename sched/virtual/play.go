@@ -27,7 +27,8 @@ type Work struct {
 	Warm int
 	// Draw gives the mini-batches in order, those of Warm first.
 	Draw func(ctx context.Context, i int) (*Drawn, error)
-	// DrawMega gives, in the place of Draw, a mini-batch of a mega-batch by the number of its seeds.
+	// DrawMega gives, in the place of Draw, a mini-batch of a mega-batch by the number of its
+	// seeds.
 	DrawMega func(seeds int) (*Drawn, error)
 }
 
@@ -38,15 +39,15 @@ type Drawn struct {
 	Rows, Ranks []int64
 }
 
-// Played is what a Work came to.
+// Played is the outcome of a Work.
 type Played struct {
 	Epoch report.EpochResult // of the batches that were played
 	Ends  []float64          // when each batch had trained, in seconds from the begin
-	// SSDSeconds is how long the busiest SSD needs for its commands, LinkSeconds how long the link
-	// into the GPU does for what crossed it, at their peak rates.
+	// SSDSeconds is the time of the busiest SSD for its commands, LinkSeconds that of the link into
+	// the GPU for the bytes that crossed it, at their peak rates.
 	SSDSeconds, LinkSeconds float64
-	// CopySeconds is how long the first device's link is busy with what leaves for others that
-	// train (Config.Replicas) and have memory of their own.
+	// CopySeconds is the time of the first device's link for copies to others that train
+	// (Config.Replicas) and have memory of their own.
 	CopySeconds float64
 	PerSSD      []report.SSDResult
 	// Info has the figures of the run's system, and Batches the mini-batches of an epoch where the

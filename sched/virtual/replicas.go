@@ -51,7 +51,7 @@ func (m *Machine) openReplicas(n int, train plan.OpStream) {
 	}
 }
 
-// CopySeconds is how long what left for other devices has kept the first one's link busy.
+// CopySeconds is the time in which copies to other devices kept the first one's link busy.
 func (m *Machine) CopySeconds() float64 {
 	if len(m.replicas) < 2 || !m.replicas[1].apart {
 		return 0
@@ -128,8 +128,8 @@ func (f *fleet) start() {
 
 // of is the replica of a mini-batch.
 func (f *fleet) of(index int) *vreplica {
-	at, _ := f.p.shard(index)
-	return f.p.replicas[at%len(f.p.replicas)]
+	shard, _ := f.p.shard(index)
+	return f.p.replicas[shard%len(f.p.replicas)]
 }
 
 // send hands mini-batches that are whole to their replicas, in order, up to the end of a step.
@@ -146,9 +146,9 @@ func (f *fleet) send() {
 		if f.sent == 0 {
 			p.Waited += p.Sim.Now() - f.idle
 		}
-		at, of := p.shard(i)
+		shard, of := p.shard(i)
 		p.run.Do(func() {
-			f.closing = at == of-1
+			f.closing = shard == of-1
 			f.sent++
 			r.flying++
 			r.queue = append(r.queue, b)
@@ -187,11 +187,11 @@ func (f *fleet) land() {
 		if r.apart {
 			p.run.Run(func(done func()) { p.arrive(p.Work.GradientBytes(), done) })
 		}
-		at, of := p.shard(i)
+		shard, of := p.shard(i)
 		p.run.Run(func(done func()) {
-			p.sumS.launch(p.Work.Joins(at, of), nil, func(int64) { done() })
+			p.sumS.launch(p.Work.Joins(shard, of), nil, func(int64) { done() })
 		})
-		if at == of-1 {
+		if shard == of-1 {
 			p.run.Run(f.apply)
 			f.closing = false
 		}

@@ -13,14 +13,14 @@ import (
 
 // tune plays a pass of training, whose first mini-batches tune the run.
 func tune(ctx context.Context, v *Player, p *Pass) (err error) {
-	n, at, shape := p.End, p.First, p.Shape
+	n, next, shape := p.End, p.First, p.Shape
 	walk := func(ctx context.Context, to int) error {
-		p.First, p.End, p.Shape, v.Source.End = at, to, shape, to
+		p.First, p.End, p.Shape, v.Source.End = next, to, shape, to
 		err := p.Walk(ctx)
-		at = to
+		next = to
 		return err
 	}
-	t := &tuner.Tuner{Config: v.Config, N: n, Exact: true, Next: func() int { return at },
+	t := &tuner.Tuner{Config: v.Config, N: n, Exact: true, Next: func() int { return next },
 		Clock: func() float64 { return float64(v.Machine.Sim.Now()) / 1e9 },
 		Note: func(format string, args ...any) {
 			v.Observer.TellNote("modelled: "+format, args...)
@@ -30,14 +30,14 @@ func tune(ctx context.Context, v *Player, p *Pass) (err error) {
 			return 0, nil
 		}
 		begin := v.Machine.Sim.Now()
-		err := walk(ctx, at+batches)
+		err := walk(ctx, next+batches)
 		return float64(v.Machine.Sim.Now()-begin) / 1e9, err
 	}
 	if v.tuned, err = t.Run(ctx, settings(v).Knobs()); err != nil {
 		return err
 	}
 	v.Observer.TellPlan(v.Config.Operators(v.Machine.Stack != nil))
-	if at == n {
+	if next == n {
 		return nil
 	}
 	return walk(ctx, n)

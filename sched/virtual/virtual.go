@@ -1,6 +1,6 @@
 // Package virtual plays a run on a modelled machine: batches are sampled and looked up for real,
-// and all times come from a hardware profile. Package walk takes mini-batches through the operators,
-// as it does in a run.
+// and all times come from a hardware profile. Package walk takes mini-batches through the
+// operators, as it does in a run.
 package virtual
 
 import (
@@ -139,7 +139,7 @@ type Player struct {
 	Batches  []*graph.MiniBatch // one more than the window's depth
 	Source   Part
 	Recorder Recorder
-	// tuned is what the tuner did; nil: not yet, or nobody asked.
+	// tuned is the result of the tuner; nil: not yet, or nobody asked.
 	tuned *report.TuneResult
 	// filled is the commands of a stack before the present one.
 	filled    int64
@@ -147,7 +147,7 @@ type Player struct {
 	Placement cache.Placement
 	LookupS   cuda.Stream // of the device that samples, as the next
 	GatherS   cuda.Stream
-	// What the stack reads are pages; those of parts stay in the CPU's memory.
+	// Paged: the stack reads pages. ToHost: they stay in the CPU's memory.
 	Paged, ToHost bool
 	adj           []byte  // scratch
 	striped, off  []int64 // scratch, of reads
@@ -155,7 +155,7 @@ type Player struct {
 	setUp
 }
 
-// setUp is what a run took before its first epoch.
+// setUp has the times before the first epoch.
 type setUp struct{ PresampleNS, FillNS int64 }
 
 // Part samples a pass's batches for real, as far ahead as the window has it.
@@ -166,8 +166,8 @@ type Part struct {
 	Order        prepare.Order
 }
 
-// openMachine makes the machine with the operators' streams, and the layout of the rows. wide tells
-// whether the topology has 8 bytes for a neighbour.
+// openMachine makes the machine with the operators' streams, and the layout of the rows. wide: the
+// topology has 8 bytes for a neighbour.
 func (v *Player) openMachine(classes int, wide bool) error {
 	p := v.Hardware.Profile
 	sim := des.New()
@@ -293,7 +293,7 @@ func (v *Player) OpenStack() (err error) {
 	if err := v.Machine.openLists(c.Seed); err != nil {
 		return err
 	}
-	// What the I/O kernels hold while they run: their budget, or their warps' share of the GPU's.
+	// The SMs of the I/O kernels while they run: their budget, or their warps' share of the GPU's.
 	ic = v.Machine.Stack.Config()
 	g := &v.Hardware.Profile.GPU
 	holds := float64(ic.Blocks*ic.Threads/32) / g.WarpsPerSM.Value
@@ -350,8 +350,8 @@ func PlanSets(ctx context.Context, v *Player, tiers [][]int64,
 	play func(per []int64, size int64)) (commands, bytes int64) {
 	rows, off := make([]int64, prepare.FillRows), make([]int64, len(v.perSSD)+1)
 	for _, all := range tiers {
-		for at := 0; at < len(all) && ctx.Err() == nil; at += prepare.FillRows {
-			part := all[at:min(at+prepare.FillRows, len(all))]
+		for first := 0; first < len(all) && ctx.Err() == nil; first += prepare.FillRows {
+			part := all[first:min(first+prepare.FillRows, len(all))]
 			stripe(part, rows, off)
 			reads, per, size := v.Commands(rows[:len(part)], off)
 			for _, r := range reads {
@@ -381,8 +381,7 @@ func stripe(rows, out, off []int64) {
 	}
 }
 
-// Commands says which commands a set takes by SSD, and what one of them moves; they are counted as
-// read.
+// Commands plans the commands of a set by SSD, and the bytes of one; they are counted as read.
 func (v *Player) Commands(rows, off []int64) (reads []gpuio.Planned, per []int64, bytes int64) {
 	reads = make([]gpuio.Planned, len(off)-1)
 	v.planner.Set(rows, off, reads)
@@ -642,7 +641,7 @@ func Count(sum *report.Partial, b *Batch) {
 	}
 }
 
-// Result is what a pass that has ended came to.
+// Result returns the figures of a pass that has ended.
 func (p *Pass) Result(sum report.Partial, epoch int, rowBytes int64) report.EpochResult {
 	if p.config.Accumulate > 0 {
 		sum.Groups, sum.Grouped = p.groups, sum.Batches
@@ -669,7 +668,7 @@ func (v *Player) Conserved() error {
 	return nil
 }
 
-// info is what report.RunInfo says of a modelled run.
+// info describes a modelled run.
 func (v *Player) info() report.RunInfo {
 	r := report.RunInfo{
 		MemoryRung: "modelled", Precision: cuda.FP32.String(), BLAS: plan.BLASOff,
@@ -699,7 +698,7 @@ func (v *Player) stackName() string {
 	return v.Config.IOStack
 }
 
-// Io is what the modelled SSDs did.
+// Io returns the figures of the modelled SSDs.
 func (v *Player) Io() report.IOResult {
 	r := report.IOResult{SSDs: []report.SSDResult{}}
 	for s, p := range v.perSSD {

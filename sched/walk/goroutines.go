@@ -43,7 +43,7 @@ func (x *Goroutines) Await(cond func() bool) bool {
 	return <-w.ends
 }
 
-// Do implements Executor. Who makes a condition hold asks it, so that nobody wakes for nothing.
+// Do implements Executor. A change asks the conditions itself, so that nobody wakes for nothing.
 func (x *Goroutines) Do(change func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
