@@ -37,7 +37,7 @@ var dialectLeft = map[string]int{
 	"graph":    1,
 	"internal": 26,
 	"python":   0,
-	"sched":    202,
+	"sched":    82,
 	"tools":    0,
 }
 
