@@ -148,7 +148,7 @@ func (d *folder) checkSeal(toSeal bool) error {
 	}
 	if id := Identity(sums, rows); m.UUID != d.meta.UUID || id != d.id {
 		return errs.New(errs.Device,
-			"%s is of dataset %s, %s says %s: they do not belong together; restore the files or import the dataset again",
+			"%s belongs to dataset %s, %s says %s: they do not belong together; restore the files or import the dataset again",
 			m.Path(), m.UUID, d.path(MetaName), d.meta.UUID)
 	}
 	for _, name := range Files {

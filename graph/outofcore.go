@@ -193,7 +193,7 @@ func (s *storage) fits() error {
 	t := s.t
 	if least := LeastNeighborCache(t.NumNodes); s.opt.CacheBytes < least && t.NumEdges > 0 {
 		return errs.New(errs.Usage,
-			"%v %s: what tells which of %d nodes' lists it holds takes %s alone; give more than that, or 0 for none",
+			"%v %s: the table of the lists that it holds of %d nodes takes %s alone; give more than that, or 0 for none",
 			errs.Key("neighbor-cache"), units.FormatBytes(s.opt.CacheBytes), t.NumNodes,
 			units.FormatBytes(least))
 	}

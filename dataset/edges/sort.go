@@ -161,34 +161,15 @@ func (e *Sorter) count(t tally) {
 	e.maxID, e.minID = max(e.maxID, t.maxID), min(e.minID, t.minID)
 }
 
-// Largest returns the largest id so far, -1 for none. Call it between sources.
-func (e *Sorter) Largest() int64 {
+// Seen returns the least and the largest id so far, math.MaxInt64 and -1 for none, and the number of
+// edges that were taken. Call it between sources.
+func (e *Sorter) Seen() (least, largest, taken int64) {
 	e.spills.Wait()
-	id := e.maxID
+	least, largest, taken = e.minID, e.maxID, e.done.Taken
 	for _, c := range e.partial {
-		id = max(id, c.maxID)
+		least, largest, taken = min(least, c.minID), max(largest, c.maxID), taken+c.taken
 	}
-	return id
-}
-
-// Smallest is the smallest id so far, math.MaxInt64 for none. Call it between sources.
-func (e *Sorter) Smallest() int64 {
-	e.spills.Wait()
-	id := e.minID
-	for _, c := range e.partial {
-		id = min(id, c.minID)
-	}
-	return id
-}
-
-// Taken returns the number of edges that were taken. Call it between sources.
-func (e *Sorter) Taken() int64 {
-	e.spills.Wait()
-	n := e.done.Taken
-	for _, c := range e.partial {
-		n += c.taken
-	}
-	return n
+	return least, largest, taken
 }
 
 // Close gives the memory back. It may be called again.

@@ -30,7 +30,7 @@ type EdgesOptions struct {
 }
 
 const edgesHelp = "One edge a line, source first, split by commas, semicolons, tabs or spaces, the same in all of a file, plain\n" +
-	"or compressed. A first line of names such as src,dst says which columns are the\n" +
+	"or compressed. A first line of names such as src,dst names the\n" +
 	"ends; columns that are not ends are refused, or left out with {src} and {dst} or {ignore-columns}.\n" +
 	"Lists of SNAP, KONECT (out.NAME) and NetworkX are known by their content. Or a\n" +
 	"folder with edges and, where there are some, features, labels and splits (OGB's raw folder)."
@@ -298,10 +298,11 @@ func (im *edgesImport) takeEdges(ctx context.Context) error {
 	if im.sorter == nil {
 		return nil // an interrupted import has looked at the ids
 	}
-	if n := im.sorter.Taken(); im.says != 0 && n != im.says {
+	least, _, n := im.sorter.Seen()
+	if im.says != 0 && n != im.says {
 		im.o.note("%s says that it has %d edges, there are %d: is it whole?", im.edges, im.says, n)
 	}
-	return im.checkBase(im.sorter.Smallest())
+	return im.checkBase(least)
 }
 
 // checkBase refuses ids that begin with 1 where nothing says that there is a node 0.

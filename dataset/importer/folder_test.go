@@ -313,7 +313,7 @@ func TestImportOGBBad(t *testing.T) {
 		"master is no table": {change: replaced("master.csv", "a,b\n\"c"),
 			want: []string{"master.csv: "}},
 		"inverse maybe": {imp: with(OGB, func(o *OGBOptions) { o.AddInverse = "maybe" }),
-			want: []string{"option add-inverse-edge maybe"}},
+			want: []string{"add-inverse-edge", `"maybe"`}},
 	})
 }
 
@@ -806,7 +806,7 @@ func TestImportIGBBad(t *testing.T) {
 		"id out of range": {change: set(edges, datasettest.Arr{DT: "<i8", Shape: []int64{1, 2},
 			Data: []int64{0, 5}}), want: []string{"edge_index.npy: node id 5 at position 1"}},
 		"classes": {imp: with(IGB, func(o *IGBOptions) { o.Classes = "2983" }),
-			want: []string{"option classes 2983"}},
+			want: []string{"node_label_2983.npy"}},
 		"option nodes disagrees": {o: Options{Nodes: 4}, want: []string{"4 × 8 bytes"}},
 	})
 	// A folder of another name: the sizes that there are.

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -56,14 +57,7 @@ func IGB(ctx context.Context, o IGBOptions) error {
 	if err := o.fillOwn(); err != nil {
 		return err
 	}
-	switch o.Classes {
-	case "":
-		o.Classes = "19"
-	case "19", "2K":
-	default:
-		return errs.New(errs.Usage, "{classes} %s: IGB has labels of 19 and of 2K classes",
-			o.Classes)
-	}
+	o.Classes = cmp.Or(o.Classes, "19")
 	files := []string{filepath.Join("processed", "paper__cites__paper", "edge_index.npy")}
 	if o.ownFeatures() {
 		o.Features = filepath.Join(o.In, "processed", "paper", "node_feat.npy")

@@ -12,6 +12,7 @@ import (
 	"helios/dataset/build"
 	"helios/dataset/edges"
 	"helios/internal/errs"
+	"helios/internal/options"
 )
 
 // importer is an import: the options, the folder that is made, and the dataset so far. A format's
@@ -56,6 +57,9 @@ type request struct {
 
 // run does what all imports share: the staging directory and its end.
 func run(r request, fn func(*importer) error) (err error) {
+	if err := options.Check(r.options); err != nil {
+		return err
+	}
 	old := debug.SetGCPercent(gcPercent)
 	defer debug.SetGCPercent(old)
 	var s *build.Staging

@@ -74,7 +74,7 @@ func optionRows() []optionRow {
 	return rows
 }
 
-// takers says which formats take an option.
+// takers lists the formats that take an option.
 func (r optionRow) takers() string {
 	var without []string
 	for _, f := range formats {

@@ -400,11 +400,6 @@ func NPY(ctx context.Context, o NPYOptions) (err error) {
 	if err := fill(); err != nil {
 		return err
 	}
-	switch o.Lists {
-	case "", "in", "out":
-	default:
-		return errs.New(errs.Usage, "%v %q: give in or out", errs.Key("lists"), brief(o.Lists))
-	}
 	in, err := openArrays(&o, dim)
 	if err != nil {
 		return err

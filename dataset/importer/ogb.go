@@ -323,10 +323,9 @@ func (im *ogbImport) ogbSplitName(dir string) (string, error) {
 
 // ogbInverse reports whether to add the opposite of each edge.
 func (im *ogbImport) ogbInverse() (add bool, err error) {
-	switch v := im.opt.AddInverse; v {
+	switch im.opt.AddInverse {
 	case "yes":
 		add = true
-	case "no":
 	case "", "auto":
 		name := strings.ToLower(filepath.Base(im.absIn()))
 		master := filepath.Join(im.o.In, "master.csv")
@@ -339,8 +338,6 @@ func (im *ogbImport) ogbInverse() (add bool, err error) {
 		for _, n := range ogbBothWays {
 			add = add || name == n || n == "proteinfunc" && strings.HasPrefix(name, n)
 		}
-	default:
-		return false, errs.New(errs.Usage, "{add-inverse-edge} %s: must be yes, no or auto", v)
 	}
 	if add {
 		im.m.Source.Options["add-inverse-edge"] = "true"

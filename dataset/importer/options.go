@@ -9,7 +9,6 @@ import (
 	"helios/dataset"
 	"helios/dataset/edges"
 	"helios/internal/errs"
-	"helios/internal/rowtype"
 	"helios/internal/work"
 )
 
@@ -85,25 +84,13 @@ func (o *Output) fill() error {
 		return errs.New(errs.Usage, "%v %d: a memory budget cannot be negative",
 			errs.Key("memory"), o.Memory)
 	}
-	switch o.FeatureDType {
-	case "", rowtype.Float32.String(), rowtype.Float16.String():
-		return nil
-	}
-	return errs.New(errs.Usage,
-		"%v %q: a dataset's own features are float32 or float16; rows of other types are made when it is loaded",
-		errs.Key("feature-dtype"), o.FeatureDType)
+	return nil
 }
 
 func (o *Input) fill() error {
 	if o.In == "" {
 		return errs.New(errs.Usage, "%v is missing: name the file or directory to import",
 			errs.Key("in"))
-	}
-	switch o.SelfLoops {
-	case "", "keep", "drop", "add":
-	default:
-		return errs.New(errs.Usage, "%v %q is unknown; use keep, drop or add",
-			errs.Key("self-loops"), o.SelfLoops)
 	}
 	return readable("in", o.In)
 }

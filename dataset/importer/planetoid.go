@@ -20,7 +20,7 @@ var planetoidFormat = newFormat(Format{Name: "planetoid",
 // PlanetoidOptions shape an import of Planetoid's files, which hold features, labels and splits. Of
 // a folder with several datasets, Name chooses one. The graph is always undirected.
 type PlanetoidOptions struct {
-	NormalizeFeatures string `option:"normalize-features" arg:"HOW" usage:"HOW: row divides each node's features by their sum, as GCN's reference does"`
+	NormalizeFeatures string `option:"normalize-features" arg:"HOW" oneof:"row" usage:"HOW: row divides each node's features by their sum, as GCN's reference does"`
 	Input
 	Output
 }
@@ -43,10 +43,6 @@ func Planetoid(ctx context.Context, o PlanetoidOptions) error {
 		Options: Options{Input: o.Input, Output: o.Output, Undirected: true}}
 	if err := r.fillFor(o.In + ".graph"); err != nil {
 		return err
-	}
-	if n := o.NormalizeFeatures; n != "" && n != "row" {
-		return errs.New(errs.Usage, "%v %q is not known; give row, or leave it out",
-			errs.Key("normalize-features"), n)
 	}
 	prefix, err := planetoidPrefix(o.In, name)
 	if err != nil {

@@ -330,7 +330,7 @@ func (im *importer) columnsOf(h *tableHead) error {
 	case len(h.take) == 1:
 	case h.kind == "labels":
 		return h.l.bad(
-			"%d columns%s; labels have one (the class) or two (node id and class), and {id-column} says which holds the ids",
+			"%d columns%s; labels have one (the class) or two (node id and class), and {id-column} names that of the ids",
 			h.cols, columnNames(h.names))
 	default:
 		return h.l.bad("%d columns; a split has one, the node id", h.cols)

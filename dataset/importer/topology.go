@@ -41,12 +41,13 @@ func (im *importer) room() error {
 	}
 	err := build.EnoughDisk(im.o.Out, row*float64(im.m.Nodes))
 	bytes := row * float64(im.m.Nodes)
+	_, _, taken := im.sorter.Seen()
 	switch {
 	case err == nil && im.nodesOpen && bytes > sparseBytes &&
-		im.m.Nodes/perEnd > 2*im.sorter.Taken():
+		im.m.Nodes/perEnd > 2*taken:
 		return errs.New(errs.Usage,
 			"the largest id in the edges is %d, so %d edges would make %d nodes and a dataset of %s; give {renumber}, or {nodes} %d, if that is right",
-			im.m.Nodes-1, im.sorter.Taken(), im.m.Nodes, units.FormatBytes(int64(bytes)),
+			im.m.Nodes-1, taken, im.m.Nodes, units.FormatBytes(int64(bytes)),
 			im.m.Nodes)
 	case err == nil:
 		return nil
@@ -168,7 +169,8 @@ func (im *importer) edgesFrom(ctx context.Context, s edges.Source) (err error) {
 		return err
 	}
 	if im.nodesOpen {
-		im.m.Nodes = im.sorter.Largest() + 1
+		_, largest, _ := im.sorter.Seen()
+		im.m.Nodes = largest + 1
 	}
 	return nil
 }

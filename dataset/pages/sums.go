@@ -102,7 +102,7 @@ func readSums(dir string, want *Spec) (s sumsFile, err error) {
 	}
 	if want != nil && s.spec != *want {
 		return s, errs.New(errs.Refused,
-			"%s is of %d pages of %d bytes of pack %s, and %d of %d of pack %s are looked for; name the right folder, or another one to prepare in",
+			"%s has %d pages of %d bytes of pack %s, and %d of %d of pack %s are looked for; name the right folder, or another one to prepare in",
 			path, s.spec.Pages, s.spec.PageBytes, s.spec.ID, want.Pages, want.PageBytes, want.ID)
 	}
 	if size := sumsHeader + 4*s.spec.Pages; st.Size() != size {

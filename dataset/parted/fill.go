@@ -65,7 +65,7 @@ func loadMark(dir string, id uuid.UUID) (m mark, err error) {
 		err = durable.Decode(b, &m)
 	}
 	if err == nil && (m.ID != id || m.First < 0 || m.End < m.First || m.Node < 0) {
-		err = errors.New("it is of another layout")
+		err = errors.New("it belongs to another layout")
 	}
 	if err != nil {
 		return m, damagedAt(dir, "%s: %v", path, err)

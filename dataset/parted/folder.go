@@ -194,7 +194,7 @@ func readTables(dir string, m *manifest) (*Layout, error) {
 	parts, train := next(), next()
 	if parts != int64(l.Parts) || train < 0 || train > l.Nodes ||
 		st.Size() != head+8*(3*parts+2+train)+4 {
-		return nil, l.damaged("%s is of %d parts and %d training nodes in %d bytes", path, parts,
+		return nil, l.damaged("%s has %d parts and %d training nodes in %d bytes", path, parts,
 			train, st.Size())
 	}
 	list := func(n int64) []int64 {

@@ -184,7 +184,7 @@ func stopped(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	return errs.New(errs.Interrupted, "layout by part: %w; the same command goes on with it",
+	return errs.New(errs.Interrupted, "layout by part: %w; the same command resumes it",
 		context.Cause(ctx))
 }
 

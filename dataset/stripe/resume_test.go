@@ -188,7 +188,7 @@ func TestPowerLossAndResume(t *testing.T) {
 			if wide.Lean() && step < 6 {
 				step = 6
 			}
-			resumed, most, before := 0, int64(0), 0
+			resumed, largest, before := 0, int64(0), 0
 			trial := func(ops, cut int) (finished bool) {
 				s := []*simSSD{start[0].clone(), start[1].clone()}
 				// the second one in what the load that goes on does
@@ -220,7 +220,7 @@ func TestPowerLossAndResume(t *testing.T) {
 				require.Empty(t, r.StartedOver, why)
 				if r.ResumedBytes > 0 {
 					resumed++
-					most = max(most, r.ResumedBytes)
+					largest = max(largest, r.ResumedBytes)
 					require.Equal(t, r.DataBytes-r.ResumedBytes, (w.dataLBAs(0)+w.dataLBAs(1))*512,
 						"%s: it must write what is missing, and nothing else", why)
 				} else {
@@ -240,7 +240,7 @@ func TestPowerLossAndResume(t *testing.T) {
 				require.Less(t, ops, 1000)
 			}
 			trial(ops-step, 1) // a late one alone always leaves something to go on with
-			t.Logf("%d resumed, up to %d bytes; %d from the start", resumed, most, before)
+			t.Logf("%d resumed, up to %d bytes; %d from the start", resumed, largest, before)
 			require.Positive(t, resumed)
 			require.Positive(t, before)
 		})

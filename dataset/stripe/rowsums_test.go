@@ -283,11 +283,11 @@ func TestLineSums(t *testing.T) {
 		rows, err := rowSums(bg, d, stripes)
 		require.NoError(t, err)
 		n := int64(c.ssds)
-		most := ((1000+n-1)/n + c.perLine - 1) / c.perLine
+		lines := ((1000+n-1)/n + c.perLine - 1) / c.perLine
 		l := Lines{Rows: c.perLine, Stride: c.stride}
-		l.Layout, err = gpuio.NewLayout(most*n, int(c.of), c.ssds, 512)
+		l.Layout, err = gpuio.NewLayout(lines*n, int(c.of), c.ssds, 512)
 		require.NoError(t, err)
-		got := make([]uint32, most*n)
+		got := make([]uint32, lines*n)
 		require.NoError(t, lineSums(bg, stripes, l, rows, got))
 		for i, x := range s {
 			for k := range (stripes[i].sb.layout().RowsOn(i) + c.perLine - 1) / c.perLine {

@@ -36,8 +36,8 @@ import (
 // The zeros clear what other formats keep at both ends of a disk.
 //
 // When the version rises: when a heliosctl that does not know a change would do something wrong
-// with the stripe, for it refuses versions that it does not know. What it may ignore goes into
-// reserved fields, whose zero means "not there", and keeps the version. The checksums of rows are
+// with the stripe, for it refuses versions that it does not know. A change that it may ignore goes
+// into reserved fields, whose zero means "not there", and keeps the version. The checksums of rows are
 // of that kind: they lie behind everything else, so version 1 without them reads, verifies and
 // loads over a stripe that has them, and is right in all that it says; and stripes without them
 // attach here. The progress mark of a load (Mark) is of that kind too: to a version 1 that does not

@@ -10,7 +10,7 @@ import (
 // Env names the folder with the data sets.
 const Env = "HELIOS_TESTDATA"
 
-// source says where someone who wants to run the tests gets a data set, by its folder.
+// source is the place where a data set can be had, by its folder.
 var source = map[string]string{
 	"citeseer": "ind.citeseer.* of Planetoid (github.com/kimiyoung/planetoid, data/)",
 	"webgraph": "cnr-2000.graph, .properties and .offsets (law.di.unimi.it/webdata/cnr-2000)",
