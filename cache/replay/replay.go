@@ -40,14 +40,11 @@ const (
 	// are sampled beforehand. The cache keeps its rows from one superbatch to the next. Where there
 	// is a CPU tier, it moves rows between both.
 	Superbatch = "superbatch"
-	// SuperbatchCold is Superbatch whose cache begins each superbatch empty, as the paper's does:
-	// its memory serves the neighbour cache while the next superbatch is sampled.
-	SuperbatchCold = "superbatch-cold"
 )
 
 // Policies lists what can be played.
 func Policies() []string {
-	return append(policy.Online(), Static, Superbatch, SuperbatchCold, Belady, Oracle)
+	return append(policy.Online(), Static, Superbatch, Belady, Oracle)
 }
 
 // DefaultSuperbatch is the default number of mini-batches of a superbatch. A pass that has fewer is
@@ -100,8 +97,7 @@ type Config struct {
 	Windows  []int   // of the online policies
 	// Directories of the online policies, of policy.Kinds; empty: the run's.
 	Directories []string
-	// Superbatches are numbers of mini-batches that Superbatch and SuperbatchCold know at once;
-	// empty: DefaultSuperbatch. They lie in memory until they are played.
+	// Superbatches are numbers of mini-batches that Superbatch knows at once; empty: DefaultSuperbatch. They lie in memory until they are played.
 	Superbatches []int
 	// of the CPU tier: a constant buffer of the hottest rows; static: of those after the GPU
 	// tier's; superbatch: of any, as it moves them between the tiers. -1: as the run
@@ -253,7 +249,7 @@ func newPlan(ctx context.Context, r *trace.Reader, c Config) (*plan, error) {
 	}
 	// Superbatches have a CPU tier of their own; other policies of lines have a constant buffer.
 	planned := slices.DeleteFunc(slices.Clone(c.Policies), func(s string) bool {
-		return s != Superbatch && s != SuperbatchCold
+		return s != Superbatch
 	})
 	online := slices.DeleteFunc(slices.Clone(c.Policies), func(s string) bool {
 		return s == Static || s == Oracle || slices.Contains(planned, s)
@@ -420,7 +416,7 @@ func (p *plan) addLines(ctx context.Context, l cache.Lines, cpu bitset,
 			if slices.Contains(planned, name) {
 				for _, size := range distinctInts(p.c.Superbatches) {
 					j := &job{sim: &superbatches{ctx: ctx, view: number, v: v, gpu: n,
-						slots: slots, size: size, cold: name == SuperbatchCold},
+						slots: slots, size: size},
 						play: play, best: best, show: true}
 					j.play.Policy, j.play.Superbatch = name, size
 					p.jobs = append(p.jobs, j)

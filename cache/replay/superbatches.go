@@ -17,7 +17,6 @@ type superbatches struct {
 	gpu    int64 // slots of the GPU tier, the first ones
 	slots  int64 // of both tiers
 	size   int   // mini-batches of a superbatch
-	cold   bool
 	queue  []*batch
 	before *superbatch.State
 	filled []bool // slots that hold a line
@@ -45,20 +44,18 @@ func (s *superbatches) play() {
 		known[i] = b.seen[s.view].union
 	}
 	x, err := superbatch.Inspect(s.ctx, known,
-		superbatch.Config{Slots: s.slots, GPU: s.gpu, Before: s.before, Keep: !s.cold})
+		superbatch.Config{Slots: s.slots, GPU: s.gpu, Before: s.before, Keep: true})
 	if err != nil {
 		s.err = err
 		return
 	}
-	if s.filled == nil || s.cold {
+	if s.filled == nil {
 		s.filled, s.holds = make([]bool, s.slots), 0
 	}
 	for i, b := range s.queue {
 		s.tally.batch(b.index, b.again, s.count(&b.seen[s.view], x, i))
 	}
-	if s.queue = s.queue[:0]; !s.cold {
-		s.before = &x.After
-	}
+	s.queue, s.before = s.queue[:0], &x.After
 }
 
 // count counts what a mini-batch finds and what it changes.

@@ -15,7 +15,3 @@ type DynamicSettings struct {
 
 // LineRow as CacheLine: a line is a row.
 const LineRow = -1
-
-// MaxLine is the largest line in bytes: no more than a superblock's format leaves behind the rows,
-// as the last line of an SSD, where it is not full, is read beyond them.
-const MaxLine = 1 << 20

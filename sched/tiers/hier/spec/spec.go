@@ -52,14 +52,8 @@ const (
 // PassesAuto as Config.Passes: chosen by what the first mega-batch took.
 const PassesAuto = -1
 
-// MostPasses bounds Config.Passes, and the automatic choice.
-const (
-	MostPasses     = 1000
-	MostPassesAuto = 16
-)
-
-// MostParts bounds Config.Parts.
-const MostParts = 1 << 20
+// MostPassesAuto bounds the automatic choice of Config.Passes.
+const MostPassesAuto = 16
 
 // MegaSize is the number of parts of a mega-batch, or a share of all. The zero value is as many as
 // the CPU budget has room for.
