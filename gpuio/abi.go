@@ -98,8 +98,6 @@ type segment struct {
 }
 
 // queueState is one queue pair.
-//
-// Large: the kernels read and write one record for each queue pair (cuda/kernels).
 type queueState struct {
 	// Host.
 	SQ         cuda.DevicePtr // 64 bytes × Entries

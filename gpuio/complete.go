@@ -147,9 +147,7 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	errors := uint64(0)
 	n, nfreed, nagain, foreign := 0, 0, 0, 0
 	for n < warp {
-		cqe := at[nvme.Completion](q.CQ, int(q.Head))
-		// The dword with the phase tag was written last, so the entry is whole when it is new.
-		last := atomic.LoadUint32((*uint32)(unsafe.Add(unsafe.Pointer(cqe), 12)))
+		last := q.nextCompletion()
 		if last>>16&1 != q.Phase {
 			break
 		}
@@ -157,10 +155,7 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 			now = nanotime()
 		}
 		n++
-		if q.Head++; q.Head == q.Entries {
-			q.Head = 0
-			q.Phase ^= 1
-		}
+		q.advance()
 		cid := last & cidMask
 		var cmd *command
 		state := uint32(cmdFree)
@@ -210,6 +205,27 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	if done > 0 {
 		atomic.AddUint32(at[uint32](doneSet.Remaining, int(g)), -done)
 	}
+	q.tally(n, foreign, errors)
+	return n
+}
+
+// nextCompletion returns the last dword of the entry at the head of the completion queue. The
+// dword has the phase tag and was written last, so the entry is whole when it is new.
+func (q *queueState) nextCompletion() uint32 {
+	cqe := at[nvme.Completion](q.CQ, int(q.Head))
+	return atomic.LoadUint32((*uint32)(unsafe.Add(unsafe.Pointer(cqe), 12)))
+}
+
+// advance goes past that entry.
+func (q *queueState) advance() {
+	if q.Head++; q.Head == q.Entries {
+		q.Head = 0
+		q.Phase ^= 1
+	}
+}
+
+// tally counts a sweep of n entries, and freezes a queue with an entry that answers no command.
+func (q *queueState) tally(n, foreign int, errors uint64) {
 	count(&q.Completed, uint64(n-foreign))
 	count(&q.Foreign, uint64(foreign))
 	count(&q.Errors, errors)
@@ -219,7 +235,6 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 		// stays frozen.
 		atomic.CompareAndSwapUint32(&q.Frozen, frozenNo, frozenForeign)
 	}
-	return n
 }
 
 // refused deals with a command that completed with an error: true, and it is marked to be issued

@@ -1,6 +1,7 @@
 package gpuio
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -46,40 +47,19 @@ var cpuStack = &Stack{
 // NewCPU makes the CPU-managed stack: threads read the backing files with O_DIRECT into their own
 // buffers, and copy each row to its place.
 func NewCPU(dev cuda.Device, ssds []*SSD, l Layout, o CPUOptions) (Reader, error) {
-	if o.Depth == 0 {
-		o.Depth = defaultDepth
-	}
-	if o.Timeout == 0 {
-		o.Timeout = defaultTimeout
-	}
-	if o.Retries == 0 {
-		o.Retries = defaultRetries
-	}
-	o.Retries = max(o.Retries, 0)
-	if o.Depth < 1 || o.Depth > maxDepth {
-		return nil, errs.New(errs.Usage, "depth %d: choose 1 to %d reads outstanding per SSD",
-			o.Depth, maxDepth)
-	}
-	if o.Threads < 0 || o.Threads > 1024 {
-		return nil, errs.New(errs.Usage, "%d threads: choose 1 to 1024", o.Threads)
-	}
-	total := o.Depth * len(ssds)
-	engine := o.Engine
-	switch engine {
-	case "", "io_uring", "pread":
-	default:
-		return nil, errs.New(errs.Usage, "I/O engine %q: choose io_uring or pread", o.Engine)
+	if err := o.fill(); err != nil {
+		return nil, err
 	}
 	r, err := newHostReader(StackCPU, dev, ssds, l, true)
 	if err != nil {
 		return nil, err
 	}
 	r.share = o.CoalesceBytes
-	if r.units, err = chooseUnits(l, max(l.ReadBytes(), maxHostRead), true, o.CoalesceBytes,
-		o.Depth); err != nil {
-		return nil, errors.Join(err, r.copyS.Close(), r.closeFiles())
+	r.units, err = chooseUnits(l, max(l.ReadBytes(), maxHostRead), true, o.CoalesceBytes, o.Depth)
+	if err == nil {
+		err = r.startWorkers(o, o.Depth*len(ssds))
 	}
-	fail := func(err error) (Reader, error) {
+	if err != nil {
 		r.mu.Lock()
 		r.closed = true
 		r.more.Broadcast()
@@ -87,45 +67,69 @@ func NewCPU(dev cuda.Device, ssds []*SSD, l Layout, o CPUOptions) (Reader, error
 		r.workers.Wait()
 		return nil, errors.Join(err, r.copyS.Close(), r.closeFiles())
 	}
-	threads := o.Threads
-	if engine != "pread" {
-		if threads == 0 {
-			threads = runtime.NumCPU()
-		}
-		threads = min(threads, total)
-		for t := range threads {
-			depth := total / threads
-			if t < total%threads {
-				depth++
-			}
-			w, err := newRingWorker(r, depth, o)
-			if err != nil {
-				if engine == "" && t == 0 && errs.ClassOf(err) == errs.Capability {
-					engine = "pread" // no io_uring here: the same reads, one per thread
-					break
-				}
-				return fail(err)
-			}
-			engine = "io_uring"
-			r.workers.Add(1)
-			go w.loop()
-		}
-	}
-	if engine == "pread" {
-		if o.Threads == 0 {
-			threads = min(total, 64)
-		}
-		r.grab = 1 // a thread has one read outstanding
-		for range threads {
-			w, err := newPreadWorker(r, o.Retries)
-			if err != nil {
-				return fail(err)
-			}
-			r.workers.Add(1)
-			go w.loop()
-		}
-	}
 	return r, nil
+}
+
+// fill puts the defaults in place of zero values, and refuses what cannot be.
+func (o *CPUOptions) fill() error {
+	o.Depth = cmp.Or(o.Depth, defaultDepth)
+	o.Timeout = cmp.Or(o.Timeout, defaultTimeout)
+	o.Retries = max(cmp.Or(o.Retries, defaultRetries), 0)
+	switch {
+	case o.Depth < 1 || o.Depth > maxDepth:
+		return errs.New(errs.Usage, "depth %d: choose 1 to %d reads outstanding per SSD",
+			o.Depth, maxDepth)
+	case o.Threads < 0 || o.Threads > 1024:
+		return errs.New(errs.Usage, "%d threads: choose 1 to 1024", o.Threads)
+	case o.Engine != "" && o.Engine != "io_uring" && o.Engine != "pread":
+		return errs.New(errs.Usage, "I/O engine %q: choose io_uring or pread", o.Engine)
+	}
+	return nil
+}
+
+// startWorkers starts the threads, which together have total reads outstanding.
+func (r *hostReader) startWorkers(o CPUOptions, total int) error {
+	if o.Engine != "pread" {
+		err := r.startRings(o, total)
+		if o.Engine != "" || errs.ClassOf(err) != errs.Capability {
+			return err
+		}
+		// There is no io_uring here: the same reads, one per thread.
+	}
+	r.grab = 1 // a thread has one read outstanding
+	for range cmp.Or(o.Threads, min(total, 64)) {
+		w, err := newPreadWorker(r, o.Retries)
+		if err != nil {
+			return err
+		}
+		r.workers.Add(1)
+		go w.loop()
+	}
+	return nil
+}
+
+// startRings starts the threads with io_uring: all, or none.
+func (r *hostReader) startRings(o CPUOptions, total int) error {
+	workers := make([]*ringWorker, min(cmp.Or(o.Threads, runtime.NumCPU()), total))
+	for t := range workers {
+		depth := total / len(workers)
+		if t < total%len(workers) {
+			depth++
+		}
+		w, err := newRingWorker(r, depth, o)
+		if err != nil {
+			for _, made := range workers[:t] {
+				made.close()
+			}
+			return err
+		}
+		workers[t] = w
+	}
+	r.workers.Add(len(workers))
+	for _, w := range workers {
+		go w.loop()
+	}
+	return nil
 }
 
 // maxHostRead bounds what rows share one read.

@@ -155,7 +155,7 @@ func randomFault(rng *rand.Rand, s *faultScript) faultinject.Fault {
 		switch f.Kind {
 		case faultinject.Error:
 			f.SCT, f.SC, f.DNR = pick[uint8](rng, 0, 1, 2, 3, 7), uint8(1+rng.IntN(255)),
-				rng.IntN(4) == 0
+				pick[uint8](rng, 1, 0, 0, 0)
 		case faultinject.Late:
 			f.Delay = pick(rng, time.Duration(1+rng.IntN(30))*time.Millisecond,
 				time.Duration(1+rng.IntN(30000))*time.Millisecond)

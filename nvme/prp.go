@@ -47,19 +47,8 @@ func prpPages(addr IOVA, bytes, pageBytes int) int {
 // pageBytes is CC.MPS's page, a power of two; addr and bytes are multiples of 4.
 func BuildPRP(addr IOVA, bytes int, pageBytes int, list func() (entries []uint64, iova IOVA,
 	err error)) (prp1, prp2 uint64, err error) {
-	if pageBytes < 4096 || pageBytes&(pageBytes-1) != 0 {
-		return 0, 0, fmt.Errorf("nvme: PRP page size %d is not a power of two of at least 4096",
-			pageBytes)
-	}
-	if addr&3 != 0 {
-		return 0, 0, fmt.Errorf("nvme: PRP address %#x is not a multiple of 4", uint64(addr))
-	}
-	if bytes <= 0 || bytes&3 != 0 {
-		return 0, 0, fmt.Errorf("nvme: PRP length %d is not a positive multiple of 4", bytes)
-	}
-	if uint64(addr)+uint64(bytes)-1 < uint64(addr) {
-		return 0, 0, fmt.Errorf("nvme: %d bytes at %#x leave the address space", bytes,
-			uint64(addr))
+	if err := refusePRP(addr, bytes, pageBytes); err != nil {
+		return 0, 0, err
 	}
 	page := uint64(pageBytes)
 	next := (uint64(addr) &^ (page - 1)) + page // the page after PRP1's; wraps only when unused
@@ -116,4 +105,23 @@ func BuildPRP(addr IOVA, bytes int, pageBytes int, list func() (entries []uint64
 		}
 	}
 	return uint64(addr), prp2, nil
+}
+
+// refusePRP returns why a transfer cannot be described by PRP entries, or nil.
+func refusePRP(addr IOVA, bytes, pageBytes int) error {
+	if pageBytes < 4096 || pageBytes&(pageBytes-1) != 0 {
+		return fmt.Errorf("nvme: PRP page size %d is not a power of two of at least 4096",
+			pageBytes)
+	}
+	if addr&3 != 0 {
+		return fmt.Errorf("nvme: PRP address %#x is not a multiple of 4", uint64(addr))
+	}
+	if bytes <= 0 || bytes&3 != 0 {
+		return fmt.Errorf("nvme: PRP length %d is not a positive multiple of 4", bytes)
+	}
+	if uint64(addr)+uint64(bytes)-1 < uint64(addr) {
+		return fmt.Errorf("nvme: %d bytes at %#x leave the address space", bytes,
+			uint64(addr))
+	}
+	return nil
 }

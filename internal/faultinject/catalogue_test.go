@@ -28,7 +28,7 @@ func TestCatalogue(t *testing.T) {
 			seenKinds[f.Kind], seenOps[f.Op] = true, true
 			if f.Kind == Error {
 				n := types[f.SCT]
-				n[map[bool]int{true: 1}[f.DNR]] = true
+				n[f.DNR] = true
 				types[f.SCT] = n
 			}
 		}

@@ -59,6 +59,8 @@ package faultinject
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"helios/internal/errs"
@@ -97,8 +99,8 @@ const (
 // kindInfo describes how a kind is written and what it is for.
 type kindInfo struct {
 	name string
-	keys string // its own keys, separated by blanks
-	ops  ops    // what it can hit
+	ops  ops      // what it can hit
+	keys []number // its own keys
 }
 
 // ops is a set of operations.
@@ -121,28 +123,77 @@ var (
 )
 
 var kinds = [kindEnd]kindInfo{
-	Error:        {"error", "sct sc dnr", allOps},
-	Lost:         {"lost", "", allOps},
-	Late:         {"late", "ms", allOps},
-	Drop:         {"drop", "", allOps},
-	Slow:         {"slow", "us", allOps},
-	Reorder:      {"reorder", "n", allOps},
-	Stuck:        {"stuck", "", allOps},
-	TornDoorbell: {"torndb", "", allOps},
-	Dup:          {"dup", "n", allOps},
-	Foreign:      {"foreign", "cid", allOps},
-	Phase:        {"phase", "", allOps},
-	SQHead:       {"sqhead", "", allOps},
-	SQID:         {"sqid", "", allOps},
-	CQStuck:      {"cqstuck", "", allOps},
-	Flip:         {"flip", "byte bit", opSet(Read)},
-	Short:        {"short", "bytes", opSet(Read)},
-	Misdirect:    {"misdirect", "shift", opSet(Read, Write)},
-	Torn:         {"torn", "", opSet(Write)},
-	CFS:          {"cfs", "", allOps},
-	Gone:         {"gone", "", allOps},
-	NotReady:     {"notready", "", 0},
-	StayReady:    {"stayready", "", 0},
+	Error: {"error", allOps, []number{
+		num("sct", "%d", 0, 7, 1, func(f *Fault) *uint8 { return &f.SCT }),
+		num("sc", "0x%02x", 0, 0xff, 1, func(f *Fault) *uint8 { return &f.SC }),
+		num("dnr", "%d", 0, 1, 1, func(f *Fault) *uint8 { return &f.DNR }).quiet(0),
+	}},
+	Lost: {name: "lost", ops: allOps},
+	Late: {"late", allOps, []number{num("ms", "%d", 1, uint64(time.Hour/time.Millisecond),
+		time.Millisecond, func(f *Fault) *time.Duration { return &f.Delay })}},
+	Drop: {name: "drop", ops: allOps},
+	Slow: {"slow", allOps, []number{num("us", "%d", 1, uint64(time.Minute/time.Microsecond),
+		time.Microsecond, func(f *Fault) *time.Duration { return &f.Delay })}},
+	Reorder: {"reorder", allOps, []number{
+		num("n", "%d", 2, maxReorder, 1, func(f *Fault) *int { return &f.N }).or(8)}},
+	Stuck:        {name: "stuck", ops: allOps},
+	TornDoorbell: {name: "torndb", ops: allOps},
+	Dup: {"dup", allOps, []number{
+		num("n", "%d", 0, maxReorder, 1, func(f *Fault) *int { return &f.N }).quiet(0)}},
+	// No command of ours has the identifier FFFEh: there is no generation of all ones (gpuio), nor
+	// an admin command FEh.
+	Foreign: {"foreign", allOps, []number{num("cid", "0x%04x", 0, 0xffff, 1,
+		func(f *Fault) *uint16 { return &f.CID }).quiet(0xfffe)}},
+	Phase:   {name: "phase", ops: allOps},
+	SQHead:  {name: "sqhead", ops: allOps},
+	SQID:    {name: "sqid", ops: allOps},
+	CQStuck: {name: "cqstuck", ops: allOps},
+	Flip: {"flip", opSet(Read), []number{
+		num("byte", "%d", 0, math.MaxUint32, 1, func(f *Fault) *uint32 { return &f.Byte }),
+		num("bit", "%d", 0, 7, 1, func(f *Fault) *uint8 { return &f.Bit }),
+	}},
+	Short: {"short", opSet(Read), []number{
+		num("bytes", "%d", 0, math.MaxUint32, 1, func(f *Fault) *uint32 { return &f.Bytes })}},
+	Misdirect: {"misdirect", opSet(Read, Write), []number{num("shift", "%d", 1, math.MaxUint32, 1,
+		func(f *Fault) *uint32 { return &f.Shift }).or(1)}},
+	Torn:      {name: "torn", ops: opSet(Write)},
+	CFS:       {name: "cfs", ops: allOps},
+	Gone:      {name: "gone", ops: allOps},
+	NotReady:  {name: "notready"},
+	StayReady: {name: "stayready"},
+}
+
+// counts are the keys that every kind takes, besides op and lba.
+var counts = []number{
+	num("after", "%d", 0, math.MaxInt64, 1, func(f *Fault) *int64 { return &f.After }).quiet(0),
+	num("times", "%d", 0, math.MaxInt64, 1, func(f *Fault) *int64 { return &f.Times }).quiet(0),
+}
+
+// number is a key whose value is a number from lo to hi.
+type number struct {
+	name, format string
+	lo, hi       uint64
+	unset        uint64 // its value where the text leaves it out
+	omit         bool   // and then it does not print
+	get          func(*Fault) uint64
+	set          func(*Fault, uint64)
+}
+
+func num[T ~uint8 | ~uint16 | ~uint32 | ~int | ~int64](name, format string, lo, hi uint64, unit T,
+	field func(*Fault) *T) number {
+	return number{name: name, format: format, lo: lo, hi: hi,
+		get: func(f *Fault) uint64 { return uint64(*field(f) / unit) },
+		set: func(f *Fault, n uint64) { *field(f) = T(n) * unit }}
+}
+
+func (n number) or(unset uint64) number {
+	n.unset = unset
+	return n
+}
+
+func (n number) quiet(unset uint64) number {
+	n.unset, n.omit = unset, true
+	return n
 }
 
 func (k Kind) valid() bool { return k > 0 && k < kindEnd }
@@ -194,7 +245,7 @@ type Fault struct {
 	AllLBAs     bool
 	First, Last uint64 // blocks, inclusive; only without AllLBAs
 	SCT, SC     uint8  // Error: status code type (0 to 7) and status code
-	DNR         bool   // Error: Do Not Retry
+	DNR         uint8  // Error: 1 for Do Not Retry
 	Delay       time.Duration
 	CID         uint16 // Foreign
 	Byte        uint32 // Flip
@@ -206,12 +257,8 @@ type Fault struct {
 	Times       int64  // hits at most; 0 = no limit
 }
 
-// Bounds: every wait has an end, and what is held back is bounded.
-const (
-	maxDelay   = time.Hour
-	maxSlow    = time.Minute
-	maxReorder = 1024
-)
+// maxReorder bounds what is held back.
+const maxReorder = 1024
 
 // atOnce reports that the fault does not wait for a command.
 func (f *Fault) atOnce() bool { return f.Op == Any && f.AllLBAs && f.After == 0 }
@@ -240,75 +287,22 @@ func (f Fault) Validate() error {
 		return bad("op=%s has no lba", f.Op)
 	case f.First > f.Last:
 		return bad("lba=%d-%d ends before it starts", f.First, f.Last)
-	case f.After < 0 || f.Times < 0:
-		return bad("after and times are not negative")
+	case f.Kind == Error && f.SCT == 0 && f.SC == 0:
+		return bad("sct=0,sc=0 is success; give the status to fail with, such as sct=2,sc=0x81")
 	}
-	return f.validateOwn(bad)
-}
-
-// validateOwn checks the keys that only some kinds have.
-func (f *Fault) validateOwn(bad func(string, ...any) error) error {
-	zero := func(kind Kind, unset bool, what string) error {
-		if f.Kind == kind || unset {
-			return nil
+	known := Fault{Kind: f.Kind, Op: f.Op, AllLBAs: f.AllLBAs, First: f.First, Last: f.Last}
+	for _, n := range f.Kind.numbers() {
+		v := n.get(&f)
+		if v < n.lo || v > n.hi {
+			return bad("needs %s=%d to %s=%d", n.name, n.lo, n.name, n.hi)
 		}
-		return bad("takes no %s", what)
+		n.set(&known, v)
 	}
-	for _, err := range []error{
-		zero(Error, f.SCT == 0 && f.SC == 0 && !f.DNR, "status"),
-		zero(Foreign, f.CID == 0, "cid"),
-		zero(Flip, f.Byte == 0 && f.Bit == 0, "byte or bit"),
-		zero(Short, f.Bytes == 0, "bytes"),
-		zero(Misdirect, f.Shift == 0, "shift"),
-		zero(Reorder, f.N == 0 || f.Kind == Dup, "n"),
-	} {
-		if err != nil {
-			return err
-		}
-	}
-	if f.Kind != Late && f.Kind != Slow && f.Delay != 0 {
-		return bad("takes no ms or us")
-	}
-	return f.validateValues(bad)
-}
-
-// validateValues checks the values of a kind's own keys.
-func (f *Fault) validateValues(bad func(string, ...any) error) error {
-	whole := func(unit, limit time.Duration) bool {
-		return f.Delay >= unit && f.Delay <= limit && f.Delay%unit == 0
-	}
-	switch f.Kind {
-	case Error:
-		switch {
-		case f.SCT > 7:
-			return bad("sct=%d is above 7", f.SCT)
-		case f.SCT == 0 && f.SC == 0:
-			return bad("sct=0,sc=0 is success; give the status to fail with, such as sct=2,sc=0x81")
-		}
-	case Late:
-		if !whole(time.Millisecond, maxDelay) {
-			return bad("needs ms=1 to ms=%d", maxDelay/time.Millisecond)
-		}
-	case Slow:
-		if !whole(time.Microsecond, maxSlow) {
-			return bad("needs us=1 to us=%d", maxSlow/time.Microsecond)
-		}
-	case Flip:
-		if f.Bit > 7 {
-			return bad("bit=%d; a byte has bits 0 to 7", f.Bit)
-		}
-	case Misdirect:
-		if f.Shift == 0 {
-			return bad("needs shift=1 or more")
-		}
-	case Reorder:
-		if f.N < 2 || f.N > maxReorder {
-			return bad("needs n=2 to n=%d", maxReorder)
-		}
-	case Dup:
-		if f.N < 0 || f.N > maxReorder {
-			return bad("takes n=1 to n=%d", maxReorder)
-		}
+	if f != known {
+		return bad("has values of other kinds, or a part of a unit")
 	}
 	return nil
 }
+
+// numbers are all keys of the kind that are numbers.
+func (k Kind) numbers() []number { return slices.Concat(kinds[k].keys, counts) }

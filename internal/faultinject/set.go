@@ -55,7 +55,7 @@ func (a *Action) add(f *Fault, lba uint64) {
 	switch f.Kind {
 	case Error:
 		if !a.Fail {
-			a.Fail, a.SCT, a.SC, a.DNR = true, f.SCT, f.SC, f.DNR
+			a.Fail, a.SCT, a.SC, a.DNR = true, f.SCT, f.SC, f.DNR != 0
 		}
 	case Late:
 		a.Delay += f.Delay

@@ -2,10 +2,8 @@ package faultinject
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode"
 
 	"helios/internal/errs"
@@ -29,18 +27,19 @@ func opList(s ops) string {
 	return strings.Join(names, ", ")
 }
 
-// commonKeys are the keys that every kind takes.
-var commonKeys = []string{"op", "lba", "after", "times"}
-
 // String prints the fault so that Parse reads it back.
 func (f Fault) String() string {
 	var kv []string
 	add := func(format string, a ...any) { kv = append(kv, fmt.Sprintf(format, a...)) }
-	switch f.Kind {
-	case Late:
-		add("ms=%d", f.Delay/time.Millisecond)
-	case Slow:
-		add("us=%d", f.Delay/time.Microsecond)
+	numbers := f.Kind.numbers()
+	addNumber := func(n number) {
+		if v := n.get(&f); !n.omit || v != n.unset {
+			add(n.name+"="+n.format, v)
+		}
+	}
+	if f.Kind == Late || f.Kind == Slow { // how late comes first
+		addNumber(numbers[0])
+		numbers = numbers[1:]
 	}
 	if f.Op != Any {
 		add("op=%s", f.Op)
@@ -52,45 +51,11 @@ func (f Fault) String() string {
 	default:
 		add("lba=%d-%d", f.First, f.Last)
 	}
-	switch f.Kind {
-	case Error:
-		add("sct=%d,sc=0x%02x", f.SCT, f.SC)
-		if f.DNR {
-			add("dnr=1")
-		}
-	case Foreign:
-		if f.CID != defaultCID {
-			add("cid=0x%04x", f.CID)
-		}
-	case Flip:
-		add("byte=%d,bit=%d", f.Byte, f.Bit)
-	case Short:
-		add("bytes=%d", f.Bytes)
-	case Misdirect:
-		add("shift=%d", f.Shift)
-	case Reorder:
-		add("n=%d", f.N)
-	case Dup:
-		if f.N != 0 {
-			add("n=%d", f.N)
-		}
-	}
-	if f.After != 0 {
-		add("after=%d", f.After)
-	}
-	if f.Times != 0 {
-		add("times=%d", f.Times)
+	for _, n := range numbers {
+		addNumber(n)
 	}
 	return f.Kind.String() + "(" + strings.Join(kv, ",") + ")"
 }
-
-// Values of kinds where the text leaves them out. No command of ours has the identifier FFFEh: there
-// is no generation of all ones (gpuio), nor an admin command FEh.
-const (
-	defaultCID     = 0xfffe
-	defaultShift   = 1
-	defaultReorder = 8
-)
 
 // ParseFault reads one fault.
 func ParseFault(s string) (Fault, error) {
@@ -108,15 +73,11 @@ func ParseFault(s string) (Fault, error) {
 			f.Kind = k
 		}
 	}
-	switch f.Kind {
-	case 0:
+	if f.Kind == 0 {
 		return bad("unknown kind %q; use one of %s", name, kindList())
-	case Foreign:
-		f.CID = defaultCID
-	case Misdirect:
-		f.Shift = defaultShift
-	case Reorder:
-		f.N = defaultReorder
+	}
+	for _, n := range kinds[f.Kind].keys {
+		n.set(&f, n.unset)
 	}
 	seen := map[string]bool{}
 	body := strings.TrimSpace(strings.TrimSuffix(rest, ")"))
@@ -145,7 +106,6 @@ func ParseFault(s string) (Fault, error) {
 
 // set takes one key.
 func (f *Fault) set(key, val string) error {
-	own := strings.Fields(kinds[f.Kind].keys)
 	switch key {
 	case "op":
 		for o := Any; o < opEnd; o++ {
@@ -161,66 +121,37 @@ func (f *Fault) set(key, val string) error {
 			b = a
 		}
 		var err error
-		if f.First, err = parseUint(strings.TrimSpace(a), 64); err == nil {
-			f.Last, err = parseUint(strings.TrimSpace(b), 64)
+		if f.First, err = parseUint(strings.TrimSpace(a)); err == nil {
+			f.Last, err = parseUint(strings.TrimSpace(b))
 		}
 		if err != nil {
 			return fmt.Errorf("lba=%s: %w", val, err)
 		}
 		f.AllLBAs = false
 		return nil
-	case "after", "times":
-		own = append(own, key)
 	}
-	bits, to := f.number(key)
-	if to == nil || !slices.Contains(own, key) {
-		keys := slices.Concat(commonKeys, strings.Fields(kinds[f.Kind].keys))
-		return fmt.Errorf("unknown key %q of %s; the keys are %s", key, f.Kind,
-			strings.Join(keys, ", "))
+	keys := []string{"op", "lba"}
+	for _, k := range f.Kind.numbers() {
+		if k.name != key {
+			keys = append(keys, k.name)
+			continue
+		}
+		n, err := parseUint(val)
+		if err == nil && n > k.hi {
+			err = fmt.Errorf("choose %d to %d", k.lo, k.hi)
+		}
+		if err != nil {
+			return fmt.Errorf("%s=%s: %w", key, val, err)
+		}
+		k.set(f, n)
+		return nil
 	}
-	n, err := parseUint(val, bits)
-	if err != nil {
-		return fmt.Errorf("%s=%s: %w", key, val, err)
-	}
-	to(n)
-	return nil
-}
-
-// number is the width of a numeric key and where it goes.
-func (f *Fault) number(key string) (bits int, to func(uint64)) {
-	switch key {
-	case "sct":
-		return 8, func(n uint64) { f.SCT = uint8(n) }
-	case "sc":
-		return 8, func(n uint64) { f.SC = uint8(n) }
-	case "dnr":
-		return 1, func(n uint64) { f.DNR = n == 1 }
-	case "ms":
-		return 32, func(n uint64) { f.Delay = time.Duration(n) * time.Millisecond }
-	case "us":
-		return 32, func(n uint64) { f.Delay = time.Duration(n) * time.Microsecond }
-	case "cid":
-		return 16, func(n uint64) { f.CID = uint16(n) }
-	case "byte":
-		return 32, func(n uint64) { f.Byte = uint32(n) }
-	case "bit":
-		return 8, func(n uint64) { f.Bit = uint8(n) }
-	case "bytes":
-		return 32, func(n uint64) { f.Bytes = uint32(n) }
-	case "shift":
-		return 32, func(n uint64) { f.Shift = uint32(n) }
-	case "n":
-		return 16, func(n uint64) { f.N = int(n) }
-	case "after":
-		return 63, func(n uint64) { f.After = int64(n) }
-	case "times":
-		return 63, func(n uint64) { f.Times = int64(n) }
-	}
-	return 0, nil
+	return fmt.Errorf("unknown key %q of %s; the keys are %s", key, f.Kind,
+		strings.Join(keys, ", "))
 }
 
 // parseUint reads decimal and 0x numbers, and nothing else that strconv would take.
-func parseUint(s string, bits int) (uint64, error) {
+func parseUint(s string) (uint64, error) {
 	for _, r := range s {
 		if r == '_' || r == '+' || unicode.IsSpace(r) {
 			return 0, fmt.Errorf("%q is not a number", s)
@@ -230,9 +161,9 @@ func parseUint(s string, bits int) (uint64, error) {
 	if h, ok := strings.CutPrefix(s, "0x"); ok {
 		s, base = h, 16
 	}
-	n, err := strconv.ParseUint(s, base, bits)
+	n, err := strconv.ParseUint(s, base, 64)
 	if err != nil {
-		return 0, fmt.Errorf("is not a number of at most %d bits", bits)
+		return 0, fmt.Errorf("%q is not a number", s)
 	}
 	return n, nil
 }

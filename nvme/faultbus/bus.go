@@ -49,8 +49,6 @@ type Options struct {
 // Bus is a controller with faults in front of it. It implements nvme.Bus, Kicker, Waiter,
 // GroupWaiter, DoorbellMapper and HardResetter. Submission queues are not in controller memory: the
 // client's are read here.
-//
-// Large: a bus with all its optional interfaces, whose faults share one picture of the controller.
 type Bus struct {
 	inner  nvme.Bus
 	kicker nvme.Kicker // nil: the controller sees doorbells by itself

@@ -76,8 +76,6 @@ type echo struct {
 }
 
 // cqueue is a completion queue with the submission queues that complete to it.
-//
-// Large: a queue's state in the specification's terms, all under one lock.
 type cqueue struct {
 	b       *Bus
 	id      uint16
