@@ -18,7 +18,7 @@ import (
 
 // rankArgs say how the processes of one run meet.
 type rankArgs struct {
-	wait       time.Duration `option:"rank-timeout" range:"1s.." group:"Ranks" use:"aside" shown:"10m" arg:"TIME" usage:"TIME that a process waits for the slowest one of its run (of torchrun, srun or mpirun)"`
+	wait       time.Duration `option:"rank-timeout" range:"1s.." group:"Ranks" use:"aside" shown:"5m to meet, then 10m" arg:"TIME" usage:"TIME that a process waits for the slowest one of its run (of torchrun, srun or mpirun), and for all to come"`
 	library    string        `option:"mpi" group:"Ranks" use:"aside" shown:"that of mpirun, by its usual name" arg:"FILE" usage:"MPI library FILE under mpirun"`
 	secretFile string        `option:"rank-secret-file" group:"Ranks" use:"aside" shown:"$HELIOS_RANK_SECRET" arg:"FILE" usage:"FILE with the secret that all processes of the run know, which is needed where other machines reach MASTER_ADDR"`
 	insecure   bool          `option:"rank-insecure" group:"Ranks" use:"aside" usage:"let processes on other machines join without a secret: whoever reaches the port can take part"`
@@ -106,7 +106,7 @@ func (t *trainer) joinRanks(ctx context.Context) (ranks.Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	g, err := ranks.Join(ctx, *l, ranks.Options{Wait: a.wait, Library: a.library, Secret: secret,
+	g, err := ranks.Join(ctx, *l, ranks.Options{Join: a.wait, Wait: a.wait, Library: a.library, Secret: secret,
 		Insecure: a.insecure, Listen: a.listen, Note: t.plainNote})
 	if err != nil {
 		return nil, err

@@ -349,8 +349,7 @@ func (o Option) Set(text string) error {
 func (o Option) setChecked(text string) error {
 	for _, w := range words(o.tag.Get("named")) {
 		if word, number, _ := strings.Cut(w, "="); word == text {
-			text = number
-			return o.refusal(o.set(text))
+			return o.refusal(o.setNumber(number))
 		}
 	}
 	if err := o.set(text); err != nil {

@@ -32,6 +32,7 @@ type all struct {
 	In     []string `option:"in" usage:"in"`
 	Memory int64    `option:"memory" usage:"memory" size:"64MiB"`
 	Pair   pair     `option:"pair" usage:"pair"`
+	Line   int64    `option:"line" usage:"line" size:"1" range:"512.." named:"row=-1"`
 	Hidden int
 	base
 }
@@ -46,22 +47,23 @@ func TestOptions(t *testing.T) {
 		by[o.Name] = o
 		names = append(names, o.Name)
 	}
-	require.Equal(t, []string{"loops", "nodes", "dim", "share", "on", "in", "memory", "pair", "out",
-		"seed"}, names)
+	require.Equal(t, []string{"loops", "nodes", "dim", "share", "on", "in", "memory", "pair", "line",
+		"out", "seed"}, names)
 	require.Equal(t, []string{"l"}, by["loops"].Aliases)
 	require.Equal(t, "found", by["nodes"].Shown)
 	require.Equal(t, "DIR", by["out"].Arg)
 	for _, n := range names {
-		require.Equal(t, n == "loops" || n == "in" || n == "memory" || n == "pair" || n == "out",
+		require.Equal(t, n == "loops" || n == "in" || n == "memory" || n == "pair" || n == "line" || n == "out",
 			by[n].IsText(), n)
 	}
 	for _, set := range [][2]string{{"loops", "drop"}, {"nodes", "7"}, {"dim", "-3"},
-		{"share", "0.5"}, {"on", "true"}, {"in", "a, b"}, {"memory", "2GiB"}, {"pair", "u=v"},
+		{"share", "0.5"}, {"on", "true"}, {"in", "a, b"}, {"memory", "2GiB"}, {"pair", "u=v"}, {"line", "row"},
 		{"out", "d"}, {"seed", "0"}} {
 		require.NoError(t, by[set[0]].Set(set[1]))
 	}
 	require.Equal(t, all{Loops: "drop", Nodes: 7, Dim: -3, Share: 0.5, On: true,
-		In: []string{"a", "b"}, Memory: 2 << 30, Pair: pair{"u", "v"}, base: base{Out: "d"}}, x)
+		In: []string{"a", "b"}, Memory: 2 << 30, Pair: pair{"u", "v"}, Line: -1,
+		base: base{Out: "d"}}, x)
 	require.Equal(t, int64(7), by["nodes"].Value())
 }
 
@@ -77,6 +79,7 @@ func TestOptionsRefuse(t *testing.T) {
 			"on":     {{"perhaps", "neither true nor false"}},
 			"in":     {{"a,,b", "empty part"}},
 			"memory": {{"1KiB", "option memory 1KiB is too little; give at least 64MiB"}, {"x", "option memory"}},
+			"line":   {{"-1", "is negative"}, {"1", "option line 1 is below 512"}},
 			"pair":   {{"u", `option pair "u" is no pair`}},
 			"seed":   {{"-1", "is not a whole number from 0"}},
 		}[o.Name] {

@@ -455,6 +455,45 @@ func TestAbsentRanksAreNamed(t *testing.T) {
 	require.ErrorContains(t, err, "not all 3 ranks came")
 }
 
+// TestKilledBetweenMeetings: rank 2 goes when it has met the first rank and not yet rank 1, which then
+// hears of it from the first one's end, not from its own limit of five minutes.
+func TestKilledBetweenMeetings(t *testing.T) {
+	port := testrig.FreePort(t)
+	launch := func(rank int) Launch {
+		return Launch{Rank: rank, Size: 3, Local: -1, Master: "127.0.0.1:" + port, Job: "a"}
+	}
+	failed := make(chan error, 1)
+	go func() {
+		g, err := Join(t.Context(), launch(1), Options{})
+		if err == nil {
+			err = errors.Join(errors.New("joined"), g.Close())
+		}
+		failed <- err
+	}()
+	go func() {
+		g := &overTCP{ended: newEnded(), l: launch(2), o: Options{}, peers: make([]*peer, 3)}
+		g.waits = g.startWaiting()
+		defer g.waits.end()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		link, err := g.dial(ctx, 0, launch(2).Master)
+		if err == nil {
+			h := g.me()
+			h.Listen = "1"
+			_, _ = g.introduce(ctx, link, h)
+			_ = link.Close()
+		}
+	}()
+	first, err := Join(t.Context(), launch(0), Options{})
+	require.NoError(t, err)
+	defer func() { _ = first.Close() }()
+	err = <-failed
+	require.ErrorContains(t, err, "rank 0 on")
+	require.ErrorContains(t, err, "left before all ranks had met")
+	require.ErrorContains(t, err, "ranks [2] did not come")
+	require.Equal(t, errs.Failed, errs.ClassOf(err))
+}
+
 // A frame that is damaged on its way between ranks ends the group; so does one out of turn.
 func TestDamagedFrames(t *testing.T) {
 	for name, say := range map[string]func() []byte{

@@ -12,8 +12,11 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 	"unicode"
+
+	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
 )
@@ -44,6 +47,8 @@ const (
 	maxRefusals = 20
 	// How often a rank says that it lives, as a share of the silence that others bear.
 	aliveShare = 4
+	// How often a rank that waits for others looks whether the first one is still there.
+	lookEvery = 100 * time.Millisecond
 )
 
 type overTCP struct {
@@ -349,8 +354,19 @@ func (g *overTCP) comeTo(ctx context.Context) error {
 		return fmt.Errorf("rank 0 at %s: %w", g.l.Master, err)
 	}
 	first.host = named(answer.Host)
+	there, stop := g.whileThere(ctx, first)
+	defer stop()
+	if err = g.meetOthers(there, listener, &answer); err != nil && ctx.Err() == nil &&
+		there.Err() != nil {
+		err = fmt.Errorf("%w (%w)", context.Cause(there), err)
+	}
+	return err
+}
+
+// meetOthers connects to the ranks between the first one and this one, and waits for those behind.
+func (g *overTCP) meetOthers(ctx context.Context, listener net.Listener, answer *hello) error {
 	for r := 1; r < g.l.Rank; r++ {
-		to := seenFrom(first.conn.RemoteAddr(), answer.Peers[r])
+		to := seenFrom(g.peers[0].conn.RemoteAddr(), answer.Peers[r])
 		link, err := g.dial(ctx, r, to)
 		if err != nil {
 			return err
@@ -364,6 +380,48 @@ func (g *overTCP) comeTo(ctx context.Context) error {
 	}
 	return g.accept(ctx, listener, g.l.Size-1-g.l.Rank, answer.Token,
 		func(*peer, *proven, hello) {})
+}
+
+// whileThere returns a context that ends where the first rank goes: it has met all ranks, so it
+// leaves where one of them is lost, which a rank that still waits for that one would not hear of.
+func (g *overTCP) whileThere(ctx context.Context, first *peer) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(lookEvery):
+			}
+			if first.closed() {
+				cancel(errs.New(errs.Failed,
+					"rank 0 on %s left before all ranks had met; its own output says why", first.host))
+			}
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		wg.Wait()
+	}
+}
+
+// closed reports whether the other side has closed the connection, also where something that it
+// sent before is not yet read.
+func (p *peer) closed() bool {
+	conn, is := p.conn.(syscall.Conn)
+	if !is {
+		return false
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return true
+	}
+	n := 0
+	err = raw.Control(func(fd uintptr) {
+		n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0) // EINTR: the next look
+	})
+	return err != nil || n > 0
 }
 
 // listenForOthers opens a port for the ranks behind this one, at the address by which the first

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -259,8 +260,26 @@ func (k *hierKilling) finish() error {
 		}
 		return err
 	})
+	if k.place == "ssds" {
+		err = errors.Join(err, k.removePages())
+	}
 	k.place = ""
 	return errors.Join(err, k.untouched(true), k.remove("l", "ck"))
+}
+
+// removePages removes the pages of the layout from the SSDs, which would be full of those of former
+// runs else.
+func (k *hierKilling) removePages() error {
+	b, err := os.ReadFile(filepath.Join(k.work, "l", "parted.json"))
+	if err != nil {
+		return err
+	}
+	var layout struct{ ID string }
+	if err := json.Unmarshal(b, &layout); err != nil {
+		return err
+	}
+	_, err = k.do(k.work, "ssds", "--remove-pages", layout.ID, "--quiet")
+	return err
 }
 
 // untouched holds the dataset's files, and at times the rows on the SSDs, against what they were.
