@@ -77,19 +77,19 @@ func TestBackPressure(t *testing.T) {
 			e := r.res.Epochs[0]
 			credits, reads := slices.Max(counters[report.TrackCredits]),
 				slices.Max(counters[report.TrackReads])
-			most, rows := ops.Samples, int64(0)
+			limit, rows := ops.Samples, int64(0)
 			for _, s := range spans {
 				rows = max(rows, s.rows)
 			}
 			sets := ops.Credits
 			if a := r.res.Accumulator; a != nil {
-				most += plan.MaxGroup
+				limit += plan.MaxGroup
 				rows += a.Target
 				sets = 2
 			}
 			t.Logf("%s: %v of %d batches in flight, at most %v rows; stall %.2f", name, credits,
-				most, reads, e.Stall)
-			require.LessOrEqual(t, credits, float64(most), name)
+				limit, reads, e.Stall)
+			require.LessOrEqual(t, credits, float64(limit), name)
 			require.LessOrEqual(t, reads, float64(int64(sets)*rows), name)
 			if !ops.Serial || cfg.Window > 0 {
 				require.GreaterOrEqual(t, credits, float64(ops.Credits),
@@ -167,7 +167,7 @@ func checkGraph(t *testing.T, g *plan.OpGraph, spans []drawn, slack float64, nam
 	require.NotEmpty(t, by, name)
 	edges := 0
 	for batch, tracks := range by {
-		at := map[string]drawn{}
+		where := map[string]drawn{}
 		for _, kind := range []string{plan.OpSample, plan.OpLookup, plan.OpSubmit, plan.OpComplete,
 			plan.OpGather, plan.OpTrain} {
 			track := tracksOf[kind]
@@ -191,12 +191,12 @@ func checkGraph(t *testing.T, g *plan.OpGraph, spans []drawn, slack float64, nam
 				continue
 			}
 			for i, o := range ops {
-				at[o.Name] = ss[i]
+				where[o.Name] = ss[i]
 				if kind == plan.OpComplete && len(tracks[report.TrackSubmit]) == len(ss) {
 					// Two parts' submissions may end in another order than they began: a part's
 					// completion follows its own.
 					own := tracks[report.TrackSubmit][i]
-					at[o.Name] = slices.MinFunc(ss, func(a, b drawn) int {
+					where[o.Name] = slices.MinFunc(ss, func(a, b drawn) int {
 						return cmp.Compare(math.Abs(a.from-own.to)+
 							1e9*float64(max(a.rows-own.rows, own.rows-a.rows)),
 							math.Abs(b.from-own.to)+
@@ -206,9 +206,9 @@ func checkGraph(t *testing.T, g *plan.OpGraph, spans []drawn, slack float64, nam
 			}
 		}
 		for _, o := range g.Ops {
-			s, ok := at[o.Name]
+			s, ok := where[o.Name]
 			for _, after := range o.After {
-				if a, there := at[after]; ok && there {
+				if a, there := where[after]; ok && there {
 					edges++
 					require.LessOrEqual(t, a.to, s.from+slack,
 						fmt.Sprintf("%s: batch %d: %s begins before %s has ended", name, batch,

@@ -42,14 +42,14 @@ func TestCheckReads(t *testing.T) {
 
 	f, err := os.OpenFile(s.paths[1], os.O_RDWR, 0)
 	require.NoError(t, err)
-	at := int64(s.ssds[1].DataStart) * 512 // row 1
+	pos := int64(s.ssds[1].DataStart) * 512 // row 1
 	b := make([]byte, 512*tiny.nodes/2)
-	_, err = f.ReadAt(b, at)
+	_, err = f.ReadAt(b, pos)
 	require.NoError(t, err)
 	for i := 77; i < len(b); i += 512 {
 		b[i] ^= 4 // in every row of the SSD, so that any batch meets one
 	}
-	_, err = f.WriteAt(b, at)
+	_, err = f.WriteAt(b, pos)
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	for _, stack := range stacks {

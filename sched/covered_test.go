@@ -129,7 +129,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 }
 
 // On the wall clock stages cover an epoch too, with the time that none of them accounts for: no
-// overlap is below 0, in any mode. What a superbatch begins with is read in the epoch.
+// overlap is below 0, in any mode. The first rows of a superbatch are read in the epoch.
 func TestEpochsAreCovered(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")

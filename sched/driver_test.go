@@ -45,8 +45,8 @@ import (
 // small enough for kernels whose every thread is a fiber.
 var fibers = graphSpec{nodes: 300, dim: 16, degree: 5, train: 0.25}
 
-// lossTolerance is how far a GPU's losses may be from the host device's: sums in float32 may be
-// taken in another order.
+// lossTolerance is the largest distance of a GPU's losses from the host device's: sums in float32
+// may be taken in another order.
 const lossTolerance = 1e-4
 
 // gpu is a device of the driver: the machine's with HELIOS_GPU=1, else the fake, with these knobs.
@@ -101,19 +101,19 @@ func near(t testing.TB, host, gpu record) float64 {
 	require.Equal(t, host.blocks, gpu.blocks, "blocks")
 	require.Equal(t, host.seen, gpu.seen, "rows")
 	require.Len(t, gpu.res.Epochs, len(host.res.Epochs))
-	most := 0.0
+	limit := 0.0
 	for i, h := range host.res.Epochs {
 		g := gpu.res.Epochs[i]
-		most = max(most, math.Abs(h.Loss-g.Loss))
+		limit = max(limit, math.Abs(h.Loss-g.Loss))
 		require.Equal(t, h.Batches, g.Batches)
 		require.Equal(t, h.Seeds, g.Seeds)
 		require.Equal(t, h.RowsGPU+h.RowsCPU+h.RowsSSD, g.RowsGPU+g.RowsCPU+g.RowsSSD)
 	}
-	require.LessOrEqual(t, most, lossTolerance, "losses")
-	if most == 0 && host.res.ParamsSHA256 != gpu.res.ParamsSHA256 {
+	require.LessOrEqual(t, limit, lossTolerance, "losses")
+	if limit == 0 && host.res.ParamsSHA256 != gpu.res.ParamsSHA256 {
 		t.Logf("equal losses, other parameters")
 	}
-	return most
+	return limit
 }
 
 // TestTrainOnGPU: sampling, reads, caches, gathers and the model on a device of the driver do what
@@ -443,7 +443,7 @@ func TestResumeOnAnotherDevice(t *testing.T) {
 	require.Len(t, r.res.Epochs, 2)
 	require.InDelta(t, whole.res.Epochs[1].Loss, r.res.Epochs[1].Loss, lossTolerance)
 	require.Contains(t, strings.Join(notes, "\n"),
-		"goes on with a GPU's kernels (ptx), which rounds otherwise")
+		"resumes with a GPU's kernels (ptx), which rounds otherwise")
 
 	dev, _ = gpu(t, "")
 	ev, err := Evaluate(context.Background(), plan.Config{}, prepare.Inputs{Dev: dev, Dataset: d,

@@ -240,7 +240,8 @@ func TestPiecesOfAPass(t *testing.T) {
 	}
 }
 
-// What a run of so many reads and their times say of the target; that memory bounds it is said.
+// The target follows from the measured reads and their times, and a note says that memory bounds
+// it.
 func TestAccumulatorAims(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")

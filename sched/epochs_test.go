@@ -118,7 +118,7 @@ func TestSampleEpochsEveryWay(t *testing.T) {
 	}
 }
 
-// A run goes on with the samples that it was on, and is another one with other sample epochs.
+// A resumed run keeps its samples, and is another run with other sample epochs.
 func TestSampleEpochsGoOn(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")

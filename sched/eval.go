@@ -30,8 +30,8 @@ type opened struct {
 
 // open reads a checkpoint file, or the one in a folder. The model, batch size and fanouts are the
 // checkpoint's; cfg.Fanouts and cfg.Batch, where set, replace the latter two. cfg's other fields
-// choose the way of the rows to the device. What comes with an error, where the engine failed to
-// open, is closed and says only what was read.
+// choose the way of the rows to the device. Where the engine fails to open, a closed one comes with
+// the error, for the figures of its reads.
 func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	obs report.Observer) (*opened, error) {
 	file, ok, err := findCheckpoint(path)

@@ -90,7 +90,7 @@ func TestFaultsThatDoNot(t *testing.T) {
 				require.Equal(t, errs.Device, errs.ClassOf(r.err), "%v", r.err)
 				require.True(t, want(r.err), "%v", r.err)
 				before.Leaked(t, "topology")
-				// What was trained before the fault is what the checkpoint has.
+				// The checkpoint has the training before the fault.
 				path := filepath.Join(cfg.CheckpointDir, checkpointName)
 				if _, err := os.Stat(path); trained == 0 {
 					require.ErrorIs(t, err, os.ErrNotExist)
@@ -147,7 +147,7 @@ func TestBudgetBeyondMemory(t *testing.T) {
 	}
 }
 
-// An evaluation that fails, also while it fills the tiers, says what each SSD did.
+// An evaluation that fails, also while it fills the tiers, describes each SSD.
 func TestEvaluateSaysWhatTheSSDsDid(t *testing.T) {
 	d, feat := tiny.open(t)
 	cfg := small()

@@ -113,7 +113,7 @@ type OtherDataset struct {
 func (e *OtherDataset) Error() string {
 	if e.Was == "" || e.Now == "" {
 		return fmt.Sprintf(
-			"checkpoint %s: it can't be told whether it was trained on dataset %s, as one of them has no UUID",
+			"checkpoint %s: it is unknown whether it was trained on dataset %s, as one of them has no UUID",
 			e.Path, e.Name)
 	}
 	was := strings.TrimSpace(e.WasName + " " + e.Was)

@@ -60,7 +60,7 @@ func TestCheckpointPositionsAreBounded(t *testing.T) {
 	require.Equal(t, 1, pos.Epoch)
 	require.GreaterOrEqual(t, pos.Batch, 3)
 	cfg.Resume = true
-	at := func(epoch, batch int, adam int64) string {
+	position := func(epoch, batch int, adam int64) string {
 		return fmt.Sprintf(`{"epoch":%d,"batch":%d,"adam_step":%d}`, epoch, batch, adam)
 	}
 	partialOf := func(n int) string {
@@ -75,17 +75,17 @@ func TestCheckpointPositionsAreBounded(t *testing.T) {
 		change map[string]string
 		want   string
 	}{
-		"another batch": {map[string]string{"helios.position": at(1, pos.Batch-1,
+		"another batch": {map[string]string{"helios.position": position(1, pos.Batch-1,
 			pos.AdamStep)}, "does not agree with the figures"},
-		"a batch beyond": {map[string]string{"helios.position": at(1, 1<<20, pos.AdamStep)},
+		"a batch beyond": {map[string]string{"helios.position": position(1, 1<<20, pos.AdamStep)},
 			"does not agree with the figures"},
-		"all of it beyond": {map[string]string{"helios.position": at(1, 1<<20, pos.AdamStep),
+		"all of it beyond": {map[string]string{"helios.position": position(1, 1<<20, pos.AdamStep),
 			"helios.partial": partialOf(1 << 20)}, "is beyond the"},
-		"adam step": {map[string]string{"helios.position": at(1, pos.Batch,
+		"adam step": {map[string]string{"helios.position": position(1, pos.Batch,
 			pos.AdamStep+1)}, "Adam step"},
-		"epoch": {map[string]string{"helios.position": at(2, pos.Batch,
+		"epoch": {map[string]string{"helios.position": position(2, pos.Batch,
 			pos.AdamStep)}, "history of 1 epochs"},
-		"negative": {map[string]string{"helios.position": at(1, -1, pos.AdamStep)},
+		"negative": {map[string]string{"helios.position": position(1, -1, pos.AdamStep)},
 			"no position"},
 		"best in the future": {map[string]string{"helios.best": `{"epoch":1,"acc":0.5}`},
 			"best epoch 2"},

@@ -154,11 +154,11 @@ func TestHotnessOnTheNextEpoch(t *testing.T) {
 		require.NoError(t, err)
 		gap := map[string]float64{}
 		for _, s := range r.Sources {
-			at := s.Sizes[1]
+			pos := s.Sizes[1]
 			t.Logf(
 				"%g of the nodes are seeds, %-12s hit %.4f of at best %.4f: %.2f points, %.3f of it",
-				train, s.By, at.Hit, at.Best, at.Gap, at.OfBest)
-			gap[s.By] = at.Gap
+				train, s.By, pos.Hit, pos.Best, pos.Gap, pos.OfBest)
+			gap[s.By] = pos.Gap
 			for i, h := range s.Sizes {
 				require.GreaterOrEqual(t, h.Gap, 0.0)
 				if i > 0 {

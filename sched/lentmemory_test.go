@@ -17,7 +17,7 @@ import (
 	"helios/sched/tiers/static"
 )
 
-// memoryOf is what the CPU tier and the neighbour cache's lists take now.
+// memoryOf is the memory of the CPU tier and of the neighbour cache's lists now.
 func memoryOf() (cpu, lists, table int64) {
 	u := hostmem.Usage()
 	return u["cpu cache"], u["neighbour cache"], u["neighbour cache table"]

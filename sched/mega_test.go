@@ -142,9 +142,9 @@ func TestMegaGoesOn(t *testing.T) {
 	for stop := 2; ; stop += 5 {
 		runs++
 		ctx, cancel := context.WithCancel(context.Background())
-		told := 0
+		heard := 0
 		r := train(t, ctx, cfg, d, feat, s, 2, report.Observer{Step: func(string, int, int) {
-			if told++; told == stop {
+			if heard++; heard == stop {
 				cancel()
 			}
 		}})
@@ -167,7 +167,7 @@ func TestMegaGoesOn(t *testing.T) {
 	}
 	require.Greater(t, runs, 4)
 
-	// What would be another run is refused, with what differs.
+	// A checkpoint of another run is refused, with the difference.
 	cfg.Epochs++
 	for want, set := range map[string]func(*plan.Config){
 		"option megabatch 2, this run has 3": func(c *plan.Config) { c.MegaBatch.Parts = 3 },
@@ -265,9 +265,9 @@ func TestMegaPassesAutoStopped(t *testing.T) {
 			c.CheckpointDir = t.TempDir()
 			c.CheckpointEvery = stop % 2 // 0: saved where it stops only
 			ctx, cancel := context.WithCancel(context.Background())
-			told := 0
+			heard := 0
 			c.OnBatch = func(int, int, *graph.MiniBatch) {
-				if told++; told == stop {
+				if heard++; heard == stop {
 					cancel()
 				}
 			}

@@ -159,9 +159,9 @@ func TestPackedGoesOn(t *testing.T) {
 	for stop := 3; ; stop += 7 {
 		runs++
 		ctx, cancel := context.WithCancel(context.Background())
-		told := 0
+		heard := 0
 		r := train(t, ctx, cfg, d, feat, s, 2, report.Observer{Step: func(string, int, int) {
-			if told++; told == stop {
+			if heard++; heard == stop {
 				cancel()
 			}
 		}})
@@ -175,8 +175,8 @@ func TestPackedGoesOn(t *testing.T) {
 	require.Greater(t, runs, 3)
 }
 
-// What was laid out for other options, or for more memory, is refused with what differs; so is a
-// page that has changed.
+// Pages for other options, or for more memory, are refused with the difference; so is a page that
+// has changed.
 func TestPackedRefuses(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
@@ -221,11 +221,11 @@ func TestPackedRefuses(t *testing.T) {
 	st, err := f.Stat()
 	require.NoError(t, err)
 	b := make([]byte, 1)
-	for at := int64(100); at < st.Size(); at += 4096 { // each page, so that all are met
-		_, err = f.ReadAt(b, at)
+	for pos := int64(100); pos < st.Size(); pos += 4096 { // each page, so that all are met
+		_, err = f.ReadAt(b, pos)
 		require.NoError(t, err)
 		b[0] ^= 4
-		_, err = f.WriteAt(b, at)
+		_, err = f.WriteAt(b, pos)
 		require.NoError(t, err)
 	}
 	require.NoError(t, f.Close())

@@ -145,7 +145,7 @@ func TestPacksAreInterrupted(t *testing.T) {
 	done := 0
 	for stop := 2; ; stop += 9 {
 		ctx, cancel := context.WithCancel(context.Background())
-		told, began := 0, -1
+		heard, began := 0, -1
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
 		cfg := small()
@@ -154,7 +154,7 @@ func TestPacksAreInterrupted(t *testing.T) {
 			if stage == packs.PhaseSample && began < 0 {
 				began = at
 			}
-			if told++; told == stop {
+			if heard++; heard == stop {
 				cancel()
 			}
 		}})

@@ -39,7 +39,7 @@ func onExtents(t testing.TB) plan.Config {
 	return cfg
 }
 
-// packsIn is what a folder's manifest says of its packs.
+// packsIn reads the packs of a folder's manifest.
 func packsIn(t testing.TB, dir string) []packs.Entry {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, "packs.json"))
@@ -193,7 +193,7 @@ func (p onceFull) Create(ctx context.Context, dir string, s pages.Spec) (pages.W
 	return p.InFolder.Create(ctx, dir, s)
 }
 
-// What cannot be made while others train is made in its turn.
+// A pack that cannot be made while others train is made in its turn.
 func TestPacksAreMadeInTheirTurn(t *testing.T) {
 	d := tiny.generate(t)
 	cfg := small()
@@ -237,15 +237,15 @@ func TestPackedOnSSDsRefuses(t *testing.T) {
 	o, err := stripe.OpenPages(ctx, d, s.ssds, spec)
 	require.NoError(t, err)
 	lba := int64(s.ssds[1].Ctrl.Namespace().LBABytes)
-	at := int64(o.SSDs[1].DataStart)*lba + 4096 + 700 // a page that opening does not look at
+	pos := int64(o.SSDs[1].DataStart)*lba + 4096 + 700 // a page that opening does not look at
 	flip := func() {
 		s.off(t)
 		f, err := os.OpenFile(s.paths[1], os.O_RDWR, 0)
 		require.NoError(t, err)
 		b := make([]byte, 1)
-		_, err = f.ReadAt(b, at)
+		_, err = f.ReadAt(b, pos)
 		require.NoError(t, err)
-		_, err = f.WriteAt([]byte{b[0] ^ 8}, at)
+		_, err = f.WriteAt([]byte{b[0] ^ 8}, pos)
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		s.power(t, "")
@@ -282,7 +282,7 @@ func TestPackedOnSSDsRefuses(t *testing.T) {
 	}
 }
 
-// extentRun is what the next tests train, again and again.
+// extentRun is the run that the next tests train, again and again.
 func extentRun(cfg *plan.Config) {
 	cfg.SampleEpochs, cfg.Refresh, cfg.RefreshEvery, cfg.IOStack = 2, 1, 1, gpuio.StackAsync
 }
@@ -307,9 +307,9 @@ func TestPackedOnSSDsGoesOn(t *testing.T) {
 	for stop := 3; ; stop += step {
 		runs++
 		ctx, cancel := context.WithCancel(context.Background())
-		told := 0
+		heard := 0
 		r := train(t, ctx, cfg, d, feat, s, 2, report.Observer{Step: func(string, int, int) {
-			if told++; told == stop {
+			if heard++; heard == stop {
 				cancel()
 			}
 		}})

@@ -12,8 +12,8 @@ import (
 )
 
 // Place is a consumer's memory for the rows of a mini-batch: SSDs and gathers write straight to it.
-// It begins with bytes of a file. What rows need beyond them is the loader's own memory, so that a
-// batch that is larger than expected comes whole all the same: Loaded.Rows has all of it.
+// It begins with bytes of a file. Rows beyond them lie in the loader's own memory, so that a batch
+// that is larger than expected comes whole: Loaded.Rows has all of it.
 type Place struct {
 	cuda.Growable
 	of  *Loader

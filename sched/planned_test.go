@@ -107,7 +107,7 @@ func TestPlannedTiers(t *testing.T) {
 	}
 }
 
-// What a run reads is what MIN with bypass reads over the same accesses.
+// A run reads the rows that MIN with bypass reads over the same accesses.
 func TestPlannedReadsWhatInspectSays(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
@@ -128,20 +128,20 @@ func TestPlannedReadsWhatInspectSays(t *testing.T) {
 		slots := r.res.CPUCacheBytes / r.res.RowBytes
 		require.Positive(t, slots)
 		var before *superbatch.State
-		at := 0
+		pos := 0
 		for _, e := range r.res.Epochs {
 			var hits, loaded int64
-			for end := at + e.Batches; at < end; {
-				n := min(length, end-at)
+			for end := pos + e.Batches; pos < end; {
+				n := min(length, end-pos)
 				c, err := superbatch.Inspect(context.Background(),
-					superbatch.Memory(all[at:at+n]), superbatch.Config{Slots: slots,
+					superbatch.Memory(all[pos:pos+n]), superbatch.Config{Slots: slots,
 						Before: before, Fill: true})
 				require.NoError(t, err)
 				hits, loaded = hits+c.Stats.Hits, loaded+c.Stats.Loaded
 				if before = nil; i > 0 {
 					before = &c.After
 				}
-				at += n
+				pos += n
 			}
 			require.Equal(t, []int64{hits, loaded}, []int64{e.RowsCPU, e.RowsLoaded})
 			require.Positive(t, hits)
@@ -184,10 +184,10 @@ func TestPlannedGoesOn(t *testing.T) {
 		cfg.CheckpointDir, cfg.Resume = t.TempDir(), true
 		for stop := 5 + i; ; stop += 11 {
 			ctx, cancel := context.WithCancel(context.Background())
-			told := 0
+			heard := 0
 			r := train(t, ctx, cfg, d, feat, s, 2, report.Observer{
 				Step: func(string, int, int) {
-					if told++; told == stop {
+					if heard++; heard == stop {
 						cancel()
 					}
 				}})

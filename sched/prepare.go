@@ -13,8 +13,8 @@ import (
 
 // Prepare lays out on disk the data that Train begins with under cfg: the mini-batches of a mode
 // that samples them beforehand, or the parts of one that trains mega-batches. It trains nothing.
-// What is there already stays; what was cut off is resumed. When ctx ends the error has class
-// errs.Interrupted, and the next call goes on.
+// Files that are there stay, and those that were cut off are resumed. When ctx ends the error has
+// class errs.Interrupted, and the next call resumes.
 func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	obs report.Observer) (res *report.PrepareResult, err error) {
 	if cfg, err = tiers.Known(cfg).Filled(); err != nil {

@@ -98,7 +98,7 @@ func TestRanksAgreeOnResume(t *testing.T) {
 	}
 }
 
-// A rank that is asked to stop ends all, and each says what is saved.
+// A rank that is asked to stop ends all, and each names the checkpoint.
 func TestRanksStop(t *testing.T) {
 	d, _ := tiny.open(t)
 	for _, dir := range []string{"", t.TempDir()} {

@@ -82,8 +82,8 @@ func TestTraceOfRunsThatEndEarly(t *testing.T) {
 	require.ErrorContains(t, r.err, "option trace "+cfg.Trace)
 }
 
-// A trace of tiers that know a superbatch tells which mini-batches they knew: a replay comes to
-// what the run counted, in turn and overlapped, of one tier and of two, whole or interrupted.
+// A trace of tiers that know a superbatch names the mini-batches that they knew: a replay comes to
+// the counts of the run, in turn and overlapped, of one tier and of two, whole or interrupted.
 func TestTraceOfPlannedTiers(t *testing.T) {
 	for n, g := range []graphSpec{tiny, dense} {
 		d, feat := g.open(t)

@@ -317,7 +317,7 @@ func childMain() int {
 	}
 	cfg := childConfig()
 	cfg.CheckpointDir, cfg.Resume, cfg.Pipeline = c.Checkpoint, true, c.Pipeline
-	if cfg.Pipeline == plan.PipelineRunAhead { // an epoch goes on with an empty tier
+	if cfg.Pipeline == plan.PipelineRunAhead { // an epoch resumes with an empty tier
 		cfg.Policy, cfg.CacheLine, cfg.Window, cfg.Accumulate, cfg.IOStack = "sieve", 4096, 2, 0.9,
 			gpuio.StackSync
 	}

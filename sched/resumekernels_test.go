@@ -50,14 +50,14 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 	}
 	n := run(simd.AVX2, 3)
 	require.Contains(t, n, path)
-	require.Contains(t, n, "option kernels generic and goes on with avx2")
+	require.Contains(t, n, "option kernels generic and resumes with avx2")
 	require.NotContains(t, run(simd.Best(), 4), "option kernels", "AVX2 and AVX-512 give the same bits")
-	require.Contains(t, run(simd.Generic, 5), "goes on with generic")
+	require.Contains(t, run(simd.Generic, 5), "resumes with generic")
 	precision = "bf16"
-	require.Contains(t, run(simd.Best(), 6), "option kernels generic and goes on with option kernels "+
+	require.Contains(t, run(simd.Best(), 6), "option kernels generic and resumes with option kernels "+
 		simd.Best().String()+" and option precision bf16")
 	require.NotContains(t, run(simd.Generic, 7), "option kernels", "all levels give the same bits")
 	precision = "fp32"
 	require.Contains(t, run(simd.AVX2, 8),
-		"option kernels generic and option precision bf16 and goes on with option kernels avx2")
+		"option kernels generic and option precision bf16 and resumes with option kernels avx2")
 }

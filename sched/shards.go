@@ -14,11 +14,11 @@ import (
 
 // An optimiser step covers Config.Shards mini-batches that follow each other, its shards; the last
 // step of an epoch may have fewer. A step's gradient is that of the mean loss over all labelled
-// seeds of its shards: each shard's is weighted by its share of them, which labels tell before
-// anything trains, and package shardtree says in which order they are added.
+// seeds of its shards: each shard's is weighted by its share of them, known by its labels
+// before anything trains, and package shardtree fixes the order of the sums.
 //
-// A walk may end between two shards of a step, where a superbatch ends or memory ran out. What was
-// added so far stays with the model, and the next walk goes on behind it.
+// A walk may end between two shards of a step, where a superbatch ends or memory ran out. The
+// sums so far stay with the model, and the next walk adds to them.
 
 // hostRoot is a sum of shards' gradients where the CPU sees it.
 type hostRoot struct {

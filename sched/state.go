@@ -73,7 +73,7 @@ type printedFacts struct {
 	RowDType string `json:"row-dtype,omitempty"`
 	// Kernels is the level of the host kernels, or what computed on a GPU (engine.arithmetic);
 	// empty: generic, the only one there once was. A machine may lack the level of another, or a
-	// GPU, so a run may resume at any; a note says where the bits will differ.
+	// GPU, so a run may resume at any; a note tells of bits that will differ.
 	Kernels string `json:"kernels,omitempty"`
 }
 
@@ -160,7 +160,7 @@ func (f *fingerprint) rounding(now string) errs.Text {
 		with = name(now) // another device or precision
 	}
 	return errs.Textf(
-		"was made with %s and goes on with %s, which rounds otherwise: the parameters will not be to the bit those of a run that was never stopped",
+		"was made with %s and resumes with %s, which rounds otherwise: the parameters will not be to the bit those of a run that was never stopped",
 		name(was), with)
 }
 

@@ -81,7 +81,7 @@ func checkOrder(t testing.TB, spans []drawn, pipeline string, slack float64) {
 	}
 	require.NotEmpty(t, by)
 	for k, ops := range by {
-		bound := func(track string, last bool) (at float64) {
+		bound := func(track string, last bool) (where float64) {
 			first := true
 			for _, s := range ops {
 				if s.track != track {
@@ -89,14 +89,14 @@ func checkOrder(t testing.TB, spans []drawn, pipeline string, slack float64) {
 				}
 				switch {
 				case last:
-					at = max(at, s.to)
+					where = max(where, s.to)
 				case first:
-					at, first = s.from, false
+					where, first = s.from, false
 				default:
-					at = min(at, s.from)
+					where = min(where, s.from)
 				}
 			}
-			return at
+			return where
 		}
 		has := func(track string) bool {
 			for _, s := range ops {
@@ -106,13 +106,13 @@ func checkOrder(t testing.TB, spans []drawn, pipeline string, slack float64) {
 			}
 			return false
 		}
-		at := fmt.Sprintf("%v under %s", k, pipeline)
+		where := fmt.Sprintf("%v under %s", k, pipeline)
 		require.True(t, has(report.TrackSample) && has(report.TrackLookup) &&
-			has(report.TrackTrain), at)
+			has(report.TrackTrain), where)
 		order := func(a, b string) {
 			if has(a) && has(b) {
 				require.LessOrEqual(t, bound(a, true), bound(b, false)+slack,
-					"%s: %s ends before %s begins", at, a, b)
+					"%s: %s ends before %s begins", where, a, b)
 			}
 		}
 		order(report.TrackComplete, report.TrackTrain)
@@ -128,9 +128,9 @@ func checkOrder(t testing.TB, spans []drawn, pipeline string, slack float64) {
 		}
 		if has(report.TrackSubmit) {
 			require.LessOrEqual(t, bound(report.TrackSubmit, false),
-				bound(report.TrackComplete, false)+slack, at)
+				bound(report.TrackComplete, false)+slack, where)
 			require.LessOrEqual(t, bound(report.TrackLookup, false),
-				bound(report.TrackSubmit, false)+slack, at)
+				bound(report.TrackSubmit, false)+slack, where)
 		}
 	}
 }
@@ -193,7 +193,7 @@ func TestIOFigures(t *testing.T) {
 	require.Contains(t, string(b), `"ssds":[]`)
 }
 
-// The result says what each SSD did, over both stacks that drive queues.
+// The result describes each SSD, over both stacks that drive queues.
 func TestResultPerSSD(t *testing.T) {
 	d, feat := tiny.open(t)
 	for _, stack := range []string{gpuio.StackAsync, gpuio.StackSync} {

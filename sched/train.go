@@ -40,7 +40,7 @@ const (
 // When ctx ends, the current step is finished, a checkpoint is saved where a folder was given,
 // and the error has class errs.Interrupted; the Result then holds the epochs that were whole.
 // After a failed read the error has class errs.Device, nothing was trained on the rows, the
-// last checkpoint stays as it was, and the Result says what each SSD did.
+// last checkpoint stays as it was, and the Result has the figures of each SSD.
 func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	obs report.Observer) (res *report.Result, err error) {
 	if in.Group != nil {
@@ -456,9 +456,8 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 			t.state.BestAcc = *r.ValAcc
 		}
 	}
-	// What an epoch leaves on Go's heap (a few hundred bytes a launch) must not add up over epochs
-	// until the collector finds it worth its while. The heap is small, so this takes a few
-	// milliseconds.
+	// Garbage of an epoch on Go's heap (a few hundred bytes a launch) must not add up over epochs
+	// until the collector runs by itself. The heap is small, so this takes a few milliseconds.
 	runtime.GC()
 	rss, err := hostmem.ReadRSS()
 	if err != nil {

@@ -32,7 +32,7 @@ func tuned(level string, f func(*plan.Config)) plan.Config {
 	return c
 }
 
-// Whatever the tuner tries and chooses, the run is the same to the bit, and it tells what it did.
+// Whatever the tuner tries and chooses, the run is the same to the bit, and it reports its trials.
 func TestTune(t *testing.T) {
 	least, batches := tuner.Least, tuner.Batches
 	tuner.Least = 0
@@ -133,7 +133,7 @@ func TestTune(t *testing.T) {
 	require.Empty(t, r.res.Tuned.Flags)
 }
 
-// What comes after a batch, such as a checkpoint, is no part of a segment's time: it would decide
+// Work after a batch, such as a checkpoint, is no part of a segment's time: it would decide
 // by where it falls.
 func TestTuneWithoutCheckpoints(t *testing.T) {
 	least, batches := tuner.Least, tuner.Batches

@@ -415,7 +415,7 @@ func TestVirtualAccumulator(t *testing.T) {
 	}
 }
 
-// What passes before the first batch that is played fills the caches and is counted nowhere.
+// Batches before the first that is played fill the caches and are counted nowhere.
 func TestVirtualWarm(t *testing.T) {
 	d := large.generate(t)
 	play := func(warm, n int) report.EpochResult {
@@ -796,7 +796,7 @@ func TestVirtualCountsOfMegaBatches(t *testing.T) {
 			require.Greater(t, r.LoadSeconds, r.InduceSeconds, name)
 			require.Greater(t, m.LoadSeconds, m.InduceSeconds, name)
 			require.Positive(t, min(r.InduceSeconds, m.InduceSeconds, m.WaitSeconds), name)
-			// What is of a folder, or of time, is not the model's.
+			// Figures of a folder, or of time, are not the model's.
 			for _, i := range []*hierspec.MegaInfo{&r, &m} {
 				i.Dir, i.PagesOn, i.Reused, i.Key, i.LayoutSeconds = "", "", false, "", 0
 				i.LoadSeconds, i.InduceSeconds, i.WaitSeconds, i.Waits = 0, 0, 0, 0
@@ -878,7 +878,7 @@ func TestVirtualMegaBatches(t *testing.T) {
 		}
 	}
 	require.Equal(t, one.Mega.MegaBatches, loads)
-	// What is played of an epoch loads no more than that needs.
+	// A part of an epoch that is played loads no more than it needs.
 	part, _ := play("a100-980pro", 1, 3, nil)
 	require.Equal(t, 3, part.Epochs[0].Batches)
 	require.Less(t, part.Mega.MegaBatches, one.Mega.MegaBatches)

@@ -158,7 +158,7 @@ func TestShapeOfTheAccumulator(t *testing.T) {
 	require.Greater(t, iops, 0.9*s.m.Bound(4096))
 }
 
-// What others measured on a machine that the profiles describe, and that was not used for them.
+// Measurements by others on a machine that the profiles describe, and that were not used for them.
 func TestShapeOnPM1753(t *testing.T) {
 	run := func(bytes int64, depth, pairs int) float64 {
 		iops, _, _ := bench{profile: "h100-pm1753x16", ssds: 16, c: Config{Stack: gpuio.StackAsync,

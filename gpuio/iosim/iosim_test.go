@@ -227,7 +227,7 @@ func TestLittlesLaw(t *testing.T) {
 	}
 }
 
-// What a stack reaches with all it needs is what SSDs or link allow, and never more.
+// A stack with all it needs reaches the rate of SSDs or link, and never more.
 func TestPlateauIsTheSmallestBound(t *testing.T) {
 	for _, b := range []bench{
 		{profile: "a100-p5510x12", ssds: 1, c: Config{Stack: gpuio.StackAsync}},

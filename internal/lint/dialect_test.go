@@ -37,7 +37,7 @@ var dialectLeft = map[string]int{
 	"graph":    0,
 	"internal": 6,
 	"python":   0,
-	"sched":    82,
+	"sched":    0,
 	"tools":    0,
 }
 

@@ -19,9 +19,9 @@ func TestHitsAtIsPlacement(t *testing.T) {
 			want += int64(counts[r])
 			per[r%3] += int64(counts[r])
 		}
-		at := hitsAt(scores, counts, []int64{n}, 3)
-		require.Equal(t, rankHits{want, per}, at[n])
-		require.Equal(t, int64(11111111), at[8].hits)
+		hits := hitsAt(scores, counts, []int64{n}, 3)
+		require.Equal(t, rankHits{want, per}, hits[n])
+		require.Equal(t, int64(11111111), hits[8].hits)
 	}
 	require.Empty(t, hitsAt(nil, nil, []int64{0}, 1)[0].hits)
 }

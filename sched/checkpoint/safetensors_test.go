@@ -134,7 +134,7 @@ func TestSaveReplacesAtomically(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.safetensors")
 	require.NoError(t, Save(path, sample()))
-	// What a killed Save leaves behind harms neither a load nor the next Save.
+	// Leftovers of a killed Save harm neither a load nor the next Save.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, ".last.safetensors.partial"),
 		[]byte("torn"), 0o644))
 	_, err := Load(path)
@@ -256,7 +256,7 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	require.NoError(t, err, "escaped in a value it is another text")
 }
 
-// What another program's reader sees: the length, JSON, names with ranges that cover the rest, and
+// Another program's reader sees the length, JSON, names with ranges that cover the rest, and
 // metadata of strings.
 func TestOtherReadersTakeOurFiles(t *testing.T) {
 	b := encode(t, sample())

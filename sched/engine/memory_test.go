@@ -12,7 +12,7 @@ import (
 	"helios/sched/prepare"
 )
 
-// What an error takes from the GPU tier: what was missing and some slack, at most all of it.
+// An error takes from the GPU tier the bytes that were missing and some slack, at most all of it.
 func TestShrunk(t *testing.T) {
 	h, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
 	require.NoError(t, err)

@@ -77,7 +77,7 @@ func TopologyBytes(nodes, edges int64) (bytes int64, wide bool) {
 func fromPopularity(g Graph, p *Popularity, c plan.Config) (*Accesses, error) {
 	if m := c.Method(); m.WholeLists || m.Dependent {
 		return nil, errs.New(errs.Usage,
-			"%v %s: no skew and no degrees tell what it draws; plan for a dataset or a trace",
+			"%v %s: no skew and no degrees describe its draws; plan for a dataset or a trace",
 			errs.Key("sampler"), m.Name)
 	}
 	mean := float64(g.Edges) / float64(g.Nodes)

@@ -47,7 +47,7 @@ const (
 	resNothing  = "nothing overlaps"
 )
 
-// closeEnough is how near calibration comes.
+// closeEnough is the relative error of calibration.
 const closeEnough = 0.01
 
 func profile(t testing.TB, name string) *hardware.Profile {
@@ -146,8 +146,8 @@ func TestReplicasAreBoundByCopies(t *testing.T) {
 	require.Equal(t, resTraining, find(t, o, nil).Bottleneck)
 }
 
-// What a share of the rows has of the accesses is what was asked for, and what a static tier of
-// that size hits.
+// A share of the rows has the share of the accesses that was asked for, and a static tier of that
+// size hits as many.
 func TestShareOfAccesses(t *testing.T) {
 	o := small(t, static.ModeCPU)
 	o.Batches = 12
@@ -243,8 +243,8 @@ func played(t testing.TB, o planner.Options, epoch int) (report.EpochResult,
 	return r.Epochs[epoch], r
 }
 
-// Of a dataset whose whole epoch is played a plan says what train on the virtual clock says, row
-// for row.
+// A plan that plays the whole epoch of a dataset agrees with train on the virtual clock, row for
+// row.
 func TestPlanOfADatasetIsTheVirtualClocks(t *testing.T) {
 	in := graphOf(t)
 	for _, mode := range []string{static.ModeHelios, static.ModeCPU, static.ModeMmap,
@@ -430,7 +430,7 @@ func TestParseSweep(t *testing.T) {
 	}
 }
 
-// Where SSDs are unequal the slowest bounds all, and the plan says what that costs.
+// Where SSDs are unequal the slowest bounds all, and the plan has the cost of that.
 func TestUnequalSSDs(t *testing.T) {
 	o := small(t, static.ModeHelios)
 	o.Graph.Dim, o.Config.Batch = 1024, 128
@@ -451,7 +451,7 @@ func TestUnequalSSDs(t *testing.T) {
 	require.Equal(t, mixed.RowsSSD, fast.RowsSSD)
 }
 
-// Training takes as long as it is told to, or the plan says why it cannot.
+// Training takes as long as it is told to, or the plan refuses with the reason.
 func TestCalibrate(t *testing.T) {
 	o := small(t, static.ModeHelios)
 	o.Hardware.Profile = profile(t, "host")

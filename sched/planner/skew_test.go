@@ -42,9 +42,9 @@ func FuzzDegrees(f *testing.F) {
 func TestPlaces(t *testing.T) {
 	for _, n := range []int64{1, 2, 3, 1000, 4097} {
 		seen := map[int64]bool{}
-		at := newPlaces(n, 7)
+		pos := newPlaces(n, 7)
 		for r := range n {
-			row := at.row(r)
+			row := pos.row(r)
 			require.True(t, row >= 0 && row < n && !seen[row])
 			seen[row] = true
 		}

@@ -14,8 +14,8 @@ import (
 //
 //   - SMs go by stream priority; streams of one priority get shares by what they want, and what they
 //     want is their SM budget, or all. So a kernel on k of n SMs runs at the roofline of k, and budgets
-//     that together exceed the GPU slow the less urgent kernels down. What the I/O kernels hold while
-//     reads are in flight is taken off first.
+//     that together exceed the GPU slow the less urgent kernels down. SMs of the I/O kernels are taken
+//     off first while reads are in flight.
 //   - Kernels that together want more of the GPU's memory than there is get it in proportion.
 //   - Reads of the CPU's memory go over the link into the GPU, which the SSDs' data takes too. A kernel
 //     ends when both its work and its reads are done; one that only waits for reads holds no SMs, as its

@@ -32,13 +32,13 @@ func TestVirtualGPUShares(t *testing.T) {
 	const n = 10_000_000
 	alone := g.g.KernelNS(g.g.Ops.Sample, hardware.Work{Items: n}, 0)
 	over := g.g.OpLaunchNS.NS() + g.g.TeardownNS.NS()
-	at := map[string]int64{}
+	times := map[string]int64{}
 	run := func(name string, s *vstream, k []cost.Kernel) {
-		s.launch(k, nil, func(now int64) { at[name] = now })
+		s.launch(k, nil, func(now int64) { times[name] = now })
 	}
 	run("alone", g.stream(0, 0), items(n))
 	sim.Run()
-	require.InDelta(t, alone+over, at["alone"], 2)
+	require.InDelta(t, alone+over, times["alone"], 2)
 
 	// Two of one priority share; both take twice as long.
 	start := sim.Now()
@@ -46,8 +46,8 @@ func TestVirtualGPUShares(t *testing.T) {
 	run("a", a, items(n))
 	run("b", b, items(n))
 	sim.Run()
-	require.InDelta(t, 2*alone+over, at["a"]-start, 4)
-	require.InDelta(t, 2*alone+over, at["b"]-start, 4)
+	require.InDelta(t, 2*alone+over, times["a"]-start, 4)
+	require.InDelta(t, 2*alone+over, times["b"]-start, 4)
 	require.InDelta(t, float64(2*alone), a.busy+b.busy, 8,
 		"each had half of the SMs that it wanted")
 
@@ -56,8 +56,8 @@ func TestVirtualGPUShares(t *testing.T) {
 	run("urgent", g.stream(2, 0), items(n))
 	run("patient", g.stream(1, 0), items(n))
 	sim.Run()
-	require.InDelta(t, alone+over, at["urgent"]-start, 4)
-	require.InDelta(t, 2*alone+over, at["patient"]-start, 4)
+	require.InDelta(t, alone+over, times["urgent"]-start, 4)
+	require.InDelta(t, 2*alone+over, times["patient"]-start, 4)
 
 	// With budgets that fit, neither disturbs the other.
 	start = sim.Now()
@@ -65,8 +65,8 @@ func TestVirtualGPUShares(t *testing.T) {
 	run("left", g.stream(2, 54), items(n))
 	run("right", g.stream(1, 54), items(n))
 	sim.Run()
-	require.InDelta(t, half+over, at["left"]-start, 4)
-	require.InDelta(t, half+over, at["right"]-start, 4)
+	require.InDelta(t, half+over, times["left"]-start, 4)
+	require.InDelta(t, half+over, times["right"]-start, 4)
 
 	// Memory is shared even where SMs are not: two that fill it take twice as long.
 	gather := func(bytes int64) []cost.Kernel {
@@ -77,15 +77,15 @@ func TestVirtualGPUShares(t *testing.T) {
 	run("m1", g.stream(2, 54), gather(1<<30))
 	run("m2", g.stream(2, 54), gather(1<<30))
 	sim.Run()
-	require.InEpsilon(t, 2*one+over, at["m1"]-start, 0.001)
-	require.InEpsilon(t, 2*one+over, at["m2"]-start, 0.001)
+	require.InEpsilon(t, 2*one+over, times["m1"]-start, 0.001)
+	require.InEpsilon(t, 2*one+over, times["m2"]-start, 0.001)
 
-	// What the I/O kernels hold is not there for others.
+	// SMs of the I/O kernels are not there for others.
 	g.io = func() float64 { return 54 }
 	start = sim.Now()
 	run("io", g.stream(0, 0), items(n))
 	sim.Run()
-	require.InDelta(t, half+over, at["io"]-start, 4)
+	require.InDelta(t, half+over, times["io"]-start, 4)
 }
 
 // Kernels that read the CPU's memory take the link, at its rate.

@@ -165,11 +165,11 @@ func TestWalkKeepsTheGraph(t *testing.T) {
 				require.NoError(t, w.Failure(), name)
 				require.Equal(t, n, w.Passed(), name)
 				require.Empty(t, w.Left(), name)
-				most := f.graph.Samples
+				limit := f.graph.Samples
 				if c.Accumulate > 0 {
-					most = f.group + 1 + c.Window + f.graph.Credits
+					limit = f.group + 1 + c.Window + f.graph.Credits
 				}
-				require.LessOrEqual(t, f.most, most, name)
+				require.LessOrEqual(t, f.most, limit, name)
 				require.Zero(t, f.flying, name)
 				var trained, seen []string
 				for _, x := range f.order {
