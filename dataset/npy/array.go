@@ -3,6 +3,7 @@ package npy
 import (
 	"archive/zip"
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -291,6 +292,13 @@ func (a *Array) Reader(from int64) (*Reader, error) {
 	}
 	return &Reader{name: a.Name, dt: a.Header.DType, left: n - from, total: n,
 		br: bufio.NewReaderSize(rc, readerBuffer), c: rc, member: member}, nil
+}
+
+// ReaderOf streams elements that are in memory. It need not be closed.
+func ReaderOf(name string, dt DType, data []byte) *Reader {
+	n := int64(len(data) / max(dt.Size, 1))
+	return &Reader{name: name, dt: dt, left: n, total: n,
+		br: bufio.NewReaderSize(bytes.NewReader(data), 4096)}
 }
 
 // Close ends the stream.

@@ -812,52 +812,20 @@ func (p *parser) finished(v any) (any, error) {
 func (a *Array) Elements() int64 { return int64(len(a.Data) / max(a.DType.Size, 1)) }
 
 // Floats returns the elements in the order of the data.
-func (a *Array) Floats() ([]float64, error) { return convert[float64](a) }
+func (a *Array) Floats() ([]float64, error) { return convert(a, (*npy.Reader).Floats) }
 
-// Ints returns the elements in the order of the data; a number with a fraction is an error.
-func (a *Array) Ints() ([]int64, error) { return convert[int64](a) }
+// Ints returns the elements in the order of the data, which must be integers.
+func (a *Array) Ints() ([]int64, error) { return convert(a, (*npy.Reader).Ints) }
 
-func convert[T int64 | float64](a *Array) ([]T, error) {
+func convert[T any](a *Array, read func(*npy.Reader, []T) (int, error)) ([]T, error) {
+	r := npy.ReaderOf("an array", a.DType, a.Data)
 	out := make([]T, a.Elements())
-	size := a.DType.Size
-	for i := range out {
-		b := a.Data[i*size : (i+1)*size]
-		var u uint64
-		for k := range b {
-			j := k
-			if !a.DType.Big {
-				j = size - 1 - k
-			}
-			u = u<<8 | uint64(b[j])
+	for rest := out; len(rest) > 0; {
+		n, err := read(r, rest[:min(len(rest), 8<<10)])
+		if err != nil {
+			return nil, err
 		}
-		switch a.DType.Kind {
-		case 'i':
-			out[i] = T(int64(u<<(64-8*size)) >> (64 - 8*size))
-		case 'u', 'b':
-			if u > math.MaxInt64 {
-				return nil, fmt.Errorf("element %d is %d, which passes 63 bits", i, u)
-			}
-			out[i] = T(u)
-		case 'f':
-			var x float64
-			switch size {
-			case 2:
-				x = float64(npy.Half(uint16(u)))
-			case 4:
-				x = float64(math.Float32frombits(uint32(u)))
-			case 8:
-				x = math.Float64frombits(u)
-			default:
-				return nil, fmt.Errorf("floats of %d bytes are not read", size)
-			}
-			if _, whole := any(out[i]).(int64); whole &&
-				!(x == math.Trunc(x) && math.Abs(x) < 1<<62) {
-				return nil, fmt.Errorf("element %d is %v, not a whole number", i, x)
-			}
-			out[i] = T(x)
-		default:
-			return nil, fmt.Errorf("elements of type %v are not numbers", a.DType)
-		}
+		rest = rest[n:]
 	}
 	return out, nil
 }

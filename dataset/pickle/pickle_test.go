@@ -80,7 +80,7 @@ func TestParse(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []float64{1.5}, f, kind)
 		_, err = a.Ints()
-		require.ErrorContains(t, err, "not a whole number")
+		require.ErrorContains(t, err, "integers are needed")
 	}
 	m := parse(matrix(2, 3, []int32{0, 1, 3}, []int32{2, 0, 1}, arr("<i4", i4(7, 8, 9), 3))).(*CSR)
 	require.Equal(t, &CSR{Rows: 2, Cols: 3, Indptr: []int64{0, 1, 3}, Indices: []int64{2, 0, 1},
