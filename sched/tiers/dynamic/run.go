@@ -133,20 +133,10 @@ func (d *Tiers) Place(ctx context.Context) (err error) {
 	if err := e.Store.Open(ctx, rows); err != nil {
 		return engine.Untiered(err)
 	}
-	b := e.Sizes
-	if b.Auto {
-		room, err := e.AutoRoom(ctx)
-		if err == nil && room > 0 {
-			room, err = d.besideDirectory(room)
-		}
-		if err != nil {
-			return engine.Untiered(err)
-		}
-		b.GPURows, b.Auto = min(room, e.Rows*e.RowBytes)/e.RowBytes, false
-	}
-	if e.Placement, err = e.Choose(ctx, plan.TierSizes{CPURows: b.CPURows}, e.Hooks()); err != nil {
+	if err := d.choose(ctx); err != nil {
 		return engine.Untiered(err)
 	}
+	b := e.Sizes
 	if bytes := b.GPURows * e.RowBytes; d.slotsIn(bytes) == 0 {
 		e.Observer.TellNote(
 			"the GPU tier of %s has no room for a line of %s, so policy %s keeps nothing; raise {gpu-cache}",
@@ -178,6 +168,27 @@ func (d *Tiers) Place(ctx context.Context) (err error) {
 		return err
 	}
 	return d.calibrate(ctx)
+}
+
+// choose sizes the GPU tier, and chooses the rows of the CPU buffer.
+func (d *Tiers) choose(ctx context.Context) (err error) {
+	e := d.Engine
+	b := e.Sizes
+	if b.Auto {
+		room, err := e.AutoRoom(ctx)
+		if err == nil && room > 0 {
+			room, err = d.besideDirectory(room)
+		}
+		if err != nil {
+			return err
+		}
+		b.GPURows, b.Auto = min(room, e.Rows*e.RowBytes)/e.RowBytes, false
+	}
+	e.Placement, err = e.Choose(ctx, plan.TierSizes{CPURows: b.CPURows}, e.Hooks())
+	if err == nil {
+		e.Sizes = b
+	}
+	return err
 }
 
 // Close frees the tier and what is in use with it. Nothing may be in flight.

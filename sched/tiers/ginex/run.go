@@ -266,12 +266,8 @@ func (t *Tiers) ahead(ctx context.Context, p *engine.Pass, now *superbatchRun) {
 func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func(
 	context.Context) (*superbatch.State, error), meanwhile bool) (*superbatchRun, error) {
 	e := t.Engine
-	if t.sampler == nil {
-		var err error
-		if t.sampler, err = e.NewAhead(
-			e.Config.Operators(true).StreamOptions(plan.OpSuperbatch)); err != nil {
-			return nil, err
-		}
+	if err := t.openSampler(); err != nil {
+		return nil, err
 	}
 	// While memory is lent nothing trains: what the tiers hold is known.
 	var held *superbatch.State
@@ -334,6 +330,15 @@ func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func
 	e.Trace.Beside(report.TrackInspect, "look ahead", inspect)
 	t.play(ctx, x)
 	return x, nil
+}
+
+// openSampler opens the sampler of superbatches, where it is not open.
+func (t *Tiers) openSampler() (err error) {
+	if t.sampler == nil {
+		t.sampler, err = t.Engine.NewAhead(
+			t.Engine.Config.Operators(true).StreamOptions(plan.OpSuperbatch))
+	}
+	return err
 }
 
 // play has the changes of a superbatch found, on a goroutine of its own.
