@@ -123,7 +123,7 @@ func (v *byteVerb) run(t *testing.T, extra ...string) (result string, r outcome)
 		}
 		for _, k := range []string{"event", "epoch", "loss", "train_acc", "val_acc", "test_acc",
 			"params_sha256", "accuracy", "nodes", "chunks", "bad_count", "sealed", "cut_edges",
-			"max_nodes", "max_edges"} {
+			"max_nodes", "max_edges", "policy", "lines", "total"} {
 			keep = append(keep, m[k])
 		}
 	}
@@ -215,7 +215,7 @@ func TestByteTrials(t *testing.T) {
 	predict := &byteVerb{name: "predict", args: []string{"predict", "g", "--checkpoint", "ck",
 		"--csv", "p.csv", "--hotness-dir", "off"}, out: "p.csv"}
 	replay := &byteVerb{name: "cache replay", args: []string{"cache", "replay", "run.trace",
-		"--csv", "replay.csv", "--quiet", "--workers", "1"}, out: "replay.csv"}
+		"--json", "--quiet", "--workers", "1"}}
 	load := &byteVerb{name: "load", args: []string{"load", "g", "--json", "--quiet"},
 		keep: []string{"ssd0.img", "ssd1.img"}}
 	measure := &byteVerb{name: "partition --in", args: []string{"partition", "g", "--in",

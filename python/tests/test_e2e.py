@@ -228,7 +228,7 @@ def test_errors(site):
         for wrong in ({"sampler": "no"}, {"no_such_option": 1}, {"mode": "no"}, {"policy": "no"}):
             with pytest.raises(helios.UsageError) as e:
                 helios.NumpyLoader(ds, **wrong)
-            assert str(next(iter(wrong))).replace("_", "-") in str(e.value)
+            assert next(iter(wrong)) in str(e.value)
         assert len(list(helios.NumpyLoader(ds))) > 0, "an error ends the session"
 
 
