@@ -8,7 +8,7 @@
 //	         parses, and resumed it comes to equal parameters
 //	hierkills  partition and runs of mode hier, from the making of their layout on, killed with SIGKILL at random moments: the
 //	         next one goes on, its parameters and bytes are those without kills, the dataset is as it was, nothing is left over
-//	soak     import, load, train and ranks under random faults, each killed at random moments: nothing is lost,
+//	soak     import, load, train, serve and ranks under random faults, each killed at random moments: nothing is lost,
 //	         and nothing is left over: not by default
 //
 //	make build && bin/lab/acceptance -heliosctl bin/heliosctl

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -43,8 +44,8 @@ func (r *runner) soaked() error {
 		return err
 	}
 	var lanes []*lane
-	for _, open := range []func() (*lane, error){r.trainLane, r.importLane, r.loadLane,
-		r.rankLane} {
+	for _, open := range []func() (*lane, error){r.trainLane, r.importLane, r.loadLane, r.rankLane,
+		r.serveLane} {
 		l, err := open()
 		if err != nil {
 			return err
@@ -417,4 +418,49 @@ func freePort() (string, error) {
 		return "", err
 	}
 	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port), l.Close()
+}
+
+// serveLane has a daemon with clients that leave at random, and kills it while it hands out
+// batches. Now and then it lives, to show that it keeps nothing of clients that are gone.
+func (r *runner) serveLane() (*lane, error) {
+	work, err := r.setUp("serve", 1, "16MiB", "generate", "--nodes", "3000", "--dim", "16", "--seed", "6")
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{runner: r, work: work}
+	if err := d.start(); err != nil {
+		return nil, err
+	}
+	for epoch := range soakEpochs {
+		sums, err := takeEpoch(r.ctx, work, epoch, -1)
+		if err != nil {
+			return nil, errors.Join(err, d.kill())
+		}
+		d.want = append(d.want, sums)
+	}
+	if err := d.end(); err != nil {
+		return nil, err
+	}
+	return &lane{name: "serve", finish: func() error { return d.calm(rand.New(rand.NewPCG(1, 1))) },
+		round: func(rng *rand.Rand) (bool, error) {
+			if rng.IntN(8) == 0 {
+				return false, d.calm(rng)
+			}
+			if err := d.start(); err != nil {
+				return false, err
+			}
+			ctx, stop := context.WithCancel(r.ctx)
+			defer stop()
+			clients := make(chan error, 2)
+			for i := range cap(clients) {
+				go func() { clients <- d.client(ctx, i) }()
+			}
+			time.Sleep(time.Duration(rng.Float64() * float64(300*time.Millisecond)))
+			err := d.kill()
+			stop()
+			for range cap(clients) {
+				err = errors.Join(err, <-clients)
+			}
+			return true, err
+		}}, nil
 }
