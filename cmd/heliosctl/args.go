@@ -29,40 +29,15 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 	if args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
 	}
-	// The verb is the first argument that is neither a flag nor a flag's value; so is the verb
-	// of a group ("import npy").
-	cmds, path := app.Commands, []*cli.Command(nil)
-	var rest []string
-	for {
-		i, err := firstArgument(cmds, path, args)
-		if err != nil {
-			return nil, strings.Join(names(path), " "), err
-		}
-		if i < 0 {
-			if len(path) == 0 && slices.ContainsFunc(args, isHelp) {
-				return []string{"--help"}, "", nil
-			}
-			if len(path) > 0 && slices.ContainsFunc(args, isHelp) {
-				return append(names(path), "--help"), path[0].Name, nil
-			}
-			return nil, strings.Join(names(path), " "), errs.New(errs.Usage,
-				"no verb; choose one of %s", strings.Join(names(cmds), ", "))
-		}
-		c := find(cmds, args[i])
-		if c == nil {
-			return nil, strings.Join(names(path), " "), errs.New(errs.Usage, "unknown verb %q; %s",
-				args[i], meant(args[i], names(cmds), "see \"heliosctl --help\""))
-		}
-		path = append(path, c)
-		args = slices.Concat(args[:i], args[i+1:])
-		if len(c.Subcommands) == 0 {
-			rest = args
-			break
-		}
-		cmds = c.Subcommands
+	path, rest, err := locateVerb(app.Commands, args)
+	verb = strings.Join(names(path), " ")
+	if err != nil {
+		return nil, verb, err
+	}
+	if len(path) == 0 || len(path[len(path)-1].Subcommands) > 0 {
+		return append(names(path), "--help"), verb, nil
 	}
 	c := path[len(path)-1]
-	verb = strings.Join(names(path), " ")
 	if c.SkipFlagParsing {
 		return append(names(path), rest...), verb, nil
 	}
@@ -89,6 +64,36 @@ func arrange(app *cli.App, args []string) (argv []string, verb string, err error
 		argv = append(argv, "--"+f.name+"="+f.value)
 	}
 	return append(append(argv, "--"), positional...), verb, nil
+}
+
+// locateVerb finds the verb: the first argument that is neither a flag nor a flag's value, and of
+// a group the one after that ("import npy"). rest are the other arguments. The path ends before a
+// verb where help is asked for instead.
+func locateVerb(cmds []*cli.Command, args []string) (path []*cli.Command, rest []string,
+	err error) {
+	for {
+		i, err := firstArgument(cmds, path, args)
+		switch {
+		case err != nil:
+			return path, nil, err
+		case i < 0 && slices.ContainsFunc(args, isHelp):
+			return path, nil, nil
+		case i < 0:
+			return path, nil, errs.New(errs.Usage, "no verb; choose one of %s",
+				strings.Join(names(cmds), ", "))
+		}
+		c := find(cmds, args[i])
+		if c == nil {
+			return path, nil, errs.New(errs.Usage, "unknown verb %q; %s", args[i],
+				meant(args[i], names(cmds), "see \"heliosctl --help\""))
+		}
+		path = append(path, c)
+		args = slices.Concat(args[:i], args[i+1:])
+		if len(c.Subcommands) == 0 {
+			return path, args, nil
+		}
+		cmds = c.Subcommands
+	}
 }
 
 // placesKey has the places of the options that a configuration file gave, by name.
@@ -272,7 +277,7 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 		} else if !given {
 			if i++; i == len(args) {
 				return nil, nil, false, errs.New(errs.Usage,
-					"flag --%s needs a value; see \"heliosctl %s --help\"", name, verb)
+					"flag %v needs a value; see \"heliosctl %s --help\"", errs.Key(name), verb)
 			}
 			value = args[i]
 		}
@@ -332,7 +337,7 @@ func checkValue(f cli.Flag, name, value string) error {
 		want = "a time such as 500ms or 5s"
 	}
 	if err != nil {
-		return errs.New(errs.Usage, "--%s %q is not %s", name, value, want)
+		return errs.New(errs.Usage, "%v %q is not %s", errs.Key(name), value, want)
 	}
 	return nil
 }
@@ -357,7 +362,8 @@ func list(flag, value string) ([]string, error) {
 }
 
 // parseList reads a list of different values; example is what an empty one lacks.
-func parseList[T comparable](flag, text, example string, parse func(string) (T, error)) ([]T, error) {
+func parseList[T comparable](flag, text, example string,
+	parse func(string) (T, error)) ([]T, error) {
 	parts, err := list(flag, text)
 	if err != nil {
 		return nil, err

@@ -146,7 +146,8 @@ func TestConfigFile(t *testing.T) {
 	} {
 		write(text)
 		_, err := args()
-		require.ErrorContains(t, err, want, text)
+		require.Error(t, err, text)
+		require.Contains(t, errs.Spell(err, errs.Key.Flag), want, text)
 	}
 	require.NoError(t, os.Remove("c.yaml"))
 	_, err = args()

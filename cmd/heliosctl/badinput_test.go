@@ -409,7 +409,7 @@ func TestBadFlags(t *testing.T) {
 			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "1MiB")
 		}, "train g --fault error(opp=read)", 2, []string{"--fault", "opp",
 			"keys are op, lba"}, ""},
-		{"more than the disk", nil, "generate --nodes 100000000000 --dim 100000 --out g", 1,
+		{"more than the disk", nil, "generate --nodes 4000000000 --dim 65536 --out g", 1,
 			[]string{"--out g", "free", "lower --nodes"}, "g"},
 		{"no nodes", nil, "generate --out g", 2, []string{"--nodes"}, "g"},
 		{"negative nodes", nil, "generate --nodes -5 --out g", 2, []string{"--nodes"}, "g"},

@@ -67,24 +67,24 @@ func parseNumbers(flag, text string) ([]int, error) {
 		return nil, err
 	}
 	if parts == nil {
-		return nil, errs.New(errs.Usage, "--%s is empty; write it like 1,2,4 or 1..12", flag)
+		return nil, errs.New(errs.Usage, "%v is empty; write it like 1,2,4 or 1..12", errs.Key(flag))
 	}
 	for _, p := range parts {
 		from, to, isRange := strings.Cut(p, "..")
 		lo, err := units.ParseInts(from, 1)
 		if err != nil {
-			return nil, errs.New(errs.Usage, "--%s: %w", flag, err)
+			return nil, errs.New(errs.Usage, "%v: %w", errs.Key(flag), err)
 		}
 		hi := lo
 		if isRange {
 			if hi, err = units.ParseInts(to, 1); err != nil {
-				return nil, errs.New(errs.Usage, "--%s: %w", flag, err)
+				return nil, errs.New(errs.Usage, "%v: %w", errs.Key(flag), err)
 			}
 		}
 		if hi[0] < lo[0] || hi[0]-lo[0] >= maxPoints {
 			return nil, errs.New(errs.Usage,
-				"--%s %s is not a range; write it like 1..12, the smaller number first, at most %d of them",
-				flag, p, maxPoints)
+				"%v %s is not a range; write it like 1..12, the smaller number first, at most %d of them",
+				errs.Key(flag), p, maxPoints)
 		}
 		for n := lo[0]; n <= hi[0]; n++ {
 			if !slices.Contains(out, n) {
@@ -126,29 +126,29 @@ func queued(s *gpuio.Stack) bool { return s.Queued }
 func (b *ioBench) check() error {
 	if b.given(&b.rung) != "" && !b.queues() {
 		return errs.New(errs.Usage,
-			"--memory-rung %s is for the stacks async and sync, and --io-stack %s has no queues of its own; leave it out",
+			"{memory-rung} %s is for the stacks async and sync, and {io-stack} %s has no queues of its own; leave it out",
 			b.rung, strings.Join(b.stacks, ","))
 	}
 	shares := func(s *gpuio.Stack) bool { return s.Coalesces }
 	for _, n := range b.coalesce {
 		if n > 0 && !gpuio.AnyStack(b.stacks, shares) {
 			return errs.New(errs.Usage,
-				"--coalesce %s: stack %s reads each row by itself; add %s to --io-stack, or leave it out",
+				"{coalesce} %s: stack %s reads each row by itself; add %s to {io-stack}, or leave it out",
 				strings.ReplaceAll(units.FormatBytes(int64(n)), " ", ""), strings.Join(b.stacks, ", "),
 				strings.Join(gpuio.StackNames(shares), " or "))
 		}
 	}
 	if !(b.seconds >= 0.001 && b.seconds <= 86400) {
-		return errs.New(errs.Usage, "--seconds %v is not between 0.001 and 86400", b.seconds)
+		return errs.New(errs.Usage, "{seconds} %v is not between 0.001 and 86400", b.seconds)
 	}
 	if b.queuePairs < 0 {
-		return errs.New(errs.Usage, "--queue-pairs %d is negative", b.queuePairs)
+		return errs.New(errs.Usage, "{queue-pairs} %d is negative", b.queuePairs)
 	}
 	if b.threads < 0 || b.threads > 1024 || b.threads%32 != 0 {
-		return errs.New(errs.Usage, "--threads %d: choose a multiple of 32 up to 1024", b.threads)
+		return errs.New(errs.Usage, "{threads} %d: choose a multiple of 32 up to 1024", b.threads)
 	}
 	if b.sets < 0 || b.sets > 32 {
-		return errs.New(errs.Usage, "--sets-in-flight %d is not between 1 and 32", b.sets)
+		return errs.New(errs.Usage, "{sets-in-flight} %d is not between 1 and 32", b.sets)
 	}
 	if err := b.loadModel(); err != nil {
 		return err
@@ -159,27 +159,27 @@ func (b *ioBench) check() error {
 // loadModel settles what the SSDs are to play.
 func (b *ioBench) loadModel() (err error) {
 	if b.latency < 0 || b.latency > 100*time.Millisecond {
-		return errs.New(errs.Usage, "--ssd-latency %v is not between 0 and 100ms", b.latency)
+		return errs.New(errs.Usage, "{ssd-latency} %v is not between 0 and 100ms", b.latency)
 	}
 	given := b.given(&b.model)
 	switch {
 	case given != "" && b.latency > 0:
-		return errs.New(errs.Usage, "--ssd-model and --ssd-latency: give one of them")
+		return errs.New(errs.Usage, "{ssd-model} and {ssd-latency}: give one of them")
 	case given != "":
 		if b.opener.playModel, err = ssdmodel.Load(b.model); err != nil {
-			return errs.New(errs.Usage, "--ssd-model: %w", err)
+			return errs.New(errs.Usage, "{ssd-model}: %w", err)
 		}
 	case b.latency > 0:
 		given = "ssd-latency"
 		if b.opener.playModel, err = ssdmodel.Fixed(b.latency); err != nil {
-			return errs.New(errs.Usage, "--ssd-latency: %w", err)
+			return errs.New(errs.Usage, "{ssd-latency}: %w", err)
 		}
 	}
 	for _, s := range b.stacks {
 		if given != "" && b.clock == iobench.ClockWall && !gpuio.AnyStack([]string{s}, queued) {
 			return errs.New(errs.Usage,
-				"--%s with --io-stack %s: that stack reads the backing past the controller, which alone plays a model; choose %s, or --clock virtual",
-				given, s, strings.Join(gpuio.StackNames(queued), " or "))
+				"%v with {io-stack} %s: that stack reads the backing past the controller, which alone plays a model; choose %s, or {clock} virtual",
+				errs.Key(given), s, strings.Join(gpuio.StackNames(queued), " or "))
 		}
 	}
 	return nil
@@ -189,13 +189,13 @@ func (b *ioBench) loadModel() (err error) {
 func (b *ioBench) loadClock() (err error) {
 	if b.clock == iobench.ClockWall {
 		if f := b.given(&b.profile, &b.lba); f != "" {
-			return errs.New(errs.Usage, "--%s is for --clock virtual", f)
+			return errs.New(errs.Usage, "%v is for {clock} virtual", errs.Key(f))
 		}
 		return nil
 	}
 	if b.named(b.env) {
 		return errs.New(errs.Usage,
-			"--dataset means nothing under --clock virtual: nothing is loaded there; give its --row-bytes")
+			"{dataset} means nothing under {clock} virtual: nothing is loaded there; give its {row-bytes}")
 	}
 	for _, off := range []struct {
 		field any
@@ -213,11 +213,11 @@ func (b *ioBench) loadClock() (err error) {
 		if f == "" || off.field == &b.names && len(b.names) == 0 { // numbers
 			continue
 		}
-		return errs.New(errs.Usage, "--%s means nothing under --clock virtual: %s", f, off.why)
+		return errs.New(errs.Usage, "%v means nothing under {clock} virtual: %s", errs.Key(f), off.why)
 	}
 	if b.given(&b.profile) == "" {
 		return errs.New(errs.Usage,
-			"--clock virtual needs --hardware: choose one of %s, or give a YAML file",
+			"{clock} virtual needs {hardware}: choose one of %s, or give a YAML file",
 			strings.Join(hardware.Names(), ", "))
 	}
 	if b.hardware, err = hardware.Load(b.profile); err != nil {

@@ -82,7 +82,7 @@ func (a *cacheBenchArgs) check(e *env) error {
 	for _, n := range a.nodes {
 		if n < a.cfg.Rows {
 			return errs.New(errs.Usage,
-				"--rows %d are more than --nodes %d; a lookup has each row at most once",
+				"{rows} %d are more than {nodes} %d; a lookup has each row at most once",
 				a.cfg.Rows, n)
 		}
 	}

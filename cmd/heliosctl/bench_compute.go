@@ -103,13 +103,13 @@ func (a *computeBenchArgs) check(e *env) error {
 	}
 	hostOnly := slices.Equal(a.devices, []string{"host"})
 	if f := e.given(&a.blas); f != "" && hostOnly {
-		return errs.New(errs.Usage, "--%s is for GPUs; add cuda to --device, or leave it out", f)
+		return errs.New(errs.Usage, "%v is for GPUs; add cuda to {device}, or leave it out", errs.Key(f))
 	}
 	if slices.Contains(a.devices, "host") {
 		for _, p := range a.precisions {
 			if !slices.Contains(gnn.HostPrecisions(), p) {
 				return errs.New(errs.Usage,
-					"--precision %v is for GPUs; leave it out, or give --device cuda alone", p)
+					"{precision} %v is for GPUs; leave it out, or give {device} cuda alone", p)
 			}
 		}
 	}
@@ -119,17 +119,17 @@ func (a *computeBenchArgs) check(e *env) error {
 		}
 	}
 	if a.cfg.Rows < 1 || a.cfg.Rows > 1<<24 {
-		return errs.New(errs.Usage, "--rows %d is not between 1 and %d", a.cfg.Rows, 1<<24)
+		return errs.New(errs.Usage, "{rows} %d is not between 1 and %d", a.cfg.Rows, 1<<24)
 	}
 	if e.given(&a.shapes) != "" && len(a.only) > 0 && !slices.Contains(a.only, "gemm") {
 		return errs.New(errs.Usage,
-			"--shapes is for products, which --only %s leaves out; add gemm to it",
+			"{shapes} is for products, which {only} %s leaves out; add gemm to it",
 			strings.Join(a.only, ","))
 	}
 	s := &a.cfg.Step
 	if f := e.given(&s.Model, &s.Nodes, &s.AvgDegree, &s.Batch, &s.Fanouts, &s.Dim, &s.Hidden,
 		&s.Classes); f != "" && !slices.Contains(a.only, "step") && (len(a.only) > 0 || hostOnly) {
-		return errs.New(errs.Usage, "--%s is for the group step; add it to --only", f)
+		return errs.New(errs.Usage, "%v is for the group step; add it to {only}", errs.Key(f))
 	}
 	if len(a.slots) == 0 {
 		a.slots = usualSlots()
@@ -335,7 +335,7 @@ func (b *computeBench) measure(ctx context.Context, dev cuda.Device,
 		r, err := cases[i].Measure(ctx, dev, cfg, limits, b.length())
 		var full *cuda.OutOfMemoryError
 		if errors.As(err, &full) && dev.Info().Backend != "host" {
-			err = fmt.Errorf("%w; give smaller sizes (--shapes, --rows, --batch-size)", err)
+			err = errs.Errorf("%w; give smaller sizes ({shapes}, {rows}, {batch-size})", err)
 		}
 		if err != nil {
 			return rows, err

@@ -51,7 +51,7 @@ func (a *kernelBenchArgs) refuseHostOnly(e *env, fields ...any) error {
 	if f := e.given(fields...); f != "" && !slices.ContainsFunc(a.devices,
 		func(d string) bool { return !strings.HasPrefix(d, "cuda") }) {
 		return errs.New(errs.Usage,
-			"--%s is for the host device; add host to --device, or leave it out", f)
+			"%v is for the host device; add host to {device}, or leave it out", errs.Key(f))
 	}
 	return nil
 }

@@ -272,13 +272,13 @@ func (b *ioBench) checkCounts(ssds []*gpuio.SSD) error {
 	for _, n := range b.counts {
 		if n > len(ssds) {
 			return errs.New(errs.Usage,
-				"--ssd-count %d: only %d are bound; bind more with \"heliosctl bind-ssds\"", n,
+				"{ssd-count} %d: only %d are bound; bind more with \"heliosctl bind-ssds\"", n,
 				len(ssds))
 		}
 		for _, d := range ssds[:n] {
 			if a, b := ssds[0].Ctrl.Namespace().LBABytes, d.Ctrl.Namespace().LBABytes; a != b {
 				return errs.New(errs.Usage,
-					"SSD %s has LBAs of %d bytes and %s of %d; choose SSDs of one size with --ssds",
+					"SSD %s has LBAs of %d bytes and %s of %d; choose SSDs of one size with {ssds}",
 					ssds[0].Name, a, d.Name, b)
 			}
 		}
@@ -406,7 +406,7 @@ func (b *ioBench) attach(ctx context.Context, set *ssdSet) (l benchLoaded,
 	if !b.named(b.env) {
 		if b.checkReads {
 			return l, errs.New(errs.Usage,
-				"--check-reads is for a dataset, whose rows have checksums; give one, or leave it out: a sample of the rows is always compared")
+				"{check-reads} is for a dataset, whose rows have checksums; give one, or leave it out: a sample of the rows is always compared")
 		}
 		l.ssds = set.SSDs
 		return l, nil
@@ -421,7 +421,7 @@ func (b *ioBench) attach(ctx context.Context, set *ssdSet) (l benchLoaded,
 	}
 	if b.given(&b.rowBytes) != "" || len(b.counts) > 0 {
 		return l, errs.New(errs.Usage,
-			"--row-bytes and --ssd-count are for SSDs read raw; dataset %s lies on %d SSDs with rows of %d bytes, leave them out",
+			"{row-bytes} and {ssd-count} are for SSDs read raw; dataset %s lies on %d SSDs with rows of %d bytes, leave them out",
 			d.Meta.Name, len(l.ssds), l.layout.RowBytes)
 	}
 	b.rowBytes = []int{int(l.layout.RowBytes)}

@@ -81,7 +81,7 @@ func parseSlotRanges(text string) ([]int, error) {
 		return nil, err
 	}
 	if n := slices.Max(slots); n > 4096 {
-		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", n)
+		return nil, errs.New(errs.Usage, "{workers} %d is not between 1 and 4096", n)
 	}
 	return slots, nil
 }
@@ -94,10 +94,10 @@ func (a *sampleBenchArgs) check(e *env) error {
 	a.cfg.Sampler.Fanouts, a.cfg.Sampler.Degrees, a.cfg.Seconds = a.fanouts, a.degrees, a.inAll
 	if e.given(&a.inAll) != "" {
 		if e.given(&a.cfg.Batches) != "" {
-			return errs.New(errs.Usage, "--batches and --seconds: give one of them")
+			return errs.New(errs.Usage, "{batches} and {seconds}: give one of them")
 		}
 		if a.cfg.Seconds == 0 {
-			return errs.New(errs.Usage, "--seconds 0: give a length above 0, or leave it out")
+			return errs.New(errs.Usage, "{seconds} 0: give a length above 0, or leave it out")
 		}
 	}
 	a.cfg.Sampler.Seed = a.seed
@@ -107,16 +107,16 @@ func (a *sampleBenchArgs) check(e *env) error {
 	switch ssd := slices.Contains(a.topologies, plan.TopologySSD); {
 	case ssd && !a.named(e):
 		return errs.New(errs.Usage,
-			"--topology %s: a graph made in memory has no file; give a dataset, or leave it out",
+			"{topology} %s: a graph made in memory has no file; give a dataset, or leave it out",
 			plan.TopologySSD)
 	case !ssd && e.given(&a.lists) != "":
 		return errs.New(errs.Usage,
-			"--neighbor-cache: all of the topology is in memory; leave it out, or add --topology %s",
+			"{neighbor-cache}: all of the topology is in memory; leave it out, or add {topology} %s",
 			plan.TopologySSD)
 	}
 	if f := e.given(&a.graph, &a.nodes, &a.degree); f != "" && a.named(e) {
 		return errs.New(errs.Usage,
-			"--%s is for a graph made in memory; leave it out, or the dataset", f)
+			"%v is for a graph made in memory; leave it out, or the dataset", errs.Key(f))
 	}
 	if e.given(&a.lists) == "" {
 		a.lists = units.Budget{Percent: 10}

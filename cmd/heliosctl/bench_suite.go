@@ -100,24 +100,24 @@ func doneKey(step string, round int) string { return fmt.Sprint(step, " ", round
 // check completes the options and refuses what cannot be.
 func (s *suite) check() (err error) {
 	if s.out == "" {
-		return errs.New(errs.Usage, "no --out DIR; name the folder for results and report")
+		return errs.New(errs.Usage, "no {out} DIR; name the folder for results and report")
 	}
 	if s.quick {
 		if s.given(&s.preset) != "" {
-			return errs.New(errs.Usage, "--quick and --preset: give one of them")
+			return errs.New(errs.Usage, "{quick} and {preset}: give one of them")
 		}
 		s.preset = "quick"
 	}
 	s.size = suiteSizes[s.preset]
 	for _, c := range s.clocks {
 		if !slices.Contains(plan.Clocks, c) {
-			return errs.New(errs.Usage, "unknown --clock %q; %s", c,
+			return errs.New(errs.Usage, "unknown {clock} %q; %s", c,
 				meant(c, plan.Clocks, "choose among "+strings.Join(plan.Clocks, ", ")))
 		}
 	}
 	for _, g := range s.only {
 		if !slices.Contains(suiteGroups, g) {
-			return errs.New(errs.Usage, "unknown --only %q; %s", g,
+			return errs.New(errs.Usage, "unknown {only} %q; %s", g,
 				meant(g, suiteGroups, "choose among "+strings.Join(suiteGroups, ", ")))
 		}
 	}
@@ -137,7 +137,7 @@ func (s *suite) check() (err error) {
 	steps := s.steps()
 	if len(steps) == 0 {
 		return errs.New(errs.Usage,
-			"nothing is left to measure: --only %s has no step on --clock %s",
+			"nothing is left to measure: {only} %s has no step on {clock} %s",
 			strings.Join(s.only, ","), strings.Join(s.clocks, ","))
 	}
 	if s.budget > 0 {
@@ -157,7 +157,7 @@ func (s *suite) chooseSSDs() error {
 		s.state, s.ssdCount = s.store.Dir(), len(st.SSDs)
 		if !named && s.trains() {
 			return errs.New(errs.Usage,
-				"SSDs are bound, but no dataset is given to train on: give one that is loaded on them, leave training out with --only io,memory,cache,sample,compute, or name an empty folder with --state for SSDs of the suite's own")
+				"SSDs are bound, but no dataset is given to train on: give one that is loaded on them, leave training out with {only} io,memory,cache,sample,compute, or name an empty folder with {state} for SSDs of the suite's own")
 		}
 	} else if named {
 		return errs.New(errs.Usage,

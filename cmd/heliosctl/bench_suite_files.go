@@ -17,7 +17,7 @@ import (
 // open begins the folder, or goes on in one that the same command began.
 func (s *suite) open() error {
 	if err := os.MkdirAll(s.out, 0o777); err != nil {
-		return errs.New(errs.Usage, "--out: %w; name another folder", err)
+		return errs.New(errs.Usage, "{out}: %w; name another folder", err)
 	}
 	path := filepath.Join(s.out, suiteResults)
 	s.results = &results{e: s.env, path: path, run: newRun()}
@@ -25,11 +25,11 @@ func (s *suite) open() error {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		all, err := os.ReadDir(s.out)
 		if err != nil {
-			return errs.New(errs.Usage, "--out: %w; name another folder", err)
+			return errs.New(errs.Usage, "{out}: %w; name another folder", err)
 		}
 		if len(all) > 0 {
 			return errs.New(errs.Refused,
-				"--out %s holds files that no suite has written (%s); name an empty folder, or one that is not there",
+				"{out} %s holds files that no suite has written (%s); name an empty folder, or one that is not there",
 				s.out, all[0].Name())
 		}
 		return s.begin(files)
@@ -85,7 +85,7 @@ func (s *suite) resume() func([]byte) error {
 			runLine
 		}
 		if json.Unmarshal(text, &was) != nil || was.Event != "begin" || was.Verb != s.verb {
-			return errs.New(errs.Refused, "--out %s: %s is no suite's; name another folder", s.out,
+			return errs.New(errs.Refused, "{out} %s: %s is no suite's; name another folder", s.out,
 				path)
 		}
 		s.results.run = was.Run
@@ -95,7 +95,7 @@ func (s *suite) resume() func([]byte) error {
 		now := s.runLine("")
 		if what := differs(&was.runLine, &now, s.uses); what != "" {
 			return errs.New(errs.Refused,
-				"--out %s holds a suite with %s; --overwrite begins it anew, or name another folder",
+				"{out} %s holds a suite with %s; {overwrite} begins it anew, or name another folder",
 				s.out, what)
 		}
 		return nil

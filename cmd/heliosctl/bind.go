@@ -86,10 +86,10 @@ type bindArgs struct {
 func parseSSDSize(text string) (int64, error) {
 	size, err := units.ParseBytes(text)
 	if err != nil {
-		return 0, errs.New(errs.Usage, "--size: %w", err)
+		return 0, errs.New(errs.Usage, "{size}: %w", err)
 	}
 	if size < minSSD || size%4096 != 0 {
-		return 0, errs.New(errs.Usage, "--size %s is not a multiple of 4096 bytes of at least %s",
+		return 0, errs.New(errs.Usage, "{size} %s is not a multiple of 4096 bytes of at least %s",
 			text, units.FormatBytes(minSSD))
 	}
 	return size, nil
@@ -113,16 +113,16 @@ func runBind(ctx context.Context, e *env, a *bindArgs) error {
 	if f := e.given(&a.proxy, &a.ram, &a.computed, &a.count, &a.rowType, &a.size, &a.lba,
 		&a.buffered, &a.model); real && f != "" {
 		return errs.New(errs.Usage,
-			"--%s is for software SSDs, not for NVMe controllers; bind them one after the other", f)
+			"%v is for software SSDs, not for NVMe controllers; bind them one after the other", errs.Key(f))
 	}
 	if f := e.given(&a.allUnused, &a.force, &a.group, &a.dryRun); !real && f != "" {
 		return errs.New(errs.Usage,
-			"--%s is for NVMe SSDs: name one by PCI address, serial number or /dev/nvmeXnY, or give --all-unused",
-			f)
+			"%v is for NVMe SSDs: name one by PCI address, serial number or /dev/nvmeXnY, or give {all-unused}",
+			errs.Key(f))
 	}
 	if real {
 		if e.c.NArg() > 0 && a.allUnused {
-			return errs.New(errs.Usage, "SSDs and --all-unused together; give one of them")
+			return errs.New(errs.Usage, "SSDs and {all-unused} together; give one of them")
 		}
 		return b.bindControllers(ctx, e.c.Args().Slice())
 	}
@@ -144,37 +144,37 @@ func (b *binder) checkSoftware() error {
 	for _, p := range b.proxy {
 		if _, ok := pci.Address(p); ok || wholeSSD.MatchString(p) {
 			return errs.New(errs.Usage,
-				"--proxy %s: that is a whole SSD, which is bound by VFIO; leave --proxy out: \"sudo heliosctl bind-ssds %s\"",
+				"{proxy} %s: that is a whole SSD, which is bound by VFIO; leave {proxy} out: \"sudo heliosctl bind-ssds %s\"",
 				p, p)
 		}
 	}
 	files, ram := len(b.proxy) > 0, b.given(&b.ram) != ""
 	computed := b.given(&b.bindArgs.computed) != ""
 	if f := b.given(&b.count, &b.rowType); f != "" && !computed {
-		return errs.New(errs.Usage, "--%s is for --computed DATASET", f)
+		return errs.New(errs.Usage, "%v is for {computed} DATASET", errs.Key(f))
 	}
 	switch {
 	case computed && (files || ram):
 		return errs.New(errs.Usage,
-			"--computed together with --proxy or --proxy-ram; bind them one after the other")
+			"{computed} together with {proxy} or {proxy-ram}; bind them one after the other")
 	case computed && b.buffered:
 		return errs.New(errs.Usage,
-			"--buffered is for --proxy; what is computed has no page cache beneath it")
+			"{buffered} is for {proxy}; what is computed has no page cache beneath it")
 	case computed:
 		return nil
 	case files && ram:
 		return errs.New(errs.Usage,
-			"--proxy and --proxy-ram together; bind them one after the other")
+			"{proxy} and {proxy-ram} together; bind them one after the other")
 	case files:
 		return nil
 	case !ram:
 		return errs.New(errs.Usage,
-			"no SSDs; name NVMe SSDs (\"heliosctl ssds\" lists them) or give --all-unused, --proxy PATH[,PATH…], --proxy-ram N or --computed DATASET")
+			"no SSDs; name NVMe SSDs (\"heliosctl ssds\" lists them) or give {all-unused}, {proxy} PATH[,PATH…], {proxy-ram} N or {computed} DATASET")
 	case b.ram < 1 || b.ram > 64:
-		return errs.New(errs.Usage, "--proxy-ram %d is not between 1 and 64", b.ram)
+		return errs.New(errs.Usage, "{proxy-ram} %d is not between 1 and 64", b.ram)
 	case b.buffered:
 		return errs.New(errs.Usage,
-			"--buffered is for --proxy; shared memory has no page cache beneath it")
+			"{buffered} is for {proxy}; shared memory has no page cache beneath it")
 	}
 	return nil
 }
@@ -186,7 +186,7 @@ func (b *binder) bindFiles(ctx context.Context, model boundModel) error {
 	if len(paths) == 0 {
 		kind = state.KindRAM
 		if a.size == 0 {
-			return errs.New(errs.Usage, "--proxy-ram needs --size SIZE, such as --size 512MiB")
+			return errs.New(errs.Usage, "{proxy-ram} needs {size} SIZE, such as {size} 512MiB")
 		}
 	}
 	var bound []state.SSD
@@ -254,7 +254,7 @@ func (b *binder) unbound(st *state.State, now []state.SSD, path, abs string) err
 	if errors.Is(err, fs.ErrNotExist) {
 		mine = diskuse.Backing{}
 	} else if err != nil {
-		return errs.New(errs.Usage, "--proxy: %w; name a file or block device that can be opened",
+		return errs.New(errs.Usage, "{proxy}: %w; name a file or block device that can be opened",
 			err)
 	}
 	for _, d := range st.SSDs {
@@ -268,11 +268,11 @@ func (b *binder) unbound(st *state.State, now []state.SSD, path, abs string) err
 			also = " (" + d.Path + " leads to the same)"
 		}
 		if slices.ContainsFunc(now, func(n state.SSD) bool { return n.Name == d.Name }) {
-			return errs.New(errs.Usage, "--proxy %s names the same file twice%s; name each once",
+			return errs.New(errs.Usage, "{proxy} %s names the same file twice%s; name each once",
 				path, also)
 		}
 		return errs.New(errs.Usage,
-			"--proxy %s is bound already as %s%s; leave it out, or \"heliosctl unbind-ssds %s\" first",
+			"{proxy} %s is bound already as %s%s; leave it out, or \"heliosctl unbind-ssds %s\" first",
 			path, d.Name, also, d.Name)
 	}
 	return b.machine.solePath("--proxy "+path, mine, records)
@@ -285,7 +285,7 @@ func (b *binder) describe(st *state.State, now []state.SSD, path, kind string) (
 	size, lba := b.size, b.lba
 	abs, err := filepath.Abs(path)
 	if err != nil {
-		return state.SSD{}, errs.New(errs.Usage, "--proxy %s: %w", path, err)
+		return state.SSD{}, errs.New(errs.Usage, "{proxy} %s: %w", path, err)
 	}
 	if real, err := filepath.EvalSymlinks(abs); err == nil {
 		abs = real // one file under two names is one SSD
@@ -308,7 +308,7 @@ func (b *binder) describe(st *state.State, now []state.SSD, path, kind string) (
 		return d, err
 	case err != nil:
 		return state.SSD{}, errs.New(errs.Usage,
-			"--proxy: %w; name a file or block device that can be opened", err)
+			"{proxy}: %w; name a file or block device that can be opened", err)
 	case fi.Mode().IsRegular():
 		if d.ID, d.Bytes, err = identify(abs, 0); err != nil {
 			return state.SSD{}, err
@@ -318,17 +318,17 @@ func (b *binder) describe(st *state.State, now []state.SSD, path, kind string) (
 			return state.SSD{}, err
 		}
 	default:
-		return state.SSD{}, errs.New(errs.Usage, "--proxy %s is neither a file nor a block device",
+		return state.SSD{}, errs.New(errs.Usage, "{proxy} %s is neither a file nor a block device",
 			path)
 	}
 	if size != 0 && d.Bytes != size {
 		return state.SSD{}, errs.New(errs.Refused,
-			"--proxy %s is there with %d bytes, not --size's %d; leave --size out to use it as it is, or name another file",
+			"{proxy} %s is there with %d bytes, not {size}'s %d; leave {size} out to use it as it is, or name another file",
 			path, d.Bytes, size)
 	}
 	if d.Bytes < minSSD || d.Bytes%int64(lba) != 0 {
 		return state.SSD{}, errs.New(errs.Usage,
-			"--proxy %s has %d bytes, which is not a multiple of --lba %d of at least %s; name another file",
+			"{proxy} %s has %d bytes, which is not a multiple of {lba} %d of at least %s; name another file",
 			path, d.Bytes, lba, units.FormatBytes(minSSD))
 	}
 	return d, nil
@@ -337,17 +337,17 @@ func (b *binder) describe(st *state.State, now []state.SSD, path, kind string) (
 // createBacking makes the file of a software SSD.
 func createBacking(path, abs string, size int64) error {
 	if size == 0 {
-		return errs.New(errs.Usage, "--proxy %s is not there; give --size SIZE to create it", path)
+		return errs.New(errs.Usage, "{proxy} %s is not there; give {size} SIZE to create it", path)
 	}
 	err := proxy.Create(abs, size)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return errs.New(errs.Usage,
-			"--proxy %s: there is no folder %s; make it first, or name another file", path,
+			"{proxy} %s: there is no folder %s; make it first, or name another file", path,
 			filepath.Dir(abs))
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
 		return errs.New(errs.Usage,
-			"--proxy %s: %w; name a file in a folder that can be written", path, err)
+			"{proxy} %s: %w; name a file in a folder that can be written", path, err)
 	case errors.Is(err, unix.ENOSPC): // not the user's mistake
 		return errs.With(errs.Failed, err)
 	}
@@ -364,12 +364,12 @@ func identify(path string, flags int) (fileid.ID, int64, error) {
 	}
 	if err != nil {
 		return fileid.ID{}, 0, errs.New(errs.Usage,
-			"--proxy: %w; name a file or block device that can be opened", err)
+			"{proxy}: %w; name a file or block device that can be opened", err)
 	}
 	defer f.Close() //nolint:errcheck // only read
 	id, bytes, err := fileid.Of(f)
 	if err != nil {
-		return id, 0, errs.New(errs.Usage, "--proxy: %w", err)
+		return id, 0, errs.New(errs.Usage, "{proxy}: %w", err)
 	}
 	return id, bytes, nil
 }

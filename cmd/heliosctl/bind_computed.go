@@ -20,11 +20,11 @@ const maxComputed = 64
 func (b *binder) bindComputed(ctx context.Context, model boundModel) (err error) {
 	n := b.count
 	if n < 1 || n > maxComputed {
-		return errs.New(errs.Usage, "--ssd-count %d is not between 1 and %d", n, maxComputed)
+		return errs.New(errs.Usage, "{ssd-count} %d is not between 1 and %d", n, maxComputed)
 	}
 	dir, err := filepath.Abs(b.computed)
 	if err != nil {
-		return errs.New(errs.Usage, "--computed %s: %w", b.computed, err)
+		return errs.New(errs.Usage, "{computed} %s: %w", b.computed, err)
 	}
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real
@@ -35,7 +35,7 @@ func (b *binder) bindComputed(ctx context.Context, model boundModel) (err error)
 	}
 	defer closing(&err, d.Close)
 	if int64(n) > d.Meta.Nodes {
-		return errs.New(errs.Usage, "--ssd-count %d is more than the %d rows of %s", n,
+		return errs.New(errs.Usage, "{ssd-count} %d is more than the %d rows of %s", n,
 			d.Meta.Nodes, dir)
 	}
 	want := make([]state.SSD, n)
@@ -63,7 +63,7 @@ func (b *binder) bindComputed(ctx context.Context, model boundModel) (err error)
 			return s.Computed != nil && s.Computed.UUID == d.UUID().String()
 		}); index >= 0 {
 			return errs.New(errs.Usage,
-				"--computed %s: SSD %s holds it already; \"heliosctl unbind-ssds %s\" first", dir,
+				"{computed} %s: SSD %s holds it already; \"heliosctl unbind-ssds %s\" first", dir,
 				st.SSDs[index].Name, st.SSDs[index].Name)
 		}
 		for i := range want {
@@ -92,7 +92,7 @@ func loadComputed(ctx context.Context, e *env, d *dataset.Dataset, set *ssdSet,
 		return false, nil
 	case len(computed) < len(set.Bound):
 		return true, errs.New(errs.Usage,
-			"SSD %s is computed and cannot be loaded; choose the others with --ssds", computed[0])
+			"SSD %s is computed and cannot be loaded; choose the others with {ssds}", computed[0])
 	}
 	a, err := stripe.Find(ctx, d, set.SSDs,
 		stripe.AttachOptions{Note: e.plainNote})
@@ -103,7 +103,7 @@ func loadComputed(ctx context.Context, e *env, d *dataset.Dataset, set *ssdSet,
 	}
 	if rowType != "" && rowType != a.RowType.String() {
 		return true, errs.New(errs.Refused,
-			"--row-dtype %s: the SSDs compute rows of %s and cannot be written; \"heliosctl unbind-ssds\" them, and bind them with \"heliosctl bind-ssds --computed %s --ssd-count %d --row-dtype %s\"",
+			"{row-dtype} %s: the SSDs compute rows of %s and cannot be written; \"heliosctl unbind-ssds\" them, and bind them with \"heliosctl bind-ssds --computed %s --ssd-count %d --row-dtype %s\"",
 			rowType, a.RowType, d.Dir(), len(a.SSDs), rowType)
 	}
 	e.ui.Printf("%s: nothing to load: the %d SSDs compute its %d rows as %s", d.Meta.Name,

@@ -142,7 +142,7 @@ func forcesChosen(plan []candidate, force []string) error {
 			return contentKey(c.serial(), c.Addr) == s || c.unseen() && c.serial() == ""
 		}) {
 			return errs.New(errs.Usage,
-				"--force %s: none of the chosen SSDs has that serial number", s)
+				"{force} %s: none of the chosen SSDs has that serial number", s)
 		}
 	}
 	return nil
@@ -195,7 +195,7 @@ func (b *binder) candidates(args []string, unused bool) ([]candidate, error) {
 	if unused {
 		if found, err = b.machine.controllers(records); err == nil && len(found) == 0 {
 			err = errs.New(errs.Capability,
-				"this machine shows no NVMe controller on its PCI bus; for files and block devices use --proxy PATH")
+				"this machine shows no NVMe controller on its PCI bus; for files and block devices use {proxy} PATH")
 		}
 	} else {
 		found, err = b.machine.choose(args, records)
@@ -429,7 +429,7 @@ func (b *binder) settle(ctx context.Context, plan []candidate, force []string,
 			serials = append(serials, contentKey(c.serial(), c.Addr))
 		}
 		return nil, errs.New(errs.Refused,
-			"nothing was changed: %s; to give up what is there, add --force %s",
+			"nothing was changed: %s; to give up what is there, add {force} %s",
 			against(ask, func(c *candidate) []string { return c.content }),
 			strings.Join(serials, ","))
 	}
@@ -774,7 +774,7 @@ func (b *binder) prove(ctx context.Context, dom domain, cand *candidate, r *stat
 		return err
 	}
 	if len(marks) > 0 {
-		return errs.New(errs.Refused, "%s holds %s; to give up what is there, add --force %s",
+		return errs.New(errs.Refused, "%s holds %s; to give up what is there, add {force} %s",
 			r.PCI, strings.Join(marks, ", "), contentKey(r.Serial, r.PCI))
 	}
 	return nil

@@ -53,14 +53,14 @@ func (a *cachePlanArgs) check(e *env) (err error) {
 	o := &a.find
 	o.Hardware.SSDs = a.ssdCount
 	if o.Steps < 1 || o.Steps > 100_000 {
-		return errs.New(errs.Usage, "--steps %d is not between 1 and 100000", o.Steps)
+		return errs.New(errs.Usage, "{steps} %d is not between 1 and 100000", o.Steps)
 	}
 	if e.given(&o.Budget) == "" {
 		return errs.New(errs.Usage,
-			"no --budget: give the memory that both tiers may take together, as 64GiB or as a share of the features")
+			"no {budget}: give the memory that both tiers may take together, as 64GiB or as a share of the features")
 	}
 	if e.given(&a.profile) == "" {
-		return errs.New(errs.Usage, "no --hardware: choose one of %s, or give a YAML file",
+		return errs.New(errs.Usage, "no {hardware}: choose one of %s, or give a YAML file",
 			strings.Join(hardware.Names(), ", "))
 	}
 	if o.Hardware.Profile, err = hardware.Load(a.profile); err != nil || o.Trace == "" {
@@ -70,12 +70,12 @@ func (a *cachePlanArgs) check(e *env) (err error) {
 	if f := e.given(&c.Fanouts, &c.Batch, &c.Seed, &c.Sampler, &c.BatchDependency,
 		&c.Presample, &c.Hotness,
 		&c.HotnessDir, &c.RowType); f != "" {
-		return errs.New(errs.Usage, "--%s: a trace has its own; leave it out", f)
+		return errs.New(errs.Usage, "%v: a trace has its own; leave it out", errs.Key(f))
 	}
 	if f := e.given(&c.Model, &c.Hidden, &c.Workers, &a.kernels); f != "" && !a.named(e) {
 		return errs.New(errs.Usage,
-			"--%s: a trace holds accesses alone, so nothing is sampled or trained; leave it out, or give the dataset as well",
-			f)
+			"%v: a trace holds accesses alone, so nothing is sampled or trained; leave it out, or give the dataset as well",
+			errs.Key(f))
 	}
 	return nil
 }

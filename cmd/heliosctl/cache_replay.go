@@ -141,10 +141,10 @@ func (y *replayer) path() (string, error) {
 	path, arg := y.trace, y.c.Args().First()
 	switch {
 	case path != "" && arg != "" && path != arg:
-		return "", errs.New(errs.Usage, "two traces, --trace %s and %s; give one", path, arg)
+		return "", errs.New(errs.Usage, "two traces, {trace} %s and %s; give one", path, arg)
 	case path == "" && arg == "":
 		return "", errs.New(errs.Usage,
-			"no trace; give what \"heliosctl train --trace FILE\" has written with --trace FILE")
+			"no trace; give what \"heliosctl train --trace FILE\" has written with {trace} FILE")
 	}
 	return cmp.Or(path, arg), nil
 }
@@ -170,7 +170,7 @@ func (y *replayer) config(r *trace.Reader) (c replay.Config, err error) {
 		Directories:  y.directories,
 		Superbatches: y.superbatches, Workers: y.workers, Progress: y.ui.Progress, CPURows: -1}
 	if y.given(&y.workers) != "" && c.Workers < 1 {
-		return c, errs.New(errs.Usage, "--workers %d: give at least 1", c.Workers)
+		return c, errs.New(errs.Usage, "{workers} %d: give at least 1", c.Workers)
 	}
 	if c.Policies == nil {
 		for _, p := range replay.Policies() {

@@ -164,7 +164,6 @@ func TestCacheReplayCheck(t *testing.T) {
 		{"run.trace --superbatch 0", 2, "--superbatch 0"},
 		{"run.trace --superbatch 5,x", 2, "--superbatch x"},
 		{"run.trace --cpu-cache 10%", 2, "hotness"},
-		{"run.trace --csv no/x.csv", 2, "--csv"},
 		{"run.trace --workers 0", 2, "--workers 0"},
 	} {
 		fails(t, hc(t, append([]string{"cache", "replay"}, strings.Fields(c.args)...)...), c.code,

@@ -196,7 +196,7 @@ func (c *comparer) readVariants() ([]variant, error) {
 		}
 		name, flags, ok := strings.Cut(part, "=")
 		if name = strings.TrimSpace(name); !ok || name == "" || strings.HasPrefix(name, "-") {
-			return nil, errs.New(errs.Usage, "--variants: %q is not NAME=FLAGS",
+			return nil, errs.New(errs.Usage, "{variants}: %q is not NAME=FLAGS",
 				strings.TrimSpace(part))
 		}
 		if err := add(name, false, strings.Fields(flags)...); err != nil {
@@ -205,7 +205,7 @@ func (c *comparer) readVariants() ([]variant, error) {
 	}
 	if len(out) < 2 {
 		return nil, errs.New(errs.Usage,
-			"--modes and --variants name %d of what is to be compared; give at least two", len(out))
+			"{modes} and {variants} name %d of what is to be compared; give at least two", len(out))
 	}
 	return out, nil
 }
@@ -224,8 +224,8 @@ func (c *comparer) variantConfig(args []string) (cfg plan.Config, ownTiers bool,
 	for _, f := range own {
 		if slices.Contains(sharedFlags, f.name) {
 			return cfg, false, errs.New(errs.Usage,
-				"--%s is the same for all runs, which share dataset, device and SSDs; give it outside --variants, or compare two runs of train",
-				f.name)
+				"%v is the same for all runs, which share dataset, device and SSDs; give it outside {variants}, or compare two runs of train",
+				errs.Key(f.name))
 		}
 	}
 	shared := c.sharedTierOptions(own)
@@ -432,7 +432,7 @@ func (c *comparer) chooseClock() error {
 	}
 	if c.given(&c.repeats) != "" && c.repeats > 1 {
 		return errs.New(errs.Usage,
-			"--repeats %d: under --clock virtual each run would be the same; leave it out",
+			"{repeats} %d: under {clock} virtual each run would be the same; leave it out",
 			c.repeats)
 	}
 	c.repeats, c.played = 1, &hw

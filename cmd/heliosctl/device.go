@@ -44,11 +44,11 @@ func parseDevice(v string) (kind string, index int, err error) {
 		n, err := strconv.ParseUint(strings.TrimPrefix(v, "cuda:"), 10, 16)
 		if err != nil {
 			return "", 0, errs.New(errs.Usage,
-				"--device %q: what follows cuda: is the number of a GPU, such as cuda:0", v)
+				"{device} %q: what follows cuda: is the number of a GPU, such as cuda:0", v)
 		}
 		return "cuda", int(n), nil
 	}
-	return "", 0, errs.New(errs.Usage, "unknown --device %q; %s", v,
+	return "", 0, errs.New(errs.Usage, "unknown {device} %q; %s", v,
 		meant(v, []string{"auto", "host", "cuda"}, "choose one of auto, host, cuda, cuda:N"))
 }
 
@@ -62,10 +62,10 @@ func parseDeviceList(v string) (kind string, index []int, err error) {
 			return "", nil, err
 		case len(list) > 1 && !strings.HasPrefix(one, "cuda:"):
 			return "", nil, errs.New(errs.Usage,
-				"--device %q: a list names GPUs by number, such as cuda:0,cuda:2", v)
+				"{device} %q: a list names GPUs by number, such as cuda:0,cuda:2", v)
 		case slices.Contains(index, i):
 			return "", nil, errs.New(errs.Usage,
-				"--device %q names GPU %d twice; each replica needs one of its own", v, i)
+				"{device} %q names GPU %d twice; each replica needs one of its own", v, i)
 		}
 		kind, index = k, append(index, i)
 	}
@@ -81,7 +81,7 @@ func (a *deviceArgs) takeLocal(local, replicas int) error {
 		return err
 	case len(index) > 1 && local > 0: // one rank of a machine may have a list
 		return errs.New(errs.Usage,
-			"--device %s: all ranks of this machine would take the same GPUs; leave the list out, and rank LOCAL_RANK takes --replicas of them, one after the other",
+			"{device} %s: all ranks of this machine would take the same GPUs; leave the list out, and rank LOCAL_RANK takes {replicas} of them, one after the other",
 			a.device)
 	case local < 0:
 		return nil
@@ -105,7 +105,7 @@ func (a *deviceArgs) openAll(e *env, workers, replicas int) (all []cuda.Device, 
 	}
 	if len(index) > 1 && len(index) != replicas {
 		return nil, errs.New(errs.Usage,
-			"--device %s names %d GPUs and --replicas is %d; give as many of one as of the other", v,
+			"{device} %s names %d GPUs and {replicas} is %d; give as many of one as of the other", v,
 			len(index), replicas)
 	}
 	if kind == "auto" {
@@ -135,7 +135,7 @@ func (a *deviceArgs) openAll(e *env, workers, replicas int) (all []cuda.Device, 
 	host := dev.Info().Backend == "host"
 	if host && replicas > share {
 		return all, errs.New(errs.Usage,
-			"--replicas %d: the host device has %d workers, and each replica needs one of its own; give --workers %d, or fewer replicas",
+			"{replicas} %d: the host device has %d workers, and each replica needs one of its own; give {workers} %d, or fewer replicas",
 			replicas, share, replicas)
 	}
 	for i := 1; i < replicas; i++ {
@@ -152,7 +152,7 @@ func (a *deviceArgs) openAll(e *env, workers, replicas int) (all []cuda.Device, 
 			}
 		}
 		if err != nil {
-			return all, fmt.Errorf("--replicas %d, device %s: %w; give fewer replicas, or name the GPUs with --device cuda:N,cuda:M",
+			return all, errs.Errorf("{replicas} %d, device %s: %w; give fewer replicas, or name the GPUs with {device} cuda:N,cuda:M",
 				replicas, kind, err)
 		}
 		all = append(all, dev)
@@ -188,15 +188,15 @@ func (a *deviceArgs) openNamed(e *env, v string, workers int, hostOnly string) (
 	if err != nil {
 		if _, list, bad := parseDeviceList(v); bad == nil && len(list) > 1 {
 			return nil, errs.New(errs.Usage,
-				"--device %s: several GPUs are for train --replicas; name one of them", v)
+				"{device} %s: several GPUs are for {replicas}; name one of them", v)
 		}
 		return nil, err
 	}
 	if workers < 0 || workers > 4096 {
-		return nil, errs.New(errs.Usage, "--workers %d is not between 1 and 4096", workers)
+		return nil, errs.New(errs.Usage, "{workers} %d is not between 1 and 4096", workers)
 	}
 	if kind == "cuda" && hostOnly != "" {
-		return nil, errs.New(errs.Usage, "--device %s: %s; use --device host", v, hostOnly)
+		return nil, errs.New(errs.Usage, "{device} %s: %s; use {device} host", v, hostOnly)
 	}
 	if kind == "auto" {
 		index = a.auto
@@ -217,8 +217,8 @@ func (a *deviceArgs) openNamed(e *env, v string, workers int, hostOnly string) (
 		case errs.ClassOf(err) != errs.Capability:
 			return nil, err
 		case index > 0 && opens(0): // else the machine's first rank takes the host device too
-			return nil, fmt.Errorf(
-				"--device auto takes GPU %d, as there are other ranks on this machine: %w; start fewer of them, or say --device host, or --device cuda:0 to share one",
+			return nil, errs.Errorf(
+				"{device} auto takes GPU %d, as there are other ranks on this machine: %w; start fewer of them, or say {device} host, or {device} cuda:0 to share one",
 				index, err)
 		}
 		e.note(hostInstead(err))
@@ -232,12 +232,12 @@ func opens(index int) bool {
 	return err == nil && dev.Close() == nil
 }
 
-// ringsDoorbells reports whether a device's kernels ring doorbells by writing them: they cannot call
-// the software controller that serves them, which must look.
+// ringsDoorbells reports whether a device's kernels ring doorbells by writing them: they cannot
+// call the software controller that serves them, which must look.
 func ringsDoorbells(dev cuda.Device) bool { return dev.Info().Backend != "host" }
 
-// hostInstead explains that auto takes the host device. A machine without a driver is the usual case and
-// needs no explanation before every run; a GPU that cannot be used does.
+// hostInstead explains that auto takes the host device. A machine without a driver is the usual
+// case and needs no explanation before every run; a GPU that cannot be used does.
 func hostInstead(err error) errs.Text {
 	if errors.Is(err, driver.ErrNoDriver) {
 		return "device: host (no GPU; see heliosctl doctor)"
@@ -256,7 +256,7 @@ func (a *deviceArgs) refuseKernels(e *env, kind, device string) error {
 		return nil
 	}
 	return errs.New(errs.Usage,
-		"--kernels %s is for the host device, and --device is %s; leave it out",
+		"{kernels} %s is for the host device, and {device} is %s; leave it out",
 		a.kernels, device)
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"helios/cuda"
 	"helios/cuda/driver"
+	"helios/internal/errs"
 	"helios/internal/testing/fakecuda"
 	"helios/internal/ui"
 )
@@ -62,7 +63,7 @@ func TestReplicasTakeGPUs(t *testing.T) {
 		"cuda:2,cuda:0"))
 	fails(t, hc(t, args("--replicas", "4")...), 3, "train", "--replicas 4", "no CUDA device 3")
 	fails(t, hc(t, "eval", "g", "--checkpoint", "c", "--device", "cuda:0,cuda:1"), 2, "eval",
-		"train --replicas")
+		"train's --replicas")
 }
 
 // Each rank of a machine takes GPUs of its own, by its number there.
@@ -91,7 +92,8 @@ func TestRanksTakeGPUs(t *testing.T) {
 			all, err = a.openAll(e, 2, c.replicas)
 		}
 		if c.says != "" {
-			require.ErrorContains(t, err, c.says)
+			require.Error(t, err)
+			require.Contains(t, errs.Spell(err, errs.Key.Flag), c.says)
 			continue
 		}
 		require.NoError(t, err, "%+v", c)

@@ -52,7 +52,7 @@ func evalCommand() *cli.Command {
 func (a *inferArgs) check() error {
 	if a.checkpoint == "" {
 		return errs.New(errs.Usage,
-			"no --checkpoint DIR; \"heliosctl train --checkpoint DIR\" writes one")
+			"no {checkpoint} DIR; \"heliosctl train --checkpoint DIR\" writes one")
 	}
 	a.cfg.LastParameters = a.parameters == "last"
 	return tiers.Known(a.cfg).Check()
@@ -61,8 +61,8 @@ func (a *inferArgs) check() error {
 // orOtherDataset adds the way out to the refusal of another dataset's checkpoint.
 func orOtherDataset(err error) error {
 	if other := (*sched.OtherDataset)(nil); errors.As(err, &other) {
-		return fmt.Errorf(
-			"%w; give the dataset it was trained on, or --other-dataset where that is meant", err)
+		return errs.Errorf(
+			"%w; give the dataset it was trained on, or {other-dataset} where that is meant", err)
 	}
 	return err
 }

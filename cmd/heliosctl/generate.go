@@ -35,18 +35,18 @@ func runGenerate(ctx context.Context, e *env, o *build.GenerateOptions) error {
 	}
 	if o.TrainFraction == 0 && o.ValFraction == 0 {
 		return errs.New(errs.Usage,
-			"--train-fraction and --val-fraction are both 0; give one of them nodes")
+			"{train-fraction} and {val-fraction} are both 0; give one of them nodes")
 	}
 	for _, signal := range []*float64{&o.Signal, &o.Communities.HubSignal} {
 		if name := e.given(signal); name != "" && o.FeatureFn != "" {
 			return errs.New(errs.Usage,
-				"--%s is the distance of classes in stored features; rows of --feature-fn say nothing about the class; leave one of the two out",
-				name)
+				"%v is the distance of classes in stored features; rows of {feature-fn} say nothing about the class; leave one of the two out",
+				errs.Key(name))
 		}
 	}
 	if e.given(&o.Homophily) != "" && !build.Homophilous(o.Kind) {
 		return errs.New(errs.Usage,
-			"--homophily is for kinds whose edges know classes, and those of --kind %s don't; leave it out",
+			"{homophily} is for kinds whose edges know classes, and those of {kind} %s don't; leave it out",
 			o.Kind)
 	}
 	c := &o.Communities
@@ -54,15 +54,15 @@ func runGenerate(ctx context.Context, e *env, o *build.GenerateOptions) error {
 		&c.HubSignal} {
 		if name := e.given(field); name != "" && !build.Grouped(o.Kind) {
 			return errs.New(errs.Usage,
-				"--%s is for graphs of communities, not for --kind %s; leave it out", name, o.Kind)
+				"%v is for graphs of communities, not for {kind} %s; leave it out", errs.Key(name), o.Kind)
 		}
 	}
 	if o.Out == "" {
-		return errs.New(errs.Usage, "no --out DIR to create the dataset in")
+		return errs.New(errs.Usage, "no {out} DIR to create the dataset in")
 	}
 	if e.given(&o.Nodes) == "" {
 		return errs.New(errs.Usage,
-			"no --nodes NUMBER; say how large the graph is to be, such as --nodes 200000")
+			"no {nodes} NUMBER; say how large the graph is to be, such as {nodes} 200000")
 	}
 	if err := build.Generate(ctx, *o); err != nil {
 		return whenStopped(err, "nothing was kept; run it again")

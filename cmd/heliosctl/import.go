@@ -54,7 +54,7 @@ func runImport(ctx context.Context, e *env, f *importer.Format) error {
 	}
 	out := f.Output(o)
 	if out.Out == "" {
-		return errs.New(errs.Usage, "no --out DIR to create the dataset in")
+		return errs.New(errs.Usage, "no {out} DIR to create the dataset in")
 	}
 	out.Progress = e.ui.Progress
 	var notes []string

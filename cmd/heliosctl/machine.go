@@ -254,9 +254,9 @@ func (m *machine) choose(args []string, records []state.Record) ([]controller, e
 			if fi, serr := os.Stat(a); serr == nil &&
 				(fi.Mode().IsRegular() || fi.Mode()&os.ModeDevice != 0) {
 				err = errs.New(errs.Usage,
-					"%s is no NVMe device; for a file or block device write --proxy %s", a, a)
+					"%s is no NVMe device; for a file or block device write {proxy} %s", a, a)
 			} else {
-				err = fmt.Errorf("%w; for a file write --proxy PATH", err)
+				err = errs.Errorf("%w; for a file write {proxy} PATH", err)
 			}
 		}
 		if err != nil {
@@ -342,9 +342,9 @@ func (m *machine) claim(disks []pci.Namespace) (release func(), err error) {
 	return release, nil
 }
 
-// readLine returns a channel that gets the next line that somebody types, or an empty one at the end
-// of the input. Nothing interrupts a read from a terminal: where nobody waits any more, the read ends
-// with the line.
+// readLine returns a channel that gets the next line that somebody types, or an empty one at the
+// end of the input. Nothing interrupts a read from a terminal: where nobody waits any more, the
+// read ends with the line.
 func readLine(b *bufio.Reader) <-chan string {
 	line := make(chan string, 1)
 	go func() {

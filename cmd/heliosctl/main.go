@@ -245,9 +245,9 @@ func (e *env) spell(err error) string { return errs.Spell(err, e.flag) }
 // keywordsVar makes errors name options as keywords, gpu_cache; the Python package sets it.
 const keywordsVar = "HELIOS_KEYWORDS"
 
-// flag spells an option as the user gave it, or would give it: as the flag of the verb, as the key in
-// the configuration file, or as a keyword of Python. One that the verb lacks is the flag of a verb
-// that has it, train before others: "train's --checkpoint".
+// flag spells an option as the user gave it, or would give it: as the flag of the verb, as the key
+// in the configuration file, or as a keyword of Python. One that the verb lacks is the flag of a
+// verb that has it, train before others: "train's --checkpoint".
 func (e *env) flag(k errs.Key) string {
 	name := string(k)
 	if os.Getenv(keywordsVar) != "" {
@@ -349,10 +349,10 @@ func (a *datasetArgs) dir(e *env) (string, error) {
 	flag, arg := a.dataset, e.c.Args().First()
 	switch {
 	case flag != "" && arg != "" && flag != arg:
-		return "", errs.New(errs.Usage, "two datasets, --dataset %s and %s; give one", flag, arg)
+		return "", errs.New(errs.Usage, "two datasets, {dataset} %s and %s; give one", flag, arg)
 	case flag == "" && arg == "":
 		return "", errs.New(errs.Usage,
-			"no dataset; give its folder with --dataset DIR (\"heliosctl generate\" and \"heliosctl import\" make one)")
+			"no dataset; give its folder with {dataset} DIR (\"heliosctl generate\" and \"heliosctl import\" make one)")
 	case flag == "":
 		return arg, nil
 	}

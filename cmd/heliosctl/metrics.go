@@ -42,14 +42,14 @@ const metricsTimeout = 5 * time.Second
 func serveMetrics(addr string, labels map[string]string) (*metrics, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "--metrics %s: %w; write HOST:PORT or :PORT", addr, err)
+		return nil, errs.New(errs.Usage, "{metrics} %s: %w; write HOST:PORT or :PORT", addr, err)
 	}
 	if host == "" {
 		host = "127.0.0.1"
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
 	if err != nil {
-		return nil, errs.New(errs.Usage, "--metrics %s: %w; choose another port", addr, err)
+		return nil, errs.New(errs.Usage, "{metrics} %s: %w; choose another port", addr, err)
 	}
 	m := newMetrics(labels)
 	mux := http.NewServeMux()

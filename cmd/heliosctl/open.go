@@ -30,7 +30,7 @@ func (a *ssdArgs) SetOption(name, text string) (done bool, err error) {
 		return true, nil
 	}
 	if a.faults, err = faultinject.Parse(text); err != nil {
-		err = errs.New(errs.Usage, "--fault: %w", err)
+		err = errs.New(errs.Usage, "{fault}: %w", err)
 	}
 	return true, err
 }
@@ -113,7 +113,7 @@ func (o *ssdOpener) open(ctx context.Context) (*ssdSet, error) {
 	}
 	if len(chosen) == 0 {
 		return nil, errs.New(errs.Usage,
-			"no SSD is bound in %s; bind some with \"heliosctl bind-ssds\" (--state DIR chooses another list)",
+			"no SSD is bound in %s; bind some with \"heliosctl bind-ssds\" ({state} DIR chooses another list)",
 			o.store.Dir())
 	}
 	return o.openThese(ctx, chosen)

@@ -89,12 +89,12 @@ func (o *ssdOpener) refuseKernelStacks(chosen []state.SSD) error {
 			switch d.Kind {
 			case state.KindComputed:
 				return errs.New(errs.Capability,
-					"--%s %s reads through the kernel, and SSD %s is computed: there is no file behind it; use %s, or bind files with --proxy and load the dataset onto them",
-					flag, s, d.Name, way)
+					"%v %s reads through the kernel, and SSD %s is computed: there is no file behind it; use %s, or bind files with {proxy} and load the dataset onto them",
+					errs.Key(flag), s, d.Name, way)
 			case state.KindVFIO:
 				return errs.New(errs.Capability,
-					"--%s %s reads through the kernel, from which SSD %s (%s) was taken; use %s, or give the SSD back with \"sudo heliosctl unbind-ssds %s\" and bind it with --proxy",
-					flag, s, d.Name, d.PCI, way, d.Name)
+					"%v %s reads through the kernel, from which SSD %s (%s) was taken; use %s, or give the SSD back with \"sudo heliosctl unbind-ssds %s\" and bind it with {proxy}",
+					errs.Key(flag), s, d.Name, d.PCI, way, d.Name)
 			}
 		}
 	}

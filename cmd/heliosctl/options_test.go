@@ -135,8 +135,8 @@ func TestOwnWordsStay(t *testing.T) {
 	fails(t, hc(t, "cache", "replay", "an option policy"), 2, "cache replay", "an option policy")
 }
 
-// An error names an option as the user gave it: as a flag, by its place in a configuration file, or as
-// a keyword of Python; another verb's option is named as that verb's.
+// An error names an option as the user gave it: as a flag, by its place in a configuration file, or
+// as a keyword of Python; another verb's option is named as that verb's.
 func TestErrorsNameOptionsAsGiven(t *testing.T) {
 	isolate(t)
 	require.NoError(t, os.WriteFile("c.yaml", []byte("nodes: 10\n\nhomophily: 2\n"), 0o644))

@@ -72,7 +72,7 @@ func TestOverwriteSparesListAndVariants(t *testing.T) {
 	require.NoError(t, os.WriteFile("ids.txt", []byte("1\n2\n3\n"), 0o644))
 	for path, args := range map[string][]string{
 		list:      trainArgs("--epochs", "1", "--results"),
-		"ids.txt": {"compare", "g", "--modes", "cpu", "--variants", "a=--hotness ids.txt", "--csv"},
+		"ids.txt": {"compare", "g", "--modes", "cpu", "--variants", "a=--hotness ids.txt", "--results"},
 	} {
 		before := readFile(t, path)
 		fails(t, hc(t, append(args, path, "--overwrite")...), 4, args[0], "never written over")

@@ -48,14 +48,14 @@ type partitionArgs struct {
 func (a *partitionArgs) check(e *env) error {
 	switch {
 	case a.in != "" && a.out != "":
-		return errs.New(errs.Usage, "--in measures a partition that is there and --out makes one; give one of them")
+		return errs.New(errs.Usage, "{in} measures a partition that is there and {out} makes one; give one of them")
 	case a.in != "":
 		if f := e.given(&a.o.Parts, &a.o.Method, &a.o.Balance, &a.o.Passes, &a.o.Seed,
 			&a.o.Library); f != "" {
-			return errs.New(errs.Usage, "--%s: the partition of --in has its own; leave it out", f)
+			return errs.New(errs.Usage, "%v: the partition of {in} has its own; leave it out", errs.Key(f))
 		}
 	case e.given(&a.o.Parts) == "":
-		return errs.New(errs.Usage, "no --parts NUMBER; say how many parts there are to be")
+		return errs.New(errs.Usage, "no {parts} NUMBER; say how many parts there are to be")
 	}
 	return nil
 }

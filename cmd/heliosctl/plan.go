@@ -103,7 +103,7 @@ func planCommand() *cli.Command {
 func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 	name := cmp.Or(a.graph, e.c.Args().First())
 	if a.graph != "" && e.c.NArg() > 0 {
-		return errs.New(errs.Usage, "two graphs, --graph %s and %s; give one", a.graph,
+		return errs.New(errs.Usage, "two graphs, {graph} %s and %s; give one", a.graph,
 			e.c.Args().First())
 	}
 	g, known := planner.FindGraph(name)
@@ -112,13 +112,13 @@ func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 	}
 	if from := e.given(&a.trace, &a.degrees, &a.skew); from != "" && a.dataset != "" {
 		return errs.New(errs.Usage,
-			"--%s: %s is a dataset, whose mini-batches are sampled; leave one of the two out", from,
+			"%v: %s is a dataset, whose mini-batches are sampled; leave one of the two out", errs.Key(from),
 			a.dataset)
 	}
 	if a.trace != "" && e.given(&a.degrees, &a.skew) != "" ||
 		a.degrees != "" && e.given(&a.skew) != "" {
 		return errs.New(errs.Usage,
-			"--trace, --degrees and --skew each say what is accessed; give one of them")
+			"{trace}, {degrees} and {skew} each say what is accessed; give one of them")
 	}
 	o.Trace = a.trace
 	switch {
@@ -137,7 +137,7 @@ func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 		}
 	default:
 		return errs.New(errs.Usage,
-			"no graph: give --graph with one of %s or a dataset's folder, or --trace, or --degrees, or --skew with --nodes and --edges",
+			"no graph: give {graph} with one of %s or a dataset's folder, or {trace}, or {degrees}, or {skew} with {nodes} and {edges}",
 			strings.Join(planner.GraphNames(), ", "))
 	}
 	if n, m, ok := o.Popularity.Totals(); ok && !known {
@@ -157,7 +157,7 @@ func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 // check refuses what cannot be, before anything is opened.
 func (a *planArgs) check(e *env) (o planner.Options, err error) {
 	if e.given(&a.profile) == "" {
-		return o, errs.New(errs.Usage, "no --hardware: choose one of %s, or give a YAML file",
+		return o, errs.New(errs.Usage, "no {hardware}: choose one of %s, or give a YAML file",
 			strings.Join(hardware.Names(), ", "))
 	}
 	if err := a.describe(e, &o); err != nil {
@@ -174,7 +174,7 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 		}
 		if g != "" {
 			return o, errs.New(errs.Usage,
-				"--%s divides the memory between the tiers; leave --%s out, or --%s", f, g, f)
+				"%v divides the memory between the tiers; leave %v out, or %v", errs.Key(f), errs.Key(g), errs.Key(f))
 		}
 		if a.budget == (units.Budget{}) { // 0 was typed, which is no tier
 			a.budget = plan.NoCache()
@@ -182,36 +182,36 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 	}
 	if f := e.given(&a.nodes, &c.Fanouts, &c.Batch, &c.Seed, &c.Sampler,
 		&c.BatchDependency); f != "" && a.trace != "" {
-		return o, errs.New(errs.Usage, "--%s: a trace has its own; leave it out", f)
+		return o, errs.New(errs.Usage, "%v: a trace has its own; leave it out", errs.Key(f))
 	}
 	if f := e.given(&a.nodes, &a.edges, &a.dim, &a.classes, &a.fraction); f != "" &&
 		a.dataset != "" {
-		return o, errs.New(errs.Usage, "--%s: the dataset %s has its own; leave it out", f, a.dataset)
+		return o, errs.New(errs.Usage, "%v: the dataset %s has its own; leave it out", errs.Key(f), a.dataset)
 	}
 	if a.run != "" && a.dataset == "" {
 		return o, errs.New(errs.Usage,
-			"--calibrate: a run is of a dataset, and none is given; give its folder")
+			"{calibrate}: a run is of a dataset, and none is given; give its folder")
 	}
 	if a.saved != "" && a.run == "" {
 		return o, errs.New(errs.Usage,
-			"--save-profile keeps a calibrated machine; give the results of a run with --calibrate")
+			"{save-profile} keeps a calibrated machine; give the results of a run with {calibrate}")
 	}
 	if f := e.given(&a.cut); f != "" {
 		switch {
 		case a.dataset != "":
-			return o, errs.New(errs.Usage, "--%s: the dataset %s is partitioned; leave it out", f,
+			return o, errs.New(errs.Usage, "%v: the dataset %s is partitioned; leave it out", errs.Key(f),
 				a.dataset)
 		case !slices.Contains(tiers.Catalog.With("parts"), c.Mode):
-			return o, errs.New(errs.Usage, "--%s is for parts, which --mode %s trains on; leave it out",
-				f, strings.Join(tiers.Catalog.With("parts"), " or "))
+			return o, errs.New(errs.Usage, "%v is for parts, which {mode} %s trains on; leave it out",
+				errs.Key(f), strings.Join(tiers.Catalog.With("parts"), " or "))
 		}
 	}
 	if a.halve && len(a.sweep) > 0 {
-		return o, errs.New(errs.Usage, "--halve asks about one plan; leave --sweep out")
+		return o, errs.New(errs.Usage, "{halve} asks about one plan; leave {sweep} out")
 	}
 	if c.RowType != "" {
 		if o.RowType, err = rowtype.Parse(c.RowType); err != nil {
-			return o, fmt.Errorf("--row-dtype: %w", err)
+			return o, errs.Errorf("{row-dtype}: %w", err)
 		}
 	}
 	o.Hardware.SSDs, o.Budget, o.Batches, o.Prices = a.ssdCount, a.budget, a.batches, a.prices

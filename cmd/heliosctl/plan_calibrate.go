@@ -87,7 +87,7 @@ func (r *trainedRun) alike(path string, dataset string, c plan.Config) error {
 	}
 	if key, was, is := r.differs([]setting{{"model", f.Model}, {"batch-size", f.Batch},
 		{"hidden", f.Hidden}, {"sampler", f.Sampler}, {"fanout", f.Fanouts}}); key != "" {
-		return errs.New(errs.Usage, "%s ran with --%s %s, and the plan has %s: give it that", path, key,
+		return errs.New(errs.Usage, "%s ran with %v %s, and the plan has %s: give it that", path, errs.Key(key),
 			was, is)
 	}
 	return nil
@@ -137,8 +137,8 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 		r.took.Lookup = 0
 		if f.Directory != "" {
 			e.note(errs.Textf(
-				"%s had another --%s than the plan: its lookups say nothing of this tier, and their time stays as it is",
-				a.run, key))
+				"%s had another %v than the plan: its lookups say nothing of this tier, and their time stays as it is",
+				a.run, errs.Key(key)))
 		}
 	}
 	c, err := p.Calibrate(ctx, r.took)

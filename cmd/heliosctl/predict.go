@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/csv"
-	"fmt"
 	"io"
 	"math"
 	"strconv"
@@ -61,7 +60,7 @@ func parseNodes(text string) ([]int64, error) {
 	out := make([]int64, len(parts))
 	for i, p := range parts {
 		if out[i], err = strconv.ParseInt(p, 10, 64); err != nil {
-			return nil, errs.New(errs.Usage, "--nodes: %q is not a node number", p)
+			return nil, errs.New(errs.Usage, "{nodes}: %q is not a node number", p)
 		}
 	}
 	return out, nil
@@ -71,7 +70,7 @@ func parseNodes(text string) ([]int64, error) {
 func (a *predictArgs) classified(e *env, d *dataset.Dataset) ([]int64, error) {
 	if len(a.nodes) > 0 {
 		if e.given(&a.split) != "" {
-			return nil, errs.New(errs.Usage, "--nodes and --split together; give one")
+			return nil, errs.New(errs.Usage, "{nodes} and {split} together; give one")
 		}
 		return a.nodes, nil
 	}
@@ -235,7 +234,7 @@ func (f *npyFile) write(v []float32, dim int) error {
 			return err
 		}
 		if _, err := f.w.Write(h); err != nil {
-			return fmt.Errorf("--embeddings %s: %w", f.f.Path(), err)
+			return errs.Errorf("{embeddings} %s: %w", f.f.Path(), err)
 		}
 		f.dim = dim
 	}

@@ -31,7 +31,7 @@ func runPrepare(ctx context.Context, e *env, a *runArgs) (err error) {
 		a.cfg.Mode = tiers.Catalog.With("packed")[0]
 	}
 	if e.given(&a.timeline) != "" {
-		return errs.New(errs.Usage, "--timeline: nothing trains; leave it out")
+		return errs.New(errs.Usage, "{timeline}: nothing trains; leave it out")
 	}
 	if err := tiers.Known(a.cfg).Check(); err != nil {
 		return err

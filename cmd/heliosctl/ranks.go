@@ -39,12 +39,12 @@ func (a *rankArgs) secret(note func(string)) ([]byte, error) {
 		// A pipe that nobody writes to must not block the run.
 		f, err := os.OpenFile(from, os.O_RDONLY|unix.O_NONBLOCK, 0)
 		if err != nil {
-			return nil, errs.With(errs.Usage, fmt.Errorf("--rank-secret-file: %w", err))
+			return nil, errs.With(errs.Usage, errs.Errorf("{rank-secret-file}: %w", err))
 		}
 		defer func() { _ = f.Close() }()                     // it is read only
 		_ = f.SetReadDeadline(time.Now().Add(secretTimeout)) // a regular file has no deadline
 		if text, err = io.ReadAll(io.LimitReader(f, ranks.MaxSecret+1)); err != nil {
-			return nil, errs.With(errs.Usage, fmt.Errorf("--rank-secret-file: %w", err))
+			return nil, errs.With(errs.Usage, errs.Errorf("{rank-secret-file}: %w", err))
 		}
 		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Mode()&0o077 != 0 {
 			note(from + " holds the secret, and other users may read or write it; run chmod 600 " + from)
@@ -58,7 +58,7 @@ func (a *rankArgs) secret(note func(string)) ([]byte, error) {
 	}
 	if a.insecure {
 		return nil, errs.New(errs.Usage,
-			"--rank-insecure: there is a secret in %s; leave one of the two out", from)
+			"{rank-insecure}: there is a secret in %s; leave one of the two out", from)
 	}
 	return secret, nil
 }
@@ -83,15 +83,15 @@ func (t *trainer) joinRanks(ctx context.Context) (ranks.Group, error) {
 	}
 	if name := t.given(&t.ranks.library); name != "" && (l == nil || l.MPI == "") {
 		return nil, errs.New(errs.Usage,
-			"--%s %s: no mpirun started this process; start it with mpirun, or leave the option out",
-			name, t.ranks.library)
+			"%v %s: no mpirun started this process; start it with mpirun, or leave the option out",
+			errs.Key(name), t.ranks.library)
 	}
 	a := &t.ranks
 	name := t.given(&a.secretFile, &a.insecure, &a.listen)
 	if name != "" && (l == nil || l.MPI != "") {
 		return nil, errs.New(errs.Usage,
-			"--%s is for several processes that meet over TCP, and this is none of them (RANK and WORLD_SIZE are not set, and torchrun or srun did not start it); leave it out",
-			name)
+			"%v is for several processes that meet over TCP, and this is none of them (RANK and WORLD_SIZE are not set, and torchrun or srun did not start it); leave it out",
+			errs.Key(name))
 	}
 	if l == nil {
 		return nil, nil

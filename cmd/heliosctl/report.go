@@ -35,16 +35,16 @@ func runReport(_ context.Context, e *env, a *reportArgs) (err error) {
 	switch {
 	case len(names) == 0:
 		return errs.New(errs.Usage,
-			"no FILE to draw; give files that --results of train, compare, bench or cache has written")
+			"no FILE to draw; give files that {results} of train, compare, bench or cache has written")
 	case a.out == "":
-		return errs.New(errs.Usage, "no --out FILE; name the web page that there is to be")
+		return errs.New(errs.Usage, "no {out} FILE; name the web page that there is to be")
 	}
 	for _, name := range names {
 		fi, err := os.Stat(name)
 		page, perr := os.Stat(a.out)
 		if err == nil && perr == nil && os.SameFile(fi, page) {
 			return errs.New(errs.Usage,
-				"--out %s is one of the files of results; name another for the page", a.out)
+				"{out} %s is one of the files of results; name another for the page", a.out)
 		}
 	}
 	out, err := a.create("out", a.out)

@@ -62,7 +62,7 @@ func (a *rerunArgs) named() (map[string]string, error) {
 	for _, in := range a.inputs {
 		name, path, ok := strings.Cut(in, "=")
 		if !ok || name == "" || path == "" || named[name] != "" {
-			return nil, errs.New(errs.Usage, "--input %s is not FLAG=PATH, once for each flag", in)
+			return nil, errs.New(errs.Usage, "{input} %s is not FLAG=PATH, once for each flag", in)
 		}
 		if err := add(name, path); err != nil {
 			return nil, err
@@ -88,7 +88,7 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	path := e.c.Args().First()
 	if path == "" {
 		return errs.New(errs.Usage,
-			"no RESULTS; give a file that --results of train, compare, bench or cache has written, or a suite's results.jsonl")
+			"no RESULTS; give a file that {results} of train, compare, bench or cache has written, or a suite's results.jsonl")
 	}
 	if err := e.oneProcess(); err != nil {
 		return err
@@ -249,7 +249,7 @@ func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 	if end < 0 || len(verb) == 0 || len(begun.Arguments) < len(verb) ||
 		!slices.Equal(begun.Arguments[:len(verb)], verb) {
 		return nil, errs.New(errs.Usage,
-			"%s: its first line is not what --results writes: the arguments are not those of its verb %q",
+			"%s: its first line is not what {results} writes: the arguments are not those of its verb %q",
 			path, begun.Verb)
 	}
 	c := findVerb(e.c.App.Commands, verb)
@@ -261,7 +261,7 @@ func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 	for _, a := range begun.Arguments[:end] {
 		if how, is := strings.CutPrefix(a, "--reduce="); is && how != plan.ReduceTree {
 			return nil, errs.New(errs.Usage,
-				"%s was made with --reduce %s, which is not exact to the bit: there is nothing that has to be equal",
+				"%s was made with {reduce} %s, which is not exact to the bit: there is nothing that has to be equal",
 				path, how)
 		}
 	}
@@ -276,7 +276,7 @@ func (e *env) runIn(ctx context.Context, folder string, args []string) (err erro
 	}
 	if err := os.Chdir(folder); err != nil {
 		return errs.New(errs.Usage,
-			"the folder that the run was in: %w; name the one that has its files now with --folder", err)
+			"the folder that the run was in: %w; name the one that has its files now with {folder}", err)
 	}
 	defer closing(&err, func() error { return os.Chdir(here) })
 	if code := run(ctx, args, io.Discard, e.stderr); code != 0 {
@@ -318,7 +318,7 @@ func readMade(path string) (m madeRun, err error) {
 	defer closing(&err, f.Close)
 	bad := func(what string) error {
 		return errs.New(errs.Usage,
-			"%s %s; give a file that --results of a run that came to its end has written", path, what)
+			"%s %s; give a file that {results} of a run that came to its end has written", path, what)
 	}
 	r := outfile.NewReader(f)
 	steps := map[string]json.RawMessage{} // of a suite: by name and round, the last that succeeded

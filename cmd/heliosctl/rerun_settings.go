@@ -137,8 +137,8 @@ func (l *runLine) settingsOf(c *cli.Command, folder string, named map[string]str
 			}
 		default:
 			return nil, errs.New(errs.Refused,
-				"--%s=%s is nothing to take from a file: it may name a file or run a program; run the command by hand, if you trust it: %s",
-				f.name, f.value, strings.Join(l.Command, " "))
+				"%v=%s is nothing to take from a file: it may name a file or run a program; run the command by hand, if you trust it: %s",
+				errs.Key(f.name), f.value, strings.Join(l.Command, " "))
 		}
 		r.flags = append(r.flags, "--"+f.name+"="+f.value)
 	}
@@ -152,7 +152,7 @@ func (l *runLine) unchanged(folder, option, path string) error {
 	what := "is not what it was, or was never noted"
 	switch {
 	case err != nil:
-		return fmt.Errorf("--%s %s: %w", option, path, err)
+		return errs.Errorf("%v %s: %w", errs.Key(option), path, err)
 	case is == "":
 		return nil
 	case strings.HasPrefix(is, "dataset "):
@@ -167,7 +167,7 @@ func (l *runLine) unchanged(folder, option, path string) error {
 	if option == "dataset" {
 		again = "--dataset DIR"
 	}
-	return errs.New(errs.Refused, "--%s %s, which the file names, %s; name it yourself with %s", option,
+	return errs.New(errs.Refused, "%v %s, which the file names, %s; name it yourself with %s", errs.Key(option),
 		path, what, again)
 }
 

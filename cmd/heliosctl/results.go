@@ -114,7 +114,7 @@ func (o *outputs) create(flag, path string) (*outfile.File, error) {
 // orOverwrite adds the way out to the refusal of a file that is there.
 func orOverwrite(err error) error {
 	if exists := (*outfile.Exists)(nil); errors.As(err, &exists) {
-		return fmt.Errorf("%w; --overwrite replaces it, or name another file", err)
+		return errs.Errorf("%w; {overwrite} replaces it, or name another file", err)
 	}
 	return err
 }
@@ -252,7 +252,7 @@ func (o *outputs) continueResults(e *env, run string, held bool) (r *results, er
 	r = &results{e: e, path: o.results, run: run, epochs: map[int]bool{}}
 	refuse := func(why string) error {
 		return errs.New(errs.Refused,
-			"--results %s %s; --overwrite replaces it, or name another file", o.results, why)
+			"{results} %s %s; {overwrite} replaces it, or name another file", o.results, why)
 	}
 	first := true
 	r.lines, err = o.files().Continue("--results", o.results, func(line []byte) error {
@@ -316,7 +316,7 @@ func (r *results) start(held *sched.Held) error {
 	} else {
 		if r.dataset != r.e.dataMeta.UUID {
 			return errs.New(errs.Refused,
-				"--results %s holds the results of dataset %s, this is %s; --overwrite replaces it, or name another file",
+				"{results} %s holds the results of dataset %s, this is %s; {overwrite} replaces it, or name another file",
 				r.path, r.dataset, r.e.dataMeta.UUID)
 		}
 		r.silent = false

@@ -59,7 +59,7 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 		for _, other := range []any{&a.socket, &a.group, &a.maxClients} {
 			if name := e.given(other); name != "" {
 				return errs.New(errs.Usage,
-					"--inherit serves one client, which is connected; leave --%s out", name)
+					"{inherit} serves one client, which is connected; leave %v out", errs.Key(name))
 			}
 		}
 	}
@@ -118,11 +118,11 @@ func inheritedConn(fd int) (*net.UnixConn, error) {
 	unix.CloseOnExec(fd)
 	c, err := net.FileConn(f)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "--inherit %d: %w; give a connected Unix socket", fd, err)
+		return nil, errs.New(errs.Usage, "{inherit} %d: %w; give a connected Unix socket", fd, err)
 	}
 	u, ok := c.(*net.UnixConn)
 	if !ok {
-		return nil, errors.Join(errs.New(errs.Usage, "--inherit %d is no Unix socket", fd),
+		return nil, errors.Join(errs.New(errs.Usage, "{inherit} %d is no Unix socket", fd),
 			c.Close())
 	}
 	return u, nil
@@ -155,7 +155,7 @@ func (a *serveArgs) listen(e *env) (*net.UnixListener, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	unix.Umask(old)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "--socket %s: %w", path, err)
+		return nil, errs.New(errs.Usage, "{socket} %s: %w", path, err)
 	}
 	return l, nil
 }
@@ -167,19 +167,19 @@ func clearSocket(path string) error {
 		return nil
 	}
 	if err != nil {
-		return errs.New(errs.Usage, "--socket %s: %w", path, err)
+		return errs.New(errs.Usage, "{socket} %s: %w", path, err)
 	}
 	if st.Mode().Type() != fs.ModeSocket {
-		return errs.New(errs.Refused, "--socket %s: a file that is no socket is there; name another",
+		return errs.New(errs.Refused, "{socket} %s: a file that is no socket is there; name another",
 			path)
 	}
 	c, err := net.DialTimeout("unix", path, 5*time.Second)
 	if err == nil {
 		return errors.Join(errs.New(errs.Refused,
-			"--socket %s: a daemon listens there; end it, or name another", path), c.Close())
+			"{socket} %s: a daemon listens there; end it, or name another", path), c.Close())
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
-		return errs.New(errs.Refused, "--socket %s: %w; name another", path, err)
+		return errs.New(errs.Refused, "{socket} %s: %w; name another", path, err)
 	}
 	return os.Remove(path)
 }
@@ -193,7 +193,7 @@ func activated(named bool) (*net.UnixListener, error) {
 	n, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
 	if err != nil || n != 1 || named {
 		return nil, errs.New(errs.Usage,
-			"LISTEN_FDS is %q; a socket unit has one ListenStream, and then there is no --socket",
+			"LISTEN_FDS is %q; a socket unit has one ListenStream, and then there is no {socket}",
 			os.Getenv("LISTEN_FDS"))
 	}
 	const firstFD = 3

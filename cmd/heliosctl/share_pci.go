@@ -45,7 +45,7 @@ func (b *binder) nodeGroup() (gid int, why string, err error) {
 			return int(n), "", nil
 		}
 		return -1, "", errs.New(errs.Usage,
-			"there is no group %s; make it (\"sudo heliosctl vfio-setup setup\" makes helios), or name another with --group",
+			"there is no group %s; make it (\"sudo heliosctl vfio-setup setup\" makes helios), or name another with {group}",
 			name)
 	}
 	gid, why = privateGroup(b.machine.attr("/etc/passwd"), b.machine.attr("/etc/group"),

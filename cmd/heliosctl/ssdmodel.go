@@ -27,17 +27,17 @@ func modelToBind(arg string, given bool, lba int) (b boundModel, err error) {
 		return b, nil
 	}
 	if b.Model, err = ssdmodel.Load(arg); err != nil {
-		return b, errs.New(errs.Usage, "--ssd-model: %w", err)
+		return b, errs.New(errs.Usage, "{ssd-model}: %w", err)
 	}
 	if !b.LBAOK(lba) {
 		return b, errs.New(errs.Usage,
-			"--ssd-model %s has blocks of %v bytes, not --lba's %d; choose another of the two", arg,
+			"{ssd-model} %s has blocks of %v bytes, not {lba}'s %d; choose another of the two", arg,
 			b.LBAs.Bytes, lba)
 	}
 	b.keep = arg
 	if !slices.Contains(ssdmodel.Names(), arg) {
 		if b.keep, err = filepath.Abs(arg); err != nil {
-			return b, errs.New(errs.Usage, "--ssd-model %s: %w", arg, err)
+			return b, errs.New(errs.Usage, "{ssd-model} %s: %w", arg, err)
 		}
 	}
 	return b, nil
@@ -50,7 +50,7 @@ func (b boundModel) bind(d *state.SSD) error {
 	}
 	if !b.Fits(d.Bytes) {
 		return errs.New(errs.Usage,
-			"%s has %s and --ssd-model %s %s; choose a smaller SSD or another model", d.Path,
+			"%s has %s and {ssd-model} %s %s; choose a smaller SSD or another model", d.Path,
 			units.FormatBytes(d.Bytes), b.Name, units.FormatBytes(b.Capacity.Bytes))
 	}
 	d.Model = b.keep

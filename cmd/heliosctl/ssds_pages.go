@@ -23,7 +23,7 @@ func removePages(ctx context.Context, e *env, a *ssdsArgs) (err error) {
 		id, err := uuid.Parse(text)
 		if err != nil || id == uuid.Nil {
 			return errs.New(errs.Usage,
-				"--remove-pages %q is no identity of a pack; \"heliosctl ssds\" shows those that are there",
+				"{remove-pages} %q is no identity of a pack; \"heliosctl ssds\" shows those that are there",
 				text)
 		}
 		ids = append(ids, id)

@@ -59,7 +59,7 @@ func (a *trainerArgs) check() error {
 	a.cfg.Overwrite = a.overwrite
 	if a.cfg.CheckpointEvery > 0 && a.cfg.CheckpointDir == "" {
 		return errs.New(errs.Usage,
-			"--checkpoint-every needs --checkpoint DIR, the folder to write to")
+			"{checkpoint-every} needs {checkpoint} DIR, the folder to write to")
 	}
 	return tiers.Known(a.cfg).Check()
 }
@@ -81,7 +81,7 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) error {
 	}
 	if a.cfg.VerifyRows {
 		return errs.New(errs.Usage,
-			"--verify-rows: no row is gathered on the virtual clock; leave one of the two out")
+			"{verify-rows}: no row is gathered on the virtual clock; leave one of the two out")
 	}
 	if err := e.oneProcess(); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (t *trainer) openRun() (out *results, held *sched.Held, err error) {
 	if held != nil && !held.Resumable() {
 		if !cfg.Overwrite {
 			return nil, nil, errs.New(errs.Refused,
-				"--checkpoint: folder %s %s, in %s alone, which no run can go on from; --overwrite replaces it, or name another folder",
+				"{checkpoint}: folder %s %s, in %s alone, which no run can go on from; {overwrite} replaces it, or name another folder",
 				cfg.CheckpointDir, held, filepath.Base(held.Path))
 		}
 		held = nil
@@ -211,8 +211,8 @@ func (t *trainer) claimTrace() error {
 // orResume adds the ways out to the refusal of a folder that holds a checkpoint.
 func orResume(err error) error {
 	if held := (*sched.HeldError)(nil); errors.As(err, &held) {
-		return fmt.Errorf(
-			"--checkpoint %w; --resume goes on from it, --overwrite replaces it, or name another folder",
+		return errs.Errorf(
+			"{checkpoint} %w; {resume} goes on from it, {overwrite} replaces it, or name another folder",
 			err)
 	}
 	return err

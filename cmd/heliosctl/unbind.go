@@ -151,11 +151,11 @@ func choose(st *state.State, want []string) ([]state.SSD, error) {
 	for _, w := range want {
 		d, err := st.Find(w)
 		if err != nil {
-			return nil, errs.New(errs.Usage, "--ssds: %w", err)
+			return nil, errs.New(errs.Usage, "{ssds}: %w", err)
 		}
 		if before, twice := called[d.Name]; twice {
 			return nil, errs.New(errs.Usage,
-				"--ssds names SSD %s twice, as %q and %q; name each once", d.Name, before, w)
+				"{ssds} names SSD %s twice, as %q and %q; name each once", d.Name, before, w)
 		}
 		called[d.Name] = w
 		out = append(out, d)
@@ -177,7 +177,7 @@ func removeCreated(d state.SSD) (bool, error) {
 	if !ok || !fi.Mode().IsRegular() || fi.Size() != d.Bytes ||
 		(fileid.ID{Device: uint64(s.Dev), Inode: s.Ino}).Differs(d.ID) != "" {
 		return false, errs.New(errs.Refused,
-			"%s is not the file that bind-ssds created for %s; unbind without --delete and look at it",
+			"%s is not the file that bind-ssds created for %s; unbind without {delete} and look at it",
 			d.Path, d.Name)
 	}
 	if err := os.Remove(d.Path); err != nil {

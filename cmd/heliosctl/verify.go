@@ -76,7 +76,7 @@ func runVerify(ctx context.Context, e *env, a *verifyArgs) (err error) {
 		}
 	} else if o.Source {
 		return errs.New(errs.Usage,
-			"--source compares with a dataset; give its folder with --dataset DIR")
+			"{source} compares with a dataset; give its folder with {dataset} DIR")
 	}
 	set, err := (&ssdOpener{env: e, ssdArgs: a.ssdArgs}).open(ctx)
 	if err != nil {
@@ -233,7 +233,7 @@ func (v *verifier) showFiles(name string, r dataset.FilesReport, err error) erro
 func (v *verifier) sealDataset(ctx context.Context) error {
 	if f := v.given(&v.source, &v.names, &v.faults); f != "" {
 		return errs.New(errs.Usage,
-			"--seal checks files and --%s is about SSDs; give one of them", f)
+			"{seal} checks files and %v is about SSDs; give one of them", errs.Key(f))
 	}
 	dir, err := v.dir(v.env)
 	if err != nil {

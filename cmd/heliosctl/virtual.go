@@ -36,18 +36,18 @@ func notVirtual(a *runArgs) []any {
 func (a *clockArgs) hardware(e *env, off []any) (hw cost.Hardware, ok bool, err error) {
 	if a.clock != plan.ClockVirtual {
 		if f := e.given(&a.profile, &a.ssdCount); f != "" {
-			return hw, false, errs.New(errs.Usage, "--%s is for --clock virtual", f)
+			return hw, false, errs.New(errs.Usage, "%v is for {clock} virtual", errs.Key(f))
 		}
 		return hw, false, nil
 	}
 	if f := e.given(off...); f != "" {
 		return hw, false, errs.New(errs.Usage,
-			"--%s means nothing under --clock virtual, where nothing is read or computed; leave it out",
-			f)
+			"%v means nothing under {clock} virtual, where nothing is read or computed; leave it out",
+			errs.Key(f))
 	}
 	if e.given(&a.profile) == "" {
 		return hw, false, errs.New(errs.Usage,
-			"--clock virtual needs --hardware: choose one of %s, or give a YAML file",
+			"{clock} virtual needs {hardware}: choose one of %s, or give a YAML file",
 			strings.Join(hardware.Names(), ", "))
 	}
 	hw.SSDs = a.ssdCount

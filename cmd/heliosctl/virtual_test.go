@@ -71,7 +71,7 @@ func TestTrainOnTheVirtualClock(t *testing.T) {
 		os.WriteFile("c.yaml",
 			[]byte(
 				"clock: virtual\nhardware: a100-p5510x12\nssd-count: 2\npipeline: none\non-ssd-failure: retry=3\n"), 0o644))
-	require.Contains(t, hc(t, "train", "g", "--config", "c.yaml").errOut, "--on-ssd-failure",
+	require.Contains(t, hc(t, "train", "g", "--config", "c.yaml").errOut, "on-ssd-failure (c.yaml:5)",
 		"what means nothing is refused there too")
 	require.NoError(t,
 		os.WriteFile("c.yaml",

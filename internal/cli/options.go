@@ -85,7 +85,8 @@ func (o Options[T]) WithoutFrom(group string, but ...string) Options[T] {
 // Says gives an option another help text, where it means something else in a verb.
 func (o Options[T]) Says(name, usage string) Options[T] { return o.set("Usage", usage, name) }
 
-// Shown describes the value that a run without some options takes, where the verb has defaults of its own.
+// Shown describes the value that a run without some options takes, where the verb has defaults of
+// its own.
 func (o Options[T]) Shown(text string, names ...string) Options[T] {
 	return o.set("DefaultText", text, names...)
 }

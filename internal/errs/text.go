@@ -11,15 +11,16 @@ type Key string
 
 func (k Key) String() string { return "option " + string(k) }
 
-// Flag is the option as heliosctl's command line spells it, for whole commands that a person copies.
+// Flag is the option as heliosctl's command line spells it, for whole commands that a person
+// copies.
 func (k Key) Flag() string { return "--" + string(k) }
 
 // Keyword is the option as a client of the daemon gives it, and as Python names it.
 func (k Key) Keyword() string { return strings.ReplaceAll(string(k), "-", "_") }
 
-// Text is a message that names options by their keys, so that each front end spells them as its user
-// knows them: --cpu-cache, cpu_cache. A format names an option as {cpu-cache}, or takes it as an
-// argument (Key):
+// Text is a message that names options by their keys, so that each front end spells them as its
+// user knows them: --cpu-cache, cpu_cache. A format names an option as {cpu-cache}, or takes it as
+// an argument (Key):
 //
 //	errs.New(errs.Usage, "{cpu-cache} %d is below %v %d", a, errs.Key(name), b)
 type Text string // each key stands between two marks

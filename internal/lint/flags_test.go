@@ -21,8 +21,8 @@ var namedFlag = regexp.MustCompile(`(^|[^-\w])--[a-z]`)
 var aCommand = regexp.MustCompile(`\bheliosctl [a-z][^"]*`)
 
 // flagsInLibraries are the files outside cmd whose strings may name flags, and why. Callers of a
-// library have no flags: its messages name options by their keys (errs.Text), which the command line
-// spells as flags.
+// library have no flags: its messages name options by their keys (errs.Text), which the command
+// line spells as flags.
 var flagsInLibraries = map[string]string{
 	"internal/testing/fakecuda/build.go": "arguments of a C++ compiler",
 	"internal/cli/completion.go":         "how shells ask urfave/cli for completions",

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Use classifies the text of an option by its effects. Those who take it from somebody else, a file of
-// results or a client of another user, go by it.
+// Use classifies the text of an option by its effects. Those who take it from somebody else, a file
+// of results or a client of another user, go by it.
 type Use int
 
 // Uses of options.
