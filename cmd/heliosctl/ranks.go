@@ -83,7 +83,7 @@ func (t *trainer) joinRanks(ctx context.Context) (ranks.Group, error) {
 	}
 	if name := t.given(&t.ranks.library); name != "" && (l == nil || l.MPI == "") {
 		return nil, errs.New(errs.Usage,
-			"%v %s: no mpirun started this process; start it with mpirun, or leave the option out",
+			"%v %s: no mpirun started this process; start it with mpirun, or leave it out",
 			errs.Key(name), t.ranks.library)
 	}
 	a := &t.ranks

@@ -33,7 +33,7 @@ func (s *Store) openChecks(ctx context.Context, pages string) error {
 		s.checks.off = true
 		why = "turned off"
 	case c.CheckReads == plan.ChecksOn && full != nil:
-		return errs.Errorf("{check-reads}: %w; free some, or leave the option out", full)
+		return errs.Errorf("{check-reads}: %w; free some, or leave it out", full)
 	case c.CheckReads == plan.ChecksOn:
 		why = ""
 	case why == "" && full != nil:

@@ -111,7 +111,7 @@ func (e *Engine) OpenFor(ctx context.Context, c Consumer, s *System, cfg plan.Co
 	}
 	if want := cfg.RowType; want != "" && want != a.RowType.String() {
 		return errs.New(errs.Usage,
-			"{row-dtype} %s: the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or leave the option out",
+			"{row-dtype} %s: the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or leave it out",
 			want, a.RowType, in.Dataset.Dir(), want)
 	}
 	e.Sampling = prepare.New(cfg, in, obs, a.RowType)
