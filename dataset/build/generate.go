@@ -111,8 +111,8 @@ func (o *GenerateOptions) check() error {
 	case !slices.Contains(Kinds, o.Kind):
 		return errs.New(errs.Usage, "{kind} %q is unknown; use one of %s", o.Kind,
 			strings.Join(Kinds, ", "))
-	case o.Nodes < 1 || o.Nodes > 1<<32:
-		return errs.New(errs.Usage, "{nodes} %d is outside 1..2^32", o.Nodes)
+	case o.Nodes < 1 || o.Nodes > 1<<40:
+		return errs.New(errs.Usage, "{nodes} %d is outside 1..2^40", o.Nodes)
 	case o.Classes < 1 || int64(o.Classes) > o.Nodes || o.Classes > 1<<20:
 		return errs.New(errs.Usage, "{classes} %d is outside 1..%d ({nodes})", o.Classes,
 			min(o.Nodes, 1<<20))

@@ -6,43 +6,51 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"helios/dataset/edges"
 	"helios/dataset/seal"
 	"helios/internal/errs"
 )
 
-// An import that is killed resumes: its directory has a journal with a line of JSON for each step
-// that is on the disk, written and synced after the step itself. Work that was done later than the
-// last line is done again. The steps are the topology, which is sorted in minutes, and the features
-// up to a mark, which may take hours.
+// An import that is killed goes on where it was. Its directory has a journal: a line of JSON for
+// each step that is on the disk, written and synced after the step itself. Work that was done later
+// than the last line is done again.
 const (
 	JournalName    = "import.journal"
-	journalVersion = 2
+	journalVersion = 1
 )
 
 type journalLine struct {
 	Begin    *journalBegin `json:"begin,omitempty"`
+	Source   *sourceMark   `json:"source,omitempty"`
+	Run      *edges.Run    `json:"run,omitempty"`      // a sorted run is there
+	Replaces []int         `json:"replaces,omitempty"` // by Run: these are merged into it
+	Merged   *edges.Merged `json:"merged,omitempty"`
 	Topology *edges.Counts `json:"topology,omitempty"` // is whole
 	Arrays   []arrayDone   `json:"arrays,omitempty"`   // of Topology: indptr and indices
 	Array    string        `json:"array,omitempty"`
 	Done     *arrayDone    `json:"done,omitempty"` // the array is whole
 	// the array is there up to here; neither: it begins anew
-	Partial *ArrayMark `json:"partial,omitempty"`
-}
-
-// ArrayMark is the part of an array that is on the disk, with the state of its running hash.
-type ArrayMark struct {
-	Bytes int64  `json:"bytes"` // of rows
-	Hash  []byte `json:"hash"`
+	Partial *edges.ArrayMark `json:"partial,omitempty"`
 }
 
 type journalBegin struct {
 	Version int    `json:"version"`
 	Input   string `json:"input"` // fingerprint
 	Memory  int64  `json:"memory"`
+}
+
+type sourceMark struct {
+	ID    int    `json:"id"`
+	Name  string `json:"name"`
+	Unit  string `json:"unit"`
+	Total int64  `json:"total"`
+	Parts int    `json:"parts"`
 }
 
 type arrayDone struct {
@@ -58,37 +66,70 @@ type journal struct {
 	size int64
 
 	begin    journalBegin
+	sources  map[int]sourceMark
+	parts    map[int]map[int]*edges.PartMark
+	runs     []edges.Run
+	lastRun  int
+	merged   *edges.Merged
 	topology *edges.Counts
 	done     map[string]arrayDone
-	partial  map[string]ArrayMark
+	partial  map[string]edges.ArrayMark
 }
 
 // JournalStep lets tests end an import before and after each line.
 var JournalStep func(line []byte, written bool) error
 
 func newJournal(f *os.File, path string) *journal {
-	return &journal{f: f, path: path, done: map[string]arrayDone{},
-		partial: map[string]ArrayMark{}}
+	return &journal{f: f, path: path, sources: map[int]sourceMark{},
+		parts: map[int]map[int]*edges.PartMark{}, done: map[string]arrayDone{},
+		partial: map[string]edges.ArrayMark{}}
 }
 
 // worth reports whether there is anything that another run need not do again.
 func (j *journal) worth() bool {
-	return j != nil && (j.topology != nil || len(j.done) > 0 || len(j.partial) > 0)
+	return j != nil && (len(j.runs) > 0 || j.topology != nil || len(j.done) > 0 ||
+		len(j.partial) > 0)
 }
 
 // where describes how far it is.
 func (j *journal) where() string {
-	m, partial := j.partial["features"]
-	_, whole := j.done["features"]
 	switch {
-	case partial:
-		return fmt.Sprintf("%.1f GB of the features", float64(m.Bytes)/1e9)
-	case whole && j.topology == nil:
-		return "the features"
-	case whole:
-		return "the edges and the features"
+	case j.topology != nil || len(j.runs) == 0:
+		if m, ok := j.partial["features"]; ok {
+			return fmt.Sprintf("%.1f GB of the features", float64(m.Bytes)/1e9)
+		}
+		if _, ok := j.done["features"]; ok && j.topology == nil {
+			return "the features"
+		}
+		if _, ok := j.done["features"]; ok {
+			return "the edges and the features"
+		}
+		return "the edges"
+	// repeated edges that went between two marks make Total smaller than what is done
+	case j.merged != nil:
+		return fmt.Sprintf("%.0f %% of the merge of edges",
+			100*float64(j.merged.Done)/float64(max(j.merged.Total, j.merged.Done, 1)))
 	}
-	return "the edges"
+	units, total, edges := int64(0), int64(0), int64(0)
+	for id, s := range j.sources {
+		total += s.Total
+		for _, p := range j.parts[id] {
+			if p.Ended() {
+				units += p.Units
+			}
+			for _, s := range p.Spans {
+				edges += s.To - s.From
+			}
+		}
+	}
+	switch {
+	// of parts that are not at their end, such as the only one of a .gz file
+	case units == 0 && edges > 0:
+		return fmt.Sprintf("%d of the edges", edges)
+	case total > 0:
+		return fmt.Sprintf("%.0f %% of the edges", 100*float64(units)/float64(total))
+	}
+	return "a part of the edges"
 }
 
 func (j *journal) write(l journalLine) error {
@@ -127,6 +168,12 @@ func (j *journal) take(l journalLine) {
 	switch {
 	case l.Begin != nil:
 		j.begin = *l.Begin
+	case l.Source != nil:
+		j.sources[l.Source.ID] = *l.Source
+	case l.Run != nil:
+		j.takeRun(*l.Run, l.Replaces)
+	case l.Merged != nil:
+		j.merged = l.Merged
 	case l.Topology != nil:
 		j.topology = l.Topology
 		for i, name := range topologyArrays {
@@ -143,18 +190,92 @@ func (j *journal) take(l journalLine) {
 	}
 }
 
-var topologyArrays = []string{"indptr", "indices"}
+// takeRun takes a run, which stands for those that it replaces and for pieces of parts.
+func (j *journal) takeRun(r edges.Run, replaces []int) {
+	keep := slices.DeleteFunc(j.runs, func(old edges.Run) bool {
+		return slices.Contains(replaces, old.ID)
+	})
+	for _, p := range r.Pieces {
+		parts := j.parts[p.Source]
+		if parts == nil {
+			parts = map[int]*edges.PartMark{}
+			j.parts[p.Source] = parts
+		}
+		m := parts[p.Part]
+		if m == nil {
+			m = &edges.PartMark{}
+			parts[p.Part] = m
+		}
+		if p.To > p.From {
+			m.Spans = append(m.Spans, p.Span)
+		}
+		if p.End {
+			m.Known, m.Total, m.Units = true, p.To, p.Units
+		}
+	}
+	r.Pieces = nil
+	j.runs = append(keep, r)
+	j.lastRun = max(j.lastRun, r.ID)
+}
 
-// TopologyDone notes that the topology is whole.
-func (s *Staging) TopologyDone(c edges.Counts) error {
-	if s.journal == nil {
+// sorterLog is the journal as a sorter of edges sees it.
+type sorterLog struct {
+	*journal
+	s *Staging
+}
+
+// Begin notes a source, or checks that it is that of the interrupted import.
+func (j sorterLog) Begin(id int, s edges.Source) error {
+	m := sourceMark{id, s.Name, s.Unit, s.Total, s.Parts}
+	if old, ok := j.sources[id]; ok {
+		if old != m {
+			return fmt.Errorf(
+				"%s: the edges are %v, the interrupted import read %v; run the import again with option restart",
+				s.Name, m, old)
+		}
 		return nil
 	}
+	return j.write(journalLine{Source: &m})
+}
+
+// Covered returns what runs have of a source, as it is now: its readers ask while new runs are
+// noted.
+func (j sorterLog) Covered(id int) map[int]*edges.PartMark {
+	return maps.Clone(j.parts[id])
+}
+
+// Runs are those that are there.
+func (j sorterLog) Runs() ([]edges.Run, int) { return j.runs, j.lastRun }
+
+// Ran notes a run.
+func (j sorterLog) Ran(r edges.Run, replaces []int) error {
+	return j.write(journalLine{Run: &r, Replaces: replaces})
+}
+
+// Merged returns how far the merge is.
+func (j sorterLog) Merged() *edges.Merged { return j.merged }
+
+// MergedTo notes how far the merge is.
+func (j sorterLog) MergedTo(m edges.Merged) error { return j.write(journalLine{Merged: &m}) }
+
+var topologyArrays = []string{"indptr", "indices"}
+
+// Done notes that the topology is whole.
+func (j sorterLog) Done(c edges.Counts) error {
 	l := journalLine{Topology: &c}
 	for _, name := range topologyArrays {
-		l.Arrays = append(l.Arrays, arrayDone{Sum: s.sums[name], Rows: s.rows[name]})
+		l.Arrays = append(l.Arrays, arrayDone{Sum: j.s.sums[name], Rows: j.s.rows[name]})
 	}
-	return s.journal.write(l)
+	return j.write(l)
+}
+
+// arrayTo notes how far an array is.
+func (j *journal) arrayTo(a *Array) error {
+	mark, err := a.Mark()
+	if err != nil {
+		return err
+	}
+	return j.write(journalLine{Array: a.name, Partial: &mark})
 }
 
 // anew says that an array is written from its start.
@@ -218,6 +339,19 @@ func (j *journal) usable(dir string) error {
 		}
 		return nil
 	}
+	if j.topology == nil {
+		for _, r := range j.runs {
+			if err := need(r.File()); err != nil {
+				return err
+			}
+		}
+		if m := j.merged; m != nil {
+			if err := errors.Join(need("indptr.npy", m.CSC.Indptr.Bytes),
+				need("indices.npy", m.CSC.Indices.Bytes)); err != nil {
+				return err
+			}
+		}
+	}
 	for name, d := range j.done {
 		if err := need(name+".npy", d.Rows); err != nil {
 			return err
@@ -231,10 +365,10 @@ func (j *journal) usable(dir string) error {
 	return nil
 }
 
-// ResumeOptions identify an import that may be resumed.
+// ResumeOptions tell an import that may go on from others.
 type ResumeOptions struct {
 	Out     string
-	Input   string // fingerprint of input and options: only an import with the same one resumes
+	Input   string // fingerprint of input and options: only an import with the same one goes on
 	Memory  int64  // 0: what the interrupted import had, or edges.Budget
 	Restart bool   // start over
 	Note    func(format string, a ...any)
@@ -332,13 +466,25 @@ func (o *ResumeOptions) begin(out string) (s *Staging, memory int64, err error) 
 	return s, memory, nil
 }
 
-// sweep removes the runs of a sort that did not end.
+// sweep removes runs that no line tells of.
 func (s *Staging) sweep() error {
-	runs, err := filepath.Glob(s.Path(edges.RunPrefix + "*"))
-	for _, r := range runs {
-		err = errors.Join(err, os.Remove(r))
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return err
 	}
-	return err
+	live := map[string]bool{}
+	for _, r := range s.journal.runs {
+		name, _ := r.File()
+		live[name] = s.journal.topology == nil
+	}
+	for _, e := range entries {
+		if n := e.Name(); strings.HasPrefix(n, edges.RunPrefix) && !live[n] {
+			if err := os.Remove(filepath.Join(s.dir, n)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Leave closes a directory that another run resumes.
@@ -372,6 +518,9 @@ func (s *Staging) Topology() (c edges.Counts, ok bool) {
 	return *s.journal.topology, true
 }
 
+// Merging reports whether an interrupted import had begun to write the topology.
+func (s *Staging) Merging() bool { return s.journal != nil && s.journal.merged != nil }
+
 // HasArray reports whether an interrupted import has written all of an array of such a shape.
 func (s *Staging) HasArray(name string, rows, width int64) bool {
 	if s.journal == nil {
@@ -382,7 +531,7 @@ func (s *Staging) HasArray(name string, rows, width int64) bool {
 }
 
 // ArrayBegun returns how much of an array an interrupted import has written; nil: nothing.
-func (s *Staging) ArrayBegun(name string) *ArrayMark {
+func (s *Staging) ArrayBegun(name string) *edges.ArrayMark {
 	if s.journal == nil {
 		return nil
 	}
@@ -397,9 +546,5 @@ func (s *Staging) MarkArray(a *Array) error {
 	if s.journal == nil {
 		return nil
 	}
-	mark, err := a.mark()
-	if err != nil {
-		return err
-	}
-	return s.journal.write(journalLine{Array: a.name, Partial: &mark})
+	return s.journal.arrayTo(a)
 }

@@ -342,7 +342,13 @@ func (s *Staging) Array(name string, dt npy.DType, width int64) (*Array, error) 
 	if err != nil {
 		return nil, err
 	}
-	a, head, err := newArray(f, name, dt, width)
+	a := &Array{File: f, name: name, sum: sha256.New(), row: int64(dt.Size)}
+	a.h = npy.Header{DType: dt, Shape: []int64{0}}
+	if width > 0 {
+		a.h.Shape = append(a.h.Shape, width)
+		a.row *= width
+	}
+	head, err := npy.EncodeHeader(a.h) // a place holder of the final length
 	if err == nil {
 		_, err = f.Write(head)
 	}
@@ -352,40 +358,37 @@ func (s *Staging) Array(name string, dt npy.DType, width int64) (*Array, error) 
 	return a, nil
 }
 
-// newArray returns an array, and a header of the length that its own will have.
-func newArray(f *File, name string, dt npy.DType, width int64) (a *Array, head []byte, err error) {
-	a = &Array{File: f, name: name, sum: sha256.New(), row: int64(dt.Size)}
-	a.h = npy.Header{DType: dt, Shape: []int64{0}}
-	if width > 0 {
-		a.h.Shape = append(a.h.Shape, width)
-		a.row *= width
-	}
-	head, err = npy.EncodeHeader(a.h)
-	return a, head, err
-}
-
-// mark makes what was written durable.
-func (a *Array) mark() (ArrayMark, error) {
+// Mark makes what was written durable.
+func (a *Array) Mark() (edges.ArrayMark, error) {
 	if err := a.bw.Flush(); err != nil {
-		return ArrayMark{}, err
+		return edges.ArrayMark{}, err
 	}
 	if err := a.f.Sync(); err != nil {
-		return ArrayMark{}, explainWrite(a.path, err)
+		return edges.ArrayMark{}, explainWrite(a.path, err)
 	}
 	state, err := a.sum.(encoding.BinaryMarshaler).MarshalBinary()
-	return ArrayMark{Bytes: a.n, Hash: state}, err
+	return edges.ArrayMark{Bytes: a.n, Hash: state}, err
 }
 
-// ArrayFrom resumes an array at a mark.
-func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, mark *ArrayMark) (*Array,
+// ArrayFrom resumes an array at a mark, or creates it where that is nil.
+func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, mark *edges.ArrayMark) (*Array,
 	error) {
+	if mark == nil {
+		return s.Array(name, dt, width)
+	}
 	path := filepath.Join(s.dir, name+".npy")
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	a, head, err := newArray(s.buffered(name+".npy", f), name, dt, width)
-	a.n = mark.Bytes
+	a := &Array{File: s.buffered(name+".npy", f), name: name, sum: sha256.New(),
+		row: int64(dt.Size), n: mark.Bytes}
+	a.h = npy.Header{DType: dt, Shape: []int64{0}}
+	if width > 0 {
+		a.h.Shape = append(a.h.Shape, width)
+		a.row *= width
+	}
+	head, err := npy.EncodeHeader(a.h)
 	end := int64(len(head)) + mark.Bytes
 	var st os.FileInfo
 	if err == nil {
@@ -493,13 +496,21 @@ func (t sorterStore) Create(name string) (edges.File, error) {
 	return f, nil
 }
 
-// Array makes an array.
-func (t sorterStore) Array(name string, dt npy.DType) (edges.Array, error) {
-	a, err := t.s.Array(name, dt, 0)
+// Array makes an array, or resumes it.
+func (t sorterStore) Array(name string, dt npy.DType, mark *edges.ArrayMark) (edges.Array, error) {
+	a, err := t.s.ArrayFrom(name, dt, 0, mark)
 	if err != nil {
 		return nil, err
 	}
 	return a, nil
+}
+
+// Log is the journal of an import, where there is one.
+func (t sorterStore) Log() edges.Log {
+	if t.s.journal == nil {
+		return nil
+	}
+	return sorterLog{t.s.journal, t.s}
 }
 
 // writeSeal writes the manifest of all that was written.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 
 	"helios/dataset/npy"
 	"helios/internal/work"
@@ -14,19 +15,42 @@ import (
 type CSCWriter struct {
 	indptr, indices Array
 	nodes           int64
+	wide            bool
 	next            int64 // nodes whose start is written
 	Edges           int64 // written so far
 	idx, ptr        []byte
 }
 
-// NewCSC writes the topology of so many nodes, at most 2^32.
-func NewCSC(s Store, nodes int64) (*CSCWriter, error) {
-	w := &CSCWriter{nodes: nodes}
+// wideFrom is the number of nodes from which ids need 64 bits; a variable for tests.
+var wideFrom int64 = 1 << 32
+
+// NewCSC writes the topology of so many nodes.
+func NewCSC(s Store, nodes int64) (*CSCWriter, error) { return cscFrom(s, nodes, nil) }
+
+// CSCMark is a CSCWriter on the disk.
+type CSCMark struct {
+	Indptr  ArrayMark `json:"indptr"`
+	Indices ArrayMark `json:"indices"`
+	Next    int64     `json:"next"`
+	Edges   int64     `json:"edges"`
+}
+
+// cscFrom goes on at a mark, or begins where that is nil.
+func cscFrom(s Store, nodes int64, mark *CSCMark) (*CSCWriter, error) {
+	w := &CSCWriter{nodes: nodes, wide: nodes > wideFrom}
+	dt := npy.Uint32
+	if w.wide {
+		dt = npy.Int64
+	}
+	var ptr, idx *ArrayMark
+	if mark != nil {
+		ptr, idx, w.next, w.Edges = &mark.Indptr, &mark.Indices, mark.Next, mark.Edges
+	}
 	var err error
-	if w.indptr, err = s.Array("indptr", npy.Int64); err != nil {
+	if w.indptr, err = s.Array("indptr", npy.Int64, ptr); err != nil {
 		return nil, err
 	}
-	if w.indices, err = s.Array("indices", npy.Uint32); err != nil {
+	if w.indices, err = s.Array("indices", dt, idx); err != nil {
 		return nil, errors.Join(err, w.indptr.Discard())
 	}
 	return w, nil
@@ -37,7 +61,11 @@ func (w *CSCWriter) Put(x Edge) error {
 	if err := w.startUpTo(int64(x.Dst), w.Edges); err != nil {
 		return err
 	}
-	w.idx = binary.LittleEndian.AppendUint32(w.idx, uint32(x.Src))
+	if w.wide {
+		w.idx = binary.LittleEndian.AppendUint64(w.idx, x.Src)
+	} else {
+		w.idx = binary.LittleEndian.AppendUint32(w.idx, uint32(x.Src))
+	}
 	w.Edges++
 	if len(w.idx) >= 64<<10 {
 		return w.flush()
@@ -46,10 +74,25 @@ func (w *CSCWriter) Put(x Edge) error {
 }
 
 // putMerged writes a range.
-func (w *CSCWriter) putMerged(m *merged) error {
-	if m.heavy {
+func (w *CSCWriter) putMerged(m *merged, wideKeys bool) error {
+	switch {
+	case m.heavy:
 		for range m.times {
 			if err := w.Put(m.lo); err != nil {
+				return err
+			}
+		}
+		return nil
+	case wideKeys:
+		for _, x := range pairs(m.keys) {
+			if err := w.Put(x); err != nil {
+				return err
+			}
+		}
+		return nil
+	case w.wide:
+		for _, k := range m.keys {
+			if err := w.Put(edgeOf(k)); err != nil {
 				return err
 			}
 		}
@@ -74,7 +117,7 @@ func (w *CSCWriter) flush() error {
 	return err
 }
 
-// startUpTo writes the offsets of all nodes up to v, whose edges begin at an edge number.
+// startUpTo writes the offsets of all nodes up to v, whose edges begin at edge number at.
 func (w *CSCWriter) startUpTo(v, begin int64) error {
 	for ; w.next <= v; w.next++ {
 		w.ptr = binary.LittleEndian.AppendUint64(w.ptr, uint64(begin))
@@ -91,6 +134,18 @@ func (w *CSCWriter) flushPtr() error {
 	_, err := w.indptr.Write(w.ptr)
 	w.ptr = w.ptr[:0]
 	return err
+}
+
+// mark puts all that was written on the disk.
+func (w *CSCWriter) mark() (m CSCMark, err error) {
+	if err := errors.Join(w.flush(), w.flushPtr()); err != nil {
+		return m, err
+	}
+	m.Next, m.Edges = w.next, w.Edges
+	if m.Indptr, err = w.indptr.Mark(); err == nil {
+		m.Indices, err = w.indices.Mark()
+	}
+	return m, err
 }
 
 // Close completes both arrays.
@@ -122,47 +177,63 @@ func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p work.Progress) (c 
 		return c, fmt.Errorf("edges of %d nodes with the id %d: the reader should have refused it",
 			nodes, e.maxID)
 	}
-	m, sources, closeAll, err := e.mergeAll(ctx, held, nodes, p)
+	wide := e.wide.Load() || e.rules.AddSelf && nodes > math.MaxUint32
+	m, sources, closeAll, err := e.mergeAll(ctx, held, nodes, wide, p)
 	if err != nil {
 		return c, err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
 	total := int64(0)
 	for _, k := range sources {
-		total += k.allKeys()
+		total += k.keys()
 	}
-	w, err := NewCSC(e.s, nodes)
+	out := topologyWriter{p: p, log: e.log, wide: wide, spilled: len(e.runs) > 0, total: total}
+	var mark *CSCMark
+	from := Edge{}
+	if e.log != nil {
+		if j := e.log.Merged(); j != nil {
+			mark, from, out.done, out.again = &j.CSC, j.from(), j.Done, j.Again
+		}
+	}
+	w, err := cscFrom(e.s, nodes, mark)
 	if err != nil {
 		return c, err
 	}
-	p.Report("topology", 0, total)
-	read := int64(0)
-	c = e.done
+	out.w, out.timer = w, NewMarkTimer()
+	p.Report("topology", out.done, total)
 	if m != nil {
-		err = m.each(ctx, m.ranges(), true, func(r *merged) error {
-			read, c.Repeated = read+r.read, c.Repeated+r.again
-			p.Report("topology", read, total)
-			return errors.Join(w.putMerged(r), ctx.Err())
-		})
+		err = m.each(ctx, m.ranges(from), true,
+			func(r *merged) error { return out.put(ctx, r) })
 	}
 	if err != nil {
 		return c, errors.Join(err, w.Discard())
 	}
-	c.Stored, c.Nodes = w.Edges, nodes
+	c = e.done
+	c.Stored, c.Nodes, c.Repeated = w.Edges, nodes, out.again
 	if e.rules.AddSelf {
 		c.Added = nodes
 	}
 	if e.rules.None {
-		c = Counts{Taken: c.Taken, Nodes: nodes, Stored: w.Edges}
+		c = Counts{Taken: c.Taken, Nodes: nodes}
+		c.Stored = w.Edges
 	} else {
 		c.Duplicates = c.Taken + c.Opposite + c.Added - c.Self - c.Stored
 	}
-	return c, errors.Join(w.Close(), e.removeRuns(e.runs))
+	if err := w.Close(); err != nil {
+		return c, err
+	}
+	if e.log != nil {
+		if err := e.log.Done(c); err != nil {
+			return c, err
+		}
+	}
+	return c, e.removeRuns(e.runs)
 }
 
 // mergeAll returns the merger of the chunks in memory, or of the runs on disk; nil where there are
 // no edges.
-func (e *Sorter) mergeAll(ctx context.Context, held []*chunk, nodes int64, p work.Progress) (m *merger, sources []keySource, closeAll func() error, err error) {
+func (e *Sorter) mergeAll(ctx context.Context, held []*chunk, nodes int64, wide bool,
+	p work.Progress) (m *merger, sources []keySource, closeAll func() error, err error) {
 	closeAll = func() error { return nil }
 	for _, c := range held {
 		if c.n > 0 {
@@ -173,7 +244,7 @@ func (e *Sorter) mergeAll(ctx context.Context, held []*chunk, nodes int64, p wor
 		sources = append(sources, e.selfLoops(nodes))
 	}
 	if len(sources) > 0 && len(e.runs) == 0 {
-		if m = e.newMerger(sources, true); m == nil { // only where the budget is tiny
+		if m = e.newMerger(sources, wide, true); m == nil { // only where the budget is tiny
 			e.done, e.partial = Counts{}, held
 			if _, err := e.finish(true); err != nil {
 				return nil, nil, nil, err
@@ -183,7 +254,7 @@ func (e *Sorter) mergeAll(ctx context.Context, held []*chunk, nodes int64, p wor
 	if len(e.runs) == 0 {
 		return m, sources, closeAll, nil
 	}
-	if err := e.fewer(ctx, p); err != nil {
+	if err := e.fewer(ctx, wide, p); err != nil {
 		return nil, nil, nil, err
 	}
 	if sources, closeAll, err = e.openRuns(e.runs); err != nil {
@@ -192,5 +263,36 @@ func (e *Sorter) mergeAll(ctx context.Context, held []*chunk, nodes int64, p wor
 	if e.rules.AddSelf {
 		sources = append(sources, e.selfLoops(nodes))
 	}
-	return e.newMerger(sources, false), sources, closeAll, nil
+	return e.newMerger(sources, wide, false), sources, closeAll, nil
+}
+
+// topologyWriter writes merged ranges, and notes in the journal how far it is.
+type topologyWriter struct {
+	w       *CSCWriter
+	p       work.Progress
+	log     Log
+	timer   *MarkTimer
+	wide    bool
+	spilled bool // the edges are on the disk too, so that a merge can be resumed
+
+	done, total, again int64 // keys that were merged, all of them, and repeated ones that stay
+}
+
+func (t *topologyWriter) put(ctx context.Context, r *merged) error {
+	if err := t.w.putMerged(r, t.wide); err != nil {
+		return err
+	}
+	t.done += r.read
+	t.again += r.again
+	t.p.Report("topology", t.done, t.total)
+	if t.log != nil && t.spilled && t.timer.Due() {
+		return t.timer.Mark(func() error {
+			csc, err := t.w.mark()
+			if err != nil {
+				return err
+			}
+			return t.log.MergedTo(Merged{r.hi.Dst, r.hi.Src, t.done, t.again, t.total, csc})
+		})
+	}
+	return ctx.Err()
 }

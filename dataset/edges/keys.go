@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"slices"
 	"sort"
+	"unsafe"
 )
 
 // Edge points from src to dst: dst aggregates src.
@@ -22,15 +23,24 @@ func (a Edge) next() Edge {
 	return a
 }
 
-// lastEdge is beyond every edge.
+// lastEdge is beyond every edge: ids are below 2^63.
 var lastEdge = Edge{1<<64 - 1, 1<<64 - 1}
 
-// Edges are sorted as keys, dst<<32 | src: ids are below 2^32.
-func keyOf(e Edge) uint64 { return e.Dst<<32 | e.Src }
+// Edges are sorted as keys: dst<<32 | src in one word where ids fit 32 bits (narrow), else dst
+// and src in two words (wide).
+func narrowKey(e Edge) uint64 { return e.Dst<<32 | e.Src }
 
 func edgeOf(k uint64) Edge { return Edge{k >> 32, k & (1<<32 - 1)} }
 
-// crcTable is the polynomial of the checksums of groups.
+// pairs reads wide keys as edges.
+func pairs(a []uint64) []Edge {
+	if len(a) < 2 {
+		return nil
+	}
+	return unsafe.Slice((*Edge)(unsafe.Pointer(&a[0])), len(a)/2)
+}
+
+// crcTable is the polynomial of the checksums of groups and indexes.
 var crcTable = crc32.MakeTable(crc32.Castagnoli)
 
 const (
@@ -39,7 +49,7 @@ const (
 	cacheful = 1 << 17 // keys that a core's second-level cache holds with as many beside them
 )
 
-// sortKeys sorts keys by radix; tmp is as long as a. Large ranges are first dealt by
+// sortKeys sorts narrow keys by radix; tmp is as long as a. Large ranges are first dealt by
 // their top bits into parts that fit a cache, since a pass over main memory costs several
 // passes within it.
 func sortKeys(a, tmp []uint64) {
@@ -152,8 +162,69 @@ func insertionSort(a []uint64) {
 	}
 }
 
+// sortPairs sorts wide keys, least significant digit first, over only the bits that ids have.
+func sortPairs(a, b []Edge) {
+	home := a
+	var any uint64
+	for _, x := range a {
+		any |= x.Dst | x.Src
+	}
+	for key := range 2 { // src first, then dst
+		for shift := 0; shift < bits.Len64(any); shift += lsdBits {
+			var count [1 << lsdBits]int
+			word := func(x Edge) uint64 {
+				if key == 1 {
+					return x.Dst >> shift & (1<<lsdBits - 1)
+				}
+				return x.Src >> shift & (1<<lsdBits - 1)
+			}
+			for _, x := range a {
+				count[word(x)]++
+			}
+			sum := 0
+			for i, c := range count {
+				count[i] = sum
+				sum += c
+			}
+			b = b[:len(a)]
+			for _, x := range a {
+				d := word(x)
+				b[count[d]] = x
+				count[d]++
+			}
+			a, b = b, a
+		}
+	}
+	if len(a) > 0 && &a[0] != &home[0] {
+		copy(home, a)
+	}
+}
+
+// sortAny sorts n keys of either width.
+func sortAny(a, tmp []uint64, wide bool) {
+	if wide {
+		sortPairs(pairs(a), pairs(tmp))
+	} else {
+		sortKeys(a, tmp)
+	}
+}
+
+// compactAny drops repeated keys of a sorted range.
+func compactAny(a []uint64, wide bool) []uint64 {
+	if wide {
+		return a[:2*len(slices.Compact(pairs(a)))]
+	}
+	return slices.Compact(a)
+}
+
 // within cuts a sorted range of keys to lo <= key < hi.
-func within(a []uint64, lo, hi Edge) []uint64 {
+func within(a []uint64, wide bool, lo, hi Edge) []uint64 {
+	if wide {
+		p := pairs(a)
+		i := sort.Search(len(p), func(i int) bool { return !p[i].less(lo) })
+		j := sort.Search(len(p), func(i int) bool { return !p[i].less(hi) })
+		return a[2*i : 2*max(i, j)]
+	}
 	i := sort.Search(len(a), func(i int) bool { return !edgeOf(a[i]).less(lo) })
 	j := sort.Search(len(a), func(i int) bool { return !edgeOf(a[i]).less(hi) })
 	return a[i:max(i, j)]
@@ -162,37 +233,46 @@ func within(a []uint64, lo, hi Edge) []uint64 {
 // A run is stored in groups of keys that can be read apart:
 //
 //	payload bytes u32, CRC32C of the payload u32, payload
-//	payload: first key u64, then for each 64 keys: w u8, 64 differences to the key before of w bytes
+//	narrow payload: first key u64, then for each 64 keys: w u8, 64 differences to the key before of w bytes
+//	wide payload: dst u64, src u64 of each key
 const (
 	groupHead = 8
 	packKeys  = 64 // keys that share a width
 	maxGroup  = 4096
 	// groupRoom is more than a group of maxGroup keys takes, with what encode and decode touch
 	// beyond.
-	groupRoom = groupHead + 8 + maxGroup*8 + maxGroup/packKeys + 64
+	groupRoom = groupHead + 8 + maxGroup*16 + maxGroup/packKeys + 64
 )
 
 // encodeGroup puts a group into buf, which has groupRoom, and returns its length.
-func encodeGroup(buf []byte, keys []uint64) int {
-	binary.LittleEndian.PutUint64(buf[groupHead:], keys[0])
-	p := groupHead + 8
-	prev := keys[0]
-	for len(keys) > 0 {
-		part := keys[:min(packKeys, len(keys))]
-		keys = keys[len(part):]
-		var diff [packKeys]uint64
-		var any uint64
-		for i, k := range part {
-			diff[i] = k - prev
-			any |= diff[i]
-			prev = k
+func encodeGroup(buf []byte, keys []uint64, wide bool) int {
+	p := groupHead
+	if wide {
+		for _, k := range keys {
+			binary.LittleEndian.PutUint64(buf[p:], k)
+			p += 8
 		}
-		w := (bits.Len64(any) + 7) / 8
-		buf[p] = byte(w)
-		p++
-		for _, d := range diff[:len(part)] {
-			binary.LittleEndian.PutUint64(buf[p:], d)
-			p += w
+	} else {
+		binary.LittleEndian.PutUint64(buf[p:], keys[0])
+		p += 8
+		prev := keys[0]
+		for len(keys) > 0 {
+			part := keys[:min(packKeys, len(keys))]
+			keys = keys[len(part):]
+			var diff [packKeys]uint64
+			var any uint64
+			for i, k := range part {
+				diff[i] = k - prev
+				any |= diff[i]
+				prev = k
+			}
+			w := (bits.Len64(any) + 7) / 8
+			buf[p] = byte(w)
+			p++
+			for _, d := range diff[:len(part)] {
+				binary.LittleEndian.PutUint64(buf[p:], d)
+				p += w
+			}
 		}
 	}
 	binary.LittleEndian.PutUint32(buf, uint32(p-groupHead))
@@ -204,7 +284,7 @@ var errDamagedRun = errors.New("a sorted part of the edges is damaged")
 
 // decodeGroup reads n keys from b, which holds the group and 8 bytes more, into dst and returns
 // the group's length.
-func decodeGroup(dst []uint64, b []byte, n int) (int, error) {
+func decodeGroup(dst []uint64, b []byte, n int, wide bool) (int, error) {
 	if len(b) < groupHead+8 {
 		return 0, errDamagedRun
 	}
@@ -214,6 +294,15 @@ func decodeGroup(dst []uint64, b []byte, n int) (int, error) {
 		return 0, errDamagedRun
 	}
 	b = b[groupHead : groupHead+size+8]
+	if wide {
+		if size != 16*n {
+			return 0, errDamagedRun
+		}
+		for i := range dst[:2*n] {
+			dst[i] = binary.LittleEndian.Uint64(b[8*i:])
+		}
+		return groupHead + size, nil
+	}
 	k := binary.LittleEndian.Uint64(b)
 	p := 8
 	dst = dst[:n]

@@ -2,8 +2,11 @@ package edges
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"math"
 	"os"
 	"slices"
 	"sort"
@@ -25,12 +28,13 @@ const (
 
 // keySource is sorted keys that can be read by ranges, from several goroutines.
 type keySource interface {
-	// starts calls fn with the first key of each group, and its size.
+	// starts tells the first key of each group, and its size.
 	starts(fn func(first Edge, keys int))
-	groupKeys() int // of a group at most
-	allKeys() int64
-	// read appends the keys with lo <= key < hi to dst, which has the room.
-	read(dst []uint64, lo, hi Edge, b *mergeBuf) ([]uint64, error)
+	group() int // keys of a group at most
+	keys() int64
+	// read appends the keys with lo <= key < hi to dst, which has the room, as words of the given
+	// width.
+	read(dst []uint64, lo, hi Edge, wide bool, b *mergeBuf) ([]uint64, error)
 	// count counts a key.
 	count(k Edge, b *mergeBuf) (int64, error)
 }
@@ -44,16 +48,16 @@ type mergeBuf struct {
 
 // fileRun is a spilled run.
 type fileRun struct {
-	run
+	Run
 	f    *os.File
 	path string
 }
 
-func (r *fileRun) groupKeys() int { return r.group }
-func (r *fileRun) allKeys() int64 { return r.keys }
+func (r *fileRun) group() int  { return r.Group }
+func (r *fileRun) keys() int64 { return r.Keys }
 
 func (r *fileRun) size(g int) int {
-	return int(min(int64(r.group), r.keys-int64(g)*int64(r.group)))
+	return int(min(int64(r.Group), r.Keys-int64(g)*int64(r.Group)))
 }
 
 func (r *fileRun) starts(fn func(Edge, int)) {
@@ -65,7 +69,7 @@ func (r *fileRun) starts(fn func(Edge, int)) {
 // end returns the offset at which group g begins, or the last one ends.
 func (r *fileRun) end(g int) int64 {
 	if g == len(r.index) {
-		return r.bytes
+		return r.Bytes
 	}
 	return r.index[g].offset
 }
@@ -75,6 +79,10 @@ func (r *fileRun) groups(lo, hi Edge, b *mergeBuf, fn func(keys []uint64)) error
 	// Keys like lo may end the group before the first one that begins with lo.
 	g := max(sort.Search(len(r.index), func(i int) bool { return !r.index[i].first.less(lo) })-1, 0)
 	to := sort.Search(len(r.index), func(i int) bool { return !r.index[i].first.less(hi) })
+	words := 1
+	if r.Wide {
+		words = wideKeyWords
+	}
 	for g < to {
 		upTo := g + 1
 		for upTo < to && r.end(upTo+1)-r.end(g)+8 <= int64(len(b.raw)) {
@@ -90,26 +98,39 @@ func (r *fileRun) groups(lo, hi Edge, b *mergeBuf, fn func(keys []uint64)) error
 		clear(b.raw[n : n+8])
 		for raw := b.raw[:n+8]; g < upTo; g++ {
 			size := r.size(g)
-			used, err := decodeGroup(b.dec[:size], raw, size)
+			used, err := decodeGroup(b.dec[:size*words], raw, size, r.Wide)
 			if err != nil {
 				return errs.Errorf("%s, byte %d: %w; run the import again with {restart}", r.path,
 					r.end(g), err)
 			}
 			raw = raw[used:]
-			fn(b.dec[:size])
+			fn(b.dec[:size*words])
 		}
 	}
 	return nil
 }
 
-func (r *fileRun) read(dst []uint64, lo, hi Edge, b *mergeBuf) ([]uint64, error) {
-	err := r.groups(lo, hi, b, func(keys []uint64) { dst = append(dst, within(keys, lo, hi)...) })
+func (r *fileRun) read(dst []uint64, lo, hi Edge, wide bool, b *mergeBuf) ([]uint64, error) {
+	err := r.groups(lo, hi, b, func(keys []uint64) {
+		keys = within(keys, r.Wide, lo, hi)
+		if wide == r.Wide {
+			dst = append(dst, keys...)
+			return
+		}
+		for _, k := range keys {
+			dst = append(dst, k>>32, k&math.MaxUint32)
+		}
+	})
 	return dst, err
 }
 
 func (r *fileRun) count(k Edge, b *mergeBuf) (n int64, err error) {
 	err = r.groups(k, k.next(), b, func(keys []uint64) {
-		n += int64(len(within(keys, k, k.next())))
+		if m := within(keys, r.Wide, k, k.next()); r.Wide {
+			n += int64(len(m) / wideKeyWords)
+		} else {
+			n += int64(len(m))
+		}
 	})
 	return n, err
 }
@@ -120,21 +141,42 @@ type memRun struct {
 	g int
 }
 
-func (r *memRun) groupKeys() int { return r.g }
-func (r *memRun) allKeys() int64 { return int64(r.c.n) }
+func (r *memRun) words() int {
+	if r.c.wide {
+		return wideKeyWords
+	}
+	return 1
+}
+
+func (r *memRun) group() int  { return r.g }
+func (r *memRun) keys() int64 { return int64(r.c.n / r.words()) }
 
 func (r *memRun) starts(fn func(Edge, int)) {
-	for i := 0; i < r.c.n; i += r.g {
-		fn(edgeOf(r.c.keys[i]), min(r.g, r.c.n-i))
+	w := r.words()
+	for i := 0; i < r.c.n; i += r.g * w {
+		first := Edge{}
+		if r.c.wide {
+			first = pairs(r.c.keys[i:])[0]
+		} else {
+			first = edgeOf(r.c.keys[i])
+		}
+		fn(first, min(r.g, (r.c.n-i)/w))
 	}
 }
 
-func (r *memRun) read(dst []uint64, lo, hi Edge, _ *mergeBuf) ([]uint64, error) {
-	return append(dst, within(r.c.keys[:r.c.n], lo, hi)...), nil
+func (r *memRun) read(dst []uint64, lo, hi Edge, wide bool, _ *mergeBuf) ([]uint64, error) {
+	keys := within(r.c.keys[:r.c.n], r.c.wide, lo, hi)
+	if wide == r.c.wide {
+		return append(dst, keys...), nil
+	}
+	for _, k := range keys {
+		dst = append(dst, k>>32, k&math.MaxUint32)
+	}
+	return dst, nil
 }
 
 func (r *memRun) count(k Edge, _ *mergeBuf) (int64, error) {
-	return int64(len(within(r.c.keys[:r.c.n], k, k.next()))), nil
+	return int64(len(within(r.c.keys[:r.c.n], r.c.wide, k, k.next())) / r.words()), nil
 }
 
 // selfLoops is one edge from each node to itself.
@@ -147,8 +189,8 @@ func (e *Sorter) selfLoops(nodes int64) selfLoops {
 	return selfLoops{nodes, max(packKeys, min(maxGroup, e.words/64))}
 }
 
-func (s selfLoops) groupKeys() int { return s.g }
-func (s selfLoops) allKeys() int64 { return s.nodes }
+func (s selfLoops) group() int  { return s.g }
+func (s selfLoops) keys() int64 { return s.nodes }
 
 func (s selfLoops) starts(fn func(Edge, int)) {
 	for v := int64(0); v < s.nodes; v += int64(s.g) {
@@ -156,13 +198,17 @@ func (s selfLoops) starts(fn func(Edge, int)) {
 	}
 }
 
-func (s selfLoops) read(dst []uint64, lo, hi Edge, _ *mergeBuf) ([]uint64, error) {
+func (s selfLoops) read(dst []uint64, lo, hi Edge, wide bool, _ *mergeBuf) ([]uint64, error) {
 	v := lo.Dst
 	if lo.Src > lo.Dst {
 		v++
 	}
 	for ; v < uint64(s.nodes) && (Edge{v, v}).less(hi); v++ {
-		dst = append(dst, v<<32|v)
+		if wide {
+			dst = append(dst, v, v)
+		} else {
+			dst = append(dst, v<<32|v)
+		}
 	}
 	return dst, nil
 }
@@ -183,6 +229,7 @@ type keyRange struct {
 type merger struct {
 	e       *Sorter
 	sources []keySource
+	wide    bool
 	bufs    chan *mergeBuf
 	target  int // keys of groups that begin in a range
 	slack   int // keys of groups that begin before it
@@ -191,50 +238,61 @@ type merger struct {
 // mergeRoom returns how many keys a range may have, and how many of them can be of groups that
 // begin before it. ok is false when the sources are too many, or too coarse, to be merged at once.
 // held says that the chunks' keys stay.
-func (e *Sorter) mergeRoom(sources []keySource, held bool) (room, slack int, ok bool) {
-	room = e.words // keys of one half
+func (e *Sorter) mergeRoom(sources []keySource, wide, held bool) (room, slack int, ok bool) {
+	room = e.words // words of one half
 	if held {
 		room /= 2
 	}
+	if wide {
+		room /= wideKeyWords
+	}
 	for _, s := range sources {
-		slack += s.groupKeys()
+		slack += s.group()
 	}
 	room = min(room, 2*slack+mergeKeys)
 	return room, slack, slack <= room/2
 }
 
 // newMerger shares the chunks' memory out among ranges. It returns nil when one merge does not fit.
-func (e *Sorter) newMerger(sources []keySource, held bool) *merger {
-	room, slack, ok := e.mergeRoom(sources, held)
+func (e *Sorter) newMerger(sources []keySource, wide, held bool) *merger {
+	room, slack, ok := e.mergeRoom(sources, wide, held)
 	if !ok {
 		return nil
 	}
-	m := &merger{e: e, sources: sources, bufs: make(chan *mergeBuf, e.chunks),
+	m := &merger{e: e, sources: sources, wide: wide, bufs: make(chan *mergeBuf, e.chunks),
 		target: room - slack, slack: slack}
+	words := room
+	if wide {
+		words *= wideKeyWords
+	}
 	all := unsafe.Slice((*uint64)(unsafe.Pointer(&e.mem[0])), len(e.mem)/8)
 	for range e.chunks {
 		keys, tmp := all[:e.words], all[e.words:2*e.words]
 		all = all[2*e.words:]
-		b := &mergeBuf{raw: make([]byte, rawRoom), dec: make([]uint64, maxGroup)}
+		b := &mergeBuf{raw: make([]byte, rawRoom), dec: make([]uint64, wideKeyWords*maxGroup)}
 		if held {
-			b.a, b.b = tmp[:room:room], tmp[room:2*room:2*room]
+			b.a, b.b = tmp[:words:words], tmp[words:2*words:2*words]
 		} else {
-			b.a, b.b = keys[:room:room], tmp[:room:room]
+			b.a, b.b = keys[:words:words], tmp[:words:words]
 		}
 		m.bufs <- b
 	}
 	return m
 }
 
-// ranges cuts all keys.
-func (m *merger) ranges() []keyRange {
+// ranges cuts all keys from lo on.
+func (m *merger) ranges(lo Edge) []keyRange {
 	type start struct {
 		first Edge
 		keys  int
 	}
 	var all []start
 	for _, s := range m.sources {
-		s.starts(func(first Edge, keys int) { all = append(all, start{first, keys}) })
+		s.starts(func(first Edge, keys int) {
+			if !first.less(lo) {
+				all = append(all, start{first, keys})
+			}
+		})
 	}
 	slices.SortFunc(all, func(a, b start) int {
 		switch {
@@ -246,7 +304,6 @@ func (m *merger) ranges() []keyRange {
 		return 0
 	})
 	var out []keyRange
-	var lo Edge
 	cut := func(end Edge, heavy bool) {
 		if lo.less(end) {
 			out = append(out, keyRange{lo, end, heavy})
@@ -279,11 +336,11 @@ func (m *merger) ranges() []keyRange {
 type merged struct {
 	keyRange
 	buf    *mergeBuf
-	keys   []uint64
+	keys   []uint64 // words
 	times  int64    // of a heavy key
 	read   int64    // keys before repeated ones were dropped
 	again  int64    // repeated keys that were not; only of a topology
-	idx    []byte   // sources of the keys, as uint32
+	idx    []byte   // sources of narrow keys, as uint32
 	starts []uint32 // where another destination begins in keys
 	err    error
 }
@@ -299,7 +356,7 @@ func (m *merger) merge(ctx context.Context, r keyRange, b *mergeBuf, csc bool) (
 	}
 	keys := b.a[:0]
 	for _, s := range m.sources {
-		if keys, out.err = s.read(keys, r.lo, r.hi, b); out.err != nil {
+		if keys, out.err = s.read(keys, r.lo, r.hi, m.wide, b); out.err != nil {
 			return out
 		}
 	}
@@ -309,14 +366,26 @@ func (m *merger) merge(ctx context.Context, r keyRange, b *mergeBuf, csc bool) (
 		return out
 	}
 	if len(m.sources) > 1 {
-		sortKeys(keys, b.b[:len(keys)])
+		sortAny(keys, b.b[:len(keys)], m.wide)
 	}
 	out.read = int64(len(keys))
+	if m.wide {
+		out.read /= wideKeyWords
+	}
 	if m.e.rules.Dedup {
-		keys = slices.Compact(keys)
+		keys = compactAny(keys, m.wide)
 	}
 	out.keys = keys
-	if csc && len(keys) > 0 {
+	switch {
+	case !csc || len(keys) == 0:
+	case m.wide:
+		all := pairs(keys)
+		for i, k := range all[1:] {
+			if k == all[i] {
+				out.again++
+			}
+		}
+	default:
 		out.divide()
 	}
 	return out
@@ -339,7 +408,7 @@ func (m *merger) count(out *merged, b *mergeBuf) error {
 	return nil
 }
 
-// divide takes keys apart into sources and the starts of destinations.
+// divide takes narrow keys apart into sources and the starts of destinations.
 func (out *merged) divide() {
 	n := len(out.keys)
 	half := wordBytes(out.buf.b)
@@ -408,7 +477,7 @@ func wordBytes(a []uint64) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&a[0])), 8*len(a))
 }
 
-func (e *Sorter) openRuns(runs []run) (sources []keySource, closeAll func() error, err error) {
+func (e *Sorter) openRuns(runs []Run) (sources []keySource, closeAll func() error, err error) {
 	var files []*os.File
 	closeAll = func() error {
 		var err error
@@ -418,63 +487,77 @@ func (e *Sorter) openRuns(runs []run) (sources []keySource, closeAll func() erro
 		return err
 	}
 	for _, r := range runs {
-		path := e.s.Path(runName(r.id))
+		path := e.s.Path(runName(r.ID))
 		f, err := os.Open(path)
 		if err != nil {
 			return nil, nil, errors.Join(err, closeAll())
 		}
 		files = append(files, f)
+		if r.index == nil && r.Keys > 0 {
+			if r.index, err = readIndex(f, r); err != nil {
+				return nil, nil,
+					errors.Join(fmt.Errorf("%s: %w; run the import again with option restart", path,
+						err), closeAll())
+			}
+		}
 		sources = append(sources, &fileRun{r, f, path})
 	}
 	return sources, closeAll, nil
 }
 
 // fewer merges runs into larger ones until the rest fits one merge.
-func (e *Sorter) fewer(ctx context.Context, p work.Progress) error {
+func (e *Sorter) fewer(ctx context.Context, wide bool, p work.Progress) error {
 	for {
 		n := len(e.runs)
 		fits := func(n int) bool {
 			var s []keySource
 			for _, r := range e.runs[:n] {
-				s = append(s, &fileRun{run: r})
+				s = append(s, &fileRun{Run: r})
 			}
 			if e.rules.AddSelf && n == len(e.runs) {
 				s = append(s, e.selfLoops(0))
 			}
-			_, _, ok := e.mergeRoom(s, false)
+			_, _, ok := e.mergeRoom(s, wide, false)
 			return ok
 		}
 		if n < 2 || fits(n) {
 			return nil
 		}
 		n = max(sort.Search(n, func(i int) bool { return !fits(i + 1) }), 2)
-		if err := e.mergeRuns(ctx, e.runs[:n], p); err != nil {
+		if err := e.mergeRuns(ctx, e.runs[:n], wide, p); err != nil {
 			return err
 		}
 	}
 }
 
-func (e *Sorter) mergeRuns(ctx context.Context, runs []run, p work.Progress) (err error) {
+func (e *Sorter) mergeRuns(ctx context.Context, runs []Run, wide bool,
+	p work.Progress) (err error) {
 	sources, closeAll, err := e.openRuns(runs)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	m := e.newMerger(sources, false)
+	m := e.newMerger(sources, wide, false)
 	if m == nil {
 		return fmt.Errorf("merge of edges: memory for %d runs of groups of %d keys is too small",
-			len(runs), runs[0].group)
+			len(runs), runs[0].Group)
 	}
+	sum := Run{Wide: wide, MaxID: -1, MinID: math.MaxInt64}
 	total := int64(0)
 	for _, r := range runs {
-		total += r.keys
+		sum.Taken += r.Taken
+		sum.Self += r.Self
+		sum.Kept += r.Kept
+		sum.Extra += r.Extra
+		sum.MaxID, sum.MinID = max(sum.MaxID, r.MaxID), min(sum.MinID, r.MinID)
+		total += r.Keys
 	}
-	w, err := e.newRun(runs[0].group)
+	w, err := e.newRun(sum, runs[0].Group)
 	if err != nil {
 		return err
 	}
 	done := int64(0)
-	err = m.each(ctx, m.ranges(), false, func(out *merged) error {
+	err = m.each(ctx, m.ranges(Edge{}), false, func(out *merged) error {
 		done += out.read
 		p.Report("merge", done, total)
 		return w.append(out)
@@ -489,14 +572,27 @@ func (e *Sorter) mergeRuns(ctx context.Context, runs []run, p work.Progress) (er
 	if err != nil {
 		return err
 	}
+	var gone []int
+	for _, old := range runs {
+		gone = append(gone, old.ID)
+	}
+	if e.log != nil {
+		if err := e.log.Ran(r, gone); err != nil {
+			return err
+		}
+	}
 	err = e.removeRuns(runs)
-	e.runs = append(slices.Clone(e.runs[len(runs):]), r)
+	e.runs = append(append([]Run(nil), e.runs[len(runs):]...), r)
 	return err
 }
 
 // append adds a range to a run, in whole groups.
 func (w *runWriter) append(out *merged) error {
-	group := w.r.group
+	words := 1
+	if w.r.Wide {
+		words = wideKeyWords
+	}
+	group := w.r.Group * words
 	add := func(keys []uint64) error {
 		if len(w.held) > 0 {
 			n := min(group-len(w.held), len(keys))
@@ -519,11 +615,15 @@ func (w *runWriter) append(out *merged) error {
 	}
 	part := make([]uint64, 0, group)
 	for len(part) < group {
-		part = append(part, keyOf(out.lo))
+		if w.r.Wide {
+			part = append(part, out.lo.Dst, out.lo.Src)
+		} else {
+			part = append(part, narrowKey(out.lo))
+		}
 	}
 	for left := out.times; left > 0; {
-		n := min(left, int64(group))
-		if err := add(part[:n]); err != nil {
+		n := min(left, int64(w.r.Group))
+		if err := add(part[:n*int64(words)]); err != nil {
 			return err
 		}
 		left -= n
@@ -535,4 +635,35 @@ func (w *runWriter) last() error {
 	err := w.put(w.held, nil)
 	w.held = nil
 	return err
+}
+
+const indexEntry = 24
+
+func encodeIndex(index []groupStart) []byte {
+	b := make([]byte, 0, len(index)*indexEntry+4)
+	for _, g := range index {
+		b = binary.LittleEndian.AppendUint64(b, g.first.Dst)
+		b = binary.LittleEndian.AppendUint64(b, g.first.Src)
+		b = binary.LittleEndian.AppendUint64(b, uint64(g.offset))
+	}
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, crcTable))
+}
+
+func readIndex(f *os.File, r Run) ([]groupStart, error) {
+	n := (r.Keys + int64(r.Group) - 1) / int64(r.Group)
+	b := make([]byte, n*indexEntry+4)
+	if _, err := f.ReadAt(b, r.Bytes); err != nil {
+		return nil, err
+	}
+	end := len(b) - 4
+	if crc32.Checksum(b[:end], crcTable) != binary.LittleEndian.Uint32(b[end:]) {
+		return nil, errDamagedRun
+	}
+	index := make([]groupStart, n)
+	for i := range index {
+		e := b[i*indexEntry:]
+		index[i] = groupStart{Edge{binary.LittleEndian.Uint64(e),
+			binary.LittleEndian.Uint64(e[8:])}, int64(binary.LittleEndian.Uint64(e[16:]))}
+	}
+	return index, nil
 }

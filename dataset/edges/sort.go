@@ -1,7 +1,8 @@
 // Package edges sorts any number of edges by destination and source in bounded memory, and writes
 // them as a topology (indptr and indices). Readers fill chunks, which are sorted by radix and
 // spilled as runs (sort.go, keys.go); runs are merged by ranges of keys (merge.go) into the two
-// arrays (csc.go). Where its files lie is the caller's: see Store.
+// arrays (csc.go). Where its files lie, and what an interrupted sort resumes, is the caller's:
+// see Store and Log.
 package edges
 
 import (
@@ -11,13 +12,11 @@ import (
 	"math"
 	"os"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
-	"helios/internal/errs"
 	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/work"
@@ -44,8 +43,10 @@ const (
 	maxChunk = 32 << 20
 	// fixedMemory is the memory that a process which imports holds beside the edges: the program,
 	// Go's runtime, and readers' buffers for each core.
-	fixedMemory  = 40 << 20
-	readerMemory = 6 << 20
+	fixedMemory   = 40 << 20
+	readerMemory  = 6 << 20
+	wideKeyWords  = 2
+	pendingCommit = 2 // runs written and not yet on the disk
 )
 
 // Rules say what becomes of the edges of an import.
@@ -70,19 +71,36 @@ type Counts struct {
 	Nodes      int64 `json:"nodes"`
 }
 
-// tally counts edges of the source.
-type tally struct {
-	maxID, minID             int64
-	taken, self, kept, extra int64
+// Span is a range of a part's edges, counted as they are emitted.
+type Span struct {
+	From int64 `json:"from"`
+	To   int64 `json:"to"`
 }
 
-// run is a sorted spill file.
-type run struct {
-	tally
-	id    int
-	keys  int64 // stored
-	group int   // keys in a group
-	bytes int64 // of all groups
+// Piece holds what a run holds of a part of a source.
+type Piece struct {
+	Source int `json:"source"`
+	Part   int `json:"part"`
+	Span
+	End   bool  `json:"end,omitempty"` // the part has To edges and Units units
+	Units int64 `json:"units,omitempty"`
+}
+
+// Run describes a sorted spill file in the journal.
+type Run struct {
+	ID     int     `json:"id"`
+	Keys   int64   `json:"keys"`  // stored
+	Wide   bool    `json:"wide"`  // see keys.go
+	Group  int     `json:"group"` // keys in a group
+	Bytes  int64   `json:"bytes"` // of all groups; the index follows
+	MaxID  int64   `json:"max_id"`
+	MinID  int64   `json:"min_id"`
+	Taken  int64   `json:"taken"`
+	Self   int64   `json:"self"`
+	Kept   int64   `json:"kept"`
+	Extra  int64   `json:"opposite"`
+	Pieces []Piece `json:"pieces,omitempty"`
+
 	index []groupStart
 }
 
@@ -94,27 +112,35 @@ type groupStart struct {
 // chunk is a part of the sorter's memory, with as much beside it to sort into.
 type chunk struct {
 	keys, tmp []uint64
-	n         int // keys in use
-	tally
+	n         int // words of keys in use
+	wide      bool
+	Run       // counts and pieces
 }
 
-func (c *chunk) reset() { c.n, c.tally = 0, tally{maxID: -1, minID: math.MaxInt64} }
+func (c *chunk) reset(wide bool) {
+	c.n, c.wide = 0, wide
+	c.Run = Run{MaxID: -1, MinID: math.MaxInt64, Wide: wide, Pieces: c.Pieces[:0]}
+}
 
 // Sorter orders any number of edges by (dst, src) in bounded memory, on all cores: chunks are
 // filled by readers of different parts, radix sorted and spilled as runs, and runs are merged by
 // ranges of keys.
 type Sorter struct {
 	s       Store
+	log     Log // nil: nothing is resumed
 	rules   Rules
 	mem     []byte // behind all chunks, off Go's heap; pages that are not reached are never there
 	chunks  int
-	words   int         // keys of a chunk
+	words   int         // of keys in a chunk
 	free    chan *chunk // to fill
 	partial []*chunk    // filled in part
+	wide    atomic.Bool // an id beyond 32 bits was seen
+	sources int
 
 	spills sync.WaitGroup
+	commit chan struct{} // bounds the runs that wait for the disk
 	mu     sync.Mutex
-	runs   []run
+	runs   []Run
 	seq    int
 	err    error // of a spill
 	failed atomic.Bool
@@ -134,7 +160,8 @@ func New(s Store, memory int64, rules Rules) (*Sorter, error) {
 	}
 	arena := max(memory-fixedMemory-int64(workers)*readerMemory-int64(heap.HeapAlloc)*5/4-off,
 		memory/4)
-	e := &Sorter{s: s, rules: rules, chunks: workers + 1, maxID: -1, minID: math.MaxInt64}
+	e := &Sorter{s: s, log: s.Log(), rules: rules, chunks: workers + 1, maxID: -1,
+		minID: math.MaxInt64}
 	e.words = int(min(max(arena/int64(e.chunks)/16, minChunk), maxChunk)) &^ 127
 	mem, err := hostmem.Alloc(int64(e.chunks)*int64(e.words)*16, "edge sort")
 	if err != nil {
@@ -142,23 +169,37 @@ func New(s Store, memory int64, rules Rules) (*Sorter, error) {
 	}
 	e.mem = mem
 	e.free = make(chan *chunk, e.chunks)
+	e.commit = make(chan struct{}, pendingCommit)
 	all := hostmem.View[uint64](mem)
 	for range e.chunks {
 		c := &chunk{keys: all[:e.words:e.words], tmp: all[e.words : 2*e.words : 2*e.words]}
 		all = all[2*e.words:]
-		c.reset()
+		c.reset(false)
 		e.free <- c
+	}
+	if e.log != nil {
+		runs, last := e.log.Runs()
+		for _, r := range runs {
+			e.add(r)
+			e.wide.Store(e.wide.Load() || r.Wide)
+		}
+		e.seq = last
 	}
 	return e, nil
 }
 
-// count adds up what became of some edges. Call with mu held.
-func (e *Sorter) count(t tally) {
-	e.done.Taken += t.taken
-	e.done.Self += t.self
-	e.done.Kept += t.kept
-	e.done.Opposite += t.extra
-	e.maxID, e.minID = max(e.maxID, t.maxID), min(e.minID, t.minID)
+// add counts a run in. Call with mu held, or before the sorter is used.
+func (e *Sorter) add(r Run) {
+	e.runs = append(e.runs, r)
+	e.count(&r)
+}
+
+func (e *Sorter) count(r *Run) {
+	e.done.Taken += r.Taken
+	e.done.Self += r.Self
+	e.done.Kept += r.Kept
+	e.done.Opposite += r.Extra
+	e.maxID, e.minID = max(e.maxID, r.MaxID), min(e.minID, r.MinID)
 }
 
 // Seen returns the least and the largest id so far, math.MaxInt64 and -1 for none, and the number of
@@ -167,7 +208,7 @@ func (e *Sorter) Seen() (least, largest, taken int64) {
 	e.spills.Wait()
 	least, largest, taken = e.minID, e.maxID, e.done.Taken
 	for _, c := range e.partial {
-		least, largest, taken = min(least, c.minID), max(largest, c.maxID), taken+c.taken
+		least, largest, taken = min(least, c.MinID), max(largest, c.MaxID), taken+c.Taken
 	}
 	return least, largest, taken
 }
@@ -183,10 +224,26 @@ func (e *Sorter) Close() error {
 	return hostmem.Free(mem)
 }
 
-// Read takes all edges of a source.
+// read takes all edges of a source, but those that the journal has in runs.
 func (e *Sorter) Read(ctx context.Context, src Source, p work.Progress) error {
+	id := e.sources
+	e.sources++
+	var covered map[int]*PartMark
+	if e.log != nil {
+		if err := e.log.Begin(id, src); err != nil {
+			return err
+		}
+		covered = e.log.Covered(id)
+	}
 	var mu sync.Mutex
-	done := int64(0)
+	done, parts := int64(0), []int(nil)
+	for part := range src.Parts {
+		if c := covered[part]; c != nil && c.Ended() {
+			done += c.Units
+		} else {
+			parts = append(parts, part)
+		}
+	}
 	report := func(n int64) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -196,16 +253,28 @@ func (e *Sorter) Read(ctx context.Context, src Source, p work.Progress) error {
 	report(0)
 	g, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64
-	for range min(e.chunks-1, src.Parts) {
+	for range min(e.chunks-1, len(parts)) {
 		g.Go(func() error {
-			t := &taker{e: e, ctx: ctx, from: src.Name}
+			t := &taker{e: e, ctx: ctx, source: id}
 			defer t.leave()
-			for part := int(next.Add(1)) - 1; part < src.Parts; part = int(next.Add(1)) - 1 {
-				if err := src.Read(ctx, part, t.take, report); err != nil {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(parts) {
+					return nil
+				}
+				t.part, t.pos, t.skip = parts[i], 0, nil
+				if c := covered[t.part]; c != nil {
+					t.skip = c.Spans
+				}
+				units := int64(0)
+				if err := src.Read(ctx, t.part, t.take,
+					func(n int64) { units += n; report(n) }); err != nil {
+					return err
+				}
+				if err := t.end(units); err != nil {
 					return err
 				}
 			}
-			return nil
 		})
 	}
 	err := g.Wait()
@@ -219,21 +288,28 @@ func (e *Sorter) Read(ctx context.Context, src Source, p work.Progress) error {
 
 // taker puts the edges of one part after the other into chunks.
 type taker struct {
-	e    *Sorter
-	ctx  context.Context
-	from string
-	c    *chunk
+	e      *Sorter
+	ctx    context.Context
+	source int
+	part   int
+	pos    int64  // edges of the part that were emitted
+	skip   []Span // of the part, that runs have
+	c      *chunk
 }
 
 var errSpill = errors.New("a spill failed")
 
-// room gets a chunk with room for an edge and its opposite.
-func (t *taker) room() error {
+// chunk gets room for an edge and its opposite.
+func (t *taker) room(wide bool) error {
 	e := t.e
 	if e.failed.Load() {
 		return errSpill
 	}
-	if t.c != nil && t.c.n+2 <= len(t.c.keys) {
+	words := 1
+	if wide {
+		words = wideKeyWords
+	}
+	if t.c != nil && (t.c.wide == wide || t.c.wide) && t.c.n+2*words <= len(t.c.keys) {
 		return nil
 	}
 	if t.c != nil {
@@ -241,46 +317,93 @@ func (t *taker) room() error {
 		t.c = nil
 	}
 	e.mu.Lock()
-	if last := len(e.partial) - 1; last >= 0 {
-		t.c, e.partial = e.partial[last], e.partial[:last]
+	for i, c := range e.partial {
+		if c.wide == wide && c.n+2*words <= len(c.keys) {
+			t.c = c
+			e.partial = append(e.partial[:i], e.partial[i+1:]...)
+			break
+		}
+	}
+	if t.c == nil && len(e.partial) > 0 { // of the other width, or full
+		c := e.partial[0]
+		e.partial = e.partial[1:]
+		e.mu.Unlock()
+		e.spill(c)
+		e.mu.Lock()
 	}
 	e.mu.Unlock()
-	if t.c != nil {
-		return t.room()
+	if t.c == nil {
+		select {
+		case t.c = <-e.free:
+			t.c.reset(wide)
+		case <-t.ctx.Done():
+			return t.ctx.Err()
+		}
 	}
-	select {
-	case t.c = <-e.free:
-		t.c.reset()
-		return nil
-	case <-t.ctx.Done():
-		return t.ctx.Err()
+	return nil
+}
+
+func (t *taker) piece(n int64) *Piece {
+	ps := t.c.Pieces
+	if len(ps) > 0 {
+		if l := &ps[len(ps)-1]; l.Source == t.source && l.Part == t.part && l.To == t.pos {
+			l.To += n
+			return l
+		}
 	}
+	t.c.Pieces = append(ps, Piece{Source: t.source, Part: t.part, Span: Span{t.pos, t.pos + n}})
+	return &t.c.Pieces[len(ps)]
 }
 
 func (t *taker) take(src, dst []int64) error {
 	if err := t.ctx.Err(); err != nil {
 		return err
 	}
-	per := 1
-	if t.e.rules.Opposite {
-		per = 2
-	}
 	for len(src) > 0 {
-		if err := t.room(); err != nil {
+		n := int64(len(src))
+		covered := false
+		for _, s := range t.skip {
+			switch {
+			case t.pos >= s.To:
+			case t.pos >= s.From:
+				n, covered = min(n, s.To-t.pos), true
+			default:
+				n = min(n, s.From-t.pos)
+			}
+		}
+		if covered {
+			t.pos += n
+			src, dst = src[n:], dst[n:]
+			continue
+		}
+		top, low := int64(0), int64(math.MaxInt64)
+		for i, s := range src[:n] {
+			d := dst[i]
+			top, low = max(top, s, d), min(low, s, d)
+		}
+		if top > math.MaxUint32 {
+			t.e.wide.Store(true)
+		}
+		wide := t.e.wide.Load()
+		if err := t.room(wide); err != nil {
 			return err
 		}
 		c := t.c
-		n := min(len(src), (len(c.keys)-c.n)/per)
-		for i, s := range src[:n] {
-			d := dst[i]
-			c.maxID, c.minID = max(c.maxID, s, d), min(c.minID, s, d)
+		words := 1
+		if c.wide {
+			words = wideKeyWords
 		}
-		if c.maxID > math.MaxUint32 {
-			return errs.New(errs.Usage, "%s has node %d; a dataset has at most 2^32 nodes", t.from,
-				c.maxID)
+		per := words
+		if t.e.rules.Opposite {
+			per *= 2
 		}
-		c.taken += int64(n)
+		n = min(n, int64((len(c.keys)-c.n)/per))
+		t.piece(n)
+		// of a little more than is put: the rest follows
+		c.MaxID, c.MinID = max(c.MaxID, top), min(c.MinID, low)
+		c.Taken += n
 		c.put(src[:n], dst[:n], t.e.rules)
+		t.pos += n
 		src, dst = src[n:], dst[n:]
 	}
 	return nil
@@ -295,38 +418,69 @@ func (c *chunk) put(src, dst []int64, rules Rules) {
 		return
 	}
 	drop := rules.NoSelf || rules.AddSelf
-	if !drop && !rules.Opposite {
-		k = k[:len(src)]
-		self := 0
+	if !c.wide {
+		if !drop && !rules.Opposite {
+			k = k[:len(src)]
+			self := 0
+			for i, s := range src {
+				d := dst[i]
+				if s == d {
+					self++
+				}
+				k[i] = uint64(d)<<32 | uint64(s)
+			}
+			c.n += len(src)
+			c.Kept += int64(self)
+			return
+		}
 		for i, s := range src {
 			d := dst[i]
 			if s == d {
-				self++
+				if drop {
+					c.Self++
+					continue
+				}
+				c.Kept++
 			}
-			k[i] = uint64(d)<<32 | uint64(s)
+			k[n] = uint64(d)<<32 | uint64(s)
+			n++
+			if rules.Opposite && s != d {
+				k[n] = uint64(s)<<32 | uint64(d)
+				n++
+				c.Extra++
+			}
 		}
-		c.n += len(src)
-		c.kept += int64(self)
+		c.n += n
 		return
 	}
 	for i, s := range src {
 		d := dst[i]
 		if s == d {
 			if drop {
-				c.self++
+				c.Self++
 				continue
 			}
-			c.kept++
+			c.Kept++
 		}
-		k[n] = uint64(d)<<32 | uint64(s)
-		n++
+		k[n], k[n+1] = uint64(d), uint64(s)
+		n += wideKeyWords
 		if rules.Opposite && s != d {
-			k[n] = uint64(s)<<32 | uint64(d)
-			n++
-			c.extra++
+			k[n], k[n+1] = uint64(s), uint64(d)
+			n += wideKeyWords
+			c.Extra++
 		}
 	}
 	c.n += n
+}
+
+// end notes that a part is read to its end.
+func (t *taker) end(units int64) error {
+	if err := t.room(t.c != nil && t.c.wide); err != nil {
+		return err
+	}
+	p := t.piece(0)
+	p.End, p.Units = true, units
+	return nil
 }
 
 // leave keeps what is in the chunk for the next reader, or the end.
@@ -357,35 +511,44 @@ func (e *Sorter) spill(c *chunk) {
 }
 
 func (e *Sorter) spillNow(c *chunk) error {
-	keys, counts := c.sorted(e.rules.Dedup), c.tally
-	w, err := e.newRun(e.groupKeys())
+	keys := c.sorted(e.rules.Dedup)
+	w, err := e.newRun(c.Run, e.groupKeys())
 	if err == nil {
-		if err = w.put(keys, c.tmp); err != nil {
-			err = errors.Join(err, w.f.Discard())
-		}
+		err = w.put(keys, c.tmp)
 	}
+	if err == nil {
+		w.r.Pieces = append([]Piece(nil), c.Pieces...)
+	}
+	e.commit <- struct{}{}
+	defer func() { <-e.commit }()
 	e.free <- c
 	if err != nil {
+		if w != nil {
+			err = errors.Join(err, w.f.Discard())
+		}
 		return err
 	}
 	r, err := w.close()
 	if err != nil {
 		return err
 	}
-	r.tally = counts
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.runs = append(e.runs, r)
-	e.count(counts)
+	if e.log != nil {
+		if err := e.log.Ran(r, nil); err != nil {
+			return err
+		}
+	}
+	e.add(r)
 	return nil
 }
 
 // sorted puts a chunk in order.
 func (c *chunk) sorted(dedup bool) []uint64 {
 	a := c.keys[:c.n]
-	sortKeys(a, c.tmp[:c.n])
+	sortAny(a, c.tmp[:c.n], c.wide)
 	if dedup {
-		a = slices.Compact(a)
+		a = compactAny(a, c.wide)
 	}
 	return a
 }
@@ -400,24 +563,32 @@ const RunPrefix = "sort-"
 
 func runName(id int) string { return fmt.Sprintf(RunPrefix+"%d.tmp", id) }
 
+// File is the name of a run's file, and the bytes that it must have.
+func (r *Run) File() (name string, size int64) {
+	groups := (r.Keys + int64(r.Group) - 1) / int64(r.Group)
+	return runName(r.ID), r.Bytes + groups*indexEntry + 4
+}
+
 type runWriter struct {
 	f    File
-	r    run
+	log  Log
+	r    Run
 	buf  []byte
 	have int
 	held []uint64 // of merges: keys of a group that is not whole
 }
 
-func (e *Sorter) newRun(group int) (*runWriter, error) {
+func (e *Sorter) newRun(of Run, group int) (*runWriter, error) {
 	e.mu.Lock()
 	e.seq++
-	id := e.seq
+	of.ID = e.seq
 	e.mu.Unlock()
-	f, err := e.s.Create(runName(id))
+	f, err := e.s.Create(runName(of.ID))
 	if err != nil {
 		return nil, err
 	}
-	return &runWriter{f: f, r: run{id: id, group: group}}, nil
+	of.Group, of.Keys, of.Bytes, of.index, of.Pieces = group, 0, 0, nil, nil
+	return &runWriter{f: f, log: e.log, r: of}, nil
 }
 
 // put writes sorted keys, of which all but the last call's are whole groups. tmp is memory to
@@ -430,14 +601,24 @@ func (w *runWriter) put(keys, tmp []uint64) error {
 			w.buf = w.buf[:1<<20]
 		}
 	}
+	words := 1
+	if w.r.Wide {
+		words = wideKeyWords
+	}
 	for len(keys) > 0 {
-		part := keys[:min(len(keys), w.r.group)]
+		part := keys[:min(len(keys), w.r.Group*words)]
 		keys = keys[len(part):]
-		w.r.index = append(w.r.index, groupStart{edgeOf(part[0]), w.r.bytes})
-		n := encodeGroup(w.buf[w.have:], part)
+		first := Edge{}
+		if w.r.Wide {
+			first = pairs(part)[0]
+		} else {
+			first = edgeOf(part[0])
+		}
+		w.r.index = append(w.r.index, groupStart{first, w.r.Bytes})
+		n := encodeGroup(w.buf[w.have:], part, w.r.Wide)
 		w.have += n
-		w.r.bytes += int64(n)
-		w.r.keys += int64(len(part))
+		w.r.Bytes += int64(n)
+		w.r.Keys += int64(len(part) / words)
 		if w.have+groupRoom > len(w.buf) {
 			if err := w.flush(); err != nil {
 				return err
@@ -453,9 +634,18 @@ func (w *runWriter) flush() error {
 	return err
 }
 
-// close ends a run, which need not outlive the process.
-func (w *runWriter) close() (run, error) {
-	return w.r, errors.Join(w.f.Flush(), w.f.Discard())
+// close writes the index and, where a journal will name the run, waits for the disk.
+func (w *runWriter) close() (Run, error) {
+	if w.log == nil {
+		if err := w.f.Flush(); err != nil {
+			return w.r, errors.Join(err, w.f.Discard())
+		}
+		return w.r, w.f.Discard() // an import without a journal starts over after a crash
+	}
+	if _, err := w.f.Write(encodeIndex(w.r.index)); err != nil {
+		return w.r, errors.Join(err, w.f.Discard())
+	}
+	return w.r, w.f.Finish()
 }
 
 // finish waits for all spills. Where nothing was spilled, the sorted chunks are returned: the edges
@@ -474,7 +664,7 @@ func (e *Sorter) finish(spill bool) ([]*chunk, error) {
 		var wg sync.WaitGroup
 		for _, c := range parts {
 			wg.Go(func() { c.n = len(c.sorted(e.rules.Dedup)) })
-			e.count(c.tally)
+			e.count(&c.Run)
 		}
 		wg.Wait()
 		return parts, nil
@@ -488,10 +678,10 @@ func (e *Sorter) finish(spill bool) ([]*chunk, error) {
 	return nil, e.err
 }
 
-func (e *Sorter) removeRuns(runs []run) error {
+func (e *Sorter) removeRuns(runs []Run) error {
 	var err error
 	for _, r := range runs {
-		if rerr := os.Remove(e.s.Path(runName(r.id))); rerr != nil &&
+		if rerr := os.Remove(e.s.Path(runName(r.ID))); rerr != nil &&
 			!errors.Is(rerr, os.ErrNotExist) {
 			err = errors.Join(err, rerr)
 		}

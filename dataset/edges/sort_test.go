@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/dataset/npy"
-	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/philox"
 )
@@ -149,12 +148,44 @@ func TestEdgeSorter(t *testing.T) {
 	}
 }
 
-// Ids beyond 32 bits are refused by name.
-func TestEdgeSorterRefusesLargeIDs(t *testing.T) {
-	_, err := Sort(context.Background(), &dirStore{dir: t.TempDir()},
-		edgesAsSource([]Edge{{1, 2}, {1 << 32, 5}}, 1, 1), Options{Nodes: 1 << 33})
-	require.ErrorContains(t, err, "test has node 4294967296; a dataset has at most 2^32 nodes")
-	require.Equal(t, errs.Usage, errs.ClassOf(err))
+// TestEdgeSorterWide: small ids in early runs, ids beyond 32 bits in later ones.
+func TestEdgeSorterWide(t *testing.T) {
+	s := &dirStore{dir: t.TempDir()}
+	for _, dedup := range []bool{false, true} {
+		e, err := New(s, 1, Rules{Dedup: dedup})
+		require.NoError(t, err)
+		var edges []Edge
+		for i := range uint64(30 * minChunk) {
+			x := Edge{philox.Mix(i) % 9, philox.Mix(i) % 70_000}
+			if i > 20*minChunk {
+				x.Src += 1 << 33
+			}
+			if i%7 == 0 {
+				x = Edge{3, 3}
+			}
+			edges = append(edges, x)
+		}
+		require.NoError(t, e.Read(context.Background(), edgesAsSource(edges, 4, 500), nil))
+		held, err := e.finish(true)
+		require.NoError(t, err)
+		require.Empty(t, held)
+		require.NoError(t, e.fewer(context.Background(), true, nil))
+		sources, closeAll, err := e.openRuns(e.runs)
+		require.NoError(t, err)
+		m := e.newMerger(sources, true, false)
+		var got []Edge
+		require.NoError(t, m.each(context.Background(), m.ranges(Edge{}), true,
+			func(out *merged) error {
+				for range out.times {
+					got = append(got, out.lo)
+				}
+				got = append(got, pairs(out.keys)...)
+				return nil
+			}))
+		require.NoError(t, closeAll())
+		require.NoError(t, e.Close())
+		require.Equal(t, reference(edges, 9, Rules{Dedup: dedup}), got)
+	}
 }
 
 func TestEdgeSorterStops(t *testing.T) {
@@ -185,7 +216,7 @@ func TestDamagedRun(t *testing.T) {
 	require.NoError(t, e.Read(context.Background(), edgesAsSource(edges, 1, 500), nil))
 	_, err = e.finish(true)
 	require.NoError(t, err)
-	path := filepath.Join(s.dir, runName(e.runs[1].id))
+	path := filepath.Join(s.dir, runName(e.runs[1].ID))
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
 	b[len(b)/2] ^= 4
@@ -216,24 +247,28 @@ func TestRadix(t *testing.T) {
 }
 
 func FuzzGroup(f *testing.F) {
-	f.Add([]byte("0123456789abcdef"))
-	f.Fuzz(func(t *testing.T, b []byte) {
+	f.Add([]byte("0123456789abcdef"), false)
+	f.Fuzz(func(t *testing.T, b []byte, wide bool) {
 		// Any keys come back; any bytes are refused or decoded, without a crash.
-		keys := make([]uint64, min(len(b)/8, maxGroup))
+		keys := make([]uint64, min(len(b)/8, maxGroup)&^1)
 		for i := range keys {
 			keys[i] = binary.LittleEndian.Uint64(b[8*i:])
 		}
 		slices.Sort(keys)
 		buf := make([]byte, groupRoom)
-		if n := len(keys); n > 0 {
-			size := encodeGroup(buf, keys)
-			got := make([]uint64, n)
-			used, err := decodeGroup(got, buf[:size+8], n)
+		n := len(keys)
+		if wide {
+			n /= 2
+		}
+		if n > 0 {
+			size := encodeGroup(buf, keys, wide)
+			got := make([]uint64, len(keys))
+			used, err := decodeGroup(got, buf[:size+8], n, wide)
 			require.NoError(t, err)
 			require.Equal(t, size, used)
 			require.Equal(t, keys, got)
 		}
-		_, _ = decodeGroup(make([]uint64, maxGroup), b, 64)
+		_, _ = decodeGroup(make([]uint64, 2*maxGroup), b, 64, wide)
 	})
 }
 
@@ -255,7 +290,29 @@ func BenchmarkSortKeys(b *testing.B) {
 	}
 }
 
-// dirStore is a folder as a store; its arrays have no header.
+// TestWideIndices: graphs beyond 2^32 nodes have 64-bit ids; here the limit is lowered.
+func TestWideIndices(t *testing.T) {
+	var edges []Edge
+	for i := range uint64(3000) {
+		edges = append(edges, Edge{philox.Mix(i) % 500, philox.Mix(i+1e6) % 500})
+	}
+	narrow, wide := &dirStore{dir: t.TempDir()}, &dirStore{dir: t.TempDir()}
+	write := func(s *dirStore) {
+		_, err := Sort(context.Background(), s, edgesAsSource(edges, 3, 100), Options{Nodes: 500})
+		require.NoError(t, err)
+	}
+	write(narrow)
+	wideFrom = 100
+	defer func() { wideFrom = 1 << 32 }()
+	write(wide)
+	require.Equal(t, npy.Uint32, narrow.types["indices"])
+	require.Equal(t, npy.Int64, wide.types["indices"])
+	require.Len(t, narrow.array(t, "indices"), len(edges))
+	require.Equal(t, narrow.array(t, "indptr"), wide.array(t, "indptr"))
+	require.Equal(t, narrow.array(t, "indices"), wide.array(t, "indices"))
+}
+
+// dirStore is a folder as a store without a log; its arrays have no header.
 type dirStore struct {
 	dir   string
 	full  string // writes to files of this name's beginning fail as those to a full disk
@@ -269,13 +326,17 @@ type dirFile struct {
 }
 
 func (s *dirStore) Path(name string) string { return filepath.Join(s.dir, name) }
+func (s *dirStore) Log() Log                { return nil }
 
 func (s *dirStore) Create(name string) (File, error) {
 	f, err := os.Create(s.Path(name))
 	return &dirFile{f, s.full != "" && strings.HasPrefix(name, s.full)}, err
 }
 
-func (s *dirStore) Array(name string, dt npy.DType) (Array, error) {
+func (s *dirStore) Array(name string, dt npy.DType, mark *ArrayMark) (Array, error) {
+	if mark != nil {
+		return nil, errors.New("nothing is gone on with")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.types == nil {
@@ -293,7 +354,11 @@ func (f *dirFile) Write(b []byte) (int, error) {
 	return f.File.Write(b)
 }
 
-func (f *dirFile) Flush() error { return nil }
+func (f *dirFile) Flush() error  { return nil }
+func (f *dirFile) Finish() error { return f.Close() }
+func (f *dirFile) Mark() (ArrayMark, error) {
+	return ArrayMark{}, errors.New("nothing is gone on with")
+}
 
 func (f *dirFile) Discard() error {
 	if err := f.Close(); !errors.Is(err, os.ErrClosed) {

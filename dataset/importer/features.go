@@ -10,6 +10,7 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/build"
+	"helios/dataset/edges"
 	"helios/dataset/npy"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
@@ -36,7 +37,7 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	}
 	defer r.Close()
 	buf := make([]float32, 64<<10)
-	t := build.NewMarkTimer()
+	t := edges.NewMarkTimer()
 	for err == nil {
 		var n int
 		n, err = r.Float32s(buf)

@@ -165,26 +165,26 @@ func TestFirstLine(t *testing.T) {
 // TestStrayID: a number that is far too large is refused, before it takes the disk or the memory.
 func TestStrayID(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "g")
-	o := Options{Input: Input{In: writeText(t, "e.txt", "0 1\n4000000000 1\n")},
-		FeatureFn: RandomFeatures, Dim: 65536, Output: Output{Out: out,
+	o := Options{Input: Input{In: writeText(t, "e.txt", "0 1\n60000000000 1\n")},
+		FeatureFn: RandomFeatures, Dim: 4096, Output: Output{Out: out,
 			Note: func(errs.Text) {}}}
 	err := plain(Edges)(bg, o)
 	require.ErrorIs(t, err, unix.ENOSPC)
-	require.ErrorContains(t, err, "the largest id in the edges is 4000000000")
-	mtx := Options{Input: Input{In: writeText(t, "m.mtx", "%%MatrixMarket matrix coordinate pattern general\n4000000000 4000000000 1\n1 2\n")},
-		FeatureFn: RandomFeatures, Dim: 65536, Output: Output{Out: out}}
+	require.ErrorContains(t, err, "the largest id in the edges is 60000000000")
+	mtx := Options{Input: Input{In: writeText(t, "m.mtx", "%%MatrixMarket matrix coordinate pattern general\n60000000000 60000000000 1\n1 2\n")},
+		FeatureFn: RandomFeatures, Dim: 4096, Output: Output{Out: out}}
 	err = MTX(bg, mtx)
 	require.ErrorIs(t, err, unix.ENOSPC)
-	require.ErrorContains(t, err, "there are 4000000000 nodes")
+	require.ErrorContains(t, err, "there are 60000000000 nodes")
 	many := Options{Input: Input{In: t.TempDir()}, Nodes: 1 << 62, Output: Output{Out: out}}
 	err = plain(NPY)(bg, many)
 	datasettest.RequireUsage(t, err)
 	require.ErrorContains(t, err, "option nodes 4611686018427387904: at most")
-	o.In, o.Labels = writeText(t, "e.txt", "0 1\n"), writeText(t, "y.txt", "0 1\n4000000000 1\n")
+	o.In, o.Labels = writeText(t, "e.txt", "0 1\n"), writeText(t, "y.txt", "0 1\n68000000000 1\n")
 	err = plain(Edges)(bg, o)
 	datasettest.RequireUsage(t, err)
 	require.ErrorContains(t, err,
-		"y.txt:2: node id 4000000000: a label for each node needs 14.9 GiB")
+		"y.txt:2: node id 68000000000: a label for each node needs 253.3 GiB")
 	datasettest.RequireEmpty(t, filepath.Dir(out))
 }
 
@@ -277,7 +277,7 @@ func TestResumeInsideInput(t *testing.T) {
 	o := Options{Input: Input{In: in}, Output: Output{Out: filepath.Join(in, "g"), Memory: 1}}
 	n := 0
 	build.JournalStep = func([]byte, bool) error {
-		if n++; n > 4 {
+		if n++; n > 12 {
 			return context.Canceled
 		}
 		return nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -50,15 +51,16 @@ func resumeInput(t testing.TB) string {
 func TestImportResume(t *testing.T) {
 	defer func(d func([]byte,
 		bool) error) {
-		build.JournalStep, build.SyncEvery = d, 10e9
+		build.JournalStep, edges.SyncEvery = d, 10e9
 	}(build.JournalStep)
-	build.SyncEvery = 0
+	edges.SyncEvery = 0
 	in := resumeInput(t)
 	o := Options{Input: Input{In: in, SelfLoops: "add"}, Undirected: true, Output: Output{Memory: 1}}
 	o.Out = filepath.Join(t.TempDir(), "g")
 	kinds := map[string]int{}
 	build.JournalStep = func(line []byte, written bool) error {
-		for _, k := range []string{"begin", "topology", "done", "partial"} {
+		for _, k := range []string{"begin", "source", "run", "replaces", "merged", "topology",
+			"done", "partial"} {
 			if bytes.Contains(line, []byte(`"`+k+`":`)) {
 				kinds[k]++
 			}
@@ -67,7 +69,8 @@ func TestImportResume(t *testing.T) {
 	}
 	require.NoError(t, plain(NPY)(bg, o))
 	want, steps := datasettest.Digest(t, o.Out), 0
-	for _, k := range []string{"begin", "topology", "done", "partial"} {
+	for _, k := range []string{"begin", "source", "run", "replaces", "merged", "topology", "done",
+		"partial"} {
 		require.NotZero(t, kinds[k], "no line of kind %s: the test would not see it", k)
 	}
 
@@ -79,7 +82,7 @@ func TestImportResume(t *testing.T) {
 		require.Less(t, steps, 600)
 		n := 0
 		build.JournalStep = func(line []byte, written bool) error {
-			if bytes.Contains(line, []byte(`"begin"`)) {
+			if bytes.Contains(line, []byte(`"begin"`)) || bytes.Contains(line, []byte(`"source"`)) {
 				return nil
 			}
 			if n++; n > (steps+1)%2 { // before the first line of this run, or after it
@@ -93,13 +96,15 @@ func TestImportResume(t *testing.T) {
 			require.Zero(t, hostmem.Usage()["edge sort"])
 		}
 	}
-	require.Greater(t, steps, 5)
+	require.Greater(t, steps, 20)
 	require.Equal(t, want, datasettest.Digest(t, o.Out))
-	require.Contains(t, strings.Join(notes, "\n"), ": the edges are done")
+	require.Contains(t, strings.Join(notes, "\n"), "% of the edges")
+	require.NotRegexp(t, "(10[1-9]|1[1-9][0-9]) %", strings.Join(notes, "\n"))
+	require.Contains(t, strings.Join(notes, "\n"), "% of the merge of edges")
 	require.Contains(t, strings.Join(notes, "\n"), "of the features")
 
 	// A single end at each of some steps, then straight on; the last line torn, as by a crash.
-	for _, stop := range []int{3, 4, 5, 7} {
+	for _, stop := range []int{3, 9, 26, 60} {
 		root := t.TempDir()
 		o.Out = filepath.Join(root, "g")
 		n := 0
@@ -121,7 +126,7 @@ func TestImportResume(t *testing.T) {
 		datasettest.RequireNoFDs(t, root)
 		f, err := os.OpenFile(filepath.Join(dirs[0], build.JournalName), os.O_WRONLY|os.O_APPEND, 0)
 		require.NoError(t, err)
-		_, err = f.WriteString(`{"array":"features","par`)
+		_, err = f.WriteString(`{"run":{"id":99,"keys":`)
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		require.NoError(t, os.WriteFile(filepath.Join(dirs[0], "sort-98.tmp"),
@@ -143,18 +148,17 @@ func TestImportStartsOver(t *testing.T) {
 			Output: Output{Out: filepath.Join(t.TempDir(), "g"), Memory: 1}}
 		n := 0
 		build.JournalStep = func([]byte, bool) error {
-			if n++; n > 4 { // before the second mark of the features
+			if n++; n > 12 {
 				return context.Canceled
 			}
 			return nil
 		}
-		build.SyncEvery = 0
 		err := plain(NPY)(bg, o)
-		build.JournalStep, build.SyncEvery = nil, 10e9
+		build.JournalStep = nil
 		require.ErrorIs(t, err, context.Canceled)
 		var kept *KeptError
 		require.ErrorAs(t, err, &kept)
-		require.Contains(t, kept.Where, "the edges")
+		require.Contains(t, kept.Where, "of the edges")
 		dirs, err := filepath.Glob(o.Out + ".partial-*")
 		require.NoError(t, err)
 		require.Len(t, dirs, 1)
@@ -174,12 +178,23 @@ func TestImportStartsOver(t *testing.T) {
 		}, "its input or options"},
 		"other input": {func(o *Options, _ string) { o.In = resumeInput(t) },
 			"its input or options"},
-		"array gone": {func(_ *Options, dir string) {
-			require.NoError(t, os.Remove(filepath.Join(dir, "indices.npy")))
+		"run gone": {func(_ *Options,
+			dir string) {
+			removeGlob(t, filepath.Join(dir, "sort-*.tmp"))
 		}, "no such file"},
-		"array cut": {func(_ *Options, dir string) {
-			require.NoError(t, os.Truncate(filepath.Join(dir, "indices.npy"), 100))
-		}, "indices.npy has 100 bytes"},
+		"run cut": {func(_ *Options, dir string) {
+			// A run that the journal has: which ones it has got to depends on the sorters' turns.
+			journal, err := os.ReadFile(filepath.Join(dir, build.JournalName))
+			require.NoError(t, err)
+			cut := 0
+			for _, m := range regexp.MustCompile(`"run":\{"id":(\d+)`).FindAllSubmatch(journal,
+				-1) {
+				if os.Truncate(filepath.Join(dir, "sort-"+string(m[1])+".tmp"), 100) == nil {
+					cut++
+				}
+			}
+			require.Positive(t, cut)
+		}, ".tmp has 100 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, dir := begin()
@@ -209,7 +224,7 @@ func TestImportStartsOver(t *testing.T) {
 	// Errors are no interruptions: nothing is kept.
 	o.Out = filepath.Join(t.TempDir(), "g")
 	build.WriteFault = func(path string) error {
-		if strings.HasSuffix(path, "sort-2.tmp") {
+		if strings.HasSuffix(path, "sort-6.tmp") {
 			return unix.ENOSPC
 		}
 		return nil
@@ -217,6 +232,15 @@ func TestImportStartsOver(t *testing.T) {
 	defer func() { build.WriteFault = nil }()
 	require.ErrorIs(t, plain(NPY)(bg, o), unix.ENOSPC)
 	datasettest.RequireEmpty(t, filepath.Dir(o.Out))
+}
+
+func removeGlob(t testing.TB, pattern string) {
+	found, err := filepath.Glob(pattern)
+	require.NoError(t, err)
+	require.NotEmpty(t, found)
+	for _, p := range found {
+		require.NoError(t, os.Remove(p))
+	}
 }
 
 // slowEdges parses an edge list in the plain way: the reference of the fast parser.
@@ -470,9 +494,9 @@ func importNPY(out, in string) error {
 // graph with ids from 0: features, classes and the splits that are dealt follow the nodes.
 func TestTextResume(t *testing.T) {
 	defer func(d func([]byte, bool) error) {
-		build.JournalStep, build.SyncEvery = d, 10e9
+		build.JournalStep, edges.SyncEvery = d, 10e9
 	}(build.JournalStep)
-	build.SyncEvery = 0
+	edges.SyncEvery = 0
 	const nodes = 60
 	var want *view
 	for _, c := range []struct {

@@ -207,8 +207,9 @@ func parseID(b []byte) (id int64, ok bool) {
 	return id, true
 }
 
-// maxTextNodes bounds the nodes of a dataset, whose ids are 32 bits.
-const maxTextNodes = 1 << 32
+// maxTextNodes bounds the nodes that the largest id of an edge list can stand for: beyond it, a
+// stray number would make features and offsets of terabytes.
+const maxTextNodes = 1 << 36
 
 // isNumber tells a bad edge (1,-2 or 1,x) from a heading, which has no number.
 func isNumber(b []byte) bool {

@@ -31,6 +31,9 @@ func (im *importer) room() error {
 	if err := im.checkNodes(from); err != nil {
 		return err
 	}
+	if im.s.Merging() {
+		return nil // an interrupted import that has had the room
+	}
 	row := 8 + 4.0 // offset and label
 	if im.o.FeatureFn == RandomFeatures {
 		size := 4.0
@@ -74,11 +77,7 @@ func (im *importer) topology(ctx context.Context) (err error) {
 		if err = im.room(); err != nil {
 			return err
 		}
-		c, err = im.sorter.WriteCSC(ctx, im.m.Nodes, im.o.Progress)
-		if err == nil {
-			err = im.s.TopologyDone(c)
-		}
-		if err != nil {
+		if c, err = im.sorter.WriteCSC(ctx, im.m.Nodes, im.o.Progress); err != nil {
 			return err
 		}
 	}
