@@ -46,7 +46,7 @@ func arrayCases() (all []hostileCase) {
 		"objects":         head("|O", "(5, 1)"), "strings": head("<U5", "(5, 1)"),
 		"records": head("[('a', '<i4')]", "(5,)"), "cut": npy("<f4", "(5, 1)", 1, 2),
 		"other rows": npy("<f4", "(4, 1)", 1, 2, 3, 4), "no columns": head("<f4", "(5, 0)"),
-		"no rows of 2^32": head("<f4", "(4294967296, 0)"), "lfs": lfs,
+		"no rows of 2^36": head("<f4", "(68719476736, 0)"), "lfs": lfs,
 		"zero bytes": strings.Repeat("\x00", 4096), "text": "1\n2\n3\n",
 	}
 	for _, n := range sorted(headers) {
@@ -89,10 +89,10 @@ func arrayCases() (all []hostileCase) {
 			files: map[string]any{"in/features.npy": sparse(head("<f4", "(16777216, 65536)"),
 				4<<40+128), "in/labels.npy": huge(16777216, 1, "|i1"),
 				"in/edge_index.npy": npy("<i8", "(2, 1)", 0, 1)}, names: "features"},
-		hostileCase{name: "npy: --nodes 2^32",
-			args:  npyIn + " --nodes 4294967296 --feature-fn hash --unlabelled-ok",
+		hostileCase{name: "npy: --nodes 2^36",
+			args:  npyIn + " --nodes 68719476736 --feature-fn hash --unlabelled-ok",
 			files: map[string]any{"in/edge_index.npy": npy("<i8", "(2, 1)", 0, 1)},
-			names: "4294967296"},
+			names: "68719476736"},
 	)
 	return all
 }
@@ -251,15 +251,15 @@ func edgeCases() (all []hostileCase) {
 		hostileCase{name: "edges gz: one line of 64 MiB", args: z,
 			files: map[string]any{"in/edges.csv.gz": gz(strings.Repeat("1", 64<<20))},
 			names: "edges.csv.gz"},
-		hostileCase{name: "edges: id 2^32-1 without --nodes",
+		hostileCase{name: "edges: id 2^36-1 without --nodes",
 			args:  "import edges --in in/edges.csv --out out --feature-fn random --dim 262144",
 			files: map[string]any{"in/edges.csv": "0,68719476735\n"}, names: "68719476735"},
-		hostileCase{name: "edges: label of node 2^31", args: folder,
-			files: with(lists, map[string]any{"in/labels.csv": "2147483648,1\n"}),
+		hostileCase{name: "edges: label of node 2^35", args: folder,
+			files: with(lists, map[string]any{"in/labels.csv": "34359738368,1\n"}),
 			names: "labels.csv"},
-		hostileCase{name: "edges: label of node 2^31, --nodes 2^32",
-			args:  folder + " --nodes 4294967296",
-			files: with(lists, map[string]any{"in/labels.csv": "2147483648,1\n"}),
+		hostileCase{name: "edges: label of node 2^35, --nodes 2^36",
+			args:  folder + " --nodes 68719476736",
+			files: with(lists, map[string]any{"in/labels.csv": "34359738368,1\n"}),
 			names: "labels.csv"},
 		hostileCase{name: "edges: labels of 3 columns", args: folder,
 			files: with(lists, map[string]any{"in/labels.csv": "0,1,2\n"}), names: "labels.csv"},
@@ -374,7 +374,7 @@ func graphboltCases() (all []hostileCase) {
 			files: with(files, map[string]any{"in/metadata.yaml": yaml}), names: names,
 			secret: secret})
 	}
-	for _, n := range []string{"4294967296", "9223372036854775807", "-1", "0", "1e30",
+	for _, n := range []string{"68719476736", "9223372036854775807", "-1", "0", "1e30",
 		"99999999999999999999", "[5]", "x", "!!binary aaaa", "4"} {
 		add("num "+n, meta(n, "edges.csv", "feat.npy", "seeds.npy"), "in/")
 	}
@@ -406,12 +406,12 @@ func graphboltCases() (all []hostileCase) {
 	add("10,000 names", "graph: {nodes: ["+
 		strings.Repeat("{type: aaaaaaaaaaaaaaaaaaaaaaaaaaaa, num: 1},", 10000)+
 		"], edges: [{type: x}]}", "metadata.yaml")
-	big := with(files, map[string]any{"in/metadata.yaml": meta("4294967296", "edges.csv",
-		"feat.npy", "seeds.npy"), "in/feat.npy": head("<f4", "(4294967296, 0)")})
+	big := with(files, map[string]any{"in/metadata.yaml": meta("68719476736", "edges.csv",
+		"feat.npy", "seeds.npy"), "in/feat.npy": head("<f4", "(68719476736, 0)")})
 	all = append(all,
-		hostileCase{name: "graphbolt: num 2^32, features (2^32, 0)", args: in, files: big,
+		hostileCase{name: "graphbolt: num 2^36, features (2^36, 0)", args: in, files: big,
 			names: "feat.npy"},
-		hostileCase{name: "graphbolt: num 2^32, --feature-fn", args: in + " --feature-fn hash",
+		hostileCase{name: "graphbolt: num 2^36, --feature-fn", args: in + " --feature-fn hash",
 			files: big, names: "metadata.yaml"},
 		hostileCase{name: "graphbolt: outside, allowed",
 			args: in + " --allow-outside --unlabelled-ok",
@@ -436,7 +436,7 @@ func otherFormats() (all []hostileCase) {
 	for name, text := range map[string]string{"empty": "", "no banner": "1 1 1\n",
 		"vector":       "%%MatrixMarket vector array real general\n",
 		"rows 2^62":    "%%MatrixMarket matrix coordinate pattern general\n4611686018427387904 4611686018427387904 1\n1 1\n",
-		"rows 2^32":    "%%MatrixMarket matrix coordinate pattern general\n4294967296 4294967296 1\n1 1\n",
+		"rows 2^36":    "%%MatrixMarket matrix coordinate pattern general\n68719476736 68719476736 1\n1 1\n",
 		"entries 2^60": "%%MatrixMarket matrix coordinate pattern general\n3 3 1152921504606846976\n1 1\n",
 		"row 0":        "%%MatrixMarket matrix coordinate pattern general\n3 3 1\n0 1\n",
 		"row 4":        "%%MatrixMarket matrix coordinate pattern general\n3 3 1\n4 1\n",
@@ -469,7 +469,7 @@ func otherFormats() (all []hostileCase) {
 			"in/raw/node-label.csv.gz": gz("0\n1\n0\n")}, change)
 	}
 	const ogbIn = "import ogb --in in --out out"
-	for name, c := range map[string][2]any{"2^32 nodes": {"num-node-list", "4294967296\n"},
+	for name, c := range map[string][2]any{"2^36 nodes": {"num-node-list", "68719476736\n"},
 		"1e300 nodes": {"num-node-list", "1e300\n"}, "nan nodes": {"num-node-list", "nan\n"},
 		"two graphs": {"num-node-list", "3\n3\n"}, "2^60 edges": {"num-edge-list",
 			"1152921504606846976\n"},
@@ -491,7 +491,7 @@ func otherFormats() (all []hostileCase) {
 	props := func(kv string) string {
 		return "graphclass=it.unimi.dsi.webgraph.BVGraph\nversion=0\nnodes=5\narcs=4\nwindowsize=7\nmaxrefcount=3\nminintervallength=4\nzetak=3\n" + kv + "\n"
 	}
-	for _, kv := range []string{"nodes=9223372036854775807", "nodes=4294967296", "nodes=-1",
+	for _, kv := range []string{"nodes=9223372036854775807", "nodes=68719476736", "nodes=-1",
 		"arcs=9223372036854775807", "windowsize=2147483647", "maxrefcount=-9",
 		"minintervallength=1", "zetak=99", "graphclass=" + strings.Repeat("x", 60000),
 		"compressionflags=" + strings.Repeat("OUTDEGREES_DELTA|", 3000) + "x", "version=7"} {
@@ -524,7 +524,7 @@ func otherFormats() (all []hostileCase) {
 		"no such array":          {"indptr=int64,labels=uint8,weights=int8", nil},
 		"dim 2^62":               {"indptr=int64,labels=uint8 --dim 4611686018427387904", nil},
 		"map leads out":          {"indptr=int64,labels=uint8 --map ../../etc/passwd=labels", nil},
-		"nodes 2^31":             {"indptr=int64,labels=uint8 --nodes 2147483648", nil},
+		"nodes 2^35":             {"indptr=int64,labels=uint8 --nodes 34359738368", nil},
 		"labels are a pipe": {"indptr=int64,labels=uint8",
 			map[string]any{"in/labels": special(fifo)}},
 		"features of 4 TB": {"indptr=int64,labels=uint8",
