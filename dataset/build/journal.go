@@ -229,8 +229,8 @@ func (j sorterLog) Begin(id int, s edges.Source) error {
 	m := sourceMark{id, s.Name, s.Unit, s.Total, s.Parts}
 	if old, ok := j.sources[id]; ok {
 		if old != m {
-			return fmt.Errorf(
-				"%s: the edges are %v, the interrupted import read %v; run the import again with option restart",
+			return errs.Errorf(
+				"%s: the edges are %v, the interrupted import read %v; run the import again with {restart}",
 				s.Name, m, old)
 		}
 		return nil

@@ -496,7 +496,7 @@ func (e *Sorter) openRuns(runs []Run) (sources []keySource, closeAll func() erro
 		if r.index == nil && r.Keys > 0 {
 			if r.index, err = readIndex(f, r); err != nil {
 				return nil, nil,
-					errors.Join(fmt.Errorf("%s: %w; run the import again with option restart", path,
+					errors.Join(errs.Errorf("%s: %w; run the import again with {restart}", path,
 						err), closeAll())
 			}
 		}
