@@ -254,6 +254,9 @@ func (r *runner) memory() error {
 		}
 		budgets := res.GPU + res.CPU
 		limit := budgets + res.Topology + 400<<20
+		if mode == "cpu" {
+			limit += 132 << 20 // what its stack reads into, before rows are gathered
+		}
 		fmt.Printf(
 			"%-6s features %d MiB, budgets %d MiB (1:%.1f), topology %d MiB, peak %d MiB, limit %d MiB\n",
 			mode,
