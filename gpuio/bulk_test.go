@@ -123,8 +123,8 @@ func TestBulkCancelled(t *testing.T) {
 	require.NoError(t, b.Close(testCtx(t)))
 }
 
-// TestBulkRecoverySteps: a Bulk climbs as far as it takes, writes and reads the right bytes all the same,
-// or describes what was tried.
+// TestBulkRecoverySteps: a Bulk climbs as far as it takes, writes and reads the right bytes all the
+// same, or describes what was tried.
 func TestBulkRecoverySteps(t *testing.T) {
 	for _, c := range []struct {
 		name, faults string

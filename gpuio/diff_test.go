@@ -407,8 +407,8 @@ func (w *diffWorld) complete() {
 	}
 	p := completeParams{Queues: w.queues, Sets: w.sets, Engine: w.engine, NumQueues: uint32(nq),
 		Set: slot}
-	// A block that is done may look for late commands or not, by what the others have done so far. So
-	// where there may be any, one block looks at all queues.
+	// A block that is done may look for late commands or not, by what the others have done so far.
+	// So where there may be any, one block looks at all queues.
 	blocks := 1 + w.rng.IntN(nq+2)
 	for g := range w.ctl {
 		if w.q(g).ScanAt == diffPast {

@@ -280,7 +280,8 @@ func (q *queueState) unlock() {
 func (k *syncView) finish(w *syncWarp, q *queueState, cmd *command) {
 	state := atomic.LoadUint32(&cmd.State)
 	if status := nvme.Status(atomic.LoadInt64(&cmd.Deadline)); !status.OK() {
-		if q.refused(k.set, w.cid, cmd, state, status) { // recovery would issue it until it is issued
+		// Recovery would issue it until it is issued.
+		if q.refused(k.set, w.cid, cmd, state, status) {
 			w.phase, w.again, w.until = syncIssue, true, k.now+q.TimeoutNS
 			return
 		}

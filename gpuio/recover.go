@@ -352,8 +352,8 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 }
 
 // allLate counts the late commands of an SSD since it has read anything. It returns an error when
-// these are so many that nothing will be read: as many as fill all its queues, for all their attempts. Else an SSD
-// that answers admin commands alone would cost each row its timeouts.
+// these are so many that nothing will be read: as many as fill all its queues, for all their
+// attempts. Else an SSD that answers admin commands alone would cost each row its timeouts.
 func (e *async) allLate(ssd, late int) error {
 	r := &e.rec[ssd]
 	read := uint64(0)

@@ -80,8 +80,8 @@ func (e *async) deadError(ssd int) error {
 	return r.dead
 }
 
-// givenUp explains why an SSD gets no further reads: recovery could not bring it back, or it must be
-// given back although it still completes what it has.
+// givenUp explains why an SSD gets no further reads: recovery could not bring it back, or it must
+// be given back although it still completes what it has.
 func (e *async) givenUp(ssd int) error {
 	if err := e.deadError(ssd); err != nil {
 		return err

@@ -201,8 +201,8 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 		strings.Join(all, "; "), errs.Key("device"))
 }
 
-// alive explains why a device does nothing any more, as after a lost context; nil for one that still
-// works.
+// alive explains why a device does nothing any more, as after a lost context; nil for one that
+// still works.
 func alive(dev cuda.Device) error {
 	b, err := dev.Alloc(cuda.MemPinned, 4096, "gpuio proof")
 	if err != nil {

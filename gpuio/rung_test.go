@@ -124,8 +124,8 @@ func TestRungReads(t *testing.T) {
 				require.Empty(t, m.Report().Tried)
 				var rd Reader
 				if stack == "sync" {
-					rd = r.reader(NewSync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 16, Blocks: 4,
-						Memory: m}))
+					rd = r.reader(NewSync(r.dev, r.ssds, r.layout,
+						AsyncOptions{Depth: 16, Blocks: 4, Memory: m}))
 				} else {
 					rd = r.async(AsyncOptions{Depth: 16, QueuePairs: 2, CoalesceBytes: 64 << 10,
 						Memory: m})
@@ -213,7 +213,8 @@ func lockedRungs() (names []string) {
 	return names
 }
 
-// TestRungFailures: what fails leads to the next rung, which explains why it was not the better one.
+// TestRungFailures: what fails leads to the next rung, which explains why it was not the better
+// one.
 func TestRungFailures(t *testing.T) {
 	onGPU(t)
 	defer func(d time.Duration) { proveTimeout = d }(proveTimeout)

@@ -36,8 +36,8 @@ var syncStack = &Stack{
 // queues, commands and recovery of the async stack. One warp reads one row: its leader takes a
 // command, submits it and waits for the completion, while whoever holds the queue's lock reaps for
 // all (kernel read_sync). So what is outstanding is bounded by the warps on the device, Blocks ×
-// Threads/32 (by default 128 threads a block, and as many blocks as the device keeps resident), where
-// in async it is bounded by the queues alone. Rows never share a command.
+// Threads/32 (by default 128 threads a block, and as many blocks as the device keeps resident),
+// where in async it is bounded by the queues alone. Rows never share a command.
 func NewSync(dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, error) {
 	info := dev.Info()
 	if o.Threads == 0 {

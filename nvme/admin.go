@@ -332,8 +332,8 @@ func (c *Controller) readCSTS(op string) (CSTS, error) {
 }
 
 // exec sends an admin command, waits for its completion and copies the data it
-// returned to out (a multiple of 4 bytes up to a page, or none). setup is for bring-up and shutdown,
-// when others are turned away.
+// returned to out (a multiple of 4 bytes up to a page, or none). setup is for bring-up and
+// shutdown, when others are turned away.
 func (c *Controller) exec(ctx context.Context, setup bool, op string, cmd Command,
 	out []byte) (uint32, error) {
 	if err := ctx.Err(); err != nil {

@@ -6,8 +6,8 @@ import "fmt"
 // which nothing of ours lies (base specification 2.0, 8.2.1). The controller is disabled.
 func (c *Controller) keepCMBAway() error {
 	if c.cap.CMBS() {
-		// An earlier driver may have switched it on, and CC.EN = 0 leaves it so. The low dword takes
-		// effect, so it comes last.
+		// An earlier driver may have switched it on, and CC.EN = 0 leaves it so. The low dword
+		// takes effect, so it comes last.
 		err := c.bus.Write32(RegCMBMSC+4, 0)
 		if err == nil {
 			err = c.bus.Write32(RegCMBMSC, 0)

@@ -82,11 +82,13 @@ type Controller struct {
 	up      bool // the last bring-up succeeded; guarded by life
 	failed  bool // the last bring-up did not; guarded by life
 
-	mu         sync.Mutex // guards all below; held for short times only, never over a wait
-	adm        adminQueue
-	guard      func() error // asked before a reset; nil: nobody is
-	gate       error        // why commands are refused (reset going on, closed), except set-up's own
-	fatal      error        // the controller died or broke the protocol: everything is refused until Reset
+	mu    sync.Mutex // guards all below; held for short times only, never over a wait
+	adm   adminQueue
+	guard func() error // asked before a reset; nil: nobody is
+	// why commands are refused (reset going on, closed), except set-up's own
+	gate error
+	// the controller died or broke the protocol: everything is refused until Reset
+	fatal      error
 	id         IdentifyController
 	ns         Namespace
 	who        nsid.ID // of ns
@@ -761,8 +763,8 @@ func (c *Controller) ResetTimeout() time.Duration {
 // Express specification, and what slow devices need until they answer.
 const hardResetTime = 5 * time.Second
 
-// Leaving explains why the SSD must be given up although it still answers: an error with ErrGone, or
-// nil. No queue pair is created any more, and no reset brings it up again; what is there can be
+// Leaving explains why the SSD must be given up although it still answers: an error with ErrGone,
+// or nil. No queue pair is created any more, and no reset brings it up again; what is there can be
 // ended in order.
 func (c *Controller) Leaving() error {
 	if c.leaver == nil {

@@ -201,7 +201,8 @@ func TestPacksAreMadeInTheirTurn(t *testing.T) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	notes := ""
-	s := openSampling(t, dev, d, cfg, report.Observer{Note: func(s errs.Text) { notes += s.String() }})
+	note := func(s errs.Text) { notes += s.String() }
+	s := openSampling(t, dev, d, cfg, report.Observer{Note: note})
 	asked := new(atomic.Int32)
 	r, err := packs.Start(s, packs.Options{Dir: filepath.Join(t.TempDir(), "p"), Hot: 100,
 		Pages: onceFull{asked: asked}})

@@ -172,7 +172,8 @@ func TestTraceOnTheVirtualClock(t *testing.T) {
 	for _, v := range ways {
 		cfg := small()
 		v.set(&cfg)
-		if c := tiers.Known(cfg).WithDefaults(); runsOn(c, &ginex.System) && !(c.Policy == plan.PolicyBelady) {
+		c := tiers.Known(cfg).WithDefaults()
+		if runsOn(c, &ginex.System) && c.Policy != plan.PolicyBelady {
 			continue // the virtual clock refuses it
 		}
 		cfg.Topology = plan.TopologyMemory

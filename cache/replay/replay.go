@@ -97,7 +97,8 @@ type Config struct {
 	Windows  []int   // of the online policies
 	// Directories of the online policies, of policy.Kinds; empty: the run's.
 	Directories []string
-	// Superbatches are numbers of mini-batches that Superbatch knows at once; empty: DefaultSuperbatch. They lie in memory until they are played.
+	// Superbatches are numbers of mini-batches that Superbatch knows at once; empty:
+	// DefaultSuperbatch. They lie in memory until they are played.
 	Superbatches []int
 	// of the CPU tier: a constant buffer of the hottest rows; static: of those after the GPU
 	// tier's; superbatch: of any, as it moves them between the tiers. -1: as the run

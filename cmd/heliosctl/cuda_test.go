@@ -32,7 +32,7 @@ func TestMainJobOnAGPU(t *testing.T) {
 	require.Equal(t, 0, r.code, r.errOut)
 	require.Contains(t, r.errOut, "device: cuda:0 (Fake GPU (CPU shim))\n")
 	require.Contains(t, r.errOut, "I/O memory: rung ")
-	require.Contains(t, r.errOut, "goes on with a GPU's kernels (ptx), which rounds otherwise")
+	require.Contains(t, r.errOut, "resumes with a GPU's kernels (ptx), which rounds otherwise")
 	gpu := last(t, r.out)
 	require.Equal(t, "cuda:0 (Fake GPU (CPU shim))", gpu["device"])
 	require.Equal(t, "fp32", gpu["precision"])

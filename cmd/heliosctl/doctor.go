@@ -181,7 +181,8 @@ func answer(name string, err error, detail string) probe.Finding {
 	case err == nil:
 		return probe.Finding{Name: name, Answer: probe.There, Detail: detail}
 	case errs.ClassOf(err) == errs.Capability:
-		return probe.Finding{Name: name, Answer: probe.NotThere, Detail: errs.Spell(err, errs.Key.Flag)}
+		return probe.Finding{Name: name, Answer: probe.NotThere,
+			Detail: errs.Spell(err, errs.Key.Flag)}
 	}
 	return probe.Finding{Name: name, Answer: probe.Unknown, Detail: errs.Spell(err, errs.Key.Flag)}
 }

@@ -106,7 +106,8 @@ func (t *trainer) joinRanks(ctx context.Context) (ranks.Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	g, err := ranks.Join(ctx, *l, ranks.Options{Join: a.wait, Wait: a.wait, Library: a.library, Secret: secret,
+	g, err := ranks.Join(ctx, *l, ranks.Options{Join: a.wait, Wait: a.wait, Library: a.library,
+		Secret:   secret,
 		Insecure: a.insecure, Listen: a.listen, Note: t.plainNote})
 	if err != nil {
 		return nil, err

@@ -202,8 +202,8 @@ func (e *Sorter) count(r *Run) {
 	e.maxID, e.minID = max(e.maxID, r.MaxID), min(e.minID, r.MinID)
 }
 
-// Seen returns the least and the largest id so far, math.MaxInt64 and -1 for none, and the number of
-// edges that were taken. Call it between sources.
+// Seen returns the least and the largest id so far, math.MaxInt64 and -1 for none, and the number
+// of edges that were taken. Call it between sources.
 func (e *Sorter) Seen() (least, largest, taken int64) {
 	e.spills.Wait()
 	least, largest, taken = e.minID, e.maxID, e.done.Taken

@@ -134,7 +134,8 @@ func TestLeaseOfTheDead(t *testing.T) {
 			require.NoError(t, l.Close())
 		})
 	}
-	// A record that is torn, or nobody's, is none; a full house reads with a note, and writes nothing.
+	// A record that is torn, or nobody's, is none; a full house reads with a note, and writes
+	// nothing.
 	copy(s[0].durable[leaseAt:], "HeliosLs and something else")
 	l, err := holdToWrite(bg, targetsOf(s...), nil)
 	require.NoError(t, err)
@@ -153,8 +154,8 @@ func TestLeaseOfTheDead(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-// TestLeaseBeforeTheSuperblock: a load that is killed between its lease and its superblock leaves an
-// SSD that is as free as before; what only resembles a lease is somebody's.
+// TestLeaseBeforeTheSuperblock: a load that is killed between its lease and its superblock leaves
+// an SSD that is as free as before; what only resembles a lease is somebody's.
 func TestLeaseBeforeTheSuperblock(t *testing.T) {
 	lively(t)
 	d := small(t, 300, 64, 1)

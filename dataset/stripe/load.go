@@ -97,8 +97,8 @@ type LoadReport struct {
 // on there: it reads features.npy from the start, for the checksums, and writes what is missing. It
 // has the same result, byte for byte, as a load that was never interrupted. Where anything speaks
 // against that (what is on the SSDs does not belong together, features.npy is not what was loaded,
-// a sample read back is not what was written) it starts over, and the report has the reason. After an
-// error the report holds OnFlash.
+// a sample read back is not what was written) it starts over, and the report has the reason. After
+// an error the report holds OnFlash.
 func Load(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o LoadOptions) (r LoadReport,
 	err error) {
 	if err := distinct(ssds); err != nil {
@@ -634,7 +634,8 @@ type stream struct {
 
 // take puts a piece behind those before. Where an interrupted load has written it, it is compared
 // with what is there instead, or taken for that.
-func (s *stream) take(ctx context.Context, t *target, p piece, pr *headway, back []byte) (err error) {
+func (s *stream) take(ctx context.Context, t *target, p piece, pr *headway,
+	back []byte) (err error) {
 	b, n, name := p.buf, pr.chunks, "chunk"
 	if p.sums {
 		n, name = pr.pieces, "piece of the row table"

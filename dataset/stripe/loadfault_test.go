@@ -37,7 +37,8 @@ func faultSims() []*simSSD {
 // ends.
 func covered(x *simSSD, start, n int64) bool {
 	size := int64(len(x.durable))
-	return start == 0 || start >= size-superblockBytes || (start >= headBytes && start+n <= size-tailBytes)
+	return start == 0 || start >= size-superblockBytes ||
+		(start >= headBytes && start+n <= size-tailBytes)
 }
 
 // requireHonest: what attach accepts holds every row, byte for byte, and all that verify can check.

@@ -110,7 +110,8 @@ func (s *simSSD) ReadAt(_ context.Context, lba nvme.LBA, dst []byte) error {
 func (s *simSSD) peek(from int64, dst []byte) {
 	copy(dst, s.durable[from:])
 	for _, e := range s.cache {
-		if lo, hi := max(e.start, from), min(e.start+int64(len(e.data)), from+int64(len(dst))); lo < hi {
+		lo, hi := max(e.start, from), min(e.start+int64(len(e.data)), from+int64(len(dst)))
+		if lo < hi {
 			copy(dst[lo-from:hi-from], e.data[lo-e.start:])
 		}
 	}

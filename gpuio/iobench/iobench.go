@@ -1,7 +1,7 @@
 // Package iobench measures the I/O stacks of gpuio with random row reads, some sets of which are
-// always in flight, and audits what it measured: launches, a sample of the rows against an independent
-// read of the backing, and the number of commands and of bytes against each SSD's own SMART
-// counters. A row of results that fails its audit says so.
+// always in flight, and audits what it measured: launches, a sample of the rows against an
+// independent read of the backing, and the number of commands and of bytes against each SSD's own
+// SMART counters. A row of results that fails its audit says so.
 //
 // The same measurements run on the virtual clock of gpuio/iosim, where every figure is modelled.
 package iobench

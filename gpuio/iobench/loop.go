@@ -70,9 +70,9 @@ func (b *bench) between(from, to mark) gpuio.Histogram {
 	return lat
 }
 
-// keepInFlight keeps sets in flight. Unless the sets' size is given, each has several times the depth of
-// rows for every SSD, so that every queue has rows in its pending list whenever a read completes:
-// the depth is what is outstanding, all the time.
+// keepInFlight keeps sets in flight. Unless the sets' size is given, each has several times the
+// depth of rows for every SSD, so that every queue has rows in its pending list whenever a read
+// completes: the depth is what is outstanding, all the time.
 func (b *bench) keepInFlight(ctx context.Context) error {
 	if err := b.makeSets(); err != nil {
 		return err

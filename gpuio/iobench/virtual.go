@@ -201,8 +201,8 @@ func (v *simulation) submit(rows []int64, done func()) {
 	})
 }
 
-// keepInFlight keeps sets in flight. As on the wall clock the measured time begins and ends where a set
-// does, so that no part of one counts more than another.
+// keepInFlight keeps sets in flight. As on the wall clock the measured time begins and ends where a
+// set does, so that no part of one counts more than another.
 func (v *simulation) keepInFlight(ctx context.Context) error {
 	var from, to *iosim.Stats
 	var fromNS int64

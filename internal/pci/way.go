@@ -29,8 +29,8 @@ func (w Way) String() string {
 	return "between two host bridges"
 }
 
-// Way describes how two functions lie to each other in the tree of bridges. With the IOMMU on, DMA goes
-// up to the root complex for its translation on all of them.
+// Way describes how two functions lie to each other in the tree of bridges. With the IOMMU on, DMA
+// goes up to the root complex for its translation on all of them.
 func (s Sys) Way(a, b string) (Way, error) {
 	var up [2][]string
 	root, err := filepath.EvalSymlinks(s.Path("/sys/devices"))

@@ -455,8 +455,8 @@ func TestAbsentRanksAreNamed(t *testing.T) {
 	require.ErrorContains(t, err, "not all 3 ranks came")
 }
 
-// TestKilledBetweenMeetings: rank 2 goes when it has met the first rank and not yet rank 1, which then
-// hears of it from the first one's end, not from its own limit of five minutes.
+// TestKilledBetweenMeetings: rank 2 goes when it has met the first rank and not yet rank 1, which
+// then hears of it from the first one's end, not from its own limit of five minutes.
 func TestKilledBetweenMeetings(t *testing.T) {
 	port := testrig.FreePort(t)
 	launch := func(rank int) Launch {

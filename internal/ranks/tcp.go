@@ -419,7 +419,8 @@ func (p *peer) closed() bool {
 	}
 	n := 0
 	err = raw.Control(func(fd uintptr) {
-		n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0) // EINTR: the next look
+		// EINTR: the next look
+		n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
 	})
 	return err != nil || n > 0
 }

@@ -92,9 +92,9 @@ func (m machine) noIOMMU() string {
 
 const remappingHint = "turn on interrupt remapping beside VT-d or AMD-Vi in the firmware's set-up, and take intremap=off out of the kernel arguments; in a virtual machine its host gives it: QEMU with -machine kernel-irqchip=split -device intel-iommu,intremap=on, libvirt with <ioapic driver='qemu'/> and <iommu model='intel'><driver intremap='on'/></iommu>"
 
-// Remapping reports whether the IOMMU checks interrupts. Without that a device can raise any interrupt
-// by a write, and the kernel gives none to user space unless its parameter allow_unsafe_interrupts
-// says so.
+// Remapping reports whether the IOMMU checks interrupts. Without that a device can raise any
+// interrupt by a write, and the kernel gives none to user space unless its parameter
+// allow_unsafe_interrupts says so.
 func Remapping(sys pci.Sys) probe.Finding { return machine{root: sys.Root}.probeRemapping() }
 
 func (m machine) probeRemapping() probe.Finding {

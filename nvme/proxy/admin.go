@@ -74,7 +74,8 @@ func (b *Bus) adminCommand(c *cqueue, cmd *nvme.Command) (uint32, nvme.Status) {
 	case nvme.AdminGetLogPage:
 		return 0, b.getLogPage(c, cmd)
 	case nvme.AdminAbort:
-		// I/O commands run to their end, as they mostly do in a real controller: bit 0, not aborted.
+		// I/O commands run to their end, as they mostly do in a real controller: bit 0, not
+		// aborted.
 		return 1, nvme.StatusSuccess
 	}
 	return 0, nvme.StatusInvalidOpcode

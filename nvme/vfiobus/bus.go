@@ -646,7 +646,8 @@ func (b *Bus) ReserveBAR(bir int, off, bytes int64) error {
 	defer b.mu.Unlock()
 	// Only what the IOMMU translates could be given to somebody else.
 	for _, r := range b.dom.Ranges() {
-		lo, hi := max(pos.iova, int64(r.Start)), min(pos.iova+pos.bytes-1, int64(min(r.End, 1<<63-1)))
+		lo := max(pos.iova, int64(r.Start))
+		hi := min(pos.iova+pos.bytes-1, int64(min(r.End, 1<<63-1)))
 		if lo > hi {
 			continue
 		}

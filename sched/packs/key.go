@@ -8,7 +8,8 @@ import (
 	"helios/internal/units"
 )
 
-// Key has the facts that a folder's packs depend on. Its JSON names are those of options where there is one.
+// Key has the facts that a folder's packs depend on. Its JSON names are those of options where
+// there is one.
 type Key struct {
 	Dataset string `json:"dataset"` // UUID
 	Edges   int64  `json:"edges"`

@@ -25,8 +25,8 @@ type Options struct {
 	Pages   pages.Place
 	// InTurn: a refresh's pack is made before the epoch that needs it, not while others train.
 	InTurn bool
-	// Source opens the rows in the type of the run, and returns the function that closes them; nil, and while
-	// others train: the dataset's file.
+	// Source opens the rows in the type of the run, and returns the function that closes them; nil,
+	// and while others train: the dataset's file.
 	Source func(ctx context.Context) (packed.Source, func() error, error)
 }
 

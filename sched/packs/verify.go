@@ -26,7 +26,8 @@ type VerifyReport struct {
 
 // Verify reads the packs in a folder and holds all of them against their checksums: samples, plans,
 // each mini-batch of one against that of the other, and pages in the folder. nil: there are no
-// packs. Packs that are not finished, or in use, are noted. Damage has class device and names the file.
+// packs. Packs that are not finished, or in use, are noted. Damage has class device and names the
+// file.
 func Verify(ctx context.Context, dir string, progress work.Progress) (_ *VerifyReport, err error) {
 	if there, err := isOurs(dir); !there { // what else is there is nobody's business here
 		if errs.ClassOf(err) == errs.Refused {
@@ -64,7 +65,8 @@ func Verify(ctx context.Context, dir string, progress work.Progress) (_ *VerifyR
 }
 
 // pack checks a pack that is whole.
-func (r *VerifyReport) pack(ctx context.Context, e *Entry, k *Key, progress work.Progress) (err error) {
+func (r *VerifyReport) pack(ctx context.Context, e *Entry, k *Key,
+	progress work.Progress) (err error) {
 	dir := filepath.Join(r.Dir, e.name())
 	p, err := packed.Open(filepath.Join(dir, planName))
 	if err != nil {

@@ -661,7 +661,8 @@ type TierSizes struct {
 	Auto             bool // what the tiers get is measured once the rest is there
 }
 
-// HostSlack is the memory that a run needs beside its caches: slots, activations, the program itself.
+// HostSlack is the memory that a run needs beside its caches: slots, activations, the program
+// itself.
 const HostSlack = 64 << 20
 
 // TierRows turns the budgets into rows. available is the CPU memory that can still be had;

@@ -45,7 +45,8 @@ func (r *Recording) KeepScores(scores []uint32) error {
 }
 
 // Placed makes the trace once the tiers are placed over rows that l lays out; tiers adds to its
-// header, and returns the rows that static tiers hold. After a shrink it notes that they were placed anew.
+// header, and returns the rows that static tiers hold. After a shrink it notes that they were
+// placed anew.
 func (r *Recording) Placed(l gpuio.Layout,
 	tiers func(*trace.Header) cache.Placement) (err error) {
 	if !r.On() {

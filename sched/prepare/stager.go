@@ -22,8 +22,8 @@ func (g *Stager) Close() error {
 // Ptr is the place of the last copy.
 func (g *Stager) Ptr() cuda.DevicePtr { return g.buf.Ptr() }
 
-// View is n bytes of b from offset on, after the work of st so far: in place where the CPU sees them,
-// else a copy that lasts until the next view.
+// View is n bytes of b from offset on, after the work of st so far: in place where the CPU sees
+// them, else a copy that lasts until the next view.
 func (g *Stager) View(ctx context.Context, dev cuda.Device, st cuda.Stream, b cuda.Buffer, offset,
 	n int64) ([]byte, error) {
 	if n == 0 {

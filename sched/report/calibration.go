@@ -41,7 +41,8 @@ type Calibration struct {
 	OverheadSeconds  float64 `json:"overhead_seconds"`
 	InitiateSeconds  float64 `json:"initiate_seconds"`
 	TerminateSeconds float64 `json:"terminate_seconds"`
-	// Target is the number of reads that have to overlap: N = n_ssd·a·IOPS·(T_i+T_t)/(1−a) (GIDS, section
+	// Target is the number of reads that have to overlap: N = n_ssd·a·IOPS·(T_i+T_t)/(1−a) (GIDS,
+	// section
 	// 3.2).
 	Target int64 `json:"target"`
 }

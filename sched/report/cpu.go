@@ -9,8 +9,8 @@ import (
 )
 
 // CPUUse is the time that the process took of its processors while it trained an epoch, or the part
-// of one that a resumed run trained. The parts and the unaccounted seconds add up to the whole, and with the idle
-// ones to all that the processors had.
+// of one that a resumed run trained. The parts and the unaccounted seconds add up to the whole, and
+// with the idle ones to all that the processors had.
 type CPUUse struct {
 	Batches int     `json:"batches"`
 	Seconds float64 `json:"seconds"` // as the kernel counts them for the process

@@ -33,7 +33,8 @@ func TestTuneChoice(t *testing.T) {
 					sets = append(sets, i)
 					return nil
 				}}
-			tn := &Tuner{Note: func(string, ...any) {}, res: &report.TuneResult{}, level: rounds, each: 2}
+			tn := &Tuner{Note: func(string, ...any) {}, res: &report.TuneResult{},
+				level: rounds, each: 2}
 			measured := map[int]int{}
 			tn.Train = func(_ context.Context, n int) (float64, error) {
 				measured[at]++

@@ -31,7 +31,8 @@ type Tiers interface {
 	// Open plays what comes before the first epoch: it places rows in tiers of b's sizes, opens the
 	// I/O stack and fills the tiers.
 	Open(ctx context.Context, b plan.TierSizes) error
-	// OpenWork opens, in its place, tiers for mini-batches that are drawn, and PlayWork plays these.
+	// OpenWork opens, in its place, tiers for mini-batches that are drawn, and PlayWork plays
+	// these.
 	OpenWork(ctx context.Context, w *Work) error
 	PlayWork(ctx context.Context, w *Work) (*Played, error)
 	// Made looks the rows of a drawn mini-batch up; Find looks up those of a part.

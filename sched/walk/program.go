@@ -35,7 +35,8 @@ func programOf(g *plan.OpGraph) (p program) {
 		}
 		s := &step{op: o, index: len(p.steps)}
 		for _, name := range o.After {
-			if k := find(name); k >= 0 { // else it is done before the walk, or waited for by the operator
+			// Else it is done before the walk, or waited for by the operator.
+			if k := find(name); k >= 0 {
 				s.after = append(s.after, k)
 			}
 		}

@@ -131,7 +131,8 @@ func (f *flight[B]) read(p *program) bool {
 
 // admitted reports whether all parts of a mini-batch are looked up and their reads out.
 func (f *flight[B]) admitted(p *program) bool {
-	return f != nil && !slices.ContainsFunc(p.admitting, func(s *step) bool { return !f.done[s.index] })
+	return f != nil &&
+		!slices.ContainsFunc(p.admitting, func(s *step) bool { return !f.done[s.index] })
 }
 
 // Start begins all stages but training.
@@ -280,8 +281,8 @@ func (w *Walk[B]) takeCredit(index int) bool {
 	return true
 }
 
-// takeTurn lets a part of a mini-batch be looked up, or one be announced. One operator at a time: the
-// reads before it have ended.
+// takeTurn lets a part of a mini-batch be looked up, or one be announced. One operator at a time:
+// the reads before it have ended.
 func (w *Walk[B]) takeTurn(index int) bool {
 	if !w.Graph.Serial {
 		return true
@@ -386,8 +387,8 @@ func (w *Walk[B]) submit(f *flight[B], s *step) error {
 	return nil
 }
 
-// deliver waits for reads and brings the rows to their places. Where those of a batch need no credit
-// it begins when all of its reads are out.
+// deliver waits for reads and brings the rows to their places. Where those of a batch need no
+// credit it begins when all of its reads are out.
 func (w *Walk[B]) deliver() error {
 	for i := w.First; i < w.End; i++ {
 		var f *flight[B]

@@ -1,11 +1,11 @@
-// Package nvmewalk makes an NVMe controller say every error that it can be brought to say, and checks
-// what comes back: type and code of the status, and that the error of package nvme says it in the
-// specification's words with the queue, the blocks and the class that belong to it.
+// Package nvmewalk makes an NVMe controller say every error that it can be brought to say, and
+// checks what comes back: type and code of the status, and that the error of package nvme says it
+// in the specification's words with the queue, the blocks and the class that belong to it.
 //
 // It writes nothing: reads, administration, and commands that must be refused. Controllers read the
 // specification differently; each step lists the right answers and
-// other readings that are known and let pass, with the reason. Section numbers are those of the NVM Express Base
-// Specification 2.0.
+// other readings that are known and let pass, with the reason. Section numbers are those of the NVM
+// Express Base Specification 2.0.
 package nvmewalk
 
 import (

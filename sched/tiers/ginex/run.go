@@ -421,8 +421,8 @@ func (t *Tiers) inspect(ctx context.Context, x *superbatchRun,
 	return err
 }
 
-// slotBytes is the size of a slot's entry in planning: its row and its place in the order of reuse, for the
-// superbatch and for those before and after it.
+// slotBytes is the size of a slot's entry in planning: its row and its place in the order of reuse,
+// for the superbatch and for those before and after it.
 const slotBytes = 3 * (8 + 4 + 4)
 
 // memoryShare divides the memory that is free: a superbatch of no given length plans in one part.

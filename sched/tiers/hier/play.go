@@ -26,8 +26,8 @@ func PlayMega(ctx context.Context, find virtual.Find, cfg plan.Config, in prepar
 	return t.playMega(ctx, func(i int) (*cost.Shape, error) { return t.shape(ctx, i) })
 }
 
-// playMega plays the epochs of Config over mega-batches. The SSDs' work in the last one is that of its
-// mega-batches, though the first of them was read in the epoch before.
+// playMega plays the epochs of Config over mega-batches. The SSDs' work in the last one is that of
+// its mega-batches, though the first of them was read in the epoch before.
 func (t *simulation) playMega(ctx context.Context, shape func(i int) (*cost.Shape,
 	error)) (p *virtual.Played,
 	err error) {

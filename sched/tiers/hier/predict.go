@@ -239,7 +239,8 @@ func (x *megas) settle(mean float64, train int64) {
 	}
 }
 
-// batches is the number of mini-batches of an epoch that are played: those of whole mega-batches, 0: of all.
+// batches is the number of mini-batches of an epoch that are played: those of whole mega-batches,
+// 0: of all.
 func (x *megas) batches() int {
 	c := &x.j.Config
 	if c.Passes == spec.PassesAuto {

@@ -26,8 +26,8 @@ type SuperbatchSettings struct {
 	SuperbatchFill bool
 }
 
-// SuperbatchInfo reports how mini-batches were sampled ahead of their training. Seconds are sums over
-// all superbatches, Bytes those of the largest.
+// SuperbatchInfo reports how mini-batches were sampled ahead of their training. Seconds are sums
+// over all superbatches, Bytes those of the largest.
 type SuperbatchInfo struct {
 	Batches        int     `json:"batches"` // of one
 	Superbatches   int     `json:"superbatches"`

@@ -37,9 +37,9 @@ type MegaInfo struct {
 	FeatureBytes int64 `json:"feature_bytes"` // that were read for them, by section
 	EdgeBytes    int64 `json:"edge_bytes"`
 	StaticBytes  int64 `json:"static_bytes"`
-	// EpochBytes are the bytes that an epoch reads by the formula: the rows and edges of every part that it
-	// loads, once, without the padding of pages. Parts that stay are not read again; of the others
-	// it is the mean.
+	// EpochBytes are the bytes that an epoch reads by the formula: the rows and edges of every part
+	// that it loads, once, without the padding of pages. Parts that stay are not read again; of the
+	// others it is the mean.
 	EpochBytes   int64   `json:"epoch_bytes"`
 	Requests     int64   `json:"requests"`
 	RequestBytes float64 `json:"mean_request_bytes"`
