@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/sched/plan"
+	_ "helios/sched/tiers" // the modes
 )
 
 func runOptions(names ...string) Options[plan.Config] {
