@@ -275,7 +275,8 @@ func (k *hierKilling) removePages() error {
 		return err
 	}
 	var layout struct{ ID string }
-	if err := json.Unmarshal(b, &layout); err != nil {
+	// Its seal stands behind the value.
+	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&layout); err != nil {
 		return err
 	}
 	_, err = k.do(k.work, "ssds", "--remove-pages", layout.ID, "--quiet")
