@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -82,9 +83,9 @@ type Controller struct {
 	up      bool // the last bring-up succeeded; guarded by life
 	failed  bool // the last bring-up did not; guarded by life
 
-	mu    sync.Mutex // guards all below; held for short times only, never over a wait
-	adm   adminQueue
-	guard func() error // asked before a reset; nil: nobody is
+	mu     sync.Mutex // guards all below; held for short times only, never over a wait
+	adm    adminQueue
+	guards []*func() error // asked before a reset
 	// why commands are refused (reset going on, closed), except set-up's own
 	gate error
 	// the controller died or broke the protocol: everything is refused until Reset
@@ -709,11 +710,17 @@ func (c *Controller) Abort(ctx context.Context, sqid, cid uint16) (aborted bool,
 }
 
 // GuardResets has Reset ask whether the SSD is still this process's, to reset and to send commands
-// to again. An error of ask refuses the reset; nil asks nobody.
-func (c *Controller) GuardResets(ask func() error) {
+// to again, until remove is called. An error of ask refuses the reset. Several may guard a
+// controller at once.
+func (c *Controller) GuardResets(ask func() error) (remove func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.guard = ask
+	c.guards = append(c.guards, &ask)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.guards = slices.DeleteFunc(c.guards, func(g *func() error) bool { return g == &ask })
+	}
 }
 
 // Reset takes the controller through CC.EN = 0 and brings it up again. Commands in flight
@@ -722,10 +729,10 @@ func (c *Controller) GuardResets(ask func() error) {
 // error the controller can be reset again or closed.
 func (c *Controller) Reset(ctx context.Context) error {
 	c.mu.Lock()
-	ask := c.guard
+	guards := slices.Clone(c.guards)
 	c.mu.Unlock()
-	if ask != nil {
-		if err := ask(); err != nil {
+	for _, ask := range guards {
+		if err := (*ask)(); err != nil {
 			return fmt.Errorf("nvme %s: reset: %w: %w", c.bus.Name(), ErrTaken, err)
 		}
 	}

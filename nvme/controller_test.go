@@ -1094,13 +1094,14 @@ func TestResetFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	lost := errors.New("somebody loads it")
-	c.GuardResets(func() error { return lost })
+	remove := c.GuardResets(func() error { return lost })
+	c.GuardResets(func() error { return nil })() // another that comes and goes takes none away
 	before := c.Generation()
 	if err := c.Reset(t.Context()); !errors.Is(err, ErrTaken) || !errors.Is(err, lost) ||
 		c.Generation() != before {
 		t.Errorf("error %v", err)
 	}
-	c.GuardResets(nil)
+	remove()
 	// Another SSD in its place.
 	f.with(func() { f.ns.NSZE /= 2 })
 	if err := c.Reset(t.Context()); err == nil || !strings.Contains(err.Error(),

@@ -179,6 +179,8 @@ type Lease struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
+	unguard []func() // has controllers no longer ask before a reset
+
 	io     sync.Mutex // of work on the SSDs
 	mu     sync.Mutex
 	err    error
@@ -286,22 +288,17 @@ func hold(ctx context.Context, ssds []*leased, who process, writes bool, note fu
 		})
 	}
 	err := g.Wait()
-	l.guardResets(l.Err)
+	for _, x := range ssds { // whose commands are sent again after a reset
+		if x.ctrl != nil {
+			l.unguard = append(l.unguard, x.ctrl.GuardResets(l.Err))
+		}
+	}
 	ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	go l.keep(ctx)
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
-}
-
-// guardResets has the SSDs' controllers ask before a reset, after which commands are sent again.
-func (l *Lease) guardResets(ask func() error) {
-	for _, x := range l.ssds {
-		if x.ctrl != nil {
-			x.ctrl.GuardResets(ask)
-		}
-	}
 }
 
 // with opens the SSD for fn.
@@ -562,7 +559,9 @@ func (l *Lease) Close() error {
 	}
 	l.cancel()
 	<-l.done
-	l.guardResets(nil)
+	for _, remove := range l.unguard {
+		remove()
+	}
 	l.each(context.Background(), leaseFarewell, func(ctx context.Context, x *leased,
 		t *target) {
 		unread := l.look(ctx, x, t)
