@@ -212,8 +212,12 @@ func (a *arrays) findMatrix() error {
 // open opens the file of one of ArrayNames. Without a header it is read by its type.
 func (a *arrays) open(path, ours string) (*npy.Array, error) {
 	dt, bare := a.types[ours]
-	if !bare || container.Is(path, container.NPY) {
+	if !bare {
 		return npy.Open(path)
+	}
+	if container.Is(path, container.NPY) {
+		return nil, errs.New(errs.Usage, "%s has a header, which gives its type; take %s out of %v",
+			path, ours, errs.Key("types"))
 	}
 	kind, err := container.FileOf(path)
 	if err == nil && kind.Foreign() {
