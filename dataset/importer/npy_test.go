@@ -663,8 +663,8 @@ func TestImportBareArrays(t *testing.T) {
 	}
 }
 
-// A type for a file that has one by its header is refused, and a file in another format is not taken
-// for numbers.
+// A type for a file that has one by its header is refused, and a file in another format is not
+// taken for numbers.
 func TestBareArraysByContent(t *testing.T) {
 	arrays := datasettest.GoodArrays()
 	in := datasettest.WriteDir(t, arrays)
