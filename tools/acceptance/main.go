@@ -125,12 +125,15 @@ func run(r *runner, only, parent string) (err error) {
 	return nil
 }
 
+// stateOf is the folder of state of a work folder.
+func stateOf(work string) string { return filepath.Join(work, "state") }
+
 // command makes one call of heliosctl in a work folder with a state of its own.
 func (r *runner) command(work string, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	var stderr bytes.Buffer
 	c := exec.CommandContext(r.ctx, r.bin, args...)
 	c.Dir = work
-	c.Env = append(os.Environ(), "HELIOS_STATE="+filepath.Join(work, "state"), markVar+"="+r.dir,
+	c.Env = append(os.Environ(), "HELIOS_STATE="+stateOf(work), markVar+"="+r.dir,
 		"TMPDIR="+filepath.Join(r.dir, temporary))
 	c.Stderr = &stderr
 	return c, &stderr

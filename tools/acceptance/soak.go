@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,7 +41,7 @@ type lane struct {
 // the shared memory hold what they held before.
 func (r *runner) soaked() error {
 	fmt.Printf("seed %d\n", r.seed)
-	shared, err := sharedMemory()
+	shared, err := r.sharedMemory()
 	if err != nil {
 		return err
 	}
@@ -92,7 +94,7 @@ func (r *runner) soaked() error {
 	if err != nil {
 		return err
 	}
-	left, err := sharedMemory()
+	left, err := r.sharedMemory()
 	if err != nil {
 		return err
 	}
@@ -118,27 +120,32 @@ func (r *runner) files() (names []string, err error) {
 	return names, err
 }
 
-// sharedMemory names the segments that outlive a process: of POSIX and of System V.
-func sharedMemory() (names []string, err error) {
+// sharedMemory names the files in /dev/shm of this run. Whatever else runs here, such as the Go
+// tests, makes and removes its own, which are not counted: those of another folder of state (bind-ssds
+// --proxy-ram puts a hash of the folder into the name), and folders of tests.
+func (r *runner) sharedMemory() (names []string, err error) {
 	entries, err := os.ReadDir("/dev/shm")
 	if err != nil {
 		return nil, err
 	}
+	works, err := os.ReadDir(r.dir)
+	if err != nil {
+		return nil, err
+	}
+	var ours []string
+	for _, w := range works {
+		sum := sha256.Sum256([]byte(stateOf(filepath.Join(r.dir, w.Name()))))
+		ours = append(ours, hex.EncodeToString(sum[:4]))
+	}
 	for _, e := range entries {
-		if strings.Contains(e.Name(), "helios") && !strings.HasPrefix(e.Name(), "helios-test-") {
-			names = append(names, e.Name())
+		ssd := strings.Split(strings.TrimPrefix(e.Name(), "heliosctl-"), "-") // user, hash, number
+		if !strings.Contains(e.Name(), "helios") || strings.HasPrefix(e.Name(), "helios-") ||
+			len(ssd) == 3 && !slices.Contains(ours, ssd[1]) {
+			continue
 		}
+		names = append(names, e.Name())
 	}
-	b, err := os.ReadFile("/proc/sysvipc/shm")
-	if errors.Is(err, fs.ErrNotExist) { // a kernel without System V's
-		return names, nil
-	}
-	for i, l := range strings.Split(strings.TrimSpace(string(b)), "\n") {
-		if f := strings.Fields(l); i > 0 && len(f) > 1 {
-			names = append(names, "shmid "+f[1])
-		}
-	}
-	return names, err
+	return names, nil
 }
 
 func without(all, these []string) (rest []string) {
