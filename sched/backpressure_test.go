@@ -137,7 +137,7 @@ func TestTimelineKeepsTheGraph(t *testing.T) {
 			require.NoError(t, err)
 			hw, err := hardware.Load("a100-p5510x12")
 			require.NoError(t, err)
-			_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
+			_, err = virtual.Run(context.Background(), tiers.Simulation, cfg,
 				prepare.Inputs{Dev: dev, Dataset: d},
 				cost.Hardware{Profile: hw, SSDs: 2}, obs)
 			require.NoError(t, err)

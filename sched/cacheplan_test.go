@@ -52,7 +52,7 @@ func TestCachePlan(t *testing.T) {
 	features := in.Dataset.Meta.Nodes * int64(in.Dataset.Meta.RowBytes())
 	for _, ssds := range []int{1, 12} {
 		hw := profile(t, "a100-p5510x12", ssds)
-		p, err := cacheplan.Find(ctx, tiers.Known(cfg), in,
+		p, err := cacheplan.Find(ctx, cfg, in,
 			cacheplan.Options{Budget: units.Budget{Percent: 20},
 				GPUMax: features / 10, Steps: 20, Hardware: hw}, report.Observer{})
 		require.NoError(t, err)
@@ -74,7 +74,7 @@ func TestCachePlan(t *testing.T) {
 		for _, c := range []cacheplan.Point{p.Curve[0], p.Best} {
 			played := cfg
 			played.GPUCache, played.CPUCache = tierBytes(c.GPUBytes), tierBytes(c.CPUBytes)
-			v, err := virtual.Run(ctx, tiers.Simulation, tiers.Known(played), in, hw,
+			v, err := virtual.Run(ctx, tiers.Simulation, played, in, hw,
 				report.Observer{})
 			require.NoError(t, err)
 			e := v.Epochs[0]
@@ -120,17 +120,17 @@ func TestCachePlanOfATrace(t *testing.T) {
 	o := cacheplan.Options{Budget: units.Budget{Percent: 15}, Steps: 10,
 		Hardware: profile(t, "a100-p5510x12", 2)}
 	cfg.Trace = ""
-	sampled, err := cacheplan.Find(ctx, tiers.Known(cfg), in, o, report.Observer{})
+	sampled, err := cacheplan.Find(ctx, cfg, in, o, report.Observer{})
 	require.NoError(t, err)
 	o.Trace = file
-	traced, err := cacheplan.Find(ctx, tiers.Known(
-		plan.Config{ModelSettings: gnn.ModelSettings{Hidden: 8}}),
+	traced, err := cacheplan.Find(ctx,
+		plan.Config{ModelSettings: gnn.ModelSettings{Hidden: 8}},
 		in, o, report.Observer{})
 	require.NoError(t, err)
 	require.Equal(t, sampled.Curve, traced.Curve)
 	require.Equal(t, sampled.Best, traced.Best)
 	require.Empty(t, traced.Notes)
-	alone, err := cacheplan.Find(ctx, tiers.Known(plan.Config{}), prepare.Inputs{}, o,
+	alone, err := cacheplan.Find(ctx, plan.Config{}, prepare.Inputs{}, o,
 		report.Observer{})
 	require.NoError(t, err)
 	require.Len(t, alone.Notes, 1)
@@ -138,7 +138,7 @@ func TestCachePlanOfATrace(t *testing.T) {
 	require.Equal(t, sampled.Best.Resources["ssds"], alone.Best.Resources["ssds"])
 
 	other := dense.generate(t)
-	_, err = cacheplan.Find(ctx, tiers.Known(plan.Config{}), prepare.Inputs{Dev: dev,
+	_, err = cacheplan.Find(ctx, plan.Config{}, prepare.Inputs{Dev: dev,
 		Dataset: other}, o,
 		report.Observer{})
 	require.Equal(t, errs.Usage, errs.ClassOf(err))

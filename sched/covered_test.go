@@ -61,7 +61,7 @@ func withTiers(cfg *plan.Config) bool {
 	for _, sizes := range [][2]units.Budget{{gpu, cpu}, {none, cpu}, {gpu, none}, {none, none},
 		{gpu}, {}} {
 		cfg.GPUCache, cfg.CPUCache = sizes[0], sizes[1]
-		if tiers.Known(*cfg).WithDefaults().Check() == nil {
+		if cfg.WithDefaults().Check() == nil {
 			return true
 		}
 	}
@@ -82,7 +82,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 				cfg := largeConfig(pipe)
 				cfg.Mode = mode
 				way.set(&cfg)
-				if runsOn(tiers.Known(cfg).WithDefaults(), &ginex.System) {
+				if runsOn(cfg.WithDefaults(), &ginex.System) {
 					cfg.SuperbatchDir = t.TempDir()
 				}
 				name := fmt.Sprintf("%s, %s, %s", mode, pipe, way.name)
@@ -93,7 +93,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 					hardwareOf(t, "a100-p5510x12")} {
 					dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 					require.NoError(t, err)
-					r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
+					r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
 						prepare.Inputs{Dev: dev, Dataset: d},
 						cost.Hardware{Profile: hw, SSDs: 2, Batches: 2}, report.Observer{})
 					require.NoError(t, dev.Close(), name)

@@ -203,8 +203,8 @@ func TestPiecesOfAPass(t *testing.T) {
 			cfg := small()
 			cfg.Batch = 64
 			v.set(&cfg)
-			cfg = tiers.Known(cfg).WithDefaults()
-			require.NoError(t, tiers.Known(cfg).Check())
+			cfg = cfg.WithDefaults()
+			require.NoError(t, cfg.Check())
 			ctx := context.Background()
 			in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
 			print := fingerprintOf(cfg, in)

@@ -16,7 +16,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // opened is a checkpoint on an engine: the parameters of its best epoch where it has one, else
@@ -86,7 +85,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	cfg.SeedZero = cfg.Seed == 0
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Trace = "", false, 0, ""
 	cfg.Unpacked = true // its mini-batches are its own
-	if cfg, err = tiers.Known(cfg).Filled(); err != nil {
+	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {

@@ -19,7 +19,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // hotRun trains one epoch on s and returns the result and what was noted.
@@ -147,9 +146,9 @@ func TestHotnessOnTheNextEpoch(t *testing.T) {
 		d := rmat(t, nodes, train)
 		// A batch meets about as small a part of the graph as 8,000 seeds of a hundred million
 		// nodes do.
-		r, err := cacheplan.CompareHotness(context.Background(), tiers.Known(
+		r, err := cacheplan.CompareHotness(context.Background(),
 			plan.Config{Fanouts: []int{25, 10},
-				Batch: 20, Seed: 1}), prepare.Inputs{Dev: dev, Dataset: d}, sources, sizes,
+				Batch: 20, Seed: 1}, prepare.Inputs{Dev: dev, Dataset: d}, sources, sizes,
 			report.Observer{})
 		require.NoError(t, err)
 		gap := map[string]float64{}

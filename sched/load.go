@@ -76,7 +76,7 @@ func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Loade
 		}
 	}
 	cfg.Unpacked = o.Split != "train" || o.Nodes != nil || !o.Shuffle || o.Any
-	if cfg, err = tiers.Known(cfg).Filled(); err != nil {
+	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
 	if cfg.Replicas > 1 || cfg.Tuning() {

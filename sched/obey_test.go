@@ -104,7 +104,7 @@ func TestBothClocksObeyTheGraph(t *testing.T) {
 			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 			require.NoError(t, err)
 			cfg.Timeline = timeline.New(&modelled, timeline.Virtual)
-			_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
+			_, err = virtual.Run(context.Background(), tiers.Simulation, cfg,
 				prepare.Inputs{Dev: dev, Dataset: d},
 				cost.Hardware{Profile: hw, SSDs: 2}, obs)
 			require.NoError(t, err)

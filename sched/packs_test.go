@@ -18,7 +18,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // sampledWays are all that samples depend on.
@@ -40,7 +39,7 @@ var sampledWays = []variant{
 func openSampling(t *testing.T, dev cuda.Device, d *dataset.Dataset, cfg plan.Config,
 	obs report.Observer) *prepare.Sampling {
 	t.Helper()
-	cfg, err := tiers.Known(cfg).Filled()
+	cfg, err := cfg.Filled()
 	require.NoError(t, err)
 	s := prepare.New(cfg, prepare.Inputs{Dev: dev, Dataset: d}, obs, d.Meta.RowType())
 	require.NoError(t, s.Open(context.Background()))

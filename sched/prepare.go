@@ -17,7 +17,7 @@ import (
 // class errs.Interrupted, and the next call resumes.
 func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	obs report.Observer) (res *report.PrepareResult, err error) {
-	if cfg, err = tiers.Known(cfg).Filled(); err != nil {
+	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
 	if !tiers.Of(&cfg).Run.Prepares {

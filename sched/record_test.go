@@ -100,7 +100,7 @@ func TestTraceOfPlannedTiers(t *testing.T) {
 			all := replayed(t, cfg.Trace, 2*cfg.Epochs+1)
 			e := r.res.Epochs[0]
 			// no row of a static cache comes or goes, nor of a cache that is filled with all
-			require.Equal(t, (tiers.Known(cfg).WithDefaults().Policy == plan.PolicyBelady) &&
+			require.Equal(t, (cfg.WithDefaults().Policy == plan.PolicyBelady) &&
 				e.RowsSSD > 0,
 				all[0].Live.Inserted > 0, v.name)
 			require.Equal(t, []int64{e.RowsGPU, e.RowsCPU, e.RowsSSD}, []int64{
@@ -172,12 +172,12 @@ func TestTraceOnTheVirtualClock(t *testing.T) {
 	for _, v := range ways {
 		cfg := small()
 		v.set(&cfg)
-		c := tiers.Known(cfg).WithDefaults()
+		c := cfg.WithDefaults()
 		if runsOn(c, &ginex.System) && c.Policy != plan.PolicyBelady {
 			continue // the virtual clock refuses it
 		}
 		cfg.Topology = plan.TopologyMemory
-		if tiers.Known(cfg).WithDefaults().Policy == plan.PolicyBelady {
+		if cfg.WithDefaults().Policy == plan.PolicyBelady {
 			cfg.SuperbatchDir = t.TempDir()
 		}
 		cfg.Trace = filepath.Join(t.TempDir(), "run.trace")
@@ -210,7 +210,7 @@ func TestTraceOfModelledRunsThatEndEarly(t *testing.T) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
 	require.NoError(t, err)
 	play := func(ctx context.Context, cfg plan.Config, obs report.Observer) error {
-		_, err := virtual.Run(ctx, tiers.Simulation, tiers.Known(cfg), prepare.Inputs{Dev: dev,
+		_, err := virtual.Run(ctx, tiers.Simulation, cfg, prepare.Inputs{Dev: dev,
 			Dataset: d},
 			cost.Hardware{Profile: hardwareOf(t, "a100-p5510x12"), SSDs: 2}, obs)
 		return err

@@ -180,9 +180,9 @@ func TestReplicasRefused(t *testing.T) {
 	require.ErrorContains(t, r.err, "option replicas 3")
 	require.ErrorContains(t, r.err, "option shards 2")
 	cfg.Shards, cfg.Replicas = 4, 65
-	require.ErrorContains(t, tiers.Known(cfg).Check(), "option replicas 65 is not between 1 and 64")
+	require.ErrorContains(t, cfg.Check(), "option replicas 65 is not between 1 and 64")
 	cfg.Shards, cfg.Replicas = 0, 3
-	f, err := tiers.Known(cfg).Filled()
+	f, err := cfg.Filled()
 	require.NoError(t, err)
 	require.Equal(t, 3, f.Shards, "as many as replicas")
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})

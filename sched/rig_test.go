@@ -33,7 +33,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers"
 	"helios/sched/tiers/diskgnn"
 	"helios/sched/tiers/hier"
 	hierspec "helios/sched/tiers/hier/spec"
@@ -344,6 +343,5 @@ func anyWhole(rng *rand.Rand) string {
 
 // runsOn reports whether a system keeps the rows of a configuration's runs.
 func runsOn(c plan.Config, s *plan.System) bool {
-	c = tiers.Known(c)
 	return c.System() == s
 }

@@ -24,7 +24,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // checkpointName is the file in a checkpoint folder.
@@ -106,7 +105,7 @@ func (f *fingerprint) UnmarshalJSON(text []byte) error {
 
 // format is the version that a run's checkpoints are written as.
 func (f *fingerprint) format() int {
-	plain := tiers.Known(plan.Config{}).WithDefaults()
+	plain := plan.Config{}.WithDefaults()
 	switch {
 	case f.Shards > 1 || f.Mega != nil:
 		return stateFormat

@@ -21,7 +21,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers"
 	"helios/sched/tiers/dynamic"
 )
 
@@ -201,7 +200,7 @@ func TestTopologyNeeds(t *testing.T) {
 		{plan.TopologySSD, units.Budget{Bytes: 1 << 50}}} {
 		t.Run(fmt.Sprint(c.topology, c.lists), func(t *testing.T) {
 			e := &prepare.Sampling{In: prepare.Inputs{Dataset: d},
-				Config: tiers.Known(plan.Config{Topology: c.topology, NeighborCache: c.lists})}
+				Config: plan.Config{Topology: c.topology, NeighborCache: c.lists}}
 			var err error
 			e.Device, err = cuda.NewHost(cuda.HostOptions{SMs: 1})
 			require.NoError(t, err)

@@ -23,7 +23,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // Adam's constants (Kingma and Ba, ICLR 2015), which every framework defaults to.
@@ -46,7 +45,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	if in.Group != nil {
 		cfg.Rank, cfg.Ranks = in.Group.Rank(), in.Group.Size()
 	}
-	if cfg, err = tiers.Known(cfg).Filled(); err != nil {
+	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {

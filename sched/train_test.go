@@ -393,10 +393,10 @@ func TestDivergence(t *testing.T) {
 // Placing rows and evaluating sample under numbers that no training epoch has, within the
 // sampler's 24 bits.
 func TestSamplingKeysAreApart(t *testing.T) {
-	c := tiers.Known(plan.Config{Presample: 1 << 10, Epochs: plan.MaxEpochs}).WithDefaults()
-	require.NoError(t, tiers.Known(c).Check())
+	c := plan.Config{Presample: 1 << 10, Epochs: plan.MaxEpochs}.WithDefaults()
+	require.NoError(t, c.Check())
 	c.Presample++
-	require.Error(t, tiers.Known(c).Check())
+	require.Error(t, c.Check())
 	last := -1
 	for _, r := range [][2]int{
 		{0, plan.MaxEpochs - 1}, {prepare.PresampleEpoch, prepare.PresampleEpoch + 1<<10 - 1},

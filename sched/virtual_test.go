@@ -48,7 +48,7 @@ func playVirtual(t testing.TB, cfg plan.Config, d *dataset.Dataset, profile stri
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	before := hostmem.Usage()
-	r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
+	r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
 		prepare.Inputs{Dev: dev,
 			Dataset: d},
 		cost.Hardware{Profile: hw, SSDs: ssds}, report.Observer{})
@@ -134,7 +134,7 @@ func TestVirtualCountsOfEveryMode(t *testing.T) {
 	for _, m := range tiers.Modes {
 		cfg := small()
 		cfg.Mode, cfg.Topology = m.Name, plan.TopologyMemory
-		gpu, cpu := tiers.Known(plan.Config{Mode: m.Name}).DefaultTiers()
+		gpu, cpu := plan.Config{Mode: m.Name}.DefaultTiers()
 		if gpu {
 			cfg.GPUCache = percent(10)
 		}
@@ -142,7 +142,7 @@ func TestVirtualCountsOfEveryMode(t *testing.T) {
 			cfg.CPUCache = percent(10)
 		}
 		switch {
-		case tiers.Catalog.Defaults(m).Policy == plan.PolicyBelady:
+		case m.Defaults().Policy == plan.PolicyBelady:
 			cfg.SuperbatchDir = t.TempDir()
 		// a folder is one device; the modelled SSDs are two, as those here
 		case m.Own == &diskgnn.System:
@@ -227,7 +227,7 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 			cfg := small()
 			v.set(&cfg)
 			// the virtual clock refuses it
-			if tiers.Known(cfg).WithDefaults().Policy != plan.PolicyBelady {
+			if cfg.WithDefaults().Policy != plan.PolicyBelady {
 				continue
 			}
 			cfg.Topology, cfg.SuperbatchDir = plan.TopologyMemory, t.TempDir()
@@ -257,7 +257,7 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 				cpu.InspectNS.Value/cpu.Cores.Value)/1e9, m.InspectSeconds, 1e-6, name)
 			require.InDelta(t, float64(m.Accesses)*cpu.ChangeNS.Value/1e9, m.ChangeSeconds,
 				1e-6, name)
-			require.Equal(t, tiers.Known(cfg).WithDefaults().SuperbatchFill, m.FillSeconds > 0,
+			require.Equal(t, cfg.WithDefaults().SuperbatchFill, m.FillSeconds > 0,
 				name)
 		}
 	}
@@ -288,7 +288,7 @@ func TestVirtualCountsOfPackedTiers(t *testing.T) {
 				m := model.Epochs[k]
 				e, m = counts(e), counts(m)
 				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
-				if tiers.Known(cfg).WithDefaults().IOStack != gpuio.StackCPU {
+				if cfg.WithDefaults().IOStack != gpuio.StackCPU {
 					m.SSDCommands = e.SSDCommands // the folder's controller moves more at a time
 				}
 				require.Equal(t, e, m, name)
@@ -324,7 +324,7 @@ func TestVirtualSuperbatches(t *testing.T) {
 		}
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
+		r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw, SSDs: 4, Warm: warm, Batches: n}, report.Observer{})
 		require.NoError(t, err)
@@ -425,7 +425,7 @@ func TestVirtualWarm(t *testing.T) {
 		require.NoError(t, err)
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
+		r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw, Warm: warm, Batches: n}, report.Observer{})
 		require.NoError(t, err)
@@ -509,7 +509,7 @@ func TestVirtualRefusals(t *testing.T) {
 	} {
 		cfg := small()
 		set(&cfg)
-		_, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
+		_, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw}, report.Observer{})
 		require.ErrorContains(t, err, want)
@@ -519,7 +519,7 @@ func TestVirtualRefusals(t *testing.T) {
 		"lends the CPU cache": ginex.ModeGinex} {
 		stored := small()
 		stored.Mode, stored.Topology, stored.CPUCache = mode, plan.TopologySSD, percent(10)
-		_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(stored),
+		_, err = virtual.Run(context.Background(), tiers.Simulation, stored,
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw}, report.Observer{})
 		require.ErrorContains(t, err, want)
@@ -527,7 +527,7 @@ func TestVirtualRefusals(t *testing.T) {
 	}
 	planned := small()
 	planned.Policy, planned.CPUCache, planned.Tune = plan.PolicyBelady, percent(10), plan.TuneQuick
-	_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(planned),
+	_, err = virtual.Run(context.Background(), tiers.Simulation, planned,
 		prepare.Inputs{Dev: dev,
 			Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
@@ -536,7 +536,7 @@ func TestVirtualRefusals(t *testing.T) {
 	static := small()
 	static.Mode, static.Policy, static.Topology = ginex.ModeGinex, plan.PolicyStatic,
 		plan.TopologyMemory
-	_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(static),
+	_, err = virtual.Run(context.Background(), tiers.Simulation, static,
 		prepare.Inputs{Dev: dev,
 			Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
@@ -544,7 +544,7 @@ func TestVirtualRefusals(t *testing.T) {
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	nccl := small()
 	nccl.Replicas, nccl.Reduce = 2, plan.ReduceNCCL
-	_, err = virtual.Run(context.Background(), tiers.Simulation, tiers.Known(nccl),
+	_, err = virtual.Run(context.Background(), tiers.Simulation, nccl,
 		prepare.Inputs{Dev: dev,
 			Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{})
@@ -553,7 +553,7 @@ func TestVirtualRefusals(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg := small()
 	cfg.Epochs = 3
-	r, err := virtual.Run(ctx, tiers.Simulation, tiers.Known(cfg), prepare.Inputs{Dev: dev,
+	r, err := virtual.Run(ctx, tiers.Simulation, cfg, prepare.Inputs{Dev: dev,
 		Dataset: d},
 		cost.Hardware{Profile: hw}, report.Observer{Epoch: func(report.EpochResult) { cancel() }})
 	require.Equal(t, errs.Interrupted, errs.ClassOf(err))
@@ -609,7 +609,7 @@ func TestVirtualPipelines(t *testing.T) {
 		for _, v := range counters[report.TrackCredits] {
 			credits = max(credits, v)
 		}
-		require.LessOrEqual(t, credits, float64(tiers.Known(cfg).WithDefaults().Schedule().Credits))
+		require.LessOrEqual(t, credits, float64(cfg.WithDefaults().Schedule().Credits))
 		if pipe == plan.PipelineNone {
 			require.LessOrEqual(t, e.Overlap, 0.0, "one operator at a time")
 		}
@@ -825,7 +825,7 @@ func TestVirtualMegaBatches(t *testing.T) {
 		hw := hardwareOf(t, profile)
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 		require.NoError(t, err)
-		r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(cfg),
+		r, err := virtual.Run(context.Background(), tiers.Simulation, cfg,
 			prepare.Inputs{Dev: dev, Dataset: d},
 			cost.Hardware{Profile: hw, SSDs: ssds, Batches: batches}, report.Observer{})
 		require.NoError(t, err)
@@ -921,7 +921,7 @@ func TestVirtualCountsOfTopologyOnSSD(t *testing.T) {
 			v.set(&cfg)
 			cfg.Topology, cfg.NeighborCache = plan.TopologySSD, []units.Budget{plan.NoCache(),
 				percent(40)}[i%2]
-			if tiers.Known(cfg).WithDefaults().Policy == plan.PolicyBelady {
+			if cfg.WithDefaults().Policy == plan.PolicyBelady {
 				cfg.SuperbatchDir = t.TempDir()
 			}
 			real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
@@ -947,7 +947,7 @@ func TestVirtualCountsOfTopologyOnSSD(t *testing.T) {
 				e, m = counts(e), counts(m)
 				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
 				// groups differ in it
-				if tiers.Known(cfg).WithDefaults().IOStack == gpuio.StackCPU {
+				if cfg.WithDefaults().IOStack == gpuio.StackCPU {
 					e.BytesSSD, e.SSDCommands, e.ReadAmplification = m.BytesSSD, m.SSDCommands,
 						m.ReadAmplification
 				}

@@ -16,7 +16,6 @@ import (
 	"helios/sched/cacheplan"
 	"helios/sched/plan"
 	"helios/sched/prepare"
-	"helios/sched/tiers"
 )
 
 // sampling are the options of verbs that sample a dataset's batches and read no features.
@@ -98,7 +97,7 @@ func runCachePlan(ctx context.Context, e *env, a *cachePlanArgs) (err error) {
 		return err
 	}
 	defer out.end(&err)
-	p, err := cacheplan.Find(ctx, tiers.Known(a.cfg), in, a.find, e.observer())
+	p, err := cacheplan.Find(ctx, a.cfg, in, a.find, e.observer())
 	if err != nil {
 		return err
 	}
@@ -207,7 +206,7 @@ func runCacheHotness(ctx context.Context, e *env, a *hotnessArgs) (err error) {
 		return err
 	}
 	defer out.end(&err)
-	r, err := cacheplan.CompareHotness(ctx, tiers.Known(a.cfg), s.Inputs, a.sources, a.sizes,
+	r, err := cacheplan.CompareHotness(ctx, a.cfg, s.Inputs, a.sources, a.sizes,
 		e.observer())
 	if err != nil {
 		return err

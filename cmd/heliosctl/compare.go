@@ -174,7 +174,7 @@ func (c *comparer) readVariants() ([]variant, error) {
 		}
 		cfg, ownTiers, err := c.variantConfig(args)
 		if err == nil && !optional { // before hours of the other variants
-			err = tiers.Known(cfg).Check()
+			err = cfg.Check()
 		}
 		if err != nil {
 			return errs.New(errs.ClassOf(err), "variant %s: %s", name,
@@ -257,7 +257,7 @@ func (c *comparer) sharedTierOptions(own flagValues) []string {
 	if _, err := tiers.Catalog.Mode(cmp.Or(name, plan.DefaultMode)); err != nil {
 		return nil // the flag refuses it
 	}
-	cfg := tiers.Known(plan.Config{Mode: name})
+	cfg := plan.Config{Mode: name}
 	policy, is := own.get("policy")
 	if !is && slices.Contains(cfg.TierOptions(), "policy") && c.c.IsSet("policy") {
 		policy = fmt.Sprint(c.c.Value("policy"))
@@ -555,7 +555,7 @@ func variantNames(vs []variant) []string {
 
 // resultKey is equal where losses must be, whether a default was typed or left out.
 func resultKey(c plan.Config) string {
-	c = tiers.Known(c).WithDefaults()
+	c = c.WithDefaults()
 	var drawn []any // what decides which nodes may be drawn
 	if draws := c.System().Draws; draws != nil {
 		drawn = draws(&c)
@@ -587,7 +587,7 @@ func dropPages(set *ssdSet) {
 // compareOne trains one variant once.
 func (c *comparer) compareOne(ctx context.Context, v variant, repeat int) (comparedRun, error) {
 	obs := c.observer()
-	c.far.begin(fmt.Sprintf("%s, repeat %d", v.name, repeat), tiers.Known(v.cfg).WithDefaults().Epochs)
+	c.far.begin(fmt.Sprintf("%s, repeat %d", v.name, repeat), v.cfg.WithDefaults().Epochs)
 	obs.Step = c.far.step
 	var uses []usage // when training begins, and after each epoch
 	obs.Plan = func(*plan.OpGraph) {
@@ -618,9 +618,9 @@ func (c *comparer) compareOne(ctx context.Context, v variant, repeat int) (compa
 // playOne plays one variant on the virtual clock.
 func (c *comparer) playOne(ctx context.Context, v variant) (comparedRun, error) {
 	obs := c.observer()
-	c.far.begin(v.name, tiers.Known(v.cfg).WithDefaults().Epochs)
+	c.far.begin(v.name, v.cfg.WithDefaults().Epochs)
 	obs.Step = c.far.step
-	res, err := virtual.Run(ctx, tiers.Simulation, tiers.Known(v.cfg), c.in, *c.played, obs)
+	res, err := virtual.Run(ctx, tiers.Simulation, v.cfg, c.in, *c.played, obs)
 	if err != nil {
 		return comparedRun{}, err
 	}
@@ -748,7 +748,7 @@ func (r *comparison) notePageCache(in prepare.Inputs) {
 func (r *comparison) noteDirectory(vs []variant) {
 	var names []string
 	for _, v := range vs {
-		c := tiers.Known(v.cfg).WithDefaults()
+		c := v.cfg.WithDefaults()
 		if c.Directory == policy.InQueues && slices.Contains(r.names, v.name) {
 			names = append(names, v.name)
 		}

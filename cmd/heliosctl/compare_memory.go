@@ -57,7 +57,7 @@ func (c *comparer) sharedTiers(vs []variant) (gpu, cpu units.Budget, err error) 
 			return gpu, cpu, err
 		}
 	}
-	if base, err = tiers.Known(base).WithDefaults().OnDevice(c.in.Dev.Info()); err != nil {
+	if base, err = base.WithDefaults().OnDevice(c.in.Dev.Info()); err != nil {
 		return gpu, cpu, err
 	}
 	for _, v := range vs {
@@ -67,7 +67,7 @@ func (c *comparer) sharedTiers(vs []variant) (gpu, cpu units.Budget, err error) 
 		if v.ownTiers {
 			continue
 		}
-		onGPU, onCPU := tiers.Known(v.cfg).BudgetTiers()
+		onGPU, onCPU := v.cfg.BudgetTiers()
 		if onGPU {
 			gpu = base.GPUCache
 		}
@@ -99,7 +99,7 @@ func (c *comparer) shareMemory(vs []variant) error {
 	c.memory = memoryTogether
 	for i := range vs {
 		if v := &vs[i]; !v.ownTiers {
-			v.cfg = tiers.Known(v.cfg).Together(gpu, cpu)
+			v.cfg = v.cfg.Together(gpu, cpu)
 		}
 	}
 	both := gpu.Plus(cpu)
@@ -134,7 +134,7 @@ func packApart(vs []variant, dataset string) (remove func() error, err error) {
 	}
 	for i := range vs {
 		c := &vs[i].cfg
-		f := tiers.Known(*c).WithDefaults()
+		f := c.WithDefaults()
 		apart := f.System().Apart
 		if apart == nil {
 			continue
@@ -178,10 +178,10 @@ func (c *comparer) checkVariants(vs []variant) ([]variant, error) {
 func checkVariant(cfg plan.Config, in prepare.Inputs, hw *cost.Hardware) (err error) {
 	onGPU, memory := int64(-1), int64(math.MaxInt64/2)
 	if hw != nil {
-		cfg, err = virtual.Check(tiers.Simulation, tiers.Known(cfg))
+		cfg, err = virtual.Check(tiers.Simulation, cfg)
 		onGPU = int64(hw.Profile.GPU.MemoryGiB.Value * (1 << 30))
 	} else {
-		cfg, err = tiers.Known(cfg).Filled()
+		cfg, err = cfg.Filled()
 	}
 	if err != nil {
 		return err

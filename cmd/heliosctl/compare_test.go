@@ -12,7 +12,6 @@ import (
 
 	"helios/gnn"
 	"helios/sched/plan"
-	"helios/sched/tiers"
 	"helios/sched/tiers/hier"
 	hierspec "helios/sched/tiers/hier/spec"
 )
@@ -292,7 +291,7 @@ func TestBottleneck(t *testing.T) {
 // TestResultKey: a default that was typed makes no other run, and seed 0 does.
 func TestResultKey(t *testing.T) {
 	none := resultKey(plan.Config{})
-	require.Equal(t, none, resultKey(tiers.Known(plan.Config{}).WithDefaults()))
+	require.Equal(t, none, resultKey(plan.Config{}.WithDefaults()))
 	require.Equal(t, none,
 		resultKey(plan.Config{ModelSettings: gnn.ModelSettings{Model: gnn.DefaultArch}, Seed: 1,
 			Batch: 1024}))

@@ -12,7 +12,6 @@ import (
 	"helios/internal/units"
 	"helios/sched"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // inferArgs holds the options of verbs that use a checkpoint: the model is the checkpoint's, the
@@ -55,7 +54,7 @@ func (a *inferArgs) check() error {
 			"no {checkpoint} DIR; \"heliosctl train --checkpoint DIR\" writes one")
 	}
 	a.cfg.LastParameters = a.parameters == "last"
-	return tiers.Known(a.cfg).Check()
+	return a.cfg.Check()
 }
 
 // orOtherDataset adds the way out to the refusal of another dataset's checkpoint.

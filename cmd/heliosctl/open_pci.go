@@ -15,7 +15,6 @@ import (
 	"helios/nvme"
 	"helios/nvme/vfiobus"
 	"helios/sched/plan"
-	"helios/sched/tiers"
 )
 
 // domain is one IOMMU address space with the controllers that a process drives in it.
@@ -78,7 +77,7 @@ func (o *ssdOpener) refuseKernelStacks(chosen []state.SSD) error {
 	for _, s := range o.stacks {
 		stack := s
 		if flag == "mode" {
-			stack = tiers.Known(plan.Config{Mode: s}).WithDefaults().IOStack
+			stack = plan.Config{Mode: s}.WithDefaults().IOStack
 		}
 		if kind, err := gpuio.FindStack(stack); err != nil || kind.Queued {
 			continue

@@ -28,8 +28,8 @@ func TestDefaultsAreTheLibrarys(t *testing.T) {
 		var a trainerArgs
 		require.NoError(t, trainOptions().Read(cli.NewContext(cli.NewApp(), set, nil), &a))
 		require.NoError(t, a.check())
-		got, want := reflect.ValueOf(tiers.Known(a.cfg).WithDefaults()),
-			reflect.ValueOf(tiers.Known(plan.Config{Mode: mode}).WithDefaults())
+		got, want := reflect.ValueOf(a.cfg.WithDefaults()),
+			reflect.ValueOf(plan.Config{Mode: mode}.WithDefaults())
 		for i := range want.NumField() {
 			f := want.Type().Field(i)
 			if f.IsExported() && f.Type.Kind() != reflect.Func { // functions are the caller's

@@ -216,7 +216,7 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 	}
 	o.Hardware.SSDs, o.Budget, o.Batches, o.Prices = a.ssdCount, a.budget, a.batches, a.prices
 	o.Cut = a.cut
-	o.Config = tiers.Known(a.cfg)
+	o.Config = a.cfg
 	return o, nil
 }
 

@@ -17,7 +17,6 @@ import (
 	"helios/internal/outfile"
 	"helios/sched/plan"
 	"helios/sched/planner"
-	"helios/sched/tiers"
 )
 
 // trainedRun has the results of a run's training.
@@ -81,7 +80,7 @@ func (r *trainedRun) alike(path string, dataset string, c plan.Config) error {
 		return errs.New(errs.Usage, "%s has results of dataset %s (%s), not of this one (%s)", path,
 			r.begun.Name, r.begun.Dataset, dataset)
 	}
-	f, err := tiers.Known(c).Filled()
+	f, err := c.Filled()
 	if err != nil {
 		return err
 	}
@@ -128,7 +127,7 @@ func (a *planArgs) calibrate(ctx context.Context, e *env, p *planner.Planner, da
 		return err
 	}
 	defer closing(&err, out.Discard)
-	f, err := tiers.Known(a.cfg).Filled()
+	f, err := a.cfg.Filled()
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func runPrepare(ctx context.Context, e *env, a *runArgs) (err error) {
 	if e.given(&a.timeline) != "" {
 		return errs.New(errs.Usage, "{timeline}: nothing trains; leave it out")
 	}
-	if err := tiers.Known(a.cfg).Check(); err != nil {
+	if err := a.cfg.Check(); err != nil {
 		return err
 	}
 	s, err := openSession(ctx, e, a)

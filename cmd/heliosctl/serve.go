@@ -32,7 +32,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // serveArgs holds the options of serve.
@@ -456,7 +455,7 @@ func (a *runArgs) read(options map[string]string, foreign bool) (map[string]bool
 		}
 		given[key] = true
 	}
-	return given, tiers.Known(a.cfg).Check()
+	return given, a.cfg.Check()
 }
 
 // unknownKeyword refuses an option that no loader has.
@@ -526,7 +525,7 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 // writeNothing keeps a client of another user from files in the dataset's folder.
 func (a *runArgs) writeNothing() error {
 	a.cfg.HotnessDir = plan.NoFolder
-	c := tiers.Known(a.cfg).WithDefaults()
+	c := a.cfg.WithDefaults()
 	if c.Traits().Writes {
 		return errs.New(errs.Refused,
 			"mode %s with policy %s keeps mini-batches in the dataset's folder, which a client of another user may not; choose another mode or policy",

@@ -12,7 +12,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // runArgs hold what verbs that run a model, or a part of that, have in common.
@@ -37,7 +36,7 @@ type session struct {
 }
 
 // settle completes the settings with their defaults.
-func (a *runArgs) settle() { a.cfg = tiers.Known(a.cfg).WithDefaults() }
+func (a *runArgs) settle() { a.cfg = a.cfg.WithDefaults() }
 
 // openSession opens all that a run of a model works on. The configuration in a gets the recorder of
 // --timeline.

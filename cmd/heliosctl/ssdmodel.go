@@ -12,7 +12,6 @@ import (
 	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // boundModel holds what bind-ssds --ssd-model asks for. The zero value is no model.
@@ -69,7 +68,7 @@ func modelName(d state.SSD) string {
 // read what is behind a software SSD themselves, as fast as it goes, and so is a folder of packed
 // pages read, which no bound SSD holds.
 func (s *ssdSet) markModelled(io *report.IOResult, cfg plan.Config) {
-	c := tiers.Known(cfg).WithDefaults()
+	c := cfg.WithDefaults()
 	if s == nil || !c.Queued() || c.PagesOn == plan.PagesFolder {
 		return
 	}

@@ -22,7 +22,6 @@ import (
 	"helios/sched"
 	"helios/sched/plan"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 func trainCommand() *cli.Command {
@@ -61,7 +60,7 @@ func (a *trainerArgs) check() error {
 		return errs.New(errs.Usage,
 			"{checkpoint-every} needs {checkpoint} DIR, the folder to write to")
 	}
-	return tiers.Known(a.cfg).Check()
+	return a.cfg.Check()
 }
 
 func runTrain(ctx context.Context, e *env, a *trainerArgs) error {

@@ -9,7 +9,6 @@ import (
 	"helios/internal/ui"
 	"helios/internal/units"
 	"helios/sched/report"
-	"helios/sched/tiers"
 )
 
 // watch follows a run of train: it tells progress of the whole, draws the view of --live, and knows
@@ -37,7 +36,7 @@ func (t *traffic) add(p report.Partial) {
 
 func newWatch(t *trainer) *watch {
 	return &watch{trainer: t, far: progressOfRuns{ui: t.ui, whole: "train", runs: 1,
-		epochs: int64(max(tiers.Known(t.cfg).WithDefaults().Epochs, 1)), silent: t.live}}
+		epochs: int64(max(t.cfg.WithDefaults().Epochs, 1)), silent: t.live}}
 }
 
 func (w *watch) observer() report.Observer {

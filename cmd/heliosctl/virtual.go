@@ -84,7 +84,7 @@ func (t *trainer) trainVirtual(ctx context.Context, hw cost.Hardware) (err error
 		t.ui.Printf("modelled epoch %d: %.6g s; %s", r.Epoch, r.Seconds, tierLine(r))
 	}
 	obs.Plan = t.showPlan(out)
-	res, err := virtual.Run(ctx, tiers.Simulation, tiers.Known(t.cfg), s.Inputs, hw, obs)
+	res, err := virtual.Run(ctx, tiers.Simulation, t.cfg, s.Inputs, hw, obs)
 	if err != nil {
 		return err
 	}

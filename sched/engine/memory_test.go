@@ -24,9 +24,9 @@ func TestShrunk(t *testing.T) {
 			errs.With(errs.Capability, &cuda.OutOfMemoryError{Device: "d", Purpose: "p", Want: want,
 				Free: free}))
 	}
-	modes := plan.Catalog{Modes: []*plan.Mode{{Name: "some"}, {Name: "all", InMemory: true}}}
+	plan.Use(&plan.Catalog{Modes: []*plan.Mode{{Name: "some"}, {Name: "all", InMemory: true}}})
 	e := &Engine{
-		Sampling: &prepare.Sampling{Config: modes.Known(plan.Config{Mode: "some"}), Device: gpuLike{h},
+		Sampling: &prepare.Sampling{Config: plan.Config{Mode: "some"}, Device: gpuLike{h},
 			Rows: 10 << 20, RowBytes: 1024},
 		Sizes: plan.TierSizes{GPURows: 4 << 20, CPURows: 1 << 20},
 		Tiers: loose{},

@@ -94,7 +94,6 @@ type Config struct {
 
 	// filled: defaults are in, so that zero values are meant.
 	filled bool
-	known  *Catalog // what a run can be
 
 	// The settings of these groups decide the parameters that come out.
 	gnn.ModelSettings
@@ -458,7 +457,7 @@ func (c Config) Arch() gnn.Arch {
 
 // check refuses what can't be meant in c, which is filled; each error names the option.
 func (c Config) check() error {
-	mode, err := c.catalog().Mode(c.Mode)
+	mode, err := catalog.Mode(c.Mode)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,6 @@ import (
 	"helios/internal/errs"
 	"helios/internal/units"
 	"helios/sched/plan"
-	"helios/sched/tiers"
 	"helios/sched/tiers/dynamic"
 	"helios/sched/tiers/static"
 )
@@ -47,11 +46,11 @@ func TestConfigRefusals(t *testing.T) {
 	} {
 		c := plan.Config{}
 		set(&c)
-		err := tiers.Known(c).Check()
+		err := c.Check()
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), want)
 	}
-	require.NoError(t, tiers.Known(plan.Config{}).Check())
+	require.NoError(t, plan.Config{}.Check())
 }
 
 func fill(s []int, v int) {
@@ -67,10 +66,10 @@ func TestModesChooseTheirParts(t *testing.T) {
 		static.ModeCPU:   {gpuio.StackCPU, plan.PipelinePrefetch},
 		static.ModeMmap:  {gpuio.StackMmap, plan.PipelinePrefetch},
 	} {
-		c := tiers.Known(plan.Config{Mode: mode}).WithDefaults()
+		c := plan.Config{Mode: mode}.WithDefaults()
 		require.Equal(t, want, [2]string{c.IOStack, c.Pipeline}, mode)
-		c = tiers.Known(plan.Config{Mode: mode, IOStack: gpuio.StackMmap,
-			Pipeline: plan.PipelineNone}).WithDefaults()
+		c = plan.Config{Mode: mode, IOStack: gpuio.StackMmap,
+			Pipeline: plan.PipelineNone}.WithDefaults()
 		require.Equal(t, [2]string{gpuio.StackMmap, plan.PipelineNone}, [2]string{c.IOStack,
 			c.Pipeline},
 			"each part can be set by itself")
@@ -113,8 +112,8 @@ func TestTierRows(t *testing.T) {
 			"option mode inmem needs"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := tiers.Known(plan.Config{Mode: c.mode, GPUCache: c.gpu,
-				CPUCache: c.cpu}).TierRows(rows,
+			got, err := plan.Config{Mode: c.mode, GPUCache: c.gpu,
+				CPUCache: c.cpu}.TierRows(rows,
 				rowBytes, c.avail, c.dev)
 			if c.err != "" {
 				require.ErrorContains(t, err, c.err)
@@ -205,18 +204,18 @@ func TestDynamicRefusals(t *testing.T) {
 	} {
 		c := plan.Config{}
 		set(&c)
-		err := tiers.Known(c).Check()
+		err := c.Check()
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), want)
 	}
-	c := tiers.Known(plan.Config{Mode: dynamic.ModeGIDS}).WithDefaults()
-	require.NoError(t, tiers.Known(c).Check())
+	c := plan.Config{Mode: dynamic.ModeGIDS}.WithDefaults()
+	require.NoError(t, c.Check())
 	require.Equal(t, []any{gpuio.StackSync, plan.PipelineRunAhead, policy.Random, int64(
 		dynamic.BaMLine),
 		dynamic.GIDSWindow, dynamic.GIDSAccumulate, plan.HotnessPageRank},
 		[]any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate, c.Hotness})
-	c = tiers.Known(plan.Config{Mode: dynamic.ModeBaM, CheckReads: plan.ChecksOn}).WithDefaults()
-	require.NoError(t, tiers.Known(c).Check())
+	c = plan.Config{Mode: dynamic.ModeBaM, CheckReads: plan.ChecksOn}.WithDefaults()
+	require.NoError(t, c.Check())
 	require.Equal(t, []any{gpuio.StackSync, plan.PipelineNone, policy.Random, int64(
 		dynamic.BaMLine), 0, 0.0},
 		[]any{c.IOStack, c.Pipeline, c.Policy, c.CacheLine, c.Window, c.Accumulate})
@@ -228,6 +227,6 @@ func TestDynamicRefusals(t *testing.T) {
 	} {
 		c := plan.Config{Mode: dynamic.ModeGIDS}
 		f(&c)
-		require.NoError(t, tiers.Known(c).Check(), "each part can be set by itself")
+		require.NoError(t, c.Check(), "each part can be set by itself")
 	}
 }

@@ -7,7 +7,6 @@ import (
 
 	"helios/internal/errs"
 	"helios/sched/plan"
-	"helios/sched/tiers"
 )
 
 func TestSampleEpoch(t *testing.T) {
@@ -28,11 +27,11 @@ func TestSampleEpoch(t *testing.T) {
 		{"seldom", 2, 1, 3, []int{0, 1, 0, 1, 2, 1, 2, 3, 2, 3, 4}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cfg, err := tiers.Known(plan.Config{
+			cfg, err := plan.Config{
 				EpochSettings: plan.EpochSettings{SampleEpochs: c.samples, Refresh: c.fresh,
 					RefreshEvery: c.every},
 				Epochs: len(c.want),
-			}).Filled()
+			}.Filled()
 			require.NoError(t, err)
 			require.Equal(t, c.want, cfg.SampledAs(1000))
 			same := true
@@ -64,11 +63,11 @@ func TestSampleEpochRefusals(t *testing.T) {
 			Epochs: plan.MaxEpochs},
 		"option sample-epochs 1048577 is not betwe": {EpochSettings: plan.EpochSettings{SampleEpochs: plan.MaxEpochs + 1}},
 	} {
-		err := tiers.Known(c).Check()
+		err := c.Check()
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), want)
 	}
-	require.NoError(t, tiers.Known(
+	require.NoError(t,
 		plan.Config{EpochSettings: plan.EpochSettings{SampleEpochs: plan.MaxEpochs},
-			Epochs: plan.MaxEpochs}).Check())
+			Epochs: plan.MaxEpochs}.Check())
 }

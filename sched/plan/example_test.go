@@ -5,7 +5,6 @@ import (
 	"log"
 
 	"helios/sched/plan"
-	"helios/sched/tiers"
 	"helios/sched/tiers/dynamic"
 	"helios/sched/tiers/static"
 )
@@ -14,7 +13,7 @@ import (
 func ExampleConfig_Filled() {
 	for _, c := range []plan.Config{{Mode: static.ModeHelios}, {Mode: dynamic.ModeGIDS},
 		{Mode: dynamic.ModeGIDS, Policy: "lru"}} {
-		f, err := tiers.Known(c).Filled()
+		f, err := c.Filled()
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -28,7 +27,7 @@ func ExampleConfig_Filled() {
 
 // The operators of a mini-batch of one layer, and what each waits for.
 func ExampleConfig_Operators() {
-	c, err := tiers.Known(plan.Config{Fanouts: []int{10}, Pipeline: plan.PipelineNone}).Filled()
+	c, err := plan.Config{Fanouts: []int{10}, Pipeline: plan.PipelineNone}.Filled()
 	if err != nil {
 		log.Fatal(err)
 	}

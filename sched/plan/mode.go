@@ -41,13 +41,19 @@ type Baseline struct {
 	Options [][2]string // key and value
 }
 
+// Defaults returns the configuration of a run that names the mode and nothing else.
+func (m *Mode) Defaults() Config { return Config{Mode: m.Name}.WithDefaults() }
+
 // mode returns the mode of a configuration; DefaultMode's where Check would refuse the name.
 func (c Config) mode() *Mode {
-	m, err := c.catalog().Mode(cmp.Or(c.Mode, DefaultMode))
-	if err != nil {
-		m = c.known.Modes[0]
+	m, err := catalog.Mode(cmp.Or(c.Mode, DefaultMode))
+	switch {
+	case err == nil:
+		return m
+	case len(catalog.Modes) > 0:
+		return catalog.Modes[0]
 	}
-	return m
+	return &Mode{}
 }
 
 // InMemory reports whether the mode has every row in memory before the first batch.
@@ -56,7 +62,7 @@ func (c Config) InMemory() bool { return c.mode().InMemory }
 // DefaultTiers reports which tiers, whose size can be chosen, runs of the mode have when nobody
 // asks for one.
 func (c Config) DefaultTiers() (gpu, cpu bool) {
-	d := c.catalog().Defaults(c.mode())
+	d := c.mode().Defaults()
 	return d.GPUCacheAuto || d.GPUCache != units.Budget{}, d.CPUCache != units.Budget{}
 }
 

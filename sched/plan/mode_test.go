@@ -50,8 +50,8 @@ func TestModeDefaults(t *testing.T) {
 			append([]string{"gpu-cache"}, hotness...)},
 	}
 	for _, m := range tiers.Modes {
-		c := tiers.Catalog.Defaults(m)
-		require.NoError(t, tiers.Known(c).Check(), m.Name)
+		c := m.Defaults()
+		require.NoError(t, c.Check(), m.Name)
 		require.NotEmpty(t, m.Summary, m.Name)
 		w, ok := want[m.Name]
 		if !ok {
@@ -65,18 +65,18 @@ func TestModeDefaults(t *testing.T) {
 		delete(want, m.Name)
 	}
 	require.Empty(t, want)
-	require.Equal(t, tiers.Known(plan.Config{}).WithDefaults(), tiers.Known(
-		plan.Config{Mode: plan.DefaultMode}).WithDefaults())
+	require.Equal(t, plan.Config{}.WithDefaults(),
+		plan.Config{Mode: plan.DefaultMode}.WithDefaults())
 }
 
 // Settings that are given, as nothing too, stay in every mode.
 func TestModesLeaveWhatIsSet(t *testing.T) {
 	for _, name := range tiers.Catalog.Names() {
-		c := tiers.Known(plan.Config{
+		c := plan.Config{
 			Mode: name, GPUCache: plan.NoCache(), CPUCache: plan.NoCache(), IOStack: gpuio.StackCPU,
 			Pipeline: plan.PipelineNone, Policy: plan.PolicyStatic, Hotness: plan.HotnessDegree,
 			SeedZero: true,
-		}).WithDefaults()
+		}.WithDefaults()
 		require.Equal(t, []units.Budget{{}, {}}, []units.Budget{c.GPUCache, c.CPUCache}, name)
 		require.False(t, c.GPUCacheAuto, name)
 		require.Equal(t, []any{gpuio.StackCPU, plan.PipelineNone, plan.PolicyStatic,
@@ -94,12 +94,12 @@ func TestModeNames(t *testing.T) {
 
 // A dynamic GPU tier needs a size where the mode has no GPU tier of its own.
 func TestPolicyWithoutATier(t *testing.T) {
-	err := tiers.Known(plan.Config{Mode: static.ModeCPU, Policy: "lru"}).Check()
+	err := plan.Config{Mode: static.ModeCPU, Policy: "lru"}.Check()
 	require.ErrorContains(t, err, "option policy lru: option mode cpu has no GPU tier by itself")
-	require.NoError(t, tiers.Known(plan.Config{Mode: static.ModeCPU, Policy: "lru", GPUCache: plan.NoCache()}).Check())
-	require.NoError(t, tiers.Known(plan.Config{Mode: static.ModeHelios, Policy: "lru"}).Check())
-	require.ErrorContains(t, tiers.Known(plan.Config{Presample: 2,
-		Hotness: plan.HotnessDegree}).Check(),
+	require.NoError(t, plan.Config{Mode: static.ModeCPU, Policy: "lru", GPUCache: plan.NoCache()}.Check())
+	require.NoError(t, plan.Config{Mode: static.ModeHelios, Policy: "lru"}.Check())
+	require.ErrorContains(t, plan.Config{Presample: 2,
+		Hotness: plan.HotnessDegree}.Check(),
 		"counts no epochs")
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"helios/graph"
 	"helios/sched/plan"
-	"helios/sched/tiers"
 	"helios/sched/tiers/dynamic"
 	ginexspec "helios/sched/tiers/ginex/spec"
 )
@@ -20,10 +19,10 @@ func TestOpGraph(t *testing.T) {
 	for _, pipeline := range plan.PipelineNames(nil) {
 		for _, stack := range plan.Stacks {
 			for hops := 1; hops <= 4; hops++ {
-				c := tiers.Known(plan.Config{Pipeline: pipeline, IOStack: stack,
+				c := plan.Config{Pipeline: pipeline, IOStack: stack,
 					Fanouts: slices.Repeat([]int{3},
-						hops), Batch: 10}).WithDefaults()
-				if tiers.Known(c).Check() != nil {
+						hops), Batch: 10}.WithDefaults()
+				if c.Check() != nil {
 					continue
 				}
 				g := c.Operators(true)
@@ -63,7 +62,7 @@ func TestOpGraph(t *testing.T) {
 			}
 		}
 	}
-	c := tiers.Known(plan.Config{Policy: "lru", Batch: 10, Fanouts: []int{5, -1}}).WithDefaults()
+	c := plan.Config{Policy: "lru", Batch: 10, Fanouts: []int{5, -1}}.WithDefaults()
 	require.Equal(t, []string{"C2"}, c.Operators(true).Op("G2").After,
 		"a dynamic tier moves data in the order of its decisions")
 	require.Zero(t, c.Operators(true).Op("T").Rows)
@@ -73,18 +72,18 @@ func TestOpGraph(t *testing.T) {
 	require.Equal(t, []string{"S2"}, c.Operators(true).Op("L0").After,
 		"a window looks a batch up when all of it is sampled")
 	require.Equal(t, []string{"S2"}, c.Operators(true).Op("L1").After)
-	c = tiers.Known(plan.Config{Mode: dynamic.ModeGIDS}).WithDefaults()
+	c = plan.Config{Mode: dynamic.ModeGIDS}.WithDefaults()
 	require.Contains(t, c.Operators(true).Bounds()[1],
 		"at most 41 are sampled ahead of training, 32 of them")
-	require.Contains(t, tiers.Known(plan.Config{}).WithDefaults().Operators(true).Bounds()[0], "from its first lookup")
-	c = tiers.Known(plan.Config{Sampler: graph.Ladies, Batch: 10, Fanouts: []int{7,
-		8}}).WithDefaults()
+	require.Contains(t, plan.Config{}.WithDefaults().Operators(true).Bounds()[0], "from its first lookup")
+	c = plan.Config{Sampler: graph.Ladies, Batch: 10, Fanouts: []int{7,
+		8}}.WithDefaults()
 	require.Equal(t, int64(25), c.Operators(true).Op("T").Rows)
 	c.Sampler = graph.Labor
 	require.Zero(t, c.Operators(true).Op("T").Rows, "no bound but the graph")
 
-	c = tiers.Known(plan.Config{Pipeline: plan.PipelineSeries, SMs: plan.SMBudget{Sample: 1,
-		Train: 2}}).WithDefaults()
+	c = plan.Config{Pipeline: plan.PipelineSeries, SMs: plan.SMBudget{Sample: 1,
+		Train: 2}}.WithDefaults()
 	for _, s := range c.Operators(true).Streams {
 		require.Zero(t, s.SMs, "alone, an operator has every SM")
 	}
@@ -97,14 +96,14 @@ func TestOpGraph(t *testing.T) {
 // back; rows are found where the changes say.
 func TestOpGraphOfSuperbatches(t *testing.T) {
 	for _, pipeline := range plan.PipelineNames(nil) {
-		c := tiers.Known(plan.Config{
+		c := plan.Config{
 			SuperbatchSettings: ginexspec.SuperbatchSettings{SuperbatchOverlap: true},
 			Pipeline:           pipeline,
 			Fanouts:            []int{3, 2},
 			Batch:              10,
 			Policy:             plan.PolicyBelady,
-		}).WithDefaults()
-		if tiers.Known(c).Check() != nil {
+		}.WithDefaults()
+		if c.Check() != nil {
 			continue
 		}
 		g := c.Operators(true)

@@ -6,7 +6,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/sched/plan"
-	"helios/sched/tiers"
 )
 
 // Every pipeline's schedule is what its traits say, under the defaults of the first mode.
@@ -17,8 +16,8 @@ func TestPipelines(t *testing.T) {
 		require.Equal(t, names[i], p.Name)
 		require.NotEmpty(t, p.Summary, p.Name)
 		require.False(t, p.WholeDevice && !p.Serial(), "%s: who has the device, runs alone", p.Name)
-		c := tiers.Known(plan.Config{Pipeline: p.Name, Depth: 3,
-			Tune: plan.TuneQuick}).WithDefaults()
+		c := plan.Config{Pipeline: p.Name, Depth: 3,
+			Tune: plan.TuneQuick}.WithDefaults()
 		require.Same(t, p, c.Overlap())
 		s := c.Schedule()
 		require.Equal(t, []bool{p.PerHop, !p.PerHop && !p.Ahead}, []bool{s.PerHop, s.Serial},
@@ -33,7 +32,7 @@ func TestPipelines(t *testing.T) {
 		require.Equal(t, s.Credits, s.Samples, p.Name)
 	}
 	// a name that Check refuses does not crash what asks before
-	c := tiers.Known(plan.Config{Pipeline: "turbo"}).WithDefaults()
+	c := plan.Config{Pipeline: "turbo"}.WithDefaults()
 	require.Equal(t, plan.DefaultPipeline, c.Overlap().Name)
-	require.ErrorContains(t, tiers.Known(c).Check(), "turbo")
+	require.ErrorContains(t, c.Check(), "turbo")
 }

@@ -69,11 +69,14 @@ type Catalog struct {
 	Systems []*System
 }
 
-// Known returns a configuration whose mode and systems are those of the list. Only such a
-// configuration can be filled and checked.
-func (k *Catalog) Known(c Config) Config {
-	c.known = k
-	return c
+// catalog has what the program's runs can be. Without package tiers it is empty, and every
+// configuration is refused.
+var catalog = &Catalog{}
+
+// Use makes k what the program's runs can be, before the first configuration is filled in.
+func Use(k *Catalog) bool {
+	catalog = k
+	return true
 }
 
 // Names returns the names of the modes.
@@ -93,9 +96,6 @@ func (k *Catalog) Mode(name string) (*Mode, error) {
 	return nil, unknown("mode", name, k.Names())
 }
 
-// Defaults returns the configuration of a run that names a mode and nothing else.
-func (k *Catalog) Defaults(m *Mode) Config { return k.Known(Config{Mode: m.Name}).WithDefaults() }
-
 // Baselines returns those of all modes.
 func (k *Catalog) Baselines() (all []Baseline) {
 	for _, m := range k.Modes {
@@ -110,7 +110,7 @@ func (k *Catalog) Baselines() (all []Baseline) {
 // Variants returns the defaults of all modes, for help, and the mode of a run that names none.
 func (k *Catalog) Variants() (names []string, each []any, usual string) {
 	for _, m := range k.Modes {
-		d := k.Defaults(m)
+		d := m.Defaults()
 		names, each = append(names, m.Name), append(each, &d)
 	}
 	return names, each, DefaultMode
@@ -142,17 +142,17 @@ func (s *System) options() []string {
 	return append(options.Names(s.Settings(&Config{})), s.Shared...)
 }
 
-// System returns the system that keeps the rows of c's runs.
+// System returns the system that keeps the rows of c's runs. Static tiers run every policy.
 func (c *Config) System() *System {
 	if own := c.mode().Own; own != nil && !c.Unpacked {
 		return own
 	}
-	for _, s := range c.catalog().Systems {
+	for _, s := range catalog.Systems {
 		if s.Runs != nil && s.Runs(c) {
 			return s
 		}
 	}
-	panic("static tiers run every policy; this is a bug")
+	return &System{}
 }
 
 // Traits returns those of the system.
@@ -161,14 +161,6 @@ func (c Config) Traits() Traits {
 		return t(&c)
 	}
 	return Traits{}
-}
-
-// catalog returns the list of what a run can be.
-func (c *Config) catalog() *Catalog {
-	if c.known == nil {
-		panic("a configuration that knows of no modes (tiers.Known); this is a bug")
-	}
-	return c.known
 }
 
 // checkSystem refuses what the system that runs can't do, and settings of others.
@@ -183,7 +175,7 @@ func (c Config) checkSystem() error {
 	if own := c.mode().Own; own != nil { // evaluation leaves its settings alone
 		has = append(has, own.options()...)
 	}
-	for _, s := range c.known.Systems {
+	for _, s := range catalog.Systems {
 		if s == runs || s.Elsewhere == nil {
 			continue
 		}

@@ -95,7 +95,7 @@ func TestModes(t *testing.T) {
 		}
 		x := find(t, o, nil)
 		require.Equal(t, x, find(t, o, nil), mode)
-		if c := tiers.Known(plan.Config{Mode: mode}).WithDefaults(); c.System() == &hier.System {
+		if c := (plan.Config{Mode: mode}).WithDefaults(); c.System() == &hier.System {
 			require.GreaterOrEqual(t, x.Batches, 157, mode)
 			require.Greater(t, x.RowsGPU+x.RowsCPU, int64(157*32), mode)
 			require.InEpsilon(t, x.Mega.EpochBytes, x.BytesSSD, 0.3, mode)
@@ -113,7 +113,7 @@ func TestModes(t *testing.T) {
 			require.Zero(t, x.BytesSSD)
 			continue
 		}
-		gpu, cpu := tiers.Known(plan.Config{Mode: mode}).DefaultTiers()
+		gpu, cpu := plan.Config{Mode: mode}.DefaultTiers()
 		require.True(t, gpu || x.GPUCacheBytes == 0, "%s: a budget makes no tier", mode)
 		require.True(t, cpu || x.CPUCacheBytes == 0, "%s: a budget makes no tier", mode)
 		if gpu != cpu {
@@ -236,7 +236,7 @@ func played(t testing.TB, o planner.Options, epoch int) (report.EpochResult,
 	*report.ModelledResult) {
 	c := o.Config
 	c.NoEval, c.Epochs, c.Topology = true, epoch+1, plan.TopologyMemory
-	r, err := virtual.Run(context.Background(), tiers.Simulation, tiers.Known(c), o.Inputs,
+	r, err := virtual.Run(context.Background(), tiers.Simulation, c, o.Inputs,
 		o.Hardware,
 		report.Observer{})
 	require.NoError(t, err)
@@ -269,7 +269,7 @@ func TestPlanOfADatasetIsTheVirtualClocks(t *testing.T) {
 // equal size have as many loads and about the bytes, and take about as long.
 func TestPlanOfMegaBatches(t *testing.T) {
 	in := graphOf(t)
-	c, err := tiers.Known(plan.Config{Topology: plan.TopologyMemory}).Filled()
+	c, err := plan.Config{Topology: plan.TopologyMemory}.Filled()
 	require.NoError(t, err)
 	s, err := prepare.Open(context.Background(), c, in, report.Observer{})
 	require.NoError(t, err)
@@ -582,6 +582,5 @@ func degreesOf(t testing.TB, topo *graph.Topology) *planner.Popularity {
 
 // known gives options whose configuration knows the modes.
 func known(o planner.Options) planner.Options {
-	o.Config = tiers.Known(o.Config)
 	return o
 }

@@ -39,7 +39,7 @@ var All = []System{
 var Modes = []*plan.Mode{&static.Helios, &dynamic.GIDS, &dynamic.BaM, &ginex.Ginex,
 	&diskgnn.DiskGNN, &hier.Hier, &hier.Marius, &static.CPU, &static.Mmap, &static.Inmem}
 
-// Catalog has both for configurations.
+// Catalog has both.
 var Catalog = newCatalog()
 
 func newCatalog() *plan.Catalog {
@@ -50,23 +50,19 @@ func newCatalog() *plan.Catalog {
 	return k
 }
 
-var _ = options.Define("modes", Catalog.Names) &&
+var _ = plan.Use(Catalog) && options.Define("modes", Catalog.Names) &&
 	options.DefineVariants(plan.Config{}, Catalog.Variants)
-
-// Known returns a configuration whose modes and systems are those of this package.
-func Known(c plan.Config) plan.Config { return Catalog.Known(c) }
 
 // Of returns the system of a configuration's runs.
 func Of(c *plan.Config) System {
-	known := Known(*c)
-	s := known.System()
+	s := c.System()
 	return All[slices.IndexFunc(All, func(x System) bool { return x.Plan == s })]
 }
 
 // Preparing returns the names of the modes that lay something out on disk before training.
 func Preparing() (names []string) {
 	for _, m := range Modes {
-		if c := Catalog.Defaults(m); Of(&c).Run.Prepares {
+		if c := m.Defaults(); Of(&c).Run.Prepares {
 			names = append(names, m.Name)
 		}
 	}

@@ -140,7 +140,7 @@ var modes = plan.Catalog{
 	}, {Runs: func(*plan.Config) bool { return true }}},
 }
 
-var _ = options.Define("modes", modes.Names)
+var _ = plan.Use(&modes) && options.Define("modes", modes.Names)
 
 // Each pipeline takes all mini-batches through the edges of its graph and within its credits, the
 // lookups and announcements of a dynamic tier in the same order on both clocks.
@@ -152,7 +152,7 @@ func TestWalkKeepsTheGraph(t *testing.T) {
 		func(c *plan.Config) { c.Mode, c.Window, c.Accumulate = "lines", 2, 0.9 },
 	} {
 		for _, pipe := range plan.PipelineNames(nil) {
-			c := modes.Known(plan.Config{Fanouts: []int{4, 3}, Batch: 8, Pipeline: pipe})
+			c := plan.Config{Fanouts: []int{4, 3}, Batch: 8, Pipeline: pipe}
 			set(&c)
 			c, err := c.Filled()
 			if err != nil { // not of this tier
@@ -193,7 +193,7 @@ func TestWalkKeepsTheGraph(t *testing.T) {
 
 // An operator that fails ends the walk on either clock.
 func TestWalkFails(t *testing.T) {
-	c, err := modes.Known(plan.Config{Fanouts: []int{4, 3}, Batch: 8}).Filled()
+	c, err := plan.Config{Fanouts: []int{4, 3}, Batch: 8}.Filled()
 	require.NoError(t, err)
 	for _, fails := range []string{"S2 of 3", "L1 of 3", "I0 of 3", "C1 of 3", "G2 of 3", "T of 3"} {
 		for _, virtual := range []bool{false, true} {

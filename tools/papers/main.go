@@ -275,7 +275,7 @@ func (l *lab) play(s setup) (report.EpochResult, error) {
 		return none, err
 	}
 	l.ds.Meta.Dim = s.dim
-	res, err := virtual.Run(l.ctx, tiers.Simulation, tiers.Known(*c), prepare.Inputs{Dev: l.dev,
+	res, err := virtual.Run(l.ctx, tiers.Simulation, *c, prepare.Inputs{Dev: l.dev,
 		Dataset: l.ds},
 		cost.Hardware{Profile: p, SSDs: s.ssds, Warm: s.warm, Batches: s.batches},
 		report.Observer{})

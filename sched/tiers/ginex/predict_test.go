@@ -41,11 +41,12 @@ func TestEmptySlotsOfSuperbatches(t *testing.T) {
 	skew, err := planner.ParsePopularity("10%:60%")
 	require.NoError(t, err)
 	modes := plan.Catalog{Modes: []*plan.Mode{&Ginex}, Systems: []*plan.System{&System}}
+	plan.Use(&modes)
 	options.Define("modes", modes.Names)
 	for _, share := range []float64{2, 10, 40, 100} {
 		o := planner.Options{
-			Config: modes.Known(plan.Config{Mode: ModeGinex, Fanouts: []int{5, 5}, Batch: 32,
-				CPUCache: units.Budget{Percent: share}}),
+			Config: plan.Config{Mode: ModeGinex, Fanouts: []int{5, 5}, Batch: 32,
+				CPUCache: units.Budget{Percent: share}},
 			Hardware: cost.Hardware{Profile: profile, SSDs: 2},
 			Graph: planner.Graph{Name: "s", Nodes: 100_000, Edges: 1_500_000, Dim: 128,
 				Classes: 8, Train: 0.05},
