@@ -22,7 +22,7 @@ func benchCommand() *cli.Command {
 		Name:  "bench",
 		Usage: "measure parts of the product",
 		Subcommands: []*cli.Command{benchIOCommand(), benchSampleCommand(), benchComputeCommand(),
-			benchMemoryCommand(), benchCacheCommand(), benchSuiteCommand()},
+			benchMemoryCommand(), benchCacheCommand()},
 	}
 }
 

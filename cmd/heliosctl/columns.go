@@ -18,7 +18,6 @@ var tableColumns = map[string][]ui.Column{
 	"bench compute": computeColumns,
 	"bench memory":  memoryColumns,
 	"bench sample":  sampleColumns,
-	"bench suite":   suiteColumns,
 	"cache hotness": hotnessColumns,
 	"cache plan":    splitColumns,
 	"cache replay":  replayColumns,
@@ -152,17 +151,6 @@ var sampleColumns = []ui.Column{
 	{Name: "from memory", About: "share of the edges whose lists a cache had", Shown: ui.IfAny},
 	{Name: "read", About: "bytes of lists that a mini-batch read", Shown: ui.IfAny},
 	{Name: "audit", About: "edges are the topology's, none twice, as many as they should be"},
-}
-
-// suiteColumns are those of "bench suite".
-var suiteColumns = []ui.Column{
-	{Name: "step", About: "what was measured, and on which clock"},
-	{Name: "figures", About: "how many figures it gave", Shown: ui.OnlyWide},
-	{Name: "nearest to its floor", About: "the figure that came nearest"},
-	{Name: "median", About: "its median over the rounds"},
-	{Name: "unit", About: "of median and floor"},
-	{Name: "floor", About: "the best that is possible: bytes by bandwidth, operations by peak, IOPS"},
-	{Name: "reached", About: "share of the floor"},
 }
 
 // hotnessColumns are those of "cache hotness".

@@ -42,8 +42,6 @@ var verbEvents = []struct {
 	{"bench io", "summary", iobench.Summary{}},
 	{"bench memory", "row", memory.Row{}},
 	{"bench sample", "row", sample.Row{}},
-	{"bench suite", "figures", figuresLine{}},
-	{"bench suite", "step", stepDone{}},
 	{"bind-ssds", "bound", state.SSD{}},
 	{"bind-ssds", "bound", state.Record{}},
 	{"bind-ssds", "candidate", candidateReport{}},

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"maps"
-	"slices"
-
 	"helios/cache/policy"
 	"helios/cache/replay"
 	"helios/dataset"
@@ -23,8 +20,6 @@ var _ = options.Define("hardware", hardware.Names) &&
 	options.Define("levels", simd.Names) &&
 	options.Define("splits", func() []string { return dataset.Splits }) &&
 	options.Define("kernel-groups", computeGroups) &&
-	options.Define("suite-groups", func() []string { return suiteGroups }) &&
-	options.Define("presets", func() []string { return slices.Sorted(maps.Keys(suiteSizes)) }) &&
 	options.Define("graphs", planner.GraphNames) &&
 	options.Define("sweep-keys", planner.SweepKeys) &&
 	options.Define("sweep-starts", sweepStarts) &&

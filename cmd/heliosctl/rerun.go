@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -29,10 +28,9 @@ func rerunCommand() *cli.Command {
 		Name:      "rerun",
 		Usage:     "run again what made a file of results, and hold the results against it",
 		ArgsUsage: "RESULTS",
-		Description: "RESULTS is a file that --results has written, or results.jsonl in the folder of a suite. The verb runs with the\n" +
-			"same settings, in the same folder, and writes nothing but what flags of rerun name; a suite gets a folder beside the\n" +
-			"first one, which goes at the end. It then compares all that has to be equal: parameters, losses, accuracies, hits of a\n" +
-			"replay, audits; times are not. A file may come from anybody: only settings that a result depends on are taken from\n" +
+		Description: "RESULTS is a file that --results has written. The verb runs with the same settings, in the same folder, and writes\n" +
+			"nothing but what flags of rerun name. It then compares all that has to be equal: parameters, losses, accuracies, hits\n" +
+			"of a replay, audits; times are not. A file may come from anybody: only settings that a result depends on are taken from\n" +
 			"it, a dataset by its UUID, and other inputs where their checksums are those of the run. Libraries are never opened.",
 	}, 1, hcli.Of[rerunArgs]().Shown("not kept", "results").Says("results",
 		"keep the results of the new run in `FILE`"), runRerun)
@@ -88,7 +86,7 @@ func runRerun(ctx context.Context, e *env, a *rerunArgs) (err error) {
 	path := e.c.Args().First()
 	if path == "" {
 		return errs.New(errs.Usage,
-			"no RESULTS; give a file that {results} of train, compare, bench or cache has written, or a suite's results.jsonl")
+			"no RESULTS; give a file that {results} of train, compare, bench or cache has written")
 	}
 	if err := e.oneProcess(); err != nil {
 		return err
@@ -168,16 +166,7 @@ func (a *rerunArgs) command(e *env, path string, was *madeRun) (c *cli.Command, 
 // them, too.
 func (a *rerunArgs) runAgain(ctx context.Context, e *env, path string, was *madeRun,
 	again *againRun, uses optionUses, kept *outfile.File) (now madeRun, err error) {
-	suite := was.begun.Verb == suiteVerb
-	near := ""
-	if suite { // its SSDs lie there, so where the first one's lay
-		abs, err := filepath.Abs(path)
-		if err != nil {
-			return now, err
-		}
-		near = filepath.Dir(filepath.Dir(abs))
-	}
-	dir, err := os.MkdirTemp(near, "heliosctl-rerun-*")
+	dir, err := os.MkdirTemp("", "heliosctl-rerun-*")
 	if err != nil {
 		return now, errs.New(errs.Usage, "a folder for the new run: %w", err)
 	}
@@ -185,12 +174,8 @@ func (a *rerunArgs) runAgain(ctx context.Context, e *env, path string, was *made
 	if dir, err = filepath.Abs(dir); err != nil {
 		return now, err
 	}
-	made := filepath.Join(dir, suiteResults)
+	made := filepath.Join(dir, "results.jsonl")
 	into := []string{"--results=" + made}
-	if suite {
-		into = []string{"--out=" + filepath.Join(dir, "suite")}
-		made = filepath.Join(dir, "suite", suiteResults)
-	}
 	into = append(into, again.ownFolders(uses, dir)...)
 	if e.stateDir != "" {
 		state, err := filepath.Abs(e.stateDir)
@@ -227,9 +212,6 @@ func shellWords(args []string) string {
 	return strings.Join(words, " ")
 }
 
-// suiteVerb keeps its results in a folder of its own.
-const suiteVerb = "bench suite"
-
 // findVerb finds a verb by the words of its name; nil where there is none.
 func findVerb(cmds []*cli.Command, words []string) (c *cli.Command) {
 	for _, name := range words {
@@ -253,8 +235,7 @@ func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 			path, begun.Verb)
 	}
 	c := findVerb(e.c.App.Commands, verb)
-	if c == nil || c.Name == e.c.Command.Name ||
-		begun.Verb != suiteVerb && lookup(c.Flags, "results") == nil {
+	if c == nil || c.Name == e.c.Command.Name || lookup(c.Flags, "results") == nil {
 		return nil, errs.New(errs.Usage, "%s is by the verb %q, which has no results to compare", path,
 			begun.Verb)
 	}
@@ -321,7 +302,6 @@ func readMade(path string) (m madeRun, err error) {
 			"%s %s; give a file that {results} of a run that came to its end has written", path, what)
 	}
 	r := outfile.NewReader(f)
-	steps := map[string]json.RawMessage{} // of a suite: by name and round, the last that succeeded
 	for n := 0; ; n++ {
 		text, rerr := r.Next()
 		if rerr != nil && rerr != io.EOF {
@@ -333,18 +313,18 @@ func readMade(path string) (m madeRun, err error) {
 		if len(m.values) > maxCompared {
 			return m, bad(fmt.Sprintf("has more than %d values to compare", maxCompared))
 		}
-		if what := m.add(n, text, steps); what != "" {
+		if what := m.add(n, text); what != "" {
 			return m, bad(what)
 		}
 	}
 	if !m.whole {
 		return m, bad("is of a run that did not come to its end")
 	}
-	return m, m.collectSteps(steps)
+	return m, nil
 }
 
 // add takes line n, counted from 0, and returns why it cannot be one of results, or "".
-func (m *madeRun) add(n int, text []byte, steps map[string]json.RawMessage) string {
+func (m *madeRun) add(n int, text []byte) string {
 	var event map[string]any
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
@@ -365,46 +345,13 @@ func (m *madeRun) add(n int, text []byte, steps map[string]json.RawMessage) stri
 		}
 	case name == "end":
 		m.whole, _ = event["whole"].(bool)
-	case name == "step":
-		if err := keepStep(steps, text); err != nil {
-			return "has a step that is none of a suite"
-		}
-	case name == "epoch" || name == "figures": // the result has all epochs
+	case name == "epoch": // the result has all epochs
 	default:
 		exact := name == "play" || m.begun.Verb == "plan" ||
 			slices.Contains(m.begun.Arguments, "--clock=virtual")
 		m.collect(name, exact, event)
 	}
 	return ""
-}
-
-// keepStep keeps a step of a suite that did not fail.
-func keepStep(steps map[string]json.RawMessage, text []byte) error {
-	var d stepDone
-	if err := json.Unmarshal(text, &d); err != nil {
-		return err
-	}
-	if d.Failed == "" {
-		steps[doneKey(d.Step, d.Round)] = bytes.Clone(text)
-	}
-	return nil
-}
-
-// collectSteps takes what has to be equal from the steps of a suite, in whatever order they ran.
-func (m *madeRun) collectSteps(steps map[string]json.RawMessage) error {
-	for _, key := range slices.Sorted(maps.Keys(steps)) {
-		var step struct {
-			Clock string
-			Lines []any
-		}
-		d := json.NewDecoder(bytes.NewReader(steps[key]))
-		d.UseNumber()
-		if err := d.Decode(&step); err != nil {
-			return err
-		}
-		m.collect(key, step.Clock == plan.ClockVirtual, step.Lines)
-	}
-	return nil
 }
 
 // collect takes what has to be equal from an event, in an order of its own.

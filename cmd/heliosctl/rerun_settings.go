@@ -88,14 +88,6 @@ func (uses optionUses) of(name, text string) hcli.Use {
 	return hcli.Unknown
 }
 
-// settings are arguments without flags that say where a run writes and how it tells about itself.
-func (uses optionUses) settings(args []string) []string {
-	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
-		name, value, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
-		return strings.HasPrefix(a, "--") && uses.of(name, value) == hcli.Aside
-	})
-}
-
 // settingsOf returns the run of a file's first line. named are the inputs that the user names, by
 // option; others have to be what they were.
 func (l *runLine) settingsOf(c *cli.Command, folder string, named map[string]string) (*againRun,

@@ -9,7 +9,6 @@ import (
 	_ "embed"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"html/template"
 	"io"
@@ -142,13 +141,6 @@ func digest(sources []*Source) (all []section, err error) {
 	}
 	for _, s := range sources {
 		switch {
-		case s.Verb == verbSuite:
-			var more []section
-			if more, err = suiteSections(s); err == nil {
-				for _, x := range more {
-					err = errors.Join(err, add(x, nil))
-				}
-			}
 		case s.timeline != nil:
 			err = add(timeline(s), nil)
 		case s.has("epoch") || s.Verb == "train":

@@ -414,7 +414,7 @@ func all(t *testing.T) []*Source {
 		read(t, "other.jsonl", `{"event":"begin","verb":"doctor","command":[]}`,
 			`{"rate":1.5}`),
 		kernelFile(t, "compute"), kernelFile(t, "sample"), kernelFile(t, "cache"),
-		kernelFile(t, "memory"), suiteFile(t), planFile(t,
+		kernelFile(t, "memory"), planFile(t,
 			planPoint("point", `"key":"ssds","value":"1",`, "the SSDs", 3)+"}",
 			planPoint("point", `"key":"ssds","value":"2",`, "the link", 2)+"}"),
 		timelineFile(t, "\n]}\n")}
@@ -492,49 +492,6 @@ func TestBundleHasWhatThePageUses(t *testing.T) {
 		used[m[1]] = true
 	}
 	require.Equal(t, have, used)
-}
-
-// suiteFile has two rounds of one step, a step that failed once and once not, and their figures.
-func suiteFile(t *testing.T) *Source {
-	t.Helper()
-	step := func(name, verb, clock string, round int, lines ...string) string {
-		return fmt.Sprintf(
-			`{"event":"step","step":"%s","title":"Step %s","clock":"%s","verb":"%s","round":%d,"rounds":2,"seconds":1.5,"lines":[%s]}`,
-			name, name, clock, verb, round, strings.Join(lines, ","))
-	}
-	io := func(iops float64) string { return ioLine("async", 1, 4096, iops) }
-	return read(t, "suite.jsonl",
-		`{"event":"begin","verb":"bench suite","command":["heliosctl","bench","suite"]}`,
-		step("ssds", "bench io", "virtual", 1, io(1<<18), ioLine("async", 2, 4096, 1<<19)),
-		`{"event":"step","step":"memory","title":"Step memory","clock":"wall","verb":"bench memory","round":1,"rounds":2,"failed":"no room","lines":[]}`,
-		`{"event":"figures","figures":[]}`,
-		step("ssds", "bench io", "virtual", 2, io(1<<19), ioLine("async", 2, 4096, 1<<19)),
-		step("memory", "bench memory", "wall", 1, kernelLines["memory"][0]),
-		`{"event":"figures","figures":[{"step":"ssds","what":"1 SSD","value":{"median":2,"min":1,"max":3},"unit":"GiB/s","floor":4,"share":0.5,"floor_from":"IOPS","audited":true,"rounds":2},{"step":"ssds","what":"epoch","value":{"median":2,"min":1,"max":4},"unit":"s","floor":1,"share":0.5,"audited":false},{"step":"memory","what":"x","value":{"median":1,"min":1,"max":1},"unit":"GiB/s","audited":true}]}`)
-}
-
-// A suite is what of the floors was reached, and then its steps, all rounds of one together.
-func TestSuite(t *testing.T) {
-	all, err := suiteSections(suiteFile(t))
-	require.NoError(t, err)
-	var titles []string
-	for _, s := range all {
-		titles = append(titles, s.Title)
-	}
-	require.Equal(t, []string{"Shares of the floors", "Step ssds, virtual clock",
-		"Step memory, wall clock"}, titles)
-	require.Equal(t, []bar{{Name: "1 SSD", Value: 0.5, Lo: 0.25, Hi: 0.75, Limit: 1},
-		{Name: "epoch", Value: 0.5, Lo: 0.25, Hi: 1, Limit: 1}}, all[0].Figures[0].Bars)
-	require.Equal(t, []string{"1 SSD", "2", "1", "3", "GiB/s", "4", "50.0 %", "IOPS", "passed"},
-		all[0].Tables[0].Rows[0])
-	require.Equal(t, "FAILED", all[0].Tables[0].Rows[1][8])
-	require.Equal(t, []string{"x", "1", "1", "1", "GiB/s", "–", "–", "", "passed"},
-		all[0].Tables[1].Rows[0])
-	require.Equal(t, [][]string{{"Step ssds", "virtual", "2 of 2", "3"},
-		{"Step memory", "wall", "1 of 2", "1.5"}, {"all", "", "", "4.5"}}, all[0].Tables[2].Rows)
-	require.Equal(t, []string{"Step memory", "wall", "1", "no room"}, all[0].Tables[3].Rows[0])
-	require.Equal(t, []point{{1, 1.5, 1, 2}, single(2, 2)}, all[1].Figures[0].Series[0].Points)
-	require.True(t, all[1].Tables[0].Folded)
 }
 
 // The page's policy lets its own scripts run and nothing else, whatever the results say.
