@@ -27,6 +27,7 @@ import (
 	"helios/gnn"
 	"helios/internal/bound"
 	"helios/internal/errs"
+	"helios/internal/pci"
 	"helios/internal/rowtype"
 	"helios/internal/simd"
 	"helios/internal/state"
@@ -101,8 +102,9 @@ func openSSDs(ctx context.Context, files []string, poll bool) (*bound.Set, error
 	if err != nil {
 		return nil, err
 	}
+	machine := bound.MachineOf(pci.Sys{})
 	o := bound.Opener{Store: store, User: filepath.Base(os.Args[0]), Note: func(string) {},
-		PollDoorbells: poll}
+		PollDoorbells: poll, Machine: &machine}
 	if len(files) > 0 {
 		return o.OpenFiles(ctx, files)
 	}
@@ -114,7 +116,7 @@ func openSSDs(ctx context.Context, files []string, poll bool) (*bound.Set, error
 		return nil, errs.New(errs.Usage,
 			"no SSD is bound in %s; name the files that the dataset was loaded onto", store.Dir())
 	}
-	return o.Open(ctx, st.SSDs)
+	return o.Open(ctx, o.Permitted(st.SSDs))
 }
 
 // Dataset is a dataset folder with the SSDs that hold its features, and the device that computes.
@@ -127,7 +129,7 @@ type Dataset struct {
 }
 
 // Open opens a dataset folder whose features lie on SSDs: the files that play them, in any order,
-// or without files the software SSDs that "heliosctl bind-ssds" has bound. A GPU computes where
+// or without files the SSDs that "heliosctl bind-ssds" has bound. A GPU computes where
 // there is one that can, else the CPU.
 func Open(dir string, files ...string) (_ *Dataset, err error) {
 	d := &Dataset{}

@@ -20,7 +20,7 @@ func (b *ioBench) limit(row *iobench.Row, bound []state.SSD, ssds []*gpuio.SSD) 
 			var err error
 			if d.Kind == state.KindVFIO {
 				// its data sheet is not known, its link is
-				if c, err := b.machine.sys.Device(filepath.Base(d.Path)); err == nil {
+				if c, err := b.machine.Sys.Device(filepath.Base(d.Path)); err == nil {
 					links[i] = c.LinkBytes()
 				}
 			} else if models[i], err = b.opener.opener().ModelOf(d); err != nil {

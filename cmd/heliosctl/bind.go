@@ -250,7 +250,7 @@ func (b *binder) unbound(st *state.State, now []state.SSD, path, abs string) err
 	if err != nil {
 		return err
 	}
-	mine, err := diskuse.BackingOf(b.machine.sys, abs)
+	mine, err := diskuse.BackingOf(b.machine.Sys, abs)
 	if errors.Is(err, fs.ErrNotExist) {
 		mine = diskuse.Backing{}
 	} else if err != nil {
@@ -258,7 +258,7 @@ func (b *binder) unbound(st *state.State, now []state.SSD, path, abs string) err
 			err)
 	}
 	for _, d := range st.SSDs {
-		theirs, err := b.machine.backing(d, records)
+		theirs, err := b.machine.Backing(d, records)
 		// One whose file is gone has none.
 		if d.Path != abs && (err != nil || !mine.Overlaps(theirs)) || d.Kind == state.KindComputed {
 			continue
@@ -275,7 +275,7 @@ func (b *binder) unbound(st *state.State, now []state.SSD, path, abs string) err
 			"{proxy} %s is bound already as %s%s; leave it out, or \"heliosctl unbind-ssds %s\" first",
 			path, d.Name, also, d.Name)
 	}
-	return b.machine.solePath("--proxy "+path, mine, records)
+	return b.machine.SolePath("--proxy "+path, mine, records)
 }
 
 // describe checks one path, creating the file where there is none, and describes the SSD. now are

@@ -116,7 +116,7 @@ func (b *binder) bindControllers(ctx context.Context, args []string) error {
 		return err
 	}
 	if dry {
-		if !m.root() {
+		if !m.Root() {
 			b.ui.Note(
 				"only root sees what is on the SSDs and which processes have them open; with sudo the answer is whole")
 		}
@@ -238,7 +238,7 @@ func (b *binder) judgeOne(c *candidate, unused bool) {
 			c.content = append(c.content, u.String())
 		}
 	}
-	if err != nil && b.machine.root() {
+	if err != nil && b.machine.Root() {
 		c.live = append(c.live, "it could not be found out who uses it: "+err.Error())
 	}
 	c.live = append(c.live, c.Others...)
@@ -299,7 +299,7 @@ func (b *binder) judgeGroups(plan []candidate, unused bool) error {
 			if c.done || c.Group < 0 || unused && c.barred() {
 				continue
 			}
-			members, err := b.machine.sys.GroupMembers(c.Group)
+			members, err := b.machine.Sys.GroupMembers(c.Group)
 			if err != nil {
 				return err
 			}
@@ -311,7 +311,7 @@ func (b *binder) judgeGroups(plan []candidate, unused bool) error {
 					continue
 				}
 				what := d.Addr + " (driver " + d.Driver
-				if k, err := b.machine.sys.NVMe(d.Addr); err == nil {
+				if k, err := b.machine.Sys.NVMe(d.Addr); err == nil {
 					what += ", /dev/" + k.Name
 				}
 				other = append(other, what+")")
@@ -472,10 +472,10 @@ func (b *binder) askSerials(ctx context.Context, ask []candidate,
 // at all. A group that failed was given back; one that succeeded stays.
 func (b *binder) bindGroups(ctx context.Context, plan []candidate, gid int,
 	force []string) (err error) {
-	var bound, already []state.Record
+	var taken, already []state.Record
 	var failed []error
 	var order []int
-	var dom domain
+	var dom bound.Domain
 	byGroup := map[int][]candidate{}
 	for _, c := range plan {
 		if c.done {
@@ -491,7 +491,7 @@ func (b *binder) bindGroups(ctx context.Context, plan []candidate, gid int,
 		byGroup[c.Group] = append(byGroup[c.Group], c)
 	}
 	if len(order) > 0 { // what this lacks is better known before any driver is touched
-		if dom, err = b.machine.domain(); err != nil {
+		if dom, err = b.machine.Domain(); err != nil {
 			return err
 		}
 		defer closing(&err, dom.Close)
@@ -502,7 +502,7 @@ func (b *binder) bindGroups(ctx context.Context, plan []candidate, gid int,
 			b.ui.Progress("bind", int64(i), int64(len(order)))
 			var now []state.Record
 			now, err = b.bindGroup(ctx, dom, byGroup[g], gid, force)
-			bound = append(bound, now...)
+			taken = append(taken, now...)
 		}
 		if err != nil {
 			failed = append(failed, err)
@@ -511,10 +511,10 @@ func (b *binder) bindGroups(ctx context.Context, plan []candidate, gid int,
 			break
 		}
 	}
-	if err := b.showBound(bound, already); err != nil {
+	if err := b.showBound(taken, already); err != nil {
 		return err
 	}
-	return notBound(ctx.Err(), failed, len(bound), len(already), len(plan))
+	return notBound(ctx.Err(), failed, len(taken), len(already), len(plan))
 }
 
 // notBound is the error of a bind of so many SSDs that failed or was stopped; nil where all that
@@ -576,7 +576,7 @@ func numberOf(n *int) string {
 }
 
 // bindGroup binds candidates that share an IOMMU group, or gives all of them back.
-func (b *binder) bindGroup(ctx context.Context, dom domain, cs []candidate, gid int,
+func (b *binder) bindGroup(ctx context.Context, dom bound.Domain, cs []candidate, gid int,
 	force []string) (done []state.Record, err error) {
 	recs := b.store.Machine()
 	taken := make([]state.Record, 0, len(cs))
@@ -707,7 +707,7 @@ func (b *binder) newRecord(c candidate) (state.Record, error) {
 // is now.
 func (b *binder) giveBack(r state.Record, why error) error {
 	m := b.machine
-	d, err := m.sys.Device(r.PCI)
+	d, err := m.Sys.Device(r.PCI)
 	if errors.Is(err, pci.ErrNotFound) {
 		return errors.Join(why, b.store.Machine().Remove(r.Name)) // unplugged
 	}
@@ -723,7 +723,7 @@ func (b *binder) giveBack(r state.Record, why error) error {
 		return errors.Join(why, err)
 	}
 	to := "no driver"
-	if d, err := m.sys.Device(r.PCI); err == nil && d.Driver != "" {
+	if d, err := m.Sys.Device(r.PCI); err == nil && d.Driver != "" {
 		to = "driver " + d.Driver
 	}
 	return fmt.Errorf("%w; %s is back with %s", why, r.PCI, to)
@@ -731,9 +731,9 @@ func (b *binder) giveBack(r state.Record, why error) error {
 
 // prove brings a controller up once through our own queues, notes its identity, and shuts it
 // down again. It looks for content where the kernel's driver could not be asked.
-func (b *binder) prove(ctx context.Context, dom domain, cand *candidate, r *state.Record,
+func (b *binder) prove(ctx context.Context, dom bound.Domain, cand *candidate, r *state.Record,
 	force []string) (err error) {
-	bus, err := openController(ctx, dom, r.PCI)
+	bus, err := bound.OpenController(ctx, dom, r.PCI)
 	if err != nil {
 		return err
 	}
@@ -757,7 +757,7 @@ func (b *binder) prove(ctx context.Context, dom domain, cand *candidate, r *stat
 	if err != nil {
 		return err
 	}
-	if err := b.machine.soleOwner(id, r.PCI, records); err != nil {
+	if err := b.machine.SoleOwner(id, r.PCI, records); err != nil {
 		return err
 	}
 	r.Namespace = &id

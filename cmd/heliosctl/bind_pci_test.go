@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"helios/internal/bound"
 	"helios/internal/diskuse"
 	"helios/internal/errs"
 	"helios/internal/state"
@@ -54,9 +55,9 @@ func newRig(t *testing.T) *rig {
 	sys := r.Sys()
 	sys.Wait = 5 * time.Second
 	r.m = machineOf(sys)
-	r.m.root = func() bool { return true }
+	r.m.Root = func() bool { return true }
 	r.m.typed = func() io.Reader { return nil }
-	r.m.domain = func() (domain, error) { r.domains++; return r, nil }
+	r.m.Domain = func() (bound.Domain, error) { r.domains++; return r, nil }
 	before := thisMachine
 	thisMachine = func() *machine { return r.m }
 	t.Cleanup(func() {
@@ -137,7 +138,7 @@ func TestBindAndUnbind(t *testing.T) {
 	require.Equal(t, []string{"nvme0n1"}, rs[0].Disks)
 	require.Equal(t, 4096, rs[1].LBABytes)
 	require.Equal(t, vfioDriver, r.Driver(addrA))
-	for _, f := range []string{r.m.sys.Path("/dev/vfio/1"), filepath.Join(os.Getenv(state.EnvRun),
+	for _, f := range []string{r.m.Sys.Path("/dev/vfio/1"), filepath.Join(os.Getenv(state.EnvRun),
 		"vfio0.lock")} {
 		fi, err := os.Stat(f)
 		require.NoError(t, err)
@@ -150,14 +151,14 @@ func TestBindAndUnbind(t *testing.T) {
 	}
 
 	// Again: nothing to do, by whatever name.
-	require.NoError(t, os.Chmod(r.m.sys.Path("/dev/vfio/2"), 0o600))
+	require.NoError(t, os.Chmod(r.m.Sys.Path("/dev/vfio/2"), 0o600))
 	n := len(r.Writes())
 	again := ok(t, "bind-ssds", addrA, "nvme1n1")
 	require.Contains(t, again, "bound already as vfio0")
 	require.Contains(t, again, "bound already as vfio1")
 	require.Len(t, r.Writes(), n)
 	ok(t, "bind-ssds", addrB, "--group", strconv.Itoa(os.Getgid()))
-	fi, err := os.Stat(r.m.sys.Path("/dev/vfio/2"))
+	fi, err := os.Stat(r.m.Sys.Path("/dev/vfio/2"))
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o660), fi.Mode().Perm(),
 		"shared again, with the group that is named")
@@ -176,7 +177,7 @@ func TestBindAndUnbind(t *testing.T) {
 	require.Contains(t, ok(t, "unbind-ssds"), "/dev/nvme0n1 again")
 	require.Equal(t, "nvme", r.Driver(addrA))
 	require.Empty(t, records(t))
-	d, err := r.m.sys.Device(addrA)
+	d, err := r.m.Sys.Device(addrA)
 	require.NoError(t, err)
 	require.Empty(t, d.Override)
 	require.Contains(t, ok(t, "unbind-ssds"), "no SSD is bound")
@@ -298,7 +299,7 @@ func TestBindRefusals(t *testing.T) {
 			r.Put("/proc/cpuinfo", "vendor_id : AuthenticAMD\n")
 			r.Add(fakesys.SSD{Addr: addrC, Serial: "C", Group: -1})
 		}, addrC, 3, []string{"AMD-Vi"}},
-		{"not root", func(t *testing.T, r *rig) { r.m.root = func() bool { return false } },
+		{"not root", func(t *testing.T, r *rig) { r.m.Root = func() bool { return false } },
 			"nvme0", 3, []string{"root", "sudo"}},
 		{"no module", func(t *testing.T, r *rig) { r.Remove("/sys/bus/pci/drivers/vfio-pci") },
 			"nvme0", 3, []string{"vfio-pci", "heliosctl vfio-setup setup"}},
@@ -362,7 +363,7 @@ func TestVanishedSSDs(t *testing.T) {
 		"--dim", "8", "--seed", "3", "--out", "g")
 	ok(t, "bind-ssds", "nvme0")
 	ok(t, "load", "g")
-	require.NoError(t, r.m.sys.Restore(addrA, "nvme"))
+	require.NoError(t, r.m.Sys.Restore(addrA, "nvme"))
 	fails(t, hc(t, "verify", "g"), 5, "verify", "vfio0", addrA, "vfio-pci has it no more", "driver nvme")
 	r.Remove("/sys/bus/pci/devices/" + addrA)
 	for _, args := range [][]string{{"verify", "g"}, {"load", "g"}, trainArgs()} {
@@ -431,7 +432,7 @@ func TestUnbindLeavesAMountedDisk(t *testing.T) {
 	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3, Driver: "-"})
 	ok(t, "bind-ssds", addrC)
 	require.Equal(t, "none", records(t)[0].Driver)
-	require.NoError(t, r.m.sys.Restore(addrC, "nvme"))
+	require.NoError(t, r.m.Sys.Restore(addrC, "nvme"))
 	n := len(r.Writes())
 	require.Contains(t, ok(t, "unbind-ssds", "vfio0"), "/dev/nvme2n1 again, driver nvme")
 	require.Equal(t, "nvme", r.Driver(addrC))
@@ -453,7 +454,7 @@ func TestContentOfDriverlessDisk(t *testing.T) {
 	shared := 0
 	r.Fail = func(path, text string) error {
 		if filepath.Base(path) == "unbind" { // on its way back: nobody had got it
-			fi, err := os.Stat(r.m.sys.Path("/dev/vfio/3"))
+			fi, err := os.Stat(r.m.Sys.Path("/dev/vfio/3"))
 			require.NoError(t, err)
 			require.Equal(t, os.FileMode(0o600), fi.Mode().Perm())
 			shared++
@@ -490,24 +491,24 @@ func TestNodesAreRootsUntilProved(t *testing.T) {
 	r.DeviceNodes = true
 	r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3, Driver: "-"})
 	nodes := []string{"/dev/vfio/3", "/dev/vfio/devices/vfio2"}
-	bind, domainOf := r.m.bind, r.m.domain
+	bind, domainOf := r.m.bind, r.m.Domain
 	r.m.bind = func(addr, driver string) error {
 		err := bind(addr, driver)
 		for _, n := range nodes {
-			require.NoError(t, os.Chmod(r.m.sys.Path(n), 0o660))
+			require.NoError(t, os.Chmod(r.m.Sys.Path(n), 0o660))
 		}
 		return err
 	}
 	modes := func(want os.FileMode) {
 		t.Helper()
 		for _, n := range nodes {
-			fi, err := os.Stat(r.m.sys.Path(n))
+			fi, err := os.Stat(r.m.Sys.Path(n))
 			require.NoError(t, err)
 			require.Equal(t, want, fi.Mode().Perm(), n)
 		}
 	}
 	opened := 0
-	r.m.domain = func() (domain, error) {
+	r.m.Domain = func() (bound.Domain, error) {
 		_, err := domainOf()
 		return interruptingDomain{r, func() { opened++; modes(0o600) }}, err
 	}
@@ -518,8 +519,8 @@ func TestNodesAreRootsUntilProved(t *testing.T) {
 	// One that another program had at vfio-pci stays as that program has it.
 	r.Add(fakesys.SSD{Addr: "0000:00:08.0", Serial: serialA, Group: 4, Driver: vfioDriver})
 	nodes = []string{"/dev/vfio/4"}
-	require.NoError(t, os.Chmod(r.m.sys.Path(nodes[0]), 0o640))
-	r.m.domain = func() (domain, error) {
+	require.NoError(t, os.Chmod(r.m.Sys.Path(nodes[0]), 0o640))
+	r.m.Domain = func() (bound.Domain, error) {
 		_, err := domainOf()
 		return interruptingDomain{r, func() { opened++; modes(0o640) }}, err
 	}
@@ -578,13 +579,13 @@ func TestGroupsThatAreNotGivenAway(t *testing.T) {
 				for node, mode := range map[string]os.FileMode{"/dev/vfio/1": 0o600,
 					"/dev/vfio/devices/vfio0": 0o600, "/dev/vfio/2": 0o660,
 					"/dev/vfio/devices/vfio1": 0o660} {
-					fi, err := os.Stat(r.m.sys.Path(node))
+					fi, err := os.Stat(r.m.Sys.Path(node))
 					require.NoError(t, err)
 					require.Equal(t, mode, fi.Mode().Perm(), node)
 				}
 			}
 			ok(t, "unbind-ssds")
-			require.NoFileExists(t, r.m.sys.Path("/dev/vfio/devices/vfio1"))
+			require.NoFileExists(t, r.m.Sys.Path("/dev/vfio/devices/vfio1"))
 		})
 	}
 }
@@ -616,12 +617,12 @@ func TestStaleRecordsShareNothing(t *testing.T) {
 				state.OpenMachine("").Put(&state.Record{Phase: c.phase,
 					SSD: state.SSD{Name: "vfio1", Kind: state.KindVFIO, PCI: addrC, Group: &one,
 						Serial: serialC}}))
-			require.NoError(t, os.Chmod(r.m.sys.Path("/dev/vfio/1"), 0o600))
+			require.NoError(t, os.Chmod(r.m.Sys.Path("/dev/vfio/1"), 0o600))
 			x := hc(t, "bind-ssds", addrA, group)
 			require.Equal(t, 0, x.code, x.errOut)
 			require.Contains(t, x.errOut, "/dev/vfio/1 stays root's: its IOMMU group also holds "+
 				c.words)
-			fi, err := os.Stat(r.m.sys.Path("/dev/vfio/1"))
+			fi, err := os.Stat(r.m.Sys.Path("/dev/vfio/1"))
 			require.NoError(t, err)
 			require.Equal(t, os.FileMode(0o600), fi.Mode().Perm())
 			if c.phase == state.Bound { // it is told
@@ -646,7 +647,7 @@ func TestDeviceNodesAlone(t *testing.T) {
 	}
 	group := "--group=" + strconv.Itoa(os.Getgid())
 	ok(t, "bind-ssds", addrA, group)
-	node := r.m.sys.Path("/dev/vfio/devices/vfio0")
+	node := r.m.Sys.Path("/dev/vfio/devices/vfio0")
 	for range 2 {
 		fi, err := os.Stat(node)
 		require.NoError(t, err)
@@ -745,7 +746,7 @@ func TestBindForceAndTypedSerial(t *testing.T) {
 
 func TestBindDryRun(t *testing.T) {
 	r := newRig(t)
-	r.m.root = func() bool { return false }
+	r.m.Root = func() bool { return false }
 	out := ok(t, "bind-ssds", "--all-unused", "--dry-run", "--quiet")
 	for _, w := range []string{addrA, addrB, serialA, "64 MiB", "nobody", "needs root",
 		"nothing was changed"} {
@@ -839,7 +840,7 @@ func TestBindThatFailsGivesBack(t *testing.T) {
 	})
 	t.Run("no VFIO in this kernel", func(t *testing.T) {
 		r := newRig(t)
-		r.m.domain = func() (domain, error) { return nil, errs.New(errs.Capability, "no type1v2") }
+		r.m.Domain = func() (bound.Domain, error) { return nil, errs.New(errs.Capability, "no type1v2") }
 		fails(t, hc(t, "bind-ssds", "nvme0", "--quiet"), 3, "bind-ssds", "no type1v2")
 		require.Empty(t, r.Writes(), "known before any driver was touched")
 	})
@@ -866,11 +867,11 @@ func kill(t *testing.T, args ...string) {
 func TestKilledBinds(t *testing.T) {
 	die := func(string, string) error { panic(killed{}) }
 	override := func(r *rig, addr string) {
-		require.NoError(t, r.m.sys.Write("/sys/bus/pci/devices/"+addr+"/driver_override",
+		require.NoError(t, r.m.Sys.Write("/sys/bus/pci/devices/"+addr+"/driver_override",
 			vfioDriver+"\n"))
 	}
 	unbind := func(r *rig, addr string) {
-		require.NoError(t, r.m.sys.Write("/sys/bus/pci/drivers/nvme/unbind", addr))
+		require.NoError(t, r.m.Sys.Write("/sys/bus/pci/drivers/nvme/unbind", addr))
 	}
 	for name, fail := range map[string]func(r *rig){
 		"before the first step": func(r *rig) { r.m.bind = die },
@@ -885,8 +886,8 @@ func TestKilledBinds(t *testing.T) {
 			r.m.bind = func(a, d string) error { require.NoError(t, was(a, d)); return die(a, d) }
 		},
 		"while it is proved": func(r *rig) {
-			was := r.m.domain
-			r.m.domain = func() (domain, error) { _, err := was(); return dyingDomain{r}, err }
+			was := r.m.Domain
+			r.m.Domain = func() (bound.Domain, error) { _, err := was(); return dyingDomain{r}, err }
 		},
 	} {
 		for _, way := range []string{"bind-ssds", "unbind-ssds"} {
@@ -925,7 +926,7 @@ func TestKilledBinds(t *testing.T) {
 				}
 				require.Contains(t, out, "/dev/nvme0n1 again, driver nvme")
 				require.Empty(t, records(t))
-				d, err := r.m.sys.Device(addrA)
+				d, err := r.m.Sys.Device(addrA)
 				require.NoError(t, err)
 				require.Equal(t, "nvme", d.Driver)
 				require.Empty(t, d.Override)
@@ -946,8 +947,8 @@ func TestKilledUnbinds(t *testing.T) {
 		},
 		"no driver": func(r *rig) {
 			r.m.restore = func(a, d string) error {
-				_ = r.m.sys.Write("/sys/bus/pci/devices/"+a+"/driver_override", "\n")
-				_ = r.m.sys.Write("/sys/bus/pci/drivers/vfio-pci/unbind", a)
+				_ = r.m.Sys.Write("/sys/bus/pci/devices/"+a+"/driver_override", "\n")
+				_ = r.m.Sys.Write("/sys/bus/pci/drivers/vfio-pci/unbind", a)
 				panic(killed{})
 			}
 		},
@@ -987,8 +988,8 @@ func TestInterruptedBind(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	opened := 0
-	was := r.m.domain
-	r.m.domain = func() (domain, error) {
+	was := r.m.Domain
+	r.m.Domain = func() (bound.Domain, error) {
 		_, err := was()
 		return interruptingDomain{r, func() {
 			if opened++; opened == 2 {
@@ -1004,7 +1005,7 @@ func TestInterruptedBind(t *testing.T) {
 	require.Equal(t, vfioDriver, r.Driver(addrA))
 	require.Equal(t, "nvme", r.Driver(addrB))
 	require.Len(t, records(t), 1)
-	r.m.domain = was
+	r.m.Domain = was
 	ok(t, "bind-ssds", "nvme0", "nvme1")
 	require.Len(t, records(t), 2)
 
@@ -1029,8 +1030,8 @@ func TestInterruptedBetweenBinds(t *testing.T) {
 		r := newRig(t)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		closed := 0
-		was := r.m.domain
-		r.m.domain = func() (domain, error) {
+		was := r.m.Domain
+		r.m.Domain = func() (bound.Domain, error) {
 			_, err := was()
 			return closingDomain{r, func() {
 				if closed == turn {
@@ -1110,7 +1111,7 @@ func TestUnbindRefusals(t *testing.T) {
 
 	// Another program has the group open.
 	r.Process(500, "qemu")
-	r.Link("/proc/500/fd/7", r.m.sys.Path("/dev/vfio/1"))
+	r.Link("/proc/500/fd/7", r.m.Sys.Path("/dev/vfio/1"))
 	r.Link("/proc/500/fd/8", "/dev/vfio/1")
 	fails(t, hc(t, "unbind-ssds", "vfio0"), 4, "unbind-ssds", "vfio0", "qemu", "500")
 	r.Remove("/proc/500")
@@ -1126,7 +1127,7 @@ func TestUnbindRefusals(t *testing.T) {
 		addrC+" is not bound: it has driver nvme")
 	require.Len(t, records(t), 2)
 
-	r.m.root = func() bool { return false }
+	r.m.Root = func() bool { return false }
 	fails(t, hc(t, "unbind-ssds", "vfio0"), 3, "unbind-ssds", "vfio0", "sudo")
 	x := hc(t, "unbind-ssds")
 	require.Equal(t, 0, x.code)
@@ -1140,7 +1141,7 @@ func TestOddStates(t *testing.T) {
 	t.Run("the kernel's driver again", func(t *testing.T) {
 		r := newRig(t)
 		ok(t, "bind-ssds", "nvme0")
-		require.NoError(t, r.m.sys.Restore(addrA, "nvme"))
+		require.NoError(t, r.m.Sys.Restore(addrA, "nvme"))
 		x := hc(t, "ssds")
 		require.Equal(t, 5, x.code)
 		require.Contains(t, x.out, "vfio-pci has it no more, but driver nvme")
@@ -1162,7 +1163,7 @@ func TestOddStates(t *testing.T) {
 	})
 	t.Run("no record", func(t *testing.T) {
 		r := newRig(t)
-		require.NoError(t, r.m.sys.Bind(addrA, vfioDriver))
+		require.NoError(t, r.m.Sys.Bind(addrA, vfioDriver))
 		l := lines(t, ok(t, "ssds", "--json"))
 		require.Equal(t, "other", l[0]["kind"])
 		require.Equal(t, []any{strayText}, l[0]["held_by"])
@@ -1176,7 +1177,7 @@ func TestOddStates(t *testing.T) {
 		require.Contains(t, out, "/dev/nvme0n1 again")
 		require.Contains(t, out, "no record")
 		// And taken over.
-		require.NoError(t, r.m.sys.Bind(addrA, vfioDriver))
+		require.NoError(t, r.m.Sys.Bind(addrA, vfioDriver))
 		require.Contains(t, ok(t, "bind-ssds", addrA), "take over")
 		require.Equal(t, serialA, records(t)[0].Serial)
 		require.Contains(t, ok(t, "unbind-ssds"), "/dev/nvme0n1 again")

@@ -277,9 +277,9 @@ func nvmeFinding(e *env, c *controller) probe.Finding {
 	switch r := c.Record; {
 	case r != nil && r.Phase == state.Bound && c.Driver == vfioDriver:
 		text = append(text, "bound as "+r.Name)
-		node := e.machine.sys.Path(r.Node)
+		node := e.machine.Sys.Path(r.Node)
 		if err := unix.Access(node, unix.R_OK|unix.W_OK); errors.Is(err, unix.EACCES) &&
-			!e.machine.root() {
+			!e.machine.Root() {
 			f.Answer, f.Next = probe.NotThere, state.NotPermitted(node)
 		}
 	case r != nil:
@@ -300,7 +300,7 @@ func nvmeFinding(e *env, c *controller) probe.Finding {
 
 // useOf finds out whether a controller that we do not have could be bound.
 func useOf(e *env, c *controller, f *probe.Finding) (text []string) {
-	uses, err := e.machine.seen(c.Addr)
+	uses, err := e.machine.Seen(c.Addr)
 	for _, u := range uses {
 		text = append(text, u.String())
 	}
@@ -454,7 +454,7 @@ func tryPeer(dev *driver.Device, method string) (err error) {
 
 // wayFindings are about the ways between a GPU and the SSDs.
 func wayFindings(e *env, gpu string) []probe.Finding {
-	ssds, err := e.machine.sys.Devices(pci.NVMeClass)
+	ssds, err := e.machine.Sys.Devices(pci.NVMeClass)
 	if err != nil || len(ssds) == 0 {
 		return nil
 	}
@@ -462,7 +462,7 @@ func wayFindings(e *env, gpu string) []probe.Finding {
 	best := pci.BetweenHostBridges
 	var text []string
 	for _, d := range ssds {
-		w, err := e.machine.sys.Way(gpu, d.Addr)
+		w, err := e.machine.Sys.Way(gpu, d.Addr)
 		if err != nil {
 			f.Detail = err.Error()
 			return []probe.Finding{f}

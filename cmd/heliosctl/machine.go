@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/internal/bound"
 	"helios/internal/diskuse"
 	"helios/internal/errs"
 	"helios/internal/pci"
@@ -22,21 +23,17 @@ import (
 	"helios/nvme"
 )
 
-// vfioDriver is the kernel driver that hands a device to user space.
-const vfioDriver = "vfio-pci"
+const vfioDriver = bound.VFIODriver
 
 // kernelDriver is the kernel's own NVMe driver.
 const kernelDriver = "nvme"
 
 // machine is the computer as verbs see and change it. Tests have one made of files.
 type machine struct {
-	sys     pci.Sys
-	root    func() bool
+	bound.Machine
 	bind    func(addr, driver string) error
 	restore func(addr, driver string) error
 	uses    func(addr string) ([]diskuse.Use, error) // for who wants to take it
-	seen    func(addr string) ([]diskuse.Use, error) // for who only lists it, in nobody's way
-	domain  func() (domain, error)
 	// identify asks the kernel's driver of a controller (nvme0) for a namespace's Identify data.
 	identify func(ctrl string, nsid int) (nvme.IdentifyNamespace, error)
 	typed    func() io.Reader // where a serial number is asked for; nil where nobody sits
@@ -47,16 +44,13 @@ var thisMachine = func() *machine { return machineOf(pci.Sys{}) }
 
 func machineOf(sys pci.Sys) *machine {
 	return &machine{
-		sys:     sys,
-		root:    func() bool { return os.Geteuid() == 0 },
+		Machine: bound.MachineOf(sys),
 		bind:    sys.Bind,
 		restore: sys.Restore,
 		uses: func(addr string) ([]diskuse.Use,
 			error) {
 			return diskuse.OfController(sys, addr)
 		},
-		seen:   func(addr string) ([]diskuse.Use, error) { return diskuse.LookAt(sys, addr) },
-		domain: openDomain,
 		identify: func(ctrl string, nsid int) (nvme.IdentifyNamespace, error) {
 			return identifyOf(sys.Path("/dev", ctrl), uint32(nsid))
 		},
@@ -190,7 +184,7 @@ func (m *machine) unfit(c *controller) string {
 
 // attr reads a file of the kernel's, "" where there is none.
 func (m *machine) attr(p string) string {
-	b, err := os.ReadFile(m.sys.Path(p))
+	b, err := os.ReadFile(m.Sys.Path(p))
 	if err != nil {
 		return ""
 	}
@@ -199,7 +193,7 @@ func (m *machine) attr(p string) string {
 
 // controllers lists the NVMe controllers of the machine in the order of their addresses.
 func (m *machine) controllers(records []state.Record) ([]controller, error) {
-	devices, err := m.sys.Devices(pci.NVMeClass)
+	devices, err := m.Sys.Devices(pci.NVMeClass)
 	if err != nil {
 		return nil, err
 	}
@@ -220,11 +214,11 @@ func (m *machine) look(d pci.Device, records []state.Record) (controller, error)
 		c.Record = &records[i]
 	}
 	var err error
-	if c.Kernel, err = m.sys.NVMe(d.Addr); err != nil && !errors.Is(err, pci.ErrNotFound) {
+	if c.Kernel, err = m.Sys.NVMe(d.Addr); err != nil && !errors.Is(err, pci.ErrNotFound) {
 		return c, err
 	}
 	for _, ns := range c.Kernel.Namespaces {
-		for _, p := range m.boundPaths(ns.ID, d.Addr, records) {
+		for _, p := range m.BoundPaths(ns.ID, d.Addr, records) {
 			c.Others = append(c.Others, "/dev/"+ns.Name+" "+p)
 		}
 	}
@@ -240,14 +234,14 @@ func (m *machine) choose(args []string, records []state.Record) ([]controller, e
 		var d pci.Device
 		var err error
 		if i := slices.IndexFunc(records, func(r state.Record) bool { return r.Is(a) }); i >= 0 {
-			d, err = m.sys.Device(records[i].PCI)
+			d, err = m.Sys.Device(records[i].PCI)
 		} else {
-			d, err = m.sys.Find(a)
+			d, err = m.Sys.Find(a)
 		}
 		if errors.Is(err, pci.ErrNotFound) { // what the kernel called one that we have
 			if i := slices.IndexFunc(records,
 				func(r state.Record) bool { return r.Was(a) }); i >= 0 {
-				d, err = m.sys.Device(records[i].PCI)
+				d, err = m.Sys.Device(records[i].PCI)
 			}
 		}
 		if errors.Is(err, pci.ErrNotFound) {
@@ -285,16 +279,16 @@ func (m *machine) ready(chosen []candidate) error {
 			return errs.New(errs.Capability, "%s is in no IOMMU group: %s", c.text(), m.noIOMMU())
 		}
 	}
-	if f := vfio.Remapping(m.sys); f.Answer == probe.NotThere {
+	if f := vfio.Remapping(m.Sys); f.Answer == probe.NotThere {
 		return errs.New(errs.Capability,
 			"this machine has no interrupt remapping (%s), without which the kernel gives no device to user space; %s",
 			f.Detail, f.Next)
 	}
-	if !m.root() {
+	if !m.Root() {
 		return errs.New(errs.Capability,
 			"changing a device's driver needs root: run the same command with sudo; using bound SSDs does not")
 	}
-	if _, err := os.Stat(m.sys.Path("/sys/bus/pci/drivers", vfioDriver)); err != nil {
+	if _, err := os.Stat(m.Sys.Path("/sys/bus/pci/drivers", vfioDriver)); err != nil {
 		return errs.New(errs.Capability,
 			"the kernel module vfio-pci is not loaded: run \"sudo heliosctl vfio-setup setup\" once, or \"sudo modprobe vfio-pci\"")
 	}
@@ -302,14 +296,14 @@ func (m *machine) ready(chosen []candidate) error {
 }
 
 // noIOMMU is the advice to switch this machine's IOMMU on.
-func (m *machine) noIOMMU() string { return vfio.NoIOMMU(m.sys) }
+func (m *machine) noIOMMU() string { return vfio.NoIOMMU(m.Sys) }
 
 // groupNode is the device node of an IOMMU group.
 func groupNode(group int) string { return "/dev/vfio/" + strconv.Itoa(group) }
 
 // busy reports whether another process has a group open: the kernel lets one at a time.
 func (m *machine) busy(group int) bool {
-	f, err := os.OpenFile(m.sys.Path(groupNode(group)), os.O_RDWR, 0)
+	f, err := os.OpenFile(m.Sys.Path(groupNode(group)), os.O_RDWR, 0)
 	if err == nil {
 		_ = f.Close() // nothing was done with it
 	}
@@ -325,7 +319,7 @@ func (m *machine) claim(disks []pci.Namespace) (release func(), err error) {
 		}
 	}
 	for _, d := range disks {
-		f, err := os.OpenFile(m.sys.Path("/dev", d.Name), os.O_RDONLY|unix.O_EXCL, 0)
+		f, err := os.OpenFile(m.Sys.Path("/dev", d.Name), os.O_RDONLY|unix.O_EXCL, 0)
 		switch {
 		case errors.Is(err, unix.EBUSY):
 			release()

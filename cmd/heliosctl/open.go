@@ -5,11 +5,13 @@ import (
 	"errors"
 
 	"helios/dataset"
+	"helios/gpuio"
 	"helios/internal/bound"
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/ssdmodel"
 	"helios/internal/state"
+	"helios/sched/plan"
 )
 
 // ssdArgs choose the SSDs of a verb that uses them, and how it uses them.
@@ -104,7 +106,7 @@ func (o *ssdOpener) open(ctx context.Context) (*ssdSet, error) {
 		}
 	}
 	if len(o.names) == 0 {
-		chosen = o.permitted(chosen)
+		chosen = o.opener().Permitted(chosen)
 	} else {
 		o.leftOut = namesExcept(st.SSDs, chosen)
 	}
@@ -119,34 +121,41 @@ func (o *ssdOpener) open(ctx context.Context) (*ssdSet, error) {
 	return o.openThese(ctx, chosen)
 }
 
-// permitted leaves out, of all that is bound, the machine's SSDs that this user may not use, where
-// others are left.
-func (o *ssdOpener) permitted(all []state.SSD) []state.SSD {
-	var may []state.SSD
-	var why []error
-	for _, d := range all {
-		if d.Kind == state.KindVFIO {
-			if err := o.store.Machine().Permitted(d.Name); err != nil {
-				why = append(why, err)
-				continue
+// refuseKernelStacks says that an I/O stack which reads through the kernel cannot read SSDs that
+// were taken from it, nor those that it has never had.
+func (o *ssdOpener) refuseKernelStacks(chosen []state.SSD) error {
+	flag := o.stackFlag
+	for _, s := range o.stacks {
+		stack := s
+		if flag == "mode" {
+			stack = plan.Config{Mode: s}.WithDefaults().IOStack
+		}
+		if kind, err := gpuio.FindStack(stack); err != nil || kind.Queued {
+			continue
+		}
+		way := map[string]string{"mode": "--mode " + plan.DefaultMode, "io-stack": "--io-stack " +
+			gpuio.StackAsync}[flag]
+		for _, d := range chosen {
+			switch d.Kind {
+			case state.KindComputed:
+				return errs.New(errs.Capability,
+					"%v %s reads through the kernel, and SSD %s is computed: there is no file behind it; use %s, or bind files with {proxy} and load the dataset onto them",
+					errs.Key(flag), s, d.Name, way)
+			case state.KindVFIO:
+				return errs.New(errs.Capability,
+					"%v %s reads through the kernel, from which SSD %s (%s) was taken; use %s, or give the SSD back with \"sudo heliosctl unbind-ssds %s\" and bind it with {proxy}",
+					errs.Key(flag), s, d.Name, d.PCI, way, d.Name)
 			}
 		}
-		may = append(may, d)
 	}
-	if len(may) == 0 {
-		return all
-	}
-	for _, err := range why {
-		o.note(errs.Textf("left out: %v", err))
-	}
-	return may
+	return nil
 }
 
 // opener is the part of o that knows no verb.
 func (o *ssdOpener) opener() *bound.Opener {
 	return &bound.Opener{Store: o.store, User: o.c.Command.HelpName, Note: o.plainNote,
 		Faults: o.faults, Model: o.playModel, PollDoorbells: o.pollDoorbells,
-		VFIO: o.vfioBus}
+		Machine: &o.machine.Machine, Listing: o.listing}
 }
 
 // openThese leases and brings up SSDs of the state.
@@ -154,19 +163,13 @@ func (o *ssdOpener) openThese(ctx context.Context, chosen []state.SSD) (*ssdSet,
 	return o.opened(o.opener().Open(ctx, chosen))
 }
 
-// opened takes a set over for the verb, or closes it where others reach its SSDs.
+// opened takes a set over for the verb.
 func (o *ssdOpener) opened(set *bound.Set, err error) (*ssdSet, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &ssdSet{Set: set, faults: o.faults}
-	if !o.listing {
-		if err := o.checkPaths(s); err != nil {
-			return nil, errors.Join(err, s.Close())
-		}
-	}
 	o.tookSSDs = set.Bound
-	return s, nil
+	return &ssdSet{Set: set, faults: o.faults}, nil
 }
 
 // faultCounts returns how often each injected fault struck, for reports; nil without faults.

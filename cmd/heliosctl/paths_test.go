@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"helios/internal/bound"
 	"helios/internal/pci"
 	"helios/internal/testing/fakesys"
 )
@@ -100,9 +101,9 @@ func TestBindVirtualFunctions(t *testing.T) {
 	r.Virtual(addrA, addrB)
 	r.live(addrA, "is mounted at /data (ext4)")
 	fails(t, hc(t, "bind-ssds", "--quiet", "nvme0"), 4, "bind-ssds", "mounted at /data")
-	r.m = machineOf(r.m.sys) // with its own eyes
-	r.m.root, r.m.domain = func() bool { return true },
-		func() (domain, error) { r.domains++; return r, nil }
+	r.m = machineOf(r.m.Sys) // with its own eyes
+	r.m.Root, r.m.Domain = func() bool { return true },
+		func() (bound.Domain, error) { r.domains++; return r, nil }
 	fails(t, hc(t, "bind-ssds", "--quiet", addrA, "--force", serialA), 4, "bind-ssds",
 		"virtual functions, which would vanish")
 	r.Put("/proc/4711/mountinfo", "22 1 0:21 / / rw - tmpfs tmpfs rw\n77 22 "+r.Dev("nvme0n1")+

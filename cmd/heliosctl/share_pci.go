@@ -94,7 +94,7 @@ func (b *binder) onlyOurs(group, gid int, proved ...string) (int, error) {
 	if gid < 0 {
 		return gid, nil
 	}
-	members, err := b.machine.sys.GroupMembers(group)
+	members, err := b.machine.Sys.GroupMembers(group)
 	if err != nil {
 		return -1, err
 	}
@@ -138,7 +138,7 @@ func (m *machine) vfioNodes(group int, addrs []string) []string {
 	out := []string{groupNode(group)}
 	for _, a := range addrs {
 		// none without iommufd
-		names, _ := os.ReadDir(m.sys.Path("/sys/bus/pci/devices", a, "vfio-dev"))
+		names, _ := os.ReadDir(m.Sys.Path("/sys/bus/pci/devices", a, "vfio-dev"))
 		for _, n := range names {
 			// Kernels from 6.1 on list the device here; one with CONFIG_VFIO_DEVICE_CDEV gives it a
 			// number and a node.
@@ -162,13 +162,13 @@ func (b *binder) waitNodes(ctx context.Context, group int, addrs []string) ([]st
 		var missing error
 		all := m.vfioNodes(group, addrs)
 		for _, n := range all {
-			if _, err := os.Stat(m.sys.Path(n)); err == nil {
+			if _, err := os.Stat(m.Sys.Path(n)); err == nil {
 				there = append(there, n)
 			} else if n != groupNode(group) || len(all) == 1 {
 				missing = err
 			}
 		}
-		_, queue := os.Stat(m.sys.Path("/run/udev/queue")) // there while udev works on events
+		_, queue := os.Stat(m.Sys.Path("/run/udev/queue")) // there while udev works on events
 		if missing == nil && (queue != nil || time.Since(begin) > udevTimeout) {
 			return there, nil
 		}
@@ -192,7 +192,7 @@ func (b *binder) holdNodes(cs []candidate, nodes []string) error {
 	if cs[0].Group < 0 {
 		return nil
 	}
-	members, err := b.machine.sys.GroupMembers(cs[0].Group)
+	members, err := b.machine.Sys.GroupMembers(cs[0].Group)
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (b *binder) holdNodes(cs []candidate, nodes []string) error {
 		}
 	}
 	for _, n := range nodes {
-		if err := os.Chmod(b.machine.sys.Path(n), 0o600); err != nil {
+		if err := os.Chmod(b.machine.Sys.Path(n), 0o600); err != nil {
 			return errs.New(errs.Capability, "mode of %s: %w", n, err)
 		}
 	}
@@ -217,10 +217,10 @@ func (b *binder) giveNodes(nodes []string, gid int) error {
 		return nil
 	}
 	for _, n := range nodes {
-		if err := os.Chown(b.machine.sys.Path(n), -1, gid); err != nil {
+		if err := os.Chown(b.machine.Sys.Path(n), -1, gid); err != nil {
 			return errs.New(errs.Capability, "group of %s: %w", n, err)
 		}
-		if err := os.Chmod(b.machine.sys.Path(n), 0o660); err != nil {
+		if err := os.Chmod(b.machine.Sys.Path(n), 0o660); err != nil {
 			return errs.New(errs.Capability, "mode of %s: %w", n, err)
 		}
 	}
@@ -234,9 +234,9 @@ func (b *binder) shareAgain(ctx context.Context, r *state.Record, gid int) error
 		return nil // nothing to share, or nobody to share it with
 	}
 	node := b.machine.vfioNodes(*r.Group, []string{r.PCI})
-	fi, err := os.Stat(b.machine.sys.Path(node[0]))
+	fi, err := os.Stat(b.machine.Sys.Path(node[0]))
 	if err != nil && len(node) > 1 {
-		fi, err = os.Stat(b.machine.sys.Path(node[1]))
+		fi, err = os.Stat(b.machine.Sys.Path(node[1]))
 	}
 	if err != nil {
 		return nil

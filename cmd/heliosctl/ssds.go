@@ -174,7 +174,8 @@ func (i *inspector) inspect(ctx context.Context, d state.SSD) (r ssdReport, err 
 	} else if fi, err := os.Stat(d.Path); err == nil && d.Kind != state.KindComputed {
 		r.Allocated = allocated(fi)
 	}
-	set, err := (&ssdOpener{env: i.env, listing: true}).openThese(ctx, []state.SSD{d})
+	opener := &ssdOpener{env: i.env, listing: true}
+	set, err := opener.openThese(ctx, []state.SSD{d})
 	var other *proxy.ReplacedError
 	if errs.ClassOf(err) == errs.Refused && !errors.As(err, &other) {
 		r.InUse, r.Health, r.Content = true, "in use", "in use by another heliosctl"
@@ -186,7 +187,7 @@ func (i *inspector) inspect(ctx context.Context, d state.SSD) (r ssdReport, err 
 	defer closing(&err, set.Close)
 	s := set.SSDs[0]
 	r.Model, r.Firmware = s.Ctrl.Model(), s.Ctrl.Firmware()
-	if err := (&ssdOpener{env: i.env}).checkPaths(set); err != nil {
+	if err := opener.opener().CheckPaths(set.Set); err != nil {
 		r.HeldBy = append(r.HeldBy, err.Error())
 	}
 	log, err := s.Ctrl.SMART(ctx)

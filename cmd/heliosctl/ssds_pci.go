@@ -90,7 +90,7 @@ func (i *inspector) listed(want []string) (bound []state.SSD, others []controlle
 
 // inspectController fills in the place of a bound controller, and what is wrong with it.
 func (i *inspector) inspectController(d state.SSD, r *ssdReport) error {
-	dev, next, gone := i.machine.stillBound(d)
+	dev, next, gone := i.machine.StillBound(d)
 	defer func() { r.Next = next }()
 	if gone != nil && dev.Addr == "" {
 		return gone
@@ -108,24 +108,6 @@ func (i *inspector) inspectController(d state.SSD, r *ssdReport) error {
 		r.Model, r.Firmware = c.Record.Controller, c.Record.Firmware
 	}
 	return gone
-}
-
-// stillBound finds the controller of a bound SSD, which may have left the machine or vfio-pci
-// since; next is what to do then.
-func (m *machine) stillBound(d state.SSD) (dev pci.Device, next string, err error) {
-	dev, err = m.sys.Device(d.PCI)
-	if errors.Is(err, pci.ErrNotFound) {
-		return dev, fmt.Sprintf(
-			"plug it in again and reboot or bind it anew; \"sudo heliosctl unbind-ssds %s\" forgets it",
-			d.Name), errs.New(errs.Device, "it is not in the machine any more")
-	}
-	if err != nil || dev.Driver == vfioDriver {
-		return dev, "", err
-	}
-	return dev, fmt.Sprintf(
-			"take it again with \"sudo heliosctl bind-ssds %s\", or forget it with \"sudo heliosctl unbind-ssds %s\"",
-			d.PCI, d.Name), errs.New(errs.Device, "vfio-pci has it no more, but %s",
-			map[bool]string{true: "nobody", false: "driver " + dev.Driver}[dev.Driver == ""])
 }
 
 // strayText is said of a controller at vfio-pci of which there is no record.
@@ -170,19 +152,19 @@ func (i *inspector) describe(ctx context.Context, c *controller) ssdReport {
 	if c.Kernel.Name == "" {
 		return r
 	}
-	uses, err := i.machine.seen(c.Addr)
+	uses, err := i.machine.Seen(c.Addr)
 	for _, u := range uses {
 		r.HeldBy = append(r.HeldBy, u.String())
 	}
 	r.HeldBy = append(r.HeldBy, c.Others...)
 	switch {
 	case err == nil:
-	case i.machine.root():
+	case i.machine.Root():
 		r.HeldBy = append(r.HeldBy, "could not look everywhere: "+err.Error())
 	default:
 		r.HeldBy = append(r.HeldBy, "needs root to see all")
 	}
-	log, err := smartOf(i.machine.sys.Path("/dev", c.Kernel.Name))
+	log, err := smartOf(i.machine.Sys.Path("/dev", c.Kernel.Name))
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		r.Health = "needs root"
@@ -220,7 +202,7 @@ func (i *inspector) describeUnfit(c *controller, r *ssdReport) bool {
 // describeContent looks for our superblock on a disk that the kernel has.
 func (i *inspector) describeContent(ctx context.Context, c *controller, r *ssdReport) {
 	ns, _ := c.Kernel.First()
-	f, err := os.Open(i.machine.sys.Path("/dev", ns.Name))
+	f, err := os.Open(i.machine.Sys.Path("/dev", ns.Name))
 	if errors.Is(err, fs.ErrPermission) {
 		r.Content = "needs root"
 		return

@@ -40,7 +40,7 @@ func runUnbind(ctx context.Context, e *env, o *unbindArgs) error {
 	if err != nil {
 		return err
 	}
-	if len(want) == 0 && len(records) > 0 && !e.machine.root() {
+	if len(want) == 0 && len(records) > 0 && !e.machine.Root() {
 		e.ui.Note(
 			"NVMe SSDs stay bound (%s): only root unbinds them, with \"sudo heliosctl unbind-ssds\"",
 			recordNames(records))
@@ -121,7 +121,7 @@ func (u *unbinder) unusedFiles(ctx context.Context, chosen []state.SSD) error {
 	created := slices.DeleteFunc(slices.Clone(chosen), func(d state.SSD) bool {
 		return !u.delete || !d.Created
 	})
-	o := &bound.Opener{Store: u.store, Note: func(text string) { u.ui.Note("%s", text) }}
+	o := &bound.Opener{Store: u.store, Note: u.plainNote, Machine: &u.machine.Machine}
 	return o.Unused(ctx, created)
 }
 

@@ -67,7 +67,7 @@ func (u *unbinder) splitUnbind(want []string) (records []state.Record, own []str
 // strayRecord describes a controller at vfio-pci of which there is no record: another program bound
 // it, or the record was lost.
 func (u *unbinder) strayRecord(addr string) (state.Record, error) {
-	d, err := u.machine.sys.Find(addr)
+	d, err := u.machine.Sys.Find(addr)
 	if err != nil {
 		return state.Record{}, err
 	}
@@ -111,7 +111,7 @@ type unboundReport struct {
 // unbindControllers gives controllers back to the driver that had them before.
 func (u *unbinder) unbindControllers(ctx context.Context, chosen []state.Record) error {
 	m, recs := u.machine, u.store.Machine()
-	if !m.root() {
+	if !m.Root() {
 		return errs.New(errs.Capability,
 			"%s: changing a device's driver needs root: run the same command with sudo",
 			recordNames(chosen))
@@ -229,7 +229,7 @@ func (u *unbinder) groupsFree(chosen, all []state.Record) error {
 		}
 		node := groupNode(*r.Group)
 		// root sees them all; whom it cannot name, busy finds
-		who, _ := diskuse.Openers(u.machine.sys, node)
+		who, _ := diskuse.Openers(u.machine.Sys, node)
 		if len(who) > 0 {
 			return errs.New(errs.Refused,
 				"%s is in use by %s (process %d); wait until it ends, or end it", recordName(r),
@@ -247,7 +247,7 @@ func (u *unbinder) groupsFree(chosen, all []state.Record) error {
 func (u *unbinder) unbindOne(ctx context.Context, r state.Record) (rep unboundReport, err error) {
 	m, recs := u.machine, u.store.Machine()
 	rep.SSD = r.SSD
-	if _, err := m.sys.Device(r.PCI); errors.Is(err, pci.ErrNotFound) {
+	if _, err := m.Sys.Device(r.PCI); errors.Is(err, pci.ErrNotFound) {
 		rep.Note = "it is not in the machine any more"
 		return rep, u.forget(r)
 	} else if err != nil {
@@ -270,7 +270,7 @@ func (u *unbinder) unbindOne(ctx context.Context, r state.Record) (rep unboundRe
 	if err := u.forget(r); err != nil {
 		return rep, err
 	}
-	d, err := m.sys.Device(r.PCI)
+	d, err := m.Sys.Device(r.PCI)
 	if err != nil {
 		return rep, err
 	}
@@ -279,7 +279,7 @@ func (u *unbinder) unbindOne(ctx context.Context, r state.Record) (rep unboundRe
 		return rep, nil
 	}
 	// The device has its driver; what is waited for now is only told.
-	k, err := m.sys.WaitNVMe(ctx, r.PCI)
+	k, err := m.Sys.WaitNVMe(ctx, r.PCI)
 	if err != nil {
 		if ctx.Err() != nil {
 			rep.Note = "its disk had not appeared when this was interrupted"

@@ -36,8 +36,9 @@ type Opener struct {
 	// PollDoorbells has software controllers look at their doorbells, for a device that writes
 	// them and cannot call who serves them.
 	PollDoorbells bool
-	// VFIO opens the bus of a controller that vfio-pci holds; nil: such SSDs are refused.
-	VFIO func(ctx context.Context, s *Set, d state.SSD) (nvme.Bus, error)
+	Machine       *Machine
+	// Listing opens SSDs to look at them only: other paths to their namespaces do not matter.
+	Listing bool
 }
 
 // Set is a number of SSDs in use, with the lease that keeps others off them.
@@ -45,7 +46,7 @@ type Set struct {
 	SSDs  []*gpuio.SSD
 	Bound []state.SSD // none where files were opened
 	// Domain is the address space of the controllers that vfio-pci holds; nil: none.
-	Domain interface{ Close() error }
+	Domain Domain
 	lease  *state.Lease
 }
 
@@ -95,7 +96,35 @@ func (o *Opener) Open(ctx context.Context, chosen []state.SSD) (_ *Set, err erro
 		}
 		s.SSDs = append(s.SSDs, ssd)
 	}
+	if !o.Listing {
+		if err := o.CheckPaths(s); err != nil {
+			return nil, err
+		}
+	}
 	return s, nil
+}
+
+// Permitted leaves out, of all that is bound, the machine's SSDs that this user may not use, where
+// others are left.
+func (o *Opener) Permitted(all []state.SSD) []state.SSD {
+	var may []state.SSD
+	var why []error
+	for _, d := range all {
+		if d.Kind == state.KindVFIO {
+			if err := o.Store.Machine().Permitted(d.Name); err != nil {
+				why = append(why, err)
+				continue
+			}
+		}
+		may = append(may, d)
+	}
+	if len(may) == 0 {
+		return all
+	}
+	for _, err := range why {
+		o.Note("left out: " + err.Error())
+	}
+	return may
 }
 
 // OpenFiles brings up files and block devices as SSDs: as they were bound, where all are in the
@@ -214,16 +243,26 @@ func (o *Opener) Unused(ctx context.Context, ds []state.SSD) (err error) {
 }
 
 func (o *Opener) bus(ctx context.Context, s *Set, d state.SSD) (nvme.Bus, error) {
-	switch {
-	case d.Kind == state.KindComputed:
+	switch d.Kind {
+	case state.KindComputed:
 		return o.computed(ctx, d)
-	case d.Kind != state.KindVFIO:
-		return o.software(ctx, d)
-	case o.VFIO == nil:
-		return nil, errs.New(errs.Capability,
-			"vfio-pci holds it, and this program opens software SSDs only; use heliosctl, or name files")
+	case state.KindVFIO:
+		return o.controller(ctx, s, d)
 	}
-	return o.VFIO(ctx, s, d)
+	return o.software(ctx, d)
+}
+
+// controller opens the bus of a bound controller in the set's one address space.
+func (o *Opener) controller(ctx context.Context, s *Set, d state.SSD) (_ nvme.Bus, err error) {
+	if _, next, err := o.Machine.StillBound(d); err != nil {
+		return nil, fmt.Errorf("at %s: %w: %s", d.PCI, err, next)
+	}
+	if s.Domain == nil {
+		if s.Domain, err = o.Machine.Domain(); err != nil {
+			return nil, err
+		}
+	}
+	return OpenController(ctx, s.Domain, d.PCI)
 }
 
 // sameSSD refuses a controller that is not the one that was bound: another SSD in the same slot.

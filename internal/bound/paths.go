@@ -1,4 +1,4 @@
-package main
+package bound
 
 import (
 	"fmt"
@@ -15,15 +15,15 @@ import (
 // A namespace that two controllers reach is one disk. Nobody sees through one of them what the
 // kernel, or a program, does to it through the other: it is in use, always.
 
-// boundPaths says by which other bound controllers than the one at addr a namespace is reached.
-func (m *machine) boundPaths(id nsid.ID, addr string, records []state.Record) []string {
+// BoundPaths says by which other bound controllers than the one at addr a namespace is reached.
+func (m *Machine) BoundPaths(id nsid.ID, addr string, records []state.Record) []string {
 	var out []string
 	for _, r := range records {
 		if r.PCI == addr || !r.NamespaceID().Same(id) {
 			continue
 		}
 		// The kernel's own paths are asked for elsewhere.
-		if d, err := m.sys.Device(r.PCI); err == nil && d.Driver == vfioDriver {
+		if d, err := m.Sys.Device(r.PCI); err == nil && d.Driver == VFIODriver {
 			out = append(out, fmt.Sprintf("is the namespace that %s (%s) reaches, which is bound",
 				r.Name, r.PCI))
 		}
@@ -31,21 +31,21 @@ func (m *machine) boundPaths(id nsid.ID, addr string, records []state.Record) []
 	return out
 }
 
-// soleOwner refuses a namespace of the controller at addr, which vfio-pci has, where the kernel or
+// SoleOwner refuses a namespace of the controller at addr, which vfio-pci has, where the kernel or
 // another bound controller reaches it too, or where it is that of a virtual function whose physical
 // one is in use.
-func (m *machine) soleOwner(id nsid.ID, addr string, records []state.Record) error {
-	kernel, err := m.sys.Namespaces()
+func (m *Machine) SoleOwner(id nsid.ID, addr string, records []state.Record) error {
+	kernel, err := m.Sys.Namespaces()
 	if err != nil {
 		return err
 	}
 	var why []string
 	for _, p := range append(diskuse.OtherPaths(kernel, pci.Namespace{ID: id}, ""),
-		m.boundPaths(id, addr, records)...) {
+		m.BoundPaths(id, addr, records)...) {
 		why = append(why, "its namespace "+p)
 	}
-	uses, err := m.seen(addr)
-	if err != nil && m.root() {
+	uses, err := m.Seen(addr)
+	if err != nil && m.Root() {
 		return err
 	}
 	for _, u := range uses {
@@ -66,24 +66,24 @@ func notSole(name string, why []string) error {
 		name, strings.Join(why, ", "))
 }
 
-// solePath refuses a file or block device that is in use without a claim, and one over a namespace
+// SolePath refuses a file or block device that is in use without a claim, and one over a namespace
 // that the kernel shows by another name too, or that a bound controller reaches.
-func (m *machine) solePath(path string, b diskuse.Backing, records []state.Record) error {
+func (m *Machine) SolePath(path string, b diskuse.Backing, records []state.Record) error {
 	var why []string
-	for _, u := range b.Elsewhere(m.sys) {
+	for _, u := range b.Elsewhere(m.Sys) {
 		why = append(why, u.String())
 	}
 	if len(why) > 0 {
 		return errs.New(errs.Refused, "%s is in use: %s; end that use, which no --force overrides",
 			path, strings.Join(why, ", "))
 	}
-	kernel, err := m.sys.Namespaces()
+	kernel, err := m.Sys.Namespaces()
 	if err != nil {
 		return err
 	}
 	why = b.OtherPaths(kernel)
 	for _, ns := range b.Namespaces {
-		why = append(why, m.boundPaths(ns.ID, "", records)...)
+		why = append(why, m.BoundPaths(ns.ID, "", records)...)
 	}
 	for i := range why {
 		why[i] = "its namespace " + why[i]
@@ -91,21 +91,21 @@ func (m *machine) solePath(path string, b diskuse.Backing, records []state.Recor
 	return notSole(path, why)
 }
 
-// checkPaths refuses SSDs of a set that are one disk, or that somebody else reaches too.
-func (o *ssdOpener) checkPaths(s *ssdSet) error {
-	records, err := o.store.Machine().Records()
+// CheckPaths refuses SSDs of a set that are one disk, or that somebody else reaches too.
+func (o *Opener) CheckPaths(s *Set) error {
+	records, err := o.Store.Machine().Records()
 	if err != nil {
 		return err
 	}
 	var before []diskuse.Backing
 	for i, d := range s.Bound {
 		if d.Kind == state.KindVFIO {
-			if err := o.machine.soleOwner(s.SSDs[i].Ctrl.NamespaceID(), d.PCI,
+			if err := o.Machine.SoleOwner(s.SSDs[i].Ctrl.NamespaceID(), d.PCI,
 				records); err != nil {
 				return fmt.Errorf("SSD %s at %w", d.Name, err)
 			}
 		}
-		b, err := o.machine.backing(d, records)
+		b, err := o.Machine.Backing(d, records)
 		if err != nil {
 			return err
 		}
@@ -118,15 +118,15 @@ func (o *ssdOpener) checkPaths(s *ssdSet) error {
 		if d.Kind == state.KindVFIO || d.Kind == state.KindComputed {
 			continue
 		}
-		if err := o.machine.solePath(d.Path, b, records); err != nil {
+		if err := o.Machine.SolePath(d.Path, b, records); err != nil {
 			return fmt.Errorf("SSD %s at %w", d.Name, err)
 		}
 	}
 	return nil
 }
 
-// backing returns the file or namespace behind a bound SSD.
-func (m *machine) backing(d state.SSD, records []state.Record) (diskuse.Backing, error) {
+// Backing returns the file or namespace behind a bound SSD.
+func (m *Machine) Backing(d state.SSD, records []state.Record) (diskuse.Backing, error) {
 	switch d.Kind {
 	case state.KindComputed:
 		return diskuse.Backing{}, nil
@@ -137,5 +137,5 @@ func (m *machine) backing(d state.SSD, records []state.Record) (diskuse.Backing,
 		}
 		return diskuse.BackingOfNamespace(records[i].NamespaceID()), nil
 	}
-	return diskuse.BackingOf(m.sys, d.Path)
+	return diskuse.BackingOf(m.Sys, d.Path)
 }
