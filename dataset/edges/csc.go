@@ -213,12 +213,7 @@ func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p work.Progress) (c 
 	if e.rules.AddSelf {
 		c.Added = nodes
 	}
-	if e.rules.None {
-		c = Counts{Taken: c.Taken, Nodes: nodes}
-		c.Stored = w.Edges
-	} else {
-		c.Duplicates = c.Taken + c.Opposite + c.Added - c.Self - c.Stored
-	}
+	c.Duplicates = c.Taken + c.Opposite + c.Added - c.Self - c.Stored
 	if err := w.Close(); err != nil {
 		return c, err
 	}

@@ -55,7 +55,6 @@ type Rules struct {
 	NoSelf   bool // self loops are dropped
 	AddSelf  bool // each node gets one self loop; those that are there are dropped
 	Opposite bool // the opposite of each edge is added, not of self loops
-	None     bool // no edge is stored
 }
 
 // Counts say what became of the edges: stored = taken + opposite + added - self - duplicates.
@@ -414,9 +413,6 @@ func (c *chunk) put(src, dst []int64, rules Rules) {
 	dst = dst[:len(src)]
 	k := c.keys[c.n:]
 	n := 0
-	if rules.None {
-		return
-	}
 	drop := rules.NoSelf || rules.AddSelf
 	if !c.wide {
 		if !drop && !rules.Opposite {

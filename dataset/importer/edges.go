@@ -174,9 +174,8 @@ func (im *edgesImport) run(ctx context.Context) error {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	if im.m.Edges == 0 && !o.NoEdges && o.SelfLoops != "drop" {
-		return errs.New(errs.Usage, "%s holds no edges; give {no-edges}, if that is right",
-			im.edges)
+	if im.m.Edges == 0 && o.SelfLoops != "drop" {
+		return errs.New(errs.Usage, "%s holds no edges", im.edges)
 	}
 	if o.FeatureFn != "" {
 		if err := im.madeFeatures(ctx); err != nil {

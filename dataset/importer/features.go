@@ -17,7 +17,7 @@ import (
 )
 
 // matrix copies a features array, [nodes, dim] of any number type, as float32; float16 stays what
-// it is. The option FeatureDType decides otherwise.
+// it is.
 func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	if err := checkMatrix(a); err != nil {
 		return err
@@ -85,7 +85,6 @@ func checkMatrix(a *npy.Array) error {
 // rows (whole).
 func (im *importer) featureWriterFrom(from string, dim, rows int64) (w *featureWriter,
 	whole bool, err error) {
-	t, dt := im.featureType()
 	if im.s.HasArray("features", rows, dim) {
 		return nil, true, nil
 	}
@@ -94,24 +93,16 @@ func (im *importer) featureWriterFrom(from string, dim, rows int64) (w *featureW
 		w, err = im.featureWriter(from, dim)
 		return w, false, err
 	}
+	dt := im.m.FileDType()
 	out, err := im.s.ArrayFrom("features", dt, dim, mark)
 	if err != nil {
 		return nil, false, err
 	}
-	return &featureWriter{out: out, from: from, dim: dim, t: t, n: mark.Bytes / int64(dt.Size)},
-		false, nil
+	return &featureWriter{out: out, from: from, dim: dim, t: im.m.RowType(),
+		n: mark.Bytes / int64(dt.Size)}, false, nil
 }
 
-// featureType is the type of features.npy.
-func (im *importer) featureType() (rowtype.Type, npy.DType) {
-	if im.o.FeatureDType != "" {
-		im.m.DType, im.m.Source.Options["feature-dtype"] = im.o.FeatureDType, im.o.FeatureDType
-	}
-	return im.m.RowType(), im.m.FileDType()
-}
-
-// featureWriter writes features.npy and rejects what a model cannot train on, or the type cannot
-// hold.
+// featureWriter writes features.npy and rejects what a model cannot train on.
 type featureWriter struct {
 	out  *build.Array
 	from string
@@ -121,16 +112,16 @@ type featureWriter struct {
 	tmp  []byte
 }
 
-// featureWriter makes features.npy of the type that FeatureDType or else Meta.DType says.
+// featureWriter makes features.npy of the type that Meta.DType says.
 func (im *importer) featureWriter(from string, dim int64) (*featureWriter, error) {
-	t, dt := im.featureType()
+	dt := im.m.FileDType()
 	if err := build.EnoughDisk(im.o.Out,
 		float64(im.m.Nodes)*float64(dim)*float64(dt.Size)); err != nil {
 		return nil, fmt.Errorf("%s: features of %d numbers for %d nodes: %w", from, dim,
 			im.m.Nodes, err)
 	}
 	out, err := im.s.Array("features", dt, dim)
-	return &featureWriter{out: out, from: from, dim: dim, t: t}, err
+	return &featureWriter{out: out, from: from, dim: dim, t: im.m.RowType()}, err
 }
 
 func (w *featureWriter) put(v []float32) error {
@@ -146,14 +137,7 @@ func (w *featureWriter) put(v []float32) error {
 		}
 	}
 	if _, err := w.t.Encode(w.tmp[:w.t.RowBytes(len(v))], v); err != nil {
-		var re *rowtype.RangeError
-		if !errors.As(err, &re) {
-			return err
-		}
-		index := w.n + int64(re.Index)
-		return errs.New(errs.Usage,
-			"%s: feature %d of node %d is %v, which %s cannot hold; use {feature-dtype} float32",
-			w.from, index%w.dim, index/w.dim, re.Value, w.t)
+		return err // float16 is of a source in float16, whose values it holds
 	}
 	w.n += int64(len(v))
 	_, err := w.out.Write(w.tmp[:size*len(v)])

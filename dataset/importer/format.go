@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
-	"helios/internal/errs"
 	"helios/internal/options"
 )
 
@@ -52,19 +50,6 @@ var formats = []*Format{
 
 // Formats returns all formats by their names.
 func Formats() []*Format { return slices.Clone(formats) }
-
-// FormatOf returns a format.
-func FormatOf(name string) (*Format, error) {
-	var names []string
-	for _, f := range formats {
-		if f.Name == name {
-			return f, nil
-		}
-		names = append(names, f.Name)
-	}
-	return nil, errs.New(errs.Usage, "unknown import format %q; choose one of %s", name,
-		strings.Join(names, ", "))
-}
 
 // withOutput is a pointer to a format's options.
 type withOutput[O any] interface {

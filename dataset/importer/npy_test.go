@@ -159,8 +159,6 @@ func TestImportNPYForms(t *testing.T) {
 	v = imp(Options{Undirected: true}, nil)
 	require.Equal(t, []uint32{1, 2, 0, 0, 3, 2, 4}, v.indices)
 	require.Equal(t, []int64{0, 2, 3, 5, 6, 7}, v.indptr)
-	v = imp(Options{Output: Output{NoEdges: true}}, nil)
-	require.Equal(t, make([]int64, 6), v.indptr)
 	// No splits given: every node is dealt once.
 	v = imp(Options{Output: Output{Seed: 5}}, func(a m) {
 		delete(a, "train")

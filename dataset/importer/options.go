@@ -23,8 +23,6 @@ type Output struct {
 	// TrainFraction and ValFraction count where no splits are given; 0 and 0 mean 0.6 and 0.2.
 	TrainFraction float64 `option:"train-fraction" share:"of the nodes" shown:"0.6" default:"0.6" usage:"share of the labelled nodes to train on, where no splits are given"`
 	ValFraction   float64 `option:"val-fraction" share:"of the nodes" shown:"0.2" default:"0.2" usage:"share of them to validate on; the rest is for the test"`
-	NoEdges       bool    `option:"no-edges" usage:"drop all edges"`
-	FeatureDType  string  `option:"feature-dtype" shown:"float16 where the source is, or else float32" arg:"TYPE" oneof:"float32,float16" usage:"TYPE of the dataset's own features"`
 	Memory        int64   `option:"memory" size:"64MiB" shown:"half of what is available, at most 2GiB" arg:"SIZE" usage:"SIZE that the import may take; sorted parts of the edges lie beside {out} meanwhile"`
 
 	Progress work.Progress
@@ -262,8 +260,7 @@ func readable(option, path string) error {
 
 func (o *Options) rules() edges.Rules {
 	return edges.Rules{Dedup: o.Dedup || o.Undirected, Opposite: o.Undirected || o.AddReverse,
-		NoSelf:  o.SelfLoops == "drop",
-		AddSelf: o.SelfLoops == "add" && !o.NoEdges, None: o.NoEdges}
+		NoSelf: o.SelfLoops == "drop", AddSelf: o.SelfLoops == "add"}
 }
 
 func (o *Options) source(kind string, files ...string) dataset.Source {
@@ -274,8 +271,7 @@ func (o *Options) source(kind string, files ...string) dataset.Source {
 		}
 	}
 	for name, set := range map[string]bool{"unlabelled-ok": o.UnlabelledOK,
-		"undirected": o.Undirected, "add-reverse": o.AddReverse, "dedup": o.Dedup,
-		"no-edges": o.NoEdges} {
+		"undirected": o.Undirected, "add-reverse": o.AddReverse, "dedup": o.Dedup} {
 		if set {
 			s.Options[name] = "true"
 		}

@@ -8,7 +8,6 @@ import (
 	"helios/dataset/edges"
 	"helios/dataset/npy"
 	"helios/internal/errs"
-	"helios/internal/rowtype"
 	"helios/internal/units"
 )
 
@@ -36,11 +35,7 @@ func (im *importer) room() error {
 	}
 	row := 8 + 4.0 // offset and label
 	if im.o.FeatureFn == RandomFeatures {
-		size := 4.0
-		if im.o.FeatureDType == rowtype.Float16.String() {
-			size = 2
-		}
-		row += size * float64(im.o.Dim)
+		row += 4 * float64(im.o.Dim)
 	}
 	err := build.EnoughDisk(im.o.Out, row*float64(im.m.Nodes))
 	bytes := row * float64(im.m.Nodes)
@@ -91,10 +86,10 @@ func (im *importer) topology(ctx context.Context) (err error) {
 	}
 	// Each edge gives at most two nodes neighbours.
 	ends := 2 * (c.Taken + 1)
-	if im.countLonely && !im.o.NoEdges {
+	if im.countLonely {
 		return im.noteLonely(c.Nodes)
 	}
-	if c.Nodes/perEnd > ends && !im.o.NoEdges {
+	if c.Nodes/perEnd > ends {
 		im.o.note(
 			"at most %d of %d nodes have an edge: ids are sparse; renumber them from 0 without gaps, or the others cost memory and disk for nothing",
 			ends, c.Nodes)
