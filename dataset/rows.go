@@ -91,8 +91,8 @@ const convertBytes = 256 << 10
 // RowsAs reads rows converted to a type.
 func (d *Dataset) RowsAs(t rowtype.Type) *RowReader { return &RowReader{d: d, t: t} }
 
-// Read is ReadRows in the reader's type. A value that it cannot hold is an error of class usage.
-// Scales of rows are left out.
+// Read is ReadRows in the reader's type. A value that it cannot hold is an error of class usage
+// that names its row and what to do. Scales of rows are left out.
 func (r *RowReader) Read(first int64, dst []byte) error { return r.ReadScaled(first, dst, nil) }
 
 // ReadScaled is Read that also gives the rows' scales, of a type that has some; nil: nobody asks.
@@ -130,12 +130,6 @@ func (r *RowReader) ReadScaled(first int64, dst []byte, scales []float32) error 
 		dst = dst[n*out:]
 	}
 	return nil
-}
-
-// ReadRowsAs is ReadRows with rows of type t (t.RowBytes(Meta.Dim) each). A value that t cannot
-// hold is an error of class usage that names its row and what to do.
-func (d *Dataset) ReadRowsAs(t rowtype.Type, first int64, dst []byte) error {
-	return d.RowsAs(t).Read(first, dst)
 }
 
 // RowSource returns what the dataset's rows come from, for messages.

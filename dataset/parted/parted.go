@@ -67,13 +67,6 @@ func (l *Layout) PartOf(id int64) int {
 	return sort.Search(l.Parts, func(p int) bool { return l.Base[p+1] > id })
 }
 
-// StaticRank returns the rank of a node among the static ones; false: it is none of them.
-func (l *Layout) StaticRank(id int64) (int64, bool) {
-	p := l.PartOf(id)
-	index := id - l.Base[p]
-	return l.Statics[p] + index, index < l.Statics[p+1]-l.Statics[p]
-}
-
 // Section is the content of the edge pages of a part, or of the static nodes. Its slices are views
 // of the bytes that it was read from. A partition has fewer than 2^32 nodes, so all are 32 bits.
 type Section struct {

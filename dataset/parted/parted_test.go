@@ -103,7 +103,7 @@ func holds(t testing.TB, l *Layout, store []byte, d *dataset.Dataset, topo *grap
 	t.Helper()
 	w := plain(topo, of, share)
 	rows := make([]byte, l.Nodes*l.RowBytes)
-	require.NoError(t, d.ReadRowsAs(rt, 0, rows))
+	require.NoError(t, d.RowsAs(rt).Read(0, rows))
 	row := func(v int64) []byte { return rows[v*l.RowBytes:][:l.RowBytes] }
 	list := func(v int64) (out []uint32) {
 		for i := range topo.InDegree(v) {
@@ -141,7 +141,7 @@ func holds(t testing.TB, l *Layout, store []byte, d *dataset.Dataset, topo *grap
 		nodes := w.old[l.Base[p]:l.Base[p+1]]
 		for i, v := range nodes {
 			id := l.Base[p] + int64(i)
-			rank, ok := l.StaticRank(id)
+			rank, ok := l.Statics[p]+int64(i), int64(i) < l.statics(p)
 			if int(of[v]) != p || l.PartOf(id) != p || ok != w.static[v] ||
 				ok && rank != int64(len(static)) {
 				t.Fatalf("node %d (%d in part %d): part %d, static rank %d, %t", id, v, of[v],

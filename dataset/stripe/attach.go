@@ -2,7 +2,6 @@ package stripe
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"sort"
@@ -16,7 +15,7 @@ import (
 	"helios/internal/rowtype"
 )
 
-// AttachOptions shape an attach.
+// AttachOptions shape Find.
 type AttachOptions struct {
 	// Note hears of oddities that are no errors: a superblock that had to be read from its second
 	// copy, an SSD that is not part of the dataset. Nil is silent.
@@ -26,19 +25,10 @@ type AttachOptions struct {
 	Tables, RowTables bool
 }
 
-// Attach finds the dataset on the SSDs: it reads and checks both superblocks of each, orders
-// the SSDs by stripe and sets their DataStart. SSDs that hold nothing of this dataset are left
-// out, as long as all its stripes are there. Errors are of class device when stripes are
-// missing, incomplete or damaged, and refused when the SSDs hold another dataset.
+// Attach is Find without options, for those who need no more than the layout and the SSDs.
 func Attach(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD) (gpuio.Layout, []*gpuio.SSD,
 	error) {
-	return AttachWith(ctx, d, ssds, AttachOptions{})
-}
-
-// AttachWith is Attach with options.
-func AttachWith(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
-	o AttachOptions) (gpuio.Layout, []*gpuio.SSD, error) {
-	a, err := Find(ctx, d, ssds, o)
+	a, err := Find(ctx, d, ssds, AttachOptions{})
 	return a.Layout, a.SSDs, err
 }
 
@@ -53,28 +43,37 @@ type Attached struct {
 	loads     uuid.UUID // the load that they are of
 }
 
-// Find is AttachWith, and says of which type the rows are.
+// Find finds the dataset on the SSDs: it reads and checks both superblocks of each, orders the SSDs
+// by stripe and sets their DataStart. SSDs that hold nothing of this dataset are left out, as long
+// as all its stripes are there. Errors are of class device when stripes are missing, incomplete or
+// damaged, and refused when the SSDs hold another dataset.
 func Find(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o AttachOptions) (a Attached,
 	err error) {
-	ts, err := openTargets(ctx, ssds)
-	if err != nil {
-		return a, err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	found, err := attach(ctx, d, ts, o)
-	if err != nil {
-		return a, err
-	}
-	for _, f := range found {
-		f.t.ssd.DataStart = f.sb.DataLBA
-		a.SSDs = append(a.SSDs, f.t.ssd)
-	}
-	a.Layout, a.RowType = found[0].sb.layout(), found[0].sb.RowType
-	a.loads = found[0].sb.LoadID
-	if a.Unchecked = withoutSums(d, found); a.Unchecked == "" && found[0].sb.computed() {
-		a.Unchecked = "the SSDs compute rows and checksums when they are read"
-	}
-	return a, nil
+	err = withStripes(ctx, d, ssds, o, func(found []stripe) error {
+		for _, f := range found {
+			f.t.ssd.DataStart = f.sb.DataLBA
+			a.SSDs = append(a.SSDs, f.t.ssd)
+		}
+		a.Layout, a.RowType = found[0].sb.layout(), found[0].sb.RowType
+		a.loads = found[0].sb.LoadID
+		if a.Unchecked = withoutSums(d, found); a.Unchecked == "" && found[0].sb.computed() {
+			a.Unchecked = "the SSDs compute rows and checksums when they are read"
+		}
+		return nil
+	})
+	return a, err
+}
+
+// withStripes gives fn the stripes of d.
+func withStripes(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o AttachOptions,
+	fn func(stripes []stripe) error) error {
+	return withTargets(ctx, ssds, func(ts []*target) error {
+		stripes, err := attach(ctx, d, ts, o)
+		if err != nil {
+			return err
+		}
+		return fn(stripes)
+	})
 }
 
 // MissingError is that of a dataset of which some stripes are on none of the SSDs.

@@ -99,16 +99,8 @@ func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*C
 	if id == (uuid.UUID{}) {
 		id = computedID(d, o)
 	}
-	c.sb = Superblock{UUID: d.UUID(), LoadID: id, Name: trimName(d.Meta.Name), State: StateComplete,
-		StripeIndex: o.Stripe, StripeCount: o.Stripes,
-		Rows: c.l.Rows, RowBytes: int(row), DType: d.Meta.RowType(), RowType: o.Type,
-		LBABytes: o.LBABytes, RowsPerLBA: int(c.l.RowsPerLBA), LBAsPerRow: int(c.l.LBAsPerRow),
-		DataLBA: c.g.dataLBA, DataLBAs: c.g.dataLBAs, TableLBA: c.g.tableLBA,
-		TableLBAs: c.g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: lbas,
-		RowTableLBA: c.g.rowTableLBA, RowTableLBAs: c.g.rowTableLBAs}
-	if !o.NoRowChecksums {
-		c.sb.RowChecksum = checksumCRC32C
-	}
+	c.sb = newSuperblock(d, &c.l, &c.g, o.Stripe, o.Type, lbas, !o.NoRowChecksums)
+	c.sb.LoadID, c.sb.State = id, StateComplete
 	if o.Sums == nil {
 		if o.Sums, err = c.sums(ctx, o.Progress); err != nil {
 			return nil, err

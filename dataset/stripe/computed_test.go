@@ -200,10 +200,10 @@ func TestComputedThroughTheNVMeStack(t *testing.T) {
 		require.NoError(t, err)
 		ssds = append(ssds, &gpuio.SSD{Ctrl: c, Name: fmt.Sprintf("c%d", i)})
 	}
-	l, in, err := Attach(ctx, d, []*gpuio.SSD{ssds[2], ssds[0], ssds[1]})
+	a, err := Find(ctx, d, []*gpuio.SSD{ssds[2], ssds[0], ssds[1]}, AttachOptions{})
 	require.NoError(t, err)
-	require.Equal(t, ssds, in)
-	require.EqualValues(t, 5000, l.Rows)
+	require.Equal(t, ssds, a.SSDs)
+	require.EqualValues(t, 5000, a.Layout.Rows)
 	require.NoError(t, RowSums(ctx, d, ssds, make([]uint32, 5000)))
 	r, err := Verify(ctx, d, ssds, VerifyOptions{Source: true})
 	require.NoError(t, err)
@@ -239,7 +239,7 @@ func TestComputedThroughTheNVMeStack(t *testing.T) {
 	require.NoError(t, err)
 	c, err := nvme.Open(ctx, bus, nvme.Options{})
 	require.NoError(t, err)
-	_, _, err = Attach(ctx, d, []*gpuio.SSD{{Ctrl: c, Name: "o"}})
+	_, err = Find(ctx, d, []*gpuio.SSD{{Ctrl: c, Name: "o"}}, AttachOptions{})
 	require.Equal(t, errs.Refused, errs.ClassOf(err), "%v", err)
 	require.NoError(t, c.Close(ctx))
 }

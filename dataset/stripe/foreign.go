@@ -2,7 +2,6 @@ package stripe
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 
@@ -15,16 +14,14 @@ import (
 // ForeignContent reads an SSD's two ends through our own queues and names what others left there:
 // partition tables, file systems, RAID, LVM, encryption, swap. A dataset of ours is not among them.
 func ForeignContent(ctx context.Context, s *gpuio.SSD) (marks []string, err error) {
-	ts, err := openTargets(ctx, []*gpuio.SSD{s})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	head, tail, err := ts[0].readEnds(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return signatures.All(head, tail, ts[0].bytes()), nil
+	err = withTargets(ctx, []*gpuio.SSD{s}, func(ts []*target) error {
+		head, tail, err := ts[0].readEnds(ctx)
+		if err == nil {
+			marks = signatures.All(head, tail, ts[0].bytes())
+		}
+		return err
+	})
+	return marks, err
 }
 
 func (t *target) bytes() int64 { return int64(t.lbas) * int64(t.lbaBytes) }

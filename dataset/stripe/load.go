@@ -104,13 +104,12 @@ func Load(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o LoadOpti
 	if err := distinct(ssds); err != nil {
 		return r, err
 	}
-	ts, err := openTargets(ctx, ssds)
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
 	o.shared = true
-	return load(ctx, d, ts, o)
+	err = withTargets(ctx, ssds, func(ts []*target) error {
+		r, err = load(ctx, d, ts, o)
+		return err
+	})
+	return r, err
 }
 
 // distinct refuses SSDs that are two paths to one namespace.
@@ -232,16 +231,7 @@ func (w *loader) addStripe(i int, t *target, rt rowtype.Type, r *LoadReport) err
 			t.name, i, len(w.ts), err)
 	}
 	w.geo = append(w.geo, g)
-	w.sb = append(w.sb, Superblock{UUID: d.UUID(), Name: trimName(d.Meta.Name), StripeIndex: i,
-		StripeCount: len(w.ts),
-		Rows:        l.Rows, RowBytes: int(l.RowBytes), DType: d.Meta.RowType(), RowType: rt,
-		LBABytes: t.lbaBytes, RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
-		DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs,
-		ChunkBytes: chunkBytes, DeviceLBAs: t.lbas,
-		RowTableLBA: g.rowTableLBA, RowTableLBAs: g.rowTableLBAs})
-	if sums {
-		w.sb[i].RowChecksum = checksumCRC32C
-	}
+	w.sb = append(w.sb, newSuperblock(d, l, &g, i, rt, t.lbas, sums))
 	r.DataBytes += g.dataBytes
 	r.Chunks += g.chunks
 	if g.rowEntry > 0 {
@@ -314,13 +304,6 @@ func checkAllFree(ctx context.Context, d *dataset.Dataset, ts []*target, force s
 				taken, len(serial), len(ts), strings.Join(serial, ","))
 	}
 	return found, taken
-}
-
-func trimName(s string) string {
-	if len(s) > 64 {
-		s = s[:64]
-	}
-	return s
 }
 
 // readBytes of features.npy are read at a time.

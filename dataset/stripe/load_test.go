@@ -453,7 +453,7 @@ func TestLoadErrors(t *testing.T) {
 }
 
 // TestPowerLoss cuts the power before each single write and flush of a load, throws part of
-// the unflushed writes away, and looks: what Attach accepts must verify, byte for byte.
+// the unflushed writes away, and looks: what Find accepts must verify, byte for byte.
 func TestPowerLoss(t *testing.T) {
 	d, other := small(t, 900, 700, 1), small(t, 700, 400, 2)
 	fresh := sims(2, 512)
@@ -762,7 +762,7 @@ func TestSuperblockRoundTrip(t *testing.T) {
 	g, err := newGeometry(l, 2, 512, 1<<20, 4)
 	require.NoError(t, err)
 	sb := Superblock{UUID: uuid.New(), LoadID: uuid.New(),
-		Name:        trimName("a name of any length " + string(bytes.Repeat([]byte{'x'}, 60))),
+		Name:        "a name of 64 bytes " + string(bytes.Repeat([]byte{'x'}, 45)),
 		State:       StateComplete,
 		StripeIndex: 2, StripeCount: 3, Rows: 1234, RowBytes: 400, LBABytes: 512, RowsPerLBA: 1,
 		LBAsPerRow: 1,

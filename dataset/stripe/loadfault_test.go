@@ -224,7 +224,7 @@ func TestLoadFaultsThroughTheNVMeStack(t *testing.T) {
 			done()
 			ssds, done = openProxies(t, paths, true, 512, "")
 			defer done()
-			_, _, err = Attach(bg, d, ssds)
+			_, err = Find(bg, d, ssds, AttachOptions{})
 			if err == nil {
 				r, err := Verify(bg, d, ssds, VerifyOptions{Source: true})
 				require.NoError(t, err)
@@ -331,7 +331,7 @@ func TestLoadOverSilence(t *testing.T) {
 			}
 			ssds, end := openProxies(t, paths, true, 512, "")
 			defer end()
-			_, _, aerr := Attach(bg, d, ssds)
+			_, aerr := Find(bg, d, ssds, AttachOptions{})
 			if c.heals {
 				require.NoError(t, err)
 				require.NoError(t, aerr)

@@ -35,7 +35,7 @@ func OpenPages(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
 	if err := s.Check(); err != nil {
 		return nil, err
 	}
-	err = withStripes(ctx, d, ssds, func(stripes []stripe) error {
+	err = withStripes(ctx, d, ssds, AttachOptions{}, func(stripes []stripe) error {
 		o, err = openPages(ctx, d, stripes, s)
 		return err
 	})
@@ -43,27 +43,13 @@ func OpenPages(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
 		return nil, err
 	}
 	o.Sums = func(ctx context.Context) (sums []uint32, err error) {
-		return sums, withStripes(ctx, d, ssds, func(stripes []stripe) error {
+		err = withStripes(ctx, d, ssds, AttachOptions{}, func(stripes []stripe) error {
 			sums, err = pageSums(ctx, stripes, s)
 			return err
 		})
+		return sums, err
 	}
 	return o, nil
-}
-
-// withStripes gives fn the stripes of d.
-func withStripes(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
-	fn func(stripes []stripe) error) (err error) {
-	ts, err := openTargets(ctx, ssds)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	stripes, err := attach(ctx, d, ts, AttachOptions{})
-	if err != nil {
-		return err
-	}
-	return fn(stripes)
 }
 
 // samplePages of an SSD are held against their checksums when a store is opened.
@@ -100,9 +86,8 @@ func openPages(ctx context.Context, d *dataset.Dataset, stripes []stripe,
 			b := make([]byte, s.PageBytes)
 			for k := range min(samplePages, slots) {
 				slot := k * (slots - 1) / max(min(samplePages, slots)-1, 1)
-				if err := x.checkPages(gctx, s, slot, b, func(page int64) uint32 {
-					return sums[page]
-				}, n); err != nil {
+				page := slot*n + int64(i)
+				if err := x.checkPage(gctx, s, slot, page, b, sums[page]); err != nil {
 					return err
 				}
 			}
@@ -187,9 +172,9 @@ func (x *stripe) pageTable(ctx context.Context, e *PageExtent) ([]byte, error) {
 	return table, nil
 }
 
-// checkPages reads the page in a slot, or as many as b holds, and checks them.
-func (x *stripe) checkPages(ctx context.Context, s pages.Spec, slot int64, b []byte,
-	want func(page int64) uint32, n int64) error {
+// checkPage reads the page in a slot into b and checks it.
+func (x *stripe) checkPage(ctx context.Context, s pages.Spec, slot, page int64, b []byte,
+	want uint32) error {
 	e, err := x.pages(s)
 	if err != nil {
 		return err
@@ -200,13 +185,10 @@ func (x *stripe) checkPages(ctx context.Context, s pages.Spec, slot int64, b []b
 		return errs.With(errs.Device, fmt.Errorf("ssd %s: pages of pack %s: %w", x.t.name, s.ID,
 			err))
 	}
-	for ; len(b) > 0; slot, start, b = slot+1, start+nvme.LBA(per), b[s.PageBytes:] {
-		page := slot*n + int64(x.sb.StripeIndex)
-		if got := crc32.Checksum(b[:s.PageBytes], castagnoli); got != want(page) {
-			return errs.New(errs.Device,
-				"ssd %s: page %d of pack %s at LBA %d+%d: CRC32C %08x, %08x was written; %s",
-				x.t.name, page, s.ID, start, per, got, want(page), pageAdvice(s.ID))
-		}
+	if got := crc32.Checksum(b, castagnoli); got != want {
+		return errs.New(errs.Device,
+			"ssd %s: page %d of pack %s at LBA %d+%d: CRC32C %08x, %08x was written; %s",
+			x.t.name, page, s.ID, start, per, got, want, pageAdvice(s.ID))
 	}
 	return nil
 }
@@ -215,23 +197,21 @@ func (x *stripe) checkPages(ctx context.Context, s pages.Spec, slot int64, b []b
 // again. It returns the names of those SSDs. A removal that was cut off is done again, and a copy
 // of a superblock that such a thing has torn is written anew.
 func RemovePages(ctx context.Context, ssds []*gpuio.SSD, id uuid.UUID) (from []string, err error) {
-	ts, err := openTargets(ctx, ssds)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	var ours []*target
-	for _, t := range ts {
-		if _, _, err := t.readSuperblock(ctx); err == nil {
-			ours = append(ours, t)
+	err = withTargets(ctx, ssds, func(ts []*target) error {
+		var ours []*target
+		for _, t := range ts {
+			if _, _, err := t.readSuperblock(ctx); err == nil {
+				ours = append(ours, t)
+			}
 		}
-	}
-	lease, err := holdToWrite(ctx, ours, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, lease.Close()) }()
-	return removePages(ctx, ts, id)
+		lease, err := holdToWrite(ctx, ours, nil)
+		if err != nil {
+			return err
+		}
+		from, err = removePages(ctx, ts, id)
+		return errors.Join(err, lease.Close())
+	})
+	return from, err
 }
 
 func removePages(ctx context.Context, ts []*target, id uuid.UUID) ([]string, error) {

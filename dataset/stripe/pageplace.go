@@ -2,7 +2,6 @@ package stripe
 
 import (
 	"context"
-	"errors"
 
 	"github.com/google/uuid"
 
@@ -43,12 +42,9 @@ func (p PagePlace) Open(ctx context.Context, _ string, s pages.Spec) (*pages.Ope
 }
 
 // Remove is RemovePages, which finds none where they are gone.
-func (p PagePlace) Remove(ctx context.Context, _ string, id uuid.UUID) (err error) {
-	ts, err := openTargets(ctx, p.SSDs)
-	if err != nil {
+func (p PagePlace) Remove(ctx context.Context, _ string, id uuid.UUID) error {
+	return withTargets(ctx, p.SSDs, func(ts []*target) error {
+		_, _, err := forgetPages(ctx, ts, id)
 		return err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	_, _, err = forgetPages(ctx, ts, id)
-	return err
+	})
 }

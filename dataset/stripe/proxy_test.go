@@ -92,20 +92,20 @@ func TestThroughTheNVMeStack(t *testing.T) {
 							slices.Reverse(paths)
 							ssds, done = openProxies(t, paths, ram, lba, "")
 							defer done()
-							l, ordered, err := Attach(bg, d, ssds)
+							a, err := Find(bg, d, ssds, AttachOptions{})
 							require.NoError(t, err)
-							require.Equal(t, r.Layout, l)
+							require.Equal(t, r.Layout, a.Layout)
 							want := datasettest.AllRows(t, d)
 							row := d.Meta.RowBytes()
 							var images [][]byte
-							for _, s := range ordered {
+							for _, s := range a.SSDs {
 								b, err := os.ReadFile(s.BackingPath)
 								require.NoError(t, err)
 								images = append(images, b)
 							}
 							for v := range d.Meta.Nodes {
-								i, start, _, off := l.Locate(v)
-								from := int(ordered[i].DataStart+start)*lba + off
+								i, start, _, off := a.Layout.Locate(v)
+								from := int(a.SSDs[i].DataStart+start)*lba + off
 								if !bytes.Equal(want[int(v)*row:int(v+1)*row],
 									images[i][from:from+row]) {
 									t.Fatalf("row %d is not where the layout says", v)
@@ -114,7 +114,7 @@ func TestThroughTheNVMeStack(t *testing.T) {
 							rep, err := Verify(bg, d, ssds, VerifyOptions{Source: true})
 							require.NoError(t, err)
 							require.Equal(t, d.Meta.Nodes, rep.RowsCompared)
-							sb, _, err := ReadSuperblock(bg, ordered[n-1])
+							sb, _, err := ReadSuperblock(bg, a.SSDs[n-1])
 							require.NoError(t, err)
 							require.Equal(t, n-1, sb.StripeIndex)
 							require.Equal(t, d.UUID(), sb.UUID)
@@ -158,10 +158,10 @@ func TestFaultsSurface(t *testing.T) {
 	// The first superblock cannot be read: attach uses the second and says so.
 	ssds, done = openProxies(t, paths, true, 512, "error(op=read,lba=0-7,sct=2,sc=0x81,dnr=1)")
 	var notes []string
-	_, ordered, err := AttachWith(bg, d, ssds,
+	a, err := Find(bg, d, ssds,
 		AttachOptions{Note: func(s string) { notes = append(notes, s) }})
 	require.NoError(t, err)
-	require.Len(t, ordered, 2)
+	require.Len(t, a.SSDs, 2)
 	require.Len(t, notes, 2)
 	require.Contains(t, notes[0], "using the second")
 	done()
@@ -176,7 +176,7 @@ func TestFaultsSurface(t *testing.T) {
 	require.Regexp(t, `ssd ssd[01]\.img: `, err.Error())
 	done()
 	ssds, done = openProxies(t, paths, true, 512, "")
-	_, _, err = Attach(bg, d, ssds)
+	_, err = Find(bg, d, ssds, AttachOptions{})
 	require.ErrorContains(t, err, "did not finish")
 	done()
 }

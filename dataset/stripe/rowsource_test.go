@@ -31,7 +31,7 @@ func TestRowSource(t *testing.T) {
 					require.Equal(t, rt, r.RowType())
 					require.Equal(t, sums, r.Unchecked() == "")
 					want := make([]byte, 300*r.RowBytes())
-					require.NoError(t, d.ReadRowsAs(rt, 0, want))
+					require.NoError(t, d.RowsAs(rt).Read(0, want))
 					for first, rng := int64(0), rand.New(rand.NewPCG(1, 2)); first < 300; {
 						k := min(1+rng.Int64N(90), 300-first)
 						got := make([]byte, int(k)*r.RowBytes())

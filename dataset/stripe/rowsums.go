@@ -19,11 +19,11 @@ import (
 
 // RowSums reads the checksums of all rows from the SSDs into dst, which has room for them, for
 // gpuio.NewChecked: element r is the CRC32C of row r, as load has computed it from features.npy. It
-// takes 1 MiB an SSD meanwhile. The SSDs are those that Attach returned, in any order. Errors are
+// takes 1 MiB an SSD meanwhile. The SSDs are those that Find returned, in any order. Errors are
 // of class device: a stripe without row checksums, which a load with --row-checksums mends, or a
 // damaged table.
 func RowSums(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, dst []uint32) error {
-	return withStripes(ctx, d, ssds, func(stripes []stripe) error {
+	return withStripes(ctx, d, ssds, AttachOptions{}, func(stripes []stripe) error {
 		return fillSums(ctx, d, stripes, dst)
 	})
 }
@@ -74,7 +74,7 @@ type Lines struct {
 // whose rows are checked now.
 func LineSums(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, l Lines, rows []uint32,
 	dst []uint32) error {
-	return withStripes(ctx, d, ssds, func(stripes []stripe) error {
+	return withStripes(ctx, d, ssds, AttachOptions{}, func(stripes []stripe) error {
 		return lineSums(ctx, stripes, l, rows, dst)
 	})
 }
@@ -133,10 +133,10 @@ func (s stripe) lastLine(ctx context.Context, l Lines, rows []uint32, sum *uint3
 }
 
 // Scales reads the scales of all rows from the SSDs into dst, which has room for them.
-// The SSDs are those that Attach returned, in any order.
+// The SSDs are those that Find returned, in any order.
 // A damaged table is an error of class device.
 func Scales(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, dst []float32) error {
-	return withStripes(ctx, d, ssds, func(stripes []stripe) error {
+	return withStripes(ctx, d, ssds, AttachOptions{}, func(stripes []stripe) error {
 		if sb := &stripes[0].sb; !sb.RowType.Scaled() || int64(len(dst)) != sb.Rows {
 			return errs.New(errs.Failed, "%d scales of %d rows of %s", len(dst), sb.Rows, sb.RowType)
 		}

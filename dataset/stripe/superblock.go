@@ -128,6 +128,23 @@ type Superblock struct {
 	Pages        PageList
 }
 
+// newSuperblock describes stripe i of a layout of d's rows, but for its load and its checksums.
+func newSuperblock(d *dataset.Dataset, l *gpuio.Layout, g *geometry, i int, t rowtype.Type,
+	deviceLBAs uint64, rowSums bool) Superblock {
+	name := d.Meta.Name
+	sb := Superblock{UUID: d.UUID(), Name: name[:min(len(name), 64)], StripeIndex: i,
+		StripeCount: int(l.SSDs), Rows: l.Rows, RowBytes: int(l.RowBytes),
+		DType: d.Meta.RowType(), RowType: t, LBABytes: g.lbaBytes,
+		RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow), DataLBA: g.dataLBA,
+		DataLBAs: g.dataLBAs, TableLBA: g.tableLBA, TableLBAs: g.tableLBAs,
+		ChunkBytes: chunkBytes, DeviceLBAs: deviceLBAs, RowTableLBA: g.rowTableLBA,
+		RowTableLBAs: g.rowTableLBAs}
+	if rowSums {
+		sb.RowChecksum = checksumCRC32C
+	}
+	return sb
+}
+
 // hasRowSums reports whether the stripe has a checksum for each row.
 func (s *Superblock) hasRowSums() bool { return s.RowChecksum != checksumNone }
 
@@ -230,27 +247,20 @@ type wireSuperblock struct {
 // Layout assertions: these fail to compile when a field moves.
 const (
 	wireBytes = 512
-	_         = uint(unsafe.Sizeof(wireSuperblock{}) - wireBytes)
-	_         = uint(wireBytes - unsafe.Sizeof(wireSuperblock{}))
-	_         = uint(unsafe.Offsetof(wireSuperblock{}.UUID)-16) +
-		uint(16-unsafe.Offsetof(wireSuperblock{}.UUID))
-	_ = uint(unsafe.Offsetof(wireSuperblock{}.State)-112) +
-		uint(112-unsafe.Offsetof(wireSuperblock{}.State))
-	_ = uint(unsafe.Offsetof(wireSuperblock{}.Rows)-128) +
-		uint(128-unsafe.Offsetof(wireSuperblock{}.Rows))
-	_ = uint(unsafe.Offsetof(wireSuperblock{}.DataLBA)-160) +
-		uint(160-unsafe.Offsetof(wireSuperblock{}.DataLBA))
-	_ = uint(unsafe.Offsetof(wireSuperblock{}.MirrorCount)-208) +
-		uint(208-unsafe.Offsetof(wireSuperblock{}.MirrorCount))
-	_ = uint(unsafe.Offsetof(wireSuperblock{}.RowTableLBA)-248) +
-		uint(248-unsafe.Offsetof(wireSuperblock{}.RowTableLBA))
-	_ = uint(unsafe.Offsetof(wireSuperblock{}.RowChecksum)-268) +
-		uint(268-unsafe.Offsetof(wireSuperblock{}.RowChecksum))
-	_ = uint(unsafe.Offsetof(wireSuperblock{}.MarkChunks)-272) +
-		uint(272-unsafe.Offsetof(wireSuperblock{}.MarkChunks))
-	_ = uint(unsafe.Offsetof(wireSuperblock{}.CRC)-crcOffset) +
-		uint(crcOffset-unsafe.Offsetof(wireSuperblock{}.CRC))
 	crcOffset = 508
+)
+
+var (
+	_ = [1]int{}[unsafe.Sizeof(wireSuperblock{})-wireBytes]
+	_ = [1]int{}[unsafe.Offsetof(wireSuperblock{}.UUID)-16]
+	_ = [1]int{}[unsafe.Offsetof(wireSuperblock{}.State)-112]
+	_ = [1]int{}[unsafe.Offsetof(wireSuperblock{}.Rows)-128]
+	_ = [1]int{}[unsafe.Offsetof(wireSuperblock{}.DataLBA)-160]
+	_ = [1]int{}[unsafe.Offsetof(wireSuperblock{}.MirrorCount)-208]
+	_ = [1]int{}[unsafe.Offsetof(wireSuperblock{}.RowTableLBA)-248]
+	_ = [1]int{}[unsafe.Offsetof(wireSuperblock{}.RowChecksum)-268]
+	_ = [1]int{}[unsafe.Offsetof(wireSuperblock{}.MarkChunks)-272]
+	_ = [1]int{}[unsafe.Offsetof(wireSuperblock{}.CRC)-crcOffset]
 )
 
 // encode makes the 4 KiB of one copy.
@@ -631,6 +641,15 @@ func openTargets(ctx context.Context, ssds []*gpuio.SSD) ([]*target, error) {
 	return ts, nil
 }
 
+// withTargets opens SSDs for fn.
+func withTargets(ctx context.Context, ssds []*gpuio.SSD, fn func(ts []*target) error) error {
+	ts, err := openTargets(ctx, ssds)
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(ts), closeTargets(ctx, ts))
+}
+
 // closeTargets works after ctx has ended, too: queue pairs must not leak.
 func closeTargets(ctx context.Context, ts []*target) error {
 	ctx = context.WithoutCancel(ctx)
@@ -715,20 +734,19 @@ func (c *copies) best() (sb Superblock, note string, err error) {
 // of the second and of the checksum tables. Its error is of class device when there is no
 // superblock.
 func ReadSuperblock(ctx context.Context, s *gpuio.SSD) (sb Superblock, lost []string, err error) {
-	ts, err := openTargets(ctx, []*gpuio.SSD{s})
-	if err != nil {
-		return sb, nil, err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	sb, note, err := ts[0].readSuperblock(ctx)
-	if err != nil || sb.State != StateComplete {
-		return sb, nil, err
-	}
-	if note != "" {
-		lost = []string{note}
-	}
-	more, err := stripe{ts[0], sb}.lostTables(ctx, true, true)
-	return sb, append(lost, more...), err
+	err = withTargets(ctx, []*gpuio.SSD{s}, func(ts []*target) error {
+		var note string
+		sb, note, err = ts[0].readSuperblock(ctx)
+		if err != nil || sb.State != StateComplete {
+			return err
+		}
+		lost, err = stripe{ts[0], sb}.lostTables(ctx, true, true)
+		if note != "" {
+			lost = append([]string{note}, lost...)
+		}
+		return err
+	})
+	return sb, lost, err
 }
 
 // ReadSuperblockFrom is ReadSuperblock for a disk that is read by other means, such as its block

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"slices"
@@ -72,15 +71,14 @@ type VerifyReport struct {
 // Verify reads everything back and compares it with the checksums of chunks and, where the stripe
 // has them, of rows, and with features.npy if asked. It takes 4 bytes a row and 1 MiB an SSD. The
 // report lists what is bad; the error, of class device, sums it up. An SSD whose superblocks are
-// gone fails as in Attach.
+// gone fails as in Find.
 func Verify(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
 	o VerifyOptions) (r VerifyReport, err error) {
-	ts, err := openTargets(ctx, ssds)
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	return verify(ctx, d, ts, o)
+	err = withTargets(ctx, ssds, func(ts []*target) error {
+		r, err = verify(ctx, d, ts, o)
+		return err
+	})
+	return r, err
 }
 
 // VerifySSDs reads back what each SSD holds by itself: its superblocks, its checksum table and its
@@ -89,12 +87,11 @@ func Verify(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
 // interrupted load, is a finding.
 func VerifySSDs(ctx context.Context, ssds []*gpuio.SSD, o VerifyOptions) (r VerifyReport,
 	err error) {
-	ts, err := openTargets(ctx, ssds)
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = errors.Join(err, closeTargets(ctx, ts)) }()
-	return verifyEach(ctx, ts, o)
+	err = withTargets(ctx, ssds, func(ts []*target) error {
+		r, err = verifyEach(ctx, ts, o)
+		return err
+	})
+	return r, err
 }
 
 func verifyEach(ctx context.Context, ts []*target, o VerifyOptions) (VerifyReport, error) {

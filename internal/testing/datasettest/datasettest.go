@@ -152,7 +152,7 @@ func AllRows(t testing.TB, d *dataset.Dataset) []byte {
 func WideRows(t testing.TB, d *dataset.Dataset) []float32 {
 	t.Helper()
 	b := make([]byte, d.Meta.Nodes*int64(d.Meta.Dim)*4)
-	require.NoError(t, d.ReadRowsAs(rowtype.Float32, 0, b))
+	require.NoError(t, d.RowsAs(rowtype.Float32).Read(0, b))
 	return hostmem.View[float32](b)
 }
 
