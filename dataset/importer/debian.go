@@ -250,7 +250,7 @@ func (im *debianImport) run(ctx context.Context, packages []debian.Package,
 	}
 	im.o.NumClasses = int64(len(sections))
 	if err := im.write(ctx, parts{edges: dependencies(packages, r), labels: labels,
-		features: func() error { return im.wordFeatures(ctx, packages, r) }}); err != nil {
+		write: func() error { return im.wordFeatures(ctx, packages, r) }}); err != nil {
 		return err
 	}
 	im.m.ClassNames = sections

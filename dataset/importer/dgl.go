@@ -109,28 +109,26 @@ func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
 	if err := d.check(); err != nil {
 		return err
 	}
-	var feat *npy.Array
+	p := parts{edges: edges}
 	if o.ownFeatures() {
-		if feat = d.find("features", dglFeatureNames); feat == nil {
+		feat := d.find("features", dglFeatureNames)
+		if feat == nil {
 			return errs.New(errs.Usage,
 				"%s: the graph has no node data %s (it has %s); give features with {features} FILE, or {feature-fn}",
 				path, strings.Join(dglFeatureNames, ", "), briefNames(d.names()))
 		}
+		p.features = dataOf(feat)
 	}
-	labels, labelFile, err := im.labelsOr(ctx, func() ([]int32, string, error) {
-		return im.dglLabels(d)
-	})
-	if err != nil {
+	if p.labels, p.labelFile, err = im.dglLabels(ctx, d); err != nil {
 		return err
 	}
-	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+	if p.splits, err = im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
 		return im.dglSplits(d)
-	})
-	if err != nil {
+	}); err != nil {
 		return err
 	}
 	unused := slices.DeleteFunc(d.names(), func(n string) bool { return d.used[n] })
-	if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 && len(splits) == 0 && !o.MakeSplits {
+	if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 && len(p.splits) == 0 && !o.MakeSplits {
 		return errs.New(errs.Usage,
 			"%s: node data %s may be a split, and there is none that is known; name it with {map}, as in {map} %s=train, give {splits} DIR, or {make-splits} to deal new ones",
 			path, brief(unused[i]), brief(unused[i]))
@@ -142,10 +140,7 @@ func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
 	if path != o.In {
 		im.noteUnused(o.In, append(unusedFiles(o.In, path), subfolders(o.In)...))
 	}
-	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
-		features: func() error {
-			return im.featuresOr(ctx, func() error { return im.features(ctx, feat) })
-		}})
+	return im.write(ctx, p)
 }
 
 // dglData is the node data of a graph.
@@ -204,9 +199,14 @@ func (d *dglData) find(ours string, names []string) *npy.Array {
 	return nil
 }
 
-func (im *dglImport) dglLabels(d *dglData) (labels []int32, file string, err error) {
+func (im *dglImport) dglLabels(ctx context.Context, d *dglData) (labels []int32, file string,
+	err error) {
+	if im.o.Labels != "" {
+		labels, err = im.labelFile(ctx, im.o.Labels)
+		return labels, im.o.Labels, err
+	}
 	if a := d.find("labels", dglLabelNames); a != nil {
-		labels, err = im.nodeLabels(a)
+		labels, err = im.labels(ctx, dataOf(a), nil)
 		return labels, a.Name, err
 	}
 	if !im.o.UnlabelledOK {

@@ -1,10 +1,10 @@
 package importer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"strconv"
 
@@ -31,28 +31,16 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	if err != nil || whole {
 		return err
 	}
-	r, err := a.Reader(w.n)
-	if err != nil {
-		return errors.Join(err, w.out.Discard())
-	}
-	defer r.Close()
-	buf := make([]float32, 64<<10)
 	t := edges.NewMarkTimer()
-	for err == nil {
-		var n int
-		n, err = r.Float32s(buf)
-		if err == nil {
-			err = w.put(buf[:n])
-		}
+	err = npy.Each(a, w.n, func(_ int64, x []float32) error {
+		err := w.put(x)
 		if err == nil && im.s.Journaled() && t.Due() {
 			err = t.Mark(func() error { return im.s.MarkArray(w.out) })
 		}
-		if err == nil {
-			err = ctx.Err()
-		}
 		im.o.Progress.Report("features", w.n/sh[1], sh[0])
-	}
-	if errors.Is(err, io.EOF) {
+		return cmp.Or(err, ctx.Err())
+	})
+	if err == nil {
 		return w.out.Close()
 	}
 	if re := (*npy.RangeError)(nil); errors.As(err, &re) {
@@ -155,33 +143,26 @@ func (im *importer) randomFeatures(ctx context.Context) error {
 		return err
 	}
 	noise := build.Noise(im.o.Seed)
+	row, last := make([]float32, im.o.Dim), int64(0)
 	degrees, err := npy.Open(im.s.Path(dataset.IndptrName))
-	if err != nil {
-		return errors.Join(err, w.out.Discard())
-	}
-	r, err := degrees.Reader(0)
-	if err != nil {
-		return errors.Join(err, w.out.Discard())
-	}
-	defer r.Close()
-	row := make([]float32, im.o.Dim)
-	var last int64
-	buf := make([]int64, 4096)
-	for v := int64(-1); v < im.m.Nodes; {
-		n, err := r.Ints(buf)
-		for _, p := range buf[:n] {
-			if v >= 0 && err == nil {
-				noise(row, uint64(v))
-				row[0] = log2(p - last)
-				err = w.put(row)
+	if err == nil {
+		err = npy.Each(degrees, 0, func(first int64, offsets []int64) error {
+			for i, p := range offsets {
+				if v := first + int64(i) - 1; v >= 0 {
+					noise(row, uint64(v))
+					row[0] = log2(p - last)
+					if err := w.put(row); err != nil {
+						return err
+					}
+				}
+				last = p
 			}
-			last = p
-			v++
-		}
-		if err = errors.Join(err, ctx.Err()); err != nil {
-			return errors.Join(err, w.out.Discard())
-		}
-		im.o.Progress.Report("features", v, im.m.Nodes)
+			im.o.Progress.Report("features", first+int64(len(offsets))-1, im.m.Nodes)
+			return ctx.Err()
+		})
+	}
+	if err != nil {
+		return errors.Join(err, w.out.Discard())
 	}
 	return w.out.Close()
 }
@@ -206,8 +187,26 @@ func (im *importer) hashFeatures(fn string) error {
 	return nil
 }
 
-// features writes features.npy from an array that must have a row for each node.
-func (im *importer) features(ctx context.Context, a *npy.Array) error {
+// features writes features.npy: a row for each node, or, where nodesFrom is given, as many as there
+// are nodes by then (sameRows).
+func (im *importer) features(ctx context.Context, d nodeFile, nodesFrom *errs.Text) error {
+	a := d.array
+	if a == nil {
+		rows, err := im.featureRows(ctx, d)
+		if err == nil && nodesFrom != nil {
+			err = im.sameRows(rows, d.path, nodesFrom)
+		} else if err == nil && rows != im.m.Nodes {
+			err = errs.New(errs.Usage, "%s ends after %d rows, there are %d nodes", d.path, rows,
+				im.m.Nodes)
+		}
+		return err
+	}
+	if nodesFrom != nil {
+		if err := im.matrix(ctx, a); err != nil {
+			return err
+		}
+		return im.sameRows(a.Header.Shape[0], d.path, nodesFrom)
+	}
 	if err := im.oneRowEach(a, "features"); err != nil {
 		return err
 	}
@@ -221,35 +220,19 @@ func (im *importer) features(ctx context.Context, a *npy.Array) error {
 	return im.matrix(ctx, a)
 }
 
-// featuresOr makes the features that --feature-fn or --features says, or else those of own.
-func (im *importer) featuresOr(ctx context.Context, own func() error) error {
+// ownOrOther writes the features of the input, where it has some that are to be taken, or else those
+// that options name or make.
+func (im *importer) ownOrOther(ctx context.Context, own nodeFile) (err error) {
 	switch {
-	case im.o.FeatureFn != "":
+	case own.path != "":
+	case im.o.Features == "":
 		return im.madeFeatures(ctx)
-	case im.o.Features != "":
-		return im.featureFile(ctx, im.o.Features)
+	default:
+		if own, err = openData(im.o.Features, true); err != nil {
+			return err
+		}
 	}
-	return own()
-}
-
-// arrayOrMade writes an array of features, or where it is nil those that FeatureFn makes.
-func (im *importer) arrayOrMade(ctx context.Context, a *npy.Array) error {
-	if a == nil {
-		return im.madeFeatures(ctx)
-	}
-	return im.features(ctx, a)
-}
-
-// featureFile writes features.npy from a file that Features names.
-func (im *importer) featureFile(ctx context.Context, path string) error {
-	if !isArray(path) {
-		return im.csvMatrix(ctx, path, true)
-	}
-	a, err := npy.Open(path)
-	if err != nil {
-		return err
-	}
-	return im.features(ctx, a)
+	return im.features(ctx, own, nil)
 }
 
 // madeFeatures makes the features that FeatureFn says.
@@ -260,35 +243,10 @@ func (im *importer) madeFeatures(ctx context.Context) error {
 	return im.hashFeatures(im.o.FeatureFn)
 }
 
-// csvMatrix writes features.npy from lines of numbers, one for each of the nodes.
-func (im *importer) csvMatrix(ctx context.Context, path string, users bool) error {
-	rows, err := im.featureRows(ctx, path, users)
-	if err == nil && rows != im.m.Nodes {
-		err = errs.New(errs.Usage, "%s ends after %d rows, there are %d nodes", path, rows,
-			im.m.Nodes)
-	}
-	return err
-}
-
-// textFeatures writes features.npy from a text file or array and returns the rows.
-func (im *importer) textFeatures(ctx context.Context, path string) (int64, error) {
-	if !isArray(path) {
-		return im.featureRows(ctx, path, true)
-	}
-	a, err := npy.Open(path)
-	if err != nil {
-		return 0, err
-	}
-	if err := im.matrix(ctx, a); err != nil {
-		return 0, err
-	}
-	return a.Header.Shape[0], nil
-}
-
 // featureRows writes features.npy from a table and returns the rows.
-func (im *importer) featureRows(ctx context.Context, path string, users bool) (n int64,
-	err error) {
-	t, err := im.tableOf(ctx, "features", path, users)
+func (im *importer) featureRows(ctx context.Context, d nodeFile) (n int64, err error) {
+	path := d.path
+	t, err := im.tableOf(ctx, "features", path, d.users)
 	if err != nil {
 		return 0, err
 	}
@@ -308,7 +266,7 @@ func (im *importer) featureRows(ctx context.Context, path string, users bool) (n
 	p := placer{im: im, t: t, w: w}
 	looks := idLooks{t: t}
 	err = eachRows(ctx, im, t, func(r rows[float32], b lineBlock) error {
-		if n += int64(len(r.lines)); t.id < 0 && im.m.Nodes > 0 && n > im.m.Nodes && !users {
+		if n += int64(len(r.lines)); t.id < 0 && im.m.Nodes > 0 && n > im.m.Nodes && !d.users {
 			return b.bad(r.lines[int64(len(r.lines))-(n-im.m.Nodes)],
 				"a row for node %d, there are only %d nodes", im.m.Nodes, im.m.Nodes)
 		}

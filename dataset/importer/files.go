@@ -17,7 +17,7 @@ func isFile(path string) bool {
 
 // eachInt calls fn with the integers of an array of one dimension, in order.
 func eachInt(a *npy.Array, fn func(pos, x int64) error) error {
-	return eachInts(a, func(first int64, xs []int64) error {
+	return npy.Each(a, 0, func(first int64, xs []int64) error {
 		for i, x := range xs {
 			if err := fn(first+int64(i), x); err != nil {
 				return err
@@ -27,29 +27,27 @@ func eachInt(a *npy.Array, fn func(pos, x int64) error) error {
 	})
 }
 
-// eachInts calls fn with some integers at a time, of which it names the first.
-func eachInts(a *npy.Array, fn func(first int64, xs []int64) error) error {
-	r, err := a.Reader(0)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	buf := make([]int64, 32<<10)
-	for pos := int64(0); pos < a.Header.Elements(); {
-		n, err := r.Ints(buf)
-		if err != nil {
-			return err
-		}
-		if err := fn(pos, buf[:n]); err != nil {
-			return err
-		}
-		pos += int64(n)
-	}
-	return nil
-}
-
 // closing closes an archive and joins what that says to err.
 func closing(err error, a *npy.Archive) error { return errors.Join(err, a.Close()) }
+
+// nodeFile is a file with a row for each node: an array, or else a table in text.
+type nodeFile struct {
+	array *npy.Array
+	path  string
+	users bool // the user named the file, so its form is found out
+}
+
+// openData opens a file.
+func openData(path string, users bool) (d nodeFile, err error) {
+	d = nodeFile{path: path, users: users}
+	if isArray(path) {
+		d.array, err = npy.Open(path)
+	}
+	return d, err
+}
+
+// dataOf is an array of a format.
+func dataOf(a *npy.Array) nodeFile { return nodeFile{array: a, path: a.Name} }
 
 // isArray reports whether a file is, or is called, an array of NumPy.
 func isArray(path string) bool {

@@ -50,9 +50,9 @@ func (im *importer) givenColumns(ctx context.Context, nodesFrom *errs.Text) (lab
 	err error) {
 	o := &im.o
 	if o.Features != "" {
-		rows, err := im.textFeatures(ctx, o.Features)
+		d, err := openData(o.Features, true)
 		if err == nil {
-			err = im.sameRows(rows, o.Features, nodesFrom)
+			err = im.features(ctx, d, nodesFrom)
 		}
 		if err != nil {
 			return nil, err
@@ -61,11 +61,9 @@ func (im *importer) givenColumns(ctx context.Context, nodesFrom *errs.Text) (lab
 	if o.Labels == "" {
 		return nil, nil
 	}
-	if labels, err = im.textLabels(ctx, o.Labels); err == nil {
-		err = im.sameRows(int64(len(labels)), o.Labels, nodesFrom)
+	d, err := openData(o.Labels, true)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		err = im.countClasses(labels, o.Labels)
-	}
-	return labels, err
+	return im.labels(ctx, d, nodesFrom)
 }

@@ -224,32 +224,29 @@ func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMet
 	if err := im.stateNodes(m.Graph.Nodes[0].Num, path+": num of graph.nodes"); err != nil {
 		return err
 	}
-	var features *npy.Array
+	var p parts
 	if o.ownFeatures() { // else they are looked at later
-		var err error
-		if features, err = im.graphboltFeatures(path, m); err != nil {
+		features, err := im.graphboltFeatures(path, m)
+		if err != nil {
 			return err
 		}
+		p.features = dataOf(features)
 	}
-	labels, labelFile, splits, err := im.graphboltSets(ctx, path, m)
-	if err != nil {
+	if err := im.graphboltSets(ctx, path, m, &p); err != nil {
 		return err
 	}
 	if o.Labels == "" { // else they are counted
-		if err := im.countClasses(labels, labelFile); err != nil {
+		if err := im.countClasses(p.labels, p.labelFile); err != nil {
 			return err
 		}
 	}
 	im.take(m.Graph.Edges[0])
 	im.noteUnused(path, im.graphboltUnused(m))
-	edges, err := im.graphboltEdges(ctx, path, m.Graph.Edges[0])
-	if err != nil {
+	var err error
+	if p.edges, err = im.graphboltEdges(ctx, path, m.Graph.Edges[0]); err != nil {
 		return err
 	}
-	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
-		features: func() error {
-			return im.featuresOr(ctx, func() error { return im.features(ctx, features) })
-		}})
+	return im.write(ctx, p)
 }
 
 // graphboltFeatures opens the features.
@@ -320,25 +317,25 @@ func (im *graphboltImport) graphboltEdges(ctx context.Context, meta string,
 	return indexEdges(a, im.m.Nodes, twoRows)
 }
 
-// graphboltFeature chooses the node features: by name, or feat, or the only ones.
-func graphboltFeature(path string, m *graphboltMeta, want string) (*graphboltData, error) {
-	var found []*graphboltData
-	var names []string
-	for _, d := range m.Features {
-		if d == nil || d.Domain != "node" {
-			continue
-		}
-		names = append(names, d.Name)
-		if want == "" || d.Name == want {
-			found = append(found, d)
+// called returns the entries of a name, or all where it is "", and the names of all.
+func called[T any](all []T, name string, nameOf func(T) string) (found []T, names []string) {
+	for _, x := range all {
+		n := nameOf(x)
+		if names = append(names, n); name == "" || n == name {
+			found = append(found, x)
 		}
 	}
-	if want == "" && len(found) > 1 {
-		for _, d := range found {
-			if d.Name == "feat" {
-				return d, nil
-			}
-		}
+	return found, names
+}
+
+// graphboltFeature chooses the node features: by name, or feat, or the only ones.
+func graphboltFeature(path string, m *graphboltMeta, want string) (*graphboltData, error) {
+	own := slices.DeleteFunc(slices.Clone(m.Features),
+		func(d *graphboltData) bool { return d == nil || d.Domain != "node" })
+	found, names := called(own, want, func(d *graphboltData) string { return d.Name })
+	if feat, _ := called(own, "feat", func(d *graphboltData) string { return d.Name }); want == "" &&
+		len(found) > 1 && len(feat) > 0 {
+		return feat[0], nil
 	}
 	switch {
 	case len(names) == 0:
@@ -357,17 +354,9 @@ func graphboltFeature(path string, m *graphboltMeta, want string) (*graphboltDat
 // graphboltTasks returns the task that is asked for, or the only one, or none.
 func (im *graphboltImport) graphboltTasks(path string, m *graphboltMeta) ([]*graphboltTask,
 	error) {
-	var tasks []*graphboltTask
-	var names []string
-	for _, t := range m.Tasks {
-		if t == nil {
-			continue
-		}
-		names = append(names, t.Name)
-		if im.opt.Task == "" || t.Name == im.opt.Task {
-			tasks = append(tasks, t)
-		}
-	}
+	tasks, names := called(slices.DeleteFunc(slices.Clone(m.Tasks),
+		func(t *graphboltTask) bool { return t == nil }), im.opt.Task,
+		func(t *graphboltTask) string { return t.Name })
 	switch {
 	case len(tasks) == 1:
 	case im.opt.Task != "":
@@ -385,40 +374,37 @@ func (im *graphboltImport) graphboltTasks(path string, m *graphboltMeta) ([]*gra
 
 // graphboltSets reads the node sets of a task and the labels in them. A node that is in no set has
 // no label.
-func (im *graphboltImport) graphboltSets(ctx context.Context, path string,
-	m *graphboltMeta) (labels []int32, labelFile string, splits []splitSet, err error) {
+func (im *graphboltImport) graphboltSets(ctx context.Context, path string, m *graphboltMeta,
+	p *parts) error {
 	o := &im.o
 	tasks, err := im.graphboltTasks(path, m)
 	if err != nil {
-		return nil, "", nil, err
+		return err
 	}
 	if err := im.needMemory(path+": a label for each of the \"num\" nodes", im.m.Nodes,
 		4); err != nil {
-		return nil, "", nil, err
+		return err
 	}
-	labels = slices.Repeat([]int32{noLabel}, int(im.m.Nodes))
-	labelFile = path
+	p.labels, p.labelFile = slices.Repeat([]int32{noLabel}, int(im.m.Nodes)), path
 	labelled := false
 	for _, t := range tasks {
-		sets, has, err := im.graphboltTask(path, t, labels)
-		if err != nil {
-			return nil, "", nil, err
+		if p.splits, labelled, err = im.graphboltTask(path, t, p.labels); err != nil {
+			return err
 		}
-		splits, labelled = sets, has
 	}
 	if o.Labels != "" {
-		labelFile = o.Labels
-		if labels, err = im.labelFile(ctx, o.Labels); err != nil {
-			return nil, "", nil, err
+		p.labelFile = o.Labels
+		if p.labels, err = im.labelFile(ctx, o.Labels); err != nil {
+			return err
 		}
 	} else if !labelled && !o.UnlabelledOK {
-		return nil, "", nil, errs.New(errs.Usage,
+		return errs.New(errs.Usage,
 			"%s: the task's sets have no labels; give {labels} FILE, or {unlabelled-ok}", path)
 	}
 	if o.SplitDir != "" {
-		splits, err = im.folderSplits(ctx, o.SplitDir)
+		p.splits, err = im.folderSplits(ctx, o.SplitDir)
 	}
-	return labels, labelFile, splits, err
+	return err
 }
 
 // graphboltTask reads the sets of a task and fills in their labels, where they have any.

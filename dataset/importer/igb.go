@@ -90,32 +90,32 @@ type igbImport struct {
 func (im *igbImport) run(ctx context.Context) error {
 	o := &im.o
 	im.m.Source.Options["classes"] = im.opt.Classes
+	p := parts{labelFile: o.Labels}
 	feat, lab, err := im.openColumns()
 	if err != nil {
 		return err
 	}
-	labels, err := im.igbLabels(lab)
-	if err != nil {
+	if p.labels, err = im.igbLabels(lab); err != nil {
 		return err
 	}
-	im.noteZeros(labels)
-	if err := im.countClasses(labels, o.Labels); err != nil {
+	im.noteZeros(p.labels)
+	if err := im.countClasses(p.labels, o.Labels); err != nil {
 		return err
 	}
-	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
-		im.splitByPosition(int64(len(labels)))
+	if p.splits, err = im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+		im.splitByPosition(int64(len(p.labels)))
 		return nil, nil
-	})
-	if err != nil {
+	}); err != nil {
 		return err
 	}
-	edges, err := openIndexEdges(filepath.Join(o.In, "processed", "paper__cites__paper",
-		"edge_index.npy"), im.m.Nodes, twoColumn)
-	if err != nil {
+	if p.edges, err = openIndexEdges(filepath.Join(o.In, "processed", "paper__cites__paper",
+		"edge_index.npy"), im.m.Nodes, twoColumn); err != nil {
 		return err
 	}
-	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: o.Labels, splits: splits,
-		features: func() error { return im.arrayOrMade(ctx, feat) }})
+	if feat != nil {
+		p.features = dataOf(feat)
+	}
+	return im.write(ctx, p)
 }
 
 // openColumns opens the features, where they are not made, and the labels. The features, the labels

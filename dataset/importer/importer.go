@@ -115,7 +115,8 @@ func runNamed(r request, fn func(*importer) error) error {
 // parts are the edges, features, labels and splits that a format has found.
 type parts struct {
 	edges     edges.Source
-	features  func() error // writes them, once the topology is there
+	features  nodeFile     // the input's own, where they are taken
+	write     func() error // writes the features, where nothing else has them
 	labels    []int32      // nil: there are none
 	labelFile string
 	splits    []splitSet // none, or all three
@@ -130,7 +131,11 @@ func (im *importer) write(ctx context.Context, p parts) error {
 	if err := im.topology(ctx); err != nil {
 		return err
 	}
-	if err := p.features(); err != nil {
+	features := p.write
+	if features == nil {
+		features = func() error { return im.ownOrOther(ctx, p.features) }
+	}
+	if err := features(); err != nil {
 		return err
 	}
 	return im.labelsAndSplits(p.labels, p.labelFile, p.splits)

@@ -3,9 +3,7 @@ package importer
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 
@@ -39,35 +37,24 @@ func (im *importer) labelArray(a *npy.Array) ([]int32, error) {
 	if err := im.needMemory(a.Name+": a label for each node", sh[0], 4); err != nil {
 		return nil, err
 	}
-	r, err := a.Reader(0)
-	if err != nil {
-		return nil, err
-	}
-	defer r.Close()
 	labels := make([]int32, 0, sh[0])
-	buf := make([]float64, 32<<10)
-	for {
-		n, err := r.Floats(buf)
-		if errors.Is(err, io.EOF) {
-			return labels, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, x := range buf[:n] {
+	err := npy.Each(a, 0, func(_ int64, xs []float64) error {
+		for _, x := range xs {
 			l, ok := labelOf(x)
 			if !ok {
-				return nil, badLabel(a.Name, int64(len(labels)), x)
+				return errs.New(errs.Usage, "%s: %s", a.Name, badLabel(int64(len(labels)), x))
 			}
 			labels = append(labels, l)
 		}
-	}
+		return nil
+	})
+	return labels, err
 }
 
-func badLabel(file string, node int64, x any) error {
-	return errs.New(errs.Usage,
-		"%s: label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
-		file, x, node)
+func badLabel(node int64, x float64) errs.Text {
+	return errs.Textf(
+		"label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
+		x, node)
 }
 
 // unlabelled writes n nodes without a label, of which no array is made: without labels, the number
@@ -86,28 +73,31 @@ func unlabelled(out *build.Array, n int64) error {
 	return nil
 }
 
-// nodeLabels reads an array of labels, one for each node.
-func (im *importer) nodeLabels(a *npy.Array) ([]int32, error) {
-	if err := im.oneRowEach(a, "labels"); err != nil {
-		return nil, err
-	}
-	labels, err := im.labelArray(a)
-	if err == nil {
-		err = im.countClasses(labels, a.Name)
-	}
-	return labels, err
-}
-
-// textLabels reads labels, one a line in node order, or with the node id before each.
-func (im *importer) textLabels(ctx context.Context, path string) ([]int32, error) {
-	if isArray(path) {
-		a, err := npy.Open(path)
-		if err != nil {
+// labels reads labels: one for each node, or, where nodesFrom is given, as many as there are nodes
+// by then (sameRows). It counts their classes.
+func (im *importer) labels(ctx context.Context, d nodeFile, nodesFrom *errs.Text) (labels []int32,
+	err error) {
+	switch {
+	case d.array == nil:
+		labels, err = im.labelRows(ctx, d)
+	case nodesFrom == nil:
+		if err := im.oneRowEach(d.array, "labels"); err != nil {
 			return nil, err
 		}
-		return im.labelArray(a)
+		fallthrough
+	default:
+		labels, err = im.labelArray(d.array)
 	}
-	return im.labelRows(ctx, path, true)
+	if n := int64(len(labels)); err == nil && nodesFrom != nil {
+		err = im.sameRows(n, d.path, nodesFrom)
+	} else if err == nil && n != im.m.Nodes {
+		err = errs.New(errs.Usage, "%s ends after %d labels, there are %d nodes", d.path, n,
+			im.m.Nodes)
+	}
+	if err == nil {
+		err = im.countClasses(labels, d.path)
+	}
+	return labels, err
 }
 
 // unset marks a node whose label was not read yet.
@@ -123,20 +113,20 @@ type labelTable struct {
 }
 
 // labelRows reads labels from a table.
-func (im *importer) labelRows(ctx context.Context, path string, users bool) ([]int32, error) {
-	t, err := im.tableOf(ctx, "labels", path, users)
+func (im *importer) labelRows(ctx context.Context, d nodeFile) ([]int32, error) {
+	t, err := im.tableOf(ctx, "labels", d.path, d.users)
 	if err != nil {
 		return nil, err
 	}
-	l := labelTable{importer: im, t: t, users: users}
+	l := labelTable{importer: im, t: t, users: d.users}
 	err = im.eachValue(ctx, t, func(id, line int64, x float64) error {
 		if why, err := l.put(id, line, x); why != "" || err != nil {
-			return cmp.Or(err, errs.New(errs.Usage, "%s:%d: %s", path, line, why))
+			return cmp.Or(err, errs.New(errs.Usage, "%s:%d: %s", d.path, line, why))
 		}
 		return nil
 	})
 	if err == nil && t.id >= 0 {
-		err = l.grow(im.m.Nodes, path)
+		err = l.grow(im.m.Nodes, d.path)
 	}
 	if err != nil {
 		return nil, err
@@ -181,9 +171,7 @@ func (l *labelTable) put(id, line int64, x float64) (why errs.Text, err error) {
 	}
 	c, ok := labelOf(x)
 	if !ok {
-		return errs.Textf(
-			"label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
-			x, id), nil
+		return badLabel(id, x), nil
 	}
 	need := node + 1
 	if need > l.room { // a stray number must not take all memory
@@ -204,33 +192,11 @@ func (l *labelTable) put(id, line int64, x float64) (why errs.Text, err error) {
 	return "", nil
 }
 
-// labelFile reads a label for each node from an array, or from lines.
+// labelFile reads a label for each node from a file, which the user named or is a format's own.
 func (im *importer) labelFile(ctx context.Context, path string) ([]int32, error) {
-	if isArray(path) {
-		a, err := npy.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		return im.nodeLabels(a)
+	d, err := openData(path, path == im.o.Labels)
+	if err != nil {
+		return nil, err
 	}
-	labels, err := im.labelRows(ctx, path, path == im.o.Labels)
-	if err == nil && int64(len(labels)) != im.m.Nodes {
-		err = errs.New(errs.Usage, "%s ends after %d labels, there are %d nodes", path, len(labels),
-			im.m.Nodes)
-	}
-	if err == nil {
-		err = im.countClasses(labels, path)
-	}
-	return labels, err
-}
-
-// labelsOr reads the labels of the file that Labels names, or else those of own, which also returns
-// where they are from.
-func (im *importer) labelsOr(ctx context.Context, own func() ([]int32, string, error)) (
-	labels []int32, file string, err error) {
-	if im.o.Labels == "" {
-		return own()
-	}
-	labels, err = im.labelFile(ctx, im.o.Labels)
-	return labels, im.o.Labels, err
+	return im.labels(ctx, d, nil)
 }

@@ -83,8 +83,7 @@ func eachBlockFrom[T any](ctx context.Context, path string, offset, line int64,
 	if _, err := io.CopyN(io.Discard, in, offset); err != nil {
 		return readFailed(path, line, in.At(), err)
 	}
-	r := blockReader{in: in, path: path, line: line, offset: offset, read: in.At, size: in.Size,
-		free: make(chan []byte, 2*hostcpu.Count()+2)}
+	r := newBlocks(in, path, offset, line, 2*hostcpu.Count()+2)
 	type parsed struct {
 		v T
 		b lineBlock
@@ -112,6 +111,12 @@ type blockReader struct {
 	rest   []byte       // the beginning of a line that the next block ends
 	end    bool
 	free   chan []byte // buffers of blocks that nobody needs any more
+}
+
+// newBlocks cuts a file's text from a line on, that begins at an offset. It keeps so many buffers.
+func newBlocks(in *container.Text, path string, offset, line int64, buffers int) *blockReader {
+	return &blockReader{in: in, path: path, line: line, offset: offset, read: in.At, size: in.Size,
+		free: make(chan []byte, buffers)}
 }
 
 // next returns the next block; false at the end.

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 
@@ -63,45 +64,37 @@ type mag240mImport struct{ *importer }
 func (im *mag240mImport) run(ctx context.Context) error {
 	o := &im.o
 	paper := filepath.Join(o.In, "processed", "paper")
-	labelFile := o.Labels
-	if labelFile == "" {
-		labelFile = filepath.Join(paper, "node_label.npy")
-	}
-	lab, err := npy.Open(labelFile)
+	p := parts{labelFile: cmp.Or(o.Labels, filepath.Join(paper, "node_label.npy"))}
+	lab, err := npy.Open(p.labelFile)
 	if err != nil {
 		return err
 	}
 	if err := im.nodesFrom(lab); err != nil {
 		return err
 	}
-	var feat *npy.Array
 	if o.ownFeatures() { // else it is looked at later
-		if feat, err = npy.Open(filepath.Join(paper, "node_feat.npy")); err == nil {
+		feat, err := npy.Open(filepath.Join(paper, "node_feat.npy"))
+		if err == nil {
 			err = im.oneRowEach(feat, "features")
 		}
 		if err != nil {
 			return err
 		}
+		p.features = dataOf(feat)
 	}
-	labels, err := im.nodeLabels(lab)
-	if err != nil {
+	if p.labels, err = im.labels(ctx, dataOf(lab), nil); err != nil {
 		return err
 	}
-	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
-		return im.mag240mSplits(filepath.Join(paper, "node_year.npy"), labels)
-	})
-	if err != nil {
+	if p.splits, err = im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+		return im.mag240mSplits(filepath.Join(paper, "node_year.npy"), p.labels)
+	}); err != nil {
 		return err
 	}
-	edges, err := openIndexEdges(filepath.Join(o.In, "processed", "paper___cites___paper",
-		"edge_index.npy"), im.m.Nodes, twoRows)
-	if err != nil {
+	if p.edges, err = openIndexEdges(filepath.Join(o.In, "processed", "paper___cites___paper",
+		"edge_index.npy"), im.m.Nodes, twoRows); err != nil {
 		return err
 	}
-	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
-		features: func() error {
-			return im.featuresOr(ctx, func() error { return im.features(ctx, feat) })
-		}})
+	return im.write(ctx, p)
 }
 
 func (im *mag240mImport) mag240mSplits(path string, labels []int32) ([]splitSet, error) {

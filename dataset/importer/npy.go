@@ -427,27 +427,25 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 	if err != nil {
 		return err
 	}
-	feat, labels, labelsFile, err := im.columns(ctx, in, graph)
+	p, err := im.columns(ctx, in, graph)
 	if err != nil {
 		return err
 	}
-	splits, err := im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+	if p.splits, err = im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
 		return im.splitArrays(in)
-	})
-	if err != nil {
+	}); err != nil {
 		return err
 	}
 	in.take(o.Features, o.Labels)
-	for _, s := range splits {
+	for _, s := range p.splits {
 		in.take(s.file)
 	}
-	edges, err := im.graphEdges(in, graph)
-	if err != nil {
+	if p.edges, err = im.graphEdges(in, graph); err != nil {
 		return err
 	}
 	// The small and likely wrong things are checked by now; next the long ones.
 	unused := in.unused()
-	if len(splits) == 0 && !o.MakeSplits {
+	if len(p.splits) == 0 && !o.MakeSplits {
 		if odd := slices.DeleteFunc(slices.Clone(unused),
 			func(n string) bool { return !looksLikeSplit(n) }); len(odd) > 0 {
 			return errs.New(errs.Usage,
@@ -456,17 +454,20 @@ func (im *npyImport) run(ctx context.Context, in *arrays) error {
 		}
 	}
 	im.noteUnused(in.where(), unused)
-	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelsFile, splits: splits,
-		features: func() error { return im.arrayOrMade(ctx, feat) }})
+	return im.write(ctx, p)
 }
 
 // columns opens the features and reads the labels; their rows, or the graph, tell the number of
 // nodes.
-func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (feat *npy.Array,
-	labels []int32, labelsFile string, err error) {
+func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (p parts,
+	err error) {
 	o := &im.o
-	if feat, err = im.openFeatures(in); err != nil {
-		return nil, nil, "", err
+	feat, err := im.openFeatures(in)
+	if err != nil {
+		return p, err
+	}
+	if feat != nil {
+		p.features = dataOf(feat)
 	}
 	lab, err := in.fileOr(o.Labels, labelNames)
 	if err == nil && lab == nil && !o.UnlabelledOK {
@@ -475,7 +476,7 @@ func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (f
 			in.where(), strings.Join(labelNames, ", "), briefNames(in.has()))
 	}
 	if err != nil {
-		return nil, nil, "", err
+		return p, err
 	}
 	var nodesFrom errs.Text
 	if o.Nodes > 0 {
@@ -488,20 +489,20 @@ func (im *npyImport) columns(ctx context.Context, in *arrays, graph npyGraph) (f
 		err = im.sameRows(feat.Header.Shape[0], feat.Name, &nodesFrom)
 	}
 	if err == nil && lab != nil {
-		labelsFile = lab.Name
-		labels, err = im.labelRowsOf(lab, &nodesFrom)
+		p.labelFile = lab.Name
+		p.labels, err = im.labels(ctx, dataOf(lab), &nodesFrom)
 	}
 	if err != nil {
-		return nil, nil, "", err
+		return p, err
 	}
 	if p := graph.ptr; nodesFrom == "" && p != nil && len(p.Header.Shape) == 1 {
 		im.m.Nodes, nodesFrom = p.Header.Shape[0]-1, errs.Text(p.Name)
 	}
 	if nodesFrom == "" {
-		return nil, nil, "", errs.New(errs.Usage,
-			"%s: nothing tells the number of nodes; give {nodes}", in.where())
+		return p, errs.New(errs.Usage, "%s: nothing tells the number of nodes; give {nodes}",
+			in.where())
 	}
-	return feat, labels, labelsFile, im.checkNodes(nodesFrom)
+	return p, im.checkNodes(nodesFrom)
 }
 
 // openFeatures opens the features; nil where they are made.
@@ -516,18 +517,6 @@ func (im *npyImport) openFeatures(in *arrays) (*npy.Array, error) {
 			in.where(), strings.Join(featureNames, ", "), briefNames(in.has()))
 	}
 	return feat, err
-}
-
-// labelRowsOf reads labels whose rows are the number of nodes, or agree with it.
-func (im *npyImport) labelRowsOf(a *npy.Array, nodesFrom *errs.Text) ([]int32, error) {
-	labels, err := im.labelArray(a)
-	if err == nil {
-		err = im.sameRows(int64(len(labels)), a.Name, nodesFrom)
-	}
-	if err == nil {
-		err = im.countClasses(labels, a.Name)
-	}
-	return labels, err
 }
 
 // npyGraph is the arrays of the edges, in one of the forms; none where they are a matrix.

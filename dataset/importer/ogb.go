@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"errors"
@@ -100,41 +101,29 @@ func (im *ogbImport) ogbText(ctx context.Context, raw string) error {
 	if err != nil {
 		return err
 	}
-	labels, labelFile, err := im.labelsOr(ctx, func() ([]int32, string, error) {
-		file := filepath.Join(raw, "node-label.csv.gz")
-		labels, err := im.labelFile(ctx, file)
-		return labels, file, err
-	})
-	if err != nil {
+	p := parts{labelFile: cmp.Or(o.Labels, filepath.Join(raw, "node-label.csv.gz"))}
+	if p.labels, err = im.labelFile(ctx, p.labelFile); err != nil {
 		return err
 	}
-	splits, err := im.splitsOr(ctx, im.ogbSplits)
-	if err != nil {
+	if p.splits, err = im.splitsOr(ctx, im.ogbSplits); err != nil {
 		return err
 	}
 	used := []string{"num-node-list.csv.gz", "num-edge-list.csv.gz", "edge.csv.gz"}
 	if o.ownFeatures() {
+		p.features.path = filepath.Join(raw, "node-feat.csv.gz")
+		if !isFile(p.features.path) {
+			return errs.New(errs.Usage,
+				"%s has no node-feat.csv.gz: this dataset comes without features; give some with {features} FILE (.npy, or .csv with a row for each node), or {feature-fn}",
+				raw)
+		}
 		used = append(used, "node-feat.csv.gz")
 	}
-	im.ogbUnused(raw, labelFile, splits, used...)
-	edges, err := csvEdges(ctx, filepath.Join(raw, "edge.csv.gz"), nodes, count, inverse)
-	if err != nil {
+	im.ogbUnused(raw, p.labelFile, p.splits, used...)
+	if p.edges, err = csvEdges(ctx, filepath.Join(raw, "edge.csv.gz"), nodes, count,
+		inverse); err != nil {
 		return err
 	}
-	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
-		features: func() error {
-			return im.featuresOr(ctx, func() error { return im.ogbTextFeatures(ctx, raw) })
-		}})
-}
-
-func (im *ogbImport) ogbTextFeatures(ctx context.Context, raw string) error {
-	own := filepath.Join(raw, "node-feat.csv.gz")
-	if !isFile(own) {
-		return errs.New(errs.Usage,
-			"%s has no node-feat.csv.gz: this dataset comes without features; give some with {features} FILE (.npy, or .csv with a row for each node), or {feature-fn}",
-			raw)
-	}
-	return im.csvMatrix(ctx, own, false)
+	return im.write(ctx, p)
 }
 
 // only reads an array that has one element for each graph, of which there must be one.
@@ -170,18 +159,20 @@ func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
 			return n == "num_nodes_list" || n == "num_edges_list" || n == "edge_index" ||
 				n == "node_feat" && o.ownFeatures()
 		}))
-	labels, labelFile, err := im.labelsOr(ctx, func() ([]int32, string, error) {
-		return im.ogbBinaryLabels(filepath.Join(raw, "node-label.npz"))
-	})
+	p := parts{labelFile: cmp.Or(o.Labels, filepath.Join(raw, "node-label.npz"))}
+	if o.Labels != "" {
+		p.labels, err = im.labelFile(ctx, o.Labels)
+	} else {
+		p.labels, err = im.ogbBinaryLabels(ctx, p.labelFile)
+	}
 	if err != nil {
 		return err
 	}
-	splits, err := im.splitsOr(ctx, im.ogbSplits)
-	if err != nil {
+	if p.splits, err = im.splitsOr(ctx, im.ogbSplits); err != nil {
 		return err
 	}
-	im.ogbUnused(raw, labelFile, splits, "data.npz")
-	if len(splits) == 0 {
+	im.ogbUnused(raw, p.labelFile, p.splits, "data.npz")
+	if len(p.splits) == 0 {
 		o.UnlabelledOK = true // what NaN means here
 	}
 	if index.Seekable() { // it may be read in parts, which no checksum covers
@@ -189,20 +180,17 @@ func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
 			return err
 		}
 	}
-	edges, err := indexEdges(index, im.m.Nodes, twoRows)
-	if err != nil {
+	if p.edges, err = indexEdges(index, im.m.Nodes, twoRows); err != nil {
 		return err
 	}
-	return im.write(ctx, parts{edges: edges, labels: labels, labelFile: labelFile, splits: splits,
-		features: func() error {
-			return im.featuresOr(ctx, func() error {
-				feat, err := data.Array("node_feat")
-				if err != nil {
-					return err
-				}
-				return im.features(ctx, feat)
-			})
-		}})
+	if o.ownFeatures() {
+		feat, err := data.Array("node_feat")
+		if err != nil {
+			return err
+		}
+		p.features = dataOf(feat)
+	}
+	return im.write(ctx, p)
 }
 
 // ogbBinaryEdges opens the edges, of which the archive also states the number, and takes the
@@ -230,17 +218,18 @@ func (im *ogbImport) ogbBinaryEdges(data *npy.Archive) (*npy.Array, error) {
 	return index, nil
 }
 
-func (im *ogbImport) ogbBinaryLabels(path string) (labels []int32, file string, err error) {
+func (im *ogbImport) ogbBinaryLabels(ctx context.Context, path string) (labels []int32,
+	err error) {
 	a, err := npy.OpenArchive(path)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	defer func() { err = closing(err, a) }()
 	arr, err := a.Array("node_label")
-	if err == nil {
-		labels, err = im.nodeLabels(arr)
+	if err != nil {
+		return nil, err
 	}
-	return labels, path, err
+	return im.labels(ctx, dataOf(arr), nil)
 }
 
 // ogbUnused names the files of the dataset that are not used.

@@ -130,7 +130,7 @@ func (im *planetoidImport) run(ctx context.Context, prefix string) error {
 	im.o.NumClasses, im.classesFrom = int64(len(p.y[0])), p.file("y")
 	val := min(planetoidVal, p.allx.Rows-n)
 	return im.write(ctx, parts{edges: p.edges(), labels: labels, labelFile: p.file("ally"),
-		features: func() error { return im.planetoidFeatures(p) },
+		write: func() error { return im.planetoidFeatures(p) },
 		splits: []splitSet{{p.file("y"), rangeOf(0, n)}, {p.file("ally"), rangeOf(n, n+val)},
 			{p.file("test.index"), p.test}}})
 }

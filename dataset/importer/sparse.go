@@ -1,8 +1,6 @@
 package importer
 
 import (
-	"errors"
-	"io"
 	"slices"
 
 	"helios/dataset/edges"
@@ -117,27 +115,17 @@ func (im *npyImport) noteValues(s *sparse, entries int64) error {
 	if n := a.Header.Elements(); n != entries {
 		return errs.New(errs.Usage, "%s has %d entries, the matrix has %d", a.Name, n, entries)
 	}
-	r, err := a.Reader(0)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
 	zeros, ones := 0, true
-	buf := make([]float64, 32<<10)
-	for {
-		n, err := r.Floats(buf)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		for _, x := range buf[:n] {
+	if err := npy.Each(a, 0, func(_ int64, values []float64) error {
+		for _, x := range values {
 			if x == 0 {
 				zeros++
 			}
 			ones = ones && x == 1
 		}
+		return nil
+	}); err != nil {
+		return err
 	}
 	if !ones {
 		im.o.note("not used of %s: data, the values of its entries; models take no edge weights",

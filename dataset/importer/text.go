@@ -1,11 +1,9 @@
 package importer
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/csv"
 	"errors"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,8 +19,9 @@ type lines struct {
 	offset int64  // offset of the line after text
 	text   []byte // without white space around it
 	in     *container.Text
-	br     *bufio.Reader
-	long   []byte
+	blocks *blockReader
+	block  []byte
+	rest   []byte // of the block
 }
 
 // byteOrderMark begins text in UTF-8 from Windows programs.
@@ -36,32 +35,23 @@ func openLines(path string) (*lines, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &lines{path: path, in: in, br: bufio.NewReaderSize(in, 256<<10)}, nil
+	return &lines{path: path, in: in, blocks: newBlocks(in, path, 0, 1, 1)}, nil
 }
 
 func (l *lines) close() error { return l.in.Close() }
 
 // raw reads the next line; false at the end.
 func (l *lines) raw() (bool, error) {
-	text, err := l.br.ReadSlice('\n')
-	if errors.Is(err, bufio.ErrBufferFull) {
-		l.long = append(l.long[:0], text...)
-		for errors.Is(err, bufio.ErrBufferFull) && len(l.long) < maxLine {
-			text, err = l.br.ReadSlice('\n')
-			l.long = append(l.long, text...)
+	for len(l.rest) == 0 {
+		l.blocks.reuse(l.block)
+		b, more, err := l.blocks.next()
+		if err != nil || !more {
+			return false, err
 		}
-		if errors.Is(err, bufio.ErrBufferFull) {
-			return false, errs.New(errs.Usage,
-				"%s:%d: line of more than %d bytes; is it a text file?", l.path, l.n+1, maxLine)
-		}
-		text = l.long
+		l.block, l.rest = b.text, b.text
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		return false, readFailed(l.path, l.n+1, l.in.At(), err)
-	}
-	if len(text) == 0 && err != nil {
-		return false, nil
-	}
+	text := l.rest[:nextLine(l.rest, 0)]
+	l.rest = l.rest[len(text):]
 	l.offset += int64(len(text))
 	if l.n++; l.n == 1 {
 		text = bytes.TrimPrefix(text, byteOrderMark)

@@ -143,7 +143,7 @@ func (im *importer) blocksOf(name string, fn func(first int64, x []int64)) error
 	if err != nil {
 		return err
 	}
-	return eachInts(a, func(first int64, x []int64) error { fn(first, x); return nil })
+	return npy.Each(a, 0, func(first int64, x []int64) error { fn(first, x); return nil })
 }
 
 // edgesFrom takes all edges of a source, with what the options add. It may be called for several

@@ -406,6 +406,35 @@ func (r *Reader) Ints(dst []int64) (int, error) {
 // Floats fills dst with any numbers as float64.
 func (r *Reader) Floats(dst []float64) (int, error) { return floats(r, dst) }
 
+// Each calls fn with the elements of an array from one on, some at a time, and the number of the
+// first of them. fn does not keep them.
+func Each[T int64 | float32 | float64](a *Array, from int64,
+	fn func(first int64, xs []T) error) (err error) {
+	r, err := a.Reader(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	buf := make([]T, 32<<10)
+	for n := 0; from < a.Header.Elements(); from += int64(n) {
+		switch dst := any(buf).(type) {
+		case []int64:
+			n, err = r.Ints(dst)
+		case []float32:
+			n, err = r.Float32s(dst)
+		case []float64:
+			n, err = r.Floats(dst)
+		}
+		if err != nil {
+			return err
+		}
+		if err := fn(from, buf[:n]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // RangeError is a number that float32 cannot hold.
 type RangeError struct {
 	Name  string
