@@ -260,8 +260,7 @@ func (d *Dataset) fillTopology(t *graph.Topology) error {
 	if err := d.readArray(IndptrName, rawBytes(t.Indptr), nil); err != nil {
 		return err
 	}
-	if err := checkIndptr(d.Path(IndptrName), d.Path(IndicesName), t.Indptr,
-		t.NumEdges); err != nil {
+	if err := d.checkIndptr(t); err != nil {
 		return err
 	}
 	ids := rawBytes(t.Indices32)
@@ -304,7 +303,8 @@ func rawBytes[T int64 | int32 | uint32](v []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
 }
 
-func checkIndptr(file, indices string, p []int64, edges int64) error {
+func (d *Dataset) checkIndptr(t *graph.Topology) error {
+	file, p := d.Path(IndptrName), t.Indptr
 	if p[0] != 0 {
 		return errs.New(errs.Usage, "%s: starts with %d, must start with 0", file, p[0])
 	}
@@ -315,9 +315,9 @@ func checkIndptr(file, indices string, p []int64, edges int64) error {
 				p[i], i)
 		}
 	}
-	if last := p[len(p)-1]; last != edges {
+	if last := p[len(p)-1]; last != t.NumEdges {
 		return errs.New(errs.Usage, "%s: ends with %d, but %s has %d entries", file, last,
-			indices, edges)
+			d.Path(IndicesName), t.NumEdges)
 	}
 	return nil
 }
@@ -360,13 +360,11 @@ func (d *Dataset) checkLabel(x, node int64) error {
 
 // Split returns the node ids of "train", "val" or "test", ascending.
 func (d *Dataset) Split(name string) ([]int64, error) {
-	switch name {
-	case "train", "val", "test":
-	default:
+	n, ok := map[string]int64{"train": d.Meta.Train, "val": d.Meta.Val, "test": d.Meta.Test}[name]
+	if !ok {
 		return nil, errs.New(errs.Usage, "unknown split %q; use train, val or test", name)
 	}
-	v := make([]int64, map[string]int64{"train": d.Meta.Train, "val": d.Meta.Val,
-		"test": d.Meta.Test}[name])
+	v := make([]int64, n)
 	if err := d.readArray(name+".npy", rawBytes(v), nil); err != nil {
 		return nil, err
 	}

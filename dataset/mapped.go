@@ -109,14 +109,23 @@ func numbers[T int32 | int64 | uint32](file string, b []byte) ([]T, error) {
 	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), len(b)/int(unsafe.Sizeof(x))), nil
 }
 
-// mapTopology is Topology over mapped files.
-func (d *Dataset) mapTopology(wide bool) (*graph.Topology, error) {
-	indptr, err := d.mapArray(IndptrName, nil)
+// mapOffsets is a topology of mapped offsets alone, checked.
+func (d *Dataset) mapOffsets() (*graph.Topology, *mapping, error) {
+	m, err := d.mapArray(IndptrName, nil)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	t := &graph.Topology{NumNodes: d.Meta.Nodes, NumEdges: d.Meta.Edges}
-	if t.Indptr, err = numbers[int64](d.Path(IndptrName), indptr.data); err != nil {
+	if t.Indptr, err = numbers[int64](d.Path(IndptrName), m.data); err != nil {
+		return nil, nil, err
+	}
+	return t, m, d.checkIndptr(t)
+}
+
+// mapTopology is Topology over mapped files.
+func (d *Dataset) mapTopology(wide bool) (*graph.Topology, error) {
+	t, indptr, err := d.mapOffsets()
+	if err != nil {
 		return nil, err
 	}
 	indices, err := d.mapArray(IndicesName, func(m *mapping) func(int64, []byte) error {
@@ -132,10 +141,6 @@ func (d *Dataset) mapTopology(wide bool) (*graph.Topology, error) {
 		return d.idsWithin(t)
 	})
 	if err != nil {
-		return nil, err
-	}
-	if err := checkIndptr(d.Path(IndptrName), d.Path(IndicesName), t.Indptr,
-		t.NumEdges); err != nil {
 		return nil, err
 	}
 	if err := t.ValidateOffsets(); err != nil {

@@ -50,16 +50,8 @@ func (d *Dataset) offsets() (*graph.Topology, error) {
 		return nil, fmt.Errorf("dataset %s is closed", d.dir)
 	}
 	if hostmem.Scarce((d.Meta.Nodes+1)*8, mapTopologyFrom) {
-		m, err := d.mapArray(IndptrName, nil)
+		t, m, err := d.mapOffsets()
 		if err != nil {
-			return nil, err
-		}
-		t := &graph.Topology{NumNodes: d.Meta.Nodes, NumEdges: d.Meta.Edges}
-		if t.Indptr, err = numbers[int64](d.Path(IndptrName), m.data); err != nil {
-			return nil, err
-		}
-		if err := checkIndptr(d.Path(IndptrName), d.Path(IndicesName), t.Indptr,
-			t.NumEdges); err != nil {
 			return nil, err
 		}
 		m.advise(unix.MADV_RANDOM)
@@ -72,7 +64,7 @@ func (d *Dataset) offsets() (*graph.Topology, error) {
 	t.NumEdges = d.Meta.Edges
 	err = d.readArray(IndptrName, rawBytes(t.Indptr), nil)
 	if err == nil {
-		err = checkIndptr(d.Path(IndptrName), d.Path(IndicesName), t.Indptr, t.NumEdges)
+		err = d.checkIndptr(t)
 	}
 	if err != nil {
 		return nil, errors.Join(err, t.Close())

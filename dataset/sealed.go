@@ -1,16 +1,17 @@
 package dataset
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -181,10 +182,7 @@ func (d *folder) verifyFiles(ctx context.Context, progress work.Progress,
 		}
 	}
 	slices.SortFunc(r.Bad, func(a, b BadFile) int { // blocks are read at once
-		if c := strings.Compare(a.File, b.File); c != 0 {
-			return c
-		}
-		return int(a.From/seal.Page - b.From/seal.Page)
+		return cmp.Or(strings.Compare(a.File, b.File), cmp.Compare(a.From, b.From))
 	})
 	r.Seconds = time.Since(start).Seconds()
 	if r.BadCount > 0 {
@@ -271,42 +269,21 @@ func Seal(ctx context.Context, dir string, progress work.Progress) (r FilesRepor
 }
 
 // writeManifest puts the manifest in place, whole or not at all.
-func writeManifest(dir string, id uuid.UUID, files []seal.Sealed) (err error) {
-	f, err := os.CreateTemp(dir, seal.Name+PartialMark)
-	if err != nil {
+func writeManifest(dir string, id uuid.UUID, files []seal.Sealed) error {
+	part := fmt.Sprintf("%s%s%d", seal.Name, PartialMark, os.Getpid())
+	if err := durable.Replace(dir, part, seal.Name, func(f *os.File) error {
+		return seal.Write(f, id.String(), files)
+	}, nil); err != nil {
 		return errs.New(errs.Usage, "cannot write to %s: %w; make the folder writable", dir, err)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	err = seal.Write(f, id.String(), files)
-	if err == nil {
-		err = f.Chmod(0o644)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("writing %s: %w", f.Name(), err)
-	}
-	if err := os.Rename(f.Name(), filepath.Join(dir, seal.Name)); err != nil {
-		return err
-	}
-	return durable.Sync(dir)
+	return nil
 }
 
 // Identity is a UUID of the content: the same arrays give the same dataset, wherever and
 // whenever they are made (RFC 9562 section 5.8, version 8).
 func Identity(sums map[string][]byte, rows map[string]int64) uuid.UUID {
-	names := make([]string, 0, len(sums))
-	for n := range sums {
-		names = append(names, n)
-	}
-	sort.Strings(names)
 	h := sha256.New()
-	for _, n := range names {
+	for _, n := range slices.Sorted(maps.Keys(sums)) {
 		fmt.Fprintf(h, "%s %d %s\n", n, rows[n], hex.EncodeToString(sums[n]))
 	}
 	var id uuid.UUID

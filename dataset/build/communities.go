@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"strconv"
 
 	"helios/internal/errs"
@@ -32,34 +33,23 @@ type CommunityOptions struct {
 }
 
 func (c *CommunityOptions) fill(o *GenerateOptions) error {
-	def := func(v *float64, d float64) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&c.Mixing, 0.05)
-	def(&c.Hubs, 0.005)
-	def(&c.HubEdges, 0.1)
-	def(&c.HubPeers, c.HubEdges)
-	def(&c.HubSignal, 3)
-	if c.Count == 0 {
-		c.Count = int(max(min(64, o.Nodes/int64(4*o.Classes)), 1))
-	}
-	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
-	switch {
-	case c.Count < 1 || int64(c.Count) > o.Nodes:
+	c.Mixing, c.Hubs = cmp.Or(c.Mixing, 0.05), cmp.Or(c.Hubs, 0.005)
+	c.HubEdges, c.HubSignal = cmp.Or(c.HubEdges, 0.1), cmp.Or(c.HubSignal, 3)
+	c.HubPeers = cmp.Or(c.HubPeers, c.HubEdges)
+	c.Count = cmp.Or(c.Count, int(max(min(64, o.Nodes/int64(4*o.Classes)), 1)))
+	if c.Count < 1 || int64(c.Count) > o.Nodes {
 		return errs.New(errs.Usage, "{communities} %d is outside 1..%d ({nodes})",
 			c.Count, o.Nodes)
-	case !in(c.Mixing, 0.000001, 1):
-		return errs.New(errs.Usage, "{mixing} %g is outside 0.000001..1", c.Mixing)
-	case !in(c.Hubs, 0.000001, 1):
-		return errs.New(errs.Usage, "{hubs} %g is outside 0.000001..1", c.Hubs)
-	case !in(c.HubEdges, 0.000001, 1):
-		return errs.New(errs.Usage, "{hub-edges} %g is outside 0.000001..1", c.HubEdges)
-	case !in(c.HubPeers, 0.000001, 1):
-		return errs.New(errs.Usage, "{hub-peers} %g is outside 0.000001..1", c.HubPeers)
-	case !in(c.HubSignal, 0.000001, 1000):
-		return errs.New(errs.Usage, "{hub-signal} %g is outside 0.000001..1000", c.HubSignal)
+	}
+	for _, x := range []struct {
+		name     string
+		v, limit float64
+	}{{"mixing", c.Mixing, 1}, {"hubs", c.Hubs, 1}, {"hub-edges", c.HubEdges, 1},
+		{"hub-peers", c.HubPeers, 1}, {"hub-signal", c.HubSignal, 1000}} {
+		if !(x.v >= 0.000001 && x.v <= x.limit) { // NaN, too
+			return errs.New(errs.Usage, "%v %g is outside 0.000001..%g", errs.Key(x.name), x.v,
+				x.limit)
+		}
 	}
 	return nil
 }

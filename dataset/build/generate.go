@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -54,32 +55,18 @@ type GenerateOptions struct {
 }
 
 func (o *GenerateOptions) fill() error {
-	def := func(v *float64, d float64) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	if o.Kind == "" {
-		o.Kind = kindSBM
-	}
-	def(&o.AvgDegree, 12)
-	def(&o.Homophily, 0.8)
+	o.Kind = cmp.Or(o.Kind, kindSBM)
+	o.AvgDegree = cmp.Or(o.AvgDegree, 12)
+	o.Homophily = cmp.Or(o.Homophily, 0.8)
 	if o.Kind == kindCommunities {
-		def(&o.Signal, 0.1)
+		o.Signal = cmp.Or(o.Signal, 0.1)
 	}
-	def(&o.Signal, 1)
+	o.Signal = cmp.Or(o.Signal, 1)
 	if o.TrainFraction == 0 && o.ValFraction == 0 {
 		o.TrainFraction, o.ValFraction = 0.6, 0.2
 	}
-	if o.Classes == 0 {
-		o.Classes = 16
-	}
-	if o.Dim == 0 {
-		o.Dim = 128
-	}
-	if o.Name == "" {
-		o.Name = filepath.Base(filepath.Clean(o.Out))
-	}
+	o.Classes, o.Dim = cmp.Or(o.Classes, 16), cmp.Or(o.Dim, 128)
+	o.Name = cmp.Or(o.Name, filepath.Base(filepath.Clean(o.Out)))
 	if err := o.check(); err != nil {
 		return err
 	}

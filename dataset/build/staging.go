@@ -204,15 +204,7 @@ func (s *Staging) Commit(m dataset.Meta) error {
 	if err := s.lock.Sync(); err != nil {
 		return fmt.Errorf("sync %s: %w", s.dir, err)
 	}
-	err = unix.Renameat2(unix.AT_FDCWD, s.dir, unix.AT_FDCWD, s.out, unix.RENAME_NOREPLACE)
-	// a file system without the flag
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
-		if _, serr := os.Lstat(s.out); serr == nil {
-			err = unix.EEXIST
-		} else {
-			err = os.Rename(s.dir, s.out)
-		}
-	}
+	err = durable.RenameNew(s.dir, s.out)
 	if errors.Is(err, unix.EEXIST) {
 		return errs.New(errs.Refused,
 			"%s appeared while it was being written; choose another {out}", s.out)
@@ -331,6 +323,16 @@ type Array struct {
 	tmp  []byte
 }
 
+func newArray(f *File, name string, dt npy.DType, width int64) *Array {
+	a := &Array{File: f, name: name, sum: sha256.New(), row: int64(dt.Size),
+		h: npy.Header{DType: dt, Shape: []int64{0}}}
+	if width > 0 {
+		a.h.Shape = append(a.h.Shape, width)
+		a.row *= width
+	}
+	return a
+}
+
 // Array creates name.npy with rows of the given width; width 0 makes it one-dimensional.
 func (s *Staging) Array(name string, dt npy.DType, width int64) (*Array, error) {
 	if j := s.journal; j != nil {
@@ -342,12 +344,7 @@ func (s *Staging) Array(name string, dt npy.DType, width int64) (*Array, error) 
 	if err != nil {
 		return nil, err
 	}
-	a := &Array{File: f, name: name, sum: sha256.New(), row: int64(dt.Size)}
-	a.h = npy.Header{DType: dt, Shape: []int64{0}}
-	if width > 0 {
-		a.h.Shape = append(a.h.Shape, width)
-		a.row *= width
-	}
+	a := newArray(f, name, dt, width)
 	head, err := npy.EncodeHeader(a.h) // a place holder of the final length
 	if err == nil {
 		_, err = f.Write(head)
@@ -381,13 +378,8 @@ func (s *Staging) ArrayFrom(name string, dt npy.DType, width int64, mark *edges.
 	if err != nil {
 		return nil, err
 	}
-	a := &Array{File: s.buffered(name+".npy", f), name: name, sum: sha256.New(),
-		row: int64(dt.Size), n: mark.Bytes}
-	a.h = npy.Header{DType: dt, Shape: []int64{0}}
-	if width > 0 {
-		a.h.Shape = append(a.h.Shape, width)
-		a.row *= width
-	}
+	a := newArray(s.buffered(name+".npy", f), name, dt, width)
+	a.n = mark.Bytes
 	head, err := npy.EncodeHeader(a.h)
 	end := int64(len(head)) + mark.Bytes
 	var st os.FileInfo

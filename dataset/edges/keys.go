@@ -40,6 +40,22 @@ func pairs(a []uint64) []Edge {
 	return unsafe.Slice((*Edge)(unsafe.Pointer(&a[0])), len(a)/2)
 }
 
+// wordsOf is the number of words of a key.
+func wordsOf(wide bool) int {
+	if wide {
+		return wideKeyWords
+	}
+	return 1
+}
+
+// firstOf returns the first of some keys.
+func firstOf(keys []uint64, wide bool) Edge {
+	if wide {
+		return pairs(keys)[0]
+	}
+	return edgeOf(keys[0])
+}
+
 // crcTable is the polynomial of the checksums of groups and indexes.
 var crcTable = crc32.MakeTable(crc32.Castagnoli)
 

@@ -79,10 +79,7 @@ func (r *fileRun) groups(lo, hi Edge, b *mergeBuf, fn func(keys []uint64)) error
 	// Keys like lo may end the group before the first one that begins with lo.
 	g := max(sort.Search(len(r.index), func(i int) bool { return !r.index[i].first.less(lo) })-1, 0)
 	to := sort.Search(len(r.index), func(i int) bool { return !r.index[i].first.less(hi) })
-	words := 1
-	if r.Wide {
-		words = wideKeyWords
-	}
+	words := wordsOf(r.Wide)
 	for g < to {
 		upTo := g + 1
 		for upTo < to && r.end(upTo+1)-r.end(g)+8 <= int64(len(b.raw)) {
@@ -126,11 +123,7 @@ func (r *fileRun) read(dst []uint64, lo, hi Edge, wide bool, b *mergeBuf) ([]uin
 
 func (r *fileRun) count(k Edge, b *mergeBuf) (n int64, err error) {
 	err = r.groups(k, k.next(), b, func(keys []uint64) {
-		if m := within(keys, r.Wide, k, k.next()); r.Wide {
-			n += int64(len(m) / wideKeyWords)
-		} else {
-			n += int64(len(m))
-		}
+		n += int64(len(within(keys, r.Wide, k, k.next())) / wordsOf(r.Wide))
 	})
 	return n, err
 }
@@ -141,12 +134,7 @@ type memRun struct {
 	g int
 }
 
-func (r *memRun) words() int {
-	if r.c.wide {
-		return wideKeyWords
-	}
-	return 1
-}
+func (r *memRun) words() int { return wordsOf(r.c.wide) }
 
 func (r *memRun) group() int  { return r.g }
 func (r *memRun) keys() int64 { return int64(r.c.n / r.words()) }
@@ -154,13 +142,7 @@ func (r *memRun) keys() int64 { return int64(r.c.n / r.words()) }
 func (r *memRun) starts(fn func(Edge, int)) {
 	w := r.words()
 	for i := 0; i < r.c.n; i += r.g * w {
-		first := Edge{}
-		if r.c.wide {
-			first = pairs(r.c.keys[i:])[0]
-		} else {
-			first = edgeOf(r.c.keys[i])
-		}
-		fn(first, min(r.g, (r.c.n-i)/w))
+		fn(firstOf(r.c.keys[i:], r.c.wide), min(r.g, (r.c.n-i)/w))
 	}
 }
 
@@ -243,9 +225,7 @@ func (e *Sorter) mergeRoom(sources []keySource, wide, held bool) (room, slack in
 	if held {
 		room /= 2
 	}
-	if wide {
-		room /= wideKeyWords
-	}
+	room /= wordsOf(wide)
 	for _, s := range sources {
 		slack += s.group()
 	}
@@ -261,10 +241,7 @@ func (e *Sorter) newMerger(sources []keySource, wide, held bool) *merger {
 	}
 	m := &merger{e: e, sources: sources, wide: wide, bufs: make(chan *mergeBuf, e.chunks),
 		target: room - slack, slack: slack}
-	words := room
-	if wide {
-		words *= wideKeyWords
-	}
+	words := room * wordsOf(wide)
 	all := unsafe.Slice((*uint64)(unsafe.Pointer(&e.mem[0])), len(e.mem)/8)
 	for range e.chunks {
 		keys, tmp := all[:e.words], all[e.words:2*e.words]
@@ -368,10 +345,7 @@ func (m *merger) merge(ctx context.Context, r keyRange, b *mergeBuf, csc bool) (
 	if len(m.sources) > 1 {
 		sortAny(keys, b.b[:len(keys)], m.wide)
 	}
-	out.read = int64(len(keys))
-	if m.wide {
-		out.read /= wideKeyWords
-	}
+	out.read = int64(len(keys) / wordsOf(m.wide))
 	if m.e.rules.Dedup {
 		keys = compactAny(keys, m.wide)
 	}
@@ -588,10 +562,7 @@ func (e *Sorter) mergeRuns(ctx context.Context, runs []Run, wide bool,
 
 // append adds a range to a run, in whole groups.
 func (w *runWriter) append(out *merged) error {
-	words := 1
-	if w.r.Wide {
-		words = wideKeyWords
-	}
+	words := wordsOf(w.r.Wide)
 	group := w.r.Group * words
 	add := func(keys []uint64) error {
 		if len(w.held) > 0 {

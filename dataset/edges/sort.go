@@ -304,10 +304,7 @@ func (t *taker) room(wide bool) error {
 	if e.failed.Load() {
 		return errSpill
 	}
-	words := 1
-	if wide {
-		words = wideKeyWords
-	}
+	words := wordsOf(wide)
 	if t.c != nil && (t.c.wide == wide || t.c.wide) && t.c.n+2*words <= len(t.c.keys) {
 		return nil
 	}
@@ -388,11 +385,7 @@ func (t *taker) take(src, dst []int64) error {
 			return err
 		}
 		c := t.c
-		words := 1
-		if c.wide {
-			words = wideKeyWords
-		}
-		per := words
+		per := wordsOf(c.wide)
 		if t.e.rules.Opposite {
 			per *= 2
 		}
@@ -411,62 +404,45 @@ func (t *taker) take(src, dst []int64) error {
 // put packs edges for which there is room.
 func (c *chunk) put(src, dst []int64, rules Rules) {
 	dst = dst[:len(src)]
-	k := c.keys[c.n:]
-	n := 0
 	drop := rules.NoSelf || rules.AddSelf
-	if !c.wide {
-		if !drop && !rules.Opposite {
-			k = k[:len(src)]
-			self := 0
-			for i, s := range src {
-				d := dst[i]
-				if s == d {
-					self++
-				}
-				k[i] = uint64(d)<<32 | uint64(s)
-			}
-			c.n += len(src)
-			c.Kept += int64(self)
-			return
-		}
+	if !c.wide && !drop && !rules.Opposite { // the usual case, without a branch for each
+		k, self := c.keys[c.n:][:len(src)], 0
 		for i, s := range src {
 			d := dst[i]
 			if s == d {
-				if drop {
-					c.Self++
-					continue
-				}
-				c.Kept++
+				self++
 			}
-			k[n] = uint64(d)<<32 | uint64(s)
-			n++
-			if rules.Opposite && s != d {
-				k[n] = uint64(s)<<32 | uint64(d)
-				n++
-				c.Extra++
-			}
+			k[i] = uint64(d)<<32 | uint64(s)
 		}
-		c.n += n
+		c.n += len(src)
+		c.Kept += int64(self)
 		return
 	}
 	for i, s := range src {
 		d := dst[i]
-		if s == d {
-			if drop {
-				c.Self++
-				continue
+		switch {
+		case s != d:
+			if c.add(s, d); rules.Opposite {
+				c.add(d, s)
+				c.Extra++
 			}
+		case drop:
+			c.Self++
+		default:
 			c.Kept++
-		}
-		k[n], k[n+1] = uint64(d), uint64(s)
-		n += wideKeyWords
-		if rules.Opposite && s != d {
-			k[n], k[n+1] = uint64(s), uint64(d)
-			n += wideKeyWords
-			c.Extra++
+			c.add(s, d)
 		}
 	}
-	c.n += n
+}
+
+// add packs an edge.
+func (c *chunk) add(src, dst int64) {
+	if c.wide {
+		c.keys[c.n], c.keys[c.n+1] = uint64(dst), uint64(src)
+	} else {
+		c.keys[c.n] = uint64(dst)<<32 | uint64(src)
+	}
+	c.n += wordsOf(c.wide)
 }
 
 // end notes that a part is read to its end.
@@ -597,20 +573,11 @@ func (w *runWriter) put(keys, tmp []uint64) error {
 			w.buf = w.buf[:1<<20]
 		}
 	}
-	words := 1
-	if w.r.Wide {
-		words = wideKeyWords
-	}
+	words := wordsOf(w.r.Wide)
 	for len(keys) > 0 {
 		part := keys[:min(len(keys), w.r.Group*words)]
 		keys = keys[len(part):]
-		first := Edge{}
-		if w.r.Wide {
-			first = pairs(part)[0]
-		} else {
-			first = edgeOf(part[0])
-		}
-		w.r.index = append(w.r.index, groupStart{first, w.r.Bytes})
+		w.r.index = append(w.r.index, groupStart{firstOf(part, w.r.Wide), w.r.Bytes})
 		n := encodeGroup(w.buf[w.have:], part, w.r.Wide)
 		w.have += n
 		w.r.Bytes += int64(n)

@@ -95,7 +95,7 @@ func (f *Folder) begin(path string) error {
 	for i := range f.sums {
 		f.sums[i] = zero
 	}
-	if err := f.writeSums(false); err != nil {
+	if err := (&sumsFile{spec: f.spec, sums: f.sums}).write(f.dir); err != nil {
 		return f.cause(err)
 	}
 	if err := f.reserve(path); err != nil {
@@ -181,13 +181,10 @@ func (f *Folder) open(path string) error {
 		}
 		f.align = 1
 	}
-	if err := unix.Flock(int(fd.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		by := "another process"
-		if pid := durable.LockHolder(int(fd.Fd())); pid != 0 {
-			by = fmt.Sprintf("process %d", pid)
-		}
+	var held *durable.HeldError
+	if errors.As(durable.LockFile(fd), &held) {
 		return errors.Join(errs.New(errs.Refused,
-			"%s is in use by %s; wait for it, or name another folder", path, by), f.Close())
+			"%s is in use by %s; wait for it, or name another folder", path, held.Holder), f.Close())
 	}
 	// Between the table that was read and the lock another process may have finished them.
 	now, err := readSums(f.dir, &f.spec)
@@ -319,10 +316,6 @@ func (f *Folder) sync(ctx context.Context, complete bool) error {
 	}
 	s := sumsFile{spec: f.spec, complete: complete, sums: sums}
 	return f.cause(s.write(f.dir))
-}
-
-func (f *Folder) writeSums(complete bool) error {
-	return (&sumsFile{spec: f.spec, complete: complete, sums: f.sums}).write(f.dir)
 }
 
 // Close ends the writing. Pages that are not finished stay, to be resumed.

@@ -228,9 +228,7 @@ func (k *maker) alloc(bytes int64) ([]byte, error) {
 func (k *maker) make(ctx context.Context) (err error) {
 	began := time.Now()
 	defer func() {
-		for _, b := range k.mem {
-			err = errors.Join(err, hostmem.Free(b))
-		}
+		err = errors.Join(err, freeAll(k.mem))
 		if k.part != nil && k.part != k.o.Partition {
 			err = errors.Join(err, k.part.Close())
 		}

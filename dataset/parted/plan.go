@@ -66,11 +66,16 @@ func Plan(ctx context.Context, d *dataset.Dataset, topo *graph.Topology, o Optio
 
 // Close gives the memory back.
 func (p *Planned) Close() error {
+	err := freeAll(p.mem)
+	p.mem, p.newOf, p.old = nil, nil, nil
+	return err
+}
+
+func freeAll(mem [][]byte) error {
 	var all []error
-	for _, b := range p.mem {
+	for _, b := range mem {
 		all = append(all, hostmem.Free(b))
 	}
-	p.mem, p.newOf, p.old = nil, nil, nil
 	return errors.Join(all...)
 }
 

@@ -50,7 +50,7 @@ func newScatter(ctx context.Context, to pages.Writer, s pages.Spec, buffers int6
 	c.idle.L = &c.mu
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, c.freeAll())
+			err = errors.Join(err, freeAll(c.mem))
 		}
 	}()
 	alloc := func(bytes int64) []byte {
@@ -77,20 +77,10 @@ func newScatter(ctx context.Context, to pages.Writer, s pages.Spec, buffers int6
 	return c, nil
 }
 
-func (c *scatter) freeAll() error {
-	var all []error
-	for _, b := range c.mem {
-		all = append(all, hostmem.Free(b))
-	}
-	c.mem = nil
-	return errors.Join(all...)
-}
-
 // close ends the writers. Pages that are not whole are dropped.
 func (c *scatter) close() error {
 	close(c.full)
-	err := c.g.Wait()
-	return errors.Join(err, c.freeAll())
+	return errors.Join(c.g.Wait(), freeAll(c.mem))
 }
 
 func (c *scatter) buffer(slot int32) []byte { return c.arena[int64(slot)*c.page:][:c.page] }

@@ -276,9 +276,17 @@ func (p *parser) line() string {
 	return ""
 }
 
-func (p *parser) push(v any) {
+// value counts a value; false where there are too many.
+func (p *parser) value() bool {
 	if p.values++; p.values > maxValues {
 		p.fail("more than %d values", maxValues)
+		return false
+	}
+	return true
+}
+
+func (p *parser) push(v any) {
+	if !p.value() {
 		return
 	}
 	cost := int64(valueBytes)
@@ -329,10 +337,7 @@ func (p *parser) popMark() []any {
 
 func (p *parser) put(key uint32) {
 	if v := p.top(); p.err == nil {
-		if p.values++; p.values > maxValues {
-			p.fail("more than %d values", maxValues)
-		}
-		if p.charge(64) {
+		if p.value() && p.charge(64) {
 			p.memo[key] = v
 		}
 	}
@@ -343,10 +348,7 @@ func (p *parser) get(key uint32) {
 	if !ok {
 		p.fail("memo %d is used before it is set", key)
 	}
-	if p.values++; p.values > maxValues {
-		p.fail("more than %d values", maxValues)
-	}
-	if p.charge(valueBytes) {
+	if p.value() && p.charge(valueBytes) {
 		p.stack = append(p.stack, v)
 	}
 }
@@ -475,9 +477,7 @@ func (p *parser) container(c byte) bool {
 	switch c {
 	case '(':
 		p.marks = append(p.marks, len(p.stack))
-		if p.values++; p.values > maxValues {
-			p.fail("more than %d values", maxValues)
-		}
+		p.value()
 	case '0':
 		p.pop()
 	case ')':

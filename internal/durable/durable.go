@@ -56,6 +56,18 @@ func Replace(dir, part, name string, write func(*os.File) error, renamed func(do
 	return err
 }
 
+// RenameNew renames where nothing is.
+func RenameNew(from, to string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // file systems that can't
+		if _, serr := os.Lstat(to); serr == nil {
+			return &os.LinkError{Op: "rename", Old: from, New: to, Err: unix.EEXIST}
+		}
+		return os.Rename(from, to)
+	}
+	return err
+}
+
 // Holds reports whether dir has a file of the name ours. Where it has not, other is one of its
 // entries, those of begun aside, which an interrupted writer leaves; a dir that is not there has
 // none.

@@ -23,15 +23,23 @@ func Lock(dir, name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		holder := "another process"
-		if pid := LockHolder(int(f.Fd())); pid > 0 {
-			holder = fmt.Sprintf("process %d", pid)
-		}
+	if err := LockFile(f); err != nil {
 		_ = f.Close() // nothing was written
-		return nil, &HeldError{holder}
+		return nil, err
 	}
 	return f, nil
+}
+
+// LockFile locks a file as Lock does.
+func LockFile(f *os.File) error {
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+		return nil
+	}
+	holder := "another process"
+	if pid := LockHolder(int(f.Fd())); pid > 0 {
+		holder = fmt.Sprintf("process %d", pid)
+	}
+	return &HeldError{holder}
 }
 
 // LockHolder returns the process that holds the exclusive flock on the file behind fd, as

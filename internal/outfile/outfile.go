@@ -134,7 +134,7 @@ func (f *File) put() error {
 			err = os.Rename(f.temp, f.place)
 		}
 	default:
-		err = renameNew(f.temp, f.place)
+		err = durable.RenameNew(f.temp, f.place)
 	}
 	if errors.Is(err, fs.ErrExist) {
 		err = fmt.Errorf("it came to be there meanwhile: %w", err)
@@ -163,18 +163,6 @@ func (f *File) Discard() error {
 func link(f *os.File, to string) error {
 	return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.AT_FDCWD, to,
 		unix.AT_SYMLINK_FOLLOW)
-}
-
-// renameNew renames where nothing is.
-func renameNew(from, to string) error {
-	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // file systems that can't
-		if _, serr := os.Lstat(to); serr == nil {
-			return &os.LinkError{Op: "rename", Old: from, New: to, Err: unix.EEXIST}
-		}
-		return os.Rename(from, to)
-	}
-	return err
 }
 
 // target is the place of an output.
