@@ -128,7 +128,8 @@ func (im *dglImport) run(ctx context.Context, path string, g dglGraph) error {
 		return err
 	}
 	unused := slices.DeleteFunc(d.names(), func(n string) bool { return d.used[n] })
-	if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 && len(p.splits) == 0 && !o.MakeSplits {
+	if i := slices.IndexFunc(unused, looksLikeSplit); i >= 0 && len(p.splits) == 0 &&
+		!o.MakeSplits {
 		return errs.New(errs.Usage,
 			"%s: node data %s may be a split, and there is none that is known; name it with {map}, as in {map} %s=train, give {splits} DIR, or {make-splits} to deal new ones",
 			path, brief(unused[i]), brief(unused[i]))

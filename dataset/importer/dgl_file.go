@@ -279,23 +279,19 @@ func (r *dglReader) tensors(what string) []dglTensor {
 	return out
 }
 
-// csr reads a CSR matrix: columns before rows, as DGL writes them.
-func (r *dglReader) csr(what string) (f dglForm) {
-	r.magic(dglCSRMatrix, what)
+// matrix reads a matrix: columns before rows, as DGL writes them, two arrays, the ids of edges, and
+// flags of what is sorted.
+func (r *dglReader) matrix(magic uint64, what, first, second string, flags int) (f dglForm) {
+	r.magic(magic, what)
 	f.cols, f.rows = int64(r.u64(what)), int64(r.u64(what))
-	f.a, f.b = r.array(what+" offsets"), r.array(what+" neighbours")
+	f.a, f.b = r.array(what+first), r.array(what+second)
 	r.array(what + " edge ids")
-	r.bytes(make([]byte, 1), what) // sorted
+	r.bytes(make([]byte, flags), what)
 	return f
 }
 
-func (r *dglReader) coo(what string) (f dglForm) {
-	r.magic(dglCOOMatrix, what)
-	f.cols, f.rows = int64(r.u64(what)), int64(r.u64(what))
-	f.a, f.b = r.array(what+" sources"), r.array(what+" destinations")
-	r.array(what + " edge ids")
-	r.bytes(make([]byte, 2), what) // sorted by row, by column
-	return f
+func (r *dglReader) csr(what string) dglForm {
+	return r.matrix(dglCSRMatrix, what, " offsets", " neighbours", 1)
 }
 
 func (r *dglReader) metagraph() {
@@ -326,7 +322,7 @@ func (r *dglReader) unitGraph() []dglForm {
 		var f dglForm
 		switch bit {
 		case dglCOO:
-			f = r.coo("the COO")
+			f = r.matrix(dglCOOMatrix, "the COO", " sources", " destinations", 2)
 		case dglCSR:
 			f = r.csr("the CSR")
 		default:

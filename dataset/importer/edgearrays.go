@@ -31,10 +31,8 @@ func (s edgeShape) rowsOf(a *npy.Array, nodes int64) (rows bool, err error) {
 		return false, errs.New(errs.Usage, "%s: edges have shape %s, must be %s", a.Name,
 			a.Header.ShapeString(), must)
 	}
-	if k := a.Header.DType.Kind; k != 'i' && k != 'u' {
-		return false, errs.New(errs.Usage,
-			"%s: holds %s, integers are needed; save x.astype(numpy.int64)", a.Name,
-			a.Header.DType)
+	if err := needInts(a); err != nil {
+		return false, err
 	}
 	if s == anyShape && sh[0] == 2 && sh[1] == 2 {
 		r, err := a.Reader(0)
@@ -224,11 +222,19 @@ func (im *importer) noteLists(ptr, idx *npy.Array) {
 		ptr.Name, idx.Name)
 }
 
-// idArray refuses an array that is no list of node ids or offsets.
-func idArray(a *npy.Array) error {
+// needInts refuses an array of other numbers.
+func needInts(a *npy.Array) error {
 	if k := a.Header.DType.Kind; k != 'i' && k != 'u' {
 		return errs.New(errs.Usage, "%s: holds %s, integers are needed; save x.astype(numpy.int64)",
 			a.Name, a.Header.DType)
+	}
+	return nil
+}
+
+// idArray refuses an array that is no list of node ids or offsets.
+func idArray(a *npy.Array) error {
+	if err := needInts(a); err != nil {
+		return err
 	}
 	if sh := a.Header.Shape; len(sh) != 1 && (len(sh) != 2 || sh[1] != 1) {
 		return errs.New(errs.Usage, "%s has shape %s, must be one-dimensional; save x.ravel()",

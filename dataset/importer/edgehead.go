@@ -267,13 +267,16 @@ func (im *edgesImport) chooseEnds(l *lines, h *edgeHead, names []string, sample 
 
 // givenEnds finds the columns that options name.
 func (im *edgesImport) givenEnds(l *lines, h *edgeHead, names []string) (src, dst int, err error) {
-	if src, err = im.edgeColumn(l, h, names, "src", im.opt.Src); err != nil {
-		return 0, 0, err
+	src, dst = columnOf(im.opt.Src, names, h.cols), columnOf(im.opt.Dst, names, h.cols)
+	option, given := "src", im.opt.Src
+	if src >= 0 {
+		option, given = "dst", im.opt.Dst
 	}
-	if dst, err = im.edgeColumn(l, h, names, "dst", im.opt.Dst); err != nil {
-		return 0, 0, err
-	}
-	if src == dst {
+	switch {
+	case src < 0 || dst < 0:
+		err = l.bad("%v %s: no such column; there are %d%s", errs.Key(option), brief(given),
+			h.cols, columnNames(names))
+	case src == dst:
 		err = l.bad("{src} and {dst} both name column %d", src+1)
 	}
 	return src, dst, err
@@ -358,19 +361,6 @@ func tooManyColumns(h *edgeHead, sample [][][]byte) errs.Text {
 // emptyCell returns the number of the first empty cell, from 1; 0: there is none.
 func emptyCell(cells [][]byte) int {
 	return 1 + slices.IndexFunc(cells, func(c []byte) bool { return len(c) == 0 })
-}
-
-// edgeColumn finds the column that an option names.
-func (im *edgesImport) edgeColumn(l *lines, h *edgeHead, names []string, option,
-	given string) (int, error) {
-	if i := slices.Index(names, given); i >= 0 {
-		return i, nil
-	}
-	if n, err := strconv.Atoi(given); err == nil && n >= 1 && n <= h.cols {
-		return n - 1, nil
-	}
-	return 0, l.bad("%v %s: no such column; there are %d%s", errs.Key(option), brief(given), h.cols,
-		columnNames(names))
 }
 
 // setEnds sets the columns of the two ends of an edge.

@@ -220,8 +220,8 @@ func (im *importer) features(ctx context.Context, d nodeFile, nodesFrom *errs.Te
 	return im.matrix(ctx, a)
 }
 
-// ownOrOther writes the features of the input, where it has some that are to be taken, or else those
-// that options name or make.
+// ownOrOther writes the features of the input, where it has some that are to be taken, or else
+// those that options name or make.
 func (im *importer) ownOrOther(ctx context.Context, own nodeFile) (err error) {
 	switch {
 	case own.path != "":

@@ -31,10 +31,8 @@ type nodeIDs struct {
 // maxTextID is the largest id that is read, before nodes are numbered anew.
 const maxTextID = 1e18
 
-// nodeOf returns the node of an id; ok is false for one that no node has.
-func (im *importer) nodeOf(id int64) (node int64, ok bool) { return im.ids.node(id) }
-
-func (n *nodeIDs) node(id int64) (int64, bool) {
+// node returns the node of an id; ok is false for one that no node has.
+func (n *nodeIDs) node(id int64) (node int64, ok bool) {
 	if n.all == nil {
 		return id - n.base, id >= n.base
 	}

@@ -163,7 +163,7 @@ func (l *labelTable) put(id, line int64, x float64) (why errs.Text, err error) {
 		if limit == 0 {
 			limit = maxTextNodes
 		}
-		if node, ok = l.nodeOf(id); !ok || node >= limit {
+		if node, ok = l.ids.node(id); !ok || node >= limit {
 			return l.outside(id, limit), nil
 		}
 	} else if !l.users && node >= limit {

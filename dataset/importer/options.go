@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"math"
 	"os"
 	"path/filepath"
@@ -67,9 +68,7 @@ func (o *Output) note(format string, args ...any) {
 }
 
 func (o *Output) fill() error {
-	if o.Name == "" {
-		o.Name = filepath.Base(filepath.Clean(o.Out))
-	}
+	o.Name = cmp.Or(o.Name, filepath.Base(filepath.Clean(o.Out)))
 	if o.TrainFraction == 0 && o.ValFraction == 0 {
 		o.TrainFraction, o.ValFraction = 0.6, 0.2
 	}
@@ -179,9 +178,7 @@ func (o *Options) fill() error {
 	if err := o.Output.fill(); err != nil {
 		return err
 	}
-	if o.Dim == 0 {
-		o.Dim = 64
-	}
+	o.Dim = cmp.Or(o.Dim, 64)
 	if o.Dim < 1 || o.Dim > dataset.MaxDim {
 		return errs.New(errs.Usage, "%v %d is outside 1..%d", errs.Key("dim"), o.Dim,
 			dataset.MaxDim)

@@ -30,7 +30,7 @@ func (p *placer) put(ctx context.Context, r rows[float32], b lineBlock) error {
 	dim := len(p.t.take)
 	through := 0
 	for i, id := range r.ids {
-		node, ok := p.im.nodeOf(id)
+		node, ok := p.im.ids.node(id)
 		if p.f == nil && ok && node == p.n+int64(through) {
 			through++
 			continue

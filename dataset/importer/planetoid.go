@@ -151,23 +151,17 @@ func (p *planetoid) bad(part, format string, a ...any) error {
 
 // load reads all files, each in at most memory bytes, and checks them against each other.
 func (p *planetoid) load(memory int64) (err error) {
-	if p.x, err = p.matrix("x", memory); err != nil {
-		return err
+	xs, ys := []**pickle.CSR{&p.x, &p.tx, &p.allx}, []*[][]float64{&p.y, &p.ty, &p.ally}
+	for i, part := range []string{"x", "tx", "allx"} {
+		if *xs[i], err = p.matrix(part, memory); err != nil {
+			return err
+		}
 	}
-	if p.tx, err = p.matrix("tx", memory); err != nil {
-		return err
-	}
-	if p.allx, err = p.matrix("allx", memory); err != nil {
-		return err
-	}
-	if p.y, err = p.oneHot("y", p.x, "x", memory); err != nil {
-		return err
-	}
-	if p.ty, err = p.oneHot("ty", p.tx, "tx", memory); err != nil {
-		return err
-	}
-	if p.ally, err = p.oneHot("ally", p.allx, "allx", memory); err != nil {
-		return err
+	for i, part := range []string{"y", "ty", "ally"} {
+		if *ys[i], err = p.oneHot(part, *xs[i], strings.Replace(part, "y", "x", 1),
+			memory); err != nil {
+			return err
+		}
 	}
 	if p.tx.Cols != p.allx.Cols || p.x.Cols != p.allx.Cols {
 		return p.bad("allx", "has %d features, x has %d and tx %d", p.allx.Cols, p.x.Cols,

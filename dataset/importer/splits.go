@@ -219,7 +219,7 @@ func (im *importer) splitFile(ctx context.Context, path string, users bool) ([]i
 	var ids []int64
 	t.id = t.take[0]
 	err = im.eachValue(ctx, t, func(id, line int64, _ float64) error {
-		node, ok := im.nodeOf(id)
+		node, ok := im.ids.node(id)
 		if !ok || node >= im.m.Nodes {
 			return errs.New(errs.Usage, "%s:%d: %s", path, line, im.outside(id, im.m.Nodes))
 		}

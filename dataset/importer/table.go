@@ -351,11 +351,7 @@ func (im *importer) idColumn(h *tableHead) (unused []int, err error) {
 		h.asked = true
 	case given != "":
 		h.asked = true
-		h.id = slices.Index(h.names, given)
-		if n, err := strconv.Atoi(given); h.id < 0 && err == nil && n >= 1 && n <= h.cols {
-			h.id = n - 1
-		}
-		if h.id < 0 {
+		if h.id = columnOf(given, h.names, h.cols); h.id < 0 {
 			err = h.l.bad("{id-column} %s: no such column; there are %d%s", brief(given),
 				h.cols, columnNames(h.names))
 		}
@@ -365,6 +361,15 @@ func (im *importer) idColumn(h *tableHead) (unused []int, err error) {
 		h.id = 0
 	}
 	return unused, err
+}
+
+// columnOf finds a column by its name or its number, from 1; -1: there is none.
+func columnOf(given string, names []string, cols int) int {
+	i := slices.Index(names, given)
+	if n, err := strconv.Atoi(given); i < 0 && err == nil && n >= 1 && n <= cols {
+		i = n - 1
+	}
+	return i
 }
 
 // noteClassNames names features that are called as labels are.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/csv"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -165,16 +166,15 @@ func (s *splitter) quoted(line []byte) ([][]byte, error) {
 func (s *splitter) why(cell []byte, column int) string {
 	switch {
 	case len(cell) == 0:
-		return "column " + strconv.Itoa(column) + " is empty"
+		return fmt.Sprintf("column %d is empty", column)
 	case decimalComma(cell):
-		return strconv.Quote(clip(cell)) + " in column " + strconv.Itoa(column) +
-			" has a decimal comma; write a point"
+		return fmt.Sprintf("%q in column %d has a decimal comma; write a point", clip(cell), column)
 	case bytes.ContainsAny(cell, " \t,;"):
-		return strconv.Quote(clip(cell)) + " in column " + strconv.Itoa(column) +
-			" is not a number; by its first line, the file's columns are separated by " +
-			separatorNames[s.sep]
+		return fmt.Sprintf(
+			"%q in column %d is not a number; by its first line, the file's columns are separated by %s",
+			clip(cell), column, separatorNames[s.sep])
 	}
-	return strconv.Quote(clip(cell)) + " in column " + strconv.Itoa(column) + " is not a number"
+	return fmt.Sprintf("%q in column %d is not a number", clip(cell), column)
 }
 
 // decimalComma reports whether a cell is a number such as 1,5.

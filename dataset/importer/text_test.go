@@ -410,7 +410,7 @@ func TestNodeIDs(t *testing.T) {
 		set.add(ids, ids)
 		require.NoError(t, im.number(&set))
 		for _, id := range append([]int64{0, 4, 10, 1 << 39, 1<<60 + 5}, ids...) {
-			node, ok := im.nodeOf(id)
+			node, ok := im.ids.node(id)
 			want := slices.Index(ids, id)
 			require.Equal(t, want >= 0, ok, id)
 			if ok {

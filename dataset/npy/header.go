@@ -12,6 +12,7 @@ import (
 	"io"
 	"math"
 	"math/bits"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -232,78 +233,48 @@ func truncatedHeader(err error) error {
 	return err
 }
 
-// parser walks the dictionary literal.
-type parser struct {
-	s string
-	i int
-}
+// The pieces of the dictionary literal.
+var (
+	dictKey   = regexp.MustCompile(`^\s*(?:'(\w*)'|"(\w*)")\s*:\s*`)
+	dictText  = regexp.MustCompile(`^(?:'([^']*)'|"([^"]*)")`)
+	dictBool  = regexp.MustCompile(`^(True|False)`)
+	dictShape = regexp.MustCompile(`^\(([^()]*)\)`)
+)
 
-func (p *parser) space() {
-	for p.i < len(p.s) && strings.IndexByte(" \t\r\n", p.s[p.i]) >= 0 {
-		p.i++
+// cut takes a piece off s, and returns the text in it.
+func cut(piece *regexp.Regexp, s string) (text, rest string, ok bool) {
+	m := piece.FindStringSubmatch(s)
+	if m == nil {
+		return "", s, false
 	}
-}
-
-func (p *parser) take(c byte) bool {
-	p.space()
-	if p.i < len(p.s) && p.s[p.i] == c {
-		p.i++
-		return true
-	}
-	return false
-}
-
-func (p *parser) str() (string, bool) {
-	p.space()
-	if p.i >= len(p.s) || (p.s[p.i] != '\'' && p.s[p.i] != '"') {
-		return "", false
-	}
-	end := strings.IndexByte(p.s[p.i+1:], p.s[p.i])
-	if end < 0 {
-		return "", false
-	}
-	v := p.s[p.i+1 : p.i+1+end]
-	p.i += end + 2
-	return v, true
-}
-
-func (p *parser) word() string {
-	p.space()
-	from := p.i
-	for p.i < len(p.s) && strings.IndexByte(" \t\r\n,})(", p.s[p.i]) < 0 {
-		p.i++
-	}
-	return p.s[from:p.i]
+	return strings.Join(m[1:], ""), s[len(m[0]):], true
 }
 
 var errDict = errors.New(
 	"the .npy header is not the dictionary that NumPy writes ('descr', 'fortran_order', 'shape')")
 
-func parseDict(s string, dtype func(string) (DType, error)) (Header, error) {
-	p := &parser{s: s}
-	var h Header
+func parseDict(s string, dtype func(string) (DType, error)) (h Header, err error) {
+	rest, more := strings.CutPrefix(strings.TrimSpace(s), "{")
 	seen := map[string]bool{}
-	if !p.take('{') {
-		return h, errDict
-	}
-	for !p.take('}') {
-		key, ok := p.str()
-		if !ok || !p.take(':') || seen[key] {
+	for more {
+		key, value, ok := cut(dictKey, rest)
+		if !ok || seen[key] {
 			return h, errDict
 		}
 		seen[key] = true
-		if err := p.entry(key, &h, dtype); err != nil {
+		if rest, err = h.entry(key, value, dtype); err != nil {
 			return h, err
 		}
-		if !p.take(',') {
-			if !p.take('}') {
-				return h, errDict
-			}
-			break
+		rest, more = strings.CutPrefix(strings.TrimSpace(rest), ",")
+		end, ended := strings.CutPrefix(strings.TrimSpace(rest), "}")
+		if !more && !ended {
+			return h, errDict
+		}
+		if ended {
+			rest, more = end, false
 		}
 	}
-	p.space()
-	if p.i != len(s) || !seen["descr"] || !seen["fortran_order"] || !seen["shape"] {
+	if rest != "" || !seen["descr"] || !seen["fortran_order"] || !seen["shape"] {
 		return h, errDict
 	}
 	if !h.fits() {
@@ -312,48 +283,43 @@ func parseDict(s string, dtype func(string) (DType, error)) (Header, error) {
 	return h, nil
 }
 
-// entry reads the value of a key.
-func (p *parser) entry(key string, h *Header, dtype func(string) (DType, error)) (err error) {
+// entry reads the value of a key, and returns what is behind it.
+func (h *Header) entry(key, value string, dtype func(string) (DType, error)) (rest string,
+	err error) {
+	var text string
+	ok := false
 	switch key {
 	case "descr":
-		v, ok := p.str()
-		if !ok {
-			return errors.New(
+		if text, rest, ok = cut(dictText, value); !ok {
+			return "", errors.New(
 				"the .npy array holds records, not numbers; save each field as an array of its own")
 		}
-		h.DType, err = dtype(v)
+		h.DType, err = dtype(text)
 	case "fortran_order":
-		word := p.word()
-		h.Fortran = word == "True"
-		if !h.Fortran && word != "False" {
-			return errDict
-		}
+		text, rest, ok = cut(dictBool, value)
+		h.Fortran = text == "True"
 	case "shape":
-		h.Shape, err = p.shape()
-	default:
-		return errDict
+		if text, rest, ok = cut(dictShape, value); ok {
+			h.Shape, err = parseShape(text)
+		}
 	}
-	return err
+	if !ok {
+		err = errDict
+	}
+	return rest, err
 }
 
-func (p *parser) shape() ([]int64, error) {
-	if !p.take('(') {
-		return nil, errDict
-	}
+func parseShape(text string) ([]int64, error) {
 	shape := []int64{}
-	for !p.take(')') {
-		w := strings.TrimSuffix(p.word(), "L") // Python 2 wrote longs
-		d, err := strconv.ParseInt(w, 10, 64)
+	text = strings.TrimSpace(text)
+	for text != "" {
+		size, rest, _ := strings.Cut(text, ",")
+		size = strings.TrimSuffix(strings.TrimSpace(size), "L") // Python 2 wrote longs
+		d, err := strconv.ParseInt(size, 10, 64)
 		if err != nil || d < 0 || len(shape) == maxDims {
-			return nil, fmt.Errorf("the .npy shape holds %.40q, not a size", w)
+			return nil, fmt.Errorf("the .npy shape holds %.40q, not a size", size)
 		}
-		shape = append(shape, d)
-		if !p.take(',') {
-			if !p.take(')') {
-				return nil, errDict
-			}
-			break
-		}
+		shape, text = append(shape, d), strings.TrimSpace(rest)
 	}
 	return shape, nil
 }
