@@ -133,8 +133,8 @@ type queueState struct {
 	PendTail uint32 // shared: advanced by the submit kernel, of which one runs at a time
 	Scan     uint32 // owner: bitmap word to look at next
 	_        [3]uint32
-	PendRing [maxSets]uint32 // set slots, oldest first
-	Pend     [maxSets]segment
+	PendRing [maxSets]uint32  // set slots, oldest first
+	Pend     [maxSets]segment // of the set in the same place of PendRing
 
 	// Between the sides.
 	// shared: set bits are free CIDs; taken with acquire, given back with release
@@ -241,7 +241,8 @@ type setState struct {
 	// PartBlocks is 0 unless the set is split.
 	PartBlocks uint32
 	Direct     uint32
-	Rotate     uint32 // queue that takes the first share, so that small sets use all queues in turn
+	Rotate     uint32    // queue that takes the first share, so that small sets use all queues in turn
+	_          [2]uint32 // kernels load 16 bytes at a time
 	// Results, shared.
 	NumFails uint32 // rows
 	Retries  uint32
@@ -305,7 +306,7 @@ type coalesceParams struct {
 // Layouts that the CUDA kernels share; each line is the constant 0 or does not compile.
 const (
 	queueStateBytes = 1200
-	setStateBytes   = 200 + maxFails*40
+	setStateBytes   = 208 + maxFails*40
 	_               = unsafe.Sizeof(queueState{}) - queueStateBytes
 	_               = queueStateBytes - unsafe.Sizeof(queueState{})
 	_               = unsafe.Sizeof(setState{}) - setStateBytes
@@ -336,8 +337,8 @@ const (
 	_               = 104 - unsafe.Offsetof(setState{}.Units)
 	_               = unsafe.Offsetof(setState{}.Parts) - 136
 	_               = 136 - unsafe.Offsetof(setState{}.Parts)
-	_               = unsafe.Offsetof(setState{}.Blocks) - 168
-	_               = 168 - unsafe.Offsetof(setState{}.Blocks)
+	_               = unsafe.Offsetof(setState{}.Blocks) - 176
+	_               = 176 - unsafe.Offsetof(setState{}.Blocks)
 )
 
 // at views device memory as a T. The host device's memory is not on Go's heap.

@@ -547,7 +547,7 @@ func (e *async) launchKernels(p *asyncPending, rs *ReadSet, coalesced bool) erro
 
 // launchLimit is after how long a complete kernel returns to the host, which launches it again: no
 // kernel runs for ever, whatever the SSDs do.
-const launchLimit = 2 * time.Second
+const launchLimit = time.Second / 2
 
 // Wait implements Pending.
 func (p *asyncPending) Wait(ctx context.Context) (ReadStats, error) {

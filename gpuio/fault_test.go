@@ -536,7 +536,7 @@ func TestBadSets(t *testing.T) {
 // the queue pair is replaced.
 func TestForeignCompletion(t *testing.T) {
 	r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true,
-		faults: "late(op=read,ms=150,times=1)"})
+		faults: "late(op=read,ms=500,times=1)"})
 	rd := r.async(AsyncOptions{Depth: 8, QueuePairs: 1})
 	e := rd.(*async)
 	ctx := testCtx(t)

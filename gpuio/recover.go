@@ -551,8 +551,7 @@ func (e *async) recordLost(q *queueState, cid uint32, cmd *command, kind uint16)
 // failPending ends what no command was made of yet.
 func (e *async) failPending(q *queueState, g int) {
 	for q.PendHead != atomic.LoadUint32(&q.PendTail) {
-		slot := q.PendRing[q.PendHead%maxSets]
-		seg := q.Pend[slot]
+		slot, seg := q.PendRing[q.PendHead%maxSets], q.Pend[q.PendHead%maxSets]
 		q.PendHead++
 		for unit := seg.Next; unit < seg.End; unit++ {
 			e.failUnit(slot, uint32(unit), failRecord{Kind: failQueue, QID: uint16(q.QID),

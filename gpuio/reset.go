@@ -421,7 +421,7 @@ func (e *async) leftover(p *asyncPending, g int) {
 	// Warps that found the share used up have added too.
 	if begun := min(int64(atomic.LoadUint32(taken)), last-first); begun < last-first {
 		tail := atomic.LoadUint32(&q.PendTail)
-		q.Pend[p.slot] = segment{Next: from + first + begun, End: from + last}
+		q.Pend[tail%maxSets] = segment{Next: from + first + begun, End: from + last}
 		q.PendRing[tail%maxSets] = p.slot
 		atomic.StoreUint32(taken, uint32(last-first))
 		atomic.StoreUint32(&q.PendTail, tail+1)

@@ -43,7 +43,7 @@ func submitKernel(b *cuda.Block, p *submitParams) error {
 			continue
 		}
 		tail := atomic.LoadUint32(&q.PendTail)
-		q.Pend[p.Set] = segment{Next: from + first, End: from + last}
+		q.Pend[tail%maxSets] = segment{Next: from + first, End: from + last}
 		q.PendRing[tail%maxSets] = p.Set
 		atomic.StoreUint32(&q.PendTail, tail+1)
 		k.serve(q, g)
@@ -107,7 +107,7 @@ func (k kernelView) refill(q *queueState, g uint32) {
 	}
 	for head != atomic.LoadUint32(&q.PendTail) {
 		slot := q.PendRing[head%maxSets]
-		seg := &q.Pend[slot]
+		seg := &q.Pend[head%maxSets]
 		w, mask := q.acquire(words, uint32(min(seg.End-seg.Next, warp)))
 		if mask == 0 {
 			break

@@ -153,6 +153,7 @@ struct SetState {
 	u32 PartBlocks;
 	u32 Direct;
 	u32 Rotate;
+	u32 _[2];
 	u32 NumFails;
 	u32 Retries;
 	u64 Issued;
@@ -162,10 +163,10 @@ struct SetState {
 	i64 DoneNS;
 	FailRecord Fails[maxFails];
 };
-static_assert(sizeof(SetState) == 200 + maxFails * 40, "gpuio.setState");
+static_assert(sizeof(SetState) == 208 + maxFails * 40, "gpuio.setState");
 static_assert(__builtin_offsetof(SetState, Layout) == 72, "gpuio.setState.Layout");
 static_assert(__builtin_offsetof(SetState, Units) == 104, "gpuio.setState.Units");
-static_assert(__builtin_offsetof(SetState, Blocks) == 168, "gpuio.setState.Blocks");
+static_assert(__builtin_offsetof(SetState, Blocks) == 176, "gpuio.setState.Blocks");
 
 // go: gpuio.Histogram
 struct Histogram {

@@ -39,7 +39,7 @@ HX_DEVICE inline bool readable(u64 key) { return (i64)key >= 0; }
 
 // The key of the row at an index of Rows. submit finds out again why a row is bad.
 HX_DEVICE inline u64 key_of(const SetState *s, u32 ssd, i64 i) {
-	io::Row r = io::row_at(s, ssd, i);
+	io::Row r = io::row_of(*s, ssd, dev::ld(dev::at<i64>(s->Rows, i)), dev::ld(dev::at<u32>(s->Pos, i)));
 	return r.bad != 0 ? noKey : r.slot;
 }
 

@@ -22,37 +22,44 @@
 // Must match: gpuio/complete.go, byte for byte but for times.
 //
 // Bandwidth: staged rows twice their size, and 16 bytes more per row of a run (its place in the order, row
-// and position); others 80 bytes per command. Bound by the latency of polling
-// and of refilling; one warp per queue hides none, so queues are what is added. Queue and set state are the
-// CPU's memory, for recovery: a look at an idle queue is five dependent ways over PCIe (Frozen, Head,
-// the CQEs, Remaining, ScanAt), a refill of up to 32 commands eleven (Own; what the holder needs first; the
-// pending list, three; Free; set and rows, two; the fence; the list again; Own). Counters cost none
-// (queue.h, load_counts). Staged rows are read eight 16-byte words per lane at a time, 4 KiB per way.
+// and position); others 80 bytes per command. Bound by the latency of polling and of refilling; one warp per queue
+// hides none, so queues are what is added. Queue and set state are the CPU's memory, for recovery, so what counts
+// is how often a warp waits for it: tools/gpucost counts that in the committed PTX and holds it to a budget. A look
+// at an idle queue waits for its state, the CQEs, Remaining and ScanAt; a sweep for its state, the CQEs, the commands'
+// states, their entries and the staged rows; a refill for what queue.h says. Counters cost nothing (queue.h,
+// load_counts). Staged rows are read eight 16-byte words per lane at a time, 4 KiB per way.
 #include "queue.h"
 
 namespace {
 
-// Retires up to 32 contiguous new completions and returns their number.
-HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
+// What sweep returns of a frozen queue.
+constexpr u32 cooled = 33;
+
+// Retires up to 32 contiguous new completions and returns their number, or cooled. likely is the
+// slot of a set that they may be of.
+HX_DEVICE __forceinline__ u32 sweep(QueueState *q, u32 g, u64 sets, u32 likely) {
 	u32 lane = dev::lane();
-	u32 head = 0, phase = 0;
+	u32 cold = frozenNo, head = 0, phase = 0;
+	QueueState k = io::fixed(q);
 	if (io::leader()) {
+		cold = dev::ld_relaxed_sys(&q->Frozen);
 		head = dev::ld(&q->Head);
 		phase = dev::ld(&q->Phase);
 	}
+	if (io::lead(cold) != frozenNo) return cooled;
 	head = io::lead(head);
 	phase = io::lead(phase);
 	// A ring of less than 32 entries has no more than Entries places to look at.
 	u32 last = 0;
 	bool fresh = false;
-	if (lane < q->Entries) {
-		u32 at = head + lane;
+	if (lane < k.Entries) {
+		u32 place = head + lane;
 		u32 want = phase;
-		if (at >= q->Entries) {
-			at -= q->Entries;
+		if (place >= k.Entries) {
+			place -= k.Entries;
 			want ^= 1;
 		}
-		const u32 *word = dev::at<u32>(q->CQ, (i64)at * (completionBytes / 4) + 3);
+		const u32 *word = dev::at<u32>(k.CQ, (i64)place * (completionBytes / 4) + 3);
 #ifdef HX_PLANT_COMPLETION_BEFORE_DATA
 		last = dev::ld_relaxed_sys(word);
 #else
@@ -69,66 +76,70 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 	// Which of them name a command in flight and its attempt, each command once? What follows the first that does
 	// not is left alone.
 	u32 cid = last & cidMask;
-	Command *c = dev::at<Command>(q->Commands, cid);
+	Command *c = dev::at<Command>(k.Commands, cid);
 	u32 state = 0;
-	if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State); // litmus: reap
-	u64 had = io::load_counts(&q->Completed, io::completerCounters); // under way with State
+	if (lane < n && cid < k.NumCommands) state = dev::ld_relaxed_gpu(&c->State); // litmus: reap
+	u64 had = io::load_counts(&q->Completed, io::completerCounters); // under way with State, as this:
+	SetState s = io::fixed(io::set(sets, likely));
 	bool twice = io::repeated(cid, n);
 	u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || !io::answers(state, last)));
 	bool foreign = strays != 0;
 	if (foreign) n = dev::ctz(strays) + 1;
 	bool mine = lane < n - (foreign ? 1 : 0);
 
-	u32 slot = 0, status = last >> 17;
-	u64 dst = 0, src = 0;
+	u32 slot = 0, status = last >> 17, unit = 0, blocks = 0, offset = 0;
+	u64 dst = 0, src = 0, lba = 0;
 	i64 start = 0;
-	if (mine) {
-		slot = dev::ld(&c->Set);
-		dst = dev::ld(&c->Dst); // litmus: reap
-		start = dev::ld(&c->Start);
+	if (mine) { // all of it under way at the same time: Set to LBA, Dst and Start
+		u32x4 what = dev::ld16_global(&c->Set), where = dev::ld16_global(&c->Dst); // litmus: reap
+		slot = what.x & 0xffff;
+		blocks = (what.x >> 16) + 1;
+		unit = what.y;
+		lba = what.z | (u64)what.w << 32;
+		dst = where.x | (u64)where.y << 32;
+		start = (i64)(where.z | (u64)where.w << 32);
+		offset = dev::ld(&c->ByteOffset);
 	}
-	SetState *s = io::set(sets, slot);
+	if (mine && slot != likely) s = io::fixed(io::set(sets, slot));
 	u32 tries = state / cmdAttempt;
 	bool good = mine && io::status_ok(status);
-	bool again = mine && !good && !io::status_dnr(status) && tries <= q->Retries;
+	bool again = mine && !good && !io::status_dnr(status) && tries <= k.Retries;
 	bool done = mine && !again;
 	u32 errors = dev::popc(dev::ballot(dev::full_mask, mine && !good));
 
 #ifdef HX_PLANT_CID_BEFORE_COPY
-	io::free_cids(q, done, cid, state);
+	io::free_cids(q, k, done, cid, state);
 #endif
 	// Staged data, by the whole warp: what is of one row at once, runs row by row.
 	u32 bytes = 0, run = 0;
 	i64 place = 0;
-	u64 lba = 0;
 	if (good && dst != 0) {
-		io::Unit u = io::unit_at(s, dev::ld(&c->Index));
+		io::Unit u = io::unit_at(s, unit);
 		if (u.count > 1) {
 			run = u.count;
 			place = u.first;
-			lba = dev::ld(&c->LBA);
 		} else {
-			src = q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset);
-			bytes = io::row_bytes(s, u.part, (u32)dev::ld(&c->NLB) + 1);
+			src = k.Stage + (u64)cid * k.StageBytes + offset;
+			bytes = io::row_bytes(s, u.part, blocks);
 		}
 	}
 	io::copy_all<8>(dev::ballot(dev::full_mask, src != 0), dst, src, bytes); // litmus: reap
-	if (dev::any(dev::full_mask, run != 0)) io::copy_runs<8>(q, sets, slot, cid, lba, place, run);
-	io::tally(q, good, now - start);
+	if (dev::any(dev::full_mask, run != 0)) io::copy_runs<8>(*q, sets, slot, cid, lba, place, run);
+	io::tally(k, good, now - start);
 
 	// Final failures, in the order of the ring.
 	u16 kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;
 	for (u32 m = dev::ballot(dev::full_mask, done && !good); m != 0; m &= m - 1) {
 		u32 from = dev::ctz(m);
-		io::fail_command(q, sets, dev::shfl(dev::full_mask, cid, from), dev::shfl(dev::full_mask, state, from), (u16)dev::shfl(dev::full_mask, (u32)kind, from), dev::shfl(dev::full_mask, status, from));
+		io::fail_command(*q, sets, dev::shfl(dev::full_mask, cid, from), dev::shfl(dev::full_mask, state, from), (u16)dev::shfl(dev::full_mask, (u32)kind, from), dev::shfl(dev::full_mask, status, from));
 	}
 
 	dev::syncwarp(); // all lanes have copied and read what belongs to the CIDs; litmus: reap
-	u32 at = io::forward(q, head, n);
+	u32 next = io::forward(k, head, n);
 	if (io::leader()) {
-		dev::st(&q->Head, at);
-		if (head + n >= q->Entries) dev::st(&q->Phase, phase ^ 1);
-		dev::ring(dev::at<u32>(q->CQDoorbell), at); // litmus: reap
+		dev::st(&q->Head, next);
+		if (head + n >= k.Entries) dev::st(&q->Phase, phase ^ 1);
+		dev::ring(dev::at<u32>(k.CQDoorbell), next); // litmus: reap
 	}
 	dev::syncwarp(); // no CID before the doorbell, and no retry; litmus: reap
 	// litmus: reap
@@ -137,13 +148,14 @@ HX_DEVICE u32 sweep(QueueState *q, u32 g, u64 sets) {
 		dev::or_gpu<dev::release>(&q->Retry[cid / 32], 1u << (cid % 32));
 	}
 #ifndef HX_PLANT_CID_BEFORE_COPY
-	io::free_cids(q, done, cid, state); // litmus: reap
+	io::free_cids(q, k, done, cid, state); // litmus: reap
 #endif
 	// Completions mostly come in runs of one set.
 	for (u32 m = dev::ballot(dev::full_mask, done); m != 0;) {
 		u32 of = dev::shfl(dev::full_mask, slot, dev::ctz(m));
 		u32 same = dev::ballot(dev::full_mask, done && slot == of);
-		if (io::leader()) dev::add_gpu<dev::release>(dev::at<u32>(io::set(sets, of)->Remaining, g), 0u - dev::popc(same)); // litmus: reap
+		u64 left = dev::shfl(dev::full_mask, s.Remaining, dev::ctz(m));
+		if (io::leader()) dev::add_gpu<dev::release>(dev::at<u32>(left, g), 0u - dev::popc(same)); // litmus: reap
 		m &= ~same;
 	}
 	io::store_counts(&q->Completed, io::completerCounters, had, io::completer_count(n - (foreign ? 1 : 0), errors, foreign ? 1 : 0, 1));
@@ -180,7 +192,7 @@ HX_DEVICE void drop_late(QueueState *q, u32 g, u64 sets, i64 now) {
 		bool late = (state & cmdState) == cmdInFlight && dev::ld_relaxed_gpu(&c->Deadline) <= now;
 		for (u32 m = dev::ballot(dev::full_mask, late); m != 0; m &= m - 1) {
 			u32 from = dev::ctz(m);
-			io::fail_command(q, sets, w * 32 + from, dev::shfl(dev::full_mask, state, from), failTimeout, 0);
+			io::fail_command(*q, sets, w * 32 + from, dev::shfl(dev::full_mask, state, from), failTimeout, 0);
 			SetState *s = io::set(sets, dev::ld(&dev::at<Command>(q->Commands, w * 32 + from)->Set));
 			dev::syncwarp();
 			if (lane == from) {
@@ -201,9 +213,13 @@ HX_DEVICE void deadlines(u64 queues, u32 lo, u32 hi, u64 sets) {
 	for (u32 g = lo; g < hi; g++) {
 		QueueState *q = io::queue(queues, g);
 		i64 at = 0;
-		if (io::leader()) at = dev::ld(&q->ScanAt);
+		u32 cold = frozenNo;
+		if (io::leader()) {
+			at = dev::ld(&q->ScanAt);
+			cold = dev::ld_relaxed_sys(&q->Frozen);
+		}
 		at = io::lead(at);
-		if (at > now || io::frozen(q) != frozenNo) continue;
+		if (at > now || io::lead(cold) != frozenNo) continue;
 		if (at == 0) {
 			at = now + q->TimeoutNS;
 		} else {
@@ -229,11 +245,11 @@ HX_DEVICE void deadlines(u64 queues, u32 lo, u32 hi, u64 sets) {
 }
 
 // Has the set rows left at queues outside lo..hi that their warps can finish?
-HX_DEVICE bool waits(const CompleteParams &p, const SetState *s, u32 lo, u32 hi) {
+HX_DEVICE __forceinline__ bool waits(const CompleteParams &p, u64 remaining, u32 lo, u32 hi) {
 	bool some = false;
 	for (u32 g = dev::lane(); g < p.NumQueues; g += 32) {
 		if (g >= lo && g < hi) continue;
-		if (dev::ld_relaxed_gpu(dev::at<u32>(s->Remaining, g)) != 0 && dev::ld_relaxed_sys(&io::queue(p.Queues, g)->Frozen) == frozenNo) some = true;
+		if (dev::ld_relaxed_gpu(dev::at<u32>(remaining, g)) != 0 && dev::ld_relaxed_sys(&io::queue(p.Queues, g)->Frozen) == frozenNo) some = true;
 	}
 	return dev::any(dev::full_mask, some);
 }
@@ -243,8 +259,9 @@ constexpr u32 pauseMin = 64, pauseMax = 1024; // ns between looks at queues that
 } // namespace
 
 HX_KERNEL(complete, CompleteParams) {
-	if (dev::dropped(hx)) return;
 	SetState *s = io::set(p.Sets, p.Set);
+	u64 remaining = dev::ld(&s->Remaining); // under way with what dropped looks at
+	if (dev::dropped(hx)) return;
 	u32 lo, hi;
 	io::range(p.NumQueues, &lo, &hi);
 	i64 until = io::now() + p.LimitNS;
@@ -255,27 +272,27 @@ HX_KERNEL(complete, CompleteParams) {
 		bool progress = false, busy = false, inFlight = false;
 		for (u32 g = lo; g < hi; g++) {
 			QueueState *q = io::queue(p.Queues, g);
-			if (io::frozen(q) != frozenNo) continue;
-			u32 n, cold, sweeps = 0;
+			u32 n, sweeps = 0;
 			do {
-				n = sweep(q, g, p.Sets);
+				n = sweep(q, g, p.Sets, p.Set);
+				if (n == cooled) break;
 				if (n > 0) progress = true;
-				if (n > 0 || first) io::serve(q, g, p.Sets, true);
-				cold = n > 0 || first ? io::frozen(q) : frozenNo; // a look costs a way to the CPU's memory
-			} while (n == 32 && cold == frozenNo && ++sweeps < maxSweeps);
-			if (cold != frozenNo) continue;
-			u32 left = 0, flying = 0;
-			if (io::leader()) {
+				if (n > 0 || (first && sweeps == 0)) io::serve(q, g, p.Sets, true, p.Set);
+			} while (n == 32 && ++sweeps < maxSweeps);
+			u32 left = 0, flying = 0, cold = n == cooled;
+			if (io::leader() && cold == 0) {
 				// Acquire: a submit kernel may have counted off the last rows, as bad ones.
-				left = dev::ld_acquire_gpu(dev::at<u32>(s->Remaining, g)); // litmus: complete-look
+				left = dev::ld_acquire_gpu(dev::at<u32>(remaining, g)); // litmus: complete-look
+				cold = n > 0 || first ? dev::ld_relaxed_sys(&q->Frozen) : frozenNo; // in the same way
 				if (left == 0) flying = dev::ld_relaxed_gpu(&q->Issued) != dev::ld_relaxed_gpu(&q->Completed) + dev::ld_relaxed_gpu(&q->Dropped);
 			}
+			if (io::lead(cold) != frozenNo) continue;
 			if (io::lead(left) != 0) busy = true;
 			if (io::lead(flying) != 0) inFlight = true;
 		}
 		// The next set's complete kernel starts only when all warps of this one are done. A warp
 		// that is done early keeps its queues going meanwhile, if they have commands of later sets.
-		bool done = !busy && !(inFlight && waits(p, s, lo, hi));
+		bool done = !busy && !(inFlight && waits(p, remaining, lo, hi));
 		i64 now = io::now();
 		if (!done && !progress) {
 			deadlines(p.Queues, lo, hi, p.Sets);

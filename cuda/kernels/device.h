@@ -43,6 +43,8 @@ constexpr u32 warp_size = 32;
 constexpr u32 full_mask = 0xffffffffu;
 } // namespace dev
 
+#define __forceinline__ inline __attribute__((always_inline))
+
 #ifdef __CUDA__
 #include "ptx.h"
 #else

@@ -6,7 +6,6 @@
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))
-#define __forceinline__ inline __attribute__((always_inline))
 
 #define HX_DEVICE __device__
 #define HX_KERNEL(NAME, PARAMS) extern "C" __global__ void NAME(const PARAMS p, const hx_launch hx)

@@ -38,6 +38,23 @@ HX_DEVICE inline u32 frozen(const QueueState *q) {
 // The host's freezing stays as it is. Earlier stores are released with it; nothing is acquired. Lane 0 only.
 HX_DEVICE inline void freeze(QueueState *q, u32 why) { dev::cas_gpu<dev::release>(&q->Frozen, frozenNo, why); }
 
+// What the host has set of a queue or a read set and changes only while no kernel runs (gpuio's enter), or
+// before the set is handed over. All of it is loaded in one way to the CPU's memory, at the same time as something
+// else that a warp waits for; each in its turn, behind the branch that needs it, would be a way of its own. The
+// rest of the struct that is returned is not there.
+template <typename T, u32 bytes> HX_DEVICE inline T fixed(const T *from) {
+	static_assert(bytes % 16 == 0, "whole loads");
+	T here;
+#pragma GCC unroll 16
+	for (u32 i = 0; i < bytes; i += 16) {
+		u32x4 v = dev::ld16_global((const u8 *)from + i);
+		__builtin_memcpy((u8 *)&here + i, &v, 16);
+	}
+	return here;
+}
+HX_DEVICE inline QueueState fixed(const QueueState *q) { return fixed<QueueState, __builtin_offsetof(QueueState, Own)>(q); }
+HX_DEVICE inline SetState fixed(const SetState *s) { return fixed<SetState, __builtin_offsetof(SetState, NumFails)>(s); }
+
 // This warp's contiguous share of n items, by the rule of cuda.Block.Range.
 HX_DEVICE inline void range(u32 n, u32 *lo, u32 *hi) {
 	u32 w = dev::warp(), of = dev::warps();
@@ -139,8 +156,8 @@ HX_DEVICE inline bool release(QueueState *q) {
 }
 
 // Makes the SQEs before tail visible to the SSD: all lanes' stores, fence, doorbell.
-HX_DEVICE inline void ring_sq(QueueState *q, u32 tail) {
-	u32 *bell = dev::at<u32>(q->SQDoorbell); // loaded while stores are under way; after the fence it would take its own time
+HX_DEVICE inline void ring_sq(const QueueState &k, u32 tail) {
+	u32 *bell = dev::at<u32>(k.SQDoorbell);
 #ifndef HX_PLANT_MISSING_BARRIER
 	dev::syncwarp();
 #endif
@@ -173,31 +190,62 @@ HX_DEVICE inline bool answers(u32 state, u32 last) {
 #endif
 }
 
-// Writes a read command at a place of the ring, in 16-byte pieces. One lane, one command.
-HX_DEVICE inline void sqe(const QueueState *q, u32 place, u32 wire, u64 lba, u32 nlb, u64 prp1, u64 prp2) {
-	u8 *to = dev::at<u8>(q->SQ, (i64)place * commandBytes);
-	dev::st16(to, u32x4{nvmeRead | wire << 16, q->NSID, 0, 0});
-	dev::st16(to + 16, u32x4{0, 0, (u32)prp1, (u32)(prp1 >> 32)});
-	dev::st16(to + 32, u32x4{(u32)prp2, (u32)(prp2 >> 32), (u32)lba, (u32)(lba >> 32)});
-	dev::st16(to + 48, u32x4{nlb, 0, 0, 0});
+// A read command, as the ring has it.
+struct Entry {
+	u32x4 part[4];
+};
+HX_DEVICE inline Entry read_command(const QueueState &k, u32 wire, u64 lba, u32 nlb, u64 prp1, u64 prp2) {
+	return {{{nvmeRead | wire << 16, k.NSID, 0, 0}, {0, 0, (u32)prp1, (u32)(prp1 >> 32)}, {(u32)prp2, (u32)(prp2 >> 32), (u32)lba, (u32)(lba >> 32)}, {nlb, 0, 0, 0}}};
+}
+
+HX_DEVICE inline u32x4 other(u32x4 v, u32 lane) {
+	return {dev::shfl(dev::full_mask, v.x, lane), dev::shfl(dev::full_mask, v.y, lane), dev::shfl(dev::full_mask, v.z, lane), dev::shfl(dev::full_mask, v.w, lane)};
+}
+// In registers, where a choice of structs would be one of addresses.
+HX_DEVICE inline u32x4 choose(bool first, u32x4 a, u32x4 b) {
+	return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
+}
+
+// Stores the first 16-byte parts of each lane's 64 bytes to where it says; 0: nowhere. A lane alone
+// would store a part of a line with each instruction. So four lanes exchange their parts, after
+// which lane i of the four has the i-th part of each, and an instruction stores the 64 bytes of eight lanes.
+template <u32 parts> HX_DEVICE inline void store_lines(u64 to, Entry e) {
+	u32 lane = dev::lane();
+#pragma GCC unroll 2
+	for (u32 far = 1; far < 4; far *= 2) { // a matrix of 4 × 4 is transposed in two steps
+		bool upper = (lane & far) != 0;
+#pragma GCC unroll 2
+		for (u32 n = 0; n < 2; n++) {
+			u32 low = far == 1 ? 2 * n : n, high = low + far;
+			u32x4 got = other(choose(upper, e.part[low], e.part[high]), lane ^ far);
+			e.part[low] = choose(upper, got, e.part[low]);
+			e.part[high] = choose(upper, e.part[high], got);
+		}
+	}
+#pragma GCC unroll 4
+	for (u32 j = 0; j < 4; j++) {
+		u64 line = dev::shfl(dev::full_mask, to, (lane & ~3u) + j);
+		u8 *part = dev::at<u8>(line, 16 * (lane & 3));
+		if (line != 0 && (lane & 3) < parts) dev::st16(part, e.part[j]);
+	}
 }
 
 // The ring place that lies n behind another; n is below Entries.
-HX_DEVICE inline u32 forward(const QueueState *q, u32 place, u32 n) {
+HX_DEVICE inline u32 forward(const QueueState &k, u32 place, u32 n) {
 	place += n;
-	return place >= q->Entries ? place - q->Entries : place;
+	return place >= k.Entries ? place - k.Entries : place;
 }
 
 // The PRP entries for total contiguous bytes from a (base specification 2.0, 4.1.1): only the
 // first may have an offset, a second page goes to PRP2, more pages to the CID's list. One lane.
-HX_DEVICE inline u64 prp2(const QueueState *q, u32 cid, u64 a, u64 total) {
-	u64 page = q->PageBytes;
+HX_DEVICE inline u64 prp2(const QueueState &k, u32 cid, u64 a, u64 total) {
+	u64 page = k.PageBytes;
 	u64 first = page - (a & (page - 1));
 	if (total <= first) return 0;
 	if (total <= first + page) return a + first;
-	u64 *list = dev::at<u64>(q->Lists + (u64)cid * q->ListBytes);
+	u64 *list = dev::at<u64>(k.Lists + (u64)cid * k.ListBytes);
 	for (u64 done = first; done < total; done += page) dev::st(list++, a + done);
-	return q->ListsIOVA + (u64)cid * q->ListBytes;
+	return k.ListsIOVA + (u64)cid * k.ListBytes;
 }
 
 // Records failed rows of one set, those of the lanes in mask, in the order of lanes. The caller
@@ -243,21 +291,21 @@ struct Row {
 	u16 bad; // 0 or a kind of FailRecord
 };
 
-// Finds the row at an index of Rows. One lane, one row.
-HX_DEVICE inline Row row_at(const SetState *s, u32 ssd, i64 i) {
+// Looks at a row of a set, which goes to a position. One lane, one row.
+HX_DEVICE inline Row row_of(const SetState &s, u32 ssd, i64 row, u32 pos) {
 	Row r{};
-	const Layout &l = s->Layout;
-	r.row = dev::ld(dev::at<i64>(s->Rows, i));
-	r.pos = dev::ld(dev::at<u32>(s->Pos, i));
-	r.off = (i64)r.pos * s->DstStride;
-	if (r.row < 0 || r.row >= l.Rows) {
+	const Layout &l = s.Layout;
+	r.row = row;
+	r.pos = pos;
+	r.off = (i64)pos * s.DstStride;
+	if (row < 0 || row >= l.Rows) {
 		r.bad = failRow;
 		return r;
 	}
-	r.slot = divide((u64)r.row, (u32)l.SSDs);
-	if ((u32)((u64)r.row - r.slot * (u32)l.SSDs) != ssd)
+	r.slot = divide((u64)row, (u32)l.SSDs);
+	if ((u32)((u64)row - r.slot * (u32)l.SSDs) != ssd)
 		r.bad = failRow;
-	else if (r.off > s->DstLimit - l.RowBytes)
+	else if (r.off > s.DstLimit - l.RowBytes)
 		r.bad = failPos;
 	return r;
 }
@@ -270,22 +318,22 @@ struct Unit {
 	u32 part; // of a split row
 };
 
-HX_DEVICE inline Unit unit_at(const SetState *s, u32 unit) {
+HX_DEVICE inline Unit unit_at(const SetState &s, u32 unit) {
 	Unit u{unit, 1, 0};
-	if (s->PartBlocks != 0) {
-		u.first = unit / s->Parts;
-		u.part = unit - (u32)u.first * s->Parts;
-	} else if (s->Order != 0) {
-		u32 first = dev::ld(dev::at<u32>(s->Runs, unit));
+	if (s.PartBlocks != 0) {
+		u.first = unit / s.Parts;
+		u.part = unit - (u32)u.first * s.Parts;
+	} else if (s.Order != 0) {
+		u32 first = dev::ld(dev::at<u32>(s.Runs, unit));
 		u.first = first;
-		u.count = dev::ld(dev::at<u32>(s->Runs, (i64)unit + 1)) - first;
+		u.count = dev::ld(dev::at<u32>(s.Runs, (i64)unit + 1)) - first;
 	}
 	return u;
 }
 
 // The index of Rows at a place.
-HX_DEVICE inline i64 index_at(const SetState *s, i64 place) {
-	return s->Order != 0 ? dev::ld(dev::at<u32>(s->Order, place)) : place;
+HX_DEVICE inline i64 index_at(const SetState &s, i64 place) {
+	return s.Order != 0 ? dev::ld(dev::at<u32>(s.Order, place)) : place;
 }
 
 // A unit as its command needs it. at and index are of its first row.
@@ -294,38 +342,44 @@ struct Place {
 	Row at;
 	i64 index;
 	u64 lba;
+	u64 iova; // of the destination, where the SSD writes to it
 	u32 byte; // of the row in its LBAs
 	u32 blocks;
 };
 
 // Finds what a unit reads and where it goes. Of a run only the first row can be bad, since coalesce has
 // looked at each. One lane, one unit.
-HX_DEVICE inline Place locate(const QueueState *q, const SetState *s, u32 unit) {
+HX_DEVICE __forceinline__ Place locate(const QueueState &k, const SetState &s, u32 unit) {
 	Place p{};
-	const Layout &l = s->Layout;
+	const Layout &l = s.Layout;
 	p.unit = unit_at(s, unit);
 	p.index = index_at(s, p.unit.first);
-	p.at = row_at(s, q->SSD, p.index);
+	i64 end = p.unit.count > 1 ? index_at(s, p.unit.first + p.unit.count - 1) : p.index;
+	// These are under way at the same time, also the last row of a run.
+	i64 row = dev::ld(dev::at<i64>(s.Rows, p.index)), last = row;
+	if (p.unit.count > 1) last = dev::ld(dev::at<i64>(s.Rows, end));
+	u32 pos = dev::ld(dev::at<u32>(s.Pos, p.index));
+	if (s.Direct != 0) p.iova = dev::ld(dev::at<u64>(s.DstIOVA, k.SSD));
+	p.at = row_of(s, k.SSD, row, pos);
 	if (p.at.bad != 0) return p;
 	u64 lba = lba_of(l, p.at.slot);
 	p.byte = byte_of(l, p.at.slot);
 	p.blocks = (u32)l.LBAsPerRow;
-	if (s->PartBlocks != 0) {
-		u32 skip = p.unit.part * s->PartBlocks;
+	if (s.PartBlocks != 0) {
+		u32 skip = p.unit.part * s.PartBlocks;
 		lba += skip;
-		p.blocks = least(p.blocks - skip, s->PartBlocks);
+		p.blocks = least(p.blocks - skip, s.PartBlocks);
 	} else if (p.unit.count > 1) {
-		u64 last = (u64)dev::ld(dev::at<i64>(s->Rows, index_at(s, p.unit.first + p.unit.count - 1)));
-		p.blocks += (u32)(lba_of(l, divide(last, (u32)l.SSDs)) - lba);
+		p.blocks += (u32)(lba_of(l, divide((u64)last, (u32)l.SSDs)) - lba);
 	}
-	p.lba = q->DataStart + lba;
+	p.lba = k.DataStart + lba;
 	return p;
 }
 
 // How much of a row a command with that many LBAs brings.
-HX_DEVICE inline u32 row_bytes(const SetState *s, u32 part, u32 blocks) {
-	u32 bytes = (u32)s->Layout.RowBytes, lba = (u32)s->Layout.LBABytes;
-	return s->PartBlocks == 0 ? bytes : least(bytes - part * s->PartBlocks * lba, blocks * lba);
+HX_DEVICE inline u32 row_bytes(const SetState &s, u32 part, u32 blocks) {
+	u32 bytes = (u32)s.Layout.RowBytes, lba = (u32)s.Layout.LBABytes;
+	return s.PartBlocks == 0 ? bytes : least(bytes - part * s.PartBlocks * lba, blocks * lba);
 }
 
 // Does the row at an index count as a new failure? The parts of a row fail as one. One lane, one row.
@@ -339,39 +393,39 @@ HX_DEVICE inline bool first_failure(const SetState *s, i64 index) {
 }
 
 // Records the units of the lanes in mask, which no command can read: single rows or parts of one.
-HX_DEVICE inline void fail_bad(const QueueState *q, SetState *s, u32 mask, const Place &p) {
+HX_DEVICE inline void fail_bad(const QueueState &k, SetState *s, u32 mask, const Place &p) {
 	if (mask == 0) return;
 	bool mine = (mask >> dev::lane() & 1) != 0;
 	if (mine) mine = first_failure(s, p.index);
 	FailRecord r{};
 	r.Index = (u32)p.index;
 	r.Kind = p.at.bad;
-	r.QID = (u16)q->QID;
+	r.QID = (u16)k.QID;
 	r.LBA = p.at.bad == failPos ? p.at.pos : 0;
-	r.SSD = q->SSD;
+	r.SSD = k.SSD;
 	r.Row = p.at.row;
 	fail(s, dev::ballot(dev::full_mask, mine), r);
 }
 
 // Records all rows of a command's unit, in the order of the run. State and status are the command's last.
-HX_DEVICE inline void fail_command(const QueueState *q, u64 sets, u32 cid, u32 state, u16 kind, u32 status) {
-	const Command *c = dev::at<Command>(q->Commands, cid);
+HX_DEVICE inline void fail_command(const QueueState &k, u64 sets, u32 cid, u32 state, u16 kind, u32 status) {
+	const Command *c = dev::at<Command>(k.Commands, cid);
 	SetState *s = set(sets, dev::ld(&c->Set));
-	Unit u = unit_at(s, dev::ld(&c->Index));
+	Unit u = unit_at(*s, dev::ld(&c->Index));
 	FailRecord r{};
 	r.Kind = kind;
 	r.Status = (u16)status;
-	r.QID = (u16)q->QID;
+	r.QID = (u16)k.QID;
 	r.CID = (u16)(cid | (state & cmdGen));
 	r.Tries = state / cmdAttempt;
 	r.LBA = dev::ld(&c->LBA);
 	r.Blocks = (u32)dev::ld(&c->NLB) + 1;
-	r.SSD = q->SSD;
+	r.SSD = k.SSD;
 	for (u32 base = 0; base < u.count; base += 32) {
-		u32 k = base + dev::lane();
-		bool mine = k < u.count;
+		u32 n = base + dev::lane();
+		bool mine = n < u.count;
 		if (mine) {
-			i64 i = index_at(s, u.first + k);
+			i64 i = index_at(*s, u.first + n);
 			r.Index = (u32)i;
 			r.Row = dev::ld(dev::at<i64>(s->Rows, i));
 			mine = first_failure(s, i);
@@ -382,92 +436,102 @@ HX_DEVICE inline void fail_command(const QueueState *q, u64 sets, u32 cid, u32 s
 
 // Can the rows of a run land in their own pages, each page an entry of its own? They must be
 // different and without a gap, fill pages, and begin on them. One lane.
-HX_DEVICE inline bool scatters(const QueueState *q, const SetState *s, const Place &p, u64 iova) {
-	u64 in = q->PageBytes - 1;
-	if (((u32)s->Layout.RowBytes & in) != 0 || (u64)p.unit.count * (u32)s->Layout.LBAsPerRow != p.blocks) return false;
-	if (((iova | (u64)s->DstStride) & in) == 0) return true;
-	for (u32 k = 0; k < p.unit.count; k++) {
-		u32 pos = dev::ld(dev::at<u32>(s->Pos, index_at(s, p.unit.first + k)));
-		if (((iova + (u64)pos * (u64)s->DstStride) & in) != 0) return false;
+HX_DEVICE inline bool scatters(const QueueState &k, const SetState &s, const Place &p) {
+	u64 in = k.PageBytes - 1;
+	if (((u32)s.Layout.RowBytes & in) != 0 || (u64)p.unit.count * (u32)s.Layout.LBAsPerRow != p.blocks) return false;
+	if (((p.iova | (u64)s.DstStride) & in) == 0) return true;
+	for (u32 n = 0; n < p.unit.count; n++) {
+		u32 pos = dev::ld(dev::at<u32>(s.Pos, index_at(s, p.unit.first + n)));
+		if (((p.iova + (u64)pos * (u64)s.DstStride) & in) != 0) return false;
 	}
 	return true;
 }
 
 // PRP2 of such a run, whose first page is in PRP1. One lane.
-HX_DEVICE inline u64 scatter(const QueueState *q, const SetState *s, const Place &p, u32 cid, u64 iova) {
-	u64 page = q->PageBytes, per = (u32)s->Layout.RowBytes / q->PageBytes, pages = per * p.unit.count;
-	u64 *list = dev::at<u64>(q->Lists + (u64)cid * q->ListBytes);
-	for (u32 k = 0; k < p.unit.count; k++) {
-		u64 a = iova + (u64)dev::ld(dev::at<u32>(s->Pos, index_at(s, p.unit.first + k))) * (u64)s->DstStride;
-		for (u64 j = k == 0; j < per; j++) {
+HX_DEVICE inline u64 scatter(const QueueState &k, const SetState &s, const Place &p, u32 cid) {
+	u64 page = k.PageBytes, per = (u32)s.Layout.RowBytes / k.PageBytes, pages = per * p.unit.count;
+	u64 *list = dev::at<u64>(k.Lists + (u64)cid * k.ListBytes);
+	for (u32 n = 0; n < p.unit.count; n++) {
+		u64 a = p.iova + (u64)dev::ld(dev::at<u32>(s.Pos, index_at(s, p.unit.first + n))) * (u64)s.DstStride;
+		for (u64 j = n == 0; j < per; j++) {
 			if (pages == 2) return a + j * page;
 			dev::st(list++, a + j * page);
 		}
 	}
-	return q->ListsIOVA + (u64)cid * q->ListBytes;
+	return k.ListsIOVA + (u64)cid * k.ListBytes;
 }
 
-// Fills the command entry of a CID for a unit, but for its state. True: its data is staged. One lane.
-HX_DEVICE inline bool prepare(QueueState *q, Command *c, const SetState *s, u32 slot, u32 cid, u32 unit, const Place &p, i64 now) {
-	u64 skip = (u64)p.unit.part * s->PartBlocks * (u32)s->Layout.LBABytes, total = (u64)p.blocks * (u32)s->Layout.LBABytes;
-	u64 iova = s->Direct != 0 ? dev::ld(dev::at<u64>(s->DstIOVA, q->SSD)) : 0;
-	u64 a = iova + (u64)p.at.off + skip, b, dst = 0; // stores; what follows does not, so that launch finds it in registers
-	if (s->Direct != 0 && p.unit.count == 1) {
-		b = prp2(q, cid, a, total);
-	} else if (s->Direct != 0 && scatters(q, s, p, iova)) {
-		b = scatter(q, s, p, cid, iova);
+// A command's entry, as Command has it, but for its deadline and its state.
+struct Prepared {
+	u16 set, nlb;
+	u32 index, byte;
+	u64 lba, prp1, prp2, dst;
+	i64 start;
+};
+
+// Makes the entry of a CID for a unit. One lane.
+HX_DEVICE inline Prepared prepare(const QueueState &k, const SetState &s, u32 slot, u32 cid, u32 unit, const Place &p, i64 now) {
+	u64 skip = (u64)p.unit.part * s.PartBlocks * (u32)s.Layout.LBABytes, total = (u64)p.blocks * (u32)s.Layout.LBABytes;
+	Prepared c{(u16)slot, (u16)(p.blocks - 1), unit, p.byte, p.lba, p.iova + (u64)p.at.off + skip, 0, 0, now};
+	if (s.Direct != 0 && p.unit.count == 1) {
+		c.prp2 = prp2(k, cid, c.prp1, total);
+	} else if (s.Direct != 0 && scatters(k, s, p)) {
+		c.prp2 = scatter(k, s, p, cid);
 	} else {
-		a = q->StageIOVA + (u64)cid * q->StageBytes;
-		b = prp2(q, cid, a, total);
-		dst = s->Dst + (u64)p.at.off + skip;
+		c.prp1 = k.StageIOVA + (u64)cid * k.StageBytes;
+		c.prp2 = prp2(k, cid, c.prp1, total);
+		c.dst = s.Dst + (u64)p.at.off + skip;
 	}
-	dev::st(&c->Set, (u16)slot);
-	dev::st(&c->NLB, (u16)(p.blocks - 1));
-	dev::st(&c->Index, unit);
-	dev::st(&c->LBA, p.lba);
-	dev::st(&c->PRP1, a);
-	dev::st(&c->PRP2, b);
-	dev::st(&c->Dst, dst);
-	dev::st(&c->Start, now);
-	dev::st(&c->ByteOffset, p.byte);
-	return dst != 0;
+	return c;
 }
 
-// Puts a command that was prepared in flight, for one attempt more than its state says, and returns its
-// LBAs. One lane.
-HX_DEVICE inline u32 launch(QueueState *q, Command *c, u32 place, u32 cid, u32 state, i64 now) {
-	u64 lba = dev::ld(&c->LBA), prp1 = dev::ld(&c->PRP1), prp2 = dev::ld(&c->PRP2);
-	u32 nlb = dev::ld(&c->NLB);
-	dev::st_relaxed_gpu(&c->Deadline, now + q->TimeoutNS);
+// The parts of an entry before Deadline.
+static_assert(__builtin_offsetof(Command, Deadline) == 48, "three parts");
+HX_DEVICE inline Entry entry(const Prepared &c) {
+	return {{{c.set | (u32)c.nlb << 16, c.index, (u32)c.lba, (u32)(c.lba >> 32)}, {(u32)c.prp1, (u32)(c.prp1 >> 32), (u32)c.prp2, (u32)(c.prp2 >> 32)}, {(u32)c.dst, (u32)(c.dst >> 32), (u32)(u64)c.start, (u32)((u64)c.start >> 32)}, {}}};
+}
+
+// Puts a command in flight, for one attempt more than its state says, and returns that it is: its
+// entry in the ring goes to the SSD after this. One lane.
+HX_DEVICE inline u32 launch(const QueueState &k, Command *c, u32 state, i64 now) {
+	dev::st_relaxed_gpu(&c->Deadline, now + k.TimeoutNS);
 	// A search for late commands reads the state first, then the deadline.
 	state = issued(state);
 	dev::st_release_gpu(&c->State, state);
-	sqe(q, place, cid | (state & cmdGen), lba, nlb, prp1, prp2);
-	return nlb + 1;
+	return state;
 }
 
-// Takes up to n free CIDs of one word of the bitmap and returns them as bits; 0: none are free. *word is the
-// word of the last ones and becomes that of these. Only the holder of the submission side takes CIDs, others only
-// give them back, by a release: a bit that is set stays so until the holder clears it. So the load is what
-// acquires, in the lane that has the word, and the syncwarp takes the other lanes along; the read-modify-write
-// only keeps bits that are given back meanwhile, and nothing waits for it. It comes before these CIDs are given
-// back again, by way of the fence, the doorbell and the SSD. Words beyond NumCommands are 0.
+// Where the ring has the n-th entry behind its tail.
+HX_DEVICE inline u64 ring_line(const QueueState &k, u32 tail, u32 n) { return k.SQ + (u64)forward(k, tail, n) * commandBytes; }
+
+// The lane's word of the bitmap of free CIDs. Words beyond NumCommands are 0. Only the holder of the submission side
+// takes CIDs, others only give them back, by a release: a bit that is set stays so until the holder clears it. So
+// this load is what acquires.
 // litmus: cid-take
-HX_DEVICE inline u32 acquire(QueueState *q, u32 n, u32 *word) {
-	u32 lane = dev::lane();
+HX_DEVICE inline u32 free_word(QueueState *q) {
 #ifdef HX_PLANT_CID_NOT_ACQUIRED
-	u32 free = dev::ld_relaxed_gpu(&q->Free[lane]);
+	return dev::ld_relaxed_gpu(&q->Free[dev::lane()]);
 #else
-	u32 free = dev::ld_acquire_gpu(&q->Free[lane]);
+	return dev::ld_acquire_gpu(&q->Free[dev::lane()]);
 #endif
-	u32 some = dev::ballot(dev::full_mask, free != 0);
+}
+
+// Takes up to n free CIDs of one word, which one lane has in free (free_word), and returns them as bits; 0: none are
+// free. *word is the word of the last ones and becomes that of these. The syncwarp takes the other lanes along; the
+// read-modify-write only keeps bits that are given back meanwhile, and nothing waits for it. It comes before these
+// CIDs are given back again, by way of the fence, the doorbell and the SSD.
+// litmus: cid-take
+HX_DEVICE inline u32 acquire(QueueState *q, u32 *free, u32 n, u32 *word) {
+	u32 lane = dev::lane();
+	u32 some = dev::ballot(dev::full_mask, *free != 0);
 	if (some == 0) return 0;
 	u32 later = some & ~below(*word); // *word < 32
 	u32 w = dev::ctz(later != 0 ? later : some);
-	free = dev::shfl(dev::full_mask, free, w);
-	u32 mask = dev::ballot(dev::full_mask, (free >> lane & 1) != 0 && dev::popc(free & below(lane)) < n);
+	u32 bits = dev::shfl(dev::full_mask, *free, w);
+	u32 mask = dev::ballot(dev::full_mask, (bits >> lane & 1) != 0 && dev::popc(bits & below(lane)) < n);
 	dev::syncwarp(); // every lane comes after the acquire
 	if (leader()) dev::and_gpu<dev::relaxed>(&q->Free[w], ~mask);
+	if (lane == w) *free &= ~mask;
 	*word = w;
 	return mask;
 }
@@ -481,8 +545,8 @@ struct Refilled {
 	u64 blocks;
 };
 
-HX_DEVICE inline void ring(QueueState *q, Refilled *r) {
-	ring_sq(q, r->tail);
+HX_DEVICE inline void ring(const QueueState &k, Refilled *r) {
+	ring_sq(k, r->tail);
 	r->rings++;
 	r->unrung = 0;
 }
@@ -490,7 +554,7 @@ HX_DEVICE inline void ring(QueueState *q, Refilled *r) {
 // Issues again what waits in Retry, in the order of CIDs. mine is the lane's word of Retry, or an earlier value
 // of it: bits are only added meanwhile, and the exchange takes them all.
 // litmus: retry-take
-HX_DEVICE inline void retry(QueueState *q, u64 sets, i64 now, u32 mine, Refilled *r) {
+HX_DEVICE __forceinline__ void retry(QueueState *q, const QueueState &k, u64 sets, i64 now, u32 mine, Refilled *r) {
 	u32 lane = dev::lane();
 	if (mine != 0) mine = dev::exch_gpu<dev::acquire>(&q->Retry[lane], 0u);
 	u32 some = dev::ballot(dev::full_mask, mine != 0);
@@ -499,29 +563,42 @@ HX_DEVICE inline void retry(QueueState *q, u64 sets, i64 now, u32 mine, Refilled
 		u32 w = dev::ctz(some);
 		u32 m = dev::shfl(dev::full_mask, mine, w);
 		u32 blocks = 0;
+		u64 line = 0;
+		Entry sqe{};
 		if (m >> lane & 1) {
 			u32 cid = w * 32 + lane;
-			Command *c = dev::at<Command>(q->Commands, cid);
-			blocks = launch(q, c, forward(q, r->tail, dev::popc(m & below(lane))), cid, dev::ld_relaxed_gpu(&c->State), now);
+			Command *c = dev::at<Command>(k.Commands, cid);
+			u32 nlb = dev::ld(&c->NLB);
+			u64 lba = dev::ld(&c->LBA), prp1 = dev::ld(&c->PRP1), prp2 = dev::ld(&c->PRP2);
 			SetState *s = set(sets, dev::ld(&c->Set));
+			u32 state = launch(k, c, dev::ld_relaxed_gpu(&c->State), now);
+			sqe = read_command(k, cid | (state & cmdGen), lba, nlb, prp1, prp2);
+			line = ring_line(k, r->tail, dev::popc(m & below(lane)));
+			blocks = nlb + 1;
 			dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
 			dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)blocks);
 		}
+		store_lines<4>(line, sqe);
 		r->blocks += dev::reduce_add(dev::full_mask, blocks);
 		u32 n = dev::popc(m);
-		r->tail = forward(q, r->tail, n);
+		r->tail = forward(k, r->tail, n);
 		r->retried += n;
 		r->unrung += n;
 	}
 }
 
 // Issues commands until the CIDs or the work run out: first those to be tried again, then the
-// pending list. The caller holds the submission side.
-HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
+// pending list. The caller holds the submission side. likely is the slot of a set that the list may begin with.
+//
+// What it waits for, one after the other: what the holder needs and the list's end; the list's first entry and the
+// free CIDs; the commands' states, and the set's unless it is the likely one; the rows (of runs: their bounds, order
+// and rows); the fence. Who appends to the list, or gives back a CID, after it was looked at finds the side taken
+// and has it looked at again (take).
+HX_DEVICE __forceinline__ void refill(QueueState *q, u32 g, u64 sets, bool completing, u32 likely) {
 	u32 lane = dev::lane();
 	Refilled r{};
-	// All of this is one way to the CPU's memory, since nothing here waits for what is loaded.
-	u32 cold = frozenNo, head = 0, scan = 0;
+	u32 cold = frozenNo, head = 0, scan = 0, listed = 0;
+	QueueState k = fixed(q);
 	if (leader()) {
 		cold = dev::ld_relaxed_sys(&q->Frozen);
 		head = dev::ld(&q->PendHead);
@@ -530,52 +607,64 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 	}
 	u32 waiting = dev::ld_relaxed_gpu(&q->Retry[lane]); // litmus: refill-begin
 	u64 had = load_counts(&q->Issued, ownerCounters); // litmus: refill-begin
+	if (leader()) listed = dev::ld_acquire_gpu(&q->PendTail); // litmus: pend-look
 	if (lead(cold) != frozenNo) return;
 	head = lead(head);
+	listed = lead(listed);
 	r.tail = lead(r.tail);
 	scan = lead(scan);
 	i64 t = now();
-	retry(q, sets, t, waiting, &r);
-	for (;;) {
-		u32 slot = 0, more = 0;
+	retry(q, k, sets, t, waiting, &r);
+	u32 free = 0;
+	for (bool first = true; head != listed; first = false) {
+		u32 slot = 0, of = head % maxSets;
 		i64 next = 0, end = 0;
-		// litmus: pend-look
-		if (leader() && dev::ld_acquire_gpu(&q->PendTail) != head) {
-			more = 1;
-			slot = dev::ld(&q->PendRing[head % maxSets]);
-			next = dev::ld(&q->Pend[slot].Next);
-			end = dev::ld(&q->Pend[slot].End);
+		if (leader()) {
+			slot = dev::ld(&q->PendRing[of]);
+			next = dev::ld(&q->Pend[of].Next); // litmus: pend-look
+			end = dev::ld(&q->Pend[of].End);
 		}
-		if (lead(more) == 0) break;
+		SetState s = fixed(set(sets, likely));
+		if (first) free = free_word(q);
 		slot = lead(slot);
 		next = lead(next);
 		end = lead(end);
 		u32 w = scan;
-		u32 mask = acquire(q, (u32)least(end - next, (i64)32), &w);
+		u32 mask = acquire(q, &free, (u32)least(end - next, (i64)32), &w);
 		if (mask == 0) break;
 		scan = w;
-		SetState *s = set(sets, slot);
 		bool has = (mask >> lane & 1) != 0;
 		u32 unit = (u32)next + dev::popc(mask & below(lane));
 		u32 cid = w * 32 + lane, state = 0;
-		Command *c = dev::at<Command>(q->Commands, cid);
+		Command *c = dev::at<Command>(k.Commands, cid);
 		if (has) state = dev::ld_relaxed_gpu(&c->State); // with what locate loads under way, too; litmus: refill-issue
+		SetState *counts = set(sets, slot);
+		if (slot != likely) s = fixed(counts);
 		Place p{};
-		if (has) p = locate(q, s, unit);
+		if (has) p = locate(k, s, unit);
 		u32 bad = dev::ballot(dev::full_mask, has && p.at.bad != 0);
+		fail_bad(k, counts, bad, p); // litmus: refill-bad
 		u32 good = mask & ~bad, blocks = 0, rows = 0;
-		bool copies = false;
+		Prepared made{};
+		Entry sqe{};
+		u64 line = 0, kept = 0;
 		if (good >> lane & 1) {
-			copies = prepare(q, c, s, slot, cid, unit, p, t); // litmus: refill-issue
-			blocks = launch(q, c, forward(q, r.tail, dev::popc(good & below(lane))), cid, state, t); // litmus: refill-issue
+			made = prepare(k, s, slot, cid, unit, p, t);
+			dev::st(&c->ByteOffset, made.byte); // litmus: refill-issue
+			state = launch(k, c, state, t); // litmus: refill-issue
+			sqe = read_command(k, cid | (state & cmdGen), made.lba, made.nlb, made.prp1, made.prp2);
+			line = ring_line(k, r.tail, dev::popc(good & below(lane)));
+			kept = (u64)c;
+			blocks = made.nlb + 1u;
 			rows = p.unit.count > 1 ? p.unit.count : 0;
 		}
-		fail_bad(q, s, bad, p); // litmus: refill-bad
-		u32 n = dev::popc(good), staged = dev::popc(dev::ballot(dev::full_mask, copies));
+		store_lines<3>(kept, entry(made)); // litmus: refill-issue
+		store_lines<4>(line, sqe); // litmus: refill-issue
+		u32 n = dev::popc(good), staged = dev::popc(dev::ballot(dev::full_mask, made.dst != 0));
 		blocks = dev::reduce_add(dev::full_mask, blocks);
 		r.coalesced += dev::reduce_add(dev::full_mask, rows);
 		r.blocks += blocks;
-		r.tail = forward(q, r.tail, n);
+		r.tail = forward(k, r.tail, n);
 		r.unrung += n;
 		r.staged += staged;
 		r.direct += n - staged;
@@ -587,16 +676,17 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 		if (leader()) {
 			// The list releases the set before its last commands become visible, since the host
 			// may reuse the slot as soon as these complete.
-			dev::st(&q->Pend[slot].Next, next);
+			dev::st(&q->Pend[of].Next, next);
 			if (next == end) dev::st(&q->PendHead, head);
 			if (bad != 0) dev::or_gpu<dev::release>(&q->Free[w], bad); // litmus: refill-bad
-			dev::add_gpu<dev::relaxed>(&s->Issued, (u64)n);
-			dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)blocks);
-			if (bad != 0) dev::add_gpu<dev::release>(dev::at<u32>(s->Remaining, g), 0u - dev::popc(bad)); // litmus: refill-bad
+			dev::add_gpu<dev::relaxed>(&counts->Issued, (u64)n);
+			dev::add_gpu<dev::relaxed>(&counts->Blocks, (u64)blocks);
+			if (bad != 0) dev::add_gpu<dev::release>(dev::at<u32>(s.Remaining, g), 0u - dev::popc(bad)); // litmus: refill-bad
 		}
-		if (r.unrung >= ringEvery) ring(q, &r);
+		if (lane == w) free |= bad;
+		if (r.unrung >= ringEvery) ring(k, &r);
 	}
-	if (r.unrung > 0) ring(q, &r); // litmus: refill-issue
+	if (r.unrung > 0) ring(k, &r); // litmus: refill-issue
 	if (leader()) {
 		dev::st(&q->Tail, r.tail); // litmus: refill-end
 		dev::st(&q->Scan, scan);
@@ -605,9 +695,9 @@ HX_DEVICE inline void refill(QueueState *q, u32 g, u64 sets, bool completing) {
 }
 
 // Refills a queue, or leaves that to whoever holds its submission side.
-HX_DEVICE inline void serve(QueueState *q, u32 g, u64 sets, bool completing) {
+HX_DEVICE __forceinline__ void serve(QueueState *q, u32 g, u64 sets, bool completing, u32 likely) {
 	if (!take(q)) return;
-	do refill(q, g, sets, completing);
+	do refill(q, g, sets, completing, likely);
 	while (!release(q));
 }
 
@@ -690,7 +780,7 @@ template <u32 Loads> HX_DEVICE inline void copy_all(u32 mask, u64 dst, u64 src, 
 
 // Copies the rows of staged runs: each lane has one with count rows from a place of its set's Order on,
 // read from lba on by the command of a CID, or none (count 0). The rows of all lanes are taken 32 at a time.
-template <u32 Loads> HX_DEVICE inline void copy_runs(const QueueState *q, u64 sets, u32 slot, u32 cid, u64 lba, i64 first, u32 count) {
+template <u32 Loads> HX_DEVICE inline void copy_runs(const QueueState &k, u64 sets, u32 slot, u32 cid, u64 lba, i64 first, u32 count) {
 	u32 lane = dev::lane(), upto = warp_scan(count), before = upto - count;
 	u32 total = dev::shfl(dev::full_mask, upto, 31);
 	for (u32 base = 0; base < total; base += 32) {
@@ -700,19 +790,19 @@ template <u32 Loads> HX_DEVICE inline void copy_runs(const QueueState *q, u64 se
 			if (dev::shfl(dev::full_mask, upto, who + d - 1) <= n) who += d;
 		const SetState *s = set(sets, dev::shfl(dev::full_mask, slot, who));
 		u32 id = dev::shfl(dev::full_mask, cid, who);
-		u64 from = dev::shfl(dev::full_mask, lba, who) - q->DataStart;
+		u64 from = dev::shfl(dev::full_mask, lba, who) - k.DataStart;
 		i64 place = dev::shfl(dev::full_mask, first, who) + n - dev::shfl(dev::full_mask, before, who);
 		u64 dst = 0, src = 0;
 		u32 bytes = 0;
 		if (n < total) {
 			const Layout &l = s->Layout;
-			i64 i = index_at(s, place);
+			i64 i = index_at(*s, place);
 			u64 to = divide((u64)dev::ld(dev::at<i64>(s->Rows, i)), (u32)l.SSDs);
 			dst = s->Dst + (u64)dev::ld(dev::at<u32>(s->Pos, i)) * (u64)s->DstStride;
 #ifdef HX_PLANT_RUN_OFFSET
 			from = lba_of(l, to);
 #endif
-			src = q->Stage + (u64)id * q->StageBytes + (lba_of(l, to) - from) * (u32)l.LBABytes + byte_of(l, to);
+			src = k.Stage + (u64)id * k.StageBytes + (lba_of(l, to) - from) * (u32)l.LBABytes + byte_of(l, to);
 			bytes = (u32)l.RowBytes;
 		}
 		copy_all<Loads>(dev::ballot(dev::full_mask, n < total), dst, src, bytes);
@@ -746,20 +836,20 @@ HX_DEVICE inline u32 hist_bucket(i64 ns) {
 
 // Counts the latencies of the lanes in which good is set. Once per bucket: the histogram is in the
 // CPU's memory, where every read-modify-write is a way there and back.
-HX_DEVICE inline void tally(QueueState *q, bool good, i64 ns) {
+HX_DEVICE inline void tally(const QueueState &k, bool good, i64 ns) {
 	u32 bucket = hist_bucket(ns);
 	for (u32 m = dev::ballot(dev::full_mask, good); m != 0;) {
 		u32 one = dev::shfl(dev::full_mask, bucket, dev::ctz(m));
 		u32 same = dev::ballot(dev::full_mask, good && bucket == one);
-		if (leader()) dev::add_gpu<dev::relaxed>(&dev::at<Histogram>(q->Hist)->Counts[one], (u64)dev::popc(same));
+		if (leader()) dev::add_gpu<dev::relaxed>(&dev::at<Histogram>(k.Hist)->Counts[one], (u64)dev::popc(same));
 		m &= ~same;
 	}
 }
 
 // Gives back the CIDs of the lanes in which done is set, which are different; once per word, as above.
 // All lanes are done with what belongs to them; that comes before by the syncwarp. Generations stay.
-HX_DEVICE inline void free_cids(QueueState *q, bool done, u32 cid, u32 state) {
-	if (done) dev::st_relaxed_gpu(&dev::at<Command>(q->Commands, cid)->State, (state & cmdGen) | cmdFree);
+HX_DEVICE inline void free_cids(QueueState *q, const QueueState &k, bool done, u32 cid, u32 state) {
+	if (done) dev::st_relaxed_gpu(&dev::at<Command>(k.Commands, cid)->State, (state & cmdGen) | cmdFree);
 	dev::syncwarp();
 	for (u32 m = dev::ballot(dev::full_mask, done); m != 0;) {
 		u32 w = dev::shfl(dev::full_mask, cid / 32, dev::ctz(m));

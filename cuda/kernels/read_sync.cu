@@ -43,8 +43,8 @@ HX_DEVICE bool hold(QueueState *q, i64 until) {
 }
 
 // Lets go. Commands that a kernel left meanwhile (there is none beside this one) would be issued.
-HX_DEVICE void let_go(QueueState *q, u32 g, u64 sets) {
-	while (!io::release(q)) io::refill(q, g, sets, false);
+HX_DEVICE __forceinline__ void let_go(QueueState *q, u32 g, u64 sets) {
+	while (!io::release(q)) io::refill(q, g, sets, false, 0);
 }
 
 // litmus: sync-give-back
@@ -60,7 +60,7 @@ HX_DEVICE void give_back(QueueState *q, u32 cid) {
 // A free CID; NumCommands when there is none. Any warp may take one here, so it is taken by the
 // read-modify-write that finds it still free.
 // litmus: sync-take-cid
-HX_DEVICE u32 take_cid(QueueState *q) {
+HX_DEVICE __forceinline__ u32 take_cid(QueueState *q) {
 	u32 lane = dev::lane(), words = (q->NumCommands + 31) / 32;
 	u32 free = lane < words ? dev::ld_relaxed_gpu(&q->Free[lane]) : 0;
 	u32 some = dev::ballot(dev::full_mask, free != 0);
@@ -89,38 +89,39 @@ HX_DEVICE u32 take_cid(QueueState *q) {
 
 // Rings for the one SQE that the leader has stored. The caller holds the submission side; had is what its
 // counters were, more what they rise by.
-// litmus: sync-issue
-HX_DEVICE void issue(QueueState *q, u32 g, u64 sets, u32 tail, u64 had, u64 more) {
-	tail = io::forward(q, tail, 1);
+HX_DEVICE __forceinline__ void issue(QueueState *q, const QueueState &k, u32 tail, u64 had, u64 more) {
+	tail = io::forward(k, tail, 1);
 	if (io::leader()) dev::st(&q->Tail, tail);
-	io::ring_sq(q, tail);
+	io::ring_sq(k, tail);
 	io::store_counts(&q->Issued, io::ownerCounters, had, more);
-	let_go(q, g, sets);
 }
 
 // Reaps up to 32 contiguous completions, if nobody else does. False: nothing was there for it.
 // litmus: sync-reap
-HX_DEVICE bool sweep(QueueState *q) {
+HX_DEVICE __forceinline__ bool sweep(QueueState *q) {
 	u32 lane = dev::lane(), got = 0;
 	if (io::leader()) got = dev::cas_gpu<dev::acquire>(&q->Reap, 0u, 1u) == 0;
 	if (io::lead(got) == 0) return false;
 	dev::syncwarp();
 	u32 n = 0, last = 0, head = 0, phase = 0;
-	if (io::frozen(q) == frozenNo) {
-		if (io::leader()) {
-			head = dev::ld(&q->Head);
-			phase = dev::ld(&q->Phase);
-		}
+	u32 cold = frozenNo;
+	QueueState k = io::fixed(q);
+	if (io::leader()) {
+		cold = dev::ld_relaxed_sys(&q->Frozen);
+		head = dev::ld(&q->Head);
+		phase = dev::ld(&q->Phase);
+	}
+	if (io::lead(cold) == frozenNo) {
 		head = io::lead(head);
 		phase = io::lead(phase);
 		bool fresh = false;
-		if (lane < q->Entries) {
+		if (lane < k.Entries) {
 			u32 at = head + lane, want = phase;
-			if (at >= q->Entries) {
-				at -= q->Entries;
+			if (at >= k.Entries) {
+				at -= k.Entries;
 				want ^= 1;
 			}
-			last = dev::ld_acquire_sys(dev::at<u32>(q->CQ, (i64)at * (completionBytes / 4) + 3));
+			last = dev::ld_acquire_sys(dev::at<u32>(k.CQ, (i64)at * (completionBytes / 4) + 3));
 			fresh = (last >> 16 & 1) == want;
 		}
 		u32 seen = dev::ballot(dev::full_mask, fresh);
@@ -130,8 +131,8 @@ HX_DEVICE bool sweep(QueueState *q) {
 		dev::syncwarp();
 		i64 now = io::now();
 		u32 cid = last & cidMask, state = 0;
-		Command *c = dev::at<Command>(q->Commands, cid);
-		if (lane < n && cid < q->NumCommands) state = dev::ld_relaxed_gpu(&c->State);
+		Command *c = dev::at<Command>(k.Commands, cid);
+		if (lane < n && cid < k.NumCommands) state = dev::ld_relaxed_gpu(&c->State);
 		u64 had = io::load_counts(&q->Completed, io::completerCounters); // under way with State
 		bool twice = io::repeated(cid, n);
 		u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || !io::answers(state, last)));
@@ -143,13 +144,13 @@ HX_DEVICE bool sweep(QueueState *q) {
 		u32 errors = dev::popc(dev::ballot(dev::full_mask, mine && !good));
 		i64 start = now;
 		if (good) start = dev::ld(&c->Start);
-		io::tally(q, good, now - start);
-		u32 at = io::forward(q, head, n);
+		io::tally(k, good, now - start);
+		u32 at = io::forward(k, head, n);
 		if (io::leader()) {
 			dev::st(&q->Head, at);
-			if (head + n >= q->Entries) dev::st(&q->Phase, phase ^ 1);
+			if (head + n >= k.Entries) dev::st(&q->Phase, phase ^ 1);
 			if (foreign) io::freeze(q, frozenForeign);
-			dev::ring(dev::at<u32>(q->CQDoorbell), at);
+			dev::ring(dev::at<u32>(k.CQDoorbell), at);
 		}
 		io::store_counts(&q->Completed, io::completerCounters, had, io::completer_count(n - (foreign ? 1 : 0), errors, foreign ? 1 : 0, 1));
 		dev::syncwarp();
@@ -178,7 +179,7 @@ HX_DEVICE bool finished(const Command *c, u32 *state, u32 *status) {
 }
 
 // Waits for a command. False: its queue is frozen and the command is not done.
-HX_DEVICE bool await(QueueState *q, const Command *c, i64 due, u32 *state, u32 *status) {
+HX_DEVICE __forceinline__ bool await(QueueState *q, const Command *c, i64 due, u32 *state, u32 *status) {
 	u32 pause = pauseMin;
 	while (!finished(c, state, status)) {
 		if (sweep(q)) {
@@ -220,7 +221,7 @@ HX_DEVICE void leave_to_host(QueueState *q, u32 cid, u32 attempts) {
 }
 
 // Reads units of queue g's share until there are none, the queue is frozen or the time is over.
-HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
+HX_DEVICE __forceinline__ void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 	QueueState *q = io::queue(p.Queues, g);
 	i64 from = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD));
 	i64 to = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD + 1));
@@ -248,71 +249,76 @@ HX_DEVICE void work(const SyncParams &p, SetState *s, u32 g, i64 until) {
 			break;
 		}
 		u32 unit = (u32)(from + first) + n;
-		io::Place place = io::locate(q, s, unit);
+		SetState at = io::fixed(s);
+		io::Place place = io::locate(*q, at, unit);
 		if (place.at.bad != 0) {
-			io::fail_bad(q, s, 1, place);
+			io::fail_bad(*q, s, 1, place);
 			give_back(q, cid);
 			if (io::leader()) dev::add_gpu<dev::release>(remaining, ~0u);
 			continue;
 		}
 		Command *c = dev::at<Command>(q->Commands, cid);
-		u32 state = 0, status = 0;
-		bool held = hold(q, dev::now_ns() + q->TimeoutNS);
-		u64 had = io::load_counts(&q->Issued, io::ownerCounters); // under way with Frozen
-		u32 cold = io::frozen(q), tail = 0;
-		i64 now = io::now(), due = now + q->TimeoutNS;
-		bool staged = io::leader() && io::prepare(q, c, s, p.Set, cid, unit, place, now);
-		if (!held || cold != frozenNo) {
-			leave_to_host(q, cid, 0);
-			if (held) let_go(q, g, p.Sets);
-			break;
-		}
-		if (io::leader()) {
-			tail = dev::ld(&q->Tail); // litmus: sync-tail
-			io::launch(q, c, tail, cid, dev::ld_relaxed_gpu(&c->State), now);
-			dev::add_gpu<dev::relaxed>(&s->Issued, (u64)1);
-			dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)place.blocks);
-		}
-		bool copies = io::lead((u32)staged) != 0;
-		issue(q, g, p.Sets, io::lead(tail), had, io::owner_count(copies ? 0 : 1, copies ? 1 : 0, 0, 1, 0, place.blocks, 0));
+		u32 bytes = io::row_bytes(at, place.unit.part, place.blocks), state = 0, tries = 0;
+		io::Prepared made{};
+		if (io::leader()) made = io::prepare(*q, at, p.Set, cid, unit, place, 0);
 		bool left = false;
-		while (!left) {
-			if (!await(q, c, due, &state, &status)) {
+		for (;;) {
+			QueueState k = io::fixed(q);
+			bool held = hold(q, dev::now_ns() + k.TimeoutNS);
+			u64 had = io::load_counts(&q->Issued, io::ownerCounters); // under way with Frozen
+			u32 cold = io::frozen(q), tail = 0, status = 0;
+			i64 now = io::now();
+			if (tries == 0) {
+				if (io::leader()) {
+					dev::st(&c->ByteOffset, made.byte);
+					state = dev::ld_relaxed_gpu(&c->State);
+				}
+				made.start = now;
+				io::store_lines<3>(io::leader() ? (u64)c : 0, io::entry(made));
+			}
+			bool go = held && cold == frozenNo;
+			u64 dst = io::lead(made.dst);
+			if (go) {
+				io::Entry sqe{};
+				if (io::leader()) {
+					tail = dev::ld(&q->Tail); // litmus: sync-tail
+					state = io::launch(k, c, state, now);
+					sqe = io::read_command(k, cid | (state & cmdGen), made.lba, made.nlb, made.prp1, made.prp2);
+					if (tries == 0)
+						dev::add_gpu<dev::relaxed>(&s->Issued, (u64)1);
+					else
+						dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
+					dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)place.blocks);
+				}
+				io::store_lines<4>(io::leader() ? io::ring_line(k, tail, 0) : 0, sqe);
+				bool fresh = tries == 0;
+				issue(q, k, io::lead(tail), had, io::owner_count(fresh && dst == 0, fresh && dst != 0, !fresh, 1, 0, place.blocks, 0)); // litmus: sync-issue
+			} else {
+				leave_to_host(q, cid, tries);
+			}
+			if (held) let_go(q, g, p.Sets); // litmus: sync-issue
+			if (!go) {
 				left = true;
 				break;
 			}
-			u32 tries = state / cmdAttempt;
+			if (!await(q, c, now + k.TimeoutNS, &state, &status)) {
+				left = true;
+				break;
+			}
+			tries = state / cmdAttempt;
 			if (io::status_ok(status)) {
-				u64 dst = dev::ld(&c->Dst);
-				if (dst != 0) io::copy_rows<4>(1, dst, q->Stage + (u64)cid * q->StageBytes + dev::ld(&c->ByteOffset), io::row_bytes(s, place.unit.part, place.blocks)); // litmus: sync-copy
+				if (dst != 0) io::copy_rows<4>(1, dst, q->Stage + (u64)cid * q->StageBytes + place.byte, bytes); // litmus: sync-copy
 			} else if (!io::status_dnr(status) && tries <= q->Retries) {
-				held = hold(q, dev::now_ns() + q->TimeoutNS);
-				had = io::load_counts(&q->Issued, io::ownerCounters);
-				if (!held || io::frozen(q) != frozenNo) {
-					leave_to_host(q, cid, tries);
-					if (held) let_go(q, g, p.Sets);
-					left = true;
-					break;
-				}
-				now = io::now();
-				due = now + q->TimeoutNS;
-				if (io::leader()) {
-					tail = dev::ld(&q->Tail);
-					io::launch(q, c, tail, cid, state, now);
-					dev::add_gpu<dev::relaxed>(&s->Retries, 1u);
-					dev::add_gpu<dev::relaxed>(&s->Blocks, (u64)place.blocks);
-				}
-				issue(q, g, p.Sets, io::lead(tail), had, io::owner_count(0, 0, 1, 1, 0, place.blocks, 0));
 				continue;
 			} else {
 				u16 kind = (state & cmdAborted) != 0 && (status & 0x7ff) == io::statusAborted ? failTimeout : failStatus;
-				io::fail_command(q, p.Sets, cid, state, kind, status);
+				io::fail_command(*q, p.Sets, cid, state, kind, status);
 			}
-			give_back(q, cid);
-			if (io::leader()) dev::add_gpu<dev::release>(remaining, ~0u);
 			break;
 		}
 		if (left) break;
+		give_back(q, cid);
+		if (io::leader()) dev::add_gpu<dev::release>(remaining, ~0u);
 	}
 }
 

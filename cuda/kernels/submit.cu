@@ -21,33 +21,36 @@
 #include "queue.h"
 
 HX_KERNEL(submit, SubmitParams) {
-	if (dev::dropped(hx)) return;
 	SetState *s = io::set(p.Sets, p.Set);
+	u64 units = dev::ld(&s->Units); // under way with what dropped looks at; litmus: submit-set
+	u32 rotate = dev::ld(&s->Rotate);
+	if (dev::dropped(hx)) return;
 	if (io::leader()) dev::cas_gpu<dev::relaxed>((u64 *)&s->StartNS, (u64)0, (u64)dev::now_ns());
 	u32 lo, hi;
 	io::range(p.NumQueues, &lo, &hi);
 	for (u32 g = lo; g < hi; g++) {
 		QueueState *q = io::queue(p.Queues, g);
-		i64 from = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD)); // litmus: submit-set
-		i64 to = dev::ld(dev::at<i64>(s->Units, 2 * (i64)q->SSD + 1));
+		u32 tail = 0, ssd = dev::ld(&q->SSD);
+		if (io::leader()) tail = dev::ld_relaxed_gpu(&q->PendTail); // litmus: submit-push
+		i64 from = dev::ld(dev::at<i64>(units, 2 * (i64)ssd));
+		i64 to = dev::ld(dev::at<i64>(units, 2 * (i64)ssd + 1));
 		i64 first, last;
-		io::share(to - from, g % p.QueuesPerSSD, p.QueuesPerSSD, s->Rotate, &first, &last);
+		io::share(to - from, g % p.QueuesPerSSD, p.QueuesPerSSD, rotate, &first, &last);
 		if (first == last) continue;
 		// litmus: submit-push
 		if (io::leader()) {
-			u32 tail = dev::ld_relaxed_gpu(&q->PendTail);
 #ifdef HX_PLANT_REFILL_BEFORE_HANDOVER
 			dev::st_release_gpu(&q->PendTail, tail + 1);
 #endif
-			dev::st(&q->Pend[p.Set].Next, from + first);
-			dev::st(&q->Pend[p.Set].End, from + last);
+			dev::st(&q->Pend[tail % maxSets].Next, from + first);
+			dev::st(&q->Pend[tail % maxSets].End, from + last);
 			dev::st(&q->PendRing[tail % maxSets], p.Set);
 #ifndef HX_PLANT_REFILL_BEFORE_HANDOVER
 			dev::st_release_gpu(&q->PendTail, tail + 1);
 #endif
 		}
 		dev::syncwarp();
-		io::serve(q, g, p.Sets, false);
+		io::serve(q, g, p.Sets, false, p.Set);
 	}
 	if (io::leader()) dev::max_gpu<dev::relaxed>(&s->SubmitNS, dev::now_ns());
 }

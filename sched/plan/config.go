@@ -376,20 +376,21 @@ func (c Config) OnDevice(dev cuda.Info) (Config, error) {
 		c.Blocks = max(32, 16*dev.SMs) // alone on the device, an I/O kernel has all of it
 	}
 	if c.SMs.IO == 0 && c.Stack().Overlaps && !c.Overlap().WholeDevice {
-		// As many SMs as hold the blocks of an I/O kernel (32 to start with): the fewest that any
-		// GPU from sm_75 on keeps resident on an SM are 16 (CUDA C++ programming guide, table of
-		// technical specifications).
 		c.SMs.IO = IOSMs(c.Blocks, dev.SMs)
 	}
 	return c, nil
 }
+
+// ioBlocksPerSM is how many blocks of one warp of kernel complete an SM holds: it has 65,536
+// registers, and a thread takes 210 (cuda/kernels/RESOURCES.md), which are given in eights.
+const ioBlocksPerSM = 65536 / (216 * 32)
 
 // IOSMs returns how many of a GPU's SMs hold an I/O kernel of so many blocks, 0 for the default.
 func IOSMs(blocks, sms int) int {
 	if blocks == 0 {
 		blocks = IOBlocks
 	}
-	return min((blocks+15)/16, sms)
+	return min((blocks+ioBlocksPerSM-1)/ioBlocksPerSM, sms)
 }
 
 // hostOnly refuses what the host device lacks.

@@ -804,7 +804,7 @@ void Host::fail_queue(u32 g) {
 	commands(g, [&](u32 cid, Command &) { fail_command(g, cid, failQueue); });
 	while (k.PendHead != load(&k.PendTail)) {
 		u32 slot = k.PendRing[k.PendHead % maxSets];
-		Segment seg = k.Pend[slot];
+		Segment seg = k.Pend[k.PendHead % maxSets];
 		k.PendHead++;
 		for (i64 u = seg.Next; u < seg.End; u++) {
 			FailRecord f = {};
@@ -827,7 +827,7 @@ void Host::leftovers(Set &set, u32 g) {
 	i64 next = std::min(lo + (i64)load(&taken(set.slot)[g]), hi);
 	store(&taken(set.slot)[g], (u32)(hi - lo));
 	if (next == hi) return;
-	k.Pend[set.slot] = {set.units[2 * k.SSD] + next, set.units[2 * k.SSD] + hi};
+	k.Pend[k.PendTail % maxSets] = {set.units[2 * k.SSD] + next, set.units[2 * k.SSD] + hi};
 	k.PendRing[k.PendTail % maxSets] = set.slot;
 	store(&k.PendTail, k.PendTail + 1);
 	if (load(&k.Frozen) == frozenDead) fail_queue(g);
