@@ -11,62 +11,89 @@ import (
 // admin prepares an admin command for the controller: queues get rings of the bus's own, and Abort
 // finds commands that only the bus has. done: it is answered with dw0 and st here.
 func (b *Bus) admin(m *cmd, sqe *nvme.Command) (done bool, dw0 uint32, st nvme.Status) {
-	qid, entries := uint16(sqe.CDW10), sqe.CDW10>>16+1
-	// A wrong command goes through as it is: the controller refuses it.
-	sound := qid != 0 && entries >= 2 && sqe.CDW11&1 != 0 && sqe.PRP1&(b.pageBytes-1) == 0
-	var err error
 	switch sqe.Opcode {
-	case nvme.AdminCreateCQ:
-		mem, ok := b.find(sqe.PRP1, uint64(entries)*nvme.CompletionBytes)
-		if !sound || !ok || b.cqs[qid] != nil {
-			return false, 0, 0
+	case nvme.AdminCreateCQ, nvme.AdminCreateSQ:
+		if b.giveRing(m, sqe) != nil { // no memory for the ring, or no doorbell: the queue cannot be
+			return true, 0, nvme.StatusInvalidQueueID.WithDNR()
 		}
-		if m.newCQ, err = b.newCQ(qid, mem, entries); err != nil {
-			break
-		}
-		sqe.PRP1 = uint64(m.newCQ.ring.iova)
-	case nvme.AdminCreateSQ:
-		mem, ok := b.find(sqe.PRP1, uint64(entries)*nvme.CommandBytes)
-		c := b.cqs[uint16(sqe.CDW11>>16)]
-		if !sound || !ok || b.sqs[qid] != nil || c == nil || c.id == 0 {
-			return false, 0, 0
-		}
-		if m.newSQ, err = b.newSQ(qid, mem, entries, c); err != nil {
-			break
-		}
-		sqe.PRP1 = uint64(m.newSQ.ring.iova)
 	case nvme.AdminDeleteSQ:
-		if q := b.sqs[qid]; q != nil && qid != 0 {
+		if q := b.sqs[uint16(sqe.CDW10)]; q != nil && q.id != 0 {
 			q.closing = true // from here on nothing of it reaches the controller
 		}
 	case nvme.AdminAbort:
-		q := b.sqs[qid]
-		if q == nil {
-			break
-		}
-		o := q.cmds[uint16(sqe.CDW10>>16)]
-		switch {
-		case o == nil || o.at == sent:
-		case o.at == complete: // too late
-			return true, 1, nvme.StatusSuccess
-		default:
-			q.forget(o)
-			q.c.postUnreserved(entry{q: q, cid: o.sqe.CID, st: nvme.StatusAbortRequested})
-			return true, 0, nvme.StatusSuccess
-		}
-	}
-	if err != nil { // no memory for the ring, or no doorbell: the queue cannot be
-		return true, 0, nvme.StatusInvalidQueueID.WithDNR()
+		return b.abort(sqe)
 	}
 	return false, 0, 0
+}
+
+// giveRing gives a queue that is to be created a ring of the bus's own. A wrong command goes through
+// as it is: the controller refuses it.
+func (b *Bus) giveRing(m *cmd, sqe *nvme.Command) (err error) {
+	qid, entries := uint16(sqe.CDW10), sqe.CDW10>>16+1
+	if qid == 0 || entries < 2 || sqe.CDW11&1 == 0 || sqe.PRP1&(b.pageBytes-1) != 0 {
+		return nil
+	}
+	if sqe.Opcode == nvme.AdminCreateCQ {
+		mem, ok := b.find(sqe.PRP1, uint64(entries)*nvme.CompletionBytes)
+		if !ok || b.cqs[qid] != nil {
+			return nil
+		}
+		if m.newCQ, err = b.newCQ(qid, mem, entries); err == nil {
+			sqe.PRP1 = uint64(m.newCQ.ring.iova)
+		}
+		return err
+	}
+	mem, ok := b.find(sqe.PRP1, uint64(entries)*nvme.CommandBytes)
+	c := b.cqs[uint16(sqe.CDW11>>16)]
+	if !ok || b.sqs[qid] != nil || c == nil || c.id == 0 {
+		return nil
+	}
+	if m.newSQ, err = b.newSQ(qid, mem, entries, c); err == nil {
+		sqe.PRP1 = uint64(m.newSQ.ring.iova)
+	}
+	return err
+}
+
+// abort answers an Abort of a command that only the bus has.
+func (b *Bus) abort(sqe *nvme.Command) (done bool, dw0 uint32, st nvme.Status) {
+	q := b.sqs[uint16(sqe.CDW10)]
+	if q == nil {
+		return false, 0, 0
+	}
+	switch o := q.cmds[uint16(sqe.CDW10>>16)]; {
+	case o == nil || o.at == sent:
+		return false, 0, 0
+	case o.at == complete: // too late
+		return true, 1, nvme.StatusSuccess
+	default:
+		q.forget(o)
+		q.c.postUnreserved(entry{q: q, cid: o.sqe.CID, st: nvme.StatusAbortRequested})
+		return true, 0, nvme.StatusSuccess
+	}
 }
 
 // adminDone follows what an admin command has changed.
 func (b *Bus) adminDone(m *cmd) {
 	ok := m.cqe.Status().OK()
 	sqe := &m.sqe
-	qid := uint16(sqe.CDW10)
 	switch sqe.Opcode {
+	case nvme.AdminCreateCQ, nvme.AdminCreateSQ, nvme.AdminDeleteSQ, nvme.AdminDeleteCQ:
+		b.queueDone(m, ok)
+	case nvme.AdminGetLogPage:
+		if ok && sqe.CDW10&0xff == nvme.LogSMART && sqe.CDW12|sqe.CDW13 == 0 {
+			b.addFailed(sqe)
+		}
+	case nvme.AdminIdentify:
+		if ok && sqe.CDW10&0xff == nvme.CNSNamespace {
+			b.learnFormat(sqe)
+		}
+	}
+}
+
+// queueDone adds a queue that was created, ends one that was deleted, and gives rings back.
+func (b *Bus) queueDone(m *cmd, ok bool) {
+	qid := uint16(m.sqe.CDW10)
+	switch m.sqe.Opcode {
 	case nvme.AdminCreateCQ:
 		if c := m.newCQ; c != nil && ok {
 			m.newCQ = nil
@@ -90,20 +117,13 @@ func (b *Bus) adminDone(m *cmd) {
 		if c := b.cqs[qid]; c != nil && qid != 0 && ok {
 			b.endCQ(c)
 		}
-	case nvme.AdminGetLogPage:
-		if ok && sqe.CDW10&0xff == nvme.LogSMART && sqe.CDW12|sqe.CDW13 == 0 {
-			b.addFailed(sqe)
-		}
-		return
-	case nvme.AdminIdentify:
-		if ok && sqe.CDW10&0xff == nvme.CNSNamespace {
-			b.learnFormat(sqe)
-		}
-		return
-	default:
-		return
 	}
-	// Rings of refused and deleted queues. Those still mapped stay until the reset.
+	b.dropRings(m)
+	_ = b.clear() // those still mapped stay until the reset
+}
+
+// dropRings gives up the rings of queues that were refused, or that nobody waits for.
+func (b *Bus) dropRings(m *cmd) {
 	if m.newCQ != nil {
 		b.remains = append(b.remains, m.newCQ.ring)
 		m.newCQ = nil
@@ -112,7 +132,6 @@ func (b *Bus) adminDone(m *cmd) {
 		b.remains = append(b.remains, m.newSQ.ring)
 		m.newSQ = nil
 	}
-	_ = b.clear()
 }
 
 // learnFormat takes the size of a block, which sets the length of a command's data, from what the

@@ -196,13 +196,7 @@ func (q *squeue) forget(m *cmd) {
 	c.held = slices.DeleteFunc(c.held, func(o *cmd) bool { return o == m })
 	c.unreserve(m)
 	delete(q.cmds, m.sqe.CID)
-	// A queue that was being created.
-	if m.newCQ != nil {
-		c.b.remains = append(c.b.remains, m.newCQ.ring)
-	}
-	if m.newSQ != nil {
-		c.b.remains = append(c.b.remains, m.newSQ.ring)
-	}
+	c.b.dropRings(m)
 }
 
 func (c *cqueue) reserve(m *cmd) {
