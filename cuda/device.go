@@ -83,12 +83,6 @@ type IORegistrar interface {
 	RegisterIO(mem []byte, purpose string) (Buffer, error)
 }
 
-// Exporter is a device whose memory other drivers can map, as an SSD's DMA needs.
-type Exporter interface {
-	// ExportDMABuf returns a dma-buf, which the caller closes, and where b starts in it.
-	ExportDMABuf(b Buffer) (fd int, offset int64, err error)
-}
-
 // ProcessSharer is a device whose memory other processes can use.
 type ProcessSharer interface {
 	// AllocShared returns zeroed memory of the device.

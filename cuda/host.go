@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -126,10 +127,7 @@ func (h *Host) Close() error {
 	}
 	var leaks, failed []string
 	h.streamMu.Lock()
-	open := make([]*hostStream, 0, len(h.streams))
-	for s := range h.streams {
-		open = append(open, s)
-	}
+	open := slices.Collect(maps.Keys(h.streams))
 	h.streamMu.Unlock()
 	stuck := false
 	for _, s := range open {
@@ -144,10 +142,7 @@ func (h *Host) Close() error {
 		h.streamMu.Unlock()
 	}
 	h.memMu.Lock()
-	bufs := make([]*hostBuffer, 0, len(h.buffers))
-	for b := range h.buffers {
-		bufs = append(bufs, b)
-	}
+	bufs := slices.Collect(maps.Keys(h.buffers))
 	h.memMu.Unlock()
 	for _, b := range bufs {
 		leaks = append(leaks, fmt.Sprintf("buffer %q (%d bytes)", b.purpose, b.Size()))
@@ -160,20 +155,5 @@ func (h *Host) Close() error {
 	}
 	setOpen(h, false)
 	h.sched.close()
-	if len(leaks) == 0 {
-		return nil
-	}
-	slices.Sort(leaks)
-	const show = 16
-	more := ""
-	if len(leaks) > show {
-		more = fmt.Sprintf(" and %d more", len(leaks)-show)
-		leaks = leaks[:show]
-	}
-	msg := fmt.Sprintf("device %s: closed with open %s%s", h.info.Name,
-		strings.Join(leaks, ", "), more)
-	if len(failed) > 0 {
-		msg += "; " + strings.Join(failed, "; ")
-	}
-	return errors.New(msg)
+	return region.CloseError(h.info.Name, leaks, failed)
 }

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -139,15 +140,9 @@ func (h *Host) Alloc(kind MemKind, size int64, purpose string) (Buffer, error) {
 // Register implements Device. Memory inside a live buffer may be registered again; it is then
 // not counted twice.
 func (h *Host) Register(mem []byte, purpose string) (Buffer, error) {
-	if len(mem) == 0 {
-		return nil, fmt.Errorf("device %s: register %s: no memory", h.info.Name, purpose)
-	}
-	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
-	if region.OnGoHeap(lo) {
-		return nil,
-			fmt.Errorf(
-				"device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem",
-				h.info.Name, purpose)
+	lo, err := region.HostMemory(h.info.Name, mem, purpose)
+	if err != nil {
+		return nil, err
 	}
 	if h.closed.Load() {
 		return nil, h.errClosed()
@@ -170,11 +165,7 @@ func (h *Host) Register(mem []byte, purpose string) (Buffer, error) {
 func (h *Host) MemUsage() map[string]int64 {
 	h.memMu.Lock()
 	defer h.memMu.Unlock()
-	m := make(map[string]int64, len(h.usage))
-	for k, v := range h.usage {
-		m[k] = v
-	}
-	return m
+	return maps.Clone(h.usage)
 }
 
 // open host devices, for View.

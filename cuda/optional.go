@@ -25,8 +25,6 @@ type Growable interface {
 	// Grow makes at least the first bytes usable; new memory is zeroed. An *OutOfMemoryError leaves
 	// it as it was.
 	Grow(bytes int64) error
-	// Shrink gives the memory behind at least the first bytes back. Nothing may be using it.
-	Shrink(bytes int64) error
 	// Backed returns how many bytes from the beginning are usable.
 	Backed() int64
 }
@@ -56,8 +54,7 @@ func (w whole) Grow(bytes int64) error {
 	}
 	return nil
 }
-func (w whole) Shrink(int64) error { return nil }
-func (w whole) Backed() int64      { return w.Size() }
+func (w whole) Backed() int64 { return w.Size() }
 
 // PeerMapper is a device whose memory can be made addressable for the CPU and, through its mapping,
 // for the DMA of other devices (rung p2p of the memory ladder, gpuio/rung.go).
@@ -86,14 +83,11 @@ type PeerMapping interface {
 }
 
 // PeerGrower is a PeerMapping of a Growable: Bytes has all addresses from the beginning, and the
-// memory behind them follows by these calls. Addresses without memory fault.
+// memory behind them follows by Extend. Addresses without memory fault.
 type PeerGrower interface {
 	PeerMapping
 	// Extend maps what Grow has made usable since.
 	Extend() error
-	// Cut ends the mapping of what lies behind the first bytes. Call it before Shrink, when no DMA
-	// goes there any more.
-	Cut(bytes int64) error
 }
 
 // Sharer is a device that has to know CPU memory that another device of this process has allocated,
@@ -150,6 +144,11 @@ func LaunchSteps(s Stream, q *Steps) error {
 	if l, ok := s.(StepLauncher); ok {
 		return l.LaunchSteps(q)
 	}
+	return LaunchEach(s, q)
+}
+
+// LaunchEach enqueues q by a launch for each step.
+func LaunchEach(s Stream, q *Steps) error {
 	for i := range q.List {
 		st := &q.List[i]
 		if err := s.LaunchRaw(st.Kernel, st.Config, unsafe.Pointer(unsafe.SliceData(st.Params)),

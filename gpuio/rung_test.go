@@ -456,7 +456,6 @@ func TestRungGrowable(t *testing.T) {
 	s.rs.Dst = own
 	s.free(rd)
 	require.NoError(t, Forget(rd, g))
-	require.NoError(t, g.Shrink(1<<20))
 	require.NoError(t, g.Free())
 }
 

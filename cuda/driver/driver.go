@@ -1,12 +1,11 @@
 package driver
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -90,7 +89,6 @@ type Device struct {
 var (
 	_ cuda.Device      = (*Device)(nil)
 	_ cuda.IORegistrar = (*Device)(nil)
-	_ cuda.Exporter    = (*Device)(nil)
 	_ cuda.Sharer      = (*Device)(nil)
 )
 
@@ -296,10 +294,7 @@ func (d *Device) Close() error {
 		d.streamMu.Unlock()
 		return nil
 	}
-	open := make([]*gpuStream, 0, len(d.streams))
-	for s := range d.streams {
-		open = append(open, s)
-	}
+	open := slices.Collect(maps.Keys(d.streams))
 	d.streamMu.Unlock()
 
 	var leaks, failed []string
@@ -318,10 +313,7 @@ func (d *Device) Close() error {
 		leaks, stuck = append(leaks, p...), true
 	}
 	d.memMu.Lock()
-	bufs := make([]*buffer, 0, len(d.buffers))
-	for b := range d.buffers {
-		bufs = append(bufs, b)
-	}
+	bufs := slices.Collect(maps.Keys(d.buffers))
 	d.memMu.Unlock()
 	for _, b := range bufs {
 		leaks = append(leaks, fmt.Sprintf("buffer %q (%d bytes)", b.purpose, b.size))
@@ -348,29 +340,7 @@ func (d *Device) Close() error {
 	if l := d.lost.Load(); l != nil {
 		return errs.With(errs.Device, l)
 	}
-	return d.closeError(leaks, failed)
-}
-
-// closeError names parts that were still open, and calls that failed.
-func (d *Device) closeError(leaks, failed []string) error {
-	if len(leaks)+len(failed) == 0 {
-		return nil
-	}
-	slices.Sort(leaks)
-	const show = 16
-	more := ""
-	if len(leaks) > show {
-		more = fmt.Sprintf(" and %d more", len(leaks)-show)
-		leaks = leaks[:show]
-	}
-	msg := "device " + d.info.Name + ": closed"
-	if len(leaks) > 0 {
-		msg += " with open " + strings.Join(leaks, ", ") + more
-	}
-	if len(failed) > 0 {
-		msg += "; " + strings.Join(failed, "; ")
-	}
-	return errors.New(msg)
+	return region.CloseError(d.info.Name, leaks, failed)
 }
 
 // giveBack is the part of Close that calls the driver. It returns the failed calls.

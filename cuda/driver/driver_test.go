@@ -164,7 +164,7 @@ func TestMissingSymbols(t *testing.T) {
 	require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_affine"), cuda.LaunchConfig{Blocks: 1,
 		Threads: 32}, affine{b.Ptr(), 10, 1, 1}))
 	require.NoError(t, s.Synchronize(soon(t, patience)))
-	_, _, err = d.ExportDMABuf(b)
+	_, err = d.MapPeer(b, peerDMABuf)
 	refused(t, err, "exports no dma-buf")
 	require.NoError(t, errors.Join(s.Close(), b.Free(), d.Close()))
 }
@@ -712,21 +712,11 @@ func TestIOMemoryAndExport(t *testing.T) {
 	require.NoError(t, err, "nothing of them stayed registered")
 	require.NoError(t, b.Free())
 
-	dev, err := d.Alloc(cuda.MemDevice, 5000, "rows")
-	require.NoError(t, err)
-	fd, offset, err := d.ExportDMABuf(dev)
-	require.NoError(t, err)
-	require.Zero(t, offset)
-	f := os.NewFile(uintptr(fd), "dma-buf")
-	fi, err := f.Stat()
-	require.NoError(t, err)
-	require.EqualValues(t, 2*pageBytes, fi.Size())
-	require.NoError(t, f.Close())
 	pinned, err := d.Alloc(cuda.MemPinned, 5000, "staging")
 	require.NoError(t, err)
-	_, _, err = d.ExportDMABuf(pinned)
+	_, err = d.MapPeer(pinned, peerDMABuf)
 	require.ErrorContains(t, err, "staging")
-	require.NoError(t, errors.Join(dev.Free(), pinned.Free()))
+	require.NoError(t, pinned.Free())
 }
 
 // A context that is lost while I/O memory is registered is found out by asking it.
@@ -1076,7 +1066,7 @@ func TestGrowFails(t *testing.T) {
 	g, err := d.Reserve(1<<20, "slots")
 	require.NoError(t, err)
 	require.EqualValues(t, 1<<20, g.Backed())
-	require.NoError(t, errors.Join(g.Grow(1<<20), g.Shrink(0), g.Free()))
+	require.NoError(t, errors.Join(g.Grow(1<<20), g.Free()))
 	_, err = d.Reserve(1<<30, "slots")
 	refused(t, err, "out of memory for slots", "so the worst case has to fit")
 }
@@ -1100,8 +1090,6 @@ func TestGrowingExport(t *testing.T) {
 	s := streamOf(t, d, cuda.StreamOptions{Name: "s"})
 	g, err := d.Reserve(1<<20, "slots")
 	require.NoError(t, err)
-	_, _, err = d.ExportDMABuf(g)
-	require.ErrorContains(t, err, "grow it first")
 	require.NoError(t, g.Grow(1))
 	m, err := d.MapPeer(g, peerDMABuf)
 	require.NoError(t, err)
@@ -1112,11 +1100,7 @@ func TestGrowingExport(t *testing.T) {
 	require.Equal(t, []byte{0, 9, 9, 0}, m.Bytes()[granule-2:granule+2])
 	m.Bytes()[3*granule-1] = 5
 	require.Equal(t, []byte{5}, fetch(t, d, s, g.Ptr()+3*granule-1, 1))
-	require.ErrorContains(t, g.Shrink(granule), "Cut the mapping before")
 	require.ErrorContains(t, g.Free(), "mapped for the DMA")
-	require.NoError(t, m.(cuda.PeerGrower).Cut(granule))
-	require.NoError(t, g.Shrink(granule))
-	require.EqualValues(t, granule, g.Backed())
 	require.NoError(t, errors.Join(m.Close(), g.Free(), s.Close()))
 }
 

@@ -99,14 +99,7 @@ func (s *gpuStream) LaunchSteps(q *cuda.Steps) error {
 			return err
 		}
 	}
-	for i := range q.List {
-		st := &q.List[i]
-		if err := s.LaunchRaw(st.Kernel, st.Config, unsafe.Pointer(unsafe.SliceData(st.Params)),
-			uintptr(len(st.Params))); err != nil {
-			return err
-		}
-	}
-	return nil
+	return cuda.LaunchEach(s, q)
 }
 
 // launchGraph enqueues all of q as a graph, or nothing: then done is false.

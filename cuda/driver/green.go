@@ -3,6 +3,7 @@ package driver
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -212,10 +213,7 @@ func (p *greenPool) destroy(g *green) {
 // close destroys contexts that only events of the caller still hold.
 func (p *greenPool) close() {
 	p.mu.Lock()
-	var all []*green
-	for g := range p.live {
-		all = append(all, g)
-	}
+	all := slices.Collect(maps.Keys(p.live))
 	p.mu.Unlock()
 	for _, g := range all {
 		p.destroy(g)

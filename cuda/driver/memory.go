@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"sync"
@@ -431,15 +432,9 @@ func (d *Device) pieces(dst, src, n uint64, f func(offset, n uint64) error) erro
 // Register implements cuda.Device. Memory inside a live buffer may be registered again; it is then
 // not counted twice.
 func (d *Device) Register(mem []byte, purpose string) (cuda.Buffer, error) {
-	if len(mem) == 0 {
-		return nil, fmt.Errorf("device %s: register %s: no memory", d.info.Name, purpose)
-	}
-	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
-	if region.OnGoHeap(lo) {
-		return nil,
-			fmt.Errorf(
-				"device %s: register %s: the memory is on Go's heap, which kernels must not touch; take it from hostmem",
-				d.info.Name, purpose)
+	_, err := region.HostMemory(d.info.Name, mem, purpose)
+	if err != nil {
+		return nil, err
 	}
 	if err := d.accepting(); err != nil {
 		return nil, err
@@ -511,48 +506,11 @@ func (d *Device) RegisterIO(mem []byte, purpose string) (cuda.Buffer, error) {
 	return b, nil
 }
 
-// ExportDMABuf implements cuda.Exporter. Of a buffer that grows it exports what has memory now: "it
-// must be fully mapped" (cuMemGetHandleForAddressRange).
-func (d *Device) ExportDMABuf(b cuda.Buffer) (fd int, offset int64, err error) {
-	gb, ok := b.(*buffer)
-	if !ok || gb.d != d || (gb.origin != fromDevice && gb.origin != fromReserve) ||
-		gb.freed.Load() {
-		return -1, 0, fmt.Errorf("device %s: export of %s: not a live buffer of the GPU's memory",
-			d.info.Name, b.Purpose())
-	}
-	if !d.caps.DMABuf {
-		return -1, 0, errs.New(errs.Capability,
-			"device %s: its driver exports no dma-buf; it takes CUDA 11.7 with the open kernel modules and Linux 5.12",
-			d.info.Name)
-	}
-	if err := d.enter(); err != nil {
-		return -1, 0, err
-	}
-	defer d.leave()
-	whole := (gb.size + pageBytes - 1) &^ (pageBytes - 1)
-	if gb.origin == fromReserve {
-		if whole = gb.grows.mapped.Load(); whole == 0 {
-			return -1, 0, fmt.Errorf("device %s: export of %s: it has no memory yet; grow it first",
-				d.info.Name, gb.purpose)
-		}
-	}
-	h, r := d.api.MemGetHandleForAddressRange(gb.ptr, whole, handleDMABuf, 0)
-	if r != success {
-		return -1, 0, fmt.Errorf("device %s: export of %s: %w", d.info.Name, gb.purpose,
-			d.failed("cuMemGetHandleForAddressRange", r))
-	}
-	return int(h), 0, nil
-}
-
 // MemUsage implements cuda.Device.
 func (d *Device) MemUsage() map[string]int64 {
 	d.memMu.Lock()
 	defer d.memMu.Unlock()
-	m := make(map[string]int64, len(d.usage))
-	for k, v := range d.usage {
-		m[k] = v
-	}
-	return m
+	return maps.Clone(d.usage)
 }
 
 // housekeeper clears new memory, on a stream of its own.

@@ -25,8 +25,8 @@ import (
 // Neither has met a real GPU here.
 //
 // type1 keeps page frames, not the mapping that it read them from, and nobody tells it when they go
-// back to the GPU's allocator. So a mapping is a hold on its buffer: Free, Shrink and the device's
-// Close refuse as long as it is open, and who opened it ends the SSDs' DMA before. When the process
+// back to the GPU's allocator. So a mapping is a hold on its buffer: Free and the device's Close
+// refuse as long as it is open, and who opened it ends the SSDs' DMA before. When the process
 // dies, the kernel does the same by the order in which it releases files: internal/vfio gives its
 // devices the highest numbers, whose release makes them silent, and libcuda's files go after them.
 
@@ -123,31 +123,6 @@ func (t *peerTable) busy(b *buffer) error {
 			return fmt.Errorf(
 				"device %s: %s is mapped for the DMA of other devices (%s); end that and close the mapping before its memory goes",
 				b.d.info.Name, b.purpose, m.method)
-		}
-	}
-	return nil
-}
-
-// busyFrom is the reason for which a buffer's memory behind the first bytes cannot be freed now, or
-// nil.
-func (t *peerTable) busyFrom(b *buffer, bytes int64) error {
-	t.mu.Lock()
-	var all []*peerMapping
-	for m := range t.live {
-		if m.b == b {
-			all = append(all, m)
-		}
-	}
-	t.mu.Unlock()
-	for _, m := range all {
-		m.mu.Lock()
-		n := len(m.pieces)
-		mapped := !m.closed && n > 0 && m.pieces[n-1].offset >= bytes
-		m.mu.Unlock()
-		if mapped {
-			return fmt.Errorf(
-				"it is mapped for the DMA of other devices (%s) there; end that and Cut the mapping before",
-				m.method)
 		}
 	}
 	return nil
@@ -503,20 +478,6 @@ func (m *peerMapping) touch(p peerPiece) (err error) {
 			return nil
 		}
 	}
-}
-
-// Cut implements cuda.PeerGrower.
-func (m *peerMapping) Cut(bytes int64) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed || bytes < 0 {
-		return nil
-	}
-	keep := 0
-	for keep < len(m.pieces) && m.pieces[keep].offset < bytes {
-		keep++
-	}
-	return m.drop(keep)
 }
 
 // drop takes away all pieces but the first ones. A piece that the module does not release stays in

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -293,40 +294,6 @@ func (b *buffer) unmapTo(bytes int64, keep int) (int64, error) {
 	return end, nil
 }
 
-// Shrink implements cuda.Growable. Unmapping does not wait for kernels, as freeing does: the caller
-// knows that none uses it.
-func (b *buffer) Shrink(bytes int64) error {
-	d, g := b.d, b.grows
-	fail := func(err error) error {
-		return fmt.Errorf("device %s: shrink %s to %d bytes: %w", d.info.Name, b.purpose,
-			bytes, err)
-	}
-	if bytes < 0 || bytes > b.size {
-		return fail(fmt.Errorf("%d are reserved", b.size))
-	}
-	if g == nil || b.freed.Load() {
-		return nil
-	}
-	if err := d.peers.busyFrom(b, bytes); err != nil {
-		return fail(err)
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	keep, left := 0, int64(0)
-	for keep < len(g.pieces) && left < bytes {
-		left += g.pieces[keep]
-		keep++
-	}
-	if left >= g.mapped.Load() {
-		return nil
-	}
-	b.back(left) // before it goes, so that no copy is let through
-	if _, err := b.unmapTo(left, keep); err != nil {
-		return fail(err)
-	}
-	return nil
-}
-
 // unreserve gives the memory and the addresses back. Where kernels may still use them (idle is
 // false) they stay with the process.
 func (b *buffer) unreserve(idle bool) error {
@@ -367,10 +334,7 @@ func (b *buffer) peerPieces() []peerPiece {
 // quiet waits until the work that is enqueued on all streams is done, for CloseTimeout at most.
 func (d *Device) quiet() error {
 	d.streamMu.Lock()
-	list := make([]*gpuStream, 0, len(d.streams))
-	for s := range d.streams {
-		list = append(list, s)
-	}
+	list := slices.Collect(maps.Keys(d.streams))
 	d.streamMu.Unlock()
 	limit := d.opt.CloseTimeout
 	if d.hung.Load() != nil {

@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"helios/internal/errs"
@@ -23,10 +25,7 @@ func (d *Device) watch() error {
 		return d.hangs()
 	}
 	d.streamMu.Lock()
-	list := make([]*gpuStream, 0, len(d.streams))
-	for s := range d.streams {
-		list = append(list, s)
-	}
+	list := slices.Collect(maps.Keys(d.streams))
 	d.streamMu.Unlock()
 	for _, s := range list {
 		if !s.mu.TryLock() { // somebody works with it: the next look will do

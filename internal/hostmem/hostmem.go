@@ -8,6 +8,7 @@ package hostmem
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"unsafe"
 
@@ -138,11 +139,7 @@ func Free(b []byte) error {
 func Usage() map[string]int64 {
 	mu.Lock()
 	defer mu.Unlock()
-	m := make(map[string]int64, len(usage))
-	for k, v := range usage {
-		m[k] = v
-	}
-	return m
+	return maps.Clone(usage)
 }
 
 // View reads b as a slice of T, which must hold no Go pointers. It panics when b is not aligned

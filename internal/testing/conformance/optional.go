@@ -88,7 +88,6 @@ func testGrowable(s *suite) {
 	s.fails(g.Grow(-1), "slot")
 	s.ok(st.Fill(t.pos, 0xa5, growSize))
 	s.sync(st)
-	t.shrinks()
 	s.free(g)
 	s.free(g)
 	if u := s.dev.MemUsage(); len(u) != 0 {
@@ -144,32 +143,6 @@ func (t *growing) runsKernels() {
 			}
 		}
 		t.ok(t.st.Fill(t.pos+off, 1, 8*some))
-	}
-}
-
-// shrinks gives memory back and takes some again.
-func (t *growing) shrinks() {
-	for _, want := range []int64{5 << 20, 5 << 20, 4097, 0} {
-		had := t.g.Backed()
-		t.ok(t.g.Shrink(want))
-		if now := t.g.Backed(); now < want || now > had {
-			t.Fatalf("shrunk to %d: %d bytes, %d before", want, now, had)
-		}
-		t.usage()
-		if n := t.g.Backed(); n > 0 && t.read(t.st, t.pos, n)[n-1] != 0xa5 {
-			t.Fatalf("shrunk to %d: what stays has changed", want)
-		}
-		if t.lazy && t.g.Backed() < growSize {
-			t.fails(t.st.Fill(t.pos, 1, t.g.Backed()+1), "slot", "grow it first")
-		}
-	}
-	kept := t.g.Backed()
-	t.ok(t.g.Grow(2 << 20))
-	kept = min(kept, 2<<20)
-	if b := t.read(t.st, t.pos, 2<<20); !all(b[:kept], 0xa5) || !all(b[kept:], 0) {
-		t.Fatalf(
-			"grown again: not all of the %d bytes that were kept are there, with zeroes behind",
-			kept)
 	}
 }
 

@@ -61,10 +61,3 @@ func (b *growable) Grow(bytes int64) error {
 	clear(b.host.Bytes()[had:b.g.Backed()])
 	return nil
 }
-
-// Shrink implements cuda.Growable.
-func (b *growable) Shrink(bytes int64) error {
-	b.d.mu.Lock()
-	defer b.d.mu.Unlock()
-	return b.g.Shrink(bytes)
-}
