@@ -190,7 +190,8 @@ func TestPRPMatchesBuilder(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want1, cmd.PRP1)
 		require.Equal(t, want2, cmd.PRP2)
-		for i := range nvme.PRPListEntries(nvme.IOVA(a), total, 4096) {
+		pages := (int(a%4096) + total + 4095) / 4096
+		for i := 0; pages > 2 && i < pages-1; i++ {
 			require.Equal(t, mem[i], *at[uint64](q.Lists, int(3*q.ListBytes)/8+i))
 		}
 	}

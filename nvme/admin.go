@@ -27,13 +27,13 @@ func (c *Controller) allocDMA(bytes int64, purpose string) (dmaBuf, error) {
 	}
 	iova, err := c.bus.MapDMA(mem)
 	if err == nil && uint64(iova)&uint64(page-1) != 0 {
-		err = also(
+		err = errs.Also(
 			&ProtocolError{Bus: c.bus.Name(),
 				What: fmt.Sprintf("the bus mapped page-aligned memory to %#x", uint64(iova))},
 			c.bus.UnmapDMA(iova, bytes))
 	}
 	if err != nil {
-		return dmaBuf{}, also(fmt.Errorf("nvme %s: map %d bytes for %s: %w", c.bus.Name(), bytes,
+		return dmaBuf{}, errs.Also(fmt.Errorf("nvme %s: map %d bytes for %s: %w", c.bus.Name(), bytes,
 			purpose, err), hostmem.Free(mem))
 	}
 	return dmaBuf{mem: mem, iova: iova}, nil
@@ -121,7 +121,7 @@ func (c *Controller) clearAdmin() error {
 		q.slots[i].state = slotFree
 	}
 	for _, b := range c.orphans {
-		err = also(err, c.freeDMA(b))
+		err = errs.Also(err, c.freeDMA(b))
 	}
 	c.orphans = nil
 	return err

@@ -132,7 +132,7 @@ func Open(ctx context.Context, bus Bus, opt Options) (*Controller, error) {
 		return nil, err
 	}
 	if err := c.start(ctx); err != nil {
-		return nil, also(err, c.release(ctx, false))
+		return nil, errs.Also(err, c.release(ctx, false))
 	}
 	return c, nil
 }
@@ -224,7 +224,7 @@ func (c *Controller) disable(ctx context.Context, settle bool) error {
 	case herr == nil:
 		return nil
 	case !errors.Is(herr, errors.ErrUnsupported):
-		return also(err, herr)
+		return errs.Also(err, herr)
 	case errors.Is(err, ErrFatal):
 		return nil // disabled all the same; enabling it will tell
 	}
@@ -341,7 +341,7 @@ func (c *Controller) start(ctx context.Context) error {
 		switch herr := c.hardReset(ctx); {
 		case errors.Is(herr, errors.ErrUnsupported):
 		case herr != nil:
-			err = also(err, herr)
+			err = errs.Also(err, herr)
 		default:
 			err = c.startDisabled(ctx)
 		}
@@ -860,11 +860,11 @@ func (c *Controller) Close(ctx context.Context) error {
 	var err error
 	if dead == nil && c.up { // else it takes no commands and knows no shutdown
 		for _, q := range queues {
-			if err = also(err, c.deleteQueues(ctx, true, q)); err != nil {
+			if err = errs.Also(err, c.deleteQueues(ctx, true, q)); err != nil {
 				break
 			}
 		}
-		err = also(err, c.shutdown(ctx))
+		err = errs.Also(err, c.shutdown(ctx))
 	}
-	return also(err, c.release(ctx, true))
+	return errs.Also(err, c.release(ctx, true))
 }

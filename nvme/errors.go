@@ -136,14 +136,3 @@ func (e *FatalError) Error() string {
 
 // Unwrap makes errors.Is(err, ErrFatal) or ErrGone true.
 func (e *FatalError) Unwrap() error { return deviceClass(e.Cause) }
-
-// also joins two errors on one line, unlike errors.Join; either may be nil.
-func also(err, other error) error {
-	if err == nil {
-		return other
-	}
-	if other == nil {
-		return err
-	}
-	return fmt.Errorf("%w; also %w", err, other)
-}

@@ -5,30 +5,6 @@ import (
 	"fmt"
 )
 
-// PRPListEntries is the number of PRP list entries, not counting chain pointers, that a
-// transfer needs; 0 when PRP1 and PRP2 alone describe it.
-func PRPListEntries(addr IOVA, bytes, pageBytes int) int {
-	pages := prpPages(addr, bytes, pageBytes)
-	if pages <= 2 {
-		return 0
-	}
-	return pages - 1
-}
-
-// PRPListPages is the number of whole, page-aligned list pages that BuildPRP asks for.
-func PRPListPages(addr IOVA, bytes, pageBytes int) int {
-	n, per := PRPListEntries(addr, bytes, pageBytes), pageBytes/8
-	pages := 0
-	for n > 0 {
-		pages++
-		if n <= per {
-			break
-		}
-		n -= per - 1
-	}
-	return pages
-}
-
 // prpPages is the number of memory pages that [addr, addr+bytes) touches.
 func prpPages(addr IOVA, bytes, pageBytes int) int {
 	off := int(uint64(addr) & uint64(pageBytes-1))

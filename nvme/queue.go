@@ -184,7 +184,7 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair, given *Que
 	if err != nil {
 		var se *StatusError
 		if errors.As(err, &se) { // refused: the controller does not know the memory
-			return giveUp(also(err, c.freeDMA(mem)))
+			return giveUp(errs.Also(err, c.freeDMA(mem)))
 		}
 		c.orphan(mem)
 		return err
@@ -200,9 +200,9 @@ func (c *Controller) createQueues(ctx context.Context, qp *QueuePair, given *Que
 		if _, derr := c.exec(ctx, false, fmt.Sprintf("delete completion queue %d", qp.ID),
 			DeleteCQCommand(0, qp.ID), nil); derr != nil {
 			c.orphan(mem)
-			return also(err, derr)
+			return errs.Also(err, derr)
 		}
-		return giveUp(also(err, c.freeDMA(mem)))
+		return giveUp(errs.Also(err, c.freeDMA(mem)))
 	}
 	c.mu.Lock()
 	c.pairs[qp] = mem
@@ -316,7 +316,7 @@ func (c *Controller) release(ctx context.Context, closeBus bool) error {
 			all = append(all, b)
 		}
 		for _, b := range all {
-			err = also(err, give(b))
+			err = errs.Also(err, give(b))
 		}
 		c.orphans = nil
 		c.adm.mem, c.adm.sq, c.adm.cq, c.adm.data = dmaBuf{}, nil, nil, nil
@@ -330,7 +330,7 @@ func (c *Controller) release(ctx context.Context, closeBus bool) error {
 		return err
 	}
 	if cerr := c.bus.Close(); cerr != nil {
-		return also(err, fmt.Errorf("nvme %s: close: %w", c.bus.Name(), cerr))
+		return errs.Also(err, fmt.Errorf("nvme %s: close: %w", c.bus.Name(), cerr))
 	}
 	if c.enabled {
 		free(func(b dmaBuf) error { // the mappings ended with the bus

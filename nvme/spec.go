@@ -35,7 +35,6 @@ const (
 	RegINTMC  = 0x10 // Interrupt Mask Clear
 	RegCC     = 0x14 // Controller Configuration
 	RegCSTS   = 0x1c // Controller Status
-	RegNSSR   = 0x20 // NVM Subsystem Reset
 	RegAQA    = 0x24 // Admin Queue Attributes
 	RegASQ    = 0x28 // Admin Submission Queue Base Address, 64 bits
 	RegACQ    = 0x30 // Admin Completion Queue Base Address, 64 bits
@@ -91,11 +90,9 @@ type CC uint32
 const (
 	CCEnable CC = 1 << 0
 
-	CCSetNVM       CC = 0 << 4 // NVM command set
 	CCSetIO        CC = 6 << 4 // all supported I/O command sets
 	CCSetAdminOnly CC = 7 << 4
 
-	CCShutdownNone   CC = 0 << 14
 	CCShutdownNormal CC = 1 << 14
 	CCShutdownAbrupt CC = 2 << 14
 	CCShutdownMask   CC = 3 << 14
@@ -137,9 +134,6 @@ const (
 	CSTSShutdownOccurring CSTS = 1 << 2
 	CSTSShutdownComplete  CSTS = 2 << 2
 	CSTSShutdownMask      CSTS = 3 << 2
-	CSTSSubsystemReset    CSTS = 1 << 4
-	CSTSProcessingPaused  CSTS = 1 << 5
-	CSTSShutdownSubsystem CSTS = 1 << 6
 )
 
 // RDY is set while the controller processes commands.
@@ -309,7 +303,6 @@ const (
 	FeatureInterruptCoalesce = 0x08
 	FeatureInterruptVector   = 0x09
 	FeatureWriteAtomicity    = 0x0a
-	FeatureAsyncEventConfig  = 0x0b
 )
 
 // NSIDAll addresses all namespaces, or the controller, where a command allows it.
@@ -444,11 +437,8 @@ func (n *IdentifyNamespace) Format() LBAFormat { return n.LBAF[n.FormatIndex()] 
 // Critical warning bits of the SMART log.
 const (
 	WarnSpare       = 1 << 0
-	WarnTemperature = 1 << 1
 	WarnReliability = 1 << 2
 	WarnReadOnly    = 1 << 3
-	WarnBackup      = 1 << 4
-	WarnPMR         = 1 << 5
 )
 
 // SMARTLog is the SMART / Health Information log page (figure 207).

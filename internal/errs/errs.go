@@ -69,3 +69,14 @@ func Closing(err *error, f func() error) {
 		*err = cerr
 	}
 }
+
+// Also joins two errors on one line, unlike errors.Join; either may be nil.
+func Also(err, other error) error {
+	switch {
+	case err == nil:
+		return other
+	case other == nil:
+		return err
+	}
+	return fmt.Errorf("%w; also %w", err, other)
+}

@@ -252,7 +252,7 @@ func (b *Bus) enable(v nvme.CC) error {
 		}
 		q, err := b.newSQ(0, sqMem, sqn, c)
 		if err != nil {
-			return errJoin(err, b.free(c.ring))
+			return errs.Also(err, b.free(c.ring))
 		}
 		asq, acq = uint64(q.ring.iova), uint64(c.ring.iova)
 		b.addCQ(c)
@@ -310,7 +310,7 @@ func (b *Bus) clear() error {
 	for _, r := range b.remains {
 		if ferr := b.free(r); ferr != nil {
 			left = append(left, r)
-			err = errJoin(err, ferr)
+			err = errs.Also(err, ferr)
 		}
 	}
 	b.remains = left
@@ -390,7 +390,7 @@ func (b *Bus) Close() error {
 	if b.gone.Load() {
 		// The mappings of a device that left its bus left with it.
 		for _, m := range b.maps {
-			err = errJoin(err, b.inner.UnmapDMA(nvme.IOVA(m.lo), int64(m.hi-m.lo)))
+			err = errs.Also(err, b.inner.UnmapDMA(nvme.IOVA(m.lo), int64(m.hi-m.lo)))
 		}
 		b.maps = nil
 	}
@@ -401,15 +401,15 @@ func (b *Bus) Close() error {
 	defer b.mu.Unlock()
 	if cerr == nil { // the mappings ended with the bus
 		for _, r := range b.remains {
-			err = errJoin(err, hostmem.Free(r.mem))
+			err = errs.Also(err, hostmem.Free(r.mem))
 		}
 		b.remains = nil
 	}
 	if b.doorbells != nil {
-		err = errJoin(err, hostmem.Free(b.doorbells))
+		err = errs.Also(err, hostmem.Free(b.doorbells))
 		b.doorbells = nil
 	}
-	return errJoin(err, cerr)
+	return errs.Also(err, cerr)
 }
 
 func (b *Bus) endPoller() {
@@ -417,17 +417,6 @@ func (b *Bus) endPoller() {
 		close(b.pollerQuit)
 		b.pollerQuit = nil
 	}
-}
-
-// errJoin joins errors on one line.
-func errJoin(err, other error) error {
-	switch {
-	case err == nil:
-		return other
-	case other == nil:
-		return err
-	}
-	return fmt.Errorf("%w; also %w", err, other)
 }
 
 // maxDoorbells bounds the search for the controller's last doorbell.

@@ -2,9 +2,11 @@ package faultbus
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"unsafe"
 
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/nvme"
 )
@@ -16,15 +18,7 @@ type mapping struct {
 }
 
 // MapDMA implements nvme.Bus.
-func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	iova, err := b.inner.MapDMA(mem)
-	if err == nil {
-		b.note(mem, iova)
-	}
-	return iova, err
-}
+func (b *Bus) MapDMA(mem []byte) (nvme.IOVA, error) { return b.note(mem, b.inner.MapDMA) }
 
 // MapWindow implements nvme.WindowMapper where the bus behind does.
 func (b *Bus) MapWindow(mem []byte) (nvme.IOVA, error) {
@@ -32,13 +26,7 @@ func (b *Bus) MapWindow(mem []byte) (nvme.IOVA, error) {
 	if !ok {
 		return 0, nvme.ErrNoWindows
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	iova, err := w.MapWindow(mem)
-	if err == nil {
-		b.note(mem, iova)
-	}
-	return iova, err
+	return b.note(mem, w.MapWindow)
 }
 
 // ExtendWindow implements nvme.WindowMapper.
@@ -56,13 +44,9 @@ func (b *Bus) MapPeerDMA(mem []byte, dmabuf int, offset int64) (nvme.IOVA, error
 	if !ok {
 		return b.MapDMA(mem)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	iova, err := p.MapPeerDMA(mem, dmabuf, offset)
-	if err == nil {
-		b.note(mem, iova)
-	}
-	return iova, err
+	return b.note(mem, func(mem []byte) (nvme.IOVA, error) {
+		return p.MapPeerDMA(mem, dmabuf, offset)
+	})
 }
 
 // MapPeerWindow implements nvme.PeerDMA.
@@ -71,22 +55,24 @@ func (b *Bus) MapPeerWindow(mem []byte) (nvme.IOVA, error) {
 	if !ok {
 		return 0, nvme.ErrNoWindows
 	}
+	return b.note(mem, p.MapPeerWindow)
+}
+
+// note maps memory and keeps the mapping.
+func (b *Bus) note(mem []byte, enter func([]byte) (nvme.IOVA, error)) (nvme.IOVA, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	iova, err := p.MapPeerWindow(mem)
+	iova, err := enter(mem)
 	if err == nil {
-		b.note(mem, iova)
+		b.keep(mapping{uint64(iova), uint64(iova) + uint64(len(mem)), mem})
 	}
 	return iova, err
 }
 
-// note keeps a mapping; the caller holds mu.
-func (b *Bus) note(mem []byte, iova nvme.IOVA) {
-	m := mapping{uint64(iova), uint64(iova) + uint64(len(mem)), mem}
+// keep adds a mapping to the list; the caller holds mu.
+func (b *Bus) keep(m mapping) {
 	i := sort.Search(len(b.maps), func(i int) bool { return b.maps[i].lo > m.lo })
-	b.maps = append(b.maps, mapping{})
-	copy(b.maps[i+1:], b.maps[i:])
-	b.maps[i] = m
+	b.maps = slices.Insert(b.maps, i, m)
 }
 
 // UnmapDMA implements nvme.Bus. A live queue within the memory is fatal to the controller, as
@@ -99,7 +85,7 @@ func (b *Bus) UnmapDMA(iova nvme.IOVA, bytes int64) error {
 		b.maps[i].hi-b.maps[i].lo == uint64(bytes)
 	if known {
 		m = b.maps[i]
-		b.maps = append(b.maps[:i:i], b.maps[i+1:]...)
+		b.maps = slices.Delete(b.maps, i, i+1)
 		b.loseRings(m)
 	}
 	b.mu.Unlock()
@@ -107,8 +93,7 @@ func (b *Bus) UnmapDMA(iova nvme.IOVA, bytes int64) error {
 	err := b.inner.UnmapDMA(iova, bytes)
 	if err != nil && known {
 		b.mu.Lock()
-		b.maps = append(b.maps, m)
-		sort.Slice(b.maps, func(i, j int) bool { return b.maps[i].lo < b.maps[j].lo })
+		b.keep(m)
 		b.mu.Unlock()
 	}
 	return err
@@ -195,7 +180,7 @@ func (b *Bus) alloc(bytes int) (ring, error) {
 	}
 	iova, err := b.inner.MapDMA(mem)
 	if err != nil {
-		return ring{}, errJoin(err, hostmem.Free(mem))
+		return ring{}, errs.Also(err, hostmem.Free(mem))
 	}
 	return ring{mem, iova}, nil
 }

@@ -335,16 +335,6 @@ func (c *cqueue) post(e entry) {
 	c.nposted++
 }
 
-// postUnreserved finishes a command that gave its reservation back.
-func (c *cqueue) postUnreserved(e entry) {
-	if len(c.backlog) == 0 && c.room() {
-		c.free--
-		c.post(e)
-		return
-	}
-	c.backlog = append(c.backlog, e)
-}
-
 // unlock ends a turn: it publishes submissions and completions and wakes who waits for them.
 func (c *cqueue) unlock() {
 	for len(c.held) > 0 { // a fixed pseudo-random order (xorshift)

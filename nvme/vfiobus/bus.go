@@ -24,6 +24,7 @@ import (
 	"unsafe"
 
 	"helios/internal/errs"
+	"helios/internal/pci"
 	"helios/internal/vfio"
 	"helios/nvme"
 )
@@ -266,55 +267,28 @@ func (b *Bus) doorbellEnd() (int64, error) {
 // msixTables are the offsets of the MSI-X table and pending bits in BAR 0 (PCI Express base
 // specification, section 7.7.2).
 func (b *Bus) msixTables() ([]int64, error) {
-	read := func(off int64, n int) (uint32, error) {
-		var w [4]byte
-		err := b.dev.ReadAt(vfio.RegionConfig, w[:n], off)
-		return binary.LittleEndian.Uint32(w[:]), err
-	}
-	const (
-		status, hasList   = 0x06, 1 << 4
-		firstCapability   = 0x34
-		idMSIX            = 0x11
-		maxCapabilityList = 48
-	)
-	st, err := read(status, 2)
-	if err != nil || st&hasList == 0 {
+	const idMSIX = 0x11
+	read := func(w []byte, off int64) error { return b.dev.ReadAt(vfio.RegionConfig, w, off) }
+	off, err := pci.Capability(read, idMSIX)
+	if err != nil || off == 0 {
 		return nil, err
 	}
-	pos, err := read(firstCapability, 1)
-	for range maxCapabilityList {
-		pos &^= 3
-		if err != nil || pos < 0x40 {
-			break
-		}
-		var head uint32
-		if head, err = read(int64(pos), 2); err != nil {
-			break
-		}
-		if head&0xff != idMSIX {
-			pos = head >> 8
-			continue
-		}
-		var out []int64
-		for _, off := range []int64{4, 8} {
-			v, err := read(int64(pos)+off, 4)
-			if err != nil {
-				return nil, err
-			}
-			if v&7 == 0 {
-				out = append(out, int64(v&^7))
-			}
-		}
-		return out, nil
+	var w [8]byte // where the table is, and where its pending bits
+	if err := read(w[:], off+4); err != nil {
+		return nil, err
 	}
-	return nil, err
+	var out []int64
+	for _, v := range []uint32{binary.LittleEndian.Uint32(w[:]),
+		binary.LittleEndian.Uint32(w[4:])} {
+		if v&7 == 0 {
+			out = append(out, int64(v&^7))
+		}
+	}
+	return out, nil
 }
 
 // Name implements nvme.Bus.
 func (b *Bus) Name() string { return b.name }
-
-// Device is the PCI address.
-func (b *Bus) Device() string { return b.dev.Addr() }
 
 // Leaving implements nvme.Leaver.
 func (b *Bus) Leaving() error {
