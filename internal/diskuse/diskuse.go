@@ -48,13 +48,3 @@ func (u Use) String() string {
 	}
 	return "/dev/" + u.Device + " " + u.Text
 }
-
-// AnyLive reports whether one of the uses is live.
-func AnyLive(us []Use) bool {
-	for _, u := range us {
-		if u.Live {
-			return true
-		}
-	}
-	return false
-}

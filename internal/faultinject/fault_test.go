@@ -60,10 +60,9 @@ func TestParseErrors(t *testing.T) {
 			assert.NotContains(t, err.Error(), "\n")
 		}
 	}
-	_, err := NewSet(Fault{Kind: kindEnd, AllLBAs: true})
-	assert.Error(t, err)
-	_, err = NewSet(Fault{Kind: Lost, AllLBAs: true, Last: 3})
-	assert.Error(t, err)
+	for _, f := range []Fault{{Kind: kindEnd, AllLBAs: true}, {Kind: Lost, AllLBAs: true, Last: 3}} {
+		assert.Error(t, f.Validate())
+	}
 }
 
 func TestMatch(t *testing.T) {
@@ -110,7 +109,7 @@ func TestMatch(t *testing.T) {
 
 // times is exact under concurrency, and every hit is counted.
 func TestMatchConcurrently(t *testing.T) {
-	s, err := NewSet(Fault{Kind: Lost, AllLBAs: true, Times: 100, After: 50})
+	s, err := Parse("lost(after=50,times=100)")
 	require.NoError(t, err)
 	var wg sync.WaitGroup
 	hits := make(chan int, 8)

@@ -155,18 +155,6 @@ func (f *armed) count() bool {
 	return true
 }
 
-// NewSet makes a set of faults.
-func NewSet(faults ...Fault) (*Set, error) {
-	s := &Set{}
-	for _, f := range faults {
-		if err := f.Validate(); err != nil {
-			return nil, err
-		}
-		s.faults = append(s.faults, &armed{Fault: f})
-	}
-	return s, nil
-}
-
 // Parse reads faults joined with ';'. An empty string is an empty set.
 func Parse(text string) (*Set, error) {
 	s := &Set{}

@@ -274,3 +274,36 @@ func (s Sys) hex(path string, bits int) (uint64, error) {
 	}
 	return n, nil
 }
+
+// Bits of the configuration space (PCI Local Bus Specification 3.0, chapter 6).
+const (
+	configStatus    = 0x06
+	statusCapList   = 1 << 4
+	configCapList   = 0x34
+	firstCapability = 0x40
+	lastCapability  = 256 - 8 // those of interest here have 8 bytes or more
+	maxCapabilities = 48      // what fits into 256 bytes
+)
+
+// Capability finds a capability in a function's configuration space, which read reads; 0: the
+// function does not have it. A list that runs in a circle ends.
+func Capability(read func(b []byte, off int64) error, id byte) (int64, error) {
+	var b [2]byte
+	if err := read(b[:], configStatus); err != nil || b[0]&statusCapList == 0 {
+		return 0, err
+	}
+	if err := read(b[:1], configCapList); err != nil {
+		return 0, err
+	}
+	off := int64(b[0]) &^ 3
+	for range maxCapabilities {
+		if off < firstCapability || off > lastCapability {
+			break
+		}
+		if err := read(b[:], off); err != nil || b[0] == id {
+			return off, err
+		}
+		off = int64(b[1]) &^ 3
+	}
+	return 0, nil
+}

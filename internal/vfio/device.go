@@ -344,21 +344,15 @@ func orShort(err error) error {
 // Configuration space (PCI Local Bus Specification 3.0, chapter 6; power management 1.2, chapter
 // 3).
 const (
-	pciCommand       = 0x04
-	pciStatus        = 0x06
-	pciRevision      = 0x08 // with the class code
-	pciCapPointer    = 0x34
-	commandMemory    = 1 << 1
-	commandMaster    = 1 << 2
-	commandNoINTx    = 1 << 10
-	statusCapList    = 1 << 4
-	capIDPower       = 0x01
-	powerControl     = 4 // from the capability's start
-	powerStateMask   = 3 // 0 is D0
-	powerUpDelay     = 10 * time.Millisecond
-	maxCapabilities  = 48 // what fits into 256 bytes
-	firstCapability  = 0x40
-	configSpaceBytes = 256
+	pciCommand     = 0x04
+	pciRevision    = 0x08 // with the class code
+	commandMemory  = 1 << 1
+	commandMaster  = 1 << 2
+	commandNoINTx  = 1 << 10
+	capIDPower     = 0x01
+	powerControl   = 4 // from the capability's start
+	powerStateMask = 3 // 0 is D0
+	powerUpDelay   = 10 * time.Millisecond
 )
 
 func (d *Device) config16(off int64) (uint16, error) {
@@ -424,36 +418,11 @@ func (d *Device) EnableDMA() error {
 
 // wakeUp brings the device to power state D0, where it is not.
 func (d *Device) wakeUp() error {
-	status, err := d.config16(pciStatus)
-	if err != nil {
+	off, err := pci.Capability(func(b []byte, off int64) error {
+		return d.ReadAt(RegionConfig, b, off)
+	}, capIDPower)
+	if err != nil || off == 0 {
 		return err
-	}
-	if status == 0xffff {
-		return errs.New(errs.Device, "vfio %s: %w (its status register reads as all ones)",
-			d.dev.Addr, ErrGone)
-	}
-	if status&statusCapList == 0 {
-		return nil
-	}
-	var p [2]byte
-	if err := d.ReadAt(RegionConfig, p[:1], pciCapPointer); err != nil {
-		return err
-	}
-	off := int64(p[0]) &^ 3
-	for range maxCapabilities {
-		if off < firstCapability || off+powerControl+2 > configSpaceBytes {
-			return nil
-		}
-		if err := d.ReadAt(RegionConfig, p[:], off); err != nil {
-			return err
-		}
-		if p[0] == capIDPower {
-			break
-		}
-		off = int64(p[1]) &^ 3
-	}
-	if p[0] != capIDPower {
-		return nil
 	}
 	pm, err := d.config16(off + powerControl)
 	if err != nil || pm&powerStateMask == 0 {

@@ -109,9 +109,9 @@ func (k *fake) add(addr string, group int, driver string) *card {
 		irqs: map[uint32]int{}}
 	le := binary.LittleEndian
 	le.PutUint32(c.config[0:], 0x00101b36)
-	le.PutUint16(c.config[pciStatus:], statusCapList)
+	le.PutUint16(c.config[0x06:], 1<<4) // there is a list of capabilities
 	le.PutUint32(c.config[pciRevision:], 0x01080202)
-	c.config[pciCapPointer] = 0x40
+	c.config[0x34] = 0x40
 	le.PutUint16(c.config[0x40:], 0x6011) // MSI-X, next at 60h
 	le.PutUint16(c.config[0x60:], 0x0001) // power management, the last
 	le.PutUint32(c.bar[0:], 0x0f0107ff)

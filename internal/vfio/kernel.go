@@ -68,13 +68,17 @@ func (m machine) again(f func() error) error {
 // linux is the real kernel.
 type linux struct{}
 
-func (linux) open(path string) (int, error) {
+// repeated calls f again for as long as a signal interrupts it.
+func repeated(f func() (int, error)) (int, error) {
 	for {
-		fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
-		if err != unix.EINTR {
-			return fd, err
+		if n, err := f(); err != unix.EINTR {
+			return n, err
 		}
 	}
+}
+
+func (linux) open(path string) (int, error) {
+	return repeated(func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0) })
 }
 
 // close is not repeated: the descriptor is gone whatever close says.
@@ -134,21 +138,11 @@ func (linux) memfd(size int64) (int, error) {
 }
 
 func (linux) pread(fd int, b []byte, off int64) (int, error) {
-	for {
-		n, err := unix.Pread(fd, b, off)
-		if err != unix.EINTR {
-			return n, err
-		}
-	}
+	return repeated(func() (int, error) { return unix.Pread(fd, b, off) })
 }
 
 func (linux) pwrite(fd int, b []byte, off int64) (int, error) {
-	for {
-		n, err := unix.Pwrite(fd, b, off)
-		if err != unix.EINTR {
-			return n, err
-		}
-	}
+	return repeated(func() (int, error) { return unix.Pwrite(fd, b, off) })
 }
 
 func (linux) mmap(fd int, off, size int64, prot int) (unsafe.Pointer, error) {

@@ -7,6 +7,7 @@
 package vfio
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -269,12 +270,7 @@ func (d *Domain) enter(mem []byte, bytes uint64, src source) (IOVA, error) {
 		return 0, err
 	}
 	i, _ := slices.BinarySearchFunc(d.maps, m, func(a, b *mapping) int {
-		switch {
-		case a.va != b.va:
-			return cmpUint(uint64(a.va), uint64(b.va))
-		default:
-			return cmpUint(uint64(a.va)+a.size, uint64(b.va)+b.size)
-		}
+		return cmp.Or(cmp.Compare(a.va, b.va), cmp.Compare(uint64(a.va)+a.size, uint64(b.va)+b.size))
 	})
 	d.maps = slices.Insert(d.maps, i, m)
 	d.byIOVA[iova] = m
@@ -346,23 +342,13 @@ func (d *Domain) extend(m *mapping, bytes uint64, src source) error {
 	return nil
 }
 
-func cmpUint(a, b uint64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
-}
-
 func roundUp(n uint64) uint64 { return (n + pageBytes - 1) &^ (pageBytes - 1) }
 
 // covering finds a mapping that holds all of [va, va+size). Another device's memory shares
 // no mapping with the CPU's: its addresses were other memory's when that was mapped.
 func (d *Domain) covering(va uintptr, size uint64, peer bool) *mapping {
 	n, _ := slices.BinarySearchFunc(d.maps, va+1,
-		func(m *mapping, v uintptr) int { return cmpUint(uint64(m.va), uint64(v)) })
+		func(m *mapping, v uintptr) int { return cmp.Compare(m.va, v) })
 	for i := n - 1; i >= 0; i-- { // maps that start at or below va, the nearest first
 		if m := d.maps[i]; !m.stuck && (m.peer || !peer) && uint64(va)+size <= uint64(m.va)+m.size {
 			return m
