@@ -307,38 +307,22 @@ type coalesceParams struct {
 const (
 	queueStateBytes = 1200
 	setStateBytes   = 208 + maxFails*40
-	_               = unsafe.Sizeof(queueState{}) - queueStateBytes
-	_               = queueStateBytes - unsafe.Sizeof(queueState{})
-	_               = unsafe.Sizeof(setState{}) - setStateBytes
-	_               = setStateBytes - unsafe.Sizeof(setState{})
-	_               = unsafe.Sizeof(command{}) - 64
-	_               = 64 - unsafe.Sizeof(command{})
-	_               = unsafe.Sizeof(failRecord{}) - 40
-	_               = 40 - unsafe.Sizeof(failRecord{})
-	_               = unsafe.Sizeof(submitParams{}) - 40
-	_               = 40 - unsafe.Sizeof(submitParams{})
-	_               = unsafe.Sizeof(completeParams{}) - 40
-	_               = 40 - unsafe.Sizeof(completeParams{})
-	_               = unsafe.Sizeof(syncParams{}) - 48
-	_               = 48 - unsafe.Sizeof(syncParams{})
-	_               = unsafe.Sizeof(coalesceParams{}) - 56
-	_               = 56 - unsafe.Sizeof(coalesceParams{})
-	_               = unsafe.Offsetof(queueState{}.Own) - 144
-	_               = 144 - unsafe.Offsetof(queueState{}.Own)
-	_               = unsafe.Offsetof(command{}.State) - 60
-	_               = 60 - unsafe.Offsetof(command{}.State)
-	_               = unsafe.Offsetof(command{}.NLB) - 2
-	_               = 2 - unsafe.Offsetof(command{}.NLB)
-	_               = unsafe.Offsetof(queueState{}.BlocksRead) - 1144
-	_               = 1144 - unsafe.Offsetof(queueState{}.BlocksRead)
-	_               = unsafe.Offsetof(failRecord{}.Blocks) - 28
-	_               = 28 - unsafe.Offsetof(failRecord{}.Blocks)
-	_               = unsafe.Offsetof(setState{}.Units) - 104
-	_               = 104 - unsafe.Offsetof(setState{}.Units)
-	_               = unsafe.Offsetof(setState{}.Parts) - 136
-	_               = 136 - unsafe.Offsetof(setState{}.Parts)
-	_               = unsafe.Offsetof(setState{}.Blocks) - 176
-	_               = 176 - unsafe.Offsetof(setState{}.Blocks)
+	_               = -(unsafe.Sizeof(queueState{}) ^ queueStateBytes)
+	_               = -(unsafe.Sizeof(setState{}) ^ setStateBytes)
+	_               = -(unsafe.Sizeof(command{}) ^ 64)
+	_               = -(unsafe.Sizeof(failRecord{}) ^ 40)
+	_               = -(unsafe.Sizeof(submitParams{}) ^ 40)
+	_               = -(unsafe.Sizeof(completeParams{}) ^ 40)
+	_               = -(unsafe.Sizeof(syncParams{}) ^ 48)
+	_               = -(unsafe.Sizeof(coalesceParams{}) ^ 56)
+	_               = -(unsafe.Offsetof(queueState{}.Own) ^ 144)
+	_               = -(unsafe.Offsetof(command{}.State) ^ 60)
+	_               = -(unsafe.Offsetof(command{}.NLB) ^ 2)
+	_               = -(unsafe.Offsetof(queueState{}.BlocksRead) ^ 1144)
+	_               = -(unsafe.Offsetof(failRecord{}.Blocks) ^ 28)
+	_               = -(unsafe.Offsetof(setState{}.Units) ^ 104)
+	_               = -(unsafe.Offsetof(setState{}.Parts) ^ 136)
+	_               = -(unsafe.Offsetof(setState{}.Blocks) ^ 176)
 )
 
 // at views device memory as a T. The host device's memory is not on Go's heap.

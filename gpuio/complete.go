@@ -147,7 +147,7 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	errors := uint64(0)
 	n, nfreed, nagain, foreign := 0, 0, 0, 0
 	for n < warp {
-		last := q.nextCompletion()
+		last := q.completion(q.Head)
 		if last>>16&1 != q.Phase {
 			break
 		}
@@ -209,10 +209,10 @@ func (k kernelView) sweep(q *queueState, g uint32) int {
 	return n
 }
 
-// nextCompletion returns the last dword of the entry at the head of the completion queue. The
-// dword has the phase tag and was written last, so the entry is whole when it is new.
-func (q *queueState) nextCompletion() uint32 {
-	cqe := at[nvme.Completion](q.CQ, int(q.Head))
+// completion returns the last dword of an entry of the completion queue. The dword has the phase
+// tag and was written last, so the entry is whole when it is new.
+func (q *queueState) completion(head uint32) uint32 {
+	cqe := at[nvme.Completion](q.CQ, int(head))
 	return atomic.LoadUint32((*uint32)(unsafe.Add(unsafe.Pointer(cqe), 12)))
 }
 

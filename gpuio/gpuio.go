@@ -160,9 +160,6 @@ func (e *TimeoutError) Error() string {
 		e.SSD, e.QID, e.Op, e.LBA, e.Blocks, e.After, e.Attempts, also)
 }
 
-// Timeout marks the error for callers that look for net.Error-like behaviour.
-func (e *TimeoutError) Timeout() bool { return true }
-
 // rowUnknown is the Row of a row whose number only the device knows.
 const rowUnknown = math.MinInt64
 

@@ -4,7 +4,6 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -101,8 +100,7 @@ func (q *queueState) arrived() bool {
 	}
 	yes := false
 	if atomic.LoadUint32(&q.Frozen) == frozenNo {
-		last := (*uint32)(unsafe.Add(unsafe.Pointer(at[nvme.Completion](q.CQ, int(q.Head))), 12))
-		yes = atomic.LoadUint32(last)>>16&1 == q.Phase
+		yes = q.completion(q.Head)>>16&1 == q.Phase
 	}
 	atomic.StoreUint32(&q.Reap, 0)
 	return yes

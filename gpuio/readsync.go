@@ -4,7 +4,6 @@ import (
 	"math/bits"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"helios/cuda"
 	"helios/nvme"
@@ -345,8 +344,7 @@ func (q *queueState) news() bool {
 		return false
 	}
 	head, phase := atomic.LoadUint32(&q.Head), atomic.LoadUint32(&q.Phase)
-	last := (*uint32)(unsafe.Add(unsafe.Pointer(at[nvme.Completion](q.CQ, int(head))), 12))
-	return atomic.LoadUint32(last)>>16&1 == phase
+	return q.completion(head)>>16&1 == phase
 }
 
 func (k *syncView) sweepLocked(q *queueState, g uint32) int {
@@ -354,8 +352,7 @@ func (k *syncView) sweepLocked(q *queueState, g uint32) int {
 	n, foreign := 0, 0
 	head, phase := q.Head, q.Phase
 	for n < warp {
-		last := atomic.LoadUint32((*uint32)(unsafe.Add(unsafe.Pointer(at[nvme.Completion](q.CQ,
-			int(head))), 12)))
+		last := q.completion(head)
 		if last>>16&1 != phase {
 			break
 		}

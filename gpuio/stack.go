@@ -14,7 +14,6 @@ import (
 type Stack struct {
 	Name    string
 	Summary string // for help: a few words after the name
-	order   int    // in lists
 
 	// Queued: kernels drive the SSDs' NVMe queues. Else the CPU reads the files behind the SSDs,
 	// past their controllers.
@@ -52,9 +51,6 @@ func (s *Stack) BlocksOn(info cuda.Info, threads int) int {
 	}
 	return s.Blocks(info, threads)
 }
-
-// ReadsDirect reports that the CPU's reads pass the page cache by, so that they are whole LBAs.
-func (s *Stack) ReadsDirect() bool { return !s.Queued && !s.PageCache }
 
 // allStacks are all stacks in the order of lists, the default first.
 var allStacks []*Stack

@@ -14,9 +14,10 @@ import (
 func TestStacks(t *testing.T) {
 	require.Equal(t, StackAsync, StackNames(nil)[0])
 	var direct, indirect []string
-	for i, s := range Stacks() {
+	readsDirect := func(s *Stack) bool { return !s.Queued && !s.PageCache }
+	for i, s := range allStacks {
 		require.Equal(t, s.Name, StackNames(nil)[i])
-		if s.ReadsDirect() {
+		if readsDirect(s) {
 			direct = append(direct, s.Name)
 		} else {
 			indirect = append(indirect, s.Name)
@@ -37,8 +38,8 @@ func TestStacks(t *testing.T) {
 	require.ErrorContains(t, err, strings.Join(StackNames(nil), ", "))
 	require.Subset(t, StackNames(func(s *Stack) bool { return s.Queued }),
 		[]string{StackAsync, StackSync})
-	require.Equal(t, direct, StackNames((*Stack).ReadsDirect))
+	require.Equal(t, direct, StackNames(readsDirect))
 	require.Contains(t, indirect, StackMmap)
-	require.True(t, AnyStack(append(indirect, direct[0]), (*Stack).ReadsDirect))
-	require.False(t, AnyStack(append(indirect, "aio"), (*Stack).ReadsDirect))
+	require.True(t, AnyStack(append(indirect, direct[0]), readsDirect))
+	require.False(t, AnyStack(append(indirect, "aio"), readsDirect))
 }

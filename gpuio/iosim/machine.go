@@ -123,25 +123,10 @@ func (m *Machine) UseModel(model *ssdmodel.Model) {
 	}
 }
 
-// Kernel runs a kernel for ns on so many SMs (0: all), after those that were asked for earlier, and
-// then calls done.
-func (m *Machine) Kernel(sms int, ns int64, done func()) {
-	if sms <= 0 {
-		sms = m.SMs.Size()
-	}
-	m.SMs.Do(sms, ns, func(int64) { done() })
-}
-
 // Copy moves bytes from the CPU's memory to the GPU's with the copy engine and then calls done.
 func (m *Machine) Copy(bytes int64, done func()) {
 	p := &m.Profile.PCIe
 	m.Sim.After(p.CopyNS.NS(), func() { m.stream(bytes, p.CopyGBs.Value, done) })
-}
-
-// UVA has kernels read bytes of the CPU's memory by themselves and then calls done.
-func (m *Machine) UVA(bytes int64, done func()) {
-	p := &m.Profile.PCIe
-	m.stream(bytes, p.UVAGBs.Value, func() { m.Sim.After(m.Profile.GPU.HostWayNS.NS(), done) })
 }
 
 // piece is the bytes that a long transfer sends together. SSDs' data goes in between, as through a

@@ -53,9 +53,6 @@ type Stats struct {
 	PerSSD      []SSDStats
 }
 
-// Mean is the mean latency of a command, from its making until its completion was seen.
-func (s *Stats) Mean() time.Duration { return time.Duration(s.LatencyNS / max(s.Commands, 1)) }
-
 // SSDStats are one SSD's share of Stats.
 type SSDStats struct {
 	Commands int64
@@ -149,9 +146,6 @@ func New(m *Machine, c Config) (*Stack, error) {
 
 // Config is the stack's configuration with its defaults filled in.
 func (s *Stack) Config() Config { return s.c }
-
-// Machine returns what the stack runs on.
-func (s *Stack) Machine() *Machine { return s.m }
 
 // Submit reads perSSD[i] commands from SSD i, as one set, and calls done when they are there. More
 // than 32 sets at once wait their turn, as a caller of gpuio's Submit would.
