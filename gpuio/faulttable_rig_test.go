@@ -123,7 +123,7 @@ func openFaultRig(t testing.TB, o faultShape, faults string) (*faultRig, error) 
 		if s == 0 {
 			set = r.set
 		}
-		bus := faultbus.New(inner, set, faultbus.Options{ReadyTimeout: o.ready})
+		bus := testrig.WithReadyTimeout(faultbus.New(inner, set, faultbus.Options{}), o.ready)
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 		ctrl, err := nvme.Open(ctx, bus, o.ctrl)
 		cancel()

@@ -55,22 +55,6 @@ func (c Controller) First() (ns Namespace, ok bool) {
 		func(a, b Namespace) int { return cmp.Compare(a.NSID, b.NSID) }), true
 }
 
-// Nodes are the device files that vanish with the controller. A namespace that other controllers
-// reach as well stays.
-func (c Controller) Nodes() []string {
-	out := []string{"/dev/" + c.Name}
-	for _, ns := range c.Namespaces {
-		if len(ns.Paths) > 1 {
-			continue
-		}
-		out = append(out, "/dev/"+ns.Name)
-		if ns.Generic != "" {
-			out = append(out, "/dev/"+ns.Generic)
-		}
-	}
-	return out
-}
-
 var (
 	ctrlName = regexp.MustCompile(`^nvme[0-9]+$`)
 	nsName   = regexp.MustCompile(`^nvme[0-9]+n[0-9]+$`)

@@ -37,10 +37,6 @@ import (
 type Options struct {
 	// PollDoorbells serves clients that never call Kick.
 	PollDoorbells bool
-	// ReadyTimeout, rounded up to units of 500 ms, is what CAP.TO says, in place of the
-	// controller's own: how long a client waits for one that does not become ready. 0 leaves it as
-	// it is.
-	ReadyTimeout time.Duration
 	// EchoWait bounds the time that the second completion of "dup(n=…)" waits for others to come first;
 	// 0: 2 ms.
 	EchoWait time.Duration
@@ -147,27 +143,14 @@ func (b *Bus) Read32(off uint32) (uint32, error) {
 		return half(b.acq)
 	}
 	v, err := b.inner.Read32(off)
-	if err != nil {
+	if err != nil || off != nvme.RegCSTS {
 		return v, err
 	}
-	const unit = 500 * time.Millisecond
-	units := uint32(min((b.opt.ReadyTimeout+unit-1)/unit, 255))
-	switch off {
-	case nvme.RegCAP:
-		if units > 0 {
-			v = v&0x00ffffff | units<<24
-		}
-	case nvme.RegCRTO:
-		if units > 0 {
-			v = units | units<<16
-		}
-	case nvme.RegCSTS:
-		if b.cfs {
-			v |= uint32(nvme.CSTSFatal)
-		}
-		if !b.running && v != allOnes && !nvme.CSTS(v).RDY() {
-			_ = b.clear() // now that nothing reaches them; what cannot be unmapped is tried again
-		}
+	if b.cfs {
+		v |= uint32(nvme.CSTSFatal)
+	}
+	if !b.running && v != allOnes && !nvme.CSTS(v).RDY() {
+		_ = b.clear() // now that nothing reaches them; what cannot be unmapped is tried again
 	}
 	return v, nil
 }

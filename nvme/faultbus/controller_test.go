@@ -13,7 +13,6 @@ import (
 	"helios/internal/hostmem"
 	"helios/internal/testing/testrig"
 	"helios/nvme"
-	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
 )
 
@@ -90,10 +89,10 @@ func TestOpenFails(t *testing.T) {
 	} {
 		t.Run(faults, func(t *testing.T) {
 			testrig.CheckLeaks(t)
-			bus, _, _ := openBus(t,
-				rigOptions{faults: faults, opt: faultbus.Options{ReadyTimeout: time.Millisecond}})
+			bus, _, _ := openBus(t, rigOptions{faults: faults})
 			start := time.Now()
-			_, err := nvme.Open(t.Context(), bus, nvme.Options{Timeout: 50 * time.Millisecond})
+			_, err := nvme.Open(t.Context(), testrig.WithReadyTimeout(bus, time.Millisecond),
+				nvme.Options{Timeout: 50 * time.Millisecond})
 			require.True(t, want(err), "%v", err)
 			require.Equal(t, errs.Device, errs.ClassOf(err))
 			require.Less(t, time.Since(start), 5*time.Second)
@@ -111,9 +110,8 @@ func TestReadyDoesNotFollow(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				inner, err := proxy.Open(proxy.Config{Path: path, RAM: true})
 				require.NoError(t, err)
-				g := newBubble(t, inner, faults,
-					faultbus.Options{ReadyTimeout: 1200 * time.Millisecond})
-				v, err := nvme.Read64(g.bus, nvme.RegCAP)
+				g := newBubble(t, inner, faults, 1200*time.Millisecond)
+				v, err := nvme.Read64(g.c.Bus(), nvme.RegCAP)
 				require.NoError(t, err)
 				require.Equal(t, 3, nvme.CAP(v).TO())
 				q := g.queue(8)
@@ -305,8 +303,7 @@ func TestVirtualTime(t *testing.T) {
 		inner, err := proxy.Open(proxy.Config{Path: path, RAM: true})
 		require.NoError(t, err)
 		g := newBubble(t, inner,
-			"late(ms=3600000,op=read,lba=3);slow(us=60000000,op=read,lba=4);lost(op=read,lba=5)",
-			faultbus.Options{})
+			"late(ms=3600000,op=read,lba=3);slow(us=60000000,op=read,lba=4);lost(op=read,lba=5)", 0)
 		q := g.queue(8)
 		start := time.Now()
 		q.Put(g.read(1, 3, 1, 0), g.read(2, 4, 1, 4096), g.read(3, 5, 1, 8192),

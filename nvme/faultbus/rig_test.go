@@ -34,6 +34,8 @@ type rig struct {
 	mem  []byte
 	iova nvme.IOVA
 	path string
+
+	ready time.Duration // CAP.TO; 0: the proxy's
 }
 
 type rigOptions struct {
@@ -95,11 +97,11 @@ func newRig(t *testing.T, o rigOptions) *rig {
 }
 
 // newBubble is newRig within a bubble of virtual time, over a controller that was made there.
-func newBubble(t *testing.T, inner nvme.Bus, faults string, opt faultbus.Options) *rig {
+func newBubble(t *testing.T, inner nvme.Bus, faults string, ready time.Duration) *rig {
 	t.Helper()
 	set, err := faultinject.Parse(faults)
 	require.NoError(t, err)
-	g := &rig{t: t, set: set, bus: faultbus.New(inner, set, opt)}
+	g := &rig{t: t, set: set, bus: faultbus.New(inner, set, faultbus.Options{}), ready: ready}
 	g.begin(nvme.Options{})
 	return g
 }
@@ -107,7 +109,7 @@ func newBubble(t *testing.T, inner nvme.Bus, faults string, opt faultbus.Options
 func (g *rig) begin(o nvme.Options) {
 	g.t.Helper()
 	var err error
-	g.c, err = nvme.Open(context.Background(), g.bus, o)
+	g.c, err = nvme.Open(context.Background(), testrig.WithReadyTimeout(g.bus, g.ready), o)
 	require.NoError(g.t, err)
 	g.mem, err = hostmem.Alloc(rigMem, "fault bus test")
 	require.NoError(g.t, err)

@@ -459,8 +459,9 @@ func TestFaultsInFront(t *testing.T) {
 	f := shorten(newFake(t))
 	b, err := open(f, f, Options{})
 	require.NoError(t, err)
-	outer := faultbus.New(b, faults(t, "stayready(times=1)"),
-		faultbus.Options{ReadyTimeout: 500 * time.Millisecond})
+	outer := testrig.WithReadyTimeout(
+		faultbus.New(b, faults(t, "stayready(times=1)"), faultbus.Options{}),
+		500*time.Millisecond)
 	c, err := nvme.Open(t.Context(), outer, nvme.Options{})
 	require.NoError(t, err)
 	require.True(t, f.enabled)

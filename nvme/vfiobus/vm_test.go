@@ -12,6 +12,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/testing/testrig"
 	"helios/internal/vfio"
 	"helios/nvme"
 	"helios/nvme/faultbus"
@@ -134,8 +135,9 @@ func testDevice(t *testing.T, dom *vfio.Domain, addr string) {
 	})
 	t.Run("hard reset as the last resort", func(t *testing.T) {
 		b := openDevice(t, dom, addr)
-		outer := faultbus.New(b, faults(t, "stayready(times=1)"),
-			faultbus.Options{ReadyTimeout: 500 * time.Millisecond})
+		outer := testrig.WithReadyTimeout(
+			faultbus.New(b, faults(t, "stayready(times=1)"), faultbus.Options{}),
+			500*time.Millisecond)
 		c, err := nvme.Open(ctx, outer, nvme.Options{})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, c.Close(ctx)) }()
