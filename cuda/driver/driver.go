@@ -53,7 +53,6 @@ type Device struct {
 	ord      ordinal
 	ctx      cuContext
 	cc       int // compute capability times 10
-	driver   int // driver's CUDA version
 	vmmRDMA  bool
 	pci      string // bus ID
 	priority struct{ least, greatest int }
@@ -132,7 +131,7 @@ func open(a api, opt Options, list []kernels.Module) (*Device, error) {
 		return nil, errs.New(errs.Capability, "no CUDA device %d: %s", opt.Index, howMany(count))
 	}
 	d := &Device{
-		api: a, opt: opt, driver: version,
+		api: a, opt: opt,
 		buffers: map[*buffer]struct{}{}, usage: map[string]int64{},
 		streams: map[*gpuStream]struct{}{},
 	}

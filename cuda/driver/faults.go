@@ -32,8 +32,7 @@ func (f *hxFault) seq() uint64 { return atomic.LoadUint64(&f.Seq) } // litmus: f
 type faultSlot struct {
 	dev    devicePtr // the record that kernels look at
 	mirror *hxFault  // its copy in CPU memory
-	clear  *hxFault  // what the record is before the first launch, in CPU memory that the GPU reads
-	first  devicePtr // clear, as the GPU sees it
+	first  devicePtr // what the record is before the first launch: CPU memory, as the GPU sees it
 }
 
 // faultPool gives out slots. They come in slabs, for an allocation each would cost the driver's
@@ -102,12 +101,10 @@ func (p *faultPool) grow(d *Device) (err error) {
 	p.slabs = append(p.slabs, faultSlab{dev, host})
 	lines := hostmem.View[hxFault](host)
 	for i := range slabSlots {
-		clear := &lines[slabSlots+i]
-		clear.Mirror = uint64(seen) + uint64(i)*faultBytes
+		lines[slabSlots+i].Mirror = uint64(seen) + uint64(i)*faultBytes
 		p.spare = append(p.spare, &faultSlot{
 			dev:    dev + devicePtr(i)*faultBytes,
 			mirror: &lines[i],
-			clear:  clear,
 			first:  seen + devicePtr(slabSlots+i)*faultBytes,
 		})
 	}
