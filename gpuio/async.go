@@ -527,14 +527,7 @@ func (e *async) launchKernels(p *asyncPending, rs *ReadSet, coalesced bool) erro
 			return err
 		}
 	}
-	grid := cuda.LaunchConfig{Blocks: e.submitBlocks, Threads: e.opt.Threads}
-	if err := cuda.Launch(e.submitS, e.submitK, grid, submitParams{
-		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
-		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: p.slot,
-	}); err != nil {
-		return err
-	}
-	if err := e.submitS.Record(e.submitEv[p.slot]); err != nil {
+	if err := e.launchSubmit(p.slot); err != nil {
 		return err
 	}
 	// complete starts after its set was handed over; submit only fills queues, so this is

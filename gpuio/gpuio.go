@@ -2,7 +2,8 @@
 // from a set of SSDs to their places in a device buffer, by one of several stacks:
 //
 //   - async: kernels on the device fill submission queues and reap completion queues themselves
-//     (Helios; async.go, submit.go, complete.go);
+//     (Helios; async.go has the host's side, launch.go starts the kernels submit.go and
+//     complete.go);
 //   - sync: a warp reads one row at a time and waits for it (BaM, GIDS): the baseline on the same
 //     queues (sync.go, readsync.go);
 //   - cpu: threads of the CPU read the backing files with io_uring or pread, gather and copy;

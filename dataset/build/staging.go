@@ -1,5 +1,5 @@
 // Package build writes dataset directories, whole or not at all: staging.go is the directory while
-// it is written, journal.go what lets an interrupted import go on, splits.go deals nodes to train,
+// it is written, resume.go lets an interrupted import continue, splits.go deals nodes to train,
 // val and test, generate.go and rmat.go make up graphs. Package importer builds on it, too.
 package build
 

@@ -1,6 +1,7 @@
 // Package importer makes datasets of other programs' files. Each format has a file of its own and
 // a line in the list of format.go. importer.go runs an import; topology.go, features.go, labels.go
-// and splits.go write the parts of the dataset.
+// and splits.go write the parts of the dataset. A killed import continues from its journal
+// (dataset/build/resume.go).
 package importer
 
 import (

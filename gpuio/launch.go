@@ -49,6 +49,18 @@ func (e *async) openHostSide() error {
 	return nil
 }
 
+// launchSubmit enqueues the submit kernel for a set. Needs e.mu.
+func (e *async) launchSubmit(slot uint32) error {
+	grid := cuda.LaunchConfig{Blocks: e.submitBlocks, Threads: e.opt.Threads}
+	if err := cuda.Launch(e.submitS, e.submitK, grid, submitParams{
+		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
+		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: slot,
+	}); err != nil {
+		return err
+	}
+	return e.submitS.Record(e.submitEv[slot])
+}
+
 // launchComplete enqueues the complete kernel for a set. Needs e.mu.
 func (e *async) launchComplete(slot uint32) error {
 	if err := cuda.Launch(e.complS, e.complK, cuda.LaunchConfig{Blocks: e.blocks,

@@ -17,9 +17,9 @@ import (
 	"helios/internal/errs"
 )
 
-// An import that is killed goes on where it was. Its directory has a journal: a line of JSON for
-// each step that is on the disk, written and synced after the step itself. Work that was done later
-// than the last line is done again.
+// A killed import continues where it stopped. Its directory has a journal: a line of JSON for each
+// step that is on the disk, written and synced after the step itself. Work after the last line is
+// done again.
 const (
 	JournalName    = "import.journal"
 	journalVersion = 1
