@@ -71,7 +71,7 @@ func (p *packFolder) source(ctx context.Context) (packed.Source, func() error, e
 func (p *packFolder) Find(ctx context.Context, epoch int) (*laidOut, int, error) {
 	began := time.Now()
 	if !p.run.Held(epoch) {
-		// The stack may have all queue pairs, which making and opening packs take some of.
+		// The stack may have all queue pairs, and making or opening packs needs some.
 		if err := p.e.Store.Close(); err != nil {
 			return nil, 0, err
 		}

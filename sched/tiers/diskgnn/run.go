@@ -28,11 +28,11 @@ import (
 var Run = engine.System{New: New,
 	Prepares: true}
 
-// Tiers of mini-batches that were laid out beforehand, as those of DiskGNN (Liu et al., 2024).
-// Training knows for each mini-batch where its rows are: the hottest of the sample epochs are in
-// the GPU and the CPU tier, all others in pages of the segment's disk cache and of the mini-batch's
-// own chunk. Nothing is looked up. A mini-batch's pages are read into a staging buffer of its slot,
-// and two gathers bring its rows together.
+// The tiers of DiskGNN (Liu et al., 2024). Mini-batches were laid out beforehand, so training knows
+// where the rows of each are: the hottest of the sample epochs are in the GPU and the CPU tier, all
+// others in pages of the segment's disk cache and of the mini-batch's own chunk. Nothing is looked
+// up. A mini-batch's pages are read into a staging buffer of its slot, and two gathers bring its
+// rows together.
 //
 // Evaluation samples afresh, and its mini-batches are not laid out: it finds the hot rows in the
 // same tiers by their index, and reads the others from where the features are, as static tiers do.
@@ -44,18 +44,18 @@ type laidOut struct {
 	hot   []int64 // the rows that stay in memory, the hottest first
 	most  int64   // pages that a mini-batch reads at most
 	pages *engine.PageStore
-	// batch gives where the rows of a mini-batch are; b's memory is used again.
+	// batch sets b to the places of a mini-batch's rows, and uses b's memory again.
 	batch   func(i int, b *packed.Batch) error
 	samples engine.KeptSamples
 }
 
 // packSource has the packs of a run.
 type packSource interface {
-	// Find gives the pack that an epoch of training is in, and the place of the epoch's first
-	// mini-batch in it. It makes the pack where there is none. The pack stays until ahead is called
-	// after a find of another.
+	// Find returns the pack of an epoch of training, and the place of the epoch's first mini-batch
+	// in it. It makes the pack where there is none. The pack stays until ahead is called after a
+	// find of another.
 	Find(ctx context.Context, epoch int) (pack *laidOut, first int, err error)
-	// Ahead says that an epoch is about to train, with nothing else of a pack in use.
+	// Ahead announces an epoch that is about to train; no other pack is in use.
 	Ahead(ctx context.Context, epoch int) error
 	Describe(r *spec.PackedInfo)
 	Close() error
@@ -102,7 +102,7 @@ func (t *Tiers) HasEpoch(epoch int) error {
 	return nil
 }
 
-// Beside is the time in which kept mini-batches were read in place of sampling.
+// Beside returns the time of reading kept mini-batches in place of sampling them.
 func (t *Tiers) Beside() report.StageSeconds {
 	return report.StageSeconds{Sample: time.Duration(t.restored.Load()).Seconds()}
 }
@@ -165,8 +165,7 @@ func (t *Tiers) hold(ctx context.Context, pack *laidOut) (err error) {
 	return t.Fill(ctx)
 }
 
-// Close frees the tiers and what mini-batches come together in. The packs stay open for the next
-// place.
+// Close frees the tiers and the buffers of mini-batches. The packs stay open for the next place.
 func (t *Tiers) Close() error {
 	e := t.Engine
 	var all []error

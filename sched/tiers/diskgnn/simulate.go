@@ -142,7 +142,7 @@ func (t *simulation) Describe(r *report.RunInfo) {
 	r.Packed = &info
 }
 
-// pack gives the pack that has a sample epoch, and makes it where it is not there.
+// pack returns the pack that has a sample epoch, and makes it where it is not there.
 func (t *simulation) pack(ctx context.Context, epoch int) (*simPack, error) {
 	v := t.Player
 	for _, p := range t.packs {
@@ -291,7 +291,7 @@ func (t *simulation) hold(ctx context.Context, p *simPack) error {
 	return prepare.Interrupted(ctx)
 }
 
-// turnTo has the stack read pages of a pack, or rows where it is nil.
+// turnTo turns the stack to pages of a pack, or to rows where it is nil.
 func (t *simulation) turnTo(p *simPack) error {
 	v, l := t.Player, t.rows
 	if p != nil {

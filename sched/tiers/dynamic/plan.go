@@ -71,7 +71,7 @@ var BaM = plan.Mode{
 	},
 }
 
-// pageLines makes the lines of a dynamic tier BaM's pages, where no size is given.
+// pageLines gives lines the size of BaM's pages, unless a size is set.
 func pageLines(c *plan.Config) {
 	if comesAndGoes(c) {
 		plan.OrNumber(&c.CacheLine, BaMLine)

@@ -101,8 +101,8 @@ func (t *prediction) onGPU() bool {
 		j.Options.Hardware.Profile.GPU.KeepsDirectory()
 }
 
-// DirectoryBytes implements Tiers: it is what a directory takes of the GPU's memory for a tier of
-// so many bytes.
+// DirectoryBytes implements Tiers: the GPU memory that the directory of a tier of so many bytes
+// takes.
 func (t *prediction) DirectoryBytes(bytes int64) (int64, error) {
 	if !t.onGPU() {
 		return 0, nil

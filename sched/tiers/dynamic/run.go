@@ -55,8 +55,8 @@ type admitted struct {
 	*engine.Segment
 	group  *readGroup
 	ticket *cache.Ticket
-	out    int    // where that is
-	seq    uint64 // among all that were admitted
+	out    int    // segFree, segAdmitted or segFinished
+	seq    uint64 // the number of its admission
 	slot   *engine.Slot
 	last   bool  // the batch's last
 	nlines int64 // to be read
@@ -106,8 +106,8 @@ func (d *Tiers) onGPU() bool {
 	return d.Engine.OnGPU() && d.Engine.Config.Directory == policy.InSets
 }
 
-// besideDirectory is the part of the GPU's memory that lines get, where they and their directory
-// have that room.
+// besideDirectory returns the bytes of lines in a room of the GPU's memory that lines and their
+// directory share.
 func (d *Tiers) besideDirectory(room int64) (int64, error) {
 	if !d.onGPU() {
 		return room, nil
@@ -475,8 +475,8 @@ func (a *stages) Complete(ctx context.Context, set *engine.Set) error {
 	return nil
 }
 
-// waitGroup runs C for a group and deals out what its reads took: by lines, so that the sum is
-// exact.
+// waitGroup waits for a group's reads (operator C) and divides their time among its batches by
+// lines, so that the sum is exact.
 func (a *stages) waitGroup(ctx context.Context, p *engine.Pass, g *readGroup) error {
 	e := a.Engine
 	if g.pending == nil {
@@ -606,7 +606,7 @@ func (d *Tiers) Settle() error {
 		switch {
 		case x.out == segFinished:
 			all = append(all, d.tier.Release(x.ticket))
-		case !abandoned: // with it go all that were admitted later
+		case !abandoned: // ends all later ones as well
 			all = append(all, d.tier.Abandon(x.ticket))
 			abandoned = true
 		}
@@ -615,14 +615,14 @@ func (d *Tiers) Settle() error {
 	return errors.Join(all...)
 }
 
-// Where a segment's ticket is.
+// The states of a segment's ticket.
 const (
 	segFree = iota
 	segAdmitted
 	segFinished
 )
 
-// Of dynamic tiers, for results, traces and measurements:
+// The rest of engine.Tiers, for results, traces and measurements:
 
 // Lookahead implements engine.Tiers.
 func (d *Tiers) Lookahead() int { return d.Engine.Config.Window }
@@ -650,9 +650,9 @@ func (d *Tiers) GPUBytes() int64 {
 
 // BatchBytes implements engine.Tiers.
 func (d *Tiers) BatchBytes(rows int64) (bytes, samples int64) {
-	// In the worst case each row is on a line of its own. Of what the accumulator reads beside a
-	// batch, and of the tier's own lists (pinned memory), there is nothing here: its staging grows
-	// later, and the tier then shrinks.
+	// In the worst case each row is on a line of its own. The accumulator's reads beside a batch
+	// and the tier's own lists (pinned memory) are not counted: the staging grows later, and the
+	// tier then shrinks.
 	credits := int64(d.Engine.Plan.Credits)
 	bytes = credits * rows * d.lines.LineBytes
 	if d.onGPU() {

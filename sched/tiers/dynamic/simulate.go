@@ -176,7 +176,7 @@ func (t *simulation) Announce(ctx context.Context, mb *graph.MiniBatch) error {
 // NextBatch implements Tiers.
 func (t *simulation) NextBatch() { t.tier.NextBatch() }
 
-// Looked implements Tiers: a group of merged reads ends with a batch or goes on behind it.
+// Looked implements Tiers: a group of merged reads ends with a batch or takes the next one in.
 func (t *simulation) Looked(s *cost.Shape, i int) {
 	v := t.Player
 	if v.Config.Accumulate <= 0 {
@@ -298,9 +298,9 @@ const (
 	calibrateMany = 1 << 14
 )
 
-// calibrate finds the accumulator's target: two sets of reads are played on a machine of their own,
-// of which what the longer one takes more is the peak rate, and what the shorter one takes besides
-// is what a launch costs. On real SSDs the same reads are measured.
+// calibrate finds the accumulator's target: two sets of reads are played on a machine of their own.
+// The difference of their times gives the peak rate; the rest of the shorter time is the cost of a
+// launch. On real SSDs the same reads are measured.
 func (t *simulation) calibrate() error {
 	v := t.Player
 	a := v.Config.Accumulate

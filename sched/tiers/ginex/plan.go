@@ -69,9 +69,8 @@ var Ginex = plan.Mode{
 		}
 	},
 	Baselines: []plan.Baseline{
-		// Ginex, but for the cache of features, which is PaGraph's as in ali+pg: superbatches are
-		// sampled with the whole budget for neighbour lists, then it is the static cache's, which
-		// is read anew
+		// Ginex with PaGraph's cache of features, as in ali+pg. Neighbour lists have the whole
+		// budget while a superbatch is sampled; then the static cache has it, and is read anew.
 		{Name: "ginex-pg", Options: [][2]string{{"policy", plan.PolicyStatic},
 			{"hotness", plan.HotnessOutDegree}}},
 	},

@@ -77,7 +77,7 @@ func (t *prediction) Shorten(n int) int {
 	return min(2*size, n)
 }
 
-// Pace implements Tiers: superbatches end together, and the second tells.
+// Pace implements Tiers: superbatches end together, and the second gives the pace.
 func (t *prediction) Pace(n int) (from, to int) { return n/2 - 1, n - 1 }
 
 // size is the number of mini-batches of the run's superbatches.

@@ -38,7 +38,7 @@ var Run = engine.System{New: New}
 // Tiers that know the future, as those of Ginex (Park et al., VLDB 2022). A superbatch's
 // mini-batches are sampled before the first of them trains and go to files; package superbatch
 // finds the changes of a cache that keeps what is needed next; then the walk brings the
-// mini-batches back one after the other, and what their rows find, read and leave behind is written
+// mini-batches back one after the other, and their hits, reads and changes of the tiers are known
 // already. Before the first one trains it only has to be known when each row is accessed next,
 // which all cores find together; the changes themselves are found beside the walk, ahead of it. The
 // changes of a mini-batch are made behind its gathers, on their stream, so the next one's gathers
@@ -84,15 +84,15 @@ type Tiers struct {
 	sampler *prepare.Ahead // of superbatches; nil until the first
 	stage   graph.Stage    // of the walk's mini-batches
 
-	// sampled is the time that streams before the present one were busy; filed is the time of
-	// bringing mini-batches to their files and back that was no stream's.
+	// sampled is the time for which earlier streams were busy; filed is the time, of no stream, of
+	// writing mini-batches to files and reading them back.
 	sampled time.Duration
 	filed   atomic.Int64
 
 	now   *superbatchRun
-	after *superbatch.State // what the tiers hold; nil: nothing that anybody knows
+	after *superbatch.State // what the tiers hold; nil: unknown
 	next  *comingSuperbatch
-	lost  error // of files that were closed when nobody could be told
+	lost  error // errors of drop that its caller could not return
 
 	mu   sync.Mutex
 	info spec.SuperbatchInfo
@@ -218,7 +218,7 @@ func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, erro
 	return min(now.end, end), nil
 }
 
-// following ends the superbatch that has trained, and gives the next one: that which was sampled
+// following ends the superbatch that has trained, and returns the next: the one that was sampled
 // meanwhile, or a new one.
 func (t *Tiers) following(ctx context.Context, p *engine.Pass) (now *superbatchRun, err error) {
 	coming := t.next
@@ -250,7 +250,7 @@ func (t *Tiers) following(ctx context.Context, p *engine.Pass) (now *superbatchR
 	return now, err
 }
 
-// ahead has the superbatch behind now sampled while now trains.
+// ahead begins to sample the superbatch after now, while now trains.
 func (t *Tiers) ahead(ctx context.Context, p *engine.Pass, now *superbatchRun) {
 	inner, cancel := context.WithCancel(ctx)
 	n := &comingSuperbatch{cancel: cancel, done: make(chan struct{})}
@@ -261,8 +261,8 @@ func (t *Tiers) ahead(ctx context.Context, p *engine.Pass, now *superbatchRun) {
 	}()
 }
 
-// make samples the superbatch that begins with a mini-batch of a pass, and has its changes found
-// over tiers that hold before. meanwhile: another one trains.
+// make samples the superbatch that begins with mini-batch first of a pass, and begins to find its
+// changes of tiers that hold before. meanwhile: another one trains.
 func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func(
 	context.Context) (*superbatch.State, error), meanwhile bool) (*superbatchRun, error) {
 	e := t.Engine
@@ -341,7 +341,7 @@ func (t *Tiers) openSampler() (err error) {
 	return err
 }
 
-// play has the changes of a superbatch found, on a goroutine of its own.
+// play finds the changes of a superbatch, on a goroutine of its own.
 func (t *Tiers) play(ctx context.Context, x *superbatchRun) {
 	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
 	x.stop, x.played = stop, make(chan struct{})
@@ -462,8 +462,8 @@ func (t *Tiers) roomIn(dir string) (r superbatchRoom, err error) {
 	c := t.tier.Config()
 	free := avail - slotBytes*(c.GPUSlots+c.CPUSlots)
 	if lends(&t.Engine.Config) {
-		// Lists are gone while changes are found, and the tier is not there yet. Then it comes, and
-		// of the changes stays a half at most.
+		// While changes are found, the lists are freed already and the tier has no memory yet. When
+		// the tier gets its memory, at most half of the changes are left.
 		free += t.Engine.Topology.StorageInfo().CacheBytes
 		free = min(free, 2*(free-c.CPUSlots*c.RowBytes))
 	}
@@ -507,7 +507,7 @@ func (t *Tiers) fill(ctx context.Context, x *superbatchRun) error {
 		if len(rows[i]) > 0 {
 			x.Pass.Clock.Read(time.Now().Add(-took.Submit-took.Complete), took)
 		}
-		if t.static == nil { // each is accessed, and a hit then
+		if t.static == nil { // each row is a hit when it is accessed
 			s.RowsLoaded += int64(len(rows[i]))
 		}
 		if err != nil {
@@ -610,7 +610,7 @@ func (a *stages) Change(s *engine.Slot) error {
 		int64(len(s.Frontier)))
 }
 
-// Forget is called after a walk that failed: nobody knows which changes were made.
+// Forget is called after a walk that failed: it is unknown which changes were made.
 func (t *Tiers) Forget() { t.lost = errors.Join(t.lost, t.drop()) }
 
 // Credit implements engine.Tiers.
@@ -639,7 +639,7 @@ func (t *Tiers) BatchBytes(int64) (bytes, samples int64) {
 // Describe implements engine.Tiers.
 func (t *Tiers) Describe(r *report.RunInfo) {
 	if x := t.now; x != nil && x.Pass.First >= x.end {
-		<-x.played // it counts what it has done last
+		<-x.played // it adds its last figures
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -647,8 +647,7 @@ func (t *Tiers) Describe(r *report.RunInfo) {
 	r.Superbatch = &info
 }
 
-// Tunes implements Tiers: what of superbatches is between two steps samples nothing, and the CPU
-// looks rows up.
+// Tunes implements Tiers: sampling does not run between two steps, and the CPU looks rows up.
 func (t *Tiers) Tunes(op string) bool { return op != plan.OpSample && op != plan.OpLookup }
 
 // Beside implements engine.Tiers.

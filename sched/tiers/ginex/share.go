@@ -11,17 +11,17 @@ import (
 	"helios/sched/prepare"
 )
 
-// Under plan.Config.NeighborShared one budget serves sampling and training by turns: while a
-// superbatch is sampled the neighbour cache has it, while one trains the CPU tier has. The two are
-// never there at once:
+// Under plan.Config.NeighborShared one budget serves sampling and training in turn: the neighbour
+// cache has it while a superbatch is sampled, the CPU tier while one trains. The two never exist at
+// once:
 //
 //	tier freed → lists read → sample → lists freed → inspect → tier allocated → first rows read → train
 //
 // What the CPU tier held is lost, so each superbatch reads its first rows.
 
-// Share divides the budget of CPUCache, which is of all features' bytes: into that of the
-// neighbour cache, which takes no more than limit, all lists, and is 0 below least, and that of the
-// CPU tier. Where memory moves both are of the whole.
+// Share divides the budget CPUCache between the neighbour cache and the CPU tier. The neighbour
+// cache takes at most limit, the bytes of all lists, and nothing below least. Where one memory
+// serves both in turn, each has the whole.
 func Share(c plan.Config, features, least, limit int64) (neighbor, cpu int64) {
 	cpu = min(c.CPUCache.Of(features), features)
 	neighbor = cpu
@@ -63,7 +63,7 @@ func (t *Tiers) lend(ctx context.Context, before *superbatch.State) (*superbatch
 	if err := t.tier.Lend(); err != nil {
 		return nil, err
 	}
-	debug.FreeOSMemory() // of the superbatch before: how long the next is goes by what is free
+	debug.FreeOSMemory() // of the superbatch before: free memory bounds the length of the next
 	begin := time.Now()
 	bytes, err := e.LendToSampling(ctx)
 	t.mu.Lock()

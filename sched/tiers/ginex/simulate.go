@@ -77,8 +77,8 @@ type simulation struct {
 	drawn        *virtual.Work // has mini-batches that nobody has to sample; nil: they are
 }
 
-// simSuperbatch is a superbatch: mini-batches first to end-1 of a pass. Those from from on are
-// played.
+// simSuperbatch is a superbatch: mini-batches first to end-1 of a pass. Mini-batches are played
+// from "from" on.
 type simSuperbatch struct {
 	first, from, end int
 	shapes           []*cost.Shape
@@ -89,7 +89,7 @@ type simSuperbatch struct {
 	there            []int64 // when the changes of each mini-batch that is played are found
 }
 
-// found returns when the changes of a mini-batch are.
+// found returns the time at which the changes of a mini-batch are found.
 func (x *simSuperbatch) found(index int) int64 { return x.there[index-x.from] }
 
 // Open implements Tiers: superbatches say what comes into the tiers.
@@ -125,7 +125,7 @@ func (t *simulation) OpenWork(_ context.Context, w *virtual.Work) error {
 // Before implements Tiers: batches that are not played fill nothing.
 func (t *simulation) Before(context.Context, *virtual.Pass, int, bool) error { return nil }
 
-// Test implements Tiers. No superbatch of it counts.
+// Test implements Tiers. Its superbatches are not counted.
 func (t *simulation) Test(ctx context.Context, sum *report.Partial) error {
 	info := t.info
 	defer func() { t.info = info }()
@@ -418,7 +418,7 @@ func (t *simulation) shape(x *simSuperbatch, i int) (*cost.Shape, error) {
 	return s, err
 }
 
-// lookUpAll looks the superbatches of a pass up, which nobody plays.
+// lookUpAll looks up the superbatches of a pass that is not played.
 func (t *simulation) lookUpAll(ctx context.Context, sum *report.Partial) error {
 	v, n := t.Player, t.Player.Source.N
 	size := longest(&v.Config, n)

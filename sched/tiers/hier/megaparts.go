@@ -24,7 +24,8 @@ type MegaParts struct {
 	Fixed     int // first parts, which have all training nodes; 0: any part may
 }
 
-// NewMegaParts takes a layout whose parts come together as order, one of spec.PartOrders, says.
+// NewMegaParts returns the parts of a layout, which order, one of spec.PartOrders, deals to
+// mega-batches.
 func NewMegaParts(l *parted.Layout, order string) (*MegaParts, error) {
 	n, err := induced.NewNumbering(l.Base, l.Statics)
 	if err != nil {
@@ -208,8 +209,8 @@ type MegaPlaces struct {
 	EdgesAt []int64
 }
 
-// Place places parts in a slab where those of was lie, whose rows stay where they are at the same
-// place.
+// Place places parts in a slab that holds the parts of was. A part of both that keeps its page is
+// not read again.
 func (p *MegaParts) Place(parts []int, was map[int]int64) (m MegaPlaces) {
 	perPage := p.Spec.PageBytes / p.RowBytes
 	m.At = map[int]int64{}
@@ -217,7 +218,7 @@ func (p *MegaParts) Place(parts []int, was map[int]int64) (m MegaPlaces) {
 	for _, part := range parts {
 		run := p.FeaturePages[part]
 		m.Parts = append(m.Parts, induced.Part{Part: part, First: p.StaticNodes() + page*perPage})
-		// Parts of one mega-batch lie apart: what stays at its place is what it was.
+		// Parts of a mega-batch do not overlap, so a part that keeps its page is intact.
 		if before, ok := was[part]; !ok || before != page {
 			m.Features = append(m.Features, prepare.PageRun{Run: run, At: page})
 		}

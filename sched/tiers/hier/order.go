@@ -36,7 +36,7 @@ func NewMegaBatches(m MegaBatches) *MegaBatches {
 	return &m
 }
 
-// draw returns a seed for one use of an epoch's: its parts, or a pass over a mega-batch.
+// draw returns the seed of one use in an epoch: its parts, or a pass over a mega-batch.
 func (m *MegaBatches) draw(sampleEpoch, mega, pass int) uint64 {
 	w := philox.Block(philox.Key(m.Seed, philox.StreamMega),
 		[4]uint32{uint32(sampleEpoch), uint32(mega), uint32(pass)})
@@ -82,9 +82,9 @@ type MegaOrder struct {
 	ids         []int64 // of the seeds, in the partitioned graph
 }
 
-// Order deals an epoch's seeds: its usual shuffle of train, in whose order each mega-batch gets its
-// own, and then passes-1 times in other orders of their own. train is what Train are in the
-// dataset.
+// Order deals an epoch's seeds to mega-batches. The first pass over a mega-batch has its seeds in
+// the epoch's usual shuffle of train; each further pass has an order of its own. train has the
+// nodes of Train by their numbers in the dataset.
 func (m *MegaBatches) Order(train []int64, sampleEpoch, passes int) *MegaOrder {
 	o := &MegaOrder{Parts: m.Parts(sampleEpoch)}
 	of := make([]int, m.Numbering.Parts()) // by part, its mega-batch

@@ -49,7 +49,7 @@ func (p *megaParts) close() error {
 
 // openParts opens the parts of the run, which are made where they are not there yet.
 func (t *Tiers) openParts(ctx context.Context) (err error) {
-	// The stack may have all queue pairs, which making and opening parts take some of.
+	// The stack may have all queue pairs, and making or opening parts needs some.
 	if err := t.Engine.Store.Close(); err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (t *Tiers) makeParts(ctx context.Context) (_ *megaParts, err error) {
 	if missing != nil {
 		p.info.LayoutSeconds = time.Since(began).Seconds()
 	}
-	// Of all that decides the number of a node in a mega-batch, which keys its draws.
+	// Of everything that decides the number of a node in a mega-batch; the number keys its draws.
 	k := &l.Key
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %g %d %d", k.Sum, k.StaticShare, k.PageBytes,
 		k.RowBytes))

@@ -112,7 +112,8 @@ func fillTiers(c *plan.Config) {
 	plan.OrText(&c.Topology, plan.TopologySSD) // training has its own; only evaluation reads it
 }
 
-// check refuses settings of mega-batches that can't be, and parts of a run that they lack.
+// check refuses settings that mega-batches cannot have, and parts of a run that do not work with
+// them.
 func check(c plan.Config) error {
 	for _, check := range []func(*plan.Config) error{checkParts, checkKind, checkRun} {
 		if err := check(&c); err != nil {
@@ -142,7 +143,7 @@ func checkParts(c *plan.Config) error {
 	return nil
 }
 
-// checkKind refuses what the other mode has.
+// checkKind refuses the settings of the other mode.
 func checkKind(c *plan.Config) error {
 	k := kindOf(c)
 	switch {
@@ -200,7 +201,7 @@ func partsOf(c *plan.Config, features, nodes int64) int {
 }
 
 // partedFolder returns the folder that has the parts; dataset is the dataset's own. Modes and
-// orders that divide a graph otherwise have one each.
+// orders that divide a graph differently have a folder each.
 func partedFolder(c *plan.Config, dataset string) string {
 	if c.PartedDir != "" {
 		return c.PartedDir

@@ -16,7 +16,7 @@ import (
 	"helios/sched/virtual"
 )
 
-// assumedCut is the share of the edges that a partition of which nothing is known cuts.
+// assumedCut is the share of the edges that an unknown partition is assumed to cut.
 const assumedCut = 0.5
 
 // maxMegaTrain bounds the training nodes that are dealt to mega-batches here.
@@ -55,7 +55,7 @@ func megaDataset(c plan.Config, in prepare.Inputs) *planner.Accesses {
 		Edges: m.Edges, Batches: 1, Most: math.MaxInt32}
 	a.Topology, a.Wide = planner.TopologyBytes(m.Nodes, m.Edges)
 	a.Draw = func(context.Context, int) (*planner.Batch,
-		error) { // nobody knows it before it is played
+		error) { // unknown before it is played
 		n := int64(c.Batch)
 		return &planner.Batch{Shape: cost.MadeUp([]int64{n}, nil), Rows: make([]int64, n),
 			Ranks: make([]int64, n)}, nil
@@ -74,8 +74,8 @@ var Predict = planner.System{New: func(j *planner.Job) planner.Tiers {
 			errs.Key("mode"), c.Mode)
 	}}
 
-// prediction foresees mega-batches. Once they have been played it has what is said of them, and
-// the bytes of the parts on disk, of mega-batches in CPU memory, and of what is in all of them.
+// prediction foresees mega-batches. Once they have been played it has their description, and the
+// bytes of the parts on disk, of mega-batches in CPU memory, and of what is in all of them.
 type prediction struct {
 	planner.Base
 	mega                   *planner.Mega
@@ -104,7 +104,7 @@ func (t *prediction) Describe(p *planner.Plan) { p.Mega = t.mega }
 // Play implements Tiers: it plays mega-batches, of a dataset or made up.
 func (t *prediction) Play(ctx context.Context) (r *virtual.Played, err error) {
 	j := t.Job
-	// The second epoch tells: its first mega-batch is loaded while the one before trains.
+	// The second epoch counts: its first mega-batch is loaded while the one before trains.
 	epochs := 2
 	if n := j.Options.Config.Epochs; n > 0 {
 		epochs = min(n, epochs)
@@ -155,7 +155,7 @@ func (t *prediction) describe(r *virtual.Played, x *megas) *planner.Mega {
 	if i.MegaBatches > 0 {
 		m.LoadSeconds = i.LoadSeconds / float64(i.MegaBatches)
 	}
-	if x == nil { // nobody knew a mini-batch's rows before
+	if x == nil { // a mini-batch's rows were unknown before
 		gpu, cpu, ssd := r.Epoch.Tiers()
 		j.First.Rows = make([]int64, (gpu+cpu+ssd)/int64(len(r.Ends)))
 	} else {
@@ -208,7 +208,7 @@ func (t *prediction) make(ctx context.Context) (*megas, error) {
 	return x, nil
 }
 
-// settle works out what stays of a mini-batch's draws in a mega-batch.
+// settle works out how many of a mini-batch's draws stay in a mega-batch.
 func (x *megas) settle(mean float64, train int64) {
 	j := x.j
 	of, loaded := float64(x.parts.Parts), float64(x.room.Loaded)
@@ -263,7 +263,7 @@ func (x *megas) batches() int {
 	return n
 }
 
-// batch gives a mini-batch of so many seeds.
+// batch returns a mini-batch of so many seeds.
 func (x *megas) batch(seeds int) (*planner.Batch, error) {
 	if err := prepare.Interrupted(x.ctx); err != nil {
 		return nil, err

@@ -23,8 +23,8 @@ func Loads(c *plan.Config) error {
 		errs.Key("mode"), c.Mode)
 }
 
-// Resume lets a configuration go on with the checkpoint's mega-batches: what it leaves open is
-// as it was.
+// Resume continues a configuration with the checkpoint's mega-batches: settings that it leaves open
+// are the checkpoint's.
 func Resume(c *plan.Config, path string, was *engine.PartPrint) error {
 	refuse := func(key string, is, old any) error {
 		return errs.New(errs.Usage,

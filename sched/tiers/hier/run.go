@@ -269,7 +269,7 @@ func (t *Tiers) closeParts() error {
 	return p.close()
 }
 
-// stop ends a load that is under way; nobody needs it.
+// stop ends a load that is under way and no longer needed.
 func (t *Tiers) stop() {
 	if n := t.next; n != nil {
 		n.cancel()
@@ -292,7 +292,7 @@ func (t *Tiers) Shuffled(_ []int64, sampleEpoch int) prepare.Order {
 	return t.orderOf(sampleEpoch).Order
 }
 
-// LoadTime rounds the time of a load. Tests have others.
+// LoadTime rounds the time of a load. Tests replace it.
 var LoadTime = func(took time.Duration) time.Duration { return took }
 
 // Unmeasured implements PartSampler.
@@ -353,7 +353,7 @@ func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, erro
 func (t *Tiers) swap(ctx context.Context, p *engine.Pass, parts []int) error {
 	began := time.Now()
 	if n := t.next; n != nil && !slices.Equal(n.parts, parts) {
-		t.stop() // another one: the run goes on elsewhere
+		t.stop() // another one: the run continues elsewhere
 	}
 	ahead := t.next != nil
 	if !ahead {
@@ -504,8 +504,7 @@ func (m megaIDs) Scales() cache.Scales {
 	return cache.Scales{Table: s.Ptr(), Rows: m.t.room.Rows}
 }
 
-// Name turns the frontier of a mini-batch into nodes of the dataset, where it is: nothing looks it
-// up any more.
+// Name turns the frontier of a mini-batch into nodes of the dataset, in place: no lookup follows.
 func (m megaIDs) Name(op context.Context, e *engine.Engine, mb *graph.MiniBatch, n int64) error {
 	mem, err := e.Look[0].View(op, e.Device, e.TrainStream, mb.Nodes, 0, n*8)
 	if err != nil {

@@ -86,7 +86,7 @@ type simulation struct {
 	now         *simSlab // that trains; nil: none
 	next        *simLoad
 	// idle is the end of the pass before: the next one begins then, though the clock is ahead where
-	// a load went on behind it.
+	// a load outlasted it.
 	idle     int64
 	loadTime time.Duration // of the mega-batch that trains
 	info     spec.MegaInfo
@@ -345,7 +345,7 @@ func (t *simulation) close() error {
 	return errors.Join(all...)
 }
 
-// readRuns plays reads of runs of pages, set behind set, and tells done what they took.
+// readRuns plays reads of runs of pages, set behind set, and calls done with their cost.
 func (t *simulation) readRuns(runs []prepare.PageRun, done func(took gpuio.ReadStats)) {
 	v := t.Player
 	sets, _ := prepare.CutPages(runs, int64(t.pages.RowBytes))
@@ -539,7 +539,7 @@ func (t *simulation) swap(ctx context.Context, p *virtual.Pass, parts []int,
 	if t.now.holds(parts) {
 		return nil
 	}
-	if t.next != nil && !t.next.slab.holds(parts) { // not all of an epoch is played
+	if t.next != nil && !t.next.slab.holds(parts) { // a part of an epoch is played
 		t.next = nil
 	}
 	idle := p.Ended
@@ -570,7 +570,7 @@ func (t *simulation) swap(ctx context.Context, p *virtual.Pass, parts []int,
 	sum.BytesSSD += n.took.Bytes
 	sum.Commands += n.took.Commands
 	p.Submit += int64(n.took.Submit)
-	from := func(ns int64) int64 { return max(ns, p.Began) } // what passed before is of no epoch
+	from := func(ns int64) int64 { return max(ns, p.Began) } // time that passed before belongs to no epoch
 	p.Completes = append(p.Completes, [2]int64{from(n.begin), from(n.there)})
 	v.Machine.Inspected += from(n.end) - from(n.there)
 	return nil

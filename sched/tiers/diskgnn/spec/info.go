@@ -7,9 +7,9 @@ import (
 	"helios/internal/units"
 )
 
-// PackedInfo tells of mini-batches that were laid out before training. Counts and bytes are of all
-// packs that the run has used; seconds and what was written are of preparing them, whenever that
-// was.
+// PackedInfo describes the mini-batches that were laid out before training. Counts and bytes are of
+// all packs that the run has used; seconds and what was written are of preparing them, whenever
+// that was.
 type PackedInfo struct {
 	Dir     string `json:"dir"`
 	PagesOn string `json:"pages_on"` // "folder", or "ssds": beside the features
@@ -82,7 +82,7 @@ func addStats(t *packed.Stats, s packed.Stats) {
 	t.ChunkRuns += s.ChunkRuns
 }
 
-// Rows are lines for people: what was laid out before training, and what that took.
+// Rows returns lines for people: what was laid out before training, and its cost.
 func (p *PackedInfo) Rows() [][]string {
 	if p == nil {
 		return nil

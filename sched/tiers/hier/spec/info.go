@@ -7,7 +7,7 @@ import (
 	"helios/internal/units"
 )
 
-// MegaInfo tells of the parts that a run trained on, a few at a time. Bytes, requests and seconds
+// MegaInfo describes the parts that a run trained on, a few at a time. Bytes, requests and seconds
 // are of this run's loads of mega-batches.
 //
 // Large: a field for each figure, as its JSON has them.
@@ -83,7 +83,7 @@ func (m *MegaInfo) PartsRows() [][]string {
 		m.Loaded, units.FormatBytes(m.Budget))}}
 }
 
-// Rows are lines for people: what a run trained on of its parts, and what loading them took.
+// Rows returns lines for people: the mega-batches of a run, and the cost of loading them.
 func (m *MegaInfo) Rows() [][]string {
 	if m == nil {
 		return nil

@@ -37,10 +37,10 @@ const (
 	PartsSequential = "sequential"
 )
 
-// PartOrders are the values of Config.PartOrder.
+// PartOrders lists the values of Config.PartOrder.
 var PartOrders = []string{PartsDispersed, PartsSequential}
 
-// LoadAheads are the values of Config.LoadAhead.
+// LoadAheads lists the values of Config.LoadAhead.
 var LoadAheads = []string{LoadAheadOn, LoadAheadOff}
 
 // Values of LoadAhead: on loads the next mega-batch while one trains.
