@@ -122,7 +122,7 @@ func (d *Dynamic) linesOf(c *eachChunk, rows []int64, first int64) {
 	}
 }
 
-// count gives each list's share of a chunk.
+// count counts each list's share of a chunk.
 func (s *eachScratch) count(c *eachChunk) {
 	for i := c.first; i < c.end; i++ {
 		if s.lines[i] < 0 {

@@ -184,7 +184,7 @@ func windowSlots(rows int64) int64 {
 	return slots
 }
 
-// Announcement is the launch that an announced batch of so many rows takes.
+// Announcement returns the launch for an announced batch of so many rows.
 func (g GPUSets) Announcement(rows int64) GPULaunch {
 	grid := min(max(rows/(2*threads), 1), 4*g.SMs)
 	n, each := float64(rows), math.Ceil(float64(rows)/float64(grid*threads))

@@ -271,7 +271,7 @@ func (h *Hetero) Lookup(ctx context.Context, st cuda.Stream, nodes cuda.DevicePt
 		phases uint32
 		blocks int
 	}{{phaseCount, grid}, {phasePrefix, 1}, {phaseScatter, grid}}
-	if grid == 1 { // one block needs nobody's counts but its own
+	if grid == 1 { // one block needs its own counts only
 		passes = passes[:1]
 		passes[0].phases = phaseCount | phasePrefix | phaseScatter
 	}
@@ -416,7 +416,7 @@ func (h *Hotness) Counts(ctx context.Context, st cuda.Stream) ([]uint32, error) 
 	return counts, nil
 }
 
-// DeviceBytes returns what the counts hold of the device's own memory.
+// DeviceBytes returns the device memory that the counts hold.
 func (h *Hotness) DeviceBytes() int64 {
 	if h.counts == nil || h.counts.Kind() != cuda.MemDevice {
 		return 0

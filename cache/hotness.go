@@ -32,9 +32,9 @@ func HotnessScores(scores []float32) []uint32 {
 	return out
 }
 
-// Set makes scores the counts, row by row, after the work of st so far and no longer than ctx: what
-// is not counted but known (degrees, reverse PageRank, a list, counts of an earlier run) is ranked
-// by the same kernels.
+// Set makes scores the counts, row by row, after the work of st so far and no longer than ctx:
+// scores that are known and not counted (degrees, reverse PageRank, a list, counts of an earlier
+// run) are ranked by the same kernels.
 func (h *Hotness) Set(ctx context.Context, st cuda.Stream, scores []uint32) (err error) {
 	if int64(len(scores)) != h.rows {
 		return fmt.Errorf("cache: hotness of %d rows for a table of %d", len(scores), h.rows)
@@ -154,7 +154,7 @@ func SaveHotness(dir string, s *SavedHotness) (path string, err error) {
 		return "", err
 	}
 	outfile.Sweep(dir, ".hotness-", ".part") // of earlier versions
-	// Replaced where it is there: whoever saves it found that file damaged, or knows better.
+	// An old file is replaced: it was found damaged, or its scores are superseded.
 	f, err := outfile.Create("hotness", path, true)
 	if err != nil {
 		return "", err

@@ -12,8 +12,8 @@ import (
 
 // Planned is a cache over GPU and CPU memory whose changes are known beforehand: package superbatch
 // says for each access where the row is, and which rows of a mini-batch enter when it is gathered.
-// Nothing is looked for while the mini-batches train, so there is no index. Slots below GPUSlots
-// are the GPU tier's, the others the CPU tier's.
+// Nothing is looked up while the mini-batches train, so there is no index. Slots below GPUSlots are
+// the GPU tier's, the others the CPU tier's.
 type Planned struct {
 	c        PlannedConfig
 	dev      cuda.Device

@@ -111,5 +111,5 @@ func (s *step) activate(p actParams, backward bool) error {
 	return launch(s, name, s.quadBlocks(p.Rows, p.Cols), p)
 }
 
-// gated reports whether the activation is ReLU: then its value alone gives its slope.
+// gated reports whether the activation is ReLU, whose slope follows from its value.
 func (n *network) gated() bool { return n.act.Name == DefaultActivation }

@@ -33,7 +33,7 @@ type Arch interface {
 	// declare adds the parameters of a layer; forward and backward find them in s.layers[l] in this
 	// order.
 	declare(n *network, l int, t *tensors)
-	// layout places what a step needs beside outputs, loss and scratch memory.
+	// layout places a step's memory beside outputs, loss and scratch memory.
 	layout(n *network, blocks []graph.Block, train bool, p *plan)
 	// forward enqueues layer l, from its input rows to plan.layers[l].h, with what activation says
 	// is done to the sums.

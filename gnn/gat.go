@@ -405,7 +405,7 @@ func (g gat) backwardInput(s *step, l int, h, dz cuda.DevicePtr) error {
 	b, w, depth := s.block(l), s.layers[l], s.dims[l]
 	wide := s.cfg.headsOf(l) * g.headWidth(&s.cfg, l)
 	if err := s.weightGrad(b.NumSrc, depth, wide, h, dz, w[gatW]); err != nil || l == 0 {
-		return err // nobody wants the gradient of the features
+		return err // the gradient of the features is not needed
 	}
 	gate := aggParams{Out: h, Grad: s.plan.ptr(s.plan.gat.dIn), NumDst: b.NumSrc, Dim: depth}
 	if s.gate(&gate); gate.Open != 0 {

@@ -85,7 +85,7 @@ func (p *gatParams) kept(layer uint32, i, k int64, a float32) float32 {
 	return 0
 }
 
-// gatViews holds what the kernels of the softmax look at.
+// gatViews holds the arrays that the kernels of the softmax read.
 type gatViews struct {
 	indptr                      []int64
 	src                         []uint32
@@ -379,7 +379,7 @@ func gatScale(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-// biasAct returns what follows a layer whose sums are no product.
+// biasAct finishes the sums of a layer that are no product: bias, activation, dropout.
 func biasAct(b *cuda.Block, p *biasActParams) error {
 	c := matrix(p.C, p.Rows, p.Cols, p.LDC)
 	var bias []float32

@@ -56,7 +56,7 @@ func (gcn) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	layoutAggregates(n, blocks, train, p)
 	b := &blocks[n.cfg.Layers-1]
 	p.weights = p.take(b.NumSrc)
-	p.dstWeights = p.take(b.NumDst) // for all blocks, so that nobody needs to know which they are
+	p.dstWeights = p.take(b.NumDst) // for all blocks, whichever they are
 	if train {
 		p.dAgg = p.take(inputGradient(n, blocks))
 		layoutTranspose(n, blocks, 1, p)
@@ -89,7 +89,7 @@ func (gcn) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		return err
 	}
 	if err := s.columnGrad(rows, out, dz, w[1]); err != nil || l == 0 {
-		return err // nobody wants the gradient of the features
+		return err // the gradient of the features is not needed
 	}
 	a.Grad = s.plan.ptr(s.plan.dAgg)
 	if err := s.inputGrad(rows, in, out, dz, w[0], a.Grad); err != nil {

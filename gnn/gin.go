@@ -196,7 +196,7 @@ func (g gin) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		return err
 	}
 	if l == 0 && !s.cfg.LearnEps {
-		return nil // nobody wants the gradient of the features
+		return nil // the gradient of the features is not needed
 	}
 	a := g.sums(s, l)
 	a.Grad = s.plan.ptr(s.plan.dAgg)

@@ -35,9 +35,9 @@ type Norm interface {
 	// finish enqueues what changes the state. It comes last in a step, which may be done again when
 	// it failed.
 	finish(s *step, l int) error
-	// leave and take are finish in two parts, for a step of several shards: leave enqueues what a
-	// shard has to say of the state, into the places of the state's gradients, and take the change
-	// of the state by the shards' weighted mean, which is there in s.sum.
+	// leave and take are finish in two parts, for a step of several shards: leave enqueues a
+	// shard's part of the state, into the places of the state's gradients, and take the change of
+	// the state by the shards' weighted mean, which is there in s.sum.
 	leave(s *step, l int) error
 	take(s *step, l int) error
 }

@@ -11,8 +11,8 @@ import (
 //
 // The running values are tensors of the model: their Value is what inference reads and a checkpoint
 // of the best epoch holds. A step that fails for want of memory is done again, so an update reads
-// one of the two moments that Adam would have and writes the other one, by turns: doing it twice is
-// doing it once.
+// one of the two moments that Adam would have and writes the other one, in turn, so a repeated
+// update changes nothing more.
 type batchNorm struct{}
 
 const batchMomentum = 0.1

@@ -62,7 +62,7 @@ func (sage) declare(n *network, l int, t *tensors) {
 func (sage) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	layoutAggregates(n, blocks, train, p)
 	rows := blocks[n.cfg.Layers-1].NumDst
-	p.dstWeights = p.take(rows) // for all blocks, so that nobody needs to know which they are
+	p.dstWeights = p.take(rows) // for all blocks, whichever they are
 	if !train {
 		return
 	}
@@ -101,7 +101,7 @@ func (sage) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		return err
 	}
 	if err := s.columnGrad(rows, out, dz, w[2]); err != nil || l == 0 {
-		return err // nobody wants the gradient of the features
+		return err // the gradient of the features is not needed
 	}
 	a.Grad, a.Self = s.plan.ptr(s.plan.dAgg), s.plan.ptr(s.plan.dSelf)
 	if err := s.inputGrad(rows, in, out, dz, w[0], a.Self); err != nil {

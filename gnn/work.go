@@ -13,7 +13,7 @@ const (
 	WorkElementwise                 // memory in order
 )
 
-// Work holds what a kernel asks of a device.
+// Work holds a kernel's demands on a device.
 type Work struct {
 	Kind         WorkKind
 	Items, Bytes int64

@@ -229,8 +229,8 @@ func tooManyEdges(n, edges int64) error {
 		n, edges)
 }
 
-// number appends the nodes that are new in the hop to the frontier and makes its block. p is that
-// of the kernel that filled Src in, with edges slots at most.
+// number appends the nodes that are new in the hop to the frontier and makes its block. p has the
+// parameters of the kernel that filled Src in, with edges slots at most.
 func (s *deviceHopper) number(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
 	p *sampleParams, edges int64) error {
 	n, b := p.NumDst, &mb.Blocks[len(mb.Blocks)-1]

@@ -478,7 +478,7 @@ func (h *hopBlock) drawLong(nodes []int64, s tile) error {
 	return nil
 }
 
-// enter gives the ids of tile t their frontier indices. It returns false, and changes nothing, when
+// enter assigns frontier indices to the ids of tile t. It returns false, and changes nothing, when
 // there may be no room for them all.
 func (h *hopBlock) enter(t int64, s tile) (bool, error) {
 	lo := h.FirstDst + t*tileNodes

@@ -137,7 +137,7 @@ func (s *laborHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBat
 
 func (s *laborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	n := mb.HopEnd[hop]
-	if s.limits == nil || s.limits.Size() < n*8 { // hops wait for their kernels: nobody uses it
+	if s.limits == nil || s.limits.Size() < n*8 { // hops wait for their kernels: it is unused
 		if err := free(&s.limits); err != nil {
 			return err
 		}

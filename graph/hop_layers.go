@@ -92,8 +92,8 @@ var (
 
 // room makes the buffers of a hop hold n destinations with so many in-edges. Hops take turns and
 // wait for their kernels, so nobody uses the old ones. On the host device they are held against
-// free memory together, and with more that the hop takes: each by itself would be granted, and all
-// of them end in the kernel's OOM killer.
+// free memory together, and with more that the hop takes: each alone would be granted, and all
+// together would end in the kernel's OOM killer.
 func (l *layerScratch) room(dev cuda.Device, n, edges, more int64) error {
 	wants := []struct {
 		dst  *cuda.Buffer

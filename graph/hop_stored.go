@@ -181,7 +181,7 @@ func farFind(b *cuda.Block, p *farParams) error {
 	return nil
 }
 
-// farEnter gives the ids of edges From to To their frontier indices. There is room.
+// farEnter assigns frontier indices to the ids of edges From to To. There is room.
 func farEnter(b *cuda.Block, p *farParams) error {
 	if b.Index > 0 {
 		return nil
@@ -431,7 +431,7 @@ func (s *storedHopper) fetch(ctx context.Context, x *farSet, n, grid int64) erro
 	return err
 }
 
-// count adds to what has been done.
+// count adds to the statistics.
 func (s *storage) count(edges, cached, pages int64) {
 	r := s.reader
 	s.stats.Edges += edges

@@ -19,8 +19,8 @@ type Block struct {
 	Weights cuda.Buffer
 }
 
-// MiniBatch holds what sampling makes from a batch of seed nodes. Its buffers grow as needed and
-// are used again by the next batch; only the first so many elements are valid. A buffer that is
+// MiniBatch holds the result of sampling a batch of seed nodes. Its buffers grow as needed and are
+// used again by the next batch; only the first so many elements are valid. A buffer that is
 // outgrown is kept until the next Begin, so that kernels of other streams that were launched
 // between two hops stay correct.
 type MiniBatch struct {

@@ -48,7 +48,7 @@ type OutOfCoreOptions struct {
 	Chunk int
 }
 
-// StorageStats holds what sampling has done so far with a topology on storage.
+// StorageStats counts the reads of sampling from a topology on storage so far.
 type StorageStats struct {
 	Edges       int64 `json:"edges"`        // drawn
 	CachedEdges int64 `json:"cached_edges"` // of them from lists in memory
@@ -69,7 +69,7 @@ func (s StorageStats) Add(o StorageStats) StorageStats {
 	}
 }
 
-// Sub returns what has been done since an earlier time.
+// Sub returns the difference to an earlier count.
 func (s StorageStats) Sub(o StorageStats) StorageStats {
 	return StorageStats{
 		s.Edges - o.Edges, s.CachedEdges - o.CachedEdges, s.Pages - o.Pages, s.Reads - o.Reads,

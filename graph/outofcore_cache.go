@@ -51,7 +51,7 @@ const (
 // node, and ranks.
 func LeastNeighborCache(nodes int64) int64 { return (nodes + lineNodes - 1) / lineNodes * 64 }
 
-// MostNeighborCache returns what a neighbour cache of all lists takes.
+// MostNeighborCache returns the bytes of a neighbour cache of all lists.
 func MostNeighborCache(nodes,
 	edges int64) int64 {
 	return LeastNeighborCache(nodes) + 4*(nodes+edges)

@@ -109,7 +109,7 @@ type pageReader struct {
 	runs   [readSlots]pageRun
 	began  [readSlots]time.Time
 	free   []int32
-	broken error // what is in flight and never ended: the slots can't be used again
+	broken error // reads that never ended: their slots can't be used again
 
 	sums []uint32 // of each page's part of the payload; nil until known
 
@@ -430,7 +430,7 @@ func (r *pageReader) readThreads(ctx context.Context, next func(*pageRun) bool,
 	}
 }
 
-// all gives every page from one on in order.
+// all iterates over every page from one on, in order.
 func (r *pageReader) all(from, to int64) func(*pageRun) bool {
 	return func(u *pageRun) bool {
 		if from >= to {

@@ -23,9 +23,9 @@ const (
 	savedWeights = 1 << 1 // of the first hop; the next bits are of the next hops
 )
 
-// Save appends to b what a mini-batch is beside its frontier, and returns it with the frontier's
-// length. view gives the first bytes of a buffer where the CPU sees them, until the next call. The
-// work that fills mb is done. Block offsets take 4 bytes here.
+// Save appends a mini-batch without its frontier to b, and returns b and the frontier's length.
+// view gives the first bytes of a buffer where the CPU sees them, until the next call. The work
+// that fills mb is done. Block offsets take 4 bytes here.
 func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]byte, error)) (
 	saved []byte, nodes int64, err error) {
 	le := binary.LittleEndian
@@ -225,7 +225,7 @@ func validBlock(offsets, src []byte, n uint32) bool {
 	return int(last) == edges && (edges == 0 || largest < n)
 }
 
-// Stage is pinned memory for what is on its way to a device.
+// Stage is pinned memory for data on its way to a device.
 type Stage struct{ buf cuda.Buffer }
 
 // Close frees the memory. Nothing may be on its way.
@@ -240,7 +240,7 @@ type piece struct {
 	purpose string
 }
 
-// bytes returns what a piece takes on the device.
+// bytes returns the size of a piece on the device.
 func (p *piece) bytes() int64 {
 	if p.widen {
 		return 2 * int64(len(p.data))

@@ -38,7 +38,7 @@ func (w *bitWriter) put(v uint32, width int) {
 	}
 }
 
-// end adds what is left; n is how many numbers there were.
+// end adds the bits that are left; n is the count of all numbers.
 func (w *bitWriter) end(n int64, width int) []byte {
 	if n > 0 && width > 0 {
 		if w.n > 0 {

@@ -15,7 +15,7 @@ import (
 // pieceBytes is about how much of a disk cache the packer brings into order at one time.
 const pieceBytes = 8 << 20
 
-// laid is a mini-batch on its way to the plan's file: what does not depend on where its chunk is.
+// laid is the part of a mini-batch's plan that does not depend on the place of its chunk.
 type laid struct {
 	runs      []Run // of the disk cache
 	body      []byte

@@ -39,7 +39,7 @@ func (p *Plan) list(i int) (*list, error) {
 	return &list{p: p, stream: i}, nil
 }
 
-// next gives the next row; io.EOF: there is none, and the rows given were right.
+// next returns the next row, or io.EOF once all rows were given and match their checksum.
 func (l *list) next() (int64, error) {
 	s := &l.p.streams[l.stream]
 	if l.done == s.Rows {
@@ -102,7 +102,7 @@ func (l *list) fill() error {
 	return nil
 }
 
-// places gives where the rows of a disk cache's part go, in buf where that has room.
+// places returns the places of the rows of a disk cache's part, in buf where that has room.
 func (p *Plan) places(i int, buf []uint32) ([]uint32, error) {
 	s := &p.streams[i]
 	b, err := p.part(s.places, nil, "places", i)

@@ -28,7 +28,7 @@ type mark struct {
 	ordered, begun int64
 }
 
-// Two slots are written in turns, so that one is whole whenever the process dies.
+// Two slots are written in turn, so that one is whole whenever the process dies.
 const (
 	markMagic = 0x6b72614d6c6548 // "HelMark"
 	markBytes = 64

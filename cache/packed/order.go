@@ -7,8 +7,8 @@ import (
 	"helios/internal/hostmem"
 )
 
-// order brings the parts of the disk caches into their order, some between two marks. One that a
-// process died in the midst of is in no order that anybody knows, so its rows are read from the
+// order brings the parts of the disk caches into their order, some between two marks. If the
+// process died while it ordered a part, the part's order is unknown, so its rows are read from the
 // Source again.
 func (k *packer) order(ctx context.Context) error {
 	var parts []int
@@ -104,7 +104,7 @@ func (k *packer) orderOne(ctx context.Context, i int, source *sync.Mutex, w int)
 	return bytes, k.write(ctx, of.Page, to)
 }
 
-// side gives one of the workers' larger buffers.
+// side returns one of the workers' larger buffers.
 func (k *packer) side(i int, bytes int64) ([]byte, error) {
 	if int64(len(k.sides[i])) < bytes {
 		if b := k.sides[i]; b != nil {

@@ -14,7 +14,7 @@ import (
 	"helios/cache/superbatch"
 )
 
-// Accesses gives the frontiers of mini-batches, as often as they are asked for.
+// Accesses returns the frontiers of mini-batches, each as often as asked.
 type Accesses = superbatch.Accesses
 
 // Shape is the layout of rows in pages: RowsPerPage rows without gaps from a page's start, none
@@ -53,7 +53,7 @@ type Batch struct {
 type Pages interface {
 	WriteAt(ctx context.Context, page int64, data []byte) error
 	ReadAt(ctx context.Context, page int64, data []byte) error
-	// Sync makes durable what was written.
+	// Sync makes all writes durable.
 	Sync(ctx context.Context) error
 }
 

@@ -134,7 +134,7 @@ func (b *builder) shortest(ctx context.Context, budget int64) (int, error) {
 	return b.n, nil
 }
 
-// estimate samples segments of a length, and gives the cost of all.
+// estimate samples segments of a length, and returns the cost of all.
 func (b *builder) estimate(ctx context.Context, length int, budget int64) (cost, error) {
 	var sum cost
 	r := rand.New(rand.NewPCG(b.c.Seed, 1<<41+uint64(length)))

@@ -345,7 +345,7 @@ func (x *scratch) clean() {
 	}
 }
 
-// weigh finds what copies of the disk cache's rows would cost and save.
+// weigh finds the cost and the savings of copies of the disk cache's rows.
 func (b *builder) weigh(ctx context.Context, s *segment) error {
 	perPage, levels := uint32(b.shape.RowsPerPage), b.levels()
 	s.once, s.pairs = make([]int64, s.end-s.first), make([][]int32, s.end-s.first)
@@ -393,11 +393,11 @@ func (v split) of(i int) int {
 }
 
 // cost estimates what a split takes: pages of the disk, and pages read by all mini-batches. Rows
-// that are read from the disk cache no more leave it; that others move up is not looked at.
+// that are no longer read from the disk cache leave it; the estimate ignores that others move up.
 type cost struct{ disk, read int64 }
 
-// costs gives the cost of each split that a segment may have, the least disk first: levels 0 to the
-// last, and of each one all values of ahead.
+// costs returns the cost of each split that a segment may have, the least disk first: levels 0 to
+// the last, and of each one all values of ahead.
 func (b *builder) costs(s *segment, visit func(v split, c cost)) {
 	levels := b.levels()
 	last := levels
@@ -444,7 +444,7 @@ func (b *builder) costs(s *segment, visit func(v split, c cost)) {
 	}
 }
 
-// fit gives the split with the fewest reads that takes no more than allowed; where none does, the
+// fit returns the split with the fewest reads that takes no more than allowed; where none does, the
 // one that takes the least disk.
 func (b *builder) fit(s *segment, allowed int64) (v split, c cost) {
 	first := true

@@ -12,8 +12,8 @@ import (
 	"helios/internal/errs"
 )
 
-// Policy is a rule of which line leaves a full cache. Each is declared in a file of its own and
-// stands in the list of this one, which names, help and documents read.
+// Policy is a rule that chooses the line that leaves a full cache. Each is declared in a file of
+// its own and stands in the list of this one, which names, help and documents read.
 type Policy struct {
 	Name    string
 	Summary string    // for help: a few words after the name
@@ -76,7 +76,7 @@ const (
 // Kinds lists the kinds of directories.
 func Kinds() []string { return []string{InSets, InQueues} }
 
-// Directory holds what a cache of lines knows of them. Accesses come in batches: a line that an
+// Directory keeps the lines of a cache and their slots. Accesses come in batches: a line that an
 // announced batch will access (the window buffer of GIDS) is not evicted. A line that finds no slot
 // bypasses the cache. A batch is one moment for the policy: a line that two parts of a batch access
 // was accessed once. It is not safe for concurrent use.
@@ -162,7 +162,7 @@ const (
 
 const pinned = current | wanted
 
-// slot holds what is kept of one: 16 bytes, so that a line's access meets one cache line of them.
+// slot is the record of a slot: 16 bytes, so that a line's access meets one cache line of them.
 type slot struct {
 	word int64 // line << 8 | flags
 	// The neighbours in the policy's queue; -1: none. Random: older is the place in its array.
@@ -262,7 +262,7 @@ func (d *Queues) Forget() {
 	d.announced, d.ending = 0, false
 }
 
-// NextBatch begins a batch: what the last one accessed may be evicted again.
+// NextBatch begins a batch: lines that the last batch accessed may be evicted again.
 func (d *Queues) NextBatch() {
 	for _, slot := range d.batch {
 		s := &d.slots[slot]

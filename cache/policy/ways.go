@@ -63,7 +63,7 @@ func (d *Sets) hit(s []uint32, ways, way int) {
 
 // keepsBatch reports whether lines that the current batch has accessed stay until the next. A batch
 // of more lines than the cache then leaves its first ones there, where else each line would drive
-// out one that was not used again. Sieve and S3-FIFO tell by themselves what not to keep.
+// out one that was not used again. Sieve and S3-FIFO need no such rule.
 func (r setRule) keepsBatch() bool { return r == setRandom || r == setLRU || r == setClock }
 
 // stay is the ways whose lines must not leave: those of the batch, under rules that keep them, and

@@ -27,7 +27,7 @@ type player struct {
 	last   int      // no mini-batch behind it has a candidate
 	n      int64    // candidates
 	rows   []int64  // by slot
-	// free are slots of rows whose next access nobody knows, in the order in which they are used
+	// free are slots of rows whose next access is unknown, in the order in which they are used
 	// again; those before taken have been.
 	free  []int32
 	taken int
@@ -52,7 +52,7 @@ type staying struct {
 const fresh = -2
 
 // begin takes over what the cache holds. Rows that the superbatch does not access keep their slots
-// until somebody needs them.
+// until a row needs one.
 func (p *player) begin() {
 	if p.begun {
 		return

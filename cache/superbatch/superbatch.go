@@ -66,8 +66,8 @@ type Config struct {
 	// Fill loads rows before the first mini-batch, as the paper does: those that are accessed
 	// first, as many as there is room for. As many rows are read with it as without, but in one go.
 	Fill bool
-	// Keep lets rows in whose next access nobody knows, instead of rows that this superbatch has
-	// not accessed: a later one may access them. It costs a move for each, and no read of this
+	// Keep lets in rows whose next access is unknown, instead of rows that this superbatch has not
+	// accessed: a later one may access them. It costs a move for each, and no read of this
 	// superbatch. Of two tiers it also keeps those that have to leave the GPU tier. Then the tiers
 	// hold what a single one would; without Keep they hold the same of the rows that this
 	// superbatch accesses, and may lose others.
@@ -78,8 +78,8 @@ type Config struct {
 // State is a cache between superbatches.
 type State struct {
 	Rows []int64 // by slot: the row that it holds, or Empty
-	// Reuse are the slots in the order in which rows that nobody knows a use of leave: first the
-	// empty ones, then the row whose last access is the longest ago.
+	// Reuse are the slots in the order in which rows without a known use leave: first the empty
+	// ones, then the row whose last access is the longest ago.
 	Reuse []int32
 }
 
@@ -187,7 +187,7 @@ func (c *Changes) tell(played int, failed error) {
 	c.more = make(chan struct{})
 }
 
-// Slots gives the slot of each row of a mini-batch, Miss where it has to be read. All of a
+// Slots returns the slot of each row of a mini-batch, Miss where it has to be read. All of a
 // mini-batch's rows are gathered before its Moves are made.
 func (c *Changes) Slots(batch int) []int32 {
 	return c.slots[c.starts[batch]:c.starts[batch+1]]

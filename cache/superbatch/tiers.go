@@ -29,8 +29,8 @@ func (c *Changes) Demotions(batch int) []Demotion { return c.sets[batch].demotio
 // A mini-batch vacates slots: those of rows that leave the cache, and those that rows leave for the
 // other tier. They are as many as the rows that need a slot. Of the CPU tier there are enough: it
 // needs none where the pool fits, and where it does not every slot of the GPU tier is needed. Of
-// the GPU tier d may lack; then d of its slots hold rows that nobody knows a use of, and d vacated
-// ones of the CPU tier are left over for these.
+// the GPU tier d may lack; then d of its slots hold rows without a known use, and d vacated ones of
+// the CPU tier are left over for these.
 type tiers struct {
 	gpu  int32
 	n    int64 // candidates in the GPU tier
@@ -66,12 +66,12 @@ func (t *tiers) begin(slots []int32, free int) {
 }
 
 // settle gives the rows that stay after a mini-batch their tiers and slots. lasting are those of
-// its rows that were read and that nobody knows a use of.
+// its rows that were read and have no known use.
 func (p *player) settle(rows []int64, slots []int32, next []place, lasting int) {
 	x, t := p.x, p.tiers
 	t.out, t.need, t.ofGPU, t.ofCPU = t.out[:0], t.need[:0], t.ofGPU[:0], t.ofCPU[:0]
 	entering := p.divide()
-	// Rows that nobody knows a use of leave in the order of player.free, as from one tier.
+	// Rows without a known use leave in the order of player.free, as from one tier.
 	if !p.keep {
 		lasting = 0
 	}
@@ -193,9 +193,9 @@ func take(from *[]int32) int32 {
 	return slot
 }
 
-// makeRoom vacates a slot of the GPU tier whose row nobody knows a use of. With Keep the row goes
-// to a vacated slot of the CPU tier and leaves the cache when it would have; else it leaves now,
-// and the other slot keeps what it has.
+// makeRoom vacates a slot of the GPU tier whose row has no known use. With Keep the row goes to a
+// vacated slot of the CPU tier and leaves the cache when it would have; else it leaves now, and the
+// other slot keeps what it has.
 func (p *player) makeRoom() {
 	t := p.tiers
 	for p.free[t.next] >= t.gpu {

@@ -9,9 +9,9 @@ import (
 	"helios/internal/hostmem"
 )
 
-// fromClusters gives nodes the parts that their clusters have, and reports whether there are any:
-// not where the graph of the clusters has more edges than the graph has nodes, for then there was
-// little to be found, and it would not fit.
+// fromClusters gives nodes the parts of their clusters. It returns false where the graph of the
+// clusters has more edges than the graph has nodes: the clusters say little then, and their graph
+// would not fit.
 func (s *streamer) fromClusters(ctx context.Context) (done bool, err error) {
 	t, w := s.w.t, s.w
 	// A part of the mean size has room for one cluster more: so there always is one with room.

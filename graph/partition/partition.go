@@ -52,11 +52,11 @@ type Options struct {
 	Progress work.Progress
 }
 
-// Partition tells the part of each node. Close gives its memory back.
+// Partition holds the part of each node. Close gives its memory back.
 type Partition struct {
 	Info  Info
 	Of    []uint32 // by node; below Info.Parts
-	Notes []string // what a user should know of how it was made
+	Notes []string // notes for the user on how it was made
 
 	mem []byte
 }
@@ -99,7 +99,7 @@ func MethodNames() []string {
 	return names
 }
 
-// Summary says in a few words what a method is; "" for a name that there is not.
+// Summary describes a method in a few words; "" for an unknown name.
 func Summary(name string) string {
 	for _, m := range methods {
 		if m.name == name {

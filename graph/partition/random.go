@@ -7,7 +7,7 @@ import (
 	"helios/graph"
 )
 
-// Random deals the nodes out: what a cut is compared with.
+// Random deals the nodes out at random, as the baseline of a cut.
 const Random = "random"
 
 var randomMethod = method{name: Random, summary: "equal parts dealt at random", run: dealParts}
@@ -37,7 +37,7 @@ func below(i, n, seed uint64) uint64 {
 	return hi
 }
 
-// inRanges gives the nodes in their order to parts that are as equal as can be.
+// inRanges deals the nodes in their order to parts of nearly equal size.
 func inRanges(of []uint32, parts int) {
 	for v := range of {
 		hi, lo := bits.Mul64(uint64(v), uint64(parts))

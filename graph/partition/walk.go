@@ -40,7 +40,7 @@ type walker struct {
 	from  int64    // the first one's edge
 	next  int64    // the first node that has no label of this walk
 	// long tells that the first list is longer than limit and has been dealt with in part. Its node
-	// votes for nobody: so many have it for an out-neighbour that it tells little of any.
+	// has no vote: it is an out-neighbour of so many nodes that it says little about any.
 	long bool
 	mem  [][]byte
 }
