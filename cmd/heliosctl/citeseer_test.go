@@ -9,8 +9,8 @@ import (
 	"helios/internal/testing/wide"
 )
 
-// CiteSeer from Planetoid's files to a trained GCN, on two proxied SSDs. 200 epochs of ten seeds,
-// which reach the published 70.3 %, are tools/citeseer's; here it is fewer epochs of one seed.
+// CiteSeer from Planetoid's files to a trained GCN, on two proxied SSDs. The published 70.3 % take
+// 200 epochs of ten seeds (BENCHMARKS.md); here it is fewer epochs of one seed.
 func TestCiteSeer(t *testing.T) {
 	data := realdata.Dir(t, "citeseer", "ind.citeseer.allx", "ind.citeseer.test.index")
 	isolate(t)
