@@ -418,30 +418,53 @@ func decodeState(path string, f *checkpoint.File) (state, error) {
 
 // contradiction returns what is impossible in a state, whatever the dataset; empty: nothing.
 func (st *state) contradiction() string {
-	p := &st.Print
-	switch {
-	case p.InDim < 1 || p.Classes < 1 || p.Hidden < 1 || p.Batch < 1 || len(p.Fanouts) == 0 ||
-		p.Edges < 0 || p.Shards < 0:
+	for _, check := range []func() string{st.Print.contradiction, st.misplacedEpoch,
+		st.contradictoryHistory} {
+		if why := check(); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// contradiction returns what is impossible in settings; empty: nothing.
+func (p *fingerprint) contradiction() string {
+	if p.InDim < 1 || p.Classes < 1 || p.Hidden < 1 || p.Batch < 1 || len(p.Fanouts) == 0 ||
+		p.Edges < 0 || p.Shards < 0 {
 		return fmt.Sprintf(
 			"no model has %d features, %d classes, width %d, batch size %d, fanout %v and %d edges",
 			p.InDim, p.Classes, p.Hidden, p.Batch, p.Fanouts, p.Edges)
+	}
+	return ""
+}
+
+// misplacedEpoch returns why no run of any dataset stands at a position; empty: one can.
+func (st *state) misplacedEpoch() string {
+	switch {
 	case st.Epoch < 0 || st.Epoch > plan.MaxEpochs || st.Batch < 0 || st.AdamStep < 0:
 		return fmt.Sprintf("no position is epoch %d, batch %d, Adam step %d", st.Epoch, st.Batch,
 			st.AdamStep)
 	case len(st.Epochs) != st.Epoch:
 		return fmt.Sprintf("position epoch %d does not agree with a history of %d epochs", st.Epoch,
 			len(st.Epochs))
-	case st.BestEpoch < -1 || st.BestEpoch >= st.Epoch || st.BestEpoch < 0 && st.Epoch > 0:
-		return fmt.Sprintf("best epoch %d is none of the %d behind it", st.BestEpoch+1, st.Epoch)
-	case math.IsNaN(st.BestAcc) || st.BestAcc < 0 || st.BestAcc > 1:
-		return fmt.Sprintf("best accuracy %v is none", st.BestAcc)
 	case st.Partial.Batches != st.Batch:
 		return fmt.Sprintf("batch %d does not agree with the figures of %d batches", st.Batch,
 			st.Partial.Batches)
 	}
+	return ""
+}
+
+// contradictoryHistory returns what is impossible in what a run says of its epochs; empty: nothing.
+func (st *state) contradictoryHistory() string {
+	switch {
+	case st.BestEpoch < -1 || st.BestEpoch >= st.Epoch || st.BestEpoch < 0 && st.Epoch > 0:
+		return fmt.Sprintf("best epoch %d is none of the %d behind it", st.BestEpoch+1, st.Epoch)
+	case math.IsNaN(st.BestAcc) || st.BestAcc < 0 || st.BestAcc > 1:
+		return fmt.Sprintf("best accuracy %v is none", st.BestAcc)
+	}
 	for i, e := range st.Epochs {
 		if e.Epoch != i+1 || e.Batches < 0 ||
-			i > 0 && e.Batches != st.Epochs[0].Batches && p.Mega == nil {
+			i > 0 && e.Batches != st.Epochs[0].Batches && st.Print.Mega == nil {
 			return fmt.Sprintf("its history names epoch %d of %d batches where epoch %d was",
 				e.Epoch, e.Batches, i+1)
 		}

@@ -42,109 +42,37 @@ const (
 // last checkpoint stays as it was, and the Result has the figures of each SSD.
 func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	obs report.Observer) (res *report.Result, err error) {
-	if in.Group != nil {
-		cfg.Rank, cfg.Ranks = in.Group.Rank(), in.Group.Size()
-	}
-	if cfg, err = cfg.Filled(); err != nil {
-		return nil, err
-	}
-	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
-		return nil, err
-	}
 	peak := hostmem.StartPeakMeter(peakEvery)
 	defer peak.Stop()
-
-	meta := in.Dataset.Meta
-	t := &trainer{cfg: cfg, obs: obs, bestSaved: -1, state: state{
-		Print: fingerprintOf(cfg, in), BestEpoch: -1,
-	}}
-	if cfg.CheckpointDir != "" && cfg.Rank == 0 {
-		t.path = filepath.Join(cfg.CheckpointDir, checkpointName)
-		lock, err := checkpoint.LockDir(cfg.CheckpointDir)
+	t, err := newTrainer(cfg, in, obs)
+	if err != nil {
+		return nil, err
+	}
+	if t.path != "" {
+		lock, err := checkpoint.LockDir(t.cfg.CheckpointDir)
 		if err != nil {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, lock.Unlock()) }()
 	}
-	if err := t.agree(ctx, in); err != nil {
+	from, err := t.findState(ctx, in)
+	if err != nil {
 		return nil, err
 	}
-	var from *checkpoint.File
-	if cfg.Resume {
-		if cfg.Rank == 0 {
-			if from, err = t.find(in); err != nil {
-				return nil, err
-			}
-		}
-		if from, err = t.share(ctx, in, from); err != nil {
-			return nil, err
-		}
-		cfg = t.cfg
-	} else if t.path != "" && !cfg.Overwrite {
-		held, err := HeldIn(cfg.CheckpointDir)
-		if err != nil {
-			return nil, err
-		}
-		if held != nil {
-			return nil, errs.With(errs.Refused, &HeldError{cfg.CheckpointDir, held})
-		}
-	}
-	t.state.Run, t.state.Name = cmp.Or(t.state.Run, cfg.Run), meta.Name
-	e, err := newRunner(ctx, cfg.ForTuning(), in, obs, t.state.Print.modelConfig())
+	e, err := newRunner(ctx, t.cfg.ForTuning(), in, obs, t.state.Print.modelConfig())
 	if err != nil {
 		return &report.Result{IO: e.Store.IO()}, err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 	t.e = e
-	e.Config.Depth = cfg.Depth
+	e.Config.Depth = t.cfg.Depth
 	e.Plan = e.Config.Schedule()
-	if from != nil {
-		if was := t.state.Print.rowType(); was != e.RowType.String() {
-			return nil, errs.New(errs.Usage,
-				"checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or give another folder for {checkpoint}",
-				t.path, was, e.RowType, in.Dataset.Dir(), was)
-		}
-		if s := t.state.Print.rounding(e.arithmetic()); s != "" {
-			obs.TellNote("checkpoint %s %v", t.path, s)
-		}
-	}
-	if err := t.settleParts(from != nil); err != nil {
+	if err := t.takeUp(ctx, in, from); err != nil {
 		return nil, err
 	}
-	t.state.Print.setRowType(e.RowType)
-	t.state.Print.Kernels = e.arithmetic()
-	if err := t.agree(ctx, in); err != nil {
-		return nil, err
-	}
-	if from != nil {
-		if t.best, err = restore(ctx, t.path, from, t.state, e.copier, e.model); err != nil {
-			return nil, err
-		}
-		if err := e.restoreReplicas(ctx); err != nil {
-			return nil, err
-		}
-		// A kill may have come between the checkpoint and the best epoch's own file.
-		if err := t.saveBest(); err != nil {
-			return nil, err
-		}
-	}
-	res = &report.Result{
-		Mode: cfg.Mode, Model: cfg.Model, Dataset: meta.Name, Seed: cfg.Seed,
-		Device: e.Device.Info().Name, Kernels: e.Device.Info().Loaded(), IOStack: e.Store.Stack(),
-		RunInfo: e.info(), Pipeline: cfg.Pipeline,
-		RowDType: e.RowType.String(), RowBytes: e.RowBytes,
-		GPUCacheBytes: e.Tiers.GPUBytes(),
-		CPUCacheBytes: e.Tiers.CPUBytes(),
-		TopologyBytes: e.Topology.Bytes(), ScaleBytes: e.ScaleBytes(),
-		PresampleSecs: e.PresampleTime.Seconds(),
-		FillSeconds:   e.Fill.Seconds(),
-		Checkpoint:    t.path,
-	}
-	if from != nil {
-		res.ResumedAt = fmt.Sprintf("epoch %d batch %d", t.state.Epoch+1, t.state.Batch)
-	}
-	if cfg.InMemory() && (cfg.CPUCache.Bytes > 0 || cfg.CPUCache.Percent > 0) {
-		obs.TellNote("%s keeps every row in memory: {cpu-cache} has no effect", cfg.Mode)
+	res = t.describe(from != nil)
+	if t.cfg.InMemory() && (t.cfg.CPUCache.Bytes > 0 || t.cfg.CPUCache.Percent > 0) {
+		obs.TellNote("%s keeps every row in memory: {cpu-cache} has no effect", t.cfg.Mode)
 	}
 	obs.TellPlan(e.Config.Operators(e.Store.Reader != nil))
 	err = e.Recording.End(t.train(ctx, in))
@@ -164,8 +92,111 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	}
 	res.BestEpoch, res.TestAcc = t.state.BestEpoch+1, t.testAcc
 	res.ParamsSHA256 = t.sha
-	res.PeakMemoryBytes = peak.Peak()
 	return res, nil
+}
+
+// newTrainer settles a run's configuration.
+func newTrainer(cfg plan.Config, in prepare.Inputs, obs report.Observer) (*trainer, error) {
+	if in.Group != nil {
+		cfg.Rank, cfg.Ranks = in.Group.Rank(), in.Group.Size()
+	}
+	cfg, err := cfg.Filled()
+	if err != nil {
+		return nil, err
+	}
+	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
+		return nil, err
+	}
+	t := &trainer{cfg: cfg, obs: obs, bestSaved: -1, state: state{
+		Print: fingerprintOf(cfg, in), BestEpoch: -1,
+	}}
+	if cfg.CheckpointDir != "" && cfg.Rank == 0 {
+		t.path = filepath.Join(cfg.CheckpointDir, checkpointName)
+	}
+	return t, nil
+}
+
+// findState has all ranks begin at one position: that of the checkpoint to resume from, which is
+// returned, or a run's begin in a folder that holds nothing.
+func (t *trainer) findState(ctx context.Context, in prepare.Inputs) (from *checkpoint.File,
+	err error) {
+	if err := t.agree(ctx, in); err != nil {
+		return nil, err
+	}
+	if t.cfg.Resume {
+		if t.cfg.Rank == 0 {
+			if from, err = t.find(in); err != nil {
+				return nil, err
+			}
+		}
+		if from, err = t.share(ctx, in, from); err != nil {
+			return nil, err
+		}
+	} else if t.path != "" && !t.cfg.Overwrite {
+		held, err := HeldIn(t.cfg.CheckpointDir)
+		if err != nil {
+			return nil, err
+		}
+		if held != nil {
+			return nil, errs.With(errs.Refused, &HeldError{t.cfg.CheckpointDir, held})
+		}
+	}
+	t.state.Run = cmp.Or(t.state.Run, t.cfg.Run)
+	t.state.Name = in.Dataset.Meta.Name
+	return from, nil
+}
+
+// takeUp settles what the rows and the device decide, and restores the checkpoint from, if any.
+func (t *trainer) takeUp(ctx context.Context, in prepare.Inputs,
+	from *checkpoint.File) (err error) {
+	e := t.e
+	if from != nil {
+		if was := t.state.Print.rowType(); was != e.RowType.String() {
+			return errs.New(errs.Usage,
+				"checkpoint %s was made with row-dtype %s, the SSDs hold rows of %s; run \"heliosctl load --dataset %s --row-dtype %s\", or give another folder for {checkpoint}",
+				t.path, was, e.RowType, in.Dataset.Dir(), was)
+		}
+		if s := t.state.Print.rounding(e.arithmetic()); s != "" {
+			t.obs.TellNote("checkpoint %s %v", t.path, s)
+		}
+	}
+	if err := t.settleParts(from != nil); err != nil {
+		return err
+	}
+	t.state.Print.setRowType(e.RowType)
+	t.state.Print.Kernels = e.arithmetic()
+	if err := t.agree(ctx, in); err != nil || from == nil {
+		return err
+	}
+	if t.best, err = restore(ctx, t.path, from, t.state, e.copier, e.model); err != nil {
+		return err
+	}
+	if err := e.restoreReplicas(ctx); err != nil {
+		return err
+	}
+	// A kill may have come between the checkpoint and the best epoch's own file.
+	return t.saveBest()
+}
+
+// describe begins a run's result.
+func (t *trainer) describe(resumed bool) *report.Result {
+	e := t.e
+	res := &report.Result{
+		Mode: t.cfg.Mode, Model: t.cfg.Model, Dataset: t.state.Name, Seed: t.cfg.Seed,
+		Device: e.Device.Info().Name, Kernels: e.Device.Info().Loaded(), IOStack: e.Store.Stack(),
+		RunInfo: e.info(), Pipeline: t.cfg.Pipeline,
+		RowDType: e.RowType.String(), RowBytes: e.RowBytes,
+		GPUCacheBytes: e.Tiers.GPUBytes(),
+		CPUCacheBytes: e.Tiers.CPUBytes(),
+		TopologyBytes: e.Topology.Bytes(), ScaleBytes: e.ScaleBytes(),
+		PresampleSecs: e.PresampleTime.Seconds(),
+		FillSeconds:   e.Fill.Seconds(),
+		Checkpoint:    t.path,
+	}
+	if resumed {
+		res.ResumedAt = fmt.Sprintf("epoch %d batch %d", t.state.Epoch+1, t.state.Batch)
+	}
+	return res
 }
 
 const peakEvery = 20 * time.Millisecond
@@ -315,120 +346,25 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 // epoch trains what is left of epoch ep, validates and saves.
 func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 	val []int64) error {
-	e := t.e
-	base := t.state.Partial
-	n := order.Len()
-	asked := ctx
+	e, asked := t.e, ctx
 	if e.others != nil { // a signal ends all ranks behind the same step
 		var release func()
 		ctx, release = e.others.together(ctx)
 		defer release()
 	}
-	p := &engine.Pass{Name: fmt.Sprintf("epoch %d", ep+1), Epoch: t.cfg.SampleEpoch(ep),
-		Kind: trace.Train, Number: ep, Order: order, First: order.Before(t.state.Batch),
-		Sampler: e.Sampler, Together: e.others != nil,
-		Stats: base}
-	if f := t.cfg.OnBatch; f != nil {
-		p.OnBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
-	}
-	decoupled, err := gnn.Decoupled(t.cfg.Optimizer)
+	x, err := t.newTraining(ctx, ep, order)
 	if err != nil {
 		return err
 	}
-	set := func(batch int) gnn.Step {
-		return gnn.Step{
-			Seed: t.cfg.Seed, Epoch: ep, Batch: batch,
-			LR: float32(t.cfg.LR), Beta1: beta1, Beta2: beta2, Eps: epsilon,
-			WeightDecay: float32(t.cfg.WeightDecay),
-			Decoupled:   decoupled,
-		}
-	}
-	p.Step = func(op context.Context, s *engine.Slot) (engine.Outcome, error) {
-		err := e.model.Train(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(), s.Labels.Ptr(),
-			set(order.Index(s.Index)))
-		if err != nil {
-			return engine.Outcome{}, err
-		}
-		out, err := e.outcome(op)
-		if err != nil {
-			err = engine.Applied(err)
-		}
-		return out, err
-	}
-	steps := e.newSteps(order, set)
-	if t.cfg.Shards > 1 {
-		p.Step = steps.step
-	}
-	if len(e.replicas) > 1 {
-		p.Train = func(ctx context.Context, w *engine.Walk, ready <-chan *engine.Slot) {
-			e.trainReplicas(ctx, w, steps, ready)
-		}
-	}
-	begun, whole := p.First, p.First
+	begun := x.First
 	e.others.begin()
-	edge := base // as of the last step's end
-	p.After = func(index int) error {
-		t.obs.TellStep(p.Name, index+1, n)
-		e.tellLive(p)
-		if !steps.ends(index) {
-			return nil
-		}
-		was := t.state.Batch
-		done := steps.done(index)
-		t.state.Batch, whole = done, index+1
-		e.others.take(&p.Stats)
-		if t.cfg.Shards > 1 {
-			edge = e.Snapshot(p, base)
-		}
-		if every := t.cfg.CheckpointEvery; every > 0 && done/every > was/every &&
-			done < steps.all.Len() {
-			var err error
-			if t.state.Partial, err = e.others.combine(e.Snapshot(p, base)); err != nil {
-				return err
-			}
-			return t.save(ctx)
-		}
-		return nil
-	}
-	if t.cfg.Tuning() && e.tuned == nil {
-		e.tuned, err = e.tune(ctx, p, t.cfg)
-		if err == nil {
-			t.obs.TellPlan(e.Config.Operators(e.Store.Reader != nil))
-		}
-		p.End = 0
-	}
-	if err == nil {
-		err = t.choosePasses(ctx, p, func() {
-			order = p.Order
-			n = order.Len()
-			*steps = *e.newSteps(order, set)
-		})
-	}
-	if err != nil && p.Clock == nil { // before the first walk
+	err = x.run(ctx)
+	if x.Clock == nil { // before the first walk
 		return err
 	}
-	if err == nil {
-		err = e.Run(ctx, p)
-	}
-	// The last step may have no mini-batch of this rank.
-	if all := steps.all.Len(); e.others != nil && err == nil && t.state.Batch < all {
-		if err = steps.rest(ctx, t.state.Batch); err == nil {
-			t.state.Batch, whole = all, p.First
-			e.others.take(&p.Stats)
-			err = prepare.Interrupted(ctx)
-		}
-	}
-	cpu := report.CPUSince(p.Clock.CPU, hostcpu.Now(), hostcpu.Count(), p.First-begun)
-	t.state.Partial = e.Snapshot(p, base)
-	if whole != p.First { // a checkpoint holds whole steps
-		t.state.Partial = edge
-	}
-	if e.others != nil && (err == nil || errs.ClassOf(err) == errs.Interrupted) {
-		sum, serr := e.others.combine(t.state.Partial)
-		if serr != nil {
-			return serr
-		}
-		t.state.Partial = sum
+	cpu := report.CPUSince(x.Clock.CPU, hostcpu.Now(), hostcpu.Count(), x.First-begun)
+	if err := x.count(err == nil || errs.ClassOf(err) == errs.Interrupted); err != nil {
+		return err
 	}
 	if err != nil {
 		return t.stopped(ctx, err)
@@ -442,18 +378,8 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 		}
 		r.ValAcc, r.ValSeconds = &v.TrainAcc, v.Seconds
 	}
-	// Without validation every epoch is as good as the one before it, so the last one counts.
-	if t.state.BestEpoch < 0 || r.ValAcc == nil || *r.ValAcc > t.state.BestAcc {
-		op, cancel := e.OperatorContext(ctx)
-		b, err := e.copier.values(op, e.model)
-		cancel()
-		if err != nil {
-			return err
-		}
-		t.best, t.state.BestEpoch = b, ep
-		if r.ValAcc != nil {
-			t.state.BestAcc = *r.ValAcc
-		}
+	if err := t.keepBest(ctx, &r); err != nil {
+		return err
 	}
 	// Garbage of an epoch on Go's heap (a few hundred bytes a launch) must not add up over epochs
 	// until the collector runs by itself. The heap is small, so this takes a few milliseconds.
@@ -470,6 +396,152 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 	}
 	t.obs.TellEpoch(r)
 	return nil
+}
+
+// keepBest keeps the parameters of the epoch that has just ended, if it is the best so far. Without
+// validation every epoch is as good as the one before it, so the last one counts.
+func (t *trainer) keepBest(ctx context.Context, r *report.EpochResult) (err error) {
+	if t.state.BestEpoch >= 0 && r.ValAcc != nil && *r.ValAcc <= t.state.BestAcc {
+		return nil
+	}
+	op, cancel := t.e.OperatorContext(ctx)
+	defer cancel()
+	if t.best, err = t.e.copier.values(op, t.e.model); err != nil {
+		return err
+	}
+	t.state.BestEpoch = t.state.Epoch
+	if r.ValAcc != nil {
+		t.state.BestAcc = *r.ValAcc
+	}
+	return nil
+}
+
+// training is an epoch's pass of training.
+type training struct {
+	*engine.Pass
+	t     *trainer
+	steps *steps
+	base  report.Partial // as of the begin of this run
+	edge  report.Partial // as of the last step's end
+	whole int            // mini-batches of the pass whose steps have ended
+}
+
+// newTraining makes the pass over what is left of epoch ep.
+func (t *trainer) newTraining(ctx context.Context, ep int, order prepare.Order) (*training, error) {
+	e := t.e
+	decoupled, err := gnn.Decoupled(t.cfg.Optimizer)
+	if err != nil {
+		return nil, err
+	}
+	p := &engine.Pass{Name: fmt.Sprintf("epoch %d", ep+1), Epoch: t.cfg.SampleEpoch(ep),
+		Kind: trace.Train, Number: ep, Order: order, First: order.Before(t.state.Batch),
+		Sampler: e.Sampler, Together: e.others != nil,
+		Stats: t.state.Partial}
+	if f := t.cfg.OnBatch; f != nil {
+		p.OnBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
+	}
+	x := &training{Pass: p, t: t, base: p.Stats, edge: p.Stats, whole: p.First,
+		steps: e.newSteps(order, func(batch int) gnn.Step {
+			return gnn.Step{
+				Seed: t.cfg.Seed, Epoch: ep, Batch: batch,
+				LR: float32(t.cfg.LR), Beta1: beta1, Beta2: beta2, Eps: epsilon,
+				WeightDecay: float32(t.cfg.WeightDecay),
+				Decoupled:   decoupled,
+			}
+		})}
+	p.Step = x.step
+	if t.cfg.Shards > 1 {
+		p.Step = x.steps.step
+	}
+	if len(e.replicas) > 1 {
+		p.Train = func(ctx context.Context, w *engine.Walk, ready <-chan *engine.Slot) {
+			e.trainReplicas(ctx, w, x.steps, ready)
+		}
+	}
+	p.After = func(index int) error { return x.after(ctx, index) }
+	return x, nil
+}
+
+// step trains with a mini-batch that is a step by itself.
+func (x *training) step(op context.Context, s *engine.Slot) (engine.Outcome, error) {
+	e := x.t.e
+	if err := e.model.Train(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(), s.Labels.Ptr(),
+		x.steps.set(x.steps.mine.Index(s.Index))); err != nil {
+		return engine.Outcome{}, err
+	}
+	out, err := e.outcome(op)
+	if err != nil {
+		err = engine.Applied(err)
+	}
+	return out, err
+}
+
+// after notes the end of a step behind mini-batch index, and saves where that is due.
+func (x *training) after(ctx context.Context, index int) (err error) {
+	t, e := x.t, x.t.e
+	t.obs.TellStep(x.Name, index+1, x.Order.Len())
+	e.tellLive(x.Pass)
+	if !x.steps.ends(index) {
+		return nil
+	}
+	was, done := t.state.Batch, x.steps.done(index)
+	t.state.Batch, x.whole = done, index+1
+	e.others.take(&x.Stats)
+	if t.cfg.Shards > 1 {
+		x.edge = e.Snapshot(x.Pass, x.base)
+	}
+	if every := t.cfg.CheckpointEvery; every == 0 || done/every == was/every ||
+		done >= x.steps.all.Len() {
+		return nil
+	}
+	if t.state.Partial, err = e.others.combine(e.Snapshot(x.Pass, x.base)); err != nil {
+		return err
+	}
+	return t.save(ctx)
+}
+
+// run tunes, where that is asked for, and trains to the end of the epoch.
+func (x *training) run(ctx context.Context) (err error) {
+	t, e := x.t, x.t.e
+	if t.cfg.Tuning() && e.tuned == nil {
+		if e.tuned, err = e.tune(ctx, x.Pass, t.cfg); err != nil {
+			return err
+		}
+		t.obs.TellPlan(e.Config.Operators(e.Store.Reader != nil))
+		x.End = 0
+	}
+	if err := t.choosePasses(ctx, x.Pass, func() {
+		*x.steps = *e.newSteps(x.Order, x.steps.set)
+	}); err != nil {
+		return err
+	}
+	if err := e.Run(ctx, x.Pass); err != nil {
+		return err
+	}
+	// The last step may have no mini-batch of this rank.
+	all := x.steps.all.Len()
+	if e.others == nil || t.state.Batch == all {
+		return nil
+	}
+	if err := x.steps.rest(ctx, t.state.Batch); err != nil {
+		return err
+	}
+	t.state.Batch, x.whole = all, x.First
+	e.others.take(&x.Stats)
+	return prepare.Interrupted(ctx)
+}
+
+// count gives the state the figures of the pass, with those of other ranks if all ended together.
+func (x *training) count(together bool) (err error) {
+	t, e := x.t, x.t.e
+	t.state.Partial = e.Snapshot(x.Pass, x.base)
+	if x.whole != x.First { // a checkpoint holds whole steps
+		t.state.Partial = x.edge
+	}
+	if together {
+		t.state.Partial, err = e.others.combine(t.state.Partial)
+	}
+	return err
 }
 
 // stopped saves an interrupted run. Any other failure leaves the last checkpoint alone.
