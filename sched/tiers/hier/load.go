@@ -3,14 +3,11 @@ package hier
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"helios/cache"
 	"helios/cuda"
-	"helios/graph"
 	"helios/graph/induced"
 	"helios/internal/hostmem"
 	"helios/sched/engine"
@@ -20,37 +17,11 @@ import (
 
 // slab is room for a mega-batch, and the one that is in it.
 type slab struct {
+	megaBatch
 	rows   cuda.Buffer
 	hetero *cache.Hetero // over the static rows and these
-	// at has the parts whose rows are in place, and the page of the slab where they begin.
-	at map[int]int64
-
-	parts   []int // of the mega-batch; nil: none is there
-	places  *induced.Places
-	topo    *graph.Topology
-	dtopo   *graph.DeviceTopology
-	sampler *graph.Sampler
-	old     []uint32    // by row, the node in the dataset; nil: nobody asks
-	scales  cuda.Buffer // pinned, by row; nil: rows have none, or are looked up by node
-}
-
-// holds reports whether the mega-batch of these parts is there.
-func (m *slab) holds(parts []int) bool { return m.parts != nil && slices.Equal(m.parts, parts) }
-
-// close releases the mega-batch, its rows aside.
-func (m *slab) close() error {
-	var all []error
-	if m.sampler != nil {
-		all = append(all, m.sampler.Close())
-	}
-	if m.dtopo != nil {
-		all = append(all, m.dtopo.Close())
-	}
-	if m.topo != nil {
-		all = append(all, m.topo.Close())
-	}
-	m.parts, m.places, m.sampler, m.dtopo, m.topo, m.old = nil, nil, nil, nil, nil, nil
-	return errors.Join(all...)
+	old    []uint32      // by row, the node in the dataset; nil: nobody asks
+	scales cuda.Buffer   // pinned, by row; nil: rows have none, or are looked up by node
 }
 
 // takeScales puts the scales of nodes, by their numbers in the dataset, where those of rows from
@@ -72,6 +43,7 @@ func (m *slab) takeScales(t *Tiers, first int64, nodes []uint32) {
 // and a sampler over it.
 func (t *Tiers) load(ctx context.Context, n *coming, reports bool) (err error) {
 	e, p, m := t.Engine, t.parts, n.slab
+	m.old = nil
 	if err := m.close(); err != nil {
 		return err
 	}
@@ -124,17 +96,11 @@ func (t *Tiers) load(ctx context.Context, n *coming, reports bool) (err error) {
 	if !e.OnGPU() {
 		workers = e.Device.Info().SMs
 	}
-	if m.topo, err = induced.Build(ctx, m.places, t.lists, parts, workers); err != nil {
-		return fmt.Errorf("mega-batch of parts %v: %w", n.parts, err)
+	if err = m.induce(ctx, e.Sampling, t.lists, parts, workers); err != nil {
+		return err
 	}
 	n.induce = time.Since(begin)
 	e.Trace.Beside(report.TrackInspect, "induce topology", begin)
-	if m.dtopo, err = graph.Attach(e.Device, m.topo); err != nil {
-		return err
-	}
-	if m.sampler, err = e.SamplerOver(m.dtopo); err != nil {
-		return err
-	}
 	m.parts = n.parts
 	return nil
 }

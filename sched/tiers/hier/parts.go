@@ -16,7 +16,6 @@ import (
 	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/prepare"
-	"helios/sched/tiers/hier/spec"
 )
 
 // megaParts is a partitioned dataset that is open to be read.
@@ -24,20 +23,11 @@ type megaParts struct {
 	*MegaParts
 	pages  *engine.PageStore
 	opened *pages.Opened
-	info   spec.MegaInfo
 }
 
 // lists are those of an edge section.
 func lists(s parted.Section, err error) (induced.Lists, []uint32, error) {
 	return induced.Lists{Degrees: s.Degrees, Neighbors: s.Neighbors}, s.Old, err
-}
-
-// describe describes the parts in results.
-func (p *megaParts) describe(i *spec.MegaInfo) {
-	d := p.info
-	i.Dir, i.PagesOn, i.Reused, i.Key, i.Parts = d.Dir, d.PagesOn, d.Reused, d.Key, p.Parts
-	i.PageBytes, i.DiskBytes, i.LayoutSeconds = p.Spec.PageBytes, p.DiskBytes(), d.LayoutSeconds
-	i.EpochBytes = p.EpochBytes(i.Loaded)
 }
 
 // close ends what was opened for the parts. No reader of their pages is open.
@@ -100,20 +90,21 @@ func (t *Tiers) makeParts(ctx context.Context) (_ *megaParts, err error) {
 		return o.Partition.Close()
 	}
 	_, missing := parted.Open(dir)
-	p := &megaParts{info: spec.MegaInfo{Dir: dir, PagesOn: c.PagesOn, Reused: missing == nil}}
+	p := &megaParts{}
+	t.info.Dir, t.info.PagesOn, t.info.Reused = dir, c.PagesOn, missing == nil
 	began := time.Now()
 	l, err := parted.Make(ctx, e.In.Dataset, e.Topology, o)
 	if err = errors.Join(err, closePartition()); err != nil {
 		return nil, err
 	}
 	if missing != nil {
-		p.info.LayoutSeconds = time.Since(began).Seconds()
+		t.info.LayoutSeconds = time.Since(began).Seconds()
 	}
 	// Of everything that decides the number of a node in a mega-batch; the number keys its draws.
 	k := &l.Key
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %g %d %d", k.Sum, k.StaticShare, k.PageBytes,
 		k.RowBytes))
-	p.info.Key = hex.EncodeToString(sum[:8])
+	t.info.Key = hex.EncodeToString(sum[:8])
 	if p.MegaParts, err = NewMegaParts(l, c.PartOrder); err != nil {
 		return nil, err
 	}

@@ -39,7 +39,7 @@ func (t *simulation) playMega(ctx context.Context, shape func(i int) (*cost.Shap
 		pass.Epoch = epoch
 		pass.First, pass.End = v.Hardware.Limit(pass.End)
 		v.Source = virtual.Part{Key: key, N: pass.End, Order: order.Order}
-		t.info = spec.MegaInfo{StaticBytes: t.info.StaticBytes}
+		t.info = spec.MegaInfo{PagesOn: t.info.PagesOn, StaticBytes: t.info.StaticBytes}
 		p = &virtual.Played{}
 		pass.After = func(b *virtual.Batch) {
 			virtual.Count(&sum, b)
@@ -51,7 +51,7 @@ func (t *simulation) playMega(ctx context.Context, shape func(i int) (*cost.Shap
 			return nil, err
 		}
 		p.Epoch = pass.Result(sum, epoch, v.RowBytes)
-		p.Batches, p.Info.Mega = t.orderOf(key).Len(), t.describe(&v.Config)
+		p.Batches, p.Info.Mega = t.orderOf(key).Len(), t.describe(&v.Config, t.parts, t.onGPU)
 		p.LinkSeconds = float64(m.Ingress.Time(m.Ingress.Bytes()-crossed)) / 1e9
 		p.CopySeconds = v.Machine.CopySeconds() - copied
 		for i := range m.SSDs() {

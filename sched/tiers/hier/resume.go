@@ -9,12 +9,12 @@ import (
 
 // Print implements PartSampler.
 func (t *Tiers) Print() *engine.PartPrint {
-	return &engine.PartPrint{Key: t.parts.info.Key, Parts: t.parts.Parts, Loaded: t.room.Loaded,
+	return &engine.PartPrint{Key: t.info.Key, Parts: t.parts.Parts, Loaded: t.room.Loaded,
 		Passes: t.passes, Order: t.Engine.Config.PartOrder}
 }
 
 // Folder implements PartSampler.
-func (t *Tiers) Folder() string { return t.parts.info.Dir }
+func (t *Tiers) Folder() string { return t.info.Dir }
 
 // Loads refuses loaders.
 func Loads(c *plan.Config) error {

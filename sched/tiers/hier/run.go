@@ -23,7 +23,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers/hier/spec"
 	"helios/sched/tiers/static"
 )
 
@@ -47,13 +46,8 @@ type Tiers struct {
 	static.Tiers              // of evaluation: no row is in a tier
 	train        static.Tiers // of a walk over the mega-batch that is there
 	parts        *megaParts
-	batches      *MegaBatches
-	split        []int64 // the training nodes, in the dataset
-	order        *MegaOrder
-	ordered      int // the sample epoch of order; below 0: of none
-	passes       int // 0: not chosen yet
-	lastLoad     time.Duration
-	room         MegaRoom // its Loaded is 0: not chosen yet
+	rounds
+	lastLoad time.Duration
 
 	// Of the tiers that are placed.
 	spans       *cache.Spans
@@ -65,8 +59,6 @@ type Tiers struct {
 	slabs       []*slab
 	now         *slab // that trains; nil: none
 	next        *coming
-
-	info spec.MegaInfo
 }
 
 // coming is a mega-batch that is loaded.
@@ -74,23 +66,16 @@ type coming struct {
 	parts  []int
 	slab   *slab
 	cancel context.CancelFunc
-	done   chan struct{}
-	took   gpuio.ReadStats // valid once done is closed, as what follows
 	begin  time.Time
-	load   time.Duration
-	induce time.Duration // of that, making its topology
-	bytes  [2]int64      // of features, of edges
+	done   chan struct{}
+	taken  // valid once done is closed, as what follows
 	err    error
 }
 
 // New makes the tiers of an engine.
 func New(e *engine.Engine) (engine.Tiers, error) {
 	t := &Tiers{Tiers: static.Tiers{Base: engine.Base{Engine: e}},
-		train:   static.Tiers{Base: engine.Base{Engine: e}},
-		ordered: -1}
-	if p := e.Config.Passes; p != spec.PassesAuto {
-		t.passes = p
-	}
+		train: static.Tiers{Base: engine.Base{Engine: e}}, rounds: newRounds(&e.Config)}
 	e.OnClose(t.closeParts) // first, so that it comes last
 	return t, nil
 }
@@ -121,7 +106,14 @@ func (t *Tiers) Place(ctx context.Context) (err error) {
 		return engine.Untiered(err)
 	}
 	onGPU := t.statics() <= e.Sizes.GPURows && t.statics() > 0
-	if err := t.size(onGPU); err != nil {
+	all := e.Rows * e.RowBytes
+	if given, is := e.Config.CPUCache.Of(all), budget(&e.Config, all); given < is &&
+		t.room.Loaded == 0 {
+		e.Observer.TellNote(
+			"{cpu-cache} of %s counts as %s: parts are whole pages, and fewer would hold none",
+			units.FormatBytes(given), units.FormatBytes(is))
+	}
+	if err := t.size(&e.Config, t.parts.MegaParts, onGPU); err != nil {
 		return engine.Untiered(err)
 	}
 	e.Sizes = plan.TierSizes{}
@@ -210,24 +202,6 @@ func (t *Tiers) makeSlabs() (err error) {
 // statics returns the number of static nodes.
 func (t *Tiers) statics() int64 { return t.parts.StaticNodes() }
 
-// size chooses how many parts a mega-batch has, once for the run, and holds them against the
-// budget.
-func (t *Tiers) size(staticsOnGPU bool) (err error) {
-	e, c, settled := t.Engine, t.Engine.Config, t.room.Loaded
-	budget := budget(&c, e.Rows*e.RowBytes)
-	if given := c.CPUCache.Of(e.Rows * e.RowBytes); given < budget && settled == 0 {
-		e.Observer.TellNote(
-			"{cpu-cache} of %s counts as %s: parts are whole pages, and fewer would hold none",
-			units.FormatBytes(given), units.FormatBytes(budget))
-	}
-	if t.room, err = t.parts.Room(&c, settled, staticsOnGPU); err != nil {
-		return err
-	}
-	t.batches = t.parts.Batches(&c, t.room)
-	t.info.Loaded, t.info.CPUBytes, t.info.Budget = t.room.Loaded, t.room.Total(), t.room.Budget
-	return nil
-}
-
 // Close frees the tiers. The parts stay open for the next place.
 func (t *Tiers) Close() error {
 	t.stop()
@@ -278,15 +252,6 @@ func (t *Tiers) stop() {
 	}
 }
 
-// orderOf is the order of an epoch by the number of its samples.
-func (t *Tiers) orderOf(sampleEpoch int) *MegaOrder {
-	if t.ordered != sampleEpoch || t.order == nil {
-		t.order = t.batches.Order(t.split, sampleEpoch, max(t.passes, 1))
-		t.ordered = sampleEpoch
-	}
-	return t.order
-}
-
 // Shuffled is the order of an epoch of training.
 func (t *Tiers) Shuffled(_ []int64, sampleEpoch int) prepare.Order {
 	return t.orderOf(sampleEpoch).Order
@@ -310,7 +275,7 @@ func (t *Tiers) Unmeasured(p *engine.Pass) int {
 // Choose sets how often a mega-batch trains, which the next order has.
 func (t *Tiers) Choose(train time.Duration) {
 	load := t.lastLoad
-	t.passes, t.ordered = ChoosePasses(LoadTime(load), train), -1
+	t.choose(LoadTime(load), train)
 	over := "1 pass"
 	if t.passes > 1 {
 		over = fmt.Sprintf("%d passes", t.passes)
@@ -355,8 +320,7 @@ func (t *Tiers) swap(ctx context.Context, p *engine.Pass, parts []int) error {
 	if n := t.next; n != nil && !slices.Equal(n.parts, parts) {
 		t.stop() // another one: the run continues elsewhere
 	}
-	ahead := t.next != nil
-	if !ahead {
+	if t.next == nil {
 		t.now, t.train.Hetero = nil, nil
 		if err := t.fetch(ctx, parts, t.slabs[0], false); err != nil {
 			return err
@@ -373,21 +337,7 @@ func (t *Tiers) swap(ctx context.Context, p *engine.Pass, parts []int) error {
 		return n.err
 	}
 	t.now, t.lastLoad = n.slab, n.load
-	waited := time.Since(began)
-	i := &t.info
-	i.AddReads(n.took)
-	i.FeatureBytes += n.bytes[0]
-	i.EdgeBytes += n.bytes[1]
-	i.MegaBatches++
-	i.LoadSeconds += n.load.Seconds()
-	i.InduceSeconds += n.induce.Seconds()
-	i.WaitSeconds += waited.Seconds()
-	if waited > time.Millisecond {
-		i.Waits++
-	}
-	if ahead {
-		i.Ahead++
-	}
+	t.countLoad(&n.taken, time.Since(began))
 	s := &p.Stats
 	s.BytesSSD += n.took.Bytes
 	s.Commands += n.took.Commands
@@ -430,7 +380,7 @@ func (t *Tiers) fetch(ctx context.Context, parts []int, slab *slab, ahead bool) 
 	}
 	inner, cancel := context.WithCancel(ctx)
 	n := &coming{parts: parts, slab: slab, cancel: cancel, done: make(chan struct{}),
-		begin: time.Now()}
+		begin: time.Now(), taken: taken{ahead: ahead}}
 	t.next = n
 	go func() {
 		defer close(n.done)
@@ -463,20 +413,13 @@ func (t *Tiers) GPUBytes() int64 {
 }
 
 // CPUBytes bounds the memory of mega-batches.
-func (t *Tiers) CPUBytes() int64 { return t.info.CPUBytes }
+func (t *Tiers) CPUBytes() int64 { return t.room.Total() }
 
 // Describe implements engine.Tiers.
 func (t *Tiers) Describe(r *report.RunInfo) {
-	if t.parts == nil {
-		return
+	if t.parts != nil {
+		r.Mega = t.describe(&t.Engine.Config, t.parts.MegaParts, !t.train.FirstOnHost)
 	}
-	info := t.info
-	t.parts.describe(&info)
-	info.Passes, info.PassesAuto = t.passes, t.Engine.Config.Passes == spec.PassesAuto
-	info.Order, info.StaticRows = t.Engine.Config.PartOrder, t.statics()
-	info.StaticOnGPU = !t.train.FirstOnHost && t.statics() > 0
-	info.Settle()
-	r.Mega = &info
 }
 
 // megaIDs translate between the numbers of nodes in the dataset and in the mega-batch that is

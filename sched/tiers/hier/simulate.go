@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"helios/sched/tiers/static"
 	"helios/sched/virtual"
-	"slices"
 	"time"
 
 	"helios/dataset/parted"
 	"helios/gpuio"
 	"helios/gpuio/iosim"
-	"helios/graph"
 	"helios/graph/induced"
 	"helios/graph/partition"
 	"helios/internal/errs"
@@ -21,7 +19,6 @@ import (
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
-	"helios/sched/tiers/hier/spec"
 )
 
 // Mega-batches on the virtual clock. The graph is partitioned for real, a mega-batch's topology is
@@ -45,11 +42,9 @@ import (
 
 // Simulate is the system on the virtual clock.
 var Simulate = virtual.System{New: func(v *virtual.Player) virtual.Tiers {
-	t := &simulation{Simulation: static.Simulation{Base: virtual.Base{Player: v}}, ordered: -1}
+	t := &simulation{Simulation: static.Simulation{Base: virtual.Base{Player: v}},
+		rounds: newRounds(&v.Config)}
 	t.Self = t
-	if p := v.Config.Passes; p != spec.PassesAuto {
-		t.passes = p
-	}
 	return t
 }, Refuse: refuse}
 
@@ -69,12 +64,7 @@ type simulation struct {
 	training          bool
 	parts             *MegaParts
 	planned           *parted.Planned // nil: no graph is there, and nothing is sampled
-	room              MegaRoom
-	batches           *MegaBatches
-	split             []int64 // the training nodes, in the dataset
-	order             *MegaOrder
-	ordered           int // the sample epoch of order
-	passes            int // 0: not chosen yet
+	rounds
 
 	rows, pages gpuio.Layout
 	onGPU       bool          // the static rows
@@ -82,54 +72,21 @@ type simulation struct {
 	raw         []byte        // edges of the mega-batch that is loaded
 	mem         [][]byte
 	seeds       []int64 // scratch
-	slabs       []*simSlab
-	now         *simSlab // that trains; nil: none
+	slabs       []*megaBatch
+	now         *megaBatch // that trains; nil: none
 	next        *simLoad
 	// idle is the end of the pass before: the next one begins then, though the clock is ahead where
 	// a load outlasted it.
 	idle     int64
 	loadTime time.Duration // of the mega-batch that trains
-	info     spec.MegaInfo
-}
-
-// simSlab is room for a mega-batch, and the one that is in it.
-type simSlab struct {
-	at      map[int]int64 // as MegaPlaces has it
-	parts   []int         // nil: none is there
-	places  *induced.Places
-	topo    *graph.Topology
-	dtopo   *graph.DeviceTopology
-	sampler *graph.Sampler
-}
-
-// close releases the mega-batch, its place aside.
-func (s *simSlab) close() error {
-	var all []error
-	if s.sampler != nil {
-		all = append(all, s.sampler.Close())
-	}
-	if s.dtopo != nil {
-		all = append(all, s.dtopo.Close())
-	}
-	if s.topo != nil {
-		all = append(all, s.topo.Close())
-	}
-	*s = simSlab{at: s.at}
-	return errors.Join(all...)
-}
-
-func (s *simSlab) holds(parts []int) bool {
-	return s != nil && s.parts != nil && slices.Equal(s.parts, parts)
 }
 
 // simLoad is a mega-batch on its way. Its figures are whole once the clock has passed its end.
 type simLoad struct {
-	slab       *simSlab
-	ahead      bool
+	slab       *megaBatch
 	begin      int64
 	there, end int64 // when its pages are there, and when it can train
-	took       gpuio.ReadStats
-	bytes      [2]int64 // of features, of edges
+	taken
 }
 
 // Open implements Tiers: it partitions the graph and plays the reads of the part of every
@@ -233,7 +190,7 @@ func (t *simulation) CPUBytes() int64 { return t.room.Total() }
 // Describe implements Tiers.
 func (t *simulation) Describe(r *report.RunInfo) {
 	if t.parts != nil {
-		r.Mega = t.describe(&t.Player.Config)
+		r.Mega = t.describe(&t.Player.Config, t.parts, t.onGPU)
 	}
 }
 
@@ -241,16 +198,16 @@ func (t *simulation) Describe(r *report.RunInfo) {
 func (t *simulation) open(b plan.TierSizes) (err error) {
 	v, p := t.Player, t.parts
 	t.onGPU = p.StaticNodes() > 0 && p.StaticNodes() <= b.GPURows
-	if t.room, err = p.Room(&v.Config, 0, t.onGPU); err != nil {
+	t.info.PagesOn = plan.PagesSSDs
+	if err = t.size(&v.Config, p, t.onGPU); err != nil {
 		return err
 	}
-	t.batches = p.Batches(&v.Config, t.room)
 	if t.pages, err = gpuio.NewLayout(p.Spec.Pages, int(p.Spec.PageBytes), int(v.Layout.SSDs),
 		int(v.Layout.LBABytes)); err != nil {
 		return err
 	}
 	for range t.room.Slabs {
-		t.slabs = append(t.slabs, &simSlab{})
+		t.slabs = append(t.slabs, &megaBatch{})
 	}
 	return nil
 }
@@ -409,16 +366,8 @@ func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Part
 	return err
 }
 
-// orderOf is the order of an epoch by the number of its samples.
-func (t *simulation) orderOf(sampleEpoch int) *MegaOrder {
-	if t.ordered != sampleEpoch {
-		t.order, t.ordered = t.batches.Order(t.split, sampleEpoch, max(t.passes, 1)), sampleEpoch
-	}
-	return t.order
-}
-
 // fetch begins to load a mega-batch into a slab that nothing uses.
-func (t *simulation) fetch(ctx context.Context, parts []int, slab *simSlab, ahead bool) error {
+func (t *simulation) fetch(ctx context.Context, parts []int, slab *megaBatch, ahead bool) error {
 	v, m := t.Player, t.Player.Machine
 	places := t.parts.Place(parts, slab.at)
 	if err := slab.close(); err != nil {
@@ -426,7 +375,7 @@ func (t *simulation) fetch(ctx context.Context, parts []int, slab *simSlab, ahea
 	}
 	slab.at = places.At
 	if err := t.induce(ctx, slab, &places); err != nil {
-		return fmt.Errorf("mega-batch of parts %v: %w", parts, err)
+		return err
 	}
 	slab.parts = parts
 	edges := t.parts.StaticEdgeCount
@@ -435,7 +384,7 @@ func (t *simulation) fetch(ctx context.Context, parts []int, slab *simSlab, ahea
 	}
 	cpu := &m.Model.Profile.CPU
 	inducing := int64(float64(edges) * cpu.InduceNS.Value / max(cpu.Cores.Value, 1))
-	n := &simLoad{slab: slab, ahead: ahead, begin: m.Sim.Now()}
+	n := &simLoad{slab: slab, begin: m.Sim.Now(), taken: taken{ahead: ahead}}
 	t.next = n
 	t.readRuns(places.Features, func(took gpuio.ReadStats) {
 		n.took, n.bytes[0] = took, took.Bytes
@@ -444,6 +393,7 @@ func (t *simulation) fetch(ctx context.Context, parts []int, slab *simSlab, ahea
 			n.there = m.Sim.Now()
 			m.Sim.After(inducing, func() {
 				n.end = m.Sim.Now()
+				n.load, n.induce = time.Duration(n.end-n.begin), time.Duration(n.end-n.there)
 				v.Draw(report.TrackSuper, "load mega-batch", n.begin, n.end)
 				v.Draw(report.TrackInspect, "induce topology", n.there, n.end)
 			})
@@ -453,7 +403,7 @@ func (t *simulation) fetch(ctx context.Context, parts []int, slab *simSlab, ahea
 }
 
 // induce makes a mega-batch's topology, and a sampler over it.
-func (t *simulation) induce(ctx context.Context, slab *simSlab,
+func (t *simulation) induce(ctx context.Context, slab *megaBatch,
 	places *MegaPlaces) (err error) {
 	v := t.Player
 	if t.planned == nil {
@@ -471,16 +421,11 @@ func (t *simulation) induce(ctx context.Context, slab *simSlab,
 		places.Parts); err != nil {
 		return err
 	}
-	if slab.topo, err = induced.Build(ctx, slab.places, t.lists, places.Parts, 0); err != nil {
+	if err = slab.induce(ctx, v.Sampling, t.lists, places.Parts, 0); err != nil {
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
 			return stopped
 		}
-		return err
 	}
-	if slab.dtopo, err = graph.Attach(v.Device, slab.topo); err != nil {
-		return err
-	}
-	slab.sampler, err = v.SamplerOver(slab.dtopo)
 	return err
 }
 
@@ -510,9 +455,7 @@ func (t *simulation) play(ctx context.Context, p *virtual.Pass, sum *report.Part
 		pos = p.End
 		if t.passes == 0 {
 			took := time.Duration(p.Ended - begin)
-			t.passes = ChoosePasses(t.loadTime, took*time.Duration(o.First[0])/
-				time.Duration(p.End-p.First))
-			t.ordered = -1
+			t.choose(t.loadTime, took*time.Duration(o.First[0])/time.Duration(p.End-p.First))
 			o = t.orderOf(v.Source.Key)
 			p.Steps(v.Config.Shards, o.Len())
 			_, end = v.Hardware.Limit(o.Len())
@@ -550,23 +493,11 @@ func (t *simulation) swap(ctx context.Context, p *virtual.Pass, parts []int,
 		}
 		v.Machine.Sim.Run()
 	}
-	n, i := t.next, &t.info
-	t.next, t.now, t.loadTime = nil, n.slab, time.Duration(n.end-n.begin)
+	n := t.next
+	t.next, t.now, t.loadTime = nil, n.slab, n.load
 	waited := v.Machine.Sim.Now() - idle
 	p.Waited += waited
-	i.AddReads(n.took)
-	i.FeatureBytes += n.bytes[0]
-	i.EdgeBytes += n.bytes[1]
-	i.MegaBatches++
-	i.LoadSeconds += t.loadTime.Seconds()
-	i.InduceSeconds += float64(n.end-n.there) / 1e9
-	i.WaitSeconds += float64(waited) / 1e9
-	if waited > int64(time.Millisecond) {
-		i.Waits++
-	}
-	if n.ahead {
-		i.Ahead++
-	}
+	t.countLoad(&n.taken, time.Duration(waited))
 	sum.BytesSSD += n.took.Bytes
 	sum.Commands += n.took.Commands
 	p.Submit += int64(n.took.Submit)
@@ -628,17 +559,4 @@ func (t *simulation) shape(ctx context.Context, i int) (*cost.Shape, error) {
 		return nil
 	})
 	return &s, err
-}
-
-// describe has the parts and the cost of loading them.
-func (t *simulation) describe(c *plan.Config) *spec.MegaInfo {
-	p, i := t.parts, t.info
-	i.PagesOn, i.Parts, i.Loaded, i.Order = plan.PagesSSDs, p.Parts, t.room.Loaded, c.PartOrder
-	i.Passes, i.PassesAuto = t.passes, c.Passes == spec.PassesAuto
-	i.StaticRows, i.StaticOnGPU = p.StaticNodes(), t.onGPU
-	i.PageBytes, i.DiskBytes, i.EpochBytes = p.Spec.PageBytes, p.DiskBytes(),
-		p.EpochBytes(t.room.Loaded)
-	i.CPUBytes, i.Budget = t.room.Total(), t.room.Budget
-	i.Settle()
-	return &i
 }
