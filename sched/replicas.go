@@ -2,9 +2,7 @@ package sched
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"helios/cuda"
@@ -12,6 +10,7 @@ import (
 	"helios/internal/errs"
 	"helios/sched/engine"
 	"helios/sched/plan"
+	"helios/sched/walk"
 )
 
 // Under Config.Replicas several devices train, each with a copy of the model. One engine samples,
@@ -19,9 +18,6 @@ import (
 // a mini-batch's slot is free when its gradient is there. Each gradient is then added on the first
 // device, in the order of shards whichever replica was ready first, so their number changes no bit.
 // The sum goes back to all of them, and each applies the same step to the same parameters.
-
-// leafPlaces is the number of gradients of a replica that may wait for those of shards before them.
-const leafPlaces = 2
 
 // replica is a device that trains. The first one is the engine's own device with its model.
 type replica struct {
@@ -35,9 +31,8 @@ type replica struct {
 	copier *paramCopier // of all but the first
 	// had has the outcomes of this step's shards that a collective will add: the model holds their
 	// sum already.
-	had    map[int]engine.Outcome
-	flying int // mini-batches that are not counted yet
-	turn   int // of leafPlaces
+	had  map[int]engine.Outcome
+	turn int // of walk.ReplicaPlaces
 }
 
 // flight is a mini-batch on its way through a replica.
@@ -48,7 +43,6 @@ type flight struct {
 	at    gnn.Shard
 	place int
 	begin time.Time
-	done  chan struct{} // what follows is there
 	leaf  cuda.DevicePtr
 	out   engine.Outcome
 	err   error
@@ -161,7 +155,7 @@ func (f *flight) gradient(ctx context.Context, e *runner) (err error) {
 	r, s := f.r, f.s
 	if r.number == 0 {
 		if !e.Turn.Take(ctx) { // where one operator has the device at a time
-			return errStopped
+			return walk.ErrStopped
 		}
 		defer e.Turn.End()
 	} else {
@@ -212,151 +206,69 @@ func (f *flight) gradient(ctx context.Context, e *runner) (err error) {
 	return nil
 }
 
-// errStopped ends a flight of a walk that has ended.
-var errStopped = errors.New("stopped")
-
 // fleet is the replicas at work in a walk.
 type fleet struct {
-	e      *runner
-	w      *engine.Walk
-	steps  *steps
-	flying []*flight // in the order of mini-batches
-	queues []chan *flight
-	wg     sync.WaitGroup
+	ctx   context.Context
+	e     *runner
+	w     *engine.Walk
+	steps *steps
 }
 
 // trainReplicas trains on batches as they become whole, on several replicas.
-func (e *runner) trainReplicas(ctx context.Context, w *engine.Walk, steps *steps,
-	ready <-chan *engine.Slot) {
-	f := &fleet{e: e, w: w, steps: steps}
-	for range e.replicas {
-		q := make(chan *flight, leafPlaces)
-		f.queues = append(f.queues, q)
-		f.wg.Go(func() {
-			for x := range q {
-				x.err = x.gradient(ctx, e)
-				close(x.done)
-			}
-		})
-	}
-	err := f.run(ctx, ready)
-	for _, q := range f.queues {
-		close(q)
-	}
-	f.wg.Wait()
-	for _, x := range f.flying { // begun and not counted: they will be done again
-		x.r.flying--
-	}
-	if err != nil && !errors.Is(err, errStopped) {
-		w.Fail(err)
-	}
+func (e *runner) trainReplicas(ctx context.Context, w *engine.Walk, steps *steps) {
+	f := &walk.Fleet[*engine.Slot, *flight]{Walk: w.Stages(), Trainers: fleet{ctx, e, w, steps},
+		Alone: shows(e)}
+	f.Start(len(e.replicas))
+	f.Train()
 }
 
-// run sends mini-batches out as they become whole, and counts those whose gradients are there.
-func (f *fleet) run(ctx context.Context, ready <-chan *engine.Slot) error {
-	for waitFrom := time.Now(); ; waitFrom = time.Now() {
-		var oldest chan struct{}
-		if len(f.flying) > 0 {
-			oldest = f.flying[0].done
-		}
-		select {
-		case <-oldest:
-			if err := f.land(ctx); err != nil {
-				return err
-			}
-		case s, ok := <-ready:
-			if len(f.flying) == 0 {
-				f.w.Pass.Clock.Waited += time.Since(waitFrom)
-			}
-			if !ok || ctx.Err() != nil {
-				return f.landAll(ctx)
-			}
-			if err := f.send(ctx, s); err != nil {
-				return err
-			}
-			if !f.steps.ends(s.Index) {
-				continue
-			}
-			if err := f.landAll(ctx); err != nil {
-				return err
-			}
-		}
-	}
+// shows reports whether somebody sees rows that are made float32 in the first replica's memory.
+func shows(e *runner) bool { return e.Config.OnRows != nil && e.Wide != nil }
+
+// Replica implements walk.Trainers.
+func (f fleet) Replica(index int) (replica int, ends bool) {
+	_, shard := f.steps.shardOf(f.steps.mine.Index(index))
+	return shard.Index % len(f.e.replicas), f.steps.ends(index)
 }
 
-// send hands a mini-batch to its replica.
-func (f *fleet) send(ctx context.Context, s *engine.Slot) error {
-	w, e := f.w, f.e
+// Send implements walk.Trainers.
+func (f fleet) Send(s *engine.Slot) (*flight, error) {
 	index := f.steps.mine.Index(s.Index)
 	first, shard := f.steps.shardOf(index)
 	f.steps.weigh(first, shard.Of)
 	shard.Weight = f.steps.weights[shard.Index]
-	r := e.replicas[shard.Index%len(e.replicas)]
-	for r.flying == leafPlaces {
-		if err := f.land(ctx); err != nil {
-			return err
-		}
-	}
-	widen := e.Config.OnRows != nil && e.Wide != nil // whose rows are in the first replica's memory
-	if widen {
-		if err := f.landAll(ctx); err != nil {
-			return err
-		}
-	}
-	op, cancel := e.OperatorContext(ctx)
+	r := f.e.replicas[shard.Index%len(f.e.replicas)]
+	op, cancel := f.e.OperatorContext(f.ctx)
 	defer cancel()
-	if err := w.Inspect(op, s, widen); err != nil {
-		return err
+	if err := f.w.Inspect(op, s, shows(f.e)); err != nil {
+		return nil, err
 	}
-	x := &flight{s: s, r: r, set: f.steps.set(index), at: shard, place: r.turn,
-		done: make(chan struct{})}
-	r.turn = (r.turn + 1) % leafPlaces
-	r.flying++
-	f.flying = append(f.flying, x)
-	f.queues[r.number] <- x // has room
-	return nil
+	x := &flight{s: s, r: r, set: f.steps.set(index), at: shard, place: r.turn}
+	r.turn = (r.turn + 1) % walk.ReplicaPlaces
+	return x, nil
 }
 
-// landAll lands what is under way.
-func (f *fleet) landAll(ctx context.Context) error {
-	for len(f.flying) > 0 {
-		if err := f.land(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+// Gradient implements walk.Trainers.
+func (f fleet) Gradient(x *flight) { x.err = x.gradient(f.ctx, f.e) }
 
-// land waits for the oldest mini-batch under way, adds its gradient to those of its step and counts
-// it. After the last one of a step parameters change.
-func (f *fleet) land(ctx context.Context) error {
-	w, e, x := f.w, f.e, f.flying[0]
-	<-x.done
+// Land implements walk.Trainers.
+func (f fleet) Land(x *flight) error {
 	if x.err == nil {
-		op, cancel := e.OperatorContext(ctx)
+		op, cancel := f.e.OperatorContext(f.ctx)
 		defer cancel()
 		x.err = f.steps.add(op, x)
-		if index := f.steps.mine.Index(x.s.Index); f.steps.summed != index-x.at.Index {
-			e.others.add(index, len(x.s.Seeds), x.out)
+		index := f.steps.mine.Index(x.s.Index)
+		if f.steps.summed != index-x.at.Index {
+			f.e.others.add(index, len(x.s.Seeds), x.out)
 		}
 		if x.err == nil && f.steps.ends(x.s.Index) {
-			first, _ := f.steps.shardOf(f.steps.mine.Index(x.s.Index))
-			x.err = f.steps.apply(op, first, x.at.Of, x.set)
+			x.err = f.steps.apply(op, index-x.at.Index, x.at.Of, x.set)
 		}
 	}
 	if x.err != nil {
-		if errors.Is(x.err, errStopped) {
-			return errStopped
-		}
 		return fmt.Errorf("batch %d: %w", x.s.Index, x.err)
 	}
-	f.flying = f.flying[1:]
-	x.r.flying--
-	if err := w.Count(x.s, x.out, x.begin); err != nil {
-		return err
-	}
-	w.Done(x.s)
-	return nil
+	return f.w.Count(x.s, x.out, x.begin)
 }
 
 // add takes a flight's gradient in among those of its step.

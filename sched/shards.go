@@ -10,6 +10,7 @@ import (
 	"helios/internal/shardtree"
 	"helios/sched/engine"
 	"helios/sched/prepare"
+	"helios/sched/walk"
 )
 
 // An optimiser step covers Config.Shards mini-batches that follow each other, its shards; the last
@@ -124,7 +125,7 @@ func (e *runner) openSteps() error {
 	}
 	room, leaves, more := shardtree.PartRoom(n, e.Config.Rank, e.Config.Ranks), 0, 1
 	if len(e.replicas) > 1 {
-		leaves = leafPlaces
+		leaves = walk.ReplicaPlaces
 	}
 	if e.collective != nil { // each adds up its own
 		own := (n + len(e.replicas) - 1) / len(e.replicas)

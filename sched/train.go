@@ -454,9 +454,7 @@ func (t *trainer) newTraining(ctx context.Context, ep int, order prepare.Order) 
 		p.Step = x.steps.step
 	}
 	if len(e.replicas) > 1 {
-		p.Train = func(ctx context.Context, w *engine.Walk, ready <-chan *engine.Slot) {
-			e.trainReplicas(ctx, w, x.steps, ready)
-		}
+		p.Train = func(ctx context.Context, w *engine.Walk) { e.trainReplicas(ctx, w, x.steps) }
 	}
 	p.After = func(index int) error { return x.after(ctx, index) }
 	return x, nil

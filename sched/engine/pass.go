@@ -34,9 +34,9 @@ type Pass struct {
 	Place func(i int) cuda.Growable
 	// Step trains or infers with a whole batch. It runs in order, on run's goroutine.
 	Step func(ctx context.Context, s *Slot) (Outcome, error)
-	// Train takes batches that are whole to several devices, counts them and frees their slots;
-	// nil: step does with the engine's own.
-	Train func(ctx context.Context, w *Walk, ready <-chan *Slot)
+	// Train trains on the batches of a walk with several devices; nil: step does with the engine's
+	// own.
+	Train func(ctx context.Context, w *Walk)
 	// Together: other processes count the batches' figures with this one's.
 	Together bool
 	// After is called when step's batch is counted; index is the batch's.

@@ -141,7 +141,7 @@ func (e *Engine) walk(ctx context.Context, p *Pass, end int) (err, still error) 
 		run.Stop()
 	})
 	if p.Train != nil {
-		p.Train(inner, w, w.whole(run))
+		p.Train(inner, w)
 	} else {
 		w.walk.Train()
 	}
@@ -155,26 +155,6 @@ func (e *Engine) walk(ctx context.Context, p *Pass, end int) (err, still error) 
 	failure := w.walk.Failure()
 	still = e.drain(ctx, failure == nil)
 	return e.Store.lease.Blame(ctx, failure), still
-}
-
-// whole hands on the batches whose rows are in place.
-func (w *Walk) whole(run *walk.Goroutines) <-chan *Slot {
-	ready := make(chan *Slot)
-	run.Go(func() {
-		defer close(ready)
-		for i := w.Pass.First; i < w.End; i++ {
-			s, ok := w.walk.Whole(i)
-			if !ok {
-				return
-			}
-			select {
-			case ready <- s:
-			case <-w.ctx.Done():
-				return
-			}
-		}
-	})
-	return ready
 }
 
 // credits takes the slots that no earlier walk has left a batch in, and returns how many batches
@@ -192,8 +172,8 @@ func (w *Walk) credits() int {
 	return e.Plan.Samples
 }
 
-// Done frees the slot of a batch that is counted.
-func (w *Walk) Done(s *Slot) { w.walk.Release(s) }
+// Stages are the stages of the walk.
+func (w *Walk) Stages() *walk.Walk[*Slot] { return &w.walk }
 
 // operators do the work of a walk on the wall clock.
 type operators struct{ *Walk }

@@ -78,9 +78,8 @@ type Pass struct {
 // Batch is a mini-batch in flight.
 type Batch struct {
 	*cost.Shape
-	began   int64 // its operator of sampling
-	open    int   // gathers that have not ended
-	trained bool  // by a replica
+	began int64 // its operator of sampling
+	open  int   // gathers that have not ended
 }
 
 // Steps makes the pass one of training, whose mini-batches are shards of steps of so many.
@@ -110,7 +109,7 @@ func (p *Pass) Walk(ctx context.Context) error {
 	}
 	p.walk.Start()
 	if p.shard != nil && len(p.replicas) > 1 {
-		newFleet(p).start()
+		p.startReplicas()
 	} else {
 		p.run.Go(p.walk.Train)
 	}

@@ -4,6 +4,7 @@ import (
 	"helios/internal/des"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/walk"
 )
 
 // Several devices that train, on the virtual clock, as package sched has them (replicas.go there).
@@ -15,19 +16,13 @@ import (
 // there. Each other device has a link, and memory, of its own. A profile without pcie.peer_gbs is
 // of devices that have one memory: nothing is copied, and replicas share the SMs.
 
-// bridgePiece and leafPlaces are those of package sched: how much of a copy is in pinned memory at
-// a time, and how many mini-batches of a replica are under way.
-const (
-	bridgePiece = 4 << 20
-	leafPlaces  = 2
-)
+// bridgePiece is that of package sched: how much of a copy is in pinned memory at a time.
+const bridgePiece = 4 << 20
 
 // vreplica is a device that trains.
 type vreplica struct {
-	train  *vstream
-	apart  bool // it has memory of its own
-	queue  []*Batch
-	flying int // mini-batches that are not counted
+	train *vstream
+	apart bool // it has memory of its own
 }
 
 // openReplicas makes the devices that train, where there are several.
@@ -107,106 +102,55 @@ func (m *Machine) arrive(bytes int64, done func()) {
 }
 
 // fleet is the replicas at work in a pass.
-type fleet struct {
-	p       *Pass
-	sent    int  // mini-batches that are sent and not counted
-	closing bool // the last of a step is sent, and the step is not applied
-	ended   bool
-	idle    int64 // since when nothing is sent
+type fleet struct{ *Pass }
+
+// startReplicas begins the stages that train.
+func (p *Pass) startReplicas() {
+	f := &walk.Fleet[*Batch, *Batch]{Walk: &p.walk, Trainers: fleet{p}}
+	f.Start(len(p.replicas))
+	p.run.Go(f.Train)
 }
 
-func newFleet(p *Pass) *fleet { return &fleet{p: p, idle: p.Sim.Now()} }
+// Replica implements walk.Trainers.
+func (p fleet) Replica(index int) (replica int, ends bool) {
+	shard, of := p.shard(index)
+	return shard % len(p.replicas), shard == of-1
+}
 
-// start begins the stages that train.
-func (f *fleet) start() {
-	f.p.run.Go(f.send)
-	for _, r := range f.p.replicas {
-		f.p.run.Go(func() { f.work(r) })
+// Send implements walk.Trainers.
+func (p fleet) Send(b *Batch) (*Batch, error) { return b, nil }
+
+// Gradient implements walk.Trainers.
+func (p fleet) Gradient(b *Batch) {
+	replica, _ := p.Replica(b.Index)
+	r, begin := p.replicas[replica], p.Sim.Now()
+	if r.apart {
+		p.run.Run(func(done func()) { p.leave(p.Work.Buffers(b.Shape), done) })
 	}
-	f.p.run.Go(f.land)
+	p.run.Run(func(done func()) {
+		r.train.launch(append(p.Work.Model(b.Shape, true), p.Work.Weigh()...), nil,
+			func(int64) { done() })
+	})
+	p.span(report.TrackTrain, "T", begin, p.Sim.Now(), b, b.HopEnd[len(b.HopEnd)-1])
 }
 
-// of is the replica of a mini-batch.
-func (f *fleet) of(index int) *vreplica {
-	shard, _ := f.p.shard(index)
-	return f.p.replicas[shard%len(f.p.replicas)]
-}
-
-// send hands mini-batches that are whole to their replicas, in order, up to the end of a step.
-func (f *fleet) send() {
-	p := f.p
-	for i := p.First; i < p.End; i++ {
-		r := f.of(i)
-		b, ok := p.walk.Await(i, func(_ *Batch, whole bool) bool {
-			return whole && !f.closing && r.flying < leafPlaces
-		})
-		if !ok {
-			return
-		}
-		if f.sent == 0 {
-			p.Waited += p.Sim.Now() - f.idle
-		}
-		shard, of := p.shard(i)
-		p.run.Do(func() {
-			f.closing = shard == of-1
-			f.sent++
-			r.flying++
-			r.queue = append(r.queue, b)
-		})
+// Land implements walk.Trainers.
+func (p fleet) Land(b *Batch) error {
+	replica, ends := p.Replica(b.Index)
+	if p.replicas[replica].apart {
+		p.run.Run(func(done func()) { p.arrive(p.Work.GradientBytes(), done) })
 	}
-}
-
-// work has a replica train on its mini-batches.
-func (f *fleet) work(r *vreplica) {
-	p := f.p
-	for p.run.Await(func() bool { return len(r.queue) > 0 || f.ended }) && len(r.queue) > 0 {
-		b, begin := r.queue[0], p.Sim.Now()
-		r.queue = r.queue[1:]
-		if r.apart {
-			p.run.Run(func(done func()) { p.leave(p.Work.Buffers(b.Shape), done) })
-		}
-		p.run.Run(func(done func()) {
-			r.train.launch(append(p.Work.Model(b.Shape, true), p.Work.Weigh()...), nil,
-				func(int64) { done() })
-		})
-		p.span(report.TrackTrain, "T", begin, p.Sim.Now(), b, b.HopEnd[len(b.HopEnd)-1])
-		p.run.Do(func() { b.trained = true })
+	p.run.Run(func(done func()) {
+		p.sumS.launch(p.Work.Joins(p.shard(b.Index)), nil, func(int64) { done() })
+	})
+	if ends {
+		p.run.Run(p.apply)
 	}
-}
-
-// land adds each mini-batch's gradient to those of its step, once it is there, and counts it.
-func (f *fleet) land() {
-	p := f.p
-	defer p.run.Do(func() { f.ended = true })
-	for i := p.First; i < p.End; i++ {
-		b, ok := p.walk.Await(i, func(b *Batch, _ bool) bool { return b.trained })
-		if !ok {
-			return
-		}
-		r := f.of(i)
-		if r.apart {
-			p.run.Run(func(done func()) { p.arrive(p.Work.GradientBytes(), done) })
-		}
-		shard, of := p.shard(i)
-		p.run.Run(func(done func()) {
-			p.sumS.launch(p.Work.Joins(shard, of), nil, func(int64) { done() })
-		})
-		if shard == of-1 {
-			p.run.Run(f.apply)
-			f.closing = false
-		}
-		f.sent--
-		r.flying--
-		if f.sent == 0 {
-			f.idle = p.Sim.Now()
-		}
-		p.walk.Release(b)
-	}
+	return nil
 }
 
 // apply brings the sum to all replicas and has them apply it.
-func (f *fleet) apply(done func()) {
-	p := f.p
+func (p fleet) apply(done func()) {
 	var sums []int64 // that leave
 	for _, r := range p.replicas {
 		if r.apart {
