@@ -36,31 +36,6 @@ type Store struct {
 	Stopped bool
 }
 
-// PagePairs is the number of queue pairs of each SSD that are taken at once where pages are on
-// SSDs: by what writes them, and by what reads rows for them, or for training.
-const PagePairs = 2
-
-// PageStore holds the pages of mini-batches that were laid out beforehand.
-type PageStore struct {
-	SSDs   []*gpuio.SSD // extents of the rows' own, or others
-	Layout gpuio.Layout // a page is a row of it
-	memory *gpuio.Memory
-	// Options adds what suits pages to a stack's.
-	Options func(gpuio.StackOptions) gpuio.StackOptions
-	// Sums gives the pages' checksums.
-	Sums   func(ctx context.Context) ([]uint32, error)
-	checks cuda.Buffer // they, once they are used
-}
-
-// Close frees the checksums. No stack is open for the pages.
-func (p *PageStore) Close() (err error) {
-	if p.checks != nil {
-		err = p.checks.Free()
-		p.checks = nil
-	}
-	return err
-}
-
 // openReader opens the run's I/O stack, and what checks its rows where they have checksums.
 func (s *Store) openReader(ctx context.Context, l gpuio.Layout) (gpuio.Reader, error) {
 	// The checksums are read before the stack takes the SSDs' queues.

@@ -8,10 +8,8 @@ import (
 
 	"helios/cache/packed"
 	"helios/dataset/pages"
-	"helios/dataset/stripe"
 	"helios/sched/engine"
 	"helios/sched/packs"
-	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/tiers/diskgnn/spec"
 )
@@ -20,33 +18,25 @@ import (
 type packFolder struct {
 	e    *engine.Engine
 	run  *packs.Run
-	open map[*packs.Pack]*openPack
+	open map[*packs.Pack]*laidOut
 	info spec.PackedInfo
 }
 
-type openPack struct {
-	laidOut
-	opened *pages.Opened
-}
-
-func openPacks(e *engine.Engine) (packSource, error) {
+func openPacks(e *engine.Engine) (*packFolder, error) {
 	c := e.Config
 	dir, err := filepath.Abs(c.PackedFolder(e.In.Dataset.Dir()))
 	if err != nil {
 		return nil, err
 	}
-	p := &packFolder{e: e, open: map[*packs.Pack]*openPack{}}
+	p := &packFolder{e: e, open: map[*packs.Pack]*laidOut{}}
 	budget := c.DiskBudget.Of(e.Rows * e.RowBytes)
 	p.info = spec.PackedInfo{Dir: dir, PagesOn: c.PagesOn, Reused: true, Budget: budget}
-	o := packs.Options{Dir: dir, Budget: budget, Segment: c.Segment,
-		Hot: e.Sizes.GPURows + e.Sizes.CPURows, Source: p.source,
-		Pages: pages.InFolder{Options: pages.OpenOptions{PollDoorbells: e.OnGPU()}}}
-	if c.PagesOn == plan.PagesSSDs {
-		o.Pages = stripe.PagePlace{Dataset: e.In.Dataset, SSDs: e.Store.SSDs}
-		for _, s := range e.Store.SSDs {
-			if s.Ctrl.MaxQueuePairs() < engine.PagePairs {
-				o.Source, o.InTurn = nil, true
-			}
+	place, alone := e.PagePlace()
+	o := packs.Options{Dir: dir, Budget: budget, Segment: c.Segment, Pages: place, InTurn: alone,
+		Hot: e.Sizes.GPURows + e.Sizes.CPURows}
+	if !alone {
+		o.Source = func(ctx context.Context) (packed.Source, func() error, error) {
+			return e.RowSource(ctx)
 		}
 	}
 	if p.run, err = packs.Start(e.Sampling, o); err != nil {
@@ -55,20 +45,10 @@ func openPacks(e *engine.Engine) (packSource, error) {
 	return p, nil
 }
 
-// source has the rows read from the SSDs, in their order.
-func (p *packFolder) source(ctx context.Context) (packed.Source, func() error, error) {
-	r, err := stripe.OpenRows(ctx, p.e.In.Dataset, p.e.Store.SSDs)
-	if err != nil {
-		return nil, nil, err
-	}
-	if why := r.Unchecked(); why != "" {
-		p.e.Observer.TellNote("rows are packed without being held against their checksums: %s", why)
-	}
-	return r, func() error { return r.Close(ctx) }, nil
-}
-
-// Find implements packSource.
-func (p *packFolder) Find(ctx context.Context, epoch int) (*laidOut, int, error) {
+// find gives the pack that an epoch of training is in, and the place of the epoch's first
+// mini-batch in it. It makes the pack where there is none. The pack stays until ahead is called
+// after a find of another.
+func (p *packFolder) find(ctx context.Context, epoch int) (*laidOut, int, error) {
 	began := time.Now()
 	if !p.run.Held(epoch) {
 		// The stack may have all queue pairs, and making or opening packs needs some.
@@ -81,7 +61,7 @@ func (p *packFolder) Find(ctx context.Context, epoch int) (*laidOut, int, error)
 		return nil, 0, err
 	}
 	if o := p.open[pack]; o != nil {
-		return &o.laidOut, first, nil
+		return o, first, nil
 	}
 	if err := p.e.Store.Close(); err != nil {
 		return nil, 0, err
@@ -92,29 +72,24 @@ func (p *packFolder) Find(ctx context.Context, epoch int) (*laidOut, int, error)
 		return nil, 0, err
 	}
 	p.open[pack] = o
-	return &o.laidOut, first, nil
+	return o, first, nil
 }
 
 // use opens the pages of a pack.
-func (p *packFolder) use(ctx context.Context, pack *packs.Pack) (_ *openPack, err error) {
+func (p *packFolder) use(ctx context.Context, pack *packs.Pack) (_ *laidOut, err error) {
 	s := pack.Plan.Stats()
-	o := &openPack{}
-	o.shape, o.most, o.batch, o.samples = pack.Plan.Shape(), s.MostReadPages, pack.Plan.Batch,
-		pack.Samples
-	o.pages = &engine.PageStore{}
+	o := &laidOut{shape: pack.Plan.Shape(), most: s.MostReadPages, batch: pack.Plan.Batch,
+		samples: pack.Samples, pages: &engine.PageStore{Opened: &pages.Opened{}}}
 	if o.hot, err = pack.Plan.Hot(); err != nil {
 		return nil, err
 	}
 	if s.Pages > 0 {
-		if o.opened, err = p.run.OpenPages(ctx, pack); err != nil {
+		if o.pages.Opened, err = p.run.OpenPages(ctx, pack); err != nil {
 			if stopped := prepare.Interrupted(ctx); stopped != nil {
 				return nil, stopped
 			}
 			return nil, err
 		}
-		o.pages = &engine.PageStore{SSDs: o.opened.SSDs, Layout: o.opened.Layout,
-			Sums:    o.opened.Sums,
-			Options: o.opened.Options}
 	}
 	i, e := &p.info, &pack.Entry
 	i.Reused = i.Reused && pack.Reused
@@ -129,12 +104,12 @@ func (p *packFolder) use(ctx context.Context, pack *packs.Pack) (_ *openPack, er
 	return o, nil
 }
 
-// Ahead implements packSource.
-func (p *packFolder) Ahead(ctx context.Context, epoch int) error {
+// ahead says that an epoch is about to train, with nothing else of a pack in use.
+func (p *packFolder) ahead(ctx context.Context, epoch int) error {
 	var all []error
 	for pack, o := range p.open {
 		if !p.run.Holds(pack) {
-			all = append(all, o.close())
+			all = append(all, o.pages.Close())
 			delete(p.open, pack)
 		}
 	}
@@ -142,26 +117,17 @@ func (p *packFolder) Ahead(ctx context.Context, epoch int) error {
 	return errors.Join(all...)
 }
 
-// Describe implements packSource.
-func (p *packFolder) Describe(r *spec.PackedInfo) {
-	*r = p.info
+// describe says in results what packs there are.
+func (p *packFolder) describe() *spec.PackedInfo {
+	r := p.info
 	r.DiskBytes = p.run.DiskBytes() // packs of refreshes come and go
+	return &r
 }
 
-func (o *openPack) close() error {
-	if o.opened == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	return errors.Join(o.pages.Close(), o.opened.Close(ctx))
-}
-
-// Close implements packSource.
-func (p *packFolder) Close() error {
+func (p *packFolder) close() error {
 	var all []error
 	for _, o := range p.open {
-		all = append(all, o.close())
+		all = append(all, o.pages.Close())
 	}
 	p.open = nil
 	return errors.Join(append(all, p.run.Close())...)

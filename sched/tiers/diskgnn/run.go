@@ -20,7 +20,6 @@ import (
 	"helios/sched/engine"
 	"helios/sched/plan"
 	"helios/sched/report"
-	"helios/sched/tiers/diskgnn/spec"
 	"helios/sched/tiers/static"
 )
 
@@ -49,23 +48,11 @@ type laidOut struct {
 	samples engine.KeptSamples
 }
 
-// packSource has the packs of a run.
-type packSource interface {
-	// Find returns the pack of an epoch of training, and the place of the epoch's first mini-batch
-	// in it. It makes the pack where there is none. The pack stays until ahead is called after a
-	// find of another.
-	Find(ctx context.Context, epoch int) (pack *laidOut, first int, err error)
-	// Ahead announces an epoch that is about to train; no other pack is in use.
-	Ahead(ctx context.Context, epoch int) error
-	Describe(r *spec.PackedInfo)
-	Close() error
-}
-
 // Tiers are the tiers of a mode whose mini-batches are laid out beforehand.
 type Tiers struct {
 	static.Tiers // of evaluation; its hetero is ranked's
 	ranked       *cache.Ranked
-	packs        packSource
+	packs        *packFolder
 	now          *laidOut // whose hot rows the tiers hold
 	first        int      // of its mini-batches, the present pass's first
 	blocks       graph.Stage
@@ -108,12 +95,7 @@ func (t *Tiers) Beside() report.StageSeconds {
 }
 
 // Layout implements engine.Tiers.
-func (t *Tiers) Layout() gpuio.Layout {
-	if p := t.Engine.Store.Pages; p != nil {
-		return p.Layout
-	}
-	return t.Engine.Store.Layout
-}
+func (t *Tiers) Layout() gpuio.Layout { return t.Engine.Store.ReadLayout() }
 
 // Place opens the packs, which are made where they are not there yet, and fills the tiers with the
 // hot rows of the first.
@@ -132,7 +114,7 @@ func (t *Tiers) Place(ctx context.Context) (err error) {
 	}
 	pack := t.now
 	if pack == nil {
-		if pack, _, err = t.packs.Find(ctx, 0); err != nil {
+		if pack, _, err = t.packs.find(ctx, 0); err != nil {
 			return engine.Untiered(err)
 		}
 	}
@@ -194,7 +176,7 @@ func (t *Tiers) closePacks() error {
 	}
 	p := t.packs
 	t.packs, t.now = nil, nil
-	return p.Close()
+	return p.close()
 }
 
 // Prepare turns the I/O stack to what a pass reads: a training epoch its sample epoch's pages, an
@@ -210,7 +192,7 @@ func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, erro
 		}
 		return end, e.Store.TurnTo(ctx, nil)
 	}
-	pack, first, err := t.packs.Find(ctx, p.Number)
+	pack, first, err := t.packs.find(ctx, p.Number)
 	if err != nil {
 		return end, err
 	}
@@ -227,7 +209,7 @@ func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, erro
 	p.Sampled = &engine.KeptPass{Engine: e, Pass: p, From: pack.samples, Base: first,
 		Stage: &t.blocks,
 		Took:  &t.restored}
-	if err := t.packs.Ahead(ctx, p.Number); err != nil {
+	if err := t.packs.ahead(ctx, p.Number); err != nil {
 		return end, err
 	}
 	if pack.pages.Layout.Rows == 0 { // memory holds all
@@ -257,6 +239,5 @@ func (t *Tiers) Describe(r *report.RunInfo) {
 	if t.packs == nil {
 		return
 	}
-	r.Packed = &spec.PackedInfo{}
-	t.packs.Describe(r.Packed)
+	r.Packed = t.packs.describe()
 }

@@ -480,18 +480,8 @@ func (t *Tiers) fill(ctx context.Context, x *superbatchRun) error {
 		return nil
 	}
 	begin := time.Now()
-	gpu := t.tier.Config().GPUSlots
-	var rows [2][]int64
-	var slots [2][]int32
+	rows, slots := firstRows(x.changes, t.tier.Config().GPUSlots)
 	var bytes int64
-	for _, m := range x.changes.Fill {
-		tier, slot := 0, m.Slot
-		if int64(slot) >= gpu {
-			tier, slot = 1, slot-int32(gpu)
-		}
-		rows[tier] = append(rows[tier], x.changes.First[m.At])
-		slots[tier] = append(slots[tier], slot)
-	}
 	for i, to := range []cache.Tier{cache.GPU, cache.CPU} {
 		name := "fill gpu cache"
 		if to == cache.CPU {
@@ -514,13 +504,26 @@ func (t *Tiers) fill(ctx context.Context, x *superbatchRun) error {
 			return err
 		}
 	}
-	x.changes.Fill, x.changes.First = nil, nil
 	t.Engine.Trace.Run("fill tiers", begin)
 	t.mu.Lock()
 	t.info.FillSeconds += time.Since(begin).Seconds()
 	t.info.FillBytes += bytes
 	t.mu.Unlock()
 	return nil
+}
+
+// firstRows takes the rows that a superbatch begins with from its changes, and their slots, by tier.
+func firstRows(c *superbatch.Changes, gpuSlots int64) (rows [2][]int64, slots [2][]int32) {
+	for _, m := range c.Fill {
+		tier, slot := 0, m.Slot
+		if int64(slot) >= gpuSlots {
+			tier, slot = 1, slot-int32(gpuSlots)
+		}
+		rows[tier] = append(rows[tier], c.First[m.At])
+		slots[tier] = append(slots[tier], slot)
+	}
+	c.Fill, c.First = nil, nil
+	return rows, slots
 }
 
 // stages are the stages of a walk over planned tiers. Behind the gathers of a mini-batch its

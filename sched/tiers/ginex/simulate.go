@@ -348,24 +348,10 @@ func (t *simulation) inspect(x *simSuperbatch, accesses int64) {
 	m.Sim.After(looked, func() {})
 }
 
-// firstRows takes the rows that a superbatch begins with, by tier.
-func (t *simulation) firstRows(x *simSuperbatch) [2][]int64 {
-	var rows [2][]int64
-	for _, m := range x.changes.Fill {
-		tier := 0
-		if int64(m.Slot) >= t.tiers.GPURows {
-			tier = 1
-		}
-		rows[tier] = append(rows[tier], x.changes.First[m.At])
-	}
-	x.changes.Fill, x.changes.First = nil, nil
-	return rows
-}
-
 // fill plays the reads of the rows that a superbatch begins with.
 func (t *simulation) fill(ctx context.Context, x *simSuperbatch, sum *report.Partial) {
 	v, start := t.Player, t.Player.Machine.Sim.Now()
-	rows := t.firstRows(x)
+	rows, _ := firstRows(x.changes, t.tiers.GPURows)
 	sum.RowsLoaded += int64(len(rows[0]) + len(rows[1]))
 	commands, bytes := v.ReadSets(ctx, rows[:])
 	sum.Commands += commands
@@ -431,7 +417,7 @@ func (t *simulation) lookUpAll(ctx context.Context, sum *report.Partial) error {
 		if err := t.record(x); err != nil {
 			return err
 		}
-		rows := t.firstRows(x)
+		rows, _ := firstRows(x.changes, t.tiers.GPURows)
 		sum.RowsLoaded += int64(len(rows[0]) + len(rows[1]))
 		_, bytes := virtual.PlanSets(ctx, v, rows[:], func([]int64, int64) {})
 		sum.BytesSSD += bytes

@@ -9,32 +9,21 @@ import (
 	"path/filepath"
 	"time"
 
-	"helios/dataset/pages"
 	"helios/dataset/parted"
-	"helios/dataset/stripe"
 	"helios/graph/induced"
 	"helios/sched/engine"
-	"helios/sched/plan"
 	"helios/sched/prepare"
 )
 
 // megaParts is a partitioned dataset that is open to be read.
 type megaParts struct {
 	*MegaParts
-	pages  *engine.PageStore
-	opened *pages.Opened
+	pages *engine.PageStore
 }
 
 // lists are those of an edge section.
 func lists(s parted.Section, err error) (induced.Lists, []uint32, error) {
 	return induced.Lists{Degrees: s.Degrees, Neighbors: s.Neighbors}, s.Old, err
-}
-
-// close ends what was opened for the parts. No reader of their pages is open.
-func (p *megaParts) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	return errors.Join(p.pages.Close(), p.opened.Close(ctx))
 }
 
 // openParts opens the parts of the run, which are made where they are not there yet.
@@ -65,20 +54,13 @@ func (t *Tiers) makeParts(ctx context.Context) (_ *megaParts, err error) {
 	if err != nil {
 		return nil, err
 	}
+	place, alone := e.PagePlace()
 	o := parted.Options{Dir: dir, StaticShare: c.StaticNodes.Fraction(), RowType: e.RowType,
-		Place: pages.InFolder{Options: pages.OpenOptions{PollDoorbells: e.OnGPU()}},
-		Progress: func(stage string, done, total int64) {
+		Place: place, Progress: func(stage string, done, total int64) {
 			e.Observer.TellStep(stage, int(done), int(total))
 		}}
-	onSSDs := c.PagesOn == plan.PagesSSDs
-	if onSSDs {
-		o.Place = stripe.PagePlace{Dataset: e.In.Dataset, SSDs: e.Store.SSDs}
-	}
-	o.Source = func() (parted.Source, func() error, error) { return t.rowSource(ctx) }
-	for _, s := range e.Store.SSDs {
-		if onSSDs && s.Ctrl.MaxQueuePairs() < engine.PagePairs {
-			o.Source = nil
-		}
+	if !alone {
+		o.Source = func() (parted.Source, func() error, error) { return e.RowSource(ctx) }
 	}
 	if o.Partition, o.PartitionOptions, err = partitionOf(ctx, e.Sampling, t.split); err != nil {
 		return nil, err
@@ -108,23 +90,10 @@ func (t *Tiers) makeParts(ctx context.Context) (_ *megaParts, err error) {
 	if p.MegaParts, err = NewMegaParts(l, c.PartOrder); err != nil {
 		return nil, err
 	}
-	if p.opened, err = p.OpenPages(ctx, o.Place); err != nil {
+	opened, err := p.OpenPages(ctx, o.Place)
+	if err != nil {
 		return nil, err
 	}
-	p.pages = &engine.PageStore{SSDs: p.opened.SSDs, Layout: p.opened.Layout, Sums: p.opened.Sums,
-		Options: p.opened.Options}
+	p.pages = &engine.PageStore{Opened: opened}
 	return p, nil
-}
-
-// rowSource has the rows read from the SSDs, in their order.
-func (t *Tiers) rowSource(ctx context.Context) (*stripe.RowSource, func() error, error) {
-	e := t.Engine
-	r, err := stripe.OpenRows(ctx, e.In.Dataset, e.Store.SSDs)
-	if err != nil {
-		return nil, nil, err
-	}
-	if why := r.Unchecked(); why != "" {
-		e.Observer.TellNote("rows are copied without being held against their checksums: %s", why)
-	}
-	return r, func() error { return r.Close(ctx) }, nil
 }

@@ -84,12 +84,7 @@ func New(e *engine.Engine) (engine.Tiers, error) {
 func (t *Tiers) Pages() string { return "pages of parts" }
 
 // Layout implements engine.Tiers.
-func (t *Tiers) Layout() gpuio.Layout {
-	if p := t.Engine.Store.Pages; p != nil {
-		return p.Layout
-	}
-	return t.Engine.Store.Layout
-}
+func (t *Tiers) Layout() gpuio.Layout { return t.Engine.Store.ReadLayout() }
 
 // Place opens the parts, which are made where they are not there yet, and makes room for
 // mega-batches. The static nodes' rows and lists are read.
@@ -240,7 +235,7 @@ func (t *Tiers) closeParts() error {
 	}
 	p := t.parts
 	t.parts = nil
-	return p.close()
+	return p.pages.Close()
 }
 
 // stop ends a load that is under way and no longer needed.
