@@ -25,7 +25,7 @@ func (c Costs) GPUFirst() bool { return c.GPU <= c.CPU }
 
 // Place is the placement of at most gpuRows and cpuRows rows that makes the sum of all accesses'
 // costs least, given place, which puts the hottest first rows into the GPU list of a placement and
-// the next into the CPU list (Place, or Hotness.Place where the counts are on a device).
+// the next into the CPU list (Hotness.Place).
 //
 // The sum is least when the hottest rows are in the cheapest tier (an exchange of two rows that
 // stand otherwise never makes it worse), so the tiers are filled in the order of their costs. A

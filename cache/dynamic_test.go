@@ -360,10 +360,6 @@ func TestDynamicErrors(t *testing.T) {
 		"-1 rows of 8 bytes":   func(c *DynamicConfig) { c.Rows = -1 },
 		"row 100 after row -1": func(c *DynamicConfig) { c.CPU = []int64{100} },
 		"policy \"mru\"":       func(c *DynamicConfig) { c.Policy = "mru" },
-		"policy belady needs to know the future": func(
-			c *DynamicConfig) {
-			c.Policy = policy.Belady
-		},
 	} {
 		c2 := base
 		c(&c2)

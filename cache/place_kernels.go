@@ -249,3 +249,22 @@ func (h *Hotness) launchRank(ctx context.Context, st cuda.Stream, q rankParams) 
 	}
 	return nil
 }
+
+// top is a selection of the k largest values: all above the threshold and, in order, the first
+// of those equal to it.
+type top struct {
+	threshold uint32
+	equal     int64 // how many equal to the threshold are still to be taken
+	none      bool
+}
+
+func (t *top) takes(v uint32) bool {
+	if t.none || v < t.threshold {
+		return false
+	}
+	if v > t.threshold {
+		return true
+	}
+	t.equal--
+	return t.equal >= 0
+}

@@ -2,14 +2,12 @@ package sched
 
 import (
 	"context"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
 	"helios/gnn"
-	"helios/internal/errs"
 	"helios/internal/hardware"
 	"helios/internal/units"
 	"helios/sched/cacheplan"
@@ -93,56 +91,6 @@ func TestCachePlan(t *testing.T) {
 			}
 		}
 	}
-}
-
-// A trace is planned for by what its run accessed, and gives the same hits as sampling that run.
-func TestCachePlanOfATrace(t *testing.T) {
-	ctx := context.Background()
-	d := tiny.generate(t)
-	s := bind(t, d, 2, "")
-	file := filepath.Join(t.TempDir(), "run.trace")
-	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, dev.Close()) }()
-	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
-	cfg := plan.Config{
-		ModelSettings: gnn.ModelSettings{Hidden: 8},
-		Fanouts:       []int{4, 3},
-		Batch:         100,
-		Seed:          5,
-		NoEval:        true,
-		GPUCache:      percent(5),
-		CPUCache:      percent(10),
-		Trace:         file,
-	}
-	_, err = Train(ctx, cfg, in, report.Observer{})
-	require.NoError(t, err)
-	o := cacheplan.Options{Budget: units.Budget{Percent: 15}, Steps: 10,
-		Hardware: profile(t, "a100-p5510x12", 2)}
-	cfg.Trace = ""
-	sampled, err := cacheplan.Find(ctx, cfg, in, o, report.Observer{})
-	require.NoError(t, err)
-	o.Trace = file
-	traced, err := cacheplan.Find(ctx,
-		plan.Config{ModelSettings: gnn.ModelSettings{Hidden: 8}},
-		in, o, report.Observer{})
-	require.NoError(t, err)
-	require.Equal(t, sampled.Curve, traced.Curve)
-	require.Equal(t, sampled.Best, traced.Best)
-	require.Empty(t, traced.Notes)
-	alone, err := cacheplan.Find(ctx, plan.Config{}, prepare.Inputs{}, o,
-		report.Observer{})
-	require.NoError(t, err)
-	require.Len(t, alone.Notes, 1)
-	require.Zero(t, alone.Best.Resources["training"])
-	require.Equal(t, sampled.Best.Resources["ssds"], alone.Best.Resources["ssds"])
-
-	other := dense.generate(t)
-	_, err = cacheplan.Find(ctx, plan.Config{}, prepare.Inputs{Dev: dev,
-		Dataset: other}, o,
-		report.Observer{})
-	require.Equal(t, errs.Usage, errs.ClassOf(err))
-	require.ErrorContains(t, err, "trace of dataset")
 }
 
 // tierBytes is the budget of a tier of n bytes, none for 0.

@@ -83,7 +83,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	cfg.Batch = cmp.Or(asked.Batch, cfg.Batch)
 	cfg.Sampler = cmp.Or(asked.Sampler, cfg.Sampler)
 	cfg.SeedZero = cfg.Seed == 0
-	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Trace = "", false, 0, ""
+	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
 	cfg.Unpacked = true // its mini-batches are its own
 	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err

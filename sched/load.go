@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"helios/cache/trace"
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
@@ -69,7 +68,7 @@ type LoadedBlock struct {
 // their other loaders read rows, as evaluation does. Modes that train on mega-batches are refused.
 func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o LoaderOptions,
 	obs report.Observer) (l *Loader, err error) {
-	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Trace = "", false, 0, ""
+	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
 	if refuse := tiers.Of(&cfg).Run.Loads; refuse != nil {
 		if err := refuse(&cfg); err != nil {
 			return nil, err
@@ -190,14 +189,14 @@ func (l *Loader) EpochInto(ctx context.Context, epoch int, batches []int,
 	if err := e.Tiers.HasEpoch(epoch); err != nil {
 		return err
 	}
-	p := &engine.Pass{Name: fmt.Sprintf("epoch %d", epoch+1), Number: epoch, Kind: trace.Train,
-		Epoch: e.Config.SampleEpoch(epoch), Sampler: e.Sampler}
+	p := &engine.Pass{Name: fmt.Sprintf("epoch %d", epoch+1), Number: epoch,
+		Training: l.o.Shuffle, Epoch: e.Config.SampleEpoch(epoch), Sampler: e.Sampler}
 	if !l.o.Shuffle {
-		p.Kind, p.Epoch = trace.Test, prepare.PredictEpoch
+		p.Epoch = prepare.PredictEpoch
 		switch {
 		case l.o.Nodes != nil:
 		case l.o.Split == "val":
-			p.Kind, p.Epoch = trace.Validate, prepare.ValEpoch+epoch
+			p.Epoch = prepare.ValEpoch + epoch
 		case l.o.Split == "test":
 			p.Epoch = prepare.TestEpoch
 		}

@@ -202,7 +202,6 @@ func TestPackedRefuses(t *testing.T) {
 		"option policy lru":             func(c *plan.Config) { c.Policy = "lru" },
 		"option window 3":               func(c *plan.Config) { c.Window = 3 },
 		"option gpu-cache auto":         func(c *plan.Config) { c.GPUCacheAuto = true },
-		"cannot be held against":        func(c *plan.Config) { c.Trace = "t" },
 		"leave option hotness, option ": func(c *plan.Config) { c.Hotness = plan.HotnessDegree },
 	} {
 		c := cfg

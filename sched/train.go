@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"time"
 
-	"helios/cache/trace"
 	"helios/gnn"
 	"helios/graph"
 	"helios/internal/errs"
@@ -75,7 +74,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		obs.TellNote("%s keeps every row in memory: {cpu-cache} has no effect", t.cfg.Mode)
 	}
 	obs.TellPlan(e.Config.Operators(e.Store.Reader != nil))
-	err = e.Recording.End(t.train(ctx, in))
+	err = t.train(ctx, in)
 	if err == nil {
 		err = t.agreeOnEnd(ctx, in)
 	}
@@ -434,7 +433,7 @@ func (t *trainer) newTraining(ctx context.Context, ep int, order prepare.Order) 
 		return nil, err
 	}
 	p := &engine.Pass{Name: fmt.Sprintf("epoch %d", ep+1), Epoch: t.cfg.SampleEpoch(ep),
-		Kind: trace.Train, Number: ep, Order: order, First: order.Before(t.state.Batch),
+		Training: true, Number: ep, Order: order, First: order.Before(t.state.Batch),
 		Sampler: e.Sampler, Together: e.others != nil,
 		Stats: t.state.Partial}
 	if f := t.cfg.OnBatch; f != nil {
@@ -632,11 +631,8 @@ func (e *runner) infer(ctx context.Context, stage string, key int, nodes []int64
 	order := e.others.part(whole)
 	n := order.Len()
 	e.others.begin()
-	p := &engine.Pass{Name: stage, Epoch: key, Kind: trace.Test, Order: order, Sampler: e.Sampler,
+	p := &engine.Pass{Name: stage, Epoch: key, Order: order, Sampler: e.Sampler,
 		Together: e.others != nil}
-	if key >= prepare.ValEpoch && key < prepare.ValEpoch+plan.MaxEpochs {
-		p.Kind, p.Number = trace.Validate, key-prepare.ValEpoch
-	}
 	p.Step = func(op context.Context, s *engine.Slot) (engine.Outcome, error) {
 		if err := e.model.Infer(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(),
 			s.Labels.Ptr()); err != nil {

@@ -1,7 +1,6 @@
-// Package policy decides which lines a cache of a fixed number of slots holds: the online policies
-// behind one interface, the offline optimum, and the directory that finds a line's slot. It knows
-// no memory and no clock: equal accesses give equal answers, so a run and the replay of its trace
-// agree to the last hit.
+// Package policy decides which lines a cache of a fixed number of slots holds: the policies behind
+// one interface, and the directory that finds a line's slot. It knows no memory and no clock: equal
+// accesses give equal answers, so a run and its model on the virtual clock agree to the last hit.
 package policy
 
 import (
@@ -16,22 +15,20 @@ import (
 // its own and stands in the list of this one, which names, help and documents read.
 type Policy struct {
 	Name    string
-	Summary string    // for help: a few words after the name
-	Offline errs.Text // why a run cannot have it, and what to do instead; "": it can
+	Summary string // for help: a few words after the name
 
 	open func(d *Queues, c Config) evictor
 	set  setRule // its rule over a set
 }
 
-// policies are all policies in the order of lists, those that a run can have first.
+// policies are all policies in the order of lists.
 var policies []*Policy
 
 func init() {
-	policies = []*Policy{randomPolicy, lruPolicy, clockPolicy, sievePolicy, s3fifoPolicy,
-		beladyPolicy}
+	policies = []*Policy{randomPolicy, lruPolicy, clockPolicy, sievePolicy, s3fifoPolicy}
 }
 
-// All returns all policies, those that a run can have first.
+// All returns all policies.
 func All() []*Policy { return slices.Clone(policies) }
 
 // Find returns the policy of a name, or nil.
@@ -46,9 +43,7 @@ func Find(name string) *Policy {
 func Online() []string {
 	var names []string
 	for _, p := range policies {
-		if p.Offline == "" {
-			names = append(names, p.Name)
-		}
+		names = append(names, p.Name)
 	}
 	return names
 }
@@ -131,12 +126,8 @@ func (c Config) check() (*Policy, error) {
 			c.Slots)
 	}
 	p := Find(c.Policy)
-	switch {
-	case p == nil:
+	if p == nil {
 		return nil, errs.New(errs.Usage, "cache policy %q: use one of %s", c.Policy,
-			strings.Join(Online(), ", "))
-	case p.Offline != "":
-		return nil, errs.New(errs.Usage, "policy %s %s; a run takes one of %s", c.Policy, p.Offline,
 			strings.Join(Online(), ", "))
 	}
 	return p, nil

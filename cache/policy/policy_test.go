@@ -188,7 +188,7 @@ func TestAllButAFewPinned(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	for _, c := range []Config{{Policy: Belady}, {Policy: "best"}, {Policy: LRU, Slots: -1},
+	for _, c := range []Config{{Policy: "best"}, {Policy: LRU, Slots: -1},
 		{Policy: LRU, Slots: 1 << 31}} {
 		_, err := New(c)
 		require.Equal(t, errs.Usage, errs.ClassOf(err), "%v", err)

@@ -384,18 +384,6 @@ func parseList[T comparable](flag, text, example string,
 	return out, nil
 }
 
-// parseWithin reads a whole number within bounds; things are the numbers' unit in an error.
-func parseWithin(flag, things string, low, high int) func(string) (int, error) {
-	return func(s string) (int, error) {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < low || n > high {
-			return 0, errs.New(errs.Usage, "%v %s: give numbers of %s from %d to %d", errs.Key(flag),
-				s, things, low, high)
-		}
-		return n, nil
-	}
-}
-
 // parseChoice reads one of several words.
 func parseChoice(flag string, all []string) func(string) (string, error) {
 	return func(s string) (string, error) {

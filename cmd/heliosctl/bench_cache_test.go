@@ -49,8 +49,6 @@ func TestBenchCacheBadInput(t *testing.T) {
 		{"half a node", nil, "bench cache --nodes 0.5", 2, []string{"--nodes 0.5", "100M"}, ""},
 		{"no such policy", nil, "bench cache --policy mru", 2, []string{"--policy", "mru",
 			"static"}, ""},
-		{"an offline policy", nil, "bench cache --policy belady", 2,
-			[]string{"belady", "train's --trace", "replay"}, ""},
 		{"shares of more than all", nil, "bench cache --gpu-cache 60% --cpu-cache 50%", 2,
 			[]string{"--gpu-cache 60%"}, ""},
 		{"a share of bytes", nil, "bench cache --gpu-cache 1MiB", 2,

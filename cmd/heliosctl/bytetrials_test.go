@@ -185,8 +185,8 @@ func TestByteTrials(t *testing.T) {
 		more ...string) []string {
 		return append(append([]string{"train"}, model...), more...)
 	}
-	ok(t, train("--epochs", "1", "--checkpoint", "ck", "--trace", "run.trace", "--hotness-dir",
-		"hot", "--gpu-cache", "10%", "--cpu-cache", "10%")...)
+	ok(t, train("--epochs", "1", "--checkpoint", "ck", "--hotness-dir", "hot",
+		"--gpu-cache", "10%", "--cpu-cache", "10%")...)
 
 	run := func(more ...string) *byteVerb {
 		return &byteVerb{name: "train " + strings.Join(more, " "),
@@ -214,8 +214,6 @@ func TestByteTrials(t *testing.T) {
 		"ck/best.safetensors", "--json", "--hotness-dir", "off"}}
 	predict := &byteVerb{name: "predict", args: []string{"predict", "g", "--checkpoint", "ck",
 		"--csv", "p.csv", "--hotness-dir", "off"}, out: "p.csv"}
-	replay := &byteVerb{name: "cache replay", args: []string{"cache", "replay", "run.trace",
-		"--json", "--quiet", "--workers", "1"}}
 	load := &byteVerb{name: "load", args: []string{"load", "g", "--json", "--quiet"},
 		keep: []string{"ssd0.img", "ssd1.img"}}
 	measure := &byteVerb{name: "partition --in", args: []string{"partition", "g", "--in",
@@ -261,14 +259,13 @@ func TestByteTrials(t *testing.T) {
 			return err
 		}))
 	}
-	targets = append(targets, target{"run.trace", []*byteVerb{replay}})
 	for _, img := range []string{"ssd0.img", "ssd1.img", "ssd0.img", "ssd1.img", "ssd0.img"} {
 		targets = append(targets, target{img, []*byteVerb{plain, cpu, diskgnn, hier, bam,
 			inmem, eval, predict, verify}})
 	}
 	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.file, b.file) })
 
-	good := keepFiles(t, "g", "ck", "hot", "run.trace", "ssd0.img", "ssd1.img")
+	good := keepFiles(t, "g", "ck", "hot", "ssd0.img", "ssd1.img")
 	want := map[*byteVerb]string{}
 	restore := func(v *byteVerb, file string) {
 		for _, k := range append([]string{file}, v.keep...) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,7 +14,6 @@ import (
 	"helios/internal/units"
 	"helios/sched/cacheplan"
 	"helios/sched/plan"
-	"helios/sched/prepare"
 )
 
 // sampling are the options of verbs that sample a dataset's batches and read no features.
@@ -27,12 +25,12 @@ func cachePlanCommand() *cli.Command {
 		Name:      "plan",
 		Usage:     "split a budget of memory between the GPU's and the CPU's tier: least modelled epoch time",
 		ArgsUsage: "[DATASET]",
-		Description: "Rows are placed by --hotness and looked up by an epoch that it has not seen, sampled for real; or by what placed a\n" +
-			"recorded run's rows, and looked up by its trace. The share of an epoch that each resource takes comes from --hardware: the\n" +
-			"SSDs, the link into the GPU, the GPU, the CPU's memory, the sampling stream, training. All work at once, so the\n" +
-			"busiest decides. Every split is looked at, so none of them is better than the one that is named; all are in --json.\n" +
+		Description: "Rows are placed by --hotness and looked up by an epoch that it has not seen, sampled for real. The share of an epoch\n" +
+			"that each resource takes comes from --hardware: the SSDs, the link into the GPU, the GPU, the CPU's memory, the\n" +
+			"sampling stream, training. All work at once, so the busiest decides. Every split is looked at, so none of them is\n" +
+			"better than the one that is named; all are in --json.\n" +
 			"Every figure is modelled, but for rows and hits.",
-	}, 1, hcli.Of[cachePlanArgs]().Only(append(sampling, "trace", "budget", "gpu-max", "cpu-max",
+	}, 1, hcli.Of[cachePlanArgs]().Only(append(sampling, "budget", "gpu-max", "cpu-max",
 		"steps", "hardware", "ssd-count", "model", "hidden", "row-dtype", "hotness")...).
 		Shown("presample", "hotness").Shown("the dataset's", "row-dtype").
 		Says("row-dtype", "`TYPE` that rows are stored as"), runCachePlan)
@@ -62,42 +60,25 @@ func (a *cachePlanArgs) check(e *env) (err error) {
 		return errs.New(errs.Usage, "no {hardware}: choose one of %s, or give a YAML file",
 			strings.Join(hardware.Names(), ", "))
 	}
-	if o.Hardware.Profile, err = hardware.Load(a.profile); err != nil || o.Trace == "" {
-		return err
-	}
-	c := &a.cfg
-	if f := e.given(&c.Fanouts, &c.Batch, &c.Seed, &c.Sampler, &c.BatchDependency,
-		&c.Presample, &c.Hotness,
-		&c.HotnessDir, &c.RowType); f != "" {
-		return errs.New(errs.Usage, "%v: a trace has its own; leave it out", errs.Key(f))
-	}
-	if f := e.given(&c.Model, &c.Hidden, &c.Workers, &a.kernels); f != "" && !a.named(e) {
-		return errs.New(errs.Usage,
-			"%v: a trace holds accesses alone, so nothing is sampled or trained; leave it out, or give the dataset as well",
-			errs.Key(f))
-	}
-	return nil
+	o.Hardware.Profile, err = hardware.Load(a.profile)
+	return err
 }
 
 func runCachePlan(ctx context.Context, e *env, a *cachePlanArgs) (err error) {
 	if err := a.check(e); err != nil {
 		return err
 	}
-	var in prepare.Inputs
-	if a.find.Trace == "" || a.named(e) {
-		s, err := openGraph(e, &a.runArgs, "a plan samples on the host device")
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, s.close()) }()
-		in = s.Inputs
+	s, err := openGraph(e, &a.runArgs, "a plan samples on the host device")
+	if err != nil {
+		return err
 	}
+	defer closing(&err, s.close)
 	out, err := a.openResults(e)
 	if err != nil {
 		return err
 	}
 	defer out.end(&err)
-	p, err := cacheplan.Find(ctx, a.cfg, in, a.find, e.observer())
+	p, err := cacheplan.Find(ctx, a.cfg, s.Inputs, a.find, e.observer())
 	if err != nil {
 		return err
 	}
@@ -114,10 +95,10 @@ func showCachePlan(e *env, p *cacheplan.Plan) {
 		e.plainNote(n)
 	}
 	e.ui.Facts([][]string{
-		{"modelled plan", fmt.Sprintf("%s on %s with %d %s; accesses from %s", p.Dataset,
-			p.Hardware, p.SSDs, p.SSDModel, p.From)},
-		{"accesses", fmt.Sprintf("%d rows of %s in %d batches (epochs: %d); placed by %s",
-			p.Accesses, units.FormatBytes(p.RowBytes), p.Batches, p.Epochs, p.Hotness)},
+		{"modelled plan", fmt.Sprintf("%s on %s with %d %s", p.Dataset,
+			p.Hardware, p.SSDs, p.SSDModel)},
+		{"accesses of an epoch", fmt.Sprintf("%d rows of %s in %d batches; placed by %s",
+			p.Accesses, units.FormatBytes(p.RowBytes), p.Batches, p.Hotness)},
 		{"modelled cost of an access",
 			fmt.Sprintf("GPU tier %.3g ns, CPU tier %.3g ns, SSDs together %.3g ns", p.Costs["gpu"],
 				p.Costs["cpu"], p.Costs["ssd"])},

@@ -20,7 +20,6 @@ var tableColumns = map[string][]ui.Column{
 	"bench sample":  sampleColumns,
 	"cache hotness": hotnessColumns,
 	"cache plan":    splitColumns,
-	"cache replay":  replayColumns,
 	"compare":       compareColumns(""),
 	"ssds":          ssdColumns,
 	"train":         slices.Concat(planColumns, cpuColumns),
@@ -180,25 +179,6 @@ var splitColumns = append([]ui.Column{
 	}
 	return resources
 }()...)
-
-// replayColumns are those of "cache replay".
-var replayColumns = []ui.Column{
-	{Name: "policy", About: "which lines the cache keeps"},
-	{Name: "directory", About: "who keeps track of its lines (--directory)", Shown: ui.IfVaries},
-	{Name: "knows", About: "mini-batches ahead that the policy knows", Shown: ui.IfVaries},
-	{Name: "line", About: "what it reads and keeps at once", Shown: ui.IfVaries},
-	{Name: "size", About: "size of the cache, as a share of the rows"},
-	{Name: "lines", About: "the same in lines", Shown: ui.OnlyWide},
-	{Name: "pass", About: "pass of the run (--passes)", Shown: ui.IfAny},
-	{Name: "hits", About: "accesses that no SSD served"},
-	{Name: "in GPU", About: "accesses that the GPU's tier served"},
-	{Name: "CPU→GPU", About: "lines that moved up", Shown: ui.OnlyWide},
-	{Name: "GPU→CPU", About: "lines that moved down", Shown: ui.OnlyWide},
-	{Name: "from SSDs", About: "bytes read"},
-	{Name: "gap", About: "points of hits below the optimum"},
-	{Name: "reads", About: "reads by the optimum's"},
-	{Name: "B/line", About: "memory of the policy by lines", Shown: ui.OnlyWide},
-}
 
 // compareColumns are those of compare; base is the data path that others are held against.
 func compareColumns(base string) []ui.Column {

@@ -64,11 +64,10 @@ func TestNothingSteersTheTerminal(t *testing.T) {
 	verbs := [][]string{
 		{"ssds"}, {"ssds", "--state", odd}, {"verify", "g"}, {"verify"}, {"load", "h"},
 		{"load", "g"},
-		{"train", "g", "--epochs", "1", "--batch-size", "64", "--checkpoint", "ck", "--trace",
-			"t.trace"}, {"train", "g", "--epochs", "1", "--explain"},
+		{"train", "g", "--epochs", "1", "--batch-size", "64", "--checkpoint", "ck", "--results",
+			"plot.jsonl"}, {"train", "g", "--epochs", "1", "--explain"},
 		{"eval", "g", "--checkpoint", "ck"}, {"predict", "g", "--checkpoint", "ck", "--nodes",
 			"1,2"}, {"train", "h", "--epochs", "1"}, {"eval", "h", "--checkpoint", "ck"},
-		{"cache", "replay", "t.trace"}, {"cache", "replay", "t.trace", "--results", "plot.jsonl"},
 		{"compare", "g", "--modes", "helios,cpu", "--epochs", "1", "--repeats", "1", "--results",
 			"cmp.jsonl", "--overwrite"},
 		{"doctor"}, {"version"}, {"train", "g", "--config", "bad.yaml"},

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"helios/cache/replay"
 	"helios/dataset"
 	"helios/dataset/importer"
 	"helios/dataset/parted"
@@ -47,9 +46,6 @@ var verbEvents = []struct {
 	{"bind-ssds", "candidate", candidateReport{}},
 	{"cache hotness", "hotness", cacheplan.HotnessReport{}},
 	{"cache plan", "cache plan", cacheplan.Plan{}},
-	{"cache replay", "check", replay.Checked{}},
-	{"cache replay", "play", replay.Play{}},
-	{"cache replay", "result", replayLine{}},
 	{"compare", "compare", comparisonSummary{}},
 	{"compare", "run", comparedRun{}},
 	{"doctor", "finding", doctorFinding{}},

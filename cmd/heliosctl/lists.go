@@ -2,7 +2,6 @@ package main
 
 import (
 	"helios/cache/policy"
-	"helios/cache/replay"
 	"helios/dataset"
 	"helios/dataset/build"
 	"helios/graph/partition"
@@ -24,7 +23,6 @@ var _ = options.Define("hardware", hardware.Names) &&
 	options.Define("sweep-keys", planner.SweepKeys) &&
 	options.Define("sweep-starts", sweepStarts) &&
 	options.Define("priced", func() []string { return planner.Priced }) &&
-	options.Define("replay-policies", replay.Policies) &&
 	options.Define("baselines", baselineNames) &&
 	options.Define("bench-policies", func() []string {
 		return append([]string{cache.Static}, policy.Online()...)

@@ -164,3 +164,11 @@ func isolate(t *testing.T) {
 
 // noMachine is a folder that is not there: a machine without devices.
 const noMachine = "/heliosctl-test/no-machine"
+
+// readFile returns the text of a file.
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(b)
+}

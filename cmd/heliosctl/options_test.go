@@ -132,7 +132,7 @@ func TestOwnWordsStay(t *testing.T) {
 	fails(t, hc(t, "train", "my option mode", "--epochs", "1"), 2, "train", "my option mode")
 	fails(t, hc(t, "train", "--dataset=my option mode", "--policy", "belady",
 		"--superbatch-disk", "0"), 2, "train", "--superbatch-disk")
-	fails(t, hc(t, "cache", "replay", "an option policy"), 2, "cache replay", "an option policy")
+	fails(t, hc(t, "plan", "an option policy", "--hardware", "host"), 2, "plan", "an option policy")
 }
 
 // An error names an option as the user gave it: as a flag, by its place in a configuration file, or

@@ -16,13 +16,12 @@ import (
 // --overwrite replaces it.
 func TestOutputsAreNotReplaced(t *testing.T) {
 	loaded(t, 1)
-	ok(t, trainArgs("--epochs", "1", "--checkpoint", "ck", "--trace", "run.trace")...)
+	ok(t, trainArgs("--epochs", "1", "--checkpoint", "ck")...)
 	virtual := []string{"--clock", "virtual", "--hardware", "a100-p5510x12"}
 	with := func(a []string, b ...string) []string { return append(append([]string{}, a...), b...) }
 	for flag, args := range map[string][]string{
 		"train --results":                 trainArgs("--epochs", "1"),
 		"train --timeline":                trainArgs("--epochs", "1"),
-		"train --trace":                   trainArgs("--epochs", "1"),
 		"train --clock virtual --results": trainArgs(with(virtual, "--epochs", "1")...),
 		"eval --results":                  {"eval", "g", "--checkpoint", "ck"},
 		"eval --timeline":                 {"eval", "g", "--checkpoint", "ck"},
@@ -35,7 +34,6 @@ func TestOutputsAreNotReplaced(t *testing.T) {
 			virtual...),
 		"bench io --results": with([]string{"bench", "io", "--seconds", "0.001"},
 			virtual...),
-		"cache replay --results":  {"cache", "replay", "run.trace", "--sizes", "5%"},
 		"partition --out":         {"partition", "g", "--parts", "2", "--method", "random"},
 		"cache hotness --results": {"cache", "hotness", "g", "--hotness", "degree"},
 	} {
@@ -59,7 +57,7 @@ func TestOutputsAreNotReplaced(t *testing.T) {
 	}
 	fails(t, hc(t, "predict", "g", "--checkpoint", "ck", "--csv", "x", "--embeddings", "./x"), 2,
 		"predict", "--csv and --embeddings both name ./x")
-	fails(t, hc(t, trainArgs("--trace", "x", "--results", "x")...), 2, "train", "both name x")
+	fails(t, hc(t, trainArgs("--timeline", "x", "--results", "x")...), 2, "train", "both name x")
 	require.NoFileExists(t, "x")
 	require.Contains(t, ok(t, "predict", "g", "--checkpoint", "ck", "--nodes", "1", "--csv",
 		"/dev/null"), "/dev/null")
@@ -236,7 +234,7 @@ func TestResultsOfAFailedRun(t *testing.T) {
 // No output replaces what the run reads, or what an SSD that is bound keeps, by whatever name.
 func TestOutputsSpareInputs(t *testing.T) {
 	loaded(t, 1)
-	ok(t, trainArgs("--epochs", "1", "--checkpoint", "ck", "--trace", "run.trace", "--results", "r.jsonl")...)
+	ok(t, trainArgs("--epochs", "1", "--checkpoint", "ck", "--results", "r.jsonl")...)
 	require.NoError(t, os.WriteFile("c.yaml", []byte("epochs: 1\n"), 0o600))
 	require.NoError(t, os.WriteFile("ids.txt", []byte("1\n2\n"), 0o600))
 	ok(t, "generate", "--nodes", "600", "--dim", "8", "--out", "far")
@@ -255,11 +253,11 @@ func TestOutputsSpareInputs(t *testing.T) {
 	with := func(a []string, b ...string) []string { return append(append([]string{}, a...), b...) }
 	for _, c := range [][]string{
 		with(train, "--results", ssd), with(train, "--results", "soft"), with(train, "--results", "hard"),
-		with(train, "--trace", "hard"), with(train, "--timeline", ssd),
+		with(train, "--timeline", "hard"), with(train, "--timeline", ssd),
 		with(train, "--results", fmt.Sprintf("/dev/fd/%d", f.Fd())),
 		with(train, "--results", fmt.Sprintf("/proc/self/fd/%d", f.Fd())),
 		with(train, "--results", "g/labels.npy"), with(train, "--results", "labels"),
-		with(train, "--results", "dir/dataset.yaml"), with(train, "--trace", dir+"/g/../g/features.npy"),
+		with(train, "--results", "dir/dataset.yaml"), with(train, "--timeline", dir+"/g/../g/features.npy"),
 		with(train, "--config", "c.yaml", "--results", "c.yaml"),
 		with(train, "--hotness", "ids.txt", "--results", "ids.txt"),
 		with(train, "--mode", "hier", "--partition", "p.npy", "--timeline", "p.npy"),
@@ -267,8 +265,8 @@ func TestOutputsSpareInputs(t *testing.T) {
 		{"eval", "g", "--checkpoint", "ck", "--overwrite", "--results", "ck/checkpoint.safetensors"},
 		{"predict", "g", "--checkpoint", "ck", "--overwrite", "--csv", "g/test.npy"},
 		{"predict", "--dataset=g", "--checkpoint", "ck/best.safetensors", "--overwrite", "--embeddings", ssd},
-		{"cache", "replay", "run.trace", "--sizes", "5%", "--overwrite", "--results", "run.trace"},
-		{"cache", "replay", "run.trace", "--sizes", "5%", "--overwrite", "--results", ssd},
+		{"cache", "hotness", "g", "--hotness", "ids.txt", "--overwrite", "--results", "ids.txt"},
+		{"cache", "hotness", "g", "--hotness", "degree", "--overwrite", "--results", ssd},
 		{"partition", "g", "--parts", "2", "--overwrite", "--out", "g/indptr.npy"},
 		{"report", "r.jsonl", "--overwrite", "--out", "hard"},
 		{"rerun", "r.jsonl", "--overwrite", "--results", "r.jsonl"},

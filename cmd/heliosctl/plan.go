@@ -24,7 +24,6 @@ import (
 type planArgs struct {
 	runArgs
 	graph   string `option:"graph" common:"yes" group:"Graph and accesses" use:"input" words:"@graphs" arg:"NAME" usage:"the graph, by NAME ({@graphs}: those of the papers) or a dataset's folder, whose mini-batches are then sampled"`
-	trace   string `option:"trace" group:"Graph and accesses" use:"input" arg:"FILE" usage:"plan for the accesses in FILE (train --trace)"`
 	degrees string `option:"degrees" group:"Graph and accesses" use:"input" arg:"FILE" usage:"plan for a degree distribution: FILE with a line \"degree nodes\" for each degree"`
 	skew    string `option:"skew" group:"Graph and accesses" use:"setting" shown:"the graph's" arg:"ROWS:ACCESSES" usage:"how unevenly rows are accessed: ROWS:ACCESSES, as 10%:70% where the hottest 10 % of the rows have 70 % of the accesses, or zipf:S"`
 	// of --hardware
@@ -32,7 +31,7 @@ type planArgs struct {
 	ssdCount int             `option:"ssd-count" common:"yes" group:"Question" positive:"yes" range:"1..256" shown:"the profile's" usage:"number of SSDs of that machine"`
 	nodes    int64           `option:"nodes" group:"Graph and accesses" positive:"yes" shown:"the graph's" usage:"nodes"`
 	edges    int64           `option:"edges" group:"Graph and accesses" positive:"yes" shown:"the graph's" usage:"edges"`
-	dim      int             `option:"dim" group:"Graph and accesses" positive:"yes" shown:"the graph's, as many as a trace's rows hold, or 1024" usage:"features of a row"`
+	dim      int             `option:"dim" group:"Graph and accesses" positive:"yes" shown:"the graph's, or 1024" usage:"features of a row"`
 	classes  int             `option:"classes" group:"Graph and accesses" positive:"yes" shown:"the graph's, or 64" usage:"classes of nodes"`
 	fraction float64         `option:"train-fraction" group:"Graph and accesses" share:"yes" positive:"yes" shown:"the graph's, or 0.01" arg:"SHARE" usage:"SHARE of the nodes that train"`
 	budget   units.Budget    `option:"budget" common:"yes" group:"Question" arg:"SIZE" usage:"memory for both tiers together, a SIZE or a share of the features: the GPU's as far as it goes (half of it for a dynamic tier), then the CPU's; else {gpu-cache} and {cpu-cache}"`
@@ -48,7 +47,7 @@ type planArgs struct {
 }
 
 // plansOwn are the options that only a plan has, and those about its device and its results.
-var plansOwn = []string{"graph", "trace", "degrees", "skew", "nodes", "edges", "dim", "classes",
+var plansOwn = []string{"graph", "degrees", "skew", "nodes", "edges", "dim", "classes",
 	"train-fraction", "cut", "hardware", "ssd-count", "budget", "price", "sweep", "halve",
 	"calibrate", "save-profile", "batches", "kernels", "results", "overwrite"}
 
@@ -93,9 +92,9 @@ func planCommand() *cli.Command {
 		Name:      "plan",
 		Usage:     "what an epoch would take on a machine, for a graph that need not be there",
 		ArgsUsage: "[DATASET]",
-		Description: "Plays mini-batches on the virtual clock, as train --clock virtual does, but they may come from a skew, a degree\n" +
-			"distribution or a trace, so neither the graph nor the machine has to exist: time of an epoch, what bounds it, bytes by\n" +
-			"tier, preparation, disk, memory, cost. Every figure is modelled.",
+		Description: "Plays mini-batches on the virtual clock, as train --clock virtual does, but they may come from a skew or a degree\n" +
+			"distribution, so neither the graph nor the machine has to exist: time of an epoch, what bounds it, bytes by tier,\n" +
+			"preparation, disk, memory, cost. Every figure is modelled.",
 	}, 1, hcli.Of[planArgs]().Only(slices.Concat(planned, plansOwn)...), runPlan)
 }
 
@@ -110,19 +109,17 @@ func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 	if !known && name != "" {
 		a.dataset = name
 	}
-	if from := e.given(&a.trace, &a.degrees, &a.skew); from != "" && a.dataset != "" {
+	if from := e.given(&a.degrees, &a.skew); from != "" && a.dataset != "" {
 		return errs.New(errs.Usage,
 			"%v: %s is a dataset, whose mini-batches are sampled; leave one of the two out", errs.Key(from),
 			a.dataset)
 	}
-	if a.trace != "" && e.given(&a.degrees, &a.skew) != "" ||
-		a.degrees != "" && e.given(&a.skew) != "" {
+	if a.degrees != "" && e.given(&a.skew) != "" {
 		return errs.New(errs.Usage,
-			"{trace}, {degrees} and {skew} each say what is accessed; give one of them")
+			"{degrees} and {skew} each say what is accessed; give one of them")
 	}
-	o.Trace = a.trace
 	switch {
-	case a.dataset != "" || a.trace != "":
+	case a.dataset != "":
 	case a.degrees != "":
 		if o.Popularity, err = planner.ReadDegrees(a.degrees); err != nil {
 			return err
@@ -137,7 +134,7 @@ func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 		}
 	default:
 		return errs.New(errs.Usage,
-			"no graph: give {graph} with one of %s or a dataset's folder, or {trace}, or {degrees}, or {skew} with {nodes} and {edges}",
+			"no graph: give {graph} with one of %s or a dataset's folder, or {degrees}, or {skew} with {nodes} and {edges}",
 			strings.Join(planner.GraphNames(), ", "))
 	}
 	if n, m, ok := o.Popularity.Totals(); ok && !known {
@@ -145,9 +142,7 @@ func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 	}
 	g.Name = cmp.Or(g.Name, "given")
 	g.Nodes, g.Edges = cmp.Or(a.nodes, g.Nodes), cmp.Or(a.edges, g.Edges)
-	if g.Dim = cmp.Or(a.dim, g.Dim); a.trace == "" { // a trace has the bytes of its rows
-		g.Dim = cmp.Or(g.Dim, 1024)
-	}
+	g.Dim = cmp.Or(a.dim, g.Dim, 1024)
 	g.Classes = cmp.Or(a.classes, g.Classes, 64)
 	g.Train = cmp.Or(a.fraction, g.Train, 0.01)
 	o.Graph = g
@@ -179,10 +174,6 @@ func (a *planArgs) check(e *env) (o planner.Options, err error) {
 		if a.budget == (units.Budget{}) { // 0 was typed, which is no tier
 			a.budget = plan.NoCache()
 		}
-	}
-	if f := e.given(&a.nodes, &c.Fanouts, &c.Batch, &c.Seed, &c.Sampler,
-		&c.BatchDependency); f != "" && a.trace != "" {
-		return o, errs.New(errs.Usage, "%v: a trace has its own; leave it out", errs.Key(f))
 	}
 	if f := e.given(&a.nodes, &a.edges, &a.dim, &a.classes, &a.fraction); f != "" &&
 		a.dataset != "" {

@@ -144,8 +144,7 @@ func TestPlanVerb(t *testing.T) {
 		"leave one of the two out": with("--budget", "1%", "--sweep", "cpu-cache=1%"),
 		"one of ssds":              with("--sweep", "hidden=1..2"),
 		"price":                    with("--price", "gold=1"),
-		"each say what":            {"plan", "--trace", "x", "--skew", "zipf:1", "--hardware", "host"},
-		"a trace has its own":      {"plan", "--trace", "x", "--seed", "1", "--hardware", "host"},
+		"each say what":            {"plan", "--degrees", "x", "--skew", "zipf:1", "--hardware", "host"},
 	} {
 		fails(t, hc(t, bad...), 2, "plan", want)
 	}

@@ -118,7 +118,6 @@ func TestPrepareParts(t *testing.T) {
 	fails(t, hc(t, args("train", "--partition", "f")...), 2, "train", "--partition")
 	fails(t, hc(t, args("train", "--load-ahead", "maybe")...), 2, "train", "--load-ahead")
 	fails(t, hc(t, args("train", "--tune", "quick")...), 2, "train", "--tune")
-	fails(t, hc(t, args("train", "--trace", "x")...), 2, "train", "--trace")
 	fails(t, hc(t, "train", "g", "--mode", "cpu", "--parted", "x"), 2, "train", "hier or marius")
 	fails(t, hc(t, "train", "g", "--mode", "marius", "--static-nodes", "5%"), 2, "train",
 		"--static-nodes")

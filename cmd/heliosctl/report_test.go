@@ -17,25 +17,23 @@ func TestReport(t *testing.T) {
 	small := []string{"--hidden", "8", "--batch-size", "128", "--fanout", "3,3", "--gpu-cache", "10%",
 		"--quiet"}
 	for _, seed := range []string{"1", "2"} {
-		ok(t, append([]string{"train", "g", "--epochs", "2", "--seed", seed, "--trace", "trace" + seed,
-			"--results", "t" + seed + ".jsonl"}, small...)...)
+		ok(t, append([]string{"train", "g", "--epochs", "2", "--seed", seed, "--results",
+			"t" + seed + ".jsonl"}, small...)...)
 	}
 	ok(t, append([]string{"compare", "g", "--modes", "helios,inmem", "--epochs", "1", "--repeats", "1",
 		"--results", "c.jsonl"}, small...)...)
 	ok(t, "bench", "io", "--clock", "virtual", "--hardware", "a100-p5510x12", "--ssd-count", "1,2",
 		"--seconds", "0.002", "--results", "io.jsonl", "--quiet")
-	ok(t, "cache", "replay", "trace1", "--sizes", "5%", "--policies", "lru", "--results", "r.jsonl",
-		"--quiet")
-	files := []string{"t1.jsonl", "t2.jsonl", "c.jsonl", "io.jsonl", "r.jsonl"}
+	files := []string{"t1.jsonl", "t2.jsonl", "c.jsonl", "io.jsonl"}
 	require.Contains(t, ok(t, append([]string{"report", "--out", "all.html"}, files...)...),
-		"all.html: 5 files of results")
+		"all.html: 4 files of results")
 	page := readFile(t, "all.html")
 	for _, want := range []string{"Loss by epoch", "bands go from the least to the most",
 		"Comparison: c.jsonl", "Time of an epoch", "Throughput by SSDs", "limit of the SSDs", "limit of the link",
-		"Latencies", "Hits by size of the cache", "heliosctl train g --epochs 2"} {
+		"Latencies", "heliosctl train g --epochs 2"} {
 		require.Contains(t, page, want)
 	}
-	require.Equal(t, 5, strings.Count(page, "<td>whole</td>"))
+	require.Equal(t, 4, strings.Count(page, "<td>whole</td>"))
 
 	results := readFile(t, "t1.jsonl")
 	fails(t, hc(t, "report", "--out", "t1.jsonl", "--overwrite", "t1.jsonl"), 2, "report",

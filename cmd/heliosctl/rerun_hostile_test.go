@@ -25,14 +25,15 @@ func TestRerunTakesSettingsAlone(t *testing.T) {
 	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "4MiB")
 	ok(t, "load", "g")
 	small := strings.Fields("g --hidden 8 --batch-size 128 --fanout 3,3 --epochs 1 --quiet --results")
-	ok(t, append(append([]string{"train", "--trace", "trace", "--checkpoint", "run"}, small...), "t.jsonl")...)
+	ok(t, append(append([]string{"train", "--checkpoint", "run"}, small...), "t.jsonl")...)
 	ok(t, "bench", "compute", "--only", "gemm", "--shapes", "8x8x8", "--rows", "100", "--seconds",
 		"0.01", "--workers", "1", "--quiet", "--results", "b.jsonl")
 	ok(t, append([]string{"compare", "--modes", "helios,cpu", "--repeats", "1"}, append(small, "c.jsonl")...)...)
-	ok(t, "cache", "replay", "trace", "--sizes", "5%", "--policy", "lru", "--results", "r.jsonl", "--quiet")
 	ok(t, "eval", "g", "--checkpoint", "run", "--results", "e.jsonl", "--quiet")
 	require.NoError(t, os.WriteFile("victim", []byte("mine"), 0o600))
 	require.NoError(t, os.WriteFile("ids.txt", []byte("1\n2\n"), 0o600))
+	require.NoError(t, os.WriteFile("hot.txt", []byte("3\n4\n"), 0o600))
+	ok(t, "cache", "hotness", "g", "--hotness", "hot.txt", "--results", "r.jsonl", "--quiet")
 	require.NoError(t, syscall.Mkfifo("fifo", 0o600))
 	// with is a file of results whose first line has other arguments.
 	with := func(file string, change func(begin map[string]any, args []any) []any) {
@@ -52,7 +53,7 @@ func TestRerunTakesSettingsAlone(t *testing.T) {
 		{"t", "--hotness=/etc/shadow"}, {"t", "--hotness=presample,ids.txt"}, {"t", "--partition=victim"},
 		{"t", "--hardware=victim"}, {"t", "--hardware=fifo"}, {"t", "--dataset=other"},
 		{"c", "--variants=a=--blas ./lib.so"}, {"c", "--variants=a=--packed victim;b=--mode cpu"},
-		{"c", "--variants=a=--hotness ids.txt"}, {"c", "--variants=a=-trace=victim"},
+		{"c", "--variants=a=--hotness ids.txt"}, {"c", "--variants=a=-timeline=victim"},
 	} {
 		with(c.file+".jsonl", func(_ map[string]any, args []any) []any {
 			verb := 1
@@ -67,7 +68,7 @@ func TestRerunTakesSettingsAlone(t *testing.T) {
 		name, _, _ := strings.Cut(strings.TrimLeft(c.flag, "-"), "=")
 		require.Contains(t, r.errOut, "--"+name, c.flag)
 	}
-	for _, flag := range []string{"--trace=victim", "-trace=victim", "--timeline=victim", "-timeline=victim",
+	for _, flag := range []string{"--timeline=victim", "-timeline=victim",
 		"--checkpoint=victim", "-checkpoint=new", "--results=victim", "-results=victim", "--metrics=:0",
 		"--hotness-dir=new", "--packed=new", "-packed=new", "--parted=new", "--superbatch-dir=/", "--mpi=./lib.so",
 		"--config=victim", "--state=new", "--overwrite", "--overwrite=true", "-overwrite", "--resume", "--live",
@@ -76,7 +77,7 @@ func TestRerunTakesSettingsAlone(t *testing.T) {
 			return append(append([]any{"train"}, flag), args[1:]...)
 		})
 		how := []string{"rerun", "evil.jsonl"}
-		if flag != "-trace=victim" && flag != "-checkpoint=new" && flag != "-overwrite" {
+		if flag != "-timeline=victim" && flag != "-checkpoint=new" && flag != "-overwrite" {
 			how = append(how, "--dry-run") // what is run has no such flag
 		}
 		r := hc(t, how...)
@@ -125,10 +126,10 @@ func TestRerunTakesSettingsAlone(t *testing.T) {
 	// Inputs are known by their checksums, or named.
 	ok(t, "rerun", "r.jsonl")
 	ok(t, "rerun", "e.jsonl")
-	require.NoError(t, os.Rename("trace", "moved"))
-	ok(t, append(append([]string{"train", "--trace", "trace", "--seed", "5"}, small...), "t5.jsonl")...)
-	fails(t, hc(t, "rerun", "r.jsonl"), 4, "rerun", "--input trace=PATH")
-	require.Contains(t, ok(t, "rerun", "r.jsonl", "--input", "trace=moved"), "was made again")
+	require.NoError(t, os.Rename("hot.txt", "moved"))
+	require.NoError(t, os.WriteFile("hot.txt", []byte("5\n6\n"), 0o600))
+	fails(t, hc(t, "rerun", "r.jsonl"), 4, "rerun", "--input hotness=PATH")
+	require.Contains(t, ok(t, "rerun", "r.jsonl", "--input", "hotness=moved"), "was made again")
 	fails(t, hc(t, "rerun", "r.jsonl", "--input", "csv=x"), 2, "rerun", "no input csv")
 	require.NoError(t, os.Rename("g", "h"))
 	require.NoError(t, os.Rename("other", "g"))

@@ -66,7 +66,7 @@ func (r *againRun) tellLeft(e *env, path string) {
 
 // argumentOption is the option that an argument of a verb stands for.
 func (uses optionUses) argumentOption() string {
-	for _, name := range []string{"dataset", "graph", "trace"} {
+	for _, name := range []string{"dataset", "graph"} {
 		if uses[name] != nil {
 			return name
 		}

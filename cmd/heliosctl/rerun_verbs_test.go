@@ -19,8 +19,7 @@ func TestRerunOfEveryVerb(t *testing.T) {
 	ok(t, "load", "g")
 	small := "--fanout 3,3 --batch-size 128"
 	model := small + " --hidden 8 --epochs 1 --gpu-cache 10%"
-	ok(t, append([]string{"train", "g", "--checkpoint", "run", "--trace", "trace"},
-		strings.Fields(model)...)...)
+	ok(t, append([]string{"train", "g", "--checkpoint", "run"}, strings.Fields(model)...)...)
 	ways := map[string][]string{
 		"bench cache":   {"--nodes 2000 --rows 100 --policy static,lru --seconds 0.01"},
 		"bench compute": {"--only gemm --shapes 8x8x8 --rows 100 --seconds 0.01 --workers 1"},
@@ -29,7 +28,6 @@ func TestRerunOfEveryVerb(t *testing.T) {
 		"bench sample":  {"--nodes 1000 --batches 1 --turns 1 --batch-size 64", "g --batches 1 --turns 1"},
 		"cache hotness": {"g --sizes 5% --hotness degree,presample:1 " + small},
 		"cache plan":    {"g --hardware a100-optane --budget 20% --steps 4 " + small},
-		"cache replay":  {"trace --sizes 5% --policy lru,belady"},
 		"compare":       {"g --modes helios,inmem --repeats 1 " + model, "g --clock virtual --hardware a100-optane --modes helios,gids " + small},
 		"eval":          {"g --checkpoint run"},
 		"plan":          {"g --hardware a100-optane --sweep ssds=1,2 " + small, "g --hardware a100-optane " + small},

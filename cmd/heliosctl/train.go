@@ -159,7 +159,7 @@ func (t *trainer) showEpoch(r *report.EpochResult) {
 		100*r.TrainAcc, val, r.Seconds, tierLine(*r))
 }
 
-// openRun looks after what the run leaves before any work is done: its checkpoint folder, the trace
+// openRun looks after what the run leaves before any work is done: its checkpoint folder
 // and the results. held is what the folder holds that the run goes on from, nil where there is
 // nothing.
 func (t *trainer) openRun() (out *results, held *sched.Held, err error) {
@@ -185,9 +185,6 @@ func (t *trainer) openRun() (out *results, held *sched.Held, err error) {
 		}
 		held = nil
 	}
-	if err := t.claimTrace(); err != nil {
-		return nil, nil, err
-	}
 	if !cfg.Resume {
 		out, err = t.openResults(t.env)
 	} else {
@@ -197,14 +194,6 @@ func (t *trainer) openRun() (out *results, held *sched.Held, err error) {
 		cfg.Run = out.run
 	}
 	return out, held, err
-}
-
-// claimTrace finds out before any work whether there may be a trace, which the run itself makes.
-func (t *trainer) claimTrace() error {
-	if t.cfg.Trace == "" {
-		return nil
-	}
-	return orOverwrite(t.files().Claim("--trace", t.cfg.Trace))
 }
 
 // orResume adds the ways out to the refusal of a folder that holds a checkpoint.

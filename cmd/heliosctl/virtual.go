@@ -57,9 +57,6 @@ func (a *clockArgs) hardware(e *env, off []any) (hw cost.Hardware, ok bool, err 
 
 // trainVirtual is train on the virtual clock.
 func (t *trainer) trainVirtual(ctx context.Context, hw cost.Hardware) (err error) {
-	if err := t.claimTrace(); err != nil {
-		return err
-	}
 	out, err := t.openResults(t.env)
 	if err != nil {
 		return err

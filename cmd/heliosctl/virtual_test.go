@@ -54,10 +54,6 @@ func TestTrainOnTheVirtualClock(t *testing.T) {
 
 	require.Equal(t, "quick", last(t, ok(t, append(args, "--tune", "quick")...))["tuned"].(map[string]any)["level"])
 
-	ok(t, append(args, "--trace", "t.trace")...)
-	require.Contains(t, ok(t, "cache", "replay", "--trace", "t.trace", "--check"), "equal")
-	require.Contains(t, hc(t, append(args, "--trace", "t.trace")...).errOut, "--overwrite")
-
 	text := ok(t, "train", "g", "--clock", "virtual", "--hardware", "h100-pm1753x16", "--epochs",
 		"1", "--fanout", "5", "--quiet")
 	for _, l := range strings.Split(strings.TrimSpace(text), "\n") {

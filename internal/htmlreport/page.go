@@ -148,8 +148,6 @@ func digest(sources []*Source) (all []section, err error) {
 			err = add(plans(s))
 		case s.has("compare"):
 			err = add(compare(s))
-		case s.has("play"):
-			err = add(replay(s))
 		case s.Verb == "bench io":
 			err = add(benchIO(s))
 		case kernelFigures[s.Verb] != nil:

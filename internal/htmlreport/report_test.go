@@ -173,19 +173,7 @@ func compareFile(t *testing.T) *Source {
 	return s
 }
 
-func replayFile(t *testing.T) *Source {
-	t.Helper()
-	s := Start("cache replay", "g", "2026-01-02T03:04:05Z", nil)
-	for i, hits := range []float64{0.25, 0.5} {
-		require.NoError(t, s.Add("play", map[string]any{"policy": "lru", "window": 2,
-			"cache_bytes": (i + 1) << 20, "share": 0.01, "total": map[string]float64{
-				"hit_ratio": hits, "optimum_hit_ratio": 0.75, "gap_points": 3, "bytes_ssd": 1 << 20}}))
-	}
-	require.NoError(t, s.Add("note", map[string]string{"text": "why"}))
-	return s
-}
-
-func TestComparisonAndReplay(t *testing.T) {
+func TestComparison(t *testing.T) {
 	s, err := compare(compareFile(t))
 	require.NoError(t, err)
 	require.Equal(t, []bar{{Name: "helios", Value: 2, Lo: 1, Hi: 3}}, s.Figures[0].Bars)
@@ -193,14 +181,6 @@ func TestComparisonAndReplay(t *testing.T) {
 	require.Equal(t, []point{single(1, 2), single(2, 1)}, s.Figures[3].Series[0].Points)
 	require.Contains(t, s.Note, "Modelled")
 	require.Contains(t, s.Note, "a note.")
-
-	s, err = replay(replayFile(t))
-	require.NoError(t, err)
-	require.Equal(t, []series{
-		{Name: "lru, window 2", Points: []point{single(1, 0.25), single(2, 0.5)}},
-		{Name: "optimum", Limit: true, Points: []point{single(1, 0.75), single(2, 0.75)}},
-	}, s.Figures[0].Series)
-	require.Equal(t, " why", s.Note)
 }
 
 // kernelLines are two rounds of a row of each benchmark of kernels.
@@ -408,7 +388,7 @@ func all(t *testing.T) []*Source {
 			"epoch_seconds": span{1, 1, 1}}, {"name": strings.Repeat("long name ", 12),
 			"epoch_seconds": span{2, 1, 3}, "rows_ssd": 1}}}))
 	return []*Source{trainRun(t, "helios", 1, 3, 1), trainRun(t, "helios", 2, 4, 2),
-		trainRun(t, "cpu", 1, 2, 2), compareFile(t), replayFile(t), evil,
+		trainRun(t, "cpu", 1, 2, 2), compareFile(t), evil,
 		read(t, "io.jsonl", `{"event":"begin","verb":"bench io","command":[]}`,
 			ioLine("async", 1, 4096, 5e5), ioLine("async", 2, 4096, 9e5)),
 		read(t, "other.jsonl", `{"event":"begin","verb":"doctor","command":[]}`,

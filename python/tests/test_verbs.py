@@ -33,7 +33,7 @@ def script(tmp_path):
 def test_options_become_flags(script, tmp_path):
     b = script(TELL)
     got = helios.train(
-        tmp_path, gpu_cache="5%", epochs=2, resume=True, fanout=[5, 3], trace=None, binary=b
+        tmp_path, gpu_cache="5%", epochs=2, resume=True, fanout=[5, 3], timeline=None, binary=b
     )
     flags = ["--gpu-cache=5%", "--epochs=2", "--resume=true", "--fanout=5,3", "--json"]
     assert got["argv"] == ["train", str(tmp_path), *flags]

@@ -12,7 +12,6 @@ import (
 	"slices"
 
 	"helios/cache"
-	"helios/cache/trace"
 	"helios/gpuio"
 	"helios/gpuio/iosim"
 	"helios/graph"
@@ -36,8 +35,6 @@ type Options struct {
 	CPUMax   int64 `option:"cpu-max" size:"" zero:"-1" shown:"no bound" arg:"BYTES" usage:"at most BYTES of it in the CPU's memory"`
 	Steps    int   `option:"steps" default:"100" usage:"splits to look at, beside the first"` // splits tried beside the first; 100
 	Hardware cost.Hardware
-	// Trace is a run's accesses (Config.Trace) to plan for; empty: an epoch is sampled.
-	Trace string `option:"trace" use:"input" arg:"FILE" usage:"plan for the accesses in FILE (train {trace}); a dataset is then needed for the times of sampling and training alone"`
 }
 
 // Point is one split: what an epoch takes of each resource, all at work at once, as in a deep
@@ -63,11 +60,9 @@ type Plan struct {
 	Hardware string `json:"hardware"`
 	SSDModel string `json:"ssd_model"`
 	SSDs     int    `json:"ssd_count"`
-	From     string `json:"from"` // what the accesses are from
 	Hotness  string `json:"hotness"`
 	Rows     int64  `json:"rows"`
 	RowBytes int64  `json:"row_bytes"`
-	Epochs   int    `json:"epochs"` // that batches and accesses are of
 	Batches  int    `json:"batches"`
 	Accesses int64  `json:"accesses"` // rows looked up
 	// Costs of an access in nanoseconds on its busiest resource.
@@ -86,14 +81,9 @@ type Plan struct {
 
 // planWork holds what an epoch takes whatever the tiers hold, and what it accesses.
 type planWork struct {
-	batches, epochs int
-	counts          []uint32 // accesses by row
-	accesses        int64
-	scores          []uint32 // what rows are placed by
-	by              string
-	notes           []string
-
-	// Of one epoch.
+	counts   []uint32 // accesses by row
+	accesses int64
+	scores   []uint32 // what rows are placed by
 
 	sampleNS, sampleGPUNS float64 // the sampling stream's time, and that of the SMs
 	trainNS, lookupNS     float64
@@ -102,107 +92,11 @@ type planWork struct {
 
 // Find finds the split of a budget between the GPU and the CPU tier with the least modelled time of
 // an epoch. Rows are placed by cfg.Hotness; hits are those of the first epoch, sampled for real,
-// which the hotness has not seen. With a trace they are placed by what placed the traced run's, and
-// hits are those of its training; in.Dataset may then be nil, and sampling and training are left
-// out. Times are the profile's: each resource's own work is summed over the epoch, and the epoch
-// takes as long as the busiest, as in a pipeline deep enough that they all work at once. Every
-// split of the budget in o.Steps steps is looked at, so the best is the best of them; of equals the
-// one with the least work on all resources together.
+// which the hotness has not seen. Times are the profile's: each resource's own work is summed over
+// the epoch, and the epoch takes as long as the busiest, as in a pipeline deep enough that they all
+// work at once. Every split of the budget in o.Steps steps is looked at, so the best is the best of
+// them; of equals the one with the least work on all resources together.
 func Find(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Options,
-	obs report.Observer) (res *Plan, err error) {
-	if o.Trace == "" {
-		return planSampled(ctx, cfg, in, o, obs)
-	}
-	r, err := trace.Open(o.Trace)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	head := r.Header()
-	// A count and a score for each row, and their order.
-	if free, err := hostmem.AvailableBytes(); err == nil && head.Rows > free/16 {
-		return nil, errs.New(errs.Capability,
-			"trace %s: a plan for its %d rows needs %s of memory, and %s can be had; use a machine with more, if the trace is right",
-			o.Trace, head.Rows, units.FormatBytes(16*head.Rows), units.FormatBytes(free))
-	}
-	w := &planWork{counts: make([]uint32, head.Rows)}
-	if err := w.fromTrace(ctx, r); err != nil {
-		return nil, err
-	}
-	if in.Dataset == nil {
-		w.notes = append(w.notes,
-			"a trace holds accesses alone: sampling and training are not counted; give the dataset for them")
-	} else {
-		if id := in.Dataset.UUID().String(); id != head.Dataset {
-			return nil, errs.New(errs.Usage,
-				"%s is a trace of dataset %s (%s), %s is %s; give the dataset that was trained on",
-				o.Trace, head.Name, head.Dataset, in.Dataset.Dir(), id)
-		}
-		cfg.Fanouts = nil
-		for _, f := range head.Fanouts {
-			cfg.Fanouts = append(cfg.Fanouts, int(f))
-		}
-		cfg.Batch, cfg.Seed, cfg.Sampler = int(head.Batch), head.Seed, head.Sampler
-		cfg.SeedZero, cfg.BatchDependency = head.Seed == 0, int(head.BatchDependency)
-		if err := w.compute(ctx, cfg, in, o.Hardware.Profile, obs); err != nil {
-			return nil, err
-		}
-	}
-	return w.plan(head.Name, o.Trace, head.RowBytes, o)
-}
-
-// fromTrace counts the accesses of a trace's training and finds what its rows were placed by.
-func (w *planWork) fromTrace(ctx context.Context, r *trace.Reader) (err error) {
-	epoch, first, whole := -1, 0, 0
-	err = r.Play(trace.Visitor{Live: func(l trace.Live) error {
-		if l.Kind == trace.Train && first == 0 {
-			whole++
-		}
-		return nil
-	}, Batch: func(b *trace.Batch) error {
-		if b.Kind != trace.Train {
-			return prepare.Interrupted(ctx)
-		}
-		if b.Epoch != epoch {
-			epoch, first = b.Epoch, b.Index
-			w.epochs++
-		}
-		w.batches++
-		for _, part := range b.Parts {
-			w.accesses += int64(len(part))
-			for _, v := range part {
-				if w.counts[v] < math.MaxUint32 {
-					w.counts[v]++
-				}
-			}
-		}
-		return prepare.Interrupted(ctx)
-	}})
-	if err != nil {
-		return err
-	}
-	if part := w.epochs - whole; part > 0 {
-		w.notes = append(w.notes,
-			fmt.Sprintf(
-				"%d of the trace's %d epochs are not whole (the run was interrupted or resumed), and count as if they were: an epoch takes longer than is said here",
-				part, w.epochs))
-	}
-	if r.Totals().Resets > 0 {
-		w.notes = append(w.notes,
-			"the traced run placed its rows anew, and what it then looked up again counts twice here")
-	}
-	if w.scores, err = r.Hotness(); err != nil || w.scores != nil {
-		w.by = cmp.Or(r.Header().HotnessBy, "the trace's scores")
-		return err
-	}
-	w.scores, w.by = w.counts, "the trace's own accesses"
-	w.notes = append(w.notes,
-		"the trace has no hotness (the run had no static tier, or one for all rows), so rows are placed by what the trace itself accesses: hits are the most that could be")
-	return nil
-}
-
-// planSampled plans for an epoch that is sampled here.
-func planSampled(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Options,
 	obs report.Observer) (res *Plan, err error) {
 	e, err := prepare.Open(ctx, cfg, in, obs)
 	if err != nil {
@@ -213,31 +107,21 @@ func planSampled(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Opti
 	if err != nil {
 		return nil, err
 	}
-	w := &planWork{counts: make([]uint32, e.Rows), epochs: 1, batches: prepare.Batches(len(train),
-		e.Config.Batch)}
+	w := &planWork{counts: make([]uint32, e.Rows)}
 	if w.scores, err = e.Scores(ctx); err != nil {
 		return nil, err
 	}
-	w.by = e.Hotness.String()
 	if w.accesses, err = e.CountEpoch(ctx, 0, train, w.counts,
 		w.adder(e, in, o.Hardware.Profile)); err != nil {
 		return nil, err
 	}
-	return w.plan(in.Dataset.Meta.Name, "an epoch that was sampled", e.RowBytes, o)
-}
-
-// compute samples an epoch for the sake of its shapes.
-func (w *planWork) compute(ctx context.Context, cfg plan.Config, in prepare.Inputs,
-	hw *hardware.Profile, obs report.Observer) error {
-	e, err := prepare.Open(ctx, cfg, in, obs)
-	if err != nil {
-		return err
+	name := in.Dataset.Meta.Name
+	if w.accesses == 0 {
+		return nil, errs.New(errs.Usage, "%s looks no rows up: there is nothing to plan for", name)
 	}
-	train, err := prepare.TrainSplit(in)
-	if err == nil {
-		_, err = e.CountEpoch(ctx, 0, train, make([]uint32, e.Rows), w.adder(e, in, hw))
-	}
-	return errors.Join(err, e.Close())
+	return w.plan(&Plan{Modelled: true, Dataset: name, Hotness: e.Hotness.String(), Rows: e.Rows,
+		RowBytes: e.RowBytes, Batches: prepare.Batches(len(train), e.Config.Batch),
+		Accesses: w.accesses}, o)
 }
 
 // adder is add for the batches that e samples.
@@ -281,9 +165,9 @@ func (w *planWork) add(s *cost.Shape, m *cost.Kernels, g *hardware.GPU, uvaGBs f
 	}
 }
 
-// plan scans the splits.
-func (w *planWork) plan(dataset, from string, rowBytes int64, o Options) (*Plan, error) {
-	rows := int64(len(w.counts))
+// plan completes p: it scans the splits.
+func (w *planWork) plan(p *Plan, o Options) (*Plan, error) {
+	rows, rowBytes := p.Rows, p.RowBytes
 	if rows > math.MaxUint32 {
 		return nil, errs.New(errs.Capability,
 			"a plan for %d rows: at most 2^32 are supported; plan for a sample of the graph", rows)
@@ -302,17 +186,9 @@ func (w *planWork) plan(dataset, from string, rowBytes int64, o Options) (*Plan,
 	if err != nil {
 		return nil, err
 	}
-	if w.accesses == 0 {
-		return nil, errs.New(errs.Usage, "%s looks no rows up: there is nothing to plan for", from)
-	}
 	total := rows * rowBytes
-	p := &Plan{
-		Modelled: true, Dataset: dataset, Hardware: hw.Name,
-		SSDModel: machine.ModelName(), SSDs: ssds, From: from, Hotness: w.by,
-		Rows: rows, RowBytes: rowBytes, Epochs: w.epochs, Batches: w.batches, Accesses: w.accesses,
-		Notes:       w.notes,
-		BudgetBytes: min(o.Budget.Of(total), total), GPUMaxBytes: max(o.GPUMax, 0),
-	}
+	p.Hardware, p.SSDModel, p.SSDs = hw.Name, machine.ModelName(), ssds
+	p.BudgetBytes, p.GPUMaxBytes = min(o.Budget.Of(total), total), max(o.GPUMax, 0)
 	if o.GPUMax == 0 {
 		p.GPUMaxBytes = int64(hw.GPU.MemoryGiB.Value * (1 << 30))
 	}
@@ -382,12 +258,10 @@ func (w *planWork) drawCurve(p *Plan, steps int64, ssds int, per planCosts, gpuF
 	}
 }
 
-// time works out how long a point's resources are busy in an epoch, from the rows in the tiers and
-// the misses of the busiest SSD in all epochs.
+// time works out how long a point's resources are busy, from the rows in the tiers and the misses
+// of the busiest SSD.
 func (w *planWork) time(pt *Point, per planCosts, rowBytes int64, inGPU, inCPU, busiest float64) {
-	n := float64(w.epochs)
-	miss := (float64(w.accesses) - inGPU - inCPU) / n
-	busiest, inGPU, inCPU = busiest/n, inGPU/n, inCPU/n
+	miss := float64(w.accesses) - inGPU - inCPU
 	uva := inCPU*float64(rowBytes) + float64(w.topologyBytes)
 	ns := map[string]float64{
 		"ssds": busiest * per.ssd,

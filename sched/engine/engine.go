@@ -43,7 +43,6 @@ type Engine struct {
 	Slots        []*Slot
 	SlotBytes    int64 // of a feature tensor
 	Turn         Turns
-	Recording    prepare.Recording
 	Trace        *Tracer           // nil without a timeline
 	Look         [2]prepare.Stager // nodes, rows
 	LookupStream cuda.Stream
@@ -117,7 +116,6 @@ func (e *Engine) OpenFor(ctx context.Context, c Consumer, s *System, cfg plan.Co
 	e.Sampling = prepare.New(cfg, in, obs, a.RowType)
 	e.Store = Store{of: e.Sampling, Layout: a.Layout, SSDs: a.SSDs, unchecked: a.Unchecked,
 		Notes: notes}
-	e.Recording.Of = e.Sampling
 	if e.Store.lease, err = a.Hold(ctx, note); err != nil {
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
 			err = stopped
@@ -169,15 +167,10 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.newSlots(); err != nil {
 		return err
 	}
-	// the trace begins once rows are placed, which may take long
-	if err := e.Recording.Check(); err != nil {
-		return err
-	}
 	if err := e.newTracer(); err != nil {
 		return err
 	}
 	e.OnClose(func() error { return errors.Join(e.Look[0].Close(), e.Look[1].Close()) })
-	e.OnClose(e.Recording.Close)
 	e.OnClose(e.Tiers.Close)
 	e.OnClose(e.Store.Close) // before the tiers, which it may still write to
 	e.Observer.TellNote("%v", e.Store.Checked)

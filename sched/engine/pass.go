@@ -21,13 +21,14 @@ import (
 type Pass struct {
 	Name    string // for the timeline
 	Epoch   int    // sampling key
-	Kind    int    // trace.Train, trace.Validate or trace.Test
-	Number  int    // of the epoch, from 0, in the trace
+	Number  int    // of an epoch of training, from 0
 	Order   prepare.Order
 	First   int // batch to begin with; run leaves it at the next one
 	End     int // where run stops; 0: with the last batch. It may be called again
 	Sampler *graph.Sampler
 	OnBatch func(index int, mb *graph.MiniBatch) // optional
+	// Training: the pass is an epoch of training, else an evaluation.
+	Training bool
 	// Place gives memory for the rows of a batch, by its place in order, in place of the engine's
 	// own; nil: it has none. It is called by one goroutine at a time, and again for a batch that is
 	// made anew.
@@ -241,9 +242,6 @@ func (e *Engine) Run(ctx context.Context, p *Pass) error {
 			errs.ClassOf(err) != errs.Interrupted {
 			// A wait that the interrupt cut short is no error of what it waited for.
 			return stopped
-		}
-		if err == nil && p.First == p.Batches {
-			err = e.Recording.Live(p.Kind, p.Number, p.Stats.Since(p.Base))
 		}
 		return overdue(err)
 	}

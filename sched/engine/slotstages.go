@@ -55,20 +55,6 @@ func (a *SlotStages) Submit(ctx context.Context, set *Set) (err error) {
 	return nil
 }
 
-// Record notes the rows of a part in the run's trace, if it has one, before they are looked up.
-func (a *SlotStages) Record(op context.Context, w *Work) error {
-	e, p, s := a.Walk.Engine, a.Walk.Pass, w.Slot
-	if s.Used == 0 {
-		if err := e.Recording.Begin(p.Kind, p.Number, s.Index); err != nil {
-			return err
-		}
-	}
-	if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
-		return fmt.Errorf("batch %d: %w", s.Index, err)
-	}
-	return nil
-}
-
 // Complete waits for the reads of a part.
 func (a *SlotStages) Complete(ctx context.Context, set *Set) error {
 	e, p, w := a.Walk.Engine, a.Walk.Pass, WorkOf(set.Parts[0])

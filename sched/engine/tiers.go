@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"helios/cache"
-	"helios/cache/trace"
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/sched/plan"
@@ -41,8 +39,6 @@ type Tiers interface {
 	Credit(x cuda.Growable) error
 	// Begin makes the stages of a walk.
 	Begin(w *Walk) Stages
-	// Record says in a trace what the tiers are; it returns the rows that never move.
-	Record(h *trace.Header) cache.Placement
 	// GPUBytes and CPUBytes are the sizes of the tiers. Describe says in results what they are.
 	GPUBytes() int64
 	CPUBytes() int64
@@ -111,12 +107,6 @@ func (b *Base) CPUBytes() int64 { return int64(len(b.Engine.Placement.CPU)) * b.
 
 // Describe implements Tiers.
 func (b *Base) Describe(*report.RunInfo) {}
-
-// Record implements Tiers.
-func (b *Base) Record(h *trace.Header) cache.Placement {
-	h.GPULines, h.RowsPerLine = b.Engine.Sizes.GPURows, 1
-	return b.Engine.Placement
-}
 
 // Shuffled implements Tiers.
 func (b *Base) Shuffled(train []int64, sampleEpoch int) prepare.Order {
@@ -211,9 +201,6 @@ type PartSampler interface {
 // device's memory does not suffice the GPU tier gets smaller.
 func (e *Engine) place(ctx context.Context) error {
 	err := e.Tiers.Place(ctx)
-	if err == nil {
-		err = e.Recording.Placed(e.Store.Layout, e.Tiers.Record)
-	}
 	if err != nil && prepare.Interrupted(ctx) == nil {
 		return overdue(e.shrink(ctx, err))
 	}
@@ -222,12 +209,8 @@ func (e *Engine) place(ctx context.Context) error {
 
 // Hooks are the engine's own steps in the choice of rows.
 func (e *Engine) Hooks() prepare.Hooks {
-	h := prepare.Hooks{Measure: e.measured,
+	return prepare.Hooks{Measure: e.measured,
 		Found: func(start time.Time) { e.Trace.Run("presample", start) }}
-	if e.Recording.On() {
-		h.Scores = e.Recording.KeepScores
-	}
-	return h
 }
 
 // Filled counts the time that filling the tiers took.

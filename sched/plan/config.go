@@ -55,7 +55,7 @@ const (
 
 // PolicyBelady keeps, in both tiers, what the mini-batches of a superbatch need next (MIN with
 // bypass, Belady 1966): these are sampled before the first of them trains.
-const PolicyBelady = policy.Belady
+const PolicyBelady = "belady"
 
 // Checks turns the comparison of reads with their checksums on or off.
 type Checks int8
@@ -185,11 +185,10 @@ type Config struct {
 	// NoEval skips validation and test; the best epoch is then the last.
 	NoEval bool   `option:"no-eval" group:"Run" use:"setting" usage:"skip validation and test"`
 	Tune   string `option:"tune" group:"Run" use:"setting" oneof:"@tunes" usage:"measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result"`
-	Trace  string `option:"trace" group:"Run" use:"aside" arg:"FILE" usage:"record which rows each mini-batch needs in FILE, for \"cache replay\" and \"cache plan\""`
 	// OtherDataset lets Evaluate and Predict use a checkpoint of another dataset.
 	OtherDataset bool `option:"other-dataset" group:"Model" use:"setting" usage:"use a checkpoint of another dataset, whose training nodes may be test nodes of this one"`
 
-	// Overwrite lets another run's checkpoint and a trace that is there be replaced.
+	// Overwrite lets another run's checkpoint be replaced.
 	Overwrite bool
 	// Run is the identity of a new run, which its checkpoint keeps; may be empty. A resumed run has
 	// its checkpoint's.
@@ -580,9 +579,6 @@ func unknown(key errs.Key, v string, all []string) error {
 
 // checkTiers refuses parts of the tiers, the accumulator and the sampler that can't go together.
 func (c Config) checkTiers() error {
-	if err := refuseOffline(c.Policy); err != nil {
-		return err
-	}
 	for _, check := range []func() error{c.checkShared, c.checkSystem, c.checkAccumulate,
 		c.checkTopology} {
 		if err := check(); err != nil {

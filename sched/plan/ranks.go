@@ -20,10 +20,6 @@ func (c Config) checkRanks() error {
 		return errs.New(errs.Usage,
 			"%v %s with %d ranks: they wait for each other in each step, so no time that it measured would be of one setting; tune a run of one rank and give all the settings that it finds",
 			errs.Key("tune"), c.Tune, c.Ranks)
-	case c.Trace != "":
-		return errs.New(errs.Usage,
-			"%v with %d ranks: a trace is of one process's rows; record it in a run of one rank",
-			errs.Key("trace"), c.Ranks)
 	}
 	return nil
 }

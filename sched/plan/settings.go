@@ -53,9 +53,7 @@ func policySummaries() []string {
 	about := []string{PolicyStatic + ": rows are placed once, by hotness",
 		PolicyBelady + ": both tiers keep what a superbatch needs next"}
 	for _, p := range policy.All() {
-		if p.Offline == "" {
-			about = append(about, p.Name+": "+p.Summary)
-		}
+		about = append(about, p.Name+": "+p.Summary)
 	}
 	return summaries(about)
 }
@@ -81,8 +79,6 @@ func (c *Config) SetOption(name, text string) (done bool, err error) {
 	case "seed":
 		n, err := strconv.ParseUint(text, 10, 64)
 		c.SeedZero = err == nil && n == 0
-	case "policy":
-		return false, refuseOffline(text)
 	case "gpu-cache":
 		if c.GPUCacheAuto = text == "auto"; c.GPUCacheAuto {
 			c.GPUCache = units.Budget{}
@@ -122,15 +118,6 @@ func readCache(to *units.Budget, name, text string) (err error) {
 	}
 	if *to == (units.Budget{}) {
 		*to = NoCache()
-	}
-	return nil
-}
-
-// refuseOffline says of a policy that no run can have where it belongs.
-func refuseOffline(name string) error {
-	if p := policy.Find(name); p != nil && p.Offline != "" && !slices.Contains(Policies, name) {
-		return errs.New(errs.Usage, "%v %s %s; for a run choose one of %s", errs.Key("policy"),
-			name, p.Offline, strings.Join(Policies, ", "))
 	}
 	return nil
 }

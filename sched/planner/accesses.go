@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"helios/cache/superbatch"
-	"helios/cache/trace"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/philox"
@@ -27,9 +26,7 @@ type Batch = virtual.Drawn
 type Accesses struct {
 	By      string // what they are from
 	hot     string // what ranks rows
-	notes   []string
 	Rows    int64
-	bytes   int // of a row, as a trace has it
 	Batches int // batches that an epoch has
 	Most    int // batches that can be had
 	drawn   []*Batch
@@ -38,10 +35,8 @@ type Accesses struct {
 	Wide    bool
 	// Topology is its bytes, 0 where nobody knows; edges likewise.
 	Topology, Edges int64
-	graph           Graph
 	// row is the row of a rank.
-	row     func(rank int64) int64
-	sampled plan.Config
+	row func(rank int64) int64
 	// Popularity is the settled distribution of draws; nil: nothing is drawn.
 	Popularity *Popularity
 }
@@ -77,7 +72,7 @@ func TopologyBytes(nodes, edges int64) (bytes int64, wide bool) {
 func fromPopularity(g Graph, p *Popularity, c plan.Config) (*Accesses, error) {
 	if m := c.Method(); m.WholeLists || m.Dependent {
 		return nil, errs.New(errs.Usage,
-			"%v %s: no skew and no degrees describe its draws; plan for a dataset or a trace",
+			"%v %s: no skew and no degrees describe its draws; plan for a dataset",
 			errs.Key("sampler"), m.Name)
 	}
 	mean := float64(g.Edges) / float64(g.Nodes)
@@ -151,89 +146,6 @@ func drawBatch(p *Popularity, at places, nodes int64, seeds int, per []float64,
 	return b
 }
 
-// maxTraced is the number of rows of a trace that are kept.
-const maxTraced = 16 << 20
-
-// fromTrace takes the mini-batches of a trace's first epoch. g has what the trace does not say.
-func fromTrace(ctx context.Context, path string, g *Graph, c *plan.Config) (_ *Accesses,
-	err error) {
-	r, err := trace.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	h := r.Header()
-	if free, err := hostmem.AvailableBytes(); err == nil && h.Rows > free/32 {
-		return nil, errs.New(errs.Capability,
-			"trace %s: a plan for its %d rows needs %s of memory, and %s can be had; use a machine with more, if the trace is right",
-			path, h.Rows, units.FormatBytes(32*h.Rows), units.FormatBytes(free))
-	}
-	g.Name, g.Nodes = h.Name, h.Rows
-	c.Batch, c.Seed, c.SeedZero, c.Sampler = int(h.Batch), h.Seed, h.Seed == 0, h.Sampler
-	c.Fanouts = nil
-	for _, f := range h.Fanouts {
-		c.Fanouts = append(c.Fanouts, int(f))
-	}
-	a := &Accesses{By: "trace " + path, Rows: h.Rows, bytes: int(h.RowBytes), Edges: g.Edges}
-	a.Topology, a.Wide = TopologyBytes(g.Nodes, g.Edges)
-	if g.Edges == 0 {
-		a.Topology = 0
-		a.notes = append(a.notes,
-			"a trace does not say how many edges its graph has: the topology's memory is not counted")
-	}
-	counts, kept, epoch := make([]uint32, h.Rows), 0, -1
-	err = r.Play(trace.Visitor{Batch: func(b *trace.Batch) error {
-		if b.Kind != trace.Train || epoch >= 0 && b.Epoch != epoch {
-			return prepare.Interrupted(ctx)
-		}
-		epoch = b.Epoch
-		a.Batches++
-		rows := slices.Concat(b.Parts...)
-		for _, v := range rows {
-			if counts[v] < math.MaxUint32 {
-				counts[v]++
-			}
-		}
-		if next := len(a.drawn)+1 == a.Batches; next && len(rows) > 0 &&
-			(kept == 0 || kept+len(rows) <= maxTraced) {
-			kept += len(rows)
-			a.drawn = append(a.drawn, &Batch{Rows: rows,
-				Shape: tracedShape(b.Parts, c.Batch, c.Fanouts, g)})
-		}
-		return prepare.Interrupted(ctx)
-	}})
-	if err != nil {
-		return nil, err
-	}
-	if a.Most = len(a.drawn); a.Most == 0 {
-		return nil, errs.New(errs.Usage,
-			"trace %s holds no mini-batch of training: nothing to plan for", path)
-	}
-	scores, err := r.Hotness()
-	if err != nil {
-		return nil, err
-	}
-	a.hot = "what placed the traced run's rows: " + h.HotnessBy
-	if scores == nil {
-		scores, a.hot = counts, "the epoch's own accesses"
-		a.notes = append(a.notes,
-			"the trace has no hotness, so rows are placed by what the trace itself accesses: hits are the most that could be")
-	}
-	a.notes = append(a.notes,
-		"a trace holds accesses alone: how many edges each hop has is estimated from the fanouts")
-	a.rank(scores)
-	return a, nil
-}
-
-// rank fills in the ranks of what was drawn.
-func (a *Accesses) rank(scores []uint32) {
-	ranks, order := ranksOf(scores)
-	a.row = func(rank int64) int64 { return int64(order[rank]) }
-	for _, b := range a.drawn {
-		setRanks(b, ranks)
-	}
-}
-
 // Hottest is the state of a cache that earlier epochs have filled: it holds the hottest rows, and
 // the least hot one of them goes first. Where met is given, the slots of rows that none of those
 // batches accesses are empty, which looks up fewer rows: in one tier they leave in the same order
@@ -296,58 +208,6 @@ func ranksOf(scores []uint32) (ranks, order []uint32) {
 		ranks[row] = uint32(rank)
 	}
 	return ranks, order
-}
-
-// tracedShape estimates a shape from the rows of the lookups: of each hop where there were as many,
-// else hops that grow by one factor.
-func tracedShape(parts [][]int64, batchSize int, fanouts []int, g *Graph) cost.Shape {
-	total := int64(0)
-	for _, p := range parts {
-		total += int64(len(p))
-	}
-	hopEnd := []int64{}
-	if len(parts) == len(fanouts)+1 {
-		end := int64(0)
-		for _, p := range parts {
-			end += int64(len(p))
-			hopEnd = append(hopEnd, end)
-		}
-	} else {
-		seeds := min(int64(batchSize), total)
-		lo, hi := 0.0, 1.0
-		grown := func(k float64) (ends []int64) {
-			n := float64(seeds)
-			ends = []int64{seeds}
-			for _, f := range fanouts {
-				n = min(n*(1+k*fanout(f, g)), float64(total))
-				ends = append(ends, int64(n))
-			}
-			return ends
-		}
-		for range 50 {
-			if ends := grown((lo + hi) / 2); ends[len(ends)-1] < total {
-				lo = (lo + hi) / 2
-			} else {
-				hi = (lo + hi) / 2
-			}
-		}
-		hopEnd = grown(hi)
-		hopEnd[len(hopEnd)-1] = total
-	}
-	edges := make([]int64, len(fanouts))
-	for h, f := range fanouts {
-		edges[h] = max(int64(float64(hopEnd[h])*fanout(f, g)), hopEnd[h+1]-hopEnd[h])
-	}
-	return cost.MadeUp(hopEnd, edges)
-}
-
-// fanout is a fanout where the graph's edges bound it, if it is known how many there are.
-func fanout(f int, g *Graph) float64 {
-	mean := float64(g.Edges) / float64(max(g.Nodes, 1))
-	if mean == 0 {
-		return float64(max(f, 1))
-	}
-	return (&Popularity{}).drawn(f, mean)
 }
 
 // fromDataset samples the mini-batches of a dataset's first epoch.

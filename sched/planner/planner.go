@@ -1,6 +1,6 @@
 // Package planner says before a run, and before there is a machine or a dataset of that size, what
-// an epoch would take: the virtual clock plays mini-batches that a trace, a skew or a degree
-// distribution gives, or samples of a dataset, on a machine that a profile describes. All times and
+// an epoch would take: the virtual clock plays mini-batches that a skew or a degree distribution
+// gives, or samples of a dataset, on a machine that a profile describes. All times and
 // costs in it are modelled.
 package planner
 
@@ -32,9 +32,8 @@ type Options struct {
 	Hardware cost.Hardware
 	Graph    Graph
 	RowType  rowtype.Type
-	// The accesses are from one of these: a dataset (Inputs), a trace, or Popularity.
+	// The accesses are from one of these: a dataset (Inputs), or Popularity.
 	Popularity *Popularity
-	Trace      string
 	Inputs     prepare.Inputs
 	// Budget is memory for both tiers together; zero: the tiers' own budgets hold, plan.NoCache:
 	// there are none.
@@ -255,7 +254,7 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *Acces
 	if err != nil {
 		return f, nil, err
 	}
-	key := fmt.Sprint(o.Trace, f.Batch, f.Fanouts, f.Seed, f.Sampler, f.BatchDependency, f.Hotness,
+	key := fmt.Sprint(f.Batch, f.Fanouts, f.Seed, f.Sampler, f.BatchDependency, f.Hotness,
 		f.Presample, o.Graph.Nodes, o.Graph.Edges)
 	if p.kept[key] == nil {
 		var a *Accesses
@@ -263,36 +262,22 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *Acces
 		switch {
 		case o.Inputs.Dataset != nil && s.Dataset != nil:
 			a = s.Dataset(f, o.Inputs)
-		case o.Trace != "" && s.RefuseTrace != nil:
-			err = s.RefuseTrace(&f)
 		case o.Inputs.Dataset != nil:
 			a, err = fromDataset(ctx, f, s.Hotness, o.Inputs, p.obs)
-		case o.Trace != "":
-			a, err = fromTrace(ctx, o.Trace, &g, &f)
 		case o.Popularity != nil:
 			if err = g.check(); err == nil {
 				a, err = fromPopularity(g, o.Popularity, f)
 			}
 		default:
 			err = errs.New(errs.Usage,
-				"a plan needs accesses: give a skew, degrees, a trace or a dataset")
+				"a plan needs accesses: give a skew, degrees or a dataset")
 		}
 		if err != nil {
 			return f, nil, err
 		}
-		a.graph, a.sampled = g, f
 		p.kept[key] = a
 	}
-	a := p.kept[key]
-	if o.Trace != "" { // it has the settings of sampling
-		o.Graph.Name, o.Graph.Nodes = a.graph.Name, a.graph.Nodes
-		if o.Graph.Dim == 0 {
-			o.Graph.Dim = o.RowType.Dim(a.bytes)
-		}
-		f.Batch, f.Fanouts, f.Seed, f.SeedZero, f.Sampler = a.sampled.Batch, a.sampled.Fanouts,
-			a.sampled.Seed, a.sampled.SeedZero, a.sampled.Sampler
-	}
-	return f, a, nil
+	return f, p.kept[key], nil
 }
 
 // refused names what the virtual clock cannot play.
@@ -396,9 +381,6 @@ func (j *Job) batches() int {
 		n = min(max(all/rows, least), limit)
 	}
 	n = min(n+j.predict.Beyond(), j.Accesses.Batches)
-	if j.Accesses.Most < n { // a trace that was not kept whole
-		n = j.Accesses.Most
-	}
 	return j.predict.Shorten(n)
 }
 
@@ -426,7 +408,7 @@ func (j *Job) result(r *virtual.Played) (*Plan, error) {
 		SSDCommands: Scaled(e.SSDCommands, scale),
 		HitRatio:    e.HitRatio, ReadAmplification: e.ReadAmplification,
 		GPUCacheBytes: j.Sizes.GPURows * j.RowBytes, CPUCacheBytes: j.Sizes.CPURows * j.RowBytes,
-		Notes: slices.Concat(j.Accesses.notes, j.Notes),
+		Notes: j.Notes,
 	}
 	p.Hotness = cmp.Or(p.Hotness, "none")
 	p.BytesGPU, p.BytesCPU = p.RowsGPU*j.RowBytes, p.RowsCPU*j.RowBytes

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cache/policy"
-	"helios/cache/trace"
 	"helios/cuda"
 	"helios/dataset"
 	"helios/dataset/build"
@@ -19,7 +18,6 @@ import (
 	"helios/graph/partition"
 	"helios/internal/errs"
 	"helios/internal/hardware"
-	"helios/internal/rowtype"
 	"helios/internal/units"
 	"helios/sched/cost"
 	"helios/sched/plan"
@@ -321,61 +319,6 @@ func TestPlanOfMegaBatches(t *testing.T) {
 		}
 	}
 	require.NoError(t, s.Close())
-}
-
-// A trace's own accesses are looked up.
-func TestTrace(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "t")
-	w, err := trace.Create(path, trace.Header{Dataset: "d", Name: "traced", Rows: 1000,
-		RowBytes: 512, SSDs: 1, SlotBytes: 512, LBABytes: 512, Seed: 5, Fanouts: []int64{3},
-		Sampler: "neighbor", Batch: 8, Mode: "helios", IOStack: "async", Policy: "static"}, false)
-	require.NoError(t, err)
-	scores := make([]uint32, 1000)
-	for i := range scores {
-		scores[i] = uint32(1000 - i)
-	}
-	require.NoError(t, w.Hotness(scores))
-	for i := range 4 {
-		require.NoError(t, w.Begin(trace.Train, 0, i))
-		rows := make([]int64, 20)
-		for k := range rows {
-			rows[k] = int64(i*10 + k*50)
-		}
-		require.NoError(t, w.Part(rows))
-	}
-	require.NoError(t, w.Close())
-	o := small(t, static.ModeCPU)
-	o.Config = plan.Config{Mode: static.ModeCPU, CPUCache: units.Budget{Percent: 50}}
-	o.Popularity, o.Trace, o.Batches = nil, path, 0
-	x := find(t, o, nil)
-	require.Equal(t, "traced", x.Graph.Name)
-	require.Equal(t, 4, x.Batches)
-	require.Equal(t, []int{3}, x.Fanouts)
-	require.EqualValues(t, 80, x.RowsCPU+x.RowsSSD)
-	want := int64(0)
-	for i := range 4 {
-		for k := range 20 {
-			if i*10+k*50 < 500 {
-				want++
-			}
-		}
-	}
-	require.Equal(t, want, x.RowsCPU)
-	require.NotEmpty(t, x.Notes)
-	o.Graph.Dim = 64
-	require.EqualValues(t, 256, find(t, o, nil).RowBytes, "as given")
-	o.Graph.Dim = 0
-	require.EqualValues(t, 512, find(t, o, nil).RowBytes, "as the run had them")
-	o.RowType = rowtype.Float16
-	require.Equal(t, 256, find(t, o, nil).Graph.Dim)
-	p, err := planner.New(known(o), report.Observer{})
-	require.NoError(t, err)
-	require.ErrorContains(t, p.Refused(planner.Sweep{Key: "batch-size"}), "trace")
-	o.Trace += ".no"
-	p, err = planner.New(known(o), report.Observer{})
-	require.NoError(t, err)
-	_, err = p.Plan(context.Background(), nil)
-	require.Error(t, err)
 }
 
 // More SSDs shorten an epoch until something else bounds it, and doubling says so.

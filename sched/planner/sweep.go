@@ -139,10 +139,6 @@ func (s Sweep) set(o *Options, value string) error {
 // Refused returns the reason why a planner cannot sweep a setting.
 func (p *Planner) Refused(s Sweep) error {
 	switch {
-	case s.Key == "batch-size" && p.o.Trace != "":
-		return errs.New(errs.Usage,
-			"%v batch-size: a trace has mini-batches of one size; plan by a skew or for a dataset",
-			errs.Key("sweep"))
 	case (s.Key == "gpu-cache" || s.Key == "cpu-cache") && p.o.Budget != (units.Budget{}):
 		return errs.New(errs.Usage,
 			"%v %s: %v divides the memory between the tiers; leave one of the two out",

@@ -22,8 +22,6 @@ type System struct {
 	Hotness string
 	// Refuse says of which configurations there is no plan; nil: there is one of all.
 	Refuse func(c *plan.Config) error
-	// RefuseTrace refuses a plan by a trace; nil: there is one.
-	RefuseTrace func(c *plan.Config) error
 	// Dataset gives what a plan has to know of a dataset before it is played; nil: samples of it.
 	Dataset func(c plan.Config, in prepare.Inputs) *Accesses
 	// Directory is the figure of a profile for lookups by the CPU, and its name;

@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"helios/cache"
 	"helios/internal/errs"
 )
 
@@ -29,8 +28,6 @@ func TestHotList(t *testing.T) {
 		got, err := read(text)
 		require.NoError(t, err)
 		require.Equal(t, []uint32{top - 1, 0, 0, top, top - 2}, got)
-		require.Equal(t, cache.Placement{GPU: []int64{3}, CPU: []int64{0, 4}},
-			cache.Place(got, 1, 2))
 	}
 	for text, want := range map[string]string{
 		"5\n": "line 1 is node 5", "1\n-1\n": "line 2 is node -1", "1\nx\n": `line 2: "x"`,

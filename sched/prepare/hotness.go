@@ -28,9 +28,6 @@ type Hooks struct {
 	Measure func(plan.TierSizes, *cache.Hotness) (plan.TierSizes, error)
 	// Found hears when finding the hotness began, once it has ended.
 	Found func(start time.Time)
-	// Scores takes what the rows are placed by: a score for each row, which nobody changes from
-	// there on. It is not called where no scores were needed.
-	Scores func([]uint32) error
 }
 
 // Choose finds the rows' hotness where that matters, when a tier has room for some of the rows, and
@@ -45,7 +42,6 @@ func (s *Sampling) Choose(ctx context.Context, b plan.TierSizes, hooks Hooks) (p
 		return p, err
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
-	found := false
 	if b.Auto || b.GPURows < s.Rows && b.CPURows < s.Rows {
 		start := time.Now()
 		if err := s.findHotness(ctx, h, b.Auto); err != nil {
@@ -55,20 +51,9 @@ func (s *Sampling) Choose(ctx context.Context, b plan.TierSizes, hooks Hooks) (p
 		if hooks.Found != nil {
 			hooks.Found(start)
 		}
-		found = true
 	}
 	if b.Auto {
 		if b, err = hooks.Measure(b, h); err != nil {
-			return p, err
-		}
-	}
-	// a tier for all rows needs no scores, and a replay must not take zeros for some
-	if hooks.Scores != nil && found {
-		scores, err := s.counts(ctx, h)
-		if err == nil {
-			err = hooks.Scores(scores)
-		}
-		if err != nil {
 			return p, err
 		}
 	}

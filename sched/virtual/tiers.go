@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"helios/cache"
-	"helios/cache/trace"
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/sched/cost"
@@ -48,8 +46,6 @@ type Tiers interface {
 		walk func(ctx context.Context) error) error
 	// Shape samples a batch and looks its rows up.
 	Shape(ctx context.Context, i int) (*cost.Shape, error)
-	// Test looks the batches of the test pass up, which nobody plays.
-	Test(ctx context.Context, sum *report.Partial) error
 
 	// Announce tells the tiers of a batch that the window has sampled.
 	Announce(ctx context.Context, mb *graph.MiniBatch) error
@@ -107,16 +103,6 @@ func (b *Base) Shape(ctx context.Context, i int) (*cost.Shape, error) {
 		i)
 }
 
-// Test implements Tiers.
-func (b *Base) Test(ctx context.Context, sum *report.Partial) error {
-	return LookUp(0, b.Player.Source.N, sum, func(i int) (*cost.Shape, error) {
-		if err := prepare.Interrupted(ctx); err != nil {
-			return nil, err
-		}
-		return b.Self.Shape(ctx, i)
-	})
-}
-
 // Announce implements Tiers.
 func (b *Base) Announce(context.Context, *graph.MiniBatch) error { return nil }
 
@@ -145,14 +131,6 @@ func (b *Base) CPUBytes() int64 { return int64(len(b.Player.Placement.CPU)) * b.
 
 // Describe implements Tiers.
 func (b *Base) Describe(*report.RunInfo) {}
-
-// Record says in a trace's header that a GPU tier without lines holds so many rows.
-func Record(v *Player, gpu int64) func(*trace.Header) cache.Placement {
-	return func(h *trace.Header) cache.Placement {
-		h.GPULines, h.RowsPerLine = gpu, 1
-		return v.Placement
-	}
-}
 
 // RefuseTuning refuses a tuner of what is not sampled while it trains.
 func RefuseTuning(cfg *plan.Config) error {

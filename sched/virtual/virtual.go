@@ -10,7 +10,6 @@ import (
 	"math"
 
 	"helios/cache"
-	"helios/cache/trace"
 	"helios/cuda"
 	"helios/dataset/pages"
 	"helios/gpuio"
@@ -34,8 +33,8 @@ const modelledTransfer = 128 << 10
 // and looked up in the real caches on in's device, while durations come from hw. The topology is in
 // memory where cfg names none (lists.go: on storage). No features are read and nothing is computed,
 // so in needs no SSDs. Equal arguments give equal results. Not modelled: errors and retries, hits
-// of mmap's page cache (each row is a fault), the CPU's own work between operators, the test pass
-// (which a trace has all the same), checkpoints.
+// of mmap's page cache (each row is a fault), the CPU's own work between operators, the test pass,
+// checkpoints.
 //
 // When ctx ends, the error has class errs.Interrupted and the result holds the epochs that were
 // whole.
@@ -48,7 +47,7 @@ func Run(ctx context.Context, find Find, cfg plan.Config, in prepare.Inputs, hw 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, v.Recorder.Close(), v.Close()) }()
+	defer func() { err = errors.Join(err, v.Close()) }()
 	cfg = v.Config
 	meta := in.Dataset.Meta
 	res = &report.ModelledResult{
@@ -67,7 +66,7 @@ func Run(ctx context.Context, find Find, cfg plan.Config, in prepare.Inputs, hw 
 		SSDs: v.Machine.Model.SSDs(),
 	}
 	v.Observer.TellPlan(v.Config.Operators(v.Machine.Stack != nil))
-	err = v.Recorder.End(v.train(ctx, in, res))
+	err = v.train(ctx, in, res)
 	res.IO, res.RunInfo = v.Io(), v.info()
 	if err == nil {
 		err = v.Conserved()
@@ -112,7 +111,7 @@ func Open(ctx context.Context, find Find, cfg plan.Config, in prepare.Inputs, hw
 	}
 	v := newRun(find, s, hw)
 	if err := v.open(ctx, in); err != nil {
-		return nil, errors.Join(err, v.Recorder.Close(), v.Close())
+		return nil, errors.Join(err, v.Close())
 	}
 	return v, nil
 }
@@ -120,7 +119,6 @@ func Open(ctx context.Context, find Find, cfg plan.Config, in prepare.Inputs, hw
 // newRun makes a run without a machine.
 func newRun(find Find, s *prepare.Sampling, hw cost.Hardware) *Player {
 	v := &Player{Sampling: s, Plan: s.Config.Schedule(), Hardware: hw}
-	v.Recorder = Recorder{v: v, Recording: prepare.Recording{Of: s}}
 	v.Tiers = find(&s.Config).New(v)
 	return v
 }
@@ -135,10 +133,9 @@ type Player struct {
 	Stack             *iosim.Stack
 	perSSD            []gpuio.Planned // what was read so far
 
-	Tiers    Tiers
-	Batches  []*graph.MiniBatch // one more than the window's depth
-	Source   Part
-	Recorder Recorder
+	Tiers   Tiers
+	Batches []*graph.MiniBatch // one more than the window's depth
+	Source  Part
 	// tuned is the result of the tuner; nil: not yet, or nobody asked.
 	tuned *report.TuneResult
 	// filled is the commands of a stack before the present one.
@@ -160,7 +157,6 @@ type setUp struct{ PresampleNS, FillNS int64 }
 
 // Part samples a pass's batches for real, as far ahead as the window has it.
 type Part struct {
-	Kind, Epoch  int // of the pass, for a trace
 	Key, next, N int
 	End          int // of the part that is played, where it is not all
 	Order        prepare.Order
@@ -209,9 +205,6 @@ func (v *Player) open(ctx context.Context, in prepare.Inputs) (err error) {
 	if err := v.openMachine(in.Dataset.Meta.Classes, v.Topology.Wide()); err != nil {
 		return err
 	}
-	if err := v.Recorder.Check(); err != nil {
-		return err
-	}
 	watchLists(v)
 	if err := v.Machine.openLists(v.Config.Seed); err != nil {
 		return err
@@ -242,11 +235,7 @@ func (v *Player) open(ctx context.Context, in prepare.Inputs) (err error) {
 // ChooseRows chooses the rows of tiers of b's sizes, by what presampling counts.
 func (v *Player) ChooseRows(ctx context.Context, b plan.TierSizes) (err error) {
 	v.Presampled = func(mb *graph.MiniBatch) { v.Machine.presample(v.Machine.shapeOf(mb)) }
-	hooks := prepare.Hooks{}
-	if v.Recorder.On() {
-		hooks.Scores = v.Recorder.KeepScores
-	}
-	if v.Placement, err = v.Choose(ctx, b, hooks); err != nil {
+	if v.Placement, err = v.Choose(ctx, b, prepare.Hooks{}); err != nil {
 		return err
 	}
 	v.Span("presample", 0)
@@ -442,13 +431,7 @@ func (v *Player) shape(ctx context.Context, i int) (*cost.Shape, error) {
 	v.Tiers.NextBatch()
 	op, cancel := v.OperatorContext(ctx)
 	defer cancel()
-	if err := v.Recorder.Begin(v.Source.Kind, v.Source.Epoch, i); err != nil {
-		return nil, err
-	}
 	if err := v.Parts(&s, func(from int64, part *cost.Part) error {
-		if err := v.Recorder.Part(op, v.LookupS, mb.Nodes.Ptr(), from, part.Count); err != nil {
-			return err
-		}
 		return v.Tiers.Look(op, mb, from, part)
 	}); err != nil {
 		return nil, fmt.Errorf("batch %d: %w", i, err)
@@ -556,9 +539,6 @@ func (v *Player) train(ctx context.Context, in prepare.Inputs, res *report.Model
 		res.Epochs = append(res.Epochs, r)
 		v.Observer.TellEpoch(r)
 	}
-	if err := v.Recorder.test(ctx); err != nil {
-		return v.stopped(v.Config.Epochs-1, err)
-	}
 	return nil
 }
 
@@ -579,10 +559,7 @@ func (v *Player) pass(ctx context.Context, name string, key, epoch int, order pr
 	if train {
 		p.First, p.End = v.Hardware.Limit(p.End)
 	}
-	v.Source = Part{Kind: trace.Validate, Epoch: epoch, Key: key, N: p.End, Order: order}
-	if train {
-		v.Source.Kind = trace.Train
-	}
+	v.Source = Part{Key: key, N: p.End, Order: order}
 	if err := v.Tiers.Before(ctx, p, key, train); err != nil {
 		return report.EpochResult{}, err
 	}
@@ -601,9 +578,6 @@ func (v *Player) pass(ctx context.Context, name string, key, epoch int, order pr
 	})
 	p.tell()
 	sum.TopologyReads = listReads(v, read, waited)
-	if err == nil && sum.Batches == order.Len() { // a part of a pass has nothing to be held against
-		err = v.Recorder.Live(v.Source.Kind, v.Source.Epoch, sum)
-	}
 	if err != nil {
 		return report.EpochResult{}, err
 	}

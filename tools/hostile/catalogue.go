@@ -21,7 +21,7 @@ const (
 // catalogue is every hostile input. A reader that takes a new format gets its cases here.
 func catalogue() []hostileCase {
 	return slices.Concat(arrayCases(), splitCases(), archiveCases(), edgeCases(), pickleCases(),
-		graphboltCases(), otherFormats(), traceCases(), degreeCases(), datasetCases(),
+		graphboltCases(), otherFormats(), degreeCases(), datasetCases(),
 		partitionCases(), fileCases(), resultCases(), profileCases())
 }
 
@@ -565,51 +565,6 @@ func otherFormats() (all []hostileCase) {
 	debian("no lz4", "Packages.lz4", "no lz4")
 	debian("lfs", "Packages", lfs)
 	debian("pipe", "Packages", special(fifo))
-	return all
-}
-
-func traceCases() (all []hostileCase) {
-	batch := []byte{1, 0, 0, 0, 2, 1, 2}
-	bigRow := append([]byte{1, 0, 0, 0, 2, 1}, 0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f)
-	files := map[string][]byte{}
-	for _, f := range []string{"rows", "row_bytes", "ssds", "slot_bytes", "lba_bytes", "batch",
-		"gpu_lines", "line_bytes", "rows_per_line", "cpu_rows", "window"} {
-		files[f+" 2^62"] = traceFile(map[string]any{f: int64(1) << 62}, nil, batch)
-		files[f+" -1"] = traceFile(map[string]any{f: -1}, nil, batch)
-	}
-	files["rows 2^45"] = traceFile(map[string]any{"rows": int64(1) << 45}, nil, batch)
-	files["row 2^60 of 2^62"] = traceFile(map[string]any{"rows": int64(1) << 62}, nil, bigRow)
-	files["row beyond"] = traceFile(nil, nil, bigRow)
-	files["a million hops"] = traceFile(map[string]any{"fanouts": make([]int, 100000)}, nil, batch)
-	files["blocks that are not there"] = traceFile(nil, []uint64{1 << 40, 1, 1, 1, 0, 0}, batch)
-	files["totals of 2^62"] = traceFile(nil, []uint64{1, 1 << 62, 1 << 62, 1 << 62, 1 << 62,
-		0}, batch)
-	files["unknown record"] = traceFile(nil, nil, []byte{99})
-	files["part without a batch"] = traceFile(nil, nil, []byte{2, 1, 2})
-	files["scores for all"] = traceFile(map[string]any{"rows": 1 << 30}, []uint64{1, 1, 1, 1, 0, 1},
-		append([]byte{6, 0xff, 0xff, 3}, make([]byte, 1<<16-1)...))
-	files["parts of nothing"] = traceFile(nil, nil,
-		append([]byte{1, 0, 0, 0}, bytes.Repeat([]byte{2, 0}, 400000)...))
-	files["reset to 2^62 lines"] = traceFile(nil, []uint64{1, 0, 0, 0, 1, 0},
-		[]byte{4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x40})
-	files["no json"] = rawTrace([]byte("{"), nil, batch)
-	files["empty"] = nil
-	files["magic"] = []byte("HELTRACE")
-	files["lfs"] = []byte(lfs)
-	files["cut"] = files["rows 2^45"][:200]
-	files["flipped"] = flip(files["rows 2^45"], 40)
-	for _, n := range slices.Sorted(maps.Keys(files)) {
-		all = append(all, hostileCase{name: "trace, replay: " + n, args: "cache replay t",
-			files: map[string]any{"t": files[n]}, names: "t"},
-			hostileCase{name: "trace, plan: " + n, args: "cache plan --trace t --budget 1MiB",
-				files: map[string]any{"t": files[n]}, names: "t"},
-			hostileCase{name: "trace, planner: " + n, args: "plan --trace t --hardware host",
-				files: map[string]any{"t": files[n]}, names: "t"})
-	}
-	for _, args := range []string{"cache replay t", "plan --trace t --hardware host"} {
-		all = append(all, hostileCase{name: "trace: a pipe, " + args, args: args,
-			files: map[string]any{"t": special(fifo)}, names: "t is a pipe"})
-	}
 	return all
 }
 

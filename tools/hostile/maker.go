@@ -3,10 +3,8 @@ package main
 import (
 	"archive/zip"
 	"bytes"
-	"compress/flate"
 	"compress/gzip"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"hash/crc32"
 	"math"
@@ -258,65 +256,6 @@ func planetoid() map[string]any {
 			"ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R(K\x00](K\x01K\x02eK\x01](K\x00eu.",
 		"in/ind.toy.test.index": "3\n",
 	}
-}
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// traceFile is a trace whose checksums are right.
-func traceFile(header map[string]any, totals []uint64, blocks ...[]byte) []byte {
-	h := map[string]any{"dataset": "d", "name": "g", "rows": 100, "row_bytes": 512, "ssds": 1,
-		"slot_bytes": 512, "lba_bytes": 512, "fanouts": []int{2}, "batch": 4,
-		"sampler": "neighbor", "mode": "helios", "gpu_lines": 4, "line_bytes": 4096,
-		"rows_per_line": 8}
-	for k, v := range header {
-		h[k] = v
-	}
-	text, err := json.Marshal(h)
-	if err != nil {
-		panic(err)
-	}
-	return rawTrace(text, totals, blocks...)
-}
-
-func rawTrace(text []byte, totals []uint64, blocks ...[]byte) []byte {
-	b := []byte("HELTRACE")
-	fixed := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, 2),
-		uint32(len(text)))
-	b = append(append(b, fixed...), text...)
-	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(append(fixed, text...), castagnoli))
-	if totals == nil {
-		totals = []uint64{uint64(len(blocks)), 1, 1, 1, 0, 0}
-	}
-	var index []byte
-	for _, t := range totals {
-		index = binary.AppendUvarint(index, t)
-	}
-	last := 0
-	for _, raw := range blocks {
-		var packed bytes.Buffer
-		w, err := flate.NewWriter(&packed, flate.BestSpeed)
-		if err == nil {
-			_, err = w.Write(raw)
-		}
-		if err == nil {
-			err = w.Close()
-		}
-		if err != nil {
-			panic(err)
-		}
-		index = binary.AppendUvarint(index, uint64(len(b)-last))
-		last = len(b)
-		lengths := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil,
-			uint32(len(raw))), uint32(packed.Len()))
-		sum := crc32.Update(crc32.Checksum(lengths, castagnoli), castagnoli, packed.Bytes())
-		b = append(binary.LittleEndian.AppendUint32(append(b, lengths...), sum), packed.Bytes()...)
-	}
-	pos := len(b)
-	b = append(b, index...)
-	b = binary.LittleEndian.AppendUint64(b, uint64(pos))
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(index)))
-	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(index, castagnoli))
-	return append(b, "HELTREND"...)
 }
 
 // xzHead is the beginning of an xz file whose first block asks for a dictionary by its code.

@@ -86,10 +86,6 @@ func check(c plan.Config) error {
 			"%v %s reads hop by hop, and %v %s reads a mini-batch's pages at once; use another one: %s",
 			errs.Key("pipeline"), c.Pipeline, errs.Key("mode"), c.Mode,
 			strings.Join(plan.PipelineNames((*plan.Pipeline).Whole), ", "))
-	case c.Trace != "":
-		return errs.New(errs.Usage,
-			"%v %s reads packed pages, which a replay of %v cannot be held against; record the run in another mode: the accesses are the same",
-			errs.Key("mode"), c.Mode, errs.Key("trace"))
 	}
 	return nil
 }

@@ -11,7 +11,6 @@ import (
 
 	"helios/cache"
 	"helios/cache/packed"
-	"helios/cache/trace"
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/graph"
@@ -186,7 +185,7 @@ func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, erro
 	if p.First >= end { // a pass that an earlier run has finished
 		return end, nil
 	}
-	if p.Kind != trace.Train {
+	if !p.Training {
 		if e.Sizes.GPURows+e.Sizes.CPURows == e.Rows { // all is there
 			return end, nil
 		}
@@ -220,7 +219,7 @@ func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, erro
 
 // Begin makes the stages of a walk.
 func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
-	if w.Pass.Kind != trace.Train {
+	if !w.Pass.Training {
 		return t.Tiers.Begin(w)
 	}
 	return &stages{t, engine.SlotStages{Walk: w}}

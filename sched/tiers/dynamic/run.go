@@ -12,7 +12,6 @@ import (
 
 	"helios/cache"
 	"helios/cache/policy"
-	"helios/cache/trace"
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/internal/errs"
@@ -370,14 +369,6 @@ func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 	}
 	if first {
 		a.tier.NextBatch()
-		if err := e.Recording.Begin(a.w.Pass.Kind, a.w.Pass.Number, s.Index); err != nil {
-			return err
-		}
-	}
-	if w.Count > 0 {
-		if err := e.Recording.Part(op, e.LookupStream, w.Nodes, w.First, w.Count); err != nil {
-			return fmt.Errorf("batch %d: %w", s.Index, err)
-		}
 	}
 	begin := time.Now()
 	before, section := a.tier.Stats(), hostcpu.Begin()
@@ -622,7 +613,7 @@ const (
 	segFinished
 )
 
-// The rest of engine.Tiers, for results, traces and measurements:
+// The rest of engine.Tiers, for results and measurements:
 
 // Lookahead implements engine.Tiers.
 func (d *Tiers) Lookahead() int { return d.Engine.Config.Window }
@@ -672,12 +663,4 @@ func (d *Tiers) Describe(r *report.RunInfo) {
 		a := d.acc
 		r.Accumulator = &a
 	}
-}
-
-// Record implements engine.Tiers.
-func (d *Tiers) Record(h *trace.Header) cache.Placement {
-	c := d.tier.Config()
-	h.GPULines, h.LineBytes, h.RowsPerLine = c.Slots, d.lines.LineBytes, d.lines.RowsPerLine
-	h.Directory = c.Directory
-	return cache.Placement{CPU: c.CPU}
 }

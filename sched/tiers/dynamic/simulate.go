@@ -7,7 +7,6 @@ import (
 
 	"helios/cache"
 	"helios/cache/policy"
-	"helios/cache/trace"
 	"helios/gpuio/iosim"
 	"helios/graph"
 	"helios/internal/des"
@@ -45,7 +44,6 @@ type simulation struct {
 // Open implements Tiers.
 func (t *simulation) Open(ctx context.Context, b plan.TierSizes) error {
 	v := t.Player
-	rows := v.Layout
 	// lines come into the GPU tier by themselves
 	if err := v.ChooseRows(ctx, plan.TierSizes{CPURows: b.CPURows}); err != nil {
 		return err
@@ -61,9 +59,6 @@ func (t *simulation) Open(ctx context.Context, b plan.TierSizes) error {
 		return err
 	}
 	if err := t.calibrate(); err != nil {
-		return err
-	}
-	if err := v.Recorder.Placed(rows, t.record); err != nil {
 		return err
 	}
 	return prepare.Interrupted(ctx)
@@ -151,14 +146,6 @@ func (t *simulation) linesOf(rows, ranks []int64) (lines []int64, counts []int64
 		counts[j]++
 	}
 	return lines, counts, inBuffer
-}
-
-// record says in a trace's header what the tiers are.
-func (t *simulation) record(h *trace.Header) cache.Placement {
-	c := t.tier.Config()
-	h.GPULines, h.LineBytes, h.RowsPerLine = c.Slots, t.lines.LineBytes, t.lines.RowsPerLine
-	h.Directory = c.Directory
-	return cache.Placement{CPU: c.CPU}
 }
 
 // Before implements Tiers.

@@ -15,7 +15,6 @@ import (
 
 	"helios/cache"
 	"helios/cache/superbatch"
-	"helios/cache/trace"
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/graph"
@@ -198,14 +197,6 @@ func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, erro
 			return end, err
 		}
 		t.now = now
-		if t.static == nil {
-			c := t.tier.Config()
-			if err := t.Engine.Recording.Superbatch(trace.Superbatch{Kind: p.Kind, Epoch: p.Number,
-				First: now.first, Batches: now.end - now.first, GPURows: c.GPUSlots,
-				CPURows: c.CPUSlots, Kept: now.kept}); err != nil {
-				return end, errors.Join(err, t.drop())
-			}
-		}
 		if err := t.fill(ctx, now); err != nil {
 			return end, errors.Join(err, t.drop())
 		}
@@ -544,11 +535,6 @@ func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 		return nil
 	}
 	e, p, s := a.Engine, a.Walk.Pass, w.Slot
-	op, cancel := e.OperatorContext(ctx)
-	defer cancel()
-	if err := a.Record(op, w); err != nil {
-		return err
-	}
 	x := a.now
 	index := s.Index - x.first
 	if err := x.changes.Wait(ctx, index); err != nil {

@@ -7,7 +7,6 @@ import (
 	"helios/sched/virtual"
 
 	"helios/cache/superbatch"
-	"helios/cache/trace"
 	"helios/internal/des"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
@@ -94,11 +93,7 @@ func (x *simSuperbatch) found(index int) int64 { return x.there[index-x.from] }
 
 // Open implements Tiers: superbatches say what comes into the tiers.
 func (t *simulation) Open(_ context.Context, b plan.TierSizes) error {
-	rows := t.Player.Layout
-	if err := t.open(b); err != nil {
-		return err
-	}
-	return t.Player.Recorder.Placed(rows, virtual.Record(t.Player, b.GPURows))
+	return t.open(b)
 }
 
 // open makes tiers of b's sizes, which nothing has to fill.
@@ -125,13 +120,6 @@ func (t *simulation) OpenWork(_ context.Context, w *virtual.Work) error {
 // Before implements Tiers: batches that are not played fill nothing.
 func (t *simulation) Before(context.Context, *virtual.Pass, int, bool) error { return nil }
 
-// Test implements Tiers. Its superbatches are not counted.
-func (t *simulation) Test(ctx context.Context, sum *report.Partial) error {
-	info := t.info
-	defer func() { t.info = info }()
-	return t.lookUpAll(ctx, sum)
-}
-
 // GPUBytes implements Tiers.
 func (t *simulation) GPUBytes() int64 { return t.tiers.GPURows * t.Player.RowBytes }
 
@@ -142,15 +130,6 @@ func (t *simulation) CPUBytes() int64 { return t.tiers.CPURows * t.Player.RowByt
 func (t *simulation) Describe(r *report.RunInfo) {
 	info := t.info
 	r.Superbatch = &info
-}
-
-// record records that a superbatch begins.
-func (t *simulation) record(x *simSuperbatch) error {
-	s := &t.Player.Source
-	return t.Player.Recorder.Superbatch(trace.Superbatch{Kind: s.Kind, Epoch: s.Epoch,
-		First:   x.first,
-		Batches: x.end - x.first, GPURows: t.tiers.GPURows, CPURows: t.tiers.CPURows,
-		Kept: x.kept})
 }
 
 // drop releases a superbatch.
@@ -185,9 +164,6 @@ func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Part
 			v.Machine.Sim.Run()
 		}
 		t.after = &x.changes.After
-		if err := t.record(x); err != nil {
-			return err
-		}
 		if x.from == x.first {
 			begin := v.Machine.Sim.Now()
 			t.fill(ctx, x, sum)
@@ -371,14 +347,8 @@ func (t *simulation) shape(x *simSuperbatch, i int) (*cost.Shape, error) {
 	if x.files != nil {
 		t.rows = rows
 	}
-	if err := v.Recorder.Begin(v.Source.Kind, v.Source.Epoch, i); err != nil {
-		return nil, err
-	}
 	slots := x.changes.Slots(index)
 	err = v.Parts(s, func(from int64, part *cost.Part) error {
-		if err := v.Recorder.Rows(rows[from : from+part.Count]); err != nil {
-			return err
-		}
 		t.misses = t.misses[:0]
 		for k, slot := range slots[from : from+part.Count] {
 			switch {
@@ -402,33 +372,4 @@ func (t *simulation) shape(x *simSuperbatch, i int) (*cost.Shape, error) {
 		}
 	}
 	return s, err
-}
-
-// lookUpAll looks up the superbatches of a pass that is not played.
-func (t *simulation) lookUpAll(ctx context.Context, sum *report.Partial) error {
-	v, n := t.Player, t.Player.Source.N
-	size := longest(&v.Config, n)
-	for first := 0; first < n; first += size {
-		x := &simSuperbatch{first: first, from: first, end: min(first+size, n)}
-		if err := t.makeSuper(ctx, x, "test"); err != nil {
-			return err
-		}
-		t.after = &x.changes.After
-		if err := t.record(x); err != nil {
-			return err
-		}
-		rows, _ := firstRows(x.changes, t.tiers.GPURows)
-		sum.RowsLoaded += int64(len(rows[0]) + len(rows[1]))
-		_, bytes := virtual.PlanSets(ctx, v, rows[:], func([]int64, int64) {})
-		sum.BytesSSD += bytes
-		if err := virtual.LookUp(x.first, x.end, sum, func(i int) (*cost.Shape, error) {
-			return t.shape(x, i)
-		}); err != nil {
-			return err
-		}
-		if err := t.drop(x); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -173,10 +173,6 @@ func checkRun(c *plan.Config) error {
 		return errs.New(errs.Usage,
 			"%v auto: %v %s keeps the static nodes' rows there or none; give a size or a share",
 			errs.Key("gpu-cache"), errs.Key("mode"), c.Mode)
-	case c.Trace != "":
-		return errs.New(errs.Usage,
-			"%v %s reads whole parts, which a replay of %v cannot be held against; record a run of another mode",
-			errs.Key("mode"), c.Mode, errs.Key("trace"))
 	case c.Tuning():
 		return errs.New(errs.Usage,
 			"%v %s: the tuner changes the stack while it trains, and %v %s loads parts through it then; leave it out",

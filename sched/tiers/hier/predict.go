@@ -67,12 +67,7 @@ func megaDataset(c plan.Config, in prepare.Inputs) *planner.Accesses {
 var Predict = planner.System{New: func(j *planner.Job) planner.Tiers {
 	return &prediction{Base: planner.Base{Job: j}}
 },
-	Simulate: &Simulate, Hotness: plan.HotnessPresample, Dataset: megaDataset,
-	RefuseTrace: func(c *plan.Config) error {
-		return errs.New(errs.Usage,
-			"a trace does not say what is in which part, and %v %s trains on parts; plan by a skew, by degrees or for a dataset",
-			errs.Key("mode"), c.Mode)
-	}}
+	Simulate: &Simulate, Hotness: plan.HotnessPresample, Dataset: megaDataset}
 
 // prediction foresees mega-batches. Once they have been played it has their description, and the
 // bytes of the parts on disk, of mega-batches in CPU memory, and of what is in all of them.

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"helios/cache"
-	"helios/cache/trace"
 	"helios/cuda"
 	"helios/dataset/parted"
 	"helios/gpuio"
@@ -287,7 +286,7 @@ func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, erro
 	if p.First >= end { // a pass that an earlier run has finished
 		return end, nil
 	}
-	if p.Kind != trace.Train {
+	if !p.Training {
 		if n := t.next; n != nil {
 			<-n.done
 		}
@@ -388,7 +387,7 @@ func (t *Tiers) fetch(ctx context.Context, parts []int, slab *slab, ahead bool) 
 
 // Begin makes the stages of a walk.
 func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
-	if w.Pass.Kind != trace.Train {
+	if !w.Pass.Training {
 		return t.Tiers.Begin(w)
 	}
 	return t.train.Begin(w)

@@ -170,12 +170,6 @@ func (t *simulation) Shape(ctx context.Context, i int) (*cost.Shape, error) {
 	return t.shape(ctx, i)
 }
 
-// Test implements Tiers.
-func (t *simulation) Test(ctx context.Context, sum *report.Partial) error {
-	t.training = false
-	return t.Simulation.Test(ctx, sum)
-}
-
 // GPUBytes implements Tiers.
 func (t *simulation) GPUBytes() int64 {
 	if !t.onGPU {

@@ -122,9 +122,6 @@ func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 	e, p, s := a.Engine, a.Walk.Pass, w.Slot
 	op, cancel := e.OperatorContext(ctx)
 	defer cancel()
-	if err := a.Record(op, w); err != nil {
-		return err
-	}
 	g := &s.Segments[s.Used]
 	s.Used++
 	b := g.Part.(*cache.Buckets)

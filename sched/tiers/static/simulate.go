@@ -45,10 +45,6 @@ func (t *Simulation) Open(ctx context.Context, b plan.TierSizes) error {
 	if b.GPURows+b.CPURows == v.Rows { // every row is in a tier
 		v.Machine.Stack = nil
 	}
-	if err := v.Recorder.Placed(v.Layout, virtual.Record(v,
-		int64(len(v.Placement.GPU)))); err != nil {
-		return err
-	}
 	return prepare.Interrupted(ctx)
 }
 
