@@ -322,20 +322,6 @@ func (s *Sampling) CountLabels(seeds []int64) (n int64) {
 	return n
 }
 
-// HostRows is part of a frontier where the CPU reads it, after the work of st so far; valid until
-// the next call with the same stager.
-func (s *Sampling) HostRows(ctx context.Context, g *Stager, st cuda.Stream, nodes cuda.DevicePtr,
-	first, count int64) ([]int64, error) {
-	if count == 0 {
-		return nil, nil
-	}
-	if !s.OnGPU() {
-		return cuda.View[int64](nodes, first+count)[first:], st.Synchronize(ctx)
-	}
-	mem, err := g.copy(ctx, s.Device, st, nodes+cuda.DevicePtr(first*8), count*8)
-	return hostmem.View[int64](mem), err
-}
-
 // OnGPU reports whether the device's memory is its own, not the CPU's.
 func (s *Sampling) OnGPU() bool { return s.Device.Info().Backend != "host" }
 
