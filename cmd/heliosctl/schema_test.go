@@ -18,8 +18,6 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
-
-	"helios/internal/ui"
 )
 
 //go:generate env HELIOS_UPDATE=1 go test -count=1 -run DocsAreCurrent .
@@ -79,20 +77,20 @@ func (c *fieldComments) read(dir string) map[string]string {
 // makeSchema writes the schema of all lines: each line is one of the definitions, whose names are
 // verb and event.
 func makeSchema(describe func(reflect.Type, string) string) map[string]any {
-	s := &ui.Schemas{Defs: map[string]any{}, Describe: describe}
+	s := &schemaMaker{defs: map[string]any{}, comment: describe}
 	lines := map[string][]any{}
 	var every []any
 	for _, v := range verbEvents {
 		name := strings.TrimPrefix(v.verb+" "+v.event, " ")
-		lines[name] = append(lines[name], s.Event(v.event, v.of))
+		lines[name] = append(lines[name], s.event(v.event, v.of))
 	}
 	for _, v := range verbEvents {
 		name := strings.TrimPrefix(v.verb+" "+v.event, " ")
 		ref := map[string]string{"$ref": "#/$defs/" + strings.ReplaceAll(name, " ", "%20")}
 		if all := lines[name]; len(all) == 1 {
-			s.Defs[name] = all[0]
+			s.defs[name] = all[0]
 		} else {
-			s.Defs[name] = map[string][]any{"anyOf": all}
+			s.defs[name] = map[string][]any{"anyOf": all}
 		}
 		if len(every) == 0 || !reflect.DeepEqual(every[len(every)-1], any(ref)) {
 			every = append(every, ref) // lines of one name stand together
@@ -103,7 +101,7 @@ func makeSchema(describe func(reflect.Type, string) string) map[string]any {
 		"title":   fmt.Sprintf("Lines of heliosctl --json and --results, schema %d", resultsSchema),
 		"description": "Each line is one of anyOf, the lines of verbs by their field event. Later versions of heliosctl " +
 			"may add fields within a schema; readers ignore what they do not know. A number that is none (NaN, infinite) is null.",
-		"anyOf": every, "$defs": s.Defs,
+		"anyOf": every, "$defs": s.defs,
 	}
 }
 

@@ -196,18 +196,3 @@ func (s *Source) options() (all []string) {
 	}
 	return all
 }
-
-// Start begins a source of events that were never in a file; Add adds one.
-func Start(verb, dataset, time string, command []string) *Source {
-	return &Source{Name: dataset, Verb: verb, Command: command, Dataset: dataset, Time: time,
-		Ended: true, Whole: true}
-}
-
-// Add adds an event as it stands in a file of results.
-func (s *Source) Add(event string, v any) error {
-	text, err := json.Marshal(v)
-	if err == nil {
-		s.lines = append(s.lines, line{event, text})
-	}
-	return err
-}

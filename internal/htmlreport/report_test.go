@@ -162,10 +162,10 @@ func TestReadsBySSDs(t *testing.T) {
 
 func compareFile(t *testing.T) *Source {
 	t.Helper()
-	s := Start("compare", "g", "2026-01-02T03:04:05Z", []string{"heliosctl", "compare"})
-	require.NoError(t, s.Add("run", map[string]any{"variant": "helios", "losses": []float64{2, 1},
+	s := start("compare", "g", "2026-01-02T03:04:05Z", []string{"heliosctl", "compare"})
+	require.NoError(t, s.keep("run", map[string]any{"variant": "helios", "losses": []float64{2, 1},
 		"stage_seconds": map[string]float64{"train": 0.5}}))
-	require.NoError(t, s.Add("compare", map[string]any{"dataset": "g", "device": "host",
+	require.NoError(t, s.keep("compare", map[string]any{"dataset": "g", "device": "host",
 		"base": "helios", "hardware": "a100", "notes": []string{"a note."},
 		"variants": []map[string]any{{"name": "helios", "io_stack": "async", "pipeline": "deep",
 			"epoch_seconds": span{2, 1, 3}, "ratio": span{1, 1, 1}, "rows_gpu": 1, "rows_ssd": 3,
@@ -383,7 +383,7 @@ func all(t *testing.T) []*Source {
 	t.Helper()
 	evil := read(t, `</script><script>bad()</script>`,
 		`{"event":"begin","verb":"compare","dataset_name":"<b>","command":["</script><img src=x onerror=bad()>"]}`)
-	require.NoError(t, evil.Add("compare", map[string]any{"dataset": "</script><b>",
+	require.NoError(t, evil.keep("compare", map[string]any{"dataset": "</script><b>",
 		"variants": []map[string]any{{"name": "</script><script>bad()</script>",
 			"epoch_seconds": span{1, 1, 1}}, {"name": strings.Repeat("long name ", 12),
 			"epoch_seconds": span{2, 1, 3}, "rows_ssd": 1}}}))
@@ -502,4 +502,19 @@ func TestPolicy(t *testing.T) {
 		rest := regexp.MustCompile(`(?is)<script.*?</script>`).ReplaceAllString(body, "")
 		require.NotRegexp(t, `(?i)<img|<[a-z]+[^<>]*\son[a-z]+=`, rest)
 	}
+}
+
+// start begins a source of events that were never in a file; keep adds one.
+func start(verb, dataset, time string, command []string) *Source {
+	return &Source{Name: dataset, Verb: verb, Command: command, Dataset: dataset, Time: time,
+		Ended: true, Whole: true}
+}
+
+// keep adds an event as it stands in a file of results.
+func (s *Source) keep(event string, v any) error {
+	text, err := json.Marshal(v)
+	if err == nil {
+		s.lines = append(s.lines, line{event, text})
+	}
+	return err
 }

@@ -3,7 +3,6 @@ package report
 import (
 	"encoding/json"
 
-	"helios/internal/ui"
 	"helios/sched/plan"
 )
 
@@ -17,6 +16,10 @@ type ModelledResult struct {
 	SSDs     int
 }
 
+// Absent is the type of a field that takes the place of one of an embedded struct and is never
+// written.
+type Absent struct{}
+
 // modelledJSON is the JSON of a ModelledResult.
 type modelledJSON struct {
 	Modelled bool   `json:"modelled"`
@@ -26,10 +29,10 @@ type modelledJSON struct {
 	SSDs     int    `json:"ssd_count"`
 	Result
 	Epochs     []ModelledEpoch `json:"epochs"`
-	BestEpoch  *ui.Absent      `json:"best_epoch,omitempty"`
-	TestAcc    *ui.Absent      `json:"test_acc,omitempty"`
-	Params     *ui.Absent      `json:"params_sha256,omitempty"`
-	PeakMemory *ui.Absent      `json:"peak_memory_bytes,omitempty"`
+	BestEpoch  *Absent         `json:"best_epoch,omitempty"`
+	TestAcc    *Absent         `json:"test_acc,omitempty"`
+	Params     *Absent         `json:"params_sha256,omitempty"`
+	PeakMemory *Absent         `json:"peak_memory_bytes,omitempty"`
 }
 
 // JSONShape is for its schema.
@@ -53,9 +56,9 @@ type ModelledEpoch struct{ EpochResult }
 type modelledEpochJSON struct {
 	Modelled bool `json:"modelled"`
 	EpochResult
-	Loss     *ui.Absent `json:"loss,omitempty"`
-	TrainAcc *ui.Absent `json:"train_acc,omitempty"`
-	ValAcc   *ui.Absent `json:"val_acc,omitempty"`
+	Loss     *Absent `json:"loss,omitempty"`
+	TrainAcc *Absent `json:"train_acc,omitempty"`
+	ValAcc   *Absent `json:"val_acc,omitempty"`
 }
 
 // JSONShape is for its schema.

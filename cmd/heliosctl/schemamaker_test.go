@@ -1,36 +1,35 @@
-package ui
+package main
 
 import (
 	"encoding"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
+
+	"helios/sched/report"
 )
 
-// Shaped is a type that writes its JSON by itself: JSONShape returns a value of the type that it
+// shaped is a type that writes its JSON by itself: JSONShape returns a value of the type that it
 // writes.
-type Shaped interface{ JSONShape() any }
+type shaped interface{ JSONShape() any }
 
-// Absent is the type of a field that takes the place of one of an embedded struct and is never
-// written.
-type Absent struct{}
-
-// Schemas writes JSON Schemas (json-schema.org, draft 2020-12) of what Event writes. Structs with
-// a name stand under Defs.
-type Schemas struct {
-	Defs map[string]any
-	// Describe returns the comment of a field, or "".
-	Describe func(of reflect.Type, field string) string
+// schemaMaker writes JSON Schemas (json-schema.org, draft 2020-12) of what ui.Event writes. Structs
+// with a name stand under defs.
+type schemaMaker struct {
+	defs map[string]any
+	// comment returns the comment of a field, or "".
+	comment func(of reflect.Type, field string) string
 }
 
-// Event returns the schema of a line: the fields of v and its name.
-func (s *Schemas) Event(name string, v any) map[string]any {
+// event returns the schema of a line: the fields of v and its name.
+func (s *schemaMaker) event(name string, v any) map[string]any {
 	t := reflect.TypeOf(v)
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	if x, is := reflect.Zero(t).Interface().(Shaped); is {
+	if x, is := reflect.Zero(t).Interface().(shaped); is {
 		t = reflect.TypeOf(x.JSONShape())
 	}
 	out := map[string]any{"type": "object"}
@@ -48,30 +47,26 @@ func (s *Schemas) Event(name string, v any) map[string]any {
 }
 
 func sorted(set map[string]bool) []string {
-	var names object
+	names := []string{}
 	for n, in := range set {
 		if in {
-			names = append(names, field{name: n})
+			names = append(names, n)
 		}
 	}
-	names.sort()
-	out := make([]string, len(names))
-	for i, n := range names {
-		out[i] = n.name
-	}
-	return out
+	slices.Sort(names)
+	return names
 }
 
 var (
 	marshaler     = reflect.TypeFor[json.Marshaler]()
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
-	absent        = reflect.TypeFor[*Absent]()
+	absent        = reflect.TypeFor[*report.Absent]()
 	raw           = reflect.TypeFor[json.RawMessage]()
 )
 
 // of returns the schema of a type as finite and encoding/json write it.
-func (s *Schemas) of(t reflect.Type) any {
-	if x, is := reflect.Zero(t).Interface().(Shaped); is && t.Kind() != reflect.Pointer {
+func (s *schemaMaker) of(t reflect.Type) any {
+	if x, is := reflect.Zero(t).Interface().(shaped); is && t.Kind() != reflect.Pointer {
 		t = reflect.TypeOf(x.JSONShape())
 	}
 	switch {
@@ -108,18 +103,18 @@ func (s *Schemas) of(t reflect.Type) any {
 }
 
 // object returns the schema of a struct, or a reference to it.
-func (s *Schemas) object(t reflect.Type) any {
+func (s *schemaMaker) object(t reflect.Type) any {
 	name := t.Name()
 	if slash := strings.LastIndexByte(t.PkgPath(), '/'); slash >= 0 && name != "" {
 		name = t.PkgPath()[slash+1:] + "." + name
 	}
 	ref := map[string]any{"$ref": "#/$defs/" + name}
-	if _, has := s.Defs[name]; has && name != "" {
+	if _, has := s.defs[name]; has && name != "" {
 		return ref
 	}
 	def := map[string]any{"type": "object", "additionalProperties": false}
 	if name != "" {
-		s.Defs[name] = def // before its fields, which may hold it
+		s.defs[name] = def // before its fields, which may hold it
 	}
 	properties, required := map[string]any{}, map[string]bool{}
 	s.fields(t, properties, required)
@@ -131,7 +126,7 @@ func (s *Schemas) object(t reflect.Type) any {
 }
 
 // fields adds a struct's fields; those of embedded structs come first, so that its own win.
-func (s *Schemas) fields(t reflect.Type, properties map[string]any, required map[string]bool) {
+func (s *schemaMaker) fields(t reflect.Type, properties map[string]any, required map[string]bool) {
 	for _, embedded := range []bool{true, false} {
 		for i := range t.NumField() {
 			f := t.Field(i)
@@ -168,12 +163,12 @@ func (s *Schemas) fields(t reflect.Type, properties map[string]any, required map
 	}
 }
 
-func (s *Schemas) described(t reflect.Type, f reflect.StructField) any {
+func (s *schemaMaker) described(t reflect.Type, f reflect.StructField) any {
 	schema := s.of(f.Type)
-	if s.Describe == nil {
+	if s.comment == nil {
 		return schema
 	}
-	text := s.Describe(t, f.Name)
+	text := s.comment(t, f.Name)
 	if of, is := schema.(map[string]any); is && text != "" {
 		of["description"] = text
 		return of
