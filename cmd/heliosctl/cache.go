@@ -5,7 +5,7 @@ import "github.com/urfave/cli/v2"
 func cacheCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "cache",
-		Usage:       "what static caches would make of a run: hotness, the split of memory",
-		Subcommands: []*cli.Command{cachePlanCommand(), cacheHotnessCommand()},
+		Usage:       "what static caches would make of a run: hotness",
+		Subcommands: []*cli.Command{cacheHotnessCommand()},
 	}
 }

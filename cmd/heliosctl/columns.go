@@ -7,7 +7,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"helios/internal/ui"
-	"helios/sched/cacheplan"
 	"helios/sched/plan"
 )
 
@@ -19,7 +18,6 @@ var tableColumns = map[string][]ui.Column{
 	"bench memory":  memoryColumns,
 	"bench sample":  sampleColumns,
 	"cache hotness": hotnessColumns,
-	"cache plan":    splitColumns,
 	"compare":       compareColumns(""),
 	"ssds":          ssdColumns,
 	"train":         slices.Concat(planColumns, cpuColumns),
@@ -163,22 +161,6 @@ var hotnessColumns = []ui.Column{
 	{Name: "time", About: "time that finding the hotness took"},
 }
 
-// splitColumns are those of "cache plan".
-var splitColumns = append([]ui.Column{
-	{Name: "", About: "the best split is marked"},
-	{Name: "GPU tier", About: "memory of the GPU's tier"},
-	{Name: "CPU tier", About: "memory of the CPU's tier"},
-	{Name: "hits GPU", About: "share of accesses that the GPU's tier serves"},
-	{Name: "hits CPU", About: "share of accesses that the CPU's tier serves"},
-	{Name: "modelled epoch", About: "time of an epoch"},
-	{Name: "busiest", About: "resource that decides it"},
-}, func() (resources []ui.Column) {
-	for _, r := range cacheplan.Resources {
-		resources = append(resources, ui.Column{Name: r, About: "time that an epoch keeps it busy",
-			Shown: ui.OnlyWide})
-	}
-	return resources
-}()...)
 
 // compareColumns are those of compare; base is the data path that others are held against.
 func compareColumns(base string) []ui.Column {

@@ -45,7 +45,6 @@ var verbEvents = []struct {
 	{"bind-ssds", "bound", state.Record{}},
 	{"bind-ssds", "candidate", candidateReport{}},
 	{"cache hotness", "hotness", cacheplan.HotnessReport{}},
-	{"cache plan", "cache plan", cacheplan.Plan{}},
 	{"compare", "compare", comparisonSummary{}},
 	{"compare", "run", comparedRun{}},
 	{"doctor", "finding", doctorFinding{}},

@@ -5,6 +5,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -109,6 +110,15 @@ func TestPlanVerb(t *testing.T) {
 	require.Equal(t, "sweep", swept[3]["event"])
 	require.Len(t, swept[3]["seconds"], 3)
 	require.Contains(t, ok(t, with("--sweep", "cpu-cache=0,5%", "--quiet")...), "cpu-cache")
+	for _, tier := range []string{"gpu-cache", "cpu-cache"} {
+		swept = lines(t, ok(t, with("--budget", "1MiB", "--sweep", tier+"=0,256KiB,1MiB", "--json")...))
+		for i, size := range []float64{0, 256 << 10, 1 << 20} {
+			key := strings.ReplaceAll(tier, "-", "_") + "_bytes"
+			require.InDelta(t, size, swept[i][key], 4096, "%s: whole rows", tier)
+			require.InDelta(t, 1<<20, swept[i]["gpu_cache_bytes"].(float64)+
+				swept[i]["cpu_cache_bytes"].(float64), 2*4096, "%s: the other has the rest", tier)
+		}
+	}
 
 	ok(t, "generate", "--kind", "rmat", "--nodes", "4000", "--avg-degree", "8", "--classes", "5",
 		"--dim", "128", "--feature-fn", "hash", "--seed", "3", "--out", "g")
@@ -127,24 +137,23 @@ func TestPlanVerb(t *testing.T) {
 		"hier", "--quiet"), "samples of mega-batches of dataset g")
 
 	for want, bad := range map[string][]string{
-		"is for parts":             with("--cut", "30%"),
-		"of the edges":             with("--cut", "2", "--mode", "hier"),
-		"is partitioned":           {"plan", "g", "--cut", "30%", "--mode", "hier", "--hardware", "host"},
-		"give --cut instead":       with("--mode", "hier", "--partition", "x"),
-		"whole epochs":             {"plan", "g", "--mode", "hier", "--batches", "3", "--hardware", "host"},
-		"no --hardware":            {"plan", "--graph", "ig"},
-		"no graph":                 {"plan", "--hardware", "host"},
-		"is a dataset":             {"plan", "g", "--hardware", "host", "--skew", "zipf:1"},
-		"two graphs":               {"plan", "g", "--graph", "ig", "--hardware", "host"},
-		"--nodes":                  {"plan", "g", "--nodes", "5", "--hardware", "host"},
-		"nosuch":                   {"plan", "nosuch", "--hardware", "host"},
-		"leave --sweep out":        with("--halve", "--sweep", "ssds=1..2"),
-		"leave --cpu-cache out":    with("--budget", "1%", "--cpu-cache", "1%"),
-		"leave --gpu-cache out":    with("--budget", "1%", "--gpu-cache", "1%"),
-		"leave one of the two out": with("--budget", "1%", "--sweep", "cpu-cache=1%"),
-		"one of ssds":              with("--sweep", "hidden=1..2"),
-		"price":                    with("--price", "gold=1"),
-		"each say what":            {"plan", "--degrees", "x", "--skew", "zipf:1", "--hardware", "host"},
+		"is for parts":          with("--cut", "30%"),
+		"of the edges":          with("--cut", "2", "--mode", "hier"),
+		"is partitioned":        {"plan", "g", "--cut", "30%", "--mode", "hier", "--hardware", "host"},
+		"give --cut instead":    with("--mode", "hier", "--partition", "x"),
+		"whole epochs":          {"plan", "g", "--mode", "hier", "--batches", "3", "--hardware", "host"},
+		"no --hardware":         {"plan", "--graph", "ig"},
+		"no graph":              {"plan", "--hardware", "host"},
+		"is a dataset":          {"plan", "g", "--hardware", "host", "--skew", "zipf:1"},
+		"two graphs":            {"plan", "g", "--graph", "ig", "--hardware", "host"},
+		"--nodes":               {"plan", "g", "--nodes", "5", "--hardware", "host"},
+		"nosuch":                {"plan", "nosuch", "--hardware", "host"},
+		"leave --sweep out":     with("--halve", "--sweep", "ssds=1..2"),
+		"leave --cpu-cache out": with("--budget", "1%", "--cpu-cache", "1%"),
+		"leave --gpu-cache out": with("--budget", "1%", "--gpu-cache", "1%"),
+		"one of ssds":           with("--sweep", "hidden=1..2"),
+		"price":                 with("--price", "gold=1"),
+		"each say what":         {"plan", "--degrees", "x", "--skew", "zipf:1", "--hardware", "host"},
 	} {
 		fails(t, hc(t, bad...), 2, "plan", want)
 	}

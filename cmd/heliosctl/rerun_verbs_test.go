@@ -27,7 +27,6 @@ func TestRerunOfEveryVerb(t *testing.T) {
 		"bench memory":  {"--tier 1MiB --set 1MiB --seconds 0.01"},
 		"bench sample":  {"--nodes 1000 --batches 1 --turns 1 --batch-size 64", "g --batches 1 --turns 1"},
 		"cache hotness": {"g --sizes 5% --hotness degree,presample:1 " + small},
-		"cache plan":    {"g --hardware a100-optane --budget 20% --steps 4 " + small},
 		"compare":       {"g --modes helios,inmem --repeats 1 " + model, "g --clock virtual --hardware a100-optane --modes helios,gids " + small},
 		"eval":          {"g --checkpoint run"},
 		"plan":          {"g --hardware a100-optane --sweep ssds=1,2 " + small, "g --hardware a100-optane " + small},

@@ -4,29 +4,21 @@ import (
 	"slices"
 )
 
-// rankHits counts the accesses of the hottest rows, by the number of rows and by SSD.
-type rankHits struct {
-	hits   int64
-	perSSD []int64
-}
-
 // hitsAt ranks the rows by score, of equals the one with the lower number first, as placement does,
-// and sums counts up to each cut (ascending) and up to all rows.
-func hitsAt(scores, counts []uint32, cuts []int64, ssds int) map[int64]rankHits {
+// and sums the counts of the hottest rows up to each cut (ascending).
+func hitsAt(scores, counts []uint32, cuts []int64) map[int64]int64 {
 	order := make([]uint32, len(scores))
 	rankRows(scores, order)
-	out := map[int64]rankHits{}
-	sum := rankHits{perSSD: make([]int64, ssds)}
-	keep := func(i int64) { out[i] = rankHits{sum.hits, slices.Clone(sum.perSSD)} }
+	out := map[int64]int64{}
+	sum := int64(0)
 	for i, row := range order {
 		for len(cuts) > 0 && cuts[0] == int64(i) {
-			keep(cuts[0])
+			out[cuts[0]] = sum
 			cuts = cuts[1:]
 		}
-		sum.hits += int64(counts[row])
-		sum.perSSD[int(row)%ssds] += int64(counts[row])
+		sum += int64(counts[row])
 	}
-	keep(int64(len(order)))
+	out[int64(len(order))] = sum
 	return out
 }
 

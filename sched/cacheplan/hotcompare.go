@@ -1,3 +1,4 @@
+// Package cacheplan compares sources of hotness before a run: how well each places rows.
 package cacheplan
 
 import (
@@ -71,7 +72,7 @@ func CompareHotness(ctx context.Context, cfg plan.Config, in prepare.Inputs, sou
 		}
 	}
 	counts := make([]uint32, e.Rows)
-	if r.Accesses, err = e.CountEpoch(ctx, 0, train, counts, nil); err != nil {
+	if r.Accesses, err = e.CountEpoch(ctx, 0, train, counts); err != nil {
 		return nil, err
 	}
 	for _, n := range counts {
@@ -83,7 +84,7 @@ func CompareHotness(ctx context.Context, cfg plan.Config, in prepare.Inputs, sou
 	for _, s := range sizes {
 		cuts = append(cuts, min(s.Of(e.Rows*e.RowBytes)/e.RowBytes, e.Rows))
 	}
-	best := hitsAt(counts, counts, sorted(cuts), 1)
+	best := hitsAt(counts, counts, sorted(cuts))
 	for _, by := range sources {
 		src := HotnessSource{By: by}
 		start := time.Now()
@@ -95,8 +96,8 @@ func CompareHotness(ctx context.Context, cfg plan.Config, in prepare.Inputs, sou
 		case counted:
 			scores = make([]uint32, e.Rows)
 			for p := range epochs {
-				if _, err := e.CountEpoch(ctx, prepare.PresampleEpoch+p, train, scores,
-					nil); err != nil {
+				if _, err := e.CountEpoch(ctx, prepare.PresampleEpoch+p, train,
+					scores); err != nil {
 					return nil, err
 				}
 			}
@@ -108,11 +109,11 @@ func CompareHotness(ctx context.Context, cfg plan.Config, in prepare.Inputs, sou
 			}
 			src.Seconds, src.Reused = e.Hotness.Seconds, e.Hotness.Reused
 		}
-		hits := hitsAt(scores, counts, sorted(cuts), 1)
+		hits := hitsAt(scores, counts, sorted(cuts))
 		for i, n := range cuts {
 			h := HotnessHit{Size: sizes[i].String(), Rows: n}
-			h.Hit, h.Best = share(hits[n].hits, r.Accesses), share(best[n].hits, r.Accesses)
-			h.Gap, h.OfBest = 100*(h.Best-h.Hit), share(hits[n].hits, best[n].hits)
+			h.Hit, h.Best = share(hits[n], r.Accesses), share(best[n], r.Accesses)
+			h.Gap, h.OfBest = 100*(h.Best-h.Hit), share(hits[n], best[n])
 			src.Sizes = append(src.Sizes, h)
 		}
 		r.Sources = append(r.Sources, src)

@@ -38,7 +38,8 @@ type Options struct {
 	// Budget is memory for both tiers together; zero: the tiers' own budgets hold, plan.NoCache:
 	// there are none.
 	Budget  units.Budget
-	Batches int // that are played; 0: as many as a few seconds allow
+	sized   string // tier that a sweep sizes in it
+	Batches int    // that are played; 0: as many as a few seconds allow
 	// Cut is the share of the edges that lead from part to part, of mega-batches that are made up;
 	// nil: that of random parts, or half of them.
 	Cut    *float64
@@ -331,7 +332,7 @@ func (j *Job) size() error {
 			return errs.New(errs.Usage, "%v: %v %s has all rows in memory; leave it out",
 				errs.Key("budget"), errs.Key("mode"), c.Mode)
 		}
-		j.divide(min(max(j.Options.Budget.Of(total), 0), total), free)
+		j.divide(total, free)
 	}
 	if j.Sizes, err = c.TierRows(j.Accesses.Rows, j.RowBytes, math.MaxInt64/2, memory); err != nil {
 		return err
@@ -344,15 +345,28 @@ func (j *Job) size() error {
 	return j.predict.CheckSizes()
 }
 
-// divide divides a budget between the tiers that the run has; free bounds the GPU's.
-func (j *Job) divide(all, free int64) {
+// divide divides the budget between the tiers that the run has, as a sweep of one of them says;
+// total is that of all features, and free bounds the GPU's tier.
+func (j *Job) divide(total, free int64) {
 	c := &j.Config
+	part := func(b units.Budget, of int64) int64 { return min(max(b.Of(total), 0), of) }
+	all := part(j.Options.Budget, total)
 	hasGPU, hasCPU := c.GPUCache != (units.Budget{}), c.CPUCache != (units.Budget{})
 	var gpu, cpu int64
 	if hasGPU {
-		gpu = min(j.predict.GPUShare(all), free)
+		switch j.Options.sized {
+		case sweepGPU:
+			gpu = part(c.GPUCache, all)
+		case sweepCPU:
+			gpu = min(all-part(c.CPUCache, all), free)
+		default:
+			gpu = min(j.predict.GPUShare(all), free)
+		}
 	}
-	if hasCPU {
+	switch {
+	case hasCPU && j.Options.sized == sweepCPU:
+		cpu = part(c.CPUCache, all-gpu)
+	case hasCPU:
 		cpu = all - gpu
 	}
 	if left := all - gpu - cpu; left > 0 {

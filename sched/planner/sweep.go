@@ -17,6 +17,12 @@ type Sweep struct {
 	Values []string `json:"values"`
 }
 
+// Sweeps of a tier's size; of a budget the other tier has the rest.
+const (
+	sweepGPU = "gpu-cache"
+	sweepCPU = "cpu-cache"
+)
+
 // sweeps are the settings that can be swept, and their setters.
 var sweeps = []struct {
 	key string
@@ -25,11 +31,12 @@ var sweeps = []struct {
 	{"ssds", func(o *Options, text string) error {
 		return number(text, func(n int64) { o.Hardware.SSDs = int(n) })
 	}},
-	{"gpu-cache", func(o *Options, text string) error {
-		o.Config.GPUCacheAuto = false
+	{sweepGPU, func(o *Options, text string) error {
+		o.Config.GPUCacheAuto, o.sized = false, sweepGPU
 		return budget(text, &o.Config.GPUCache)
 	}},
-	{"cpu-cache", func(o *Options, text string) error {
+	{sweepCPU, func(o *Options, text string) error {
+		o.sized = sweepCPU
 		return budget(text, &o.Config.CPUCache)
 	}},
 	{"batch-size", func(o *Options, text string) error {
@@ -132,17 +139,6 @@ func (s Sweep) set(o *Options, value string) error {
 	})
 	if err := sweeps[i].set(o, value); err != nil {
 		return errs.New(errs.Usage, "%v %s: %w", errs.Key("sweep"), s.Key, err)
-	}
-	return nil
-}
-
-// Refused returns the reason why a planner cannot sweep a setting.
-func (p *Planner) Refused(s Sweep) error {
-	switch {
-	case (s.Key == "gpu-cache" || s.Key == "cpu-cache") && p.o.Budget != (units.Budget{}):
-		return errs.New(errs.Usage,
-			"%v %s: %v divides the memory between the tiers; leave one of the two out",
-			errs.Key("sweep"), s.Key, errs.Key("budget"))
 	}
 	return nil
 }

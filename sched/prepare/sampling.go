@@ -1,6 +1,6 @@
 // Package prepare opens what every run begins with: a dataset's topology and labels, a sampler with
-// its stream, and the rows' hotness by which tiers are filled. Training, evaluation, the modelled
-// run and cache planning all open a Sampling.
+// its stream, and the rows' hotness by which tiers are filled. Training, evaluation and the
+// modelled run all open a Sampling.
 package prepare
 
 import (
@@ -246,9 +246,9 @@ func DrawsOf(epoch, index int) int {
 // Batches returns how many batches n seeds make.
 func Batches(n, batch int) int { return (n + batch - 1) / batch }
 
-// CountEpoch samples one epoch and counts its rows; each, where given, sees the batches.
-func (s *Sampling) CountEpoch(ctx context.Context, epoch int, train []int64, counts []uint32,
-	each func(*graph.MiniBatch)) (accesses int64, err error) {
+// CountEpoch samples one epoch and counts its rows.
+func (s *Sampling) CountEpoch(ctx context.Context, epoch int, train []int64,
+	counts []uint32) (accesses int64, err error) {
 	mb, err := s.scratchBatch()
 	if err != nil {
 		return 0, err
@@ -267,9 +267,6 @@ func (s *Sampling) CountEpoch(ctx context.Context, epoch int, train []int64, cou
 				counts[v]++
 			}
 			accesses++
-		}
-		if each != nil {
-			each(mb)
 		}
 		s.Observer.TellStep("sample", i+1, n)
 	}
