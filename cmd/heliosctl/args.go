@@ -9,7 +9,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/options"
 	"helios/internal/units"
@@ -201,13 +200,10 @@ func leaves(cmds []*cli.Command) []*cli.Command {
 	return out
 }
 
-// lookup finds the flag of a name, or of a former name of it.
+// lookup finds the flag of a name.
 func lookup(flags []cli.Flag, name string) cli.Flag {
 	for _, f := range flags {
 		if slices.Contains(f.Names(), name) {
-			if old, is := f.(*hcli.Renamed); is {
-				return lookup(flags, old.To)
-			}
 			return f
 		}
 	}
@@ -227,9 +223,7 @@ func switchOff(flags []cli.Flag, name string) cli.Flag {
 func flagNames(flags []cli.Flag) []string {
 	var out []string
 	for _, f := range flags {
-		if _, old := f.(*hcli.Renamed); !old {
-			out = append(out, f.Names()...)
-		}
+		out = append(out, f.Names()...)
 	}
 	return out
 }
@@ -284,17 +278,9 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 		if value, err = plainValue(f, name, value); err != nil {
 			return nil, nil, false, err
 		}
-		flags = append(flags, named(f, name, value)...)
+		flags = append(flags, flagValue{f.Names()[0], value})
 	}
 	return flags, positional, help, nil
-}
-
-// named returns a flag's value under its name, and first under the former name that was typed.
-func named(f cli.Flag, typed, value string) flagValues {
-	if slices.Contains(f.Names(), typed) {
-		return flagValues{{f.Names()[0], value}}
-	}
-	return flagValues{{typed, value}, {f.Names()[0], value}}
 }
 
 // plainValue is a value that checkValue lets pass: a count such as 1M is written out, which flags

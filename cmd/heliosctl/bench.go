@@ -41,7 +41,7 @@ func benchIOCommand() *cli.Command {
 			"SSDs in RAM what the CPU threads that play them can do alone.\n" +
 			"Some sets of rows are always in flight.\n" +
 			"--clock virtual needs no SSDs: it plays the machine of --hardware, and every figure is modelled.",
-	}, 1, hcli.Of[ioBenchArgs]().Was("ssds", "only").
+	}, 1, hcli.Of[ioBenchArgs]().
 		Says("dataset", "read the rows of this dataset `DIR`, loaded before; may also be given as an argument"),
 		runBenchIO)
 }
@@ -55,8 +55,8 @@ type ioBenchArgs struct {
 	outputs
 	// of SSDs; none: all there are
 	counts   []int    `option:"ssd-count" common:"yes" shown:"all bound; virtual: the profile's" arg:"N[,N…]" usage:"numbers of SSDs N[,N…]"`
-	stacks   []string `option:"io-stack" common:"yes" oneof:"@stacks" was:"stack" use:"setting" default:"async" arg:"STACK[,STACK…]" usage:"STACK[,STACK…]"`
-	blocks   []int    `option:"io-blocks" was:"blocks" shown:"as in training: async 32, sync as many as the device keeps resident" arg:"N[,N…]" usage:"thread blocks of the I/O kernels N[,N…]"`
+	stacks   []string `option:"io-stack" common:"yes" oneof:"@stacks" use:"setting" default:"async" arg:"STACK[,STACK…]" usage:"STACK[,STACK…]"`
+	blocks   []int    `option:"io-blocks" shown:"as in training: async 32, sync as many as the device keeps resident" arg:"N[,N…]" usage:"thread blocks of the I/O kernels N[,N…]"`
 	rowBytes []int    `option:"row-bytes" common:"yes" default:"4096" arg:"SIZE[,SIZE…]" usage:"sizes of a row SIZE[,SIZE…] (a dataset has its own)"`
 	depths   []int    `option:"depth" common:"yes" default:"256" arg:"N[,N…]" usage:"reads in flight per SSD N[,N…]"`
 	setRows  []int    `option:"set-rows" shown:"several times the depth" arg:"N[,N…]" usage:"rows of a set, over all SSDs N[,N…]"`
@@ -108,16 +108,10 @@ func (a *ioBenchArgs) SetOption(name, text string) (done bool, err error) {
 }
 
 func runBenchIO(ctx context.Context, e *env, a *ioBenchArgs) error {
-	if err := a.countSSDs(); err != nil {
-		return err
-	}
 	b := &ioBench{env: e, ioBenchArgs: a, opener: &ssdOpener{env: e, ssdArgs: a.ssdArgs,
 		stackFlag: "io-stack", stacks: a.stacks}}
 	if err := b.check(); err != nil {
 		return err
-	}
-	if e.given(&a.ssdArgs.names) != "" && len(a.names) == 0 {
-		e.ui.Note("--ssds takes names; the number of SSDs is called --ssd-count now")
 	}
 	if b.hardware != nil {
 		return b.play(ctx)

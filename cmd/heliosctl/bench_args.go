@@ -1,7 +1,6 @@
 package main
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -93,20 +92,6 @@ func parseNumbers(flag, text string) ([]int, error) {
 		}
 	}
 	return out, nil
-}
-
-// ssdCounts matches numbers of SSDs and ranges of them.
-var ssdCounts = regexp.MustCompile(`^\s*\d{1,4}(\.\.\d{1,4})?(\s*,\s*\d{1,4}(\.\.\d{1,4})?)*\s*$`)
-
-// countSSDs takes numbers in --ssds for --ssd-count, whose name that was: for one version more.
-func (a *ioBenchArgs) countSSDs() (err error) {
-	text := strings.Join(a.names, ",")
-	if !ssdCounts.MatchString(text) {
-		return nil
-	}
-	a.names = nil
-	a.counts, err = parseNumbers("ssds", text)
-	return err
 }
 
 func parseRowBytes(s string) (int, error) {

@@ -38,7 +38,7 @@ type cacheBenchArgs struct {
 	kernelBenchArgs
 	cfg      cache.Config `options:"in"`
 	nodes    []int64      `option:"nodes" default:"100M" arg:"N[,N…]" usage:"rows of the dataset N[,N…]; K, M and G are thousands, millions and billions"`
-	policies []string     `option:"policy" was:"policies" use:"setting" offers:"@bench-policies" default:"@bench-policies" arg:"NAME[,NAME…]" usage:"what is measured NAME[,NAME…]"`
+	policies []string     `option:"policy" use:"setting" offers:"@bench-policies" default:"@bench-policies" arg:"NAME[,NAME…]" usage:"what is measured NAME[,NAME…]"`
 }
 
 // SetOption reads lists of counts and policies.

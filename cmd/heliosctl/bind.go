@@ -75,7 +75,7 @@ type bindArgs struct {
 	proxy    []string     `option:"proxy" arg:"PATH[,PATH…]" usage:"files or block devices PATH[,PATH…], a software controller for each"`
 	ram      int          `option:"proxy-ram" arg:"N" usage:"N software SSDs in shared memory (/dev/shm)"`
 	computed string       `option:"computed" arg:"DATASET" usage:"software SSDs that hold DATASET, which has a feature function, and compute it"`
-	count    int          `option:"ssd-count" was:"count" default:"1" arg:"N" usage:"N SSDs that share the {computed} dataset"`
+	count    int          `option:"ssd-count" default:"1" arg:"N" usage:"N SSDs that share the {computed} dataset"`
 	rowType  rowtype.Type `option:"row-dtype" text:"yes" oneof:"@row-types" default:"float32" usage:"how {computed} SSDs hold the rows"`
 	size     int64        `option:"size" size:"" shown:"computed: as small as can be" arg:"SIZE" usage:"SIZE of each SSD that is created, such as 2GiB"`
 	lba      int          `option:"lba" oneof:"512,4096" default:"512" usage:"bytes of a software SSD's logical block"`

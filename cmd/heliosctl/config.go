@@ -72,7 +72,7 @@ func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven
 			continue
 		}
 		places[now] = fmt.Sprintf("%s:%d", file, key.Line)
-		out = append(out, named(fl, name, value)...)
+		out = append(out, flagValue{now, value})
 	}
 	if err := dec.Decode(&doc); !errors.Is(err, io.EOF) {
 		return nil, errs.New(errs.Usage, "--config %s: more than one document; keep one", file)

@@ -307,12 +307,6 @@ func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFu
 		e.stateDir, e.ui.JSON, e.ui.Quiet, e.ui.Lines = common.stateDir, common.json, common.quiet,
 			common.progress == progressJSON
 		e.ui.Wide = c.Bool(wideFlag)
-		for _, f := range c.Command.Flags {
-			if old, is := f.(*hcli.Renamed); is && c.IsSet(old.Name) {
-				e.ui.Note("--%s is called --%s now; the next version knows it by that name only",
-					old.Name, old.To)
-			}
-		}
 		if c.NArg() > maxArgs {
 			return errs.New(errs.Usage, "unexpected argument %q; see \"%s --help\"",
 				c.Args().Get(maxArgs), c.Command.HelpName)

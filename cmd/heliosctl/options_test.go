@@ -87,45 +87,6 @@ func TestSharesAreReadAlike(t *testing.T) {
 	}
 }
 
-// A former name of a flag still holds, on the command line and in a file, with a note; help and
-// completion do not show it.
-func TestFormerNames(t *testing.T) {
-	isolate(t)
-	virtual := []string{"bench", "io", "--clock", "virtual", "--hardware", "a100-p5510x12",
-		"--seconds", "0.001", "--json"}
-	for _, old := range [][]string{
-		{"--stack", "sync", "--blocks", "4", "--ssds", "2"},
-		{"--blocks=4", "--stack=sync", "--ssds=2"},
-	} {
-		r := hc(t, append(virtual, old...)...)
-		require.Zero(t, r.code, r.errOut)
-		require.Equal(t, lines(t, ok(t, append(virtual, "--io-stack", "sync", "--io-blocks", "4",
-			"--ssd-count", "2")...)), lines(t, r.out))
-		require.Contains(t, r.errOut, "--stack is called --io-stack now")
-		require.Contains(t, r.errOut, "--blocks is called --io-blocks now")
-		require.Contains(t, r.errOut, "--ssd-count now")
-	}
-	require.NoError(t, os.WriteFile("c.yaml", []byte("stack: sync\n"), 0o600))
-	r := hc(t, append(virtual, "--config", "c.yaml")...)
-	require.Zero(t, r.code, r.errOut)
-	require.Equal(t, "sync", lines(t, r.out)[0]["stack"])
-	require.Contains(t, r.errOut, "--stack is called --io-stack now")
-	// The name that stands on the command line wins over the file's former one.
-	require.Equal(t, "async", lines(t, ok(t, append(virtual, "--config", "c.yaml", "--io-stack",
-		"async")...))[0]["stack"])
-	require.NoError(t, os.WriteFile("c.yaml", []byte("stack: sync\nio-stack: sync\n"), 0o600))
-	fails(t, hc(t, append(virtual, "--config", "c.yaml")...), 2, "bench io", "stands twice")
-
-	// A share was a number once.
-	r = hc(t, "bench", "cache", "--gpu-share", "0.6", "--cpu-share", "0.5")
-	require.Equal(t, 2, r.code, r.errOut)
-	require.Contains(t, r.errOut, "--gpu-cache 60% and --cpu-cache 50%")
-
-	require.NotRegexp(t, `--(stack|blocks|only)\b`, ok(t, "bench", "io", "--help"))
-	require.NotContains(t, ok(t, "bench", "io", "--st", "--generate-bash-completion"), "--stack")
-	fails(t, hc(t, "bench", "io", "--blockz", "1"), 2, "bench io", "unknown flag --blockz")
-}
-
 // A message names flags, and says the user's own words as they were typed.
 func TestOwnWordsStay(t *testing.T) {
 	isolate(t)

@@ -39,7 +39,7 @@ type predictArgs struct {
 	inferArgs
 	split      string  `option:"split" common:"yes" use:"setting" oneof:"all,@splits" default:"all" usage:"nodes to classify"`
 	nodes      []int64 `option:"nodes" common:"yes" arg:"ID,ID…" usage:"classify these instead ID,ID…"`
-	csv        string  `option:"csv" common:"yes" was:"out" arg:"FILE" usage:"CSV FILE to write"`
+	csv        string  `option:"csv" common:"yes" arg:"FILE" usage:"CSV FILE to write"`
 	embeddings string  `option:"embeddings" common:"yes" arg:"FILE" usage:".npy FILE to write (float32, nodes × width of the last hidden layer: {hidden} of train)"`
 }
 
@@ -134,7 +134,7 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 		return err
 	}
 	return e.ui.Event("result", predictLine{Nodes: to.n, Checkpoint: a.checkpoint, CSV: a.csv,
-		Embeddings: a.embeddings, Out: a.csv, PredictResult: &res})
+		Embeddings: a.embeddings, PredictResult: &res})
 }
 
 // predictions shows the class of each node, or writes it into files.
@@ -266,6 +266,5 @@ type predictLine struct {
 	Checkpoint string `json:"checkpoint"`
 	CSV        string `json:"csv"`
 	Embeddings string `json:"embeddings"`
-	Out        string `json:"out"` // the former name of csv, for one version more
 	*report.PredictResult
 }

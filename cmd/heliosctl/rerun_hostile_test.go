@@ -187,7 +187,7 @@ func TestUsesAreDeclared(t *testing.T) {
 		}
 		uses := usesOf(c)
 		for _, f := range c.Flags {
-			if _, old := f.(*hcli.Renamed); old || f.Names()[0] == "help" {
+			if f.Names()[0] == "help" {
 				continue
 			}
 			name := f.Names()[0]

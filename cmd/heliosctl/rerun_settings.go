@@ -115,8 +115,8 @@ func (l *runLine) settingsOf(c *cli.Command, folder string, named map[string]str
 		}
 	}
 	for _, f := range flags {
-		if lookup(c.Flags, f.name).Names()[0] != f.name || named[f.name] != "" {
-			continue // a former name, which stands before the new one, or an input that was named
+		if named[f.name] != "" {
+			continue
 		}
 		switch uses.of(f.name, f.value) {
 		case hcli.Setting:

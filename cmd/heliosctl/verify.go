@@ -31,7 +31,7 @@ func verifyCommand() *cli.Command {
 			"Without a dataset each SSD is checked by itself, by its own superblock and checksums. Where load has\n" +
 			"written row checksums (its default), bad rows are named. Pages that were prepared beside the rows are read,\n" +
 			"too, and bad ones named.",
-	}, 1, hcli.Of[verifyArgs]().Was("ssds", "ssd").Says("ssds",
+	}, 1, hcli.Of[verifyArgs]().Says("ssds",
 		"only `SSD[,SSD…]`, by name, path or serial (default: all bound)"), runVerify)
 }
 

@@ -22,34 +22,22 @@ var Shells = []string{"bash", "zsh", "fish"}
 // verb has the name, so what follows it never runs.
 const completing = "__complete"
 
-// completingOnce asks in scripts of former versions: by the last argument, after the words
-// before the one that is typed, and that one too where it begins with a dash.
-const completingOnce = "--generate-bash-completion"
-
 // Question is a command line that a shell completes.
 type Question struct {
 	Words []string // before the one that is typed, without the program's name
 	Word  string   // as far as it is typed
-	plain bool     // values alone, without their meaning
 }
 
 // AsksToComplete reports whether the arguments are a shell's question, and reads it.
 func AsksToComplete(args []string) (q Question, asks bool) {
 	switch n := len(args); {
-	case n == 0:
-	case args[0] == completing:
-		if n == 1 {
-			return Question{}, true
-		}
+	case n == 0 || args[0] != completing:
+		return Question{}, false
+	case n == 1:
+		return Question{}, true
+	default:
 		return Question{Words: args[1 : n-1], Word: args[n-1]}, true
-	case args[n-1] == completingOnce:
-		q = Question{Words: args[:n-1], plain: true}
-		if n > 1 && strings.HasPrefix(args[n-2], "-") {
-			q.Words, q.Word = args[:n-2], args[n-2]
-		}
-		return q, true
 	}
-	return Question{}, false
 }
 
 // offer has the values of a flag; of a list, those of each place.
@@ -79,9 +67,6 @@ func offerOf(f cli.Flag) offer {
 	return o
 }
 
-// Offered returns the values that a shell completes for a flag.
-func Offered(f cli.Flag) []string { return offerOf(f).values }
-
 // filesToo is the line that asks the shell for names of files as well.
 const filesToo = ":files"
 
@@ -99,14 +84,14 @@ func Complete(app *cli.App, q Question) error {
 			continue
 		}
 		line := strings.TrimPrefix(c.value, cut)
-		if c.about != "" && !q.plain {
+		if c.about != "" {
 			line += "\t" + c.about
 		}
 		if _, err := w.WriteString(line + "\n"); err != nil {
 			return err
 		}
 	}
-	if files && !q.plain {
+	if files {
 		if _, err := w.WriteString(filesToo + "\n"); err != nil {
 			return err
 		}

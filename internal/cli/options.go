@@ -18,7 +18,6 @@ import (
 type Option[T any] struct {
 	cli.Flag
 	declared options.Option // of a T with defaults
-	was      []string       // former names
 }
 
 // Use classifies the text of an option by its effects.
@@ -46,7 +45,7 @@ func Of[T any]() (out Options[T]) {
 	ptr := new(T)
 	options.Defaults(ptr)
 	for _, o := range options.Of(ptr) {
-		out = append(out, Option[T]{Flag: taggedFlag(o), declared: o, was: o.Was})
+		out = append(out, Option[T]{Flag: taggedFlag(o), declared: o})
 	}
 	return out
 }
@@ -101,33 +100,13 @@ func (o Options[T]) set(field, text string, names ...string) Options[T] {
 	return o
 }
 
-// Was gives an option the names that it had before. They hold for one version more.
-func (o Options[T]) Was(name string, former ...string) Options[T] {
-	for i := range o {
-		if o[i].Key() == name {
-			o[i].was = append(slices.Clone(o[i].was), former...)
-		}
-	}
-	return o
-}
-
-// Flags returns the flags of the options, and their former names.
+// Flags returns the flags of the options.
 func (o Options[T]) Flags() []cli.Flag {
-	flags := make([]cli.Flag, 0, len(o))
-	for _, x := range o {
-		flags = append(flags, x.Flag)
-		for _, name := range x.was {
-			flags = append(flags, &Renamed{
-				StringFlag: cli.StringFlag{Name: name, Hidden: true}, To: x.Key()})
-		}
+	flags := make([]cli.Flag, len(o))
+	for i, x := range o {
+		flags[i] = x.Flag
 	}
 	return flags
-}
-
-// Renamed is a former name of the flag To, which no help lists.
-type Renamed struct {
-	cli.StringFlag
-	To string
 }
 
 // Read sets the fields to their defaults, and those whose options were given.

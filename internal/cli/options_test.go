@@ -69,13 +69,13 @@ func TestOptionsOfAVerb(t *testing.T) {
 		part
 		rows  int64         `option:"rows" default:"7" usage:"rows"`
 		sizes []string      `option:"sizes" default:"1%,2%" usage:"sizes"`
-		names string        `option:"names" usage:"names" was:"called"`
+		names string        `option:"names" usage:"names"`
 		each  time.Duration `option:"each" usage:"each"`
 		fresh bool          `option:"fresh" default:"true" usage:"fresh"`
 		force bool          `option:"force" usage:"force"`
 		kept  string        `option:"kept" usage:"kept"`
 	}
-	o := Of[verb]().Without("kept").Says("force", "by `FORCE`").Was("rows", "lines")
+	o := Of[verb]().Without("kept").Says("force", "by `FORCE`")
 	require.NotContains(t, o.Uses(), "kept")
 	require.Empty(t, Of[verb]().WithoutGroups("", "Part"))
 	require.Len(t, Of[verb]().WithoutFrom("", "rows"), 2)

@@ -17,7 +17,7 @@
 //	arg       the word of usage that stands for the value
 //	group     the heading of help that it stands under
 //	common    yes: the short help of a verb has it
-//	also, was other names; former names, which hold for one version more
+//	also      other names
 //	default   what Defaults sets
 //	shown     what help says of the default where the value does not
 //	oneof     all values, between commas or as @name of Define; of a list, of each part
@@ -65,7 +65,6 @@ type Option struct {
 // declared has the tags of a field.
 type declared struct {
 	Name    string
-	Was     []string // former names
 	Aliases []string
 	Group   string
 	Common  bool
@@ -175,7 +174,7 @@ func collect(t reflect.Type, path []int, around []reflect.Type, out *[]*declared
 		}
 		d := &declared{Name: name, usage: f.Tag.Get("usage"), Arg: f.Tag.Get("arg"),
 			Shown: f.Tag.Get("shown"), Aliases: words(f.Tag.Get("also")),
-			Was: words(f.Tag.Get("was")), Group: f.Tag.Get("group"),
+			Group:  f.Tag.Get("group"),
 			Common: f.Tag.Get("common") != "", Choices: words(f.Tag.Get("oneof")),
 			Default: strings.Join(words(f.Tag.Get("default")), ","), tag: f.Tag, path: place, owner: path,
 			around: around}
@@ -247,16 +246,6 @@ func Names(ptr any) (names []string) {
 		names = append(names, o.Name)
 	}
 	return names
-}
-
-// FirstSet returns the name of a struct's first option that is not its zero value; empty: none is.
-func FirstSet(ptr any) string {
-	for _, o := range Of(ptr) {
-		if o.IsSet() {
-			return o.Name
-		}
-	}
-	return ""
 }
 
 // Defaults sets the fields of a struct of options to the defaults of their tags.

@@ -30,9 +30,9 @@ type Config struct {
 	// of a lookup
 	Rows int64 `option:"rows" shown:"1M" default:"1000000" usage:"rows of a lookup"`
 	// of the rows of the dataset are in the GPU tier
-	GPUShare float64 `option:"gpu-cache" share:"yes" was:"gpu-share" default:"10%" arg:"SHARE" usage:"SHARE of the rows that are in the GPU tier"`
+	GPUShare float64 `option:"gpu-cache" share:"yes" default:"10%" arg:"SHARE" usage:"SHARE of the rows that are in the GPU tier"`
 	// are in the static CPU tier
-	CPUShare float64 `option:"cpu-cache" share:"yes" was:"cpu-share" default:"20%" arg:"SHARE" usage:"SHARE of the rows that are in the static CPU tier"`
+	CPUShare float64 `option:"cpu-cache" share:"yes" default:"20%" arg:"SHARE" usage:"SHARE of the rows that are in the static CPU tier"`
 	// rows of a line of a dynamic tier
 	LineRows int64 `option:"line-rows" default:"1" usage:"rows of a line of a dynamic tier"`
 	// Directory of a dynamic tier, of policy.Kinds; empty: the first
@@ -40,7 +40,7 @@ type Config struct {
 	// sets that are announced ahead to dynamic tiers
 	Window int `option:"window" usage:"announce so many sets ahead to dynamic tiers"`
 	// that misses are bucketed by
-	SSDs   int `option:"ssd-count" was:"ssds" default:"12" usage:"SSDs that misses are bucketed by"`
+	SSDs   int `option:"ssd-count" default:"12" usage:"SSDs that misses are bucketed by"`
 	Length time.Duration
 	Seed   uint64 // of tiers, rows and random eviction
 }
