@@ -12,7 +12,6 @@ const (
 	kindLines  = "lines"  // y over x, a line for each series
 	kindStacks = "stacks" // a bar for each name, of parts behind each other
 	kindSpans  = "spans"  // a bar for each name, with whiskers from the least to the most
-	kindLanes  = "lanes"  // spans of time in a lane for each name
 )
 
 // figure is one chart: what the script draws, and what its table of values says.
@@ -61,15 +60,6 @@ type bar struct {
 	Hi    float64 `json:"hi,omitempty"`
 	// Limit is the best that is possible; 0 where nobody knows.
 	Limit float64 `json:"limit,omitempty"`
-	Spans []lapse `json:"spans,omitempty"`
-}
-
-// lapse is the work of a lane between two moments; spans of one kind have one colour.
-type lapse struct {
-	Name string  `json:"name"`
-	Kind string  `json:"kind"`
-	From float64 `json:"from"`
-	To   float64 `json:"to"`
 }
 
 type part struct {
@@ -89,7 +79,7 @@ type table struct {
 // empty tells that there is nothing to draw.
 func (f *figure) empty() bool {
 	return len(f.Series) == 0 && !slices.ContainsFunc(f.Bars, func(b bar) bool {
-		return f.Kind == kindSpans || len(b.Parts)+len(b.Spans) > 0
+		return f.Kind == kindSpans || len(b.Parts) > 0
 	})
 }
 
@@ -100,14 +90,6 @@ func (f *figure) values() table {
 		return f.lineValues()
 	case kindStacks:
 		return f.stackValues()
-	case kindLanes:
-		t := table{Head: []string{"", "span", "from " + f.X.Label, "to"}}
-		for _, b := range f.Bars {
-			for _, s := range b.Spans {
-				t.Rows = append(t.Rows, []string{b.Name, s.Name, f.X.text(s.From), f.X.text(s.To)})
-			}
-		}
-		return t
 	}
 	t := table{Head: []string{"", f.X.Label, "least", "most"}}
 	limits := slices.ContainsFunc(f.Bars, func(b bar) bool { return b.Limit > 0 })

@@ -141,8 +141,6 @@ func digest(sources []*Source) (all []section, err error) {
 	}
 	for _, s := range sources {
 		switch {
-		case s.timeline != nil:
-			err = add(timeline(s), nil)
 		case s.has("epoch") || s.Verb == "train":
 		case s.Verb == verbPlan:
 			err = add(plans(s))

@@ -25,7 +25,6 @@ type Source struct {
 
 	arguments []string // of the command, as they were settled; older files have none
 	lines     []line
-	timeline  *traced // of a file of option timeline, which has no lines
 }
 
 // line is an event of a source.
@@ -43,9 +42,6 @@ func Read(r io.Reader, name string) (*Source, error) {
 			name, n, why)
 	}
 	b := outfile.NewReader(r)
-	if head, _ := b.Peek(len(timelineStart)); string(head) == timelineStart {
-		return readTimeline(b, name)
-	}
 	for n := 1; ; n++ {
 		text, err := b.Next()
 		if err == io.EOF && len(text) == 0 {

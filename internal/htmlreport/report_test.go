@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/errs"
-	trace "helios/internal/timeline"
 )
 
 // read reads lines as a file of a name.
@@ -228,43 +227,6 @@ func TestBenchmarksOfKernels(t *testing.T) {
 			{"lru, 100 M nodes, 2 workers", "1", "1", "1", "–"}}}, s.Figures[0].values())
 }
 
-// timelineFile has two mini-batches in two lanes; end is the file's.
-func timelineFile(t *testing.T, end string) *Source {
-	t.Helper()
-	var b strings.Builder
-	r := trace.New(&b, trace.Virtual)
-	r.Tracks("train", "sample")
-	for i := range int64(2) {
-		r.Span("sample", "S1", 1e6+2e6*i, 1e6, map[string]any{"batch": i, "pass": "epoch 1"})
-		r.Span("train", "T", 2e6+2e6*i, 2e6, map[string]any{"batch": i})
-	}
-	r.Counter("credits", "in use", 0, 1)
-	require.NoError(t, r.Close())
-	s, err := Read(strings.NewReader(strings.Replace(b.String(), "\n]}\n", end, 1)), "tl.json")
-	require.NoError(t, err)
-	return s
-}
-
-// A file of a timeline is lanes, in its order, and how busy each is; so is one that was cut off.
-func TestTimeline(t *testing.T) {
-	s := timeline(timelineFile(t, "\n]}\n"))
-	require.Equal(t, []bar{
-		{Name: "train", Spans: []lapse{{"T, mini-batch 0", "train", 1, 3}, {"T, mini-batch 1", "train", 3, 5}}},
-		{Name: "sample", Spans: []lapse{{"S1, mini-batch 0 of epoch 1", "sample", 0, 1},
-			{"S1, mini-batch 1 of epoch 1", "sample", 2, 3}}},
-	}, s.Figures[0].Bars)
-	require.Equal(t, []bar{{Name: "train", Value: 1, Lo: 1, Hi: 1},
-		{Name: "sample", Value: 0.4, Lo: 0.4, Hi: 0.4}}, s.Figures[1].Bars)
-	require.Contains(t, s.Note, "Modelled")
-	require.Equal(t, []string{"sample", "S1, mini-batch 1 of epoch 1", "2", "3"},
-		s.Figures[0].values().Rows[3])
-	cut := timelineFile(t, ",\n{\"ph\":\"X\",\"na")
-	require.False(t, cut.Whole)
-	require.Len(t, timeline(cut).Figures[0].Bars[0].Spans, 2)
-	_, err := Read(strings.NewReader(`{"displayTimeUnit":"ns", nonsense`), "odd")
-	require.ErrorContains(t, err, "odd: no timeline")
-}
-
 // Limits far above all results are told of and not drawn.
 func TestFarLimits(t *testing.T) {
 	s, err := benchIO(read(t, "io", `{"event":"begin","verb":"bench io"}`,
@@ -359,13 +321,11 @@ func TestBadFiles(t *testing.T) {
 		{"many values", `{"event":"a","v":[` + strings.Repeat("1,", 1<<20+1) + "1]}", "values"},
 		{"deep", `{"event":"a","v":` + strings.Repeat("[", 1<<20), "no JSON object"},
 		{"no number", `{"event":"a","v":NaN}`, "no JSON object"},
-		{"a timeline of nothing", timelineStart + `:"ms","traceEvents":[{},{`, "no timeline"},
-		{"a deep timeline", timelineStart + `:"ms","x":` + strings.Repeat("[", 1<<20), "no timeline"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Read(strings.NewReader(c.text), "file")
 			require.ErrorContains(t, err, c.want)
-			require.Regexp(t, "give a file that option (timeline or )?results", err.Error())
+			require.Regexp(t, "give a file that option results", err.Error())
 			require.Equal(t, errs.Usage, errs.ClassOf(err))
 		})
 	}
@@ -396,8 +356,7 @@ func all(t *testing.T) []*Source {
 		kernelFile(t, "compute"), kernelFile(t, "sample"), kernelFile(t, "cache"),
 		kernelFile(t, "memory"), planFile(t,
 			planPoint("point", `"key":"ssds","value":"1",`, "the SSDs", 3)+"}",
-			planPoint("point", `"key":"ssds","value":"2",`, "the link", 2)+"}"),
-		timelineFile(t, "\n]}\n")}
+			planPoint("point", `"key":"ssds","value":"2",`, "the link", 2)+"}")}
 }
 
 // The page needs nothing from elsewhere, and no text of the data is markup in it.

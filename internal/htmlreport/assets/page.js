@@ -97,7 +97,7 @@
 		return [entries.length > 1 || f.series[0].limit ? legend(entries) : null, plot, told];
 	}
 
-	// What bars and lanes have in common: room for the names at the left.
+	// Room for the names at the left of bars.
 	function names(f, width) {
 		const wide = width >= narrow;
 		const longest = Math.max(...f.bars.map((b) => b.name.length));
@@ -108,24 +108,6 @@
 			return n.length > cut ? `${n.slice(0, cut - last - 1)}…${n.slice(-last)}` : n;
 		};
 		return {wide, marginLeft, y: {label: null, domain: f.bars.map((b) => b.name), tickFormat: name}};
-	}
-
-	function lanes(f, width) {
-		const {wide, marginLeft, y} = names(f, width);
-		const value = format(f.x);
-		const kinds = [...new Set(f.bars.flatMap((b) => b.spans.map((s) => s.kind)))];
-		const rows = f.bars.flatMap((b) => b.spans.map((s) => ({bar: b.name, x1: s.from, x2: s.to,
-			name: s.name, fill: colour(kinds.indexOf(s.kind))})));
-		const text = (r) => `${r.name}: ${value(r.x2 - r.x1)} ${f.x.label} from ${value(r.x1)}`;
-		const plot = Plot.plot({width, height: 60 + 26 * f.bars.length, marginLeft, marginRight: 24,
-			marginBottom: 40, x: {label: f.x.label, grid: true, tickFormat: value, ticks: wide ? 8 : 4},
-			y, color: {type: "identity"}, marks: [
-				Plot.barX(rows, {y: "bar", x1: "x1", x2: "x2", fill: "fill", insetTop: 3,
-					insetBottom: 3}),
-				Plot.tip(rows, Plot.pointer({y: "bar", x: (r) => (r.x1 + r.x2) / 2,
-					title: (r) => `${r.bar}\n${text(r)}`}))]});
-		return [legend(kinds.map((k, i) => ({name: k, colour: colour(i), area: true}))), plot,
-			rows.map((r) => ({x: (r.x1 + r.x2) / 2, y: r.bar, text: `${r.bar}: ${text(r)}`}))];
 	}
 
 	function bars(f, width) {
@@ -212,7 +194,7 @@
 		svg.setAttribute("tabindex", "0");
 	}
 
-	const kinds = {lines, lanes, stacks: bars, spans: bars};
+	const kinds = {lines, stacks: bars, spans: bars};
 
 	function draw(print) {
 		figures.forEach((f, i) => {
