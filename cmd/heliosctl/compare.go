@@ -31,12 +31,6 @@ import (
 	"helios/sched/virtual"
 )
 
-// How the kernel's page cache stands when a run begins.
-const (
-	pageCacheCold = "cold"
-	pageCacheWarm = "warm"
-)
-
 func compareCommand() *cli.Command {
 	return verb(&cli.Command{
 		Name:      "compare",
@@ -60,10 +54,9 @@ func compareCommand() *cli.Command {
 type compareArgs struct {
 	runArgs
 	clockArgs
-	modes     []string `option:"modes" common:"yes" use:"setting" offers:"@modes,@baselines" default:"@modes" arg:"MODE,…" usage:"data paths to compare MODE,…, or baselines of papers ({@baselines}); the first is what the others are told relative to"`
-	variants  string   `option:"variants" common:"yes" arg:"NAME=FLAGS; …" usage:"also compare, or without {modes} only compare, these: NAME=FLAGS; … with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""`
-	repeats   int      `option:"repeats" common:"yes" range:"1..1000" positive:"yes" default:"3" usage:"how often each is run, in turns"`
-	pageCache string   `option:"page-cache" use:"setting" oneof:"cold,warm" default:"cold" usage:"the kernel's page cache of software SSDs' files before each run; cold drops them from it"`
+	modes    []string `option:"modes" common:"yes" use:"setting" offers:"@modes,@baselines" default:"@modes" arg:"MODE,…" usage:"data paths to compare MODE,…, or baselines of papers ({@baselines}); the first is what the others are told relative to"`
+	variants string   `option:"variants" common:"yes" arg:"NAME=FLAGS; …" usage:"also compare, or without {modes} only compare, these: NAME=FLAGS; … with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""`
+	repeats  int      `option:"repeats" common:"yes" range:"1..1000" positive:"yes" default:"3" usage:"how often each is run, in turns"`
 }
 
 // compareOptions are train's that make sense for all variants, two epochs by default, and its own.
@@ -330,9 +323,6 @@ type cpuUse struct {
 	// the process's, and of it the software controllers'
 	CPUSeconds   float64 `json:"cpu_seconds"`
 	ProxySeconds float64 `json:"proxy_cpu_seconds"`
-	// Kernels is the CPU time of an epoch by stage and operator, software SSDs aside: kernels by
-	// stream, and what else is metered. The rest of CPUSeconds is report.CPUUse's unaccounted.
-	Kernels map[string]map[string]float64 `json:"kernel_cpu_seconds,omitempty"`
 }
 
 // usage is CPU time of the process, and what was read from disks.
@@ -348,18 +338,9 @@ func cpuBetween(a, b usage, n float64) (u cpuUse) {
 	u.CPUSeconds = (b.Process - a.Process).Seconds() / n
 	spent, _ := b.Since(a.Usage)
 	for k, t := range spent {
-		s := t.Seconds() / n
 		if k.Stage == proxy.Stage {
-			u.ProxySeconds += s
-			continue
+			u.ProxySeconds += t.Seconds() / n
 		}
-		if u.Kernels == nil {
-			u.Kernels = map[string]map[string]float64{}
-		}
-		if u.Kernels[k.Stage] == nil {
-			u.Kernels[k.Stage] = map[string]float64{}
-		}
-		u.Kernels[k.Stage][k.Operator] = s
 	}
 	return u
 }
@@ -490,7 +471,7 @@ func (c *comparer) runAll(ctx context.Context, vs []variant) error {
 // runVariant runs a variant once, and leaves it out from then on where there is no room for it and
 // nobody asked for it.
 func (c *comparer) runVariant(ctx context.Context, v variant, repeat int) error {
-	if c.set != nil && c.pageCache == pageCacheCold {
+	if c.set != nil {
 		dropPages(c.set)
 	}
 	run, err := c.measure(ctx, v, repeat+1)

@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
-	"helios/internal/hostcpu"
 	"helios/internal/units"
 )
 
@@ -43,24 +41,22 @@ type comparedVariant struct {
 	Pipeline string `json:"pipeline"`
 	Seconds  span3  `json:"epoch_seconds"`
 	// Ratio is the epoch's time over that of the first variant in the same repeat.
-	Ratio        span3 `json:"ratio"`
-	First        span3 `json:"first_epoch_seconds"`
-	Setup        span3 `json:"setup_seconds"`
-	Prepare      span3 `json:"prepare_seconds"`
-	Amortised    span3 `json:"amortised_epoch_seconds"`
-	Stall        span3 `json:"stall"`
-	Overlap      span3 `json:"overlap"`
-	CPUSeconds   span3 `json:"cpu_seconds"`
-	ProxySeconds span3 `json:"proxy_cpu_seconds"`
-	// Kernels is the median of each operator, by stage.
-	Kernels    map[string]map[string]float64 `json:"kernel_cpu_seconds,omitempty"`
-	BytesSSD   span3                         `json:"bytes_ssd"`
-	DiskBytes  span3                         `json:"disk_bytes"`
-	Commands   span3                         `json:"ssd_commands"`
-	RowsGPU    float64                       `json:"rows_gpu"`
-	RowsCPU    float64                       `json:"rows_cpu"`
-	RowsSSD    float64                       `json:"rows_ssd"`
-	PeakMemory int64                         `json:"peak_memory_bytes"`
+	Ratio        span3   `json:"ratio"`
+	First        span3   `json:"first_epoch_seconds"`
+	Setup        span3   `json:"setup_seconds"`
+	Prepare      span3   `json:"prepare_seconds"`
+	Amortised    span3   `json:"amortised_epoch_seconds"`
+	Stall        span3   `json:"stall"`
+	Overlap      span3   `json:"overlap"`
+	CPUSeconds   span3   `json:"cpu_seconds"`
+	ProxySeconds span3   `json:"proxy_cpu_seconds"`
+	BytesSSD     span3   `json:"bytes_ssd"`
+	DiskBytes    span3   `json:"disk_bytes"`
+	Commands     span3   `json:"ssd_commands"`
+	RowsGPU      float64 `json:"rows_gpu"`
+	RowsCPU      float64 `json:"rows_cpu"`
+	RowsSSD      float64 `json:"rows_ssd"`
+	PeakMemory   int64   `json:"peak_memory_bytes"`
 	// The bounds of the tiers, of both together, and the neighbour lists in memory.
 	GPUCache   int64  `json:"gpu_cache_bytes"`
 	CPUCache   int64  `json:"cpu_cache_bytes"`
@@ -156,7 +152,6 @@ func variantOf(name string, mine []comparedRun, ratios []float64) comparedVarian
 		GPUCache: mine[0].GPUCache, CPUCache: mine[0].CPUCache,
 		CacheBytes: mine[0].GPUCache + mine[0].CPUCache, Topology: mine[0].Topology,
 	}
-	v.Kernels = medianKernels(mine)
 	near := slices.MinFunc(mine, func(a, b comparedRun) int {
 		da, db := a.Seconds-v.Seconds.Median, b.Seconds-v.Seconds.Median
 		switch {
@@ -169,76 +164,6 @@ func variantOf(name string, mine []comparedRun, ratios []float64) comparedVarian
 	})
 	v.Bottleneck = near.Bottleneck
 	return v
-}
-
-// medianKernels is each operator's median over the runs; where one lacks it took no time.
-func medianKernels(runs []comparedRun) map[string]map[string]float64 {
-	times := map[hostcpu.Spender][]float64{}
-	for _, r := range runs {
-		for stream, kernels := range r.Kernels {
-			for kernel, t := range kernels {
-				k := hostcpu.Spender{Stage: stream, Operator: kernel}
-				times[k] = append(times[k], t)
-			}
-		}
-	}
-	out := map[string]map[string]float64{}
-	for k, t := range times {
-		t = append(t, make([]float64, len(runs)-len(t))...)
-		if out[k.Stage] == nil {
-			out[k.Stage] = map[string]float64{}
-		}
-		out[k.Stage][k.Operator] = spanOf(t).Median
-	}
-	return out
-}
-
-// spentCPU divides an epoch's CPU time: stages by their operators, the software SSDs,
-// and the rest. Empty where nothing was metered.
-func (v comparedVariant) spentCPU() string {
-	if len(v.Kernels) == 0 {
-		return ""
-	}
-	type part struct {
-		name string
-		t    float64
-	}
-	ordered := func(p []part) []part {
-		slices.SortFunc(p, func(a, b part) int {
-			return cmp.Or(cmp.Compare(b.t, a.t), cmp.Compare(a.name, b.name))
-		})
-		return p
-	}
-	ms := func(t float64) string { return fmt.Sprintf("%.3g", 1e3*t) }
-	var streams []part
-	rest := v.CPUSeconds.Median - v.ProxySeconds.Median
-	for stream, kernels := range v.Kernels {
-		var parts []part
-		all := 0.0
-		for kernel, t := range kernels {
-			all += t
-			parts = append(parts, part{kernel, t})
-		}
-		rest -= all
-		name := stream + " " + ms(all)
-		if len(parts) > 1 {
-			var of []string
-			for _, p := range ordered(parts) {
-				of = append(of, p.name+" "+ms(p.t))
-			}
-			name += " (" + strings.Join(of, ", ") + ")"
-		}
-		streams = append(streams, part{name, all})
-	}
-	if t := v.ProxySeconds.Median; t > 0 {
-		streams = append(streams, part{"software SSDs " + ms(t), t})
-	}
-	streams = ordered(streams)
-	names := make([]string, len(streams))
-	for i, s := range streams {
-		names[i] = s.name
-	}
-	return strings.Join(names, ", ") + ", the rest " + ms(max(rest, 0))
 }
 
 // share3 is the text of the shares of an epoch's rows in GPU tier, CPU tier and SSDs.
@@ -356,11 +281,6 @@ func (c *comparer) showComparison(s comparisonSummary) {
 	}
 	for _, v := range s.Variants {
 		c.ui.Printf("%s: %s, %s; bottleneck: %s", v.Name, v.IOStack, v.Pipeline, v.Bottleneck)
-	}
-	for _, v := range s.Variants {
-		if spent := v.spentCPU(); spent != "" {
-			c.ui.Printf("%s: CPU ms of an epoch: %s", v.Name, spent)
-		}
 	}
 	if s.SameLosses {
 		c.ui.Printf("losses and parameters are the same in all runs that must agree")

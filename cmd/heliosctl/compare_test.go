@@ -64,17 +64,6 @@ func TestCompare(t *testing.T) {
 	require.Positive(t, proxied["proxy_cpu_seconds"], "software SSDs serve the async stack")
 	require.Less(t, kernel["proxy_cpu_seconds"], proxied["proxy_cpu_seconds"].(float64)/2,
 		"the cpu stack reads the files itself: only the lease goes through the controllers")
-	spent := func(r map[string]any, stream string) (all float64) {
-		for _, t := range r["kernel_cpu_seconds"].(map[string]any)[stream].(map[string]any) {
-			all += t.(float64)
-		}
-		return all
-	}
-	for _, stream := range []string{"sample", "lookup", "gather", "train", "submit", "complete"} {
-		require.Positive(t, spent(proxied, stream), stream)
-		require.Less(t, spent(proxied, stream), proxied["cpu_seconds"], stream)
-	}
-	require.NotContains(t, kernel["kernel_cpu_seconds"], "submit", "the cpu stack has no kernels")
 	sum := got[8]
 	require.Equal(t, "compare", sum["event"])
 	require.Equal(t, true, sum["same_losses"])
