@@ -118,8 +118,8 @@ func TestEnumerationsAreCompleted(t *testing.T) {
 	walk = func(path []string, c *cli.Command) {
 		path = append(slices.Clone(path), c.Name)
 		for _, f := range c.Flags {
-			s, is := f.(*cli.StringFlag)
-			if !is || s.Hidden || c.SkipFlagParsing {
+			s, is := f.(*hcli.TextFlag)
+			if !is || c.SkipFlagParsing {
 				continue
 			}
 			if m := lists.FindStringSubmatch(s.Usage); m != nil {

@@ -4,11 +4,8 @@ import (
 	"bufio"
 	"cmp"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"weak"
 
 	"github.com/urfave/cli/v2"
 
@@ -40,31 +37,11 @@ func AsksToComplete(args []string) (q Question, asks bool) {
 	}
 }
 
-// offer has the values of a flag; of a list, those of each place.
-type offer struct {
+// TextFlag is a flag with the values that it offers; of a list, those of each place.
+type TextFlag struct {
+	cli.StringFlag
 	values []string
 	list   bool
-}
-
-// offers are those of flags, as flags of urfave/cli have no room for it. They go with their flags:
-// tests make the program's flags a thousand times.
-var offers sync.Map // weak.Pointer[cli.StringFlag] → offer
-
-func keepOffer(f *cli.StringFlag, o offer) {
-	p := weak.Make(f)
-	if _, again := offers.Swap(p, o); !again {
-		runtime.AddCleanup(f, func(p weak.Pointer[cli.StringFlag]) { offers.Delete(p) }, p)
-	}
-}
-
-// offerOf returns what a flag offers; nothing where it is no StringFlag.
-func offerOf(f cli.Flag) offer {
-	var o offer
-	if s, is := f.(*cli.StringFlag); is {
-		x, _ := offers.Load(weak.Make(s))
-		o, _ = x.(offer)
-	}
-	return o
 }
 
 // filesToo is the line that asks the shell for names of files as well.
@@ -217,13 +194,15 @@ var filePlaceholder = regexp.MustCompile("`[^`]*(FILE|DIR|FOLDER|PATH|RESULTS)[^
 
 // values are those that a flag offers; before stands before each of them.
 func values(f cli.Flag, before, word string) (found []candidate, files bool) {
-	o := offerOf(f)
-	if o.list {
+	o, is := f.(*TextFlag)
+	if is && o.list {
 		typed := strings.TrimPrefix(word, before)
 		before += typed[:strings.LastIndex(typed, ",")+1]
 	}
-	for _, v := range o.values {
-		found = append(found, candidate{value: before + v})
+	if is {
+		for _, v := range o.values {
+			found = append(found, candidate{value: before + v})
+		}
 	}
 	d, ok := f.(cli.DocGenerationFlag)
 	usage := ""

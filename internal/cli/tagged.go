@@ -46,13 +46,9 @@ func taggedFlag(o options.Option) cli.Flag {
 			DefaultText: shown, Category: o.Group}
 	}
 	if o.IsText() {
-		f := &cli.StringFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage, Value: o.Default,
-			DefaultText: shown, Category: o.Group}
-		if len(o.Offers) > 0 {
-			_, list := o.Value().([]string)
-			keepOffer(f, offer{o.Offers, list})
-		}
-		return f
+		_, list := o.Value().([]string)
+		return &TextFlag{cli.StringFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage,
+			Value: o.Default, DefaultText: shown, Category: o.Group}, o.Offers, list}
 	}
 	switch v := o.Value().(type) {
 	case int:

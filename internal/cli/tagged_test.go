@@ -26,10 +26,10 @@ func TestTaggedFlags(t *testing.T) {
 	o := &tagged{}
 	options.Defaults(o)
 	flags := TaggedFlags(o)
-	require.Equal(t, &cli.StringFlag{Name: "in", Usage: "`PATH` of files", DefaultText: "all"},
-		flags[0])
-	require.Equal(t, &cli.StringFlag{Name: "loops", Value: "keep",
-		Usage: "loops, unless --on: keep, drop"}, flags[1])
+	require.Equal(t, &TextFlag{cli.StringFlag{Name: "in", Usage: "`PATH` of files", DefaultText: "all"},
+		nil, true}, flags[0])
+	require.Equal(t, &TextFlag{cli.StringFlag{Name: "loops", Value: "keep",
+		Usage: "loops, unless --on: keep, drop"}, []string{"keep", "drop"}, false}, flags[1])
 	require.Equal(t, []string{"on", "enable"}, flags[2].Names())
 	require.Equal(t, uint64(1), flags[5].(*cli.Uint64Flag).Value)
 

@@ -2,6 +2,7 @@ package ui
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -43,18 +44,9 @@ func escape(s, keep string) string {
 			fmt.Fprintf(&b, `\x%02x`, s[i])
 		case unicode.IsPrint(r) || r < utf8.RuneSelf && strings.IndexByte(keep, byte(r)) >= 0:
 			b.WriteString(s[i : i+n])
-		case r == '\n':
-			b.WriteString(`\n`)
-		case r == '\r':
-			b.WriteString(`\r`)
-		case r == '\t':
-			b.WriteString(`\t`)
-		case r < 0x80:
-			fmt.Fprintf(&b, `\x%02x`, r)
-		case r < 0x10000:
-			fmt.Fprintf(&b, `\u%04x`, r)
 		default:
-			fmt.Fprintf(&b, `\U%08x`, r)
+			q := strconv.QuoteRune(r)
+			b.WriteString(q[1 : len(q)-1])
 		}
 		i += n
 	}
