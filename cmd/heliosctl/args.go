@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/options"
 	"helios/internal/units"
@@ -169,17 +170,17 @@ func firstArgument(cmds, path []*cli.Command, args []string) (int, error) {
 			continue
 		}
 		name := strings.TrimLeft(args[i], "-")
-		f := lookup(commonFlags(), name)
-		for _, c := range leaves(cmds) {
+		f := hcli.Lookup(commonFlags(), name)
+		for _, c := range hcli.Leaves(cmds) {
 			if f == nil {
-				f = lookup(c.Flags, name)
+				f = hcli.Lookup(c.Flags, name)
 			}
 			if f == nil {
 				f = switchOff(c.Flags, name)
 			}
 		}
 		if f == nil {
-			return 0, unknownFlag(name, "", leaves(cmds)...)
+			return 0, unknownFlag(name, "", hcli.Leaves(cmds)...)
 		}
 		if _, ok := f.(*cli.BoolFlag); !ok {
 			i++ // its value
@@ -188,33 +189,11 @@ func firstArgument(cmds, path []*cli.Command, args []string) (int, error) {
 	return -1, nil
 }
 
-func leaves(cmds []*cli.Command) []*cli.Command {
-	var out []*cli.Command
-	for _, c := range cmds {
-		if len(c.Subcommands) == 0 {
-			out = append(out, c)
-		} else {
-			out = append(out, leaves(c.Subcommands)...)
-		}
-	}
-	return out
-}
-
-// lookup finds the flag of a name.
-func lookup(flags []cli.Flag, name string) cli.Flag {
-	for _, f := range flags {
-		if slices.Contains(f.Names(), name) {
-			return f
-		}
-	}
-	return nil
-}
-
 // switchOff finds the flag that --no-NAME turns off, where no flag has that name.
 func switchOff(flags []cli.Flag, name string) cli.Flag {
 	what, no := strings.CutPrefix(name, "no-")
-	f, is := lookup(flags, what).(*cli.BoolFlag)
-	if !no || !is || lookup(flags, name) != nil {
+	f, is := hcli.Lookup(flags, what).(*cli.BoolFlag)
+	if !no || !is || hcli.Lookup(flags, name) != nil {
 		return nil
 	}
 	return f
@@ -257,7 +236,7 @@ func parse(c *cli.Command, verb string, args []string) (flags flagValues, positi
 			continue
 		}
 		name, value, given := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(a, "-"), "-"), "=")
-		f := lookup(c.Flags, name)
+		f := hcli.Lookup(c.Flags, name)
 		if on := switchOff(c.Flags, name); on != nil && !given {
 			f, name, value, given = on, on.Names()[0], "false", true
 		}

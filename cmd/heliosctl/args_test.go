@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 )
 
@@ -76,7 +77,7 @@ func TestArrange(t *testing.T) {
 
 func TestEveryVerbHasHelp(t *testing.T) {
 	app := newApp(&bytes.Buffer{}, &bytes.Buffer{})
-	for _, c := range leaves(app.Commands) {
+	for _, c := range hcli.Leaves(app.Commands) {
 		require.NotEmpty(t, c.Usage, c.Name)
 		require.NotNil(t, c.Action, c.Name)
 		seen := map[string]bool{}

@@ -95,7 +95,7 @@ func (a *compareArgs) UseOf(name, text string) (use hcli.Use, decided bool) {
 
 // variantFlags are those that a variant may have of its own.
 func variantFlags() []cli.Flag {
-	return append(comparedOptions().Flags(), lookup(hcli.Of[runArgs]().Flags(), "mode"))
+	return append(comparedOptions().Flags(), hcli.Lookup(hcli.Of[runArgs]().Flags(), "mode"))
 }
 
 // comparedEpochs is the default number of epochs of each run: the first fills tiers.

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"go.yaml.in/yaml/v3"
 
+	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/infile"
 	"helios/internal/ui"
@@ -49,7 +50,7 @@ func addConfig(c *cli.Command, verb, file string, flags flagValues, datasetGiven
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, val := root.Content[i], root.Content[i+1]
 		name := key.Value
-		fl := lookup(c.Flags, name)
+		fl := hcli.Lookup(c.Flags, name)
 		if fl == nil || name == "config" || name == "help" {
 			return nil, bad(key.Line, "unknown key %q; %s", name, meant(name, flagNames(c.Flags),
 				"keys are the flags of \"heliosctl "+verb+" --help\""))

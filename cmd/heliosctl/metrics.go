@@ -137,8 +137,13 @@ func (m *metrics) daemon(s *serve.Server) {
 
 // watch has an observer's calls counted.
 func (m *metrics) watch(o report.Observer) report.Observer {
-	o.Live = m.live
-	epoch := o.Epoch
+	live, epoch := o.Live, o.Epoch
+	o.Live = func(pass string, p report.Partial) {
+		m.live(pass, p)
+		if live != nil {
+			live(pass, p)
+		}
+	}
 	o.Epoch = func(r report.EpochResult) {
 		m.put("epoch", "", "", float64(r.Epoch))
 		m.put("epoch_seconds", "", "", r.Seconds)

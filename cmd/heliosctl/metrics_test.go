@@ -36,9 +36,10 @@ func TestMetricsCount(t *testing.T) {
 	require.NoError(t, err)
 	require.Regexp(t, `^127\.0\.0\.1:\d+$`, m.addr, "without a host nobody else reaches it")
 	var heard []int
+	var live []string
 	o := m.watch(report.Observer{Epoch: func(r report.EpochResult) {
 		heard = append(heard, r.Epoch)
-	}})
+	}, Live: func(pass string, _ report.Partial) { live = append(live, pass) }})
 	p := report.Partial{Batches: 2, Seeds: 20, RowsGPU: 5, RowsCPU: 6, RowsSSD: 7, BytesSSD: 70,
 		Commands: 4, Retries: 1, Timeouts: 1, Waited: 0.5, LossSum: 30, Correct: 4, Counted: 16}
 	p.Stages.Train = 2
@@ -62,6 +63,7 @@ func TestMetricsCount(t *testing.T) {
 	}
 	require.Regexp(t, `\nheliosctl_memory_bytes [1-9]`, text)
 	require.Equal(t, []int{1}, heard)
+	require.Equal(t, []string{"epoch 1", "epoch 1", "validate", "epoch 2"}, live, "--live hears it, too")
 	require.NoError(t, m.close())
 	_, err = net.DialTimeout("tcp", m.addr, time.Second)
 	require.Error(t, err, "closed")

@@ -235,7 +235,7 @@ func (e *env) canRerun(path string, begun runLine) (*cli.Command, error) {
 			path, begun.Verb)
 	}
 	c := findVerb(e.c.App.Commands, verb)
-	if c == nil || c.Name == e.c.Command.Name || lookup(c.Flags, "results") == nil {
+	if c == nil || c.Name == e.c.Command.Name || !hcli.HasFlag(c.Flags, "results") {
 		return nil, errs.New(errs.Usage, "%s is by the verb %q, which has no results to compare", path,
 			begun.Verb)
 	}

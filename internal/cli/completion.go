@@ -114,7 +114,7 @@ func answers(app *cli.App, q Question) (found []candidate, files bool) {
 			ended = true
 		case len(word) > 1 && word[0] == '-':
 			name, _, has := strings.Cut(strings.TrimLeft(word, "-"), "=")
-			f := flagOf(flags, name)
+			f := Lookup(flags, name)
 			if f == nil || has || !takesValue(f) {
 				continue
 			}
@@ -138,7 +138,7 @@ func answers(app *cli.App, q Question) (found []candidate, files bool) {
 	case ended, verb != nil && verb.SkipFlagParsing:
 		return arguments(verb)
 	case strings.HasPrefix(q.Word, "-") && has:
-		if f := flagOf(flags, name); f != nil {
+		if f := Lookup(flags, name); f != nil {
 			return values(f, q.Word[:strings.Index(q.Word, "=")+1], q.Word)
 		}
 		return nil, false
@@ -152,7 +152,7 @@ func answers(app *cli.App, q Question) (found []candidate, files bool) {
 
 // commonFlags are the flags that every verb has.
 func commonFlags(cmds []*cli.Command) (common []cli.Flag) {
-	for i, c := range leaves(cmds) {
+	for i, c := range Leaves(cmds) {
 		if i == 0 {
 			common = slices.Clone(c.Flags)
 			continue
@@ -163,25 +163,17 @@ func commonFlags(cmds []*cli.Command) (common []cli.Flag) {
 	return common
 }
 
-// leaves are the commands that run, and read flags.
-func leaves(cmds []*cli.Command) (out []*cli.Command) {
+// Leaves are the commands that run, and read flags.
+func Leaves(cmds []*cli.Command) (out []*cli.Command) {
 	for _, c := range cmds {
 		switch {
 		case len(c.Subcommands) > 0:
-			out = append(out, leaves(c.Subcommands)...)
+			out = append(out, Leaves(c.Subcommands)...)
 		case !c.SkipFlagParsing:
 			out = append(out, c)
 		}
 	}
 	return out
-}
-
-func flagOf(flags []cli.Flag, name string) cli.Flag {
-	i := slices.IndexFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
-	if i < 0 {
-		return nil
-	}
-	return flags[i]
 }
 
 func takesValue(f cli.Flag) bool {

@@ -17,11 +17,18 @@ import (
 // FlagName is an option as a flag.
 func FlagName(name string) string { return "--" + name }
 
-// HasFlag reports whether one of flags has a name.
-func HasFlag(flags []cli.Flag, name string) bool {
-	return slices.ContainsFunc(flags,
-		func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
+// Lookup finds the flag of a name; nil where there is none.
+func Lookup(flags []cli.Flag, name string) cli.Flag {
+	for _, f := range flags {
+		if slices.Contains(f.Names(), name) {
+			return f
+		}
+	}
+	return nil
 }
+
+// HasFlag reports whether one of flags has a name.
+func HasFlag(flags []cli.Flag, name string) bool { return Lookup(flags, name) != nil }
 
 // TaggedFlags returns the flags of a struct of options that says in its tags what they are
 // (internal/options). The fields' values are the flags' defaults.
