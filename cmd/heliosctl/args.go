@@ -348,14 +348,3 @@ func parseList[T comparable](flag, text, example string,
 	}
 	return out, nil
 }
-
-// parseChoice reads one of several words.
-func parseChoice(flag string, all []string) func(string) (string, error) {
-	return func(s string) (string, error) {
-		if !slices.Contains(all, s) {
-			return "", errs.New(errs.Usage, "unknown %v %q; %s", errs.Key(flag), s,
-				options.OneOf(s, all))
-		}
-		return s, nil
-	}
-}

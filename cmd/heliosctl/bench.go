@@ -19,10 +19,9 @@ var benchStacks = gpuio.StackNames(nil)
 
 func benchCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "bench",
-		Usage: "measure parts of the product",
-		Subcommands: []*cli.Command{benchIOCommand(), benchSampleCommand(), benchComputeCommand(),
-			benchMemoryCommand(), benchCacheCommand()},
+		Name:        "bench",
+		Usage:       "measure reads",
+		Subcommands: []*cli.Command{benchIOCommand()},
 	}
 }
 

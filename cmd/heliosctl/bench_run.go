@@ -444,11 +444,3 @@ func count0(n int) string {
 }
 
 func share100(v float64) string { return strconv.FormatFloat(100*v, 'f', 0, 64) + "%" }
-
-// auditFailed is the error of rows that failed their audit, nil for none.
-func auditFailed(failed, rows int) error {
-	if failed == 0 {
-		return nil
-	}
-	return errs.New(errs.Device, "%d of %d rows failed their audit; the list has the reasons", failed, rows)
-}

@@ -13,10 +13,6 @@ import (
 // tableColumns are the tables of verbs, whose help explains them.
 var tableColumns = map[string][]ui.Column{
 	"bench io":      ioColumns,
-	"bench cache":   cacheColumns,
-	"bench compute": computeColumns,
-	"bench memory":  memoryColumns,
-	"bench sample":  sampleColumns,
 	"cache hotness": hotnessColumns,
 	"compare":       compareColumns(""),
 	"ssds":          ssdColumns,
@@ -72,84 +68,6 @@ var ioColumns = []ui.Column{
 	{Name: "audit", About: "counts of launches, data and SSDs agree; modelled: nothing was read"},
 }
 
-// cacheColumns are those of "bench cache".
-var cacheColumns = []ui.Column{
-	{Name: "device", About: "device that looks rows up", Shown: ui.IfVaries},
-	{Name: "nodes", About: "rows of the dataset", Shown: ui.IfVaries},
-	{Name: "policy", About: "static index, or policy of a dynamic tier"},
-	{Name: "workers", About: "worker slots of the host device", Shown: ui.OnlyWide},
-	{Name: "lookups/s", About: "rows looked up in a second, median over the turns"},
-	{Name: "range", About: "least and most over the turns", Shown: ui.OnlyWide},
-	{Name: "limit", About: "random 64-byte loads of the same index a second, the static index's limit"},
-	{Name: "its range", About: "least and most over the turns", Shown: ui.OnlyWide},
-	{Name: "ratio", About: "lookups by limit"},
-	{Name: "latency", About: "one load that waits for the one before", Shown: ui.OnlyWide},
-	{Name: "index", About: "memory of the index or of the policy's directory", Shown: ui.OnlyWide},
-	{Name: "build", About: "most memory while it was made", Shown: ui.OnlyWide},
-	{Name: "built in", About: "time that making it took", Shown: ui.OnlyWide},
-	{Name: "hits", About: "rows that the GPU tier had"},
-	{Name: "checked", About: "answers that the audit compared", Shown: ui.OnlyWide},
-	{Name: "audit", About: "each answer is where the row should be"},
-}
-
-// computeColumns are those of "bench compute".
-var computeColumns = []ui.Column{
-	{Name: "case", About: "kernel and its sizes, or a step of a model"},
-	{Name: "kernels", About: "instructions, or code and precision of a GPU", Shown: ui.IfVaries},
-	{Name: "workers", About: "worker slots, or SMs", Shown: ui.IfVaries},
-	{Name: "time", About: "median of one run"},
-	{Name: "GFLOP/s", About: "floating-point operations a second"},
-	{Name: "of peak", About: "share of what the device can compute"},
-	{Name: "GB/s", About: "bytes that have to move, a second", Shown: ui.OnlyWide},
-	{Name: "of copy", About: "share of the rate of a plain copy", Shown: ui.OnlyWide},
-	{Name: "of floor", About: "least possible time by the time taken"},
-	{Name: "rival", About: "library, or memory alone, that takes turns with ours", Shown: ui.OnlyWide},
-	{Name: "its GFLOP/s", About: "what that reaches", Shown: ui.OnlyWide},
-	{Name: "ratio", About: "its time by ours: above 1 ours is faster", Shown: ui.IfAny},
-	{Name: "by CPU", About: "the same of CPU time", Shown: ui.OnlyWide},
-	{Name: "error", About: "largest difference from a reference, relative", Shown: ui.OnlyWide},
-	{Name: "bound", About: "most that it may be", Shown: ui.OnlyWide},
-	{Name: "its error", About: "the rival's", Shown: ui.OnlyWide},
-	{Name: "check", About: "errors are within their bounds"},
-}
-
-// memoryColumns are those of "bench memory".
-var memoryColumns = []ui.Column{
-	{Name: "device", About: "device that gathers", Shown: ui.IfVaries},
-	{Name: "from", About: "tier that the rows lie in"},
-	{Name: "row", About: "size of a row"},
-	{Name: "rows", About: "rows of a gather", Shown: ui.OnlyWide},
-	{Name: "turns", About: "how often gather and copy took turns", Shown: ui.OnlyWide},
-	{Name: "gather GB/s", About: "bytes gathered in a second, median over the turns"},
-	{Name: "range", About: "least and most over the turns", Shown: ui.OnlyWide},
-	{Name: "copy GB/s", About: "bytes of a plain copy"},
-	{Name: "its range", About: "least and most over the turns", Shown: ui.OnlyWide},
-	{Name: "ratio", About: "gather by copy"},
-	{Name: "lookups/s", About: "rows looked up and gathered in a second"},
-	{Name: "checked", About: "rows that the audit compared", Shown: ui.OnlyWide},
-	{Name: "audit", About: "each row holds what it should"},
-}
-
-// sampleColumns are those of "bench sample".
-var sampleColumns = []ui.Column{
-	{Name: "device", About: "device that samples", Shown: ui.IfVaries},
-	{Name: "kernels", About: "instructions, or a GPU's code"},
-	{Name: "workers", About: "worker slots of the host device"},
-	{Name: "edges/s", About: "edges drawn in a second, median over the turns"},
-	{Name: "range", About: "least and most over the turns", Shown: ui.OnlyWide},
-	{Name: "nodes/s", About: "nodes of frontiers a second"},
-	{Name: "per edge", About: "time by edges", Shown: ui.OnlyWide},
-	{Name: "CPU per edge", About: "CPU time of the process by edges", Shown: ui.OnlyWide},
-	{Name: "busy", About: "share of the time in which kernels ran"},
-	{Name: "edges/batch", About: "edges of a mini-batch", Shown: ui.OnlyWide},
-	{Name: "distinct", About: "new nodes by edges"},
-	{Name: "memory", About: "memory beside the topology", Shown: ui.OnlyWide},
-	{Name: "topology", About: "where the neighbour lists are", Shown: ui.IfVaries},
-	{Name: "from memory", About: "share of the edges whose lists a cache had", Shown: ui.IfAny},
-	{Name: "read", About: "bytes of lists that a mini-batch read", Shown: ui.IfAny},
-	{Name: "audit", About: "edges are the topology's, none twice, as many as they should be"},
-}
-
 // hotnessColumns are those of "cache hotness".
 var hotnessColumns = []ui.Column{
 	{Name: "hotness", About: "source by which rows are placed"},
@@ -160,7 +78,6 @@ var hotnessColumns = []ui.Column{
 	{Name: "of 100", About: "hits by optimum, in percent"},
 	{Name: "time", About: "time that finding the hotness took"},
 }
-
 
 // compareColumns are those of compare; base is the data path that others are held against.
 func compareColumns(base string) []ui.Column {

@@ -24,7 +24,7 @@ import (
 func TestCompletion(t *testing.T) {
 	isolate(t)
 	require.Subset(t, completed(t, ""), []string{"train", "bench", "doctor"})
-	require.Contains(t, completed(t, "bench", ""), "memory")
+	require.Contains(t, completed(t, "bench", ""), "io")
 	require.Equal(t, []string{"--batch-size"}, completed(t, "train", "g", "--batch-s"))
 	require.Empty(t, completed(t, "nosuchverb", "--x"))
 	for _, shell := range hcli.Shells {
@@ -89,7 +89,7 @@ func TestCompletedValues(t *testing.T) {
 		{[]string{"compare", "g", "--modes", "gin"}, []string{"ginex", "ginex-pg"}},
 		{[]string{"bench", "io", "--io-stack", "async,s"}, []string{"async,sync"}},
 		{[]string{"plan", "--hardware", "h"}, []string{"h100-pm1753x16", "host", ":files"}},
-		{[]string{"bench", "co"}, []string{"compute"}},
+		{[]string{"bench", "i"}, []string{"io"}},
 		{[]string{"import", "edges", "--self-loops", ""}, []string{"keep", "drop", "add"}},
 		{[]string{"completion", ""}, hcli.Shells},
 		{[]string{"tra"}, []string{"train"}},

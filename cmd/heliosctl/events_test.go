@@ -6,10 +6,6 @@ import (
 	"helios/dataset/parted"
 	"helios/dataset/stripe"
 	"helios/gpuio/iobench"
-	"helios/internal/bench/cache"
-	"helios/internal/bench/compute"
-	"helios/internal/bench/memory"
-	"helios/internal/bench/sample"
 	"helios/internal/licenses"
 	"helios/internal/state"
 	"helios/sched/cacheplan"
@@ -33,14 +29,8 @@ var verbEvents = []struct {
 	{"", "fault", faultLine{}},
 	{"", "io", report.IOResult{}},
 
-	{"bench cache", "row", cache.Row{}},
-	{"bench compute", "openblas", blasLine{}},
-	{"bench compute", "peak", peakLine{}},
-	{"bench compute", "row", compute.Row{}},
 	{"bench io", "row", benchRow{}},
 	{"bench io", "summary", iobench.Summary{}},
-	{"bench memory", "row", memory.Row{}},
-	{"bench sample", "row", sample.Row{}},
 	{"bind-ssds", "bound", state.SSD{}},
 	{"bind-ssds", "bound", state.Record{}},
 	{"bind-ssds", "candidate", candidateReport{}},

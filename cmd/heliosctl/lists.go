@@ -1,11 +1,9 @@
 package main
 
 import (
-	"helios/cache/policy"
 	"helios/dataset"
 	"helios/dataset/build"
 	"helios/graph/partition"
-	"helios/internal/bench/cache"
 	"helios/internal/hardware"
 	"helios/internal/options"
 	"helios/internal/simd"
@@ -18,15 +16,11 @@ var _ = options.Define("hardware", hardware.Names) &&
 	options.Define("ssd-models", ssdmodel.Names) &&
 	options.Define("levels", simd.Names) &&
 	options.Define("splits", func() []string { return dataset.Splits }) &&
-	options.Define("kernel-groups", computeGroups) &&
 	options.Define("graphs", planner.GraphNames) &&
 	options.Define("sweep-keys", planner.SweepKeys) &&
 	options.Define("sweep-starts", sweepStarts) &&
 	options.Define("priced", func() []string { return planner.Priced }) &&
 	options.Define("baselines", baselineNames) &&
-	options.Define("bench-policies", func() []string {
-		return append([]string{cache.Static}, policy.Online()...)
-	}) &&
 	options.Define("graph-kinds", func() []string { return build.Kinds }) &&
 	options.Define("partitioners", func() []string {
 		return append([]string{partition.Auto}, partition.MethodNames()...)

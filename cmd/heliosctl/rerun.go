@@ -280,7 +280,7 @@ type madeValue struct{ what, is string }
 // equalKeys are the keys whose values a run that is made again has, too.
 var equalKeys = []string{"params_sha256", "loss", "losses", "train_acc", "val_acc", "test_acc",
 	"best_epoch", "seeds", "optimum_hit_ratio", "audited", "accuracy",
-	"digest", "ok", "best"}
+	"best"}
 
 // exactKeys depend on the memory that was free, and on what came first, except in a replay and on
 // the virtual clock.

@@ -21,11 +21,7 @@ func TestRerunOfEveryVerb(t *testing.T) {
 	model := small + " --hidden 8 --epochs 1 --gpu-cache 10%"
 	ok(t, append([]string{"train", "g", "--checkpoint", "run"}, strings.Fields(model)...)...)
 	ways := map[string][]string{
-		"bench cache":   {"--nodes 2000 --rows 100 --policy static,lru --seconds 0.01"},
-		"bench compute": {"--only gemm --shapes 8x8x8 --rows 100 --seconds 0.01 --workers 1"},
 		"bench io":      {"--seconds 0.02", "--clock virtual --hardware a100-optane --ssd-count 1..2"},
-		"bench memory":  {"--tier 1MiB --set 1MiB --seconds 0.01"},
-		"bench sample":  {"--nodes 1000 --batches 1 --turns 1 --batch-size 64", "g --batches 1 --turns 1"},
 		"cache hotness": {"g --sizes 5% --hotness degree,presample:1 " + small},
 		"compare":       {"g --modes helios,inmem --repeats 1 " + model, "g --clock virtual --hardware a100-optane --modes helios,gids " + small},
 		"eval":          {"g --checkpoint run"},

@@ -148,8 +148,6 @@ func digest(sources []*Source) (all []section, err error) {
 			err = add(compare(s))
 		case s.Verb == "bench io":
 			err = add(benchIO(s))
-		case kernelFigures[s.Verb] != nil:
-			err = add(kernels(s))
 		default:
 			err = add(other(s), nil)
 		}

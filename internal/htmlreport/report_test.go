@@ -182,51 +182,6 @@ func TestComparison(t *testing.T) {
 	require.Contains(t, s.Note, "a note.")
 }
 
-// kernelLines are two rounds of a row of each benchmark of kernels.
-var kernelLines = map[string][2]string{
-	"sample": {
-		`{"graph":"even","topology":"memory","device":"host","workers":2,"kernels":"avx2","edges_per_second":3e6,"edges_per_second_min":2e6,"edges_per_second_max":4e6}`,
-		`{"graph":"even","topology":"memory","device":"host","workers":2,"kernels":"avx2","edges_per_second":5e6,"edges_per_second_min":4e6,"edges_per_second_max":6e6}`},
-	"compute": {
-		`{"case":"nn:8x8x8","device":"host","workers":1,"precision":"fp32","copy_bytes_per_second":0,"flops_per_second":1e9,"peak_flops_per_second":2e9,"floor_share":0.5,"seconds_per_run":{"median":1,"min":0.5,"max":2}}`,
-		`{"case":"nn:8x8x8","device":"host","workers":1,"precision":"fp32","flops_per_second":1.5e9,"peak_flops_per_second":2e9,"floor_share":0.75,"seconds_per_run":{"median":1,"min":1,"max":1}}`},
-	"cache": {
-		`{"policy":"static","nodes":1e8,"device":"host","workers":2,"lookups_per_second":{"median":2e7,"min":1e7,"max":3e7},"limit_per_second":{"median":4e7,"min":4e7,"max":4e7}}`,
-		`{"policy":"lru","nodes":1e8,"device":"host","workers":2,"lookups_per_second":{"median":1e6,"min":1e6,"max":1e6}}`},
-	"memory": {
-		`{"from":"cpu","row_bytes":4096,"device":"host","workers":2,"gather_bytes_per_second":{"median":8e9,"min":7e9,"max":9e9},"copy_bytes_per_second":{"median":1e10,"min":1e10,"max":1e10}}`,
-		`{"from":"device","row_bytes":4096,"device":"host","workers":2,"gather_bytes_per_second":{"median":8e9,"min":7e9,"max":9e9},"copy_bytes_per_second":{"median":1e10,"min":1e10,"max":1e10}}`},
-}
-
-func kernelFile(t *testing.T, name string) *Source {
-	t.Helper()
-	return read(t, name+".jsonl", fmt.Sprintf(
-		`{"event":"begin","verb":"bench %s","command":["heliosctl","bench","%s"]}`, name, name),
-		kernelLines[name][0], kernelLines[name][1])
-}
-
-// Rows of one name are one bar: the median of their medians, from the least to the most of all.
-func TestBenchmarksOfKernels(t *testing.T) {
-	for name, want := range map[string][]bar{
-		"sample":  {{Name: "even, memory, 2 workers, avx2", Value: 4, Lo: 2, Hi: 6}},
-		"compute": {{Name: "nn:8x8x8, 1 worker", Value: 1.25, Lo: 0.5, Hi: 2, Limit: 2}},
-		"cache": {{Name: "static, 100 M nodes, 2 workers", Value: 20, Lo: 10, Hi: 30, Limit: 40},
-			{Name: "lru, 100 M nodes, 2 workers", Value: 1, Lo: 1, Hi: 1}},
-		"memory": {{Name: "cpu tier, 4096 B", Value: 8, Lo: 7, Hi: 9, Limit: 10},
-			{Name: "device tier, 4096 B", Value: 8, Lo: 7, Hi: 9, Limit: 10}},
-	} {
-		s, err := kernels(kernelFile(t, name))
-		require.NoError(t, err)
-		require.Equal(t, want, s.Figures[0].Bars, name)
-		require.Len(t, s.Tables[0].Rows, 2, name)
-	}
-	s, err := kernels(kernelFile(t, "cache"))
-	require.NoError(t, err)
-	require.Equal(t, table{Head: []string{"", "million rows/s", "least", "most", "limit"},
-		Rows: [][]string{{"static, 100 M nodes, 2 workers", "20", "10", "30", "40"},
-			{"lru, 100 M nodes, 2 workers", "1", "1", "1", "–"}}}, s.Figures[0].values())
-}
-
 // Limits far above all results are told of and not drawn.
 func TestFarLimits(t *testing.T) {
 	s, err := benchIO(read(t, "io", `{"event":"begin","verb":"bench io"}`,
@@ -304,9 +259,9 @@ func TestPlans(t *testing.T) {
 
 // A verb without figures of its own is told in tables.
 func TestOtherVerbs(t *testing.T) {
-	p := page(t, read(t, "b", `{"event":"begin","verb":"bench sample","command":[]}`,
+	p := page(t, read(t, "b", `{"event":"begin","verb":"cache hotness","command":[]}`,
 		`{"rate":1.5,"ok":true,"list":[1]}`, `{"rate":2,"name":"x"}`))
-	for _, want := range []string{"bench sample: b", `<th scope="col">rate</th>`, "<td>true</td>",
+	for _, want := range []string{"cache hotness: b", `<th scope="col">rate</th>`, "<td>true</td>",
 		"<td>x</td>", "not ended"} {
 		require.Contains(t, p, want)
 	}
@@ -353,8 +308,7 @@ func all(t *testing.T) []*Source {
 			ioLine("async", 1, 4096, 5e5), ioLine("async", 2, 4096, 9e5)),
 		read(t, "other.jsonl", `{"event":"begin","verb":"doctor","command":[]}`,
 			`{"rate":1.5}`),
-		kernelFile(t, "compute"), kernelFile(t, "sample"), kernelFile(t, "cache"),
-		kernelFile(t, "memory"), planFile(t,
+		planFile(t,
 			planPoint("point", `"key":"ssds","value":"1",`, "the SSDs", 3)+"}",
 			planPoint("point", `"key":"ssds","value":"2",`, "the link", 2)+"}")}
 }

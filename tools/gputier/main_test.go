@@ -110,7 +110,9 @@ func TestBenchmarksNameSteps(t *testing.T) {
 		}
 		_, command, ok := strings.Cut(cells[1], "`heliosctl ")
 		if !ok {
-			continue
+			if _, command, ok = strings.Cut(cells[1], "`bench "); !ok {
+				continue
+			}
 		}
 		command, _, _ = strings.Cut(command, "`")
 		for w := range strings.FieldsSeq(command) {

@@ -108,7 +108,8 @@ func pack(ctx context.Context, dir, wheel string) error {
 		return nil
 	}
 	commit := version(ctx)
-	for folder, pkg := range map[string]string{".": "./cmd/heliosctl", "tools": "./gputier"} {
+	for pkg, folder := range map[string]string{"./cmd/heliosctl": ".", "./gputier": "tools",
+		"./bench": "tools"} {
 		if err := build(folder, "build", "-o", filepath.Join(bin, path.Base(pkg)), "-trimpath",
 			"-ldflags", "-s -w -X main.version="+commit, pkg); err != nil {
 			return err

@@ -55,8 +55,7 @@ type results struct {
 	Steps     []step            `json:"steps"`
 	Bench     []json.RawMessage `json:"bench"`
 	Summaries []json.RawMessage `json:"summaries"`
-	// Figures are the rows of bench memory, sample and compute by step, Torch those of PyTorch's
-	// step.
+	// Figures are the rows of the lab's bench by step, Torch those of PyTorch's step.
 	Figures  map[string][]json.RawMessage `json:"figures"`
 	Torch    []json.RawMessage            `json:"torch,omitempty"`
 	Device   []deviceRow                  `json:"device"`
@@ -88,8 +87,8 @@ type runner struct {
 	log   *os.File
 	res   results
 	rows  []benchRow
-	// Tables of figures as heliosctl printed them, and the states (HELIOS_STATE=…) with SSDs of our
-	// own.
+	// Words of figures as the lab's bench printed them, and the states (HELIOS_STATE=…) with SSDs
+	// of our own.
 	tables []string
 	bound  []string
 }
@@ -293,37 +292,32 @@ func (r *runner) jobs() []job {
 
 // computeJobs are the figures of single kernels and of a step.
 func (r *runner) computeJobs() []job {
-	devices := []string{"--device", "host,cuda"}
-	cuda := []string{"--device", "cuda"}
-	memory := []string{"memory", "--row-bytes", "4096,512", "--seconds", "1"}
-	sample := []string{"sample", "--nodes", "4000000", "--fanout", "25,10", "--batch-size", "8000",
-		"--batches", "10", "--turns", "5"}
-	products := []string{"compute", "--only", "gemm", "--seconds", "0.4"}
-	rows := []string{"compute", "--only", "rows", "--seconds", "0.3"}
+	const cuda = " -device cuda"
+	memory := "memory -row-bytes 4096,512 -seconds 1"
+	sample := "sample -nodes 4000000 -fanout 25,10 -batch-size 8000 -batches 10 -turns 5"
+	products := "gemm -seconds 0.4"
+	rows := "rows -seconds 0.3"
 	dim, hidden, classes, seconds := 1024, 256, 47, 3.0
-	step := []string{"compute", "--only", "step", "--seconds", "1.5", "--nodes", "1000000",
-		"--batch-size", "8000", "--fanout", "25,10"}
+	step := "step -seconds 1.5 -nodes 1000000 -batch-size 8000 -fanout 25,10"
 	if r.small {
-		memory = []string{"memory", "--row-bytes", "4096", "--seconds", "0.01", "--tier", "1MiB",
-			"--set", "256KiB"}
-		sample = []string{"sample", "--nodes", "3000", "--fanout", "5,3", "--batch-size", "32",
-			"--batches", "1", "--turns", "1", "--workers", "1"}
-		products = []string{"compute", "--only", "gemm", "--seconds", "0.01", "--shapes",
-			"nn:130x33x40,tn:40x33x600", "--rows", "100"}
-		rows = []string{"compute", "--only", "rows", "--seconds", "0.01", "--rows", "100"}
+		memory = "memory -row-bytes 4096 -seconds 0.01 -tier 1MiB -set 256KiB"
+		sample = "sample -nodes 3000 -fanout 5,3 -batch-size 32 -batches 1 -turns 1 -workers 1"
+		products = "gemm -seconds 0.01 -shapes nn:130x33x40,tn:40x33x600 -rows 100"
+		rows = "rows -seconds 0.01 -rows 100"
 		dim, hidden, classes, seconds = 24, 16, 5, 0.1
-		step = []string{"compute", "--only", "step", "--seconds", "0.01", "--nodes", "1000",
-			"--batch-size", "40", "--fanout", "3,2", "--precision", "fp32", "--rows", "100"}
+		step = "step -seconds 0.01 -nodes 1000 -batch-size 40 -fanout 3,2 -precision fp32 -rows 100"
 	}
-	step = append(step, "--dim", strconv.Itoa(dim), "--hidden", strconv.Itoa(hidden), "--classes",
-		strconv.Itoa(classes))
+	step += fmt.Sprintf(" -dim %d -hidden %d -classes %d", dim, hidden, classes)
+	figures := func(name string, limit time.Duration, args string) job {
+		return r.figures(name, limit, strings.Fields(args)...)
+	}
 	return []job{
-		r.figures("bench memory", 60*time.Second, append(memory, cuda...)...),
-		r.figures("bench sample", 60*time.Second, append(sample, devices...)...),
-		r.figures("bench step", 90*time.Second, append(step, cuda...)...),
+		figures("bench memory", 60*time.Second, memory+cuda),
+		figures("bench sample", 60*time.Second, sample+" -device host,cuda"),
+		figures("bench step", 90*time.Second, step+cuda),
 		r.torchJob(dim, hidden, classes, seconds),
-		r.figures("bench products", 90*time.Second, append(products, cuda...)...),
-		r.figures("bench rows", 60*time.Second, append(rows, cuda...)...),
+		figures("bench products", 90*time.Second, products+cuda),
+		figures("bench rows", 60*time.Second, rows+cuda),
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -270,46 +269,33 @@ func (r *runner) showTraining(out *strings.Builder) {
 	}
 }
 
-// figures is a call of a benchmark whose table is shown as it is and whose rows are kept.
+// figures is a call of the lab's bench, whose rows and words are kept. A row that failed its check
+// has failed the step by its exit code.
 func (r *runner) figures(name string, limit time.Duration, args ...string) job {
-	file := filepath.Join(r.dir, strings.ReplaceAll(name, " ", "-")+".json")
-	args = append(append([]string{r.bin("heliosctl"), "bench"}, args...), "--quiet",
-		"--results", file)
-	return job{name: name, limit: limit, args: args, then: func(out, _ []byte) (string, error) {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			return "", err
-		}
-		rows := 0
-		for d := json.NewDecoder(bytes.NewReader(b)); ; rows++ {
-			var raw json.RawMessage
-			if err := d.Decode(&raw); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				return "", err
-			}
-			var frame struct {
-				Event string `json:"event"`
-			}
-			if err := json.Unmarshal(raw, &frame); err != nil {
-				return "", err
-			}
-			if frame.Event == "begin" || frame.Event == "end" { // around the rows
-				rows--
-				continue
+	return job{name: name, limit: limit, args: append([]string{r.bin("bench")}, args...),
+		then: func(out, both []byte) (string, error) {
+			rows := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
+			if len(rows[0]) == 0 {
+				return "", errors.New("no rows")
 			}
 			if r.res.Figures == nil {
 				r.res.Figures = map[string][]json.RawMessage{}
 			}
-			r.res.Figures[name] = append(r.res.Figures[name], raw)
-		}
-		if rows == 0 {
-			return "", errors.New("no rows")
-		}
-		r.tables = append(r.tables, "\n"+name+": heliosctl "+strings.Join(args[1:len(args)-3], " ")+
-			"\n\n"+string(out))
-		return fmt.Sprintf("%d rows, all audited", rows), nil
-	}}
+			for _, row := range rows {
+				if !json.Valid(row) {
+					return "", fmt.Errorf("a row that is no JSON: %s", row)
+				}
+				r.res.Figures[name] = append(r.res.Figures[name], row)
+			}
+			words := "\n" + name + ": bench " + strings.Join(args, " ") + "\n\n"
+			for line := range bytes.Lines(both) {
+				if line[0] != '{' {
+					words += string(line)
+				}
+			}
+			r.tables = append(r.tables, words)
+			return fmt.Sprintf("%d rows, all audited", len(rows)), nil
+		}}
 }
 
 // torchJob times PyTorch's step on blocks of the sizes of our step.

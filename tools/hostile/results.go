@@ -29,8 +29,7 @@ func resultCases() (all []hostileCase) {
 		}
 	}
 	for _, c := range []struct{ verb, flag string }{
-		{"bench compute", "--openblas=./x.so"}, {"bench compute", "-blas=./x.so"},
-		{"train", "--blas=./x.so"}, {"train", "--hotness=secret"}, {"train", "--partition=secret"},
+		{"train", "-blas=./x.so"}, {"train", "--blas=./x.so"}, {"train", "--hotness=secret"}, {"train", "--partition=secret"},
 		{"plan", "--degrees=secret"}, {"plan", "--calibrate=secret"}, {"compare", "--variants=a=--blas ./x.so"},
 	} {
 		args := `"` + strings.ReplaceAll(c.verb, " ", `","`) + `",` + fmt.Sprintf("%q", c.flag) + `,"--"`

@@ -1,67 +1,85 @@
 // Package sample measures neighbour sampling, several ways in turns, and audits what was sampled.
-package sample
+package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"helios/cuda"
 	"helios/graph"
 	"helios/internal/errs"
 )
 
-// Config chooses the measurement.
-type Config struct {
-	Sampler graph.SamplerConfig
-	Graph   string  // its name
-	Batch   int     `option:"batch-size" default:"1024" usage:"seeds of a mini-batch"` // seeds of a mini-batch
-	Batches int     `option:"batches" default:"20" usage:"mini-batches of a turn"`     // of a turn
-	Turns   int     `option:"turns" default:"5" usage:"turns of each row"`
-	Seconds float64 // how long each source samples in all its turns, about; 0: by Batches
-
-	Progress func(done, of int) // may be nil
+// sampleConfig chooses the measurement.
+type sampleConfig struct {
+	sampler graph.SamplerConfig
+	batch   int // seeds of a mini-batch
+	batches int // mini-batches of a turn
+	turns   int
 }
 
-// Source is a way to sample: a device with a topology.
-type Source struct {
-	Device   cuda.Device
-	Topology *graph.Topology
-	Place    string // where the topology's lists are
-}
-
-// Check refuses what cannot be measured.
-func (c *Config) Check() error {
-	for _, n := range []struct {
-		key errs.Key
-		n   int
-	}{{"batch-size", c.Batch}, {"batches", c.Batches}, {"turns", c.Turns}} {
-		if n.n < 1 || n.n > 1<<24 {
-			return errs.New(errs.Usage, "%v %d is not between 1 and %d", n.key, n.n, 1<<24)
+// benchSample samples mini-batches of a generated graph on all devices in turns, and audits them:
+// edges are the topology's, none twice, as many as they should be, and equal on all devices.
+func benchSample(ctx context.Context, b *bench) (err error) {
+	var c sampleConfig
+	nodes := b.Int64("nodes", 1_000_000, "nodes of the graph, with 15 in-neighbours in the mean")
+	b.intsVar(&c.sampler.Fanouts, "fanout", "15,10,5",
+		"neighbours sampled per hop `F1,F2,…`, the seeds' first")
+	b.IntVar(&c.batch, "batch-size", 1024, "seeds of a mini-batch")
+	b.IntVar(&c.batches, "batches", 20, "mini-batches of a turn")
+	b.IntVar(&c.turns, "turns", leastTurns, "turns of each device")
+	if err := b.parse(); err != nil {
+		return err
+	}
+	if min(c.batch, c.batches, c.turns) < 1 || *nodes < 1 {
+		return errors.New("-nodes, -batch-size, -batches, -turns: give numbers of at least 1")
+	}
+	c.sampler.Seed = benchSeed
+	t, err := graph.Synthetic(*nodes, 15, false, benchSeed)
+	if err != nil {
+		return err
+	}
+	defer errs.Closing(&err, t.Close)
+	// all nodes, or enough that are spread over the graph
+	seeds := make([]int64, min(t.NumNodes, 1<<22))
+	for i := range seeds {
+		seeds[i] = int64(i) * (t.NumNodes / int64(len(seeds)))
+	}
+	var sources []source
+	defer errs.Closing(&err, func() (err error) {
+		for _, s := range slices.Backward(sources) {
+			errs.Closing(&err, s.device.Close)
 		}
+		return err
+	})
+	if err := b.open(func(dev cuda.Device) error {
+		sources = append(sources, source{dev, t})
+		return nil
+	}); err != nil {
+		return err
 	}
-	if c.Seconds != 0 && !(c.Seconds >= 0.001 && c.Seconds <= 86400) {
-		return errs.New(errs.Usage, "%v %v is not between 0.001 and 86400", errs.Key("seconds"),
-			c.Seconds)
+	rows, err := measureSampling(ctx, c, sources, seeds, t)
+	for i := range rows {
+		errs.Closing(&err, func() error { return b.row(&rows[i], rows[i].AuditError) })
 	}
-	return nil
+	return err
 }
 
-// Measure lets the sources sample mini-batches of the seeds in turns and audits each against a
-// topology in memory. All sources must give the same mini-batches; a failed audit is no error: the
+// source is a way to sample: a device with a topology.
+type source struct {
+	device   cuda.Device
+	topology *graph.Topology
+}
+
+// measureSampling lets the sources sample mini-batches of the seeds in turns and audits each
+// against a topology. All sources must give the same mini-batches; a failed audit is no error: the
 // row tells it.
-func Measure(ctx context.Context, c Config, sources []Source, seeds []int64,
-	audit *graph.Topology) (rows []Row, err error) {
-	if err := c.Check(); err != nil {
-		return nil, err
-	}
-	var rigs []*rig
+func measureSampling(ctx context.Context, c sampleConfig, sources []source, seeds []int64,
+	audit *graph.Topology) (rows []sampleRow, err error) {
+	var rigs []*sampleRig
 	defer errs.Closing(&err, func() (err error) {
 		for _, r := range slices.Backward(rigs) {
 			errs.Closing(&err, r.close)
@@ -83,17 +101,13 @@ func Measure(ctx context.Context, c Config, sources []Source, seeds []int64,
 		if err := r.audit(ctx, &c, audit, order, rigs[0]); err != nil {
 			return nil, err
 		}
-		r.row.Batches, r.row.Sampled = c.Batches, r.batches
-		r.row.Code = r.dev.Info().Code
 		rows = append(rows, r.row)
 	}
 	return rows, nil
 }
 
-// Row is a row of results.
-type Row struct {
-	Graph      string  `json:"graph"`
-	Topology   string  `json:"topology"`
+// sampleRow is a row of results.
+type sampleRow struct {
 	Nodes      int64   `json:"nodes"`
 	Edges      int64   `json:"edges"`
 	Device     string  `json:"device"`
@@ -104,33 +118,27 @@ type Row struct {
 	BatchSize  int     `json:"batch_size"`
 	Batches    int     `json:"batches"` // of a turn
 	Turns      int     `json:"turns"`
-	Rate       float64 `json:"edges_per_second"` // the median over the turns
-	Min        float64 `json:"edges_per_second_min"`
-	Max        float64 `json:"edges_per_second_max"`
-	NodeRate   float64 `json:"nodes_per_second"` // of frontiers
-	NSPerEdge  float64 `json:"ns_per_edge"`
+	Rate       spread  `json:"edges_per_second"`
 	CPUPerEdge float64 `json:"cpu_ns_per_edge"` // of the whole process
 	Busy       float64 `json:"busy_share"`      // of the time in turns: a kernel ran
 	PerBatch   float64 `json:"edges_per_batch"`
 	Distinct   float64 `json:"distinct_fraction"` // new nodes over edges
-	// Bytes by purpose, the topology included.
-	Memory map[string]int64 `json:"memory"`
-	// Of a topology on storage: what was read in the turns, and how it is held.
-	Reads      *graph.StorageStats `json:"topology_reads,omitempty"`
-	Storage    *graph.StorageInfo  `json:"topology_storage,omitempty"`
-	Checked    int64               `json:"checked_edges"` // by the audit
-	Digest     string              `json:"digest"`        // of the audited mini-batches
-	Audited    bool                `json:"audited"`
-	AuditError string              `json:"audit_error,omitempty"`
-
-	Sampled int64 `json:"-"` // mini-batches in all turns
+	Checked    int64   `json:"checked_edges"`     // by the audit
+	Digest     string  `json:"digest"`            // of the audited mini-batches
+	Audited    bool    `json:"audited"`
+	AuditError string  `json:"audit_error,omitempty"`
 }
 
-// rig holds what a row samples with.
-type rig struct {
-	row      Row
+func (r *sampleRow) String() string {
+	return fmt.Sprintf(
+		"%s %s, %d workers: %s million edges/s, %.3g ns of CPU time an edge, kernels busy %.0f %%",
+		r.Device, r.Kernels, r.Workers, r.Rate.by(1e6), r.CPUPerEdge, 100*r.Busy)
+}
+
+// sampleRig holds what a row samples with.
+type sampleRig struct {
+	row      sampleRow
 	dev      cuda.Device
-	host     *graph.Topology
 	topo     *graph.DeviceTopology
 	stream   cuda.Stream
 	sampler  *graph.Sampler
@@ -142,12 +150,11 @@ type rig struct {
 	edges    int64
 	nodes    int64
 	batches  int64
-	reads    graph.StorageStats
 	counts   uint64 // digest of the numbers of nodes and edges of all batches
 	closures []func() error
 }
 
-func (r *rig) close() (err error) {
+func (r *sampleRig) close() (err error) {
 	for _, f := range slices.Backward(r.closures) {
 		errs.Closing(&err, f)
 	}
@@ -156,12 +163,12 @@ func (r *rig) close() (err error) {
 }
 
 // open makes what a source needs beside its device.
-func (c *Config) open(s Source, seeds int) (_ *rig, err error) {
-	t, info := s.Topology, s.Device.Info()
-	r := &rig{dev: s.Device, host: t}
-	r.row = Row{Graph: c.Graph, Topology: s.Place, Nodes: t.NumNodes, Edges: t.NumEdges,
+func (c *sampleConfig) open(s source, seeds int) (_ *sampleRig, err error) {
+	t, info := s.topology, s.device.Info()
+	r := &sampleRig{dev: s.device}
+	r.row = sampleRow{Nodes: t.NumNodes, Edges: t.NumEdges,
 		Device: info.Name, Kernels: info.Kernels, Workers: info.SMs,
-		Fanouts: c.Sampler.Fanouts, BatchSize: min(c.Batch, seeds), Turns: c.Turns}
+		Fanouts: c.sampler.Fanouts, BatchSize: min(c.batch, seeds), Turns: c.turns}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
@@ -175,7 +182,7 @@ func (c *Config) open(s Source, seeds int) (_ *rig, err error) {
 		return nil, err
 	}
 	r.closures = append(r.closures, r.stream.Close)
-	if r.sampler, err = graph.NewSampler(r.dev, r.topo, c.Sampler); err != nil {
+	if r.sampler, err = graph.NewSampler(r.dev, r.topo, c.sampler); err != nil {
 		return nil, err
 	}
 	r.closures = append(r.closures, r.sampler.Close)
@@ -190,8 +197,8 @@ func (c *Config) open(s Source, seeds int) (_ *rig, err error) {
 const batchTimeout = 10 * time.Minute
 
 // sample makes one mini-batch. It ends when that is done, not when the user interrupts: a kernel
-// still writes to what the rig frees.
-func (r *rig) sample(ctx context.Context, cfg *graph.SamplerConfig, epoch, index int,
+// still writes to what the sampleRig frees.
+func (r *sampleRig) sample(ctx context.Context, cfg *graph.SamplerConfig, epoch, index int,
 	seeds []int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -210,13 +217,12 @@ func (r *rig) sample(ctx context.Context, cfg *graph.SamplerConfig, epoch, index
 }
 
 // turn samples n batches of an epoch and counts them when counted is set.
-func (r *rig) turn(ctx context.Context, p *Config, epoch, n int, order []int64,
+func (r *sampleRig) turn(ctx context.Context, p *sampleConfig, epoch, n int, order []int64,
 	counted bool) error {
 	var edges, nodes int64
-	start, cpu, busy, reads := time.Now(), cpuTime(), r.stream.Busy()+r.sampler.Busy(),
-		r.host.Storage()
+	start, cpu, busy := time.Now(), cpuTime(), r.stream.Busy()+r.sampler.Busy()
 	for i := range n {
-		if err := r.sample(ctx, &p.Sampler, epoch, i, batchOf(order, i, p.Batch)); err != nil {
+		if err := r.sample(ctx, &p.sampler, epoch, i, batchOf(order, i, p.batch)); err != nil {
 			return err
 		}
 		for _, b := range r.mb.Blocks {
@@ -230,9 +236,8 @@ func (r *rig) turn(ctx context.Context, p *Config, epoch, n int, order []int64,
 		return nil
 	}
 	took := time.Since(start).Seconds()
-	r.cpu += (cpuTime() - cpu).Seconds()
+	r.cpu += cpuTime() - cpu
 	r.busy += (r.stream.Busy() + r.sampler.Busy() - busy).Seconds()
-	r.reads = r.reads.Add(r.host.Storage().Sub(reads))
 	r.seconds += took
 	r.edges, r.nodes, r.batches = r.edges+edges, r.nodes+nodes, r.batches+int64(n)
 	r.rates = append(r.rates, float64(edges)/took)
@@ -251,35 +256,20 @@ const (
 	auditBudget  = 20_000_000 // neighbours that are compared per mini-batch
 )
 
-// measure lets the rows take turns. The first, uncounted, makes room and gives the time of a
-// batch.
-func (p *Config) measure(ctx context.Context, rigs []*rig, seeds, order []int64) error {
-	batches := &p.Batches
-	graph.Shuffle(order, seeds, p.Sampler.Seed, 0)
-	slowest := 0.0
+// measure lets the rows take turns. The first, uncounted, makes room.
+func (p *sampleConfig) measure(ctx context.Context, rigs []*sampleRig, seeds, order []int64) error {
+	graph.Shuffle(order, seeds, p.sampler.Seed, 0)
 	for _, r := range rigs {
-		warm := min(*batches, 3)
-		if err := r.turn(ctx, p, 0, warm, order, false); err != nil {
+		if err := r.turn(ctx, p, 0, min(p.batches, 3), order, false); err != nil {
 			return err
 		}
-		start := time.Now()
-		if err := r.turn(ctx, p, 0, warm, order, false); err != nil {
-			return err
-		}
-		slowest = max(slowest, time.Since(start).Seconds()/float64(warm))
 		r.counts = 0
 	}
-	if p.Seconds > 0 {
-		*batches = min(max(int(p.Seconds/float64(p.Turns)/slowest), 1), 1<<24)
-	}
-	for turn := range p.Turns {
-		graph.Shuffle(order, seeds, p.Sampler.Seed, turn+1)
+	for turn := range p.turns {
+		graph.Shuffle(order, seeds, p.sampler.Seed, turn+1)
 		for i := range rigs {
-			if p.Progress != nil {
-				p.Progress(turn*len(rigs)+i, p.Turns*len(rigs))
-			}
 			r := rigs[(turn+i)%len(rigs)]
-			if err := r.turn(ctx, p, turn+1, *batches, order, true); err != nil {
+			if err := r.turn(ctx, p, turn+1, p.batches, order, true); err != nil {
 				return err
 			}
 		}
@@ -289,36 +279,27 @@ func (p *Config) measure(ctx context.Context, rigs []*rig, seeds, order []int64)
 
 // audit samples some batches of the last turn again, compares them with the topology and with what
 // the first row got, and fills the row.
-func (r *rig) audit(ctx context.Context, p *Config, t *graph.Topology, order []int64,
-	first *rig) error {
-	slices.Sort(r.rates)
+func (r *sampleRig) audit(ctx context.Context, p *sampleConfig, t *graph.Topology, order []int64,
+	first *sampleRig) error {
 	row := &r.row
-	row.Rate, row.Min, row.Max = median(r.rates), r.rates[0], r.rates[len(r.rates)-1]
-	row.NodeRate = row.Rate * float64(r.nodes) / float64(max(r.edges, 1))
-	row.NSPerEdge, row.CPUPerEdge = 1e9/row.Rate, r.cpu*1e9/float64(max(r.edges, 1))
+	row.Rate = spreadOf(r.rates)
+	row.CPUPerEdge = r.cpu * 1e9 / float64(max(r.edges, 1))
 	row.Busy = r.busy / r.seconds
 	row.PerBatch = float64(r.edges) / float64(r.batches)
 	row.Distinct = float64(r.nodes-r.batches*int64(row.BatchSize)) / float64(max(r.edges, 1))
-	row.Memory = r.dev.MemUsage()
-	maps.DeleteFunc(row.Memory,
-		func(purpose string, _ int64) bool { return strings.HasPrefix(purpose, "topology") })
-	row.Memory["topology"] = r.host.Bytes()
-	if r.host.OnStorage() {
-		reads, info := r.reads, r.host.StorageInfo()
-		row.Reads, row.Storage = &reads, &info
-	}
+	row.Batches, row.Code = p.batches, r.dev.Info().Code
 	digest := uint64(0)
 	var failure error
 	for i := 0; i < auditBatches && failure == nil; i++ {
-		seeds := batchOf(order, i, p.Batch)
-		if err := r.sample(ctx, &p.Sampler, p.Turns, i, seeds); err != nil {
+		seeds := batchOf(order, i, p.batch)
+		if err := r.sample(ctx, &p.sampler, p.turns, i, seeds); err != nil {
 			return err
 		}
 		mb, free, err := r.visible(ctx)
 		if err != nil {
 			return err
 		}
-		n, d, err := graph.Audit(t, p.Sampler, mb, seeds, auditBudget)
+		n, d, err := graph.Audit(t, p.sampler, mb, seeds, auditBudget)
 		if ferr := free(); ferr != nil {
 			return ferr
 		}
@@ -341,7 +322,8 @@ func (r *rig) audit(ctx context.Context, p *Config, t *graph.Topology, order []i
 }
 
 // visible is the mini-batch where the CPU can read it: a copy, if it is in a GPU's memory.
-func (r *rig) visible(ctx context.Context) (_ *graph.MiniBatch, free func() error, err error) {
+func (r *sampleRig) visible(ctx context.Context) (_ *graph.MiniBatch, free func() error,
+	err error) {
 	var copies []cuda.Buffer
 	free = func() (err error) {
 		for _, b := range copies {
@@ -349,7 +331,7 @@ func (r *rig) visible(ctx context.Context) (_ *graph.MiniBatch, free func() erro
 		}
 		return err
 	}
-	if r.dev.Info().Backend == "host" {
+	if onHost(r.dev) {
 		return r.mb, free, nil
 	}
 	defer func() {
@@ -382,16 +364,4 @@ func (r *rig) visible(ctx context.Context) (_ *graph.MiniBatch, free func() erro
 		err = serr
 	}
 	return &mb, free, err
-}
-
-// median of sorted values.
-func median(v []float64) float64 { return (v[(len(v)-1)/2] + v[len(v)/2]) / 2 }
-
-// cpuTime returns what all threads have used.
-func cpuTime() time.Duration {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0 // it cannot fail for the process itself
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -1,4 +1,4 @@
-package compute
+package main
 
 import (
 	"context"
@@ -43,7 +43,7 @@ func (b *buffers) alloc(kind cuda.MemKind, bytes int64) cuda.DevicePtr {
 	if b.err != nil {
 		return 0
 	}
-	x, err := b.dev.Alloc(kind, bytes, "bench compute")
+	x, err := b.dev.Alloc(kind, bytes, "bench")
 	if err != nil {
 		b.err = err
 		return 0
@@ -55,7 +55,7 @@ func (b *buffers) alloc(kind cuda.MemKind, bytes int64) cuda.DevicePtr {
 // floats allocates n float32.
 func (b *buffers) floats(n int64) array {
 	a := array{p: b.alloc(cuda.MemDevice, n*4)}
-	if a.stage = a.p; b.dev.Info().Backend != "host" {
+	if a.stage = a.p; !onHost(b.dev) {
 		a.stage = b.alloc(cuda.MemPinned, n*4)
 	}
 	if b.err != nil {
@@ -98,7 +98,7 @@ func (b *buffers) move(ctx context.Context, s cuda.Stream, toDevice bool, list .
 
 // upload is move to the device, by a stream of its own.
 func (b *buffers) upload(list ...array) error {
-	if b.err != nil || b.dev.Info().Backend == "host" {
+	if b.err != nil || onHost(b.dev) {
 		return b.err
 	}
 	return b.do(func(s cuda.Stream) error {
@@ -108,7 +108,7 @@ func (b *buffers) upload(list ...array) error {
 
 // do runs something on a stream of its own and waits.
 func (b *buffers) do(enqueue func(cuda.Stream) error) error {
-	s, err := b.dev.NewStream(cuda.StreamOptions{Name: "bench data"})
+	s, err := b.dev.NewStream(cuda.StreamOptions{Name: "bench"})
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,8 @@ func (b *buffers) do(enqueue func(cuda.Stream) error) error {
 }
 
 // again spoils results, does the work once more and brings the results to the CPU.
-func (b *buffers) again(ctx context.Context, s cuda.Stream, run *Run, results ...array) error {
+func (b *buffers) again(ctx context.Context, s cuda.Stream, run *kernelRun,
+	results ...array) error {
 	for _, a := range results {
 		if err := s.Fill(a.p, 0xFF, int64(len(a.v))*4); err != nil { // NaN
 			return err
@@ -144,7 +145,7 @@ func (b *buffers) again(ctx context.Context, s cuda.Stream, run *Run, results ..
 // read copies bytes of the device to memory of the caller's.
 func (b *buffers) read(ctx context.Context, s cuda.Stream, src cuda.DevicePtr, n int64) (_ []byte,
 	err error) {
-	stage, err := b.dev.Alloc(cuda.MemPinned, n, "bench compute")
+	stage, err := b.dev.Alloc(cuda.MemPinned, n, "bench")
 	if err != nil {
 		return nil, err
 	}
@@ -169,8 +170,8 @@ func (b *buffers) close() (err error) {
 }
 
 // fill draws uniform values of [-1, 1).
-func (c *Config) fill(v []float32, stream uint32) {
-	key := philox.Key(c.Seed, philox.StreamBench)
+func fill(v []float32, stream uint32) {
+	key := philox.Key(benchSeed, philox.StreamBench)
 	parts := min((len(v)+1<<20-1)>>20, hostcpu.Count())
 	var wg sync.WaitGroup
 	for part := range parts {

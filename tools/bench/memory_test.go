@@ -1,4 +1,4 @@
-package memory
+package main
 
 import (
 	"testing"
@@ -8,7 +8,6 @@ import (
 
 	"helios/cache"
 	"helios/cuda"
-	"helios/internal/errs"
 	"helios/internal/testing/testrig"
 )
 
@@ -20,10 +19,10 @@ func host(t *testing.T) cuda.Device {
 }
 
 // Both tiers give rows that pass their audit.
-func TestMeasure(t *testing.T) {
+func TestMeasureMemory(t *testing.T) {
 	testrig.CheckLeaks(t)
-	rows, err := Measure(t.Context(), host(t), Config{Tier: 64 << 10, Set: 32 << 10,
-		Length: time.Millisecond, Seed: 1}, 100)
+	rows, err := measureMemory(t.Context(), host(t), memoryConfig{tier: 64 << 10, set: 32 << 10,
+		length: time.Millisecond}, 100)
 	require.NoError(t, err)
 	require.Len(t, rows, 2)
 	for _, r := range rows {
@@ -34,13 +33,13 @@ func TestMeasure(t *testing.T) {
 }
 
 // The audit finds a single byte that is not the row's.
-func TestAuditTells(t *testing.T) {
-	c := &Config{Tier: 8 << 10, Set: 8 << 10}
-	r, err := openRig(t.Context(), host(t), c, 64)
+func TestMemoryAuditTells(t *testing.T) {
+	c := &memoryConfig{tier: 8 << 10, set: 8 << 10}
+	r, err := openMemoryRig(t.Context(), host(t), c, 64)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, r.close()) }()
 	all := r.hetero.TierRows(cache.GPU)
-	require.NoError(t, r.stream.Copy(r.dst.Ptr(), r.hetero.TierBuffer(cache.GPU).Ptr(), c.Set))
+	require.NoError(t, r.stream.Copy(r.dst.Ptr(), r.hetero.TierBuffer(cache.GPU).Ptr(), c.set))
 	n, wrong, err := r.compare(t.Context(), all)
 	require.NoError(t, err)
 	require.Empty(t, wrong)
@@ -49,13 +48,4 @@ func TestAuditTells(t *testing.T) {
 	_, wrong, err = r.compare(t.Context(), all)
 	require.NoError(t, err)
 	require.Contains(t, wrong, "row 3, byte 8")
-}
-
-func TestCheck(t *testing.T) {
-	c := Config{Tier: 1 << 20, Set: 1 << 20}
-	require.NoError(t, c.Check(4096))
-	require.ErrorContains(t, c.Check(6), "option row-bytes 6")
-	require.ErrorContains(t, (&Config{Tier: 1 << 10, Set: 1 << 10}).Check(4096), "option tier")
-	require.ErrorContains(t, (&Config{Tier: 1 << 20, Set: 2 << 20}).Check(4), "option set")
-	require.Equal(t, errs.Usage, errs.ClassOf(c.Check(0)))
 }

@@ -1,6 +1,6 @@
 // Package memory measures gathers of cached rows beside plain copies of as many bytes, and audits
 // both.
-package memory
+package main
 
 import (
 	"context"
@@ -14,76 +14,83 @@ import (
 	"helios/cache"
 	"helios/cuda"
 	"helios/graph"
-	"helios/internal/bench"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 	"helios/internal/units"
 )
 
-// Config chooses the measurement.
-type Config struct {
-	Tier   int64 `option:"tier" size:"" default:"1GiB" arg:"SIZE" usage:"rows of each tier, in SIZE; well above what caches hold"` // bytes of rows in each tier
-	Set    int64 `option:"set" size:"" default:"256MiB" arg:"SIZE" usage:"rows of a gather, in SIZE"`                              // bytes of rows that a gather takes
-	Length time.Duration
-	Seed   uint64 // of the order of rows
+// memoryConfig chooses the measurement.
+type memoryConfig struct {
+	tier   int64 // bytes of rows in each tier
+	set    int64 // bytes of rows that a gather takes
+	length time.Duration
 }
 
-// maxRow is the largest row in bytes.
-const maxRow = 1 << 20
-
-// Check refuses what cannot be measured with rows of a size.
-func (c *Config) Check(rowBytes int64) error {
-	if rowBytes < 4 || rowBytes%4 != 0 || rowBytes > maxRow {
-		return errs.New(errs.Usage, "%v %d: give a multiple of 4 up to 1 MiB, such as 4096",
-			errs.Key("row-bytes"), rowBytes)
+// benchMemory gathers random rows of both tiers of the cache with the kernel that training uses,
+// and copies as many bytes in one piece from the same memory: from the device's own memory (both
+// move each byte twice, in and out, and both are counted), and from registered CPU memory, which
+// the kernel reads in place (UVA). Lookups are rows a second that the index finds, the wait for the
+// answer included.
+func benchMemory(ctx context.Context, b *bench) error {
+	var c memoryConfig
+	var sizes []int
+	b.intsVar(&sizes, "row-bytes", "4096", "`SIZE[,SIZE…]` of a row, multiples of 4")
+	b.sizeVar(&c.tier, "tier", "1GiB", "rows of each tier, in `SIZE`; well above what caches hold")
+	b.sizeVar(&c.set, "set", "256MiB", "rows of a gather, in `SIZE`")
+	if err := b.parse(); err != nil {
+		return err
 	}
-	for _, s := range []struct {
-		key   errs.Key
-		bytes int64
-	}{{"tier", c.Tier}, {"set", c.Set}} {
-		if s.bytes < rowBytes || s.bytes > 1<<40 {
-			return errs.New(errs.Usage, "%v %s is not between a row (%d) and 1 TiB", s.key,
-				units.FormatBytes(s.bytes), rowBytes)
+	c.length = b.length
+	return b.each(func(dev cuda.Device) error {
+		for _, size := range sizes {
+			rows, err := measureMemory(ctx, dev, c, int64(size))
+			if err != nil {
+				return err
+			}
+			for i := range rows {
+				if err := b.row(&rows[i], rows[i].Why); err != nil {
+					return err
+				}
+			}
 		}
-	}
-	if c.Set > c.Tier {
-		return errs.New(errs.Usage,
-			"%v %s is larger than %v %s; a gather takes each row at most once", errs.Key("set"),
-			units.FormatBytes(c.Set), errs.Key("tier"), units.FormatBytes(c.Tier))
-	}
-	return nil
+		return nil
+	})
 }
 
-// Row is a line of results.
-type Row struct {
-	Device   string       `json:"device"`
-	From     string       `json:"from"` // "device" or "cpu", the tier
-	RowBytes int64        `json:"row_bytes"`
-	Rows     int64        `json:"rows"` // of a gather
-	TierRows int64        `json:"tier_rows"`
-	Turns    int          `json:"turns"`
-	Gather   bench.Spread `json:"gather_bytes_per_second"`
-	Copy     bench.Spread `json:"copy_bytes_per_second"`
-	Ratio    bench.Spread `json:"ratio"` // gather by copy
-	Lookups  bench.Spread `json:"lookups_per_second"`
-	Checked  int64        `json:"checked_rows"`
-	Audited  bool         `json:"audited"`
-	Why      string       `json:"audit_error,omitempty"`
+// memoryRow is a row of results.
+type memoryRow struct {
+	Device   string `json:"device"`
+	From     string `json:"from"` // "device" or "cpu", the tier
+	RowBytes int64  `json:"row_bytes"`
+	Rows     int64  `json:"rows"` // of a gather
+	TierRows int64  `json:"tier_rows"`
+	Turns    int    `json:"turns"`
+	Gather   spread `json:"gather_bytes_per_second"`
+	Copy     spread `json:"copy_bytes_per_second"`
+	Ratio    spread `json:"ratio"` // gather by copy
+	Lookups  spread `json:"lookups_per_second"`
+	Checked  int64  `json:"checked_rows"`
+	Audited  bool   `json:"audited"`
+	Why      string `json:"audit_error,omitempty"`
 }
 
-// Measure gathers rows of a size from both tiers of a cache on a device and copies as many bytes. A
-// failed audit is no error: the row tells it.
-func Measure(ctx context.Context, dev cuda.Device, c Config, rowBytes int64) (out []Row,
-	err error) {
-	if err := c.Check(rowBytes); err != nil {
-		return nil, err
+func (r *memoryRow) String() string {
+	return fmt.Sprintf("%s rows from %s memory, %s: gathers %s GB/s, copies %s, ratio %s; %s lookups/s",
+		units.FormatBytes(r.RowBytes), r.From, r.Device, r.Gather.by(1e9), r.Copy.by(1e9),
+		r.Ratio.by(1), units.FormatCount(r.Lookups.Median))
+}
+
+// measureMemory gathers rows of a size from both tiers of a cache on a device and copies as many
+// bytes. A failed audit is no error: the row tells it.
+func measureMemory(ctx context.Context, dev cuda.Device, c memoryConfig, rowBytes int64) (
+	out []memoryRow, err error) {
+	if rowBytes%4 != 0 || c.set < rowBytes || c.set > c.tier {
+		return nil, fmt.Errorf(
+			"rows of %d bytes, %d in a gather, %d in a tier: rows of a multiple of 4, at most the gather's, at most the tier's",
+			rowBytes, c.set, c.tier)
 	}
-	r, err := openRig(ctx, dev, &c, rowBytes)
-	var full *cuda.OutOfMemoryError
-	if errors.As(err, &full) {
-		err = errs.Errorf("%w; give smaller sizes ({tier}, {set})", err)
-	}
+	r, err := openMemoryRig(ctx, dev, &c, rowBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -104,8 +111,8 @@ func Measure(ctx context.Context, dev cuda.Device, c Config, rowBytes int64) (ou
 	return out, nil
 }
 
-// rig is two full tiers and what is gathered of them.
-type rig struct {
+// memoryRig is two full tiers and what is gathered of them.
+type memoryRig struct {
 	dev      cuda.Device
 	stream   cuda.Stream
 	hetero   *cache.Hetero
@@ -116,7 +123,7 @@ type rig struct {
 	closures []func() error
 }
 
-func (r *rig) close() (err error) {
+func (r *memoryRig) close() (err error) {
 	for _, f := range slices.Backward(r.closures) {
 		errs.Closing(&err, f)
 	}
@@ -124,15 +131,15 @@ func (r *rig) close() (err error) {
 	return err
 }
 
-// timeout bounds what is enqueued at once.
-const timeout = 5 * time.Minute
+// workTimeout bounds what is enqueued at once.
+const workTimeout = 5 * time.Minute
 
 // sync waits for the stream; an interrupt does not end it, for what runs still uses the memory.
-func (r *rig) sync(ctx context.Context) error {
+func (r *memoryRig) sync(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workTimeout)
 	defer cancel()
 	return r.stream.Synchronize(ctx)
 }
@@ -166,37 +173,17 @@ func fillRows(mem []byte, first, rowBytes int64) {
 // stageBytes bounds the bytes of a destination that are compared.
 const stageBytes = 16 << 20
 
-// fits refuses tiers of n rows that are more than CPU memory has: Go's own allocations cannot fail.
-func (p *Config) fits(dev cuda.Device, n int64) error {
-	avail, err := hostmem.AvailableBytes()
-	if err != nil {
-		return err
-	}
-	need := p.Tier + n*48 // the rows' numbers, shuffled once more, and where they are
-	if dev.Info().Backend == "host" {
-		need += p.Tier + p.Set
-	}
-	if need > avail {
-		return errs.New(errs.Capability,
-			"%v %s takes %s of CPU memory, and %s are available; give a smaller one",
-			errs.Key("tier"), units.FormatBytes(p.Tier), units.FormatBytes(need),
-			units.FormatBytes(avail))
-	}
-	return nil
-}
-
-// openRig makes and fills two tiers. Rows 0… are in the GPU tier, as many more in the CPU tier.
-func openRig(ctx context.Context, dev cuda.Device, p *Config, rowBytes int64) (_ *rig, err error) {
-	r := &rig{dev: dev, rowBytes: rowBytes, rows: p.Set / rowBytes}
+// openMemoryRig makes and fills two tiers. Rows 0… are in the GPU tier, as many more in the CPU
+// tier.
+func openMemoryRig(ctx context.Context, dev cuda.Device, p *memoryConfig, rowBytes int64) (
+	_ *memoryRig, err error) {
+	r := &memoryRig{dev: dev, rowBytes: rowBytes, rows: p.set / rowBytes}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
 		}
 	}()
-	n := p.Tier / rowBytes
-	if err := p.fits(dev, n); err != nil {
-		return nil, err
-	}
+	n := p.tier / rowBytes
 	place := cache.Placement{GPU: make([]int64, n), CPU: make([]int64, n)}
 	for i := range n {
 		place.GPU[i], place.CPU[i] = i, n+i
@@ -214,7 +201,7 @@ func openRig(ctx context.Context, dev cuda.Device, p *Config, rowBytes int64) (_
 		return nil, err
 	}
 	r.closures = append(r.closures, r.stage.Free)
-	if r.stream, err = dev.NewStream(cuda.StreamOptions{Name: "bench memory"}); err != nil {
+	if r.stream, err = dev.NewStream(cuda.StreamOptions{Name: "bench"}); err != nil {
 		return nil, err
 	}
 	r.closures = append(r.closures, r.stream.Close)
@@ -231,12 +218,9 @@ func openRig(ctx context.Context, dev cuda.Device, p *Config, rowBytes int64) (_
 	return r, nil
 }
 
-// leastTurns is the least number of turns of gather and copy.
-const leastTurns = 5
-
 // tierRun gathers rows of a tier, and copies as many bytes of it.
 type tierRun struct {
-	*rig
+	*memoryRig
 	tier        cache.Tier
 	rows, order []int64 // of the tier, and those that are gathered
 	nodes       cuda.Buffer
@@ -244,11 +228,11 @@ type tierRun struct {
 }
 
 // measure lets gathers from a tier and copies of it take turns, and audits both.
-func (r *rig) measure(ctx context.Context, p *Config, tier cache.Tier, moved float64) (row Row,
-	err error) {
-	t := &tierRun{rig: r, tier: tier, rows: r.hetero.TierRows(tier)}
+func (r *memoryRig) measure(ctx context.Context, p *memoryConfig, tier cache.Tier, moved float64) (
+	row memoryRow, err error) {
+	t := &tierRun{memoryRig: r, tier: tier, rows: r.hetero.TierRows(tier)}
 	t.order = make([]int64, len(t.rows))
-	graph.Shuffle(t.order, t.rows, p.Seed, int(tier))
+	graph.Shuffle(t.order, t.rows, benchSeed, int(tier))
 	t.order = t.order[:r.rows]
 	if t.nodes, err = r.dev.Alloc(cuda.MemPinned, r.rows*8, "rows asked for"); err != nil {
 		return row, err
@@ -262,8 +246,8 @@ func (r *rig) measure(ctx context.Context, p *Config, tier cache.Tier, moved flo
 	if err := t.lookup(ctx); err != nil {
 		return row, err
 	}
-	row = Row{RowBytes: r.rowBytes, Rows: r.rows, TierRows: int64(len(t.rows))}
-	if err := t.takeTurns(ctx, p.Length, moved, &row); err != nil {
+	row = memoryRow{RowBytes: r.rowBytes, Rows: r.rows, TierRows: int64(len(t.rows))}
+	if err := t.takeTurns(ctx, p.length, moved, &row); err != nil {
 		return row, err
 	}
 	if err := t.audit(ctx, &row); err != nil {
@@ -274,9 +258,9 @@ func (r *rig) measure(ctx context.Context, p *Config, tier cache.Tier, moved flo
 }
 
 func (t *tierRun) lookup(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workTimeout)
 	defer cancel()
-	return t.hetero.Lookup(ctx, t.stream, t.nodes.Ptr(), 0, t.rig.rows, t.buckets)
+	return t.hetero.Lookup(ctx, t.stream, t.nodes.Ptr(), 0, t.memoryRig.rows, t.buckets)
 }
 
 func (t *tierRun) gather() error {
@@ -285,7 +269,8 @@ func (t *tierRun) gather() error {
 
 // copyWhole copies as many bytes as gather, in one piece.
 func (t *tierRun) copyWhole() error {
-	return t.stream.Copy(t.dst.Ptr(), t.hetero.TierBuffer(t.tier).Ptr(), t.rig.rows*t.rowBytes)
+	from := t.hetero.TierBuffer(t.tier).Ptr()
+	return t.stream.Copy(t.dst.Ptr(), from, t.memoryRig.rows*t.rowBytes)
 }
 
 // timed returns the seconds of one of n runs.
@@ -302,7 +287,7 @@ func (t *tierRun) timed(ctx context.Context, n int, do func() error) (float64, e
 
 // takeTurns measures gathers, copies and lookups.
 func (t *tierRun) takeTurns(ctx context.Context, length time.Duration, moved float64,
-	row *Row) error {
+	row *memoryRow) error {
 	both := []func() error{t.gather, t.copyWhole}
 	slowest := 0.0
 	for range 2 { // the first makes pages and panels warm
@@ -316,7 +301,7 @@ func (t *tierRun) takeTurns(ctx context.Context, length time.Duration, moved flo
 		}
 	}
 	runs := max(1, int(length.Seconds()/40/max(slowest, 1e-9)))
-	bytes := float64(t.rig.rows * t.rowBytes)
+	bytes := float64(t.memoryRig.rows * t.rowBytes)
 	var gathers, copies, ratios, lookups []float64
 	for end := time.Now().Add(length); row.Turns < leastTurns ||
 		time.Now().Before(end); row.Turns++ {
@@ -333,23 +318,23 @@ func (t *tierRun) takeTurns(ctx context.Context, length time.Duration, moved flo
 		if err := t.lookup(ctx); err != nil {
 			return err
 		}
-		lookups = append(lookups, float64(t.rig.rows)/time.Since(start).Seconds())
+		lookups = append(lookups, float64(t.memoryRig.rows)/time.Since(start).Seconds())
 		gathers, copies = append(gathers, moved*bytes/took[0]), append(copies, moved*bytes/took[1])
 		ratios = append(ratios, took[1]/took[0])
 	}
-	row.Gather, row.Copy, row.Ratio, row.Lookups = bench.SpreadOf(gathers), bench.SpreadOf(copies),
-		bench.SpreadOf(ratios), bench.SpreadOf(lookups)
+	row.Gather, row.Copy, row.Ratio, row.Lookups = spreadOf(gathers), spreadOf(copies),
+		spreadOf(ratios), spreadOf(lookups)
 	return nil
 }
 
 // audit gathers and copies once more, over other bytes, and compares.
-func (t *tierRun) audit(ctx context.Context, row *Row) error {
+func (t *tierRun) audit(ctx context.Context, row *memoryRow) error {
 	for _, c := range []struct {
 		what string
 		do   func() error
 		want []int64
-	}{{"gather", t.gather, t.order}, {"copy", t.copyWhole, t.rows[:t.rig.rows]}} {
-		if err := t.stream.Fill(t.dst.Ptr(), 0xA5, t.rig.rows*t.rowBytes); err != nil {
+	}{{"gather", t.gather, t.order}, {"copy", t.copyWhole, t.rows[:t.memoryRig.rows]}} {
+		if err := t.stream.Fill(t.dst.Ptr(), 0xA5, t.memoryRig.rows*t.rowBytes); err != nil {
 			return err
 		}
 		if _, err := t.timed(ctx, 1, c.do); err != nil {
@@ -369,7 +354,8 @@ func (t *tierRun) audit(ctx context.Context, row *Row) error {
 
 // compare holds the destination against the rows that should be there: all, or runs of rows all
 // over it.
-func (r *rig) compare(ctx context.Context, want []int64) (checked int64, wrong string, err error) {
+func (r *memoryRig) compare(ctx context.Context, want []int64) (checked int64, wrong string,
+	err error) {
 	room := r.stage.Size() / r.rowBytes
 	pieces := int64(1)
 	if room < r.rows {

@@ -1,7 +1,6 @@
-package compute
+package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,56 +12,65 @@ import (
 	"helios/cuda"
 	"helios/gnn"
 	"helios/graph"
-	"helios/internal/errs"
 	"helios/internal/hostcpu"
 	"helios/internal/philox"
 	"helios/internal/simd"
 )
 
-func init() {
-	Groups = append(Groups,
-		Group{"step",
-			"whole training steps of a model ({model}) on sampled mini-batches of a generated graph ({nodes} and what follows)",
-			true, stepCases})
+// stepShape is a training step to measure.
+type stepShape struct {
+	model   string // one of gnn.Archs
+	nodes   int64  // of the generated graph
+	batch   int
+	fanouts []int
+	dim     int
+	hidden  int
+	classes int
 }
 
-// StepShape is a training step to measure.
-type StepShape struct {
-	Model     string  `option:"model" use:"setting" oneof:"@models" default:"sage" usage:"model of a step"` // one of gnn.Archs; empty: gnn.DefaultArch
-	Nodes     int64   `option:"nodes" default:"1000000" usage:"nodes of the steps' graph"`                  // of the generated graph
-	AvgDegree float64 `option:"avg-degree" default:"15" usage:"its mean number of in-neighbours"`
-	Batch     int     `option:"batch-size" range:"1..1048576" default:"8000" usage:"seeds of a step"`
-	Fanouts   []int   `option:"fanout" ints:"-1" default:"25,10" arg:"F1,F2,…" usage:"neighbours sampled per hop of a step F1,F2,…, the seeds' first"`
-	Dim       int     `option:"dim" range:"1..1048576" default:"1024" usage:"features of a step"`
-	Hidden    int     `option:"hidden" range:"1..1048576" default:"256" usage:"hidden units of a step"`
-	Classes   int     `option:"classes" range:"1..1048576" default:"47" usage:"classes of a step"`
+// stepDegree is the mean number of in-neighbours in the generated graph.
+const stepDegree = 15
+
+// benchStep measures whole training steps on sampled mini-batches of a generated graph.
+func benchStep(ctx context.Context, b *bench) error {
+	c := &kernelConfig{}
+	s := &c.step
+	b.StringVar(&s.model, "model", gnn.DefaultArch, strings.Join(gnn.Archs(), ", "))
+	b.Int64Var(&s.nodes, "nodes", 1_000_000, "nodes of the graph")
+	b.IntVar(&s.batch, "batch-size", 8000, "seeds of a step")
+	b.intsVar(&s.fanouts, "fanout", "25,10", "neighbours sampled per hop `F1,F2,…`, the seeds' first")
+	b.IntVar(&s.dim, "dim", 1024, "features")
+	b.IntVar(&s.hidden, "hidden", 256, "hidden units")
+	b.IntVar(&s.classes, "classes", 47, "classes")
+	c.productFlags(b)
+	return b.measureKernels(ctx, c, func(c *kernelConfig, _ bool) ([]kernelCase, error) {
+		return stepCases(c)
+	})
 }
 
-func (s *StepShape) String() string {
-	f := make([]string, len(s.Fanouts))
-	for i, n := range s.Fanouts {
+func (s *stepShape) String() string {
+	f := make([]string, len(s.fanouts))
+	for i, n := range s.fanouts {
 		f[i] = fmt.Sprint(n)
 	}
-	return fmt.Sprintf("step:%s %dx%dx%d batch %d fanout %s", s.name(), s.Dim, s.Hidden, s.Classes,
-		s.Batch, strings.Join(f, ","))
+	return fmt.Sprintf("step:%s %dx%dx%d batch %d fanout %s", s.model, s.dim, s.hidden, s.classes,
+		s.batch, strings.Join(f, ","))
 }
 
-func (s *StepShape) name() string { return cmp.Or(s.Model, gnn.DefaultArch) }
-
-func stepCases(c *Config) ([]Case, error) {
-	s := &c.Step
+func stepCases(c *kernelConfig) ([]kernelCase, error) {
+	s := &c.step
 	if _, err := s.network(); err != nil {
 		return nil, err
 	}
-	if s.Batch < 1 || int64(s.Batch) > s.Nodes {
-		return nil, errs.New(errs.Usage,
-			"a batch of %d from %d nodes: give 1 to as many as there are nodes", s.Batch, s.Nodes)
+	if s.batch < 1 || int64(s.batch) > s.nodes {
+		return nil, fmt.Errorf(
+			"a batch of %d from %d nodes: give 1 to as many as there are nodes", s.batch, s.nodes)
 	}
-	var out []Case
-	for _, prec := range c.precisions() {
-		out = append(out, Case{
+	var out []kernelCase
+	for _, prec := range c.precisions {
+		out = append(out, kernelCase{
 			Name: s.String(), Kernel: "step", Precision: prec, Sum: true,
-			Open: func(dev cuda.Device) (*Run, error) { return s.open(dev, c, prec) },
+			Open: func(dev cuda.Device) (*kernelRun, error) { return s.open(dev, c, prec) },
 		})
 	}
 	return out, nil
@@ -91,13 +99,13 @@ func (d *stepData) close() (err error) {
 }
 
 // data samples a batch of so many seeds and fills what it trains on: the same on every device.
-func (s *StepShape) data(dev cuda.Device, cfg *Config, batch int) (_ *stepData, err error) {
+func (s *stepShape) data(dev cuda.Device, cfg *kernelConfig, batch int) (_ *stepData, err error) {
 	if cfg.topo == nil {
-		if cfg.topo, err = graph.Synthetic(s.Nodes, s.AvgDegree, false, cfg.Seed); err != nil {
+		if cfg.topo, err = graph.Synthetic(s.nodes, stepDegree, false, benchSeed); err != nil {
 			return nil, err
 		}
 	}
-	arch, err := gnn.ArchOf(s.Model)
+	arch, err := gnn.ArchOf(s.model)
 	if err != nil {
 		return nil, err
 	}
@@ -113,18 +121,18 @@ func (s *StepShape) data(dev cuda.Device, cfg *Config, batch int) (_ *stepData, 
 	if err := s.sample(ctx, dev, d, cfg, arch.Degrees(), batch); err != nil {
 		return nil, err
 	}
-	frontier, row := d.mb.HopEnd[len(s.Fanouts)], int64(s.Dim)*4
-	pattern, labels := d.mem.floats(stepPattern*int64(s.Dim)), d.mem.floats(int64(batch))
+	frontier, row := d.mb.HopEnd[len(s.fanouts)], int64(s.dim)*4
+	pattern, labels := d.mem.floats(stepPattern*int64(s.dim)), d.mem.floats(int64(batch))
 	d.x, d.labels, d.rows = d.mem.alloc(cuda.MemDevice, frontier*row), labels.p, pattern.v
 	if err = d.mem.err; err != nil {
 		return nil, err
 	}
-	cfg.fill(pattern.v, 6)
-	key := philox.Key(cfg.Seed, philox.StreamBench)
+	fill(pattern.v, 6)
+	key := philox.Key(benchSeed, philox.StreamBench)
 	classes := view32[int32](labels)
 	for i := range classes {
 		classes[i] = int32(philox.Block(key,
-			[4]uint32{uint32(i), 0, 7, 0xc0})[0] % uint32(s.Classes))
+			[4]uint32{uint32(i), 0, 7, 0xc0})[0] % uint32(s.classes))
 	}
 	if err = d.mem.move(ctx, d.stream, true, pattern, labels); err != nil {
 		return nil, err
@@ -145,15 +153,15 @@ func (s *StepShape) data(dev cuda.Device, cfg *Config, batch int) (_ *stepData, 
 }
 
 // sample draws the mini-batch.
-func (s *StepShape) sample(ctx context.Context, dev cuda.Device, d *stepData, cfg *Config,
+func (s *stepShape) sample(ctx context.Context, dev cuda.Device, d *stepData, cfg *kernelConfig,
 	degrees bool, batch int) error {
 	topo, err := graph.Attach(dev, cfg.topo)
 	if err != nil {
 		return err
 	}
 	d.made = append(d.made, topo.Close)
-	smp, err := graph.NewSampler(dev, topo, graph.SamplerConfig{Fanouts: s.Fanouts,
-		Seed: cfg.Seed, Degrees: degrees})
+	smp, err := graph.NewSampler(dev, topo, graph.SamplerConfig{Fanouts: s.fanouts,
+		Seed: benchSeed, Degrees: degrees})
 	if err != nil {
 		return err
 	}
@@ -162,7 +170,7 @@ func (s *StepShape) sample(ctx context.Context, dev cuda.Device, d *stepData, cf
 		return err
 	}
 	d.made = append(d.made, d.mb.Close)
-	if d.stream, err = dev.NewStream(cuda.StreamOptions{Name: "bench step"}); err != nil {
+	if d.stream, err = dev.NewStream(cuda.StreamOptions{Name: "bench"}); err != nil {
 		return err
 	}
 	d.made = append(d.made, d.stream.Close)
@@ -171,11 +179,11 @@ func (s *StepShape) sample(ctx context.Context, dev cuda.Device, d *stepData, cf
 		ids[i] = int64(i)
 	}
 	seeds := make([]int64, len(ids))
-	graph.Shuffle(seeds, ids, cfg.Seed, 0)
+	graph.Shuffle(seeds, ids, benchSeed, 0)
 	if err := smp.Begin(ctx, d.stream, d.mb, 0, 0, seeds[:batch]); err != nil {
 		return err
 	}
-	for h := range s.Fanouts {
+	for h := range s.fanouts {
 		if err := smp.Hop(ctx, d.stream, d.mb, h); err != nil {
 			return err
 		}
@@ -185,14 +193,14 @@ func (s *StepShape) sample(ctx context.Context, dev cuda.Device, d *stepData, cf
 
 // work returns the operations and bytes of a step, as the models of time count them, and those of
 // Adam: parameter, gradient and two moments in, three out.
-func (s *StepShape) work(mb *graph.MiniBatch) (flops, bytes float64) {
+func (s *stepShape) work(mb *graph.MiniBatch) (flops, bytes float64) {
 	net, err := s.network()
 	if err != nil {
 		return 0, 0
 	}
 	params := 0.0
-	for l := range s.Fanouts {
-		b := mb.Blocks[len(s.Fanouts)-1-l]
+	for l := range s.fanouts {
+		b := mb.Blocks[len(s.fanouts)-1-l]
 		shape := gnn.BlockShape{Dst: b.NumDst, Src: b.NumSrc, Edges: b.NumEdges}
 		for _, w := range append(net.LayerForward(l, shape), net.LayerBackward(l, shape)...) {
 			flops += w.Flops
@@ -204,14 +212,14 @@ func (s *StepShape) work(mb *graph.MiniBatch) (flops, bytes float64) {
 }
 
 // network is the model with the defaults of its kind.
-func (s *StepShape) network() (gnn.ModelConfig, error) {
+func (s *stepShape) network() (gnn.ModelConfig, error) {
 	net := gnn.ModelConfig{
-		ModelSettings: gnn.ModelSettings{Model: s.name(), Hidden: s.Hidden},
-		InDim:         s.Dim,
-		Classes:       s.Classes,
-		Layers:        len(s.Fanouts),
+		ModelSettings: gnn.ModelSettings{Model: s.model, Hidden: s.hidden},
+		InDim:         s.dim,
+		Classes:       s.classes,
+		Layers:        len(s.fanouts),
 	}
-	arch, err := gnn.ArchOf(s.Model)
+	arch, err := gnn.ArchOf(s.model)
 	if err != nil {
 		return net, err
 	}
@@ -219,7 +227,7 @@ func (s *StepShape) network() (gnn.ModelConfig, error) {
 	return net, arch.Check(&net)
 }
 
-func (s *StepShape) model(dev cuda.Device, prec cuda.Precision, blas cuda.BLAS,
+func (s *stepShape) newModel(dev cuda.Device, prec cuda.Precision, blas cuda.BLAS,
 	seed uint64) (*gnn.Model, error) {
 	net, err := s.network()
 	if err != nil {
@@ -229,8 +237,9 @@ func (s *StepShape) model(dev cuda.Device, prec cuda.Precision, blas cuda.BLAS,
 	return gnn.NewModel(dev, net)
 }
 
-func (s *StepShape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *Run, err error) {
-	d, err := s.data(dev, cfg, s.Batch)
+func (s *stepShape) open(dev cuda.Device, cfg *kernelConfig, prec cuda.Precision) (_ *kernelRun,
+	err error) {
+	d, err := s.data(dev, cfg, s.batch)
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +257,7 @@ func (s *StepShape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *
 		}
 	}()
 	add := func(blas cuda.BLAS) (*gnn.Model, error) {
-		m, err := s.model(dev, prec, blas, cfg.Seed)
+		m, err := s.newModel(dev, prec, blas, benchSeed)
 		if err == nil {
 			models = append(models, m)
 		}
@@ -263,19 +272,19 @@ func (s *StepShape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *
 	if err != nil {
 		return nil, err
 	}
-	run := &Run{Launch: train(own), Close: closeAll}
+	run := &kernelRun{Launch: train(own), Close: closeAll}
 	run.Flops, run.Bytes = s.work(d.mb)
 	for _, b := range slices.Backward(d.mb.Blocks) {
-		run.Blocks = append(run.Blocks, Block{b.NumDst, b.NumSrc, b.NumEdges})
+		run.Blocks = append(run.Blocks, block{b.NumDst, b.NumSrc, b.NumEdges})
 	}
-	if cfg.Vendor != nil && dev.Info().Backend != "host" {
-		rival, err := add(cfg.Vendor)
+	if cfg.vendor != nil && !onHost(dev) {
+		rival, err := add(cfg.vendor)
 		if err != nil {
 			return nil, err
 		}
-		run.Rival, run.RivalName = train(rival), cfg.Vendor.Name()
+		run.Rival, run.RivalName = train(rival), cfg.vendor.Name()
 	}
-	run.Check = func(ctx context.Context, _ cuda.Stream) (out Checked, err error) {
+	run.Check = func(ctx context.Context, _ cuda.Stream) (out checked, err error) {
 		return out, s.twin(ctx, dev, cfg, prec, &out)
 	}
 	return run, nil
@@ -306,14 +315,14 @@ type stepResult struct {
 }
 
 // once does one step of a small batch on a device.
-func (s *StepShape) once(ctx context.Context, dev cuda.Device, cfg *Config,
+func (s *stepShape) once(ctx context.Context, dev cuda.Device, cfg *kernelConfig,
 	prec cuda.Precision) (r stepResult, err error) {
-	d, err := s.data(dev, cfg, min(twinSeeds, s.Batch))
+	d, err := s.data(dev, cfg, min(twinSeeds, s.batch))
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
-	m, err := s.model(dev, prec, nil, cfg.Seed)
+	m, err := s.newModel(dev, prec, nil, benchSeed)
 	if err != nil {
 		return r, err
 	}
@@ -338,10 +347,10 @@ func (s *StepShape) once(ctx context.Context, dev cuda.Device, cfg *Config,
 // twin does one step of a small batch of the same kind here and on the host device, and compares
 // losses and gradients. The host device itself is held against its kernels in Go, without vectors,
 // in the same precision; gnn's tests hold those against float64.
-func (s *StepShape) twin(ctx context.Context, dev cuda.Device, cfg *Config, prec cuda.Precision,
-	out *Checked) error {
+func (s *stepShape) twin(ctx context.Context, dev cuda.Device, cfg *kernelConfig,
+	prec cuda.Precision, out *checked) error {
 	level, hostPrec := simd.Auto, cuda.FP32
-	if dev.Info().Backend == "host" {
+	if onHost(dev) {
 		level, hostPrec = simd.Generic, prec
 	}
 	host, err := cuda.NewHost(cuda.HostOptions{SMs: hostcpu.Count(), Kernels: level})
@@ -362,7 +371,7 @@ func (s *StepShape) twin(ctx context.Context, dev cuda.Device, cfg *Config, prec
 	}
 	if d := math.Abs(got.loss - want.loss); !(d <= tolerance*math.Abs(want.loss)) {
 		out.wrong("the loss of a batch of %d is %v, on the host device %v",
-			min(twinSeeds, s.Batch), got.loss, want.loss)
+			min(twinSeeds, s.batch), got.loss, want.loss)
 	}
 	for i, g := range got.grads {
 		largest, worst := 0.0, 0.0

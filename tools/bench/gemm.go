@@ -1,6 +1,7 @@
-package compute
+package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,38 +12,36 @@ import (
 
 	"helios/cuda"
 	"helios/gnn"
-	"helios/internal/errs"
-	"helios/internal/openblas"
 	"helios/internal/philox"
 	"helios/internal/simd"
 )
 
-// Shape is a product to measure: Kind nn (C = A·B), nt (A·Bᵀ) or tn (Aᵀ·B).
-type Shape struct {
+// shape is a product to measure: Kind nn (C = A·B), nt (A·Bᵀ) or tn (Aᵀ·B).
+type shape struct {
 	Kind    string
 	M, N, K int64
 }
 
-func (s Shape) String() string { return fmt.Sprintf("%s:%dx%dx%d", s.Kind, s.M, s.N, s.K) }
+func (s shape) String() string { return fmt.Sprintf("%s:%dx%dx%d", s.Kind, s.M, s.N, s.K) }
 
-// DefaultShapes are a usual product, the widths of features and classes of well-known datasets,
+// hostShapes are a usual product, the widths of features and classes of well-known datasets,
 // vectors, and the layers of a step of GraphSAGE with 256 hidden units: forward, gradient of the
 // inputs, gradient of the weights.
-const DefaultShapes = "nn:4096x1024x256,nn:4096x256x1024,nn:4096x256x100,nn:4096x256x602,nn:4096x47x256,nn:4096x1x256,nn:1x1024x256,nn:1024x1024x1," +
+const hostShapes = "nn:4096x1024x256,nn:4096x256x1024,nn:4096x256x100,nn:4096x256x602,nn:4096x47x256,nn:4096x1x256,nn:1x1024x256,nn:1024x1024x1," +
 	"nt:4096x256x47,tn:100x256x4096,tn:602x256x4096,nn:130000x256x256,nt:130000x256x256,tn:256x256x130000"
 
-// GPUShapes are the products of a step of GraphSAGE with a batch of 8000, fanout 25,10, 1024
+// gpuShapes are the products of a step of GraphSAGE with a batch of 8000, fanout 25,10, 1024
 // features and 256 hidden units, and usual ones.
-const GPUShapes = "nn:180000x256x1024,tn:1024x256x180000,nn:8000x47x256,nt:8000x256x47,tn:256x47x8000,nn:4096x4096x4096,nn:130000x256x256,nt:130000x256x256,tn:256x256x130000,nn:4096x256x100"
+const gpuShapes = "nn:180000x256x1024,tn:1024x256x180000,nn:8000x47x256,nt:8000x256x47,tn:256x47x8000,nn:4096x4096x4096,nn:130000x256x256,nt:130000x256x256,tn:256x256x130000,nn:4096x256x100"
 
 // maxShape bounds the bytes of the three matrices of a shape.
 const maxShape = 8 << 30
 
-// ParseShapes reads [KIND:]MxNxK,…
-func ParseShapes(text string) ([]Shape, error) {
-	var out []Shape
+// parseShapes reads [KIND:]MxNxK,…
+func parseShapes(text string) ([]shape, error) {
+	var out []shape
 	for _, t := range strings.Split(text, ",") {
-		s := Shape{Kind: "nn"}
+		s := shape{Kind: "nn"}
 		size := t
 		if kind, rest, ok := strings.Cut(t, ":"); ok {
 			s.Kind, size = kind, rest
@@ -57,34 +56,52 @@ func ParseShapes(text string) ([]Shape, error) {
 			*[]*int64{&s.M, &s.N, &s.K}[i] = v
 		}
 		if bad {
-			return nil, errs.New(errs.Usage,
-				"%v: %q is no shape; give rows, columns and steps such as 4096x1024x256, with nt: or tn: before it for A·Bᵀ or Aᵀ·B",
-				errs.Key("shapes"), t)
+			return nil, fmt.Errorf(
+				"-shapes: %q is no shape; give rows, columns and steps such as 4096x1024x256, with nt: or tn: before it for A·Bᵀ or Aᵀ·B",
+				t)
 		}
 		if float64(s.M)*float64(s.K)+float64(s.K)*float64(s.N)+
 			2*float64(s.M)*float64(s.N) > maxShape/4 {
-			return nil, errs.New(errs.Usage,
-				"%v: the matrices of %q take more than %d GiB; make it smaller", errs.Key("shapes"),
-				t, maxShape>>30)
+			return nil, fmt.Errorf(
+				"-shapes: the matrices of %q take more than %d GiB; make it smaller", t,
+				maxShape>>30)
 		}
 		out = append(out, s)
 	}
 	return out, nil
 }
 
-func gemmCases(c *Config) ([]Case, error) {
-	var out []Case
-	for _, s := range c.Shapes {
+func benchGemm(ctx context.Context, b *bench) error {
+	c := &kernelConfig{}
+	text := b.String("shapes", "",
+		"products `[KIND:]MxNxK[,…]`, usual ones by default: nn: A·B, nt: A·Bᵀ, tn: Aᵀ·B")
+	b.StringVar(&c.openBLASPath, "openblas", "",
+		"compare the host device in fp32 with the OpenBLAS at `PATH`")
+	c.productFlags(b)
+	return b.measureKernels(ctx, c, func(c *kernelConfig, gpu bool) (_ []kernelCase, err error) {
+		usual := hostShapes
+		if gpu {
+			usual = gpuShapes
+		}
+		if c.shapes, err = parseShapes(cmp.Or(*text, usual)); err != nil {
+			return nil, err
+		}
+		return gemmCases(c), nil
+	})
+}
+
+func gemmCases(c *kernelConfig) (out []kernelCase) {
+	for _, s := range c.shapes {
 		m, n, k := float64(s.M), float64(s.N), float64(s.K)
-		for _, prec := range c.precisions() {
-			out = append(out, Case{
+		for _, prec := range c.precisions {
+			out = append(out, kernelCase{
 				Name: s.String(), Kernel: "gemm_" + s.Kind, M: s.M, N: s.N, K: s.K, Precision: prec,
 				Flops: 2 * m * n * k, Bytes: 4 * (m*k + k*n + m*n),
-				Open: func(dev cuda.Device) (*Run, error) { return s.open(dev, c, prec) },
+				Open: func(dev cuda.Device) (*kernelRun, error) { return s.open(dev, c, prec) },
 			})
 		}
 	}
-	return out, nil
+	return out
 }
 
 // rounded is a factor of a product as a precision takes it (PTX ISA, cvt: .rna for tf32, .rn for
@@ -107,8 +124,8 @@ func unit(prec cuda.Precision) float64 {
 
 // product is a product of matrices on a device.
 type product struct {
-	Shape
-	cfg     *Config
+	shape
+	cfg     *kernelConfig
 	mem     buffers
 	args    cuda.BLASProduct
 	a, b, c array
@@ -118,9 +135,10 @@ type product struct {
 	sums    float64 // bound of the error of sums
 }
 
-func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *Run, err error) {
-	gpu := dev.Info().Backend != "host"
-	p := &product{Shape: s, cfg: cfg, mem: buffers{dev: dev},
+func (s shape) open(dev cuda.Device, cfg *kernelConfig, prec cuda.Precision) (_ *kernelRun,
+	err error) {
+	gpu := !onHost(dev)
+	p := &product{shape: s, cfg: cfg, mem: buffers{dev: dev},
 		fused: gpu || dev.Info().Kernels != simd.Generic.String()}
 	defer func() {
 		if err != nil {
@@ -128,17 +146,17 @@ func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *Run, 
 		}
 	}()
 	p.alloc(prec)
-	blas := !gpu && cfg.BLAS != nil && prec == cuda.FP32
+	blas := !gpu && cfg.blas != nil && prec == cuda.FP32
 	results := []array{p.c}
-	if gpu && cfg.Vendor != nil || blas {
+	if gpu && cfg.vendor != nil || blas {
 		results = append(results, p.mem.floats(s.M*s.N))
 	}
 	p.rival = results[len(results)-1]
 	if p.mem.err != nil {
 		return nil, p.mem.err
 	}
-	cfg.fill(p.a.v, 1)
-	cfg.fill(p.b.v, 2)
+	fill(p.a.v, 1)
+	fill(p.b.v, 2)
 	if err := p.mem.upload(p.a, p.b); err != nil {
 		return nil, err
 	}
@@ -151,19 +169,19 @@ func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *Run, 
 		return nil, p.mem.err
 	}
 	p.chained = ops.Chained(&p.args)
-	run := &Run{
+	run := &kernelRun{
 		Launch: func(st cuda.Stream) error { return ops.Multiply(st, &p.args, scratch) },
 		Close:  p.mem.close,
 	}
 	switch {
-	case gpu && cfg.Vendor != nil:
-		run.RivalName, run.Rival = cfg.Vendor.Name(), p.vendor
+	case gpu && cfg.vendor != nil:
+		run.RivalName, run.Rival = cfg.vendor.Name(), p.vendor
 	case blas:
-		run.RivalName, run.Rival, run.Threads = "OpenBLAS", p.openBLAS, cfg.BLAS.SetThreads
+		run.RivalName, run.Rival, run.Threads = "OpenBLAS", p.openBLAS, cfg.blas.useThreads
 	}
-	run.Check = func(ctx context.Context, st cuda.Stream) (Checked, error) {
+	run.Check = func(ctx context.Context, st cuda.Stream) (checked, error) {
 		if err := p.mem.again(ctx, st, run, results...); err != nil {
-			return Checked{}, err
+			return checked{}, err
 		}
 		return p.check(run.Rival != nil), nil
 	}
@@ -172,7 +190,7 @@ func (s Shape) open(dev cuda.Device, cfg *Config, prec cuda.Precision) (_ *Run, 
 
 // alloc makes the matrices.
 func (p *product) alloc(prec cuda.Precision) {
-	s := p.Shape
+	s := p.shape
 	p.a, p.b, p.c = p.mem.floats(s.M*s.K), p.mem.floats(s.K*s.N), p.mem.floats(s.M*s.N)
 	p.args = cuda.BLASProduct{M: s.M, N: s.N, K: s.K, LDA: s.K, LDB: s.N, LDC: s.N, A: p.a.p,
 		B: p.b.p, C: p.c.p, TransA: s.Kind == "tn", TransB: s.Kind == "nt", Precision: prec}
@@ -187,30 +205,30 @@ func (p *product) alloc(prec cuda.Precision) {
 func (p *product) vendor(st cuda.Stream) error {
 	q := p.args
 	q.C = p.rival.p
-	return p.cfg.Vendor.Multiply(st, &q)
+	return p.cfg.vendor.Multiply(st, &q)
 }
 
 func (p *product) openBLAS(cuda.Stream) error {
-	p.cfg.BLAS.Multiply(int(p.M), int(p.N), int(p.K),
-		openblas.Matrix{Data: p.a.v, LD: int(p.args.LDA), Trans: p.args.TransA},
-		openblas.Matrix{Data: p.b.v, LD: int(p.args.LDB), Trans: p.args.TransB},
-		openblas.Matrix{Data: p.rival.v, LD: int(p.args.LDC)})
+	p.cfg.blas.multiply(int(p.M), int(p.N), int(p.K),
+		blasMatrix{data: p.a.v, ld: int(p.args.LDA), trans: p.args.TransA},
+		blasMatrix{data: p.b.v, ld: int(p.args.LDB), trans: p.args.TransB},
+		blasMatrix{data: p.rival.v, ld: int(p.args.LDC)})
 	return nil
 }
 
 // check looks at all elements of a small C, and of a larger one at the corners and at elements all
 // over it.
-func (p *product) check(rival bool) Checked {
+func (p *product) check(rival bool) checked {
 	// |error| <= K·u·Σ|a·b|, u = 2^-24
 	// (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), to first order. Tensor
 	// cores may cut sums off instead of rounding them, and a library factors.
 	p.sums = float64(p.K) * 0x1p-24 * 1.001
-	out := Checked{Bound: p.sums}
+	out := checked{Bound: p.sums}
 	if prec := p.args.Precision; prec != cuda.FP32 {
 		p.sums = float64(p.K+8) * 0x1p-22
 		out.Bound, out.RivalBound = 2.01*unit(prec)+p.sums, 4.02*unit(prec)+p.sums
 	}
-	key := philox.Key(p.cfg.Seed, philox.StreamBench)
+	key := philox.Key(benchSeed, philox.StreamBench)
 	total := p.M * p.N
 	samples := min(4000, max(64, 8_000_000/p.K))
 	for e := range min(total, samples) {
@@ -232,7 +250,7 @@ func (p *product) check(rival bool) Checked {
 
 // element compares an element of C with its sums: in float64, in the order of k, and of factors
 // that are rounded as the precision rounds them. It returns the first, and the terms' size.
-func (p *product) element(out *Checked, pos int64) (sum, size float64) {
+func (p *product) element(out *checked, pos int64) (sum, size float64) {
 	i, j, prec := pos/p.N, pos%p.N, p.args.Precision
 	near, chain := 0.0, float32(0)
 	for q := range p.K {
@@ -275,7 +293,7 @@ func (p *product) element(out *Checked, pos int64) (sum, size float64) {
 }
 
 // wrong notes an element that is not the promised one.
-func (c *Checked) wrong(format string, args ...any) {
+func (c *checked) wrong(format string, args ...any) {
 	c.Inexact++
 	c.Where = fmt.Sprintf(format, args...)
 }
