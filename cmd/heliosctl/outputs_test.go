@@ -270,7 +270,7 @@ func TestOutputsSpareInputs(t *testing.T) {
 		{"partition", "g", "--parts", "2", "--overwrite", "--out", "g/indptr.npy"},
 		{"report", "r.jsonl", "--overwrite", "--out", "hard"},
 		{"rerun", "r.jsonl", "--overwrite", "--results", "r.jsonl"},
-		{"bench", "memory", "--overwrite", "--results", ssd},
+		{"bench", "io", "--overwrite", "--results", ssd},
 		{"plan", "far", "--hardware", "a100-optane", "--overwrite", "--results", "far/labels.npy"},
 		with(trainArgs("--epochs", "1"), "--results", ssd), // nor is --overwrite the advice
 	} {

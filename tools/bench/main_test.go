@@ -3,11 +3,13 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"helios/dataset/build"
 	"helios/internal/testing/fakecuda"
 )
 
@@ -93,6 +95,11 @@ func TestMemory(t *testing.T) {
 // Mini-batches are equal on all devices.
 func TestSample(t *testing.T) {
 	fakeGPU(t)
+	g := filepath.Join(t.TempDir(), "g")
+	require.NoError(t, build.Generate(t.Context(), build.GenerateOptions{Kind: "sbm", Nodes: 3000,
+		AvgDegree: 8, Classes: 4, Dim: 4, Seed: 1, Out: g}))
+	require.Equal(t, true, rowsOf(t, "sample -fanout 2 -batch-size 8 -batches 1 -turns 1 -dataset "+
+		g)[0]["audited"])
 	rows := rowsOf(t, "sample -device host,cuda -workers 1,2 -nodes 3000 -fanout 5,3"+
 		" -batch-size 32 -batches 2 -turns 2")
 	require.Len(t, rows, 3)
@@ -143,6 +150,16 @@ func TestKernelsOnGPU(t *testing.T) {
 	require.ErrorContains(t, run(t.Context(), one), "none.so")
 	// Without cuBLAS there is no comparison.
 	require.Nil(t, rowsOf(t, "gemm -shapes 8x8x8 -precision fp32 -blas off"+gpu)[0]["ratio"])
+}
+
+// The measurements of a GPU alone find what the fake one has.
+func TestDevice(t *testing.T) {
+	lib := fakeGPU(t)
+	fakecuda.Control(t, lib, "reset,sms=4,hw_queues=6")
+	require.Len(t, rowsOf(t, "probe")[0]["GPUs"], 1)
+	require.Greater(t, rowsOf(t, "clock")[0]["values"], 2.0)
+	require.EqualValues(t, 6, rowsOf(t, "queues")[0]["at_once"])
+	require.Greater(t, rowsOf(t, "start")[0]["kernels"], 20.0)
 }
 
 func TestBadArguments(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"helios/cuda"
+	"helios/dataset"
 	"helios/graph"
 	"helios/internal/errs"
 )
@@ -25,7 +26,8 @@ type sampleConfig struct {
 // edges are the topology's, none twice, as many as they should be, and equal on all devices.
 func benchSample(ctx context.Context, b *bench) (err error) {
 	var c sampleConfig
-	nodes := b.Int64("nodes", 1_000_000, "nodes of the graph, with 15 in-neighbours in the mean")
+	dir := b.String("dataset", "", "sample the graph of the dataset in `DIR`, from its training nodes")
+	nodes := b.Int64("nodes", 1_000_000, "else, nodes of a graph with 15 in-neighbours in the mean")
 	b.intsVar(&c.sampler.Fanouts, "fanout", "15,10,5",
 		"neighbours sampled per hop `F1,F2,…`, the seeds' first")
 	b.IntVar(&c.batch, "batch-size", 1024, "seeds of a mini-batch")
@@ -38,16 +40,11 @@ func benchSample(ctx context.Context, b *bench) (err error) {
 		return errors.New("-nodes, -batch-size, -batches, -turns: give numbers of at least 1")
 	}
 	c.sampler.Seed = benchSeed
-	t, err := graph.Synthetic(*nodes, 15, false, benchSeed)
+	t, seeds, done, err := openGraph(*dir, *nodes)
 	if err != nil {
 		return err
 	}
-	defer errs.Closing(&err, t.Close)
-	// all nodes, or enough that are spread over the graph
-	seeds := make([]int64, min(t.NumNodes, 1<<22))
-	for i := range seeds {
-		seeds[i] = int64(i) * (t.NumNodes / int64(len(seeds)))
-	}
+	defer errs.Closing(&err, done)
 	var sources []source
 	defer errs.Closing(&err, func() (err error) {
 		for _, s := range slices.Backward(sources) {
@@ -66,6 +63,36 @@ func benchSample(ctx context.Context, b *bench) (err error) {
 		errs.Closing(&err, func() error { return b.row(&rows[i], rows[i].AuditError) })
 	}
 	return err
+}
+
+// openGraph returns the graph of a dataset and its training nodes, or a generated graph and nodes
+// all over it.
+func openGraph(dir string, nodes int64) (t *graph.Topology, seeds []int64, done func() error,
+	err error) {
+	if dir != "" {
+		d, err := dataset.Open(dir)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		if t, err = d.Topology(); err == nil {
+			seeds, err = d.Split("train")
+		}
+		if err == nil && len(seeds) == 0 {
+			err = fmt.Errorf("dataset %s has no training nodes", dir)
+		}
+		if err != nil {
+			return nil, nil, nil, errors.Join(err, d.Close())
+		}
+		return t, seeds, d.Close, nil
+	}
+	if t, err = graph.Synthetic(nodes, 15, false, benchSeed); err != nil {
+		return nil, nil, nil, err
+	}
+	seeds = make([]int64, min(t.NumNodes, 1<<22))
+	for i := range seeds {
+		seeds[i] = int64(i) * (t.NumNodes / int64(len(seeds)))
+	}
+	return t, seeds, t.Close, nil
 }
 
 // source is a way to sample: a device with a topology.

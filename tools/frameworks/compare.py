@@ -1,7 +1,7 @@
 """heliosctl beside PyG and DGL on the same arrays, in turn in one run: epochs in memory, sampling, losses.
 
     tools/frameworks/setup.sh /tmp/frameworks
-    make build
+    make build bin/lab/bench
     /tmp/frameworks/bin/python tools/frameworks/compare.py --heliosctl bin/heliosctl
 
 For each framework the best of its ways is taken, found by a short run of each (loader processes or none, PyG's
@@ -98,9 +98,9 @@ def measure(task, data, threads):
         if task == "epoch":
             e = [x for x in train(data, threads, 1, 2) if x.get("event") == "epoch"][-1]
             return e["seconds"] / e["batches"]
-        rows = helios("bench", "sample", data, "--fanout", a.fanout, "--batch-size", str(a.batch), "--workers", str(threads),
-                      "--batches", str(a.batches), "--json", "--quiet", threads=threads)
-        return 1e6 / [x for x in rows if "edges_per_second" in x][-1]["edges_per_second"]
+        rows = run([os.path.join(os.path.dirname(heliosctl), "lab", "bench"), "sample", "-dataset", data, "-fanout", a.fanout,
+                    "-batch-size", str(a.batch), "-workers", str(threads), "-batches", str(a.batches)], threads)
+        return 1e6 / rows[-1]["edges_per_second"]["median"]
 
     best = {}
     for f in a.frameworks.split(","):

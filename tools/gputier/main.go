@@ -27,9 +27,7 @@ func main() {
 		os.Exit(2)
 	}
 	verbs := map[string]func(context.Context, []string) error{
-		"pack": packVerb, "run": runVerb, "probe": probeVerb, "selftest": selftestVerb,
-		"clock": deviceVerb(clockStep), "queues": deviceVerb(hardwareQueues),
-		"start": deviceVerb(startTime),
+		"pack": packVerb, "run": runVerb, "selftest": selftestVerb,
 	}
 	verb := verbs[os.Args[1]]
 	if verb == nil {

@@ -21,8 +21,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"helios/cuda/driver"
 )
 
 // Status of a step.
@@ -58,7 +56,7 @@ type results struct {
 	// Figures are the rows of the lab's bench by step, Torch those of PyTorch's step.
 	Figures  map[string][]json.RawMessage `json:"figures"`
 	Torch    []json.RawMessage            `json:"torch,omitempty"`
-	Device   []deviceRow                  `json:"device"`
+	Device   []json.RawMessage            `json:"device"`
 	Training []trained                    `json:"training"`
 }
 
@@ -221,7 +219,7 @@ func (r *runner) jobs() []job {
 		{name: "nvidia-smi", limit: 20 * time.Second,
 			args: []string{"nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap",
 				"--format=csv,noheader"}, then: lastLine("")},
-		{name: "driver", limit: 30 * time.Second, args: []string{r.bin("gputier"), "probe"},
+		{name: "driver", limit: 30 * time.Second, args: []string{r.bin("bench"), "probe"},
 			then: r.probed},
 		{name: "heliosctl", limit: 20 * time.Second, args: []string{hc, "version"},
 			then: lastLine("")},
@@ -622,13 +620,4 @@ func (r *runner) benched(out, _ []byte) (string, error) {
 		return "", errors.New("no rows")
 	}
 	return fmt.Sprintf("%d rows, all audited", rows), nil
-}
-
-// probeVerb prints the driver's report as JSON.
-func probeVerb(_ context.Context, _ []string) error {
-	rep, err := driver.Probe(driver.Options{})
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(rep)
 }

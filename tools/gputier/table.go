@@ -7,7 +7,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"helios/gpuio/iobench"
 	"helios/internal/units"
 )
 
@@ -86,7 +85,7 @@ func (r *runner) sweeps(out *strings.Builder) {
 	for _, b := range blocks {
 		fmt.Fprintf(w, "%d\t", b)
 	}
-	fmt.Fprintf(w, "%.0f %% at\t\n", 100*iobench.Plateau)
+	fmt.Fprintf(w, "%.0f %% at\t\n", 100*plateauShare)
 	for _, k := range order {
 		var async, sync *line
 		for _, l := range groups[k] {
@@ -98,7 +97,7 @@ func (r *runner) sweeps(out *strings.Builder) {
 				count(limits[k]), l.stack)
 			for _, b := range blocks {
 				v, ok := l.iops[b]
-				if plateau == 0 && v >= iobench.Plateau*best {
+				if plateau == 0 && v >= plateauShare*best {
 					plateau = b
 				}
 				if !ok {
@@ -131,6 +130,9 @@ func (r *runner) sweeps(out *strings.Builder) {
 		panic(err)
 	}
 }
+
+// plateauShare is the share of the best rate that counts as having reached it, as in iobench.
+const plateauShare = 0.98
 
 // count rounds what units would show with all its digits.
 func count(v float64) string { return units.FormatCount(math.Round(v)) }
