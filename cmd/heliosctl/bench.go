@@ -58,21 +58,15 @@ type ioBenchArgs struct {
 	blocks   []int    `option:"io-blocks" shown:"as in training: async 32, sync as many as the device keeps resident" arg:"N[,N…]" usage:"thread blocks of the I/O kernels N[,N…]"`
 	rowBytes []int    `option:"row-bytes" common:"yes" default:"4096" arg:"SIZE[,SIZE…]" usage:"sizes of a row SIZE[,SIZE…] (a dataset has its own)"`
 	depths   []int    `option:"depth" common:"yes" default:"256" arg:"N[,N…]" usage:"reads in flight per SSD N[,N…]"`
-	setRows  []int    `option:"set-rows" shown:"several times the depth" arg:"N[,N…]" usage:"rows of a set, over all SSDs N[,N…]"`
 	// as AsyncOptions.CoalesceBytes
-	coalesce   []int `option:"coalesce" offers:"auto,off" default:"auto" arg:"SIZE" usage:"one command for rows on equal and adjacent LBAs (stacks async and cpu): auto, off, or up to SIZE a command; a list compares them"`
-	threads    int   `option:"threads" positive:"yes" shown:"as in training: async 32, sync 128" usage:"threads of a block of the I/O kernels, 32 to a warp (sync: one read to a warp)"`
-	queuePairs int   `option:"queue-pairs" positive:"yes" shown:"by blocks" usage:"queue pairs per SSD"`
-	sets       int   `option:"sets-in-flight" positive:"yes" shown:"3" usage:"sets that are read at once; 1: each waits for the one before"`
-	workers    int   `option:"workers" positive:"yes" shown:"one per CPU" usage:"worker slots of the host device, and threads of the cpu stack"`
+	coalesce []int `option:"coalesce" offers:"auto,off" default:"auto" arg:"SIZE" usage:"one command for rows on equal and adjacent LBAs (stacks async and cpu): auto, off, or up to SIZE a command; a list compares them"`
+	threads  int   `option:"threads" positive:"yes" shown:"as in training: async 32, sync 128" usage:"threads of a block of the I/O kernels, 32 to a warp (sync: one read to a warp)"`
+	workers  int   `option:"workers" positive:"yes" shown:"one per CPU" usage:"worker slots of the host device, and threads of the cpu stack"`
 	// 0: virtual, by itself
-	seconds    float64       `option:"seconds" default:"2" shown:"2; virtual: what 200,000 reads take" usage:"length of a measurement, after a quarter of it to warm up"`
-	seed       uint64        `option:"seed" default:"1" usage:"seed of the random rows and modelled times"`
-	engine     string        `option:"cpu-engine" use:"setting" oneof:"io_uring,pread" usage:"how the cpu stack reads (default: the best there is)"`
-	timeout    time.Duration `option:"read-timeout" shown:"the stack's" arg:"TIME" usage:"TIME after which a read is aborted and tried again"`
-	checkReads bool          `option:"check-reads" use:"setting" usage:"check every row of a dataset against its checksum, not only a sample"`
-	timeline   string        `option:"timeline" common:"yes" use:"aside" arg:"FILE" usage:"write when each set was read to FILE, a Chrome trace (open it in ui.perfetto.dev)"`
-	rung       string        `option:"memory-rung" use:"setting" oneof:"@rungs" default:"auto" usage:"where queues and data of the stacks async and sync are on a GPU; auto takes the best that a pattern read both ways proves"`
+	seconds    float64 `option:"seconds" default:"2" shown:"2; virtual: what 200,000 reads take" usage:"length of a measurement, after a quarter of it to warm up"`
+	checkReads bool    `option:"check-reads" use:"setting" usage:"check every row of a dataset against its checksum, not only a sample"`
+	timeline   string  `option:"timeline" common:"yes" use:"aside" arg:"FILE" usage:"write when each set was read to FILE, a Chrome trace (open it in ui.perfetto.dev)"`
+	rung       string  `option:"memory-rung" use:"setting" oneof:"@rungs" default:"auto" usage:"where queues and data of the stacks async and sync are on a GPU; auto takes the best that a pattern read both ways proves"`
 }
 
 // playedArgs hold what "bench io" is asked to model.
@@ -83,13 +77,12 @@ type playedArgs struct {
 	// of the SSDs
 	model   string        `option:"ssd-model" common:"yes" use:"input" words:"@ssd-models" arg:"MODEL" usage:"have software SSDs, or those of {hardware}, play MODEL ({@ssd-models}) or that of a YAML file"`
 	latency time.Duration `option:"ssd-latency" arg:"TIME" usage:"have them take at least TIME for each read, such as 80us, and nothing else bound them"`
-	lba     int           `option:"lba" positive:"yes" shown:"512 where the model has it" usage:"block size of the SSDs of {clock} virtual"`
 }
 
 // SetOption reads lists of numbers and sizes.
 func (a *ioBenchArgs) SetOption(name, text string) (done bool, err error) {
 	numbers := map[string]*[]int{"ssd-count": &a.counts, "io-blocks": &a.blocks,
-		"depth": &a.depths, "set-rows": &a.setRows}
+		"depth": &a.depths}
 	if list := numbers[name]; list != nil {
 		*list, err = parseNumbers(name, text)
 		return true, err

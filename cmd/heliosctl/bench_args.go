@@ -23,18 +23,15 @@ type ioBench struct {
 
 // point is one row of results to be.
 type point struct {
-	stack                                            string
-	rowBytes, ssds, blocks, depth, setRows, coalesce int
+	stack                                   string
+	rowBytes, ssds, blocks, depth, coalesce int
 }
 
 // points are all combinations.
 func (b *ioBench) points() []point {
-	ofKernels, setRows := b.blocks, b.setRows
+	ofKernels := b.blocks
 	if len(ofKernels) == 0 {
 		ofKernels = []int{0} // each stack has its own, as in training
-	}
-	if len(setRows) == 0 {
-		setRows = []int{0} // the benchmark's choice
 	}
 	var out []point
 	for _, stack := range b.stacks {
@@ -42,10 +39,8 @@ func (b *ioBench) points() []point {
 			for _, n := range b.counts {
 				for _, blocks := range ofKernels {
 					for _, d := range b.depths {
-						for _, s := range setRows {
-							for _, c := range b.coalesce {
-								out = append(out, point{stack, bytes, n, blocks, d, s, c})
-							}
+						for _, c := range b.coalesce {
+							out = append(out, point{stack, bytes, n, blocks, d, c})
 						}
 					}
 				}
@@ -126,14 +121,8 @@ func (b *ioBench) check() error {
 	if !(b.seconds >= 0.001 && b.seconds <= 86400) {
 		return errs.New(errs.Usage, "{seconds} %v is not between 0.001 and 86400", b.seconds)
 	}
-	if b.queuePairs < 0 {
-		return errs.New(errs.Usage, "{queue-pairs} %d is negative", b.queuePairs)
-	}
 	if b.threads < 0 || b.threads > 1024 || b.threads%32 != 0 {
 		return errs.New(errs.Usage, "{threads} %d: choose a multiple of 32 up to 1024", b.threads)
-	}
-	if b.sets < 0 || b.sets > 32 {
-		return errs.New(errs.Usage, "{sets-in-flight} %d is not between 1 and 32", b.sets)
 	}
 	if err := b.loadModel(); err != nil {
 		return err
@@ -173,7 +162,7 @@ func (b *ioBench) loadModel() (err error) {
 // loadClock checks the options of one clock against the other, and loads the virtual one's machine.
 func (b *ioBench) loadClock() (err error) {
 	if b.clock == iobench.ClockWall {
-		if f := b.given(&b.profile, &b.lba); f != "" {
+		if f := b.given(&b.profile); f != "" {
 			return errs.New(errs.Usage, "%v is for {clock} virtual", errs.Key(f))
 		}
 		return nil
@@ -190,8 +179,6 @@ func (b *ioBench) loadClock() (err error) {
 		{&b.faults, "its SSDs are healthy models; inject faults with --clock wall"},
 		{&b.device, "the profile has the device"},
 		{&b.rung, "the profile places the queues"},
-		{&b.engine, "the profile has the cost of a read"},
-		{&b.timeout, "no modelled read fails"},
 		{&b.checkReads, "no data moves there"},
 	} {
 		f := b.given(off.field)

@@ -52,19 +52,14 @@ func (o *benchOutput) config(at point) iobench.Config {
 		label = fmt.Sprintf("%s, %d SSDs, %d blocks, row %d, depth %d", at.stack, at.ssds, at.blocks,
 			at.rowBytes, at.depth)
 	}
-	if at.setRows > 0 {
-		label += fmt.Sprintf(", sets of %d", at.setRows)
-	}
 	if at.coalesce != 0 {
 		label += ", coalesce " + coalesceText(at.coalesce)
 	}
 	return iobench.Config{
 		RowBytes: at.rowBytes, Stack: at.stack, Blocks: at.blocks, PerBlock: o.threads,
-		Pairs: o.queuePairs, Depth: at.depth,
-		Threads: o.workers, Engine: o.engine, Coalesce: at.coalesce,
+		Depth: at.depth, Threads: o.workers, Coalesce: at.coalesce,
 		Duration: time.Duration(o.seconds * float64(time.Second)),
-		Seed:     o.seed, Timeout: o.timeout, SetRows: at.setRows,
-		Sets:     o.sets,
+		Seed:     1,
 		Timeline: o.tl.rec, Track: label, TimelineFrom: o.from,
 	}
 }
@@ -106,7 +101,7 @@ func ioCells(r *benchRow, audit string) []string {
 	return []string{
 		strconv.Itoa(r.SSDs), model, strconv.Itoa(r.Blocks), strconv.Itoa(r.Threads),
 		units.FormatBytes(int64(r.RowBytes)), r.Stack, strconv.Itoa(r.QueuePairs),
-		strconv.Itoa(r.Depth), coalesceText(r.CoalesceBytes), strconv.Itoa(r.SetRows),
+		strconv.Itoa(r.Depth), coalesceText(r.CoalesceBytes),
 		units.FormatCount(r.RowsPerSecond), units.FormatCount(r.IOPS),
 		fmt.Sprintf("%.3g", r.BytesPerSecond/float64(units.GiB)),
 		fmt.Sprintf("%.3g", r.CommandsPerRow), fmt.Sprintf("%.3g", r.ReadAmplification),
@@ -204,8 +199,7 @@ func (b *ioBench) play(ctx context.Context) (err error) {
 	for i, point := range points {
 		b.ui.Progress("bench io", int64(i), int64(o.total))
 		cfg := o.config(point)
-		cfg.Hardware, cfg.SSDCount, cfg.Model, cfg.LBABytes = b.hardware, point.ssds,
-			b.opener.playModel, b.lba
+		cfg.Hardware, cfg.SSDCount, cfg.Model = b.hardware, point.ssds, b.opener.playModel
 		row, err := iobench.Run(ctx, cfg)
 		if err != nil {
 			return err
@@ -333,7 +327,7 @@ type ioMeasurer struct {
 func (m *ioMeasurer) measure(ctx context.Context, p point) (row benchRow, err error) {
 	ssds := m.ssds[:p.ssds]
 	if m.given(&m.depths) == "" {
-		p.depth = gpuio.FitDepth(ssds, m.queuePairs, p.depth)
+		p.depth = gpuio.FitDepth(ssds, 0, p.depth)
 	}
 	limit, err := m.serveLimit(ctx, ssds, p)
 	if err != nil {

@@ -133,13 +133,10 @@ func TestBenchVirtualBadInput(t *testing.T) {
 		{"unknown clock", nil, "bench io --clock sun", 2, []string{"--clock", "wall, virtual"}, ""},
 		{"hardware in wall time", nil, "bench io --hardware host", 2,
 			[]string{"--hardware", "--clock virtual"}, ""},
-		{"blocks in wall time", nil, "bench io --lba 512", 2,
-			[]string{"--lba", "--clock virtual"}, ""},
 		{"fault", nil, v + "--fault lost(op=read)", 2, []string{"--fault", "--clock wall"}, ""},
 		{"dataset", nil, v + "--dataset d", 2, []string{"--dataset", "--row-bytes"}, ""},
 		{"dataset as argument", nil, v + "d", 2, []string{"--dataset", "nothing is loaded"}, ""},
 		{"device", nil, v + "--device host", 2, []string{"--device", "profile"}, ""},
-		{"odd block", nil, v + "--lba 1000", 2, []string{"1000", "slow"}, ""},
 		{"backward range", nil, v + "--ssd-count 4..1", 2, []string{"--ssd-count", "1..12"}, ""},
 		{"endless range", nil, v + "--ssd-count 1..99999", 2, []string{"--ssd-count", "at most"}, ""},
 		{"half a range", nil, v + "--io-blocks 1..", 2, []string{"--io-blocks"}, ""},
@@ -153,8 +150,6 @@ func TestBenchVirtualBadInput(t *testing.T) {
 			[]string{"--ssd-model", "--io-stack cpu"}, ""},
 		{"bad --coalesce", nil, v + "--coalesce off,some", 2, []string{"--coalesce", "auto"}, ""},
 		{"no --coalesce", nil, v + "--coalesce=", 2, []string{"--coalesce", "auto"}, ""},
-		{"no sets", nil, v + "--sets-in-flight 0", 2, []string{"--sets-in-flight"}, ""},
-		{"empty sets", nil, v + "--set-rows 0", 2, []string{"--set-rows"}, ""},
 		{"checks without a dataset", func(t *testing.T) {
 			ok(t, "bind-ssds", "--proxy-ram", "1", "--size", "1MiB")
 			t.Cleanup(func() { ok(t, "unbind-ssds", "--delete") })

@@ -46,7 +46,6 @@ var ioColumns = []ui.Column{
 	{Name: "QPs", About: "queue pairs per SSD", Shown: ui.OnlyWide},
 	{Name: "depth", About: "reads in flight per SSD", Shown: ui.IfVaries},
 	{Name: "coalesce", About: "most bytes that a command reads for several rows", Shown: ui.IfVaries},
-	{Name: "set", About: "rows that are asked for together", Shown: ui.IfVaries},
 	{Name: "rows/s", About: "rows a second that were read", Shown: ui.OnlyWide},
 	{Name: "IOPS", About: "read commands a second, of all SSDs"},
 	{Name: "GiB/s", About: "rows read in a second, of all SSDs"},

@@ -36,7 +36,6 @@ type Config struct {
 	Stack    string        // name of a gpuio.Stack
 	Blocks   int           // blocks of the I/O kernels; 0: as many as training has
 	PerBlock int           // threads of a block (async 32, sync 128)
-	Pairs    int           // queue pairs per SSD; 0 = by blocks
 	Depth    int           // reads outstanding per SSD (256)
 	Threads  int           // cpu
 	Engine   string        // cpu: "io_uring" or "pread"
@@ -55,9 +54,6 @@ type Config struct {
 	Sums []uint32
 	// Samples is the number of rows compared with the backing (512).
 	Samples int
-	// SetRows is the number of rows of a set over all SSDs; 0: several times what may be
-	// outstanding, so that queues never run dry between sets. Sets is how many are in flight (3).
-	SetRows, Sets int
 
 	// Hardware makes the clock virtual: a machine with SSDCount SSDs (0: the profile's) of the
 	// model (nil: the profile's) with blocks of LBABytes. Dev and SSDs are not used.
@@ -72,6 +68,9 @@ type Config struct {
 	Track        string
 	TimelineFrom int64
 
+	// setRows is the number of rows of a set over all SSDs: several times what may be outstanding,
+	// so that queues never run dry between sets.
+	setRows   int
 	kind      *gpuio.Stack  // of Stack
 	asTrained bool          // Blocks was 0
 	patience  time.Duration // with a set, and with the stack's end (stall)
@@ -301,8 +300,10 @@ func (c *Config) fill() error {
 		}
 		ssds = c.SSDCount
 	}
-	set(&c.Sets, setsInFlight)
-	set(&c.SetRows, c.rowsPerSSD(c.Depth)*ssds)
+	if c.setRows = c.rowsPerSSD(c.Depth) * ssds; c.setRows > maxSetRows {
+		return errs.New(errs.Usage, "sets of %d rows of %d SSDs: the most is %d; give fewer SSDs",
+			c.setRows, ssds, maxSetRows)
+	}
 	return nil
 }
 
@@ -313,25 +314,19 @@ func (c *Config) check() error {
 			"bench io: rows of %d bytes, depth %d, %d blocks, duration %v: all must be positive",
 			c.RowBytes, c.Depth, c.Blocks, c.Duration)
 	}
-	if c.SetRows < 0 || c.SetRows > maxSetRows || c.Sets < 0 || c.Sets > maxSets {
-		return errs.New(errs.Usage, "%d sets of %d rows: choose 1 to %d sets of 1 to %d rows",
-			c.Sets, c.SetRows, maxSets, maxSetRows)
-	}
 	return nil
 }
 
-// Bounds, and what is kept going if nothing else is asked for.
 const (
 	setsInFlight = 3
-	maxSets      = 32 // in flight at once: what gpuio's kernels have room for
 	maxSetRows   = 1 << 24
 )
 
 // row returns what the configuration says of its result.
 func (c *Config) row() Row {
 	row := Row{Blocks: c.Blocks, AsTrained: c.asTrained, RowBytes: c.RowBytes, Stack: c.Stack,
-		Depth: c.Depth, Threads: c.PerBlock, SetRows: c.SetRows,
-		Sets: c.Sets, Checked: c.Sums != nil,
+		Depth: c.Depth, Threads: c.PerBlock, SetRows: c.setRows,
+		Sets: setsInFlight, Checked: c.Sums != nil,
 		CoalesceBytes: c.Coalesce,
 		Histogram:     []Bucket{}, PerSSD: []SSDRow{}}
 	if c.Memory != nil && c.kind.Queued {
@@ -392,7 +387,7 @@ func (c *Config) checked(r gpuio.Reader, l gpuio.Layout) (gpuio.Reader, error) {
 func (c *Config) stack(l gpuio.Layout) (gpuio.Reader, error) {
 	return c.kind.Open(c.Dev, c.SSDs, l, gpuio.StackOptions{
 		AsyncOptions: gpuio.AsyncOptions{
-			Blocks: c.Blocks, Threads: c.PerBlock, QueuePairs: c.Pairs, Depth: c.Depth,
+			Blocks: c.Blocks, Threads: c.PerBlock, Depth: c.Depth,
 			Timeout: c.Timeout, CoalesceBytes: c.Coalesce, Memory: c.Memory,
 		},
 		Workers: c.Threads, Engine: c.Engine,
@@ -418,11 +413,11 @@ func (c *Config) fits() error {
 		free -= n
 	}
 	stride := int64(c.RowBytes+3) &^ 3
-	need := stride * int64(c.Sets) * int64(c.SetRows)
+	need := stride * setsInFlight * int64(c.setRows)
 	if need <= free {
 		return nil
 	}
-	perRow := stride * int64(c.Sets) * int64(len(c.SSDs))
+	perRow := stride * setsInFlight * int64(len(c.SSDs))
 	limit := 0
 	for d := c.Depth; d > 0; d /= 2 {
 		if perRow*int64(c.rowsPerSSD(d)) <= free {
@@ -431,14 +426,13 @@ func (c *Config) fits() error {
 		}
 	}
 	advice := errs.Textf("{depth} %d fits", limit)
-	if given := c.SetRows != c.rowsPerSSD(c.Depth)*len(c.SSDs); limit == 0 || given {
-		what := map[bool]string{true: "smaller sets", false: "fewer SSDs"}[given]
-		advice = errs.Textf("%d rows of %d bytes fit; use %s or smaller rows", max(free, 0)/stride,
-			c.RowBytes, what)
+	if limit == 0 {
+		advice = errs.Textf("%d rows of %d bytes fit; use fewer SSDs or smaller rows",
+			max(free, 0)/stride, c.RowBytes)
 	}
 	return errs.New(errs.Capability,
 		"%s: bench io keeps %d sets of %d rows of %d SSDs, %s of device memory, and %s are there: %s",
-		info.Name, c.Sets, c.SetRows, len(c.SSDs), units.FormatBytes(need),
+		info.Name, setsInFlight, c.setRows, len(c.SSDs), units.FormatBytes(need),
 		units.FormatBytes(max(free, 0)), advice)
 }
 

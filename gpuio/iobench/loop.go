@@ -121,7 +121,7 @@ func (b *bench) keepInFlight(ctx context.Context) error {
 }
 
 func (b *bench) makeSets() error {
-	for i := range b.cfg.Sets {
+	for i := range setsInFlight {
 		s, err := b.newSet()
 		if err != nil {
 			return err
@@ -133,7 +133,7 @@ func (b *bench) makeSets() error {
 }
 
 func (b *bench) newSet() (*benchSet, error) {
-	n := int64(b.cfg.SetRows)
+	n := int64(b.cfg.setRows)
 	s := &benchSet{}
 	var err error
 	if s.rows, err = b.cfg.Dev.Alloc(cuda.MemPinned, n*8, "bench rows"); err != nil {
@@ -147,8 +147,8 @@ func (b *bench) newSet() (*benchSet, error) {
 		return s,
 			errors.Join(
 				fmt.Errorf(
-					"bench io keeps %d sets of %d rows; use fewer SSDs, less depth, smaller sets or smaller rows: %w",
-					b.cfg.Sets, n, err), s.rows.Free(), s.pos.Free())
+					"bench io keeps %d sets of %d rows; use fewer SSDs, less depth or smaller rows: %w",
+					setsInFlight, n, err), s.rows.Free(), s.pos.Free())
 	}
 	for i, pos := 0, hostmem.View[uint32](s.pos.Bytes()); i < int(n); i++ {
 		pos[i] = uint32(i)
@@ -219,7 +219,7 @@ func (d *draw) spread(l *gpuio.Layout, rows []int64, offsets []int64) {
 }
 
 func (b *bench) fill(s *benchSet) {
-	s.rowIDs = hostmem.View[int64](s.rows.Bytes())[:b.cfg.SetRows]
+	s.rowIDs = hostmem.View[int64](s.rows.Bytes())[:b.cfg.setRows]
 	b.spread(&b.l, s.rowIDs, s.rs.SSDOffset)
 }
 

@@ -61,8 +61,8 @@ func (s Summary) String() string {
 // one where there is more than one number of blocks, or both stacks.
 func Summarise(rows []Row) []Summary {
 	type key struct {
-		ssds, rowBytes, depth, setRows, sets, coalesce int
-		stack                                          string
+		ssds, rowBytes, depth, coalesce int
+		stack                           string
 	}
 	groups := map[key][]Row{}
 	var order []key
@@ -70,7 +70,7 @@ func Summarise(rows []Row) []Summary {
 		if k, err := gpuio.FindStack(r.Stack); err != nil || !k.Queued || !r.Audited {
 			continue
 		}
-		k := key{r.SSDs, r.RowBytes, r.Depth, r.SetRows, r.Sets, r.CoalesceBytes, r.Stack}
+		k := key{r.SSDs, r.RowBytes, r.Depth, r.CoalesceBytes, r.Stack}
 		if groups[k] == nil {
 			order = append(order, k)
 		}

@@ -69,7 +69,7 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 		return row, err
 	}
 	sc := iosim.Config{Stack: cfg.Stack, Blocks: cfg.Blocks, Threads: cfg.PerBlock,
-		QueuePairs: cfg.Pairs, Depth: cfg.Depth, CommandBytes: int64(v.l.ReadBytes()),
+		Depth: cfg.Depth, CommandBytes: int64(v.l.ReadBytes()),
 		Seed: cfg.Seed}
 	if !cfg.kind.Queued {
 		sc.Threads = cfg.Threads
@@ -94,7 +94,7 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 	row.limitDepth(idle)
 	gpu := &cfg.Hardware.GPU
 	row.LaunchUS, row.TeardownUS = gpu.LaunchNS.Value/1e3, gpu.TeardownNS.Value/1e3
-	v.rows, v.offs = make([]int64, 0, cfg.SetRows), make([]int64, cfg.SSDCount+1)
+	v.rows, v.offs = make([]int64, 0, cfg.setRows), make([]int64, cfg.SSDCount+1)
 	v.per, v.cmds = make([]gpuio.Planned, cfg.SSDCount), make([]int64, cfg.SSDCount)
 	if v.cfg.Duration == 0 {
 		v.cfg.Duration = v.enough()
@@ -213,7 +213,7 @@ func (v *simulation) keepInFlight(ctx context.Context) error {
 		switch {
 		case to != nil:
 			return
-		case from == nil && now >= v.cfg.WarmUp.Nanoseconds() && v.ended >= v.cfg.Sets:
+		case from == nil && now >= v.cfg.WarmUp.Nanoseconds() && v.ended >= setsInFlight:
 			st := v.stack.Stats()
 			from, fromNS = &st, now
 		case from != nil:
@@ -224,11 +224,11 @@ func (v *simulation) keepInFlight(ctx context.Context) error {
 				return
 			}
 		}
-		v.rows = v.rows[:v.cfg.SetRows]
+		v.rows = v.rows[:v.cfg.setRows]
 		v.spread(&v.l, v.rows, v.offs)
 		v.submit(v.rows, next)
 	}
-	for range v.cfg.Sets {
+	for range setsInFlight {
 		next()
 	}
 	limit := v.cfg.WarmUp + v.cfg.Duration + stall
@@ -239,7 +239,7 @@ func (v *simulation) keepInFlight(ctx context.Context) error {
 		v.m.Sim.RunUntil(off)
 	}
 	if to == nil {
-		v.bad = fmt.Errorf("modelled: no set of %d rows was read within %v", v.cfg.SetRows, stall)
+		v.bad = fmt.Errorf("modelled: no set of %d rows was read within %v", v.cfg.setRows, stall)
 		return nil
 	}
 	lat := v.between(from, to)
