@@ -21,10 +21,10 @@ var below = map[string]string{
 }
 
 const (
-	above    = ". cmd tools examples"                       // the rooms that import any other
-	frames   = "internal/bench internal/bound internal/cli" // packages that stand above the rooms
-	support  = "internal/testing examples/internal"         // packages for tests only
-	testSSDs = "nvme gpuio"                                 // a room with a device tests it on software SSDs, too
+	above    = ". cmd tools examples"               // the rooms that import any other
+	frames   = "internal/bound internal/cli"        // packages that stand above the rooms
+	support  = "internal/testing examples/internal" // packages for tests only
+	testSSDs = "nvme gpuio"                         // a room with a device tests it on software SSDs, too
 )
 
 // within reports whether a folder is one of a list, or below one.
