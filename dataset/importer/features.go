@@ -125,7 +125,7 @@ func (w *featureWriter) put(v []float32) error {
 		}
 	}
 	if _, err := w.t.Encode(w.tmp[:w.t.RowBytes(len(v))], v); err != nil {
-		return err // float16 is of a source in float16, whose values it holds
+		return err // a source in float16 has no value that float16 cannot hold
 	}
 	w.n += int64(len(v))
 	_, err := w.out.Write(w.tmp[:size*len(v)])
