@@ -53,14 +53,15 @@ type sent[B, F any] struct {
 func (x *Fleet[B, F]) Start(replicas int) {
 	run := x.Walk.Executor
 	x.idle = run.Now()
+	for range replicas {
+		x.lanes = append(x.lanes, &lane[B, F]{})
+	}
 	run.Go(func() {
 		if err := x.send(); err != nil {
 			x.Walk.Fail(err)
 		}
 	})
-	for range replicas {
-		l := &lane[B, F]{}
-		x.lanes = append(x.lanes, l)
+	for _, l := range x.lanes {
 		run.Go(func() { x.work(l) })
 	}
 }
