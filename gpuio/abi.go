@@ -241,7 +241,7 @@ type setState struct {
 	// PartBlocks is 0 unless the set is split.
 	PartBlocks uint32
 	Direct     uint32
-	Rotate     uint32    // queue that takes the first share, so that small sets use all queues in turn
+	Rotate     uint32    // queue that takes the first share: small sets use all queues in turn
 	_          [2]uint32 // kernels load 16 bytes at a time
 	// Results, shared.
 	NumFails uint32 // rows

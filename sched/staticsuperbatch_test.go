@@ -12,7 +12,8 @@ import (
 	"helios/sched/tiers/static"
 )
 
-// A static cache that superbatches find has the hits of one that is looked up. Where its memory is lent to sampling it is read anew for each superbatch.
+// A static cache that superbatches find has the hits of one that is looked up. Where its memory is
+// lent to sampling it is read anew for each superbatch.
 func TestStaticCacheOfSuperbatches(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")

@@ -887,7 +887,10 @@ func TestKilledBinds(t *testing.T) {
 		},
 		"while it is proved": func(r *rig) {
 			was := r.m.Domain
-			r.m.Domain = func() (bound.Domain, error) { _, err := was(); return dyingDomain{r}, err }
+			r.m.Domain = func() (bound.Domain, error) {
+				_, err := was()
+				return dyingDomain{r}, err
+			}
 		},
 	} {
 		for _, way := range []string{"bind-ssds", "unbind-ssds"} {

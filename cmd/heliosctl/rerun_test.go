@@ -25,8 +25,6 @@ func TestRerun(t *testing.T) {
 	ok(t, append([]string{"compare", "g", "--modes", "helios,inmem", "--epochs", "1", "--repeats", "1",
 		"--results", "c.jsonl"}, small...)...)
 	ok(t, "bench", "io", "--seconds", "0.02", "--results", "io.jsonl", "--quiet")
-	ok(t, "bench", "cache", "--nodes", "2000", "--rows", "100", "--policies", "lru", "--seconds", "0.01",
-		"--results", "r.jsonl", "--quiet")
 	sha := lines(t, readFile(t, "t.jsonl"))[3]["params_sha256"].(string)
 
 	begin := lines(t, readFile(t, "t.jsonl"))[0]
@@ -39,7 +37,7 @@ func TestRerun(t *testing.T) {
 		strings.TrimSpace(ok(t, "rerun", "t.jsonl", "--dry-run")))
 	elsewhere := t.TempDir()
 	t.Chdir(elsewhere)
-	for _, name := range []string{"t", "c", "io", "r"} {
+	for _, name := range []string{"t", "c", "io"} {
 		got := lines(t, ok(t, "rerun", dir+"/"+name+".jsonl", "--results", name+".jsonl", "--json"))
 		require.Greater(t, got[0]["equal"], 0.0, name)
 	}
@@ -47,7 +45,7 @@ func TestRerun(t *testing.T) {
 	require.Equal(t, sha, again[3]["params_sha256"])
 	entries, err := os.ReadDir(elsewhere)
 	require.NoError(t, err)
-	require.Len(t, entries, 4, "no checkpoint")
+	require.Len(t, entries, 3, "no checkpoint")
 	t.Chdir(dir)
 
 	// A run that went on with more epochs is one run of all of them.

@@ -32,7 +32,7 @@
 
 namespace {
 
-// What sweep returns of a frozen queue.
+// sweep returns this for a frozen queue.
 constexpr u32 cooled = 33;
 
 // Retires up to 32 contiguous new completions and returns their number, or cooled. likely is the

@@ -38,10 +38,10 @@ HX_DEVICE inline u32 frozen(const QueueState *q) {
 // The host's freezing stays as it is. Earlier stores are released with it; nothing is acquired. Lane 0 only.
 HX_DEVICE inline void freeze(QueueState *q, u32 why) { dev::cas_gpu<dev::release>(&q->Frozen, frozenNo, why); }
 
-// What the host has set of a queue or a read set and changes only while no kernel runs (gpuio's enter), or
-// before the set is handed over. All of it is loaded in one way to the CPU's memory, at the same time as something
-// else that a warp waits for; each in its turn, behind the branch that needs it, would be a way of its own. The
-// rest of the struct that is returned is not there.
+// Loads the constants of a queue or a read set: the host changes them only while no kernel runs (gpuio's enter),
+// or before the set is handed over. All loads are under way at the same time, and beside another load that the
+// warp waits for; each behind the branch that needs it would be a trip of its own. The rest of the struct that is
+// returned has no values.
 template <typename T, u32 bytes> HX_DEVICE inline T fixed(const T *from) {
 	static_assert(bytes % 16 == 0, "whole loads");
 	T here;
@@ -590,10 +590,10 @@ HX_DEVICE __forceinline__ void retry(QueueState *q, const QueueState &k, u64 set
 // Issues commands until the CIDs or the work run out: first those to be tried again, then the
 // pending list. The caller holds the submission side. likely is the slot of a set that the list may begin with.
 //
-// What it waits for, one after the other: what the holder needs and the list's end; the list's first entry and the
-// free CIDs; the commands' states, and the set's unless it is the likely one; the rows (of runs: their bounds, order
-// and rows); the fence. Who appends to the list, or gives back a CID, after it was looked at finds the side taken
-// and has it looked at again (take).
+// It makes these trips, one after the other: to the holder's fields and the list's end; to the list's first entry and
+// the free CIDs; to the commands' states, and the set's unless it is the likely one; to the rows (of runs: to their
+// bounds, order and rows); and the fence. A warp that later appends to the list or gives a CID back
+// finds the side taken, so its holder looks again (take).
 HX_DEVICE __forceinline__ void refill(QueueState *q, u32 g, u64 sets, bool completing, u32 likely) {
 	u32 lane = dev::lane();
 	Refilled r{};

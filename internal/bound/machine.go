@@ -24,7 +24,7 @@ const VFIODriver = "vfio-pci"
 type Machine struct {
 	Sys    pci.Sys
 	Root   func() bool
-	Seen   func(addr string) ([]diskuse.Use, error) // uses of a controller's disks; it blocks nobody
+	Seen   func(addr string) ([]diskuse.Use, error) // uses of a controller's disks; no lock
 	Domain func() (Domain, error)
 }
 

@@ -60,7 +60,8 @@ func TestParseErrors(t *testing.T) {
 			assert.NotContains(t, err.Error(), "\n")
 		}
 	}
-	for _, f := range []Fault{{Kind: kindEnd, AllLBAs: true}, {Kind: Lost, AllLBAs: true, Last: 3}} {
+	for _, f := range []Fault{{Kind: kindEnd, AllLBAs: true},
+		{Kind: Lost, AllLBAs: true, Last: 3}} {
 		assert.Error(t, f.Validate())
 	}
 }

@@ -25,7 +25,6 @@ var aCommand = regexp.MustCompile(`\bheliosctl [a-z][^"]*`)
 // line spells as flags.
 var flagsInLibraries = map[string]string{
 	"internal/testing/fakecuda/build.go": "arguments of a C++ compiler",
-	"internal/cli/completion.go":         "how shells ask urfave/cli for completions",
 }
 
 // flagFree reports whether a file must not name flags: all of the program but its command line, and

@@ -270,7 +270,8 @@ func (d *Domain) enter(mem []byte, bytes uint64, src source) (IOVA, error) {
 		return 0, err
 	}
 	i, _ := slices.BinarySearchFunc(d.maps, m, func(a, b *mapping) int {
-		return cmp.Or(cmp.Compare(a.va, b.va), cmp.Compare(uint64(a.va)+a.size, uint64(b.va)+b.size))
+		return cmp.Or(cmp.Compare(a.va, b.va),
+			cmp.Compare(uint64(a.va)+a.size, uint64(b.va)+b.size))
 	})
 	d.maps = slices.Insert(d.maps, i, m)
 	d.byIOVA[iova] = m

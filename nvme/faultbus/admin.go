@@ -13,7 +13,7 @@ import (
 func (b *Bus) admin(m *cmd, sqe *nvme.Command) (done bool, dw0 uint32, st nvme.Status) {
 	switch sqe.Opcode {
 	case nvme.AdminCreateCQ, nvme.AdminCreateSQ:
-		if b.giveRing(m, sqe) != nil { // no memory for the ring, or no doorbell: the queue cannot be
+		if b.giveRing(m, sqe) != nil { // no memory for the ring, or no doorbell
 			return true, 0, nvme.StatusInvalidQueueID.WithDNR()
 		}
 	case nvme.AdminDeleteSQ:
@@ -26,8 +26,8 @@ func (b *Bus) admin(m *cmd, sqe *nvme.Command) (done bool, dw0 uint32, st nvme.S
 	return false, 0, 0
 }
 
-// giveRing gives a queue that is to be created a ring of the bus's own. A wrong command goes through
-// as it is: the controller refuses it.
+// giveRing gives a queue that is to be created a ring of the bus's own. A wrong command goes
+// through as it is: the controller refuses it.
 func (b *Bus) giveRing(m *cmd, sqe *nvme.Command) (err error) {
 	qid, entries := uint16(sqe.CDW10), sqe.CDW10>>16+1
 	if qid == 0 || entries < 2 || sqe.CDW11&1 == 0 || sqe.PRP1&(b.pageBytes-1) != 0 {

@@ -380,7 +380,7 @@ func (c Config) OnDevice(dev cuda.Info) (Config, error) {
 	return c, nil
 }
 
-// ioBlocksPerSM is how many blocks of one warp of kernel complete an SM holds: it has 65,536
+// ioBlocksPerSM counts the blocks of one warp of kernel complete that an SM holds: it has 65,536
 // registers, and a thread takes 210 (cuda/kernels/RESOURCES.md), which are given in eights.
 const ioBlocksPerSM = 65536 / (216 * 32)
 

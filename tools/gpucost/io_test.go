@@ -24,8 +24,8 @@ import (
 )
 
 // The I/O kernels keep to a budget of trips to the CPU's memory, which bound the rate of a warp, and
-// of sectors. A queue of 32 commands is a refill and a sweep. What waits for the SSD is counted by
-// the read that waited least.
+// of sectors. A queue of 32 commands is a refill and a sweep. A read that waits for the SSD looks
+// more often, so the one with the fewest trips of eight counts.
 func TestIOCost(t *testing.T) {
 	library := fakecuda.Build(t, fakecuda.Private())
 	fakecuda.Control(t, library, "reset,sms=108,mem=1073741824")

@@ -65,7 +65,7 @@ func (m *megaBatch) induce(ctx context.Context, s *prepare.Sampling, statics ind
 	return err
 }
 
-// taken is what the load of a mega-batch took.
+// taken has the reads and the times of loading a mega-batch.
 type taken struct {
 	took   gpuio.ReadStats
 	bytes  [2]int64 // of features, of edges

@@ -495,7 +495,8 @@ func (t *simulation) swap(ctx context.Context, p *virtual.Pass, parts []int,
 	sum.BytesSSD += n.took.Bytes
 	sum.Commands += n.took.Commands
 	p.Submit += int64(n.took.Submit)
-	from := func(ns int64) int64 { return max(ns, p.Began) } // time that passed before belongs to no epoch
+	// Time that passed before belongs to no epoch.
+	from := func(ns int64) int64 { return max(ns, p.Began) }
 	p.Completes = append(p.Completes, [2]int64{from(n.begin), from(n.there)})
 	v.Machine.Inspected += from(n.end) - from(n.there)
 	return nil
