@@ -110,9 +110,9 @@ func (s Status) Words() string {
 	return "status of a reserved type"
 }
 
-// statusWords has the codes of figures 95 to 98 of the base specification and of the NVM command set
-// (1.0, figures 13 and 14), but for those of commands that nobody here sends: firmware, namespace
-// management, key value, zones.
+// statusWords has the codes of figures 95 to 98 of the base specification and of the NVM command
+// set (1.0, figures 13 and 14), but for those of commands that nobody here sends: firmware,
+// namespace management, key value, zones.
 var statusWords = map[uint16]string{
 	0x000: "successful completion",
 	0x001: "invalid command opcode",

@@ -503,7 +503,7 @@ func (t *Tiers) fill(ctx context.Context, x *superbatchRun) error {
 	return nil
 }
 
-// firstRows takes the rows that a superbatch begins with from its changes, and their slots, by tier.
+// firstRows takes the rows that a superbatch begins with from its changes, and their slots.
 func firstRows(c *superbatch.Changes, gpuSlots int64) (rows [2][]int64, slots [2][]int32) {
 	for _, m := range c.Fill {
 		tier, slot := 0, m.Slot
