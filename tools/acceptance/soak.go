@@ -120,8 +120,8 @@ func (r *runner) files() (names []string, err error) {
 	return names, err
 }
 
-// sharedMemory names the files in /dev/shm of this run. Whatever else runs here, such as the Go
-// tests, makes and removes its own, which are not counted: those of another folder of state (bind-ssds
+// sharedMemory names the files in /dev/shm of this run. Other programs here, such as the Go tests,
+// make and remove their own. Those are left out: SSDs of another folder of state (bind-ssds
 // --proxy-ram puts a hash of the folder into the name), and folders of tests.
 func (r *runner) sharedMemory() (names []string, err error) {
 	entries, err := os.ReadDir("/dev/shm")
