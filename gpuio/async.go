@@ -42,7 +42,8 @@ const (
 	defaultRetries = 3
 	defaultResets  = 3
 	maxDepth       = 1 << 16
-	maxThreads     = 1024
+	maxThreads     = 256  // of a block that reads: as its registers allow
+	sortThreads    = 1024 // of a block of coalesce
 )
 
 func (o *AsyncOptions) fill() error {

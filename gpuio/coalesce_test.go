@@ -829,7 +829,7 @@ func BenchmarkCoalesceKernel(b *testing.B) {
 				Passes: l.passes()}
 			set.Order = p.IdxB
 			for b.Loop() {
-				if err := coalesceKernel(&cuda.Block{Blocks: 1, Threads: maxThreads},
+				if err := coalesceKernel(&cuda.Block{Blocks: 1, Threads: sortThreads},
 					p); err != nil {
 					b.Fatal(err)
 				}

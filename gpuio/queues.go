@@ -220,8 +220,9 @@ func (e *queueSet) rings(g int) (m *nvme.QueueMemory, sq, cq cuda.DevicePtr) {
 	return m, a.buf.Ptr() + cuda.DevicePtr(off), a.buf.Ptr() + cuda.DevicePtr(off+sqBytes)
 }
 
-// ensureStaging gives each CID a slot for reads that cannot go to their final place. No kernel
-// uses a queue's Stage before a set without Direct, or with runs, is launched: after this.
+// ensureStaging gives each CID a slot for reads that cannot go to their final place. Kernels may
+// run, and use a queue's Stage only for sets without Direct or with runs, which are launched after
+// this; they load it after they have acquired such a set (cuda/kernels/queue.h, load_staging).
 func (e *queueSet) ensureStaging() error {
 	per := e.commandsOf(0)
 	for s, d := range e.ssds {

@@ -18,7 +18,7 @@ type syncOptions struct {
 
 const (
 	defaultSyncThreads = 128
-	syncLimit          = 2 * time.Second
+	syncLimit          = launchLimit
 )
 
 // StackSync is the stack of BaM and GIDS.
@@ -53,13 +53,13 @@ func NewSync(dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions) (Reader, er
 		limit: syncLimit}, dev, ssds, l, o)
 }
 
-// residentBlocks is a full grid of blocks of so many threads: what an SM keeps resident (2048
-// threads and 32 blocks on compute capability 8.0 and 9.0). The host device keeps 32 blocks of any
-// size.
+// residentBlocks is a full grid of blocks of so many threads: an SM keeps as many as its registers
+// suffice for, which is 512 threads of read_sync (cuda/kernels/RESOURCES.md). The host device keeps
+// 32 blocks of any size.
 func residentBlocks(info cuda.Info, threads int) int {
 	perSM := 32
 	if info.Backend != "host" {
-		perSM = min(perSM, max(2048/max(threads, 1), 1))
+		perSM = min(perSM, max(512/max(threads, 1), 1))
 	}
 	return info.SMs * perSM
 }

@@ -129,7 +129,7 @@ func TestSyncRandom(t *testing.T) {
 func TestSyncConcurrency(t *testing.T) {
 	for _, c := range []struct{ blocks, threads, depth, want int }{
 		{64, 128, 512, 256}, // 256 warps on 2 SMs
-		{8, 1024, 300, 256},
+		{32, 256, 300, 256},
 		{3, 32, 256, 3},
 		{64, 128, 40, 40}, // more warps than CIDs
 	} {

@@ -222,7 +222,7 @@ func (e *async) launchCoalesce(slot uint32) error {
 		p.IdxA, p.IdxB = p.IdxB, p.IdxA
 	}
 	return cuda.Launch(e.submitS, e.coalesceK, cuda.LaunchConfig{Blocks: len(e.ssds),
-		Threads: maxThreads}, p)
+		Threads: sortThreads}, p)
 }
 
 // freeScratch gives back what forms have needed. No kernel runs.

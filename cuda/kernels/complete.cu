@@ -81,6 +81,7 @@ HX_DEVICE __forceinline__ u32 sweep(QueueState *q, u32 g, u64 sets, u32 likely) 
 	if (lane < n && cid < k.NumCommands) state = dev::ld_relaxed_gpu(&c->State); // litmus: reap
 	u64 had = io::load_counts(&q->Completed, io::completerCounters); // under way with State, as this:
 	SetState s = io::fixed(io::set(sets, likely));
+	io::load_staging(&k, q);
 	bool twice = io::repeated(cid, n);
 	u32 strays = dev::ballot(dev::full_mask, lane < n && (twice || !io::answers(state, last)));
 	bool foreign = strays != 0;

@@ -39,7 +39,7 @@ HX_DEVICE inline u32 frozen(const QueueState *q) {
 HX_DEVICE inline void freeze(QueueState *q, u32 why) { dev::cas_gpu<dev::release>(&q->Frozen, frozenNo, why); }
 
 // Loads the constants of a queue or a read set: the host changes them only while no kernel runs (gpuio's enter),
-// or before the set is handed over. All loads are under way at the same time, and beside another load that the
+// or before the set is handed over; staging slots are an exception (load_staging). All loads are under way at the same time, and beside another load that the
 // warp waits for; each behind the branch that needs it would be a trip of its own. The rest of the struct that is
 // returned has no values.
 template <typename T, u32 bytes> HX_DEVICE inline T fixed(const T *from) {
@@ -54,6 +54,14 @@ template <typename T, u32 bytes> HX_DEVICE inline T fixed(const T *from) {
 }
 HX_DEVICE inline QueueState fixed(const QueueState *q) { return fixed<QueueState, __builtin_offsetof(QueueState, Own)>(q); }
 HX_DEVICE inline SetState fixed(const SetState *s) { return fixed<SetState, __builtin_offsetof(SetState, NumFails)>(s); }
+
+// Loads a queue's staging slots again. The host makes them while kernels of earlier sets may run, before it hands
+// over the first set that needs them. So this comes after the acquire that shows the set, or a completion of it.
+HX_DEVICE inline void load_staging(QueueState *k, const QueueState *q) {
+	k->Stage = dev::ld(&q->Stage);
+	k->StageIOVA = dev::ld(&q->StageIOVA);
+	k->StageBytes = dev::ld(&q->StageBytes);
+}
 
 // This warp's contiguous share of n items, by the rule of cuda.Block.Range.
 HX_DEVICE inline void range(u32 n, u32 *lo, u32 *hi) {
@@ -625,7 +633,10 @@ HX_DEVICE __forceinline__ void refill(QueueState *q, u32 g, u64 sets, bool compl
 			end = dev::ld(&q->Pend[of].End);
 		}
 		SetState s = fixed(set(sets, likely));
-		if (first) free = free_word(q);
+		if (first) {
+			free = free_word(q);
+			load_staging(&k, q);
+		}
 		slot = lead(slot);
 		next = lead(next);
 		end = lead(end);

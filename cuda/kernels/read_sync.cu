@@ -42,9 +42,10 @@ HX_DEVICE bool hold(QueueState *q, i64 until) {
 	return got != 0;
 }
 
-// Lets go. Commands that a kernel left meanwhile (there is none beside this one) would be issued.
-HX_DEVICE __forceinline__ void let_go(QueueState *q, u32 g, u64 sets) {
-	while (!io::release(q)) io::refill(q, g, sets, false, 0);
+// Lets go. No kernel that leaves work to the holder runs beside this one (gpuio/sync.go).
+HX_DEVICE __forceinline__ void let_go(QueueState *q) {
+	while (!io::release(q)) {
+	}
 }
 
 // litmus: sync-give-back
@@ -296,7 +297,7 @@ HX_DEVICE __forceinline__ void work(const SyncParams &p, SetState *s, u32 g, i64
 			} else {
 				leave_to_host(q, cid, tries);
 			}
-			if (held) let_go(q, g, p.Sets); // litmus: sync-issue
+			if (held) let_go(q); // litmus: sync-issue
 			if (!go) {
 				left = true;
 				break;

@@ -372,7 +372,7 @@ func (c Config) OnDevice(dev cuda.Info) (Config, error) {
 		return c, c.hostOnly()
 	}
 	if c.Overlap().WholeDevice && c.Blocks == 0 && c.Stack().Overlaps {
-		c.Blocks = max(32, 16*dev.SMs) // alone on the device, an I/O kernel has all of it
+		c.Blocks = max(32, IOBlocksPerSM*dev.SMs) // alone on the device, an I/O kernel has all of it
 	}
 	if c.SMs.IO == 0 && c.Stack().Overlaps && !c.Overlap().WholeDevice {
 		c.SMs.IO = IOSMs(c.Blocks, dev.SMs)
@@ -380,16 +380,17 @@ func (c Config) OnDevice(dev cuda.Info) (Config, error) {
 	return c, nil
 }
 
-// ioBlocksPerSM counts the blocks of one warp of kernel complete that an SM holds: it has 65,536
-// registers, and a thread takes 210 (cuda/kernels/RESOURCES.md), which are given in eights.
-const ioBlocksPerSM = 65536 / (216 * 32)
+// IOBlocksPerSM counts the blocks of one warp of kernel complete that an SM holds: each of its
+// four parts has 16,384 registers, and a thread takes 210 (cuda/kernels/RESOURCES.md), which are
+// given in eights.
+const IOBlocksPerSM = 4 * (16384 / (216 * 32))
 
 // IOSMs returns how many of a GPU's SMs hold an I/O kernel of so many blocks, 0 for the default.
 func IOSMs(blocks, sms int) int {
 	if blocks == 0 {
 		blocks = IOBlocks
 	}
-	return min((blocks+ioBlocksPerSM-1)/ioBlocksPerSM, sms)
+	return min((blocks+IOBlocksPerSM-1)/IOBlocksPerSM, sms)
 }
 
 // hostOnly refuses what the host device lacks.

@@ -270,7 +270,7 @@ func (v *Player) OpenStack() (err error) {
 	}
 	// alone on the GPU
 	if c.Overlap().WholeDevice && c.Stack().Overlaps && ic.Blocks == 0 {
-		ic.Blocks = max(32, 16*v.Hardware.Profile.GPU.SMs.Int())
+		ic.Blocks = max(32, plan.IOBlocksPerSM*v.Hardware.Profile.GPU.SMs.Int())
 	}
 	if v.Stack != nil {
 		v.filled += v.Stack.Stats().Commands
