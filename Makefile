@@ -117,7 +117,7 @@ test-realdata: bin/lab/usersof
 # The race detector, on few cases, and not on what runs nothing at the same time: tools, and tests of flags,
 # texts, refusals and the virtual clock, which "make test" has; nor on shares of the processor's time, much of
 # which it takes itself. RACED: packages, and options of go test.
-NOT_RACED := Bad|Refus|Help|Document|Docs|Declared|Schema|TestCompletion$$|ManualPage|MakeInstall|VFIOSetup|FewFiles|FullDisk|ReadOnlyFolder|BenchCompute|Rerun|Report|EpochsAreCovered|ByteTrials|TestPlan(Verb|Of|Calibrates)|KilledBinds|KilledUnbinds|KilledLoad|OddStates|ProcessorTime
+NOT_RACED := Bad|Refus|Help|Document|Docs|Declared|Schema|TestCompletion$$|ManualPage|MakeInstall|VFIOSetup|FewFiles|FullDisk|ReadOnlyFolder|Rerun|Report|EpochsAreCovered|ByteTrials|TestPlan(Verb|Of|Calibrates)|KilledBinds|KilledUnbinds|KilledLoad|OddStates|ProcessorTime
 RACED ?= $(LONGEST) ./...
 race:
 	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -timeout 60m -skip '$(NOT_RACED)' $(RACED)

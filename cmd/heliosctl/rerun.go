@@ -30,8 +30,8 @@ func rerunCommand() *cli.Command {
 		ArgsUsage: "RESULTS",
 		Description: "RESULTS is a file that --results has written. The verb runs with the same settings, in the same folder, and writes\n" +
 			"nothing but what flags of rerun name. It then compares all that has to be equal: parameters, losses, accuracies, hits\n" +
-			"of a replay, audits; times are not. A file may come from anybody: only settings that a result depends on are taken from\n" +
-			"it, a dataset by its UUID, and other inputs where their checksums are those of the run. Libraries are never opened.",
+			"on the virtual clock, audits; times are not. A file may come from anybody: only settings that a result depends on are\n" +
+			"taken from it, a dataset by its UUID, and other inputs where their checksums are those of the run. Libraries are never opened.",
 	}, 1, hcli.Of[rerunArgs]().Shown("not kept", "results").Says("results",
 		"keep the results of the new run in `FILE`"), runRerun)
 }
@@ -41,7 +41,7 @@ type rerunArgs struct {
 	outputs
 	folder  string   `option:"folder" shown:"the one it ran in" arg:"DIR" usage:"run in DIR"`
 	dataset string   `option:"dataset" shown:"that of the run, by its UUID" arg:"DIR" usage:"run on the dataset in DIR"`
-	inputs  []string `option:"input" shown:"those of the run, by their checksums" arg:"FLAG=PATH[,…]" usage:"take FLAG=PATH[,…] for inputs that the run had by these flags, as trace=FILE"`
+	inputs  []string `option:"input" shown:"those of the run, by their checksums" arg:"FLAG=PATH[,…]" usage:"take FLAG=PATH[,…] for inputs that the run had by these flags, as degrees=FILE"`
 	dry     bool     `option:"dry-run" usage:"only print the command"`
 }
 
@@ -282,7 +282,7 @@ var equalKeys = []string{"params_sha256", "loss", "losses", "train_acc", "val_ac
 	"best_epoch", "seeds", "optimum_hit_ratio", "audited", "accuracy",
 	"best"}
 
-// exactKeys depend on the memory that was free, and on what came first, except in a replay and on
+// exactKeys depend on the memory that was free, and on what came first, except in a plan and on
 // the virtual clock.
 var exactKeys = []string{"hit_ratio", "gpu_hit_ratio", "rows_gpu", "rows_cpu", "rows_ssd",
 	"bytes_ssd", "ssd_commands"}
@@ -347,7 +347,7 @@ func (m *madeRun) add(n int, text []byte) string {
 		m.whole, _ = event["whole"].(bool)
 	case name == "epoch": // the result has all epochs
 	default:
-		exact := name == "play" || m.begun.Verb == "plan" ||
+		exact := m.begun.Verb == "plan" ||
 			slices.Contains(m.begun.Arguments, "--clock=virtual")
 		m.collect(name, exact, event)
 	}

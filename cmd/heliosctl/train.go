@@ -159,9 +159,8 @@ func (t *trainer) showEpoch(r *report.EpochResult) {
 		100*r.TrainAcc, val, r.Seconds, tierLine(*r))
 }
 
-// openRun looks after what the run leaves before any work is done: its checkpoint folder
-// and the results. held is what the folder holds that the run goes on from, nil where there is
-// nothing.
+// openRun looks after what the run leaves before any work is done: its checkpoint folder and
+// the results. held is what the folder holds that the run goes on from, nil where there is nothing.
 func (t *trainer) openRun() (out *results, held *sched.Held, err error) {
 	cfg := &t.cfg
 	if cfg.CheckpointDir != "" && cfg.Rank == 0 {

@@ -148,9 +148,9 @@ func (s *Source) has(event string) bool {
 
 // aside are the options of a run's outputs, of its progress, and of the way its processes
 // find each other: none of them makes it another experiment.
-var aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite", "checkpoint", "checkpoint-every", "resume", "trace",
-	"timeline", "config", "metrics", "mpi", "rank-timeout", "rank-secret-file", "rank-insecure",
-	"rank-listen", "save-profile"}
+var aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite",
+	"checkpoint", "checkpoint-every", "resume", "timeline", "config", "metrics", "mpi",
+	"rank-timeout", "rank-secret-file", "rank-insecure", "rank-listen", "save-profile"}
 
 // neutral reports whether an option leaves a run in its experiment.
 func neutral(key string) bool {

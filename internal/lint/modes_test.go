@@ -19,15 +19,14 @@ var sharedNames = map[string]bool{"helios": true, "cpu": true, "mmap": true,
 	"ginex": true, "diskgnn": true}
 
 // modeRoom reports whether a file may not name a mode: all but a system's own folder, tests, tools
-// and examples, and the table that translates the flags of GIDS's scripts.
+// and examples.
 func modeRoom(path string) bool {
 	for _, free := range []string{"tools/", "examples/"} {
 		if strings.HasPrefix(path, free) {
 			return false
 		}
 	}
-	return !strings.HasPrefix(path, "sched/tiers/") && !strings.HasSuffix(path, "_test.go") &&
-		path != "cmd/heliosctl/gidsflags.go"
+	return !strings.HasPrefix(path, "sched/tiers/") && !strings.HasSuffix(path, "_test.go")
 }
 
 // strayMode returns the text that names a mode (a literal or a constant of modes) in a node of a

@@ -1,5 +1,3 @@
-// Package cache measures lookups in the static index and in dynamic tiers of the cache, without
-// SSDs, and audits the answers.
 package main
 
 import (

@@ -1,5 +1,3 @@
-// Package memory measures gathers of cached rows beside plain copies of as many bytes, and audits
-// both.
 package main
 
 import (

@@ -1,4 +1,3 @@
-// Package sample measures neighbour sampling, several ways in turns, and audits what was sampled.
 package main
 
 import (
