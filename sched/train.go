@@ -48,9 +48,9 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		return nil, err
 	}
 	if t.path != "" {
-		lock, err := checkpoint.LockDir(t.cfg.CheckpointDir)
-		if err != nil {
-			return nil, err
+		lock, locked := checkpoint.LockDir(t.cfg.CheckpointDir)
+		if locked != nil {
+			return nil, locked
 		}
 		defer func() { err = errors.Join(err, lock.Unlock()) }()
 	}

@@ -39,7 +39,7 @@ func Find(name string) *Policy {
 	return nil
 }
 
-// Online returns the names of the policies that need no knowledge of the future.
+// Online returns the names of the policies.
 func Online() []string {
 	var names []string
 	for _, p := range policies {

@@ -15,8 +15,6 @@ import (
 	"helios/sched/plan"
 )
 
-var benchStacks = gpuio.StackNames(nil)
-
 func benchCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "bench",

@@ -165,7 +165,7 @@ func (im *edgesImport) run(ctx context.Context) error {
 		return err
 	}
 	if im.m.Nodes < 1 {
-		return errs.New(errs.Usage, "%s holds no edges", im.edges)
+		return errs.New(errs.Usage, "%s holds no edges; name the file that has them", im.edges)
 	}
 	if err := o.needFeatures(o.In); err != nil {
 		return err
@@ -175,7 +175,7 @@ func (im *edgesImport) run(ctx context.Context) error {
 		return err
 	}
 	if im.m.Edges == 0 && o.SelfLoops != "drop" {
-		return errs.New(errs.Usage, "%s holds no edges", im.edges)
+		return errs.New(errs.Usage, "%s holds no edges; {self-loops} drop imports a graph of nodes alone", im.edges)
 	}
 	if o.FeatureFn != "" {
 		if err := im.madeFeatures(ctx); err != nil {

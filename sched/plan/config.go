@@ -372,7 +372,8 @@ func (c Config) OnDevice(dev cuda.Info) (Config, error) {
 		return c, c.hostOnly()
 	}
 	if c.Overlap().WholeDevice && c.Blocks == 0 && c.Stack().Overlaps {
-		c.Blocks = max(32, IOBlocksPerSM*dev.SMs) // alone on the device, an I/O kernel has all of it
+		// Alone on the device, an I/O kernel has all of it.
+		c.Blocks = max(32, IOBlocksPerSM*dev.SMs)
 	}
 	if c.SMs.IO == 0 && c.Stack().Overlaps && !c.Overlap().WholeDevice {
 		c.SMs.IO = IOSMs(c.Blocks, dev.SMs)
