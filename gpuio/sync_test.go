@@ -75,7 +75,7 @@ func TestSyncRandom(t *testing.T) {
 			ram: rng.IntN(2) == 0, sms: 1 + rng.IntN(3),
 			proxy: func(c *proxy.Config) { c.OutOfOrder = rng.IntN(2) == 0 },
 		}
-		so := AsyncOptions{Blocks: pick(0, 1, 2, 7, 64, 200), Threads: pick(0, 32, 64, 256, 1024),
+		so := AsyncOptions{Blocks: pick(0, 1, 2, 7, 64, 200), Threads: pick(0, 32, 64, 128, 256),
 			QueuePairs: pick(0, 1, 2, 4), Depth: pick(4, 16, 63, 256)}
 		t.Run(fmt.Sprintf("seed=%d/%d", seed, round), func(t *testing.T) {
 			t.Logf("%+v %+v", o, so)

@@ -30,7 +30,7 @@ func TestBindRefusesASharedNamespace(t *testing.T) {
 				NQN: playedNQN(serialC)})
 			r.Add(fakesys.SSD{Addr: addrC, Serial: serialC, Group: 3, Driver: "-"})
 			fails(t, hc(t, append([]string{"bind-ssds", "--quiet"}, args...)...), 4, "bind-ssds",
-				addrC, "the kernel reaches through nvme2", "/dev/nvme2n1", "no --force")
+				addrC, "the kernel reaches through nvme2", "/dev/nvme2n1", "no force")
 			require.Empty(t, r.Driver(addrC), "given back")
 			require.Empty(t, records(t))
 		})
@@ -87,7 +87,7 @@ func TestLoadRefusesASharedNamespace(t *testing.T) {
 	require.NoError(t, err)
 	for _, args := range [][]string{{"load", "g"}, {"load", "g", "--force", serialA}} {
 		fails(t, hc(t, args...), 4, "load", "vfio0", "the kernel reaches through nvme2",
-			"no --force")
+			"no force")
 	}
 	after, err := os.ReadFile(filepath.Join(r.serve, addrA))
 	require.NoError(t, err)
@@ -162,9 +162,9 @@ func TestProxiesOfOneFile(t *testing.T) {
 	fd, err := unix.Open(loop, unix.O_RDONLY|unix.O_EXCL, 0)
 	require.NoError(t, err)
 	in := filepath.Base(loop) + " is held exclusively"
-	fails(t, hc(t, "load", "g"), 4, "load", "ssd0", in, "no --force")
+	fails(t, hc(t, "load", "g"), 4, "load", "ssd0", in, "no force")
 	ok(t, "unbind-ssds")
-	fails(t, hc(t, "bind-ssds", "--proxy", "a.img"), 4, "bind-ssds", "a.img", in, "no --force")
+	fails(t, hc(t, "bind-ssds", "--proxy", "a.img"), 4, "bind-ssds", "a.img", in, "no force")
 	require.NoError(t, unix.Close(fd))
 	ok(t, "bind-ssds", "--proxy", "a.img")
 }
@@ -192,8 +192,8 @@ func TestProxyOfTheKernelsOtherPath(t *testing.T) {
 		"--dim", "8", "--seed", "3", "--out", "g")
 	r.Put("/sys/class/block/nvme1n1/uuid", uuid)
 	fails(t, hc(t, "load", "g", "--ssds", "ssd0"), 4, "load", "ssd0",
-		"its namespace is the namespace that the kernel reaches through nvme1", "no --force")
+		"its namespace is the namespace that the kernel reaches through nvme1", "no force")
 	ok(t, "unbind-ssds")
 	fails(t, hc(t, "bind-ssds", "--proxy", loop), 4, "bind-ssds", "--proxy "+loop,
-		"the kernel reaches through nvme1", "no --force")
+		"the kernel reaches through nvme1", "no force")
 }

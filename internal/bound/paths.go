@@ -62,7 +62,7 @@ func notSole(name string, why []string) error {
 		return nil
 	}
 	return errs.New(errs.Refused,
-		"%s: %s; end that use, which no {force} overrides: unbind the other controller from its driver (\"echo ADDRESS >/sys/bus/pci/drivers/nvme/unbind\" as root takes it from the kernel)",
+		"%s: %s; end that use, which no force overrides: unbind the other controller from its driver (\"echo ADDRESS >/sys/bus/pci/drivers/nvme/unbind\" as root takes it from the kernel)",
 		name, strings.Join(why, ", "))
 }
 
@@ -74,7 +74,7 @@ func (m *Machine) SolePath(path string, b diskuse.Backing, records []state.Recor
 		why = append(why, u.String())
 	}
 	if len(why) > 0 {
-		return errs.New(errs.Refused, "%s is in use: %s; end that use, which no {force} overrides",
+		return errs.New(errs.Refused, "%s is in use: %s; end that use, which no force overrides",
 			path, strings.Join(why, ", "))
 	}
 	kernel, err := m.Sys.Namespaces()

@@ -63,7 +63,7 @@ func runShared(t *T) {
 	before := imageSum(t, 0)
 	refused := func(words ...string) {
 		for _, force := range []string{"", "--force SHARED "} {
-			t.Exit(4, append(words, two, "no --force overrides", "is back with no driver"), "root",
+			t.Exit(4, append(words, two, "no force overrides", "is back with no driver"), "root",
 				"heliosctl bind-ssds --quiet "+force+two)
 			if d := driverOf(t, two); d != "" {
 				t.Errorf("%s is with driver %q", two, d)
@@ -90,7 +90,7 @@ func runShared(t *T) {
 	t.OK("root", "for i in $(seq 100); do ls /dev/nvme*n1 2>/dev/null && exit 0; sleep 0.1; done; exit 1")
 	before = imageSum(t, 0)
 	t.Exit(4, []string{"vfio0", "is the namespace that the kernel reaches through",
-		"no --force overrides"}, "user", "cd /tmp && heliosctl load g --force SHARED --restart")
+		"no force overrides"}, "user", "cd /tmp && heliosctl load g --force SHARED --restart")
 	t.Exit(0, []string{"is the namespace that the kernel reaches through"}, "user", "heliosctl ssds")
 	t.Exit(4, []string{"vfio0 (" + one + ") reaches"}, "root", "heliosctl bind-ssds "+two)
 	if !bytes.Equal(imageSum(t, 0), before) {
