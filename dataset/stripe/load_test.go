@@ -800,6 +800,31 @@ func TestSuperblockRoundTrip(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoSuperblock)
 }
 
+// One checksum of 65,536 would make the first sector a boot sector to other programs, and to load.
+func TestSuperblockIsNoBootSector(t *testing.T) {
+	l, err := gpuio.NewLayout(1234, 400, 1, 512)
+	require.NoError(t, err)
+	g, err := newGeometry(l, 2, 512, 1<<20, 0)
+	require.NoError(t, err)
+	sb := Superblock{State: StateComplete, StripeCount: 1, Rows: 1234, RowBytes: 400, LBABytes: 512,
+		RowsPerLBA: 1, LBAsPerRow: 1, DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA,
+		TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: 1 << 20}
+	salted := 0
+	for i := uint32(0); salted < 2; i++ {
+		binary.LittleEndian.PutUint32(sb.LoadID[:], i)
+		b, err := sb.encode(0)
+		require.NoError(t, err)
+		require.NotEqual(t, "\x55\xaa", string(b[510:512]))
+		if b[crcOffset-1] == 0 {
+			continue
+		}
+		salted++
+		got, err := decodeSuperblock(b)
+		require.NoError(t, err)
+		require.Equal(t, sb, got)
+	}
+}
+
 // FuzzSuperblock feeds fields with a right checksum: what passes must describe extents inside
 // the SSD.
 func FuzzSuperblock(f *testing.F) {

@@ -182,7 +182,7 @@ func TestFloat32StaysVersion1(t *testing.T) {
 	require.Equal(t, []uint32{1, 1, 0}, []uint32{w.Version, w.DType, w.StoredDType})
 	require.Zero(t, w.Scale)
 	require.Zero(t, w.Zero)
-	require.Equal(t, [184]byte{}, w.Reserved)
+	require.Equal(t, [183]byte{}, w.Reserved)
 	// And one that a version 1 has written says float32, whatever its reserved fields hold.
 	reseal(t, s, func(w *wireSuperblock) { w.StoredDType = 3 })
 	sb, err := decodeSuperblock(s.durable[:superblockBytes])

@@ -240,7 +240,8 @@ type wireSuperblock struct {
 	MarkRowPieces uint64
 	MarkDigest    [32]byte
 	PageExtents   uint32 // optional: how many there are, behind this header
-	Reserved      [184]byte
+	Reserved      [183]byte
+	Salt          uint8  // not 0 where the checksum would otherwise end as a boot sector does
 	CRC           uint32 // CRC32C of the 4 KiB with this field zero
 }
 
@@ -300,8 +301,15 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 	if err := s.Pages.encode(b[wireBytes:]); err != nil {
 		return nil, err
 	}
-	binary.LittleEndian.PutUint32(b[crcOffset:], crc32.Checksum(b, castagnoli))
-	return b, nil
+	for {
+		clear(b[crcOffset : crcOffset+4])
+		binary.LittleEndian.PutUint32(b[crcOffset:], crc32.Checksum(b, castagnoli))
+		if b[crcOffset+2] != 0x55 || b[crcOffset+3] != 0xaa {
+			return b, nil
+		}
+		// To all others a first sector that ends so is a boot sector. No version reads Salt.
+		b[crcOffset-1]++
+	}
 }
 
 // ErrNoSuperblock says that an SSD holds no dataset, as far as its superblock's place shows.
