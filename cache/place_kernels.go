@@ -250,8 +250,8 @@ func (h *Hotness) launchRank(ctx context.Context, st cuda.Stream, q rankParams) 
 	return nil
 }
 
-// top is a selection of the k largest values: all above the threshold and, in order, the first
-// of those equal to it.
+// top selects the k largest values: all above the threshold, and in their order the first that
+// equal it.
 type top struct {
 	threshold uint32
 	equal     int64 // how many equal to the threshold are still to be taken

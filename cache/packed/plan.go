@@ -39,18 +39,7 @@ type Stats struct {
 // ReadPages is the number of pages that all mini-batches read.
 func (s *Stats) ReadPages() int64 { return s.CacheReadPages + s.ChunkPages }
 
-// ChunkAmplification is the ratio of the bytes that chunks read to those that are needed; 0 where
-// none are.
-func (s *Stats) ChunkAmplification(h Shape) float64 {
-	return ratio(s.ChunkPages*h.PageBytes, s.ChunkAccesses*h.RowBytes)
-}
-
-// CacheAmplification is that of the disk caches.
-func (s *Stats) CacheAmplification(h Shape) float64 {
-	return ratio(s.CacheReadPages*h.PageBytes, s.CacheAccesses*h.RowBytes)
-}
-
-// Amplification is that of both together.
+// Amplification is the ratio of the bytes that are read to those that are needed; 0 where none are.
 func (s *Stats) Amplification(h Shape) float64 {
 	return ratio(s.ReadPages()*h.PageBytes, (s.CacheAccesses+s.ChunkAccesses)*h.RowBytes)
 }

@@ -214,9 +214,9 @@ HX_DEVICE inline u32x4 choose(bool first, u32x4 a, u32x4 b) {
 	return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
 }
 
-// Stores the first 16-byte parts of each lane's 64 bytes to where it says; 0: nowhere. A lane alone
-// would store a part of a line with each instruction. So four lanes exchange their parts, after
-// which lane i of the four has the i-th part of each, and an instruction stores the 64 bytes of eight lanes.
+// Stores each lane's line of 64 bytes, or its first parts of 16 bytes, to the lane's address; 0: no line. With
+// a line a lane, each instruction would store a part of 32 lines. So four lanes exchange parts: lane i gets the
+// i-th part of all four lines, and each instruction stores eight whole lines.
 template <u32 parts> HX_DEVICE inline void store_lines(u64 to, Entry e) {
 	u32 lane = dev::lane();
 #pragma GCC unroll 2

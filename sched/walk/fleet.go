@@ -3,8 +3,8 @@ package walk
 // Trainers are the replicas of a model that train on a walk's mini-batches. F is a mini-batch on
 // its way through one of them.
 type Trainers[B, F any] interface {
-	// Replica returns the one that a mini-batch goes to, by its place in the pass, and reports
-	// whether a step of the optimiser ends with it.
+	// Replica returns the replica of a mini-batch, which is given by its place in the pass. ends: a
+	// step of the optimiser ends with it.
 	Replica(index int) (replica int, ends bool)
 	// Send readies a mini-batch for its replica.
 	Send(b B) (F, error)

@@ -38,9 +38,9 @@ const (
 
 // benchCache looks sets of distinct, uniformly random rows up: in the static index, bucketing,
 // slots and the wait for the answer included, and in a dynamic GPU tier under each policy, filled
-// before it is measured, the plan of the reads included. No row is read from an SSD. The limit is
-// what memory allows the static lookup: as many random 64-byte lines of as much memory, loaded by
-// as many workers, and nothing done with them.
+// before it is measured, the plan of the reads included. No row is read from an SSD. The limit of
+// the static lookup is the memory's: as many workers load as many random 64-byte lines of as much
+// memory, and do nothing with them.
 func benchCache(ctx context.Context, b *bench) error {
 	var c cacheConfig
 	var policies []string
