@@ -39,7 +39,8 @@ type Stats struct {
 // ReadPages is the number of pages that all mini-batches read.
 func (s *Stats) ReadPages() int64 { return s.CacheReadPages + s.ChunkPages }
 
-// Amplification is the ratio of the bytes that are read to those that are needed; 0 where none are.
+// Amplification is the ratio of the bytes that are read to those that are needed; 0 where none
+// are.
 func (s *Stats) Amplification(h Shape) float64 {
 	return ratio(s.ReadPages()*h.PageBytes, (s.CacheAccesses+s.ChunkAccesses)*h.RowBytes)
 }
