@@ -807,8 +807,8 @@ func TestSuperblockIsNoBootSector(t *testing.T) {
 	g, err := newGeometry(l, 2, 512, 1<<20, 0)
 	require.NoError(t, err)
 	sb := Superblock{State: StateComplete, StripeCount: 1, Rows: 1234, RowBytes: 400, LBABytes: 512,
-		RowsPerLBA: 1, LBAsPerRow: 1, DataLBA: g.dataLBA, DataLBAs: g.dataLBAs, TableLBA: g.tableLBA,
-		TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: 1 << 20}
+		RowsPerLBA: 1, LBAsPerRow: 1, DataLBA: g.dataLBA, DataLBAs: g.dataLBAs,
+		TableLBA: g.tableLBA, TableLBAs: g.tableLBAs, ChunkBytes: chunkBytes, DeviceLBAs: 1 << 20}
 	salted := 0
 	for i := uint32(0); salted < 2; i++ {
 		binary.LittleEndian.PutUint32(sb.LoadID[:], i)
