@@ -2,6 +2,7 @@ package plan
 
 import (
 	"slices"
+	"strings"
 
 	"helios/internal/errs"
 	"helios/internal/options"
@@ -27,7 +28,8 @@ type System struct {
 	Keeps string
 	// CheckAsked refuses what only shows before defaults are filled in: filled is asked with them.
 	CheckAsked func(asked, filled Config) error
-	// Elsewhere is the error of its setting key in a run of another system.
+	// Elsewhere is the error of its setting key in a run of another system; nil: the setting needs
+	// one of its modes.
 	Elsewhere func(c Config, key string) error
 	// Traits returns what the rest of a run has to know.
 	Traits func(c *Config) Traits
@@ -176,12 +178,18 @@ func (c Config) checkSystem() error {
 		has = append(has, own.options()...)
 	}
 	for _, s := range catalog.Systems {
-		if s == runs || s.Elsewhere == nil {
+		if s == runs {
 			continue
 		}
 		for _, key := range s.options() {
-			if o, _ := options.Find(&c, key); o.IsSet() && !slices.Contains(has, key) {
+			o, _ := options.Find(&c, key)
+			switch {
+			case !o.IsSet() || slices.Contains(has, key):
+			case s.Elsewhere != nil:
 				return s.Elsewhere(c, key)
+			default:
+				return errs.New(errs.Usage, "%v is a setting of %v %s, and this run has %s; leave it out, or change the mode",
+					errs.Key(key), errs.Key("mode"), strings.Join(catalog.With(key), " or "), c.Mode)
 			}
 		}
 	}

@@ -22,11 +22,6 @@ var System = plan.System{
 	},
 	Check: check,
 	Keeps: "what its own mini-batches need most",
-	Elsewhere: func(_ plan.Config, key string) error {
-		return errs.New(errs.Usage,
-			"%v needs mini-batches that are laid out before training; use %v %s, or leave it out",
-			errs.Key(key), errs.Key("mode"), ModeDiskGNN)
-	},
 	Traits: func(*plan.Config) plan.Traits {
 		return plan.Traits{Staged: true, Writes: true,
 			OneProcess: "its mini-batches are packed before training, for one process"}

@@ -32,10 +32,6 @@ var System = plan.System{
 	},
 	Check: check,
 	Keeps: "whole parts and the nodes of the highest out-degree",
-	Elsewhere: func(_ plan.Config, key string) error {
-		return errs.New(errs.Usage, "%v needs mega-batches; use %v %s, or leave it out",
-			errs.Key(key), errs.Key("mode"), strings.Join(modes(""), " or "))
-	},
 	Traits: func(*plan.Config) plan.Traits {
 		return plan.Traits{OneBudget: true,
 			OneProcess: "its mega-batches are loaded by one process"}
