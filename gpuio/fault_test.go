@@ -860,6 +860,31 @@ func TestDestinationBeyondCPU(t *testing.T) {
 	}
 }
 
+// No warp has over 4/3 of its part of the queues, whatever the SSDs. Where a depth allows few
+// pairs, no other number of pairs has a better split.
+func TestEvenPairs(t *testing.T) {
+	over := func(ssds, warps, pairs int) float64 { // the busiest warp's queues over the mean
+		b := cuda.Block{Blocks: min(warps, ssds*pairs)}
+		_, most := b.Range(int64(ssds * pairs))
+		b.Index = b.Blocks - 1
+		lo, hi := b.Range(int64(ssds * pairs))
+		require.LessOrEqual(t, most-(hi-lo), int64(1))
+		return float64(most) * float64(warps) / float64(ssds*pairs)
+	}
+	for warps := 1; warps <= 64; warps++ {
+		for ssds := 1; ssds <= 24; ssds++ {
+			got := over(ssds, warps, EvenPairs(ssds, warps, 1, 3*warps))
+			require.LessOrEqual(t, got, 1.334, "%d SSDs, %d warps", ssds, warps)
+			got = over(ssds, warps, EvenPairs(ssds, warps, 1, 8))
+			for p := 1; p <= 8 && got > 1.334; p++ {
+				require.LessOrEqual(t, got, over(ssds, warps, p), "%d SSDs, %d warps", ssds, warps)
+			}
+		}
+	}
+	require.Equal(t, 2, EvenPairs(12, 32, 1, 8), "24 queues, one a warp")
+	require.Equal(t, 4, EvenPairs(12, 32, 3, 8), "a depth that needs three pairs")
+}
+
 func TestSharesCoverTheBucket(t *testing.T) {
 	for n := int64(0); n < 700; n += 7 {
 		for _, per := range []uint32{1, 2, 3, 8} {

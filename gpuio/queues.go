@@ -94,6 +94,23 @@ func FitDepth(ssds []*SSD, queuePairs, depth int) int {
 	return depth
 }
 
+// pairsFor is the least queue pairs that hold a depth.
+func pairsFor(depth, perQueue int) int { return (depth + perQueue - 1) / perQueue }
+
+// EvenPairs returns the queue pairs of each SSD, from least to most, for so many warps: the fewest
+// with which no warp has over 4/3 of the mean, else those with which the busiest warp has the
+// smallest share. The warps then end together.
+func EvenPairs(ssds, warps, least, most int) int {
+	busiest := func(pairs int) int { return (ssds*pairs + warps - 1) / warps } // queues of a warp
+	best := least
+	for p := least + 1; p <= most && 3*busiest(best)*warps > 4*ssds*best; p++ {
+		if busiest(p)*best < busiest(best)*p {
+			best = p
+		}
+	}
+	return best
+}
+
 // choosePairs settles the queue pairs per SSD and each one's commands. It returns how many warps of
 // the I/O kernels run at once, and how many of them a block has.
 func (e *queueSet) choosePairs() (active, perBlock int, err error) {
@@ -107,33 +124,30 @@ func (e *queueSet) choosePairs() (active, perBlock int, err error) {
 		perBlock = e.opt.Threads / warp
 		active = e.opt.Blocks * perBlock
 	}
-	e.perSSD = e.opt.QueuePairs
-	if e.perSSD == 0 {
+	asked := e.opt.QueuePairs
+	if e.perSSD = min(asked, e.opt.Depth); asked == 0 {
 		// A queue below a warp's worth of reads rings and wakes more often than it needs to.
-		e.perSSD = min((active+len(e.ssds)-1)/len(e.ssds), max(e.opt.Depth/warp, 1))
-	}
-	e.perSSD = min(e.perSSD, e.opt.Depth)
-	for _, s := range e.ssds {
-		limit := pairLimit(s, e.opt.QueuePairs)
-		if e.perSSD > limit && e.opt.QueuePairs != 0 {
-			return 0, 0, errs.New(errs.Usage,
-				"%d queue pairs per SSD: %s has %d; ask for at most that", e.opt.QueuePairs,
-				s.name(), limit)
+		least, most := 1, max(e.opt.Depth/warp, 1)
+		for _, s := range e.ssds {
+			least = max(least, pairsFor(e.opt.Depth, commandsPerQueue(s)))
+			most = min(most, pairLimit(s, 0))
 		}
-		e.perSSD = min(e.perSSD, limit)
-		bound := commandsPerQueue(s)
-		if per := (e.opt.Depth + e.perSSD - 1) / e.perSSD; per > bound {
-			if e.opt.QueuePairs != 0 {
-				return 0, 0, errs.New(errs.Usage,
-					"depth %d over %d queue pairs: %s takes at most %d commands per queue; use more queue pairs or less depth",
-					e.opt.Depth, e.perSSD, s.name(), bound)
-			}
-			e.perSSD = (e.opt.Depth + bound - 1) / bound
-			if e.perSSD > limit {
-				return 0, 0, errs.New(errs.Usage,
-					"depth %d: %s takes at most %d commands on %d queue pairs", e.opt.Depth,
-					s.name(), bound*limit, limit)
-			}
+		e.perSSD = EvenPairs(len(e.ssds), active, least, most)
+	}
+	for _, s := range e.ssds {
+		limit, bound := pairLimit(s, asked), commandsPerQueue(s)
+		switch {
+		case e.perSSD > limit && asked != 0:
+			return 0, 0, errs.New(errs.Usage,
+				"%d queue pairs per SSD: %s has %d; ask for at most that", asked, s.name(), limit)
+		case e.perSSD > limit:
+			return 0, 0, errs.New(errs.Usage,
+				"depth %d: %s takes at most %d commands on %d queue pairs", e.opt.Depth,
+				s.name(), bound*limit, limit)
+		case pairsFor(e.opt.Depth, bound) > e.perSSD:
+			return 0, 0, errs.New(errs.Usage,
+				"depth %d over %d queue pairs: %s takes at most %d commands per queue; use more queue pairs or less depth",
+				e.opt.Depth, e.perSSD, s.name(), bound)
 		}
 	}
 	return active, perBlock, nil

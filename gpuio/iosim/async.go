@@ -1,6 +1,9 @@
 package iosim
 
-import "helios/internal/errs"
+import (
+	"helios/gpuio"
+	"helios/internal/errs"
+)
 
 // async plays the submit and complete kernels (gpuio/submit.go, complete.go), each on its stream.
 type async struct {
@@ -66,18 +69,14 @@ func (s *Stack) choosePairs(c *Config) (perSSD, warps, submitWarps int, err erro
 	if s.m.slots != nil { // the host device: a block is one warp, and so many run at once
 		active, perBlock = min(c.Blocks, s.m.SMs.Size()), 1
 	}
-	perSSD = c.QueuePairs
-	if perSSD == 0 {
-		perSSD = min((active+n-1)/n, max(c.Depth/warp, 1))
+	least := (c.Depth + maxCommands - 1) / maxCommands
+	if perSSD = min(c.QueuePairs, c.Depth); perSSD == 0 {
+		perSSD = gpuio.EvenPairs(n, active, least, min(max(c.Depth/warp, 1), maxPairs))
 	}
-	perSSD = min(perSSD, c.Depth, maxPairs)
-	if per := (c.Depth + perSSD - 1) / perSSD; per > maxCommands {
-		if c.QueuePairs != 0 {
-			return 0, 0, 0, errs.New(errs.Usage,
-				"depth %d over %d queue pairs: a queue pair has at most %d commands; use more queue pairs or less depth",
-				c.Depth, perSSD, maxCommands)
-		}
-		perSSD = (c.Depth + maxCommands - 1) / maxCommands
+	if perSSD < least {
+		return 0, 0, 0, errs.New(errs.Usage,
+			"depth %d over %d queue pairs: a queue pair has at most %d commands; use more queue pairs or less depth",
+			c.Depth, perSSD, maxCommands)
 	}
 	queues := n * perSSD
 	warps = (min(active, queues) + perBlock - 1) / perBlock * perBlock
