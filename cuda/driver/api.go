@@ -257,6 +257,7 @@ const (
 	errContained          result = 226
 	errNotFound           result = 500
 	errNotReady           result = 600
+	errNotSupported       result = 801
 	errIllegalAddress     result = 700
 	errLaunchTimeout      result = 702
 	errContextDestroyed   result = 709

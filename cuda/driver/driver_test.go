@@ -211,8 +211,8 @@ func TestUnusableGPU(t *testing.T) {
 	list, err := kernels.Modules()
 	require.NoError(t, err)
 	for attr, words := range map[attribute][]string{
-		attrUnifiedAddressing: {"one address space"}, attrHostRegister: {"registered CPU memory"},
-		attrHostPointer: {"CPU addresses"}, attrCanMapHost: {"mapped"},
+		attrUnifiedAddressing: {"one address space"},
+		attrHostPointer:       {"CPU addresses"}, attrCanMapHost: {"mapped"},
 		attrComputeMode: {"prohibited", "nvidia-smi -c 0"},
 	} {
 		a, err := openLibrary(lib)
@@ -223,6 +223,25 @@ func TestUnusableGPU(t *testing.T) {
 		}
 		_, err = open(&other{a, map[attribute]int{attr: v}}, Options{}, list)
 		refused(t, err, words...)
+	}
+}
+
+// Under confidential computing a GPU has no memory of ours: the error names that and the next step,
+// also where no attribute says so.
+func TestConfidentialComputing(t *testing.T) {
+	for _, how := range []string{"1", "2"} {
+		d, err := Open(Options{Library: fake(t, "confidential="+how)})
+		if err == nil {
+			_, err = d.NewStream(cuda.StreamOptions{})
+			refused(t, err, "confidential computing is on")
+			_, err = d.Alloc(cuda.MemPinned, 4096, "rows")
+			require.NoError(t, d.Close())
+		}
+		refused(t, err, "Fake GPU", "registered CPU memory", "confidential computing is on",
+			"nvidia-smi conf-compute -f", "--set-cc-mode=off", "device host")
+		if how == "2" {
+			require.ErrorContains(t, err, "CUDA_ERROR_NOT_SUPPORTED")
+		}
 	}
 }
 

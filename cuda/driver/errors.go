@@ -115,6 +115,16 @@ func (d *Device) refused(call string, r result) error {
 	return e
 }
 
+// unregistered is failed for a registration of the CPU's memory.
+func (d *Device) unregistered(r result) error {
+	err := d.failed("cuMemHostRegister_v2", r)
+	if r == errNotSupported && d.lost.Load() == nil {
+		return errs.With(errs.Capability,
+			errs.Errorf("%w (%w)", errConfidential("device "+d.info.Name), err))
+	}
+	return err
+}
+
 // littleBytes is an estimate of what a call needs that is no allocation of ours.
 const littleBytes = 64 << 20
 

@@ -82,7 +82,7 @@ func (p *faultPool) grow(d *Device) (err error) {
 	base := unsafe.Pointer(unsafe.SliceData(host))
 	if r := d.api.MemHostRegister(base, int64(len(host)),
 		registerPortable|registerDeviceMap); r != success {
-		return freeAnd(host, d.failed("cuMemHostRegister_v2", r))
+		return freeAnd(host, d.unregistered(r))
 	}
 	seen, r := d.api.MemHostGetDevicePointer(base)
 	if r != success {

@@ -354,11 +354,10 @@ func (d *Device) registerPages(lo, hi uint64, flags uint32) (uint64, error) {
 		return 0, errs.With(errs.Capability,
 			fmt.Errorf("%d bytes of CPU memory cannot be pinned: %w; lower the budgets", hi-lo,
 				callError(d.api, "cuMemHostRegister_v2", r)))
+	case flags&registerIOMemory != 0:
+		return 0, d.refused("cuMemHostRegister_v2", r)
 	default:
-		if flags&registerIOMemory != 0 {
-			return 0, d.refused("cuMemHostRegister_v2", r)
-		}
-		return 0, d.failed("cuMemHostRegister_v2", r)
+		return 0, d.unregistered(r)
 	}
 	dev, r := d.api.MemHostGetDevicePointer(p)
 	var err error

@@ -251,6 +251,9 @@ func usable(a api, g GPU, version int, list []kernels.Module) error {
 			return errs.With(errs.Capability,
 				fmt.Errorf("%s: %w", name, callError(a, "cuDeviceGetAttribute", r)))
 		}
+		if v == 0 && need.attr == attrHostRegister {
+			return errConfidential(name)
+		}
 		if v == 0 {
 			return errs.New(errs.Capability, "%s lacks %s, which Helios needs; use {device} host",
 				name, need.what)
@@ -283,6 +286,15 @@ func usable(a api, g GPU, version int, list []kernels.Module) error {
 		}
 	}
 	return nil
+}
+
+// errConfidential is the refusal of a GPU that cannot use memory of ours. "malloc + cudaHostRegister()
+// is a forbidden API because the GPU DMAs cannot directly access VM memory when the CPUs have isolated
+// it" (NVIDIA's forum on confidential computing, 261009): queues, doorbells and rows are such memory.
+func errConfidential(name string) error {
+	return errs.New(errs.Capability,
+		"%s cannot use registered CPU memory: confidential computing is on, which \"nvidia-smi conf-compute -f\" shows, or a hypervisor forbids it; set the GPU's mode to off (nvidia_gpu_tools.py --set-cc-mode=off), or use {device} host",
+		name)
 }
 
 // findings are the report's lines for one device.

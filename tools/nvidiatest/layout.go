@@ -26,7 +26,7 @@ var constants = map[string]string{
 	"errUnsupportedPTX": "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
 	"errJITDisabled":    "CUDA_ERROR_JIT_COMPILATION_DISABLED", "errContained": "CUDA_ERROR_CONTAINED",
 	"errNotFound": "CUDA_ERROR_NOT_FOUND",
-	"errNotReady": "CUDA_ERROR_NOT_READY", "errIllegalAddress": "CUDA_ERROR_ILLEGAL_ADDRESS",
+	"errNotReady": "CUDA_ERROR_NOT_READY", "errNotSupported": "CUDA_ERROR_NOT_SUPPORTED", "errIllegalAddress": "CUDA_ERROR_ILLEGAL_ADDRESS",
 	"errLaunchTimeout":    "CUDA_ERROR_LAUNCH_TIMEOUT",
 	"errContextDestroyed": "CUDA_ERROR_CONTEXT_IS_DESTROYED", "errAssert": "CUDA_ERROR_ASSERT",
 	"errHardwareStack":      "CUDA_ERROR_HARDWARE_STACK_ERROR",

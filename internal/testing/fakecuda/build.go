@@ -11,6 +11,7 @@
 //	devices=1 sms=4 cc=9.0 driver=12090 mem=268435456 used=0 name=…   the device
 //	blocks_per_sm=16 threads_per_sm=2048 sm_min=0 sm_step=0           its SMs; granularity of green contexts, 0: as cc has it
 //	green=1 iomem=1 dmabuf=1 hostreg=1 vmm=1 graphs=1                 what it can do
+//	confidential=0                                                    no registered memory: the attribute says so (1), or only the call (2)
 //	green_us=0                                                        what a call on a green context takes
 //	hw_queues=0                                                       queues that streams share, where kernels run one by one; 0: each its own
 //	granule=65536                                                     of virtual memory management (GPUs: 2 MiB)

@@ -155,7 +155,7 @@ std::string set_knob(const std::string &key, const std::string &value) { // with
 		int *at;
 	} ints[] = {{"devices", &k.devices},   {"sms", &k.sms},         {"driver", &k.driver},         {"blocks_per_sm", &k.blocks_per_sm},
 	            {"threads_per_sm", &k.threads_per_sm}, {"green", &k.green},     {"sm_min", &k.sm_min},         {"sm_step", &k.sm_step},
-	            {"vmm", &k.vmm},           {"graphs", &k.graphs},   {"iomem", &k.iomem},       {"dmabuf", &k.dmabuf},   {"hostreg", &k.hostreg},       {"free_waits", &k.free_waits},
+	            {"vmm", &k.vmm},           {"graphs", &k.graphs},   {"iomem", &k.iomem},       {"dmabuf", &k.dmabuf},   {"hostreg", &k.hostreg}, {"confidential", &k.confidential},       {"free_waits", &k.free_waits},
 	            {"init", &k.init},         {"jitter", &k.jitter},   {"compute_mode", &k.compute_mode}};
 	for (auto &i : ints)
 		if (key == i.key) {
@@ -622,7 +622,7 @@ HX_API cuDeviceGetAttribute(int *v, CUdevice_attribute attribute, CUdevice dev) 
 	case 102: *v = k.vmm; break;
 	case 110: *v = k.vmm && k.dmabuf; break;            // VMM with GPUDirect RDMA
 	case 97: *v = 227 << 10; break;                     // shared memory, opt in
-	case 99: *v = k.hostreg; break;
+	case 99: *v = k.hostreg && k.confidential != 1; break;
 	case 106: *v = k.blocks_per_sm; break;
 	case 111: *v = 1024; break;                         // shared memory the driver keeps
 	case 113: *v = 0; break;                            // read-only registration

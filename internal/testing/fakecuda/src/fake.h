@@ -46,6 +46,7 @@ struct Knobs {
 	int green = 1, sm_min = 0, sm_step = 0; // green contexts: there; SM granularity, 0: by compute capability
 	u64 green_us = 0;                       // how long a call on a green context takes, so that a second thread's meets it
 	int iomem = 1, dmabuf = 1, hostreg = 1; // what the device can register and export
+	int confidential = 0;                   // no registered memory: an attribute says so (1), or the call alone (2)
 	int vmm = 1, graphs = 1;                // virtual memory management; graphs
 	u64 granule = 64 << 10;                 // of virtual memory management; 2 MiB on GPUs so far
 	int free_waits = 1;                     // cuMemFree waits for the context's work, as the real one does

@@ -327,7 +327,7 @@ HX_API cuMemHostRegister_v2(void *p, size_t size, unsigned int flags) {
 	auto &d = g();
 	if (p == nullptr || size == 0 || (u64)p + size < (u64)p || (flags & ~15u)) return CUDA_ERROR_INVALID_VALUE;
 	std::lock_guard<std::mutex> lk(d.mu);
-	if (!d.knobs.hostreg || (flags & CU_MEMHOSTREGISTER_READ_ONLY)) return CUDA_ERROR_NOT_SUPPORTED;
+	if (!d.knobs.hostreg || d.knobs.confidential || (flags & CU_MEMHOSTREGISTER_READ_ONLY)) return CUDA_ERROR_NOT_SUPPORTED;
 	if ((flags & CU_MEMHOSTREGISTER_IOMEMORY) && !d.knobs.iomem) return CUDA_ERROR_NOT_PERMITTED;
 	if (overlaps((u64)p, size)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 	if (touches_reserved((u64)p, size)) return CUDA_ERROR_INVALID_VALUE;
