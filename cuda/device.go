@@ -68,6 +68,8 @@ type Device interface {
 	Kernel(name string) (Kernel, error)
 	NewStream(StreamOptions) (Stream, error)
 	NewEvent() (Event, error)
+	// NewTimer makes an event with a time, for Since; one without is cheaper.
+	NewTimer() (Event, error)
 	// MemUsage is the live bytes by purpose.
 	MemUsage() map[string]int64
 	// Close fails when streams or buffers are still open, naming them, and releases them.
@@ -104,6 +106,7 @@ type StreamOptions struct {
 	Name     string // operator name, for the timeline
 	Priority int    // higher runs first
 	SMs      int    // budget: at most so many blocks at once; 0 = all
+	Untimed  bool   // nobody asks for Busy, which may stay 0
 }
 
 // LaunchConfig is a grid: Blocks thread blocks of Threads threads (32 to a warp).
@@ -141,7 +144,7 @@ type Stream interface {
 type Event interface {
 	Synchronize(ctx context.Context) error
 	Done() bool // true also before the first record, as in CUDA
-	// Since is the time between two recorded, finished events.
+	// Since is the time between two recorded, finished events of NewTimer.
 	Since(earlier Event) (time.Duration, error)
 	Close() error
 }

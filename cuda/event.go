@@ -63,16 +63,22 @@ func (r *recording) waitCtx(ctx context.Context) error {
 
 type hostEvent struct {
 	h      *Host
+	timed  bool
 	latest atomic.Pointer[recording]
 	closed atomic.Bool
 }
 
 // NewEvent implements Device.
-func (h *Host) NewEvent() (Event, error) {
+func (h *Host) NewEvent() (Event, error) { return h.newEvent(false) }
+
+// NewTimer implements Device.
+func (h *Host) NewTimer() (Event, error) { return h.newEvent(true) }
+
+func (h *Host) newEvent(timed bool) (Event, error) {
 	if h.closed.Load() {
 		return nil, h.errClosed()
 	}
-	return &hostEvent{h: h}, nil
+	return &hostEvent{h: h, timed: timed}, nil
 }
 
 func (s *hostStream) event(e Event) (*hostEvent, error) {
@@ -139,6 +145,9 @@ func (e *hostEvent) Since(earlier Event) (time.Duration, error) {
 	o, ok := earlier.(*hostEvent)
 	if !ok || o == nil {
 		return 0, errors.New("event: time since an event of another device")
+	}
+	if !o.timed || !e.timed {
+		return 0, errors.New("event: time between events that NewTimer did not make")
 	}
 	a, b := o.latest.Load(), e.latest.Load()
 	if a == nil || b == nil || !a.done.Load() || !b.done.Load() {

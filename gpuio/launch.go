@@ -125,11 +125,11 @@ func (e *async) openKernels() (err error) {
 		return err
 	}
 	if e.submitS, err = e.dev.NewStream(cuda.StreamOptions{Name: submit, SMs: e.opt.SMs,
-		Priority: e.opt.Priority}); err != nil {
+		Priority: e.opt.Priority, Untimed: true}); err != nil {
 		return err
 	}
 	if e.complS, err = e.dev.NewStream(cuda.StreamOptions{Name: "complete", SMs: e.opt.SMs,
-		Priority: e.opt.Priority}); err != nil {
+		Priority: e.opt.Priority, Untimed: true}); err != nil {
 		return err
 	}
 	for i := range maxSets {

@@ -321,6 +321,8 @@ const (
 	jitInfoLogBytes   = 4
 	jitErrorLog       = 5
 	jitErrorLogBytes  = 6
+
+	eventDisableTiming = 0x2 // CU_EVENT_DISABLE_TIMING
 )
 
 // Symbols are the calls of libcuda that this package opens: without a required one there is no

@@ -79,7 +79,9 @@ type Device struct {
 
 	modules moduleTable
 	faults  faultPool
-	events  eventPool // of the primary context
+	events  eventPool // of the primary context, without times
+	timed   eventPool
+	soon    time.Duration // together; tests set it
 	green   greenPool
 	house   housekeeper
 	peers   peerTable
@@ -174,6 +176,8 @@ func (d *Device) prepare(list []kernels.Module) error {
 	arch, why := chooseCode(d.cc, d.opt.PTX)
 	d.modules.init(list, arch, why)
 	d.events.d = d
+	d.timed = eventPool{d: d, timed: true}
+	d.soon = together
 	d.green.d = d
 	if err := d.enter(); err != nil {
 		return err
@@ -371,5 +375,6 @@ func (d *Device) release() {
 	d.house.close(d)
 	d.faults.close(d)
 	d.events.close()
+	d.timed.close()
 	d.modules.close(d)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -594,6 +595,52 @@ func TestBudgetsAreDisjoint(t *testing.T) {
 	require.NoError(t, errors.Join(a.Close(), c.Close(), whole.Close()))
 }
 
+// Launches that follow each other cost an event each, and an event that nobody takes the time of
+// has none. A copy or a pause between two launches is an event more.
+func TestCallsOfLaunches(t *testing.T) {
+	d, lib := device(t, "", Options{})
+	k := kernelOf(t, d, "conf_affine")
+	b, err := d.Alloc(cuda.MemPinned, 64, "words")
+	require.NoError(t, err)
+	calls := func(name string) int {
+		n, err := strconv.Atoi(strings.TrimSpace(fakecuda.Control(t, lib, "calls="+name)))
+		require.NoError(t, err)
+		return n
+	}
+	const launches = 12
+	run := func(s *gpuStream, together time.Duration, between func()) (records, elapsed int) {
+		d.soon = together
+		records, elapsed = calls("cuEventRecord"), calls("cuEventElapsedTime")
+		for range launches {
+			require.NoError(t, cuda.Launch(s, k, cuda.LaunchConfig{Blocks: 1, Threads: 32},
+				affine{}))
+			between()
+		}
+		records = calls("cuEventRecord") - records
+		require.NoError(t, s.Synchronize(soon(t, patience)))
+		return records, calls("cuEventElapsedTime") - elapsed
+	}
+	for _, untimed := range []bool{false, true} {
+		s := streamOf(t, d, cuda.StreamOptions{Untimed: untimed})
+		times := launches
+		if untimed {
+			times = 0
+		}
+		records, elapsed := run(s, time.Hour, func() {})
+		require.Equal(t, []int{launches + 1, times}, []int{records, elapsed})
+		records, elapsed = run(s, time.Hour, func() { require.NoError(t, s.Fill(b.Ptr(), 0, 64)) })
+		require.Equal(t, []int{2*launches - 1, times}, []int{records, elapsed}, "copies")
+		records, elapsed = run(s, 0, func() {})
+		require.Equal(t, []int{2 * launches, times}, []int{records, elapsed}, "pauses")
+		require.Equal(t, untimed, s.Busy() == 0)
+		require.NoError(t, s.Close())
+	}
+	e, err := d.NewEvent()
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(e.Close(), b.Free()))
+	require.Empty(t, fakecuda.Control(t, lib, "violations"))
+}
+
 // A green context has no lock of its own: one thread at a time may use its streams and events. The
 // fake complains of two (device looks at the end).
 func TestGreenContextsOneThreadAtATime(t *testing.T) {
@@ -603,7 +650,7 @@ func TestGreenContextsOneThreadAtATime(t *testing.T) {
 	for i, sms := range []int{8, 8, 0} {
 		ss[i] = streamOf(t, d, cuda.StreamOptions{Name: string(rune('a' + i)), SMs: sms})
 		var err error
-		es[i], err = d.NewEvent()
+		es[i], err = d.NewTimer()
 		require.NoError(t, err)
 		require.NoError(t, ss[i].Record(es[i]))
 	}

@@ -20,8 +20,17 @@ import (
 type eventPool struct {
 	d     *Device
 	green *green // nil: the primary context
+	timed bool   // its events have a time, for which the GPU writes more
 	mu    sync.Mutex
 	free  []event
+}
+
+// flags are those of the events (CUevent_flags).
+func (p *eventPool) flags() uint32 {
+	if p.timed {
+		return 0
+	}
+	return eventDisableTiming
 }
 
 // take runs within enterWith of the pool's context. An event that is out keeps that.
@@ -34,10 +43,10 @@ func (p *eventPool) take() (e event, err error) {
 	p.mu.Unlock()
 	if e == 0 {
 		if p.green != nil {
-			e, err = p.green.makeEvent()
+			e, err = p.green.makeEvent(p.flags())
 		} else {
 			var r result
-			e, r = p.d.api.EventCreate(0)
+			e, r = p.d.api.EventCreate(p.flags())
 			err = p.d.check("cuEventCreate", r)
 		}
 	}
@@ -187,17 +196,23 @@ func (e *waitError) Unwrap() error { return e.err }
 // gpuEvent is cuda.Event: the latest of its recordings.
 type gpuEvent struct {
 	d      *Device
+	timed  bool
 	mu     sync.Mutex
 	latest *recording // held
 	closed bool
 }
 
 // NewEvent implements cuda.Device.
-func (d *Device) NewEvent() (cuda.Event, error) {
+func (d *Device) NewEvent() (cuda.Event, error) { return d.newEvent(false) }
+
+// NewTimer implements cuda.Device.
+func (d *Device) NewTimer() (cuda.Event, error) { return d.newEvent(true) }
+
+func (d *Device) newEvent(timed bool) (cuda.Event, error) {
 	if err := d.accepting(); err != nil {
 		return nil, err
 	}
-	return &gpuEvent{d: d}, nil
+	return &gpuEvent{d: d, timed: timed}, nil
 }
 
 // get returns the latest recording, held, or nil.
@@ -254,6 +269,9 @@ func (e *gpuEvent) Since(earlier cuda.Event) (time.Duration, error) {
 	if !ok || o == nil || o.d != e.d {
 		return 0, errors.New("event: time since an event of another device")
 	}
+	if !o.timed || !e.timed {
+		return 0, errors.New("event: time between events that NewTimer did not make")
+	}
 	a, b := o.get(), e.get()
 	for _, r := range []*recording{a, b} {
 		if r == nil {
@@ -298,10 +316,11 @@ func (e *gpuEvent) Close() error {
 }
 
 // backoff waits between looks at the device: a few quick ones, since most waits are short, then
-// longer and longer ones, so that a long wait does not hold a processor.
+// longer and longer ones, so that a long wait does not hold a processor. A pause is an eighth of
+// the wait so far: so much longer it takes at most than what it waits for.
 type backoff struct {
 	looks int
-	next  time.Duration
+	began time.Time // the first pause
 }
 
 const (
@@ -319,12 +338,15 @@ func (b *backoff) pause(ctx context.Context) error {
 		runtime.Gosched()
 		return nil
 	}
-	b.next = min(max(2*b.next, firstPause), longestPause)
-	if b.next < longestPause/4 {
-		time.Sleep(b.next) // shorter than it takes to be told of a cancellation
+	if b.began.IsZero() {
+		b.began = time.Now()
+	}
+	next := min(max(time.Since(b.began)/8, firstPause), longestPause)
+	if next < longestPause/4 {
+		time.Sleep(next) // shorter than it takes to be told of a cancellation
 		return nil
 	}
-	t := time.NewTimer(b.next)
+	t := time.NewTimer(next)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():

@@ -77,12 +77,12 @@ func workload(lib string) (err error) {
 		return err
 	}
 	later(b.Close)
-	e, err := d.NewEvent()
+	e, err := d.NewTimer()
 	if err != nil {
 		return err
 	}
 	later(e.Close)
-	f, err := d.NewEvent()
+	f, err := d.NewTimer()
 	if err != nil {
 		return err
 	}

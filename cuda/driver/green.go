@@ -36,7 +36,8 @@ type green struct {
 	sms    int
 	groups []int
 	refs   atomic.Int32
-	events eventPool
+	events eventPool // without times
+	timed  eventPool
 	use    sync.Mutex // held by the thread that uses it, within enter
 }
 
@@ -143,6 +144,7 @@ func (p *greenPool) take(budget int) (_ *green, err error) {
 	p.made++
 	g := &green{d: d, groups: order[:want], serial: p.made}
 	g.events = eventPool{d: d, green: g}
+	g.timed = eventPool{d: d, green: g, timed: true}
 	res := make([]devResource, want)
 	for i, group := range g.groups {
 		res[i] = p.groups[group]
@@ -170,12 +172,12 @@ func (p *greenPool) take(budget int) (_ *green, err error) {
 
 // makeEvent makes an event of this context, which is current only meanwhile. It runs within
 // enterWith.
-func (g *green) makeEvent() (event, error) {
+func (g *green) makeEvent(flags uint32) (event, error) {
 	d := g.d
 	if r := d.api.CtxSetCurrent(g.ctx); r != success {
 		return 0, d.failed("cuCtxSetCurrent", r)
 	}
-	e, r := d.api.EventCreate(0)
+	e, r := d.api.EventCreate(flags)
 	if back := d.api.CtxSetCurrent(d.ctx); r == success && back != success {
 		r = back
 	}
@@ -203,6 +205,7 @@ func (p *greenPool) destroy(g *green) {
 		p.used[group]--
 	}
 	g.events.close()
+	g.timed.close()
 	if p.d.enterToFree() {
 		holdGreen(g, nil)
 		p.d.api.GreenCtxDestroy(g.h)

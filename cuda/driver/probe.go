@@ -288,9 +288,9 @@ func usable(a api, g GPU, version int, list []kernels.Module) error {
 	return nil
 }
 
-// errConfidential is the refusal of a GPU that cannot use memory of ours. "malloc + cudaHostRegister()
-// is a forbidden API because the GPU DMAs cannot directly access VM memory when the CPUs have isolated
-// it" (NVIDIA's forum on confidential computing, 261009): queues, doorbells and rows are such memory.
+// errConfidential is the refusal of a GPU that cannot use memory of ours: queues, doorbells and
+// rows are such. "malloc + cudaHostRegister() is a forbidden API because the GPU DMAs cannot
+// directly access VM memory when the CPUs have isolated it" (NVIDIA's forum, 261009).
 func errConfidential(name string) error {
 	return errs.New(errs.Capability,
 		"%s cannot use registered CPU memory: confidential computing is on, which \"nvidia-smi conf-compute -f\" shows, or a hypervisor forbids it; set the GPU's mode to off (nvidia_gpu_tools.py --set-cc-mode=off), or use {device} host",

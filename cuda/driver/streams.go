@@ -18,14 +18,18 @@ const (
 	// maxParams limits a kernel's own block: 4096 bytes of parameters less hx_launch.
 	maxParams = 4096 - kernels.LaunchBytes
 	// inFlight bounds the marks of a stream, which are launches (three commands: two events around
-	// a kernel) or a few copies and waits with an event after them. It keeps the driver's own
-	// queue from filling up, for then a call blocks in the driver without a limit. That queue has
+	// a kernel; or one after it) or a few copies and waits with an event after them. It keeps the
+	// driver's own queue from filling up, for then a call blocks in the driver without a limit. That queue has
 	// about a thousand places (measured by many, documented nowhere).
 	inFlight = 192
+	ringSize = inFlight + 1 // of the ring: a chained mark needs the one before it
 	// markEvery is after how many commands without a launch a mark is set.
 	markEvery = 4
 	// mostLoad bounds the commands in all marks of a stream: graphs are many in one.
 	mostLoad = 3 * inFlight
+	// together is how soon a launch follows another for both to count as one stretch of work: then
+	// the event after the first is before the second, too, and Busy counts the gap.
+	together = 20 * time.Microsecond
 	// maxWaits bounds the recordings that a stream has waited for and not looked at since.
 	maxWaits = 64
 )
@@ -54,6 +58,7 @@ type mark struct {
 	first, seq uint64    // launches first … seq
 	load       int       // commands
 	start, end event     // start only around kernels; both stay with the place in the ring
+	chained    bool      // it starts with the end of the mark before, not with start
 }
 
 // launched is the kernel of launch number seq, or nil when that is not of this mark.
@@ -74,8 +79,9 @@ type gpuStream struct {
 	d        *Device
 	opt      cuda.StreamOptions
 	h        stream
-	green    *green // the partition that it runs in, or nil
-	events   *eventPool
+	green    *green     // the partition that it runs in, or nil
+	events   *eventPool // without times
+	timed    *eventPool // of marks
 	slot     *faultSlot
 	err      atomic.Pointer[error]  // sticky
 	reported atomic.Bool            // some call has returned err
@@ -92,6 +98,8 @@ type gpuStream struct {
 	head     uint64
 	tail     uint64
 	unmarked int       // commands since the latest mark
+	apart    bool      // copies, fills or waits are among them
+	launched time.Time // the latest mark of a launch was closed
 	load     int       // commands in marks that are not known to be done
 	oldest   uint64    // mark that watch has seen started, plus 1
 	since    time.Time // when it first did
@@ -110,8 +118,8 @@ func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 	if err := d.accepting(); err != nil {
 		return nil, err
 	}
-	s := &gpuStream{d: d, opt: opt, args: &launchArgs{}, events: &d.events,
-		ring: make([]mark, inFlight)}
+	s := &gpuStream{d: d, opt: opt, args: &launchArgs{}, events: &d.events, timed: &d.timed,
+		ring: make([]mark, ringSize)}
 	s.args.params = [2]unsafe.Pointer{unsafe.Pointer(&s.args.block), unsafe.Pointer(&s.args.hx)}
 	fail := func(err error) (cuda.Stream, error) {
 		s.free()
@@ -121,7 +129,10 @@ func (d *Device) NewStream(opt cuda.StreamOptions) (_ cuda.Stream, err error) {
 		if s.green, err = d.green.take(opt.SMs); err != nil {
 			return fail(err)
 		}
-		s.events = &s.green.events
+		s.events, s.timed = &s.green.events, &s.green.timed
+	}
+	if opt.Untimed {
+		s.timed = s.events
 	}
 	if s.slot, err = d.faults.take(d); err != nil {
 		return fail(err)
@@ -171,7 +182,7 @@ func (s *gpuStream) free() {
 	for i := range s.ring {
 		for _, e := range []event{s.ring[i].start, s.ring[i].end} {
 			if e != 0 {
-				s.events.give(e)
+				s.timed.give(e)
 			}
 		}
 	}
@@ -242,7 +253,7 @@ func (s *gpuStream) fault(seq uint64) {
 	f := *s.slot.mirror
 	name := "(unknown)"
 	for i := s.head; i != s.tail; i++ {
-		if k := s.ring[i%inFlight].launched(seq); k != nil {
+		if k := s.ring[i%ringSize].launched(seq); k != nil {
 			name = k.name
 		}
 	}
@@ -267,7 +278,7 @@ func (s *gpuStream) failureUpTo(seq uint64) error {
 func (s *gpuStream) reap() error {
 	d := s.d
 	for s.head != s.tail {
-		m := &s.ring[s.head%inFlight]
+		m := &s.ring[s.head%ringSize]
 		switch r := d.api.EventQuery(m.end); r {
 		case success:
 		case errNotReady:
@@ -276,11 +287,17 @@ func (s *gpuStream) reap() error {
 			return d.failed("cuEventQuery", r)
 		}
 		if m.kernel != nil {
-			ms, r := d.api.EventElapsedTime(m.start, m.end)
-			if r != success {
-				return d.failed("cuEventElapsedTime", r)
+			if !s.opt.Untimed {
+				from := m.start
+				if m.chained {
+					from = s.before(s.head).end
+				}
+				ms, r := d.api.EventElapsedTime(from, m.end)
+				if r != success {
+					return d.failed("cuEventElapsedTime", r)
+				}
+				s.busy += time.Duration(float64(ms) * float64(time.Millisecond))
 			}
-			s.busy += time.Duration(float64(ms) * float64(time.Millisecond))
 			// The kernel wrote the record with a fence for the system before it ended.
 			if seq := s.slot.mirror.seq(); s.faultSeq == 0 && m.launched(seq) != nil {
 				s.fault(seq)
@@ -293,10 +310,13 @@ func (s *gpuStream) reap() error {
 	return nil
 }
 
+// before is the mark before number n, whose place no other takes until n is off the ring (room).
+func (s *gpuStream) before(n uint64) *mark { return &s.ring[(n-1)%ringSize] }
+
 func (s *gpuStream) showRunning() {
 	var k *kernel
 	for i := s.head; i != s.tail && k == nil; i++ {
-		k = s.ring[i%inFlight].kernel
+		k = s.ring[i%ringSize].kernel
 	}
 	s.running.Store(k)
 }
@@ -348,17 +368,17 @@ func (s *gpuStream) room(load int) error {
 // place is the ring's next mark with its events made. s.mu is held and there is room; it runs
 // within enter. The mark counts once tail is raised.
 func (s *gpuStream) place(timed bool) (*mark, error) {
-	m := &s.ring[s.tail%inFlight]
+	m := &s.ring[s.tail%ringSize]
 	var err error
 	if timed && m.start == 0 {
-		if m.start, err = s.events.take(); err != nil {
+		if m.start, err = s.timed.take(); err != nil {
 			return nil, err
 		}
 	}
 	if m.end == 0 {
-		m.end, err = s.events.take()
+		m.end, err = s.timed.take()
 	}
-	m.kernel, m.steps, m.load = nil, nil, markEvery
+	m.kernel, m.steps, m.load, m.chained = nil, nil, markEvery, false
 	return m, err
 }
 
@@ -443,11 +463,16 @@ func (s *gpuStream) LaunchRaw(k cuda.Kernel, cfg cuda.LaunchConfig, params unsaf
 	return s.reapHalf()
 }
 
-// openMark is the next mark with its start on the stream. s.mu is held and there is room; it runs
-// within enter.
+// openMark is the next mark with its start on the stream, unless that is the end of the mark
+// before. s.mu is held and there is room; it runs within enter.
 func (s *gpuStream) openMark() (*mark, error) {
-	m, err := s.place(true)
-	if err == nil {
+	chained := s.tail > 0 && !s.apart && s.before(s.tail).kernel != nil &&
+		time.Since(s.launched) < s.d.soon
+	m, err := s.place(!chained)
+	if err != nil {
+		return nil, err
+	}
+	if m.chained = chained; !chained {
 		err = s.d.check("cuEventRecord", s.d.api.EventRecord(m.start, s.h))
 	}
 	return m, err
@@ -465,7 +490,7 @@ func (s *gpuStream) closeMark(m *mark, label *kernel, steps []*kernel, n, load i
 	}
 	s.tail++
 	s.load += m.load
-	s.unmarked = 0
+	s.unmarked, s.apart, s.launched = 0, false, time.Now()
 	return nil
 }
 
@@ -483,6 +508,7 @@ func (s *gpuStream) command(f func() error) error {
 		return err
 	}
 	defer s.mu.Unlock()
+	s.apart = true
 	return s.locked(nil, f)
 }
 
@@ -579,11 +605,17 @@ func (s *gpuStream) event(e cuda.Event) (*gpuEvent, error) {
 }
 
 // record makes a recording of the work so far, with one reference. s.mu is held.
-func (s *gpuStream) record() (*recording, error) {
+func (s *gpuStream) record(timed bool) (*recording, error) {
 	rec := &recording{s: s, pool: s.events}
+	if timed {
+		rec.pool = &s.d.timed
+		if s.green != nil {
+			rec.pool = &s.green.timed
+		}
+	}
 	rec.refs.Store(1)
 	err := s.locked(nil, func() (err error) {
-		if rec.ev, err = s.events.take(); err != nil {
+		if rec.ev, err = rec.pool.take(); err != nil {
 			return err
 		}
 		return s.d.check("cuEventRecord", s.d.api.EventRecord(rec.ev, s.h))
@@ -614,7 +646,7 @@ func (s *gpuStream) Record(e cuda.Event) error {
 		}
 		return err
 	}
-	rec, err := s.record()
+	rec, err := s.record(ge.timed)
 	s.mu.Unlock()
 	if err != nil {
 		return err
@@ -650,6 +682,7 @@ func (s *gpuStream) Wait(e cuda.Event) error {
 		return err
 	}
 	defer s.mu.Unlock()
+	s.apart = true
 	if err := s.locked(rec.green(), func() error {
 		return s.d.check("cuStreamWaitEvent", s.d.api.StreamWaitEvent(s.h, rec.ev, 0))
 	}); err != nil {

@@ -59,8 +59,8 @@ func (s *gpuStream) overdue(now time.Time) *TimeoutError {
 	if s.reap() != nil || s.head == s.tail {
 		return nil
 	}
-	m := &s.ring[s.head%inFlight]
-	if m.kernel == nil || s.d.api.EventQuery(m.start) != success {
+	m := &s.ring[s.head%ringSize]
+	if m.kernel == nil || !m.chained && s.d.api.EventQuery(m.start) != success {
 		return nil
 	}
 	if s.oldest != s.head+1 {

@@ -31,7 +31,7 @@ func (e *Engine) newTracer() (err error) {
 	}
 	e.Config.Timeline.Tracks(report.Tracks...)
 	t := &Tracer{rec: e.Config.Timeline}
-	if t.ref, err = e.Device.NewEvent(); err != nil {
+	if t.ref, err = e.Device.NewTimer(); err != nil {
 		return err
 	}
 	e.OnClose(t.ref.Close)
@@ -48,7 +48,7 @@ func (e *Engine) newTracer() (err error) {
 func (e *Engine) traceSlot(s *Slot) (err error) {
 	for i := range s.Segments {
 		for _, ev := range []*cuda.Event{&s.Segments[i].GatherFrom, &s.Segments[i].GatherTo} {
-			if *ev, err = e.Device.NewEvent(); err != nil {
+			if *ev, err = e.Device.NewTimer(); err != nil {
 				return err
 			}
 			e.OnClose((*ev).Close)

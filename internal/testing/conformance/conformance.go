@@ -733,10 +733,15 @@ func testEventRecordedTwice(s *suite) {
 func testEventTimes(s *suite) {
 	st := s.stream(cuda.StreamOptions{})
 	w := s.words(2, "count")
-	e, f := s.event(), s.event()
-	_, err := f.Since(e)
+	e, err := s.dev.NewTimer()
+	s.ok(err)
+	f, err := s.dev.NewTimer()
+	s.ok(err)
+	_, err = f.Since(e)
 	s.fails(err)
 	s.ok(st.Record(e))
+	untimed := s.event()
+	s.ok(st.Record(untimed))
 	launch(s, st, "conf_count", 1, countParams{w.at(0), w.at(1), int64(4 * time.Millisecond)})
 	s.ok(st.Record(f))
 	s.ok(f.Synchronize(s.ctx(patience)))
@@ -748,6 +753,9 @@ func testEventTimes(s *suite) {
 	if back, err := e.Since(f); err != nil || back != -d {
 		s.Fatalf("backwards: %v %v", back, err)
 	}
+	_, err = f.Since(untimed)
+	s.fails(err)
+	s.ok(untimed.Close())
 	s.ok(e.Close())
 	s.ok(f.Close())
 	s.close(st)

@@ -227,6 +227,9 @@ func (d *Device) MemUsage() map[string]int64 {
 // NewEvent implements cuda.Device.
 func (d *Device) NewEvent() (cuda.Event, error) { return d.gpu.NewEvent() }
 
+// NewTimer implements cuda.Device.
+func (d *Device) NewTimer() (cuda.Event, error) { return d.gpu.NewTimer() }
+
 type kernel struct {
 	gpu  cuda.Kernel
 	host cuda.Kernel // nil: only CUDA has it
