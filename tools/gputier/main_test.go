@@ -123,10 +123,22 @@ func TestBenchmarksNameSteps(t *testing.T) {
 	}
 	require.Greater(t, rows, 12)
 	for _, j := range jobs {
-		about := strings.HasPrefix(j.name, "bad: ") || slices.Contains([]string{"nvidia-smi", "driver",
-			"heliosctl", "doctor"}, j.name)
+		about := strings.HasPrefix(j.name, "bad: ") || strings.HasPrefix(j.name, "nvidia-smi") ||
+			slices.Contains([]string{"driver", "heliosctl", "doctor"}, j.name)
 		require.True(t, about || named[j.name], "BENCHMARKS.md does not name step %q", j.name)
 	}
+}
+
+// The limit of all steps leaves the rows of I/O and of training: they come first, after what they
+// need.
+func TestOrderOfSteps(t *testing.T) {
+	r := testRunner(t)
+	r.res.CPUs = 16
+	var names []string
+	for _, j := range r.jobs() {
+		names = append(names, j.name)
+	}
+	require.Equal(t, first, names[:len(first)])
 }
 
 func TestRefilled(t *testing.T) {

@@ -3,9 +3,9 @@ package main
 import (
 	"archive/tar"
 	"archive/zip"
-	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -21,7 +21,7 @@ import (
 )
 
 // maxPack bounds the packed folder: the copying of files to a GPU machine is limited.
-const maxPack = 64 << 20
+const maxPack = 40 << 20
 
 // testBinaries are the packages whose tests travel, by the name of the binary.
 var testBinaries = []struct{ name, pkg string }{
@@ -61,7 +61,7 @@ exec "$here/bin/gputier" run -pack "$here" "$@"
 func packVerb(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("gputier pack", flag.ContinueOnError)
 	out := f.String("o", "",
-		"`DIR` to make, and DIR.tar.gz beside it; must not exist or hold an older pack")
+		"`DIR` to make, and DIR.tar.xz beside it; must not exist or hold an older pack")
 	wheel := f.String("sanitizer", "",
 		"`WHEEL` of nvidia-cuda-sanitizer-api, for machines without compute-sanitizer")
 	if err := f.Parse(args); err != nil {
@@ -167,14 +167,14 @@ func pack(ctx context.Context, dir, wheel string) error {
 		0o666); err != nil {
 		return err
 	}
-	packed, err := archive(dir)
+	packed, err := archive(ctx, dir)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%s: %d files, %.1f MiB; %s.tar.gz: %.1f MiB\n", dir, len(m.Files)+1,
+	fmt.Printf("%s: %d files, %.1f MiB; %s.tar.xz: %.1f MiB\n", dir, len(m.Files)+1,
 		float64(total)/(1<<20), dir, float64(packed)/(1<<20))
 	if packed > maxPack {
-		return fmt.Errorf("%s.tar.gz has %d bytes, more than %d: leave the sanitizer out", dir,
+		return fmt.Errorf("%s.tar.xz has %d bytes, more than %d: leave the sanitizer out", dir,
 			packed, maxPack)
 	}
 	return nil
@@ -225,9 +225,9 @@ func unpackWheel(wheel, dir string) error {
 	return nil
 }
 
-// archive writes dir.tar.gz and returns its size.
-func archive(dir string) (n int64, err error) {
-	out, err := os.Create(dir + ".tar.gz")
+// archive writes dir.tar.xz, by the program xz, and returns its size.
+func archive(ctx context.Context, dir string) (n int64, err error) {
+	out, err := os.Create(dir + ".tar.xz")
 	if err != nil {
 		return 0, err
 	}
@@ -236,10 +236,31 @@ func archive(dir string) (n int64, err error) {
 			err = cerr
 		}
 	}()
-	z := gzip.NewWriter(out)
-	w := tar.NewWriter(z)
+	// The binaries have most of their code in common, so the dictionary holds several of them.
+	xz := exec.CommandContext(ctx, "xz", "-T1", "--lzma2=preset=3,dict=192MiB", "-c")
+	xz.Stdout, xz.Stderr = out, os.Stderr
+	z, err := xz.StdinPipe()
+	if err != nil {
+		return 0, err
+	}
+	if err := xz.Start(); err != nil {
+		return 0, fmt.Errorf("pack: %w; install xz-utils", err)
+	}
+	if err := errors.Join(writeTar(z, dir), z.Close(), xz.Wait()); err != nil {
+		return 0, fmt.Errorf("pack: %s.tar.xz: %w", dir, err)
+	}
+	fi, err := out.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return fi.Size(), nil
+}
+
+// writeTar writes a folder as a tar of one folder.
+func writeTar(to io.Writer, dir string) error {
+	w := tar.NewWriter(to)
 	base := filepath.Base(dir)
-	err = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -268,18 +289,5 @@ func archive(dir string) (n int64, err error) {
 		_, err = io.Copy(w, in)
 		return err
 	})
-	if err != nil {
-		return 0, err
-	}
-	if err := w.Close(); err != nil {
-		return 0, err
-	}
-	if err := z.Close(); err != nil {
-		return 0, err
-	}
-	fi, err := out.Stat()
-	if err != nil {
-		return 0, err
-	}
-	return fi.Size(), nil
+	return errors.Join(err, w.Close())
 }

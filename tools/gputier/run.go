@@ -96,7 +96,7 @@ func runVerb(ctx context.Context, args []string) (err error) {
 	pack := f.String("pack", "", "`DIR` of the pack (run.sh gives it)")
 	out := f.String("out", "gputier-results", "`DIR` for results.json, table.txt and log.txt")
 	small := f.Bool("small", false, "small sizes, as for the fake libcuda")
-	limit := f.Duration("limit", 8*time.Minute, "of all steps together")
+	limit := f.Duration("limit", 12*time.Minute, "of all steps together")
 	only := f.String("only", "", "`STEP[,STEP…]`: those whose names begin so")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -182,8 +182,14 @@ func (r *runner) all(only string) {
 	r.cleanUp()
 }
 
-// jobs are the steps: what says that the GPU computes right, the figures, training, and what takes
-// long last.
+// first are the steps that come before all others, in this order: the limit may end the rest. They
+// show that the GPU computes right and reads right, then the product's own figures.
+var first = []string{"nvidia-smi", "nvidia-smi: BAR1", "nvidia-smi: confidential computing",
+	"driver", "heliosctl", "doctor", "conformance", "refill", "RAM SSDs", "I/O at 80 us",
+	"I/O kernels", "memcheck: I/O", "racecheck: I/O", "synccheck: I/O", "bench step",
+	"graph: modes", "SSDs: modes", "load: modes", "train: helios", "train: gids"}
+
+// jobs are the steps.
 func (r *runner) jobs() []job {
 	batches, bench, seconds, io := "1000", "1,4,16,32,128", "0.25", "^TestGPU"
 	counts := []int{1, 2, 4, 8, 12}
@@ -217,8 +223,15 @@ func (r *runner) jobs() []job {
 	r.bound = append(r.bound, "HELIOS_STATE="+filepath.Join(r.dir, "state"))
 	jobs := []job{
 		{name: "nvidia-smi", limit: 20 * time.Second,
-			args: []string{"nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap",
+			args: []string{"nvidia-smi", "--query-gpu=name,driver_version,memory.total," +
+				"compute_cap,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current," +
+				"pcie.link.width.max,mig.mode.current,clocks.sm,clocks.max.sm,clocks.mem",
 				"--format=csv,noheader"}, then: lastLine("")},
+		{name: "nvidia-smi: BAR1", limit: 20 * time.Second,
+			args: []string{"nvidia-smi", "-q", "-d", "MEMORY"}, then: bar1},
+		{name: "nvidia-smi: confidential computing", limit: 20 * time.Second,
+			codes: []int{0, 3, 255}, // what has no such mode says so
+			args:  []string{"nvidia-smi", "conf-compute", "-f"}, then: lastLine("")},
 		{name: "driver", limit: 30 * time.Second, args: []string{r.bin("bench"), "probe"},
 			then: r.probed},
 		{name: "heliosctl", limit: 20 * time.Second, args: []string{hc, "version"},
@@ -285,6 +298,13 @@ func (r *runner) jobs() []job {
 			jobs = append(jobs, j)
 		}
 	}
+	rank := func(j job) int {
+		if i := slices.Index(first, j.name); i >= 0 {
+			return i
+		}
+		return len(first)
+	}
+	slices.SortStableFunc(jobs, func(a, b job) int { return rank(a) - rank(b) })
 	return jobs
 }
 
@@ -514,6 +534,16 @@ func lastLine(mark string) func(_, out []byte) (string, error) {
 		}
 		return "", nil
 	}
+}
+
+// bar1 finds the size of the window that other devices reach the GPU's memory through.
+func bar1(out, _ []byte) (string, error) {
+	if _, s, ok := strings.Cut(string(out), "BAR1 Memory Usage"); ok {
+		if line, _, ok := strings.Cut(strings.TrimSpace(s), "\n"); ok {
+			return "BAR1 " + line, nil
+		}
+	}
+	return "", errors.New("nvidia-smi names no BAR1")
 }
 
 func benchmarks(out, _ []byte) (string, error) {

@@ -53,7 +53,7 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 	if err := os.Mkdir(there, 0o777); err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, "tar", "-xzf", filepath.Join(dir, "tier.tar.gz"), "-C",
+	if out, err := exec.CommandContext(ctx, "tar", "-xJf", filepath.Join(dir, "tier.tar.xz"), "-C",
 		there).CombinedOutput(); err != nil {
 		return fmt.Errorf("tar: %w: %s", err, out)
 	}
@@ -131,6 +131,13 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 		}) {
 			return fmt.Errorf("results.json lacks %s: %s", want.what, want.of.Device)
 		}
+	}
+	// The rows of I/O come before the time is over, however slow the rest is.
+	slow, err := run(filepath.Join(dir, "slow"), "sms=4,mem=268435456,launch_ns=3000000", "-limit",
+		"40s")
+	if err == nil || len(slow.Bench) == 0 {
+		return fmt.Errorf("a slow driver: %d rows of bench io within the limit: %w", len(slow.Bench),
+			err)
 	}
 	bad, err := run(filepath.Join(dir, "failing"), "sms=4,mem=268435456,crash=1", "-only",
 		"driver,heliosctl,sampling,bad,RAM,I/O at")

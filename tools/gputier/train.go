@@ -221,6 +221,7 @@ func (r *runner) trainings() []job {
 	jobs = append(jobs, r.dataset("modes", modes)...)
 	for _, m := range [][]string{
 		{"helios", "--mode", "helios", "--gpu-cache", "10%", "--cpu-cache", "10%"},
+		{"gids", "--mode", "gids", "--gpu-cache", "10%", "--cpu-cache", "10%"},
 		{"helios, no pipeline", "--mode", "helios", "--gpu-cache", "10%", "--cpu-cache", "10%",
 			"--pipeline", "none"},
 		{"inmem", "--mode", "inmem", "--gpu-cache", "10%"},
