@@ -205,7 +205,7 @@ func (p *gemmParams) scalar(transA, transB bool, i0, i1, j0, j1 int64) {
 func gemmTiles(m, n, k, sms int64) (mb, nb int64) {
 	want := 4 * sms
 	if k > m && k > n {
-		want = 2 * sms // gradients of weights: each split reads an operand once more
+		want = sms // gradients of weights: each split reads an operand once more
 	}
 	rows, cols := int64(1), (n+511)/512
 	for rows*cols < want {

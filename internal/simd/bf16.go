@@ -189,8 +189,9 @@ func (w *bf16Way) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c 
 					v := (n + m.lanes - 1) / m.lanes
 					for q := 0; q < mc; {
 						size := m.size(mc - q)
+						to := elem(c, (i+q)*ldc+j)
 						m.tile[size][v](steps, &s.x[q/mr*xp+q%mr], mr*4, &s.y[j/nr*yp], nr*4,
-							elem(c, (i+q)*ldc+j), ldc*4, n, load)
+							to, ldc*4, n, load, to, 0)
 						q += size
 					}
 				}

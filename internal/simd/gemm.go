@@ -42,12 +42,16 @@ const (
 	gemmNC = 512
 	gemmMC = 48 // whole tiles of both levels
 	// From here on both sides are packed. A side whose elements lie in order of k is used where it
-	// is if fewer rows or columns than that want it.
+	// is if fewer rows or columns than that want it, and both sides are if their rows are short: to
+	// copy them costs more than to read their lines from L2, where one block of steps asks for the
+	// next one's. Rows further apart would share too few sets of the caches.
 	gemmPackRows = 24
+	gemmInPlace  = 512 // floats
 	// floats between panels: a power of two would put all of them into one set of L1
 	gemmPad      = 80
 	gemmThin     = 8 // up to so many columns, C is computed as its transpose
 	gemmThinRows = 1024
+	lineFloats   = 16 // of a line of the caches
 )
 
 // side is the operand of one side of the tile: with major the elements for one k lie together.
@@ -69,6 +73,27 @@ func (s side) from(k, i int) side {
 	return s
 }
 
+// ahead names the lines that a block of steps will read of both operands, by columns. The tiles of
+// the block before ask memory for them, one column a tile.
+type ahead [2]struct {
+	side
+	n int // floats of a step that are left
+}
+
+// line is the next column, of lines fs bytes apart; none repeats a line of the caches.
+func (a *ahead) line(none *float32) (far *float32, fs int) {
+	for i := range a {
+		if s := &a[i]; s.n > 0 {
+			far = s.p
+			if s.n -= lineFloats; s.n > 0 {
+				s.p = elem(s.p, lineFloats)
+			}
+			return far, s.ld * 4
+		}
+	}
+	return none, 0
+}
+
 type gemmScratch struct {
 	x    [gemmMC*(gemmKC+32) + 16*gemmPad]float32
 	y    [gemmNC*(gemmKC+32) + 64*gemmPad]float32
@@ -87,7 +112,7 @@ type micro struct {
 	lanes, rows int
 	sizes       []int // rows of the tiles there are, largest first
 	tile        [13][9]func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n,
-		load int)
+		load int, far *float32, fs int)
 	transpose func(dst *float32, ds int, rows **float32, k int)
 	panels    func(dst *float32, ps int, src *float32, ld, k, n int)
 	columns   func(dst *float32, ps int, src *float32, ld, k, n int)
@@ -202,16 +227,25 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 	nr := 2 * m.lanes
 	load := 0
 	for ti, t := range terms {
-		blocks := (t.k + gemmKC - 1) / gemmKC
+		turned, depth := t.x.major && t.y.major, gemmKC
+		inPlace := turned && max(t.x.ld, t.y.ld) <= gemmInPlace
+		if inPlace {
+			depth /= 2 // steps of a tile's columns of y fit L1
+		}
+		blocks := (t.k + depth - 1) / depth
 		for b := range blocks {
 			k0, k1 := t.k*b/blocks, t.k*(b+1)/blocks
 			kc := k1 - k0
 			last := ti == len(terms)-1 && b == blocks-1
+			next := ahead{}
+			if b < blocks-1 && turned {
+				next = ahead{{t.x.from(k1, 0), rows}, {t.y.from(k1, j0), cols}}
+			}
 			// The vectors' side.
 			y := t.y.from(k0, j0)
 			yp := nr*((kc+15)&^15) + gemmPad // from panel to panel
 			packed := 0                      // the first column that is in s.y
-			if y.major && rows <= gemmPackRows {
+			if inPlace || y.major && rows <= gemmPackRows {
 				packed = cols / nr * nr
 			}
 			if packed < cols {
@@ -222,7 +256,7 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 				x := t.x.from(k0, i)
 				xs, xp := x.ld*4, m.rows
 				xbase := x.p
-				if !x.major || cols > nr {
+				if !x.major || cols > nr && !inPlace {
 					xs, xp, xbase = m.rows*4, m.rows*((kc+15)&^15)+gemmPad, &s.x[0]
 					m.packX(s, x, mc, kc, xp)
 				}
@@ -244,8 +278,9 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 					}
 					for q := 0; q < mc; {
 						size := m.size(mc - q)
-						px := elem(xbase, q/m.rows*xp+q%m.rows)
-						m.tile[size][v](kc, px, xs, py, ys, elem(c, (i+q)*ldc+j), ldc*4, n, load)
+						px, to := elem(xbase, q/m.rows*xp+q%m.rows), elem(c, (i+q)*ldc+j)
+						far, fs := next.line(to)
+						m.tile[size][v](kc, px, xs, py, ys, to, ldc*4, n, load, far, fs)
 						q += size
 					}
 				}

@@ -5,52 +5,52 @@
 package simd
 
 //go:noescape
-func gemmZ1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmZ2x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmZ2x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
 func gemmTransposeZ(dst *float32, ds int, rows **float32, k int)
@@ -83,37 +83,37 @@ func gemmZipYZ(dst *float32, ps int, src *float32, ld int, k int, n int, none *f
 func gemmZipXZ(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
 
 //go:noescape
-func gemmY1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmY1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmY1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
 func gemmTransposeY(dst *float32, ds int, rows **float32, k int)
@@ -146,46 +146,46 @@ func gemmZipYY(dst *float32, ps int, src *float32, ld int, k int, n int, none *f
 func gemmZipXY(dst *float32, ps int, src *float32, ld int, k int, n int, none *float32)
 
 //go:noescape
-func gemmB1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
-func gemmB12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+func gemmB12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 
 //go:noescape
 func gemmRoundB(dst *float32, src *float32, n int)

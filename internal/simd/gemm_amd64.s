@@ -22,53 +22,55 @@ DATA gemmMasks<>+56(SB)/4, $0x00000000
 DATA gemmMasks<>+60(SB)/4, $0x00000000
 GLOBL gemmMasks<>(SB), RODATA|NOPTR, $64
 
-// func gemmZ1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ1x1(SB), NOSPLIT, $8-72
+TEXT ·gemmZ1x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R9
-	VMOVUPS (R8), Z0
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R11
+	VMOVUPS (R10), Z0
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R9
-	VMOVUPS.Z (R8), K1, Z0
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R11
+	VMOVUPS.Z (R10), K1, Z0
 
 start:
 	SUBQ $0x04, AX
@@ -76,27 +78,35 @@ start:
 
 four:
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	VFMADD231PS  Z1, Z2, Z0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	VFMADD231PS  Z1, Z2, Z0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	VFMADD231PS  Z1, Z2, Z0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	VFMADD231PS  Z1, Z2, Z0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -108,9 +118,11 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	VFMADD231PS  Z1, Z2, Z0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -150,58 +162,60 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ1x2(SB), NOSPLIT, $8-72
+TEXT ·gemmZ1x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R9
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R11
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R9
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R11
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
 
 start:
 	SUBQ $0x04, AX
@@ -210,38 +224,46 @@ start:
 four:
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -254,11 +276,13 @@ rest:
 one:
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -301,57 +325,59 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ2x1(SB), NOSPLIT, $8-72
+TEXT ·gemmZ2x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
 
 start:
 	SUBQ $0x04, AX
@@ -359,35 +385,43 @@ start:
 
 four:
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	VFMADD231PS  Z2, Z3, Z0
 	VBROADCASTSS 4(CX), Z4
 	VFMADD231PS  Z2, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	VFMADD231PS  Z2, Z3, Z0
 	VBROADCASTSS 4(CX), Z4
 	VFMADD231PS  Z2, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	VFMADD231PS  Z2, Z3, Z0
 	VBROADCASTSS 4(CX), Z4
 	VFMADD231PS  Z2, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	VFMADD231PS  Z2, Z3, Z0
 	VBROADCASTSS 4(CX), Z4
 	VFMADD231PS  Z2, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -399,11 +433,13 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	VFMADD231PS  Z2, Z3, Z0
 	VBROADCASTSS 4(CX), Z4
 	VFMADD231PS  Z2, Z4, Z1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -445,66 +481,68 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ2x2(SB), NOSPLIT, $8-72
+TEXT ·gemmZ2x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
 
 start:
 	SUBQ $0x04, AX
@@ -513,50 +551,58 @@ start:
 four:
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	VFMADD231PS  Z4, Z6, Z0
 	VFMADD231PS  Z5, Z6, Z1
 	VBROADCASTSS 4(CX), Z7
 	VFMADD231PS  Z4, Z7, Z2
 	VFMADD231PS  Z5, Z7, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	VFMADD231PS  Z4, Z6, Z0
 	VFMADD231PS  Z5, Z6, Z1
 	VBROADCASTSS 4(CX), Z7
 	VFMADD231PS  Z4, Z7, Z2
 	VFMADD231PS  Z5, Z7, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	VFMADD231PS  Z4, Z6, Z0
 	VFMADD231PS  Z5, Z6, Z1
 	VBROADCASTSS 4(CX), Z7
 	VFMADD231PS  Z4, Z7, Z2
 	VFMADD231PS  Z5, Z7, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	VFMADD231PS  Z4, Z6, Z0
 	VFMADD231PS  Z5, Z6, Z1
 	VBROADCASTSS 4(CX), Z7
 	VFMADD231PS  Z4, Z7, Z2
 	VFMADD231PS  Z5, Z7, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -569,14 +615,16 @@ rest:
 one:
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	VFMADD231PS  Z4, Z6, Z0
 	VFMADD231PS  Z5, Z6, Z1
 	VBROADCASTSS 4(CX), Z7
 	VFMADD231PS  Z4, Z7, Z2
 	VFMADD231PS  Z5, Z7, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -623,61 +671,63 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ3x1(SB), NOSPLIT, $8-72
+TEXT ·gemmZ3x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
 
 start:
 	SUBQ $0x04, AX
@@ -685,43 +735,51 @@ start:
 
 four:
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z3, Z4, Z0
 	VBROADCASTSS 4(CX), Z5
 	VFMADD231PS  Z3, Z5, Z1
 	VBROADCASTSS 8(CX), Z6
 	VFMADD231PS  Z3, Z6, Z2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z3, Z4, Z0
 	VBROADCASTSS 4(CX), Z5
 	VFMADD231PS  Z3, Z5, Z1
 	VBROADCASTSS 8(CX), Z6
 	VFMADD231PS  Z3, Z6, Z2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z3, Z4, Z0
 	VBROADCASTSS 4(CX), Z5
 	VFMADD231PS  Z3, Z5, Z1
 	VBROADCASTSS 8(CX), Z6
 	VFMADD231PS  Z3, Z6, Z2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z3, Z4, Z0
 	VBROADCASTSS 4(CX), Z5
 	VFMADD231PS  Z3, Z5, Z1
 	VBROADCASTSS 8(CX), Z6
 	VFMADD231PS  Z3, Z6, Z2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -733,13 +791,15 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	VFMADD231PS  Z3, Z4, Z0
 	VBROADCASTSS 4(CX), Z5
 	VFMADD231PS  Z3, Z5, Z1
 	VBROADCASTSS 8(CX), Z6
 	VFMADD231PS  Z3, Z6, Z2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -783,74 +843,76 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ3x2(SB), NOSPLIT, $8-72
+TEXT ·gemmZ3x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
 
 start:
 	SUBQ $0x04, AX
@@ -859,8 +921,8 @@ start:
 four:
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  Z6, Z8, Z0
 	VFMADD231PS  Z7, Z8, Z1
@@ -870,12 +932,14 @@ four:
 	VBROADCASTSS 8(CX), Z10
 	VFMADD231PS  Z6, Z10, Z4
 	VFMADD231PS  Z7, Z10, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  Z6, Z8, Z0
 	VFMADD231PS  Z7, Z8, Z1
@@ -885,12 +949,14 @@ four:
 	VBROADCASTSS 8(CX), Z10
 	VFMADD231PS  Z6, Z10, Z4
 	VFMADD231PS  Z7, Z10, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  Z6, Z8, Z0
 	VFMADD231PS  Z7, Z8, Z1
@@ -900,12 +966,14 @@ four:
 	VBROADCASTSS 8(CX), Z10
 	VFMADD231PS  Z6, Z10, Z4
 	VFMADD231PS  Z7, Z10, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  Z6, Z8, Z0
 	VFMADD231PS  Z7, Z8, Z1
@@ -915,6 +983,8 @@ four:
 	VBROADCASTSS 8(CX), Z10
 	VFMADD231PS  Z6, Z10, Z4
 	VFMADD231PS  Z7, Z10, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -927,8 +997,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  Z6, Z8, Z0
 	VFMADD231PS  Z7, Z8, Z1
@@ -938,6 +1008,8 @@ one:
 	VBROADCASTSS 8(CX), Z10
 	VFMADD231PS  Z6, Z10, Z4
 	VFMADD231PS  Z7, Z10, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -988,68 +1060,70 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ4x1(SB), NOSPLIT, $8-72
+TEXT ·gemmZ4x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z3
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z3
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z3
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z3
 
 start:
 	SUBQ $0x04, AX
@@ -1057,7 +1131,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	VFMADD231PS  Z4, Z5, Z0
 	VBROADCASTSS 4(CX), Z6
@@ -1066,10 +1140,12 @@ four:
 	VFMADD231PS  Z4, Z7, Z2
 	VBROADCASTSS 12(CX), Z8
 	VFMADD231PS  Z4, Z8, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	VFMADD231PS  Z4, Z5, Z0
 	VBROADCASTSS 4(CX), Z6
@@ -1078,10 +1154,12 @@ four:
 	VFMADD231PS  Z4, Z7, Z2
 	VBROADCASTSS 12(CX), Z8
 	VFMADD231PS  Z4, Z8, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	VFMADD231PS  Z4, Z5, Z0
 	VBROADCASTSS 4(CX), Z6
@@ -1090,10 +1168,12 @@ four:
 	VFMADD231PS  Z4, Z7, Z2
 	VBROADCASTSS 12(CX), Z8
 	VFMADD231PS  Z4, Z8, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	VFMADD231PS  Z4, Z5, Z0
 	VBROADCASTSS 4(CX), Z6
@@ -1102,6 +1182,8 @@ four:
 	VFMADD231PS  Z4, Z7, Z2
 	VBROADCASTSS 12(CX), Z8
 	VFMADD231PS  Z4, Z8, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -1113,7 +1195,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	VFMADD231PS  Z4, Z5, Z0
 	VBROADCASTSS 4(CX), Z6
@@ -1122,6 +1204,8 @@ one:
 	VFMADD231PS  Z4, Z7, Z2
 	VBROADCASTSS 12(CX), Z8
 	VFMADD231PS  Z4, Z8, Z3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -1169,85 +1253,87 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ4x2(SB), NOSPLIT, $8-72
+TEXT ·gemmZ4x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS 64(R8), Z7
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS 64(R10), Z7
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z6
-	VMOVUPS.Z 64(R8), K1, Z7
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z6
+	VMOVUPS.Z 64(R10), K1, Z7
 
 start:
 	SUBQ $0x04, AX
@@ -1256,8 +1342,8 @@ start:
 four:
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
@@ -1270,12 +1356,14 @@ four:
 	VBROADCASTSS 12(CX), Z13
 	VFMADD231PS  Z8, Z13, Z6
 	VFMADD231PS  Z9, Z13, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
@@ -1288,12 +1376,14 @@ four:
 	VBROADCASTSS 12(CX), Z13
 	VFMADD231PS  Z8, Z13, Z6
 	VFMADD231PS  Z9, Z13, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
@@ -1306,12 +1396,14 @@ four:
 	VBROADCASTSS 12(CX), Z13
 	VFMADD231PS  Z8, Z13, Z6
 	VFMADD231PS  Z9, Z13, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
@@ -1324,6 +1416,8 @@ four:
 	VBROADCASTSS 12(CX), Z13
 	VFMADD231PS  Z8, Z13, Z6
 	VFMADD231PS  Z9, Z13, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -1336,8 +1430,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
@@ -1350,6 +1444,8 @@ one:
 	VBROADCASTSS 12(CX), Z13
 	VFMADD231PS  Z8, Z13, Z6
 	VFMADD231PS  Z9, Z13, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -1406,76 +1502,78 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ6x1(SB), NOSPLIT, $8-72
+TEXT ·gemmZ6x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z4, Z4, Z4
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z3
-	VMOVUPS (R8)(R9*1), Z4
-	VMOVUPS (R8)(R9*2), Z5
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z3
+	VMOVUPS (R10)(R11*1), Z4
+	VMOVUPS (R10)(R11*2), Z5
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z3
-	VMOVUPS.Z (R8)(R9*1), K1, Z4
-	VMOVUPS.Z (R8)(R9*2), K1, Z5
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z3
+	VMOVUPS.Z (R10)(R11*1), K1, Z4
+	VMOVUPS.Z (R10)(R11*2), K1, Z5
 
 start:
 	SUBQ $0x04, AX
@@ -1483,7 +1581,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	VFMADD231PS  Z6, Z7, Z0
 	VBROADCASTSS 4(CX), Z8
@@ -1496,10 +1594,12 @@ four:
 	VFMADD231PS  Z6, Z7, Z4
 	VBROADCASTSS 20(CX), Z8
 	VFMADD231PS  Z6, Z8, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	VFMADD231PS  Z6, Z7, Z0
 	VBROADCASTSS 4(CX), Z8
@@ -1512,10 +1612,12 @@ four:
 	VFMADD231PS  Z6, Z7, Z4
 	VBROADCASTSS 20(CX), Z8
 	VFMADD231PS  Z6, Z8, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	VFMADD231PS  Z6, Z7, Z0
 	VBROADCASTSS 4(CX), Z8
@@ -1528,10 +1630,12 @@ four:
 	VFMADD231PS  Z6, Z7, Z4
 	VBROADCASTSS 20(CX), Z8
 	VFMADD231PS  Z6, Z8, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	VFMADD231PS  Z6, Z7, Z0
 	VBROADCASTSS 4(CX), Z8
@@ -1544,6 +1648,8 @@ four:
 	VFMADD231PS  Z6, Z7, Z4
 	VBROADCASTSS 20(CX), Z8
 	VFMADD231PS  Z6, Z8, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -1555,7 +1661,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	VFMADD231PS  Z6, Z7, Z0
 	VBROADCASTSS 4(CX), Z8
@@ -1568,6 +1674,8 @@ one:
 	VFMADD231PS  Z6, Z7, Z4
 	VBROADCASTSS 20(CX), Z8
 	VFMADD231PS  Z6, Z8, Z5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -1619,101 +1727,103 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ6x2(SB), NOSPLIT, $8-72
+TEXT ·gemmZ6x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z8, Z8, Z8
 	VPXORD     Z9, Z9, Z9
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z10, Z10, Z10
 	VPXORD     Z11, Z11, Z11
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS 64(R8), Z7
-	VMOVUPS (R8)(R9*1), Z8
-	VMOVUPS 64(R8)(R9*1), Z9
-	VMOVUPS (R8)(R9*2), Z10
-	VMOVUPS 64(R8)(R9*2), Z11
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS 64(R10), Z7
+	VMOVUPS (R10)(R11*1), Z8
+	VMOVUPS 64(R10)(R11*1), Z9
+	VMOVUPS (R10)(R11*2), Z10
+	VMOVUPS 64(R10)(R11*2), Z11
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z6
-	VMOVUPS.Z 64(R8), K1, Z7
-	VMOVUPS   (R8)(R9*1), Z8
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z9
-	VMOVUPS   (R8)(R9*2), Z10
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z11
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z6
+	VMOVUPS.Z 64(R10), K1, Z7
+	VMOVUPS   (R10)(R11*1), Z8
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z9
+	VMOVUPS   (R10)(R11*2), Z10
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z11
 
 start:
 	SUBQ $0x04, AX
@@ -1722,8 +1832,8 @@ start:
 four:
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	VFMADD231PS  Z12, Z14, Z0
 	VFMADD231PS  Z13, Z14, Z1
@@ -1742,12 +1852,14 @@ four:
 	VBROADCASTSS 20(CX), Z15
 	VFMADD231PS  Z12, Z15, Z10
 	VFMADD231PS  Z13, Z15, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	VFMADD231PS  Z12, Z14, Z0
 	VFMADD231PS  Z13, Z14, Z1
@@ -1766,12 +1878,14 @@ four:
 	VBROADCASTSS 20(CX), Z15
 	VFMADD231PS  Z12, Z15, Z10
 	VFMADD231PS  Z13, Z15, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	VFMADD231PS  Z12, Z14, Z0
 	VFMADD231PS  Z13, Z14, Z1
@@ -1790,12 +1904,14 @@ four:
 	VBROADCASTSS 20(CX), Z15
 	VFMADD231PS  Z12, Z15, Z10
 	VFMADD231PS  Z13, Z15, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	VFMADD231PS  Z12, Z14, Z0
 	VFMADD231PS  Z13, Z14, Z1
@@ -1814,6 +1930,8 @@ four:
 	VBROADCASTSS 20(CX), Z15
 	VFMADD231PS  Z12, Z15, Z10
 	VFMADD231PS  Z13, Z15, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -1826,8 +1944,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	VFMADD231PS  Z12, Z14, Z0
 	VFMADD231PS  Z13, Z14, Z1
@@ -1846,6 +1964,8 @@ one:
 	VBROADCASTSS 20(CX), Z15
 	VFMADD231PS  Z12, Z15, Z10
 	VFMADD231PS  Z13, Z15, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -1910,87 +2030,89 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ8x1(SB), NOSPLIT, $8-72
+TEXT ·gemmZ8x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z4, Z4, Z4
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z3
-	VMOVUPS (R8)(R9*1), Z4
-	VMOVUPS (R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS (R8)(R9*1), Z7
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z3
+	VMOVUPS (R10)(R11*1), Z4
+	VMOVUPS (R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS (R10)(R11*1), Z7
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z3
-	VMOVUPS.Z (R8)(R9*1), K1, Z4
-	VMOVUPS.Z (R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z6
-	VMOVUPS.Z (R8)(R9*1), K1, Z7
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z3
+	VMOVUPS.Z (R10)(R11*1), K1, Z4
+	VMOVUPS.Z (R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z6
+	VMOVUPS.Z (R10)(R11*1), K1, Z7
 
 start:
 	SUBQ $0x04, AX
@@ -1998,7 +2120,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	VFMADD231PS  Z8, Z9, Z0
 	VBROADCASTSS 4(CX), Z10
@@ -2015,10 +2137,12 @@ four:
 	VFMADD231PS  Z8, Z11, Z6
 	VBROADCASTSS 28(CX), Z12
 	VFMADD231PS  Z8, Z12, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	VFMADD231PS  Z8, Z9, Z0
 	VBROADCASTSS 4(CX), Z10
@@ -2035,10 +2159,12 @@ four:
 	VFMADD231PS  Z8, Z11, Z6
 	VBROADCASTSS 28(CX), Z12
 	VFMADD231PS  Z8, Z12, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	VFMADD231PS  Z8, Z9, Z0
 	VBROADCASTSS 4(CX), Z10
@@ -2055,10 +2181,12 @@ four:
 	VFMADD231PS  Z8, Z11, Z6
 	VBROADCASTSS 28(CX), Z12
 	VFMADD231PS  Z8, Z12, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	VFMADD231PS  Z8, Z9, Z0
 	VBROADCASTSS 4(CX), Z10
@@ -2075,6 +2203,8 @@ four:
 	VFMADD231PS  Z8, Z11, Z6
 	VBROADCASTSS 28(CX), Z12
 	VFMADD231PS  Z8, Z12, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -2086,7 +2216,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	VFMADD231PS  Z8, Z9, Z0
 	VBROADCASTSS 4(CX), Z10
@@ -2103,6 +2233,8 @@ one:
 	VFMADD231PS  Z8, Z11, Z6
 	VBROADCASTSS 28(CX), Z12
 	VFMADD231PS  Z8, Z12, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -2160,120 +2292,122 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ8x2(SB), NOSPLIT, $8-72
+TEXT ·gemmZ8x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z8, Z8, Z8
 	VPXORD     Z9, Z9, Z9
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z10, Z10, Z10
 	VPXORD     Z11, Z11, Z11
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z12, Z12, Z12
 	VPXORD     Z13, Z13, Z13
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z14, Z14, Z14
 	VPXORD     Z15, Z15, Z15
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS 64(R8), Z7
-	VMOVUPS (R8)(R9*1), Z8
-	VMOVUPS 64(R8)(R9*1), Z9
-	VMOVUPS (R8)(R9*2), Z10
-	VMOVUPS 64(R8)(R9*2), Z11
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z12
-	VMOVUPS 64(R8), Z13
-	VMOVUPS (R8)(R9*1), Z14
-	VMOVUPS 64(R8)(R9*1), Z15
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS 64(R10), Z7
+	VMOVUPS (R10)(R11*1), Z8
+	VMOVUPS 64(R10)(R11*1), Z9
+	VMOVUPS (R10)(R11*2), Z10
+	VMOVUPS 64(R10)(R11*2), Z11
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z12
+	VMOVUPS 64(R10), Z13
+	VMOVUPS (R10)(R11*1), Z14
+	VMOVUPS 64(R10)(R11*1), Z15
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z6
-	VMOVUPS.Z 64(R8), K1, Z7
-	VMOVUPS   (R8)(R9*1), Z8
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z9
-	VMOVUPS   (R8)(R9*2), Z10
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z11
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z12
-	VMOVUPS.Z 64(R8), K1, Z13
-	VMOVUPS   (R8)(R9*1), Z14
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z15
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z6
+	VMOVUPS.Z 64(R10), K1, Z7
+	VMOVUPS   (R10)(R11*1), Z8
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z9
+	VMOVUPS   (R10)(R11*2), Z10
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z11
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z12
+	VMOVUPS.Z 64(R10), K1, Z13
+	VMOVUPS   (R10)(R11*1), Z14
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z15
 
 start:
 	SUBQ $0x04, AX
@@ -2282,8 +2416,8 @@ start:
 four:
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
@@ -2308,12 +2442,14 @@ four:
 	VBROADCASTSS 28(CX), Z21
 	VFMADD231PS  Z16, Z21, Z14
 	VFMADD231PS  Z17, Z21, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
@@ -2338,12 +2474,14 @@ four:
 	VBROADCASTSS 28(CX), Z21
 	VFMADD231PS  Z16, Z21, Z14
 	VFMADD231PS  Z17, Z21, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
@@ -2368,12 +2506,14 @@ four:
 	VBROADCASTSS 28(CX), Z21
 	VFMADD231PS  Z16, Z21, Z14
 	VFMADD231PS  Z17, Z21, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
@@ -2398,6 +2538,8 @@ four:
 	VBROADCASTSS 28(CX), Z21
 	VFMADD231PS  Z16, Z21, Z14
 	VFMADD231PS  Z17, Z21, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -2410,8 +2552,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
@@ -2436,6 +2578,8 @@ one:
 	VBROADCASTSS 28(CX), Z21
 	VFMADD231PS  Z16, Z21, Z14
 	VFMADD231PS  Z17, Z21, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -2510,106 +2654,108 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ12x1(SB), NOSPLIT, $8-72
+TEXT ·gemmZ12x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z4, Z4, Z4
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z8, Z8, Z8
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z9, Z9, Z9
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z10, Z10, Z10
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z11, Z11, Z11
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z3
-	VMOVUPS (R8)(R9*1), Z4
-	VMOVUPS (R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS (R8)(R9*1), Z7
-	VMOVUPS (R8)(R9*2), Z8
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z9
-	VMOVUPS (R8)(R9*1), Z10
-	VMOVUPS (R8)(R9*2), Z11
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z3
+	VMOVUPS (R10)(R11*1), Z4
+	VMOVUPS (R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS (R10)(R11*1), Z7
+	VMOVUPS (R10)(R11*2), Z8
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z9
+	VMOVUPS (R10)(R11*1), Z10
+	VMOVUPS (R10)(R11*2), Z11
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z3
-	VMOVUPS.Z (R8)(R9*1), K1, Z4
-	VMOVUPS.Z (R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z6
-	VMOVUPS.Z (R8)(R9*1), K1, Z7
-	VMOVUPS.Z (R8)(R9*2), K1, Z8
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z9
-	VMOVUPS.Z (R8)(R9*1), K1, Z10
-	VMOVUPS.Z (R8)(R9*2), K1, Z11
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z3
+	VMOVUPS.Z (R10)(R11*1), K1, Z4
+	VMOVUPS.Z (R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z6
+	VMOVUPS.Z (R10)(R11*1), K1, Z7
+	VMOVUPS.Z (R10)(R11*2), K1, Z8
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z9
+	VMOVUPS.Z (R10)(R11*1), K1, Z10
+	VMOVUPS.Z (R10)(R11*2), K1, Z11
 
 start:
 	SUBQ $0x04, AX
@@ -2617,7 +2763,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	VFMADD231PS  Z12, Z13, Z0
 	VBROADCASTSS 4(CX), Z14
@@ -2642,10 +2788,12 @@ four:
 	VFMADD231PS  Z12, Z15, Z10
 	VBROADCASTSS 44(CX), Z16
 	VFMADD231PS  Z12, Z16, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	VFMADD231PS  Z12, Z13, Z0
 	VBROADCASTSS 4(CX), Z14
@@ -2670,10 +2818,12 @@ four:
 	VFMADD231PS  Z12, Z15, Z10
 	VBROADCASTSS 44(CX), Z16
 	VFMADD231PS  Z12, Z16, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	VFMADD231PS  Z12, Z13, Z0
 	VBROADCASTSS 4(CX), Z14
@@ -2698,10 +2848,12 @@ four:
 	VFMADD231PS  Z12, Z15, Z10
 	VBROADCASTSS 44(CX), Z16
 	VFMADD231PS  Z12, Z16, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	VFMADD231PS  Z12, Z13, Z0
 	VBROADCASTSS 4(CX), Z14
@@ -2726,6 +2878,8 @@ four:
 	VFMADD231PS  Z12, Z15, Z10
 	VBROADCASTSS 44(CX), Z16
 	VFMADD231PS  Z12, Z16, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -2737,7 +2891,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	VFMADD231PS  Z12, Z13, Z0
 	VBROADCASTSS 4(CX), Z14
@@ -2762,6 +2916,8 @@ one:
 	VFMADD231PS  Z12, Z15, Z10
 	VBROADCASTSS 44(CX), Z16
 	VFMADD231PS  Z12, Z16, Z11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -2829,155 +2985,157 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ12x2(SB), NOSPLIT, $8-72
+TEXT ·gemmZ12x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z8, Z8, Z8
 	VPXORD     Z9, Z9, Z9
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z10, Z10, Z10
 	VPXORD     Z11, Z11, Z11
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z12, Z12, Z12
 	VPXORD     Z13, Z13, Z13
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z14, Z14, Z14
 	VPXORD     Z15, Z15, Z15
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z16, Z16, Z16
 	VPXORD     Z17, Z17, Z17
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z18, Z18, Z18
 	VPXORD     Z19, Z19, Z19
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z20, Z20, Z20
 	VPXORD     Z21, Z21, Z21
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z22, Z22, Z22
 	VPXORD     Z23, Z23, Z23
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS 64(R8), Z7
-	VMOVUPS (R8)(R9*1), Z8
-	VMOVUPS 64(R8)(R9*1), Z9
-	VMOVUPS (R8)(R9*2), Z10
-	VMOVUPS 64(R8)(R9*2), Z11
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z12
-	VMOVUPS 64(R8), Z13
-	VMOVUPS (R8)(R9*1), Z14
-	VMOVUPS 64(R8)(R9*1), Z15
-	VMOVUPS (R8)(R9*2), Z16
-	VMOVUPS 64(R8)(R9*2), Z17
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z18
-	VMOVUPS 64(R8), Z19
-	VMOVUPS (R8)(R9*1), Z20
-	VMOVUPS 64(R8)(R9*1), Z21
-	VMOVUPS (R8)(R9*2), Z22
-	VMOVUPS 64(R8)(R9*2), Z23
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS 64(R10), Z7
+	VMOVUPS (R10)(R11*1), Z8
+	VMOVUPS 64(R10)(R11*1), Z9
+	VMOVUPS (R10)(R11*2), Z10
+	VMOVUPS 64(R10)(R11*2), Z11
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z12
+	VMOVUPS 64(R10), Z13
+	VMOVUPS (R10)(R11*1), Z14
+	VMOVUPS 64(R10)(R11*1), Z15
+	VMOVUPS (R10)(R11*2), Z16
+	VMOVUPS 64(R10)(R11*2), Z17
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z18
+	VMOVUPS 64(R10), Z19
+	VMOVUPS (R10)(R11*1), Z20
+	VMOVUPS 64(R10)(R11*1), Z21
+	VMOVUPS (R10)(R11*2), Z22
+	VMOVUPS 64(R10)(R11*2), Z23
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z6
-	VMOVUPS.Z 64(R8), K1, Z7
-	VMOVUPS   (R8)(R9*1), Z8
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z9
-	VMOVUPS   (R8)(R9*2), Z10
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z11
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z12
-	VMOVUPS.Z 64(R8), K1, Z13
-	VMOVUPS   (R8)(R9*1), Z14
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z15
-	VMOVUPS   (R8)(R9*2), Z16
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z17
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z18
-	VMOVUPS.Z 64(R8), K1, Z19
-	VMOVUPS   (R8)(R9*1), Z20
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z21
-	VMOVUPS   (R8)(R9*2), Z22
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z23
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z6
+	VMOVUPS.Z 64(R10), K1, Z7
+	VMOVUPS   (R10)(R11*1), Z8
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z9
+	VMOVUPS   (R10)(R11*2), Z10
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z11
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z12
+	VMOVUPS.Z 64(R10), K1, Z13
+	VMOVUPS   (R10)(R11*1), Z14
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z15
+	VMOVUPS   (R10)(R11*2), Z16
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z17
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z18
+	VMOVUPS.Z 64(R10), K1, Z19
+	VMOVUPS   (R10)(R11*1), Z20
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z21
+	VMOVUPS   (R10)(R11*2), Z22
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z23
 
 start:
 	SUBQ $0x04, AX
@@ -2986,8 +3144,8 @@ start:
 four:
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	VFMADD231PS  Z24, Z26, Z0
 	VFMADD231PS  Z25, Z26, Z1
@@ -3024,12 +3182,14 @@ four:
 	VBROADCASTSS 44(CX), Z29
 	VFMADD231PS  Z24, Z29, Z22
 	VFMADD231PS  Z25, Z29, Z23
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	VFMADD231PS  Z24, Z26, Z0
 	VFMADD231PS  Z25, Z26, Z1
@@ -3066,12 +3226,14 @@ four:
 	VBROADCASTSS 44(CX), Z29
 	VFMADD231PS  Z24, Z29, Z22
 	VFMADD231PS  Z25, Z29, Z23
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	VFMADD231PS  Z24, Z26, Z0
 	VFMADD231PS  Z25, Z26, Z1
@@ -3108,12 +3270,14 @@ four:
 	VBROADCASTSS 44(CX), Z29
 	VFMADD231PS  Z24, Z29, Z22
 	VFMADD231PS  Z25, Z29, Z23
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	VFMADD231PS  Z24, Z26, Z0
 	VFMADD231PS  Z25, Z26, Z1
@@ -3150,6 +3314,8 @@ four:
 	VBROADCASTSS 44(CX), Z29
 	VFMADD231PS  Z24, Z29, Z22
 	VFMADD231PS  Z25, Z29, Z23
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -3162,8 +3328,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	VFMADD231PS  Z24, Z26, Z0
 	VFMADD231PS  Z25, Z26, Z1
@@ -3200,6 +3366,8 @@ one:
 	VBROADCASTSS 44(CX), Z29
 	VFMADD231PS  Z24, Z29, Z22
 	VFMADD231PS  Z25, Z29, Z23
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -3292,31 +3460,33 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ1x8(SB), NOSPLIT, $8-72
+TEXT ·gemmZ1x8(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
 	VPXORD     Z2, Z2, Z2
@@ -3325,63 +3495,63 @@ begin:
 	VPXORD     Z5, Z5, Z5
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
-	PREFETCHT0 128(R8)
-	PREFETCHT0 192(R8)
-	PREFETCHT0 256(R8)
-	PREFETCHT0 320(R8)
-	PREFETCHT0 384(R8)
-	PREFETCHT0 448(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	PREFETCHT0 256(R10)
+	PREFETCHT0 320(R10)
+	PREFETCHT0 384(R10)
+	PREFETCHT0 448(R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x70, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x70, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R9
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS 128(R8), Z2
-	VMOVUPS 192(R8), Z3
-	VMOVUPS 256(R8), Z4
-	VMOVUPS 320(R8), Z5
-	VMOVUPS 384(R8), Z6
-	VMOVUPS 448(R8), Z7
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R11
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS 128(R10), Z2
+	VMOVUPS 192(R10), Z3
+	VMOVUPS 256(R10), Z4
+	VMOVUPS 320(R10), Z5
+	VMOVUPS 384(R10), Z6
+	VMOVUPS 448(R10), Z7
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R9
-	VMOVUPS   (R8), Z0
-	VMOVUPS   64(R8), Z1
-	VMOVUPS   128(R8), Z2
-	VMOVUPS   192(R8), Z3
-	VMOVUPS   256(R8), Z4
-	VMOVUPS   320(R8), Z5
-	VMOVUPS   384(R8), Z6
-	VMOVUPS.Z 448(R8), K1, Z7
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R11
+	VMOVUPS   (R10), Z0
+	VMOVUPS   64(R10), Z1
+	VMOVUPS   128(R10), Z2
+	VMOVUPS   192(R10), Z3
+	VMOVUPS   256(R10), Z4
+	VMOVUPS   320(R10), Z5
+	VMOVUPS   384(R10), Z6
+	VMOVUPS.Z 448(R10), K1, Z7
 
 start:
 	SUBQ $0x04, AX
 	JLT  rest
 
 four:
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  (BX), Z8, Z0
 	VFMADD231PS  64(BX), Z8, Z1
@@ -3391,16 +3561,18 @@ four:
 	VFMADD231PS  320(BX), Z8, Z5
 	VFMADD231PS  384(BX), Z8, Z6
 	VFMADD231PS  448(BX), Z8, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  (BX), Z8, Z0
 	VFMADD231PS  64(BX), Z8, Z1
@@ -3410,16 +3582,18 @@ four:
 	VFMADD231PS  320(BX), Z8, Z5
 	VFMADD231PS  384(BX), Z8, Z6
 	VFMADD231PS  448(BX), Z8, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  (BX), Z8, Z0
 	VFMADD231PS  64(BX), Z8, Z1
@@ -3429,16 +3603,18 @@ four:
 	VFMADD231PS  320(BX), Z8, Z5
 	VFMADD231PS  384(BX), Z8, Z6
 	VFMADD231PS  448(BX), Z8, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  (BX), Z8, Z0
 	VFMADD231PS  64(BX), Z8, Z1
@@ -3448,6 +3624,8 @@ four:
 	VFMADD231PS  320(BX), Z8, Z5
 	VFMADD231PS  384(BX), Z8, Z6
 	VFMADD231PS  448(BX), Z8, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -3458,14 +3636,14 @@ rest:
 	JEQ  store
 
 one:
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	VFMADD231PS  (BX), Z8, Z0
 	VFMADD231PS  64(BX), Z8, Z1
@@ -3475,6 +3653,8 @@ one:
 	VFMADD231PS  320(BX), Z8, Z5
 	VFMADD231PS  384(BX), Z8, Z6
 	VFMADD231PS  448(BX), Z8, Z7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -3529,31 +3709,33 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmZ2x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmZ2x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmZ2x8(SB), NOSPLIT, $8-72
+TEXT ·gemmZ2x8(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
 	VPXORD     Z2, Z2, Z2
@@ -3562,14 +3744,14 @@ begin:
 	VPXORD     Z5, Z5, Z5
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
-	PREFETCHT0 128(R8)
-	PREFETCHT0 192(R8)
-	PREFETCHT0 256(R8)
-	PREFETCHT0 320(R8)
-	PREFETCHT0 384(R8)
-	PREFETCHT0 448(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	PREFETCHT0 256(R10)
+	PREFETCHT0 320(R10)
+	PREFETCHT0 384(R10)
+	PREFETCHT0 448(R10)
 	VPXORD     Z8, Z8, Z8
 	VPXORD     Z9, Z9, Z9
 	VPXORD     Z10, Z10, Z10
@@ -3578,65 +3760,65 @@ begin:
 	VPXORD     Z13, Z13, Z13
 	VPXORD     Z14, Z14, Z14
 	VPXORD     Z15, Z15, Z15
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
-	PREFETCHT0 128(R8)(R9*1)
-	PREFETCHT0 192(R8)(R9*1)
-	PREFETCHT0 256(R8)(R9*1)
-	PREFETCHT0 320(R8)(R9*1)
-	PREFETCHT0 384(R8)(R9*1)
-	PREFETCHT0 448(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
+	PREFETCHT0 128(R10)(R11*1)
+	PREFETCHT0 192(R10)(R11*1)
+	PREFETCHT0 256(R10)(R11*1)
+	PREFETCHT0 320(R10)(R11*1)
+	PREFETCHT0 384(R10)(R11*1)
+	PREFETCHT0 448(R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x70, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x70, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS 128(R8), Z2
-	VMOVUPS 192(R8), Z3
-	VMOVUPS 256(R8), Z4
-	VMOVUPS 320(R8), Z5
-	VMOVUPS 384(R8), Z6
-	VMOVUPS 448(R8), Z7
-	VMOVUPS (R8)(R9*1), Z8
-	VMOVUPS 64(R8)(R9*1), Z9
-	VMOVUPS 128(R8)(R9*1), Z10
-	VMOVUPS 192(R8)(R9*1), Z11
-	VMOVUPS 256(R8)(R9*1), Z12
-	VMOVUPS 320(R8)(R9*1), Z13
-	VMOVUPS 384(R8)(R9*1), Z14
-	VMOVUPS 448(R8)(R9*1), Z15
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS 128(R10), Z2
+	VMOVUPS 192(R10), Z3
+	VMOVUPS 256(R10), Z4
+	VMOVUPS 320(R10), Z5
+	VMOVUPS 384(R10), Z6
+	VMOVUPS 448(R10), Z7
+	VMOVUPS (R10)(R11*1), Z8
+	VMOVUPS 64(R10)(R11*1), Z9
+	VMOVUPS 128(R10)(R11*1), Z10
+	VMOVUPS 192(R10)(R11*1), Z11
+	VMOVUPS 256(R10)(R11*1), Z12
+	VMOVUPS 320(R10)(R11*1), Z13
+	VMOVUPS 384(R10)(R11*1), Z14
+	VMOVUPS 448(R10)(R11*1), Z15
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS   64(R8), Z1
-	VMOVUPS   128(R8), Z2
-	VMOVUPS   192(R8), Z3
-	VMOVUPS   256(R8), Z4
-	VMOVUPS   320(R8), Z5
-	VMOVUPS   384(R8), Z6
-	VMOVUPS.Z 448(R8), K1, Z7
-	VMOVUPS   (R8)(R9*1), Z8
-	VMOVUPS   64(R8)(R9*1), Z9
-	VMOVUPS   128(R8)(R9*1), Z10
-	VMOVUPS   192(R8)(R9*1), Z11
-	VMOVUPS   256(R8)(R9*1), Z12
-	VMOVUPS   320(R8)(R9*1), Z13
-	VMOVUPS   384(R8)(R9*1), Z14
-	VMOVUPS.Z 448(R8)(R9*1), K1, Z15
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS   64(R10), Z1
+	VMOVUPS   128(R10), Z2
+	VMOVUPS   192(R10), Z3
+	VMOVUPS   256(R10), Z4
+	VMOVUPS   320(R10), Z5
+	VMOVUPS   384(R10), Z6
+	VMOVUPS.Z 448(R10), K1, Z7
+	VMOVUPS   (R10)(R11*1), Z8
+	VMOVUPS   64(R10)(R11*1), Z9
+	VMOVUPS   128(R10)(R11*1), Z10
+	VMOVUPS   192(R10)(R11*1), Z11
+	VMOVUPS   256(R10)(R11*1), Z12
+	VMOVUPS   320(R10)(R11*1), Z13
+	VMOVUPS   384(R10)(R11*1), Z14
+	VMOVUPS.Z 448(R10)(R11*1), K1, Z15
 
 start:
 	SUBQ $0x04, AX
@@ -3651,14 +3833,14 @@ four:
 	VMOVUPS      320(BX), Z21
 	VMOVUPS      384(BX), Z22
 	VMOVUPS      448(BX), Z23
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z24
 	VFMADD231PS  Z16, Z24, Z0
 	VFMADD231PS  Z17, Z24, Z1
@@ -3677,6 +3859,8 @@ four:
 	VFMADD231PS  Z21, Z25, Z13
 	VFMADD231PS  Z22, Z25, Z14
 	VFMADD231PS  Z23, Z25, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z16
@@ -3687,14 +3871,14 @@ four:
 	VMOVUPS      320(BX), Z21
 	VMOVUPS      384(BX), Z22
 	VMOVUPS      448(BX), Z23
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z24
 	VFMADD231PS  Z16, Z24, Z0
 	VFMADD231PS  Z17, Z24, Z1
@@ -3713,6 +3897,8 @@ four:
 	VFMADD231PS  Z21, Z25, Z13
 	VFMADD231PS  Z22, Z25, Z14
 	VFMADD231PS  Z23, Z25, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z16
@@ -3723,14 +3909,14 @@ four:
 	VMOVUPS      320(BX), Z21
 	VMOVUPS      384(BX), Z22
 	VMOVUPS      448(BX), Z23
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z24
 	VFMADD231PS  Z16, Z24, Z0
 	VFMADD231PS  Z17, Z24, Z1
@@ -3749,6 +3935,8 @@ four:
 	VFMADD231PS  Z21, Z25, Z13
 	VFMADD231PS  Z22, Z25, Z14
 	VFMADD231PS  Z23, Z25, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z16
@@ -3759,14 +3947,14 @@ four:
 	VMOVUPS      320(BX), Z21
 	VMOVUPS      384(BX), Z22
 	VMOVUPS      448(BX), Z23
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z24
 	VFMADD231PS  Z16, Z24, Z0
 	VFMADD231PS  Z17, Z24, Z1
@@ -3785,6 +3973,8 @@ four:
 	VFMADD231PS  Z21, Z25, Z13
 	VFMADD231PS  Z22, Z25, Z14
 	VFMADD231PS  Z23, Z25, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -3803,14 +3993,14 @@ one:
 	VMOVUPS      320(BX), Z21
 	VMOVUPS      384(BX), Z22
 	VMOVUPS      448(BX), Z23
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
-	PREFETCHT0   256(BX)(DI*1)
-	PREFETCHT0   320(BX)(DI*1)
-	PREFETCHT0   384(BX)(DI*1)
-	PREFETCHT0   448(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
+	PREFETCHT0   256(BX)(R9*1)
+	PREFETCHT0   320(BX)(R9*1)
+	PREFETCHT0   384(BX)(R9*1)
+	PREFETCHT0   448(BX)(R9*1)
 	VBROADCASTSS (CX), Z24
 	VFMADD231PS  Z16, Z24, Z0
 	VFMADD231PS  Z17, Z24, Z1
@@ -3829,6 +4019,8 @@ one:
 	VFMADD231PS  Z21, Z25, Z13
 	VFMADD231PS  Z22, Z25, Z14
 	VFMADD231PS  Z23, Z25, Z15
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -5177,53 +5369,55 @@ next:
 	VZEROUPPER
 	RET
 
-// func gemmY1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY1x1(SB), NOSPLIT, $8-72
+TEXT ·gemmY1x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
 	VPXOR      Y0, Y0, Y0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R9
-	VMOVUPS (R8), Y0
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R11
+	VMOVUPS (R10), Y0
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
-	VMASKMOVPS (R8), Y15, Y0
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
+	VMASKMOVPS (R10), Y15, Y0
 
 start:
 	SUBQ $0x04, AX
@@ -5231,27 +5425,35 @@ start:
 
 four:
 	VMOVUPS      (BX), Y1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y2
 	VFMADD231PS  Y1, Y2, Y0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y2
 	VFMADD231PS  Y1, Y2, Y0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y2
 	VFMADD231PS  Y1, Y2, Y0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y2
 	VFMADD231PS  Y1, Y2, Y0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -5263,9 +5465,11 @@ rest:
 
 one:
 	VMOVUPS      (BX), Y1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y2
 	VFMADD231PS  Y1, Y2, Y0
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -5305,57 +5509,59 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY1x2(SB), NOSPLIT, $8-72
+TEXT ·gemmY1x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
 	VPXOR      Y0, Y0, Y0
 	VPXOR      Y1, Y1, Y1
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x08, R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x08, R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R9
-	VMOVUPS (R8), Y0
-	VMOVUPS 32(R8), Y1
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R11
+	VMOVUPS (R10), Y0
+	VMOVUPS 32(R10), Y1
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
-	VMOVUPS    (R8), Y0
-	VMASKMOVPS 32(R8), Y15, Y1
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
+	VMOVUPS    (R10), Y0
+	VMASKMOVPS 32(R10), Y15, Y1
 
 start:
 	SUBQ $0x04, AX
@@ -5364,34 +5570,42 @@ start:
 four:
 	VMOVUPS      (BX), Y2
 	VMOVUPS      32(BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y2
 	VMOVUPS      32(BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y2
 	VMOVUPS      32(BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y2
 	VMOVUPS      32(BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -5404,10 +5618,12 @@ rest:
 one:
 	VMOVUPS      (BX), Y2
 	VMOVUPS      32(BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -5450,57 +5666,59 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY2x1(SB), NOSPLIT, $8-72
+TEXT ·gemmY2x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXOR      Y0, Y0, Y0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y1, Y1, Y1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Y0
-	VMOVUPS (R8)(R9*1), Y1
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Y0
+	VMOVUPS (R10)(R11*1), Y1
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
-	VMASKMOVPS (R8), Y15, Y0
-	VMASKMOVPS (R8)(R9*1), Y15, Y1
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
+	VMASKMOVPS (R10), Y15, Y0
+	VMASKMOVPS (R10)(R11*1), Y15, Y1
 
 start:
 	SUBQ $0x04, AX
@@ -5508,35 +5726,43 @@ start:
 
 four:
 	VMOVUPS      (BX), Y2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y3
 	VFMADD231PS  Y2, Y3, Y0
 	VBROADCASTSS 4(CX), Y4
 	VFMADD231PS  Y2, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y3
 	VFMADD231PS  Y2, Y3, Y0
 	VBROADCASTSS 4(CX), Y4
 	VFMADD231PS  Y2, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y3
 	VFMADD231PS  Y2, Y3, Y0
 	VBROADCASTSS 4(CX), Y4
 	VFMADD231PS  Y2, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y3
 	VFMADD231PS  Y2, Y3, Y0
 	VBROADCASTSS 4(CX), Y4
 	VFMADD231PS  Y2, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -5548,11 +5774,13 @@ rest:
 
 one:
 	VMOVUPS      (BX), Y2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y3
 	VFMADD231PS  Y2, Y3, Y0
 	VBROADCASTSS 4(CX), Y4
 	VFMADD231PS  Y2, Y4, Y1
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -5594,64 +5822,66 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY2x2(SB), NOSPLIT, $8-72
+TEXT ·gemmY2x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXOR      Y0, Y0, Y0
 	VPXOR      Y1, Y1, Y1
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y2, Y2, Y2
 	VPXOR      Y3, Y3, Y3
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x08, R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x08, R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Y0
-	VMOVUPS 32(R8), Y1
-	VMOVUPS (R8)(R9*1), Y2
-	VMOVUPS 32(R8)(R9*1), Y3
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Y0
+	VMOVUPS 32(R10), Y1
+	VMOVUPS (R10)(R11*1), Y2
+	VMOVUPS 32(R10)(R11*1), Y3
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
-	VMOVUPS    (R8), Y0
-	VMASKMOVPS 32(R8), Y15, Y1
-	VMOVUPS    (R8)(R9*1), Y2
-	VMASKMOVPS 32(R8)(R9*1), Y15, Y3
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
+	VMOVUPS    (R10), Y0
+	VMASKMOVPS 32(R10), Y15, Y1
+	VMOVUPS    (R10)(R11*1), Y2
+	VMASKMOVPS 32(R10)(R11*1), Y15, Y3
 
 start:
 	SUBQ $0x04, AX
@@ -5660,46 +5890,54 @@ start:
 four:
 	VMOVUPS      (BX), Y4
 	VMOVUPS      32(BX), Y5
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y6
 	VFMADD231PS  Y4, Y6, Y0
 	VFMADD231PS  Y5, Y6, Y1
 	VBROADCASTSS 4(CX), Y7
 	VFMADD231PS  Y4, Y7, Y2
 	VFMADD231PS  Y5, Y7, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y4
 	VMOVUPS      32(BX), Y5
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y6
 	VFMADD231PS  Y4, Y6, Y0
 	VFMADD231PS  Y5, Y6, Y1
 	VBROADCASTSS 4(CX), Y7
 	VFMADD231PS  Y4, Y7, Y2
 	VFMADD231PS  Y5, Y7, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y4
 	VMOVUPS      32(BX), Y5
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y6
 	VFMADD231PS  Y4, Y6, Y0
 	VFMADD231PS  Y5, Y6, Y1
 	VBROADCASTSS 4(CX), Y7
 	VFMADD231PS  Y4, Y7, Y2
 	VFMADD231PS  Y5, Y7, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y4
 	VMOVUPS      32(BX), Y5
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y6
 	VFMADD231PS  Y4, Y6, Y0
 	VFMADD231PS  Y5, Y6, Y1
 	VBROADCASTSS 4(CX), Y7
 	VFMADD231PS  Y4, Y7, Y2
 	VFMADD231PS  Y5, Y7, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -5712,13 +5950,15 @@ rest:
 one:
 	VMOVUPS      (BX), Y4
 	VMOVUPS      32(BX), Y5
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y6
 	VFMADD231PS  Y4, Y6, Y0
 	VFMADD231PS  Y5, Y6, Y1
 	VBROADCASTSS 4(CX), Y7
 	VFMADD231PS  Y4, Y7, Y2
 	VFMADD231PS  Y5, Y7, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -5765,61 +6005,63 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY3x1(SB), NOSPLIT, $8-72
+TEXT ·gemmY3x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXOR      Y0, Y0, Y0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y1, Y1, Y1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXOR      Y2, Y2, Y2
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Y0
-	VMOVUPS (R8)(R9*1), Y1
-	VMOVUPS (R8)(R9*2), Y2
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Y0
+	VMOVUPS (R10)(R11*1), Y1
+	VMOVUPS (R10)(R11*2), Y2
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
-	VMASKMOVPS (R8), Y15, Y0
-	VMASKMOVPS (R8)(R9*1), Y15, Y1
-	VMASKMOVPS (R8)(R9*2), Y15, Y2
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
+	VMASKMOVPS (R10), Y15, Y0
+	VMASKMOVPS (R10)(R11*1), Y15, Y1
+	VMASKMOVPS (R10)(R11*2), Y15, Y2
 
 start:
 	SUBQ $0x04, AX
@@ -5827,43 +6069,51 @@ start:
 
 four:
 	VMOVUPS      (BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y3, Y4, Y0
 	VBROADCASTSS 4(CX), Y5
 	VFMADD231PS  Y3, Y5, Y1
 	VBROADCASTSS 8(CX), Y6
 	VFMADD231PS  Y3, Y6, Y2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y3, Y4, Y0
 	VBROADCASTSS 4(CX), Y5
 	VFMADD231PS  Y3, Y5, Y1
 	VBROADCASTSS 8(CX), Y6
 	VFMADD231PS  Y3, Y6, Y2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y3, Y4, Y0
 	VBROADCASTSS 4(CX), Y5
 	VFMADD231PS  Y3, Y5, Y1
 	VBROADCASTSS 8(CX), Y6
 	VFMADD231PS  Y3, Y6, Y2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y3, Y4, Y0
 	VBROADCASTSS 4(CX), Y5
 	VFMADD231PS  Y3, Y5, Y1
 	VBROADCASTSS 8(CX), Y6
 	VFMADD231PS  Y3, Y6, Y2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -5875,13 +6125,15 @@ rest:
 
 one:
 	VMOVUPS      (BX), Y3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y3, Y4, Y0
 	VBROADCASTSS 4(CX), Y5
 	VFMADD231PS  Y3, Y5, Y1
 	VBROADCASTSS 8(CX), Y6
 	VFMADD231PS  Y3, Y6, Y2
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -5925,71 +6177,73 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY3x2(SB), NOSPLIT, $8-72
+TEXT ·gemmY3x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXOR      Y0, Y0, Y0
 	VPXOR      Y1, Y1, Y1
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y2, Y2, Y2
 	VPXOR      Y3, Y3, Y3
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXOR      Y4, Y4, Y4
 	VPXOR      Y5, Y5, Y5
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x08, R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x08, R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Y0
-	VMOVUPS 32(R8), Y1
-	VMOVUPS (R8)(R9*1), Y2
-	VMOVUPS 32(R8)(R9*1), Y3
-	VMOVUPS (R8)(R9*2), Y4
-	VMOVUPS 32(R8)(R9*2), Y5
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Y0
+	VMOVUPS 32(R10), Y1
+	VMOVUPS (R10)(R11*1), Y2
+	VMOVUPS 32(R10)(R11*1), Y3
+	VMOVUPS (R10)(R11*2), Y4
+	VMOVUPS 32(R10)(R11*2), Y5
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
-	VMOVUPS    (R8), Y0
-	VMASKMOVPS 32(R8), Y15, Y1
-	VMOVUPS    (R8)(R9*1), Y2
-	VMASKMOVPS 32(R8)(R9*1), Y15, Y3
-	VMOVUPS    (R8)(R9*2), Y4
-	VMASKMOVPS 32(R8)(R9*2), Y15, Y5
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
+	VMOVUPS    (R10), Y0
+	VMASKMOVPS 32(R10), Y15, Y1
+	VMOVUPS    (R10)(R11*1), Y2
+	VMASKMOVPS 32(R10)(R11*1), Y15, Y3
+	VMOVUPS    (R10)(R11*2), Y4
+	VMASKMOVPS 32(R10)(R11*2), Y15, Y5
 
 start:
 	SUBQ $0x04, AX
@@ -5998,7 +6252,7 @@ start:
 four:
 	VMOVUPS      (BX), Y6
 	VMOVUPS      32(BX), Y7
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  Y6, Y8, Y0
 	VFMADD231PS  Y7, Y8, Y1
@@ -6008,11 +6262,13 @@ four:
 	VBROADCASTSS 8(CX), Y10
 	VFMADD231PS  Y6, Y10, Y4
 	VFMADD231PS  Y7, Y10, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y6
 	VMOVUPS      32(BX), Y7
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  Y6, Y8, Y0
 	VFMADD231PS  Y7, Y8, Y1
@@ -6022,11 +6278,13 @@ four:
 	VBROADCASTSS 8(CX), Y10
 	VFMADD231PS  Y6, Y10, Y4
 	VFMADD231PS  Y7, Y10, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y6
 	VMOVUPS      32(BX), Y7
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  Y6, Y8, Y0
 	VFMADD231PS  Y7, Y8, Y1
@@ -6036,11 +6294,13 @@ four:
 	VBROADCASTSS 8(CX), Y10
 	VFMADD231PS  Y6, Y10, Y4
 	VFMADD231PS  Y7, Y10, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y6
 	VMOVUPS      32(BX), Y7
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  Y6, Y8, Y0
 	VFMADD231PS  Y7, Y8, Y1
@@ -6050,6 +6310,8 @@ four:
 	VBROADCASTSS 8(CX), Y10
 	VFMADD231PS  Y6, Y10, Y4
 	VFMADD231PS  Y7, Y10, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -6062,7 +6324,7 @@ rest:
 one:
 	VMOVUPS      (BX), Y6
 	VMOVUPS      32(BX), Y7
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  Y6, Y8, Y0
 	VFMADD231PS  Y7, Y8, Y1
@@ -6072,6 +6334,8 @@ one:
 	VBROADCASTSS 8(CX), Y10
 	VFMADD231PS  Y6, Y10, Y4
 	VFMADD231PS  Y7, Y10, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -6122,68 +6386,70 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY4x1(SB), NOSPLIT, $8-72
+TEXT ·gemmY4x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXOR      Y0, Y0, Y0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y1, Y1, Y1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXOR      Y2, Y2, Y2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXOR      Y3, Y3, Y3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Y0
-	VMOVUPS (R8)(R9*1), Y1
-	VMOVUPS (R8)(R9*2), Y2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Y3
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Y0
+	VMOVUPS (R10)(R11*1), Y1
+	VMOVUPS (R10)(R11*2), Y2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Y3
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
-	VMASKMOVPS (R8), Y15, Y0
-	VMASKMOVPS (R8)(R9*1), Y15, Y1
-	VMASKMOVPS (R8)(R9*2), Y15, Y2
-	ADDQ       R10, R8
-	VMASKMOVPS (R8), Y15, Y3
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
+	VMASKMOVPS (R10), Y15, Y0
+	VMASKMOVPS (R10)(R11*1), Y15, Y1
+	VMASKMOVPS (R10)(R11*2), Y15, Y2
+	ADDQ       R12, R10
+	VMASKMOVPS (R10), Y15, Y3
 
 start:
 	SUBQ $0x04, AX
@@ -6191,7 +6457,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Y4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y5
 	VFMADD231PS  Y4, Y5, Y0
 	VBROADCASTSS 4(CX), Y6
@@ -6200,10 +6466,12 @@ four:
 	VFMADD231PS  Y4, Y7, Y2
 	VBROADCASTSS 12(CX), Y8
 	VFMADD231PS  Y4, Y8, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y5
 	VFMADD231PS  Y4, Y5, Y0
 	VBROADCASTSS 4(CX), Y6
@@ -6212,10 +6480,12 @@ four:
 	VFMADD231PS  Y4, Y7, Y2
 	VBROADCASTSS 12(CX), Y8
 	VFMADD231PS  Y4, Y8, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y5
 	VFMADD231PS  Y4, Y5, Y0
 	VBROADCASTSS 4(CX), Y6
@@ -6224,10 +6494,12 @@ four:
 	VFMADD231PS  Y4, Y7, Y2
 	VBROADCASTSS 12(CX), Y8
 	VFMADD231PS  Y4, Y8, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y5
 	VFMADD231PS  Y4, Y5, Y0
 	VBROADCASTSS 4(CX), Y6
@@ -6236,6 +6508,8 @@ four:
 	VFMADD231PS  Y4, Y7, Y2
 	VBROADCASTSS 12(CX), Y8
 	VFMADD231PS  Y4, Y8, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -6247,7 +6521,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Y4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y5
 	VFMADD231PS  Y4, Y5, Y0
 	VBROADCASTSS 4(CX), Y6
@@ -6256,6 +6530,8 @@ one:
 	VFMADD231PS  Y4, Y7, Y2
 	VBROADCASTSS 12(CX), Y8
 	VFMADD231PS  Y4, Y8, Y3
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -6303,81 +6579,83 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY4x2(SB), NOSPLIT, $8-72
+TEXT ·gemmY4x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXOR      Y0, Y0, Y0
 	VPXOR      Y1, Y1, Y1
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y2, Y2, Y2
 	VPXOR      Y3, Y3, Y3
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXOR      Y4, Y4, Y4
 	VPXOR      Y5, Y5, Y5
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXOR      Y6, Y6, Y6
 	VPXOR      Y7, Y7, Y7
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x08, R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x08, R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Y0
-	VMOVUPS 32(R8), Y1
-	VMOVUPS (R8)(R9*1), Y2
-	VMOVUPS 32(R8)(R9*1), Y3
-	VMOVUPS (R8)(R9*2), Y4
-	VMOVUPS 32(R8)(R9*2), Y5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Y6
-	VMOVUPS 32(R8), Y7
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Y0
+	VMOVUPS 32(R10), Y1
+	VMOVUPS (R10)(R11*1), Y2
+	VMOVUPS 32(R10)(R11*1), Y3
+	VMOVUPS (R10)(R11*2), Y4
+	VMOVUPS 32(R10)(R11*2), Y5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Y6
+	VMOVUPS 32(R10), Y7
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
-	VMOVUPS    (R8), Y0
-	VMASKMOVPS 32(R8), Y15, Y1
-	VMOVUPS    (R8)(R9*1), Y2
-	VMASKMOVPS 32(R8)(R9*1), Y15, Y3
-	VMOVUPS    (R8)(R9*2), Y4
-	VMASKMOVPS 32(R8)(R9*2), Y15, Y5
-	ADDQ       R10, R8
-	VMOVUPS    (R8), Y6
-	VMASKMOVPS 32(R8), Y15, Y7
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
+	VMOVUPS    (R10), Y0
+	VMASKMOVPS 32(R10), Y15, Y1
+	VMOVUPS    (R10)(R11*1), Y2
+	VMASKMOVPS 32(R10)(R11*1), Y15, Y3
+	VMOVUPS    (R10)(R11*2), Y4
+	VMASKMOVPS 32(R10)(R11*2), Y15, Y5
+	ADDQ       R12, R10
+	VMOVUPS    (R10), Y6
+	VMASKMOVPS 32(R10), Y15, Y7
 
 start:
 	SUBQ $0x04, AX
@@ -6386,7 +6664,7 @@ start:
 four:
 	VMOVUPS      (BX), Y8
 	VMOVUPS      32(BX), Y9
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
@@ -6399,11 +6677,13 @@ four:
 	VBROADCASTSS 12(CX), Y13
 	VFMADD231PS  Y8, Y13, Y6
 	VFMADD231PS  Y9, Y13, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y8
 	VMOVUPS      32(BX), Y9
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
@@ -6416,11 +6696,13 @@ four:
 	VBROADCASTSS 12(CX), Y13
 	VFMADD231PS  Y8, Y13, Y6
 	VFMADD231PS  Y9, Y13, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y8
 	VMOVUPS      32(BX), Y9
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
@@ -6433,11 +6715,13 @@ four:
 	VBROADCASTSS 12(CX), Y13
 	VFMADD231PS  Y8, Y13, Y6
 	VFMADD231PS  Y9, Y13, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y8
 	VMOVUPS      32(BX), Y9
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
@@ -6450,6 +6734,8 @@ four:
 	VBROADCASTSS 12(CX), Y13
 	VFMADD231PS  Y8, Y13, Y6
 	VFMADD231PS  Y9, Y13, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -6462,7 +6748,7 @@ rest:
 one:
 	VMOVUPS      (BX), Y8
 	VMOVUPS      32(BX), Y9
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
@@ -6475,6 +6761,8 @@ one:
 	VBROADCASTSS 12(CX), Y13
 	VFMADD231PS  Y8, Y13, Y6
 	VFMADD231PS  Y9, Y13, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -6531,76 +6819,78 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY6x1(SB), NOSPLIT, $8-72
+TEXT ·gemmY6x1(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXOR      Y0, Y0, Y0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y1, Y1, Y1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXOR      Y2, Y2, Y2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXOR      Y3, Y3, Y3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y4, Y4, Y4
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXOR      Y5, Y5, Y5
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Y0
-	VMOVUPS (R8)(R9*1), Y1
-	VMOVUPS (R8)(R9*2), Y2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Y3
-	VMOVUPS (R8)(R9*1), Y4
-	VMOVUPS (R8)(R9*2), Y5
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Y0
+	VMOVUPS (R10)(R11*1), Y1
+	VMOVUPS (R10)(R11*2), Y2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Y3
+	VMOVUPS (R10)(R11*1), Y4
+	VMOVUPS (R10)(R11*2), Y5
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
-	VMASKMOVPS (R8), Y15, Y0
-	VMASKMOVPS (R8)(R9*1), Y15, Y1
-	VMASKMOVPS (R8)(R9*2), Y15, Y2
-	ADDQ       R10, R8
-	VMASKMOVPS (R8), Y15, Y3
-	VMASKMOVPS (R8)(R9*1), Y15, Y4
-	VMASKMOVPS (R8)(R9*2), Y15, Y5
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
+	VMASKMOVPS (R10), Y15, Y0
+	VMASKMOVPS (R10)(R11*1), Y15, Y1
+	VMASKMOVPS (R10)(R11*2), Y15, Y2
+	ADDQ       R12, R10
+	VMASKMOVPS (R10), Y15, Y3
+	VMASKMOVPS (R10)(R11*1), Y15, Y4
+	VMASKMOVPS (R10)(R11*2), Y15, Y5
 
 start:
 	SUBQ $0x04, AX
@@ -6608,7 +6898,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Y6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y7
 	VFMADD231PS  Y6, Y7, Y0
 	VBROADCASTSS 4(CX), Y8
@@ -6621,10 +6911,12 @@ four:
 	VFMADD231PS  Y6, Y7, Y4
 	VBROADCASTSS 20(CX), Y8
 	VFMADD231PS  Y6, Y8, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y7
 	VFMADD231PS  Y6, Y7, Y0
 	VBROADCASTSS 4(CX), Y8
@@ -6637,10 +6929,12 @@ four:
 	VFMADD231PS  Y6, Y7, Y4
 	VBROADCASTSS 20(CX), Y8
 	VFMADD231PS  Y6, Y8, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y7
 	VFMADD231PS  Y6, Y7, Y0
 	VBROADCASTSS 4(CX), Y8
@@ -6653,10 +6947,12 @@ four:
 	VFMADD231PS  Y6, Y7, Y4
 	VBROADCASTSS 20(CX), Y8
 	VFMADD231PS  Y6, Y8, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y7
 	VFMADD231PS  Y6, Y7, Y0
 	VBROADCASTSS 4(CX), Y8
@@ -6669,6 +6965,8 @@ four:
 	VFMADD231PS  Y6, Y7, Y4
 	VBROADCASTSS 20(CX), Y8
 	VFMADD231PS  Y6, Y8, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -6680,7 +6978,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Y6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y7
 	VFMADD231PS  Y6, Y7, Y0
 	VBROADCASTSS 4(CX), Y8
@@ -6693,6 +6991,8 @@ one:
 	VFMADD231PS  Y6, Y7, Y4
 	VBROADCASTSS 20(CX), Y8
 	VFMADD231PS  Y6, Y8, Y5
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -6744,95 +7044,97 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY6x2(SB), NOSPLIT, $8-72
+TEXT ·gemmY6x2(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXOR      Y0, Y0, Y0
 	VPXOR      Y1, Y1, Y1
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y2, Y2, Y2
 	VPXOR      Y3, Y3, Y3
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXOR      Y4, Y4, Y4
 	VPXOR      Y5, Y5, Y5
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXOR      Y6, Y6, Y6
 	VPXOR      Y7, Y7, Y7
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXOR      Y8, Y8, Y8
 	VPXOR      Y9, Y9, Y9
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXOR      Y10, Y10, Y10
 	VPXOR      Y11, Y11, Y11
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x08, R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x08, R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Y0
-	VMOVUPS 32(R8), Y1
-	VMOVUPS (R8)(R9*1), Y2
-	VMOVUPS 32(R8)(R9*1), Y3
-	VMOVUPS (R8)(R9*2), Y4
-	VMOVUPS 32(R8)(R9*2), Y5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Y6
-	VMOVUPS 32(R8), Y7
-	VMOVUPS (R8)(R9*1), Y8
-	VMOVUPS 32(R8)(R9*1), Y9
-	VMOVUPS (R8)(R9*2), Y10
-	VMOVUPS 32(R8)(R9*2), Y11
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Y0
+	VMOVUPS 32(R10), Y1
+	VMOVUPS (R10)(R11*1), Y2
+	VMOVUPS 32(R10)(R11*1), Y3
+	VMOVUPS (R10)(R11*2), Y4
+	VMOVUPS 32(R10)(R11*2), Y5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Y6
+	VMOVUPS 32(R10), Y7
+	VMOVUPS (R10)(R11*1), Y8
+	VMOVUPS 32(R10)(R11*1), Y9
+	VMOVUPS (R10)(R11*2), Y10
+	VMOVUPS 32(R10)(R11*2), Y11
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
-	VMOVUPS    (R8), Y0
-	VMASKMOVPS 32(R8), Y15, Y1
-	VMOVUPS    (R8)(R9*1), Y2
-	VMASKMOVPS 32(R8)(R9*1), Y15, Y3
-	VMOVUPS    (R8)(R9*2), Y4
-	VMASKMOVPS 32(R8)(R9*2), Y15, Y5
-	ADDQ       R10, R8
-	VMOVUPS    (R8), Y6
-	VMASKMOVPS 32(R8), Y15, Y7
-	VMOVUPS    (R8)(R9*1), Y8
-	VMASKMOVPS 32(R8)(R9*1), Y15, Y9
-	VMOVUPS    (R8)(R9*2), Y10
-	VMASKMOVPS 32(R8)(R9*2), Y15, Y11
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
+	VMOVUPS    (R10), Y0
+	VMASKMOVPS 32(R10), Y15, Y1
+	VMOVUPS    (R10)(R11*1), Y2
+	VMASKMOVPS 32(R10)(R11*1), Y15, Y3
+	VMOVUPS    (R10)(R11*2), Y4
+	VMASKMOVPS 32(R10)(R11*2), Y15, Y5
+	ADDQ       R12, R10
+	VMOVUPS    (R10), Y6
+	VMASKMOVPS 32(R10), Y15, Y7
+	VMOVUPS    (R10)(R11*1), Y8
+	VMASKMOVPS 32(R10)(R11*1), Y15, Y9
+	VMOVUPS    (R10)(R11*2), Y10
+	VMASKMOVPS 32(R10)(R11*2), Y15, Y11
 
 start:
 	SUBQ $0x04, AX
@@ -6841,7 +7143,7 @@ start:
 four:
 	VMOVUPS      (BX), Y12
 	VMOVUPS      32(BX), Y13
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
@@ -6860,11 +7162,13 @@ four:
 	VBROADCASTSS 20(CX), Y15
 	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y15, Y11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y12
 	VMOVUPS      32(BX), Y13
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
@@ -6883,11 +7187,13 @@ four:
 	VBROADCASTSS 20(CX), Y15
 	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y15, Y11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y12
 	VMOVUPS      32(BX), Y13
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
@@ -6906,11 +7212,13 @@ four:
 	VBROADCASTSS 20(CX), Y15
 	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y15, Y11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Y12
 	VMOVUPS      32(BX), Y13
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
@@ -6929,6 +7237,8 @@ four:
 	VBROADCASTSS 20(CX), Y15
 	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y15, Y11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -6941,7 +7251,7 @@ rest:
 one:
 	VMOVUPS      (BX), Y12
 	VMOVUPS      32(BX), Y13
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
@@ -6960,6 +7270,8 @@ one:
 	VBROADCASTSS 20(CX), Y15
 	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y15, Y11
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -7024,31 +7336,33 @@ endEdge:
 	VZEROUPPER
 	RET
 
-// func gemmY1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmY1x8(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·gemmY1x8(SB), NOSPLIT, $8-72
+TEXT ·gemmY1x8(SB), NOSPLIT, $8-88
 	MOVQ     k+0(FP), AX
 	MOVQ     x+8(FP), CX
 	MOVQ     xs+16(FP), DX
 	MOVQ     y+24(FP), BX
 	MOVQ     ys+32(FP), SI
-	LEAQ     (SI)(SI*8), DI
-	MOVQ     load+64(FP), R8
-	TESTQ    $0x00000002, R8
+	MOVQ     far+72(FP), DI
+	MOVQ     fs+80(FP), R8
+	LEAQ     (SI)(SI*8), R9
+	MOVQ     load+64(FP), R10
+	TESTQ    $0x00000002, R10
 	JEQ      begin
 	VSTMXCSR (SP)
-	MOVL     (SP), R8
-	ORL      $0x00008000, R8
-	MOVL     R8, 4(SP)
+	MOVL     (SP), R10
+	ORL      $0x00008000, R10
+	MOVL     R10, 4(SP)
 	VLDMXCSR 4(SP)
 
 begin:
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
 	VPXOR      Y0, Y0, Y0
 	VPXOR      Y1, Y1, Y1
 	VPXOR      Y2, Y2, Y2
@@ -7057,55 +7371,55 @@ begin:
 	VPXOR      Y5, Y5, Y5
 	VPXOR      Y6, Y6, Y6
 	VPXOR      Y7, Y7, Y7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
-	PREFETCHT0 128(R8)
-	PREFETCHT0 192(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x38, R8
-	CMPQ    R8, $0x08
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x38, R10
+	CMPQ    R10, $0x08
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R9
-	VMOVUPS (R8), Y0
-	VMOVUPS 32(R8), Y1
-	VMOVUPS 64(R8), Y2
-	VMOVUPS 96(R8), Y3
-	VMOVUPS 128(R8), Y4
-	VMOVUPS 160(R8), Y5
-	VMOVUPS 192(R8), Y6
-	VMOVUPS 224(R8), Y7
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R11
+	VMOVUPS (R10), Y0
+	VMOVUPS 32(R10), Y1
+	VMOVUPS 64(R10), Y2
+	VMOVUPS 96(R10), Y3
+	VMOVUPS 128(R10), Y4
+	VMOVUPS 160(R10), Y5
+	VMOVUPS 192(R10), Y6
+	VMOVUPS 224(R10), Y7
 	JMP     start
 
 loadEdge:
-	LEAQ       gemmMasks<>+32(SB), R9
-	NEGQ       R8
-	VMOVDQU    (R9)(R8*4), Y15
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
-	VMOVUPS    (R8), Y0
-	VMOVUPS    32(R8), Y1
-	VMOVUPS    64(R8), Y2
-	VMOVUPS    96(R8), Y3
-	VMOVUPS    128(R8), Y4
-	VMOVUPS    160(R8), Y5
-	VMOVUPS    192(R8), Y6
-	VMASKMOVPS 224(R8), Y15, Y7
+	LEAQ       gemmMasks<>+32(SB), R11
+	NEGQ       R10
+	VMOVDQU    (R11)(R10*4), Y15
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
+	VMOVUPS    (R10), Y0
+	VMOVUPS    32(R10), Y1
+	VMOVUPS    64(R10), Y2
+	VMOVUPS    96(R10), Y3
+	VMOVUPS    128(R10), Y4
+	VMOVUPS    160(R10), Y5
+	VMOVUPS    192(R10), Y6
+	VMASKMOVPS 224(R10), Y15, Y7
 
 start:
 	SUBQ $0x04, AX
 	JLT  rest
 
 four:
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  (BX), Y8, Y0
 	VFMADD231PS  32(BX), Y8, Y1
@@ -7115,12 +7429,14 @@ four:
 	VFMADD231PS  160(BX), Y8, Y5
 	VFMADD231PS  192(BX), Y8, Y6
 	VFMADD231PS  224(BX), Y8, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  (BX), Y8, Y0
 	VFMADD231PS  32(BX), Y8, Y1
@@ -7130,12 +7446,14 @@ four:
 	VFMADD231PS  160(BX), Y8, Y5
 	VFMADD231PS  192(BX), Y8, Y6
 	VFMADD231PS  224(BX), Y8, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  (BX), Y8, Y0
 	VFMADD231PS  32(BX), Y8, Y1
@@ -7145,12 +7463,14 @@ four:
 	VFMADD231PS  160(BX), Y8, Y5
 	VFMADD231PS  192(BX), Y8, Y6
 	VFMADD231PS  224(BX), Y8, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  (BX), Y8, Y0
 	VFMADD231PS  32(BX), Y8, Y1
@@ -7160,6 +7480,8 @@ four:
 	VFMADD231PS  160(BX), Y8, Y5
 	VFMADD231PS  192(BX), Y8, Y6
 	VFMADD231PS  224(BX), Y8, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -7170,10 +7492,10 @@ rest:
 	JEQ  store
 
 one:
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
-	PREFETCHT0   128(BX)(DI*1)
-	PREFETCHT0   192(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
+	PREFETCHT0   128(BX)(R9*1)
+	PREFETCHT0   192(BX)(R9*1)
 	VBROADCASTSS (CX), Y8
 	VFMADD231PS  (BX), Y8, Y0
 	VFMADD231PS  32(BX), Y8, Y1
@@ -7183,6 +7505,8 @@ one:
 	VFMADD231PS  160(BX), Y8, Y5
 	VFMADD231PS  192(BX), Y8, Y6
 	VFMADD231PS  224(BX), Y8, Y7
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -8404,43 +8728,45 @@ next:
 	VZEROUPPER
 	RET
 
-// func gemmB1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB1x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB1x1(SB), NOSPLIT, $0-72
+TEXT ·gemmB1x1(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R9
-	VMOVUPS (R8), Z0
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R11
+	VMOVUPS (R10), Z0
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R9
-	VMOVUPS.Z (R8), K1, Z0
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R11
+	VMOVUPS.Z (R10), K1, Z0
 
 start:
 	SUBQ $0x04, AX
@@ -8448,31 +8774,39 @@ start:
 
 four:
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	LONG         $0x486ef262
 	WORD         $0xc152
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	LONG         $0x486ef262
 	WORD         $0xc152
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	LONG         $0x486ef262
 	WORD         $0xc152
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	LONG         $0x486ef262
 	WORD         $0xc152
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -8484,10 +8818,12 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z1
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z2
 	LONG         $0x486ef262
 	WORD         $0xc152
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -8515,48 +8851,50 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB1x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB1x2(SB), NOSPLIT, $0-72
+TEXT ·gemmB1x2(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R9
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R11
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R9
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R11
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R9
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R11
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
 
 start:
 	SUBQ $0x04, AX
@@ -8565,46 +8903,54 @@ start:
 four:
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc252
 	LONG         $0x485ef262
 	WORD         $0xcb52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc252
 	LONG         $0x485ef262
 	WORD         $0xcb52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc252
 	LONG         $0x485ef262
 	WORD         $0xcb52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc252
 	LONG         $0x485ef262
 	WORD         $0xcb52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -8617,13 +8963,15 @@ rest:
 one:
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc252
 	LONG         $0x485ef262
 	WORD         $0xcb52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -8654,47 +9002,49 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB2x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB2x1(SB), NOSPLIT, $0-72
+TEXT ·gemmB2x1(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
 
 start:
 	SUBQ $0x04, AX
@@ -8702,43 +9052,51 @@ start:
 
 four:
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	LONG         $0x4866f262
 	WORD         $0xc252
 	VBROADCASTSS 4(CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xca52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	LONG         $0x4866f262
 	WORD         $0xc252
 	VBROADCASTSS 4(CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xca52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	LONG         $0x4866f262
 	WORD         $0xc252
 	VBROADCASTSS 4(CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xca52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	LONG         $0x4866f262
 	WORD         $0xc252
 	VBROADCASTSS 4(CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xca52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -8750,13 +9108,15 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z2
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z3
 	LONG         $0x4866f262
 	WORD         $0xc252
 	VBROADCASTSS 4(CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xca52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -8786,56 +9146,58 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB2x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB2x2(SB), NOSPLIT, $0-72
+TEXT ·gemmB2x2(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
 
 start:
 	SUBQ $0x04, AX
@@ -8844,8 +9206,8 @@ start:
 four:
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xc452
@@ -8856,12 +9218,14 @@ four:
 	WORD         $0xd452
 	LONG         $0x4846f262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xc452
@@ -8872,12 +9236,14 @@ four:
 	WORD         $0xd452
 	LONG         $0x4846f262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xc452
@@ -8888,12 +9254,14 @@ four:
 	WORD         $0xd452
 	LONG         $0x4846f262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xc452
@@ -8904,6 +9272,8 @@ four:
 	WORD         $0xd452
 	LONG         $0x4846f262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -8916,8 +9286,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xc452
@@ -8928,6 +9298,8 @@ one:
 	WORD         $0xd452
 	LONG         $0x4846f262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -8962,51 +9334,53 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB3x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB3x1(SB), NOSPLIT, $0-72
+TEXT ·gemmB3x1(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
 
 start:
 	SUBQ $0x04, AX
@@ -9014,7 +9388,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc352
@@ -9024,10 +9398,12 @@ four:
 	VBROADCASTSS 8(CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xd352
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc352
@@ -9037,10 +9413,12 @@ four:
 	VBROADCASTSS 8(CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xd352
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc352
@@ -9050,10 +9428,12 @@ four:
 	VBROADCASTSS 8(CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xd352
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc352
@@ -9063,6 +9443,8 @@ four:
 	VBROADCASTSS 8(CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xd352
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -9074,7 +9456,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z3
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z4
 	LONG         $0x485ef262
 	WORD         $0xc352
@@ -9084,6 +9466,8 @@ one:
 	VBROADCASTSS 8(CX), Z6
 	LONG         $0x484ef262
 	WORD         $0xd352
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -9115,64 +9499,66 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB3x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB3x2(SB), NOSPLIT, $0-72
+TEXT ·gemmB3x2(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
 
 start:
 	SUBQ $0x04, AX
@@ -9181,8 +9567,8 @@ start:
 four:
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xc652
@@ -9198,12 +9584,14 @@ four:
 	WORD         $0xe652
 	LONG         $0x482ef262
 	WORD         $0xef52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xc652
@@ -9219,12 +9607,14 @@ four:
 	WORD         $0xe652
 	LONG         $0x482ef262
 	WORD         $0xef52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xc652
@@ -9240,12 +9630,14 @@ four:
 	WORD         $0xe652
 	LONG         $0x482ef262
 	WORD         $0xef52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xc652
@@ -9261,6 +9653,8 @@ four:
 	WORD         $0xe652
 	LONG         $0x482ef262
 	WORD         $0xef52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -9273,8 +9667,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xc652
@@ -9290,6 +9684,8 @@ one:
 	WORD         $0xe652
 	LONG         $0x482ef262
 	WORD         $0xef52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -9328,58 +9724,60 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB4x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB4x1(SB), NOSPLIT, $0-72
+TEXT ·gemmB4x1(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z3
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z3
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z3
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z3
 
 start:
 	SUBQ $0x04, AX
@@ -9387,7 +9785,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	LONG         $0x4856f262
 	WORD         $0xc452
@@ -9400,10 +9798,12 @@ four:
 	VBROADCASTSS 12(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	LONG         $0x4856f262
 	WORD         $0xc452
@@ -9416,10 +9816,12 @@ four:
 	VBROADCASTSS 12(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	LONG         $0x4856f262
 	WORD         $0xc452
@@ -9432,10 +9834,12 @@ four:
 	VBROADCASTSS 12(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	LONG         $0x4856f262
 	WORD         $0xc452
@@ -9448,6 +9852,8 @@ four:
 	VBROADCASTSS 12(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -9459,7 +9865,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z4
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z5
 	LONG         $0x4856f262
 	WORD         $0xc452
@@ -9472,6 +9878,8 @@ one:
 	VBROADCASTSS 12(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -9507,75 +9915,77 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB4x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB4x2(SB), NOSPLIT, $0-72
+TEXT ·gemmB4x2(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS 64(R8), Z7
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS 64(R10), Z7
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z6
-	VMOVUPS.Z 64(R8), K1, Z7
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z6
+	VMOVUPS.Z 64(R10), K1, Z7
 
 start:
 	SUBQ $0x04, AX
@@ -9584,8 +9994,8 @@ start:
 four:
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	LONG         $0x482ed262
 	WORD         $0xc052
@@ -9606,12 +10016,14 @@ four:
 	WORD         $0xf052
 	LONG         $0x4816d262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	LONG         $0x482ed262
 	WORD         $0xc052
@@ -9632,12 +10044,14 @@ four:
 	WORD         $0xf052
 	LONG         $0x4816d262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	LONG         $0x482ed262
 	WORD         $0xc052
@@ -9658,12 +10072,14 @@ four:
 	WORD         $0xf052
 	LONG         $0x4816d262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	LONG         $0x482ed262
 	WORD         $0xc052
@@ -9684,6 +10100,8 @@ four:
 	WORD         $0xf052
 	LONG         $0x4816d262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -9696,8 +10114,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z10
 	LONG         $0x482ed262
 	WORD         $0xc052
@@ -9718,6 +10136,8 @@ one:
 	WORD         $0xf052
 	LONG         $0x4816d262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -9762,66 +10182,68 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB6x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB6x1(SB), NOSPLIT, $0-72
+TEXT ·gemmB6x1(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z4, Z4, Z4
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z3
-	VMOVUPS (R8)(R9*1), Z4
-	VMOVUPS (R8)(R9*2), Z5
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z3
+	VMOVUPS (R10)(R11*1), Z4
+	VMOVUPS (R10)(R11*2), Z5
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z3
-	VMOVUPS.Z (R8)(R9*1), K1, Z4
-	VMOVUPS.Z (R8)(R9*2), K1, Z5
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z3
+	VMOVUPS.Z (R10)(R11*1), K1, Z4
+	VMOVUPS.Z (R10)(R11*2), K1, Z5
 
 start:
 	SUBQ $0x04, AX
@@ -9829,7 +10251,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	LONG         $0x4846f262
 	WORD         $0xc652
@@ -9848,10 +10270,12 @@ four:
 	VBROADCASTSS 20(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xee52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	LONG         $0x4846f262
 	WORD         $0xc652
@@ -9870,10 +10294,12 @@ four:
 	VBROADCASTSS 20(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xee52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	LONG         $0x4846f262
 	WORD         $0xc652
@@ -9892,10 +10318,12 @@ four:
 	VBROADCASTSS 20(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xee52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	LONG         $0x4846f262
 	WORD         $0xc652
@@ -9914,6 +10342,8 @@ four:
 	VBROADCASTSS 20(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xee52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -9925,7 +10355,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z6
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z7
 	LONG         $0x4846f262
 	WORD         $0xc652
@@ -9944,6 +10374,8 @@ one:
 	VBROADCASTSS 20(CX), Z8
 	LONG         $0x483ef262
 	WORD         $0xee52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -9983,91 +10415,93 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB6x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB6x2(SB), NOSPLIT, $0-72
+TEXT ·gemmB6x2(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z8, Z8, Z8
 	VPXORD     Z9, Z9, Z9
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z10, Z10, Z10
 	VPXORD     Z11, Z11, Z11
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS 64(R8), Z7
-	VMOVUPS (R8)(R9*1), Z8
-	VMOVUPS 64(R8)(R9*1), Z9
-	VMOVUPS (R8)(R9*2), Z10
-	VMOVUPS 64(R8)(R9*2), Z11
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS 64(R10), Z7
+	VMOVUPS (R10)(R11*1), Z8
+	VMOVUPS 64(R10)(R11*1), Z9
+	VMOVUPS (R10)(R11*2), Z10
+	VMOVUPS 64(R10)(R11*2), Z11
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z6
-	VMOVUPS.Z 64(R8), K1, Z7
-	VMOVUPS   (R8)(R9*1), Z8
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z9
-	VMOVUPS   (R8)(R9*2), Z10
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z11
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z6
+	VMOVUPS.Z 64(R10), K1, Z7
+	VMOVUPS   (R10)(R11*1), Z8
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z9
+	VMOVUPS   (R10)(R11*2), Z10
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z11
 
 start:
 	SUBQ $0x04, AX
@@ -10076,8 +10510,8 @@ start:
 four:
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	LONG         $0x480ed262
 	WORD         $0xc452
@@ -10108,12 +10542,14 @@ four:
 	WORD         $0xd452
 	LONG         $0x48065262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	LONG         $0x480ed262
 	WORD         $0xc452
@@ -10144,12 +10580,14 @@ four:
 	WORD         $0xd452
 	LONG         $0x48065262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	LONG         $0x480ed262
 	WORD         $0xc452
@@ -10180,12 +10618,14 @@ four:
 	WORD         $0xd452
 	LONG         $0x48065262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	LONG         $0x480ed262
 	WORD         $0xc452
@@ -10216,6 +10656,8 @@ four:
 	WORD         $0xd452
 	LONG         $0x48065262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -10228,8 +10670,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z14
 	LONG         $0x480ed262
 	WORD         $0xc452
@@ -10260,6 +10702,8 @@ one:
 	WORD         $0xd452
 	LONG         $0x48065262
 	WORD         $0xdd52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -10312,77 +10756,79 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB8x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB8x1(SB), NOSPLIT, $0-72
+TEXT ·gemmB8x1(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z4, Z4, Z4
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z3
-	VMOVUPS (R8)(R9*1), Z4
-	VMOVUPS (R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS (R8)(R9*1), Z7
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z3
+	VMOVUPS (R10)(R11*1), Z4
+	VMOVUPS (R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS (R10)(R11*1), Z7
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z3
-	VMOVUPS.Z (R8)(R9*1), K1, Z4
-	VMOVUPS.Z (R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z6
-	VMOVUPS.Z (R8)(R9*1), K1, Z7
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z3
+	VMOVUPS.Z (R10)(R11*1), K1, Z4
+	VMOVUPS.Z (R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z6
+	VMOVUPS.Z (R10)(R11*1), K1, Z7
 
 start:
 	SUBQ $0x04, AX
@@ -10390,7 +10836,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	LONG         $0x4836d262
 	WORD         $0xc052
@@ -10415,10 +10861,12 @@ four:
 	VBROADCASTSS 28(CX), Z12
 	LONG         $0x481ed262
 	WORD         $0xf852
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	LONG         $0x4836d262
 	WORD         $0xc052
@@ -10443,10 +10891,12 @@ four:
 	VBROADCASTSS 28(CX), Z12
 	LONG         $0x481ed262
 	WORD         $0xf852
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	LONG         $0x4836d262
 	WORD         $0xc052
@@ -10471,10 +10921,12 @@ four:
 	VBROADCASTSS 28(CX), Z12
 	LONG         $0x481ed262
 	WORD         $0xf852
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	LONG         $0x4836d262
 	WORD         $0xc052
@@ -10499,6 +10951,8 @@ four:
 	VBROADCASTSS 28(CX), Z12
 	LONG         $0x481ed262
 	WORD         $0xf852
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -10510,7 +10964,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z8
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z9
 	LONG         $0x4836d262
 	WORD         $0xc052
@@ -10535,6 +10989,8 @@ one:
 	VBROADCASTSS 28(CX), Z12
 	LONG         $0x481ed262
 	WORD         $0xf852
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -10580,110 +11036,112 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB8x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB8x2(SB), NOSPLIT, $0-72
+TEXT ·gemmB8x2(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z8, Z8, Z8
 	VPXORD     Z9, Z9, Z9
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z10, Z10, Z10
 	VPXORD     Z11, Z11, Z11
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z12, Z12, Z12
 	VPXORD     Z13, Z13, Z13
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z14, Z14, Z14
 	VPXORD     Z15, Z15, Z15
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS 64(R8), Z7
-	VMOVUPS (R8)(R9*1), Z8
-	VMOVUPS 64(R8)(R9*1), Z9
-	VMOVUPS (R8)(R9*2), Z10
-	VMOVUPS 64(R8)(R9*2), Z11
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z12
-	VMOVUPS 64(R8), Z13
-	VMOVUPS (R8)(R9*1), Z14
-	VMOVUPS 64(R8)(R9*1), Z15
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS 64(R10), Z7
+	VMOVUPS (R10)(R11*1), Z8
+	VMOVUPS 64(R10)(R11*1), Z9
+	VMOVUPS (R10)(R11*2), Z10
+	VMOVUPS 64(R10)(R11*2), Z11
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z12
+	VMOVUPS 64(R10), Z13
+	VMOVUPS (R10)(R11*1), Z14
+	VMOVUPS 64(R10)(R11*1), Z15
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z6
-	VMOVUPS.Z 64(R8), K1, Z7
-	VMOVUPS   (R8)(R9*1), Z8
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z9
-	VMOVUPS   (R8)(R9*2), Z10
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z11
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z12
-	VMOVUPS.Z 64(R8), K1, Z13
-	VMOVUPS   (R8)(R9*1), Z14
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z15
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z6
+	VMOVUPS.Z 64(R10), K1, Z7
+	VMOVUPS   (R10)(R11*1), Z8
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z9
+	VMOVUPS   (R10)(R11*2), Z10
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z11
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z12
+	VMOVUPS.Z 64(R10), K1, Z13
+	VMOVUPS   (R10)(R11*1), Z14
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z15
 
 start:
 	SUBQ $0x04, AX
@@ -10692,8 +11150,8 @@ start:
 four:
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	LONG         $0x406eb262
 	WORD         $0xc052
@@ -10734,12 +11192,14 @@ four:
 	WORD         $0xf052
 	LONG         $0x40563262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	LONG         $0x406eb262
 	WORD         $0xc052
@@ -10780,12 +11240,14 @@ four:
 	WORD         $0xf052
 	LONG         $0x40563262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	LONG         $0x406eb262
 	WORD         $0xc052
@@ -10826,12 +11288,14 @@ four:
 	WORD         $0xf052
 	LONG         $0x40563262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	LONG         $0x406eb262
 	WORD         $0xc052
@@ -10872,6 +11336,8 @@ four:
 	WORD         $0xf052
 	LONG         $0x40563262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -10884,8 +11350,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z18
 	LONG         $0x406eb262
 	WORD         $0xc052
@@ -10926,6 +11392,8 @@ one:
 	WORD         $0xf052
 	LONG         $0x40563262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -10988,96 +11456,98 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB12x1(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB12x1(SB), NOSPLIT, $0-72
+TEXT ·gemmB12x1(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z2, Z2, Z2
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z4, Z4, Z4
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z8, Z8, Z8
-	PREFETCHT0 (R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z9, Z9, Z9
-	PREFETCHT0 (R8)
+	PREFETCHT0 (R10)
 	VPXORD     Z10, Z10, Z10
-	PREFETCHT0 (R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
 	VPXORD     Z11, Z11, Z11
-	PREFETCHT0 (R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS (R8)(R9*1), Z1
-	VMOVUPS (R8)(R9*2), Z2
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z3
-	VMOVUPS (R8)(R9*1), Z4
-	VMOVUPS (R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS (R8)(R9*1), Z7
-	VMOVUPS (R8)(R9*2), Z8
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z9
-	VMOVUPS (R8)(R9*1), Z10
-	VMOVUPS (R8)(R9*2), Z11
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS (R10)(R11*1), Z1
+	VMOVUPS (R10)(R11*2), Z2
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z3
+	VMOVUPS (R10)(R11*1), Z4
+	VMOVUPS (R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS (R10)(R11*1), Z7
+	VMOVUPS (R10)(R11*2), Z8
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z9
+	VMOVUPS (R10)(R11*1), Z10
+	VMOVUPS (R10)(R11*2), Z11
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS.Z (R8), K1, Z0
-	VMOVUPS.Z (R8)(R9*1), K1, Z1
-	VMOVUPS.Z (R8)(R9*2), K1, Z2
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z3
-	VMOVUPS.Z (R8)(R9*1), K1, Z4
-	VMOVUPS.Z (R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z6
-	VMOVUPS.Z (R8)(R9*1), K1, Z7
-	VMOVUPS.Z (R8)(R9*2), K1, Z8
-	ADDQ      R10, R8
-	VMOVUPS.Z (R8), K1, Z9
-	VMOVUPS.Z (R8)(R9*1), K1, Z10
-	VMOVUPS.Z (R8)(R9*2), K1, Z11
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS.Z (R10), K1, Z0
+	VMOVUPS.Z (R10)(R11*1), K1, Z1
+	VMOVUPS.Z (R10)(R11*2), K1, Z2
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z3
+	VMOVUPS.Z (R10)(R11*1), K1, Z4
+	VMOVUPS.Z (R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z6
+	VMOVUPS.Z (R10)(R11*1), K1, Z7
+	VMOVUPS.Z (R10)(R11*2), K1, Z8
+	ADDQ      R12, R10
+	VMOVUPS.Z (R10), K1, Z9
+	VMOVUPS.Z (R10)(R11*1), K1, Z10
+	VMOVUPS.Z (R10)(R11*2), K1, Z11
 
 start:
 	SUBQ $0x04, AX
@@ -11085,7 +11555,7 @@ start:
 
 four:
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	LONG         $0x4816d262
 	WORD         $0xc452
@@ -11122,10 +11592,12 @@ four:
 	VBROADCASTSS 44(CX), Z16
 	LONG         $0x407e5262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	LONG         $0x4816d262
 	WORD         $0xc452
@@ -11162,10 +11634,12 @@ four:
 	VBROADCASTSS 44(CX), Z16
 	LONG         $0x407e5262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	LONG         $0x4816d262
 	WORD         $0xc452
@@ -11202,10 +11676,12 @@ four:
 	VBROADCASTSS 44(CX), Z16
 	LONG         $0x407e5262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	LONG         $0x4816d262
 	WORD         $0xc452
@@ -11242,6 +11718,8 @@ four:
 	VBROADCASTSS 44(CX), Z16
 	LONG         $0x407e5262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -11253,7 +11731,7 @@ rest:
 
 one:
 	VMOVUPS      (BX), Z12
-	PREFETCHT0   (BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
 	VBROADCASTSS (CX), Z13
 	LONG         $0x4816d262
 	WORD         $0xc452
@@ -11290,6 +11768,8 @@ one:
 	VBROADCASTSS 44(CX), Z16
 	LONG         $0x407e5262
 	WORD         $0xdc52
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX
@@ -11345,145 +11825,147 @@ storeEdge:
 	VZEROUPPER
 	RET
 
-// func gemmB12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int)
+// func gemmB12x2(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc int, n int, load int, far *float32, fs int)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmB12x2(SB), NOSPLIT, $0-72
+TEXT ·gemmB12x2(SB), NOSPLIT, $0-88
 	MOVQ       k+0(FP), AX
 	MOVQ       x+8(FP), CX
 	MOVQ       xs+16(FP), DX
 	MOVQ       y+24(FP), BX
 	MOVQ       ys+32(FP), SI
-	LEAQ       (SI)(SI*8), DI
-	MOVQ       load+64(FP), R8
-	TESTQ      $0x00000001, R8
+	MOVQ       far+72(FP), DI
+	MOVQ       fs+80(FP), R8
+	LEAQ       (SI)(SI*8), R9
+	MOVQ       load+64(FP), R10
+	TESTQ      $0x00000001, R10
 	JNE        load
-	MOVQ       c+40(FP), R8
-	MOVQ       ldc+48(FP), R9
-	LEAQ       (R9)(R9*2), R10
+	MOVQ       c+40(FP), R10
+	MOVQ       ldc+48(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z8, Z8, Z8
 	VPXORD     Z9, Z9, Z9
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z10, Z10, Z10
 	VPXORD     Z11, Z11, Z11
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z12, Z12, Z12
 	VPXORD     Z13, Z13, Z13
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z14, Z14, Z14
 	VPXORD     Z15, Z15, Z15
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z16, Z16, Z16
 	VPXORD     Z17, Z17, Z17
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
-	ADDQ       R10, R8
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
+	ADDQ       R12, R10
 	VPXORD     Z18, Z18, Z18
 	VPXORD     Z19, Z19, Z19
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z20, Z20, Z20
 	VPXORD     Z21, Z21, Z21
-	PREFETCHT0 (R8)(R9*1)
-	PREFETCHT0 64(R8)(R9*1)
+	PREFETCHT0 (R10)(R11*1)
+	PREFETCHT0 64(R10)(R11*1)
 	VPXORD     Z22, Z22, Z22
 	VPXORD     Z23, Z23, Z23
-	PREFETCHT0 (R8)(R9*2)
-	PREFETCHT0 64(R8)(R9*2)
+	PREFETCHT0 (R10)(R11*2)
+	PREFETCHT0 64(R10)(R11*2)
 	JMP        start
 
 load:
-	MOVQ    n+56(FP), R8
-	SUBQ    $0x10, R8
-	CMPQ    R8, $0x10
+	MOVQ    n+56(FP), R10
+	SUBQ    $0x10, R10
+	CMPQ    R10, $0x10
 	JNE     loadEdge
-	MOVQ    c+40(FP), R8
-	MOVQ    ldc+48(FP), R9
-	LEAQ    (R9)(R9*2), R10
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	VMOVUPS (R8)(R9*1), Z2
-	VMOVUPS 64(R8)(R9*1), Z3
-	VMOVUPS (R8)(R9*2), Z4
-	VMOVUPS 64(R8)(R9*2), Z5
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z6
-	VMOVUPS 64(R8), Z7
-	VMOVUPS (R8)(R9*1), Z8
-	VMOVUPS 64(R8)(R9*1), Z9
-	VMOVUPS (R8)(R9*2), Z10
-	VMOVUPS 64(R8)(R9*2), Z11
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z12
-	VMOVUPS 64(R8), Z13
-	VMOVUPS (R8)(R9*1), Z14
-	VMOVUPS 64(R8)(R9*1), Z15
-	VMOVUPS (R8)(R9*2), Z16
-	VMOVUPS 64(R8)(R9*2), Z17
-	ADDQ    R10, R8
-	VMOVUPS (R8), Z18
-	VMOVUPS 64(R8), Z19
-	VMOVUPS (R8)(R9*1), Z20
-	VMOVUPS 64(R8)(R9*1), Z21
-	VMOVUPS (R8)(R9*2), Z22
-	VMOVUPS 64(R8)(R9*2), Z23
+	MOVQ    c+40(FP), R10
+	MOVQ    ldc+48(FP), R11
+	LEAQ    (R11)(R11*2), R12
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	VMOVUPS (R10)(R11*1), Z2
+	VMOVUPS 64(R10)(R11*1), Z3
+	VMOVUPS (R10)(R11*2), Z4
+	VMOVUPS 64(R10)(R11*2), Z5
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z6
+	VMOVUPS 64(R10), Z7
+	VMOVUPS (R10)(R11*1), Z8
+	VMOVUPS 64(R10)(R11*1), Z9
+	VMOVUPS (R10)(R11*2), Z10
+	VMOVUPS 64(R10)(R11*2), Z11
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z12
+	VMOVUPS 64(R10), Z13
+	VMOVUPS (R10)(R11*1), Z14
+	VMOVUPS 64(R10)(R11*1), Z15
+	VMOVUPS (R10)(R11*2), Z16
+	VMOVUPS 64(R10)(R11*2), Z17
+	ADDQ    R12, R10
+	VMOVUPS (R10), Z18
+	VMOVUPS 64(R10), Z19
+	VMOVUPS (R10)(R11*1), Z20
+	VMOVUPS 64(R10)(R11*1), Z21
+	VMOVUPS (R10)(R11*2), Z22
+	VMOVUPS 64(R10)(R11*2), Z23
 	JMP     start
 
 loadEdge:
-	MOVQ      $-1, R9
-	BZHIQ     R8, R9, R9
-	KMOVW     R9, K1
-	MOVQ      c+40(FP), R8
-	MOVQ      ldc+48(FP), R9
-	LEAQ      (R9)(R9*2), R10
-	VMOVUPS   (R8), Z0
-	VMOVUPS.Z 64(R8), K1, Z1
-	VMOVUPS   (R8)(R9*1), Z2
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z3
-	VMOVUPS   (R8)(R9*2), Z4
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z5
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z6
-	VMOVUPS.Z 64(R8), K1, Z7
-	VMOVUPS   (R8)(R9*1), Z8
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z9
-	VMOVUPS   (R8)(R9*2), Z10
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z11
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z12
-	VMOVUPS.Z 64(R8), K1, Z13
-	VMOVUPS   (R8)(R9*1), Z14
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z15
-	VMOVUPS   (R8)(R9*2), Z16
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z17
-	ADDQ      R10, R8
-	VMOVUPS   (R8), Z18
-	VMOVUPS.Z 64(R8), K1, Z19
-	VMOVUPS   (R8)(R9*1), Z20
-	VMOVUPS.Z 64(R8)(R9*1), K1, Z21
-	VMOVUPS   (R8)(R9*2), Z22
-	VMOVUPS.Z 64(R8)(R9*2), K1, Z23
+	MOVQ      $-1, R11
+	BZHIQ     R10, R11, R11
+	KMOVW     R11, K1
+	MOVQ      c+40(FP), R10
+	MOVQ      ldc+48(FP), R11
+	LEAQ      (R11)(R11*2), R12
+	VMOVUPS   (R10), Z0
+	VMOVUPS.Z 64(R10), K1, Z1
+	VMOVUPS   (R10)(R11*1), Z2
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z3
+	VMOVUPS   (R10)(R11*2), Z4
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z5
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z6
+	VMOVUPS.Z 64(R10), K1, Z7
+	VMOVUPS   (R10)(R11*1), Z8
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z9
+	VMOVUPS   (R10)(R11*2), Z10
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z11
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z12
+	VMOVUPS.Z 64(R10), K1, Z13
+	VMOVUPS   (R10)(R11*1), Z14
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z15
+	VMOVUPS   (R10)(R11*2), Z16
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z17
+	ADDQ      R12, R10
+	VMOVUPS   (R10), Z18
+	VMOVUPS.Z 64(R10), K1, Z19
+	VMOVUPS   (R10)(R11*1), Z20
+	VMOVUPS.Z 64(R10)(R11*1), K1, Z21
+	VMOVUPS   (R10)(R11*2), Z22
+	VMOVUPS.Z 64(R10)(R11*2), K1, Z23
 
 start:
 	SUBQ $0x04, AX
@@ -11492,8 +11974,8 @@ start:
 four:
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	LONG         $0x402e9262
 	WORD         $0xc052
@@ -11554,12 +12036,14 @@ four:
 	WORD         $0xf052
 	LONG         $0x40168262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	LONG         $0x402e9262
 	WORD         $0xc052
@@ -11620,12 +12104,14 @@ four:
 	WORD         $0xf052
 	LONG         $0x40168262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	LONG         $0x402e9262
 	WORD         $0xc052
@@ -11686,12 +12172,14 @@ four:
 	WORD         $0xf052
 	LONG         $0x40168262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	LONG         $0x402e9262
 	WORD         $0xc052
@@ -11752,6 +12240,8 @@ four:
 	WORD         $0xf052
 	LONG         $0x40168262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	SUBQ         $0x04, AX
@@ -11764,8 +12254,8 @@ rest:
 one:
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	PREFETCHT0   (BX)(DI*1)
-	PREFETCHT0   64(BX)(DI*1)
+	PREFETCHT0   (BX)(R9*1)
+	PREFETCHT0   64(BX)(R9*1)
 	VBROADCASTSS (CX), Z26
 	LONG         $0x402e9262
 	WORD         $0xc052
@@ -11826,6 +12316,8 @@ one:
 	WORD         $0xf052
 	LONG         $0x40168262
 	WORD         $0xf952
+	PREFETCHT1   (DI)
+	ADDQ         R8, DI
 	ADDQ         DX, CX
 	ADDQ         SI, BX
 	DECQ         AX

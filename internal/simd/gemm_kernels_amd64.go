@@ -14,7 +14,8 @@ func init() {
 	microY = micro{lanes: 8, rows: 6, sizes: []int{6, 4, 3, 2, 1}, transpose: gemmTransposeY,
 		panels: gemmPanelsY, columns: gemmColumnsY,
 		finish: gemmFinishY, dropout: gemmDropoutY, peak: gemmPeakY}
-	type tile = func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n, load int)
+	type tile = func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n, load int,
+		far *float32, fs int)
 	for rows, t := range map[int][2]tile{
 		1: {gemmZ1x1, gemmZ1x2}, 2: {gemmZ2x1, gemmZ2x2}, 3: {gemmZ3x1, gemmZ3x2},
 		4: {gemmZ4x1, gemmZ4x2},

@@ -112,14 +112,16 @@ func (s *isa) storeMasked(v reg.VecPhysical, m Mem, mask reg.VecPhysical) {
 // kernel adds to an m × n tile of C the product of k steps: in step i, m elements at x + i·xs times
 // n at y + i·ys (strides in bytes). Without loadC in load the sums start from 0, not from C; with
 // flushSums each sum below the least normal number becomes 0. n is in the last of nv vectors; y is
-// read in whole vectors.
+// read in whole vectors. Step i asks the L2 cache for the line at far + i·fs.
 func (s *isa) kernel(m, nv int) {
 	name := fmt.Sprintf("gemm%s%dx%d", s.tag, m, nv)
 	TEXT(name, NOSPLIT,
-		"func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n, load int)")
+		"func(k int, x *float32, xs int, y *float32, ys int, c *float32, ldc, n, load int,"+
+			" far *float32, fs int)")
 	Pragma("noescape")
 	k, x, xs := Load(Param("k"), GP64()), Load(Param("x"), GP64()), Load(Param("xs"), GP64())
 	y, ys := Load(Param("y"), GP64()), Load(Param("ys"), GP64())
+	far, fs := Load(Param("far"), GP64()), Load(Param("fs"), GP64())
 	ahead := GP64()
 	LEAQ(Mem{Base: ys, Index: ys, Scale: 8}, ahead)
 	acc := func(i, j int) reg.VecPhysical { return s.vec[i*nv+j] }
@@ -217,6 +219,8 @@ func (s *isa) kernel(m, nv int) {
 				}
 			}
 		}
+		PREFETCHT1(Mem{Base: far})
+		ADDQ(fs, far)
 		ADDQ(xs, x)
 		ADDQ(ys, y)
 	}
