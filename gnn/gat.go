@@ -123,7 +123,7 @@ func (g gat) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 	}
 	w = append(append(w, transposeWork(BlockShape{b.Edges, b.Src, b.Edges})...),
 		bytesWork(4*heads*(b.Edges+b.Src)), gatherWork(b.Edges, 2*b.Src, wide),
-		bytesWork(4*4*(b.Src+b.Dst)*wide),
+		bytesWork(4*(b.Src+b.Dst)*wide),
 		productWork(c.width(l), wide, b.Src, 1))
 	if l > 0 {
 		w = append(w, productWork(b.Src, c.width(l), wide, 1), bytesWork(3*4*b.Src*c.width(l)))
@@ -135,7 +135,7 @@ func (g gat) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 func (gat) kernels(gpu bool) []string {
 	names := []string{"gat_score", "gat_softmax", "gat_sum", "gat_mean", "gat_spread", "gat_edges",
 		"gat_dot", "gat_softmax_bwd",
-		"gat_score_bwd", "gat_sum_bwd", "gat_scale", "relu_bwd", "bias_act"}
+		"gat_score_bwd", "gat_sum_bwd", "gat_scaled_sum", "relu_bwd", "bias_act"}
 	if !gpu {
 		names = append(names, "sage_transpose")
 	}
@@ -175,11 +175,12 @@ type gatPlan struct {
 // sums.
 func (g gat) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	L := n.cfg.Layers
-	var z, scores, edges, dsts, srcs, wide, dIn int64 // the most of all layers
+	var z, scores, edges, dsts, srcs, part, dIn int64 // the most of all layers
 	for l := range L {
 		b, heads := &blocks[L-1-l], n.cfg.headsOf(l)
 		w := g.headWidth(&n.cfg, l) * heads
-		z, scores, wide = max(z, b.NumSrc*w), max(scores, g.scores(b, heads)), max(wide, b.NumDst*w)
+		z, scores, part = max(z, b.NumSrc*w), max(scores, g.scores(b, heads)),
+			max(part, leaves(b.NumSrc)*w)
 		edges, dsts, srcs = max(edges, b.NumEdges*heads), max(dsts, b.NumDst*heads),
 			max(srcs, b.NumSrc*heads)
 		if l > 0 {
@@ -209,7 +210,7 @@ func (g gat) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	for l := range L {
 		list = max(list, blocks[L-1-l].NumEdges)
 	}
-	q.edgePtr, q.edgeDst, q.part = p.take(2*(list+1)), p.take(list), p.take(wide)
+	q.edgePtr, q.edgeDst, q.part = p.take(2*(list+1)), p.take(list), p.take(part)
 	q.dZ, q.dIn = p.take(z), p.take(dIn)
 	p.weights = p.take(list)
 	layoutTranspose(n, blocks, 0, p)
@@ -238,10 +239,10 @@ type gatParams struct {
 	DSrc, DDst        cuda.DevicePtr
 	EdgePtr, EdgeDst  cuda.DevicePtr // int64[E+1]: e; uint32[E]: destination of e
 	TEnd, TEdge       cuda.DevicePtr // uint32[S], uint32[E]: edges by source
-	Scale             cuda.DevicePtr // float32[rows, K] of gat_scale
+	Scale             cuda.DevicePtr // float32[Rows, K] of gat_scaled_sum
 	NumDst, NumSrc    int64
 	Edges, Dim, Heads int64
-	Rows              int64 // of gat_scale
+	Rows              int64 // of gat_scaled_sum
 	Drop              dropout
 }
 
@@ -379,21 +380,20 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 }
 
 // backwardAttention computes the gradients of the parameters of attention: z times the gradients of
-// its scores, summed. The second one takes the place of z.
+// its scores, summed.
 func (gat) backwardAttention(s *step, l int, p gatParams) error {
 	w, wide := s.layers[l], p.Heads*p.Dim
+	p.Out = s.plan.ptr(s.plan.gat.part)
 	for _, f := range []struct {
-		scale, out cuda.DevicePtr
-		rows, to   int64
-	}{{p.DDst, s.plan.ptr(s.plan.gat.part), p.NumDst, w[gatDst]},
-		{p.DSrc, p.Z, p.NumSrc, w[gatSrc]}} {
-		scaled := p
-		scaled.Scale, scaled.Out, scaled.Rows = f.scale, f.out, f.rows
-		if err := launch(s, "gat_scale", s.blocks(f.rows, 64, f.rows*wide/32),
-			scaled); err != nil {
+		scale    cuda.DevicePtr
+		rows, to int64
+	}{{p.DDst, p.NumDst, w[gatDst]}, {p.DSrc, p.NumSrc, w[gatSrc]}} {
+		p.Scale, p.Rows = f.scale, f.rows
+		groups := leaves(f.rows)
+		if err := launch(s, "gat_scaled_sum", s.blocks(groups, 1, groups*wide/32), p); err != nil {
 			return err
 		}
-		if err := s.columnGrad(f.rows, wide, f.out, f.to); err != nil {
+		if err := s.columnGrad(groups, wide, p.Out, f.to); err != nil {
 			return err
 		}
 	}

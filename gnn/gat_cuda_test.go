@@ -77,7 +77,7 @@ func TestGPUAttention(t *testing.T) {
 		both(g, "gat_score_bwd", p)
 		both(g, "gat_sum_bwd", p)
 		p.Scale, p.Rows = p.DSrc, b.numSrc
-		both(g, "gat_scale", p)
+		both(g, "gat_scaled_sum", p)
 		mean := p
 		mean.Z, mean.Out = p.Grad, empty(numDst*dim)
 		both(g, "gat_mean", mean)

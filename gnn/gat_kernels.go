@@ -2,10 +2,8 @@ package gnn
 
 import (
 	"fmt"
-	"math"
 
 	"helios/cuda"
-	"helios/internal/philox"
 	"helios/internal/simd"
 )
 
@@ -24,7 +22,7 @@ func init() {
 	cuda.RegisterHost("gat_softmax_bwd", gatSoftmaxBwd)
 	cuda.RegisterHost("gat_score_bwd", gatScoreBwd)
 	cuda.RegisterHost("gat_sum_bwd", gatSumBwd)
-	cuda.RegisterHost("gat_scale", gatScale)
+	cuda.RegisterHost("gat_scaled_sum", gatScaledSum)
 	cuda.RegisterHost("bias_act", biasAct)
 }
 
@@ -55,110 +53,68 @@ func gatScore(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-func leaky(v float32) float32 {
-	if v > 0 {
-		return v
+// keep sends values through the dropout of attention in a layer's counters: the heads of rows from
+// row on.
+func (p *gatParams) keep(l simd.Level, layer uint32, v []float32, row int64) {
+	for h := p.Heads; p.Drop.P > 0 && len(v) > 0; row, v = row+1, v[h:] {
+		d := p.Drop
+		d.Layer = layer
+		d.apply(l, v[:h], row, 0)
 	}
-	return leakySlope * v
 }
 
-// attention is the exp of a score, as a share of what the largest one is, times the neighbour's
-// weight.
-func attention(score, largest, weight float32) float32 {
-	return float32(float32(math.Exp(float64(score-largest))) * weight)
-}
-
-// keeps reports whether dropout keeps the attention of head k in row i of a layer's counters.
-func (d *dropout) keeps(layer uint32, i, k int64) bool {
-	w := philox.Block(d.Key, [4]uint32{layer<<24 | uint32(k/4), uint32(i), d.Epoch, d.Batch})
-	return !(philox.Float32(w[k%4]) < d.P)
-}
-
-// kept is a's value behind dropout.
-func (p *gatParams) kept(layer uint32, i, k int64, a float32) float32 {
-	if p.Drop.P == 0 {
-		return a
-	}
-	if p.Drop.keeps(layer, i, k) {
-		return a * p.Drop.Scale
-	}
-	return 0
-}
-
-// gatViews holds the arrays that the kernels of the softmax read.
-type gatViews struct {
-	indptr                      []int64
-	src                         []uint32
-	weights, scoreSrc, scoreDst []float32
-	largest, inverse            []float32
-	alpha, alphaSelf            []float32
-	edges, heads                int64
-	layer, selfLayer            uint32
-}
-
-func (p *gatParams) views() (v gatViews) {
-	v = gatViews{
-		indptr: cuda.View[int64](p.Indptr, p.NumDst+1), src: cuda.View[uint32](p.Src, p.Edges),
-		scoreSrc: view(p.ScoreSrc, p.NumSrc*p.Heads), scoreDst: view(p.ScoreDst, p.NumDst*p.Heads),
-		largest: view(p.Max, p.NumDst*p.Heads), inverse: view(p.Inverse, p.NumDst*p.Heads),
-		alpha: view(p.Alpha, p.Edges*p.Heads), alphaSelf: view(p.AlphaSelf, p.NumDst*p.Heads),
-		edges: p.Edges, heads: p.Heads, layer: p.Drop.Layer, selfLayer: p.Drop.Layer -
-			attentionLayer + attentionSelf,
-	}
+// softmax is the attention of p's block.
+func (p *gatParams) softmax() (s simd.HeadSoftmax) {
+	s = simd.HeadSoftmax{Heads: int(p.Heads), Src: view(p.ScoreSrc, p.NumSrc*p.Heads),
+		Dst: view(p.ScoreDst, p.NumDst*p.Heads), Largest: view(p.Max, p.NumDst*p.Heads),
+		Inverse: view(p.Inverse, p.NumDst*p.Heads), Alpha: view(p.Alpha, p.Edges*p.Heads),
+		AlphaSelf: view(p.AlphaSelf, p.NumDst*p.Heads)}
 	if p.SrcWeights != 0 {
-		v.weights = view(p.SrcWeights, p.NumSrc)
+		s.Weights = view(p.SrcWeights, p.NumSrc)
 	}
-	return v
+	return s
 }
 
-// edge is the score of an edge and the weight of its source.
-func (v *gatViews) edge(e, k int64, own float32) (score, weight float32) {
-	j, weight := int64(v.src[e]), float32(1)
-	if v.weights != nil {
-		weight = v.weights[j]
+// overLists calls do for some destinations of a block of the grid at a time: rows lo to to-1 with
+// edges from to last-1.
+func (p *gatParams) overLists(b *cuda.Block, do func(lo, to, from, last int64,
+	counts []uint32)) error {
+	indptr := cuda.View[int64](p.Indptr, p.NumDst+1)
+	var counts [headLists]uint32
+	lo, hi := b.Range(p.NumDst)
+	for lo < hi {
+		to := min(hi, lo+headLists)
+		for i := lo; i < to; i++ {
+			from, last := indptr[i], indptr[i+1]
+			if from < 0 || from > last || last > p.Edges {
+				return fmt.Errorf("attention: row %d: %d to %d are no edges of the block", i, from,
+					last)
+			}
+			counts[i-lo] = uint32(last - from)
+		}
+		do(lo, to, indptr[lo], indptr[to], counts[:to-lo])
+		lo = to
 	}
-	return leaky(own + v.scoreSrc[j*v.heads+k]), weight
+	return nil
 }
+
+// Between the layers of the counters of edges and those of self loops.
+const selfLayers = attentionSelf - attentionLayer
 
 // gatSoftmax computes attention for all edges of a destination and its self loop, behind dropout,
 // and leaves the largest score and the inverse of the sum for the backward pass.
 func gatSoftmax(b *cuda.Block, p *gatParams) error {
-	v := p.views()
-	lo, hi := b.Range(p.NumDst)
-	for i := lo; i < hi; i++ {
-		from, to := v.indptr[i], v.indptr[i+1]
-		if from < 0 || from > to || to > p.Edges {
-			return fmt.Errorf("attention: row %d: %d to %d are no edges of the block", i, from, to)
-		}
-		for k := range p.Heads {
-			pos := i*p.Heads + k
-			own := v.scoreDst[pos]
-			self := leaky(own + v.scoreSrc[pos])
-			largest := self
-			for e := from; e < to; e++ {
-				if s, _ := v.edge(e, k, own); s > largest {
-					largest = s
-				}
-			}
-			x := attention(self, largest, 1)
-			sum := x
-			v.alphaSelf[pos] = x
-			for e := from; e < to; e++ {
-				s, w := v.edge(e, k, own)
-				x := attention(s, largest, w)
-				sum += x
-				v.alpha[e*p.Heads+k] = x
-			}
-			inverse := 1 / sum
-			v.largest[pos], v.inverse[pos] = largest, inverse
-			v.alphaSelf[pos] = p.kept(v.selfLayer, i, k, v.alphaSelf[pos]*inverse)
-			for e := from; e < to; e++ {
-				a := &v.alpha[e*p.Heads+k]
-				*a = p.kept(v.layer, e, k, *a*inverse)
-			}
-		}
-	}
-	return nil
+	s, level, src := p.softmax(), b.SIMD(), cuda.View[uint32](p.Src, p.Edges)
+	return p.overLists(b, func(lo, to, from, last int64, counts []uint32) {
+		level.Softmax(&s, int(lo), src, int(from), counts)
+		p.keepAlpha(level, &s, lo, to, from, last)
+	})
+}
+
+// keepAlpha sends attention through its dropout.
+func (p *gatParams) keepAlpha(l simd.Level, s *simd.HeadSoftmax, lo, to, from, last int64) {
+	p.keep(l, p.Drop.Layer, s.Alpha[from*p.Heads:last*p.Heads], from)
+	p.keep(l, p.Drop.Layer+selfLayers, s.AlphaSelf[lo*p.Heads:to*p.Heads], lo)
 }
 
 // gatSum computes Out[i, k] = AlphaSelf[i, k] Z[i, k] + Σ_e Alpha[e, k] Z[Src[e], k], float32[N, K,
@@ -256,72 +212,34 @@ func gatDot(b *cuda.Block, p *gatParams) error {
 // gatSoftmaxBwd turns Dot and DotSelf into the gradients by the scores before LeakyReLU, whose sums
 // are DDst, and computes Alpha and AlphaSelf once more: other layers have used them since.
 func gatSoftmaxBwd(b *cuda.Block, p *gatParams) error {
-	v := p.views()
-	dot, dotSelf, dDst := view(p.Dot, p.Edges*p.Heads), view(p.DotSelf, p.NumDst*p.Heads),
+	s, level, src := p.softmax(), b.SIMD(), cuda.View[uint32](p.Src, p.Edges)
+	s.Dot, s.DotSelf, s.DDst = view(p.Dot, p.Edges*p.Heads), view(p.DotSelf, p.NumDst*p.Heads),
 		view(p.DDst, p.NumDst*p.Heads)
-	slope := func(s float32) float32 {
-		if s > 0 {
-			return 1
-		}
-		return leakySlope
-	}
-	lo, hi := b.Range(p.NumDst)
-	for i := lo; i < hi; i++ {
-		from, to := v.indptr[i], v.indptr[i+1]
-		for k := range p.Heads {
-			pos := i*p.Heads + k
-			own, largest, inverse := v.scoreDst[pos], v.largest[pos], v.inverse[pos]
-			self := leaky(own + v.scoreSrc[pos])
-			aSelf := attention(self, largest, 1) * inverse
-			dSelf := p.kept(v.selfLayer, i, k, dotSelf[pos])
-			mean := float32(aSelf * dSelf)
-			for e := from; e < to; e++ {
-				s, w := v.edge(e, k, own)
-				a := attention(s, largest, w) * inverse
-				d := p.kept(v.layer, e, k, dot[e*p.Heads+k])
-				mean += float32(a * d)
-				v.alpha[e*p.Heads+k], dot[e*p.Heads+k] = a, d
-			}
-			g := float32(aSelf*(dSelf-mean)) * slope(self)
-			sum := g
-			dotSelf[pos], v.alphaSelf[pos] = g, p.kept(v.selfLayer, i, k, aSelf)
-			for e := from; e < to; e++ {
-				s, _ := v.edge(e, k, own)
-				a := v.alpha[e*p.Heads+k]
-				g := float32(a*(dot[e*p.Heads+k]-mean)) * slope(s)
-				sum += g
-				dot[e*p.Heads+k], v.alpha[e*p.Heads+k] = g, p.kept(v.layer, e, k, a)
-			}
-			dDst[pos] = sum
-		}
-	}
-	return nil
+	return p.overLists(b, func(lo, to, from, last int64, counts []uint32) {
+		p.keep(level, p.Drop.Layer, s.Dot[from*p.Heads:last*p.Heads], from)
+		p.keep(level, p.Drop.Layer+selfLayers, s.DotSelf[lo*p.Heads:to*p.Heads], lo)
+		level.SoftmaxSlope(&s, int(lo), src, int(from), counts)
+		p.keepAlpha(level, &s, lo, to, from, last)
+	})
 }
 
 // gatScoreBwd computes DSrc[j, k] = DotSelf[j, k] (destinations) + Σ Dot[e, k] over the source's
 // edges.
 func gatScoreBwd(b *cuda.Block, p *gatParams) error {
-	end, list := cuda.View[uint32](p.TEnd, p.NumSrc), cuda.View[uint32](p.TEdge, p.Edges)
-	dot, self, out := view(p.Dot, p.Edges*p.Heads), view(p.DotSelf, p.NumDst*p.Heads),
-		view(p.DSrc, p.NumSrc*p.Heads)
+	end := cuda.View[uint32](p.TEnd, p.NumSrc)
+	sum := simd.RowSum{X: view(p.Dot, p.Edges*p.Heads), Dim: int(p.Heads),
+		List: cuda.View[uint32](p.TEdge, p.Edges)}
 	lo, hi := b.Range(p.NumSrc)
 	from := uint32(0)
 	if lo > 0 {
 		from = end[lo-1]
 	}
-	for j := lo; j < hi; j++ {
-		for k := range p.Heads {
-			sum := float32(0)
-			if j < p.NumDst {
-				sum = self[j*p.Heads+k]
-			}
-			for _, e := range list[from:end[j]] {
-				sum += dot[int64(e)*p.Heads+k]
-			}
-			out[j*p.Heads+k] = sum
-		}
-		from = end[j]
-	}
+	sumLists(b.SIMD(), &sum, view(p.DSrc, p.NumSrc*p.Heads), view(p.DotSelf, p.NumDst*p.Heads), lo,
+		hi, int64(from), func(j int64) simd.RowList {
+			n := end[j] - from
+			from = end[j]
+			return simd.RowList{N: n, Factor: 1, Start: 1}
+		})
 	return nil
 }
 
@@ -367,17 +285,29 @@ func gatSumBwd(b *cuda.Block, p *gatParams) error {
 	return nil
 }
 
-// gatScale computes Out[r, k] = Scale[r, k] Z[r, k] for Rows rows. Out may be Z.
-func gatScale(b *cuda.Block, p *gatParams) error {
-	d := p.Dim
-	z, out, scale := view(p.Z, p.Rows*p.Heads*d), view(p.Out, p.Rows*p.Heads*d),
-		view(p.Scale, p.Rows*p.Heads)
-	lo, hi := b.Range(p.Rows * p.Heads)
-	sumLists(b.SIMD(), &simd.RowSum{Dim: int(d)}, out, z, lo, hi, 0, func(r int64) simd.RowList {
-		return simd.RowList{Start: scale[r]}
-	})
+// gatScaledSum computes Out[g, k] = Σ_r Scale[r, k] Z[r, k] over rows r of group g, sumLeaf of Rows
+// in order: the leaves of the tree of col_sum.
+func gatScaledSum(b *cuda.Block, p *gatParams) error {
+	wide, groups := p.Heads*p.Dim, leaves(p.Rows)
+	z, out, scale := view(p.Z, p.Rows*wide), view(p.Out, groups*wide), view(p.Scale, p.Rows*p.Heads)
+	var list [sumLeaf]uint32
+	for r := range list {
+		list[r] = uint32(r)
+	}
+	s := simd.HeadSum{Heads: int(p.Heads), Dim: int(p.Dim)}
+	lo, hi := b.Range(groups)
+	for g := lo; g < hi; g++ {
+		from, to := g*sumLeaf, min((g+1)*sumLeaf, p.Rows)
+		s.List, s.X = list[:to-from], z[from*wide:to*wide]
+		s.Weights = scale[from*p.Heads : to*p.Heads]
+		b.SIMD().SumHeads(&s, out[g*wide:(g+1)*wide], 0, []uint32{uint32(to - from)},
+			&simd.HeadTerms{})
+	}
 	return nil
 }
+
+// leaves is the number of groups of gatScaledSum.
+func leaves(rows int64) int64 { return (rows + sumLeaf - 1) / sumLeaf }
 
 // biasAct finishes the sums of a layer that are no product: bias, activation, dropout.
 func biasAct(b *cuda.Block, p *biasActParams) error {

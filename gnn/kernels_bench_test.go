@@ -189,11 +189,9 @@ func gatherFloors(b *testing.B, dev cuda.Device, level simd.Level, mb *graph.Min
 		})
 		floor("gat_sum_bwd", n, backward)
 		floor("gat_score", n, func(lo, hi int) { read(order, lo, hi) })
-		floor("gat_scale", n, func(lo, hi int) {
+		floor("gat_scaled_sum", n, func(lo, hi int) {
 			read(order, lo, hi)
-			write(lo, hi)
 			read(order, min(lo, m), min(hi, m))
-			write(min(lo, m), min(hi, m))
 		})
 	}
 	return out

@@ -12,24 +12,6 @@
 #include "abi_agg.h"
 #include "quads.h"
 
-// e^x for x <= 0 or NaN is s·(1+p), s a power of two: internal/simd (down), step by step.
-struct Exponential {
-	float p, s;
-};
-
-HX_DEVICE inline Exponential exp_parts(float x) {
-	if (x < -87.0f) x = -87.0f;
-	float m = fp::add(fp::mul(x, 1.44269504088896341f), 12582912.0f), k = fp::sub(m, 12582912.0f);
-	float r = fp::sub(x, fp::mul(k, 0.693359375f));
-	r = fp::add(r, fp::mul(k, 2.12194440e-4f));
-	float y = fp::add(fp::mul(r, 1.9875691500e-4f), 1.3981999507e-3f);
-	y = fp::add(fp::mul(y, r), 8.3334519073e-3f);
-	y = fp::add(fp::mul(y, r), 4.1665795894e-2f);
-	y = fp::add(fp::mul(y, r), 1.6666665459e-1f);
-	y = fp::add(fp::mul(y, r), 5.0000001201e-1f);
-	return {fp::add(fp::mul(y, fp::mul(r, r)), r), fp::of_bits((fp::bits(m) << 23) + (127u << 23))};
-}
-
 template <typename Act, bool backward> HX_DEVICE inline void act_all(const ActParams &p) {
 	const Quads q = quads_of(p.Rows, p.Cols, p.X | p.Grad | p.Out);
 	u32 limit = drop_limit(p.Drop);

@@ -5,12 +5,12 @@ namespace {
 
 struct ELU {
 	HX_DEVICE static inline float value(float x) {
-		Exponential e = exp_parts(x);
+		fp::Exponential e = fp::exp_parts(x);
 		float below = fp::add(fp::mul(e.p, e.s), fp::sub(e.s, 1.0f));
 		return x > 0 ? x : below;
 	}
 	HX_DEVICE static inline float slope(float x, float grad) {
-		Exponential e = exp_parts(x);
+		fp::Exponential e = fp::exp_parts(x);
 		float below = fp::mul(grad, fp::add(fp::mul(e.p, e.s), e.s));
 		return x > 0 ? grad : below;
 	}

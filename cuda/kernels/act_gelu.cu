@@ -13,7 +13,7 @@ struct GELU {
 	};
 	HX_DEVICE static inline Gate gate(float x, float square) {
 		float v = fp::mul(x, fp::add(geluA, fp::mul(geluB, square)));
-		Exponential e = exp_parts(fp::of_bits(fp::bits(v) | 1u << 31));
+		fp::Exponential e = fp::exp_parts(fp::of_bits(fp::bits(v) | 1u << 31));
 		float low = fp::add(fp::mul(e.p, e.s), e.s), over = fp::add(1.0f, low);
 		float most = fp::div(1.0f, over), least = fp::div(low, over);
 		return v > 0 ? Gate{most, least} : Gate{least, most};

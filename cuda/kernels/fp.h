@@ -38,6 +38,24 @@ inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c);
 HX_DEVICE inline float sub(float a, float b) { return add(a, -b); }
 HX_DEVICE inline double sub(double a, double b) { return add(a, -b); }
 
+// e^x for x <= 0 or NaN is s·(1+p), s a power of two: internal/simd (down), step by step.
+struct Exponential {
+	float p, s;
+};
+
+HX_DEVICE inline Exponential exp_parts(float x) {
+	if (x < -87.0f) x = -87.0f;
+	float m = add(mul(x, 1.44269504088896341f), 12582912.0f), k = sub(m, 12582912.0f);
+	float r = sub(x, mul(k, 0.693359375f));
+	r = add(r, mul(k, 2.12194440e-4f));
+	float y = add(mul(r, 1.9875691500e-4f), 1.3981999507e-3f);
+	y = add(mul(y, r), 8.3334519073e-3f);
+	y = add(mul(y, r), 4.1665795894e-2f);
+	y = add(mul(y, r), 1.6666665459e-1f);
+	y = add(mul(y, r), 5.0000001201e-1f);
+	return {add(mul(y, mul(r, r)), r), of_bits((bits(m) << 23) + (127u << 23))};
+}
+
 // exp of x <= 0 or NaN, step by step what Go's math.Exp does on amd64 with FMA (after Shibata, "Efficient evaluation
 // methods of elementary functions suitable for SIMD computation", ISC 2010): x = k ln 2 + r, the Taylor series of
 // e^(r/16) - 1, squared four times. Other hosts of Go have another exp, within 1 or 2 units in the last place.

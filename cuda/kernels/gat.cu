@@ -1,7 +1,7 @@
-// gat_score, gat_softmax, gat_sum, gat_mean, gat_spread, gat_edges, gat_dot, gat_softmax_bwd, gat_score_bwd, gat_sum_bwd, gat_scale:
+// gat_score, gat_softmax, gat_sum, gat_mean, gat_spread, gat_edges, gat_dot, gat_softmax_bwd, gat_score_bwd, gat_sum_bwd,
+// gat_scaled_sum:
 // graph attention over the edges of a block, forward and backward (Veličković et al., ICLR 2018; gnn/gat.go has the formulas).
-// Reference: gnn/gat_kernels.go, to the bit where the host is an amd64 with FMA (its math.Exp is followed step by step, see fp.h), for
-// any grid and any block of whole warps.
+// Reference: gnn/gat_kernels.go, to the bit (NaNs aside, see fp.h), for any grid and any block of whole warps.
 //
 // N destinations, S sources, E edges in CSC form (Indptr, Src), K heads of D floats; destinations are the first sources. Z is
 // float32[S, K, D], so a row of it is K rows of one head each, and a sum over edges and heads is one over rows of D floats whose list is
@@ -16,7 +16,8 @@
 //	softmax_bwd  a thread for each destination and head: gradient by the scores; attention once more
 //	score_bwd    a thread for each source and head: the sum of its edges' gradients
 //	sum_bwd      as sum, over the edges of each source: the gradient by Z
-//	scale        a thread for each element: Z times a number of its row and head
+//	scaled_sum   a thread for each 64 rows of a column: their sum in order, each times a number of its row and head. col_sum
+//	             does the rest of its tree: the gradients of the parameters of attention
 //
 // Edge, head and step decide alone which attention is dropped (Philox), so no mask is stored and none depends
 // on the grid. No atomics: each element is one lane's, and each sum has the order of its list. No shared memory, no barrier.
@@ -25,9 +26,8 @@
 // neighbouring heads: K scores of a source are one access. A destination's list is one chain for each of its heads; sums and dot products,
 // which move the rows, are spread over lanes.
 //
-// Bytes: a row of 4·K·D for each edge in sum, in sum_bwd and, twice, in dot (of Grad mostly from L1); 4·K for each edge in the rest. exp of a
-// float64 costs some 40 operations, twice for each edge and head: 8 heads of 8 floats and 10 million edges take 6 GFLOP. Not measured: no GPU
-// was at hand.
+// Bytes: a row of 4·K·D for each edge in sum, in sum_bwd and, twice, in dot (of Grad mostly from L1); 4·K for each edge in the rest. exp
+// costs some 20 operations of float32, twice for each edge and head. Not measured: no GPU was at hand.
 #include "abi_agg.h"
 #include "agg.h"
 #include "device.h"
@@ -63,7 +63,8 @@ HX_DEVICE inline float dot(const Group &g, u64 a, i64 at_a, u64 b, i64 at_b, i64
 
 // exp of a score as a share of the largest one's, times the neighbour's weight.
 HX_DEVICE inline float attention(float score, float most, float weight) {
-	return fp::mul((float)fp::exp_down((double)fp::sub(score, most)), weight);
+	fp::Exponential e = fp::exp_parts(fp::sub(score, most));
+	return fp::mul(fp::add(fp::mul(e.p, e.s), e.s), weight);
 }
 
 // v behind the dropout of attention.
@@ -333,8 +334,15 @@ HX_KERNEL(gat_sum_bwd, GatParams) {
 	}
 }
 
-HX_KERNEL(gat_scale, GatParams) {
+HX_KERNEL(gat_scaled_sum, GatParams) {
 	if (dev::dropped(hx)) return;
-	Share s = block_share(p.Rows * p.Heads * p.Dim);
-	for (i64 r = s.lo + dev::tid(); r < s.hi; r += dev::threads()) put(p.Out, r, fp::mul(get(p.Scale, r / p.Dim), get(p.Z, r)));
+	i64 wide = p.Heads * p.Dim;
+	Share s = block_share((p.Rows + sumLeaf - 1) / sumLeaf * wide);
+	for (i64 r = s.lo + dev::tid(); r < s.hi; r += dev::threads()) {
+		i64 g = r / wide, c = r - g * wide, k = c / p.Dim;
+		i64 from = g * sumLeaf, to = from + sumLeaf < p.Rows ? from + sumLeaf : p.Rows;
+		float sum = 0;
+		for (i64 i = from; i < to; i++) sum = fp::add(sum, fp::mul(get(p.Scale, i * p.Heads + k), get(p.Z, i * wide + c)));
+		put(p.Out, r, sum);
+	}
 }

@@ -23,3 +23,23 @@ func dotHeadsAVX512(a *byte) bool
 //
 //go:noescape
 func sumHeadsAVX512(a *byte) bool
+
+// softmaxAVX2 is Softmax. It returns false where a row is not there.
+//
+//go:noescape
+func softmaxAVX2(a *byte) bool
+
+// softmaxSlopeAVX2 is SoftmaxSlope. It returns false where a row is not there.
+//
+//go:noescape
+func softmaxSlopeAVX2(a *byte) bool
+
+// softmaxPartAVX2 is Softmax. It returns false where a row is not there.
+//
+//go:noescape
+func softmaxPartAVX2(a *byte) bool
+
+// softmaxSlopePartAVX2 is SoftmaxSlope. It returns false where a row is not there.
+//
+//go:noescape
+func softmaxSlopePartAVX2(a *byte) bool

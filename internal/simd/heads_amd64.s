@@ -2407,3 +2407,857 @@ end:
 	VZEROUPPER
 	MOVB AL, ret+8(FP)
 	RET
+
+// func softmaxAVX2(a *byte) bool
+// Requires: AVX, AVX2
+TEXT ·softmaxAVX2(SB), NOSPLIT, $0-9
+	MOVQ a+0(FP), AX
+	MOVQ 112(AX), CX
+	MOVQ 88(AX), BX
+	XORQ DX, DX
+	XORQ DI, DI
+
+list:
+	DECQ    104(AX)
+	JL      done
+	MOVQ    96(AX), SI
+	MOVL    (SI), SI
+	LEAQ    (BX)(SI*4), SI
+	ADDQ    $0x04, 96(AX)
+	MOVQ    16(AX), R8
+	VMOVUPS (R8)(DX*1), Y0
+	MOVQ    8(AX), R8
+	VMOVUPS (R8)(DX*1), Y1
+	VADDPS  Y1, Y0, Y1
+	VMULPS  word3e4ccccd<>+0(SB), Y1, Y2
+	VMAXPS  Y2, Y1, Y1
+	VMOVAPS Y1, Y2
+	MOVQ    BX, R8
+	MOVQ    DI, R9
+	JMP     scoresMore
+
+scores:
+	MOVL    (R8), R10
+	CMPQ    R10, 128(AX)
+	JAE     bad
+	IMULQ   CX, R10
+	MOVQ    (AX), R11
+	VMOVUPS (R11)(R10*1), Y3
+	VADDPS  Y3, Y0, Y3
+	VMULPS  word3e4ccccd<>+0(SB), Y3, Y4
+	VMAXPS  Y4, Y3, Y3
+	MOVQ    32(AX), R10
+	VMOVUPS Y3, (R10)(R9*1)
+	VMAXPS  Y2, Y3, Y2
+	ADDQ    $0x04, R8
+	ADDQ    CX, R9
+
+scoresMore:
+	CMPQ    R8, SI
+	JB      scores
+	VSUBPS  Y2, Y1, Y0
+	VMOVUPS wordc2ae0000<>+0(SB), Y1
+	VMAXPS  Y0, Y1, Y0
+	VMULPS  word3fb8aa3b<>+0(SB), Y0, Y1
+	VADDPS  word4b400000<>+0(SB), Y1, Y1
+	VSUBPS  word4b400000<>+0(SB), Y1, Y3
+	VMULPS  word3f318000<>+0(SB), Y3, Y4
+	VSUBPS  Y4, Y0, Y0
+	VMULPS  word395e8083<>+0(SB), Y3, Y3
+	VADDPS  Y3, Y0, Y0
+	VMULPS  word39506967<>+0(SB), Y0, Y3
+	VADDPS  word3ab743ce<>+0(SB), Y3, Y3
+	VMULPS  Y0, Y3, Y3
+	VADDPS  word3c088908<>+0(SB), Y3, Y3
+	VMULPS  Y0, Y3, Y3
+	VADDPS  word3d2aa9c1<>+0(SB), Y3, Y3
+	VMULPS  Y0, Y3, Y3
+	VADDPS  word3e2aaaaa<>+0(SB), Y3, Y3
+	VMULPS  Y0, Y3, Y3
+	VADDPS  word3f000000<>+0(SB), Y3, Y3
+	VMULPS  Y0, Y0, Y4
+	VMULPS  Y4, Y3, Y3
+	VADDPS  Y0, Y3, Y0
+	VPSLLD  $0x17, Y1, Y1
+	VPADDD  word3f800000<>+0(SB), Y1, Y1
+	VMULPS  Y1, Y0, Y0
+	VADDPS  Y1, Y0, Y0
+	VMOVAPS Y0, Y1
+	MOVQ    BX, R8
+	MOVQ    DI, R9
+	JMP     expsMore
+
+exps:
+	MOVQ         32(AX), R10
+	VMOVUPS      (R10)(R9*1), Y3
+	VSUBPS       Y2, Y3, Y3
+	VMOVUPS      wordc2ae0000<>+0(SB), Y4
+	VMAXPS       Y3, Y4, Y3
+	VMULPS       word3fb8aa3b<>+0(SB), Y3, Y4
+	VADDPS       word4b400000<>+0(SB), Y4, Y4
+	VSUBPS       word4b400000<>+0(SB), Y4, Y5
+	VMULPS       word3f318000<>+0(SB), Y5, Y6
+	VSUBPS       Y6, Y3, Y3
+	VMULPS       word395e8083<>+0(SB), Y5, Y5
+	VADDPS       Y5, Y3, Y3
+	VMULPS       word39506967<>+0(SB), Y3, Y5
+	VADDPS       word3ab743ce<>+0(SB), Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VADDPS       word3c088908<>+0(SB), Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VADDPS       word3d2aa9c1<>+0(SB), Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VADDPS       word3e2aaaaa<>+0(SB), Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VADDPS       word3f000000<>+0(SB), Y5, Y5
+	VMULPS       Y3, Y3, Y6
+	VMULPS       Y6, Y5, Y5
+	VADDPS       Y3, Y5, Y3
+	VPSLLD       $0x17, Y4, Y4
+	VPADDD       word3f800000<>+0(SB), Y4, Y4
+	VMULPS       Y4, Y3, Y3
+	VADDPS       Y4, Y3, Y3
+	MOVQ         24(AX), R10
+	TESTQ        R10, R10
+	JE           expsPlain
+	MOVL         (R8), R11
+	VBROADCASTSS (R10)(R11*4), Y4
+	VMULPS       Y4, Y3, Y3
+
+expsPlain:
+	MOVQ    32(AX), R10
+	VMOVUPS Y3, (R10)(R9*1)
+	VADDPS  Y3, Y1, Y1
+	ADDQ    $0x04, R8
+	ADDQ    CX, R9
+
+expsMore:
+	CMPQ    R8, SI
+	JB      exps
+	VMOVUPS word3f800000<>+0(SB), Y3
+	VDIVPS  Y1, Y3, Y1
+	MOVQ    48(AX), R8
+	VMOVUPS Y2, (R8)(DX*1)
+	MOVQ    56(AX), R8
+	VMOVUPS Y1, (R8)(DX*1)
+	VMULPS  Y1, Y0, Y0
+	MOVQ    40(AX), R8
+	VMOVUPS Y0, (R8)(DX*1)
+	MOVQ    BX, R8
+	MOVQ    DI, R9
+	JMP     sharesMore
+
+shares:
+	MOVQ    32(AX), BX
+	VMOVUPS (BX)(R9*1), Y0
+	VMULPS  Y0, Y1, Y0
+	MOVQ    32(AX), BX
+	VMOVUPS Y0, (BX)(R9*1)
+	ADDQ    $0x04, R8
+	ADDQ    CX, R9
+
+sharesMore:
+	CMPQ R8, SI
+	JB   shares
+	MOVQ SI, BX
+	MOVQ R9, DI
+	ADDQ CX, DX
+	JMP  list
+
+bad:
+	XORB AL, AL
+	JMP  end
+
+done:
+	MOVB $0x01, AL
+
+end:
+	VZEROUPPER
+	MOVB AL, ret+8(FP)
+	RET
+
+DATA word3e4ccccd<>+0(SB)/4, $0x3e4ccccd
+DATA word3e4ccccd<>+4(SB)/4, $0x3e4ccccd
+DATA word3e4ccccd<>+8(SB)/4, $0x3e4ccccd
+DATA word3e4ccccd<>+12(SB)/4, $0x3e4ccccd
+DATA word3e4ccccd<>+16(SB)/4, $0x3e4ccccd
+DATA word3e4ccccd<>+20(SB)/4, $0x3e4ccccd
+DATA word3e4ccccd<>+24(SB)/4, $0x3e4ccccd
+DATA word3e4ccccd<>+28(SB)/4, $0x3e4ccccd
+GLOBL word3e4ccccd<>(SB), RODATA|NOPTR, $32
+
+DATA wordc2ae0000<>+0(SB)/4, $0xc2ae0000
+DATA wordc2ae0000<>+4(SB)/4, $0xc2ae0000
+DATA wordc2ae0000<>+8(SB)/4, $0xc2ae0000
+DATA wordc2ae0000<>+12(SB)/4, $0xc2ae0000
+DATA wordc2ae0000<>+16(SB)/4, $0xc2ae0000
+DATA wordc2ae0000<>+20(SB)/4, $0xc2ae0000
+DATA wordc2ae0000<>+24(SB)/4, $0xc2ae0000
+DATA wordc2ae0000<>+28(SB)/4, $0xc2ae0000
+GLOBL wordc2ae0000<>(SB), RODATA|NOPTR, $32
+
+DATA word3fb8aa3b<>+0(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+4(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+8(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+12(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+16(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+20(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+24(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+28(SB)/4, $0x3fb8aa3b
+GLOBL word3fb8aa3b<>(SB), RODATA|NOPTR, $32
+
+DATA word4b400000<>+0(SB)/4, $0x4b400000
+DATA word4b400000<>+4(SB)/4, $0x4b400000
+DATA word4b400000<>+8(SB)/4, $0x4b400000
+DATA word4b400000<>+12(SB)/4, $0x4b400000
+DATA word4b400000<>+16(SB)/4, $0x4b400000
+DATA word4b400000<>+20(SB)/4, $0x4b400000
+DATA word4b400000<>+24(SB)/4, $0x4b400000
+DATA word4b400000<>+28(SB)/4, $0x4b400000
+GLOBL word4b400000<>(SB), RODATA|NOPTR, $32
+
+DATA word3f318000<>+0(SB)/4, $0x3f318000
+DATA word3f318000<>+4(SB)/4, $0x3f318000
+DATA word3f318000<>+8(SB)/4, $0x3f318000
+DATA word3f318000<>+12(SB)/4, $0x3f318000
+DATA word3f318000<>+16(SB)/4, $0x3f318000
+DATA word3f318000<>+20(SB)/4, $0x3f318000
+DATA word3f318000<>+24(SB)/4, $0x3f318000
+DATA word3f318000<>+28(SB)/4, $0x3f318000
+GLOBL word3f318000<>(SB), RODATA|NOPTR, $32
+
+DATA word395e8083<>+0(SB)/4, $0x395e8083
+DATA word395e8083<>+4(SB)/4, $0x395e8083
+DATA word395e8083<>+8(SB)/4, $0x395e8083
+DATA word395e8083<>+12(SB)/4, $0x395e8083
+DATA word395e8083<>+16(SB)/4, $0x395e8083
+DATA word395e8083<>+20(SB)/4, $0x395e8083
+DATA word395e8083<>+24(SB)/4, $0x395e8083
+DATA word395e8083<>+28(SB)/4, $0x395e8083
+GLOBL word395e8083<>(SB), RODATA|NOPTR, $32
+
+DATA word39506967<>+0(SB)/4, $0x39506967
+DATA word39506967<>+4(SB)/4, $0x39506967
+DATA word39506967<>+8(SB)/4, $0x39506967
+DATA word39506967<>+12(SB)/4, $0x39506967
+DATA word39506967<>+16(SB)/4, $0x39506967
+DATA word39506967<>+20(SB)/4, $0x39506967
+DATA word39506967<>+24(SB)/4, $0x39506967
+DATA word39506967<>+28(SB)/4, $0x39506967
+GLOBL word39506967<>(SB), RODATA|NOPTR, $32
+
+DATA word3ab743ce<>+0(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+4(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+8(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+12(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+16(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+20(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+24(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+28(SB)/4, $0x3ab743ce
+GLOBL word3ab743ce<>(SB), RODATA|NOPTR, $32
+
+DATA word3c088908<>+0(SB)/4, $0x3c088908
+DATA word3c088908<>+4(SB)/4, $0x3c088908
+DATA word3c088908<>+8(SB)/4, $0x3c088908
+DATA word3c088908<>+12(SB)/4, $0x3c088908
+DATA word3c088908<>+16(SB)/4, $0x3c088908
+DATA word3c088908<>+20(SB)/4, $0x3c088908
+DATA word3c088908<>+24(SB)/4, $0x3c088908
+DATA word3c088908<>+28(SB)/4, $0x3c088908
+GLOBL word3c088908<>(SB), RODATA|NOPTR, $32
+
+DATA word3d2aa9c1<>+0(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+4(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+8(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+12(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+16(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+20(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+24(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+28(SB)/4, $0x3d2aa9c1
+GLOBL word3d2aa9c1<>(SB), RODATA|NOPTR, $32
+
+DATA word3e2aaaaa<>+0(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+4(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+8(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+12(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+16(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+20(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+24(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+28(SB)/4, $0x3e2aaaaa
+GLOBL word3e2aaaaa<>(SB), RODATA|NOPTR, $32
+
+DATA word3f000000<>+0(SB)/4, $0x3f000000
+DATA word3f000000<>+4(SB)/4, $0x3f000000
+DATA word3f000000<>+8(SB)/4, $0x3f000000
+DATA word3f000000<>+12(SB)/4, $0x3f000000
+DATA word3f000000<>+16(SB)/4, $0x3f000000
+DATA word3f000000<>+20(SB)/4, $0x3f000000
+DATA word3f000000<>+24(SB)/4, $0x3f000000
+DATA word3f000000<>+28(SB)/4, $0x3f000000
+GLOBL word3f000000<>(SB), RODATA|NOPTR, $32
+
+DATA word3f800000<>+0(SB)/4, $0x3f800000
+DATA word3f800000<>+4(SB)/4, $0x3f800000
+DATA word3f800000<>+8(SB)/4, $0x3f800000
+DATA word3f800000<>+12(SB)/4, $0x3f800000
+DATA word3f800000<>+16(SB)/4, $0x3f800000
+DATA word3f800000<>+20(SB)/4, $0x3f800000
+DATA word3f800000<>+24(SB)/4, $0x3f800000
+DATA word3f800000<>+28(SB)/4, $0x3f800000
+GLOBL word3f800000<>(SB), RODATA|NOPTR, $32
+
+// func softmaxSlopeAVX2(a *byte) bool
+// Requires: AVX, AVX2
+TEXT ·softmaxSlopeAVX2(SB), NOSPLIT, $0-9
+	MOVQ a+0(FP), AX
+	MOVQ 112(AX), CX
+	MOVQ 88(AX), BX
+	XORQ DX, DX
+	XORQ DI, DI
+
+list:
+	DECQ    104(AX)
+	JL      done
+	MOVQ    96(AX), SI
+	MOVL    (SI), SI
+	LEAQ    (BX)(SI*4), SI
+	ADDQ    $0x04, 96(AX)
+	MOVQ    16(AX), R8
+	VMOVUPS (R8)(DX*1), Y0
+	MOVQ    48(AX), R8
+	VMOVUPS (R8)(DX*1), Y1
+	MOVQ    56(AX), R8
+	VMOVUPS (R8)(DX*1), Y2
+	MOVQ    8(AX), R8
+	VMOVUPS (R8)(DX*1), Y3
+	VADDPS  Y3, Y0, Y3
+	VMULPS  word3e4ccccd<>+0(SB), Y3, Y4
+	VMAXPS  Y4, Y3, Y3
+	VSUBPS  Y1, Y3, Y4
+	VMOVUPS wordc2ae0000<>+0(SB), Y5
+	VMAXPS  Y4, Y5, Y4
+	VMULPS  word3fb8aa3b<>+0(SB), Y4, Y5
+	VADDPS  word4b400000<>+0(SB), Y5, Y5
+	VSUBPS  word4b400000<>+0(SB), Y5, Y6
+	VMULPS  word3f318000<>+0(SB), Y6, Y7
+	VSUBPS  Y7, Y4, Y4
+	VMULPS  word395e8083<>+0(SB), Y6, Y6
+	VADDPS  Y6, Y4, Y4
+	VMULPS  word39506967<>+0(SB), Y4, Y6
+	VADDPS  word3ab743ce<>+0(SB), Y6, Y6
+	VMULPS  Y4, Y6, Y6
+	VADDPS  word3c088908<>+0(SB), Y6, Y6
+	VMULPS  Y4, Y6, Y6
+	VADDPS  word3d2aa9c1<>+0(SB), Y6, Y6
+	VMULPS  Y4, Y6, Y6
+	VADDPS  word3e2aaaaa<>+0(SB), Y6, Y6
+	VMULPS  Y4, Y6, Y6
+	VADDPS  word3f000000<>+0(SB), Y6, Y6
+	VMULPS  Y4, Y4, Y7
+	VMULPS  Y7, Y6, Y6
+	VADDPS  Y4, Y6, Y4
+	VPSLLD  $0x17, Y5, Y5
+	VPADDD  word3f800000<>+0(SB), Y5, Y5
+	VMULPS  Y5, Y4, Y4
+	VADDPS  Y5, Y4, Y4
+	VMULPS  Y2, Y4, Y4
+	MOVQ    72(AX), R8
+	VMOVUPS (R8)(DX*1), Y5
+	VMULPS  Y5, Y4, Y6
+	MOVQ    BX, R8
+	MOVQ    DI, R9
+	JMP     sharesMore
+
+shares:
+	MOVL         (R8), R10
+	CMPQ         R10, 128(AX)
+	JAE          bad
+	IMULQ        CX, R10
+	MOVQ         (AX), R11
+	VMOVUPS      (R11)(R10*1), Y7
+	VADDPS       Y7, Y0, Y7
+	VMULPS       word3e4ccccd<>+0(SB), Y7, Y8
+	VMAXPS       Y8, Y7, Y7
+	VSUBPS       Y1, Y7, Y7
+	VMOVUPS      wordc2ae0000<>+0(SB), Y8
+	VMAXPS       Y7, Y8, Y7
+	VMULPS       word3fb8aa3b<>+0(SB), Y7, Y8
+	VADDPS       word4b400000<>+0(SB), Y8, Y8
+	VSUBPS       word4b400000<>+0(SB), Y8, Y9
+	VMULPS       word3f318000<>+0(SB), Y9, Y10
+	VSUBPS       Y10, Y7, Y7
+	VMULPS       word395e8083<>+0(SB), Y9, Y9
+	VADDPS       Y9, Y7, Y7
+	VMULPS       word39506967<>+0(SB), Y7, Y9
+	VADDPS       word3ab743ce<>+0(SB), Y9, Y9
+	VMULPS       Y7, Y9, Y9
+	VADDPS       word3c088908<>+0(SB), Y9, Y9
+	VMULPS       Y7, Y9, Y9
+	VADDPS       word3d2aa9c1<>+0(SB), Y9, Y9
+	VMULPS       Y7, Y9, Y9
+	VADDPS       word3e2aaaaa<>+0(SB), Y9, Y9
+	VMULPS       Y7, Y9, Y9
+	VADDPS       word3f000000<>+0(SB), Y9, Y9
+	VMULPS       Y7, Y7, Y10
+	VMULPS       Y10, Y9, Y9
+	VADDPS       Y7, Y9, Y7
+	VPSLLD       $0x17, Y8, Y8
+	VPADDD       word3f800000<>+0(SB), Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VADDPS       Y8, Y7, Y7
+	MOVQ         24(AX), R10
+	TESTQ        R10, R10
+	JE           sharesPlain
+	MOVL         (R8), R11
+	VBROADCASTSS (R10)(R11*4), Y8
+	VMULPS       Y8, Y7, Y7
+
+sharesPlain:
+	VMULPS  Y2, Y7, Y7
+	MOVQ    32(AX), R10
+	VMOVUPS Y7, (R10)(R9*1)
+	MOVQ    64(AX), R10
+	VMOVUPS (R10)(R9*1), Y8
+	VMULPS  Y8, Y7, Y7
+	VADDPS  Y7, Y6, Y6
+	ADDQ    $0x04, R8
+	ADDQ    CX, R9
+
+sharesMore:
+	CMPQ      R8, SI
+	JB        shares
+	VXORPS    Y1, Y1, Y1
+	VCMPPS    $0x1e, Y1, Y3, Y1
+	VMOVUPS   word3e4ccccd<>+0(SB), Y2
+	VBLENDVPS Y1, word3f800000<>+0(SB), Y2, Y1
+	VSUBPS    Y6, Y5, Y2
+	VMULPS    Y2, Y4, Y2
+	VMULPS    Y1, Y2, Y1
+	MOVQ      72(AX), R8
+	VMOVUPS   Y1, (R8)(DX*1)
+	MOVQ      40(AX), R8
+	VMOVUPS   Y4, (R8)(DX*1)
+	MOVQ      BX, R8
+	MOVQ      DI, R9
+	JMP       slopesMore
+
+slopes:
+	MOVQ      32(AX), BX
+	VMOVUPS   (BX)(R9*1), Y2
+	MOVQ      64(AX), BX
+	VMOVUPS   (BX)(R9*1), Y3
+	MOVL      (R8), BX
+	CMPQ      BX, 128(AX)
+	JAE       bad
+	IMULQ     CX, BX
+	MOVQ      (AX), DI
+	VMOVUPS   (DI)(BX*1), Y4
+	VADDPS    Y4, Y0, Y4
+	VMULPS    word3e4ccccd<>+0(SB), Y4, Y5
+	VMAXPS    Y5, Y4, Y4
+	VXORPS    Y5, Y5, Y5
+	VCMPPS    $0x1e, Y5, Y4, Y4
+	VMOVUPS   word3e4ccccd<>+0(SB), Y5
+	VBLENDVPS Y4, word3f800000<>+0(SB), Y5, Y4
+	VSUBPS    Y6, Y3, Y3
+	VMULPS    Y3, Y2, Y2
+	VMULPS    Y4, Y2, Y2
+	MOVQ      64(AX), BX
+	VMOVUPS   Y2, (BX)(R9*1)
+	VADDPS    Y2, Y1, Y1
+	ADDQ      $0x04, R8
+	ADDQ      CX, R9
+
+slopesMore:
+	CMPQ    R8, SI
+	JB      slopes
+	MOVQ    80(AX), BX
+	VMOVUPS Y1, (BX)(DX*1)
+	MOVQ    SI, BX
+	MOVQ    R9, DI
+	ADDQ    CX, DX
+	JMP     list
+
+bad:
+	XORB AL, AL
+	JMP  end
+
+done:
+	MOVB $0x01, AL
+
+end:
+	VZEROUPPER
+	MOVB AL, ret+8(FP)
+	RET
+
+// func softmaxPartAVX2(a *byte) bool
+// Requires: AVX, AVX2, CMOV
+TEXT ·softmaxPartAVX2(SB), NOSPLIT, $0-9
+	MOVQ    a+0(FP), AX
+	MOVQ    120(AX), CX
+	XORQ    DX, DX
+	TESTQ   CX, CX
+	CMOVQLT DX, CX
+	MOVQ    $0x00000008, DX
+	CMPQ    CX, DX
+	CMOVQGT DX, CX
+	LEAQ    headMasks<>+0(SB), BX
+	SUBQ    CX, DX
+	VMOVDQU (BX)(DX*4), Y0
+	MOVQ    112(AX), CX
+	MOVQ    88(AX), BX
+	XORQ    DX, DX
+	XORQ    DI, DI
+
+list:
+	DECQ       104(AX)
+	JL         done
+	MOVQ       96(AX), SI
+	MOVL       (SI), SI
+	LEAQ       (BX)(SI*4), SI
+	ADDQ       $0x04, 96(AX)
+	MOVQ       16(AX), R8
+	VMASKMOVPS (R8)(DX*1), Y0, Y1
+	MOVQ       8(AX), R8
+	VMASKMOVPS (R8)(DX*1), Y0, Y2
+	VADDPS     Y2, Y1, Y2
+	VMULPS     word3e4ccccd<>+0(SB), Y2, Y3
+	VMAXPS     Y3, Y2, Y2
+	VMOVAPS    Y2, Y3
+	MOVQ       BX, R8
+	MOVQ       DI, R9
+	JMP        scoresMore
+
+scores:
+	MOVL       (R8), R10
+	CMPQ       R10, 128(AX)
+	JAE        bad
+	IMULQ      CX, R10
+	MOVQ       (AX), R11
+	VMASKMOVPS (R11)(R10*1), Y0, Y4
+	VADDPS     Y4, Y1, Y4
+	VMULPS     word3e4ccccd<>+0(SB), Y4, Y5
+	VMAXPS     Y5, Y4, Y4
+	MOVQ       32(AX), R10
+	VMASKMOVPS Y4, Y0, (R10)(R9*1)
+	VMAXPS     Y3, Y4, Y3
+	ADDQ       $0x04, R8
+	ADDQ       CX, R9
+
+scoresMore:
+	CMPQ    R8, SI
+	JB      scores
+	VSUBPS  Y3, Y2, Y1
+	VMOVUPS wordc2ae0000<>+0(SB), Y2
+	VMAXPS  Y1, Y2, Y1
+	VMULPS  word3fb8aa3b<>+0(SB), Y1, Y2
+	VADDPS  word4b400000<>+0(SB), Y2, Y2
+	VSUBPS  word4b400000<>+0(SB), Y2, Y4
+	VMULPS  word3f318000<>+0(SB), Y4, Y5
+	VSUBPS  Y5, Y1, Y1
+	VMULPS  word395e8083<>+0(SB), Y4, Y4
+	VADDPS  Y4, Y1, Y1
+	VMULPS  word39506967<>+0(SB), Y1, Y4
+	VADDPS  word3ab743ce<>+0(SB), Y4, Y4
+	VMULPS  Y1, Y4, Y4
+	VADDPS  word3c088908<>+0(SB), Y4, Y4
+	VMULPS  Y1, Y4, Y4
+	VADDPS  word3d2aa9c1<>+0(SB), Y4, Y4
+	VMULPS  Y1, Y4, Y4
+	VADDPS  word3e2aaaaa<>+0(SB), Y4, Y4
+	VMULPS  Y1, Y4, Y4
+	VADDPS  word3f000000<>+0(SB), Y4, Y4
+	VMULPS  Y1, Y1, Y5
+	VMULPS  Y5, Y4, Y4
+	VADDPS  Y1, Y4, Y1
+	VPSLLD  $0x17, Y2, Y2
+	VPADDD  word3f800000<>+0(SB), Y2, Y2
+	VMULPS  Y2, Y1, Y1
+	VADDPS  Y2, Y1, Y1
+	VMOVAPS Y1, Y2
+	MOVQ    BX, R8
+	MOVQ    DI, R9
+	JMP     expsMore
+
+exps:
+	MOVQ         32(AX), R10
+	VMASKMOVPS   (R10)(R9*1), Y0, Y4
+	VSUBPS       Y3, Y4, Y4
+	VMOVUPS      wordc2ae0000<>+0(SB), Y5
+	VMAXPS       Y4, Y5, Y4
+	VMULPS       word3fb8aa3b<>+0(SB), Y4, Y5
+	VADDPS       word4b400000<>+0(SB), Y5, Y5
+	VSUBPS       word4b400000<>+0(SB), Y5, Y6
+	VMULPS       word3f318000<>+0(SB), Y6, Y7
+	VSUBPS       Y7, Y4, Y4
+	VMULPS       word395e8083<>+0(SB), Y6, Y6
+	VADDPS       Y6, Y4, Y4
+	VMULPS       word39506967<>+0(SB), Y4, Y6
+	VADDPS       word3ab743ce<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VADDPS       word3c088908<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VADDPS       word3d2aa9c1<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VADDPS       word3e2aaaaa<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VADDPS       word3f000000<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y4, Y7
+	VMULPS       Y7, Y6, Y6
+	VADDPS       Y4, Y6, Y4
+	VPSLLD       $0x17, Y5, Y5
+	VPADDD       word3f800000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VADDPS       Y5, Y4, Y4
+	MOVQ         24(AX), R10
+	TESTQ        R10, R10
+	JE           expsPlain
+	MOVL         (R8), R11
+	VBROADCASTSS (R10)(R11*4), Y5
+	VMULPS       Y5, Y4, Y4
+
+expsPlain:
+	MOVQ       32(AX), R10
+	VMASKMOVPS Y4, Y0, (R10)(R9*1)
+	VADDPS     Y4, Y2, Y2
+	ADDQ       $0x04, R8
+	ADDQ       CX, R9
+
+expsMore:
+	CMPQ       R8, SI
+	JB         exps
+	VMOVUPS    word3f800000<>+0(SB), Y4
+	VDIVPS     Y2, Y4, Y2
+	MOVQ       48(AX), R8
+	VMASKMOVPS Y3, Y0, (R8)(DX*1)
+	MOVQ       56(AX), R8
+	VMASKMOVPS Y2, Y0, (R8)(DX*1)
+	VMULPS     Y2, Y1, Y1
+	MOVQ       40(AX), R8
+	VMASKMOVPS Y1, Y0, (R8)(DX*1)
+	MOVQ       BX, R8
+	MOVQ       DI, R9
+	JMP        sharesMore
+
+shares:
+	MOVQ       32(AX), BX
+	VMASKMOVPS (BX)(R9*1), Y0, Y1
+	VMULPS     Y1, Y2, Y1
+	MOVQ       32(AX), BX
+	VMASKMOVPS Y1, Y0, (BX)(R9*1)
+	ADDQ       $0x04, R8
+	ADDQ       CX, R9
+
+sharesMore:
+	CMPQ R8, SI
+	JB   shares
+	MOVQ SI, BX
+	MOVQ R9, DI
+	ADDQ CX, DX
+	JMP  list
+
+bad:
+	XORB AL, AL
+	JMP  end
+
+done:
+	MOVB $0x01, AL
+
+end:
+	VZEROUPPER
+	MOVB AL, ret+8(FP)
+	RET
+
+// func softmaxSlopePartAVX2(a *byte) bool
+// Requires: AVX, AVX2, CMOV
+TEXT ·softmaxSlopePartAVX2(SB), NOSPLIT, $0-9
+	MOVQ    a+0(FP), AX
+	MOVQ    120(AX), CX
+	XORQ    DX, DX
+	TESTQ   CX, CX
+	CMOVQLT DX, CX
+	MOVQ    $0x00000008, DX
+	CMPQ    CX, DX
+	CMOVQGT DX, CX
+	LEAQ    headMasks<>+0(SB), BX
+	SUBQ    CX, DX
+	VMOVDQU (BX)(DX*4), Y0
+	MOVQ    112(AX), CX
+	MOVQ    88(AX), BX
+	XORQ    DX, DX
+	XORQ    DI, DI
+
+list:
+	DECQ       104(AX)
+	JL         done
+	MOVQ       96(AX), SI
+	MOVL       (SI), SI
+	LEAQ       (BX)(SI*4), SI
+	ADDQ       $0x04, 96(AX)
+	MOVQ       16(AX), R8
+	VMASKMOVPS (R8)(DX*1), Y0, Y1
+	MOVQ       48(AX), R8
+	VMASKMOVPS (R8)(DX*1), Y0, Y2
+	MOVQ       56(AX), R8
+	VMASKMOVPS (R8)(DX*1), Y0, Y3
+	MOVQ       8(AX), R8
+	VMASKMOVPS (R8)(DX*1), Y0, Y4
+	VADDPS     Y4, Y1, Y4
+	VMULPS     word3e4ccccd<>+0(SB), Y4, Y5
+	VMAXPS     Y5, Y4, Y4
+	VSUBPS     Y2, Y4, Y5
+	VMOVUPS    wordc2ae0000<>+0(SB), Y6
+	VMAXPS     Y5, Y6, Y5
+	VMULPS     word3fb8aa3b<>+0(SB), Y5, Y6
+	VADDPS     word4b400000<>+0(SB), Y6, Y6
+	VSUBPS     word4b400000<>+0(SB), Y6, Y7
+	VMULPS     word3f318000<>+0(SB), Y7, Y8
+	VSUBPS     Y8, Y5, Y5
+	VMULPS     word395e8083<>+0(SB), Y7, Y7
+	VADDPS     Y7, Y5, Y5
+	VMULPS     word39506967<>+0(SB), Y5, Y7
+	VADDPS     word3ab743ce<>+0(SB), Y7, Y7
+	VMULPS     Y5, Y7, Y7
+	VADDPS     word3c088908<>+0(SB), Y7, Y7
+	VMULPS     Y5, Y7, Y7
+	VADDPS     word3d2aa9c1<>+0(SB), Y7, Y7
+	VMULPS     Y5, Y7, Y7
+	VADDPS     word3e2aaaaa<>+0(SB), Y7, Y7
+	VMULPS     Y5, Y7, Y7
+	VADDPS     word3f000000<>+0(SB), Y7, Y7
+	VMULPS     Y5, Y5, Y8
+	VMULPS     Y8, Y7, Y7
+	VADDPS     Y5, Y7, Y5
+	VPSLLD     $0x17, Y6, Y6
+	VPADDD     word3f800000<>+0(SB), Y6, Y6
+	VMULPS     Y6, Y5, Y5
+	VADDPS     Y6, Y5, Y5
+	VMULPS     Y3, Y5, Y5
+	MOVQ       72(AX), R8
+	VMASKMOVPS (R8)(DX*1), Y0, Y6
+	VMULPS     Y6, Y5, Y7
+	MOVQ       BX, R8
+	MOVQ       DI, R9
+	JMP        sharesMore
+
+shares:
+	MOVL         (R8), R10
+	CMPQ         R10, 128(AX)
+	JAE          bad
+	IMULQ        CX, R10
+	MOVQ         (AX), R11
+	VMASKMOVPS   (R11)(R10*1), Y0, Y8
+	VADDPS       Y8, Y1, Y8
+	VMULPS       word3e4ccccd<>+0(SB), Y8, Y9
+	VMAXPS       Y9, Y8, Y8
+	VSUBPS       Y2, Y8, Y8
+	VMOVUPS      wordc2ae0000<>+0(SB), Y9
+	VMAXPS       Y8, Y9, Y8
+	VMULPS       word3fb8aa3b<>+0(SB), Y8, Y9
+	VADDPS       word4b400000<>+0(SB), Y9, Y9
+	VSUBPS       word4b400000<>+0(SB), Y9, Y10
+	VMULPS       word3f318000<>+0(SB), Y10, Y11
+	VSUBPS       Y11, Y8, Y8
+	VMULPS       word395e8083<>+0(SB), Y10, Y10
+	VADDPS       Y10, Y8, Y8
+	VMULPS       word39506967<>+0(SB), Y8, Y10
+	VADDPS       word3ab743ce<>+0(SB), Y10, Y10
+	VMULPS       Y8, Y10, Y10
+	VADDPS       word3c088908<>+0(SB), Y10, Y10
+	VMULPS       Y8, Y10, Y10
+	VADDPS       word3d2aa9c1<>+0(SB), Y10, Y10
+	VMULPS       Y8, Y10, Y10
+	VADDPS       word3e2aaaaa<>+0(SB), Y10, Y10
+	VMULPS       Y8, Y10, Y10
+	VADDPS       word3f000000<>+0(SB), Y10, Y10
+	VMULPS       Y8, Y8, Y11
+	VMULPS       Y11, Y10, Y10
+	VADDPS       Y8, Y10, Y8
+	VPSLLD       $0x17, Y9, Y9
+	VPADDD       word3f800000<>+0(SB), Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VADDPS       Y9, Y8, Y8
+	MOVQ         24(AX), R10
+	TESTQ        R10, R10
+	JE           sharesPlain
+	MOVL         (R8), R11
+	VBROADCASTSS (R10)(R11*4), Y9
+	VMULPS       Y9, Y8, Y8
+
+sharesPlain:
+	VMULPS     Y3, Y8, Y8
+	MOVQ       32(AX), R10
+	VMASKMOVPS Y8, Y0, (R10)(R9*1)
+	MOVQ       64(AX), R10
+	VMASKMOVPS (R10)(R9*1), Y0, Y9
+	VMULPS     Y9, Y8, Y8
+	VADDPS     Y8, Y7, Y7
+	ADDQ       $0x04, R8
+	ADDQ       CX, R9
+
+sharesMore:
+	CMPQ       R8, SI
+	JB         shares
+	VXORPS     Y2, Y2, Y2
+	VCMPPS     $0x1e, Y2, Y4, Y2
+	VMOVUPS    word3e4ccccd<>+0(SB), Y3
+	VBLENDVPS  Y2, word3f800000<>+0(SB), Y3, Y2
+	VSUBPS     Y7, Y6, Y3
+	VMULPS     Y3, Y5, Y3
+	VMULPS     Y2, Y3, Y2
+	MOVQ       72(AX), R8
+	VMASKMOVPS Y2, Y0, (R8)(DX*1)
+	MOVQ       40(AX), R8
+	VMASKMOVPS Y5, Y0, (R8)(DX*1)
+	MOVQ       BX, R8
+	MOVQ       DI, R9
+	JMP        slopesMore
+
+slopes:
+	MOVQ       32(AX), BX
+	VMASKMOVPS (BX)(R9*1), Y0, Y3
+	MOVQ       64(AX), BX
+	VMASKMOVPS (BX)(R9*1), Y0, Y4
+	MOVL       (R8), BX
+	CMPQ       BX, 128(AX)
+	JAE        bad
+	IMULQ      CX, BX
+	MOVQ       (AX), DI
+	VMASKMOVPS (DI)(BX*1), Y0, Y5
+	VADDPS     Y5, Y1, Y5
+	VMULPS     word3e4ccccd<>+0(SB), Y5, Y6
+	VMAXPS     Y6, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VCMPPS     $0x1e, Y6, Y5, Y5
+	VMOVUPS    word3e4ccccd<>+0(SB), Y6
+	VBLENDVPS  Y5, word3f800000<>+0(SB), Y6, Y5
+	VSUBPS     Y7, Y4, Y4
+	VMULPS     Y4, Y3, Y3
+	VMULPS     Y5, Y3, Y3
+	MOVQ       64(AX), BX
+	VMASKMOVPS Y3, Y0, (BX)(R9*1)
+	VADDPS     Y3, Y2, Y2
+	ADDQ       $0x04, R8
+	ADDQ       CX, R9
+
+slopesMore:
+	CMPQ       R8, SI
+	JB         slopes
+	MOVQ       80(AX), BX
+	VMASKMOVPS Y2, Y0, (BX)(DX*1)
+	MOVQ       SI, BX
+	MOVQ       R9, DI
+	ADDQ       CX, DX
+	JMP        list
+
+bad:
+	XORB AL, AL
+	JMP  end
+
+done:
+	MOVB $0x01, AL
+
+end:
+	VZEROUPPER
+	MOVB AL, ret+8(FP)
+	RET

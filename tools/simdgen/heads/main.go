@@ -1,8 +1,8 @@
-// Command heads generates the loops of attention (internal/simd/dot.go, heads.go): dot products in
-// 32 lanes, and sums of rows with a weight for each head.
+// Command heads generates the loops of attention (internal/simd/dot.go, heads.go, softmax.go): dot
+// products in 32 lanes, sums of rows with a weight for each head, and the softmax.
 //
-// Both read rows from all over memory, one after the other, each from its first line to its last,
-// and ask for the lines of the row that comes some places later in the list.
+// The first two read rows from all over memory, one after the other, each from its first line to
+// its last, and ask for the lines of the row that comes some places later in the list.
 package main
 
 import (
@@ -52,6 +52,7 @@ func main() {
 		dots(l)
 		sumHeadRows(l)
 	}
+	softmaxes()
 	Generate()
 }
 
