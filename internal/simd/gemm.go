@@ -254,6 +254,9 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 			for i := 0; i < rows; i += gemmMC {
 				mc := min(gemmMC, rows-i)
 				x := t.x.from(k0, i)
+				if !x.major && x.ld == kc && i+gemmMC < rows { // as many floats in other rows
+					next = ahead{{side{p: t.x.from(k0, i+gemmMC).p, ld: gemmMC}, gemmMC}}
+				}
 				xs, xp := x.ld*4, m.rows
 				xbase := x.p
 				if !x.major || cols > nr && !inPlace {
