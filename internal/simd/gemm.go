@@ -73,8 +73,8 @@ func (s side) from(k, i int) side {
 	return s
 }
 
-// ahead names the lines that a block of steps will read of both operands, by columns. The tiles of
-// the block before ask memory for them, one column a tile.
+// ahead names the lines that will be read next of the operands, by columns. Tiles ask memory for
+// them, one column a tile.
 type ahead [2]struct {
 	side
 	n int // floats of a step that are left
@@ -92,6 +92,14 @@ func (a *ahead) line(none *float32) (far *float32, fs int) {
 		}
 	}
 	return none, 0
+}
+
+// addRows names the lines of the gemmMC rows of kc steps at x, where rows are adjacent: they are
+// the floats of kc rows of gemmMC.
+func (a *ahead) addRows(x side, kc int) {
+	if !x.major && x.ld == kc {
+		*a = ahead{{side{p: x.p, ld: gemmMC}, gemmMC}}
+	}
 }
 
 type gemmScratch struct {
@@ -199,6 +207,28 @@ type thinTerm struct {
 	k    int
 }
 
+// inPlace reports whether tiles read both sides where they are.
+func (t thinTerm) inPlace() bool {
+	return t.x.major && t.y.major && max(t.x.ld, t.y.ld) <= gemmInPlace
+}
+
+// blocks is the number of blocks of steps.
+func (t thinTerm) blocks() int {
+	depth := gemmKC
+	if t.inPlace() {
+		depth /= 2 // a tile's columns of y fit L1
+	}
+	return (t.k + depth - 1) / depth
+}
+
+// stepsFrom names the lines that the steps from k on read of some rows, and of columns from j on.
+func (t thinTerm) stepsFrom(k, j, rows, cols int) (a ahead) {
+	if k < t.k && t.x.major && t.y.major {
+		a = ahead{{t.x.from(k, 0), rows}, {t.y.from(k, j), cols}}
+	}
+	return a
+}
+
 // byColumns computes g's product of few columns as the transposed one of few rows.
 func (g *Product) byColumns(m blocker, s *gemmScratch, terms []thinTerm) {
 	for j := range terms {
@@ -227,20 +257,12 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 	nr := 2 * m.lanes
 	load := 0
 	for ti, t := range terms {
-		turned, depth := t.x.major && t.y.major, gemmKC
-		inPlace := turned && max(t.x.ld, t.y.ld) <= gemmInPlace
-		if inPlace {
-			depth /= 2 // steps of a tile's columns of y fit L1
-		}
-		blocks := (t.k + depth - 1) / depth
+		inPlace, blocks := t.inPlace(), t.blocks()
 		for b := range blocks {
 			k0, k1 := t.k*b/blocks, t.k*(b+1)/blocks
 			kc := k1 - k0
 			last := ti == len(terms)-1 && b == blocks-1
-			next := ahead{}
-			if b < blocks-1 && turned {
-				next = ahead{{t.x.from(k1, 0), rows}, {t.y.from(k1, j0), cols}}
-			}
+			next := t.stepsFrom(k1, j0, rows, cols)
 			// The vectors' side.
 			y := t.y.from(k0, j0)
 			yp := nr*((kc+15)&^15) + gemmPad // from panel to panel
@@ -254,8 +276,8 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 			for i := 0; i < rows; i += gemmMC {
 				mc := min(gemmMC, rows-i)
 				x := t.x.from(k0, i)
-				if !x.major && x.ld == kc && i+gemmMC < rows { // as many floats in other rows
-					next = ahead{{side{p: t.x.from(k0, i+gemmMC).p, ld: gemmMC}, gemmMC}}
+				if i+gemmMC < rows {
+					next.addRows(t.x.from(k0, i+gemmMC), kc)
 				}
 				xs, xp := x.ld*4, m.rows
 				xbase := x.p
