@@ -906,6 +906,20 @@ func TestRoomEndsWithinHop(t *testing.T) {
 	}
 }
 
+// Tiles grow with the hop as long as all blocks have some, and their draws fit in a slot.
+func TestTiles(t *testing.T) {
+	s := hostHopper{workers: 2}
+	for _, c := range [][3]int64{{1, 5, 128}, {4096, 5, 256}, {1 << 20, 5, 512}, {1 << 20, 64, 256},
+		{1 << 20, tileDraws, 128}} {
+		require.Equal(t, c[2], s.tile(c[0], c[1]), "%d nodes of %d draws", c[0], c[1])
+	}
+	for draws := int64(1); draws <= tileDraws; draws++ {
+		n := s.tile(1<<20, draws)
+		require.LessOrEqual(t, n*draws, int64(tileNodes*tileDraws))
+		require.Zero(t, n%simd.SampleGroup)
+	}
+}
+
 // A block that faults, as on a mapped file that has become shorter, ends the launch: no other one
 // waits for its tile.
 func TestFaultEndsLaunch(t *testing.T) {

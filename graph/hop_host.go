@@ -50,6 +50,7 @@ type hopParams struct {
 	SrcLen    int64
 	NodesLen  int64
 	NumDst    int64
+	Tile      int64 // destinations of a tile, tileNodes to mostTile
 	FirstDst  int64 // where to go on, with so many edges
 	FirstEdge int64
 	Frontier  int64 // nodes in the frontier, at first
@@ -81,7 +82,7 @@ type hopControl struct {
 	_       [56]byte
 	token   atomic.Int32 // 1: a block enters
 	stop    atomic.Int32
-	home    atomic.Int32 // block that entered last, plus one
+	home    atomic.Int32 // block that enters
 	_       int32
 	edges   int64 // entered; the token's holder has them
 	nodes   int64 // new ones
@@ -100,16 +101,19 @@ func init() {
 	cuda.RegisterHost("host_sample_degrees", hostDegrees)
 }
 
-// A slot of the ring holds up to tileNodes destinations. Those that get more than tileDraws draws
-// are left to the block that enters, so that a hub needs no room.
+// A slot of the ring holds up to tileNodes destinations of up to tileDraws draws, or more of fewer
+// draws, up to mostTile: what two blocks hand over costs each of them some transfers between their
+// caches a tile. Destinations that get more than tileDraws draws are left to the block that enters,
+// so that a hub needs no room.
 const (
 	tileNodes   = 128
 	tileDraws   = 128
+	mostTile    = 512
 	chunk       = 1024
 	slotFirst   = 0
-	slotDeg     = slotFirst + tileNodes*8
-	slotLocal   = slotDeg + (tileNodes+simd.SampleGroup)*4
-	slotDraws   = slotLocal + (tileNodes+simd.SampleGroup)*4
+	slotDeg     = slotFirst + mostTile*8
+	slotLocal   = slotDeg + (mostTile+simd.SampleGroup)*4
+	slotDraws   = slotLocal + (mostTile+simd.SampleGroup)*4
 	drawWords   = 4 * simd.SampleMaxDraws * simd.SampleGroup // 16 KiB
 	slotIDs     = slotDraws + drawWords*4
 	slotBytes   = slotIDs + (tileNodes*tileDraws+tileDraws+simd.SampleAhead)*4
@@ -152,7 +156,7 @@ type hopBlock struct {
 
 func (p *hopParams) block(b *cuda.Block) hopBlock {
 	h := hopBlock{
-		hopParams: p, level: b.SIMD(), tiles: (p.NumDst - p.FirstDst + tileNodes - 1) / tileNodes,
+		hopParams: p, level: b.SIMD(), tiles: (p.NumDst - p.FirstDst + p.Tile - 1) / p.Tile,
 		nodes: cuda.View[int64](p.Nodes, p.NodesLen), indptr: cuda.View[int64](p.Indptr,
 			p.NumNodes+1),
 	}
@@ -243,7 +247,7 @@ func (h *hopBlock) work(b *cuda.Block) error {
 	} else {
 		h.keys = simd.SampleKeys(p.Key)
 	}
-	c, ring, me := h.ctl, int64(p.RingSlots), int32(b.Index)+1
+	c, ring, me := h.ctl, int64(p.RingSlots), int32(b.Index)
 	mem := cuda.View[byte](p.Ring, ring*slotBytes+int64(b.Blocks)*drawWords*4)
 	h.draws = unsafe.Slice((*uint32)(unsafe.Pointer(
 		&mem[ring*slotBytes+int64(b.Index)*drawWords*4])), drawWords)
@@ -255,9 +259,9 @@ func (h *hopBlock) work(b *cuda.Block) error {
 			return nil
 		}
 		mayDraw := next < h.tiles && next < t+ring
-		// The table stays in the cache of who entered last: others help out only when they have
-		// nothing to draw.
-		if home := c.home.Load(); isReady(t) && (!mayDraw || home == me || home == 0) &&
+		// The table stays in the cache of one block. Another one takes over where that one does not
+		// come, as when its thread does not run.
+		if isReady(t) && (c.home.Load() == me || !mayDraw && looks > looksHome) &&
 			c.token.CompareAndSwap(0, 1) {
 			c.home.Store(me)
 			for t = c.entered.Load(); t < h.tiles && isReady(t); t++ {
@@ -299,9 +303,9 @@ func tileIn(slot []byte) tile {
 	m := unsafe.Pointer(&slot[0])
 	words := func(off, n int) []uint32 { return unsafe.Slice((*uint32)(unsafe.Add(m, off)), n) }
 	return tile{
-		first: unsafe.Slice((*int64)(m), tileNodes),
-		deg:   words(slotDeg, tileNodes+simd.SampleGroup),
-		local: words(slotLocal, tileNodes+simd.SampleGroup),
+		first: unsafe.Slice((*int64)(m), mostTile),
+		deg:   words(slotDeg, mostTile+simd.SampleGroup),
+		local: words(slotLocal, mostTile+simd.SampleGroup),
 		draws: words(slotDraws, drawWords), ids: words(slotIDs, (slotBytes-slotIDs)/4),
 	}
 }
@@ -316,13 +320,15 @@ func (h *hopBlock) warm(t int64, s tile) {
 	if h.Hashed != 0 || h.Slots*4 <= warmBytes {
 		return
 	}
-	n := min(tileNodes, h.NumDst-h.FirstDst-t*tileNodes)
+	n := min(h.Tile, h.NumDst-h.FirstDst-t*h.Tile)
 	simd.SampleWarm(h.level, s.ids[:s.local[n]], h.direct)
 }
 
-// A block without work looks again so often, some microseconds, before it lets other goroutines
-// run, and so often before it lets other threads run as well.
+// A block without work looks again so often before it enters in another's place, so often, some
+// microseconds, before it lets other goroutines run, and so often before it lets other threads run
+// as well.
 const (
+	looksHome    = 100
 	looksAlone   = 500
 	looksYielded = looksAlone + 30
 )
@@ -344,8 +350,8 @@ func (h *hopBlock) wait(b *cuda.Block, looks int) {
 
 // draw fills a slot with the draws of tile t.
 func (h *hopBlock) draw(t int64, s tile) error {
-	lo := h.FirstDst + t*tileNodes
-	n := int(min(tileNodes, h.NumDst-lo))
+	lo := h.FirstDst + t*h.Tile
+	n := int(min(h.Tile, h.NumDst-lo))
 	if h.Fanout < 1 || h.Fanout > simd.SampleMaxDraws {
 		return h.drawLong(h.nodes[lo:lo+int64(n)], s)
 	}
@@ -481,8 +487,8 @@ func (h *hopBlock) drawLong(nodes []int64, s tile) error {
 // enter assigns frontier indices to the ids of tile t. It returns false, and changes nothing, when
 // there may be no room for them all.
 func (h *hopBlock) enter(t int64, s tile) (bool, error) {
-	lo := h.FirstDst + t*tileNodes
-	n := int(min(tileNodes, h.NumDst-lo))
+	lo := h.FirstDst + t*h.Tile
+	n := int(min(h.Tile, h.NumDst-lo))
 	e, next := h.FirstEdge+h.ctl.edges, h.Frontier+h.ctl.nodes
 	edges := int64(s.local[n])
 	long := h.labor || h.Fanout < 1 || h.Fanout > tileDraws
@@ -637,7 +643,7 @@ func (s *hostHopper) params(mb *MiniBatch, n int64) hopParams {
 		Table: s.vals.Ptr(), Ring: s.ring.Ptr(),
 		Control: s.control.Ptr(), Totals: mb.totals.Ptr(),
 		NumNodes: t.NumNodes, NumEdges: t.NumEdges, Slots: s.slots, NodesLen: mb.Nodes.Size() / 8,
-		NumDst: n, Frontier: n,
+		NumDst: n, Frontier: n, Tile: tileNodes,
 		MaxNodes: t.NumNodes + int64(mb.NumSeeds),
 		hopDraws: hopDraws{Key: mb.key, Epoch: uint32(mb.Epoch)},
 		PosBits:  s.posBits, IDBits: s.idBits(), Stamp: s.stamp,
@@ -711,12 +717,17 @@ func (s *hostHopper) growHash(n int64) error {
 }
 
 func (s *hostHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
-	return s.sample(ctx, stream, mb, hop, simd.LaborKeys{})
+	draws := int64(s.cfg.Fanouts[hop])
+	if draws < 1 || draws > simd.SampleMaxDraws {
+		draws = tileDraws
+	}
+	return s.sample(ctx, stream, mb, hop, draws, simd.LaborKeys{})
 }
 
-// sample draws all tiles of a hop, and continues after each stop for room.
+// sample draws all tiles of a hop, up to so many draws for a destination in a tile, and continues
+// after each stop for room.
 func (s *hostHopper) sample(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int,
-	labor simd.LaborKeys) error {
+	draws int64, labor simd.LaborKeys) error {
 	n := mb.HopEnd[hop]
 	fanout := int64(s.cfg.Fanouts[hop])
 	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
@@ -740,11 +751,11 @@ func (s *hostHopper) sample(ctx context.Context, stream cuda.Stream, mb *MiniBat
 		p := s.params(mb, n)
 		p.EdgeStart, p.Src, p.SrcLen = b.Indptr.Ptr(), b.Src.Ptr(), b.Src.Size()/4
 		p.FirstDst, p.FirstEdge, p.Frontier = done, edges, frontier
-		p.Fanout, p.Hop, p.Labor = fanout, uint32(hop), labor
+		p.Fanout, p.Hop, p.Labor, p.Tile = fanout, uint32(hop), labor, s.tile(n-done, draws)
 		if err := stream.Fill(s.control.Ptr(), 0, s.control.Size()); err != nil {
 			return err
 		}
-		if err := s.launch(stream, s.kHop, &p, (n-done+tileNodes-1)/tileNodes); err != nil {
+		if err := s.launch(stream, s.kHop, &p, (n-done+p.Tile-1)/p.Tile); err != nil {
 			return err
 		}
 		if err := stream.Synchronize(ctx); err != nil {
@@ -769,6 +780,14 @@ func (s *hostHopper) sample(ctx context.Context, stream cuda.Stream, mb *MiniBat
 		}
 	}
 	return s.finish(ctx, stream, mb, hop, edges, frontier)
+}
+
+// tile returns how many of n destinations make a tile where each gets up to so many draws: enough
+// tiles that all blocks have some to draw and enter.
+func (s *hostHopper) tile(n, draws int64) int64 {
+	const group = simd.SampleGroup
+	room := min(tileNodes*tileDraws/draws, mostTile)
+	return max(min(n/(8*int64(s.workers)), room), tileNodes) / group * group
 }
 
 // frontierRoom makes room in the frontier and the table for so many more edges. Nothing is under

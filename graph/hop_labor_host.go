@@ -33,8 +33,8 @@ const _ = uint(drawWords - 2*tileNodes - chunk - simd.SampleAhead)
 // drawLabor fills a slot with the neighbours that the destinations of tile t take; deg counts them.
 // Where it is more than tileDraws, only the limit is kept.
 func (h *hopBlock) drawLabor(t int64, s tile) error {
-	lo := h.FirstDst + t*tileNodes
-	n := int(min(tileNodes, h.NumDst-lo))
+	lo := h.FirstDst + t*h.Tile
+	n := int(min(h.Tile, h.NumDst-lo))
 	if i := h.level.SampleRows(h.nodes[lo:h.NumDst], n, h.indptr, h.NumEdges, 1, s.first, s.deg,
 		s.local); i < n {
 		return h.badRow(h.nodes[lo+int64(i)])
@@ -240,5 +240,5 @@ func (s *hostLaborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniB
 	if err := s.stage(ctx, mb, mb.HopEnd[hop]); err != nil {
 		return err
 	}
-	return s.sample(ctx, stream, mb, hop, s.variates(mb, hop).host())
+	return s.sample(ctx, stream, mb, hop, tileDraws, s.variates(mb, hop).host())
 }
