@@ -41,7 +41,9 @@ func showCPU(e *env, epochs []report.EpochResult) {
 	e.ui.Printf("processor time of a mini-batch, of the %d that epoch %d trained:", u.Batches,
 		last.Epoch)
 	e.ui.Columns(cpuColumns, rows)
-	e.ui.Printf("processors idle: %.1f us a mini-batch", 1e6*u.Idle/float64(u.Batches))
+	each := 1e6 / float64(u.Batches)
+	e.ui.Printf("interrupts and other programs: %.1f us a mini-batch", each*u.Others)
+	e.ui.Printf("processors idle: %.1f us a mini-batch", each*u.Idle)
 }
 
 // showPlan prints a run's operators, where that was asked for. Of a plan that the tuner has changed

@@ -78,3 +78,15 @@ func TestWorkers(t *testing.T) {
 	}
 	require.EqualValues(t, 42, workers(dir))
 }
+
+func TestIdle(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "stat")
+	require.NoError(t, os.WriteFile(file, []byte("cpu  10 0 10 700 300 0 5 1 0 0\n"+
+		"cpu0 5 0 5 400 100 0 5 0 0 0\ncpu1 5 0 5 300 200 0 0 1 0 0\nintr 12 0 0 0 0 0\n"), 0o600))
+	sum, n := idle(file)
+	require.Equal(t, 10*time.Second, sum)
+	require.Equal(t, 2, n)
+	sum, n = idle(file + "?")
+	require.Zero(t, sum)
+	require.Zero(t, n)
+}

@@ -16,6 +16,10 @@ type Usage struct {
 	At      time.Time
 	Process time.Duration // by getrusage: all threads, those that the kernel lends it included
 	Spent   map[Spender]time.Duration
+	// Idle is the idle time of the machine's processors, of which there are Processors. While
+	// nobody meters, and where /proc does not tell, both are 0.
+	Idle       time.Duration
+	Processors int
 }
 
 // Lookups are those that the CPU does, whichever goroutines of a directory take part in them.
@@ -38,6 +42,7 @@ func Now() Usage {
 		now.Spent = Spent()
 		now.Spent[Garbage] = garbage()
 		now.Spent[Workers] = workers("/proc/self/task")
+		now.Idle, now.Processors = idle("/proc/stat")
 	}
 	return now
 }
@@ -63,6 +68,29 @@ func garbage() time.Duration {
 		return 0
 	}
 	return time.Duration(s[0].Value.Float64() * float64(time.Second))
+}
+
+// idle reads a machine's idle time, and the number of its processors, from a file as /proc/stat is.
+func idle(path string) (sum time.Duration, processors int) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, 0
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) < 6 || !strings.HasPrefix(f[0], "cpu") {
+			break
+		}
+		if f[0] == "cpu" {
+			continue // of all
+		}
+		for _, ticks := range f[4:6] { // idle, and idle while a disk works
+			n, _ := strconv.ParseInt(ticks, 10, 64)       // else 0
+			sum += time.Duration(n) * (time.Second / 100) // USER_HZ
+		}
+		processors++
+	}
+	return sum, processors
 }
 
 // workers adds up the threads that the kernel names so. One that is not needed for seconds ends,

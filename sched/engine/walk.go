@@ -363,7 +363,7 @@ func (w operators) Place(s *Slot) error {
 
 // Train implements walk.Operators: it runs T, and counts the batch.
 func (w operators) Train(s *Slot) error {
-	e, p := w.Engine, w.Pass
+	e := w.Engine
 	if w.ctx.Err() != nil {
 		return walk.ErrStopped
 	}
@@ -377,11 +377,25 @@ func (w operators) Train(s *Slot) error {
 		return err
 	}
 	begin := e.Trace.Now()
-	out, err := p.Step(op, s)
+	out, err := w.step(op, s)
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.Index, err)
 	}
 	return w.Count(s, out, begin)
+}
+
+// step runs T. On the host device it counts the time in which none of T's kernels had a worker slot
+// as waited; a GPU's events do not tell it apart.
+func (w operators) step(op context.Context, s *Slot) (out Outcome, err error) {
+	if w.Engine.OnGPU() {
+		return w.Pass.Step(op, s)
+	}
+	waited, err := prepare.Beside(w.Engine.TrainStream, func() (err error) {
+		out, err = w.Pass.Step(op, s)
+		return err
+	})
+	w.Waited(waited.Nanoseconds())
+	return out, err
 }
 
 // Inspect holds the rows of a batch that is whole against what they have to be, and lets the

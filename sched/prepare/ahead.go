@@ -71,20 +71,30 @@ func (a *Ahead) Draw(ctx context.Context, epoch, index int, seeds []int64) (rows
 func (a *Ahead) Keep(ctx context.Context, to Keeper) (took time.Duration, err error) {
 	op, cancel := a.s.OperatorContext(ctx)
 	defer cancel()
-	begin, busy := time.Now(), a.Busy()
+	return Beside(a.stream, func() error { return a.keep(op, to) })
+}
+
+func (a *Ahead) keep(op context.Context, to Keeper) error {
 	view := func(b cuda.Buffer, bytes int64) ([]byte, error) {
 		return a.look.View(op, a.s.Device, a.stream, b, 0, bytes)
 	}
-	var rows int64
-	a.adj, rows, err = a.mb.Save(a.adj[:0], view)
+	adj, rows, err := a.mb.Save(a.adj[:0], view)
 	if err != nil {
-		return 0, err
+		return err
 	}
+	a.adj = adj
 	nodes, err := view(a.mb.Nodes, rows*8)
 	if err == nil {
 		err = to.Append(hostmem.View[int64](nodes), a.adj)
 	}
-	return time.Since(begin) - (a.Busy() - busy), err
+	return err
+}
+
+// Beside does work and returns the part of its time in which no kernel of a stream ran.
+func Beside(st cuda.Stream, work func() error) (time.Duration, error) {
+	begin, busy := time.Now(), st.Busy()
+	err := work()
+	return time.Since(begin) - (st.Busy() - busy), err
 }
 
 // Keeper takes mini-batches one behind the other: the nodes of their frontiers, and what else they

@@ -10,7 +10,7 @@ import (
 
 // CPUUse is the time that the process took of its processors while it trained an epoch, or the part
 // of one that a resumed run trained. The parts and the unaccounted seconds add up to the whole, and
-// with the idle ones to all that the processors had.
+// with those of others and the idle ones to all that the processors had.
 type CPUUse struct {
 	Batches int     `json:"batches"`
 	Seconds float64 `json:"seconds"` // as the kernel counts them for the process
@@ -19,7 +19,10 @@ type CPUUse struct {
 	// Unaccounted is the rest: Go's scheduler, launches, and passing work from one operator to the
 	// next.
 	Unaccounted float64 `json:"unaccounted_seconds"`
-	Idle        float64 `json:"idle_seconds"` // of the processors that the process may use
+	// Others is the time that interrupts, other programs and a hypervisor took, where the process
+	// may use all processors of the machine. Else idle seconds hold it.
+	Others float64 `json:"others_seconds"`
+	Idle   float64 `json:"idle_seconds"` // of the processors that the process may use
 }
 
 // CPUPart is an operator of a stage: a kernel of a stream, or what takes CPU time beside them.
@@ -39,6 +42,10 @@ func CPUSince(was, now hostcpu.Usage, processors, batches int) *CPUUse {
 	all := now.Process - was.Process
 	u := &CPUUse{Batches: batches, Seconds: all.Seconds(), Unaccounted: max(all-sum, 0).Seconds(),
 		Idle: max(time.Duration(processors)*now.At.Sub(was.At)-all, 0).Seconds()}
+	if processors == now.Processors {
+		idle := min((now.Idle - was.Idle).Seconds(), u.Idle)
+		u.Others, u.Idle = u.Idle-idle, idle
+	}
 	for k, t := range by {
 		u.Parts = append(u.Parts, CPUPart{k.Stage, k.Operator, t.Seconds()})
 	}

@@ -68,7 +68,8 @@ func (s *StageSeconds) AddTimes(o StageSeconds, sign float64) {
 //
 //   - overlap is 1 - seconds / (sum of stage_seconds). Time of no stage is a part of
 //     that sum, so that a serial run shows 0, and not less for the time between its operators.
-//   - stall is the share of seconds in which training waited for its next batch.
+//   - stall is the share of seconds in which training waited: for its next batch, and on the host
+//     device for worker slots that other operators held.
 //   - read_amplification is bytes_ssd over the bytes of the rows that had to come from SSD,
 //     each row counted once for a mini-batch that needs it; 0 where none had to.
 //
