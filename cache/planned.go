@@ -26,8 +26,6 @@ type PlannedConfig struct {
 	RowBytes           int64
 	SSDs               int // rows that are not cached are striped over these
 	GPUSlots, CPUSlots int64
-	// Lent: the CPU tier has no memory until TakeBack.
-	Lent bool
 }
 
 // NewPlanned allocates the tiers: the GPU tier in device memory, the CPU tier in pinned memory that
@@ -48,34 +46,10 @@ func NewPlanned(dev cuda.Device, c PlannedConfig) (*Planned, error) {
 	if p.gpu, err = dev.Alloc(cuda.MemDevice, c.GPUSlots*c.RowBytes, "gpu cache"); err != nil {
 		return nil, errors.Join(fmt.Errorf("cache: %w", err), p.Close())
 	}
-	if !c.Lent {
-		if err := p.TakeBack(); err != nil {
-			return nil, errors.Join(err, p.Close())
-		}
+	if p.cpu, err = dev.Alloc(cuda.MemPinned, c.CPUSlots*c.RowBytes, "cpu cache"); err != nil {
+		return nil, errors.Join(fmt.Errorf("cache: %w", err), p.Close())
 	}
 	return p, nil
-}
-
-// Lend frees the CPU tier's memory for another use; the rows in it are lost. Nothing may be under
-// way, nor be gathered until TakeBack.
-func (p *Planned) Lend() error {
-	if p.cpu == nil {
-		return nil
-	}
-	b := p.cpu
-	p.cpu = nil
-	return b.Free()
-}
-
-// TakeBack gives the CPU tier its memory, where it has none. No row is in it then.
-func (p *Planned) TakeBack() (err error) {
-	if p.cpu != nil {
-		return nil
-	}
-	if p.cpu, err = p.dev.Alloc(cuda.MemPinned, p.c.CPUSlots*p.c.RowBytes, "cpu cache"); err != nil {
-		return fmt.Errorf("cache: %w", err)
-	}
-	return nil
 }
 
 // Close frees the tiers. Nothing may be under way.

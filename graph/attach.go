@@ -128,16 +128,17 @@ func (d *DeviceTopology) ReleaseLists() error {
 }
 
 // FillLists reads the lists that ReleaseLists has freed: front to back, the pages that hold them,
-// as many at a time as a hop's. It returns the bytes that were read. After an error there are none.
-func (d *DeviceTopology) FillLists(ctx context.Context) (bytes int64, err error) {
+// as many at a time as a hop's. They go into mem, of ListBytes, until ReleaseLists; nil: into
+// memory of their own. It returns the bytes that were read. After an error there are none.
+func (d *DeviceTopology) FillLists(ctx context.Context, mem []byte) (bytes int64, err error) {
 	if d.inner != nil {
-		return d.inner.topo.FillLists(ctx)
+		return d.inner.topo.FillLists(ctx, mem)
 	}
 	s := d.Host.far
 	if s == nil || s.cache.ids == 0 || s.cache.lists != nil {
 		return 0, nil
 	}
-	if err := s.cache.reserve(d.Host); err != nil {
+	if err := s.cache.reserve(d.Host, mem); err != nil {
 		return 0, err
 	}
 	if bytes, err = s.refill(ctx); err == nil {
@@ -147,6 +148,14 @@ func (d *DeviceTopology) FillLists(ctx context.Context) (bytes int64, err error)
 		err = errors.Join(err, d.ReleaseLists())
 	}
 	return bytes, err
+}
+
+// ListBytes is the memory of the neighbour cache's lists.
+func (d *DeviceTopology) ListBytes() int64 {
+	if d.Host.far == nil {
+		return 0
+	}
+	return d.Host.far.cache.listBytes()
 }
 
 func free(bufs ...*cuda.Buffer) error {

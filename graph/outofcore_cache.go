@@ -40,6 +40,7 @@ type neighbourCache struct {
 	lists  []uint32
 
 	chosen, ids int64 // lists, and the ids in them
+	borrowed    bool  // the memory of starts and lists is somebody else's
 }
 
 const (
@@ -62,8 +63,15 @@ func MostNeighborCache(nodes,
 func (c *neighbourCache) metadata() int64 { return int64(len(c.lines))*64 + c.chosen*4 }
 func (c *neighbourCache) bytes() int64    { return c.metadata() + c.ids*4 }
 func (c *neighbourCache) held() int64 {
-	return int64(len(c.mem[0]) + len(c.mem[1]) + len(c.mem[2]))
+	n := int64(len(c.mem[0]))
+	if !c.borrowed {
+		n += int64(len(c.mem[1]) + len(c.mem[2]))
+	}
+	return n
 }
+
+// listBytes is the memory of the chosen lists and of their starts.
+func (c *neighbourCache) listBytes() int64 { return 4 * (c.chosen + c.ids) }
 
 // find returns the place of v's list in lists.
 func (c *neighbourCache) find(v int64) (first int64, ok bool) {
@@ -143,15 +151,17 @@ func (c *neighbourCache) choose(t *Topology, out []uint32, budget int64) error {
 		}
 	}
 	c.chosen, c.ids = lists, ids
-	return c.reserve(t)
+	return c.reserve(t, nil)
 }
 
-// reserve makes room for the lists that were chosen, which are still to be filled.
-func (c *neighbourCache) reserve(t *Topology) (err error) {
-	if c.mem[1], err = hostmem.Alloc(4*c.chosen, cacheTablePurpose); err != nil {
+// reserve makes room for the lists that were chosen, in mem where it is not nil. They are still to
+// be filled.
+func (c *neighbourCache) reserve(t *Topology, mem []byte) (err error) {
+	if c.borrowed = mem != nil; c.borrowed {
+		c.mem[1], c.mem[2] = mem[:4*c.chosen], mem[4*c.chosen:c.listBytes()]
+	} else if c.mem[1], err = hostmem.Alloc(4*c.chosen, cacheTablePurpose); err != nil {
 		return errors.Join(err, c.release())
-	}
-	if c.mem[2], err = hostmem.Alloc(4*c.ids, cachePurpose); err != nil {
+	} else if c.mem[2], err = hostmem.Alloc(4*c.ids, cachePurpose); err != nil {
 		return errors.Join(err, c.release())
 	}
 	c.starts, c.lists = hostmem.View[uint32](c.mem[1]), hostmem.View[uint32](c.mem[2])
@@ -171,18 +181,18 @@ func (c *neighbourCache) reserve(t *Topology) (err error) {
 	return nil
 }
 
-// release frees the lists. Which they are is still known.
-func (c *neighbourCache) release() error {
-	err := errors.Join(hostmem.Free(c.mem[1]), hostmem.Free(c.mem[2]))
+// release frees the lists, or gives borrowed memory back. Which lists they are is still known.
+func (c *neighbourCache) release() (err error) {
+	if !c.borrowed {
+		err = errors.Join(hostmem.Free(c.mem[1]), hostmem.Free(c.mem[2]))
+	}
+	c.borrowed = false
 	c.mem[1], c.mem[2], c.starts, c.lists = nil, nil, nil, nil
 	return err
 }
 
 func (c *neighbourCache) close() error {
-	var all []error
-	for _, m := range c.mem {
-		all = append(all, hostmem.Free(m))
-	}
+	err := errors.Join(c.release(), hostmem.Free(c.mem[0]))
 	*c = neighbourCache{}
-	return errors.Join(all...)
+	return err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 )
@@ -42,7 +43,7 @@ func TestListsComeAndGo(t *testing.T) {
 				index++
 			}
 			sample(true)
-			n, err := lists.FillLists(r.ctx) // they are there
+			n, err := lists.FillLists(r.ctx, nil) // they are there
 			require.NoError(t, err)
 			require.Zero(t, n)
 			for range 2 {
@@ -52,7 +53,7 @@ func TestListsComeAndGo(t *testing.T) {
 				require.Zero(t, hostmem.Usage()[cachePurpose])
 				sample(false)
 				was := far.Storage()
-				n, err := lists.FillLists(r.ctx)
+				n, err := lists.FillLists(r.ctx, nil)
 				require.NoError(t, err)
 				require.GreaterOrEqual(t, n, c.ids*4)
 				require.LessOrEqual(t, n, topo.NumEdges*4+2*filePage)
@@ -62,6 +63,19 @@ func TestListsComeAndGo(t *testing.T) {
 				require.Equal(t, full, c.held())
 				sample(true)
 			}
+			// In memory that is lent, they are as they are in their own.
+			require.NoError(t, lists.ReleaseLists())
+			b, err := r.dev.Alloc(cuda.MemPinned, lists.ListBytes()+128, "lent")
+			require.NoError(t, err)
+			_, err = lists.FillLists(r.ctx, b.Bytes()[64:])
+			require.NoError(t, err)
+			require.Equal(t, least, c.held())
+			sample(true)
+			require.NoError(t, lists.ReleaseLists())
+			sample(false)
+			require.NoError(t, b.Free())
+			_, err = lists.FillLists(r.ctx, nil)
+			require.NoError(t, err)
 		})
 	}
 }
@@ -76,14 +90,14 @@ func TestListsThatDoNotComeBack(t *testing.T) {
 	require.NoError(t, lists.ReleaseLists())
 	stopped, cancel := context.WithCancel(r.ctx)
 	cancel()
-	_, err := lists.FillLists(stopped)
+	_, err := lists.FillLists(stopped, nil)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, LeastNeighborCache(topo.NumNodes), c.held())
 	f, err := os.OpenFile(far.far.file.Path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	_, err = f.WriteAt([]byte("other ids"), far.far.file.Offset+9*filePage)
 	require.NoError(t, errors.Join(err, f.Close()))
-	_, err = lists.FillLists(r.ctx)
+	_, err = lists.FillLists(r.ctx, nil)
 	require.ErrorIs(t, err, ErrTopologyChanged)
 	require.Equal(t, errs.Device, errs.ClassOf(err))
 	require.Equal(t, LeastNeighborCache(topo.NumNodes), c.held())

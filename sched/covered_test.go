@@ -42,9 +42,6 @@ var coveredWays = []struct {
 	{"belady, overlapped", func(c *plan.Config) {
 		c.Policy, c.Superbatch, c.SuperbatchOverlap = plan.PolicyBelady, 3, true
 	}},
-	{"belady, filled", func(c *plan.Config) {
-		c.Policy, c.Superbatch, c.SuperbatchFill = plan.PolicyBelady, 4, true
-	}},
 	{"a window and merged reads", func(c *plan.Config) {
 		c.Policy, c.Window, c.Accumulate = "lru", 4, 0.9
 	}},
@@ -129,7 +126,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 }
 
 // On the wall clock stages cover an epoch too, with the time that none of them accounts for: no
-// overlap is below 0, in any mode. The first rows of a superbatch are read in the epoch.
+// overlap is below 0, in any mode. The rows of a static cache of superbatches are read in the epoch.
 func TestEpochsAreCovered(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
@@ -139,7 +136,7 @@ func TestEpochsAreCovered(t *testing.T) {
 			cfg.Mode, cfg.GPUCache, cfg.CPUCache = mode, percent(5), percent(10)
 			cfg.Pipeline, cfg.Epochs, cfg.NoEval = plan.PipelineNone, 1, true
 			if fill {
-				cfg.Policy, cfg.Superbatch, cfg.SuperbatchFill = plan.PolicyBelady, 3, true
+				cfg.Policy, cfg.Superbatches, cfg.Superbatch = plan.PolicyStatic, true, 3
 				cfg.SuperbatchDir = t.TempDir()
 			}
 			if !withTiers(&cfg) {

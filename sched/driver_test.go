@@ -613,8 +613,8 @@ func TestPlannedTiersOnGPU(t *testing.T) {
 			near(t, host, g)
 			for i, h := range host.res.Epochs {
 				e := g.res.Epochs[i]
-				require.Equal(t, []int64{h.RowsGPU, h.RowsCPU, h.RowsSSD, h.RowsLoaded},
-					[]int64{e.RowsGPU, e.RowsCPU, e.RowsSSD, e.RowsLoaded})
+				require.Equal(t, []int64{h.RowsGPU, h.RowsCPU, h.RowsSSD},
+					[]int64{e.RowsGPU, e.RowsCPU, e.RowsSSD})
 			}
 			require.Positive(t, g.res.Epochs[1].RowsGPU+g.res.Epochs[1].RowsCPU)
 		})

@@ -53,6 +53,10 @@ var plannedWays = []variant{
 		c.Mode, c.Policy, c.CPUCache = ginex.ModeGinex, plan.PolicyStatic, percent(10)
 		c.GPUCache, c.Superbatch, c.SuperbatchOverlap = percent(5), 2, true
 	}, 2, 2},
+	{"ginex with lists on storage", func(c *plan.Config) {
+		c.Mode, c.CPUCache, c.Topology, c.Superbatch = ginex.ModeGinex, percent(10),
+			plan.TopologySSD, 3
+	}, 2, 2},
 	{"everything fits", func(c *plan.Config) {
 		c.Mode, c.CPUCache = ginex.ModeGinex, percent(100)
 	}, 2, 2},
@@ -99,25 +103,30 @@ func TestPlannedTiers(t *testing.T) {
 				was := static.res.Epochs[e]
 				require.Equal(t, was.Loss, x.Loss, v.name)
 				require.Equal(t, was.RowsCPU+was.RowsSSD, x.RowsGPU+x.RowsCPU+x.RowsSSD, v.name)
-				t.Logf("%s: %d rows read and %d loaded of %d, static reads %d", v.name, x.RowsSSD,
-					x.RowsLoaded, was.RowsCPU+was.RowsSSD, was.RowsSSD)
+				t.Logf("%s: %d rows read of %d, static reads %d", v.name, x.RowsSSD,
+					was.RowsCPU+was.RowsSSD, was.RowsSSD)
 			}
 			require.LessOrEqual(t, inspected, s.InspectSeconds+s.ChangeSeconds, v.name)
 		}
 	}
 }
 
-// A run reads the rows that MIN with bypass reads over the same accesses.
+// A run reads the rows that MIN with bypass reads over the same accesses: each superbatch finds what
+// the one before left, in the next epoch too. While one is sampled, lists on storage have slots of
+// the tier, and only these lose their rows.
 func TestPlannedReadsWhatInspectSays(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	for i, length := range []int{3, 3, 1000} {
+	for _, x := range []struct {
+		length int
+		stored bool
+	}{{3, false}, {1000, false}, {3, true}, {1000, true}} {
 		cfg := small()
-		if i > 0 {
-			cfg.NeighborCache = percent(10) // so that the tier keeps its rows between superbatches
-		}
-		cfg.Mode, cfg.CPUCache, cfg.Superbatch, cfg.NoEval = ginex.ModeGinex, percent(10), length,
+		cfg.Mode, cfg.CPUCache, cfg.Superbatch, cfg.NoEval = ginex.ModeGinex, percent(30), x.length,
 			true
+		if x.stored {
+			cfg.Topology = plan.TopologySSD
+		}
 		var all [][]int64
 		cfg.OnBatch = func(_, _ int, mb *graph.MiniBatch) {
 			n := mb.HopEnd[len(mb.HopEnd)-1]
@@ -125,27 +134,31 @@ func TestPlannedReadsWhatInspectSays(t *testing.T) {
 		}
 		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
-		slots := r.res.CPUCacheBytes / r.res.RowBytes
-		require.Positive(t, slots)
+		slots, rowBytes := r.res.CPUCacheBytes/r.res.RowBytes, r.res.RowBytes
+		keep := (r.res.CPUCacheBytes - r.res.Superbatch.SharedBytes) / rowBytes
+		require.Equal(t, x.stored, keep < slots)
+		require.Positive(t, keep)
 		var before *superbatch.State
-		pos := 0
-		for _, e := range r.res.Epochs {
-			var hits, loaded int64
+		pos, seconds := 0, int64(0)
+		for i, e := range r.res.Epochs {
+			var hits int64
 			for end := pos + e.Batches; pos < end; {
-				n := min(length, end-pos)
+				n := min(x.length, end-pos)
 				c, err := superbatch.Inspect(context.Background(),
 					superbatch.Memory(all[pos:pos+n]), superbatch.Config{Slots: slots,
-						Before: before, Fill: true})
+						Before: before, Keep: true})
 				require.NoError(t, err)
-				hits, loaded = hits+c.Stats.Hits, loaded+c.Stats.Loaded
-				if before = nil; i > 0 {
-					before = &c.After
-				}
+				hits += c.Stats.Hits
+				before = c.After.Without(keep)
 				pos += n
 			}
-			require.Equal(t, []int64{hits, loaded}, []int64{e.RowsCPU, e.RowsLoaded})
+			require.Equal(t, hits, e.RowsCPU)
 			require.Positive(t, hits)
+			if i > 0 {
+				seconds += e.RowsSSD
+			}
 		}
+		require.Less(t, seconds, r.res.Epochs[0].RowsSSD*int64(len(r.res.Epochs)-1))
 	}
 }
 

@@ -241,7 +241,6 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 			require.Equal(t, real.res.FillSeconds, model.FillSeconds, name)
 			for i, e := range real.res.Epochs {
 				m := model.Epochs[i]
-				require.Equal(t, e.RowsLoaded, m.RowsLoaded, name)
 				e, m = counts(e), counts(m)
 				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
 				require.Equal(t, e, m, name)
@@ -257,8 +256,6 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 				cpu.InspectNS.Value/cpu.Cores.Value)/1e9, m.InspectSeconds, 1e-6, name)
 			require.InDelta(t, float64(m.Accesses)*cpu.ChangeNS.Value/1e9, m.ChangeSeconds,
 				1e-6, name)
-			require.Equal(t, cfg.WithDefaults().SuperbatchFill, m.FillSeconds > 0,
-				name)
 		}
 	}
 }

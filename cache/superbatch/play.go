@@ -18,7 +18,6 @@ type player struct {
 	a      Accesses
 	before *State
 	shards []*shard
-	begun  bool
 	slots  int64
 	keep   bool
 	next   []place  // by access
@@ -54,10 +53,6 @@ const fresh = -2
 // begin takes over what the cache holds. Rows that the superbatch does not access keep their slots
 // until a row needs one.
 func (p *player) begin() {
-	if p.begun {
-		return
-	}
-	p.begun = true
 	if p.before == nil {
 		p.free = make([]int32, p.slots)
 		for i := range p.rows {
@@ -84,7 +79,7 @@ func (p *player) begin() {
 // access is the number of an access.
 func (p *player) access(next place) int64 { return p.x.starts[next.batch] + int64(next.pos) }
 
-// hold adds a candidate that is cached already, or is loaded beforehand, in the tier of its slot.
+// hold adds a candidate that is cached already, in the tier of its slot.
 func (p *player) hold(next place, slot int32) {
 	access := p.access(next)
 	p.x.slots[access] = slot
@@ -171,43 +166,6 @@ func (p *player) put(slot int32, row int64) {
 		p.x.Stats.Evicted++
 	}
 	p.rows[slot] = row
-}
-
-// fill loads the rows that are accessed first into the slots that hold nothing the superbatch
-// accesses. None of them leaves before it is accessed: until then the superbatch accesses fewer
-// rows than there are slots. And nothing else has to leave for them, for the same reason.
-func (p *player) fill(ctx context.Context) error {
-	if t := p.tiers; t != nil {
-		// The slots that are filled, those of the GPU tier first.
-		t.gpuFirst(p.free[:min(p.slots, p.x.Stats.Distinct)-p.n])
-	}
-	var buf []int64
-	for b := 0; b < len(p.wanted) && p.n < p.slots; b++ {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		rows, err := p.a.Read(b, buf)
-		if err != nil {
-			return err
-		}
-		buf = rows[:0]
-		slots := p.x.Slots(b)
-		for i, row := range rows {
-			first := place{uint32(b), uint32(i)}
-			if p.n == p.slots {
-				break
-			}
-			if slots[i] != Miss || find(p.shards, row) != first {
-				continue
-			}
-			slot := p.reuse(row)
-			p.hold(first, slot)
-			p.x.Fill = append(p.x.Fill, Move{int32(len(p.x.First)), slot})
-			p.x.First = append(p.x.First, row)
-		}
-	}
-	p.x.Stats.Loaded = int64(len(p.x.First))
-	return nil
 }
 
 // play makes the changesets.

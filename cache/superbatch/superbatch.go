@@ -10,7 +10,7 @@
 //
 // The slots may be of two tiers, in GPU and in CPU memory (Config.GPU). Then no choice has fewer
 // reads, and none has more hits in the GPU tier. So whatever a row from each costs, no placement of
-// rows for the whole superbatch is better, where the tiers begin empty or are filled (Config.Fill).
+// rows for the whole superbatch is better, where reading them first counts.
 //
 // The paper makes three passes over the accesses: count each node's, lay the counts out, and list
 // the iterations of each node. Here one pass from the last access to the first gives every access
@@ -63,9 +63,6 @@ type Config struct {
 	// Before has the rows that an earlier superbatch has left in a cache of as many slots; nil:
 	// none.
 	Before *State
-	// Fill loads rows before the first mini-batch, as the paper does: those that are accessed
-	// first, as many as there is room for. As many rows are read with it as without, but in one go.
-	Fill bool
 	// Keep lets in rows whose next access is unknown, instead of rows that this superbatch has not
 	// accessed: a later one may access them. It costs a move for each, and no read of this
 	// superbatch. Of two tiers it also keeps those that have to leave the GPU tier. Then the tiers
@@ -114,7 +111,8 @@ type Move struct {
 // Changes are a superbatch's changesets. Those of a mini-batch are there once Wait has returned for
 // it, and may be read beside Play.
 type Changes struct {
-	// First are rows to load before the first mini-batch, each into the slot of its Move.
+	// First are rows to load before the first mini-batch, each into the slot of its Move: of a
+	// Static.
 	First []int64
 	Fill  []Move
 
@@ -217,8 +215,7 @@ func Inspect(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 	return x, nil
 }
 
-// Begin finds when each row is accessed next, and the rows to load before the first mini-batch. a
-// and c.Before are read until Play has ended.
+// Begin finds when each row is accessed next. a and c.Before are read until Play has ended.
 func Begin(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 	n := a.Batches()
 	if err := c.check(n); err != nil {
@@ -249,12 +246,6 @@ func Begin(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 		p.tiers = &tiers{gpu: int32(c.GPU), in: NewMaxSet(x.Stats.Accesses)}
 	}
 	x.player = p
-	if c.Fill {
-		p.begin()
-		if err := p.fill(ctx); err != nil {
-			return nil, err
-		}
-	}
 	return x, nil
 }
 

@@ -44,14 +44,6 @@ func play(t *testing.T, m Memory, c Config, x *Changes) (reads int64) {
 		copy(cache, c.Before.Rows)
 	}
 	into := map[int32]bool{}
-	for _, f := range x.Fill {
-		require.False(t, into[f.Slot], "two rows are loaded into slot %d", f.Slot)
-		into[f.Slot] = true
-		require.NotContains(t, cache, x.First[f.At])
-		cache[f.Slot] = x.First[f.At]
-		reads++
-	}
-	require.Len(t, x.Fill, len(x.First))
 	require.Equal(t, len(m), x.Batches())
 	hits, moves := int64(0), int64(0)
 	for b, rows := range m {
@@ -178,8 +170,8 @@ func TestFewestReads(t *testing.T) {
 			})
 		}
 		least := fewest(m, c.Slots, held)
-		for i := range 4 {
-			c.Fill, c.Keep = i&1 != 0, i&2 != 0
+		for i := range 2 {
+			c.Keep = i > 0
 			x, err := Inspect(t.Context(), m, c)
 			require.NoError(t, err)
 			require.Equal(t, least, play(t, m, c, x), "trace %d: %v, %+v", n, m, c)
@@ -205,12 +197,6 @@ func TestAgainstPlainMIN(t *testing.T) {
 			}
 			require.Equal(t, plain(m, c.Slots, held), reads, "trace %d from %d", n, first)
 			require.Equal(t, reads, x.Stats.Accesses-x.Stats.Hits)
-			filled := c
-			filled.Fill = true
-			y, err := Inspect(t.Context(), m, filled)
-			require.NoError(t, err)
-			require.Equal(t, reads, play(t, m, filled, y), "loading beforehand reads more")
-			require.Equal(t, reads, y.Stats.Loaded+y.Stats.Accesses-y.Stats.Hits)
 			c.Before = &x.After
 		}
 	}
@@ -221,7 +207,7 @@ func TestWorkersAgree(t *testing.T) {
 	m := random(r, 60, 5000, 400)
 	for i := range 4 {
 		var want *Changes
-		c := Config{Slots: 700, Fill: i&1 != 0, GPU: int64(i>>1) * 300, Keep: i == 2}
+		c := Config{Slots: 700, GPU: int64(i>>1) * 300, Keep: i&1 != 0}
 		for _, workers := range []int{0, 1, 2, 3, 8} {
 			c.Workers = workers
 			x, err := Inspect(t.Context(), m, c)
@@ -269,7 +255,7 @@ func TestBadInput(t *testing.T) {
 		Before: &State{Rows: []int64{1, 2}, Reuse: []int32{0, 1}}})
 	require.ErrorContains(t, err, "has 1 slots and was left with 2")
 	before := State{Rows: []int64{7, Empty}, Reuse: []int32{1, 0}}
-	x, err := Inspect(t.Context(), Memory{}, Config{Slots: 2, Before: &before, Fill: true})
+	x, err := Inspect(t.Context(), Memory{}, Config{Slots: 2, Before: &before})
 	require.NoError(t, err)
 	require.Equal(t, before, x.After)
 }
@@ -288,10 +274,9 @@ func TestStateWithout(t *testing.T) {
 	require.ElementsMatch(t, []int32{2, 3, 4}, left.Reuse[:3])
 	require.ElementsMatch(t, []int32{0, 1}, left.Reuse[3:])
 	next, err := Inspect(context.Background(), Memory{{1, 2, 3, 4}}, Config{Slots: 5, GPU: 2,
-		Before: left, Fill: true})
+		Before: left})
 	require.NoError(t, err)
-	require.EqualValues(t, 2, next.Stats.Loaded)
-	require.EqualValues(t, 4, next.Stats.Hits)
+	require.EqualValues(t, 2, next.Stats.Hits)
 }
 
 // TestReuse: what nobody knows a use of leaves in the order of its last access, after the slots
@@ -418,13 +403,11 @@ func BenchmarkBegin(b *testing.B) {
 func TestWait(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 3))
 	m := random(r, 300, 5000, 400)
-	for _, c := range []Config{{Slots: 700}, {Slots: 700, Fill: true},
-		{Slots: 700, GPU: 300, Keep: true}} {
+	for _, c := range []Config{{Slots: 700}, {Slots: 700, GPU: 300, Keep: true}} {
 		want, err := Inspect(t.Context(), m, c)
 		require.NoError(t, err)
 		x, err := Begin(t.Context(), m, c)
 		require.NoError(t, err)
-		require.Equal(t, want.First, x.First)
 		early, stop := context.WithCancel(t.Context())
 		stop()
 		require.ErrorIs(t, x.Wait(early, 0), context.Canceled)

@@ -23,8 +23,8 @@ func (c *Changes) Demotions(batch int) []Demotion { return c.sets[batch].demotio
 // No choice has more hits in the GPU tier, as none has more in both: the GPU tier holds what a
 // cache of its slots alone would, the nearest of its own rows and of the mini-batch's. Such a row
 // is never dropped by both. The rows that are nearer are fewer than GPU in the pool and, outside of
-// it, rows of the CPU tier: fewer than there are slots. This holds for tiers that begin empty, or
-// are filled beforehand; rows that an earlier superbatch has left are in the tier where they were.
+// it, rows of the CPU tier: fewer than there are slots. This holds for tiers that begin empty;
+// rows that an earlier superbatch has left are in the tier where they were.
 //
 // A mini-batch vacates slots: those of rows that leave the cache, and those that rows leave for the
 // other tier. They are as many as the rows that need a slot. Of the CPU tier there are enough: it
@@ -215,21 +215,6 @@ func (p *player) makeRoom() {
 	p.free[t.next] = to
 	t.next++
 	t.ofGPU = append(t.ofGPU, from)
-}
-
-// gpuFirst puts the slots of the GPU tier before the others.
-func (t *tiers) gpuFirst(slots []int32) {
-	var cpu []int32
-	n := 0
-	for _, slot := range slots {
-		if slot < t.gpu {
-			slots[n] = slot
-			n++
-		} else {
-			cpu = append(cpu, slot)
-		}
-	}
-	copy(slots[n:], cpu)
 }
 
 // emptyFirst puts the empty slots before the other free ones, as State.Reuse has them.

@@ -634,7 +634,7 @@ func runOf(name string, repeat int, res *report.Result) (run comparedRun, from i
 		run.Prepare = res.Packed.Seconds
 	}
 	run.Amortised = run.Seconds + (run.Setup+run.Prepare)/float64(len(res.Epochs))
-	gpu, cpu, ssd := sum.Tiers()
+	gpu, cpu, ssd := sum.RowsGPU, sum.RowsCPU, sum.RowsSSD
 	run.RowsGPU, run.RowsCPU, run.RowsSSD = float64(gpu)/n, float64(cpu)/n, float64(ssd)/n
 	run.BytesSSD, run.Commands, run.ReadAmplification = float64(sum.BytesSSD)/n,
 		float64(sum.SSDCommands)/n, sum.ReadAmplification

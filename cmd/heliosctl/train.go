@@ -238,7 +238,7 @@ func share(n, total int64) string {
 
 // tierLine has the sources of an epoch's rows and the overlap of its stages.
 func tierLine(r report.EpochResult) string {
-	gpu, cpu, ssd := r.Tiers()
+	gpu, cpu, ssd := r.RowsGPU, r.RowsCPU, r.RowsSSD
 	rows := gpu + cpu + ssd
 	s := fmt.Sprintf("rows: GPU %s, CPU %s, SSD %s", share(gpu, rows), share(cpu, rows),
 		share(ssd, rows))
@@ -262,7 +262,6 @@ func epochsOf(r *report.Result) (sum report.EpochResult, seconds float64) {
 		sum.RowsGPU += p.RowsGPU
 		sum.RowsCPU += p.RowsCPU
 		sum.RowsSSD += p.RowsSSD
-		sum.RowsLoaded += p.RowsLoaded
 		sum.BytesSSD += p.BytesSSD
 		sum.SSDCommands += p.SSDCommands
 		sum.Overlap += p.Overlap * p.Seconds
@@ -301,7 +300,7 @@ func epochsOf(r *report.Result) (sum report.EpochResult, seconds float64) {
 // pathRows are the lines of a summary about where rows came from and how well the stages
 // overlapped.
 func pathRows(sum report.EpochResult, seconds float64) [][]string {
-	gpu, cpu, ssd := sum.Tiers()
+	gpu, cpu, ssd := sum.RowsGPU, sum.RowsCPU, sum.RowsSSD
 	all := gpu + cpu + ssd
 	rows := [][]string{
 		{"hit ratio", fmt.Sprintf("GPU tier %s, CPU tier %s; from SSD %s of %s rows",

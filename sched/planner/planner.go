@@ -407,7 +407,7 @@ func (j *Job) result(r *virtual.Played) (*Plan, error) {
 	}
 	scale := float64(j.Accesses.Batches) / float64(n)
 	from, to := j.predict.Pace(j.Work.Batches)
-	gpu, cpu, ssd := e.Tiers()
+	gpu, cpu, ssd := e.RowsGPU, e.RowsCPU, e.RowsSSD
 	p := &Plan{
 		Modelled: true, Graph: j.Options.Graph, From: j.Accesses.By, Hotness: j.Accesses.hot,
 		Mode: c.Mode, Model: c.Model, IOStack: c.IOStack, Pipeline: c.Pipeline, Policy: c.Policy,

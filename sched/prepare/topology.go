@@ -112,10 +112,13 @@ func (s *Sampling) share() {
 	}
 }
 
-// LendToSampling has the neighbour cache's lists in memory again, for which the CPU tier has given
-// its own up; TakeBack frees them for the tier. Between the two superbatches are sampled.
-func (s *Sampling) LendToSampling(ctx context.Context) (bytes int64, err error) {
-	return s.dtopo.FillLists(ctx)
+// ListBytes is the memory of the neighbour cache's lists.
+func (s *Sampling) ListBytes() int64 { return s.dtopo.ListBytes() }
+
+// LendToSampling has the neighbour cache's lists in mem, which is the CPU tier's, until TakeBack.
+// Between the two superbatches are sampled.
+func (s *Sampling) LendToSampling(ctx context.Context, mem []byte) (bytes int64, err error) {
+	return s.dtopo.FillLists(ctx, mem)
 }
 
 // TakeBack ends LendToSampling.

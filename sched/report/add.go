@@ -4,8 +4,8 @@ import "helios/gpuio"
 
 // counts are the figures that ranks count each for itself.
 func (p *Partial) counts() []*int64 {
-	return []*int64{&p.RowsGPU, &p.RowsCPU, &p.RowsSSD, &p.RowsLoaded, &p.RowsChunk, &p.BytesSSD,
-		&p.Commands, &p.Retries, &p.Timeouts, &p.Inserted, &p.Evicted, &p.Bypassed}
+	return []*int64{&p.RowsGPU, &p.RowsCPU, &p.RowsSSD, &p.RowsChunk, &p.BytesSSD, &p.Commands,
+		&p.Retries, &p.Timeouts, &p.Inserted, &p.Evicted, &p.Bypassed}
 }
 
 // AddRows adds the rows, commands and lines of another rank.

@@ -86,9 +86,6 @@ type EpochResult struct {
 	RowsGPU    int64    `json:"rows_gpu"`
 	RowsCPU    int64    `json:"rows_cpu"`
 	RowsSSD    int64    `json:"rows_ssd"`
-	// RowsLoaded are read before the superbatch that needs them, beside RowsSSD. Those of a static
-	// tier, which are read whether or not they are needed, are in BytesSSD alone.
-	RowsLoaded int64 `json:"rows_loaded,omitempty"`
 	// RowsChunk, of RowsSSD, are from the mini-batch's own chunk of packed rows; the others from
 	// the disk cache of its segment.
 	RowsChunk         int64        `json:"rows_chunk,omitempty"`
@@ -121,14 +118,6 @@ type EpochResult struct {
 	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
 	// CPU accounts for the process's CPU time; absent unless the run was asked to.
 	CPU *CPUUse `json:"cpu,omitempty"`
-}
-
-// Tiers counts rows by where they came from. Rows that were loaded before their superbatch came
-// from the SSDs: each is a hit once for that.
-func (r *EpochResult) Tiers() (gpu, cpu, ssd int64) {
-	fromCPU := min(r.RowsLoaded, r.RowsCPU)
-	fromGPU := min(r.RowsLoaded-fromCPU, r.RowsGPU)
-	return r.RowsGPU - fromGPU, r.RowsCPU - fromCPU, r.RowsSSD + fromCPU + fromGPU
 }
 
 // Result is a finished run: the last line of "train --json".
@@ -230,8 +219,6 @@ type Partial struct {
 	RowsGPU int64   `json:"rows_gpu"`
 	RowsCPU int64   `json:"rows_cpu"`
 	RowsSSD int64   `json:"rows_ssd"`
-	// RowsLoaded are read before their superbatch.
-	RowsLoaded int64 `json:"rows_loaded,omitempty"`
 	// RowsChunk, of RowsSSD, are from chunks of packed rows.
 	RowsChunk int64        `json:"rows_chunk,omitempty"`
 	BytesSSD  int64        `json:"bytes_ssd"`
@@ -267,7 +254,7 @@ func (r *EpochResult) coverSeconds() float64 {
 func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 	r := EpochResult{
 		Epoch: epoch + 1, Seconds: p.Seconds, Batches: p.Batches, Seeds: p.Seeds,
-		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD, RowsLoaded: p.RowsLoaded,
+		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD,
 		RowsChunk: p.RowsChunk,
 		BytesSSD:  p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
 		StageSeconds: p.Stages, TopologyReads: p.TopologyReads,
@@ -277,15 +264,15 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 	if p.Groups > 0 {
 		r.GroupBatches = float64(p.Grouped) / float64(p.Groups)
 	}
-	if gpu, cpu, ssd := r.Tiers(); gpu+cpu+ssd > 0 {
-		r.HitRatio = float64(gpu+cpu) / float64(gpu+cpu+ssd)
+	if hits := r.RowsGPU + r.RowsCPU; hits+r.RowsSSD > 0 {
+		r.HitRatio = float64(hits) / float64(hits+r.RowsSSD)
 	}
 	if p.Counted > 0 {
 		r.Loss = p.LossSum / float64(p.Counted)
 		r.TrainAcc = float64(p.Correct) / float64(p.Counted)
 	}
-	if read := p.RowsSSD + p.RowsLoaded; read > 0 {
-		r.ReadAmplification = float64(p.BytesSSD) / float64(read*rowBytes)
+	if p.RowsSSD > 0 {
+		r.ReadAmplification = float64(p.BytesSSD) / float64(p.RowsSSD*rowBytes)
 	}
 	if p.Seconds > 0 {
 		r.Stall = p.Waited / p.Seconds

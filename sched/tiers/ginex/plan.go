@@ -62,17 +62,15 @@ var Ginex = plan.Mode{
 		plan.OrText(&c.IOStack, gpuio.StackCPU)
 		plan.OrText(&c.Pipeline, plan.PipelinePrefetch)
 		plan.OrText(&c.Policy, plan.PolicyBelady)
-		plan.OrText(&c.Topology, plan.TopologySSD)
-		c.SuperbatchFill, c.Superbatches = planned(c), c.Policy == plan.PolicyStatic
+		c.Superbatches = c.Policy == plan.PolicyStatic
 		if System.Runs(c) && c.Topology == plan.TopologySSD && c.NeighborCache == (units.Budget{}) {
 			c.NeighborShared = true
 		}
 	},
 	Baselines: []plan.Baseline{
-		// Ginex with PaGraph's cache of features, as in ali+pg. Neighbour lists have the whole
-		// budget while a superbatch is sampled; then the static cache has it, and is read anew.
+		// Ginex with PaGraph's cache of features, as in ali+pg.
 		{Name: "ginex-pg", Options: [][2]string{{"policy", plan.PolicyStatic},
-			{"hotness", plan.HotnessOutDegree}}},
+			{"hotness", plan.HotnessOutDegree}, {"topology", plan.TopologySSD}}},
 	},
 }
 

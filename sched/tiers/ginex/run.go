@@ -49,7 +49,6 @@ type superbatchRun struct {
 	first, end int
 	files      *samples.Files
 	changes    *superbatch.Changes
-	kept       int64 // slots, the first ones, whose rows it finds there
 
 	// The changes are found on a goroutine of their own.
 	stop   context.CancelFunc
@@ -110,7 +109,7 @@ func New(e *engine.Engine) (engine.Tiers, error) {
 	return &Tiers{Base: engine.Base{Engine: e}}, nil
 }
 
-// Place makes the tiers. They are empty: each superbatch brings its rows in.
+// Place makes the tiers. They are empty: superbatches bring their rows in.
 func (t *Tiers) Place(ctx context.Context) (err error) {
 	e := t.Engine
 	if err := e.Store.Open(ctx, e.Store.Layout); err != nil {
@@ -127,9 +126,12 @@ func (t *Tiers) Place(ctx context.Context) (err error) {
 			errs.Key("cpu-cache")))
 	}
 	e.Sizes = plan.TierSizes{GPURows: b.GPURows, CPURows: b.CPURows}
+	if err := t.takeBack(); err != nil { // of what hotness was found by
+		return err
+	}
 	if t.tier, err = cache.NewPlanned(e.Device, cache.PlannedConfig{RowBytes: e.RowBytes,
-		SSDs: len(e.Store.SSDs), GPUSlots: b.GPURows, CPUSlots: b.CPURows,
-		Lent: lends(&e.Config)}); err != nil {
+		SSDs: len(e.Store.SSDs), GPUSlots: b.GPURows,
+		CPUSlots: b.CPURows}); err != nil {
 		return err
 	}
 	for _, s := range e.Slots {
@@ -296,11 +298,6 @@ func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func
 	}
 	inspect := time.Now()
 	if err == nil {
-		if c := t.tier.Config(); held != nil && lent {
-			x.kept = c.GPUSlots
-		} else if held != nil {
-			x.kept = c.GPUSlots + c.CPUSlots
-		}
 		err = t.inspect(ctx, x, held)
 	}
 	if err != nil {
@@ -405,8 +402,7 @@ func (t *Tiers) inspect(ctx context.Context, x *superbatchRun,
 		return err
 	}
 	x.changes, err = superbatch.Begin(ctx, x.files, superbatch.Config{
-		Slots: c.GPUSlots + c.CPUSlots, GPU: c.GPUSlots, Before: before,
-		Fill: t.Engine.Config.SuperbatchFill, Keep: !t.Engine.Config.SuperbatchFill,
+		Slots: c.GPUSlots + c.CPUSlots, GPU: c.GPUSlots, Before: before, Keep: true,
 		Workers: hostcpu.Count(),
 	})
 	return err
@@ -452,21 +448,12 @@ func (t *Tiers) roomIn(dir string) (r superbatchRoom, err error) {
 	avail, err := hostmem.AvailableBytes()
 	c := t.tier.Config()
 	free := avail - slotBytes*(c.GPUSlots+c.CPUSlots)
-	if lends(&t.Engine.Config) {
-		// While changes are found, the lists are freed already and the tier has no memory yet. When
-		// the tier gets its memory, at most half of the changes are left.
-		free += t.Engine.Topology.StorageInfo().CacheBytes
-		free = min(free, 2*(free-c.CPUSlots*c.RowBytes))
-	}
 	r.memory = max(free, 0) / memoryShare / copies
 	return r, err
 }
 
-// fill reads the rows that a superbatch begins with.
+// fill reads the rows of a static cache that the tiers lack.
 func (t *Tiers) fill(ctx context.Context, x *superbatchRun) error {
-	if err := t.regain(); err != nil {
-		return err
-	}
 	if len(x.changes.Fill) == 0 {
 		return nil
 	}
@@ -488,9 +475,6 @@ func (t *Tiers) fill(ctx context.Context, x *superbatchRun) error {
 		if len(rows[i]) > 0 {
 			x.Pass.Clock.Read(time.Now().Add(-took.Submit-took.Complete), took)
 		}
-		if t.static == nil { // each row is a hit when it is accessed
-			s.RowsLoaded += int64(len(rows[i]))
-		}
 		if err != nil {
 			return err
 		}
@@ -503,7 +487,7 @@ func (t *Tiers) fill(ctx context.Context, x *superbatchRun) error {
 	return nil
 }
 
-// firstRows takes the rows that a superbatch begins with from its changes, and their slots.
+// firstRows takes the rows that a static cache lacks from its changes, and their slots.
 func firstRows(c *superbatch.Changes, gpuSlots int64) (rows [2][]int64, slots [2][]int32) {
 	for _, m := range c.Fill {
 		tier, slot := 0, m.Slot

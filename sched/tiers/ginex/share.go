@@ -2,22 +2,18 @@ package ginex
 
 import (
 	"context"
-	"runtime/debug"
 	"time"
 
+	"helios/cache"
 	"helios/cache/superbatch"
 	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 )
 
-// Under plan.Config.NeighborShared one budget serves sampling and training in turn: the neighbour
-// cache has it while a superbatch is sampled, the CPU tier while one trains. The two never exist at
-// once:
-//
-//	tier freed → lists read → sample → lists freed → inspect → tier allocated → first rows read → train
-//
-// What the CPU tier held is lost, so each superbatch reads its first rows.
+// Under plan.Config.NeighborShared one budget serves sampling and training in turn. While a
+// superbatch is sampled, neighbour lists lie in the CPU tier's last slots, as many as they need.
+// These lose their rows; the others keep what the superbatch before left.
 
 // Share divides the budget CPUCache between the neighbour cache and the CPU tier. The neighbour
 // cache takes at most limit, the bytes of all lists, and nothing below least. Where one memory
@@ -46,57 +42,38 @@ func divide(c *plan.Config, features, least, limit int64) {
 	}
 }
 
-// lends reports whether the CPU tier's memory is the neighbour cache's while superbatches are
-// sampled.
+// lends reports whether the CPU tier has the neighbour lists while superbatches are sampled.
 func lends(c *plan.Config) bool {
 	return c.NeighborShared && !c.SuperbatchOverlap && c.NeighborCache.Bytes > 0
 }
 
-// lend frees the CPU tier and has the neighbour lists read, before a superbatch is sampled over
-// tiers that hold before. It returns what they hold then.
-func (t *Tiers) lend(ctx context.Context, before *superbatch.State) (*superbatch.State,
-	error) {
-	e := t.Engine
-	if !lends(&e.Config) {
-		return before, nil
-	}
-	if err := t.tier.Lend(); err != nil {
-		return nil, err
-	}
-	debug.FreeOSMemory() // of the superbatch before: free memory bounds the length of the next
+// lend has the neighbour lists read into the CPU tier's last slots, before a superbatch is sampled
+// over tiers that hold before. It returns what they hold then.
+func (t *Tiers) lend(ctx context.Context, before *superbatch.State) (*superbatch.State, error) {
+	e, c, mem := t.Engine, t.tier.Config(), t.tier.Buffer(cache.CPU).Bytes()
+	from := (int64(len(mem)) - e.ListBytes()) &^ 7
+	t.after = nil
 	begin := time.Now()
-	bytes, err := e.LendToSampling(ctx)
+	bytes, err := e.LendToSampling(ctx, mem[from:])
 	t.mu.Lock()
-	t.info.SharedBytes = t.CPUBytes()
-	if bytes > 0 {
-		t.info.ListSeconds += time.Since(begin).Seconds()
-		t.info.ListBytes += bytes
-		e.Trace.Run("read neighbour lists", begin)
-	}
+	t.info.SharedBytes = int64(len(mem)) - from
+	t.info.ListSeconds += time.Since(begin).Seconds()
+	t.info.ListBytes += bytes
 	t.mu.Unlock()
+	e.Trace.Run("read neighbour lists", begin)
 	if stopped := prepare.Interrupted(ctx); err != nil && stopped != nil {
 		return nil, stopped
 	}
 	if before != nil {
-		before = before.Without(t.tier.Config().GPUSlots)
+		before = before.Without(c.GPUSlots + from/c.RowBytes)
 	}
 	return before, err
 }
 
-// takeBack frees the neighbour lists once a superbatch is sampled. The tier gets its memory when
-// the superbatch's changes are found, which takes memory of its own.
+// takeBack ends lend once a superbatch is sampled.
 func (t *Tiers) takeBack() error {
 	if !lends(&t.Engine.Config) {
 		return nil
 	}
 	return t.Engine.TakeBack()
-}
-
-// regain gives the CPU tier its memory back. Garbage of planning in Go's heap goes first: where
-// memory is tight the tier is to have it.
-func (t *Tiers) regain() error {
-	if lends(&t.Engine.Config) {
-		debug.FreeOSMemory()
-	}
-	return t.tier.TakeBack()
 }

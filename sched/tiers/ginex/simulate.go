@@ -30,7 +30,6 @@ import (
 // access.
 //   - Then one core finds the changes, cpu.change_ns an access, mini-batch after mini-batch beside
 //     their training. A mini-batch whose changes are not found waits for them.
-//   - First rows are read as tiers are filled, before the first mini-batch.
 //   - Rows are placed by the CPU in two passes over lists (placeBytes).
 //   - Moves are gathers behind those of their mini-batch; what goes to the CPU tier leaves the GPU
 //     over a link of its own, as PCIe has one for each direction, at pcie.uva_gbs.
@@ -84,7 +83,6 @@ type simSuperbatch struct {
 	files            *samples.Files // nil: it is drawn
 	accesses         superbatch.Accesses
 	changes          *superbatch.Changes
-	kept             int64   // slots, the first ones, whose rows it finds there
 	there            []int64 // when the changes of each mini-batch that is played are found
 }
 
@@ -142,7 +140,7 @@ func (t *simulation) drop(x *simSuperbatch) error {
 }
 
 // Pass implements Tiers: it plays one superbatch after the other.
-func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Partial, _ bool,
+func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, _ *report.Partial, _ bool,
 	_ func(ctx context.Context) error) error {
 	v := t.Player
 	from, end, size := p.First, p.End, longest(&v.Config, p.End)
@@ -164,11 +162,6 @@ func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Part
 			v.Machine.Sim.Run()
 		}
 		t.after = &x.changes.After
-		if x.from == x.first {
-			begin := v.Machine.Sim.Now()
-			t.fill(ctx, x, sum)
-			p.Completes = append(p.Completes, [2]int64{begin, v.Machine.Sim.Now()})
-		}
 		if v.Config.SuperbatchOverlap && x.end < end {
 			var err error
 			if coming, err = next(x.end); err != nil {
@@ -195,7 +188,6 @@ func (t *simulation) Pass(ctx context.Context, p *virtual.Pass, sum *report.Part
 
 // makeSuper samples a superbatch for real, or draws it, and finds its changes.
 func (t *simulation) makeSuper(ctx context.Context, x *simSuperbatch, pass string) (err error) {
-	v := t.Player
 	take := t.sampleSuper
 	if t.drawn != nil {
 		take = t.drawSuper
@@ -203,13 +195,9 @@ func (t *simulation) makeSuper(ctx context.Context, x *simSuperbatch, pass strin
 	if err := take(ctx, x, pass); err != nil {
 		return err
 	}
-	if t.after != nil {
-		x.kept = t.tiers.GPURows + t.tiers.CPURows
-	}
 	if x.changes, err = superbatch.Inspect(ctx, x.accesses, superbatch.Config{
 		Slots: t.tiers.GPURows + t.tiers.CPURows, GPU: t.tiers.GPURows, Before: t.after,
-		Fill: v.Config.SuperbatchFill, Keep: !v.Config.SuperbatchFill,
-		Workers: hostcpu.Count(),
+		Keep: true, Workers: hostcpu.Count(),
 	}); err != nil {
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
 			return stopped
@@ -322,18 +310,6 @@ func (t *simulation) inspect(x *simSuperbatch, accesses int64) {
 	v.Draw(report.TrackInspect, "look ahead", begin, begin+looked)
 	v.Draw(report.TrackInspect, "find changes", begin+looked, found)
 	m.Sim.After(looked, func() {})
-}
-
-// fill plays the reads of the rows that a superbatch begins with.
-func (t *simulation) fill(ctx context.Context, x *simSuperbatch, sum *report.Partial) {
-	v, start := t.Player, t.Player.Machine.Sim.Now()
-	rows, _ := firstRows(x.changes, t.tiers.GPURows)
-	sum.RowsLoaded += int64(len(rows[0]) + len(rows[1]))
-	commands, bytes := v.ReadSets(ctx, rows[:])
-	sum.Commands += commands
-	sum.BytesSSD += bytes
-	t.info.FillSeconds += float64(v.Machine.Sim.Now()-start) / 1e9
-	v.Span("fill tiers", start)
 }
 
 // shape finds the places of the rows of a batch of a superbatch.

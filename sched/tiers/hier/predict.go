@@ -151,7 +151,7 @@ func (t *prediction) describe(r *virtual.Played, x *megas) *planner.Mega {
 		m.LoadSeconds = i.LoadSeconds / float64(i.MegaBatches)
 	}
 	if x == nil { // a mini-batch's rows were unknown before
-		gpu, cpu, ssd := r.Epoch.Tiers()
+		gpu, cpu, ssd := r.Epoch.RowsGPU, r.Epoch.RowsCPU, r.Epoch.RowsSSD
 		j.First.Rows = make([]int64, (gpu+cpu+ssd)/int64(len(r.Ends)))
 	} else {
 		m.Cut, m.CutSource, m.Kept = x.cut, x.source, x.kept

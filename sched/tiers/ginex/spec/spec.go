@@ -21,9 +21,6 @@ type SuperbatchSettings struct {
 	// Superbatches has mini-batches sampled a superbatch at a time under policy static, too: the
 	// tiers find the rows that they hold and change none. By mode.
 	Superbatches bool
-	// SuperbatchFill reads the rows that come first before a superbatch begins, as Ginex does; else
-	// rows come in as they are needed. By mode.
-	SuperbatchFill bool
 }
 
 // SuperbatchInfo reports how mini-batches were sampled ahead of their training. Seconds are sums
@@ -34,15 +31,14 @@ type SuperbatchInfo struct {
 	SampleSeconds  float64 `json:"sample_seconds"`
 	InspectSeconds float64 `json:"inspect_seconds"` // until it is known when each row is accessed
 	ChangeSeconds  float64 `json:"change_seconds"`  // in which, then, the cache's changes are found
-	FillSeconds    float64 `json:"fill_seconds"`    // in which the first rows are read
+	FillSeconds    float64 `json:"fill_seconds"`    // in which a static cache's rows are read
 	FillBytes      int64   `json:"fill_bytes"`      // read for them, over all superbatches
 	FileBytes      int64   `json:"file_bytes"`
 	InspectBytes   int64   `json:"inspect_bytes"` // of memory
 	Accesses       int64   `json:"accesses"`
 	RowsLoaded     int64   `json:"rows_loaded"` // before their superbatch
-	// SharedBytes is memory that the neighbour cache has while a superbatch is sampled and the CPU
-	// tier while one trains; 0: each has its own. ListSeconds and ListBytes are the cost of reading
-	// the neighbour lists again, over all superbatches.
+	// SharedBytes is memory of the CPU tier that neighbour lists have while a superbatch is sampled.
+	// ListSeconds and ListBytes are the cost of reading the lists, over all superbatches.
 	SharedBytes int64   `json:"shared_bytes"`
 	ListSeconds float64 `json:"list_seconds"`
 	ListBytes   int64   `json:"list_bytes"`
