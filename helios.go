@@ -10,6 +10,7 @@
 package helios
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +42,7 @@ import (
 // The settings and results of a run are those of the packages that run it.
 type (
 	ModelSettings = gnn.ModelSettings   // of a Config: kind of model, hidden units, dropout, …
-	Config        = plan.Config         // its zero value is mode helios, GraphSAGE, fanout 10,10
+	Config        = plan.Config         // its zero value is GraphSAGE, fanout 10,10, the mode of the machine's choice
 	LoaderOptions = sched.LoaderOptions // the seeds of mini-batches
 	Block         = sched.LoadedBlock   // the edges of a hop
 	Observer      = report.Observer
@@ -316,6 +317,7 @@ func Train(ctx context.Context, d *Dataset, o TrainOptions) (*Model, *Result, er
 		}
 		m.dir, m.remove, o.CheckpointDir = dir, true, dir
 	}
+	o.Mode = cmp.Or(o.Mode, plan.ModeAuto)
 	result, err := sched.Train(ctx, o.Config, d.in, o.Observer)
 	if err != nil {
 		return nil, result, errors.Join(err, m.Close())
@@ -337,7 +339,7 @@ func (m *Model) Close() error {
 // Predict returns the most likely class of each node, with the best epoch's parameters.
 func (m *Model) Predict(ctx context.Context, nodes []int64) ([]int32, error) {
 	classes := make([]int32, 0, len(nodes))
-	_, err := sched.Predict(ctx, Config{}, m.data.in, m.dir, nodes, false,
+	_, err := sched.Predict(ctx, Config{Mode: plan.ModeAuto}, m.data.in, m.dir, nodes, false,
 		func(p report.Prediction) error {
 			classes = append(classes, p.Classes...)
 			return nil
@@ -350,5 +352,5 @@ func (m *Model) Predict(ctx context.Context, nodes []int64) ([]int32, error) {
 
 // Evaluate classifies a split, one of dataset.Splits, with the best epoch's parameters.
 func (m *Model) Evaluate(ctx context.Context, split string) (*EvalResult, error) {
-	return sched.Evaluate(ctx, Config{}, m.data.in, m.dir, split, Observer{})
+	return sched.Evaluate(ctx, Config{Mode: plan.ModeAuto}, m.data.in, m.dir, split, Observer{})
 }

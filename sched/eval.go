@@ -85,6 +85,9 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	cfg.SeedZero = cfg.Seed == 0
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
 	cfg.Unpacked = true // its mini-batches are its own
+	if cfg, err = Choose(ctx, cfg, in, obs); err != nil {
+		return nil, err
+	}
 	if cfg, err = cfg.Filled(); err != nil {
 		return nil, err
 	}
@@ -117,6 +120,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	if err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
+	tellChoice(&cfg, obs)
 	return o, nil
 }
 

@@ -69,6 +69,9 @@ type LoadedBlock struct {
 func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o LoaderOptions,
 	obs report.Observer) (l *Loader, err error) {
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
+	if cfg, err = Choose(ctx, cfg, in, obs); err != nil {
+		return nil, err
+	}
 	if refuse := tiers.Of(&cfg).Run.Loads; refuse != nil {
 		if err := refuse(&cfg); err != nil {
 			return nil, err
@@ -92,6 +95,7 @@ func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Loade
 	if l.e, err = newRunner(ctx, cfg, in, obs, noModel); err != nil {
 		return nil, err
 	}
+	tellChoice(&cfg, obs)
 	return l, nil
 }
 

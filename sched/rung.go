@@ -73,7 +73,7 @@ func (e *runner) info() report.RunInfo {
 	r.BatchDependency, r.SampleEpochs = e.Config.BatchDependency, e.Config.SampleEpochs
 	r.Refresh, r.RefreshEvery = e.Config.Refresh, e.Config.RefreshEvery
 	e.Tiers.Describe(&r)
-	r.TopologyStorage, r.Tuned = e.TopologyInfo(), e.tuned
+	r.TopologyStorage, r.Tuned, r.Choice = e.TopologyInfo(), e.tuned, e.Config.Chosen
 	r.Checks, r.SSDNotes = &e.Store.Checked, e.Store.Notes
 	if e.In.Dataset != nil {
 		s := e.In.Dataset.SealInfo()

@@ -41,6 +41,9 @@ const (
 // last checkpoint stays as it was, and the Result has the figures of each SSD.
 func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	obs report.Observer) (res *report.Result, err error) {
+	if cfg, err = Choose(ctx, cfg, in, obs); err != nil {
+		return nil, err
+	}
 	peak := hostmem.StartPeakMeter(peakEvery)
 	defer peak.Stop()
 	t, err := newTrainer(cfg, in, obs)
@@ -69,6 +72,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	if err := t.takeUp(ctx, in, from); err != nil {
 		return nil, err
 	}
+	tellChoice(&t.cfg, obs)
 	res = t.describe(from != nil)
 	if t.cfg.InMemory() && (t.cfg.CPUCache.Bytes > 0 || t.cfg.CPUCache.Percent > 0) {
 		obs.TellNote("%s keeps every row in memory: {cpu-cache} has no effect", t.cfg.Mode)

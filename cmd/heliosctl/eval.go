@@ -54,6 +54,7 @@ func (a *inferArgs) check() error {
 			"no {checkpoint} DIR; \"heliosctl train --checkpoint DIR\" writes one")
 	}
 	a.cfg.LastParameters = a.parameters == "last"
+	a.orAuto()
 	return a.cfg.Check()
 }
 

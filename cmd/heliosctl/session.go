@@ -38,6 +38,17 @@ type session struct {
 // settle completes the settings with their defaults.
 func (a *runArgs) settle() { a.cfg = a.cfg.WithDefaults() }
 
+// orAuto leaves the mode to the machine, where none is given. Faults strike the queues of the
+// default mode.
+func (a *runArgs) orAuto() {
+	switch {
+	case a.cfg.Mode == "" && a.faults != nil:
+		a.cfg.Mode = plan.DefaultMode
+	case a.cfg.Mode == "":
+		a.cfg.Mode = plan.ModeAuto
+	}
+}
+
 // openSession opens all that a run of a model works on. The configuration in a gets the recorder of
 // --timeline.
 func openSession(ctx context.Context, e *env, a *runArgs) (_ *session, err error) {

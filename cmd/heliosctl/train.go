@@ -56,6 +56,7 @@ type trainer struct {
 // check completes the configuration and refuses what cannot be, before anything is opened.
 func (a *trainerArgs) check() error {
 	a.cfg.Overwrite = a.overwrite
+	a.orAuto()
 	if a.cfg.CheckpointEvery > 0 && a.cfg.CheckpointDir == "" {
 		return errs.New(errs.Usage,
 			"{checkpoint-every} needs {checkpoint} DIR, the folder to write to")
@@ -108,6 +109,10 @@ func (t *trainer) train(ctx context.Context) (err error) {
 		return err
 	}
 	defer closing(&err, s.close)
+	s.Group = group
+	if a.cfg, err = sched.Choose(ctx, a.cfg, s.Inputs, e.observer()); err != nil {
+		return err
+	}
 	if err := out.start(held); err != nil {
 		return err
 	}
@@ -131,7 +136,6 @@ func (t *trainer) train(ctx context.Context) (err error) {
 		e.ui.Note("metrics for Prometheus: http://%s/metrics", m.addr)
 		obs = m.watch(obs)
 	}
-	s.Group = group
 	defer t.meterCPU()()
 	res, err := sched.Train(ctx, a.cfg, s.Inputs, obs)
 	err = orResume(err)

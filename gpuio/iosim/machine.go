@@ -59,6 +59,9 @@ func NewMachine(sim *des.Sim, p *hardware.Profile, ssds int) (*Machine, error) {
 	loaded := map[string]*ssdmodel.Model{}
 	for _, name := range p.SSDs.Models(ssds) {
 		model := loaded[name]
+		if model == nil && p.SSDs.Measured != nil {
+			model = p.SSDs.Measured
+		}
 		if model == nil {
 			var err error
 			if model, err = ssdmodel.Load(name); err != nil {

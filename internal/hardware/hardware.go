@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"helios/internal/errs"
+	"helios/internal/ssdmodel"
 )
 
 // Figure is a number and where it comes from: a paper, a data sheet, a measurement, an argument
@@ -187,6 +188,8 @@ type SSDs struct {
 	Model string     `yaml:"model"` // of internal/ssdmodel, or a file
 	Count Figure     `yaml:"count"`
 	More  []SSDGroup `yaml:"more"`
+	// Measured takes the place of all models; nil: they are as named.
+	Measured *ssdmodel.Model `yaml:"-"`
 }
 
 // SSDGroup is SSDs of one model beside the first ones.

@@ -90,7 +90,10 @@ var (
 //
 // Large: a field for each setting of a run, which callers set by name.
 type Config struct {
-	Mode string `option:"mode" group:"Data path" common:"yes" use:"setting" oneof:"@modes" shown:"helios" usage:"data path"`
+	Mode string `option:"mode" group:"Data path" common:"yes" use:"setting" oneof:"auto,@modes" shown:"auto" usage:"data path; auto, where a model trains or is used: the fastest here of those whose results are equal to the bit, said with the reason"`
+
+	// Chosen is the choice of ModeAuto; nil: Mode was given.
+	Chosen *Choice
 
 	// filled: defaults are in, so that zero values are meant.
 	filled bool
@@ -230,7 +233,9 @@ func (c Config) WithDefaults() Config {
 		return c
 	}
 	c.filled = true
-	OrText(&c.Mode, DefaultMode)
+	if c.Mode == "" || c.Mode == ModeAuto {
+		c.Mode = DefaultMode
+	}
 	if fill := c.mode().Fill; fill != nil {
 		fill(&c)
 	}

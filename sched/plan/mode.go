@@ -9,6 +9,19 @@ import (
 // DefaultMode is the mode of a configuration that names none.
 const DefaultMode = "helios"
 
+// ModeAuto as Config.Mode leaves the choice of a mode to the machine: sched.Choose. Where nothing
+// chooses, it is DefaultMode.
+const ModeAuto = "auto"
+
+// Choice is a mode that the machine has chosen.
+type Choice struct {
+	Mode   string `json:"mode"`
+	Reason string `json:"reason"`
+	// Seconds that the run is predicted to take in each mode, preparation included; absent where
+	// nothing had to be predicted. They are modelled.
+	Seconds map[string]float64 `json:"modelled_seconds,omitempty"`
+}
+
 // Mode is a data path: a published system's, or our own. A mode is a choice of parts: it names the
 // I/O stack, pipeline, tiers, policy and hotness of a run, and what it lacks. A part that no mode
 // had before is added where its kind lives (a policy in cache/policy, a sampler in graph, a stack

@@ -7,6 +7,7 @@ import (
 	"helios/dataset"
 	"helios/gpuio"
 	"helios/graph"
+	"helios/sched/plan"
 	diskgnn "helios/sched/tiers/diskgnn/spec"
 	ginex "helios/sched/tiers/ginex/spec"
 	hier "helios/sched/tiers/hier/spec"
@@ -112,6 +113,8 @@ type RunInfo struct {
 	Hotness *HotnessInfo `json:"hotness,omitempty"`
 	// Tuned holds what the tuner measured and chose; absent without it.
 	Tuned *TuneResult `json:"tuned,omitempty"`
+	// Choice has the mode that the machine chose; absent where one was given.
+	Choice *plan.Choice `json:"choice,omitempty"`
 }
 
 // SystemRows are lines for people on what the run's system has done.

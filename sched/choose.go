@@ -1,0 +1,397 @@
+package sched
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/hardware"
+	"helios/internal/hostcpu"
+	"helios/internal/hostmem"
+	"helios/internal/ssdmodel"
+	"helios/internal/units"
+	"helios/sched/cost"
+	"helios/sched/plan"
+	"helios/sched/planner"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/static"
+)
+
+// The choice of a mode. All candidates give the same parameters, to the bit, so only time matters:
+//
+//  1. Rows that fit into memory are there before the first mini-batch (inmem), unless an option
+//     sizes a tier or names a part of the way that rows take.
+//  2. A GPU reads the SSDs itself (helios). So does the host device where SSDs have no files.
+//  3. Else the planner predicts the whole run of each other candidate, preparation included, on
+//     this machine: its cores, and its SSDs' rate, which is measured in a tenth of a second. Packed
+//     mini-batches (diskgnn) are chosen only where that repays their packing within the run.
+//
+// A candidate that refuses the options is none. So an option of one mode alone chooses that mode,
+// and one of a mode that is no candidate is refused as the default mode refuses it.
+
+// candidates are the modes that may be chosen. Of those that take equally long the first is.
+var candidates = []string{static.ModeInmem, static.ModeCPU, static.ModeHelios, diskgnn.ModeDiskGNN}
+
+// equallyLong is the share by which times may differ that count as equal.
+const equallyLong = 0.02
+
+// memoryPart is the share of the free memory that all rows may take: the rest is for mini-batches,
+// the topology and other programs.
+const memoryPart = 0.75
+
+// facts are what the choice goes by. Those of ranks are joined: all have to do what is chosen.
+type facts struct {
+	Auto  bool  // the mode is to be chosen
+	GPU   bool  // the device is one
+	Files bool  // the CPU can read each SSD
+	Rows  int64 // bytes of all rows
+	Free  int64 // memory
+}
+
+// factsOf finds the facts of this process.
+func factsOf(cfg *plan.Config, in *prepare.Inputs) (f facts, err error) {
+	f = facts{Auto: cfg.Mode == plan.ModeAuto, GPU: in.Dev.Info().Backend != "host",
+		Files: !slices.ContainsFunc(in.SSDs, func(d *gpuio.SSD) bool { return d.BackingPath == "" }),
+		Rows:  in.Dataset.Meta.Nodes * int64(in.Dataset.Meta.RowBytes())}
+	f.Free, err = hostmem.AvailableBytes()
+	return f, err
+}
+
+// Choose gives cfg the mode that is fastest here, where its mode is plan.ModeAuto. All ranks get
+// the same.
+func Choose(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs report.Observer) (
+	plan.Config, error) {
+	f, err := factsOf(&cfg, &in)
+	if err != nil || !f.Auto && in.Group == nil {
+		return cfg, err
+	}
+	if f, err = joined(ctx, f, &in); err != nil || !f.Auto {
+		return cfg, err
+	}
+	var c *plan.Choice
+	if in.Group == nil || in.Group.Rank() == 0 {
+		c, err = chooseOf(ctx, cfg, f, in, measureSSDs, obs)
+	}
+	if err == nil && in.Group != nil {
+		c, err = ofRank0(ctx, c, &in)
+	}
+	if err != nil {
+		return cfg, err
+	}
+	cfg.Mode, cfg.Chosen = c.Mode, c
+	return cfg, nil
+}
+
+// tellChoice says which mode was chosen, and why.
+func tellChoice(cfg *plan.Config, obs report.Observer) {
+	if c := cfg.Chosen; c != nil {
+		obs.TellNote("{mode} auto: %s, as %s", c.Mode, c.Reason)
+	}
+}
+
+// joined joins the facts of all ranks.
+func joined(ctx context.Context, f facts, in *prepare.Inputs) (facts, error) {
+	if in.Group == nil {
+		return f, nil
+	}
+	b, err := json.Marshal(f)
+	if err != nil {
+		return f, err
+	}
+	all, err := in.Group.AllGather(ctx, b)
+	for r, b := range all {
+		var x facts
+		if err := json.Unmarshal(b, &x); err != nil {
+			return f, fmt.Errorf("rank %d: facts: %w", r, err)
+		}
+		if x.Auto != f.Auto {
+			return f, errs.New(errs.Usage,
+				"{mode} is auto on some ranks, but rank %d and rank %d differ; give all ranks the same options",
+				r, in.Group.Rank())
+		}
+		f.GPU, f.Files, f.Free = f.GPU && x.GPU, f.Files && x.Files, min(f.Free, x.Free)
+	}
+	return f, err
+}
+
+// ofRank0 gives all ranks the choice of rank 0.
+func ofRank0(ctx context.Context, c *plan.Choice, in *prepare.Inputs) (*plan.Choice, error) {
+	b, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	all, err := in.Group.AllGather(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	c = new(plan.Choice)
+	return c, json.Unmarshal(all[0], c)
+}
+
+// ssdMeter finds the model of the slowest of SSDs for rows of so many bytes.
+type ssdMeter func(ctx context.Context, ssds []*gpuio.SSD, rowBytes int64) (*ssdmodel.Model, error)
+
+// chooseOf chooses by facts; measure finds the model of the slowest SSD where that matters.
+func chooseOf(ctx context.Context, cfg plan.Config, f facts, in prepare.Inputs,
+	measure ssdMeter, obs report.Observer) (*plan.Choice, error) {
+	all, err := accepting(cfg)
+	if err != nil {
+		return nil, err
+	}
+	has := func(mode string) bool { return slices.Contains(all, mode) }
+	switch fits := float64(f.Rows) <= memoryPart*float64(f.Free); {
+	case len(all) == 1:
+		return &plan.Choice{Mode: all[0], Reason: "the options are of no other"}, nil
+	case has(static.ModeInmem) && fits && !cfg.Unpacked && !namesParts(&cfg):
+		return &plan.Choice{Mode: static.ModeInmem, Reason: fmt.Sprintf(
+			"all rows, %s, fit into the %s of memory that are free", units.FormatBytes(f.Rows),
+			units.FormatBytes(f.Free))}, nil
+	case has(static.ModeHelios) && f.GPU:
+		return &plan.Choice{Mode: static.ModeHelios, Reason: "the GPU reads the SSDs itself"}, nil
+	case has(static.ModeHelios) && !f.Files:
+		return &plan.Choice{Mode: static.ModeHelios,
+			Reason: "there are no files through which the CPU could read the SSDs"}, nil
+	case has(static.ModeCPU) && cfg.Unpacked:
+		return &plan.Choice{Mode: static.ModeCPU,
+			Reason: "there is no GPU that could read the SSDs"}, nil
+	}
+	all = slices.DeleteFunc(all, func(m string) bool { return m == static.ModeInmem })
+	seconds, why, err := predict(ctx, cfg, in, all, measure, obs)
+	if err != nil {
+		return nil, err
+	}
+	return fastest(all, seconds, why), nil
+}
+
+// namesParts reports whether options size a tier or name a part of the way that rows take.
+func namesParts(c *plan.Config) bool {
+	none := units.Budget{}
+	return c.GPUCache != none || c.GPUCacheAuto || c.CPUCache != none || c.Policy != "" ||
+		c.IOStack != "" || c.HotnessAsked() || c.Topology == plan.TopologySSD
+}
+
+// accepting returns the candidates that accept the options, or the default mode's refusal.
+func accepting(cfg plan.Config) (all []string, err error) {
+	for _, mode := range candidates {
+		c := cfg
+		c.Mode = mode
+		if refused := c.Check(); refused == nil {
+			all = append(all, mode)
+		} else if mode == plan.DefaultMode {
+			err = refused
+		}
+	}
+	if len(all) > 0 {
+		err = nil
+	}
+	return all, err
+}
+
+// predict returns the seconds of the whole run in each mode that can be predicted; why has the
+// reasons of the others.
+func predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, modes []string,
+	measure ssdMeter, obs report.Observer) (seconds map[string]float64, why []string, err error) {
+	m := in.Dataset.Meta
+	profile, err := profileHere(in.Dev.Info().Kernels)
+	if err != nil {
+		return nil, nil, err
+	}
+	if profile.SSDs.Measured, err = measure(ctx, in.SSDs, int64(m.RowBytes())); err != nil {
+		return nil, nil, err
+	}
+	train, err := in.Dataset.Split("train")
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.Timeline, cfg.OnBatch, cfg.OnRows = nil, nil, nil
+	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Tune = "", false, 0, ""
+	p, err := planner.New(planner.Options{Config: cfg, Inputs: in, RowType: m.RowType(),
+		Hardware: cost.Hardware{Profile: profile, SSDs: max(len(in.SSDs), 1)},
+		Graph: planner.Graph{Name: m.Name, Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim,
+			Classes: max(m.Classes, 1), Train: float64(len(train)) / float64(max(m.Nodes, 1))},
+		Find: tiers.Prediction}, obs)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	seconds = map[string]float64{}
+	for _, mode := range modes {
+		x, err := p.Plan(ctx, func(o *planner.Options) { o.Config.Mode = mode })
+		if class := errs.ClassOf(err); class == errs.Usage || class == errs.Capability {
+			why = append(why, fmt.Sprintf("%s is not predicted (%v)", mode, err))
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		if missing := lacksDisk(x, cfg, mode, &in); missing != "" {
+			why = append(why, missing)
+			continue
+		}
+		before := x.Preparation.Sum() - x.Preparation.Load // the rows are there
+		seconds[mode] = before + float64(max(cfg.Epochs, 1))*x.Seconds
+	}
+	return seconds, why, nil
+}
+
+// lacksDisk gives the reason that a plan's packed mini-batches have no room; "": they have.
+func lacksDisk(x *planner.Plan, cfg plan.Config, mode string, in *prepare.Inputs) string {
+	packed := x.Disk["packed"]
+	if packed == 0 {
+		return ""
+	}
+	cfg.Mode = mode
+	c := cfg.WithDefaults()
+	room := c.DiskBudget.Of(in.Dataset.Meta.Nodes * int64(in.Dataset.Meta.RowBytes()))
+	var s unix.Statfs_t
+	if err := unix.Statfs(in.Dataset.Dir(), &s); err == nil && c.PagesOn == plan.PagesFolder {
+		room = min(room, int64(s.Bavail)*int64(s.Bsize)/2)
+	}
+	if packed <= room {
+		return ""
+	}
+	return fmt.Sprintf("%s would pack %s where it may take %s", mode, units.FormatBytes(packed),
+		units.FormatBytes(room))
+}
+
+// fastest chooses the mode of the least time. Of modes that nothing is known of it is the first.
+func fastest(modes []string, seconds map[string]float64, why []string) *plan.Choice {
+	c := &plan.Choice{Mode: modes[0], Seconds: seconds}
+	var known []string
+	least := 0.0
+	for _, m := range modes {
+		if t, ok := seconds[m]; ok {
+			known = append(known, fmt.Sprintf("%s %.3g s", m, t))
+			if least == 0 || t < least*(1-equallyLong) {
+				c.Mode, least = m, t
+			}
+		}
+	}
+	c.Reason = "the run is predicted to take " + strings.Join(known, ", ")
+	if len(known) == 0 {
+		c.Reason, c.Seconds = "no mode's time can be predicted", nil
+	}
+	c.Reason = strings.Join(append([]string{c.Reason}, why...), "; ")
+	return c
+}
+
+// gflops of a core in products, by level of the kernels (BENCHMARKS.md, The host).
+var gflops = map[string]float64{"avx512": 90, "avx2": 50, "generic": 13}
+
+// profileHere is profile host with this machine's cores and kernels.
+func profileHere(kernels string) (*hardware.Profile, error) {
+	p, err := hardware.Load("host")
+	if err != nil {
+		return nil, err
+	}
+	cores := float64(hostcpu.Count())
+	for _, f := range []*hardware.Figure{&p.GPU.SMs, &p.GPU.WarpSlots, &p.CPU.Cores} {
+		f.Value = cores
+	}
+	rate := cores * cmp.Or(gflops[kernels], gflops["generic"]) / 1e3
+	p.GPU.FP32TFLOPS.Value, p.GPU.TensorTFLOPS.Value = rate, rate
+	return p, nil
+}
+
+// How SSDs are measured.
+const (
+	measureTime    = 30 * time.Millisecond // for each of three figures of an SSD
+	measureThreads = 32
+	measureLong    = 256 << 10 // bytes of a long read
+	measureAlign   = 4096
+)
+
+// measureSSDs models the slowest of the SSDs by short measurements of the files behind them.
+func measureSSDs(ctx context.Context, ssds []*gpuio.SSD, rowBytes int64) (*ssdmodel.Model,
+	error) {
+	var slowest [3]float64 // rows a second by one thread and by many, long reads a second by many
+	for i, d := range ssds {
+		row := (rowBytes + measureAlign - 1) / measureAlign * measureAlign
+		for k, way := range []struct {
+			threads int
+			bytes   int64
+		}{{1, row}, {measureThreads, row}, {measureThreads, measureLong}} {
+			rate, err := readRate(ctx, d.BackingPath, way.threads, way.bytes)
+			if err != nil {
+				return nil, err
+			}
+			if i == 0 || rate < slowest[k] {
+				slowest[k] = rate
+			}
+		}
+	}
+	return ssdOf(1e6/slowest[0], slowest[1], slowest[2]*measureLong/1e6, rowBytes)
+}
+
+// ssdOf is an SSD that is as fast for rows of such a size. It is taken to write as fast as it reads.
+func ssdOf(latencyUS, iops, mbs float64, rowBytes int64) (*ssdmodel.Model, error) {
+	ops := fmt.Sprintf(`
+  latency: {quantiles: [{q: 1, us: %g}], source: measured}
+  iops: {caps: [{bytes: %d, iops: %g}], source: measured}
+  bandwidth: {mb_s: %g, source: measured}`, latencyUS, rowBytes, iops, mbs)
+	return ssdmodel.Parse([]byte("name: measured\ntitle: measured\nread:" + ops + "\nwrite:" + ops +
+		"\nflush:\n  latency: {quantiles: [{q: 1, us: 500}], source: assumed}\n"))
+}
+
+// readRate returns the reads a second of random pieces of a file, around the page cache where that
+// is possible.
+func readRate(ctx context.Context, path string, threads int, bytes int64) (float64, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
+	if errors.Is(err, unix.EINVAL) {
+		f, err = os.Open(path)
+	}
+	if err != nil {
+		return 0, errs.New(errs.Device, "measuring an SSD: %w", err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	size, err := f.Seek(0, 2)
+	if err != nil {
+		return 0, errs.New(errs.Device, "measuring an SSD: %w", err)
+	}
+	pieces := max((size-bytes)/measureAlign, 1)
+	var n atomic.Int64
+	var failed atomic.Pointer[error]
+	var wg sync.WaitGroup
+	begin := time.Now()
+	for i := range threads {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(i), uint64(bytes))) //nolint:gosec // places, no secrets
+			mem, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE,
+				unix.MAP_PRIVATE|unix.MAP_ANON)
+			for err == nil && ctx.Err() == nil && time.Since(begin) < measureTime {
+				_, err = unix.Pread(int(f.Fd()), mem, r.Int64N(pieces)*measureAlign)
+				n.Add(1)
+			}
+			if err != nil {
+				failed.Store(&err)
+			}
+			if mem != nil {
+				_ = unix.Munmap(mem)
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return 0, errs.New(errs.Device, "measuring SSD file %s: %w", path, *err)
+	}
+	if stopped := prepare.Interrupted(ctx); stopped != nil {
+		return 0, stopped
+	}
+	return float64(max(n.Load(), 1)) / time.Since(begin).Seconds(), nil
+}
