@@ -42,7 +42,7 @@ import (
 // The settings and results of a run are those of the packages that run it.
 type (
 	ModelSettings = gnn.ModelSettings   // of a Config: kind of model, hidden units, dropout, …
-	Config        = plan.Config         // its zero value is GraphSAGE, fanout 10,10, the mode of the machine's choice
+	Config        = plan.Config         // its zero value is GraphSAGE with fanout 10,10
 	LoaderOptions = sched.LoaderOptions // the seeds of mini-batches
 	Block         = sched.LoadedBlock   // the edges of a hop
 	Observer      = report.Observer

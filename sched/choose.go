@@ -67,8 +67,9 @@ type facts struct {
 // factsOf finds the facts of this process.
 func factsOf(cfg *plan.Config, in *prepare.Inputs) (f facts, err error) {
 	f = facts{Auto: cfg.Mode == plan.ModeAuto, GPU: in.Dev.Info().Backend != "host",
-		Files: !slices.ContainsFunc(in.SSDs, func(d *gpuio.SSD) bool { return d.BackingPath == "" }),
-		Rows:  in.Dataset.Meta.Nodes * int64(in.Dataset.Meta.RowBytes())}
+		Files: len(in.SSDs) > 0 && !slices.ContainsFunc(in.SSDs,
+			func(d *gpuio.SSD) bool { return d.BackingPath == "" }),
+		Rows: in.Dataset.Meta.Nodes * int64(in.Dataset.Meta.RowBytes())}
 	f.Free, err = hostmem.AvailableBytes()
 	return f, err
 }
@@ -96,6 +97,19 @@ func Choose(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs report.
 	}
 	cfg.Mode, cfg.Chosen = c.Mode, c
 	return cfg, nil
+}
+
+// settled chooses the mode and fills the configuration in, for a device.
+func settled(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs report.Observer) (
+	plan.Config, error) {
+	cfg, err := Choose(ctx, cfg, in, obs)
+	if err == nil {
+		cfg, err = cfg.Filled()
+	}
+	if err != nil {
+		return cfg, err
+	}
+	return cfg.OnDevice(in.Dev.Info())
 }
 
 // tellChoice says which mode was chosen, and why.
@@ -144,8 +158,9 @@ func ofRank0(ctx context.Context, c *plan.Choice, in *prepare.Inputs) (*plan.Cho
 	return c, json.Unmarshal(all[0], c)
 }
 
-// ssdMeter finds the model of the slowest of SSDs for rows of so many bytes.
-type ssdMeter func(ctx context.Context, ssds []*gpuio.SSD, rowBytes int64) (*ssdmodel.Model, error)
+// ssdMeter finds the model of the slowest of SSDs that hold so many rows of so many bytes.
+type ssdMeter func(ctx context.Context, ssds []*gpuio.SSD, rows, rowBytes int64) (*ssdmodel.Model,
+	error)
 
 // chooseOf chooses by facts; measure finds the model of the slowest SSD where that matters.
 func chooseOf(ctx context.Context, cfg plan.Config, f facts, in prepare.Inputs,
@@ -212,7 +227,8 @@ func predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, modes []st
 	if err != nil {
 		return nil, nil, err
 	}
-	if profile.SSDs.Measured, err = measure(ctx, in.SSDs, int64(m.RowBytes())); err != nil {
+	if profile.SSDs.Measured, err = measure(ctx, in.SSDs, m.Nodes,
+		int64(m.RowBytes())); err != nil {
 		return nil, nil, err
 	}
 	train, err := in.Dataset.Split("train")
@@ -234,7 +250,7 @@ func predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, modes []st
 	for _, mode := range modes {
 		x, err := p.Plan(ctx, func(o *planner.Options) { o.Config.Mode = mode })
 		if class := errs.ClassOf(err); class == errs.Usage || class == errs.Capability {
-			why = append(why, fmt.Sprintf("%s is not predicted (%v)", mode, err))
+			why = append(why, mode+" can't be predicted with these options")
 			continue
 		}
 		if err != nil {
@@ -317,9 +333,11 @@ const (
 	measureAlign   = 4096
 )
 
-// measureSSDs models the slowest of the SSDs by short measurements of the files behind them.
-func measureSSDs(ctx context.Context, ssds []*gpuio.SSD, rowBytes int64) (*ssdmodel.Model,
+// measureSSDs models the slowest of the SSDs by short measurements of the files behind them, where
+// the rows are: holes of a file would be read in no time.
+func measureSSDs(ctx context.Context, ssds []*gpuio.SSD, rows, rowBytes int64) (*ssdmodel.Model,
 	error) {
+	extent := rows / int64(len(ssds)) * rowBytes
 	var slowest [3]float64 // rows a second by one thread and by many, long reads a second by many
 	for i, d := range ssds {
 		row := (rowBytes + measureAlign - 1) / measureAlign * measureAlign
@@ -327,7 +345,7 @@ func measureSSDs(ctx context.Context, ssds []*gpuio.SSD, rowBytes int64) (*ssdmo
 			threads int
 			bytes   int64
 		}{{1, row}, {measureThreads, row}, {measureThreads, measureLong}} {
-			rate, err := readRate(ctx, d.BackingPath, way.threads, way.bytes)
+			rate, err := readRate(ctx, d.BackingPath, extent, way.threads, way.bytes)
 			if err != nil {
 				return nil, err
 			}
@@ -339,7 +357,7 @@ func measureSSDs(ctx context.Context, ssds []*gpuio.SSD, rowBytes int64) (*ssdmo
 	return ssdOf(1e6/slowest[0], slowest[1], slowest[2]*measureLong/1e6, rowBytes)
 }
 
-// ssdOf is an SSD that is as fast for rows of such a size. It is taken to write as fast as it reads.
+// ssdOf is an SSD that is as fast for rows of that size. It is taken to write as it reads.
 func ssdOf(latencyUS, iops, mbs float64, rowBytes int64) (*ssdmodel.Model, error) {
 	ops := fmt.Sprintf(`
   latency: {quantiles: [{q: 1, us: %g}], source: measured}
@@ -349,9 +367,10 @@ func ssdOf(latencyUS, iops, mbs float64, rowBytes int64) (*ssdmodel.Model, error
 		"\nflush:\n  latency: {quantiles: [{q: 1, us: 500}], source: assumed}\n"))
 }
 
-// readRate returns the reads a second of random pieces of a file, around the page cache where that
-// is possible.
-func readRate(ctx context.Context, path string, threads int, bytes int64) (float64, error) {
+// readRate returns the reads a second of random pieces of a file's first bytes, around the page
+// cache where that is possible.
+func readRate(ctx context.Context, path string, extent int64, threads int, bytes int64) (float64,
+	error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
 	if errors.Is(err, unix.EINVAL) {
 		f, err = os.Open(path)
@@ -364,14 +383,14 @@ func readRate(ctx context.Context, path string, threads int, bytes int64) (float
 	if err != nil {
 		return 0, errs.New(errs.Device, "measuring an SSD: %w", err)
 	}
-	pieces := max((size-bytes)/measureAlign, 1)
+	pieces := max((min(size, extent)-bytes)/measureAlign, 1)
 	var n atomic.Int64
 	var failed atomic.Pointer[error]
 	var wg sync.WaitGroup
 	begin := time.Now()
 	for i := range threads {
 		wg.Go(func() {
-			r := rand.New(rand.NewPCG(uint64(i), uint64(bytes))) //nolint:gosec // places, no secrets
+			r := rand.New(rand.NewPCG(uint64(i), uint64(bytes))) //nolint:gosec // no secrets
 			mem, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE,
 				unix.MAP_PRIVATE|unix.MAP_ANON)
 			for err == nil && ctx.Err() == nil && time.Since(begin) < measureTime {

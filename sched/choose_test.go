@@ -33,7 +33,7 @@ func TestChooseBySituation(t *testing.T) {
 	gpu.GPU, gpu.Files, computed.Files = true, false, false
 	packs := func(c *plan.Config) { c.SampleEpochs, c.Fanouts = 1, []int{3, 2} }
 	slow, fast, middling := [3]float64{5000, 300, 20}, [3]float64{20, 1e6, 6000},
-		[3]float64{20, 1e6, 60}
+		[3]float64{20, 50000, 40}
 	for _, x := range []struct {
 		name      string
 		of        facts
@@ -54,19 +54,20 @@ func TestChooseBySituation(t *testing.T) {
 			"there is no GPU", false},
 		{"fast SSDs", tight, fast, 1, nil, static.ModeCPU, "predicted", true},
 		{"slow SSDs", tight, slow, 1, nil, static.ModeCPU, "diskgnn would pack", true},
-		{"one epoch", tight, middling, 1, packs, static.ModeHelios, "diskgnn ", true},
+		{"one epoch", tight, middling, 1, packs, static.ModeCPU, "diskgnn ", true},
 		{"fifty epochs", tight, middling, 50, packs, diskgnn.ModeDiskGNN, "cpu ", true},
 		{"an option of one mode", roomy, fast, 1, func(c *plan.Config) {
 			c.PackedDir = t.TempDir()
 		}, diskgnn.ModeDiskGNN, "the options are of no other", false},
 	} {
 		cfg := largeConfig("")
-		cfg.Mode, cfg.Epochs, cfg.CPUCache, cfg.GPUCache = plan.ModeAuto, x.epochs, units.Budget{}, units.Budget{}
+		cfg.Mode, cfg.Epochs = plan.ModeAuto, x.epochs
+		cfg.CPUCache, cfg.GPUCache = units.Budget{}, units.Budget{}
 		if x.set != nil {
 			x.set(&cfg)
 		}
 		c, err := chooseOf(t.Context(), cfg, x.of, in, func(context.Context, []*gpuio.SSD,
-			int64) (*ssdmodel.Model, error) {
+			int64, int64) (*ssdmodel.Model, error) {
 			require.True(t, x.predicted, x.name)
 			return ssdOf(x.ssd[0], x.ssd[1], x.ssd[2], int64(d.Meta.RowBytes()))
 		}, report.Observer{})
@@ -150,10 +151,10 @@ func TestChooseOnGPU(t *testing.T) {
 func TestMeasureSSDs(t *testing.T) {
 	d, _ := tiny.open(t)
 	s := bind(t, d, 2, "")
-	m, err := measureSSDs(t.Context(), s.ssds, 512)
+	m, err := measureSSDs(t.Context(), s.ssds, d.Meta.Nodes, 512)
 	require.NoError(t, err)
 	require.Positive(t, m.Read.Latency.Quantiles[0].US)
-	_, err = measureSSDs(t.Context(), []*gpuio.SSD{{BackingPath: "/none"}}, 512)
+	_, err = measureSSDs(t.Context(), []*gpuio.SSD{{BackingPath: "/none"}}, 1, 512)
 	require.ErrorContains(t, err, "/none")
 	require.Equal(t, errs.Device, errs.ClassOf(err))
 }

@@ -126,7 +126,7 @@ func TestVirtualEpochsAreCovered(t *testing.T) {
 }
 
 // On the wall clock stages cover an epoch too, with the time that none of them accounts for: no
-// overlap is below 0, in any mode. The rows of a static cache of superbatches are read in the epoch.
+// overlap is below 0, in any mode. A superbatch's rows of a static cache are read in the epoch.
 func TestEpochsAreCovered(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")

@@ -85,13 +85,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	cfg.SeedZero = cfg.Seed == 0
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
 	cfg.Unpacked = true // its mini-batches are its own
-	if cfg, err = Choose(ctx, cfg, in, obs); err != nil {
-		return nil, err
-	}
-	if cfg, err = cfg.Filled(); err != nil {
-		return nil, err
-	}
-	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
+	if cfg, err = settled(ctx, cfg, in, obs); err != nil {
 		return nil, err
 	}
 	e, err := newRunner(ctx, cfg, in, obs, fp.modelConfig())

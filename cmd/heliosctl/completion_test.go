@@ -65,12 +65,12 @@ func TestCompletedValues(t *testing.T) {
 		words []string
 		want  []string
 	}{
-		{[]string{"train", "--mode", ""}, modes},
-		{[]string{"train", "g", "--epochs", "2", "--mode", ""}, modes},
+		{[]string{"train", "--mode", ""}, append([]string{"auto"}, modes...)},
+		{[]string{"train", "g", "--epochs", "2", "--mode", "h"}, []string{"helios", "hier"}},
 		{[]string{"--quiet", "train", "--mode", "he"}, []string{"helios"}},
 		{[]string{"train", "--mode=he"}, []string{"--mode=helios"}},
 		{[]string{"train", "--mode", "=", "he"}, []string{"helios"}}, // as bash has it
-		{[]string{"train", "--mode", "="}, modes},
+		{[]string{"train", "--mode", "=", "a"}, []string{"auto"}},
 		{[]string{"train", "--mode", "x"}, nil},
 		{[]string{"train", "--mode", "helios", "--io-stack", "c"}, []string{"cpu"}},
 		{[]string{"train", "--progress", ""}, []string{"text", "json"}},

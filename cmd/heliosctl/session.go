@@ -64,7 +64,12 @@ func openSession(ctx context.Context, e *env, a *runArgs) (_ *session, err error
 	}
 	s.closers = append(s.closers, tl.close)
 	a.cfg.Timeline = tl.rec
-	return s, s.openInputs(ctx)
+	err = s.openInputs(ctx)
+	if err == nil && a.cfg.Mode == plan.ModeAuto && slices.ContainsFunc(s.set.Bound,
+		func(d state.SSD) bool { return d.Model != "" }) {
+		a.cfg.Mode = plan.DefaultMode // files would be read without the models' times
+	}
+	return s, err
 }
 
 // openGraph opens what a run works on without the SSDs. hostOnly is as for deviceArgs.open.
