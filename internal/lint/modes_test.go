@@ -18,10 +18,10 @@ var modeFile = regexp.MustCompile(`^sched/tiers/[a-z0-9]+/plan\.go$`)
 var sharedNames = map[string]bool{"helios": true, "cpu": true, "mmap": true,
 	"ginex": true, "diskgnn": true}
 
-// modeRoom reports whether a file may not name a mode: all but a system's own folder, tests, tools
-// and examples.
+// modeRoom reports whether a file may not name a mode: all but a system's own folder, the machine's
+// choice among modes, tests, tools and examples.
 func modeRoom(path string) bool {
-	for _, free := range []string{"tools/", "examples/"} {
+	for _, free := range []string{"tools/", "examples/", "sched/choose.go"} {
 		if strings.HasPrefix(path, free) {
 			return false
 		}
