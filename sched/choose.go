@@ -55,7 +55,7 @@ const equallyLong = 0.02
 // the topology and other programs.
 const memoryPart = 0.75
 
-// facts are what the choice goes by. Those of ranks are joined: all have to do what is chosen.
+// facts decide the choice. Those of ranks are joined, as the choice is for all.
 type facts struct {
 	Auto  bool  // the mode is to be chosen
 	GPU   bool  // the device is one
@@ -112,7 +112,7 @@ func settled(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs report
 	return cfg.OnDevice(in.Dev.Info())
 }
 
-// tellChoice says which mode was chosen, and why.
+// tellChoice reports the chosen mode and its reason.
 func tellChoice(cfg *plan.Config, obs report.Observer) {
 	if c := cfg.Chosen; c != nil {
 		obs.TellNote("{mode} auto: %s, as %s", c.Mode, c.Reason)

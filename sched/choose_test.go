@@ -18,7 +18,7 @@ import (
 	"helios/sched/tiers/static"
 )
 
-// The machine chooses by memory, device and SSDs, and says why, with the times of the others where
+// The machine chooses by memory, device and SSDs. It gives the reason, and the others' times where
 // these matter.
 func TestChooseBySituation(t *testing.T) {
 	d := large.generate(t)
