@@ -339,7 +339,8 @@ func (m *Model) Close() error {
 // Predict returns the most likely class of each node, with the best epoch's parameters.
 func (m *Model) Predict(ctx context.Context, nodes []int64) ([]int32, error) {
 	classes := make([]int32, 0, len(nodes))
-	_, err := sched.Predict(ctx, Config{Mode: plan.ModeAuto}, m.data.in, m.dir, nodes, false,
+	_, err := sched.Predict(ctx, Config{Mode: plan.ModeAuto}, m.data.in, m.dir, nodes,
+		report.Outputs{},
 		func(p report.Prediction) error {
 			classes = append(classes, p.Classes...)
 			return nil

@@ -245,3 +245,20 @@ func (m *Model) Embeddings(ctx context.Context, stream cuda.Stream, dst []float3
 	}
 	return err
 }
+
+// Classes is the number of classes.
+func (m *Model) Classes() int { return m.net.cfg.Classes }
+
+// Logits waits for the last Infer and copies the seeds' outputs, before the softmax, to dst:
+// NumSeeds × Classes.
+func (m *Model) Logits(ctx context.Context, stream cuda.Stream, dst []float32) error {
+	last := &m.mem.last
+	if n := last.seeds * int64(m.net.cfg.Classes); int64(len(dst)) != n {
+		return errs.New(errs.Failed, "logits: room for %d floats, the batch has %d", len(dst), n)
+	}
+	raw, err := m.mem.download(ctx, stream, last.logits, int64(len(dst))*4)
+	if err == nil {
+		copy(dst, unsafe.Slice((*float32)(unsafe.Pointer(&raw[0])), len(dst)))
+	}
+	return err
+}

@@ -110,7 +110,7 @@ func (s *step) forward(x, labels, outcome cuda.DevicePtr) (last lastRun, err err
 		Logits: in, Labels: labels, Loss: p.ptr(p.loss), Pred: p.ptr(p.pred), Outcome: outcome,
 		Rows: seeds, Classes: s.dims[L],
 	}
-	last = lastRun{seeds: seeds, pred: xp.Pred, embedding: p.ptr(p.embedAt)}
+	last = lastRun{seeds: seeds, pred: xp.Pred, logits: in, embedding: p.ptr(p.embedAt)}
 	if s.set != nil {
 		xp.Grad = p.ptr(p.logitGrad)
 		last.embedding = 0

@@ -64,6 +64,7 @@ type workspace struct {
 type lastRun struct {
 	seeds     int64
 	pred      cuda.DevicePtr
+	logits    cuda.DevicePtr // float32[seeds, Classes]
 	embedding cuda.DevicePtr // float32[seeds, EmbeddingDim], 0 after Train
 }
 

@@ -157,7 +157,7 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 	case "train":
 		key = prepare.PredictEpoch
 	}
-	r, err := e.infer(ctx, split, key, nodes, nil)
+	r, figures, err := e.scored(ctx, split, key, nodes)
 	if err != nil {
 		return &report.EvalResult{IO: e.Store.IO()}, err
 	}
@@ -168,7 +168,7 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 	return &report.EvalResult{
 		Mode: e.Config.Mode, Model: e.Config.Model, Dataset: in.Dataset.Meta.Name,
 		Checkpoint: o.path, Epoch: o.from, Split: split, Fanouts: e.Config.Fanouts, Nodes: r.Seeds,
-		Accuracy: r.TrainAcc, Loss: r.Loss, Seconds: r.Seconds, Device: e.Device.Info().Name,
+		Accuracy: r.TrainAcc, Loss: r.Loss, Metrics: figures, Seconds: r.Seconds, Device: e.Device.Info().Name,
 		Kernels: e.Device.Info().Loaded(), IOStack: e.Store.Stack(),
 		RowDType: e.RowType.String(), RowBytes: e.RowBytes, RowsVerified: e.Verify.Verified(),
 		RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD, BytesSSD: r.BytesSSD,
@@ -179,10 +179,10 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 }
 
 // Predict classifies nodes, in their order, with a checkpoint's parameters and hands the results to
-// emit batch by batch. embeddings asks for the activations of the last hidden layer too. It returns
-// what the SSDs did, also after a failure.
+// emit batch by batch, with the outputs that are asked for. It returns what the SSDs did, also after a
+// failure.
 func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string, nodes []int64,
-	embeddings bool, emit func(report.Prediction) error,
+	ask report.Outputs, emit func(report.Prediction) error,
 	obs report.Observer) (r report.PredictResult, err error) {
 	for _, v := range nodes {
 		if v < 0 || v >= in.Dataset.Meta.Nodes {
@@ -204,9 +204,12 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 	}
 	classes := make([]int32, e.Config.Batch)
 	dim := e.model.EmbeddingDim()
-	var emb []float32
-	if embeddings {
+	var emb, out []float32
+	if ask.Embeddings {
 		emb = make([]float32, e.Config.Batch*dim)
+	}
+	if ask.Logits {
+		out = make([]float32, e.Config.Batch*e.model.Classes())
 	}
 	_, err = e.infer(ctx, "predict", prepare.PredictEpoch, nodes,
 		func(op context.Context, s *engine.Slot) error {
@@ -215,11 +218,17 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 				return err
 			}
 			p := report.Prediction{Nodes: s.Seeds, Classes: classes[:n], Dim: dim}
-			if embeddings {
+			if ask.Embeddings {
 				if err := e.model.Embeddings(op, e.TrainStream, emb[:n*dim]); err != nil {
 					return err
 				}
 				p.Embeddings = emb[:n*dim]
+			}
+			if ask.Logits {
+				p.Logits = out[:n*e.model.Classes()]
+				if err := e.model.Logits(op, e.TrainStream, p.Logits); err != nil {
+					return err
+				}
 			}
 			if err := emit(p); err != nil {
 				return fmt.Errorf("writing predictions: %w", err)

@@ -284,7 +284,7 @@ func TestWhichParametersOfWhichDataset(t *testing.T) {
 		require.ErrorAs(t, err, &other)
 		require.Equal(t, was, other.Was)
 		_, err = Predict(context.Background(), plan.Config{}, in, cfg.CheckpointDir, []int64{1},
-			false, func(report.Prediction) error { return nil }, obs)
+			report.Outputs{}, func(report.Prediction) error { return nil }, obs)
 		require.ErrorAs(t, err, &other)
 		_, err = eval(plan.Config{OtherDataset: true}, cfg.CheckpointDir, "test")
 		require.NoError(t, err)

@@ -91,7 +91,12 @@ func (o *others) part(all prepare.Order) prepare.Order {
 	if o == nil {
 		return all
 	}
-	return all.Share(all.Len(), o.group.Rank(), o.group.Size())
+	return o.rankPart(all, o.group.Rank())
+}
+
+// rankPart is part for some rank.
+func (o *others) rankPart(all prepare.Order, rank int) prepare.Order {
+	return all.Share(all.Len(), rank, o.group.Size())
 }
 
 // together returns a context for a pass of training, which ends behind the step at which some rank
@@ -358,6 +363,8 @@ type agreement struct {
 	Print                   fingerprint
 	Epochs, CheckpointEvery int
 	NoEval                  bool
+	Patience                int
+	MinDelta                float64
 	Resume                  bool
 	Epoch, Batch            int
 
@@ -371,6 +378,7 @@ func (t *trainer) agree(ctx context.Context, in prepare.Inputs) error {
 		return nil
 	}
 	mine := agreement{t.state.Print, t.cfg.Epochs, t.cfg.CheckpointEvery, t.cfg.NoEval,
+		t.cfg.Patience, t.cfg.MinDelta,
 		t.cfg.Resume, t.state.Epoch, t.state.Batch, t.path != ""}
 	b, err := json.Marshal(mine)
 	if err != nil {
@@ -400,6 +408,8 @@ func (t *trainer) agree(ctx context.Context, in prepare.Inputs) error {
 			{"epochs", x.Epochs, first.Epochs},
 			{"checkpoint-every", x.CheckpointEvery, first.CheckpointEvery},
 			{"no-eval", x.NoEval, first.NoEval},
+			{"patience", x.Patience, first.Patience},
+			{"min-delta", x.MinDelta, first.MinDelta},
 			{"resume", x.Resume, first.Resume},
 			{"position", [2]int{x.Epoch, x.Batch}, [2]int{first.Epoch, first.Batch}},
 		} {

@@ -216,7 +216,7 @@ func TestEvaluateAndPredict(t *testing.T) {
 	var got []int64
 	right := 0
 	io, err := Predict(ctx, plan.Config{Fanouts: []int{-1, -1}, Batch: 64}, in, cfg.CheckpointDir,
-		test, true, func(p report.Prediction) error {
+		test, report.Outputs{Embeddings: true}, func(p report.Prediction) error {
 			got = append(got, p.Nodes...)
 			require.Len(t, p.Embeddings, len(p.Nodes)*cfg.Hidden)
 			for i, v := range p.Nodes {
@@ -246,12 +246,12 @@ func TestEvaluateAndPredict(t *testing.T) {
 			return err
 		},
 		"asked for twice": func() error {
-			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{1, 2, 1}, false,
+			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{1, 2, 1}, report.Outputs{},
 				func(report.Prediction) error { return nil }, report.Observer{})
 			return err
 		},
 		"not in dataset": func() error {
-			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{tiny.nodes}, false,
+			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{tiny.nodes}, report.Outputs{},
 				func(report.Prediction) error { return nil }, report.Observer{})
 			return err
 		},

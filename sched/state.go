@@ -16,6 +16,7 @@ import (
 	"helios/cuda"
 	"helios/gnn"
 	"helios/internal/errs"
+	"helios/internal/metrics"
 	"helios/internal/options"
 	"helios/internal/rowtype"
 	"helios/internal/simd"
@@ -37,10 +38,12 @@ const bestName = "best.safetensors"
 // stateFormat is the version of what a checkpoint's metadata means. The first two had no checksum
 // over their header; the second was of runs with a setting that a program of the first does not
 // know. Later ones are of runs with something that a program of the one before would leave out:
-// what is between a model's layers, samples that train again; then, steps of several mini-batches.
+// what is between a model's layers, samples that train again; then, steps of several mini-batches;
+// then, another metric than accuracy.
 // All others are still written as plainFormat.
 const (
-	stateFormat      = 5
+	stateFormat      = 6
+	stepsFormat      = 5
 	extendedFormat   = 4
 	plainFormat      = 3
 	oldestFormat     = 1
@@ -107,8 +110,10 @@ func (f *fingerprint) UnmarshalJSON(text []byte) error {
 func (f *fingerprint) format() int {
 	plain := plan.Config{}.WithDefaults()
 	switch {
-	case f.Shards > 1 || f.Mega != nil:
+	case f.Metric != plain.Metric:
 		return stateFormat
+	case f.Shards > 1 || f.Mega != nil:
+		return stepsFormat
 	case f.Activation != plain.Activation || f.Norm != plain.Norm || f.Residual ||
 		f.OutHeads != 0 || f.Optimizer != plain.Optimizer || f.SampleEpochs != 0:
 		return extendedFormat
@@ -459,8 +464,9 @@ func (st *state) contradictoryHistory() string {
 	switch {
 	case st.BestEpoch < -1 || st.BestEpoch >= st.Epoch || st.BestEpoch < 0 && st.Epoch > 0:
 		return fmt.Sprintf("best epoch %d is none of the %d behind it", st.BestEpoch+1, st.Epoch)
-	case math.IsNaN(st.BestAcc) || st.BestAcc < 0 || st.BestAcc > 1:
-		return fmt.Sprintf("best accuracy %v is none", st.BestAcc)
+	case math.IsNaN(st.BestAcc) || st.BestAcc < 0 ||
+		st.BestAcc > 1 && !metrics.Find(st.Print.Metric).Lower:
+		return fmt.Sprintf("best %s %v is none", metrics.Find(st.Print.Metric).Name, st.BestAcc)
 	}
 	for i, e := range st.Epochs {
 		if e.Epoch != i+1 || e.Batches < 0 ||

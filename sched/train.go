@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"helios/gnn"
@@ -16,6 +17,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
+	"helios/internal/metrics"
 	"helios/internal/options"
 	"helios/sched/checkpoint"
 	"helios/sched/engine"
@@ -33,7 +35,8 @@ const (
 
 // Train runs cfg.Epochs epochs. After each, the validation nodes are classified with sampled
 // neighbours; the result's test accuracy is that of the parameters after the earliest epoch
-// with the best validation accuracy, while params_sha256 is of the parameters after the last.
+// with the best figure of validation (cfg.Metric), while params_sha256 is of the parameters after
+// the last. Training ends earlier where cfg.Patience says so.
 //
 // When ctx ends, the current step is finished, a checkpoint is saved where a folder was given,
 // and the error has class errs.Interrupted; the Result then holds the epochs that were whole.
@@ -93,7 +96,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	if res.Memory, err = hostmem.Uses(); err != nil {
 		return res, err
 	}
-	res.BestEpoch, res.TestAcc = t.state.BestEpoch+1, t.testAcc
+	res.BestEpoch, res.TestAcc, res.TestMetrics = t.state.BestEpoch+1, t.testAcc, t.testMetrics
 	res.ParamsSHA256 = t.sha
 	return res, nil
 }
@@ -110,7 +113,7 @@ func newTrainer(cfg plan.Config, in prepare.Inputs, obs report.Observer) (*train
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err
 	}
-	t := &trainer{cfg: cfg, obs: obs, bestSaved: -1, state: state{
+	t := &trainer{cfg: cfg, obs: obs, bestSaved: -1, metric: metrics.Find(cfg.Metric), state: state{
 		Print: fingerprintOf(cfg, in), BestEpoch: -1,
 	}}
 	if cfg.CheckpointDir != "" && cfg.Rank == 0 {
@@ -186,6 +189,7 @@ func (t *trainer) describe(resumed bool) *report.Result {
 	e := t.e
 	res := &report.Result{
 		Mode: t.cfg.Mode, Model: t.cfg.Model, Dataset: t.state.Name, Seed: t.cfg.Seed,
+		Metric: t.metric.Name,
 		Device: e.Device.Info().Name, Kernels: e.Device.Info().Loaded(), IOStack: e.Store.Stack(),
 		RunInfo: e.info(), Pipeline: t.cfg.Pipeline,
 		RowDType: e.RowType.String(), RowBytes: e.RowBytes,
@@ -232,8 +236,10 @@ type trainer struct {
 	// run has looked after it.
 	bestSaved int
 
-	testAcc *float64
-	sha     string
+	metric      metrics.Metric // that chooses the best epoch
+	testAcc     *float64
+	testMetrics *metrics.Report
+	sha         string
 }
 
 // find reads the checkpoint to resume from and checks that it is of this run.
@@ -309,7 +315,12 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	if err != nil {
 		return err
 	}
-	for t.state.Epoch < t.cfg.Epochs {
+	if t.cfg.Patience > 0 && len(val) == 0 {
+		return errs.New(errs.Usage,
+			"{patience} looks at validation, and dataset %s has no validation nodes; leave it out",
+			in.Dataset.Meta.Name)
+	}
+	for t.state.Epoch < t.cfg.Epochs && !t.impatient() {
 		ep := t.state.Epoch
 		order := t.e.Tiers.Shuffled(train, t.cfg.SampleEpoch(ep))
 		if err := t.epoch(ctx, ep, order, val); err != nil {
@@ -331,7 +342,7 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	if err := t.e.copier.setValues(op, t.e.model, t.best); err != nil {
 		return err
 	}
-	r, err := t.e.infer(ctx, "test", prepare.TestEpoch, test, nil)
+	r, figures, err := t.e.scored(ctx, "test", prepare.TestEpoch, test)
 	if errs.ClassOf(err) == errs.Interrupted && t.path != "" {
 		// The last epoch's checkpoint is there, and the model now holds the best epoch's
 		// parameters: saving again would be wrong.
@@ -342,7 +353,7 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	if err != nil {
 		return err
 	}
-	t.testAcc = &r.TrainAcc
+	t.testAcc, t.testMetrics = &r.TrainAcc, figures
 	return nil
 }
 
@@ -375,11 +386,9 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 	r := t.state.Partial.Result(ep, e.RowBytes)
 	r.CPU = cpu
 	if len(val) > 0 && !t.cfg.NoEval {
-		v, err := e.infer(asked, "validate", prepare.ValEpoch+ep, val, nil)
-		if err != nil {
+		if err := t.validate(asked, &r, val); err != nil {
 			return t.stopped(ctx, err)
 		}
-		r.ValAcc, r.ValSeconds = &v.TrainAcc, v.Seconds
 	}
 	if err := t.keepBest(ctx, &r); err != nil {
 		return err
@@ -401,10 +410,60 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 	return nil
 }
 
+// validate classifies the validation nodes behind an epoch.
+func (t *trainer) validate(ctx context.Context, r *report.EpochResult, val []int64) error {
+	key := prepare.ValEpoch + r.Epoch - 1
+	if t.metric.Name == metrics.All[0].Name {
+		v, err := t.e.infer(ctx, "validate", key, val, nil)
+		if err != nil {
+			return err
+		}
+		r.ValAcc, r.ValSeconds = &v.TrainAcc, v.Seconds
+		return nil
+	}
+	v, figures, err := t.e.scored(ctx, "validate", key, val)
+	if err != nil {
+		return err
+	}
+	r.ValAcc, r.ValSeconds = &v.TrainAcc, v.Seconds
+	if figures != nil {
+		r.ValMetrics = &figures.Summary
+	}
+	if r.ValMetrics == nil || t.metric.Of(r.ValMetrics) == nil {
+		return errs.New(errs.Usage,
+			"{metric} %s is not defined on the validation nodes of dataset %s; they need labels of several classes; choose another of %s",
+			t.metric.Name, t.state.Name, strings.Join(metrics.Names(), ", "))
+	}
+	return nil
+}
+
+// impatient reports whether the epochs behind are enough: the last ones, as many as patience asks
+// for, were not better than those before.
+func (t *trainer) impatient() bool {
+	if t.cfg.Patience == 0 {
+		return false
+	}
+	var best *float64
+	waited := 0
+	for i := range t.state.Epochs {
+		score := t.state.Epochs[i].Score(t.metric)
+		switch {
+		case score == nil:
+			return false
+		case best == nil || t.metric.Better(*score, *best, t.cfg.MinDelta):
+			best, waited = score, 0
+		default:
+			waited++
+		}
+	}
+	return waited >= t.cfg.Patience
+}
+
 // keepBest keeps the parameters of the epoch that has just ended, if it is the best so far. Without
 // validation every epoch is as good as the one before it, so the last one counts.
 func (t *trainer) keepBest(ctx context.Context, r *report.EpochResult) (err error) {
-	if t.state.BestEpoch >= 0 && r.ValAcc != nil && *r.ValAcc <= t.state.BestAcc {
+	score := r.Score(t.metric)
+	if t.state.BestEpoch >= 0 && score != nil && !t.metric.Better(*score, t.state.BestAcc, 0) {
 		return nil
 	}
 	op, cancel := t.e.OperatorContext(ctx)
@@ -413,8 +472,8 @@ func (t *trainer) keepBest(ctx context.Context, r *report.EpochResult) (err erro
 		return err
 	}
 	t.state.BestEpoch = t.state.Epoch
-	if r.ValAcc != nil {
-		t.state.BestAcc = *r.ValAcc
+	if score != nil {
+		t.state.BestAcc = *score
 	}
 	return nil
 }

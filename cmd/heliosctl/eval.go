@@ -42,7 +42,7 @@ func inferOptions[T any]() hcli.Options[T] {
 func evalCommand() *cli.Command {
 	return verb(&cli.Command{
 		Name:      "eval",
-		Usage:     "measure a checkpoint's accuracy on a split",
+		Usage:     "judge a checkpoint on a split: accuracy, F1, ROC AUC and others",
 		ArgsUsage: "[DATASET]",
 	}, 1, inferOptions[evalArgs](), runEval)
 }
@@ -106,6 +106,7 @@ func runEval(ctx context.Context, e *env, a *evalArgs) (err error) {
 		{"device", fmt.Sprintf("%s; I/O stack %s, memory rung %s", r.Device, r.IOStack,
 			r.MemoryRung)},
 	}
+	table = append(table, metricRows(r.Metrics, s.Dataset.Meta.ClassNames)...)
 	table = append(append(table, runInfoRows(r.RunInfo)...),
 		[]string{"parameters", "sha256 " + r.ParamsSHA256})
 	e.ui.Facts(append(table, ioRows(r.IO)...))

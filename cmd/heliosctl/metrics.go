@@ -16,6 +16,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	figures "helios/internal/metrics"
 	"helios/internal/serve"
 	"helios/sched/report"
 )
@@ -148,6 +149,14 @@ func (m *metrics) watch(o report.Observer) report.Observer {
 		m.put("epoch", "", "", float64(r.Epoch))
 		m.put("epoch_seconds", "", "", r.Seconds)
 		m.put("epoch_overlap", "", "", r.Overlap)
+		if r.ValAcc != nil {
+			m.put("validation", "metric", "accuracy", *r.ValAcc)
+		}
+		for _, x := range figures.All[1:] {
+			if r.ValMetrics != nil && x.Of(r.ValMetrics) != nil {
+				m.put("validation", "metric", x.Name, *x.Of(r.ValMetrics))
+			}
+		}
 		if epoch != nil {
 			epoch(r)
 		}

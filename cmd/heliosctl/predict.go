@@ -15,6 +15,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/npy"
 	"helios/internal/errs"
+	figures "helios/internal/metrics"
 	"helios/internal/outfile"
 	"helios/internal/ui"
 	"helios/sched"
@@ -29,6 +30,7 @@ func predictCommand() *cli.Command {
 		Description: "Writes node, class and, where the dataset has them, the names of both: to standard output,\n" +
 			"or as CSV to --csv. --embeddings writes the activations of the last hidden layer, before the layer that classifies, a row\n" +
 			"for each node; a model of one layer has no hidden one, and gives its outputs, a column for each class.\n" +
+			"--scores writes the outputs of the last layer and --proba their softmax, a column for each class.\n" +
 			"The class of a node depends on its draws, not on --batch-size; but with --sampler ladies the nodes of a\n" +
 			"batch share what is drawn: --sampler neighbor --fanout -1,-1 (one for each layer) takes all neighbours instead.",
 	}, 1, inferOptions[predictArgs]().Without("results"), runPredict)
@@ -41,6 +43,8 @@ type predictArgs struct {
 	nodes      []int64 `option:"nodes" common:"yes" arg:"ID,ID…" usage:"classify these instead ID,ID…"`
 	csv        string  `option:"csv" common:"yes" arg:"FILE" usage:"CSV FILE to write"`
 	embeddings string  `option:"embeddings" common:"yes" arg:"FILE" usage:".npy FILE to write (float32, nodes × width of the last hidden layer: {hidden} of train)"`
+	scores     string  `option:"scores" common:"yes" arg:"FILE" usage:".npy FILE to write the model's outputs to (float32, nodes × classes)"`
+	proba      string  `option:"proba" common:"yes" arg:"FILE" usage:".npy FILE to write the probabilities of the classes to (float32, nodes × classes)"`
 }
 
 // SetOption reads numbers of nodes.
@@ -96,11 +100,14 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 		return err
 	}
 	defer closing(&err, csvOut.Discard)
-	npyOut, err := a.create("embeddings", a.embeddings)
-	if err != nil {
-		return err
+	var matrices [3]*outfile.File
+	for i, f := range [3][2]string{{"embeddings", a.embeddings}, {"scores", a.scores},
+		{"proba", a.proba}} {
+		if matrices[i], err = a.create(f[0], f[1]); err != nil {
+			return err
+		}
+		defer closing(&err, matrices[i].Discard)
 	}
-	defer closing(&err, npyOut.Discard)
 	s, err := openSession(ctx, e, &a.runArgs)
 	if err != nil {
 		return err
@@ -119,12 +126,14 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 		to.rows = &csvFile{f: csvOut, w: csv.NewWriter(csvOut)}
 		to.writeHead()
 	}
-	if npyOut != nil {
-		to.emb = &npyFile{f: npyOut, w: bufio.NewWriterSize(npyOut, 1<<20),
-			rows: int64(len(nodes))}
+	for i, to := range []**npyFile{&to.emb, &to.scores, &to.proba} {
+		if f := matrices[i]; f != nil {
+			*to = &npyFile{f: f, w: bufio.NewWriterSize(f, 1<<20), rows: int64(len(nodes))}
+		}
 	}
-	res, err := sched.Predict(ctx, a.cfg, s.Inputs, a.checkpoint, nodes, to.emb != nil, to.add,
-		e.observer())
+	res, err := sched.Predict(ctx, a.cfg, s.Inputs, a.checkpoint, nodes,
+		report.Outputs{Embeddings: to.emb != nil, Logits: to.scores != nil || to.proba != nil},
+		to.add, e.observer())
 	err = orOtherDataset(err)
 	s.ended(&results{e: e}, &res.IO, err)
 	if err != nil {
@@ -134,7 +143,7 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 		return err
 	}
 	return e.ui.Event("result", predictLine{Nodes: to.n, Checkpoint: a.checkpoint, CSV: a.csv,
-		Embeddings: a.embeddings, PredictResult: &res})
+		Embeddings: a.embeddings, Scores: a.scores, Proba: a.proba, PredictResult: &res})
 }
 
 // predictions shows the class of each node, or writes it into files.
@@ -143,8 +152,9 @@ type predictions struct {
 	names      []string // of nodes; may be empty, as the next
 	classNames []string
 	rows       *csvFile // nil: nodes are shown
-	emb        *npyFile // nil: none are asked for
-	n          int64
+	// nil: none are asked for
+	emb, scores, proba *npyFile
+	n                  int64
 }
 
 func (p *predictions) writeHead() {
@@ -167,9 +177,24 @@ func (p *predictions) add(b report.Prediction) error {
 	}
 	p.n += int64(len(b.Nodes))
 	if p.emb != nil {
-		return p.emb.write(b.Embeddings, b.Dim)
+		if err := p.emb.write(b.Embeddings, b.Dim); err != nil {
+			return err
+		}
 	}
-	return nil
+	classes := len(b.Logits) / max(len(b.Nodes), 1)
+	if p.scores != nil {
+		if err := p.scores.write(b.Logits, classes); err != nil {
+			return err
+		}
+	}
+	if p.proba == nil {
+		return nil
+	}
+	for i := range b.Nodes {
+		row := b.Logits[i*classes : (i+1)*classes]
+		figures.Softmax(row, row)
+	}
+	return p.proba.write(b.Logits, classes)
 }
 
 func (p *predictions) addNode(v int64, c int32) error {
@@ -201,11 +226,17 @@ func (p *predictions) commit() error {
 		}
 		p.ui.Printf("%d nodes classified in %s", p.n, p.rows.f.Path())
 	}
-	if p.emb != nil {
-		if err := p.emb.f.Commit(p.emb.w.Flush()); err != nil {
+	for _, m := range []struct {
+		name string
+		f    *npyFile
+	}{{"embeddings", p.emb}, {"scores", p.scores}, {"probabilities", p.proba}} {
+		if m.f == nil {
+			continue
+		}
+		if err := m.f.f.Commit(m.f.w.Flush()); err != nil {
 			return err
 		}
-		p.ui.Printf("embeddings in %s: %d nodes × %d", p.emb.f.Path(), p.emb.rows, p.emb.dim)
+		p.ui.Printf("%s in %s: %d nodes × %d", m.name, m.f.f.Path(), m.f.rows, m.f.dim)
 	}
 	return nil
 }
@@ -234,7 +265,7 @@ func (f *npyFile) write(v []float32, dim int) error {
 			return err
 		}
 		if _, err := f.w.Write(h); err != nil {
-			return errs.Errorf("{embeddings} %s: %w", f.f.Path(), err)
+			return errs.Errorf("%s: %w", f.f.Path(), err)
 		}
 		f.dim = dim
 	}
@@ -266,5 +297,7 @@ type predictLine struct {
 	Checkpoint string `json:"checkpoint"`
 	CSV        string `json:"csv"`
 	Embeddings string `json:"embeddings"`
+	Scores     string `json:"scores,omitempty"`
+	Proba      string `json:"proba,omitempty"`
 	*report.PredictResult
 }

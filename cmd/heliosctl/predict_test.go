@@ -153,3 +153,38 @@ func TestPredictEmbeddings(t *testing.T) {
 		require.Contains(t, ok(t, "predict", "--help"), line)
 	}
 }
+
+// Scores are the model's outputs, probabilities their softmax, and the class is the largest of
+// either.
+func TestPredictScores(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "200", "--avg-degree", "5", "--classes", "3", "--dim",
+		"8", "--seed", "3", "--out", "g")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "8MiB")
+	ok(t, "load", "g")
+	ok(t, "train", "g", "--mode", "helios", "--fanout", "-1", "--hidden", "12", "--checkpoint", "run", "--quiet")
+	out := ok(t, "predict", "g", "--checkpoint", "run", "--scores", "s.npy", "--proba", "p.npy",
+		"--embeddings", "e.npy", "--csv", "c.csv", "--batch-size", "64")
+	require.Contains(t, out, "probabilities in p.npy: 200 nodes × 3")
+	scores, proba, emb := readMatrix(t, "s.npy"), readMatrix(t, "p.npy"), readMatrix(t, "e.npy")
+	require.Equal(t, emb, scores, "a model of one layer")
+	f, err := os.Open("c.csv")
+	require.NoError(t, err)
+	defer f.Close()
+	rows, err := csv.NewReader(f).ReadAll()
+	require.NoError(t, err)
+	for i, row := range rows[1:] {
+		sum, best := 0.0, 0
+		for c := range 3 {
+			sum += math.Exp(scores.at(i, c))
+			if scores.at(i, c) > scores.at(i, best) {
+				best = c
+			}
+		}
+		require.Equal(t, strconv.Itoa(best), row[1])
+		for c := range 3 {
+			require.InDelta(t, math.Exp(scores.at(i, c))/sum, proba.at(i, c), 1e-6)
+		}
+	}
+	require.Contains(t, ok(t, "eval", "g", "--checkpoint", "run"), "f1-macro")
+}

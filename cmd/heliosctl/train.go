@@ -18,6 +18,7 @@ import (
 	"helios/graph"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	figures "helios/internal/metrics"
 	"helios/internal/units"
 	"helios/sched"
 	"helios/sched/plan"
@@ -158,6 +159,9 @@ func (t *trainer) showEpoch(r *report.EpochResult) {
 	val := ""
 	if r.ValAcc != nil {
 		val = fmt.Sprintf(", val %.2f%%", 100**r.ValAcc)
+	}
+	if m := figures.Find(t.cfg.Metric); r.ValMetrics != nil {
+		val += fmt.Sprintf(", %s %s", m.Name, ratio(m.Of(r.ValMetrics)))
 	}
 	t.env.ui.Printf("epoch %d: loss %.4f, train %.2f%%%s, %.2f s; %s", r.Epoch, r.Loss,
 		100*r.TrainAcc, val, r.Seconds, tierLine(*r))
@@ -495,9 +499,10 @@ func showResult(e *env, r *report.Result, w *watch) {
 			r.RowDType)})
 	if r.TestAcc != nil {
 		rows = append(rows,
-			[]string{"test accuracy", fmt.Sprintf("%.2f%% (at epoch %d, the best in validation)",
-				100**r.TestAcc, r.BestEpoch)})
+			[]string{"test accuracy", fmt.Sprintf("%.2f%% (at epoch %d, the best in validation%s)",
+				100**r.TestAcc, r.BestEpoch, byMetric(r.Metric))})
 	}
+	rows = append(rows, metricRows(r.TestMetrics, nil)...)
 	if seconds > 0 {
 		rows = append(append(rows, pathRows(sum, seconds)...), w.besideRows(r.IO)...)
 	}

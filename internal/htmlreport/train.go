@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+
+	"helios/internal/metrics"
 )
 
 // epoch holds the fields of an event of that name that a figure needs.
@@ -13,6 +15,7 @@ type epoch struct {
 	Loss    float64            `json:"loss"`
 	Train   float64            `json:"train_acc"`
 	Val     *float64           `json:"val_acc"`
+	Metrics *metrics.Summary   `json:"val_metrics"`
 	RowsGPU float64            `json:"rows_gpu"`
 	RowsCPU float64            `json:"rows_cpu"`
 	RowsSSD float64            `json:"rows_ssd"`
@@ -45,9 +48,12 @@ type trained struct {
 type trainResult struct {
 	Mode   string   `json:"mode"`
 	Seed   uint64   `json:"seed"`
+	Metric string   `json:"metric"`
 	Test   *float64 `json:"test_acc"`
 	Params string   `json:"params_sha256"`
 	Peak   int64    `json:"peak_memory_bytes"`
+	// Metrics are those of the test.
+	Metrics *metrics.Report `json:"test_metrics"`
 }
 
 // experiment holds runs that differ by no more than their seed.
@@ -97,6 +103,18 @@ func train(sources []*Source) (section, error) {
 		}
 		return *e.Val, true
 	})
+	for _, m := range metrics.All[1:] {
+		chosen := func(r trained) bool { return r.result.Metric == m.Name }
+		if !slices.ContainsFunc(runs, chosen) {
+			continue
+		}
+		line(m.Name+" by epoch", m.Name+" of validation", false, func(e epoch) (float64, bool) {
+			if e.Metrics == nil || m.Of(e.Metrics) == nil {
+				return 0, false
+			}
+			return *m.Of(e.Metrics), true
+		})
+	}
 	line("Time by epoch", "seconds", false, func(e epoch) (float64, bool) { return e.Seconds, true })
 	for i := range out.Figures {
 		for _, x := range all {
@@ -107,6 +125,7 @@ func train(sources []*Source) (section, error) {
 	}
 	out.Figures = append(out.Figures, stages(all), rows(all), processors(all))
 	out.Tables = append(out.Tables, trainTable(all))
+	out.Tables = append(out.Tables, metricTables(all)...)
 	out.Tables = append(out.Tables, processorTables(all)...)
 	return out, nil
 }

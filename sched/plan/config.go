@@ -15,6 +15,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/metrics"
 	"helios/internal/options"
 	"helios/internal/rowtype"
 	"helios/internal/timeline"
@@ -186,8 +187,9 @@ type Config struct {
 	CheckpointEvery int    `option:"checkpoint-every" group:"Run" use:"aside" range:"0..2147483647" arg:"N" usage:"also write it after every N mini-batches, at the end of their step of {shards}"`
 	Resume          bool   `option:"resume" group:"Run" common:"yes" use:"aside" usage:"go on from the checkpoint in {checkpoint}, to the bit where {kernels} is as it was; start where there is none"`
 	// NoEval skips validation and test; the best epoch is then the last.
-	NoEval bool   `option:"no-eval" group:"Run" use:"setting" usage:"skip validation and test"`
-	Tune   string `option:"tune" group:"Run" use:"setting" oneof:"@tunes" usage:"measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result"`
+	NoEval bool `option:"no-eval" group:"Run" use:"setting" usage:"skip validation and test"`
+	SelectionSettings
+	Tune string `option:"tune" group:"Run" use:"setting" oneof:"@tunes" usage:"measure the first mini-batches under other depths, SM budgets and accumulator targets, and keep the best: it never changes a result"`
 	// OtherDataset lets Evaluate and Predict use a checkpoint of another dataset.
 	OtherDataset bool `option:"other-dataset" group:"Model" use:"setting" usage:"use a checkpoint of another dataset, whose training nodes may be test nodes of this one"`
 
@@ -220,6 +222,15 @@ type EpochSettings struct {
 	SampleEpochs int `option:"sample-epochs" group:"Model" positive:"yes" range:"1..1048576" shown:"each epoch has its own" print:"yes" omit:"0" arg:"E" usage:"train in turns on the samples of E epochs; changes results"`
 	Refresh      int `option:"refresh" group:"Model" positive:"yes" range:"1.." shown:"none" print:"yes" omit:"0" arg:"K" usage:"the K oldest of {sample-epochs} that are sampled anew each time; changes results"`
 	RefreshEvery int `option:"refresh-every" group:"Model" positive:"yes" range:"1.." shown:"as {sample-epochs}" print:"yes" omit:"0" arg:"N" usage:"epochs of training N from one {refresh} to the next; changes results"`
+}
+
+// SelectionSettings say which epoch is the best, and when there are enough.
+type SelectionSettings struct {
+	// Metric is the name of one of package metrics.
+	Metric string `option:"metric" group:"Run" common:"yes" use:"setting" oneof:"@metrics" print:"yes" omit:"accuracy" usage:"figure of validation that chooses the best epoch"`
+	// Patience is 0 where all epochs train.
+	Patience int     `option:"patience" group:"Run" common:"yes" positive:"yes" range:"1..1048576" shown:"all epochs train" arg:"N" usage:"stop after N epochs one after the other in which {metric} was not better than before"`
+	MinDelta float64 `option:"min-delta" group:"Run" range:"0.." usage:"by how much it has to be better for {patience}"`
 }
 
 // SMBudget is the most thread blocks that each operator's stream runs at once; 0 = all.
@@ -284,6 +295,7 @@ func (c *Config) fillCommon() {
 	OrNumber(&c.BatchDependency, 1)
 	OrText(&c.Topology, TopologyMemory)
 	OrText(&c.Tune, TuneOff)
+	OrText(&c.Metric, metrics.All[0].Name)
 	OrText(&c.MemoryRung, gpuio.RungAuto)
 	OrText(&c.Precision, cuda.FP32.String())
 	OrText(&c.BLAS, BLASOff)
@@ -489,7 +501,26 @@ func (c Config) check() error {
 		return errs.New(errs.Usage, "%v needs %v DIR, the folder to go on from",
 			errs.Key("resume"), errs.Key("checkpoint"))
 	}
+	if err := c.checkSelection(); err != nil {
+		return err
+	}
 	return c.checkBudgets()
+}
+
+// checkSelection refuses choices between epochs that no validation could make.
+func (c Config) checkSelection() error {
+	switch {
+	case c.NoEval && c.Patience > 0:
+		return errs.New(errs.Usage, "%v %d looks at validation, and %v skips it; leave one out",
+			errs.Key("patience"), c.Patience, errs.Key("no-eval"))
+	case c.NoEval && c.Metric != metrics.All[0].Name:
+		return errs.New(errs.Usage, "%v %s is of validation, and %v skips it; leave one out",
+			errs.Key("metric"), c.Metric, errs.Key("no-eval"))
+	case c.MinDelta > 0 && c.Patience == 0:
+		return errs.New(errs.Usage, "%v needs %v; give both", errs.Key("min-delta"),
+			errs.Key("patience"))
+	}
+	return nil
 }
 
 // checkReading refuses what the stack that reads can't do.

@@ -12,6 +12,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/metrics"
 	"helios/internal/options"
 	"helios/internal/rowtype"
 	"helios/internal/units"
@@ -29,6 +30,7 @@ var _ = options.Define("pipelines", func() []string { return PipelineNames(nil) 
 	options.Define("dependent-samplers", graph.DependentNames) &&
 	options.Define("topologies", func() []string { return Topologies }) &&
 	options.Define("hotnesses", func() []string { return Hotnesses }) &&
+	options.Define("metrics", metrics.Names) &&
 	options.Define("tunes", func() []string { return Tunes }) &&
 	options.Define("precisions", cuda.Precisions) &&
 	options.Define("rungs", func() []string {

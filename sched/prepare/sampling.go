@@ -309,6 +309,15 @@ func (s *Sampling) WriteLabels(seeds []int64, to cuda.Buffer) {
 	}
 }
 
+// LabelsOf returns the labels of nodes; -1: none.
+func (s *Sampling) LabelsOf(nodes []int64) []int32 {
+	labels := make([]int32, len(nodes))
+	for k, v := range nodes {
+		labels[k] = s.labels[v]
+	}
+	return labels
+}
+
 // CountLabels returns how many seeds have a label.
 func (s *Sampling) CountLabels(seeds []int64) (n int64) {
 	for _, v := range seeds {

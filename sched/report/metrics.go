@@ -6,6 +6,7 @@ import (
 	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/metrics"
 	"helios/sched/plan"
 )
 
@@ -81,11 +82,13 @@ type EpochResult struct {
 	TrainAcc   float64  `json:"train_acc"`
 	ValAcc     *float64 `json:"val_acc"` // null without validation
 	ValSeconds float64  `json:"val_seconds"`
-	Batches    int      `json:"batches"`
-	Seeds      int64    `json:"seeds"`
-	RowsGPU    int64    `json:"rows_gpu"`
-	RowsCPU    int64    `json:"rows_cpu"`
-	RowsSSD    int64    `json:"rows_ssd"`
+	// ValMetrics are there where another metric than accuracy chooses the best epoch.
+	ValMetrics *metrics.Summary `json:"val_metrics,omitempty"`
+	Batches    int              `json:"batches"`
+	Seeds      int64            `json:"seeds"`
+	RowsGPU    int64            `json:"rows_gpu"`
+	RowsCPU    int64            `json:"rows_cpu"`
+	RowsSSD    int64            `json:"rows_ssd"`
 	// RowsChunk, of RowsSSD, are from the mini-batch's own chunk of packed rows; the others from
 	// the disk cache of its segment.
 	RowsChunk         int64        `json:"rows_chunk,omitempty"`
@@ -120,6 +123,14 @@ type EpochResult struct {
 	CPU *CPUUse `json:"cpu,omitempty"`
 }
 
+// Score returns the figure of validation of a metric; nil: there is none.
+func (r *EpochResult) Score(m metrics.Metric) *float64 {
+	if r.ValMetrics != nil {
+		return m.Of(r.ValMetrics)
+	}
+	return r.ValAcc
+}
+
 // Result is a finished run: the last line of "train --json".
 type Result struct {
 	Mode    string `json:"mode"`
@@ -133,10 +144,12 @@ type Result struct {
 	IOStack  string        `json:"io_stack"`
 	Pipeline string        `json:"pipeline"`
 	Epochs   []EpochResult `json:"epochs"`
-	// the earliest with the best validation accuracy
-	BestEpoch int `json:"best_epoch"`
+	// the earliest with the best figure of validation, which Metric names
+	BestEpoch int    `json:"best_epoch"`
+	Metric    string `json:"metric"`
 	// with that epoch's parameters; null without a test
-	TestAcc *float64 `json:"test_acc"`
+	TestAcc     *float64        `json:"test_acc"`
+	TestMetrics *metrics.Report `json:"test_metrics,omitempty"`
 	// of the rows on the SSDs, in the slots and in the tiers
 	RowDType string `json:"row_dtype"`
 	RowBytes int64  `json:"row_bytes"` // of one of them

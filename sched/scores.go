@@ -1,0 +1,105 @@
+package sched
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"helios/internal/metrics"
+	"helios/internal/units"
+	"helios/sched/engine"
+	"helios/sched/prepare"
+	"helios/sched/report"
+)
+
+// maxProbabilities is the most memory for the probabilities of an evaluation: beyond, figures of
+// the order of nodes are absent.
+const maxProbabilities = 1 << 30
+
+// scored is infer, and judges the nodes by the model's outputs for them. The report is nil where no
+// node has a label.
+func (e *runner) scored(ctx context.Context, stage string, key int,
+	nodes []int64) (report.EpochResult, *metrics.Report, error) {
+	whole := prepare.NewOrder(nodes, e.Config.Batch)
+	order := e.others.part(whole)
+	classes := e.model.Classes()
+	size := int64(len(nodes)) * int64(classes) * 4
+	s := metrics.NewScores(classes, e.LabelsOf(nodes), size <= maxProbabilities)
+	if size > maxProbabilities {
+		e.Observer.TellNote(
+			"%s: ROC AUC and average precision need the probabilities of %d nodes for %d classes, %s of memory, and have %s at most: they are left out",
+			stage, len(nodes), classes, units.FormatBytes(size), units.FormatBytes(maxProbabilities))
+	}
+	logits := make([]float32, e.Config.Batch*classes)
+	r, err := e.infer(ctx, stage, key, nodes, func(op context.Context, slot *engine.Slot) error {
+		batch := logits[:len(slot.Seeds)*classes]
+		if err := e.model.Logits(op, e.TrainStream, batch); err != nil {
+			return err
+		}
+		from, _ := whole.Bounds(order.Index(slot.Index))
+		for i := range slot.Seeds {
+			s.Set(from+i, batch[i*classes:(i+1)*classes])
+		}
+		return nil
+	})
+	if err == nil {
+		err = e.others.exchange(whole, s)
+	}
+	if err != nil {
+		return r, nil, err
+	}
+	return r, s.Report(), nil
+}
+
+// exchange gives all ranks the scores of each.
+func (o *others) exchange(whole prepare.Order, s *metrics.Scores) error {
+	if o == nil {
+		return nil
+	}
+	var mine bytes.Buffer
+	err := eachScore(o.rankPart(whole, o.group.Rank()), func(v any) error {
+		return binary.Write(&mine, binary.LittleEndian, v)
+	}, whole, s)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := o.call()
+	defer cancel()
+	all, err := o.group.AllGather(ctx, mine.Bytes())
+	if err != nil {
+		return err
+	}
+	for r, b := range all {
+		in := bytes.NewReader(b)
+		err := eachScore(o.rankPart(whole, r), func(v any) error {
+			return binary.Read(in, binary.LittleEndian, v)
+		}, whole, s)
+		if err == nil && in.Len() > 0 {
+			err = errors.New("too many")
+		}
+		if err != nil {
+			return fmt.Errorf("rank %d: scores of %d bytes: %w", r, len(b), err)
+		}
+	}
+	return nil
+}
+
+// eachScore calls do with what each mini-batch of a rank has set.
+func eachScore(part prepare.Order, do func(any) error, whole prepare.Order,
+	s *metrics.Scores) error {
+	for i := range part.Len() {
+		from, to := whole.Bounds(part.Index(i))
+		parts := []any{s.Predicted[from:to], s.Loss[from:to], s.Confidence[from:to]}
+		if s.Proba != nil {
+			parts = append(parts, s.Proba[from*s.Classes:to*s.Classes])
+		}
+		for _, p := range parts {
+			if err := do(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
