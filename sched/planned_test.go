@@ -111,7 +111,7 @@ func TestPlannedTiers(t *testing.T) {
 	}
 }
 
-// A run reads the rows that MIN with bypass reads over the same accesses: each superbatch finds what
+// A run reads the rows that MIN with bypass reads over the same accesses: a superbatch finds what
 // the one before left, in the next epoch too. While one is sampled, lists on storage have slots of
 // the tier, and only these lose their rows.
 func TestPlannedReadsWhatInspectSays(t *testing.T) {

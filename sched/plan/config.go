@@ -171,7 +171,7 @@ type Config struct {
 	HotnessDir string `option:"hotness-dir" group:"Tiers" use:"aside" words:"off" shown:"the dataset's folder hotness" arg:"DIR" usage:"DIR that keeps hotness for later runs of the same graph and batches; off for none"`
 	Topology   string `option:"topology" group:"Tiers" use:"setting" oneof:"@topologies" usage:"where the neighbour lists are: in memory, or read as they are needed, through a cache of lists"`
 	// NeighborShared sets NeighborCache: its memory is the CPU tier's. While a superbatch is
-	// sampled lists have as many of the tier's slots as they need; the others keep their rows. Under
+	// sampled lists have as many of the tier's slots as they need; others keep their rows. Under
 	// SuperbatchOverlap both are there at once, and each has a half. By mode.
 	NeighborCache  units.Budget `option:"neighbor-cache" group:"Tiers" shown:"with {topology} ssd 10%, in ginex shared" arg:"BUDGET" usage:"BUDGET of CPU memory for the lists of hot nodes, a size or a share of the topology; shared: that of {cpu-cache}, of which lists have what they need while a superbatch is sampled, and rows all while one trains (with {superbatch-overlap} each has half)"`
 	NeighborShared bool

@@ -37,7 +37,7 @@ type SuperbatchInfo struct {
 	InspectBytes   int64   `json:"inspect_bytes"` // of memory
 	Accesses       int64   `json:"accesses"`
 	RowsLoaded     int64   `json:"rows_loaded"` // before their superbatch
-	// SharedBytes is memory of the CPU tier that neighbour lists have while a superbatch is sampled.
+	// SharedBytes of the CPU tier have neighbour lists while a superbatch is sampled.
 	// ListSeconds and ListBytes are the cost of reading the lists, over all superbatches.
 	SharedBytes int64   `json:"shared_bytes"`
 	ListSeconds float64 `json:"list_seconds"`
