@@ -252,3 +252,22 @@ func BenchmarkSet(b *testing.B) {
 		})
 	}
 }
+
+// TestBlocksOverFiles: SSDs over files have one block for some SMs, those in memory one for each.
+func TestBlocksOverFiles(t *testing.T) {
+	if rigDevice != nil {
+		t.Skip("of the host device")
+	}
+	for _, c := range []struct {
+		ram           bool
+		sms, at, want int
+	}{{false, 1, 0, 1}, {false, 2, 0, 1}, {false, 8, 0, 2}, {false, 8, 1, 1}, {true, 8, 0, 8}} {
+		r := newRig(t, rigOptions{rows: 100, rowBytes: 512, lba: 512, ssds: 2, sms: c.sms,
+			ram: c.ram})
+		if e := r.buses[0].Engine(); !c.ram && e != "io_uring" {
+			t.Skipf("files by %s here", e)
+		}
+		e := r.async(AsyncOptions{Blocks: c.at}).(*async)
+		require.Equal(t, c.want, e.blocks, "%+v", c)
+	}
+}

@@ -14,7 +14,7 @@ import (
 )
 
 // tickTime bounds how long commands lie when the party that used to wait for their queue stopped
-// waiting: the background goroutine takes over after one to two ticks.
+// waiting: the background goroutine takes over after two to three ticks.
 const tickTime = time.Millisecond
 
 // Sizes of a reactor's io_uring. Commands in flight are bounded by the completion side.
@@ -494,8 +494,8 @@ type waiter struct {
 	r        *reactor
 	cqs      atomic.Pointer[[]*cqueue]
 	state    atomic.Int32
-	attended atomic.Bool // it waited since the last tick
-	single   bool        // it waits for one queue only, and no longer than that exists
+	attended atomic.Int32 // ticks until it is no longer expected back
+	single   bool         // it waits for one queue only, and no longer than that exists
 	ch       chan struct{}
 	timer    *time.Timer
 
@@ -511,9 +511,21 @@ func newWaiter(r *reactor, cqs ...*cqueue) *waiter {
 }
 
 // attends tells, once a tick, whether the party still waits or comes back regularly.
-func (w *waiter) attends() bool { return w.attended.Swap(false) || w.state.Load() != stateAwake }
+func (w *waiter) attends() bool {
+	if n := w.attended.Load(); n > 0 {
+		w.attended.CompareAndSwap(n, n-1)
+		return true
+	}
+	return w.state.Load() != stateAwake
+}
 
-func (w *waiter) attendedNow() bool { return w.attended.Load() || w.state.Load() != stateAwake }
+func (w *waiter) attendedNow() bool {
+	return w.attended.Load() > 0 || w.state.Load() != stateAwake
+}
+
+// attendTicks is the number of ticks for which a party that has waited is expected back. With one
+// of them, each doorbell between a tick and the next wait would wake the background goroutine.
+const attendTicks = 2
 
 // wakeParked wakes the party if it sleeps on its channel or naps.
 func (w *waiter) wakeParked() bool {
@@ -633,8 +645,8 @@ func (w *waiter) waitFor(d time.Duration) {
 	if d <= 0 && r.early(w.due()) || !w.acquire(d) {
 		return
 	}
-	if !w.attended.Load() {
-		w.attended.Store(true)
+	if w.attended.Load() != attendTicks {
+		w.attended.Store(attendTicks)
 	}
 	var deadline time.Time
 	for slept := false; ; {
@@ -750,7 +762,7 @@ func (c *cqueue) kick() {
 	}
 	switch w.state.Load() {
 	case stateAwake:
-		if w.attended.Load() {
+		if w.attended.Load() > 0 {
 			r.arm() // it comes back; if not, a tick notices
 		} else {
 			r.wakeService()

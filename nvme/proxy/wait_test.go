@@ -43,6 +43,26 @@ func TestBackground(t *testing.T) {
 	})
 }
 
+// A party that has waited is expected back for some ticks; doorbells wake nobody else meanwhile.
+func TestExpectedBack(t *testing.T) {
+	g := newRig(t, Config{RAM: true})
+	g.pair(1, 16)
+	g.bus.WaitCQ(1, 0)
+	g.bus.react.stop() // and its ticks
+	g.bus.react.ending.Wait()
+	c := g.bus.cqs[1].Load()
+	w := c.waiter.Load()
+	w.attended.Store(attendTicks)
+	for range attendTicks {
+		c.kick()
+		require.Empty(t, g.bus.react.svc)
+		require.True(t, w.attends())
+	}
+	require.False(t, w.attends())
+	c.kick()
+	require.Len(t, g.bus.react.svc, 1)
+}
+
 // mustPoll looks at the queue until the completion of cid is there.
 func (q *ring) mustPoll(cid uint16) {
 	q.g.t.Helper()
