@@ -458,6 +458,19 @@ func TestGatherAroundCaches(t *testing.T) {
 	}
 }
 
+// The last hop's few rows go around the caches when the mini-batch is large.
+func TestAroundByDestination(t *testing.T) {
+	for p, want := range map[gatherParams]bool{
+		{NGPU: 10, DstRows: streamBytes / 64, RowBytes: 64, Stride: 64}:   true,
+		{NGPU: 10, DstRows: streamBytes/64 - 1, RowBytes: 64, Stride: 64}: false,
+		{NGPU: 10, DstRows: streamBytes, RowBytes: 100, Stride: 128}:      false,
+	} {
+		if p.around() != want {
+			t.Errorf("%+v: %v", p, !want)
+		}
+	}
+}
+
 func checkLookupAndGather(t *testing.T, open opener, workers ...int) {
 	rng := seeded(t)
 	for _, c := range []struct {

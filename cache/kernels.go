@@ -217,7 +217,7 @@ func gatherKernel(b *cuda.Block, p *gatherParams) error {
 	lo, hi := b.Range(p.NGPU + p.NCPU)
 	dst := cuda.View[byte](p.Dst, (p.DstRows-1)*p.Stride+p.RowBytes)
 	level := simd.Generic
-	if (p.NGPU+p.NCPU)*p.RowBytes >= streamBytes && (p.RowBytes|p.Stride|int64(p.Dst))%64 == 0 {
+	if p.around() {
 		level = b.SIMD()
 	}
 	defer level.StoreFence()
@@ -245,10 +245,16 @@ func gatherKernel(b *cuda.Block, p *gatherParams) error {
 	return nil
 }
 
-// streamBytes is the size from which a gather's rows are stored around the caches, which would not
-// keep them until they are trained on: they need not be read before they are written. Tests change
+// around reports whether rows are stored around the caches. The destination so far decides that: a
+// mini-batch comes hop by hop, and one call may bring little of it.
+func (p *gatherParams) around() bool {
+	return p.DstRows*p.RowBytes >= streamBytes && (p.RowBytes|p.Stride|int64(p.Dst))%64 == 0
+}
+
+// streamBytes is the size of a destination whose rows the caches would not keep until they are
+// trained on. Stored around the caches, rows need not be read before they are written. Tests change
 // it.
-var streamBytes int64 = 16 << 20
+var streamBytes int64 = 4 << 20
 
 // touchAhead is the number of random accesses that a kernel starts before it needs the first:
 // enough to keep the memory busy, few enough to stay in the first-level cache.
