@@ -19,8 +19,8 @@ const (
 	maxParams = 4096 - kernels.LaunchBytes
 	// inFlight bounds the marks of a stream, which are launches (three commands: two events around
 	// a kernel; or one after it) or a few copies and waits with an event after them. It keeps the
-	// driver's own queue from filling up, for then a call blocks in the driver without a limit. That
-	// queue has about a thousand places (measured by many, documented nowhere).
+	// driver's own queue from filling up, for then a call blocks in the driver without a limit.
+	// That queue has about a thousand places (measured by many, documented nowhere).
 	inFlight = 192
 	ringSize = inFlight + 1 // of the ring: a chained mark needs the one before it
 	// markEvery is after how many commands without a launch a mark is set.
