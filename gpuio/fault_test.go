@@ -882,6 +882,7 @@ func TestEvenPairs(t *testing.T) {
 		}
 	}
 	require.Equal(t, 2, EvenPairs(12, 32, 1, 8), "24 queues, one a warp")
+	require.Equal(t, 4, EvenPairs(8, 32, 1, 8), "a queue for each warp")
 	require.Equal(t, 4, EvenPairs(12, 32, 3, 8), "a depth that needs three pairs")
 }
 

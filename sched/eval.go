@@ -168,7 +168,8 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 	return &report.EvalResult{
 		Mode: e.Config.Mode, Model: e.Config.Model, Dataset: in.Dataset.Meta.Name,
 		Checkpoint: o.path, Epoch: o.from, Split: split, Fanouts: e.Config.Fanouts, Nodes: r.Seeds,
-		Accuracy: r.TrainAcc, Loss: r.Loss, Metrics: figures, Seconds: r.Seconds, Device: e.Device.Info().Name,
+		Accuracy: r.TrainAcc, Loss: r.Loss, Metrics: figures, Seconds: r.Seconds,
+		Device:  e.Device.Info().Name,
 		Kernels: e.Device.Info().Loaded(), IOStack: e.Store.Stack(),
 		RowDType: e.RowType.String(), RowBytes: e.RowBytes, RowsVerified: e.Verify.Verified(),
 		RowsGPU: r.RowsGPU, RowsCPU: r.RowsCPU, RowsSSD: r.RowsSSD, BytesSSD: r.BytesSSD,
@@ -179,8 +180,8 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 }
 
 // Predict classifies nodes, in their order, with a checkpoint's parameters and hands the results to
-// emit batch by batch, with the outputs that are asked for. It returns what the SSDs did, also after a
-// failure.
+// emit batch by batch, with the outputs that are asked for. It returns what the SSDs did, also
+// after a failure.
 func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string, nodes []int64,
 	ask report.Outputs, emit func(report.Prediction) error,
 	obs report.Observer) (r report.PredictResult, err error) {

@@ -246,13 +246,13 @@ func TestEvaluateAndPredict(t *testing.T) {
 			return err
 		},
 		"asked for twice": func() error {
-			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{1, 2, 1}, report.Outputs{},
-				func(report.Prediction) error { return nil }, report.Observer{})
+			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{1, 2, 1},
+				report.Outputs{}, func(report.Prediction) error { return nil }, report.Observer{})
 			return err
 		},
 		"not in dataset": func() error {
-			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{tiny.nodes}, report.Outputs{},
-				func(report.Prediction) error { return nil }, report.Observer{})
+			_, err := Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{tiny.nodes},
+				report.Outputs{}, func(report.Prediction) error { return nil }, report.Observer{})
 			return err
 		},
 	} {

@@ -30,7 +30,8 @@ func (e *runner) scored(ctx context.Context, stage string, key int,
 	if size > maxProbabilities {
 		e.Observer.TellNote(
 			"%s: ROC AUC and average precision need the probabilities of %d nodes for %d classes, %s of memory, and have %s at most: they are left out",
-			stage, len(nodes), classes, units.FormatBytes(size), units.FormatBytes(maxProbabilities))
+			stage, len(nodes), classes, units.FormatBytes(size),
+			units.FormatBytes(maxProbabilities))
 	}
 	logits := make([]float32, e.Config.Batch*classes)
 	r, err := e.infer(ctx, stage, key, nodes, func(op context.Context, slot *engine.Slot) error {

@@ -239,7 +239,7 @@ func TestConfidentialComputing(t *testing.T) {
 			require.NoError(t, d.Close())
 		}
 		refused(t, err, "Fake GPU", "registered CPU memory", "confidential computing is on",
-			"nvidia-smi conf-compute -f", "--set-cc-mode=off", "device host")
+			"nvidia-smi conf-compute -f", "set-cc-mode", "device host")
 		if how == "2" {
 			require.ErrorContains(t, err, "CUDA_ERROR_NOT_SUPPORTED")
 		}

@@ -293,7 +293,7 @@ func usable(a api, g GPU, version int, list []kernels.Module) error {
 // directly access VM memory when the CPUs have isolated it" (NVIDIA's forum, 261009).
 func errConfidential(name string) error {
 	return errs.New(errs.Capability,
-		"%s cannot use registered CPU memory: confidential computing is on, which \"nvidia-smi conf-compute -f\" shows, or a hypervisor forbids it; set the GPU's mode to off (nvidia_gpu_tools.py --set-cc-mode=off), or use {device} host",
+		"%s cannot use registered CPU memory: confidential computing is on, which \"nvidia-smi conf-compute -f\" shows, or a hypervisor forbids it; set the GPU's mode to off (\"set-cc-mode\" of NVIDIA's nvidia_gpu_tools.py), or use {device} host",
 		name)
 }
 

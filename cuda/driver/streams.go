@@ -27,8 +27,8 @@ const (
 	markEvery = 4
 	// mostLoad bounds the commands in all marks of a stream: graphs are many in one.
 	mostLoad = 3 * inFlight
-	// together is how soon a launch follows another for both to count as one stretch of work: then
-	// the event after the first is before the second, too, and Busy counts the gap.
+	// A launch that follows another sooner than together is one stretch of work with it: the event
+	// behind the first stands before the second, too, and Busy counts the gap.
 	together = 20 * time.Microsecond
 	// maxWaits bounds the recordings that a stream has waited for and not looked at since.
 	maxWaits = 64

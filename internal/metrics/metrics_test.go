@@ -254,7 +254,8 @@ func TestLabelsThatAreMissing(t *testing.T) {
 
 // With more classes than a matrix shows there is none.
 func TestManyClasses(t *testing.T) {
-	s := &outputs{Classes: MaxConfusion + 1, Labels: []int32{5}, Logits: make([]float32, MaxConfusion+1)}
+	s := &outputs{Classes: MaxConfusion + 1, Labels: []int32{5},
+		Logits: make([]float32, MaxConfusion+1)}
 	require.Nil(t, Of(s).Confusion)
 	require.Len(t, Of(s).Classes, MaxConfusion+1)
 }

@@ -254,13 +254,11 @@ type Partial struct {
 // the stages.
 func (r *EpochResult) coverSeconds() float64 {
 	s := &r.StageSeconds
-	if left := r.Seconds - s.Sum(); left > 0 {
+	if left := r.Seconds - s.Sum(); left >= 0 {
 		s.Between += left
+		return 0
 	}
-	if sum := s.Sum(); sum > 0 {
-		return max(1-r.Seconds/sum, 0) // below 0 by the rounding of a sum
-	}
-	return 0
+	return 1 - r.Seconds/s.Sum()
 }
 
 // Result turns the sums into an epoch's line. epoch counts from 0.
