@@ -94,11 +94,12 @@ func (a *ahead) line(none *float32) (far *float32, fs int) {
 	return none, 0
 }
 
-// addRows names the lines of the gemmMC rows of kc steps at x, where rows are adjacent: they are
-// the floats of kc rows of gemmMC.
-func (a *ahead) addRows(x side, kc int) {
+// addRows names the lines of the next gemmMC rows of kc steps at x, of which there may be fewer,
+// where rows are adjacent: they are the floats of kc rows of gemmMC. No column begins behind the
+// last float, for Go's garbage collector looks where pointers lead.
+func (a *ahead) addRows(x side, rows, kc int) {
 	if !x.major && x.ld == kc {
-		*a = ahead{{side{p: x.p, ld: gemmMC}, gemmMC}}
+		*a = ahead{{side{p: x.p, ld: gemmMC}, min(gemmMC, rows*kc)}}
 	}
 }
 
@@ -277,7 +278,7 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 				mc := min(gemmMC, rows-i)
 				x := t.x.from(k0, i)
 				if i+gemmMC < rows {
-					next.addRows(t.x.from(k0, i+gemmMC), kc)
+					next.addRows(t.x.from(k0, i+gemmMC), rows-i-gemmMC, kc)
 				}
 				xs, xp := x.ld*4, m.rows
 				xbase := x.p

@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -295,6 +296,24 @@ func TestBiasReLUAndDropout(t *testing.T) {
 				}
 				require.True(t, sameFloat(want, v), "%v, n %d: element %d of %v is %v, expected %v",
 					l, n, i, c[i], v, want)
+			}
+		}
+	}
+}
+
+// No column of lines to ask for begins behind the operand: a pointer there may lead to memory that
+// Go has freed, which its garbage collector takes for a fault.
+func TestAheadStaysInside(t *testing.T) {
+	for rows := 1; rows <= gemmMC; rows++ {
+		for _, k := range []int{1, 2, 7, 16, 47, 300} {
+			m := make([]float32, rows*k)
+			end := uintptr(unsafe.Pointer(&m[0])) + uintptr(4*len(m))
+			var a ahead
+			a.addRows(side{p: &m[0], ld: k}, rows, k)
+			for range gemmMC {
+				if a.line(nil); a[0].p != nil {
+					require.Less(t, uintptr(unsafe.Pointer(a[0].p)), end, "%d rows of %d", rows, k)
+				}
 			}
 		}
 	}
