@@ -42,8 +42,9 @@ func CPUSince(was, now hostcpu.Usage, processors, batches int) *CPUUse {
 	all := now.Process - was.Process
 	u := &CPUUse{Batches: batches, Seconds: all.Seconds(), Unaccounted: max(all-sum, 0).Seconds(),
 		Idle: max(time.Duration(processors)*now.At.Sub(was.At)-all, 0).Seconds()}
-	if processors == now.Processors {
-		idle := min((now.Idle - was.Idle).Seconds(), u.Idle)
+	if processors == now.Processors && processors == was.Processors {
+		// The kernel's idle time may fall: where a processor waited for a disk it is a guess.
+		idle := min(max(now.Idle-was.Idle, 0).Seconds(), u.Idle)
 		u.Others, u.Idle = u.Idle-idle, idle
 	}
 	for k, t := range by {
