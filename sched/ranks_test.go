@@ -2,6 +2,7 @@ package sched
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -153,4 +154,33 @@ func TestRanksStopWithoutTheOthers(t *testing.T) {
 		wg.Go(func() { _ = g.Close() }) // it has failed
 	}
 	wg.Wait()
+}
+
+// slowGroup is a group whose sums of gradients take longer than all else.
+type slowGroup struct {
+	ranks.Group
+	took time.Duration
+}
+
+func (g *slowGroup) Exchange(ctx context.Context, out [][]byte) ([][]byte, error) {
+	g.took += 100 * time.Millisecond
+	time.Sleep(100 * time.Millisecond)
+	return g.Group.Exchange(ctx, out)
+}
+
+// The time in which other ranks hold a step up is none in which it waits for workers.
+func TestRanksDoNotStall(t *testing.T) {
+	d, _ := tiny.open(t)
+	cfg := small()
+	cfg.Mode, cfg.Shards, cfg.Epochs, cfg.NoEval = static.ModeInmem, 2, 1, true
+	s, slow := bind(t, d, 1, ""), &slowGroup{Group: groups(t, 1)[0]}
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
+	require.NoError(t, err)
+	res, err := Train(t.Context(), cfg, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds,
+		Group: slow}, report.Observer{})
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(slow.Close(), dev.Close()))
+	e := res.Epochs[0]
+	require.GreaterOrEqual(t, e.Seconds, slow.took.Seconds())
+	require.Less(t, e.Stall*e.Seconds, slow.took.Seconds()/2)
 }

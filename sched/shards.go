@@ -3,6 +3,7 @@ package sched
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"helios/cuda"
 	"helios/gnn"
@@ -37,6 +38,8 @@ type steps struct {
 	first   int // mini-batch of all that weights begin with; -1: none yet
 	weights []float32
 	summed  int // first mini-batch of the last step whose sum was whole; -1: none yet
+
+	exchanged time.Duration // with other processes, so far
 }
 
 // newSteps is for one pass; set returns the settings of a mini-batch's step.
@@ -114,7 +117,10 @@ func (s *steps) step(op context.Context, b *engine.Slot) (engine.Outcome, error)
 	if !s.ends(b.Index) {
 		return out, nil
 	}
-	return out, s.apply(op, first, shard.Of, set)
+	before := s.exchanged
+	err = s.apply(op, first, shard.Of, set)
+	out.Elsewhere = s.exchanged - before
+	return out, err
 }
 
 // openSteps makes room for the gradients of a step's shards, where it has several.
@@ -177,7 +183,10 @@ func (s *steps) sumOthers(op context.Context, n int) error {
 	if err := e.TrainStream.Synchronize(op); err != nil {
 		return err
 	}
-	if err := e.others.sum(n, mine, hostmem.View[float32](stage.Bytes()[:bytes])); err != nil {
+	began := time.Now()
+	err := e.others.sum(n, mine, hostmem.View[float32](stage.Bytes()[:bytes]))
+	s.exchanged += time.Since(began)
+	if err != nil {
 		return err
 	}
 	return e.TrainStream.Copy(e.model.SetSum(n), stage.Ptr(), bytes)

@@ -86,6 +86,8 @@ func (p *Pass) PlaceOf(i int, own cuda.Growable) cuda.Growable {
 type Outcome struct {
 	Loss             float64
 	Correct, Counted int64
+	// Elsewhere is time of the step in which T had nothing for workers: other processes had.
+	Elsewhere time.Duration
 }
 
 // CountBatch adds a mini-batch's figures to those of a pass.

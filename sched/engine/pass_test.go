@@ -40,9 +40,10 @@ func init() {
 	})
 }
 
-// Training waits for as long as others hold the worker that T's kernels want, and no longer: in a
-// bubble, where time passes only in the kernels.
+// Training waits for as long as others hold the worker that T's kernels want, and no longer, whatever
+// it does elsewhere: in a bubble, where time passes only in the kernels and there.
 func TestWaitsOfT(t *testing.T) {
+	const elsewhere = 11 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
 		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
 		require.NoError(t, err)
@@ -62,7 +63,9 @@ func TestWaitsOfT(t *testing.T) {
 		p := &Pass{Clock: &clock{}, Step: func(ctx context.Context, s *Slot) (Outcome, error) {
 			run(e.TrainStream, 2*time.Millisecond)
 			run(e.TrainStream, 5*time.Millisecond)
-			return Outcome{Loss: 1}, e.TrainStream.Synchronize(ctx)
+			err := e.TrainStream.Synchronize(ctx)
+			time.Sleep(elsewhere)
+			return Outcome{Loss: 1, Elsewhere: elsewhere}, err
 		}}
 		w := operators{&Walk{Engine: e, Pass: p}}
 		for _, held := range []time.Duration{0, 3 * time.Millisecond} {
@@ -74,10 +77,10 @@ func TestWaitsOfT(t *testing.T) {
 			}
 			out, err := w.step(t.Context(), &Slot{})
 			require.NoError(t, err)
-			require.Equal(t, Outcome{Loss: 1}, out)
+			require.Equal(t, Outcome{Loss: 1, Elsewhere: elsewhere}, out)
 			require.Equal(t, held, p.Clock.Waited)
 			require.Equal(t, 7*time.Millisecond, e.TrainStream.Busy()-busy)
-			require.Equal(t, time.Since(begin), p.Clock.Waited+e.TrainStream.Busy()-busy)
+			require.Equal(t, time.Since(begin), p.Clock.Waited+e.TrainStream.Busy()-busy+elsewhere)
 		}
 		require.NoError(t, errors.Join(other.Close(), e.TrainStream.Close(), dev.Close()))
 	})

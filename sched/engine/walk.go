@@ -385,7 +385,7 @@ func (w operators) Train(s *Slot) error {
 }
 
 // step runs T. On the host device it counts the time in which none of T's kernels had a worker slot
-// as waited; a GPU's events do not tell it apart.
+// as waited, but for that which T spent elsewhere; a GPU's events do not tell it apart.
 func (w operators) step(op context.Context, s *Slot) (out Outcome, err error) {
 	if w.Engine.OnGPU() {
 		return w.Pass.Step(op, s)
@@ -394,7 +394,7 @@ func (w operators) step(op context.Context, s *Slot) (out Outcome, err error) {
 		out, err = w.Pass.Step(op, s)
 		return err
 	})
-	w.Waited(waited.Nanoseconds())
+	w.Waited((waited - out.Elsewhere).Nanoseconds())
 	return out, err
 }
 
