@@ -881,8 +881,11 @@ func TestEvenPairs(t *testing.T) {
 			}
 		}
 	}
+	for ssds := 1; ssds <= 32; ssds *= 2 {
+		require.Equal(t, 32/ssds, EvenPairs(ssds, 32, 1, 32), "%d SSDs: a queue a warp", ssds)
+	}
+	require.Equal(t, 6, EvenPairs(5, 32, 1, 8), "30 queues: two warps have none")
 	require.Equal(t, 2, EvenPairs(12, 32, 1, 8), "24 queues, one a warp")
-	require.Equal(t, 4, EvenPairs(8, 32, 1, 8), "a queue for each warp")
 	require.Equal(t, 4, EvenPairs(12, 32, 3, 8), "a depth that needs three pairs")
 }
 

@@ -97,16 +97,13 @@ func FitDepth(ssds []*SSD, queuePairs, depth int) int {
 // pairsFor is the least queue pairs that hold a depth.
 func pairsFor(depth, perQueue int) int { return (depth + perQueue - 1) / perQueue }
 
-// EvenPairs returns the queue pairs of each SSD, from least to most, for so many warps: those that
-// give each warp one queue; else the fewest with which no warp has over 4/3 of the mean, or with
-// which the busiest warp has the smallest share. The warps then end together.
+// EvenPairs returns the queue pairs of each SSD, from least to most, for so many warps: as many as
+// give no warp two queues, or the fewest above with which no warp has over 4/3 of the mean, else
+// those with which the busiest warp has the smallest share. The warps then end together.
 func EvenPairs(ssds, warps, least, most int) int {
 	busiest := func(pairs int) int { return (ssds*pairs + warps - 1) / warps } // queues of a warp
-	if p := warps / ssds; p*ssds == warps && least <= p && p <= most {
-		return p
-	}
-	best := least
-	for p := least + 1; p <= most && 3*busiest(best)*warps > 4*ssds*best; p++ {
+	best := max(least, min(warps/ssds, most))
+	for p := best + 1; p <= most && 3*busiest(best)*warps > 4*ssds*best; p++ {
 		if busiest(p)*best < busiest(best)*p {
 			best = p
 		}
