@@ -641,6 +641,32 @@ func TestCallsOfLaunches(t *testing.T) {
 	require.Empty(t, fakecuda.Control(t, lib, "violations"))
 }
 
+// A launch behind a wait for another stream begins when that has happened, however soon it follows
+// one before the wait: Busy holds none of the wait.
+func TestLaunchBehindWait(t *testing.T) {
+	d, _ := device(t, "", Options{})
+	s, other := streamOf(t, d, cuda.StreamOptions{}), streamOf(t, d, cuda.StreamOptions{})
+	run := func() {
+		require.NoError(t, cuda.Launch(s, kernelOf(t, d, "conf_affine"),
+			cuda.LaunchConfig{Blocks: 1, Threads: 32}, affine{}))
+	}
+	e, err := d.NewEvent()
+	require.NoError(t, err)
+	open, words := held(t, d, other)
+	require.NoError(t, other.Record(e))
+	d.soon = time.Hour
+	run()
+	require.NoError(t, s.Wait(e))
+	run()
+	const wait = 200 * time.Millisecond
+	time.Sleep(wait)
+	open()
+	require.NoError(t, s.Synchronize(soon(t, patience)))
+	require.Less(t, s.Busy(), wait)
+	require.NoError(t, errors.Join(other.Synchronize(soon(t, patience)), e.Close(), words.Free(),
+		s.Close(), other.Close()))
+}
+
 // A green context has no lock of its own: one thread at a time may use its streams and events. The
 // fake complains of two (device looks at the end).
 func TestGreenContextsOneThreadAtATime(t *testing.T) {
