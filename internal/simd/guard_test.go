@@ -74,6 +74,7 @@ func TestGuardPages(t *testing.T) {
 					f := &fence{t, back, rand.New(rand.NewPCG(9, uint64(n)))}
 					guardRows(f, l, n)
 					guardHeads(f, l, n)
+					guardSoftmax(f, l, n)
 					guardConvert(f, l, n)
 					guardGemm(f, l, n)
 					guardSample(f, l, n)
@@ -132,6 +133,24 @@ func guardHeads(f *fence, l Level, dim int) {
 			l.SumHeads(&s, f.floats(wide), 7, []uint32{0}, &HeadTerms{})
 			l.StoreFence()
 		}
+	}
+}
+
+func guardSoftmax(f *fence, l Level, heads int) {
+	const rows = 9
+	list, counts := f.numbers(7, rows), guarded[uint32](f, 3)
+	list[6], list[0] = rows-1, 0
+	copy(counts, []uint32{3, 0, 4})
+	s := HeadSoftmax{Heads: heads, Src: f.floats(rows * heads), Dst: f.floats(3 * heads),
+		Largest: f.floats(3 * heads), Inverse: f.floats(3 * heads), Alpha: f.floats(7 * heads),
+		AlphaSelf: f.floats(3 * heads), Dot: f.floats(7 * heads), DotSelf: f.floats(3 * heads),
+		DDst: f.floats(3 * heads)}
+	for range 2 {
+		l.Softmax(&s, 0, list, 0, counts)
+		l.SoftmaxSlope(&s, 0, list, 0, counts)
+		l.Softmax(&s, 2, list, 3, counts[2:])
+		l.SoftmaxSlope(&s, 1, list, 3, counts[1:2])
+		s.Weights = f.floats(rows)
 	}
 }
 
