@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
+	"helios/internal/errs"
 	"helios/internal/metrics"
 	"helios/internal/units"
 	"helios/sched/engine"
@@ -18,6 +20,31 @@ import (
 // the order of nodes are absent.
 const maxProbabilities = 1 << 30
 
+// probabilities returns the memory for the probabilities of an evaluation, and whether it keeps
+// them.
+func probabilities(nodes, classes int) (bytes int64, keep bool) {
+	bytes = int64(nodes) * int64(classes) * 4
+	return bytes, bytes <= maxProbabilities
+}
+
+// undefined refuses a metric that validation nodes with these labels do not define: before an epoch
+// trains for nothing.
+func undefined(m metrics.Metric, dataset string, classes int, labels []int32) error {
+	size, keep := probabilities(len(labels), classes)
+	switch {
+	case m.Defined(classes, labels, keep):
+		return nil
+	case m.Defined(classes, labels, true):
+		return errs.New(errs.Usage,
+			"{metric} %s needs the probabilities of %d validation nodes for %d classes, %s of memory, and has %s at most; choose another of %s",
+			m.Name, len(labels), classes, units.FormatBytes(size),
+			units.FormatBytes(maxProbabilities), strings.Join(metrics.Names(), ", "))
+	}
+	return errs.New(errs.Usage,
+		"{metric} %s is not defined on the %d validation nodes of dataset %s; they need labels of several classes; choose another of %s",
+		m.Name, len(labels), dataset, strings.Join(metrics.Names(), ", "))
+}
+
 // scored is infer, and judges the nodes by the model's outputs for them. The report is nil where no
 // node has a label.
 func (e *runner) scored(ctx context.Context, stage string, key int,
@@ -25,9 +52,9 @@ func (e *runner) scored(ctx context.Context, stage string, key int,
 	whole := prepare.NewOrder(nodes, e.Config.Batch)
 	order := e.others.part(whole)
 	classes := e.model.Classes()
-	size := int64(len(nodes)) * int64(classes) * 4
-	s := metrics.NewScores(classes, e.LabelsOf(nodes), size <= maxProbabilities)
-	if size > maxProbabilities {
+	size, keep := probabilities(len(nodes), classes)
+	s := metrics.NewScores(classes, e.LabelsOf(nodes), keep)
+	if !keep {
 		e.Observer.TellNote(
 			"%s: ROC AUC and average precision need the probabilities of %d nodes for %d classes, %s of memory, and have %s at most: they are left out",
 			stage, len(nodes), classes, units.FormatBytes(size),

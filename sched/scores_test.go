@@ -110,3 +110,72 @@ func TestSelectionRefuses(t *testing.T) {
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
 }
+
+// Ranks of which some have no mini-batch of an evaluation have all its figures, too.
+func TestScoresOfRanksWithoutABatch(t *testing.T) {
+	d, feat := tiny.open(t)
+	cfg := judged("roc-auc", 0)
+	cfg.Mode, cfg.Shards, cfg.Epochs, cfg.Batch = static.ModeInmem, 4, 2, 200
+	one := train(t, context.Background(), cfg, d, feat, bind(t, d, 1, ""), 1, report.Observer{})
+	require.NoError(t, one.err)
+	require.LessOrEqual(t, one.res.TestMetrics.Nodes, int64(2*cfg.Batch), "two of four ranks have any")
+	res, failed := trainRanks(t, context.Background(), d, cfg, cfg, cfg, cfg)
+	for r, err := range failed {
+		require.NoError(t, err, "rank %d", r)
+		require.Equal(t, one.res.TestMetrics, res[r].TestMetrics, "rank %d", r)
+		for i := range res[r].Epochs {
+			require.Equal(t, one.res.Epochs[i].ValMetrics, res[r].Epochs[i].ValMetrics)
+		}
+	}
+}
+
+// A metric that the validation nodes do not define is refused before any epoch.
+func TestUndefinedMetric(t *testing.T) {
+	auc, f1 := metrics.Find("roc-auc"), metrics.Find("f1-macro")
+	for want, err := range map[string]error{
+		"not defined on the 0 validation nodes of dataset d": undefined(f1, "d", 3, nil),
+		"not defined on the 2 validation nodes of dataset d": undefined(f1, "d", 3, []int32{-1, -1}),
+		"they need labels of several classes":                undefined(auc, "d", 3, []int32{1, 1, -1}),
+		"needs the probabilities of 1000000 validation nodes for 1000 classes, 3.7 GiB of memory, and has 1 GiB": undefined(
+			auc, "d", 1000, append(make([]int32, 1e6-1), 1)),
+	} {
+		require.ErrorContains(t, err, want)
+		require.Equal(t, errs.Usage, errs.ClassOf(err))
+	}
+	require.NoError(t, undefined(f1, "d", 1000, make([]int32, 1e6)))
+	require.NoError(t, undefined(auc, "d", 2, []int32{1, 0}))
+}
+
+// Epochs that skipped validation do not count for patience, and do not end it.
+func TestPatienceBehindEpochsWithoutValidation(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 1, "")
+	cfg := judged("accuracy", 0)
+	cfg.CheckpointDir, cfg.Epochs, cfg.NoEval = t.TempDir(), 2, true
+	require.NoError(t, train(t, context.Background(), cfg, d, feat, s, 1, report.Observer{}).err)
+	cfg.Epochs, cfg.NoEval, cfg.Resume = 12, false, true
+	cfg.Patience, cfg.MinDelta = 2, 2
+	r := train(t, context.Background(), cfg, d, feat, s, 1, report.Observer{})
+	require.NoError(t, r.err)
+	require.Len(t, r.res.Epochs, 2+1+2)
+}
+
+// A run that was stopped in an epoch ends it, also where patience has become less since.
+func TestPatienceEndsNoEpochInside(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 1, "")
+	cfg := judged("accuracy", 0)
+	cfg.CheckpointDir, cfg.Epochs = t.TempDir(), 5
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	r := train(t, ctx, cfg, d, feat, s, 1, report.Observer{Step: func(stage string, done, n int) {
+		if stage == "epoch 4" && done == 2 {
+			cancel()
+		}
+	}})
+	require.Equal(t, errs.Interrupted, errs.ClassOf(r.err))
+	cfg.Resume, cfg.Patience, cfg.MinDelta = true, 1, 2
+	r = train(t, context.Background(), cfg, d, feat, s, 1, report.Observer{})
+	require.NoError(t, r.err)
+	require.Len(t, r.res.Epochs, 4)
+}

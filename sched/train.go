@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"time"
 
 	"helios/gnn"
@@ -320,7 +319,14 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 			"{patience} looks at validation, and dataset %s has no validation nodes; leave it out",
 			in.Dataset.Meta.Name)
 	}
-	for t.state.Epoch < t.cfg.Epochs && !t.impatient() {
+	if t.metric.Name != metrics.All[0].Name {
+		if err := undefined(t.metric, in.Dataset.Meta.Name, t.e.model.Classes(),
+			t.e.LabelsOf(val)); err != nil {
+			return err
+		}
+	}
+	// An epoch that was begun comes to its end, also where patience has become less.
+	for t.state.Epoch < t.cfg.Epochs && (t.state.Batch > 0 || !t.impatient()) {
 		ep := t.state.Epoch
 		order := t.e.Tiers.Shuffled(train, t.cfg.SampleEpoch(ep))
 		if err := t.epoch(ctx, ep, order, val); err != nil {
@@ -348,7 +354,7 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 		// parameters: saving again would be wrong.
 		return errs.New(errs.Interrupted,
 			"stopped in the final test, all %d epochs are saved in %s; {resume} goes on from there (%w)",
-			t.cfg.Epochs, t.path, err)
+			t.state.Epoch, t.path, err)
 	}
 	if err != nil {
 		return err
@@ -429,11 +435,6 @@ func (t *trainer) validate(ctx context.Context, r *report.EpochResult, val []int
 	if figures != nil {
 		r.ValMetrics = &figures.Summary
 	}
-	if r.ValMetrics == nil || t.metric.Of(r.ValMetrics) == nil {
-		return errs.New(errs.Usage,
-			"{metric} %s is not defined on the validation nodes of dataset %s; they need labels of several classes; choose another of %s",
-			t.metric.Name, t.state.Name, strings.Join(metrics.Names(), ", "))
-	}
 	return nil
 }
 
@@ -448,8 +449,7 @@ func (t *trainer) impatient() bool {
 	for i := range t.state.Epochs {
 		score := t.state.Epochs[i].Score(t.metric)
 		switch {
-		case score == nil:
-			return false
+		case score == nil: // {no-eval} skipped its validation
 		case best == nil || t.metric.Better(*score, *best, t.cfg.MinDelta):
 			best, waited = score, 0
 		default:

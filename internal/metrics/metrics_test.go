@@ -200,6 +200,31 @@ func checkDefinitions(t *testing.T, s *outputs) {
 	}
 }
 
+// A metric is defined where the report has its figure.
+func TestDefined(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	absent := 0
+	for range 2000 {
+		o := random(r)
+		for i := range o.Labels {
+			if r.IntN(4) == 0 {
+				o.Labels[i] = -1
+			}
+		}
+		for _, keep := range []bool{true, false} {
+			got := o.scores(keep).Report()
+			for _, m := range All {
+				want := got != nil && m.Of(&got.Summary) != nil
+				require.Equal(t, want, m.Defined(o.Classes, o.Labels, keep), "%s of %v", m.Name, o)
+				if !want {
+					absent++
+				}
+			}
+		}
+	}
+	require.Positive(t, absent)
+}
+
 // A case by hand: scikit-learn 1.5 gives the same figures.
 func TestBinary(t *testing.T) {
 	s := &outputs{Classes: 2, Labels: []int32{0, 0, 1, 1, 0, 1}}

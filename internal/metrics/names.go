@@ -1,5 +1,7 @@
 package metrics
 
+import "slices"
+
 // Metric is a figure by which epochs can be compared.
 type Metric struct {
 	Name  string
@@ -36,6 +38,18 @@ func Find(name string) Metric {
 		}
 	}
 	return All[0]
+}
+
+// Defined reports whether nodes with these labels define the metric. keep is that of NewScores.
+func (m Metric) Defined(classes int, labels []int32, keep bool) bool {
+	var two []int32 // nodes of two classes define all that more nodes do
+	for _, y := range labels {
+		if y >= 0 && len(two) < 2 && !slices.Contains(two, y) {
+			two = append(two, y)
+		}
+	}
+	r := NewScores(classes, two, keep).Report()
+	return r != nil && m.Of(&r.Summary) != nil
 }
 
 // Better reports whether x is better than y by more than margin.
