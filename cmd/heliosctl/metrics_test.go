@@ -116,6 +116,10 @@ func TestTrainMetrics(t *testing.T) {
 		require.Contains(t, r.errOut, says)
 	}
 	fails(t, hc(t, "train", "g", "--clock", "virtual", "--metrics", ":0"), 2, "train", "--metrics")
+	for _, flag := range []string{"--metric=log-loss", "--patience=2"} {
+		fails(t, hc(t, "train", "g", "--clock", "virtual", "--hardware", "host", flag), 2, "train",
+			strings.Split(flag, "=")[0]+" means nothing under --clock virtual")
+	}
 }
 
 // A daemon's figures are those of the moment when somebody asks.

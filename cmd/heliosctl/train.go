@@ -71,6 +71,7 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) error {
 	}
 	hw, virtual, err := a.hardware(e, append(notVirtual(&a.runArgs), &a.faults,
 		&a.cfg.CheckpointDir, &a.cfg.CheckpointEvery, &a.cfg.Resume, &a.cfg.Reduce,
+		&a.cfg.Metric, &a.cfg.Patience, &a.cfg.MinDelta,
 		&a.metrics, &a.live, &a.ranks.wait, &a.ranks.library, &a.ranks.secretFile,
 		&a.ranks.insecure, &a.ranks.listen))
 	if err != nil {

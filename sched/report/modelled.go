@@ -28,11 +28,13 @@ type modelledJSON struct {
 	SSDModel string `json:"ssd_model"`
 	SSDs     int    `json:"ssd_count"`
 	Result
-	Epochs     []ModelledEpoch `json:"epochs"`
-	BestEpoch  *Absent         `json:"best_epoch,omitempty"`
-	TestAcc    *Absent         `json:"test_acc,omitempty"`
-	Params     *Absent         `json:"params_sha256,omitempty"`
-	PeakMemory *Absent         `json:"peak_memory_bytes,omitempty"`
+	Epochs      []ModelledEpoch `json:"epochs"`
+	BestEpoch   *Absent         `json:"best_epoch,omitempty"`
+	Metric      *Absent         `json:"metric,omitempty"`
+	TestAcc     *Absent         `json:"test_acc,omitempty"`
+	TestMetrics *Absent         `json:"test_metrics,omitempty"`
+	Params      *Absent         `json:"params_sha256,omitempty"`
+	PeakMemory  *Absent         `json:"peak_memory_bytes,omitempty"`
 }
 
 // JSONShape is for its schema.
@@ -56,9 +58,10 @@ type ModelledEpoch struct{ EpochResult }
 type modelledEpochJSON struct {
 	Modelled bool `json:"modelled"`
 	EpochResult
-	Loss     *Absent `json:"loss,omitempty"`
-	TrainAcc *Absent `json:"train_acc,omitempty"`
-	ValAcc   *Absent `json:"val_acc,omitempty"`
+	Loss       *Absent `json:"loss,omitempty"`
+	TrainAcc   *Absent `json:"train_acc,omitempty"`
+	ValAcc     *Absent `json:"val_acc,omitempty"`
+	ValMetrics *Absent `json:"val_metrics,omitempty"`
 }
 
 // JSONShape is for its schema.
