@@ -23,7 +23,7 @@ func metricRows(r *figures.Report, names []string) [][]string {
 	if len(names) == 0 || len(r.Classes) > maxClassRows {
 		return rows
 	}
-	for _, c := range r.Classes {
+	for _, c := range r.Classes[:min(len(r.Classes), len(names))] {
 		rows = append(rows, []string{"class " + ui.Text(names[c.Class]),
 			fmt.Sprintf("precision %s, recall %s, F1 %s of %d nodes", ratio(c.Precision),
 				ratio(c.Recall), ratio(c.F1), c.Nodes)})

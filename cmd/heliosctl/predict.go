@@ -233,6 +233,11 @@ func (p *predictions) commit() error {
 		if m.f == nil {
 			continue
 		}
+		if m.f.dim == 0 { // no node was there to classify
+			if err := m.f.write(nil, 0); err != nil {
+				return err
+			}
+		}
 		if err := m.f.f.Commit(m.f.w.Flush()); err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"helios/dataset/npy"
 	"helios/internal/hostmem"
+	figures "helios/internal/metrics"
 	"helios/sched/checkpoint"
 )
 
@@ -187,4 +188,28 @@ func TestPredictScores(t *testing.T) {
 		}
 	}
 	require.Contains(t, ok(t, "eval", "g", "--checkpoint", "run"), "f1-macro")
+}
+
+// A matrix of no nodes is one that NumPy reads.
+func TestPredictNoNodes(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "200", "--avg-degree", "5", "--classes", "3", "--dim",
+		"8", "--val-fraction", "0", "--out", "g")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "8MiB")
+	ok(t, "load", "g")
+	ok(t, "train", "g", "--mode", "inmem", "--fanout", "-1", "--hidden", "12", "--checkpoint", "run", "--quiet")
+	ok(t, "predict", "g", "--checkpoint", "run", "--split", "val", "--proba", "p.npy")
+	a, err := npy.Open("p.npy")
+	require.NoError(t, err)
+	require.Equal(t, []int64{0, 0}, a.Header.Shape)
+	r := hc(t, "train", "g", "--metric", "log-loss")
+	require.Equal(t, 2, r.code)
+	require.Contains(t, r.errOut,
+		"--metric log-loss is not defined on the 0 validation nodes of dataset g")
+}
+
+// A class without a name, in a dataset whose list of names is short, has no line of its own.
+func TestMetricRowsOfShortNames(t *testing.T) {
+	r := &figures.Report{Classes: []figures.Class{{Class: 0}, {Class: 1}, {Class: 2}}}
+	require.Len(t, metricRows(r, []string{"a", "b"}), 1+2)
 }
