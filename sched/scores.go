@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/metrics"
 	"helios/internal/units"
 	"helios/sched/engine"
@@ -20,19 +21,31 @@ import (
 // the order of nodes are absent.
 const maxProbabilities = 1 << 30
 
-// probabilities returns the memory for the probabilities of an evaluation, and whether it keeps
-// them.
-func probabilities(nodes, classes int) (bytes int64, keep bool) {
-	bytes = int64(nodes) * int64(classes) * 4
-	return bytes, bytes <= maxProbabilities
+// validateStage is the pass behind an epoch that chooses the best one.
+const validateStage = "validate"
+
+// probabilities returns the memory for the probabilities of an evaluation.
+func probabilities(nodes, classes int) int64 { return int64(nodes) * int64(classes) * 4 }
+
+// roomFor returns the most memory for the probabilities of a pass: no more than half of what is
+// free, so that a test does not end a run whose caches have taken the rest.
+func (e *runner) roomFor(stage string, available func() (int64, error)) int64 {
+	if e.others != nil || stage == validateStage {
+		return maxProbabilities // ranks keep alike, and so do epochs that are compared
+	}
+	free, err := available()
+	if err != nil {
+		return maxProbabilities
+	}
+	return min(maxProbabilities, free/2)
 }
 
 // undefined refuses a metric that validation nodes with these labels do not define: before an epoch
 // trains for nothing.
 func undefined(m metrics.Metric, dataset string, classes int, labels []int32) error {
-	size, keep := probabilities(len(labels), classes)
+	size := probabilities(len(labels), classes)
 	switch {
-	case m.Defined(classes, labels, keep):
+	case m.Defined(classes, labels, size <= maxProbabilities):
 		return nil
 	case m.Defined(classes, labels, true):
 		return errs.New(errs.Usage,
@@ -52,13 +65,12 @@ func (e *runner) scored(ctx context.Context, stage string, key int,
 	whole := prepare.NewOrder(nodes, e.Config.Batch)
 	order := e.others.part(whole)
 	classes := e.model.Classes()
-	size, keep := probabilities(len(nodes), classes)
-	s := metrics.NewScores(classes, e.LabelsOf(nodes), keep)
-	if !keep {
+	size, room := probabilities(len(nodes), classes), e.roomFor(stage, hostmem.AvailableBytes)
+	s := metrics.NewScores(classes, e.LabelsOf(nodes), size <= room)
+	if size > room {
 		e.Observer.TellNote(
 			"%s: ROC AUC and average precision need the probabilities of %d nodes for %d classes, %s of memory, and have %s at most: they are left out",
-			stage, len(nodes), classes, units.FormatBytes(size),
-			units.FormatBytes(maxProbabilities))
+			stage, len(nodes), classes, units.FormatBytes(size), units.FormatBytes(room))
 	}
 	logits := make([]float32, e.Config.Batch*classes)
 	r, err := e.infer(ctx, stage, key, nodes, func(op context.Context, slot *engine.Slot) error {

@@ -179,3 +179,16 @@ func TestPatienceEndsNoEpochInside(t *testing.T) {
 	require.NoError(t, r.err)
 	require.Len(t, r.res.Epochs, 4)
 }
+
+// The probabilities of a test take no more than half of the memory that is free; those of epochs
+// that are compared, and of ranks, are kept alike.
+func TestRoomForProbabilities(t *testing.T) {
+	free := func() (int64, error) { return 100, nil }
+	e := &runner{}
+	require.Equal(t, int64(50), e.roomFor("test", free))
+	require.Equal(t, int64(maxProbabilities), e.roomFor(validateStage, free))
+	require.Equal(t, int64(maxProbabilities), (&runner{others: &others{}}).roomFor("test", free))
+	require.Equal(t, int64(maxProbabilities), e.roomFor("test", func() (int64, error) {
+		return 1 << 40, nil
+	}))
+}

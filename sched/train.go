@@ -420,14 +420,14 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 func (t *trainer) validate(ctx context.Context, r *report.EpochResult, val []int64) error {
 	key := prepare.ValEpoch + r.Epoch - 1
 	if t.metric.Name == metrics.All[0].Name {
-		v, err := t.e.infer(ctx, "validate", key, val, nil)
+		v, err := t.e.infer(ctx, validateStage, key, val, nil)
 		if err != nil {
 			return err
 		}
 		r.ValAcc, r.ValSeconds = &v.TrainAcc, v.Seconds
 		return nil
 	}
-	v, figures, err := t.e.scored(ctx, "validate", key, val)
+	v, figures, err := t.e.scored(ctx, validateStage, key, val)
 	if err != nil {
 		return err
 	}
