@@ -2,6 +2,7 @@ package htmlreport
 
 import (
 	"fmt"
+	"slices"
 
 	"helios/internal/metrics"
 )
@@ -45,7 +46,7 @@ func classTable(title string, figures *metrics.Report) table {
 	t := table{Title: title, Head: []string{"class", "nodes", "precision", "recall", "F1",
 		"ROC AUC", "average precision"}}
 	matrix := figures.Confusion
-	if len(matrix) > 10 {
+	if len(matrix) > 10 || !square(matrix, len(figures.Classes)) {
 		matrix = nil
 	}
 	for c := range matrix {
@@ -62,6 +63,13 @@ func classTable(title string, figures *metrics.Report) table {
 		t.Rows = append(t.Rows, row)
 	}
 	return t
+}
+
+// square reports whether a matrix has n rows of n: a file may say anything.
+func square(matrix [][]int64, n int) bool {
+	return len(matrix) == n && !slices.ContainsFunc(matrix, func(row []int64) bool {
+		return len(row) != n
+	})
 }
 
 // orDash is a figure with four decimals.
