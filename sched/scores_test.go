@@ -2,6 +2,7 @@ package sched
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -191,4 +192,25 @@ func TestRoomForProbabilities(t *testing.T) {
 	require.Equal(t, int64(maxProbabilities), e.roomFor("test", func() (int64, error) {
 		return 1 << 40, nil
 	}))
+}
+
+// Another metric than accuracy is a format of its own, as an older program would resume by
+// accuracy; patience alone is not.
+func TestFormatOfMetric(t *testing.T) {
+	for want, set := range map[int]func(*plan.Config){
+		plainFormat: func(c *plan.Config) { c.Patience, c.MinDelta = 3, 0.5 },
+		stepsFormat: func(c *plan.Config) { c.Shards = 2 },
+		stateFormat: func(c *plan.Config) { c.Metric, c.Shards = "log-loss", 2 },
+	} {
+		f := fingerprint{Config: plan.Config{}.WithDefaults()}
+		set(&f.Config)
+		require.Equal(t, want, f.format())
+		text, err := f.MarshalJSON()
+		require.NoError(t, err)
+		require.Equal(t, want == stateFormat, strings.Contains(string(text), `"metric":"log-loss"`))
+		require.NotContains(t, string(text), "patience")
+		var back fingerprint
+		require.NoError(t, back.UnmarshalJSON(text))
+		require.Equal(t, f.Metric, back.Metric)
+	}
 }

@@ -56,8 +56,8 @@ type Summary struct {
 	F1Macro float64 `json:"f1_macro"`
 	// ROCAUC is the area under the ROC curve, AveragePrecision that under the steps of precision by
 	// recall. Of two classes they are those of class 1, of more the mean over the classes, each
-	// against all others. Absent where no class has both positive and negative nodes, or where
-	// probabilities were not kept.
+	// against all others. A class without positive nodes has neither, one without negative nodes no
+	// area under the ROC curve. Absent where no class has it, or probabilities were not kept.
 	ROCAUC           *float64 `json:"roc_auc,omitempty"`
 	AveragePrecision *float64 `json:"average_precision,omitempty"`
 	// LogLoss is the mean of -ln(probability of the label).
