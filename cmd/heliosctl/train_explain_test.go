@@ -60,7 +60,7 @@ func TestProcessorTime(t *testing.T) {
 		t.Logf("%s: %.3f s, unaccounted %.1f %%", mode, all, 100*rest/all)
 	}
 	require.Regexp(t, `software SSDs +io_uring_enter +\d+\.\d +\d+\.\d%`,
-		ok(t, "train", "g", "--epochs", "1", "--no-eval", "--explain"))
+		ok(t, "train", "g", "--mode", "helios", "--epochs", "1", "--no-eval", "--explain"))
 	for _, e := range lines(t, ok(t, "train", "g", "--epochs", "1", "--no-eval", "--json", "--quiet")) {
 		require.NotContains(t, e, "cpu", "nobody asked")
 	}
