@@ -26,6 +26,7 @@ type PlannedConfig struct {
 	RowBytes           int64
 	SSDs               int // rows that are not cached are striped over these
 	GPUSlots, CPUSlots int64
+	CPUBytes           int64 // the least memory of the CPU tier, where it serves others too
 }
 
 // NewPlanned allocates the tiers: the GPU tier in device memory, the CPU tier in pinned memory that
@@ -46,7 +47,8 @@ func NewPlanned(dev cuda.Device, c PlannedConfig) (*Planned, error) {
 	if p.gpu, err = dev.Alloc(cuda.MemDevice, c.GPUSlots*c.RowBytes, "gpu cache"); err != nil {
 		return nil, errors.Join(fmt.Errorf("cache: %w", err), p.Close())
 	}
-	if p.cpu, err = dev.Alloc(cuda.MemPinned, c.CPUSlots*c.RowBytes, "cpu cache"); err != nil {
+	if p.cpu, err = dev.Alloc(cuda.MemPinned, max(c.CPUSlots*c.RowBytes, c.CPUBytes),
+		"cpu cache"); err != nil {
 		return nil, errors.Join(fmt.Errorf("cache: %w", err), p.Close())
 	}
 	return p, nil

@@ -86,6 +86,33 @@ func TestMemoryMoves(t *testing.T) {
 	}
 }
 
+// Lists have the memory of the budget that no row of the CPU tier takes: the rest of a row, or all
+// where the GPU tier holds the rows.
+func TestListsBesideFewRows(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	row := int64(d.Meta.RowBytes())
+	least := graph.LeastNeighborCache(d.Meta.Nodes)
+	for _, gpu := range []units.Budget{{}, percent(60), percent(100)} {
+		for _, budget := range []units.Budget{{Bytes: least + row - 8}, {Bytes: least + 3*row/2},
+			percent(60), percent(100)} {
+			sha := ""
+			for _, shared := range []bool{false, true} {
+				cfg := small()
+				cfg.Mode, cfg.GPUCache, cfg.CPUCache = ginex.ModeGinex, gpu, budget
+				cfg.Topology, cfg.Superbatch = plan.TopologySSD, 3
+				if !shared {
+					cfg.NeighborCache = percent(40)
+				}
+				r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+				require.NoError(t, r.err, "%v %v", gpu, budget)
+				sha = cmp.Or(sha, r.res.ParamsSHA256)
+				require.Equal(t, sha, r.res.ParamsSHA256, "%v %v", gpu, budget)
+			}
+		}
+	}
+}
+
 // The budget of sampling is divided as it is said, and never more than is of use.
 func TestShare(t *testing.T) {
 	const features, least, most = 1000_000, 100, 30_000

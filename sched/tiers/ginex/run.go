@@ -129,9 +129,14 @@ func (t *Tiers) Place(ctx context.Context) (err error) {
 	if err := t.takeBack(); err != nil { // of what hotness was found by
 		return err
 	}
+	// Lists may need more than whole rows of the budget take, or than rows that the GPU tier lacks.
+	lists := int64(0)
+	if lends(&e.Config) {
+		lists = (e.ListBytes() + 7) &^ 7
+	}
 	if t.tier, err = cache.NewPlanned(e.Device, cache.PlannedConfig{RowBytes: e.RowBytes,
-		SSDs: len(e.Store.SSDs), GPUSlots: b.GPURows,
-		CPUSlots: b.CPURows}); err != nil {
+		SSDs: len(e.Store.SSDs), GPUSlots: b.GPURows, CPUSlots: b.CPURows,
+		CPUBytes: lists}); err != nil {
 		return err
 	}
 	for _, s := range e.Slots {

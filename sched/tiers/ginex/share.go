@@ -65,7 +65,7 @@ func (t *Tiers) lend(ctx context.Context, before *superbatch.State) (*superbatch
 		return nil, stopped
 	}
 	if before != nil {
-		before = before.Without(c.GPUSlots + from/c.RowBytes)
+		before = before.Without(c.GPUSlots + min(from/c.RowBytes, c.CPUSlots))
 	}
 	return before, err
 }
