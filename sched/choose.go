@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -61,15 +63,22 @@ type facts struct {
 	GPU   bool  // the device is one
 	Files bool  // the CPU can read each SSD
 	Rows  int64 // bytes of all rows
-	Free  int64 // memory
+	Lists int64 // bytes of the neighbour lists, which stay in memory beside the rows
+	Free  int64 // memory for this process
+	// Boot is the identity of the running kernel: ranks that share it share its memory.
+	Boot string
 }
 
 // factsOf finds the facts of this process.
 func factsOf(cfg *plan.Config, in *prepare.Inputs) (f facts, err error) {
+	m := in.Dataset.Meta
 	f = facts{Auto: cfg.Mode == plan.ModeAuto, GPU: in.Dev.Info().Backend != "host",
 		Files: len(in.SSDs) > 0 && !slices.ContainsFunc(in.SSDs,
 			func(d *gpuio.SSD) bool { return d.BackingPath == "" }),
-		Rows: in.Dataset.Meta.Nodes * int64(in.Dataset.Meta.RowBytes())}
+		Rows: m.Nodes * int64(m.RowBytes()), Lists: (m.Nodes+1)*8 + m.Edges*4}
+	if boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
+		f.Boot = strings.TrimSpace(string(boot))
+	}
 	f.Free, err = hostmem.AvailableBytes()
 	return f, err
 }
@@ -97,6 +106,16 @@ func Choose(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs report.
 	}
 	cfg.Mode, cfg.Chosen = c.Mode, c
 	return cfg, nil
+}
+
+// Check refuses options that the mode does not take; where the mode is plan.ModeAuto, those that no
+// mode takes that may be chosen.
+func Check(cfg plan.Config) error {
+	if cfg.Mode != plan.ModeAuto {
+		return cfg.Check()
+	}
+	_, err := accepting(cfg)
+	return err
 }
 
 // settled chooses the mode and fills the configuration in, for a device.
@@ -129,19 +148,36 @@ func joined(ctx context.Context, f facts, in *prepare.Inputs) (facts, error) {
 		return f, err
 	}
 	all, err := in.Group.AllGather(ctx, b)
+	if err != nil {
+		return f, err
+	}
+	of := make([]facts, len(all))
 	for r, b := range all {
-		var x facts
-		if err := json.Unmarshal(b, &x); err != nil {
+		if err := json.Unmarshal(b, &of[r]); err != nil {
 			return f, fmt.Errorf("rank %d: facts: %w", r, err)
 		}
+	}
+	return joinFacts(f, in.Group.Rank(), of)
+}
+
+// joinFacts joins the facts of all ranks to those of rank own, f. Each rank keeps rows of its own,
+// so ranks on one machine share its memory.
+func joinFacts(f facts, own int, all []facts) (facts, error) {
+	together := map[string]int64{}
+	for _, x := range all {
+		together[x.Boot]++
+	}
+	f.GPU, f.Files, f.Free = true, true, math.MaxInt64
+	for r, x := range all {
 		if x.Auto != f.Auto {
 			return f, errs.New(errs.Usage,
 				"{mode} is auto on some ranks, but rank %d and rank %d differ; give all ranks the same options",
-				r, in.Group.Rank())
+				r, own)
 		}
-		f.GPU, f.Files, f.Free = f.GPU && x.GPU, f.Files && x.Files, min(f.Free, x.Free)
+		f.GPU, f.Files = f.GPU && x.GPU, f.Files && x.Files
+		f.Free = min(f.Free, x.Free/together[x.Boot])
 	}
-	return f, err
+	return f, nil
 }
 
 // ofRank0 gives all ranks the choice of rank 0.
@@ -169,8 +205,16 @@ func chooseOf(ctx context.Context, cfg plan.Config, f facts, in prepare.Inputs,
 	if err != nil {
 		return nil, err
 	}
+	if !f.Files {
+		by := all
+		if all = readingNoFiles(all); len(all) == 0 {
+			return nil, errs.New(errs.Capability,
+				"the options are for {mode} %s, where the CPU reads files, and the SSDs have none; leave these options out, or bind files with {proxy}",
+				strings.Join(by, " or "))
+		}
+	}
 	has := func(mode string) bool { return slices.Contains(all, mode) }
-	switch fits := float64(f.Rows) <= memoryPart*float64(f.Free); {
+	switch fits := float64(f.Rows+f.Lists) <= memoryPart*float64(f.Free); {
 	case len(all) == 1:
 		return &plan.Choice{Mode: all[0], Reason: "the options are of no other"}, nil
 	case has(static.ModeInmem) && fits && !cfg.Unpacked && !namesParts(&cfg):
@@ -192,6 +236,16 @@ func chooseOf(ctx context.Context, cfg plan.Config, f facts, in prepare.Inputs,
 		return nil, err
 	}
 	return fastest(all, seconds, why), nil
+}
+
+// readingNoFiles returns those of modes that need no files behind the SSDs.
+func readingNoFiles(modes []string) (all []string) {
+	for _, m := range modes {
+		if m != static.ModeCPU && m != diskgnn.ModeDiskGNN {
+			all = append(all, m)
+		}
+	}
+	return all
 }
 
 // namesParts reports whether options size a tier or name a part of the way that rows take.
@@ -248,7 +302,17 @@ func predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, modes []st
 	defer func() { err = errors.Join(err, p.Close()) }()
 	seconds = map[string]float64{}
 	for _, mode := range modes {
-		x, err := p.Plan(ctx, func(o *planner.Options) { o.Config.Mode = mode })
+		o, missing, err := packsInto(ctx, profile, cfg, mode, &in, measure)
+		if err != nil {
+			return nil, nil, err
+		}
+		if missing != "" {
+			why = append(why, missing)
+			continue
+		}
+		x, err := p.Plan(ctx, func(to *planner.Options) {
+			to.Config.Mode, to.Hardware.Profile = mode, o
+		})
 		if class := errs.ClassOf(err); class == errs.Usage || class == errs.Capability {
 			why = append(why, mode+" can't be predicted with these options")
 			continue
@@ -264,6 +328,48 @@ func predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, modes []st
 		seconds[mode] = before + float64(max(cfg.Epochs, 1))*x.Seconds
 	}
 	return seconds, why, nil
+}
+
+// packsInto returns the profile for a mode. One that packs into the dataset's folder reads that
+// disk, which is measured where it is another than the SSDs'. missing is why it can't pack there.
+func packsInto(ctx context.Context, profile *hardware.Profile, cfg plan.Config, mode string,
+	in *prepare.Inputs, measure ssdMeter) (_ *hardware.Profile, missing string, err error) {
+	cfg.Mode = mode
+	c := cfg.WithDefaults()
+	if !c.Traits().Writes || c.PagesOn != plan.PagesFolder || c.PackedDir != "" {
+		return profile, "", nil
+	}
+	dir := in.Dataset.Dir()
+	if err := unix.Access(dir, unix.W_OK); err != nil {
+		return nil, fmt.Sprintf("%s can't pack into folder %s (%v)", mode, dir, err), nil
+	}
+	var at unix.Stat_t
+	if err := unix.Stat(dir, &at); err != nil {
+		return nil, "", errs.New(errs.Device, "folder %s: %w", dir, err)
+	}
+	if !slices.ContainsFunc(in.SSDs, func(d *gpuio.SSD) bool {
+		var s unix.Stat_t
+		return unix.Stat(d.BackingPath, &s) != nil || s.Dev != at.Dev
+	}) {
+		return profile, "", nil
+	}
+	path, size := largestFile(dir)
+	rowBytes := int64(in.Dataset.Meta.RowBytes())
+	folder := *profile
+	folder.SSDs.Measured, err = measure(ctx, []*gpuio.SSD{{BackingPath: path}}, size/rowBytes,
+		rowBytes)
+	return &folder, "", err
+}
+
+// largestFile returns the largest file of a folder.
+func largestFile(dir string) (path string, size int64) {
+	files, _ := os.ReadDir(dir) // the file is measured, which fails where there is none
+	for _, f := range files {
+		if i, err := f.Info(); err == nil && i.Mode().IsRegular() && i.Size() > size {
+			path, size = filepath.Join(dir, f.Name()), i.Size()
+		}
+	}
+	return path, size
 }
 
 // lacksDisk gives the reason that a plan's packed mini-batches have no room; "": they have.

@@ -31,6 +31,8 @@ func TestChooseBySituation(t *testing.T) {
 	tight.Free = 1 << 20
 	gpu, computed := tight, tight
 	gpu.GPU, gpu.Files, computed.Files = true, false, false
+	lists := roomy
+	lists.Lists = roomy.Free
 	packs := func(c *plan.Config) { c.SampleEpochs, c.Fanouts = 1, []int{3, 2} }
 	slow, fast, middling := [3]float64{5000, 300, 20}, [3]float64{20, 1e6, 6000},
 		[3]float64{20, 50000, 40}
@@ -45,6 +47,7 @@ func TestChooseBySituation(t *testing.T) {
 		predicted bool
 	}{
 		{"fits", roomy, slow, 1, nil, static.ModeInmem, "fit into the 1 GiB of memory", false},
+		{"fits, but not beside the topology", lists, fast, 1, nil, static.ModeCPU, "predicted", true},
 		{"fits, but a tier has a size", roomy, fast, 1, func(c *plan.Config) {
 			c.CPUCache = percent(10)
 		}, static.ModeCPU, "predicted", true},
@@ -124,8 +127,8 @@ func TestChosenModesAgree(t *testing.T) {
 	res, failed := trainRanks(t, context.Background(), d, bounded, cfg)
 	for r, err := range failed {
 		require.NoError(t, err, "rank %d", r)
-		require.Equal(t, res[0].Mode, res[r].Mode)
-		require.NotEqual(t, static.ModeInmem, res[r].Mode)
+		require.Contains(t, []string{static.ModeCPU, static.ModeHelios}, res[r].Mode)
+		require.Equal(t, res[0].Choice, res[r].Choice)
 		require.Equal(t, res[0].ParamsSHA256, res[r].ParamsSHA256)
 	}
 	given := cfg
@@ -158,6 +161,60 @@ func TestMeasureSSDs(t *testing.T) {
 	_, err = measureSSDs(t.Context(), []*gpuio.SSD{{BackingPath: "/none"}}, 1, 512)
 	require.ErrorContains(t, err, "/none")
 	require.Equal(t, errs.Device, errs.ClassOf(err))
+}
+
+// Packed mini-batches go into the dataset's folder, so its disk counts where it is another than the
+// SSDs'.
+func TestChooseByTheFoldersDisk(t *testing.T) {
+	d := large.generate(t)
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	cfg := largeConfig("")
+	cfg.Mode, cfg.Epochs, cfg.SampleEpochs, cfg.Fanouts = plan.ModeAuto, 50, 1, []int{3, 2}
+	cfg.CPUCache, cfg.GPUCache = units.Budget{}, units.Budget{}
+	tight := facts{Auto: true, Files: true, Rows: 1 << 20, Free: 1 << 20}
+	for _, x := range []struct {
+		ssd  string
+		slow bool
+		mode string
+	}{
+		{"/proc/self/stat", false, diskgnn.ModeDiskGNN},
+		{"/proc/self/stat", true, static.ModeCPU},
+		{d.Dir() + "/dataset.yaml", true, diskgnn.ModeDiskGNN},
+	} {
+		in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: []*gpuio.SSD{{BackingPath: x.ssd}}}
+		c, err := chooseOf(t.Context(), cfg, tight, in, func(_ context.Context, s []*gpuio.SSD,
+			_, row int64) (*ssdmodel.Model, error) {
+			if x.slow && s[0] != in.SSDs[0] {
+				return ssdOf(20000, 50, 0.5, row)
+			}
+			return ssdOf(20, 50000, 40, row)
+		}, report.Observer{})
+		require.NoError(t, err)
+		require.Equal(t, x.mode, c.Mode, "%+v: %s", x, c.Reason)
+	}
+}
+
+// Options of a mode whose CPU reads files are refused where there are none.
+func TestChooseWithoutFiles(t *testing.T) {
+	cfg := plan.Config{Mode: plan.ModeAuto, Fanouts: []int{2}}
+	cfg.PackedDir = t.TempDir()
+	_, err := chooseOf(t.Context(), cfg, facts{Auto: true}, prepare.Inputs{}, nil, report.Observer{})
+	require.ErrorContains(t, err, "diskgnn, where the CPU reads files")
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+}
+
+// Ranks on one machine have a part of its memory each.
+func TestFactsOfRanks(t *testing.T) {
+	got, err := joinFacts(facts{Auto: true}, 0, []facts{
+		{Auto: true, GPU: true, Files: true, Free: 100, Boot: "a"},
+		{Auto: true, GPU: true, Files: true, Free: 90, Boot: "b"},
+		{Auto: true, Files: true, Free: 120, Boot: "a"}})
+	require.NoError(t, err)
+	require.Equal(t, facts{Auto: true, Files: true, Free: 50}, got)
+	_, err = joinFacts(facts{Auto: true}, 0, []facts{{Auto: true}, {}})
+	require.ErrorContains(t, err, "rank 1 and rank 0")
 }
 
 // An option of a mode that is not chosen from is refused as the default mode refuses it.

@@ -55,7 +55,7 @@ func (a *inferArgs) check() error {
 	}
 	a.cfg.LastParameters = a.parameters == "last"
 	a.orAuto()
-	return a.cfg.Check()
+	return sched.Check(a.cfg)
 }
 
 // orOtherDataset adds the way out to the refusal of another dataset's checkpoint.

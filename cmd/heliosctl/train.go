@@ -62,7 +62,7 @@ func (a *trainerArgs) check() error {
 		return errs.New(errs.Usage,
 			"{checkpoint-every} needs {checkpoint} DIR, the folder to write to")
 	}
-	return a.cfg.Check()
+	return sched.Check(a.cfg)
 }
 
 func runTrain(ctx context.Context, e *env, a *trainerArgs) error {
