@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -343,6 +344,11 @@ func packsInto(ctx context.Context, profile *hardware.Profile, cfg plan.Config, 
 	if err := unix.Access(dir, unix.W_OK); err != nil {
 		return nil, fmt.Sprintf("%s can't pack into folder %s (%v)", mode, dir, err), nil
 	}
+	// Mini-batches of other settings would be refused, and those of another process.
+	if packed := c.PackedFolder(dir); !emptyFolder(packed) {
+		return nil, fmt.Sprintf("%s is left out, as folder %s holds something already", mode,
+			packed), nil
+	}
 	var at unix.Stat_t
 	if err := unix.Stat(dir, &at); err != nil {
 		return nil, "", errs.New(errs.Device, "folder %s: %w", dir, err)
@@ -359,6 +365,12 @@ func packsInto(ctx context.Context, profile *hardware.Profile, cfg plan.Config, 
 	folder.SSDs.Measured, err = measure(ctx, []*gpuio.SSD{{BackingPath: path}}, size/rowBytes,
 		rowBytes)
 	return &folder, "", err
+}
+
+// emptyFolder reports whether a folder has nothing in it, or is not there.
+func emptyFolder(dir string) bool {
+	files, err := os.ReadDir(dir)
+	return len(files) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
 }
 
 // largestFile returns the largest file of a folder.

@@ -2,6 +2,7 @@ package sched
 
 import (
 	"context"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -194,6 +195,18 @@ func TestChooseByTheFoldersDisk(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, x.mode, c.Mode, "%+v: %s", x, c.Reason)
 	}
+	// Mini-batches that are there are of other settings, or in use: they would be refused.
+	require.NoError(t, os.Mkdir(d.Dir()+"/packed", 0o755))
+	require.NoError(t, os.WriteFile(d.Dir()+"/packed/packs.json", nil, 0o600))
+	in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: []*gpuio.SSD{{}}}
+	c, err := chooseOf(t.Context(), cfg, tight, in, func(context.Context, []*gpuio.SSD, int64,
+		int64) (*ssdmodel.Model, error) {
+		return ssdOf(20, 50000, 40, int64(d.Meta.RowBytes()))
+	}, report.Observer{})
+	require.NoError(t, err)
+	require.Equal(t, static.ModeCPU, c.Mode)
+	require.Contains(t, c.Reason, "diskgnn is left out")
+	require.NotContains(t, c.Seconds, diskgnn.ModeDiskGNN)
 }
 
 // Options of a mode whose CPU reads files are refused where there are none.
