@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -300,7 +301,11 @@ func predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, modes []st
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { err = errors.Join(err, p.Close()) }()
+	defer func() {
+		err = errors.Join(err, p.Close())
+		p = nil
+		debug.FreeOSMemory() // the run needs it
+	}()
 	seconds = map[string]float64{}
 	for _, mode := range modes {
 		o, missing, err := packsInto(ctx, profile, cfg, mode, &in, measure)
