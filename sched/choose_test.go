@@ -213,7 +213,8 @@ func TestChooseByTheFoldersDisk(t *testing.T) {
 func TestChooseWithoutFiles(t *testing.T) {
 	cfg := plan.Config{Mode: plan.ModeAuto, Fanouts: []int{2}}
 	cfg.PackedDir = t.TempDir()
-	_, err := chooseOf(t.Context(), cfg, facts{Auto: true}, prepare.Inputs{}, nil, report.Observer{})
+	_, err := chooseOf(t.Context(), cfg, facts{Auto: true}, prepare.Inputs{}, nil,
+		report.Observer{})
 	require.ErrorContains(t, err, "diskgnn, where the CPU reads files")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 }

@@ -40,8 +40,8 @@ func init() {
 	})
 }
 
-// Training waits for as long as others hold the worker that T's kernels want, and no longer, whatever
-// it does elsewhere: in a bubble, where time passes only in the kernels and there.
+// Training waits for as long as others hold the worker that the kernels of T want, and no longer,
+// also where it does other work: in a bubble, where time passes only in kernels and there.
 func TestWaitsOfT(t *testing.T) {
 	const elsewhere = 11 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
