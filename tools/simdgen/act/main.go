@@ -82,7 +82,8 @@ func loop(name, doc string, slope bool, of func(x, grad reg.VecVirtual) reg.VecV
 	if slope {
 		g = vec.Read(Mem{Base: grad, Index: pos, Scale: 4})
 	}
-	VMOVUPS(of(vec.Read(Mem{Base: x, Index: pos, Scale: 4}), g), Mem{Base: out, Index: pos, Scale: 4})
+	in, to := Mem{Base: x, Index: pos, Scale: 4}, Mem{Base: out, Index: pos, Scale: 4}
+	VMOVUPS(of(vec.Read(in), g), to)
 	ADDQ(U32(lanes), pos)
 	JMP(LabelRef("vector"))
 	Label("done")
