@@ -50,6 +50,10 @@ func TestExpectedBack(t *testing.T) {
 	g.bus.WaitCQ(1, 0)
 	g.bus.react.stop() // and its ticks
 	g.bus.react.ending.Wait()
+	select {
+	case <-g.bus.react.svc: // of the queue's creation; the goroutine may end before it looks
+	default:
+	}
 	c := g.bus.cqs[1].Load()
 	w := c.waiter.Load()
 	w.attended.Store(attendTicks)
