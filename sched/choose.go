@@ -430,7 +430,8 @@ func fastest(modes []string, seconds map[string]float64, why []string) *plan.Cho
 	return c
 }
 
-// gflops of a core in products, by level of the kernels (BENCHMARKS.md, The host).
+// gflops are the billions of operations a second of a core in products, by level of the kernels,
+// as measured on an EPYC. A prediction needs them within a factor, to compare modes.
 var gflops = map[string]float64{"avx512": 90, "avx2": 50, "generic": 13}
 
 // profileHere is profile host with this machine's cores and kernels.

@@ -37,10 +37,9 @@ const bestName = "best.safetensors"
 
 // stateFormat is the version of what a checkpoint's metadata means. The first two had no checksum
 // over their header; the second was of runs with a setting that a program of the first does not
-// know. Later ones are of runs with something that a program of the one before would leave out:
-// what is between a model's layers, samples that train again; then, steps of several mini-batches;
-// then, another metric than accuracy.
-// All others are still written as plainFormat.
+// know. A later one is of runs whose settings a program of the version before would ignore: 4 has
+// layers between a model's own and samples that train again, 5 steps of several mini-batches, 6
+// another metric than accuracy. All other runs are written as plainFormat.
 const (
 	stateFormat      = 6
 	stepsFormat      = 5

@@ -19,8 +19,8 @@ type HeadSoftmax struct {
 
 const leakySlope = 0.2
 
-// softmaxArgs is the assembly's view of HeadSoftmax; gen/heads has the offsets. Arrays begin with
-// what belongs to the first list.
+// softmaxArgs is the assembly's view of HeadSoftmax; gen/heads has the offsets. The first list's
+// values stand first in each array.
 type softmaxArgs struct {
 	src, own, dst, weights *float32 // own: scores of destinations as sources
 	alpha, alphaSelf       *float32
@@ -37,8 +37,8 @@ const (
 	_ = -(unsafe.Offsetof(softmaxArgs{}.sources) ^ 128)
 )
 
-// Exp is e^x for x <= 0 or NaN, within a unit in the last place from -87 on; below it is e^-87,
-// which is 2·10^-38.
+// Exp is e^x for x <= 0 or NaN, within a unit in the last place from -87 on. Below -87 it is
+// e^-87 = 2·10^-38.
 func Exp(x float32) float32 {
 	p, s := down(x)
 	return float32(p*s) + s

@@ -523,8 +523,8 @@ func (w *waiter) attendedNow() bool {
 	return w.attended.Load() > 0 || w.state.Load() != stateAwake
 }
 
-// attendTicks is the number of ticks for which a party that has waited is expected back. With one
-// of them, each doorbell between a tick and the next wait would wake the background goroutine.
+// attendTicks is the number of ticks for which a party that has waited is expected back. One tick
+// is too few: a doorbell between it and the next wait would wake the background goroutine.
 const attendTicks = 2
 
 // wakeParked wakes the party if it sleeps on its channel or naps.
