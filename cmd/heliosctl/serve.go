@@ -92,13 +92,18 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 		}
 		return prepare.Interrupted(ctx)
 	}
-	l, err := a.listen(e)
+	l, path, err := a.listen(e)
 	if err != nil {
 		return err
 	}
-	defer closing(&err, l.Close)
-	e.ui.Printf("listening on %s", l.Addr())
-	if err := e.ui.Event("listening", listeningLine{l.Addr().String(), os.Getpid()}); err != nil {
+	defer closing(&err, func() error {
+		if path == a.socket { // made here; systemd's stays
+			return errors.Join(os.Remove(path), l.Close())
+		}
+		return l.Close()
+	})
+	e.ui.Printf("listening on %s", path)
+	if err := e.ui.Event("listening", listeningLine{path, os.Getpid()}); err != nil {
 		return err
 	}
 	return s.Serve(ctx, l)
@@ -127,34 +132,50 @@ func inheritedConn(fd int) (*net.UnixConn, error) {
 	return u, nil
 }
 
-// listen makes the socket, or takes it over from systemd.
-func (a *serveArgs) listen(e *env) (*net.UnixListener, error) {
-	if l, err := activated(e.given(&a.socket) != ""); l != nil || err != nil {
-		return l, err
+// listen makes the socket, or takes it over from systemd, and returns its path too.
+func (a *serveArgs) listen(e *env) (*net.UnixListener, string, error) {
+	l, err := activated(e.given(&a.socket) != "")
+	if err != nil {
+		return nil, "", err
 	}
-	path := a.socket
-	if path == "" {
+	if l != nil {
+		return l, l.Addr().String(), nil
+	}
+	if a.socket == "" {
 		dir := os.Getenv("XDG_RUNTIME_DIR")
 		if !filepath.IsAbs(dir) {
 			dir = e.store.Dir()
 			if err := os.MkdirAll(dir, 0o700); err != nil {
-				return nil, err
+				return nil, "", err
 			}
 		}
-		path = filepath.Join(dir, "heliosctl.sock")
+		a.socket = filepath.Join(dir, "heliosctl.sock")
 	}
-	if err := clearSocket(path); err != nil {
+	l, err = a.makeSocket()
+	return l, a.socket, err
+}
+
+// makeSocket listens at the path of --socket. A socket is at its path before it listens, and refuses
+// a client that comes in between, so it listens under another name first.
+func (a *serveArgs) makeSocket() (*net.UnixListener, error) {
+	if err := clearSocket(a.socket); err != nil {
 		return nil, err
 	}
 	mode := 0o177
 	if a.group {
 		mode = 0o117
 	}
+	first := filepath.Join(filepath.Dir(a.socket), "."+strconv.Itoa(os.Getpid()))
 	old := unix.Umask(mode) // from its beginning: nobody else gets in
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: first, Net: "unix"})
 	unix.Umask(old)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "{socket} %s: %w", path, err)
+		return nil, errs.New(errs.Usage, "{socket} %s: %w", a.socket, err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Link(first, a.socket), os.Remove(first)); err != nil {
+		return nil, errors.Join(errs.New(errs.Usage, "{socket} %s: %w", a.socket, err),
+			l.Close())
 	}
 	return l, nil
 }

@@ -226,6 +226,33 @@ func TestServeChild(t *testing.T) {
 	os.Exit(run(ctx, args, os.Stdout, os.Stderr))
 }
 
+// Who finds the socket at its path can connect at once.
+func TestSocketListensWhenItIsThere(t *testing.T) {
+	for range 200 {
+		a := &serveArgs{socket: filepath.Join(t.TempDir(), "s")}
+		refused := make(chan error, 1)
+		go func() {
+			for {
+				if _, err := os.Lstat(a.socket); err == nil {
+					break
+				}
+			}
+			c, err := net.Dial("unix", a.socket)
+			if err == nil {
+				err = c.Close()
+			}
+			refused <- err
+		}()
+		l, err := a.makeSocket()
+		require.NoError(t, err)
+		require.NoError(t, <-refused)
+		require.NoError(t, l.Close())
+		left, err := os.ReadDir(filepath.Dir(a.socket))
+		require.NoError(t, err)
+		require.Len(t, left, 1, "the socket alone")
+	}
+}
+
 // A daemon takes its socket from systemd, takes the place of a dead one, and ends with Ctrl-C.
 func TestServeProcess(t *testing.T) {
 	dir := t.TempDir()
