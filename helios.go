@@ -81,7 +81,7 @@ func Load(ctx context.Context, dir string, files ...string) (err error) {
 				" heliosctl, which finds out whether it is in use", f)
 		}
 	}
-	ssds, err := openSSDs(ctx, files, false)
+	ssds, err := openSSDs(ctx, nil, files, false)
 	if err != nil {
 		return err
 	}
@@ -97,8 +97,10 @@ func Load(ctx context.Context, dir string, files ...string) (err error) {
 	return err
 }
 
-// openSSDs opens files that play SSDs, or those that this user's heliosctl has bound.
-func openSSDs(ctx context.Context, files []string, poll bool) (*bound.Set, error) {
+// openSSDs opens files that play SSDs, or those that this user's heliosctl has bound, or the files of
+// data where none is.
+func openSSDs(ctx context.Context, data *dataset.Dataset, files []string, poll bool) (*bound.Set,
+	error) {
 	store, err := state.Open("")
 	if err != nil {
 		return nil, err
@@ -114,8 +116,7 @@ func openSSDs(ctx context.Context, files []string, poll bool) (*bound.Set, error
 		return nil, err
 	}
 	if len(st.SSDs) == 0 {
-		return nil, errs.New(errs.Usage,
-			"no SSD is bound in %s; name the files that the dataset was loaded onto", store.Dir())
+		return o.OpenDataset(ctx, data)
 	}
 	return o.Open(ctx, o.Permitted(st.SSDs))
 }
@@ -130,8 +131,8 @@ type Dataset struct {
 }
 
 // Open opens a dataset folder whose features lie on SSDs: the files that play them, in any order,
-// or without files the SSDs that "heliosctl bind-ssds" has bound. A GPU computes where
-// there is one that can, else the CPU.
+// or without files the SSDs that "heliosctl bind-ssds" has bound; where none is, the features are
+// read from the folder. A GPU computes where there is one that can, else the CPU.
 func Open(dir string, files ...string) (_ *Dataset, err error) {
 	d := &Dataset{}
 	defer func() {
@@ -146,7 +147,7 @@ func Open(dir string, files ...string) (_ *Dataset, err error) {
 		return nil, err
 	}
 	onGPU := d.in.Dev.Info().Backend != "host"
-	if d.ssds, err = openSSDs(context.Background(), files, onGPU); err != nil {
+	if d.ssds, err = openSSDs(context.Background(), d.in.Dataset, files, onGPU); err != nil {
 		return nil, err
 	}
 	d.in.SSDs = d.ssds.SSDs

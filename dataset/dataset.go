@@ -405,6 +405,19 @@ func (d *Dataset) Names() ([]string, error) {
 	return names, nil
 }
 
+// CheckRowsOnce has ReadRows hold each block of the rows against the seal when a part of it is read
+// for the first time, and not again: for rows that are read here and there. Nobody may be reading.
+func (d *Dataset) CheckRowsOnce() error {
+	if d.FeatureFunc() != nil {
+		return nil
+	}
+	f, _, err := d.featureFile()
+	if err == nil {
+		f.CheckOnce()
+	}
+	return err
+}
+
 func (d *Dataset) featureFile() (*seal.Reader, int64, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -204,7 +204,7 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 		{"not a dataset", func(t *testing.T) { require.NoError(t, os.Mkdir("g", 0o755)) },
 			"train g", 2, []string{"g", "dataset.yaml"}, ""},
 		{"no such dataset", nil, "load g", 2, []string{"g", "generate"}, ""},
-		{"no SSDs", func(t *testing.T) { gen(t, "g", "1") }, "train g", 2,
+		{"no SSDs", func(t *testing.T) { gen(t, "g", "1") }, "load g", 2,
 			[]string{"bind-ssds"}, ""},
 		{"features cut short",
 			func(t *testing.T) { gen(t, "g", "1"); truncate(t, "g/features.npy", 4) }, "load g", 5,

@@ -87,6 +87,8 @@ type ssdOpener struct {
 	// pollDoorbells has software controllers look at their doorbells, for a device that writes
 	// them and cannot call who serves them.
 	pollDoorbells bool
+	// data is the dataset whose files are read where no SSD is bound; nil: SSDs must be.
+	data *dataset.Dataset
 }
 
 // open leases and brings up the SSDs that were chosen, or all bound ones.
@@ -113,6 +115,9 @@ func (o *ssdOpener) open(ctx context.Context) (*ssdSet, error) {
 	if err := o.refuseKernelStacks(chosen); err != nil {
 		return nil, err
 	}
+	if len(chosen) == 0 && o.data != nil && len(st.Unfinished) == 0 {
+		return o.openData(ctx)
+	}
 	if len(chosen) == 0 {
 		return nil, errs.New(errs.Usage,
 			"no SSD is bound in %s; bind some with \"heliosctl bind-ssds\" ({state} DIR chooses another list)",
@@ -121,20 +126,44 @@ func (o *ssdOpener) open(ctx context.Context) (*ssdSet, error) {
 	return o.openThese(ctx, chosen)
 }
 
+// openData has the dataset's own files play an SSD.
+func (o *ssdOpener) openData(ctx context.Context) (*ssdSet, error) {
+	for _, s := range o.stacks {
+		if kind, err := gpuio.FindStack(o.stackOf(s)); err == nil && !kind.Queued {
+			return nil, errs.New(errs.Capability,
+				"%v %s reads SSDs through the kernel, and no SSD is bound; bind files with \"heliosctl bind-ssds --proxy FILE\" and load the dataset onto them, or use %s",
+				errs.Key(o.stackFlag), s, o.queuedWay())
+		}
+	}
+	o.ui.Note("no SSD is bound, so rows are read from %s", o.data.RowSource())
+	return o.opened(o.opener().OpenDataset(ctx, o.data))
+}
+
+// stackOf returns the I/O stack that a value of the flag o.stackFlag chooses.
+func (o *ssdOpener) stackOf(value string) string {
+	if o.stackFlag == "mode" {
+		return plan.Config{Mode: value}.WithDefaults().IOStack
+	}
+	return value
+}
+
+// queuedWay gives an option that reads SSDs without the kernel.
+func (o *ssdOpener) queuedWay() string {
+	if o.stackFlag == "mode" {
+		return "--mode " + plan.DefaultMode
+	}
+	return "--io-stack " + gpuio.StackAsync
+}
+
 // refuseKernelStacks says that an I/O stack which reads through the kernel cannot read SSDs that
 // were taken from it, nor those that it has never had.
 func (o *ssdOpener) refuseKernelStacks(chosen []state.SSD) error {
 	flag := o.stackFlag
 	for _, s := range o.stacks {
-		stack := s
-		if flag == "mode" {
-			stack = plan.Config{Mode: s}.WithDefaults().IOStack
-		}
-		if kind, err := gpuio.FindStack(stack); err != nil || kind.Queued {
+		if kind, err := gpuio.FindStack(o.stackOf(s)); err != nil || kind.Queued {
 			continue
 		}
-		way := map[string]string{"mode": "--mode " + plan.DefaultMode, "io-stack": "--io-stack " +
-			gpuio.StackAsync}[flag]
+		way := o.queuedWay()
 		for _, d := range chosen {
 			switch d.Kind {
 			case state.KindComputed:

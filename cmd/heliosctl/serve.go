@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"net"
@@ -374,9 +375,17 @@ func lentToGroup(dir string) (string, error) {
 }
 
 // ssds opens the SSDs that a client named, or counts one more user of them.
-func (b *serveBackend) ssds(ctx context.Context, q serve.OpenRequest, a *runArgs,
+func (b *serveBackend) ssds(ctx context.Context, d *servedDataset, a *runArgs,
 	polls bool) (*sharedSSDs, string, error) {
+	q := &d.q
 	key := strings.Join(slices.Concat([]string{"ssd"}, q.SSD, []string{"", "file"}, q.SSDFile), "\x00")
+	st, err := b.env.store.Load()
+	if err != nil {
+		return nil, "", err
+	}
+	if len(q.SSD)+len(q.SSDFile)+len(st.SSDs) == 0 {
+		key = fmt.Sprintf("%p", d) // its own files
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if s := b.sets[key]; s != nil {
@@ -389,13 +398,12 @@ func (b *serveBackend) ssds(ctx context.Context, q serve.OpenRequest, a *runArgs
 	}
 	e := *b.env // a verb writes down there what it opened, and loaders are opened side by side
 	o := &ssdOpener{env: &e, ssdArgs: a.ssdArgs, stackFlag: "mode", stacks: []string{a.cfg.Mode},
-		pollDoorbells: polls}
+		pollDoorbells: polls, data: d.d}
 	if a.cfg.IOStack != "" {
 		o.stackFlag, o.stacks = "io-stack", []string{a.cfg.IOStack}
 	}
 	o.names = q.SSD
 	var set *ssdSet
-	var err error
 	if len(q.SSDFile) > 0 {
 		set, err = o.opened(o.opener().OpenFiles(ctx, q.SSDFile))
 	} else {
@@ -559,7 +567,7 @@ func (a *runArgs) writeNothing() error {
 func (d *servedDataset) openInputs(ctx context.Context, l *servedLoader, in *prepare.Inputs,
 	s *session) error {
 	ssds := func(polls bool) error {
-		set, key, err := d.b.ssds(ctx, d.q, s.runArgs, polls)
+		set, key, err := d.b.ssds(ctx, d, s.runArgs, polls)
 		if err != nil {
 			return err
 		}

@@ -226,7 +226,7 @@ func TestServeChild(t *testing.T) {
 	os.Exit(run(ctx, args, os.Stdout, os.Stderr))
 }
 
-// Who finds the socket at its path can connect at once.
+// A client that finds the socket at its path can connect at once.
 func TestSocketListensWhenItIsThere(t *testing.T) {
 	for range 200 {
 		a := &serveArgs{socket: filepath.Join(t.TempDir(), "s")}

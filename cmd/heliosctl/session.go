@@ -147,7 +147,7 @@ func (s *session) openInputs(ctx context.Context) error {
 	if err := s.openGraph(""); err != nil {
 		return err
 	}
-	o.pollDoorbells = ringsDoorbells(s.Dev)
+	o.pollDoorbells, o.data = ringsDoorbells(s.Dev), s.Dataset
 	if err := open(); err != nil {
 		return err
 	}

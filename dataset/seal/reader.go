@@ -56,6 +56,15 @@ type Reader struct {
 	// stripe are read one by one, and a block holds many. Several goroutines read, each near where
 	// it was before.
 	kept [keptBlocks]atomic.Pointer[keptBlock]
+	once []atomic.Uint64 // a bit a block: CheckOnce has it checked; nil: all reads are
+}
+
+// CheckOnce has a block checked only when a part of it is read for the first time: for rows that
+// are read here and there, again and again. Nobody may be reading.
+func (r *Reader) CheckOnce() {
+	if r.sums != nil {
+		r.once = make([]atomic.Uint64, (len(r.sums)+63)/64)
+	}
 }
 
 // keptBlocks times the largest block is 4 MiB.
@@ -202,6 +211,15 @@ func (r *Reader) ReadAt(dst []byte, off int64) error {
 	for off < end {
 		first := off / r.block * r.block
 		if last := min(first+r.block, r.size); first < off || last > end { // a part of a block
+			bit := uint64(1) << (first / r.block % 64)
+			if r.once != nil && r.once[first/r.block/64].Load()&bit != 0 {
+				n := min(last, end) - off
+				if err := r.read(dst[:n], off); err != nil {
+					return err
+				}
+				dst, off = dst[n:], off+n
+				continue
+			}
 			whole, err := r.whole(first, last)
 			if err != nil {
 				return err
@@ -238,6 +256,10 @@ func (r *Reader) whole(first, last int64) ([]byte, error) {
 	}
 	if err := r.check(b, first); err != nil {
 		return nil, err
+	}
+	if r.once != nil {
+		r.once[first/r.block/64].Or(uint64(1) << (first / r.block % 64))
+		return b, nil
 	}
 	place.Store(&keptBlock{first, b})
 	return b, nil

@@ -28,6 +28,8 @@ type ComputedOptions struct {
 	Bytes           int64        // of the SSD; 0: as few as the stripe needs
 	Type            rowtype.Type // of the rows
 	NoRowChecksums  bool
+	// NoSums leaves all checksums out: rows are not compared with any, and nobody verifies the SSD.
+	NoSums bool
 	// Sums are the checksums of the tables, where they are known already; nil computes them, which
 	// looks at every row: 5 ns for each float32 row, as long as making it for the others.
 	Sums     *ComputedSums
@@ -46,11 +48,15 @@ type ComputedSums struct {
 // load would have written it to an SSD of zeros: superblocks, rows, the checksums of chunks and
 // rows, all computed when they are read. It takes a few MiB of memory whatever the dataset's size,
 // and is safe for concurrent use.
+//
+// Without checksums (ComputedOptions.NoSums) the rows may be in features.npy, too, from which they
+// are read.
 type Computed struct {
 	sb       Superblock
 	g        geometry
 	l        gpuio.Layout
-	enc      *rowEncoder
+	enc      *rowEncoder      // of the feature function
+	files    *dataset.Dataset // that has none
 	size     int64
 	super    [2][]byte
 	unit     int64 // bytes of a padded row, or of an LBA of packed ones
@@ -61,17 +67,21 @@ type Computed struct {
 
 // NewComputed prepares stripe o.Stripe of o.Stripes of d. Errors are of class usage.
 func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*Computed, error) {
-	fn := d.FeatureFunc()
-	if fn == nil {
+	o.NoRowChecksums = o.NoRowChecksums || o.NoSums
+	c := &Computed{files: d}
+	row := int64(d.Meta.RowBytes())
+	if fn := d.FeatureFunc(); fn != nil {
+		c.files, c.enc = nil, newRowEncoder(fn, o.Type)
+		row = int64(c.enc.bytes)
+	} else if !o.NoSums {
 		return nil, errs.New(errs.Usage,
 			"dataset %s has its rows in %s: only rows of a feature function can be computed; make one with {feature-fn} hash, or bind other SSDs and load it",
 			d.Dir(), dataset.FeaturesName)
 	}
-	if o.Stripes < 1 || o.Stripe < 0 || o.Stripe >= o.Stripes {
+	if o.Stripes < 1 || o.Stripe < 0 || o.Stripe >= o.Stripes ||
+		c.files != nil && o.Stripes > 1 { // runs of rows are read from the file
 		return nil, errs.New(errs.Usage, "stripe %d of %d: there is none", o.Stripe, o.Stripes)
 	}
-	c := &Computed{enc: newRowEncoder(fn, o.Type)}
-	row := int64(c.enc.bytes)
 	var err error
 	if c.l, err = gpuio.NewLayout(d.Meta.Nodes, int(row), o.Stripes, o.LBABytes); err != nil {
 		return nil, err
@@ -101,6 +111,9 @@ func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*C
 	}
 	c.sb = newSuperblock(d, &c.l, &c.g, o.Stripe, o.Type, lbas, !o.NoRowChecksums)
 	c.sb.LoadID, c.sb.State = id, StateComplete
+	if o.NoSums {
+		o.Sums = &ComputedSums{}
+	}
 	if o.Sums == nil {
 		if o.Sums, err = c.sums(ctx, o.Progress); err != nil {
 			return nil, err
@@ -119,6 +132,9 @@ func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*C
 func computedID(d *dataset.Dataset, o ComputedOptions) (id uuid.UUID) {
 	sum := sha256.Sum256(fmt.Appendf(nil, "computed %s %d %d %s %v", d.UUID(), o.Stripes,
 		o.LBABytes, o.Type, o.NoRowChecksums))
+	if o.NoSums {
+		sum = sha256.Sum256(append(sum[:], "no sums"...))
+	}
 	copy(id[:], sum[:])
 	id[6] = id[6]&0x0f | 0x80 // RFC 9562 section 5.8, version 8
 	id[8] = id[8]&0x3f | 0x80
@@ -146,14 +162,14 @@ func (c *Computed) ReadAt(p []byte, off int64) (int, error) {
 		did := 0
 		for _, r := range []struct {
 			from, bytes int64
-			read        func(b []byte, pos int64)
+			read        func(b []byte, pos int64) error
 		}{
-			{int64(c.g.dataLBA) * lba, c.g.dataBytes, c.data},
-			{0, superblockBytes, func(b []byte, pos int64) { copy(b, c.super[0][pos:]) }},
-			{int64(c.g.tableLBA) * lba, 4 * c.g.chunks, c.table},
-			{int64(c.g.rowTableLBA) * lba, c.rowTableBytes(), c.rowTable},
+			{int64(c.g.dataLBA) * lba, c.g.dataBytes, c.rows},
+			{0, superblockBytes, never(func(b []byte, pos int64) { copy(b, c.super[0][pos:]) })},
+			{int64(c.g.tableLBA) * lba, 4 * c.g.chunks, never(c.table)},
+			{int64(c.g.rowTableLBA) * lba, c.rowTableBytes(), never(c.rowTable)},
 			{int64(c.g.secondLBA) * lba, superblockBytes,
-				func(b []byte, pos int64) { copy(b, c.super[1][pos:]) }},
+				never(func(b []byte, pos int64) { copy(b, c.super[1][pos:]) })},
 		} {
 			if r.bytes == 0 || pos >= r.from+r.bytes {
 				continue
@@ -163,7 +179,9 @@ func (c *Computed) ReadAt(p []byte, off int64) (int, error) {
 				continue
 			}
 			b = b[:min(int64(len(b)), r.from+r.bytes-pos)]
-			r.read(b, pos-r.from)
+			if err := r.read(b, pos-r.from); err != nil {
+				return offset, err
+			}
 			did = len(b)
 			break
 		}
@@ -177,6 +195,63 @@ func (c *Computed) ReadAt(p []byte, off int64) (int, error) {
 		return n, io.EOF
 	}
 	return n, nil
+}
+
+// never gives the error of a read that can't fail.
+func never(read func(b []byte, pos int64)) func(b []byte, pos int64) error {
+	return func(b []byte, pos int64) error {
+		read(b, pos)
+		return nil
+	}
+}
+
+// rows computes or reads the feature extent from pos on.
+func (c *Computed) rows(b []byte, pos int64) error {
+	if c.files == nil {
+		c.data(b, pos)
+		return nil
+	}
+	for len(b) > 0 {
+		u := pos / c.unit
+		from := pos - u*c.unit
+		if n := int64(len(b)) / c.unit; from == 0 && n > 0 {
+			if err := c.readUnits(b[:n*c.unit], u); err != nil {
+				return err
+			}
+			b, pos = b[n*c.unit:], pos+n*c.unit
+			continue
+		}
+		whole := c.pieces.Get().(*[]byte)
+		err := c.readUnits(*whole, u)
+		n := copy(b, (*whole)[from:])
+		c.pieces.Put(whole)
+		if err != nil {
+			return err
+		}
+		b, pos = b[n:], pos+int64(n)
+	}
+	return nil
+}
+
+// readUnits reads whole units from unit u on.
+func (c *Computed) readUnits(b []byte, u int64) error {
+	row := int64(c.files.Meta.RowBytes())
+	step := c.unit
+	if c.perUnit*row == c.unit { // rows stand as they do in the file
+		step = int64(len(b))
+	}
+	for ; len(b) > 0; b, u = b[step:], u+step/c.unit {
+		first := u * c.perUnit
+		n := max(min(step/c.unit*c.perUnit, c.g.rows-first), 0) * row
+		clear(b[n:step])
+		if n == 0 {
+			continue
+		}
+		if err := c.files.ReadRows(c.rowOf(first), b[:n]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (c *Computed) rowTableBytes() int64 { return c.g.rowEntry * c.g.rows }
@@ -227,6 +302,10 @@ func (c *Computed) fillRow(b []byte, slot int64) {
 
 // table computes the chunk checksums from pos on.
 func (c *Computed) table(b []byte, pos int64) {
+	if c.files != nil {
+		clear(b)
+		return
+	}
 	entries(b, pos, 4, func(i int64, x []byte) { binary.LittleEndian.PutUint32(x, c.chunkCRC(i)) })
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/rowtype"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/wide"
 	"helios/nvme"
 	"helios/nvme/proxy"
@@ -113,6 +115,47 @@ func TestComputedEqualsLoaded(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, m.super, again.super)
 			}
+		})
+	}
+}
+
+// TestFilesEqualLoaded compares an SSD whose rows are in features.npy with one that was loaded, and
+// damages the file.
+func TestFilesEqualLoaded(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for name, d := range map[string]*dataset.Dataset{
+		"whole": small(t, 700, 128, 1), "packed": small(t, 2000, 16, 2),
+		"padded": small(t, 1500, 37, 3), "odd halves": halves(t, 2000, 37)} {
+		t.Run(name, func(t *testing.T) {
+			m, err := NewComputed(bg, d, ComputedOptions{Stripes: 1, LBABytes: 512,
+				Type: d.Meta.RowType(), NoSums: true})
+			require.NoError(t, err)
+			want := loadedImages(t, d, 1, 512, m.Size(), LoadOptions{NoRowChecksums: true})[0]
+			from, to := int64(m.g.dataLBA)*512, int64(m.g.dataLBA)*512+m.g.dataBytes
+			got := make([]byte, len(want))
+			_, err = m.ReadAt(got, 0)
+			require.NoError(t, err)
+			require.Equal(t, -1, firstDifference(got[from:to], want[from:to]))
+			require.NoError(t, d.CheckRowsOnce())
+			for range 500 {
+				off := from + rng.Int64N(m.g.dataBytes)
+				b := make([]byte, min(rng.Int64N(9000), to-off))
+				_, err := m.ReadAt(b, off)
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(want[off:off+int64(len(b))], b), "%d at %d", len(b), off)
+			}
+			path := d.Path(dataset.FeaturesName)
+			raw, err := os.ReadFile(path)
+			require.NoError(t, err)
+			raw[len(raw)-1] ^= 1
+			require.NoError(t, os.WriteFile(path, raw, 0o644))
+			again := datasettest.Open(t, d.Dir()) // which has checked no block yet
+			require.NoError(t, again.CheckRowsOnce())
+			m, err = NewComputed(bg, again, ComputedOptions{Stripes: 1, LBABytes: 512,
+				Type: d.Meta.RowType(), NoSums: true})
+			require.NoError(t, err)
+			_, err = m.ReadAt(make([]byte, 1), from+(m.g.rows-1)/m.perUnit*m.unit)
+			require.ErrorContains(t, err, path)
 		})
 	}
 }
