@@ -265,6 +265,7 @@ func TestServeProcess(t *testing.T) {
 		cmd.Env = append(os.Environ(), serveChildEnv+"="+how, "LISTEN_FDS=1",
 			"HELIOS_STATE="+filepath.Join(dir, "state"))
 		cmd.Stderr = os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // of a test that fails
 		if how == "activated" {
 			f, err := l.File()
 			require.NoError(t, err)
