@@ -50,6 +50,15 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 	return p, nil
 }
 
+// Shares reports whether rows of a set of so many, spread evenly over the SSDs, share commands.
+func (p *Planner) Shares(rows int64) bool {
+	offsets := make([]int64, p.e.layout.SSDs+1)
+	for s := range offsets {
+		offsets[s] = rows * int64(s) / int64(p.e.layout.SSDs)
+	}
+	return rows > 0 && p.e.coalesces(&ReadSet{SSDOffset: offsets})
+}
+
 // Planned holds what a set takes on one SSD.
 type Planned struct {
 	Commands int64

@@ -126,6 +126,30 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 	}
 }
 
+// Hops are read together where their rows share commands: all mini-batches but the first as those
+// of a pipeline that samples them whole. Row by row each hop is read by itself.
+func TestHopsAreReadTogether(t *testing.T) {
+	d, feat := dense.open(t)
+	s := bind(t, d, 2, "")
+	epoch := func(pipeline string, coalesce int) report.EpochResult {
+		cfg := small()
+		cfg.Mode, cfg.Pipeline, cfg.CoalesceBytes, cfg.Epochs = static.ModeHelios, pipeline,
+			coalesce, 1
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+		require.NoError(t, r.err)
+		return counts(r.res.Epochs[0])
+	}
+	deep, intra, whole := epoch(plan.DefaultPipeline, 0), epoch(plan.PipelineIntra, 0),
+		epoch(plan.PipelinePrefetch, 0)
+	require.Greater(t, deep.Batches, 2)
+	require.Greater(t, deep.SSDCommands, whole.SSDCommands, "nothing is known of the first")
+	require.Less(t, deep.SSDCommands, (intra.SSDCommands+whole.SSDCommands)/2)
+	require.Equal(t, epoch(plan.PipelineIntra, -1), epoch(plan.DefaultPipeline, -1))
+	deep.SSDCommands, deep.BytesSSD, deep.ReadAmplification = whole.SSDCommands, whole.BytesSSD,
+		whole.ReadAmplification
+	require.Equal(t, whole, deep)
+}
+
 // Every mode has it so, over files of a real file system, too, whose O_DIRECT asks for sectors:
 // rows, commands and bytes are the same on both clocks.
 func TestVirtualCountsOfEveryMode(t *testing.T) {

@@ -21,11 +21,12 @@ type Store struct {
 	of         *prepare.Sampling
 	Layout     gpuio.Layout // of the rows
 	SSDs       []*gpuio.SSD
-	Memory     *gpuio.Memory // of the I/O kernels; nil: as the stack does without
-	Pages      *PageStore    // that the stack is open for; nil: it reads the rows
-	Reader     gpuio.Reader  // nil when every row is in a tier
-	before     gpuio.Stats   // of readers that are closed
-	ScaleTable cuda.Buffer   // pinned, of all rows; nil: their type has none
+	Memory     *gpuio.Memory  // of the I/O kernels; nil: as the stack does without
+	Pages      *PageStore     // that the stack is open for; nil: it reads the rows
+	Reader     gpuio.Reader   // nil when every row is in a tier
+	planner    *gpuio.Planner // of that stack's commands
+	before     gpuio.Stats    // of readers that are closed
+	ScaleTable cuda.Buffer    // pinned, of all rows; nil: their type has none
 	lease      *stripe.Lease
 	checks     checks
 	// Checked describes them; unchecked is the reason why rows are not checked unless asked for.
@@ -331,11 +332,23 @@ func (s *Store) Open(ctx context.Context, l gpuio.Layout) error {
 		return nil
 	}
 	r, err := s.openReader(ctx, l)
-	if err == nil {
-		s.Reader = r
+	if err != nil {
+		return err
 	}
+	s.Reader = r
+	c := s.of.Config
+	o := gpuio.PlanOptions{Stack: c.IOStack, CoalesceBytes: c.CoalesceBytes, Depth: c.QueueDepth}
+	for _, d := range s.SSDs {
+		if d.Ctrl != nil {
+			o.MaxTransferBytes = d.Ctrl.MaxTransferBytes()
+		}
+	}
+	s.planner, err = gpuio.NewPlanner(l, o)
 	return err
 }
+
+// Shares reports whether rows of a set of so many are expected to share commands.
+func (s *Store) Shares(rows int64) bool { return s.planner != nil && s.planner.Shares(rows) }
 
 // IO returns what the run has read so far.
 func (s *Store) IO() report.IOResult {

@@ -77,6 +77,10 @@ type Schedule struct {
 	PerHop  bool // rows of hop h are looked up and read while hop h+1 is sampled
 	Serial  bool // one operator at a time: gather waits for the reads
 	Group   bool // the reads of several batches are merged
+	// Joins: the hops of a mini-batch are looked up and read as one set after all where its rows
+	// are expected to share commands. More of them do than within a hop, and with mini-batches
+	// prepared ahead no read waits for its hop.
+	Joins bool
 }
 
 // Schedule returns what the configuration's pipeline means.
@@ -90,5 +94,7 @@ func (c Config) Schedule() Schedule {
 		s.Credits += c.Replicas - 1 // each trains on one
 	}
 	s.Samples = s.Credits + c.Window
+	t := c.Traits()
+	s.Joins = p.PerHop && p.Ahead && t.ByHotness && !t.Staged && c.Stack().Coalesces
 	return s
 }

@@ -160,6 +160,7 @@ type Part struct {
 	Key, next, N int
 	End          int // of the part that is played, where it is not all
 	Order        prepare.Order
+	missed       int64 // rows of the batch before that were in no tier
 }
 
 // openMachine makes the machine with the operators' streams, and the layout of the rows. wide: the
@@ -442,9 +443,13 @@ func (v *Player) shape(ctx context.Context, i int) (*cost.Shape, error) {
 
 // Parts gives a shape its parts, of which find looks those up that have rows.
 func (v *Player) Parts(s *cost.Shape, find func(from int64, part *cost.Part) error) error {
-	from := int64(0)
+	from, last, missed := int64(0), len(s.HopEnd)-1, int64(0)
+	joined := v.Plan.Joins && v.planner != nil && v.planner.Shares(v.Source.missed)
 	for h, to := range s.HopEnd {
-		if !v.Plan.PerHop && h < len(s.HopEnd)-1 {
+		if h < last && (joined || !v.Plan.PerHop) {
+			if joined {
+				s.Parts = append(s.Parts, cost.Part{})
+			}
 			continue
 		}
 		part := cost.Part{Count: to - from}
@@ -454,8 +459,9 @@ func (v *Player) Parts(s *cost.Shape, find func(from int64, part *cost.Part) err
 			}
 		}
 		s.Parts = append(s.Parts, part)
-		from = to
+		from, missed = to, missed+part.NMiss
 	}
+	v.Source.missed = missed
 	return nil
 }
 

@@ -107,16 +107,34 @@ func (t *Tiers) Close() error {
 type stages struct {
 	*Tiers
 	engine.SlotStages
+	missed int64 // rows of the batch before, and of this one so far, that are in no tier
+	joined bool  // the batch's hops are looked up and read together
 }
 
 // Begin implements engine.Tiers.
 func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
-	return &stages{t, engine.SlotStages{Walk: w}}
+	return &stages{Tiers: t, SlotStages: engine.SlotStages{Walk: w}}
+}
+
+// join has the last part of a batch take the place of all, where its hops are to be read together:
+// false for the parts before. The misses of the batch before decide, so that the choice depends on
+// no timing.
+func (a *stages) join(w *engine.Work) bool {
+	if !a.Engine.Plan.Joins {
+		return true
+	}
+	if w.Hop == 0 {
+		a.joined, a.missed = a.Engine.Store.Shares(a.missed), 0
+	}
+	if a.joined && w.Last {
+		w.First, w.Count = 0, w.First+w.Count
+	}
+	return !a.joined || w.Last
 }
 
 // Lookup implements engine.Stages.
 func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
-	if w.Count == 0 {
+	if !a.join(w) || w.Count == 0 {
 		return nil
 	}
 	e, p, s := a.Engine, a.Walk.Pass, w.Slot
@@ -132,6 +150,7 @@ func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 		return fmt.Errorf("batch %d: %w", s.Index, err)
 	}
 	g.RowsGPU, g.RowsCPU, g.RowsSSD, g.Moved = b.NGPU, b.NCPU, b.NMiss, b.NGPU+b.NCPU
+	a.missed += b.NMiss
 	if a.FirstOnHost {
 		g.RowsGPU, g.RowsCPU = 0, g.Moved
 	}
