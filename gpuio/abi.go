@@ -211,7 +211,7 @@ const (
 //	           row at index u div Parts. Part j begins j × PartBlocks LBAs into the row and has
 //	           PartBlocks LBAs, the last one what is left.
 //	coalesced  (Order is not 0) unit u is a run, the rows at the indices Order[Runs[u]] to
-//	           Order[Runs[u+1]-1], whose LBAs are equal or adjacent (kernel coalesce).
+//	           Order[Runs[u+1]-1], whose LBAs are equal or close (kernel coalesce).
 type setState struct {
 	// Host.
 	Rows      cuda.DevicePtr // int64[n]

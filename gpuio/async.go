@@ -28,7 +28,7 @@ type AsyncOptions struct {
 	// Resets bounds the resets of an SSD's controller before the SSD is given up; negative:
 	// never (3).
 	Resets int
-	// CoalesceBytes bounds one command for rows on equal and adjacent LBAs. 0: up to
+	// CoalesceBytes bounds one command for rows on equal and close LBAs. 0: up to
 	// 128 KiB, where it is expected to save commands; negative: a command for each row.
 	CoalesceBytes int
 	// Memory shows where queues and data go, by ChooseRung for this device and these SSDs. nil:

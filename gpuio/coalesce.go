@@ -13,8 +13,8 @@ import (
 // Kernel "coalesce": finds the rows of a set that one command can read together.
 //
 // For each SSD it sorts the bucket by slot, so that Order has the indices of its rows by place on
-// the SSD, and cuts that order into runs: a run's rows lie on equal or adjacent LBAs of one window,
-// and a command reads all of them. Windows are aligned and no larger than one command may move, so
+// the SSD, and cuts that order into runs: a run's rows lie in one window, each close behind the one
+// before, and a command reads all of them and what lies between. Windows are aligned and no larger than one command may move, so
 // where a run ends depends on rows near it and not on where earlier runs began. Then it writes the
 // SSD's Units and the shares of its queues (Remaining).
 //
@@ -29,7 +29,8 @@ import (
 //     the last pass did not write to Order, the indices are copied there.
 //   - lba(k) is the first LBA of the k-th row in order, counted from DataStart: key × LBAsPerRow, or
 //     key div RowsPerLBA where rows are packed. A run begins at k when k = f, or k or k-1 is invalid,
-//     or lba(k) div Window ≠ lba(k-1) div Window, or lba(k) > lba(k-1) + LBAsPerRow.
+//     or lba(k) div Window ≠ lba(k-1) div Window, or lba(k) > lba(k-1) + reach, where reach is the
+//     greater of LBAsPerRow and reachBytes div LBABytes.
 //   - Runs[f+s+u] is the first place in Order of the bucket's u-th run. With m runs Runs[f+s+m] = t,
 //     and Units[2s] = f+s, Units[2s+1] = f+s+m. Entries of Runs behind that are not touched.
 //   - Remaining[g] of the SSD's queues is the length of share(m, g mod QueuesPerSSD, QueuesPerSSD,
@@ -123,7 +124,7 @@ const invalidKey = ^uint64(0)
 // cut writes where runs begin in sorted keys and returns their number; keys[0] is at place from in
 // Order.
 func (l *Layout) cut(keys []uint64, window int64, from uint32, runs []uint32) int {
-	per, packed := int64(l.LBAsPerRow), uint64(l.RowsPerLBA)
+	per, packed, reach := int64(l.LBAsPerRow), uint64(l.RowsPerLBA), l.reach()
 	m := 0
 	end, prev := int64(-1), int64(0) // end of the window that prev is in
 	for k, key := range keys {
@@ -131,7 +132,7 @@ func (l *Layout) cut(keys []uint64, window int64, from uint32, runs []uint32) in
 		if packed > 1 {
 			lba = int64(key / packed)
 		}
-		if key != invalidKey && lba < end && lba <= prev+per {
+		if key != invalidKey && lba < end && lba <= prev+reach {
 			prev = lba
 			continue
 		}
@@ -143,6 +144,14 @@ func (l *Layout) cut(keys []uint64, window int64, from uint32, runs []uint32) in
 	}
 	return m
 }
+
+// reachBytes is how far apart two rows may begin that share a command: an SSD reads so many bytes at
+// the cost of one block, so reading the rows between costs less than a second command.
+const reachBytes = 4096
+
+// reach returns the most LBAs from one row of a run to the next, which are adjacent where rows are
+// no smaller than reachBytes.
+func (l *Layout) reach() int64 { return int64(max(l.LBAsPerRow, reachBytes/l.LBABytes)) }
 
 // view is device memory from index lo to hi of an array.
 func view[T any](p cuda.DevicePtr, lo, hi int64) []T {
@@ -157,26 +166,33 @@ func (l Layout) passes() uint32 {
 // Coalescing is worth a pass over the set when it is expected to save this share of its commands.
 const coalesceSaves = 0.05
 
-// expectedCommands returns how many commands a set takes when rows on equal and adjacent LBAs of a
-// window share one, if the rows of each bucket were drawn without repetition and evenly.
+// expectedCommands returns how many commands a set takes when rows of a window that are close share
+// one, if the rows of each bucket were drawn without repetition and evenly.
 //
 // An SSD with N slots has B groups: the LBA of RowsPerLBA slots, or the LBAs of one row. With n of
 // the N slots drawn each is in the set with probability d = n/N, nearly independently, so a group
-// of m slots is read with q = 1 - (1-d)^m. A read group begins a run unless the one before it in
-// its window is read too. Of the w groups of a window one has none before, so the share that begins
-// a run is 1 - q(1 - 1/w), and there are B·q of them. Rows that come in clusters or more than once
-// need fewer commands than that: even spreading is the worst case.
+// of m slots is read with q = 1 - (1-d)^m. A read group begins a run unless one of the g before it
+// in its window is read too, where g groups are within reach. The j-th of the w groups of a window
+// has min(j, g) before it, so it begins a run with q(1-q)^min(j, g). Rows that come in clusters or
+// more than once need fewer commands than that: even spreading is the worst case.
 func expectedCommands(l Layout, offsets []int64, window uint32) float64 {
 	sum := 0.0
 	m := float64(l.RowsPerLBA)
 	w := float64(window) / float64(l.LBAsPerRow)
+	g := float64(l.reach() / int64(l.LBAsPerRow))
 	for s := range int(l.SSDs) {
 		slots, n := float64(l.RowsOn(s)), float64(offsets[s+1]-offsets[s])
 		if n == 0 || slots == 0 {
 			continue
 		}
 		q := -math.Expm1(m * math.Log1p(-min(n/slots, 1)))
-		sum += math.Ceil(slots/m) * q * (1 - q*(1-1/w))
+		begin, none := 0.0, 1.0 // of the window's groups, and of the j-th
+		for j := 0.0; j < min(w, g); j++ {
+			begin += none
+			none *= 1 - q
+		}
+		begin += max(w-g, 0) * none
+		sum += math.Ceil(slots/m) * q * begin / w
 	}
 	return sum
 }

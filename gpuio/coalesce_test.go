@@ -49,9 +49,14 @@ func wantRuns(l Layout, ids, offs []int64, window int64) []wantUnit {
 		perWindow := window / int64(l.LBAsPerRow)
 		for _, g := range groups {
 			lba := g * int64(l.LBAsPerRow)
-			if _, ok := marked[g-1]; ok && g%perWindow != 0 {
+			before := g - 1
+			for before >= 0 && (g-before)*int64(l.ReadBytes()) < 4096 && marked[before] == nil {
+				before--
+			}
+			if marked[before] != nil && g-before <= max(4096/int64(l.ReadBytes()), 1) &&
+				before/perWindow == g/perWindow {
 				u := &out[len(out)-1]
-				u.blocks += int64(l.LBAsPerRow)
+				u.blocks += (g - before) * int64(l.LBAsPerRow)
 				u.rows = append(u.rows, marked[g]...)
 			} else {
 				out = append(out, wantUnit{s, lba, int64(l.LBAsPerRow), marked[g]})
@@ -653,7 +658,8 @@ func TestCoalesceKernel(t *testing.T) {
 				head := k == 0 || bad[i] || bad[want[k-1]]
 				if !head {
 					a, b := lba(want[k-1]), lba(i)
-					head = a/int64(p.Window) != b/int64(p.Window) || b > a+int64(l.LBAsPerRow)
+					head = a/int64(p.Window) != b/int64(p.Window) ||
+						b > a+max(int64(l.LBAsPerRow), 4096/int64(l.LBABytes))
 				}
 				if head {
 					heads = append(heads, uint32(offs[s])+uint32(k))

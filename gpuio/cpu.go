@@ -26,7 +26,7 @@ type CPUOptions struct {
 	Engine  string        // "io_uring" (default where there is one) or "pread"
 	Timeout time.Duration // deadline of one attempt, io_uring only (10 s)
 	Retries int           // attempts after the first; negative: none (3)
-	// CoalesceBytes bounds one read for rows on equal and adjacent LBAs. 0: up to 128
+	// CoalesceBytes bounds one read for rows on equal and close LBAs. 0: up to 128
 	// KiB, where it is expected to save reads; negative: a read for each row.
 	CoalesceBytes int
 }

@@ -23,7 +23,7 @@ import (
 // The part that the cpu and mmap stacks share: sets in order of submission, worker goroutines that
 // take a few rows at a time from the oldest, and rows gathered by the CPU.
 //
-// The cpu stack coalesces as async does: rows on equal and adjacent LBAs of a window are one read.
+// The cpu stack coalesces as async does: rows on equal and close LBAs of a window are one read.
 // The set is then sorted by the worker that first needs it, and what workers take are places in
 // that order. A run belongs to whoever takes the place of its first row.
 

@@ -18,7 +18,7 @@ type Stack struct {
 	// Queued: kernels drive the SSDs' NVMe queues. Else the CPU reads the files behind the SSDs,
 	// past their controllers.
 	Queued bool
-	// Coalesces: rows on equal or adjacent LBAs may share a read.
+	// Coalesces: rows on equal or close LBAs may share a read.
 	Coalesces bool
 	// Overlaps: kernels do not wait for their reads, so several sets are in flight, on SMs of their
 	// own. Of other queued stacks a launch lasts as long as its reads.

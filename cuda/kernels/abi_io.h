@@ -19,6 +19,7 @@ constexpr u32 cmdState = 0xff, cmdAborted = 1 << 8, cmdAttempt = 1 << 16;
 constexpr u32 cidMask = maxCommands - 1, cmdGen = 0xffff & ~cidMask, cmdNextGen = cidMask + 1;
 constexpr u16 failStatus = 1, failTimeout = 2, failRow = 3, failPos = 4, failQueue = 5;
 constexpr u32 histSubBits = 4, histMinBits = 8, histMaxBits = 36;
+constexpr u32 reachBytes = 4096;
 constexpr u32 histBuckets = (histMaxBits - histMinBits) << histSubBits;
 
 // go: gpuio.Layout

@@ -11,8 +11,9 @@
 //          lanes of one digit find each other by ballots. So it is stable, and Order depends on nothing
 //          but the rows.
 //   runs   a row begins one where it is the first, where its LBAs lie in another window than those of the
-//          row before or leave a gap to them, and at and after a row that cannot be read. The warps
-//          count the beginnings in their shares, then write them in order.
+//          row before or out of its reach, and at and after a row that cannot be read. An SSD reads
+//          reachBytes at the cost of one block, so a run also reads what lies between rows so close. The
+//          warps count the beginnings in their shares, then write them in order.
 //
 // Ownership: the block alone writes its bucket's part of every array. One launch at a time uses the keys
 // and indices A and B (it runs on submit's stream, before submit); Order may be A or B of the indices,
@@ -98,15 +99,16 @@ HX_DEVICE inline void pass(u32 *bins, u32 *sums, i64 from, Share mine, u32 shift
 
 // Where windows and gaps are, in slots.
 struct Rule {
-	u64 window;  // slots of one
+	u64 window; // slots of one
 	u64 perLBA;
+	u64 reach; // from a row to the next: slots, or LBAs where an LBA has several
 };
 
 // Does a run begin at the row with this key, behind the row with that one?
 HX_DEVICE inline bool begins(const Rule &r, u64 key, u64 before) {
 	if (!readable(key) || !readable(before)) return true;
 	if (io::divide(key, r.window) != io::divide(before, r.window)) return true;
-	return r.perLBA > 1 ? io::divide(key, r.perLBA) > io::divide(before, r.perLBA) + 1 : key > before + 1;
+	return r.perLBA > 1 ? io::divide(key, r.perLBA) > io::divide(before, r.perLBA) + r.reach : key > before + r.reach;
 }
 
 HX_DEVICE inline bool head(const Rule &r, u64 keys, i64 from, i64 i) {
@@ -132,7 +134,8 @@ HX_KERNEL(coalesce, CoalesceParams) {
 		if (tid == 0) dev::fail(hx, 2, p.Window, (u64)l.LBAsPerRow);
 		return;
 	}
-	Rule rule{(u64)(p.Window / (u32)l.LBAsPerRow) * (u64)l.RowsPerLBA, (u64)l.RowsPerLBA};
+	u32 reach = reachBytes / ((u32)l.LBABytes * (u32)l.LBAsPerRow);
+	Rule rule{(u64)(p.Window / (u32)l.LBAsPerRow) * (u64)l.RowsPerLBA, (u64)l.RowsPerLBA, reach > 1 ? reach : 1};
 	for (u32 ssd = dev::bid(); ssd < (u32)l.SSDs; ssd += dev::blocks()) {
 		i64 from = dev::ld(dev::at<i64>(s->Offsets, ssd)), to = dev::ld(dev::at<i64>(s->Offsets, ssd + 1));
 		Share mine = share_of({from, to}, w, threads / 32);

@@ -1,5 +1,5 @@
 // Kernel "submit": hands the units of one read set to the queue pairs. A unit is what one command reads: a
-// row, a part of a row that exceeds a command, or a run of rows on equal and adjacent LBAs (coalesce.cu).
+// row, a part of a row that exceeds a command, or a run of rows on equal and close LBAs (coalesce.cu).
 //
 // Shape: one warp for each contiguous range of queue pairs (launched as blocks of one warp); a lane makes
 // the command of a unit. 12 bytes are read per row, of a run its first and last row and 12 bytes for its place;

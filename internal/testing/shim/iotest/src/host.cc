@@ -332,7 +332,7 @@ void Host::cut(Set &set) {
 			bool begins = k == from || set.bad[i] || set.bad[before];
 			if (!begins) {
 				u64 a = lba_of(set.rows[before]), b = lba_of(set.rows[i]);
-				begins = a / c.window != b / c.window || b > a + (u64)layout.LBAsPerRow;
+				begins = a / c.window != b / c.window || b > a + std::max((u64)layout.LBAsPerRow, (u64)(reachBytes / c.lba));
 			}
 			if (begins) {
 				set.want_runs.push_back(k);

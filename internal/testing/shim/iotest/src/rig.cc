@@ -144,7 +144,11 @@ Config random_config(u64 seed, bool threads) {
 		if (c.direct && r.chance(700)) { // so that rows may land in pages of their own
 			c.page = 512;
 			c.gap = r.chance(300) ? 512 : 0;
+			// No SSD has pages smaller than reachBytes: rows of whole pages have no gaps between them.
+			if (c.rowbytes < reachBytes) c.rowbytes = reachBytes + 512 * (u32)r.below(2);
+			c.rows = std::min(c.rows, 60u);
 		}
+		if (c.rowbytes < reachBytes) c.page = 4096;
 		u32 most = std::min<u32>(64, c.page * c.page / 8 / c.lba / c.lbas_row()); // rows, for a page of PRP list
 		c.window = c.lbas_row() * (u32)r.between(1, r.chance(500) ? std::min(most, 4u) : most);
 		if (r.chance(300)) c.universe = (u32)r.between(c.ssds, 40); // dense, with many equal rows
