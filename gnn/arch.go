@@ -69,6 +69,20 @@ func ArchOf(name string) (Arch, error) {
 		strings.Join(Archs(), ", "))
 }
 
+// rounder is a kind of model whose kernels rounded otherwise in older programs. Its answer changes
+// with each such change.
+type rounder interface{ rounding() string }
+
+// Rounding names how the kernels of a kind of model round; empty: as they always have.
+func Rounding(model string) string {
+	if a, err := ArchOf(model); err == nil {
+		if r, ok := a.(rounder); ok {
+			return r.rounding()
+		}
+	}
+	return ""
+}
+
 // CheckKind refuses names that are in no registry, and options that the kind of model does not
 // have.
 func (c *ModelConfig) CheckKind() error {

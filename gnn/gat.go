@@ -32,6 +32,9 @@ func (gat) Summary() string {
 }
 func (gat) Degrees() bool { return false }
 
+// rounding: the softmax took the exp of float64 once.
+func (gat) rounding() string { return "exp of float32" }
+
 // leakySlope is LeakyReLU's below 0.
 const leakySlope = 0.2
 

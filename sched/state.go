@@ -76,6 +76,8 @@ type printedFacts struct {
 	// empty: generic, the only one there once was. A machine may lack the level of another, or a
 	// GPU, so a run may resume at any; a note tells of bits that will differ.
 	Kernels string `json:"kernels,omitempty"`
+	// Rounding is gnn.Rounding of the program that wrote the checkpoint.
+	Rounding string `json:"rounding,omitempty"`
 }
 
 // MarshalJSON writes facts and settings side by side.
@@ -121,8 +123,14 @@ func (f *fingerprint) format() int {
 }
 
 // rounding returns what is to be said where kernels of another level than the checkpoint's go on,
-// or another device; empty where both give the same bits.
+// another device, or a program whose kernels of the model round otherwise; empty where both give the
+// same bits.
 func (f *fingerprint) rounding(now string) errs.Text {
+	if f.Rounding != gnn.Rounding(f.Model) {
+		return errs.Textf(
+			"was made by a heliosctl whose model %s rounds otherwise: the parameters will not be to the bit those of a run that was never stopped",
+			f.Model)
+	}
 	was, generic := f.Kernels, simd.Generic.String()
 	if was == "" {
 		was = generic

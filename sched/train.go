@@ -170,6 +170,7 @@ func (t *trainer) takeUp(ctx context.Context, in prepare.Inputs,
 	}
 	t.state.Print.setRowType(e.RowType)
 	t.state.Print.Kernels = e.arithmetic()
+	t.state.Print.Rounding = gnn.Rounding(t.cfg.Model)
 	if err := t.agree(ctx, in); err != nil || from == nil {
 		return err
 	}
