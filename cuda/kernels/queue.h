@@ -56,11 +56,16 @@ HX_DEVICE inline QueueState fixed(const QueueState *q) { return fixed<QueueState
 HX_DEVICE inline SetState fixed(const SetState *s) { return fixed<SetState, __builtin_offsetof(SetState, NumFails)>(s); }
 
 // Loads a queue's staging slots again. The host makes them while kernels of earlier sets may run, before it hands
-// over the first set that needs them. So this comes after the acquire that shows the set, or a completion of it.
+// over the first set that needs them. So this comes after the acquire that shows the set, or a completion of it,
+// and a syncwarp. Beside the queue's constants it would find no slots at times, and the SSD would write to address 0.
 HX_DEVICE inline void load_staging(QueueState *k, const QueueState *q) {
+#ifdef HX_PLANT_STAGING_EARLY
+	(void)k, (void)q;
+#else
 	k->Stage = dev::ld(&q->Stage);
 	k->StageIOVA = dev::ld(&q->StageIOVA);
 	k->StageBytes = dev::ld(&q->StageBytes);
+#endif
 }
 
 // This warp's contiguous share of n items, by the rule of cuda.Block.Range.
@@ -615,14 +620,14 @@ HX_DEVICE __forceinline__ void refill(QueueState *q, u32 g, u64 sets, bool compl
 	}
 	u32 waiting = dev::ld_relaxed_gpu(&q->Retry[lane]); // litmus: refill-begin
 	u64 had = load_counts(&q->Issued, ownerCounters); // litmus: refill-begin
-	if (leader()) listed = dev::ld_acquire_gpu(&q->PendTail); // litmus: pend-look
+	if (leader()) listed = dev::ld_acquire_gpu(&q->PendTail); // litmus: pend-look, staging-look
 	if (lead(cold) != frozenNo) return;
 	head = lead(head);
 	listed = lead(listed);
 	r.tail = lead(r.tail);
 	scan = lead(scan);
 	i64 t = now();
-	retry(q, k, sets, t, waiting, &r);
+	retry(q, k, sets, t, waiting, &r); // all lanes come after the list's end; litmus: staging-look
 	u32 free = 0;
 	for (bool first = true; head != listed; first = false) {
 		u32 slot = 0, of = head % maxSets;
@@ -635,7 +640,7 @@ HX_DEVICE __forceinline__ void refill(QueueState *q, u32 g, u64 sets, bool compl
 		SetState s = fixed(set(sets, likely));
 		if (first) {
 			free = free_word(q);
-			load_staging(&k, q);
+			load_staging(&k, q); // litmus: staging-look
 		}
 		slot = lead(slot);
 		next = lead(next);

@@ -49,6 +49,7 @@ func TestPlantedMistakesAreNoticed(t *testing.T) {
 		"HX_PLANT_DOORBELL_BEFORE_SQE":    "sqe-doorbell",
 		"HX_PLANT_COMPLETION_BEFORE_DATA": "data-to-copy",
 		"HX_PLANT_CID_BEFORE_COPY":        "staging-reuse",
+		"HX_PLANT_STAGING_EARLY":          "staging-slots",
 	} {
 		src, err := readSource(repoRoot, plant, nil)
 		require.NoError(t, err)
