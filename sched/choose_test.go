@@ -58,7 +58,7 @@ func TestChooseBySituation(t *testing.T) {
 			"there is no GPU", false},
 		{"fast SSDs", tight, fast, 1, nil, static.ModeCPU, "predicted", true},
 		{"slow SSDs", tight, slow, 1, nil, static.ModeCPU, "diskgnn would pack", true},
-		{"one epoch", tight, middling, 1, packs, static.ModeCPU, "diskgnn ", true},
+		{"one epoch", tight, middling, 1, packs, readsRows, "diskgnn ", true},
 		{"fifty epochs", tight, middling, 50, packs, diskgnn.ModeDiskGNN, "cpu ", true},
 		{"an option of one mode", roomy, fast, 1, func(c *plan.Config) {
 			c.PackedDir = t.TempDir()
@@ -77,13 +77,25 @@ func TestChooseBySituation(t *testing.T) {
 		}, report.Observer{})
 		require.NoError(t, err, x.name)
 		t.Logf("%s: %s, as %s; %v", x.name, c.Mode, c.Reason, c.Seconds)
-		require.Equal(t, x.mode, c.Mode, x.name)
+		requireMode(t, x.mode, c)
 		require.Contains(t, c.Reason, x.reason, x.name)
 		require.Equal(t, x.predicted, c.Seconds != nil, x.name)
 		for mode, s := range c.Seconds {
 			require.GreaterOrEqual(t, s, c.Seconds[c.Mode]*(1-equallyLong), mode)
 		}
 	}
+}
+
+// readsRows stands for cpu or helios, whichever is faster by a little: neither packs.
+const readsRows = "cpu or helios"
+
+func requireMode(t *testing.T, want string, c *plan.Choice) {
+	t.Helper()
+	if want == readsRows {
+		require.Contains(t, []string{static.ModeCPU, static.ModeHelios}, c.Mode, c.Reason)
+		return
+	}
+	require.Equal(t, want, c.Mode, c.Reason)
 }
 
 // A run whose mode is chosen has the parameters of the others, alone and in ranks, and goes on in
@@ -181,7 +193,7 @@ func TestChooseByTheFoldersDisk(t *testing.T) {
 		mode string
 	}{
 		{"/proc/self/stat", false, diskgnn.ModeDiskGNN},
-		{"/proc/self/stat", true, static.ModeCPU},
+		{"/proc/self/stat", true, readsRows},
 		{d.Dir() + "/dataset.yaml", true, diskgnn.ModeDiskGNN},
 	} {
 		in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: []*gpuio.SSD{{BackingPath: x.ssd}}}
@@ -193,7 +205,7 @@ func TestChooseByTheFoldersDisk(t *testing.T) {
 			return ssdOf(20, 50000, 40, row)
 		}, report.Observer{})
 		require.NoError(t, err)
-		require.Equal(t, x.mode, c.Mode, "%+v: %s", x, c.Reason)
+		requireMode(t, x.mode, c)
 	}
 	// Mini-batches that are there are of other settings, or in use: they would be refused.
 	require.NoError(t, os.Mkdir(d.Dir()+"/packed", 0o755))
@@ -204,7 +216,7 @@ func TestChooseByTheFoldersDisk(t *testing.T) {
 		return ssdOf(20, 50000, 40, int64(d.Meta.RowBytes()))
 	}, report.Observer{})
 	require.NoError(t, err)
-	require.Equal(t, static.ModeCPU, c.Mode)
+	requireMode(t, readsRows, c)
 	require.Contains(t, c.Reason, "diskgnn is left out")
 	require.NotContains(t, c.Seconds, diskgnn.ModeDiskGNN)
 }

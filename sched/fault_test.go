@@ -82,6 +82,7 @@ func TestFaultsThatDoNot(t *testing.T) {
 				cfg := small()
 				cfg.Pipeline = pipe
 				cfg.ReadTimeout, cfg.ReadRetries = 150*time.Millisecond, 1
+				cfg.CoalesceBytes = -1 // so that there are as many reads
 				cfg.CheckpointDir, cfg.CheckpointEvery = t.TempDir(), 1
 				trained := 0
 				r := train(t, context.Background(), cfg, d, feat, s, 2,

@@ -176,6 +176,7 @@ func TestFaultsInPlannedTiers(t *testing.T) {
 			cfg := small()
 			v.set(&cfg)
 			cfg.IOStack = gpuio.StackAsync // the cpu stack reads the files, which have no faults
+			cfg.CoalesceBytes = -1         // so that there are as many reads
 			r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 			require.Error(t, r.err, v.name)
 			require.Equal(t, errs.Device, errs.ClassOf(r.err), "%s: %v", v.name, r.err)

@@ -167,7 +167,7 @@ func TestFaults(t *testing.T) {
 	loaded(t, 1)
 	plain := last(t, ok(t, trainArgs("--no-eval")...))
 	require.Nil(t, plain["test_acc"], "not measured is null, not 0")
-	r := ok(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--read-timeout",
+	r := ok(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--coalesce", "off", "--read-timeout",
 		"200ms", "--fault",
 		"error(op=read,sct=0,sc=6,times=3,after=50);lost(op=read,times=2,after=100);late(ms=30,op=read,times=5,after=150)")...)
 	got := last(t, r)
@@ -319,8 +319,8 @@ func TestSecondCtrlC(t *testing.T) {
 
 // interruptEvery trains with a read that hangs and sends Ctrl-C until the process is gone.
 func interruptEvery(t *testing.T, every time.Duration) (sent int) {
-	c := child(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--read-timeout",
-		"1h", "--fault", "late(ms=3000000,op=read,after=2000,times=1)")...)
+	c := child(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0",
+		"--coalesce", "off", "--read-timeout", "1h", "--fault", "late(ms=3000000,op=read,after=2000,times=1)")...)
 	require.NoError(t, c.Start())
 	done := make(chan error, 1)
 	go func() { done <- c.Wait() }()
