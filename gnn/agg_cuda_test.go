@@ -348,11 +348,32 @@ func TestGPUAdam(t *testing.T) {
 					RootC2: 1.3, Eps: 1e-8, L2: 0.01},
 			}
 			both(g, "adam", p)
-			p.L2, p.Decay = 0, 0.003
+			p.L2, p.Decay, p.Factor = 0, 0.003, given(g, []float32{0.7})
 			both(g, "adam", p)
 		}
 	}
 	require.NoError(t, g.st.Synchronize(g.ctx))
+}
+
+// The norm of a gradient and the factor that clips it, at lengths and addresses of all kinds, for
+// norms within the limit and beyond it.
+func TestGPUClip(t *testing.T) {
+	g := newKernRig(t, 12, difftest.Options{})
+	for _, n := range []int64{1, 63, 127, 128, 2048, 2051, 600_000} {
+		for odd := range cuda.DevicePtr(2) {
+			for _, limit := range []float32{0, 0.5, 1e6} {
+				p := clipParams{G: given(g, g.floats(n+1)) + 4*odd,
+					Parts: blank[float64](g, squareUnits(n)), Factor: blank[float32](g, 1),
+					Sum: blank[float64](g, 1), N: n, Limit: limit}
+				both(g, "square_sum", p)
+				both(g, "clip_factor", p)
+				require.NoError(t, g.st.Synchronize(g.ctx))
+				if n > 1000 {
+					require.Equal(t, limit > 1000, got[float32](g, p.Factor, 1)[0] == 1)
+				}
+			}
+		}
+	}
 }
 
 // Dropout of the input is the host's; bias, ReLU and dropout behind a product are those of the

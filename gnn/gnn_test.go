@@ -703,13 +703,14 @@ func TestAdam(t *testing.T) {
 	for _, decoupled := range []bool{false, true} {
 		o := newLauncher(dev)
 		require.NoError(t, o.find(nil))
-		store := alloc(t, dev, 16*n)
+		store := alloc(t, dev, 16*n+8*(squareUnits(n)+1))
 		copy(f32(store), randomFloats(n, 1))
 		p, mm, vv := make([]float64, n), make([]float64, n), make([]float64, n)
 		for i := range p {
 			p[i] = float64(f32(store)[i])
 		}
-		st := &step{parameters: &parameters{n: n, learns: n, store: store}, grid: o.grid, on: o,
+		st := &step{parameters: &parameters{n: n, learns: n, store: store,
+			squares: alloc(t, dev, 8)}, grid: o.grid, on: o,
 			stepSink: stepSink{stream: s},
 			set:      &Step{LR: 0.05, Beta1: 0.8, WeightDecay: 0.1, Decoupled: decoupled}}
 		for step := 1; step <= 5; step++ {

@@ -63,6 +63,8 @@ func init() {
 	cuda.RegisterHost("xent_count", xentCount)
 	cuda.RegisterHost("softmax_xent", softmaxXent)
 	cuda.RegisterHost("xent_sum", xentSum)
+	cuda.RegisterHost("square_sum", squareSum)
+	cuda.RegisterHost("clip_factor", clipFactor)
 	cuda.RegisterHost("adam", adam)
 }
 
@@ -506,18 +508,19 @@ func xentSum(b *cuda.Block, p *xentParams) error {
 // adamParams is the parameter block of adam, which updates N parameters (Kingma and Ba, ICLR
 // 2015, algorithm 1, in the form with the corrections moved into StepSize and RootC2):
 //
-//	g += L2·p;  p -= Decay·p;  m = B1·m + (1-B1)·g;  v = B2·v + (1-B2)·g²
+//	g *= *Factor;  g += L2·p;  p -= Decay·p;  m = B1·m + (1-B1)·g;  v = B2·v + (1-B2)·g²
 //	p -= StepSize · m / (sqrt(v)·RootC2 + Eps)
 type adamParams struct {
 	P, G, M, V cuda.DevicePtr
+	Factor     cuda.DevicePtr // float32[1], by clip_factor; 0: 1
 	N          int64
 	simd.AdamStep
 	_ uint32
 }
 
 const (
-	_ = uint(unsafe.Sizeof(adamParams{}) - 80)
-	_ = uint(80 - unsafe.Sizeof(adamParams{}))
+	_ = uint(unsafe.Sizeof(adamParams{}) - 88)
+	_ = uint(88 - unsafe.Sizeof(adamParams{}))
 )
 
 func adam(b *cuda.Block, q *adamParams) error {
@@ -526,6 +529,111 @@ func adam(b *cuda.Block, q *adamParams) error {
 	g := cuda.View[float32](q.G, q.N)[lo:hi]
 	m := cuda.View[float32](q.M, q.N)[lo:hi]
 	v := cuda.View[float32](q.V, q.N)[lo:hi]
-	b.SIMD().Adam(p, g, m, v, &q.AdamStep)
+	factor := float32(1)
+	if q.Factor != 0 {
+		factor = cuda.View[float32](q.Factor, 1)[0]
+	}
+	if factor == 1 {
+		b.SIMD().Adam(p, g, m, v, &q.AdamStep)
+		return nil
+	}
+	var scaled [1024]float32 // the gradient stays: a step may be enqueued again
+	for len(g) > 0 {
+		n := min(len(g), len(scaled))
+		for i, x := range g[:n] {
+			scaled[i] = x * factor
+		}
+		b.SIMD().Adam(p[:n], scaled[:n], m[:n], v[:n], &q.AdamStep)
+		p, g, m, v = p[n:], g[n:], m[n:], v[n:]
+	}
+	return nil
+}
+
+// clipParams is the parameter block of square_sum and clip_factor, which bring the norm of N
+// gradients down to Limit:
+//
+//	Sum = Σ g²,  Factor = min(1, Limit / (sqrt(Sum) + 1e-6))
+type clipParams struct {
+	G      cuda.DevicePtr // float32[N]
+	Parts  cuda.DevicePtr // float64, one for each squareUnit gradients
+	Factor cuda.DevicePtr // float32[1]
+	Sum    cuda.DevicePtr // float64[1]
+	N      int64
+	Limit  float32
+	_      uint32
+}
+
+const (
+	_ = uint(unsafe.Sizeof(clipParams{}) - 48)
+	_ = uint(48 - unsafe.Sizeof(clipParams{}))
+)
+
+// squareUnit is the number of gradients whose squares a warp adds, in four sums for each lane.
+const squareUnit = 2048
+
+// squareSum adds the squares of whole units in the order of a tree, so that their sum depends on
+// the gradients alone. The square of a float32 is exact in float64.
+func squareSum(b *cuda.Block, q *clipParams) error {
+	g := cuda.View[float32](q.G, q.N)
+	parts := cuda.View[float64](q.Parts, squareUnits(q.N))
+	lo, hi := b.Range(int64(len(parts)))
+	for u := lo; u < hi; u++ {
+		unit := g[u*squareUnit : min((u+1)*squareUnit, q.N)]
+		var lanes [32]float64
+		for l := range lanes {
+			lanes[l] = laneSquares(unit, l)
+		}
+		parts[u] = sumOfLanes(&lanes)
+	}
+	return nil
+}
+
+// squareUnits is the number of units of n gradients.
+func squareUnits(n int64) int64 { return (n + squareUnit - 1) / squareUnit }
+
+// laneSquares adds the squares that a lane has of a unit: four floats of every 128, the first of
+// all, the second of all, and so on.
+func laneSquares(unit []float32, lane int) float64 {
+	var s [4]float64
+	i := lane * 4
+	for ; i+4 <= len(unit); i += 128 {
+		x := unit[i : i+4 : i+4]
+		a, b, c, d := float64(x[0]), float64(x[1]), float64(x[2]), float64(x[3])
+		s[0], s[1], s[2], s[3] = s[0]+a*a, s[1]+b*b, s[2]+c*c, s[3]+d*d
+	}
+	for c := i; c < len(unit) && c < i+4; c++ {
+		x := float64(unit[c])
+		s[c-i] += x * x
+	}
+	return (s[0] + s[1]) + (s[2] + s[3])
+}
+
+func sumOfLanes(lanes *[32]float64) float64 {
+	for n := len(lanes) / 2; n > 0; n /= 2 {
+		for l := range n {
+			lanes[l] += lanes[l+n]
+		}
+	}
+	return lanes[0]
+}
+
+// clipFactor adds the sums of all units, each lane every 32nd of them, and makes the factor. One
+// block.
+func clipFactor(b *cuda.Block, q *clipParams) error {
+	if b.Index != 0 {
+		return nil
+	}
+	var lanes [32]float64
+	for u, x := range cuda.View[float64](q.Parts, squareUnits(q.N)) {
+		lanes[u%32] += x
+	}
+	sum := sumOfLanes(&lanes)
+	root := float32(math.Sqrt(float64(float32(sum))))
+	factor := q.Limit / (root + 1e-6)
+	if factor > 1 {
+		factor = 1
+	}
+	cuda.View[float32](q.Factor, 1)[0] = factor
+	cuda.View[float64](q.Sum, 1)[0] = sum
 	return nil
 }

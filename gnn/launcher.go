@@ -29,8 +29,8 @@ func newLauncher(dev cuda.Device) *launcher {
 // Activation and Norm: loading a module may wait for what runs (CUDA programming guide, Lazy
 // Loading).
 func (o *launcher) find(own []string) error {
-	names := append([]string{"xent_count", "softmax_xent", "xent_sum", "adam", "drop_input",
-		"shard_sum"}, own...)
+	names := append([]string{"xent_count", "softmax_xent", "xent_sum", "square_sum", "clip_factor",
+		"adam", "drop_input", "shard_sum"}, own...)
 	if o.gpu {
 		names = append(names, o.gpuKernels()...)
 	} else if err := o.findHost(); err != nil {

@@ -10,6 +10,7 @@ package gnn
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"unsafe"
 
@@ -208,6 +209,12 @@ func (m *Model) Outcome(ctx context.Context, stream cuda.Stream) (loss float64, 
 	}
 	o := *(*outcome)(unsafe.Pointer(&m.mem.result.Bytes()[0]))
 	return o.Loss, o.Correct, o.Counted, nil
+}
+
+// GradientNorm is the norm of the gradient of the last Train or Apply, before ClipNorm, once the
+// stream has come to its end.
+func (m *Model) GradientNorm() float64 {
+	return math.Sqrt(*(*float64)(unsafe.Pointer(&m.params.squares.Bytes()[0])))
 }
 
 // Predictions waits for the last Train or Infer and copies the class of each seed to dst, which

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -29,7 +30,8 @@ type parameters struct {
 	list     []Param
 	n        int64       // floats of all parameters with padding
 	learns   int64       // of those, from the first on, the ones that Adam changes
-	store    cuda.Buffer // values, gradients, m, v: 4 × n float32
+	store    cuda.Buffer // values, gradients, m, v: 4 × n float32; then see clip
+	squares  cuda.Buffer // pinned float64: of the last step's gradient, the sum of its squares
 	adamStep int64       // steps of the optimiser done
 }
 
@@ -75,7 +77,11 @@ func glorot(in, out int64) float64 { return math.Sqrt(6 / float64(in+out)) }
 func (p *parameters) allocate(all *tensors, learns int64, seed uint64) error {
 	p.n, p.learns = all.n, learns
 	var err error
-	if p.store, err = p.dev.Alloc(cuda.MemDevice, 4*4*p.n, "model parameters"); err != nil {
+	if p.store, err = p.dev.Alloc(cuda.MemDevice, 4*4*p.n+8*(squareUnits(p.learns)+1),
+		"model parameters"); err != nil {
+		return err
+	}
+	if p.squares, err = p.dev.Alloc(cuda.MemPinned, 8, "norm of a gradient"); err != nil {
 		return err
 	}
 	values := make([]float32, p.n)
@@ -115,6 +121,11 @@ func (p *parameters) ptr(offset int64) cuda.DevicePtr {
 func (p *parameters) grad(offset int64) cuda.DevicePtr { return p.ptr(p.n + offset) }
 func (p *parameters) moment(which, offset int64) cuda.DevicePtr {
 	return p.ptr((2+which)*p.n + offset)
+}
+
+// clip is the address of the sum of squares of a unit of gradients, behind the last of the factor.
+func (p *parameters) clip(unit int64) cuda.DevicePtr {
+	return p.ptr(4*p.n) + cuda.DevicePtr(8*unit)
 }
 
 // sum is the hex SHA-256 over every parameter's name, shape (two little-endian uint64) and value
@@ -182,11 +193,13 @@ func (p *parameters) transfer(size int64, enqueue func(cuda.Stream, cuda.Buffer)
 	return err
 }
 
-func (p *parameters) close() error {
-	if p.store == nil {
-		return nil
+func (p *parameters) close() (err error) {
+	for _, b := range []cuda.Buffer{p.store, p.squares} {
+		if b != nil {
+			err = errors.Join(err, b.Free())
+		}
 	}
-	return p.store.Free()
+	return err
 }
 
 // subBuffer is a part of another buffer, which owns the memory.

@@ -18,6 +18,9 @@ type Step struct {
 	Beta1, Beta2, Eps float32
 	WeightDecay       float32
 	Decoupled         bool // AdamW (Loshchilov and Hutter, ICLR 2019) in place of an L2 term
+	// ClipNorm is the largest norm of the gradient of all parameters together: a longer one is
+	// made as short (Pascanu et al., ICML 2013); 0: none is.
+	ClipNorm float32
 }
 
 // step is a step on its way to a stream: what it computes (network, parameters, mini-batch), where
@@ -175,8 +178,18 @@ func (s *step) backward(x cuda.DevicePtr) error {
 	return nil
 }
 
-// adam enqueues the optimiser's step number adamStep+1 with a gradient.
+// adam enqueues the optimiser's step number adamStep+1 with a gradient, whose norm it measures.
 func (s *step) adam(gradient cuda.DevicePtr) error {
+	units := squareUnits(s.learns)
+	c := clipParams{G: gradient, Parts: s.clip(0), Factor: s.clip(units), Sum: s.squares.Ptr(),
+		N: s.learns, Limit: s.set.ClipNorm}
+	if err := launch(s, "square_sum", s.blocks(units, 16, units), c); err != nil {
+		return err
+	}
+	if err := launch(s, "clip_factor",
+		cuda.LaunchConfig{Blocks: 1, Threads: aggThreads}, c); err != nil {
+		return err
+	}
 	b1, b2, eps := s.set.Beta1, s.set.Beta2, s.set.Eps
 	if b1 == 0 {
 		b1 = 0.9
@@ -196,6 +209,9 @@ func (s *step) adam(gradient cuda.DevicePtr) error {
 			RootC2:   float32(1 / math.Sqrt(1-math.Pow(float64(b2), t))),
 			Eps:      eps,
 		},
+	}
+	if s.set.ClipNorm > 0 {
+		a.Factor = c.Factor
 	}
 	if s.set.Decoupled {
 		a.Decay = s.set.LR * s.set.WeightDecay

@@ -340,7 +340,7 @@ func (s *steps) apply(op context.Context, first, n int, set gnn.Step) error {
 			return engine.Applied(err)
 		}
 	}
-	return nil
+	return s.note(set)
 }
 
 // collect has the library add what the replicas have of a step of n shards. One that has none adds

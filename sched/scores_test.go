@@ -198,16 +198,17 @@ func TestRoomForProbabilities(t *testing.T) {
 // accuracy; patience alone is not.
 func TestFormatOfMetric(t *testing.T) {
 	for want, set := range map[int]func(*plan.Config){
-		plainFormat: func(c *plan.Config) { c.Patience, c.MinDelta = 3, 0.5 },
-		stepsFormat: func(c *plan.Config) { c.Shards = 2 },
-		stateFormat: func(c *plan.Config) { c.Metric, c.Shards = "log-loss", 2 },
+		plainFormat:  func(c *plan.Config) { c.Patience, c.MinDelta = 3, 0.5 },
+		stepsFormat:  func(c *plan.Config) { c.Shards = 2 },
+		metricFormat: func(c *plan.Config) { c.Metric, c.Shards = "log-loss", 2 },
+		stateFormat:  func(c *plan.Config) { c.Metric, c.Warmup = "log-loss", 2 },
 	} {
 		f := fingerprint{Config: plan.Config{}.WithDefaults()}
 		set(&f.Config)
 		require.Equal(t, want, f.format())
 		text, err := f.MarshalJSON()
 		require.NoError(t, err)
-		require.Equal(t, want == stateFormat, strings.Contains(string(text), `"metric":"log-loss"`))
+		require.Equal(t, want >= metricFormat, strings.Contains(string(text), `"metric":"log-loss"`))
 		require.NotContains(t, string(text), "patience")
 		var back fingerprint
 		require.NoError(t, back.UnmarshalJSON(text))

@@ -3,14 +3,17 @@ package sched
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"helios/cuda"
 	"helios/gnn"
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/shardtree"
 	"helios/sched/engine"
 	"helios/sched/prepare"
+	"helios/sched/report"
 	"helios/sched/walk"
 )
 
@@ -34,6 +37,8 @@ type steps struct {
 	mine prepare.Order // that the pass walks
 	all  prepare.Order // of the epoch, in all processes
 	set  func(batch int) gnn.Step
+	// figures are those of the steps of the pass.
+	figures *report.StepFigures
 
 	first   int // mini-batch of all that weights begin with; -1: none yet
 	weights []float32
@@ -43,8 +48,22 @@ type steps struct {
 }
 
 // newSteps is for one pass; set returns the settings of a mini-batch's step.
-func (e *runner) newSteps(order prepare.Order, set func(batch int) gnn.Step) *steps {
-	return &steps{e: e, mine: order, all: order.Whole(), set: set, first: -1, summed: -1}
+func (e *runner) newSteps(order prepare.Order, set func(batch int) gnn.Step,
+	figures *report.StepFigures) *steps {
+	return &steps{e: e, mine: order, all: order.Whole(), set: set, figures: figures, first: -1,
+		summed: -1}
+}
+
+// note counts a step that parameters have taken.
+func (s *steps) note(set gnn.Step) error {
+	norm := s.e.model.GradientNorm()
+	if math.IsNaN(norm) || math.IsInf(norm, 0) {
+		return errs.New(errs.Failed,
+			"batch %d: the norm of the gradient is %v: the parameters are lost; train with a smaller {lr}, or check the features",
+			set.Batch, norm)
+	}
+	s.figures.Add(float64(set.LR), norm, s.e.Config.ClipNorm)
+	return nil
 }
 
 // shardOf returns a mini-batch's place in its step, by its number in the epoch.

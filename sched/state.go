@@ -39,9 +39,11 @@ const bestName = "best.safetensors"
 // over their header; the second was of runs with a setting that a program of the first does not
 // know. A later one is of runs whose settings a program of the version before would ignore: 4 has
 // layers between a model's own and samples that train again, 5 steps of several mini-batches, 6
-// another metric than accuracy. All other runs are written as plainFormat.
+// another metric than accuracy, 7 learning rates that change and gradients that are clipped. All
+// other runs are written as plainFormat.
 const (
-	stateFormat      = 6
+	stateFormat      = 7
+	metricFormat     = 6
 	stepsFormat      = 5
 	extendedFormat   = 4
 	plainFormat      = 3
@@ -64,6 +66,8 @@ type printedFacts struct {
 	Edges   int64  `json:"edges"`   // 0 for the same nodes without their edges
 	InDim   int    `json:"in_dim"`
 	Classes int    `json:"classes"`
+	// Horizon is the number of epochs at whose end the learning rate is 0; 0: it does not matter.
+	Horizon int `json:"lr_epochs,omitempty"`
 	// Mega has the parts of runs over mega-batches; nil: none.
 	Mega *engine.PartPrint `json:"megabatches,omitempty"`
 	// Draws names the way to draw neighbours: drawsByBatch; empty: that of older programs, the same
@@ -111,8 +115,10 @@ func (f *fingerprint) UnmarshalJSON(text []byte) error {
 func (f *fingerprint) format() int {
 	plain := plan.Config{}.WithDefaults()
 	switch {
-	case f.Metric != plain.Metric:
+	case f.ScheduleSettings != plain.ScheduleSettings:
 		return stateFormat
+	case f.Metric != plain.Metric:
+		return metricFormat
 	case f.Shards > 1 || f.Mega != nil:
 		return stepsFormat
 	case f.Activation != plain.Activation || f.Norm != plain.Norm || f.Residual ||
@@ -215,6 +221,9 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 	}
 	if field, is, old, ok = options.DifferPrinted(&f.Config, &was.Config); ok {
 		return field, is, old, true
+	}
+	if f.Horizon != was.Horizon {
+		return "epochs", f.Horizon, was.Horizon, true
 	}
 	return "draws", f.draws(), was.draws(), f.draws() != was.draws()
 }

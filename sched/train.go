@@ -213,6 +213,9 @@ func fingerprintOf(c plan.Config, in prepare.Inputs) (f fingerprint) {
 	f.printedFacts = printedFacts{Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim,
 		Classes: m.Classes, Draws: drawsByBatch}
 	options.CopyPrinted(&f.Config, &c)
+	if c.RateSchedule().Ends() {
+		f.Horizon = c.Epochs
+	}
 	return f
 }
 
@@ -319,6 +322,11 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 		return errs.New(errs.Usage,
 			"{patience} looks at validation, and dataset %s has no validation nodes; leave it out",
 			in.Dataset.Meta.Name)
+	}
+	if t.cfg.RateSchedule().Plateau() > 0 && len(val) == 0 {
+		return errs.New(errs.Usage,
+			"{lr-schedule} %s looks at validation, and dataset %s has no validation nodes; choose another",
+			t.cfg.LRSchedule, in.Dataset.Meta.Name)
 	}
 	if t.metric.Name != metrics.All[0].Name {
 		if err := undefined(t.metric, in.Dataset.Meta.Name, t.e.model.Classes(),
@@ -439,25 +447,46 @@ func (t *trainer) validate(ctx context.Context, r *report.EpochResult, val []int
 	return nil
 }
 
-// impatient reports whether the epochs behind are enough: the last ones, as many as patience asks
-// for, were not better than those before.
-func (t *trainer) impatient() bool {
-	if t.cfg.Patience == 0 {
-		return false
+// plateaus counts how often, in the epochs behind, validation was not better for as many epochs as
+// the schedule says.
+func (t *trainer) plateaus() (n int) {
+	after := t.cfg.RateSchedule().Plateau()
+	if after == 0 {
+		return 0
 	}
+	t.waits(0, func(waited int) {
+		if waited > 0 && waited%after == 0 {
+			n++
+		}
+	})
+	return n
+}
+
+// waits calls each behind every epoch, with the number of epochs since validation was better than
+// before by more than margin.
+func (t *trainer) waits(margin float64, each func(waited int)) {
 	var best *float64
 	waited := 0
 	for i := range t.state.Epochs {
 		score := t.state.Epochs[i].Score(t.metric)
 		switch {
 		case score == nil: // {no-eval} skipped its validation
-		case best == nil || t.metric.Better(*score, *best, t.cfg.MinDelta):
+			continue
+		case best == nil || t.metric.Better(*score, *best, margin):
 			best, waited = score, 0
 		default:
 			waited++
 		}
+		each(waited)
 	}
-	return waited >= t.cfg.Patience
+}
+
+// impatient reports whether the epochs behind are enough: the last ones, as many as patience asks
+// for, were not better than those before.
+func (t *trainer) impatient() bool {
+	last := 0
+	t.waits(t.cfg.MinDelta, func(waited int) { last = waited })
+	return t.cfg.Patience > 0 && last >= t.cfg.Patience
 }
 
 // keepBest keeps the parameters of the epoch that has just ended, if it is the best so far. Without
@@ -503,15 +532,16 @@ func (t *trainer) newTraining(ctx context.Context, ep int, order prepare.Order) 
 	if f := t.cfg.OnBatch; f != nil {
 		p.OnBatch = func(index int, mb *graph.MiniBatch) { f(ep, index, mb) }
 	}
-	x := &training{Pass: p, t: t, base: p.Stats, edge: p.Stats, whole: p.First,
-		steps: e.newSteps(order, func(batch int) gnn.Step {
-			return gnn.Step{
-				Seed: t.cfg.Seed, Epoch: ep, Batch: batch,
-				LR: float32(t.cfg.LR), Beta1: beta1, Beta2: beta2, Eps: epsilon,
-				WeightDecay: float32(t.cfg.WeightDecay),
-				Decoupled:   decoupled,
-			}
-		})}
+	x := &training{Pass: p, t: t, base: p.Stats, edge: p.Stats, whole: p.First}
+	plateaus := t.plateaus()
+	x.steps = e.newSteps(order, func(batch int) gnn.Step {
+		return gnn.Step{
+			Seed: t.cfg.Seed, Epoch: ep, Batch: batch,
+			LR: x.rate(batch, plateaus), Beta1: beta1, Beta2: beta2, Eps: epsilon,
+			WeightDecay: float32(t.cfg.WeightDecay),
+			Decoupled:   decoupled, ClipNorm: float32(t.cfg.ClipNorm),
+		}
+	}, &p.Stats.StepFigures)
 	p.Step = x.step
 	if t.cfg.Shards > 1 {
 		p.Step = x.steps.step
@@ -532,9 +562,29 @@ func (x *training) step(op context.Context, s *engine.Slot) (engine.Outcome, err
 	}
 	out, err := e.outcome(op)
 	if err != nil {
-		err = engine.Applied(err)
+		return out, engine.Applied(err)
 	}
-	return out, err
+	if !out.Finite() {
+		return out, nil // who counts it says so
+	}
+	return out, x.steps.note(x.steps.set(x.steps.mine.Index(s.Index)))
+}
+
+// rate is the learning rate of the step that a mini-batch is of. Plateaus are those of the epochs
+// before.
+func (x *training) rate(batch int, plateaus int) float32 {
+	t := x.t
+	of := t.cfg.Shards
+	steps := func(batches int) int64 { return int64((batches + of - 1) / of) }
+	before, own := int64(0), steps(x.steps.all.Len())
+	for i := range t.state.Epochs {
+		before += steps(t.state.Epochs[i].Batches)
+	}
+	step := int64(batch / of)
+	place := gnn.Position{Epoch: x.Number, Plateaus: plateaus,
+		Done: float64(int64(x.Number)*own+step) / float64(int64(t.cfg.Epochs)*own)}
+	return float32(t.cfg.LR * t.cfg.RateSchedule().Factor(place) *
+		gnn.Warm(before+step, t.cfg.Warmup))
 }
 
 // after notes the end of a step behind mini-batch index, and saves where that is due.
@@ -572,7 +622,7 @@ func (x *training) run(ctx context.Context) (err error) {
 		x.End = 0
 	}
 	if err := t.choosePasses(ctx, x.Pass, func() {
-		*x.steps = *e.newSteps(x.Order, x.steps.set)
+		*x.steps = *e.newSteps(x.Order, x.steps.set, x.steps.figures)
 	}); err != nil {
 		return err
 	}

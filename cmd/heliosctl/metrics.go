@@ -149,6 +149,10 @@ func (m *metrics) watch(o report.Observer) report.Observer {
 		m.put("epoch", "", "", float64(r.Epoch))
 		m.put("epoch_seconds", "", "", r.Seconds)
 		m.put("epoch_overlap", "", "", r.Overlap)
+		if r.GradNorm != nil {
+			m.put("learning_rate", "", "", r.LR)
+			m.put("gradient_norm", "", "", *r.GradNorm)
+		}
 		if r.ValAcc != nil {
 			m.put("validation", "metric", "accuracy", *r.ValAcc)
 		}

@@ -164,6 +164,10 @@ func (t *trainer) showEpoch(r *report.EpochResult) {
 	if m := figures.Find(t.cfg.Metric); r.ValMetrics != nil {
 		val += fmt.Sprintf(", %s %s", m.Name, ratio(m.Of(r.ValMetrics)))
 	}
+	if usual := (plan.Config{}).WithDefaults().ScheduleSettings; r.GradNorm != nil &&
+		t.cfg.WithDefaults().ScheduleSettings != usual {
+		val += fmt.Sprintf(", lr %.3g, gradient norm %.3g", r.LR, *r.GradNorm)
+	}
 	t.env.ui.Printf("epoch %d: loss %.4f, train %.2f%%%s, %.2f s; %s", r.Epoch, r.Loss,
 		100*r.TrainAcc, val, r.Seconds, tierLine(*r))
 }

@@ -106,6 +106,13 @@ func (w *watch) view(took, left time.Duration) [][]string {
 		}
 		rows = append(rows, []string{"loss", loss})
 	}
+	if norm := p.GradNorm(); norm != nil {
+		steps := fmt.Sprintf("lr %.3g, gradient norm %.3g", p.LR, *norm)
+		if p.Clipped > 0 {
+			steps += fmt.Sprintf("; %s clipped", share(int64(p.Clipped), int64(p.Steps)))
+		}
+		rows = append(rows, []string{"steps", steps})
+	}
 	all := p.RowsGPU + p.RowsCPU + p.RowsSSD
 	rows = append(rows, []string{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSDs %s of %s",
 		share(p.RowsGPU, all), share(p.RowsCPU, all), share(p.RowsSSD, all),

@@ -28,7 +28,8 @@ type clockArgs struct {
 func notVirtual(a *runArgs) []any {
 	c := &a.cfg
 	return []any{&a.names, &c.ReadResets, &c.ReadTimeout, &c.ReadRetries, &c.CPUEngine,
-		&c.CheckReads, &c.MemoryRung, &c.Precision, &c.BLAS, &c.PartedDir}
+		&c.CheckReads, &c.MemoryRung, &c.Precision, &c.BLAS, &c.PartedDir,
+		&c.LRSchedule, &c.Warmup, &c.ClipNorm}
 }
 
 // hardware returns the machine of the virtual clock; ok is false under the wall clock. The options

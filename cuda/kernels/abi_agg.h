@@ -114,12 +114,28 @@ static_assert(sizeof(AdamConstants) == 36, "simd.AdamStep");
 // go: gnn.adamParams
 struct AdamParams {
 	u64 P, G, M, V;
+	u64 Factor;
 	i64 N;
 	AdamConstants AdamStep;
 	u32 _;
 };
-static_assert(sizeof(AdamParams) == 80, "gnn.adamParams");
-static_assert(__builtin_offsetof(AdamParams, AdamStep) == 40, "gnn.adamParams");
+static_assert(sizeof(AdamParams) == 88, "gnn.adamParams");
+static_assert(__builtin_offsetof(AdamParams, AdamStep) == 48, "gnn.adamParams");
+
+constexpr i64 squareUnit = 2048;
+
+// go: gnn.clipParams
+struct ClipParams {
+	u64 G;
+	u64 Parts;
+	u64 Factor;
+	u64 Sum;
+	i64 N;
+	float Limit;
+	u32 _;
+};
+static_assert(sizeof(ClipParams) == 48, "gnn.clipParams");
+static_assert(__builtin_offsetof(ClipParams, Limit) == 40, "gnn.clipParams");
 
 // go: gnn.shardParams
 struct ShardParams {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -89,6 +90,9 @@ type Outcome struct {
 	// Elsewhere is time of the step in which T had nothing for workers: other processes had.
 	Elsewhere time.Duration
 }
+
+// Finite reports whether the loss is a number.
+func (o Outcome) Finite() bool { return !math.IsNaN(o.Loss) && !math.IsInf(o.Loss, 0) }
 
 // CountBatch adds a mini-batch's figures to those of a pass.
 func CountBatch(t *report.Partial, seeds int, out Outcome) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -433,7 +432,7 @@ func (w *Walk) Inspect(op context.Context, s *Slot, widen bool) error {
 // Count adds a batch that a step is done with to the pass's figures. begin is when that began.
 func (w *Walk) Count(s *Slot, out Outcome, begin time.Time) error {
 	e, p := w.Engine, w.Pass
-	if math.IsNaN(out.Loss) || math.IsInf(out.Loss, 0) {
+	if !out.Finite() {
 		// Nothing after it would mean anything, and a checkpoint would keep it.
 		return errs.New(errs.Failed,
 			"batch %d: the loss is %v: the parameters have grown beyond what a float32 holds; train with a smaller %v, or check the features",

@@ -109,8 +109,9 @@ type Config struct {
 	// BatchDependency is graph.SamplerConfig.Dependency.
 	BatchDependency int `option:"batch-dependency" group:"Model" positive:"yes" shown:"1" print:"yes" omit:"1" usage:"batches that keep a node's random number ({sampler} {@dependent-samplers}): each next one has one number in so many anew, and needs fewer rows that the last did not; 1: each draws for itself; changes results"`
 	EpochSettings
-	Optimizer   string  `option:"optimizer" group:"Model" use:"setting" oneof:"@optimizers" print:"yes" omit:"adam" usage:"optimiser; adamw decays weights apart from the gradient"`
-	LR          float64 `option:"lr" group:"Model" common:"yes" positive:"yes" range:"0.." print:"yes" usage:"Adam's learning rate"`
+	Optimizer string  `option:"optimizer" group:"Model" use:"setting" oneof:"@optimizers" print:"yes" omit:"adam" usage:"optimiser; adamw decays weights apart from the gradient"`
+	LR        float64 `option:"lr" group:"Model" common:"yes" positive:"yes" range:"0.." print:"yes" usage:"Adam's learning rate"`
+	gnn.ScheduleSettings
 	WeightDecay float64 `option:"weight-decay" group:"Model" range:"0.." print:"yes" usage:"L2 penalty; with {optimizer} adamw the share that a step takes from each weight, times {lr}"`
 	// Shards is the number of mini-batches that a step of the optimiser covers, one after another.
 	Shards   int    `option:"shards" group:"Model" positive:"yes" range:"1..65536" shown:"as {replicas}, 1" arg:"V" print:"yes" omit:"1" usage:"mini-batches that a step of Adam covers V: its gradient is the mean over all their labelled seeds; changes results"`
@@ -274,6 +275,7 @@ func (c *Config) fillCommon() {
 	OrText(&c.Norm, gnn.NoNorm)
 	OrText(&c.Optimizer, gnn.DefaultOptimizer)
 	OrNumber(&c.LR, 0.003)
+	OrText(&c.LRSchedule, gnn.Constant)
 	OrNumber(&c.Epochs, 1)
 	if c.Refresh > 0 {
 		OrNumber(&c.RefreshEvery, c.SampleEpochs)
@@ -501,8 +503,10 @@ func (c Config) check() error {
 		return errs.New(errs.Usage, "%v needs %v DIR, the folder to go on from",
 			errs.Key("resume"), errs.Key("checkpoint"))
 	}
-	if err := c.checkSelection(); err != nil {
-		return err
+	for _, check := range []func() error{c.checkSelection, c.checkSchedule} {
+		if err := check(); err != nil {
+			return err
+		}
 	}
 	return c.checkBudgets()
 }
@@ -519,6 +523,29 @@ func (c Config) checkSelection() error {
 	case c.MinDelta > 0 && c.Patience == 0:
 		return errs.New(errs.Usage, "%v needs %v; give both", errs.Key("min-delta"),
 			errs.Key("patience"))
+	}
+	return nil
+}
+
+// RateSchedule is that of LRSchedule, which Check has accepted.
+func (c Config) RateSchedule() gnn.Schedule {
+	s, _ := gnn.ParseSchedule(c.LRSchedule)
+	return s
+}
+
+// checkSchedule refuses learning rates that nothing could tell.
+func (c Config) checkSchedule() error {
+	s, err := gnn.ParseSchedule(c.LRSchedule)
+	switch {
+	case err != nil:
+		return err
+	case s.Plateau() > 0 && c.NoEval:
+		return errs.New(errs.Usage, "%v %s looks at validation, and %v skips it; leave one out",
+			errs.Key("lr-schedule"), c.LRSchedule, errs.Key("no-eval"))
+	case s.Ends() && c.Passes == hier.PassesAuto:
+		return errs.New(errs.Usage,
+			"%v %s has to know the steps of an epoch, and %v auto measures them; give a number",
+			errs.Key("lr-schedule"), c.LRSchedule, errs.Key("passes"))
 	}
 	return nil
 }

@@ -31,6 +31,8 @@ func (p Partial) Since(base Partial) Partial {
 		*n -= *from[i]
 	}
 	p.Batches, p.Seeds = p.Batches-base.Batches, p.Seeds-base.Seeds
+	p.Steps, p.NormSum, p.Clipped = p.Steps-base.Steps, p.NormSum-base.NormSum,
+		p.Clipped-base.Clipped
 	p.LossSum, p.Correct, p.Counted = p.LossSum-base.LossSum, p.Correct-base.Correct,
 		p.Counted-base.Counted
 	return p

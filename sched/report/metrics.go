@@ -116,6 +116,12 @@ type EpochResult struct {
 	// mean; 0 without it.
 	ReadGroups   int     `json:"read_groups"`
 	GroupBatches float64 `json:"group_batches"`
+	// LR is the learning rate of the last step. GradNorm is the mean norm of the steps' gradients,
+	// before any is clipped, and GradNormMax the largest; absent in a modelled run.
+	LR          float64  `json:"lr,omitempty"`
+	GradNorm    *float64 `json:"grad_norm,omitempty"`
+	GradNormMax float64  `json:"grad_norm_max,omitempty"`
+	Clipped     int      `json:"clipped_steps,omitempty"` // whose gradient was
 	// TopologyReads holds what sampling read of a topology on storage, run-ahead included; absent
 	// for one in memory.
 	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
@@ -248,6 +254,35 @@ type Partial struct {
 	Grouped  int   `json:"grouped,omitempty"`
 	// Of a topology on storage.
 	TopologyReads *graph.StorageStats `json:"topology_reads,omitempty"`
+	StepFigures
+}
+
+// StepFigures are those of the optimiser's steps.
+type StepFigures struct {
+	Steps   int     `json:"steps,omitempty"`
+	LR      float64 `json:"lr,omitempty"` // of the last
+	NormSum float64 `json:"norm_sum,omitempty"`
+	NormMax float64 `json:"norm_max,omitempty"`
+	Clipped int     `json:"clipped,omitempty"`
+}
+
+// Add counts a step by its learning rate and the norm of its gradient, of which limit is allowed;
+// 0: any.
+func (f *StepFigures) Add(lr, norm, limit float64) {
+	f.Steps++
+	f.LR, f.NormSum, f.NormMax = lr, f.NormSum+norm, max(f.NormMax, norm)
+	if limit > 0 && norm > limit {
+		f.Clipped++
+	}
+}
+
+// GradNorm is the mean norm of the gradients; nil: there was no step.
+func (f *StepFigures) GradNorm() *float64 {
+	if f.Steps == 0 {
+		return nil
+	}
+	mean := f.NormSum / float64(f.Steps)
+	return &mean
 }
 
 // coverSeconds gives the seconds that no stage accounts for to Between, and returns the overlap of
@@ -269,6 +304,7 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 		RowsChunk: p.RowsChunk,
 		BytesSSD:  p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
 		StageSeconds: p.Stages, TopologyReads: p.TopologyReads,
+		LR: p.LR, GradNorm: p.GradNorm(), GradNormMax: p.NormMax, Clipped: p.Clipped,
 	}
 	r.LinesInserted, r.LinesEvicted, r.LinesBypassed, r.ReadGroups = p.Inserted, p.Evicted,
 		p.Bypassed, p.Groups

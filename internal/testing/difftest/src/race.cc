@@ -470,6 +470,12 @@ void step() {
 	adam.M = address(m);
 	adam.V = address(v);
 	adam.N = sources * dim;
+	std::vector<double> parts(sources * dim / squareUnit + 1), square(1);
+	std::vector<float> factor(1);
+	ClipParams clip = {a.Out, address(parts), address(factor), address(square), sources * dim, 1, 0};
+	launch("square_sum", grid, &clip);
+	launch("clip_factor", grid, &clip);
+	adam.Factor = address(factor);
 	launch("adam", grid, &adam);
 	BiasActParams act = {a.X, 0, sources, dim, dim, {}, gemmReLU | gemmDropout, 0};
 	launch("bias_act", grid, &act);
