@@ -1,19 +1,16 @@
 package main
 
 import (
-	"bufio"
+	"cmp"
 	"context"
-	"encoding/binary"
-	"encoding/csv"
-	"io"
-	"math"
+	"fmt"
+	"path/filepath"
+	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"helios/dataset"
-	"helios/dataset/npy"
 	"helios/internal/errs"
 	figures "helios/internal/metrics"
 	"helios/internal/outfile"
@@ -28,9 +25,10 @@ func predictCommand() *cli.Command {
 		Usage:     "classify nodes with a checkpoint",
 		ArgsUsage: "[DATASET]",
 		Description: "Writes node, class and, where the dataset has them, the names of both: to standard output,\n" +
-			"or as CSV to --csv. --embeddings writes the activations of the last hidden layer, before the layer that classifies, a row\n" +
-			"for each node; a model of one layer has no hidden one, and gives its outputs, a column for each class.\n" +
+			"or as a table to --csv. --embeddings writes the activations of the last hidden layer, before the layer that classifies, a\n" +
+			"row for each node; a model of one layer has no hidden one, and gives its outputs, a column for each class.\n" +
 			"--scores writes the outputs of the last layer and --proba their softmax, a column for each class.\n" +
+			"A FILE that ends in .csv or .parquet is a table: the node, its name, and columns with the names of the classes.\n" +
 			"The class of a node depends on its draws, not on --batch-size; but with --sampler ladies the nodes of a\n" +
 			"batch share what is drawn: --sampler neighbor --fanout -1,-1 (one for each layer) takes all neighbours instead.",
 	}, 1, inferOptions[predictArgs]().Without("results"), runPredict)
@@ -41,10 +39,12 @@ type predictArgs struct {
 	inferArgs
 	split      string  `option:"split" common:"yes" use:"setting" oneof:"all,@splits" default:"all" usage:"nodes to classify"`
 	nodes      []int64 `option:"nodes" common:"yes" arg:"ID,ID…" usage:"classify these instead ID,ID…"`
-	csv        string  `option:"csv" common:"yes" arg:"FILE" usage:"CSV FILE to write"`
-	embeddings string  `option:"embeddings" common:"yes" arg:"FILE" usage:".npy FILE to write (float32, nodes × width of the last hidden layer: {hidden} of train)"`
-	scores     string  `option:"scores" common:"yes" arg:"FILE" usage:".npy FILE to write the model's outputs to (float32, nodes × classes)"`
-	proba      string  `option:"proba" common:"yes" arg:"FILE" usage:".npy FILE to write the probabilities of the classes to (float32, nodes × classes)"`
+	csv        string  `option:"csv" common:"yes" arg:"FILE" usage:"table FILE of classes to write: CSV, or Parquet where the name ends in .parquet"`
+	threshold  float64 `option:"threshold" common:"yes" use:"setting" positive:"yes" range:"0..1" shown:"the class with the larger probability" arg:"P" usage:"of two classes, predict the second where its probability is at least P"`
+	topK       int     `option:"topk" common:"yes" use:"setting" positive:"yes" range:"1..65536" shown:"none" arg:"K" usage:"also give the K most probable classes of each node with their probabilities"`
+	embeddings string  `option:"embeddings" common:"yes" arg:"FILE" usage:"FILE for the activations (float32, nodes × width of the last hidden layer: {hidden} of train): .npy, .csv or .parquet"`
+	scores     string  `option:"scores" common:"yes" arg:"FILE" usage:"FILE for the model's outputs (float32, nodes × classes): .npy, .csv or .parquet"`
+	proba      string  `option:"proba" common:"yes" arg:"FILE" usage:"FILE for the probabilities of the classes (float32, nodes × classes): .npy, .csv or .parquet"`
 }
 
 // SetOption reads numbers of nodes.
@@ -95,18 +95,17 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 	if err := a.check(); err != nil {
 		return err
 	}
-	csvOut, err := a.create("csv", a.csv)
-	if err != nil {
-		return err
-	}
-	defer closing(&err, csvOut.Discard)
-	var matrices [3]*outfile.File
-	for i, f := range [3][2]string{{"embeddings", a.embeddings}, {"scores", a.scores},
-		{"proba", a.proba}} {
-		if matrices[i], err = a.create(f[0], f[1]); err != nil {
+	to := &predictions{env: e, predictArgs: a}
+	for _, x := range to.outputs() {
+		f, err := a.create(x.flag, x.path)
+		if err != nil {
 			return err
 		}
-		defer closing(&err, matrices[i].Discard)
+		defer closing(&err, f.Discard)
+		if f != nil {
+			x.file = f
+			to.files = append(to.files, x)
+		}
 	}
 	s, err := openSession(ctx, e, &a.runArgs)
 	if err != nil {
@@ -117,22 +116,11 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 	if err != nil {
 		return err
 	}
-	names, err := s.Dataset.Names()
-	if err != nil {
+	if err := to.begin(s.Dataset, int64(len(nodes))); err != nil {
 		return err
 	}
-	to := &predictions{env: e, names: names, classNames: s.Dataset.Meta.ClassNames}
-	if csvOut != nil {
-		to.rows = &csvFile{f: csvOut, w: csv.NewWriter(csvOut)}
-		to.writeHead()
-	}
-	for i, to := range []**npyFile{&to.emb, &to.scores, &to.proba} {
-		if f := matrices[i]; f != nil {
-			*to = &npyFile{f: f, w: bufio.NewWriterSize(f, 1<<20), rows: int64(len(nodes))}
-		}
-	}
 	res, err := sched.Predict(ctx, a.cfg, s.Inputs, a.checkpoint, nodes,
-		report.Outputs{Embeddings: to.emb != nil, Logits: to.scores != nil || to.proba != nil},
+		report.Outputs{Embeddings: a.embeddings != "", Logits: a.scores != "" || to.shares},
 		to.add, e.observer())
 	err = orOtherDataset(err)
 	s.ended(&results{e: e}, &res.IO, err)
@@ -149,140 +137,230 @@ func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {
 // predictions shows the class of each node, or writes it into files.
 type predictions struct {
 	*env
+	*predictArgs
 	names      []string // of nodes; may be empty, as the next
 	classNames []string
-	rows       *csvFile // nil: nodes are shown
-	// nil: none are asked for
-	emb, scores, proba *npyFile
-	n                  int64
+	classes    int
+	files      []*predictionFile
+	n, of      int64 // nodes that are done, of how many
+
+	shares bool      // probabilities are asked for
+	proba  []float32 // of the batch
 }
 
-func (p *predictions) writeHead() {
-	head := []string{"node", "class"}
-	if len(p.names) > 0 {
-		head = append(head, "name")
+// predictionFile is an output, whose table begins with its first rows.
+type predictionFile struct {
+	flag, path, what string
+	file             *outfile.File
+	table            table
+	dim              int
+	ofClasses        bool // the figures are
+	// values has the figures of a batch, so many of each node; nil: the file has classes.
+	values func(b *report.Prediction) (v []float32, dim int)
+}
+
+// topClass is a class with its probability for a node.
+type topClass struct {
+	Class int32   `json:"class"`
+	Name  string  `json:"name,omitempty"`
+	Proba float32 `json:"proba"`
+}
+
+// outputs are the files that predict can write.
+func (p *predictions) outputs() []*predictionFile {
+	return []*predictionFile{
+		{flag: "csv", path: p.csv},
+		{flag: "embeddings", path: p.embeddings, what: "embeddings", values: func(
+			b *report.Prediction) ([]float32, int) {
+			return b.Embeddings, b.Dim
+		}},
+		{flag: "scores", path: p.scores, what: "scores", ofClasses: true, values: func(
+			b *report.Prediction) ([]float32, int) {
+			return b.Logits, p.classes
+		}},
+		{flag: "proba", path: p.predictArgs.proba, what: "probabilities", ofClasses: true,
+			values: func(*report.Prediction) ([]float32, int) { return p.proba, p.classes }},
 	}
-	if len(p.classNames) > 0 {
-		head = append(head, "class_name")
+}
+
+// begin takes over what the dataset says of the nodes, and refuses what it has no classes for.
+func (p *predictions) begin(d *dataset.Dataset, nodes int64) (err error) {
+	p.of, p.classes, p.classNames = nodes, d.Meta.Classes, d.Meta.ClassNames
+	p.shares = p.predictArgs.proba != "" || p.threshold > 0 || p.topK > 0
+	switch {
+	case p.threshold > 0 && p.classes != 2:
+		return errs.New(errs.Usage, "{threshold} is for two classes, and dataset %s has %d; leave it out",
+			d.Meta.Name, p.classes)
+	case p.topK > p.classes:
+		return errs.New(errs.Usage, "{topk} %d: dataset %s has %d classes; give at most so many", p.topK,
+			d.Meta.Name, p.classes)
 	}
-	p.rows.write(head)
+	p.names, err = d.Names()
+	return err
 }
 
 // add takes a batch.
 func (p *predictions) add(b report.Prediction) error {
-	for i, v := range b.Nodes {
-		if err := p.addNode(v, b.Classes[i]); err != nil {
+	if p.shares {
+		p.proba = slices.Grow(p.proba[:0], len(b.Logits))[:len(b.Logits)]
+		for i := range b.Nodes {
+			from, to := i*p.classes, (i+1)*p.classes
+			figures.Softmax(p.proba[from:to], b.Logits[from:to])
+		}
+	}
+	for i := range b.Nodes {
+		if p.threshold > 0 {
+			b.Classes[i] = 0
+			if float64(p.proba[2*i+1]) >= p.threshold {
+				b.Classes[i] = 1
+			}
+		}
+	}
+	for _, f := range p.files {
+		if err := p.write(f, &b); err != nil {
 			return err
 		}
 	}
 	p.n += int64(len(b.Nodes))
-	if p.emb != nil {
-		if err := p.emb.write(b.Embeddings, b.Dim); err != nil {
-			return err
-		}
-	}
-	classes := len(b.Logits) / max(len(b.Nodes), 1)
-	if p.scores != nil {
-		if err := p.scores.write(b.Logits, classes); err != nil {
-			return err
-		}
-	}
-	if p.proba == nil {
+	if p.csv != "" {
 		return nil
 	}
-	for i := range b.Nodes {
-		row := b.Logits[i*classes : (i+1)*classes]
-		figures.Softmax(row, row)
+	for i, v := range b.Nodes {
+		if err := p.show(v, b.Classes[i], i); err != nil {
+			return err
+		}
 	}
-	return p.proba.write(b.Logits, classes)
+	return nil
 }
 
-func (p *predictions) addNode(v int64, c int32) error {
-	rec := []string{strconv.FormatInt(v, 10), strconv.Itoa(int(c))}
-	line := nodeLine{Node: v, Class: c}
-	if int(v) < len(p.names) {
-		rec, line.Name = append(rec, p.names[v]), p.names[v]
+// write adds a batch to a file.
+func (p *predictions) write(f *predictionFile, b *report.Prediction) error {
+	var values []float32
+	if f.values != nil {
+		values, f.dim = f.values(b)
 	}
-	if int(c) < len(p.classNames) {
-		rec, line.ClassName = append(rec, p.classNames[c]), p.classNames[c]
+	if err := p.open(f); err != nil {
+		return err
 	}
-	if p.rows != nil {
-		p.rows.write(rec)
+	for i, v := range b.Nodes {
+		cells := p.cells(f, v, b.Classes[i], i)
+		if err := f.table.row(cells, values[i*f.dim:(i+1)*f.dim]); err != nil {
+			return errs.Errorf("%s: %w", f.path, err)
+		}
+	}
+	return nil
+}
+
+// open begins a file's table, once.
+func (p *predictions) open(f *predictionFile) (err error) {
+	if f.table != nil {
 		return nil
 	}
-	for j := range rec {
-		rec[j] = ui.Text(rec[j]) // a name may hold a tab
+	var columns []string
+	for c := range f.dim {
+		switch {
+		case !f.ofClasses:
+			columns = append(columns, fmt.Sprintf("dim_%d", c))
+		case c < len(p.classNames):
+			columns = append(columns, p.classNames[c])
+		default:
+			columns = append(columns, fmt.Sprintf("class_%d", c))
+		}
 	}
-	p.ui.Printf("%s", strings.Join(rec, "\t"))
+	end := filepath.Ext(f.path)
+	if f.values == nil && end != parquetEnd {
+		end = csvEnd
+	}
+	f.table, err = newTable(f.file, end, p.cells(f, 0, 0, -1), columns, p.of)
+	return err
+}
+
+// cells are those of a row before its figures. place is the node's in the batch; below 0:
+// none.
+func (p *predictions) cells(f *predictionFile, node int64, class int32, place int) []cell {
+	row := []cell{{"node", node}}
+	if f.values == nil {
+		row = append(row, cell{"class", class})
+	}
+	if len(p.names) > 0 {
+		row = append(row, cell{"name", p.nameOf(node)})
+	}
+	if f.values != nil {
+		return row
+	}
+	if len(p.classNames) > 0 {
+		row = append(row, cell{"class_name", p.className(class)})
+	}
+	for i, c := range p.top(place) {
+		var name any = c.Class
+		if len(p.classNames) > 0 {
+			name = c.Name
+		}
+		row = append(row, cell{fmt.Sprintf("top%d", i+1), name},
+			cell{fmt.Sprintf("proba%d", i+1), c.Proba})
+	}
+	return row
+}
+
+func (p *predictions) nameOf(node int64) string {
+	if int(node) >= len(p.names) {
+		return ""
+	}
+	return p.names[node]
+}
+
+func (p *predictions) className(class int32) string {
+	if int(class) >= len(p.classNames) {
+		return ""
+	}
+	return p.classNames[class]
+}
+
+// top lists the most probable classes of a node of the batch, of equal ones the first.
+func (p *predictions) top(place int) []topClass {
+	if p.topK == 0 || place < 0 {
+		return make([]topClass, p.topK)
+	}
+	all := make([]topClass, p.classes)
+	for c, x := range p.proba[place*p.classes : (place+1)*p.classes] {
+		all[c] = topClass{int32(c), p.className(int32(c)), x}
+	}
+	slices.SortStableFunc(all, func(a, b topClass) int { return cmp.Compare(b.Proba, a.Proba) })
+	return all[:p.topK]
+}
+
+// show shows a node's class.
+func (p *predictions) show(node int64, class int32, place int) error {
+	line := nodeLine{Node: node, Class: class, Name: p.nameOf(node), ClassName: p.className(class)}
+	text := fmt.Sprintf("%d\t%d", node, class)
+	for _, name := range []string{line.Name, line.ClassName} {
+		if name != "" {
+			text += "\t" + ui.Text(name) // a name may hold a tab
+		}
+	}
+	if p.topK > 0 {
+		line.Top = p.top(place)
+	}
+	for _, c := range line.Top {
+		text += fmt.Sprintf("\t%s\t%.4f", ui.Text(cmp.Or(c.Name, strconv.Itoa(int(c.Class)))), c.Proba)
+	}
+	p.ui.Printf("%s", text)
 	return p.ui.Event("node", line)
 }
 
 // commit keeps the files.
 func (p *predictions) commit() error {
-	if p.rows != nil {
-		p.rows.w.Flush()
-		if err := p.rows.f.Commit(p.rows.w.Error()); err != nil {
+	for _, f := range p.files {
+		if err := p.open(f); err != nil { // no node was there to classify
 			return err
 		}
-		p.ui.Printf("%d nodes classified in %s", p.n, p.rows.f.Path())
-	}
-	for _, m := range []struct {
-		name string
-		f    *npyFile
-	}{{"embeddings", p.emb}, {"scores", p.scores}, {"probabilities", p.proba}} {
-		if m.f == nil {
-			continue
-		}
-		if m.f.dim == 0 { // no node was there to classify
-			if err := m.f.write(nil, 0); err != nil {
-				return err
-			}
-		}
-		if err := m.f.f.Commit(m.f.w.Flush()); err != nil {
+		if err := f.file.Commit(f.table.close()); err != nil {
 			return err
 		}
-		p.ui.Printf("%s in %s: %d nodes × %d", m.name, m.f.f.Path(), m.f.rows, m.f.dim)
-	}
-	return nil
-}
-
-// csvFile keeps its first error for commit, as csv.Writer does.
-type csvFile struct {
-	f *outfile.File
-	w *csv.Writer
-}
-
-func (c *csvFile) write(rec []string) { _ = c.w.Write(rec) } // the error comes again from w.Error
-
-// npyFile writes rows × dim float32; dim is known with the first rows.
-type npyFile struct {
-	f    *outfile.File
-	w    *bufio.Writer
-	rows int64
-	dim  int // 0: nothing is written yet
-}
-
-func (f *npyFile) write(v []float32, dim int) error {
-	if f.dim == 0 {
-		h, err := npy.EncodeHeader(npy.Header{DType: npy.Float32,
-			Shape: []int64{f.rows, int64(dim)}})
-		if err != nil {
-			return err
-		}
-		if _, err := f.w.Write(h); err != nil {
-			return errs.Errorf("%s: %w", f.f.Path(), err)
-		}
-		f.dim = dim
-	}
-	return writeFloats(f.w, v)
-}
-
-func writeFloats(w io.Writer, v []float32) error {
-	var b [4]byte
-	for _, x := range v {
-		binary.LittleEndian.PutUint32(b[:], math.Float32bits(x))
-		if _, err := w.Write(b[:]); err != nil {
-			return err
+		if f.values == nil {
+			p.ui.Printf("%d nodes classified in %s", p.n, f.file.Path())
+		} else {
+			p.ui.Printf("%s in %s: %d nodes × %d", f.what, f.file.Path(), p.n, f.dim)
 		}
 	}
 	return nil
@@ -294,6 +372,8 @@ type nodeLine struct {
 	Class     int32  `json:"class"`
 	Name      string `json:"name,omitempty"`
 	ClassName string `json:"class_name,omitempty"`
+	// Top are the most probable classes, as many as were asked for.
+	Top []topClass `json:"top,omitempty"`
 }
 
 // predictLine is the result of predict.

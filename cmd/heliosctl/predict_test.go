@@ -5,12 +5,16 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
+	"github.com/parquet-go/parquet-go"
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset/npy"
+	"helios/internal/errs"
 	"helios/internal/hostmem"
 	figures "helios/internal/metrics"
 	"helios/sched/checkpoint"
@@ -188,6 +192,106 @@ func TestPredictScores(t *testing.T) {
 		}
 	}
 	require.Contains(t, ok(t, "eval", "g", "--checkpoint", "run"), "f1-macro")
+}
+
+// Tables name nodes and classes as the dataset does, in CSV and in Parquet alike; the most probable
+// classes come with their probabilities, and a threshold chooses between two.
+func TestPredictTables(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "200", "--avg-degree", "5", "--classes", "2", "--dim",
+		"8", "--seed", "3", "--out", "g")
+	var names strings.Builder
+	for i := range 200 {
+		fmt.Fprintf(&names, "node, %d\n", i)
+	}
+	require.NoError(t, os.WriteFile("g/names.txt", []byte(names.String()), 0o644))
+	meta, err := os.ReadFile("g/dataset.yaml")
+	require.NoError(t, err)
+	text := strings.Replace(string(meta), "sealed: true\n", "", 1) + "class_names: [node, b]\n"
+	require.NoError(t, os.WriteFile("g/dataset.yaml", []byte(text), 0o644))
+	require.NoError(t, os.Remove("g/dataset.seal"))
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "8MiB")
+	ok(t, "load", "g")
+	ok(t, "train", "g", "--mode", "inmem", "--fanout", "-1,-1", "--hidden", "12", "--checkpoint", "run",
+		"--quiet")
+	predict := func(args ...string) string {
+		return ok(t, append([]string{"predict", "g", "--checkpoint", "run", "--overwrite"}, args...)...)
+	}
+	predict("--csv", "c.csv", "--topk", "2", "--proba", "p.npy", "--scores", "s.csv")
+	proba := readMatrix(t, "p.npy")
+	rows := readTable(t, "c.csv")
+	require.Equal(t, []string{"node", "class", "name", "class_name", "top1", "proba1", "top2", "proba2"},
+		rows[0])
+	for i, row := range rows[1:] {
+		require.Equal(t, fmt.Sprint("node, ", i), row[2])
+		require.Equal(t, row[3], row[4], "the first is the class")
+		first, err := strconv.ParseFloat(row[5], 64)
+		require.NoError(t, err)
+		require.Equal(t, max(proba.at(i, 0), proba.at(i, 1)), float64(float32(first)))
+	}
+	require.Equal(t, []string{"node", "name", "node_2", "b"}, readTable(t, "s.csv")[0],
+		"a class has another column than the nodes")
+	predict("--csv", "c.parquet", "--topk", "2", "--proba", "p.parquet", "--scores", "s.parquet")
+	require.Equal(t, rows, readTable(t, "c.parquet"))
+	require.Equal(t, readTable(t, "s.csv"), readTable(t, "s.parquet"))
+	// The threshold is that of the second class.
+	predict("--csv", "t.csv", "--threshold", "0.6")
+	changed := 0
+	for i, row := range readTable(t, "t.csv")[1:] {
+		require.Equal(t, proba.at(i, 1) >= 0.6, row[1] == "1", "node %d", i)
+		if row[1] != rows[1+i][1] {
+			changed++
+		}
+	}
+	require.Positive(t, changed)
+	require.Contains(t, predict("--nodes", "3", "--topk", "1"), "3\t"+rows[4][1]+"\tnode, 3\t")
+	for want, args := range map[string][]string{
+		"has 2 classes": {"--topk", "3"}, "--threshold": {"--threshold", "1.5"},
+	} {
+		r := hc(t, append([]string{"predict", "g", "--checkpoint", "run"}, args...)...)
+		require.Equal(t, int(errs.Usage), r.code)
+		require.Contains(t, r.errOut, want)
+	}
+}
+
+// readTable reads a table as text.
+func readTable(t *testing.T, path string) (rows [][]string) {
+	t.Helper()
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	if filepath.Ext(path) == csvEnd {
+		rows, err = csv.NewReader(f).ReadAll()
+		require.NoError(t, err)
+		return rows
+	}
+	st, err := f.Stat()
+	require.NoError(t, err)
+	p, err := parquet.OpenFile(f, st.Size())
+	require.NoError(t, err)
+	rows = append(rows, nil)
+	for _, c := range p.Schema().Columns() {
+		rows[0] = append(rows[0], c[0])
+	}
+	r := parquet.NewReader(p)
+	values := make([]parquet.Row, 1)
+	for range p.NumRows() {
+		n, err := r.ReadRows(values)
+		require.Equal(t, 1, n, "%v", err)
+		var row []string
+		for _, v := range values[0] {
+			switch v.Kind() {
+			case parquet.ByteArray:
+				row = append(row, string(v.ByteArray()))
+			case parquet.Float:
+				row = append(row, textOf(v.Float()))
+			default:
+				row = append(row, fmt.Sprint(v.Int64()))
+			}
+		}
+		rows = append(rows, row)
+	}
+	return rows
 }
 
 // A matrix of no nodes is one that NumPy reads.
