@@ -433,14 +433,14 @@ func (t *trainer) validate(ctx context.Context, r *report.EpochResult, val []int
 		if err != nil {
 			return err
 		}
-		r.ValAcc, r.ValSeconds = &v.TrainAcc, v.Seconds
+		r.ValAcc, r.ValLoss, r.ValSeconds = &v.TrainAcc, &v.Loss, v.Seconds
 		return nil
 	}
 	v, figures, err := t.e.scored(ctx, validateStage, key, val)
 	if err != nil {
 		return err
 	}
-	r.ValAcc, r.ValSeconds = &v.TrainAcc, v.Seconds
+	r.ValAcc, r.ValLoss, r.ValSeconds = &v.TrainAcc, &v.Loss, v.Seconds
 	if figures != nil {
 		r.ValMetrics = &figures.Summary
 	}

@@ -25,22 +25,14 @@ func metricRows(r *figures.Report, names []string) [][]string {
 	}
 	for _, c := range r.Classes[:min(len(r.Classes), len(names))] {
 		rows = append(rows, []string{"class " + ui.Text(names[c.Class]),
-			fmt.Sprintf("precision %s, recall %s, F1 %s of %d nodes", ratio(c.Precision),
-				ratio(c.Recall), ratio(c.F1), c.Nodes)})
+			fmt.Sprintf("precision %s, recall %s, F1 %s of %d nodes", figures.Text(c.Precision),
+				figures.Text(c.Recall), figures.Text(c.F1), c.Nodes)})
 	}
 	return rows
 }
 
 // maxClassRows is the most classes that get a line each.
 const maxClassRows = 20
-
-// ratio is a figure that may be undefined.
-func ratio(x *float64) string {
-	if x == nil {
-		return "–"
-	}
-	return fmt.Sprintf("%.4f", *x)
-}
 
 // byMetric says by which metric an epoch is the best, where that is not accuracy.
 func byMetric(name string) string {

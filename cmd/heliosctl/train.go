@@ -162,7 +162,7 @@ func (t *trainer) showEpoch(r *report.EpochResult) {
 		val = fmt.Sprintf(", val %.2f%%", 100**r.ValAcc)
 	}
 	if m := figures.Find(t.cfg.Metric); r.ValMetrics != nil {
-		val += fmt.Sprintf(", %s %s", m.Name, ratio(m.Of(r.ValMetrics)))
+		val += fmt.Sprintf(", %s %s", m.Name, figures.Text(m.Of(r.ValMetrics)))
 	}
 	if usual := (plan.Config{}).WithDefaults().ScheduleSettings; r.GradNorm != nil &&
 		t.cfg.WithDefaults().ScheduleSettings != usual {

@@ -11,6 +11,7 @@ import (
 const (
 	kindLines  = "lines"  // y over x, a line for each series
 	kindStacks = "stacks" // a bar for each name, of parts behind each other
+	kindMatrix = "matrix" // a row for each name, of parts that are cells of one sum
 	kindSpans  = "spans"  // a bar for each name, with whiskers from the least to the most
 )
 
@@ -88,7 +89,7 @@ func (f *figure) values() table {
 	switch f.Kind {
 	case kindLines:
 		return f.lineValues()
-	case kindStacks:
+	case kindStacks, kindMatrix:
 		return f.stackValues()
 	}
 	t := table{Head: []string{"", f.X.Label, "least", "most"}}

@@ -26,7 +26,7 @@ func metricTables(all []experiment) (out []table) {
 			}
 			row := []string{x.name, number(float64(r.result.Seed)), number(float64(figures.Nodes))}
 			for _, m := range metrics.All {
-				row = append(row, orDash(m.Of(&figures.Summary)))
+				row = append(row, metrics.Text(m.Of(&figures.Summary)))
 			}
 			t.Rows = append(t.Rows, row)
 			if len(figures.Classes) <= maxClassRows {
@@ -53,8 +53,8 @@ func classTable(title string, figures *metrics.Report) table {
 		t.Head = append(t.Head, fmt.Sprintf("predicted as %d", c))
 	}
 	for c, x := range figures.Classes {
-		row := []string{number(float64(x.Class)), number(float64(x.Nodes)), orDash(x.Precision),
-			orDash(x.Recall), orDash(x.F1), orDash(x.ROCAUC), orDash(x.AveragePrecision)}
+		row := []string{number(float64(x.Class)), number(float64(x.Nodes)), metrics.Text(x.Precision),
+			metrics.Text(x.Recall), metrics.Text(x.F1), metrics.Text(x.ROCAUC), metrics.Text(x.AveragePrecision)}
 		if matrix != nil {
 			for _, n := range matrix[c] {
 				row = append(row, number(float64(n)))
@@ -72,10 +72,88 @@ func square(matrix [][]int64, n int) bool {
 	})
 }
 
-// orDash is a figure with four decimals.
-func orDash(x *float64) string {
-	if x == nil {
-		return "–"
+// maxMatrix is the most classes of a matrix that is drawn.
+const maxMatrix = 20
+
+// testFigures draw what the tests tell of the classes: a matrix of confusion over the seeds of each
+// experiment, and the curves of its first run.
+func testFigures(all []experiment) (out []figure) {
+	roc := figure{Kind: kindLines, Title: "ROC curves of the test",
+		X: axis{Label: "share of other nodes that are predicted", Share: true},
+		Y: axis{Label: "recall", Share: true}}
+	pr := figure{Kind: kindLines, Title: "Precision by recall of the test",
+		X: axis{Label: "recall", Share: true}, Y: axis{Label: "precision", Share: true}}
+	for _, x := range all {
+		if m := x.confusion(); m != nil {
+			out = append(out, confusion(x.name, m))
+		}
+		m := x.runs[0].result.Metrics
+		if m == nil {
+			continue
+		}
+		for _, c := range m.Curves[:min(len(m.Curves), metrics.MaxCurves)] {
+			name := fmt.Sprintf("%s, seed %d", x.name, x.runs[0].result.Seed)
+			if len(m.Curves) > 1 {
+				name += fmt.Sprintf(", class %d", c.Class)
+			}
+			roc.Series = append(roc.Series, curve(name, c.FPR, c.Recall))
+			pr.Series = append(pr.Series, curve(name, c.Recall, c.Precision))
+		}
 	}
-	return fmt.Sprintf("%.4f", *x)
+	for _, f := range []*figure{&roc, &pr} {
+		if n := len(f.Series); n > 0 && n <= maxCurves {
+			out = append(out, *f)
+		}
+	}
+	return out
+}
+
+// confusion adds up the matrices of an experiment's runs; nil: there are none that can be drawn.
+func (x *experiment) confusion() (sum [][]int64) {
+	for _, r := range x.runs {
+		if r.result.Metrics == nil {
+			continue
+		}
+		m := r.result.Metrics.Confusion
+		if n := len(m); n == 0 || n > maxMatrix || !square(m, n) || sum != nil && len(sum) != n {
+			return nil
+		}
+		if sum == nil {
+			sum = make([][]int64, len(m))
+		}
+		for i, row := range m {
+			sum[i] = append(sum[i], make([]int64, len(row)-len(sum[i]))...)
+			for k, v := range row {
+				sum[i][k] += v
+			}
+		}
+	}
+	return sum
+}
+
+// maxCurves is the most lines of a figure of curves: more cannot be told apart.
+const maxCurves = 24
+
+// confusion draws a matrix of nodes by class and prediction.
+func confusion(name string, matrix [][]int64) figure {
+	f := figure{Kind: kindMatrix, Title: "Confusion of the test: " + name,
+		Note: "Nodes of all seeds by class (rows) and prediction (columns). A cell shows its share of the row by its colour.",
+		X:    axis{Label: "nodes", Whole: true}}
+	for c, row := range matrix {
+		b := bar{Name: fmt.Sprintf("class %d", c)}
+		for p, n := range row {
+			b.Parts = append(b.Parts, part{fmt.Sprint(p), float64(n)})
+		}
+		f.Bars = append(f.Bars, b)
+	}
+	return f
+}
+
+// curve has the points that two lists of a file agree on.
+func curve(name string, x, y []float64) series {
+	s := series{Name: name}
+	for i := range min(len(x), len(y)) {
+		s.Points = append(s.Points, single(x[i], y[i]))
+	}
+	return s
 }

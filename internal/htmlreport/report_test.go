@@ -49,6 +49,41 @@ func trainRun(t *testing.T, mode string, seed int, losses ...float64) *Source {
 		mode, seed), `{"event":"end","run":"r","whole":true}`)...)
 }
 
+// judgedRun is a file of a run with all that a test and a schedule tell.
+func judgedRun(t *testing.T) *Source {
+	t.Helper()
+	return read(t, "judged.jsonl",
+		`{"event":"begin","run":"r","verb":"train","command":["heliosctl","train","j"],"dataset_name":"j"}`,
+		`{"event":"epoch","epoch":1,"seconds":1,"loss":2,"val_acc":0.5,"val_loss":1.5,"lr":0.01,"grad_norm":3}`,
+		`{"event":"epoch","epoch":2,"seconds":1,"loss":1,"val_acc":0.6,"val_loss":1.25,"lr":0.005,"grad_norm":2}`,
+		`{"event":"result","mode":"inmem","seed":7,"test_acc":0.75,"params_sha256":"01","test_metrics":{"nodes":6,"accuracy":0.5,"classes":[{"class":0,"nodes":4},{"class":1,"nodes":2}],"confusion":[[3,1],[0,2]],"curves":[{"class":1,"fpr":[0,0.25,1],"recall":[0,1,1],"precision":[1,0.66667]}]}}`,
+		`{"event":"end","run":"r","whole":true}`)
+}
+
+// A test's matrix and curves are drawn, and the lines of validation, rate and gradients.
+func TestJudgedRun(t *testing.T) {
+	s, err := train([]*Source{judgedRun(t)})
+	require.NoError(t, err)
+	byTitle := map[string]figure{}
+	for _, f := range s.Figures {
+		byTitle[f.Title] = f
+	}
+	require.Equal(t, []series{{Name: "inmem", Points: []point{single(1, 2), single(2, 1)}},
+		{Name: "inmem, validation", Points: []point{single(1, 1.5), single(2, 1.25)}}},
+		byTitle["Loss by epoch"].Series)
+	require.Equal(t, []point{single(1, 0.01), single(2, 0.005)},
+		byTitle["Learning rate by epoch"].Series[0].Points)
+	require.Equal(t, []point{single(1, 3), single(2, 2)},
+		byTitle["Gradients by epoch"].Series[0].Points)
+	m := byTitle["Confusion of the test: inmem"]
+	require.Equal(t, table{Head: []string{"", "0", "1"}, Rows: [][]string{{"class 0", "3", "1"},
+		{"class 1", "0", "2"}}}, m.values())
+	require.Equal(t, []point{single(0, 0), single(0.25, 1), single(1, 1)},
+		byTitle["ROC curves of the test"].Series[0].Points)
+	require.Equal(t, []point{single(0, 1), single(1, 0.66667)},
+		byTitle["Precision by recall of the test"].Series[0].Points, "as many as both lists have")
+}
+
 // Runs that differ by their seed are one line with a band; others are lines beside it.
 func TestSeedsAreABand(t *testing.T) {
 	s, err := train([]*Source{trainRun(t, "helios", 1, 3, 1), trainRun(t, "helios", 2, 4, 2),
@@ -302,7 +337,7 @@ func all(t *testing.T) []*Source {
 		"variants": []map[string]any{{"name": "</script><script>bad()</script>",
 			"epoch_seconds": span{1, 1, 1}}, {"name": strings.Repeat("long name ", 12),
 			"epoch_seconds": span{2, 1, 3}, "rows_ssd": 1}}}))
-	return []*Source{trainRun(t, "helios", 1, 3, 1), trainRun(t, "helios", 2, 4, 2),
+	return []*Source{judgedRun(t), trainRun(t, "helios", 1, 3, 1), trainRun(t, "helios", 2, 4, 2),
 		trainRun(t, "cpu", 1, 2, 2), compareFile(t), evil,
 		read(t, "io.jsonl", `{"event":"begin","verb":"bench io","command":[]}`,
 			ioLine("async", 1, 4096, 5e5), ioLine("async", 2, 4096, 9e5)),

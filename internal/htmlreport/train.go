@@ -15,6 +15,9 @@ type epoch struct {
 	Loss    float64            `json:"loss"`
 	Train   float64            `json:"train_acc"`
 	Val     *float64           `json:"val_acc"`
+	ValLoss *float64           `json:"val_loss"`
+	LR      float64            `json:"lr"`
+	Norm    *float64           `json:"grad_norm"`
 	Metrics *metrics.Summary   `json:"val_metrics"`
 	RowsGPU float64            `json:"rows_gpu"`
 	RowsCPU float64            `json:"rows_cpu"`
@@ -83,38 +86,43 @@ func train(sources []*Source) (section, error) {
 	}
 	all := experiments(runs)
 	out := section{Title: "Training"}
-	line := func(title, y string, share bool, of func(e epoch) (float64, bool)) {
+	line := func(title, y string, share bool, of func(e epoch) (float64, bool)) *figure {
 		f := figure{Kind: kindLines, Title: title, X: axis{Label: "epoch", Whole: true},
 			Y: axis{Label: y, Share: share}}
-		for _, x := range all {
-			if s := x.byEpoch(of); len(s.Points) > 0 {
-				f.Series = append(f.Series, s)
-			}
-		}
+		f.addSeries(all, "", of)
 		if len(f.Series) > 0 {
 			out.Figures = append(out.Figures, f)
+			return &out.Figures[len(out.Figures)-1]
 		}
+		return nil
 	}
-	line("Loss by epoch", "mean loss of training", false,
+	loss := line("Loss by epoch", "mean loss", false,
 		func(e epoch) (float64, bool) { return e.Loss, e.Loss != 0 })
-	line("Accuracy by epoch", "accuracy of validation", true, func(e epoch) (float64, bool) {
-		if e.Val == nil {
-			return 0, false
-		}
-		return *e.Val, true
-	})
+	if loss != nil {
+		loss.addSeries(all, ", validation", func(e epoch) (float64, bool) { return given(e.ValLoss) })
+	}
+	line("Accuracy by epoch", "accuracy of validation", true,
+		func(e epoch) (float64, bool) { return given(e.Val) })
 	for _, m := range metrics.All[1:] {
 		chosen := func(r trained) bool { return r.result.Metric == m.Name }
 		if !slices.ContainsFunc(runs, chosen) {
 			continue
 		}
 		line(m.Name+" by epoch", m.Name+" of validation", false, func(e epoch) (float64, bool) {
-			if e.Metrics == nil || m.Of(e.Metrics) == nil {
+			if e.Metrics == nil {
 				return 0, false
 			}
-			return *m.Of(e.Metrics), true
+			return given(m.Of(e.Metrics))
 		})
 	}
+	if rates := epochsOf(runs); slices.ContainsFunc(rates, func(e epoch) bool {
+		return e.LR != rates[0].LR
+	}) {
+		line("Learning rate by epoch", "learning rate of the last step", false,
+			func(e epoch) (float64, bool) { return e.LR, e.LR != 0 })
+	}
+	line("Gradients by epoch", "mean norm of a step's gradient", false,
+		func(e epoch) (float64, bool) { return given(e.Norm) })
 	line("Time by epoch", "seconds", false, func(e epoch) (float64, bool) { return e.Seconds, true })
 	for i := range out.Figures {
 		for _, x := range all {
@@ -123,11 +131,37 @@ func train(sources []*Source) (section, error) {
 			}
 		}
 	}
+	out.Figures = append(out.Figures, testFigures(all)...)
 	out.Figures = append(out.Figures, stages(all), rows(all), processors(all))
 	out.Tables = append(out.Tables, trainTable(all))
 	out.Tables = append(out.Tables, metricTables(all)...)
 	out.Tables = append(out.Tables, processorTables(all)...)
 	return out, nil
+}
+
+// given is a figure that may be absent.
+func given(x *float64) (float64, bool) {
+	if x == nil {
+		return 0, false
+	}
+	return *x, true
+}
+
+func epochsOf(runs []trained) (all []epoch) {
+	for _, r := range runs {
+		all = append(all, r.epochs...)
+	}
+	return all
+}
+
+// addSeries adds a line for each experiment that has values.
+func (f *figure) addSeries(all []experiment, of string, value func(e epoch) (float64, bool)) {
+	for _, x := range all {
+		if s := x.byEpoch(value); len(s.Points) > 0 {
+			s.Name += of
+			f.Series = append(f.Series, s)
+		}
+	}
 }
 
 // experiments groups runs by what their commands have, seeds aside.

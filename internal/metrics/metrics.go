@@ -74,7 +74,22 @@ type Report struct {
 	Classes []Class `json:"classes"`
 	// Confusion counts nodes by label and prediction; absent with more than MaxConfusion classes.
 	Confusion [][]int64 `json:"confusion,omitempty"`
+	// Curves are those of class 1 of two, or of each of up to MaxCurves classes; absent where areas
+	// are.
+	Curves []Curve `json:"curves,omitempty"`
 }
+
+// Curve has what falling thresholds of a class's probability give, at some 200 of them at most.
+type Curve struct {
+	Class int `json:"class"`
+	// FPR is the share of the other nodes that are predicted as the class, Recall that of its own.
+	FPR       []float64 `json:"fpr"`
+	Recall    []float64 `json:"recall"`
+	Precision []float64 `json:"precision"`
+}
+
+// MaxCurves is the most classes of a report with curves.
+const MaxCurves = 10
 
 // Class has the figures of a class against all others. A figure is absent where it divides by 0.
 type Class struct {

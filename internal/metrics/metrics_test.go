@@ -268,7 +268,8 @@ func TestLabelsThatAreMissing(t *testing.T) {
 	got := o.scores(false).Report()
 	require.Nil(t, got.ROCAUC)
 	require.Nil(t, got.AveragePrecision)
-	got.ROCAUC, got.AveragePrecision = want.ROCAUC, want.AveragePrecision
+	require.Nil(t, got.Curves)
+	got.ROCAUC, got.AveragePrecision, got.Curves = want.ROCAUC, want.AveragePrecision, want.Curves
 	for c := range got.Classes {
 		x, y := &got.Classes[c], &want.Classes[c]
 		x.ROCAUC, x.AveragePrecision = y.ROCAUC, y.AveragePrecision
@@ -283,4 +284,83 @@ func TestManyClasses(t *testing.T) {
 		Logits: make([]float32, MaxConfusion+1)}
 	require.Nil(t, Of(s).Confusion)
 	require.Len(t, Of(s).Classes, MaxConfusion+1)
+}
+
+// A curve's points are what thresholds give, no two of them far apart, and the area under the ROC
+// curve is that under its points, but for what lies between them.
+func TestCurves(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, c := range []struct{ nodes, levels, classes int }{{5, 3, 2}, {50_000, 1 << 20, 2},
+		{50_000, 7, 2}, {3000, 1 << 20, 4}} {
+		o := &outputs{Classes: c.classes}
+		for range c.nodes {
+			y := min(r.IntN(20), c.classes-1)
+			o.Labels = append(o.Labels, int32(y))
+			for k := range c.classes {
+				z := 4 * float32(r.IntN(c.levels)) / float32(c.levels)
+				if k == y {
+					z++
+				}
+				o.Logits = append(o.Logits, z)
+			}
+		}
+		o.Labels[0], o.Labels[1] = 0, 1
+		scores := o.scores(true)
+		got := scores.Report()
+		want := c.classes
+		if want == 2 {
+			want = 1
+		}
+		require.Len(t, got.Curves, want)
+		for _, curve := range got.Curves {
+			require.LessOrEqual(t, len(curve.FPR), 203)
+			last := len(curve.FPR) - 1
+			require.Equal(t, 1.0, curve.FPR[last])
+			require.Equal(t, 1.0, curve.Recall[last])
+			reached := thresholds(scores, curve.Class)
+			area := 0.0
+			for i := range curve.FPR {
+				if i > 0 {
+					require.True(t, reached[[3]float64{curve.FPR[i], curve.Recall[i],
+						curve.Precision[i]}], "point %d: %v", i, curve)
+					area += (curve.FPR[i] - curve.FPR[i-1]) * (curve.Recall[i] + curve.Recall[i-1]) / 2
+				}
+			}
+			require.InDelta(t, *got.Classes[curve.Class].ROCAUC, area, 0.005)
+		}
+	}
+}
+
+// thresholds has what each threshold of a class's probability gives, with five decimals.
+func thresholds(s *Scores, class int) map[[3]float64]bool {
+	order := make([]int, len(s.Labels))
+	positives := 0
+	for i, y := range s.Labels {
+		order[i] = i
+		if int(y) == class {
+			positives++
+		}
+	}
+	p := func(i int) float32 { return s.Proba[i*s.Classes+class] }
+	slices.SortFunc(order, func(a, b int) int {
+		if p(a) > p(b) {
+			return -1
+		}
+		return 1
+	})
+	all := map[[3]float64]bool{}
+	hit, missed := 0, 0
+	short := func(a, b int) float64 { return math.Round(1e5*float64(a)/float64(b)) / 1e5 }
+	for k, i := range order {
+		if int(s.Labels[i]) == class {
+			hit++
+		} else {
+			missed++
+		}
+		if k+1 == len(order) || p(order[k+1]) != p(i) {
+			all[[3]float64{short(missed, len(order)-positives), short(hit, positives),
+				short(hit, hit+missed)}] = true
+		}
+	}
+	return all
 }

@@ -1,6 +1,9 @@
 package metrics
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // Metric is a figure by which epochs can be compared.
 type Metric struct {
@@ -58,4 +61,12 @@ func (m Metric) Better(x, y, margin float64) bool {
 		return y-x > margin
 	}
 	return x-y > margin
+}
+
+// Text writes a figure for people, or a dash where it is absent.
+func Text(x *float64) string {
+	if x == nil {
+		return "–"
+	}
+	return fmt.Sprintf("%.4f", *x)
 }

@@ -20,6 +20,9 @@ func (r *Report) rank(s *Scores) {
 		}
 		x := &r.Classes[c]
 		x.ROCAUC, x.AveragePrecision = ranking(keys, spare)
+		if x.ROCAUC != nil && (c == 1 || s.Classes > 2) && s.Classes <= MaxCurves {
+			r.Curves = append(r.Curves, curveOf(c, keys, x.Nodes))
+		}
 		auc.add(x.ROCAUC)
 		ap.add(x.AveragePrecision)
 	}
@@ -65,6 +68,36 @@ func ranking(keys, spare []uint64) (auc, ap *float64) {
 		auc = &area
 	}
 	return auc, ap
+}
+
+// curveStep is by how much recall and the rate of false positives together move from one point of a
+// curve to the next.
+const curveStep = 0.01
+
+// curveOf walks through sorted keys from the most probable, of which some are positive.
+func curveOf(class int, keys []uint64, positives int64) Curve {
+	c := Curve{Class: class, FPR: []float64{0}, Recall: []float64{0}, Precision: []float64{1}}
+	short := func(x float64) float64 { return math.Round(x*1e5) / 1e5 }
+	var hit, missed int64
+	last := 0.0
+	for end := len(keys); end > 0; {
+		begin := end
+		for begin > 0 && keys[begin-1]>>1 == keys[end-1]>>1 {
+			begin--
+			hit += int64(keys[begin] & 1)
+		}
+		end = begin
+		missed = int64(len(keys)-end) - hit
+		recall := float64(hit) / float64(positives)
+		rate := float64(missed) / float64(int64(len(keys))-positives)
+		if end > 0 && recall+rate-last < curveStep {
+			continue
+		}
+		last = recall + rate
+		c.FPR, c.Recall = append(c.FPR, short(rate)), append(c.Recall, short(recall))
+		c.Precision = append(c.Precision, short(float64(hit)/float64(hit+missed)))
+	}
+	return c
 }
 
 // sortKeys sorts by 11 bits at a time, from the lowest: a key has at most 33, as probabilities are

@@ -76,11 +76,13 @@ func (s *StageSeconds) AddTimes(o StageSeconds, sign float64) {
 //
 // Large: a field for each figure of an epoch, as its JSON has them.
 type EpochResult struct {
-	Epoch      int      `json:"epoch"` // from 1
-	Seconds    float64  `json:"seconds"`
-	Loss       float64  `json:"loss"` // mean over the seeds that have a label
-	TrainAcc   float64  `json:"train_acc"`
-	ValAcc     *float64 `json:"val_acc"` // null without validation
+	Epoch    int      `json:"epoch"` // from 1
+	Seconds  float64  `json:"seconds"`
+	Loss     float64  `json:"loss"` // mean over the seeds that have a label
+	TrainAcc float64  `json:"train_acc"`
+	ValAcc   *float64 `json:"val_acc"` // null without validation
+	// ValLoss is the mean loss over the labelled nodes of validation.
+	ValLoss    *float64 `json:"val_loss,omitempty"`
 	ValSeconds float64  `json:"val_seconds"`
 	// ValMetrics are there where another metric than accuracy chooses the best epoch.
 	ValMetrics *metrics.Summary `json:"val_metrics,omitempty"`

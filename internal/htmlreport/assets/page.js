@@ -162,6 +162,32 @@
 				(r.limit ? `, limit ${value(r.limit)}` : "")}))];
 	}
 
+	function matrix(f, width) {
+		const {marginLeft, y} = names(f, width);
+		const value = format(f.x);
+		const rows = f.bars.flatMap((b) => {
+			const sum = b.parts.reduce((s, p) => s + p.value, 0);
+			return b.parts.map((p, i) => ({bar: b.name, name: p.name, value: p.value, x: i + 0.5,
+				share: sum > 0 ? p.value / sum : 0}));
+		});
+		const columns = f.bars[0].parts.map((p) => p.name);
+		const text = (r) => `${r.bar}, predicted as ${r.name}: ${value(r.value)} ${f.x.label}, ` +
+			`${+(100 * r.share).toFixed(1)} %`;
+		const marks = [
+			Plot.barX(rows, {x1: (r) => r.x - 0.5, x2: (r) => r.x + 0.5, y: "bar", fill: "var(--c1)",
+				fillOpacity: (r) => 0.04 + 0.3 * r.share, inset: 1}),
+			Plot.tip(rows, Plot.pointer({x: "x", y: "bar", title: text}))];
+		if ((width - marginLeft) / columns.length > 34) {
+			marks.splice(1, 0, Plot.text(rows, {x: "x", y: "bar", text: (r) => value(r.value),
+				fill: "var(--text)"}));
+		}
+		const plot = Plot.plot({width, height: 70 + 30 * f.bars.length, marginLeft, marginBottom: 40,
+			x: {label: "prediction", domain: [0, columns.length], ticks: columns.map((_, i) => i + 0.5),
+				tickFormat: (v) => columns[Math.floor(v)]},
+			y, opacity: {type: "identity"}, marks});
+		return [null, plot, rows.map((r) => ({x: r.x, y: r.bar, text: text(r)}))];
+	}
+
 	// Arrow keys walk through a figure's values: the pointer is moved to each, and the line below the
 	// figure says it, also to those who hear the page.
 	function walk(plot, told, line) {
@@ -194,7 +220,7 @@
 		svg.setAttribute("tabindex", "0");
 	}
 
-	const kinds = {lines, stacks: bars, spans: bars};
+	const kinds = {lines, stacks: bars, spans: bars, matrix};
 
 	function draw(print) {
 		figures.forEach((f, i) => {
