@@ -62,6 +62,8 @@ var verbEvents = []struct {
 	{"train", "plan", plan.OpGraph{}},
 	{"train", "result", report.ModelledResult{}},
 	{"train", "result", report.Result{}},
+	{"train", "result", seedsResult{}},
+	{"train", "seed", report.Result{}},
 	{"unbind-ssds", "unbound", unboundReport{}},
 	{"unbind-ssds", "unbound", unboundSoftware{}},
 	{"verify", "files", dataset.FilesReport{}},

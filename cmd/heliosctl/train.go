@@ -39,9 +39,19 @@ type trainerArgs struct {
 	runArgs
 	clockArgs
 	ranks   rankArgs `options:"in"`
+	seeds   []uint64 `option:"seeds" group:"Run" use:"setting" shown:"one run, with {seed}" arg:"S,A..B" usage:"train once with each seed of S,A..B, the last from A to B, and give mean and deviation of their figures; each has its checkpoint in a folder of {checkpoint}"`
 	explain bool     `option:"explain" group:"Run" use:"aside" usage:"print the steps of a mini-batch before training: what each does, waits for and runs on; and afterwards the processor time of each"`
 	live    bool     `option:"live" group:"Run" use:"aside" usage:"show stages, tiers, SSDs and loss while it runs, drawn over on a terminal"`
 	metrics string   `option:"metrics" group:"Run" use:"aside" shown:"none" arg:"ADDR" usage:"serve metrics for Prometheus on ADDR while it runs, such as :9100; without a host on this machine only"`
+}
+
+// SetOption reads seeds.
+func (a *trainerArgs) SetOption(name, text string) (done bool, err error) {
+	if name != "seeds" {
+		return false, nil
+	}
+	a.seeds, err = parseSeeds(text)
+	return true, err
 }
 
 func trainOptions() hcli.Options[trainerArgs] {
@@ -78,7 +88,10 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) error {
 		return err
 	}
 	t := &trainer{e, a}
-	if !virtual {
+	switch {
+	case len(a.seeds) > 0:
+		return t.trainSeeds(ctx)
+	case !virtual:
 		return t.train(ctx)
 	}
 	if a.cfg.VerifyRows {

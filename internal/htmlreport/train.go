@@ -49,6 +49,7 @@ type trained struct {
 
 // trainResult is the result of a run that came to its end.
 type trainResult struct {
+	Epochs []epoch  `json:"epochs"`
 	Mode   string   `json:"mode"`
 	Seed   uint64   `json:"seed"`
 	Metric string   `json:"metric"`
@@ -70,6 +71,14 @@ func train(sources []*Source) (section, error) {
 	var runs []trained
 	for _, s := range sources {
 		if s.Verb != "train" && !(s.Verb == "" && s.has("epoch")) {
+			continue
+		}
+		if s.has("seed") {
+			if err := each(s, "seed", func(r trainResult) {
+				runs = append(runs, trained{s, r.Epochs, r})
+			}); err != nil {
+				return section{}, err
+			}
 			continue
 		}
 		t := trained{s: s}
