@@ -119,7 +119,8 @@ func TestSquareSum(t *testing.T) {
 			require.NoError(t, o.find(nil))
 			store := alloc(t, dev, 16*n+8*(squareUnits(n)+2))
 			copy(f32(store)[n:], x)
-			m := &Model{params: parameters{n: n, learns: n, store: store, squares: alloc(t, dev, 8)}}
+			m := &Model{params: parameters{n: n, learns: n, store: store,
+				squares: alloc(t, dev, 8)}}
 			st := &step{parameters: &m.params, grid: o.grid, on: o, stepSink: stepSink{stream: s},
 				set: &Step{LR: 0.05}}
 			require.NoError(t, st.adam(st.grad(0)))

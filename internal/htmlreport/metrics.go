@@ -53,8 +53,10 @@ func classTable(title string, figures *metrics.Report) table {
 		t.Head = append(t.Head, fmt.Sprintf("predicted as %d", c))
 	}
 	for c, x := range figures.Classes {
-		row := []string{number(float64(x.Class)), number(float64(x.Nodes)), metrics.Text(x.Precision),
-			metrics.Text(x.Recall), metrics.Text(x.F1), metrics.Text(x.ROCAUC), metrics.Text(x.AveragePrecision)}
+		row := []string{number(float64(x.Class)), number(float64(x.Nodes))}
+		for _, v := range []*float64{x.Precision, x.Recall, x.F1, x.ROCAUC, x.AveragePrecision} {
+			row = append(row, metrics.Text(v))
+		}
 		if matrix != nil {
 			for _, n := range matrix[c] {
 				row = append(row, number(float64(n)))

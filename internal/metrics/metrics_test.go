@@ -323,7 +323,8 @@ func TestCurves(t *testing.T) {
 				if i > 0 {
 					require.True(t, reached[[3]float64{curve.FPR[i], curve.Recall[i],
 						curve.Precision[i]}], "point %d: %v", i, curve)
-					area += (curve.FPR[i] - curve.FPR[i-1]) * (curve.Recall[i] + curve.Recall[i-1]) / 2
+					mean := (curve.Recall[i] + curve.Recall[i-1]) / 2
+					area += (curve.FPR[i] - curve.FPR[i-1]) * mean
 				}
 			}
 			require.InDelta(t, *got.Classes[curve.Class].ROCAUC, area, 0.005)
