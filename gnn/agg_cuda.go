@@ -27,8 +27,8 @@ type transposeParams struct {
 }
 
 const (
-	_ = uint(unsafe.Sizeof(transposeParams{}) - 208)
-	_ = uint(208 - unsafe.Sizeof(transposeParams{}))
+	_ = uint(unsafe.Sizeof(transposeParams{}) - 216)
+	_ = uint(216 - unsafe.Sizeof(transposeParams{}))
 )
 
 const (

@@ -158,6 +158,11 @@ func TestGPUAggregation(t *testing.T) {
 		both(g, "agg_weights", weighted)
 		both(g, "gcn_weights", weighted)
 		both(g, "gcn_agg", weighted)
+		for _, of := range []aggParams{a, weighted} { // remaining self loops
+			of.DstWeights, of.SelfWeights = weighted.DstWeights, blank[float32](g, numDst)
+			both(g, "self_weights", of)
+			both(g, "gcn_agg", of)
+		}
 		gin := a
 		gin.Eps, gin.Degrees = given(g, g.floats(1)), 0
 		both(g, "gin_sum", gin)
@@ -168,7 +173,7 @@ func TestGPUAggregation(t *testing.T) {
 			given(g, g.floats(numDst*dim+1))+odd
 		both(g, "relu_bwd", rows)
 		both(g, "row_dot", rows)
-		for i, model := range []string{"sage", "gcn", "sage", "gcn"} {
+		for i, model := range []string{"sage", "gcn", "sage", "gcn", "gcn"} {
 			w := edgeWeights{gcn: model == "gcn", indptr: b.indptr, deg: b.degrees}
 			back := a
 			if i >= 2 {
@@ -178,7 +183,11 @@ func TestGPUAggregation(t *testing.T) {
 				back.Degrees = 0
 			}
 			if i >= 2 {
-				both(g, "agg_weights", back)
+				kernel := "agg_weights"
+				if i == 4 {
+					kernel, back.SelfWeights = "self_weights", blank[float32](g, numDst)
+				}
+				both(g, kernel, back)
 				w.dst = got[float32](g, back.DstWeights, numDst)
 				if model == "sage" {
 					both(g, "sage_weighted", back)
@@ -202,8 +211,8 @@ func TestGPUAggregation(t *testing.T) {
 		}
 	}
 	for kernel, times := range map[string]int{"sage_mean": 1, "sage_weighted": 1, "gin_sum": 1,
-		"gin_weighted": 1, "gin_sum_bwd": 2, "relu_bwd": 1, "row_dot": 1, "gcn_agg": 2,
-		"sage_mean_bwd": 2, "gcn_agg_bwd": 2, "agg_weights": 3} {
+		"gin_weighted": 1, "gin_sum_bwd": 2, "relu_bwd": 1, "row_dot": 1, "gcn_agg": 4,
+		"sage_mean_bwd": 2, "gcn_agg_bwd": 3, "agg_weights": 3, "self_weights": 3} {
 		require.Equal(t, times*len(dims), g.dev.Launches()[kernel], kernel)
 	}
 }

@@ -153,10 +153,38 @@ func layoutTranspose(n *network, blocks []graph.Block, first int, p *plan) {
 
 // noOptions refuses the options of kinds of models that have some.
 func (c *ModelConfig) noOptions() error {
+	if err := c.noLoops(); err != nil {
+		return err
+	}
+	if err := c.noEps(); err != nil {
+		return err
+	}
+	return c.noAttention()
+}
+
+func (c *ModelConfig) noEps() error {
 	if c.LearnEps {
 		return errs.New(errs.Usage, "a learned ε is an option of model gin")
 	}
-	return c.noAttention()
+	return nil
+}
+
+func (c *ModelConfig) noLoops() error {
+	if c.remaining() {
+		return errs.New(errs.Usage, "remaining self loops are an option of models gcn and gat")
+	}
+	return nil
+}
+
+// remaining reports whether a node is its own neighbour exactly once, whatever edges to itself the
+// graph has.
+func (c *ModelSettings) remaining() bool { return c.SelfLoops == LoopsRemaining }
+
+// LooplessDegrees reports whether the in-degrees of mini-batches leave out edges of a node to
+// itself.
+func (c *ModelSettings) LooplessDegrees() bool {
+	arch, err := ArchOf(c.Model)
+	return err == nil && arch.Degrees() && c.remaining()
 }
 
 func (c *ModelConfig) noAttention() error {

@@ -1,6 +1,7 @@
 package gnn
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"unsafe"
@@ -18,8 +19,8 @@ import (
 //	out  = Σ_j dropout(α_ij) z_j + b
 //
 // Hidden layers put the heads' outputs side by side, so Hidden is K times the width of one; the
-// last layer takes their mean. An edge of a node to itself counts beside the self loop that every
-// node has.
+// last layer takes their mean. By ModelSettings.SelfLoops an edge of a node to itself counts beside
+// the self loop, or the loop has the weight that such edges lack.
 //
 // Attention works edge by edge and head by head, so its arrays have an element for each. The
 // backward pass gathers: lists of edges by source come from the transpose of a block in which each
@@ -48,16 +49,17 @@ const (
 
 const mostHeads = 1024
 
-// Default is the 8 heads of the paper.
+// Default is the 8 heads of the paper, and PyG's self loops.
 func (gat) Default(c *ModelSettings) {
 	if c.Heads == 0 {
 		c.Heads = 8
 	}
+	c.SelfLoops = cmp.Or(c.SelfLoops, LoopsRemaining)
 }
 
 func (gat) Check(c *ModelConfig) error {
-	if c.LearnEps {
-		return errs.New(errs.Usage, "a learned ε is an option of model gin")
+	if err := c.noEps(); err != nil {
+		return err
 	}
 	heads := c.heads()
 	switch {
@@ -136,7 +138,7 @@ func (g gat) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 
 // kernels that begin with gat_ take gatParams.
 func (gat) kernels(gpu bool) []string {
-	names := []string{"gat_score", "gat_softmax", "gat_sum", "gat_mean", "gat_spread", "gat_edges",
+	names := []string{"self_weights", "gat_score", "gat_softmax", "gat_sum", "gat_mean", "gat_spread", "gat_edges",
 		"gat_dot", "gat_softmax_bwd",
 		"gat_score_bwd", "gat_sum_bwd", "gat_scaled_sum", "relu_bwd", "bias_act"}
 	if !gpu {
@@ -203,6 +205,9 @@ func (g gat) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	out := blocks[0].NumDst * n.cfg.headsOf(L-1) * n.dims[L]
 	q.out = p.take(out)
 	q.alpha, q.alphaSelf = p.take(edges), p.take(dsts)
+	if n.cfg.remaining() {
+		p.selfWeights = p.take(blocks[L-1].NumDst) // for all blocks
+	}
 	if !train {
 		return
 	}
@@ -229,6 +234,7 @@ func (gat) scores(b *graph.Block, heads int64) int64 {
 type gatParams struct {
 	Indptr, Src        cuda.DevicePtr // int64[N+1], uint32[E]: the block
 	SrcWeights         cuda.DevicePtr // float32[S], or 0
+	SelfWeights        cuda.DevicePtr // float32[N], by self_weights: of the self loops, or 0 for 1
 	Z                  cuda.DevicePtr // float32[S, K, D]
 	AttSrc, AttDst     cuda.DevicePtr // float32[K, D]
 	ScoreSrc, ScoreDst cuda.DevicePtr // float32[S, K], float32[N, K]
@@ -250,8 +256,8 @@ type gatParams struct {
 }
 
 const (
-	_ = uint(unsafe.Sizeof(gatParams{}) - 264)
-	_ = uint(264 - unsafe.Sizeof(gatParams{}))
+	_ = uint(unsafe.Sizeof(gatParams{}) - 272)
+	_ = uint(272 - unsafe.Sizeof(gatParams{}))
 )
 
 // params describes layer l of a step.
@@ -281,6 +287,17 @@ func (g gat) params(s *step, l int) gatParams {
 	return p
 }
 
+// weighLoops enqueues the weights of the remaining self loops of a layer.
+func (gat) weighLoops(s *step, l int, p *gatParams) error {
+	if !s.cfg.remaining() {
+		return nil
+	}
+	p.SelfWeights = s.plan.ptr(s.plan.selfWeights)
+	a := s.aggParams(l)
+	a.SrcWeights, a.SelfWeights = p.SrcWeights, p.SelfWeights
+	return launch(s, "self_weights", s.blocks(p.NumDst, 256, p.NumDst/32), a)
+}
+
 // averages reports whether layer l takes the mean of several heads.
 func (gat) averages(n *network, l int) bool { return l == n.cfg.Layers-1 && n.cfg.headsOf(l) > 1 }
 
@@ -300,6 +317,9 @@ func (g gat) forward(s *step, l int, in cuda.DevicePtr) error {
 	}
 	if err := launch(s, "gat_score", s.dotBlocks(p.NumSrc*p.Heads, p.Dim),
 		p); err != nil {
+		return err
+	}
+	if err := g.weighLoops(s, l, &p); err != nil {
 		return err
 	}
 	if err := launch(s, "gat_softmax", s.blocks(p.NumDst, 16, p.NumDst*p.Heads/32),
@@ -354,6 +374,9 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	}
 	if err := launch(s, "gat_dot", s.dotBlocks((p.NumDst+p.Edges)*p.Heads, p.Dim),
 		p); err != nil {
+		return err
+	}
+	if err := g.weighLoops(s, l, &p); err != nil {
 		return err
 	}
 	if err := launch(s, "gat_softmax_bwd", s.blocks(p.NumDst, 16, p.NumDst*p.Heads/32),

@@ -53,6 +53,12 @@ func TestGPUAttention(t *testing.T) {
 			}
 			p.SrcWeights = given(g, shares)
 		}
+		if n%2 == 0 {
+			p.SelfWeights = blank[float32](g, numDst)
+			both(g, "self_weights", aggParams{Indptr: p.Indptr, Src: p.Src, NumDst: numDst,
+				NumSrc: b.numSrc, Edges: edges, SrcWeights: p.SrcWeights,
+				SelfWeights: p.SelfWeights})
+		}
 		for _, k := range []string{"gat_score", "gat_softmax", "gat_sum", "gat_edges", "gat_dot",
 			"gat_softmax_bwd"} {
 			both(g, k, p)

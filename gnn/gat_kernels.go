@@ -72,6 +72,9 @@ func (p *gatParams) softmax() (s simd.HeadSoftmax) {
 	if p.SrcWeights != 0 {
 		s.Weights = view(p.SrcWeights, p.NumSrc)
 	}
+	if p.SelfWeights != 0 {
+		s.Loops = view(p.SelfWeights, p.NumDst)
+	}
 	return s
 }
 

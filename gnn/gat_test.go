@@ -17,12 +17,14 @@ func init() {
 
 // referenceGAT is attention over a node and its neighbours: a softmax of LeakyReLU(a_dst·z_i +
 // a_src·z_j) for each head (Veličković et al., ICLR 2018). Heads stand side by side; those of the
-// last layer are averaged.
+// last layer are averaged. Where remaining self loops are added, the weights of a node's edges to
+// itself and of its loop make 1 together; each has a mask of its own.
 func referenceGAT(r *layer64, i int) []float64 {
 	w, attSrc, attDst := r.of("weight"), r.of("att_src"), r.of("att_dst")
 	heads, f := attSrc.rows, attSrc.cols
 	z := func(j uint32) []float64 { return rowTimes(r.h[j], w) }
 	list, first := r.neighbours(i)
+	_, left := r.others(i)
 	all := append([]uint32{uint32(i)}, list...)
 	out := make([]float64, heads*f)
 	for k := range heads {
@@ -42,6 +44,8 @@ func referenceGAT(r *layer64, i int) []float64 {
 			parts[n] = math.Exp(s)
 			if n > 0 {
 				parts[n] *= r.weight(j)
+			} else {
+				parts[n] *= 1 - left
 			}
 			sum += parts[n]
 		}
@@ -110,4 +114,18 @@ func TestAttentionByHand(t *testing.T) {
 		Layers:        2,
 	})
 	require.ErrorContains(t, err, "options of model gat")
+}
+
+// A node attends to itself once, whatever edges to itself it has: the numbers are those of GATConv
+// of PyG 2.5.3 over the same edges and weights.
+func TestGATOverSelfLoopsAsPyG(t *testing.T) {
+	g := loopedNodes(t)
+	m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "gat", Heads: 2,
+		SelfLoops: LoopsRemaining}, InDim: 2, Classes: 2, Layers: 1})
+	setParam(t, m, "layer0.weight", 1, -1, 0.5, 0.75, 0.5, 2, -0.25, 1)
+	setParam(t, m, "layer0.att_src", 0.5, -0.5, 1, 0.25)
+	setParam(t, m, "layer0.att_dst", -1, 0.5, 0.25, -0.75)
+	setParam(t, m, "layer0.bias", 0.25, -0.5)
+	g.checkInfer(t, m, 2.1413583755493164, 0.5556817054748535, 3.1255595684051514,
+		0.4377369284629822, 1.875, 0.75)
 }

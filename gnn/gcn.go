@@ -1,6 +1,7 @@
 package gnn
 
 import (
+	"cmp"
 	"fmt"
 
 	"helios/cuda"
@@ -8,16 +9,23 @@ import (
 )
 
 // gcn is a graph convolution with symmetric normalisation and self loops (Kipf and Welling, ICLR
-// 2017): W Σ w_ij h_j + b, with the weights of edgeWeights.
+// 2017): W Σ w_ij h_j + b, with the weights of edgeWeights. See ModelSettings.SelfLoops.
 type gcn struct{}
 
 func (gcn) Name() string { return "gcn" }
 func (gcn) Summary() string {
 	return "graph convolution: neighbours and the node itself weighted by the roots of their degrees"
 }
-func (gcn) Degrees() bool              { return true }
-func (gcn) Default(*ModelSettings)     {}
-func (gcn) Check(c *ModelConfig) error { return c.noOptions() }
+func (gcn) Degrees() bool { return true }
+
+func (gcn) Default(c *ModelSettings) { c.SelfLoops = cmp.Or(c.SelfLoops, LoopsRemaining) }
+
+func (gcn) Check(c *ModelConfig) error {
+	if err := c.noEps(); err != nil {
+		return err
+	}
+	return c.noAttention()
+}
 
 func (gcn) Floats(c *ModelConfig, l int) int64 { return c.width(l)*c.width(l+1) + c.width(l+1) }
 
@@ -37,7 +45,7 @@ func (gcn) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 }
 
 func (gcn) kernels(gpu bool) []string {
-	names := []string{"agg_weights", "gcn_weights", "gcn_agg", "gcn_agg_bwd"}
+	names := []string{"agg_weights", "self_weights", "gcn_weights", "gcn_agg", "gcn_agg_bwd"}
 	if !gpu {
 		names = append(names, "gcn_transpose")
 	}
@@ -57,6 +65,9 @@ func (gcn) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	b := &blocks[n.cfg.Layers-1]
 	p.weights = p.take(b.NumSrc)
 	p.dstWeights = p.take(b.NumDst) // for all blocks, whichever they are
+	if n.cfg.remaining() {
+		p.selfWeights = p.take(b.NumDst)
+	}
 	if train {
 		p.dAgg = p.take(inputGradient(n, blocks))
 		layoutTranspose(n, blocks, 1, p)

@@ -13,10 +13,11 @@ import (
 func init() { registerReference("gcn", kindReference{sums: referenceGCN}) }
 
 // referenceGCN is D^(-1/2)·(A+I)·D^(-1/2)·h·W + b (Kipf and Welling, ICLR 2017), in which the drawn
-// neighbours stand for all: each counts as often as neighbours were left out.
+// neighbours stand for all: each counts as often as neighbours were left out. Where remaining self
+// loops are added, A has no edge of a node to itself.
 func referenceGCN(r *layer64, i int) []float64 {
 	sum := make([]float64, len(r.h[i]))
-	list, _ := r.neighbours(i)
+	list, _ := r.others(i)
 	for _, j := range list {
 		w := r.share(j, list) * r.degree(i) / math.Sqrt((r.degree(i)+1)*(r.degree(int(j))+1))
 		for k, f := range r.h[j] {
@@ -86,4 +87,16 @@ func TestGCNSamplingIsUnbiased(t *testing.T) {
 	}
 	require.Len(t, seen, 3)
 	require.InDelta(t, 1/math.Sqrt(8)+2*0.5+3*0.5, sum, 1e-6)
+}
+
+// A node with edges to itself, one or two, has one self loop, and its degree leaves them out: the
+// numbers are those of GCNConv of PyG 2.5.3 over the same edges and weights.
+func TestGCNOverSelfLoopsAsPyG(t *testing.T) {
+	g := loopedNodes(t)
+	m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: "gcn",
+		SelfLoops: LoopsRemaining}, InDim: 2, Classes: 2, Layers: 1})
+	setParam(t, m, "layer0.weight", 1, -1, 0.5, 2)
+	setParam(t, m, "layer0.bias", 0.25, -0.5)
+	g.checkInfer(t, m, 3.905330181121826, -0.1464466154575348, 4.181980133056641,
+		-1.4142135381698608, 2.75, -0.5)
 }

@@ -24,6 +24,9 @@ func (gin) Degrees() bool { return false }
 func (gin) Default(*ModelSettings) {}
 
 func (gin) Check(c *ModelConfig) error {
+	if err := c.noLoops(); err != nil {
+		return err
+	}
 	if err := c.noAttention(); err != nil {
 		return err
 	}

@@ -67,6 +67,7 @@ type rigConfig struct {
 	nodes, edges, dim, classes, seeds int
 	fanouts                           []int
 	layerwise                         bool
+	loops                             string  // ModelSettings.SelfLoops
 	src, dst                          []int64 // instead of random edges
 	batchSeeds                        []int64 // instead of 0 … seeds-1
 	sms                               int
@@ -80,6 +81,11 @@ func newRig(t testing.TB, c rigConfig) *rig {
 			c.src, c.dst = append(c.src, r.Int64N(int64(c.nodes))),
 				append(c.dst, r.Int64N(int64(c.nodes)))
 		}
+		for v := range int64(c.nodes) { // some have an edge to themselves, and some have two
+			for k := v % 5; c.loops != "" && k > 2; k-- {
+				c.src, c.dst = append(c.src, v), append(c.dst, v)
+			}
+		}
 	}
 	topo, err := graph.FromEdges(int64(c.nodes), c.src, c.dst, false)
 	require.NoError(t, err)
@@ -92,7 +98,7 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dt.Close()) })
 	s, err := graph.NewSampler(g.dev, dt, graph.SamplerConfig{Fanouts: c.fanouts, Seed: 1,
-		Degrees: true, Method: map[bool]string{true: graph.Ladies}[c.layerwise]})
+		Degrees: true, Loopless: c.loops == LoopsRemaining, Method: map[bool]string{true: graph.Ladies}[c.layerwise]})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	g.mb, err = s.NewMiniBatch()
@@ -127,6 +133,19 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	return g
 }
 
+// loopKinds are the kinds of models, and once more those that can add remaining self loops only.
+func loopKinds() (kinds []ModelSettings) {
+	for _, kind := range Archs() {
+		kinds = append(kinds, ModelSettings{Model: kind})
+		c := ModelConfig{ModelSettings: ModelSettings{Model: kind, SelfLoops: LoopsRemaining,
+			Hidden: 6}}
+		if c.CheckKind() == nil {
+			kinds = append(kinds, ModelSettings{Model: kind, SelfLoops: LoopsRemaining})
+		}
+	}
+	return kinds
+}
+
 func (g *rig) model(t testing.TB, cfg ModelConfig) *Model {
 	m, err := NewModel(g.dev, cfg)
 	require.NoError(t, err)
@@ -149,27 +168,29 @@ func paramValues(m *Model) map[string]tensor64 {
 // Gradients against central differences of the float64 reference, every parameter of every
 // model; a learning rate of 0 leaves the parameters as they are.
 func TestGradients(t *testing.T) {
-	for _, kind := range Archs() {
+	for _, kind := range loopKinds() {
 		for _, layers := range []int{1, 2, 3} {
 			for i, drop := range []float64{0, 0.4, 0.2} {
 				layerwise := i == 2
 				if layerwise && layers == 2 {
 					continue
 				}
-				t.Run(fmt.Sprintf("%s/%d layers/dropout %v/layer-wise %v", kind, layers, drop,
-					layerwise), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s %s/%d layers/dropout %v/layer-wise %v", kind.Model,
+					kind.SelfLoops, layers, drop, layerwise), func(t *testing.T) {
 					c := rigConfig{nodes: 60, edges: 250, dim: 5, classes: 3, seeds: 9,
-						fanouts: []int{3, 4, 2}[:layers], sms: 2, layerwise: layerwise}
+						fanouts: []int{3, 4, 2}[:layers], sms: 2, layerwise: layerwise,
+						loops: kind.SelfLoops}
 					if layerwise {
 						c.fanouts = []int{7, 6, 8}[:layers]
 					}
 					g := newRig(t, c)
 					cfg := withOptions(ModelConfig{
-						ModelSettings: ModelSettings{Model: kind, Hidden: 6, Dropout: drop},
-						InDim:         5,
-						Classes:       3,
-						Layers:        layers,
-						Seed:          11,
+						ModelSettings: ModelSettings{Model: kind.Model, SelfLoops: kind.SelfLoops,
+							Hidden: 6, Dropout: drop},
+						InDim:   5,
+						Classes: 3,
+						Layers:  layers,
+						Seed:    11,
 					},
 						ownOptions{drop == 0.4 || layers == 1, 1 + i, drop})
 					checkGradients(t, g, cfg, 10*layers)
@@ -229,16 +250,17 @@ func checkGradients(t *testing.T, g *rig, cfg ModelConfig, least int) {
 
 // Infer against the reference: no dropout, predictions, embeddings, full fanout.
 func TestInfer(t *testing.T) {
-	for _, kind := range Archs() {
+	for _, kind := range loopKinds() {
 		for _, fanouts := range [][]int{{-1, -1}, {3, 2}, {-1}, {60, 50}} {
 			g := newRig(t, rigConfig{nodes: 300, edges: 2000, dim: 7, classes: 5, seeds: 40,
-				fanouts: fanouts, sms: 2, layerwise: fanouts[0] == 60})
+				fanouts: fanouts, sms: 2, layerwise: fanouts[0] == 60, loops: kind.SelfLoops})
 			cfg := ModelConfig{
-				ModelSettings: ModelSettings{Model: kind, Hidden: 9, Dropout: 0.5},
-				InDim:         7,
-				Classes:       5,
-				Layers:        len(fanouts),
-				Seed:          3,
+				ModelSettings: ModelSettings{Model: kind.Model, SelfLoops: kind.SelfLoops, Hidden: 9,
+					Dropout: 0.5},
+				InDim:   7,
+				Classes: 5,
+				Layers:  len(fanouts),
+				Seed:    3,
 			}
 			m := g.model(t, cfg)
 			require.ErrorContains(t, m.Predictions(g.ctx, g.stream, nil), "nothing was computed")
@@ -289,6 +311,29 @@ func fiveNodes(t *testing.T) *rig {
 		f32(g.x)[2*v], f32(g.x)[2*v+1] = float32(v), 1
 	}
 	return g
+}
+
+// loopedNodes are the five nodes with edges to themselves: two of node 0, one each of 1 and 4.
+func loopedNodes(t *testing.T) *rig {
+	g := newRig(t, rigConfig{
+		nodes: 5, dim: 2, classes: 2, fanouts: []int{-1}, batchSeeds: []int64{0, 1, 2},
+		src: []int64{1, 2, 3, 4, 0, 0, 1, 4}, dst: []int64{0, 0, 0, 1, 0, 0, 1, 4},
+		loops: LoopsRemaining,
+	})
+	for i, v := range cuda.View[int64](g.mb.Nodes.Ptr(), 5) {
+		f32(g.x)[2*i], f32(g.x)[2*i+1] = float32(v), 1
+	}
+	return g
+}
+
+// checkInfer holds the outputs of the three seeds against those of another program.
+func (g *rig) checkInfer(t *testing.T, m *Model, want ...float64) {
+	require.NoError(t, m.Infer(g.stream, g.mb, g.x.Ptr(), 0))
+	out := make([]float32, len(want))
+	require.NoError(t, m.Embeddings(g.ctx, g.stream, out))
+	for i := range want {
+		require.InDelta(t, want[i], out[i], 1e-6)
+	}
 }
 
 func setParam(t *testing.T, m *Model, name string, v ...float32) {

@@ -10,7 +10,7 @@ import (
 )
 
 // aggParams is the parameter block of sage_mean, sage_weighted, gcn_agg, gcn_weights, agg_weights,
-// transpose and the backward kernels. The block of the mini-batch is in CSC form; see graph.Block.
+// self_weights, transpose and the backward kernels. The block of the mini-batch is in CSC form; see graph.Block.
 type aggParams struct {
 	Indptr  cuda.DevicePtr // int64[NumDst+1]
 	Src     cuda.DevicePtr // uint32[NumEdges]
@@ -26,20 +26,21 @@ type aggParams struct {
 	TDst    cuda.DevicePtr // uint32[NumEdges]: destinations by source
 	// Blocks with weights (graph.Block); else 0.
 	SrcWeights cuda.DevicePtr // float32[NumSrc], the block's
-	// float32[NumDst], by agg_weights: the destinations' parts of the edges' weights
-	DstWeights cuda.DevicePtr
-	Eps        cuda.DevicePtr // float32[1], the ε of GIN; 0: none
-	NumDst     int64
-	NumSrc     int64
-	Edges      int64
-	Dim        int64
-	Scale      float32 // backward: of what dropout kept, 1 without
-	Open       uint32  // backward: 1 lets gradients pass as they are
+	// float32[NumDst], by agg_weights or self_weights: the destinations' parts of the edges' weights
+	DstWeights  cuda.DevicePtr
+	SelfWeights cuda.DevicePtr // float32[NumDst], by self_weights: of the self loops; 0: none
+	Eps         cuda.DevicePtr // float32[1], the ε of GIN; 0: none
+	NumDst      int64
+	NumSrc      int64
+	Edges       int64
+	Dim         int64
+	Scale       float32 // backward: of what dropout kept, 1 without
+	Open        uint32  // backward: 1 lets gradients pass as they are
 }
 
 const (
-	_ = uint(unsafe.Sizeof(aggParams{}) - 144)
-	_ = uint(144 - unsafe.Sizeof(aggParams{}))
+	_ = uint(unsafe.Sizeof(aggParams{}) - 152)
+	_ = uint(152 - unsafe.Sizeof(aggParams{}))
 )
 
 func init() {
@@ -55,6 +56,7 @@ func init() {
 		func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, true) })
 	cuda.RegisterHost("gcn_weights", gcnWeights)
 	cuda.RegisterHost("agg_weights", aggWeights)
+	cuda.RegisterHost("self_weights", selfWeights)
 	cuda.RegisterHost("sage_transpose",
 		func(b *cuda.Block, p *aggParams) error { return transpose(b, p, false) })
 	cuda.RegisterHost("gcn_transpose",
@@ -79,11 +81,16 @@ func init() {
 //
 // In a block with weights b (layer-wise sampling) b_j / Σ b over i's sampled neighbours stands in
 // the place of 1/s.
+//
+// Where only the remaining self loops are added, D and s leave out a node's edges to itself, and
+// selfWeights has the self loop's weight.
 type edgeWeights struct {
-	gcn      bool
-	indptr   []int64
-	deg      []uint32
-	src, dst []float32 // of blocks with weights: b, and what agg_weights made of it
+	gcn    bool
+	indptr []int64
+	deg    []uint32
+	src    []float32 // of blocks with weights: b
+	dst    []float32 // what agg_weights or self_weights made
+	loops  []float32 // what self_weights made
 }
 
 func (p *aggParams) weights(gcn bool) edgeWeights {
@@ -91,9 +98,15 @@ func (p *aggParams) weights(gcn bool) edgeWeights {
 	if gcn {
 		w.deg = cuda.View[uint32](p.Degrees, p.NumSrc)
 	}
-	if p.SrcWeights != 0 {
-		w.src, w.dst = cuda.View[float32](p.SrcWeights, p.NumSrc), cuda.View[float32](p.DstWeights,
-			p.NumDst)
+	for _, f := range []struct {
+		to   *[]float32
+		from cuda.DevicePtr
+		n    int64
+	}{{&w.src, p.SrcWeights, p.NumSrc}, {&w.dst, p.DstWeights, p.NumDst},
+		{&w.loops, p.SelfWeights, p.NumDst}} {
+		if f.from != 0 {
+			*f.to = cuda.View[float32](f.from, f.n)
+		}
 	}
 	return w
 }
@@ -129,7 +142,16 @@ func (w *edgeWeights) ofSrc(j int64) float32 {
 	return 1
 }
 
-func (w *edgeWeights) self(i int64) float32 { return 1 / (float32(w.deg[i]) + 1) }
+// self is the weight of the self loop.
+func (w *edgeWeights) self(i int64) float32 {
+	if w.loops != nil {
+		return w.loops[i]
+	}
+	return w.loop(i)
+}
+
+// loop is the weight of the self loop of a node without an edge to itself.
+func (w *edgeWeights) loop(i int64) float32 { return 1 / (float32(w.deg[i]) + 1) }
 
 // gcnWeights writes each source's part of its edges' weights: once a node instead of once an edge.
 func gcnWeights(b *cuda.Block, p *aggParams) error {
@@ -157,6 +179,45 @@ func aggWeights(b *cuda.Block, p *aggParams) error {
 			}
 			w.dst[i] = w.over(i, sum)
 		}
+	}
+	return nil
+}
+
+// selfWeights writes what makes a node its own neighbour exactly once, as PyG's layers have it,
+// whatever edges to itself were drawn: the self loop gets the weight that these lack. SelfWeights[i]
+// is that of GCN less those of i's n edges to itself, and DstWeights[i] leaves them out; without
+// Degrees, for attention, it is 1 - n, each edge as often as its source's weight says.
+func selfWeights(b *cuda.Block, p *aggParams) error {
+	w := p.weights(p.Degrees != 0)
+	src := cuda.View[uint32](p.Src, p.Edges)
+	lo, hi := b.Range(p.NumDst)
+	for i := lo; i < hi; i++ {
+		from, to := w.indptr[i], w.indptr[i+1]
+		if from < 0 || from > to || to > p.Edges {
+			return fmt.Errorf("self loops: row %d: %d to %d are no edges of the block", i, from, to)
+		}
+		own, sum := int64(0), float32(0)
+		for _, j := range src[from:to] {
+			if int64(j) == i {
+				own++
+			} else if w.src != nil {
+				sum += w.src[j]
+			}
+		}
+		if w.src == nil {
+			sum = float32(to - from - own)
+		}
+		all, each := float32(1), float32(1)
+		if w.gcn {
+			w.dst[i] = 0
+			if sum > 0 {
+				w.dst[i] = w.over(i, sum)
+			}
+			all, each = w.loop(i), float32(w.dst[i]*w.ofSrc(i))
+		} else if w.src != nil {
+			each = w.src[i]
+		}
+		w.loops[i] = all - float32(float32(own)*each)
 	}
 	return nil
 }

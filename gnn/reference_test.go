@@ -44,6 +44,20 @@ func (r *layer64) neighbours(i int) (list []uint32, first int) {
 	return r.src[r.indptr[i]:r.indptr[i+1]], int(r.indptr[i])
 }
 
+// others are the neighbours of destination i without itself where remaining self loops are added,
+// and the weight of its edges to itself that are left out.
+func (r *layer64) others(i int) (list []uint32, own float64) {
+	all, _ := r.neighbours(i)
+	for _, j := range all {
+		if r.cfg.remaining() && int(j) == i {
+			own += r.weight(j)
+		} else {
+			list = append(list, j)
+		}
+	}
+	return list, own
+}
+
 // weight is the factor of source j in a list.
 func (r *layer64) weight(j uint32) float64 {
 	if r.weights == nil {
@@ -140,7 +154,15 @@ func reference(g *rig, cfg ModelConfig, params map[string]tensor64, st *Step) (l
 		r := &layer64{cfg: &cfg, l: l, h: h, params: params, step: st,
 			indptr: cuda.View[int64](b.Indptr.Ptr(), b.NumDst+1),
 			src:    cuda.View[uint32](b.Src.Ptr(), b.NumEdges),
-			degree: func(i int) float64 { return float64(g.topo.InDegree(nodes[i])) }}
+			degree: func(i int) float64 {
+				d := 0
+				for e := range g.topo.InDegree(nodes[i]) {
+					if !cfg.remaining() || g.topo.Neighbor(nodes[i], e) != nodes[i] {
+						d++
+					}
+				}
+				return float64(d)
+			}}
 		if b.Weights != nil {
 			r.weights = cuda.View[float32](b.Weights.Ptr(), b.NumSrc)
 		}

@@ -17,6 +17,12 @@ type ModelSettings struct {
 	Norm       string `option:"norm" group:"Model" use:"setting" oneof:"@norms" print:"yes" omit:"none" usage:"normalisation before it"`
 	Residual   bool   `option:"residual" group:"Model" use:"setting" print:"yes" omit:"false" usage:"add a layer's input to its sums, through a matrix where the widths differ"`
 
+	// Only gcn and gat have SelfLoops: LoopsRemaining or LoopsAlways, which is all that there once
+	// was; empty: the latter.
+	SelfLoops string `option:"self-loops" group:"Model" use:"setting" oneof:"@model-loops" shown:"remaining" print:"yes" omit:"always" usage:"a node as its own neighbour (models gcn and gat): remaining, exactly once, as PyG's layers have it; always, once more than the graph's own edges to itself"`
+	// LoopsGiven: SelfLoops was asked for, so a checkpoint with another is refused.
+	LoopsGiven bool
+
 	// Of gat; the last layer's are as many as Heads where OutHeads is 0.
 	Heads            int     `option:"heads" group:"Model" positive:"yes" shown:"8" print:"yes" omit:"0" usage:"attention heads of each layer (model gat), which share {hidden}; the last layer takes their mean"`
 	OutHeads         int     `option:"heads-out" group:"Model" positive:"yes" shown:"as {heads}" print:"yes" omit:"0" usage:"attention heads of the last layer (model gat)"`
@@ -26,5 +32,22 @@ type ModelSettings struct {
 	LearnEps bool `option:"learn-eps" group:"Model" use:"setting" print:"yes" omit:"false" usage:"learn the weight of a node in its own sum (model gin), else 1"`
 }
 
+// Values of ModelSettings.SelfLoops.
+const (
+	LoopsRemaining = "remaining"
+	LoopsAlways    = "always"
+)
+
+// Loops lists them, the default first.
+var Loops = []string{LoopsRemaining, LoopsAlways}
+
+// SetOption notes whether self loops were asked for.
+func (c *ModelSettings) SetOption(name, _ string) (done bool, err error) {
+	c.LoopsGiven = c.LoopsGiven || name == "self-loops"
+	return false, nil
+}
+
 var _ = options.Define("models", Archs) && options.Define("activations", Activations) &&
-	options.Define("norms", Norms) && options.Define("optimizers", Optimizers)
+	options.Define("norms", Norms) &&
+	options.Define("model-loops", func() []string { return Loops }) &&
+	options.Define("optimizers", Optimizers)

@@ -310,11 +310,16 @@ func (s *step) gather(l int, h cuda.DevicePtr, a aggParams, transpose, kernel st
 	return launch(s, kernel, s.rowBlocks(b.NumSrc, 64, a.Dim), a)
 }
 
-// weigh enqueues what a block with weights needs before its aggregation or transpose.
+// weigh enqueues what a block with weights, or one with remaining self loops, needs before its
+// aggregation or transpose.
 func (s *step) weigh(b *graph.Block, a *aggParams) error {
-	if b.Weights == nil {
+	if b.Weights == nil && !s.cfg.remaining() {
 		return nil
 	}
-	a.SrcWeights, a.DstWeights = b.Weights.Ptr(), s.plan.ptr(s.plan.dstWeights)
-	return launch(s, "agg_weights", s.blocks(b.NumDst, 256, b.NumDst/32), *a)
+	kernel := "agg_weights"
+	a.SrcWeights, a.DstWeights = pointer(b.Weights), s.plan.ptr(s.plan.dstWeights)
+	if s.cfg.remaining() {
+		kernel, a.SelfWeights = "self_weights", s.plan.ptr(s.plan.selfWeights)
+	}
+	return launch(s, kernel, s.blocks(b.NumDst, 256, b.NumDst/32), *a)
 }

@@ -19,7 +19,8 @@ type plan struct {
 	gat         gatPlan
 	tEnd, tDst  int64
 	weights     int64 // of edges, see aggParams
-	dstWeights  int64 // of blocks with weights
+	dstWeights  int64 // of blocks with weights, and with remaining self loops
+	selfWeights int64 // of remaining self loops
 	loss, pred  int64
 	// of kernels that only GPUs have, used by one launch after the other; -1: none
 	scratch int64

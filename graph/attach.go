@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"helios/cuda"
 	"helios/internal/errs"
@@ -20,6 +21,10 @@ type DeviceTopology struct {
 	cache [3]cuda.Buffer
 	host  cuda.Device // that they are registered with
 	inner *innerHost
+
+	mu       sync.Mutex
+	looked   bool        // for edges of a node to itself
+	loopless cuda.Buffer // see looplessDegrees
 }
 
 // Attach registers the slices of t, which must be outside Go's heap and stay until Close.
@@ -53,7 +58,7 @@ func Attach(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
 
 // Close ends the registrations; the topology's memory stays.
 func (d *DeviceTopology) Close() error {
-	err := free(&d.indptr, &d.indices, &d.cache[0], &d.cache[1], &d.cache[2])
+	err := free(&d.indptr, &d.indices, &d.loopless, &d.cache[0], &d.cache[1], &d.cache[2])
 	if d.inner != nil {
 		err = errors.Join(err, d.inner.close())
 	}

@@ -362,9 +362,13 @@ func checkBlocksEqualReference(t *testing.T, open opener, nodes int64, batches [
 func TestRepeatedSeedsAndSelfLoops(t *testing.T) { checkRepeatedSeedsAndSelfLoops(t, host) }
 
 func checkRepeatedSeedsAndSelfLoops(t *testing.T, open opener) {
-	topo, err := FromEdges(5, []int64{0, 1, 1, 2, 3, 0}, []int64{0, 0, 0, 1, 1, 3}, false)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, topo.Close()) }) // after the device has released it
+	graph := func() *Topology {
+		topo, err := FromEdges(5, []int64{0, 1, 1, 2, 3, 0}, []int64{0, 0, 0, 1, 1, 3}, false)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, topo.Close()) }) // after the device has released it
+		return topo
+	}
+	topo := graph()
 	cfg := SamplerConfig{Fanouts: []int{-1, -1}, Seed: 1}
 	r := newRig(t, open, topo, 2, cfg, directNodes)
 	seeds := []int64{1, 0, 1, 4}
@@ -373,6 +377,53 @@ func checkRepeatedSeedsAndSelfLoops(t *testing.T, open opener) {
 	require.Equal(t, []int64{1, 0, 1, 4, 2, 3}, got.nodes)
 	require.Equal(t, []int64{0, 2, 5, 7, 7}, got.indptr[0]) // node 4 has no in-neighbours
 	require.Equal(t, []uint32{4, 5, 1, 0, 0, 4, 5}, got.src[0])
+	// Degrees without edges of a node to itself: 0 has one among its three, 3 and 1 have none.
+	again := cfg
+	again.Degrees, again.Loopless = true, true
+	for name, topo := range map[string]*Topology{"memory": graph(),
+		"storage": farOf(t, topo, OutOfCoreOptions{Loopless: true})} {
+		t.Run(name, func(t *testing.T) {
+			got := newRig(t, open, topo, 2, again, directNodes)
+			p := got.plain(t, got.sample(t, 0, 0, seeds))
+			require.Equal(t, []int64{1, 0, 1, 4, 2, 3}, p.nodes)
+			require.Equal(t, []uint32{2, 2, 2, 0, 0, 1}, p.degrees)
+		})
+	}
+}
+
+// Degrees leave out edges to the node itself by every method, for ids of both widths and batches
+// in turns; a graph without such edges has no table of degrees.
+func TestLooplessDegrees(t *testing.T) {
+	for _, wide := range []bool{false, true} {
+		topo := randomGraph(t, 40, 800, wide, 3)
+		for _, m := range Methods() {
+			fanouts := []int{5, 7}
+			r := newRig(t, host, topo, 3, SamplerConfig{Method: m.Name, Fanouts: fanouts, Seed: 2,
+				Degrees: true, Loopless: true}, directNodes)
+			other, err := r.s.NewMiniBatch()
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, other.Close()) })
+			first := r.mb
+			for batch, mb := range []*MiniBatch{first, other, first} {
+				r.mb = mb
+				p := r.plain(t, r.sample(t, 1, batch, []int64{3, 39, int64(batch)}))
+				loops := 0
+				for i, v := range p.nodes {
+					own := topo.loops(v, v+1, nil)
+					require.EqualValues(t, topo.InDegree(v)-own, p.degrees[i])
+					loops += int(own)
+				}
+				require.Positive(t, loops)
+			}
+		}
+	}
+	plain, err := FromEdges(3, []int64{1, 2}, []int64{0, 1}, false)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, plain.Close()) })
+	r := newRig(t, host, plain, 1, SamplerConfig{Fanouts: []int{2}, Degrees: true, Loopless: true},
+		directNodes)
+	require.Nil(t, r.s.loopless)
+	require.Equal(t, []uint32{1, 1}, r.plain(t, r.sample(t, 0, 0, []int64{0})).degrees)
 }
 
 // Seeds that stand many times bring more edges than the graph has, and a frontier larger than its

@@ -46,6 +46,9 @@ type OutOfCoreOptions struct {
 	// Chunk is the number of a hop's draws in one round, which takes 40 bytes of memory each and
 	// reads a page once; default 1048576.
 	Chunk int
+	// Loopless counts edges of nodes to themselves, for samplers with SamplerConfig.Loopless; 4
+	// bytes a node.
+	Loopless bool
 }
 
 // StorageStats counts the reads of sampling from a topology on storage so far.
@@ -101,6 +104,9 @@ type storage struct {
 	opt   OutOfCoreOptions
 	cache neighbourCache
 	took  time.Duration
+	// Of Loopless: the in-degree of each node without its edges to itself; nil: it has none of them.
+	loopless []uint32
+	looped   int64 // of these edges
 
 	mu     sync.Mutex // of the reader
 	reader *pageReader
@@ -230,6 +236,7 @@ func (s *storage) ids(off int64, data []byte) (first int64, narrow []uint32, wid
 // load checks the file and fills the cache.
 func (s *storage) load(ctx context.Context) error {
 	t := s.t
+	s.beginLoopless()
 	var out []uint32 // out-degrees, which stop at the most they can be
 	if s.opt.CacheBytes > 0 && t.NumEdges > 0 {
 		mem, err := hostmem.Alloc(4*t.NumNodes, "out-degrees")
@@ -241,6 +248,7 @@ func (s *storage) load(ctx context.Context) error {
 	}
 	err := s.reader.sum(ctx, func(off int64, data []byte) error {
 		first, narrow, wide := s.ids(off, data)
+		s.leaveOut(first, narrow, wide)
 		bad := func(i int, id int64) error {
 			return errs.New(errs.Usage,
 				"%s: node id %d at position %d is outside 0..%d; import or generate the dataset again",
@@ -264,6 +272,9 @@ func (s *storage) load(ctx context.Context) error {
 		}
 		return nil
 	})
+	if s.looped == 0 {
+		s.loopless = nil
+	}
 	if err != nil || out == nil {
 		return err
 	}
@@ -271,6 +282,34 @@ func (s *storage) load(ctx context.Context) error {
 		return err
 	}
 	return s.fill(ctx)
+}
+
+// beginLoopless makes room for in-degrees without edges of a node to itself.
+func (s *storage) beginLoopless() {
+	if !s.opt.Loopless {
+		return
+	}
+	s.loopless = make([]uint32, s.t.NumNodes)
+	for v := range s.loopless {
+		s.loopless[v] = uint32(s.t.InDegree(int64(v)))
+	}
+}
+
+// leaveOut takes edges of a node to itself from its degree: of ids from number first on.
+func (s *storage) leaveOut(first int64, narrow []uint32, wide []int64) {
+	ids := int64(len(narrow) + len(wide))
+	if s.loopless == nil || ids == 0 {
+		return
+	}
+	v := int64(sort.Search(int(s.t.NumNodes), func(v int) bool { return s.t.Indptr[v+1] > first }))
+	for i := int64(0); i < ids; v++ {
+		for end := min(s.t.Indptr[v+1]-first, ids); i < end; i++ {
+			if narrow != nil && int64(narrow[i]) == v || wide != nil && wide[i] == v {
+				s.loopless[v]--
+				s.looped++
+			}
+		}
+	}
 }
 
 // fill reads the chosen lists.

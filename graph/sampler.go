@@ -21,6 +21,8 @@ type SamplerConfig struct {
 	Fanouts []int
 	Seed    uint64 // of the run
 	Degrees bool   // fill MiniBatch.Degrees (gnn.Arch.Degrees)
+	// Loopless leaves out edges of a node to itself in these degrees. Draws have them all the same.
+	Loopless bool
 	// κ: a draw serves so many batches of an epoch in turn, and each batch has one in κ anew; 0 and
 	// 1: each batch draws for itself. For methods with Method.Dependent.
 	Dependency int
@@ -62,6 +64,10 @@ type Sampler struct {
 	key    [2]uint32
 	mu     sync.Mutex
 	hopper hopper
+	// Of Loopless: the kernel that fills degrees in and the degrees of all nodes; nil: no edge is
+	// one of a node to itself.
+	kLoopless cuda.Kernel
+	loopless  cuda.Buffer
 }
 
 // NewSampler makes a sampler over topo, which must stay attached until Close.
@@ -102,6 +108,14 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig,
 	}
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Degrees && cfg.Loopless && topo.inner == nil { // else the inner sampler does it
+		if s.loopless, err = topo.looplessDegrees(dev); err == nil {
+			err = s.findKernels(kernelName{&s.kLoopless, "sample_loopless"})
+		}
+		if err != nil {
+			return nil, errors.Join(err, s.hopper.close())
+		}
 	}
 	return s, nil
 }
@@ -181,7 +195,9 @@ func (s *Sampler) Begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, 
 		mb.Epoch, mb.Index, mb.NumSeeds = epoch, index, len(seeds)
 		mb.HopEnd = append(mb.HopEnd[:0], int64(len(seeds)))
 		mb.Blocks = mb.Blocks[:0]
-		err = s.hopper.begin(ctx, stream, mb, seeds)
+		if err = s.hopper.begin(ctx, stream, mb, seeds); err == nil {
+			err = s.leaveOutLoops(ctx, stream, mb)
+		}
 	}
 	if err != nil {
 		s.hopper.forget()
@@ -202,7 +218,11 @@ func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.hopper.hop(ctx, stream, mb, hop); err != nil {
+	err := s.hopper.hop(ctx, stream, mb, hop)
+	if err == nil {
+		err = s.leaveOutLoops(ctx, stream, mb)
+	}
+	if err != nil {
 		if s.topo.Host.OnStorage() && s.topo.inner == nil {
 			// Reads fail, or an interrupt ends them, with kernels under way: these must not use
 			// what is let go next.
@@ -216,6 +236,22 @@ func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 		return fmt.Errorf("sample hop %d of batch %d, epoch %d: %w", hop, mb.Index, mb.Epoch, err)
 	}
 	return nil
+}
+
+// leaveOutLoops fills in the degrees of the frontier, which its hopper has with all edges.
+func (s *Sampler) leaveOutLoops(ctx context.Context, stream cuda.Stream, mb *MiniBatch) error {
+	if s.loopless == nil {
+		return nil
+	}
+	n := mb.HopEnd[len(mb.HopEnd)-1]
+	p := looplessParams{Nodes: mb.Nodes.Ptr(), Table: s.loopless.Ptr(), Degrees: mb.Degrees.Ptr(),
+		NumNodes: s.topo.Host.NumNodes, Count: n}
+	blocks := int(max(min((n+threads-1)/threads, int64(s.gridLimit())), 1))
+	if err := cuda.Launch(stream, s.kLoopless, cuda.LaunchConfig{Blocks: blocks, Threads: threads},
+		p); err != nil {
+		return err
+	}
+	return stream.Synchronize(ctx)
 }
 
 // hostTables reports whether the CPU samples with its own kernels (hop_host.go), whose tables hold

@@ -40,6 +40,7 @@ func TestFingerprintNamesTheField(t *testing.T) {
 		"warmup":            func(f *fingerprint) { f.Warmup = 5 },
 		"clip-norm":         func(f *fingerprint) { f.ClipNorm = 0.5 },
 		"optimizer":         func(f *fingerprint) { f.Optimizer = "adamw" },
+		"self-loops":        func(f *fingerprint) { f.SelfLoops = gnn.LoopsRemaining },
 		"sampler":           func(f *fingerprint) { f.Sampler = "labor" },
 		"batch-dependency":  func(f *fingerprint) { f.BatchDependency = 2 },
 		"sample-epochs":     func(f *fingerprint) { f.SampleEpochs = 2 },

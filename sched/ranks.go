@@ -348,6 +348,7 @@ func (t *trainer) share(ctx context.Context, in prepare.Inputs,
 	if err != nil {
 		return nil, err
 	}
+	t.keepLoops(path, &st.Print)
 	if field, is, was, ok := t.state.Print.differs(st.Print); ok {
 		return nil, errs.New(errs.Usage,
 			"checkpoint %s was made with %s %v, this rank has %v; give all ranks the same options",

@@ -18,6 +18,7 @@ import (
 
 	"helios/cuda"
 	"helios/dataset"
+	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
 	"helios/internal/errs"
@@ -128,6 +129,30 @@ func TestResumeOfOlderDraws(t *testing.T) {
 	_, err = Evaluate(context.Background(), plan.Config{}, prepare.Inputs{Dev: dev, Dataset: d,
 		SSDs: s.ssds}, cfg.CheckpointDir, "test", report.Observer{})
 	require.NoError(t, err)
+}
+
+// A checkpoint of the time when every node had a self loop beside its own edges to itself goes on
+// as it began, unless something else is asked for.
+func TestResumeOfOlderSelfLoops(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 1, "")
+	cfg := small()
+	cfg.Model, cfg.Epochs, cfg.SelfLoops = "gcn", 2, gnn.LoopsAlways
+	want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.NoError(t, want.err)
+	cfg.Epochs, cfg.CheckpointDir = 1, t.TempDir()
+	require.NoError(t, train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{}).err)
+	f, err := checkpoint.Load(filepath.Join(cfg.CheckpointDir, checkpointName))
+	require.NoError(t, err)
+	require.NotContains(t, f.Metadata["helios.config"], "self-loops")
+	require.Equal(t, "3", f.Metadata["helios.format"])
+	cfg.Epochs, cfg.Resume, cfg.SelfLoops, cfg.LoopsGiven = 2, true, gnn.LoopsRemaining, true
+	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.ErrorContains(t, r.err, "self-loops always")
+	cfg.SelfLoops, cfg.LoopsGiven = "", false
+	r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.NoError(t, r.err)
+	require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
 }
 
 func TestResumeRefusesAnotherRun(t *testing.T) {

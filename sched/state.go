@@ -39,8 +39,8 @@ const bestName = "best.safetensors"
 // over their header; the second was of runs with a setting that a program of the first does not
 // know. A later one is of runs whose settings a program of the version before would ignore: 4 has
 // layers between a model's own and samples that train again, 5 steps of several mini-batches, 6
-// another metric than accuracy, 7 learning rates that change and gradients that are clipped. All
-// other runs are written as plainFormat.
+// another metric than accuracy, 7 remaining self loops, learning rates that change and gradients that
+// are clipped. All other runs are written as plainFormat.
 const (
 	stateFormat      = 7
 	metricFormat     = 6
@@ -115,7 +115,7 @@ func (f *fingerprint) UnmarshalJSON(text []byte) error {
 func (f *fingerprint) format() int {
 	plain := plan.Config{}.WithDefaults()
 	switch {
-	case f.ScheduleSettings != plain.ScheduleSettings:
+	case f.SelfLoops == gnn.LoopsRemaining, f.ScheduleSettings != plain.ScheduleSettings:
 		return stateFormat
 	case f.Metric != plain.Metric:
 		return metricFormat

@@ -268,6 +268,7 @@ func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	t.keepLoops(path, &st.Print)
 	if field, is, was, ok := t.state.Print.differs(st.Print); ok && field == "draws" {
 		return nil, errs.New(errs.Usage,
 			"checkpoint %s was made with neighbours drawn by %v, this program draws them by %v: the run would be another from here on; start anew in another folder for {checkpoint}, or finish it with the heliosctl that began it (eval and predict read it as it is)",
@@ -292,6 +293,18 @@ func (t *trainer) find(in prepare.Inputs) (*checkpoint.File, error) {
 	unsealed(path, f, t.obs)
 	t.state = st
 	return f, nil
+}
+
+// keepLoops lets the run of a program that knew no remaining self loops go on as it began, where
+// nothing else was asked for.
+func (t *trainer) keepLoops(path string, was *fingerprint) {
+	if t.cfg.LoopsGiven || was.Model != t.cfg.Model || was.SelfLoops != gnn.LoopsAlways ||
+		t.cfg.SelfLoops != gnn.LoopsRemaining {
+		return
+	}
+	t.cfg.SelfLoops, t.state.Print.SelfLoops = gnn.LoopsAlways, gnn.LoopsAlways
+	t.obs.TellNote("checkpoint %s was made with {self-loops} %s, and so it goes on", path,
+		gnn.LoopsAlways)
 }
 
 // unsealed notes that an older checkpoint has no checksum.

@@ -20,6 +20,7 @@ struct AggParams {
 	u64 TDst;
 	u64 SrcWeights;
 	u64 DstWeights;
+	u64 SelfWeights;
 	u64 Eps;
 	i64 NumDst;
 	i64 NumSrc;
@@ -28,14 +29,14 @@ struct AggParams {
 	float Scale;
 	u32 Open;
 };
-static_assert(sizeof(AggParams) == 144, "gnn.aggParams");
-static_assert(__builtin_offsetof(AggParams, NumDst) == 104, "gnn.aggParams");
-static_assert(__builtin_offsetof(AggParams, Scale) == 136, "gnn.aggParams");
+static_assert(sizeof(AggParams) == 152, "gnn.aggParams");
+static_assert(__builtin_offsetof(AggParams, NumDst) == 112, "gnn.aggParams");
+static_assert(__builtin_offsetof(AggParams, Scale) == 144, "gnn.aggParams");
 
 // go: gnn.gatParams
 struct GatParams {
 	u64 Indptr, Src;
-	u64 SrcWeights;
+	u64 SrcWeights, SelfWeights;
 	u64 Z;
 	u64 AttSrc, AttDst;
 	u64 ScoreSrc, ScoreDst;
@@ -53,9 +54,9 @@ struct GatParams {
 	i64 Rows;
 	Dropout Drop;
 };
-static_assert(sizeof(GatParams) == 264, "gnn.gatParams");
-static_assert(__builtin_offsetof(GatParams, NumDst) == 184, "gnn.gatParams");
-static_assert(__builtin_offsetof(GatParams, Drop) == 232, "gnn.gatParams");
+static_assert(sizeof(GatParams) == 272, "gnn.gatParams");
+static_assert(__builtin_offsetof(GatParams, NumDst) == 192, "gnn.gatParams");
+static_assert(__builtin_offsetof(GatParams, Drop) == 240, "gnn.gatParams");
 
 constexpr u32 radixBits = 9, radixBins = 1 << radixBits;
 
@@ -70,8 +71,8 @@ struct TransposeParams {
 	u32 Grid;
 	u32 GCN;
 };
-static_assert(sizeof(TransposeParams) == 208, "gnn.transposeParams");
-static_assert(__builtin_offsetof(TransposeParams, KeysIn) == 144, "gnn.transposeParams");
+static_assert(sizeof(TransposeParams) == 216, "gnn.transposeParams");
+static_assert(__builtin_offsetof(TransposeParams, KeysIn) == 152, "gnn.transposeParams");
 
 constexpr i64 sumLeaf = 64, xentLeaf = 64;
 

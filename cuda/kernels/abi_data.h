@@ -181,6 +181,16 @@ struct SampleParams {
 static_assert(sizeof(SampleParams) == 168, "graph.sampleParams");
 static_assert(__builtin_offsetof(SampleParams, Key) == 136, "graph.sampleParams");
 
+// go: graph.looplessParams
+struct LooplessParams {
+	u64 Nodes;
+	u64 Table;
+	u64 Degrees;
+	i64 NumNodes;
+	i64 Count;
+};
+static_assert(sizeof(LooplessParams) == 40, "graph.looplessParams");
+
 // go: graph.laborParams
 struct LaborParams {
 	SampleParams Sample;

@@ -33,7 +33,9 @@ HX_DEVICE inline float weight_of_source(const AggParams &p, bool gcn, i64 j) {
 	return gcn ? fp::mul(own, w) : own;
 }
 
+// The weight of the self loop; self_weights has made it where only the remaining ones are added.
 HX_DEVICE inline float weight_of_self(const AggParams &p, i64 i) {
+	if (p.SelfWeights != 0) return dev::ld(dev::at<float>(p.SelfWeights, i));
 	return fp::div(1.0f, fp::add((float)dev::ld(dev::at<u32>(p.Degrees, i)), 1.0f));
 }
 

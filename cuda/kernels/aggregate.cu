@@ -1,4 +1,4 @@
-// sage_mean, sage_weighted, gcn_agg, gin_sum, gin_weighted, sage_mean_bwd, gcn_agg_bwd, gin_sum_bwd, gcn_weights, agg_weights,
+// sage_mean, sage_weighted, gcn_agg, gin_sum, gin_weighted, sage_mean_bwd, gcn_agg_bwd, gin_sum_bwd, gcn_weights, agg_weights, self_weights,
 // relu_bwd, row_dot: weighted sums of rows over the edges of a block, forward and backward, and what is done to rows beside them.
 // Reference: gnn/kernels.go (aggregate, aggregateBwd, gcnWeights, aggWeights) and gnn/gin.go (ginSum, ginSumBwd, reluBwd, rowDot) at
 // every level of internal/simd, to the bit, for any grid and any block of whole warps.
@@ -275,5 +275,46 @@ HX_KERNEL(agg_weights, AggParams) {
 			}
 		}
 		dev::st(dev::at<float>(p.DstWeights, i), to > from ? weight_over(p, p.Degrees != 0, i, sum) : 0);
+	}
+}
+
+// The weights of self loops that make a node its own neighbour exactly once, whatever edges to itself its list has (gnn/kernels.go,
+// selfWeights): a thread for each destination, in the order of its edges. 4 bytes an edge, 8 in a block with weights.
+HX_KERNEL(self_weights, AggParams) {
+	if (dev::dropped(hx)) return;
+	const bool gcn = p.Degrees != 0;
+	Share s = block_share(p.NumDst);
+	for (i64 i = s.lo + dev::tid(); i < s.hi; i += dev::threads()) {
+		i64 from = dev::ld(dev::at<i64>(p.Indptr, i)), to = dev::ld(dev::at<i64>(p.Indptr, i + 1));
+		if (from < 0 || from > to || to > p.Edges) {
+			dev::fail(hx, 2, (u64)i, (u64)from, (u64)to);
+			continue;
+		}
+		i64 own = 0;
+		float sum = 0;
+		for (i64 e = from; e < to; e++) {
+			u32 j = dev::ld(dev::at<u32>(p.Src, e));
+			if (j >= p.NumSrc) {
+				dev::fail(hx, 1, j, (u64)e, (u64)(p.NumSrc - 1));
+				break;
+			}
+			if (j == (u64)i) {
+				own++;
+			} else if (p.SrcWeights != 0) {
+				sum = fp::add(sum, dev::ld(dev::at<float>(p.SrcWeights, j)));
+			}
+		}
+		if (p.SrcWeights == 0) sum = (float)(to - from - own);
+		float all = 1, each = 1;
+		if (gcn) {
+			float w = sum > 0 ? weight_over(p, true, i, sum) : 0;
+			dev::st(dev::at<float>(p.DstWeights, i), w);
+			u32 degree = dev::ld(dev::at<u32>(p.Degrees, i));
+			all = fp::div(1.0f, fp::add((float)degree, 1.0f));
+			each = fp::mul(w, weight_of_source(p, true, i));
+		} else if (p.SrcWeights != 0) {
+			each = dev::ld(dev::at<float>(p.SrcWeights, i));
+		}
+		dev::st(dev::at<float>(p.SelfWeights, i), fp::sub(all, fp::mul((float)own, each)));
 	}
 }

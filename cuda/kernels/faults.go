@@ -22,6 +22,7 @@ var faults = map[string][]string{
 	"sage_mean":         aggFaults,
 	"sage_weighted":     aggFaults,
 	"agg_weights":       aggFaults,
+	"self_weights":      aggFaults,
 	"gcn_agg":           aggFaults,
 	"sage_mean_bwd":     aggFaults,
 	"gcn_agg_bwd":       aggFaults,
@@ -41,13 +42,14 @@ var faults = map[string][]string{
 	"check_rows": {"check_rows: row %d at index %d: the layout has %d rows",
 		"check_rows: position %d at index %d is outside the destination of %d bytes"},
 
-	"sample_begin":  sampleFaults[:3],
-	"sample_count":  sampleFaults[:2],
-	"sample_fill":   sampleFaults[:5],
-	"labor_count":   sampleFaults[:2],
-	"labor_fill":    sampleFaults[:5],
-	"unique_assign": sampleFaults,
-	"layer_assign":  sampleFaults,
+	"sample_begin":    sampleFaults[:3],
+	"sample_loopless": sampleFaults[:1],
+	"sample_count":    sampleFaults[:2],
+	"sample_fill":     sampleFaults[:5],
+	"labor_count":     sampleFaults[:2],
+	"labor_fill":      sampleFaults[:5],
+	"unique_assign":   sampleFaults,
+	"layer_assign":    sampleFaults,
 }
 
 // aggFaults are shared by the aggregations.

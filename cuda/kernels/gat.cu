@@ -61,6 +61,9 @@ HX_DEVICE inline float dot(const Group &g, u64 a, i64 at_a, u64 b, i64 at_b, i64
 	return sum_lanes(d, g.size);
 }
 
+// The weight of the self loop of destination i.
+HX_DEVICE inline float weight_of_loop(const GatParams &p, i64 i) { return p.SelfWeights != 0 ? get(p.SelfWeights, i) : 1.0f; }
+
 // exp of a score as a share of the largest one's, times the neighbour's weight.
 HX_DEVICE inline float attention(float score, float most, float weight) {
 	fp::Exponential e = fp::exp_parts(fp::sub(score, most));
@@ -190,7 +193,7 @@ HX_KERNEL(gat_softmax, GatParams) {
 			float score = edge(p, e, d.k, own).score;
 			if (score > most) most = score;
 		}
-		float first = attention(self, most, 1), sum = first;
+		float first = attention(self, most, weight_of_loop(p, d.i)), sum = first;
 		for (i64 e = from; e < to; e++) {
 			Edge x = edge(p, e, d.k, own);
 			float a = attention(x.score, most, x.weight);
@@ -282,7 +285,8 @@ HX_KERNEL(gat_softmax_bwd, GatParams) {
 		Place2 d = place2(r, p.Heads);
 		i64 from = dev::ld(dev::at<i64>(p.Indptr, d.i)), to = dev::ld(dev::at<i64>(p.Indptr, d.i + 1));
 		float own = get(p.ScoreDst, r), most = get(p.Max, r), inverse = get(p.Inverse, r);
-		float self = leaky(fp::add(own, get(p.ScoreSrc, r))), a_self = fp::mul(attention(self, most, 1), inverse);
+		float self = leaky(fp::add(own, get(p.ScoreSrc, r)));
+		float a_self = fp::mul(attention(self, most, weight_of_loop(p, d.i)), inverse);
 		float d_self = kept(p, limit, p.Drop.Layer + selfLayers, d.i, d.k, get(p.DotSelf, r)), mean = fp::mul(a_self, d_self);
 		for (i64 e = from; e < to; e++) {
 			i64 at = e * p.Heads + d.k;

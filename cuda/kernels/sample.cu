@@ -160,3 +160,17 @@ HX_KERNEL(sample_fill, SampleParams) {
 		}
 	}
 }
+
+// Degrees[i] = Table[Nodes[i]]: in-degrees without a node's edges to itself (graph/loopless.go). A thread for each node; 16 bytes of it.
+HX_KERNEL(sample_loopless, LooplessParams) {
+	if (dev::dropped(hx)) return;
+	Share s = block_share(p.Count);
+	for (i64 i = s.lo + dev::tid(); i < s.hi; i += dev::threads()) {
+		i64 v = dev::ld(dev::at<i64>(p.Nodes, i));
+		if ((u64)v >= (u64)p.NumNodes) {
+			dev::fail(hx, 1, (u64)v, (u64)(p.NumNodes - 1));
+			continue;
+		}
+		dev::st(dev::at<u32>(p.Degrees, i), dev::ld(dev::at<u32>(p.Table, v)));
+	}
+}

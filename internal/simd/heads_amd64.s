@@ -2453,35 +2453,43 @@ scores:
 	ADDQ    CX, R9
 
 scoresMore:
-	CMPQ    R8, SI
-	JB      scores
-	VSUBPS  Y2, Y1, Y0
-	VMOVUPS wordc2ae0000<>+0(SB), Y1
-	VMAXPS  Y0, Y1, Y0
-	VMULPS  word3fb8aa3b<>+0(SB), Y0, Y1
-	VADDPS  word4b400000<>+0(SB), Y1, Y1
-	VSUBPS  word4b400000<>+0(SB), Y1, Y3
-	VMULPS  word3f318000<>+0(SB), Y3, Y4
-	VSUBPS  Y4, Y0, Y0
-	VMULPS  word395e8083<>+0(SB), Y3, Y3
-	VADDPS  Y3, Y0, Y0
-	VMULPS  word39506967<>+0(SB), Y0, Y3
-	VADDPS  word3ab743ce<>+0(SB), Y3, Y3
-	VMULPS  Y0, Y3, Y3
-	VADDPS  word3c088908<>+0(SB), Y3, Y3
-	VMULPS  Y0, Y3, Y3
-	VADDPS  word3d2aa9c1<>+0(SB), Y3, Y3
-	VMULPS  Y0, Y3, Y3
-	VADDPS  word3e2aaaaa<>+0(SB), Y3, Y3
-	VMULPS  Y0, Y3, Y3
-	VADDPS  word3f000000<>+0(SB), Y3, Y3
-	VMULPS  Y0, Y0, Y4
-	VMULPS  Y4, Y3, Y3
-	VADDPS  Y0, Y3, Y0
-	VPSLLD  $0x17, Y1, Y1
-	VPADDD  word3f800000<>+0(SB), Y1, Y1
-	VMULPS  Y1, Y0, Y0
-	VADDPS  Y1, Y0, Y0
+	CMPQ         R8, SI
+	JB           scores
+	VSUBPS       Y2, Y1, Y0
+	VMOVUPS      wordc2ae0000<>+0(SB), Y1
+	VMAXPS       Y0, Y1, Y0
+	VMULPS       word3fb8aa3b<>+0(SB), Y0, Y1
+	VADDPS       word4b400000<>+0(SB), Y1, Y1
+	VSUBPS       word4b400000<>+0(SB), Y1, Y3
+	VMULPS       word3f318000<>+0(SB), Y3, Y4
+	VSUBPS       Y4, Y0, Y0
+	VMULPS       word395e8083<>+0(SB), Y3, Y3
+	VADDPS       Y3, Y0, Y0
+	VMULPS       word39506967<>+0(SB), Y0, Y3
+	VADDPS       word3ab743ce<>+0(SB), Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VADDPS       word3c088908<>+0(SB), Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VADDPS       word3d2aa9c1<>+0(SB), Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VADDPS       word3e2aaaaa<>+0(SB), Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VADDPS       word3f000000<>+0(SB), Y3, Y3
+	VMULPS       Y0, Y0, Y4
+	VMULPS       Y4, Y3, Y3
+	VADDPS       Y0, Y3, Y0
+	VPSLLD       $0x17, Y1, Y1
+	VPADDD       word3f800000<>+0(SB), Y1, Y1
+	VMULPS       Y1, Y0, Y0
+	VADDPS       Y1, Y0, Y0
+	MOVQ         136(AX), R8
+	TESTQ        R8, R8
+	JE           loopPlain
+	VBROADCASTSS (R8), Y1
+	VMULPS       Y1, Y0, Y0
+	ADDQ         $0x04, 136(AX)
+
+loopPlain:
 	VMOVAPS Y0, Y1
 	MOVQ    BX, R8
 	MOVQ    DI, R9
@@ -2716,50 +2724,58 @@ TEXT ·softmaxSlopeAVX2(SB), NOSPLIT, $0-9
 	XORQ DI, DI
 
 list:
-	DECQ    104(AX)
-	JL      done
-	MOVQ    96(AX), SI
-	MOVL    (SI), SI
-	LEAQ    (BX)(SI*4), SI
-	ADDQ    $0x04, 96(AX)
-	MOVQ    16(AX), R8
-	VMOVUPS (R8)(DX*1), Y0
-	MOVQ    48(AX), R8
-	VMOVUPS (R8)(DX*1), Y1
-	MOVQ    56(AX), R8
-	VMOVUPS (R8)(DX*1), Y2
-	MOVQ    8(AX), R8
-	VMOVUPS (R8)(DX*1), Y3
-	VADDPS  Y3, Y0, Y3
-	VMULPS  word3e4ccccd<>+0(SB), Y3, Y4
-	VMAXPS  Y4, Y3, Y3
-	VSUBPS  Y1, Y3, Y4
-	VMOVUPS wordc2ae0000<>+0(SB), Y5
-	VMAXPS  Y4, Y5, Y4
-	VMULPS  word3fb8aa3b<>+0(SB), Y4, Y5
-	VADDPS  word4b400000<>+0(SB), Y5, Y5
-	VSUBPS  word4b400000<>+0(SB), Y5, Y6
-	VMULPS  word3f318000<>+0(SB), Y6, Y7
-	VSUBPS  Y7, Y4, Y4
-	VMULPS  word395e8083<>+0(SB), Y6, Y6
-	VADDPS  Y6, Y4, Y4
-	VMULPS  word39506967<>+0(SB), Y4, Y6
-	VADDPS  word3ab743ce<>+0(SB), Y6, Y6
-	VMULPS  Y4, Y6, Y6
-	VADDPS  word3c088908<>+0(SB), Y6, Y6
-	VMULPS  Y4, Y6, Y6
-	VADDPS  word3d2aa9c1<>+0(SB), Y6, Y6
-	VMULPS  Y4, Y6, Y6
-	VADDPS  word3e2aaaaa<>+0(SB), Y6, Y6
-	VMULPS  Y4, Y6, Y6
-	VADDPS  word3f000000<>+0(SB), Y6, Y6
-	VMULPS  Y4, Y4, Y7
-	VMULPS  Y7, Y6, Y6
-	VADDPS  Y4, Y6, Y4
-	VPSLLD  $0x17, Y5, Y5
-	VPADDD  word3f800000<>+0(SB), Y5, Y5
-	VMULPS  Y5, Y4, Y4
-	VADDPS  Y5, Y4, Y4
+	DECQ         104(AX)
+	JL           done
+	MOVQ         96(AX), SI
+	MOVL         (SI), SI
+	LEAQ         (BX)(SI*4), SI
+	ADDQ         $0x04, 96(AX)
+	MOVQ         16(AX), R8
+	VMOVUPS      (R8)(DX*1), Y0
+	MOVQ         48(AX), R8
+	VMOVUPS      (R8)(DX*1), Y1
+	MOVQ         56(AX), R8
+	VMOVUPS      (R8)(DX*1), Y2
+	MOVQ         8(AX), R8
+	VMOVUPS      (R8)(DX*1), Y3
+	VADDPS       Y3, Y0, Y3
+	VMULPS       word3e4ccccd<>+0(SB), Y3, Y4
+	VMAXPS       Y4, Y3, Y3
+	VSUBPS       Y1, Y3, Y4
+	VMOVUPS      wordc2ae0000<>+0(SB), Y5
+	VMAXPS       Y4, Y5, Y4
+	VMULPS       word3fb8aa3b<>+0(SB), Y4, Y5
+	VADDPS       word4b400000<>+0(SB), Y5, Y5
+	VSUBPS       word4b400000<>+0(SB), Y5, Y6
+	VMULPS       word3f318000<>+0(SB), Y6, Y7
+	VSUBPS       Y7, Y4, Y4
+	VMULPS       word395e8083<>+0(SB), Y6, Y6
+	VADDPS       Y6, Y4, Y4
+	VMULPS       word39506967<>+0(SB), Y4, Y6
+	VADDPS       word3ab743ce<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VADDPS       word3c088908<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VADDPS       word3d2aa9c1<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VADDPS       word3e2aaaaa<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VADDPS       word3f000000<>+0(SB), Y6, Y6
+	VMULPS       Y4, Y4, Y7
+	VMULPS       Y7, Y6, Y6
+	VADDPS       Y4, Y6, Y4
+	VPSLLD       $0x17, Y5, Y5
+	VPADDD       word3f800000<>+0(SB), Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VADDPS       Y5, Y4, Y4
+	MOVQ         136(AX), R8
+	TESTQ        R8, R8
+	JE           loopPlain
+	VBROADCASTSS (R8), Y5
+	VMULPS       Y5, Y4, Y4
+	ADDQ         $0x04, 136(AX)
+
+loopPlain:
 	VMULPS  Y2, Y4, Y4
 	MOVQ    72(AX), R8
 	VMOVUPS (R8)(DX*1), Y5
@@ -2945,35 +2961,43 @@ scores:
 	ADDQ       CX, R9
 
 scoresMore:
-	CMPQ    R8, SI
-	JB      scores
-	VSUBPS  Y3, Y2, Y1
-	VMOVUPS wordc2ae0000<>+0(SB), Y2
-	VMAXPS  Y1, Y2, Y1
-	VMULPS  word3fb8aa3b<>+0(SB), Y1, Y2
-	VADDPS  word4b400000<>+0(SB), Y2, Y2
-	VSUBPS  word4b400000<>+0(SB), Y2, Y4
-	VMULPS  word3f318000<>+0(SB), Y4, Y5
-	VSUBPS  Y5, Y1, Y1
-	VMULPS  word395e8083<>+0(SB), Y4, Y4
-	VADDPS  Y4, Y1, Y1
-	VMULPS  word39506967<>+0(SB), Y1, Y4
-	VADDPS  word3ab743ce<>+0(SB), Y4, Y4
-	VMULPS  Y1, Y4, Y4
-	VADDPS  word3c088908<>+0(SB), Y4, Y4
-	VMULPS  Y1, Y4, Y4
-	VADDPS  word3d2aa9c1<>+0(SB), Y4, Y4
-	VMULPS  Y1, Y4, Y4
-	VADDPS  word3e2aaaaa<>+0(SB), Y4, Y4
-	VMULPS  Y1, Y4, Y4
-	VADDPS  word3f000000<>+0(SB), Y4, Y4
-	VMULPS  Y1, Y1, Y5
-	VMULPS  Y5, Y4, Y4
-	VADDPS  Y1, Y4, Y1
-	VPSLLD  $0x17, Y2, Y2
-	VPADDD  word3f800000<>+0(SB), Y2, Y2
-	VMULPS  Y2, Y1, Y1
-	VADDPS  Y2, Y1, Y1
+	CMPQ         R8, SI
+	JB           scores
+	VSUBPS       Y3, Y2, Y1
+	VMOVUPS      wordc2ae0000<>+0(SB), Y2
+	VMAXPS       Y1, Y2, Y1
+	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
+	VADDPS       word4b400000<>+0(SB), Y2, Y2
+	VSUBPS       word4b400000<>+0(SB), Y2, Y4
+	VMULPS       word3f318000<>+0(SB), Y4, Y5
+	VSUBPS       Y5, Y1, Y1
+	VMULPS       word395e8083<>+0(SB), Y4, Y4
+	VADDPS       Y4, Y1, Y1
+	VMULPS       word39506967<>+0(SB), Y1, Y4
+	VADDPS       word3ab743ce<>+0(SB), Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VADDPS       word3c088908<>+0(SB), Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VADDPS       word3d2aa9c1<>+0(SB), Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VADDPS       word3e2aaaaa<>+0(SB), Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VADDPS       word3f000000<>+0(SB), Y4, Y4
+	VMULPS       Y1, Y1, Y5
+	VMULPS       Y5, Y4, Y4
+	VADDPS       Y1, Y4, Y1
+	VPSLLD       $0x17, Y2, Y2
+	VPADDD       word3f800000<>+0(SB), Y2, Y2
+	VMULPS       Y2, Y1, Y1
+	VADDPS       Y2, Y1, Y1
+	MOVQ         136(AX), R8
+	TESTQ        R8, R8
+	JE           loopPlain
+	VBROADCASTSS (R8), Y2
+	VMULPS       Y2, Y1, Y1
+	ADDQ         $0x04, 136(AX)
+
+loopPlain:
 	VMOVAPS Y1, Y2
 	MOVQ    BX, R8
 	MOVQ    DI, R9
@@ -3088,50 +3112,58 @@ TEXT ·softmaxSlopePartAVX2(SB), NOSPLIT, $0-9
 	XORQ    DI, DI
 
 list:
-	DECQ       104(AX)
-	JL         done
-	MOVQ       96(AX), SI
-	MOVL       (SI), SI
-	LEAQ       (BX)(SI*4), SI
-	ADDQ       $0x04, 96(AX)
-	MOVQ       16(AX), R8
-	VMASKMOVPS (R8)(DX*1), Y0, Y1
-	MOVQ       48(AX), R8
-	VMASKMOVPS (R8)(DX*1), Y0, Y2
-	MOVQ       56(AX), R8
-	VMASKMOVPS (R8)(DX*1), Y0, Y3
-	MOVQ       8(AX), R8
-	VMASKMOVPS (R8)(DX*1), Y0, Y4
-	VADDPS     Y4, Y1, Y4
-	VMULPS     word3e4ccccd<>+0(SB), Y4, Y5
-	VMAXPS     Y5, Y4, Y4
-	VSUBPS     Y2, Y4, Y5
-	VMOVUPS    wordc2ae0000<>+0(SB), Y6
-	VMAXPS     Y5, Y6, Y5
-	VMULPS     word3fb8aa3b<>+0(SB), Y5, Y6
-	VADDPS     word4b400000<>+0(SB), Y6, Y6
-	VSUBPS     word4b400000<>+0(SB), Y6, Y7
-	VMULPS     word3f318000<>+0(SB), Y7, Y8
-	VSUBPS     Y8, Y5, Y5
-	VMULPS     word395e8083<>+0(SB), Y7, Y7
-	VADDPS     Y7, Y5, Y5
-	VMULPS     word39506967<>+0(SB), Y5, Y7
-	VADDPS     word3ab743ce<>+0(SB), Y7, Y7
-	VMULPS     Y5, Y7, Y7
-	VADDPS     word3c088908<>+0(SB), Y7, Y7
-	VMULPS     Y5, Y7, Y7
-	VADDPS     word3d2aa9c1<>+0(SB), Y7, Y7
-	VMULPS     Y5, Y7, Y7
-	VADDPS     word3e2aaaaa<>+0(SB), Y7, Y7
-	VMULPS     Y5, Y7, Y7
-	VADDPS     word3f000000<>+0(SB), Y7, Y7
-	VMULPS     Y5, Y5, Y8
-	VMULPS     Y8, Y7, Y7
-	VADDPS     Y5, Y7, Y5
-	VPSLLD     $0x17, Y6, Y6
-	VPADDD     word3f800000<>+0(SB), Y6, Y6
-	VMULPS     Y6, Y5, Y5
-	VADDPS     Y6, Y5, Y5
+	DECQ         104(AX)
+	JL           done
+	MOVQ         96(AX), SI
+	MOVL         (SI), SI
+	LEAQ         (BX)(SI*4), SI
+	ADDQ         $0x04, 96(AX)
+	MOVQ         16(AX), R8
+	VMASKMOVPS   (R8)(DX*1), Y0, Y1
+	MOVQ         48(AX), R8
+	VMASKMOVPS   (R8)(DX*1), Y0, Y2
+	MOVQ         56(AX), R8
+	VMASKMOVPS   (R8)(DX*1), Y0, Y3
+	MOVQ         8(AX), R8
+	VMASKMOVPS   (R8)(DX*1), Y0, Y4
+	VADDPS       Y4, Y1, Y4
+	VMULPS       word3e4ccccd<>+0(SB), Y4, Y5
+	VMAXPS       Y5, Y4, Y4
+	VSUBPS       Y2, Y4, Y5
+	VMOVUPS      wordc2ae0000<>+0(SB), Y6
+	VMAXPS       Y5, Y6, Y5
+	VMULPS       word3fb8aa3b<>+0(SB), Y5, Y6
+	VADDPS       word4b400000<>+0(SB), Y6, Y6
+	VSUBPS       word4b400000<>+0(SB), Y6, Y7
+	VMULPS       word3f318000<>+0(SB), Y7, Y8
+	VSUBPS       Y8, Y5, Y5
+	VMULPS       word395e8083<>+0(SB), Y7, Y7
+	VADDPS       Y7, Y5, Y5
+	VMULPS       word39506967<>+0(SB), Y5, Y7
+	VADDPS       word3ab743ce<>+0(SB), Y7, Y7
+	VMULPS       Y5, Y7, Y7
+	VADDPS       word3c088908<>+0(SB), Y7, Y7
+	VMULPS       Y5, Y7, Y7
+	VADDPS       word3d2aa9c1<>+0(SB), Y7, Y7
+	VMULPS       Y5, Y7, Y7
+	VADDPS       word3e2aaaaa<>+0(SB), Y7, Y7
+	VMULPS       Y5, Y7, Y7
+	VADDPS       word3f000000<>+0(SB), Y7, Y7
+	VMULPS       Y5, Y5, Y8
+	VMULPS       Y8, Y7, Y7
+	VADDPS       Y5, Y7, Y5
+	VPSLLD       $0x17, Y6, Y6
+	VPADDD       word3f800000<>+0(SB), Y6, Y6
+	VMULPS       Y6, Y5, Y5
+	VADDPS       Y6, Y5, Y5
+	MOVQ         136(AX), R8
+	TESTQ        R8, R8
+	JE           loopPlain
+	VBROADCASTSS (R8), Y6
+	VMULPS       Y6, Y5, Y5
+	ADDQ         $0x04, 136(AX)
+
+loopPlain:
 	VMULPS     Y3, Y5, Y5
 	MOVQ       72(AX), R8
 	VMASKMOVPS (R8)(DX*1), Y0, Y6

@@ -12,6 +12,7 @@ type HeadSoftmax struct {
 	// and inverse of the sum.
 	Src, Dst, Largest, Inverse []float32
 	Weights                    []float32 // of the sources' exps, nil for 1
+	Loops                      []float32 // of the destinations' self loops' exps, nil for 1
 	Alpha, AlphaSelf           []float32 // attention: Heads of each edge, of each destination
 	// Gradients by attention, behind which SoftmaxSlope leaves those by the scores, and by Dst.
 	Dot, DotSelf, DDst []float32
@@ -29,12 +30,14 @@ type softmaxArgs struct {
 	list, counts           *uint32
 	left                   int64
 	stride, heads, sources int64 // bytes, heads of the call
+	loops                  *float32
 }
 
 const (
 	_ = -(unsafe.Offsetof(softmaxArgs{}.dot) ^ 64)
 	_ = -(unsafe.Offsetof(softmaxArgs{}.left) ^ 104)
 	_ = -(unsafe.Offsetof(softmaxArgs{}.sources) ^ 128)
+	_ = -(unsafe.Offsetof(softmaxArgs{}.loops) ^ 136)
 )
 
 // Exp is e^x for x <= 0 or NaN, within a unit in the last place from -87 on. Below -87 it is
@@ -99,6 +102,9 @@ func (s *HeadSoftmax) run(l Level, whole, part func(*byte) bool,
 			list: unsafe.SliceData(list), counts: &counts[0], left: int64(len(counts)),
 			stride: int64(4 * heads), heads: int64(min(lanes, heads-k)),
 			sources: int64(len(s.Src) / heads)}
+		if s.Loops != nil {
+			a.loops = &s.Loops[row : row+len(counts)][0]
+		}
 		if s.Weights != nil {
 			a.sources = min(a.sources, int64(len(s.Weights)))
 		}
@@ -126,6 +132,16 @@ func (s *HeadSoftmax) attention(score, largest float32, j uint32) float32 {
 	return x
 }
 
+// loop is the exp of the score of a destination's self loop as a share of the largest one's, times
+// the loop's weight.
+func (s *HeadSoftmax) loop(row int, score, largest float32) float32 {
+	x := Exp(score - largest)
+	if s.Loops != nil {
+		x *= s.Loops[row]
+	}
+	return x
+}
+
 // forward is Softmax of one destination and head, in Go.
 func (s *HeadSoftmax) forward(row, lo, k int, list []uint32) {
 	pos, alpha := row*s.Heads+k, s.Alpha[lo*s.Heads:]
@@ -137,7 +153,7 @@ func (s *HeadSoftmax) forward(row, lo, k int, list []uint32) {
 			largest = v
 		}
 	}
-	first := Exp(self - largest)
+	first := s.loop(row, self, largest)
 	sum := first
 	for e, j := range list {
 		x := s.attention(s.score(j, k, own), largest, j)
@@ -156,7 +172,7 @@ func (s *HeadSoftmax) backward(row, lo, k int, list []uint32) {
 	pos, alpha, dot := row*s.Heads+k, s.Alpha[lo*s.Heads:], s.Dot[lo*s.Heads:]
 	own, largest, inverse := s.Dst[pos], s.Largest[pos], s.Inverse[pos]
 	self := leaky(own + s.Src[pos])
-	mine := Exp(self-largest) * inverse
+	mine := s.loop(row, self, largest) * inverse
 	mean := float32(mine * s.DotSelf[pos])
 	for e, j := range list {
 		a := s.attention(s.score(j, k, own), largest, j) * inverse

@@ -68,6 +68,9 @@ func softmaxCase(r *rand.Rand, heads int, weighed bool,
 		for range srcs {
 			s.Weights = append(s.Weights, float32(math.Exp(r.NormFloat64())))
 		}
+		for range dsts {
+			s.Loops = append(s.Loops, float32(r.IntN(3)))
+		}
 	}
 	return s, list, counts
 }
@@ -150,14 +153,19 @@ func nearSoftmax(t *testing.T, s *HeadSoftmax, list, counts []uint32) {
 				}
 				return float64(s.Weights[j])
 			}
-			own := i*s.Heads + k
-			sum, mean := exp(i), exp(i)*float64(dots.DotSelf[own])
+			own, loop := i*s.Heads+k, exp(i)
+			if s.Loops != nil {
+				loop *= float64(s.Loops[i])
+			}
+			sum, mean := loop, loop*float64(dots.DotSelf[own])
 			for e, j := range list[:n] {
 				x := exp(int(j)) * weight(j)
 				sum, mean = sum+x, mean+x*float64(dots.Dot[e*s.Heads+k])
 			}
-			mean /= sum
-			share := exp(i) / sum
+			if mean /= sum; sum == 0 {
+				continue // a loop of no weight, and no edge
+			}
+			share := loop / sum
 			require.InDelta(t, share, s.AlphaSelf[own], near)
 			g := share * (float64(dots.DotSelf[own]) - mean) * slope(i)
 			require.InDelta(t, g, s.DotSelf[own], near)

@@ -14,13 +14,15 @@ type Key struct {
 	Dataset string `json:"dataset"` // UUID
 	Edges   int64  `json:"edges"`
 	// Train is a hash of the training nodes in their order.
-	Train        string `json:"training nodes"`
-	Seed         uint64 `json:"seed"`
-	Sampler      string `json:"sampler"`
-	Dependency   int    `json:"batch-dependency"`
-	Fanouts      []int  `json:"fanout"`
-	Batch        int    `json:"batch-size"`
-	Degrees      bool   `json:"degrees"` // samples have the nodes' degrees, which some models need
+	Train      string `json:"training nodes"`
+	Seed       uint64 `json:"seed"`
+	Sampler    string `json:"sampler"`
+	Dependency int    `json:"batch-dependency"`
+	Fanouts    []int  `json:"fanout"`
+	Batch      int    `json:"batch-size"`
+	Degrees    bool   `json:"degrees"` // samples have the nodes' degrees, which some models need
+	// Loopless: they leave out edges of a node to itself.
+	Loopless     bool   `json:"self-loops,omitempty"`
 	SampleEpochs int    `json:"sample-epochs"`
 	RowDType     string `json:"row-dtype"`
 	RowBytes     int64  `json:"row bytes"`
@@ -33,12 +35,17 @@ type Key struct {
 // notOptions are the fields of a Key that no option sets, as errors name them.
 var notOptions = map[string]string{"dataset": "dataset", "edges": "number of edges",
 	"training nodes": "training nodes", "degrees": "use of degrees (a model's)",
-	"row bytes": "bytes in a row", "lba bytes": "LBA size"}
+	"self-loops": "remaining self loops",
+	"row bytes":  "bytes in a row", "lba bytes": "LBA size"}
 
 // samples is the part of a key that samples depend on: equal where the samples are.
 func (k Key) samples(first, end int) string {
-	return fmt.Sprintf("%q %d %q %d %q %d %v %d %t %d %d", k.Dataset, k.Edges, k.Train, k.Seed,
+	text := fmt.Sprintf("%q %d %q %d %q %d %v %d %t %d %d", k.Dataset, k.Edges, k.Train, k.Seed,
 		k.Sampler, k.Dependency, k.Fanouts, k.Batch, k.Degrees, first, end)
+	if k.Loopless {
+		text += " loopless"
+	}
+	return text
 }
 
 // same refuses a key that differs, and names what does.

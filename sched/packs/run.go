@@ -75,7 +75,7 @@ func (r *Run) key() Key {
 	return Key{Dataset: r.s.In.Dataset.UUID().String(), Edges: m.Edges,
 		Train: cache.HashNodes(r.train), Seed: c.Seed, Sampler: c.Sampler,
 		Dependency: c.BatchDependency, Fanouts: c.Fanouts, Batch: c.Batch,
-		Degrees: c.Arch().Degrees(), SampleEpochs: epochs,
+		Degrees: c.Arch().Degrees(), Loopless: c.LooplessDegrees(), SampleEpochs: epochs,
 		RowDType: r.s.RowType.String(), RowBytes: r.s.RowBytes, PagesOn: c.PagesOn,
 		LBABytes: r.o.Pages.LBABytes(), Segment: r.o.Segment, Budget: r.o.Budget}
 }

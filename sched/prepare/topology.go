@@ -48,7 +48,8 @@ func (s *Sampling) openStorage(ctx context.Context) error {
 		// be
 		cache = 0
 	}
-	t, err := in.Dataset.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: cache})
+	t, err := in.Dataset.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: cache,
+		Loopless: s.Config.LooplessDegrees()})
 	if err != nil {
 		if stopped := Interrupted(ctx); stopped != nil {
 			return stopped
@@ -146,7 +147,8 @@ func (s *Sampling) SamplerOver(t *graph.DeviceTopology) (*graph.Sampler, error) 
 func (s *Sampling) samplerOver(t *graph.DeviceTopology, fanouts []int) (*graph.Sampler, error) {
 	return graph.NewSampler(s.Device, t, graph.SamplerConfig{
 		Method: s.Config.Sampler, Fanouts: fanouts, Seed: s.Config.Seed,
-		Degrees: s.Config.Arch().Degrees(), Dependency: s.Config.BatchDependency,
+		Degrees: s.Config.Arch().Degrees(), Loopless: s.Config.LooplessDegrees(),
+		Dependency: s.Config.BatchDependency,
 	})
 }
 

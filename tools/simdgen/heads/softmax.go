@@ -16,6 +16,7 @@ const (
 	softDot, softDotSelf, softDDst         = 64, 72, 80
 	softList, softCounts, softLeft         = 88, 96, 104
 	softStride, softHeads, softSources     = 112, 120, 128
+	softLoops                              = 136
 )
 
 const leakySlope = 0.2
@@ -95,6 +96,18 @@ func (s *softmax) weighed(x reg.VecVirtual, label string) {
 	Label(label)
 }
 
+// looped multiplies x, the exp of the self loop's score, by the loop's weight, where loops have one.
+func (s *softmax) looped(x reg.VecVirtual) reg.VecVirtual {
+	w, weight := vec.Arg(s.args, softLoops), YMM()
+	TESTQ(w, w)
+	JE(LabelRef("loopPlain"))
+	VBROADCASTSS(Mem{Base: w}, weight)
+	VMULPS(weight, x, x)
+	ADDQ(U8(4), vec.Field(s.args, softLoops))
+	Label("loopPlain")
+	return x
+}
+
 // edges writes a loop over the destination's edges.
 func (s *softmax) edges(name string, body func()) {
 	MOVQ(s.first, s.e)
@@ -152,7 +165,7 @@ func (s *softmax) forward() {
 		s.store(score, s.ofEdge(softAlpha))
 		VMAXPS(s.largest, score, s.largest) // as it is where the score is NaN
 	})
-	mine, sum := s.attention(self), YMM()
+	mine, sum := s.looped(s.attention(self)), YMM()
 	VMOVAPS(mine, sum)
 	s.edges("exps", func() {
 		x := s.attention(s.load(s.ofEdge(softAlpha)))
@@ -179,7 +192,7 @@ func through(alpha, dot, mean, score reg.VecVirtual) reg.VecVirtual {
 func (s *softmax) backward() {
 	s.largest, s.invert = s.load(s.ofRow(softLargest)), s.load(s.ofRow(softInverse))
 	self := s.self()
-	mine := vec.Mul(s.attention(self), s.invert)
+	mine := vec.Mul(s.looped(s.attention(self)), s.invert)
 	dot := s.load(s.ofRow(softDotSelf))
 	mean := vec.Mul(mine, dot)
 	s.edges("shares", func() {

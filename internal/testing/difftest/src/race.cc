@@ -188,6 +188,9 @@ void round() {
 	u32 grid = (u32)(1 + below(5));
 	for (const char *k : {"sample_begin", "sample_count", "sample_fill", "unique_count", "unique_assign", "unique_relabel"}) launch(k, grid, &s);
 	i64 count = seeds + totals[1];
+	std::vector<u32> table((u64)nodes, 3), loopless((u64)count);
+	LooplessParams own = {s.Nodes, address(table), address(loopless), nodes, count};
+	launch("sample_loopless", grid, &own);
 	if (below(2)) layers(s);
 	if (below(2)) labor(s);
 
@@ -416,6 +419,11 @@ void step() {
 	launch("gcn_weights", grid, &a);
 	launch("gcn_agg", grid, &a);
 	launch("gin_sum", grid, &a);
+	std::vector<float> loops(dst), others(dst);
+	AggParams own = a;
+	own.SelfWeights = address(loops);
+	own.DstWeights = address(others);
+	launch("self_weights", grid, &own);
 	std::vector<float> shares(sources, 0.5f), parts(dst);
 	if (below(2)) { // a block with weights
 		a.SrcWeights = address(shares);
