@@ -11,6 +11,7 @@ shared memory, without a copy. docs/guide/pytorch.md tells more.
 """
 
 from ._batch import Batch, Block
+from ._checkpoint import load_dgl, load_pyg, save_checkpoint
 from ._cuda import DeviceArray
 from ._dataset import Dataset, open  # noqa: A004
 from ._errors import (
@@ -27,7 +28,7 @@ from ._loader import Loader, NumpyLoader
 from ._pyg import NeighborLoader, adjs
 from ._save import save
 from ._steps import Part, steps
-from ._verbs import bench, compare, import_, run, train
+from ._verbs import bench, compare, import_, run, scalars, train
 from ._version import __version__
 
 __all__ = [
@@ -52,9 +53,13 @@ __all__ = [
     "bench",
     "compare",
     "import_",
+    "load_dgl",
+    "load_pyg",
     "open",
     "run",
     "save",
+    "save_checkpoint",
+    "scalars",
     "steps",
     "train",
 ]

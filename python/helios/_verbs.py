@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._daemon import find_binary
@@ -50,11 +52,36 @@ def _frame(records: Sequence[Record]) -> DataFrame:
     return pandas.json_normalize(list(records))
 
 
-def run(*args: str | os.PathLike[str], binary: str | os.PathLike[str] | None = None) -> Records:
+def scalars(log: Callable[[str, float, int], Any]) -> Callable[[Record], None]:
+    """Returns an ``on_epoch`` that calls log with the name, value and epoch of every figure.
+
+    >>> writer = torch.utils.tensorboard.SummaryWriter("runs/1")
+    >>> helios.train("mine", epochs=5, on_epoch=helios.scalars(writer.add_scalar))
+    >>> helios.train("mine", epochs=5, on_epoch=helios.scalars(mlflow.log_metric))
+    """
+
+    def each(path: str, record: Record, step: int) -> None:
+        for name, value in record.items():
+            if isinstance(value, dict):
+                each(f"{path}{name}/", value, step)
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                log(path + name, value, step)
+
+    return lambda record: each(
+        "", {k: v for k, v in record.items() if k != "epoch"}, record["epoch"]
+    )
+
+
+def run(
+    *args: str | os.PathLike[str],
+    binary: str | os.PathLike[str] | None = None,
+    on_record: Callable[[Record], Any] | None = None,
+) -> Records:
     """Runs ``heliosctl ARGS… --json`` and returns its records in their order.
 
     An error is raised as the exception of its exit code. Ctrl-C reaches the verb, too, which saves
-    what it can.
+    what it can. on_record gets each record when the verb prints it; the verb is interrupted where
+    it raises.
     """
     command = [find_binary(binary), *(os.fspath(a) for a in args), "--json"]
     with subprocess.Popen(
@@ -66,14 +93,10 @@ def run(*args: str | os.PathLike[str], binary: str | os.PathLike[str] | None = N
         errors="replace",
         env={**os.environ, "HELIOS_KEYWORDS": "1"},  # errors name options as keywords
     ) as process:
-        out, err = _finish(process)
-    records = Records()
-    for line in out.splitlines():
-        if line.startswith("{"):
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                raise HeliosError(f"{' '.join(command)} printed {line[:200]!r}") from None
+        try:
+            records, err = _finish(process, on_record)
+        except ValueError as e:
+            raise HeliosError(f"{' '.join(command)} printed {e}") from None
     if process.returncode:
         said = [r["error"] for r in records if r.get("event") == "error" and "error" in r]
         reason = said[-1] if said else err.strip()[-2000:] or f"exit code {process.returncode}"
@@ -81,20 +104,52 @@ def run(*args: str | os.PathLike[str], binary: str | os.PathLike[str] | None = N
     return records
 
 
-def _finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+def _finish(
+    process: subprocess.Popen[str], on_record: Callable[[Record], Any] | None
+) -> tuple[Records, str]:
+    """Returns what a verb prints, once it has ended."""
+    assert process.stdout is not None and process.stderr is not None
+    said: list[str] = []
+    stderr = process.stderr
+    errors = threading.Thread(target=lambda: said.append(stderr.read()), daemon=True)
+    errors.start()
+    records = Records()
     try:
-        return process.communicate()
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                process.kill()
+                raise ValueError(repr(line.rstrip("\n")[:200])) from None
+            if on_record is not None:
+                on_record(records[-1])
+        process.wait()
     except KeyboardInterrupt:
         # The terminal told the verb as well; it ends by itself.
-        process.communicate()
+        process.stdout.read()
         raise
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        raise
+    finally:
+        errors.join()
+    return records, said[0] if said else ""
 
 
-def _verb(verb: Sequence[str], dataset: Any, binary: Any, options: dict[str, Any]) -> Records:
+def _verb(
+    verb: Sequence[str],
+    dataset: Any,
+    binary: Any,
+    options: dict[str, Any],
+    on_record: Callable[[Record], Any] | None = None,
+) -> Records:
     args = [*verb]
     if dataset is not None:
         args.append(os.fspath(dataset))
-    return run(*args, *flags(options), binary=binary)
+    return run(*args, *flags(options), binary=binary, on_record=on_record)
 
 
 def flags(options: dict[str, Any]) -> list[str]:
@@ -129,14 +184,25 @@ def _result(records: list[Record], event: str) -> Record:
 
 
 def train(
-    dataset: str | os.PathLike[str], *, binary: str | os.PathLike[str] | None = None, **options: Any
+    dataset: str | os.PathLike[str],
+    *,
+    binary: str | os.PathLike[str] | None = None,
+    on_epoch: Callable[[Record], Any] | None = None,
+    **options: Any,
 ) -> Result:
     """Trains a model of heliosctl's own (``heliosctl train``); returns the run's result.
 
     ``result["epochs"]`` has a record for each epoch, ``result.frame()`` a row. Options are the
-    flags, with underscores.
+    flags, with underscores. on_epoch gets each epoch's record when it ends: ``wandb.log`` takes it
+    as it is, and :func:`scalars` makes one of TensorBoard's or MLflow's functions. Training stops
+    as by Ctrl-C where it raises.
     """
-    return Result(_result(_verb(["train"], dataset, binary, options), "result"), "epochs")
+
+    def epoch(record: Record) -> None:
+        if on_epoch is not None and record.get("event") == "epoch":
+            on_epoch({k: v for k, v in record.items() if k != "event"})
+
+    return Result(_result(_verb(["train"], dataset, binary, options, epoch), "result"), "epochs")
 
 
 def compare(

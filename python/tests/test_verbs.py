@@ -143,3 +143,74 @@ def test_save_refuses(script, tmp_path):
     with pytest.raises(helios.UsageError, match="numbers"):
         helios.save(tmp_path / "o", x, e, [None, "a"], binary=b)
     assert os.listdir(tmp_path) == ["heliosctl"]
+
+
+EPOCHS = """
+import json, sys, time
+for n in (1, 2):
+    print(json.dumps({"event": "epoch", "epoch": n, "loss": 1 / n, "mode": "cpu", "resumed": False,
+                      "metrics": {"f1-macro": 0.5 * n, "none": None}}), flush=True)
+    sys.stdin.read()
+print(json.dumps({"event": "result", "epochs": []}))
+"""
+
+
+def test_on_epoch(script):
+    seen = []
+    helios.train("g", binary=script(EPOCHS), on_epoch=seen.append)
+    assert [(r["epoch"], r["loss"], "event" in r) for r in seen] == [(1, 1, False), (2, 0.5, False)]
+    logged = []
+    on_epoch = helios.scalars(lambda *figure: logged.append(figure))
+    helios.train("g", binary=script(EPOCHS), on_epoch=on_epoch)
+    assert logged == [
+        ("loss", 1, 1),
+        ("metrics/f1-macro", 0.5, 1),
+        ("loss", 0.5, 2),
+        ("metrics/f1-macro", 1, 2),
+    ]
+
+
+def test_on_epoch_stops(script, tmp_path):
+    told = tmp_path / "told"
+    b = script(f"""
+import json, signal, sys, time
+def stop(*_):
+    open({str(told)!r}, "w").close()
+    sys.exit(6)
+signal.signal(signal.SIGINT, stop)
+print(json.dumps({{"event": "epoch", "epoch": 1}}), flush=True)
+time.sleep(60)
+""")
+
+    def stop(record):
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        helios.train("g", binary=b, on_epoch=stop)
+    assert told.exists()
+
+
+def test_tensorboard(script, tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="no TensorBoard")
+    with tensorboard.SummaryWriter(str(tmp_path / "runs")) as writer:
+        helios.train("g", binary=script(EPOCHS), on_epoch=helios.scalars(writer.add_scalar))
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    read = events.EventAccumulator(str(tmp_path / "runs")).Reload()
+    assert [(e.step, e.value) for e in read.Scalars("loss")] == [(1, 1.0), (2, 0.5)]
+
+
+def test_mlflow(script, tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="no MLflow")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'runs.db'}")
+    with mlflow.start_run() as run:
+        helios.train("g", binary=script(EPOCHS), on_epoch=helios.scalars(mlflow.log_metric))
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 0.5)]
+
+
+def test_wandb(script, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="no W&B")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with wandb.init(dir=str(tmp_path)) as run:
+        helios.train("g", binary=script(EPOCHS), on_epoch=run.log)
+        assert run.summary["loss"] == 0.5
