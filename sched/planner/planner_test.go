@@ -281,16 +281,17 @@ func TestPlanOfMegaBatches(t *testing.T) {
 		require.NoError(t, err)
 		return x.CutShare
 	}
+	const byChance = hierspec.PartsDispersed // a plan without a dataset knows no labels
 	for _, c := range []plan.Config{
 		{MegaSettings: hierspec.MegaSettings{Parts: 16, MegaBatch: hierspec.MegaSize{Parts: 4},
-			StaticNodes: 5}, Mode: hier.ModeHier},
+			StaticNodes: 5, PartOrder: byChance}, Mode: hier.ModeHier},
 		{
 			MegaSettings: hierspec.MegaSettings{Parts: 16, MegaBatch: hierspec.MegaSize{Parts: 8},
 				PartOrder: hierspec.PartsSequential},
 			Mode: hier.ModeMarius,
 		},
 		{MegaSettings: hierspec.MegaSettings{Parts: 8, MegaBatch: hierspec.MegaSize{Parts: 2},
-			Passes: 2}, Mode: hier.ModeHier},
+			Passes: 2, PartOrder: byChance}, Mode: hier.ModeHier},
 	} {
 		cut := cutOf(c)
 		for epoch := range 2 {

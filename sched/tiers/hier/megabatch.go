@@ -79,6 +79,7 @@ type taken struct {
 type rounds struct {
 	batches *MegaBatches
 	split   []int64 // the training nodes, in the dataset
+	labels  []int32 // theirs
 	order   *MegaOrder
 	ordered int      // the sample epoch of order; below 0: of none
 	passes  int      // 0: not chosen yet
@@ -99,7 +100,7 @@ func newRounds(c *plan.Config) rounds {
 // budget.
 func (r *rounds) size(c *plan.Config, p *MegaParts, staticsOnGPU bool) (err error) {
 	if r.room, err = p.Room(c, r.room.Loaded, staticsOnGPU); err == nil {
-		r.batches = p.Batches(c, r.room)
+		r.batches = p.Batches(c, r.room, r.labels)
 	}
 	return err
 }

@@ -191,10 +191,14 @@ func (p *MegaParts) Room(c *plan.Config, settled int, staticsOnGPU bool) (r Mega
 	return r, nil
 }
 
-// Batches deal the training nodes to mega-batches of a room.
-func (p *MegaParts) Batches(c *plan.Config, r MegaRoom) *MegaBatches {
-	return NewMegaBatches(MegaBatches{Numbering: p.Numbering, Train: p.Train, Loaded: r.Loaded,
-		Fixed: p.Fixed, Batch: c.Batch, Seed: c.Seed})
+// Batches deal the training nodes to mega-batches of a room. labels are theirs, -1 where there is
+// none, for orders that look at them.
+func (p *MegaParts) Batches(c *plan.Config, r MegaRoom, labels []int32) *MegaBatches {
+	if c.PartOrder != spec.PartsMixed {
+		labels = nil
+	}
+	return NewMegaBatches(MegaBatches{Numbering: p.Numbering, Train: p.Train, Labels: labels,
+		Loaded: r.Loaded, Fixed: p.Fixed, Batch: c.Batch, Seed: c.Seed})
 }
 
 // MegaPlaces say where the parts of a mega-batch go, and what of it has to be read.

@@ -15,6 +15,8 @@ type MegaBatches struct {
 	Numbering *induced.Numbering
 	// Train are the training nodes by their numbers in the partitioned graph, in the split's order.
 	Train []int64
+	// Labels are those of Train, -1 where there is none: mega-batches mix them. nil: they don't.
+	Labels []int32
 	// Loaded bounds the parts of a mega-batch.
 	Loaded int
 	// Fixed parts, the first, have all training nodes: an epoch is one mega-batch of them and of
@@ -25,6 +27,7 @@ type MegaBatches struct {
 
 	// By part, whether it has training nodes.
 	seeds []bool
+	mix   *mixture // of Labels; nil: none
 }
 
 // NewMegaBatches takes m over.
@@ -32,6 +35,9 @@ func NewMegaBatches(m MegaBatches) *MegaBatches {
 	m.seeds = make([]bool, m.Numbering.Parts())
 	for _, id := range m.Train {
 		m.seeds[m.Numbering.PartOf(id)] = true
+	}
+	if m.Labels != nil && m.Fixed == 0 {
+		m.mix = newMixture(&m)
 	}
 	return &m
 }
@@ -52,6 +58,9 @@ func (m *MegaBatches) Parts(sampleEpoch int) (all [][]int) {
 		ids[i] = int64(m.Fixed + i)
 	}
 	graph.Shuffle(ids, ids, m.draw(sampleEpoch, 0, 0), sampleEpoch)
+	if m.mix != nil {
+		m.mix.deal(ids, m.Loaded)
+	}
 	for len(all) == 0 || m.Fixed == 0 && len(ids) > 0 {
 		parts := make([]int, m.Fixed, m.Loaded)
 		for i := range parts {

@@ -1,6 +1,8 @@
 package hier
 
 import (
+	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -139,4 +141,65 @@ func TestMegaOrderSkipsWhatNothingTrainsOn(t *testing.T) {
 	o := m.Order(train, 1, 2)
 	require.Equal(t, [][]int{{0}}, o.Parts)
 	require.Equal(t, 2, o.Len())
+}
+
+// Mixed mega-batches have the labels of all training nodes in shares near those of the whole, where
+// each part has one label or two; parts come together anew in each epoch, each once; without labels
+// the order is that by chance.
+func TestMixedOrder(t *testing.T) {
+	const parts, size, loaded, labels = 24, 30, 6, 5
+	plain, _ := megaBatches(t, parts, size, loaded, 0)
+	of := func(id int64) int32 {
+		if p := plain.Numbering.PartOf(id); id%5 > 0 {
+			return int32(p % labels)
+		}
+		return int32(id/5) % labels
+	}
+	ids := plain.Train
+	plain.Labels = make([]int32, len(ids))
+	for i, id := range ids {
+		plain.Labels[i] = of(id)
+	}
+	mixed := NewMegaBatches(*plain)
+	worst := func(m *MegaBatches, epoch int) (most float64) {
+		var all [labels]float64
+		for _, id := range ids {
+			all[of(id)] += 1 / float64(len(ids))
+		}
+		for _, group := range m.Parts(epoch) {
+			var share [labels]float64
+			n := 0.0
+			for _, id := range ids {
+				if slices.Contains(group, m.Numbering.PartOf(id)) {
+					share[of(id)]++
+					n++
+				}
+			}
+			for y := range share {
+				most = max(most, math.Abs(share[y]/n-all[y]))
+			}
+		}
+		return most
+	}
+	plain.Labels = nil
+	plain = NewMegaBatches(*plain)
+	deals, chance := map[string]bool{}, 0.0
+	for epoch := range 6 {
+		deal := mixed.Parts(epoch)
+		require.Equal(t, deal, mixed.Parts(epoch))
+		deals[fmt.Sprint(deal)] = true
+		together := slices.Sorted(slices.Values(slices.Concat(deal...)))
+		for p := range parts {
+			require.Equal(t, p, together[p])
+		}
+		require.Less(t, worst(mixed, epoch), 0.15)
+		chance += worst(plain, epoch) / 6
+	}
+	require.Greater(t, chance, 0.2)
+	require.Len(t, deals, 6)
+	plain.Labels = make([]int32, len(ids))
+	for i := range plain.Labels {
+		plain.Labels[i] = -1
+	}
+	require.Equal(t, plain.Parts(1), NewMegaBatches(*plain).Parts(1))
 }

@@ -26,7 +26,7 @@ var System = plan.System{
 			c.StaticNodes = kindOf(c).static
 		}
 		plan.OrNumber(&c.Passes, 1)
-		plan.OrText(&c.PartOrder, spec.PartsDispersed)
+		plan.OrText(&c.PartOrder, kindOf(c).orders[0])
 		plan.OrText(&c.LoadAhead, spec.LoadAheadOn)
 		plan.OrText(&c.PagesOn, plan.PagesFolder)
 	},
@@ -51,7 +51,7 @@ const (
 // Hier is the data path of HierBatching. Its GPU tier has room for the rows of the static nodes.
 var Hier = plan.Mode{
 	Name:    ModeHier,
-	Summary: "parts of the graph are loaded together in long reads, and mini-batches are sampled within them and the hottest nodes",
+	Summary: "parts of the graph are loaded together in long reads, and mini-batches are sampled within them and the hottest nodes; edges between them are lost, which costs accuracy by graph",
 	Own:     &System,
 	Fill: func(c *plan.Config) {
 		if !c.GPUCacheAuto && c.GPUCache == (units.Budget{}) {
@@ -73,13 +73,14 @@ var Marius = plan.Mode{
 type kind struct {
 	mode        string
 	partitioner string     // one of partition.MethodNames
-	orders      []string   // how parts come together, of spec.PartOrders
+	orders      []string   // how parts come together, of spec.PartOrders; the first by default
 	static      spec.Share // of the nodes, whose rows and lists are always there
 }
 
 var kinds = []kind{
-	{ModeHier, partition.Stream, []string{spec.PartsDispersed}, 2},
-	{ModeMarius, partition.Random, spec.PartOrders, spec.NoShare},
+	{ModeHier, partition.Stream, []string{spec.PartsMixed, spec.PartsDispersed}, 2},
+	{ModeMarius, partition.Random, []string{spec.PartsDispersed, spec.PartsMixed,
+		spec.PartsSequential}, spec.NoShare},
 }
 
 // kindOf returns the kind of a configuration's mode.

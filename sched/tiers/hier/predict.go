@@ -241,7 +241,7 @@ func (x *megas) batches() int {
 	if c.Passes == spec.PassesAuto {
 		return 0
 	}
-	b, n := x.parts.Batches(c, x.room), 0
+	b, n := x.parts.Batches(c, x.room, nil), 0
 	for epoch := range c.Epochs {
 		o := b.Order(x.parts.Train, c.SampleEpoch(epoch), c.Passes)
 		whole := len(o.Ends)

@@ -36,7 +36,8 @@ func Resume(c *plan.Config, path string, was *engine.PartPrint) error {
 		return errs.New(errs.Usage,
 			"checkpoint %s is of a run that samples the whole graph, and %v %s samples within mega-batches; give another mode, or another folder for {checkpoint}",
 			path, errs.Key("mode"), c.Mode)
-	case c.PartOrder != was.Order:
+	case c.PartOrder != was.Order && (c.OrderGiven || was.Order == spec.PartsSequential ||
+		c.PartOrder == spec.PartsSequential):
 		return refuse("part-order", c.PartOrder, was.Order)
 	case c.Passes != spec.PassesAuto && was.Passes != 0 && c.Passes != was.Passes:
 		return refuse("passes", c.Passes, was.Passes)
@@ -44,6 +45,7 @@ func Resume(c *plan.Config, path string, was *engine.PartPrint) error {
 	if n := c.MegaBatch.Of(was.Parts); n != 0 && n != was.Loaded {
 		return refuse("megabatch", n, was.Loaded)
 	}
+	c.PartOrder = was.Order // older programs had no mixed order
 	c.MegaBatch = spec.MegaSize{Parts: was.Loaded}
 	if was.Passes != 0 {
 		c.Passes = was.Passes

@@ -23,13 +23,18 @@ type MegaSettings struct {
 	MegaBatch     MegaSize `option:"megabatch" group:"Mega-batches" shown:"what {cpu-cache} has room for" arg:"N" usage:"parts N that are in memory together, or a share of them such as 25%; changes results"`
 	// Passes is the number of times that a mega-batch trains before the next, or PassesAuto.
 	Passes    int    `option:"passes" group:"Mega-batches" named:"auto=-1" positive:"yes" range:"1..1000" shown:"1" arg:"N" usage:"times N that a mega-batch trains before the next; auto: as often as loading one takes longer than training; changes results"`
-	PartOrder string `option:"part-order" group:"Mega-batches" use:"setting" oneof:"@part-orders" shown:"dispersed" usage:"how parts come together (dispersed: every epoch has all, in mega-batches that share none; sequential: those with the training nodes stay, and an epoch is one mega-batch of them and others; {mode} {@sequential-modes}); changes results"`
-	LoadAhead string `option:"load-ahead" group:"Mega-batches" use:"setting" oneof:"@load-aheads" shown:"on" usage:"load the next mega-batch while one trains: off has room for more parts"`
-	PartedDir string `option:"parted" group:"Mega-batches" use:"aside" shown:"parted-MODE in the dataset's folder" arg:"FOLDER" usage:"FOLDER of the parts ({mode} {@mega-modes}); what is not there yet is made"`
+	PartOrder string `option:"part-order" group:"Mega-batches" use:"setting" oneof:"@part-orders" shown:"mixed, in marius dispersed" usage:"how parts come together (mixed: every epoch has all, in mega-batches that share none and whose labels are mixed as in the whole graph, as far as whole parts allow; dispersed: the same by chance alone; sequential: those with the training nodes stay, and an epoch is one mega-batch of them and others; {mode} {@sequential-modes}); changes results"`
+	// OrderGiven: PartOrder was asked for, so a checkpoint with another is refused.
+	OrderGiven bool
+	LoadAhead  string `option:"load-ahead" group:"Mega-batches" use:"setting" oneof:"@load-aheads" shown:"on" usage:"load the next mega-batch while one trains: off has room for more parts"`
+	PartedDir  string `option:"parted" group:"Mega-batches" use:"aside" shown:"parted-MODE in the dataset's folder" arg:"FOLDER" usage:"FOLDER of the parts ({mode} {@mega-modes}); what is not there yet is made"`
 }
 
 // How parts come together to mega-batches: Config.PartOrder.
 const (
+	// PartsMixed: as PartsDispersed, dealt so that the labels of a mega-batch's training nodes are
+	// mixed as those of all.
+	PartsMixed = "mixed"
 	// PartsDispersed: every epoch has all parts, in mega-batches that share none.
 	PartsDispersed = "dispersed"
 	// PartsSequential: the first parts have all training nodes and stay in memory; an epoch is one
@@ -38,7 +43,7 @@ const (
 )
 
 // PartOrders lists the values of Config.PartOrder.
-var PartOrders = []string{PartsDispersed, PartsSequential}
+var PartOrders = []string{PartsMixed, PartsDispersed, PartsSequential}
 
 // LoadAheads lists the values of Config.LoadAhead.
 var LoadAheads = []string{LoadAheadOn, LoadAheadOff}
@@ -115,6 +120,12 @@ func ParseShare(text string) (Share, error) {
 
 // Fraction returns the share as a number from 0 to 1.
 func (s Share) Fraction() float64 { return max(float64(s), 0) / 100 }
+
+// SetOption notes whether an order of parts was asked for.
+func (s *MegaSettings) SetOption(name, _ string) (done bool, err error) {
+	s.OrderGiven = s.OrderGiven || name == "part-order"
+	return false, nil
+}
 
 // SetText reads a share of the nodes.
 func (s *Share) SetText(text string) (err error) { *s, err = ParseShare(text); return err }
