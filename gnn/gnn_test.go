@@ -98,7 +98,8 @@ func newRig(t testing.TB, c rigConfig) *rig {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dt.Close()) })
 	s, err := graph.NewSampler(g.dev, dt, graph.SamplerConfig{Fanouts: c.fanouts, Seed: 1,
-		Degrees: true, Loopless: c.loops == LoopsRemaining, Method: map[bool]string{true: graph.Ladies}[c.layerwise]})
+		Degrees: true, Loopless: c.loops == LoopsRemaining,
+		Method: map[bool]string{true: graph.Ladies}[c.layerwise]})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	g.mb, err = s.NewMiniBatch()

@@ -10,7 +10,8 @@ import (
 )
 
 // aggParams is the parameter block of sage_mean, sage_weighted, gcn_agg, gcn_weights, agg_weights,
-// self_weights, transpose and the backward kernels. The block of the mini-batch is in CSC form; see graph.Block.
+// self_weights, transpose and the backward kernels. The block of the mini-batch is in CSC form; see
+// graph.Block.
 type aggParams struct {
 	Indptr  cuda.DevicePtr // int64[NumDst+1]
 	Src     cuda.DevicePtr // uint32[NumEdges]
@@ -26,7 +27,7 @@ type aggParams struct {
 	TDst    cuda.DevicePtr // uint32[NumEdges]: destinations by source
 	// Blocks with weights (graph.Block); else 0.
 	SrcWeights cuda.DevicePtr // float32[NumSrc], the block's
-	// float32[NumDst], by agg_weights or self_weights: the destinations' parts of the edges' weights
+	// float32[NumDst], by agg_weights or self_weights: destinations' parts of the edges' weights
 	DstWeights  cuda.DevicePtr
 	SelfWeights cuda.DevicePtr // float32[NumDst], by self_weights: of the self loops; 0: none
 	Eps         cuda.DevicePtr // float32[1], the ε of GIN; 0: none
@@ -183,10 +184,10 @@ func aggWeights(b *cuda.Block, p *aggParams) error {
 	return nil
 }
 
-// selfWeights writes what makes a node its own neighbour exactly once, as PyG's layers have it,
-// whatever edges to itself were drawn: the self loop gets the weight that these lack. SelfWeights[i]
-// is that of GCN less those of i's n edges to itself, and DstWeights[i] leaves them out; without
-// Degrees, for attention, it is 1 - n, each edge as often as its source's weight says.
+// selfWeights makes a node its own neighbour exactly once, as PyG's layers have it, whatever edges
+// to itself were drawn: the self loop gets the weight that these lack. SelfWeights[i] is that of
+// GCN less those of i's n edges to itself, and DstWeights[i] leaves them out; without Degrees, for
+// attention, it is 1 - n, each edge as often as its source's weight says.
 func selfWeights(b *cuda.Block, p *aggParams) error {
 	w := p.weights(p.Degrees != 0)
 	src := cuda.View[uint32](p.Src, p.Edges)

@@ -19,8 +19,8 @@ type mixture struct {
 // put them.
 const mostMixing = 1 << 26
 
-// mendsFrom is how near two mega-batches have to come by a change of two parts, as a share of before:
-// the best deals of all are few, and the same parts would meet in every epoch.
+// mendsFrom is how near two mega-batches have to come by a change of two parts, as a share of
+// before: the best deals of all are few, and the same parts would meet in every epoch.
 const mendsFrom = 0.5
 
 // newMixture returns nil where there is no label.
