@@ -19,8 +19,8 @@ type mixture struct {
 // put them.
 const mostMixing = 1 << 26
 
-// mendsFrom is how near two mega-batches have to come by a change of two parts, as a share of
-// before: the best deals of all are few, and the same parts would meet in every epoch.
+// mendsFrom is the largest share of two mega-batches' distance that may remain after a change of two
+// parts: the best deals of all are few, and the same parts would meet in every epoch.
 const mendsFrom = 0.5
 
 // newMixture returns nil where there is no label.
@@ -54,8 +54,8 @@ func newMixture(m *MegaBatches) *mixture {
 // of returns the counts of a part.
 func (x *mixture) of(p int64) []float64 { return x.counts[int(p)*x.labels:][:x.labels] }
 
-// away is how far counts with a part more and another less (-1: none) are from a mixture with the
-// shares of all, squared. Products are rounded before they are added, so all machines agree.
+// away is the squared distance of counts, with a part more and another less (-1: none), from a
+// mixture with the shares of all. Products are rounded before they are added, so all machines agree.
 func (x *mixture) away(counts []float64, size float64, more, less int64) float64 {
 	if more >= 0 {
 		size += x.sizes[more]
@@ -79,10 +79,10 @@ func (x *mixture) away(counts []float64, size float64, more, less int64) float64
 
 // group is a mega-batch that is being dealt.
 type group struct {
-	at, room int // its places among the parts
-	counts   []float64
-	size     float64
-	away     float64
+	first, room int // its places among the parts
+	counts      []float64
+	size        float64
+	away        float64
 }
 
 func (g *group) add(x *mixture, part int64, sign float64) {
@@ -97,8 +97,8 @@ func (g *group) add(x *mixture, part int64, sign float64) {
 // other goes where it mends most; then two parts change places as long as that mends much.
 func (x *mixture) deal(parts []int64, loaded int) {
 	var groups []*group
-	for at := 0; at < len(parts); at += loaded {
-		groups = append(groups, &group{at: at, room: min(loaded, len(parts)-at),
+	for first := 0; first < len(parts); first += loaded {
+		groups = append(groups, &group{first: first, room: min(loaded, len(parts)-first),
 			counts: make([]float64, x.labels)})
 	}
 	pairs := len(parts) * len(parts) * x.labels
@@ -117,7 +117,7 @@ func (x *mixture) deal(parts []int64, loaded int) {
 			}
 		}
 		g := groups[best]
-		parts[g.at+taken[best]] = p
+		parts[g.first+taken[best]] = p
 		taken[best]++
 		g.add(x, p, 1)
 	}
@@ -130,8 +130,8 @@ func (x *mixture) deal(parts []int64, loaded int) {
 func (x *mixture) mend(parts []int64, groups []*group) (changed bool) {
 	for k, g := range groups {
 		for _, h := range groups[k+1:] {
-			for i := g.at; i < g.at+g.room; i++ {
-				for j := h.at; j < h.at+h.room; j++ {
+			for i := g.first; i < g.first+g.room; i++ {
+				for j := h.first; j < h.first+h.room; j++ {
 					p, q := parts[i], parts[j]
 					now := float64(g.away + h.away)
 					then := x.away(g.counts, g.size, q, p) + x.away(h.counts, h.size, p, q)
