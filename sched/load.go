@@ -18,12 +18,18 @@ import (
 
 // LoaderOptions say which mini-batches a Loader makes.
 type LoaderOptions struct {
-	// Nodes are the seeds; nil: those of Split, one of dataset.Splits.
+	// Nodes are the seeds; nil: those of Split, one of dataset.Splits. A node may stand twice.
 	Nodes []int64
 	Split string
 	// Shuffle deals the seeds anew in each epoch, and draws as training does. Without it they keep
 	// their order, and each node's draws are its own, whatever batch it is in, as in evaluation.
 	Shuffle bool
+	// Anew draws anew in each epoch and for each mini-batch without Shuffle, too.
+	Anew bool
+	// AllLabels has Loaded.Labels of all nodes.
+	AllLabels bool
+	// Positions fills Loaded.Positions.
+	Positions bool
 	// Any has the loader make any mini-batches, in any order. Without it an epoch is made from one
 	// of them to the end.
 	Any bool
@@ -35,9 +41,12 @@ type Loader struct {
 	e     *runner
 	o     LoaderOptions
 	seeds []int64
-	looks []prepare.Stager
-	leave bool // rows where they are
-	at    places
+	// With LoaderOptions.Positions: 0 to len(seeds)-1, and they in the order of the epoch.
+	positions []int64
+	dealt     prepare.Order
+	looks     []prepare.Stager
+	leave     bool // rows where they are
+	at        places
 }
 
 // Loaded is a mini-batch where the CPU sees it. It is valid until the consumer returns.
@@ -49,10 +58,13 @@ type Loaded struct {
 	Rows         []byte  // their features, as the SSDs store them; nil after LeaveRows
 	At           *Place  // that Rows lie in; nil: the loader's own memory
 	// RowsAt is their address on the loader's device, for work on its Stream.
-	RowsAt  cuda.DevicePtr
-	Labels  []int32 // of the seeds; -1 where there is none
-	Blocks  []LoadedBlock
-	Degrees []uint32 // of Nodes; nil where the configuration's model needs none
+	RowsAt cuda.DevicePtr
+	// Labels are those of the seeds, or of all nodes (LoaderOptions.AllLabels); -1: none.
+	Labels []int32
+	Blocks []LoadedBlock
+	// Positions are those of the seeds among the loader's; nil without LoaderOptions.Positions.
+	Positions []int64
+	Degrees   []uint32 // of Nodes; nil where the configuration's model needs none
 }
 
 // LoadedBlock has the edges of a hop, as graph.Block.
@@ -92,6 +104,11 @@ func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Loade
 	if l.seeds, err = seedsOf(in, o); err != nil {
 		return nil, err
 	}
+	if o.Positions {
+		for i := range l.seeds {
+			l.positions = append(l.positions, int64(i))
+		}
+	}
 	if l.e, err = newRunner(ctx, cfg, in, obs, noModel); err != nil {
 		return nil, err
 	}
@@ -111,18 +128,13 @@ func seedsOf(in prepare.Inputs, o LoaderOptions) ([]int64, error) {
 		}
 		return nodes, err
 	}
-	sorted := slices.Clone(o.Nodes)
-	slices.Sort(sorted)
-	for i, v := range sorted {
+	for _, v := range o.Nodes {
 		if v < 0 || v >= m.Nodes {
 			return nil, errs.New(errs.Usage,
 				"node %d is not in dataset %s, whose nodes are 0 to %d", v, m.Name, m.Nodes-1)
 		}
-		if i > 0 && v == sorted[i-1] {
-			return nil, errs.New(errs.Usage, "node %d is asked for twice; name each node once", v)
-		}
 	}
-	if len(sorted) == 0 {
+	if len(o.Nodes) == 0 {
 		return nil, errs.New(errs.Usage, "no nodes to load; name at least one")
 	}
 	return slices.Clone(o.Nodes), nil
@@ -138,7 +150,7 @@ func (l *Loader) Close() error {
 }
 
 // Batches returns how many mini-batches an epoch has.
-func (l *Loader) Batches() int { return l.order(0).Len() }
+func (l *Loader) Batches() int { return l.order(l.seeds, 0).Len() }
 
 // RowBytes and RowType say how Loaded.Rows are stored.
 func (l *Loader) RowBytes() int64 { return l.e.RowBytes }
@@ -163,12 +175,11 @@ func (l *Loader) BytesRead() (n int64) {
 	return n
 }
 
-func (l *Loader) order(sampleEpoch int) prepare.Order {
-	o := prepare.NewOrder(l.seeds, l.e.Config.Batch)
+func (l *Loader) order(seeds []int64, sampleEpoch int) prepare.Order {
 	if l.o.Shuffle {
-		o = l.e.Tiers.Shuffled(l.seeds, sampleEpoch)
+		return l.e.Tiers.Shuffled(seeds, sampleEpoch)
 	}
-	return o
+	return prepare.NewOrder(seeds, l.e.Config.Batch)
 }
 
 // Epoch hands mini-batches of an epoch, both counted from 0, to emit, in the order given and one at
@@ -195,7 +206,7 @@ func (l *Loader) EpochInto(ctx context.Context, epoch int, batches []int,
 	}
 	p := &engine.Pass{Name: fmt.Sprintf("epoch %d", epoch+1), Number: epoch,
 		Training: l.o.Shuffle, Epoch: e.Config.SampleEpoch(epoch), Sampler: e.Sampler}
-	if !l.o.Shuffle {
+	if !l.o.Shuffle && !l.o.Anew {
 		p.Epoch = prepare.PredictEpoch
 		switch {
 		case l.o.Nodes != nil:
@@ -205,7 +216,7 @@ func (l *Loader) EpochInto(ctx context.Context, epoch int, batches []int,
 			p.Epoch = prepare.TestEpoch
 		}
 	}
-	p.Order = l.order(p.Epoch)
+	p.Order, l.dealt = l.order(l.seeds, p.Epoch), l.order(l.positions, p.Epoch)
 	n := p.Order.Len()
 	for i, b := range batches {
 		if b < 0 || b >= n {
@@ -275,6 +286,12 @@ func (l *Loader) view(ctx context.Context, p *engine.Pass, s *engine.Slot) (*Loa
 		HopEnd: slices.Clone(mb.HopEnd), Nodes: hostmem.View[int64](nodes), Rows: x,
 		RowsAt: s.Features.Ptr(),
 		Labels: hostmem.View[int32](s.Labels.Bytes())[:len(s.Seeds)]}
+	if l.o.AllLabels {
+		b.Labels = e.LabelsOf(b.Nodes)
+	}
+	if l.o.Positions {
+		b.Positions = l.dealt.Seeds(b.Index)
+	}
 	b.At, _ = s.Features.(*Place)
 	if e.Config.Arch().Degrees() {
 		b.Degrees = hostmem.View[uint32](deg)

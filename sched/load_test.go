@@ -189,6 +189,59 @@ func TestLoaderMakesAnyBatches(t *testing.T) {
 	require.NoError(t, dev.Close())
 }
 
+// With Anew each epoch and batch draws for itself in the order of the nodes, of which one may stand
+// twice, in one batch too; without it the draws stay. Labels of all nodes are the dataset's.
+func TestLoaderDrawsAnew(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	all, err := d.Labels()
+	require.NoError(t, err)
+	nodes := []int64{7, 1, 7, 900, 1, 3, 7, 1200}
+	rb := int64(d.Meta.RowBytes())
+	of := map[bool][]string{}
+	for _, mode := range tiers.Catalog.Names() {
+		cfg := small()
+		cfg.Mode, cfg.Batch, cfg.Fanouts = mode, 5, []int{2, 2}
+		if cfg.Check() != nil || runsOn(cfg, &hier.System) {
+			continue
+		}
+		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+		require.NoError(t, err)
+		in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+		for _, anew := range []bool{false, true} {
+			l, err := OpenLoader(context.Background(), cfg, in,
+				LoaderOptions{Nodes: nodes, Anew: anew, AllLabels: true, Positions: true},
+				report.Observer{})
+			require.NoError(t, err)
+			got := []string{"", ""}
+			for epoch := range got {
+				require.NoError(t, l.Epoch(context.Background(), epoch, from(l, 0),
+					func(b *Loaded) error {
+						got[epoch] += b.content()
+						require.Equal(t, nodes[5*b.Index:][:b.Seeds], b.Nodes[:b.Seeds])
+						for i, at := range b.Positions {
+							require.Equal(t, nodes[at], b.Nodes[i])
+						}
+						require.Len(t, b.Positions, b.Seeds)
+						require.Len(t, b.Labels, len(b.Nodes))
+						for i, v := range b.Nodes {
+							require.Equal(t, all[v], b.Labels[i])
+							require.Equal(t, feat[v*rb:][:rb], b.Rows[int64(i)*rb:][:rb])
+						}
+						return nil
+					}))
+			}
+			require.Equal(t, !anew, got[0] == got[1], mode)
+			if of[anew] == nil {
+				of[anew] = got
+			}
+			require.Equal(t, of[anew], got, mode)
+			require.NoError(t, l.Close())
+		}
+		require.NoError(t, dev.Close())
+	}
+}
+
 func TestLoaderRefuses(t *testing.T) {
 	d, _ := tiny.open(t)
 	s := bind(t, d, 1, "")
@@ -198,7 +251,6 @@ func TestLoaderRefuses(t *testing.T) {
 	for text, o := range map[string]LoaderOptions{
 		`unknown split "x"`:           {Split: "x"},
 		"node 1500 is not in dataset": {Nodes: []int64{1500}},
-		"node 7 is asked for twice":   {Nodes: []int64{7, 1, 7}},
 		"no nodes to load":            {Nodes: []int64{}},
 	} {
 		_, err := OpenLoader(context.Background(), small(), in, o, report.Observer{})

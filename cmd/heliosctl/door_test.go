@@ -136,7 +136,7 @@ func (d *door) mapRing(oob []byte, m doorMessage) error {
 }
 
 func (d *door) hello() error {
-	err := d.send(map[string]any{"type": "hello", "protocol": 2})
+	err := d.send(map[string]any{"type": "hello", "protocol": 3})
 	if err == nil {
 		_, err = d.next()
 	}

@@ -532,7 +532,8 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 		return nil, err
 	}
 	l.l, err = sched.OpenLoader(ctx, a.cfg, in, sched.LoaderOptions{Nodes: q.Nodes, Split: q.Split,
-		Shuffle: q.Shuffle, Any: q.World > 1}, report.Observer{Note: d.b.note})
+		Shuffle: q.Shuffle, Anew: q.Anew, AllLabels: q.AllLabels, Positions: q.Positions,
+		Any: q.World > 1}, report.Observer{Note: d.b.note})
 	if err != nil {
 		return nil, err
 	}
@@ -671,7 +672,7 @@ func hopEdges(b *sched.Loaded) []int64 {
 func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 	rows := int64(len(b.Nodes))
 	all := []serve.Tensor{l.rows(b, rows), serve.Of("n_id", "int64", b.Nodes), {Name: "y", DType: "int64",
-		Shape: []int64{int64(b.Seeds)}, Bytes: int64(b.Seeds) * 8, Put: func(to []byte) {
+		Shape: []int64{int64(len(b.Labels))}, Bytes: int64(len(b.Labels)) * 8, Put: func(to []byte) {
 			widen(hostmem.View[int64](to), b.Labels)
 		}}}
 	edges := int64(0) // that edge_index has
@@ -690,6 +691,9 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 	}
 	if b.Degrees != nil {
 		all = append(all, serve.Of("degrees", "uint32", b.Degrees))
+	}
+	if b.Positions != nil {
+		all = append(all, serve.Of("input_id", "int64", b.Positions))
 	}
 	return append(all, serve.Tensor{Name: "edge_index", DType: "int64", Shape: []int64{2, edges},
 		Bytes: 2 * edges * 8, Put: func(to []byte) {

@@ -52,7 +52,7 @@ def loss_of(model: torch.nn.Module, part: helios.Part, features: int, device: to
     batch = part.batch.to(device)
     torch.manual_seed(batch.index)  # the same dropout in whichever process
     out = model(batch.x.float(), batch.edge_index)[: batch.batch_size]
-    return F.cross_entropy(out, batch.y)
+    return F.cross_entropy(out, batch.y[: batch.batch_size])
 
 
 def sum_of(total: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,14 @@ dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 with helios.open(a.dataset, socket=a.socket) as dataset:
     loader = helios.NeighborLoader(
-        dataset, [5, 5], batch_size=a.batch_size, rank=rank, world_size=world
+        dataset,
+        [5, 5],
+        split="train",
+        shuffle=True,
+        batch_size=a.batch_size,
+        seed=1,
+        rank=rank,
+        world_size=world,
     )
     torch.manual_seed(1)
     model = Model(a.model, dataset.num_features, 32, dataset.num_classes).to(device)

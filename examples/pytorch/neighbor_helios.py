@@ -1,7 +1,7 @@
 """GraphSAGE on sampled neighbours, with the features on SSDs.
 
 python neighbor_helios.py DATASET: a folder whose rows `heliosctl load` has put on the bound SSDs.
-With all features in memory: neighbor_memory.py, which differs in four lines.
+With all features in memory: neighbor_memory.py, which differs in three lines.
 """
 
 import sys
@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch_geometric.nn import GraphSAGE
 
 import helios
+from helios.loader import NeighborLoader
 
 data = helios.open(sys.argv[1])
-loader = helios.NeighborLoader(data, [10, 5], batch_size=256, split="train")
+loader = NeighborLoader(data, [10, 5], batch_size=256, input_nodes=data.train_mask, shuffle=True)
 
 torch.manual_seed(1)
 model = GraphSAGE(data.num_features, 64, num_layers=2, out_channels=data.num_classes)

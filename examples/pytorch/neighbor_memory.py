@@ -1,7 +1,7 @@
 """GraphSAGE on sampled neighbours with PyG alone, all features in memory.
 
 python neighbor_memory.py DATA.pt: a torch_geometric.data.Data with a train_mask. With the features
-on SSDs: neighbor_helios.py, which differs in four lines.
+on SSDs: neighbor_helios.py, which differs in three lines.
 """
 
 import sys

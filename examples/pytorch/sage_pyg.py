@@ -31,8 +31,10 @@ a = p.parse_args()
 
 torch.manual_seed(1)
 with helios.open(a.dataset, socket=a.socket) as dataset:
-    train = helios.NeighborLoader(dataset, [10, 10], batch_size=a.batch_size)
-    test = helios.NeighborLoader(dataset, [10, 10], batch_size=a.batch_size, split="test")
+    train = helios.NeighborLoader(
+        dataset, [10, 10], dataset.train_mask, batch_size=a.batch_size, shuffle=True
+    )
+    test = helios.NeighborLoader(dataset, [10, 10], dataset.test_mask, batch_size=a.batch_size)
     model = SAGE(dataset.num_features, 64, dataset.num_classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(a.epochs):
@@ -40,7 +42,7 @@ with helios.open(a.dataset, socket=a.socket) as dataset:
         total = 0.0
         for batch in train:
             out = model(batch.x.float(), batch.edge_index)[: batch.batch_size]
-            loss = F.cross_entropy(out, batch.y)
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -51,5 +53,5 @@ with helios.open(a.dataset, socket=a.socket) as dataset:
     with torch.no_grad():
         for batch in test:
             out = model(batch.x.float(), batch.edge_index)[: batch.batch_size]
-            right += int((out.argmax(1) == batch.y).sum())
+            right += int((out.argmax(1) == batch.y[: batch.batch_size]).sum())
     print(f"test accuracy {right / dataset.splits['test']:.4f}")

@@ -33,11 +33,12 @@ print(dataset, dataset.splits)
 # > <helios.Dataset ring: 600 nodes, 1200 edges, 2 features> {'test': 150, 'train': 300, 'val': 150}
 
 # %% A mini-batch: the seeds first, then their neighbours, in shared memory
-loader = helios.NeighborLoader(dataset, [2, 2], batch_size=100)
+train = {"split": "train", "shuffle": True, "batch_size": 100, "seed": 1}
+loader = helios.NeighborLoader(dataset, [2, 2], **train)
 batch = next(iter(loader))
-print(len(loader), batch.batch_size, batch.num_sampled_nodes[0], tuple(batch.y.shape))
+print(len(loader), batch.batch_size, batch.num_sampled_nodes[0], len(batch.y) == len(batch.x))
 print(bool((batch.x == torch.from_numpy(x)[batch.n_id]).all()))
-# > 3 100 100 (100,)
+# > 3 100 100 True
 # > True
 
 # %% Train; each iteration is an epoch
@@ -53,7 +54,7 @@ def forward(batch):
 
 for _ in range(20):
     for batch in loader:
-        loss = torch.nn.functional.cross_entropy(forward(batch), batch.y)
+        loss = torch.nn.functional.cross_entropy(forward(batch), batch.y[: batch.batch_size])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -62,7 +63,7 @@ print("loss below 0.2:", loss.item() < 0.2)
 
 # %% Test
 test = helios.NeighborLoader(dataset, [2, 2], batch_size=100, split="test")
-right = sum(int((forward(b).argmax(1) == b.y).sum()) for b in test)
+right = sum(int((forward(b).argmax(1) == b.y[: b.batch_size]).sum()) for b in test)
 print("accuracy above 0.9:", right / dataset.splits["test"] > 0.9)
 # > accuracy above 0.9: True
 
@@ -70,7 +71,7 @@ print("accuracy above 0.9:", right / dataset.splits["test"] > 0.9)
 first = iter(loader)
 seen = [next(first).index]
 state = loader.state_dict()
-again = helios.NeighborLoader(dataset, [2, 2], batch_size=100)
+again = helios.NeighborLoader(dataset, [2, 2], **train)
 again.load_state_dict(state)
 print(seen, [b.index for b in again])
 # > [0] [1, 2]

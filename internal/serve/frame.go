@@ -15,7 +15,7 @@ import (
 )
 
 // Protocol is the version of the protocol that this package speaks.
-const Protocol = 2
+const Protocol = 3
 
 const (
 	maxFrame = 16 << 20
@@ -35,6 +35,9 @@ type request struct {
 	Options  map[string]any `json:"options"`
 	Split    *string        `json:"split"`
 	Shuffle  bool           `json:"shuffle"`
+	Anew     bool           `json:"anew"`
+	Labels   bool           `json:"all_labels"`
+	Position bool           `json:"positions"`
 	Rank     int            `json:"rank"`
 	World    *int           `json:"world"`
 	Job      string         `json:"job"`

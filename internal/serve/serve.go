@@ -61,6 +61,9 @@ type LoaderRequest struct {
 	Split   string
 	Nodes   []int64
 	Shuffle bool
+	// Anew: neighbours are drawn anew in each epoch, whether Shuffle or not. AllLabels: labels
+	// come of all nodes, not of the seeds alone. Positions: those of the seeds come, too.
+	Anew, AllLabels, Positions bool
 	// Device is the place of batches: "cpu", "cuda", or "auto", which is cuda where that
 	// goes.
 	Device string

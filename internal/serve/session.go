@@ -298,7 +298,7 @@ func (x *session) loader(q *request) error {
 		return x.answer(err)
 	}
 	m := l.describe("loader")
-	m["batches"], m["credits"] = l.count, cap(l.free)
+	m["batches"], m["credits"], m["total"] = l.count, cap(l.free), l.job.from.Batches()
 	return x.out.say(m, l.ring.fd)
 }
 
@@ -350,8 +350,8 @@ func (x *session) newLoader(q *request) (*loader, error) {
 
 // loaderRequest checks what a client asks of a loader.
 func (x *session) loaderRequest(q *request) (r LoaderRequest, slots int, err error) {
-	r = LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, World: 1,
-		Device: cmp.Or(q.Device, "cpu"), Foreign: x.foreign}
+	r = LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, Anew: q.Anew,
+		AllLabels: q.Labels, Positions: q.Position, World: 1, Device: cmp.Or(q.Device, "cpu"), Foreign: x.foreign}
 	switch {
 	case q.Split == nil && q.nodes == nil:
 		return r, 0, errs.New(errs.Usage, "neither a split nor nodes; give one")

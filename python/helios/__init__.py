@@ -2,7 +2,9 @@
 
 >>> import helios
 >>> dataset = helios.open("g")
->>> loader = helios.NeighborLoader(dataset, num_neighbors=[10, 10], batch_size=1024)
+>>> loader = helios.loader.NeighborLoader(
+...     dataset, [10, 10], split="train", batch_size=1024, shuffle=True
+... )
 >>> for batch in loader:
 ...     out = model(batch.x, batch.edge_index)[: batch.batch_size]
 
@@ -25,11 +27,11 @@ from ._errors import (
     UsageError,
 )
 from ._loader import Loader, NumpyLoader
-from ._pyg import NeighborLoader, adjs
 from ._save import save
 from ._steps import Part, steps
 from ._verbs import bench, compare, import_, run, scalars, train
 from ._version import __version__
+from .loader import NeighborLoader, adjs
 
 __all__ = [
     "Batch",

@@ -40,12 +40,13 @@ class Batch:
     hop_end: list[int]  #: nodes after each hop; hop_end[0] is num_seeds
     n_id: Any  #: int64 [rows], numbers of the nodes in the dataset
     x: Any  #: [rows, dim], their features
-    y: Any  #: int64 [num_seeds], labels of the seeds, -1 where there is none
+    y: Any  #: int64 [num_seeds], labels of the seeds, -1 where there is none; [rows]: of all
     edge_index: Any  #: int64 [2, edges]: source and destination, positions in n_id
     blocks: list[Block] = field(default_factory=list)  #: blocks[h] is what hop h drew
     num_sampled_edges: list[int] = field(default_factory=list)  #: of edge_index, by hop
     x_dtype: str = "float32"
     degrees: Any = None  #: uint32 [rows], in-degrees in the dataset, where a sampler needs them
+    input_id: Any = None  #: int64 [num_seeds], places of the seeds among the input nodes, if asked
 
     @property
     def num_sampled_nodes(self) -> list[int]:
@@ -53,7 +54,9 @@ class Batch:
         return [b - a for a, b in zip([0, *self.hop_end], self.hop_end, strict=False)]
 
 
-def parse(message: dict[str, Any], arrays: Mapping[str, tuple[Array, str]]) -> Batch:
+def parse(
+    message: dict[str, Any], arrays: Mapping[str, tuple[Array, str]], all_labels: bool = False
+) -> Batch:
     """Makes a batch of a message and its arrays, whose sizes have to fit together."""
 
     def wrong(what: str) -> ProtocolError:
@@ -115,7 +118,7 @@ def parse(message: dict[str, Any], arrays: Mapping[str, tuple[Array, str]]) -> B
         hop_end=hop_end,
         n_id=array("n_id", "int64", (rows,)),
         x=x,
-        y=array("y", "int64", (seeds,)),
+        y=array("y", "int64", (rows if all_labels else seeds,)),
         edge_index=array("edge_index", "int64", (2, None)),
         blocks=blocks,
         num_sampled_edges=counted,
@@ -130,4 +133,6 @@ def parse(message: dict[str, Any], arrays: Mapping[str, tuple[Array, str]]) -> B
         )
     if "degrees" in arrays:
         batch.degrees = array("degrees", "uint32", (rows,))
+    if "input_id" in arrays:
+        batch.input_id = array("input_id", "int64", (seeds,))
     return batch

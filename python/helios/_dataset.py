@@ -7,15 +7,111 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from . import _daemon
-from ._errors import HeliosError, ProtocolError
+from ._errors import CapabilityError, HeliosError, ProtocolError, UsageError
 from ._ring import is_count
 from ._session import Session
 
 PathLike = str | os.PathLike[str]
+Array = np.ndarray[Any, Any]
+
+
+class Files:
+    """The arrays of a dataset's folder, mapped when they are asked for."""
+
+    #: what :meth:`of_batch` finds
+    LAZY = ("e_id", "train_mask", "val_mask", "test_mask")
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._mapped: dict[str, Array] = {}
+
+    def array(self, name: str) -> Array:
+        """Returns ``features``, ``labels``, ``indptr``, ``indices``, or the nodes of a split."""
+        a = self._mapped.get(name)
+        if a is None:
+            path = Path(self.folder) / f"{name}.npy"
+            try:
+                a = self._mapped[name] = np.load(path, mmap_mode="r")
+            except (OSError, ValueError) as e:
+                raise UsageError(f"{path} cannot be read: {e}") from None
+        return a
+
+    def mask(self, split: str) -> Array:
+        """Returns which nodes a split has, bool [nodes]."""
+        name = f"{split}_mask"
+        a = self._mapped.get(name)
+        if a is None:
+            a = np.zeros(len(self.array("indptr")) - 1, bool)
+            a[self.array(split)] = True
+            self._mapped[name] = a
+        return a
+
+    def of_batch(self, name: str, n_id: Array, edge_index: Array) -> Array:
+        """Returns the numbers of a batch's edges, or which of its nodes a split has."""
+        if name != "e_id":
+            return self.mask(name.removesuffix("_mask"))[n_id]
+        return self.edge_numbers(n_id[edge_index[0]], n_id[edge_index[1]])
+
+    def edge_numbers(self, src: Array, dst: Array) -> Array:
+        """Returns which edges of the dataset these are, by their ends; of equal ones in turns.
+
+        An edge that is there the other way only has the number of that one.
+        """
+        numbers = self._numbers(src, dst)
+        if (numbers < 0).any():
+            lacks = numbers < 0
+            numbers[lacks] = self._numbers(dst[lacks], src[lacks])
+        return numbers
+
+    def _numbers(self, src: Array, dst: Array) -> Array:
+        nodes, place = np.unique(dst, return_inverse=True)
+        flat, owner = self.lists(nodes)
+        n = len(self.array("indptr"))  # above any node
+        have = owner * n + self.array("indices")[flat]
+        by_ends = np.argsort(have, kind="stable")
+        have = have[by_ends]
+        want = place.reshape(-1) * n + src
+        at = np.searchsorted(have, want)
+        # The k-th of equal edges of a batch is the k-th of the dataset's.
+        in_turn = np.argsort(want, kind="stable")
+        ordered = want[in_turn]
+        first = np.searchsorted(ordered, ordered)
+        turn = np.empty(len(want), np.int64)
+        turn[in_turn] = np.arange(len(want)) - first
+        found = (at < len(have)) & (have[np.minimum(at, len(have) - 1)] == want)
+        last = np.searchsorted(have, want, side="right") - 1
+        out = np.full(len(want), -1, np.int64)
+        out[found] = flat[by_ends[np.minimum(at + turn, last)[found]]]
+        return out
+
+    def lists(self, nodes: Array) -> tuple[Array, Array]:
+        """Returns the places in ``indices`` of the lists of nodes, and whose each is."""
+        indptr = self.array("indptr")
+        begin = np.asarray(indptr[nodes], np.int64)
+        count = np.asarray(indptr[nodes + 1], np.int64) - begin
+        owner = np.repeat(np.arange(len(nodes)), count)
+        before = np.cumsum(count) - count
+        return np.arange(len(owner)) + (begin - before)[owner], owner
+
+    def induced(self, n_id: Array) -> tuple[Array, Array]:
+        """Returns all edges between nodes, as places in n_id, and their numbers."""
+        flat, col = self.lists(n_id)
+        src = self.array("indices")[flat]
+        order = np.argsort(n_id, kind="stable")
+        at = np.minimum(np.searchsorted(n_id[order], src), len(n_id) - 1)
+        row = order[at]
+        both = n_id[row] == src
+        return np.stack([row[both], col[both]]), flat[both]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Files, (self.folder,)
 
 
 @dataclass(frozen=True)
@@ -44,6 +140,7 @@ class Dataset:
         self._handle = 0
         self._closed = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
+        self.files = Files(how.dataset)
         self._describe(self._connect()[2])
 
     def _describe(self, d: Mapping[str, Any]) -> None:
@@ -60,6 +157,59 @@ class Dataset:
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             self.close()
             raise ProtocolError(f"the daemon described the dataset as {d!r}: {e!r}") from None
+
+    @property
+    def x(self) -> Any:
+        """Features of all nodes, [nodes, dim], mapped: rows are read when they are indexed.
+
+        They are those of the folder, whatever type the rows on the SSDs have. These arrays are
+        tensors where PyTorch is installed.
+        """
+        return _tensor(self.files.array("features"))
+
+    @property
+    def y(self) -> Any:
+        """Labels of all nodes, int64 [nodes], -1 where there is none."""
+        return _tensor(self.files.array("labels").astype(np.int64))
+
+    @property
+    def edge_index(self) -> Any:
+        """All edges, int64 [2, edges]: source and target, by target. ``e_id`` counts them."""
+        flat, dst = self.files.lists(np.arange(self.num_nodes))
+        return _tensor(np.stack([self.files.array("indices")[flat].astype(np.int64), dst]))
+
+    @property
+    def train_mask(self) -> Any:
+        """Which nodes are for training, bool [nodes]; val_mask and test_mask are like it."""
+        return _tensor(self.files.mask("train"))
+
+    @property
+    def val_mask(self) -> Any:
+        """Which nodes are for validation."""
+        return _tensor(self.files.mask("val"))
+
+    @property
+    def test_mask(self) -> Any:
+        """Which nodes are for the test."""
+        return _tensor(self.files.mask("test"))
+
+    @property
+    def num_node_features(self) -> int:
+        """Is num_features, as of PyG's Data."""
+        return self.num_features
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        return self.num_nodes
+
+    def to_data(self) -> Any:
+        """Returns a ``torch_geometric.data.Data`` of all, whose features are still in the file."""
+        try:
+            from torch_geometric.data import Data
+        except ImportError:
+            raise CapabilityError("to_data needs PyG: pip install torch_geometric") from None
+        masks = {f"{s}_mask": getattr(self, f"{s}_mask") for s in ("train", "val", "test")}
+        return Data(x=self.x, y=self.y, edge_index=self.edge_index, **masks)
 
     @property
     def path(self) -> str:
@@ -133,6 +283,15 @@ class Dataset:
             f"<helios.Dataset {self.name}: {self.num_nodes} nodes, {self.num_edges} edges, "
             f"{self.num_features} features>"
         )
+
+
+def _tensor(a: Array) -> Any:
+    """Returns an array as a tensor on the same memory, where PyTorch is installed."""
+    try:
+        from .torch import tensor
+    except CapabilityError:
+        return a
+    return tensor(a)
 
 
 def open(  # noqa: A001 - the name that users write is helios.open

@@ -43,11 +43,20 @@ class _Remote:
         """Maps the ring, which is pinned for a GPU where that is given."""
         self.session = session
         self._pinned = pinned
-        number, batches, credits = (message.get(k) for k in ("id", "batches", "credits"))
-        if not (is_count(number) and is_count(batches) and is_count(credits) and credits):
+        number, batches, total, credits = (
+            message.get(k) for k in ("id", "batches", "total", "credits")
+        )
+        if not (
+            is_count(number) and is_count(batches) and is_count(total) and is_count(credits)
+        ) or not (credits and batches <= total):
             raise ProtocolError(f"the daemon made a loader with {message!r}")
         self.id = number
         self.batches = batches
+        self.total = total  # batches of all ranks
+        self.all_labels = False
+        # The iteration that has the epoch under way, and its number.
+        self._user: weakref.ref[Any] | None = None
+        self.turn = 0
         self.held: set[int] = set()
         # Slots of held whose tensors have gone, though kernels may still read them. Garbage
         # collection appends here, at any moment.
@@ -82,8 +91,13 @@ class _Remote:
         finally:
             close_all(fds)
 
-    def start(self, epoch: int, first: int) -> None:
-        """Begins an epoch, after the end of the one before."""
+    def busy(self) -> bool:
+        """Whether an iteration that is not done may go on with the epoch under way."""
+        return self.running and self._user is not None and self._user() is not None
+
+    def start(self, epoch: int, first: int, user: _Iteration[Any]) -> None:
+        """Begins an epoch of an iteration, after the end of the one before."""
+        self._user, self.turn = weakref.ref(user), user.turn
         self._settle()
         self.abandon()
         while self.stopping:
@@ -163,8 +177,8 @@ class _Remote:
             raise
         if owner is None:
             self._release(slot)
-            return _batch.parse(message, arrays)
-        batch = _batch.parse(message, arrays)
+            return _batch.parse(message, arrays, self.all_labels)
+        batch = _batch.parse(message, arrays, self.all_labels)
         self.held.add(slot)
         weakref.finalize(owner, self._give_back, slot, self.ring.on_gpu).atexit = False
         return batch
@@ -211,6 +225,10 @@ class Loader(Generic[Item]):
         rank: int = 0,
         world_size: int = 1,
         *,
+        drop_last: bool = False,
+        anew: bool | None = None,
+        all_labels: bool = False,
+        positions: bool = False,
         slots: int = 4,
         copy: bool = False,
         device: Any = "cpu",
@@ -227,7 +245,14 @@ class Loader(Generic[Item]):
             input_nodes: in place of a split, the seeds: their numbers, or a mask over all nodes.
             shuffle: deal the seeds anew in each epoch; by default of split train only.
             seed: of the order and of all draws.
-            rank, world_size: this process gets the batches i with i % world_size == rank.
+            rank, world_size: this process gets the batches i with i % world_size == rank. All ranks
+                get as many: at the end those that lack one repeat their first.
+            drop_last: leave out what would make the batches of ranks unequal: a last batch of fewer
+                seeds, and what does not go round.
+            anew: draw other neighbours in each epoch without shuffle, too; by default where
+                input_nodes are given. Splits that are not shuffled keep the draws of evaluation.
+            all_labels: have labels of all nodes of a batch, not of its seeds alone.
+            positions: have ``input_id``, places of the seeds among the input nodes or the split.
             slots: batches in shared memory. All but one can be held without a copy.
             copy: copy each batch out of shared memory.
             device: where batches lie: ``"cpu"``; ``"cuda"``, on the GPU that the daemon runs on, or
@@ -270,18 +295,44 @@ class Loader(Generic[Item]):
             },
             "split": split,
             "shuffle": split == "train" if shuffle is None else bool(shuffle),
+            "anew": self._nodes is not None if anew is None else bool(anew),
+            "all_labels": all_labels,
+            "positions": positions,
             "rank": int(rank),
             "world": int(world_size),
             "slots": int(slots),
         }
+        self.drop_last = drop_last
         self._remote: _Remote | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._epoch = 0
         self._from = 0  # batches of that epoch, of all ranks, that are left out
         self._given = 0  # batches of ours behind them that the user has
         self._begun = False  # the epoch was begun by an iteration, and did not end
+        self._placed = False  # the user named the epoch that comes next
+        self._workers = 1  # of these ranks, each of which a process has dealt to so many
         self._turn = 0
-        self._connected()
+        total = self._connected().total
+        if self._in_epoch(total) == 0:
+            raise UsageError(
+                f"an epoch of {total} batches leaves none for each of {world_size} ranks"
+                + (" with drop_last" if drop_last else "")
+                + "; give smaller batches"
+            )
+
+    def _in_epoch(self, total: int, begin: int = 0) -> int:
+        """Returns how many batches each rank gets of an epoch of so many, from one of them on."""
+        world = self.world_size // self._workers
+        if self.drop_last:
+            return max(0, self.num_seeds // self.batch_size - begin) // world
+        return max(0, -(-(total - begin) // world)) if total >= world else 0
+
+    def _wanted(self, total: int) -> int:
+        """Returns how many batches an iteration that begins where we are placed gives."""
+        if self._workers == 1:
+            return self._in_epoch(total, self._from)
+        mine = self.rank // (self.world_size // self._workers)
+        return -(-(self._in_epoch(total) - mine) // self._workers) - self._left_out()
 
     def _connected(self) -> _Remote:
         session, handle = self.dataset.session()
@@ -346,6 +397,7 @@ class Loader(Generic[Item]):
             close_all(fds)
         try:
             remote = _Remote(session, message, received, pinned)
+            remote.all_labels = bool(self._request.get("all_labels"))
         except (CapabilityError, DeviceError):
             session.forget(message["id"])
             raise
@@ -370,8 +422,8 @@ class Loader(Generic[Item]):
         return remote
 
     def __len__(self) -> int:
-        """Batches of an epoch, of this rank."""
-        return self._connected().batches
+        """Batches of an epoch, of each rank."""
+        return self._in_epoch(self._connected().total)
 
     @property
     def bytes_ssd(self) -> int | None:
@@ -433,7 +485,9 @@ class Loader(Generic[Item]):
             "rank": self.rank + self.world_size * mine,
             "world": self.world_size * of,
         }
-        other._place(self._epoch, self.rank + self.world_size * done)
+        other._workers = self._workers * of
+        other._place(self._epoch, self.world_size * done)
+        other._placed = True
         return other
 
     @property
@@ -444,23 +498,42 @@ class Loader(Generic[Item]):
     def set_epoch(self, epoch: int) -> None:
         """Has the next iteration begin this epoch."""
         self._place(int(epoch))
+        self._placed = True
 
     def __iter__(self) -> Iterator[Item]:
         """Begins the next epoch, or goes on where ``load_state_dict`` says.
 
-        An iteration that another one overtakes ends with an error.
+        Several iterations may be under way; each has a loader of the daemon's to itself.
         """
         return _Iteration(self)
 
-    def _begin(self) -> tuple[_Remote, int]:
+    def _own_batches(self) -> Iterator[Item]:
+        """Is __iter__ without batches that are there to make ranks equal."""
+        return _Iteration(self, repeats=False)
+
+    def _begin(self, iteration: _Iteration[Item]) -> _Remote:
         """Begins an iteration, which it does with its first batch: some ask for more than one."""
         if self._begun:
             self._place(self._epoch + 1)
+        if not self._placed:
+            self._epoch = self._next_epoch()
+        self._placed = False
         self._begun = True
         self._turn += 1
         remote = self._connected()
-        remote.start(self._epoch, min(self._left_out() + self._given, remote.batches))
-        return remote, self._turn
+        iteration.epoch, iteration.turn = self._epoch, self._turn
+        iteration.wanted = self._wanted(remote.total) - self._given
+        if remote.busy():
+            remote = self._opened(*self.dataset.session())
+            iteration.finalizer = weakref.finalize(iteration, remote.session.forget, remote.id)
+            iteration.finalizer.atexit = False
+        first = min(self._left_out() + self._given, remote.batches)
+        remote.start(self._epoch, first, iteration)
+        return remote
+
+    def _next_epoch(self) -> int:
+        """Returns the epoch of an iteration for which the user named none."""
+        return self._epoch
 
     def _place(self, epoch: int, begin: int = 0) -> None:
         self._epoch, self._from, self._given, self._begun = epoch, begin, 0, False
@@ -469,28 +542,47 @@ class Loader(Generic[Item]):
         """Returns how many of the batches that are left out are this rank's."""
         return max(0, -(-(self._from - self.rank) // self.world_size))
 
-    def _next(self, remote: _Remote, turn: int) -> Item | None:
-        """Returns the next batch; None at the epoch's end."""
-        if turn != self._turn:
-            raise UsageError("a newer iteration of this loader has begun")
-        batch = remote.next(self._copy)
+    def _next(self, remote: _Remote, of: _Iteration[Item]) -> Item | None:
+        """Returns the next batch of an iteration; None at its end."""
+        batch = None
+        if of.given < of.wanted or (remote.running and not self.drop_last):
+            batch = remote.next(self._copy)
+            if batch is None and of.given < of.wanted and of.repeats:
+                batch = self._first(remote, of)
         if batch is None:
-            self._place(self._epoch + 1)
+            remote.abandon()
+            if of.turn == self._turn:
+                self._place(of.epoch + 1)
             return None
-        if batch.epoch != self._epoch:
+        if batch.epoch != of.epoch:
             raise ProtocolError(
-                f"the daemon sent a batch of epoch {batch.epoch} in epoch {self._epoch}"
+                f"the daemon sent a batch of epoch {batch.epoch} in epoch {of.epoch}"
             )
-        self._given += 1
+        of.given += 1
+        if of.turn == self._turn:
+            self._given += 1
         return self._convert(batch)
+
+    def _first(self, remote: _Remote, of: _Iteration[Item]) -> Batch | None:
+        """Returns the first batch of an epoch of this rank once more."""
+        if self._workers == 1:
+            remote.start(of.epoch, 0, of)
+            batch = remote.next(self._copy)
+            remote.abandon()
+            return batch
+        alone = copy.copy(self)
+        alone.__dict__.update(self.__getstate__())
+        world = self.world_size // self._workers
+        alone._request = {**self._request, "rank": self.rank % world, "world": world}
+        alone._workers = 1
+        try:
+            return alone._first(alone._connected(), of)
+        finally:
+            alone.close()
 
     def _disconnect(self) -> None:
         if self._remote is not None:
             self._remote.session.close()
-
-    def _abandon(self, remote: _Remote, turn: int) -> None:
-        if turn == self._turn:
-            remote.abandon()
 
     def _convert(self, batch: Batch) -> Item:
         raise NotImplementedError
@@ -521,6 +613,7 @@ class Loader(Generic[Item]):
                     f"{ours.get(key)!r}: its batches are others"
                 )
         self._place(epoch, batch)
+        self._placed = True
 
     def _identity(self) -> dict[str, Any]:
         options = self._request["options"]
@@ -546,32 +639,39 @@ class Loader(Generic[Item]):
 class _Iteration(Iterator[Item]):
     """One pass over a loader. It keeps no batch, which a generator would, until the next one."""
 
-    def __init__(self, loader: Loader[Item]) -> None:
+    def __init__(self, loader: Loader[Item], repeats: bool = True) -> None:
         self._loader = loader
-        self._turn = 0
         self._remote: _Remote | None = None
         self._done = False
+        self.repeats = repeats
+        self.epoch = self.turn = self.wanted = self.given = 0
+        self.finalizer: weakref.finalize[Any, Any] | None = None  # of a remote of its own
 
     def __next__(self) -> Item:
         if self._done:
             raise StopIteration
         try:
             if self._remote is None:
-                self._remote, self._turn = self._loader._begin()
-            item = self._loader._next(self._remote, self._turn)
+                self._remote = self._loader._begin(self)
+            item = self._loader._next(self._remote, self)
         except BaseException as e:
-            self._done = True
+            self._end()
             if isinstance(e, ProtocolError):
                 self._loader._disconnect()
             raise
         if item is None:
-            self._done = True
+            self._end()
             raise StopIteration
         return item
 
+    def _end(self) -> None:
+        self._done = True
+        if self.finalizer is not None:
+            self.finalizer()
+
     def __del__(self) -> None:
-        if self._remote is not None and not self._done:
-            self._loader._abandon(self._remote, self._turn)
+        if self._remote is not None and not self._done and self._remote.turn == self.turn:
+            self._remote.abandon()
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -15,7 +15,7 @@ from ._ring import is_count
 from ._version import __version__
 from ._wire import Connection, Message, close_all
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 Frame = tuple[Message, list[int]]
 

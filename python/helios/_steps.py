@@ -46,6 +46,8 @@ def steps(loader: Loader[Item], batches: int) -> Iterator[Part[Item]]:
         raise UsageError(
             f"steps of {batches} batches cannot be dealt to {world} ranks; give a multiple"
         )
+    if loader.drop_last:
+        raise UsageError("steps deal out all seeds of an epoch; leave drop_last out of the loader")
     return _parts(loader, batches, rank, world, size)
 
 
@@ -53,7 +55,7 @@ def _parts(
     loader: Loader[Item], batches: int, rank: int, world: int, size: int
 ) -> Iterator[Part[Item]]:
     seeds = loader.num_seeds
-    iteration = iter(loader)
+    iteration = loader._own_batches()
     done = loader.next_batch
     if done % batches and done * size < seeds:
         raise UsageError(

@@ -6,7 +6,6 @@ ahead. :class:`helios.NeighborLoader` is faster where its samplers do.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         super().__init__()
         self.dataset = dataset
         self._options = {"mode": "cpu", "gpu_cache": "0", "cpu_cache": "0", **options}
-        self._labels = _array(dataset, "labels")
+        self._labels = dataset.files.array("labels")
 
     def get_all_tensor_attrs(self) -> list[Any]:
         """Returns what there is: ``x`` and ``y`` of the nodes."""
@@ -136,8 +135,8 @@ class GraphStore(_GraphStore):  # type: ignore[misc]
         if edge_attr.layout != self._attr().layout:
             return None
         if self._edges is None:
-            indices = _array(self.dataset, "indices").astype(np.int64)
-            indptr = np.array(_array(self.dataset, "indptr"), np.int64)
+            indices = self.dataset.files.array("indices").astype(np.int64)
+            indptr = np.array(self.dataset.files.array("indptr"), np.int64)
             self._edges = torch.from_numpy(indices), torch.from_numpy(indptr)
         return self._edges
 
@@ -149,15 +148,6 @@ class GraphStore(_GraphStore):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"<helios.pyg.GraphStore of {self.dataset!r}>"
-
-
-def _array(dataset: Dataset, name: str) -> Array:
-    path = Path(dataset.path) / f"{name}.npy"
-    try:
-        a: Array = np.load(path, mmap_mode="r")
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{path} cannot be read: {e}") from None
-    return a
 
 
 def _nodes(index: Any, count: int) -> Array:

@@ -71,6 +71,7 @@ def tensors(batch: Batch) -> Batch:
             for b in batch.blocks
         ],
         degrees=None if batch.degrees is None else tensor(batch.degrees, "uint32"),
+        input_id=None if batch.input_id is None else tensor(batch.input_id),
     )
 
 
@@ -128,7 +129,7 @@ class IterableDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
     def __iter__(self) -> Any:
         loader, epoch = self._of_worker(), int(self._epoch[0])
-        if loader.epoch != epoch or loader._begun:
+        if loader.epoch != epoch or loader._begun or not loader._placed:
             loader.set_epoch(epoch)
             info = torch.utils.data.get_worker_info()
             if info is not None and loader.rank // self.loader.world_size != info.id:

@@ -29,7 +29,7 @@ def expected(epoch: int, index: int, rows: int = HOPS[-1]) -> dict[str, np.ndarr
     first = np.arange(n0 + 1, dtype=np.int64)  # hop 0: each seed draws one
     second = np.concatenate([first, n0 + np.arange(1, n1 - n0 + 1)])
     tensors = {
-        "x": (tag + np.arange(rows * DIM, dtype=np.float32)).reshape(rows, DIM),
+        "x": (tag + np.arange(rows * DIM)).astype(np.float32).reshape(rows, DIM),
         "n_id": n_id.astype(np.int64),
         "y": np.arange(n0, dtype=np.int64) + tag,
         "indptr.0": first,
@@ -113,7 +113,7 @@ class Peer:
             getattr(self, "on_" + message["type"])(message)
 
     def on_hello(self, message: dict[str, Any]) -> None:
-        self.send({"type": "welcome", "protocol": 2, "version": "fake", "pid": os.getpid()})
+        self.send({"type": "welcome", "protocol": 3, "version": "fake", "pid": os.getpid()})
 
     def on_open(self, message: dict[str, Any]) -> None:
         if message["dataset"].endswith("missing"):
@@ -146,7 +146,10 @@ class Peer:
     def batch(self, loader: Loader, epoch: int, index: int, slot: int) -> dict[str, Any]:
         """Puts a batch into its slot and returns its message."""
         at, described = 0, []
-        for name, a in expected(epoch, index).items():
+        tensors = expected(epoch, index)
+        if loader.all_labels:
+            tensors["y"] = np.arange(HOPS[-1], dtype=np.int64) + epoch * 1000 + index
+        for name, a in tensors.items():
             begin = slot * loader.slot_bytes + at
             loader.map[begin : begin + a.nbytes] = a.tobytes()
             shape = list(a.shape)
@@ -170,7 +173,9 @@ class Loader:
         self.under_way: int | None = None
         self.released: list[int] = []
         self.free = set(range(self.slots))
+        self.all_labels = request["all_labels"]
         answer = {"type": "loader", "id": number, "batches": len(self.mine), "slots": self.slots}
+        answer["total"] = peer.batches
         self._send_ring({**answer, "credits": self.credits, "slot_bytes": self.slot_bytes})
 
     def _send_ring(self, message: dict[str, Any]) -> None:

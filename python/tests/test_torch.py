@@ -13,7 +13,6 @@ import pytest
 from fakeserver import HOPS, Peer, expected
 
 import helios
-from helios import _pyg
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -109,13 +108,14 @@ def test_pyg(fake):
     from torch_geometric.utils import trim_to_layer
 
     with opened(fake()) as ds:
-        loader = helios.NeighborLoader(ds, [1, 1], batch_size=6)
+        loader = helios.loader.NeighborLoader(ds, [1, 1], split="train", batch_size=6, seed=1)
         for i, data in enumerate(loader):
             assert isinstance(data, Data)
             want = expected(0, i)
             assert data.num_nodes == 13
             assert data.batch_size == 6
-            assert torch.equal(data.y, torch.from_numpy(want["y"]))
+            assert torch.equal(data.y[:6], torch.from_numpy(want["y"]))
+            assert data.input_id.tolist() == list(range(6 * i, 6 * i + 6))
             assert (data.num_sampled_nodes, data.num_sampled_edges) == ([6, 4, 3], [6, 4])
             assert data.index == i
             data = data.to("cpu")  # noqa: PLW2901 - as training loops write it
@@ -138,12 +138,12 @@ def test_pyg(fake):
 def test_without_pyg(fake, monkeypatch):
     """A plain object with the same attributes; of NumPy arrays where there is no PyTorch."""
     for missing, kind in (("torch_geometric.data", torch.Tensor), ("helios.torch", np.ndarray)):
-        _pyg._kinds.cache_clear()
+        helios.loader._kinds.cache_clear()
         monkeypatch.setitem(sys.modules, missing, None)
         if missing == "helios.torch":
             monkeypatch.delattr(helios, "torch", raising=False)
         with opened(fake()) as ds:
-            data = next(iter(helios.NeighborLoader(ds)))
+            data = next(iter(helios.loader.NeighborLoader(ds, [1, 1], split="train")))
             assert type(data) is SimpleNamespace
             assert isinstance(data.x, kind)
             assert np.array_equal(np.asarray(data.edge_index), expected(0, 0)["edge_index"])
@@ -152,7 +152,7 @@ def test_without_pyg(fake, monkeypatch):
             assert size == (10, 6)
             assert edges[0].tolist() == expected(0, 0)["src.0"].tolist()
             assert edges[1].tolist() == list(range(6))
-    _pyg._kinds.cache_clear()
+    helios.loader._kinds.cache_clear()
 
 
 @pytest.mark.skipif(not has_dgl, reason="DGL is not installed")
@@ -209,11 +209,11 @@ def test_the_order_whatever_the_workers(fake, workers, method):
         data = IterableDataset(loader)
         more = {"multiprocessing_context": method, "persistent_workers": True} if workers else {}
         dealt = torch.utils.data.DataLoader(data, batch_size=None, num_workers=workers, **more)
-        assert len(dealt) == 5
+        assert len(dealt) == 6
         for epoch in (0, 1, 4):
             data.set_epoch(epoch)
             got = list(dealt)
-            assert [(b.epoch, b.index) for b in got] == [(epoch, i) for i in range(1, 11, 2)]
+            assert [(b.epoch, b.index) for b in got] == [(epoch, i) for i in (1, 3, 5, 7, 9, 1)]
             for b in got:
                 assert np.array_equal(b.x.numpy(), expected(epoch, b.index)["x"])
         assert len(server.peers) == 1 + workers
@@ -223,7 +223,7 @@ def test_the_order_whatever_the_workers(fake, workers, method):
         other.load_state_dict({**loader.state_dict(), "epoch": 6, "batch": 4})
         more.pop("persistent_workers", None)
         rest = torch.utils.data.DataLoader(other, batch_size=None, num_workers=workers, **more)
-        assert [(b.epoch, b.index) for b in rest] == [(6, 5), (6, 7), (6, 9)]
+        assert [(b.epoch, b.index) for b in rest] == [(6, 5), (6, 7), (6, 9), (6, 1)]
 
 
 def test_torchdata(fake):

@@ -171,7 +171,7 @@ func takeEpoch(ctx context.Context, work string, epoch, n int) (sums []uint32, e
 		return err
 	}
 	for _, m := range []map[string]any{
-		{"type": "hello", "protocol": 2},
+		{"type": "hello", "protocol": 3},
 		{"type": "open", "dataset": filepath.Join(work, "g")},
 		{"type": "loader", "handle": 1, "split": "train", "shuffle": true, "slots": 2,
 			"options": map[string]any{"mode": "helios", "device": "host", "gpu-cache": "16KiB",

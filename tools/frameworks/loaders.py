@@ -210,7 +210,9 @@ def measure(way, task, data):
 
             loader = helios.dgl.DataLoader(dataset, fanout, batch_size=a.batch, **options(way))
         else:
-            loader = helios.NeighborLoader(dataset, fanout, batch_size=a.batch, **options(way))
+            loader = helios.NeighborLoader(
+                dataset, fanout, split="train", shuffle=True, seed=1, batch_size=a.batch, **options(way)
+            )
 
         def begin():
             for b in loader:
@@ -218,7 +220,7 @@ def measure(way, task, data):
                     blocks = b[2]
                     yield blocks[0].srcdata["feat"], blocks[-1].dstdata["label"], blocks, len(b[1])
                 else:
-                    yield b.x, b.y, b.edge_index, b.batch_size
+                    yield b.x, b.y[: b.batch_size], b.edge_index, b.batch_size
 
     step = None
     if task == "train":
