@@ -192,3 +192,59 @@ def test_kills(site, one, tmp_path, victim):
     got = losses(said)
     assert EPOCHS in got
     assert got == pytest.approx({e: one("jk")[e] for e in got}, abs=2e-5)
+
+
+PLAIN = """
+import os, sys, torch, torch.distributed as dist
+import helios
+from helios.loader import NeighborLoader
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+with helios.open(sys.argv[1], socket=sys.argv[2]) as ds:
+    nodes = torch.arange(485)  # 5 batches: of 3 ranks the last lacks one
+    loader = NeighborLoader(
+        ds, [3, 2], nodes, batch_size=97, shuffle=True, rank=rank, world_size=world,
+        drop_last=sys.argv[3] == "drop_last",
+    )
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    seen = []
+    for epoch in range(2):
+        batches = 0
+        for batch in loader:
+            out = ddp(batch.x)[: batch.batch_size]
+            torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            batches += 1
+            seen.append(batch.index)
+        assert batches == len(loader)
+    print(f"rank {rank} of {world}: {seen}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "want"),
+    [
+        (1, "", [[0, 1, 2, 3, 4] * 2]),
+        (2, "", [[0, 2, 4] * 2, [1, 3, 1] * 2]),
+        (3, "", [[0, 3] * 2, [1, 4] * 2, [2, 2] * 2]),
+        (3, "drop_last", [[0] * 2, [1] * 2, [2] * 2]),
+    ],
+)
+def test_a_plain_loop_ends(site, tmp_path, ranks, more, want):
+    """DDP without helios.steps: as many batches for each rank, whatever does not go round."""
+    folder, daemon = site
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), str(script), str(folder / "g"), str(daemon.path)]
+    done = subprocess.run(
+        [*command, more], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for rank, batches in enumerate(want):
+        assert f"rank {rank} of {ranks}: {batches}" in done.stdout
