@@ -3,21 +3,85 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from ._cuda import DeviceArray
-from ._errors import ProtocolError
+from ._errors import ProtocolError, UsageError
 from ._ring import is_count
 
 Array = np.ndarray[Any, Any] | DeviceArray
 
 
-@dataclass
-class Block:
+class _Moves:
+    """Tensors in a dataclass that go together."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns a copy whose tensors are where ``torch.Tensor.to`` puts them."""
+        return self._each(lambda a: a.to(*args, **kwargs))
+
+    def cpu(self) -> Any:
+        """Returns a copy in the CPU's memory."""
+        return self._each(lambda a: a.cpu())
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns a copy on a GPU."""
+        return self._each(lambda a: a.cuda(*args, **kwargs))
+
+    def pin_memory(self, *args: Any) -> Any:
+        """Returns a copy in page-locked memory."""
+        return self._each(lambda a: a.pin_memory(*args))
+
+    def _each(self, move: Callable[[Any], Any]) -> Any:
+        """Returns a copy whose tensors are moved; those of NumPy and DeviceArrays are none."""
+        moved: dict[str, Any] = {}
+        for f in fields(self):  # type: ignore[arg-type]
+            a = getattr(self, f.name)
+            if isinstance(a, (np.ndarray, DeviceArray)):
+                raise UsageError("these arrays are no tensors; helios.torch.Loader gives tensors")
+            if isinstance(a, list) and a and isinstance(a[0], Block):
+                moved[f.name] = [b._each(move) for b in a]
+            elif hasattr(a, "dtype"):
+                moved[f.name] = move(a)
+        return replace(self, **moved)  # type: ignore[type-var]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all numbers are equal, wherever they lie."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(
+            _equal(getattr(self, f.name), getattr(other, f.name))
+            for f in fields(self)  # type: ignore[arg-type]
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Shows shapes in place of the numbers."""
+        shown = []
+        for f in fields(self):  # type: ignore[arg-type]
+            a = getattr(self, f.name)
+            if hasattr(a, "dtype"):
+                a = f"[{', '.join(map(str, a.shape))}]"
+            if a is not None:
+                shown.append(f"{f.name}={a}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if not hasattr(a, "dtype") or not hasattr(b, "dtype"):
+        return bool(a == b) if not hasattr(a, "dtype") and not hasattr(b, "dtype") else False
+    if hasattr(a, "cpu") and hasattr(b, "cpu"):
+        return a.dtype == b.dtype and bool(a.cpu().equal(b.cpu()))
+    one, other = (x.numpy() if isinstance(x, DeviceArray) else x for x in (a, b))
+    return one.dtype == other.dtype and bool(np.array_equal(one, other))
+
+
+@dataclass(eq=False, repr=False)
+class Block(_Moves):
     """The edges that one hop drew, by destination (CSC).
 
     Destinations are the first num_dst nodes of the batch, sources its first num_src.
@@ -30,8 +94,8 @@ class Block:
     weights: Any = None  #: float32 [num_src] of layer-wise sampling, else None
 
 
-@dataclass
-class Batch:
+@dataclass(eq=False, repr=False)
+class Batch(_Moves):
     """A mini-batch. Nodes are in order of first appearance, the seeds first."""
 
     epoch: int

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import fcntl
+import inspect
 import logging
 import os
 import re
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -21,7 +23,11 @@ from ._dataset import Dataset
 from ._errors import CapabilityError, DeviceError, HeliosError, ProtocolError, UsageError
 from ._ring import Ring, is_count
 from ._session import Session
+from ._settings import Settings
 from ._wire import close_all
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Item = TypeVar("Item")
 
@@ -233,7 +239,7 @@ class Loader(Generic[Item]):
         copy: bool = False,
         device: Any = "cpu",
         daemon_device: str | None = None,
-        **options: Any,
+        **options: Unpack[Settings],
     ) -> None:
         """Makes the loader, on the daemon's side too.
 
@@ -272,10 +278,14 @@ class Loader(Generic[Item]):
             split = "train"
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not from 0 to {world_size - 1}")
-        keys = {k.replace("_", "-"): v for k, v in options.items()}
+        keys: dict[str, Any] = {k.replace("_", "-"): v for k, v in options.items()}
         for key, parameter in _NAMED.items():
             if key in keys:
                 raise UsageError(f"{key} is the parameter {parameter}")
+        for name in set(options) - set(Settings.__annotations__):
+            near = difflib.get_close_matches(name, self._names(), 1)
+            if near:
+                raise UsageError(f"unknown argument {name}; did you mean {near[0]}?")
         self._device = str(device)
         if not re.fullmatch(r"cpu|cuda(:\d+)?|auto", self._device):
             raise UsageError(
@@ -319,6 +329,11 @@ class Loader(Generic[Item]):
                 + (" with drop_last" if drop_last else "")
                 + "; give smaller batches"
             )
+
+    def _names(self) -> list[str]:
+        """Returns the names that arguments may have."""
+        own = inspect.signature(type(self).__init__).parameters
+        return sorted({*own, *Settings.__annotations__} - {"self", "options"})
 
     def _in_epoch(self, total: int, begin: int = 0) -> int:
         """Returns how many batches each rank gets of an epoch of so many, from one of them on."""

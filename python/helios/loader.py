@@ -7,7 +7,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,29 @@ from ._cuda import DeviceArray
 from ._dataset import Dataset, Files
 from ._errors import CapabilityError, UsageError
 from ._loader import Loader
+from ._settings import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Arguments(Settings, total=False):
+    """Further arguments of torch's DataLoader, and heliosctl's options."""
+
+    num_workers: int
+    persistent_workers: bool
+    pin_memory: bool
+    pin_memory_device: str
+    prefetch_factor: int | None
+    timeout: float
+    worker_init_fn: Any
+    multiprocessing_context: Any
+    collate_fn: Any
+    dataset: Any
+    in_order: bool
+    batch_sampler: Any
+    custom_cls: Any
+
 
 _MOST_EPOCHS = 1 << 20  # of the daemon's
 
@@ -108,7 +131,7 @@ class NeighborLoader(Loader[Any]):
         copy: bool = False,
         device: Any = "cpu",
         daemon_device: str | None = None,
-        **options: Any,
+        **options: Unpack[Arguments],
     ) -> None:
         """Makes the loader, on the daemon's side too.
 
@@ -137,17 +160,18 @@ class NeighborLoader(Loader[Any]):
                 ``gpu_cache="5%"``: a flag's name with underscores.
         """
         here = locals()
+        more: dict[str, Any] = dict(options)
         for name, (default, why) in _LACKING.items():
-            value = options.pop(name, default) if name not in here else here[name]
+            value = more.pop(name, default) if name not in here else here[name]
             if value is not default and value != default:
                 raise CapabilityError(f"{name}={value!r}: {why}; leave it out")
         if temporal_strategy not in ("uniform", "last"):
             raise UsageError(f'temporal_strategy {temporal_strategy!r} is not "uniform" or "last"')
         for name, default in _IDLE.items():
-            value = options.pop(name, default) if name not in here else here[name]
+            value = more.pop(name, default) if name not in here else here[name]
             if value is not default and value != default:
                 _explain(name)
-        if not isinstance(options.get("sampler") or "", str):
+        if not isinstance(more.get("sampler") or "", str):
             raise CapabilityError(
                 "sampler: the daemon deals seeds; give input_nodes and shuffle=True, and rank and "
                 "world_size in place of a DistributedSampler"
@@ -190,8 +214,11 @@ class NeighborLoader(Loader[Any]):
             copy=copy,
             device=device,
             daemon_device=daemon_device,
-            **options,
+            **more,
         )
+
+    def _names(self) -> list[str]:
+        return sorted({*super()._names(), *Arguments.__annotations__})
 
     def _next_epoch(self) -> int:
         if not self._random:

@@ -318,6 +318,10 @@ def test_workers_of_torch(graph):
         ({"neighbor_sampler": object()}, "neighbor_sampler"),
         ({"subgraph_type": "other"}, "directional, bidirectional or induced"),
         ({"temporal_strategy": "first"}, "temporal_strategy"),
+        ({"persistant_workers": True}, "did you mean persistent_workers"),
+        ({"gpu_cash": "5%"}, "did you mean gpu_cache"),
+        ({"shufle": True}, "did you mean shuffle"),
+        ({"xyzzy": 1}, "xyzzy"),
         ({"num_neighbors": {("a", "b", "c"): [1]}}, "one type"),
     ],
 )

@@ -52,6 +52,35 @@ def test_tensors_share_memory(fake):
         server.wait(lambda: loader.released == [0])
 
 
+def test_a_batch_moves_whole(fake):
+    """To a device, with its blocks; it is equal to another one of the same numbers."""
+    from helios.torch import Loader
+
+    with opened(fake()) as ds:
+        first, other = (next(iter(Loader(ds))) for _ in range(2))
+        assert first == other
+        text = repr(first)
+        assert text.startswith("Batch(epoch=0, index=0, num_seeds=6")
+        assert "x=[13, 4]" in text
+        assert "Block(num_dst=6" in text
+        moved = first.to("meta")
+        assert {t.device.type for t in (moved.x, moved.y, moved.blocks[1].src)} == {"meta"}
+        assert (moved.index, moved.num_sampled_edges) == (0, [6, 4])
+        assert first.x.device.type == "cpu"
+        assert first.cpu() == first
+        other.x[2, 1] += 1
+        assert first != other
+        assert first != 3
+        plain = next(iter(helios.NumpyLoader(ds)))
+        assert plain == next(iter(helios.NumpyLoader(ds)))
+        with pytest.raises(helios.UsageError, match=r"helios\.torch"):
+            plain.to("cpu")
+        if has_pyg:
+            one = {"split": "train", "seed": 1, "batch_size": 6}
+            data = next(iter(helios.NeighborLoader(ds, [1, 1], **one))).to("meta")
+            assert data.blocks[0].src.device.type == "meta"
+
+
 def test_autograd_keeps_the_slot(fake):
     """What a graph needs for its backward pass is not given back before."""
     from helios.torch import Loader
