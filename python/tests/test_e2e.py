@@ -297,6 +297,49 @@ def test_save(site, tmp_path):
         helios.save(out, x, edges, y, splits, binary=site.binary)
 
 
+def test_save_takes_what_others_have(site, tmp_path):
+    """Fortran's order, SciPy, pandas, bfloat16 and PyG's Data make the folder that NumPy makes."""
+    rng = np.random.default_rng(1)
+    x = rng.integers(-99, 99, (70000, 3)).astype(np.float32)
+    ends = np.unique(rng.integers(0, 70000, (2, 200)), axis=1)
+    y = rng.integers(0, 3, 70000)
+    splits = {"train": np.arange(30), "val": np.arange(30, 40), "test": np.arange(40, 50)}
+    masks = {f"{k}_mask": np.isin(np.arange(70000), v) for k, v in splits.items()}
+    ways = {"numpy": (x, ends, y, splits), "fortran": (np.asfortranarray(x), ends.T, y, splits)}
+    with contextlib.suppress(ImportError):
+        import scipy.sparse
+
+        ones = np.ones(ends.shape[1])
+        adjacency = scipy.sparse.coo_matrix((ones, tuple(ends)), (70000, 70000)).tocsc()
+        ways["scipy"] = (scipy.sparse.csc_matrix(x), adjacency, y, splits)
+    with contextlib.suppress(ImportError):
+        import pandas
+
+        frame = pandas.DataFrame(x)
+        ways["pandas"] = (frame, pandas.DataFrame(ends.T), pandas.Series(y), splits)
+    with contextlib.suppress(ImportError):
+        import torch
+
+        half = torch.from_numpy(x).bfloat16()
+        ways["bfloat16"] = (half, torch.from_numpy(ends), torch.from_numpy(y)[:, None], splits)
+    with contextlib.suppress(ImportError):
+        import torch
+        from torch_geometric.data import Data
+
+        data = {"x": x, "edge_index": ends, "y": y, **masks}
+        ways["data"] = (Data(**{k: torch.from_numpy(v) for k, v in data.items()}),)
+    print(sorted(ways))
+    for way, arrays in ways.items():
+        helios.save(tmp_path / way, *arrays, binary=site.binary)
+        for name in ("features", "labels", "indptr", "indices", "train", "val", "test"):
+            files = [np.load(tmp_path / w / f"{name}.npy") for w in ("numpy", way)]
+            assert np.array_equal(*files), (way, name)
+    two = ways.get("data", (x,)) * 2
+    for wrong, said in (((x, ends), "labels"), (two, "alone|labels")):
+        with pytest.raises(helios.UsageError, match=said):
+            helios.save(tmp_path / "no", *wrong, binary=site.binary)
+
+
 def test_verbs(site):
     got = helios.train(site.dataset, mode="inmem", epochs=2, hidden=8, quiet=True,
                        binary=site.binary)  # fmt: skip

@@ -358,27 +358,53 @@ def test_the_dataset_as_data(graph):
     data.validate()
 
 
-@pytest.mark.skipif(not SAMPLES, reason="PyG's own sampler is not installed")
-def test_links_over_the_stores(graph):
-    """PyG's LinkNeighborLoader, of which the pair's first is the edges' type: there is one."""
+def whole_lists(self, seed, *_, **__):
+    """In place of PyG's compiled samplers, where they are not installed: one hop, all of it."""
+    from torch_geometric.sampler import SamplerOutput
+
+    begin, end = self.colptr[seed], self.colptr[seed + 1]
+    col = torch.arange(len(seed)).repeat_interleave(end - begin)
+    edge = torch.cat([torch.arange(a, b) for a, b in zip(begin, end, strict=True)])
+    row = self.row[edge]
+    node = torch.cat([seed, row[~torch.isin(row, seed)].unique()])
+    place = torch.full((int(node.max()) + 1,), -1)
+    place[node] = torch.arange(len(node))
+    return SamplerOutput(node=node, row=place[row], col=col, edge=edge, batch=None)
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_links_over_the_stores(graph, monkeypatch, mode):
+    """PyG's LinkNeighborLoader; the pair's first is the type of edges, of which there is one."""
     from torch_geometric.loader import LinkNeighborLoader
+    from torch_geometric.sampler import NegativeSampling, NeighborSampler
 
     import helios.pyg
 
-    loader = LinkNeighborLoader(
-        helios.pyg.stores(graph),
-        [3, 2],
-        edge_label_index=(None, graph.edge_index),
-        neg_sampling_ratio=1.0,
-        batch_size=50,
-    )
-    links = 0
-    there = set(pairs(graph.edge_index))
+    if not SAMPLES:
+        monkeypatch.setattr(NeighborSampler, "_sample", whole_lists)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyG, without pyg-lib
+        loader = LinkNeighborLoader(
+            helios.pyg.stores(graph),
+            [-1],
+            edge_label_index=(None, graph.edge_index),
+            neg_sampling=NegativeSampling(mode),
+            batch_size=50,
+        )
+    there, links = set(pairs(graph.edge_index)), []
     for batch in loader:
         assert torch.equal(batch.x[:, 0].long(), batch.n_id)
+        assert torch.equal(batch.y, graph.y[batch.n_id])
+        assert there.issuperset(pairs(batch.n_id[batch.edge_index]))
+        if mode == "triplet":
+            links += zip(
+                batch.n_id[batch.src_index].tolist(),
+                batch.n_id[batch.dst_pos_index].tolist(),
+                strict=True,
+            )
+            assert len(batch.dst_neg_index) == len(batch.src_index)
+            continue
         ends = pairs(batch.n_id[batch.edge_label_index])
-        positive = [e for e, label in zip(ends, batch.edge_label.tolist(), strict=True) if label]
-        assert there.issuperset(positive)
-        assert len(ends) == 2 * len(positive)
-        links += len(positive)
-    assert links == 500
+        links += [e for e, label in zip(ends, batch.edge_label.tolist(), strict=True) if label]
+        assert len(ends) == 2 * int(batch.edge_label.sum())
+    assert links == pairs(graph.edge_index)
