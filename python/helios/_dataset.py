@@ -75,20 +75,24 @@ class Files:
         flat, owner = self.lists(nodes)
         n = len(self.array("indptr"))  # above any node
         have = owner * n + self.array("indices")[flat]
-        by_ends = np.argsort(have, kind="stable")
-        have = have[by_ends]
+        if (have[1:] < have[:-1]).any():  # lists that are not sorted
+            order = np.argsort(have, kind="stable")
+            have, flat = have[order], flat[order]
         want = place.reshape(-1) * n + src
         at = np.searchsorted(have, want)
+        found = at < len(have)
+        found[found] = have[at[found]] == want[found]
         # The k-th of equal edges of a batch is the k-th of the dataset's.
-        in_turn = np.argsort(want, kind="stable")
-        ordered = want[in_turn]
-        first = np.searchsorted(ordered, ordered)
-        turn = np.empty(len(want), np.int64)
-        turn[in_turn] = np.arange(len(want)) - first
-        found = (at < len(have)) & (have[np.minimum(at, len(have) - 1)] == want)
-        last = np.searchsorted(have, want, side="right") - 1
+        several = np.flatnonzero(found & (at + 1 < len(have)))
+        several = several[have[at[several] + 1] == want[several]]
+        if len(several):
+            in_turn = several[np.argsort(want[several], kind="stable")]
+            ordered = want[in_turn]
+            turn = np.arange(len(in_turn)) - np.searchsorted(ordered, ordered)
+            last = np.searchsorted(have, ordered, side="right") - 1
+            at[in_turn] = np.minimum(at[in_turn] + turn, last)
         out = np.full(len(want), -1, np.int64)
-        out[found] = flat[by_ends[np.minimum(at + turn, last)[found]]]
+        out[found] = flat[at[found]]
         return out
 
     def lists(self, nodes: Array) -> tuple[Array, Array]:

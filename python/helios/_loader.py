@@ -34,6 +34,8 @@ Item = TypeVar("Item")
 # Options that have a parameter of their own.
 _NAMED = {"fanout": "num_neighbors", "batch-size": "batch_size", "seed": "seed"}
 
+_MOST_EPOCHS = 1 << 20  # of the daemon's
+
 #: where batches lie: in the CPU's memory, on a GPU, or there where that goes
 DEVICES = ("cpu", "cuda", "cuda:N", "auto")
 
@@ -227,11 +229,12 @@ class Loader(Generic[Item]):
         split: str | None = None,
         input_nodes: Any = None,
         shuffle: bool | None = None,
-        seed: int = 1,
+        seed: int | None = 1,
         rank: int = 0,
         world_size: int = 1,
         *,
         drop_last: bool = False,
+        generator: Any = None,
         anew: bool | None = None,
         all_labels: bool = False,
         positions: bool = False,
@@ -250,7 +253,9 @@ class Loader(Generic[Item]):
             split: ``"train"`` (the default), ``"val"`` or ``"test"``.
             input_nodes: in place of a split, the seeds: their numbers, or a mask over all nodes.
             shuffle: deal the seeds anew in each epoch; by default of split train only.
-            seed: of the order and of all draws.
+            seed: of the order and of all draws; epochs are numbered from 0. With None the generator
+                says what an epoch draws; ranks then take 0.
+            generator: of torch; by default torch's own, or NumPy's where there is no PyTorch.
             rank, world_size: this process gets the batches i with i % world_size == rank. All ranks
                 get as many: at the end those that lack one repeat their first.
             drop_last: leave out what would make the batches of ranks unequal: a last batch of fewer
@@ -300,7 +305,7 @@ class Loader(Generic[Item]):
             "options": {
                 "fanout": ",".join(str(int(n)) for n in num_neighbors),
                 "batch-size": int(batch_size),
-                "seed": int(seed),
+                "seed": 0 if seed is None else int(seed),
                 **{k: _plain(k, v) for k, v in keys.items() if v is not None},
             },
             "split": split,
@@ -313,6 +318,8 @@ class Loader(Generic[Item]):
             "slots": int(slots),
         }
         self.drop_last = drop_last
+        self._generator = generator
+        self._random = seed is None and world_size == 1
         self._remote: _Remote | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._epoch = 0
@@ -548,7 +555,13 @@ class Loader(Generic[Item]):
 
     def _next_epoch(self) -> int:
         """Returns the epoch of an iteration for which the user named none."""
-        return self._epoch
+        if not self._random:
+            return self._epoch
+        try:
+            import torch
+        except ImportError:
+            return int(np.random.randint(_MOST_EPOCHS))  # noqa: NPY002 - as np.random.seed says
+        return int(torch.randint(_MOST_EPOCHS, (), generator=self._generator))
 
     def _place(self, epoch: int, begin: int = 0) -> None:
         self._epoch, self._from, self._given, self._begun = epoch, begin, 0, False

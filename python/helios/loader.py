@@ -40,8 +40,6 @@ class Arguments(Settings, total=False):
     custom_cls: Any
 
 
-_MOST_EPOCHS = 1 << 20  # of the daemon's
-
 # Arguments of PyG's and torch's loaders that change no batch here, and what they are by default.
 _IDLE: dict[str, Any] = {
     "is_sorted": False,
@@ -167,15 +165,8 @@ class NeighborLoader(Loader[Any]):
                 raise CapabilityError(f"{name}={value!r}: {why}; leave it out")
         if temporal_strategy not in ("uniform", "last"):
             raise UsageError(f'temporal_strategy {temporal_strategy!r} is not "uniform" or "last"')
-        for name, default in _IDLE.items():
-            value = more.pop(name, default) if name not in here else here[name]
-            if value is not default and value != default:
-                _explain(name)
-        if not isinstance(more.get("sampler") or "", str):
-            raise CapabilityError(
-                "sampler: the daemon deals seeds; give input_nodes and shuffle=True, and rank and "
-                "world_size in place of a DistributedSampler"
-            )
+        more |= {"is_sorted": is_sorted, "filter_per_worker": filter_per_worker}
+        more = leave_out_idle(more)
         self._type = "directional" if directed else "induced"
         if directed:
             self._type = str(getattr(subgraph_type, "value", subgraph_type))
@@ -185,12 +176,10 @@ class NeighborLoader(Loader[Any]):
             )
         if isinstance(num_neighbors, dict) or hasattr(num_neighbors, "get_mapped_values"):
             raise CapabilityError("num_neighbors by type: the dataset has one type of edges")
-        self.data = _dataset(data)
+        self.data = dataset_of(data)
         self.num_neighbors = list(num_neighbors)
         self.input_nodes = input_nodes
         self.transform = transform
-        self._generator = generator
-        self._random = seed is None and world_size == 1
         self._masked = False  # input_nodes is a mask, whose places are node numbers
         if split is None:
             nodes = np.arange(self.data.num_nodes) if input_nodes is None else input_nodes
@@ -203,10 +192,11 @@ class NeighborLoader(Loader[Any]):
             split=split,
             input_nodes=input_nodes,
             shuffle=shuffle,
-            seed=0 if seed is None else seed,
+            seed=seed,
             rank=rank,
             world_size=world_size,
             drop_last=drop_last,
+            generator=generator,
             anew=split in (None, "train"),
             all_labels=True,
             positions=shuffle,
@@ -219,15 +209,6 @@ class NeighborLoader(Loader[Any]):
 
     def _names(self) -> list[str]:
         return sorted({*super()._names(), *Arguments.__annotations__})
-
-    def _next_epoch(self) -> int:
-        if not self._random:
-            return self._epoch
-        try:
-            import torch
-        except ImportError:
-            return int(np.random.randint(_MOST_EPOCHS))  # noqa: NPY002 - as np.random.seed says
-        return int(torch.randint(_MOST_EPOCHS, (), generator=self._generator))
 
     def __call__(self, index: Any) -> Any:
         """Returns a batch of the input nodes at these places."""
@@ -293,7 +274,7 @@ class NeighborLoader(Loader[Any]):
         return f"{type(self).__name__}()"
 
 
-def _dataset(data: Any) -> Dataset:
+def dataset_of(data: Any) -> Dataset:
     """Returns the dataset that data is, or that our stores are of."""
     if isinstance(data, tuple):
         data = getattr(data[0], "dataset", None)
@@ -305,6 +286,20 @@ def _dataset(data: Any) -> Dataset:
     return data
 
 
+def leave_out_idle(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns arguments without those of torch's that change nothing, which it explains once."""
+    if not isinstance(arguments.get("sampler") or "", str):
+        raise CapabilityError(
+            "sampler: the daemon deals seeds; name them and give shuffle=True, and rank and "
+            "world_size in place of a DistributedSampler"
+        )
+    for name, value in arguments.items():
+        default = _IDLE.get(name)
+        if name in _IDLE and value is not default and value != default:
+            _explain(name)
+    return {k: v for k, v in arguments.items() if k not in _IDLE}
+
+
 def _explain(name: str) -> None:
     """Says once that an argument changes nothing."""
     if name not in _explained:
@@ -312,7 +307,7 @@ def _explain(name: str) -> None:
         warnings.warn(
             f"{name} has no effect: the daemon makes batches ahead, in shared memory and by "
             "processes of its own",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -76,3 +77,29 @@ def fake_library(tmp_path_factory: pytest.TempPathFactory) -> str:
         check=True,
     )
     return str(out / "libcuda.so.1")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, binary):
+    """Makes and opens a dataset of edges, whose row v is [v, v, …]."""
+    opened: list[helios.Dataset] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def make(edges, nodes, labels=None, dim=4, splits=None):
+            folder = tmp_path_factory.mktemp("made")
+            patch.setenv("HELIOS_STATE", str(folder / "state"))
+            x = np.repeat(np.arange(nodes, dtype=np.float32)[:, None], dim, axis=1)
+            y = np.arange(nodes) % 3 if labels is None else labels
+            if splits is None:
+                at = np.arange(nodes)
+                splits = {"train": at[: nodes - 2], "val": at[-2:-1], "test": at[-1:]}
+            out, image = folder / "g", folder / "ssd.img"
+            helios.save(out, x, np.asarray(edges), y, splits, binary=binary)
+            helios.run("bind-ssds", f"--proxy={image}", "--size=16MiB", binary=binary)
+            helios.run("load", str(out), binary=binary)
+            opened.append(helios.open(out, binary=binary))
+            return opened[-1]
+
+        yield make
+        for ds in opened:
+            ds.close()

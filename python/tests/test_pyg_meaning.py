@@ -27,32 +27,6 @@ TYPES = ("directional", "bidirectional", "induced")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, binary):
-    """Makes and opens a dataset of edges, whose row v is [v, v, …]; in memory without caches."""
-    opened: list[helios.Dataset] = []
-    with pytest.MonkeyPatch.context() as patch:
-
-        def make(edges, nodes, labels=None, dim=4, splits=None):
-            folder = tmp_path_factory.mktemp("meaning")
-            patch.setenv("HELIOS_STATE", str(folder / "state"))
-            x = np.repeat(np.arange(nodes, dtype=np.float32)[:, None], dim, axis=1)
-            y = np.arange(nodes) % 3 if labels is None else labels
-            if splits is None:
-                at = np.arange(nodes)
-                splits = {"train": at[: nodes - 2], "val": at[-2:-1], "test": at[-1:]}
-            out, image = folder / "g", folder / "ssd.img"
-            helios.save(out, x, np.asarray(edges), y, splits, binary=binary)
-            helios.run("bind-ssds", f"--proxy={image}", "--size=16MiB", binary=binary)
-            helios.run("load", str(out), binary=binary)
-            opened.append(helios.open(out, binary=binary))
-            return opened[-1]
-
-        yield make
-        for ds in opened:
-            ds.close()
-
-
-@pytest.fixture(scope="module")
 def graph(made):
     """A hundred nodes and five hundred edges at random, some of them twice."""
     return made(np.random.default_rng(3).integers(0, 100, (2, 500)), 100)

@@ -17,7 +17,6 @@ import helios
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 has_pyg = importlib.util.find_spec("torch_geometric") is not None
-has_dgl = importlib.util.find_spec("dgl") is not None
 
 
 def opened(server):
@@ -182,28 +181,6 @@ def test_without_pyg(fake, monkeypatch):
             assert edges[0].tolist() == expected(0, 0)["src.0"].tolist()
             assert edges[1].tolist() == list(range(6))
     helios.loader._kinds.cache_clear()
-
-
-@pytest.mark.skipif(not has_dgl, reason="DGL is not installed")
-def test_dgl(fake):
-    import dgl
-
-    from helios.dgl import DataLoader
-
-    with opened(fake()) as ds:
-        for i, (inputs, outputs, blocks) in enumerate(DataLoader(ds, [1, 1])):
-            want = expected(0, i)
-            assert inputs.tolist() == want["n_id"].tolist()
-            assert outputs.tolist() == want["n_id"][:6].tolist()
-            outer, inner = blocks
-            assert (outer.num_src_nodes(), outer.num_dst_nodes()) == (13, 10)
-            assert (inner.num_src_nodes(), inner.num_dst_nodes()) == (10, 6)
-            assert np.array_equal(outer.srcdata["feat"].numpy(), want["x"])
-            assert inner.dstdata["label"].tolist() == want["y"].tolist()
-            assert outer.srcdata[dgl.NID].tolist() == want["n_id"].tolist()
-            src, dst = outer.edges()
-            assert src.tolist() == want["src.1"].tolist()
-            assert dst.tolist() == list(range(10))
 
 
 WITHOUT = """

@@ -206,9 +206,14 @@ def measure(way, task, data):
         closing = dataset.close
         way, _, dgls = way.partition("+")
         if dgls:
+            import dgl
             import helios.dgl
 
-            loader = helios.dgl.DataLoader(dataset, fanout, batch_size=a.batch, **options(way))
+            sampler = dgl.dataloading.NeighborSampler(fanout[::-1])
+            nodes = dataset.train_mask.nonzero()[:, 0]
+            loader = helios.dgl.DataLoader(
+                dataset, nodes, sampler, batch_size=a.batch, shuffle=True, seed=1, **options(way)
+            )
         else:
             loader = helios.NeighborLoader(
                 dataset, fanout, split="train", shuffle=True, seed=1, batch_size=a.batch, **options(way)
