@@ -288,7 +288,7 @@ func TestServeProcess(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 		require.NoError(t, err)
-		body := `{"type":"hello","protocol":2}`
+		body := `{"type":"hello","protocol":3}`
 		_, err = c.Write(append([]byte{byte(len(body)), 0, 0, 0}, body...))
 		require.NoError(t, err)
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))

@@ -377,7 +377,7 @@ func TestNothingLeaks(t *testing.T) {
 }
 
 func FuzzRequest(f *testing.F) {
-	f.Add([]byte(`{"type":"hello","protocol":2}`))
+	f.Add([]byte(`{"type":"hello","protocol":3}`))
 	f.Add([]byte(`{"type":"loader","handle":1,"options":{"a":1.5,"b":true,"c":"x"},"split":null}`))
 	f.Add([]byte(`{"type":"epoch","id":1e99}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
