@@ -44,6 +44,7 @@ type Loader struct {
 	// With LoaderOptions.Positions: 0 to len(seeds)-1, and they in the order of the epoch.
 	positions []int64
 	dealt     prepare.Order
+	labels    []int32 // of a mini-batch, with LoaderOptions.AllLabels
 	looks     []prepare.Stager
 	leave     bool // rows where they are
 	at        places
@@ -287,7 +288,8 @@ func (l *Loader) view(ctx context.Context, p *engine.Pass, s *engine.Slot) (*Loa
 		RowsAt: s.Features.Ptr(),
 		Labels: hostmem.View[int32](s.Labels.Bytes())[:len(s.Seeds)]}
 	if l.o.AllLabels {
-		b.Labels = e.LabelsOf(b.Nodes)
+		l.labels = e.LabelsOf(l.labels, b.Nodes)
+		b.Labels = l.labels
 	}
 	if l.o.Positions {
 		b.Positions = l.dealt.Seeds(b.Index)

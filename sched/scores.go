@@ -66,7 +66,7 @@ func (e *runner) scored(ctx context.Context, stage string, key int,
 	order := e.others.part(whole)
 	classes := e.model.Classes()
 	size, room := probabilities(len(nodes), classes), e.roomFor(stage, hostmem.AvailableBytes)
-	s := metrics.NewScores(classes, e.LabelsOf(nodes), size <= room)
+	s := metrics.NewScores(classes, e.LabelsOf(nil, nodes), size <= room)
 	if size > room {
 		e.Observer.TellNote(
 			"%s: ROC AUC and average precision need the probabilities of %d nodes for %d classes, %s of memory, and have %s at most: they are left out",

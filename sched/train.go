@@ -343,7 +343,7 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	}
 	if t.metric.Name != metrics.All[0].Name {
 		if err := undefined(t.metric, in.Dataset.Meta.Name, t.e.model.Classes(),
-			t.e.LabelsOf(val)); err != nil {
+			t.e.LabelsOf(nil, val)); err != nil {
 			return err
 		}
 	}

@@ -309,13 +309,13 @@ func (s *Sampling) WriteLabels(seeds []int64, to cuda.Buffer) {
 	}
 }
 
-// LabelsOf returns the labels of nodes; -1: none.
-func (s *Sampling) LabelsOf(nodes []int64) []int32 {
-	labels := make([]int32, len(nodes))
+// LabelsOf returns the labels of nodes, in into where they fit; -1: none.
+func (s *Sampling) LabelsOf(into []int32, nodes []int64) []int32 {
+	into = slices.Grow(into[:0], len(nodes))[:len(nodes)]
 	for k, v := range nodes {
-		labels[k] = s.labels[v]
+		into[k] = s.labels[v]
 	}
-	return labels
+	return into
 }
 
 // CountLabels returns how many seeds have a label.
