@@ -101,7 +101,8 @@ class _Remote:
 
     def busy(self) -> bool:
         """Whether an iteration that is not done may go on with the epoch under way."""
-        return self.running and self._user is not None and self._user() is not None
+        user = None if self._user is None else self._user()
+        return self.running and user is not None and not user.done
 
     def start(self, epoch: int, first: int, user: _Iteration[Any]) -> None:
         """Begins an epoch of an iteration, after the end of the one before."""
@@ -670,13 +671,13 @@ class _Iteration(Iterator[Item]):
     def __init__(self, loader: Loader[Item], repeats: bool = True) -> None:
         self._loader = loader
         self._remote: _Remote | None = None
-        self._done = False
+        self.done = False
         self.repeats = repeats
         self.epoch = self.turn = self.wanted = self.given = 0
         self.finalizer: weakref.finalize[Any, Any] | None = None  # of a remote of its own
 
     def __next__(self) -> Item:
-        if self._done:
+        if self.done:
             raise StopIteration
         try:
             if self._remote is None:
@@ -693,12 +694,12 @@ class _Iteration(Iterator[Item]):
         return item
 
     def _end(self) -> None:
-        self._done = True
+        self.done = True
         if self.finalizer is not None:
             self.finalizer()
 
     def __del__(self) -> None:
-        if self._remote is not None and not self._done and self._remote.turn == self.turn:
+        if self._remote is not None and not self.done and self._remote.turn == self.turn:
             self._remote.abandon()
 
 

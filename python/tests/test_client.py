@@ -371,9 +371,11 @@ def test_an_error_in_an_epoch(fake):
 
     with opened(fake(Failing)) as ds:
         loader = helios.NumpyLoader(ds)
+        it = iter(loader)  # which keeps no loader of the daemon's behind its error
         with pytest.raises(helios.DeviceError, match="bad"):
-            list(loader)
+            list(it)
         assert len(list(loader)) == 5
+        assert len(loader.dataset.session()[0]._boxes) == 1
 
 
 def test_nobody_listens(tmp_path):
