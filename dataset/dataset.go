@@ -2,7 +2,7 @@
 // labels and splits as .npy files, and features striped over SSDs behind a superblock.
 // It generates, imports, loads, attaches and verifies datasets.
 //
-// A directory holds
+// A directory of format 1 holds (that of format 2 is described in schema.go)
 //
 //	dataset.yaml   what it is (Meta)
 //	indptr.npy     int64 [nodes+1]: in-neighbours of v are indices[indptr[v]:indptr[v+1]] (CSC)
@@ -38,13 +38,14 @@ import (
 	"helios/internal/infile"
 )
 
-// MaxDescription bounds a description that is read.
-const MaxDescription = 1 << 20
+// MaxDescription bounds a description that is read: one of MaxRelations relations fits.
+const MaxDescription = 16 << 20
 
 // PartialMark is in the name of every directory that is being written. Open refuses such names.
 const PartialMark = ".partial-"
 
-// FormatVersion is the version of the directory format that this code writes and reads.
+// FormatVersion is the version of a directory whose nodes and edges are of one type each, and whose
+// nodes have classes. Others are of FormatTyped.
 const FormatVersion = 1
 
 // Names of the files in a dataset directory.
@@ -61,8 +62,10 @@ const (
 // Splits are the names of the node sets.
 var Splits = []string{"train", "val", "test"}
 
-// Meta is dataset.yaml.
+// Meta is dataset.yaml. In format 2 it has a Schema, whose sums the other fields hold (Sum).
 type Meta struct {
+	Schema `yaml:"-"`
+
 	Format  int    `yaml:"format"`
 	UUID    string `yaml:"uuid"` // of the content: equal arrays, equal UUID
 	Name    string `yaml:"name"`
@@ -168,16 +171,27 @@ func (m *Meta) decode(text []byte) error {
 	if probe.Format == nil {
 		return errors.New("no format version; this is not a Helios dataset")
 	}
-	if *probe.Format != FormatVersion {
-		return fmt.Errorf(
-			"format version %d is unknown, this heliosctl reads %d; use the heliosctl that wrote it or import again",
-			*probe.Format, FormatVersion)
+	var err error
+	switch *probe.Format {
+	case FormatVersion:
+		if err = yaml.Unmarshal(text, m); err != nil {
+			err = fmt.Errorf("not readable: %w", err)
+		}
+	case FormatTyped:
+		err = m.decodeTyped(text)
+	default:
+		err = fmt.Errorf(
+			"format version %d is unknown, this heliosctl reads %d and %d; use the heliosctl that wrote it or import again",
+			*probe.Format, FormatVersion, FormatTyped)
 	}
-	if err := yaml.Unmarshal(text, m); err != nil {
-		return fmt.Errorf("not readable: %w", err)
+	if err != nil {
+		return err
 	}
 	if _, err := uuid.Parse(m.UUID); err != nil {
 		return fmt.Errorf("uuid %q: %w", m.UUID, err)
+	}
+	if m.Typed() {
+		return m.checkFeatureFn()
 	}
 	if m.Nodes < 1 || m.Edges < 0 || m.Dim < 1 || m.Dim > MaxDim || m.Classes < 0 {
 		return fmt.Errorf("impossible counts: nodes %d, edges %d, dim %d, classes %d", m.Nodes,

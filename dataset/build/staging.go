@@ -19,7 +19,6 @@ import (
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
 	"helios/dataset"
@@ -177,11 +176,10 @@ func (s *Staging) Abort() error {
 
 // Commit writes dataset.yaml and the seal, and gives the directory its final name.
 func (s *Staging) Commit(m dataset.Meta) error {
-	m.Format = dataset.FormatVersion
 	m.UUID = dataset.Identity(s.sums, s.rows).String()
 	m.CreatedBy = "heliosctl"
 	m.Sealed = true
-	text, err := yaml.Marshal(m)
+	text, err := m.Encode()
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", dataset.MetaName, err)
 	}
