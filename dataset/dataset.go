@@ -21,8 +21,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"unsafe"
@@ -38,8 +41,11 @@ import (
 	"helios/internal/infile"
 )
 
-// MaxDescription bounds a description that is read: one of MaxRelations relations fits.
-const MaxDescription = 16 << 20
+// MaxDescription bounds a foreign description that is read.
+const MaxDescription = 1 << 20
+
+// maxMeta bounds dataset.yaml: one of MaxRelations relations fits.
+const maxMeta = 16 << 20
 
 // PartialMark is in the name of every directory that is being written. Open refuses such names.
 const PartialMark = ".partial-"
@@ -102,9 +108,8 @@ type Dataset struct {
 	noEdges bool
 
 	mu       sync.Mutex
-	topology *graph.Topology
-	features *seal.Reader
-	dataOff  int64 // of the rows in features
+	topology map[int]*graph.Topology // by relation
+	features map[int]rowFile         // by type of nodes
 	closed   bool
 	maps     []*mapping
 	fnState
@@ -134,7 +139,7 @@ func openDir(dir string, toSeal bool) (*Dataset, error) {
 			"dataset %s: unfinished output of a run that was interrupted; remove it and run that again",
 			dir)
 	}
-	text, err := infile.Read(filepath.Join(dir, MetaName), MaxDescription)
+	text, err := infile.Read(filepath.Join(dir, MetaName), maxMeta)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errs.New(errs.Usage,
 			"%s: not a dataset directory: it has no %s; make one with \"heliosctl generate\" or \"heliosctl import\"",
@@ -221,67 +226,124 @@ func (d *Dataset) UUID() uuid.UUID { return d.id }
 func (d *Dataset) WithoutEdges() *Dataset {
 	n := &Dataset{Meta: d.Meta, folder: folder{dir: d.dir, id: d.id, seal: d.seal}, noEdges: true}
 	n.meta, n.Meta.Edges = &n.Meta, 0
+	n.Meta.Relations = slices.Clone(d.Meta.Relations)
+	for i := range n.Meta.Relations {
+		n.Meta.Relations[i].Edges = 0
+	}
 	return n
 }
 
 // Topology reads the graph into memory off Go's heap, or maps it from its files where it is as
-// large as 40 % of the memory that can be had, checks it, and keeps it until Close.
-func (d *Dataset) Topology() (*graph.Topology, error) { return d.readTopology(true) }
+// large as 40 % of the memory that can be had, checks it, and keeps it until Close. A graph of
+// several types or relations is refused (class capability): who knows these reads each Relation.
+func (d *Dataset) Topology() (*graph.Topology, error) {
+	if err := d.oneRelation(); err != nil {
+		return nil, err
+	}
+	return d.readTopology(0, true)
+}
 
 // TopologyInMemory is Topology, always in memory of its own: what a GPU registers must be, since a
 // driver refuses to pin read-only pages of a file. Both give the topology that the first of them
 // has read.
-func (d *Dataset) TopologyInMemory() (*graph.Topology, error) { return d.readTopology(false) }
+func (d *Dataset) TopologyInMemory() (*graph.Topology, error) {
+	if err := d.oneRelation(); err != nil {
+		return nil, err
+	}
+	return d.readTopology(0, false)
+}
 
-func (d *Dataset) readTopology(mayMap bool) (*graph.Topology, error) {
+// Relation is Topology of one relation: its nodes are those of Dst, its ids are numbers within Src.
+func (d *Dataset) Relation(i int) (*graph.Topology, error) { return d.readTopology(i, true) }
+
+// RelationInMemory is TopologyInMemory of one relation.
+func (d *Dataset) RelationInMemory(i int) (*graph.Topology, error) { return d.readTopology(i, false) }
+
+// oneRelation refuses a graph of several types or relations.
+func (d *Dataset) oneRelation() error {
+	if d.Meta.Homogeneous() {
+		return nil
+	}
+	return errs.New(errs.Capability,
+		"dataset %s has %d types of nodes and %d relations, and what was asked for knows one of each; use a dataset of one type",
+		d.dir, len(d.Meta.NodeTypes), len(d.Meta.Relations))
+}
+
+// lists are the files of a relation's in-neighbours.
+type lists struct {
+	dir         string
+	dsts, srcs  int64 // nodes of both ends
+	edges       int64
+	file, inptr string // paths of both arrays, for messages
+}
+
+func (l *lists) indptr() string  { return path.Join(l.dir, IndptrName) }
+func (l *lists) indices() string { return path.Join(l.dir, IndicesName) }
+
+// listsOf returns the files of a relation.
+func (d *Dataset) listsOf(relation int) *lists {
+	g := d.Meta.Graph()
+	r := &g.Relations[relation]
+	l := &lists{dir: r.Dir, dsts: g.NodeTypes[g.TypeOf(r.Dst)].Nodes,
+		srcs: g.NodeTypes[g.TypeOf(r.Src)].Nodes, edges: r.Edges}
+	l.inptr, l.file = d.Path(l.indptr()), d.Path(l.indices())
+	return l
+}
+
+func (d *Dataset) readTopology(relation int, mayMap bool) (*graph.Topology, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
 		return nil, fmt.Errorf("dataset %s is closed", d.dir)
 	}
-	if d.topology != nil {
-		return d.topology, nil
-	}
-	if d.noEdges {
-		t, err := graph.Alloc(d.Meta.Nodes, 0, false) // fresh memory is zero: no neighbours
-		if err != nil {
-			return nil, err
-		}
-		d.topology = t
+	if t := d.topology[relation]; t != nil {
 		return t, nil
 	}
-	a, err := npy.Open(d.Path(IndicesName))
+	t, err := d.openTopology(d.listsOf(relation), mayMap)
+	if err != nil {
+		return nil, err
+	}
+	if d.topology == nil {
+		d.topology = map[int]*graph.Topology{}
+	}
+	d.topology[relation] = t
+	return t, nil
+}
+
+func (d *Dataset) openTopology(l *lists, mayMap bool) (*graph.Topology, error) {
+	if d.noEdges {
+		return graph.Alloc(l.dsts, 0, false) // fresh memory is zero: no neighbours
+	}
+	a, err := npy.Open(l.file)
 	if err != nil {
 		return nil, err
 	}
 	wide := a.Header.DType == npy.Int64
-	if mayMap && hostmem.Scarce((d.Meta.Nodes+1)*8+a.Header.Bytes(), mapTopologyFrom) {
-		d.topology, err = d.mapTopology(wide)
-		return d.topology, err
+	if mayMap && hostmem.Scarce((l.dsts+1)*8+a.Header.Bytes(), mapTopologyFrom) {
+		return d.mapTopology(l, wide)
 	}
-	t, err := graph.Alloc(d.Meta.Nodes, d.Meta.Edges, wide)
+	t, err := graph.Alloc(l.dsts, l.edges, wide)
 	if err != nil {
 		return nil, fmt.Errorf("dataset %s: %w", d.dir, err)
 	}
-	if err := d.fillTopology(t); err != nil {
+	if err := d.fillTopology(l, t); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	d.topology = t
 	return t, nil
 }
 
-func (d *Dataset) fillTopology(t *graph.Topology) error {
-	if err := d.readArray(IndptrName, rawBytes(t.Indptr), nil); err != nil {
+func (d *Dataset) fillTopology(l *lists, t *graph.Topology) error {
+	if err := d.readArray(l.indptr(), rawBytes(t.Indptr), nil); err != nil {
 		return err
 	}
-	if err := d.checkIndptr(t); err != nil {
+	if err := l.checkIndptr(t); err != nil {
 		return err
 	}
 	ids := rawBytes(t.Indices32)
 	if t.Wide() {
 		ids = rawBytes(t.Indices64)
 	}
-	if err := d.readArray(IndicesName, ids, d.idsWithin(t)); err != nil {
+	if err := d.readArray(l.indices(), ids, l.idsWithin(t)); err != nil {
 		return err
 	}
 	return t.ValidateOffsets()
@@ -289,19 +351,19 @@ func (d *Dataset) fillTopology(t *graph.Topology) error {
 
 // idsWithin checks pieces of a topology's ids as they are read. Pieces end on multiples of an id's
 // width.
-func (d *Dataset) idsWithin(t *graph.Topology) func(offset int64, b []byte) error {
+func (l *lists) idsWithin(t *graph.Topology) func(offset int64, b []byte) error {
 	return func(offset int64, b []byte) error {
 		if t.Wide() {
 			for i, v := range t.Indices64[offset/8 : (offset+int64(len(b)))/8] {
-				if v < 0 || v >= t.NumNodes {
-					return BadID(d.Path(IndicesName), offset/8+int64(i), v, t.NumNodes)
+				if v < 0 || v >= l.srcs {
+					return BadID(l.file, offset/8+int64(i), v, l.srcs)
 				}
 			}
 			return nil
 		}
 		for i, v := range t.Indices32[offset/4 : (offset+int64(len(b)))/4] {
-			if int64(v) >= t.NumNodes {
-				return BadID(d.Path(IndicesName), offset/4+int64(i), int64(v), t.NumNodes)
+			if int64(v) >= l.srcs {
+				return BadID(l.file, offset/4+int64(i), int64(v), l.srcs)
 			}
 		}
 		return nil
@@ -310,28 +372,28 @@ func (d *Dataset) idsWithin(t *graph.Topology) func(offset int64, b []byte) erro
 
 // rawBytes is the memory of a slice. The files hold little-endian numbers, as every machine
 // that Helios runs on does.
-func rawBytes[T int64 | int32 | uint32](v []T) []byte {
+func rawBytes[T int64 | int32 | uint32 | float32](v []T) []byte {
 	if len(v) == 0 {
 		return nil
 	}
 	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
 }
 
-func (d *Dataset) checkIndptr(t *graph.Topology) error {
-	file, p := d.Path(IndptrName), t.Indptr
+func (l *lists) checkIndptr(t *graph.Topology) error {
+	p := t.Indptr
 	if p[0] != 0 {
-		return errs.New(errs.Usage, "%s: starts with %d, must start with 0", file, p[0])
+		return errs.New(errs.Usage, "%s: starts with %d, must start with 0", l.inptr, p[0])
 	}
 	for i := 1; i < len(p); i++ {
 		if p[i] < p[i-1] {
 			return errs.New(errs.Usage,
-				"%s: falls from %d to %d at position %d; offsets must not fall", file, p[i-1],
+				"%s: falls from %d to %d at position %d; offsets must not fall", l.inptr, p[i-1],
 				p[i], i)
 		}
 	}
-	if last := p[len(p)-1]; last != t.NumEdges {
-		return errs.New(errs.Usage, "%s: ends with %d, but %s has %d entries", file, last,
-			d.Path(IndicesName), t.NumEdges)
+	if last := p[len(p)-1]; last != l.edges {
+		return errs.New(errs.Usage, "%s: ends with %d, but %s has %d entries", l.inptr, last,
+			l.file, l.edges)
 	}
 	return nil
 }
@@ -346,56 +408,130 @@ func BadID(file string, pos, v, nodes int64) error {
 		nodes-1, hint)
 }
 
-// Labels are the classes of all nodes; -1 means unlabelled. They are to be read only: those of a
-// large graph are mapped from their file until Close.
-func (d *Dataset) Labels() ([]int32, error) {
-	if hostmem.Scarce(4*d.Meta.Nodes, mapLabelsFrom) {
-		return d.mapLabels()
+// Labels are the classes of all nodes, or of those of the first task's type; -1 means unlabelled.
+// They are to be read only: those of a large graph are mapped from their file until Close.
+func (d *Dataset) Labels() ([]int32, error) { return d.TaskLabels(0) }
+
+// TaskLabels are the Labels of a task whose target is a class.
+func (d *Dataset) TaskLabels(task int) ([]int32, error) {
+	t, n, err := d.taskOf(task, TargetClass)
+	if err != nil {
+		return nil, err
 	}
-	v := make([]int32, d.Meta.Nodes)
-	if err := d.readArray(LabelsName, rawBytes(v), nil); err != nil {
+	file := path.Join(t.Dir, LabelsName)
+	var v []int32
+	if hostmem.Scarce(4*n, mapLabelsFrom) {
+		v, err = d.mapLabels(file)
+	} else {
+		v = make([]int32, n)
+		err = d.readArray(file, rawBytes(v), nil)
+	}
+	if err != nil {
 		return nil, err
 	}
 	for i, x := range v {
-		if err := d.checkLabel(int64(x), int64(i)); err != nil {
-			return nil, err
+		if x < -1 || int(x) >= t.Classes {
+			return nil, errs.New(errs.Usage, "%s: label %d of node %d is outside -1..%d",
+				d.Path(file), x, i, t.Classes-1)
 		}
 	}
 	return v, nil
 }
 
-func (d *Dataset) checkLabel(x, node int64) error {
-	if x < -1 || x >= int64(d.Meta.Classes) {
-		return errs.New(errs.Usage, "%s: label %d of node %d is outside -1..%d", d.Path(LabelsName),
-			x, node, d.Meta.Classes-1)
+// TaskMultiLabels are the labels of a task with several: Columns for each node, each 0, 1, or 255
+// for unknown.
+func (d *Dataset) TaskMultiLabels(task int) ([]uint8, error) {
+	t, n, err := d.taskOf(task, TargetMultiLabel)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	file := path.Join(t.Dir, LabelsName)
+	v := make([]uint8, n*int64(t.Columns))
+	if err := d.readArray(file, v, nil); err != nil {
+		return nil, err
+	}
+	for i, x := range v {
+		if x > 1 && x != 255 {
+			return nil, errs.New(errs.Usage,
+				"%s: label %d of node %d is %d, must be 0, 1, or 255 for unknown", d.Path(file),
+				i%t.Columns, i/t.Columns, x)
+		}
+	}
+	return v, nil
 }
 
-// Split returns the node ids of "train", "val" or "test", ascending.
-func (d *Dataset) Split(name string) ([]int64, error) {
-	n, ok := map[string]int64{"train": d.Meta.Train, "val": d.Meta.Val, "test": d.Meta.Test}[name]
+// TaskValues are the values that a task of regression learns: Columns for each node, NaN where they
+// are not known.
+func (d *Dataset) TaskValues(task int) ([]float32, error) {
+	t, n, err := d.taskOf(task, TargetRegression)
+	if err != nil {
+		return nil, err
+	}
+	file := path.Join(t.Dir, LabelsName)
+	v := make([]float32, n*int64(t.Columns))
+	if err := d.readArray(file, rawBytes(v), nil); err != nil {
+		return nil, err
+	}
+	for i, x := range v {
+		if math.IsInf(float64(x), 0) {
+			return nil, errs.New(errs.Usage, "%s: value %d of node %d is %v, must be a number, or NaN for unknown",
+				d.Path(file), i%t.Columns, i/t.Columns, x)
+		}
+	}
+	return v, nil
+}
+
+// taskOf returns a task whose target is as wanted, and the number of its type's nodes.
+func (d *Dataset) taskOf(task int, target string) (t *Task, nodes int64, err error) {
+	g := d.Meta.Graph()
+	t = &g.Tasks[task]
+	if t.Target != target {
+		return nil, 0, errs.New(errs.Capability, "dataset %s: task %s is one of %s, not of %s", d.dir,
+			t.Name, t.Target, target)
+	}
+	return t, g.NodeTypes[g.TypeOf(t.Type)].Nodes, nil
+}
+
+// Split returns the node ids of "train", "val" or "test", ascending: of the first task.
+func (d *Dataset) Split(name string) ([]int64, error) { return d.TaskSplit(0, name) }
+
+// TaskSplit is Split of a task: ids are numbers within its type.
+func (d *Dataset) TaskSplit(task int, name string) ([]int64, error) {
+	g := d.Meta.Graph()
+	t := &g.Tasks[task]
+	n, ok := t.Split(name)
 	if !ok {
 		return nil, errs.New(errs.Usage, "unknown split %q; use train, val or test", name)
 	}
+	file := path.Join(t.Dir, name+".npy")
 	v := make([]int64, n)
-	if err := d.readArray(name+".npy", rawBytes(v), nil); err != nil {
+	if err := d.readArray(file, rawBytes(v), nil); err != nil {
 		return nil, err
 	}
+	nodes := g.NodeTypes[g.TypeOf(t.Type)].Nodes
 	for i, x := range v {
-		if x < 0 || x >= d.Meta.Nodes {
-			return nil, BadID(d.Path(name+".npy"), int64(i), x, d.Meta.Nodes)
+		if x < 0 || x >= nodes {
+			return nil, BadID(d.Path(file), int64(i), x, nodes)
 		}
 	}
 	return v, nil
 }
 
-// Names are the nodes' names, or nil when the dataset has none.
+// Names are the nodes' names, or nil when the dataset has none: those of the first task's type.
 func (d *Dataset) Names() ([]string, error) {
-	if _, err := os.Lstat(d.Path(NamesName)); errors.Is(err, os.ErrNotExist) {
+	g := d.Meta.Graph()
+	return d.NamesOf(g.TypeOf(g.Tasks[0].Type))
+}
+
+// NamesOf are the Names of a type of nodes.
+func (d *Dataset) NamesOf(nodeType int) ([]string, error) {
+	g := d.Meta.Graph()
+	t := &g.NodeTypes[nodeType]
+	file := path.Join(t.Dir, NamesName)
+	if _, err := os.Lstat(d.Path(file)); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	r, err := d.reader(NamesName)
+	r, err := d.reader(file)
 	if err != nil {
 		return nil, err
 	}
@@ -410,11 +546,11 @@ func (d *Dataset) Names() ([]string, error) {
 		names = append(names, sc.Text())
 	}
 	if err := sc.Err(); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.Path(NamesName), err)
+		return nil, fmt.Errorf("%s: %w", d.Path(file), err)
 	}
-	if int64(len(names)) != d.Meta.Nodes {
-		return nil, errs.New(errs.Usage, "%s has %d names, %s says %d nodes", d.Path(NamesName),
-			len(names), d.Path(MetaName), d.Meta.Nodes)
+	if int64(len(names)) != t.Nodes {
+		return nil, errs.New(errs.Usage, "%s has %d names, %s says %d nodes", d.Path(file),
+			len(names), d.Path(MetaName), t.Nodes)
 	}
 	return names, nil
 }
@@ -425,30 +561,49 @@ func (d *Dataset) CheckRowsOnce() error {
 	if d.FeatureFunc() != nil {
 		return nil
 	}
-	f, _, err := d.featureFile()
-	if err == nil {
+	for t, n := range d.Meta.Graph().NodeTypes {
+		if n.Dim == 0 {
+			continue
+		}
+		f, err := d.featureFile(t)
+		if err != nil {
+			return err
+		}
 		f.CheckOnce()
 	}
-	return err
+	return nil
 }
 
-func (d *Dataset) featureFile() (*seal.Reader, int64, error) {
+// rowFile is an open file of rows.
+type rowFile struct {
+	*seal.Reader
+	first int64 // byte of the first row
+}
+
+// featureFile opens the rows of a type.
+func (d *Dataset) featureFile(nodeType int) (rowFile, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return nil, 0, fmt.Errorf("dataset %s is closed", d.dir)
+		return rowFile{}, fmt.Errorf("dataset %s is closed", d.dir)
+	}
+	if f, ok := d.features[nodeType]; ok {
+		return f, nil
+	}
+	name := d.Meta.featuresOf(nodeType)
+	a, err := npy.Open(d.Path(name))
+	if err != nil {
+		return rowFile{}, err
+	}
+	f := rowFile{first: a.DataOffset()}
+	if f.Reader, err = d.reader(name); err != nil {
+		return rowFile{}, err
 	}
 	if d.features == nil {
-		a, err := npy.Open(d.Path(FeaturesName))
-		if err != nil {
-			return nil, 0, err
-		}
-		if d.features, err = d.reader(FeaturesName); err != nil {
-			return nil, 0, err
-		}
-		d.dataOff = a.DataOffset()
+		d.features = map[int]rowFile{}
 	}
-	return d.features, d.dataOff, nil
+	d.features[nodeType] = f
+	return f, nil
 }
 
 // Close frees the topology, which must not be used any more, and closes files.
@@ -460,13 +615,13 @@ func (d *Dataset) Close() error {
 	}
 	d.closed = true
 	var err error
-	if d.topology != nil {
-		err = d.topology.Close()
-		d.topology = nil
+	for _, t := range d.topology {
+		err = errors.Join(err, t.Close())
 	}
+	d.topology = nil
 	err = errors.Join(err, d.unmap())
-	if d.features != nil {
-		err = errors.Join(err, d.features.Close())
+	for _, f := range d.features {
+		err = errors.Join(err, f.Close())
 	}
 	return err
 }

@@ -238,7 +238,7 @@ func (d *Dataset) FeatureFunc() *FeatureFunc {
 	d.fnOnce.Do(func() {
 		seed, err := parseFeatureFn(d.Meta.FeatureFn, 0)
 		if err == nil { // Meta.decode has checked it
-			d.fnTable = NewFeatureFunc(seed, d.Meta.Dim, d.Meta.Nodes)
+			d.fnTable = NewFeatureFunc(seed, d.Meta.Dim, d.Meta.Rows())
 		}
 	})
 	return d.fnTable
@@ -271,9 +271,9 @@ type fnState struct {
 // number of rows.
 func (d *Dataset) Rows(first int64, dst []float32) error {
 	n := int64(len(dst)) / int64(d.Meta.Dim)
-	if int64(len(dst))%int64(d.Meta.Dim) != 0 || first < 0 || first+n > d.Meta.Nodes {
+	if int64(len(dst))%int64(d.Meta.Dim) != 0 || first < 0 || first+n > d.Meta.Rows() {
 		return fmt.Errorf("dataset %s: rows %d..%d (%d numbers) are not rows of %d in 0..%d", d.dir,
-			first, first+n-1, len(dst), d.Meta.Dim, d.Meta.Nodes-1)
+			first, first+n-1, len(dst), d.Meta.Dim, d.Meta.Rows()-1)
 	}
 	if fn := d.FeatureFunc(); fn != nil {
 		scratch := make([]byte, 4*d.Meta.Dim)

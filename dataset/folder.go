@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -28,56 +29,49 @@ func (d *folder) path(name string) string { return filepath.Join(d.dir, name) }
 
 func (d *folder) sealed() bool { return d.seal != nil }
 
+// array is an array of a dataset's folder, as the description has it.
+type array struct {
+	name  string
+	types []npy.DType
+	shape []int64
+}
+
 // check compares every array's header and length with the metadata.
 func (d *folder) check() error {
-	m := d.meta
-	want := []struct {
-		name  string
-		types []npy.DType
-		shape []int64
-	}{
-		{IndptrName, []npy.DType{npy.Int64}, []int64{m.Nodes + 1}},
-		{IndicesName, []npy.DType{npy.Uint32, npy.Int64}, []int64{m.Edges}},
-		{FeaturesName, []npy.DType{m.FileDType()}, []int64{m.Nodes, int64(m.Dim)}},
-		{LabelsName, []npy.DType{npy.Int32}, []int64{m.Nodes}},
-		{"train.npy", []npy.DType{npy.Int64}, []int64{m.Train}},
-		{"val.npy", []npy.DType{npy.Int64}, []int64{m.Val}},
-		{"test.npy", []npy.DType{npy.Int64}, []int64{m.Test}},
-	}
-	for _, w := range want {
-		if w.name == FeaturesName && m.FeatureFn != "" {
-			continue
-		}
-		path := d.path(w.name)
-		a, err := npy.Open(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return errs.New(errs.Usage,
-				"%s is missing: the dataset is not whole; make or import it again", path)
-		}
-		if errors.Is(err, fs.ErrPermission) {
-			return errs.New(errs.Usage, "%w; make it readable", err)
-		}
-		if err != nil {
+	for _, a := range d.meta.arrays() {
+		if err := d.checkArray(a); err != nil {
 			return err
 		}
-		if st, err := os.Stat(path); err == nil && st.Size() != a.DataOffset()+a.Header.Bytes() {
-			return errs.New(errs.Usage,
-				"%s: has %d bytes, its header says %d: something was written behind the array; restore the file or import the dataset again",
-				path, st.Size(), a.DataOffset()+a.Header.Bytes())
-		}
-		typeOK := false
-		for _, t := range w.types {
-			typeOK = typeOK || a.Header.DType == t
-		}
-		if !typeOK {
-			return errs.New(errs.Usage, "%s: holds %s, expected %v", path, a.Header.DType, w.types)
-		}
-		expect := npy.Header{Shape: w.shape}
-		if a.Header.ShapeString() != expect.ShapeString() || a.Header.Fortran && len(w.shape) > 1 {
-			return errs.New(errs.Usage,
-				"%s has shape %s, %s says %s; the two do not belong together, import again",
-				path, a.Header.ShapeString(), d.path(MetaName), expect.ShapeString())
-		}
+	}
+	return nil
+}
+
+func (d *folder) checkArray(w array) error {
+	path := d.path(w.name)
+	a, err := npy.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errs.New(errs.Usage,
+			"%s is missing: the dataset is not whole; make or import it again", path)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return errs.New(errs.Usage, "%w; make it readable", err)
+	}
+	if err != nil {
+		return err
+	}
+	if st, err := os.Stat(path); err == nil && st.Size() != a.DataOffset()+a.Header.Bytes() {
+		return errs.New(errs.Usage,
+			"%s: has %d bytes, its header says %d: something was written behind the array; restore the file or import the dataset again",
+			path, st.Size(), a.DataOffset()+a.Header.Bytes())
+	}
+	if !slices.Contains(w.types, a.Header.DType) {
+		return errs.New(errs.Usage, "%s: holds %s, expected %v", path, a.Header.DType, w.types)
+	}
+	expect := npy.Header{Shape: w.shape}
+	if a.Header.ShapeString() != expect.ShapeString() || a.Header.Fortran && len(w.shape) > 1 {
+		return errs.New(errs.Usage,
+			"%s has shape %s, %s says %s; the two do not belong together, import again",
+			path, a.Header.ShapeString(), d.path(MetaName), expect.ShapeString())
 	}
 	return nil
 }
@@ -139,7 +133,7 @@ func (d *folder) checkSeal(toSeal bool) error {
 		}
 		return nil
 	}
-	sums, rows := d.functionSum()
+	sums, rows := d.described()
 	for i := range m.Files {
 		if f := &m.Files[i]; f.SHA256 != nil {
 			name := strings.TrimSuffix(f.Name, ".npy")
@@ -151,7 +145,7 @@ func (d *folder) checkSeal(toSeal bool) error {
 			"%s belongs to dataset %s, %s says %s: they do not belong together; restore the files or import the dataset again",
 			m.Path(), m.UUID, d.path(MetaName), d.meta.UUID)
 	}
-	for _, name := range Files {
+	for _, name := range d.meta.files() {
 		if _, err := os.Lstat(d.path(name)); err == nil && m.File(name) == nil && !d.unread(name) {
 			return errs.New(errs.Device,
 				"%s is not one of the files that %s names, so it is no part of the dataset; remove it, or import the dataset again",
@@ -162,15 +156,13 @@ func (d *folder) checkSeal(toSeal bool) error {
 }
 
 // unread reports whether no run reads a file of this dataset.
-func (d *folder) unread(name string) bool { return name == FeaturesName && d.meta.FeatureFn != "" }
+func (d *folder) unread(name string) bool { return isFeatures(name) && d.meta.FeatureFn != "" }
 
-// functionSum returns what a feature function counts for in the identity; empty where features.npy
-// does.
-func (d *folder) functionSum() (map[string][]byte, map[string]int64) {
+// described returns the parts of the description that count in the identity: the schema, and a
+// feature function, which makes what features.npy would hold.
+func (d *folder) described() (map[string][]byte, map[string]int64) {
 	sums, rows := map[string][]byte{}, map[string]int64{}
-	if fn := d.meta.FeatureFn; fn != "" {
-		sums["features"], rows["features"] = FeatureFnSum(fn, d.meta.Dim), d.meta.Nodes
-	}
+	d.meta.CountIn(sums, rows)
 	return sums, rows
 }
 
@@ -178,12 +170,12 @@ func (d *folder) reader(name string) (*seal.Reader, error) {
 	return seal.NewReader(d.seal, d.dir, name, &d.checked)
 }
 
-// pageSums are the checksums of indices.npy's pages; nil where the dataset is not sealed.
-func (d *folder) pageSums() ([]uint32, error) {
+// pageSums are the checksums of the pages of a file of indices; nil where the dataset is not sealed.
+func (d *folder) pageSums(indices string) ([]uint32, error) {
 	if d.seal == nil {
 		return nil, nil
 	}
-	r, err := d.reader(IndicesName)
+	r, err := d.reader(indices)
 	if err != nil {
 		return nil, err
 	}

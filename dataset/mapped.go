@@ -110,67 +110,58 @@ func numbers[T int32 | int64 | uint32](file string, b []byte) ([]T, error) {
 }
 
 // mapOffsets is a topology of mapped offsets alone, checked.
-func (d *Dataset) mapOffsets() (*graph.Topology, *mapping, error) {
-	m, err := d.mapArray(IndptrName, nil)
+func (d *Dataset) mapOffsets(l *lists) (*graph.Topology, *mapping, error) {
+	m, err := d.mapArray(l.indptr(), nil)
 	if err != nil {
 		return nil, nil, err
 	}
-	t := &graph.Topology{NumNodes: d.Meta.Nodes, NumEdges: d.Meta.Edges}
-	if t.Indptr, err = numbers[int64](d.Path(IndptrName), m.data); err != nil {
+	t := &graph.Topology{NumNodes: l.dsts, NumEdges: l.edges}
+	if t.Indptr, err = numbers[int64](l.inptr, m.data); err != nil {
 		return nil, nil, err
 	}
-	return t, m, d.checkIndptr(t)
+	return t, m, l.checkIndptr(t)
 }
 
-// mapTopology is Topology over mapped files.
-func (d *Dataset) mapTopology(wide bool) (*graph.Topology, error) {
-	t, indptr, err := d.mapOffsets()
+// mapTopology is Relation over mapped files.
+func (d *Dataset) mapTopology(l *lists, wide bool) (*graph.Topology, error) {
+	t, indptr, err := d.mapOffsets(l)
 	if err != nil {
 		return nil, err
 	}
-	indices, err := d.mapArray(IndicesName, func(m *mapping) func(int64, []byte) error {
+	indices, err := d.mapArray(l.indices(), func(m *mapping) func(int64, []byte) error {
 		var err error
 		if wide {
-			t.Indices64, err = numbers[int64](d.Path(IndicesName), m.data)
+			t.Indices64, err = numbers[int64](l.file, m.data)
 		} else {
-			t.Indices32, err = numbers[uint32](d.Path(IndicesName), m.data)
+			t.Indices32, err = numbers[uint32](l.file, m.data)
 		}
 		if err != nil {
 			return func(int64, []byte) error { return err }
 		}
-		return d.idsWithin(t)
+		return l.idsWithin(t)
 	})
 	if err != nil {
 		return nil, err
 	}
 	if err := t.ValidateOffsets(); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.Path(IndicesName), err)
+		return nil, fmt.Errorf("%s: %w", l.file, err)
 	}
 	indptr.advise(unix.MADV_RANDOM) // from now on samplers jump
 	indices.advise(unix.MADV_RANDOM)
 	return t, nil
 }
 
-// mapLabels is Labels over the mapped file.
-func (d *Dataset) mapLabels() ([]int32, error) {
+// mapLabels maps the labels of a task.
+func (d *Dataset) mapLabels(file string) ([]int32, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
 		return nil, fmt.Errorf("dataset %s is closed", d.dir)
 	}
-	m, err := d.mapArray(LabelsName, nil)
+	m, err := d.mapArray(file, nil)
 	if err != nil {
 		return nil, err
-	}
-	v, err := numbers[int32](d.Path(LabelsName), m.data)
-	if err != nil {
-		return nil, err
-	}
-	for i, x := range v {
-		if err := d.checkLabel(int64(x), int64(i)); err != nil {
-			return nil, err
-		}
 	}
 	m.advise(unix.MADV_RANDOM)
-	return v, nil
+	return numbers[int32](d.Path(file), m.data)
 }

@@ -3,6 +3,7 @@ package dataset
 import (
 	"errors"
 	"fmt"
+	"path"
 
 	"helios/dataset/npy"
 	"helios/internal/errs"
@@ -45,28 +46,47 @@ func (m *Meta) FileDType() npy.DType {
 }
 
 // ReadRows reads the feature rows first, first+1, … from features.npy, or computes them, into dst,
-// whose length must be a whole number of rows (Meta.RowBytes each, of Meta.RowType).
+// whose length must be a whole number of rows (Meta.RowBytes each, of Meta.RowType). Rows of format
+// 2 are those of one type after the other; narrow ones end in zeros.
 func (d *Dataset) ReadRows(first int64, dst []byte) error {
-	row := int64(d.Meta.RowBytes())
+	row, rows := int64(d.Meta.RowBytes()), d.Meta.Rows()
 	n := int64(len(dst)) / row
-	if int64(len(dst))%row != 0 || first < 0 || first+n > d.Meta.Nodes {
+	if int64(len(dst))%row != 0 || first < 0 || first+n > rows {
 		return fmt.Errorf("%s: rows %d..%d (%d bytes) are not rows of %d bytes in 0..%d",
-			d.Path(FeaturesName), first, first+n-1, len(dst), row, d.Meta.Nodes-1)
+			d.RowSource(), first, first+n-1, len(dst), row, rows-1)
 	}
 	if fn := d.FeatureFunc(); fn != nil {
 		fn.rows(first, dst)
 		return nil
 	}
-	f, off, err := d.featureFile()
+	g := d.Meta.Graph()
+	for i := range g.NodeTypes {
+		t := &g.NodeTypes[i]
+		if take := min(t.Nodes-first, int64(len(dst))/row); take > 0 {
+			if err := d.readRowsOf(i, t, first, dst[:take*row]); err != nil {
+				return err
+			}
+			dst = dst[take*row:]
+		}
+		first = max(first-t.Nodes, 0)
+	}
+	return nil
+}
+
+// readRowsOf reads rows of one type, by their numbers within it.
+func (d *Dataset) readRowsOf(nodeType int, t *NodeType, first int64, dst []byte) error {
+	f, err := d.featureFile(nodeType)
 	if err != nil {
 		return err
 	}
-	inFile := int64(d.Meta.Dim) * int64(d.Meta.FileDType().Size)
+	row, inFile := int64(d.Meta.RowBytes()), int64(t.Dim)*int64(d.Meta.FileDType().Size)
+	n := int64(len(dst)) / row
 	b := dst[:n*inFile]
-	if err := f.ReadAt(b, off+first*inFile); err != nil {
+	if err := f.ReadAt(b, f.first+first*inFile); err != nil {
 		return fmt.Errorf("row %d: %w", first, err)
 	}
-	// an odd number of halves: from the last row on, move each to its place and pad it
+	// an odd number of halves, or a narrow type: from the last row on, move each to its place and
+	// pad it
 	if inFile != row {
 		for i := n - 1; i >= 0; i-- {
 			to := dst[i*row : (i+1)*row]
@@ -75,6 +95,14 @@ func (d *Dataset) ReadRows(first int64, dst []byte) error {
 		}
 	}
 	return nil
+}
+
+// featuresOf is the file of a type's rows.
+func (m *Meta) featuresOf(nodeType int) string {
+	if !m.Typed() {
+		return FeaturesName
+	}
+	return path.Join(m.NodeTypes[nodeType].Dir, FeaturesName)
 }
 
 // RowReader reads the dataset's rows as rows of a type. One goroutine uses it.
@@ -103,7 +131,7 @@ func (r *RowReader) ReadScaled(first int64, dst []byte, scales []float32) error 
 	}
 	in, out, dim := int64(r.d.Meta.RowBytes()), int64(r.t.RowBytes(r.d.Meta.Dim)), r.d.Meta.Dim
 	if int64(len(dst))%out != 0 {
-		return fmt.Errorf("%s: %d bytes are not rows of %d", r.d.Path(FeaturesName), len(dst), out)
+		return fmt.Errorf("%s: %d bytes are not rows of %d", r.d.RowSource(), len(dst), out)
 	}
 	if r.wide == nil {
 		r.raw, r.wide = make([]byte, max(convertBytes/in, 1)*in), make([]float32, dim)
@@ -134,10 +162,13 @@ func (r *RowReader) ReadScaled(first int64, dst []byte, scales []float32) error 
 
 // RowSource returns what the dataset's rows come from, for messages.
 func (d *Dataset) RowSource() string {
-	if d.Meta.FeatureFn != "" {
+	switch {
+	case d.Meta.FeatureFn != "":
 		return d.Meta.FeatureFn
+	case len(d.Meta.NodeTypes) > 1:
+		return d.dir
 	}
-	return d.Path(FeaturesName)
+	return d.Path(d.Meta.featuresOf(0))
 }
 
 func (d *Dataset) outOfRange(row int64, err error) error {
@@ -149,5 +180,18 @@ func (d *Dataset) outOfRange(row int64, err error) error {
 	if wider, ok := re.Wider(); ok {
 		next = errs.Textf("use {row-dtype} %s", wider)
 	}
-	return errs.New(errs.Usage, "%s: row %d: %w; %s", d.RowSource(), row, err, next)
+	return errs.New(errs.Usage, "%s: %s: %w; %s", d.RowSource(), d.Meta.rowName(row), err, next)
+}
+
+// rowName names a row of the row space.
+func (m *Meta) rowName(row int64) string {
+	if len(m.NodeTypes) < 2 {
+		return fmt.Sprintf("row %d", row)
+	}
+	t := 0
+	for row >= m.NodeTypes[t].Nodes {
+		row -= m.NodeTypes[t].Nodes
+		t++
+	}
+	return fmt.Sprintf("row %d of %s", row, m.NodeTypes[t].Name)
 }

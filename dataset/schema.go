@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path"
 	"slices"
 	"strings"
 	"unicode"
@@ -13,6 +14,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"helios/dataset/npy"
 	"helios/internal/rowtype"
 )
 
@@ -169,21 +171,113 @@ func (m *Meta) decodeTyped(text []byte) error {
 	return nil
 }
 
-// Folders of format 2.
-func nodesDir(i int) string { return fmt.Sprintf("nodes/%03d", i) }
-func edgesDir(i int) string { return fmt.Sprintf("edges/%03d", i) }
-func tasksDir(i int) string { return fmt.Sprintf("tasks/%03d", i) }
+// Files of format 2, by the kind of their folder.
+const (
+	nodesPart = "nodes"
+	edgesPart = "edges"
+	tasksPart = "tasks"
+)
+
+var partFiles = map[string][]string{
+	nodesPart: {FeaturesName, NamesName, IDsName},
+	edgesPart: {IndptrName, IndicesName},
+	tasksPart: {LabelsName, "train.npy", "val.npy", "test.npy"},
+}
+
+func partDir(part string, i int) string { return fmt.Sprintf("%s/%03d", part, i) }
+
+// NodesDir is the folder of a type of nodes.
+func NodesDir(i int) string { return partDir(nodesPart, i) }
+
+// EdgesDir is the folder of a relation.
+func EdgesDir(i int) string { return partDir(edgesPart, i) }
+
+// TasksDir is the folder of a task.
+func TasksDir(i int) string { return partDir(tasksPart, i) }
+
+// isFeatures reports whether a file holds rows.
+func isFeatures(name string) bool { return path.Base(name) == FeaturesName }
+
+// files are the names that files of the dataset may have.
+func (m *Meta) files() []string {
+	if !m.Typed() {
+		return Files
+	}
+	all := []string{MetaName}
+	add := func(part string, n int) {
+		for i := range n {
+			for _, name := range partFiles[part] {
+				all = append(all, partDir(part, i)+"/"+name)
+			}
+		}
+	}
+	add(nodesPart, len(m.NodeTypes))
+	add(edgesPart, len(m.Relations))
+	add(tasksPart, len(m.Tasks))
+	return all
+}
+
+// arrays are the arrays that the dataset must have.
+func (m *Meta) arrays() (all []array) {
+	g := m.Graph()
+	for i := range g.Relations {
+		r := &g.Relations[i]
+		all = append(all,
+			array{path.Join(r.Dir, IndptrName), []npy.DType{npy.Int64},
+				[]int64{g.NodeTypes[g.TypeOf(r.Dst)].Nodes + 1}},
+			array{path.Join(r.Dir, IndicesName), []npy.DType{npy.Uint32, npy.Int64},
+				[]int64{r.Edges}})
+	}
+	for i := range g.NodeTypes {
+		if t := &g.NodeTypes[i]; t.Dim > 0 && m.FeatureFn == "" {
+			all = append(all, array{path.Join(t.Dir, FeaturesName), []npy.DType{m.FileDType()},
+				[]int64{t.Nodes, int64(t.Dim)}})
+		}
+	}
+	for i := range g.Tasks {
+		t := &g.Tasks[i]
+		labels := array{path.Join(t.Dir, LabelsName), []npy.DType{npy.Int32},
+			[]int64{g.NodeTypes[g.TypeOf(t.Type)].Nodes}}
+		switch t.Target {
+		case TargetMultiLabel:
+			labels.types = []npy.DType{npy.Uint8}
+		case TargetRegression:
+			labels.types = []npy.DType{npy.Float32}
+		}
+		if t.Target != TargetClass {
+			labels.shape = append(labels.shape, int64(t.Columns))
+		}
+		all = append(all, labels)
+		for _, name := range Splits {
+			n, _ := t.Split(name)
+			all = append(all, array{path.Join(t.Dir, name+".npy"), []npy.DType{npy.Int64},
+				[]int64{n}})
+		}
+	}
+	return all
+}
+
+// CountIn adds to the hashes of a dataset's arrays, and their rows, what of the description counts
+// in its identity: the schema, and a feature function, which makes what features.npy would hold.
+func (m *Meta) CountIn(sums map[string][]byte, rows map[string]int64) {
+	if m.Typed() {
+		sums["schema"] = m.digest()
+	}
+	if m.FeatureFn != "" {
+		sums["features"], rows["features"] = FeatureFnSum(m.FeatureFn, m.Dim), m.Rows()
+	}
+}
 
 // number gives each part its folder.
 func (s *Schema) number() {
 	for i := range s.NodeTypes {
-		s.NodeTypes[i].Dir = nodesDir(i)
+		s.NodeTypes[i].Dir = NodesDir(i)
 	}
 	for i := range s.Relations {
-		s.Relations[i].Dir = edgesDir(i)
+		s.Relations[i].Dir = EdgesDir(i)
 	}
 	for i := range s.Tasks {
-		s.Tasks[i].Dir = tasksDir(i)
+		s.Tasks[i].Dir = TasksDir(i)
 	}
 }
 
@@ -320,7 +414,7 @@ func (s *Schema) checkTypes() error {
 		case t.Dim > 0 && i > 0 && s.NodeTypes[i-1].Dim == 0:
 			err = errors.New("it has rows, the type before has none; types without rows come last")
 		default:
-			err = checkDir(t.Dir, nodesDir(i))
+			err = checkDir(t.Dir, NodesDir(i))
 		}
 		if err != nil {
 			return fmt.Errorf("node type %d, %q: %w", i, brief(t.Name), err)
@@ -350,7 +444,7 @@ func (s *Schema) checkRelations() error {
 			err = s.checkReverse(i)
 		}
 		if err == nil {
-			err = checkDir(r.Dir, edgesDir(i))
+			err = checkDir(r.Dir, EdgesDir(i))
 		}
 		if err != nil {
 			return fmt.Errorf("relation %d, %q: %w", i, brief(r.String()), err)
@@ -408,7 +502,7 @@ func (s *Schema) checkTask(i int) error {
 		return fmt.Errorf("train, val and test are %d nodes together, %s has %d",
 			t.Train+t.Val+t.Test, t.Type, n)
 	}
-	return checkDir(t.Dir, tasksDir(i))
+	return checkDir(t.Dir, TasksDir(i))
 }
 
 func (t *Task) checkTarget() error {

@@ -10,8 +10,10 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -31,14 +33,25 @@ import (
 // it. It and dataset.yaml bind each other: it has dataset.yaml's checksum, and the hashes of the
 // arrays in it give dataset.yaml's UUID.
 
-// Files are the files that a run may read.
+// Files are the files of format 1 that a run may read.
 var Files = []string{MetaName, IndptrName, IndicesName, FeaturesName, LabelsName, "train.npy",
 	"val.npy", "test.npy", NamesName, IDsName}
+
+// IsFile reports whether a name, relative to the folder, is that of a file that a dataset may have.
+func IsFile(name string) bool {
+	dir, base := path.Split(name)
+	if dir == "" {
+		return slices.Contains(Files, name)
+	}
+	part, number, _ := strings.Cut(strings.TrimSuffix(dir, "/"), "/")
+	i, err := strconv.Atoi(number)
+	return err == nil && dir == partDir(part, i)+"/" && slices.Contains(partFiles[part], base)
+}
 
 // SealBlock returns how much of a file a checksum is of: --topology ssd reads and checks the ids by
 // page.
 func SealBlock(name string) int64 {
-	if name == IndicesName {
+	if path.Base(name) == IndicesName {
 		return seal.Page
 	}
 	return seal.Block
@@ -60,11 +73,11 @@ func (d *Dataset) SealInfo() SealInfo {
 		Seconds: d.checked.Took().Seconds()}
 }
 
-// SumFile reads a file once and returns its block checksums and, of an array, the SHA-256 of its
-// payload.
-func SumFile(ctx context.Context, path string, done func(int64)) (f seal.Sealed, payload []byte,
-	err error) {
-	name := filepath.Base(path)
+// SumFile reads a file of the dataset in dir once and returns its block checksums and, of an array,
+// the SHA-256 of its payload.
+func SumFile(ctx context.Context, dir, name string, done func(int64)) (f seal.Sealed,
+	payload []byte, err error) {
+	path := filepath.Join(dir, name)
 	sum, hash := seal.NewSum(name, SealBlock(name)), sha256.New()
 	skip := int64(0)
 	if strings.HasSuffix(name, ".npy") {
@@ -118,11 +131,11 @@ type FilesReport struct {
 	Seconds  float64   `json:"seconds"`
 }
 
-// files are those of the dataset that are there and read by runs, without some, and their bytes.
-func (d *folder) files(without []string) (names []string, total int64) {
-	for _, name := range Files {
-		if st, err := os.Stat(d.path(name)); err == nil && !slices.Contains(without, name) &&
-			!d.unread(name) {
+// files are those of the dataset that are there and read by runs, and their bytes.
+func (d *folder) files(withoutRows bool) (names []string, total int64) {
+	for _, name := range d.meta.files() {
+		if st, err := os.Stat(d.path(name)); err == nil && !d.unread(name) &&
+			!(withoutRows && isFeatures(name)) {
 			names = append(names, name)
 			total += st.Size()
 		}
@@ -134,7 +147,7 @@ func (d *folder) files(without []string) (names []string, total int64) {
 // checksum, the arrays of one that is not sealed against the UUID in dataset.yaml. Its error, of
 // class device, sums up what is bad.
 func VerifyFiles(ctx context.Context, d *Dataset, progress work.Progress) (FilesReport, error) {
-	return d.verifyFiles(ctx, progress)
+	return d.verifyFiles(ctx, progress, false)
 }
 
 // VerifyAllButRows is VerifyFiles of a sealed dataset without features.npy, which Load checks while
@@ -144,14 +157,14 @@ func VerifyAllButRows(ctx context.Context, d *Dataset, progress work.Progress) (
 	if !d.Sealed() {
 		return FilesReport{Bad: []BadFile{}}, nil
 	}
-	return d.verifyFiles(ctx, progress, FeaturesName)
+	return d.verifyFiles(ctx, progress, true)
 }
 
 func (d *folder) verifyFiles(ctx context.Context, progress work.Progress,
-	without ...string) (FilesReport, error) {
+	withoutRows bool) (FilesReport, error) {
 	start := time.Now()
 	r := FilesReport{Sealed: d.sealed(), Bad: []BadFile{}}
-	names, total := d.files(without)
+	names, total := d.files(withoutRows)
 	r.Files = len(names)
 	var mu sync.Mutex
 	read := func(n int64) {
@@ -202,7 +215,7 @@ func (d *folder) sumFiles(ctx context.Context, names []string, read func(int64))
 	g.SetLimit(4)
 	for i, name := range names {
 		g.Go(func() error {
-			f, payload, err := SumFile(gctx, d.path(name), read)
+			f, payload, err := SumFile(gctx, d.dir, name, read)
 			if err == nil && strings.HasSuffix(name, ".npy") {
 				var a *npy.Array
 				if a, err = npy.Open(d.path(name)); err == nil {
@@ -216,7 +229,7 @@ func (d *folder) sumFiles(ctx context.Context, names []string, read func(int64))
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	sums, rows := d.functionSum()
+	sums, rows := d.described()
 	var all []string
 	for _, f := range files {
 		if f.SHA256 != nil {
@@ -249,7 +262,7 @@ func Seal(ctx context.Context, dir string, progress work.Progress) (r FilesRepor
 		return r, false, err
 	}
 	start := time.Now()
-	names, total := d.files(nil)
+	names, total := d.files(false)
 	r = FilesReport{Sealed: true, Files: len(names), Bad: []BadFile{}}
 	var mu sync.Mutex
 	files, err := d.sumFiles(ctx, names, func(n int64) {

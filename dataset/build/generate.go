@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 	"math/bits"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -158,7 +159,8 @@ func (o *GenerateOptions) bytes() float64 {
 // parameters 0.57, 0.19, 0.19, 0.05 and classes by recursive position; repeated edges and self
 // loops are dropped, so the mean degree ends a little lower. "communities" are groups whose nodes
 // know each other, and hubs that everybody knows, which carry the signal of the class
-// (communities.go). Node ids are scrambled in all.
+// (communities.go). "typed" has several types of nodes and edges (typed.go). Node ids are scrambled
+// in all.
 //
 // Features are the centre of the class plus noise.
 func Generate(ctx context.Context, o GenerateOptions) (err error) {
@@ -180,6 +182,7 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 	g := newGenerator(o)
 	m := dataset.Meta{
 		Name: o.Name, Nodes: o.Nodes, Dim: o.Dim, Classes: o.Classes, DType: "float32",
+		FeatureFn: o.FeatureFn,
 		Source: dataset.Source{Kind: o.Kind, Options: map[string]string{
 			"seed": strconv.FormatUint(o.Seed, 10), "avg-degree": formatFloat(o.AvgDegree),
 			"signal":         formatFloat(o.Signal),
@@ -196,6 +199,9 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 		o.Communities.record(m.Source.Options)
 		m.Source.Options["homophily"] = formatFloat(o.Homophily)
 		m.Edges, err = g.listEdges(ctx, s, g.community)
+	case kindTyped:
+		m.Source.Options["homophily"] = formatFloat(o.Homophily)
+		m.Schema, err = g.typed(ctx, s)
 	default:
 		m.Source.Options["homophily"] = formatFloat(o.Homophily)
 		m.Edges, err = g.listEdges(ctx, s, g.neighbors)
@@ -203,10 +209,13 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	if o.FeatureFn != "" {
-		s.FeatureFn(&m, o.FeatureFn, o.Dim)
-	} else if err := g.features(ctx, s); err != nil {
-		return err
+	if m.Typed() {
+		return s.Commit(m)
+	}
+	if o.FeatureFn == "" {
+		if err := g.features(ctx, s); err != nil {
+			return err
+		}
 	}
 	if m.Train, m.Val, m.Test, err = g.labelsAndSplits(ctx, s); err != nil {
 		return err
@@ -233,10 +242,11 @@ const (
 	kindSBM         = "sbm"
 	kindRMAT        = "rmat"
 	kindCommunities = "communities"
+	kindTyped       = "typed"
 )
 
 // Kinds are the kinds of graphs that Generate makes.
-var Kinds = []string{kindSBM, kindRMAT, kindCommunities}
+var Kinds = []string{kindSBM, kindRMAT, kindCommunities, kindTyped}
 
 // Homophilous reports whether the edges of a kind know classes.
 func Homophilous(kind string) bool { return kind != kindRMAT }
@@ -250,6 +260,7 @@ type generator struct {
 	half    uint      // bits in half an id, for the permutation
 	rounds  [4]uint64 // keys of the permutation
 	centres []float32 // [classes × dim]
+	folder  string    // of what it writes; "" is the dataset's own
 }
 
 func newGenerator(o GenerateOptions) *generator {
@@ -354,13 +365,15 @@ func (g *generator) neighbors(id int64, dst []int64) []int64 {
 	return g.draw(id, dst, func(i uint32) int64 {
 		w := g.words(uint64(id), i, genNeighbor)
 		c := g.classOf(own, w[0], w[1])
-		// Popularity falls with the rank in the class: density r^-0.6. The square root is
-		// correctly rounded everywhere, unlike a general power.
-		u := unit(w[2], w[3])
 		size := (g.Nodes - c + int64(g.Classes) - 1) / int64(g.Classes)
-		j := min(int64(float64(size)*float64(u*u*math.Sqrt(u))), size-1)
-		return c + j*int64(g.Classes)
+		return c + g.popular(unit(w[2], w[3]), size)*int64(g.Classes)
 	})
+}
+
+// popular is one of size ranks, by a number from 0 to below 1. Popularity falls with the rank:
+// density r^-0.6. The square root is correctly rounded everywhere, unlike a general power.
+func (g *generator) popular(u float64, size int64) int64 {
+	return min(int64(float64(size)*float64(u*u*math.Sqrt(u))), size-1)
 }
 
 // classOf draws the class of a neighbour of a node of class own.
@@ -372,17 +385,22 @@ func (g *generator) classOf(own int64, share, which uint32) int64 {
 		int64(g.Classes)
 }
 
-// draw fills dst with the neighbours of a node, of which source gives the rank of draw i, or a
-// number below 0 for none.
-func (g *generator) draw(id int64, dst []int64, source func(i uint32) int64) []int64 {
+// degree draws a number of in-neighbours. These spread evenly from half to one and a half times the
+// mean.
+func (g *generator) degree(id int64) int64 {
 	w := g.words(uint64(id), 0, genDegree)
-	// In-degrees spread evenly from half to one and a half times the mean.
 	x := g.AvgDegree * (0.5 + unit(w[0], w[1]))
-	degree := int(x)
+	degree := int64(x)
 	if unit(w[2], w[3]) < x-float64(degree) {
 		degree++
 	}
-	degree = int(min(int64(degree), g.Nodes-1))
+	return degree
+}
+
+// draw fills dst with the neighbours of a node, of which source gives the rank of draw i, or a
+// number below 0 for none.
+func (g *generator) draw(id int64, dst []int64, source func(i uint32) int64) []int64 {
+	degree := int(min(g.degree(id), g.Nodes-1))
 	dst = dst[:0]
 	for try := uint32(0); len(dst) < degree && try < 4; try++ {
 		for i := uint32(0); len(dst) < degree && i < uint32(degree); i++ {
@@ -405,7 +423,7 @@ const nodesPerChunk = 4096
 // listEdges writes the in-neighbours that draw gives for each node, distinct and ascending.
 func (g *generator) listEdges(ctx context.Context, s *Staging,
 	draw func(id int64, dst []int64) []int64) (int64, error) {
-	w, err := edges.NewCSC(s.Store(), g.Nodes)
+	w, err := edges.NewCSC(s.Store(), g.Nodes, g.Nodes)
 	if err != nil {
 		return 0, err
 	}
@@ -467,7 +485,7 @@ func (g *generator) rmatEdges(ctx context.Context, s *Staging) (_ int64, _ map[s
 }
 
 func (g *generator) features(ctx context.Context, s *Staging) error {
-	out, err := s.Array("features", npy.Float32, int64(g.Dim))
+	out, err := s.Array(path.Join(g.folder, "features"), npy.Float32, int64(g.Dim))
 	if err != nil {
 		return err
 	}
@@ -498,11 +516,11 @@ func (g *generator) features(ctx context.Context, s *Staging) error {
 
 func (g *generator) labelsAndSplits(ctx context.Context, s *Staging) (train, val, test int64,
 	err error) {
-	labels, err := s.Array("labels", npy.Int32, 0)
+	labels, err := s.Array(path.Join(g.folder, "labels"), npy.Int32, 0)
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	sp, err := NewSplitter(s, g.Seed, g.TrainFraction, g.ValFraction)
+	sp, err := NewSplitter(s, g.folder, g.Seed, g.TrainFraction, g.ValFraction)
 	if err == nil && g.TestFraction != 0 {
 		sp.all = g.TrainFraction + g.ValFraction + max(g.TestFraction, 0)
 	}

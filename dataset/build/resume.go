@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"helios/dataset"
 	"helios/dataset/edges"
 	"helios/dataset/seal"
 	"helios/internal/errs"
@@ -27,6 +29,7 @@ const (
 
 type journalLine struct {
 	Begin    *journalBegin `json:"begin,omitempty"`
+	Folder   string        `json:"folder,omitempty"` // the edges that follow are those of its topology
 	Source   *sourceMark   `json:"source,omitempty"`
 	Run      *edges.Run    `json:"run,omitempty"`      // a sorted run is there
 	Replaces []int         `json:"replaces,omitempty"` // by Run: these are merged into it
@@ -71,7 +74,8 @@ type journal struct {
 	runs     []edges.Run
 	lastRun  int
 	merged   *edges.Merged
-	topology *edges.Counts
+	folder   string                   // of the topology that is being made; "" where there is one alone
+	topology map[string]*edges.Counts // that are whole, by folder
 	done     map[string]arrayDone
 	partial  map[string]edges.ArrayMark
 }
@@ -80,28 +84,51 @@ type journal struct {
 var JournalStep func(line []byte, written bool) error
 
 func newJournal(f *os.File, path string) *journal {
-	return &journal{f: f, path: path, sources: map[int]sourceMark{},
-		parts: map[int]map[int]*edges.PartMark{}, done: map[string]arrayDone{},
-		partial: map[string]edges.ArrayMark{}}
+	j := &journal{f: f, path: path, topology: map[string]*edges.Counts{},
+		done: map[string]arrayDone{}, partial: map[string]edges.ArrayMark{}}
+	j.newEdges("")
+	return j
 }
+
+// newEdges begins the topology of a folder.
+func (j *journal) newEdges(folder string) {
+	j.folder, j.sources, j.parts = folder, map[int]sourceMark{}, map[int]map[int]*edges.PartMark{}
+	j.runs, j.merged = nil, nil
+}
+
+// sorted reports whether the topology that was begun last is whole.
+func (j *journal) sorted() bool { return j.topology[j.folder] != nil }
 
 // worth reports whether there is anything that another run need not do again.
 func (j *journal) worth() bool {
-	return j != nil && (len(j.runs) > 0 || j.topology != nil || len(j.done) > 0 ||
+	return j != nil && (len(j.runs) > 0 || len(j.topology) > 0 || len(j.done) > 0 ||
 		len(j.partial) > 0)
 }
 
 // where describes how far it is.
 func (j *journal) where() string {
+	features := ""
+	for name := range j.done {
+		if path.Base(name) == "features" {
+			features = "the features"
+		}
+	}
+	bytes := int64(0)
+	for name, m := range j.partial {
+		if path.Base(name) == "features" {
+			bytes += m.Bytes
+		}
+	}
 	switch {
-	case j.topology != nil || len(j.runs) == 0:
-		if m, ok := j.partial["features"]; ok {
-			return fmt.Sprintf("%.1f GB of the features", float64(m.Bytes)/1e9)
-		}
-		if _, ok := j.done["features"]; ok && j.topology == nil {
-			return "the features"
-		}
-		if _, ok := j.done["features"]; ok {
+	case len(j.topology) > 0 && j.folder != "":
+		return fmt.Sprintf("the edges of %d relations", len(j.topology))
+	case j.sorted() || len(j.runs) == 0:
+		switch {
+		case bytes > 0:
+			return fmt.Sprintf("%.1f GB of the features", float64(bytes)/1e9)
+		case features != "" && !j.sorted():
+			return features
+		case features != "":
 			return "the edges and the features"
 		}
 		return "the edges"
@@ -168,6 +195,8 @@ func (j *journal) take(l journalLine) {
 	switch {
 	case l.Begin != nil:
 		j.begin = *l.Begin
+	case l.Folder != "":
+		j.newEdges(l.Folder)
 	case l.Source != nil:
 		j.sources[l.Source.ID] = *l.Source
 	case l.Run != nil:
@@ -175,9 +204,9 @@ func (j *journal) take(l journalLine) {
 	case l.Merged != nil:
 		j.merged = l.Merged
 	case l.Topology != nil:
-		j.topology = l.Topology
+		j.topology[j.folder] = l.Topology
 		for i, name := range topologyArrays {
-			j.done[name] = l.Arrays[i]
+			j.done[path.Join(j.folder, name)] = l.Arrays[i]
 		}
 	case l.Done != nil:
 		j.done[l.Array] = *l.Done
@@ -221,11 +250,17 @@ func (j *journal) takeRun(r edges.Run, replaces []int) {
 // sorterLog is the journal as a sorter of edges sees it.
 type sorterLog struct {
 	*journal
-	s *Staging
+	s      *Staging
+	folder string
 }
 
 // Begin notes a source, or checks that it is that of the interrupted import.
 func (j sorterLog) Begin(id int, s edges.Source) error {
+	if j.folder != j.journal.folder {
+		if err := j.write(journalLine{Folder: j.folder}); err != nil {
+			return err
+		}
+	}
 	m := sourceMark{id, s.Name, s.Unit, s.Total, s.Parts}
 	if old, ok := j.sources[id]; ok {
 		if old != m {
@@ -245,7 +280,12 @@ func (j sorterLog) Covered(id int) map[int]*edges.PartMark {
 }
 
 // Runs are those that are there.
-func (j sorterLog) Runs() ([]edges.Run, int) { return j.runs, j.lastRun }
+func (j sorterLog) Runs() ([]edges.Run, int) {
+	if j.folder != j.journal.folder {
+		return nil, j.lastRun
+	}
+	return j.runs, j.lastRun
+}
 
 // Ran notes a run.
 func (j sorterLog) Ran(r edges.Run, replaces []int) error {
@@ -253,7 +293,12 @@ func (j sorterLog) Ran(r edges.Run, replaces []int) error {
 }
 
 // Merged returns how far the merge is.
-func (j sorterLog) Merged() *edges.Merged { return j.merged }
+func (j sorterLog) Merged() *edges.Merged {
+	if j.folder != j.journal.folder {
+		return nil
+	}
+	return j.merged
+}
 
 // MergedTo notes how far the merge is.
 func (j sorterLog) MergedTo(m edges.Merged) error { return j.write(journalLine{Merged: &m}) }
@@ -264,6 +309,7 @@ var topologyArrays = []string{"indptr", "indices"}
 func (j sorterLog) Done(c edges.Counts) error {
 	l := journalLine{Topology: &c}
 	for _, name := range topologyArrays {
+		name = path.Join(j.folder, name)
 		l.Arrays = append(l.Arrays, arrayDone{Sum: j.s.sums[name], Rows: j.s.rows[name]})
 	}
 	return j.write(l)
@@ -339,15 +385,15 @@ func (j *journal) usable(dir string) error {
 		}
 		return nil
 	}
-	if j.topology == nil {
+	if !j.sorted() {
 		for _, r := range j.runs {
 			if err := need(r.File()); err != nil {
 				return err
 			}
 		}
 		if m := j.merged; m != nil {
-			if err := errors.Join(need("indptr.npy", m.CSC.Indptr.Bytes),
-				need("indices.npy", m.CSC.Indices.Bytes)); err != nil {
+			if err := errors.Join(need(path.Join(j.folder, "indptr.npy"), m.CSC.Indptr.Bytes),
+				need(path.Join(j.folder, "indices.npy"), m.CSC.Indices.Bytes)); err != nil {
 				return err
 			}
 		}
@@ -475,7 +521,7 @@ func (s *Staging) sweep() error {
 	live := map[string]bool{}
 	for _, r := range s.journal.runs {
 		name, _ := r.File()
-		live[name] = s.journal.topology == nil
+		live[name] = !s.journal.sorted()
 	}
 	for _, e := range entries {
 		if n := e.Name(); strings.HasPrefix(n, edges.RunPrefix) && !live[n] {
@@ -511,11 +557,18 @@ func (s *Staging) Where() string { return s.journal.where() }
 func (s *Staging) Journaled() bool { return s.journal != nil }
 
 // Topology returns the counts of the edges, where an interrupted import has written them.
-func (s *Staging) Topology() (c edges.Counts, ok bool) {
-	if s.journal == nil || s.journal.topology == nil {
+func (s *Staging) Topology() (c edges.Counts, ok bool) { return s.counts("") }
+
+// RelationTopology is Topology of a relation.
+func (s *Staging) RelationTopology(i int) (c edges.Counts, ok bool) {
+	return s.counts(dataset.EdgesDir(i))
+}
+
+func (s *Staging) counts(folder string) (c edges.Counts, ok bool) {
+	if s.journal == nil || s.journal.topology[folder] == nil {
 		return c, false
 	}
-	return *s.journal.topology, true
+	return *s.journal.topology[folder], true
 }
 
 // Merging reports whether an interrupted import had begun to write the topology.

@@ -2,6 +2,7 @@ package build
 
 import (
 	"errors"
+	"path"
 
 	"helios/dataset"
 	"helios/dataset/npy"
@@ -20,13 +21,13 @@ type Splitter struct {
 	buf      [3][]int64
 }
 
-// NewSplitter begins the three splits: a share of the nodes goes to train, one to val, the rest to
-// test.
-func NewSplitter(s *Staging, seed uint64, train, val float64) (*Splitter, error) {
+// NewSplitter begins the three splits, in a folder of the dataset: a share of the nodes goes to
+// train, one to val, the rest to test.
+func NewSplitter(s *Staging, folder string, seed uint64, train, val float64) (*Splitter, error) {
 	sp := &Splitter{key: philox.Key(seed, philox.StreamSplit), train: train, trainVal: train +
 		val, all: 1}
 	for i, name := range dataset.Splits {
-		out, err := s.Array(name, npy.Int64, 0)
+		out, err := s.Array(path.Join(folder, name), npy.Int64, 0)
 		if err != nil {
 			return nil, errors.Join(err, sp.Discard())
 		}

@@ -15,6 +15,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -176,6 +177,10 @@ func (s *Staging) Abort() error {
 
 // Commit writes dataset.yaml and the seal, and gives the directory its final name.
 func (s *Staging) Commit(m dataset.Meta) error {
+	if m.Typed() {
+		m.Sum()
+	}
+	m.CountIn(s.sums, s.rows)
 	m.UUID = dataset.Identity(s.sums, s.rows).String()
 	m.CreatedBy = "heliosctl"
 	m.Sealed = true
@@ -199,8 +204,8 @@ func (s *Staging) Commit(m dataset.Meta) error {
 	if err := s.journal.remove(); err != nil {
 		return err
 	}
-	if err := s.lock.Sync(); err != nil {
-		return fmt.Errorf("sync %s: %w", s.dir, err)
+	if err := s.syncFolders(); err != nil {
+		return err
 	}
 	err = durable.RenameNew(s.dir, s.out)
 	if errors.Is(err, unix.EEXIST) {
@@ -218,6 +223,19 @@ func (s *Staging) Commit(m dataset.Meta) error {
 	return err
 }
 
+// syncFolders makes the names of all files durable.
+func (s *Staging) syncFolders() error {
+	return filepath.WalkDir(s.dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return err
+		}
+		if err := durable.Sync(path); err != nil {
+			return fmt.Errorf("sync %s: %w", path, err)
+		}
+		return nil
+	})
+}
+
 // File is a buffered, hashed file in the staging directory.
 type File struct {
 	path string
@@ -227,16 +245,21 @@ type File struct {
 	seal *seal.Sum // of a file of the dataset that is written from its start; else nil
 }
 
-// Create makes a file of the directory.
+// Create makes a file of the directory, and the folder that its name begins with.
 func (s *Staging) Create(name string) (*File, error) {
 	path := filepath.Join(s.dir, name)
+	if folder := filepath.Dir(name); folder != "." {
+		if err := os.MkdirAll(filepath.Join(s.dir, folder), 0o755); err != nil {
+			return nil, explainWrite(filepath.Join(s.out, name), err)
+		}
+	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, explainWrite(filepath.Join(s.out, name), err)
 	}
 	o := s.buffered(name, f)
 	// others are scratch, which several goroutines make at once
-	if slices.Contains(dataset.Files, name) {
+	if dataset.IsFile(name) {
 		delete(s.sealed, name)
 		o.seal = seal.NewSum(name, dataset.SealBlock(name))
 	}
@@ -464,15 +487,20 @@ func (a *Array) Close() error {
 	}
 	a.s.sums[a.name] = a.sum.Sum(nil)
 	a.s.rows[a.name] = a.h.Shape[0]
-	if j := a.s.journal; j != nil && a.name == "features" { // the topology has a line of its own
+	// the topology has a line of its own
+	if j := a.s.journal; j != nil && path.Base(a.name) == "features" {
 		d := arrayDone{Sum: a.s.sums[a.name], Rows: a.h.Shape[0], Width: a.h.Shape[1]}
 		return j.write(journalLine{Array: a.name, Done: &d})
 	}
 	return nil
 }
 
-// sorterStore is a staging directory as a sorter of edges sees it.
-type sorterStore struct{ s *Staging }
+// sorterStore is a staging directory as a sorter of edges sees it. The arrays are made in a folder
+// of it, scratch files beside the folders.
+type sorterStore struct {
+	s      *Staging
+	folder string
+}
 
 // Path returns the path of a file.
 func (t sorterStore) Path(name string) string { return t.s.Path(name) }
@@ -488,7 +516,7 @@ func (t sorterStore) Create(name string) (edges.File, error) {
 
 // Array makes an array, or resumes it.
 func (t sorterStore) Array(name string, dt npy.DType, mark *edges.ArrayMark) (edges.Array, error) {
-	a, err := t.s.ArrayFrom(name, dt, 0, mark)
+	a, err := t.s.ArrayFrom(path.Join(t.folder, name), dt, 0, mark)
 	if err != nil {
 		return nil, err
 	}
@@ -500,7 +528,7 @@ func (t sorterStore) Log() edges.Log {
 	if t.s.journal == nil {
 		return nil
 	}
-	return sorterLog{t.s.journal, t.s}
+	return sorterLog{t.s.journal, t.s, t.folder}
 }
 
 // writeSeal writes the manifest of all that was written.
@@ -513,7 +541,7 @@ func (s *Staging) writeSeal(uuid string) error {
 			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			again, payload, err := dataset.SumFile(context.Background(), path, nil)
+			again, payload, err := dataset.SumFile(context.Background(), s.dir, file, nil)
 			if err != nil {
 				return err
 			}
@@ -541,15 +569,12 @@ func (s *Staging) writeSeal(uuid string) error {
 	return f.Finish()
 }
 
-// FeatureFn makes a feature function the features of what is being written: they count in its
-// identity.
-func (s *Staging) FeatureFn(m *dataset.Meta, fn string, dim int) {
-	m.FeatureFn, m.Dim = fn, dim
-	s.sums["features"], s.rows["features"] = dataset.FeatureFnSum(fn, dim), m.Nodes
-}
-
 // Path returns the path of a file of the directory lies while it is being written.
 func (s *Staging) Path(name string) string { return filepath.Join(s.dir, name) }
 
 // Store is the directory as a sorter of edges sees it.
-func (s *Staging) Store() edges.Store { return sorterStore{s} }
+func (s *Staging) Store() edges.Store { return sorterStore{s: s} }
+
+// RelationStore is Store for the topology of a relation: its arrays are made in the relation's
+// folder. Relations are sorted one after the other.
+func (s *Staging) RelationStore(i int) edges.Store { return sorterStore{s, dataset.EdgesDir(i)} }

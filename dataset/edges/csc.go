@@ -24,8 +24,10 @@ type CSCWriter struct {
 // wideFrom is the number of nodes from which ids need 64 bits; a variable for tests.
 var wideFrom int64 = 1 << 32
 
-// NewCSC writes the topology of so many nodes.
-func NewCSC(s Store, nodes int64) (*CSCWriter, error) { return cscFrom(s, nodes, nil) }
+// NewCSC writes the topology of so many nodes, whose in-neighbours are of so many sources.
+func NewCSC(s Store, nodes, sources int64) (*CSCWriter, error) {
+	return cscFrom(s, nodes, sources, nil)
+}
 
 // CSCMark is a CSCWriter on the disk.
 type CSCMark struct {
@@ -36,8 +38,8 @@ type CSCMark struct {
 }
 
 // cscFrom goes on at a mark, or begins where that is nil.
-func cscFrom(s Store, nodes int64, mark *CSCMark) (*CSCWriter, error) {
-	w := &CSCWriter{nodes: nodes, wide: nodes > wideFrom}
+func cscFrom(s Store, nodes, sources int64, mark *CSCMark) (*CSCWriter, error) {
+	w := &CSCWriter{nodes: nodes, wide: max(nodes, sources) > wideFrom}
 	dt := npy.Uint32
 	if w.wide {
 		dt = npy.Int64
@@ -165,26 +167,33 @@ func (w *CSCWriter) Discard() error { return errors.Join(w.indptr.Discard(), w.i
 
 // WriteCSC merges what the sorter has into the topology files. nodes 0 takes the largest id, plus
 // 1.
-func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p work.Progress) (c Counts, err error) {
+func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p work.Progress) (Counts, error) {
+	return e.WriteRelation(ctx, nodes, nodes, p)
+}
+
+// WriteRelation is WriteCSC of edges whose sources are numbers of their own, below sources.
+func (e *Sorter) WriteRelation(ctx context.Context, nodes, sources int64,
+	p work.Progress) (c Counts, err error) {
 	held, err := e.finish(false)
 	if err != nil {
 		return c, err
 	}
 	if nodes == 0 {
 		nodes = e.maxID + 1
+		sources = nodes
 	}
-	if e.maxID >= nodes {
+	if e.maxID >= max(nodes, sources) {
 		return c, fmt.Errorf("edges of %d nodes with the id %d: the reader should have refused it",
-			nodes, e.maxID)
+			max(nodes, sources), e.maxID)
 	}
 	wide := e.wide.Load() || e.rules.AddSelf && nodes > math.MaxUint32
-	m, sources, closeAll, err := e.mergeAll(ctx, held, nodes, wide, p)
+	m, runs, closeAll, err := e.mergeAll(ctx, held, nodes, wide, p)
 	if err != nil {
 		return c, err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
 	total := int64(0)
-	for _, k := range sources {
+	for _, k := range runs {
 		total += k.keys()
 	}
 	out := topologyWriter{p: p, log: e.log, wide: wide, spilled: len(e.runs) > 0, total: total}
@@ -195,7 +204,7 @@ func (e *Sorter) WriteCSC(ctx context.Context, nodes int64, p work.Progress) (c 
 			mark, from, out.done, out.again = &j.CSC, j.from(), j.Done, j.Again
 		}
 	}
-	w, err := cscFrom(e.s, nodes, mark)
+	w, err := cscFrom(e.s, nodes, sources, mark)
 	if err != nil {
 		return c, err
 	}

@@ -6,6 +6,7 @@
 package edges
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -656,6 +657,7 @@ func (e *Sorter) removeRuns(runs []Run) error {
 type Options struct {
 	Memory   int64 // 0: DefaultMemory, or half of what is available
 	Nodes    int64
+	Sources  int64 // of a relation, whose sources are numbers of their own; 0: Nodes
 	Rules    Rules
 	Progress work.Progress
 }
@@ -670,5 +672,5 @@ func Sort(ctx context.Context, s Store, src Source, o Options) (c Counts, err er
 	if err := e.Read(ctx, src, o.Progress); err != nil {
 		return c, err
 	}
-	return e.WriteCSC(ctx, o.Nodes, o.Progress)
+	return e.WriteRelation(ctx, o.Nodes, cmp.Or(o.Sources, o.Nodes), o.Progress)
 }

@@ -183,7 +183,7 @@ func (im *importer) hashFeatures(fn string) error {
 		return err
 	}
 	im.m.Source.Options["feature-fn"] = fn
-	im.s.FeatureFn(&im.m, fn, im.o.Dim)
+	im.m.FeatureFn, im.m.Dim = fn, im.o.Dim
 	return nil
 }
 

@@ -259,7 +259,7 @@ func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []s
 	if err := im.writeLabels(labels); err != nil {
 		return err
 	}
-	sp, err := build.NewSplitter(im.s, im.o.Seed, im.o.TrainFraction, im.o.ValFraction)
+	sp, err := build.NewSplitter(im.s, "", im.o.Seed, im.o.TrainFraction, im.o.ValFraction)
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,7 @@ var (
 	Int64   = DType{'i', 8, false}
 	Int32   = DType{'i', 4, false}
 	Uint32  = DType{'u', 4, false}
+	Uint8   = DType{'u', 1, false}
 )
 
 // String is the NumPy spelling, such as "<f4".

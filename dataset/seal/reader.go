@@ -20,6 +20,7 @@ import (
 
 // Mismatch is a part of a file that is not what was sealed.
 type Mismatch struct {
+	Dir      string // of the dataset
 	Path     string
 	From, To int64 // bytes of the file
 	What     string
@@ -28,7 +29,7 @@ type Mismatch struct {
 func (e *Mismatch) Error() string {
 	return fmt.Sprintf(
 		"%s: bytes %d to %d are not those that were sealed (%s); restore the file or import the dataset again, and run \"heliosctl verify --dataset %s\"",
-		e.Path, e.From, e.To-1, e.What, filepath.Dir(e.Path))
+		e.Path, e.From, e.To-1, e.What, e.Dir)
 }
 
 // Counter adds up what readers have checked. It is safe for concurrent use.
@@ -47,6 +48,7 @@ func (c *Counter) Took() time.Duration { return time.Duration(c.nanos.Load()) }
 // concurrent use.
 type Reader struct {
 	f     *os.File
+	dir   string
 	path  string
 	size  int64
 	block int64
@@ -80,7 +82,7 @@ type keptBlock struct {
 // does not name, that is missing, or that has another size than it was sealed with, is an error of
 // class device.
 func NewReader(m *Manifest, dir, name string, count *Counter) (r *Reader, err error) {
-	r = &Reader{path: filepath.Join(dir, name), block: Block, count: count}
+	r = &Reader{dir: dir, path: filepath.Join(dir, name), block: Block, count: count}
 	if m != nil {
 		e := m.File(name)
 		if e == nil {
@@ -89,7 +91,7 @@ func NewReader(m *Manifest, dir, name string, count *Counter) (r *Reader, err er
 				r.path, m.Path())
 		}
 		r.block = e.Block
-		if err := sized(r.path, e); err != nil {
+		if err := sized(dir, e); err != nil {
 			return nil, err
 		}
 		if r.sums, err = m.checksums(e); err != nil {
@@ -108,7 +110,8 @@ func NewReader(m *Manifest, dir, name string, count *Counter) (r *Reader, err er
 }
 
 // sized checks that a file is there and has its size.
-func sized(path string, e *File) error {
+func sized(dir string, e *File) error {
+	path := filepath.Join(dir, e.Name)
 	st, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -121,10 +124,10 @@ func sized(path string, e *File) error {
 		return errs.New(errs.Device,
 			"%s is no file any more; restore it or import the dataset again", path)
 	case st.Size() < e.Bytes:
-		return errs.With(errs.Device, &Mismatch{path, st.Size(), e.Bytes,
+		return errs.With(errs.Device, &Mismatch{dir, path, st.Size(), e.Bytes,
 			fmt.Sprintf("the file ends at byte %d, it was sealed with %d", st.Size(), e.Bytes)})
 	case st.Size() > e.Bytes:
-		return errs.With(errs.Device, &Mismatch{path, e.Bytes, st.Size(),
+		return errs.With(errs.Device, &Mismatch{dir, path, e.Bytes, st.Size(),
 			fmt.Sprintf("it was sealed with %d bytes", e.Bytes)})
 	}
 	return nil
@@ -135,8 +138,7 @@ func sized(path string, e *File) error {
 func (m *Manifest) CheckHeads(count *Counter) error {
 	for i := range m.Files {
 		e := &m.Files[i]
-		path := filepath.Join(m.dir, e.Name)
-		if err := sized(path, e); err != nil {
+		if err := sized(m.dir, e); err != nil {
 			return err
 		}
 		if e.Bytes == 0 {
@@ -174,7 +176,7 @@ func (r *Reader) check(b []byte, off int64) error {
 		end := min(offset+r.block, int64(len(b)))
 		want := r.sums[(off+offset)/r.block]
 		if got := crc32.Checksum(b[offset:end], castagnoli); got != want {
-			return errs.With(errs.Device, &Mismatch{r.path, off + offset, off + end,
+			return errs.With(errs.Device, &Mismatch{r.dir, r.path, off + offset, off + end,
 				fmt.Sprintf("CRC32C %08x, the seal says %08x", got, want)})
 		}
 	}

@@ -8,6 +8,7 @@
 package seal
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
@@ -34,8 +35,8 @@ const (
 	Page  = 4096
 )
 
-// maxHead bounds the two lines: a dataset has a dozen files.
-const maxHead = 64 << 10
+// maxHead bounds the two lines: a dataset has a dozen files, and two for each relation.
+const maxHead = 32 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -125,14 +126,11 @@ func Open(dir string) (*Manifest, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }() // read only
-	text := make([]byte, maxHead)
-	n, err := io.ReadFull(f, text)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
+	head, err := readHead(f)
+	if err != nil {
 		return nil, errs.New(errs.Device, "%s: %w", m.Path(), err)
 	}
-	head, rest, _ := bytes.Cut(text[:n], []byte("\n"))
-	if want := fmt.Sprintf("%08x\n", crc32.Checksum(head, castagnoli)); !bytes.HasPrefix(rest,
-		[]byte(want)) {
+	if head == nil {
 		return nil, m.damaged("its list of files has another checksum than it was written with")
 	}
 	if err := json.Unmarshal(head, m); err != nil {
@@ -147,7 +145,7 @@ func Open(dir string) (*Manifest, error) {
 	for i := range m.Files {
 		f := &m.Files[i]
 		if f.Bytes < 0 || f.Block < Page || f.Block > pieceBytes || f.Block&(f.Block-1) != 0 ||
-			filepath.Base(f.Name) != f.Name {
+			!filepath.IsLocal(f.Name) || filepath.Clean(f.Name) != f.Name {
 			return nil, m.damaged(fmt.Sprintf("%q has %d bytes in blocks of %d", f.Name, f.Bytes,
 				f.Block))
 		}
@@ -163,6 +161,24 @@ func Open(dir string) (*Manifest, error) {
 			st.Size(), offset))
 	}
 	return m, nil
+}
+
+// readHead returns the list of files; nil where its checksum is another.
+func readHead(r io.Reader) (head []byte, err error) {
+	b := bufio.NewReader(io.LimitReader(r, maxHead))
+	head, err = b.ReadBytes('\n')
+	if err == nil {
+		var sum []byte
+		sum, err = b.ReadBytes('\n')
+		head = head[:len(head)-1]
+		if string(sum) == fmt.Sprintf("%08x\n", crc32.Checksum(head, castagnoli)) {
+			return head, nil
+		}
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return nil, nil
 }
 
 func (m *Manifest) damaged(what string) error {

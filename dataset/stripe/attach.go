@@ -217,10 +217,10 @@ func (s *search) fits(d *dataset.Dataset, ts []*target, f stripe) error {
 		return errs.New(errs.Device,
 			"ssd %s holds rows that were made from %s, those of dataset %s are %s; %s",
 			f.t.name, f.sb.DType, d.Dir(), d.Meta.RowType(), reload(d))
-	case f.sb.RowBytes != want || f.sb.Rows != d.Meta.Nodes:
+	case f.sb.RowBytes != want || f.sb.Rows != d.Meta.Rows():
 		return errs.New(errs.Device,
 			"ssd %s holds %d rows of %d bytes, dataset %s has %d of %d (as %s); %s",
-			f.t.name, f.sb.Rows, f.sb.RowBytes, d.Dir(), d.Meta.Nodes, want,
+			f.t.name, f.sb.Rows, f.sb.RowBytes, d.Dir(), d.Meta.Rows(), want,
 			f.sb.RowType, reload(d))
 	case f.sb.StripeCount != first.sb.StripeCount || f.sb.LoadID != first.sb.LoadID ||
 		f.sb.LBABytes != first.sb.LBABytes:
@@ -284,7 +284,7 @@ func wholeSet(d *dataset.Dataset, found []stripe) (set, left []stripe) {
 		whole := true
 		for i, x := range of {
 			whole = whole && x.sb.StripeIndex == i && x.sb.State == StateComplete &&
-				x.sb.DType == d.Meta.RowType() && x.sb.Rows == d.Meta.Nodes &&
+				x.sb.DType == d.Meta.RowType() && x.sb.Rows == d.Meta.Rows() &&
 				x.sb.RowBytes == x.sb.RowType.RowBytes(d.Meta.Dim)
 		}
 		switch {

@@ -83,7 +83,7 @@ func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*C
 		return nil, errs.New(errs.Usage, "stripe %d of %d: there is none", o.Stripe, o.Stripes)
 	}
 	var err error
-	if c.l, err = gpuio.NewLayout(d.Meta.Nodes, int(row), o.Stripes, o.LBABytes); err != nil {
+	if c.l, err = gpuio.NewLayout(d.Meta.Rows(), int(row), o.Stripes, o.LBABytes); err != nil {
 		return nil, err
 	}
 	if c.size = o.Bytes; c.size == 0 {

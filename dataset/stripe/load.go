@@ -194,7 +194,7 @@ func newLoader(d *dataset.Dataset, ts []*target,
 			return nil, r, err
 		}
 	}
-	l, err := gpuio.NewLayout(d.Meta.Nodes, rt.RowBytes(d.Meta.Dim), len(ts), ts[0].lbaBytes)
+	l, err := gpuio.NewLayout(d.Meta.Rows(), rt.RowBytes(d.Meta.Dim), len(ts), ts[0].lbaBytes)
 	if err != nil {
 		return nil, r, err
 	}

@@ -531,7 +531,7 @@ func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowEnt
 func SSDBytes(d *dataset.Dataset, ssds int) (int64, error) {
 	const lba = 512
 	typ := d.Meta.RowType()
-	l, err := gpuio.NewLayout(d.Meta.Nodes, typ.RowBytes(d.Meta.Dim), ssds, lba)
+	l, err := gpuio.NewLayout(d.Meta.Rows(), typ.RowBytes(d.Meta.Dim), ssds, lba)
 	if err != nil {
 		return 0, err
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -31,16 +32,27 @@ import (
 // Digest hashes every file of a directory.
 func Digest(t testing.TB, dir string) map[string]string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
 	out := map[string]string{}
-	for _, e := range entries {
-		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+	for _, name := range FilesIn(t, dir) {
+		b, err := os.ReadFile(filepath.Join(dir, name))
 		require.NoError(t, err)
 		h := sha256.Sum256(b)
-		out[e.Name()] = hex.EncodeToString(h[:8])
+		out[name] = hex.EncodeToString(h[:8])
 	}
 	return out
+}
+
+// FilesIn are the names of all files in and under a directory.
+func FilesIn(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			name, rerr := filepath.Rel(dir, path)
+			names, err = append(names, name), rerr
+		}
+		return err
+	}))
+	return names
 }
 
 // Open opens a dataset until the test ends.
@@ -143,7 +155,7 @@ var DiskDir = os.TempDir()
 // AllRows are a dataset's rows, as they are stored.
 func AllRows(t testing.TB, d *dataset.Dataset) []byte {
 	t.Helper()
-	b := make([]byte, d.Meta.Nodes*int64(d.Meta.RowBytes()))
+	b := make([]byte, d.Meta.Rows()*int64(d.Meta.RowBytes()))
 	require.NoError(t, d.ReadRows(0, b))
 	return b
 }
@@ -151,7 +163,7 @@ func AllRows(t testing.TB, d *dataset.Dataset) []byte {
 // WideRows are a dataset's features as float32.
 func WideRows(t testing.TB, d *dataset.Dataset) []float32 {
 	t.Helper()
-	b := make([]byte, d.Meta.Nodes*int64(d.Meta.Dim)*4)
+	b := make([]byte, d.Meta.Rows()*int64(d.Meta.Dim)*4)
 	require.NoError(t, d.RowsAs(rowtype.Float32).Read(0, b))
 	return hostmem.View[float32](b)
 }
