@@ -2,6 +2,7 @@ package dataset
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -368,19 +369,10 @@ func (s *Schema) digest() []byte {
 // checkSchema checks the types, relations and tasks. Its errors name the one that is wrong.
 func (m *Meta) checkSchema() error {
 	s := &m.Schema
-	for _, c := range []struct {
-		what    string
-		n, most int
-	}{{"node_types", len(s.NodeTypes), MaxNodeTypes}, {"relations", len(s.Relations), MaxRelations},
-		{"tasks", len(s.Tasks), MaxTasks}} {
-		if c.n < 1 || c.n > c.most {
-			return fmt.Errorf("%s: there are %d, must be 1 to %d", c.what, c.n, c.most)
-		}
-	}
-	if err := s.checkTypes(); err != nil {
+	if err := s.checkGraph(); err != nil {
 		return err
 	}
-	if err := s.checkRelations(); err != nil {
+	if err := within("tasks", len(s.Tasks), MaxTasks); err != nil {
 		return err
 	}
 	for i := range s.Tasks {
@@ -389,6 +381,25 @@ func (m *Meta) checkSchema() error {
 		}
 	}
 	return m.checkTypedFn()
+}
+
+// CheckGraph numbers the folders of a schema that is being made, and checks its types and relations.
+func (s *Schema) CheckGraph() error {
+	s.number()
+	return s.checkGraph()
+}
+
+func (s *Schema) checkGraph() error {
+	return cmp.Or(within("node_types", len(s.NodeTypes), MaxNodeTypes),
+		within("relations", len(s.Relations), MaxRelations), s.checkTypes(), s.checkRelations())
+}
+
+// within checks the number of parts.
+func within(what string, n, limit int) error {
+	if n < 1 || n > limit {
+		return fmt.Errorf("%s: there are %d, must be 1 to %d", what, n, limit)
+	}
+	return nil
 }
 
 func (s *Schema) checkTypes() error {

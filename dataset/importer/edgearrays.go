@@ -53,18 +53,24 @@ func (s edgeShape) rowsOf(a *npy.Array, nodes int64) (rows bool, err error) {
 	return s == twoRows || s == anyShape && sh[0] == 2, nil
 }
 
+// ends are the numbers of nodes that the two ends of an edge may have.
+type ends struct{ src, dst int64 }
+
+// ofOne are the ends of edges among nodes of one type.
+func ofOne(nodes int64) ends { return ends{nodes, nodes} }
+
 // openIndexEdges opens an edge list array.
-func openIndexEdges(path string, nodes int64, shape edgeShape) (s edges.Source, err error) {
+func openIndexEdges(path string, n ends, shape edgeShape) (s edges.Source, err error) {
 	a, err := npy.Open(path)
 	if err != nil {
 		return s, err
 	}
-	return indexEdges(a, nodes, shape)
+	return indexEdges(a, n, shape)
 }
 
 // indexEdges are the edges of an edge list array.
-func indexEdges(a *npy.Array, nodes int64, shape edgeShape) (s edges.Source, err error) {
-	rows, err := shape.rowsOf(a, nodes)
+func indexEdges(a *npy.Array, of ends, shape edgeShape) (s edges.Source, err error) {
+	rows, err := shape.rowsOf(a, max(of.src, of.dst))
 	if err != nil {
 		return s, err
 	}
@@ -74,18 +80,18 @@ func indexEdges(a *npy.Array, nodes int64, shape edgeShape) (s edges.Source, err
 		rows = !rows
 	}
 	if rows {
-		return columnEdges(column{a, 0}, column{a, n}, n, nodes), nil
+		return columnEdges(column{a, 0}, column{a, n}, n, of), nil
 	}
 	per, parts := edgeParts(n, a)
 	return edges.Source{Name: a.Name, Unit: "edges", Total: n, Parts: parts,
 		Read: func(_ context.Context, part int, emit func(src, dst []int64) error,
 			done func(int64)) error {
-			return readPairs(a, nodes, int64(part)*per, min(int64(part+1)*per, n), emit, done)
+			return readPairs(a, of, int64(part)*per, min(int64(part+1)*per, n), emit, done)
 		}}, nil
 }
 
 // readPairs reads edges from..to of an array of pairs.
-func readPairs(a *npy.Array, nodes, from, to int64, emit func(src, dst []int64) error,
+func readPairs(a *npy.Array, of ends, from, to int64, emit func(src, dst []int64) error,
 	done func(int64)) error {
 	r, err := a.Reader(2 * from)
 	if err != nil {
@@ -99,13 +105,14 @@ func readPairs(a *npy.Array, nodes, from, to int64, emit func(src, dst []int64) 
 		if err := fill(r, both[:2*k]); err != nil {
 			return err
 		}
-		for i := range 2 * k {
-			if uint64(both[i]) >= uint64(nodes) {
-				return dataset.BadID(a.Name, 2*pos+i, both[i], nodes)
-			}
-		}
 		for i := range k {
 			src[i], dst[i] = both[2*i], both[2*i+1]
+			if uint64(src[i]) >= uint64(of.src) {
+				return dataset.BadID(a.Name, 2*(pos+i), src[i], of.src)
+			}
+			if uint64(dst[i]) >= uint64(of.dst) {
+				return dataset.BadID(a.Name, 2*(pos+i)+1, dst[i], of.dst)
+			}
 		}
 		if err := emit(src[:k], dst[:k]); err != nil {
 			return err
@@ -155,7 +162,7 @@ func pairEdges(src, dst *npy.Array, nodes int64) (edges.Source, error) {
 		return edges.Source{}, errs.New(errs.Usage, "%s has %d entries, %s has %d; an edge is one of each",
 			src.Name, n, dst.Name, dst.Header.Elements())
 	}
-	return columnEdges(column{src, 0}, column{dst, 0}, n, nodes), nil
+	return columnEdges(column{src, 0}, column{dst, 0}, n, ofOne(nodes)), nil
 }
 
 // column is the ids of an array from element first on.
@@ -178,7 +185,7 @@ func (c column) read(r *npy.Reader, pos int64, ids []int64, nodes int64) error {
 }
 
 // columnEdges are n edges src[i] → dst[i].
-func columnEdges(src, dst column, n, nodes int64) edges.Source {
+func columnEdges(src, dst column, n int64, of ends) edges.Source {
 	per, parts := edgeParts(n, src.Array, dst.Array)
 	return edges.Source{Name: src.Name, Unit: "edges", Total: n, Parts: parts,
 		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error,
@@ -197,10 +204,10 @@ func columnEdges(src, dst column, n, nodes int64) edges.Source {
 			s, d := make([]int64, idsPerRead), make([]int64, idsPerRead)
 			for pos < to {
 				k := min(int64(len(s)), to-pos)
-				if err := src.read(rs, pos, s[:k], nodes); err != nil {
+				if err := src.read(rs, pos, s[:k], of.src); err != nil {
 					return err
 				}
-				if err := dst.read(rd, pos, d[:k], nodes); err != nil {
+				if err := dst.read(rd, pos, d[:k], of.dst); err != nil {
 					return err
 				}
 				if err := emit(s[:k], d[:k]); err != nil {

@@ -240,7 +240,7 @@ func (im *edgesImport) openArray() error {
 	}
 	a, err := npy.Open(im.edges)
 	im.source = func(ids idRange) (edges.Source, error) {
-		return indexEdges(a, ids.nodes, anyShape)
+		return indexEdges(a, ofOne(ids.nodes), anyShape)
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path"
 	"strconv"
 
 	"helios/dataset"
@@ -22,11 +23,19 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 	if err := checkMatrix(a); err != nil {
 		return err
 	}
-	sh := a.Header.Shape
-	im.m.Dim = int(sh[1])
-	if a.Header.DType.Kind == 'f' && a.Header.DType.Size == 2 {
+	im.m.Dim = int(a.Header.Shape[1])
+	if isHalf(a) {
 		im.m.DType = rowtype.Float16.String()
 	}
+	return im.copyRows(ctx, a)
+}
+
+// isHalf reports whether an array is of float16.
+func isHalf(a *npy.Array) bool { return a.Header.DType.Kind == 'f' && a.Header.DType.Size == 2 }
+
+// copyRows copies a features array as the type that Meta.DType says.
+func (im *importer) copyRows(ctx context.Context, a *npy.Array) error {
+	sh := a.Header.Shape
 	w, whole, err := im.featureWriterFrom(a.Name, sh[1], sh[0])
 	if err != nil || whole {
 		return err
@@ -69,20 +78,22 @@ func checkMatrix(a *npy.Array) error {
 	return nil
 }
 
+func (im *importer) featuresName() string { return path.Join(im.folder, "features") }
+
 // featureWriterFrom goes on where an interrupted import was: with n elements written, or with all
 // rows (whole).
 func (im *importer) featureWriterFrom(from string, dim, rows int64) (w *featureWriter,
 	whole bool, err error) {
-	if im.s.HasArray("features", rows, dim) {
+	if im.s.HasArray(im.featuresName(), rows, dim) {
 		return nil, true, nil
 	}
-	mark := im.s.ArrayBegun("features")
+	mark := im.s.ArrayBegun(im.featuresName())
 	if mark == nil {
 		w, err = im.featureWriter(from, dim)
 		return w, false, err
 	}
 	dt := im.m.FileDType()
-	out, err := im.s.ArrayFrom("features", dt, dim, mark)
+	out, err := im.s.ArrayFrom(im.featuresName(), dt, dim, mark)
 	if err != nil {
 		return nil, false, err
 	}
@@ -108,7 +119,7 @@ func (im *importer) featureWriter(from string, dim int64) (*featureWriter, error
 		return nil, fmt.Errorf("%s: features of %d numbers for %d nodes: %w", from, dim,
 			im.m.Nodes, err)
 	}
-	out, err := im.s.Array("features", dt, dim)
+	out, err := im.s.Array(im.featuresName(), dt, dim)
 	return &featureWriter{out: out, from: from, dim: dim, t: im.m.RowType()}, err
 }
 
@@ -210,7 +221,7 @@ func (im *importer) features(ctx context.Context, d nodeFile, nodesFrom *errs.Te
 	if err := im.oneRowEach(a, "features"); err != nil {
 		return err
 	}
-	if a.Seekable() && im.s.ArrayBegun("features") != nil {
+	if a.Seekable() && im.s.ArrayBegun(im.featuresName()) != nil {
 		// Gone on with, a member of an archive is not read from its start, so no checksum covers
 		// what is.
 		if err := a.Check(ctx); err != nil {

@@ -40,6 +40,7 @@ var formats = []*Format{
 	edgesFormat,
 	graphboltFormat,
 	igbFormat,
+	igbhFormat,
 	mag240mFormat,
 	mtxFormat,
 	npyFormat,

@@ -314,7 +314,7 @@ func (im *graphboltImport) graphboltEdges(ctx context.Context, meta string,
 	if err != nil {
 		return s, err
 	}
-	return indexEdges(a, im.m.Nodes, twoRows)
+	return indexEdges(a, ofOne(im.m.Nodes), twoRows)
 }
 
 // called returns the entries of a name, or all where it is "", and the names of all.

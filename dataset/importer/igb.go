@@ -109,7 +109,7 @@ func (im *igbImport) run(ctx context.Context) error {
 		return err
 	}
 	if p.edges, err = openIndexEdges(filepath.Join(o.In, "processed", "paper__cites__paper",
-		"edge_index.npy"), im.m.Nodes, twoColumn); err != nil {
+		"edge_index.npy"), ofOne(im.m.Nodes), twoColumn); err != nil {
 		return err
 	}
 	if feat != nil {

@@ -26,7 +26,9 @@ type importer struct {
 	s    *build.Staging
 	m    dataset.Meta
 	held int64 // bytes of memory that were promised (needMemory)
-	ids  nodeIDs
+	// folder gets features, or labels and splits: that of a part of a typed dataset; "" of others.
+	folder string
+	ids    nodeIDs
 	// leastNodes returns the least number of nodes, where nothing else gives it; may be nil.
 	leastNodes func(context.Context) (int64, error)
 	tables     map[string]*table // that were opened, by kind and path

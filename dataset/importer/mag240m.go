@@ -91,7 +91,7 @@ func (im *mag240mImport) run(ctx context.Context) error {
 		return err
 	}
 	if p.edges, err = openIndexEdges(filepath.Join(o.In, "processed", "paper___cites___paper",
-		"edge_index.npy"), im.m.Nodes, twoRows); err != nil {
+		"edge_index.npy"), ofOne(im.m.Nodes), twoRows); err != nil {
 		return err
 	}
 	return im.write(ctx, p)

@@ -574,7 +574,7 @@ func (im *npyImport) graphEdges(in *arrays, g npyGraph) (s edges.Source, err err
 		return s, errs.New(errs.Usage, "{lists} %s: %s has pairs of nodes and no lists; leave it out",
 			lists, in.where())
 	case g.index != nil:
-		return indexEdges(g.index, im.m.Nodes, anyShape)
+		return indexEdges(g.index, ofOne(im.m.Nodes), anyShape)
 	}
 	return pairEdges(g.src, g.dst, im.m.Nodes)
 }

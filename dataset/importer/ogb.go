@@ -180,7 +180,7 @@ func (im *ogbImport) ogbBinary(ctx context.Context, raw string) (err error) {
 			return err
 		}
 	}
-	if p.edges, err = indexEdges(index, im.m.Nodes, twoRows); err != nil {
+	if p.edges, err = indexEdges(index, ofOne(im.m.Nodes), twoRows); err != nil {
 		return err
 	}
 	if o.ownFeatures() {

@@ -35,7 +35,6 @@ type Input struct {
 	In           string `option:"in" common:"yes" arg:"PATH" usage:"PATH to read: a folder, archive or file"`
 	MakeSplits   bool   `option:"make-splits" common:"yes" usage:"deal new splits in place of the input's own"`
 	UnlabelledOK bool   `option:"unlabelled-ok" common:"yes" usage:"take nodes without a label (NaN or -1) as unlabelled, out of the splits"`
-	SelfLoops    string `option:"self-loops" oneof:"keep,drop,add" default:"keep" usage:"edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there"`
 	Restart      bool   `option:"restart" usage:"start over, not where an interrupted import was"`
 }
 
@@ -43,6 +42,7 @@ type Input struct {
 // places. A format with more options embeds them.
 type Options struct {
 	Input
+	SelfLoops  string  `option:"self-loops" oneof:"keep,drop,add" default:"keep" usage:"edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there"`
 	Features   string  `option:"features" common:"yes" arg:"FILE" usage:"FILE of features, where it is not found in {in}"`
 	Labels     string  `option:"labels" common:"yes" arg:"FILE" usage:"FILE of labels, where it is not found in {in}"`
 	SplitDir   string  `option:"splits" common:"yes" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in {in}"`

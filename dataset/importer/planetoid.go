@@ -22,6 +22,7 @@ var planetoidFormat = newFormat(Format{Name: "planetoid",
 type PlanetoidOptions struct {
 	NormalizeFeatures string `option:"normalize-features" arg:"HOW" oneof:"row" usage:"HOW: row divides each node's features by their sum, as GCN's reference does"`
 	Input
+	SelfLoops string `option:"self-loops" oneof:"keep,drop,add" default:"keep" usage:"edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there"`
 	Output
 }
 
@@ -40,7 +41,8 @@ const planetoidVal = 500
 func Planetoid(ctx context.Context, o PlanetoidOptions) error {
 	name := o.Name
 	r := request{kind: "planetoid", options: &o,
-		Options: Options{Input: o.Input, Output: o.Output, Undirected: true}}
+		Options: Options{Input: o.Input, SelfLoops: o.SelfLoops,
+			Output: o.Output, Undirected: true}}
 	if err := r.fillFor(o.In + ".graph"); err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ func TestImportResume(t *testing.T) {
 	}(build.JournalStep)
 	edges.SyncEvery = 0
 	in := resumeInput(t)
-	o := Options{Input: Input{In: in, SelfLoops: "add"}, Undirected: true, Output: Output{Memory: 1}}
+	o := Options{Input: Input{In: in}, SelfLoops: "add", Undirected: true, Output: Output{Memory: 1}}
 	o.Out = filepath.Join(t.TempDir(), "g")
 	kinds := map[string]int{}
 	build.JournalStep = func(line []byte, written bool) error {
@@ -349,7 +349,7 @@ func TestImportEdgeRules(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "e.txt")
 	require.NoError(t, os.WriteFile(file, []byte(text.String()), 0o644))
 	for i := range 24 {
-		o := Options{Input: Input{In: file, SelfLoops: []string{"keep", "drop", "add"}[i/8]}, Dim: 1,
+		o := Options{Input: Input{In: file}, SelfLoops: []string{"keep", "drop", "add"}[i/8], Dim: 1,
 			FeatureFn: RandomFeatures, Nodes: nodes,
 			Undirected: i&1 > 0, AddReverse: i&2 > 0, Dedup: i&4 > 0,
 			Output: Output{Out: filepath.Join(t.TempDir(), "g"),
@@ -375,7 +375,7 @@ func TestImportEdgeRules(t *testing.T) {
 			require.Zero(t, loops)
 		}
 	}
-	o := Options{Input: Input{In: file, SelfLoops: "some"},
+	o := Options{Input: Input{In: file}, SelfLoops: "some",
 		Output: Output{Out: filepath.Join(t.TempDir(), "g")}}
 	datasettest.RequireUsage(t, plain(Edges)(bg, o))
 	// Ids far apart are told.

@@ -77,7 +77,7 @@ func (s *sparse) edges(lists string) (edges.Source, error) {
 			if err != nil {
 				return edges.Source{}, err
 			}
-			return indexEdges(a, s.nodes, twoRows)
+			return indexEdges(a, ofOne(s.nodes), twoRows)
 		}
 		row, err := s.archive.Array("row")
 		if err != nil {

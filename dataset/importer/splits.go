@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"path"
 	"strconv"
 
 	"helios/dataset"
@@ -259,7 +260,7 @@ func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []s
 	if err := im.writeLabels(labels); err != nil {
 		return err
 	}
-	sp, err := build.NewSplitter(im.s, "", im.o.Seed, im.o.TrainFraction, im.o.ValFraction)
+	sp, err := build.NewSplitter(im.s, im.folder, im.o.Seed, im.o.TrainFraction, im.o.ValFraction)
 	if err != nil {
 		return err
 	}
@@ -281,7 +282,7 @@ func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []s
 
 // writeLabels writes labels.npy.
 func (im *importer) writeLabels(labels []int32) error {
-	out, err := im.s.Array("labels", npy.Int32, 0)
+	out, err := im.s.Array(path.Join(im.folder, "labels"), npy.Int32, 0)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,296 @@
+package importer
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/dataset"
+	"helios/dataset/build"
+	"helios/dataset/edges"
+	"helios/internal/errs"
+	"helios/internal/philox"
+	"helios/internal/testing/datasettest"
+)
+
+// igbh is IGBH with options that all formats have.
+func igbh(set func(*IGBHOptions)) importFunc {
+	return func(ctx context.Context, o Options) error {
+		h := IGBHOptions{TypedOptions: TypedOptions{Input: o.Input, Output: o.Output}}
+		if set != nil {
+			set(&h)
+		}
+		return IGBH(ctx, h)
+	}
+}
+
+func pairsOf(t testing.TB, ids ...int64) string {
+	return string(datasettest.Arr{DT: "<i8", Shape: []int64{int64(len(ids)) / 2, 2},
+		Data: ids}.Bytes(t))
+}
+
+func floats(t testing.TB, rows int64, v ...float32) string {
+	return string(datasettest.Arr{DT: "<f4", Shape: []int64{rows, int64(len(v)) / rows},
+		Data: v}.Bytes(t))
+}
+
+// igbhTree is a folder of five papers, three authors, two fields and an institute; raw is without
+// headers where large and full have none.
+func igbhTree(t testing.TB, raw bool) tree {
+	f := igbTree(t, raw)
+	delete(f, "processed/author__to__institute/edge_index.npy")
+	f["processed/author/node_feat.npy"] = floats(t, 3, 20, 21, 22, 23, 24, 25)
+	if raw {
+		f["processed/author/node_feat.npy"] = plainFloats(20, 21, 22, 23, 24, 25)
+	}
+	f["processed/fos/node_feat.npy"] = floats(t, 2, 30, 31, 32, 33)
+	f["processed/institute/node_feat.npy"] = floats(t, 1, 40, 41)
+	f["processed/institute/institute_id_index_mapping.npy"] = "not read"
+	f["processed/paper__cites__paper/edge_index.npy"] = pairsOf(t, 0, 1, 0, 2, 3, 3, 4, 2)
+	f["processed/paper__written_by__author/edge_index.npy"] = pairsOf(t, 0, 0, 4, 2, 1, 2)
+	f["processed/author__affiliated_to__institute/edge_index.npy"] = pairsOf(t, 2, 0, 0, 0)
+	f["processed/paper__topic__fos/edge_index.npy"] = pairsOf(t, 3, 1)
+	return f
+}
+
+// lists are the in-neighbours of each node, one after the other.
+func lists(t testing.TB, d *dataset.Dataset) map[string]string {
+	all := map[string]string{}
+	for i := range d.Meta.Relations {
+		tp, err := d.Relation(i)
+		require.NoError(t, err)
+		require.NoError(t, tp.ValidateOffsets())
+		text := ""
+		for v := range tp.NumNodes {
+			for k := range tp.InDegree(v) {
+				text += fmt.Sprintf("%d>%d ", tp.Neighbor(v, k), v)
+			}
+		}
+		all[d.Meta.Relations[i].String()] = strings.TrimSpace(text)
+	}
+	return all
+}
+
+func TestImportIGBH(t *testing.T) {
+	smallIGB(t)
+	files := map[string]string{
+		"paper cites paper":                  "0>1 0>2 4>2 3>3",
+		"paper written_by author":            "0>0 1>2 4>2",
+		"author affiliated_to institute":     "0>0 2>0",
+		"paper topic fos":                    "3>1",
+		"paper rev_cites paper":              "1>0 2>0 3>3 2>4",
+		"author rev_written_by paper":        "0>0 2>1 2>4",
+		"institute rev_affiliated_to author": "0>0 0>2",
+		"fos rev_topic paper":                "1>3",
+	}
+	for _, raw := range []bool{false, true} {
+		for _, c := range []struct {
+			relations string
+			order     []string
+		}{
+			{"files", []string{"paper cites paper", "paper written_by author",
+				"author affiliated_to institute", "paper topic fos"}},
+			{"gids", []string{"paper cites paper", "paper rev_cites paper",
+				"paper written_by author", "author rev_written_by paper",
+				"author affiliated_to institute", "institute rev_affiliated_to author",
+				"paper topic fos", "fos rev_topic paper"}},
+			{"mlperf", []string{"paper cites paper", "paper written_by author",
+				"author rev_written_by paper", "author affiliated_to institute",
+				"institute rev_affiliated_to author", "paper topic fos", "fos rev_topic paper"}},
+		} {
+			out := filepath.Join(t.TempDir(), "g")
+			in := igbhTree(t, raw).write(t, filepath.Join(t.TempDir(), "large"))
+			said := ""
+			require.NoError(t, igbh(func(o *IGBHOptions) { o.Relations = c.relations })(bg,
+				Options{Input: Input{In: in}, Output: Output{Out: out,
+					Note: func(s errs.Text) { said += s.String() }}}))
+			d := datasettest.Open(t, out)
+			m := &d.Meta
+			var names []string
+			for i := range m.Relations {
+				r := &m.Relations[i]
+				names = append(names, r.String())
+				if r.Reverse != nil {
+					require.Equal(t, i, *m.Relations[*r.Reverse].Reverse)
+				}
+			}
+			require.Equal(t, c.order, names)
+			for name, text := range lists(t, d) {
+				want := files[name]
+				if c.relations == "mlperf" && name == "paper cites paper" {
+					// no loop of the file, two a paper, both ways
+					want = "0>0 0>0 1>0 2>0 0>1 1>1 1>1 0>2 2>2 2>2 4>2 3>3 3>3 2>4 4>4 4>4"
+				}
+				require.Equal(t, want, text, "%s of %s", name, c.relations)
+			}
+			require.Equal(t, []float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21, 22, 23, 24, 25, 30, 31,
+				32, 33, 40, 41}, datasettest.WideRows(t, d))
+			require.Equal(t, []int64{0, 5, 8, 10}, []int64{m.FirstRow(0), m.FirstRow(1), m.FirstRow(2),
+				m.FirstRow(3)})
+			require.Equal(t, 19, m.Tasks[0].Classes)
+			labels, err := d.TaskLabels(0)
+			require.NoError(t, err)
+			require.Equal(t, []int32{0, 1, 2, 1, 0}, labels)
+			for i, want := range [][]int64{{0, 1, 2}, {3}, {4}} {
+				got, err := d.TaskSplit(0, dataset.Splits[i])
+				require.NoError(t, err)
+				require.Equal(t, want, got)
+			}
+			require.Contains(t, said, "processed/institute/institute_id")
+		}
+	}
+}
+
+func TestImportIGBHBad(t *testing.T) {
+	smallIGB(t)
+	const cites = "processed/paper__cites__paper/edge_index.npy"
+	const writes = "processed/paper__written_by__author/edge_index.npy"
+	const author = "processed/author/node_feat.npy"
+	set := func(name, text string) func(tree) { return func(f tree) { f[name] = text } }
+	array := func(dt string, shape []int64, data any) string {
+		return string(datasettest.Arr{DT: dt, Shape: shape, Data: data}.Bytes(t))
+	}
+	refuses(t, igbh(nil), "large", func() tree { return igbhTree(t, true) }, map[string]damaged{
+		"no labels":     {change: without("processed/paper/node_label_19.npy"), want: []string{"has no processed/paper/node_label_19.npy"}},
+		"no features":   {change: without("processed/paper/node_feat.npy"), want: []string{"has no processed/paper/node_feat.npy"}},
+		"no 2K":         {change: without("processed/paper/node_label_2K.npy"), imp: igbh(func(o *IGBHOptions) { o.Classes = "2K" }), want: []string{"node_label_2K.npy"}},
+		"other classes": {imp: igbh(func(o *IGBHOptions) { o.Classes = "20" }), want: []string{"classes", "20"}},
+		"other relations": {imp: igbh(func(o *IGBHOptions) { o.Relations = "some" }),
+			want: []string{"relations", "some"}},
+		"no author": {change: without(author),
+			want: []string{"there are no nodes of type author"}},
+		"no relations": {change: without(cites, writes, "processed/paper__topic__fos/edge_index.npy",
+			"processed/author__affiliated_to__institute/edge_index.npy"), want: []string{"has no relation"}},
+		"a relation without edges": {change: func(f tree) {
+			f["processed/paper__venue__conference/edges.npy"] = f[cites]
+		}, want: []string{"paper__venue__conference has no edge_index.npy"}},
+		"a name of two parts": {change: set("processed/paper__author/edge_index.npy", "x"),
+			want: []string{"must be SRC__REL__DST"}},
+		"a name of four parts": {change: set("processed/paper__a__b__author/edge_index.npy", "x"),
+			want: []string{"must be SRC__REL__DST"}},
+		"a name without a relation": {change: set("processed/paper____author/edge_index.npy", "x"),
+			want: []string{"must be SRC__REL__DST"}},
+		"a name with a control character": {change: set("processed/paper__a\x01__author/edge_index.npy",
+			pairsOf(t, 0, 0)), want: []string{"a name has 1 to 128 bytes of printable"}},
+		"a type of another name": {change: set("processed/paper__to__papers/edge_index.npy",
+			pairsOf(t, 0, 0)), want: []string{"there are no nodes of type papers"}},
+		"the reverse of a reverse": {change: set("processed/author__rev_written_by__paper/edge_index.npy",
+			pairsOf(t, 0, 0)), want: []string{`author rev_written_by paper`, "there twice"}},
+		"[2, E]": {change: set(writes, array("<i8", []int64{2, 3}, []int64{0, 1, 2, 0, 1, 2})),
+			want: []string{"edges have shape (2, 3), must be (edges, 2)"}},
+		"three columns": {change: set(writes, array("<i8", []int64{2, 3}, []int64{0, 1, 2, 0, 1, 2})),
+			want: []string{"must be (edges, 2)"}},
+		"one dimension": {change: set(writes, array("<i8", []int64{4}, []int64{0, 1, 2, 0})),
+			want: []string{"must be (edges, 2)"}},
+		"floats for ids": {change: set(writes, array("<f4", []int64{1, 2}, []float32{0, 1})),
+			want: []string{"holds <f4, integers are needed"}},
+		// 4 is a paper, and no author: the ids of another type's range.
+		"an id of the other type": {change: set(writes, pairsOf(t, 0, 4)),
+			want: []string{writes, "node id 4 at position 1 is outside 0..2"}},
+		"an id beyond both": {change: set(writes, pairsOf(t, 9, 0)),
+			want: []string{"node id 9 at position 0 is outside 0..4"}},
+		"a negative id":       {change: set(writes, pairsOf(t, 0, 0, -1, 0)), want: []string{"node id -1 at position 2"}},
+		"ids that begin at 1": {change: set(writes, pairsOf(t, 1, 3)), want: []string{"ids count from 0"}},
+		"edges cut":           {change: cut(writes, -8), want: []string{writes, "truncated"}},
+		"edges of no header":  {change: set(writes, "0 1"), want: []string{writes}},
+		"authors cut":         {change: cut(author, -4), want: []string{author, "no raw float32 rows of 2"}},
+		"no authors":          {change: set(author, ""), want: []string{author}},
+		"wide authors": {change: set(author, floats(t, 3, make([]float32, 30)...)),
+			want: []string{"stored as wide as the widest, 10 numbers", "more than their", "option pad"}},
+		"authors of one number": {change: set(author, array("<f4", []int64{3}, []float32{1, 2, 3})),
+			want: []string{"features have shape (3,), must be (nodes, dim)"}},
+		"NaN of an author": {change: set(author, plainFloats(1, 2, 3, nan32(), 5, 6)),
+			want: []string{author, "feature 1 of node 1 is NaN"}},
+		"a class too many": {change: set("processed/paper/node_label_19.npy", plainFloats(0, 1, 19, 0, 0)),
+			want: []string{"label 19 of node 2", "says 19 classes"}},
+		"half a class": {change: set("processed/paper/node_label_19.npy", plainFloats(0, 1, 0.5, 0, 0)),
+			want: []string{"label 0.5 of node 2"}},
+		"labels cut":          {change: cut("processed/paper/node_label_19.npy", -4), want: []string{"node_label_19.npy"}},
+		"a paper short":       {change: cut("processed/paper/node_feat.npy", -8), want: []string{"node_feat.npy"}},
+		"paper is a link out": {change: set("processed/paper__/edge_index.npy", "x"), want: []string{"must be SRC__REL__DST"}},
+	})
+}
+
+func nan32() float32 { z := float32(0); return z / z }
+
+// TestImportIGBHPad stores narrow rows beside wide ones where that is asked for.
+func TestImportIGBHPad(t *testing.T) {
+	smallIGB(t)
+	f := igbhTree(t, false)
+	f["processed/fos/node_feat.npy"] = floats(t, 2, 1, 2, 3, 4, 5, 6)
+	out := filepath.Join(t.TempDir(), "g")
+	said := ""
+	require.NoError(t, igbh(func(o *IGBHOptions) { o.Pad = true })(bg,
+		Options{Input: Input{In: f.write(t, t.TempDir())}, Output: Output{Out: out,
+			Note: func(s errs.Text) { said += s.String() }}}))
+	require.Contains(t, said, "3 numbers: 36 B more than their 96 B on SSDs (37.5 %)")
+	d := datasettest.Open(t, out)
+	require.Equal(t, []float32{0, 1, 0}, datasettest.WideRows(t, d)[:3])
+	require.Equal(t, []float32{1, 2, 3, 4, 5, 6, 40, 41, 0}, datasettest.WideRows(t, d)[24:])
+}
+
+// TestImportTypedResume ends an import of several relations and types before and after each line
+// of its journal.
+func TestImportTypedResume(t *testing.T) {
+	smallIGB(t)
+	defer func(d func([]byte, bool) error) {
+		build.JournalStep, edges.SyncEvery = d, 10e9
+	}(build.JournalStep)
+	edges.SyncEvery = 0
+	const nodes, many = 2000, 5000
+	ids := func(seed uint64) string {
+		v := make([]int64, 2*many)
+		for i := range v {
+			v[i] = int64(philox.Mix(uint64(i)+seed*many) % nodes)
+		}
+		return pairsOf(t, v...)
+	}
+	f := tree{}
+	rows := make([]float32, nodes*40)
+	for i := range rows {
+		rows[i] = float32(i % 977)
+	}
+	for _, name := range []string{"paper", "author"} {
+		f["processed/"+name+"/node_feat.npy"] = floats(t, nodes, rows...)
+	}
+	f["processed/paper/node_label_19.npy"] = string(datasettest.Arr{DT: "<f4", Shape: []int64{nodes},
+		Data: make([]float32, nodes)}.Bytes(t))
+	f["processed/paper__cites__paper/edge_index.npy"] = ids(1)
+	f["processed/paper__written_by__author/edge_index.npy"] = ids(2)
+	o := Options{Input: Input{In: f.write(t, t.TempDir())}, Output: Output{Memory: 1}}
+	o.Out = filepath.Join(t.TempDir(), "g")
+	require.NoError(t, igbh(nil)(bg, o))
+	want := datasettest.Digest(t, o.Out)
+
+	o.Out = filepath.Join(t.TempDir(), "g")
+	var notes []string
+	o.Note = func(s errs.Text) { notes = append(notes, s.String()) }
+	steps := 0
+	for done := false; !done; steps++ {
+		require.Less(t, steps, 600)
+		n := 0
+		build.JournalStep = func(line []byte, _ bool) error {
+			for _, k := range []string{"begin", "source", "folder"} {
+				if bytes.Contains(line, []byte(`"`+k+`"`)) {
+					return nil
+				}
+			}
+			if n++; n > (steps+1)%2 {
+				return context.Canceled
+			}
+			return nil
+		}
+		err := igbh(nil)(bg, o)
+		if done = err == nil; !done {
+			require.ErrorIs(t, err, context.Canceled)
+		}
+	}
+	require.Greater(t, steps, 20)
+	require.Equal(t, want, datasettest.Digest(t, o.Out))
+	require.Contains(t, strings.Join(notes, "\n"), "the edges of 2 relations")
+}
