@@ -46,6 +46,7 @@ var formats = []*Format{
 	npyFormat,
 	ogbFormat,
 	planetoidFormat,
+	triplesFormat,
 	webgraphFormat,
 }
 

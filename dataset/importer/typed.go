@@ -40,7 +40,8 @@ type typedImport struct {
 type typedNodes struct {
 	name  string
 	nodes int64
-	rows  *npy.Array // nil: the type has none
+	rows  *npy.Array // nil: the type has none of its own
+	made  int        // features that a feature function makes; 0: none
 	names []string   // of the nodes; nil: they have none
 }
 
@@ -140,8 +141,11 @@ func (im *typedImport) describeTypes(s *dataset.Schema) error {
 	im.m.DType = dtype.String()
 	for _, t := range im.types {
 		n := dataset.NodeType{Name: t.name, Nodes: t.nodes}
-		if t.rows != nil {
+		switch {
+		case t.rows != nil:
 			n.Dim, n.DType = int(t.rows.Header.Shape[1]), im.m.DType
+		case t.made > 0:
+			n.Dim, n.DType = t.made, rowtype.Float32.String()
 		}
 		s.NodeTypes = append(s.NodeTypes, n)
 	}
@@ -155,6 +159,9 @@ func (im *typedImport) describeTypes(s *dataset.Schema) error {
 		}
 		im.o.note("rows are stored as wide as the widest type's, %d numbers: %s more than their %s on SSDs (%.1f %%)",
 			widest, units.FormatBytes(more*size), units.FormatBytes(need*size), share)
+	}
+	if rows == 0 {
+		im.m.DType = rowtype.Float32.String()
 	}
 	return build.EnoughDisk(im.o.Out, float64(need*size))
 }

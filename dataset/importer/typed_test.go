@@ -294,3 +294,93 @@ func TestImportTypedResume(t *testing.T) {
 	require.Equal(t, want, datasettest.Digest(t, o.Out))
 	require.Contains(t, strings.Join(notes, "\n"), "the edges of 2 relations")
 }
+
+func triplesOf(set func(*TriplesOptions)) importFunc {
+	return func(ctx context.Context, o Options) error {
+		h := TriplesOptions{TypedOptions: TypedOptions{Input: o.Input, Output: o.Output}}
+		if set != nil {
+			set(&h)
+		}
+		return Triples(ctx, h)
+	}
+}
+
+func triplesTree() tree {
+	return tree{"triples.tsv": "src\trelation\tdst\nann\tknows\tbob\nbob\tlives in\tBonn\nann\tlives in\tBonn\n" +
+		"bob\tknows\tbob\n",
+		"labels.tsv": "node\tlabel\tsplit\nbob\twise\ttrain\nann\tkind\ttest\n"}
+}
+
+func TestImportTriples(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "g")
+	in := triplesTree().write(t, t.TempDir())
+	require.NoError(t, triplesOf(nil)(bg, Options{Input: Input{In: in}, Output: Output{Out: out}}))
+	d := datasettest.Open(t, out)
+	require.Equal(t, map[string]string{"entity knows entity": "0>1 1>1",
+		"entity rev_knows entity": "1>0 1>1", "entity lives in entity": "0>2 1>2",
+		"entity rev_lives in entity": "2>0 2>1"}, lists(t, d))
+	require.Zero(t, d.Meta.Rows())
+	names, err := d.Names()
+	require.NoError(t, err)
+	require.Equal(t, []string{"ann", "bob", "Bonn"}, names)
+	labels, err := d.Labels()
+	require.NoError(t, err)
+	require.Equal(t, []int32{0, 1, -1}, labels)
+	require.Equal(t, []string{"kind", "wise"}, d.Meta.ClassNames)
+	for i, want := range [][]int64{{1}, {}, {0}} {
+		got, err := d.Split(dataset.Splits[i])
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+
+	out = filepath.Join(t.TempDir(), "g")
+	require.NoError(t, triplesOf(func(o *TriplesOptions) {
+		o.OneWay, o.FeatureFn, o.Dim = true, "hash:3", 5
+	})(bg, Options{Input: Input{In: filepath.Join(in, "triples.tsv")}, Output: Output{Out: out}}))
+	d = datasettest.Open(t, out)
+	require.Len(t, d.Meta.Relations, 2)
+	require.Equal(t, int64(3), d.Meta.Rows())
+	require.Equal(t, "hash:3", d.FeatureFn())
+	require.Len(t, datasettest.WideRows(t, d), 15)
+	_, err = dataset.VerifyFiles(bg, d, nil)
+	require.NoError(t, err)
+}
+
+func TestImportTriplesBad(t *testing.T) {
+	set := func(name, text string) func(tree) { return func(f tree) { f[name] = text } }
+	const triples, labels = "triples.tsv", "labels.tsv"
+	relations := func(n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, "a\tr%d\tb\n", i)
+		}
+		return b.String()
+	}
+	refuses(t, triplesOf(nil), "kg", triplesTree, map[string]damaged{
+		"no triples":     {change: without(triples), want: []string{"has no triples.tsv"}},
+		"no labels":      {change: without(labels), want: []string{labels, "option labels"}},
+		"empty":          {change: set(triples, ""), want: []string{"holds no triples"}},
+		"a heading only": {change: set(triples, "src\trelation\tdst\n"), want: []string{"holds no triples"}},
+		"two fields":     {change: set(triples, "a\tb\n"), want: []string{triples + ":1: ", "[src relation dst] by tabs"}},
+		"four fields":    {change: set(triples, "a\tr\tb\nc\td\te\tf\n"), want: []string{triples + ":2: "}},
+		"an empty name":  {change: set(triples, "a\t\tb\n"), want: []string{triples + ":1: "}},
+		"spaces":         {change: set(triples, "a r b\n"), want: []string{triples + ":1: "}},
+		"a relation's name with a control character": {change: set(triples, "a\tr\x01\tb\nbob\tx\tann\n"),
+			want: []string{"a name has 1 to 128 bytes of printable"}},
+		"a long name of a relation": {change: set(triples, "bob\t"+strings.Repeat("r", 200)+"\tann\n"),
+			want: []string{"a name has 1 to 128 bytes"}},
+		"a reverse that is there": {change: set(triples, "bob\tr\tann\nann\trev_r\tbob\n"),
+			want: []string{"the relation is there twice"}},
+		"65,536 relations": {change: set(triples, relations(32_768)+"bob\tx\tann\n"),
+			want: []string{"relations: there are 65538, must be 1 to 65535"}},
+		"a label of no node":    {change: set(labels, "eve\tkind\n"), want: []string{labels + ":1: node eve is in no triple"}},
+		"a label twice":         {change: set(labels, "ann\tkind\nann\twise\n"), want: []string{labels + ":2: node ann has a label already"}},
+		"another split":         {change: set(labels, "ann\tkind\tdev\n"), want: []string{"split dev is none of"}},
+		"some without a split":  {change: set(labels, "ann\tkind\ttest\nbob\twise\n"), want: []string{"1 of 2 nodes have a split"}},
+		"no label in the file":  {change: set(labels, "node\tlabel\tsplit\n"), want: []string{"holds no labels"}},
+		"a node without label":  {change: set(labels, "ann\n"), want: []string{labels + ":1: "}},
+		"a dim without its use": {imp: triplesOf(func(o *TriplesOptions) { o.Dim = 3 }), want: []string{"option dim 3"}},
+		"another function": {imp: triplesOf(func(o *TriplesOptions) { o.FeatureFn = "random" }),
+			want: []string{"random"}},
+	})
+}

@@ -194,6 +194,11 @@ func newLoader(d *dataset.Dataset, ts []*target,
 			return nil, r, err
 		}
 	}
+	if d.Meta.Rows() == 0 {
+		return nil, r, errs.New(errs.Capability,
+			"dataset %s: none of its types has rows, so there is nothing to load; import it with rows",
+			d.Dir())
+	}
 	l, err := gpuio.NewLayout(d.Meta.Rows(), rt.RowBytes(d.Meta.Dim), len(ts), ts[0].lbaBytes)
 	if err != nil {
 		return nil, r, err
