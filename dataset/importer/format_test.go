@@ -129,7 +129,7 @@ func TestFoldersNameUnused(t *testing.T) {
 			"processed/author/", "processed/paper/node_label_2K.npy", "release.txt"}},
 		"igb, computed": {plain(IGB), igbTree(t, false), Options{FeatureFn: "hash", Dim: 3},
 			[]string{"processed/paper/node_feat.npy"}},
-		"mag240m": {MAG240M, magTree(t, nil), Options{},
+		"mag240m": {plain(MAG240M), magTree(t, nil), Options{},
 			[]string{"not used of ", "processed/author/", "release.txt"}},
 		"ogb":              {plain(OGB), ogbTree(t), Options{}, []string{"processed/", "release.txt"}},
 		"ogb's papers":     {plain(OGB), papersTree(t, zip.Deflate, nil), Options{}, []string{"processed/", "release.txt"}},

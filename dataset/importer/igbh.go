@@ -22,6 +22,7 @@ var igbhFormat = newFormat(Format{Name: "igbh",
 type IGBHOptions struct {
 	Classes   string `option:"classes" oneof:"19,2K" default:"19" usage:"labels to take, by their number of classes"`
 	Relations string `option:"relations" common:"yes" oneof:"mlperf,gids,files" default:"mlperf" usage:"mlperf: citations both ways with self loops, and the reverse of each other relation; gids: the reverse of each; files: those that are there"`
+	PadOption
 	TypedOptions
 }
 
@@ -88,14 +89,14 @@ func (im *igbhImport) run(ctx context.Context) error {
 	}
 	used := []string{filepath.Clean(im.o.Labels)}
 	for _, name := range types {
-		t := typedNodes{name: name, rows: feat}
+		t, rows := typedNodes{name: name}, feat
 		path := filepath.Join(im.o.In, "processed", name, "node_feat.npy")
 		if name != igbhPaper {
-			if t.rows, err = igbhRows(path); err != nil {
+			if rows, err = igbhRows(path); err != nil {
 				return err
 			}
 		}
-		if t.nodes, err = rowsOf(t.rows); err != nil {
+		if err := im.rowsFrom(&t, rows); err != nil {
 			return err
 		}
 		used = append(used, path)
@@ -216,12 +217,4 @@ func igbhRows(path string) (*npy.Array, error) {
 	}
 	return npy.Section("", path, 0, npy.Header{DType: npy.Float32,
 		Shape: []int64{st.Size() / row, igb.dim}}, true)
-}
-
-// rowsOf is the number of rows of a matrix.
-func rowsOf(a *npy.Array) (int64, error) {
-	if err := checkMatrix(a); err != nil {
-		return 0, err
-	}
-	return a.Header.Shape[0], nil
 }

@@ -1,11 +1,19 @@
 package importer
 
 import (
+	"archive/zip"
 	"cmp"
 	"context"
+	"errors"
+	"io"
 	"path/filepath"
+	"slices"
+	"strings"
 
+	"helios/dataset"
+	"helios/dataset/edges"
 	"helios/dataset/npy"
+	"helios/dataset/pickle"
 	"helios/internal/errs"
 )
 
@@ -21,18 +29,34 @@ const (
 )
 
 var mag240mFormat = newFormat(Format{Name: "mag240m",
-	Usage:       "the papers and citations of MAG240M (OGB-LSC)",
+	Usage:       "MAG240M (OGB-LSC): its papers and citations, or all of its types",
 	Description: mag240mHelp}, MAG240M)
+
+// MAG240MOptions shape an import of MAG240M.
+type MAG240MOptions struct {
+	Hetero bool `option:"hetero" common:"yes" usage:"take authors and institutions too: citations both ways, and each other relation with its reverse"`
+	FillOptions
+	Options
+}
 
 const mag240mHelp = "{in} is the folder that OGB unpacks (mag240m_kddcup2021): processed/paper with node_feat.npy, node_label.npy and\n" +
 	"node_year.npy, and processed/paper___cites___paper/edge_index.npy. Labelled papers until 2018 are for\n" +
-	"training, those of 2019 for validation and those of 2020 for the test, as the dataset defines it."
+	"training, those of 2019 for validation and those of 2020 for the test, as the dataset defines it. With {hetero}\n" +
+	"also meta.pt, which has the numbers of nodes, and the edges of author___affiliated_with___institution and\n" +
+	"author___writes___paper. Authors and institutions have rows where {fill} makes some."
 
 // MAG240M imports the papers of MAG240M and their citations (mag240mHelp). The splits are made by
 // year, as split_dict.pt is a pickle of PyTorch; the test is empty where its labels are withheld.
-func MAG240M(ctx context.Context, o Options) error {
+func MAG240M(ctx context.Context, o MAG240MOptions) error {
 	if err := o.fillOwn(); err != nil {
 		return err
+	}
+	fills, err := parseFills(o.Fill)
+	if err != nil {
+		return err
+	}
+	if !o.Hetero && (o.Fill != "" || o.Pad) {
+		return errs.New(errs.Usage, "{fill} and {pad} are for {hetero}; leave them out, or give that")
 	}
 	paper := filepath.Join("processed", "paper")
 	files := []string{filepath.Join("processed", "paper___cites___paper", "edge_index.npy"),
@@ -52,9 +76,14 @@ func MAG240M(ctx context.Context, o Options) error {
 			used = append(used, filepath.Join(o.In, f))
 		}
 	}
-	return runNamed(request{kind: "mag240m", options: &o, Options: o}, func(im *importer) error {
+	r := request{kind: "mag240m", options: &o, Options: o.Options}
+	return runNamed(r, func(im *importer) error {
+		x := &mag240mImport{im}
+		if o.Hetero {
+			return x.hetero(ctx, o, fills, used)
+		}
 		im.noteUnused(o.In, unusedBelow(o.In, used))
-		return (&mag240mImport{im}).run(ctx)
+		return x.run(ctx)
 	})
 }
 
@@ -136,4 +165,113 @@ func (im *mag240mImport) mag240mSplits(path string, labels []int32) ([]splitSet,
 	})
 	im.m.Source.Options["split"] = "year"
 	return sets, err
+}
+
+// mag240mRelations are those beside the citations.
+var mag240mRelations = [][3]string{{"author", "affiliated_with", "institution"},
+	{"author", "writes", "paper"}}
+
+// hetero imports all types.
+func (im *mag240mImport) hetero(ctx context.Context, o MAG240MOptions, fills []fillRule,
+	used []string) error {
+	if !o.ownFeatures() || o.Labels != "" {
+		return errs.New(errs.Usage,
+			"{hetero} takes features and labels of the input; leave {features}, {feature-fn} and {labels} out")
+	}
+	paper := filepath.Join(o.In, "processed", "paper")
+	feat, err := npy.Open(filepath.Join(paper, "node_feat.npy"))
+	if err != nil {
+		return err
+	}
+	meta := filepath.Join(o.In, "meta.pt")
+	counts, err := torchCounts(meta)
+	if err != nil {
+		return err
+	}
+	t := &typedImport{importer: im.importer, pad: o.Pad, fills: fills}
+	for _, name := range []string{"paper", "author", "institution"} {
+		n := counts[name]
+		if n < 1 || n > maxTextNodes {
+			return errs.New(errs.Usage, "%s: it says %d nodes of type %s", meta, n, name)
+		}
+		t.types = append(t.types, typedNodes{name: name, nodes: n})
+	}
+	if err := t.rowsFrom(&t.types[0], feat); err != nil {
+		return err
+	}
+	for _, r := range slices.Concat([][3]string{{"paper", "cites", "paper"}}, mag240mRelations) {
+		path := filepath.Join(o.In, "processed", strings.Join(r[:], "___"), "edge_index.npy")
+		if !isFile(path) {
+			return errs.New(errs.Usage, "%s is missing; {in} must be a folder with %s", path, mag240mFolder)
+		}
+		used = append(used, path)
+		rel := typedEdges{src: r[0], name: r[1], dst: r[2], open: func(of ends) ([]edges.Source, error) {
+			s, err := openIndexEdges(path, of, twoRows)
+			return []edges.Source{s}, err
+		}}
+		rel.addReverse()
+		t.rels = append(t.rels, rel)
+	}
+	im.noteUnused(o.In, unusedBelow(o.In, append(used, meta)))
+	if err := t.taskOn("subject", "paper"); err != nil {
+		return err
+	}
+	t.task.labelFile = filepath.Join(paper, "node_label.npy")
+	lab, err := npy.Open(t.task.labelFile)
+	if err != nil {
+		return err
+	}
+	if t.task.labels, err = im.labels(ctx, dataOf(lab), nil); err != nil {
+		return err
+	}
+	if t.task.splits, err = im.splitsOr(ctx, func(context.Context) ([]splitSet, error) {
+		return im.mag240mSplits(filepath.Join(paper, "node_year.npy"), t.task.labels)
+	}); err != nil {
+		return err
+	}
+	return t.write(ctx)
+}
+
+// torchCounts reads a dictionary of whole numbers that PyTorch has saved: a zip with a pickle,
+// which is read as data (package pickle).
+func torchCounts(path string) (counts map[string]int64, err error) {
+	bad := func(why string) error {
+		return errs.New(errs.Usage,
+			"%s: %s; it must hold the numbers of nodes, as torch.save({\"paper\": 121751666, …}) writes them",
+			path, why)
+	}
+	z, err := zip.OpenReader(path)
+	if err != nil {
+		return nil, bad(err.Error())
+	}
+	defer func() { err = errors.Join(err, z.Close()) }()
+	i := slices.IndexFunc(z.File, func(f *zip.File) bool { return strings.HasSuffix(f.Name, "/data.pkl") })
+	if i < 0 {
+		return nil, bad("no data.pkl in it")
+	}
+	f, err := z.File[i].Open()
+	if err != nil {
+		return nil, bad(err.Error())
+	}
+	b, err := io.ReadAll(io.LimitReader(f, dataset.MaxDescription))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, bad(err.Error())
+	}
+	v, err := pickle.Parse(path, b, 0)
+	if err != nil {
+		return nil, err
+	}
+	d, ok := v.(*pickle.Dict)
+	if !ok {
+		return nil, bad("it holds " + pickle.Describe(v))
+	}
+	counts = map[string]int64{}
+	for i, k := range d.Keys {
+		name, ok := k.(string)
+		n, isInt := d.Values[i].(int64)
+		if ok && isInt {
+			counts[name] = n
+		}
+	}
+	return counts, nil
 }

@@ -26,11 +26,14 @@ var ogbFormat = newFormat(Format{Name: "ogb",
 type OGBOptions struct {
 	Split      string `option:"split" common:"yes" shown:"the only one" arg:"NAME" usage:"NAME of the folder in split/, where there are several"`
 	AddInverse string `option:"add-inverse-edge" oneof:"yes,no,auto" default:"auto" usage:"add the opposite of each edge, as OGB does to products; auto goes by master.csv or the folder's name"`
+	FillOptions
 	Options
 }
 
 const ogbHelp = "{in} is the folder that OGB unpacks: raw/ with edge.csv.gz and the files beside it, or with data.npz and\n" +
-	"node-label.npz (papers100M, where NaN means unlabelled), and split/ with the official split."
+	"node-label.npz (papers100M, where NaN means unlabelled), and split/ with the official split. A graph of several types\n" +
+	"(ogbn-mag: raw/triplet-type-list.csv.gz and raw/relations) keeps them; {undirected} adds the reverse of each relation,\n" +
+	"or takes it both ways where it joins nodes of one type."
 
 const ogbFolder = "an OGB node dataset as it is unpacked: raw/edge.csv.gz and the files beside it, or raw/data.npz and raw/node-label.npz, and split/"
 
@@ -49,23 +52,20 @@ func OGB(ctx context.Context, o OGBOptions) error {
 		return err
 	}
 	raw := filepath.Join(o.In, "raw")
-	if types := filepath.Join(raw, "triplet-type-list.csv.gz"); isFile(types) {
-		var names []string
-		err := eachBlock(ctx, types, func(b lineBlock) (out []string, err error) {
-			err = b.each(func(s []byte, _ int64) error { out = append(out, string(s)); return nil })
-			return out, err
-		}, func(v []string, _ lineBlock) error { names = append(names, v...); return nil })
-		if err != nil {
-			return err
-		}
-		return errs.New(errs.Usage,
-			"%s has several types of edges (%s); graphs with one type of nodes and edges can be imported",
-			o.In, briefNames(names))
+	fills, err := parseFills(o.Fill)
+	if err != nil {
+		return err
 	}
 	r := request{kind: "ogb", options: &o, Options: o.Options}
 	return runNamed(r, func(base *importer) error {
 		im := &ogbImport{base, o}
-		switch {
+		switch types := filepath.Join(raw, ogbTypes); {
+		case isFile(types):
+			return im.ogbTyped(ctx, raw, types, fills)
+		case o.Fill != "" || o.Pad:
+			return errs.New(errs.Usage,
+				"{fill} and {pad} are for graphs of several types, and %s has no raw/%s; leave them out",
+				o.In, ogbTypes)
 		case isFile(filepath.Join(raw, "data.npz")):
 			return im.ogbBinary(ctx, raw)
 		case isFile(filepath.Join(raw, "edge.csv.gz")):

@@ -61,7 +61,7 @@ func Triples(ctx context.Context, o TriplesOptions) error {
 	r := request{kind: "triples", options: &o, Options: base, inputs: []string{file}}
 	return run(r, func(im *importer) error {
 		im.m.Source.From = im.o.source("", file, base.Labels).From
-		return (&triplesImport{typedImport: typedImport{importer: im, pad: o.Pad}, opt: o,
+		return (&triplesImport{typedImport: typedImport{importer: im}, opt: o,
 			node: map[string]int64{}, relation: map[string]int{}}).run(ctx, file)
 	})
 }
@@ -93,7 +93,7 @@ func (im *triplesImport) run(ctx context.Context, file string) error {
 			return err
 		}
 		im.m.FeatureFn = fn
-		im.types[0].made = im.o.Dim
+		im.types[0].dim = im.o.Dim
 		im.m.Source.Options["feature-fn"], im.m.Source.Options["dim"] = fn, strconv.Itoa(im.o.Dim)
 	}
 	for i := range im.triples {

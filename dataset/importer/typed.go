@@ -19,7 +19,6 @@ import (
 // TypedOptions are those of formats whose graphs have types of nodes and edges.
 type TypedOptions struct {
 	Input
-	Pad bool `option:"pad" usage:"store rows of different widths as wide as the widest, though that takes over a quarter more room on SSDs"`
 	Output
 }
 
@@ -33,6 +32,7 @@ type typedImport struct {
 	pad   bool
 	types []typedNodes
 	rels  []typedEdges
+	fills []fillRule // in the order in which they are done
 	task  typedTask
 }
 
@@ -40,9 +40,37 @@ type typedImport struct {
 type typedNodes struct {
 	name  string
 	nodes int64
-	rows  *npy.Array // nil: the type has none of its own
-	made  int        // features that a feature function makes; 0: none
-	names []string   // of the nodes; nil: they have none
+	dim   int  // features of a node; 0: the type has no rows
+	half  bool // the rows are of float16
+	// write writes the rows; nil where there are none, or a feature function makes them.
+	write func(ctx context.Context) error
+	names []string // of the nodes; nil: they have none
+}
+
+// rowsFrom takes the rows of a type from an array, which also gives the number of nodes where that
+// is not known.
+func (im *typedImport) rowsFrom(t *typedNodes, a *npy.Array) error {
+	if err := checkMatrix(a); err != nil {
+		return err
+	}
+	sh := a.Header.Shape
+	if t.nodes == 0 {
+		t.nodes = sh[0]
+	}
+	if sh[0] != t.nodes {
+		return errs.New(errs.Usage, "%s has %d rows, there are %d nodes of type %s", a.Name, sh[0],
+			t.nodes, t.name)
+	}
+	t.dim, t.half = int(sh[1]), isHalf(a)
+	t.write = func(ctx context.Context) error {
+		if a.Seekable() && im.s.ArrayBegun(im.featuresName()) != nil {
+			if err := a.Check(ctx); err != nil { // as features does
+				return err
+			}
+		}
+		return im.copyRows(ctx, a)
+	}
+	return nil
 }
 
 // typedEdges is a relation. Its edges are those of all sources.
@@ -51,6 +79,7 @@ type typedEdges struct {
 	open           func(of ends) ([]edges.Source, error)
 	reverse        string // the name of the relation of opposite edges that is added; "": none
 	symmetric      bool   // the relation is its own reverse
+	dedup          bool   // repeated edges are stored once
 }
 
 // typedTask is the task of a graph. Its labels and splits are read, and their classes counted,
@@ -73,14 +102,17 @@ func (im *typedImport) typeOf(name string) *typedNodes {
 
 // write writes all parts: the edges of each relation, the rows of each type, and the task.
 func (im *typedImport) write(ctx context.Context) error {
-	slices.SortStableFunc(im.types, func(a, b typedNodes) int { // types without rows come last
-		return cmp.Compare(boolInt(a.rows == nil), boolInt(b.rows == nil))
-	})
 	var schema dataset.Schema
-	if err := im.describeTypes(&schema); err != nil {
+	if err := im.describeRelations(&schema); err != nil {
 		return err
 	}
-	if err := im.describeRelations(&schema); err != nil {
+	if err := im.planFills(&schema); err != nil {
+		return err
+	}
+	slices.SortStableFunc(im.types, func(a, b typedNodes) int { // types without rows come last
+		return cmp.Compare(boolInt(a.dim == 0), boolInt(b.dim == 0))
+	})
+	if err := im.describeTypes(&schema); err != nil {
 		return err
 	}
 	if err := schema.CheckGraph(); err != nil {
@@ -95,10 +127,8 @@ func (im *typedImport) write(ctx context.Context) error {
 			return err
 		}
 	}
-	for i := range im.types {
-		if err := im.partOf(ctx, i); err != nil {
-			return err
-		}
+	if err := im.writeTypes(ctx, &schema); err != nil {
+		return err
 	}
 	task, err := im.writeTask()
 	if err != nil {
@@ -121,31 +151,20 @@ func (im *typedImport) describeTypes(s *dataset.Schema) error {
 	dtype := rowtype.Float16
 	widest, need, rows := int64(0), int64(0), int64(0)
 	for _, t := range im.types {
-		if t.rows == nil {
-			continue
-		}
-		if err := checkMatrix(t.rows); err != nil {
-			return err
-		}
-		if n := t.rows.Header.Shape[0]; n != t.nodes {
-			return errs.New(errs.Usage, "%s has %d rows, there are %d nodes of type %s", t.rows.Name,
-				n, t.nodes, t.name)
-		}
-		if !isHalf(t.rows) {
+		if t.dim > 0 && !t.half {
 			dtype = rowtype.Float32
 		}
-		rows += t.nodes
-		widest = max(widest, t.rows.Header.Shape[1])
-		need += t.nodes * t.rows.Header.Shape[1]
+		if t.dim > 0 {
+			rows += t.nodes
+			widest = max(widest, int64(t.dim))
+			need += t.nodes * int64(t.dim)
+		}
 	}
 	im.m.DType = dtype.String()
 	for _, t := range im.types {
 		n := dataset.NodeType{Name: t.name, Nodes: t.nodes}
-		switch {
-		case t.rows != nil:
-			n.Dim, n.DType = int(t.rows.Header.Shape[1]), im.m.DType
-		case t.made > 0:
-			n.Dim, n.DType = t.made, rowtype.Float32.String()
+		if t.dim > 0 {
+			n.Dim, n.DType = t.dim, im.m.DType
 		}
 		s.NodeTypes = append(s.NodeTypes, n)
 	}
@@ -160,8 +179,8 @@ func (im *typedImport) describeTypes(s *dataset.Schema) error {
 		im.o.note("rows are stored as wide as the widest type's, %d numbers: %s more than their %s on SSDs (%.1f %%)",
 			widest, units.FormatBytes(more*size), units.FormatBytes(need*size), share)
 	}
-	if rows == 0 {
-		im.m.DType = rowtype.Float32.String()
+	if im.m.FeatureFn != "" {
+		return nil
 	}
 	return build.EnoughDisk(im.o.Out, float64(need*size))
 }
@@ -190,22 +209,28 @@ func (im *typedImport) describeRelations(s *dataset.Schema) error {
 	return nil
 }
 
+// typedSources are the edges of a relation.
+type typedSources struct {
+	all   []edges.Source
+	dedup bool
+}
+
 // openRelations opens the edges of all relations before the first are read: what is wrong with a
 // file is said soon.
-func (im *typedImport) openRelations() (all [][]edges.Source, err error) {
+func (im *typedImport) openRelations() (all []typedSources, err error) {
 	for _, r := range im.rels {
 		of := ends{im.typeOf(r.src).nodes, im.typeOf(r.dst).nodes}
 		s, err := r.open(of)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, s)
+		all = append(all, typedSources{s, r.dedup})
 		if r.reverse != "" {
 			var back []edges.Source
 			for _, x := range s {
 				back = append(back, opposites(x))
 			}
-			all = append(all, back)
+			all = append(all, typedSources{back, r.dedup})
 		}
 	}
 	return all, nil
@@ -213,17 +238,17 @@ func (im *typedImport) openRelations() (all [][]edges.Source, err error) {
 
 // relation writes one relation, unless an interrupted import has.
 func (im *typedImport) relation(ctx context.Context, s *dataset.Schema, i int,
-	sources []edges.Source) (err error) {
+	sources typedSources) (err error) {
 	r := &s.Relations[i]
 	if c, ok := im.s.RelationTopology(i); ok {
 		r.Edges = c.Stored
 		return nil
 	}
 	defer func() { err = errors.Join(err, im.freeSorter()) }()
-	if im.sorter, err = edges.New(im.s.RelationStore(i), im.o.Memory, edges.Rules{}); err != nil {
+	if im.sorter, err = edges.New(im.s.RelationStore(i), im.o.Memory, edges.Rules{Dedup: sources.dedup}); err != nil {
 		return err
 	}
-	for _, x := range sources {
+	for _, x := range sources.all {
 		if err := im.sorter.Read(ctx, x, im.o.Progress); err != nil {
 			return err
 		}
@@ -234,24 +259,30 @@ func (im *typedImport) relation(ctx context.Context, s *dataset.Schema, i int,
 	return err
 }
 
-// partOf writes the rows and names of a type.
-func (im *typedImport) partOf(ctx context.Context, i int) error {
-	t := &im.types[i]
-	im.folder, im.m.Nodes = dataset.NodesDir(i), t.nodes
-	if t.names != nil {
-		if err := im.writeNames(filepath.Join(im.folder, dataset.NamesName), t.names); err != nil {
+// writeTypes writes the rows and names of all types: rows that are made of others come after these.
+func (im *typedImport) writeTypes(ctx context.Context, s *dataset.Schema) error {
+	for i := range im.types {
+		t := &im.types[i]
+		im.folder, im.m.Nodes = dataset.NodesDir(i), t.nodes
+		if t.names != nil {
+			if err := im.writeNames(filepath.Join(im.folder, dataset.NamesName), t.names); err != nil {
+				return err
+			}
+		}
+		if t.write != nil {
+			if err := t.write(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	for _, f := range im.fills {
+		i := s.TypeOf(f.nodeType)
+		im.folder, im.m.Nodes = dataset.NodesDir(i), im.types[i].nodes
+		if err := im.fillRows(ctx, s, f); err != nil {
 			return err
 		}
 	}
-	if t.rows == nil {
-		return nil
-	}
-	if t.rows.Seekable() && im.s.ArrayBegun(im.featuresName()) != nil {
-		if err := t.rows.Check(ctx); err != nil { // as features does
-			return err
-		}
-	}
-	return im.copyRows(ctx, t.rows)
+	return nil
 }
 
 func (im *typedImport) writeNames(file string, names []string) error {

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"archive/zip"
 	"bytes"
 	"context"
 	"fmt"
@@ -382,5 +383,186 @@ func TestImportTriplesBad(t *testing.T) {
 		"a dim without its use": {imp: triplesOf(func(o *TriplesOptions) { o.Dim = 3 }), want: []string{"option dim 3"}},
 		"another function": {imp: triplesOf(func(o *TriplesOptions) { o.FeatureFn = "random" }),
 			want: []string{"random"}},
+	})
+}
+
+// ogbMagTree is a small copy of ogbn-mag's layout.
+func ogbMagTree(t testing.TB) tree {
+	return tree{
+		"raw/triplet-type-list.csv.gz":                               gz(t, "author,writes,paper\npaper,cites,paper\n"),
+		"raw/num-node-dict.csv.gz":                                   gz(t, "author,paper\n3,4\n"),
+		"raw/nodetype-has-feat.csv.gz":                               gz(t, "author,paper\nFalse,True\n"),
+		"raw/node-feat/paper/node-feat.csv.gz":                       gz(t, "1,2\n3,4\n5,6\n7,9\n"),
+		"raw/node-feat/paper/node_year.csv.gz":                       gz(t, "1\n1\n1\n1\n"),
+		"raw/node-label/paper/node-label.csv.gz":                     gz(t, "0\n1\n2\n1\n"),
+		"raw/relations/author___writes___paper/edge.csv.gz":          gz(t, "0,0\n0,1\n2,3\n0,3\n"),
+		"raw/relations/author___writes___paper/num-edge-list.csv.gz": gz(t, "4\n"),
+		"raw/relations/paper___cites___paper/edge.csv.gz":            gz(t, "0,1\n1,0\n2,2\n3,0\n"),
+		"raw/relations/paper___cites___paper/num-edge-list.csv.gz":   gz(t, "4\n"),
+		"split/time/nodetype-has-split.csv.gz":                       gz(t, "author,paper\nFalse,True\n"),
+		"split/time/paper/train.csv.gz":                              gz(t, "0\n1\n"),
+		"split/time/paper/valid.csv.gz":                              gz(t, "3\n"),
+		"split/time/paper/test.csv.gz":                               gz(t, "2\n"),
+	}
+}
+
+func TestImportOGBTyped(t *testing.T) {
+	open := func(set func(*OGBOptions)) *dataset.Dataset {
+		out := filepath.Join(t.TempDir(), "g")
+		o := OGBOptions{Options: Options{Input: Input{In: ogbMagTree(t).write(t, t.TempDir())},
+			Output: Output{Out: out}}}
+		set(&o)
+		require.NoError(t, OGB(bg, o))
+		return datasettest.Open(t, out)
+	}
+	d := open(func(*OGBOptions) {})
+	require.Equal(t, map[string]string{"author writes paper": "0>0 0>1 0>3 2>3",
+		"paper cites paper": "1>0 3>0 0>1 2>2"}, lists(t, d))
+	require.Equal(t, "paper", d.Meta.NodeTypes[0].Name, "types with rows come first")
+	require.Equal(t, int64(4), d.Meta.Rows())
+	require.Equal(t, []int64{2, 1, 1}, []int64{d.Meta.Train, d.Meta.Val, d.Meta.Test})
+	labels, err := d.Labels()
+	require.NoError(t, err)
+	require.Equal(t, []int32{0, 1, 2, 1}, labels)
+
+	d = open(func(o *OGBOptions) { o.Undirected, o.Fill = true, "author=mean:rev_writes" })
+	require.Equal(t, map[string]string{"author writes paper": "0>0 0>1 0>3 2>3",
+		"paper rev_writes author": "0>0 1>0 3>0 3>2", "paper cites paper": "1>0 3>0 0>1 0>3"}, lists(t, d))
+	require.Equal(t, []float32{11 / float32(3), 5, 0, 0, 7, 9}, // the second author has no paper
+		datasettest.WideRows(t, d)[:6])
+	require.Equal(t, "author", d.Meta.NodeTypes[0].Name)
+}
+
+func TestImportOGBTypedBad(t *testing.T) {
+	const nodes, types = "raw/num-node-dict.csv.gz", "raw/triplet-type-list.csv.gz"
+	const writes = "raw/relations/author___writes___paper/edge.csv.gz"
+	set := func(name, text string) func(tree) { return func(f tree) { f[name] = gz(t, text) } }
+	fill := func(rule string) importFunc {
+		return with(OGB, func(o *OGBOptions) { o.Fill, o.Undirected = rule, true })
+	}
+	refuses(t, plain(OGB), "ogbn_mag", func() tree { return ogbMagTree(t) }, map[string]damaged{
+		"no counts":                {change: without(nodes), want: []string{"num-node-dict.csv.gz"}},
+		"counts of two graphs":     {change: set(nodes, "author,paper\n3,4\n5,6\n"), want: []string{"has 3 lines, must have two"}},
+		"no number":                {change: set(nodes, "author,paper\n3,many\n"), want: []string{"many is not a number of nodes of type paper"}},
+		"no nodes":                 {change: set(nodes, "author,paper\n3,0\n"), want: []string{"0 is not a number"}},
+		"a count too few":          {change: set(nodes, "author,paper\n3\n"), want: []string{"num-node-dict.csv.gz"}},
+		"a type as a path":         {change: set(nodes, "../author,paper\n3,4\n"), want: []string{"../author is no name of a type"}},
+		"a type of dots":           {change: set(nodes, "..,paper\n3,4\n"), want: []string{".. is no name of a type"}},
+		"a type twice":             {change: set(nodes, "paper,paper\n3,4\n"), want: []string{"paper"}},
+		"a type that is not there": {change: set(nodes, "writer,paper\n3,4\n"), want: []string{"there are no nodes of type author"}},
+		"a relation of two":        {change: set(types, "author,paper\n"), want: []string{"a relation is SRC,REL,DST"}},
+		"a relation as a path":     {change: set(types, "author,../../x,paper\n"), want: []string{"a relation is SRC,REL,DST"}},
+		"a relation twice": {change: set(types, "paper,cites,paper\npaper,cites,paper\n"),
+			want: []string{"the relation is there twice"}},
+		"no edges":                {change: without(writes), want: []string{"edge.csv.gz is missing"}},
+		"an author beyond":        {change: set(writes, "0,0\n0,1\n2,3\n3,0\n"), want: []string{"the edge 3,0 is outside 0..2 and 0..3"}},
+		"beyond both":             {change: set(writes, "0,0\n0,1\n2,3\n9,0\n"), want: []string{"edge.csv.gz"}},
+		"another number of edges": {change: set(writes, "0,0\n"), want: []string{"edge.csv.gz"}},
+		"a row too few":           {change: set("raw/node-feat/paper/node-feat.csv.gz", "1,2\n3,4\n"), want: []string{"node-feat.csv.gz"}},
+		"a row too many": {change: set("raw/node-feat/paper/node-feat.csv.gz", "1,2\n3,4\n5,6\n7,8\n9,9\n"),
+			want: []string{"node-feat.csv.gz"}},
+		"no labels": {change: without("raw/node-label/paper/node-label.csv.gz"),
+			want: []string{"has no node-label/TYPE/node-label.csv.gz"}},
+		"labels of two types": {change: set("raw/node-label/author/node-label.csv.gz", "0\n0\n0\n"),
+			want: []string{"labels of two types"}},
+		"splits that overlap":           {change: set("split/time/paper/test.csv.gz", "1\n"), want: []string{"the splits must be apart"}},
+		"a split of another type's ids": {change: set("split/time/paper/test.csv.gz", "4\n"), want: []string{"test.csv.gz"}},
+		"a split beyond":                {change: set("split/time/paper/test.csv.gz", "-1\n"), want: []string{"test.csv.gz"}},
+		"fill of no type":               {imp: fill("venue=mean:rev_writes"), want: []string{"option fill venue: there are no nodes of that type"}},
+		"fill of rows":                  {imp: fill("paper=mean:cites"), want: []string{"the type has rows of its own"}},
+		"fill of no relation":           {imp: fill("author=mean:writes"), want: []string{"no relation writes ends at", "rev_writes"}},
+		"fill without how":              {imp: fill("author"), want: []string{"give TYPE=mean:RELATION"}},
+		"fill by the sum":               {imp: fill("author=sum:rev_writes"), want: []string{"give TYPE=mean:RELATION"}},
+		"fill twice":                    {imp: fill("author=mean:a,author=mean:b"), want: []string{"type author is there twice"}},
+		"features beside": {imp: with(OGB, func(o *OGBOptions) { o.FeatureFn = "hash" }),
+			want: []string{"has several types, whose features"}},
+	})
+	// A fill of a graph of one type.
+	err := fill("a=mean:b")(bg, Options{Input: Input{In: ogbTree(t).write(t, t.TempDir())},
+		Output: Output{Out: filepath.Join(t.TempDir(), "g")}})
+	require.ErrorContains(t, err, "are for graphs of several types")
+}
+
+// torchFile is a file of PyTorch with a dictionary of numbers.
+func torchFile(t testing.TB, counts ...any) string {
+	var p []byte
+	p = append(p, 0x80, 2, '}', '(')
+	for _, c := range counts {
+		switch x := c.(type) {
+		case string:
+			p = append(p, 'X', byte(len(x)), 0, 0, 0)
+			p = append(p, x...)
+		case int:
+			p = append(p, 'J', byte(x), byte(x>>8), byte(x>>16), byte(x>>24))
+		}
+	}
+	p = append(p, 'u', '.')
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	w, err := z.Create("meta/data.pkl")
+	require.NoError(t, err)
+	_, err = w.Write(p)
+	require.NoError(t, err)
+	require.NoError(t, z.Close())
+	return b.String()
+}
+
+func magTypedTree(t testing.TB) tree {
+	f := magTree(t, nil)
+	f["meta.pt"] = torchFile(t, "paper", 5, "author", 3, "institution", 2, "num_classes", 153)
+	two := func(ids ...int64) string {
+		return string(datasettest.Arr{DT: "<i8", Shape: []int64{2, int64(len(ids)) / 2},
+			Data: ids}.Bytes(t))
+	}
+	f["processed/author___writes___paper/edge_index.npy"] = two(0, 0, 2, 2, 0, 1, 3, 4)
+	f["processed/author___affiliated_with___institution/edge_index.npy"] = two(0, 2, 1, 1)
+	return f
+}
+
+// TestImportMAG240MTyped imports all types, whose rows are filled in blocks of any size.
+func TestImportMAG240MTyped(t *testing.T) {
+	defer func(n int64) { fillBytes = n }(fillBytes)
+	var want map[string]string
+	for _, bytes := range []int64{1, 200, 1 << 30} {
+		fillBytes = bytes
+		out := filepath.Join(t.TempDir(), "g")
+		o := MAG240MOptions{Hetero: true, Options: Options{
+			Input:  Input{In: magTypedTree(t).write(t, filepath.Join(t.TempDir(), "mag"))},
+			Output: Output{Out: out, Name: "mag"}}}
+		o.Fill = "author=mean:rev_writes,institution=mean:affiliated_with"
+		require.NoError(t, MAG240M(bg, o))
+		d := datasettest.Open(t, out)
+		require.Equal(t, "float16", d.Meta.DType)
+		rows := datasettest.WideRows(t, d)
+		require.Equal(t, []float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+			1, 2, 0, 0, 7, 8, // the papers of authors 0 and 2; author 1 has none
+			0, 0, 4, 5}, rows) // the authors of institution 1
+		require.Equal(t, "1>0 2>0 0>1 0>2 3>2 2>3", strings.Split(lists(t, d)["paper cites paper"], " 4")[0])
+		got := datasettest.Digest(t, out)
+		if want == nil {
+			want = got
+		}
+		require.Equal(t, want, got)
+	}
+}
+
+func TestImportMAG240MTypedBad(t *testing.T) {
+	set := func(name, text string) func(tree) { return func(f tree) { f[name] = text } }
+	hetero := func(fill string) importFunc {
+		return with(MAG240M, func(o *MAG240MOptions) { o.Hetero, o.Fill = true, fill })
+	}
+	refuses(t, hetero(""), "mag", func() tree { return magTypedTree(t) }, map[string]damaged{
+		"no counts":       {change: without("meta.pt"), want: []string{"meta.pt"}},
+		"no zip":          {change: set("meta.pt", "a pickle"), want: []string{"meta.pt: ", "must hold the numbers of nodes"}},
+		"no authors":      {change: set("meta.pt", torchFile(t, "paper", 5, "institution", 2)), want: []string{"says 0 nodes of type author"}},
+		"negative":        {change: set("meta.pt", torchFile(t, "paper", 5, "author", -1, "institution", 2)), want: []string{"says -1 nodes"}},
+		"other papers":    {change: set("meta.pt", torchFile(t, "paper", 6, "author", 3, "institution", 2)), want: []string{"has 5 rows, there are 6 nodes of type paper"}},
+		"fewer authors":   {change: set("meta.pt", torchFile(t, "paper", 5, "author", 2, "institution", 2)), want: []string{"node id 2", "outside 0..1"}},
+		"no affiliations": {change: without("processed/author___affiliated_with___institution/edge_index.npy"), want: []string{"is missing"}},
+		"[E, 2]":          {change: set("processed/author___writes___paper/edge_index.npy", pairsOf(t, 0, 0, 1, 1, 2, 2)), want: []string{"must be (2, edges)"}},
+		"fill before its source": {imp: hetero("institution=mean:affiliated_with,author=mean:rev_writes"),
+			want: []string{"nodes of type author", "have no rows; fill these first"}},
+		"fill without hetero": {imp: with(MAG240M, func(o *MAG240MOptions) { o.Fill = "author=mean:rev_writes" }),
+			want: []string{"are for option hetero"}},
 	})
 }
