@@ -17,7 +17,8 @@ func generateCommand() *cli.Command {
 		Usage: "make a dataset: a graph with planted labels and features",
 		Description: "sbm is a stochastic block model, whose labels can be learnt from features and neighbours;\n" +
 			"rmat has the skewed degrees of the web and of social networks; communities has groups that are\n" +
-			"easily told apart, and hubs that all of them know, whose features alone show the class.\n" +
+			"easily told apart, and hubs that all of them know, whose features alone show the class; typed has four\n" +
+			"types of nodes and seven relations.\n" +
 			"Equal flags give equal bytes.",
 	}, 0, hcli.Of[build.GenerateOptions](), runGenerate)
 }
