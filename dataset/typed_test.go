@@ -332,3 +332,61 @@ func TestTypedSealAnew(t *testing.T) {
 	_, err = dataset.VerifyFiles(bg, d, nil)
 	require.NoError(t, err)
 }
+
+// TestTypedHomogeneous shows a dataset of format 2 with one type and one relation as its twin of
+// format 1, to whoever knows no types.
+func TestTypedHomogeneous(t *testing.T) {
+	one := datasettest.Open(t, sealedDataset(t))
+	m := one.Meta
+	g := m.Graph()
+	out := filepath.Join(t.TempDir(), "g")
+	s, err := build.NewStaging(out)
+	require.NoError(t, err)
+	for from, to := range map[string]string{"features": "nodes/000/features",
+		"indptr": "edges/000/indptr", "indices": "edges/000/indices", "labels": "tasks/000/labels",
+		"train": "tasks/000/train", "val": "tasks/000/val", "test": "tasks/000/test"} {
+		a, err := npy.Open(one.Path(from + ".npy"))
+		require.NoError(t, err)
+		b, err := os.ReadFile(one.Path(from + ".npy"))
+		require.NoError(t, err)
+		width := int64(0)
+		if from == "features" {
+			width = int64(m.Dim)
+		}
+		w, err := s.Array(to, a.Header.DType, width)
+		require.NoError(t, err)
+		_, err = w.Write(b[a.DataOffset():])
+		require.NoError(t, err)
+		require.NoError(t, w.Close())
+	}
+	require.NoError(t, s.Commit(dataset.Meta{Name: "g", Schema: g}))
+	two := datasettest.Open(t, out)
+	require.True(t, two.Meta.Typed())
+	require.True(t, two.Meta.Homogeneous())
+	require.NotEqual(t, one.UUID(), two.UUID())
+	require.Equal(t, []int64{m.Nodes, m.Edges, m.Train, m.Val, m.Test, int64(m.Dim), int64(m.Classes)},
+		[]int64{two.Meta.Nodes, two.Meta.Edges, two.Meta.Train, two.Meta.Val, two.Meta.Test,
+			int64(two.Meta.Dim), int64(two.Meta.Classes)})
+	a, err := one.Topology()
+	require.NoError(t, err)
+	b, err := two.Topology()
+	require.NoError(t, err)
+	require.Equal(t, a.Indptr, b.Indptr)
+	require.Equal(t, a.Indices32, b.Indices32)
+	far, err := two.TopologyOnSSD(bg, graph.OutOfCoreOptions{})
+	require.NoError(t, err)
+	require.NoError(t, far.Close())
+	require.Equal(t, datasettest.AllRows(t, one), datasettest.AllRows(t, two))
+	la, err := one.Labels()
+	require.NoError(t, err)
+	lb, err := two.Labels()
+	require.NoError(t, err)
+	require.Equal(t, la, lb)
+	for _, name := range dataset.Splits {
+		sa, err := one.Split(name)
+		require.NoError(t, err)
+		sb, err := two.Split(name)
+		require.NoError(t, err)
+		require.Equal(t, sa, sb)
+	}
+}

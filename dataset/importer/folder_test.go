@@ -952,7 +952,7 @@ func TestImportGraphBoltBad(t *testing.T) {
 			"folder above"}},
 		"types": {change: inMeta("- num: 5",
 			"- {type: paper, num: 5}\n    - {type: author, num: 2}"),
-			want: []string{"several types (nodes paper, nodes author, edges )"}},
+			want: []string{"the type of edges is , must be SRC:REL:DST"}},
 		"no edges": {change: inMeta("edges:\n    - format: numpy\n      path: edges.npy",
 			"edges: []"), want: []string{"must list nodes and edges"}},
 		"null edges": {change: inMeta("edges:\n    - format: numpy\n      path: edges.npy",

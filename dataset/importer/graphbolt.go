@@ -19,7 +19,7 @@ import (
 )
 
 var graphboltFormat = newFormat(Format{Name: "graphbolt",
-	Usage:       "an OnDiskDataset of DGL's GraphBolt with one type of nodes and edges",
+	Usage:       "an OnDiskDataset of DGL's GraphBolt",
 	Description: graphboltHelp}, GraphBolt)
 
 // GraphBoltOptions shape an import of an OnDiskDataset.
@@ -27,11 +27,13 @@ type GraphBoltOptions struct {
 	AllowOutside bool   `option:"allow-outside" usage:"read files that metadata.yaml names outside its folder"`
 	Task         string `option:"task" common:"yes" shown:"the only one" arg:"NAME" usage:"NAME of the task whose sets are taken"`
 	Feature      string `option:"feature" common:"yes" shown:"feat, or the only one" arg:"NAME" usage:"NAME of the node feature_data to take"`
+	FillOptions
 	Options
 }
 
 const graphboltHelp = "{in} is the folder with metadata.yaml and the files that it names: edges as CSV or NumPy, features and the sets of\n" +
-	"a task (seeds and labels) as NumPy; a preprocessed graph and torch files can be read by PyTorch only."
+	"a task (seeds and labels) as NumPy; a preprocessed graph and torch files can be read by PyTorch only. A graph of several\n" +
+	"types keeps them; {undirected} adds the reverse of each relation, or takes it both ways where it joins nodes of one type."
 
 const graphboltFolder = "a GraphBolt OnDiskDataset: metadata.yaml and the files that it names"
 
@@ -72,7 +74,7 @@ type (
 	}
 )
 
-// GraphBolt imports an OnDiskDataset of one type (graphboltHelp).
+// GraphBolt imports an OnDiskDataset (graphboltHelp).
 func GraphBolt(ctx context.Context, o GraphBoltOptions) error {
 	if err := o.fillOwn(); err != nil {
 		return err
@@ -90,9 +92,22 @@ func GraphBolt(ctx context.Context, o GraphBoltOptions) error {
 			return err
 		}
 	}
+	fills, err := parseFills(o.Fill)
+	if err != nil {
+		return err
+	}
+	typed := len(m.Graph.Nodes) > 1 || len(m.Graph.Edges) > 1
+	if !typed && (o.Fill != "" || o.Pad) {
+		return errs.New(errs.Usage,
+			"{fill} and {pad} are for graphs of several types, and %s has one; leave them out", path)
+	}
 	r := request{kind: "graphbolt", options: &o, Options: o.Options, inputs: m.files(o.In)}
 	return runNamed(r, func(im *importer) error {
-		return (&graphboltImport{im, o, map[*graphboltData]bool{}}).run(ctx, path, m)
+		x := &graphboltImport{im, o, map[*graphboltData]bool{}}
+		if typed {
+			return x.typed(ctx, path, m, fills)
+		}
+		return x.run(ctx, path, m)
 	})
 }
 
@@ -121,20 +136,7 @@ func parseGraphBolt(path string, text []byte) (*graphboltMeta, error) {
 	case g == nil:
 		return nil, errs.New(errs.Usage, "%s has no \"graph\"; it must list nodes and edges there",
 			path)
-	case len(g.Nodes) > 1 || len(g.Edges) > 1:
-		var types []string
-		for _, n := range g.Nodes {
-			types = append(types, "nodes "+n.Type)
-		}
-		for _, e := range g.Edges {
-			if e != nil {
-				types = append(types, "edges "+e.Type)
-			}
-		}
-		return nil, errs.New(errs.Usage,
-			"%s has several types (%s); graphs with one type of nodes and of edges can be imported",
-			path, briefNames(types))
-	case len(g.Nodes) == 0 || len(g.Edges) == 0 || g.Edges[0] == nil:
+	case len(g.Nodes) == 0 || len(g.Edges) == 0 || slices.Contains(g.Edges, nil):
 		return nil, errs.New(errs.Usage, "%s: \"graph\" must list nodes and edges", path)
 	}
 	return &m, nil
@@ -243,7 +245,8 @@ func (im *graphboltImport) run(ctx context.Context, path string, m *graphboltMet
 	im.take(m.Graph.Edges[0])
 	im.noteUnused(path, im.graphboltUnused(m))
 	var err error
-	if p.edges, err = im.graphboltEdges(ctx, path, m.Graph.Edges[0]); err != nil {
+	if p.edges, err = im.graphboltEdges(ctx, path, m.Graph.Edges[0],
+		ofOne(im.m.Nodes)); err != nil {
 		return err
 	}
 	return im.write(ctx, p)
@@ -301,20 +304,112 @@ func (im *graphboltImport) graphboltFile(meta, what string, d *graphboltData) (s
 	return p, nil
 }
 
-func (im *graphboltImport) graphboltEdges(ctx context.Context, meta string,
-	d *graphboltData) (s edges.Source, err error) {
+func (im *graphboltImport) graphboltEdges(ctx context.Context, meta string, d *graphboltData,
+	of ends) (s edges.Source, err error) {
 	if d.Format == "csv" {
 		path, err := im.graphboltFile(meta, "graph.edges", d)
 		if err != nil {
 			return s, err
 		}
-		return csvEdges(ctx, path, im.m.Nodes, -1, false)
+		s, err = csvEdges(ctx, path, max(of.src, of.dst), -1, false)
+		return bounded(s, of), err
 	}
 	a, err := im.graphboltArray(meta, "graph.edges", d)
 	if err != nil {
 		return s, err
 	}
-	return indexEdges(a, ofOne(im.m.Nodes), twoRows)
+	return indexEdges(a, of, twoRows)
+}
+
+// typed imports a graph of several types.
+func (im *graphboltImport) typed(ctx context.Context, path string, m *graphboltMeta,
+	fills []fillRule) error {
+	o := &im.o
+	if !o.ownFeatures() || o.Labels != "" || o.SplitDir != "" {
+		return errs.New(errs.Usage,
+			"%s has several types, whose features, labels and splits are those of the input; leave {features}, {feature-fn}, {labels} and {splits} out",
+			path)
+	}
+	t := &typedImport{importer: im.importer, pad: im.opt.Pad, fills: fills}
+	if err := im.typedNodes(path, m, t); err != nil {
+		return err
+	}
+	for _, e := range m.Graph.Edges {
+		names := strings.Split(e.Type, ":")
+		if len(names) != 3 {
+			return errs.New(errs.Usage, "%s: the type of edges is %s, must be SRC:REL:DST", path,
+				brief(e.Type))
+		}
+		im.take(e)
+		r := typedEdges{src: names[0], name: names[1], dst: names[2],
+			open: func(of ends) ([]edges.Source, error) {
+				s, err := im.graphboltEdges(ctx, path, e, of)
+				return []edges.Source{s}, err
+			}}
+		if o.Undirected {
+			r.addReverse()
+		}
+		t.rels = append(t.rels, r)
+	}
+	tasks, err := im.graphboltTasks(path, m)
+	if err != nil {
+		return err
+	}
+	name, nodeType := "label", m.Graph.Nodes[0].Type
+	for _, task := range tasks {
+		name, nodeType = cmp.Or(task.Name, name), ""
+		for _, s := range slices.Concat(task.Train, task.Val, task.Test) {
+			if nodeType != "" && s.Type != nodeType {
+				return errs.New(errs.Usage, "%s: the sets of task %s are of types %s and %s; one is needed",
+					path, brief(task.Name), brief(nodeType), brief(s.Type))
+			}
+			nodeType = s.Type
+		}
+	}
+	if err := t.taskOn(name, nodeType); err != nil {
+		return err
+	}
+	var p parts
+	if err := im.graphboltSets(ctx, path, m, &p); err != nil {
+		return err
+	}
+	if err := im.countClasses(p.labels, p.labelFile); err != nil {
+		return err
+	}
+	t.task.labels, t.task.labelFile, t.task.splits = p.labels, p.labelFile, p.splits
+	im.noteUnused(path, im.graphboltUnused(m))
+	return t.write(ctx)
+}
+
+// typedNodes reads the types, and opens their rows.
+func (im *graphboltImport) typedNodes(path string, m *graphboltMeta, t *typedImport) error {
+	for _, n := range m.Graph.Nodes {
+		if n.Num < 1 || n.Num > maxTextNodes {
+			return errs.New(errs.Usage, "%s: %d nodes of type %s; 1 to %d can be imported", path, n.Num,
+				brief(n.Type), int64(maxTextNodes))
+		}
+		x := typedNodes{name: n.Type, nodes: n.Num}
+		own := *m
+		own.Features = slices.DeleteFunc(slices.Clone(m.Features), func(d *graphboltData) bool {
+			return d == nil || d.Domain != "node" || d.Type != n.Type
+		})
+		if len(own.Features) > 0 {
+			d, err := graphboltFeature(path, &own, im.opt.Feature)
+			if err != nil {
+				return err
+			}
+			im.take(d)
+			a, err := im.graphboltArray(path, "feature_data "+brief(d.Name), d)
+			if err == nil {
+				err = t.rowsFrom(&x, a)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		t.types = append(t.types, x)
+	}
+	return nil
 }
 
 // called returns the entries of a name, or all where it is "", and the names of all.

@@ -566,3 +566,72 @@ func TestImportMAG240MTypedBad(t *testing.T) {
 			want: []string{"are for option hetero"}},
 	})
 }
+
+const boltTypedMeta = `
+graph:
+  nodes:
+  - {type: paper, num: 4}
+  - {type: author, num: 3}
+  edges:
+  - {type: "author:writes:paper", format: numpy, path: writes.npy}
+  - {type: "paper:cites:paper", format: csv, path: cites.csv}
+feature_data:
+- {domain: node, type: paper, name: feat, format: numpy, path: feat.npy}
+tasks:
+- name: topic
+  num_classes: 3
+  train_set:
+  - {type: paper, data: [{name: seeds, format: numpy, path: s0.npy}, {name: labels, format: numpy, path: l0.npy}]}
+  test_set:
+  - {type: paper, data: [{name: seeds, format: numpy, path: s1.npy}, {name: labels, format: numpy, path: l1.npy}]}
+`
+
+func boltTypedTree(t testing.TB) tree {
+	ints := func(shape []int64, v ...int64) string {
+		return string(datasettest.Arr{DT: "<i8", Shape: shape, Data: v}.Bytes(t))
+	}
+	return tree{"metadata.yaml": boltTypedMeta,
+		"writes.npy": ints([]int64{2, 3}, 0, 2, 0, 0, 1, 3), "cites.csv": "0,1\n3,2\n",
+		"feat.npy": floats(t, 4, 1, 2, 3, 4, 5, 6, 7, 8),
+		"s0.npy":   ints([]int64{2}, 0, 3), "l0.npy": ints([]int64{2}, 2, 1),
+		"s1.npy": ints([]int64{1}, 1), "l1.npy": ints([]int64{1}, 0)}
+}
+
+func TestImportGraphBoltTyped(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "g")
+	o := GraphBoltOptions{Options: Options{Input: Input{In: boltTypedTree(t).write(t, t.TempDir()),
+		UnlabelledOK: true}, Undirected: true, Output: Output{Out: out}}}
+	o.Fill = "author=mean:rev_writes"
+	require.NoError(t, GraphBolt(bg, o))
+	d := datasettest.Open(t, out)
+	require.Equal(t, map[string]string{"author writes paper": "0>0 2>1 0>3",
+		"paper rev_writes author": "0>0 3>0 1>2", "paper cites paper": "1>0 0>1 3>2 2>3"}, lists(t, d))
+	require.Equal(t, []float32{1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 0, 0, 3, 4}, datasettest.WideRows(t, d))
+	labels, err := d.Labels()
+	require.NoError(t, err)
+	require.Equal(t, []int32{2, 0, -1, 1}, labels)
+	require.Equal(t, []int64{2, 0, 1, 3}, []int64{d.Meta.Train, d.Meta.Val, d.Meta.Test,
+		int64(d.Meta.Classes)})
+}
+
+func TestImportGraphBoltTypedBad(t *testing.T) {
+	set := func(name, text string) func(tree) { return func(f tree) { f[name] = text } }
+	refuses(t, plain(GraphBolt), "x", func() tree { return boltTypedTree(t) }, map[string]damaged{
+		"a type of two parts":      {change: inMeta("author:writes:paper", "author:paper"), want: []string{"must be SRC:REL:DST"}},
+		"a type that is not there": {change: inMeta("author:writes:paper", "writer:writes:paper"), want: []string{"there are no nodes of type writer"}},
+		"a type as a path":         {change: inMeta("type: author, num", `type: "../author", num`), want: []string{"there are no nodes of type author"}},
+		"a type without a name":    {change: inMeta("{type: author, num: 3}", "{num: 3}"), want: []string{"there are no nodes of type author"}},
+		"no nodes":                 {change: inMeta("num: 3", "num: 0"), want: []string{"0 nodes of type author"}},
+		"fewer authors":            {change: inMeta("num: 3", "num: 2"), want: []string{"writes.npy: node id 2", "outside 0..1"}},
+		"a paper beyond":           {change: set("cites.csv", "0,4\n"), want: []string{"cites.csv"}},
+		"other rows":               {change: set("feat.npy", floats(t, 3, 1, 2, 3, 4, 5, 6)), want: []string{"has 3 rows, there are 4 nodes of type paper"}},
+		"[E, 2]":                   {change: set("writes.npy", pairsOf(t, 0, 0, 2, 1, 0, 3)), want: []string{"must be (2, edges)"}},
+		"sets of two types":        {change: inMeta("test_set:\n  - {type: paper", "test_set:\n  - {type: author"), want: []string{"are of types paper and author"}},
+		"sets of edges": {change: func(f tree) {
+			f["metadata.yaml"] = strings.ReplaceAll(f["metadata.yaml"], "{type: paper, data", `{type: "author:writes:paper", data`)
+		}, want: []string{"has no nodes of type author:writes:paper"}},
+		"sets that overlap": {change: set("s1.npy", string(datasettest.Arr{DT: "<i8", Shape: []int64{1}, Data: []int64{0}}.Bytes(t))), want: []string{"label 0 of node 0"}},
+		"a file outside":    {change: inMeta("path: writes.npy", "path: ../writes.npy"), want: []string{"outside its folder"}},
+		"labels beside":     {o: Options{Labels: "/dev/null"}, want: []string{"several types, whose features"}},
+	})
+}
