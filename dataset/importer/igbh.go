@@ -83,7 +83,7 @@ func (im *igbhImport) run(ctx context.Context) error {
 	papers := &igbImport{importer: im.importer,
 		opt: IGBOptions{Classes: im.opt.Classes, Options: im.o}}
 	im.m.Source.Options["classes"] = im.opt.Classes
-	feat, lab, err := papers.openColumns()
+	feat, lab, err := im.paperColumns(papers)
 	if err != nil {
 		return err
 	}
@@ -127,6 +127,29 @@ func (im *igbhImport) run(ctx context.Context) error {
 		return err
 	}
 	return im.write(ctx)
+}
+
+// paperColumns opens the features and labels of papers. A folder that is called by a size must have
+// so many.
+func (im *igbhImport) paperColumns(papers *igbImport) (feat, lab *npy.Array, err error) {
+	if feat, err = igbhRows(im.o.Features); err == nil {
+		err = im.nodesFrom(feat)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	name := filepath.Base(im.absIn())
+	if n, known := igb.sizes[strings.ToLower(name)]; known && n != im.m.Nodes {
+		return nil, nil, errs.New(errs.Usage,
+			"%s has %d rows, and %s of IGBH has %d papers; copy it again, or give the folder another name",
+			im.o.Features, im.m.Nodes, name, n)
+	}
+	lab, err = npy.Open(im.o.Labels)
+	if errors.Is(err, npy.ErrNotNPY) {
+		lab, err = npy.Section("", im.o.Labels, 0, npy.Header{DType: npy.Float32,
+			Shape: []int64{papers.igbLabelRows()}}, true)
+	}
+	return feat, lab, err
 }
 
 // folders are the types and relations that are there, in their order.

@@ -211,9 +211,9 @@ func TestImportIGBHBad(t *testing.T) {
 			want: []string{"label 19 of node 2", "says 19 classes"}},
 		"half a class": {change: set("processed/paper/node_label_19.npy", plainFloats(0, 1, 0.5, 0, 0)),
 			want: []string{"label 0.5 of node 2"}},
-		"labels cut":          {change: cut("processed/paper/node_label_19.npy", -4), want: []string{"node_label_19.npy"}},
-		"a paper short":       {change: cut("processed/paper/node_feat.npy", -8), want: []string{"node_feat.npy"}},
-		"paper is a link out": {change: set("processed/paper__/edge_index.npy", "x"), want: []string{"must be SRC__REL__DST"}},
+		"labels cut":             {change: cut("processed/paper/node_label_19.npy", -4), want: []string{"node_label_19.npy"}},
+		"a paper short":          {change: cut("processed/paper/node_feat.npy", -8), want: []string{"node_feat.npy"}},
+		"a name that ends early": {change: set("processed/paper__/edge_index.npy", "x"), want: []string{"must be SRC__REL__DST"}},
 	})
 }
 
