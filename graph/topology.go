@@ -35,6 +35,11 @@ type Topology struct {
 	Indptr             []int64
 	Indices32          []uint32
 	Indices64          []int64
+	// Sources is the number of nodes that ids can name, of a relation; 0: NumNodes.
+	Sources int64
+	// Of a typed graph (NewTyped), which has no lists but those of its relations.
+	Schema    *Schema
+	Relations []*Topology
 
 	mem []byte   // backing memory of Alloc
 	far *storage // of a topology on storage (OpenOutOfCore), which has no indices
@@ -76,9 +81,9 @@ func Alloc(nodes, edges int64, wide bool) (*Topology, error) {
 // Close frees the memory of a topology made by Alloc, FromEdges or OpenOutOfCore; the slices must
 // not be used any more. It does nothing for others.
 func (t *Topology) Close() error {
-	var err error
+	err := t.closeRelations()
 	if t.far != nil {
-		err, t.far = t.far.close(), nil
+		err, t.far = errors.Join(err, t.far.close()), nil
 	}
 	mem := t.mem
 	if mem == nil {
@@ -92,7 +97,12 @@ func (t *Topology) Close() error {
 func (t *Topology) Wide() bool { return t.Indices64 != nil }
 
 // InDegree is the number of in-neighbours of v.
-func (t *Topology) InDegree(v NodeID) int64 { return t.Indptr[v+1] - t.Indptr[v] }
+func (t *Topology) InDegree(v NodeID) int64 {
+	if t.Schema != nil {
+		return t.inDegree(v)
+	}
+	return t.Indptr[v+1] - t.Indptr[v]
+}
 
 // Neighbor is the i-th in-neighbour of v in CSC order.
 func (t *Topology) Neighbor(v NodeID, i int64) NodeID {
@@ -110,6 +120,9 @@ func (t *Topology) Bytes() int64 {
 	if t.far != nil {
 		far = t.far.bytes()
 	}
+	for _, r := range t.Relations {
+		far += r.Bytes()
+	}
 	return far + int64(len(t.Indptr))*8 + int64(len(t.Indices32))*4 + int64(len(t.Indices64))*8
 }
 
@@ -117,6 +130,9 @@ func (t *Topology) Bytes() int64 {
 // NumEdges, and that every id is a node. Its error (class Usage: the input is wrong) names the
 // first bad position. It reads everything once, on all cores.
 func (t *Topology) Validate() error {
+	if t.Schema != nil {
+		return t.validateRelations()
+	}
 	if err := t.ValidateOffsets(); err != nil {
 		return err
 	}
@@ -143,8 +159,8 @@ func (t *Topology) ValidateOffsets() error {
 	if n := int64(len(t.Indices32) + len(t.Indices64)); n != t.NumEdges {
 		return bad("indices has %d entries, expected %d edges", n, t.NumEdges)
 	}
-	if t.Indices64 == nil && t.NumNodes > 1<<32 {
-		return bad("%d nodes do not fit in 32-bit indices", t.NumNodes)
+	if t.Indices64 == nil && t.sources() > 1<<32 {
+		return bad("%d nodes do not fit in 32-bit indices", t.sources())
 	}
 	if t.Indptr[0] != 0 {
 		return bad("indptr[0] is %d, must be 0", t.Indptr[0])
@@ -172,14 +188,14 @@ func (t *Topology) validateIDs() error {
 	e := firstBad(t.NumEdges, func(lo, hi int64) int64 {
 		if t.Indices64 != nil {
 			for i, v := range t.Indices64[lo:hi] {
-				if uint64(v) >= uint64(t.NumNodes) {
+				if uint64(v) >= uint64(t.sources()) {
 					return lo + int64(i)
 				}
 			}
 			return -1
 		}
 		for i, v := range t.Indices32[lo:hi] {
-			if int64(v) >= t.NumNodes {
+			if int64(v) >= t.sources() {
 				return lo + int64(i)
 			}
 		}
@@ -194,7 +210,7 @@ func (t *Topology) validateIDs() error {
 		}
 		v, _ := slices.BinarySearch(t.Indptr, e+1)
 		return t.invalid("indices[%d] (an in-neighbour of node %d) is %d, nodes are 0 to %d", e,
-			v-1, id, t.NumNodes-1)
+			v-1, id, t.sources()-1)
 	}
 	return nil
 }
