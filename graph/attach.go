@@ -15,11 +15,13 @@ import (
 type DeviceTopology struct {
 	Host            *Topology
 	indptr, indices cuda.Buffer
+	relations       []*DeviceTopology // of a typed graph
 
-	// Of a topology on storage: its cache's lines, starts and lists where they are not empty, and
-	// on a GPU the host device that samples in its place (hop_relay.go).
+	// Of a topology on storage: its cache's lines, starts and lists where they are not empty.
 	cache [3]cuda.Buffer
 	host  cuda.Device // that they are registered with
+	// On a GPU, of a topology on storage and of a typed one: the host device that samples in its
+	// place (hop_relay.go).
 	inner *innerHost
 
 	mu       sync.Mutex
@@ -29,8 +31,13 @@ type DeviceTopology struct {
 
 // Attach registers the slices of t, which must be outside Go's heap and stay until Close.
 func Attach(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
-	if t.OnStorage() {
+	switch {
+	case dev.Info().Backend != "host" && (t.OnStorage() || t.Schema != nil):
+		return attachInner(t)
+	case t.OnStorage():
 		return attachStorage(dev, t)
+	case t.Schema != nil:
+		return attachRelations(dev, t)
 	}
 	if int64(len(t.Indptr)) != t.NumNodes+1 ||
 		int64(len(t.Indices32)+len(t.Indices64)) != t.NumEdges {
@@ -59,6 +66,9 @@ func Attach(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
 // Close ends the registrations; the topology's memory stays.
 func (d *DeviceTopology) Close() error {
 	err := free(&d.indptr, &d.indices, &d.loopless, &d.cache[0], &d.cache[1], &d.cache[2])
+	for _, r := range d.relations {
+		err = errors.Join(err, r.Close())
+	}
 	if d.inner != nil {
 		err = errors.Join(err, d.inner.close())
 	}
@@ -79,20 +89,36 @@ func (h *innerHost) close() error {
 	return errors.Join(err, h.dev.Close())
 }
 
-// attachStorage is Attach for a topology on storage.
+// attachInner attaches a topology to a host device beside a GPU.
+func attachInner(t *Topology) (*DeviceTopology, error) {
+	h, err := cuda.NewHost(cuda.HostOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("attach topology: %w", err)
+	}
+	d := &DeviceTopology{Host: t, inner: &innerHost{dev: h}}
+	if d.inner.topo, err = Attach(h, t); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	return d, nil
+}
+
+// attachRelations attaches the relations of a typed graph.
+func attachRelations(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
+	d := &DeviceTopology{Host: t}
+	for r, lists := range t.Relations {
+		x, err := Attach(dev, lists)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("relation %s: %w", t.Schema.RelationName(r), err),
+				d.Close())
+		}
+		d.relations = append(d.relations, x)
+	}
+	return d, nil
+}
+
+// attachStorage is Attach for a topology on storage, to a host device.
 func attachStorage(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
 	d := &DeviceTopology{Host: t}
-	if dev.Info().Backend != "host" {
-		h, err := cuda.NewHost(cuda.HostOptions{})
-		if err != nil {
-			return nil, fmt.Errorf("attach topology: %w", err)
-		}
-		d.inner = &innerHost{dev: h}
-		if d.inner.topo, err = attachStorage(h, t); err != nil {
-			return nil, errors.Join(err, h.Close())
-		}
-		return d, nil
-	}
 	var err error
 	if d.indptr, err = dev.Register(bytesOf(t.Indptr), "topology offsets"); err != nil {
 		return nil, fmt.Errorf("attach topology: %w", err)

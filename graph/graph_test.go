@@ -140,7 +140,7 @@ func read(ctx context.Context, dev cuda.Device, st cuda.Stream, mb *MiniBatch) (
 		}
 	}
 	for _, b := range mb.Blocks {
-		indptr, err := difftest.Download[int64](ctx, dev, st, b.Indptr.Ptr(), b.NumDst+1)
+		indptr, err := difftest.Download[int64](ctx, dev, st, b.Indptr.Ptr(), b.NumLists()+1)
 		if err != nil {
 			return p, err
 		}

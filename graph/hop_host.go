@@ -35,6 +35,7 @@ type hopParams struct {
 	Indptr    cuda.DevicePtr // as in sampleParams, down to NumDst
 	Indices   cuda.DevicePtr
 	Nodes     cuda.DevicePtr
+	Dst       cuda.DevicePtr // int64[NumDst]: destinations, as Indptr counts them
 	EdgeStart cuda.DevicePtr
 	Src       cuda.DevicePtr
 	Degrees   cuda.DevicePtr
@@ -44,8 +45,11 @@ type hopParams struct {
 	Control cuda.DevicePtr // hopControl, zeroed
 	// int64[4]: destinations done, edges, frontier, edges of the tile that found no room
 	Totals    cuda.DevicePtr
-	NumNodes  int64
+	NumNodes  int64 // with lists
 	NumEdges  int64
+	Sources   int64 // nodes that ids can name, of which the first has number Base in the graph
+	Base      int64
+	Graph     int64 // nodes of the graph
 	Slots     int64
 	SrcLen    int64
 	NodesLen  int64
@@ -136,6 +140,7 @@ type hopBlock struct {
 	level   simd.Level
 	tiles   int64
 	nodes   []int64
+	dst     []int64
 	indptr  []int64
 	narrow  []uint32
 	wide    []int64
@@ -157,8 +162,7 @@ type hopBlock struct {
 func (p *hopParams) block(b *cuda.Block) hopBlock {
 	h := hopBlock{
 		hopParams: p, level: b.SIMD(), tiles: (p.NumDst - p.FirstDst + p.Tile - 1) / p.Tile,
-		nodes: cuda.View[int64](p.Nodes, p.NodesLen), indptr: cuda.View[int64](p.Indptr,
-			p.NumNodes+1),
+		nodes: cuda.View[int64](p.Nodes, p.NodesLen),
 	}
 	if p.Hashed != 0 {
 		h.hash = simd.SampleHash{
@@ -182,8 +186,8 @@ func hostBegin(b *cuda.Block, p *hopParams) error {
 	stamp, mask := p.Stamp<<p.PosBits, uint32(1)<<p.PosBits-1
 	for i, v := range h.nodes[:p.NumDst] {
 		switch {
-		case uint64(v) >= uint64(p.NumNodes):
-			return fmt.Errorf("sample: node %d: nodes are 0 to %d", v, p.NumNodes-1)
+		case uint64(v) >= uint64(p.Graph):
+			return fmt.Errorf("sample: node %d: nodes are 0 to %d", v, p.Graph-1)
 		case p.Hashed != 0:
 			h.hash.Put(uint32(v), uint64(i))
 		case h.direct[v]^stamp > mask:
@@ -232,6 +236,7 @@ func sampleTiles(b *cuda.Block, p *hopParams, labor bool) error {
 // for this block.
 func (h *hopBlock) work(b *cuda.Block) error {
 	p := h.hopParams
+	h.dst, h.indptr = cuda.View[int64](p.Dst, p.NumDst), cuda.View[int64](p.Indptr, p.NumNodes+1)
 	h.start, h.src = cuda.View[int64](p.EdgeStart, p.NumDst+1), cuda.View[uint32](p.Src, p.SrcLen)
 	if p.Wide != 0 {
 		h.wide = cuda.View[int64](p.Indices, p.NumEdges)
@@ -353,12 +358,12 @@ func (h *hopBlock) draw(t int64, s tile) error {
 	lo := h.FirstDst + t*h.Tile
 	n := int(min(h.Tile, h.NumDst-lo))
 	if h.Fanout < 1 || h.Fanout > simd.SampleMaxDraws {
-		return h.drawLong(h.nodes[lo:lo+int64(n)], s)
+		return h.drawLong(h.dst[lo:lo+int64(n)], s)
 	}
 	k := int(h.Fanout)
-	if i := h.level.SampleRows(h.nodes[lo:h.NumDst], n, h.indptr, h.NumEdges, uint32(k), s.first,
+	if i := h.level.SampleRows(h.dst[lo:], n, h.indptr, h.NumEdges, uint32(k), s.first,
 		s.deg, s.local); i < n {
-		return h.badRow(h.nodes[lo+int64(i)])
+		return h.badRow(h.dst[lo+int64(i)])
 	}
 	// The rows that a group reads are on their way while the next groups are drawn.
 	const ahead = 3
@@ -366,10 +371,10 @@ func (h *hopBlock) draw(t int64, s tile) error {
 	for g := 0; g < n+ahead*simd.SampleGroup; g += simd.SampleGroup {
 		if g < n {
 			m := min(simd.SampleGroup, n-g)
-			v := (*[simd.SampleGroup]int64)(unsafe.Pointer(&h.nodes[lo+int64(g)]))
+			v := (*[simd.SampleGroup]int64)(unsafe.Pointer(&h.dst[lo+int64(g)]))
 			if m < simd.SampleGroup {
 				v = &h.tail
-				copy(v[:], h.nodes[lo+int64(g):][:m])
+				copy(v[:], h.dst[lo+int64(g):][:m])
 			}
 			draws := h.draws[g/simd.SampleGroup%(ahead+1)*stride:]
 			h.level.SampleDraw(v, (*[simd.SampleGroup]uint32)(s.deg[g:]), k, &h.keys, h.Epoch,
@@ -385,16 +390,28 @@ func (h *hopBlock) draw(t int64, s tile) error {
 		var bad int
 		if h.wide != nil {
 			bad = h.level.SampleGather64(s.first[o:], s.deg[o:], m, k, draws, h.wide,
-				h.NumNodes, ids)
+				h.Sources, ids)
 		} else {
 			bad = h.level.SampleGather32(s.first[o:], s.deg[o:], m, k, draws, h.narrow,
-				h.NumNodes, ids)
+				h.Sources, ids)
 		}
 		if bad > 0 {
 			return h.badID(s, draws, o, m, k)
 		}
 	}
+	h.numberSources(s.ids[:s.local[n]])
 	return nil
+}
+
+// numberSources replaces ids of sources by the nodes' numbers in the graph.
+func (h *hopBlock) numberSources(ids []uint32) {
+	if h.Base == 0 {
+		return
+	}
+	base := uint32(h.Base)
+	for i := range ids {
+		ids[i] += base
+	}
 }
 
 // badRow describes the bad row of node v that SampleRows found.
@@ -417,7 +434,7 @@ func (h *hopBlock) badID(s tile, draws []uint32, g, m, k int) error {
 	return fmt.Errorf("sample: the topology changes while it is sampled")
 }
 
-// id is the in-neighbour of edge e of the graph.
+// id is the in-neighbour of edge e of the lists, by its number in the graph.
 func (h *hopBlock) id(e int64) (uint32, error) {
 	var id uint64
 	if h.wide != nil {
@@ -425,11 +442,11 @@ func (h *hopBlock) id(e int64) (uint32, error) {
 	} else {
 		id = uint64(h.narrow[e])
 	}
-	if id >= uint64(h.NumNodes) {
+	if id >= uint64(h.Sources) {
 		return 0, fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id), e,
-			h.NumNodes-1)
+			h.Sources-1)
 	}
-	return uint32(id), nil
+	return uint32(id + uint64(h.Base)), nil
 }
 
 // edgesOf returns how many of d neighbours are taken.
@@ -524,7 +541,7 @@ func (h *hopBlock) enter(t int64, s tile) (bool, error) {
 				enterLong = h.enterLabor
 			}
 			var err error
-			if next, err = enterLong(h.nodes[lo+int64(i)], s, i, k, next, e); err != nil {
+			if next, err = enterLong(h.dst[lo+int64(i)], s, i, k, next, e); err != nil {
 				return false, err
 			}
 			e += k
@@ -639,15 +656,19 @@ func (s *hostHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatc
 func (s *hostHopper) params(mb *MiniBatch, n int64) hopParams {
 	t := s.topo.Host
 	p := hopParams{
-		Indptr: s.topo.indptr.Ptr(), Indices: s.indices, Nodes: mb.Nodes.Ptr(),
+		Indices: s.indices, Nodes: mb.Nodes.Ptr(), Dst: mb.Nodes.Ptr(),
 		Table: s.vals.Ptr(), Ring: s.ring.Ptr(),
 		Control: s.control.Ptr(), Totals: mb.totals.Ptr(),
-		NumNodes: t.NumNodes, NumEdges: t.NumEdges, Slots: s.slots, NodesLen: mb.Nodes.Size() / 8,
+		NumNodes: t.NumNodes, NumEdges: t.NumEdges, Sources: t.NumNodes, Graph: t.NumNodes,
+		Slots: s.slots, NodesLen: mb.Nodes.Size() / 8,
 		NumDst: n, Frontier: n, Tile: tileNodes,
 		MaxNodes: t.NumNodes + int64(mb.NumSeeds),
 		hopDraws: hopDraws{Key: mb.key, Epoch: uint32(mb.Epoch)},
 		PosBits:  s.posBits, IDBits: s.idBits(), Stamp: s.stamp,
 		RingSlots: uint32(hostRing(s.workers)),
+	}
+	if s.topo.indptr != nil {
+		p.Indptr = s.topo.indptr.Ptr()
 	}
 	if t.Wide() {
 		p.Wide = 1
@@ -717,69 +738,110 @@ func (s *hostHopper) growHash(n int64) error {
 }
 
 func (s *hostHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
-	draws := int64(s.cfg.Fanouts[hop])
-	if draws < 1 || draws > simd.SampleMaxDraws {
-		draws = tileDraws
-	}
-	return s.sample(ctx, stream, mb, hop, draws, simd.LaborKeys{})
+	return s.sample(ctx, stream, mb, hop, tileDrawsOf(s.cfg.Fanouts[hop]), simd.LaborKeys{})
 }
 
-// sample draws all tiles of a hop, up to so many draws for a destination in a tile, and continues
-// after each stop for room.
+// tileDrawsOf returns for how many draws a destination of a fanout has room in a tile.
+func tileDrawsOf(fanout int) int64 {
+	if fanout < 1 || fanout > simd.SampleMaxDraws {
+		return tileDraws
+	}
+	return int64(fanout)
+}
+
+// sample draws a hop, up to so many draws for a destination in a tile.
 func (s *hostHopper) sample(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int,
 	draws int64, labor simd.LaborKeys) error {
 	n := mb.HopEnd[hop]
 	fanout := int64(s.cfg.Fanouts[hop])
 	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
 	b := &mb.Blocks[hop]
-	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (n+1)*8, 0, "block offsets"); err != nil {
+	if err := s.blockRoom(stream, mb, b, n, fanout); err != nil {
+		return err
+	}
+	edges, frontier, err := s.drawLists(ctx, stream, mb, b, &hostLists{n: n, frontier: n,
+		draws: draws, drawn: hopDraws{Fanout: fanout, Key: mb.key, Hop: uint32(hop), Labor: labor}})
+	if err != nil {
+		return err
+	}
+	return s.finish(ctx, stream, mb, hop, edges, frontier)
+}
+
+// blockRoom makes room for so many lists and a first guess at their edges, and has the table hold
+// the frontier.
+func (s *hostHopper) blockRoom(stream cuda.Stream, mb *MiniBatch, b *Block, lists,
+	fanout int64) error {
+	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (lists+1)*8, 0,
+		"block offsets"); err != nil {
 		return err
 	}
 	// The kernel reports missing room; this is for the first batches.
-	if err := mb.grow(stream, &b.Src, cuda.MemDevice, 4*min(n*max(fanout, 16), 1<<16), 0,
+	if err := mb.grow(stream, &b.Src, cuda.MemDevice, 4*min(lists*max(fanout, 16), 1<<16), 0,
 		"block sources"); err != nil {
 		return err
 	}
 	if s.owner != mb {
-		if err := s.own(stream, mb, n); err != nil {
-			return err
-		}
+		return s.own(stream, mb, mb.HopEnd[len(mb.HopEnd)-1])
 	}
+	return nil
+}
+
+// hostLists says which lists are drawn from, for whom, and where in the block they come.
+type hostLists struct {
+	n        int64 // destinations
+	first    int64 // lists of the block before them, with so many edges
+	edges    int64
+	frontier int64          // nodes in the frontier before
+	draws    int64          // for a destination in a tile
+	drawn    hopDraws       // the epoch aside
+	relation *hostRelation  // nil: those of the whole graph, for the frontier
+	dst      cuda.DevicePtr // of a relation: the destinations
+}
+
+// drawLists draws all tiles of lists, and continues after each stop for room. It returns the edges
+// of the block and the nodes of the frontier so far.
+func (s *hostHopper) drawLists(ctx context.Context, stream cuda.Stream, mb *MiniBatch, b *Block,
+	l *hostLists) (edges, frontier int64, err error) {
 	totals := unsafe.Slice((*int64)(unsafe.Pointer(&mb.totals.Bytes()[0])), 4)
-	done, edges, frontier := int64(0), int64(0), n
+	done, n := int64(0), l.n
+	edges, frontier = l.edges, l.frontier
 	for {
 		p := s.params(mb, n)
-		p.EdgeStart, p.Src, p.SrcLen = b.Indptr.Ptr(), b.Src.Ptr(), b.Src.Size()/4
+		if l.relation != nil {
+			l.relation.enter(&p)
+			p.Dst = l.dst
+		}
+		p.EdgeStart, p.Src, p.SrcLen = b.Indptr.Ptr()+cuda.DevicePtr(l.first*8), b.Src.Ptr(),
+			b.Src.Size()/4
 		p.FirstDst, p.FirstEdge, p.Frontier = done, edges, frontier
-		p.Fanout, p.Hop, p.Labor, p.Tile = fanout, uint32(hop), labor, s.tile(n-done, draws)
+		p.hopDraws, p.Epoch, p.Tile = l.drawn, uint32(mb.Epoch), s.tile(n-done, l.draws)
 		if err := stream.Fill(s.control.Ptr(), 0, s.control.Size()); err != nil {
-			return err
+			return 0, 0, err
 		}
 		if err := s.launch(stream, s.kHop, &p, (n-done+p.Tile-1)/p.Tile); err != nil {
-			return err
+			return 0, 0, err
 		}
 		if err := stream.Synchronize(ctx); err != nil {
-			return err
+			return 0, 0, err
 		}
 		done, edges, frontier = totals[0], totals[1], totals[2]
 		if done == n {
-			break
+			return edges, frontier, nil
 		}
 		more := totals[3]
 		if n+edges+more > math.MaxUint32 {
-			return tooManyEdges(n, edges+more)
+			return 0, 0, tooManyEdges(n, edges+more)
 		}
 		if need := (edges + more) * 4; need > b.Src.Size() {
 			if err := mb.grow(stream, &b.Src, cuda.MemDevice, max(need, 2*b.Src.Size()), edges*4,
 				"block sources"); err != nil {
-				return err
+				return 0, 0, err
 			}
 		}
 		if err := s.frontierRoom(stream, mb, frontier, more); err != nil {
-			return err
+			return 0, 0, err
 		}
 	}
-	return s.finish(ctx, stream, mb, hop, edges, frontier)
 }
 
 // tile returns how many of n destinations make a tile where each gets up to so many draws: enough

@@ -35,9 +35,9 @@ const _ = uint(drawWords - 2*tileNodes - chunk - simd.SampleAhead)
 func (h *hopBlock) drawLabor(t int64, s tile) error {
 	lo := h.FirstDst + t*h.Tile
 	n := int(min(h.Tile, h.NumDst-lo))
-	if i := h.level.SampleRows(h.nodes[lo:h.NumDst], n, h.indptr, h.NumEdges, 1, s.first, s.deg,
+	if i := h.level.SampleRows(h.dst[lo:], n, h.indptr, h.NumEdges, 1, s.first, s.deg,
 		s.local); i < n {
-		return h.badRow(h.nodes[lo+int64(i)])
+		return h.badRow(h.dst[lo+int64(i)])
 	}
 	// The lists' first lines are on their way while those before are read.
 	lines := h.firstLines[:]
@@ -67,9 +67,10 @@ func (h *hopBlock) drawLabor(t int64, s tile) error {
 		}
 	}
 	s.local[n] = sum
-	if !h.largest.In(h.NumNodes, h.wide != nil) {
-		return h.badTaken(h.nodes[lo:lo+int64(n)], limits)
+	if !h.largest.In(h.Sources, h.wide != nil) {
+		return h.badTaken(h.dst[lo:lo+int64(n)], limits)
 	}
+	h.numberSources(s.ids[:s.local[n]])
 	return nil
 }
 
@@ -183,12 +184,13 @@ func (h *hopBlock) enterLabor(v int64, s tile, i int, k, next, e int64) (int64, 
 		} else {
 			done, n = h.take(first+pos, first+d, limit, ids[:chunk])
 		}
-		if !h.largest.In(h.NumNodes, h.wide != nil) {
+		if !h.largest.In(h.Sources, h.wide != nil) {
 			return 0, h.badTaken([]int64{v}, []uint64{limit})
 		}
 		if pos, left = pos+done, left-n; left < 0 || pos == d && left > 0 {
 			return 0, errors.New("sample: the topology changes while it is sampled")
 		}
+		h.numberSources(ids[:n])
 		next = h.number(ids, int(n), next, e)
 		e += n
 	}

@@ -8,10 +8,10 @@ import (
 )
 
 // On a GPU a topology on storage is sampled by a host device of its own, as Ginex samples on the
-// CPU: its draws decide the reads, which come to the CPU's memory. Frontier and blocks are copied
-// to the GPU hop by hop.
+// CPU: its draws decide the reads, which come to the CPU's memory. So is a typed graph, of whose
+// hops a GPU has no kernels. Frontier and blocks are copied to the GPU hop by hop.
 
-// relay is the hopper of a GPU whose topology is on storage.
+// relay is the hopper of a GPU whose topology is on storage or typed.
 type relay struct {
 	key     [2]uint32 // of shared draws
 	sampler *Sampler
@@ -58,7 +58,8 @@ func (r *relay) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, se
 	if err := r.sampler.Begin(ctx, r.stream, mb.inner, mb.Epoch, index, seeds); err != nil {
 		return err
 	}
-	return r.upload(ctx, stream, mb, nil, 0, int64(len(seeds)))
+	mb.TypeEnd = mb.inner.TypeEnd
+	return r.upload(ctx, stream, mb, nil, 0, mb.inner.HopEnd[0])
 }
 
 func (r *relay) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
@@ -71,7 +72,8 @@ func (r *relay) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop 
 		return err
 	}
 	b := &mb.Blocks[hop]
-	b.NumDst, b.NumSrc, b.NumEdges = from.NumDst, from.NumSrc, from.NumEdges
+	b.NumDst, b.NumSrc, b.NumEdges, b.Lists = from.NumDst, from.NumSrc, from.NumEdges, from.Lists
+	mb.TypeEnd = mb.inner.TypeEnd
 	mb.HopEnd = append(mb.HopEnd, b.NumSrc)
 	return nil
 }
@@ -94,7 +96,7 @@ func (r *relay) upload(ctx context.Context, stream cuda.Stream, mb *MiniBatch, f
 	if from != nil {
 		b := &mb.Blocks[len(mb.Blocks)-1]
 		list = append(list,
-			piece{to: &b.Indptr, data: of(from.Indptr, 0, (from.NumDst+1)*8),
+			piece{to: &b.Indptr, data: of(from.Indptr, 0, (from.NumLists()+1)*8),
 				purpose: "block offsets"},
 			piece{to: &b.Src, data: of(from.Src, 0, from.NumEdges*4), purpose: "block sources"})
 		if from.Weights != nil {

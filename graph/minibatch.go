@@ -9,14 +9,34 @@ import (
 // Block is the bipartite graph of one hop. Its destinations are the first NumDst nodes of the
 // frontier, its sources the first NumSrc (so every destination is also a source). The sampled
 // in-neighbours of destination i are Src[Indptr[i]:Indptr[i+1]].
+//
+// In a typed graph a destination has a list for each relation into its type: see Lists.
 type Block struct {
 	NumDst, NumSrc, NumEdges int64
-	Indptr                   cuda.Buffer // int64[NumDst+1]
+	Indptr                   cuda.Buffer // int64[NumLists()+1]
 	Src                      cuda.Buffer // uint32[NumEdges], index into the frontier
 	// Weights is float32[NumSrc], each above 0, or nil: destination i aggregates
 	// sum(Weights[j]·x_j) / sum(Weights[j]) over its sampled in-neighbours j (layer-wise sampling),
 	// in place of their mean.
 	Weights cuda.Buffer
+	// Of a typed graph, for each relation: where its lists stand among those of Indptr, one for
+	// each destination of its type in the order of the frontier.
+	Lists []ListRange
+}
+
+// ListRange is a run of lists of a block.
+type ListRange struct{ First, N int64 }
+
+// NumLists returns the number of a block's lists: those of its destinations, or in a typed graph
+// those of all relations.
+func (b *Block) NumLists() (n int64) {
+	if b.Lists == nil {
+		return b.NumDst
+	}
+	for _, l := range b.Lists {
+		n += l.N
+	}
+	return n
 }
 
 // MiniBatch holds the result of sampling a batch of seed nodes. Its buffers grow as needed and are
@@ -31,7 +51,11 @@ type MiniBatch struct {
 	HopEnd  []int64     // frontier size after hop h; HopEnd[0] = NumSeeds
 	Blocks  []Block     // Blocks[h] made by hop h
 	Degrees cuda.Buffer // uint32[HopEnd[last]] in-degree of each frontier node, when asked for
+	// Of a typed graph: the nodes of type t that hop h found (h-1; 0: the seeds) end at TypeEnd[h][t]
+	// of the frontier, and begin where those of the type before end. Nodes are numbers of the graph.
+	TypeEnd [][]int64
 
+	members  []members // of a typed graph, by type, while it is sampled
 	key      [2]uint32 // of the batch's draws
 	nextKey  [2]uint32 // of the draws that are new to it (SamplerConfig.Dependency)
 	turn     uint32    // the batch's place among those that key serves
@@ -52,6 +76,9 @@ func (mb *MiniBatch) Close() error {
 	bufs := append(mb.retired, mb.Nodes, mb.Degrees, mb.stage, mb.sums, mb.totals)
 	for _, b := range mb.Blocks[:cap(mb.Blocks)] {
 		bufs = append(bufs, b.Indptr, b.Src, b.Weights)
+	}
+	for _, m := range mb.members {
+		bufs = append(bufs, m.ids)
 	}
 	var err error
 	if mb.inner != nil {

@@ -19,8 +19,11 @@ type SamplerConfig struct {
 	Method string // name of a Method; "" = Neighbor
 	// of each hop, the hop next to the seeds first; the Method defines the meaning of a fanout
 	Fanouts []int
-	Seed    uint64 // of the run
-	Degrees bool   // fill MiniBatch.Degrees (gnn.Arch.Degrees)
+	// Of a typed graph: those of each relation, in the schema's order, where they differ from
+	// Fanouts; 0 draws none. nil: Fanouts for all.
+	RelationFanouts [][]int
+	Seed            uint64 // of the run
+	Degrees         bool   // fill MiniBatch.Degrees (gnn.Arch.Degrees)
 	// Loopless leaves out edges of a node to itself in these degrees. Draws have them all the same.
 	Loopless bool
 	// κ: a draw serves so many batches of an epoch in turn, and each batch has one in κ anew; 0 and
@@ -97,6 +100,9 @@ func newSampler(dev cuda.Device, topo *DeviceTopology, cfg SamplerConfig,
 			"batch dependency %d of sampler %s: must be 1 to %d, and 1 unless the sampler is %s", d,
 			m.Name, MostDependency, strings.Join(DependentNames(), " or "))
 	}
+	if err := cfg.checkTyped(m, topo.Host.Schema); err != nil {
+		return nil, err
+	}
 	s := &Sampler{
 		sampling: sampling{dev: dev, topo: topo, cfg: cfg, directLimit: directLimit},
 		key:      philox.Key(cfg.Seed, philox.StreamSample),
@@ -169,7 +175,8 @@ func (s *Sampler) batchKey(index int) [2]uint32 {
 
 // Begin starts a batch: the frontier is the seeds. Work of mb's previous batch must be done. A seed
 // that stands twice gets two rows, of which edges use the first. On return the seeds slice is free
-// to change. Samples are a function of (seed, epoch, index, hop, node); see SharedDraws.
+// to change. Samples are a function of (seed, epoch, index, hop, node); see SharedDraws. The seeds
+// of a typed graph count within Schema.Seeds.
 func (s *Sampler) Begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int,
 	seeds []int64) error {
 	mb.key, mb.nextKey, mb.turn = s.batchKey(index), s.key, 0
@@ -181,11 +188,15 @@ func (s *Sampler) Begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, 
 	if len(seeds) == 0 {
 		return errs.New(errs.Usage, "batch %d of epoch %d has no seed nodes", index, epoch)
 	}
+	nodes := s.topo.Host.NumNodes
+	if t := s.topo.Host.Schema; t != nil {
+		nodes = t.Types[t.Seeds].Nodes
+	}
 	for i, v := range seeds {
-		if uint64(v) >= uint64(s.topo.Host.NumNodes) {
+		if uint64(v) >= uint64(nodes) {
 			return errs.New(errs.Usage,
 				"seed node %d (number %d of batch %d) is out of range, nodes are 0 to %d; check the split files",
-				v, i, index, s.topo.Host.NumNodes-1)
+				v, i, index, nodes-1)
 		}
 	}
 	s.mu.Lock()
@@ -290,6 +301,46 @@ func (c *sampling) stageSeeds(stream cuda.Stream, mb *MiniBatch, seeds []int64) 
 	}
 	copy(unsafe.Slice((*int64)(unsafe.Pointer(&mb.stage.Bytes()[0])), n), seeds)
 	return stream.Copy(mb.Nodes.Ptr(), mb.stage.Ptr(), n*8)
+}
+
+// checkTyped refuses what a typed graph cannot have, and other graphs what only it has.
+func (c *SamplerConfig) checkTyped(m *Method, schema *Schema) error {
+	switch {
+	case schema == nil && c.RelationFanouts != nil:
+		return errs.New(errs.Usage, "fanouts of relations are for graphs with types")
+	case schema == nil:
+		return nil
+	case !m.Typed:
+		return errs.New(errs.Capability, "sampler %s does not draw from graphs with types; use %s",
+			m.Name, Neighbor)
+	case c.Degrees:
+		return errs.New(errs.Capability, "in-degrees are not kept for graphs with types")
+	case c.RelationFanouts != nil && len(c.RelationFanouts) != len(schema.Relations):
+		return errs.New(errs.Usage, "fanouts of %d relations, the graph has %d",
+			len(c.RelationFanouts), len(schema.Relations))
+	}
+	for r, list := range c.RelationFanouts {
+		if len(list) != len(c.Fanouts) {
+			return errs.New(errs.Usage, "relation %s: %d fanouts; give %d, one for each hop",
+				schema.RelationName(r), len(list), len(c.Fanouts))
+		}
+		for hop, f := range list {
+			if f < -1 || f > m.MostFanout {
+				return errs.New(errs.Usage,
+					"relation %s: fanout %d of hop %d: must be 0 to %d, or -1 for all",
+					schema.RelationName(r), f, hop, m.MostFanout)
+			}
+		}
+	}
+	return nil
+}
+
+// fanout returns how many neighbours relation r draws in a hop.
+func (c *SamplerConfig) fanout(r, hop int) int {
+	if c.RelationFanouts != nil {
+		return c.RelationFanouts[r][hop]
+	}
+	return c.Fanouts[hop]
 }
 
 // kernelName is a kernel to look up, and where it goes.

@@ -15,10 +15,12 @@ import (
 // are kept apart from the rest, as a plan of caches needs them alone.
 
 // A saved mini-batch begins with the numbers of seeds and hops and the flags of its parts
-// (savedHeader), and for each hop NumDst, NumSrc and NumEdges.
+// (savedHeader), and for each hop NumDst, NumSrc and NumEdges. Of a typed graph there follow for
+// each hop its Lists, and TypeEnd.
 const (
 	savedHeader = 3 * 8
 
+	savedTyped   = 1 << 40
 	savedDegrees = 1 << 0
 	savedWeights = 1 << 1 // of the first hop; the next bits are of the next hops
 )
@@ -47,7 +49,7 @@ func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]b
 	}
 	for h := range mb.Blocks {
 		x := &mb.Blocks[h]
-		indptr, err := view(x.Indptr, (x.NumDst+1)*8)
+		indptr, err := view(x.Indptr, (x.NumLists()+1)*8)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -83,6 +85,9 @@ func (mb *MiniBatch) saveHeader(b []byte) ([]byte, error) {
 			has |= savedWeights << h
 		}
 	}
+	if mb.TypeEnd != nil {
+		has |= savedTyped
+	}
 	b = le.AppendUint64(b, uint64(mb.NumSeeds))
 	b = le.AppendUint64(b, uint64(len(mb.Blocks)))
 	b = le.AppendUint64(b, has)
@@ -95,6 +100,16 @@ func (mb *MiniBatch) saveHeader(b []byte) ([]byte, error) {
 		}
 		for _, n := range []int64{x.NumDst, x.NumSrc, x.NumEdges} {
 			b = le.AppendUint64(b, uint64(n))
+		}
+	}
+	for h := range mb.Blocks {
+		for _, l := range mb.Blocks[h].Lists {
+			b = le.AppendUint64(le.AppendUint64(b, uint64(l.First)), uint64(l.N))
+		}
+	}
+	for _, ends := range mb.TypeEnd {
+		for _, end := range ends {
+			b = le.AppendUint64(b, uint64(end))
 		}
 	}
 	return b, nil
@@ -128,6 +143,14 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	mb.Epoch, mb.Index, mb.NumSeeds = epoch, index, int(le.Uint64(saved))
 	mb.HopEnd, mb.Blocks = append(mb.HopEnd[:0], int64(mb.NumSeeds)), mb.Blocks[:hops]
 	sizes, rest := saved[savedHeader:savedHeader+hops*24], saved[savedHeader+hops*24:]
+	schema := s.topo.Host.Schema
+	if (schema != nil) != (has&savedTyped != 0) {
+		return broken("other types")
+	}
+	rest, typed := mb.restoreTypes(schema, rest)
+	if !typed {
+		return broken("lists of other relations")
+	}
 	need, ok := mb.restoreSizes(sizes, len(nodes), len(saved), has)
 	if !ok {
 		return broken("a block of another size")
@@ -140,6 +163,9 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 		if uint64(v) >= uint64(s.topo.Host.NumNodes) {
 			return broken("a node that the graph has not")
 		}
+	}
+	if schema != nil && !mb.validTypes(schema, nodes) {
+		return broken("nodes or lists of other types")
 	}
 	list := mb.pieces(nodes, rest, has)
 	if list == nil {
@@ -165,7 +191,7 @@ func (mb *MiniBatch) restoreSizes(sizes []byte, nodes, bytes int, has uint64) (n
 		}
 		dst = x.NumSrc
 		mb.HopEnd = append(mb.HopEnd, dst)
-		need += (x.NumDst+1)*4 + x.NumEdges*4
+		need += (x.NumLists()+1)*4 + x.NumEdges*4
 		if has&(savedWeights<<h) != 0 {
 			need += x.NumSrc * 4
 		}
@@ -174,6 +200,76 @@ func (mb *MiniBatch) restoreSizes(sizes []byte, nodes, bytes int, has uint64) (n
 		need += dst * 4
 	}
 	return need, true
+}
+
+// restoreTypes reads what a mini-batch of a typed graph has beside its sizes, and returns the bytes
+// behind it; false: they end before.
+func (mb *MiniBatch) restoreTypes(schema *Schema, b []byte) (rest []byte, ok bool) {
+	if schema == nil {
+		return b, true
+	}
+	hops, relations, types := len(mb.Blocks), len(schema.Relations), len(schema.Types)
+	if len(b) < 8*(2*hops*relations+(hops+1)*types) {
+		return nil, false
+	}
+	next := func() int64 {
+		n := int64(binary.LittleEndian.Uint64(b))
+		b = b[8:]
+		return n
+	}
+	for h := range mb.Blocks {
+		x := &mb.Blocks[h]
+		if len(x.Lists) != relations {
+			x.Lists = make([]ListRange, relations)
+		}
+		for r := range x.Lists {
+			x.Lists[r].First = next()
+			x.Lists[r].N = next()
+		}
+	}
+	mb.TypeEnd = mb.TypeEnd[:0]
+	for range hops + 1 {
+		ends := mb.nextTypeEnd(types)
+		for t := range ends {
+			ends[t] = next()
+		}
+	}
+	return b, true
+}
+
+// validTypes reports whether the nodes of a restored mini-batch are of the types that TypeEnd says,
+// and its lists theirs, each relation's behind those before it.
+func (mb *MiniBatch) validTypes(schema *Schema, nodes []int64) bool {
+	count := make([]int64, len(schema.Types))
+	for h, ends := range mb.TypeEnd {
+		if h > 0 {
+			next := int64(0)
+			for _, r := range schema.bySource() {
+				n := count[schema.Relations[r].Dst]
+				if mb.Blocks[h-1].Lists[r] != (ListRange{First: next, N: n}) {
+					return false
+				}
+				next += n
+			}
+		}
+		for t := range ends {
+			lo, hi := mb.TypeRange(h, t)
+			if hi < lo || hi > int64(len(nodes)) {
+				return false
+			}
+			count[t] += hi - lo
+			first := uint64(schema.First(t))
+			for _, v := range nodes[lo:hi] {
+				if uint64(v)-first >= uint64(schema.Types[t].Nodes) {
+					return false
+				}
+			}
+		}
+		if ends[len(ends)-1] != mb.HopEnd[h] {
+			return false
+		}
+	}
+	return true
 }
 
 // pieces divides the bytes of a mini-batch's blocks; nil: a block refers beyond its sources.
@@ -186,7 +282,7 @@ func (mb *MiniBatch) pieces(nodes []int64, rest []byte, has uint64) []piece {
 	list := []piece{{to: &mb.Nodes, data: hostmem.Bytes(nodes), purpose: "frontier"}}
 	for h := range mb.Blocks {
 		x := &mb.Blocks[h]
-		offsets, src := take((x.NumDst+1)*4), take(x.NumEdges*4)
+		offsets, src := take((x.NumLists()+1)*4), take(x.NumEdges*4)
 		if !validBlock(offsets, src, uint32(x.NumSrc)) {
 			return nil
 		}

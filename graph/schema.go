@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"helios/internal/errs"
 )
@@ -42,6 +43,19 @@ func (s *Schema) First(t int) (first int64) {
 func (s *Schema) RelationName(r int) string {
 	x := &s.Relations[r]
 	return s.Types[x.Src].Name + ":" + x.Name + ":" + s.Types[x.Dst].Name
+}
+
+// bySource returns the relations in the order in which a hop draws from them: by the type of their
+// sources.
+func (s *Schema) bySource() []int {
+	order := make([]int, len(s.Relations))
+	for r := range order {
+		order[r] = r
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return s.Relations[a].Src - s.Relations[b].Src
+	})
+	return order
 }
 
 // NewTyped makes the topology of a typed graph of those of its relations, in the schema's order:

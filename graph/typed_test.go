@@ -1,0 +1,275 @@
+package graph
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/internal/errs"
+	"helios/internal/philox"
+)
+
+// typedGraph has papers, authors and venues: authors have no in-edges but one relation's, venues
+// none at all; "cites" has self loops, repeated edges and a hub, "empty" no edges.
+func typedGraph(t testing.TB) *Topology {
+	s := &Schema{
+		Types: []NodeType{{"paper", 900, 8}, {"author", 500, 4}, {"venue", 7, 8}},
+		Relations: []Relation{{"cites", 0, 0}, {"writes", 1, 0}, {"rev_writes", 0, 1},
+			{"prints", 2, 0}, {"empty", 1, 1}},
+		Seeds: 0,
+	}
+	r := rand.New(rand.NewPCG(3, 4))
+	var lists []*Topology
+	for i, rel := range s.Relations {
+		src, dst := s.Types[rel.Src].Nodes, s.Types[rel.Dst].Nodes
+		var from, to []int64
+		for v := range dst {
+			d := r.IntN(20)
+			switch {
+			case rel.Name == "empty" || v%11 == 3:
+				d = 0
+			case v == 5:
+				d = 3000
+			}
+			if rel.Name == "cites" && v%7 == 0 {
+				from, to = append(from, v, v), append(to, v, v)
+			}
+			for range d {
+				from, to = append(from, r.Int64N(src)), append(to, v)
+			}
+		}
+		// FromEdges bounds both ends by one number.
+		x, err := FromEdges(max(src, dst), from, to, i%2 == 1)
+		require.NoError(t, err)
+		x.Indptr, x.NumNodes, x.Sources = x.Indptr[:dst+1], dst, src
+		lists = append(lists, x)
+	}
+	topo, err := NewTyped(s, lists)
+	require.NoError(t, err)
+	require.NoError(t, topo.Validate())
+	t.Cleanup(func() { require.NoError(t, topo.Close()) })
+	return topo
+}
+
+// typedPlain is a mini-batch of a typed graph as Go values.
+type typedPlain struct {
+	plain
+	lists   [][]ListRange
+	typeEnd [][]int64
+}
+
+func (r *rig) typed(t testing.TB, mb *MiniBatch) (p typedPlain) {
+	for _, b := range mb.Blocks {
+		p.lists = append(p.lists, slices.Clone(b.Lists))
+	}
+	for _, ends := range mb.TypeEnd {
+		p.typeEnd = append(p.typeEnd, slices.Clone(ends))
+	}
+	p.plain = r.plain(t, mb)
+	return p
+}
+
+// referenceTyped draws relation by relation with maps: the lists of the graph's relations are drawn
+// from by reference's own Floyd.
+func referenceTyped(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64) typedPlain {
+	s := topo.Schema
+	var p typedPlain
+	place := map[int64]int{}
+	var typeOf []int
+	for _, v := range seeds {
+		g := s.First(s.Seeds) + v
+		if _, ok := place[g]; !ok {
+			place[g] = len(p.nodes)
+		}
+		p.nodes, typeOf = append(p.nodes, g), append(typeOf, s.Seeds)
+	}
+	p.hopEnd = []int64{int64(len(seeds))}
+	ends := make([]int64, len(s.Types))
+	for i := s.Seeds; i < len(ends); i++ {
+		ends[i] = int64(len(seeds))
+	}
+	p.typeEnd = append(p.typeEnd, ends)
+	w := philox.Block(philox.Key(cfg.Seed, philox.StreamBatch), [4]uint32{})
+	for hop := range cfg.Fanouts {
+		frontier := slices.Clone(p.nodes)
+		indptr, src := []int64{0}, []uint32{}
+		lists, ends := make([]ListRange, len(s.Relations)), make([]int64, len(s.Types))
+		for kind := range s.Types {
+			for r, rel := range s.Relations {
+				if rel.Src != kind {
+					continue
+				}
+				key, fanout := [2]uint32{w[0], w[1]}, int64(cfg.fanout(r, hop))
+				if r > 0 {
+					k := philox.Block(key, [4]uint32{uint32(r), 0, 1<<32 - 1, 1<<32 - 1})
+					key = [2]uint32{k[0], k[1]}
+				}
+				lists[r].First = int64(len(indptr) - 1)
+				for i, g := range frontier {
+					if typeOf[i] != rel.Dst {
+						continue
+					}
+					lists[r].N++
+					v := g - s.First(rel.Dst)
+					for _, n := range picks(topo.Relations[r].InDegree(v), fanout, key, v, epoch,
+						hop) {
+						u := s.First(rel.Src) + topo.Relations[r].Neighbor(v, n)
+						if _, ok := place[u]; !ok {
+							place[u] = len(p.nodes)
+							p.nodes, typeOf = append(p.nodes, u), append(typeOf, kind)
+						}
+						src = append(src, uint32(place[u]))
+					}
+					indptr = append(indptr, int64(len(src)))
+				}
+			}
+			ends[kind] = int64(len(p.nodes))
+		}
+		p.indptr, p.src = append(p.indptr, indptr), append(p.src, src)
+		p.lists, p.typeEnd = append(p.lists, lists), append(p.typeEnd, ends)
+		p.hopEnd = append(p.hopEnd, int64(len(p.nodes)))
+	}
+	return p
+}
+
+// picks are the places in a list of d neighbours of node v that a fanout draws.
+func picks(d, fanout int64, key [2]uint32, v int64, epoch, hop int) (list []int64) {
+	if fanout < 0 || d <= fanout {
+		for i := range d {
+			list = append(list, i)
+		}
+		return list
+	}
+	for i := range fanout {
+		w := philox.Block(key, [4]uint32{uint32(v), uint32(v >> 32), uint32(epoch),
+			uint32(hop)<<24 | uint32(i/2)})
+		j := d - fanout + i
+		c := int64(philox.Bounded(uint64(w[2*(i%2)+1])<<32|uint64(w[2*(i%2)]), uint64(j+1)))
+		if slices.Contains(list, c) {
+			c = j
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+var typedFanouts = []SamplerConfig{
+	{Fanouts: []int{5, 3}, Seed: 7}, {Fanouts: []int{-1}, Seed: 8},
+	{Fanouts: []int{4, 3, 2}, Seed: 9},
+	{Fanouts: []int{5, 200}, RelationFanouts: [][]int{{5, 200}, {0, 70}, {3, -1}, {1, 1}, {2, 2}},
+		Seed: 10},
+}
+
+// Typed samples equal the reference's for every table and number of workers, several batches
+// through the same buffers.
+func TestTypedBlocksEqualReference(t *testing.T) {
+	topo := typedGraph(t)
+	for _, cfg := range typedFanouts {
+		for _, sms := range []int{1, 3} {
+			for _, limit := range []int64{directNodes, 0} {
+				r := newRig(t, host, topo, sms, cfg, limit)
+				for epoch, n := range []int{100, 1, 700, 50} {
+					seeds := someSeeds(n, 900, uint64(n))
+					seeds = append(seeds, 5, seeds[0])
+					want := referenceTyped(topo, cfg, epoch, seeds)
+					require.Equal(t, want, r.typed(t, r.sample(t, epoch, 0, seeds)),
+						"%v sms=%d limit=%d", cfg, sms, limit)
+				}
+			}
+		}
+	}
+}
+
+// A graph of one type and one relation has the samples of the same graph without types, to the bit.
+func TestOneTypeSamplesAsNone(t *testing.T) {
+	topo := randomGraph(t, 3000, 20, false, 5)
+	s := &Schema{Types: []NodeType{{"node", 3000, 8}}, Relations: []Relation{{"edge", 0, 0}}}
+	typed, err := NewTyped(s, []*Topology{topo})
+	require.NoError(t, err)
+	cfg := SamplerConfig{Fanouts: []int{10, 5, 3}, Seed: 4}
+	a, b := newRig(t, host, topo, 2, cfg, 0), newRig(t, host, typed, 2, cfg, 0)
+	for index, n := range []int{200, 1, 500} {
+		seeds := someSeeds(n, 3000, uint64(n))
+		require.Equal(t, a.plain(t, a.sample(t, 3, index, seeds)),
+			b.plain(t, b.sample(t, 3, index, seeds)))
+	}
+}
+
+// Mini-batches of a typed graph are kept and brought back whole, and bytes that were changed are
+// found or change no size.
+func TestTypedSaved(t *testing.T) {
+	topo := typedGraph(t)
+	cfg := typedFanouts[0]
+	r := newRig(t, host, topo, 2, cfg, directNodes)
+	seeds := someSeeds(100, 900, 1)
+	mb := r.sample(t, 1, 0, seeds)
+	want := r.typed(t, mb)
+	saved, n, err := mb.Save(nil, func(b cuda.Buffer, bytes int64) ([]byte, error) {
+		return b.Bytes()[:bytes], nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, mb.HopEnd[2], n)
+	var stage Stage
+	other, err := r.s.NewMiniBatch()
+	require.NoError(t, err)
+	defer func() { require.NoError(t, other.Close()); require.NoError(t, stage.Close()) }()
+	for range 2 {
+		require.NoError(t, r.s.Restore(r.ctx, r.stream, other, 1, 0, want.nodes, saved, &stage))
+		require.Equal(t, want, r.typed(t, other))
+		r.sample(t, 2, 1, seeds[:7]) // other content, and other sizes, come between
+	}
+	header := savedHeader + 24*2 + (5*2*2+3*3)*8
+	for i := range header / 8 {
+		for _, v := range []byte{1, 255} {
+			bad := slices.Clone(saved)
+			bad[i*8] ^= v
+			require.Error(t, r.s.Restore(r.ctx, r.stream, other, 1, 0, want.nodes, bad, &stage),
+				"word %d", i)
+		}
+	}
+	require.NoError(t, r.s.Restore(r.ctx, r.stream, other, 1, 0, want.nodes, saved, &stage))
+	require.Equal(t, want, r.typed(t, other))
+}
+
+func TestTypedIsRefused(t *testing.T) {
+	topo, plainTopo := typedGraph(t), randomGraph(t, 50, 3, false, 1)
+	dev := host(t, 1)
+	for _, c := range []struct {
+		topo  *Topology
+		cfg   SamplerConfig
+		class errs.Class
+		text  string
+	}{
+		{topo, SamplerConfig{Fanouts: []int{2}, Method: Ladies}, errs.Capability,
+			"does not draw from graphs with types"},
+		{topo, SamplerConfig{Fanouts: []int{2}, Degrees: true}, errs.Capability, "in-degrees"},
+		{topo, SamplerConfig{Fanouts: []int{2}, RelationFanouts: [][]int{{1}}}, errs.Usage,
+			"fanouts of 1 relations, the graph has 5"},
+		{topo, SamplerConfig{Fanouts: []int{2}, RelationFanouts: [][]int{{1}, {1, 2}, {1}, {1},
+			{1}}}, errs.Usage, "relation author:writes:paper: 2 fanouts; give 1"},
+		{topo, SamplerConfig{Fanouts: []int{2}, RelationFanouts: [][]int{{1}, {-2}, {1}, {1},
+			{1}}}, errs.Usage, "fanout -2 of hop 0"},
+		{plainTopo, SamplerConfig{Fanouts: []int{2}, RelationFanouts: [][]int{{1}}}, errs.Usage,
+			"for graphs with types"},
+	} {
+		dt, err := Attach(dev, c.topo)
+		require.NoError(t, err)
+		_, err = NewSampler(dev, dt, c.cfg)
+		require.ErrorContains(t, err, c.text)
+		require.Equal(t, c.class, errs.ClassOf(err))
+		require.NoError(t, dt.Close())
+	}
+	r := newRig(t, host, topo, 1, typedFanouts[0], 0)
+	err := r.s.Begin(context.Background(), r.stream, r.mb, 0, 0, []int64{900})
+	require.ErrorContains(t, err, "seed node 900")
+	_, err = NewTyped(topo.Schema, topo.Relations[:2])
+	require.ErrorContains(t, err, "5 relations, lists of 2")
+	swapped := slices.Clone(topo.Relations)
+	swapped[0], swapped[1] = swapped[1], swapped[0]
+	_, err = NewTyped(topo.Schema, swapped)
+	require.ErrorContains(t, err, "lists of 900 destinations with 500 sources")
+}
