@@ -1,6 +1,8 @@
 package gnn
 
 import (
+	"cmp"
+	"slices"
 	"strings"
 
 	"helios/cuda"
@@ -44,15 +46,46 @@ type Arch interface {
 	backward(s *step, l int, h, dz cuda.DevicePtr) error
 }
 
-// archs are all kinds of models in the order of lists, the default first.
-var archs = []Arch{sage{}, gat{}, gcn{}, gin{}}
+// archs are the kinds of models of graphs without types in the order of lists, the default first;
+// typedArchs are those of typed graphs.
+var (
+	archs      = []Arch{sage{}, gat{}, gcn{}, gin{}}
+	typedArchs = []Arch{rsage{}}
+)
 
-// Archs lists the names of all kinds of models, DefaultArch first.
-func Archs() (names []string) {
-	for _, a := range archs {
+// Archs lists the names of the kinds of models of graphs without types, DefaultArch first.
+func Archs() []string { return archNames(archs) }
+
+// TypedArchs lists the names of the kinds of models of typed graphs.
+func TypedArchs() []string { return archNames(typedArchs) }
+
+func archNames(list []Arch) (names []string) {
+	for _, a := range list {
 		names = append(names, a.Name())
 	}
 	return names
+}
+
+// Models lists the names of all kinds of models.
+func Models() []string { return append(Archs(), TypedArchs()...) }
+
+// CheckSchema refuses a kind of model on a graph that it is not for.
+func (c *ModelConfig) CheckSchema(typed bool) error {
+	arch, err := ArchOf(c.Model)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(typedArchs, arch) == typed {
+		return nil
+	}
+	if typed {
+		return errs.New(errs.Capability,
+			"model %s is for graphs without types, and this graph has types; use {model} %s",
+			arch.Name(), strings.Join(TypedArchs(), " or "))
+	}
+	return errs.New(errs.Capability,
+		"model %s is for typed graphs, and this graph has no types; use {model} %s", arch.Name(),
+		strings.Join(Archs(), ", "))
 }
 
 // ArchOf finds a kind of model; an empty name is DefaultArch.
@@ -60,13 +93,13 @@ func ArchOf(name string) (Arch, error) {
 	if name == "" {
 		name = DefaultArch
 	}
-	for _, a := range archs {
+	for _, a := range append(slices.Clone(archs), typedArchs...) {
 		if a.Name() == name {
 			return a, nil
 		}
 	}
 	return nil, errs.New(errs.Usage, "model %q is unknown; choose one of %s", name,
-		strings.Join(Archs(), ", "))
+		strings.Join(Models(), ", "))
 }
 
 // rounder is a kind of model whose kernels rounded otherwise in older programs. Its answer changes
@@ -153,13 +186,14 @@ func layoutTranspose(n *network, blocks []graph.Block, first int, p *plan) {
 
 // noOptions refuses the options of kinds of models that have some.
 func (c *ModelConfig) noOptions() error {
-	if err := c.noLoops(); err != nil {
-		return err
+	return cmp.Or(c.noLoops(), c.noRoot(), c.noEps(), c.noAttention())
+}
+
+func (c *ModelConfig) noRoot() error {
+	if c.Root != "" {
+		return errs.New(errs.Usage, "roots are an option of model rsage")
 	}
-	if err := c.noEps(); err != nil {
-		return err
-	}
-	return c.noAttention()
+	return nil
 }
 
 func (c *ModelConfig) noEps() error {

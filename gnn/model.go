@@ -25,6 +25,8 @@ type ModelConfig struct {
 	ModelSettings
 	InDim, Classes, Layers int
 	Seed                   uint64 // of the initial parameters
+	// Of a typed graph; InDim is the distance between rows then, and types may use less of it.
+	Schema *graph.Schema
 
 	// They change how products are computed, not what a checkpoint holds.
 	Precision cuda.Precision // a host device has fp32 and bf16
@@ -114,6 +116,9 @@ func (m *Model) WorkspaceBytes(hopEnd, edges []int64) int64 {
 		blocks[h] = graph.Block{NumDst: hopEnd[h], NumSrc: hopEnd[h+1], NumEdges: edges[h]}
 	}
 	mb := &graph.MiniBatch{Blocks: blocks, NumSeeds: int(blocks[0].NumDst)}
+	if m.net.cfg.Schema != nil {
+		m.net.cfg.guessTypes(mb, hopEnd)
+	}
 	train, infer := m.newStep(mb, &Step{}), m.newStep(mb, nil)
 	return workBytes(max(train.plan.size, infer.plan.size) * 4)
 }

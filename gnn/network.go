@@ -38,6 +38,9 @@ func newNetwork(cfg ModelConfig) (*network, error) {
 	if err := cfg.CheckKind(); err != nil {
 		return nil, err
 	}
+	if err := cfg.CheckSchema(cfg.Schema != nil); err != nil {
+		return nil, err
+	}
 	act, err := ActivationOf(cfg.Activation)
 	if err != nil {
 		return nil, err
@@ -47,7 +50,8 @@ func newNetwork(cfg ModelConfig) (*network, error) {
 		return nil, err
 	}
 	n := &network{cfg: cfg, arch: arch, act: act, norm: norm,
-		fused: act.Name == DefaultActivation && norm == nil && !cfg.Residual}
+		fused: act.Name == DefaultActivation && norm == nil && !cfg.Residual &&
+			cfg.Schema == nil}
 	for l := range cfg.Layers + 1 {
 		n.dims = append(n.dims, cfg.width(l))
 	}
@@ -112,6 +116,10 @@ func (n *network) check(mb *graph.MiniBatch, train bool) error {
 		return errs.New(errs.Usage,
 			"the mini-batch has %d of %d hops; give as many fanouts as layers and sample all hops",
 			len(mb.Blocks), L)
+	}
+	if (n.cfg.Schema != nil) != (mb.TypeEnd != nil) {
+		return errs.New(errs.Failed, "model %s: the mini-batch is of another kind of graph",
+			n.arch.Name())
 	}
 	if n.arch.Degrees() && mb.Degrees == nil {
 		return errs.New(errs.Failed, "%s needs in-degrees: make the sampler with Degrees set",

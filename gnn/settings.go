@@ -28,6 +28,9 @@ type ModelSettings struct {
 	OutHeads         int     `option:"heads-out" group:"Model" positive:"yes" shown:"as {heads}" print:"yes" omit:"0" usage:"attention heads of the last layer (model gat)"`
 	AttentionDropout float64 `option:"attention-dropout" group:"Model" share:"yes" below:"1" print:"yes" omit:"0" usage:"share of the attention that training drops (model gat)"`
 
+	// Of rsage; "": the first of Roots.
+	Root string `option:"root" group:"Model" use:"setting" oneof:"@roots" shown:"type" print:"yes" omit:"" usage:"a node's own features in its sum (model rsage): a matrix for each type, or none"`
+
 	// Of gin: ε is learned, else 0.
 	LearnEps bool `option:"learn-eps" group:"Model" use:"setting" print:"yes" omit:"false" usage:"learn the weight of a node in its own sum (model gin), else 1"`
 }
@@ -47,7 +50,7 @@ func (c *ModelSettings) SetOption(name, _ string) (done bool, err error) {
 	return false, nil
 }
 
-var _ = options.Define("models", Archs) && options.Define("activations", Activations) &&
-	options.Define("norms", Norms) &&
+var _ = options.Define("models", Models) && options.Define("roots", Roots) &&
+	options.Define("activations", Activations) && options.Define("norms", Norms) &&
 	options.Define("model-loops", func() []string { return Loops }) &&
 	options.Define("optimizers", Optimizers)

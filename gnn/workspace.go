@@ -15,6 +15,7 @@ type plan struct {
 	logitGrad   int64
 	dSelf, dAgg int64
 	dMid        int64
+	part        int64 // of sums over relations, and over runs of a type's rows
 	skip        int64 // see layoutSkips
 	gat         gatPlan
 	tEnd, tDst  int64

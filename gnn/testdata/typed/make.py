@@ -1,0 +1,81 @@
+"""Writes typed.json: outputs, loss and gradients of models on a small typed graph, by PyTorch Geometric.
+
+The graph has an empty relation, a type without in-edges, self-loops, repeated edges and a hub. Made with
+torch 2.2.1 and torch_geometric 2.5.3:  python make.py > typed.json
+"""
+import json
+
+import torch
+from torch_geometric.nn import HeteroConv, SAGEConv
+
+torch.manual_seed(1)
+TYPES = {"paper": (40, 5), "author": (25, 3), "venue": (6, 4)}
+RELATIONS = [("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "rev_writes", "author"),
+             ("venue", "prints", "paper"), ("author", "empty", "author")]
+HIDDEN, CLASSES, SEEDS = 4, 3, [3, 0, 7, 12, 39, 20]
+
+
+def edges(r):
+    (s, _), (d, _) = TYPES[r[0]], TYPES[r[2]]
+    if r[1] == "empty":
+        return torch.empty(2, 0, dtype=torch.long)
+    src, dst = torch.randint(0, s, (60,)), torch.randint(0, d, (60,))
+    dst[dst == 5] = 6                                    # node 5 has no in-edges
+    hub = torch.stack([torch.arange(s), torch.full((s,), 3)])
+    all_ = [torch.stack([src, dst]), hub, torch.tensor([[1, 1], [7, 7]])]
+    if r[1] == "cites":
+        all_.append(torch.tensor([[0, 7], [0, 7]]))
+    e = torch.cat(all_, 1)
+    return e[:, torch.argsort(e[1], stable=True)]
+
+
+def tensor(x):
+    x = x.detach()
+    return {"rows": x.shape[0] if x.dim() == 2 else 1, "cols": x.shape[-1], "values": x.flatten().tolist()}
+
+
+def run(root):
+    params = {}
+
+    def parameter(name, *shape):
+        params[name] = torch.nn.Parameter(torch.randn(*shape) * 0.5)
+        return params[name]
+
+    convs, roots = [], []
+    for l in range(2):
+        width = (lambda t: TYPES[t][1]) if l == 0 else (lambda t: HIDDEN)
+        out = HIDDEN if l == 0 else CLASSES
+        roots.append({t: parameter(f"layer{l}.{t}.self.weight", width(t), out) for t in TYPES} if root else {})
+        layer = {}
+        for r in RELATIONS:
+            c = SAGEConv((width(r[0]), width(r[2])), out, aggr="mean", root_weight=False)
+            del c.lin_l.weight, c.lin_l.bias
+            name = ":".join(r)
+            w, b = parameter(f"layer{l}.{name}.neigh.weight", width(r[0]), out), parameter(f"layer{l}.{name}.bias", out)
+            c.lin_l.weight, c.lin_l.bias = w.t(), b          # ours are [in, out]
+            layer[r] = c
+        convs.append(HeteroConv(layer, aggr="sum"))
+    x = features
+    for l, (conv, own) in enumerate(zip(convs, roots)):
+        sums = conv(x, graph)
+        out = HIDDEN if l == 0 else CLASSES
+        x = {t: sums.get(t, torch.zeros(TYPES[t][0], out)) + (x[t] @ own[t] if root else 0) for t in TYPES}
+        if l == 0:
+            x = {t: v.relu() for t, v in x.items()}
+    logits = x["paper"][SEEDS]
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    loss.backward()
+    grads = {k: tensor(torch.zeros_like(v) if v.grad is None else v.grad) for k, v in params.items()}
+    return {"model": "rsage", "root": "type" if root else "none", "logits": tensor(logits), "loss": loss.item(),
+            "params": {k: tensor(v) for k, v in params.items()}, "grads": grads}
+
+
+graph = {r: edges(r) for r in RELATIONS}
+features = {t: torch.randn(n, d) for t, (n, d) in TYPES.items()}
+labels = torch.randint(0, CLASSES, (len(SEEDS),))
+print(json.dumps({
+    "types": [{"name": t, "nodes": n, "dim": d} for t, (n, d) in TYPES.items()],
+    "relations": [{"src": list(TYPES).index(s), "name": n, "dst": list(TYPES).index(d),
+                   "from": graph[(s, n, d)][0].tolist(), "to": graph[(s, n, d)][1].tolist()} for s, n, d in RELATIONS],
+    "features": {t: tensor(x) for t, x in features.items()}, "seeds": SEEDS, "labels": labels.tolist(),
+    "hidden": HIDDEN, "classes": CLASSES, "cases": [run(True), run(False)]}))
