@@ -50,7 +50,7 @@ type Arch interface {
 // typedArchs are those of typed graphs.
 var (
 	archs      = []Arch{sage{}, gat{}, gcn{}, gin{}}
-	typedArchs = []Arch{rsage{}}
+	typedArchs = []Arch{rsage{}, rgcn{}}
 )
 
 // Archs lists the names of the kinds of models of graphs without types, DefaultArch first.
@@ -186,12 +186,16 @@ func layoutTranspose(n *network, blocks []graph.Block, first int, p *plan) {
 
 // noOptions refuses the options of kinds of models that have some.
 func (c *ModelConfig) noOptions() error {
-	return cmp.Or(c.noLoops(), c.noRoot(), c.noEps(), c.noAttention())
+	return cmp.Or(c.noLoops(), c.noTyped(), c.noEps(), c.noAttention())
 }
 
-func (c *ModelConfig) noRoot() error {
-	if c.Root != "" {
+// noTyped refuses the options of models of typed graphs.
+func (c *ModelConfig) noTyped() error {
+	if c.Root != "" && c.Root != Roots()[0] {
 		return errs.New(errs.Usage, "roots are an option of model rsage")
+	}
+	if c.Bases != 0 {
+		return errs.New(errs.Usage, "bases are an option of model rgcn")
 	}
 	return nil
 }

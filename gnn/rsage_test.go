@@ -1,10 +1,12 @@
 package gnn
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -29,6 +31,7 @@ type typedReference struct {
 	Hidden, Classes int
 	Cases           []struct {
 		Model, Root   string
+		Bases, Dim    int // Dim: the only features of a row, of all types
 		Logits        flatTensor
 		Loss          float64
 		Params, Grads map[string]flatTensor
@@ -49,7 +52,7 @@ func readTypedReference(t testing.TB) (r typedReference) {
 
 // topology is the reference's graph.
 func (r *typedReference) topology(t testing.TB) *graph.Topology {
-	s := &graph.Schema{Types: r.Types}
+	s := &graph.Schema{Types: slices.Clone(r.Types)}
 	var lists []*graph.Topology
 	for _, x := range r.Relations {
 		src, dst := r.Types[x.Src].Nodes, r.Types[x.Dst].Nodes
@@ -107,17 +110,22 @@ func typedRig(t testing.TB, dev cuda.Device, topo *graph.Topology, fanouts []int
 // self-loops, repeated edges and a hub are PyTorch Geometric's.
 func TestTypedModelsEqualPyG(t *testing.T) {
 	ref := readTypedReference(t)
-	topo := ref.topology(t)
 	for _, c := range ref.Cases {
+		topo, dim := ref.topology(t), 5
+		for i := range topo.Schema.Types {
+			if dim = cmp.Or(c.Dim, dim); c.Dim > 0 {
+				topo.Schema.Types[i].Dim = c.Dim
+			}
+		}
 		for _, sms := range []int{1, 3} {
-			t.Run(fmt.Sprintf("%s %s %d", c.Model, c.Root, sms), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s %s %d %d", c.Model, c.Root, c.Bases, sms), func(t *testing.T) {
 				g := typedRig(t, host(t, sms), topo, []int{-1, -1}, ref.Seeds, ref.Labels,
 					func(kind int, node int64, column int) float32 {
 						f := ref.Features[ref.Types[kind].Name]
 						return f.Values[int(node)*f.Cols+column]
 					})
 				m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: c.Model,
-					Root: c.Root, Hidden: ref.Hidden}, InDim: 5, Classes: ref.Classes, Layers: 2,
+					Root: c.Root, Bases: c.Bases, Hidden: ref.Hidden}, InDim: dim, Classes: ref.Classes, Layers: 2,
 					Schema: topo.Schema})
 				require.Len(t, m.Params(), len(c.Params))
 				for _, p := range m.Params() {

@@ -28,8 +28,11 @@ type ModelSettings struct {
 	OutHeads         int     `option:"heads-out" group:"Model" positive:"yes" shown:"as {heads}" print:"yes" omit:"0" usage:"attention heads of the last layer (model gat)"`
 	AttentionDropout float64 `option:"attention-dropout" group:"Model" share:"yes" below:"1" print:"yes" omit:"0" usage:"share of the attention that training drops (model gat)"`
 
-	// Of rsage; "": the first of Roots.
-	Root string `option:"root" group:"Model" use:"setting" oneof:"@roots" shown:"type" print:"yes" omit:"" usage:"a node's own features in its sum (model rsage): a matrix for each type, or none"`
+	// Of rsage; "": the first of Roots, which other models take too.
+	Root string `option:"root" group:"Model" use:"setting" oneof:"@roots" print:"yes" omit:"type" usage:"a node's own features in its sum (model rsage): a matrix for each type, or none"`
+
+	// Of rgcn; 0: each relation has a matrix of its own.
+	Bases int `option:"bases" group:"Model" range:"1..4096" shown:"none" print:"yes" omit:"0" usage:"matrices that those of all relations are combined of (model rgcn)"`
 
 	// Of gin: ε is learned, else 0.
 	LearnEps bool `option:"learn-eps" group:"Model" use:"setting" print:"yes" omit:"false" usage:"learn the weight of a node in its own sum (model gin), else 1"`

@@ -16,6 +16,8 @@ type plan struct {
 	dSelf, dAgg int64
 	dMid        int64
 	part        int64 // of sums over relations, and over runs of a type's rows
+	relation    int64 // matrices of relations that are made of bases, and their gradients
+	dRelation   int64
 	skip        int64 // see layoutSkips
 	gat         gatPlan
 	tEnd, tDst  int64

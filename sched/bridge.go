@@ -164,7 +164,7 @@ func (m *mirror) take(op context.Context, way *bridge, s *engine.Slot, rowBytes 
 	of *prepare.Sampling) (mb *graph.MiniBatch, x cuda.Buffer, err error) {
 	from := s.Batch
 	m.mb = graph.MiniBatch{Epoch: from.Epoch, Index: from.Index, NumSeeds: from.NumSeeds,
-		HopEnd: from.HopEnd, Blocks: m.mb.Blocks[:0]}
+		HopEnd: from.HopEnd, TypeEnd: from.TypeEnd, Blocks: m.mb.Blocks[:0]}
 	rows := from.HopEnd[len(from.HopEnd)-1]
 	hold := func(name string, b cuda.Buffer, n int64) (to cuda.Buffer) {
 		if b != nil && err == nil {
@@ -173,7 +173,7 @@ func (m *mirror) take(op context.Context, way *bridge, s *engine.Slot, rowBytes 
 		return to
 	}
 	for h, b := range from.Blocks {
-		b.Indptr = hold(fmt.Sprintf("ends %d", h), b.Indptr, (b.NumDst+1)*8)
+		b.Indptr = hold(fmt.Sprintf("ends %d", h), b.Indptr, (b.NumLists()+1)*8)
 		b.Src = hold(fmt.Sprintf("neighbours %d", h), b.Src, b.NumEdges*4)
 		b.Weights = hold(fmt.Sprintf("weights %d", h), b.Weights, b.NumSrc*4)
 		m.mb.Blocks = append(m.mb.Blocks, b)

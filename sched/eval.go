@@ -185,10 +185,11 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string, nodes []int64,
 	ask report.Outputs, emit func(report.Prediction) error,
 	obs report.Observer) (r report.PredictResult, err error) {
+	count := prepare.TargetNodes(&in.Dataset.Meta)
 	for _, v := range nodes {
-		if v < 0 || v >= in.Dataset.Meta.Nodes {
+		if v < 0 || v >= count {
 			return r, errs.New(errs.Usage, "node %d is not in dataset %s, whose nodes are 0 to %d",
-				v, in.Dataset.Meta.Name, in.Dataset.Meta.Nodes-1)
+				v, in.Dataset.Meta.Name, count-1)
 		}
 	}
 	o, err := open(ctx, cfg, in, path, obs)

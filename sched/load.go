@@ -82,6 +82,9 @@ type LoadedBlock struct {
 func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o LoaderOptions,
 	obs report.Observer) (l *Loader, err error) {
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
+	if err := prepare.RefuseTypes(in.Dataset, "a loader"); err != nil {
+		return nil, err
+	}
 	if cfg, err = Choose(ctx, cfg, in, obs); err != nil {
 		return nil, err
 	}

@@ -38,6 +38,12 @@ type runner struct {
 func newRunner(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs report.Observer,
 	mc gnn.ModelConfig) (*runner, error) {
 	e := &runner{Engine: engine.NewEngine(cfg), config: mc, others: newOthers(ctx, cfg, in)}
+	if mc != noModel {
+		e.config.Schema = prepare.SchemaOf(&in.Dataset.Meta)
+		if err := mc.CheckSchema(e.config.Schema != nil); err != nil {
+			return e, err
+		}
+	}
 	return e, e.OpenFor(ctx, consuming{e}, tiers.Of(&cfg).Run, cfg, in, obs)
 }
 

@@ -16,6 +16,7 @@ import (
 	"helios/internal/outfile"
 	"helios/internal/ui"
 	"helios/sched"
+	"helios/sched/prepare"
 	"helios/sched/report"
 )
 
@@ -81,7 +82,7 @@ func (a *predictArgs) classified(e *env, d *dataset.Dataset) ([]int64, error) {
 	if a.split != "all" {
 		return d.Split(a.split)
 	}
-	out := make([]int64, d.Meta.Nodes)
+	out := make([]int64, prepare.TargetNodes(&d.Meta))
 	for i := range out {
 		out[i] = int64(i)
 	}

@@ -92,6 +92,9 @@ func NewEngine(cfg plan.Config) *Engine {
 func (e *Engine) OpenFor(ctx context.Context, c Consumer, s *System, cfg plan.Config,
 	in prepare.Inputs, obs report.Observer) error {
 	err := prepare.Interrupted(ctx)
+	if err == nil {
+		err = prepare.CheckTypes(&cfg, &in.Dataset.Meta)
+	}
 	if err != nil {
 		return err
 	}

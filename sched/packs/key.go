@@ -19,6 +19,7 @@ type Key struct {
 	Sampler    string `json:"sampler"`
 	Dependency int    `json:"batch-dependency"`
 	Fanouts    []int  `json:"fanout"`
+	Relations  string `json:"relation-fanout,omitempty"`
 	Batch      int    `json:"batch-size"`
 	Degrees    bool   `json:"degrees"` // samples have the nodes' degrees, which some models need
 	// Loopless: they leave out edges of a node to itself.
@@ -42,6 +43,9 @@ var notOptions = map[string]string{"dataset": "dataset", "edges": "number of edg
 func (k Key) samples(first, end int) string {
 	text := fmt.Sprintf("%q %d %q %d %q %d %v %d %t %d %d", k.Dataset, k.Edges, k.Train, k.Seed,
 		k.Sampler, k.Dependency, k.Fanouts, k.Batch, k.Degrees, first, end)
+	if k.Relations != "" {
+		text += " " + k.Relations
+	}
 	if k.Loopless {
 		text += " loopless"
 	}

@@ -74,9 +74,10 @@ func (r *Run) key() Key {
 	_, epochs := Epochs(c, 0)
 	return Key{Dataset: r.s.In.Dataset.UUID().String(), Edges: m.Edges,
 		Train: cache.HashNodes(r.train), Seed: c.Seed, Sampler: c.Sampler,
-		Dependency: c.BatchDependency, Fanouts: c.Fanouts, Batch: c.Batch,
-		Degrees: c.Arch().Degrees(), Loopless: c.LooplessDegrees(), SampleEpochs: epochs,
-		RowDType: r.s.RowType.String(), RowBytes: r.s.RowBytes, PagesOn: c.PagesOn,
+		Dependency: c.BatchDependency, Fanouts: c.Fanouts, Relations: c.RelationFanouts,
+		Batch: c.Batch, Degrees: c.Arch().Degrees(), Loopless: c.LooplessDegrees(),
+		SampleEpochs: epochs,
+		RowDType:     r.s.RowType.String(), RowBytes: r.s.RowBytes, PagesOn: c.PagesOn,
 		LBABytes: r.o.Pages.LBABytes(), Segment: r.o.Segment, Budget: r.o.Budget}
 }
 

@@ -58,6 +58,8 @@ type Traits struct {
 	Lends bool
 	// Writes: it keeps mini-batches on the dataset's file system.
 	Writes bool
+	// Untyped gives the reason that it can't train on typed graphs; "": it can.
+	Untyped string
 	// OneProcess gives the reason that ranks can't share its work; "": they can.
 	OneProcess string
 }

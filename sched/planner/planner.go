@@ -63,6 +63,9 @@ func New(o Options, obs report.Observer) (*Planner, error) {
 		return nil, errs.New(errs.Usage, "%d mini-batches to play: 1 to %d are possible", o.Batches,
 			1<<20)
 	}
+	if err := prepare.RefuseTypes(o.Inputs.Dataset, "a plan"); err != nil {
+		return nil, err
+	}
 	return &Planner{o: o, obs: obs, kept: map[string]*Accesses{}}, nil
 }
 

@@ -183,6 +183,9 @@ func (s *Sampling) hotnessKey(by *report.HotnessInfo, train []int64) (key cache.
 		}
 		key.Seed, key.Fanouts, key.Batch, key.Sampler, key.Epochs = s.Config.Seed, s.Config.Fanouts,
 			s.Config.Batch, s.Config.Sampler, by.Epochs
+		if s.Config.RelationFanouts != "" {
+			key.Method += ", " + s.Config.RelationFanouts
+		}
 		if s.Config.BatchDependency > 1 {
 			key.Dependency = s.Config.BatchDependency
 		}

@@ -49,6 +49,7 @@ type Sampling struct {
 	RowType  rowtype.Type // of the rows on the SSDs, in the slots and in the tiers
 	RowBytes int64        // of one of them
 
+	schema   *graph.Schema // nil: one type, one relation
 	Topology *graph.Topology
 	dtopo    *graph.DeviceTopology
 	labels   []int32
@@ -71,7 +72,7 @@ func New(cfg plan.Config, in Inputs, obs report.Observer, t rowtype.Type) *Sampl
 	m := in.Dataset.Meta
 	s := &Sampling{
 		Config: cfg, Observer: obs, Device: in.Dev, In: in, Grace: InterruptGrace,
-		Rows: m.Nodes, Dim: m.Dim, RowType: t, RowBytes: int64(t.RowBytes(m.Dim)),
+		schema: SchemaOf(&m), Rows: m.Rows(), Dim: m.Dim, RowType: t, RowBytes: int64(t.RowBytes(m.Dim)),
 	}
 	s.share()
 	return s
@@ -98,6 +99,9 @@ func Open(ctx context.Context, cfg plan.Config, in Inputs, obs report.Observer) 
 			i.Name)
 	}
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
+		return nil, err
+	}
+	if err := CheckTypes(&cfg, &in.Dataset.Meta); err != nil {
 		return nil, err
 	}
 	t := in.Dataset.Meta.RowType()
@@ -203,6 +207,9 @@ func Interrupted(ctx context.Context) error {
 
 // MaxFrontier is the most rows a batch can need.
 func (s *Sampling) MaxFrontier(batch int) int64 {
+	if s.schema != nil {
+		return s.typedFrontier(batch)
+	}
 	n, method := int64(batch), s.Config.Method()
 	for _, f := range s.Config.Fanouts {
 		if n = method.Bound(n, f); n >= s.Rows {

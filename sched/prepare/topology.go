@@ -12,6 +12,8 @@ import (
 func (s *Sampling) OpenTopology(ctx context.Context) (err error) {
 	in := s.In
 	switch {
+	case s.schema != nil:
+		err = s.openRelations()
 	case s.Config.Topology == plan.TopologySSD:
 		if err := s.openStorage(ctx); err != nil {
 			return err
@@ -145,8 +147,15 @@ func (s *Sampling) SamplerOver(t *graph.DeviceTopology) (*graph.Sampler, error) 
 }
 
 func (s *Sampling) samplerOver(t *graph.DeviceTopology, fanouts []int) (*graph.Sampler, error) {
+	var relations [][]int
+	if s.schema != nil {
+		var err error
+		if relations, err = relationFanouts(&s.Config, s.schema); err != nil {
+			return nil, err
+		}
+	}
 	return graph.NewSampler(s.Device, t, graph.SamplerConfig{
-		Method: s.Config.Sampler, Fanouts: fanouts, Seed: s.Config.Seed,
+		Method: s.Config.Sampler, Fanouts: fanouts, RelationFanouts: relations, Seed: s.Config.Seed,
 		Degrees: s.Config.Arch().Degrees(), Loopless: s.Config.LooplessDegrees(),
 		Dependency: s.Config.BatchDependency,
 	})

@@ -105,6 +105,9 @@ func Check(find Find, cfg plan.Config) (plan.Config, error) {
 // Open opens a run and plays what comes before its first epoch. On error nothing stays open.
 func Open(ctx context.Context, find Find, cfg plan.Config, in prepare.Inputs, hw cost.Hardware,
 	obs report.Observer) (*Player, error) {
+	if err := prepare.RefuseTypes(in.Dataset, "a modelled run"); err != nil {
+		return nil, err
+	}
 	s, err := prepare.Open(ctx, cfg, in, obs)
 	if err != nil {
 		return nil, err

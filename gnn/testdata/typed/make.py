@@ -6,7 +6,7 @@ torch 2.2.1 and torch_geometric 2.5.3:  python make.py > typed.json
 import json
 
 import torch
-from torch_geometric.nn import HeteroConv, SAGEConv
+from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
 
 torch.manual_seed(1)
 TYPES = {"paper": (40, 5), "author": (25, 3), "venue": (6, 4)}
@@ -70,6 +70,37 @@ def run(root):
             "params": {k: tensor(v) for k, v in params.items()}, "grads": grads}
 
 
+def run_rgcn(bases):
+    """All types as one graph whose edges have types; rows are the first three features."""
+    first = {"paper": 0, "author": 40, "venue": 65}
+    index = torch.cat([graph[r] + torch.tensor([[first[r[0]]], [first[r[2]]]]) for r in RELATIONS], 1)
+    kind = torch.cat([torch.full((graph[r].shape[1],), i) for i, r in enumerate(RELATIONS)])
+    x = torch.cat([features[t][:, :3] for t in TYPES])
+    convs, params, grads = [], {}, {}
+    for l, (width, out) in enumerate([(3, HIDDEN), (HIDDEN, CLASSES)]):
+        c = RGCNConv(width, out, len(RELATIONS), num_bases=bases or None)
+        for p in c.parameters():
+            torch.nn.init.normal_(p, std=0.5)
+        convs.append(c)
+        x = c(x, index, kind)
+        if l == 0:
+            x = x.relu()
+    logits = x[SEEDS]
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    loss.backward()
+    for l, c in enumerate(convs):
+        for to, of in (params, lambda p: p), (grads, lambda p: p.grad):
+            to[f"layer{l}.self.weight"], to[f"layer{l}.bias"] = tensor(of(c.root)), tensor(of(c.bias))
+            if bases:
+                to[f"layer{l}.bases"] = tensor(of(c.weight).flatten(1))
+                to[f"layer{l}.coefficients"] = tensor(of(c.comp))
+            else:
+                for r, w in zip(RELATIONS, of(c.weight)):
+                    to[f"layer{l}." + ":".join(r) + ".neigh.weight"] = tensor(w)
+    return {"model": "rgcn", "bases": bases, "dim": 3, "logits": tensor(logits), "loss": loss.item(),
+            "params": params, "grads": grads}
+
+
 graph = {r: edges(r) for r in RELATIONS}
 features = {t: torch.randn(n, d) for t, (n, d) in TYPES.items()}
 labels = torch.randint(0, CLASSES, (len(SEEDS),))
@@ -78,4 +109,4 @@ print(json.dumps({
     "relations": [{"src": list(TYPES).index(s), "name": n, "dst": list(TYPES).index(d),
                    "from": graph[(s, n, d)][0].tolist(), "to": graph[(s, n, d)][1].tolist()} for s, n, d in RELATIONS],
     "features": {t: tensor(x) for t, x in features.items()}, "seeds": SEEDS, "labels": labels.tolist(),
-    "hidden": HIDDEN, "classes": CLASSES, "cases": [run(True), run(False)]}))
+    "hidden": HIDDEN, "classes": CLASSES, "cases": [run(True), run(False), run_rgcn(0), run_rgcn(2)]}))

@@ -34,6 +34,7 @@ var System = plan.System{
 	Keeps: "whole parts and the nodes of the highest out-degree",
 	Traits: func(*plan.Config) plan.Traits {
 		return plan.Traits{OneBudget: true,
+			Untyped:    "its parts are of a graph without types",
 			OneProcess: "its mega-batches are loaded by one process"}
 	},
 	Draws: func(c *plan.Config) []any {

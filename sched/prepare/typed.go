@@ -1,0 +1,169 @@
+package prepare
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"helios/dataset"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/sched/plan"
+)
+
+// SchemaOf returns the types and relations of a dataset as samplers and models see them; nil: the
+// graph has one type and one relation. Seeds are of the first task's type.
+func SchemaOf(m *dataset.Meta) *graph.Schema {
+	if m.Homogeneous() {
+		return nil
+	}
+	s := &graph.Schema{Seeds: m.TypeOf(m.Tasks[0].Type)}
+	for _, t := range m.NodeTypes {
+		s.Types = append(s.Types, graph.NodeType{Name: t.Name, Nodes: t.Nodes, Dim: t.Dim})
+	}
+	for _, r := range m.Relations {
+		s.Relations = append(s.Relations, graph.Relation{Name: r.Name, Src: m.TypeOf(r.Src),
+			Dst: m.TypeOf(r.Dst)})
+	}
+	return s
+}
+
+// TargetNodes is the number of nodes that have a class: those of the first task's type.
+func TargetNodes(m *dataset.Meta) int64 {
+	g := m.Graph()
+	return g.NodeTypes[g.TypeOf(g.Tasks[0].Type)].Nodes
+}
+
+// CheckTypes refuses a run of a dataset whose types, relations or targets it can't have.
+func CheckTypes(c *plan.Config, m *dataset.Meta) error {
+	schema := SchemaOf(m)
+	if schema == nil {
+		if c.RelationFanouts != "" {
+			return errs.New(errs.Usage,
+				"{relation-fanout}: dataset %s has one type and one relation; use {fanout}", m.Name)
+		}
+		return nil
+	}
+	if t := &m.Tasks[0]; t.Target != dataset.TargetClass {
+		return errs.New(errs.Capability,
+			"task %s of dataset %s: targets %s of typed graphs are not trained yet, classes are",
+			t.Name, m.Name, t.Target)
+	}
+	for _, t := range schema.Types {
+		if t.Dim == 0 {
+			return errs.New(errs.Capability,
+				"dataset %s: type %s has no feature rows, and a model of typed graphs reads a row for each node; give it features",
+				m.Name, t.Name)
+		}
+	}
+	if why := c.Traits().Untyped; why != "" {
+		return errs.New(errs.Capability, "{mode} %s does not train on typed graphs: %s", c.Mode, why)
+	}
+	if c.Topology == plan.TopologySSD {
+		return errs.New(errs.Capability,
+			"{topology} %s: the relations of a typed graph are kept in memory; use {topology} %s",
+			c.Topology, plan.TopologyMemory)
+	}
+	if !c.Method().Typed {
+		return errs.New(errs.Capability,
+			"{sampler} %s does not draw from typed graphs; use {sampler} %s", c.Sampler,
+			graph.Neighbor)
+	}
+	if slices.Contains([]string{plan.HotnessPageRank, plan.HotnessOutDegree}, c.Hotness) {
+		return errs.New(errs.Capability,
+			"{hotness} %s walks one list of edges, and a typed graph has one for each relation; use {hotness} %s",
+			c.Hotness, plan.HotnessPresample)
+	}
+	_, err := relationFanouts(c, schema)
+	return err
+}
+
+// relationFanouts reads the fanouts of relations: "NAME=F1,F2;…", where a name is that of a relation
+// or "source:name:destination". nil: all have those of all.
+func relationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
+	if c.RelationFanouts == "" {
+		return nil, nil
+	}
+	all := make([][]int, len(s.Relations))
+	for r := range all {
+		all[r] = c.Fanouts
+	}
+	for part := range strings.SplitSeq(c.RelationFanouts, ";") {
+		name, text, ok := strings.Cut(part, "=")
+		var list []int
+		for f := range strings.SplitSeq(text, ",") {
+			n, err := strconv.Atoi(strings.TrimSpace(f))
+			ok = ok && err == nil && n >= -1
+			list = append(list, n)
+		}
+		if !ok || len(list) != len(c.Fanouts) {
+			return nil, errs.New(errs.Usage,
+				"{relation-fanout} %q: give NAME=F1,F2 with a fanout for each of the %d hops, 0 for none and -1 for all, and a semicolon between relations",
+				part, len(c.Fanouts))
+		}
+		found := false
+		for r := range s.Relations {
+			if name = strings.TrimSpace(name); name == s.Relations[r].Name || name == s.RelationName(r) {
+				all[r], found = list, true
+			}
+		}
+		if !found {
+			var names []string
+			for r := range s.Relations {
+				names = append(names, s.RelationName(r))
+			}
+			return nil, errs.New(errs.Usage, "{relation-fanout}: there is no relation %q; there are %s",
+				name, strings.Join(names, ", "))
+		}
+	}
+	return all, nil
+}
+
+// typedFrontier is MaxFrontier of a typed graph.
+func (s *Sampling) typedFrontier(batch int) (all int64) {
+	g := s.schema
+	now := make([]int64, len(g.Types))
+	now[g.Seeds] = int64(batch)
+	fanouts, _ := relationFanouts(&s.Config, g) // CheckTypes has read them
+	for h, fanout := range s.Config.Fanouts {
+		next := slices.Clone(now)
+		for r, relation := range g.Relations {
+			if fanouts != nil {
+				fanout = fanouts[r][h]
+			}
+			found := s.Config.Method().Bound(now[relation.Dst], fanout) - now[relation.Dst]
+			next[relation.Src] = min(next[relation.Src]+min(found, s.Rows), s.Rows)
+		}
+		for t := range next {
+			next[t] = min(next[t], max(g.Types[t].Nodes, now[t]))
+		}
+		now = next
+	}
+	for _, n := range now {
+		all += n
+	}
+	return min(all, s.Rows)
+}
+
+// openRelations opens the topology of a typed graph.
+func (s *Sampling) openRelations() (err error) {
+	lists := make([]*graph.Topology, len(s.schema.Relations))
+	for r := range lists {
+		if lists[r], err = s.In.Dataset.Relation(r); err != nil {
+			return err
+		}
+	}
+	// The dataset closes them.
+	s.Topology, err = graph.NewTyped(s.schema, lists)
+	return err
+}
+
+// RefuseTypes refuses a typed graph for work that does not know types; what names the work.
+func RefuseTypes(d *dataset.Dataset, what string) error {
+	if d == nil || d.Meta.Homogeneous() {
+		return nil
+	}
+	return errs.New(errs.Capability,
+		"dataset %s is a typed graph, and %s knows graphs of one type; train, eval and predict take it",
+		d.Meta.Name, what)
+}
