@@ -276,7 +276,7 @@ func TestDocumentsListRegistries(t *testing.T) {
 	}
 	registries := map[string][]string{
 		"`--mode`":    tiers.Catalog.Names(),
-		"`--model`":   gnn.Archs(),
+		"`--model`":   gnn.Models(),
 		"format":      formats,
 		"`--policy`":  plan.Policies,
 		"`--sampler`": graph.MethodNames(),
