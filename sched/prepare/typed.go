@@ -152,6 +152,7 @@ func (s *Sampling) openRelations() (err error) {
 		if lists[r], err = s.In.Dataset.Relation(r); err != nil {
 			return err
 		}
+		lists[r].Sources = s.schema.Types[s.schema.Relations[r].Src].Nodes
 	}
 	// The dataset closes them.
 	s.Topology, err = graph.NewTyped(s.schema, lists)
