@@ -5,7 +5,7 @@ import (
 	"helios/graph"
 )
 
-// What models of typed graphs share. A layer's block has the lists of all relations behind each
+// This file has the parts that models of typed graphs share. A layer's block has the lists of all relations behind each
 // other, so one aggregation makes all means and one transpose serves the gradient by the input.
 // Products are by relation, over the rows of the relation's destination type: runs of the frontier.
 
@@ -215,17 +215,17 @@ func (s *step) runBiasGrad(runs []typeRun, out int64, dz, to cuda.DevicePtr) err
 // guessTypes has all nodes of a mini-batch be of the type with the most relations into it: it has no
 // more lists than that.
 func (c *ModelConfig) guessTypes(mb *graph.MiniBatch, hopEnd []int64) {
-	most := 0
+	hub := 0
 	for t := range c.Schema.Types {
-		if len(c.into(t)) > len(c.into(most)) {
-			most = t
+		if len(c.into(t)) > len(c.into(hub)) {
+			hub = t
 		}
 	}
 	before := int64(0)
 	for _, end := range hopEnd {
 		ends := make([]int64, len(c.Schema.Types))
 		for t := range ends {
-			if ends[t] = end; t < most {
+			if ends[t] = end; t < hub {
 				ends[t] = before
 			}
 		}
@@ -235,7 +235,7 @@ func (c *ModelConfig) guessTypes(mb *graph.MiniBatch, hopEnd []int64) {
 	for h := range mb.Blocks {
 		b, next := &mb.Blocks[h], int64(0)
 		b.Lists = make([]graph.ListRange, len(c.Schema.Relations))
-		for _, r := range c.into(most) {
+		for _, r := range c.into(hub) {
 			b.Lists[r] = graph.ListRange{First: next, N: b.NumDst}
 			next += b.NumDst
 		}

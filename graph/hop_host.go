@@ -786,7 +786,7 @@ func (s *hostHopper) blockRoom(stream cuda.Stream, mb *MiniBatch, b *Block, list
 	return nil
 }
 
-// hostLists says which lists are drawn from, for whom, and where in the block they come.
+// hostLists are the lists of a launch, its destinations, and their place in the block.
 type hostLists struct {
 	n        int64 // destinations
 	first    int64 // lists of the block before them, with so many edges

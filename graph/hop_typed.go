@@ -12,8 +12,8 @@ import (
 
 // typedHopper samples neighbours of a typed graph on the host device. A hop is a launch for each
 // relation: it draws for the nodes of the relation's destination type that the frontier had when
-// the hop began, from lists whose ids count within the source type. What it finds joins the one
-// frontier of all types. Relations go in the order of their source types, so a hop's new nodes of a
+// the hop began, from lists whose ids count within the source type. New nodes join the one frontier
+// of all types. Relations go in the order of their source types, so a hop's new nodes of a
 // type stand together (MiniBatch.TypeEnd). A graph of one type and one relation has the samples of
 // the same graph without types.
 type typedHopper struct {
@@ -152,7 +152,7 @@ func (s *typedHopper) addMembers(stream cuda.Stream, mb *MiniBatch, h int) error
 
 func (s *typedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
-	b, lists, most := &mb.Blocks[hop], int64(0), 0
+	b, lists, widest := &mb.Blocks[hop], int64(0), 0
 	if len(b.Lists) != len(s.relations) {
 		b.Lists = make([]ListRange, len(s.relations))
 	}
@@ -160,9 +160,9 @@ func (s *typedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 		r := &s.relations[i]
 		b.Lists[r.number] = ListRange{First: lists, N: mb.members[r.Dst].n}
 		lists += mb.members[r.Dst].n
-		most = max(most, s.cfg.fanout(r.number, hop))
+		widest = max(widest, s.cfg.fanout(r.number, hop))
 	}
-	if err := s.blockRoom(stream, mb, b, lists, int64(most)); err != nil {
+	if err := s.blockRoom(stream, mb, b, lists, int64(widest)); err != nil {
 		return err
 	}
 	edges, frontier := int64(0), mb.HopEnd[hop]

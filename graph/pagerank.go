@@ -36,7 +36,7 @@ const pageRankOne = 1 << 62
 //
 //	score(u) = (1 − d)·t(u) + d·Σ score(v) / indegree(v)   over the edges u → v
 //
-// with t the teleport's distribution, which is also the start. A score ends at a node without
+// (in a typed graph over the edges of all relations), with t the teleport's distribution, which is also the start. A score ends at a node without
 // in-neighbours, as sampling does. With training nodes to start from it is the weighted reverse
 // PageRank of "Graph Neural Network Training with Data Tiering" (Min et al., KDD 2022), by which
 // GIDS fills its constant CPU buffer; from every node it is what GIDS's page_rank_node_list_gen.py
@@ -120,6 +120,8 @@ func (o *PageRankOptions) complete(t *Topology) error {
 // iterate computes the next scores; start is a node's share of the start.
 func (r *pageRank) iterate(start func(v int64) uint64) error {
 	switch {
+	case r.t.Schema != nil:
+		r.giveRelations()
 	case r.t.OnStorage():
 		if err := r.giveScanned(); err != nil {
 			return err
@@ -173,22 +175,51 @@ func (r *pageRank) nodes(f func(lo, hi int64)) {
 // give adds every node's shares to its in-neighbours' next scores. Integer additions may come in
 // any order.
 func give[T uint32 | int64](r *pageRank, indices []T) {
-	alone := r.workers == 1
 	r.nodes(func(lo, hi int64) {
 		for v := lo; v < hi; v++ {
 			from, to := r.t.Indptr[v], r.t.Indptr[v+1]
 			if from == to || r.cur[v] == 0 {
 				continue
 			}
-			share := r.cur[v] / uint64(to-from)
-			if alone {
-				for _, u := range indices[from:to] {
-					r.next[u] += share
-				}
+			giveShare(r, r.next, indices[from:to], r.cur[v]/uint64(to-from))
+		}
+	})
+}
+
+func giveShare[T uint32 | int64](r *pageRank, next []uint64, ids []T, share uint64) {
+	if r.workers == 1 {
+		for _, u := range ids {
+			next[u] += share
+		}
+		return
+	}
+	for _, u := range ids {
+		atomic.AddUint64(&next[u], share)
+	}
+}
+
+// giveRelations is give over the relations of a typed graph: a node's parts are equal over all.
+func (r *pageRank) giveRelations() {
+	s := r.t.Schema
+	r.nodes(func(lo, hi int64) {
+		for v := lo; v < hi; v++ {
+			d, local := s.nodeOf(v)
+			degree := r.t.inDegree(v)
+			if degree == 0 || r.cur[v] == 0 {
 				continue
 			}
-			for _, u := range indices[from:to] {
-				atomic.AddUint64(&r.next[u], share)
+			share := r.cur[v] / uint64(degree)
+			for i, x := range r.t.Relations {
+				if s.Relations[i].Dst != d {
+					continue
+				}
+				next, from, to := r.next[s.First(s.Relations[i].Src):], x.Indptr[local],
+					x.Indptr[local+1]
+				if x.Wide() {
+					giveShare(r, next, x.Indices64[from:to], share)
+				} else {
+					giveShare(r, next, x.Indices32[from:to], share)
+				}
 			}
 		}
 	})
@@ -235,7 +266,20 @@ func OutDegrees(ctx context.Context, t *Topology, workers int) ([]uint32, error)
 	if workers <= 0 {
 		workers = hostcpu.Count()
 	}
-	out := make([]uint32, t.NumNodes)
+	return outDegrees(ctx, t, make([]uint32, t.NumNodes), workers)
+}
+
+// outDegrees adds t's to those of its sources in out.
+func outDegrees(ctx context.Context, t *Topology, out []uint32, workers int) ([]uint32, error) {
+	for i, x := range t.Relations {
+		if _, err := outDegrees(ctx, x, out[t.Schema.First(t.Schema.Relations[i].Src):],
+			workers); err != nil {
+			return nil, err
+		}
+	}
+	if t.Schema != nil {
+		return out, nil
+	}
 	r := pageRank{ctx: ctx, t: t, workers: workers}
 	if t.OnStorage() {
 		return out, t.Scan(ctx, func(_ int64, ids []uint32) error {

@@ -39,6 +39,14 @@ func (s *Schema) First(t int) (first int64) {
 	return first
 }
 
+// nodeOf returns a node's type and its number there.
+func (s *Schema) nodeOf(v NodeID) (t int, local NodeID) {
+	for ; t < len(s.Types)-1 && v >= s.Types[t].Nodes; t++ {
+		v -= s.Types[t].Nodes
+	}
+	return t, v
+}
+
 // RelationName returns "source:relation:destination" of relation r.
 func (s *Schema) RelationName(r int) string {
 	x := &s.Relations[r]
@@ -112,10 +120,7 @@ func (t *Topology) closeRelations() error {
 // inDegree is the number of in-neighbours of node v of a typed graph over all relations.
 func (t *Topology) inDegree(v NodeID) (n int64) {
 	s := t.Schema
-	d := 0
-	for ; d < len(s.Types)-1 && v >= s.Types[d].Nodes; d++ {
-		v -= s.Types[d].Nodes
-	}
+	d, v := s.nodeOf(v)
 	for r, x := range t.Relations {
 		if s.Relations[r].Dst == d {
 			n += x.InDegree(v)

@@ -273,3 +273,37 @@ func TestTypedIsRefused(t *testing.T) {
 	_, err = NewTyped(topo.Schema, swapped)
 	require.ErrorContains(t, err, "lists of 900 destinations with 500 sources")
 }
+
+// Scores and degrees of a typed graph are those of one graph with the edges of all relations.
+func TestTypedHotness(t *testing.T) {
+	topo := typedGraph(t)
+	s := topo.Schema
+	var from, to []int64
+	for r, x := range topo.Relations {
+		for v := range x.NumNodes {
+			for i := range x.InDegree(v) {
+				from = append(from, s.First(s.Relations[r].Src)+x.Neighbor(v, i))
+				to = append(to, s.First(s.Relations[r].Dst)+v)
+			}
+		}
+	}
+	one, err := FromEdges(topo.NumNodes, from, to, false)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, one.Close()) }()
+	for v := range topo.NumNodes {
+		require.Equal(t, one.InDegree(v), topo.InDegree(v))
+	}
+	for _, workers := range []int{1, 3} {
+		want, err := OutDegrees(t.Context(), one, workers)
+		require.NoError(t, err)
+		got, err := OutDegrees(t.Context(), topo, workers)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		o := PageRankOptions{Teleport: []int64{1, 5, 899}, Workers: workers}
+		ranks, err := ReversePageRank(t.Context(), one, o)
+		require.NoError(t, err)
+		typed, err := ReversePageRank(t.Context(), topo, o)
+		require.NoError(t, err)
+		require.Equal(t, ranks, typed)
+	}
+}

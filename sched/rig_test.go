@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -57,12 +58,15 @@ type graphSpec struct {
 	dim    int
 	degree float64
 	train  float64 // share of the nodes; 0 = the generator's choice
+	kind   string  // sbm where empty
 }
 
 var (
 	// rows of one LBA: read straight to their place
-	tiny   = graphSpec{nodes: 1500, dim: 128, degree: 6}
-	dense  = graphSpec{nodes: 1500, dim: 20, degree: 6}  // six rows to an LBA
+	tiny  = graphSpec{nodes: 1500, dim: 128, degree: 6}
+	dense = graphSpec{nodes: 1500, dim: 20, degree: 6} // six rows to an LBA
+	// several types of nodes and relations
+	types  = graphSpec{nodes: 1500, dim: 36, degree: 6, kind: "typed"}
 	padded = graphSpec{nodes: 1500, dim: 150, degree: 6} // 600 bytes in two LBAs
 )
 
@@ -86,7 +90,7 @@ func (g graphSpec) generate(t testing.TB) *dataset.Dataset {
 		atExit = append(atExit, root)
 		dir := filepath.Join(root, "g")
 		require.NoError(t, build.Generate(context.Background(), build.GenerateOptions{
-			Kind: "sbm", Nodes: g.nodes, AvgDegree: g.degree, Classes: 5, Dim: g.dim, Seed: 7,
+			Kind: cmp.Or(g.kind, "sbm"), Nodes: g.nodes, AvgDegree: g.degree, Classes: 5, Dim: g.dim, Seed: 7,
 			Out: dir, TrainFraction: g.train,
 		}))
 		made.dir[g] = dir
@@ -104,7 +108,7 @@ func (g graphSpec) open(t testing.TB) (*dataset.Dataset, []byte) {
 	made.Lock()
 	defer made.Unlock()
 	if made.feat[g] == nil {
-		b := make([]byte, g.nodes*int64(g.dim)*4)
+		b := make([]byte, d.Meta.Rows()*int64(g.dim)*4)
 		require.NoError(t, d.ReadRows(0, b))
 		made.feat[g] = b
 	}
@@ -254,7 +258,7 @@ func trainOn(t testing.TB, ctx context.Context, dev cuda.Device, cfg plan.Config
 		_, _ = fmt.Fprintln(h, epoch, index, mb.HopEnd)
 		h.Write(readBack(t, dev, mb.Nodes, 8*mb.HopEnd[len(mb.HopEnd)-1]))
 		for _, b := range mb.Blocks {
-			h.Write(readBack(t, dev, b.Indptr, 8*(b.NumDst+1)))
+			h.Write(readBack(t, dev, b.Indptr, 8*(b.NumLists()+1)))
 			if b.NumEdges > 0 {
 				h.Write(readBack(t, dev, b.Src, 4*b.NumEdges))
 			}

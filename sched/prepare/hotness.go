@@ -228,7 +228,7 @@ func (s *Sampling) newScores(ctx context.Context, h *cache.Hotness, info *report
 	case plan.HotnessPageRank:
 		var rank []float32
 		rank, err = graph.ReversePageRank(ctx, s.Topology, graph.PageRankOptions{
-			Teleport: train, Workers: workers,
+			Teleport: s.rowsOf(train), Workers: workers,
 			Progress: func(done, total int) { s.Observer.TellStep("pagerank", done, total) },
 		})
 		scores = cache.HotnessScores(rank)

@@ -69,11 +69,6 @@ func CheckTypes(c *plan.Config, m *dataset.Meta) error {
 			"{sampler} %s does not draw from typed graphs; use {sampler} %s", c.Sampler,
 			graph.Neighbor)
 	}
-	if slices.Contains([]string{plan.HotnessPageRank, plan.HotnessOutDegree}, c.Hotness) {
-		return errs.New(errs.Capability,
-			"{hotness} %s walks one list of edges, and a typed graph has one for each relation; use {hotness} %s",
-			c.Hotness, plan.HotnessPresample)
-	}
 	_, err := relationFanouts(c, schema)
 	return err
 }
@@ -167,4 +162,16 @@ func RefuseTypes(d *dataset.Dataset, what string) error {
 	return errs.New(errs.Capability,
 		"dataset %s is a typed graph, and %s knows graphs of one type; train, eval and predict take it",
 		d.Meta.Name, what)
+}
+
+// rowsOf returns the rows of nodes that have a class.
+func (s *Sampling) rowsOf(nodes []int64) []int64 {
+	if s.schema == nil {
+		return nodes
+	}
+	rows := make([]int64, len(nodes))
+	for i, v := range nodes {
+		rows[i] = s.schema.First(s.schema.Seeds) + v
+	}
+	return rows
 }

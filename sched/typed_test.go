@@ -1,0 +1,189 @@
+package sched
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"helios/cuda"
+	"helios/gnn"
+	"helios/graph"
+	"helios/internal/errs"
+	"helios/sched/plan"
+	"helios/sched/prepare"
+	"helios/sched/report"
+	"helios/sched/tiers"
+	"helios/sched/tiers/static"
+)
+
+// typedConfig is small for a model of typed graphs.
+func typedConfig(model string) plan.Config {
+	c := small()
+	c.Model = model
+	if model == "rgcn" {
+		c.Bases = 3
+	}
+	return c
+}
+
+// Every mode trains a typed graph to the same mini-batches, rows and parameters with any number of
+// SSDs, workers and caches, or refuses it by name.
+func TestTypedEveryWay(t *testing.T) {
+	d, feat := types.open(t)
+	sets := []*ssdSet{bind(t, d, 1, ""), bind(t, d, 3, "")}
+	for _, model := range gnn.TypedArchs() {
+		t.Run(model, func(t *testing.T) {
+			var first *record
+			for i, m := range tiers.Modes {
+				cfg := typedConfig(model)
+				cfg.Mode, cfg.CPUCache = m.Name, percent(float64(5*i))
+				r := train(t, context.Background(), cfg, d, feat, sets[i%2], 1+i%3,
+					report.Observer{})
+				if cfg.Traits().Untyped != "" {
+					require.ErrorContains(t, r.err, m.Name)
+					require.Equal(t, errs.Capability, errs.ClassOf(r.err))
+					continue
+				}
+				require.NoError(t, r.err, m.Name)
+				require.Positive(t, r.rows, "rows were compared")
+				if first == nil {
+					first = &r
+					require.Less(t, r.res.Epochs[1].Loss, r.res.Epochs[0].Loss, "the loss fell")
+					require.Greater(t, *r.res.TestAcc, 0.5, "better than one in five")
+					continue
+				}
+				require.Equal(t, first.blocks, r.blocks, m.Name)
+				require.Equal(t, first.res.ParamsSHA256, r.res.ParamsSHA256, m.Name)
+				require.Equal(t, first.res.TestAcc, r.res.TestAcc, m.Name)
+			}
+		})
+	}
+}
+
+// Replicas, ranks and stops change no bit.
+func TestTypedTogetherAndResumed(t *testing.T) {
+	d, feat := types.open(t)
+	s := bind(t, d, 2, "")
+	cfg := typedConfig("rsage")
+	cfg.Shards, cfg.Batch, cfg.RelationFanouts = 2, 70, "cites=2,1"
+	want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.NoError(t, want.err)
+	c := cfg
+	c.Replicas = 2
+	r := trainSeveral(t, context.Background(), c, d, s, report.Observer{})
+	require.NoError(t, r.err)
+	require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256, "replicas")
+	res, failed := trainRanks(t, context.Background(), d, cfg, cfg)
+	for i, err := range failed {
+		require.NoError(t, err)
+		require.Equal(t, want.res.ParamsSHA256, res[i].ParamsSHA256, "ranks")
+	}
+
+	c = cfg
+	c.CheckpointDir, c.CheckpointEvery = t.TempDir(), 1
+	for stops := 0; ; stops++ {
+		ctx, cancel := context.WithCancel(context.Background())
+		left := 1 + rand.IntN(4)
+		r := train(t, ctx, c, d, feat, s, 1+stops%2, report.Observer{Step: func(string, int, int) {
+			if left--; left == 0 && stops < 3 {
+				cancel()
+			}
+		}})
+		cancel()
+		if c.Resume = true; stops < 3 {
+			require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
+			continue
+		}
+		require.NoError(t, r.err)
+		require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256, "resumed")
+		break
+	}
+	c.RelationFanouts = ""
+	other := train(t, context.Background(), c, d, feat, s, 1, report.Observer{})
+	require.ErrorContains(t, other.err, "relation-fanout")
+	require.Equal(t, errs.Usage, errs.ClassOf(other.err))
+}
+
+// Evaluation and prediction are of the nodes that have a class, by their numbers in their type.
+func TestTypedEvaluateAndPredict(t *testing.T) {
+	d, feat := types.open(t)
+	s := bind(t, d, 2, "")
+	cfg := typedConfig("rsage")
+	cfg.Epochs, cfg.CheckpointDir = 2, t.TempDir()
+	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+	require.NoError(t, r.err)
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	in, ctx := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}, context.Background()
+	e, err := Evaluate(ctx, plan.Config{Mode: static.ModeCPU}, in, cfg.CheckpointDir, "test",
+		report.Observer{})
+	require.NoError(t, err)
+	require.Equal(t, *r.res.TestAcc, e.Accuracy)
+	require.NotEmpty(t, e.Metrics)
+
+	all := make([]int64, prepare.TargetNodes(&d.Meta))
+	for i := range all {
+		all[i] = int64(i)
+	}
+	require.Less(t, int64(len(all)), d.Meta.Nodes)
+	labels, err := d.Labels()
+	require.NoError(t, err)
+	right, seen := 0, 0
+	_, err = Predict(ctx, plan.Config{Fanouts: []int{-1, -1}, Batch: 64}, in, cfg.CheckpointDir,
+		all, report.Outputs{}, func(p report.Prediction) error {
+			for i, v := range p.Nodes {
+				require.Equal(t, int64(seen), v)
+				if seen++; labels[v] == p.Classes[i] {
+					right++
+				}
+			}
+			return nil
+		}, report.Observer{})
+	require.NoError(t, err)
+	require.Equal(t, len(all), seen)
+	require.Greater(t, right, len(all)/2)
+	_, err = Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{int64(len(all))},
+		report.Outputs{}, nil, report.Observer{})
+	require.ErrorContains(t, err, fmt.Sprintf("nodes are 0 to %d", len(all)-1))
+}
+
+// A typed graph is refused by name where it can't be had, before anything is read.
+func TestTypedRefused(t *testing.T) {
+	d, feat := types.open(t)
+	untyped, feat1 := tiny.open(t)
+	s, s1 := bind(t, d, 1, ""), bind(t, untyped, 1, "")
+	for text, set := range map[string]func(*plan.Config){
+		"use option model rsage or rgcn":      func(c *plan.Config) { c.Model = "sage" },
+		"option topology ssd":                 func(c *plan.Config) { c.Topology = plan.TopologySSD },
+		"option sampler ladies does not draw": func(c *plan.Config) { c.Sampler = graph.Ladies },
+		"option sampler labor does not draw":  func(c *plan.Config) { c.Sampler = graph.Labor },
+		"neither a residual connection":       func(c *plan.Config) { c.Residual = true },
+		"nor a normalisation":                 func(c *plan.Config) { c.Norm = "batch" },
+		"is no relation \"quotes\"":           func(c *plan.Config) { c.RelationFanouts = "quotes=1,1" },
+		"give NAME=F1,F2 with a fanout":       func(c *plan.Config) { c.RelationFanouts = "cites=1" },
+		"\"cites\": give NAME=F1,F2 with":     func(c *plan.Config) { c.RelationFanouts = "cites" },
+	} {
+		cfg := typedConfig("rsage")
+		set(&cfg)
+		r := train(t, context.Background(), cfg, d, feat, s, 1, report.Observer{})
+		require.ErrorContains(t, r.err, text)
+	}
+	cfg := typedConfig("rsage")
+	r := train(t, context.Background(), cfg, untyped, feat1, s1, 1, report.Observer{})
+	require.ErrorContains(t, r.err, "this graph has no types")
+	cfg = small()
+	cfg.RelationFanouts = "cites=1,1"
+	r = train(t, context.Background(), cfg, untyped, feat1, s1, 1, report.Observer{})
+	require.ErrorContains(t, r.err, "one type and one relation")
+	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	_, err = OpenLoader(context.Background(), typedConfig("rsage"), prepare.Inputs{Dev: dev,
+		Dataset: d, SSDs: s.ssds}, LoaderOptions{Split: "train"}, report.Observer{})
+	require.ErrorContains(t, err, "a loader knows graphs of one type")
+	require.Equal(t, errs.Capability, errs.ClassOf(err))
+}
