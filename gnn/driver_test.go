@@ -53,7 +53,7 @@ func (g *rig) onGPU(t *testing.T, dev cuda.Device) *driverRig {
 	mb := *g.mb
 	mb.Blocks = nil
 	for _, b := range g.mb.Blocks {
-		b.Indptr, b.Src = d.copyOf(t, b.Indptr.Ptr(), (b.NumDst+1)*8),
+		b.Indptr, b.Src = d.copyOf(t, b.Indptr.Ptr(), (b.NumLists()+1)*8),
 			d.copyOf(t, b.Src.Ptr(), b.NumEdges*4)
 		if b.Weights != nil {
 			b.Weights = d.copyOf(t, b.Weights.Ptr(), b.NumSrc*4)
@@ -61,7 +61,9 @@ func (g *rig) onGPU(t *testing.T, dev cuda.Device) *driverRig {
 		mb.Blocks = append(mb.Blocks, b)
 	}
 	nodes := g.mb.HopEnd[len(g.mb.Blocks)]
-	mb.Degrees = d.copyOf(t, g.mb.Degrees.Ptr(), nodes*4)
+	if g.mb.Degrees != nil {
+		mb.Degrees = d.copyOf(t, g.mb.Degrees.Ptr(), nodes*4)
+	}
 	d.mb = &mb
 	d.x, d.labels = d.copyOf(t, g.x.Ptr(), g.x.Size()), d.copyOf(t, g.labels.Ptr(), g.labels.Size())
 	return d
@@ -114,6 +116,33 @@ type gpuCase struct {
 	share float64
 	blas  bool
 	steps int
+}
+
+// open makes the case's mini-batch, of a model of typed graphs on the typed reference's.
+func (c *gpuCase) open(t *testing.T) *rig {
+	if c.cfg.Schema == nil {
+		return newRig(t, c.rig)
+	}
+	ref := readTypedReference()
+	return typedRig(t, host(t, 2), ref.topology(t), []int{4, 3, 2}, ref.Seeds, ref.Labels,
+		func(kind int, node int64, column int) float32 {
+			return float32(kind+1) * float32((node*7+int64(column)*3)%11-5) / 8
+		})
+}
+
+// typedCase is a model of typed graphs, which takes gradients by runs of rows: some of them empty.
+func typedCase(kind string) gpuCase {
+	ref := readTypedReference()
+	c := ModelConfig{ModelSettings: ModelSettings{Model: kind, Hidden: 12, Dropout: 0.3,
+		FeatureDropout: 0.2}, InDim: 5, Classes: ref.Classes, Layers: 3, Seed: 4,
+		Schema: ref.schema()}
+	if kind == "rgcn" {
+		c.Bases = 2
+		for i := range c.Schema.Types {
+			c.Schema.Types[i].Dim = c.InDim
+		}
+	}
+	return gpuCase{kind, c, rigConfig{}, 0, false, 3}
 }
 
 func gpuCases() []gpuCase {
@@ -227,6 +256,9 @@ func gpuCases() []gpuCase {
 		Layers:        2,
 		Seed:          2,
 	}, lonely, 0, false, 2})
+	for _, kind := range TypedArchs() {
+		list = append(list, typedCase(kind))
+	}
 	return append(list, gpuCase{"sage with split gradients", of("sage", 1, 0, 0, cuda.FP32),
 		with(long, 2), 1e-5, false, 1})
 }
@@ -240,7 +272,7 @@ func TestDriverSteps(t *testing.T) {
 	for _, c := range gpuCases() {
 		t.Run(c.name, func(t *testing.T) {
 			if wide.Lean() && c.name != "sage 2 layers, dropout of both kinds" &&
-				c.name != "gcn blas tf32" && c.name != "gcn by layers" {
+				c.name != "gcn blas tf32" && c.name != "gcn by layers" && c.cfg.Schema == nil {
 				t.Skip("long")
 			}
 			share := c.share
@@ -249,7 +281,7 @@ func TestDriverSteps(t *testing.T) {
 				// processor
 				share = 1e-5
 			}
-			g := newRig(t, c.rig)
+			g := c.open(t)
 			d := g.onGPU(t, gpu)
 			hostCfg := c.cfg
 			hostCfg.Precision = cuda.FP32

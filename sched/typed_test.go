@@ -187,3 +187,23 @@ func TestTypedRefused(t *testing.T) {
 	require.ErrorContains(t, err, "a loader knows graphs of one type")
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 }
+
+// On a GPU, with the CPU sampling, a typed graph has the host's mini-batches, rows and losses.
+func TestTypedOnGPU(t *testing.T) {
+	d, feat := graphSpec{nodes: 300, dim: 16, degree: 5, train: 0.25, kind: "typed"}.open(t)
+	s := bind(t, d, 2, "")
+	s.off(t)
+	s.poll = true
+	s.power(t, "")
+	for i, model := range gnn.TypedArchs() {
+		cfg := onFibers()
+		cfg.Model, cfg.Epochs, cfg.GPUCache, cfg.CPUCache = model, 1, percent(10), percent(20)
+		if i > 0 {
+			cfg.Mode = static.ModeInmem
+		}
+		host := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+		dev, _ := gpu(t, "")
+		g := trainOn(t, context.Background(), dev, cfg, d, feat, s, report.Observer{})
+		near(t, host, g)
+	}
+}
