@@ -50,7 +50,7 @@ type Arch interface {
 // typedArchs are those of typed graphs.
 var (
 	archs      = []Arch{sage{}, gat{}, gcn{}, gin{}}
-	typedArchs = []Arch{rsage{}, rgcn{}}
+	typedArchs = []Arch{rsage{}, rgcn{}, rgat{}}
 )
 
 // Archs lists the names of the kinds of models of graphs without types, DefaultArch first.
@@ -227,7 +227,7 @@ func (c *ModelSettings) LooplessDegrees() bool {
 
 func (c *ModelConfig) noAttention() error {
 	if c.Heads != 0 || c.OutHeads != 0 || c.AttentionDropout != 0 {
-		return errs.New(errs.Usage, "heads and attention dropout are options of model gat")
+		return errs.New(errs.Usage, "heads and attention dropout are options of models gat and rgat")
 	}
 	return nil
 }

@@ -136,6 +136,9 @@ func typedCase(kind string) gpuCase {
 	c := ModelConfig{ModelSettings: ModelSettings{Model: kind, Hidden: 12, Dropout: 0.3,
 		FeatureDropout: 0.2}, InDim: 5, Classes: ref.Classes, Layers: 3, Seed: 4,
 		Schema: ref.schema()}
+	if kind == "rgat" {
+		c.Heads, c.AttentionDropout = 3, 0.2
+	}
 	if kind == "rgcn" {
 		c.Bases = 2
 		for i := range c.Schema.Types {

@@ -367,6 +367,19 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 			return err
 		}
 	}
+	p.Out = ptr(q.dZ)
+	if err := g.backwardEdges(s, p, func() error { return nil }); err != nil {
+		return err
+	}
+	if err := s.attentionGrad(p, s.layers[l][gatDst], s.layers[l][gatSrc]); err != nil {
+		return err
+	}
+	return g.backwardInput(s, l, h, p.Out)
+}
+
+// backwardEdges computes the gradients by scores and, in p.Out, by z. attended is called once
+// attention is there again.
+func (gat) backwardEdges(s *step, p gatParams, attended func() error) error {
 	// Destinations: gradients by attention and by scores.
 	if err := launch(s, "gat_edges", s.blocks(p.NumDst, 256, (p.NumDst+p.Edges)/32),
 		p); err != nil {
@@ -383,10 +396,13 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		p); err != nil {
 		return err
 	}
+	if err := attended(); err != nil {
+		return err
+	}
 	// Sources: lists of edges, and sums over them.
 	lists := aggParams{
 		Indptr: p.EdgePtr, Src: p.Src, NumDst: p.Edges, NumSrc: p.NumSrc, Edges: p.Edges,
-		TEnd: p.TEnd, TDst: p.TEdge, Weights: ptr(s.plan.weights),
+		TEnd: p.TEnd, TDst: p.TEdge, Weights: s.plan.ptr(s.plan.weights),
 	}
 	if err := s.transpose("sage_transpose", &lists); err != nil {
 		return err
@@ -395,25 +411,18 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		p); err != nil {
 		return err
 	}
-	p.Out = ptr(q.dZ)
-	if err := launch(s, "gat_sum_bwd", s.headBlocks(p.NumSrc, 64, p.Heads, p.Dim), p); err != nil {
-		return err
-	}
-	if err := g.backwardAttention(s, l, p); err != nil {
-		return err
-	}
-	return g.backwardInput(s, l, h, p.Out)
+	return launch(s, "gat_sum_bwd", s.headBlocks(p.NumSrc, 64, p.Heads, p.Dim), p)
 }
 
-// backwardAttention computes the gradients of the parameters of attention: z times the gradients of
-// its scores, summed.
-func (gat) backwardAttention(s *step, l int, p gatParams) error {
-	w, wide := s.layers[l], p.Heads*p.Dim
+// attentionGrad computes the gradients of the parameters of attention: z times the gradients of its
+// scores, summed.
+func (s *step) attentionGrad(p gatParams, attDst, attSrc int64) error {
+	wide := p.Heads * p.Dim
 	p.Out = s.plan.ptr(s.plan.gat.part)
 	for _, f := range []struct {
 		scale    cuda.DevicePtr
 		rows, to int64
-	}{{p.DDst, p.NumDst, w[gatDst]}, {p.DSrc, p.NumSrc, w[gatSrc]}} {
+	}{{p.DDst, p.NumDst, attDst}, {p.DSrc, p.NumSrc, attSrc}} {
 		p.Scale, p.Rows = f.scale, f.rows
 		groups := leaves(f.rows)
 		if err := launch(s, "gat_scaled_sum", s.blocks(groups, 1, groups*wide/32), p); err != nil {

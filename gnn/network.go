@@ -147,7 +147,11 @@ func (n *network) layout(mb *graph.MiniBatch, train bool, p *plan) {
 		n.layoutBetween(l, blocks[L-1-l].NumDst, train, p)
 	}
 	n.layoutSkips(func(l int) int64 { return blocks[L-1-l].NumDst }, p)
-	n.arch.layout(n, blocks, train, p)
+	if t, ok := n.arch.(rgat); ok {
+		t.layoutTyped(n, mb, train, p)
+	} else {
+		n.arch.layout(n, blocks, train, p)
+	}
 	p.loss = p.take(2 * seeds)
 	p.pred = p.take(seeds)
 	p.embedAt = p.layers[max(0, L-2)].out

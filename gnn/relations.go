@@ -151,9 +151,8 @@ func (s *step) relationInputGrad(l int, h cuda.DevicePtr, own func(to cuda.Devic
 			return err
 		}
 	}
-	zero := gemmParams{M: max(min(a.NumDst, a.NumSrc)-selves, 0), N: stride, LDC: stride,
-		C: row(a.Self, selves, stride), LDA: stride, LDB: stride}
-	if err := s.gemm(opNN, &zero); err != nil {
+	if err := s.zero(row(a.Self, selves, stride), max(min(a.NumDst, a.NumSrc)-selves, 0),
+		stride); err != nil {
 		return err
 	}
 	if err := s.gather(l, h, a, "sage_transpose", "sage_mean_bwd"); err != nil {
@@ -165,16 +164,31 @@ func (s *step) relationInputGrad(l int, h cuda.DevicePtr, own func(to cuda.Devic
 	return nil
 }
 
-// runGrad enqueues to, the gradient by a matrix of the products of all runs: one after the other's.
+// runGrad enqueues to, the gradient by a matrix of the products of all runs.
 func (s *step) runGrad(runs []typeRun, in, stride, out int64, x func(typeRun) cuda.DevicePtr,
 	dz, to cuda.DevicePtr) error {
-	if len(runs) == 0 { // nobody used it: zeros
-		return s.gemm(opTN, &gemmParams{M: in, N: out, LDA: stride, LDB: out, LDC: out, A: dz,
-			B: dz, C: to})
+	var parts []gradPart
+	for _, run := range runs {
+		parts = append(parts, gradPart{x(run), row(dz, run.row, out), run.n})
 	}
-	for i, run := range runs {
-		g := gemmParams{M: in, N: out, K: run.n, LDA: stride, LDB: out, LDC: out, A: x(run),
-			B: row(dz, run.row, out), C: to}
+	return s.partGrad(parts, in, stride, out, to)
+}
+
+// gradPart is rows of a product's input and of the gradient by its output.
+type gradPart struct {
+	x, dz cuda.DevicePtr
+	n     int64
+}
+
+// partGrad enqueues to, the gradient by a matrix of the products of all parts: one after the
+// other's.
+func (s *step) partGrad(parts []gradPart, in, stride, out int64, to cuda.DevicePtr) error {
+	if len(parts) == 0 { // nobody used it: zeros
+		return s.zero(to, in, out)
+	}
+	for i, part := range parts {
+		g := gemmParams{M: in, N: out, K: part.n, LDA: stride, LDB: out, LDC: out, A: part.x,
+			B: part.dz, C: to}
 		if i > 0 {
 			g.C = s.plan.ptr(s.plan.part)
 		}
@@ -236,7 +250,7 @@ func (c *ModelConfig) guessTypes(mb *graph.MiniBatch, hopEnd []int64) {
 		b, next := &mb.Blocks[h], int64(0)
 		b.Lists = make([]graph.ListRange, len(c.Schema.Relations))
 		for _, r := range c.into(hub) {
-			b.Lists[r] = graph.ListRange{First: next, N: b.NumDst}
+			b.Lists[r] = graph.ListRange{First: next, N: b.NumDst, Edges: b.NumEdges}
 			next += b.NumDst
 		}
 	}

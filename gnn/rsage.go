@@ -34,12 +34,19 @@ func (rsage) Check(c *ModelConfig) error {
 
 // noBetween refuses what models of typed graphs do not have.
 func (c *ModelConfig) noBetween() error {
+	if err := c.plainBetween(); err != nil {
+		return err
+	}
+	return c.noAttentionOrEps()
+}
+
+func (c *ModelConfig) plainBetween() error {
 	if c.Residual || c.Norm != "" && c.Norm != NoNorm {
 		return errs.New(errs.Capability,
 			"model %s has neither a residual connection nor a normalisation; leave them out",
 			c.Model)
 	}
-	return c.noAttentionOrEps()
+	return nil
 }
 
 // Roots are the values of ModelSettings.Root, the default first.

@@ -31,7 +31,8 @@ type typedReference struct {
 	Hidden, Classes int
 	Cases           []struct {
 		Model, Root   string
-		Bases, Dim    int // Dim: the only features of a row, of all types
+		Bases, Heads  int
+		Dim           int // the only features of a row, of all types
 		Logits        flatTensor
 		Loss          float64
 		Params, Grads map[string]flatTensor
@@ -130,14 +131,15 @@ func TestTypedModelsEqualPyG(t *testing.T) {
 			}
 		}
 		for _, sms := range []int{1, 3} {
-			t.Run(fmt.Sprintf("%s %s %d %d", c.Model, c.Root, c.Bases, sms), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s %s %d %d %d", c.Model, c.Root, c.Bases, c.Dim, sms), func(t *testing.T) {
 				g := typedRig(t, host(t, sms), topo, []int{-1, -1}, ref.Seeds, ref.Labels,
 					func(kind int, node int64, column int) float32 {
 						f := ref.Features[ref.Types[kind].Name]
 						return f.Values[int(node)*f.Cols+column]
 					})
 				m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: c.Model,
-					Root: c.Root, Bases: c.Bases, Hidden: ref.Hidden}, InDim: dim, Classes: ref.Classes, Layers: 2,
+					Root: c.Root, Bases: c.Bases, Heads: c.Heads,
+					Hidden: ref.Hidden}, InDim: dim, Classes: ref.Classes, Layers: 2,
 					Schema: topo.Schema})
 				require.Len(t, m.Params(), len(c.Params))
 				for _, p := range m.Params() {

@@ -24,9 +24,9 @@ type ModelSettings struct {
 	LoopsGiven bool
 
 	// Of gat; the last layer's are as many as Heads where OutHeads is 0.
-	Heads            int     `option:"heads" group:"Model" positive:"yes" shown:"8" print:"yes" omit:"0" usage:"attention heads of each layer (model gat), which share {hidden}; the last layer takes their mean"`
-	OutHeads         int     `option:"heads-out" group:"Model" positive:"yes" shown:"as {heads}" print:"yes" omit:"0" usage:"attention heads of the last layer (model gat)"`
-	AttentionDropout float64 `option:"attention-dropout" group:"Model" share:"yes" below:"1" print:"yes" omit:"0" usage:"share of the attention that training drops (model gat)"`
+	Heads            int     `option:"heads" group:"Model" positive:"yes" shown:"8" print:"yes" omit:"0" usage:"attention heads of each layer (models gat, rgat), which share {hidden}; the last layer takes their mean"`
+	OutHeads         int     `option:"heads-out" group:"Model" positive:"yes" shown:"as {heads}" print:"yes" omit:"0" usage:"attention heads of the last layer (models gat, rgat)"`
+	AttentionDropout float64 `option:"attention-dropout" group:"Model" share:"yes" below:"1" print:"yes" omit:"0" usage:"share of the attention that training drops (models gat, rgat)"`
 
 	// Of rsage; "": the first of Roots, which other models take too.
 	Root string `option:"root" group:"Model" use:"setting" oneof:"@roots" print:"yes" omit:"type" usage:"a node's own features in its sum (model rsage): a matrix for each type, or none"`

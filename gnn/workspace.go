@@ -20,6 +20,7 @@ type plan struct {
 	dRelation   int64
 	skip        int64 // see layoutSkips
 	gat         gatPlan
+	rgat        rgatPlan
 	tEnd, tDst  int64
 	weights     int64 // of edges, see aggParams
 	dstWeights  int64 // of blocks with weights, and with remaining self loops

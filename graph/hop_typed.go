@@ -170,11 +170,14 @@ func (s *typedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	next := 0
 	for t := range s.schema.Types {
 		for ; next < len(s.relations) && s.relations[next].Src == t; next++ {
+			l := &b.Lists[s.relations[next].number]
+			l.FirstEdge = edges
 			var err error
 			if edges, frontier, err = s.drawRelation(ctx, stream, mb, hop, &s.relations[next],
 				edges, frontier); err != nil {
 				return err
 			}
+			l.Edges = edges - l.FirstEdge
 		}
 		ends[t] = frontier
 	}

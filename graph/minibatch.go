@@ -24,8 +24,8 @@ type Block struct {
 	Lists []ListRange
 }
 
-// ListRange is a run of lists of a block.
-type ListRange struct{ First, N int64 }
+// ListRange is a run of lists of a block, and of their edges.
+type ListRange struct{ First, N, FirstEdge, Edges int64 }
 
 // NumLists returns the number of a block's lists: those of its destinations, or in a typed graph
 // those of all relations.

@@ -246,7 +246,7 @@ func (mb *MiniBatch) validTypes(schema *Schema, nodes []int64) bool {
 			next := int64(0)
 			for _, r := range schema.bySource() {
 				n := count[schema.Relations[r].Dst]
-				if mb.Blocks[h-1].Lists[r] != (ListRange{First: next, N: n}) {
+				if l := mb.Blocks[h-1].Lists[r]; l.First != next || l.N != n {
 					return false
 				}
 				next += n
@@ -285,6 +285,11 @@ func (mb *MiniBatch) pieces(nodes []int64, rest []byte, has uint64) []piece {
 		offsets, src := take((x.NumLists()+1)*4), take(x.NumEdges*4)
 		if !validBlock(offsets, src, uint32(x.NumSrc)) {
 			return nil
+		}
+		for r := range x.Lists {
+			l := &x.Lists[r]
+			l.FirstEdge = int64(binary.LittleEndian.Uint32(offsets[4*l.First:]))
+			l.Edges = int64(binary.LittleEndian.Uint32(offsets[4*(l.First+l.N):])) - l.FirstEdge
 		}
 		list = append(list,
 			piece{to: &x.Indptr, data: offsets, widen: true, purpose: "block offsets"},

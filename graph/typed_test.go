@@ -108,7 +108,7 @@ func referenceTyped(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64)
 					k := philox.Block(key, [4]uint32{uint32(r), 0, 1<<32 - 1, 1<<32 - 1})
 					key = [2]uint32{k[0], k[1]}
 				}
-				lists[r].First = int64(len(indptr) - 1)
+				lists[r].First, lists[r].FirstEdge = int64(len(indptr)-1), int64(len(src))
 				for i, g := range frontier {
 					if typeOf[i] != rel.Dst {
 						continue
@@ -126,6 +126,7 @@ func referenceTyped(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64)
 					}
 					indptr = append(indptr, int64(len(src)))
 				}
+				lists[r].Edges = int64(len(src)) - lists[r].FirstEdge
 			}
 			ends[kind] = int64(len(p.nodes))
 		}

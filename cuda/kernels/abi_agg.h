@@ -1,5 +1,5 @@
 // The parameter blocks of the kernels of a training step other than products: aggregation, transpose, column
-// sums, loss, Adam, dropout of the input. Same names, same order, same bytes as in Go (gnn/kernels.go, inputdrop.go,
+// sums, loss, Adam, dropout of the input. Same names, same order, same bytes as in Go (gnn/kernels.go, inputdrop.go, rgat.go,
 // agg_cuda.go); the Go structs win, and abi_test.go compares them. Addresses are u64.
 #pragma once
 
@@ -57,6 +57,24 @@ struct GatParams {
 static_assert(sizeof(GatParams) == 272, "gnn.gatParams");
 static_assert(__builtin_offsetof(GatParams, NumDst) == 192, "gnn.gatParams");
 static_assert(__builtin_offsetof(GatParams, Drop) == 240, "gnn.gatParams");
+
+// go: gnn.mostRuns
+constexpr i64 mostRuns = 16;
+
+// go: gnn.relationParams
+struct RelationParams {
+	u64 Indptr, Src;
+	u64 OutIndptr, OutSrc;
+	u64 Scores;
+	i64 NumDst;
+	i64 FirstEdge, Edges;
+	i64 Selves;
+	i64 Runs;
+	i64 Row[mostRuns], Place[mostRuns];
+};
+static_assert(sizeof(RelationParams) == 336, "gnn.relationParams");
+static_assert(__builtin_offsetof(RelationParams, NumDst) == 40, "gnn.relationParams");
+static_assert(__builtin_offsetof(RelationParams, Row) == 80, "gnn.relationParams");
 
 constexpr u32 radixBits = 9, radixBins = 1 << radixBits;
 

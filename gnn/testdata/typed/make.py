@@ -6,9 +6,10 @@ torch 2.2.1 and torch_geometric 2.5.3:  python make.py > typed.json
 import json
 
 import torch
-from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
+from torch_geometric.nn import GATConv, HeteroConv, RGCNConv, SAGEConv
 
 torch.manual_seed(1)
+torch.set_default_dtype(torch.float64)  # so that only our own rounding shows
 TYPES = {"paper": (40, 5), "author": (25, 3), "venue": (6, 4)}
 RELATIONS = [("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "rev_writes", "author"),
              ("venue", "prints", "paper"), ("author", "empty", "author")]
@@ -101,6 +102,41 @@ def run_rgcn(bases):
             "params": params, "grads": grads}
 
 
+def run_rgat(dim):
+    """dim: the only features of all types, whose relations then have one matrix for both ends; 0: all of each type."""
+    heads, convs, params, grads = 2, [], {}, {}
+    x = {t: f[:, :dim] if dim else f for t, f in features.items()}
+    for l in range(2):
+        layer = {}
+        for r in RELATIONS:
+            s, d = (x[r[0]].shape[1], x[r[2]].shape[1]) if l == 0 else (HIDDEN, HIDDEN)
+            c = GATConv(s if s == d else (s, d), HIDDEN // heads if l == 0 else CLASSES, heads, concat=l == 0,
+                        add_self_loops=False)
+            for p in c.parameters():
+                torch.nn.init.normal_(p, std=0.7)
+            layer[r] = c
+        convs.append(HeteroConv(layer, aggr="sum"))
+        sums = convs[-1](x, graph)
+        x = {t: sums.get(t, torch.zeros(TYPES[t][0], HIDDEN)) for t in TYPES}
+        if l == 0:
+            x = {t: v.relu() for t, v in x.items()}
+    logits = x["paper"][SEEDS]
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    loss.backward()
+    for l, hetero in enumerate(convs):
+        for r in RELATIONS:
+            c, name = hetero.convs[r], f"layer{l}." + ":".join(r)
+            of = {"weight": c.lin.weight if c.lin is not None else c.lin_src.weight,
+                  "att_src": c.att_src, "att_dst": c.att_dst, "bias": c.bias}
+            if c.lin is None:
+                of["weight_dst"] = c.lin_dst.weight
+            for k, p in of.items():
+                for to, v in (params, p), (grads, torch.zeros_like(p) if p.grad is None else p.grad):
+                    to[f"{name}.{k}"] = tensor(v.t() if k.startswith("weight") else v.flatten(0, -2) if v.dim() > 1 else v)
+    return {"model": "rgat", "heads": heads, "dim": dim, "logits": tensor(logits), "loss": loss.item(),
+            "params": params, "grads": grads}
+
+
 graph = {r: edges(r) for r in RELATIONS}
 features = {t: torch.randn(n, d) for t, (n, d) in TYPES.items()}
 labels = torch.randint(0, CLASSES, (len(SEEDS),))
@@ -109,4 +145,4 @@ print(json.dumps({
     "relations": [{"src": list(TYPES).index(s), "name": n, "dst": list(TYPES).index(d),
                    "from": graph[(s, n, d)][0].tolist(), "to": graph[(s, n, d)][1].tolist()} for s, n, d in RELATIONS],
     "features": {t: tensor(x) for t, x in features.items()}, "seeds": SEEDS, "labels": labels.tolist(),
-    "hidden": HIDDEN, "classes": CLASSES, "cases": [run(True), run(False), run_rgcn(0), run_rgcn(2)]}))
+    "hidden": HIDDEN, "classes": CLASSES, "cases": [run(True), run(False), run_rgcn(0), run_rgcn(2), run_rgat(3), run_rgat(0)]}))
