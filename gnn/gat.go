@@ -51,16 +51,15 @@ const mostHeads = 1024
 
 // Default is the 8 heads of the paper, and PyG's self loops.
 func (gat) Default(c *ModelSettings) {
-	if c.Heads == 0 {
-		c.Heads = 8
-	}
+	c.Heads = cmp.Or(c.Heads, 8)
 	c.SelfLoops = cmp.Or(c.SelfLoops, LoopsRemaining)
 }
 
-func (gat) Check(c *ModelConfig) error {
-	if err := c.noEps(); err != nil {
-		return err
-	}
+func (g gat) Check(c *ModelConfig) error {
+	return cmp.Or(c.noTyped(), c.noEps(), g.checkHeads(c))
+}
+
+func (gat) checkHeads(c *ModelConfig) error {
 	heads := c.heads()
 	switch {
 	case heads < 1 || heads > mostHeads:
@@ -367,6 +366,9 @@ func (g gat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 			return err
 		}
 	}
+	if err := g.weighLoops(s, l, &p); err != nil {
+		return err
+	}
 	p.Out = ptr(q.dZ)
 	if err := g.backwardEdges(s, p, func() error { return nil }); err != nil {
 		return err
@@ -387,9 +389,6 @@ func (gat) backwardEdges(s *step, p gatParams, attended func() error) error {
 	}
 	if err := launch(s, "gat_dot", s.dotBlocks((p.NumDst+p.Edges)*p.Heads, p.Dim),
 		p); err != nil {
-		return err
-	}
-	if err := g.weighLoops(s, l, &p); err != nil {
 		return err
 	}
 	if err := launch(s, "gat_softmax_bwd", s.blocks(p.NumDst, 16, p.NumDst*p.Heads/32),

@@ -1,6 +1,7 @@
 package gnn
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"unsafe"
@@ -30,7 +31,7 @@ func (rgat) Summary() string {
 	return "R-GAT, of typed graphs: attention over the neighbours of each relation, summed"
 }
 func (rgat) Degrees() bool            { return false }
-func (rgat) Default(c *ModelSettings) { gat{}.Default(c) }
+func (rgat) Default(c *ModelSettings) { c.Heads = cmp.Or(c.Heads, 8) }
 
 func (rgat) Check(c *ModelConfig) error {
 	switch {
@@ -39,10 +40,7 @@ func (rgat) Check(c *ModelConfig) error {
 	case c.Bases != 0:
 		return errs.New(errs.Usage, "bases are an option of model rgcn")
 	}
-	if err := (gat{}).Check(c); err != nil {
-		return err
-	}
-	return c.plainBetween()
+	return cmp.Or(c.noLoops(), c.noEps(), gat{}.checkHeads(c), c.plainBetween())
 }
 
 // widths of relation r's rows in layer l.

@@ -1,6 +1,8 @@
 package gnn
 
 import (
+	"cmp"
+
 	"fmt"
 
 	"helios/cuda"
@@ -37,7 +39,7 @@ func (c *ModelConfig) noBetween() error {
 	if err := c.plainBetween(); err != nil {
 		return err
 	}
-	return c.noAttentionOrEps()
+	return cmp.Or(c.noLoops(), c.noEps(), c.noAttention())
 }
 
 func (c *ModelConfig) plainBetween() error {
